@@ -1,0 +1,235 @@
+//! Element types: the run-time [`DType`], the compile-time [`Element`] behind it, and the macros
+//! that join the two.
+//!
+//! Arithmetic never happens in 16 bits: an [`Element`] is stored as itself and computed with as its
+//! [`Element::Acc`] (16-bit and f32 -> f32, f64 -> f64).
+
+use bytemuck::Pod;
+use half::{bf16, f16};
+use std::fmt;
+
+use crate::real::Real;
+
+/// The type of a tensor's elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// IEEE 754 binary64.
+    F64,
+    /// IEEE 754 binary32.
+    F32,
+    /// bfloat16: the upper half of a binary32.
+    BF16,
+    /// IEEE 754 binary16.
+    F16,
+    /// Unsigned bytes: masks, comparisons.
+    U8,
+    /// Token ids and indices.
+    U32,
+    /// Signed indices, as in other systems' files; negative values mean "ignore".
+    I64,
+}
+
+impl DType {
+    /// Every dtype, in declaration order.
+    pub const ALL: [DType; 7] =
+        [DType::F64, DType::F32, DType::BF16, DType::F16, DType::U8, DType::U32, DType::I64];
+
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            DType::F64 | DType::I64 => 8,
+            DType::F32 | DType::U32 => 4,
+            DType::BF16 | DType::F16 => 2,
+            DType::U8 => 1,
+        }
+    }
+
+    /// Whether this is a floating-point type, the only ones that carry gradients.
+    pub const fn is_float(self) -> bool {
+        matches!(self, DType::F64 | DType::F32 | DType::BF16 | DType::F16)
+    }
+
+    /// Distance from 1 to the next larger number; 0 for integers. Test tolerances are multiples of it.
+    pub const fn epsilon(self) -> f64 {
+        match self {
+            DType::F64 => f64::EPSILON,
+            DType::F32 => f32::EPSILON as f64,
+            DType::BF16 => 0.0078125,   // 2^-7
+            DType::F16 => 0.0009765625, // 2^-10
+            _ => 0.0,
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            DType::F64 => "f64",
+            DType::F32 => "f32",
+            DType::BF16 => "bf16",
+            DType::F16 => "f16",
+            DType::U8 => "u8",
+            DType::U32 => "u32",
+            DType::I64 => "i64",
+        })
+    }
+}
+
+impl std::str::FromStr for DType {
+    type Err = crate::Error;
+
+    fn from_str(name: &str) -> crate::Result<DType> {
+        DType::ALL.into_iter().find(|dtype| dtype.to_string() == name).ok_or_else(|| {
+            crate::Error::config(
+                "dtype",
+                format!("unknown dtype '{name}': use f64, f32, bf16, f16, u8, u32 or i64"),
+            )
+        })
+    }
+}
+
+/// A type that a tensor may hold.
+pub trait Scalar: Pod + Send + Sync + PartialEq + PartialOrd + fmt::Debug + fmt::Display {
+    /// The run-time name of this type.
+    const DTYPE: DType;
+}
+
+/// A floating-point storage type with the type it is computed in.
+pub trait Element: Scalar {
+    /// Reductions and arithmetic happen in this type.
+    type Acc: Real + Element<Acc = Self::Acc>;
+    /// Widens for computing; exact.
+    fn acc(self) -> Self::Acc;
+    /// Rounds to nearest even for storing.
+    fn from_acc(value: Self::Acc) -> Self;
+}
+
+/// An integer type that can index: token ids, targets, gather indices.
+pub trait Index: Scalar {
+    /// The index, or `None` where it is negative.
+    fn index(self) -> Option<usize>;
+}
+
+macro_rules! scalar {
+    ($($type:ty => $dtype:ident),*) => { $(impl Scalar for $type { const DTYPE: DType = DType::$dtype; })* };
+}
+scalar!(f64 => F64, f32 => F32, bf16 => BF16, f16 => F16, u8 => U8, u32 => U32, i64 => I64);
+
+macro_rules! element {
+    ($($type:ty, $acc:ty, $to:expr, $from:expr;)*) => { $(
+        impl Element for $type {
+            type Acc = $acc;
+            #[inline(always)]
+            fn acc(self) -> $acc { $to(self) }
+            #[inline(always)]
+            fn from_acc(value: $acc) -> Self { $from(value) }
+        }
+    )* };
+}
+element! {
+    f64, f64, |x| x, |x| x;
+    f32, f32, |x| x, |x| x;
+    bf16, f32, bf16::to_f32, bf16::from_f32;
+    f16, f32, f16::to_f32, f16::from_f32;
+}
+
+macro_rules! index {
+    ($($type:ty),*) => { $(impl Index for $type {
+        #[inline(always)]
+        fn index(self) -> Option<usize> { usize::try_from(self).ok() }
+    })* };
+}
+index!(u8, u32, i64);
+
+/// Runs a generic body with `$T` bound to the [`Element`] behind a run-time float dtype; other
+/// dtypes return an error that names `$op`.
+#[macro_export]
+macro_rules! dispatch_float {
+    ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            $crate::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::DType::BF16 => {
+                type $T = $crate::bf16;
+                $body
+            }
+            $crate::DType::F16 => {
+                type $T = $crate::f16;
+                $body
+            }
+            other => {
+                return Err($crate::Error::dtype(
+                    $op,
+                    format!("takes floating-point tensors, got {other}"),
+                ))
+            }
+        }
+    };
+}
+
+/// Runs a generic body with `$T` bound to the [`Index`] type behind a run-time integer dtype.
+#[macro_export]
+macro_rules! dispatch_index {
+    ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::DType::U8 => {
+                type $T = u8;
+                $body
+            }
+            $crate::DType::U32 => {
+                type $T = u32;
+                $body
+            }
+            $crate::DType::I64 => {
+                type $T = i64;
+                $body
+            }
+            other => {
+                return Err($crate::Error::dtype($op, format!("takes integer indices, got {other}")))
+            }
+        }
+    };
+}
+
+/// Runs a generic body with `$T` bound to the [`Scalar`] behind any dtype.
+#[macro_export]
+macro_rules! dispatch_any {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            $crate::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::DType::BF16 => {
+                type $T = $crate::bf16;
+                $body
+            }
+            $crate::DType::F16 => {
+                type $T = $crate::f16;
+                $body
+            }
+            $crate::DType::U8 => {
+                type $T = u8;
+                $body
+            }
+            $crate::DType::U32 => {
+                type $T = u32;
+                $body
+            }
+            $crate::DType::I64 => {
+                type $T = i64;
+                $body
+            }
+        }
+    };
+}

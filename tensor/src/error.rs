@@ -1,0 +1,144 @@
+//! The one error of the project: what went wrong, in which op, where in the model.
+//!
+//! ```
+//! use ferrotron_tensor::{Error, ErrorKind};
+//! let error = Error::shape("matmul", "inner dimensions differ: lhs (4, 8) x rhs (16, 8)")
+//!     .at("attn")
+//!     .at("blocks.3");
+//! assert_eq!(
+//!     error.to_string(),
+//!     "blocks.3.attn: matmul: inner dimensions differ: lhs (4, 8) x rhs (16, 8)"
+//! );
+//! assert_eq!(error.kind(), ErrorKind::Shape);
+//! ```
+
+use std::fmt;
+
+/// Every fallible function of the project returns this.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// The class of an [`Error`], for callers that react to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Shapes, strides or indices do not fit the operation.
+    Shape,
+    /// The operation does not take this dtype, or two operands differ in theirs.
+    DType,
+    /// A value is out of its domain (an index beyond a table, a negative size).
+    Value,
+    /// Memory cannot be had, or is still held by somebody else.
+    Memory,
+    /// The graph cannot be walked: consumed twice, a changed parameter, a captured variable.
+    Graph,
+    /// A file or stream could not be read or written, or holds something else than promised.
+    Io,
+    /// A configuration, flag or combination is refused.
+    Config,
+}
+
+/// What went wrong: a kind, the operation that noticed and the values involved. The place in the
+/// model is added on the way up with [`Error::at`].
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    op: &'static str,
+    path: String,
+    context: String,
+}
+
+impl Error {
+    /// An error of `kind` noticed by `op`; `context` names the values and the remedy.
+    pub fn new(kind: ErrorKind, op: &'static str, context: impl Into<String>) -> Self {
+        Error(Box::new(Inner { kind, op, path: String::new(), context: context.into() }))
+    }
+
+    /// Shapes that do not fit.
+    pub fn shape(op: &'static str, context: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Shape, op, context)
+    }
+
+    /// A dtype that the operation does not take.
+    pub fn dtype(op: &'static str, context: impl Into<String>) -> Self {
+        Self::new(ErrorKind::DType, op, context)
+    }
+
+    /// A value out of its domain.
+    pub fn value(op: &'static str, context: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Value, op, context)
+    }
+
+    /// Memory that is not there or still held.
+    pub fn memory(op: &'static str, context: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Memory, op, context)
+    }
+
+    /// A graph that cannot be walked.
+    pub fn graph(op: &'static str, context: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Graph, op, context)
+    }
+
+    /// A file that cannot be read or written.
+    pub fn io(op: &'static str, context: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Io, op, context)
+    }
+
+    /// A refused configuration.
+    pub fn config(op: &'static str, context: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Config, op, context)
+    }
+
+    /// The class of the error.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The operation that noticed.
+    pub fn op(&self) -> &'static str {
+        self.0.op
+    }
+
+    /// Puts a module's name in front of the path: called by each module on the way up.
+    #[must_use]
+    pub fn at(mut self, module: &str) -> Self {
+        if !module.is_empty() {
+            let separator = if self.0.path.is_empty() { "" } else { "." };
+            self.0.path = format!("{module}{separator}{}", self.0.path);
+        }
+        self
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { op, path, context, .. } = &*self.0;
+        if !path.is_empty() {
+            write!(f, "{path}: ")?;
+        }
+        if !op.is_empty() {
+            write!(f, "{op}: ")?;
+        }
+        f.write_str(context)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} error: {self}", self.0.kind)
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Adds the place in the model to the error of a `Result`.
+pub trait At<T> {
+    /// `result.at("blocks.3")` prefixes the error's path, if there is one.
+    fn at(self, module: &str) -> Result<T>;
+}
+
+impl<T> At<T> for Result<T> {
+    fn at(self, module: &str) -> Result<T> {
+        self.map_err(|error| error.at(module))
+    }
+}

@@ -1,0 +1,228 @@
+//! The arithmetic of an accumulator: f32 and f64 behind one trait.
+//!
+//! The f32 exponential and hyperbolic tangent are branch-free polynomials, so that a loop over them
+//! becomes vector instructions; the f64 ones are the standard library's.
+
+use std::ops::{Add, AddAssign, Div, DivAssign, Mul, MulAssign, Neg, Sub, SubAssign};
+
+/// Real arithmetic in f32 or f64.
+pub trait Real:
+    Copy
+    + Send
+    + Sync
+    + PartialOrd
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+    + AddAssign
+    + SubAssign
+    + MulAssign
+    + DivAssign
+    + std::iter::Sum
+    + 'static
+{
+    /// 0.
+    const ZERO: Self;
+    /// 1.
+    const ONE: Self;
+    /// Minus infinity, the neutral element of a maximum.
+    const NEG_INFINITY: Self;
+    /// The nearest representable value.
+    fn of(value: f64) -> Self;
+    /// Widens; exact.
+    fn f64(self) -> f64;
+    /// e^self.
+    fn exp(self) -> Self;
+    /// Natural logarithm.
+    fn ln(self) -> Self;
+    /// Square root.
+    fn sqrt(self) -> Self;
+    /// Hyperbolic tangent.
+    fn tanh(self) -> Self;
+    /// The error function.
+    fn erf(self) -> Self;
+    /// self^exponent.
+    fn powf(self, exponent: Self) -> Self;
+    /// Sine.
+    fn sin(self) -> Self;
+    /// Cosine.
+    fn cos(self) -> Self;
+    /// Magnitude.
+    fn abs(self) -> Self;
+    /// The larger of two; the other one where `self` is NaN.
+    fn max(self, other: Self) -> Self;
+    /// The smaller of two; the other one where `self` is NaN.
+    fn min(self, other: Self) -> Self;
+    /// Neither infinite nor NaN.
+    fn is_finite(self) -> bool;
+    /// 1 / (1 + e^-self).
+    #[inline(always)]
+    fn sigmoid(self) -> Self {
+        Self::ONE / (Self::ONE + (-self).exp())
+    }
+}
+
+macro_rules! common {
+    ($type:ident) => {
+        const ZERO: Self = 0.0;
+        const ONE: Self = 1.0;
+        const NEG_INFINITY: Self = $type::NEG_INFINITY;
+        #[inline(always)]
+        fn of(value: f64) -> Self {
+            value as $type
+        }
+        #[inline(always)]
+        fn f64(self) -> f64 {
+            self as f64
+        }
+        #[inline(always)]
+        fn ln(self) -> Self {
+            $type::ln(self)
+        }
+        #[inline(always)]
+        fn sqrt(self) -> Self {
+            $type::sqrt(self)
+        }
+        #[inline(always)]
+        fn powf(self, exponent: Self) -> Self {
+            $type::powf(self, exponent)
+        }
+        #[inline(always)]
+        fn sin(self) -> Self {
+            $type::sin(self)
+        }
+        #[inline(always)]
+        fn cos(self) -> Self {
+            $type::cos(self)
+        }
+        #[inline(always)]
+        fn abs(self) -> Self {
+            $type::abs(self)
+        }
+        #[inline(always)]
+        fn max(self, other: Self) -> Self {
+            if self > other { self } else { other }
+        }
+        #[inline(always)]
+        fn min(self, other: Self) -> Self {
+            if self < other { self } else { other }
+        }
+        #[inline(always)]
+        fn is_finite(self) -> bool {
+            $type::is_finite(self)
+        }
+    };
+}
+
+impl Real for f64 {
+    common!(f64);
+    #[inline(always)]
+    fn exp(self) -> Self {
+        f64::exp(self)
+    }
+    #[inline(always)]
+    fn tanh(self) -> Self {
+        f64::tanh(self)
+    }
+    #[inline(always)]
+    fn erf(self) -> Self {
+        libm::erf(self)
+    }
+}
+
+impl Real for f32 {
+    common!(f32);
+
+    /// Within 2 ulp on [-87.3, 88.7]; below it 0, above it infinity.
+    ///
+    /// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln(2)/2, and a degree-6 polynomial for e^r
+    /// (coefficients: Cephes `expf`).
+    #[inline(always)]
+    fn exp(self) -> Self {
+        // Adding and subtracting 1.5 * 2^23 rounds to an integer without a branch.
+        const ROUND: f32 = 12_582_912.0;
+        const LN2_HIGH: f32 = 0.693_359_4;
+        const LN2_LOW: f32 = -2.121_944_4e-4;
+        let x = if self > 88.8 { 88.8 } else { self };
+        let x = if x < -87.4 { -87.4 } else { x };
+        let n = (x * std::f32::consts::LOG2_E + ROUND) - ROUND;
+        let r = x - n * LN2_HIGH - n * LN2_LOW;
+        let mut p = 1.987_569_1e-4_f32;
+        p = p * r + 1.398_199_9e-3;
+        p = p * r + 8.333_452e-3;
+        p = p * r + 4.166_579_6e-2;
+        p = p * r + 1.666_666_5e-1;
+        p = p * r + 5e-1;
+        let e = p * r * r + r + 1.0;
+        // 2^n in two factors, so that the largest results do not overflow on the way.
+        // SAFETY of the conversion: n is within [-127, 128] or NaN; the cast saturates, NaN gives 0.
+        let n = n as i32;
+        let half = n >> 1;
+        let scale = |k: i32| f32::from_bits(((k + 127) << 23) as u32);
+        let y = e * scale(half) * scale(n - half);
+        let y = if self < -87.336_54 { 0.0 } else { y };
+        if self > 88.722_83 { f32::INFINITY } else { y }
+    }
+
+    /// Within 2 ulp: an odd polynomial below 0.625 (coefficients: Cephes `tanhf`), else from the
+    /// exponential.
+    #[inline(always)]
+    fn tanh(self) -> Self {
+        let z = self * self;
+        let mut p = -5.704_988_7e-3_f32;
+        p = p * z + 2.063_908_9e-2;
+        p = p * z - 5.373_971_4e-2;
+        p = p * z + 1.333_144_2e-1;
+        p = p * z - 3.333_328e-1;
+        let small = p * z * self + self;
+        let e = Real::exp(2.0 * f32::abs(self));
+        let large = (1.0 - 2.0 / (e + 1.0)).copysign(self);
+        if f32::abs(self) < 0.625 { small } else { large }
+    }
+
+    #[inline(always)]
+    fn erf(self) -> Self {
+        libm::erff(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Real;
+
+    fn ulps(got: f32, want: f64) -> f64 {
+        let ulp = f64::from(f32::EPSILON) * want.abs().max(f64::from(f32::MIN_POSITIVE));
+        (f64::from(got) - want).abs() / ulp
+    }
+
+    #[test]
+    fn the_f32_exponential_is_within_two_ulp_and_saturates() {
+        for i in -87_000..88_000 {
+            let x = i as f32 / 1000.0;
+            let want = f64::from(x).exp();
+            assert!(ulps(Real::exp(x), want) < 2.0, "exp({x}): got {}, want {want}", Real::exp(x));
+        }
+        assert_eq!(Real::exp(0.0_f32), 1.0);
+        assert_eq!(Real::exp(-200.0_f32), 0.0);
+        assert_eq!(Real::exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(Real::exp(100.0_f32), f32::INFINITY);
+        assert!(Real::exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn the_f32_tangent_is_within_two_ulp() {
+        for i in -12_000..12_000 {
+            let x = i as f32 / 1000.0;
+            let want = f64::from(x).tanh();
+            assert!(
+                ulps(Real::tanh(x), want) < 2.5,
+                "tanh({x}): got {}, want {want}",
+                Real::tanh(x)
+            );
+        }
+        assert_eq!(Real::tanh(f32::INFINITY), 1.0);
+        assert!(Real::tanh(f32::NAN).is_nan());
+    }
+}
