@@ -1,13 +1,34 @@
 //! Values: tensors over pooled memory, views, counter-based randomness and CPU kernels.
+//!
+//! A [`Tensor`] is a typed, immutable view of a buffer from its [`Device`]'s pool; it never records
+//! anything. Operations are methods of [`Tensor`] or functions of [`ops`]; each lives in the file that
+//! bears its name. Gradients are the business of the crate above.
 #![deny(missing_docs)]
 
+mod buffer;
+mod device;
 mod dtype;
 mod error;
+mod flat;
+mod layout;
+pub mod ops;
 mod philox;
+mod place;
+mod pool;
 mod real;
+mod simd;
+mod tensor;
+mod view;
 
+pub use device::Device;
 pub use dtype::{DType, Element, Index, Scalar};
 pub use error::{At, Error, ErrorKind, Result};
+pub use flat::Flat;
 pub use half::{bf16, f16};
+pub use layout::{Dims, Layout, broadcast_dims};
 pub use philox::{RandomKey, philox4x32_10};
+pub use place::Place;
+pub use pool::{Category, MemoryStats};
 pub use real::Real;
+pub use simd::SimdLevel;
+pub use tensor::Tensor;

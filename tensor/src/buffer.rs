@@ -1,0 +1,74 @@
+//! A buffer is an owned, disjoint range of an allocation.
+//!
+//! Whoever holds the only `Arc` of a buffer may write to it: ownership takes the place of version
+//! counters. Several buffers may share one allocation ([`crate::Flat`]), never one byte.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+use crate::Result;
+use crate::pool::{Allocation, Category, Pool};
+
+/// Untyped bytes of a device's pool.
+pub(crate) struct Buffer {
+    allocation: Arc<Allocation>,
+    offset: usize,
+    len: usize,
+    category: AtomicU8,
+}
+
+impl Buffer {
+    /// A buffer of its own of `len` initialised bytes with unspecified contents.
+    pub(crate) fn new(pool: &Arc<Pool>, len: usize, category: Category) -> Result<Buffer> {
+        Ok(Self::range(Arc::new(pool.take(len)?), 0, len, category))
+    }
+
+    /// Consecutive buffers of the given lengths over one allocation.
+    pub(crate) fn split(
+        pool: &Arc<Pool>,
+        lens: &[usize],
+        category: Category,
+    ) -> Result<Vec<Buffer>> {
+        let allocation = Arc::new(pool.take(lens.iter().sum())?);
+        let mut offset = 0;
+        Ok(lens
+            .iter()
+            .map(|&len| {
+                let start = offset;
+                offset += len;
+                Self::range(allocation.clone(), start, len, category)
+            })
+            .collect())
+    }
+
+    fn range(allocation: Arc<Allocation>, offset: usize, len: usize, category: Category) -> Buffer {
+        allocation.pool().count(category, len);
+        Buffer { allocation, offset, len, category: AtomicU8::new(category as u8) }
+    }
+
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The first byte. Reading through it needs a reference to the buffer, writing a unique one.
+    pub(crate) fn pointer(&self) -> *mut u8 {
+        // SAFETY: the constructors only make ranges that lie inside the allocation.
+        unsafe { self.allocation.pointer().add(self.offset) }
+    }
+
+    /// Counts the bytes under another category from now on.
+    pub(crate) fn set_category(&self, category: Category) {
+        let old = self.category.swap(category as u8, Relaxed);
+        if old != category as u8 {
+            self.allocation.pool().recount(Category::ALL[old as usize], category, self.len);
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let category = Category::ALL[self.category.load(Relaxed) as usize];
+        self.allocation.pool().uncount(category, self.len);
+    }
+}

@@ -1,0 +1,121 @@
+//! A device: a memory pool and a budget of threads.
+//!
+//! ```
+//! use ferrotron_tensor::{Device, Tensor};
+//! let device = Device::cpu(2)?;
+//! let x = Tensor::from_slice(&device, &[1.0_f32, 2.0, 3.0], &[3])?;
+//! assert_eq!(device.memory().current, 12);
+//! # drop(x);
+//! # Ok::<(), ferrotron_tensor::Error>(())
+//! ```
+
+use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::fmt;
+use std::sync::Arc;
+
+use crate::pool::{MemoryStats, Pool};
+use crate::{Error, Result};
+
+/// Loops over fewer elements than this run on the calling thread: a fork costs microseconds.
+const SERIAL: usize = 16 * 1024;
+
+/// Where tensors live and who computes on them. Cloning gives another handle of the same device.
+///
+/// Each device owns its threads, so that several ranks in one process share the cores as they were
+/// told to. Results never depend on the number of threads.
+#[derive(Clone)]
+pub struct Device(Arc<Cpu>);
+
+struct Cpu {
+    pool: Arc<Pool>,
+    threads: ThreadPool,
+}
+
+impl Device {
+    /// A CPU device that computes on `threads` threads of its own.
+    pub fn cpu(threads: usize) -> Result<Device> {
+        if threads == 0 {
+            return Err(Error::config("device", "needs at least 1 thread, got 0"));
+        }
+        let threads = ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|i| format!("ferrotron-{i}"))
+            .build()
+            .map_err(|error| {
+                Error::memory("device", format!("cannot start {threads} threads: {error}"))
+            })?;
+        Ok(Device(Arc::new(Cpu { pool: Pool::new(), threads })))
+    }
+
+    /// How many threads compute.
+    pub fn threads(&self) -> usize {
+        self.0.threads.current_num_threads()
+    }
+
+    /// Runs `f` on one of the device's own threads, so that the operations inside fork without a
+    /// detour: worth it around a whole training step of a small model.
+    pub fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
+        self.0.threads.install(f)
+    }
+
+    /// Counters of the memory pool.
+    pub fn memory(&self) -> MemoryStats {
+        self.0.pool.stats()
+    }
+
+    /// Starts the peaks and the number of allocations anew.
+    pub fn reset_memory_peaks(&self) {
+        self.0.pool.reset_stats();
+    }
+
+    pub(crate) fn pool(&self) -> &Arc<Pool> {
+        &self.0.pool
+    }
+
+    /// Calls `f(task)` for every task below `tasks`, on all threads when `work` (elements touched in
+    /// all) is worth it. Tasks must not depend on one another.
+    pub(crate) fn for_each(&self, tasks: usize, work: usize, f: impl Fn(usize) + Send + Sync) {
+        if tasks <= 1 || work < SERIAL || self.threads() == 1 {
+            (0..tasks).for_each(f);
+        } else {
+            self.run(|| (0..tasks).into_par_iter().for_each(f));
+        }
+    }
+
+    /// Cuts `out` into rows of `width` and calls `f(first_row, rows)` on runs of whole rows.
+    pub(crate) fn for_each_rows<T: Send>(
+        &self,
+        out: &mut [T],
+        width: usize,
+        f: impl Fn(usize, &mut [T]) + Send + Sync,
+    ) {
+        let rows = if width == 0 { 0 } else { out.len() / width };
+        if rows == 0 {
+            return;
+        }
+        if out.len() < SERIAL || self.threads() == 1 {
+            return f(0, out);
+        }
+        let per_task = rows.div_ceil(4 * self.threads()).max((SERIAL / 4).div_ceil(width));
+        self.run(|| {
+            out.par_chunks_mut(per_task * width)
+                .enumerate()
+                .for_each(|(i, chunk)| f(i * per_task, chunk))
+        });
+    }
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Device) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Device {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cpu({} threads)", self.threads())
+    }
+}

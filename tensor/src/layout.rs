@@ -1,0 +1,248 @@
+//! Where a view's elements lie: dims, strides and an offset, all in elements.
+//!
+//! Views never copy. A broadcast dim has stride 0; strides are never negative.
+
+use crate::{Error, Result};
+use smallvec::SmallVec;
+
+/// Sizes or strides, inline up to six dims.
+pub type Dims = SmallVec<[usize; 6]>;
+
+/// The dims, strides and offset of a view into a buffer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    dims: Dims,
+    strides: Dims,
+    offset: usize,
+}
+
+impl Layout {
+    /// Row-major, dense, from offset 0.
+    pub fn contiguous(dims: &[usize]) -> Self {
+        Layout { strides: row_major(dims), dims: dims.into(), offset: 0 }
+    }
+
+    /// Sizes, outermost first.
+    pub fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    /// Distance in elements between neighbours along each dim.
+    pub fn strides(&self) -> &[usize] {
+        &self.strides
+    }
+
+    /// Index of the first element.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Number of dims.
+    pub fn rank(&self) -> usize {
+        self.dims.len()
+    }
+
+    /// Number of elements.
+    pub fn numel(&self) -> usize {
+        self.dims.iter().product()
+    }
+
+    /// Whether the elements lie densely in row-major order (dims of size 1 have no say).
+    pub fn is_contiguous(&self) -> bool {
+        let mut expected = 1;
+        for (&size, &stride) in self.dims.iter().zip(&self.strides).rev() {
+            if size == 0 {
+                return true;
+            }
+            if size != 1 && stride != expected {
+                return false;
+            }
+            expected *= size;
+        }
+        true
+    }
+
+    /// The same elements under other dims, if strides can express it without a copy.
+    pub fn reshape(&self, dims: &[usize]) -> Option<Layout> {
+        if dims.iter().product::<usize>() != self.numel() {
+            return None;
+        }
+        if self.is_contiguous() {
+            return Some(Layout { offset: self.offset, ..Layout::contiguous(dims) });
+        }
+        // Walk both shapes from the inside; each group of old dims that is dense within itself may be
+        // cut into new dims freely.
+        let old: Vec<(usize, usize)> = self
+            .dims
+            .iter()
+            .copied()
+            .zip(self.strides.iter().copied())
+            .filter(|&(size, _)| size != 1)
+            .collect();
+        let mut strides = Dims::from_elem(1, dims.len());
+        let mut next_new = dims.len();
+        let mut next_old = old.len();
+        while next_old > 0 {
+            let mut group = 1;
+            let base = old[next_old - 1].1;
+            let mut expected = base;
+            loop {
+                let (size, stride) = old[next_old - 1];
+                if stride != expected {
+                    break;
+                }
+                group *= size;
+                expected = stride * size;
+                next_old -= 1;
+                if next_old == 0 {
+                    break;
+                }
+            }
+            let mut filled = 1;
+            while filled < group {
+                next_new = next_new.checked_sub(1)?;
+                strides[next_new] = base * filled;
+                filled *= dims[next_new];
+            }
+            if filled != group {
+                return None;
+            }
+        }
+        Some(Layout { dims: dims.into(), strides, offset: self.offset })
+    }
+
+    /// Dims in the order given: `permute(&[1, 0])` transposes a matrix.
+    pub fn permute(&self, order: &[usize]) -> Result<Layout> {
+        let mut seen = Dims::from_elem(0, self.rank());
+        let valid = order.len() == self.rank()
+            && order.iter().all(|&d| d < self.rank() && std::mem::replace(&mut seen[d], 1) == 0);
+        if !valid {
+            return Err(Error::shape(
+                "permute",
+                format!("{order:?} is no order of the dims of {:?}", &self.dims[..]),
+            ));
+        }
+        Ok(Layout {
+            dims: order.iter().map(|&d| self.dims[d]).collect(),
+            strides: order.iter().map(|&d| self.strides[d]).collect(),
+            offset: self.offset,
+        })
+    }
+
+    /// Elements `start .. start + len` of one dim.
+    pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Layout> {
+        if dim >= self.rank() || start + len > self.dims[dim] {
+            return Err(Error::shape(
+                "narrow",
+                format!("{start}..{} of dim {dim} is outside of {:?}", start + len, &self.dims[..]),
+            ));
+        }
+        let mut layout = self.clone();
+        layout.dims[dim] = len;
+        layout.offset += start * layout.strides[dim];
+        Ok(layout)
+    }
+
+    /// Stretches dims of size 1, and adds leading ones, by stride 0 (NumPy's rule).
+    pub fn broadcast_to(&self, dims: &[usize]) -> Result<Layout> {
+        let refuse = || {
+            Err(Error::shape(
+                "broadcast",
+                format!("{:?} does not broadcast to {dims:?}", &self.dims[..]),
+            ))
+        };
+        let Some(extra) = dims.len().checked_sub(self.rank()) else { return refuse() };
+        let mut strides = Dims::from_elem(0, dims.len());
+        for (d, (&size, &stride)) in self.dims.iter().zip(&self.strides).enumerate() {
+            if size == dims[extra + d] {
+                strides[extra + d] = stride;
+            } else if size != 1 {
+                return refuse();
+            }
+        }
+        Ok(Layout { dims: dims.into(), strides, offset: self.offset })
+    }
+
+    /// Size and stride of the last dim: (1, 1) for a scalar.
+    pub(crate) fn row(&self) -> (usize, usize) {
+        match (self.dims.last(), self.strides.last()) {
+            (Some(&size), Some(&stride)) => (size, stride),
+            _ => (1, 1),
+        }
+    }
+
+    /// Index into the buffer of the `row`-th row's first element.
+    pub(crate) fn row_offset(&self, row: usize) -> usize {
+        let outer = self.rank().saturating_sub(1);
+        let mut rest = row;
+        let mut index = self.offset;
+        for d in (0..outer).rev() {
+            index += rest % self.dims[d] * self.strides[d];
+            rest /= self.dims[d];
+        }
+        index
+    }
+}
+
+/// Strides of a dense row-major tensor.
+fn row_major(dims: &[usize]) -> Dims {
+    let mut strides = Dims::from_elem(1, dims.len());
+    for d in (1..dims.len()).rev() {
+        strides[d - 1] = strides[d] * dims[d].max(1);
+    }
+    strides
+}
+
+/// The dims that two shapes broadcast to (NumPy's rule), or an error that names `op`.
+pub fn broadcast_dims(op: &'static str, lhs: &[usize], rhs: &[usize]) -> Result<Dims> {
+    let rank = lhs.len().max(rhs.len());
+    let size = |dims: &[usize], d: usize| (d + dims.len()).checked_sub(rank).map_or(1, |d| dims[d]);
+    (0..rank)
+        .map(|d| match (size(lhs, d), size(rhs, d)) {
+            (a, b) if a == b => Ok(a),
+            (1, b) => Ok(b),
+            (a, 1) => Ok(a),
+            _ => {
+                Err(Error::shape(op, format!("shapes do not broadcast: lhs {lhs:?}, rhs {rhs:?}")))
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reshape_keeps_views_where_strides_allow() {
+        let x = Layout::contiguous(&[2, 3, 4]);
+        assert_eq!(x.reshape(&[6, 4]).unwrap().strides(), &[4, 1]);
+        let t = x.permute(&[1, 0, 2]).unwrap(); // (3, 2, 4), strides (4, 12, 1)
+        assert!(t.reshape(&[6, 4]).is_none());
+        assert_eq!(t.reshape(&[3, 2, 2, 2]).unwrap().strides(), &[4, 12, 2, 1]);
+        let narrow = x.narrow(2, 1, 2).unwrap();
+        assert_eq!(narrow.reshape(&[6, 2]).unwrap().strides(), &[4, 1]);
+        assert!(narrow.reshape(&[12]).is_none());
+    }
+
+    #[test]
+    fn rows_are_visited_in_row_major_order() {
+        let t = Layout::contiguous(&[2, 3, 4]).permute(&[2, 0, 1]).unwrap();
+        assert_eq!(
+            (0..8).map(|row| t.row_offset(row)).collect::<Vec<_>>(),
+            [0, 12, 1, 13, 2, 14, 3, 15]
+        );
+        assert_eq!(t.row(), (3, 4));
+    }
+
+    #[test]
+    fn broadcasting_follows_numpy() {
+        assert_eq!(&broadcast_dims("add", &[4, 1, 3], &[2, 1]).unwrap()[..], &[4, 2, 3]);
+        let error = broadcast_dims("add", &[4], &[3]).unwrap_err();
+        assert_eq!(error.to_string(), "add: shapes do not broadcast: lhs [4], rhs [3]");
+        assert_eq!(
+            Layout::contiguous(&[3, 1]).broadcast_to(&[2, 3, 4]).unwrap().strides(),
+            &[0, 1, 0]
+        );
+    }
+}

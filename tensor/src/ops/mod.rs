@@ -1,0 +1,2 @@
+//! Operations, one file each: the formula, what a gradient needs, the accumulation type, then the CPU
+//! kernels of both directions.

@@ -1,0 +1,331 @@
+//! The tensor: a typed view of a pooled buffer.
+//!
+//! A tensor is immutable to its users, never records anything and holds no lock; cloning it and taking
+//! views of it is free. Kernels write to a tensor only while it is the buffer's single owner.
+
+use std::fmt;
+use std::slice;
+use std::sync::Arc;
+
+use crate::buffer::Buffer;
+use crate::layout::Layout;
+use crate::pool::Category;
+use crate::{DType, Device, Element, Error, Real, Result, Scalar, dispatch_any, dispatch_float};
+
+/// An n-dimensional array of one dtype on one device.
+///
+/// ```
+/// use ferrotron_tensor::{Device, Tensor};
+/// let device = Device::cpu(1)?;
+/// let x = Tensor::from_slice(&device, &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3])?;
+/// assert_eq!(x.transpose(0, 1)?.to_vec::<f32>()?, [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Tensor {
+    buffer: Arc<Buffer>,
+    layout: Layout,
+    dtype: DType,
+    device: Device,
+}
+
+impl Tensor {
+    /// A tensor of `dims` with the elements of `data` in row-major order.
+    ///
+    /// Errors if the number of elements differs.
+    pub fn from_slice<T: Scalar>(device: &Device, data: &[T], dims: &[usize]) -> Result<Tensor> {
+        if data.len() != dims.iter().product::<usize>() {
+            return Err(Error::shape(
+                "from_slice",
+                format!("{} elements do not fill {dims:?}", data.len()),
+            ));
+        }
+        let mut tensor = Self::empty(device, T::DTYPE, dims)?;
+        tensor.as_mut_slice::<T>()?.copy_from_slice(data);
+        Ok(tensor)
+    }
+
+    /// A tensor with unspecified (but initialised) contents, for a kernel to fill.
+    pub fn empty(device: &Device, dtype: DType, dims: &[usize]) -> Result<Tensor> {
+        let layout = Layout::contiguous(dims);
+        let buffer =
+            Buffer::new(device.pool(), layout.numel() * dtype.size(), Category::Workspace)?;
+        Ok(Self::view_of(Arc::new(buffer), layout, dtype, device))
+    }
+
+    /// A tensor of zeros.
+    pub fn zeros(device: &Device, dtype: DType, dims: &[usize]) -> Result<Tensor> {
+        let mut tensor = Self::empty(device, dtype, dims)?;
+        tensor.fill_zero()?;
+        Ok(tensor)
+    }
+
+    /// A floating-point tensor of one value.
+    pub fn full(device: &Device, dtype: DType, dims: &[usize], value: f64) -> Result<Tensor> {
+        let mut tensor = Self::empty(device, dtype, dims)?;
+        dispatch_float!("full", dtype, T => {
+            tensor.as_mut_slice::<T>()?.fill(T::from_acc(Real::of(value)));
+        });
+        Ok(tensor)
+    }
+
+    pub(crate) fn view_of(
+        buffer: Arc<Buffer>,
+        layout: Layout,
+        dtype: DType,
+        device: &Device,
+    ) -> Tensor {
+        Tensor { buffer, layout, dtype, device: device.clone() }
+    }
+
+    pub(crate) fn into_buffer(self) -> Arc<Buffer> {
+        self.buffer
+    }
+
+    pub(crate) fn with_layout(&self, layout: Layout) -> Tensor {
+        Tensor { layout, ..self.clone() }
+    }
+
+    /// Sizes, outermost first.
+    pub fn dims(&self) -> &[usize] {
+        self.layout.dims()
+    }
+
+    /// Size of one dim, counted from the end if negative; errors if there is none.
+    pub fn dim(&self, dim: isize) -> Result<usize> {
+        Ok(self.dims()[self.resolve("dim", dim)?])
+    }
+
+    /// Number of dims.
+    pub fn rank(&self) -> usize {
+        self.layout.rank()
+    }
+
+    /// Number of elements.
+    pub fn numel(&self) -> usize {
+        self.layout.numel()
+    }
+
+    /// Type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Where the elements are.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Dims, strides and offset.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Whether nobody else holds the buffer, so that a kernel may write to it.
+    pub fn is_unique(&self) -> bool {
+        Arc::strong_count(&self.buffer) == 1
+    }
+
+    /// Whether the elements lie densely in row-major order.
+    pub fn is_contiguous(&self) -> bool {
+        self.layout.is_contiguous()
+    }
+
+    /// Bytes of the buffer behind the view, whole.
+    pub fn buffer_bytes(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// An identity of the buffer behind the view: equal for two views of the same one.
+    pub fn buffer_id(&self) -> usize {
+        Arc::as_ptr(&self.buffer) as usize
+    }
+
+    /// Counts the buffer's bytes under `category` from now on.
+    pub fn set_category(&self, category: Category) {
+        self.buffer.set_category(category);
+    }
+
+    /// The elements of a contiguous tensor.
+    ///
+    /// Errors if `T` is not the dtype or the view has gaps.
+    pub fn as_slice<T: Scalar>(&self) -> Result<&[T]> {
+        self.check_dtype::<T>("as_slice")?;
+        if !self.is_contiguous() {
+            return Err(Error::shape(
+                "as_slice",
+                format!("the view {:?} is not contiguous", self.layout),
+            ));
+        }
+        let all = self.buffer_slice::<T>();
+        Ok(&all[self.layout.offset()..self.layout.offset() + self.numel()])
+    }
+
+    /// The elements of a contiguous tensor, for writing.
+    ///
+    /// Errors if somebody else holds the buffer, `T` is not the dtype or the view has gaps.
+    pub fn as_mut_slice<T: Scalar>(&mut self) -> Result<&mut [T]> {
+        self.check_dtype::<T>("as_mut_slice")?;
+        if !self.is_contiguous() {
+            return Err(Error::shape(
+                "as_mut_slice",
+                format!("the view {:?} is not contiguous", self.layout),
+            ));
+        }
+        let (offset, numel) = (self.layout.offset(), self.layout.numel());
+        let holders = Arc::strong_count(&self.buffer);
+        let Some(buffer) = Arc::get_mut(&mut self.buffer) else {
+            return Err(Error::memory(
+                "as_mut_slice",
+                format!("the buffer has {holders} holders, writing needs 1"),
+            ));
+        };
+        let len = buffer.len() / size_of::<T>();
+        // SAFETY: the buffer's range is `len` initialised elements of the plain type T, aligned since
+        // ranges start at multiples of the dtype; nobody else can reach them while the unique `Arc` is
+        // borrowed mutably.
+        let all = unsafe { slice::from_raw_parts_mut(buffer.pointer().cast::<T>(), len) };
+        Ok(&mut all[offset..offset + numel])
+    }
+
+    /// The whole buffer behind the view, which `layout` indexes. The caller has checked the dtype.
+    pub(crate) fn buffer_slice<T: Scalar>(&self) -> &[T] {
+        debug_assert_eq!(T::DTYPE, self.dtype);
+        // SAFETY: as in `as_mut_slice`; writers need the unique `Arc`, which cannot be while this
+        // reference lives.
+        unsafe {
+            slice::from_raw_parts(
+                self.buffer.pointer().cast::<T>(),
+                self.buffer.len() / size_of::<T>(),
+            )
+        }
+    }
+
+    /// A copy of the elements in row-major order.
+    pub fn to_vec<T: Scalar>(&self) -> Result<Vec<T>> {
+        Ok(self.contiguous()?.as_slice::<T>()?.to_vec())
+    }
+
+    /// A copy of the elements of a floating-point tensor as f64.
+    pub fn to_f64(&self) -> Result<Vec<f64>> {
+        let dense = self.contiguous()?;
+        dispatch_float!("to_f64", self.dtype, T => {
+            Ok(dense.as_slice::<T>()?.iter().map(|x| x.acc().f64()).collect())
+        })
+    }
+
+    /// The value of a floating-point tensor with one element.
+    pub fn item(&self) -> Result<f64> {
+        match self.to_f64()?[..] {
+            [value] => Ok(value),
+            ref values => Err(Error::shape(
+                "item",
+                format!("needs one element, got {} in {:?}", values.len(), self.dims()),
+            )),
+        }
+    }
+
+    /// The same elements, dense in row-major order: this tensor if it is already, else a copy.
+    pub fn contiguous(&self) -> Result<Tensor> {
+        if self.is_contiguous() {
+            return Ok(self.clone());
+        }
+        let mut out = Self::empty(&self.device, self.dtype, self.dims())?;
+        dispatch_any!(self.dtype, T => {
+            let (width, stride) = self.layout.row();
+            let source = self.buffer_slice::<T>();
+            let device = self.device.clone();
+            device.for_each_rows(out.as_mut_slice::<T>()?, width, |first, rows| {
+                for (i, row) in rows.chunks_exact_mut(width).enumerate() {
+                    let start = self.layout.row_offset(first + i);
+                    if stride == 1 {
+                        row.copy_from_slice(&source[start..start + width]);
+                    } else {
+                        for (j, x) in row.iter_mut().enumerate() {
+                            *x = source[start + j * stride];
+                        }
+                    }
+                }
+            });
+        });
+        Ok(out)
+    }
+
+    /// A contiguous copy with a buffer of its own.
+    pub fn copy(&self) -> Result<Tensor> {
+        let dense = self.contiguous()?;
+        if dense.is_unique() {
+            return Ok(dense);
+        }
+        let mut out = Self::empty(&self.device, self.dtype, self.dims())?;
+        dispatch_any!(self.dtype, T => out.as_mut_slice::<T>()?.copy_from_slice(dense.as_slice::<T>()?));
+        Ok(out)
+    }
+
+    /// Sets every element of this unique, contiguous tensor to zero.
+    pub fn fill_zero(&mut self) -> Result<()> {
+        dispatch_any!(self.dtype, T => {
+            let device = self.device.clone();
+            device.for_each_rows(self.as_mut_slice::<T>()?, 1, |_, chunk| chunk.fill(bytemuck::Zeroable::zeroed()));
+        });
+        Ok(())
+    }
+
+    /// Overwrites this unique, contiguous tensor with the elements of `source`.
+    ///
+    /// Errors if dims or dtype differ.
+    pub fn write(&mut self, source: &Tensor) -> Result<()> {
+        if self.dims() != source.dims() || self.dtype != source.dtype {
+            return Err(Error::shape("write", format!("{source:?} does not fill {self:?}")));
+        }
+        let source = source.contiguous()?;
+        dispatch_any!(self.dtype, T => self.as_mut_slice::<T>()?.copy_from_slice(source.as_slice::<T>()?));
+        Ok(())
+    }
+
+    pub(crate) fn check_dtype<T: Scalar>(&self, op: &'static str) -> Result<()> {
+        if T::DTYPE != self.dtype {
+            return Err(Error::dtype(
+                op,
+                format!("the tensor is {}, asked for {}", self.dtype, T::DTYPE),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The position of a dim that may be counted from the end.
+    pub(crate) fn resolve(&self, op: &'static str, dim: isize) -> Result<usize> {
+        let rank = self.rank() as isize;
+        let resolved = if dim < 0 { dim + rank } else { dim };
+        if (0..rank).contains(&resolved) {
+            Ok(resolved as usize)
+        } else {
+            Err(Error::shape(op, format!("there is no dim {dim} in {:?}", self.dims())))
+        }
+    }
+}
+
+/// Errors unless both tensors have the same dtype and live on the same device.
+pub(crate) fn check_pair(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Result<()> {
+    if lhs.dtype() != rhs.dtype() {
+        return Err(Error::dtype(
+            op,
+            format!("operands differ: lhs {}, rhs {}; cast one of them", lhs.dtype(), rhs.dtype()),
+        ));
+    }
+    check_device(op, lhs, rhs)
+}
+
+/// Errors unless both tensors live on the same device.
+pub(crate) fn check_device(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Result<()> {
+    if lhs.device() != rhs.device() {
+        return Err(Error::value(op, "operands are on different devices"));
+    }
+    Ok(())
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor({} {:?})", self.dtype, self.dims())
+    }
+}

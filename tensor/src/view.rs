@@ -1,0 +1,118 @@
+//! Views: the same elements seen under other dims. None of them copies, except where said.
+
+use crate::layout::Layout;
+use crate::{Error, Result, Tensor};
+
+impl Tensor {
+    /// The elements under other dims, in row-major order. A view where strides allow it, else a copy.
+    ///
+    /// Errors if the number of elements differs.
+    pub fn reshape(&self, dims: &[usize]) -> Result<Tensor> {
+        if dims.iter().product::<usize>() != self.numel() {
+            return Err(Error::shape(
+                "reshape",
+                format!("{:?} does not become {dims:?}", self.dims()),
+            ));
+        }
+        match self.layout().reshape(dims) {
+            Some(layout) => Ok(self.with_layout(layout)),
+            None => {
+                let dense = self.contiguous()?;
+                let layout = Layout::contiguous(dims);
+                Ok(dense.with_layout(layout))
+            }
+        }
+    }
+
+    /// Exchanges two dims, counted from the end if negative.
+    pub fn transpose(&self, a: isize, b: isize) -> Result<Tensor> {
+        let (a, b) = (self.resolve("transpose", a)?, self.resolve("transpose", b)?);
+        let mut order: Vec<usize> = (0..self.rank()).collect();
+        order.swap(a, b);
+        self.permute(&order)
+    }
+
+    /// Dims in the given order.
+    pub fn permute(&self, order: &[usize]) -> Result<Tensor> {
+        Ok(self.with_layout(self.layout().permute(order)?))
+    }
+
+    /// Elements `start .. start + len` of one dim, counted from the end if negative.
+    pub fn narrow(&self, dim: isize, start: usize, len: usize) -> Result<Tensor> {
+        let dim = self.resolve("narrow", dim)?;
+        Ok(self.with_layout(self.layout().narrow(dim, start, len)?))
+    }
+
+    /// Stretches dims of size 1 and adds leading ones (NumPy's rule).
+    pub fn broadcast_to(&self, dims: &[usize]) -> Result<Tensor> {
+        Ok(self.with_layout(self.layout().broadcast_to(dims)?))
+    }
+
+    /// Cuts one dim into consecutive parts of the given sizes.
+    ///
+    /// Errors if they do not add up to the dim.
+    pub fn split(&self, dim: isize, sizes: &[usize]) -> Result<Vec<Tensor>> {
+        let resolved = self.resolve("split", dim)?;
+        if sizes.iter().sum::<usize>() != self.dims()[resolved] {
+            return Err(Error::shape(
+                "split",
+                format!("parts {sizes:?} do not add up to dim {dim} of {:?}", self.dims()),
+            ));
+        }
+        let mut start = 0;
+        sizes
+            .iter()
+            .map(|&len| {
+                let part = self.narrow(dim, start, len);
+                start += len;
+                part
+            })
+            .collect()
+    }
+
+    /// All dims but the last joined into one: (rows, width). A copy only where strides forbid a view.
+    pub(crate) fn as_matrix(&self) -> Result<Tensor> {
+        let width = self.dims().last().copied().unwrap_or(1);
+        let rows =
+            if self.rank() == 0 { 1 } else { self.dims()[..self.rank() - 1].iter().product() };
+        self.reshape(&[rows, width])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Device, Result, Tensor};
+
+    #[test]
+    fn views_show_the_elements_in_row_major_order() -> Result<()> {
+        let device = Device::cpu(1)?;
+        let x = Tensor::from_slice(&device, &(0..24).collect::<Vec<u32>>(), &[2, 3, 4])?;
+        let y = x.transpose(0, 2)?.narrow(1, 1, 2)?;
+        assert_eq!(y.dims(), [4, 2, 2]);
+        assert_eq!(y.to_vec::<u32>()?, [4, 16, 8, 20, 5, 17, 9, 21, 6, 18, 10, 22, 7, 19, 11, 23]);
+        assert_eq!(y.reshape(&[16])?.to_vec::<u32>()?, y.to_vec::<u32>()?);
+        let parts = x.split(-1, &[1, 3])?;
+        assert_eq!(parts[0].to_vec::<u32>()?, [0, 4, 8, 12, 16, 20]);
+        let b = x.narrow(0, 0, 1)?.narrow(2, 0, 1)?.broadcast_to(&[2, 3, 2])?;
+        assert_eq!(b.to_vec::<u32>()?, [0, 0, 4, 4, 8, 8, 0, 0, 4, 4, 8, 8]);
+        Ok(())
+    }
+
+    #[test]
+    fn errors_name_the_op_and_the_dims() -> Result<()> {
+        let x = Tensor::from_slice(&Device::cpu(1)?, &[0.0_f32; 6], &[2, 3])?;
+        let message = |r: Result<Tensor>| r.unwrap_err().to_string();
+        assert_eq!(message(x.reshape(&[4])), "reshape: [2, 3] does not become [4]");
+        assert_eq!(message(x.narrow(1, 2, 2)), "narrow: 2..4 of dim 1 is outside of [2, 3]");
+        assert_eq!(message(x.transpose(0, 2)), "transpose: there is no dim 2 in [2, 3]");
+        assert_eq!(
+            message(x.permute(&[0, 0])),
+            "permute: [0, 0] is no order of the dims of [2, 3]"
+        );
+        assert_eq!(
+            x.split(0, &[1, 2]).unwrap_err().to_string(),
+            "split: parts [1, 2] do not add up to dim 0 of [2, 3]"
+        );
+        Ok(())
+    }
+}
