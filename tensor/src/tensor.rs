@@ -157,6 +157,9 @@ impl Tensor {
                 format!("the view {:?} is not contiguous", self.layout),
             ));
         }
+        if self.numel() == 0 {
+            return Ok(&[]); // the view of no element may begin behind the buffer's end
+        }
         let all = self.buffer_slice::<T>();
         Ok(&all[self.layout.offset()..self.layout.offset() + self.numel()])
     }
@@ -185,6 +188,9 @@ impl Tensor {
         // ranges start at multiples of the dtype; nobody else can reach them while the unique `Arc` is
         // borrowed mutably.
         let all = unsafe { slice::from_raw_parts_mut(buffer.pointer().cast::<T>(), len) };
+        if numel == 0 {
+            return Ok(&mut []);
+        }
         Ok(&mut all[offset..offset + numel])
     }
 

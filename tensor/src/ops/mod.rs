@@ -1,2 +1,18 @@
 //! Operations, one file each: the formula, what a gradient needs, the accumulation type, then the CPU
 //! kernels of both directions.
+
+pub mod adamw;
+pub mod cast;
+pub mod concat;
+pub mod cross_entropy;
+pub mod dropout;
+pub mod embedding;
+pub mod index;
+pub mod norm;
+pub mod random;
+pub mod reduce;
+mod rows;
+pub mod sgd;
+pub mod softmax;
+#[cfg(test)]
+mod testing;
