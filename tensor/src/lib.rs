@@ -3,6 +3,7 @@
 
 mod dtype;
 mod error;
+pub mod gemm;
 mod philox;
 mod real;
 
