@@ -12,6 +12,7 @@ mod error;
 mod flat;
 mod layout;
 pub mod ops;
+pub mod gemm;
 mod philox;
 mod place;
 mod pool;
