@@ -8,11 +8,11 @@ pub mod cross_entropy;
 pub mod dropout;
 pub mod embedding;
 pub mod index;
-pub mod norm;
 pub mod random;
 pub mod reduce;
 mod rows;
 pub mod sgd;
 pub mod softmax;
+pub mod sq_norm;
 #[cfg(test)]
 mod testing;

@@ -44,7 +44,7 @@ vectorized! {
 /// Sum of the squares.
 ///
 /// ```
-/// use ferrotron_tensor::{Device, ops::norm::sq_norm};
+/// use ferrotron_tensor::{Device, ops::sq_norm::sq_norm};
 /// assert_eq!(sq_norm(&Device::cpu(1)?, &[3.0_f32, 4.0]), 25.0);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
