@@ -10,6 +10,7 @@ mod device;
 mod dtype;
 mod error;
 mod flat;
+pub mod gemm;
 mod layout;
 pub mod ops;
 mod philox;
