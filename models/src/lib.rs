@@ -1,1 +1,5 @@
-//! Placeholder
+//! Models, data, tokenizers and training of Ferrotron.
+
+pub mod batch_size;
+pub mod entropy;
+pub mod tokenizer;
