@@ -80,7 +80,7 @@ impl BatchSize {
         };
         let global = config.global_batch_size.unwrap_or(unit);
         let check = |name: &str, value: usize| {
-            if value == 0 || value % unit != 0 {
+            if value == 0 || !value.is_multiple_of(unit) {
                 let down = value / unit * unit;
                 let near =
                     if down == 0 { unit.to_string() } else { format!("{down} or {}", down + unit) };
@@ -95,9 +95,10 @@ impl BatchSize {
         if let Some(Rampup { start, increment, .. }) = rampup {
             check("--rampup-batch-size start", start)?;
             check("--rampup-batch-size increment", increment)?;
-            if start > global || (global - start) % increment != 0 {
+            if start > global || !(global - start).is_multiple_of(increment) {
                 return Err(refuse(format!(
-                    "--rampup-batch-size cannot go from {start} to --global-batch-size {global} in increments of {increment}"
+                    "--rampup-batch-size cannot go from {start} to --global-batch-size {global} in increments \
+                     of {increment}"
                 )));
             }
         }

@@ -1,9 +1,9 @@
 //! The order of the training samples: a function of (seed, sample number), and of nothing else.
 //!
-//! Two customs exist. nanoGPT draws random offsets: boundaries vary, but after as many
-//! samples as make one pass, 1/e of the data has not been seen. Megatron-LM shuffles sequences that do not overlap: everything is
-//! seen equally often, but with the same boundaries in every epoch, and from index files. The rule
-//! here takes the better half of both and stores nothing:
+//! Two customs exist. nanoGPT draws random offsets: boundaries vary, but after as many samples as make
+//! one pass, 1/e of the data has not been seen. Megatron-LM shuffles sequences that do not overlap:
+//! everything is seen equally often, but with the same boundaries in every epoch, and from index
+//! files. The rule here takes the better half of both and stores nothing:
 //!
 //! 1. The data (N tokens, sequences of T) give `S = max(1, (N - T) / T)` sequences an epoch, rounded
 //!    down. Sample `n` belongs to epoch `e = n / S`.
@@ -184,6 +184,12 @@ mod tests {
              use more data or a shorter --seq-length"
         );
         assert!(Sampler::new(source, 0, 1).is_err());
+    }
+
+    #[test]
+    fn samplers_can_be_shared_between_threads() {
+        fn shared<T: Send + Sync>() {}
+        shared::<(Sampler, crate::tokenizer::Tokenizer)>();
     }
 
     #[test]

@@ -187,7 +187,7 @@ fn layout(path: &Path, bytes: &[u8]) -> Result<Layout> {
              give text, nanoGPT or llm.c files"
         ));
     }
-    if bytes.len() % 2 != 0 {
+    if !bytes.len().is_multiple_of(2) {
         return refuse(format!(
             "'{name}' has {} bytes, an odd number, but nanoGPT tokens take 2 bytes each: is it truncated?",
             bytes.len()
