@@ -82,8 +82,8 @@ impl BatchSize {
         let check = |name: &str, value: usize| {
             if value == 0 || !value.is_multiple_of(unit) {
                 let down = value / unit * unit;
-                let near =
-                    if down == 0 { unit.to_string() } else { format!("{down} or {}", down + unit) };
+                let up = down.saturating_add(unit);
+                let near = if down == 0 { up.to_string() } else { format!("{down} or {up}") };
                 return Err(refuse(format!(
                     "{name} {value} is not a multiple of --micro-batch-size {micro} x data-parallel size \
                      {data_parallel_size} = {unit}: use {near}, for example"
