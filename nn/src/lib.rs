@@ -1,1 +1,3 @@
-//! Placeholder
+//! Layers, losses, optimizers and learning-rate schedules of Ferrotron.
+
+pub mod schedule;
