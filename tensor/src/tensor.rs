@@ -157,6 +157,9 @@ impl Tensor {
                 format!("the view {:?} is not contiguous", self.layout),
             ));
         }
+        if self.numel() == 0 {
+            return Ok(&[]); // the view of no element may begin behind the buffer's end
+        }
         let all = self.buffer_slice::<T>();
         Ok(&all[self.layout.offset()..self.layout.offset() + self.numel()])
     }
@@ -169,6 +172,9 @@ impl Tensor {
             return Err(Error::shape("as_mut_slice", format!("the view {:?} is not contiguous", self.layout)));
         }
         let (offset, numel) = (self.layout.offset(), self.layout.numel());
+        if numel == 0 {
+            return Ok(&mut []);
+        }
         Ok(&mut self.buffer_slice_mut::<T>()?[offset..offset + numel])
     }
 

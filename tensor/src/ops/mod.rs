@@ -4,3 +4,18 @@
 pub mod matmul;
 pub mod pointwise;
 pub mod table;
+pub mod adamw;
+pub mod cast;
+pub mod concat;
+pub mod cross_entropy;
+pub mod dropout;
+pub mod embedding;
+pub mod index;
+pub mod norm;
+pub mod random;
+pub mod reduce;
+mod rows;
+pub mod sgd;
+pub mod softmax;
+#[cfg(test)]
+mod testing;
