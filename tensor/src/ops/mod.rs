@@ -11,6 +11,7 @@ pub mod cross_entropy;
 pub mod dropout;
 pub mod embedding;
 pub mod index;
+pub mod linear_cross_entropy;
 pub mod random;
 pub mod reduce;
 mod rows;
