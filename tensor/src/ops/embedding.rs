@@ -8,7 +8,7 @@
 use super::index::{Groups, add_rows, indices};
 use super::rows::for_rows;
 use crate::tensor::check_device;
-use crate::{DType, Element, Error, Result, Scalar, Tensor, dispatch_any, dispatch_float};
+use crate::{Element, Error, Result, Scalar, Tensor, dispatch_any, dispatch_float};
 
 /// Rows of `weight` (V, C) for `ids` of any dims: (ids.., C).
 ///

@@ -14,7 +14,7 @@ pub mod index;
 pub mod norm;
 pub mod random;
 pub mod reduce;
-mod rows;
+pub(crate) mod rows;
 pub mod sgd;
 pub mod softmax;
 #[cfg(test)]

@@ -1,12 +1,11 @@
 //! What the row-wise ops share: parallel loops over rows of several slices at once, and the buffer
 //! of an operand that nobody else holds.
 
-use rayon::prelude::*;
-
+use crate::disjoint::Disjoint;
 use crate::{Device, Result, Tensor};
 
 /// Loops that touch fewer elements than this run on the calling thread: a fork costs microseconds.
-const SERIAL: usize = 16 * 1024;
+pub(crate) const SERIAL: usize = 16 * 1024;
 
 /// Rows a task takes when `work` elements are touched in `rows` rows; all of them if a fork is not
 /// worth it. Only who computes a row depends on it, never what is computed.
@@ -33,8 +32,11 @@ pub(crate) fn for_rows<A: Send>(
         }
         return;
     }
-    device.run(|| {
-        out.par_chunks_mut(step * width).enumerate().for_each(|(i, out)| f(i * step, out));
+    let parts = Disjoint::new(out);
+    device.for_each(rows.div_ceil(step), work, |task| {
+        let (first, count) = (task * step, step.min(rows - task * step));
+        // SAFETY: tasks take consecutive runs of rows.
+        f(first, unsafe { parts.part(first * width, count * width) });
     });
 }
 
@@ -55,11 +57,12 @@ pub(crate) fn for_rows2<A: Send, B: Send>(
         }
         return;
     }
-    device.run(|| {
-        a.par_chunks_mut(step * a_width)
-            .zip(b.par_chunks_mut(step * b_width))
-            .enumerate()
-            .for_each(|(i, (a, b))| f(i * step, a, b));
+    let (a, b) = (Disjoint::new(a), Disjoint::new(b));
+    device.for_each(rows.div_ceil(step), work, |task| {
+        let (first, count) = (task * step, step.min(rows - task * step));
+        // SAFETY: tasks take consecutive runs of rows.
+        let (a, b) = unsafe { (a.part(first * a_width, count * a_width), b.part(first * b_width, count * b_width)) };
+        f(first, a, b);
     });
 }
 
