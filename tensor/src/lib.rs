@@ -11,6 +11,7 @@ mod disjoint;
 mod dtype;
 mod error;
 mod flat;
+pub mod gemm;
 mod layout;
 pub mod ops;
 mod philox;

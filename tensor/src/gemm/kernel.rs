@@ -1,0 +1,229 @@
+//! The microkernel: a small tile of the product, held in registers while k runs.
+
+use super::vector::Vector;
+use crate::{DType, Element, Real};
+
+/// One call of the microkernel. Row i, step p of the left operand is at `a + i * a_row + p * a_step`;
+/// the right operand's step p is a contiguous row at `b + p * b_step`; row i of the destination is
+/// contiguous at `c + i * c_row`.
+pub(super) struct Tile<T> {
+    /// Steps of the sum, at least 1.
+    pub depth: usize,
+    pub a: *const T,
+    pub a_row: isize,
+    pub a_step: isize,
+    pub b: *const T,
+    pub b_step: isize,
+    pub c: *mut T,
+    pub c_row: isize,
+    /// Valid lanes of the last vector of columns, 1 to LANES.
+    pub last_lanes: usize,
+    pub alpha: T,
+    /// Add to what the destination holds instead of replacing it.
+    pub add: bool,
+    /// A row to add to every row of the result, or null.
+    pub bias: *const T,
+}
+
+/// c = [c +] alpha * a b [+ bias] for `R` rows and `N` vectors of columns.
+///
+/// Every element is one chain of fused multiply-adds in the order of k, from zero: it depends
+/// neither on `R` nor on `N`.
+///
+/// # Safety
+/// The pointers of `tile` hold what its documentation says, for `R` rows and the columns that
+/// `N` and `last_lanes` give; `b` holds whole vectors unless `V::FREE_MASKS`.
+#[inline(always)]
+pub(super) unsafe fn tile<V: Vector, const R: usize, const N: usize>(tile: &Tile<V::Scalar>) {
+    let Tile { depth, a_row, a_step, b_step, c, c_row, .. } = *tile;
+    let (mut a, mut b) = (tile.a, tile.b);
+    // SAFETY: as promised by the caller; prefetching has no effect but on caches.
+    unsafe {
+        for i in 0..R {
+            for v in 0..N {
+                prefetch(c.wrapping_offset(i as isize * c_row).wrapping_add(v * V::LANES));
+            }
+        }
+        let mask = V::first(tile.last_lanes);
+        let mut sums = [[V::splat(V::Scalar::ZERO); N]; R];
+        for _ in 0..depth {
+            let mut columns = [V::splat(V::Scalar::ZERO); N];
+            for (v, column) in columns.iter_mut().enumerate() {
+                let from = b.add(v * V::LANES);
+                let partial = V::FREE_MASKS && v + 1 == N;
+                *column = if partial { V::load_first(from, mask) } else { V::load(from) };
+            }
+            for (i, row) in sums.iter_mut().enumerate() {
+                let factor = V::splat(*a.offset(i as isize * a_row));
+                for (sum, column) in row.iter_mut().zip(columns) {
+                    *sum = factor.mul_add(column, *sum);
+                }
+            }
+            a = a.wrapping_offset(a_step);
+            b = b.wrapping_offset(b_step);
+        }
+        let alpha = V::splat(tile.alpha);
+        for (i, row) in sums.into_iter().enumerate() {
+            for (v, sum) in row.into_iter().enumerate() {
+                let (last, column) = (v + 1 == N, v * V::LANES);
+                let load = |from: *const V::Scalar| {
+                    if last { V::load_first(from, mask) } else { V::load(from) }
+                };
+                let to = c.offset(i as isize * c_row).add(column);
+                let held = if tile.add { load(to) } else { V::splat(V::Scalar::ZERO) };
+                let mut value = alpha.mul_add(sum, held);
+                if !tile.bias.is_null() {
+                    value = value.add(load(tile.bias.add(column)));
+                }
+                if last { value.store_first(to, mask) } else { value.store(to) }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn prefetch<T>(address: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch of any address is allowed; SSE is part of x86-64.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_ET0>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+/// A compiled [`tile`].
+pub(super) type TileFn<T> = unsafe fn(&Tile<T>);
+/// A compiled [`super::pack::pack`], its source type erased.
+pub(super) type PackFn<T> = unsafe fn(&super::pack::Strip<T>);
+/// A compiled [`super::pack::finish`], its destination type erased.
+pub(super) type FinishFn<T> = unsafe fn(&super::pack::Finish<T>);
+
+/// Everything compiled for one instruction set and accumulator.
+pub(super) struct Kernels<T: 'static> {
+    /// Lanes of a register.
+    pub lanes: usize,
+    /// [`Vector::FREE_MASKS`].
+    pub free_masks: bool,
+    /// `tiles[rows - 1][vectors - 1]`.
+    pub tiles: &'static [[TileFn<T>; VECTORS]],
+    /// The packing routine for a storage type.
+    pub pack: fn(DType) -> PackFn<T>,
+    /// The finishing routine for a storage type.
+    pub finish: fn(DType) -> FinishFn<T>,
+}
+
+/// Vectors of columns that the widest tile holds.
+pub(super) const VECTORS: usize = 3;
+
+/// An instruction set to run with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Level {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Level {
+    /// What this processor has, the best last.
+    pub(super) fn available() -> impl DoubleEndedIterator<Item = Level> {
+        #[cfg(target_arch = "x86_64")]
+        let (avx2, avx512) = {
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c");
+            let avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512bw");
+            (avx2.then_some(Level::Avx2), (avx2 && avx512).then_some(Level::Avx512))
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        let (avx2, avx512) = (None, None);
+        [Some(Level::Portable), avx2, avx512].into_iter().flatten()
+    }
+
+    /// The best that this processor has.
+    pub(super) fn best() -> Level {
+        Level::available().next_back().unwrap_or(Level::Portable)
+    }
+}
+
+/// f32 and f64: the accumulators that kernels exist for.
+pub(super) trait Compute: Real + Element<Acc = Self> {
+    /// The code for one instruction set.
+    fn kernels(level: Level) -> &'static Kernels<Self>;
+}
+
+macro_rules! compute {
+    ($type:ty, $table:ident) => {
+        impl Compute for $type {
+            fn kernels(level: Level) -> &'static Kernels<Self> {
+                match level {
+                    Level::Portable => &super::portable::$table,
+                    #[cfg(target_arch = "x86_64")]
+                    Level::Avx2 => &super::avx2::$table,
+                    #[cfg(target_arch = "x86_64")]
+                    Level::Avx512 => &super::avx512::$table,
+                }
+            }
+        }
+    };
+}
+compute!(f32, F32);
+compute!(f64, F64);
+
+/// Compiles the generic kernels for an instruction set: the tables `F32` and `F64`.
+macro_rules! isa {
+    ($f32:ty, $f64:ty, [$($rows:literal),*] $(, #[$feature:meta])?) => {
+        $(#[$feature])?
+        unsafe fn tile<V: Vector, const R: usize, const N: usize>(
+            tile: &$crate::gemm::kernel::Tile<V::Scalar>,
+        ) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { $crate::gemm::kernel::tile::<V, R, N>(tile) }
+        }
+        $(#[$feature])?
+        unsafe fn pack<V: Vector, S: $crate::Element<Acc = V::Scalar>>(
+            strip: &$crate::gemm::pack::Strip<V::Scalar>,
+        ) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { $crate::gemm::pack::pack::<V, S>(strip) }
+        }
+        $(#[$feature])?
+        unsafe fn finish<V: Vector, D: $crate::Element<Acc = V::Scalar>>(
+            finish: &$crate::gemm::pack::Finish<V::Scalar>,
+        ) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { $crate::gemm::pack::finish::<V, D>(finish) }
+        }
+        /// The f32 kernels.
+        pub(super) static F32: $crate::gemm::kernel::Kernels<f32> = $crate::gemm::kernel::Kernels {
+            lanes: <$f32>::LANES,
+            free_masks: <$f32>::FREE_MASKS,
+            tiles: &[$([tile::<$f32, $rows, 1>, tile::<$f32, $rows, 2>, tile::<$f32, $rows, 3>]),*],
+            pack: |dtype| match dtype {
+                $crate::DType::BF16 => pack::<$f32, $crate::bf16>,
+                $crate::DType::F16 => pack::<$f32, $crate::f16>,
+                _ => pack::<$f32, f32>,
+            },
+            finish: |dtype| match dtype {
+                $crate::DType::BF16 => finish::<$f32, $crate::bf16>,
+                $crate::DType::F16 => finish::<$f32, $crate::f16>,
+                _ => finish::<$f32, f32>,
+            },
+        };
+        /// The f64 kernels.
+        pub(super) static F64: $crate::gemm::kernel::Kernels<f64> = $crate::gemm::kernel::Kernels {
+            lanes: <$f64>::LANES,
+            free_masks: <$f64>::FREE_MASKS,
+            tiles: &[$([tile::<$f64, $rows, 1>, tile::<$f64, $rows, 2>, tile::<$f64, $rows, 3>]),*],
+            pack: |_| pack::<$f64, f64>,
+            finish: |_| finish::<$f64, f64>,
+        };
+    };
+}
+pub(super) use isa;

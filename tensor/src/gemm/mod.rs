@@ -1,0 +1,244 @@
+//! Matrix multiplication: dst = \[dst +\] alpha * lhs * rhs \[+ bias\].
+//!
+//! The classic scheme (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication",
+//! 2008): both operands are copied into panels of the accumulator's type, and a microkernel holds a
+//! small tile of the product in registers while it runs down k. Here the panels are packed by all
+//! threads together, and tiles of the product are handed out one by one.
+//!
+//! **The bits of an element depend only on its row of `lhs`, its column of `rhs`, k, alpha, what it
+//! held before, and the instruction set**: k is cut into blocks that are a function of k alone, a
+//! block is summed in order, and blocks are added in order. Neither the number of threads, nor other
+//! rows and columns, nor strides change anything.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod drive;
+mod kernel;
+mod pack;
+mod plan;
+mod portable;
+#[cfg(test)]
+mod tests;
+mod vector;
+mod workspace;
+
+use crate::{DType, Element, Scalar};
+use drive::{Bias, Operand, Problem, Target};
+use kernel::{Compute, Level};
+
+/// What happens to the values that a destination holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accum {
+    /// They are overwritten, and never read.
+    Replace,
+    /// The result is added to them.
+    Add,
+}
+
+/// A matrix to read: element (i, j) is at `data + i * row_stride + j * col_stride`, in elements.
+#[derive(Debug)]
+pub struct MatRef<T> {
+    /// Element (0, 0).
+    pub data: *const T,
+    /// Number of rows.
+    pub rows: usize,
+    /// Number of columns.
+    pub cols: usize,
+    /// Elements from one row to the next.
+    pub row_stride: isize,
+    /// Elements from one column to the next.
+    pub col_stride: isize,
+}
+
+/// A matrix to write: element (i, j) is at `data + i * row_stride + j * col_stride`, in elements.
+#[derive(Debug)]
+pub struct MatMut<T> {
+    /// Element (0, 0).
+    pub data: *mut T,
+    /// Number of rows.
+    pub rows: usize,
+    /// Number of columns.
+    pub cols: usize,
+    /// Elements from one row to the next.
+    pub row_stride: isize,
+    /// Elements from one column to the next.
+    pub col_stride: isize,
+}
+
+impl<T> Clone for MatRef<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for MatRef<T> {}
+
+// SAFETY: a description of memory; whoever reads through it vouches for that.
+unsafe impl<T: Sync> Send for MatRef<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for MatRef<T> {}
+// SAFETY: a description of memory; whoever writes through it vouches for that.
+unsafe impl<T: Send> Send for MatMut<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for MatMut<T> {}
+
+impl<T> MatRef<T> {
+    /// A row-major matrix.
+    pub fn row_major(data: *const T, rows: usize, cols: usize) -> Self {
+        MatRef { data, rows, cols, row_stride: cols as isize, col_stride: 1 }
+    }
+
+    /// The transposed view.
+    pub fn transposed(self) -> Self {
+        let MatRef { data, rows, cols, row_stride, col_stride } = self;
+        MatRef { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
+    }
+}
+
+impl<T> MatMut<T> {
+    /// A row-major matrix.
+    pub fn row_major(data: *mut T, rows: usize, cols: usize) -> Self {
+        MatMut { data, rows, cols, row_stride: cols as isize, col_stride: 1 }
+    }
+
+    /// The transposed view.
+    pub fn transposed(self) -> Self {
+        let MatMut { data, rows, cols, row_stride, col_stride } = self;
+        MatMut { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
+    }
+}
+
+/// dst = \[dst +\] alpha * lhs * rhs \[+ bias\], summed in the accumulator's type.
+///
+/// `lhs` is (m, k), `rhs` (k, n), `dst` (m, n), and `bias`, of length n, is added to every row. A
+/// 16-bit destination is rounded once. Up to `threads` threads of the current rayon pool take part;
+/// with 1 the pool is not touched. The result does not depend on `threads`, bitwise.
+///
+/// ```
+/// use ferrotron_tensor::gemm::{Accum, MatMut, MatRef, gemm};
+/// let (lhs, rhs) = ([1.0_f32, 2.0, 3.0, 4.0], [5.0_f32, 6.0, 7.0, 8.0]);
+/// let mut dst = [0.0_f32; 4];
+/// // SAFETY: three arrays of 2 x 2 elements.
+/// unsafe {
+///     gemm(
+///         1,
+///         MatMut::row_major(dst.as_mut_ptr(), 2, 2),
+///         Accum::Replace,
+///         1.0,
+///         MatRef::row_major(lhs.as_ptr(), 2, 2),
+///         MatRef::row_major(rhs.as_ptr(), 2, 2),
+///         Some(&[100.0, 200.0]),
+///     );
+/// }
+/// assert_eq!(dst, [119.0, 222.0, 143.0, 250.0]);
+/// ```
+///
+/// # Panics
+/// When the dimensions do not fit together.
+///
+/// # Safety
+/// Every element that a matrix describes must be valid, for reads in `lhs` and `rhs`, for writes in
+/// `dst` (and for reads with [`Accum::Add`]). Elements of `dst` must not overlap each other, nor those
+/// of the operands or the bias, and nobody else may use them meanwhile.
+pub unsafe fn gemm<L, R, D>(
+    threads: usize,
+    dst: MatMut<D>,
+    accum: Accum,
+    alpha: L::Acc,
+    lhs: MatRef<L>,
+    rhs: MatRef<R>,
+    bias: Option<&[D]>,
+) where
+    L: Element,
+    R: Element<Acc = L::Acc>,
+    D: Element<Acc = L::Acc>,
+{
+    // SAFETY: the caller's promise, passed on; the level is one that the processor has.
+    unsafe { gemm_at(Level::best(), threads, dst, accum, alpha, lhs, rhs, bias) }
+}
+
+/// [`gemm`] with a chosen instruction set, which the processor must have.
+#[expect(clippy::too_many_arguments, reason = "those of gemm and the level")]
+unsafe fn gemm_at<L, R, D>(
+    level: Level,
+    threads: usize,
+    dst: MatMut<D>,
+    accum: Accum,
+    alpha: L::Acc,
+    lhs: MatRef<L>,
+    rhs: MatRef<R>,
+    bias: Option<&[D]>,
+) where
+    L: Element,
+    R: Element<Acc = L::Acc>,
+    D: Element<Acc = L::Acc>,
+{
+    let (m, n, k) = (dst.rows, dst.cols, lhs.cols);
+    assert!(
+        lhs.rows == m && rhs.cols == n && rhs.rows == k && bias.is_none_or(|bias| bias.len() == n),
+        "gemm: dst ({m}, {n}), lhs ({}, {k}), rhs ({}, {}), bias {:?}",
+        lhs.rows,
+        rhs.rows,
+        rhs.cols,
+        bias.map(<[D]>::len),
+    );
+    if m == 0 || n == 0 {
+        return;
+    }
+    if k == 0 {
+        // SAFETY: `dst` is valid for writes, and for reads when adding.
+        unsafe { add_nothing(dst, accum, bias) };
+        return;
+    }
+    let problem = Problem {
+        k,
+        lhs: Operand {
+            data: lhs.data.cast(),
+            dtype: L::DTYPE,
+            lanes: m,
+            lane_stride: lhs.row_stride,
+            step_stride: lhs.col_stride,
+        },
+        rhs: Operand {
+            data: rhs.data.cast(),
+            dtype: R::DTYPE,
+            lanes: n,
+            lane_stride: rhs.col_stride,
+            step_stride: rhs.row_stride,
+        },
+        target: Target {
+            data: dst.data.cast(),
+            dtype: D::DTYPE,
+            row_stride: dst.row_stride,
+            column_stride: dst.col_stride,
+        },
+        accum,
+        bias: bias.map_or(Bias::None, |bias| Bias::Columns(bias.as_ptr().cast())),
+    };
+    // SAFETY: the caller's promise, passed on. The accumulator is named by its dtype.
+    unsafe {
+        if L::Acc::DTYPE == DType::F64 {
+            drive::run(f64::kernels(level), threads, problem, crate::Real::f64(alpha));
+        } else {
+            drive::run(f32::kernels(level), threads, problem, crate::Real::f64(alpha) as f32);
+        }
+    }
+}
+
+/// A product over k = 0: dst = \[dst +\] 0 \[+ bias\].
+unsafe fn add_nothing<D: Element>(dst: MatMut<D>, accum: Accum, bias: Option<&[D]>) {
+    use crate::Real;
+    for i in 0..dst.rows {
+        for j in 0..dst.cols {
+            let offset = i as isize * dst.row_stride + j as isize * dst.col_stride;
+            // SAFETY: an element of `dst`, valid for writes and, when adding, for reads.
+            unsafe {
+                let element = dst.data.offset(offset);
+                let held = if accum == Accum::Add { (*element).acc() } else { D::Acc::ZERO };
+                let bias = bias.map_or(D::Acc::ZERO, |bias| bias[j].acc());
+                element.write(D::from_acc(held + bias));
+            }
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Copying operands into panels, and results out of scratch.
+
+use super::vector::Vector;
+use crate::{Element, Real};
+
+/// Part of an operand and where it goes: `depth` steps of k by `count` lanes (rows of the left or
+/// columns of the right operand), into panels of `width` lanes. Within a panel step p is the
+/// contiguous row at p * width; lanes from `count` up to a full register are filled with zeros.
+pub(super) struct Strip<T> {
+    /// First element; its type is that of the packing routine.
+    pub from: *const u8,
+    pub step_stride: isize,
+    pub lane_stride: isize,
+    pub depth: usize,
+    pub count: usize,
+    pub to: *mut T,
+    /// Half a register, or a multiple of a register.
+    pub width: usize,
+    /// Elements from one panel to the next.
+    pub panel_stride: usize,
+}
+
+/// Packs a strip of `S`.
+///
+/// # Safety
+/// The strip's source holds its elements, and its panels have room for `count` lanes rounded up to
+/// whole registers.
+#[inline(always)]
+pub(super) unsafe fn pack<V: Vector, S: Element<Acc = V::Scalar>>(strip: &Strip<V::Scalar>) {
+    // SAFETY: the caller's promise, passed on.
+    unsafe {
+        if strip.lane_stride == 1 {
+            copy_rows::<V, S>(strip);
+        } else if strip.step_stride == 1 {
+            transpose_rows::<V, S>(strip);
+        } else {
+            gather::<V, S>(strip);
+        }
+    }
+}
+
+/// Stores one register of step `step`, whose first lane is lane `lane` of the strip.
+#[inline(always)]
+unsafe fn put<V: Vector>(strip: &Strip<V::Scalar>, vector: V, step: usize, lane: usize) {
+    let Strip { to, width, panel_stride, .. } = *strip;
+    // SAFETY: the panels have room for whole registers of lanes.
+    unsafe {
+        let panel = to.add(lane / width * panel_stride + step * width);
+        if width < V::LANES {
+            vector.store_halves(panel, panel.add(panel_stride));
+        } else {
+            vector.store(panel.add(lane % width));
+        }
+    }
+}
+
+/// The lanes of a step lie together: copy them.
+#[inline(always)]
+unsafe fn copy_rows<V: Vector, S: Element<Acc = V::Scalar>>(strip: &Strip<V::Scalar>) {
+    let Strip { step_stride, depth, count, to, width, panel_stride, .. } = *strip;
+    let mut from = strip.from.cast::<S>();
+    let whole = count / V::LANES * V::LANES;
+    for step in 0..depth {
+        // SAFETY: source and panels hold `count` lanes, the panels rounded up to registers.
+        unsafe {
+            if width < V::LANES {
+                let mut panel = to.add(step * width);
+                for lane in (0..whole).step_by(V::LANES) {
+                    V::widen(from.add(lane)).store_halves(panel, panel.add(panel_stride));
+                    panel = panel.wrapping_add(2 * panel_stride);
+                }
+            } else {
+                let mut panel = to.add(step * width);
+                let mut column = 0;
+                for lane in (0..whole).step_by(V::LANES) {
+                    V::widen(from.add(lane)).store(panel.add(column));
+                    column += V::LANES;
+                    if column == width {
+                        column = 0;
+                        panel = panel.wrapping_add(panel_stride);
+                    }
+                }
+            }
+            if whole < count {
+                put(strip, V::widen_first(from.add(whole), count - whole), step, whole);
+            }
+        }
+        from = from.wrapping_offset(step_stride);
+    }
+}
+
+/// The steps of a lane lie together: transpose square blocks.
+#[inline(always)]
+unsafe fn transpose_rows<V: Vector, S: Element<Acc = V::Scalar>>(strip: &Strip<V::Scalar>) {
+    let Strip { lane_stride, depth, count, .. } = *strip;
+    let from = strip.from.cast::<S>();
+    for lane in (0..count).step_by(V::LANES) {
+        let lanes = (count - lane).min(V::LANES);
+        for step in (0..depth).step_by(V::LANES) {
+            let steps = (depth - step).min(V::LANES);
+            // SAFETY: the block's elements lie within the strip.
+            unsafe {
+                let mut square = V::square();
+                let corner = from.offset(lane as isize * lane_stride).add(step);
+                if lanes == V::LANES && steps == V::LANES {
+                    for (i, row) in square.as_mut().iter_mut().enumerate() {
+                        *row = V::widen(corner.offset(i as isize * lane_stride));
+                    }
+                } else {
+                    for (i, row) in square.as_mut().iter_mut().enumerate().take(lanes) {
+                        *row = V::widen_first(corner.offset(i as isize * lane_stride), steps);
+                    }
+                }
+                V::transpose(&mut square);
+                for (i, &mut row) in square.as_mut().iter_mut().enumerate().take(steps) {
+                    put(strip, row, step + i, lane);
+                }
+            }
+        }
+    }
+}
+
+/// No two elements lie together.
+#[inline(always)]
+unsafe fn gather<V: Vector, S: Element<Acc = V::Scalar>>(strip: &Strip<V::Scalar>) {
+    let Strip { step_stride, lane_stride, depth, count, .. } = *strip;
+    let from = strip.from.cast::<S>();
+    for step in 0..depth {
+        for lane in (0..count).step_by(V::LANES) {
+            let mut lanes = [V::Scalar::ZERO; 16];
+            let valid = (count - lane).min(V::LANES);
+            for (i, value) in lanes.iter_mut().enumerate().take(valid) {
+                let offset = step as isize * step_stride + (lane + i) as isize * lane_stride;
+                // SAFETY: the element lies within the strip.
+                *value = unsafe { *from.offset(offset) }.acc();
+            }
+            // SAFETY: 16 lanes are there and LANES is at most 16.
+            unsafe { put(strip, V::load(lanes.as_ptr()), step, lane) };
+        }
+    }
+}
+
+/// A block of finished sums and the place that they are rounded to.
+pub(super) struct Finish<T> {
+    /// Row i is contiguous at `from + i * from_row`.
+    pub from: *const T,
+    pub from_row: isize,
+    pub rows: usize,
+    pub columns: usize,
+    /// First element of the destination; its type is that of the finishing routine. It may be `from`.
+    pub to: *mut u8,
+    pub row_stride: isize,
+    pub column_stride: isize,
+    /// First element of a bias of the destination's type, or null.
+    pub bias: *const u8,
+    /// 1 for the stride along which the bias runs, 0 for the other.
+    pub bias_row: usize,
+    pub bias_column: usize,
+}
+
+/// to = round(from + bias), `D` being the destination's type.
+///
+/// # Safety
+/// The pointers of `finish` hold what its documentation says.
+#[inline(always)]
+pub(super) unsafe fn finish<V: Vector, D: Element<Acc = V::Scalar>>(finish: &Finish<V::Scalar>) {
+    let Finish { from, from_row, rows, columns, .. } = *finish;
+    let Finish { row_stride, column_stride, bias_row, bias_column, .. } = *finish;
+    let bias = finish.bias.cast::<D>();
+    for i in 0..rows {
+        // SAFETY: row, column and bias index lie within what the caller vouches for.
+        unsafe {
+            let from = from.offset(i as isize * from_row);
+            let to = finish.to.cast::<D>().offset(i as isize * row_stride);
+            let mut done = 0;
+            while column_stride == 1 && done < columns {
+                let lanes = (columns - done).min(V::LANES);
+                let whole = lanes == V::LANES;
+                let mut value = if whole {
+                    V::load(from.add(done))
+                } else {
+                    V::widen_first(from.add(done), lanes)
+                };
+                if bias_row == 1 {
+                    value = value.add(V::splat((*bias.add(i)).acc()));
+                } else if bias_column == 1 && whole {
+                    value = value.add(V::widen(bias.add(done)));
+                } else if bias_column == 1 {
+                    value = value.add(V::widen_first(bias.add(done), lanes));
+                }
+                if whole {
+                    value.narrow(to.add(done));
+                } else {
+                    value.narrow_first(to.add(done), lanes);
+                }
+                done += lanes;
+            }
+            for j in done..columns {
+                let mut value = *from.add(j);
+                if !bias.is_null() {
+                    value += (*bias.add(i * bias_row + j * bias_column)).acc();
+                }
+                *to.offset(j as isize * column_stride) = D::from_acc(value);
+            }
+        }
+    }
+}

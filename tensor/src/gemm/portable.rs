@@ -1,0 +1,73 @@
+//! Kernels in plain Rust, for processors without the other instruction sets.
+
+use super::vector::Vector;
+use crate::{Element, Real};
+
+/// Four lanes, left to the compiler.
+#[derive(Clone, Copy)]
+struct Lanes<T>([T; 4]);
+
+impl<T: Real + Element<Acc = T>> Vector for Lanes<T> {
+    type Scalar = T;
+    type Mask = usize;
+    type Square = [Self; 4];
+    const LANES: usize = 4;
+    const FREE_MASKS: bool = false;
+
+    #[inline(always)]
+    unsafe fn splat(value: T) -> Self {
+        Lanes([value; 4])
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const T) -> Self {
+        // SAFETY: the caller vouches for four elements.
+        Lanes(unsafe { from.cast::<[T; 4]>().read_unaligned() })
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut T) {
+        // SAFETY: the caller vouches for four elements.
+        unsafe { to.cast::<[T; 4]>().write_unaligned(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn first(count: usize) -> usize {
+        count
+    }
+    #[inline(always)]
+    unsafe fn load_first(from: *const T, mask: usize) -> Self {
+        // SAFETY: the caller vouches for the masked elements.
+        unsafe { Self::widen_first(from, mask) }
+    }
+    #[inline(always)]
+    unsafe fn store_first(self, to: *mut T, mask: usize) {
+        // SAFETY: the caller vouches for the masked elements.
+        unsafe { std::ptr::copy_nonoverlapping(self.0.as_ptr(), to, mask) }
+    }
+    #[inline(always)]
+    unsafe fn store_halves(self, low: *mut T, high: *mut T) {
+        // SAFETY: the caller vouches for two elements each.
+        unsafe {
+            low.cast::<[T; 2]>().write_unaligned([self.0[0], self.0[1]]);
+            high.cast::<[T; 2]>().write_unaligned([self.0[2], self.0[3]]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
+        // Not fused: without the instruction a fused one is a slow library call.
+        Lanes(std::array::from_fn(|lane| self.0[lane] * factor.0[lane] + addend.0[lane]))
+    }
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        Lanes(std::array::from_fn(|lane| self.0[lane] + other.0[lane]))
+    }
+    #[inline(always)]
+    unsafe fn square() -> [Self; 4] {
+        [Lanes([T::ZERO; 4]); 4]
+    }
+    #[inline(always)]
+    unsafe fn transpose(square: &mut [Self; 4]) {
+        let old = *square;
+        *square = std::array::from_fn(|row| Lanes(std::array::from_fn(|lane| old[lane].0[row])));
+    }
+}
+
+super::kernel::isa!(Lanes<f32>, Lanes<f64>, [1, 2, 3, 4]);
