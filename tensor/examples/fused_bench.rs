@@ -3,24 +3,55 @@
 //! Prints the median and the best of 30 runs in milliseconds, and what the best means in GB/s (every operand and result
 //! counted once) or GFLOP/s (causal pairs only).
 
+use ferrotron_tensor::ops::attention::{
+    AttentionConfig, AttentionDropout, attention, attention_backward_packed, split_packed,
+};
 use ferrotron_tensor::ops::layer_norm::{layer_norm, layer_norm_backward};
 use ferrotron_tensor::ops::rms_norm::{rms_norm, rms_norm_backward};
 use ferrotron_tensor::ops::rotary::{Direction, RotaryTable, rotary};
-use ferrotron_tensor::{DType, Device, RandomKey, Result, Tensor};
+use ferrotron_tensor::{DType, Device, Place, RandomKey, Result, Tensor};
 use std::time::Instant;
 
 fn main() -> Result<()> {
     let threads = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(2);
     let device = Device::cpu(threads)?;
     println!("{threads} threads");
-    println!("{:<38} {:<5} {:>8} {:>8} {:>8}", "op", "dtype", "median", "best", "rate");
+    println!("{:<42} {:<5} {:>8} {:>8} {:>8}", "op", "dtype", "median", "best", "rate");
     for dtype in [DType::F32, DType::BF16] {
         for (rows, width) in [(1024, 768), (768, 128)] {
             norms(&device, dtype, rows, width)?;
         }
         rotation(&device, dtype, &[4, 256, 36, 64])?;
+        for sizes in
+            [[4, 256, 12, 12, 64], [12, 64, 4, 4, 32], [1, 1024, 12, 12, 64], [1, 1024, 12, 2, 64]]
+        {
+            causal_attention(&device, dtype, sizes, 0.0)?;
+        }
     }
-    Ok(())
+    causal_attention(&device, DType::F32, [4, 256, 12, 12, 64], 0.1)
+}
+
+/// Sizes are B, T, H, G, D.
+fn causal_attention(device: &Device, dtype: DType, sizes: [usize; 5], p: f64) -> Result<()> {
+    let [b, t, h, g, d] = sizes;
+    let packed = normal(device, dtype, &[b, t, (h + 2 * g) * d], "packed")?;
+    let dout = normal(device, dtype, &[b, t, h, d], "dout")?;
+    let (q, k, v) = split_packed(&packed, h, g)?;
+    let mut config = AttentionConfig::causal(d);
+    if p > 0.0 {
+        let place = Place::whole(&[b, h, t, t]);
+        config.dropout = Some(AttentionDropout::new(p, RandomKey::new(1, 0, "p"), place)?);
+    }
+    let (out, lse) = attention(&q, &k, &v, &config)?;
+    // Two products forward, five backward, of 2 D flops for each pair that the mask lets through.
+    let product = (2 * b * h * d * t * (t + 1) / 2) as f64 * 1e-9;
+    let name = format!("{sizes:?}{}", if p > 0.0 { " dropout" } else { "" });
+    report(&format!("attention {name}"), dtype, 2.0 * product, "GFLOP/s", &|| {
+        attention(&q, &k, &v, &config).map(drop)
+    })?;
+    report(&format!("  backward {name}"), dtype, 5.0 * product, "GFLOP/s", &|| {
+        attention_backward_packed(&dout, (&q, &k, &v), (&out, &lse), &config).map(drop)
+    })
 }
 
 fn norms(device: &Device, dtype: DType, rows: usize, width: usize) -> Result<()> {
@@ -79,6 +110,6 @@ fn report(
     times.sort_by(f64::total_cmp);
     let (best, median) = (times[0], times[times.len() / 2]);
     let rate = work / best;
-    println!("{name:<38} {dtype:<5} {:>8.3} {:>8.3} {rate:>8.1} {unit}", median * 1e3, best * 1e3);
+    println!("{name:<42} {dtype:<5} {:>8.3} {:>8.3} {rate:>8.1} {unit}", median * 1e3, best * 1e3);
     Ok(())
 }

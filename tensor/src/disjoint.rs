@@ -23,6 +23,13 @@ impl<'a, T> Disjoint<'a, T> {
         Disjoint { pointer: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
     }
 
+    /// Where element `start` lies, for kernels that write rows with gaps; writing through it is under
+    /// the same promise as [`Disjoint::part`].
+    #[inline(always)]
+    pub(crate) fn at(&self, start: usize) -> *mut T {
+        self.pointer.wrapping_add(start)
+    }
+
     /// Elements `start .. start + len`.
     ///
     /// # Safety
