@@ -5,12 +5,11 @@
 //! `as`.
 //! Gradient, float to float: dx = dy cast back; needs only the dtype.
 
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::rows::for_rows;
+use super::rows::{CHEAP, for_rows};
 use crate::simd::vectorized;
-use crate::{DType, Result, Scalar, Tensor, dispatch_any};
+use crate::{DType, Element, Result, Scalar, Tensor, dispatch_any};
 
 /// Rounds a `From` to this type.
 trait CastFrom<From>: Sized {
@@ -35,16 +34,16 @@ macro_rules! half {
         half!(@to_half f64, u8, u32, i64 => $half);
         impl CastFrom<f32> for $half {
             #[inline(always)]
-            fn cast_from(value: f32) -> $half { $half::from_f32(value) }
+            fn cast_from(value: f32) -> $half { $half::from_acc(value) }
         }
     )* };
     (@from_half $half:ident => $($to:ty),*) => { $(impl CastFrom<$half> for $to {
         #[inline(always)]
-        fn cast_from(value: $half) -> $to { value.to_f32() as $to }
+        fn cast_from(value: $half) -> $to { value.acc() as $to }
     })* };
     (@to_half $($from:ty),* => $half:ident) => { $(impl CastFrom<$from> for $half {
         #[inline(always)]
-        fn cast_from(value: $from) -> $half { $half::from_f32(value as f32) }
+        fn cast_from(value: $from) -> $half { $half::from_acc(value as f32) }
     })* };
 }
 half!(bf16, f16);
@@ -52,7 +51,7 @@ half!(bf16, f16);
 macro_rules! between_halves {
     ($($from:ident => $to:ident),*) => { $(impl CastFrom<$from> for $to {
         #[inline(always)]
-        fn cast_from(value: $from) -> $to { $to::from_f32(value.to_f32()) }
+        fn cast_from(value: $from) -> $to { $to::from_acc(value.acc()) }
     })* };
 }
 between_halves!(bf16 => bf16, bf16 => f16, f16 => bf16, f16 => f16);
@@ -79,28 +78,13 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     }
     let x = x.contiguous()?;
     let mut y = Tensor::empty(x.device(), dtype, x.dims())?;
-    let work = x.numel();
-    // The processor's conversions of f16 come as functions of slices.
-    match (x.dtype(), dtype) {
-        (DType::F32, DType::F16) => {
-            let source = x.as_slice::<f32>()?;
-            for_rows(x.device(), (y.as_mut_slice::<f16>()?, 1), work, |first, y| {
-                y.convert_from_f32_slice(&source[first..first + y.len()]);
-            });
-        }
-        (DType::F16, DType::F32) => {
-            let source = x.as_slice::<f16>()?;
-            for_rows(x.device(), (y.as_mut_slice::<f32>()?, 1), work, |first, y| {
-                source[first..first + y.len()].convert_to_f32_slice(y);
-            });
-        }
-        _ => dispatch_any!(x.dtype(), From => dispatch_any!(dtype, To => {
-            let source = x.as_slice::<From>()?;
-            for_rows(x.device(), (y.as_mut_slice::<To>()?, 1), work, |first, y| {
-                cast_slice::<From, To>(&source[first..first + y.len()], y);
-            });
-        })),
-    }
+    let work = x.numel() / CHEAP;
+    dispatch_any!(x.dtype(), From => dispatch_any!(dtype, To => {
+        let source = x.as_slice::<From>()?;
+        for_rows(x.device(), (y.as_mut_slice::<To>()?, 1), work, |first, y| {
+            cast_slice::<From, To>(&source[first..first + y.len()], y);
+        });
+    }));
     Ok(y)
 }
 

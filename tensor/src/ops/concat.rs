@@ -7,7 +7,7 @@
 //!
 //! Copies only; every dtype.
 
-use super::rows::{around, for_rows};
+use super::rows::{CHEAP, around, for_rows};
 use crate::tensor::check_pair;
 use crate::{Error, Result, Scalar, Tensor, dispatch_any};
 
@@ -77,7 +77,8 @@ fn copy_in<T: Scalar>(y: &mut Tensor, dim: usize, start: usize, part: &Tensor) -
     }
     let source = part.as_slice::<T>()?;
     let device = part.device();
-    for_rows(device, (y.as_mut_slice::<T>()?, size * inner), source.len(), |first, rows| {
+    let work = source.len() / CHEAP;
+    for_rows(device, (y.as_mut_slice::<T>()?, size * inner), work, |first, rows| {
         let source = source[first * len..].chunks_exact(len);
         for (row, source) in rows.chunks_exact_mut(size * inner).zip(source) {
             row[start * inner..start * inner + len].copy_from_slice(source);

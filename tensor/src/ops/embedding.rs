@@ -6,7 +6,7 @@
 //! of the table belongs to one thread, so nothing depends on their number.
 
 use super::index::{Groups, add_rows, indices};
-use super::rows::for_rows;
+use super::rows::{CHEAP, for_rows};
 use crate::tensor::check_device;
 use crate::{Element, Error, Result, Scalar, Tensor, dispatch_any, dispatch_float};
 
@@ -34,7 +34,7 @@ pub fn embedding(weight: &Tensor, ids: &Tensor) -> Result<Tensor> {
     let weight = weight.contiguous()?;
     let mut y = Tensor::empty(weight.device(), weight.dtype(), &[ids.dims(), &[width]].concat())?;
     dispatch_any!(weight.dtype(), T => {
-        let (work, table) = (y.numel(), weight.as_slice::<T>()?);
+        let (work, table) = (y.numel() / CHEAP, weight.as_slice::<T>()?);
         for_rows(weight.device(), (y.as_mut_slice::<T>()?, width), work, |first, rows| {
             for (row, id) in rows.chunks_exact_mut(width).zip(&list[first..]) {
                 row.copy_from_slice(&table[id * width..][..width]);

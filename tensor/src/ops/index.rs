@@ -10,7 +10,7 @@
 //! Sums accumulate in `Element::Acc`, in the order of the index: each element of the result belongs to
 //! one thread, so nothing depends on their number.
 
-use super::rows::{around, for_rows, owned};
+use super::rows::{CHEAP, around, for_rows, owned};
 use crate::simd::vectorized;
 use crate::tensor::{check_device, check_pair};
 use crate::{
@@ -157,8 +157,8 @@ pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
     let (_, size, inner) = around(x.dims(), resolved);
     let mut y = Tensor::empty(x.device(), x.dtype(), &dims)?;
     dispatch_any!(x.dtype(), T => {
-        let (all, source) = (y.numel(), x.as_slice::<T>()?);
-        for_rows(x.device(), (y.as_mut_slice::<T>()?, inner), all, |first, rows| {
+        let (work, source) = (y.numel() / CHEAP, x.as_slice::<T>()?);
+        for_rows(x.device(), (y.as_mut_slice::<T>()?, inner), work, |first, rows| {
             for (i, row) in rows.chunks_exact_mut(inner).enumerate() {
                 let (block, k) = ((first + i) / list.len(), (first + i) % list.len());
                 row.copy_from_slice(&source[(block * size + list[k]) * inner..][..inner]);

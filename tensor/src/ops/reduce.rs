@@ -9,7 +9,7 @@
 //! Accumulates in `Element::Acc` within fixed blocks (32 lanes of a row of 4096, or the 256 rows above one
 //! another), then joins the blocks in f64 in order: the result does not depend on the number of threads.
 
-use super::rows::{around, for_rows};
+use super::rows::{CHEAP, around, for_rows};
 use crate::simd::vectorized;
 use crate::{DType, Dims, Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
 
@@ -29,6 +29,7 @@ const COLUMN_BLOCK: usize = 256;
 /// A running value: `step` takes an element in, `join` another running value.
 trait Fold {
     const START: f64;
+    const PER_NANOSECOND: usize = CHEAP;
     fn step<A: Real>(acc: A, x: A, shift: A) -> A;
     fn join<A: Real>(acc: A, other: A) -> A;
 }
@@ -64,6 +65,7 @@ impl Fold for Max {
 struct SumExp;
 impl Fold for SumExp {
     const START: f64 = 0.0;
+    const PER_NANOSECOND: usize = 1;
     #[inline(always)]
     fn step<A: Real>(acc: A, x: A, shift: A) -> A {
         acc + (x - shift).exp()
@@ -189,7 +191,8 @@ fn fold<F: Fold, T: Element>(view: &View, shift: Option<&[T::Acc]>) -> Result<Te
     let mut partial = Tensor::empty(x.device(), acc, &[outer, blocks, inner])?;
     let elements = x.as_slice::<T>()?;
     let out = partial.as_mut_slice::<T::Acc>()?;
-    for_rows(x.device(), (out, inner), elements.len(), |first, rows| {
+    let work = elements.len() / F::PER_NANOSECOND;
+    for_rows(x.device(), (out, inner), work, |first, rows| {
         for (i, row) in rows.chunks_exact_mut(inner).enumerate() {
             let (at, block_at) = ((first + i) / blocks, (first + i) % blocks * block);
             let end = reduced.min(block_at + block);
@@ -209,7 +212,7 @@ fn fold<F: Fold, T: Element>(view: &View, shift: Option<&[T::Acc]>) -> Result<Te
     let mut joined = Tensor::empty(x.device(), acc, &[outer, inner])?;
     let partial = partial.as_slice::<T::Acc>()?;
     let out = joined.as_mut_slice::<T::Acc>()?;
-    for_rows(x.device(), (out, 1), partial.len(), |first, values| {
+    for_rows(x.device(), (out, 1), partial.len() / CHEAP, |first, values| {
         for (i, value) in values.iter_mut().enumerate() {
             let (at, column) = ((first + i) / inner, (first + i) % inner);
             let parts = (0..blocks).map(|b| partial[(at * blocks + b) * inner + column].f64());

@@ -4,11 +4,16 @@
 use crate::disjoint::Disjoint;
 use crate::{Device, Result, Tensor};
 
-/// Loops that touch fewer elements than this run on the calling thread: a fork costs microseconds.
+/// Elements that are copied or added in a nanosecond.
+pub(crate) const CHEAP: usize = 8;
+
+/// Loops of less work than this run on the calling thread: a fork costs microseconds.
+///
+/// Work is counted in nanoseconds, roughly: an exponential or a random number is one, [`CHEAP`] elements that
+/// are only copied or added are one.
 pub(crate) const SERIAL: usize = 16 * 1024;
 
-/// Rows a task takes when `work` elements are touched in `rows` rows; all of them if a fork is not
-/// worth it. Only who computes a row depends on it, never what is computed.
+/// Rows a task takes of `rows` that are `work` together; all of them if a fork is not worth it. Only who computes a row depends on it, never what is computed.
 fn rows_per_task(device: &Device, rows: usize, work: usize) -> usize {
     if work < SERIAL || device.threads() == 1 {
         return rows;
@@ -17,7 +22,7 @@ fn rows_per_task(device: &Device, rows: usize, work: usize) -> usize {
 }
 
 /// Cuts `out` into rows of `width` and calls `f(first_row, rows)` on runs of whole rows, on all
-/// threads when `work` (elements touched in all) is worth it.
+/// threads when `work` is worth it.
 pub(crate) fn for_rows<A: Send>(
     device: &Device,
     (out, width): (&mut [A], usize),
