@@ -7,6 +7,7 @@
 
 mod buffer;
 mod device;
+mod disjoint;
 mod dtype;
 mod error;
 mod flat;

@@ -8,8 +8,7 @@
 //! Computed in `Element::Acc`; the coefficients in f64 before. Elements do not depend on one another, so
 //! nothing depends on the number of threads.
 
-use rayon::prelude::*;
-
+use crate::disjoint::Disjoint;
 use crate::simd::vectorized;
 use crate::{Device, Element, Error, Real, Result};
 
@@ -113,16 +112,13 @@ pub fn adamw<T: Element, G: Element<Acc = T::Acc>>(
         inverse_root: a(1.0 / (1.0 - power(beta2)).sqrt()),
         eps: a(eps),
     };
-    if n <= CHUNK || device.threads() == 1 {
-        step_chunk(weights, grads, m, v, &coefficients);
-        return Ok(());
-    }
-    device.run(|| {
-        weights
-            .par_chunks_mut(CHUNK)
-            .zip(grads.par_chunks(CHUNK))
-            .zip(m.par_chunks_mut(CHUNK).zip(v.par_chunks_mut(CHUNK)))
-            .for_each(|((w, g), (m, v))| step_chunk(w, g, m, v, &coefficients));
+    let (weights, m, v) = (Disjoint::new(weights), Disjoint::new(m), Disjoint::new(v));
+    device.for_each(n.div_ceil(CHUNK), n, |task| {
+        let start = task * CHUNK;
+        let len = CHUNK.min(n - start);
+        // SAFETY: tasks take consecutive chunks.
+        let (w, m, v) = unsafe { (weights.part(start, len), m.part(start, len), v.part(start, len)) };
+        step_chunk(w, &grads[start..start + len], m, v, &coefficients);
     });
     Ok(())
 }

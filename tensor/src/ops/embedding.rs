@@ -8,7 +8,7 @@
 use super::index::{Groups, add_rows, indices};
 use super::rows::{CHEAP, for_rows};
 use crate::tensor::check_device;
-use crate::{DType, Element, Error, Result, Scalar, Tensor, dispatch_any, dispatch_float};
+use crate::{Element, Error, Result, Scalar, Tensor, dispatch_any, dispatch_float};
 
 /// Rows of `weight` (V, C) for `ids` of any dims: (ids.., C).
 ///
@@ -114,8 +114,8 @@ fn add<W: Element, T: Element<Acc = W::Acc>>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Device;
     use crate::ops::testing::*;
+    use crate::{DType, Device};
 
     #[test]
     fn rows_and_their_gradient_equal_naive_ones() {

@@ -1,8 +1,7 @@
 //! What the row-wise ops share: parallel loops over rows of several slices at once, and the buffer
 //! of an operand that nobody else holds.
 
-use rayon::prelude::*;
-
+use crate::disjoint::Disjoint;
 use crate::{Device, Result, Tensor};
 
 /// Elements that are copied or added in a nanosecond.
@@ -12,7 +11,7 @@ pub(crate) const CHEAP: usize = 8;
 ///
 /// Work is counted in nanoseconds, roughly: an exponential or a random number is one, [`CHEAP`] elements that
 /// are only copied or added are one.
-const SERIAL: usize = 16 * 1024;
+pub(crate) const SERIAL: usize = 16 * 1024;
 
 /// Rows a task takes of `rows` that are `work` together; all of them if a fork is not worth it. Only who computes a row depends on it, never what is computed.
 fn rows_per_task(device: &Device, rows: usize, work: usize) -> usize {
@@ -38,8 +37,11 @@ pub(crate) fn for_rows<A: Send>(
         }
         return;
     }
-    device.run(|| {
-        out.par_chunks_mut(step * width).enumerate().for_each(|(i, out)| f(i * step, out));
+    let parts = Disjoint::new(out);
+    device.for_each(rows.div_ceil(step), work, |task| {
+        let (first, count) = (task * step, step.min(rows - task * step));
+        // SAFETY: tasks take consecutive runs of rows.
+        f(first, unsafe { parts.part(first * width, count * width) });
     });
 }
 
@@ -60,11 +62,12 @@ pub(crate) fn for_rows2<A: Send, B: Send>(
         }
         return;
     }
-    device.run(|| {
-        a.par_chunks_mut(step * a_width)
-            .zip(b.par_chunks_mut(step * b_width))
-            .enumerate()
-            .for_each(|(i, (a, b))| f(i * step, a, b));
+    let (a, b) = (Disjoint::new(a), Disjoint::new(b));
+    device.for_each(rows.div_ceil(step), work, |task| {
+        let (first, count) = (task * step, step.min(rows - task * step));
+        // SAFETY: tasks take consecutive runs of rows.
+        let (a, b) = unsafe { (a.part(first * a_width, count * a_width), b.part(first * b_width, count * b_width)) };
+        f(first, a, b);
     });
 }
 

@@ -6,8 +6,7 @@
 //!
 //! Computed in `Element::Acc`.
 
-use rayon::prelude::*;
-
+use crate::disjoint::Disjoint;
 use super::adamw::CHUNK;
 use crate::simd::vectorized;
 use crate::{Device, Element, Error, Real, Result};
@@ -44,30 +43,21 @@ pub fn sgd<T: Element, G: Element<Acc = T::Acc>>(
     }
     let Sgd { lr, momentum, weight_decay, grad_scale } = *config;
     let [lr, momentum, decay, scale] = [lr, momentum, weight_decay, grad_scale].map(T::Acc::of);
-    let chunks = || weights.len().div_ceil(CHUNK);
-    if plain {
-        let step = |w: &mut [T], g: &[G]| plain_chunk(w, g, lr, decay, scale);
-        if chunks() <= 1 || device.threads() == 1 {
-            step(weights, grads);
+    // Without momentum the buffer is empty, and so is each of its parts.
+    let kept = if plain { 0 } else { CHUNK };
+    let (weights, buffer) = (Disjoint::new(weights), Disjoint::new(buffer));
+    device.for_each(n.div_ceil(CHUNK), n, |task| {
+        let start = task * CHUNK;
+        let len = CHUNK.min(n - start);
+        let grads = &grads[start..start + len];
+        // SAFETY: tasks take consecutive chunks.
+        let (w, m) = unsafe { (weights.part(start, len), buffer.part(task * kept, len.min(kept))) };
+        if plain {
+            plain_chunk(w, grads, lr, decay, scale);
         } else {
-            device.run(|| {
-                let grads = grads.par_chunks(CHUNK);
-                weights.par_chunks_mut(CHUNK).zip(grads).for_each(|(w, g)| step(w, g));
-            });
+            momentum_chunk(w, grads, m, lr, momentum, decay, scale);
         }
-        return Ok(());
-    }
-    let step = |w: &mut [T], g: &[G], m: &mut [T::Acc]| {
-        momentum_chunk(w, g, m, lr, momentum, decay, scale);
-    };
-    if chunks() <= 1 || device.threads() == 1 {
-        step(weights, grads, buffer);
-    } else {
-        device.run(|| {
-            let others = grads.par_chunks(CHUNK).zip(buffer.par_chunks_mut(CHUNK));
-            weights.par_chunks_mut(CHUNK).zip(others).for_each(|(w, (g, m))| step(w, g, m));
-        });
-    }
+    });
     Ok(())
 }
 

@@ -1,0 +1,286 @@
+//! Scaled-dot-product attention, multi-head and grouped-query, without a T x S matrix.
+//!
+//! For batch b, query head h with key-value head g = h G / H, query i and key j (Vaswani et al., 2017;
+//! tiles and backward as in Dao et al., "FlashAttention", 2022):
+//!
+//! - forward: `s = scale q_i . k_j`, `lse_i = log sum_j exp(s_ij)`, `p_ij = exp(s_ij - lse_i)`,
+//!   `out_i = sum_j m_ij p_ij v_j`;
+//! - backward: `dp_ij = m_ij (dout_i . v_j)`, `delta_i = dout_i . out_i`, `ds_ij = p_ij (dp_ij - delta_i)`,
+//!   `dq_i = scale sum_j ds_ij k_j`, `dk_j = scale sum_i ds_ij q_i`, `dv_j = sum_i m_ij p_ij dout_i`.
+//!
+//! The sums over j run over the keys that query i sees; m is 1, or the dropout's 0 and 1/(1-p), drawn
+//! again in backward. A gradient needs q, k, v, out and lse. Everything is computed in Acc (f32; f64 for
+//! f64), lse is kept in it, and 16-bit results are rounded once. Keys are visited in blocks from key 0 on
+//! and summed in order: the bits of a query's result depend neither on the number of threads nor on the
+//! batch, the other heads or the other queries around it. In backward, dk and dv of a key-value head are
+//! the sums of its query heads in their order.
+
+mod backward;
+mod forward;
+mod tile;
+
+use crate::disjoint::Disjoint;
+use crate::tensor::check_pair;
+use crate::{Element, Error, Place, RandomKey, Result, Scalar, Tensor, dispatch_float};
+use tile::{Call, Shape, Target, View};
+
+/// Which keys a query sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttentionMask {
+    /// All of them.
+    None,
+    /// Query i of T sees keys j <= i + S - T: the queries are the last T of S positions, so that a
+    /// cache of keys may precede them. A query that sees none has out = 0 and lse = -infinity.
+    Causal,
+}
+
+/// What attention computes.
+#[derive(Debug, Clone)]
+pub struct AttentionConfig {
+    /// Which keys a query sees.
+    pub mask: AttentionMask,
+    /// Multiplies the scores; 1 / sqrt(D) as a rule.
+    pub scale: f64,
+    /// Dropout of the probabilities.
+    pub dropout: Option<AttentionDropout>,
+}
+
+impl AttentionConfig {
+    /// Causal attention over heads of `width` elements: scale 1 / sqrt(width), no dropout.
+    pub fn causal(width: usize) -> AttentionConfig {
+        let scale = 1.0 / (width.max(1) as f64).sqrt();
+        AttentionConfig { mask: AttentionMask::Causal, scale, dropout: None }
+    }
+}
+
+/// Dropout of attention probabilities: kept with probability 1 - p and then divided by it.
+///
+/// Element (sample, head, query position, key position) of the global tensor of probabilities is kept
+/// where the uniform number of its index is at least p; `place` says which part of it is computed here.
+#[derive(Debug, Clone)]
+pub struct AttentionDropout {
+    p: f64,
+    key: RandomKey,
+    place: Place,
+}
+
+impl AttentionDropout {
+    /// Errors unless 0 <= p < 1 and `place` has the four dims (B, H, T, S).
+    pub fn new(p: f64, key: RandomKey, place: Place) -> Result<AttentionDropout> {
+        if !(0.0..1.0).contains(&p) {
+            return Err(Error::value(OP, format!("dropout must be in 0 <= p < 1, got {p}")));
+        }
+        if place.dims().len() != 4 {
+            return Err(Error::shape(
+                OP,
+                format!("the dropout's place must be (B, H, T, S), got {:?}", place.dims()),
+            ));
+        }
+        Ok(AttentionDropout { p, key, place })
+    }
+}
+
+const OP: &str = "attention";
+const OP_BACKWARD: &str = "attention_backward";
+
+/// Views of the queries (B, T, H, D), keys and values (B, T, G, D) in a packed projection
+/// (B, T, (H + 2G) D).
+///
+/// Errors if the last dim is not (heads + 2 groups) times something.
+pub fn split_packed(
+    packed: &Tensor,
+    heads: usize,
+    groups: usize,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let parts = heads + 2 * groups;
+    let &[batch, positions, all] = packed.dims() else {
+        return Err(Error::shape(
+            "split_packed",
+            format!("the projection must be (B, T, (H + 2G) D), got {:?}", packed.dims()),
+        ));
+    };
+    if parts == 0 || !all.is_multiple_of(parts) {
+        return Err(Error::shape(
+            "split_packed",
+            format!("{heads} heads and 2 x {groups} do not divide {:?}", packed.dims()),
+        ));
+    }
+    let by_head = packed.reshape(&[batch, positions, parts, all / parts])?;
+    Ok((
+        by_head.narrow(2, 0, heads)?,
+        by_head.narrow(2, heads, groups)?,
+        by_head.narrow(2, heads + groups, groups)?,
+    ))
+}
+
+/// Attention of q (B, T, H, D) to k and v (B, S, G, D), where G divides H: returns out (B, T, H, D),
+/// dense, and lse (B, H, T) in Acc.
+///
+/// Operands may be views with any strides; they are copied only where the last dim is not dense.
+///
+/// ```
+/// use ferrotron_tensor::ops::attention::{AttentionConfig, attention, split_packed};
+/// use ferrotron_tensor::{DType, Device, Tensor};
+/// let packed = Tensor::full(&Device::cpu(1)?, DType::F32, &[2, 5, 12 * 8], 1.0)?;
+/// let (q, k, v) = split_packed(&packed, 8, 2)?; // 8 query heads share 2 key-value heads
+/// let (out, lse) = attention(&q, &k, &v, &AttentionConfig::causal(8))?;
+/// assert_eq!((out.dims(), lse.dims()), (&[2, 5, 8, 8][..], &[2, 8, 5][..]));
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub fn attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    config: &AttentionConfig,
+) -> Result<(Tensor, Tensor)> {
+    let shape = check(OP, q, k, v, config)?;
+    let Shape { batch, queries, heads, width, .. } = shape;
+    let device = q.device();
+    let (q, k, v) = (dense_rows(q)?, dense_rows(k)?, dense_rows(v)?);
+    let mut out = Tensor::empty(device, q.dtype(), &[batch, queries, heads, width])?;
+    dispatch_float!(OP, q.dtype(), T => {
+        type Acc = <T as Element>::Acc;
+        let mut lse = Tensor::empty(device, Acc::DTYPE, &[batch, heads, queries])?;
+        let call = Call::<T>::new(shape, View::of(&q), View::of(&k), View::of(&v), config);
+        let target = Disjoint::new(out.as_mut_slice::<T>()?);
+        let to = Target::dense(&target, queries, heads, width);
+        forward::run(device, &call, to, Disjoint::new(lse.as_mut_slice::<Acc>()?))?;
+        Ok((out, lse))
+    })
+}
+
+/// The gradients (dq, dk, dv) of [`attention`], each dense in the shape of its operand.
+pub fn attention_backward(
+    dout: &Tensor,
+    (q, k, v): (&Tensor, &Tensor, &Tensor),
+    (out, lse): (&Tensor, &Tensor),
+    config: &AttentionConfig,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let shape = check(OP_BACKWARD, q, k, v, config)?;
+    let device = q.device();
+    let mut dq = Tensor::empty(device, q.dtype(), q.dims())?;
+    let mut dk = Tensor::empty(device, q.dtype(), k.dims())?;
+    let mut dv = Tensor::empty(device, q.dtype(), v.dims())?;
+    dispatch_float!(OP_BACKWARD, q.dtype(), T => {
+        let slices = (
+            Disjoint::new(dq.as_mut_slice::<T>()?),
+            Disjoint::new(dk.as_mut_slice::<T>()?),
+            Disjoint::new(dv.as_mut_slice::<T>()?),
+        );
+        let Shape { queries, keys, heads, groups, width, .. } = shape;
+        let targets = [
+            Target::dense(&slices.0, queries, heads, width),
+            Target::dense(&slices.1, keys, groups, width),
+            Target::dense(&slices.2, keys, groups, width),
+        ];
+        write_gradients(shape, dout, (q, k, v), (out, lse), config, targets)?;
+    });
+    Ok((dq, dk, dv))
+}
+
+/// [`attention_backward`] into one tensor (B, T, (H + 2G) D), laid out as the packed projection that
+/// [`split_packed`] cuts: the gradient goes to the projection without a copy.
+///
+/// Errors unless there are as many keys as queries.
+pub fn attention_backward_packed(
+    dout: &Tensor,
+    (q, k, v): (&Tensor, &Tensor, &Tensor),
+    (out, lse): (&Tensor, &Tensor),
+    config: &AttentionConfig,
+) -> Result<Tensor> {
+    let shape = check(OP_BACKWARD, q, k, v, config)?;
+    let Shape { batch, queries, keys, heads, groups, width } = shape;
+    if queries != keys {
+        return Err(Error::shape(
+            OP_BACKWARD,
+            format!("packed gradients need equal lengths, q {:?}, k {:?}", q.dims(), k.dims()),
+        ));
+    }
+    let parts = heads + 2 * groups;
+    let mut packed = Tensor::empty(q.device(), q.dtype(), &[batch, queries, parts * width])?;
+    dispatch_float!(OP_BACKWARD, q.dtype(), T => {
+        let slice = Disjoint::new(packed.as_mut_slice::<T>()?);
+        let whole = Target::dense(&slice, queries, parts, width);
+        let targets = [whole, whole.from_head(heads), whole.from_head(heads + groups)];
+        write_gradients(shape, dout, (q, k, v), (out, lse), config, targets)?;
+    });
+    Ok(packed)
+}
+
+fn write_gradients<T: Element>(
+    shape: Shape,
+    dout: &Tensor,
+    (q, k, v): (&Tensor, &Tensor, &Tensor),
+    (out, lse): (&Tensor, &Tensor),
+    config: &AttentionConfig,
+    targets: [Target<'_, T>; 3],
+) -> Result<()> {
+    let Shape { batch, queries, heads, .. } = shape;
+    for (name, tensor) in [("dout", dout), ("out", out)] {
+        check_pair(OP_BACKWARD, q, tensor)?;
+        if tensor.dims() != q.dims() {
+            return Err(Error::shape(
+                OP_BACKWARD,
+                format!("{name} {:?} is not of q's {:?}", tensor.dims(), q.dims()),
+            ));
+        }
+    }
+    lse.check_dtype::<T::Acc>(OP_BACKWARD)?;
+    if lse.dims() != [batch, heads, queries] {
+        return Err(Error::shape(
+            OP_BACKWARD,
+            format!("q {:?} needs lse (B, H, T), got {:?}", q.dims(), lse.dims()),
+        ));
+    }
+    let (q, k, v) = (dense_rows(q)?, dense_rows(k)?, dense_rows(v)?);
+    let (dout, out, lse) = (dense_rows(dout)?, dense_rows(out)?, lse.contiguous()?);
+    let call = Call::<T>::new(shape, View::of(&q), View::of(&k), View::of(&v), config);
+    let outputs = (View::of(&dout), View::of(&out), lse.as_slice::<T::Acc>()?);
+    backward::run(q.device(), &call, outputs, targets)
+}
+
+/// The tensor itself where its last dim is dense, else a dense copy.
+fn dense_rows(tensor: &Tensor) -> Result<Tensor> {
+    match tensor.layout().row() {
+        (_, 1) | (0 | 1, _) => Ok(tensor.clone()),
+        _ => tensor.contiguous(),
+    }
+}
+
+fn check(
+    op: &'static str,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    config: &AttentionConfig,
+) -> Result<Shape> {
+    check_pair(op, q, k)?;
+    check_pair(op, q, v)?;
+    let refuse = |what: &str| {
+        let (q, k, v) = (q.dims(), k.dims(), v.dims());
+        Err(Error::shape(op, format!("{what}: q {q:?}, k {k:?}, v {v:?}")))
+    };
+    let (&[batch, queries, heads, width], &[k_batch, keys, groups, k_width]) = (q.dims(), k.dims())
+    else {
+        return refuse("operands must be (B, T, H, D)");
+    };
+    if k.dims() != v.dims() || k_batch != batch || k_width != width {
+        return refuse("k and v must be (B, S, G, D) with q's B and D");
+    }
+    if groups == 0 && heads != 0 || groups != 0 && !heads.is_multiple_of(groups) {
+        return refuse("key-value heads do not divide query heads");
+    }
+    if !config.scale.is_finite() {
+        return Err(Error::value(op, format!("scale must be finite, got {}", config.scale)));
+    }
+    if let Some(dropout) = &config.dropout {
+        let dims = [batch, heads, queries, keys];
+        if dropout.place.dims() != dims {
+            return Err(Error::shape(
+                op,
+                format!("dropout is for {:?}, attention is {dims:?}", dropout.place.dims()),
+            ));
+        }
+    }
+    Ok(Shape { batch, queries, keys, heads, groups, width })
+}

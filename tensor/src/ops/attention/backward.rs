@@ -1,0 +1,247 @@
+//! Backward: for each head, key blocks outside and query blocks inside, so that dk and dv of a block
+//! stay in cache while dq gathers its parts in the order of the keys.
+
+use super::tile::{
+    Call, GROUP, KEYS, QUERIES, Shape, Target, View, by_limit, for_each_task, multiply, padded,
+    take,
+};
+use crate::disjoint::Disjoint;
+use crate::gemm::Accum;
+use crate::gemm::block::Factor;
+use crate::simd::vectorized;
+use crate::{Device, Element, Real, Result, Scalar, Tensor};
+
+/// Fills dq (B, T, H, D), dk and dv (B, S, G, D) from dout, out and lse.
+pub(super) fn run<T: Element>(
+    device: &Device,
+    call: &Call<'_, T>,
+    outputs: (View<'_, T>, View<'_, T>, &[T::Acc]),
+    [dq, dk, dv]: [Target<'_, T>; 3],
+) -> Result<()> {
+    let Shape { batch, queries, keys, heads, groups, width } = call.shape;
+    let share = call.shape.share();
+    let row = padded(width);
+    // Where query heads share a key-value head, each leaves its part of dk and dv here.
+    let dims = if share > 1 { [batch * heads, keys, 2 * width] } else { [0; 3] };
+    let mut parts = Tensor::empty(device, T::Acc::DTYPE, &dims)?;
+    let shared = Disjoint::new(parts.as_mut_slice::<T::Acc>()?);
+    let (query_rows, key_rows) = (queries.next_multiple_of(QUERIES), keys.next_multiple_of(KEYS));
+    let size = key_rows * (2 * width + row)
+        + query_rows * (3 * row + 1)
+        + KEYS * 2 * row
+        + QUERIES * 3 * KEYS;
+    for_each_task(device, batch * heads, call.shape.work(), size, |task, workspace| {
+        let (b, head) = (task / heads, task % heads);
+        let store = |key: usize, rows: usize, dk_block: &[T::Acc], dv_block: &[T::Acc]| {
+            let size = (rows, width);
+            let (dk_from, dv_from) = ((dk_block.as_ptr(), row), (dv_block.as_ptr(), row));
+            // SAFETY: these keys of this head belong to this task alone.
+            unsafe {
+                if share == 1 {
+                    call.blocks.round(dk_from, size, dk.row(b, key, head));
+                    call.blocks.round(dv_from, size, dv.row(b, key, head));
+                } else {
+                    let to = shared.at((task * keys + key) * 2 * width);
+                    call.blocks.round(dk_from, size, (to, 2 * width));
+                    call.blocks.round(dv_from, size, (to.add(width), 2 * width));
+                }
+            }
+        };
+        one_head(call, (b, head), outputs, workspace, dq, store);
+    })?;
+    if share > 1 {
+        let parts = parts.as_slice::<T::Acc>()?;
+        device.for_each(batch * groups, parts.len(), |task| {
+            let (b, group) = (task / groups, task % groups);
+            let mut sum = vec![T::Acc::ZERO; 2 * width];
+            for key in 0..keys {
+                sum.fill(T::Acc::ZERO);
+                for head in group * share..(group + 1) * share {
+                    let start = ((b * heads + head) * keys + key) * 2 * width;
+                    add(&mut sum, &parts[start..start + 2 * width]);
+                }
+                let size = (1, width);
+                // SAFETY: this key-value head belongs to this task alone.
+                unsafe {
+                    call.blocks.round((sum.as_ptr(), width), size, dk.row(b, key, group));
+                    let dv_from = (sum[width..].as_ptr(), width);
+                    call.blocks.round(dv_from, size, dv.row(b, key, group));
+                }
+            }
+        });
+    }
+    Ok(())
+}
+
+/// All gradients of one query head; `store(key, rows, dk, dv)` takes each finished block of keys.
+fn one_head<T: Element>(
+    call: &Call<'_, T>,
+    (b, head): (usize, usize),
+    (dout, out, lse): (View<'_, T>, View<'_, T>, &[T::Acc]),
+    workspace: &mut [T::Acc],
+    dq: Target<'_, T>,
+    store: impl Fn(usize, usize, &[T::Acc], &[T::Acc]),
+) {
+    let Shape { queries, keys, heads, width, .. } = call.shape;
+    let (zero, one) = (T::Acc::ZERO, T::Acc::ONE);
+    let row = padded(width);
+    let group = head / call.shape.share();
+    let lse = &lse[(b * heads + head) * queries..][..queries];
+    let (query_rows, key_rows) = (queries.next_multiple_of(QUERIES), keys.next_multiple_of(KEYS));
+    let mut rest = workspace;
+    let k_turned = take(&mut rest, key_rows * width);
+    let v_turned = take(&mut rest, key_rows * width);
+    let k = take(&mut rest, key_rows * row);
+    let q = take(&mut rest, query_rows * row);
+    let g = take(&mut rest, query_rows * row);
+    let dq_sums = take(&mut rest, query_rows * row);
+    let dk = take(&mut rest, KEYS * row);
+    let dv = take(&mut rest, KEYS * row);
+    let p = take(&mut rest, QUERIES * KEYS);
+    let ds = take(&mut rest, QUERIES * KEYS);
+    let factors = take(&mut rest, QUERIES * KEYS);
+    let delta = &mut take(&mut rest, query_rows)[..queries];
+    // SAFETY: the operands hold these rows, the workspace has room for whole blocks.
+    unsafe {
+        let size = (queries, width);
+        call.blocks.widen(call.q.row(b, 0, head), size, (q.as_mut_ptr(), row));
+        call.blocks.widen(dout.row(b, 0, head), size, (g.as_mut_ptr(), row));
+        // The sums' place holds out until its products with dout are taken.
+        call.blocks.widen(out.row(b, 0, head), size, (dq_sums.as_mut_ptr(), row));
+        call.blocks.widen(call.k.row(b, 0, group), (keys, width), (k.as_mut_ptr(), row));
+    }
+    row_products(g, dq_sums, row, width, delta);
+    dq_sums.fill(zero);
+    let mut limits = [0; QUERIES];
+    for key in (0..keys).step_by(KEYS) {
+        let key_count = KEYS.min(keys - key);
+        let (kt, vt) = (&mut k_turned[key * width..], &mut v_turned[key * width..]);
+        // SAFETY: as above.
+        unsafe {
+            let size = (key_count, width);
+            let to = (kt.as_mut_ptr(), KEYS);
+            call.blocks.widen_transposed(call.k.row(b, key, group), size, to);
+            let to = (vt.as_mut_ptr(), KEYS);
+            call.blocks.widen_transposed(call.v.row(b, key, group), size, to);
+        }
+        let k = &k[key * row..];
+        dk.fill(zero);
+        dv.fill(zero);
+        for first in (0..queries).step_by(QUERIES) {
+            let rows = QUERIES.min(queries - first);
+            call.limits(first, rows, key, &mut limits);
+            let limits = &limits[..rows];
+            if limits[rows - 1] == 0 {
+                continue;
+            }
+            let (q, g) = (&q[first * row..], &g[first * row..]);
+            by_limit(limits, |i, rows, limit| {
+                let (p, ds) = (&mut p[i * KEYS..], &mut ds[i * KEYS..]);
+                let size = (rows, limit, width);
+                // SAFETY: blocks of QUERIES or KEYS padded rows each.
+                unsafe {
+                    let lhs = Factor { data: q[i * row..].as_ptr(), row, step: 1 };
+                    let dst = (p.as_mut_ptr(), KEYS, Accum::Replace);
+                    call.blocks.product(size, dst, call.scale, lhs, (kt.as_ptr(), KEYS));
+                    let lhs = Factor { data: g[i * row..].as_ptr(), row, step: 1 };
+                    let dst = (ds.as_mut_ptr(), KEYS, Accum::Replace);
+                    call.blocks.product(size, dst, one, lhs, (vt.as_ptr(), KEYS));
+                }
+                if let Some(dropout) = call.dropout {
+                    for r in 0..rows {
+                        let factors = &mut factors[(i + r) * KEYS..][..limit];
+                        call.dropout_factors(dropout, (b, head, first + i + r), key, factors);
+                        multiply(&mut ds[r * KEYS..][..limit], factors);
+                    }
+                }
+                let at = first + i..first + i + rows;
+                let limits = &limits[i..i + rows];
+                softmax_gradient(p, ds, padded(limit), limits, &lse[at.clone()], &delta[at]);
+                if call.dropout.is_some() {
+                    for r in 0..rows {
+                        let factors = &factors[(i + r) * KEYS..][..limit];
+                        multiply(&mut p[r * KEYS..][..limit], factors);
+                    }
+                }
+                // SAFETY: as above.
+                unsafe {
+                    let dst = (dq_sums[(first + i) * row..].as_mut_ptr(), row, Accum::Add);
+                    let lhs = Factor { data: ds.as_ptr(), row: KEYS, step: 1 };
+                    let size = (rows, width, limit);
+                    call.blocks.product(size, dst, call.scale, lhs, (k.as_ptr(), row));
+                }
+            });
+            // dk and dv: rows are keys, the sum runs over the queries that see the group's first key.
+            let step = if limits[0] >= key_count { KEYS } else { GROUP };
+            for j in (0..key_count).step_by(step) {
+                let from = limits.partition_point(|&limit| limit <= j);
+                if from == rows {
+                    break;
+                }
+                let size = (step.min(key_count - j), width, rows - from);
+                // SAFETY: as above; scores of queries from `from` on are set up to the group's end.
+                unsafe {
+                    let dst = (dv[j * row..].as_mut_ptr(), row, Accum::Add);
+                    let lhs = Factor { data: p[from * KEYS + j..].as_ptr(), row: 1, step: KEYS };
+                    let rhs = (g[from * row..].as_ptr(), row);
+                    call.blocks.product(size, dst, one, lhs, rhs);
+                    let dst = (dk[j * row..].as_mut_ptr(), row, Accum::Add);
+                    let lhs = Factor { data: ds[from * KEYS + j..].as_ptr(), row: 1, step: KEYS };
+                    let rhs = (q[from * row..].as_ptr(), row);
+                    call.blocks.product(size, dst, call.scale, lhs, rhs);
+                }
+            }
+        }
+        store(key, key_count, dk, dv);
+    }
+    // SAFETY: the queries of this head belong to this task alone.
+    unsafe {
+        call.blocks.round((dq_sums.as_ptr(), row), (queries, width), dq.row(b, 0, head));
+    }
+}
+
+vectorized! {
+    /// p = exp(score - lse) and ds = p (dp - delta) in place of score and dp; both 0 from `visible` to
+    /// `width`.
+    fn softmax_gradient<A: Real>(
+        p: &mut [A],
+        ds: &mut [A],
+        width: usize,
+        visible: &[usize],
+        lse: &[A],
+        delta: &[A],
+    ) {
+        for (i, &visible) in visible.iter().enumerate() {
+            let p = &mut p[i * KEYS..i * KEYS + width];
+            let ds = &mut ds[i * KEYS..i * KEYS + width];
+            let (lse, delta) = (lse[i], delta[i]);
+            for (p, ds) in p.iter_mut().zip(ds.iter_mut()) {
+                *p = (*p - lse).exp();
+                *ds = *p * (*ds - delta);
+            }
+            p[visible..].fill(A::ZERO);
+            ds[visible..].fill(A::ZERO);
+        }
+    }
+
+    /// out\[i\] = the product of row i of `a` and `b`, in the order of the columns.
+    fn row_products<A: Real>(a: &[A], b: &[A], row: usize, width: usize, out: &mut [A]) {
+        for (i, out) in out.iter_mut().enumerate() {
+            let (a, b) = (&a[i * row..i * row + width], &b[i * row..i * row + width]);
+            let mut lanes = [A::ZERO; 16];
+            for (a, b) in a.chunks(16).zip(b.chunks(16)) {
+                for ((lane, &a), &b) in lanes.iter_mut().zip(a).zip(b) {
+                    *lane += a * b;
+                }
+            }
+            *out = lanes.into_iter().sum();
+        }
+    }
+
+    /// x\[i\] += y\[i\].
+    fn add<A: Real>(x: &mut [A], y: &[A]) {
+        for (x, &y) in x.iter_mut().zip(y) {
+            *x += y;
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Forward: for each block of queries, keys from first to last with a running maximum and sum.
+
+use super::tile::{
+    Call, KEYS, QUERIES, Shape, Target, by_limit, for_each_task, multiply, padded, take,
+};
+use crate::disjoint::Disjoint;
+use crate::gemm::Accum;
+use crate::gemm::block::{Factor, PAD};
+use crate::simd::vectorized;
+use crate::{Device, Element, Real, Result};
+
+/// Fills `out` (B, T, H, D) and `lse` (B, H, T).
+pub(super) fn run<T: Element>(
+    device: &Device,
+    call: &Call<'_, T>,
+    out: Target<'_, T>,
+    lse: Disjoint<'_, T::Acc>,
+) -> Result<()> {
+    let Shape { batch, queries, keys, groups, width, .. } = call.shape;
+    let share = call.shape.share();
+    let (query_blocks, key_blocks) = (queries.div_ceil(QUERIES), keys.div_ceil(KEYS));
+    // A task packs the keys and values of one key-value head for some of its query blocks: all of
+    // them, unless that leaves threads idle.
+    let units = share * query_blocks;
+    let wanted = 4 * device.threads();
+    let parts = wanted.div_ceil((batch * groups).max(1)).min(units).max(1);
+    let row = padded(width);
+    let packed = key_blocks * KEYS * (width + row);
+    let size = packed + QUERIES * (2 * row + 2 * KEYS + 2);
+    for_each_task(device, batch * groups * parts, call.shape.work(), size, |task, workspace| {
+        let (part, group) = (task % parts, task / parts % groups);
+        let b = task / parts / groups;
+        let mut rest = workspace;
+        let k = take(&mut rest, key_blocks * KEYS * width);
+        let v = take(&mut rest, key_blocks * KEYS * row);
+        for block in 0..key_blocks {
+            let rows = KEYS.min(keys - block * KEYS);
+            // SAFETY: the operands hold these rows, the workspace has room for whole blocks.
+            unsafe {
+                let to = k[block * KEYS * width..].as_mut_ptr();
+                let from = call.k.row(b, block * KEYS, group);
+                call.blocks.widen_transposed(from, (rows, width), (to, KEYS));
+                let to = v[block * KEYS * row..].as_mut_ptr();
+                let from = call.v.row(b, block * KEYS, group);
+                call.blocks.widen(from, (rows, width), (to, row));
+            }
+        }
+        for unit in (part..units).step_by(parts) {
+            let head = group * share + unit / query_blocks;
+            let first = unit % query_blocks * QUERIES;
+            let rows = QUERIES.min(queries - first);
+            let start = (b * call.shape.heads + head) * queries + first;
+            // SAFETY: each query of each head belongs to one unit.
+            let lse = unsafe { lse.part(start, rows) };
+            query_block(call, (b, head, first), k, v, rest, lse, out);
+        }
+    })
+}
+
+/// One block of queries of one head, against the packed keys and values.
+fn query_block<T: Element>(
+    call: &Call<'_, T>,
+    (b, head, first): (usize, usize, usize),
+    k: &[T::Acc],
+    v: &[T::Acc],
+    workspace: &mut [T::Acc],
+    lse: &mut [T::Acc],
+    out: Target<'_, T>,
+) {
+    let (zero, one) = (T::Acc::ZERO, T::Acc::ONE);
+    let (width, rows) = (call.shape.width, lse.len());
+    let row = padded(width);
+    let mut rest = workspace;
+    let q = take(&mut rest, QUERIES * row);
+    let sums = take(&mut rest, QUERIES * row);
+    let tile = take(&mut rest, QUERIES * KEYS);
+    let factors = take(&mut rest, QUERIES * KEYS);
+    let maxima = &mut take(&mut rest, QUERIES)[..rows];
+    let totals = &mut take(&mut rest, QUERIES)[..rows];
+    // SAFETY: the operand holds these rows, the block has room for them.
+    unsafe {
+        call.blocks.widen(call.q.row(b, first, head), (rows, width), (q.as_mut_ptr(), row));
+    }
+    sums.fill(zero);
+    maxima.fill(T::Acc::NEG_INFINITY);
+    totals.fill(zero);
+    let mut limits = [0; QUERIES];
+    for key in (0..call.visible(first + rows - 1)).step_by(KEYS) {
+        call.limits(first, rows, key, &mut limits);
+        let limits = &limits[..rows];
+        let (k, v) = (&k[key * width..], &v[key * row..]);
+        by_limit(limits, |i, rows, limit| {
+            let tile = &mut tile[i * KEYS..];
+            // SAFETY: blocks of QUERIES or KEYS padded rows each.
+            unsafe {
+                let dst = (tile.as_mut_ptr(), KEYS, Accum::Replace);
+                let lhs = Factor { data: q[i * row..].as_ptr(), row, step: 1 };
+                let size = (rows, limit, width);
+                call.blocks.product(size, dst, call.scale, lhs, (k.as_ptr(), KEYS));
+            }
+            let sums = &mut sums[i * row..];
+            let (maxima, totals) = (&mut maxima[i..i + rows], &mut totals[i..i + rows]);
+            online_softmax(tile, padded(limit), &limits[i..i + rows], maxima, totals, sums, row);
+            if let Some(dropout) = call.dropout {
+                for r in 0..rows {
+                    let factors = &mut factors[..limit];
+                    call.dropout_factors(dropout, (b, head, first + i + r), key, factors);
+                    multiply(&mut tile[r * KEYS..][..limit], factors);
+                }
+            }
+            // SAFETY: as above.
+            unsafe {
+                let dst = (sums.as_mut_ptr(), row, Accum::Add);
+                let lhs = Factor { data: tile.as_ptr(), row: KEYS, step: 1 };
+                call.blocks.product((rows, width, limit), dst, one, lhs, (v.as_ptr(), row));
+            }
+        });
+    }
+    normalise(sums, row, maxima, totals, lse);
+    // SAFETY: these rows of the output belong to this block of queries alone.
+    unsafe {
+        call.blocks.round((sums.as_ptr(), row), (rows, width), out.row(b, first, head));
+    }
+}
+
+vectorized! {
+    /// Turns scores into exp(score - maximum so far), adds them to the totals and brings totals and
+    /// sums to the new maximum. Scores from `visible` to `width`, a multiple of [`PAD`], become 0.
+    fn online_softmax<A: Real>(
+        tile: &mut [A],
+        width: usize,
+        visible: &[usize],
+        maxima: &mut [A],
+        totals: &mut [A],
+        sums: &mut [A],
+        row: usize,
+    ) {
+        for (i, &visible) in visible.iter().enumerate() {
+            let scores = &mut tile[i * KEYS..i * KEYS + width];
+            if visible == 0 {
+                scores.fill(A::ZERO);
+                continue;
+            }
+            scores[visible..].fill(A::NEG_INFINITY);
+            let mut lanes = [A::NEG_INFINITY; PAD];
+            for chunk in scores.chunks_exact(PAD) {
+                for (lane, &x) in lanes.iter_mut().zip(chunk) {
+                    *lane = lane.max(x);
+                }
+            }
+            let old = maxima[i];
+            let new = lanes.into_iter().fold(old, |a, b| a.max(b));
+            let mut lanes = [A::ZERO; PAD];
+            for chunk in scores.chunks_exact_mut(PAD) {
+                for (lane, x) in lanes.iter_mut().zip(chunk) {
+                    *x = (*x - new).exp();
+                    *lane += *x;
+                }
+            }
+            let sum = fold(lanes);
+            let shrink = (old - new).exp();
+            totals[i] = totals[i] * shrink + sum;
+            maxima[i] = new;
+            if shrink != A::ONE {
+                for x in &mut sums[i * row..(i + 1) * row] {
+                    *x *= shrink;
+                }
+            }
+        }
+    }
+
+    /// Divides the sums by their totals; a query that saw no key gets 0 and -infinity.
+    fn normalise<A: Real>(sums: &mut [A], row: usize, maxima: &[A], totals: &[A], lse: &mut [A]) {
+        for (i, lse) in lse.iter_mut().enumerate() {
+            let seen = totals[i] != A::ZERO;
+            *lse = if seen { maxima[i] + totals[i].ln() } else { A::NEG_INFINITY };
+            let factor = if seen { A::ONE / totals[i] } else { A::ZERO };
+            for x in &mut sums[i * row..(i + 1) * row] {
+                *x *= factor;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn fold<A: Real>(mut lanes: [A; PAD]) -> A {
+    let mut half = PAD / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] += lanes[i + half];
+        }
+        half /= 2;
+    }
+    lanes[0]
+}

@@ -1,0 +1,241 @@
+//! What both directions of attention share: operands, masks, dropout and the walk over tasks.
+
+use super::{AttentionConfig, AttentionDropout, AttentionMask};
+use crate::disjoint::Disjoint;
+use crate::gemm::block::{Blocks, PAD};
+use crate::simd::vectorized;
+use crate::{Device, Element, RandomKey, Real, Result, Scalar, Tensor};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Queries and keys of a tile: with heads of 64 in f32, five blocks of 16 KiB.
+pub(super) const QUERIES: usize = 64;
+pub(super) const KEYS: usize = 64;
+
+/// Rows that share a limit where a tile straddles the diagonal; divides [`PAD`].
+pub(super) const GROUP: usize = 8;
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    pub batch: usize,
+    pub queries: usize,
+    pub keys: usize,
+    pub heads: usize,
+    pub groups: usize,
+    pub width: usize,
+}
+
+impl Shape {
+    /// Query heads of each key-value head.
+    pub(super) fn share(&self) -> usize {
+        self.heads / self.groups.max(1)
+    }
+
+    /// Multiplications of one product over all pairs: a measure of the work.
+    pub(super) fn work(&self) -> usize {
+        self.batch * self.heads * self.queries * self.keys.max(1) * self.width
+    }
+}
+
+/// An operand (B, T, H, D) whose last dim is dense.
+#[derive(Clone, Copy)]
+pub(super) struct View<'a, T> {
+    data: &'a [T],
+    offset: usize,
+    strides: [usize; 3],
+}
+
+impl<'a, T: Scalar> View<'a, T> {
+    pub(super) fn of(tensor: &'a Tensor) -> Self {
+        let (layout, data) = (tensor.layout(), tensor.buffer_slice::<T>());
+        let strides = std::array::from_fn(|d| layout.strides()[d]);
+        View { data, offset: layout.offset(), strides }
+    }
+
+    /// Row (b, t, h) and the distance to row (b, t + 1, h).
+    pub(super) fn row(&self, b: usize, t: usize, h: usize) -> (*const T, usize) {
+        let [batch, position, head] = self.strides;
+        let start = self.offset + b * batch + t * position + h * head;
+        (self.data.as_ptr().wrapping_add(start), position)
+    }
+}
+
+/// A result (B, T, H, D), perhaps a run of the heads of a larger one.
+#[derive(Clone, Copy)]
+pub(super) struct Target<'a, T> {
+    data: &'a Disjoint<'a, T>,
+    offset: usize,
+    positions: usize,
+    stride: usize,
+    width: usize,
+}
+
+impl<'a, T> Target<'a, T> {
+    pub(super) fn dense(
+        data: &'a Disjoint<'a, T>,
+        positions: usize,
+        heads: usize,
+        width: usize,
+    ) -> Self {
+        Target { data, offset: 0, positions, stride: heads * width, width }
+    }
+
+    /// The heads from `head` on.
+    pub(super) fn from_head(self, head: usize) -> Self {
+        Target { offset: self.offset + head * self.width, ..self }
+    }
+
+    /// Row (b, t, h) and the distance to row (b, t + 1, h).
+    pub(super) fn row(&self, b: usize, t: usize, h: usize) -> (*mut T, usize) {
+        let row = (b * self.positions + t) * self.stride;
+        (self.data.at(self.offset + row + h * self.width), self.stride)
+    }
+}
+
+/// The operands of a call.
+pub(super) struct Call<'a, T: Element> {
+    pub shape: Shape,
+    pub q: View<'a, T>,
+    pub k: View<'a, T>,
+    pub v: View<'a, T>,
+    pub scale: T::Acc,
+    pub mask: AttentionMask,
+    pub dropout: Option<&'a AttentionDropout>,
+    pub blocks: Blocks<T::Acc>,
+}
+
+impl<'a, T: Element> Call<'a, T> {
+    pub(super) fn new(
+        shape: Shape,
+        q: View<'a, T>,
+        k: View<'a, T>,
+        v: View<'a, T>,
+        config: &'a AttentionConfig,
+    ) -> Self {
+        let dropout = config.dropout.as_ref().filter(|dropout| dropout.p > 0.0);
+        let scale = Real::of(config.scale);
+        Call { shape, q, k, v, scale, mask: config.mask, dropout, blocks: Blocks::best() }
+    }
+
+    /// How many keys query i sees: the first that many.
+    pub(super) fn visible(&self, query: usize) -> usize {
+        let Shape { queries, keys, .. } = self.shape;
+        match self.mask {
+            AttentionMask::None => keys,
+            AttentionMask::Causal => (query + 1 + keys).saturating_sub(queries).min(keys),
+        }
+    }
+
+    /// For each query of a tile, how many keys of its block from `key` on it sees; ascending.
+    pub(super) fn limits(&self, query: usize, rows: usize, key: usize, out: &mut [usize; QUERIES]) {
+        for (i, limit) in out[..rows].iter_mut().enumerate() {
+            *limit = self.visible(query + i).saturating_sub(key).min(KEYS);
+        }
+    }
+
+    /// The factors, 0 or 1 / (1 - p), of the keys from `key` on for one query.
+    pub(super) fn dropout_factors(
+        &self,
+        dropout: &AttentionDropout,
+        (b, h, query): (usize, usize, usize),
+        key: usize,
+        out: &mut [T::Acc],
+    ) {
+        let Shape { heads, queries, .. } = self.shape;
+        let kept = Real::of(1.0 / (1.0 - dropout.p));
+        // u >= p for u = bits / 2^32, exactly.
+        let threshold = (dropout.p * 4_294_967_296.0).ceil() as u64;
+        let mut start = 0;
+        for (first, len) in dropout.place.runs((b * heads + h) * queries + query) {
+            let (from, to) = (key.max(start), (key + out.len()).min(start + len));
+            if from < to {
+                let out = &mut out[from - key..to - key];
+                keep(dropout.key, first + (from - start) as u64, threshold, kept, out);
+            }
+            start += len;
+        }
+    }
+}
+
+vectorized! {
+    /// out\[i\] = `kept` where the bits of element first + i reach `threshold`, else 0.
+    fn keep<A: Real>(key: RandomKey, first: u64, threshold: u64, kept: A, out: &mut [A]) {
+        let mut index = first;
+        let mut rest = out;
+        while !rest.is_empty() {
+            // Blocks of four numbers, sixteen at a time so that the compiler can vectorise.
+            let mut bits = [[0_u32; 4]; 16];
+            for (i, block) in bits.iter_mut().enumerate() {
+                *block = key.block((index >> 2) + i as u64);
+            }
+            let skip = (index & 3) as usize;
+            let count = (64 - skip).min(rest.len());
+            let (now, later) = rest.split_at_mut(count);
+            for (x, &bits) in now.iter_mut().zip(&bits.as_flattened()[skip..]) {
+                *x = if u64::from(bits) >= threshold { kept } else { A::ZERO };
+            }
+            index += count as u64;
+            rest = later;
+        }
+    }
+
+    /// x\[i\] *= factor\[i\].
+    pub(super) fn multiply<A: Real>(x: &mut [A], factor: &[A]) {
+        for (x, &factor) in x.iter_mut().zip(factor) {
+            *x *= factor;
+        }
+    }
+}
+
+/// Calls `f(first row, rows, limit)` for runs of rows and the limit of the run's last: all rows at once
+/// where their limits agree, else groups of [`GROUP`].
+#[inline(always)]
+pub(super) fn by_limit(limits: &[usize], mut f: impl FnMut(usize, usize, usize)) {
+    let (Some(&first), Some(&last)) = (limits.first(), limits.last()) else { return };
+    if first == last {
+        return f(0, limits.len(), last);
+    }
+    for (i, group) in limits.chunks(GROUP).enumerate() {
+        f(i * GROUP, group.len(), group[group.len() - 1]);
+    }
+}
+
+/// Rows of a workspace are padded to whole registers.
+pub(super) fn padded(n: usize) -> usize {
+    n.next_multiple_of(PAD)
+}
+
+/// Calls `f(task, workspace)` for every task; as many tasks run at a time as there are threads, each
+/// with `size` elements of its own. Tasks must not depend on one another, nor on what the workspace
+/// holds.
+pub(super) fn for_each_task<A: Element>(
+    device: &Device,
+    tasks: usize,
+    work: usize,
+    size: usize,
+    f: impl Fn(usize, &mut [A]) + Send + Sync,
+) -> Result<()> {
+    let slots = device.threads().min(tasks);
+    let size = padded(size);
+    let mut workspace = Tensor::empty(device, A::DTYPE, &[slots, size])?;
+    let workspace = Disjoint::new(workspace.as_mut_slice::<A>()?);
+    let next = AtomicUsize::new(0);
+    device.for_each(slots, work, |slot| {
+        // SAFETY: each slot has its own run of the workspace.
+        let workspace = unsafe { workspace.part(slot * size, size) };
+        loop {
+            let task = next.fetch_add(1, Relaxed);
+            if task >= tasks {
+                break;
+            }
+            f(task, workspace);
+        }
+    });
+    Ok(())
+}
+
+/// Takes the first `len` elements off a workspace.
+pub(super) fn take<'a, A>(workspace: &mut &'a mut [A], len: usize) -> &'a mut [A] {
+    let (taken, rest) = std::mem::take(workspace).split_at_mut(len);
+    *workspace = rest;
+    taken
+}

@@ -1,0 +1,339 @@
+//! What LayerNorm and RMSNorm share: one pass over each row, and the sums over rows of the weight
+//! gradients.
+//!
+//! With `m` the row's mean (0 for RMSNorm), `r = 1 / sqrt(mean((x - m)^2) + eps)` and `h = (x - m) r`:
+//!
+//! - forward: `y = h w + b`, in Acc, rounded once;
+//! - backward: `dx = r (dy w - mean(dy w) - h mean(dy w h))` (RMSNorm: without the middle term),
+//!   `dw = sum over rows of dy h`, `db = sum over rows of dy`.
+//!
+//! A gradient needs x, m, r and w. Sums over rows are taken in blocks whose size follows from the shape
+//! alone and added in their order, so they do not depend on the number of threads.
+
+use crate::disjoint::Disjoint;
+use crate::simd::vectorized;
+use crate::tensor::{check_device, check_pair};
+use crate::{Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
+
+/// Partial sums of a row: wide enough for four AVX-512 registers of f32, the same on every machine.
+const LANES: usize = 64;
+
+/// Elements that a forward task normalises.
+const TASK: usize = 16 * 1024;
+
+/// Which norm a kernel computes.
+pub(super) trait Norm {
+    /// Name in errors.
+    const OP: &'static str;
+    /// Name of the gradient in errors.
+    const OP_BACKWARD: &'static str;
+    /// Whether the mean is subtracted.
+    const CENTRED: bool;
+}
+
+/// Which gradients a caller wants.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wanted {
+    Input,
+    Weights,
+    All,
+}
+
+/// y, mean (empty for RMSNorm) and reciprocal deviation of each row.
+pub(super) fn forward<N: Norm>(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let (width, outer) = check_weight::<N>(N::OP, x, weight)?;
+    if let Some(bias) = bias {
+        check_pair(N::OP, x, bias)?;
+        if bias.dims() != [width] {
+            return Err(Error::shape(
+                N::OP,
+                format!("x {:?} needs a bias [{width}], got {:?}", x.dims(), bias.dims()),
+            ));
+        }
+    }
+    if !eps.is_finite() || eps < 0.0 {
+        return Err(Error::value(N::OP, format!("eps must be finite and at least 0, got {eps}")));
+    }
+    let device = x.device();
+    let rows: usize = outer.iter().product();
+    let x = x.contiguous()?;
+    let weight = weight.contiguous()?;
+    let bias = bias.map(Tensor::contiguous).transpose()?;
+    let mut y = Tensor::empty(device, x.dtype(), x.dims())?;
+    dispatch_float!(N::OP, x.dtype(), T => {
+        let acc = <T as Element>::Acc::DTYPE;
+        let mean_dims = if N::CENTRED { outer } else { &[0] };
+        let mut mean = Tensor::empty(device, acc, mean_dims)?;
+        let mut rstd = Tensor::empty(device, acc, outer)?;
+        {
+            let (x, weight) = (x.as_slice::<T>()?, weight.as_slice::<T>()?);
+            let bias = bias.as_ref().map_or(Ok(&[][..]), |bias| bias.as_slice::<T>())?;
+            let y = Disjoint::new(y.as_mut_slice::<T>()?);
+            let mean = Disjoint::new(mean.as_mut_slice()?);
+            let rstd = Disjoint::new(rstd.as_mut_slice()?);
+            let block = (TASK / width.max(1)).max(1);
+            device.for_each(rows.div_ceil(block), x.len(), |task| {
+                let first = task * block;
+                let n = block.min(rows - first);
+                let span = first * width..(first + n) * width;
+                // SAFETY: tasks own disjoint runs of rows.
+                let (y, mean, rstd) = unsafe {
+                    let mean = if N::CENTRED { mean.part(first, n) } else { mean.part(0, 0) };
+                    (y.part(span.start, span.len()), mean, rstd.part(first, n))
+                };
+                forward_rows::<T, N>(&x[span], weight, bias, Real::of(eps), y, mean, rstd);
+            });
+        }
+        Ok((y, mean, rstd))
+    })
+}
+
+vectorized! {
+    fn forward_rows<T: Element, N: Norm>(
+        x: &[T],
+        weight: &[T],
+        bias: &[T],
+        eps: T::Acc,
+        y: &mut [T],
+        mean: &mut [T::Acc],
+        rstd: &mut [T::Acc],
+    ) {
+        let width = weight.len();
+        let count = <T::Acc as Real>::of(width.max(1) as f64);
+        for (row, rstd) in rstd.iter_mut().enumerate() {
+            let x = &x[row * width..(row + 1) * width];
+            let y = &mut y[row * width..(row + 1) * width];
+            let mut m = T::Acc::ZERO;
+            if N::CENTRED {
+                m = sum(x, |x| x.acc()) / count;
+                mean[row] = m;
+            }
+            let variance = sum(x, |x| (x.acc() - m) * (x.acc() - m)) / count;
+            let r = T::Acc::ONE / (variance + eps).sqrt();
+            *rstd = r;
+            if bias.is_empty() {
+                for ((y, &x), &w) in y.iter_mut().zip(x).zip(weight) {
+                    *y = T::from_acc((x.acc() - m) * r * w.acc());
+                }
+            } else {
+                for (((y, &x), &w), &b) in y.iter_mut().zip(x).zip(weight).zip(bias) {
+                    *y = T::from_acc((x.acc() - m) * r * w.acc() + b.acc());
+                }
+            }
+        }
+    }
+}
+
+/// dx, and (dweight, dbias) in Acc, so that a caller that adds them up loses nothing.
+pub(super) type Gradients = (Option<Tensor>, Option<(Tensor, Tensor)>);
+
+/// The gradients that are wanted.
+pub(super) fn backward<N: Norm>(
+    dy: &Tensor,
+    x: &Tensor,
+    mean: Option<&Tensor>,
+    rstd: &Tensor,
+    weight: &Tensor,
+    wanted: Wanted,
+) -> Result<Gradients> {
+    let op = N::OP_BACKWARD;
+    let (width, outer) = check_weight::<N>(op, x, weight)?;
+    check_pair(op, x, dy)?;
+    if dy.dims() != x.dims() {
+        return Err(Error::shape(op, format!("dy {:?} is not of x's {:?}", dy.dims(), x.dims())));
+    }
+    let device = x.device();
+    let rows: usize = outer.iter().product();
+    dispatch_float!(op, x.dtype(), T => {
+        type Acc = <T as Element>::Acc;
+        for (name, stat) in [("rstd", Some(rstd)), ("mean", mean)] {
+            let Some(stat) = stat else { continue };
+            stat.check_dtype::<Acc>(op)?;
+            check_device(op, x, stat)?;
+            if stat.dims() != outer {
+                return Err(Error::shape(
+                    op,
+                    format!("x {:?} needs {name} {outer:?}, got {:?}", x.dims(), stat.dims()),
+                ));
+            }
+        }
+        let (x, dy, weight) = (x.contiguous()?, dy.contiguous()?, weight.contiguous()?);
+        let rstd = rstd.contiguous()?;
+        let mean = mean.map(Tensor::contiguous).transpose()?;
+        let want_input = wanted != Wanted::Weights;
+        let want_weights = wanted != Wanted::Input;
+        // At most 128 blocks: their partial sums stay small beside the input.
+        let block = rows.div_ceil(128).max(32);
+        let blocks = rows.div_ceil(block);
+        let dx_dims = if want_input { x.dims() } else { &[0] };
+        let mut dx = Tensor::empty(device, x.dtype(), dx_dims)?;
+        let partial = if want_weights { 2 * width } else { 0 };
+        let mut partials = Tensor::empty(device, Acc::DTYPE, &[blocks, partial])?;
+        {
+            let (x, dy, weight) = (x.as_slice::<T>()?, dy.as_slice::<T>()?, weight.as_slice::<T>()?);
+            let rstd = rstd.as_slice::<Acc>()?;
+            let mean = mean.as_ref().map_or(Ok(&[][..]), |mean| mean.as_slice::<Acc>())?;
+            let dx = Disjoint::new(dx.as_mut_slice::<T>()?);
+            let partials = Disjoint::new(partials.as_mut_slice::<Acc>()?);
+            device.for_each(blocks, x.len(), |task| {
+                let first = task * block;
+                let n = block.min(rows - first);
+                let span = first * width..(first + n) * width;
+                // SAFETY: tasks own disjoint runs of rows and a row of partial sums each.
+                let (dx, sums) = unsafe {
+                    let dx = if want_input { dx.part(span.start, span.len()) } else { dx.part(0, 0) };
+                    (dx, partials.part(task * partial, partial))
+                };
+                let mean = if N::CENTRED { &mean[first..first + n] } else { &[] };
+                let rstd = &rstd[first..first + n];
+                backward_rows::<T, N>(&dy[span.clone()], &x[span], mean, rstd, weight, dx, sums);
+            });
+        }
+        let weights = if want_weights {
+            let mut dweight = Tensor::zeros(device, Acc::DTYPE, &[width])?;
+            let mut dbias = Tensor::zeros(device, Acc::DTYPE, &[width])?;
+            let sums = partials.as_slice::<Acc>()?;
+            add_partials(sums, dweight.as_mut_slice::<Acc>()?, dbias.as_mut_slice::<Acc>()?);
+            Some((dweight, dbias))
+        } else {
+            None
+        };
+        Ok((want_input.then_some(dx), weights))
+    })
+}
+
+vectorized! {
+    /// `dx` and `sums` (dweight, then dbias) are empty where they are not wanted.
+    fn backward_rows<T: Element, N: Norm>(
+        dy: &[T],
+        x: &[T],
+        mean: &[T::Acc],
+        rstd: &[T::Acc],
+        weight: &[T],
+        dx: &mut [T],
+        sums: &mut [T::Acc],
+    ) {
+        let width = weight.len();
+        let count = <T::Acc as Real>::of(width.max(1) as f64);
+        let zero = T::Acc::ZERO;
+        sums.fill(zero);
+        let (dweight, dbias) = sums.split_at_mut(sums.len() / 2);
+        for (row, &r) in rstd.iter().enumerate() {
+            let m = if N::CENTRED { mean[row] } else { zero };
+            let span = row * width..(row + 1) * width;
+            let (x, dy) = (&x[span.clone()], &dy[span.clone()]);
+            if !dx.is_empty() {
+                let (total, along) = row_means::<T>(dy, x, weight, m, r);
+                let total = if N::CENTRED { total / count } else { zero };
+                let along = along / count;
+                let dx = &mut dx[span];
+                for (((dx, &dy), &x), &w) in dx.iter_mut().zip(dy).zip(x).zip(weight) {
+                    let h = (x.acc() - m) * r;
+                    *dx = T::from_acc(r * (dy.acc() * w.acc() - total - h * along));
+                }
+            }
+            if !dweight.is_empty() {
+                let outs = dweight.iter_mut().zip(dbias.iter_mut());
+                for (((dw, db), &dy), &x) in outs.zip(dy).zip(x) {
+                    *dw += dy.acc() * ((x.acc() - m) * r);
+                    *db += dy.acc();
+                }
+            }
+        }
+    }
+
+    fn add_partials<A: Real>(sums: &[A], dweight: &mut [A], dbias: &mut [A]) {
+        let width = dweight.len();
+        if width == 0 {
+            return;
+        }
+        for sums in sums.chunks_exact(2 * width) {
+            for (total, &part) in dweight.iter_mut().zip(&sums[..width]) {
+                *total += part;
+            }
+            for (total, &part) in dbias.iter_mut().zip(&sums[width..]) {
+                *total += part;
+            }
+        }
+    }
+}
+
+/// Sums over a row of `dy w` and `dy w h`.
+#[inline(always)]
+fn row_means<T: Element>(
+    dy: &[T],
+    x: &[T],
+    weight: &[T],
+    m: T::Acc,
+    r: T::Acc,
+) -> (T::Acc, T::Acc) {
+    let mut total = [T::Acc::ZERO; LANES];
+    let mut along = [T::Acc::ZERO; LANES];
+    let (dys, xs, ws) = (dy.chunks_exact(LANES), x.chunks_exact(LANES), weight.chunks_exact(LANES));
+    let rest = dys.remainder().iter().zip(xs.remainder()).zip(ws.remainder());
+    for ((dy, x), w) in dys.zip(xs).zip(ws) {
+        for i in 0..LANES {
+            let g = dy[i].acc() * w[i].acc();
+            total[i] += g;
+            along[i] += g * ((x[i].acc() - m) * r);
+        }
+    }
+    for (i, ((dy, x), w)) in rest.enumerate() {
+        let g = dy.acc() * w.acc();
+        total[i] += g;
+        along[i] += g * ((x.acc() - m) * r);
+    }
+    (fold(total), fold(along))
+}
+
+#[inline(always)]
+fn sum<T: Element>(row: &[T], f: impl Fn(T) -> T::Acc) -> T::Acc {
+    let mut lanes = [T::Acc::ZERO; LANES];
+    let chunks = row.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for i in 0..LANES {
+            lanes[i] += f(chunk[i]);
+        }
+    }
+    for (lane, &x) in lanes.iter_mut().zip(rest) {
+        *lane += f(x);
+    }
+    fold(lanes)
+}
+
+#[inline(always)]
+fn fold<A: Real>(mut lanes: [A; LANES]) -> A {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] += lanes[i + half];
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+/// The row width and the outer dims of `x`, if `weight` fits them.
+fn check_weight<'a, N: Norm>(
+    op: &'static str,
+    x: &'a Tensor,
+    weight: &Tensor,
+) -> Result<(usize, &'a [usize])> {
+    let Some((&width, outer)) = x.dims().split_last() else {
+        return Err(Error::shape(op, "x is a scalar, needs at least one dim"));
+    };
+    check_pair(op, x, weight)?;
+    if weight.dims() != [width] {
+        return Err(Error::shape(
+            op,
+            format!("x {:?} needs a weight [{width}], got {:?}", x.dims(), weight.dims()),
+        ));
+    }
+    Ok((width, outer))
+}

@@ -1,0 +1,192 @@
+//! Rotary position embedding (Su et al., 2021), in the rotate-half convention of Hugging Face.
+//!
+//! With h = R/2 for a rotary dim R <= D, position p and i < h: `angle = p base^(-2i/R)` and
+//!
+//! - forward: `y[i] = x[i] cos - x[i+h] sin`, `y[i+h] = x[i+h] cos + x[i] sin`;
+//! - backward: the inverse rotation, the same with -sin.
+//!
+//! Elements from R on, and heads beyond the rotated ones, pass unchanged. A gradient needs nothing but
+//! the table. Angles are computed in f64, rotations in Acc.
+
+use crate::simd::vectorized;
+use crate::tensor::check_device;
+use crate::{DType, Device, Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
+
+/// Which way to rotate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// By the angle: the embedding.
+    Forward,
+    /// By minus the angle: its inverse, and its gradient.
+    Backward,
+}
+
+/// Cosines and sines of each position, computed once for many layers and steps.
+#[derive(Debug, Clone)]
+pub struct RotaryTable {
+    cos: Tensor, // (T, R/2)
+    sin: Tensor, // (T, R/2)
+}
+
+impl RotaryTable {
+    /// The table of the given positions for tensors of `dtype`, rotating the first `dim` elements of
+    /// each head.
+    ///
+    /// Errors if `dim` is odd, `base` is not positive or `dtype` is no float.
+    ///
+    /// ```
+    /// use ferrotron_tensor::{DType, Device, ops::rotary::RotaryTable};
+    /// let table = RotaryTable::new(&Device::cpu(1)?, DType::F32, 0..1024, 64, 10_000.0)?;
+    /// assert_eq!(table.narrow(1000, 24)?.positions(), 24);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn new(
+        device: &Device,
+        dtype: DType,
+        positions: impl IntoIterator<Item = usize>,
+        dim: usize,
+        base: f64,
+    ) -> Result<RotaryTable> {
+        if !dim.is_multiple_of(2) {
+            return Err(Error::shape("rotary_table", format!("the dim must be even, got {dim}")));
+        }
+        if !(base.is_finite() && base > 0.0) {
+            return Err(Error::value("rotary_table", format!("base must be positive, got {base}")));
+        }
+        let half = dim / 2;
+        let frequencies: Vec<f64> =
+            (0..half).map(|i| base.powf(-2.0 * i as f64 / dim as f64)).collect();
+        let mut angles = Vec::new();
+        let mut rows = 0;
+        for position in positions {
+            rows += 1;
+            angles.extend(frequencies.iter().map(|frequency| position as f64 * frequency));
+        }
+        dispatch_float!("rotary_table", dtype, T => {
+            type Acc = <T as Element>::Acc;
+            let make = |f: fn(f64) -> f64| {
+                let values: Vec<Acc> = angles.iter().map(|&angle| Real::of(f(angle))).collect();
+                Tensor::from_slice(device, &values, &[rows, half])
+            };
+            Ok(RotaryTable { cos: make(f64::cos)?, sin: make(f64::sin)? })
+        })
+    }
+
+    /// Rows `start .. start + len`, for a tensor that starts later in the sequence.
+    pub fn narrow(&self, start: usize, len: usize) -> Result<RotaryTable> {
+        Ok(RotaryTable {
+            cos: self.cos.narrow(0, start, len)?,
+            sin: self.sin.narrow(0, start, len)?,
+        })
+    }
+
+    /// How many positions the table holds.
+    pub fn positions(&self) -> usize {
+        self.cos.dims()[0]
+    }
+
+    /// How many elements of each head are rotated.
+    pub fn dim(&self) -> usize {
+        2 * self.cos.dims()[1]
+    }
+}
+
+/// Rotates the first `heads` heads of x (B, T, H, D) by the table's row of each position and copies the
+/// others: with x a packed (B, T, H + 2G, D) and `heads` = H + G, queries and keys turn and values stay.
+/// The result is dense.
+///
+/// Errors if the table has not T rows, its dim exceeds D, or `heads` exceeds H.
+pub fn rotary(
+    x: &Tensor,
+    table: &RotaryTable,
+    heads: usize,
+    direction: Direction,
+) -> Result<Tensor> {
+    let &[_, positions, all, width] = x.dims() else {
+        return Err(Error::shape("rotary", format!("x must be (B, T, H, D), got {:?}", x.dims())));
+    };
+    if table.positions() != positions || table.dim() > width || heads > all {
+        return Err(Error::shape(
+            "rotary",
+            format!(
+                "x {:?} does not go with {heads} heads and a table of {} positions and dim {}",
+                x.dims(),
+                table.positions(),
+                table.dim()
+            ),
+        ));
+    }
+    check_device("rotary", x, &table.cos)?;
+    // Rows of D elements are read where they lie; only a strided last dim is worth a copy.
+    let x = if x.layout().row().1 == 1 || width == 1 { x.clone() } else { x.contiguous()? };
+    let device = x.device();
+    let mut y = Tensor::empty(device, x.dtype(), x.dims())?;
+    if y.numel() == 0 {
+        return Ok(y);
+    }
+    dispatch_float!("rotary", x.dtype(), T => {
+        type Acc = <T as Element>::Acc;
+        if table.cos.dtype() != Acc::DTYPE {
+            let (table, x) = (table.cos.dtype(), x.dtype());
+            return Err(Error::dtype(
+                "rotary",
+                format!("the table is {table}, x is {x}: it needs a table of {}", Acc::DTYPE),
+            ));
+        }
+        let (cos, sin) = (table.cos.as_slice::<Acc>()?, table.sin.as_slice::<Acc>()?);
+        let half = table.dim() / 2;
+        let source = x.buffer_slice::<T>();
+        let sign = match direction {
+            Direction::Forward => Acc::ONE,
+            Direction::Backward => -Acc::ONE,
+        };
+        let stride = x.layout().strides()[2];
+        // One row of the loop is one position: its heads share the angles.
+        let position_layout = x.narrow(2, 0, 1)?;
+        device.for_each_rows(y.as_mut_slice::<T>()?, all * width, |first, rows| {
+            for (i, y) in rows.chunks_exact_mut(all * width).enumerate() {
+                let t = (first + i) % positions;
+                let angles = t * half..(t + 1) * half;
+                let start = position_layout.layout().row_offset(first + i);
+                let x = &source[start..start + (all - 1) * stride + width];
+                turn_heads(x, stride, heads, width, &cos[angles.clone()], &sin[angles], sign, y);
+            }
+        });
+        Ok(y)
+    })
+}
+
+vectorized! {
+    fn turn_heads<T: Element>(
+        x: &[T],
+        stride: usize,
+        heads: usize,
+        width: usize,
+        cos: &[T::Acc],
+        sin: &[T::Acc],
+        sign: T::Acc,
+        y: &mut [T],
+    ) {
+        let half = cos.len();
+        for (head, y) in y.chunks_exact_mut(width).enumerate() {
+            let x = &x[head * stride..head * stride + width];
+            if head >= heads {
+                y.copy_from_slice(x);
+                continue;
+            }
+            let (x, rest) = x.split_at(2 * half);
+            let (y, y_rest) = y.split_at_mut(2 * half);
+            y_rest.copy_from_slice(rest);
+            let (low, high) = x.split_at(half);
+            let (y_low, y_high) = y.split_at_mut(half);
+            let angles = cos.iter().zip(sin);
+            for (((&a, &b), (c, d)), (&cos, &sin)) in
+                low.iter().zip(high).zip(y_low.iter_mut().zip(y_high)).zip(angles)
+            {
+                let (a, b, sin) = (a.acc(), b.acc(), sign * sin);
+                *c = T::from_acc(a * cos - b * sin);
+                *d = T::from_acc(b * cos + a * sin);
+            }
+        }
+    }
+}
