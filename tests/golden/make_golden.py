@@ -2,7 +2,7 @@
 """Write golden.json: losses, logits and gradients of two tiny GPTs, in float64, from PyTorch.
 
     python make_golden.py              # writes golden.json beside this script
-    python make_golden.py --check      # recomputes and compares with that file to 1e-12
+    python make_golden.py --check      # recomputes and compares with that file to 1e-10
 
 The models are written here from primitive tensor operations (no nn.LayerNorm, no fused attention, no
 cross_entropy), so that the numbers depend on formulas one can read on this page and on nothing that a
@@ -466,7 +466,7 @@ def make_all():
 
 
 def compare(got, want, path="golden"):
-    """Same structure, same integers and texts, floats within 1e-12."""
+    """Same structure, same integers and texts, floats within 1e-10."""
     if isinstance(want, dict):
         assert got.keys() == want.keys(), f"{path}: keys differ"
         for key in want:
@@ -476,7 +476,7 @@ def compare(got, want, path="golden"):
         for i, pair in enumerate(zip(got, want)):
             compare(*pair, f"{path}[{i}]")
     elif isinstance(want, float):
-        assert abs(got - want) <= 1e-12 * max(1.0, abs(want)), f"{path}: computed {got!r}, file has {want!r}"
+        assert abs(got - want) <= 1e-10 * max(1.0, abs(want)), f"{path}: computed {got!r}, file has {want!r}"
     else:
         assert got == want, f"{path}: computed {got!r}, file has {want!r}"
 
