@@ -88,6 +88,13 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     Ok(y)
 }
 
+impl Tensor {
+    /// The same values in another dtype; this tensor itself if it has it already.
+    pub fn cast(&self, dtype: DType) -> Result<Tensor> {
+        cast(self, dtype)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
