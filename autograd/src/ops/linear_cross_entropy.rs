@@ -4,15 +4,18 @@
 //! the gradient of the head goes straight into its buffer.
 
 use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
-use ferrotron_tensor::ops::linear_cross_entropy::{self, Kept};
-use ferrotron_tensor::{Result, Tensor};
+use ferrotron_tensor::ops::linear_cross_entropy::{
+    Gradients, InputGradient, KeptLogits, linear_cross_entropy, linear_cross_entropy_backward,
+};
+use ferrotron_tensor::{Category, Result, Tensor};
 
 use super::cross_entropy::Loss;
-use crate::{Backward, Cotangents, Grads, Saved, Var};
+use crate::{Accum, Backward, Cotangents, Grads, Saved, Var};
 
 impl Var {
-    /// Cross-entropy of x W^T against `targets`, for x (.., C) and W (V, C), over chunks of tokens: at
-    /// most `max_logits_bytes` of logits are kept for backward, else they are computed again.
+    /// Cross-entropy of x W^T against `targets` (..), for x (.., C) and W (V, C), over chunks of tokens.
+    /// Logits of all tokens are kept for backward if they fit into `max_logits_bytes`, else each chunk's
+    /// are computed again.
     pub fn linear_cross_entropy(
         &self,
         weight: &Var,
@@ -20,24 +23,23 @@ impl Var {
         config: &CrossEntropyConfig,
         max_logits_bytes: usize,
     ) -> Result<Loss> {
-        let width = self.dims().last().copied().unwrap_or(1);
-        let rows = self.value().numel() / width.max(1);
-        let x = self.reshape(&[rows, width])?;
-        let targets = targets.reshape(&[rows])?;
-        let (found, kept) = linear_cross_entropy::linear_cross_entropy(
-            x.value(),
-            weight.value(),
-            &targets,
-            config,
-            max_logits_bytes,
-        )?;
-        let sum = Var::record(&[&x, weight], found.loss, || LinearCrossEntropyBackward {
-            x: x.save(),
-            weight: weight.save(),
-            targets,
-            lse: found.lse,
-            kept,
-            config: *config,
+        let found =
+            linear_cross_entropy(self.value(), weight.value(), targets, config, max_logits_bytes)?;
+        let sum = Var::record(&[self, weight], found.loss, || {
+            found
+                .kept
+                .logits()
+                .into_iter()
+                .chain([&found.lse])
+                .for_each(|kept| kept.set_category(Category::Saved));
+            LinearCrossEntropyBackward {
+                x: self.save(),
+                weight: weight.save(),
+                targets: targets.clone(),
+                lse: found.lse,
+                kept: found.kept,
+                config: *config,
+            }
         })?;
         Ok(Loss { sum, counted: found.counted })
     }
@@ -48,7 +50,7 @@ struct LinearCrossEntropyBackward {
     weight: Saved,
     targets: Tensor,
     lse: Tensor,
-    kept: Kept,
+    kept: KeptLogits,
     config: CrossEntropyConfig,
 }
 
@@ -65,21 +67,21 @@ impl Backward for LinearCrossEntropyBackward {
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
         let LinearCrossEntropyBackward { x, weight, targets, lse, kept, config } = *self;
         let (scale, x, weight) = (dy.single()?.item()?, x.value()?, weight.value()?);
-        let wants_x = dx.needs(0);
-        let run = |dweight| {
-            linear_cross_entropy::linear_cross_entropy_backward(
-                kept, &x, &weight, &targets, &lse, &config, scale, wants_x, dweight,
-            )
+        let input = if dx.needs(0) { InputGradient::Wanted } else { InputGradient::Unwanted };
+        let run = |to_weight: Option<(&mut Tensor, Accum)>| {
+            let wanted = Gradients { scale, input, weight: to_weight };
+            linear_cross_entropy_backward(kept, &x, &weight, &targets, &lse, &config, wanted)
         };
-        let mut to_x = None;
-        if dx.needs(1) {
-            dx.accumulate(1, |dweight, accum| {
-                to_x = run(Some((dweight, accum)))?;
+        let to_x = if dx.needs(1) {
+            let mut to_x = None;
+            dx.accumulate(1, |to_weight, accum| {
+                to_x = run(Some((to_weight, accum)))?;
                 Ok(())
             })?;
+            to_x
         } else {
-            to_x = run(None)?;
-        }
+            run(None)?
+        };
         to_x.map_or(Ok(()), |to_x| dx.give(0, to_x))
     }
 }

@@ -9,6 +9,7 @@ pub mod dropout;
 pub mod embedding;
 pub mod index;
 pub mod linear;
+pub mod linear_cross_entropy;
 pub mod matmul;
 pub mod norm;
 pub mod pointwise;
