@@ -147,7 +147,8 @@ impl Real for f32 {
         const LN2_LOW: f32 = -2.121_944_4e-4;
         let x = if self > 88.8 { 88.8 } else { self };
         let x = if x < -87.4 { -87.4 } else { x };
-        let n = (x * std::f32::consts::LOG2_E + ROUND) - ROUND;
+        let shifted = x * std::f32::consts::LOG2_E + ROUND;
+        let n = shifted - ROUND;
         let r = x - n * LN2_HIGH - n * LN2_LOW;
         let mut p = 1.987_569_1e-4_f32;
         p = p * r + 1.398_199_9e-3;
@@ -156,9 +157,10 @@ impl Real for f32 {
         p = p * r + 1.666_666_5e-1;
         p = p * r + 5e-1;
         let e = p * r * r + r + 1.0;
-        // 2^n in two factors, so that the largest results do not overflow on the way.
-        // SAFETY of the conversion: n is within [-127, 128] or NaN; the cast saturates, NaN gives 0.
-        let n = n as i32;
+        // 2^n in two factors, so that the largest results do not overflow on the way. The integer n is
+        // in the low bits of `shifted`: a cast would saturate, which not every compiler vectorises.
+        // NaN gives an arbitrary n, and NaN times 2^n.
+        let n = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
         let half = n >> 1;
         let scale = |k: i32| f32::from_bits(((k + 127) << 23) as u32);
         let y = e * scale(half) * scale(n - half);
