@@ -169,7 +169,10 @@ impl Tensor {
     /// Errors if somebody else holds the buffer, `T` is not the dtype or the view has gaps.
     pub fn as_mut_slice<T: Scalar>(&mut self) -> Result<&mut [T]> {
         if !self.is_contiguous() {
-            return Err(Error::shape("as_mut_slice", format!("the view {:?} is not contiguous", self.layout)));
+            return Err(Error::shape(
+                "as_mut_slice",
+                format!("the view {:?} is not contiguous", self.layout),
+            ));
         }
         let (offset, numel) = (self.layout.offset(), self.layout.numel());
         if numel == 0 {
@@ -185,7 +188,10 @@ impl Tensor {
         self.check_dtype::<T>("as_mut_slice")?;
         let holders = Arc::strong_count(&self.buffer);
         let Some(buffer) = Arc::get_mut(&mut self.buffer) else {
-            return Err(Error::memory("as_mut_slice", format!("the buffer has {holders} holders, writing needs 1")));
+            return Err(Error::memory(
+                "as_mut_slice",
+                format!("the buffer has {holders} holders, writing needs 1"),
+            ));
         };
         let len = buffer.len() / size_of::<T>();
         // SAFETY: the buffer's range is `len` initialised elements of the plain type T, aligned since
@@ -195,7 +201,11 @@ impl Tensor {
     }
 
     /// Lends this tensor to `f` under another layout of the same elements.
-    pub(crate) fn with_layout_mut<R>(&mut self, layout: Layout, f: impl FnOnce(&mut Tensor) -> Result<R>) -> Result<R> {
+    pub(crate) fn with_layout_mut<R>(
+        &mut self,
+        layout: Layout,
+        f: impl FnOnce(&mut Tensor) -> Result<R>,
+    ) -> Result<R> {
         let original = std::mem::replace(&mut self.layout, layout);
         let result = f(self);
         self.layout = original;

@@ -73,9 +73,16 @@ impl Tensor {
     /// Lends this tensor to `f` under other dims, so that it can be written through them.
     ///
     /// Errors if the number of elements differs or strides forbid a view.
-    pub fn reshape_mut<R>(&mut self, dims: &[usize], f: impl FnOnce(&mut Tensor) -> Result<R>) -> Result<R> {
+    pub fn reshape_mut<R>(
+        &mut self,
+        dims: &[usize],
+        f: impl FnOnce(&mut Tensor) -> Result<R>,
+    ) -> Result<R> {
         let layout = self.layout().reshape(dims).ok_or_else(|| {
-            Error::shape("reshape", format!("{:?} does not become {dims:?} without a copy", self.dims()))
+            Error::shape(
+                "reshape",
+                format!("{:?} does not become {dims:?} without a copy", self.dims()),
+            )
         })?;
         self.with_layout_mut(layout, f)
     }

@@ -117,7 +117,8 @@ pub fn adamw<T: Element, G: Element<Acc = T::Acc>>(
         let start = task * CHUNK;
         let len = CHUNK.min(n - start);
         // SAFETY: tasks take consecutive chunks.
-        let (w, m, v) = unsafe { (weights.part(start, len), m.part(start, len), v.part(start, len)) };
+        let (w, m, v) =
+            unsafe { (weights.part(start, len), m.part(start, len), v.part(start, len)) };
         step_chunk(w, &grads[start..start + len], m, v, &coefficients);
     });
     Ok(())

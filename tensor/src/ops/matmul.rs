@@ -44,18 +44,31 @@ pub fn matmul_into(out: &mut Tensor, accum: Accum, lhs: &Tensor, rhs: &Tensor) -
 /// The linear layer x W^T + b for x (.., K), W (N, K) and b (N): (.., N).
 pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     let (&[n, k], Some(&width)) = (weight.dims(), x.dims().last()) else {
-        return Err(Error::shape("linear", format!("needs x (.., K) and W (N, K), got {:?} and {:?}", x.dims(), weight.dims())));
+        return Err(Error::shape(
+            "linear",
+            format!("needs x (.., K) and W (N, K), got {:?} and {:?}", x.dims(), weight.dims()),
+        ));
     };
     if width != k || bias.is_some_and(|bias| bias.dims() != [n]) {
         let bias = bias.map(Tensor::dims);
-        return Err(Error::shape("linear", format!("x {:?}, W {:?} and bias {bias:?} do not fit", x.dims(), weight.dims())));
+        return Err(Error::shape(
+            "linear",
+            format!("x {:?}, W {:?} and bias {bias:?} do not fit", x.dims(), weight.dims()),
+        ));
     }
     let mut dims: Dims = x.dims().into();
     dims[x.rank() - 1] = n;
     let rows = x.as_matrix()?;
     let mut out = Tensor::empty(x.device(), x.dtype(), &[rows.dims()[0], n])?;
     let bias = bias.map(Tensor::contiguous).transpose()?;
-    product_into(&mut out, Accum::Replace, &rows, &weight.transpose(0, 1)?, bias.as_ref(), &[rows.dims()[0], n])?;
+    product_into(
+        &mut out,
+        Accum::Replace,
+        &rows,
+        &weight.transpose(0, 1)?,
+        bias.as_ref(),
+        &[rows.dims()[0], n],
+    )?;
     out.reshape(&dims)
 }
 
@@ -63,10 +76,16 @@ fn product_dims(lhs: &Tensor, rhs: &Tensor) -> Result<Dims> {
     check_pair("matmul", lhs, rhs)?;
     let (l, r) = (lhs.dims(), rhs.dims());
     if l.len() < 2 || r.len() < 2 {
-        return Err(Error::shape("matmul", format!("needs two dims or more: lhs {l:?} x rhs {r:?}")));
+        return Err(Error::shape(
+            "matmul",
+            format!("needs two dims or more: lhs {l:?} x rhs {r:?}"),
+        ));
     }
     if l[l.len() - 1] != r[r.len() - 2] {
-        return Err(Error::shape("matmul", format!("inner dimensions differ: lhs {l:?} x rhs {r:?}")));
+        return Err(Error::shape(
+            "matmul",
+            format!("inner dimensions differ: lhs {l:?} x rhs {r:?}"),
+        ));
     }
     let mut dims = broadcast_dims("matmul", &l[..l.len() - 2], &r[..r.len() - 2])?;
     dims.extend([l[l.len() - 2], r[r.len() - 1]]);
@@ -82,7 +101,10 @@ fn product_into(
     dims: &[usize],
 ) -> Result<()> {
     if out.dims() != dims {
-        return Err(Error::shape("matmul", format!("the result is {dims:?}, the destination {:?}", out.dims())));
+        return Err(Error::shape(
+            "matmul",
+            format!("the result is {dims:?}, the destination {:?}", out.dims()),
+        ));
     }
     check_device(out, lhs)?;
     if let Some(bias) = bias {
@@ -125,7 +147,8 @@ fn product<T: Element, D: Element<Acc = T::Acc>>(
 
     let one = |index: usize, threads: usize| {
         let c = &c;
-        let ([ars, acs], [brs, bcs], [crs, ccs]) = (last_two(l.strides()), last_two(r.strides()), last_two(layout.strides()));
+        let ([ars, acs], [brs, bcs], [crs, ccs]) =
+            (last_two(l.strides()), last_two(r.strides()), last_two(layout.strides()));
         // SAFETY: the offsets of a matrix of the batch and its strides stay inside the buffers by
         // construction of the layouts; matrices of `out` are disjoint, and its buffer is unique.
         unsafe {
@@ -200,8 +223,10 @@ mod tests {
     #[test]
     fn batches_broadcast_and_strides_are_free() -> Result<()> {
         let device = Device::cpu(2)?;
-        let a = Tensor::from_slice(&device, &(0..24).map(f64::from).collect::<Vec<_>>(), &[2, 3, 4])?;
-        let b = Tensor::from_slice(&device, &(0..8).map(f64::from).collect::<Vec<_>>(), &[2, 4])?.transpose(0, 1)?;
+        let a =
+            Tensor::from_slice(&device, &(0..24).map(f64::from).collect::<Vec<_>>(), &[2, 3, 4])?;
+        let b = Tensor::from_slice(&device, &(0..8).map(f64::from).collect::<Vec<_>>(), &[2, 4])?
+            .transpose(0, 1)?;
         let c = matmul(&a, &b)?; // (2, 3, 2)
         assert_eq!(c.dims(), [2, 3, 2]);
         for (i, got) in c.to_f64()?.iter().enumerate() {
@@ -217,10 +242,14 @@ mod tests {
     #[test]
     fn a_linear_layer_of_a_narrowed_view_adds_its_bias() -> Result<()> {
         let device = Device::cpu(1)?;
-        let x = Tensor::from_slice(&device, &[1.0_f32, 2.0, 9.0, 3.0, 4.0, 9.0], &[2, 3])?.narrow(1, 0, 2)?;
+        let x = Tensor::from_slice(&device, &[1.0_f32, 2.0, 9.0, 3.0, 4.0, 9.0], &[2, 3])?
+            .narrow(1, 0, 2)?;
         let w = Tensor::from_slice(&device, &[1.0_f32, 0.0, 0.0, 1.0, 1.0, 1.0], &[3, 2])?;
         let b = Tensor::from_slice(&device, &[10.0_f32, 20.0, 30.0], &[3])?;
-        assert_eq!(linear(&x, &w, Some(&b))?.to_vec::<f32>()?, [11.0, 22.0, 33.0, 13.0, 24.0, 37.0]);
+        assert_eq!(
+            linear(&x, &w, Some(&b))?.to_vec::<f32>()?,
+            [11.0, 22.0, 33.0, 13.0, 24.0, 37.0]
+        );
         let error = linear(&x, &w.transpose(0, 1)?, None).unwrap_err().to_string();
         assert_eq!(error, "linear: x [2, 2], W [2, 3] and bias None do not fit");
         Ok(())

@@ -109,11 +109,21 @@ pub fn binary(op: Binary, lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
 
 /// `dy * d op / d lhs` (`side` 0) or `dy * d op / d rhs` (`side` 1), in the broadcast dims of the
 /// result. `lhs` and `rhs` may be missing where [`Binary::reads`] says that they are not read.
-pub fn binary_backward(op: Binary, side: usize, dy: Tensor, lhs: Option<&Tensor>, rhs: Option<&Tensor>) -> Result<Tensor> {
+pub fn binary_backward(
+    op: Binary,
+    side: usize,
+    dy: Tensor,
+    lhs: Option<&Tensor>,
+    rhs: Option<&Tensor>,
+) -> Result<Tensor> {
     let [reads_lhs, reads_rhs] = op.reads()[side];
     let Some(any) = lhs.filter(|_| reads_lhs).or(rhs.filter(|_| reads_rhs)) else {
         let factor = with_binary!(op, Op => if side == 0 { <Op as BinaryRow>::d_lhs(1.0, 1.0) } else { <Op as BinaryRow>::d_rhs(1.0_f64, 1.0) });
-        return if factor == 1.0 { Ok(dy) } else { unary_backward(Unary::MulScalar, factor, dy, None) };
+        return if factor == 1.0 {
+            Ok(dy)
+        } else {
+            unary_backward(Unary::MulScalar, factor, dy, None)
+        };
     };
     // An operand that is not read may be missing: the other one stands in for it.
     let (lhs, rhs) = (lhs.unwrap_or(any), rhs.unwrap_or(any));
@@ -149,7 +159,13 @@ fn zip_rows<T: Scalar, O: Scalar>(
     let ((width, a_stride), (_, b_stride)) = (la.row(), lb.row());
     device.for_each_rows(out.as_mut_slice::<O>()?, width, |first, rows| {
         for (i, row) in rows.chunks_exact_mut(width).enumerate() {
-            f(row, &a[la.row_offset(first + i)..], a_stride, &b[lb.row_offset(first + i)..], b_stride);
+            f(
+                row,
+                &a[la.row_offset(first + i)..],
+                a_stride,
+                &b[lb.row_offset(first + i)..],
+                b_stride,
+            );
         }
     });
     Ok(())
@@ -161,7 +177,10 @@ fn zip_rows<T: Scalar, O: Scalar>(
 pub fn add_assign(out: &mut Tensor, x: &Tensor) -> Result<()> {
     check_pair("add_assign", out, x)?;
     if out.dims() != x.dims() {
-        return Err(Error::shape("add_assign", format!("dims differ: {:?} += {:?}", out.dims(), x.dims())));
+        return Err(Error::shape(
+            "add_assign",
+            format!("dims differ: {:?} += {:?}", out.dims(), x.dims()),
+        ));
     }
     let x = x.contiguous()?;
     let device = out.device().clone();
@@ -228,7 +247,11 @@ pub fn compare(comparison: Comparison, lhs: &Tensor, rhs: &Tensor) -> Result<Ten
 pub fn select(condition: &Tensor, yes: &Tensor, no: &Tensor) -> Result<Tensor> {
     check_pair("where", yes, no)?;
     condition.check_dtype::<u8>("where")?;
-    let dims = broadcast_dims("where", condition.dims(), &broadcast_dims("where", yes.dims(), no.dims())?)?;
+    let dims = broadcast_dims(
+        "where",
+        condition.dims(),
+        &broadcast_dims("where", yes.dims(), no.dims())?,
+    )?;
     let condition = condition.broadcast_to(&dims)?.contiguous()?;
     let mut out = Tensor::empty(yes.device(), yes.dtype(), &dims)?;
     dispatch_any!(yes.dtype(), T => {
@@ -293,7 +316,6 @@ methods! { binary
     minimum Minimum "The smaller, broadcast.";
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -330,7 +352,11 @@ mod tests {
                 let got = unary(op, 1.5, &rounded)?.to_f64()?;
                 for (i, (got, want)) in got.iter().zip(&want).enumerate() {
                     let tolerance = 4.0 * dtype.epsilon() * want.abs().max(1.0);
-                    assert!((got - want).abs() <= tolerance, "{} {dtype} [{i}]: got {got}, want {want}", op.name());
+                    assert!(
+                        (got - want).abs() <= tolerance,
+                        "{} {dtype} [{i}]: got {got}, want {want}",
+                        op.name()
+                    );
                 }
             }
         }

@@ -66,7 +66,9 @@ pub(crate) fn for_rows2<A: Send, B: Send>(
     device.for_each(rows.div_ceil(step), work, |task| {
         let (first, count) = (task * step, step.min(rows - task * step));
         // SAFETY: tasks take consecutive runs of rows.
-        let (a, b) = unsafe { (a.part(first * a_width, count * a_width), b.part(first * b_width, count * b_width)) };
+        let (a, b) = unsafe {
+            (a.part(first * a_width, count * a_width), b.part(first * b_width, count * b_width))
+        };
         f(first, a, b);
     });
 }

@@ -6,8 +6,8 @@
 //!
 //! Computed in `Element::Acc`.
 
-use crate::disjoint::Disjoint;
 use super::adamw::CHUNK;
+use crate::disjoint::Disjoint;
 use crate::simd::vectorized;
 use crate::{Device, Element, Error, Real, Result};
 
