@@ -129,8 +129,25 @@ macro_rules! element {
 element! {
     f64, f64, |x| x, |x| x;
     f32, f32, |x| x, |x| x;
-    bf16, f32, bf16::to_f32, bf16::from_f32;
+    bf16, f32, widen_bf16, round_bf16;
     f16, f32, f16::to_f32, f16::from_f32;
+}
+
+/// Exact. Without the branch for signalling NaNs of `bf16::to_f32`, which keeps loops from being
+/// vectorised.
+#[inline(always)]
+fn widen_bf16(value: bf16) -> f32 {
+    f32::from_bits(u32::from(value.to_bits()) << 16)
+}
+
+/// To nearest, ties to even, as `bf16::from_f32` but without its branches: adds half of what is cut off,
+/// minus one when the kept part is even. A NaN keeps its upper half and becomes quiet.
+#[inline(always)]
+fn round_bf16(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    let quiet = (bits >> 16) | 0x40;
+    bf16::from_bits(if value.is_nan() { quiet } else { rounded } as u16)
 }
 
 macro_rules! index {
@@ -232,4 +249,25 @@ macro_rules! dispatch_any {
             }
         }
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_is_widened_and_rounded_as_the_half_crate_does() {
+        for high in 0..=u16::MAX {
+            let x = bf16::from_bits(high);
+            assert!(x.is_nan() || x.acc().to_bits() == x.to_f32().to_bits());
+            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let x = f32::from_bits(u32::from(high) << 16 | low);
+                assert_eq!(
+                    <bf16 as Element>::from_acc(x).to_bits(),
+                    bf16::from_f32(x).to_bits(),
+                    "{x}"
+                );
+            }
+        }
+    }
 }
