@@ -1,1 +1,42 @@
-//! Placeholder
+//! Gradients: variables that remember how they came to be, leaves that collect gradients, the engine
+//! that walks back, checkpoint regions and finite-difference checks.
+//!
+//! ```
+//! use ferrotron_autograd::{Leaf, Var};
+//! use ferrotron_tensor::{Device, Tensor};
+//!
+//! let device = Device::cpu(1)?;
+//! let w = Leaf::new("w", Tensor::from_slice(&device, &[2.0_f64, -1.0], &[2])?);
+//! let x = Var::constant(Tensor::from_slice(&device, &[3.0_f64, 5.0], &[2])?);
+//!
+//! let loss = w.var()?.mul(&x)?.sum_all()?;
+//! loss.backward()?;
+//! assert_eq!(loss.value().item()?, 1.0);
+//! assert_eq!(w.gradient()?.unwrap().to_f64()?, [3.0, 5.0]);
+//! # Ok::<(), ferrotron_tensor::Error>(())
+//! ```
+//!
+//! There is no global tape. A [`Var`] owns its node, a node owns what its gradient needs, and whatever
+//! nobody refers to is freed. Second-order gradients are not supported.
+#![deny(missing_docs)]
+
+mod backward;
+mod checkpoint;
+mod engine;
+mod gradcheck;
+mod leaf;
+mod node;
+pub mod ops;
+mod recording;
+mod saved;
+mod var;
+
+pub use backward::{Backward, Cotangents, Grads};
+pub use checkpoint::checkpoint;
+pub use engine::{DeferredGrads, WeightGrads, backward};
+pub use ferrotron_tensor::ops::matmul::Accum;
+pub use gradcheck::{GradcheckOptions, Mismatch, gradcheck, gradcheck_leaves};
+pub use leaf::{Leaf, SharedFlat, missing_gradients};
+pub use recording::no_grad;
+pub use saved::Saved;
+pub use var::Var;

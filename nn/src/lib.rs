@@ -1,1 +1,30 @@
-//! Placeholder
+//! Layers, losses, initialisation, optimizers and schedules.
+//!
+//! A layer is a struct of [`Param`]s with a `forward`; there is no registration and no state outside
+//! the parameters. Whatever a pass needs besides its input is in a [`Context`].
+#![deny(missing_docs)]
+
+mod attention;
+mod buffers;
+mod context;
+mod dropout;
+mod embedding;
+mod init;
+mod linear;
+mod mlp;
+mod norm;
+mod optimizer;
+mod param;
+pub mod schedule;
+
+pub use attention::{Attention, AttentionConfig, KvCache};
+pub use buffers::{ParamBuffers, ParamGroup, clip_coefficient};
+pub use context::{Context, Extent, Mode};
+pub use dropout::Dropout;
+pub use embedding::Embedding;
+pub use init::Init;
+pub use linear::{Bias, Linear};
+pub use mlp::{Activation, Mlp, MlpConfig};
+pub use norm::{LayerNorm, Norm, RmsNorm};
+pub use optimizer::{Optimizer, OptimizerConfig, StepConfig};
+pub use param::{Decay, Module, Param, Scope};

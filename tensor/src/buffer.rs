@@ -57,11 +57,12 @@ impl Buffer {
         unsafe { self.allocation.pointer().add(self.offset) }
     }
 
-    /// Counts the bytes under another category from now on.
+    /// Counts bytes that were workspace under another category from now on; bytes that already have
+    /// a purpose (a weight that an operation keeps) stay with it.
     pub(crate) fn set_category(&self, category: Category) {
-        let old = self.category.swap(category as u8, Relaxed);
-        if old != category as u8 {
-            self.allocation.pool().recount(Category::ALL[old as usize], category, self.len);
+        let workspace = Category::Workspace as u8;
+        if self.category.compare_exchange(workspace, category as u8, Relaxed, Relaxed).is_ok() {
+            self.allocation.pool().recount(Category::Workspace, category, self.len);
         }
     }
 }

@@ -14,11 +14,9 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::fmt;
 use std::sync::Arc;
 
+use crate::ops::rows::{SERIAL, for_rows};
 use crate::pool::{MemoryStats, Pool};
 use crate::{Error, Result};
-
-/// Loops over fewer elements than this run on the calling thread: a fork costs microseconds.
-const SERIAL: usize = 16 * 1024;
 
 /// Where tensors live and who computes on them. Cloning gives another handle of the same device.
 ///
@@ -79,8 +77,14 @@ impl Device {
         if tasks <= 1 || work < SERIAL || self.threads() == 1 {
             (0..tasks).for_each(f);
         } else {
-            self.run(|| (0..tasks).into_par_iter().for_each(f));
+            self.fork(tasks, &f);
         }
+    }
+
+    /// The parallel loop itself, compiled once: each kernel would otherwise bring its own copy of the
+    /// thread pool's machinery.
+    fn fork(&self, tasks: usize, f: &(dyn Fn(usize) + Send + Sync)) {
+        self.run(|| (0..tasks).into_par_iter().for_each(f));
     }
 
     /// Cuts `out` into rows of `width` and calls `f(first_row, rows)` on runs of whole rows.
@@ -90,19 +94,8 @@ impl Device {
         width: usize,
         f: impl Fn(usize, &mut [T]) + Send + Sync,
     ) {
-        let rows = if width == 0 { 0 } else { out.len() / width };
-        if rows == 0 {
-            return;
-        }
-        if out.len() < SERIAL || self.threads() == 1 {
-            return f(0, out);
-        }
-        let per_task = rows.div_ceil(4 * self.threads()).max((SERIAL / 4).div_ceil(width));
-        self.run(|| {
-            out.par_chunks_mut(per_task * width)
-                .enumerate()
-                .for_each(|(i, chunk)| f(i * per_task, chunk))
-        });
+        let work = out.len();
+        for_rows(self, (out, width), work, f);
     }
 }
 

@@ -129,25 +129,55 @@ macro_rules! element {
 element! {
     f64, f64, |x| x, |x| x;
     f32, f32, |x| x, |x| x;
-    bf16, f32, widen_bf16, round_bf16;
-    f16, f32, f16::to_f32, f16::from_f32;
+    bf16, f32, bf16_to_f32, bf16_from_f32;
+    f16, f32, f16_to_f32, f16_from_f32;
 }
 
-/// Exact. Without the branch for signalling NaNs of `bf16::to_f32`, which keeps loops from being
-/// vectorised.
+/// Exact. Without the branch of `bf16::to_f32` for signalling NaNs, which keeps loops scalar.
 #[inline(always)]
-fn widen_bf16(value: bf16) -> f32 {
+fn bf16_to_f32(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
 }
 
-/// To nearest, ties to even, as `bf16::from_f32` but without its branches: adds half of what is cut off,
-/// minus one when the kept part is even. A NaN keeps its upper half and becomes quiet.
+/// Rounds to nearest even without a branch: adds half of what is cut off, minus one when the kept part is
+/// even. A NaN keeps its upper half and becomes quiet.
 #[inline(always)]
-fn round_bf16(value: f32) -> bf16 {
+fn bf16_from_f32(value: f32) -> bf16 {
     let bits = value.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16;
     let quiet = (bits >> 16) | 0x40;
     bf16::from_bits(if value.is_nan() { quiet } else { rounded } as u16)
+}
+
+/// Widens without a branch, so that a loop over it becomes vector instructions; `f16::to_f32` asks for the
+/// processor's abilities at every element. Scaling by 2^112 moves the exponent's bias from 15 to 127,
+/// subnormal numbers included.
+#[inline(always)]
+fn f16_to_f32(value: f16) -> f32 {
+    let bits = u32::from(value.to_bits());
+    let magnitude = (bits & 0x7FFF) << 13;
+    let scaled = f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23);
+    let special = f32::from_bits(magnitude | 0x7F80_0000); // infinity or NaN
+    let finite = (bits & 0x7C00) != 0x7C00;
+    let magnitude = if finite { scaled.to_bits() } else { special.to_bits() };
+    f32::from_bits(magnitude | (bits & 0x8000) << 16)
+}
+
+/// Rounds to nearest even without a branch.
+#[inline(always)]
+fn f16_from_f32(value: f32) -> f16 {
+    let bits = value.to_bits();
+    let magnitude = bits & 0x7FFF_FFFF;
+    // Normal results: rebias the exponent, then round the 13 bits that go to even by an addition.
+    let odd = (magnitude >> 13) & 1;
+    let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0xFFF + odd) >> 13;
+    // Results below 2^-14: adding 0.5 leaves them, rounded to even, in the sum's low bits.
+    let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits());
+    let rounded = if magnitude < (113 << 23) { subnormal } else { normal };
+    // 65520 and more round to infinity; NaN stays one.
+    let rounded = if magnitude >= 0x477F_F000 { 0x7C00 } else { rounded };
+    let rounded = if magnitude > 0x7F80_0000 { 0x7E00 } else { rounded };
+    f16::from_bits((rounded | (bits >> 16 & 0x8000)) as u16)
 }
 
 macro_rules! index {
@@ -256,18 +286,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bf16_is_widened_and_rounded_as_the_half_crate_does() {
+    fn bf16_conversions_equal_those_of_the_half_crate() {
         for high in 0..=u16::MAX {
             let x = bf16::from_bits(high);
-            assert!(x.is_nan() || x.acc().to_bits() == x.to_f32().to_bits());
-            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+            assert!(x.is_nan() || bf16_to_f32(x).to_bits() == x.to_f32_const().to_bits());
+            for low in [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF] {
                 let x = f32::from_bits(u32::from(high) << 16 | low);
-                assert_eq!(
-                    <bf16 as Element>::from_acc(x).to_bits(),
-                    bf16::from_f32(x).to_bits(),
-                    "{x}"
-                );
+                let (got, want) = (bf16_from_f32(x), bf16::from_f32_const(x));
+                assert_eq!(got.to_bits(), want.to_bits(), "{x:e}");
             }
+        }
+    }
+
+    #[test]
+    fn f16_conversions_equal_those_of_the_half_crate() {
+        for bits in 0..=u16::MAX {
+            let value = f16::from_bits(bits);
+            let (got, want) = (f16_to_f32(value), value.to_f32_const());
+            assert!(
+                got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()),
+                "{bits:#x}"
+            );
+            // The value itself, its neighbours in f32, and the halfway point to the next with its own.
+            for half in [0, 0x1000] {
+                for step in [-1_i32, 0, 1] {
+                    let near = f32::from_bits(want.to_bits().wrapping_add_signed(half + step));
+                    let (got, want) = (f16_from_f32(near), f16::from_f32_const(near));
+                    let same = got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan());
+                    assert!(same, "{near:e}: got {got}, want {want}");
+                }
+            }
+        }
+        for i in 0..=u16::MAX {
+            let value = f32::from_bits(u32::from(i) << 16 | 0x9ABC);
+            let (got, want) = (f16_from_f32(value), f16::from_f32_const(value));
+            assert!(
+                got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()),
+                "{value:e}"
+            );
         }
     }
 }

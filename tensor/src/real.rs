@@ -157,13 +157,13 @@ impl Real for f32 {
         p = p * r + 1.666_666_5e-1;
         p = p * r + 5e-1;
         let e = p * r * r + r + 1.0;
-        // 2^n in two factors, so that the largest results do not overflow on the way. The integer n is
-        // in the low bits of `shifted`: a cast would saturate, which not every compiler vectorises.
-        // NaN gives an arbitrary n, and NaN times 2^n.
+        // 2^n in two factors, so that the largest results do not overflow on the way.
+        // The low bits of the shifted value are n: a float-to-integer cast, which saturates, would keep the
+        // loop from becoming vector instructions. For NaN they are anything, times a NaN.
         let n = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
         let half = n >> 1;
-        let scale = |k: i32| f32::from_bits(((k + 127) << 23) as u32);
-        let y = e * scale(half) * scale(n - half);
+        let scale = |k: i32| f32::from_bits((k.wrapping_add(127) as u32) << 23);
+        let y = e * scale(half) * scale(n.wrapping_sub(half));
         let y = if self < -87.336_54 { 0.0 } else { y };
         if self > 88.722_83 { f32::INFINITY } else { y }
     }

@@ -141,7 +141,7 @@ impl Tensor {
         Arc::as_ptr(&self.buffer) as usize
     }
 
-    /// Counts the buffer's bytes under `category` from now on.
+    /// Counts the buffer's bytes under `category` from now on, if they were workspace until now.
     pub fn set_category(&self, category: Category) {
         self.buffer.set_category(category);
     }
@@ -157,6 +157,9 @@ impl Tensor {
                 format!("the view {:?} is not contiguous", self.layout),
             ));
         }
+        if self.numel() == 0 {
+            return Ok(&[]); // the view of no element may begin behind the buffer's end
+        }
         let all = self.buffer_slice::<T>();
         Ok(&all[self.layout.offset()..self.layout.offset() + self.numel()])
     }
@@ -165,7 +168,6 @@ impl Tensor {
     ///
     /// Errors if somebody else holds the buffer, `T` is not the dtype or the view has gaps.
     pub fn as_mut_slice<T: Scalar>(&mut self) -> Result<&mut [T]> {
-        self.check_dtype::<T>("as_mut_slice")?;
         if !self.is_contiguous() {
             return Err(Error::shape(
                 "as_mut_slice",
@@ -173,6 +175,17 @@ impl Tensor {
             ));
         }
         let (offset, numel) = (self.layout.offset(), self.layout.numel());
+        if numel == 0 {
+            return Ok(&mut []);
+        }
+        Ok(&mut self.buffer_slice_mut::<T>()?[offset..offset + numel])
+    }
+
+    /// The whole buffer behind the view, for writing.
+    ///
+    /// Errors if somebody else holds it or `T` is not the dtype.
+    pub(crate) fn buffer_slice_mut<T: Scalar>(&mut self) -> Result<&mut [T]> {
+        self.check_dtype::<T>("as_mut_slice")?;
         let holders = Arc::strong_count(&self.buffer);
         let Some(buffer) = Arc::get_mut(&mut self.buffer) else {
             return Err(Error::memory(
@@ -184,14 +197,25 @@ impl Tensor {
         // SAFETY: the buffer's range is `len` initialised elements of the plain type T, aligned since
         // ranges start at multiples of the dtype; nobody else can reach them while the unique `Arc` is
         // borrowed mutably.
-        let all = unsafe { slice::from_raw_parts_mut(buffer.pointer().cast::<T>(), len) };
-        Ok(&mut all[offset..offset + numel])
+        Ok(unsafe { slice::from_raw_parts_mut(buffer.pointer().cast::<T>(), len) })
+    }
+
+    /// Lends this tensor to `f` under another layout of the same elements.
+    pub(crate) fn with_layout_mut<R>(
+        &mut self,
+        layout: Layout,
+        f: impl FnOnce(&mut Tensor) -> Result<R>,
+    ) -> Result<R> {
+        let original = std::mem::replace(&mut self.layout, layout);
+        let result = f(self);
+        self.layout = original;
+        result
     }
 
     /// The whole buffer behind the view, which `layout` indexes. The caller has checked the dtype.
     pub(crate) fn buffer_slice<T: Scalar>(&self) -> &[T] {
         debug_assert_eq!(T::DTYPE, self.dtype);
-        // SAFETY: as in `as_mut_slice`; writers need the unique `Arc`, which cannot be while this
+        // SAFETY: as in `buffer_slice_mut`; writers need the unique `Arc`, which cannot be while this
         // reference lives.
         unsafe {
             slice::from_raw_parts(
@@ -271,15 +295,30 @@ impl Tensor {
         Ok(())
     }
 
-    /// Overwrites this unique, contiguous tensor with the elements of `source`.
+    /// Overwrites this unique tensor with the elements of `source`.
     ///
-    /// Errors if dims or dtype differ.
+    /// Errors if dims or dtype differ, or somebody else holds the buffer.
     pub fn write(&mut self, source: &Tensor) -> Result<()> {
         if self.dims() != source.dims() || self.dtype != source.dtype {
             return Err(Error::shape("write", format!("{source:?} does not fill {self:?}")));
         }
         let source = source.contiguous()?;
-        dispatch_any!(self.dtype, T => self.as_mut_slice::<T>()?.copy_from_slice(source.as_slice::<T>()?));
+        let layout = self.layout.clone();
+        let (width, stride) = layout.row();
+        dispatch_any!(self.dtype, T => {
+            let source = source.as_slice::<T>()?;
+            if layout.is_contiguous() {
+                self.as_mut_slice::<T>()?.copy_from_slice(source);
+                return Ok(());
+            }
+            let target = self.buffer_slice_mut::<T>()?;
+            for (row, values) in source.chunks_exact(width.max(1)).enumerate() {
+                let start = layout.row_offset(row);
+                for (j, x) in values.iter().enumerate() {
+                    target[start + j * stride] = *x;
+                }
+            }
+        });
         Ok(())
     }
 

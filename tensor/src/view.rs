@@ -70,6 +70,35 @@ impl Tensor {
             .collect()
     }
 
+    /// Lends this tensor to `f` under other dims, so that it can be written through them.
+    ///
+    /// Errors if the number of elements differs or strides forbid a view.
+    pub fn reshape_mut<R>(
+        &mut self,
+        dims: &[usize],
+        f: impl FnOnce(&mut Tensor) -> Result<R>,
+    ) -> Result<R> {
+        let layout = self.layout().reshape(dims).ok_or_else(|| {
+            Error::shape(
+                "reshape",
+                format!("{:?} does not become {dims:?} without a copy", self.dims()),
+            )
+        })?;
+        self.with_layout_mut(layout, f)
+    }
+
+    /// Lends a part of one dim to `f`, so that it can be written.
+    pub fn narrow_mut<R>(
+        &mut self,
+        dim: isize,
+        start: usize,
+        len: usize,
+        f: impl FnOnce(&mut Tensor) -> Result<R>,
+    ) -> Result<R> {
+        let layout = self.layout().narrow(self.resolve("narrow", dim)?, start, len)?;
+        self.with_layout_mut(layout, f)
+    }
+
     /// All dims but the last joined into one: (rows, width). A copy only where strides forbid a view.
     pub(crate) fn as_matrix(&self) -> Result<Tensor> {
         let width = self.dims().last().copied().unwrap_or(1);

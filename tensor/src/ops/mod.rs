@@ -1,8 +1,28 @@
 //! Operations, one file each: the formula, what a gradient needs, the accumulation type, then the CPU
 //! kernels of both directions.
 
+pub mod adamw;
 pub mod attention;
+pub mod cast;
+pub mod concat;
+pub mod cross_entropy;
+pub mod dropout;
+pub mod embedding;
+pub mod index;
 pub mod layer_norm;
-mod norm;
+pub mod linear_cross_entropy;
+pub mod matmul;
+pub mod pointwise;
+pub mod random;
+pub mod reduce;
 pub mod rms_norm;
 pub mod rotary;
+pub mod sgd;
+pub mod softmax;
+pub mod sq_norm;
+pub mod table;
+
+mod norm;
+pub(crate) mod rows;
+#[cfg(test)]
+mod testing;

@@ -18,6 +18,9 @@ use crate::{Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
 /// Partial sums of a row: wide enough for four AVX-512 registers of f32, the same on every machine.
 const LANES: usize = 64;
 
+/// Elements normalised in a nanosecond, roughly: what decides whether a fork is worth it.
+const PER_NANOSECOND: usize = 4;
+
 /// Elements that a forward task normalises.
 const TASK: usize = 16 * 1024;
 
@@ -77,7 +80,7 @@ pub(super) fn forward<N: Norm>(
             let mean = Disjoint::new(mean.as_mut_slice()?);
             let rstd = Disjoint::new(rstd.as_mut_slice()?);
             let block = (TASK / width.max(1)).max(1);
-            device.for_each(rows.div_ceil(block), x.len(), |task| {
+            device.for_each(rows.div_ceil(block), x.len() / PER_NANOSECOND, |task| {
                 let first = task * block;
                 let n = block.min(rows - first);
                 let span = first * width..(first + n) * width;
@@ -180,7 +183,7 @@ pub(super) fn backward<N: Norm>(
             let mean = mean.as_ref().map_or(Ok(&[][..]), |mean| mean.as_slice::<Acc>())?;
             let dx = Disjoint::new(dx.as_mut_slice::<T>()?);
             let partials = Disjoint::new(partials.as_mut_slice::<Acc>()?);
-            device.for_each(blocks, x.len(), |task| {
+            device.for_each(blocks, x.len() / PER_NANOSECOND, |task| {
                 let first = task * block;
                 let n = block.min(rows - first);
                 let span = first * width..(first + n) * width;

@@ -1,0 +1,159 @@
+//! The gradient of one operation: the trait, and the place where gradients go.
+
+use ferrotron_tensor::ops::pointwise::{add_assign, own};
+use ferrotron_tensor::ops::reduce::sum_to;
+use ferrotron_tensor::{Error, Result, Tensor};
+
+use crate::Accum;
+use crate::engine::{DeferredGrads, Pending, WeightGrads};
+use crate::node::{Node, Source};
+
+/// What an operation keeps, and how it turns the gradient of its results into those of its operands.
+///
+/// The library's operations are small structs whose fields are exactly what is kept. A closure works
+/// too:
+///
+/// ```
+/// use ferrotron_autograd::{Grads, Leaf, Var};
+/// use ferrotron_tensor::{Device, Result, Tensor};
+///
+/// /// x^3 with its gradient.
+/// fn cube(x: &Var) -> Result<Var> {
+///     let value = x.value().square()?.mul(x.value())?;
+///     let saved = x.save();
+///     Var::record(&[x], value, || {
+///         move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.mul(&saved.value()?.square()?.mul_scalar(3.0)?)?)
+///     })
+/// }
+///
+/// let x = Leaf::new("x", Tensor::from_slice(&Device::cpu(1)?, &[2.0_f64], &[1])?);
+/// cube(&x.var()?)?.backward()?;
+/// assert_eq!(x.gradient()?.unwrap().item()?, 12.0);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub trait Backward: Send + 'static {
+    /// The operation's name, for errors and reports.
+    fn name(&self) -> &'static str {
+        "closure"
+    }
+
+    /// The tensors that are kept.
+    fn saved(&self) -> Vec<&Tensor> {
+        Vec::new()
+    }
+
+    /// Gives the operands' gradients. Consumes what was kept, so that it is freed at once.
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()>;
+}
+
+impl<F: FnOnce(Tensor, &mut Grads) -> Result<()> + Send + 'static> Backward for F {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        self(dy.single()?, dx)
+    }
+}
+
+/// The gradients of an operation's results; those of results that nobody used are missing.
+pub struct Cotangents(pub(crate) Vec<Option<Tensor>>);
+
+impl Cotangents {
+    /// The gradient of the only result.
+    pub fn single(self) -> Result<Tensor> {
+        let count = self.0.len();
+        match self.0.into_iter().next() {
+            Some(Some(dy)) if count == 1 => Ok(dy),
+            _ => Err(Error::graph(
+                "backward",
+                format!("expected one result with a gradient, got {count} results"),
+            )),
+        }
+    }
+
+    /// The gradients of all results, in order.
+    pub fn into_vec(self) -> Vec<Option<Tensor>> {
+        self.0
+    }
+}
+
+/// Where an operation puts the gradients of its operands.
+pub struct Grads<'a> {
+    pub(crate) node: &'a Node,
+    pub(crate) pending: &'a mut Pending,
+    pub(crate) mode: WeightGrads,
+    pub(crate) deferred: &'a mut DeferredGrads,
+}
+
+impl Grads<'_> {
+    /// Whether anybody wants the gradient of operand `i`; an optional operand that was not given is
+    /// not wanted.
+    pub fn needs(&self, i: usize) -> bool {
+        self.node.inputs.get(i).is_some_and(|(source, _)| source.is_some())
+    }
+
+    /// Hands over the gradient of operand `i`. It may have the dims that the operand was broadcast to:
+    /// it is summed back. Ignored if nobody wants it.
+    pub fn give(&mut self, i: usize, gradient: Tensor) -> Result<()> {
+        let (Some(source), slot) = &self.node.inputs[i] else { return Ok(()) };
+        let gradient = sum_to(&gradient, &slot.dims)?;
+        match source {
+            Source::Leaf(leaf) => leaf.give(gradient),
+            Source::Node(node, output) => {
+                let entry = self.pending.slot(node, *output);
+                *entry = Some(match entry.take() {
+                    None => gradient,
+                    Some(first) => {
+                        // Either may be written if nobody else holds it; the order of the sum is kept
+                        // bitwise, since addition commutes.
+                        let (mut sum, other) = if first.is_unique() || !gradient.is_unique() {
+                            (own(first)?, gradient)
+                        } else {
+                            (own(gradient)?, first)
+                        };
+                        add_assign(&mut sum, &other)?;
+                        sum
+                    }
+                });
+                Ok(())
+            }
+        }
+    }
+
+    /// Lets `write` put the gradient of operand `i` straight where it belongs: it gets a unique,
+    /// contiguous tensor of the operand's dims and whether to replace or to add to what is there.
+    /// Not called if nobody wants the gradient.
+    pub fn accumulate(
+        &mut self,
+        i: usize,
+        write: impl FnOnce(&mut Tensor, Accum) -> Result<()>,
+    ) -> Result<()> {
+        let (Some(source), slot) = &self.node.inputs[i] else { return Ok(()) };
+        match source {
+            Source::Leaf(leaf) => leaf.accumulate(write),
+            Source::Node(node, output) => {
+                let entry = self.pending.slot(node, *output);
+                let (mut sum, accum) = match entry.take() {
+                    None => (Tensor::empty(&slot.device, slot.dtype, &slot.dims)?, Accum::Replace),
+                    Some(first) => (own(first)?, Accum::Add),
+                };
+                write(&mut sum, accum)?;
+                *entry = Some(sum);
+                Ok(())
+            }
+        }
+    }
+
+    /// As [`Grads::accumulate`] for the weight of a linear layer: with [`WeightGrads::Deferred`] and a
+    /// parameter as operand, `write` is queued instead of called.
+    pub fn accumulate_weight(
+        &mut self,
+        i: usize,
+        write: impl FnOnce(&mut Tensor, Accum) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        match (&self.node.inputs[i].0, self.mode) {
+            (Some(Source::Leaf(leaf)), WeightGrads::Deferred) => {
+                self.deferred.push(leaf.clone(), Box::new(write));
+                Ok(())
+            }
+            _ => self.accumulate(i, write),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The walk back through the graph.
+//!
+//! Nodes run by descending sequence number, so each runs after all that used its results, and in the
+//! same order on every rank: collectives inside backward cannot deadlock. Each node's backward is
+//! consumed, so what it kept is freed while the walk goes on.
+
+use ferrotron_tensor::{At, Error, Result, Tensor};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::node::{Node, Source};
+use crate::recording::{Recording, with};
+use crate::{Accum, Cotangents, Grads, Leaf, Var};
+
+/// When the weight gradients of linear layers are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightGrads {
+    /// Within backward.
+    Now,
+    /// When [`DeferredGrads::run`] is called: a zero-bubble pipeline fills its gaps with them.
+    Deferred,
+}
+
+type Write = Box<dyn FnOnce(&mut Tensor, Accum) -> Result<()> + Send>;
+
+/// Weight gradients still to be computed, in the order in which backward met them.
+#[derive(Default)]
+#[must_use = "deferred weight gradients are lost unless they are run"]
+pub struct DeferredGrads(Vec<(Leaf, Write)>);
+
+impl DeferredGrads {
+    pub(crate) fn push(&mut self, leaf: Leaf, write: Write) {
+        self.0.push((leaf, write));
+    }
+
+    pub(crate) fn append(&mut self, mut other: DeferredGrads) {
+        self.0.append(&mut other.0);
+    }
+
+    /// How many are waiting.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether none is waiting.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Computes them.
+    pub fn run(self) -> Result<()> {
+        self.0.into_iter().try_for_each(|(leaf, write)| leaf.accumulate(write).at(leaf.name()))
+    }
+}
+
+/// Nodes whose results have gradients, by sequence number.
+#[derive(Default)]
+pub(crate) struct Pending(BTreeMap<u64, (Arc<Node>, Vec<Option<Tensor>>)>);
+
+impl Pending {
+    /// The place for the gradient of a node's result.
+    pub(crate) fn slot(&mut self, node: &Arc<Node>, output: usize) -> &mut Option<Tensor> {
+        let fresh = || (node.clone(), node.outputs.iter().map(|_| None).collect());
+        &mut self.0.entry(node.seq).or_insert_with(fresh).1[output]
+    }
+}
+
+/// Walks back from `outputs`, each with its cotangent (the gradient that arrives there), and
+/// accumulates into the leaves.
+///
+/// Errors if an output carries no gradient, a cotangent has other dims, or a node was consumed before.
+pub fn backward(outputs: &[(&Var, Tensor)], mode: WeightGrads) -> Result<DeferredGrads> {
+    let mut deferred = DeferredGrads::default();
+    let mut pending = Pending::default();
+    for (var, cotangent) in outputs {
+        if var.dims() != cotangent.dims() || var.dtype() != cotangent.dtype() {
+            return Err(Error::shape(
+                "backward",
+                format!("cotangent {cotangent:?} for a value {:?}", var.value()),
+            ));
+        }
+        match var.source() {
+            None => {
+                return Err(Error::graph(
+                    "backward",
+                    "the value depends on no leaf that was recorded; was it made under no_grad?",
+                ));
+            }
+            Some(Source::Leaf(leaf)) => leaf.give(cotangent.clone())?,
+            Some(Source::Node(node, output)) => {
+                let slot = pending.slot(node, *output);
+                *slot = Some(match slot.take() {
+                    None => cotangent.clone(),
+                    Some(first) => first.add(cotangent)?,
+                });
+            }
+        }
+    }
+    // Backward formulas work on tensors, but a closure of the user's might not: nothing is recorded.
+    with(Recording::Off, || walk(&mut pending, mode, &mut deferred)).0?;
+    Ok(deferred)
+}
+
+fn walk(pending: &mut Pending, mode: WeightGrads, deferred: &mut DeferredGrads) -> Result<()> {
+    while let Some((_, (node, cotangents))) = pending.0.pop_last() {
+        let Some(backward) = node.take() else {
+            return Err(Error::graph(
+                "backward",
+                format!(
+                    "the graph through {} was walked before; its saved values are gone. Run forward again",
+                    node.name
+                ),
+            ));
+        };
+        backward.backward(
+            Cotangents(cotangents),
+            &mut Grads { node: &node, pending, mode, deferred },
+        )?;
+    }
+    Ok(())
+}

@@ -1,0 +1,336 @@
+//! Leaves: trainable values that collect gradients.
+
+use ferrotron_tensor::ops::pointwise::{add_assign, own};
+use ferrotron_tensor::{Category, DType, Device, Dims, Error, Flat, Result, Tensor};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::node::Source;
+use crate::{Accum, Var};
+
+/// A flat that leaves and an optimizer share.
+pub type SharedFlat = Arc<Mutex<Flat>>;
+
+type Init = Box<dyn FnOnce(&mut Tensor) -> Result<()> + Send>;
+type Hook = Box<dyn FnMut(&Leaf) -> Result<()> + Send>;
+
+/// A trainable value with its gradient. Cloning gives another handle of the same leaf.
+///
+/// Operations keep the leaf, not its value, and ask for the value again in backward. The gradient is a
+/// persistent buffer that backward adds to; [`Leaf::zero_gradient`] makes the next contribution
+/// overwrite it, so nothing is ever filled with zeros.
+#[derive(Clone)]
+pub struct Leaf(Arc<Inner>);
+
+struct Inner {
+    name: String,
+    dims: Dims,
+    dtype: DType,
+    device: Device,
+    version: AtomicU64,
+    value: Mutex<Value>,
+    gradient: Mutex<Gradient>,
+    hook: Mutex<Option<(usize, Hook)>>,
+}
+
+enum Value {
+    /// Not asked for yet.
+    Init(Option<Init>),
+    Own(Tensor),
+    Flat(SharedFlat, usize),
+}
+
+struct Gradient {
+    place: GradientPlace,
+    /// How many contributions arrived since the last `zero_gradient`.
+    contributions: usize,
+}
+
+enum GradientPlace {
+    Own(Option<Tensor>),
+    Flat(SharedFlat, usize),
+}
+
+impl Leaf {
+    /// A leaf with a value of its own.
+    pub fn new(name: impl Into<String>, value: Tensor) -> Leaf {
+        let (device, dtype, dims) = (value.device().clone(), value.dtype(), value.dims().into());
+        value.set_category(Category::Weights);
+        Self::with_value(name.into(), device, dtype, dims, Value::Own(value))
+    }
+
+    /// A leaf whose value is made when it is first asked for: by then it may have been given a place in
+    /// a [`Flat`], and a model can be described without being allocated.
+    pub fn lazy(
+        name: impl Into<String>,
+        device: &Device,
+        dtype: DType,
+        dims: &[usize],
+        init: impl FnOnce(&mut Tensor) -> Result<()> + Send + 'static,
+    ) -> Leaf {
+        Self::with_value(
+            name.into(),
+            device.clone(),
+            dtype,
+            dims.into(),
+            Value::Init(Some(Box::new(init))),
+        )
+    }
+
+    /// A leaf that stands for an input of a checkpoint region; its value stays what it was.
+    pub(crate) fn stand_in(value: Tensor) -> Leaf {
+        let (device, dtype, dims) = (value.device().clone(), value.dtype(), value.dims().into());
+        Self::with_value("checkpoint input".into(), device, dtype, dims, Value::Own(value))
+    }
+
+    /// The gradient, handed over to the only one who wants it.
+    pub(crate) fn take_gradient(&self) -> Result<Option<Tensor>> {
+        let mut gradient = lock(&self.0.gradient);
+        match &mut gradient.place {
+            GradientPlace::Own(place) => Ok(place.take()),
+            GradientPlace::Flat(..) => Ok(None),
+        }
+    }
+
+    fn with_value(name: String, device: Device, dtype: DType, dims: Dims, value: Value) -> Leaf {
+        let gradient = Gradient { place: GradientPlace::Own(None), contributions: 0 };
+        Leaf(Arc::new(Inner {
+            name,
+            dims,
+            dtype,
+            device,
+            version: AtomicU64::new(0),
+            value: Mutex::new(value),
+            gradient: Mutex::new(gradient),
+            hook: Mutex::new(None),
+        }))
+    }
+
+    /// The name, unique within a model.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Sizes, outermost first.
+    pub fn dims(&self) -> &[usize] {
+        &self.0.dims
+    }
+
+    /// Number of elements.
+    pub fn numel(&self) -> usize {
+        self.0.dims.iter().product()
+    }
+
+    /// Type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    /// Where the elements are.
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// Counts updates; an operation that kept the leaf refuses to go back with another version.
+    pub fn version(&self) -> u64 {
+        self.0.version.load(Relaxed)
+    }
+
+    /// To be called after the value was changed through its flat.
+    pub fn mark_updated(&self) {
+        self.0.version.fetch_add(1, Relaxed);
+    }
+
+    /// The value.
+    pub fn value(&self) -> Result<Tensor> {
+        let mut value = lock(&self.0.value);
+        if let Value::Init(init) = &mut *value {
+            let init = init.take().ok_or_else(|| self.init_failed())?;
+            let mut tensor = Tensor::empty(self.device(), self.dtype(), self.dims())?;
+            tensor.set_category(Category::Weights);
+            init(&mut tensor)?;
+            *value = Value::Own(tensor);
+        }
+        match &*value {
+            Value::Own(tensor) => Ok(tensor.clone()),
+            Value::Flat(flat, range) => Ok(lock(flat).tensor(*range)),
+            Value::Init(_) => Err(self.init_failed()),
+        }
+    }
+
+    fn init_failed(&self) -> Error {
+        Error::value(
+            "leaf",
+            format!("'{}' has no value: its initialisation failed before", self.name()),
+        )
+    }
+
+    /// The value as a variable that leads back here.
+    pub fn var(&self) -> Result<Var> {
+        Ok(Var::with_source(self.value()?, Source::Leaf(self.clone())))
+    }
+
+    /// Replaces the value.
+    ///
+    /// Errors if dims or dtype differ, or a flat's range is being read.
+    pub fn set_value(&self, new: &Tensor) -> Result<()> {
+        if new.dims() != self.dims() || new.dtype() != self.dtype() {
+            return Err(Error::shape(
+                "set_value",
+                format!(
+                    "{new:?} does not fit '{}' {} {:?}",
+                    self.name(),
+                    self.dtype(),
+                    self.dims()
+                ),
+            ));
+        }
+        let mut value = lock(&self.0.value);
+        match &mut *value {
+            Value::Flat(flat, range) => lock(flat).update(*range, |tensor| tensor.write(new))?,
+            own => {
+                let copy = new.copy()?;
+                copy.set_category(Category::Weights);
+                *own = Value::Own(copy);
+            }
+        }
+        self.mark_updated();
+        Ok(())
+    }
+
+    /// Moves the value into a range of `flat`; a value not made yet is made there.
+    pub fn move_value(&self, flat: &SharedFlat, range: usize) -> Result<()> {
+        let mut value = lock(&self.0.value);
+        let old = std::mem::replace(&mut *value, Value::Flat(flat.clone(), range));
+        lock(flat).update(range, |tensor| match old {
+            Value::Init(Some(init)) => init(tensor),
+            Value::Own(source) => tensor.write(&source),
+            Value::Flat(from, range) if !Arc::ptr_eq(&from, flat) => {
+                tensor.write(&lock(&from).tensor(range))
+            }
+            _ => Err(Error::value(
+                "leaf",
+                format!("'{}' cannot move to the flat that it is in", self.name()),
+            )),
+        })
+    }
+
+    /// Lets the gradient live in a range of `flat` from now on, whose dtype may be wider. What was
+    /// accumulated before is dropped.
+    pub fn move_gradient(&self, flat: &SharedFlat, range: usize) {
+        *lock(&self.0.gradient) =
+            Gradient { place: GradientPlace::Flat(flat.clone(), range), contributions: 0 };
+    }
+
+    /// The gradient accumulated since the last [`Leaf::zero_gradient`], if any arrived.
+    pub fn gradient(&self) -> Result<Option<Tensor>> {
+        let gradient = lock(&self.0.gradient);
+        Ok(match &gradient.place {
+            _ if gradient.contributions == 0 => None,
+            GradientPlace::Own(tensor) => tensor.clone(),
+            GradientPlace::Flat(flat, range) => Some(lock(flat).tensor(*range)),
+        })
+    }
+
+    /// Forgets the gradient: the next contribution overwrites it.
+    pub fn zero_gradient(&self) {
+        lock(&self.0.gradient).contributions = 0;
+    }
+
+    /// How many contributions arrived since the last [`Leaf::zero_gradient`]: uses times microbatches.
+    pub fn contributions(&self) -> usize {
+        lock(&self.0.gradient).contributions
+    }
+
+    /// Calls `hook` whenever `expected` contributions (uses times microbatches, deferred ones included)
+    /// have arrived since the last [`Leaf::zero_gradient`]: the gradient is complete and may be reduced.
+    pub fn set_hook(
+        &self,
+        expected: usize,
+        hook: impl FnMut(&Leaf) -> Result<()> + Send + 'static,
+    ) {
+        *lock(&self.0.hook) = Some((expected, Box::new(hook)));
+    }
+
+    /// Lets `write` add a contribution: it gets a unique, contiguous tensor of the leaf's dims and
+    /// whether to replace what is there or to add to it.
+    pub fn accumulate(&self, write: impl FnOnce(&mut Tensor, Accum) -> Result<()>) -> Result<()> {
+        let mut gradient = lock(&self.0.gradient);
+        let accum = if gradient.contributions == 0 { Accum::Replace } else { Accum::Add };
+        match &mut gradient.place {
+            GradientPlace::Flat(flat, range) => {
+                lock(flat).update(*range, |tensor| write(tensor, accum))?
+            }
+            GradientPlace::Own(place) => {
+                let mut tensor = match place.take() {
+                    Some(tensor) if accum == Accum::Add => own(tensor)?,
+                    Some(tensor) if tensor.is_unique() => tensor,
+                    _ => Tensor::empty(self.device(), self.dtype(), self.dims())?,
+                };
+                tensor.set_category(Category::Gradients);
+                write(&mut tensor, accum)?;
+                *place = Some(tensor);
+            }
+        }
+        self.arrived(gradient)
+    }
+
+    /// Adds a contribution that is a tensor already.
+    pub(crate) fn give(&self, contribution: Tensor) -> Result<()> {
+        let mut gradient = lock(&self.0.gradient);
+        if gradient.contributions == 0
+            && let GradientPlace::Own(place) = &mut gradient.place
+        {
+            *place = Some(own(contribution)?);
+            return self.arrived(gradient);
+        }
+        drop(gradient);
+        self.accumulate(|tensor, accum| {
+            let contribution = contribution.cast(tensor.dtype())?;
+            match accum {
+                Accum::Replace => tensor.write(&contribution),
+                Accum::Add => add_assign(tensor, &contribution),
+            }
+        })
+    }
+
+    /// Counts a contribution and calls the hook if it was the last expected one.
+    fn arrived(&self, mut gradient: MutexGuard<'_, Gradient>) -> Result<()> {
+        gradient.contributions += 1;
+        let contributions = gradient.contributions;
+        drop(gradient);
+        match &mut *lock(&self.0.hook) {
+            Some((expected, hook)) if *expected == contributions => hook(self),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl PartialEq for Leaf {
+    fn eq(&self, other: &Leaf) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl fmt::Debug for Leaf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Leaf('{}' {} {:?})", self.name(), self.dtype(), self.dims())
+    }
+}
+
+/// The names of the leaves that got no gradient since their last [`Leaf::zero_gradient`]: usually a
+/// part of the model that the loss does not depend on by mistake.
+pub fn missing_gradients<'a>(leaves: impl IntoIterator<Item = &'a Leaf>) -> Vec<String> {
+    leaves
+        .into_iter()
+        .filter(|leaf| leaf.contributions() == 0)
+        .map(|leaf| leaf.name().to_string())
+        .collect()
+}
+
+/// A poisoned lock means that another thread panicked, not that the value is torn: every change under
+/// these locks is a single assignment.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

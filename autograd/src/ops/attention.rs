@@ -1,0 +1,100 @@
+//! Gradient of attention: q, k, v, the output and the log-sum-exp of each row are kept; no matrix of
+//! scores ever exists.
+
+use ferrotron_tensor::ops::attention::{
+    AttentionConfig, attention as attend, attention_backward, attention_backward_packed,
+    split_packed,
+};
+use ferrotron_tensor::{Category, Result, Tensor};
+
+use crate::{Backward, Cotangents, Grads, Saved, Var};
+
+struct AttentionBackward {
+    operands: [Saved; 3],
+    out: Tensor,
+    lse: Tensor,
+    config: AttentionConfig,
+}
+
+impl Backward for AttentionBackward {
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    fn saved(&self) -> Vec<&Tensor> {
+        self.operands.iter().filter_map(Saved::held).chain([&self.out, &self.lse]).collect()
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        let [q, k, v] =
+            [self.operands[0].value()?, self.operands[1].value()?, self.operands[2].value()?];
+        let (dq, dk, dv) =
+            attention_backward(&dy.single()?, (&q, &k, &v), (&self.out, &self.lse), &self.config)?;
+        dx.give(0, dq)?;
+        dx.give(1, dk)?;
+        dx.give(2, dv)
+    }
+}
+
+/// Attention of q (B, T, H, D) to k and v (B, S, G, D), where G divides H: (B, T, H, D).
+pub fn attention(q: &Var, k: &Var, v: &Var, config: &AttentionConfig) -> Result<Var> {
+    let (out, lse) = attend(q.value(), k.value(), v.value(), config)?;
+    Var::record(&[q, k, v], out.clone(), || {
+        out.set_category(Category::Saved);
+        lse.set_category(Category::Saved);
+        AttentionBackward {
+            operands: [q.save(), k.save(), v.save()],
+            out,
+            lse,
+            config: config.clone(),
+        }
+    })
+}
+
+struct PackedBackward {
+    qkv: Saved,
+    out: Tensor,
+    lse: Tensor,
+    heads: usize,
+    groups: usize,
+    config: AttentionConfig,
+}
+
+impl Backward for PackedBackward {
+    fn name(&self) -> &'static str {
+        "packed_attention"
+    }
+
+    fn saved(&self) -> Vec<&Tensor> {
+        self.qkv.held().into_iter().chain([&self.out, &self.lse]).collect()
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        let (q, k, v) = split_packed(&self.qkv.value()?, self.heads, self.groups)?;
+        let dout = dy.single()?.reshape(self.out.dims())?;
+        dx.give(
+            0,
+            attention_backward_packed(&dout, (&q, &k, &v), (&self.out, &self.lse), &self.config)?,
+        )
+    }
+}
+
+/// Self-attention of a packed projection (B, T, (H + 2G) D): (B, T, H D). As [`attention`] of its parts,
+/// without a copy of the gradient.
+pub fn packed_attention(
+    qkv: &Var,
+    heads: usize,
+    groups: usize,
+    config: &AttentionConfig,
+) -> Result<Var> {
+    let (q, k, v) = split_packed(qkv.value(), heads, groups)?;
+    let (out, lse) = attend(&q, &k, &v, config)?;
+    let &[batch, positions, heads, width] = out.dims() else {
+        unreachable!("attention gives four dims")
+    };
+    Var::record(&[qkv], out.reshape(&[batch, positions, heads * width])?, || {
+        out.set_category(Category::Saved);
+        lse.set_category(Category::Saved);
+        PackedBackward { qkv: qkv.save(), out, lse, heads, groups, config: config.clone() }
+    })
+}

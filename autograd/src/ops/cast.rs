@@ -1,0 +1,15 @@
+//! Gradient of a change of dtype: the change back.
+
+use ferrotron_tensor::{DType, Result, Tensor};
+
+use crate::{Grads, Var};
+
+impl Var {
+    /// The same values in another floating-point dtype.
+    pub fn cast(&self, dtype: DType) -> Result<Var> {
+        let original = self.dtype();
+        Var::record(&[self], self.value().cast(dtype)?, || {
+            move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.cast(original)?)
+        })
+    }
+}

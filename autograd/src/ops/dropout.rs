@@ -1,0 +1,20 @@
+//! Gradient of dropout: the same mask, drawn again from its key. No mask is kept.
+
+use ferrotron_tensor::ops::dropout::dropout;
+use ferrotron_tensor::{Place, RandomKey, Result, Tensor};
+
+use crate::{Grads, Var};
+
+impl Var {
+    /// Zeros elements with probability `p` and scales the others by 1 / (1 - p): Srivastava et al. (2014).
+    /// Which ones is a function of `key` and the elements' `place` in the global tensor.
+    pub fn dropout(&self, p: f64, key: &RandomKey, place: &Place) -> Result<Var> {
+        if p == 0.0 {
+            return Ok(self.clone());
+        }
+        Var::record(&[self], dropout(self.value(), p, key, place)?, || {
+            let (key, place) = (*key, place.clone());
+            move |dy: Tensor, dx: &mut Grads| dx.give(0, dropout(&dy, p, &key, &place)?)
+        })
+    }
+}

@@ -1,0 +1,43 @@
+//! Gradient of the batched matrix product: dA = dC B^T, dB = A^T dC.
+
+use ferrotron_tensor::ops::matmul::matmul;
+use ferrotron_tensor::{Result, Tensor};
+
+use crate::{Backward, Cotangents, Grads, Saved, Var};
+
+struct MatmulBackward {
+    lhs: Option<Saved>,
+    rhs: Option<Saved>,
+}
+
+impl Backward for MatmulBackward {
+    fn name(&self) -> &'static str {
+        "matmul"
+    }
+
+    fn saved(&self) -> Vec<&Tensor> {
+        self.lhs.iter().chain(&self.rhs).filter_map(Saved::held).collect()
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        let dy = dy.single()?;
+        if let Some(rhs) = &self.rhs {
+            dx.give(0, matmul(&dy, &rhs.value()?.transpose(-1, -2)?)?)?;
+        }
+        if let Some(lhs) = &self.lhs {
+            dx.give(1, matmul(&lhs.value()?.transpose(-1, -2)?, &dy)?)?;
+        }
+        Ok(())
+    }
+}
+
+impl Var {
+    /// The matrix product of the last two dims, (.., M, K) x (.., K, N) -> (.., M, N); leading dims are
+    /// broadcast.
+    pub fn matmul(&self, rhs: &Var) -> Result<Var> {
+        Var::record(&[self, rhs], matmul(self.value(), rhs.value())?, || MatmulBackward {
+            lhs: rhs.needs_gradient().then(|| self.save()),
+            rhs: self.needs_gradient().then(|| rhs.save()),
+        })
+    }
+}

@@ -1,0 +1,102 @@
+//! Gradients of LayerNorm and RMSNorm. Both keep x and the statistics of each row; the value is computed
+//! again from these by whoever needs it, so it need not be kept beside x.
+
+use ferrotron_tensor::ops::layer_norm::{
+    layer_norm, layer_norm_backward, layer_norm_backward_input,
+};
+use ferrotron_tensor::ops::rms_norm::{rms_norm, rms_norm_backward, rms_norm_backward_input};
+use ferrotron_tensor::{Category, Result, Tensor};
+
+use crate::{Backward, Cotangents, Grads, Saved, Var};
+
+struct LayerNormBackward {
+    x: Saved,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Saved,
+}
+
+impl Backward for LayerNormBackward {
+    fn name(&self) -> &'static str {
+        "layer_norm"
+    }
+
+    fn saved(&self) -> Vec<&Tensor> {
+        self.x
+            .held()
+            .into_iter()
+            .chain([&self.mean, &self.rstd])
+            .chain(self.weight.held())
+            .collect()
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        let (dy, x, weight) = (dy.single()?, self.x.value()?, self.weight.value()?);
+        if !dx.needs(1) && !dx.needs(2) {
+            return dx
+                .give(0, layer_norm_backward_input(&dy, &x, &self.mean, &self.rstd, &weight)?);
+        }
+        let (to_x, to_weight, to_bias) =
+            layer_norm_backward(&dy, &x, &self.mean, &self.rstd, &weight)?;
+        dx.give(0, to_x)?;
+        dx.give(1, to_weight.cast(weight.dtype())?)?;
+        dx.give(2, to_bias.cast(weight.dtype())?)
+    }
+}
+
+struct RmsNormBackward {
+    x: Saved,
+    rstd: Tensor,
+    weight: Saved,
+}
+
+impl Backward for RmsNormBackward {
+    fn name(&self) -> &'static str {
+        "rms_norm"
+    }
+
+    fn saved(&self) -> Vec<&Tensor> {
+        self.x.held().into_iter().chain([&self.rstd]).chain(self.weight.held()).collect()
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        let (dy, x, weight) = (dy.single()?, self.x.value()?, self.weight.value()?);
+        if !dx.needs(1) {
+            return dx.give(0, rms_norm_backward_input(&dy, &x, &self.rstd, &weight)?);
+        }
+        let (to_x, to_weight) = rms_norm_backward(&dy, &x, &self.rstd, &weight)?;
+        dx.give(0, to_x)?;
+        dx.give(1, to_weight.cast(weight.dtype())?)
+    }
+}
+
+impl Var {
+    /// (x - mean) / sqrt(variance + eps) * weight + bias over the last dim: Ba et al., arXiv 1607.06450.
+    pub fn layer_norm(&self, weight: &Var, bias: Option<&Var>, eps: f64) -> Result<Var> {
+        let (value, mean, rstd) =
+            layer_norm(self.value(), weight.value(), bias.map(Var::value), eps)?;
+        let mut inputs = vec![self, weight];
+        inputs.extend(bias);
+        let (x, scale, shift) = (self.save(), weight.save(), bias.map(Var::save));
+        let y = Var::record(&inputs, value, || {
+            mean.set_category(Category::Saved);
+            rstd.set_category(Category::Saved);
+            LayerNormBackward { x: x.clone(), mean, rstd, weight: scale.clone() }
+        })?;
+        Ok(y.recomputed_by(move || {
+            let shift = shift.as_ref().map(Saved::value).transpose()?;
+            Ok(layer_norm(&x.value()?, &scale.value()?, shift.as_ref(), eps)?.0)
+        }))
+    }
+
+    /// x / sqrt(mean of squares + eps) * weight over the last dim: Zhang and Sennrich, arXiv 1910.07467.
+    pub fn rms_norm(&self, weight: &Var, eps: f64) -> Result<Var> {
+        let (value, rstd) = rms_norm(self.value(), weight.value(), eps)?;
+        let (x, scale) = (self.save(), weight.save());
+        let y = Var::record(&[self, weight], value, || {
+            rstd.set_category(Category::Saved);
+            RmsNormBackward { x: x.clone(), rstd, weight: scale.clone() }
+        })?;
+        Ok(y.recomputed_by(move || Ok(rms_norm(&x.value()?, &scale.value()?, eps)?.0)))
+    }
+}

@@ -1,0 +1,157 @@
+//! Gradients of the pointwise table: dx = dy f'(x), summed back where an operand was broadcast.
+
+use ferrotron_tensor::ops::pointwise::{binary, binary_backward, select, unary, unary_backward};
+use ferrotron_tensor::ops::table::{Binary, Saves, Unary};
+use ferrotron_tensor::{Result, Tensor};
+
+use crate::{Backward, Cotangents, Grads, Saved, Var};
+
+struct UnaryBackward {
+    op: Unary,
+    p: f64,
+    saved: Option<Saved>,
+}
+
+impl Backward for UnaryBackward {
+    fn name(&self) -> &'static str {
+        self.op.name()
+    }
+
+    fn saved(&self) -> Vec<&Tensor> {
+        self.saved.iter().filter_map(Saved::held).collect()
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        let saved = self.saved.as_ref().map(Saved::value).transpose()?;
+        dx.give(0, unary_backward(self.op, self.p, dy.single()?, saved.as_ref())?)
+    }
+}
+
+/// `op(x)`; `p` is the parameter of the rows that take one.
+pub fn apply_unary(op: Unary, p: f64, x: &Var) -> Result<Var> {
+    let value = unary(op, p, x.value())?;
+    let saved = match op.saves() {
+        Saves::Input => Some(x.save()),
+        Saves::Output if x.needs_gradient() => Some(Saved::tensor(&value)),
+        Saves::Output | Saves::Nothing => None,
+    };
+    let y = Var::record(&[x], value, || UnaryBackward { op, p, saved: saved.clone() })?;
+    Ok(match (op.saves(), saved) {
+        // The argument is kept anyway, so consumers need not keep the value as well.
+        (Saves::Input, Some(saved)) => y.recomputed_by(move || unary(op, p, &saved.value()?)),
+        _ => y,
+    })
+}
+
+struct BinaryBackward {
+    op: Binary,
+    lhs: Option<Saved>,
+    rhs: Option<Saved>,
+}
+
+impl Backward for BinaryBackward {
+    fn name(&self) -> &'static str {
+        self.op.name()
+    }
+
+    fn saved(&self) -> Vec<&Tensor> {
+        self.lhs.iter().chain(&self.rhs).filter_map(Saved::held).collect()
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        let dy = dy.single()?;
+        let lhs = self.lhs.as_ref().map(Saved::value).transpose()?;
+        let rhs = self.rhs.as_ref().map(Saved::value).transpose()?;
+        if dx.needs(0) {
+            // The second operand's gradient still needs `dy`; without one, the buffer may be reused.
+            let dy = dy.clone();
+            dx.give(0, binary_backward(self.op, 0, dy, lhs.as_ref(), rhs.as_ref())?)?;
+        }
+        if dx.needs(1) {
+            dx.give(1, binary_backward(self.op, 1, dy, lhs.as_ref(), rhs.as_ref())?)?;
+        }
+        Ok(())
+    }
+}
+
+/// `op(lhs, rhs)`, broadcast.
+pub fn apply_binary(op: Binary, lhs: &Var, rhs: &Var) -> Result<Var> {
+    let value = binary(op, lhs.value(), rhs.value())?;
+    Var::record(&[lhs, rhs], value, || {
+        let [by_lhs, by_rhs] = op.reads();
+        let wanted = |operand: usize| {
+            (lhs.needs_gradient() && by_lhs[operand]) || (rhs.needs_gradient() && by_rhs[operand])
+        };
+        BinaryBackward {
+            op,
+            lhs: wanted(0).then(|| lhs.save()),
+            rhs: wanted(1).then(|| rhs.save()),
+        }
+    })
+}
+
+/// Elements of `yes` where the u8 `condition` is not 0, else of `no`; all three broadcast.
+pub fn apply_select(condition: &Tensor, yes: &Var, no: &Var) -> Result<Var> {
+    let value = select(condition, yes.value(), no.value())?;
+    Var::record(&[yes, no], value, || {
+        let condition = condition.clone();
+        move |dy: Tensor, dx: &mut Grads| {
+            let zero = Tensor::zeros(dy.device(), dy.dtype(), &[])?;
+            if dx.needs(0) {
+                dx.give(0, select(&condition, &dy, &zero)?)?;
+            }
+            dx.give(1, select(&condition, &zero, &dy)?)
+        }
+    })
+}
+
+macro_rules! methods {
+    (unary $($method:ident $row:ident $doc:literal;)*) => {
+        impl Var { $(
+            #[doc = $doc]
+            pub fn $method(&self) -> Result<Var> { apply_unary(Unary::$row, 0.0, self) }
+        )* }
+    };
+    (parameter $($method:ident $row:ident $doc:literal;)*) => {
+        impl Var { $(
+            #[doc = $doc]
+            pub fn $method(&self, p: f64) -> Result<Var> { apply_unary(Unary::$row, p, self) }
+        )* }
+    };
+    (binary $($method:ident $row:ident $doc:literal;)*) => {
+        impl Var { $(
+            #[doc = $doc]
+            pub fn $method(&self, rhs: &Var) -> Result<Var> { apply_binary(Binary::$row, self, rhs) }
+        )* }
+    };
+}
+
+methods! { unary
+    neg Neg "-x";
+    abs Abs "|x|, with derivative 0 at 0";
+    exp Exp "e^x";
+    log Log "Natural logarithm.";
+    sqrt Sqrt "Square root.";
+    recip Recip "1 / x";
+    square Square "x^2";
+    tanh Tanh "Hyperbolic tangent.";
+    sigmoid Sigmoid "1 / (1 + e^-x)";
+    relu Relu "max(x, 0), with derivative 0 at 0";
+    silu Silu "x sigmoid(x)";
+    gelu_tanh GeluTanh "GELU, tanh form.";
+    gelu_erf GeluErf "GELU, exact form.";
+}
+methods! { parameter
+    powf Powf "x^p";
+    add_scalar AddScalar "x + p";
+    mul_scalar MulScalar "x p";
+}
+methods! { binary
+    add Add "Sum, broadcast.";
+    sub Sub "Difference, broadcast.";
+    mul Mul "Product, broadcast.";
+    div Div "Quotient, broadcast.";
+    pow Pow "Power, broadcast; the base must be positive.";
+    maximum Maximum "The larger, broadcast; equal elements share the gradient.";
+    minimum Minimum "The smaller, broadcast; equal elements share the gradient.";
+}

@@ -1,0 +1,105 @@
+//! Gradients of reductions: the cotangent is spread back over the dims that were reduced.
+
+use ferrotron_tensor::ops::reduce::{self, KeepDims};
+use ferrotron_tensor::{Result, Tensor};
+
+use crate::{Grads, Saved, Var};
+
+impl Var {
+    /// Sum over `dims`.
+    pub fn sum(&self, dims: &[isize], keep: KeepDims) -> Result<Var> {
+        self.spread(reduce::sum(self.value(), dims, keep)?, dims, 1.0)
+    }
+
+    /// Mean over `dims`.
+    pub fn mean(&self, dims: &[isize], keep: KeepDims) -> Result<Var> {
+        let value = reduce::mean(self.value(), dims, keep)?;
+        let count = self.value().numel() as f64 / value.numel().max(1) as f64;
+        self.spread(value, dims, 1.0 / count)
+    }
+
+    /// Sum of all elements, a scalar.
+    pub fn sum_all(&self) -> Result<Var> {
+        let dims = self.dims().to_vec();
+        Var::record(&[self], reduce::sum_all(self.value())?, || {
+            move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.broadcast_to(&dims)?)
+        })
+    }
+
+    /// Mean of all elements, a scalar.
+    pub fn mean_all(&self) -> Result<Var> {
+        self.sum_all()?.mul_scalar(1.0 / self.value().numel() as f64)
+    }
+
+    /// The largest element along `dim`; equal ones share the gradient.
+    pub fn max(&self, dim: isize, keep: KeepDims) -> Result<Var> {
+        let kept = reduce::max(self.value(), &[dim], KeepDims::Keep)?;
+        let value = dropped(&kept, self, &[dim], keep)?;
+        let x = self.save();
+        Var::record(&[self], value, || {
+            move |dy: Tensor, dx: &mut Grads| {
+                let x = x.value()?;
+                let hit = ferrotron_tensor::ops::pointwise::compare(
+                    ferrotron_tensor::ops::pointwise::Comparison::Eq,
+                    &x,
+                    &kept,
+                )?
+                .cast(x.dtype())?;
+                let share = hit.div(&reduce::sum(&hit, &[dim], KeepDims::Keep)?)?;
+                dx.give(0, share.mul(&dy.reshape(kept.dims())?)?)
+            }
+        })
+    }
+
+    /// log(sum(exp(x))) along `dims`; its gradient is the softmax.
+    pub fn log_sum_exp(&self, dims: &[isize], keep: KeepDims) -> Result<Var> {
+        let kept = reduce::log_sum_exp(self.value(), dims, KeepDims::Keep)?;
+        let value = dropped(&kept, self, dims, keep)?;
+        let x: Saved = self.save();
+        Var::record(&[self], value, || {
+            move |dy: Tensor, dx: &mut Grads| {
+                let softmax = x.value()?.sub(&kept)?.exp()?;
+                dx.give(0, softmax.mul(&dy.reshape(kept.dims())?)?)
+            }
+        })
+    }
+
+    /// The reduction `value` of this variable, whose gradient is `factor` times the cotangent.
+    fn spread(&self, value: Tensor, dims: &[isize], factor: f64) -> Result<Var> {
+        let full = self.dims().to_vec();
+        let kept = kept_dims(self, dims);
+        Var::record(&[self], value, || {
+            move |dy: Tensor, dx: &mut Grads| {
+                let dy = if factor == 1.0 { dy } else { dy.mul_scalar(factor)? };
+                dx.give(0, dy.reshape(&kept)?.broadcast_to(&full)?)
+            }
+        })
+    }
+}
+
+/// The dims of `x` with the reduced ones set to 1; the reduction itself has checked them.
+fn kept_dims(x: &Var, dims: &[isize]) -> Vec<usize> {
+    let rank = x.dims().len() as isize;
+    let mut kept = x.dims().to_vec();
+    for &dim in dims {
+        kept[(if dim < 0 { dim + rank } else { dim }) as usize] = 1;
+    }
+    kept
+}
+
+fn dropped(kept: &Tensor, x: &Var, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
+    if keep == KeepDims::Keep {
+        return Ok(kept.clone());
+    }
+    let rank = x.dims().len() as isize;
+    let reduced: Vec<usize> =
+        dims.iter().map(|&dim| (if dim < 0 { dim + rank } else { dim }) as usize).collect();
+    let dims: Vec<usize> = kept
+        .dims()
+        .iter()
+        .enumerate()
+        .filter(|(d, _)| !reduced.contains(d))
+        .map(|(_, &n)| n)
+        .collect();
+    kept.reshape(&dims)
+}

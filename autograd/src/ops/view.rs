@@ -1,0 +1,94 @@
+//! Gradients of views: the inverse view, or writing into the part that was seen.
+
+use ferrotron_tensor::ops::concat::concat;
+use ferrotron_tensor::ops::pointwise::add_assign;
+use ferrotron_tensor::{Result, Tensor};
+
+use crate::{Accum, Backward, Cotangents, Grads, Var};
+
+impl Var {
+    /// The elements under other dims, in row-major order.
+    pub fn reshape(&self, dims: &[usize]) -> Result<Var> {
+        let original = self.dims().to_vec();
+        Var::record(&[self], self.value().reshape(dims)?, || {
+            move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.reshape(&original)?)
+        })
+    }
+
+    /// Exchanges two dims, counted from the end if negative.
+    pub fn transpose(&self, a: isize, b: isize) -> Result<Var> {
+        Var::record(&[self], self.value().transpose(a, b)?, || {
+            move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.transpose(a, b)?)
+        })
+    }
+
+    /// Dims in the given order.
+    pub fn permute(&self, order: &[usize]) -> Result<Var> {
+        let value = self.value().permute(order)?;
+        let mut inverse = vec![0; order.len()];
+        for (to, &from) in order.iter().enumerate() {
+            inverse[from] = to;
+        }
+        Var::record(&[self], value, || {
+            move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.permute(&inverse)?)
+        })
+    }
+
+    /// Stretches dims of size 1 and adds leading ones (NumPy's rule).
+    pub fn broadcast_to(&self, dims: &[usize]) -> Result<Var> {
+        // `give` sums a gradient back to the operand's dims.
+        Var::record(&[self], self.value().broadcast_to(dims)?, || {
+            move |dy: Tensor, dx: &mut Grads| dx.give(0, dy)
+        })
+    }
+
+    /// Elements `start .. start + len` of one dim, counted from the end if negative.
+    pub fn narrow(&self, dim: isize, start: usize, len: usize) -> Result<Var> {
+        Var::record(&[self], self.value().narrow(dim, start, len)?, || {
+            move |dy: Tensor, dx: &mut Grads| {
+                dx.accumulate(0, |whole, accum| {
+                    if accum == Accum::Replace {
+                        whole.fill_zero()?;
+                    }
+                    whole.narrow_mut(dim, start, len, |part| {
+                        add_assign(part, &dy.cast(part.dtype())?)
+                    })
+                })
+            }
+        })
+    }
+
+    /// Cuts one dim into consecutive parts of the given sizes; their gradients are joined in one
+    /// buffer.
+    pub fn split(&self, dim: isize, sizes: &[usize]) -> Result<Vec<Var>> {
+        let parts = self.value().split(dim, sizes)?;
+        Var::record_many(&[self], parts.clone(), || SplitBackward {
+            dim,
+            dims: parts.iter().map(|part| part.dims().to_vec()).collect(),
+        })
+    }
+}
+
+struct SplitBackward {
+    dim: isize,
+    dims: Vec<Vec<usize>>,
+}
+
+impl Backward for SplitBackward {
+    fn name(&self) -> &'static str {
+        "split"
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        let dy = dy.into_vec();
+        let Some(like) = dy.iter().flatten().next().cloned() else { return Ok(()) };
+        let parts = dy
+            .into_iter()
+            .zip(&self.dims)
+            .map(|(dy, dims)| {
+                dy.map_or_else(|| Tensor::zeros(like.device(), like.dtype(), dims), Ok)
+            })
+            .collect::<Result<Vec<_>>>()?;
+        dx.give(0, concat(&parts.iter().collect::<Vec<_>>(), self.dim)?)
+    }
+}

@@ -1,0 +1,58 @@
+//! Whether operations are recorded. This is the crate's only thread-local, and no graph lives in it.
+
+use std::cell::RefCell;
+
+use crate::Leaf;
+
+/// What [`crate::Var::record`] does on this thread.
+pub(crate) enum Recording {
+    /// Makes nodes.
+    On,
+    /// Makes none.
+    Off,
+    /// Makes none, but lists the leaves that were used: the forward of a checkpoint region.
+    Region(Vec<Leaf>),
+}
+
+thread_local! {
+    static RECORDING: RefCell<Recording> = const { RefCell::new(Recording::On) };
+}
+
+/// Runs `f` with this thread's recording set to `mode`; returns what it was when `f` ended, for the
+/// log of a region. The previous mode comes back even if `f` panics.
+pub(crate) fn with<R>(mode: Recording, f: impl FnOnce() -> R) -> (R, Recording) {
+    struct Restore(Option<Recording>);
+    impl Restore {
+        fn now(&mut self) -> Option<Recording> {
+            self.0.take().map(|previous| RECORDING.with(|cell| cell.replace(previous)))
+        }
+    }
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            self.now();
+        }
+    }
+    let mut restore = Restore(Some(RECORDING.with(|cell| cell.replace(mode))));
+    let result = f();
+    let ended = restore.now().expect("restored only here or on unwinding");
+    (result, ended)
+}
+
+/// Calls `f` with this thread's mode.
+pub(crate) fn current<R>(f: impl FnOnce(&mut Recording) -> R) -> R {
+    RECORDING.with(|cell| f(&mut cell.borrow_mut()))
+}
+
+/// Runs `f` without recording: its results carry no gradient and nothing is kept for one.
+///
+/// ```
+/// use ferrotron_autograd::{Leaf, no_grad};
+/// use ferrotron_tensor::{DType, Device, Tensor};
+/// let w = Leaf::new("w", Tensor::full(&Device::cpu(1)?, DType::F32, &[2], 1.0)?);
+/// let y = no_grad(|| w.var()?.exp())?;
+/// assert!(!y.needs_gradient());
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub fn no_grad<R>(f: impl FnOnce() -> R) -> R {
+    with(Recording::Off, f).0
+}

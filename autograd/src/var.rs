@@ -1,0 +1,201 @@
+//! Variables: values that know where they came from.
+
+use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
+use std::fmt;
+use std::sync::Arc;
+
+use crate::engine::{WeightGrads, backward};
+use crate::node::{Node, Slot, Source};
+use crate::recording::{Recording, current};
+use crate::{Backward, Saved};
+
+/// A tensor and, if a gradient is wanted, the node that made it.
+#[derive(Clone)]
+pub struct Var {
+    value: Tensor,
+    source: Option<Source>,
+    recompute: Option<Arc<dyn Fn() -> Result<Tensor> + Send + Sync>>,
+}
+
+impl Var {
+    /// A value without gradient: data, masks, targets.
+    pub fn constant(value: Tensor) -> Var {
+        Var { value, source: None, recompute: None }
+    }
+
+    pub(crate) fn with_source(value: Tensor, source: Source) -> Var {
+        Var { value, source: Some(source), recompute: None }
+    }
+
+    /// The value.
+    pub fn value(&self) -> &Tensor {
+        &self.value
+    }
+
+    /// The value alone, cut from its history.
+    pub fn into_value(self) -> Tensor {
+        self.value
+    }
+
+    /// The same value without history.
+    pub fn detach(&self) -> Var {
+        Var::constant(self.value.clone())
+    }
+
+    /// Sizes, outermost first.
+    pub fn dims(&self) -> &[usize] {
+        self.value.dims()
+    }
+
+    /// Type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.value.dtype()
+    }
+
+    /// Where the elements are.
+    pub fn device(&self) -> &Device {
+        self.value.device()
+    }
+
+    /// Whether a gradient flows back from here.
+    pub fn needs_gradient(&self) -> bool {
+        self.source.is_some()
+    }
+
+    /// What an operation keeps of this operand: a parameter itself, not its value; a recipe where the
+    /// producer left one; else the value.
+    pub fn save(&self) -> Saved {
+        match (&self.source, &self.recompute) {
+            (Some(Source::Leaf(leaf)), _) => Saved::Leaf(leaf.clone(), leaf.version()),
+            (_, Some(recompute)) => Saved::Recompute(recompute.clone()),
+            _ => Saved::tensor(&self.value),
+        }
+    }
+
+    /// Tells the consumers of this variable to keep `recompute` instead of the value. It must return
+    /// the same bits.
+    #[must_use]
+    pub fn recomputed_by(
+        mut self,
+        recompute: impl Fn() -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Var {
+        if self.needs_gradient() {
+            self.recompute = Some(Arc::new(recompute));
+        }
+        self
+    }
+
+    /// The result of an operation on `inputs`. `make` builds what the gradient needs; it is called only
+    /// if some input needs a gradient and this thread records.
+    ///
+    /// A closure `FnOnce(Tensor, &mut Grads) -> Result<()>` will do: see [`Backward`].
+    pub fn record<B: Backward>(
+        inputs: &[&Var],
+        value: Tensor,
+        make: impl FnOnce() -> B,
+    ) -> Result<Var> {
+        Ok(Self::record_many(inputs, vec![value], make)?
+            .pop()
+            .expect("one value makes one variable"))
+    }
+
+    /// As [`Var::record`] for an operation with several results.
+    pub fn record_many<B: Backward>(
+        inputs: &[&Var],
+        values: Vec<Tensor>,
+        make: impl FnOnce() -> B,
+    ) -> Result<Vec<Var>> {
+        let wanted = current(|recording| match recording {
+            Recording::On => Ok(inputs.iter().any(|input| input.needs_gradient())),
+            Recording::Off => Ok(false),
+            Recording::Region(log) => {
+                for input in inputs {
+                    match &input.source {
+                        None => {}
+                        Some(Source::Leaf(leaf)) => log.push(leaf.clone()),
+                        Some(Source::Node(node, _)) => {
+                            return Err(Error::graph(
+                                "checkpoint",
+                                format!(
+                                    "the region uses a variable made outside by {}; pass it as an input",
+                                    node.name
+                                ),
+                            ));
+                        }
+                    }
+                }
+                Ok(false)
+            }
+        })?;
+        if !wanted {
+            return Ok(values.into_iter().map(Var::constant).collect());
+        }
+        let edges =
+            inputs.iter().map(|input| (input.source.clone(), Slot::of(&input.value))).collect();
+        let node =
+            Arc::new(Node::new(edges, values.iter().map(Slot::of).collect(), Box::new(make())));
+        let with_node = |(i, value)| Var::with_source(value, Source::Node(node.clone(), i));
+        Ok(values.into_iter().enumerate().map(with_node).collect())
+    }
+
+    /// Accumulates the gradient of this scalar into the leaves it depends on.
+    ///
+    /// Errors if this is no scalar, no gradient was recorded, or the graph was walked before.
+    pub fn backward(&self) -> Result<()> {
+        self.backward_scaled(1.0)
+    }
+
+    /// As [`Var::backward`] for `scale` times this scalar: one over the number of counted tokens and
+    /// the loss scale enter here, and nowhere else.
+    pub fn backward_scaled(&self, scale: f64) -> Result<()> {
+        if self.value.numel() != 1 {
+            return Err(Error::shape(
+                "backward",
+                format!(
+                    "needs a scalar, got {:?}; give cotangents to `backward(&[(&var, cotangent)], ..)`",
+                    self.dims()
+                ),
+            ));
+        }
+        let cotangent = Tensor::full(self.device(), self.dtype(), self.dims(), scale)?;
+        backward(&[(self, cotangent)], WeightGrads::Now)?.run()
+    }
+
+    /// Bytes kept for backward by every node reachable from here, each buffer once; parameters do not
+    /// count.
+    pub fn saved_bytes(&self) -> usize {
+        let mut nodes = std::collections::BTreeMap::new();
+        let mut stack: Vec<&Source> = self.source.iter().collect();
+        while let Some(source) = stack.pop() {
+            if let Source::Node(node, _) = source
+                && nodes.insert(node.seq, node).is_none()
+            {
+                stack.extend(node.inputs.iter().filter_map(|(source, _)| source.as_ref()));
+            }
+        }
+        let mut buffers = std::collections::BTreeMap::new();
+        for node in nodes.values() {
+            node.peek(|backward| {
+                for tensor in backward.saved() {
+                    buffers.insert(tensor.buffer_id(), tensor.buffer_bytes());
+                }
+            });
+        }
+        buffers.values().sum()
+    }
+
+    pub(crate) fn source(&self) -> Option<&Source> {
+        self.source.as_ref()
+    }
+}
+
+impl fmt::Debug for Var {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let from = match &self.source {
+            None => "constant",
+            Some(Source::Leaf(leaf)) => leaf.name(),
+            Some(Source::Node(node, _)) => node.name,
+        };
+        write!(f, "Var({:?} from {from})", self.value)
+    }
+}

@@ -1,0 +1,235 @@
+//! Batch arithmetic: global batch = micro batch x data-parallel size x accumulation.
+//!
+//! The global batch is what the optimizer sees; ranks and accumulation only decide how it is cut.
+//! Sample numbers are counted from the start of the run (`consumed`), so the same samples meet in
+//! the same update however many ranks there are.
+//!
+//! A ramp-up ([`Rampup`], Megatron-LM's `--rampup-batch-size <start> <increment> <samples>`) begins
+//! with `start` samples per update and grows to the full global batch in equal increments, spread
+//! evenly over the first `samples` samples: with `n = (global - start) / increment` increments, the
+//! batch after `consumed` samples is `start + increment * floor(consumed * n / samples)`, and the
+//! full one from `consumed = samples` on.
+
+use ferrotron_tensor::{Error, Result};
+
+/// `--rampup-batch-size <start> <increment> <samples>`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rampup {
+    /// Global batch of the first update.
+    pub start: usize,
+    /// Samples by which it grows each time.
+    pub increment: usize,
+    /// Samples over which the growth is spread.
+    pub samples: u64,
+}
+
+/// What a [`BatchSize`] is made from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchSizeConfig {
+    /// Samples that one rank takes through the model at a time (`--micro-batch-size`).
+    pub micro_batch_size: usize,
+    /// Ranks that hold different samples.
+    pub data_parallel_size: usize,
+    /// Samples per update (`--global-batch-size`); `None` means micro x data-parallel.
+    pub global_batch_size: Option<usize>,
+    /// Growth at the start of the run, if any.
+    pub rampup: Option<Rampup>,
+}
+
+/// Validated batch sizes; everything that varies is a function of the consumed samples.
+///
+/// ```
+/// use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
+/// let sizes = BatchSize::new(BatchSizeConfig {
+///     micro_batch_size: 8,
+///     data_parallel_size: 2,
+///     global_batch_size: Some(32),
+///     rampup: None,
+/// })?;
+/// assert_eq!(sizes.global(0), 32);
+/// assert_eq!(sizes.microbatches(0), 2);
+/// assert_eq!(sizes.first_sample(64, 1, 0), 64 + 16); // second microbatch, first rank
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchSize {
+    micro: usize,
+    data_parallel: usize,
+    global: usize,
+    rampup: Option<Rampup>,
+}
+
+impl BatchSize {
+    /// Checks that every batch of the run can be cut into whole microbatches on every rank.
+    ///
+    /// # Errors
+    /// A size of zero; a global batch, ramp-up start or increment that micro x data-parallel does not
+    /// divide; a ramp-up that does not reach the global batch in whole increments.
+    pub fn new(config: BatchSizeConfig) -> Result<Self> {
+        let BatchSizeConfig { micro_batch_size: micro, data_parallel_size, rampup, .. } = config;
+        let refuse = |context: String| Error::config("batch size", context);
+        if micro == 0 || data_parallel_size == 0 {
+            return Err(refuse(format!(
+                "--micro-batch-size {micro} and data-parallel size {data_parallel_size} must be at least 1"
+            )));
+        }
+        let Some(unit) = micro.checked_mul(data_parallel_size) else {
+            return Err(refuse(format!(
+                "micro {micro} x data-parallel {data_parallel_size} overflows"
+            )));
+        };
+        let global = config.global_batch_size.unwrap_or(unit);
+        let check = |name: &str, value: usize| {
+            if value == 0 || !value.is_multiple_of(unit) {
+                let down = value / unit * unit;
+                let up = down.saturating_add(unit);
+                let near = if down == 0 { up.to_string() } else { format!("{down} or {up}") };
+                return Err(refuse(format!(
+                    "{name} {value} is not a multiple of --micro-batch-size {micro} x data-parallel size \
+                     {data_parallel_size} = {unit}: use {near}, for example"
+                )));
+            }
+            Ok(())
+        };
+        check("--global-batch-size", global)?;
+        if let Some(Rampup { start, increment, .. }) = rampup {
+            check("--rampup-batch-size start", start)?;
+            check("--rampup-batch-size increment", increment)?;
+            if start > global || !(global - start).is_multiple_of(increment) {
+                return Err(refuse(format!(
+                    "--rampup-batch-size cannot go from {start} to --global-batch-size {global} in increments \
+                     of {increment}"
+                )));
+            }
+        }
+        Ok(BatchSize { micro, data_parallel: data_parallel_size, global, rampup })
+    }
+
+    /// Samples of one microbatch on one rank.
+    pub fn micro(&self) -> usize {
+        self.micro
+    }
+
+    /// Samples per update once the ramp-up is over.
+    pub fn full(&self) -> usize {
+        self.global
+    }
+
+    /// Samples of the update that starts after `consumed` samples.
+    pub fn global(&self, consumed: u64) -> usize {
+        match self.rampup {
+            Some(Rampup { start, increment, samples }) if consumed < samples => {
+                let increments = ((self.global - start) / increment) as u128;
+                // In u128 the floor is exact; increments * consumed can exceed 64 bits.
+                let done = u128::from(consumed) * increments / u128::from(samples);
+                start + done as usize * increment
+            }
+            _ => self.global,
+        }
+    }
+
+    /// Microbatches each rank runs in the update that starts after `consumed` samples.
+    pub fn microbatches(&self, consumed: u64) -> usize {
+        self.global(consumed) / (self.micro * self.data_parallel)
+    }
+
+    /// The number of the first sample that rank `data_parallel_rank` takes in microbatch `microbatch`
+    /// of the update that starts after `consumed` samples. Ranks lie next to each other within a
+    /// microbatch, as in Megatron-LM.
+    pub fn first_sample(&self, consumed: u64, microbatch: usize, data_parallel_rank: usize) -> u64 {
+        let chunk = microbatch * self.data_parallel + data_parallel_rank;
+        consumed + chunk as u64 * self.micro as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(
+        micro: usize,
+        data_parallel: usize,
+        global: Option<usize>,
+        rampup: Option<(usize, usize, u64)>,
+    ) -> Result<BatchSize> {
+        BatchSize::new(BatchSizeConfig {
+            micro_batch_size: micro,
+            data_parallel_size: data_parallel,
+            global_batch_size: global,
+            rampup: rampup.map(|(start, increment, samples)| Rampup { start, increment, samples }),
+        })
+    }
+
+    #[test]
+    fn microbatches_are_megatrons() {
+        // Megatron-LM's test_num_microbatches_calculator.py, without decreasing silently.
+        assert_eq!(sizes(8, 2, Some(32), None).unwrap().microbatches(0), 2);
+        assert_eq!(
+            sizes(8, 3, Some(32), None).unwrap_err().to_string(),
+            "batch size: --global-batch-size 32 is not a multiple of --micro-batch-size 8 x data-parallel size 3 = 24: \
+             use 24 or 48, for example"
+        );
+        assert!(sizes(8, 2, Some(33), None).is_err());
+    }
+
+    #[test]
+    fn the_default_global_batch_is_micro_times_data_parallel() {
+        let sizes = sizes(4, 3, None, None).unwrap();
+        assert_eq!(
+            (sizes.global(0), sizes.microbatches(7), sizes.micro(), sizes.full()),
+            (12, 1, 4, 12)
+        );
+    }
+
+    #[test]
+    fn zero_and_impossible_sizes_are_refused_with_their_values() {
+        for (result, words) in [
+            (sizes(0, 1, None, None), "--micro-batch-size 0"),
+            (sizes(1, 0, None, None), "data-parallel size 0"),
+            (sizes(4, 1, Some(0), None), "--global-batch-size 0 is not a multiple"),
+            (sizes(8, 1, Some(4), None), "= 8: use 8, for example"),
+            (sizes(usize::MAX, 2, None, None), "overflows"),
+            (sizes(4, 2, Some(32), Some((4, 8, 100))), "start 4 is not a multiple"),
+            (sizes(4, 2, Some(32), Some((8, 0, 100))), "increment 0 is not a multiple"),
+            (
+                sizes(4, 2, Some(32), Some((8, 16, 100))),
+                "from 8 to --global-batch-size 32 in increments of 16",
+            ),
+            (sizes(4, 2, Some(32), Some((40, 8, 100))), "from 40 to --global-batch-size 32"),
+        ] {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains(words), "'{error}' does not say '{words}'");
+        }
+    }
+
+    #[test]
+    fn a_ramp_up_grows_in_equal_parts_and_ends_at_the_global_batch() {
+        let sizes = sizes(4, 2, Some(32), Some((8, 8, 300))).unwrap();
+        // Three increments over 300 samples: one each hundred.
+        for (consumed, want) in
+            [(0, 8), (99, 8), (100, 16), (199, 16), (200, 24), (299, 24), (300, 32), (u64::MAX, 32)]
+        {
+            assert_eq!(sizes.global(consumed), want, "after {consumed} samples");
+            assert_eq!(sizes.microbatches(consumed), want / 8);
+        }
+    }
+
+    #[test]
+    fn a_ramp_up_of_no_length_or_no_height_is_the_full_batch() {
+        assert_eq!(sizes(1, 1, Some(8), Some((2, 2, 0))).unwrap().global(0), 8);
+        assert_eq!(sizes(1, 1, Some(8), Some((8, 2, 100))).unwrap().global(50), 8);
+    }
+
+    #[test]
+    fn ranks_and_microbatches_cut_an_update_without_gap_or_overlap() {
+        for data_parallel in [1, 2, 4] {
+            let sizes = sizes(2, data_parallel, Some(16), None).unwrap();
+            let mut samples: Vec<u64> = (0..sizes.microbatches(48))
+                .flat_map(|m| (0..data_parallel).map(move |rank| (m, rank)))
+                .flat_map(|(m, rank)| (0..2).map(move |i| sizes.first_sample(48, m, rank) + i))
+                .collect();
+            samples.sort_unstable();
+            assert_eq!(samples, (48..64).collect::<Vec<u64>>());
+        }
+    }
+}

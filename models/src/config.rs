@@ -1,0 +1,270 @@
+//! What a GPT is made of: sizes, choices and what follows from them.
+
+use ferrotron_nn::{
+    Activation, AttentionConfig, Bias, Init, LayerNorm, MlpConfig, Norm, RmsNorm, Scope,
+};
+use ferrotron_tensor::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// Where a position enters the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PositionEmbedding {
+    /// A trained vector per position, added to the token's: GPT-2.
+    LearnedAbsolute,
+    /// Queries and keys turned by their position: Llama.
+    Rope,
+}
+
+/// The norm in front of attention, MLP and head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Normalization {
+    /// With mean and, if the model has biases, a bias.
+    LayerNorm,
+    /// Without mean and bias.
+    #[serde(rename = "RMSNorm")]
+    RmsNorm,
+}
+
+/// The nonlinearity of the MLP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ActivationKind {
+    /// GELU, tanh form.
+    GeluTanh,
+    /// GELU, exact form.
+    GeluErf,
+    /// max(x, 0)
+    Relu,
+    /// silu(gate) * up
+    Swiglu,
+}
+
+/// Everything that decides the shape of a GPT. Field names are Megatron's.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GptConfig {
+    /// V: number of token ids.
+    pub vocab_size: usize,
+    /// Number of blocks.
+    pub num_layers: usize,
+    /// C: width of the residual stream.
+    pub hidden_size: usize,
+    /// Width inside the MLP: 4 C in GPT-2.
+    pub ffn_hidden_size: usize,
+    /// H: number of query heads.
+    pub num_attention_heads: usize,
+    /// G: number of key and value heads.
+    pub num_query_groups: usize,
+    /// D: width of a head, usually C / H.
+    pub kv_channels: usize,
+    /// Longest sequence.
+    pub max_position_embeddings: usize,
+    /// Where positions enter.
+    pub position_embedding_type: PositionEmbedding,
+    /// Base of the rotary angles.
+    pub rotary_base: f64,
+    /// Which norm.
+    pub normalization: Normalization,
+    /// Added to the variance.
+    pub norm_epsilon: f64,
+    /// The MLP's nonlinearity.
+    pub activation: ActivationKind,
+    /// Whether linear layers and norms have biases.
+    pub add_bias: bool,
+    /// Whether the head is the transposed token embedding.
+    pub tie_embeddings: bool,
+    /// Standard deviation of the initial weights.
+    pub init_method_std: f64,
+    /// Dropout on embeddings and on what enters the residual stream.
+    pub hidden_dropout: f64,
+    /// Dropout on attention weights.
+    pub attention_dropout: f64,
+}
+
+impl GptConfig {
+    /// GPT-2 style: learned positions, LayerNorm, GELU, biases, tied embeddings.
+    pub fn gpt2(
+        vocab_size: usize,
+        num_layers: usize,
+        hidden_size: usize,
+        heads: usize,
+        positions: usize,
+    ) -> GptConfig {
+        GptConfig {
+            vocab_size,
+            num_layers,
+            hidden_size,
+            ffn_hidden_size: 4 * hidden_size,
+            num_attention_heads: heads,
+            num_query_groups: heads,
+            kv_channels: hidden_size / heads.max(1),
+            max_position_embeddings: positions,
+            position_embedding_type: PositionEmbedding::LearnedAbsolute,
+            rotary_base: 10_000.0,
+            normalization: Normalization::LayerNorm,
+            norm_epsilon: 1e-5,
+            activation: ActivationKind::GeluTanh,
+            add_bias: true,
+            tie_embeddings: true,
+            init_method_std: 0.02,
+            hidden_dropout: 0.0,
+            attention_dropout: 0.0,
+        }
+    }
+
+    /// Llama style: rotary positions, RMSNorm, SwiGLU of width 8/3 C, no biases, a head of its own.
+    pub fn llama(
+        vocab_size: usize,
+        num_layers: usize,
+        hidden_size: usize,
+        heads: usize,
+        groups: usize,
+        positions: usize,
+    ) -> GptConfig {
+        GptConfig {
+            // Two thirds of 4 C keep the number of parameters (arXiv 2002.05202), rounded up to 64.
+            ffn_hidden_size: (8 * hidden_size / 3).next_multiple_of(64),
+            num_query_groups: groups,
+            position_embedding_type: PositionEmbedding::Rope,
+            normalization: Normalization::RmsNorm,
+            activation: ActivationKind::Swiglu,
+            add_bias: false,
+            tie_embeddings: false,
+            ..Self::gpt2(vocab_size, num_layers, hidden_size, heads, positions)
+        }
+    }
+
+    /// Errors, naming the values, if the sizes do not fit together.
+    pub fn validate(&self) -> Result<()> {
+        let refuse = |message: String| Err(Error::config("gpt", message));
+        let sizes = [
+            ("vocab-size", self.vocab_size),
+            ("num-layers", self.num_layers),
+            ("hidden-size", self.hidden_size),
+            ("ffn-hidden-size", self.ffn_hidden_size),
+            ("num-attention-heads", self.num_attention_heads),
+            ("num-query-groups", self.num_query_groups),
+            ("max-position-embeddings", self.max_position_embeddings),
+        ];
+        if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+            return refuse(format!("{name} must be positive, got 0"));
+        }
+        if self.kv_channels == 0
+            || (self.kv_channels == self.hidden_size / self.num_attention_heads
+                && self.hidden_size % self.num_attention_heads != 0)
+        {
+            return refuse(format!(
+                "num-attention-heads {} does not divide hidden-size {}",
+                self.num_attention_heads, self.hidden_size
+            ));
+        }
+        if self.num_attention_heads % self.num_query_groups != 0 {
+            return refuse(format!(
+                "num-query-groups {} does not divide num-attention-heads {}",
+                self.num_query_groups, self.num_attention_heads
+            ));
+        }
+        for (name, p) in
+            [("hidden-dropout", self.hidden_dropout), ("attention-dropout", self.attention_dropout)]
+        {
+            if !(0.0..1.0).contains(&p) {
+                return refuse(format!("{name} must be in [0, 1), got {p}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Number of parameters, computed without making any.
+    pub fn num_parameters(&self) -> u64 {
+        let [v, l, c, f] =
+            [self.vocab_size, self.num_layers, self.hidden_size, self.ffn_hidden_size]
+                .map(|n| n as u64);
+        let heads = self.num_attention_heads as u64 * self.kv_channels as u64;
+        let groups = self.num_query_groups as u64 * self.kv_channels as u64;
+        let bias = u64::from(self.add_bias);
+        let norm = c * (1 + bias * u64::from(self.normalization == Normalization::LayerNorm));
+        let fc = if self.activation == ActivationKind::Swiglu { 2 * f } else { f };
+        let attention = (heads + 2 * groups) * (c + bias) + heads * c + bias * c;
+        let mlp = fc * (c + bias) + f * c + bias * c;
+        let positions = match self.position_embedding_type {
+            PositionEmbedding::LearnedAbsolute => self.max_position_embeddings as u64 * c,
+            PositionEmbedding::Rope => 0,
+        };
+        let head = if self.tie_embeddings { 0 } else { v * c };
+        v * c + positions + l * (attention + mlp + 2 * norm) + norm + head
+    }
+
+    /// Floating-point operations of one training step over `tokens` tokens in sequences of `seq_length`:
+    /// 6 N for the matrices plus 12 L (H D) T for attention, not halved (PaLM, arXiv 2204.02311, appendix B).
+    pub fn flops(&self, tokens: u64, seq_length: usize) -> f64 {
+        let positions = match self.position_embedding_type {
+            PositionEmbedding::LearnedAbsolute => {
+                (self.max_position_embeddings * self.hidden_size) as u64
+            }
+            PositionEmbedding::Rope => 0,
+        };
+        let untied =
+            if self.tie_embeddings { 0 } else { (self.vocab_size * self.hidden_size) as u64 };
+        let matrices = self.num_parameters() - positions - untied;
+        let attention =
+            12 * self.num_layers * self.num_attention_heads * self.kv_channels * seq_length;
+        (6 * matrices + attention as u64) as f64 * tokens as f64
+    }
+
+    pub(crate) fn bias(&self) -> Bias {
+        if self.add_bias { Bias::Yes } else { Bias::No }
+    }
+
+    pub(crate) fn norm(&self, scope: &Scope) -> Norm {
+        match self.normalization {
+            Normalization::LayerNorm => {
+                Norm::Layer(LayerNorm::new(scope, self.hidden_size, self.bias(), self.norm_epsilon))
+            }
+            Normalization::RmsNorm => {
+                Norm::Rms(RmsNorm::new(scope, self.hidden_size, self.norm_epsilon))
+            }
+        }
+    }
+
+    /// What every block's attention is made of.
+    pub fn attention(&self) -> AttentionConfig {
+        AttentionConfig {
+            hidden: self.hidden_size,
+            heads: self.num_attention_heads,
+            groups: self.num_query_groups,
+            head_dim: self.kv_channels,
+            bias: self.bias(),
+            rotary_base: (self.position_embedding_type == PositionEmbedding::Rope)
+                .then_some(self.rotary_base),
+            dropout: self.attention_dropout,
+            init: self.init(),
+            residual_init: self.residual_init(),
+        }
+    }
+
+    pub(crate) fn mlp(&self) -> MlpConfig {
+        MlpConfig {
+            hidden: self.hidden_size,
+            ffn_hidden: self.ffn_hidden_size,
+            activation: match self.activation {
+                ActivationKind::GeluTanh => Activation::GeluTanh,
+                ActivationKind::GeluErf => Activation::GeluErf,
+                ActivationKind::Relu => Activation::Relu,
+                ActivationKind::Swiglu => Activation::SwiGlu,
+            },
+            bias: self.bias(),
+            init: self.init(),
+            residual_init: self.residual_init(),
+        }
+    }
+
+    pub(crate) fn init(&self) -> Init {
+        Init::Normal { std: self.init_method_std }
+    }
+
+    /// The projections that end on the residual stream start smaller, by the root of their number.
+    fn residual_init(&self) -> Init {
+        Init::Normal { std: self.init_method_std / (2.0 * self.num_layers as f64).sqrt() }
+    }
+}

@@ -1,0 +1,201 @@
+//! Every file format, every way a file can be wrong, and what a folder is taken for.
+
+use super::*;
+use std::fs;
+use tempfile::TempDir;
+
+/// A nanoGPT file.
+fn nano_gpt(tokens: &[u16]) -> Vec<u8> {
+    tokens.iter().flat_map(|token| token.to_le_bytes()).collect()
+}
+
+/// An llm.c shard of `magic` and `version`, its header promising `count` tokens.
+fn llm_c(magic: u32, version: u32, count: u32, tokens: &[u8]) -> Vec<u8> {
+    let mut bytes: Vec<u8> =
+        [magic, version, count].iter().flat_map(|word| word.to_le_bytes()).collect();
+    bytes.resize(1024, 0);
+    bytes.extend(tokens);
+    bytes
+}
+
+/// Writes `files` into a new folder.
+fn folder_of(files: &[(&str, &[u8])]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bytes) in files {
+        fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    folder
+}
+
+/// The tokens of one file.
+fn open(name: &str, bytes: &[u8], tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    let folder = folder_of(&[(name, bytes)]);
+    TokenSource::open(&[folder.path().join(name)], tokenizer)?.to_vec()
+}
+
+#[test]
+fn every_format_is_recognised_and_read() {
+    let wide: Vec<u8> = [1u32, 128_000, 3].iter().flat_map(|token| token.to_le_bytes()).collect();
+    let shard = llm_c(20_240_520, 1, 3, &nano_gpt(&[5, 50256, 7]));
+    assert_eq!(open("a.bin", &shard, &Tokenizer::Gpt2).unwrap(), [5, 50256, 7]);
+    assert_eq!(open("no_extension", &shard, &Tokenizer::Gpt2).unwrap(), [5, 50256, 7]);
+    assert_eq!(open("a.bin", &nano_gpt(&[5, 50256]), &Tokenizer::Gpt2).unwrap(), [5, 50256]);
+    assert_eq!(open("a.txt", b"Hello world", &Tokenizer::Gpt2).unwrap(), [15496, 995]);
+    assert_eq!(open("a.md", b"ba", &Tokenizer::char("ab").unwrap()).unwrap(), [1, 0]);
+    assert_eq!(open("a", &[104, 255, 0], &Tokenizer::Byte).unwrap(), [104, 255, 0]);
+    // u32 shards of a vocabulary that is large enough only by its number.
+    let folder = folder_of(&[("a.bin", &llm_c(20_240_801, 7, 3, &wide))]);
+    let error = TokenSource::open(&[folder.path().join("a.bin")], &Tokenizer::Gpt2).unwrap_err();
+    assert!(error.to_string().contains("has token 128000 at position 1"), "{error}");
+    let narrow: Vec<u8> = [1u32, 2, 3].iter().flat_map(|token| token.to_le_bytes()).collect();
+    let shard = llm_c(20_240_801, 7, 3, &narrow);
+    assert_eq!(open("a.bin", &shard, &Tokenizer::Byte).unwrap(), [1, 2, 3]);
+}
+
+#[test]
+fn wrong_files_get_one_line_that_says_what_is_wrong() {
+    let two = nano_gpt(&[1, 2]);
+    let char_level = Tokenizer::char("ab").unwrap();
+    let rows: [(&str, Vec<u8>, &Tokenizer, &str); 12] = [
+        ("a.txt", vec![], &Tokenizer::Byte, "a.txt' is empty"),
+        ("a.bin", vec![], &Tokenizer::Gpt2, "a.bin' is empty"),
+        ("a.bin", vec![1, 2, 3], &Tokenizer::Gpt2, "has 3 bytes, an odd number"),
+        (
+            "a.bin",
+            llm_c(20_240_520, 1, 3, &two),
+            &Tokenizer::Gpt2,
+            "has 1028 bytes, but its header promises 3 tokens, 1030 bytes",
+        ),
+        ("a.bin", llm_c(20_240_520, 1, 1, &two), &Tokenizer::Gpt2, "promises 1 tokens, 1026 bytes"),
+        ("a.bin", llm_c(20_240_520, 1, 0, &[]), &Tokenizer::Gpt2, "no tokens"),
+        (
+            "a.bin",
+            llm_c(20_240_520, 1, 3, &[])[..100].to_vec(),
+            &Tokenizer::Gpt2,
+            "truncated: 100 bytes",
+        ),
+        (
+            "a.bin",
+            llm_c(20_240_520, 2, 2, &two),
+            &Tokenizer::Gpt2,
+            "version 2; with magic 20240520 only 1",
+        ),
+        ("a.bin", llm_c(20_240_326, 3, 2, &two), &Tokenizer::Gpt2, "is an llm.c model file"),
+        (
+            "a.bin",
+            nano_gpt(&[1, 50257, 3]),
+            &Tokenizer::Gpt2,
+            "has token 50257 at position 1, but the vocabulary has 50257 (0 to 50256)",
+        ),
+        ("a.txt", vec![97, 98, 255], &Tokenizer::Gpt2, "is not UTF-8 text (byte 2)"),
+        ("a.txt", b"abc".to_vec(), &char_level, "character 'c' (U+0063) at position 2"),
+    ];
+    for (name, bytes, tokenizer, words) in rows {
+        let error = open(name, &bytes, tokenizer).unwrap_err().to_string();
+        assert!(error.contains(words), "'{error}' does not say '{words}'");
+        assert!(error.contains(name) && !error.contains('\n'), "{error}");
+    }
+    let folder = folder_of(&[("a.bin", &two), ("a.idx", b"MMIDIDX\0\0")]);
+    let error = TokenSource::open(&[folder.path().join("a.bin")], &Tokenizer::Gpt2).unwrap_err();
+    assert!(error.to_string().contains("Megatron indexed dataset"), "{error}");
+    let error = TokenSource::open(&["no such file"], &Tokenizer::Gpt2).unwrap_err().to_string();
+    assert!(error.starts_with("data: cannot open 'no such file': "), "{error}");
+}
+
+#[test]
+fn shards_read_as_one_stream_across_their_borders() {
+    let first = llm_c(20_240_520, 1, 3, &nano_gpt(&[0, 1, 2]));
+    let folder =
+        folder_of(&[("1.bin", &first), ("2.bin", &nano_gpt(&[3])), ("3.txt", &[4, 5, 6, 7])]);
+    let paths = ["1.bin", "2.bin", "3.txt"].map(|name| folder.path().join(name));
+    let source = TokenSource::open(&paths, &Tokenizer::Byte).unwrap();
+    assert_eq!(source.len(), 8);
+    for start in 0..=8u64 {
+        for end in start..=8 {
+            let want: Vec<u32> = (start as u32..end as u32).collect();
+            assert_eq!(source.slice(start..end).unwrap().to_vec().unwrap(), want);
+            let mut out = vec![0; want.len()];
+            source.read(start, &mut out).unwrap();
+            assert_eq!(out, want);
+        }
+    }
+    let part = source.slice(2..6).unwrap();
+    let mut out = [0; 2];
+    part.slice(1..4).unwrap().read(1, &mut out).unwrap();
+    assert_eq!(out, [4, 5]);
+    assert!(part.read(3, &mut out).is_err());
+    assert!(part.read(u64::MAX, &mut out).is_err());
+    assert!(part.slice(3..5).is_err());
+}
+
+#[test]
+fn a_split_holds_out_the_end() {
+    let source = TokenSource::from_tokens((0..105).collect(), 105).unwrap();
+    for (fraction, train) in [(0.0, 105), (0.1, 94), (0.5, 52)] {
+        let (first, rest) = source.split(fraction).unwrap();
+        assert_eq!((first.len(), rest.len()), (train, 105 - train));
+        assert_eq!(
+            [first.to_vec().unwrap(), rest.to_vec().unwrap()].concat(),
+            source.to_vec().unwrap()
+        );
+    }
+    for fraction in [1.0, -0.1, f64::NAN, 10.0] {
+        let error = source.split(fraction).unwrap_err().to_string();
+        assert!(error.contains("--split"), "{error}");
+    }
+}
+
+#[test]
+fn a_folder_offers_its_bins_and_knows_its_validation_files() {
+    let bins = folder_of(&[
+        ("fineweb_train_000002.bin", &nano_gpt(&[3, 4])),
+        ("fineweb_train_000001.bin", &nano_gpt(&[1, 2])),
+        ("fineweb_val_000000.bin", &nano_gpt(&[9])),
+        ("test.bin", &nano_gpt(&[8])),
+        ("input.txt", b"text"),
+        ("meta.pkl", b"other"),
+    ]);
+    let config = DataConfig::new(bins.path());
+    let dataset = Dataset::open(&config, &Tokenizer::Gpt2).unwrap();
+    assert_eq!(dataset.train.to_vec().unwrap(), [1, 2, 3, 4]);
+    assert_eq!(dataset.validation.unwrap().to_vec().unwrap(), [9]);
+
+    let texts = folder_of(&[("b.txt", b"cd"), ("a.txt", b"ab"), ("README.md", b"words")]);
+    let config = DataConfig { split: 0.25, ..DataConfig::new(texts.path()) };
+    assert_eq!(config.text().unwrap(), "abcd");
+    let dataset = Dataset::open(&config, &Tokenizer::Byte).unwrap();
+    assert_eq!(dataset.train.to_vec().unwrap(), [97, 98, 99]);
+    assert_eq!(dataset.validation.unwrap().to_vec().unwrap(), [100]);
+
+    // A validation file of one's own takes the folder's place.
+    let config = DataConfig {
+        validation_data: vec![texts.path().join("b.txt")],
+        ..DataConfig::new(bins.path())
+    };
+    let dataset = Dataset::open(&config, &Tokenizer::Gpt2).unwrap();
+    assert_eq!(dataset.train.len(), 4);
+    assert_eq!(dataset.validation.unwrap().to_vec().unwrap(), [10210]);
+}
+
+#[test]
+fn folders_without_data_and_empty_lists_are_refused() {
+    let empty = folder_of(&[("notes.md", b"x")]);
+    let only = folder_of(&[("val.bin", &nano_gpt(&[1]))]);
+    let none = DataConfig { data: vec![], ..DataConfig::new("x") };
+    for (config, words) in [
+        (DataConfig::new(empty.path()), "has no .bin or .txt file"),
+        (DataConfig::new(only.path()), "has only validation or test files"),
+        (DataConfig::new("no such file"), "cannot open 'no such file'"),
+        (none, "no data file given"),
+    ] {
+        let error = Dataset::open(&config, &Tokenizer::Gpt2).unwrap_err().to_string();
+        assert!(error.contains(words), "'{error}' does not say '{words}'");
+    }
+    let error = DataConfig::new(only.path().join("val.bin")).text().unwrap_err().to_string();
+    assert!(error.contains("holds tokens, not text"), "{error}");
+}
+
+#[test]
+fn nothing_held_out_is_no_validation() {
+    assert!(Dataset::from_text("abc", &Tokenizer::Byte, 0.0).unwrap().validation.is_none());
+}

@@ -1,0 +1,39 @@
+//! Token data: from files on disk to batches, in an order that needs no state.
+//!
+//! ```text
+//! files ---------> Shard (mapped file) --+
+//! (text, .bin)                           +--> TokenSource --split--> train      --> Sampler    --> Batch
+//! text + tokenizer ----------------------+                          validation --> Validation --> Batch
+//! ```
+//!
+//! **Files.** The format is recognised by the header, then by the extension:
+//!
+//! | file | recognised by | layout (little-endian) |
+//! |---|---|---|
+//! | llm.c shard, GPT-2 | i32 20240520, version 1 | 256 x i32 header, header\[2\] tokens of u16 |
+//! | llm.c shard, Llama 3 | i32 20240801, version 7 | the same with u32 tokens |
+//! | nanoGPT | extension `.bin` | u16 tokens, no header |
+//! | text | anything else | UTF-8 (any bytes with the byte tokenizer) |
+//!
+//! Token files, and text under the byte tokenizer, are mapped into memory and never copied as a whole;
+//! several files count as one stream, laid end to end. Other text is tokenized when it is opened. A
+//! mapped file must not change while a run reads it.
+//!
+//! **Order.** [`Sampler`] numbers the samples of a run from 0 and gives each a place in the data as a
+//! function of the seed alone, so that micro batch, accumulation and ranks cut the same sequence of
+//! samples, and a run resumes by its count of consumed samples.
+
+mod batch;
+mod dataset;
+mod permutation;
+mod sampler;
+mod shard;
+mod source;
+mod validation;
+
+pub use batch::{Batch, IGNORE};
+pub use dataset::{DataConfig, Dataset};
+pub use permutation::Permutation;
+pub use sampler::Sampler;
+pub use source::TokenSource;
+pub use validation::Validation;

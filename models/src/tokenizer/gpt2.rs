@@ -1,0 +1,34 @@
+//! GPT-2's byte pair encoding (Radford et al., 2019), from the `tiktoken-rs` crate, which carries
+//! the ranks inside the program: nothing is downloaded.
+
+use ferrotron_tensor::{Error, Result};
+use std::collections::HashSet;
+use tiktoken_rs::{CoreBPE, r50k_base_singleton};
+
+/// 50000 merges, 256 bytes and `<|endoftext|>`.
+pub(super) const VOCAB_SIZE: usize = 50_257;
+
+/// `<|endoftext|>`, which separates documents.
+pub(super) const END_OF_TEXT: u32 = 50_256;
+
+/// OpenAI's name for GPT-2's vocabulary is r50k_base. Built at the first use.
+fn bpe() -> &'static CoreBPE {
+    r50k_base_singleton()
+}
+
+pub(super) fn encode(text: &str) -> Result<Vec<u32>> {
+    let special = HashSet::from(["<|endoftext|>"]);
+    match bpe().encode(text, &special) {
+        Ok((tokens, _)) => Ok(tokens),
+        Err(error) => {
+            Err(Error::value("tokenizer", format!("gpt2 cannot encode the text: {error}")))
+        }
+    }
+}
+
+pub(super) fn decode(tokens: &[u32]) -> String {
+    super::lossy(tokens, |token, bytes| match bpe().decode_bytes(&[token]) {
+        Ok(token) => bytes.extend(token),
+        Err(_) => bytes.extend(super::REPLACEMENT),
+    })
+}

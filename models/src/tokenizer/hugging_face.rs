@@ -1,0 +1,73 @@
+//! Tokenizers described by a Hugging Face `tokenizer.json`, run by their own `tokenizers` crate
+//! (with a regex engine in Rust: no C library).
+
+use ferrotron_tensor::{Error, Result};
+use std::sync::Arc;
+
+/// A loaded `tokenizer.json`; clones share it.
+#[derive(Clone)]
+pub struct HuggingFaceTokenizer(Arc<Loaded>);
+
+struct Loaded {
+    json: String,
+    tokenizer: tokenizers::Tokenizer,
+    vocab_size: usize,
+}
+
+impl HuggingFaceTokenizer {
+    /// The text of a `tokenizer.json`. Truncation and padding that it asks for are switched off: a
+    /// training text is one long sequence.
+    ///
+    /// # Errors
+    /// Text that the `tokenizers` crate refuses, in its words.
+    pub fn from_json(json: &str) -> Result<Self> {
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(failed("load"))?;
+        tokenizer.with_truncation(None).map_err(failed("load"))?;
+        tokenizer.with_padding(None);
+        // Ids may have gaps, so that the table's length is not enough.
+        let largest = tokenizer.get_vocab(true).into_values().max();
+        let Some(largest) = largest else {
+            return Err(Error::io("tokenizer", "the vocabulary of the tokenizer.json is empty"));
+        };
+        let vocab_size = largest as usize + 1;
+        Ok(HuggingFaceTokenizer(Arc::new(Loaded { json: json.to_string(), tokenizer, vocab_size })))
+    }
+
+    /// The file's text, unchanged.
+    pub fn json(&self) -> &str {
+        &self.0.json
+    }
+
+    /// The largest id plus one.
+    pub fn vocab_size(&self) -> usize {
+        self.0.vocab_size
+    }
+
+    pub(super) fn end_of_text(&self) -> Option<u32> {
+        let id = |name: &&str| self.0.tokenizer.token_to_id(name);
+        ["<|endoftext|>", "<|end_of_text|>", "</s>"].iter().find_map(id)
+    }
+
+    pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let encoding = self.0.tokenizer.encode_fast(text, false).map_err(failed("encode"))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    pub(super) fn decode(&self, tokens: &[u32]) -> String {
+        let unknown = |token: &u32| self.0.tokenizer.id_to_token(*token).is_none();
+        let mut text = String::new();
+        // The crate drops ids that it does not know; ours are shown.
+        for run in tokens.chunk_by(|a, b| unknown(a) == unknown(b)) {
+            match self.0.tokenizer.decode(run, false) {
+                Ok(decoded) if !unknown(&run[0]) => text.push_str(&decoded),
+                _ => text.extend(run.iter().map(|_| char::REPLACEMENT_CHARACTER)),
+            }
+        }
+        text
+    }
+}
+
+/// Words an error of the `tokenizers` crate.
+fn failed(what: &'static str) -> impl Fn(tokenizers::Error) -> Error {
+    move |error| Error::io("tokenizer", format!("cannot {what} with the tokenizer.json: {error}"))
+}

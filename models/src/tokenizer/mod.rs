@@ -1,0 +1,265 @@
+//! Tokenizers: text to token ids and back.
+//!
+//! | `--tokenizer` | vocabulary | file |
+//! |---|---|---|
+//! | `byte` | the 256 bytes of UTF-8 | this one |
+//! | `char` | the characters of the training text, sorted by code point | `char_level.rs` |
+//! | `gpt2` | GPT-2's 50257 byte pairs, embedded in the program | `gpt2.rs` |
+//! | a path | a Hugging Face `tokenizer.json`, or one that Ferrotron wrote | `hugging_face.rs` |
+//!
+//! A checkpoint carries its tokenizer as `tokenizer.json` ([`Tokenizer::to_json`]): the first three
+//! as a small object of our own, `{"kind": "char", "chars": "..."}`, a Hugging Face one word for
+//! word, so that `transformers` can read it from the checkpoint's folder.
+
+mod char_level;
+mod gpt2;
+mod hugging_face;
+
+use ferrotron_tensor::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::{fmt, path::Path, path::PathBuf, str::FromStr};
+
+pub use char_level::CharTokenizer;
+pub use hugging_face::HuggingFaceTokenizer;
+
+/// Text to token ids and back.
+///
+/// ```
+/// use ferrotron_models::tokenizer::Tokenizer;
+/// let tokenizer = Tokenizer::char("hello world")?;
+/// assert_eq!(tokenizer.vocab_size(), 8); // space d e h l o r w
+/// assert_eq!(tokenizer.encode("hold")?, [3, 5, 4, 1]);
+/// assert_eq!(tokenizer.decode(&[3, 5, 4, 1]), "hold");
+/// let same = Tokenizer::from_json(&tokenizer.to_json())?;
+/// assert_eq!(same.encode("hold")?, [3, 5, 4, 1]);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+#[derive(Clone)]
+pub enum Tokenizer {
+    /// Each byte of the text's UTF-8 is a token.
+    Byte,
+    /// Each character is a token.
+    Char(CharTokenizer),
+    /// GPT-2's byte pair encoding.
+    Gpt2,
+    /// Whatever a Hugging Face `tokenizer.json` describes.
+    HuggingFace(HuggingFaceTokenizer),
+}
+
+impl Tokenizer {
+    /// The characters of `text`, sorted by code point.
+    ///
+    /// # Errors
+    /// An empty text.
+    pub fn char(text: &str) -> Result<Self> {
+        CharTokenizer::from_text(text).map(Tokenizer::Char)
+    }
+
+    /// A `tokenizer.json`, of Hugging Face or of a Ferrotron checkpoint.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is neither.
+    pub fn from_file(path: &Path) -> Result<Self> {
+        let json = std::fs::read_to_string(path).map_err(|error| {
+            Error::io("tokenizer", format!("cannot read '{}': {error}", path.display()))
+        })?;
+        Tokenizer::from_json(&json).map_err(|error| {
+            Error::io("tokenizer", format!("'{}' is no tokenizer: {error}", path.display()))
+        })
+    }
+
+    /// The text of a `tokenizer.json`, of Hugging Face or from [`Tokenizer::to_json`].
+    ///
+    /// # Errors
+    /// Text that is not JSON, or describes no known tokenizer.
+    pub fn from_json(json: &str) -> Result<Self> {
+        // Hugging Face files have no "kind" at their top; ours have nothing else required.
+        match serde_json::from_str::<Saved>(json) {
+            Ok(Saved { kind: Some(kind), chars }) => match (kind.as_str(), chars) {
+                ("byte", _) => Ok(Tokenizer::Byte),
+                ("gpt2", _) => Ok(Tokenizer::Gpt2),
+                ("char", Some(chars)) => CharTokenizer::new(&chars).map(Tokenizer::Char),
+                ("char", None) => Err(Error::io("tokenizer", "kind 'char' without \"chars\"")),
+                (kind, _) => Err(Error::io(
+                    "tokenizer",
+                    format!("unknown kind '{kind}': byte, char and gpt2 exist"),
+                )),
+            },
+            Ok(_) => HuggingFaceTokenizer::from_json(json).map(Tokenizer::HuggingFace),
+            Err(error) => Err(Error::io("tokenizer", format!("not a tokenizer.json: {error}"))),
+        }
+    }
+
+    /// The text of this tokenizer's `tokenizer.json`, from which [`Tokenizer::from_json`] restores it.
+    pub fn to_json(&self) -> String {
+        let (kind, chars) = match self {
+            Tokenizer::Byte => ("byte", None),
+            Tokenizer::Gpt2 => ("gpt2", None),
+            Tokenizer::Char(char_level) => ("char", Some(char_level.chars())),
+            Tokenizer::HuggingFace(file) => return file.json().to_string(),
+        };
+        let saved = Saved { kind: Some(kind.to_string()), chars };
+        serde_json::to_string(&saved).expect("two strings are always JSON")
+    }
+
+    /// `byte`, `char`, `gpt2` or `huggingface`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Tokenizer::Byte => "byte",
+            Tokenizer::Char(_) => "char",
+            Tokenizer::Gpt2 => "gpt2",
+            Tokenizer::HuggingFace(_) => "huggingface",
+        }
+    }
+
+    /// Every id is below this.
+    pub fn vocab_size(&self) -> usize {
+        match self {
+            Tokenizer::Byte => 256,
+            Tokenizer::Char(char_level) => char_level.vocab_size(),
+            Tokenizer::Gpt2 => gpt2::VOCAB_SIZE,
+            Tokenizer::HuggingFace(file) => file.vocab_size(),
+        }
+    }
+
+    /// The token that separates documents, where there is one: GPT-2's 50256, or the `<|endoftext|>`,
+    /// `</s>` or `<|end_of_text|>` of a file.
+    pub fn end_of_text(&self) -> Option<u32> {
+        match self {
+            Tokenizer::Byte | Tokenizer::Char(_) => None,
+            Tokenizer::Gpt2 => Some(gpt2::END_OF_TEXT),
+            Tokenizer::HuggingFace(file) => file.end_of_text(),
+        }
+    }
+
+    /// The token ids of `text`. Special tokens written out in it (`<|endoftext|>`) become their id, as
+    /// in Hugging Face's tokenizers; none is added at either end.
+    ///
+    /// # Errors
+    /// A character outside the vocabulary of a char tokenizer, named with its position.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        match self {
+            Tokenizer::Byte => Ok(text.bytes().map(u32::from).collect()),
+            Tokenizer::Char(char_level) => char_level.encode(text),
+            Tokenizer::Gpt2 => gpt2::encode(text),
+            Tokenizer::HuggingFace(file) => file.encode(text),
+        }
+    }
+
+    /// The text of `tokens`. Never fails: bytes that are not UTF-8 (a character cut in two) and ids
+    /// beyond the vocabulary become U+FFFD, the replacement character.
+    pub fn decode(&self, tokens: &[u32]) -> String {
+        match self {
+            Tokenizer::Byte => lossy(tokens, |token, bytes| match u8::try_from(token) {
+                Ok(byte) => bytes.push(byte),
+                Err(_) => bytes.extend(REPLACEMENT),
+            }),
+            Tokenizer::Char(char_level) => char_level.decode(tokens),
+            Tokenizer::Gpt2 => gpt2::decode(tokens),
+            Tokenizer::HuggingFace(file) => file.decode(tokens),
+        }
+    }
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tokenizer({}, {} tokens)", self.name(), self.vocab_size())
+    }
+}
+
+/// The small format of [`Tokenizer::to_json`].
+#[derive(Serialize, Deserialize)]
+struct Saved {
+    kind: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chars: Option<String>,
+}
+
+/// U+FFFD in UTF-8.
+const REPLACEMENT: &[u8] = "\u{FFFD}".as_bytes();
+
+/// Joins each token's bytes, then decodes: characters may span tokens.
+fn lossy(tokens: &[u32], mut append: impl FnMut(u32, &mut Vec<u8>)) -> String {
+    let mut bytes = Vec::with_capacity(tokens.len());
+    tokens.iter().for_each(|&token| append(token, &mut bytes));
+    match String::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
+    }
+}
+
+/// The value of `--tokenizer`.
+///
+/// ```
+/// use ferrotron_models::tokenizer::TokenizerChoice;
+/// let choice: TokenizerChoice = "char".parse()?;
+/// let tokenizer = choice.build(|| Ok("the training text".to_string()))?;
+/// assert_eq!(tokenizer.name(), "char");
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TokenizerChoice {
+    /// `byte`
+    Byte,
+    /// `char`
+    Char,
+    /// `gpt2`
+    Gpt2,
+    /// Anything else: a path.
+    File(PathBuf),
+}
+
+impl TokenizerChoice {
+    /// The tokenizer; `training_text` is asked for only where the vocabulary comes from it.
+    ///
+    /// # Errors
+    /// Those of `training_text`, [`Tokenizer::char`] and [`Tokenizer::from_file`].
+    pub fn build(&self, training_text: impl FnOnce() -> Result<String>) -> Result<Tokenizer> {
+        match self {
+            TokenizerChoice::Byte => Ok(Tokenizer::Byte),
+            TokenizerChoice::Char => Tokenizer::char(&training_text()?),
+            TokenizerChoice::Gpt2 => Ok(Tokenizer::Gpt2),
+            TokenizerChoice::File(path) if !path.exists() => Err(Error::config(
+                "tokenizer",
+                format!(
+                    "'{}' is neither byte, char or gpt2 nor an existing tokenizer.json",
+                    path.display()
+                ),
+            )),
+            TokenizerChoice::File(path) => Tokenizer::from_file(path),
+        }
+    }
+}
+
+impl FromStr for TokenizerChoice {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Ok(match name {
+            "" => {
+                return Err(Error::config(
+                    "tokenizer",
+                    "empty name: use byte, char, gpt2 or a file",
+                ));
+            }
+            "byte" => TokenizerChoice::Byte,
+            "char" => TokenizerChoice::Char,
+            "gpt2" => TokenizerChoice::Gpt2,
+            path => TokenizerChoice::File(PathBuf::from(path)),
+        })
+    }
+}
+
+impl fmt::Display for TokenizerChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TokenizerChoice::Byte => f.pad("byte"),
+            TokenizerChoice::Char => f.pad("char"),
+            TokenizerChoice::Gpt2 => f.pad("gpt2"),
+            TokenizerChoice::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

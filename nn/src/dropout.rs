@@ -1,0 +1,46 @@
+//! Dropout whose mask is a function of seed, step, place in the model and place in the global batch.
+
+use ferrotron_autograd::Var;
+use ferrotron_tensor::{At, Error, Result};
+
+use crate::{Context, Mode, Scope};
+
+/// Zeros activations with probability `p` while training: Srivastava et al. (2014).
+#[derive(Debug, Clone)]
+pub struct Dropout {
+    path: String,
+    p: f64,
+}
+
+impl Dropout {
+    /// Errors unless `p` is in \[0, 1\].
+    pub fn new(scope: &Scope, p: f64) -> Result<Dropout> {
+        if !(0.0..=1.0).contains(&p) {
+            return Err(Error::config(
+                "dropout",
+                format!("the probability must be in [0, 1], got {p}"),
+            )
+            .at(scope.path()));
+        }
+        Ok(Dropout { path: scope.path().to_string(), p })
+    }
+
+    /// (batch, sequence, features..) -> the same
+    pub fn forward(&self, ctx: &Context, x: &Var) -> Result<Var> {
+        if ctx.mode == Mode::Eval || self.p == 0.0 {
+            return Ok(x.clone());
+        }
+        let place = ctx.place(&x.dims()[2..]).at(&self.path)?;
+        x.dropout(self.p, &ctx.key(&self.path), &place).at(&self.path)
+    }
+
+    /// The probability.
+    pub fn p(&self) -> f64 {
+        self.p
+    }
+
+    /// The global path, the site of the mask.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+}

@@ -1,0 +1,46 @@
+//! A table of vectors, one per token or position.
+
+use ferrotron_autograd::Var;
+use ferrotron_tensor::{At, Error, Result, Tensor};
+
+use crate::{Decay, Init, Module, Param, Scope};
+
+/// Rows of a trainable table (count, width).
+#[derive(Debug, Clone)]
+pub struct Embedding {
+    path: String,
+    weight: Param,
+}
+
+impl Embedding {
+    /// A table of `count` rows of `width`.
+    pub fn new(scope: &Scope, count: usize, width: usize, init: Init) -> Result<Embedding> {
+        if count == 0 || width == 0 {
+            return Err(Error::config(
+                "embedding",
+                format!("sizes must be positive, got {count} rows of {width}"),
+            )
+            .at(scope.path()));
+        }
+        Ok(Embedding {
+            path: scope.path().to_string(),
+            weight: scope.param("weight", &[count, width], init, Decay::Yes),
+        })
+    }
+
+    /// ids (..) -> (.., width)
+    pub fn forward(&self, ids: &Tensor) -> Result<Var> {
+        self.weight.var()?.embedding(ids).at(&self.path)
+    }
+
+    /// The table (count, width).
+    pub fn weight(&self) -> &Param {
+        &self.weight
+    }
+}
+
+impl Module for Embedding {
+    fn visit(&self, f: &mut dyn FnMut(&Param)) {
+        f(&self.weight);
+    }
+}

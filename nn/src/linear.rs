@@ -1,0 +1,82 @@
+//! The linear layer y = x W^T + b.
+
+use ferrotron_autograd::Var;
+use ferrotron_tensor::{At, Error, Result};
+
+use crate::{Decay, Init, Module, Param, Scope};
+
+/// Whether a layer adds a bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bias {
+    /// It does, starting from zeros.
+    Yes,
+    /// It does not.
+    No,
+}
+
+/// y = x W^T + b with W (out, in) and b (out).
+///
+/// ```
+/// use ferrotron_autograd::Var;
+/// use ferrotron_nn::{Bias, Init, Linear, Scope};
+/// use ferrotron_tensor::{DType, Device, Tensor};
+/// let device = Device::cpu(1)?;
+/// let layer = Linear::new(&Scope::new(&device, DType::F32, 0).child("head"), 3, 5, Bias::Yes, Init::XavierUniform)?;
+/// let x = Var::constant(Tensor::zeros(&device, DType::F32, &[2, 3])?);
+/// assert_eq!(layer.forward(&x)?.dims(), [2, 5]);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Linear {
+    path: String,
+    weight: Param,
+    bias: Option<Param>,
+}
+
+impl Linear {
+    /// A layer from `inputs` to `outputs` features.
+    pub fn new(
+        scope: &Scope,
+        inputs: usize,
+        outputs: usize,
+        bias: Bias,
+        init: Init,
+    ) -> Result<Linear> {
+        if inputs == 0 || outputs == 0 {
+            return Err(Error::config(
+                "linear",
+                format!("sizes must be positive, got {inputs} inputs and {outputs} outputs"),
+            )
+            .at(scope.path()));
+        }
+        Ok(Linear {
+            path: scope.path().to_string(),
+            weight: scope.param("weight", &[outputs, inputs], init, Decay::Yes),
+            bias: (bias == Bias::Yes)
+                .then(|| scope.param("bias", &[outputs], Init::Zeros, Decay::No)),
+        })
+    }
+
+    /// (.., in) -> (.., out)
+    pub fn forward(&self, x: &Var) -> Result<Var> {
+        let bias = self.bias.as_ref().map(Param::var).transpose()?;
+        x.linear(&self.weight.var()?, bias.as_ref()).at(&self.path)
+    }
+
+    /// W (out, in).
+    pub fn weight(&self) -> &Param {
+        &self.weight
+    }
+
+    /// b (out), if there is one.
+    pub fn bias(&self) -> Option<&Param> {
+        self.bias.as_ref()
+    }
+}
+
+impl Module for Linear {
+    fn visit(&self, f: &mut dyn FnMut(&Param)) {
+        f(&self.weight);
+        self.bias.iter().for_each(f);
+    }
+}

@@ -1,0 +1,88 @@
+//! The feed-forward part of a transformer block.
+
+use ferrotron_autograd::Var;
+use ferrotron_tensor::{At, Result};
+
+use crate::{Bias, Init, Linear, Module, Param, Scope};
+
+/// The nonlinearity of an [`Mlp`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// GELU, tanh form: GPT-2.
+    GeluTanh,
+    /// GELU, exact form.
+    GeluErf,
+    /// max(x, 0)
+    Relu,
+    /// silu(gate) * up: Shazeer, arXiv 2002.05202; Llama.
+    SwiGlu,
+}
+
+/// What an [`Mlp`] is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct MlpConfig {
+    /// Width of input and output.
+    pub hidden: usize,
+    /// Width in between.
+    pub ffn_hidden: usize,
+    /// The nonlinearity.
+    pub activation: Activation,
+    /// Whether both layers have a bias.
+    pub bias: Bias,
+    /// Start of the first layer.
+    pub init: Init,
+    /// Start of the second layer, which ends on the residual stream.
+    pub residual_init: Init,
+}
+
+/// proj(activation(fc(x))), where SwiGLU's first layer computes gate and up side by side.
+#[derive(Debug, Clone)]
+pub struct Mlp {
+    fc: Linear,
+    proj: Linear,
+    activation: Activation,
+}
+
+impl Mlp {
+    /// Makes the two layers.
+    pub fn new(scope: &Scope, config: &MlpConfig) -> Result<Mlp> {
+        let (name, outputs) = match config.activation {
+            Activation::SwiGlu => ("gate_up", 2 * config.ffn_hidden),
+            _ => ("fc", config.ffn_hidden),
+        };
+        Ok(Mlp {
+            fc: Linear::new(&scope.child(name), config.hidden, outputs, config.bias, config.init)?,
+            proj: Linear::new(
+                &scope.child("proj"),
+                config.ffn_hidden,
+                config.hidden,
+                config.bias,
+                config.residual_init,
+            )?,
+            activation: config.activation,
+        })
+    }
+
+    /// (B, T, C) -> (B, T, C)
+    pub fn forward(&self, x: &Var) -> Result<Var> {
+        let x = self.fc.forward(x)?; // (B, T, F), or (B, T, 2F) for SwiGLU
+        let x = match self.activation {
+            Activation::GeluTanh => x.gelu_tanh(),
+            Activation::GeluErf => x.gelu_erf(),
+            Activation::Relu => x.relu(),
+            Activation::SwiGlu => {
+                let half = x.value().dim(-1)? / 2;
+                let parts = x.split(-1, &[half, half])?;
+                parts[0].silu()?.mul(&parts[1])
+            }
+        };
+        self.proj.forward(&x.at("mlp")?) // (B, T, C)
+    }
+}
+
+impl Module for Mlp {
+    fn visit(&self, f: &mut dyn FnMut(&Param)) {
+        self.fc.visit(f);
+        self.proj.visit(f);
+    }
+}

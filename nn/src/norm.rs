@@ -1,0 +1,99 @@
+//! LayerNorm and RMSNorm.
+
+use ferrotron_autograd::Var;
+use ferrotron_tensor::{At, Result};
+
+use crate::{Bias, Decay, Init, Module, Param, Scope};
+
+/// LayerNorm over the last dim: Ba et al., arXiv 1607.06450.
+#[derive(Debug, Clone)]
+pub struct LayerNorm {
+    path: String,
+    weight: Param,
+    bias: Option<Param>,
+    eps: f64,
+}
+
+impl LayerNorm {
+    /// A norm of `width` features.
+    pub fn new(scope: &Scope, width: usize, bias: Bias, eps: f64) -> LayerNorm {
+        LayerNorm {
+            path: scope.path().to_string(),
+            weight: scope.param("weight", &[width], Init::Ones, Decay::No),
+            bias: (bias == Bias::Yes)
+                .then(|| scope.param("bias", &[width], Init::Zeros, Decay::No)),
+            eps,
+        }
+    }
+
+    /// (.., width) -> (.., width)
+    pub fn forward(&self, x: &Var) -> Result<Var> {
+        let bias = self.bias.as_ref().map(Param::var).transpose()?;
+        x.layer_norm(&self.weight.var()?, bias.as_ref(), self.eps).at(&self.path)
+    }
+}
+
+impl Module for LayerNorm {
+    fn visit(&self, f: &mut dyn FnMut(&Param)) {
+        f(&self.weight);
+        self.bias.iter().for_each(f);
+    }
+}
+
+/// RMSNorm over the last dim: Zhang and Sennrich, arXiv 1910.07467.
+#[derive(Debug, Clone)]
+pub struct RmsNorm {
+    path: String,
+    weight: Param,
+    eps: f64,
+}
+
+impl RmsNorm {
+    /// A norm of `width` features.
+    pub fn new(scope: &Scope, width: usize, eps: f64) -> RmsNorm {
+        RmsNorm {
+            path: scope.path().to_string(),
+            weight: scope.param("weight", &[width], Init::Ones, Decay::No),
+            eps,
+        }
+    }
+
+    /// (.., width) -> (.., width)
+    pub fn forward(&self, x: &Var) -> Result<Var> {
+        x.rms_norm(&self.weight.var()?, self.eps).at(&self.path)
+    }
+}
+
+impl Module for RmsNorm {
+    fn visit(&self, f: &mut dyn FnMut(&Param)) {
+        f(&self.weight);
+    }
+}
+
+/// Either norm, chosen by a model's configuration.
+#[derive(Debug, Clone)]
+pub enum Norm {
+    /// With mean and (optional) bias.
+    Layer(LayerNorm),
+    /// Without.
+    Rms(RmsNorm),
+}
+
+impl Norm {
+    /// (.., width) -> (.., width)
+    pub fn forward(&self, x: &Var) -> Result<Var> {
+        match self {
+            Norm::Layer(norm) => norm.forward(x),
+            Norm::Rms(norm) => norm.forward(x),
+        }
+    }
+}
+
+impl Module for Norm {
+    fn visit(&self, f: &mut dyn FnMut(&Param)) {
+        match self {
+            Norm::Layer(norm) => norm.visit(f),
+            Norm::Rms(norm) => norm.visit(f),
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Optimizers over flats: AdamW and SGD with momentum, each one fused pass.
+
+use ferrotron_tensor::ops::adamw::{self, adamw};
+use ferrotron_tensor::ops::sgd::{self, sgd};
+use ferrotron_tensor::{Category, DType, Error, Flat, Result, Tensor, dispatch_float};
+
+use crate::buffers::lock;
+use crate::{Decay, ParamBuffers, ParamGroup};
+
+/// The constants of an optimizer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum OptimizerConfig {
+    /// Adam with decoupled weight decay: Loshchilov and Hutter, arXiv 1711.05101, as `torch.optim.AdamW`.
+    AdamW {
+        /// Decay of the mean of the gradient.
+        beta1: f64,
+        /// Decay of the mean of its square.
+        beta2: f64,
+        /// Added to the root of the latter.
+        eps: f64,
+        /// Decoupled decay per unit of learning rate, for parameters that decay.
+        weight_decay: f64,
+    },
+    /// Gradient descent with momentum, as `torch.optim.SGD`.
+    Sgd {
+        /// Share of the last update that goes on.
+        momentum: f64,
+        /// Added to the gradient per unit of weight, for parameters that decay.
+        weight_decay: f64,
+    },
+}
+
+impl OptimizerConfig {
+    fn moments(&self) -> &'static [&'static str] {
+        match self {
+            OptimizerConfig::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
+            OptimizerConfig::Sgd { .. } => &["momentum"],
+        }
+    }
+
+    fn validate(&self) -> Result<()> {
+        let (fractions, non_negative) = match *self {
+            OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay } => (
+                vec![("beta1", beta1), ("beta2", beta2)],
+                vec![("eps", eps), ("weight decay", weight_decay)],
+            ),
+            OptimizerConfig::Sgd { momentum, weight_decay } => {
+                (vec![("momentum", momentum)], vec![("weight decay", weight_decay)])
+            }
+        };
+        for (name, value) in fractions {
+            if !(0.0..1.0).contains(&value) {
+                return Err(Error::config(
+                    "optimizer",
+                    format!("{name} must be in [0, 1), got {value}"),
+                ));
+            }
+        }
+        for (name, value) in non_negative {
+            if !(value >= 0.0 && value.is_finite()) {
+                return Err(Error::config(
+                    "optimizer",
+                    format!("{name} must be at least 0, got {value}"),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What one step needs besides the gradients.
+#[derive(Debug, Clone, Copy)]
+pub struct StepConfig {
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// What the gradients are multiplied with: the clip coefficient.
+    pub grad_scale: f64,
+}
+
+/// The state of an optimizer: its moments, laid out like the weights.
+pub struct Optimizer {
+    config: OptimizerConfig,
+    /// For each parameter group, each moment.
+    moments: Vec<Vec<Flat>>,
+    step: u64,
+}
+
+impl Optimizer {
+    /// Zero moments for every parameter, in the accumulation type (f32, or f64 for f64 weights).
+    pub fn new(config: OptimizerConfig, buffers: &ParamBuffers) -> Result<Optimizer> {
+        config.validate()?;
+        let moments = buffers
+            .groups()
+            .iter()
+            .map(|group| Self::group(&config, group))
+            .collect::<Result<_>>()?;
+        Ok(Optimizer { config, moments, step: 0 })
+    }
+
+    fn group(config: &OptimizerConfig, group: &ParamGroup) -> Result<Vec<Flat>> {
+        let weights = lock(&group.weights);
+        let dtype = if weights.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let parts: Vec<_> =
+            group.params.iter().map(|p| (p.name().to_string(), p.leaf().dims().to_vec())).collect();
+        let flat = |_: &&str| Flat::new(weights.device(), dtype, Category::Optimizer, &parts);
+        config.moments().iter().map(flat).collect()
+    }
+
+    /// Updates the weights from their gradients, one pass over each group.
+    ///
+    /// Errors if a weight is still held by a graph that was not walked.
+    pub fn step(&mut self, buffers: &ParamBuffers, step: &StepConfig) -> Result<()> {
+        self.step += 1;
+        for (group, moments) in buffers.groups().iter().zip(&mut self.moments) {
+            let mut weights = lock(&group.weights);
+            let gradients = lock(&group.gradients);
+            let device = weights.device().clone();
+            let decays = group.decay == Decay::Yes;
+            dispatch_float!("optimizer", weights.dtype(), T => {
+                type A = <T as ferrotron_tensor::Element>::Acc;
+                let (w, g) = (weights.whole_mut::<T>()?, gradients.whole::<T>()?);
+                match (self.config, &mut moments[..]) {
+                    (OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay }, [m, v]) => {
+                        let weight_decay = if decays { weight_decay } else { 0.0 };
+                        let config = adamw::AdamW {
+                            lr: step.lr, beta1, beta2, eps, weight_decay, step: self.step, grad_scale: step.grad_scale,
+                        };
+                        adamw(&device, &config, w, g, m.whole_mut::<A>()?, v.whole_mut::<A>()?)?;
+                    }
+                    (OptimizerConfig::Sgd { momentum, weight_decay }, [m]) => {
+                        let weight_decay = if decays { weight_decay } else { 0.0 };
+                        let config = sgd::Sgd { lr: step.lr, momentum, weight_decay, grad_scale: step.grad_scale };
+                        sgd(&device, &config, w, g, m.whole_mut::<A>()?)?;
+                    }
+                    _ => unreachable!("`new` made as many moments as the optimizer has"),
+                }
+            });
+        }
+        buffers.mark_updated();
+        Ok(())
+    }
+
+    /// Steps taken.
+    pub fn steps(&self) -> u64 {
+        self.step
+    }
+
+    /// Continues after `steps` steps: bias correction goes on from there.
+    pub fn set_steps(&mut self, steps: u64) {
+        self.step = steps;
+    }
+
+    /// Calls `f` with the name of every parameter, the name of a moment and its value.
+    pub fn visit(&self, mut f: impl FnMut(&str, &'static str, Tensor) -> Result<()>) -> Result<()> {
+        for group in &self.moments {
+            for (moment, flat) in self.config.moments().iter().zip(group) {
+                for range in 0..flat.n_ranges() {
+                    f(flat.name(range), moment, flat.tensor(range))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls `f` with every parameter's name, the name of a moment and its value to overwrite.
+    pub fn visit_mut(
+        &mut self,
+        mut f: impl FnMut(&str, &'static str, &mut Tensor) -> Result<()>,
+    ) -> Result<()> {
+        for group in &mut self.moments {
+            for (moment, flat) in self.config.moments().iter().zip(group) {
+                for range in 0..flat.n_ranges() {
+                    let name = flat.name(range).to_string();
+                    flat.update(range, |tensor| f(&name, moment, tensor))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

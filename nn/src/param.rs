@@ -1,0 +1,129 @@
+//! Parameters know where they live: a leaf, the part of the global tensor that it holds, and its decay
+//! group. Initialisation, checkpoints and the optimizer follow from these facts.
+
+use ferrotron_autograd::{Leaf, Var};
+use ferrotron_tensor::{DType, Device, Place, RandomKey, Result};
+
+use crate::Init;
+
+/// Whether weight decay applies to a parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decay {
+    /// It does: matrices and embeddings.
+    Yes,
+    /// It does not: biases and norms.
+    No,
+}
+
+/// A trainable tensor of a model. Cloning gives another handle of the same parameter.
+#[derive(Debug, Clone)]
+pub struct Param {
+    leaf: Leaf,
+    place: Place,
+    decay: Decay,
+}
+
+impl Param {
+    /// The trainable value and its gradient.
+    pub fn leaf(&self) -> &Leaf {
+        &self.leaf
+    }
+
+    /// The value as a variable.
+    pub fn var(&self) -> Result<Var> {
+        self.leaf.var()
+    }
+
+    /// The global name, such as `blocks.3.attn.qkv.weight`.
+    pub fn name(&self) -> &str {
+        self.leaf.name()
+    }
+
+    /// Which part of the global tensor is held.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Whether weight decay applies.
+    pub fn decay(&self) -> Decay {
+        self.decay
+    }
+}
+
+/// Something with parameters.
+pub trait Module {
+    /// Calls `f` with every parameter, in the order of the forward pass.
+    fn visit(&self, f: &mut dyn FnMut(&Param));
+
+    /// Every parameter, each once (tied ones are met twice).
+    fn params(&self) -> Vec<Param> {
+        let mut params: Vec<Param> = Vec::new();
+        self.visit(&mut |param| {
+            if !params.iter().any(|known| known.leaf == param.leaf) {
+                params.push(param.clone());
+            }
+        });
+        params
+    }
+}
+
+/// Where a module is being built: its path in the model, device, dtype and seed.
+///
+/// ```
+/// use ferrotron_nn::{Decay, Init, Scope};
+/// use ferrotron_tensor::{DType, Device};
+/// let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1234);
+/// let weight = scope.child("blocks.0").param("weight", &[4, 2], Init::Normal { std: 0.02 }, Decay::Yes);
+/// assert_eq!(weight.name(), "blocks.0.weight");
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Scope {
+    path: String,
+    device: Device,
+    dtype: DType,
+    seed: u64,
+}
+
+impl Scope {
+    /// The root of a model.
+    pub fn new(device: &Device, dtype: DType, seed: u64) -> Scope {
+        Scope { path: String::new(), device: device.clone(), dtype, seed }
+    }
+
+    /// The scope of a part.
+    #[must_use]
+    pub fn child(&self, name: &str) -> Scope {
+        Scope { path: self.join(name), ..self.clone() }
+    }
+
+    /// The global path, the site of random numbers.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Where parameters are made.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// A parameter that is held whole. Its memory is taken when the value is first asked for.
+    pub fn param(&self, name: &str, dims: &[usize], init: Init, decay: Decay) -> Param {
+        self.param_at(name, Place::whole(dims), init, decay)
+    }
+
+    /// A parameter of which `place` is held.
+    pub fn param_at(&self, name: &str, place: Place, init: Init, decay: Decay) -> Param {
+        let name = self.join(name);
+        let key = RandomKey::new(self.seed, 0, &name);
+        let held = place.clone();
+        let leaf = Leaf::lazy(name, &self.device, self.dtype, place.dims(), move |tensor| {
+            init.fill(tensor, &held, &key)
+        });
+        Param { leaf, place, decay }
+    }
+
+    fn join(&self, name: &str) -> String {
+        if self.path.is_empty() { name.to_string() } else { format!("{}.{name}", self.path) }
+    }
+}

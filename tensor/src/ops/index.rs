@@ -1,0 +1,273 @@
+//! Reading and adding at indices: gather and scatter-add, index-select and index-add.
+//!
+//! - gather: y\[.., k, ..\] = x\[.., index\[.., k, ..\], ..\] along one dim.
+//!   Gradient: dx = scatter_add(zeros, dim, index, dy); needs the index.
+//! - scatter_add: y = base, then y\[.., index\[.., k, ..\], ..\] += src\[.., k, ..\].
+//!   Gradient: dbase = dy, dsrc = gather(dy, dim, index); needs the index.
+//! - index_select: y\[.., k, ..\] = x\[.., ids\[k\], ..\], one list of ids for all rows.
+//!   Gradient: dx = index_add(dy, dim, ids, size); needs the ids.
+//!
+//! Sums accumulate in `Element::Acc`, in the order of the index: each element of the result belongs to
+//! one thread, so nothing depends on their number.
+
+use super::rows::{CHEAP, around, for_rows, owned};
+use crate::simd::vectorized;
+use crate::tensor::{check_device, check_pair};
+use crate::{
+    Element, Error, Index, Real, Result, Tensor, dispatch_any, dispatch_float, dispatch_index,
+};
+
+/// The indices in row-major order with `dim` and the last dim exchanged, each below `size`.
+///
+/// Errors name the position and the value of one that is not.
+pub(crate) fn indices(
+    op: &'static str,
+    index: &Tensor,
+    dim: usize,
+    size: usize,
+) -> Result<Vec<usize>> {
+    let moved =
+        if index.rank() == 0 { index.clone() } else { index.transpose(dim as isize, -1)? };
+    let dense = moved.contiguous()?;
+    dispatch_index!(op, index.dtype(), I => {
+        let check = |(at, id): (usize, &I)| {
+            id.index().filter(|&i| i < size).ok_or_else(|| {
+                let mut position = coordinates(moved.dims(), at);
+                if let Some(last) = position.len().checked_sub(1) {
+                    position.swap(dim, last);
+                }
+                Error::value(op, format!("index {id} at position {position:?} is not below {size}"))
+            })
+        };
+        dense.as_slice::<I>()?.iter().enumerate().map(check).collect()
+    })
+}
+
+/// The coordinates of the `flat`-th element.
+fn coordinates(dims: &[usize], flat: usize) -> Vec<usize> {
+    let mut rest = flat;
+    let mut all: Vec<usize> = dims
+        .iter()
+        .rev()
+        .map(|&size| {
+            let coordinate = rest % size.max(1);
+            rest /= size.max(1);
+            coordinate
+        })
+        .collect();
+    all.reverse();
+    all
+}
+
+/// Elements of `x` along `dim` at `index`, whose dims are those of the result: as many as `x` has, and
+/// none larger than that of `x` but `dim`.
+///
+/// ```
+/// use ferrotron_tensor::{Device, Tensor, ops::index::gather};
+/// let device = Device::cpu(1)?;
+/// let logits = Tensor::from_slice(&device, &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3])?;
+/// let targets = Tensor::from_slice(&device, &[2_i64, 0], &[2, 1])?;
+/// assert_eq!(gather(&logits, 1, &targets)?.to_vec::<f32>()?, [3.0, 4.0]);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
+    let resolved = x.resolve("gather", dim)?;
+    check_fits("gather", x, resolved, index)?;
+    let ids = indices("gather", index, resolved, x.dims()[resolved])?;
+    let mut x = x.clone();
+    for (d, &size) in index.dims().iter().enumerate() {
+        if d != resolved {
+            x = x.narrow(d as isize, 0, size)?;
+        }
+    }
+    let x = x.transpose(resolved as isize, -1)?;
+    let index = index.transpose(resolved as isize, -1)?;
+    let width = index.dim(-1)?;
+    let mut y = Tensor::empty(x.device(), x.dtype(), index.dims())?;
+    dispatch_any!(x.dtype(), T => {
+        let (_, stride) = x.layout().row();
+        let source = x.buffer_slice::<T>();
+        for_rows(x.device(), (y.as_mut_slice::<T>()?, width), ids.len(), |first, rows| {
+            let ids = ids[first * width..].chunks_exact(width);
+            for (i, (row, ids)) in rows.chunks_exact_mut(width).zip(ids).enumerate() {
+                let start = x.layout().row_offset(first + i);
+                for (y, id) in row.iter_mut().zip(ids) {
+                    *y = source[start + id * stride];
+                }
+            }
+        });
+    });
+    y.transpose(resolved as isize, -1)
+}
+
+/// `base` with the elements of `src` added along `dim` at `index`, which has the dims of `src`. The base
+/// is overwritten if nobody else holds it. Indices may repeat.
+pub fn scatter_add(base: Tensor, dim: isize, index: &Tensor, src: &Tensor) -> Result<Tensor> {
+    let resolved = base.resolve("scatter_add", dim)?;
+    check_fits("scatter_add", &base, resolved, index)?;
+    check_pair("scatter_add", &base, src)?;
+    if src.dims() != index.dims() {
+        return Err(Error::shape(
+            "scatter_add",
+            format!("src is {:?}, index {:?}", src.dims(), index.dims()),
+        ));
+    }
+    let ids = indices("scatter_add", index, resolved, base.dims()[resolved])?;
+    let last = resolved as isize;
+    let moved = base.transpose(last, -1)?;
+    drop(base);
+    let mut y = owned(moved)?;
+    let src = src.transpose(last, -1)?.contiguous()?;
+    let (width, count) = (y.dim(-1)?, src.dim(-1)?);
+    let dims = y.dims().to_vec();
+    let device = y.device().clone();
+    // The row of the index that belongs to a row of the base, if there is one.
+    let outer = dims.len() - 1;
+    let index_row = |row: usize| {
+        let at = coordinates(&dims[..outer], row);
+        let inside = at.iter().zip(src.dims()).all(|(c, size)| c < size);
+        inside.then(|| at.iter().zip(src.dims()).fold(0, |row, (c, size)| row * size + c))
+    };
+    dispatch_float!("scatter_add", y.dtype(), T => {
+        let (all, elements) = (y.numel(), src.as_slice::<T>()?);
+        for_rows(&device, (y.as_mut_slice::<T>()?, width), all, |first, rows| {
+            let mut sums = vec![<T as Element>::Acc::ZERO; width];
+            for (i, row) in rows.chunks_exact_mut(width).enumerate() {
+                let Some(from) = index_row(first + i) else { continue };
+                sums.iter_mut().zip(row.iter()).for_each(|(sum, y)| *sum = y.acc());
+                let range = from * count..(from + 1) * count;
+                for (x, &id) in elements[range.clone()].iter().zip(&ids[range]) {
+                    sums[id] += x.acc();
+                }
+                row.iter_mut().zip(&sums).for_each(|(y, &sum)| *y = T::from_acc(sum));
+            }
+        });
+    });
+    y.transpose(last, -1)
+}
+
+/// The slices of `x` along `dim` that the list `ids` names, in its order.
+pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
+    let resolved = x.resolve("index_select", dim)?;
+    check_list("index_select", x, ids)?;
+    let list = indices("index_select", ids, 0, x.dims()[resolved])?;
+    let x = x.contiguous()?;
+    let mut dims = x.dims().to_vec();
+    dims[resolved] = list.len();
+    let (_, size, inner) = around(x.dims(), resolved);
+    let mut y = Tensor::empty(x.device(), x.dtype(), &dims)?;
+    dispatch_any!(x.dtype(), T => {
+        let (work, source) = (y.numel() / CHEAP, x.as_slice::<T>()?);
+        for_rows(x.device(), (y.as_mut_slice::<T>()?, inner), work, |first, rows| {
+            for (i, row) in rows.chunks_exact_mut(inner).enumerate() {
+                let (block, k) = ((first + i) / list.len(), (first + i) % list.len());
+                row.copy_from_slice(&source[(block * size + list[k]) * inner..][..inner]);
+            }
+        });
+    });
+    Ok(y)
+}
+
+/// The adjoint of [`index_select`]: zeros with `size` slices along `dim`, to which the slices of `dy` are
+/// added where `ids` says.
+pub fn index_add(dy: &Tensor, dim: isize, ids: &Tensor, size: usize) -> Result<Tensor> {
+    let resolved = dy.resolve("index_add", dim)?;
+    check_list("index_add", dy, ids)?;
+    if ids.numel() != dy.dims()[resolved] {
+        let message = format!("{} ids for dim {dim} of {:?}", ids.numel(), dy.dims());
+        return Err(Error::shape("index_add", message));
+    }
+    let groups = Groups::new(&indices("index_add", ids, 0, size)?, size);
+    let dy = dy.contiguous()?;
+    let (_, count, inner) = around(dy.dims(), resolved);
+    let mut dims = dy.dims().to_vec();
+    dims[resolved] = size;
+    let mut dx = Tensor::zeros(dy.device(), dy.dtype(), &dims)?;
+    dispatch_float!("index_add", dy.dtype(), T => {
+        let source = dy.as_slice::<T>()?;
+        for_rows(dy.device(), (dx.as_mut_slice::<T>()?, inner), source.len(), |first, rows| {
+            for (i, row) in rows.chunks_exact_mut(inner).enumerate() {
+                let (block, id) = ((first + i) / size, (first + i) % size);
+                add_rows(row, &source[block * count * inner..], groups.of(id));
+            }
+        });
+    });
+    Ok(dx)
+}
+
+/// For each id the positions that name it, ascending: what makes a scattered sum deterministic.
+pub(crate) struct Groups {
+    starts: Vec<usize>,
+    positions: Vec<usize>,
+}
+
+impl Groups {
+    /// Groups ids below `size` by a counting sort.
+    pub(crate) fn new(ids: &[usize], size: usize) -> Groups {
+        let mut starts = vec![0; size + 1];
+        ids.iter().for_each(|&id| starts[id + 1] += 1);
+        for id in 0..size {
+            starts[id + 1] += starts[id];
+        }
+        let mut next = starts.clone();
+        let mut positions = vec![0; ids.len()];
+        for (position, &id) in ids.iter().enumerate() {
+            positions[next[id]] = position;
+            next[id] += 1;
+        }
+        Groups { starts, positions }
+    }
+
+    /// The positions that name `id`.
+    pub(crate) fn of(&self, id: usize) -> &[usize] {
+        &self.positions[self.starts[id]..self.starts[id + 1]]
+    }
+
+    /// How many positions name an id below `id`.
+    pub(crate) fn before(&self, id: usize) -> usize {
+        self.starts[id]
+    }
+}
+
+vectorized! {
+    /// Adds the rows of `source` at `positions` to `row`, one after another.
+    pub(crate) fn add_rows<T: Element, S: Element<Acc = T::Acc>>(row: &mut [T], source: &[S], positions: &[usize]) {
+        const STRIPE: usize = 512;
+        if positions.is_empty() {
+            return;
+        }
+        let width = row.len();
+        let mut sums = [T::Acc::ZERO; STRIPE];
+        for (i, stripe) in row.chunks_mut(STRIPE).enumerate() {
+            let sums = &mut sums[..stripe.len()];
+            sums.iter_mut().zip(stripe.iter()).for_each(|(sum, y)| *sum = y.acc());
+            for position in positions {
+                let from = &source[position * width + i * STRIPE..][..sums.len()];
+                sums.iter_mut().zip(from).for_each(|(sum, x)| *sum += x.acc());
+            }
+            stripe.iter_mut().zip(sums).for_each(|(y, sum)| *y = T::from_acc(*sum));
+        }
+    }
+}
+
+/// Errors unless `index` can index `x` along `dim`.
+fn check_fits(op: &'static str, x: &Tensor, dim: usize, index: &Tensor) -> Result<()> {
+    check_device(op, x, index)?;
+    let sizes = || x.dims().iter().zip(index.dims()).enumerate();
+    if x.rank() != index.rank() || sizes().any(|(d, (x, i))| d != dim && i > x) {
+        let message = format!("index {:?} does not fit {:?} along {dim}", index.dims(), x.dims());
+        return Err(Error::shape(op, message));
+    }
+    Ok(())
+}
+
+fn check_list(op: &'static str, x: &Tensor, ids: &Tensor) -> Result<()> {
+    check_device(op, x, ids)?;
+    if ids.rank() != 1 {
+        return Err(Error::shape(op, format!("ids are a list, got {:?}", ids.dims())));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,231 @@
+//! The linear head and its cross-entropy, over chunks of tokens: the logits never take more memory than
+//! they are allowed to.
+//!
+//! logits = x W^T, then [`cross_entropy`](super::cross_entropy). Gradient: with d = dlogits, chunk by chunk,
+//! dx = d W and dW += d^T x; needs x, W, the targets and lse, and the logits where all of them fit the
+//! bound: those are overwritten by d. Where they do not fit, each chunk's are computed again.
+//!
+//! Products and exponentials accumulate in `Element::Acc`, the loss in f64 in order of the tokens. Loss, lse
+//! and dx do not depend on the bound, bitwise; dW is added up in the order of the chunks.
+
+use super::cross_entropy::{CrossEntropyConfig, Targets};
+use super::matmul::{Accum, matmul_into};
+use crate::tensor::{check_device, check_pair};
+use crate::{Element, Error, Result, Scalar, Tensor, dispatch_float};
+
+/// The loss, and what its gradient needs.
+#[derive(Debug)]
+pub struct LinearCrossEntropy {
+    /// Sum over the counted tokens, without dims, in the accumulation dtype.
+    pub loss: Tensor,
+    /// ln sum_j e^(logit_j) of every token, with the dims of the targets, in the accumulation dtype.
+    pub lse: Tensor,
+    /// How many tokens count.
+    pub counted: usize,
+    /// To be handed to [`linear_cross_entropy_backward`].
+    pub kept: KeptLogits,
+}
+
+/// The logits of all tokens, if they fit the bound, and how many tokens are a chunk.
+#[derive(Debug)]
+pub struct KeptLogits {
+    logits: Option<Tensor>,
+    chunk: usize,
+}
+
+impl KeptLogits {
+    /// The logits (N, V), if they are kept.
+    pub fn logits(&self) -> Option<&Tensor> {
+        self.logits.as_ref()
+    }
+
+    /// Tokens whose logits exist at once where they are not kept.
+    pub fn tokens_per_chunk(&self) -> usize {
+        self.chunk
+    }
+}
+
+/// Whether the gradient of the input is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InputGradient {
+    /// It is returned.
+    Wanted,
+    /// Nobody needs it.
+    Unwanted,
+}
+
+/// What [`linear_cross_entropy_backward`] computes.
+#[derive(Debug)]
+pub struct Gradients<'a> {
+    /// What the summed loss is multiplied with: loss scale / number of tokens of the global batch.
+    pub scale: f64,
+    /// Whether dx is.
+    pub input: InputGradient,
+    /// Where dW goes: a unique (V, C) of the dtype of the weight or, from 16 bits, in f32.
+    pub weight: Option<(&'a mut Tensor, Accum)>,
+}
+
+/// Operands that fit together, x as a matrix (N, C).
+struct Problem {
+    x: Tensor,
+    weight: Tensor,
+    targets: Targets,
+    tokens: usize,
+    classes: usize,
+}
+
+impl Problem {
+    fn new(
+        op: &'static str,
+        x: &Tensor,
+        weight: &Tensor,
+        targets: &Tensor,
+        config: &CrossEntropyConfig,
+    ) -> Result<Problem> {
+        check_pair(op, x, weight)?;
+        check_device(op, x, targets)?;
+        let fits = match (x.dims(), weight.dims()) {
+            ([rows @ .., width], [_, c]) => rows == targets.dims() && width == c,
+            _ => false,
+        };
+        if !fits {
+            return Err(Error::shape(
+                op,
+                format!(
+                    "needs x (.., C), W (V, C) and targets (..), got {:?}, {:?} and {:?}",
+                    x.dims(),
+                    weight.dims(),
+                    targets.dims()
+                ),
+            ));
+        }
+        let classes = weight.dims()[0];
+        Ok(Problem {
+            x: x.as_matrix()?,
+            weight: weight.clone(),
+            targets: Targets::new(op, targets, classes, config)?,
+            tokens: targets.numel(),
+            classes,
+        })
+    }
+
+    /// First token and number of tokens of each chunk.
+    fn chunks(&self, chunk: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let tokens = self.tokens;
+        (0..tokens).step_by(chunk).map(move |first| (first, chunk.min(tokens - first)))
+    }
+
+    fn logits(&self, first: usize, len: usize) -> Result<Tensor> {
+        let x = self.x.narrow(0, first, len)?;
+        let mut logits = Tensor::empty(x.device(), x.dtype(), &[len, self.classes])?;
+        matmul_into(&mut logits, Accum::Replace, &x, &self.weight.transpose(0, 1)?)?;
+        Ok(logits)
+    }
+}
+
+/// Cross-entropy, summed over the counted tokens, of the logits x W^T for x (.., C), W (V, C) and targets
+/// (..). Logits take at most `max_logits_bytes`, but at least those of one token.
+///
+/// ```
+/// use ferrotron_tensor::{Device, Tensor};
+/// use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
+/// use ferrotron_tensor::ops::linear_cross_entropy::linear_cross_entropy;
+/// let device = Device::cpu(1)?;
+/// let x = Tensor::from_slice(&device, &[1.0_f32, 0.0, 0.0, 1.0], &[2, 2])?;
+/// let weight = Tensor::from_slice(&device, &[0.0_f32; 6], &[3, 2])?;
+/// let targets = Tensor::from_slice(&device, &[2_i64, 0], &[2])?;
+/// let config = CrossEntropyConfig::default();
+/// let found = linear_cross_entropy(&x, &weight, &targets, &config, 12)?;
+/// assert!((found.loss.item()? - 2.0 * 3.0_f64.ln()).abs() < 1e-6);
+/// assert!(found.kept.logits().is_none()); // 24 bytes do not fit
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub fn linear_cross_entropy(
+    x: &Tensor,
+    weight: &Tensor,
+    targets: &Tensor,
+    config: &CrossEntropyConfig,
+    max_logits_bytes: usize,
+) -> Result<LinearCrossEntropy> {
+    const OP: &str = "linear_cross_entropy";
+    let problem = Problem::new(OP, x, weight, targets, config)?;
+    // Chunks of about equal size.
+    let fit = max_logits_bytes / (problem.classes * x.dtype().size()).max(1);
+    let chunks = problem.tokens.div_ceil(fit.max(1)).max(1);
+    let chunk = problem.tokens.div_ceil(chunks).max(1);
+    let mut kept = None;
+    let found = dispatch_float!(OP, x.dtype(), T => {
+        type Acc = <T as Element>::Acc;
+        let mut lse = Tensor::empty(x.device(), Acc::DTYPE, targets.dims())?;
+        let mut losses = vec![0.0; problem.tokens];
+        for (first, len) in problem.chunks(chunk) {
+            let logits = problem.logits(first, len)?;
+            let lse = &mut lse.as_mut_slice::<Acc>()?[first..first + len];
+            let losses = &mut losses[first..first + len];
+            problem.targets.forward::<T>(&logits, first, config, lse, losses)?;
+            kept = (fit >= problem.tokens).then_some(logits);
+        }
+        let loss = Tensor::full(x.device(), Acc::DTYPE, &[], losses.iter().sum())?;
+        (loss, lse)
+    });
+    let kept = KeptLogits { logits: kept, chunk };
+    let counted = problem.targets.counted();
+    Ok(LinearCrossEntropy { loss: found.0, lse: found.1, counted, kept })
+}
+
+/// dx of `wanted.scale` x [`linear_cross_entropy`], if wanted, and dW into or onto its place. The kept logits
+/// are overwritten; `lse` is that of the forward pass.
+pub fn linear_cross_entropy_backward(
+    kept: KeptLogits,
+    x: &Tensor,
+    weight: &Tensor,
+    targets: &Tensor,
+    lse: &Tensor,
+    config: &CrossEntropyConfig,
+    wanted: Gradients<'_>,
+) -> Result<Option<Tensor>> {
+    const OP: &str = "linear_cross_entropy_backward";
+    let problem = Problem::new(OP, x, weight, targets, config)?;
+    let KeptLogits { mut logits, chunk } = kept;
+    let stale =
+        logits.as_ref().is_some_and(|logits| logits.dims() != [problem.tokens, problem.classes]);
+    if lse.dims() != targets.dims() || stale {
+        let message = format!("lse {:?} or the kept logits are of another call", lse.dims());
+        return Err(Error::shape(OP, message));
+    }
+    let Gradients { scale, input, weight: mut dweight } = wanted;
+    let mut dx = match input {
+        InputGradient::Unwanted => None,
+        InputGradient::Wanted => Some(Tensor::empty(x.device(), x.dtype(), problem.x.dims())?),
+    };
+    if let Some((dweight, Accum::Replace)) = &mut dweight
+        && problem.tokens == 0
+    {
+        dweight.fill_zero()?;
+    }
+    let lse = lse.contiguous()?;
+    for (first, len) in problem.chunks(chunk) {
+        let logits = match logits.take() {
+            Some(logits) => logits,
+            None => problem.logits(first, len)?,
+        };
+        let dlogits = dispatch_float!(OP, x.dtype(), T => {
+            let lse = &lse.as_slice::<<T as Element>::Acc>()?[first..first + len];
+            problem.targets.backward::<T>(logits, first, config, lse, scale)?
+        });
+        if let Some(dx) = &mut dx {
+            dx.narrow_mut(0, first, len, |dx| {
+                matmul_into(dx, Accum::Replace, &dlogits, &problem.weight)
+            })?;
+        }
+        if let Some((dweight, accum)) = &mut dweight {
+            let x = problem.x.narrow(0, first, len)?;
+            matmul_into(dweight, *accum, &dlogits.transpose(0, 1)?, &x)?;
+            *accum = Accum::Add;
+        }
+    }
+    dx.map(|dx| dx.reshape(x.dims())).transpose()
+}
+
+#[cfg(test)]
+mod tests;

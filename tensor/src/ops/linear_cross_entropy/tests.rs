@@ -1,0 +1,157 @@
+use super::*;
+use crate::ops::cross_entropy::{cross_entropy, cross_entropy_backward};
+use crate::ops::matmul::{linear, matmul};
+use crate::ops::testing::*;
+use crate::{DType, Device};
+
+const SMOOTH: CrossEntropyConfig = CrossEntropyConfig { ignore_index: 2, label_smoothing: 0.125 };
+const N: usize = 12;
+const C: usize = 5;
+const V: usize = 9;
+
+fn targets(device: &Device, dims: &[usize]) -> Tensor {
+    let n: usize = dims.iter().product();
+    let list: Vec<i64> =
+        (0..n as i64).map(|i| if i % 5 == 3 { -1 } else { i * i % V as i64 }).collect();
+    Tensor::from_slice(device, &list, dims).unwrap()
+}
+
+fn gradients(scale: f64, dweight: &mut Tensor, accum: Accum) -> Gradients<'_> {
+    Gradients { scale, input: InputGradient::Wanted, weight: Some((dweight, accum)) }
+}
+
+#[test]
+fn every_bound_gives_what_the_composed_ops_give() {
+    let device = Device::cpu(2).unwrap();
+    let (x, w) = (values(N * C, 1), values(V * C, 2));
+    for dtype in FLOATS {
+        let (x, w) = (tensor(&device, dtype, &[3, 4, C], &x), tensor(&device, dtype, &[V, C], &w));
+        let t = targets(&device, &[3, 4]);
+        let logits = linear(&x, &w, None).unwrap();
+        let want = cross_entropy(&logits, &t, &SMOOTH).unwrap();
+        let dlogits = cross_entropy_backward(logits, &t, &want.lse, &SMOOTH, 0.5).unwrap();
+        let want_dx = matmul(&dlogits, &w).unwrap();
+        let rows = dlogits.reshape(&[N, V]).unwrap();
+        let flat = x.reshape(&[N, C]).unwrap();
+        let want_dw = matmul(&rows.transpose(0, 1).unwrap(), &flat).unwrap().to_f64().unwrap();
+        let once: Vec<f64> = want_dw.iter().map(|dw| dw + 1.0).collect();
+        let row_bytes = V * dtype.size();
+        for (bound, chunk, kept) in [
+            (0, 1, false),
+            (row_bytes, 1, false),
+            (5 * row_bytes + 1, 4, false),
+            (N * row_bytes - 1, 6, false),
+            (N * row_bytes, N, true),
+        ] {
+            for (x, w) in variants(&x).iter().zip(variants(&w)) {
+                let got = linear_cross_entropy(x, &w, &t, &SMOOTH, bound).unwrap();
+                assert_eq!((got.kept.tokens_per_chunk(), got.counted), (chunk, want.counted));
+                assert_eq!(got.kept.logits().is_some(), kept);
+                assert_eq!(bits(&got.loss), bits(&want.loss));
+                assert_eq!(bits(&got.lse), bits(&want.lse));
+                // One rounding of the running sum for each chunk.
+                let eps = 4.0 * (N / chunk) as f64 * dtype.epsilon();
+                let mut dweight = Tensor::full(&device, dtype, &[V, C], 1.0).unwrap();
+                let dx = linear_cross_entropy_backward(
+                    got.kept,
+                    x,
+                    &w,
+                    &t,
+                    &got.lse,
+                    &SMOOTH,
+                    gradients(0.5, &mut dweight, Accum::Add),
+                );
+                let dx = dx.unwrap().unwrap();
+                assert_eq!((dx.dims(), bits(&dx)), (x.dims(), bits(&want_dx)));
+                assert_close("dweight added", &dweight, &once, eps);
+                let got = linear_cross_entropy(x, &w, &t, &SMOOTH, bound).unwrap();
+                let wanted = Gradients {
+                    scale: 0.5,
+                    input: InputGradient::Unwanted,
+                    weight: Some((&mut dweight, Accum::Replace)),
+                };
+                let dx =
+                    linear_cross_entropy_backward(got.kept, x, &w, &t, &got.lse, &SMOOTH, wanted);
+                assert!(dx.unwrap().is_none());
+                assert_close("dweight", &dweight, &want_dw, eps);
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_equal_central_differences() {
+    let device = Device::cpu(1).unwrap();
+    let (x, w) = (values(N * C, 3), values(V * C, 4));
+    let t = targets(&device, &[N]);
+    let of = |dims: &[usize], values: &[f64]| tensor(&device, DType::F64, dims, values);
+    let loss = |x: &[f64], w: &[f64]| {
+        let found = linear_cross_entropy(&of(&[N, C], x), &of(&[V, C], w), &t, &SMOOTH, 300);
+        found.unwrap().loss.item().unwrap()
+    };
+    let (xs, ws) = (of(&[N, C], &x), of(&[V, C], &w));
+    let found = linear_cross_entropy(&xs, &ws, &t, &SMOOTH, 300).unwrap();
+    let mut dweight = of(&[V, C], &[0.0; V * C]);
+    let wanted = gradients(1.0, &mut dweight, Accum::Replace);
+    let dx = linear_cross_entropy_backward(found.kept, &xs, &ws, &t, &found.lse, &SMOOTH, wanted);
+    assert_gradient("dx", &x, &dx.unwrap().unwrap(), |x| loss(x, &w));
+    assert_gradient("dweight", &w, &dweight, |w| loss(&x, w));
+}
+
+#[test]
+fn the_bound_bounds_memory_and_threads_do_not_show() {
+    let (n, c, v) = (96, 16, 700);
+    let (x, w) = (values(n * c, 5), values(v * c, 6));
+    assert_same_bits("linear_cross_entropy", |device| {
+        let x = tensor(device, DType::F32, &[n, c], &x);
+        let w = tensor(device, DType::F32, &[v, c], &w);
+        let t = targets(device, &[n]);
+        let mut dweight = Tensor::zeros(device, DType::F32, &[v, c])?;
+        let config = CrossEntropyConfig::default();
+        let bound = 10 * v * 4;
+        let before = device.memory().current;
+        device.reset_memory_peaks();
+        let found = linear_cross_entropy(&x, &w, &t, &config, bound)?;
+        let wanted = gradients(1.0, &mut dweight, Accum::Add);
+        let dx =
+            linear_cross_entropy_backward(found.kept, &x, &w, &t, &found.lse, &config, wanted)?;
+        let small = (n * c + n + 64) * 4; // dx, lse and the loss
+        let peak = device.memory().peak - before;
+        assert!(peak <= bound + small, "peak {peak}, bound {bound}, dx and lse {small}");
+        Ok(vec![found.loss, dx.unwrap(), dweight])
+    });
+}
+
+#[test]
+fn sixteen_bits_add_into_single_precision_and_nothing_is_fine() {
+    let device = Device::cpu(1).unwrap();
+    let (x, w) = (values(N * C, 7), values(V * C, 8));
+    let (x, w) =
+        (tensor(&device, DType::BF16, &[N, C], &x), tensor(&device, DType::BF16, &[V, C], &w));
+    let t = targets(&device, &[N]);
+    let found = linear_cross_entropy(&x, &w, &t, &SMOOTH, 40).unwrap();
+    let mut dweight = Tensor::zeros(&device, DType::F32, &[V, C]).unwrap();
+    let wanted = gradients(1.0, &mut dweight, Accum::Add);
+    linear_cross_entropy_backward(found.kept, &x, &w, &t, &found.lse, &SMOOTH, wanted).unwrap();
+    assert!(dweight.to_f64().unwrap().iter().any(|&x| x != 0.0));
+
+    let (none, t) = (x.narrow(0, 0, 0).unwrap(), targets(&device, &[0]));
+    let found = linear_cross_entropy(&none, &w, &t, &SMOOTH, 40).unwrap();
+    assert_eq!((found.loss.item().unwrap(), found.counted), (0.0, 0));
+    let wanted = gradients(1.0, &mut dweight, Accum::Replace);
+    let dx = linear_cross_entropy_backward(found.kept, &none, &w, &t, &found.lse, &SMOOTH, wanted);
+    assert_eq!(dx.unwrap().unwrap().dims(), [0, C]);
+    assert!(dweight.to_f64().unwrap().iter().all(|&x| x == 0.0));
+}
+
+#[test]
+fn errors_name_the_dims() {
+    let device = Device::cpu(1).unwrap();
+    let x = Tensor::zeros(&device, DType::F32, &[2, 3]).unwrap();
+    let w = Tensor::zeros(&device, DType::F32, &[4, 5]).unwrap();
+    let t = targets(&device, &[2]);
+    assert_eq!(
+        message(linear_cross_entropy(&x, &w, &t, &SMOOTH, 100)),
+        "linear_cross_entropy: needs x (.., C), W (V, C) and targets (..), got [2, 3], [4, 5] and [2]"
+    );
+}

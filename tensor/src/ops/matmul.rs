@@ -1,0 +1,267 @@
+//! The matrix product C = A B of the last two dims, batched over the others, and the linear layer.
+//!
+//! Operands may have any strides: transposes cost nothing. The sum runs in [`Element::Acc`] and is
+//! rounded once. Results go to a new tensor or, with [`Accum`], into an existing one, which may be
+//! wider than the operands: a weight's gradient is added up in f32 from 16-bit operands.
+
+use smallvec::SmallVec;
+
+use crate::gemm::{MatMut, MatRef, gemm};
+use crate::layout::{Dims, Layout, broadcast_dims};
+use crate::tensor::check_pair;
+use crate::{DType, Element, Error, Real, Result, Tensor, bf16, dispatch_float, f16};
+
+pub use crate::gemm::Accum;
+
+/// Products with fewer multiplications than this are not worth a fork of their own.
+const SMALL: usize = 64 * 64 * 64;
+
+/// A B for (.., M, K) and (.., K, N): (.., M, N). Leading dims are broadcast.
+///
+/// ```
+/// use ferrotron_tensor::{Device, Tensor, ops::matmul::matmul};
+/// let device = Device::cpu(1)?;
+/// let a = Tensor::from_slice(&device, &[1.0_f32, 2.0, 3.0, 4.0], &[2, 2])?;
+/// assert_eq!(matmul(&a, &a.transpose(0, 1)?)?.to_vec::<f32>()?, [5.0, 11.0, 11.0, 25.0]);
+/// let b = Tensor::zeros(&device, a.dtype(), &[3, 2])?;
+/// let error = matmul(&a, &b).unwrap_err().to_string();
+/// assert_eq!(error, "matmul: inner dimensions differ: lhs [2, 2] x rhs [3, 2]");
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub fn matmul(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
+    let dims = product_dims(lhs, rhs)?;
+    let mut out = Tensor::empty(lhs.device(), lhs.dtype(), &dims)?;
+    matmul_into(&mut out, Accum::Replace, lhs, rhs)?;
+    Ok(out)
+}
+
+/// As [`matmul`], into the unique `out`, replacing what it holds or adding to it.
+pub fn matmul_into(out: &mut Tensor, accum: Accum, lhs: &Tensor, rhs: &Tensor) -> Result<()> {
+    let dims = product_dims(lhs, rhs)?;
+    product_into(out, accum, lhs, rhs, None, &dims)
+}
+
+/// The linear layer x W^T + b for x (.., K), W (N, K) and b (N): (.., N).
+pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let (&[n, k], Some(&width)) = (weight.dims(), x.dims().last()) else {
+        return Err(Error::shape(
+            "linear",
+            format!("needs x (.., K) and W (N, K), got {:?} and {:?}", x.dims(), weight.dims()),
+        ));
+    };
+    if width != k || bias.is_some_and(|bias| bias.dims() != [n]) {
+        let bias = bias.map(Tensor::dims);
+        return Err(Error::shape(
+            "linear",
+            format!("x {:?}, W {:?} and bias {bias:?} do not fit", x.dims(), weight.dims()),
+        ));
+    }
+    let mut dims: Dims = x.dims().into();
+    dims[x.rank() - 1] = n;
+    let rows = x.as_matrix()?;
+    let mut out = Tensor::empty(x.device(), x.dtype(), &[rows.dims()[0], n])?;
+    let bias = bias.map(Tensor::contiguous).transpose()?;
+    product_into(
+        &mut out,
+        Accum::Replace,
+        &rows,
+        &weight.transpose(0, 1)?,
+        bias.as_ref(),
+        &[rows.dims()[0], n],
+    )?;
+    out.reshape(&dims)
+}
+
+fn product_dims(lhs: &Tensor, rhs: &Tensor) -> Result<Dims> {
+    check_pair("matmul", lhs, rhs)?;
+    let (l, r) = (lhs.dims(), rhs.dims());
+    if l.len() < 2 || r.len() < 2 {
+        return Err(Error::shape(
+            "matmul",
+            format!("needs two dims or more: lhs {l:?} x rhs {r:?}"),
+        ));
+    }
+    if l[l.len() - 1] != r[r.len() - 2] {
+        return Err(Error::shape(
+            "matmul",
+            format!("inner dimensions differ: lhs {l:?} x rhs {r:?}"),
+        ));
+    }
+    let mut dims = broadcast_dims("matmul", &l[..l.len() - 2], &r[..r.len() - 2])?;
+    dims.extend([l[l.len() - 2], r[r.len() - 1]]);
+    Ok(dims)
+}
+
+fn product_into(
+    out: &mut Tensor,
+    accum: Accum,
+    lhs: &Tensor,
+    rhs: &Tensor,
+    bias: Option<&Tensor>,
+    dims: &[usize],
+) -> Result<()> {
+    if out.dims() != dims {
+        return Err(Error::shape(
+            "matmul",
+            format!("the result is {dims:?}, the destination {:?}", out.dims()),
+        ));
+    }
+    check_device(out, lhs)?;
+    if let Some(bias) = bias {
+        check_pair("linear", lhs, bias)?;
+    }
+    dispatch_float!("matmul", lhs.dtype(), T => match (lhs.dtype(), out.dtype()) {
+        (a, b) if a == b => product::<T, T>(out, accum, lhs, rhs, bias),
+        (DType::BF16, DType::F32) => product::<bf16, f32>(out, accum, lhs, rhs, None),
+        (DType::F16, DType::F32) => product::<f16, f32>(out, accum, lhs, rhs, None),
+        (a, b) => Err(Error::dtype("matmul", format!("cannot put a product of {a} into {b}"))),
+    })
+}
+
+fn check_device(out: &Tensor, lhs: &Tensor) -> Result<()> {
+    crate::tensor::check_device("matmul", out, lhs)
+}
+
+fn product<T: Element, D: Element<Acc = T::Acc>>(
+    out: &mut Tensor,
+    accum: Accum,
+    lhs: &Tensor,
+    rhs: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<()> {
+    let device = out.device().clone();
+    let layout = out.layout().clone();
+    let bias = bias.map(Tensor::as_slice::<D>).transpose()?;
+    let batch = &layout.dims()[..layout.rank() - 2];
+    let stretched = |operand: &Tensor| {
+        let mut dims: Dims = batch.into();
+        dims.extend(operand.dims()[operand.rank() - 2..].iter().copied());
+        operand.layout().broadcast_to(&dims)
+    };
+    let (l, r) = (stretched(lhs)?, stretched(rhs)?);
+    let (a, b) = (lhs.buffer_slice::<T>(), rhs.buffer_slice::<T>());
+    let [m, n] = last_two(layout.dims());
+    let k = l.dims()[l.rank() - 1];
+    let count: usize = batch.iter().product();
+    let c = Shared(out.buffer_slice_mut::<D>()?.as_mut_ptr());
+
+    let one = |index: usize, threads: usize| {
+        let c = &c;
+        let ([ars, acs], [brs, bcs], [crs, ccs]) =
+            (last_two(l.strides()), last_two(r.strides()), last_two(layout.strides()));
+        // SAFETY: the offsets of a matrix of the batch and its strides stay inside the buffers by
+        // construction of the layouts; matrices of `out` are disjoint, and its buffer is unique.
+        unsafe {
+            let dst = MatMut {
+                data: c.0.add(matrix_offset(&layout, index)),
+                rows: m,
+                cols: n,
+                row_stride: crs as isize,
+                col_stride: ccs as isize,
+            };
+            let lhs = MatRef {
+                data: a.as_ptr().add(matrix_offset(&l, index)),
+                rows: m,
+                cols: k,
+                row_stride: ars as isize,
+                col_stride: acs as isize,
+            };
+            let rhs = MatRef {
+                data: b.as_ptr().add(matrix_offset(&r, index)),
+                rows: k,
+                cols: n,
+                row_stride: brs as isize,
+                col_stride: bcs as isize,
+            };
+            gemm(threads, dst, accum, T::Acc::ONE, lhs, rhs, bias);
+        }
+    };
+    let work = m * n * k;
+    if count == 0 || m * n == 0 {
+        return Ok(());
+    }
+    if count >= device.threads() && count > 1 {
+        device.for_each(count, count * work / 16, |index| one(index, 1));
+    } else if work < SMALL || device.threads() == 1 {
+        (0..count).for_each(|index| one(index, 1));
+    } else {
+        device.run(|| (0..count).for_each(|index| one(index, device.threads())));
+    }
+    Ok(())
+}
+
+fn last_two(values: &[usize]) -> [usize; 2] {
+    [values[values.len() - 2], values[values.len() - 1]]
+}
+
+/// Offset of the `index`-th matrix of a batch.
+fn matrix_offset(layout: &Layout, index: usize) -> usize {
+    let outer = layout.rank() - 2;
+    let coordinates: SmallVec<[usize; 4]> = {
+        let mut rest = index;
+        let mut out = SmallVec::from_elem(0, outer);
+        for d in (0..outer).rev() {
+            out[d] = rest % layout.dims()[d];
+            rest /= layout.dims()[d];
+        }
+        out
+    };
+    layout.offset() + coordinates.iter().zip(layout.strides()).map(|(c, s)| c * s).sum::<usize>()
+}
+
+struct Shared<T>(*mut T);
+// SAFETY: the pointer is only used to write disjoint matrices from different threads.
+unsafe impl<T: Send> Sync for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Send for Shared<T> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+
+    #[test]
+    fn batches_broadcast_and_strides_are_free() -> Result<()> {
+        let device = Device::cpu(2)?;
+        let a =
+            Tensor::from_slice(&device, &(0..24).map(f64::from).collect::<Vec<_>>(), &[2, 3, 4])?;
+        let b = Tensor::from_slice(&device, &(0..8).map(f64::from).collect::<Vec<_>>(), &[2, 4])?
+            .transpose(0, 1)?;
+        let c = matmul(&a, &b)?; // (2, 3, 2)
+        assert_eq!(c.dims(), [2, 3, 2]);
+        for (i, got) in c.to_f64()?.iter().enumerate() {
+            let want: f64 = (0..4).map(|k| (i / 2 * 4 + k) as f64 * (i % 2 * 4 + k) as f64).sum();
+            assert_eq!(*got, want);
+        }
+        let mut sum = Tensor::full(&device, DType::F64, &[2, 3, 2], 1.0)?;
+        matmul_into(&mut sum, Accum::Add, &a, &b)?;
+        assert_eq!(sum.to_f64()?, c.add_scalar(1.0)?.to_f64()?);
+        Ok(())
+    }
+
+    #[test]
+    fn a_linear_layer_of_a_narrowed_view_adds_its_bias() -> Result<()> {
+        let device = Device::cpu(1)?;
+        let x = Tensor::from_slice(&device, &[1.0_f32, 2.0, 9.0, 3.0, 4.0, 9.0], &[2, 3])?
+            .narrow(1, 0, 2)?;
+        let w = Tensor::from_slice(&device, &[1.0_f32, 0.0, 0.0, 1.0, 1.0, 1.0], &[3, 2])?;
+        let b = Tensor::from_slice(&device, &[10.0_f32, 20.0, 30.0], &[3])?;
+        assert_eq!(
+            linear(&x, &w, Some(&b))?.to_vec::<f32>()?,
+            [11.0, 22.0, 33.0, 13.0, 24.0, 37.0]
+        );
+        let error = linear(&x, &w.transpose(0, 1)?, None).unwrap_err().to_string();
+        assert_eq!(error, "linear: x [2, 2], W [2, 3] and bias None do not fit");
+        Ok(())
+    }
+
+    #[test]
+    fn sixteen_bit_operands_accumulate_into_f32() -> Result<()> {
+        let device = Device::cpu(1)?;
+        let ones = Tensor::full(&device, DType::F16, &[1, 4096], 1.0)?;
+        let mut sum = Tensor::zeros(&device, DType::F32, &[1, 1])?;
+        matmul_into(&mut sum, Accum::Add, &ones, &ones.transpose(0, 1)?)?;
+        assert_eq!(sum.item()?, 4096.0);
+        Ok(())
+    }
+}

@@ -1,0 +1,389 @@
+//! Pointwise operations: the kernels that run the rows of [`super::table`], and their methods.
+//!
+//! Values and derivatives are computed in [`Element::Acc`] and rounded once. Binary operations
+//! broadcast by NumPy's rule. Gradients reuse the buffer of the incoming one where it has no other
+//! holder.
+
+use super::table::{Binary, BinaryRow, Saves, Unary, UnaryRow, with_binary, with_unary};
+use crate::layout::broadcast_dims;
+use crate::simd::vectorized;
+use crate::tensor::check_pair;
+use crate::{DType, Element, Error, Real, Result, Scalar, Tensor, dispatch_any, dispatch_float};
+
+vectorized! {
+    fn unary_chunk<T: Element, Op: UnaryRow>(out: &mut [T], x: &[T], p: f64) {
+        let p = T::Acc::of(p);
+        for (y, x) in out.iter_mut().zip(x) {
+            *y = T::from_acc(Op::value(x.acc(), p));
+        }
+    }
+
+    fn unary_gradient_chunk<T: Element, Op: UnaryRow>(dx: &mut [T], saved: &[T], p: f64) {
+        let p = T::Acc::of(p);
+        for (d, s) in dx.iter_mut().zip(saved) {
+            *d = T::from_acc(d.acc() * Op::derivative(s.acc(), p));
+        }
+    }
+
+    fn scale_chunk<T: Element>(dx: &mut [T], factor: f64) {
+        let factor = T::Acc::of(factor);
+        for d in dx {
+            *d = T::from_acc(d.acc() * factor);
+        }
+    }
+
+    fn binary_row<T: Element, Op: BinaryRow>(out: &mut [T], a: &[T], a_stride: usize, b: &[T], b_stride: usize) {
+        match (a_stride, b_stride) {
+            (1, 1) => out.iter_mut().zip(a).zip(b).for_each(|((y, a), b)| *y = T::from_acc(Op::value(a.acc(), b.acc()))),
+            (1, 0) => {
+                let b = b[0].acc();
+                out.iter_mut().zip(a).for_each(|(y, a)| *y = T::from_acc(Op::value(a.acc(), b)));
+            }
+            (0, 1) => {
+                let a = a[0].acc();
+                out.iter_mut().zip(b).for_each(|(y, b)| *y = T::from_acc(Op::value(a, b.acc())));
+            }
+            _ => out.iter_mut().enumerate().for_each(|(i, y)| {
+                *y = T::from_acc(Op::value(a[i * a_stride].acc(), b[i * b_stride].acc()));
+            }),
+        }
+    }
+
+    fn add_chunk<T: Element>(out: &mut [T], x: &[T]) {
+        for (y, x) in out.iter_mut().zip(x) {
+            *y = T::from_acc(y.acc() + x.acc());
+        }
+    }
+}
+
+/// `op(x)`; `p` is the parameter of the rows that take one and ignored by the others.
+pub fn unary(op: Unary, p: f64, x: &Tensor) -> Result<Tensor> {
+    let x = x.contiguous()?;
+    let mut out = Tensor::empty(x.device(), x.dtype(), x.dims())?;
+    dispatch_float!(op.name(), x.dtype(), T => {
+        let source = x.as_slice::<T>()?;
+        with_unary!(op, Op => x.device().for_each_rows(out.as_mut_slice::<T>()?, 1, |start, out| {
+            unary_chunk::<T, Op>(out, &source[start..start + out.len()], p);
+        }));
+    });
+    Ok(out)
+}
+
+/// `dy * op'(saved)`, where `saved` is what [`Unary::saves`] says (`None` for nothing).
+pub fn unary_backward(op: Unary, p: f64, dy: Tensor, saved: Option<&Tensor>) -> Result<Tensor> {
+    let mut dx = own(dy)?;
+    let saved = saved.map(Tensor::contiguous).transpose()?;
+    let device = dx.device().clone();
+    dispatch_float!(op.name(), dx.dtype(), T => match (&saved, op.saves()) {
+        (Some(saved), Saves::Input | Saves::Output) => {
+            let saved = saved.as_slice::<T>()?;
+            with_unary!(op, Op => device.for_each_rows(dx.as_mut_slice::<T>()?, 1, |start, dx| {
+                unary_gradient_chunk::<T, Op>(dx, &saved[start..start + dx.len()], p);
+            }));
+        }
+        _ => {
+            let factor = with_unary!(op, Op => <Op as UnaryRow>::derivative(0.0_f64, p));
+            if factor != 1.0 {
+                device.for_each_rows(dx.as_mut_slice::<T>()?, 1, |_, dx| scale_chunk::<T>(dx, factor));
+            }
+        }
+    });
+    Ok(dx)
+}
+
+/// The tensor itself if it is unique and contiguous, so that it may be written, else a copy.
+pub fn own(x: Tensor) -> Result<Tensor> {
+    if x.is_unique() && x.is_contiguous() { Ok(x) } else { x.copy() }
+}
+
+/// `op(lhs, rhs)`, broadcast.
+pub fn binary(op: Binary, lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
+    check_pair(op.name(), lhs, rhs)?;
+    let dims = broadcast_dims(op.name(), lhs.dims(), rhs.dims())?;
+    let mut out = Tensor::empty(lhs.device(), lhs.dtype(), &dims)?;
+    dispatch_float!(op.name(), lhs.dtype(), T => with_binary!(op, Op => {
+        zip_rows::<T, T>(&mut out, lhs, rhs, |out, a, a_stride, b, b_stride| binary_row::<T, Op>(out, a, a_stride, b, b_stride))?;
+    }));
+    Ok(out)
+}
+
+/// `dy * d op / d lhs` (`side` 0) or `dy * d op / d rhs` (`side` 1), in the broadcast dims of the
+/// result. `lhs` and `rhs` may be missing where [`Binary::reads`] says that they are not read.
+pub fn binary_backward(
+    op: Binary,
+    side: usize,
+    dy: Tensor,
+    lhs: Option<&Tensor>,
+    rhs: Option<&Tensor>,
+) -> Result<Tensor> {
+    let [reads_lhs, reads_rhs] = op.reads()[side];
+    let Some(any) = lhs.filter(|_| reads_lhs).or(rhs.filter(|_| reads_rhs)) else {
+        let factor = with_binary!(op, Op => if side == 0 { <Op as BinaryRow>::d_lhs(1.0, 1.0) } else { <Op as BinaryRow>::d_rhs(1.0_f64, 1.0) });
+        return if factor == 1.0 {
+            Ok(dy)
+        } else {
+            unary_backward(Unary::MulScalar, factor, dy, None)
+        };
+    };
+    // An operand that is not read may be missing: the other one stands in for it.
+    let (lhs, rhs) = (lhs.unwrap_or(any), rhs.unwrap_or(any));
+    let mut dx = own(dy)?;
+    dispatch_float!(op.name(), dx.dtype(), T => with_binary!(op, Op => {
+        let derivative = |a: T, b: T| if side == 0 { <Op as BinaryRow>::d_lhs(a.acc(), b.acc()) } else { <Op as BinaryRow>::d_rhs(a.acc(), b.acc()) };
+        zip_rows::<T, T>(&mut dx, lhs, rhs, |dx, a, a_stride, b, b_stride| {
+            for (i, d) in dx.iter_mut().enumerate() {
+                *d = T::from_acc(d.acc() * derivative(a[i * a_stride], b[i * b_stride]));
+            }
+        })?;
+    }));
+    Ok(dx)
+}
+
+/// Calls `f(out_row, lhs_row, lhs_stride, rhs_row, rhs_stride)` for runs of the contiguous `out` with the
+/// operands broadcast to it.
+fn zip_rows<T: Scalar, O: Scalar>(
+    out: &mut Tensor,
+    lhs: &Tensor,
+    rhs: &Tensor,
+    f: impl Fn(&mut [O], &[T], usize, &[T], usize) + Send + Sync,
+) -> Result<()> {
+    let device = out.device().clone();
+    let (a, b) = (lhs.buffer_slice::<T>(), rhs.buffer_slice::<T>());
+    let (la, lb) = (lhs.layout().broadcast_to(out.dims())?, rhs.layout().broadcast_to(out.dims())?);
+    if la.is_contiguous() && lb.is_contiguous() {
+        device.for_each_rows(out.as_mut_slice::<O>()?, 1, |start, out| {
+            f(out, &a[la.offset() + start..], 1, &b[lb.offset() + start..], 1);
+        });
+        return Ok(());
+    }
+    let ((width, a_stride), (_, b_stride)) = (la.row(), lb.row());
+    device.for_each_rows(out.as_mut_slice::<O>()?, width, |first, rows| {
+        for (i, row) in rows.chunks_exact_mut(width).enumerate() {
+            f(
+                row,
+                &a[la.row_offset(first + i)..],
+                a_stride,
+                &b[lb.row_offset(first + i)..],
+                b_stride,
+            );
+        }
+    });
+    Ok(())
+}
+
+/// Adds `x` to the unique `out` in place.
+///
+/// Errors if dims or dtype differ, or `out` has another holder.
+pub fn add_assign(out: &mut Tensor, x: &Tensor) -> Result<()> {
+    check_pair("add_assign", out, x)?;
+    if out.dims() != x.dims() {
+        return Err(Error::shape(
+            "add_assign",
+            format!("dims differ: {:?} += {:?}", out.dims(), x.dims()),
+        ));
+    }
+    let x = x.contiguous()?;
+    let device = out.device().clone();
+    dispatch_float!("add_assign", out.dtype(), T => {
+        let source = x.as_slice::<T>()?;
+        if out.is_contiguous() {
+            let out = out.as_mut_slice::<T>()?;
+            device.for_each_rows(out, 1, |start, out| add_chunk::<T>(out, &source[start..start + out.len()]));
+        } else {
+            let layout = out.layout().clone();
+            let (width, stride) = layout.row();
+            let out = out.buffer_slice_mut::<T>()?;
+            for (row, source) in source.chunks_exact(width.max(1)).enumerate() {
+                let start = layout.row_offset(row);
+                for (j, x) in source.iter().enumerate() {
+                    let y = &mut out[start + j * stride];
+                    *y = T::from_acc(y.acc() + x.acc());
+                }
+            }
+        }
+    });
+    Ok(())
+}
+
+/// How two elements compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Comparison {
+    /// a == b
+    Eq,
+    /// a != b
+    Ne,
+    /// a < b
+    Lt,
+    /// a <= b
+    Le,
+    /// a > b
+    Gt,
+    /// a >= b
+    Ge,
+}
+
+/// A u8 tensor, 1 where the comparison holds; broadcast, any dtype.
+pub fn compare(comparison: Comparison, lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
+    check_pair("compare", lhs, rhs)?;
+    let dims = broadcast_dims("compare", lhs.dims(), rhs.dims())?;
+    let mut out = Tensor::empty(lhs.device(), DType::U8, &dims)?;
+    dispatch_any!(lhs.dtype(), T => zip_rows::<T, u8>(&mut out, lhs, rhs, |out, a, a_stride, b, b_stride| {
+        for (i, y) in out.iter_mut().enumerate() {
+            let (a, b) = (a[i * a_stride], b[i * b_stride]);
+            *y = u8::from(match comparison {
+                Comparison::Eq => a == b,
+                Comparison::Ne => a != b,
+                Comparison::Lt => a < b,
+                Comparison::Le => a <= b,
+                Comparison::Gt => a > b,
+                Comparison::Ge => a >= b,
+            });
+        }
+    })?);
+    Ok(out)
+}
+
+/// Elements of `yes` where the u8 `condition` is not 0, else of `no`; all three broadcast.
+pub fn select(condition: &Tensor, yes: &Tensor, no: &Tensor) -> Result<Tensor> {
+    check_pair("where", yes, no)?;
+    condition.check_dtype::<u8>("where")?;
+    let dims = broadcast_dims(
+        "where",
+        condition.dims(),
+        &broadcast_dims("where", yes.dims(), no.dims())?,
+    )?;
+    let condition = condition.broadcast_to(&dims)?.contiguous()?;
+    let mut out = Tensor::empty(yes.device(), yes.dtype(), &dims)?;
+    dispatch_any!(yes.dtype(), T => {
+        let flags = condition.as_slice::<u8>()?;
+        let (yes, no) = (yes.broadcast_to(&dims)?.contiguous()?, no.broadcast_to(&dims)?.contiguous()?);
+        let (yes, no) = (yes.as_slice::<T>()?, no.as_slice::<T>()?);
+        for (i, y) in out.as_mut_slice::<T>()?.iter_mut().enumerate() {
+            *y = if flags[i] != 0 { yes[i] } else { no[i] };
+        }
+    });
+    Ok(out)
+}
+
+macro_rules! methods {
+    (unary $($method:ident $row:ident $doc:literal;)*) => {
+        impl Tensor { $(
+            #[doc = $doc]
+            pub fn $method(&self) -> Result<Tensor> { unary(Unary::$row, 0.0, self) }
+        )* }
+    };
+    (parameter $($method:ident $row:ident $doc:literal;)*) => {
+        impl Tensor { $(
+            #[doc = $doc]
+            pub fn $method(&self, p: f64) -> Result<Tensor> { unary(Unary::$row, p, self) }
+        )* }
+    };
+    (binary $($method:ident $row:ident $doc:literal;)*) => {
+        impl Tensor { $(
+            #[doc = $doc]
+            pub fn $method(&self, rhs: &Tensor) -> Result<Tensor> { binary(Binary::$row, self, rhs) }
+        )* }
+    };
+}
+
+methods! { unary
+    neg Neg "-x";
+    abs Abs "|x|";
+    exp Exp "e^x";
+    log Log "Natural logarithm.";
+    sqrt Sqrt "Square root.";
+    recip Recip "1 / x";
+    square Square "x^2";
+    tanh Tanh "Hyperbolic tangent.";
+    sigmoid Sigmoid "1 / (1 + e^-x)";
+    relu Relu "max(x, 0)";
+    silu Silu "x sigmoid(x)";
+    gelu_tanh GeluTanh "GELU, tanh form.";
+    gelu_erf GeluErf "GELU, exact form.";
+}
+methods! { parameter
+    powf Powf "x^p";
+    add_scalar AddScalar "x + p";
+    mul_scalar MulScalar "x p";
+}
+methods! { binary
+    add Add "Sum, broadcast.";
+    sub Sub "Difference, broadcast.";
+    mul Mul "Product, broadcast.";
+    div Div "Quotient, broadcast.";
+    pow Pow "Power, broadcast; the base must be positive.";
+    maximum Maximum "The larger, broadcast.";
+    minimum Minimum "The smaller, broadcast.";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+
+    fn tensor(dims: &[usize], f: impl Fn(usize) -> f64) -> Result<Tensor> {
+        let n = dims.iter().product();
+        Tensor::from_slice(&Device::cpu(2)?, &(0..n).map(f).collect::<Vec<_>>(), dims)
+    }
+
+    #[test]
+    fn binary_operations_broadcast_any_strides() -> Result<()> {
+        let device = Device::cpu(2)?;
+        let a = Tensor::from_slice(&device, &(0..6).map(f64::from).collect::<Vec<_>>(), &[2, 3])?;
+        let b = Tensor::from_slice(&device, &[10.0, 20.0, 30.0], &[3])?;
+        assert_eq!(a.add(&b)?.to_f64()?, [10.0, 21.0, 32.0, 13.0, 24.0, 35.0]);
+        assert_eq!(b.sub(&a)?.to_f64()?, [10.0, 19.0, 28.0, 7.0, 16.0, 25.0]);
+        let t = a.transpose(0, 1)?; // (3, 2)
+        assert_eq!(t.mul(&b.reshape(&[3, 1])?)?.to_f64()?, [0.0, 30.0, 20.0, 80.0, 60.0, 150.0]);
+        assert_eq!(t.add(&t)?.to_f64()?, [0.0, 6.0, 2.0, 8.0, 4.0, 10.0]);
+        let error = a.add(&t).unwrap_err();
+        assert_eq!(error.to_string(), "add: shapes do not broadcast: lhs [2, 3], rhs [3, 2]");
+        Ok(())
+    }
+
+    #[test]
+    fn every_unary_row_agrees_across_dtypes() -> Result<()> {
+        let n = 2000;
+        let x = tensor(&[n], |i| 0.01 + 3.0 * i as f64 / n as f64)?;
+        for &op in Unary::ALL {
+            for dtype in [DType::F32, DType::BF16, DType::F16] {
+                let rounded = x.cast(dtype)?;
+                let want = unary(op, 1.5, &rounded.cast(DType::F64)?)?.to_f64()?;
+                let got = unary(op, 1.5, &rounded)?.to_f64()?;
+                for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                    let tolerance = 4.0 * dtype.epsilon() * want.abs().max(1.0);
+                    assert!(
+                        (got - want).abs() <= tolerance,
+                        "{} {dtype} [{i}]: got {got}, want {want}",
+                        op.name()
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn gradients_reuse_a_unique_buffer() -> Result<()> {
+        let x = tensor(&[4], |i| i as f64)?;
+        let dy = tensor(&[4], |_| 1.0)?;
+        let id = dy.buffer_id();
+        let dx = unary_backward(Unary::Square, 0.0, dy, Some(&x))?;
+        assert_eq!((dx.buffer_id(), dx.to_f64()?), (id, vec![0.0, 2.0, 4.0, 6.0]));
+        let kept = dx.clone();
+        let other = unary_backward(Unary::Neg, 0.0, dx, None)?;
+        assert_eq!((kept.to_f64()?[3], other.to_f64()?[3]), (6.0, -6.0));
+        Ok(())
+    }
+
+    #[test]
+    fn comparisons_and_where_select() -> Result<()> {
+        let device = Device::cpu(1)?;
+        let a = Tensor::from_slice(&device, &[1.0_f32, 2.0, 3.0], &[3])?;
+        let b = Tensor::from_slice(&device, &[2.0_f32], &[1])?;
+        let less = compare(Comparison::Lt, &a, &b)?;
+        assert_eq!(less.to_vec::<u8>()?, [1, 0, 0]);
+        assert_eq!(select(&less, &a, &b)?.to_f64()?, [1.0, 2.0, 2.0]);
+        Ok(())
+    }
+}

@@ -1,0 +1,286 @@
+//! Random tensors. There is no generator state: an element is a function of the key and of its index in
+//! the global, unsharded tensor, so every sharding and every number of threads draws the same numbers.
+//!
+//! - uniform: low + (high - low) u, u = bits / 2^32.
+//! - normal: mean + std z, two z from two numbers by Box and Muller.
+//!
+//! Computed in f64, then rounded to the dtype. Constants: they have no gradient.
+
+use super::rows::for_rows;
+use crate::philox::box_muller;
+use crate::simd::vectorized;
+use crate::{
+    DType, Device, Element, Error, Place, RandomKey, Real, Result, Tensor, dispatch_float,
+};
+
+/// Philox blocks that are drawn side by side, one a lane.
+const LANES: usize = 16;
+/// Numbers in that many blocks.
+const GROUP: usize = 4 * LANES;
+
+/// The numbers of `LANES` blocks: `bits[word][lane]` belongs to element `4 * lane + word`.
+type Bits = [[u32; LANES]; 4];
+
+/// Draws `LANES` consecutive blocks: the lanes make it vector instructions.
+#[inline(always)]
+#[allow(clippy::needless_range_loop)] // lanes in the inner loop is the point
+fn draw(key: &RandomKey, first_block: u64) -> Bits {
+    let mut bits = [[0; LANES]; 4];
+    for lane in 0..LANES {
+        let block = key.block(first_block.wrapping_add(lane as u64));
+        for word in 0..4 {
+            bits[word][lane] = block[word];
+        }
+    }
+    bits
+}
+
+/// Calls `f(place in out, numbers)` for the elements from global index `first` on; `make` turns the bits of
+/// a group into its numbers, in order.
+#[inline(always)]
+fn for_groups<N: Copy>(
+    key: &RandomKey,
+    first: u64,
+    len: usize,
+    make: impl Fn(&Bits) -> [N; GROUP],
+    mut f: impl FnMut(usize, &[N]),
+) {
+    let mut done = 0;
+    let mut skip = (first & 3) as usize;
+    let mut block = first >> 2;
+    while done < len {
+        let numbers = make(&draw(key, block));
+        let take = (GROUP - skip).min(len - done);
+        f(done, &numbers[skip..skip + take]);
+        done += take;
+        skip = 0;
+        block += LANES as u64;
+    }
+}
+
+#[inline(always)]
+#[allow(clippy::needless_range_loop)]
+fn uniforms(bits: &Bits) -> [f64; GROUP] {
+    let mut out = [0.0; GROUP];
+    for lane in 0..LANES {
+        for word in 0..4 {
+            out[4 * lane + word] = f64::from(bits[word][lane]) * (1.0 / 4_294_967_296.0);
+        }
+    }
+    out
+}
+
+#[inline(always)]
+#[allow(clippy::needless_range_loop)]
+fn normals(bits: &Bits) -> [f64; GROUP] {
+    let mut words = [[0.0; LANES]; 4];
+    for pair in [0, 2] {
+        for lane in 0..LANES {
+            let (cosine, sine) = box_muller(bits[pair][lane], bits[pair + 1][lane]);
+            words[pair][lane] = cosine;
+            words[pair + 1][lane] = sine;
+        }
+    }
+    let mut out = [0.0; GROUP];
+    for lane in 0..LANES {
+        for word in 0..4 {
+            out[4 * lane + word] = words[word][lane];
+        }
+    }
+    out
+}
+
+vectorized! {
+    fn fill_uniform<T: Element>(key: &RandomKey, first: u64, out: &mut [T], low: f64, width: f64) {
+        for_groups(key, first, out.len(), uniforms, |at, numbers| {
+            for (out, u) in out[at..].iter_mut().zip(numbers) {
+                *out = T::from_acc(Real::of(low + width * u));
+            }
+        });
+    }
+
+    fn fill_normal<T: Element>(key: &RandomKey, first: u64, out: &mut [T], mean: f64, std: f64) {
+        for_groups(key, first, out.len(), normals, |at, numbers| {
+            for (out, z) in out[at..].iter_mut().zip(numbers) {
+                *out = T::from_acc(Real::of(mean + std * z));
+            }
+        });
+    }
+
+    /// y = x * scale where the element's bits reach `threshold`, else 0.
+    pub(crate) fn keep_some<T: Element>(key: &RandomKey, first: u64, x: &[T], y: &mut [T], threshold: u32, scale: T::Acc) {
+        #[allow(clippy::needless_range_loop)]
+        let ordered = |bits: &Bits| {
+            let mut out = [0_u32; GROUP];
+            for lane in 0..LANES {
+                for word in 0..4 {
+                    out[4 * lane + word] = bits[word][lane];
+                }
+            }
+            out
+        };
+        for_groups(key, first, x.len(), ordered, |at, numbers| {
+            for ((y, x), bits) in y[at..].iter_mut().zip(&x[at..]).zip(numbers) {
+                let kept = if *bits >= threshold { x.acc() * scale } else { T::Acc::ZERO };
+                *y = T::from_acc(kept);
+            }
+        });
+    }
+}
+
+/// Cuts rows `first ..` of a dense local tensor, `len` elements in all, into stretches of consecutive global
+/// indices as long as they go, and calls `f(global index, local range)` for each.
+pub(crate) fn for_stretches(
+    place: &Place,
+    first_row: usize,
+    rows: usize,
+    mut f: impl FnMut(u64, std::ops::Range<usize>),
+) {
+    let (mut start, mut range) = (0, 0..0);
+    for row in first_row..first_row + rows {
+        for (global, len) in place.runs(row) {
+            if start + range.len() as u64 == global {
+                range.end += len;
+                continue;
+            }
+            if !range.is_empty() {
+                f(start, range.clone());
+            }
+            (start, range) = (global, range.end..range.end + len);
+        }
+    }
+    if !range.is_empty() {
+        f(start, range);
+    }
+}
+
+/// Uniform numbers on \[low, high): the part that `place` says of the tensor that `key` means. Rounding to a
+/// narrow dtype may reach `high`.
+///
+/// ```
+/// use ferrotron_tensor::{DType, Device, Place, RandomKey, ops::random::uniform};
+/// let device = Device::cpu(1)?;
+/// let key = RandomKey::new(1234, 0, "embedding.weight");
+/// let whole = uniform(&device, DType::F32, &Place::whole(&[8, 4]), &key, -1.0, 1.0)?;
+/// let rows = Place::new(&[8, 4], &[&[(2, 3)], &[(0, 4)]])?;
+/// let part = uniform(&device, DType::F32, &rows, &key, -1.0, 1.0)?;
+/// assert_eq!(part.to_vec::<f32>()?, whole.narrow(0, 2, 3)?.to_vec::<f32>()?);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub fn uniform(
+    device: &Device,
+    dtype: DType,
+    place: &Place,
+    key: &RandomKey,
+    low: f64,
+    high: f64,
+) -> Result<Tensor> {
+    if !(low <= high && (high - low).is_finite()) {
+        return Err(Error::value("uniform", format!("{low}..{high} is no range")));
+    }
+    dispatch_float!("uniform", dtype, T => generate::<T>(device, place, |first, out| {
+        fill_uniform(key, first, out, low, high - low);
+    }))
+}
+
+/// Normal numbers: the part that `place` says of the tensor that `key` means.
+pub fn normal(
+    device: &Device,
+    dtype: DType,
+    place: &Place,
+    key: &RandomKey,
+    mean: f64,
+    std: f64,
+) -> Result<Tensor> {
+    if !(std >= 0.0 && std.is_finite() && mean.is_finite()) {
+        return Err(Error::value(
+            "normal",
+            format!("no distribution has mean {mean} and std {std}"),
+        ));
+    }
+    dispatch_float!("normal", dtype, T => generate::<T>(device, place, |first, out| {
+        fill_normal(key, first, out, mean, std);
+    }))
+}
+
+fn generate<T: Element>(
+    device: &Device,
+    place: &Place,
+    f: impl Fn(u64, &mut [T]) + Send + Sync,
+) -> Result<Tensor> {
+    let mut out = Tensor::empty(device, T::DTYPE, place.dims())?;
+    let (width, work) = (place.dims().last().copied().unwrap_or(1), out.numel());
+    for_rows(device, (out.as_mut_slice::<T>()?, width), work, |first_row, out| {
+        for_stretches(place, first_row, out.len() / width, |global, range| {
+            f(global, &mut out[range]);
+        });
+    });
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::*;
+
+    const PLACES: &[&[&[(usize, usize)]]] = &[
+        &[&[(0, 6)], &[(0, 5)], &[(0, 33)]],
+        &[&[(1, 3)], &[(0, 5)], &[(0, 33)]],
+        &[&[(0, 6)], &[(2, 1), (4, 1)], &[(3, 9), (20, 13)]],
+        &[&[(5, 1)], &[(4, 1)], &[(32, 1)]],
+        &[&[(0, 6)], &[], &[(0, 33)]],
+    ];
+
+    #[test]
+    fn elements_are_those_of_the_key_in_every_part() {
+        let device = Device::cpu(2).unwrap();
+        let key = RandomKey::new(7, 3, "weight");
+        for pieces in PLACES {
+            let place = Place::new(&[6, 5, 33], pieces).unwrap();
+            let rows = place.dims()[0] * place.dims()[1];
+            let global: Vec<u64> = (0..rows)
+                .flat_map(|row| {
+                    place.runs(row).flat_map(|(i, n)| i..i + n as u64).collect::<Vec<_>>()
+                })
+                .collect();
+            for dtype in FLOATS {
+                let eps = dtype.epsilon();
+                let got = uniform(&device, dtype, &place, &key, -3.0, 1.0).unwrap();
+                let want: Vec<f64> = global.iter().map(|&i| -3.0 + 4.0 * key.uniform(i)).collect();
+                assert_close("uniform", &got, &want, eps);
+                let got = normal(&device, dtype, &place, &key, 0.5, 2.0).unwrap();
+                let want: Vec<f64> = global.iter().map(|&i| 0.5 + 2.0 * key.normal(i)).collect();
+                let exact = dtype == DType::F64;
+                assert_close("normal", &got, &want, if exact { 0.0 } else { eps });
+            }
+        }
+        let scalar = normal(&device, DType::F64, &Place::whole(&[]), &key, 0.0, 1.0).unwrap();
+        assert_eq!(scalar.item().unwrap(), key.normal(0));
+    }
+
+    #[test]
+    fn a_part_has_the_bits_of_the_whole_on_any_number_of_threads() {
+        let key = RandomKey::new(7, 3, "weight");
+        assert_same_bits("normal", |device| {
+            let whole = normal(device, DType::F32, &Place::whole(&[300, 77]), &key, 0.0, 0.02)?;
+            let place = Place::new(&[300, 77], &[&[(10, 280)], &[(5, 3), (9, 60)]])?;
+            let part = normal(device, DType::F32, &place, &key, 0.0, 0.02)?;
+            let rows = whole.narrow(0, 10, 280)?;
+            assert_eq!(bits(&part.narrow(1, 0, 3)?), bits(&rows.narrow(1, 5, 3)?));
+            assert_eq!(bits(&part.narrow(1, 3, 60)?), bits(&rows.narrow(1, 9, 60)?));
+            Ok(vec![whole, part])
+        });
+    }
+
+    #[test]
+    fn errors_name_the_values() {
+        let device = Device::cpu(1).unwrap();
+        let (place, key) = (Place::whole(&[2]), RandomKey::new(0, 0, ""));
+        let got = uniform(&device, DType::F32, &place, &key, 1.0, 0.0);
+        assert_eq!(message(got), "uniform: 1..0 is no range");
+        let got = normal(&device, DType::F32, &place, &key, 0.0, -1.0);
+        assert_eq!(message(got), "normal: no distribution has mean 0 and std -1");
+        let got = normal(&device, DType::U8, &place, &key, 0.0, 1.0);
+        assert_eq!(message(got), "normal: takes floating-point tensors, got u8");
+    }
+}

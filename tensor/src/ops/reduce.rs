@@ -1,0 +1,359 @@
+//! Reductions over any dims: sum, mean, max, arg-max and log-sum-exp, and `sum_to`, which undoes a
+//! broadcast.
+//!
+//! - sum: y = sum_i x_i. Gradient: dy broadcast; needs only the dims. An empty sum is 0.
+//! - mean: y = sum_i x_i / n. Gradient: dy / n broadcast. An empty mean is NaN (0 / 0).
+//! - max: gradient: dy where x = y; needs x and y. An empty maximum is an error; NaN wins.
+//! - log_sum_exp: y = m + ln sum_i e^(x_i - m), m = max_i x_i. Gradient: dy e^(x_i - y); needs x and y.
+//!
+//! Accumulates in `Element::Acc` within fixed blocks (32 lanes of a row of 4096, or the 256 rows above one
+//! another), then joins the blocks in f64 in order: the result does not depend on the number of threads.
+
+use super::rows::{CHEAP, around, for_rows};
+use crate::simd::vectorized;
+use crate::{DType, Dims, Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
+
+/// Whether a reduced dim stays with size 1 or goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeepDims {
+    /// The reduced dims have size 1 in the result.
+    Keep,
+    /// The reduced dims are not in the result.
+    Drop,
+}
+
+const LANES: usize = 32;
+const ROW_BLOCK: usize = 4096;
+const COLUMN_BLOCK: usize = 256;
+
+/// A running value: `step` takes an element in, `join` another running value.
+trait Fold {
+    const START: f64;
+    const PER_NANOSECOND: usize = CHEAP;
+    fn step<A: Real>(acc: A, x: A, shift: A) -> A;
+    fn join<A: Real>(acc: A, other: A) -> A;
+}
+
+struct Sum;
+impl Fold for Sum {
+    const START: f64 = 0.0;
+    #[inline(always)]
+    fn step<A: Real>(acc: A, x: A, _: A) -> A {
+        acc + x
+    }
+    #[inline(always)]
+    fn join<A: Real>(acc: A, other: A) -> A {
+        acc + other
+    }
+}
+
+struct Max;
+impl Fold for Max {
+    const START: f64 = f64::NEG_INFINITY;
+    #[inline(always)]
+    #[allow(clippy::eq_op)]
+    fn step<A: Real>(acc: A, x: A, _: A) -> A {
+        if x > acc || x != x { x } else { acc }
+    }
+    #[inline(always)]
+    fn join<A: Real>(acc: A, other: A) -> A {
+        Self::step(acc, other, other)
+    }
+}
+
+/// Sum of e^(x - shift).
+struct SumExp;
+impl Fold for SumExp {
+    const START: f64 = 0.0;
+    const PER_NANOSECOND: usize = 1;
+    #[inline(always)]
+    fn step<A: Real>(acc: A, x: A, shift: A) -> A {
+        acc + (x - shift).exp()
+    }
+    #[inline(always)]
+    fn join<A: Real>(acc: A, other: A) -> A {
+        acc + other
+    }
+}
+
+vectorized! {
+    /// One value from consecutive elements.
+    fn fold_row<F: Fold, T: Element>(x: &[T], shift: T::Acc) -> T::Acc {
+        if x.len() < LANES {
+            return x.iter().fold(T::Acc::of(F::START), |acc, x| F::step(acc, x.acc(), shift));
+        }
+        let mut lanes = [T::Acc::of(F::START); LANES];
+        let chunks = x.chunks_exact(LANES);
+        let rest = chunks.remainder();
+        for chunk in chunks {
+            for (lane, x) in lanes.iter_mut().zip(chunk) {
+                *lane = F::step(*lane, x.acc(), shift);
+            }
+        }
+        for (lane, x) in lanes.iter_mut().zip(rest) {
+            *lane = F::step(*lane, x.acc(), shift);
+        }
+        lanes.into_iter().fold(T::Acc::of(F::START), F::join)
+    }
+
+    /// One value for each column of consecutive rows.
+    fn fold_columns<F: Fold, T: Element>(x: &[T], out: &mut [T::Acc]) {
+        let width = out.len();
+        let zero = T::Acc::ZERO;
+        out.fill(T::Acc::of(F::START));
+        let fours = x.chunks_exact(4 * width);
+        let rest = fours.remainder();
+        for four in fours {
+            let (a, b) = four.split_at(2 * width);
+            let ((a, b), (c, d)) = (a.split_at(width), b.split_at(width));
+            for ((((out, a), b), c), d) in out.iter_mut().zip(a).zip(b).zip(c).zip(d) {
+                let ab = F::step(F::step(*out, a.acc(), zero), b.acc(), zero);
+                *out = F::step(F::step(ab, c.acc(), zero), d.acc(), zero);
+            }
+        }
+        for row in rest.chunks_exact(width) {
+            for (out, x) in out.iter_mut().zip(row) {
+                *out = F::step(*out, x.acc(), zero);
+            }
+        }
+    }
+}
+
+/// A dense tensor seen as (outer, reduced, inner), of which the middle goes.
+struct View {
+    x: Tensor,
+    outer: usize,
+    reduced: usize,
+    inner: usize,
+    /// The dims of the result with the reduced ones kept, and without.
+    keep: Dims,
+    drop: Dims,
+}
+
+impl View {
+    fn dims(&self, keep: KeepDims) -> &[usize] {
+        if keep == KeepDims::Keep { &self.keep } else { &self.drop }
+    }
+}
+
+/// Which dims go, checked.
+fn chosen(op: &'static str, x: &Tensor, dims: &[isize]) -> Result<Vec<bool>> {
+    let mut goes = vec![false; x.rank()];
+    for &dim in dims {
+        if std::mem::replace(&mut goes[x.resolve(op, dim)?], true) {
+            return Err(Error::shape(op, format!("dim {dim} is given twice in {dims:?}")));
+        }
+    }
+    Ok(goes)
+}
+
+/// Brings `x` into one of the forms that the kernels read; `rows` asks for inner = 1.
+fn view(x: &Tensor, goes: &[bool], rows: bool) -> Result<View> {
+    let dims = x.dims();
+    let (kept, reduced): (Vec<usize>, Vec<usize>) = (0..x.rank()).partition(|&d| !goes[d]);
+    let size = |set: &[usize]| set.iter().map(|&d| dims[d]).product::<usize>();
+    let made = |x: Tensor, outer, inner| View {
+        x,
+        outer,
+        inner,
+        reduced: size(&reduced),
+        keep: (0..dims.len()).map(|d| if goes[d] { 1 } else { dims[d] }).collect(),
+        drop: kept.iter().map(|&d| dims[d]).collect(),
+    };
+    let order = |first: &[usize], last: &[usize]| x.permute(&[first, last].concat());
+    let kept_first = order(&kept, &reduced)?;
+    if kept_first.is_contiguous() {
+        return Ok(made(kept_first, size(&kept), 1));
+    }
+    if !rows {
+        let reduced_first = order(&reduced, &kept)?;
+        if reduced_first.is_contiguous() {
+            return Ok(made(reduced_first, 1, size(&kept)));
+        }
+        let long: Vec<usize> = reduced.iter().copied().filter(|&d| dims[d] != 1).collect();
+        if let (Some(&first), Some(&last)) = (long.first(), long.last())
+            && (first..=last).all(|d| goes[d] || dims[d] == 1)
+        {
+            let (outer, inner) = (around(dims, first).0, around(dims, last).2);
+            return Ok(made(x.contiguous()?, outer, inner));
+        }
+    }
+    Ok(made(kept_first.contiguous()?, size(&kept), 1))
+}
+
+/// The folded values (outer, inner) in the accumulation dtype. `shift` has one value for each row.
+fn fold<F: Fold, T: Element>(view: &View, shift: Option<&[T::Acc]>) -> Result<Tensor> {
+    let View { x, outer, reduced, inner, .. } = view;
+    let (outer, reduced, inner) = (*outer, *reduced, *inner);
+    let block = if inner == 1 { ROW_BLOCK } else { COLUMN_BLOCK };
+    let blocks = reduced.div_ceil(block).max(1);
+    let acc = T::Acc::DTYPE;
+    let mut partial = Tensor::empty(x.device(), acc, &[outer, blocks, inner])?;
+    let elements = x.as_slice::<T>()?;
+    let out = partial.as_mut_slice::<T::Acc>()?;
+    let work = elements.len() / F::PER_NANOSECOND;
+    for_rows(x.device(), (out, inner), work, |first, rows| {
+        for (i, row) in rows.chunks_exact_mut(inner).enumerate() {
+            let (at, block_at) = ((first + i) / blocks, (first + i) % blocks * block);
+            let end = reduced.min(block_at + block);
+            let x = &elements[(at * reduced + block_at) * inner..(at * reduced + end) * inner];
+            match row {
+                [one] => {
+                    let shift = shift.map_or(T::Acc::ZERO, |shift| shift[at]);
+                    *one = fold_row::<F, T>(x, shift);
+                }
+                row => fold_columns::<F, T>(x, row),
+            }
+        }
+    });
+    if blocks == 1 {
+        return Ok(partial);
+    }
+    let mut joined = Tensor::empty(x.device(), acc, &[outer, inner])?;
+    let partial = partial.as_slice::<T::Acc>()?;
+    let out = joined.as_mut_slice::<T::Acc>()?;
+    for_rows(x.device(), (out, 1), partial.len() / CHEAP, |first, values| {
+        for (i, value) in values.iter_mut().enumerate() {
+            let (at, column) = ((first + i) / inner, (first + i) % inner);
+            let parts = (0..blocks).map(|b| partial[(at * blocks + b) * inner + column].f64());
+            *value = T::Acc::of(parts.fold(F::START, F::join));
+        }
+    });
+    Ok(joined)
+}
+
+/// Folded values as a tensor of dtype T and the given dims, each through `f`.
+fn finish<T: Element>(
+    mut folded: Tensor,
+    dims: &[usize],
+    f: impl Fn(T::Acc) -> T::Acc,
+) -> Result<Tensor> {
+    if T::DTYPE == T::Acc::DTYPE {
+        folded.as_mut_slice::<T::Acc>()?.iter_mut().for_each(|x| *x = f(*x));
+        return folded.reshape(dims);
+    }
+    let mut out = Tensor::empty(folded.device(), T::DTYPE, dims)?;
+    for (out, &x) in out.as_mut_slice::<T>()?.iter_mut().zip(folded.as_slice::<T::Acc>()?) {
+        *out = T::from_acc(f(x));
+    }
+    Ok(out)
+}
+
+/// Sum over `dims`.
+///
+/// ```
+/// use ferrotron_tensor::{Device, Tensor, ops::reduce::{KeepDims, sum}};
+/// let x = Tensor::from_slice(&Device::cpu(1)?, &[1.0_f32, 2.0, 3.0, 4.0], &[2, 2])?;
+/// assert_eq!(sum(&x, &[-1], KeepDims::Drop)?.to_vec::<f32>()?, [3.0, 7.0]);
+/// assert_eq!(sum(&x, &[0], KeepDims::Keep)?.dims(), [1, 2]);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub fn sum(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
+    let view = view(x, &chosen("sum", x, dims)?, false)?;
+    dispatch_float!("sum", x.dtype(), T => finish::<T>(fold::<Sum, T>(&view, None)?, view.dims(keep), |x| x))
+}
+
+/// Sum of all elements, as a tensor without dims.
+pub fn sum_all(x: &Tensor) -> Result<Tensor> {
+    let dims: Vec<isize> = (0..x.rank() as isize).collect();
+    sum(x, &dims, KeepDims::Drop)
+}
+
+/// Mean over `dims`.
+pub fn mean(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
+    let view = view(x, &chosen("mean", x, dims)?, false)?;
+    dispatch_float!("mean", x.dtype(), T => {
+        let n = <T as Element>::Acc::of(view.reduced as f64);
+        finish::<T>(fold::<Sum, T>(&view, None)?, view.dims(keep), |x| x / n)
+    })
+}
+
+/// Maximum over `dims`; NaN where there is one.
+///
+/// Errors if there is nothing to choose from.
+pub fn max(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
+    let view = view(x, &chosen("max", x, dims)?, false)?;
+    refuse_empty("max", x, dims, view.reduced)?;
+    dispatch_float!("max", x.dtype(), T => finish::<T>(fold::<Max, T>(&view, None)?, view.dims(keep), |x| x))
+}
+
+/// ln of the sum of e^x over `dims`, without overflow; minus infinity where there is nothing.
+pub fn log_sum_exp(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
+    let view = view(x, &chosen("log_sum_exp", x, dims)?, true)?;
+    dispatch_float!("log_sum_exp", x.dtype(), T => {
+        // An infinite maximum must not meet itself: infinity minus infinity is NaN.
+        let mut shift = fold::<Max, T>(&view, None)?;
+        for x in shift.as_mut_slice::<<T as Element>::Acc>()? {
+            *x = if x.is_finite() { *x } else { Real::ZERO };
+        }
+        let shift = shift.as_slice::<<T as Element>::Acc>()?;
+        let mut folded = fold::<SumExp, T>(&view, Some(shift))?;
+        for (x, &shift) in folded.as_mut_slice::<<T as Element>::Acc>()?.iter_mut().zip(shift) {
+            *x = x.ln() + shift;
+        }
+        finish::<T>(folded, view.dims(keep), |x| x)
+    })
+}
+
+/// Index (i64) of the first maximum along `dim`, of the first NaN if there is one.
+///
+/// Errors if there is nothing to choose from.
+pub fn argmax(x: &Tensor, dim: isize, keep: KeepDims) -> Result<Tensor> {
+    let view = view(x, &chosen("argmax", x, &[dim])?, true)?;
+    refuse_empty("argmax", x, &[dim], view.reduced)?;
+    let mut out = Tensor::empty(x.device(), DType::I64, view.dims(keep))?;
+    dispatch_float!("argmax", x.dtype(), T => {
+        let elements = view.x.as_slice::<T>()?;
+        for_rows(x.device(), (out.as_mut_slice::<i64>()?, 1), elements.len(), |first, out| {
+            for (i, out) in out.iter_mut().enumerate() {
+                let row = &elements[(first + i) * view.reduced..][..view.reduced];
+                *out = first_maximum(row) as i64;
+            }
+        });
+    });
+    Ok(out)
+}
+
+fn first_maximum<T: Element>(row: &[T]) -> usize {
+    let largest = fold_row::<Max, T>(row, T::Acc::ZERO);
+    let wanted = |x: &T| x.acc() == largest;
+    let nan = |x: &T| x.partial_cmp(x).is_none();
+    row.iter().position(wanted).or_else(|| row.iter().position(nan)).unwrap_or(0)
+}
+
+fn refuse_empty(op: &'static str, x: &Tensor, dims: &[isize], reduced: usize) -> Result<()> {
+    if reduced == 0 {
+        let message = format!("nothing to choose from in dims {dims:?} of {:?}", x.dims());
+        return Err(Error::shape(op, message));
+    }
+    Ok(())
+}
+
+/// Undoes a broadcast: sums `x` down to `dims`, which broadcast to the dims of `x`. It is the gradient of
+/// `broadcast_to`; the gradient of a bias is the case (N, C) to (C). Returns `x` if nothing was stretched.
+///
+/// ```
+/// use ferrotron_tensor::{Device, Tensor, ops::reduce::sum_to};
+/// let x = Tensor::from_slice(&Device::cpu(1)?, &[1.0_f32, 2.0, 3.0, 4.0], &[2, 2])?;
+/// assert_eq!(sum_to(&x, &[2])?.to_vec::<f32>()?, [4.0, 6.0]);
+/// assert_eq!(sum_to(&x, &[2, 1])?.to_vec::<f32>()?, [3.0, 7.0]);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub fn sum_to(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
+    if x.dims() == dims {
+        return Ok(x.clone());
+    }
+    let fits = |extra: usize| dims.iter().zip(&x.dims()[extra..]).all(|(&d, &n)| d == n || d == 1);
+    let Some(extra) = x.rank().checked_sub(dims.len()).filter(|&extra| fits(extra)) else {
+        let message = format!("{dims:?} does not broadcast to {:?}", x.dims());
+        return Err(Error::shape("sum_to", message));
+    };
+    let stretched: Vec<isize> = (0..x.rank())
+        .filter(|&d| d < extra || dims[d - extra] != x.dims()[d])
+        .map(|d| d as isize)
+        .collect();
+    sum(x, &stretched, KeepDims::Keep)?.reshape(dims)
+}
+
+#[cfg(test)]
+mod tests;

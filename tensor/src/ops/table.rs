@@ -1,0 +1,226 @@
+//! The pointwise table: every elementwise function with its derivative, one row each.
+//!
+//! A unary row is `Name "name" saves Input|Output|Nothing: value, derivative`, where the derivative
+//! may use `s`, the saved input or output. `p` is the parameter of the rows that take one. A binary row
+//! holds the value, both partial derivatives and which operands each of them reads.
+//!
+//! Adding a row and a method of the same name in `pointwise.rs` makes a new operation; the gradient,
+//! the finite-difference check and the dtype tests follow from the table.
+
+use crate::Real;
+
+/// What the derivative of a unary row is computed from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Saves {
+    /// The argument.
+    Input,
+    /// The value.
+    Output,
+    /// Neither: the derivative is constant.
+    Nothing,
+}
+
+/// The two functions of a unary row; monomorphised into kernels.
+pub(crate) trait UnaryRow: 'static {
+    fn value<R: Real>(x: R, p: R) -> R;
+    fn derivative<R: Real>(s: R, p: R) -> R;
+}
+
+/// The three functions of a binary row; monomorphised into kernels.
+pub(crate) trait BinaryRow: 'static {
+    fn value<R: Real>(a: R, b: R) -> R;
+    fn d_lhs<R: Real>(a: R, b: R) -> R;
+    fn d_rhs<R: Real>(a: R, b: R) -> R;
+}
+
+macro_rules! unary_table {
+    ($($(#[$doc:meta])* $row:ident $name:literal saves $saves:ident: |$x:ident, $p:ident| $value:expr, |$s:ident, $q:ident| $derivative:expr;)*) => {
+        /// A function of one element (and, for some rows, a parameter `p`).
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Unary { $($(#[$doc])* $row),* }
+
+        impl Unary {
+            /// Every row, in table order.
+            pub const ALL: &[Unary] = &[$(Unary::$row),*];
+
+            /// The row's name, as in error messages.
+            pub const fn name(self) -> &'static str {
+                match self { $(Unary::$row => $name),* }
+            }
+
+            /// What the derivative needs.
+            pub const fn saves(self) -> Saves {
+                match self { $(Unary::$row => Saves::$saves),* }
+            }
+        }
+
+        pub(crate) mod unary {
+            use super::*;
+            $(pub(crate) struct $row;
+            impl UnaryRow for $row {
+                #[inline(always)]
+                fn value<R: Real>($x: R, $p: R) -> R { $value }
+                #[inline(always)]
+                fn derivative<R: Real>($s: R, $q: R) -> R { $derivative }
+            })*
+        }
+
+        /// Runs a body with `$R` bound to the row's type.
+        macro_rules! with_unary {
+            ($op:expr, $R:ident => $body:expr) => {
+                match $op { $($crate::ops::table::Unary::$row => { type $R = $crate::ops::table::unary::$row; $body })* }
+            };
+        }
+        pub(crate) use with_unary;
+    };
+}
+
+macro_rules! binary_table {
+    ($($(#[$doc:meta])* $row:ident $name:literal: |$a:ident, $b:ident| $value:expr,
+        lhs reads [$($lr:ident)*] |$la:ident, $lb:ident| $d_lhs:expr,
+        rhs reads [$($rr:ident)*] |$ra:ident, $rb:ident| $d_rhs:expr;)*) => {
+        /// A function of two elements.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Binary { $($(#[$doc])* $row),* }
+
+        impl Binary {
+            /// Every row, in table order.
+            pub const ALL: &[Binary] = &[$(Binary::$row),*];
+
+            /// The row's name, as in error messages.
+            pub const fn name(self) -> &'static str {
+                match self { $(Binary::$row => $name),* }
+            }
+
+            /// Which operands the derivatives by lhs and by rhs read: `[[lhs, rhs], [lhs, rhs]]`.
+            pub const fn reads(self) -> [[bool; 2]; 2] {
+                #[allow(non_upper_case_globals, dead_code)]
+                const a: usize = 1;
+                #[allow(non_upper_case_globals, dead_code)]
+                const b: usize = 2;
+                match self { $(Binary::$row => {
+                    let (l, r) = (0 $(+ $lr)*, 0 $(+ $rr)*);
+                    [[l & 1 != 0, l & 2 != 0], [r & 1 != 0, r & 2 != 0]]
+                }),* }
+            }
+        }
+
+        pub(crate) mod binary {
+            use super::*;
+            $(pub(crate) struct $row;
+            impl BinaryRow for $row {
+                #[inline(always)]
+                fn value<R: Real>($a: R, $b: R) -> R { $value }
+                #[inline(always)]
+                fn d_lhs<R: Real>($la: R, $lb: R) -> R { $d_lhs }
+                #[inline(always)]
+                fn d_rhs<R: Real>($ra: R, $rb: R) -> R { $d_rhs }
+            })*
+        }
+
+        /// Runs a body with `$R` bound to the row's type.
+        macro_rules! with_binary {
+            ($op:expr, $R:ident => $body:expr) => {
+                match $op { $($crate::ops::table::Binary::$row => { type $R = $crate::ops::table::binary::$row; $body })* }
+            };
+        }
+        pub(crate) use with_binary;
+    };
+}
+
+unary_table! {
+    /// -x
+    Neg "neg" saves Nothing: |x, _p| -x, |_s, _p| -R::ONE;
+    /// |x|, with derivative 0 at 0
+    Abs "abs" saves Input: |x, _p| x.abs(),
+        |s, _p| if s > R::ZERO { R::ONE } else if s < R::ZERO { -R::ONE } else { R::ZERO };
+    /// e^x
+    Exp "exp" saves Output: |x, _p| x.exp(), |s, _p| s;
+    /// Natural logarithm
+    Log "log" saves Input: |x, _p| x.ln(), |s, _p| R::ONE / s;
+    /// Square root
+    Sqrt "sqrt" saves Output: |x, _p| x.sqrt(), |s, _p| R::of(0.5) / s;
+    /// 1 / x
+    Recip "recip" saves Output: |x, _p| R::ONE / x, |s, _p| -s * s;
+    /// x^2
+    Square "square" saves Input: |x, _p| x * x, |s, _p| s + s;
+    /// x^p
+    Powf "powf" saves Input: |x, p| x.powf(p), |s, p| p * s.powf(p - R::ONE);
+    /// Hyperbolic tangent
+    Tanh "tanh" saves Output: |x, _p| x.tanh(), |s, _p| R::ONE - s * s;
+    /// 1 / (1 + e^-x)
+    Sigmoid "sigmoid" saves Output: |x, _p| x.sigmoid(), |s, _p| s * (R::ONE - s);
+    /// max(x, 0), with derivative 0 at 0
+    Relu "relu" saves Output: |x, _p| if x > R::ZERO { x } else if x <= R::ZERO { R::ZERO } else { x },
+        |s, _p| if s > R::ZERO { R::ONE } else { R::ZERO };
+    /// x sigmoid(x): Elfwing et al., arXiv 1702.03118, equation (1)
+    Silu "silu" saves Input: |x, _p| x * x.sigmoid(),
+        |s, _p| { let y = s.sigmoid(); y * (R::ONE + s * (R::ONE - y)) };
+    /// GELU by the hyperbolic tangent: Hendrycks and Gimpel, arXiv 1606.08415, section 2
+    GeluTanh "gelu_tanh" saves Input: |x, _p| gelu_tanh(x), |s, _p| gelu_tanh_derivative(s);
+    /// Exact GELU, x Phi(x): arXiv 1606.08415, section 2
+    GeluErf "gelu_erf" saves Input: |x, _p| x * normal_cdf(x),
+        |s, _p| normal_cdf(s) + s * (R::of(-0.5) * s * s).exp() * R::of(FRAC_1_SQRT_2PI);
+    /// x + p
+    AddScalar "add_scalar" saves Nothing: |x, p| x + p, |_s, _p| R::ONE;
+    /// x p
+    MulScalar "mul_scalar" saves Nothing: |x, p| x * p, |_s, p| p;
+}
+
+binary_table! {
+    /// a + b
+    Add "add": |a, b| a + b, lhs reads [] |_a, _b| R::ONE, rhs reads [] |_a, _b| R::ONE;
+    /// a - b
+    Sub "sub": |a, b| a - b, lhs reads [] |_a, _b| R::ONE, rhs reads [] |_a, _b| -R::ONE;
+    /// a b
+    Mul "mul": |a, b| a * b, lhs reads [b] |_a, b| b, rhs reads [a] |a, _b| a;
+    /// a / b
+    Div "div": |a, b| a / b, lhs reads [b] |_a, b| R::ONE / b, rhs reads [a b] |a, b| -a / (b * b);
+    /// a^b, for a > 0
+    Pow "pow": |a, b| a.powf(b), lhs reads [a b] |a, b| b * a.powf(b - R::ONE), rhs reads [a b] |a, b| a.powf(b) * a.ln();
+    /// The larger; the gradient of equal elements is shared, as in PyTorch
+    Maximum "maximum": |a, b| if a > b { a } else { b },
+        lhs reads [a b] |a, b| share(a > b, a == b), rhs reads [a b] |a, b| share(b > a, a == b);
+    /// The smaller; the gradient of equal elements is shared, as in PyTorch
+    Minimum "minimum": |a, b| if a < b { a } else { b },
+        lhs reads [a b] |a, b| share(a < b, a == b), rhs reads [a b] |a, b| share(b < a, a == b);
+}
+
+/// 1 / sqrt(2 pi).
+const FRAC_1_SQRT_2PI: f64 = 0.398_942_280_401_432_7;
+/// sqrt(2 / pi), of the tanh form of GELU.
+const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
+/// The cubic coefficient of the tanh form of GELU.
+const GELU_CUBIC: f64 = 0.044_715;
+
+#[inline(always)]
+fn gelu_tanh<R: Real>(x: R) -> R {
+    // 0.5 (1 + tanh u) = sigmoid(2u): one exponential instead of a hyperbolic tangent.
+    let u = R::of(2.0 * SQRT_2_OVER_PI) * (x + R::of(GELU_CUBIC) * x * x * x);
+    x * u.sigmoid()
+}
+
+#[inline(always)]
+fn gelu_tanh_derivative<R: Real>(x: R) -> R {
+    let square = x * x;
+    let u = R::of(2.0 * SQRT_2_OVER_PI) * (x + R::of(GELU_CUBIC) * square * x);
+    let du = R::of(2.0 * SQRT_2_OVER_PI) * (R::ONE + R::of(3.0 * GELU_CUBIC) * square);
+    let y = u.sigmoid();
+    y + x * y * (R::ONE - y) * du
+}
+
+#[inline(always)]
+fn normal_cdf<R: Real>(x: R) -> R {
+    R::of(0.5) * (R::ONE + (x * R::of(std::f64::consts::FRAC_1_SQRT_2)).erf())
+}
+
+#[inline(always)]
+fn share<R: Real>(wins: bool, equal: bool) -> R {
+    if wins {
+        R::ONE
+    } else if equal {
+        R::of(0.5)
+    } else {
+        R::ZERO
+    }
+}
