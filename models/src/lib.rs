@@ -2,9 +2,11 @@
 #![deny(missing_docs)]
 
 pub mod batch_size;
+pub mod checkpoint;
 mod config;
 pub mod data;
 pub mod entropy;
 pub mod gpt;
 pub mod presets;
+mod tensor_file;
 pub mod tokenizer;
