@@ -7,6 +7,7 @@ mod config;
 pub mod data;
 pub mod entropy;
 pub mod gpt;
+pub mod hugging_face;
 pub mod presets;
 mod tensor_file;
 pub mod tokenizer;
