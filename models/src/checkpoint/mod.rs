@@ -52,4 +52,6 @@ fn moment_name(moment: &str, parameter: &str) -> String {
 }
 
 #[cfg(test)]
+mod layout_tests;
+#[cfg(test)]
 mod tests;

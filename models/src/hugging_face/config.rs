@@ -86,11 +86,7 @@ fn parse(config: &Value) -> std::result::Result<GptConfig, String> {
 /// The contents of `config.json`.
 ///
 /// Errors, naming all that is in the way, if GPT-2 there cannot be this model.
-pub(super) fn write_config(
-    config: &GptConfig,
-    dtype: DType,
-    tokenizer: Option<&Tokenizer>,
-) -> Result<Value> {
+pub(super) fn write_config(config: &GptConfig, dtype: DType) -> Result<Value> {
     let activation = ACTIVATIONS.iter().find(|(_, ours)| *ours == config.activation);
     let obstacles: Vec<&str> = [
         (config.position_embedding_type != PositionEmbedding::LearnedAbsolute, "rotary positions"),
@@ -123,7 +119,10 @@ pub(super) fn write_config(
         _ => "float32",
     };
     let default = config.ffn_hidden_size == 4 * config.hidden_size;
-    let end_of_text = tokenizer.and_then(Tokenizer::end_of_text);
+    // GPT-2's own token if this is its vocabulary; else none, where the library would assume GPT-2's.
+    let end_of_text = (config.vocab_size == Tokenizer::Gpt2.vocab_size())
+        .then(|| Tokenizer::Gpt2.end_of_text())
+        .flatten();
     Ok(json!({
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",

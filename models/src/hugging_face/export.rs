@@ -12,8 +12,7 @@ use crate::tensor_file::{Fault, FileRecord, cannot, write_bytes, write_tensors};
 use crate::tokenizer::Tokenizer;
 
 /// Writes `gpt` into `folder`, as `GPT2LMHeadModel.save_pretrained` would, so that
-/// `from_pretrained(folder)` loads the same numbers. A Hugging Face tokenizer goes with it; the others
-/// exist only here.
+/// `from_pretrained(folder)` loads the same numbers.
 ///
 /// ```
 /// use ferrotron_models::gpt::{Gpt, GptConfig};
@@ -24,7 +23,7 @@ use crate::tokenizer::Tokenizer;
 /// # let folder = dir.path().join("export");
 /// let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1234);
 /// let gpt = Gpt::new(&scope, &GptConfig::gpt2(65, 2, 32, 4, 16))?;
-/// hugging_face::export(&folder, &gpt, None)?;
+/// hugging_face::export(&gpt, &folder)?;
 /// assert_eq!(hugging_face::read_config(&folder)?, *gpt.config());
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
@@ -32,10 +31,10 @@ use crate::tokenizer::Tokenizer;
 /// # Errors
 /// A model that GPT-2 there cannot be (rotary positions, RMSNorm, SwiGLU, grouped queries, no biases, an
 /// untied head); a folder that cannot be written or is a checkpoint.
-pub fn export(folder: &Path, gpt: &Gpt, tokenizer: Option<&Tokenizer>) -> Result<()> {
+pub fn export(gpt: &Gpt, folder: &Path) -> Result<()> {
     let params = gpt.params();
     let dtype = params[0].leaf().dtype();
-    let config = write_config(gpt.config(), dtype, tokenizer)?;
+    let config = write_config(gpt.config(), dtype)?;
     if folder.join("index.json").exists() || folder.join("latest").exists() {
         return Err(Error::config(
             "hugging_face",
@@ -59,12 +58,20 @@ pub fn export(folder: &Path, gpt: &Gpt, tokenizer: Option<&Tokenizer>) -> Result
         replace(folder, "model.safetensors", |path| {
             write_tensors(path, Some(("format", "pt")), tensors)
         })?;
-        if let Some(Tokenizer::HuggingFace(file)) = tokenizer {
-            replace(folder, "tokenizer.json", |path| write_bytes(path, file.json().as_bytes()))?;
-        }
         replace(folder, "config.json", |path| write_bytes(path, format!("{config:#}\n").as_bytes()))
     };
     write().map_err(|fault: Fault| Error::io("hugging_face", fault))
+}
+
+/// Puts the `tokenizer.json` of a Hugging Face tokenizer into an exported `folder`. The other
+/// tokenizers exist only here: for them nothing is written.
+///
+/// # Errors
+/// A folder that cannot be written.
+pub fn export_tokenizer(tokenizer: &Tokenizer, folder: &Path) -> Result<()> {
+    let Tokenizer::HuggingFace(file) = tokenizer else { return Ok(()) };
+    replace(folder, "tokenizer.json", |path| write_bytes(path, file.json().as_bytes()))
+        .map_err(|fault| Error::io("hugging_face", fault))
 }
 
 /// Lets `write` make a new file and gives it its name when it is complete.

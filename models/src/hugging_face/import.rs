@@ -1,7 +1,7 @@
 //! From Hugging Face.
 
 use ferrotron_nn::{Module, Scope};
-use ferrotron_tensor::{Error, Result, Tensor};
+use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -10,14 +10,18 @@ use crate::gpt::Gpt;
 use crate::tensor_file::{Fault, TensorFile, bytes_mut};
 use crate::tokenizer::Tokenizer;
 
-/// The GPT-2 in `folder`, one file or several, with weights of the scope's dtype.
+/// Whether `path` looks like a Hugging Face folder: it has the `config.json` of some model and is no
+/// checkpoint.
+pub fn is_folder(path: &Path) -> bool {
+    path.join("config.json").exists() && !path.join("index.json").exists()
+}
+
+/// The GPT-2 in `folder`, one file or several, with weights of the given dtype.
 ///
 /// ```no_run
 /// use ferrotron_models::hugging_face;
-/// use ferrotron_nn::Scope;
 /// use ferrotron_tensor::{DType, Device};
-/// let scope = Scope::new(&Device::cpu(2)?, DType::F32, 1234);
-/// let gpt = hugging_face::import("models/gpt2".as_ref(), &scope)?;
+/// let gpt = hugging_face::import("models/gpt2".as_ref(), &Device::cpu(2)?, DType::F32)?;
 /// println!("{} parameters", gpt.config().num_parameters());
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
@@ -25,8 +29,9 @@ use crate::tokenizer::Tokenizer;
 /// # Errors
 /// Those of [`read_config`]; malformed or missing files; tensors that are missing, unknown or of another
 /// shape; a head of its own.
-pub fn import(folder: &Path, scope: &Scope) -> Result<Gpt> {
-    let gpt = Gpt::new(scope, &read_config(folder)?)?;
+pub fn import(folder: &Path, device: &Device, dtype: DType) -> Result<Gpt> {
+    // Every weight is read, so the seed decides nothing.
+    let gpt = Gpt::new(&Scope::new(device, dtype, 0), &read_config(folder)?)?;
     fill(folder, &gpt).map_err(|fault| Error::io("hugging_face", fault))?;
     Ok(gpt)
 }
@@ -111,11 +116,7 @@ fn fill(folder: &Path, gpt: &Gpt) -> std::result::Result<(), Fault> {
     Ok(())
 }
 
-fn read(
-    file: &mut TensorFile,
-    key: &str,
-    device: &ferrotron_tensor::Device,
-) -> std::result::Result<Tensor, Fault> {
+fn read(file: &mut TensorFile, key: &str, device: &Device) -> std::result::Result<Tensor, Fault> {
     let (dtype, dims) = file.describe(key)?;
     let mut tensor = Tensor::empty(device, dtype, dims).map_err(|error| error.to_string())?;
     file.read(key, 0, bytes_mut(&mut tensor).map_err(|error| error.to_string())?)?;

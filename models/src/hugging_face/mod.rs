@@ -19,8 +19,8 @@ mod export;
 mod import;
 
 pub use config::read_config;
-pub use export::export;
-pub use import::{import, read_tokenizer};
+pub use export::{export, export_tokenizer};
+pub use import::{import, is_folder, read_tokenizer};
 
 /// What precedes every name but the head's.
 const PREFIX: &str = "transformer.";

@@ -13,8 +13,8 @@ fn fixture() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/hf/tiny-gpt2")
 }
 
-fn scope(dtype: DType) -> Scope {
-    Scope::new(&Device::cpu(1).unwrap(), dtype, 1)
+fn import(folder: &Path, dtype: DType) -> Result<Gpt> {
+    super::import(folder, &Device::cpu(1)?, dtype)
 }
 
 fn numbers(value: &Value) -> Vec<f64> {
@@ -43,7 +43,7 @@ fn logits_and_loss_equal_those_of_transformers() -> Result<()> {
     for folder in [fixture(), fixture().join("hub")] {
         // In f64 only the expected numbers' own rounding to f32 remains.
         for (dtype, tolerance) in [(DType::F64, 1e-5), (DType::F32, 2e-5)] {
-            let gpt = import(&folder, &scope(dtype))?;
+            let gpt = import(&folder, dtype)?;
             let device = gpt.params()[0].leaf().device().clone();
             let tokens = Tensor::from_slice(&device, &tokens, &[batch, length])?;
             let targets = Tensor::from_slice(&device, &targets, &[batch, length])?;
@@ -66,10 +66,14 @@ fn what_goes_out_comes_back_bit_by_bit() -> Result<()> {
     // FERROTRON_HF_EXPORT keeps the export, for check_export.py.
     let kept = std::env::var_os("FERROTRON_HF_EXPORT").map(PathBuf::from);
     let folder = kept.unwrap_or_else(|| dir.path().join("export"));
-    let gpt = import(&fixture(), &scope(DType::F32))?;
-    export(&folder, &gpt, None)?;
-    let again = import(&folder, &scope(DType::F32))?;
+    let gpt = import(&fixture(), DType::F32)?;
+    export(&gpt, &folder)?;
+    let again = import(&folder, DType::F32)?;
     assert_eq!(gpt.config(), again.config());
+    assert!(is_folder(&folder) && !is_folder(dir.path()));
+    assert!(read_tokenizer(&folder)?.is_none());
+    export_tokenizer(&crate::tokenizer::Tokenizer::Byte, &folder)?;
+    assert!(read_tokenizer(&folder)?.is_none());
     for (a, b) in gpt.params().iter().zip(again.params()) {
         assert_eq!(a.leaf().value()?.to_vec::<f32>()?, b.leaf().value()?.to_vec::<f32>()?);
     }
@@ -89,7 +93,7 @@ fn what_goes_out_comes_back_bit_by_bit() -> Result<()> {
 #[test]
 fn a_model_in_several_files_and_a_stored_head_are_read() -> Result<()> {
     let dir = tempfile::tempdir().unwrap();
-    let gpt = import(&fixture(), &scope(DType::F32))?;
+    let gpt = import(&fixture(), DType::F32)?;
     let mut map = serde_json::Map::new();
     let mut tensors: Vec<(String, Tensor)> = Vec::new();
     for param in gpt.params() {
@@ -109,14 +113,14 @@ fn a_model_in_several_files_and_a_stored_head_are_read() -> Result<()> {
     let index = serde_json::json!({ "weight_map": map });
     fs::write(dir.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
     fs::copy(fixture().join("config.json"), dir.path().join("config.json")).unwrap();
-    let again = import(dir.path(), &scope(DType::F32))?;
+    let again = import(dir.path(), DType::F32)?;
     for (a, b) in gpt.params().iter().zip(again.params()) {
         assert_eq!(a.leaf().value()?.to_vec::<f32>()?, b.leaf().value()?.to_vec::<f32>()?);
     }
     tensors[0].1 = Tensor::zeros(tensors[0].1.device(), DType::F32, tensors[0].1.dims())?;
     crate::tensor_file::write_tensors(&dir.path().join("model.safetensors"), None, tensors)
         .unwrap();
-    assert!(message(import(dir.path(), &scope(DType::F32))).contains("a head of its own"));
+    assert!(message(import(dir.path(), DType::F32)).contains("a head of its own"));
     Ok(())
 }
 
@@ -142,8 +146,11 @@ fn other_models_are_refused_by_name() -> Result<()> {
     }
     assert!(message(read_config(&dir.path().join("none"))).contains("config.json' cannot be read"));
 
-    let llama = Gpt::new(&scope(DType::F32), &GptConfig::llama(13, 1, 8, 2, 1, 8))?;
-    let error = message(export(&dir.path().join("out"), &llama, None));
+    let llama = Gpt::new(
+        &Scope::new(&Device::cpu(1)?, DType::F32, 1),
+        &GptConfig::llama(13, 1, 8, 2, 1, 8),
+    )?;
+    let error = message(export(&llama, &dir.path().join("out")));
     assert!(
         error.ends_with(
             "has no rotary positions, no RMSNorm, no SwiGLU, no grouped-query attention, no layers without biases, no untied head"
@@ -159,10 +166,10 @@ fn malformed_files_are_named() -> Result<()> {
     let dir = tempfile::tempdir().unwrap();
     fs::copy(fixture().join("config.json"), dir.path().join("config.json")).unwrap();
     let path = dir.path().join("model.safetensors");
-    let import = || message(import(dir.path(), &scope(DType::F32)));
-    assert!(import().contains("has no model.safetensors"));
+    let imported = || message(import(dir.path(), DType::F32));
+    assert!(imported().contains("has no model.safetensors"));
     fs::write(dir.path().join("pytorch_model.bin"), "").unwrap();
-    assert!(import().contains("safe_serialization"));
+    assert!(imported().contains("safe_serialization"));
     let bytes = fs::read(fixture().join("model.safetensors")).unwrap();
     let mut garbled = bytes.clone();
     garbled[20] = b'"';
@@ -174,7 +181,7 @@ fn malformed_files_are_named() -> Result<()> {
         (&[0xFF; 64][..], "its header should have"),
     ] {
         fs::write(&path, broken).unwrap();
-        let error = import();
+        let error = imported();
         assert!(error.contains(wanted) && error.contains("model.safetensors'"), "{error}");
     }
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -188,7 +195,7 @@ fn malformed_files_are_named() -> Result<()> {
         assert!(header.contains(what), "{header}");
         broken[8..8 + length].copy_from_slice(header.replace(what, other).as_bytes());
         fs::write(&path, broken).unwrap();
-        let error = import();
+        let error = imported();
         assert!(error.contains(wanted), "{error}");
     }
     Ok(())
