@@ -199,6 +199,27 @@ impl Leaf {
         Ok(())
     }
 
+    /// Lets `write` fill the value in place: it gets a unique, contiguous tensor of the leaf's dims with
+    /// unspecified contents, all of which it has to overwrite. A value not made yet is not made first.
+    ///
+    /// Errors if a flat's range is being read, or `write` does; then a value that was there may be half
+    /// overwritten.
+    pub fn write_value(&self, write: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
+        let mut value = lock(&self.0.value);
+        match &mut *value {
+            Value::Flat(flat, range) => lock(flat).update(*range, write)?,
+            Value::Own(tensor) if tensor.is_unique() && tensor.is_contiguous() => write(tensor)?,
+            own => {
+                let mut tensor = Tensor::empty(self.device(), self.dtype(), self.dims())?;
+                tensor.set_category(Category::Weights);
+                write(&mut tensor)?;
+                *own = Value::Own(tensor);
+            }
+        }
+        self.mark_updated();
+        Ok(())
+    }
+
     /// Moves the value into a range of `flat`; a value not made yet is made there.
     pub fn move_value(&self, flat: &SharedFlat, range: usize) -> Result<()> {
         let mut value = lock(&self.0.value);

@@ -3,13 +3,16 @@
 
 pub mod batch_size;
 pub mod bench;
+pub mod checkpoint;
 mod config;
 pub mod data;
 pub mod entropy;
 pub mod evaluate;
 pub mod generate;
 pub mod gpt;
+pub mod hugging_face;
 pub mod plot;
 pub mod presets;
+mod tensor_file;
 pub mod tokenizer;
 pub mod trainer;

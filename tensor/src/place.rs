@@ -66,6 +66,11 @@ impl Place {
         &self.global
     }
 
+    /// The (offset, length) pieces of one dim that are held, in local order.
+    pub fn pieces(&self, dim: usize) -> &[(usize, usize)] {
+        &self.pieces[dim]
+    }
+
     /// The runs of consecutive global indices that make up local row `row` (a row runs along the last
     /// dim): (first global index, length).
     pub fn runs(&self, row: usize) -> impl Iterator<Item = (u64, usize)> + '_ {

@@ -1,0 +1,146 @@
+//! `index.json`: which files make a checkpoint, and where in them each global tensor lies.
+
+use ferrotron_tensor::DType;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::slices::{Slice, numel};
+use crate::tensor_file::{Fault, FileRecord, TensorFile, cannot};
+
+/// Name of the file.
+pub(super) const INDEX: &str = "index.json";
+
+const FORMAT: &str = "ferrotron checkpoint";
+const VERSION: u32 = 1;
+
+/// The contents of `index.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Index {
+    format: String,
+    version: u32,
+    /// Every other file of the folder.
+    pub files: BTreeMap<String, FileRecord>,
+    /// Every tensor, by its global name.
+    pub tensors: BTreeMap<String, TensorRecord>,
+}
+
+/// A global tensor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TensorRecord {
+    pub dtype: String,
+    /// Dims of the whole.
+    pub shape: Vec<usize>,
+    /// Boxes that together make the whole, without overlap.
+    pub pieces: Vec<Piece>,
+}
+
+/// A box of a global tensor in a file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Piece {
+    pub file: String,
+    /// Its name there.
+    pub key: String,
+    #[serde(flatten)]
+    pub slice: Slice,
+}
+
+impl Index {
+    pub fn new() -> Index {
+        Index {
+            format: FORMAT.into(),
+            version: VERSION,
+            files: BTreeMap::new(),
+            tensors: BTreeMap::new(),
+        }
+    }
+
+    /// Reads and checks the index of `folder`, not yet the files that it lists.
+    pub fn read(folder: &Path) -> Result<Index, Fault> {
+        let path = folder.join(INDEX);
+        let text = std::fs::read(&path).map_err(|error| cannot("read", &path, &error))?;
+        let wrong = |what: String| format!("'{}' is damaged: {what}", path.display());
+        let index: Index =
+            serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
+        if index.format != FORMAT || index.version != VERSION {
+            return Err(format!(
+                "'{}' is of '{}' version {}; this program reads '{FORMAT}' version {VERSION}",
+                path.display(),
+                index.format,
+                index.version
+            ));
+        }
+        index.check().map_err(wrong)?;
+        Ok(index)
+    }
+
+    /// Whether every tensor is there once and whole, in files that are listed.
+    fn check(&self) -> Result<(), String> {
+        if let Some(file) = self.files.keys().find(|file| !is_plain(file)) {
+            return Err(format!("it lists '{file}', which is no plain file name"));
+        }
+        for (name, tensor) in &self.tensors {
+            let outside = |piece: &&Piece| {
+                !piece.slice.lies_in(&tensor.shape) || !self.files.contains_key(&piece.file)
+            };
+            if let Some(piece) = tensor.pieces.iter().find(outside) {
+                return Err(format!("piece '{}' of '{name}' is outside of it", piece.key));
+            }
+            let overlap = tensor.pieces.iter().enumerate().any(|(i, piece)| {
+                let earlier = &tensor.pieces[..i];
+                earlier.iter().any(|other| {
+                    !piece.slice.shape.is_empty()
+                        && piece.slice.intersection(&other.slice).is_some()
+                })
+            });
+            let held = tensor
+                .pieces
+                .iter()
+                .fold(0_usize, |sum, piece| sum.saturating_add(piece.slice.numel()));
+            let numel = numel(&tensor.shape);
+            if overlap || held != numel {
+                return Err(format!("the pieces of '{name}' hold {held} of its {numel} elements"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads every file of `folder` and compares: sizes, checksums, and whether the pieces are in them.
+    pub fn verify(&self, folder: &Path) -> Result<(), Fault> {
+        for (file, record) in &self.files {
+            record.verify(&folder.join(file))?;
+        }
+        let mut files: BTreeMap<&str, TensorFile> = BTreeMap::new();
+        for (name, tensor) in &self.tensors {
+            for piece in &tensor.pieces {
+                if !files.contains_key(piece.file.as_str()) {
+                    files.insert(&piece.file, TensorFile::open(&folder.join(&piece.file))?);
+                }
+                let (dtype, dims) = files[piece.file.as_str()].describe(&piece.key)?;
+                if dtype.to_string() != tensor.dtype || dims != piece.slice.shape {
+                    return Err(format!(
+                        "'{}' is damaged: '{name}' should be {} {:?} in '{}', which has {dtype} {dims:?}",
+                        folder.join(INDEX).display(),
+                        tensor.dtype,
+                        piece.slice.shape,
+                        piece.file,
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl TensorRecord {
+    pub fn dtype(&self) -> ferrotron_tensor::Result<DType> {
+        self.dtype.parse()
+    }
+}
+
+/// Whether a name stays in its folder.
+fn is_plain(file: &str) -> bool {
+    Path::new(file).file_name().is_some_and(|name| name == file)
+}

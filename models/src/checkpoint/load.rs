@@ -1,0 +1,346 @@
+//! Loading.
+
+use ferrotron_nn::{Optimizer, Param};
+use ferrotron_tensor::{DType, Error, Place, Result, Tensor};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+
+use super::folder;
+use super::index::{INDEX, Index, TensorRecord};
+use super::slices::{Copy, boxes};
+use super::{OPTIMIZER, Progress, moment_name};
+use crate::gpt::GptConfig;
+use crate::tensor_file::{Fault, TensorFile, bytes_mut, cannot};
+use crate::tokenizer::Tokenizer;
+
+/// A finished checkpoint whose files are all there and undamaged.
+#[derive(Debug)]
+pub struct Checkpoint {
+    folder: PathBuf,
+    index: Index,
+    config: GptConfig,
+    run: serde_json::Value,
+    progress: Progress,
+    tokenizer: Option<Tokenizer>,
+}
+
+/// `config.json`.
+#[derive(Deserialize)]
+struct Config {
+    model: GptConfig,
+    run: serde_json::Value,
+}
+
+impl Checkpoint {
+    /// Opens a checkpoint's folder, or the latest of a run's folder; reads all of it once, to compare
+    /// checksums.
+    ///
+    /// # Errors
+    /// A path that is neither; a damaged checkpoint, with what is wrong and the newest undamaged one
+    /// beside it.
+    pub fn open(path: &Path) -> Result<Checkpoint> {
+        let refuse = |message: String| Err(Error::io("checkpoint", message));
+        if !path.exists() {
+            return refuse(format!("there is no '{}'", path.display()));
+        }
+        let folder = match resolve(path) {
+            Ok(Some(folder)) => folder,
+            Ok(None) => {
+                return refuse(format!(
+                    "'{}' is not a checkpoint: it holds neither index.json nor latest (give the --save folder of a run, or an iter_ folder in it)",
+                    path.display()
+                ));
+            }
+            Err(fault) => return refuse(format!("{fault}{}", offer(path, None))),
+        };
+        Self::read(&folder).or_else(|fault| {
+            let beside = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+            refuse(format!("{fault}{}", offer(beside.unwrap_or(Path::new(".")), Some(&folder))))
+        })
+    }
+
+    fn read(folder: &Path) -> std::result::Result<Checkpoint, Fault> {
+        let index = Index::read(folder)?;
+        index.verify(folder)?;
+        let config: Config = document(folder, "config.json")?;
+        let tokenizer = index
+            .files
+            .contains_key("tokenizer.json")
+            .then(|| Tokenizer::from_file(&folder.join("tokenizer.json")))
+            .transpose()
+            .map_err(|error| error.to_string())?;
+        Ok(Checkpoint {
+            folder: folder.to_path_buf(),
+            index,
+            config: config.model,
+            run: config.run,
+            progress: document(folder, "progress.json")?,
+            tokenizer,
+        })
+    }
+
+    /// Where it lies.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// What the model is made of.
+    pub fn config(&self) -> &GptConfig {
+        &self.config
+    }
+
+    /// What [`Snapshot::run`](super::Snapshot::run) was.
+    pub fn run(&self) -> &serde_json::Value {
+        &self.run
+    }
+
+    /// How far the run had come.
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// The tokenizer, if there is one.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_ref()
+    }
+
+    /// Whether it holds an optimizer's moments.
+    pub fn has_optimizer(&self) -> bool {
+        self.index.tensors.keys().any(|name| is_moment(name))
+    }
+
+    /// The type of the weights.
+    ///
+    /// # Errors
+    /// A checkpoint without weights.
+    pub fn dtype(&self) -> Result<DType> {
+        match self.index.tensors.iter().find(|(name, _)| !is_moment(name)) {
+            Some((_, record)) => record.dtype(),
+            None => Err(Error::io("checkpoint", format!("{self} has no weights"))),
+        }
+    }
+
+    /// Errors, naming both values of each field that differs, unless a model made of `config` computes
+    /// with these weights what the saved one did. Dropout and initialisation may differ.
+    pub fn check_config(&self, config: &GptConfig) -> Result<()> {
+        let saved = GptConfig {
+            hidden_dropout: config.hidden_dropout,
+            attention_dropout: config.attention_dropout,
+            init_method_std: config.init_method_std,
+            ..self.config.clone()
+        };
+        let fields = |config| serde_json::to_value(config).unwrap_or_default();
+        let (saved, wanted) = (fields(&saved), fields(config));
+        let differences: Vec<String> = wanted
+            .as_object()
+            .into_iter()
+            .flatten()
+            .filter(|(name, value)| saved[name.as_str()] != **value)
+            .map(|(name, value)| format!("{name} {} there, {value} here", saved[name.as_str()]))
+            .collect();
+        if differences.is_empty() {
+            return Ok(());
+        }
+        Err(Error::config(
+            "checkpoint",
+            format!("{self} is a checkpoint of another shape: {}", differences.join("; ")),
+        ))
+    }
+
+    /// Fills the parameters of a whole model.
+    ///
+    /// # Errors
+    /// A parameter that the checkpoint lacks or has with other dims or another dtype; a weight in the
+    /// checkpoint that is none of these parameters. The model is then unchanged.
+    pub fn load_params(&self, params: &[Param]) -> Result<()> {
+        let known: BTreeSet<&str> = params.iter().map(Param::name).collect();
+        let stray = self
+            .index
+            .tensors
+            .keys()
+            .find(|name| !is_moment(name) && !known.contains(name.as_str()));
+        if let Some(stray) = stray {
+            return Err(self.another(format!("it has '{stray}', which the model has not")));
+        }
+        self.load_params_of_part(params)
+    }
+
+    /// Fills the parameters of a part of a model, such as a pipeline stage.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::load_params`], but weights that are none of these parameters are left alone.
+    pub fn load_params_of_part(&self, params: &[Param]) -> Result<()> {
+        for param in params {
+            self.find(param.name(), param.place(), param.leaf().dtype())?;
+        }
+        let mut reader = Reader::new(&self.folder);
+        for param in params {
+            let record = &self.index.tensors[param.name()];
+            param.leaf().write_value(|tensor| reader.fill(record, param.place(), tensor))?;
+        }
+        Ok(())
+    }
+
+    /// Fills the moments of an optimizer of `params`, and lets it go on from the saved number of steps.
+    ///
+    /// # Errors
+    /// A checkpoint without moments or with another optimizer's; other dims or another dtype.
+    pub fn load_optimizer(&self, optimizer: &mut Optimizer, params: &[Param]) -> Result<()> {
+        if !self.has_optimizer() {
+            return Err(Error::io(
+                "checkpoint",
+                format!("{self} holds weights, but no optimizer state to go on from"),
+            ));
+        }
+        let places: HashMap<&str, &Place> =
+            params.iter().map(|param| (param.name(), param.place())).collect();
+        let place = |name: &str| {
+            places.get(name).copied().ok_or_else(|| {
+                Error::config("checkpoint", format!("the optimizer has '{name}', the model not"))
+            })
+        };
+        optimizer.visit(|name, moment, tensor| {
+            self.find(&moment_name(moment, name), place(name)?, tensor.dtype()).map(|_| ())
+        })?;
+        let mut reader = Reader::new(&self.folder);
+        optimizer.visit_mut(|name, moment, tensor| {
+            let record = &self.index.tensors[&moment_name(moment, name)];
+            reader.fill(record, place(name)?, tensor)
+        })?;
+        optimizer.set_steps(self.progress.optimizer_steps);
+        Ok(())
+    }
+
+    /// The record of a tensor that is wanted with these global dims and this dtype.
+    fn find(&self, name: &str, place: &Place, dtype: DType) -> Result<&TensorRecord> {
+        let Some(record) = self.index.tensors.get(name) else {
+            let names =
+                self.index.tensors.keys().filter(|other| is_moment(other) == is_moment(name));
+            return Err(self.another(format!(
+                "it has no '{name}', but {} others such as '{}'",
+                names.clone().count(),
+                names.last().map_or("", String::as_str)
+            )));
+        };
+        if record.shape != place.global_dims() {
+            return Err(self.another(format!(
+                "'{name}' is {:?} there, {:?} here",
+                record.shape,
+                place.global_dims()
+            )));
+        }
+        if record.dtype()? != dtype {
+            return Err(Error::dtype(
+                "checkpoint",
+                format!(
+                    "'{name}' is {} in {self}, {dtype} in the model: load it with --dtype {}",
+                    record.dtype, record.dtype
+                ),
+            ));
+        }
+        Ok(record)
+    }
+
+    fn another(&self, what: String) -> Error {
+        Error::shape("checkpoint", format!("{self} is a checkpoint of another shape: {what}"))
+    }
+}
+
+impl std::fmt::Display for Checkpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "'{}'", self.folder.display())
+    }
+}
+
+fn is_moment(name: &str) -> bool {
+    name.split('.').next() == Some(OPTIMIZER)
+}
+
+fn document<T: DeserializeOwned>(folder: &Path, file: &str) -> std::result::Result<T, Fault> {
+    let path = folder.join(file);
+    let text = std::fs::read(&path).map_err(|error| cannot("read", &path, &error))?;
+    serde_json::from_slice(&text)
+        .map_err(|error| format!("'{}' is damaged: {error}", path.display()))
+}
+
+/// The checkpoint that a path stands for, or `None` if it is neither a checkpoint nor a run's folder.
+fn resolve(path: &Path) -> std::result::Result<Option<PathBuf>, Fault> {
+    let named = path.file_name().and_then(|name| name.to_str()).is_some_and(folder::is_name);
+    if path.join(INDEX).exists() || (named && path.is_dir()) {
+        return Ok(Some(path.to_path_buf()));
+    }
+    let latest = path.join(folder::LATEST);
+    if !latest.exists() {
+        let lost = !folder::list(path).is_empty();
+        return if lost { Err(format!("'{}' is missing", latest.display())) } else { Ok(None) };
+    }
+    let name = std::fs::read_to_string(&latest).map_err(|error| cannot("read", &latest, &error))?;
+    if !folder::is_name(name.trim()) {
+        return Err(format!("'{}' does not name a checkpoint", latest.display()));
+    }
+    Ok(Some(folder::find(path, name.trim())))
+}
+
+/// What to load instead, for the end of an error message.
+fn offer(dir: &Path, damaged: Option<&Path>) -> String {
+    let complete = folder::list(dir)
+        .into_iter()
+        .find(|folder| Some(folder.as_path()) != damaged && Checkpoint::read(folder).is_ok());
+    match complete {
+        Some(folder) => format!("; the newest complete one is --load {}", folder.display()),
+        None => format!("; there is no complete one in '{}'", dir.display()),
+    }
+}
+
+/// Reads places of tensors out of the files that hold their pieces.
+struct Reader<'a> {
+    folder: &'a Path,
+    files: BTreeMap<&'a str, TensorFile>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(folder: &'a Path) -> Reader<'a> {
+        Reader { folder, files: BTreeMap::new() }
+    }
+
+    /// Writes what lies at `place` to `target`, a contiguous tensor of its local dims.
+    fn fill(&mut self, record: &'a TensorRecord, place: &Place, target: &mut Tensor) -> Result<()> {
+        let size = target.dtype().size();
+        let dims = target.dims().to_vec();
+        let target = bytes_mut(target)?;
+        for (wanted, local) in boxes(place) {
+            for piece in &record.pieces {
+                let Some(both) = wanted.intersection(&piece.slice) else { continue };
+                if !self.files.contains_key(piece.file.as_str()) {
+                    let file = TensorFile::open(&self.folder.join(&piece.file));
+                    self.files
+                        .insert(&piece.file, file.map_err(|fault| Error::io("checkpoint", fault))?);
+                }
+                let file = self.files.get_mut(piece.file.as_str()).expect("just inserted");
+                let from = difference(&both.offset, &piece.slice.offset);
+                let to: Vec<usize> = difference(&both.offset, &wanted.offset)
+                    .iter()
+                    .zip(&local)
+                    .map(|(a, b)| a + b)
+                    .collect();
+                let copy = Copy {
+                    shape: &both.shape,
+                    source: (&piece.slice.shape, &from),
+                    target: (&dims, &to),
+                };
+                copy.runs(|from, to, length| {
+                    let run = &mut target[to * size..(to + length) * size];
+                    file.read(&piece.key, from * size, run)
+                })
+                .map_err(|fault| Error::io("checkpoint", fault))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn difference(a: &[usize], b: &[usize]) -> Vec<usize> {
+    a.iter().zip(b).map(|(a, b)| a - b).collect()
+}

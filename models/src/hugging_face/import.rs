@@ -1,0 +1,147 @@
+//! From Hugging Face.
+
+use ferrotron_nn::{Module, Scope};
+use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::{HEAD, Orientation, PREFIX, read_config, their_name};
+use crate::gpt::Gpt;
+use crate::tensor_file::{Fault, TensorFile, bytes_mut};
+use crate::tokenizer::Tokenizer;
+
+/// Whether `path` looks like a Hugging Face folder: it has the `config.json` of some model and is no
+/// checkpoint.
+pub fn is_folder(path: &Path) -> bool {
+    path.join("config.json").exists() && !path.join("index.json").exists()
+}
+
+/// The GPT-2 in `folder`, one file or several, with weights of the given dtype.
+///
+/// ```no_run
+/// use ferrotron_models::hugging_face;
+/// use ferrotron_tensor::{DType, Device};
+/// let gpt = hugging_face::import("models/gpt2".as_ref(), &Device::cpu(2)?, DType::F32)?;
+/// println!("{} parameters", gpt.config().num_parameters());
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of [`read_config`]; malformed or missing files; tensors that are missing, unknown or of another
+/// shape; a head of its own.
+pub fn import(folder: &Path, device: &Device, dtype: DType) -> Result<Gpt> {
+    // Every weight is read, so the seed decides nothing.
+    let gpt = Gpt::new(&Scope::new(device, dtype, 0), &read_config(folder)?)?;
+    fill(folder, &gpt).map_err(|fault| Error::io("hugging_face", fault))?;
+    Ok(gpt)
+}
+
+/// The tokenizer of `folder`: its `tokenizer.json`, or GPT-2's if the vocabulary has that size.
+///
+/// # Errors
+/// Those of [`read_config`] and [`Tokenizer::from_file`].
+pub fn read_tokenizer(folder: &Path) -> Result<Option<Tokenizer>> {
+    let file = folder.join("tokenizer.json");
+    if file.exists() {
+        return Tokenizer::from_file(&file).map(Some);
+    }
+    let vocab_size = read_config(folder)?.vocab_size;
+    Ok((vocab_size == Tokenizer::Gpt2.vocab_size()).then_some(Tokenizer::Gpt2))
+}
+
+/// A tensor's file and its name there.
+type Stored = (usize, String);
+
+fn fill(folder: &Path, gpt: &Gpt) -> std::result::Result<(), Fault> {
+    let mut files = weight_files(folder)?
+        .iter()
+        .map(|path| TensorFile::open(path))
+        .collect::<std::result::Result<Vec<_>, _>>()?;
+    let mut stored: BTreeMap<String, Stored> = BTreeMap::new();
+    for (file, opened) in files.iter().enumerate() {
+        for key in opened.names() {
+            let name = key.strip_prefix(PREFIX).unwrap_or(&key).to_string();
+            if !name.ends_with(".attn.bias") && !name.ends_with(".attn.masked_bias") {
+                stored.insert(name, (file, key));
+            }
+        }
+    }
+    let head = stored.remove(HEAD);
+    let embedding = stored.get("wte.weight").cloned();
+    for param in gpt.params() {
+        let (name, orientation) =
+            their_name(param.name()).ok_or_else(|| format!("GPT-2 has no '{}'", param.name()))?;
+        let (file, key) = stored
+            .remove(&name)
+            .ok_or_else(|| format!("'{}' has no tensor '{name}'", folder.display()))?;
+        let dims = |dims: &[usize]| match orientation {
+            Orientation::Same => dims.to_vec(),
+            Orientation::Transposed => dims.iter().rev().copied().collect(),
+        };
+        let wanted: Vec<usize> = dims(param.leaf().dims());
+        let found = files[file].describe(&key)?.1;
+        if found != wanted {
+            let path = folder.display();
+            return Err(format!(
+                "'{key}' in '{path}' is {found:?}, but config.json makes it {wanted:?}"
+            ));
+        }
+        let value = read(&mut files[file], &key, param.leaf().device())?;
+        let write = |target: &mut Tensor| {
+            let value = value.cast(target.dtype())?;
+            match orientation {
+                Orientation::Same => target.write(&value),
+                Orientation::Transposed => target.write(&value.transpose(0, 1)?),
+            }
+        };
+        param.leaf().write_value(write).map_err(|error| error.to_string())?;
+    }
+    if let Some(name) = stored.keys().next() {
+        return Err(format!("'{}' has a tensor '{name}' that GPT-2 has not", folder.display()));
+    }
+    if let (Some((file, key)), Some((wte_file, wte))) = (head, embedding) {
+        let device = gpt.params()[0].leaf().device().clone();
+        let mut head = read(&mut files[file], &key, &device)?;
+        let mut wte = read(&mut files[wte_file], &wte, &device)?;
+        let bytes = |tensor: &mut Tensor| {
+            bytes_mut(tensor).map(|bytes| bytes.to_vec()).map_err(|error| error.to_string())
+        };
+        if head.dims() != wte.dims() || bytes(&mut head)? != bytes(&mut wte)? {
+            return Err(format!(
+                "'{HEAD}' in '{}' differs from the token embedding: a head of its own is not supported here",
+                folder.display()
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn read(file: &mut TensorFile, key: &str, device: &Device) -> std::result::Result<Tensor, Fault> {
+    let (dtype, dims) = file.describe(key)?;
+    let mut tensor = Tensor::empty(device, dtype, dims).map_err(|error| error.to_string())?;
+    file.read(key, 0, bytes_mut(&mut tensor).map_err(|error| error.to_string())?)?;
+    Ok(tensor)
+}
+
+/// `model.safetensors`, or the files that `model.safetensors.index.json` lists.
+fn weight_files(folder: &Path) -> std::result::Result<Vec<PathBuf>, Fault> {
+    let (single, index) =
+        (folder.join("model.safetensors"), folder.join("model.safetensors.index.json"));
+    if single.exists() {
+        return Ok(vec![single]);
+    }
+    if !index.exists() {
+        let bin = folder.join("pytorch_model.bin").exists();
+        let hint =
+            if bin { ": only pytorch_model.bin; save it with safe_serialization=True" } else { "" };
+        return Err(format!("'{}' has no model.safetensors{hint}", folder.display()));
+    }
+    let damaged = |what: String| format!("'{}' is damaged: {what}", index.display());
+    let text = std::fs::read(&index).map_err(|error| damaged(error.to_string()))?;
+    let index: serde_json::Value =
+        serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
+    let map =
+        index["weight_map"].as_object().ok_or_else(|| damaged("it has no weight_map".into()))?;
+    let names: BTreeSet<&str> = map.values().filter_map(|file| file.as_str()).collect();
+    Ok(names.into_iter().map(|name| folder.join(name)).collect())
+}

@@ -1,0 +1,202 @@
+//! Against `transformers` (numbers checked in under tests/hf), there and back, and every refusal.
+
+use super::*;
+use crate::gpt::{Gpt, GptConfig};
+use ferrotron_autograd::no_grad;
+use ferrotron_nn::{Context, Mode, Module, Scope};
+use ferrotron_tensor::{DType, Device, Result, Tensor};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn fixture() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/hf/tiny-gpt2")
+}
+
+fn import(folder: &Path, dtype: DType) -> Result<Gpt> {
+    super::import(folder, &Device::cpu(1)?, dtype)
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    match value {
+        Value::Array(list) => list.iter().flat_map(numbers).collect(),
+        other => vec![other.as_f64().unwrap()],
+    }
+}
+
+fn message<T>(result: Result<T>) -> String {
+    let error = result.err().expect("an error").to_string();
+    assert!(!error.contains('\n'), "{error}");
+    error
+}
+
+#[test]
+fn logits_and_loss_equal_those_of_transformers() -> Result<()> {
+    let text = fs::read_to_string(fixture().join("expected.json")).unwrap();
+    let expected: Value = serde_json::from_str(&text).unwrap();
+    let tokens: Vec<u32> = numbers(&expected["tokens"]).iter().map(|&x| x as u32).collect();
+    let want = numbers(&expected["logits"]);
+    let (batch, length) = (2, tokens.len() / 2);
+    let targets: Vec<i64> = (0..tokens.len())
+        .map(|i| if i % length == length - 1 { -100 } else { i64::from(tokens[i + 1]) })
+        .collect();
+    for folder in [fixture(), fixture().join("hub")] {
+        // In f64 only the expected numbers' own rounding to f32 remains.
+        for (dtype, tolerance) in [(DType::F64, 1e-5), (DType::F32, 2e-5)] {
+            let gpt = import(&folder, dtype)?;
+            let device = gpt.params()[0].leaf().device().clone();
+            let tokens = Tensor::from_slice(&device, &tokens, &[batch, length])?;
+            let targets = Tensor::from_slice(&device, &targets, &[batch, length])?;
+            let ctx = Context::new(0, 0, Mode::Eval, batch, length);
+            let got = no_grad(|| gpt.forward(&ctx, &tokens))?.value().to_f64()?;
+            let gap = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(gap < tolerance && got.len() == want.len(), "{dtype} logits differ by {gap:e}");
+            let loss = no_grad(|| gpt.loss(&ctx, &tokens, &targets))?;
+            let mean = loss.sum.value().item()? / loss.counted as f64;
+            let gap = (mean - expected["loss"].as_f64().unwrap()).abs();
+            assert!(gap < tolerance, "{dtype} loss differs by {gap:e}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn what_goes_out_comes_back_bit_by_bit() -> Result<()> {
+    let dir = tempfile::tempdir().unwrap();
+    // FERROTRON_HF_EXPORT keeps the export, for check_export.py.
+    let kept = std::env::var_os("FERROTRON_HF_EXPORT").map(PathBuf::from);
+    let folder = kept.unwrap_or_else(|| dir.path().join("export"));
+    let gpt = import(&fixture(), DType::F32)?;
+    export(&gpt, &folder)?;
+    let again = import(&folder, DType::F32)?;
+    assert_eq!(gpt.config(), again.config());
+    assert!(is_folder(&folder) && !is_folder(dir.path()));
+    assert!(read_tokenizer(&folder)?.is_none());
+    export_tokenizer(&crate::tokenizer::Tokenizer::Byte, &folder)?;
+    assert!(read_tokenizer(&folder)?.is_none());
+    for (a, b) in gpt.params().iter().zip(again.params()) {
+        assert_eq!(a.leaf().value()?.to_vec::<f32>()?, b.leaf().value()?.to_vec::<f32>()?);
+    }
+    // What transformers wrote and what we wrote hold the same bytes for every tensor.
+    let read = |path: PathBuf| fs::read(path).unwrap();
+    let (theirs, ours) =
+        (read(fixture().join("model.safetensors")), read(folder.join("model.safetensors")));
+    let theirs = safetensors::SafeTensors::deserialize(&theirs).unwrap();
+    let ours = safetensors::SafeTensors::deserialize(&ours).unwrap();
+    assert_eq!(ours.len(), theirs.len());
+    for (name, tensor) in theirs.tensors() {
+        assert_eq!(ours.tensor(&name).unwrap(), tensor, "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_model_in_several_files_and_a_stored_head_are_read() -> Result<()> {
+    let dir = tempfile::tempdir().unwrap();
+    let gpt = import(&fixture(), DType::F32)?;
+    let mut map = serde_json::Map::new();
+    let mut tensors: Vec<(String, Tensor)> = Vec::new();
+    for param in gpt.params() {
+        let (name, orientation) = their_name(param.name()).unwrap();
+        let value = param.leaf().value()?;
+        let value = if orientation == Orientation::Same { value } else { value.transpose(0, 1)? };
+        if name == "wte.weight" {
+            tensors.push((HEAD.to_string(), value.clone()));
+        }
+        tensors.push((name, value));
+    }
+    for (part, tensors) in tensors.chunks(9).enumerate() {
+        let file = format!("model-{part}.safetensors");
+        tensors.iter().for_each(|(name, _)| drop(map.insert(name.clone(), file.clone().into())));
+        crate::tensor_file::write_tensors(&dir.path().join(&file), None, tensors.to_vec()).unwrap();
+    }
+    let index = serde_json::json!({ "weight_map": map });
+    fs::write(dir.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
+    fs::copy(fixture().join("config.json"), dir.path().join("config.json")).unwrap();
+    let again = import(dir.path(), DType::F32)?;
+    for (a, b) in gpt.params().iter().zip(again.params()) {
+        assert_eq!(a.leaf().value()?.to_vec::<f32>()?, b.leaf().value()?.to_vec::<f32>()?);
+    }
+    tensors[0].1 = Tensor::zeros(tensors[0].1.device(), DType::F32, tensors[0].1.dims())?;
+    crate::tensor_file::write_tensors(&dir.path().join("model.safetensors"), None, tensors)
+        .unwrap();
+    assert!(message(import(dir.path(), DType::F32)).contains("a head of its own"));
+    Ok(())
+}
+
+#[test]
+fn other_models_are_refused_by_name() -> Result<()> {
+    let dir = tempfile::tempdir().unwrap();
+    let text = fs::read_to_string(fixture().join("config.json")).unwrap();
+    let refused = |what: &str, other: &str| {
+        assert!(text.contains(what), "{what}");
+        fs::write(dir.path().join("config.json"), text.replace(what, other)).unwrap();
+        message(read_config(dir.path()))
+    };
+    for (what, other, wanted) in [
+        ("\"gpt2\"", "\"llama\"", "model_type 'llama': only gpt2"),
+        ("gelu_new", "silu", "activation_function 'silu': supported are gelu_new, "),
+        ("\"n_embd\": 16", "\"n_embd\": \"wide\"", "has n_embd \"wide\""),
+        ("\"n_head\": 2", "\"n_head\": 3", "num-attention-heads 3 does not divide"),
+        ("inverse_layer_idx\": false", "inverse_layer_idx\": true", "only false is supported"),
+        ("\"add_cross", "add_cross", "is damaged: "),
+    ] {
+        let error = refused(what, other);
+        assert!(error.contains(wanted), "{error}");
+    }
+    assert!(message(read_config(&dir.path().join("none"))).contains("config.json' cannot be read"));
+
+    let llama = Gpt::new(
+        &Scope::new(&Device::cpu(1)?, DType::F32, 1),
+        &GptConfig::llama(13, 1, 8, 2, 1, 8),
+    )?;
+    let error = message(export(&llama, &dir.path().join("out")));
+    assert!(
+        error.ends_with(
+            "has no rotary positions, no RMSNorm, no SwiGLU, no grouped-query attention, no layers without biases, no untied head"
+        ),
+        "{error}"
+    );
+    assert!(!dir.path().join("out").exists());
+    Ok(())
+}
+
+#[test]
+fn malformed_files_are_named() -> Result<()> {
+    let dir = tempfile::tempdir().unwrap();
+    fs::copy(fixture().join("config.json"), dir.path().join("config.json")).unwrap();
+    let path = dir.path().join("model.safetensors");
+    let imported = || message(import(dir.path(), DType::F32));
+    assert!(imported().contains("has no model.safetensors"));
+    fs::write(dir.path().join("pytorch_model.bin"), "").unwrap();
+    assert!(imported().contains("safe_serialization"));
+    let bytes = fs::read(fixture().join("model.safetensors")).unwrap();
+    let mut garbled = bytes.clone();
+    garbled[20] = b'"';
+    for (broken, wanted) in [
+        (&bytes[..5], "5 bytes are too few"),
+        (&bytes[..100], "its header should have"),
+        (&bytes[..bytes.len() - 1], "is truncated or has surplus bytes"),
+        (&garbled[..], "its header is unreadable"),
+        (&[0xFF; 64][..], "its header should have"),
+    ] {
+        fs::write(&path, broken).unwrap();
+        let error = imported();
+        assert!(error.contains(wanted) && error.contains("model.safetensors'"), "{error}");
+    }
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header = std::str::from_utf8(&bytes[8..8 + length]).unwrap();
+    for (what, other, wanted) in [
+        ("h.0.ln_1.weight", "h.0.ln_9.weight", "has no tensor 'h.0.ln_1.weight'"),
+        ("[16,48]", "[48,16]", "is [48, 16], but config.json makes it [16, 48]"),
+        ("\"F32\",\"shape\":[40,16]", "\"I32\",\"shape\":[40,16]", "has dtype I32"),
+    ] {
+        let mut broken = bytes.clone();
+        assert!(header.contains(what), "{header}");
+        broken[8..8 + length].copy_from_slice(header.replace(what, other).as_bytes());
+        fs::write(&path, broken).unwrap();
+        let error = imported();
+        assert!(error.contains(wanted), "{error}");
+    }
+    Ok(())
+}

@@ -1,0 +1,255 @@
+//! Safetensors files, written and read as streams: no tensor is ever held twice.
+//!
+//! The format (<https://github.com/huggingface/safetensors>): 8 bytes with the length n of the header,
+//! n bytes of JSON that give each tensor's dtype, shape and byte range, then the bytes, little-endian
+//! and row-major. The header is the `safetensors` crate's, what follows is ours.
+//!
+//! Functions here fail with a [`Fault`]; callers add what to do about it.
+
+use ferrotron_tensor::{DType, Tensor, dispatch_any};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// One line that names a file and what is wrong with it.
+pub(crate) type Fault = String;
+
+/// The size and the checksum that a file should have.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FileRecord {
+    pub bytes: u64,
+    /// CRC-32 of all bytes, as Python's `zlib.crc32`.
+    pub crc32: u32,
+}
+
+impl FileRecord {
+    /// Errors unless the file at `path` has this size and this checksum.
+    pub fn verify(&self, path: &Path) -> Result<(), Fault> {
+        let bytes = path.metadata().map_err(|error| cannot("read", path, &error))?.len();
+        if bytes < self.bytes {
+            let path = path.display();
+            return Err(format!("'{path}' is truncated: {bytes} of {} bytes", self.bytes));
+        }
+        let found = checksum(path)?;
+        if found != *self {
+            return Err(format!(
+                "'{}' is damaged: checksum {:08x} over {} bytes, not {:08x} over {}",
+                path.display(),
+                found.crc32,
+                found.bytes,
+                self.crc32,
+                self.bytes
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// How many bytes pass through at a time: they stay in the cache between checksum and copy.
+const CHUNK: usize = 256 << 10;
+
+fn checksum(path: &Path) -> Result<FileRecord, Fault> {
+    let mut file = File::open(path).map_err(|error| cannot("read", path, &error))?;
+    let (mut hasher, mut bytes, mut chunk) = (crc32fast::Hasher::new(), 0, vec![0; CHUNK]);
+    loop {
+        match file.read(&mut chunk).map_err(|error| cannot("read", path, &error))? {
+            0 => return Ok(FileRecord { bytes, crc32: hasher.finalize() }),
+            n => {
+                hasher.update(&chunk[..n]);
+                bytes += n as u64;
+            }
+        }
+    }
+}
+
+pub(crate) fn cannot(verb: &str, path: &Path, error: &std::io::Error) -> Fault {
+    format!("cannot {verb} '{}': {error}", path.display())
+}
+
+/// Writes `contents` to a new file and waits until the disk has them.
+pub(crate) fn write_bytes(path: &Path, contents: &[u8]) -> Result<FileRecord, Fault> {
+    write_chunks(path, |writer| writer.put(contents))
+}
+
+/// Writes tensors (views are made dense one by one) and a line of metadata to a new safetensors file,
+/// and waits until the disk has it.
+pub(crate) fn write_tensors(
+    path: &Path,
+    metadata: Option<(&str, &str)>,
+    mut tensors: Vec<(String, Tensor)>,
+) -> Result<FileRecord, Fault> {
+    // Wide types first, so that every tensor is aligned; the order of the names makes files equal.
+    tensors.sort_by(|(a, x), (b, y)| y.dtype().size().cmp(&x.dtype().size()).then(a.cmp(b)));
+    let mut end = 0;
+    let infos = tensors.iter().map(|(name, tensor)| {
+        let start = end;
+        end += tensor.numel() * tensor.dtype().size();
+        let (dtype, shape) = (file_dtype(tensor.dtype()), tensor.dims().to_vec());
+        (name.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
+    });
+    let metadata = metadata.map(|(key, value)| [(key.to_string(), value.to_string())].into());
+    let header = Metadata::new(metadata, infos.collect())
+        .map_err(|error| error.to_string())
+        .and_then(|header| serde_json::to_string(&header).map_err(|error| error.to_string()))
+        .map_err(|error| format!("cannot describe '{}': {error}", path.display()))?;
+    let padded = header.len().next_multiple_of(8); // the bytes that follow are aligned
+    write_chunks(path, |writer| {
+        writer.put(&(padded as u64).to_le_bytes())?;
+        writer.put(format!("{header:padded$}").as_bytes())?;
+        for (_, tensor) in tensors {
+            let dense = tensor.contiguous().map_err(std::io::Error::other)?;
+            writer.put(bytes(&dense).map_err(std::io::Error::other)?)?;
+        }
+        Ok(())
+    })
+}
+
+struct ChecksumWriter {
+    file: File,
+    hasher: crc32fast::Hasher,
+    bytes: u64,
+}
+
+impl ChecksumWriter {
+    fn put(&mut self, data: &[u8]) -> std::io::Result<()> {
+        for chunk in data.chunks(CHUNK) {
+            self.hasher.update(chunk);
+            self.file.write_all(chunk)?;
+        }
+        self.bytes += data.len() as u64;
+        Ok(())
+    }
+}
+
+fn write_chunks(
+    path: &Path,
+    write: impl FnOnce(&mut ChecksumWriter) -> std::io::Result<()>,
+) -> Result<FileRecord, Fault> {
+    let write = || {
+        let file = File::create(path)?;
+        let mut writer = ChecksumWriter { file, hasher: crc32fast::Hasher::new(), bytes: 0 };
+        write(&mut writer)?;
+        writer.file.sync_all()?;
+        Ok(FileRecord { bytes: writer.bytes, crc32: writer.hasher.finalize() })
+    };
+    write().map_err(|error| cannot("write", path, &error))
+}
+
+/// The bytes of a contiguous tensor.
+fn bytes(tensor: &Tensor) -> ferrotron_tensor::Result<&[u8]> {
+    dispatch_any!(tensor.dtype(), T => Ok(bytemuck::cast_slice(tensor.as_slice::<T>()?)))
+}
+
+/// The bytes of a unique, contiguous tensor, to be written.
+pub(crate) fn bytes_mut(tensor: &mut Tensor) -> ferrotron_tensor::Result<&mut [u8]> {
+    dispatch_any!(tensor.dtype(), T => Ok(bytemuck::cast_slice_mut(tensor.as_mut_slice::<T>()?)))
+}
+
+const DTYPES: [(DType, Dtype); 7] = [
+    (DType::F64, Dtype::F64),
+    (DType::F32, Dtype::F32),
+    (DType::BF16, Dtype::BF16),
+    (DType::F16, Dtype::F16),
+    (DType::U8, Dtype::U8),
+    (DType::U32, Dtype::U32),
+    (DType::I64, Dtype::I64),
+];
+
+fn file_dtype(dtype: DType) -> Dtype {
+    DTYPES.iter().find(|(ours, _)| *ours == dtype).expect("the table lists every dtype").1
+}
+
+/// A safetensors file, open for reading.
+pub(crate) struct TensorFile {
+    path: PathBuf,
+    header: Metadata,
+    reader: BufReader<File>,
+    /// Where the tensors' bytes begin, and where the next byte comes from.
+    start: u64,
+    position: u64,
+}
+
+/// The header may take this much: the limit of the `safetensors` crate.
+const MAX_HEADER: u64 = 100_000_000;
+
+impl TensorFile {
+    /// Reads the header.
+    ///
+    /// Errors if it is no safetensors file or not as long as the header says.
+    pub fn open(path: &Path) -> Result<TensorFile, Fault> {
+        let io = |error| cannot("read", path, &error);
+        let refuse =
+            |what: String| format!("'{}' is not a valid safetensors file: {what}", path.display());
+        let mut file = File::open(path).map_err(io)?;
+        let size = file.metadata().map_err(io)?.len();
+        let mut length = [0; 8];
+        if size < 8 {
+            return Err(refuse(format!("{size} bytes are too few for a header")));
+        }
+        file.read_exact(&mut length).map_err(io)?;
+        let length = u64::from_le_bytes(length);
+        if length > MAX_HEADER || length > size - 8 {
+            return Err(refuse(format!(
+                "its header should have {length} bytes, but {} follow",
+                size - 8
+            )));
+        }
+        let mut header = vec![0; length as usize];
+        file.read_exact(&mut header).map_err(io)?;
+        let header: Metadata = serde_json::from_slice(&header)
+            .map_err(|error| refuse(format!("its header is unreadable ({error})")))?;
+        let (start, data) = (8 + length, header.data_len() as u64);
+        if size - start != data {
+            return Err(refuse(format!(
+                "it is truncated or has surplus bytes ({} bytes of tensors, its header says {data})",
+                size - start
+            )));
+        }
+        let reader = BufReader::with_capacity(CHUNK, file);
+        Ok(TensorFile { path: path.to_path_buf(), header, reader, start, position: start })
+    }
+
+    /// The names of all tensors, sorted.
+    pub fn names(&self) -> Vec<String> {
+        let mut names = self.header.offset_keys();
+        names.sort_unstable();
+        names
+    }
+
+    /// Dtype and dims of a tensor.
+    ///
+    /// Errors if there is none of this name or its dtype is unknown here.
+    pub fn describe(&self, name: &str) -> Result<(DType, &[usize]), Fault> {
+        let info = self
+            .header
+            .info(name)
+            .ok_or_else(|| format!("'{}' has no tensor '{name}'", self.path.display()))?;
+        let (dtype, _) =
+            DTYPES.iter().find(|(_, theirs)| *theirs == info.dtype).ok_or_else(|| {
+                format!("'{name}' in '{}' has dtype {:?}", self.path.display(), info.dtype)
+            })?;
+        Ok((*dtype, &info.shape))
+    }
+
+    /// Fills `target` with the bytes of a tensor from byte `offset` on.
+    pub fn read(&mut self, name: &str, offset: usize, target: &mut [u8]) -> Result<(), Fault> {
+        let (first, end) = match self.header.info(name) {
+            Some(info) => info.data_offsets,
+            None => return Err(format!("'{}' has no tensor '{name}'", self.path.display())),
+        };
+        if offset + target.len() > end - first {
+            return Err(format!("'{name}' in '{}' is too short", self.path.display()));
+        }
+        let from = self.start + (first + offset) as u64;
+        let mut read = |reader: &mut BufReader<File>| {
+            reader.seek_relative(from.wrapping_sub(self.position) as i64)?;
+            reader.read_exact(target)
+        };
+        read(&mut self.reader).map_err(|error| cannot("read", &self.path, &error))?;
+        self.position = from + target.len() as u64;
+        Ok(())
+    }
+}
