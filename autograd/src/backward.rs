@@ -90,9 +90,9 @@ impl Grads<'_> {
     }
 
     /// Hands over the gradient of operand `i`. It may have the dims that the operand was broadcast to:
-    /// it is summed back. Ignored if nobody wants it.
+    /// it is summed back. Ignored if nobody wants it, or if this optional operand was not given.
     pub fn give(&mut self, i: usize, gradient: Tensor) -> Result<()> {
-        let (Some(source), slot) = &self.node.inputs[i] else { return Ok(()) };
+        let Some((Some(source), slot)) = self.node.inputs.get(i) else { return Ok(()) };
         let gradient = sum_to(&gradient, &slot.dims)?;
         match source {
             Source::Leaf(leaf) => leaf.give(gradient),
@@ -125,7 +125,7 @@ impl Grads<'_> {
         i: usize,
         write: impl FnOnce(&mut Tensor, Accum) -> Result<()>,
     ) -> Result<()> {
-        let (Some(source), slot) = &self.node.inputs[i] else { return Ok(()) };
+        let Some((Some(source), slot)) = self.node.inputs.get(i) else { return Ok(()) };
         match source {
             Source::Leaf(leaf) => leaf.accumulate(write),
             Source::Node(node, output) => {
@@ -148,8 +148,8 @@ impl Grads<'_> {
         i: usize,
         write: impl FnOnce(&mut Tensor, Accum) -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        match (&self.node.inputs[i].0, self.mode) {
-            (Some(Source::Leaf(leaf)), WeightGrads::Deferred) => {
+        match (self.node.inputs.get(i), self.mode) {
+            (Some((Some(Source::Leaf(leaf)), _)), WeightGrads::Deferred) => {
                 self.deferred.push(leaf.clone(), Box::new(write));
                 Ok(())
             }
