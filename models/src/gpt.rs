@@ -152,9 +152,9 @@ impl Gpt {
 
     /// The summed cross-entropy of tokens (B, T) against targets (B, T), negative ones ignored.
     pub fn loss(&self, ctx: &Context, tokens: &Tensor, targets: &Tensor) -> Result<Loss> {
-        self.forward(ctx, tokens)?
-            .cross_entropy(targets, &CrossEntropyConfig::default())
-            .at("lm_head")
+        let x = self.hidden(ctx, tokens, None)?; // (B, T, C)
+        let (head, config) = (self.head()?, CrossEntropyConfig::default());
+        x.linear_cross_entropy(&head, targets, &config, MAX_LOGITS_BYTES).at("lm_head")
     }
 
     /// The logits (B, V) of the position after `tokens` (B, T), which follow those in the caches.

@@ -11,7 +11,7 @@
 use super::cross_entropy::{CrossEntropyConfig, Targets};
 use super::matmul::{Accum, matmul_into};
 use crate::tensor::{check_device, check_pair};
-use crate::{DType, Element, Error, Result, Scalar, Tensor, dispatch_float};
+use crate::{Element, Error, Result, Scalar, Tensor, dispatch_float};
 
 /// The loss, and what its gradient needs.
 #[derive(Debug)]

@@ -1,0 +1,172 @@
+//! How long a training step takes: random tokens, the whole step (forward, backward, clip, optimizer).
+
+use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
+use ferrotron_nn::{OptimizerConfig, Scope};
+use ferrotron_tensor::{DType, Device, Place, RandomKey, Result, Tensor};
+use serde::Serialize;
+use std::time::Instant;
+
+use crate::batch_size::{BatchSize, BatchSizeConfig};
+use crate::data::{Sampler, TokenSource};
+use crate::gpt::GptConfig;
+use crate::trainer::{Trainer, TrainerConfig};
+
+/// What to time.
+#[derive(Debug, Clone)]
+pub struct BenchConfig {
+    /// The model.
+    pub model: GptConfig,
+    /// Samples per step.
+    pub micro_batch_size: usize,
+    /// Tokens per sample.
+    pub seq_length: usize,
+    /// Timed steps.
+    pub steps: usize,
+    /// Steps before those.
+    pub warmup: usize,
+    /// Type of weights and activations.
+    pub dtype: DType,
+    /// Threads that compute.
+    pub threads: usize,
+}
+
+/// What was measured.
+#[derive(Debug, Clone, Serialize)]
+pub struct BenchReport {
+    /// Number of parameters.
+    pub params: u64,
+    /// Samples per step.
+    pub micro_batch_size: usize,
+    /// Tokens per sample.
+    pub seq_length: usize,
+    /// Threads that computed.
+    pub threads: usize,
+    /// Median duration of a step.
+    pub s_per_step: f64,
+    /// Tokens per second at the median.
+    pub tokens_per_s: f64,
+    /// 10^9 floating-point operations per second at the median, by [`GptConfig::flops`].
+    pub gflops: f64,
+    /// Seconds that the step's matrix products alone take.
+    pub gemm_floor_s: f64,
+    /// Most resident memory of the process.
+    pub peak_rss_mb: u64,
+    /// Most bytes of the pool in use at once.
+    pub peak_pool_mb: u64,
+    /// Bytes of the pool in use after the last step.
+    pub pool_bytes: usize,
+    /// Loss of the last step.
+    pub last_loss: f64,
+}
+
+/// Times training steps.
+pub fn bench(config: &BenchConfig) -> Result<BenchReport> {
+    let device = Device::cpu(config.threads)?;
+    let scope = Scope::new(&device, config.dtype, 0);
+    let batch_size = BatchSize::new(BatchSizeConfig {
+        micro_batch_size: config.micro_batch_size,
+        data_parallel_size: 1,
+        global_batch_size: None,
+        rampup: None,
+    })?;
+    let trainer = TrainerConfig {
+        seed: 0,
+        optimizer: OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+        schedule: Schedule::new(ScheduleConfig { max_lr: 6e-4, ..ScheduleConfig::default() })?,
+        clip_grad: 1.0,
+        batch_size,
+    };
+    let model = GptConfig { max_position_embeddings: config.seq_length, ..config.model.clone() };
+    let mut trainer = Trainer::new(&scope, &model, trainer)?;
+    let sampler = Sampler::new(random_tokens(config)?, config.seq_length, 0)?;
+
+    let mut seconds = Vec::new();
+    let mut last_loss = f64::NAN;
+    for step in 0..config.warmup + config.steps {
+        let report = trainer.step(&sampler)?;
+        last_loss = report.loss;
+        if step >= config.warmup {
+            seconds.push(report.seconds);
+        }
+    }
+    let memory = device.memory();
+    drop(trainer);
+    let s_per_step = median(&mut seconds);
+    let tokens = (config.micro_batch_size * config.seq_length) as u64;
+    Ok(BenchReport {
+        params: model.num_parameters(),
+        micro_batch_size: config.micro_batch_size,
+        seq_length: config.seq_length,
+        threads: config.threads,
+        s_per_step,
+        tokens_per_s: tokens as f64 / s_per_step,
+        gflops: model.flops(tokens, config.seq_length) / s_per_step / 1e9,
+        gemm_floor_s: gemm_floor(config)?,
+        peak_rss_mb: peak_rss_bytes() >> 20,
+        peak_pool_mb: (memory.peak >> 20) as u64,
+        pool_bytes: memory.current,
+        last_loss,
+    })
+}
+
+/// Uniform tokens, enough for every step to see others.
+fn random_tokens(config: &BenchConfig) -> Result<TokenSource> {
+    let key = RandomKey::new(0, 0, "bench tokens");
+    let count = (config.micro_batch_size * (config.seq_length + 1) * (config.steps + config.warmup)).max(4096);
+    let vocab = config.model.vocab_size;
+    let tokens = (0..count as u64).map(|i| (key.uniform(i) * vocab as f64) as u32).collect();
+    TokenSource::from_tokens(tokens, vocab)
+}
+
+/// Times the matrix products of a step alone: y = x W^T, dx = dy W and dW = dy^T x of every linear
+/// layer, without attention.
+fn gemm_floor(config: &BenchConfig) -> Result<f64> {
+    use ferrotron_tensor::ops::matmul::{Accum, matmul_into};
+    use ferrotron_tensor::ops::random::uniform;
+    let device = Device::cpu(config.threads)?;
+    let model = &config.model;
+    let heads = (model.num_attention_heads + 2 * model.num_query_groups) * model.kv_channels;
+    let fc = if model.activation == crate::gpt::ActivationKind::Swiglu { 2 } else { 1 } * model.ffn_hidden_size;
+    let shapes = [
+        (model.hidden_size, heads, model.num_layers),
+        (model.num_attention_heads * model.kv_channels, model.hidden_size, model.num_layers),
+        (model.hidden_size, fc, model.num_layers),
+        (model.ffn_hidden_size, model.hidden_size, model.num_layers),
+        (model.hidden_size, model.vocab_size, 1),
+    ];
+    let rows = config.micro_batch_size * config.seq_length;
+    let mut total = 0.0;
+    for (inputs, outputs, count) in shapes {
+        let random = |dims: [usize; 2]| {
+            uniform(&device, config.dtype, &Place::whole(&dims), &RandomKey::new(0, 0, "floor"), -1.0, 1.0)
+        };
+        let (mut x, mut w, mut y) = (random([rows, inputs])?, random([outputs, inputs])?, random([rows, outputs])?);
+        let mut seconds = Vec::new();
+        for _ in 0..3 {
+            let started = Instant::now();
+            device.run(|| {
+                matmul_into(&mut y, Accum::Replace, &x, &w.transpose(0, 1)?)?;
+                matmul_into(&mut x, Accum::Replace, &y, &w)?;
+                matmul_into(&mut w, Accum::Replace, &y.transpose(0, 1)?, &x)
+            })?;
+            seconds.push(started.elapsed().as_secs_f64());
+            y = Tensor::full(&device, config.dtype, &[rows, outputs], 1e-3)?;
+            x = random([rows, inputs])?;
+        }
+        total += median(&mut seconds) * count as f64;
+    }
+    Ok(total)
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Most resident memory of this process so far, from the kernel's own count; 0 where there is none.
+pub fn peak_rss_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok());
+    kilobytes.unwrap_or(0) * 1024
+}
