@@ -1,9 +1,55 @@
 //! Gradients of reductions: the cotangent is spread back over the dims that were reduced.
 
+use ferrotron_tensor::ops::pointwise::{Comparison, compare};
 use ferrotron_tensor::ops::reduce::{self, KeepDims};
-use ferrotron_tensor::{Result, Tensor};
+use ferrotron_tensor::{Category, Result, Tensor};
 
-use crate::{Grads, Saved, Var};
+use crate::{Backward, Cotangents, Grads, Saved, Var};
+
+/// Keeps the operand and the value, with the reduced dim as size 1.
+struct MaxBackward {
+    x: Saved,
+    kept: Tensor,
+    dim: isize,
+}
+
+impl Backward for MaxBackward {
+    fn name(&self) -> &'static str {
+        "max"
+    }
+
+    fn saved(&self) -> Vec<&Tensor> {
+        self.x.held().into_iter().chain([&self.kept]).collect()
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        let x = self.x.value()?;
+        let hit = compare(Comparison::Eq, &x, &self.kept)?.cast(x.dtype())?;
+        let share = hit.div(&reduce::sum(&hit, &[self.dim], KeepDims::Keep)?)?;
+        dx.give(0, share.mul(&dy.single()?.reshape(self.kept.dims())?)?)
+    }
+}
+
+/// Keeps the operand and the value, with the reduced dims as size 1.
+struct LogSumExpBackward {
+    x: Saved,
+    kept: Tensor,
+}
+
+impl Backward for LogSumExpBackward {
+    fn name(&self) -> &'static str {
+        "log_sum_exp"
+    }
+
+    fn saved(&self) -> Vec<&Tensor> {
+        self.x.held().into_iter().chain([&self.kept]).collect()
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        let softmax = self.x.value()?.sub(&self.kept)?.exp()?;
+        dx.give(0, softmax.mul(&dy.single()?.reshape(self.kept.dims())?)?)
+    }
+}
 
 impl Var {
     /// Sum over `dims`.
@@ -35,19 +81,9 @@ impl Var {
     pub fn max(&self, dim: isize, keep: KeepDims) -> Result<Var> {
         let kept = reduce::max(self.value(), &[dim], KeepDims::Keep)?;
         let value = dropped(&kept, self, &[dim], keep)?;
-        let x = self.save();
         Var::record(&[self], value, || {
-            move |dy: Tensor, dx: &mut Grads| {
-                let x = x.value()?;
-                let hit = ferrotron_tensor::ops::pointwise::compare(
-                    ferrotron_tensor::ops::pointwise::Comparison::Eq,
-                    &x,
-                    &kept,
-                )?
-                .cast(x.dtype())?;
-                let share = hit.div(&reduce::sum(&hit, &[dim], KeepDims::Keep)?)?;
-                dx.give(0, share.mul(&dy.reshape(kept.dims())?)?)
-            }
+            kept.set_category(Category::Saved);
+            MaxBackward { x: self.save(), kept, dim }
         })
     }
 
@@ -55,12 +91,9 @@ impl Var {
     pub fn log_sum_exp(&self, dims: &[isize], keep: KeepDims) -> Result<Var> {
         let kept = reduce::log_sum_exp(self.value(), dims, KeepDims::Keep)?;
         let value = dropped(&kept, self, dims, keep)?;
-        let x: Saved = self.save();
         Var::record(&[self], value, || {
-            move |dy: Tensor, dx: &mut Grads| {
-                let softmax = x.value()?.sub(&kept)?.exp()?;
-                dx.give(0, softmax.mul(&dy.reshape(kept.dims())?)?)
-            }
+            kept.set_category(Category::Saved);
+            LogSumExpBackward { x: self.save(), kept }
         })
     }
 
