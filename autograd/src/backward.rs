@@ -149,7 +149,7 @@ impl Grads<'_> {
         write: impl FnOnce(&mut Tensor, Accum) -> Result<()> + Send + 'static,
     ) -> Result<()> {
         match (self.node.inputs.get(i), self.mode) {
-            (Some((Some(Source::Leaf(leaf)), _)), WeightGrads::Deferred) => {
+            (Some((Some(Source::Leaf(leaf)), _)), WeightGrads::Deferred) if !leaf.stands_in() => {
                 self.deferred.push(leaf.clone(), Box::new(write));
                 Ok(())
             }
