@@ -4,8 +4,11 @@
 
 mod coverage;
 mod dtypes;
+mod engine;
 mod gradients;
 mod inputs;
+mod leaves;
 mod regions;
+mod saved;
 mod table;
 mod threads;
