@@ -52,6 +52,19 @@ impl<F: FnOnce(Tensor, &mut Grads) -> Result<()> + Send + 'static> Backward for 
     }
 }
 
+/// A closure under the name of its operation, for those that keep no tensor.
+pub(crate) struct Named<F>(pub(crate) &'static str, pub(crate) F);
+
+impl<F: FnOnce(Tensor, &mut Grads) -> Result<()> + Send + 'static> Backward for Named<F> {
+    fn name(&self) -> &'static str {
+        self.0
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        self.1(dy.single()?, dx)
+    }
+}
+
 /// The gradients of an operation's results; those of results that nobody used are missing.
 pub struct Cotangents(pub(crate) Vec<Option<Tensor>>);
 

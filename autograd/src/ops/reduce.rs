@@ -4,6 +4,7 @@ use ferrotron_tensor::ops::pointwise::{Comparison, compare};
 use ferrotron_tensor::ops::reduce::{self, KeepDims};
 use ferrotron_tensor::{Category, Result, Tensor};
 
+use crate::backward::Named;
 use crate::{Backward, Cotangents, Grads, Saved, Var};
 
 /// Keeps the operand and the value, with the reduced dim as size 1.
@@ -54,21 +55,21 @@ impl Backward for LogSumExpBackward {
 impl Var {
     /// Sum over `dims`.
     pub fn sum(&self, dims: &[isize], keep: KeepDims) -> Result<Var> {
-        self.spread(reduce::sum(self.value(), dims, keep)?, dims, 1.0)
+        self.spread("sum", reduce::sum(self.value(), dims, keep)?, dims, 1.0)
     }
 
     /// Mean over `dims`.
     pub fn mean(&self, dims: &[isize], keep: KeepDims) -> Result<Var> {
         let value = reduce::mean(self.value(), dims, keep)?;
         let count = self.value().numel() as f64 / value.numel().max(1) as f64;
-        self.spread(value, dims, 1.0 / count)
+        self.spread("mean", value, dims, 1.0 / count)
     }
 
     /// Sum of all elements, a scalar.
     pub fn sum_all(&self) -> Result<Var> {
         let dims = self.dims().to_vec();
         Var::record(&[self], reduce::sum_all(self.value())?, || {
-            move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.broadcast_to(&dims)?)
+            Named("sum_all", move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.broadcast_to(&dims)?))
         })
     }
 
@@ -98,14 +99,20 @@ impl Var {
     }
 
     /// The reduction `value` of this variable, whose gradient is `factor` times the cotangent.
-    fn spread(&self, value: Tensor, dims: &[isize], factor: f64) -> Result<Var> {
+    fn spread(
+        &self,
+        name: &'static str,
+        value: Tensor,
+        dims: &[isize],
+        factor: f64,
+    ) -> Result<Var> {
         let full = self.dims().to_vec();
         let kept = kept_dims(self, dims);
         Var::record(&[self], value, || {
-            move |dy: Tensor, dx: &mut Grads| {
+            Named(name, move |dy: Tensor, dx: &mut Grads| {
                 let dy = if factor == 1.0 { dy } else { dy.mul_scalar(factor)? };
                 dx.give(0, dy.reshape(&kept)?.broadcast_to(&full)?)
-            }
+            })
         })
     }
 }

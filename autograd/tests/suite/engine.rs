@@ -76,7 +76,7 @@ fn a_second_walk_is_an_error_that_says_what_to_do() -> Result<()> {
     y.backward()?;
     assert_eq!(
         message(y.backward()),
-        "backward: the graph through closure was walked before; its saved values are gone. Run forward again"
+        "backward: the graph through sum_all was walked before; its saved values are gone. Run forward again"
     );
     let shared = x.var()?.exp()?;
     shared.square()?.sum_all()?.backward()?;
