@@ -30,7 +30,11 @@ impl Dropout {
         if ctx.mode == Mode::Eval || self.p == 0.0 {
             return Ok(x.clone());
         }
-        let place = ctx.place(&x.dims()[2..]).at(&self.path)?;
+        let Some(features) = x.dims().get(2..) else {
+            let message = format!("needs (batch, sequence, ..), got {:?}", x.dims());
+            return Err(Error::shape("dropout", message).at(&self.path));
+        };
+        let place = ctx.place(features).at(&self.path)?;
         x.dropout(self.p, &ctx.key(&self.path), &place).at(&self.path)
     }
 
