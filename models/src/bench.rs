@@ -112,7 +112,9 @@ pub fn bench(config: &BenchConfig) -> Result<BenchReport> {
 /// Uniform tokens, enough for every step to see others.
 fn random_tokens(config: &BenchConfig) -> Result<TokenSource> {
     let key = RandomKey::new(0, 0, "bench tokens");
-    let count = (config.micro_batch_size * (config.seq_length + 1) * (config.steps + config.warmup)).max(4096);
+    let count =
+        (config.micro_batch_size * (config.seq_length + 1) * (config.steps + config.warmup))
+            .max(4096);
     let vocab = config.model.vocab_size;
     let tokens = (0..count as u64).map(|i| (key.uniform(i) * vocab as f64) as u32).collect();
     TokenSource::from_tokens(tokens, vocab)
@@ -126,7 +128,8 @@ fn gemm_floor(config: &BenchConfig) -> Result<f64> {
     let device = Device::cpu(config.threads)?;
     let model = &config.model;
     let heads = (model.num_attention_heads + 2 * model.num_query_groups) * model.kv_channels;
-    let fc = if model.activation == crate::gpt::ActivationKind::Swiglu { 2 } else { 1 } * model.ffn_hidden_size;
+    let fc = if model.activation == crate::gpt::ActivationKind::Swiglu { 2 } else { 1 }
+        * model.ffn_hidden_size;
     let shapes = [
         (model.hidden_size, heads, model.num_layers),
         (model.num_attention_heads * model.kv_channels, model.hidden_size, model.num_layers),
@@ -138,9 +141,17 @@ fn gemm_floor(config: &BenchConfig) -> Result<f64> {
     let mut total = 0.0;
     for (inputs, outputs, count) in shapes {
         let random = |dims: [usize; 2]| {
-            uniform(&device, config.dtype, &Place::whole(&dims), &RandomKey::new(0, 0, "floor"), -1.0, 1.0)
+            uniform(
+                &device,
+                config.dtype,
+                &Place::whole(&dims),
+                &RandomKey::new(0, 0, "floor"),
+                -1.0,
+                1.0,
+            )
         };
-        let (mut x, mut w, mut y) = (random([rows, inputs])?, random([outputs, inputs])?, random([rows, outputs])?);
+        let (mut x, mut w, mut y) =
+            (random([rows, inputs])?, random([outputs, inputs])?, random([rows, outputs])?);
         let mut seconds = Vec::new();
         for _ in 0..3 {
             let started = Instant::now();
@@ -167,6 +178,7 @@ fn median(values: &mut [f64]) -> f64 {
 pub fn peak_rss_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok());
+    let kilobytes =
+        line.and_then(|line| line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok());
     kilobytes.unwrap_or(0) * 1024
 }

@@ -2,7 +2,8 @@
 
 use ferrotron_nn::schedule::Schedule;
 use ferrotron_nn::{
-    Context, Mode, Module, Optimizer, OptimizerConfig, ParamBuffers, Scope, StepConfig, clip_coefficient,
+    Context, Mode, Module, Optimizer, OptimizerConfig, ParamBuffers, Scope, StepConfig,
+    clip_coefficient,
 };
 use ferrotron_tensor::{Device, Error, Result, Tensor};
 use std::time::Instant;
@@ -72,7 +73,19 @@ impl Trainer {
     pub fn with_model(scope: &Scope, gpt: Gpt, config: TrainerConfig) -> Result<Trainer> {
         let buffers = ParamBuffers::new(&gpt.params())?;
         let optimizer = Optimizer::new(config.optimizer, &buffers)?;
-        Ok(Trainer { config, scope: scope.clone(), gpt, buffers, optimizer, progress: Progress::default() })
+        Ok(Trainer {
+            config,
+            scope: scope.clone(),
+            gpt,
+            buffers,
+            optimizer,
+            progress: Progress::default(),
+        })
+    }
+
+    /// What it was made with.
+    pub fn config(&self) -> &TrainerConfig {
+        &self.config
     }
 
     /// The model.
@@ -133,7 +146,13 @@ impl Trainer {
         let counted: u64 = batches.iter().map(Batch::counted).sum();
 
         self.buffers.zero_gradients();
-        let pass = Context::new(self.config.seed, self.progress.step, Mode::Train, global, sampler.seq_length());
+        let pass = Context::new(
+            self.config.seed,
+            self.progress.step,
+            Mode::Train,
+            global,
+            sampler.seq_length(),
+        );
         let mut loss = 0.0;
         for batch in &batches {
             let ctx = pass.clone().micro_batch((batch.first_sample - consumed) as usize, micro);
@@ -160,14 +179,21 @@ impl Trainer {
 
     fn not_finite(&self, loss: f64, grad_norm: f64) -> Result<Error> {
         let culprit = self.buffers.first_non_finite()?;
-        let culprit = culprit.map_or("every parameter is finite".into(), |name| format!("first offender: {name}"));
+        let culprit = culprit
+            .map_or("every parameter is finite".into(), |name| format!("first offender: {name}"));
         let step = self.progress.step + 1;
-        Ok(Error::value("train", format!("step {step}: loss {loss}, gradient norm {grad_norm}; {culprit}")))
+        Ok(Error::value(
+            "train",
+            format!("step {step}: loss {loss}, gradient norm {grad_norm}; {culprit}"),
+        ))
     }
 }
 
 /// The tensors of a batch: inputs (B, T) and targets (B, T).
 pub fn batch_tensors(device: &Device, batch: &Batch) -> Result<(Tensor, Tensor)> {
     let dims = [batch.micro_batch, batch.seq_length];
-    Ok((Tensor::from_slice(device, &batch.inputs, &dims)?, Tensor::from_slice(device, &batch.targets, &dims)?))
+    Ok((
+        Tensor::from_slice(device, &batch.inputs, &dims)?,
+        Tensor::from_slice(device, &batch.targets, &dims)?,
+    ))
 }

@@ -20,14 +20,17 @@ mod kernel;
 mod pack;
 mod plan;
 mod portable;
+mod problem;
+mod side;
 #[cfg(test)]
 mod tests;
+mod tile;
 mod vector;
 mod workspace;
 
 use crate::{DType, Element, Scalar};
-use drive::{Bias, Operand, Problem, Target};
 use kernel::{Compute, Level};
+use problem::{Bias, Operand, Problem, Target};
 
 /// What happens to the values that a destination holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -54,38 +54,37 @@ unsafe fn put<V: Vector>(strip: &Strip<V::Scalar>, vector: V, step: usize, lane:
     }
 }
 
-/// The lanes of a step lie together: copy them.
+/// The lanes of a step lie together: copy them, a panel at a time.
 #[inline(always)]
 unsafe fn copy_rows<V: Vector, S: Element<Acc = V::Scalar>>(strip: &Strip<V::Scalar>) {
     let Strip { step_stride, depth, count, to, width, panel_stride, .. } = *strip;
-    let mut from = strip.from.cast::<S>();
-    let whole = count / V::LANES * V::LANES;
-    for step in 0..depth {
-        // SAFETY: source and panels hold `count` lanes, the panels rounded up to registers.
-        unsafe {
-            if width < V::LANES {
-                let mut panel = to.add(step * width);
-                for lane in (0..whole).step_by(V::LANES) {
-                    V::widen(from.add(lane)).store_halves(panel, panel.add(panel_stride));
-                    panel = panel.wrapping_add(2 * panel_stride);
-                }
-            } else {
-                let mut panel = to.add(step * width);
-                let mut column = 0;
-                for lane in (0..whole).step_by(V::LANES) {
-                    V::widen(from.add(lane)).store(panel.add(column));
-                    column += V::LANES;
-                    if column == width {
-                        column = 0;
-                        panel = panel.wrapping_add(panel_stride);
+    let from = strip.from.cast::<S>();
+    let group = width.max(V::LANES);
+    for lane in (0..count).step_by(group) {
+        let mut from = from.wrapping_add(lane);
+        let mut to = to.wrapping_add(lane / width * panel_stride);
+        let lanes = group.min(count - lane);
+        let whole = lanes / V::LANES * V::LANES;
+        for _ in 0..depth {
+            // SAFETY: source and panels hold `count` lanes, the panels rounded up to registers.
+            unsafe {
+                if width < V::LANES {
+                    let vector =
+                        if whole > 0 { V::widen(from) } else { V::widen_first(from, lanes) };
+                    vector.store_halves(to, to.add(panel_stride));
+                } else {
+                    for lane in (0..whole).step_by(V::LANES) {
+                        V::widen(from.add(lane)).store(to.add(lane));
+                    }
+                    if whole < lanes {
+                        let rest = V::widen_first(from.add(whole), lanes - whole);
+                        rest.store(to.add(whole));
                     }
                 }
             }
-            if whole < count {
-                put(strip, V::widen_first(from.add(whole), count - whole), step, whole);
-            }
+            from = from.wrapping_offset(step_stride);
+            to = to.wrapping_add(width);
         }
-        from = from.wrapping_offset(step_stride);
     }
 }
 

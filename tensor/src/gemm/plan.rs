@@ -54,27 +54,33 @@ pub(super) struct Size {
     pub kernel_rows: usize,
 }
 
-/// Cuts `total` into equal parts of at most `most` (but at least one grain), rounded up to `grain`.
+/// The size of equal parts of `total`, each at most about `most`, rounded up to `grain`.
 fn even(total: usize, most: usize, grain: usize) -> usize {
     total.div_ceil(total.div_ceil(most)).next_multiple_of(grain)
 }
 
 impl Plan {
-    pub(super) fn new(size: Size) -> Plan {
+    /// The cuts; what needs no packing in chapters is one chapter.
+    pub(super) fn new(size: Size, packing: bool) -> Plan {
         let Size { rows: m, columns: n, k, threads, bytes, lanes, kernel_rows } = size;
         let block = even(k, BLOCK_BYTES / bytes, GRAIN);
         let depth = (CHAPTER_DEPTH_BYTES / bytes / block).max(1) * block;
+        let depth = if packing { depth.min(k.next_multiple_of(block)) } else { k };
         let vectors = n.div_ceil(lanes);
         let panel_columns = vectors.div_ceil(vectors.div_ceil(VECTORS)) * lanes;
-        let rows = even(m, CHAPTER_LANE_BYTES / bytes, GRAIN);
-        let columns = even(n, CHAPTER_LANE_BYTES / bytes, panel_columns);
+        let most = if packing { CHAPTER_LANE_BYTES / bytes } else { usize::MAX };
+        let (rows, columns) = (even(m, most, GRAIN), even(n, most, panel_columns));
         let tile_columns = (TILE_PANELS * panel_columns).min(columns);
         // Enough tiles that threads which come late or go slower still share evenly.
         let strips = columns.div_ceil(tile_columns);
         let wanted = if threads > 1 { (8 * threads).div_ceil(strips) } else { 1 };
-        let tile_rows = (rows.div_ceil(wanted).next_multiple_of(kernel_rows))
-            .clamp(kernel_rows.min(rows), TILE_ROWS);
+        let tile_rows = rows.div_ceil(wanted).next_multiple_of(kernel_rows).min(TILE_ROWS);
         let chapters = [m.div_ceil(rows), n.div_ceil(columns), k.div_ceil(depth)];
         Plan { block, depth, rows, columns, tile_rows, tile_columns, panel_columns, chapters }
+    }
+
+    /// Number of tiles in so many rows and columns.
+    pub(super) fn tiles(&self, rows: usize, columns: usize) -> usize {
+        rows.div_ceil(self.tile_rows) * columns.div_ceil(self.tile_columns)
     }
 }

@@ -85,6 +85,19 @@ impl<T: Element> Matrix<T> {
     }
 }
 
+/// The product of two dense row-major matrices.
+fn naive_product([m, k, n]: [usize; 3], lhs: &[f64], rhs: &[f64]) -> Vec<f64> {
+    let mut product = vec![0.0; m * n];
+    for i in 0..m {
+        for p in 0..k {
+            for j in 0..n {
+                product[i * n + j] += lhs[i * k + p] * rhs[p * n + j];
+            }
+        }
+    }
+    product
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Case {
     level: Level,
@@ -141,15 +154,13 @@ impl Case {
             gemm_at(self.level, 1, dst.view_mut(), self.accum, alpha, lhs, rhs, bias.as_deref());
         }
         let eps = L::Acc::DTYPE.epsilon();
+        let products = naive_product(self.dims, &lhs.values(), &rhs.values());
         let mut written = vec![false; before.len()];
         for i in 0..m {
             for j in 0..n {
                 let index = dst.index(i, j);
                 written[index] = true;
-                let mut want = 0.0;
-                for p in 0..k {
-                    want += lhs.at(i, p).acc().f64() * rhs.at(p, j).acc().f64();
-                }
+                let mut want = products[i * n + j];
                 want *= alpha.f64();
                 if self.accum == Accum::Add {
                     want += before[index].acc().f64();

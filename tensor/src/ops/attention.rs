@@ -201,7 +201,7 @@ pub fn attention_backward_packed(
     dispatch_float!(OP_BACKWARD, q.dtype(), T => {
         let slice = Disjoint::new(packed.as_mut_slice::<T>()?);
         let whole = Target::dense(&slice, queries, parts, width);
-        let targets = [whole, whole.from_head(heads), whole.from_head(heads + groups)];
+        let targets = [whole, whole.starting_at(heads), whole.starting_at(heads + groups)];
         write_gradients(shape, dout, (q, k, v), (out, lse), config, targets)?;
     });
     Ok(packed)

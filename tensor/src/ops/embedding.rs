@@ -114,8 +114,8 @@ fn add<W: Element, T: Element<Acc = W::Acc>>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Device;
     use crate::ops::testing::*;
+    use crate::{DType, Device};
 
     #[test]
     fn rows_and_their_gradient_equal_naive_ones() {

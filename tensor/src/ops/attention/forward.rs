@@ -149,23 +149,27 @@ vectorized! {
                 }
             }
             let old = maxima[i];
-            let new = lanes.into_iter().fold(old, |a, b| a.max(b));
+            let new = old.max(fold(lanes, |a, b| a.max(b)));
+            for x in scores.iter_mut() {
+                *x = (*x - new).exp();
+            }
             let mut lanes = [A::ZERO; PAD];
-            for chunk in scores.chunks_exact_mut(PAD) {
-                for (lane, x) in lanes.iter_mut().zip(chunk) {
-                    *x = (*x - new).exp();
-                    *lane += *x;
+            for chunk in scores.chunks_exact(PAD) {
+                for (lane, &x) in lanes.iter_mut().zip(chunk) {
+                    *lane += x;
                 }
             }
-            let sum = fold(lanes);
-            let shrink = (old - new).exp();
-            totals[i] = totals[i] * shrink + sum;
-            maxima[i] = new;
-            if shrink != A::ONE {
+            let sum = fold(lanes, |a, b| a + b);
+            // As a rule the maximum is found early; multiplying by e^0 = 1 would change nothing.
+            if new != old && totals[i] != A::ZERO {
+                let shrink = (old - new).exp();
+                totals[i] *= shrink;
                 for x in &mut sums[i * row..(i + 1) * row] {
                     *x *= shrink;
                 }
             }
+            totals[i] += sum;
+            maxima[i] = new;
         }
     }
 
@@ -183,11 +187,11 @@ vectorized! {
 }
 
 #[inline(always)]
-fn fold<A: Real>(mut lanes: [A; PAD]) -> A {
+fn fold<A: Real>(mut lanes: [A; PAD], f: impl Fn(A, A) -> A) -> A {
     let mut half = PAD / 2;
     while half > 0 {
         for i in 0..half {
-            lanes[i] += lanes[i + half];
+            lanes[i] = f(lanes[i], lanes[i + half]);
         }
         half /= 2;
     }

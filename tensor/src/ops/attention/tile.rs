@@ -7,9 +7,9 @@ use crate::simd::vectorized;
 use crate::{Device, Element, RandomKey, Real, Result, Scalar, Tensor};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Queries and keys of a tile: with heads of 64 in f32, five blocks of 16 KiB.
+/// Queries and keys of a tile: with heads of 64 in f32, blocks of 16 and 32 KiB.
 pub(super) const QUERIES: usize = 64;
-pub(super) const KEYS: usize = 64;
+pub(super) const KEYS: usize = 128;
 
 /// Rows that share a limit where a tile straddles the diagonal; divides [`PAD`].
 pub(super) const GROUP: usize = 8;
@@ -80,7 +80,7 @@ impl<'a, T> Target<'a, T> {
     }
 
     /// The heads from `head` on.
-    pub(super) fn from_head(self, head: usize) -> Self {
+    pub(super) fn starting_at(self, head: usize) -> Self {
         Target { offset: self.offset + head * self.width, ..self }
     }
 

@@ -1,8 +1,8 @@
 use super::*;
-use crate::Device;
 use crate::ops::cross_entropy::{cross_entropy, cross_entropy_backward};
 use crate::ops::matmul::{linear, matmul};
 use crate::ops::testing::*;
+use crate::{DType, Device};
 
 const SMOOTH: CrossEntropyConfig = CrossEntropyConfig { ignore_index: 2, label_smoothing: 0.125 };
 const N: usize = 12;

@@ -1,0 +1,135 @@
+//! Kernels at the shapes of GPT-2 124M (4 sequences of 256 tokens) and of the char model, as tables of
+//! named shapes. Throughput is in elements: floating-point operations for products and attention, bytes
+//! for what memory bounds.
+
+use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main, measurement::WallTime};
+use ferrotron::tensor::ops::adamw::{AdamW, adamw};
+use ferrotron::tensor::ops::attention::{AttentionConfig, attention, attention_backward_packed, split_packed};
+use ferrotron::tensor::ops::cross_entropy::{CrossEntropyConfig, cross_entropy, cross_entropy_backward};
+use ferrotron::tensor::ops::layer_norm::{layer_norm, layer_norm_backward};
+use ferrotron::tensor::ops::matmul::{Accum, matmul_into};
+use ferrotron::tensor::ops::random::normal;
+use ferrotron::{DType, Device, Result, Tensor};
+use ferrotron::tensor::{Place, RandomKey};
+use std::time::Duration;
+
+/// A product: name, rows, inner dim, columns, and whether lhs and rhs are stored transposed.
+type Product = (&'static str, usize, usize, usize, bool, bool);
+
+const PRODUCTS: &[Product] = &[
+    ("qkv forward", 1024, 768, 2304, false, true),
+    ("proj forward", 1024, 768, 768, false, true),
+    ("fc forward", 1024, 768, 3072, false, true),
+    ("fc2 forward", 1024, 3072, 768, false, true),
+    ("head forward", 1024, 768, 50_304, false, true),
+    ("fc dgrad", 1024, 3072, 768, false, false),
+    ("fc wgrad", 3072, 1024, 768, true, false),
+    ("head dgrad", 1024, 50_304, 768, false, false),
+    ("head wgrad", 50_304, 1024, 768, true, false),
+    ("char fc forward", 768, 128, 512, false, true),
+    ("char fc dgrad", 768, 512, 128, false, false),
+    ("char fc wgrad", 512, 768, 128, true, false),
+];
+
+/// Attention: name, B, T, H, D.
+const ATTENTION: &[(&str, usize, usize, usize, usize)] =
+    &[("gpt2", 4, 256, 12, 64), ("gpt2 long", 1, 1024, 12, 64), ("char", 12, 64, 4, 32)];
+
+fn device() -> Device {
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    Device::cpu(cores).expect("threads start")
+}
+
+fn random(device: &Device, dims: &[usize]) -> Result<Tensor> {
+    normal(device, DType::F32, &Place::whole(dims), &RandomKey::new(0, 0, "bench"), 0.0, 1.0)
+}
+
+fn group<'a>(c: &'a mut Criterion, name: &str) -> BenchmarkGroup<'a, WallTime> {
+    let mut group = c.benchmark_group(name);
+    group.sample_size(10).measurement_time(Duration::from_secs(2)).warm_up_time(Duration::from_millis(500));
+    group
+}
+
+fn products(c: &mut Criterion) {
+    let device = device();
+    let mut group = group(c, "gemm");
+    for &(name, m, k, n, lhs_transposed, rhs_transposed) in PRODUCTS {
+        let stored = |rows, cols, transposed: bool| {
+            if transposed { random(&device, &[cols, rows])?.transpose(0, 1) } else { random(&device, &[rows, cols]) }
+        };
+        let (lhs, rhs) = (stored(m, k, lhs_transposed).unwrap(), stored(k, n, rhs_transposed).unwrap());
+        let mut out = Tensor::zeros(&device, DType::F32, &[m, n]).unwrap();
+        group.throughput(Throughput::Elements(2 * (m * k * n) as u64));
+        group.bench_function(name, |b| {
+            b.iter(|| device.run(|| matmul_into(&mut out, Accum::Replace, &lhs, &rhs)).unwrap());
+        });
+    }
+}
+
+fn attentions(c: &mut Criterion) {
+    let device = device();
+    let mut group = group(c, "attention");
+    for &(name, b, t, h, d) in ATTENTION {
+        let packed = random(&device, &[b, t, 3 * h * d]).unwrap();
+        let (q, k, v) = split_packed(&packed, h, h).unwrap();
+        let config = AttentionConfig::causal(d);
+        let (out, lse) = attention(&q, &k, &v, &config).unwrap();
+        // Two products of T x T / 2 x D a head forward, five backward.
+        let product = (b * h * t * t * d) as u64;
+        group.throughput(Throughput::Elements(2 * product));
+        group.bench_function(format!("{name} forward"), |bench| {
+            bench.iter(|| device.run(|| attention(&q, &k, &v, &config)).unwrap());
+        });
+        group.throughput(Throughput::Elements(5 * product));
+        group.bench_function(format!("{name} backward"), |bench| {
+            bench.iter(|| device.run(|| attention_backward_packed(&out, (&q, &k, &v), (&out, &lse), &config)).unwrap());
+        });
+    }
+}
+
+fn memory_bound(c: &mut Criterion) {
+    let device = device();
+    let mut group = group(c, "memory bound");
+    let x = random(&device, &[1024, 768]).unwrap();
+    let weight = Tensor::full(&device, DType::F32, &[768], 1.0).unwrap();
+    let (y, mean, rstd) = layer_norm(&x, &weight, Some(&weight), 1e-5).unwrap();
+    let bytes = (x.numel() * 4) as u64;
+    group.throughput(Throughput::Bytes(2 * bytes));
+    group.bench_function("layer_norm forward", |b| {
+        b.iter(|| device.run(|| layer_norm(&x, &weight, Some(&weight), 1e-5)).unwrap());
+    });
+    group.throughput(Throughput::Bytes(3 * bytes));
+    group.bench_function("layer_norm backward", |b| {
+        b.iter(|| device.run(|| layer_norm_backward(&y, &x, &mean, &rstd, &weight)).unwrap());
+    });
+    let hidden = random(&device, &[1024, 3072]).unwrap();
+    group.throughput(Throughput::Bytes(2 * (hidden.numel() * 4) as u64));
+    group.bench_function("gelu forward", |b| b.iter(|| device.run(|| hidden.gelu_tanh()).unwrap()));
+
+    let logits = random(&device, &[1024, 50_304]).unwrap();
+    let targets = Tensor::from_slice(&device, &[7_i64; 1024], &[1024]).unwrap();
+    let config = CrossEntropyConfig::default();
+    let found = cross_entropy(&logits, &targets, &config).unwrap();
+    group.throughput(Throughput::Bytes((logits.numel() * 4) as u64));
+    group.bench_function("cross_entropy forward", |b| {
+        b.iter(|| device.run(|| cross_entropy(&logits, &targets, &config)).unwrap());
+    });
+    group.throughput(Throughput::Bytes(2 * (logits.numel() * 4) as u64));
+    group.bench_function("cross_entropy backward", |b| {
+        b.iter_batched(
+            || logits.copy().unwrap(),
+            |logits| device.run(|| cross_entropy_backward(logits, &targets, &found.lse, &config, 1.0)).unwrap(),
+            criterion::BatchSize::PerIteration,
+        );
+    });
+
+    let n = 32 << 20;
+    let (mut w, g, mut m, mut v) = (vec![0.1_f32; n], vec![0.01_f32; n], vec![0.0_f32; n], vec![0.0_f32; n]);
+    group.throughput(Throughput::Bytes(7 * 4 * n as u64));
+    group.bench_function("adamw", |b| {
+        b.iter(|| device.run(|| adamw(&device, &AdamW::default(), &mut w, &g, &mut m, &mut v)).unwrap());
+    });
+}
+
+criterion_group!(benches, products, attentions, memory_bound);
+criterion_main!(benches);

@@ -1,0 +1,124 @@
+//! The loss curve as a picture.
+
+use ferrotron_tensor::{Error, Result};
+use plotters::prelude::*;
+use std::path::Path;
+
+/// Losses by step.
+#[derive(Debug, Clone, Default)]
+pub struct LossCurve {
+    /// Loss of each step.
+    pub training: Vec<(u64, f64)>,
+    /// Loss of each evaluation.
+    pub validation: Vec<(u64, f64)>,
+}
+
+const TRAINING: RGBColor = RGBColor(150, 170, 200);
+const SMOOTHED: RGBColor = RGBColor(30, 80, 160);
+const VALIDATION: RGBColor = RGBColor(210, 90, 30);
+
+/// Draws the curve as SVG: every step pale, their running mean dark, evaluations as dots.
+pub fn plot(curve: &LossCurve, path: &Path) -> Result<()> {
+    if curve.training.is_empty() {
+        return Ok(());
+    }
+    let mut svg = String::new();
+    draw(curve, &mut svg).map_err(|error| Error::io("plot", error.to_string()))?;
+    std::fs::write(path, svg)
+        .map_err(|error| Error::io("plot", format!("cannot write {}: {error}", path.display())))
+}
+
+fn draw(
+    curve: &LossCurve,
+    svg: &mut String,
+) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let area = SVGBackend::with_string(svg, (900, 500)).into_drawing_area();
+    area.fill(&WHITE)?;
+    let losses = || {
+        curve
+            .training
+            .iter()
+            .chain(&curve.validation)
+            .map(|point| point.1)
+            .filter(|y| y.is_finite())
+    };
+    let (low, high) =
+        losses().fold((f64::MAX, f64::MIN), |(low, high), y| (low.min(y), high.max(y)));
+    let margin = ((high - low) * 0.05).max(1e-3);
+    let last = curve
+        .training
+        .iter()
+        .chain(&curve.validation)
+        .map(|point| point.0)
+        .max()
+        .unwrap_or(1)
+        .max(1);
+    let mut chart = ChartBuilder::on(&area)
+        .caption("Training loss", ("sans-serif", 22))
+        .margin(15)
+        .x_label_area_size(45)
+        .y_label_area_size(60)
+        .build_cartesian_2d(0..last, low - margin..high + margin)?;
+    chart
+        .configure_mesh()
+        .x_desc("step")
+        .y_desc("cross-entropy (nats per token)")
+        .label_style(("sans-serif", 14))
+        .light_line_style(BLACK.mix(0.04))
+        .bold_line_style(BLACK.mix(0.1))
+        .draw()?;
+    chart.draw_series(LineSeries::new(curve.training.iter().copied(), TRAINING.stroke_width(1)))?;
+    chart
+        .draw_series(LineSeries::new(smoothed(&curve.training), SMOOTHED.stroke_width(2)))?
+        .label("training, running mean")
+        .legend(|(x, y)| PathElement::new([(x, y), (x + 20, y)], SMOOTHED.stroke_width(2)));
+    if !curve.validation.is_empty() {
+        let dots = curve.validation.iter().map(|&point| Circle::new(point, 4, VALIDATION.filled()));
+        chart
+            .draw_series(dots)?
+            .label("validation")
+            .legend(|(x, y)| Circle::new((x + 10, y), 4, VALIDATION.filled()));
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperRight)
+        .background_style(WHITE.mix(0.9))
+        .border_style(BLACK.mix(0.2))
+        .label_font(("sans-serif", 14))
+        .draw()?;
+    area.present()?;
+    Ok(())
+}
+
+/// Exponential running mean over about a fiftieth of the run, corrected for its start.
+fn smoothed(points: &[(u64, f64)]) -> Vec<(u64, f64)> {
+    let keep = 1.0 - 1.0 / (points.len() as f64 / 50.0).max(1.0);
+    let (mut sum, mut weight) = (0.0, 0.0);
+    let mean = |&(step, loss): &(u64, f64)| {
+        sum = sum * keep + loss;
+        weight = weight * keep + 1.0;
+        (step, sum / weight)
+    };
+    points.iter().map(mean).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_curve_becomes_an_svg_with_axes_and_legend() {
+        let training = (1..=100).map(|step| (step, 4.0 / step as f64)).collect();
+        let mut svg = String::new();
+        draw(&LossCurve { training, validation: vec![(50, 1.0)] }, &mut svg).unwrap();
+        for part in ["<svg", "Training loss", "cross-entropy", "validation", "</svg>"] {
+            assert!(svg.contains(part), "{part} is missing");
+        }
+    }
+
+    #[test]
+    fn the_running_mean_of_a_constant_is_the_constant() {
+        let points: Vec<_> = (0..500).map(|step| (step, 2.5)).collect();
+        assert!(smoothed(&points).iter().all(|point| (point.1 - 2.5).abs() < 1e-12));
+    }
+}

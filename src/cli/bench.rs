@@ -1,0 +1,49 @@
+//! `ferrotron bench`.
+
+use clap::Args;
+use ferrotron::models::bench::{BenchConfig, bench as measure};
+use ferrotron::{Error, Result};
+use std::process::ExitCode;
+
+use super::device_args::DeviceArgs;
+use super::model_args::ModelArgs;
+
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Number of token ids [default: 50304, GPT-2's padded to a multiple of 128]
+    #[arg(long, value_name = "N", default_value_t = 50_304)]
+    vocab_size: usize,
+    /// Samples per step
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    micro_batch_size: usize,
+    /// Timed steps
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    steps: usize,
+    /// Steps before those
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    warmup: usize,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+/// Prints one JSON line.
+pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
+    if args.steps == 0 || args.micro_batch_size == 0 || args.vocab_size == 0 {
+        return Err(Error::config("bench", "--steps, --micro-batch-size and --vocab-size must be positive"));
+    }
+    args.device.open()?;
+    let report = measure(&BenchConfig {
+        model: args.model.config(args.vocab_size)?,
+        micro_batch_size: args.micro_batch_size,
+        seq_length: args.model.seq_length()?,
+        steps: args.steps,
+        warmup: args.warmup,
+        dtype: args.device.dtype()?,
+        threads: args.device.threads(),
+    })?;
+    let line = serde_json::to_string(&report).map_err(|error| Error::io("bench", error.to_string()))?;
+    println!("{line}");
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,177 @@
+//! The options that decide the shape of a model, with Megatron's names and defaults.
+
+use clap::{Args, ValueEnum};
+use ferrotron::models::gpt::{ActivationKind, GptConfig, Normalization, PositionEmbedding};
+use ferrotron::models::presets::Preset;
+use ferrotron::{Error, Result};
+
+/// The family whose choices are the defaults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Architecture {
+    /// Learned positions, LayerNorm, GELU, biases, tied embeddings.
+    Gpt2,
+    /// Rotary positions, RMSNorm, SwiGLU, no biases, a head of its own.
+    Llama,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PositionArg {
+    LearnedAbsolute,
+    Rope,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum NormalizationArg {
+    #[value(name = "LayerNorm")]
+    LayerNorm,
+    #[value(name = "RMSNorm")]
+    RmsNorm,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ActivationArg {
+    GeluTanh,
+    GeluErf,
+    Relu,
+    Swiglu,
+}
+
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArgs {
+    /// A published size by name; the other options change it
+    #[arg(long, value_name = "NAME")]
+    pub preset: Option<String>,
+    /// Family whose choices are the defaults
+    #[arg(long, value_enum, default_value = "gpt2")]
+    pub architecture: Architecture,
+    /// Number of transformer blocks [default: 4, or the preset's]
+    #[arg(long, value_name = "N")]
+    pub num_layers: Option<usize>,
+    /// Width of the residual stream [default: 128, or the preset's]
+    #[arg(long, value_name = "N")]
+    pub hidden_size: Option<usize>,
+    /// Width inside the MLP [default: 4 hidden, or 8/3 hidden for llama]
+    #[arg(long, value_name = "N")]
+    pub ffn_hidden_size: Option<usize>,
+    /// Number of query heads [default: 4, or the preset's]
+    #[arg(long, value_name = "N")]
+    pub num_attention_heads: Option<usize>,
+    /// Number of key and value heads [default: as many as query heads]
+    #[arg(long, value_name = "N")]
+    pub num_query_groups: Option<usize>,
+    /// Width of a head [default: hidden / heads]
+    #[arg(long, value_name = "N")]
+    pub kv_channels: Option<usize>,
+    /// Tokens per training sequence [default: 64, or the preset's]
+    #[arg(long, value_name = "N")]
+    pub seq_length: Option<usize>,
+    /// Longest sequence that the model takes [default: the training length]
+    #[arg(long, value_name = "N")]
+    pub max_position_embeddings: Option<usize>,
+    /// Where positions enter
+    #[arg(long, value_enum)]
+    pub position_embedding_type: Option<PositionArg>,
+    /// Base of the rotary angles
+    #[arg(long, value_name = "X", default_value_t = 10_000.0)]
+    pub rotary_base: f64,
+    /// Which norm
+    #[arg(long, value_enum)]
+    pub normalization: Option<NormalizationArg>,
+    /// Added to the variance in norms
+    #[arg(long, value_name = "X", default_value_t = 1e-5)]
+    pub norm_epsilon: f64,
+    /// Nonlinearity of the MLP
+    #[arg(long, value_enum)]
+    pub activation: Option<ActivationArg>,
+    /// SwiGLU in the MLP: the same as --activation swiglu
+    #[arg(long, conflicts_with = "activation")]
+    pub swiglu: bool,
+    /// No biases in linear layers and norms
+    #[arg(long)]
+    pub disable_bias_linear: bool,
+    /// Give the head a weight of its own
+    #[arg(long)]
+    pub untie_embeddings_and_output_weights: bool,
+    /// Standard deviation of initial weights
+    #[arg(long, value_name = "X", default_value_t = 0.02)]
+    pub init_method_std: f64,
+    /// Dropout on embeddings and on what enters the residual stream
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    pub hidden_dropout: f64,
+    /// Dropout on attention weights
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    pub attention_dropout: f64,
+}
+
+impl ModelArgs {
+    /// Tokens per training sequence.
+    pub fn seq_length(&self) -> Result<usize> {
+        let preset = self.preset()?.map(|preset| preset.seq_length);
+        match self.seq_length.or(preset).unwrap_or(64) {
+            0 => Err(Error::config("--seq-length", "must be positive, got 0")),
+            length => Ok(length),
+        }
+    }
+
+    fn preset(&self) -> Result<Option<Preset>> {
+        self.preset.as_deref().map(Preset::find).transpose()
+    }
+
+    /// The model for a vocabulary of `vocab_size` tokens.
+    pub fn config(&self, vocab_size: usize) -> Result<GptConfig> {
+        let preset = self.preset()?;
+        let layers = self.num_layers.or(preset.map(|p| p.num_layers)).unwrap_or(4);
+        let hidden = self.hidden_size.or(preset.map(|p| p.hidden_size)).unwrap_or(128);
+        let heads = self.num_attention_heads.or(preset.map(|p| p.num_attention_heads)).unwrap_or(4);
+        let groups = self.num_query_groups.unwrap_or(heads);
+        let positions = self.max_position_embeddings.unwrap_or(self.seq_length()?);
+        let mut config = match self.architecture {
+            Architecture::Gpt2 => GptConfig::gpt2(vocab_size, layers, hidden, heads, positions),
+            Architecture::Llama => GptConfig::llama(vocab_size, layers, hidden, heads, groups, positions),
+        };
+        config.num_query_groups = groups;
+        config.rotary_base = self.rotary_base;
+        config.norm_epsilon = self.norm_epsilon;
+        config.init_method_std = self.init_method_std;
+        config.hidden_dropout = self.hidden_dropout;
+        config.attention_dropout = self.attention_dropout;
+        config.add_bias &= !self.disable_bias_linear;
+        config.tie_embeddings &= !self.untie_embeddings_and_output_weights;
+        if let Some(width) = self.ffn_hidden_size {
+            config.ffn_hidden_size = width;
+        }
+        if let Some(width) = self.kv_channels {
+            config.kv_channels = width;
+        }
+        if let Some(position) = self.position_embedding_type {
+            config.position_embedding_type = match position {
+                PositionArg::LearnedAbsolute => PositionEmbedding::LearnedAbsolute,
+                PositionArg::Rope => PositionEmbedding::Rope,
+            };
+        }
+        if let Some(norm) = self.normalization {
+            config.normalization = match norm {
+                NormalizationArg::LayerNorm => Normalization::LayerNorm,
+                NormalizationArg::RmsNorm => Normalization::RmsNorm,
+            };
+        }
+        let activation = if self.swiglu { Some(ActivationArg::Swiglu) } else { self.activation };
+        if let Some(activation) = activation {
+            config.activation = match activation {
+                ActivationArg::GeluTanh => ActivationKind::GeluTanh,
+                ActivationArg::GeluErf => ActivationKind::GeluErf,
+                ActivationArg::Relu => ActivationKind::Relu,
+                ActivationArg::Swiglu => ActivationKind::Swiglu,
+            };
+        }
+        config.validate()?;
+        if config.max_position_embeddings < self.seq_length()? {
+            return Err(Error::config(
+                "--max-position-embeddings",
+                format!("{} is less than --seq-length {}", config.max_position_embeddings, self.seq_length()?),
+            ));
+        }
+        Ok(config)
+    }
+}

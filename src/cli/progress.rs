@@ -1,0 +1,78 @@
+//! What a person sees of a run: a progress bar on a terminal, lines elsewhere.
+
+use ferrotron::models::evaluate::Evaluation;
+use ferrotron::models::run::{Metrics, Observer};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::path::Path;
+
+/// Writes to standard error, so that standard output stays for results.
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    log_interval: u64,
+    last_step: u64,
+    /// Running mean of the loss, so that the bar does not flicker.
+    loss: Option<f64>,
+    seconds: f64,
+}
+
+impl Progress {
+    /// Shows steps `done` to `last_step`.
+    pub fn new(done: u64, last_step: u64, log_interval: u64) -> Progress {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new(last_step);
+            let template = "{bar:30.cyan/blue} {pos}/{len} {msg} ETA {eta}";
+            bar.set_style(ProgressStyle::with_template(template).expect("the template is valid"));
+            bar.set_position(done);
+            bar.reset_eta();
+            bar
+        });
+        Progress { bar, log_interval, last_step, loss: None, seconds: 0.0 }
+    }
+
+    /// A line above the bar.
+    pub fn say(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(line),
+            None => eprintln!("{line}"),
+        }
+    }
+
+    /// Leaves the bar as it is.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.abandon();
+        }
+    }
+}
+
+impl Observer for Progress {
+    fn step(&mut self, metrics: &Metrics) {
+        let loss = self.loss.map_or(metrics.loss, |mean| 0.95 * mean + 0.05 * metrics.loss);
+        self.loss = Some(loss);
+        let step_seconds = metrics.step_ms / 1e3;
+        self.seconds = if self.seconds == 0.0 { step_seconds } else { 0.95 * self.seconds + 0.05 * step_seconds };
+        let speed = metrics.tokens as f64 / self.seconds;
+        if let Some(bar) = &self.bar {
+            bar.set_message(format!("loss {loss:.3}  {speed:.0} tokens/s"));
+            bar.set_position(metrics.step);
+        } else if self.log_interval > 0 && (metrics.step % self.log_interval == 0 || metrics.step == self.last_step) {
+            let left = (self.last_step - metrics.step) as f64 * self.seconds;
+            eprintln!(
+                "step {:>6}/{}  loss {loss:.4}  lr {:.2e}  grad norm {:.3}  {speed:.0} tokens/s  ETA {left:.0} s",
+                metrics.step, self.last_step, metrics.lr, metrics.grad_norm
+            );
+        }
+    }
+
+    fn evaluated(&mut self, step: u64, evaluation: &Evaluation) {
+        self.say(&format!(
+            "step {step:>6}  validation loss {:.4} over {} tokens (perplexity {:.2})",
+            evaluation.loss, evaluation.tokens, evaluation.perplexity
+        ));
+    }
+
+    fn saved(&mut self, folder: &Path) {
+        self.say(&format!("saved {}", folder.display()));
+    }
+}

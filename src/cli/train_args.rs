@@ -1,0 +1,218 @@
+//! The options of `train`, with Megatron's names and defaults where it has them.
+
+use clap::{Args, ValueEnum};
+use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig, Rampup};
+use ferrotron::models::data::DataConfig;
+use ferrotron::models::tokenizer::TokenizerChoice;
+use ferrotron::models::trainer::TrainerConfig;
+use ferrotron::nn::OptimizerConfig;
+use ferrotron::nn::schedule::{DecayStyle, Schedule, ScheduleConfig, WsdDecayStyle};
+use ferrotron::{Error, Result};
+use std::path::PathBuf;
+
+use super::device_args::DeviceArgs;
+use super::model_args::ModelArgs;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OptimizerArg {
+    /// AdamW
+    Adam,
+    /// Gradient descent with momentum
+    Sgd,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct TrainArgs {
+    #[command(flatten)]
+    pub data: DataArgs,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub optimization: OptimizationArgs,
+    #[command(flatten)]
+    pub run: RunArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Data")]
+pub struct DataArgs {
+    /// Text, nanoGPT .bin or llm.c shard; several files or a folder are read one after another
+    /// [default: a small corpus that the program carries]
+    #[arg(long, value_name = "PATH", num_args = 1..)]
+    pub data: Vec<PathBuf>,
+    /// Files for validation [default: the last part of the data]
+    #[arg(long, value_name = "PATH", num_args = 1..)]
+    pub valid_data: Vec<PathBuf>,
+    /// Share of the data kept for validation
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
+    pub split: f64,
+    /// byte, char, gpt2 or the path of a Hugging Face tokenizer.json
+    #[arg(long, value_name = "TOKENIZER", default_value = "char")]
+    pub tokenizer: String,
+}
+
+impl DataArgs {
+    pub fn config(&self) -> DataConfig {
+        DataConfig { data: self.data.clone(), validation_data: self.valid_data.clone(), split: self.split }
+    }
+
+    pub fn tokenizer(&self) -> Result<TokenizerChoice> {
+        self.tokenizer.parse()
+    }
+}
+
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Optimization")]
+pub struct OptimizationArgs {
+    /// Samples that go through the model at once
+    #[arg(long, value_name = "N", default_value_t = 12)]
+    pub micro_batch_size: usize,
+    /// Samples per step [default: the micro-batch size]
+    #[arg(long, value_name = "N")]
+    pub global_batch_size: Option<usize>,
+    /// Grow the global batch from START by INCREMENT over SAMPLES samples
+    #[arg(long, num_args = 3, value_names = ["START", "INCREMENT", "SAMPLES"])]
+    pub rampup_batch_size: Option<Vec<u64>>,
+    /// Steps to train
+    #[arg(long, value_name = "N", default_value_t = 1200)]
+    pub train_iters: u64,
+    /// Seed of weights, dropout and order of the data
+    #[arg(long, value_name = "N", default_value_t = 1234)]
+    pub seed: u64,
+    /// Which optimizer
+    #[arg(long, value_enum, default_value = "adam")]
+    pub optimizer: OptimizerArg,
+    /// Largest learning rate
+    #[arg(long, value_name = "X", default_value_t = 1e-3)]
+    pub lr: f64,
+    /// Smallest learning rate [default: a tenth of the largest]
+    #[arg(long, value_name = "X")]
+    pub min_lr: Option<f64>,
+    /// constant, linear, cosine, inverse-square-root or WSD
+    #[arg(long, value_name = "STYLE", default_value = "cosine")]
+    pub lr_decay_style: String,
+    /// Steps over which the learning rate falls [default: all]
+    #[arg(long, value_name = "N")]
+    pub lr_decay_iters: Option<u64>,
+    /// Steps over which the learning rate rises first [default: a twentieth of all, at most 100]
+    #[arg(long, value_name = "N", conflicts_with = "lr_warmup_fraction")]
+    pub lr_warmup_iters: Option<u64>,
+    /// The same as a share of the decay steps
+    #[arg(long, value_name = "SHARE")]
+    pub lr_warmup_fraction: Option<f64>,
+    /// Learning rate from which it rises
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    pub lr_warmup_init: f64,
+    /// Steps of the final decay of WSD [default: a tenth of the decay steps]
+    #[arg(long, value_name = "N")]
+    pub lr_wsd_decay_iters: Option<u64>,
+    /// exponential, linear, cosine or minus-sqrt
+    #[arg(long, value_name = "STYLE", default_value = "exponential")]
+    pub lr_wsd_decay_style: String,
+    /// Weight decay of matrices and embeddings
+    #[arg(long, value_name = "X", default_value_t = 0.1)]
+    pub weight_decay: f64,
+    /// Largest global gradient norm; 0 switches clipping off
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub clip_grad: f64,
+    /// Decay of the mean of the gradient
+    #[arg(long, value_name = "X", default_value_t = 0.9)]
+    pub adam_beta1: f64,
+    /// Decay of the mean of its square
+    #[arg(long, value_name = "X", default_value_t = 0.99)]
+    pub adam_beta2: f64,
+    /// Added to its root
+    #[arg(long, value_name = "X", default_value_t = 1e-8)]
+    pub adam_eps: f64,
+    /// Share of the last update that goes on with --optimizer sgd
+    #[arg(long, value_name = "X", default_value_t = 0.9)]
+    pub sgd_momentum: f64,
+}
+
+impl OptimizationArgs {
+    pub fn config(&self) -> Result<TrainerConfig> {
+        if self.train_iters == 0 {
+            return Err(Error::config("--train-iters", "must be positive, got 0"));
+        }
+        let rampup = self.rampup_batch_size.as_deref().map(|values| Rampup {
+            start: values[0] as usize,
+            increment: values[1] as usize,
+            samples: values[2],
+        });
+        Ok(TrainerConfig {
+            seed: self.seed,
+            optimizer: match self.optimizer {
+                OptimizerArg::Adam => OptimizerConfig::AdamW {
+                    beta1: self.adam_beta1,
+                    beta2: self.adam_beta2,
+                    eps: self.adam_eps,
+                    weight_decay: self.weight_decay,
+                },
+                OptimizerArg::Sgd => {
+                    OptimizerConfig::Sgd { momentum: self.sgd_momentum, weight_decay: self.weight_decay }
+                }
+            },
+            schedule: self.schedule()?,
+            clip_grad: self.clip_grad,
+            batch_size: BatchSize::new(BatchSizeConfig {
+                micro_batch_size: self.micro_batch_size,
+                data_parallel_size: 1,
+                global_batch_size: self.global_batch_size,
+                rampup,
+            })?,
+        })
+    }
+
+    fn schedule(&self) -> Result<Schedule> {
+        let decay_steps = self.lr_decay_iters.unwrap_or(self.train_iters);
+        let share = self.lr_warmup_fraction.map(|share| (share * decay_steps as f64) as u64);
+        let warmup_steps = self.lr_warmup_iters.or(share).unwrap_or((self.train_iters / 20).min(100));
+        Schedule::new(ScheduleConfig {
+            style: self.lr_decay_style.parse::<DecayStyle>()?,
+            max_lr: self.lr,
+            min_lr: self.min_lr.unwrap_or(self.lr / 10.0),
+            warmup_init: self.lr_warmup_init,
+            warmup_steps,
+            decay_steps,
+            wsd_decay_steps: self.lr_wsd_decay_iters.unwrap_or(decay_steps / 10),
+            wsd_decay_style: self.lr_wsd_decay_style.parse::<WsdDecayStyle>()?,
+        })
+    }
+}
+
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Run")]
+pub struct RunArgs {
+    /// Folder of the run [default: the next free runs/NNNN, or that of --load]
+    #[arg(long, value_name = "DIR")]
+    pub save: Option<PathBuf>,
+    /// Continue from a run folder or checkpoint; its options are the defaults
+    #[arg(long, value_name = "PATH")]
+    pub load: Option<PathBuf>,
+    /// Steps between checkpoints; one is always written at the end
+    #[arg(long, value_name = "N", default_value_t = 500)]
+    pub save_interval: u64,
+    /// Checkpoints to keep
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub save_retain: usize,
+    /// Stop cleanly when the step number is a multiple of this
+    #[arg(long, value_name = "N")]
+    pub exit_interval: Option<u64>,
+    /// Steps between evaluations; one is always made at the end
+    #[arg(long, value_name = "N", default_value_t = 250)]
+    pub eval_interval: u64,
+    /// Validation batches of an evaluation while training [default: 20; the last one takes all]
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub eval_iters: u64,
+    /// Steps between lines where there is no terminal for a progress bar
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub log_interval: u64,
+    /// One JSON object per step [default: metrics.jsonl in the run folder]
+    #[arg(long, value_name = "FILE")]
+    pub metrics: Option<PathBuf>,
+    /// Characters of the sample that is printed at the end
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub sample_length: usize,
+}

@@ -1,0 +1,210 @@
+//! The program as a user meets it: what it leaves behind, and one clear line for bad input.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use tempfile::TempDir;
+
+/// A model that trains in a blink.
+const TINY: &[&str] = &[
+    "--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "8",
+    "--micro-batch-size", "2", "--train-iters", "20", "--eval-interval", "10", "--save-interval", "5",
+    "--save-retain", "10", "--log-interval", "5", "--sample-length", "20", "--threads", "1",
+];
+
+fn ferrotron(folder: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ferrotron"))
+        .current_dir(folder)
+        .args(arguments)
+        .output()
+        .expect("the program starts")
+}
+
+fn train(folder: &Path, more: &[&str]) -> Output {
+    let mut arguments = vec!["train", "--data", "text.txt"];
+    arguments.extend(TINY);
+    arguments.extend(more);
+    ferrotron(folder, &arguments)
+}
+
+fn workplace() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let text: String = (0..400).map(|i| format!("line {} of a small text.\n", i * 7919 % 1000)).collect();
+    std::fs::write(folder.path().join("text.txt"), text).unwrap();
+    folder
+}
+
+fn succeeded(output: Output) -> String {
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "status {:?}\n{out}\n{err}", output.status);
+    out.into_owned()
+}
+
+fn losses(path: PathBuf) -> Vec<(u64, String)> {
+    let text = std::fs::read_to_string(path).unwrap();
+    let parse = |line: &str| {
+        let value: serde_json::Value = serde_json::from_str(line).unwrap();
+        (value["step"].as_u64().unwrap(), value["loss"].to_string())
+    };
+    text.lines().map(parse).collect()
+}
+
+fn weights(run: &Path, step: u64) -> Vec<u8> {
+    let folder = run.join(format!("iter_{step:07}"));
+    let mut bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
+    bytes.extend(std::fs::read(folder.join("optimizer.safetensors")).unwrap());
+    bytes
+}
+
+#[test]
+fn a_run_leaves_metrics_a_picture_and_a_checkpoint_that_generates() {
+    let folder = workplace();
+    let out = succeeded(train(folder.path(), &[]));
+    assert!(out.contains("validation loss") && out.contains("sample: "), "{out}");
+    let run = folder.path().join("runs/0001");
+    let lines = losses(run.join("metrics.jsonl"));
+    assert_eq!(lines.iter().map(|line| line.0).collect::<Vec<_>>(), (1..=20).collect::<Vec<_>>());
+    assert!(std::fs::read_to_string(run.join("loss.svg")).unwrap().contains("<svg"));
+
+    let text = succeeded(ferrotron(folder.path(), &["generate", "--prompt", "line", "--max-new-tokens", "12"]));
+    assert!(text.starts_with("line") && text.trim_end_matches('\n').chars().count() >= 10, "{text:?}");
+    let again = succeeded(ferrotron(folder.path(), &["generate", "--prompt", "line", "--max-new-tokens", "12"]));
+    assert_eq!(text, again, "the same seed gives the same text");
+
+    let report = succeeded(ferrotron(folder.path(), &["eval", "--data", "text.txt", "--json"]));
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert!(report["loss"].as_f64().unwrap().is_finite() && report["tokens"].as_u64().unwrap() > 100);
+
+    succeeded(ferrotron(folder.path(), &["export", "--load", "runs/0001", "--output", "hf"]));
+    assert!(folder.path().join("hf/model.safetensors").exists() && folder.path().join("hf/config.json").exists());
+}
+
+#[test]
+fn a_resumed_run_is_the_same_run_to_the_last_bit() {
+    let folder = workplace();
+    let dropout = ["--hidden-dropout", "0.1", "--attention-dropout", "0.1", "--global-batch-size", "4"];
+    let whole = [&dropout[..], &["--save", "whole"]].concat();
+    succeeded(train(folder.path(), &whole));
+
+    // The first half ends as if killed: after its checkpoint it goes on for some steps that are lost.
+    let half = [&dropout[..], &["--save", "parts", "--exit-interval", "10"]].concat();
+    succeeded(train(folder.path(), &half));
+    let metrics = folder.path().join("parts/metrics.jsonl");
+    let mut lost = std::fs::read_to_string(&metrics).unwrap();
+    lost.push_str("{\"step\":11,\"loss\":0.0}\n{\"step\":12,\"lo");
+    std::fs::write(&metrics, lost).unwrap();
+    succeeded(ferrotron(folder.path(), &["train", "--load", "parts"]));
+
+    let [whole, parts] = ["whole", "parts"].map(|name| folder.path().join(name));
+    assert_eq!(losses(whole.join("metrics.jsonl")), losses(parts.join("metrics.jsonl")));
+    assert!(weights(&whole, 20) == weights(&parts, 20), "weights or moments differ");
+}
+
+#[test]
+fn a_damaged_checkpoint_is_named_and_the_previous_one_offered() {
+    let folder = workplace();
+    succeeded(train(folder.path(), &["--save", "run"]));
+    let file = folder.path().join("run/iter_0000020/model.safetensors");
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &bytes[..bytes.len() - 100]).unwrap();
+    let output = ferrotron(folder.path(), &["generate", "--load", "run"]);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("iter_0000020") && message.contains("iter_0000015"), "{message}");
+}
+
+#[test]
+fn options_come_from_a_file_and_the_command_line_overrides_them() {
+    let folder = workplace();
+    let config = "data = \"text.txt\"\nnum_layers = 1\nhidden-size = 16\nnum-attention-heads = 2\nseq-length = 8\n\
+                  micro-batch-size = 2\ntrain-iters = 4\nthreads = 1\nsave = \"run\"\nsample-length = 0\nswiglu = true\n";
+    std::fs::write(folder.path().join("run.toml"), config).unwrap();
+    succeeded(ferrotron(folder.path(), &["train", "--config", "run.toml", "--train-iters", "3"]));
+    assert_eq!(losses(folder.path().join("run/metrics.jsonl")).len(), 3);
+}
+
+#[test]
+fn bad_input_gets_one_clear_line() {
+    let folder = workplace();
+    let path = folder.path();
+    std::fs::write(path.join("empty.txt"), "").unwrap();
+    std::fs::write(path.join("short.txt"), "ab").unwrap();
+    std::fs::write(path.join("odd.bin"), [1, 2, 3]).unwrap();
+    std::fs::write(path.join("unknown.toml"), "no-such-key = 1\n").unwrap();
+    std::fs::create_dir(path.join("broken")).unwrap();
+    std::fs::write(path.join("broken/config.json"), "{\"model_type\": \"gpt2\"}").unwrap();
+    std::fs::write(path.join("broken/model.safetensors"), "not a header").unwrap();
+    succeeded(train(path, &["--save", "run"]));
+    // Arguments, exit code, and what the line must name.
+    let cases: &[(&[&str], i32, &[&str])] = &[
+        (&["train", "--data", "absent.txt"], 1, &["absent.txt"]),
+        (&["train", "--data", "empty.txt"], 1, &["empty.txt", "empty"]),
+        (&["train", "--data", "short.txt", "--seq-length", "8"], 1, &["8"]),
+        (&["train", "--data", "odd.bin", "--tokenizer", "gpt2"], 1, &["odd.bin"]),
+        (&["train", "--data", "text.txt", "--hidden-size", "10", "--num-attention-heads", "4"], 2, &["4", "10"]),
+        (&["train", "--data", "text.txt", "--num-query-groups", "3"], 2, &["3", "4"]),
+        (&["train", "--data", "text.txt", "--micro-batch-size", "0"], 2, &["micro"]),
+        (&["train", "--data", "text.txt", "--micro-batch-size", "3", "--global-batch-size", "4"], 2, &["3", "4"]),
+        (&["train", "--data", "text.txt", "--tokenizer", "word"], 2, &["word"]),
+        (&["train", "--data", "text.txt", "--threads", "0"], 2, &["0"]),
+        (&["train", "--data", "text.txt", "--lr-decay-style", "steps"], 2, &["steps"]),
+        (&["train", "--no-such-flag"], 2, &["--no-such-flag"]),
+        (&["train", "--config", "unknown.toml"], 2, &["--no-such-key"]),
+        (&["train", "--config", "absent.toml"], 2, &["absent.toml"]),
+        (&["train", "--data", "text.txt", "--preset", "gpt5"], 2, &["gpt5", "gpt2-124m"]),
+        (&["train", "--data", "text.txt", "--dtype", "bf16"], 2, &["bf16"]),
+        (&["train", "--data", "text.txt", "--device", "cuda"], 2, &["cuda"]),
+        (&["train", "--data", "text.txt", "--save", "/proc/run"], 1, &["/proc/run"]),
+        (&["train", "--load", "run", "--hidden-size", "32"], 1, &["16", "32"]),
+        (&["generate", "--load", "absent"], 1, &["absent"]),
+        (&["generate", "--load", "run", "--prompt", "\u{2603}"], 1, &["\u{2603}"]),
+        (&["export", "--load", "broken", "--output", "out"], 1, &["broken"]),
+        (&["bench", "--steps", "0"], 2, &["--steps"]),
+        (&["fly"], 2, &["fly"]),
+    ];
+    for (arguments, code, named) in cases {
+        let output = ferrotron(path, arguments);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(*code), "{arguments:?}: {message}");
+        assert!(!message.contains("panicked"), "{arguments:?}: {message}");
+        for name in *named {
+            assert!(message.contains(name), "{arguments:?} does not name {name}: {message}");
+        }
+        // Usage errors of the parser come with a hint; our own are one line.
+        assert!(message.lines().count() <= 6, "{arguments:?}: {message}");
+    }
+}
+
+#[test]
+fn a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint() {
+    let folder = workplace();
+    let output = train(folder.path(), &["--save", "run", "--lr", "1e30", "--lr-decay-style", "constant", "--lr-warmup-iters", "0", "--clip-grad", "0", "--save-interval", "1"]);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("step ") && message.contains("first offender: "), "{message}");
+    assert!(folder.path().join("run/latest").exists());
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_finishes_the_step_and_saves() {
+    let folder = workplace();
+    let mut arguments = vec!["train", "--data", "text.txt"];
+    arguments.extend(TINY);
+    arguments.extend(["--save", "run", "--train-iters", "1000000", "--save-interval", "0"]);
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ferrotron"))
+        .current_dir(folder.path())
+        .args(&arguments)
+        .stderr(std::process::Stdio::null())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let metrics = folder.path().join("run/metrics.jsonl");
+    while std::fs::metadata(&metrics).map_or(0, |data| data.len()) == 0 {
+        assert!(child.try_wait().unwrap().is_none(), "ended before its first step");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let last = losses(metrics).last().unwrap().0;
+    assert!(folder.path().join(format!("run/iter_{last:07}/model.safetensors")).exists());
+}
