@@ -25,7 +25,10 @@ impl Dropout {
         Ok(Dropout { path: scope.path().to_string(), p })
     }
 
-    /// (batch, sequence, features..) -> the same
+    /// (batch, sequence, features..) -> the same dims; what is kept is divided by 1 - p. The identity unless
+    /// training.
+    ///
+    /// Errors if batch or sequence are not as long as `ctx` says.
     pub fn forward(&self, ctx: &Context, x: &Var) -> Result<Var> {
         if ctx.mode == Mode::Eval || self.p == 0.0 {
             return Ok(x.clone());

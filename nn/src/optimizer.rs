@@ -87,6 +87,8 @@ pub struct Optimizer {
 
 impl Optimizer {
     /// Zero moments for every parameter, in the accumulation type (f32, or f64 for f64 weights).
+    ///
+    /// Errors, naming it, if a constant is out of its range.
     pub fn new(config: OptimizerConfig, buffers: &ParamBuffers) -> Result<Optimizer> {
         config.validate()?;
         let moments = buffers
