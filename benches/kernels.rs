@@ -2,15 +2,21 @@
 //! named shapes. Throughput is in elements: floating-point operations for products and attention, bytes
 //! for what memory bounds.
 
-use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main, measurement::WallTime};
+use criterion::{
+    BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main, measurement::WallTime,
+};
 use ferrotron::tensor::ops::adamw::{AdamW, adamw};
-use ferrotron::tensor::ops::attention::{AttentionConfig, attention, attention_backward_packed, split_packed};
-use ferrotron::tensor::ops::cross_entropy::{CrossEntropyConfig, cross_entropy, cross_entropy_backward};
+use ferrotron::tensor::ops::attention::{
+    AttentionConfig, attention, attention_backward_packed, split_packed,
+};
+use ferrotron::tensor::ops::cross_entropy::{
+    CrossEntropyConfig, cross_entropy, cross_entropy_backward,
+};
 use ferrotron::tensor::ops::layer_norm::{layer_norm, layer_norm_backward};
 use ferrotron::tensor::ops::matmul::{Accum, matmul_into};
 use ferrotron::tensor::ops::random::normal;
-use ferrotron::{DType, Device, Result, Tensor};
 use ferrotron::tensor::{Place, RandomKey};
+use ferrotron::{DType, Device, Result, Tensor};
 use std::time::Duration;
 
 /// A product: name, rows, inner dim, columns, and whether lhs and rhs are stored transposed.
@@ -46,7 +52,10 @@ fn random(device: &Device, dims: &[usize]) -> Result<Tensor> {
 
 fn group<'a>(c: &'a mut Criterion, name: &str) -> BenchmarkGroup<'a, WallTime> {
     let mut group = c.benchmark_group(name);
-    group.sample_size(10).measurement_time(Duration::from_secs(2)).warm_up_time(Duration::from_millis(500));
+    group
+        .sample_size(10)
+        .measurement_time(Duration::from_secs(2))
+        .warm_up_time(Duration::from_millis(500));
     group
 }
 
@@ -55,9 +64,14 @@ fn products(c: &mut Criterion) {
     let mut group = group(c, "gemm");
     for &(name, m, k, n, lhs_transposed, rhs_transposed) in PRODUCTS {
         let stored = |rows, cols, transposed: bool| {
-            if transposed { random(&device, &[cols, rows])?.transpose(0, 1) } else { random(&device, &[rows, cols]) }
+            if transposed {
+                random(&device, &[cols, rows])?.transpose(0, 1)
+            } else {
+                random(&device, &[rows, cols])
+            }
         };
-        let (lhs, rhs) = (stored(m, k, lhs_transposed).unwrap(), stored(k, n, rhs_transposed).unwrap());
+        let (lhs, rhs) =
+            (stored(m, k, lhs_transposed).unwrap(), stored(k, n, rhs_transposed).unwrap());
         let mut out = Tensor::zeros(&device, DType::F32, &[m, n]).unwrap();
         group.throughput(Throughput::Elements(2 * (m * k * n) as u64));
         group.bench_function(name, |b| {
@@ -82,7 +96,11 @@ fn attentions(c: &mut Criterion) {
         });
         group.throughput(Throughput::Elements(5 * product));
         group.bench_function(format!("{name} backward"), |bench| {
-            bench.iter(|| device.run(|| attention_backward_packed(&out, (&q, &k, &v), (&out, &lse), &config)).unwrap());
+            bench.iter(|| {
+                device
+                    .run(|| attention_backward_packed(&out, (&q, &k, &v), (&out, &lse), &config))
+                    .unwrap()
+            });
         });
     }
 }
@@ -118,16 +136,23 @@ fn memory_bound(c: &mut Criterion) {
     group.bench_function("cross_entropy backward", |b| {
         b.iter_batched(
             || logits.copy().unwrap(),
-            |logits| device.run(|| cross_entropy_backward(logits, &targets, &found.lse, &config, 1.0)).unwrap(),
+            |logits| {
+                device
+                    .run(|| cross_entropy_backward(logits, &targets, &found.lse, &config, 1.0))
+                    .unwrap()
+            },
             criterion::BatchSize::PerIteration,
         );
     });
 
     let n = 32 << 20;
-    let (mut w, g, mut m, mut v) = (vec![0.1_f32; n], vec![0.01_f32; n], vec![0.0_f32; n], vec![0.0_f32; n]);
+    let (mut w, g, mut m, mut v) =
+        (vec![0.1_f32; n], vec![0.01_f32; n], vec![0.0_f32; n], vec![0.0_f32; n]);
     group.throughput(Throughput::Bytes(7 * 4 * n as u64));
     group.bench_function("adamw", |b| {
-        b.iter(|| device.run(|| adamw(&device, &AdamW::default(), &mut w, &g, &mut m, &mut v)).unwrap());
+        b.iter(|| {
+            device.run(|| adamw(&device, &AdamW::default(), &mut w, &g, &mut m, &mut v)).unwrap()
+        });
     });
 }
 

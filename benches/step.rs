@@ -22,7 +22,8 @@ fn step(c: &mut Criterion) {
     // `bench` times its own steps, so that making the model does not count.
     group.bench_function("char model", |b| {
         b.iter_custom(|iterations| {
-            let seconds = (0..iterations).map(|_| bench(&config).expect("the step runs").s_per_step).sum();
+            let seconds =
+                (0..iterations).map(|_| bench(&config).expect("the step runs").s_per_step).sum();
             Duration::from_secs_f64(seconds)
         });
     });

@@ -1,1 +1,42 @@
-//! Ferrotron
+//! Ferrotron pre-trains GPT-class models. Its autograd knows about collectives, so that the same model
+//! code gives the same loss in every layout.
+//!
+//! This crate is the façade: it re-exports the crates that do the work and a [`prelude`].
+//!
+//! ```
+//! use ferrotron::prelude::*;
+//!
+//! let device = Device::cpu(2)?;
+//! let scope = Scope::new(&device, DType::F32, 1234);
+//! let layer = Linear::new(&scope.child("head"), 3, 2, Bias::Yes, Init::XavierUniform)?;
+//! let x = Var::constant(Tensor::from_slice(&device, &[1.0_f32, 2.0, 3.0], &[1, 3])?);
+//! layer.forward(&x)?.square()?.sum_all()?.backward()?;
+//! assert!(layer.weight().leaf().gradient()?.is_some());
+//! # Ok::<(), ferrotron::Error>(())
+//! ```
+#![deny(missing_docs)]
+
+pub use ferrotron_autograd as autograd;
+pub use ferrotron_models as models;
+pub use ferrotron_nn as nn;
+pub use ferrotron_tensor as tensor;
+
+pub use ferrotron_autograd::{
+    GradcheckOptions, Leaf, Var, checkpoint, gradcheck, gradcheck_leaves, no_grad,
+};
+pub use ferrotron_tensor::{DType, Device, Error, ErrorKind, Result, Tensor};
+
+/// What most programs need.
+pub mod prelude {
+    pub use ferrotron_autograd::{
+        Backward, GradcheckOptions, Grads, Leaf, Var, checkpoint, gradcheck, gradcheck_leaves,
+        no_grad,
+    };
+    pub use ferrotron_models::gpt::{Gpt, GptConfig};
+    pub use ferrotron_nn::{
+        Activation, Attention, AttentionConfig, Bias, Context, Decay, Dropout, Embedding, Init,
+        LayerNorm, Linear, Mlp, MlpConfig, Mode, Module, Norm, Optimizer, OptimizerConfig, Param,
+        ParamBuffers, RmsNorm, Scope, StepConfig, clip_coefficient,
+    };
+    pub use ferrotron_tensor::{At, DType, Device, Error, Place, RandomKey, Result, Tensor};
+}

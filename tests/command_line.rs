@@ -6,9 +6,30 @@ use tempfile::TempDir;
 
 /// A model that trains in a blink.
 const TINY: &[&str] = &[
-    "--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "8",
-    "--micro-batch-size", "2", "--train-iters", "20", "--eval-interval", "10", "--save-interval", "5",
-    "--save-retain", "10", "--log-interval", "5", "--sample-length", "20", "--threads", "1",
+    "--num-layers",
+    "1",
+    "--hidden-size",
+    "16",
+    "--num-attention-heads",
+    "2",
+    "--seq-length",
+    "8",
+    "--micro-batch-size",
+    "2",
+    "--train-iters",
+    "20",
+    "--eval-interval",
+    "10",
+    "--save-interval",
+    "5",
+    "--save-retain",
+    "10",
+    "--log-interval",
+    "5",
+    "--sample-length",
+    "20",
+    "--threads",
+    "1",
 ];
 
 fn ferrotron(folder: &Path, arguments: &[&str]) -> Output {
@@ -28,13 +49,15 @@ fn train(folder: &Path, more: &[&str]) -> Output {
 
 fn workplace() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let text: String = (0..400).map(|i| format!("line {} of a small text.\n", i * 7919 % 1000)).collect();
+    let text: String =
+        (0..400).map(|i| format!("line {} of a small text.\n", i * 7919 % 1000)).collect();
     std::fs::write(folder.path().join("text.txt"), text).unwrap();
     folder
 }
 
 fn succeeded(output: Output) -> String {
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "status {:?}\n{out}\n{err}", output.status);
     out.into_owned()
 }
@@ -65,23 +88,38 @@ fn a_run_leaves_metrics_a_picture_and_a_checkpoint_that_generates() {
     assert_eq!(lines.iter().map(|line| line.0).collect::<Vec<_>>(), (1..=20).collect::<Vec<_>>());
     assert!(std::fs::read_to_string(run.join("loss.svg")).unwrap().contains("<svg"));
 
-    let text = succeeded(ferrotron(folder.path(), &["generate", "--prompt", "line", "--max-new-tokens", "12"]));
-    assert!(text.starts_with("line") && text.trim_end_matches('\n').chars().count() >= 10, "{text:?}");
-    let again = succeeded(ferrotron(folder.path(), &["generate", "--prompt", "line", "--max-new-tokens", "12"]));
+    let text = succeeded(ferrotron(
+        folder.path(),
+        &["generate", "--prompt", "line", "--max-new-tokens", "12"],
+    ));
+    assert!(
+        text.starts_with("line") && text.trim_end_matches('\n').chars().count() >= 10,
+        "{text:?}"
+    );
+    let again = succeeded(ferrotron(
+        folder.path(),
+        &["generate", "--prompt", "line", "--max-new-tokens", "12"],
+    ));
     assert_eq!(text, again, "the same seed gives the same text");
 
     let report = succeeded(ferrotron(folder.path(), &["eval", "--data", "text.txt", "--json"]));
     let report: serde_json::Value = serde_json::from_str(&report).unwrap();
-    assert!(report["loss"].as_f64().unwrap().is_finite() && report["tokens"].as_u64().unwrap() > 100);
+    assert!(
+        report["loss"].as_f64().unwrap().is_finite() && report["tokens"].as_u64().unwrap() > 100
+    );
 
     succeeded(ferrotron(folder.path(), &["export", "--load", "runs/0001", "--output", "hf"]));
-    assert!(folder.path().join("hf/model.safetensors").exists() && folder.path().join("hf/config.json").exists());
+    assert!(
+        folder.path().join("hf/model.safetensors").exists()
+            && folder.path().join("hf/config.json").exists()
+    );
 }
 
 #[test]
 fn a_resumed_run_is_the_same_run_to_the_last_bit() {
     let folder = workplace();
-    let dropout = ["--hidden-dropout", "0.1", "--attention-dropout", "0.1", "--global-batch-size", "4"];
+    let dropout =
+        ["--hidden-dropout", "0.1", "--attention-dropout", "0.1", "--global-batch-size", "4"];
     let whole = [&dropout[..], &["--save", "whole"]].concat();
     succeeded(train(folder.path(), &whole));
 
@@ -140,10 +178,18 @@ fn bad_input_gets_one_clear_line() {
         (&["train", "--data", "empty.txt"], 1, &["empty.txt", "empty"]),
         (&["train", "--data", "short.txt", "--seq-length", "8"], 1, &["8"]),
         (&["train", "--data", "odd.bin", "--tokenizer", "gpt2"], 1, &["odd.bin"]),
-        (&["train", "--data", "text.txt", "--hidden-size", "10", "--num-attention-heads", "4"], 2, &["4", "10"]),
+        (
+            &["train", "--data", "text.txt", "--hidden-size", "10", "--num-attention-heads", "4"],
+            2,
+            &["4", "10"],
+        ),
         (&["train", "--data", "text.txt", "--num-query-groups", "3"], 2, &["3", "4"]),
         (&["train", "--data", "text.txt", "--micro-batch-size", "0"], 2, &["micro"]),
-        (&["train", "--data", "text.txt", "--micro-batch-size", "3", "--global-batch-size", "4"], 2, &["3", "4"]),
+        (
+            &["train", "--data", "text.txt", "--micro-batch-size", "3", "--global-batch-size", "4"],
+            2,
+            &["3", "4"],
+        ),
         (&["train", "--data", "text.txt", "--tokenizer", "word"], 2, &["word"]),
         (&["train", "--data", "text.txt", "--threads", "0"], 2, &["0"]),
         (&["train", "--data", "text.txt", "--lr-decay-style", "steps"], 2, &["steps"]),
@@ -177,7 +223,23 @@ fn bad_input_gets_one_clear_line() {
 #[test]
 fn a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint() {
     let folder = workplace();
-    let output = train(folder.path(), &["--save", "run", "--lr", "1e30", "--lr-decay-style", "constant", "--lr-warmup-iters", "0", "--clip-grad", "0", "--save-interval", "1"]);
+    let output = train(
+        folder.path(),
+        &[
+            "--save",
+            "run",
+            "--lr",
+            "1e30",
+            "--lr-decay-style",
+            "constant",
+            "--lr-warmup-iters",
+            "0",
+            "--clip-grad",
+            "0",
+            "--save-interval",
+            "1",
+        ],
+    );
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{message}");
     assert!(message.contains("step ") && message.contains("first offender: "), "{message}");

@@ -52,6 +52,19 @@ impl<F: FnOnce(Tensor, &mut Grads) -> Result<()> + Send + 'static> Backward for 
     }
 }
 
+/// A closure under the name of its operation, for those that keep no tensor.
+pub(crate) struct Named<F>(pub(crate) &'static str, pub(crate) F);
+
+impl<F: FnOnce(Tensor, &mut Grads) -> Result<()> + Send + 'static> Backward for Named<F> {
+    fn name(&self) -> &'static str {
+        self.0
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        self.1(dy.single()?, dx)
+    }
+}
+
 /// The gradients of an operation's results; those of results that nobody used are missing.
 pub struct Cotangents(pub(crate) Vec<Option<Tensor>>);
 
@@ -90,9 +103,9 @@ impl Grads<'_> {
     }
 
     /// Hands over the gradient of operand `i`. It may have the dims that the operand was broadcast to:
-    /// it is summed back. Ignored if nobody wants it.
+    /// it is summed back. Ignored if nobody wants it, or if this optional operand was not given.
     pub fn give(&mut self, i: usize, gradient: Tensor) -> Result<()> {
-        let (Some(source), slot) = &self.node.inputs[i] else { return Ok(()) };
+        let Some((Some(source), slot)) = self.node.inputs.get(i) else { return Ok(()) };
         let gradient = sum_to(&gradient, &slot.dims)?;
         match source {
             Source::Leaf(leaf) => leaf.give(gradient),
@@ -125,7 +138,7 @@ impl Grads<'_> {
         i: usize,
         write: impl FnOnce(&mut Tensor, Accum) -> Result<()>,
     ) -> Result<()> {
-        let (Some(source), slot) = &self.node.inputs[i] else { return Ok(()) };
+        let Some((Some(source), slot)) = self.node.inputs.get(i) else { return Ok(()) };
         match source {
             Source::Leaf(leaf) => leaf.accumulate(write),
             Source::Node(node, output) => {
@@ -148,8 +161,8 @@ impl Grads<'_> {
         i: usize,
         write: impl FnOnce(&mut Tensor, Accum) -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        match (&self.node.inputs[i].0, self.mode) {
-            (Some(Source::Leaf(leaf)), WeightGrads::Deferred) => {
+        match (self.node.inputs.get(i), self.mode) {
+            (Some((Some(Source::Leaf(leaf)), _)), WeightGrads::Deferred) if !leaf.stands_in() => {
                 self.deferred.push(leaf.clone(), Box::new(write));
                 Ok(())
             }

@@ -2,11 +2,11 @@
 //!
 //! Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
 
-use ferrotron_tensor::{Category, Result, Tensor};
+use ferrotron_tensor::{Result, Tensor};
 
 use crate::engine::backward;
 use crate::recording::{Recording, with};
-use crate::{Backward, Cotangents, Grads, Leaf, Var};
+use crate::{Backward, Cotangents, Grads, Leaf, Saved, Var};
 
 /// Runs `f` on `inputs`, keeping only the inputs; backward runs it again and then walks its graph.
 ///
@@ -39,11 +39,11 @@ pub fn checkpoint(
     // input wants a gradient, and an outer region learns of them.
     let leaves = distinct(touched).iter().map(Leaf::var).collect::<Result<Vec<_>>>()?;
     let operands: Vec<&Var> = inputs.iter().copied().chain(&leaves).collect();
-    let wanted: Vec<bool> = inputs.iter().map(|input| input.needs_gradient()).collect();
-    Var::record_many(&operands, values, move || {
-        let inputs: Vec<Tensor> = detached.into_iter().map(Var::into_value).collect();
-        inputs.iter().for_each(|input| input.set_category(Category::Saved));
-        Region { f: Box::new(f), inputs, wanted }
+    Var::record_many(&operands, values, || Region {
+        f: Box::new(f),
+        captured: leaves.iter().map(Var::save).collect(),
+        inputs: inputs.iter().map(|input| input.save()).collect(),
+        wanted: inputs.iter().map(|input| input.needs_gradient()).collect(),
     })
 }
 
@@ -61,7 +61,9 @@ type Rerun = Box<dyn Fn(&[Var]) -> Result<Vec<Var>> + Send>;
 
 struct Region {
     f: Rerun,
-    inputs: Vec<Tensor>,
+    /// Parameters that the region read: only that they are unchanged is of interest.
+    captured: Vec<Saved>,
+    inputs: Vec<Saved>,
     wanted: Vec<bool>,
 }
 
@@ -71,11 +73,13 @@ impl Backward for Region {
     }
 
     fn saved(&self) -> Vec<&Tensor> {
-        self.inputs.iter().collect()
+        self.inputs.iter().filter_map(Saved::held).collect()
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
-        let Region { f, inputs, wanted } = *self;
+        let Region { f, captured, inputs, wanted } = *self;
+        captured.iter().try_for_each(Saved::check)?;
+        let inputs = inputs.iter().map(Saved::value).collect::<Result<Vec<_>>>()?;
         // Leaves of the inner graph stand in for the inputs that want a gradient.
         let stand_ins: Vec<Option<Leaf>> = inputs
             .iter()

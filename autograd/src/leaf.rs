@@ -28,6 +28,8 @@ struct Inner {
     dims: Dims,
     dtype: DType,
     device: Device,
+    /// Whether this is an input of a checkpoint region instead of a parameter.
+    stands_in: bool,
     version: AtomicU64,
     value: Mutex<Value>,
     gradient: Mutex<Gradient>,
@@ -81,7 +83,15 @@ impl Leaf {
     /// A leaf that stands for an input of a checkpoint region; its value stays what it was.
     pub(crate) fn stand_in(value: Tensor) -> Leaf {
         let (device, dtype, dims) = (value.device().clone(), value.dtype(), value.dims().into());
-        Self::with_value("checkpoint input".into(), device, dtype, dims, Value::Own(value))
+        let mut leaf =
+            Self::with_value("checkpoint input".into(), device, dtype, dims, Value::Own(value));
+        Arc::get_mut(&mut leaf.0).expect("the leaf is new").stands_in = true;
+        leaf
+    }
+
+    /// Whether this is an input of a checkpoint region: its gradient is wanted at once, never deferred.
+    pub(crate) fn stands_in(&self) -> bool {
+        self.0.stands_in
     }
 
     /// The gradient, handed over to the only one who wants it.
@@ -100,6 +110,7 @@ impl Leaf {
             dims,
             dtype,
             device,
+            stands_in: false,
             version: AtomicU64::new(0),
             value: Mutex::new(value),
             gradient: Mutex::new(gradient),

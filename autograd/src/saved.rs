@@ -4,6 +4,7 @@ use ferrotron_tensor::{Category, Error, Result, Tensor};
 use std::sync::Arc;
 
 use crate::Leaf;
+use crate::recording::{Recording, current};
 
 /// An operand as kept for backward.
 #[derive(Clone)]
@@ -18,8 +19,11 @@ pub enum Saved {
 }
 
 impl Saved {
+    /// Counts the value as kept, unless this thread records nothing: then it is not.
     pub(crate) fn tensor(value: &Tensor) -> Saved {
-        value.set_category(Category::Saved);
+        if current(|recording| matches!(recording, Recording::On)) {
+            value.set_category(Category::Saved);
+        }
         Saved::Tensor(value.clone())
     }
 
@@ -27,17 +31,25 @@ impl Saved {
     ///
     /// Errors if a parameter was updated since the forward pass.
     pub fn value(&self) -> Result<Tensor> {
+        self.check()?;
         match self {
             Saved::Tensor(tensor) => Ok(tensor.clone()),
             Saved::Recompute(compute) => compute(),
-            Saved::Leaf(leaf, version) if leaf.version() == *version => leaf.value(),
-            Saved::Leaf(leaf, _) => Err(Error::graph(
+            Saved::Leaf(leaf, _) => leaf.value(),
+        }
+    }
+
+    /// Errors if this is a parameter that was updated since the forward pass.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self {
+            Saved::Leaf(leaf, version) if leaf.version() != *version => Err(Error::graph(
                 "backward",
                 format!(
                     "'{}' was updated between forward and backward; call backward before the optimizer step",
                     leaf.name()
                 ),
             )),
+            _ => Ok(()),
         }
     }
 

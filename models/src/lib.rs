@@ -13,6 +13,7 @@ pub mod gpt;
 pub mod hugging_face;
 pub mod plot;
 pub mod presets;
+pub mod run;
 mod tensor_file;
 pub mod tokenizer;
 pub mod trainer;

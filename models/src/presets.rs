@@ -70,6 +70,14 @@ impl Preset {
     }
 
     /// The model, GPT-2 style.
+    ///
+    /// ```
+    /// use ferrotron_models::presets::Preset;
+    /// let config = Preset::find("gpt2-124m")?.config();
+    /// assert_eq!((config.num_layers, config.hidden_size), (12, 768));
+    /// assert_eq!(config.num_parameters(), 124_439_808);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
     pub fn config(&self) -> GptConfig {
         GptConfig::gpt2(
             GPT2_VOCAB,

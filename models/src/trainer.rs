@@ -9,6 +9,7 @@ use ferrotron_tensor::{Device, Error, Result, Tensor};
 use std::time::Instant;
 
 use crate::batch_size::BatchSize;
+use crate::checkpoint::Progress;
 use crate::data::{Batch, Sampler};
 use crate::gpt::{Gpt, GptConfig};
 
@@ -25,15 +26,6 @@ pub struct TrainerConfig {
     pub clip_grad: f64,
     /// Samples per step and per micro-batch.
     pub batch_size: BatchSize,
-}
-
-/// How far a run is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Progress {
-    /// Steps taken.
-    pub step: u64,
-    /// Samples seen; the order of the data is a function of it.
-    pub consumed_samples: u64,
 }
 
 /// What one step found.
@@ -114,14 +106,13 @@ impl Trainer {
     }
 
     /// How far the run is.
-    pub fn progress(&self) -> Progress {
-        self.progress
+    pub fn progress(&self) -> &Progress {
+        &self.progress
     }
 
-    /// Continues from where a checkpoint was.
+    /// Continues from where a checkpoint was; its weights and moments are loaded by itself.
     pub fn set_progress(&mut self, progress: Progress) {
         self.progress = progress;
-        self.optimizer.set_steps(progress.step);
     }
 
     /// Takes one step over the next global batch of `sampler`.

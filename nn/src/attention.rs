@@ -34,6 +34,27 @@ pub struct AttentionConfig {
 }
 
 /// softmax(q k^T / sqrt(D)) v, causal: Vaswani et al., arXiv 1706.03762.
+///
+/// Two linear layers: `qkv` from C to (H + 2G) D, whose outputs are the query heads, then the key heads, then
+/// the value heads; and `proj` from H D back to C.
+///
+/// ```
+/// use ferrotron_autograd::Var;
+/// use ferrotron_nn::{Attention, AttentionConfig, Bias, Context, Init, Mode, Scope};
+/// use ferrotron_tensor::{DType, Device, Tensor};
+/// let device = Device::cpu(1)?;
+/// let init = Init::Normal { std: 0.02 };
+/// // Four query heads of width 8 share two key and value heads.
+/// let config = AttentionConfig {
+///     hidden: 32, heads: 4, groups: 2, head_dim: 8, bias: Bias::No, rotary_base: Some(10_000.0),
+///     dropout: 0.0, init, residual_init: init,
+/// };
+/// let attention = Attention::new(&Scope::new(&device, DType::F32, 1234).child("attn"), &config)?;
+/// let x = Var::constant(Tensor::zeros(&device, DType::F32, &[2, 10, 32])?);
+/// let y = attention.forward(&Context::new(1234, 0, Mode::Train, 2, 10), &x, None)?;
+/// assert_eq!(y.dims(), [2, 10, 32]);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Attention {
     path: String,
@@ -45,7 +66,8 @@ pub struct Attention {
 impl Attention {
     /// Makes the two layers.
     ///
-    /// Errors unless the groups divide the heads.
+    /// Errors unless the groups divide the heads, no size is 0 and, with rotary positions, the width of a head
+    /// is even.
     pub fn new(scope: &Scope, config: &AttentionConfig) -> Result<Attention> {
         let AttentionConfig { hidden, heads, groups, head_dim, .. } = *config;
         if heads == 0 || groups == 0 || head_dim == 0 || heads % groups != 0 {
@@ -80,7 +102,9 @@ impl Attention {
     }
 
     /// (B, T, C) -> (B, T, C). With a cache, the positions follow those that it holds, and it takes up
-    /// the new ones.
+    /// the new ones; no gradient then flows back through attention.
+    ///
+    /// Errors if `x` has other dims, or the cache has no room for T more positions.
     pub fn forward(&self, ctx: &Context, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
         let AttentionConfig { heads, groups, head_dim, .. } = self.config;
         let &[batch, positions, _] = x.dims() else {
@@ -147,7 +171,7 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// Room for `capacity` positions of `batch` sequences.
+    /// Room for `capacity` positions of `batch` sequences: 2 x batch x capacity x G x D elements of `dtype`.
     pub fn new(
         device: &Device,
         dtype: DType,

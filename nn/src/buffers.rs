@@ -21,6 +21,28 @@ pub struct ParamGroup {
 }
 
 /// All parameters of a model, grouped.
+///
+/// ```
+/// use ferrotron_autograd::Var;
+/// use ferrotron_nn::{
+///     Bias, Init, Linear, Module, Optimizer, OptimizerConfig, ParamBuffers, Scope, StepConfig, clip_coefficient,
+/// };
+/// use ferrotron_tensor::{DType, Device, Tensor};
+/// let device = Device::cpu(1)?;
+/// let layer = Linear::new(&Scope::new(&device, DType::F32, 1234), 3, 2, Bias::Yes, Init::XavierNormal)?;
+/// let buffers = ParamBuffers::new(&layer.params())?;
+/// assert_eq!((buffers.groups().len(), buffers.numel()), (2, 8)); // the weight decays, the bias does not
+///
+/// let mut optimizer = Optimizer::new(OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 }, &buffers)?;
+/// let x = Var::constant(Tensor::full(&device, DType::F32, &[1, 3], 1.0)?);
+/// buffers.zero_gradients();
+/// layer.forward(&x)?.sum_all()?.backward()?;
+/// buffers.check_gradients()?;
+/// assert_eq!(buffers.sq_norm()?, 8.0); // every derivative is 1
+/// let grad_scale = clip_coefficient(buffers.sq_norm()?.sqrt(), 1.0);
+/// optimizer.step(&buffers, &StepConfig { lr: 0.1, grad_scale })?;
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
 pub struct ParamBuffers {
     groups: Vec<ParamGroup>,
 }

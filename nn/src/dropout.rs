@@ -25,12 +25,19 @@ impl Dropout {
         Ok(Dropout { path: scope.path().to_string(), p })
     }
 
-    /// (batch, sequence, features..) -> the same
+    /// (batch, sequence, features..) -> the same dims; what is kept is divided by 1 - p. The identity unless
+    /// training.
+    ///
+    /// Errors if batch or sequence are not as long as `ctx` says.
     pub fn forward(&self, ctx: &Context, x: &Var) -> Result<Var> {
         if ctx.mode == Mode::Eval || self.p == 0.0 {
             return Ok(x.clone());
         }
-        let place = ctx.place(&x.dims()[2..]).at(&self.path)?;
+        let Some(features) = x.dims().get(2..) else {
+            let message = format!("needs (batch, sequence, ..), got {:?}", x.dims());
+            return Err(Error::shape("dropout", message).at(&self.path));
+        };
+        let place = ctx.place(features).at(&self.path)?;
         x.dropout(self.p, &ctx.key(&self.path), &place).at(&self.path)
     }
 

@@ -13,7 +13,7 @@ pub struct Embedding {
 }
 
 impl Embedding {
-    /// A table of `count` rows of `width`.
+    /// A table of `count` rows of `width`. Errors if either is 0.
     pub fn new(scope: &Scope, count: usize, width: usize, init: Init) -> Result<Embedding> {
         if count == 0 || width == 0 {
             return Err(Error::config(
@@ -28,7 +28,7 @@ impl Embedding {
         })
     }
 
-    /// ids (..) -> (.., width)
+    /// ids (..) -> (.., width). Errors if an id is not below `count`.
     pub fn forward(&self, ids: &Tensor) -> Result<Var> {
         self.weight.var()?.embedding(ids).at(&self.path)
     }

@@ -34,7 +34,7 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// A layer from `inputs` to `outputs` features.
+    /// A layer from `inputs` to `outputs` features. Errors if either is 0.
     pub fn new(
         scope: &Scope,
         inputs: usize,
@@ -57,7 +57,7 @@ impl Linear {
         })
     }
 
-    /// (.., in) -> (.., out)
+    /// (.., in) -> (.., out). Errors if the last dim of `x` is another.
     pub fn forward(&self, x: &Var) -> Result<Var> {
         let bias = self.bias.as_ref().map(Param::var).transpose()?;
         x.linear(&self.weight.var()?, bias.as_ref()).at(&self.path)

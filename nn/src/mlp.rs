@@ -35,7 +35,24 @@ pub struct MlpConfig {
     pub residual_init: Init,
 }
 
-/// proj(activation(fc(x))), where SwiGLU's first layer computes gate and up side by side.
+/// proj(activation(fc(x))), where SwiGLU's first layer computes gate and up side by side: the first half of
+/// its outputs is the gate.
+///
+/// ```
+/// use ferrotron_autograd::Var;
+/// use ferrotron_nn::{Activation, Bias, Init, Mlp, MlpConfig, Module, Scope};
+/// use ferrotron_tensor::{DType, Device, Tensor};
+/// let device = Device::cpu(1)?;
+/// let init = Init::Normal { std: 0.02 };
+/// let config = MlpConfig {
+///     hidden: 8, ffn_hidden: 16, activation: Activation::SwiGlu, bias: Bias::No, init, residual_init: init,
+/// };
+/// let mlp = Mlp::new(&Scope::new(&device, DType::F32, 1234).child("mlp"), &config)?;
+/// let x = Var::constant(Tensor::zeros(&device, DType::F32, &[2, 5, 8])?);
+/// assert_eq!(mlp.forward(&x)?.dims(), [2, 5, 8]);
+/// assert_eq!(mlp.params()[0].name(), "mlp.gate_up.weight");
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Mlp {
     fc: Linear,
@@ -44,7 +61,7 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// Makes the two layers.
+    /// Makes the two layers. Errors if a width is 0.
     pub fn new(scope: &Scope, config: &MlpConfig) -> Result<Mlp> {
         let (name, outputs) = match config.activation {
             Activation::SwiGlu => ("gate_up", 2 * config.ffn_hidden),

@@ -15,7 +15,7 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// A norm of `width` features.
+    /// A norm of `width` features; `eps` is added to the variance.
     pub fn new(scope: &Scope, width: usize, bias: Bias, eps: f64) -> LayerNorm {
         LayerNorm {
             path: scope.path().to_string(),
@@ -49,7 +49,7 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// A norm of `width` features.
+    /// A norm of `width` features; `eps` is added to the mean of the squares.
     pub fn new(scope: &Scope, width: usize, eps: f64) -> RmsNorm {
         RmsNorm {
             path: scope.path().to_string(),

@@ -87,6 +87,8 @@ pub struct Optimizer {
 
 impl Optimizer {
     /// Zero moments for every parameter, in the accumulation type (f32, or f64 for f64 weights).
+    ///
+    /// Errors, naming it, if a constant is out of its range.
     pub fn new(config: OptimizerConfig, buffers: &ParamBuffers) -> Result<Optimizer> {
         config.validate()?;
         let moments = buffers
@@ -108,8 +110,9 @@ impl Optimizer {
 
     /// Updates the weights from their gradients, one pass over each group.
     ///
-    /// Errors if a weight is still held by a graph that was not walked.
+    /// Errors if a weight is still held by a graph that was not walked; nothing has changed then.
     pub fn step(&mut self, buffers: &ParamBuffers, step: &StepConfig) -> Result<()> {
+        self.check_writable(buffers)?;
         self.step += 1;
         for (group, moments) in buffers.groups().iter().zip(&mut self.moments) {
             let mut weights = lock(&group.weights);
@@ -137,6 +140,18 @@ impl Optimizer {
             });
         }
         buffers.mark_updated();
+        Ok(())
+    }
+
+    /// Errors if anybody reads a weight or a moment: a step that ends in the middle would leave some groups
+    /// updated and others not.
+    fn check_writable(&mut self, buffers: &ParamBuffers) -> Result<()> {
+        for (group, moments) in buffers.groups().iter().zip(&mut self.moments) {
+            let mut weights = lock(&group.weights);
+            for flat in [&mut *weights].into_iter().chain(moments) {
+                dispatch_float!("optimizer", flat.dtype(), T => flat.whole_mut::<T>().map(drop))?;
+            }
+        }
         Ok(())
     }
 

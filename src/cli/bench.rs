@@ -31,7 +31,10 @@ pub struct BenchArgs {
 /// Prints one JSON line.
 pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
     if args.steps == 0 || args.micro_batch_size == 0 || args.vocab_size == 0 {
-        return Err(Error::config("bench", "--steps, --micro-batch-size and --vocab-size must be positive"));
+        return Err(Error::config(
+            "bench",
+            "--steps, --micro-batch-size and --vocab-size must be positive",
+        ));
     }
     args.device.open()?;
     let report = measure(&BenchConfig {
@@ -43,7 +46,8 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
         dtype: args.device.dtype()?,
         threads: args.device.threads(),
     })?;
-    let line = serde_json::to_string(&report).map_err(|error| Error::io("bench", error.to_string()))?;
+    let line =
+        serde_json::to_string(&report).map_err(|error| Error::io("bench", error.to_string()))?;
     println!("{line}");
     Ok(ExitCode::SUCCESS)
 }

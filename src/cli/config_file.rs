@@ -15,7 +15,8 @@ pub fn expand(arguments: Vec<OsString>) -> Result<Vec<OsString>> {
     }) else {
         return Ok(arguments);
     };
-    let inline = arguments[at].to_str().and_then(|text| text.strip_prefix("--config=")).map(OsString::from);
+    let inline =
+        arguments[at].to_str().and_then(|text| text.strip_prefix("--config=")).map(OsString::from);
     let width = if inline.is_some() { 1 } else { 2 };
     let Some(path) = inline.or_else(|| arguments.get(at + 1).cloned()) else {
         return Err(Error::config("--config", "needs the path of a TOML file"));
@@ -23,7 +24,9 @@ pub fn expand(arguments: Vec<OsString>) -> Result<Vec<OsString>> {
     let mut expanded: Vec<OsString> = arguments.iter().take(2).cloned().collect();
     expanded.extend(read(Path::new(&path))?.into_iter().map(OsString::from));
     let rest = arguments.iter().enumerate().skip(2);
-    expanded.extend(rest.filter(|(i, _)| *i < at || *i >= at + width).map(|(_, argument)| argument.clone()));
+    expanded.extend(
+        rest.filter(|(i, _)| *i < at || *i >= at + width).map(|(_, argument)| argument.clone()),
+    );
     Ok(expanded)
 }
 
@@ -43,11 +46,15 @@ fn read(path: &Path) -> Result<Vec<String>> {
             Value::Array(values) => {
                 arguments.push(flag);
                 for value in values {
-                    arguments.push(scalar(&value).ok_or_else(|| refuse(format!("'{key}' holds a value that is no option")))?);
+                    arguments.push(scalar(&value).ok_or_else(|| {
+                        refuse(format!("'{key}' holds a value that is no option"))
+                    })?);
                 }
             }
             value => {
-                let text = scalar(&value).ok_or_else(|| refuse(format!("'{key}' is a table; keys are the options' names")))?;
+                let text = scalar(&value).ok_or_else(|| {
+                    refuse(format!("'{key}' is a table; keys are the options' names"))
+                })?;
                 arguments.extend([flag, text]);
             }
         }

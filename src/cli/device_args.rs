@@ -25,7 +25,10 @@ impl DeviceArgs {
 
     pub fn open(&self) -> Result<Device> {
         if self.device != "cpu" {
-            return Err(Error::config("--device", format!("'{}' is not supported: use cpu", self.device)));
+            return Err(Error::config(
+                "--device",
+                format!("'{}' is not supported: use cpu", self.device),
+            ));
         }
         Device::cpu(self.threads())
     }
@@ -33,7 +36,10 @@ impl DeviceArgs {
     pub fn dtype(&self) -> Result<DType> {
         match self.dtype.parse() {
             Ok(dtype @ (DType::F32 | DType::F64)) => Ok(dtype),
-            _ => Err(Error::config("--dtype", format!("'{}' cannot be trained in: use f32 or f64", self.dtype))),
+            _ => Err(Error::config(
+                "--dtype",
+                format!("'{}' cannot be trained in: use f32 or f64", self.dtype),
+            )),
         }
     }
 }

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use super::corpus;
 use super::device_args::DeviceArgs;
-use super::generate::load;
+use super::generate::Loaded;
 
 #[derive(Debug, Args)]
 pub struct EvalArgs {
@@ -38,23 +38,31 @@ pub struct EvalArgs {
 
 /// Measures the loss over every token of the validation part.
 pub fn eval(args: &EvalArgs) -> Result<ExitCode> {
-    let loaded = load(args.load.as_ref(), &args.device)?;
+    let (loaded, tokenizer) = Loaded::with_tokenizer(args.load.as_ref(), &args.device)?;
     let whole = args.split >= 1.0;
     let split = if whole { 0.0 } else { args.split };
     let dataset = if args.data.is_empty() {
-        Dataset::from_text(&corpus::text(), &loaded.tokenizer, split)?
+        Dataset::from_text(&corpus::text(), &tokenizer, split)?
     } else {
-        Dataset::open(&DataConfig { data: args.data.clone(), validation_data: Vec::new(), split }, &loaded.tokenizer)?
+        Dataset::open(
+            &DataConfig { data: args.data.clone(), validation_data: Vec::new(), split },
+            &tokenizer,
+        )?
     };
     let source = if whole { Some(dataset.train) } else { dataset.validation };
     let source = source.ok_or_else(|| Error::config("--split", "0 leaves nothing to evaluate"))?;
     let seq_length = args.seq_length.unwrap_or(loaded.gpt.config().max_position_embeddings);
-    let found = evaluate(&loaded.gpt, &Validation::new(source, seq_length, args.micro_batch_size)?, None)?;
+    let found =
+        evaluate(&loaded.gpt, &Validation::new(source, seq_length, args.micro_batch_size)?, None)?;
     if args.json {
-        let report = json!({ "loss": found.loss, "perplexity": found.perplexity, "tokens": found.tokens });
+        let report =
+            json!({ "loss": found.loss, "perplexity": found.perplexity, "tokens": found.tokens });
         println!("{report}");
     } else {
-        println!("loss {:.4} over {} tokens (perplexity {:.2})", found.loss, found.tokens, found.perplexity);
+        println!(
+            "loss {:.4} over {} tokens (perplexity {:.2})",
+            found.loss, found.tokens, found.perplexity
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

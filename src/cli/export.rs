@@ -2,14 +2,12 @@
 
 use clap::{Args, ValueEnum};
 use ferrotron::Result;
-use ferrotron::models::checkpoint::Checkpoint;
-use ferrotron::models::gpt::Gpt;
 use ferrotron::models::hugging_face;
-use ferrotron::nn::{Module, Scope};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use super::device_args::DeviceArgs;
+use super::generate::Loaded;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
@@ -34,17 +32,14 @@ pub struct ExportArgs {
 
 /// Writes the model in the asked format.
 pub fn export(args: &ExportArgs) -> Result<ExitCode> {
-    let device = args.device.open()?;
-    let gpt = if hugging_face::is_folder(&args.load) {
-        hugging_face::import(&args.load, &device, args.device.dtype()?)?
-    } else {
-        let checkpoint = Checkpoint::open(&args.load)?;
-        let gpt = Gpt::new(&Scope::new(&device, checkpoint.dtype()?, 0), checkpoint.config())?;
-        checkpoint.load_params(&gpt.params())?;
-        gpt
-    };
+    let Loaded { gpt, tokenizer, .. } = Loaded::open(&args.load, &args.device)?;
     match args.format {
-        Format::Hf => hugging_face::export(&gpt, &args.output)?,
+        Format::Hf => {
+            hugging_face::export(&gpt, &args.output)?;
+            if let Some(tokenizer) = tokenizer {
+                hugging_face::export_tokenizer(&tokenizer, &args.output)?;
+            }
+        }
     }
     println!("{}", args.output.display());
     Ok(ExitCode::SUCCESS)

@@ -4,11 +4,12 @@ use clap::Args;
 use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::generate::{Sampling, generate as continue_tokens};
 use ferrotron::models::gpt::Gpt;
+use ferrotron::models::hugging_face;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::nn::{Module, Scope};
 use ferrotron::{Error, Result};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::device_args::DeviceArgs;
@@ -43,40 +44,70 @@ pub struct GenerateArgs {
 
 /// A trained model with its tokenizer.
 pub struct Loaded {
-    pub checkpoint: Checkpoint,
     pub scope: Scope,
     pub gpt: Gpt,
-    pub tokenizer: Tokenizer,
+    pub tokenizer: Option<Tokenizer>,
 }
 
-/// Loads the weights of a checkpoint, of the newest run if none is named.
-pub fn load(path: Option<&PathBuf>, device: &DeviceArgs) -> Result<Loaded> {
-    let newest = || match newest_run()? {
-        Some((_, path)) => Ok(path),
-        None => Err(Error::config("--load", "there is no run in runs/: train one first or name a checkpoint")),
-    };
-    let path = path.cloned().map_or_else(newest, Ok)?;
-    let checkpoint = Checkpoint::open(&path)?;
-    let Some(tokenizer) = checkpoint.tokenizer().cloned() else {
-        return Err(Error::config("--load", format!("{} has no tokenizer", checkpoint.folder().display())));
-    };
-    let scope = Scope::new(&device.open()?, checkpoint.dtype()?, 0);
-    let gpt = Gpt::new(&scope, checkpoint.config())?;
-    checkpoint.load_params(&gpt.params())?;
-    Ok(Loaded { checkpoint, scope, gpt, tokenizer })
+impl Loaded {
+    /// Loads a run folder, a checkpoint or a Hugging Face folder.
+    pub fn open(path: &Path, device: &DeviceArgs) -> Result<Loaded> {
+        let device_handle = device.open()?;
+        if hugging_face::is_folder(path) {
+            let scope = Scope::new(&device_handle, device.dtype()?, 0);
+            let gpt = hugging_face::import(path, &device_handle, device.dtype()?)?;
+            return Ok(Loaded { scope, gpt, tokenizer: hugging_face::read_tokenizer(path)? });
+        }
+        let checkpoint = Checkpoint::open(path)?;
+        let scope = Scope::new(&device_handle, checkpoint.dtype()?, 0);
+        let gpt = Gpt::new(&scope, checkpoint.config())?;
+        checkpoint.load_params(&gpt.params())?;
+        Ok(Loaded { scope, gpt, tokenizer: checkpoint.tokenizer().cloned() })
+    }
+
+    /// As [`Loaded::open`], of the newest run if none is named, with the tokenizer that text needs.
+    pub fn with_tokenizer(
+        path: Option<&PathBuf>,
+        device: &DeviceArgs,
+    ) -> Result<(Loaded, Tokenizer)> {
+        let newest = || match newest_run() {
+            Some((_, path)) => Ok(path),
+            None => Err(Error::config(
+                "--load",
+                "there is no run in runs/: train one first or name a checkpoint",
+            )),
+        };
+        let path = path.cloned().map_or_else(newest, Ok)?;
+        let mut loaded = Self::open(&path, device)?;
+        match loaded.tokenizer.take() {
+            Some(tokenizer) => Ok((loaded, tokenizer)),
+            None => Err(Error::config("--load", format!("{} has no tokenizer", path.display()))),
+        }
+    }
 }
 
 /// Continues the prompt and prints each piece as it comes.
 pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
-    let loaded = load(args.load.as_ref(), &args.device)?;
-    let prompt = loaded.tokenizer.encode(&args.prompt)?;
-    let sampling =
-        Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed };
-    let mut printer = Printer::new(&loaded.tokenizer, &prompt);
+    let (loaded, tokenizer) = Loaded::with_tokenizer(args.load.as_ref(), &args.device)?;
+    let prompt = tokenizer.encode(&args.prompt)?;
+    let sampling = Sampling {
+        temperature: args.temperature,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        seed: args.seed,
+    };
+    let mut printer = Printer::new(&tokenizer, &prompt);
     print!("{}", args.prompt);
-    let tokens = continue_tokens(&loaded.gpt, &loaded.scope, &prompt, args.max_new_tokens, &sampling, |token| {
-        printer.push(token);
-    })?;
+    let tokens = continue_tokens(
+        &loaded.gpt,
+        &loaded.scope,
+        &prompt,
+        args.max_new_tokens,
+        &sampling,
+        |token| {
+            printer.push(token);
+        },
+    )?;
     drop(tokens);
     println!();
     Ok(ExitCode::SUCCESS)

@@ -128,7 +128,9 @@ impl ModelArgs {
         let positions = self.max_position_embeddings.unwrap_or(self.seq_length()?);
         let mut config = match self.architecture {
             Architecture::Gpt2 => GptConfig::gpt2(vocab_size, layers, hidden, heads, positions),
-            Architecture::Llama => GptConfig::llama(vocab_size, layers, hidden, heads, groups, positions),
+            Architecture::Llama => {
+                GptConfig::llama(vocab_size, layers, hidden, heads, groups, positions)
+            }
         };
         config.num_query_groups = groups;
         config.rotary_base = self.rotary_base;
@@ -169,7 +171,11 @@ impl ModelArgs {
         if config.max_position_embeddings < self.seq_length()? {
             return Err(Error::config(
                 "--max-position-embeddings",
-                format!("{} is less than --seq-length {}", config.max_position_embeddings, self.seq_length()?),
+                format!(
+                    "{} is less than --seq-length {}",
+                    config.max_position_embeddings,
+                    self.seq_length()?
+                ),
             ));
         }
         Ok(config)

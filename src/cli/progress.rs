@@ -51,12 +51,18 @@ impl Observer for Progress {
         let loss = self.loss.map_or(metrics.loss, |mean| 0.95 * mean + 0.05 * metrics.loss);
         self.loss = Some(loss);
         let step_seconds = metrics.step_ms / 1e3;
-        self.seconds = if self.seconds == 0.0 { step_seconds } else { 0.95 * self.seconds + 0.05 * step_seconds };
+        self.seconds = if self.seconds == 0.0 {
+            step_seconds
+        } else {
+            0.95 * self.seconds + 0.05 * step_seconds
+        };
         let speed = metrics.tokens as f64 / self.seconds;
         if let Some(bar) = &self.bar {
             bar.set_message(format!("loss {loss:.3}  {speed:.0} tokens/s"));
             bar.set_position(metrics.step);
-        } else if self.log_interval > 0 && (metrics.step % self.log_interval == 0 || metrics.step == self.last_step) {
+        } else if self.log_interval > 0
+            && (metrics.step % self.log_interval == 0 || metrics.step == self.last_step)
+        {
             let left = (self.last_step - metrics.step) as f64 * self.seconds;
             eprintln!(
                 "step {:>6}/{}  loss {loss:.4}  lr {:.2e}  grad norm {:.3}  {speed:.0} tokens/s  ETA {left:.0} s",

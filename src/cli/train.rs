@@ -28,7 +28,8 @@ const INTERRUPTED: u8 = 130;
 /// Returns the arguments and, for `train`, the options that a checkpoint remembers.
 pub fn with_saved_options(arguments: Vec<OsString>) -> Result<(Vec<OsString>, Value)> {
     let is_train = arguments.get(1).is_some_and(|command| command == "train");
-    let texts: Vec<String> = arguments.iter().skip(2).map(|a| a.to_string_lossy().into_owned()).collect();
+    let texts: Vec<String> =
+        arguments.iter().skip(2).map(|a| a.to_string_lossy().into_owned()).collect();
     if !is_train {
         return Ok((arguments, Value::Null));
     }
@@ -40,7 +41,9 @@ pub fn with_saved_options(arguments: Vec<OsString>) -> Result<(Vec<OsString>, Va
         Some(path) => Checkpoint::open(Path::new(path))?
             .run()
             .as_array()
-            .map(|values| values.iter().filter_map(|value| value.as_str().map(String::from)).collect())
+            .map(|values| {
+                values.iter().filter_map(|value| value.as_str().map(String::from)).collect()
+            })
             .unwrap_or_default(),
     };
     let mut all: Vec<String> = saved;
@@ -98,7 +101,10 @@ pub fn train(args: &TrainArgs, options: Value) -> Result<ExitCode> {
         exit_interval: args.run.exit_interval,
         options,
     };
-    let bigram = dataset.validation.as_ref().map(|source| source.to_vec().map(|tokens| bigram_entropy(&tokens)));
+    let bigram = dataset
+        .validation
+        .as_ref()
+        .map(|source| source.to_vec().map(|tokens| bigram_entropy(&tokens)));
     let bigram = bigram.transpose()?;
     eprintln!(
         "{:.2} M parameters, {} training tokens, {} tokenizer of {}, {} threads, {}",
@@ -119,7 +125,8 @@ pub fn train(args: &TrainArgs, options: Value) -> Result<ExitCode> {
         }
     };
     ctrlc::set_handler(handler).map_err(|error| Error::io("signals", error.to_string()))?;
-    let mut progress = Progress::new(trainer.progress().step, run_config.train_iters, args.run.log_interval);
+    let mut progress =
+        Progress::new(trainer.progress().step, run_config.train_iters, args.run.log_interval);
     let outcome = run(&mut trainer, &dataset, &tokenizer, &run_config, &stop, &mut progress);
     progress.finish();
     let outcome = outcome?;
@@ -131,8 +138,15 @@ pub fn train(args: &TrainArgs, options: Value) -> Result<ExitCode> {
         println!("sample: {}", sample(trainer.gpt(), &scope, &tokenizer, args.run.sample_length)?);
     }
     println!("run folder: {}", run_config.folder.display());
-    println!("continue a text: ferrotron generate --load {} --prompt TEXT", outcome.checkpoint.display());
-    Ok(if outcome.ended == Ended::Stopped { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+    println!(
+        "continue a text: ferrotron generate --load {} --prompt TEXT",
+        outcome.checkpoint.display()
+    );
+    Ok(if outcome.ended == Ended::Stopped {
+        ExitCode::from(INTERRUPTED)
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 fn open_data(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<(Dataset, Tokenizer)> {
@@ -140,7 +154,10 @@ fn open_data(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<(Dataset,
     let embedded = args.data.data.is_empty();
     let tokenizer = match resumed.and_then(Checkpoint::tokenizer) {
         Some(tokenizer) => tokenizer.clone(),
-        None => args.data.tokenizer()?.build(|| if embedded { Ok(corpus::text()) } else { config.text() })?,
+        None => args
+            .data
+            .tokenizer()?
+            .build(|| if embedded { Ok(corpus::text()) } else { config.text() })?,
     };
     let dataset = if embedded {
         Dataset::from_text(&corpus::text(), &tokenizer, args.data.split)?
@@ -158,16 +175,15 @@ fn run_folder(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<PathBuf>
     if let Some(folder) = resumed.and_then(|checkpoint| checkpoint.folder().parent()) {
         return Ok(folder.to_path_buf());
     }
-    let next = newest_run()?.map_or(1, |(number, _)| number + 1);
+    let next = newest_run().map_or(1, |(number, _)| number + 1);
     Ok(Path::new("runs").join(format!("{next:04}")))
 }
 
 /// The run folder `runs/NNNN` with the largest number.
-pub fn newest_run() -> Result<Option<(u64, PathBuf)>> {
-    let Ok(entries) = std::fs::read_dir("runs") else { return Ok(None) };
-    let numbered = entries.filter_map(|entry| {
+pub fn newest_run() -> Option<(u64, PathBuf)> {
+    let numbered = std::fs::read_dir("runs").ok()?.filter_map(|entry| {
         let path = entry.ok()?.path();
         Some((path.file_name()?.to_str()?.parse::<u64>().ok()?, path))
     });
-    Ok(numbered.max())
+    numbered.max()
 }

@@ -55,7 +55,11 @@ pub struct DataArgs {
 
 impl DataArgs {
     pub fn config(&self) -> DataConfig {
-        DataConfig { data: self.data.clone(), validation_data: self.valid_data.clone(), split: self.split }
+        DataConfig {
+            data: self.data.clone(),
+            validation_data: self.valid_data.clone(),
+            split: self.split,
+        }
     }
 
     pub fn tokenizer(&self) -> Result<TokenizerChoice> {
@@ -150,9 +154,10 @@ impl OptimizationArgs {
                     eps: self.adam_eps,
                     weight_decay: self.weight_decay,
                 },
-                OptimizerArg::Sgd => {
-                    OptimizerConfig::Sgd { momentum: self.sgd_momentum, weight_decay: self.weight_decay }
-                }
+                OptimizerArg::Sgd => OptimizerConfig::Sgd {
+                    momentum: self.sgd_momentum,
+                    weight_decay: self.weight_decay,
+                },
             },
             schedule: self.schedule()?,
             clip_grad: self.clip_grad,
@@ -168,7 +173,8 @@ impl OptimizationArgs {
     fn schedule(&self) -> Result<Schedule> {
         let decay_steps = self.lr_decay_iters.unwrap_or(self.train_iters);
         let share = self.lr_warmup_fraction.map(|share| (share * decay_steps as f64) as u64);
-        let warmup_steps = self.lr_warmup_iters.or(share).unwrap_or((self.train_iters / 20).min(100));
+        let warmup_steps =
+            self.lr_warmup_iters.or(share).unwrap_or((self.train_iters / 20).min(100));
         Schedule::new(ScheduleConfig {
             style: self.lr_decay_style.parse::<DecayStyle>()?,
             max_lr: self.lr,

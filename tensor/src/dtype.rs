@@ -129,8 +129,24 @@ macro_rules! element {
 element! {
     f64, f64, |x| x, |x| x;
     f32, f32, |x| x, |x| x;
-    bf16, f32, bf16::to_f32, bf16::from_f32;
+    bf16, f32, bf16_to_f32, bf16_from_f32;
     f16, f32, f16_to_f32, f16_from_f32;
+}
+
+/// Exact. Without the branch of `bf16::to_f32` for signalling NaNs, which keeps loops scalar.
+#[inline(always)]
+fn bf16_to_f32(value: bf16) -> f32 {
+    f32::from_bits(u32::from(value.to_bits()) << 16)
+}
+
+/// Rounds to nearest even without a branch: adds half of what is cut off, minus one when the kept part is
+/// even. A NaN keeps its upper half and becomes quiet.
+#[inline(always)]
+fn bf16_from_f32(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16;
+    let quiet = (bits >> 16) | 0x40;
+    bf16::from_bits(if value.is_nan() { quiet } else { rounded } as u16)
 }
 
 /// Widens without a branch, so that a loop over it becomes vector instructions; `f16::to_f32` asks for the
@@ -268,6 +284,19 @@ macro_rules! dispatch_any {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bf16_conversions_equal_those_of_the_half_crate() {
+        for high in 0..=u16::MAX {
+            let x = bf16::from_bits(high);
+            assert!(x.is_nan() || bf16_to_f32(x).to_bits() == x.to_f32_const().to_bits());
+            for low in [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF] {
+                let x = f32::from_bits(u32::from(high) << 16 | low);
+                let (got, want) = (bf16_from_f32(x), bf16::from_f32_const(x));
+                assert_eq!(got.to_bits(), want.to_bits(), "{x:e}");
+            }
+        }
+    }
 
     #[test]
     fn f16_conversions_equal_those_of_the_half_crate() {

@@ -2,6 +2,7 @@
 
 use ferrotron_tensor::{DType, Result, Tensor};
 
+use crate::backward::Named;
 use crate::{Grads, Var};
 
 impl Var {
@@ -9,7 +10,7 @@ impl Var {
     pub fn cast(&self, dtype: DType) -> Result<Var> {
         let original = self.dtype();
         Var::record(&[self], self.value().cast(dtype)?, || {
-            move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.cast(original)?)
+            Named("cast", move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.cast(original)?))
         })
     }
 }

@@ -1,11 +1,14 @@
-//! Gradient of the cross-entropy: softmax minus target, written over the logits.
+//! Gradient of the cross-entropy: softmax minus target, written over the logits. Kept are the logits, the
+//! targets and the log-sum-exp of each row.
 //!
 //! The value is the **sum** over the counted tokens; one over their number enters as the cotangent.
 
-use ferrotron_tensor::ops::cross_entropy::{self, CrossEntropyConfig};
-use ferrotron_tensor::{Result, Tensor};
+use ferrotron_tensor::ops::cross_entropy::{
+    CrossEntropyConfig, cross_entropy, cross_entropy_backward,
+};
+use ferrotron_tensor::{Category, Result, Tensor};
 
-use crate::{Grads, Var};
+use crate::{Backward, Cotangents, Grads, Saved, Var};
 
 /// A summed loss and how many tokens it counts.
 #[derive(Debug, Clone)]
@@ -16,26 +19,39 @@ pub struct Loss {
     pub counted: usize,
 }
 
+struct CrossEntropyBackward {
+    logits: Saved,
+    targets: Tensor,
+    lse: Tensor,
+    config: CrossEntropyConfig,
+}
+
+impl Backward for CrossEntropyBackward {
+    fn name(&self) -> &'static str {
+        "cross_entropy"
+    }
+
+    fn saved(&self) -> Vec<&Tensor> {
+        self.logits.held().into_iter().chain([&self.targets, &self.lse]).collect()
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        let CrossEntropyBackward { logits, targets, lse, config } = *self;
+        let value = logits.value()?;
+        drop(logits); // so that the logits can be overwritten
+        let scale = dy.single()?.item()?;
+        dx.give(0, cross_entropy_backward(value, &targets, &lse, &config, scale)?)
+    }
+}
+
 impl Var {
     /// Cross-entropy of these logits (.., V) against `targets` (..).
     pub fn cross_entropy(&self, targets: &Tensor, config: &CrossEntropyConfig) -> Result<Loss> {
-        let found = cross_entropy::cross_entropy(self.value(), targets, config)?;
+        let found = cross_entropy(self.value(), targets, config)?;
         let sum = Var::record(&[self], found.loss, || {
-            let (logits, targets, lse, config) = (self.save(), targets.clone(), found.lse, *config);
-            move |dy: Tensor, dx: &mut Grads| {
-                let value = logits.value()?;
-                drop(logits); // so that the logits can be overwritten
-                dx.give(
-                    0,
-                    cross_entropy::cross_entropy_backward(
-                        value,
-                        &targets,
-                        &lse,
-                        &config,
-                        dy.item()?,
-                    )?,
-                )
-            }
+            found.lse.set_category(Category::Saved);
+            let (logits, targets) = (self.save(), targets.clone());
+            CrossEntropyBackward { logits, targets, lse: found.lse, config: *config }
         })?;
         Ok(Loss { sum, counted: found.counted })
     }

@@ -3,6 +3,7 @@
 use ferrotron_tensor::ops::dropout::dropout;
 use ferrotron_tensor::{Place, RandomKey, Result, Tensor};
 
+use crate::backward::Named;
 use crate::{Grads, Var};
 
 impl Var {
@@ -14,7 +15,9 @@ impl Var {
         }
         Var::record(&[self], dropout(self.value(), p, key, place)?, || {
             let (key, place) = (*key, place.clone());
-            move |dy: Tensor, dx: &mut Grads| dx.give(0, dropout(&dy, p, &key, &place)?)
+            Named("dropout", move |dy: Tensor, dx: &mut Grads| {
+                dx.give(0, dropout(&dy, p, &key, &place)?)
+            })
         })
     }
 }

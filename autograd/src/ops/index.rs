@@ -1,43 +1,97 @@
-//! Gradients of indexing: gather and scatter-add are each other's, index-select adds rows back.
+//! Gradients of indexing: gather and scatter-add are each other's, index-select adds rows back. The indices
+//! are kept.
 
 use ferrotron_tensor::ops::index::{gather, index_add, index_select, scatter_add};
 use ferrotron_tensor::{Result, Tensor};
 
-use crate::{Grads, Var};
+use crate::{Backward, Cotangents, Grads, Var};
+
+struct GatherBackward {
+    dims: Vec<usize>,
+    dim: isize,
+    index: Tensor,
+}
+
+impl Backward for GatherBackward {
+    fn name(&self) -> &'static str {
+        "gather"
+    }
+
+    fn saved(&self) -> Vec<&Tensor> {
+        vec![&self.index]
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        let dy = dy.single()?;
+        let base = Tensor::zeros(dy.device(), dy.dtype(), &self.dims)?;
+        dx.give(0, scatter_add(base, self.dim, &self.index, &dy)?)
+    }
+}
+
+struct ScatterAddBackward {
+    dim: isize,
+    index: Tensor,
+}
+
+impl Backward for ScatterAddBackward {
+    fn name(&self) -> &'static str {
+        "scatter_add"
+    }
+
+    fn saved(&self) -> Vec<&Tensor> {
+        vec![&self.index]
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        let dy = dy.single()?;
+        if dx.needs(1) {
+            dx.give(1, gather(&dy, self.dim, &self.index)?)?;
+        }
+        dx.give(0, dy)
+    }
+}
+
+struct IndexSelectBackward {
+    size: usize,
+    dim: isize,
+    ids: Tensor,
+}
+
+impl Backward for IndexSelectBackward {
+    fn name(&self) -> &'static str {
+        "index_select"
+    }
+
+    fn saved(&self) -> Vec<&Tensor> {
+        vec![&self.ids]
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        dx.give(0, index_add(&dy.single()?, self.dim, &self.ids, self.size)?)
+    }
+}
 
 impl Var {
     /// Elements at `index` along `dim`: `out[i][j] = x[index[i][j]][j]` for dim 0.
     pub fn gather(&self, dim: isize, index: &Tensor) -> Result<Var> {
-        let dims = self.dims().to_vec();
-        Var::record(&[self], gather(self.value(), dim, index)?, || {
-            let index = index.clone();
-            move |dy: Tensor, dx: &mut Grads| {
-                let base = Tensor::zeros(dy.device(), dy.dtype(), &dims)?;
-                dx.give(0, scatter_add(base, dim, &index, &dy)?)
-            }
+        let value = gather(self.value(), dim, index)?;
+        Var::record(&[self], value, || GatherBackward {
+            dims: self.dims().to_vec(),
+            dim,
+            index: index.clone(),
         })
     }
 
     /// This tensor with the elements of `source` added at `index` along `dim`.
     pub fn scatter_add(&self, dim: isize, index: &Tensor, source: &Var) -> Result<Var> {
         let value = scatter_add(self.value().clone(), dim, index, source.value())?;
-        Var::record(&[self, source], value, || {
-            let index = index.clone();
-            move |dy: Tensor, dx: &mut Grads| {
-                if dx.needs(1) {
-                    dx.give(1, gather(&dy, dim, &index)?)?;
-                }
-                dx.give(0, dy)
-            }
-        })
+        Var::record(&[self, source], value, || ScatterAddBackward { dim, index: index.clone() })
     }
 
     /// Slices at the positions `ids` of `dim`.
     pub fn index_select(&self, dim: isize, ids: &Tensor) -> Result<Var> {
         let size = self.value().dim(dim)?;
-        Var::record(&[self], index_select(self.value(), dim, ids)?, || {
-            let ids = ids.clone();
-            move |dy: Tensor, dx: &mut Grads| dx.give(0, index_add(&dy, dim, &ids, size)?)
-        })
+        let value = index_select(self.value(), dim, ids)?;
+        Var::record(&[self], value, || IndexSelectBackward { size, dim, ids: ids.clone() })
     }
 }

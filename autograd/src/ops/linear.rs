@@ -27,8 +27,9 @@ impl Backward for LinearBackward {
         if let Some(weight) = &self.weight {
             let weight = weight.value()?; // (N, K)
             dx.accumulate(0, |out, accum| {
-                let dims = [out.numel() / weight.dims()[1].max(1), weight.dims()[1]];
-                out.reshape_mut(&dims, |out| matmul_into(out, accum, &rows(&dy)?, &weight))
+                let dy = rows(&dy)?; // (.., N) as a matrix
+                let dims = [dy.dims()[0], weight.dims()[1]];
+                out.reshape_mut(&dims, |out| matmul_into(out, accum, &dy, &weight))
             })?;
         }
         if dx.needs(2) {

@@ -90,19 +90,36 @@ pub fn apply_binary(op: Binary, lhs: &Var, rhs: &Var) -> Result<Var> {
     })
 }
 
+struct SelectBackward {
+    condition: Tensor,
+}
+
+impl Backward for SelectBackward {
+    fn name(&self) -> &'static str {
+        "where"
+    }
+
+    fn saved(&self) -> Vec<&Tensor> {
+        vec![&self.condition]
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        let dy = dy.single()?;
+        let zero = Tensor::zeros(dy.device(), dy.dtype(), &[])?;
+        if dx.needs(0) {
+            dx.give(0, select(&self.condition, &dy, &zero)?)?;
+        }
+        if dx.needs(1) {
+            dx.give(1, select(&self.condition, &zero, &dy)?)?;
+        }
+        Ok(())
+    }
+}
+
 /// Elements of `yes` where the u8 `condition` is not 0, else of `no`; all three broadcast.
 pub fn apply_select(condition: &Tensor, yes: &Var, no: &Var) -> Result<Var> {
     let value = select(condition, yes.value(), no.value())?;
-    Var::record(&[yes, no], value, || {
-        let condition = condition.clone();
-        move |dy: Tensor, dx: &mut Grads| {
-            let zero = Tensor::zeros(dy.device(), dy.dtype(), &[])?;
-            if dx.needs(0) {
-                dx.give(0, select(&condition, &dy, &zero)?)?;
-            }
-            dx.give(1, select(&condition, &zero, &dy)?)
-        }
-    })
+    Var::record(&[yes, no], value, || SelectBackward { condition: condition.clone() })
 }
 
 macro_rules! methods {

@@ -1,28 +1,75 @@
 //! Gradients of reductions: the cotangent is spread back over the dims that were reduced.
 
+use ferrotron_tensor::ops::pointwise::{Comparison, compare};
 use ferrotron_tensor::ops::reduce::{self, KeepDims};
-use ferrotron_tensor::{Result, Tensor};
+use ferrotron_tensor::{Category, Result, Tensor};
 
-use crate::{Grads, Saved, Var};
+use crate::backward::Named;
+use crate::{Backward, Cotangents, Grads, Saved, Var};
+
+/// Keeps the operand and the value, with the reduced dim as size 1.
+struct MaxBackward {
+    x: Saved,
+    kept: Tensor,
+    dim: isize,
+}
+
+impl Backward for MaxBackward {
+    fn name(&self) -> &'static str {
+        "max"
+    }
+
+    fn saved(&self) -> Vec<&Tensor> {
+        self.x.held().into_iter().chain([&self.kept]).collect()
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        let x = self.x.value()?;
+        let hit = compare(Comparison::Eq, &x, &self.kept)?.cast(x.dtype())?;
+        let share = hit.div(&reduce::sum(&hit, &[self.dim], KeepDims::Keep)?)?;
+        dx.give(0, share.mul(&dy.single()?.reshape(self.kept.dims())?)?)
+    }
+}
+
+/// Keeps the operand and the value, with the reduced dims as size 1.
+struct LogSumExpBackward {
+    x: Saved,
+    kept: Tensor,
+}
+
+impl Backward for LogSumExpBackward {
+    fn name(&self) -> &'static str {
+        "log_sum_exp"
+    }
+
+    fn saved(&self) -> Vec<&Tensor> {
+        self.x.held().into_iter().chain([&self.kept]).collect()
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        let softmax = self.x.value()?.sub(&self.kept)?.exp()?;
+        dx.give(0, softmax.mul(&dy.single()?.reshape(self.kept.dims())?)?)
+    }
+}
 
 impl Var {
     /// Sum over `dims`.
     pub fn sum(&self, dims: &[isize], keep: KeepDims) -> Result<Var> {
-        self.spread(reduce::sum(self.value(), dims, keep)?, dims, 1.0)
+        self.spread("sum", reduce::sum(self.value(), dims, keep)?, dims, 1.0)
     }
 
     /// Mean over `dims`.
     pub fn mean(&self, dims: &[isize], keep: KeepDims) -> Result<Var> {
         let value = reduce::mean(self.value(), dims, keep)?;
         let count = self.value().numel() as f64 / value.numel().max(1) as f64;
-        self.spread(value, dims, 1.0 / count)
+        self.spread("mean", value, dims, 1.0 / count)
     }
 
     /// Sum of all elements, a scalar.
     pub fn sum_all(&self) -> Result<Var> {
         let dims = self.dims().to_vec();
         Var::record(&[self], reduce::sum_all(self.value())?, || {
-            move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.broadcast_to(&dims)?)
+            Named("sum_all", move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.broadcast_to(&dims)?))
         })
     }
 
@@ -35,19 +82,9 @@ impl Var {
     pub fn max(&self, dim: isize, keep: KeepDims) -> Result<Var> {
         let kept = reduce::max(self.value(), &[dim], KeepDims::Keep)?;
         let value = dropped(&kept, self, &[dim], keep)?;
-        let x = self.save();
         Var::record(&[self], value, || {
-            move |dy: Tensor, dx: &mut Grads| {
-                let x = x.value()?;
-                let hit = ferrotron_tensor::ops::pointwise::compare(
-                    ferrotron_tensor::ops::pointwise::Comparison::Eq,
-                    &x,
-                    &kept,
-                )?
-                .cast(x.dtype())?;
-                let share = hit.div(&reduce::sum(&hit, &[dim], KeepDims::Keep)?)?;
-                dx.give(0, share.mul(&dy.reshape(kept.dims())?)?)
-            }
+            kept.set_category(Category::Saved);
+            MaxBackward { x: self.save(), kept, dim }
         })
     }
 
@@ -55,24 +92,27 @@ impl Var {
     pub fn log_sum_exp(&self, dims: &[isize], keep: KeepDims) -> Result<Var> {
         let kept = reduce::log_sum_exp(self.value(), dims, KeepDims::Keep)?;
         let value = dropped(&kept, self, dims, keep)?;
-        let x: Saved = self.save();
         Var::record(&[self], value, || {
-            move |dy: Tensor, dx: &mut Grads| {
-                let softmax = x.value()?.sub(&kept)?.exp()?;
-                dx.give(0, softmax.mul(&dy.reshape(kept.dims())?)?)
-            }
+            kept.set_category(Category::Saved);
+            LogSumExpBackward { x: self.save(), kept }
         })
     }
 
     /// The reduction `value` of this variable, whose gradient is `factor` times the cotangent.
-    fn spread(&self, value: Tensor, dims: &[isize], factor: f64) -> Result<Var> {
+    fn spread(
+        &self,
+        name: &'static str,
+        value: Tensor,
+        dims: &[isize],
+        factor: f64,
+    ) -> Result<Var> {
         let full = self.dims().to_vec();
         let kept = kept_dims(self, dims);
         Var::record(&[self], value, || {
-            move |dy: Tensor, dx: &mut Grads| {
+            Named(name, move |dy: Tensor, dx: &mut Grads| {
                 let dy = if factor == 1.0 { dy } else { dy.mul_scalar(factor)? };
                 dx.give(0, dy.reshape(&kept)?.broadcast_to(&full)?)
-            }
+            })
         })
     }
 }

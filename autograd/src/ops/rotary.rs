@@ -3,17 +3,32 @@
 use ferrotron_tensor::ops::rotary::{Direction, RotaryTable, rotary};
 use ferrotron_tensor::{Result, Tensor};
 
-use crate::{Grads, Var};
+use crate::{Backward, Cotangents, Grads, Var};
+
+struct RotaryBackward {
+    table: RotaryTable,
+    heads: usize,
+}
+
+impl Backward for RotaryBackward {
+    fn name(&self) -> &'static str {
+        "rotary"
+    }
+
+    fn saved(&self) -> Vec<&Tensor> {
+        self.table.tensors().into()
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        dx.give(0, rotary(&dy.single()?, &self.table, self.heads, Direction::Backward)?)
+    }
+}
 
 impl Var {
     /// Turns the first `heads` heads of (B, T, H, D) by their positions and leaves the others:
     /// Su et al., arXiv 2104.09864, in the half-rotation convention of Hugging Face.
     pub fn rotary(&self, table: &RotaryTable, heads: usize) -> Result<Var> {
-        Var::record(&[self], rotary(self.value(), table, heads, Direction::Forward)?, || {
-            let table = table.clone();
-            move |dy: Tensor, dx: &mut Grads| {
-                dx.give(0, rotary(&dy, &table, heads, Direction::Backward)?)
-            }
-        })
+        let value = rotary(self.value(), table, heads, Direction::Forward)?;
+        Var::record(&[self], value, || RotaryBackward { table: table.clone(), heads })
     }
 }

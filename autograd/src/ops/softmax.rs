@@ -1,19 +1,40 @@
-//! Gradients of softmax and log-softmax, from their values.
+//! Gradients of softmax and log-softmax, from their values, which are kept.
 
 use ferrotron_tensor::ops::softmax::{
     log_softmax, log_softmax_backward, softmax, softmax_backward,
 };
-use ferrotron_tensor::{Result, Tensor};
+use ferrotron_tensor::{Category, Result, Tensor};
 
-use crate::{Grads, Saved, Var};
+use crate::{Backward, Cotangents, Grads, Var};
+
+struct SoftmaxBackward {
+    name: &'static str,
+    y: Tensor,
+    dim: isize,
+    gradient: fn(&Tensor, Tensor, isize) -> Result<Tensor>,
+}
+
+impl Backward for SoftmaxBackward {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn saved(&self) -> Vec<&Tensor> {
+        vec![&self.y]
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        dx.give(0, (self.gradient)(&self.y, dy.single()?, self.dim)?)
+    }
+}
 
 impl Var {
     /// e^x / sum e^x over `dim`.
     pub fn softmax(&self, dim: isize) -> Result<Var> {
         let y = softmax(self.value(), dim)?;
         Var::record(&[self], y.clone(), || {
-            let y = Saved::tensor(&y);
-            move |dy: Tensor, dx: &mut Grads| dx.give(0, softmax_backward(&y.value()?, dy, dim)?)
+            y.set_category(Category::Saved);
+            SoftmaxBackward { name: "softmax", y, dim, gradient: softmax_backward }
         })
     }
 
@@ -21,10 +42,8 @@ impl Var {
     pub fn log_softmax(&self, dim: isize) -> Result<Var> {
         let y = log_softmax(self.value(), dim)?;
         Var::record(&[self], y.clone(), || {
-            let y = Saved::tensor(&y);
-            move |dy: Tensor, dx: &mut Grads| {
-                dx.give(0, log_softmax_backward(&y.value()?, dy, dim)?)
-            }
+            y.set_category(Category::Saved);
+            SoftmaxBackward { name: "log_softmax", y, dim, gradient: log_softmax_backward }
         })
     }
 }

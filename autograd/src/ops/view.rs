@@ -4,6 +4,7 @@ use ferrotron_tensor::ops::concat::concat;
 use ferrotron_tensor::ops::pointwise::add_assign;
 use ferrotron_tensor::{Result, Tensor};
 
+use crate::backward::Named;
 use crate::{Accum, Backward, Cotangents, Grads, Var};
 
 impl Var {
@@ -11,14 +12,14 @@ impl Var {
     pub fn reshape(&self, dims: &[usize]) -> Result<Var> {
         let original = self.dims().to_vec();
         Var::record(&[self], self.value().reshape(dims)?, || {
-            move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.reshape(&original)?)
+            Named("reshape", move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.reshape(&original)?))
         })
     }
 
     /// Exchanges two dims, counted from the end if negative.
     pub fn transpose(&self, a: isize, b: isize) -> Result<Var> {
         Var::record(&[self], self.value().transpose(a, b)?, || {
-            move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.transpose(a, b)?)
+            Named("transpose", move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.transpose(a, b)?))
         })
     }
 
@@ -30,7 +31,7 @@ impl Var {
             inverse[from] = to;
         }
         Var::record(&[self], value, || {
-            move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.permute(&inverse)?)
+            Named("permute", move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.permute(&inverse)?))
         })
     }
 
@@ -38,14 +39,14 @@ impl Var {
     pub fn broadcast_to(&self, dims: &[usize]) -> Result<Var> {
         // `give` sums a gradient back to the operand's dims.
         Var::record(&[self], self.value().broadcast_to(dims)?, || {
-            move |dy: Tensor, dx: &mut Grads| dx.give(0, dy)
+            Named("broadcast_to", move |dy: Tensor, dx: &mut Grads| dx.give(0, dy))
         })
     }
 
     /// Elements `start .. start + len` of one dim, counted from the end if negative.
     pub fn narrow(&self, dim: isize, start: usize, len: usize) -> Result<Var> {
         Var::record(&[self], self.value().narrow(dim, start, len)?, || {
-            move |dy: Tensor, dx: &mut Grads| {
+            Named("narrow", move |dy: Tensor, dx: &mut Grads| {
                 dx.accumulate(0, |whole, accum| {
                     if accum == Accum::Replace {
                         whole.fill_zero()?;
@@ -54,7 +55,7 @@ impl Var {
                         add_assign(part, &dy.cast(part.dtype())?)
                     })
                 })
-            }
+            })
         })
     }
 

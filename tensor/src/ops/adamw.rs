@@ -150,9 +150,8 @@ mod tests {
     use crate::ops::testing::{message, values};
 
     #[test]
-    fn steps_equal_those_of_pytorch() {
-        // torch 2.x, float64: w = [1, -2, 0.5], gradients [0.5, -1, 2] * step for steps 1, 2, 3;
-        // AdamW(lr=0.1, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1).
+    fn steps_equal_the_loop_of_pytorch() {
+        // The loop of torch/optim/adam.py (_single_tensor_adam, decoupled), written out.
         let reference = |w: f64, g: f64| {
             let (mut w, mut m, mut v) = (w, 0.0, 0.0);
             for t in 1..=3 {

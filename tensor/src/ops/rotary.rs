@@ -85,6 +85,11 @@ impl RotaryTable {
         self.cos.dims()[0]
     }
 
+    /// Cosines and sines, each (T, R/2).
+    pub fn tensors(&self) -> [&Tensor; 2] {
+        [&self.cos, &self.sin]
+    }
+
     /// How many elements of each head are rotated.
     pub fn dim(&self) -> usize {
         2 * self.cos.dims()[1]

@@ -13,7 +13,8 @@ pub(crate) const CHEAP: usize = 8;
 /// are only copied or added are one.
 pub(crate) const SERIAL: usize = 16 * 1024;
 
-/// Rows a task takes of `rows` that are `work` together; all of them if a fork is not worth it. Only who computes a row depends on it, never what is computed.
+/// Rows a task takes of `rows` that are `work` together; all of them if a fork is not worth it. Only who
+/// computes a row depends on it, never what is computed.
 fn rows_per_task(device: &Device, rows: usize, work: usize) -> usize {
     if work < SERIAL || device.threads() == 1 {
         return rows;

@@ -87,7 +87,7 @@ vectorized! {
         }
     }
 
-    /// sum_j dy_j y_j where `WEIGHTED`, else sum_j dy_j.
+    /// sum_j dy_j y_j for softmax, sum_j dy_j for log-softmax.
     fn dot_row<T: Element, W: Weight>(y: &[T], dy: &[T]) -> T::Acc {
         let mut lanes = [T::Acc::ZERO; LANES];
         let (ys, dys) = (y.chunks_exact(LANES), dy.chunks_exact(LANES));

@@ -31,7 +31,7 @@ vectorized! {
         lanes.into_iter().sum()
     }
 
-    /// x - x is 0 where x is finite and NaN elsewhere: no branch.
+    /// Looks at every element: leaving early would be a branch in the loop.
     fn all_finite_block<T: Element>(x: &[T]) -> bool {
         let mut finite = true;
         for x in x {

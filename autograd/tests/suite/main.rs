@@ -1,0 +1,14 @@
+//! Checks of every operation on variables and of the engine, in one program.
+//!
+//! Operations are rows of [`table`]; [`gradients`], [`regions`], [`dtypes`] and [`threads`] iterate it.
+
+mod coverage;
+mod dtypes;
+mod engine;
+mod gradients;
+mod inputs;
+mod leaves;
+mod regions;
+mod saved;
+mod table;
+mod threads;

@@ -1,0 +1,87 @@
+//! Every row inside a checkpoint region: the same bits, dropout included.
+
+use ferrotron_autograd::{Leaf, Var, WeightGrads, backward, checkpoint};
+use ferrotron_tensor::{DType, Device, Result, Tensor};
+use std::sync::Arc;
+
+use crate::inputs::{Seen, bits, cotangent, report, run, samples, which};
+use crate::table::{OpCase, Shapes, table};
+
+/// Value and gradients with the leaves captured by the region instead of given to it.
+fn captured(case: &Arc<OpCase>, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+    let leaves: Vec<Leaf> =
+        inputs.iter().enumerate().map(|(i, x)| Leaf::new(format!("{i}"), x.clone())).collect();
+    let (inside, case) = (leaves.clone(), case.clone());
+    let y = checkpoint(&[], move |_| {
+        Ok(vec![(case.f)(&inside.iter().map(Leaf::var).collect::<Result<Vec<_>>>()?)?])
+    })?;
+    backward(&[(&y[0], cotangent(&y[0])?)], WeightGrads::Now)?.run()?;
+    let zeros = |leaf: &Leaf| Tensor::zeros(leaf.device(), leaf.dtype(), leaf.dims());
+    let gradient = |leaf: &Leaf| leaf.gradient()?.map_or_else(|| zeros(leaf), Ok);
+    let gradients = leaves.iter().map(gradient).collect::<Result<Vec<_>>>()?;
+    Ok([y[0].value().clone()].into_iter().chain(gradients).collect())
+}
+
+/// The three ways: without a region, with the inputs given to it, with the leaves captured by it; as well
+/// as a region within a region.
+fn ways(case: &Arc<OpCase>, inputs: &[Tensor]) -> Result<[Vec<Tensor>; 4]> {
+    let region = |x: &[Var]| {
+        let case = case.clone();
+        let operands: Vec<&Var> = x.iter().collect();
+        Ok(checkpoint(&operands, move |x| Ok(vec![(case.f)(x)?]))?.remove(0))
+    };
+    let nested = |x: &[Var]| {
+        let case = case.clone();
+        let operands: Vec<&Var> = x.iter().collect();
+        let outer = move |x: &[Var]| {
+            let case = case.clone();
+            checkpoint(&x.iter().collect::<Vec<_>>(), move |x| Ok(vec![(case.f)(x)?]))
+        };
+        Ok(checkpoint(&operands, outer)?.remove(0))
+    };
+    Ok([
+        run(&case.f, inputs)?,
+        run(&region, inputs)?,
+        captured(case, inputs)?,
+        run(&nested, inputs)?,
+    ])
+}
+
+fn compare(
+    case: &Arc<OpCase>,
+    shapes: Shapes,
+    dtype: DType,
+    failures: &mut Vec<String>,
+) -> Result<()> {
+    let device = Device::cpu(1)?;
+    let inputs = samples(case, shapes, Seen::Contiguous, &device, dtype)?;
+    let [plain, others @ ..] = ways(case, &inputs)?;
+    for (way, other) in ["inputs given", "leaves captured", "nested"].iter().zip(&others) {
+        for (i, (want, got)) in plain.iter().zip(other).enumerate() {
+            if bits(want)? != bits(got)? {
+                let name = case.name();
+                let (want, got) = (want.to_f64()?, got.to_f64()?);
+                let what = which(i);
+                failures.push(format!(
+                    "{name} {shapes:?} {dtype}, {way}, {what}: want {want:?}, got {got:?}"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_are_the_same_bits_in_a_checkpoint_region() {
+    let mut failures = Vec::new();
+    for case in table().into_iter().map(Arc::new) {
+        for shapes in case.shapes {
+            for dtype in [DType::F64, DType::F32, DType::BF16] {
+                if let Err(error) = compare(&case, shapes, dtype, &mut failures) {
+                    failures.push(format!("{} {shapes:?} {dtype}: {error}", case.name()));
+                }
+            }
+        }
+    }
+    report(&failures);
+}

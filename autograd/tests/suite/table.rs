@@ -1,0 +1,330 @@
+//! The op table: one row per way of calling an operation on variables, with sample shapes. Every check of
+//! the suite iterates it, and [`crate::coverage`] fails where an operation has no row.
+
+use ferrotron_autograd::Var;
+use ferrotron_autograd::ops::attention::{attention, packed_attention};
+use ferrotron_autograd::ops::concat::concat;
+use ferrotron_autograd::ops::pointwise::{apply_binary, apply_select, apply_unary};
+use ferrotron_tensor::ops::attention::{AttentionConfig, AttentionDropout, AttentionMask};
+use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
+use ferrotron_tensor::ops::reduce::KeepDims;
+use ferrotron_tensor::ops::rotary::RotaryTable;
+use ferrotron_tensor::ops::table::{Binary, Unary};
+use ferrotron_tensor::{DType, Device, Place, RandomKey, Result, Tensor};
+
+/// What an operation is called with: the dims of each input.
+pub type Shapes = &'static [&'static [usize]];
+
+type Apply = Box<dyn Fn(&[Var]) -> Result<Var> + Send + Sync>;
+
+/// Where sample values lie.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Domain {
+    /// On [-2, 2), none closer to 0 than 1/128, all inputs' values distinct.
+    Any,
+    /// On [1/4, 2).
+    Positive,
+}
+
+/// One row.
+pub struct OpCase {
+    /// The operation's name: that of its `pub fn`, or of its row in the pointwise table.
+    pub op: &'static str,
+    /// How it is called, if there is more than one way.
+    pub case: &'static str,
+    /// Ordinary shapes first, then those with dims of size 1 and 0.
+    pub shapes: &'static [Shapes],
+    pub domain: Domain,
+    pub f: Apply,
+}
+
+impl OpCase {
+    pub fn name(&self) -> String {
+        if self.case.is_empty() { self.op.into() } else { format!("{} ({})", self.op, self.case) }
+    }
+}
+
+const UNARY: &[Shapes] = &[&[&[2, 3]], &[&[]], &[&[1, 3]], &[&[0, 3]]];
+const BINARY: &[Shapes] = &[
+    &[&[2, 3], &[2, 3]],
+    &[&[2, 1, 3], &[4, 1]],
+    &[&[3], &[2, 3]],
+    &[&[], &[2]],
+    &[&[1, 1], &[1]],
+    &[&[0, 3], &[3]],
+];
+const ROWS: &[Shapes] = &[&[&[2, 3]], &[&[1, 3]], &[&[2, 1]], &[&[0, 3]]];
+const CUBE: &[Shapes] = &[&[&[2, 3, 4]], &[&[1, 3, 1]], &[&[2, 0, 4]]];
+const LINEAR: &[Shapes] = &[
+    &[&[2, 3, 4], &[5, 4], &[5]],
+    &[&[4], &[5, 4], &[5]],
+    &[&[1, 1], &[1, 1], &[1]],
+    &[&[0, 4], &[5, 4], &[5]],
+    &[&[2, 0], &[5, 0], &[5]],
+    &[&[2, 4], &[0, 4], &[0]],
+];
+const PLAIN_LINEAR: &[Shapes] = &[
+    &[&[2, 3, 4], &[5, 4]],
+    &[&[3, 3], &[3, 3]],
+    &[&[4], &[5, 4]],
+    &[&[1, 1], &[1, 1]],
+    &[&[0, 4], &[5, 4]],
+    &[&[2, 0], &[5, 0]],
+    &[&[2, 4], &[0, 4]],
+];
+const MATMUL: &[Shapes] = &[
+    &[&[2, 3], &[3, 4]],
+    &[&[3, 3], &[3, 3]],
+    &[&[2, 1, 3, 4], &[5, 4, 2]],
+    &[&[1, 1], &[1, 1]],
+    &[&[0, 3], &[3, 2]],
+    &[&[2, 0], &[0, 3]],
+    &[&[0, 2, 3], &[3, 2]],
+];
+const NORM: &[Shapes] = &[
+    &[&[2, 3, 4], &[4], &[4]],
+    &[&[4], &[4], &[4]],
+    &[&[1, 4], &[4], &[4]],
+    &[&[3, 1], &[1], &[1]],
+    &[&[0, 4], &[4], &[4]],
+];
+const PLAIN_NORM: &[Shapes] =
+    &[&[&[2, 3, 4], &[4]], &[&[4], &[4]], &[&[1, 4], &[4]], &[&[3, 1], &[1]], &[&[0, 4], &[4]]];
+const LOGITS: &[Shapes] = &[&[&[2, 3, 5]], &[&[1, 5]], &[&[3, 1]], &[&[0, 5]]];
+const HEAD: &[Shapes] =
+    &[&[&[2, 3, 4], &[5, 4]], &[&[1, 4], &[5, 4]], &[&[3, 1], &[1, 1]], &[&[0, 4], &[5, 4]]];
+const MULTI_HEAD: &[Shapes] = &[
+    &[&[1, 3, 2, 2], &[1, 3, 2, 2], &[1, 3, 2, 2]],
+    &[&[2, 2, 1, 2], &[2, 4, 1, 2], &[2, 4, 1, 2]],
+    &[&[1, 1, 1, 1], &[1, 1, 1, 1], &[1, 1, 1, 1]],
+    &[&[0, 3, 2, 2], &[0, 3, 2, 2], &[0, 3, 2, 2]],
+    &[&[1, 0, 2, 2], &[1, 0, 2, 2], &[1, 0, 2, 2]],
+];
+const GROUPED: &[Shapes] = &[
+    &[&[2, 3, 4, 2], &[2, 3, 2, 2], &[2, 3, 2, 2]],
+    &[&[1, 2, 4, 2], &[1, 5, 1, 2], &[1, 5, 1, 2]],
+    &[&[0, 3, 4, 2], &[0, 3, 2, 2], &[0, 3, 2, 2]],
+];
+/// Two heads, two groups.
+const PACKED: &[Shapes] =
+    &[&[&[1, 3, 12]], &[&[2, 2, 6]], &[&[1, 1, 6]], &[&[0, 3, 12]], &[&[1, 0, 12]]];
+/// Four heads, two groups.
+const PACKED_GROUPED: &[Shapes] = &[&[&[2, 3, 16]], &[&[1, 1, 8]], &[&[0, 3, 16]]];
+
+fn row(
+    op: &'static str,
+    case: &'static str,
+    shapes: &'static [Shapes],
+    f: impl Fn(&[Var]) -> Result<Var> + Send + Sync + 'static,
+) -> OpCase {
+    OpCase { op, case, shapes, domain: Domain::Any, f: Box::new(f) }
+}
+
+/// Every row.
+pub fn table() -> Vec<OpCase> {
+    let mut all = pointwise();
+    all.extend(views_and_reductions());
+    all.extend(products_and_norms());
+    all.extend(indexing());
+    all.extend(losses_and_attention());
+    all
+}
+
+fn pointwise() -> Vec<OpCase> {
+    let unary = Unary::ALL.iter().map(|&op| {
+        let p = match op {
+            Unary::Powf => 1.5,
+            Unary::AddScalar => 0.75,
+            Unary::MulScalar => -1.25,
+            _ => 0.0,
+        };
+        let positive = matches!(op, Unary::Log | Unary::Sqrt | Unary::Recip | Unary::Powf);
+        let domain = if positive { Domain::Positive } else { Domain::Any };
+        OpCase { domain, ..row(op.name(), "", UNARY, move |x| apply_unary(op, p, &x[0])) }
+    });
+    let binary = Binary::ALL.iter().map(|&op| {
+        let positive = matches!(op, Binary::Div | Binary::Pow);
+        let domain = if positive { Domain::Positive } else { Domain::Any };
+        OpCase { domain, ..row(op.name(), "", BINARY, move |x| apply_binary(op, &x[0], &x[1])) }
+    });
+    let select = row("apply_select", "", BINARY, |x| {
+        let dims = x[0].dims();
+        let condition: Vec<u8> =
+            (0..dims.iter().product()).map(|i: usize| u8::from(i % 3 != 0)).collect();
+        apply_select(&Tensor::from_slice(x[0].device(), &condition, dims)?, &x[0], &x[1])
+    });
+    unary.chain(binary).chain([select]).collect()
+}
+
+fn views_and_reductions() -> Vec<OpCase> {
+    vec![
+        row("reshape", "", CUBE, |x| {
+            let d = x[0].dims();
+            x[0].reshape(&[d[0] * d[1], d[2]])
+        }),
+        row("transpose", "", CUBE, |x| x[0].transpose(0, -1)),
+        row("permute", "", CUBE, |x| x[0].permute(&[1, 2, 0])),
+        row("broadcast_to", "", &[&[&[3, 1]], &[&[1, 1]], &[&[0, 1]]], |x| {
+            x[0].broadcast_to(&[2, x[0].dims()[0], 4])
+        }),
+        row("narrow", "", ROWS, |x| x[0].narrow(-1, 1, x[0].dims()[1] - 1)),
+        row("split", "", ROWS, |x| {
+            let parts = x[0].split(1, &[1, x[0].dims()[1] - 1])?;
+            concat(&[&parts[1], &parts[0], &parts[1]], 1)
+        }),
+        row("split", "one part unused", ROWS, |x| {
+            Ok(x[0].split(1, &[1, x[0].dims()[1] - 1])?.remove(0))
+        }),
+        row("sum", "inner dim, kept", CUBE, |x| x[0].sum(&[1], KeepDims::Keep)),
+        row("sum", "two dims, dropped", CUBE, |x| x[0].sum(&[-1, 0], KeepDims::Drop)),
+        row("mean", "", ROWS, |x| x[0].mean(&[-1], KeepDims::Drop)),
+        row("mean", "two dims, kept", &[&[&[2, 3, 4]], &[&[1, 3, 1]]], |x| {
+            x[0].mean(&[0, 2], KeepDims::Keep)
+        }),
+        row("sum_all", "", UNARY, |x| x[0].sum_all()),
+        row("mean_all", "", &[&[&[2, 3]], &[&[]], &[&[1, 1]]], |x| x[0].mean_all()),
+        row("max", "last dim, dropped", ROWS, |x| x[0].max(-1, KeepDims::Drop)),
+        row("max", "first dim, kept", &[&[&[2, 3]], &[&[1, 3]], &[&[2, 0]]], |x| {
+            x[0].max(0, KeepDims::Keep)
+        }),
+        row("log_sum_exp", "last dim, dropped", ROWS, |x| x[0].log_sum_exp(&[-1], KeepDims::Drop)),
+        row("log_sum_exp", "two dims, kept", &[&[&[2, 3, 2]], &[&[1, 3, 1]]], |x| {
+            x[0].log_sum_exp(&[0, 2], KeepDims::Keep)
+        }),
+        row("softmax", "last dim", ROWS, |x| x[0].softmax(-1)),
+        row("softmax", "inner dim", CUBE, |x| x[0].softmax(1)),
+        row("log_softmax", "last dim", ROWS, |x| x[0].log_softmax(-1)),
+        row("log_softmax", "inner dim", CUBE, |x| x[0].log_softmax(1)),
+        row("cast", "", ROWS, |x| x[0].cast(DType::F64)),
+    ]
+}
+
+fn products_and_norms() -> Vec<OpCase> {
+    const EPS: f64 = 1e-5;
+    vec![
+        row("matmul", "", MATMUL, |x| x[0].matmul(&x[1])),
+        row("linear", "", PLAIN_LINEAR, |x| x[0].linear(&x[1], None)),
+        row("linear", "with bias", LINEAR, |x| x[0].linear(&x[1], Some(&x[2]))),
+        row("layer_norm", "", PLAIN_NORM, |x| x[0].layer_norm(&x[1], None, EPS)),
+        row("layer_norm", "with bias", NORM, |x| x[0].layer_norm(&x[1], Some(&x[2]), EPS)),
+        row("rms_norm", "", PLAIN_NORM, |x| x[0].rms_norm(&x[1], EPS)),
+        row(
+            "rotary",
+            "part of the heads and of their width",
+            &[&[&[1, 3, 3, 4]], &[&[2, 1, 1, 2]], &[&[0, 3, 2, 4]], &[&[1, 0, 2, 4]]],
+            |x| {
+                let d = x[0].dims();
+                let table = RotaryTable::new(x[0].device(), x[0].dtype(), 2..2 + d[1], 2, 100.0)?;
+                x[0].rotary(&table, d[2] - d[2] / 3)
+            },
+        ),
+        row("dropout", "", &[&[&[4, 5]], &[&[1, 6]], &[&[0, 3]]], |x| {
+            x[0].dropout(0.4, &RandomKey::new(7, 0, "dropout"), &Place::whole(x[0].dims()))
+        }),
+    ]
+}
+
+fn indexing() -> Vec<OpCase> {
+    vec![
+        row("embedding", "", &[&[&[5, 3]], &[&[1, 3]], &[&[5, 1]], &[&[5, 0]]], |x| {
+            x[0].embedding(&ids(x[0].device(), &[2, 4], x[0].dims()[0])?)
+        }),
+        row("embedding", "no ids", &[&[&[5, 3]]], |x| {
+            x[0].embedding(&ids(x[0].device(), &[0], 5)?)
+        }),
+        row("gather", "", &[&[&[3, 4]], &[&[1, 1]], &[&[0, 4]]], |x| {
+            let d = x[0].dims();
+            x[0].gather(1, &ids(x[0].device(), &[d[0] - d[0] / 3, 3], d[1])?)
+        }),
+        row("gather", "first dim", &[&[&[4, 3]], &[&[1, 1]], &[&[4, 0]]], |x| {
+            let d = x[0].dims();
+            x[0].gather(0, &ids(x[0].device(), &[5, d[1]], d[0])?)
+        }),
+        row(
+            "scatter_add",
+            "",
+            &[&[&[4, 3], &[5, 2]], &[&[3, 3], &[3, 3]], &[&[1, 1], &[1, 1]], &[&[4, 3], &[0, 3]]],
+            |x| {
+                let index = ids(x[0].device(), x[1].dims(), x[0].dims()[0])?;
+                x[0].scatter_add(0, &index, &x[1])
+            },
+        ),
+        row("index_select", "", &[&[&[2, 4]], &[&[1, 1]], &[&[0, 4]]], |x| {
+            x[0].index_select(1, &ids(x[0].device(), &[5], x[0].dims()[1])?)
+        }),
+        row(
+            "concat",
+            "",
+            &[&[&[2, 3], &[2, 2]], &[&[2, 2], &[2, 2]], &[&[1, 1], &[1, 3]], &[&[2, 0], &[2, 2]]],
+            |x| concat(&[&x[0], &x[1]], 1),
+        ),
+    ]
+}
+
+fn losses_and_attention() -> Vec<OpCase> {
+    let entropy =
+        |smoothing| CrossEntropyConfig { label_smoothing: smoothing, ..Default::default() };
+    let head = move |bytes: usize, smoothing: f64| {
+        move |x: &[Var]| {
+            let targets = targets(&x[0], x[1].dims()[0])?;
+            Ok(x[0].linear_cross_entropy(&x[1], &targets, &entropy(smoothing), bytes)?.sum)
+        }
+    };
+    let attend = |mask: AttentionMask, dropout: f64| {
+        move |x: &[Var]| {
+            let ([b, t, h], s) = ([x[0].dims()[0], x[0].dims()[1], x[0].dims()[2]], x[1].dims()[1]);
+            attention(&x[0], &x[1], &x[2], &scores(mask, dropout, &[b, h, t, s], 2)?)
+        }
+    };
+    let packed = |heads: usize, groups: usize, dropout: f64| {
+        move |x: &[Var]| {
+            let [b, t] = [x[0].dims()[0], x[0].dims()[1]];
+            let config = scores(AttentionMask::Causal, dropout, &[b, heads, t, t], 2)?;
+            packed_attention(&x[0], heads, groups, &config)
+        }
+    };
+    vec![
+        row("cross_entropy", "ignore", LOGITS, move |x| {
+            let targets = targets(&x[0], x[0].value().dim(-1)?)?;
+            Ok(x[0].cross_entropy(&targets, &entropy(0.0))?.sum)
+        }),
+        row("cross_entropy", "label smoothing", LOGITS, move |x| {
+            let targets = targets(&x[0], x[0].value().dim(-1)?)?;
+            Ok(x[0].cross_entropy(&targets, &entropy(0.1))?.sum)
+        }),
+        row("linear_cross_entropy", "kept", HEAD, head(1 << 20, 0.0)),
+        row("linear_cross_entropy", "recomputed", HEAD, head(0, 0.0)),
+        row("linear_cross_entropy", "recomputed, label smoothing", HEAD, head(0, 0.1)),
+        row("attention", "multi-head", MULTI_HEAD, attend(AttentionMask::Causal, 0.0)),
+        row("attention", "all keys", MULTI_HEAD, attend(AttentionMask::None, 0.0)),
+        row("attention", "grouped", GROUPED, attend(AttentionMask::Causal, 0.0)),
+        row("attention", "grouped, dropout", GROUPED, attend(AttentionMask::Causal, 0.3)),
+        row("packed_attention", "multi-head", PACKED, packed(2, 2, 0.0)),
+        row("packed_attention", "grouped", PACKED_GROUPED, packed(4, 2, 0.0)),
+        row("packed_attention", "grouped, dropout", PACKED_GROUPED, packed(4, 2, 0.3)),
+    ]
+}
+
+fn scores(mask: AttentionMask, p: f64, place: &[usize], width: usize) -> Result<AttentionConfig> {
+    let mut config = AttentionConfig { mask, ..AttentionConfig::causal(width) };
+    if p > 0.0 {
+        let key = RandomKey::new(11, 0, "attention");
+        config.dropout = Some(AttentionDropout::new(p, key, Place::whole(place))?);
+    }
+    Ok(config)
+}
+
+/// Indices below `size` with repeats, in a scattered order.
+fn ids(device: &Device, dims: &[usize], size: usize) -> Result<Tensor> {
+    let count: usize = dims.iter().product();
+    let ids: Vec<i64> = (0..count).map(|i| ((i * i * 7 + 3 * i + 1) % size) as i64).collect();
+    Tensor::from_slice(device, &ids, dims)
+}
+
+/// A class for each row of `x`, every fourth ignored.
+fn targets(x: &Var, classes: usize) -> Result<Tensor> {
+    let dims = &x.dims()[..x.dims().len() - 1];
+    let count: usize = dims.iter().product();
+    let class = |i: usize| if i % 4 == 3 { -100 } else { ((5 * i + 2) % classes) as i64 };
+    Tensor::from_slice(x.device(), &(0..count).map(class).collect::<Vec<_>>(), dims)
+}

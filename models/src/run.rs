@@ -1,0 +1,268 @@
+//! A training run: steps, evaluations, checkpoints and metrics, in one loop.
+//!
+//! The folder of a run holds `metrics.jsonl` (one object per step), `loss.svg`, and the checkpoints
+//! `iter_NNNNNNN` with `latest` naming the newest. Whoever wants to watch gives an [`Observer`].
+
+use ferrotron_tensor::{Error, Result};
+use serde::Serialize;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use crate::checkpoint::{self, Snapshot};
+use crate::data::{Dataset, Sampler, Validation};
+use crate::evaluate::{Evaluation, evaluate};
+use crate::plot::{LossCurve, plot};
+use crate::tokenizer::Tokenizer;
+use crate::trainer::{StepReport, Trainer};
+
+/// How long a run is and what it leaves behind.
+#[derive(Debug, Clone)]
+pub struct RunConfig {
+    /// Folder of the run.
+    pub folder: PathBuf,
+    /// Number of the last step.
+    pub train_iters: u64,
+    /// Tokens per sequence.
+    pub seq_length: usize,
+    /// Steps between checkpoints.
+    pub save_interval: u64,
+    /// Checkpoints to keep.
+    pub save_retain: usize,
+    /// Steps between evaluations.
+    pub eval_interval: u64,
+    /// Validation batches of an evaluation before the last.
+    pub eval_iters: u64,
+    /// Stop when the step number is a multiple of this.
+    pub exit_interval: Option<u64>,
+    /// Where metrics go.
+    pub metrics: PathBuf,
+    /// What the checkpoint says of how the run was started.
+    pub options: serde_json::Value,
+}
+
+/// One line of `metrics.jsonl`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Metrics {
+    /// Number of the step, from 1.
+    pub step: u64,
+    /// Mean loss of the step.
+    pub loss: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Global gradient norm before clipping.
+    pub grad_norm: f64,
+    /// Tokens of the step.
+    pub tokens: u64,
+    /// Duration of the step.
+    pub step_ms: f64,
+    /// Tokens per second.
+    pub tokens_per_s: f64,
+    /// 10^12 floating-point operations per second.
+    pub tflops: f64,
+    /// Most bytes of the pool in use at once so far.
+    pub mem_peak_bytes: usize,
+    /// Validation loss, where one was measured after this step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
+}
+
+/// Someone who watches a run.
+pub trait Observer {
+    /// After every step.
+    fn step(&mut self, metrics: &Metrics);
+    /// After every evaluation.
+    fn evaluated(&mut self, step: u64, evaluation: &Evaluation);
+    /// After every checkpoint.
+    fn saved(&mut self, folder: &Path);
+}
+
+/// Why a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// All steps were taken.
+    Finished,
+    /// `exit_interval` was reached.
+    ExitInterval,
+    /// It was asked to stop.
+    Stopped,
+}
+
+/// What a run leaves behind.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Why it ended.
+    pub ended: Ended,
+    /// The last evaluation, if there is validation data.
+    pub evaluation: Option<Evaluation>,
+    /// The last checkpoint.
+    pub checkpoint: PathBuf,
+}
+
+/// Trains until the last step, or until `stop` is set: the step is finished and saved first.
+pub fn run(
+    trainer: &mut Trainer,
+    dataset: &Dataset,
+    tokenizer: &Tokenizer,
+    config: &RunConfig,
+    stop: &AtomicBool,
+    observer: &mut dyn Observer,
+) -> Result<Outcome> {
+    let sampler = Sampler::new(dataset.train.clone(), config.seq_length, trainer.config().seed)?;
+    let micro = trainer.config().batch_size.micro();
+    let validation =
+        dataset.validation.clone().map(|source| Validation::new(source, config.seq_length, micro));
+    let validation = validation.transpose()?;
+    let mut log = MetricsLog::open(&config.metrics, trainer.progress().step)?;
+    let mut evaluation = None;
+    let ended = loop {
+        let done = trainer.progress().step;
+        let ended = if done >= config.train_iters {
+            Some(Ended::Finished)
+        } else if stop.load(Relaxed) {
+            Some(Ended::Stopped)
+        } else if done > 0
+            && config.exit_interval.is_some_and(|every| every > 0 && done % every == 0)
+            && log.steps > 0
+        {
+            Some(Ended::ExitInterval)
+        } else {
+            None
+        };
+        if let Some(ended) = ended {
+            break ended;
+        }
+        let report = trainer.step(&sampler)?;
+        let mut metrics = measure(trainer, config, &report);
+        if config.eval_interval > 0
+            && report.step % config.eval_interval == 0
+            && report.step < config.train_iters
+        {
+            if let Some(validation) = &validation {
+                let found = evaluate(trainer.gpt(), validation, Some(config.eval_iters))?;
+                metrics.validation_loss = Some(found.loss);
+                observer.evaluated(report.step, &found);
+            }
+        }
+        log.write(&metrics)?;
+        observer.step(&metrics);
+        if config.save_interval > 0
+            && report.step % config.save_interval == 0
+            && report.step < config.train_iters
+        {
+            observer.saved(&save(trainer, tokenizer, config)?);
+        }
+    };
+    if ended == Ended::Finished
+        && let Some(validation) = &validation
+    {
+        let found = evaluate(trainer.gpt(), validation, None)?;
+        observer.evaluated(trainer.progress().step, &found);
+        log.curve.validation.push((trainer.progress().step, found.loss));
+        evaluation = Some(found);
+    }
+    log.flush()?;
+    let checkpoint = save(trainer, tokenizer, config)?;
+    observer.saved(&checkpoint);
+    plot(&log.curve, &config.folder.join("loss.svg"))?;
+    Ok(Outcome { ended, evaluation, checkpoint })
+}
+
+fn save(trainer: &Trainer, tokenizer: &Tokenizer, config: &RunConfig) -> Result<PathBuf> {
+    let params: Vec<_> = trainer.buffers().params().cloned().collect();
+    let folder = checkpoint::save(
+        &config.folder,
+        &Snapshot {
+            params: &params,
+            optimizer: Some(trainer.optimizer()),
+            config: trainer.gpt().config(),
+            progress: trainer.progress(),
+            tokenizer: Some(tokenizer),
+            run: config.options.clone(),
+        },
+    )?;
+    checkpoint::retain(&config.folder, config.save_retain)?;
+    Ok(folder)
+}
+
+fn measure(trainer: &Trainer, config: &RunConfig, report: &StepReport) -> Metrics {
+    let tokens_per_s = report.tokens as f64 / report.seconds;
+    Metrics {
+        step: report.step,
+        loss: report.loss,
+        lr: report.lr,
+        grad_norm: report.grad_norm,
+        tokens: report.tokens,
+        step_ms: report.seconds * 1e3,
+        tokens_per_s,
+        tflops: trainer.gpt().config().flops(report.tokens, config.seq_length)
+            / report.seconds
+            / 1e12,
+        mem_peak_bytes: trainer.scope().device().memory().peak,
+        validation_loss: None,
+    }
+}
+
+/// `metrics.jsonl` and the curve drawn from it.
+struct MetricsLog {
+    path: PathBuf,
+    file: BufWriter<File>,
+    curve: LossCurve,
+    /// Lines written by this process.
+    steps: u64,
+}
+
+impl MetricsLog {
+    /// Continues the file after `step`: lines of later steps, from a run that went on after its last
+    /// checkpoint, are dropped.
+    fn open(path: &Path, step: u64) -> Result<MetricsLog> {
+        let fail = |error: std::io::Error| {
+            Error::io("metrics", format!("cannot write {}: {error}", path.display()))
+        };
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(fail)?;
+        }
+        let old = std::fs::read_to_string(path).unwrap_or_default();
+        let mut curve = LossCurve::default();
+        let mut kept = String::new();
+        for line in old.lines() {
+            let Ok(value) = serde_json::from_str::<serde_json::Value>(line) else { continue };
+            let (Some(number), Some(loss)) = (value["step"].as_u64(), value["loss"].as_f64())
+            else {
+                continue;
+            };
+            if number <= step {
+                kept.push_str(line);
+                kept.push('\n');
+                curve.training.push((number, loss));
+                curve
+                    .validation
+                    .extend(value["validation_loss"].as_f64().map(|loss| (number, loss)));
+            }
+        }
+        let mut file = BufWriter::new(File::create(path).map_err(fail)?);
+        file.write_all(kept.as_bytes()).map_err(fail)?;
+        Ok(MetricsLog { path: path.to_path_buf(), file, curve, steps: 0 })
+    }
+
+    fn write(&mut self, metrics: &Metrics) -> Result<()> {
+        self.curve.training.push((metrics.step, metrics.loss));
+        self.curve.validation.extend(metrics.validation_loss.map(|loss| (metrics.step, loss)));
+        self.steps += 1;
+        let line = serde_json::to_string(metrics)
+            .map_err(|error| Error::io("metrics", error.to_string()))?;
+        // Flushed line by line, so that others can follow the file.
+        writeln!(self.file, "{line}")
+            .and_then(|()| self.file.flush())
+            .map_err(|error| self.failed(&error))
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.file.flush().map_err(|error| self.failed(&error))
+    }
+
+    fn failed(&self, error: &std::io::Error) -> Error {
+        Error::io("metrics", format!("cannot write {}: {error}", self.path.display()))
+    }
+}

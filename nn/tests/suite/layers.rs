@@ -1,0 +1,214 @@
+//! Every layer by finite differences over its input and all its parameters, and what does not depend on
+//! how a batch is cut or a sequence fed.
+
+use ferrotron_autograd::{GradcheckOptions, Leaf, Var, gradcheck_leaves};
+use ferrotron_nn::{
+    Activation, Attention, AttentionConfig, Bias, Context, Dropout, Embedding, Init, KvCache,
+    LayerNorm, Linear, Mlp, MlpConfig, Mode, Module, Norm, Param, RmsNorm, Scope,
+};
+use ferrotron_tensor::ops::random;
+use ferrotron_tensor::{DType, Device, Place, RandomKey, Result, Tensor};
+
+/// Batch, positions, width.
+const DIMS: [usize; 3] = [2, 3, 4];
+const NORMAL: Init = Init::Normal { std: 0.5 };
+
+fn scope(device: &Device) -> Scope {
+    Scope::new(device, DType::F64, 1234)
+}
+
+fn normal(device: &Device, dims: &[usize], site: &str) -> Result<Tensor> {
+    let key = RandomKey::new(99, 0, site);
+    random::normal(device, DType::F64, &Place::whole(dims), &key, 0.0, 0.7)
+}
+
+fn context(mode: Mode) -> Context {
+    Context::new(7, 3, mode, DIMS[0], DIMS[1])
+}
+
+/// Checks `f` over an input of dims [`DIMS`] and the parameters of `layer`, none of which is zero or one.
+fn check(device: &Device, layer: &dyn Module, f: impl Fn(&Var) -> Result<Var>) -> Result<()> {
+    let x = Leaf::new("x", normal(device, &DIMS, "x")?);
+    let mut leaves = vec![x.clone()];
+    for param in layer.params() {
+        let leaf = param.leaf();
+        let noise = normal(device, leaf.dims(), param.name())?;
+        leaf.set_value(&leaf.value()?.add(&noise.mul_scalar(0.3)?)?)?;
+        leaves.push(leaf.clone());
+    }
+    gradcheck_leaves(|| f(&x.var()?), &leaves, &GradcheckOptions::default())
+}
+
+#[test]
+fn linear_layers_and_norms() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let scope = scope(&device);
+    for bias in [Bias::Yes, Bias::No] {
+        let linear = Linear::new(&scope.child("linear"), 4, 5, bias, NORMAL)?;
+        check(&device, &linear, |x| linear.forward(x))?;
+        let norm = Norm::Layer(LayerNorm::new(&scope.child("norm"), 4, bias, 1e-5));
+        check(&device, &norm, |x| norm.forward(x))?;
+    }
+    let norm = Norm::Rms(RmsNorm::new(&scope.child("norm"), 4, 1e-5));
+    check(&device, &norm, |x| norm.forward(x))
+}
+
+#[test]
+fn embeddings() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let table = Embedding::new(&scope(&device).child("wte"), 6, 4, NORMAL)?;
+    let ids = Tensor::from_slice(&device, &[5_u32, 0, 0, 3, 5, 5], &[2, 3])?;
+    check(&device, &table, |x| table.forward(&ids)?.mul(x))
+}
+
+#[test]
+fn every_mlp() -> Result<()> {
+    let device = Device::cpu(1)?;
+    for activation in
+        [Activation::GeluTanh, Activation::GeluErf, Activation::Relu, Activation::SwiGlu]
+    {
+        for bias in [Bias::Yes, Bias::No] {
+            let (init, residual_init) = (NORMAL, NORMAL);
+            let config =
+                MlpConfig { hidden: 4, ffn_hidden: 5, activation, bias, init, residual_init };
+            let mlp = Mlp::new(&scope(&device).child("mlp"), &config)?;
+            check(&device, &mlp, |x| mlp.forward(x))?;
+        }
+    }
+    Ok(())
+}
+
+fn attention_config(groups: usize, rotary_base: Option<f64>, dropout: f64) -> AttentionConfig {
+    AttentionConfig {
+        hidden: DIMS[2],
+        heads: 4,
+        groups,
+        head_dim: 2,
+        bias: if rotary_base.is_some() { Bias::No } else { Bias::Yes },
+        rotary_base,
+        dropout,
+        init: NORMAL,
+        residual_init: NORMAL,
+    }
+}
+
+/// Multi-head and grouped-query, learned and rotary positions, without and with dropout.
+fn attention_configs() -> Vec<AttentionConfig> {
+    let mut all = Vec::new();
+    for groups in [4, 2, 1] {
+        for rotary_base in [None, Some(100.0)] {
+            for dropout in [0.0, 0.3] {
+                all.push(attention_config(groups, rotary_base, dropout));
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn every_attention() -> Result<()> {
+    let device = Device::cpu(1)?;
+    for config in attention_configs() {
+        let attention = Attention::new(&scope(&device).child("attn"), &config)?;
+        check(&device, &attention, |x| attention.forward(&context(Mode::Train), x, None))
+            .map_err(|error| error.at(&format!("{config:?}")))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn dropout_is_active_only_in_training() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let dropout = Dropout::new(&scope(&device).child("dropout"), 0.5)?;
+    struct None;
+    impl Module for None {
+        fn visit(&self, _: &mut dyn FnMut(&Param)) {}
+    }
+    check(&device, &None, |x| dropout.forward(&context(Mode::Train), x))?;
+    let x = Var::constant(normal(&device, &DIMS, "x")?);
+    let [train, eval] = [Mode::Train, Mode::Eval].map(|mode| dropout.forward(&context(mode), &x));
+    assert_eq!(eval?.value().to_f64()?, x.value().to_f64()?);
+    let train = train?.value().to_f64()?;
+    let dropped = train.iter().filter(|&&y| y == 0.0).count();
+    assert!((1..train.len()).contains(&dropped), "{dropped} of {} dropped", train.len());
+    let flat = Var::constant(normal(&device, &[4], "x")?);
+    let error = dropout.forward(&context(Mode::Train), &flat).unwrap_err().to_string();
+    assert_eq!(error, "dropout: dropout: needs (batch, sequence, ..), got [4]");
+    Ok(())
+}
+
+/// A sample's numbers do not depend on the batch around it, dropout included.
+#[test]
+fn a_micro_batch_is_a_slice_of_the_batch() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let dropout = Dropout::new(&scope(&device).child("dropout"), 0.5)?;
+    let config = attention_config(2, Some(100.0), 0.3);
+    let attention = Attention::new(&scope(&device).child("attn"), &config)?;
+    let run = |ctx: &Context, x: &Tensor| -> Result<Tensor> {
+        let y = attention.forward(ctx, &Var::constant(x.clone()), None)?;
+        Ok(dropout.forward(ctx, &y)?.into_value())
+    };
+    let x = normal(&device, &DIMS, "x")?;
+    let ctx = context(Mode::Train);
+    let whole = run(&ctx, &x)?;
+    for sample in 0..DIMS[0] {
+        let part = run(&ctx.clone().micro_batch(sample, 1), &x.narrow(0, sample, 1)?)?;
+        assert_eq!(part.to_f64()?, whole.narrow(0, sample, 1)?.to_f64()?, "sample {sample}");
+    }
+    assert_ne!(run(&Context { step: 4, ..ctx }, &x)?.to_f64()?, whole.to_f64()?);
+    Ok(())
+}
+
+#[test]
+fn a_cache_gives_what_the_whole_sequence_gives() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let ctx = context(Mode::Eval);
+    for config in attention_configs() {
+        let attention = Attention::new(&scope(&device).child("attn"), &config)?;
+        let x = normal(&device, &DIMS, "x")?;
+        let whole = attention.forward(&ctx, &Var::constant(x.clone()), None)?.into_value();
+        // All at once, one by one, and two at first.
+        for cuts in [vec![3], vec![1, 1, 1], vec![2, 1]] {
+            let mut cache = KvCache::new(&device, DType::F64, DIMS[0], DIMS[1], &config)?;
+            for count in cuts {
+                let start = cache.len();
+                let part = Var::constant(x.narrow(1, start, count)?);
+                let got =
+                    attention.forward(&ctx, &part, Some(&mut cache))?.into_value().to_f64()?;
+                let want = whole.narrow(1, start, count)?.to_f64()?;
+                for (got, want) in got.iter().zip(want) {
+                    assert!((got - want).abs() <= 1e-12, "{config:?} from {start}: {got}, {want}");
+                }
+            }
+            let error =
+                attention.forward(&ctx, &Var::constant(x.narrow(1, 0, 1)?), Some(&mut cache));
+            let message = error.unwrap_err().to_string();
+            assert!(message.contains("3 + 1 positions exceed the room for 3"), "{message}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn layers_refuse_what_does_not_fit_and_say_where() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let scope = scope(&device).child("blocks.3");
+    let message = |result: Result<()>| result.unwrap_err().to_string();
+    let linear = Linear::new(&scope.child("fc"), 4, 5, Bias::No, NORMAL)?;
+    let wrong = Var::constant(normal(&device, &[2, 3], "x")?);
+    assert!(message(linear.forward(&wrong).map(drop)).starts_with("blocks.3.fc: linear: "));
+    let no_outputs = Linear::new(&scope.child("fc"), 4, 0, Bias::No, NORMAL).map(drop);
+    assert!(message(no_outputs).contains("got 4 inputs and 0 outputs"));
+    let config = AttentionConfig { groups: 3, ..attention_config(4, None, 0.0) };
+    assert_eq!(
+        message(Attention::new(&scope.child("attn"), &config).map(drop)),
+        "blocks.3.attn: attention: 3 key/value groups must divide 4 heads (of width 2)"
+    );
+    let config = AttentionConfig { head_dim: 3, ..attention_config(4, Some(1e4), 0.0) };
+    assert!(message(Attention::new(&scope.child("attn"), &config).map(drop)).contains("got 3"));
+    assert!(message(Dropout::new(&scope.child("dropout"), 1.5).map(drop)).contains("got 1.5"));
+    assert!(
+        message(Embedding::new(&scope.child("wte"), 0, 4, NORMAL).map(drop)).contains("0 rows")
+    );
+    Ok(())
+}

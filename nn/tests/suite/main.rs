@@ -1,0 +1,5 @@
+//! Checks of the layers, of initial values and of the optimizers, in one program.
+
+mod initial;
+mod layers;
+mod optimizers;
