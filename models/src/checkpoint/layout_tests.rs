@@ -48,7 +48,7 @@ fn one_layout_loads_another() -> Result<()> {
     ] {
         let want = read(&whole, &place).to_vec::<f32>()?;
         let param = scope.param_at("w", place, Init::Zeros, Decay::Yes);
-        Checkpoint::open(dir.path())?.load_params(&[param.clone()])?;
+        Checkpoint::open(dir.path())?.load_params(std::slice::from_ref(&param))?;
         assert_eq!(param.leaf().value()?.to_vec::<f32>()?, want, "{:?}", param.place());
     }
     Ok(())
@@ -117,7 +117,7 @@ fn an_index_written_by_hand_loads() -> Result<()> {
     let scope = Scope::new(&device, DType::F32, 0);
     let load = |place: Place| {
         let param = scope.param_at("w", place, Init::Zeros, Decay::Yes);
-        checkpoint.load_params(&[param.clone()])?;
+        checkpoint.load_params(std::slice::from_ref(&param))?;
         param.leaf().value()?.to_vec::<f32>()
     };
     assert_eq!(load(Place::whole(&[3, 4]))?, (0..12).map(|i| i as f32).collect::<Vec<_>>());

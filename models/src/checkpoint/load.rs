@@ -221,7 +221,7 @@ impl Checkpoint {
             return Err(self.another(format!(
                 "it has no '{name}', but {} others such as '{}'",
                 names.clone().count(),
-                names.last().map_or("", String::as_str)
+                names.max().map_or("", String::as_str)
             )));
         };
         if record.shape != place.global_dims() {
