@@ -40,3 +40,16 @@ pub mod prelude {
     };
     pub use ferrotron_tensor::{At, DType, Device, Error, Place, RandomKey, Result, Tensor};
 }
+
+/// The examples of the documentation, compiled and run.
+#[cfg(doctest)]
+mod documentation {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/custom-op.md")]
+    struct CustomOp;
+    #[doc = include_str!("../docs/data.md")]
+    struct Data;
+    #[doc = include_str!("../docs/numerics.md")]
+    struct Numerics;
+}

@@ -218,7 +218,7 @@ pub struct RunArgs {
     /// One JSON object per step [default: metrics.jsonl in the run folder]
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
-    /// Characters of the sample that is printed at the end
+    /// Tokens of the sample that is printed at the end; 0 prints none
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub sample_length: usize,
 }
