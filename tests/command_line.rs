@@ -200,7 +200,7 @@ fn bad_input_gets_one_clear_line() {
         (&["train", "--data", "text.txt", "--dtype", "bf16"], 2, &["bf16"]),
         (&["train", "--data", "text.txt", "--device", "cuda"], 2, &["cuda"]),
         (&["train", "--data", "text.txt", "--save", "/proc/run"], 1, &["/proc/run"]),
-        (&["train", "--load", "run", "--hidden-size", "32"], 1, &["16", "32"]),
+        (&["train", "--load", "run", "--hidden-size", "32"], 2, &["16", "32"]),
         (&["generate", "--load", "absent"], 1, &["absent"]),
         (&["generate", "--load", "run", "--prompt", "\u{2603}"], 1, &["\u{2603}"]),
         (&["export", "--load", "broken", "--output", "out"], 1, &["broken"]),
