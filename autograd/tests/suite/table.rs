@@ -150,7 +150,7 @@ fn pointwise() -> Vec<OpCase> {
     let select = row("apply_select", "", BINARY, |x| {
         let dims = x[0].dims();
         let condition: Vec<u8> =
-            (0..dims.iter().product()).map(|i: usize| u8::from(i % 3 != 0)).collect();
+            (0..dims.iter().product()).map(|i: usize| u8::from(!i.is_multiple_of(3))).collect();
         apply_select(&Tensor::from_slice(x[0].device(), &condition, dims)?, &x[0], &x[1])
     });
     unary.chain(binary).chain([select]).collect()
