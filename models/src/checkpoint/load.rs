@@ -143,10 +143,7 @@ impl Checkpoint {
         if differences.is_empty() {
             return Ok(());
         }
-        Err(Error::config(
-            "checkpoint",
-            format!("{self} is a checkpoint of another shape: {}", differences.join("; ")),
-        ))
+        Err(self.another(differences.join("; ")))
     }
 
     /// Fills the parameters of a whole model.
