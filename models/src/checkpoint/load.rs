@@ -143,7 +143,10 @@ impl Checkpoint {
         if differences.is_empty() {
             return Ok(());
         }
-        Err(self.another(differences.join("; ")))
+        Err(Error::config(
+            "checkpoint",
+            format!("{self} is a checkpoint of another shape: {}", differences.join("; ")),
+        ))
     }
 
     /// Fills the parameters of a whole model.
