@@ -328,7 +328,7 @@ mod tests {
         for bytes in 1..(3 << 20) / 17 {
             let bytes = bytes * 17;
             let size = rounded(bytes);
-            assert!(size >= bytes && size % ALIGNMENT == 0);
+            assert!(size >= bytes && size.is_multiple_of(ALIGNMENT));
             assert!(size <= bytes + bytes / 4 + ALIGNMENT, "{bytes} takes {size}");
         }
     }

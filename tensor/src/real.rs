@@ -174,7 +174,7 @@ impl Real for f32 {
     fn tanh(self) -> Self {
         let z = self * self;
         let mut p = -5.704_988_7e-3_f32;
-        p = p * z + 2.063_908_9e-2;
+        p = p * z + 2.063_909e-2;
         p = p * z - 5.373_971_4e-2;
         p = p * z + 1.333_144_2e-1;
         p = p * z - 3.333_328e-1;

@@ -102,7 +102,7 @@ pub fn binary(op: Binary, lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
     let dims = broadcast_dims(op.name(), lhs.dims(), rhs.dims())?;
     let mut out = Tensor::empty(lhs.device(), lhs.dtype(), &dims)?;
     dispatch_float!(op.name(), lhs.dtype(), T => with_binary!(op, Op => {
-        zip_rows::<T, T>(&mut out, lhs, rhs, |out, a, a_stride, b, b_stride| binary_row::<T, Op>(out, a, a_stride, b, b_stride))?;
+        zip_rows(&mut out, lhs, rhs, binary_row::<T, Op>)?;
     }));
     Ok(out)
 }
