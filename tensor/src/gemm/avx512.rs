@@ -98,6 +98,40 @@ impl Vector for F32x16 {
         }
     }
     #[inline(always)]
+    unsafe fn transposed<S: Element<Acc = f32>>(from: *const S, stride: isize) -> [Self; 16] {
+        // SAFETY: the caller vouches for 16 rows of 16 elements of the type that the dtype names.
+        unsafe {
+            let mut square = Self::square();
+            if S::DTYPE != DType::F32 {
+                for (i, row) in square.iter_mut().enumerate() {
+                    *row = Self::widen(from.offset(i as isize * stride));
+                }
+                Self::transpose(&mut square);
+                return square;
+            }
+            // Quarters of the rows i, i + 4, i + 8 and i + 12 are put together while loading, which
+            // saves half of the shuffles: what is left is to transpose 4x4 blocks in the lanes.
+            let from = from.cast::<f32>();
+            for j in 0..4 {
+                let [a, b, c, d] = std::array::from_fn(|i| {
+                    let quarter = from.offset(i as isize * stride).add(4 * j);
+                    let at = |row: isize| _mm_loadu_ps(quarter.offset(row * stride));
+                    let rows = _mm512_castps128_ps512(at(0));
+                    let rows = _mm512_mask_broadcast_f32x4(rows, 0x00f0, at(4));
+                    let rows = _mm512_mask_broadcast_f32x4(rows, 0x0f00, at(8));
+                    _mm512_mask_broadcast_f32x4(rows, 0xf000, at(12))
+                });
+                let (ab_low, ab_high) = (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+                let (cd_low, cd_high) = (_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+                square[4 * j] = F32x16(_mm512_shuffle_ps::<0x44>(ab_low, cd_low));
+                square[4 * j + 1] = F32x16(_mm512_shuffle_ps::<0xee>(ab_low, cd_low));
+                square[4 * j + 2] = F32x16(_mm512_shuffle_ps::<0x44>(ab_high, cd_high));
+                square[4 * j + 3] = F32x16(_mm512_shuffle_ps::<0xee>(ab_high, cd_high));
+            }
+            square
+        }
+    }
+    #[inline(always)]
     unsafe fn widen<S: Element<Acc = f32>>(from: *const S) -> Self {
         // SAFETY: the caller vouches for 16 elements of the type that the dtype names.
         F32x16(unsafe {

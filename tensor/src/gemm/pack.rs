@@ -99,18 +99,17 @@ unsafe fn transpose_rows<V: Vector, S: Element<Acc = V::Scalar>>(strip: &Strip<V
             let steps = (depth - step).min(V::LANES);
             // SAFETY: the block's elements lie within the strip.
             unsafe {
-                let mut square = V::square();
                 let corner = from.offset(lane as isize * lane_stride).add(step);
-                if lanes == V::LANES && steps == V::LANES {
-                    for (i, row) in square.as_mut().iter_mut().enumerate() {
-                        *row = V::widen(corner.offset(i as isize * lane_stride));
-                    }
+                let mut square = if lanes == V::LANES && steps == V::LANES {
+                    V::transposed(corner, lane_stride)
                 } else {
+                    let mut square = V::square();
                     for (i, row) in square.as_mut().iter_mut().enumerate().take(lanes) {
                         *row = V::widen_first(corner.offset(i as isize * lane_stride), steps);
                     }
-                }
-                V::transpose(&mut square);
+                    V::transpose(&mut square);
+                    square
+                };
                 for (i, &mut row) in square.as_mut().iter_mut().enumerate().take(steps) {
                     put(strip, row, step + i, lane);
                 }

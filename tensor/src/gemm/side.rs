@@ -36,19 +36,22 @@ impl Access {
         if in_place { Access::InPlace } else { Access::Chapter }
     }
 
-    /// Columns are loaded as vectors, so those of a step must lie together.
+    /// Columns are loaded as vectors, so those of a step must lie together. Where there are so few
+    /// rows that every element is used once, packing them for later is of no use.
     pub(super) fn of_columns<T: Compute>(
         operand: &Operand,
         size: &Size,
         kernels: &Kernels<T>,
     ) -> Access {
-        let in_place = operand.dtype == T::DTYPE
-            && near(operand, size.k, size_of::<T>())
-            && (kernels.free_masks || operand.lanes.is_multiple_of(kernels.lanes));
-        match in_place {
-            true => Access::InPlace,
-            false if size.rows <= kernels.tiles.len() => Access::Panel,
-            false => Access::Chapter,
+        let once = size.rows <= kernels.tiles.len();
+        let whole = kernels.free_masks || operand.lanes.is_multiple_of(kernels.lanes);
+        let vectors = operand.dtype == T::DTYPE && operand.lane_stride == 1 && whole;
+        if vectors && (once || near(operand, size.k, size_of::<T>())) {
+            Access::InPlace
+        } else if once {
+            Access::Panel
+        } else {
+            Access::Chapter
         }
     }
 }

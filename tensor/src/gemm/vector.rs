@@ -41,6 +41,24 @@ pub(super) trait Vector: Copy {
     /// Lane j of register i becomes lane i of register j.
     unsafe fn transpose(square: &mut Self::Square);
 
+    /// A square block of a storage type, widened and transposed: register j of the result holds
+    /// element j of each of the `LANES` rows, which are `stride` elements apart.
+    #[inline(always)]
+    unsafe fn transposed<S: Element<Acc = Self::Scalar>>(
+        from: *const S,
+        stride: isize,
+    ) -> Self::Square {
+        // SAFETY: the caller vouches for LANES rows of LANES elements.
+        unsafe {
+            let mut square = Self::square();
+            for (i, row) in square.as_mut().iter_mut().enumerate() {
+                *row = Self::widen(from.offset(i as isize * stride));
+            }
+            Self::transpose(&mut square);
+            square
+        }
+    }
+
     /// `LANES` consecutive values of a storage type, widened.
     #[inline(always)]
     unsafe fn widen<S: Element<Acc = Self::Scalar>>(from: *const S) -> Self {
