@@ -152,14 +152,14 @@ impl GptConfig {
         }
         if self.kv_channels == 0
             || (self.kv_channels == self.hidden_size / self.num_attention_heads
-                && self.hidden_size % self.num_attention_heads != 0)
+                && !self.hidden_size.is_multiple_of(self.num_attention_heads))
         {
             return refuse(format!(
                 "num-attention-heads {} does not divide hidden-size {}",
                 self.num_attention_heads, self.hidden_size
             ));
         }
-        if self.num_attention_heads % self.num_query_groups != 0 {
+        if !self.num_attention_heads.is_multiple_of(self.num_query_groups) {
             return refuse(format!(
                 "num-query-groups {} does not divide num-attention-heads {}",
                 self.num_query_groups, self.num_attention_heads

@@ -116,42 +116,33 @@ pub fn run(
     let validation = validation.transpose()?;
     let mut log = MetricsLog::open(&config.metrics, trainer.progress().step)?;
     let mut evaluation = None;
+    let mut saved = None;
     let ended = loop {
         let done = trainer.progress().step;
-        let ended = if done >= config.train_iters {
-            Some(Ended::Finished)
-        } else if stop.load(Relaxed) {
-            Some(Ended::Stopped)
-        } else if done > 0
-            && config.exit_interval.is_some_and(|every| every > 0 && done % every == 0)
-            && log.steps > 0
-        {
-            Some(Ended::ExitInterval)
-        } else {
-            None
-        };
-        if let Some(ended) = ended {
-            break ended;
+        if done >= config.train_iters {
+            break Ended::Finished;
+        }
+        if stop.load(Relaxed) {
+            break Ended::Stopped;
+        }
+        if log.steps > 0 && config.exit_interval.is_some_and(|every| done.is_multiple_of(every)) {
+            break Ended::ExitInterval;
         }
         let report = trainer.step(&sampler)?;
+        let due =
+            |every: u64| report.step.is_multiple_of(every) && report.step < config.train_iters;
         let mut metrics = measure(trainer, config, &report);
-        if config.eval_interval > 0
-            && report.step % config.eval_interval == 0
-            && report.step < config.train_iters
-        {
-            if let Some(validation) = &validation {
-                let found = evaluate(trainer.gpt(), validation, Some(config.eval_iters))?;
-                metrics.validation_loss = Some(found.loss);
-                observer.evaluated(report.step, &found);
-            }
+        if let Some(validation) = validation.as_ref().filter(|_| due(config.eval_interval)) {
+            let found = evaluate(trainer.gpt(), validation, Some(config.eval_iters))?;
+            metrics.validation_loss = Some(found.loss);
+            observer.evaluated(report.step, &found);
         }
         log.write(&metrics)?;
         observer.step(&metrics);
-        if config.save_interval > 0
-            && report.step % config.save_interval == 0
-            && report.step < config.train_iters
-        {
-            observer.saved(&save(trainer, tokenizer, config)?);
+        if due(config.save_interval) {
+            let folder = save(trainer, tokenizer, config)?;
+            observer.saved(&folder);
+            saved = Some((report.step, folder));
         }
     };
     if ended == Ended::Finished
@@ -163,8 +154,14 @@ pub fn run(
         evaluation = Some(found);
     }
     log.flush()?;
-    let checkpoint = save(trainer, tokenizer, config)?;
-    observer.saved(&checkpoint);
+    let checkpoint = match saved {
+        Some((step, folder)) if step == trainer.progress().step => folder,
+        _ => {
+            let folder = save(trainer, tokenizer, config)?;
+            observer.saved(&folder);
+            folder
+        }
+    };
     plot(&log.curve, &config.folder.join("loss.svg"))?;
     Ok(Outcome { ended, evaluation, checkpoint })
 }

@@ -61,7 +61,7 @@ impl Observer for Progress {
             bar.set_message(format!("loss {loss:.3}  {speed:.0} tokens/s"));
             bar.set_position(metrics.step);
         } else if self.log_interval > 0
-            && (metrics.step % self.log_interval == 0 || metrics.step == self.last_step)
+            && (metrics.step.is_multiple_of(self.log_interval) || metrics.step == self.last_step)
         {
             let left = (self.last_step - metrics.step) as f64 * self.seconds;
             eprintln!(
