@@ -130,7 +130,8 @@ fn a_resumed_run_is_the_same_run_to_the_last_bit() {
     let mut lost = std::fs::read_to_string(&metrics).unwrap();
     lost.push_str("{\"step\":11,\"loss\":0.0}\n{\"step\":12,\"lo");
     std::fs::write(&metrics, lost).unwrap();
-    succeeded(ferrotron(folder.path(), &["train", "--load", "parts"]));
+    // Options that are typed again replace those of the run; they do not add to them.
+    succeeded(ferrotron(folder.path(), &["train", "--load", "parts", "--data", "text.txt"]));
 
     let [whole, parts] = ["whole", "parts"].map(|name| folder.path().join(name));
     assert_eq!(losses(whole.join("metrics.jsonl")), losses(parts.join("metrics.jsonl")));
@@ -154,7 +155,7 @@ fn a_damaged_checkpoint_is_named_and_the_previous_one_offered() {
 fn options_come_from_a_file_and_the_command_line_overrides_them() {
     let folder = workplace();
     let config = "data = \"text.txt\"\nnum_layers = 1\nhidden-size = 16\nnum-attention-heads = 2\nseq-length = 8\n\
-                  micro-batch-size = 2\ntrain-iters = 4\nthreads = 1\nsave = \"run\"\nsample-length = 0\nswiglu = true\n";
+                  micro-batch-size = 2\ntrain-iters = 4\nthreads = 1\nsave = \"run\"\nsample-length = 0\nswiglu = true\nsave-interval = 1000\n";
     std::fs::write(folder.path().join("run.toml"), config).unwrap();
     succeeded(ferrotron(folder.path(), &["train", "--config", "run.toml", "--train-iters", "3"]));
     assert_eq!(losses(folder.path().join("run/metrics.jsonl")).len(), 3);
@@ -201,6 +202,13 @@ fn bad_input_gets_one_clear_line() {
         (&["train", "--data", "text.txt", "--device", "cuda"], 2, &["cuda"]),
         (&["train", "--data", "text.txt", "--save", "/proc/run"], 1, &["/proc/run"]),
         (&["train", "--load", "run", "--hidden-size", "32"], 2, &["16", "32"]),
+        (&["train", "--load", "run", "--tokenizer", "byte"], 2, &["--tokenizer"]),
+        (&["train", "--load", "run", "--data", "text.txt", "text.txt"], 2, &["training tokens"]),
+        (&["train", "--data", "text.txt", "--save", "run"], 2, &["run", "--load"]),
+        (&["train", "--valid-data", "text.txt"], 2, &["--valid-data", "--data"]),
+        (&["train", "--data", "text.txt", "--eval-iters", "0"], 2, &["--eval-iters"]),
+        (&["train", "--data", "text.txt", "--clip-grad", "-1"], 2, &["--clip-grad"]),
+        (&["generate", "--load", "run", "--dtype", "f64"], 2, &["--dtype", "f32"]),
         (&["generate", "--load", "absent"], 1, &["absent"]),
         (&["generate", "--load", "run", "--prompt", "\u{2603}"], 1, &["\u{2603}"]),
         (&["export", "--load", "broken", "--output", "out"], 1, &["broken"]),
@@ -223,27 +231,31 @@ fn bad_input_gets_one_clear_line() {
 #[test]
 fn a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint() {
     let folder = workplace();
-    let output = train(
-        folder.path(),
-        &[
-            "--save",
-            "run",
-            "--lr",
-            "1e30",
-            "--lr-decay-style",
-            "constant",
-            "--lr-warmup-iters",
-            "0",
-            "--clip-grad",
-            "0",
-            "--save-interval",
-            "1",
-        ],
-    );
+    succeeded(train(folder.path(), &["--save", "run"]));
+    let explode = [
+        "train",
+        "--load",
+        "run",
+        "--train-iters",
+        "30",
+        "--lr",
+        "1e30",
+        "--lr-decay-style",
+        "constant",
+        "--lr-warmup-iters",
+        "0",
+        "--clip-grad",
+        "0",
+        "--save-interval",
+        "0",
+    ];
+    let output = ferrotron(folder.path(), &explode);
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{message}");
-    assert!(message.contains("step ") && message.contains("first offender: "), "{message}");
-    assert!(folder.path().join("run/latest").exists());
+    assert!(message.contains("step 2") && message.contains("first offender: "), "{message}");
+    let latest = std::fs::read_to_string(folder.path().join("run/latest")).unwrap();
+    assert_eq!(latest.trim(), "iter_0000020");
+    succeeded(ferrotron(folder.path(), &["generate", "--load", "run", "--max-new-tokens", "2"]));
 }
 
 #[cfg(unix)]

@@ -76,8 +76,8 @@ pub fn bench(config: &BenchConfig) -> Result<BenchReport> {
         clip_grad: 1.0,
         batch_size,
     };
-    let model = GptConfig { max_position_embeddings: config.seq_length, ..config.model.clone() };
-    let mut trainer = Trainer::new(&scope, &model, trainer)?;
+    let model = &config.model;
+    let mut trainer = Trainer::new(&scope, model, trainer)?;
     let sampler = Sampler::new(random_tokens(config)?, config.seq_length, 0)?;
 
     let mut seconds = Vec::new();

@@ -95,7 +95,7 @@ impl GptConfig {
             vocab_size,
             num_layers,
             hidden_size,
-            ffn_hidden_size: 4 * hidden_size,
+            ffn_hidden_size: hidden_size.saturating_mul(4),
             num_attention_heads: heads,
             num_query_groups: heads,
             kv_channels: hidden_size / heads.max(1),
@@ -124,7 +124,7 @@ impl GptConfig {
     ) -> GptConfig {
         GptConfig {
             // Two thirds of 4 C keep the number of parameters (arXiv 2002.05202), rounded up to 64.
-            ffn_hidden_size: (8 * hidden_size / 3).next_multiple_of(64),
+            ffn_hidden_size: (hidden_size.saturating_mul(8) / 3).next_multiple_of(64),
             num_query_groups: groups,
             position_embedding_type: PositionEmbedding::Rope,
             normalization: Normalization::RmsNorm,
@@ -164,6 +164,15 @@ impl GptConfig {
                 "num-query-groups {} does not divide num-attention-heads {}",
                 self.num_query_groups, self.num_attention_heads
             ));
+        }
+        for (name, value) in [
+            ("norm-epsilon", self.norm_epsilon),
+            ("init-method-std", self.init_method_std),
+            ("rotary-base", self.rotary_base),
+        ] {
+            if !(value >= 0.0 && value.is_finite()) {
+                return refuse(format!("{name} must be at least 0, got {value}"));
+            }
         }
         for (name, p) in
             [("hidden-dropout", self.hidden_dropout), ("attention-dropout", self.attention_dropout)]

@@ -109,7 +109,14 @@ pub fn generate(
         let logits =
             scope.device().run(|| no_grad(|| gpt.next_token_logits(&ctx, &new, &mut caches)))?;
         read = tokens.len();
-        let token = sampling.choose(&logits.value().to_f64()?, tokens.len() as u64);
+        let logits = logits.value().to_f64()?;
+        if let Some(bad) = logits.iter().find(|logit| !logit.is_finite()) {
+            return Err(Error::value(
+                "generate",
+                format!("a logit is {bad}: the weights are damaged"),
+            ));
+        }
+        let token = sampling.choose(&logits, tokens.len() as u64);
         tokens.push(token);
         on_token(token);
     }

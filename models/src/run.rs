@@ -6,7 +6,7 @@
 use ferrotron_tensor::{Error, Result};
 use serde::Serialize;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -114,6 +114,7 @@ pub fn run(
     let validation =
         dataset.validation.clone().map(|source| Validation::new(source, config.seq_length, micro));
     let validation = validation.transpose()?;
+    std::fs::create_dir_all(&config.folder).map_err(|error| unwritable(&config.folder, &error))?;
     let mut log = MetricsLog::open(&config.metrics, trainer.progress().step)?;
     let mut evaluation = None;
     let mut saved = None;
@@ -129,13 +130,16 @@ pub fn run(
             break Ended::ExitInterval;
         }
         let report = trainer.step(&sampler)?;
-        let due =
-            |every: u64| report.step.is_multiple_of(every) && report.step < config.train_iters;
+        let last = report.step == config.train_iters;
+        let due = |every: u64| report.step.is_multiple_of(every) && !last;
         let mut metrics = measure(trainer, config, &report);
-        if let Some(validation) = validation.as_ref().filter(|_| due(config.eval_interval)) {
-            let found = evaluate(trainer.gpt(), validation, Some(config.eval_iters))?;
+        if let Some(validation) = validation.as_ref().filter(|_| last || due(config.eval_interval))
+        {
+            let limit = (!last).then_some(config.eval_iters);
+            let found = evaluate(trainer.gpt(), validation, limit)?;
             metrics.validation_loss = Some(found.loss);
             observer.evaluated(report.step, &found);
+            evaluation = last.then_some(found);
         }
         log.write(&metrics)?;
         observer.step(&metrics);
@@ -145,15 +149,6 @@ pub fn run(
             saved = Some((report.step, folder));
         }
     };
-    if ended == Ended::Finished
-        && let Some(validation) = &validation
-    {
-        let found = evaluate(trainer.gpt(), validation, None)?;
-        observer.evaluated(trainer.progress().step, &found);
-        log.curve.validation.push((trainer.progress().step, found.loss));
-        evaluation = Some(found);
-    }
-    log.flush()?;
     let checkpoint = match saved {
         Some((step, folder)) if step == trainer.progress().step => folder,
         _ => {
@@ -166,7 +161,20 @@ pub fn run(
     Ok(Outcome { ended, evaluation, checkpoint })
 }
 
+fn unwritable(path: &Path, error: &std::io::Error) -> Error {
+    Error::io("train", format!("cannot write {}: {error}", path.display()))
+}
+
+/// Writes a checkpoint, unless a weight is not finite: an earlier checkpoint is worth more.
 fn save(trainer: &Trainer, tokenizer: &Tokenizer, config: &RunConfig) -> Result<PathBuf> {
+    if !trainer.buffers().weights_are_finite()? {
+        let culprit = trainer.buffers().first_non_finite()?.unwrap_or_default();
+        let step = trainer.progress().step;
+        return Err(Error::value(
+            "train",
+            format!("step {step}: not saved; first offender: {culprit}"),
+        ));
+    }
     let params: Vec<_> = trainer.buffers().params().cloned().collect();
     let folder = checkpoint::save(
         &config.folder,
@@ -204,7 +212,7 @@ fn measure(trainer: &Trainer, config: &RunConfig, report: &StepReport) -> Metric
 /// `metrics.jsonl` and the curve drawn from it.
 struct MetricsLog {
     path: PathBuf,
-    file: BufWriter<File>,
+    file: File,
     curve: LossCurve,
     /// Lines written by this process.
     steps: u64,
@@ -214,13 +222,14 @@ impl MetricsLog {
     /// Continues the file after `step`: lines of later steps, from a run that went on after its last
     /// checkpoint, are dropped.
     fn open(path: &Path, step: u64) -> Result<MetricsLog> {
-        let fail = |error: std::io::Error| {
-            Error::io("metrics", format!("cannot write {}: {error}", path.display()))
-        };
+        let fail = |error: std::io::Error| unwritable(path, &error);
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).map_err(fail)?;
         }
-        let old = std::fs::read_to_string(path).unwrap_or_default();
+        let old = match std::fs::read_to_string(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            other => other.map_err(fail)?,
+        };
         let mut curve = LossCurve::default();
         let mut kept = String::new();
         for line in old.lines() {
@@ -238,8 +247,12 @@ impl MetricsLog {
                     .extend(value["validation_loss"].as_f64().map(|loss| (number, loss)));
             }
         }
-        let mut file = BufWriter::new(File::create(path).map_err(fail)?);
-        file.write_all(kept.as_bytes()).map_err(fail)?;
+        // Beside it and then in its place, so that no moment exists at which history is lost.
+        let beside = path.with_extension("jsonl.new");
+        std::fs::write(&beside, kept)
+            .and_then(|()| std::fs::rename(&beside, path))
+            .map_err(fail)?;
+        let file = File::options().append(true).open(path).map_err(fail)?;
         Ok(MetricsLog { path: path.to_path_buf(), file, curve, steps: 0 })
     }
 
@@ -249,17 +262,9 @@ impl MetricsLog {
         self.steps += 1;
         let line = serde_json::to_string(metrics)
             .map_err(|error| Error::io("metrics", error.to_string()))?;
-        // Flushed line by line, so that others can follow the file.
-        writeln!(self.file, "{line}")
-            .and_then(|()| self.file.flush())
-            .map_err(|error| self.failed(&error))
-    }
-
-    fn flush(&mut self) -> Result<()> {
-        self.file.flush().map_err(|error| self.failed(&error))
-    }
-
-    fn failed(&self, error: &std::io::Error) -> Error {
-        Error::io("metrics", format!("cannot write {}: {error}", self.path.display()))
+        // Line by line, so that others can follow the file.
+        self.file
+            .write_all(format!("{line}\n").as_bytes())
+            .map_err(|error| unwritable(&self.path, &error))
     }
 }

@@ -2,7 +2,7 @@
 //! each decay group.
 
 use ferrotron_autograd::{Leaf, SharedFlat, missing_gradients};
-use ferrotron_tensor::ops::sq_norm::sq_norm;
+use ferrotron_tensor::ops::sq_norm::{all_finite, sq_norm};
 use ferrotron_tensor::{Category, Error, Flat, Result, dispatch_float};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -132,6 +132,13 @@ impl ParamBuffers {
         self.groups.iter().map(|group| flat_sq_norm(&lock(&group.gradients))).sum()
     }
 
+    /// Whether every weight is a finite number.
+    pub fn weights_are_finite(&self) -> Result<bool> {
+        self.groups
+            .iter()
+            .try_fold(true, |finite, group| Ok(finite && flat_is_finite(&lock(&group.weights))?))
+    }
+
     /// The first parameter whose value or gradient is not finite, for an error message.
     pub fn first_non_finite(&self) -> Result<Option<String>> {
         for param in self.params() {
@@ -157,6 +164,10 @@ impl ParamBuffers {
 
 fn flat_sq_norm(flat: &Flat) -> Result<f64> {
     dispatch_float!("sq_norm", flat.dtype(), T => Ok(sq_norm(flat.device(), flat.whole::<T>()?)))
+}
+
+fn flat_is_finite(flat: &Flat) -> Result<bool> {
+    dispatch_float!("all_finite", flat.dtype(), T => Ok(all_finite(flat.device(), flat.whole::<T>()?)))
 }
 
 /// The factor that brings a gradient of norm `norm` down to `max_norm`: Megatron's

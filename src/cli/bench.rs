@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use super::device_args::DeviceArgs;
 use super::model_args::ModelArgs;
+use super::output;
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
@@ -24,6 +25,9 @@ pub struct BenchArgs {
     /// Steps before those
     #[arg(long, value_name = "N", default_value_t = 2)]
     warmup: usize,
+    /// Print one JSON object, which is what bench always prints
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     device: DeviceArgs,
 }
@@ -48,6 +52,6 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
     })?;
     let line =
         serde_json::to_string(&report).map_err(|error| Error::io("bench", error.to_string()))?;
-    println!("{line}");
+    output::line(&line);
     Ok(ExitCode::SUCCESS)
 }

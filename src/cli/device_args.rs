@@ -1,6 +1,7 @@
 //! The options that say where and in what type to compute.
 
 use clap::Args;
+use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::{DType, Device, Error, Result};
 
 #[derive(Debug, Clone, Args)]
@@ -12,9 +13,9 @@ pub struct DeviceArgs {
     /// Threads that compute [default: all cores]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Type of weights and activations: f32 or f64
-    #[arg(long, value_name = "DTYPE", default_value = "f32")]
-    pub dtype: String,
+    /// Type of weights and activations, f32 or f64 [default: that of the checkpoint, or f32]
+    #[arg(long, value_name = "DTYPE")]
+    pub dtype: Option<String>,
 }
 
 impl DeviceArgs {
@@ -34,12 +35,24 @@ impl DeviceArgs {
     }
 
     pub fn dtype(&self) -> Result<DType> {
-        match self.dtype.parse() {
+        match self.dtype.as_deref().unwrap_or("f32").parse() {
             Ok(dtype @ (DType::F32 | DType::F64)) => Ok(dtype),
             _ => Err(Error::config(
                 "--dtype",
-                format!("'{}' cannot be trained in: use f32 or f64", self.dtype),
+                format!(
+                    "'{}' cannot be computed in: use f32 or f64",
+                    self.dtype.as_deref().unwrap_or_default()
+                ),
             )),
         }
+    }
+
+    /// The dtype of a checkpoint, which an option must not contradict.
+    pub fn dtype_of(&self, checkpoint: &Checkpoint) -> Result<DType> {
+        let dtype = checkpoint.dtype()?;
+        if self.dtype.is_some() && self.dtype()? != dtype {
+            return Err(Error::config("--dtype", format!("the checkpoint holds {dtype}")));
+        }
+        Ok(dtype)
     }
 }

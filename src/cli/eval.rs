@@ -2,7 +2,7 @@
 
 use clap::Args;
 use ferrotron::models::data::{DataConfig, Dataset, Validation};
-use ferrotron::models::evaluate::evaluate;
+use ferrotron::models::evaluate::{Evaluation, evaluate};
 use ferrotron::{Error, Result};
 use serde_json::json;
 use std::path::PathBuf;
@@ -11,18 +11,20 @@ use std::process::ExitCode;
 use super::corpus;
 use super::device_args::DeviceArgs;
 use super::generate::Loaded;
+use super::options::values;
+use super::output;
 
 #[derive(Debug, Args)]
 pub struct EvalArgs {
     /// Run folder or checkpoint [default: the newest of runs/]
     #[arg(long, value_name = "PATH")]
     load: Option<PathBuf>,
-    /// Data whose last part is evaluated [default: the corpus that the program carries]
+    /// Data whose last part is evaluated [default: what the run was trained on]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     data: Vec<PathBuf>,
-    /// Share of the data that is evaluated; 1 takes all
-    #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
-    split: f64,
+    /// Share of the data that is evaluated; 1 takes all [default: that of the run, or 0.1]
+    #[arg(long, value_name = "SHARE")]
+    split: Option<f64>,
     /// Tokens per sequence [default: the longest that the model takes]
     #[arg(long, value_name = "N")]
     seq_length: Option<usize>,
@@ -39,30 +41,32 @@ pub struct EvalArgs {
 /// Measures the loss over every token of the validation part.
 pub fn eval(args: &EvalArgs) -> Result<ExitCode> {
     let (loaded, tokenizer) = Loaded::with_tokenizer(args.load.as_ref(), &args.device)?;
-    let whole = args.split >= 1.0;
-    let split = if whole { 0.0 } else { args.split };
-    let dataset = if args.data.is_empty() {
-        Dataset::from_text(&corpus::text(), &tokenizer, split)?
+    let saved = |name: &str| values(&loaded.options, name).unwrap_or_default();
+    let data = if args.data.is_empty() {
+        saved("--data").into_iter().map(PathBuf::from).collect()
     } else {
-        Dataset::open(
-            &DataConfig { data: args.data.clone(), validation_data: Vec::new(), split },
-            &tokenizer,
-        )?
+        args.data.clone()
+    };
+    let saved_split = saved("--split").first().and_then(|text| text.to_str()?.parse().ok());
+    let split = args.split.or(saved_split).unwrap_or(0.1);
+    // All of it is what training would get if nothing were kept for validation.
+    let whole = split == 1.0;
+    let kept = if whole { 0.0 } else { split };
+    let dataset = if data.is_empty() {
+        Dataset::from_text(&corpus::text(), &tokenizer, kept)?
+    } else {
+        Dataset::open(&DataConfig { data, validation_data: Vec::new(), split: kept }, &tokenizer)?
     };
     let source = if whole { Some(dataset.train) } else { dataset.validation };
     let source = source.ok_or_else(|| Error::config("--split", "0 leaves nothing to evaluate"))?;
     let seq_length = args.seq_length.unwrap_or(loaded.gpt.config().max_position_embeddings);
     let found =
         evaluate(&loaded.gpt, &Validation::new(source, seq_length, args.micro_batch_size)?, None)?;
-    if args.json {
-        let report =
-            json!({ "loss": found.loss, "perplexity": found.perplexity, "tokens": found.tokens });
-        println!("{report}");
+    let Evaluation { loss, perplexity, tokens } = found;
+    output::line(&if args.json {
+        json!({ "loss": loss, "perplexity": perplexity, "tokens": tokens }).to_string()
     } else {
-        println!(
-            "loss {:.4} over {} tokens (perplexity {:.2})",
-            found.loss, found.tokens, found.perplexity
-        );
-    }
+        format!("loss {loss:.4} over {tokens} tokens (perplexity {perplexity:.2})")
+    });
     Ok(ExitCode::SUCCESS)
 }

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use super::device_args::DeviceArgs;
 use super::generate::Loaded;
+use super::output;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
@@ -41,6 +42,6 @@ pub fn export(args: &ExportArgs) -> Result<ExitCode> {
             }
         }
     }
-    println!("{}", args.output.display());
+    output::line(&args.output.display().to_string());
     Ok(ExitCode::SUCCESS)
 }

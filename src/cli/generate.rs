@@ -8,21 +8,22 @@ use ferrotron::models::hugging_face;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::nn::{Module, Scope};
 use ferrotron::{Error, Result};
-use std::io::Write;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::device_args::DeviceArgs;
-use super::train::newest_run;
+use super::output;
+use super::train::{newest_run, saved_options};
 
 #[derive(Debug, Args)]
 pub struct GenerateArgs {
     /// Run folder or checkpoint [default: the newest of runs/]
     #[arg(long, value_name = "PATH")]
     load: Option<PathBuf>,
-    /// Text to continue
-    #[arg(long, value_name = "TEXT", default_value = "\n")]
-    prompt: String,
+    /// Text to continue [default: a line break, or the first token where there is none]
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
     /// Tokens to add
     #[arg(long, value_name = "N", default_value_t = 300)]
     max_new_tokens: usize,
@@ -47,6 +48,8 @@ pub struct Loaded {
     pub scope: Scope,
     pub gpt: Gpt,
     pub tokenizer: Option<Tokenizer>,
+    /// The options with which a run was started.
+    pub options: Vec<OsString>,
 }
 
 impl Loaded {
@@ -56,13 +59,23 @@ impl Loaded {
         if hugging_face::is_folder(path) {
             let scope = Scope::new(&device_handle, device.dtype()?, 0);
             let gpt = hugging_face::import(path, &device_handle, device.dtype()?)?;
-            return Ok(Loaded { scope, gpt, tokenizer: hugging_face::read_tokenizer(path)? });
+            return Ok(Loaded {
+                scope,
+                gpt,
+                tokenizer: hugging_face::read_tokenizer(path)?,
+                options: Vec::new(),
+            });
         }
         let checkpoint = Checkpoint::open(path)?;
-        let scope = Scope::new(&device_handle, checkpoint.dtype()?, 0);
+        let scope = Scope::new(&device_handle, device.dtype_of(&checkpoint)?, 0);
         let gpt = Gpt::new(&scope, checkpoint.config())?;
         checkpoint.load_params(&gpt.params())?;
-        Ok(Loaded { scope, gpt, tokenizer: checkpoint.tokenizer().cloned() })
+        Ok(Loaded {
+            scope,
+            gpt,
+            tokenizer: checkpoint.tokenizer().cloned(),
+            options: saved_options(&checkpoint),
+        })
     }
 
     /// As [`Loaded::open`], of the newest run if none is named, with the tokenizer that text needs.
@@ -89,7 +102,10 @@ impl Loaded {
 /// Continues the prompt and prints each piece as it comes.
 pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
     let (loaded, tokenizer) = Loaded::with_tokenizer(args.load.as_ref(), &args.device)?;
-    let prompt = tokenizer.encode(&args.prompt)?;
+    let prompt = match &args.prompt {
+        Some(text) => tokenizer.encode(text)?,
+        None => line_break(&tokenizer),
+    };
     let sampling = Sampling {
         temperature: args.temperature,
         top_k: args.top_k,
@@ -97,8 +113,7 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
         seed: args.seed,
     };
     let mut printer = Printer::new(&tokenizer, &prompt);
-    print!("{}", args.prompt);
-    let tokens = continue_tokens(
+    continue_tokens(
         &loaded.gpt,
         &loaded.scope,
         &prompt,
@@ -108,9 +123,20 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
             printer.push(token);
         },
     )?;
-    drop(tokens);
-    println!();
+    printer.finish();
     Ok(ExitCode::SUCCESS)
+}
+
+/// A short sample.
+pub fn sample(gpt: &Gpt, scope: &Scope, tokenizer: &Tokenizer, length: usize) -> Result<String> {
+    let sampling = Sampling { temperature: 0.8, top_k: None, top_p: None, seed: 1234 };
+    let tokens = continue_tokens(gpt, scope, &line_break(tokenizer), length, &sampling, |_| {})?;
+    Ok(tokenizer.decode(&tokens))
+}
+
+/// The tokens of a line break, or the first of a vocabulary that has none.
+fn line_break(tokenizer: &Tokenizer) -> Vec<u32> {
+    tokenizer.encode("\n").unwrap_or_else(|_| vec![0])
 }
 
 /// Prints tokens as text; a character that spans several tokens waits for the last of them.
@@ -122,27 +148,29 @@ struct Printer<'a> {
 
 impl<'a> Printer<'a> {
     fn new(tokenizer: &'a Tokenizer, prompt: &[u32]) -> Self {
-        Printer { tokenizer, printed: tokenizer.decode(prompt).len(), tokens: prompt.to_vec() }
+        let text = tokenizer.decode(prompt);
+        output::print(&text);
+        Printer { tokenizer, printed: text.len(), tokens: prompt.to_vec() }
     }
 
     fn push(&mut self, token: u32) {
         self.tokens.push(token);
         let text = self.tokenizer.decode(&self.tokens);
-        if !text.ends_with('\u{FFFD}')
-            && let Some(new) = text.get(self.printed..)
-        {
-            print!("{new}");
-            // A closed pipe is noticed by the final newline.
-            let _ = std::io::stdout().flush();
+        if !text.ends_with('\u{FFFD}') {
+            self.print_rest(&text);
+        }
+    }
+
+    fn finish(&mut self) {
+        let text = self.tokenizer.decode(&self.tokens);
+        self.print_rest(&text);
+        output::line("");
+    }
+
+    fn print_rest(&mut self, text: &str) {
+        if let Some(new) = text.get(self.printed..) {
+            output::print(new);
             self.printed = text.len();
         }
     }
-}
-
-/// A short sample that starts from a line break, or from the first token of the vocabulary.
-pub fn sample(gpt: &Gpt, scope: &Scope, tokenizer: &Tokenizer, length: usize) -> Result<String> {
-    let prompt = tokenizer.encode("\n").unwrap_or_else(|_| vec![0]);
-    let sampling = Sampling { temperature: 0.8, top_k: None, top_p: None, seed: 1234 };
-    let tokens = continue_tokens(gpt, scope, &prompt, length, &sampling, |_| {})?;
-    Ok(tokenizer.decode(&tokens))
 }

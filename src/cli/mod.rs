@@ -8,19 +8,25 @@ mod eval;
 mod export;
 mod generate;
 mod model_args;
+mod options;
+mod output;
 mod progress;
 mod train;
 mod train_args;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use ferrotron::Result;
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Pre-train GPT-class models, from one laptop core up.
 #[derive(Debug, Parser)]
 #[command(name = "ferrotron", version, args_override_self = true, disable_help_subcommand = true)]
 struct Cli {
+    /// TOML file with options by name; what is typed overrides it
+    #[arg(long, value_name = "FILE", global = true)]
+    config: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
@@ -28,10 +34,13 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Train a model; without options, a small one on a corpus that the program carries
+    #[command(allow_negative_numbers = true)]
     Train(Box<train_args::TrainArgs>),
     /// Continue a text with a trained model
+    #[command(allow_negative_numbers = true)]
     Generate(generate::GenerateArgs),
     /// Measure a trained model's loss on data
+    #[command(allow_negative_numbers = true)]
     Eval(eval::EvalArgs),
     /// Write a trained model in another format
     Export(export::ExportArgs),
@@ -41,10 +50,21 @@ enum Command {
 
 /// Runs the program; the exit code is that of a run that was asked to stop, or 0.
 pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
-    let arguments = config_file::expand(arguments)?;
-    let (arguments, options) = train::with_saved_options(arguments)?;
+    let definition = Cli::command();
+    let subcommand = arguments.get(1).and_then(|name| definition.find_subcommand(name));
+    let (arguments, saved) = match subcommand {
+        None => (arguments, Vec::new()), // help, version, or an error of the parser
+        Some(subcommand) => {
+            let options = config_file::expand(subcommand, &arguments[2..])?;
+            let (options, saved) = match subcommand.get_name() {
+                "train" => train::with_saved_options(&options)?,
+                _ => (options, Vec::new()),
+            };
+            (arguments[..2].iter().cloned().chain(options).collect(), saved)
+        }
+    };
     match Cli::parse_from(arguments).command {
-        Command::Train(args) => train::train(&args, options),
+        Command::Train(args) => train::train(&args, saved),
         Command::Generate(args) => generate::generate(&args),
         Command::Eval(args) => eval::eval(&args),
         Command::Export(args) => export::export(&args),

@@ -3,12 +3,12 @@
 use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::data::Dataset;
 use ferrotron::models::entropy::bigram_entropy;
-use ferrotron::models::run::{Ended, RunConfig, run};
+use ferrotron::models::run::{Ended, Outcome, RunConfig, run};
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::trainer::Trainer;
 use ferrotron::nn::Scope;
 use ferrotron::{Error, Result};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -17,70 +17,57 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::corpus;
 use super::generate::sample;
+use super::options::{overridden, values, without};
+use super::output;
 use super::progress::Progress;
 use super::train_args::TrainArgs;
 
 /// Exit code of a run that was interrupted, as shells report SIGINT.
 const INTERRUPTED: u8 = 130;
 
-/// Puts the options with which a run was started in front of those that continue it.
-///
-/// Returns the arguments and, for `train`, the options that a checkpoint remembers.
-pub fn with_saved_options(arguments: Vec<OsString>) -> Result<(Vec<OsString>, Value)> {
-    let is_train = arguments.get(1).is_some_and(|command| command == "train");
-    let texts: Vec<String> =
-        arguments.iter().skip(2).map(|a| a.to_string_lossy().into_owned()).collect();
-    if !is_train {
-        return Ok((arguments, Value::Null));
-    }
-    let at = |flag: &str| texts.iter().position(|text| text == flag).and_then(|i| texts.get(i + 1));
-    let inline = texts.iter().find_map(|text| text.strip_prefix("--load="));
-    let loaded = at("--load").map(String::as_str).or(inline);
-    let saved: Vec<String> = match loaded {
-        None => Vec::new(),
-        Some(path) => Checkpoint::open(Path::new(path))?
-            .run()
-            .as_array()
-            .map(|values| {
-                values.iter().filter_map(|value| value.as_str().map(String::from)).collect()
-            })
-            .unwrap_or_default(),
+/// Options that belong to one process of a run and are not remembered.
+const PASSING: &[&str] = &["--load", "--save", "--metrics", "--exit-interval"];
+
+/// Validation sets beyond this many tokens are not searched for their bigrams, which takes memory and
+/// time of its own.
+const BIGRAM_TOKENS: u64 = 10_000_000;
+
+/// Puts the options with which a run was started in front of those that continue it; returns them all
+/// and those that the next checkpoint remembers.
+pub fn with_saved_options(typed: &[OsString]) -> Result<(Vec<OsString>, Vec<String>)> {
+    let saved = match values(typed, "--load").as_deref() {
+        Some([path]) => {
+            if values(typed, "--tokenizer").is_some() {
+                return Err(Error::config(
+                    "--tokenizer",
+                    "a run keeps the tokenizer that it was started with",
+                ));
+            }
+            saved_options(&Checkpoint::open(Path::new(path))?)
+        }
+        _ => Vec::new(),
     };
-    let mut all: Vec<String> = saved;
-    all.extend(texts);
-    let mut expanded: Vec<OsString> = arguments.into_iter().take(2).collect();
-    expanded.extend(all.iter().map(OsString::from));
-    Ok((expanded, json!(without(&all, &["--load", "--save", "--metrics", "--exit-interval"]))))
+    let options = overridden(&saved, typed);
+    let remembered = without(&options, PASSING);
+    let remembered = remembered.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    Ok((options, remembered))
 }
 
-/// The options without those named and their values.
-fn without(options: &[String], names: &[&str]) -> Vec<String> {
-    let mut kept = Vec::new();
-    let mut skip = false;
-    for option in options {
-        let name = option.split('=').next().unwrap_or_default();
-        if names.contains(&name) {
-            skip = !option.contains('=');
-        } else if skip && !option.starts_with("--") {
-            skip = false;
-        } else {
-            skip = false;
-            kept.push(option.clone());
-        }
-    }
-    kept
+/// The options with which a checkpoint's run was started.
+pub fn saved_options(checkpoint: &Checkpoint) -> Vec<OsString> {
+    let words = checkpoint.run().as_array().map(Vec::as_slice).unwrap_or_default();
+    words.iter().filter_map(|word| word.as_str().map(OsString::from)).collect()
 }
 
 /// Trains, reports and leaves a run folder behind.
-pub fn train(args: &TrainArgs, options: Value) -> Result<ExitCode> {
+pub fn train(args: &TrainArgs, remembered: Vec<String>) -> Result<ExitCode> {
+    args.run.validate()?;
     let device = args.device.open()?;
     let resumed = args.run.load.as_deref().map(Checkpoint::open).transpose()?;
     let (dataset, tokenizer) = open_data(args, resumed.as_ref())?;
-    let config = args.optimization.config()?;
     let model = args.model.config(tokenizer.vocab_size())?;
     let scope = Scope::new(&device, args.device.dtype()?, args.optimization.seed);
-
-    let mut trainer = Trainer::new(&scope, &model, config)?;
+    let mut trainer = Trainer::new(&scope, &model, args.optimization.config()?)?;
     if let Some(checkpoint) = &resumed {
         checkpoint.check_config(&model)?;
         let params: Vec<_> = trainer.buffers().params().cloned().collect();
@@ -88,24 +75,9 @@ pub fn train(args: &TrainArgs, options: Value) -> Result<ExitCode> {
         checkpoint.load_optimizer(trainer.optimizer_mut(), &params)?;
         trainer.set_progress(checkpoint.progress().clone());
     }
-    let folder = run_folder(args, resumed.as_ref())?;
-    let run_config = RunConfig {
-        metrics: args.run.metrics.clone().unwrap_or_else(|| folder.join("metrics.jsonl")),
-        folder,
-        train_iters: args.optimization.train_iters,
-        seq_length: args.model.seq_length()?,
-        save_interval: args.run.save_interval,
-        save_retain: args.run.save_retain,
-        eval_interval: args.run.eval_interval,
-        eval_iters: args.run.eval_iters,
-        exit_interval: args.run.exit_interval,
-        options,
-    };
-    let bigram = dataset
-        .validation
-        .as_ref()
-        .map(|source| source.to_vec().map(|tokens| bigram_entropy(&tokens)));
-    let bigram = bigram.transpose()?;
+    same_data(&mut trainer, dataset.train.len())?;
+
+    let config = run_config(args, resumed.as_ref(), remembered)?;
     eprintln!(
         "{:.2} M parameters, {} training tokens, {} tokenizer of {}, {} threads, {}",
         model.num_parameters() as f64 / 1e6,
@@ -113,35 +85,38 @@ pub fn train(args: &TrainArgs, options: Value) -> Result<ExitCode> {
         tokenizer.name(),
         tokenizer.vocab_size(),
         device.threads(),
-        run_config.folder.display()
+        config.folder.display()
     );
-
-    let stop = Arc::new(AtomicBool::new(false));
-    let asked = stop.clone();
-    // A second Ctrl-C does not wait for the step to end.
-    let handler = move || {
-        if asked.swap(true, Relaxed) {
-            std::process::exit(i32::from(INTERRUPTED));
-        }
-    };
-    ctrlc::set_handler(handler).map_err(|error| Error::io("signals", error.to_string()))?;
     let mut progress =
-        Progress::new(trainer.progress().step, run_config.train_iters, args.run.log_interval);
-    let outcome = run(&mut trainer, &dataset, &tokenizer, &run_config, &stop, &mut progress);
+        Progress::new(trainer.progress().step, config.train_iters, args.run.log_interval);
+    let stop = stop_on_interrupt()?;
+    let outcome = run(&mut trainer, &dataset, &tokenizer, &config, &stop, &mut progress);
     progress.finish();
-    let outcome = outcome?;
+    report(args, &trainer, &dataset, &tokenizer, &outcome?)
+}
 
-    if let (Some(evaluation), Some(bigram)) = (&outcome.evaluation, bigram) {
-        println!("validation loss {:.4} (bigrams of the same text: {bigram:.4})", evaluation.loss);
+/// Prints what came out.
+fn report(
+    args: &TrainArgs,
+    trainer: &Trainer,
+    dataset: &Dataset,
+    tokenizer: &Tokenizer,
+    outcome: &Outcome,
+) -> Result<ExitCode> {
+    if let (Some(evaluation), Some(source)) = (&outcome.evaluation, &dataset.validation) {
+        let mut line = format!("validation loss {:.4}", evaluation.loss);
+        if source.len() <= BIGRAM_TOKENS {
+            line +=
+                &format!(" (bigrams of the same text: {:.4})", bigram_entropy(&source.to_vec()?));
+        }
+        output::line(&line);
     }
     if outcome.ended == Ended::Finished && args.run.sample_length > 0 {
-        println!("sample: {}", sample(trainer.gpt(), &scope, &tokenizer, args.run.sample_length)?);
+        let text = sample(trainer.gpt(), trainer.scope(), tokenizer, args.run.sample_length)?;
+        output::line(&format!("sample: {text}"));
     }
-    println!("run folder: {}", run_config.folder.display());
-    println!(
-        "continue a text: ferrotron generate --load {} --prompt TEXT",
-        outcome.checkpoint.display()
-    );
+    let checkpoint = outcome.checkpoint.display();
+    output::line(&format!("continue a text: ferrotron generate --load {checkpoint} --prompt TEXT"));
     Ok(if outcome.ended == Ended::Stopped {
         ExitCode::from(INTERRUPTED)
     } else {
@@ -149,9 +124,28 @@ pub fn train(args: &TrainArgs, options: Value) -> Result<ExitCode> {
     })
 }
 
+/// A flag that Ctrl-C sets; a second Ctrl-C does not wait for the step to end.
+fn stop_on_interrupt() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let asked = stop.clone();
+    let handler = move || {
+        if asked.swap(true, Relaxed) {
+            std::process::exit(i32::from(INTERRUPTED));
+        }
+    };
+    ctrlc::set_handler(handler).map_err(|error| Error::io("signals", error.to_string()))?;
+    Ok(stop)
+}
+
 fn open_data(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<(Dataset, Tokenizer)> {
     let config = args.data.config();
     let embedded = args.data.data.is_empty();
+    if embedded && !args.data.valid_data.is_empty() {
+        return Err(Error::config(
+            "--valid-data",
+            "needs --data: the built-in corpus brings its own validation part",
+        ));
+    }
     let tokenizer = match resumed.and_then(Checkpoint::tokenizer) {
         Some(tokenizer) => tokenizer.clone(),
         None => args
@@ -167,16 +161,80 @@ fn open_data(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<(Dataset,
     Ok((dataset, tokenizer))
 }
 
+/// The order of samples is a function of the number of tokens: a run goes on with the data that it was
+/// started with, or not at all.
+fn same_data(trainer: &mut Trainer, tokens: u64) -> Result<()> {
+    const KEY: &str = "training_tokens";
+    let mut progress = trainer.progress().clone();
+    match progress.extra.get(KEY).and_then(serde_json::Value::as_u64) {
+        Some(before) if before != tokens => Err(Error::config(
+            "--data",
+            format!(
+                "holds {tokens} training tokens, the run was started with {before}: give the same data and --split"
+            ),
+        )),
+        _ => {
+            progress.extra.insert(KEY.into(), json!(tokens));
+            trainer.set_progress(progress);
+            Ok(())
+        }
+    }
+}
+
+fn run_config(
+    args: &TrainArgs,
+    resumed: Option<&Checkpoint>,
+    remembered: Vec<String>,
+) -> Result<RunConfig> {
+    let seq_length = args.model.seq_length()?;
+    let folder = run_folder(args, resumed)?;
+    Ok(RunConfig {
+        metrics: args.run.metrics.clone().unwrap_or_else(|| folder.join("metrics.jsonl")),
+        folder,
+        train_iters: args.optimization.train_iters,
+        seq_length,
+        save_interval: args.run.save_interval,
+        save_retain: args.run.save_retain,
+        eval_interval: args.run.eval_interval,
+        eval_iters: args.run.eval_iters,
+        exit_interval: args.run.exit_interval,
+        options: json!(remembered),
+    })
+}
+
 /// The folder of the run: as asked for, that of the checkpoint, or the next free number.
 fn run_folder(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<PathBuf> {
-    if let Some(folder) = &args.run.save {
-        return Ok(folder.clone());
+    let loaded = resumed.and_then(|checkpoint| checkpoint.folder().parent());
+    match (&args.run.save, loaded) {
+        (Some(folder), _) if loaded == Some(folder) => Ok(folder.clone()),
+        (Some(folder), _) if folder.join("latest").exists() => Err(Error::config(
+            "--save",
+            format!(
+                "{0} holds a run: go on with --load {0}, or choose another folder",
+                folder.display()
+            ),
+        )),
+        (Some(folder), _) => Ok(folder.clone()),
+        (None, Some(folder)) => Ok(folder.to_path_buf()),
+        (None, None) => new_run(),
     }
-    if let Some(folder) = resumed.and_then(|checkpoint| checkpoint.folder().parent()) {
-        return Ok(folder.to_path_buf());
+}
+
+/// Makes the next free `runs/NNNN`; two programs that start at once get different ones.
+fn new_run() -> Result<PathBuf> {
+    let fail = |error: std::io::Error| {
+        Error::io("train", format!("cannot make a folder in runs/: {error}"))
+    };
+    std::fs::create_dir_all("runs").map_err(fail)?;
+    loop {
+        let number = newest_run().map_or(1, |(number, _)| number + 1);
+        let folder = Path::new("runs").join(format!("{number:04}"));
+        match std::fs::create_dir(&folder) {
+            Ok(()) => return Ok(folder),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(fail(error)),
+        }
     }
-    let next = newest_run().map_or(1, |(number, _)| number + 1);
-    Ok(Path::new("runs").join(format!("{next:04}")))
 }
 
 /// The run folder `runs/NNNN` with the largest number.

@@ -140,6 +140,18 @@ impl OptimizationArgs {
         if self.train_iters == 0 {
             return Err(Error::config("--train-iters", "must be positive, got 0"));
         }
+        if self.clip_grad.is_nan() || self.clip_grad < 0.0 {
+            return Err(Error::config(
+                "--clip-grad",
+                format!("must be at least 0, got {}", self.clip_grad),
+            ));
+        }
+        if let Some(share) = self.lr_warmup_fraction.filter(|share| !(0.0..=1.0).contains(share)) {
+            return Err(Error::config(
+                "--lr-warmup-fraction",
+                format!("must be in [0, 1], got {share}"),
+            ));
+        }
         let rampup = self.rampup_batch_size.as_deref().map(|values| Rampup {
             start: values[0] as usize,
             increment: values[1] as usize,
@@ -221,4 +233,23 @@ pub struct RunArgs {
     /// Tokens of the sample that is printed at the end; 0 prints none
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub sample_length: usize,
+}
+
+impl RunArgs {
+    /// Errors for intervals that mean nothing.
+    pub fn validate(&self) -> Result<()> {
+        if self.eval_iters == 0 {
+            return Err(Error::config(
+                "--eval-iters",
+                "must be positive, got 0; --eval-interval 0 switches evaluations off",
+            ));
+        }
+        if self.exit_interval == Some(0) {
+            return Err(Error::config("--exit-interval", "must be positive, got 0"));
+        }
+        if self.save_retain == 0 {
+            return Err(Error::config("--save-retain", "must be positive, got 0"));
+        }
+        Ok(())
+    }
 }
