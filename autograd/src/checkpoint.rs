@@ -33,8 +33,13 @@ pub fn checkpoint(
 ) -> Result<Vec<Var>> {
     let detached: Vec<Var> = inputs.iter().map(|input| input.detach()).collect();
     let (outputs, ended) = with(Recording::Region(Vec::new()), || f(&detached));
-    let values: Vec<Tensor> = outputs?.into_iter().map(Var::into_value).collect();
-    let Recording::Region(touched) = ended else { unreachable!("the mode set above comes back") };
+    let outputs = outputs?;
+    let Recording::Region(mut touched) = ended else {
+        unreachable!("the mode set above comes back")
+    };
+    // A variable may be returned without having been an operand of anything.
+    outputs.iter().try_for_each(|output| output.log_use(&mut touched))?;
+    let values: Vec<Tensor> = outputs.into_iter().map(Var::into_value).collect();
     // The parameters that the region read are its operands too: the graph leads to them even if no
     // input wants a gradient, and an outer region learns of them.
     let leaves = distinct(touched).iter().map(Leaf::var).collect::<Result<Vec<_>>>()?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::engine::{WeightGrads, backward};
 use crate::node::{Node, Slot, Source};
 use crate::recording::{Recording, current};
-use crate::{Backward, Saved};
+use crate::{Backward, Leaf, Saved};
 
 /// A tensor and, if a gradient is wanted, the node that made it.
 #[derive(Clone)]
@@ -109,21 +109,7 @@ impl Var {
             Recording::On => Ok(inputs.iter().any(|input| input.needs_gradient())),
             Recording::Off => Ok(false),
             Recording::Region(log) => {
-                for input in inputs {
-                    match &input.source {
-                        None => {}
-                        Some(Source::Leaf(leaf)) => log.push(leaf.clone()),
-                        Some(Source::Node(node, _)) => {
-                            return Err(Error::graph(
-                                "checkpoint",
-                                format!(
-                                    "the region uses a variable made outside by {}; pass it as an input",
-                                    node.name
-                                ),
-                            ));
-                        }
-                    }
-                }
+                inputs.iter().try_for_each(|input| input.log_use(log))?;
                 Ok(false)
             }
         })?;
@@ -136,6 +122,26 @@ impl Var {
             Arc::new(Node::new(edges, values.iter().map(Slot::of).collect(), Box::new(make())));
         let with_node = |(i, value)| Var::with_source(value, Source::Node(node.clone(), i));
         Ok(values.into_iter().enumerate().map(with_node).collect())
+    }
+
+    /// Adds this variable to the leaves that a checkpoint region uses, if it is one.
+    ///
+    /// Errors if an operation made it: within a region none does, so it came from outside.
+    pub(crate) fn log_use(&self, log: &mut Vec<Leaf>) -> Result<()> {
+        match &self.source {
+            None => Ok(()),
+            Some(Source::Leaf(leaf)) => {
+                log.push(leaf.clone());
+                Ok(())
+            }
+            Some(Source::Node(node, _)) => Err(Error::graph(
+                "checkpoint",
+                format!(
+                    "the region uses a variable made outside by {}; pass it as an input",
+                    node.name
+                ),
+            )),
+        }
     }
 
     /// Accumulates the gradient of this scalar into the leaves it depends on.

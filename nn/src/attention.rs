@@ -118,10 +118,12 @@ impl Attention {
         let y = match cache {
             None => packed_attention(&qkv, heads, groups, &scores).at(&self.path)?, // (B, T, H D)
             Some(cache) => {
-                let (q, k, v) = split_packed(qkv.value(), heads, groups)?; // (B, T, H, D), (B, T, G, D) twice
+                // (B, T, H, D), (B, T, G, D) twice
+                let (q, k, v) = split_packed(qkv.value(), heads, groups).at(&self.path)?;
                 let (k, v) = cache.append(&k, &v).at(&self.path)?; // (B, S, G, D)
                 let (y, _) = attention(&q, &k, &v, &scores).at(&self.path)?; // (B, T, H, D)
-                Var::constant(y.reshape(&[batch, positions, heads * head_dim])?)
+                let joined = y.reshape(&[batch, positions, heads * head_dim]);
+                Var::constant(joined.at(&self.path)?)
             }
         };
         self.proj.forward(&y) // (B, T, C)

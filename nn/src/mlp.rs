@@ -55,6 +55,7 @@ pub struct MlpConfig {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Mlp {
+    path: String,
     fc: Linear,
     proj: Linear,
     activation: Activation,
@@ -68,6 +69,7 @@ impl Mlp {
             _ => ("fc", config.ffn_hidden),
         };
         Ok(Mlp {
+            path: scope.path().to_string(),
             fc: Linear::new(&scope.child(name), config.hidden, outputs, config.bias, config.init)?,
             proj: Linear::new(
                 &scope.child("proj"),
@@ -83,7 +85,12 @@ impl Mlp {
     /// (B, T, C) -> (B, T, C)
     pub fn forward(&self, x: &Var) -> Result<Var> {
         let x = self.fc.forward(x)?; // (B, T, F), or (B, T, 2F) for SwiGLU
-        let x = match self.activation {
+        let x = self.activate(&x).at(&self.path)?; // (B, T, F)
+        self.proj.forward(&x) // (B, T, C)
+    }
+
+    fn activate(&self, x: &Var) -> Result<Var> {
+        match self.activation {
             Activation::GeluTanh => x.gelu_tanh(),
             Activation::GeluErf => x.gelu_erf(),
             Activation::Relu => x.relu(),
@@ -92,8 +99,7 @@ impl Mlp {
                 let parts = x.split(-1, &[half, half])?;
                 parts[0].silu()?.mul(&parts[1])
             }
-        };
-        self.proj.forward(&x.at("mlp")?) // (B, T, C)
+        }
     }
 }
 

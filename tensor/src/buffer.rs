@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-use crate::Result;
 use crate::pool::{Allocation, Category, Pool};
+use crate::{Error, Result};
 
 /// Untyped bytes of a device's pool.
 pub(crate) struct Buffer {
@@ -29,7 +29,9 @@ impl Buffer {
         lens: &[usize],
         category: Category,
     ) -> Result<Vec<Buffer>> {
-        let allocation = Arc::new(pool.take(lens.iter().sum())?);
+        let sum = lens.iter().try_fold(0_usize, |sum, &len| sum.checked_add(len));
+        let bytes = sum.ok_or_else(|| Error::memory("pool", "the ranges exceed any memory"))?;
+        let allocation = Arc::new(pool.take(bytes)?);
         let mut offset = 0;
         Ok(lens
             .iter()

@@ -12,7 +12,7 @@
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::ops::rows::{SERIAL, for_rows};
 use crate::pool::{MemoryStats, Pool};
@@ -28,6 +28,8 @@ pub struct Device(Arc<Cpu>);
 struct Cpu {
     pool: Arc<Pool>,
     threads: ThreadPool,
+    /// Held by the call of [`Device::run`] that has the threads.
+    turn: Mutex<()>,
 }
 
 impl Device {
@@ -43,7 +45,7 @@ impl Device {
             .map_err(|error| {
                 Error::memory("device", format!("cannot start {threads} threads: {error}"))
             })?;
-        Ok(Device(Arc::new(Cpu { pool: Pool::new(), threads })))
+        Ok(Device(Arc::new(Cpu { pool: Pool::new(), threads, turn: Mutex::default() })))
     }
 
     /// How many threads compute.
@@ -53,7 +55,26 @@ impl Device {
 
     /// Runs `f` on one of the device's own threads, so that the operations inside fork without a
     /// detour: worth it around a whole training step of a small model.
+    ///
+    /// Calls from several threads take turns, so `f` must not wait for another thread's call on the same
+    /// device. A call from within `f` runs at once.
+    ///
+    /// ```
+    /// let device = ferrotron_tensor::Device::cpu(2)?;
+    /// assert_eq!(device.run(|| device.run(|| 1) + 1), 2);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
     pub fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
+        // A thread that waits for its part of a loop takes up whatever work there is. Another caller's
+        // closure would run in the midst of this one's, under its thread-locals and its locks.
+        let own = self.0.threads.current_thread_index().is_some();
+        let _turn = (!own).then(|| self.0.turn.lock().unwrap_or_else(PoisonError::into_inner));
+        self.install(f)
+    }
+
+    /// As [`Device::run`] without taking turns: for loops of kernels, which hold no lock and read no
+    /// thread-local that anybody else sets.
+    pub(crate) fn install<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         self.0.threads.install(f)
     }
 
@@ -84,7 +105,7 @@ impl Device {
     /// The parallel loop itself, compiled once: each kernel would otherwise bring its own copy of the
     /// thread pool's machinery.
     fn fork(&self, tasks: usize, f: &(dyn Fn(usize) + Send + Sync)) {
-        self.run(|| (0..tasks).into_par_iter().for_each(f));
+        self.install(|| (0..tasks).into_par_iter().for_each(f));
     }
 
     /// Cuts `out` into rows of `width` and calls `f(first_row, rows)` on runs of whole rows.

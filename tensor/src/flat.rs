@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use crate::buffer::Buffer;
-use crate::layout::{Dims, Layout};
+use crate::layout::Layout;
 use crate::pool::Category;
 use crate::{DType, Device, Error, Result, Scalar, Tensor};
 
@@ -20,7 +20,7 @@ pub struct Flat {
 
 struct Range {
     name: String,
-    dims: Dims,
+    layout: Layout,
     buffer: Arc<Buffer>,
 }
 
@@ -45,15 +45,17 @@ impl Flat {
         category: Category,
         parts: &[(String, Vec<usize>)],
     ) -> Result<Flat> {
-        let lens: Vec<usize> =
-            parts.iter().map(|(_, dims)| dims.iter().product::<usize>() * dtype.size()).collect();
+        let layouts =
+            parts.iter().map(|(_, dims)| Layout::contiguous(dims)).collect::<Result<Vec<_>>>()?;
+        let lens: Vec<usize> = layouts.iter().map(|layout| layout.numel() * dtype.size()).collect();
         let buffers = Buffer::split(device.pool(), &lens, category)?;
         let ranges = parts
             .iter()
+            .zip(layouts)
             .zip(buffers)
-            .map(|((name, dims), buffer)| Range {
+            .map(|(((name, _), layout), buffer)| Range {
                 name: name.clone(),
-                dims: dims.as_slice().into(),
+                layout,
                 buffer: Arc::new(buffer),
             })
             .collect();
@@ -95,37 +97,38 @@ impl Flat {
 
     /// A tensor that reads a range; while it lives, the range cannot be written.
     pub fn tensor(&self, range: usize) -> Tensor {
-        let Range { dims, buffer, .. } = &self.ranges[range];
-        Tensor::view_of(buffer.clone(), Layout::contiguous(dims), self.dtype, &self.device)
+        let Range { layout, buffer, .. } = &self.ranges[range];
+        Tensor::view_of(buffer.clone(), layout.clone(), self.dtype, &self.device)
     }
 
     /// Lends a range as a unique tensor to `f`, which may write it.
     ///
-    /// Errors, naming the range, if a tensor still reads it.
+    /// Errors, naming the range, if a tensor still reads it. If `f` panics, or puts another tensor in the
+    /// place of the one it was lent, the flat is empty from then on.
     pub fn update<R>(
         &mut self,
         range: usize,
         f: impl FnOnce(&mut Tensor) -> Result<R>,
     ) -> Result<R> {
         self.check_unique(range..range + 1)?;
-        // The tensor takes the range's own `Arc`, so that it is unique; an empty range stands in.
-        let empty = Arc::new(Buffer::new(self.device.pool(), 0, Category::Workspace)?);
-        let entry = &mut self.ranges[range];
-        let buffer = std::mem::replace(&mut entry.buffer, empty);
-        let id = Arc::as_ptr(&buffer);
-        let mut tensor =
-            Tensor::view_of(buffer, Layout::contiguous(&entry.dims), self.dtype, &self.device);
+        // The tensor takes the range's own `Arc`, so that it is unique. Meanwhile the flat has no ranges:
+        // should `f` panic, nothing reaches the memory that went with the tensor.
+        let mut ranges = std::mem::take(&mut self.ranges);
+        let Range { name, layout, buffer } = ranges.swap_remove(range);
+        let place = (buffer.pointer(), buffer.len());
+        let mut tensor = Tensor::view_of(buffer, layout.clone(), self.dtype, &self.device);
         let result = f(&mut tensor);
         let buffer = tensor.into_buffer();
-        if Arc::as_ptr(&buffer) != id {
-            // The range's memory is gone with the tensor that was lent: nothing may reach it from here.
-            self.ranges.clear();
+        if (buffer.pointer(), buffer.len()) != place {
             return Err(Error::memory(
                 "flat",
                 "a range was replaced instead of written; the flat is now empty",
             ));
         }
-        self.ranges[range].buffer = buffer;
+        ranges.push(Range { name, layout, buffer });
+        let last = ranges.len() - 1;
+        ranges.swap(range, last); // where it was, and the former last one at the end again
+        self.ranges = ranges;
         result
     }
 
@@ -144,8 +147,8 @@ impl Flat {
     pub fn whole_mut<T: Scalar>(&mut self) -> Result<&mut [T]> {
         self.check_dtype::<T>()?;
         self.check_unique(0..self.ranges.len())?;
-        // SAFETY: as in `whole`; every range's `Arc` is unique and `self` is borrowed mutably, so nobody
-        // else can reach an element.
+        // SAFETY: as in `whole`; every range's `Arc` has just been found unique and `self` is borrowed
+        // mutably, so nobody else can reach an element.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.pointer().cast::<T>(), self.numel()) })
     }
 
@@ -165,24 +168,30 @@ impl Flat {
         Ok(())
     }
 
-    fn check_unique(&self, ranges: std::ops::Range<usize>) -> Result<()> {
-        match self.ranges[ranges].iter().find(|range| Arc::strong_count(&range.buffer) > 1) {
-            None => Ok(()),
-            Some(range) => Err(Error::memory(
-                "flat",
-                format!(
-                    "'{}' cannot be written while {} other tensors read it (a graph that was not walked, or a kept clone)",
-                    range.name,
-                    Arc::strong_count(&range.buffer) - 1
-                ),
-            )),
+    /// Errors unless nobody else holds the ranges. `Arc::get_mut`, unlike a look at the count, also makes
+    /// the reads of those who held one on other threads happen before the writes that follow.
+    fn check_unique(&mut self, ranges: std::ops::Range<usize>) -> Result<()> {
+        for range in &mut self.ranges[ranges] {
+            let holders = Arc::strong_count(&range.buffer);
+            if Arc::get_mut(&mut range.buffer).is_none() {
+                return Err(Error::memory(
+                    "flat",
+                    format!(
+                        "'{}' cannot be written while {} other tensors read it (a graph that was not walked, or a kept clone)",
+                        range.name,
+                        holders - 1
+                    ),
+                ));
+            }
         }
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
 
     #[test]
     fn ranges_are_written_in_place_and_lie_end_to_end() -> Result<()> {
@@ -209,6 +218,40 @@ mod tests {
         );
         drop(held);
         assert!(flat.whole_mut::<f64>().is_ok());
+        Ok(())
+    }
+
+    fn two(device: &Device) -> Result<Flat> {
+        let parts = [("a".to_string(), vec![2]), ("b".to_string(), vec![3])];
+        Flat::new(device, DType::F32, Category::Weights, &parts)
+    }
+
+    #[test]
+    fn a_panic_in_an_update_empties_the_flat() -> Result<()> {
+        let device = Device::cpu(1)?;
+        let mut flat = two(&device)?;
+        let update = || flat.update(0, |_| -> Result<()> { panic!("on purpose") });
+        assert!(catch_unwind(AssertUnwindSafe(update)).is_err());
+        assert_eq!((flat.n_ranges(), flat.numel()), (0, 0));
+        assert!(flat.whole::<f32>()?.is_empty() && flat.whole_mut::<f32>()?.is_empty());
+        assert_eq!(device.memory().current, 0);
+        Ok(())
+    }
+
+    #[test]
+    fn a_replaced_range_empties_the_flat() -> Result<()> {
+        let device = Device::cpu(1)?;
+        let mut flat = two(&device)?;
+        let error = flat.update(1, |tensor| {
+            // The lent tensor goes first, so that the new one may get its place among the allocations.
+            *tensor = Tensor::zeros(&device, DType::F32, &[1])?;
+            *tensor = Tensor::zeros(&device, DType::F32, &[3])?;
+            Ok(())
+        });
+        assert!(error.unwrap_err().to_string().contains("replaced instead of written"));
+        assert!(flat.whole::<f32>()?.is_empty());
+        let huge = [("a".to_string(), vec![1 << 59]), ("b".to_string(), vec![1 << 59])];
+        assert!(Flat::new(&device, DType::F64, Category::Weights, &huge).is_err());
         Ok(())
     }
 }

@@ -1,12 +1,16 @@
 //! Where a view's elements lie: dims, strides and an offset, all in elements.
 //!
-//! Views never copy. A broadcast dim has stride 0; strides are never negative.
+//! Views never copy. A broadcast dim has stride 0; strides are never negative. Every layout has few enough
+//! elements that sizes, strides and bytes are computed without overflow: the constructors see to it.
 
 use crate::{Error, Result};
 use smallvec::SmallVec;
 
 /// Sizes or strides, inline up to six dims.
 pub type Dims = SmallVec<[usize; 6]>;
+
+/// Most elements of a layout: those of the widest dtype, 8 bytes, fill what a slice may span.
+const MOST_ELEMENTS: usize = isize::MAX as usize / 8;
 
 /// The dims, strides and offset of a view into a buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,8 +22,11 @@ pub struct Layout {
 
 impl Layout {
     /// Row-major, dense, from offset 0.
-    pub fn contiguous(dims: &[usize]) -> Self {
-        Layout { strides: row_major(dims), dims: dims.into(), offset: 0 }
+    ///
+    /// Errors if no memory could hold so many elements.
+    pub fn contiguous(dims: &[usize]) -> Result<Self> {
+        count("layout", dims)?;
+        Ok(Layout { strides: row_major(dims), dims: dims.into(), offset: 0 })
     }
 
     /// Sizes, outermost first.
@@ -62,13 +69,24 @@ impl Layout {
         true
     }
 
+    /// Whether some element shows at more than one index, so that nobody may write through this view.
+    pub(crate) fn overlaps(&self) -> bool {
+        // Only broadcasting makes two indices meet, and its strides are 0.
+        self.numel() > 0
+            && self.dims.iter().zip(&self.strides).any(|(&n, &stride)| n > 1 && stride == 0)
+    }
+
     /// The same elements under other dims, if strides can express it without a copy.
     pub fn reshape(&self, dims: &[usize]) -> Option<Layout> {
-        if dims.iter().product::<usize>() != self.numel() {
+        if count("reshape", dims).ok()? != self.numel() {
             return None;
         }
         if self.is_contiguous() {
-            return Some(Layout { offset: self.offset, ..Layout::contiguous(dims) });
+            return Some(Layout {
+                strides: row_major(dims),
+                dims: dims.into(),
+                offset: self.offset,
+            });
         }
         // Walk both shapes from the inside; each group of old dims that is dense within itself may be
         // cut into new dims freely.
@@ -131,15 +149,19 @@ impl Layout {
 
     /// Elements `start .. start + len` of one dim.
     pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Layout> {
-        if dim >= self.rank() || start + len > self.dims[dim] {
+        let end = start.saturating_add(len); // the largest number is outside of every dim
+        if dim >= self.rank() || end > self.dims[dim] {
             return Err(Error::shape(
                 "narrow",
-                format!("{start}..{} of dim {dim} is outside of {:?}", start + len, &self.dims[..]),
+                format!("{start}..{end} of dim {dim} is outside of {:?}", &self.dims[..]),
             ));
         }
         let mut layout = self.clone();
         layout.dims[dim] = len;
-        layout.offset += start * layout.strides[dim];
+        // A view of no element stays where it is: behind the last one there may be nothing to point to.
+        if layout.numel() > 0 {
+            layout.offset += start * layout.strides[dim];
+        }
         Ok(layout)
     }
 
@@ -160,6 +182,7 @@ impl Layout {
                 return refuse();
             }
         }
+        count("broadcast", dims)?;
         Ok(Layout { dims: dims.into(), strides, offset: self.offset })
     }
 
@@ -181,6 +204,18 @@ impl Layout {
             rest /= self.dims[d];
         }
         index
+    }
+}
+
+/// Number of elements of `dims`.
+///
+/// Errors if there are more than memory could hold, dims of size 0 counted as 1: then no part of the
+/// product overflows either.
+pub(crate) fn count(op: &'static str, dims: &[usize]) -> Result<usize> {
+    let product = dims.iter().try_fold(1_usize, |product, &size| product.checked_mul(size.max(1)));
+    match product {
+        Some(most) if most <= MOST_ELEMENTS => Ok(dims.iter().product()),
+        _ => Err(Error::shape(op, format!("{dims:?} has more elements than memory could hold"))),
     }
 }
 
@@ -215,7 +250,7 @@ mod tests {
 
     #[test]
     fn reshape_keeps_views_where_strides_allow() {
-        let x = Layout::contiguous(&[2, 3, 4]);
+        let x = Layout::contiguous(&[2, 3, 4]).unwrap();
         assert_eq!(x.reshape(&[6, 4]).unwrap().strides(), &[4, 1]);
         let t = x.permute(&[1, 0, 2]).unwrap(); // (3, 2, 4), strides (4, 12, 1)
         assert!(t.reshape(&[6, 4]).is_none());
@@ -227,7 +262,7 @@ mod tests {
 
     #[test]
     fn rows_are_visited_in_row_major_order() {
-        let t = Layout::contiguous(&[2, 3, 4]).permute(&[2, 0, 1]).unwrap();
+        let t = Layout::contiguous(&[2, 3, 4]).unwrap().permute(&[2, 0, 1]).unwrap();
         assert_eq!(
             (0..8).map(|row| t.row_offset(row)).collect::<Vec<_>>(),
             [0, 12, 1, 13, 2, 14, 3, 15]
@@ -241,8 +276,35 @@ mod tests {
         let error = broadcast_dims("add", &[4], &[3]).unwrap_err();
         assert_eq!(error.to_string(), "add: shapes do not broadcast: lhs [4], rhs [3]");
         assert_eq!(
-            Layout::contiguous(&[3, 1]).broadcast_to(&[2, 3, 4]).unwrap().strides(),
+            Layout::contiguous(&[3, 1]).unwrap().broadcast_to(&[2, 3, 4]).unwrap().strides(),
             &[0, 1, 0]
         );
+    }
+
+    #[test]
+    fn sizes_that_no_memory_holds_are_refused() {
+        let message = |result: Result<Layout>| result.unwrap_err().to_string();
+        let refused = "layout: [2305843009213693952] has more elements than memory could hold";
+        assert_eq!(message(Layout::contiguous(&[1 << 61])), refused);
+        for dims in [&[1 << 63, 2][..], &[0, 1 << 63, 2], &[1 << 32, 1 << 32]] {
+            assert!(Layout::contiguous(dims).is_err(), "{dims:?}");
+        }
+        let empty = Layout::contiguous(&[0]).unwrap();
+        assert!(empty.reshape(&[1 << 63, 2]).is_none() && empty.reshape(&[4, 0]).is_some());
+        let one = Layout::contiguous(&[1]).unwrap();
+        assert!(message(one.broadcast_to(&[1 << 40, 1 << 40])).starts_with("broadcast: "));
+        let ten = Layout::contiguous(&[10]).unwrap();
+        assert_eq!(message(ten.narrow(0, 0, 11)), "narrow: 0..11 of dim 0 is outside of [10]");
+        assert!(ten.narrow(0, usize::MAX, 2).is_err());
+        assert_eq!(ten.narrow(0, 10, 0).unwrap().offset(), 0);
+    }
+
+    #[test]
+    fn only_broadcast_views_overlap() {
+        let x = Layout::contiguous(&[1, 3]).unwrap();
+        let stretched = x.broadcast_to(&[4, 3]).unwrap();
+        assert!(stretched.overlaps() && stretched.reshape(&[2, 2, 3]).unwrap().overlaps());
+        assert!(!stretched.narrow(0, 2, 1).unwrap().overlaps());
+        assert!(!x.permute(&[1, 0]).unwrap().overlaps());
     }
 }

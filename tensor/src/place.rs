@@ -38,21 +38,28 @@ impl Place {
 
     /// The given pieces of each dim.
     ///
-    /// Errors if there are not as many lists as dims or a piece reaches outside.
+    /// Errors if there are not as many lists as dims, a piece reaches outside, or the pieces of a dim are
+    /// longer together than can be counted.
     pub fn new(global: &[usize], pieces: &[&[(usize, usize)]]) -> Result<Place> {
         let inside = |(&size, list): (&usize, &&[(usize, usize)])| {
-            list.iter().all(|&(offset, len)| offset + len <= size)
+            list.iter().all(|&(offset, len)| offset.checked_add(len).is_some_and(|end| end <= size))
         };
-        if global.len() != pieces.len() || !global.iter().zip(pieces).all(inside) {
+        let sum = |list: &&[(usize, usize)]| {
+            list.iter().try_fold(0_usize, |sum, &(_, len)| sum.checked_add(len))
+        };
+        let dims = pieces.iter().map(sum).collect::<Option<Dims>>();
+        let (true, Some(dims)) =
+            (global.len() == pieces.len() && global.iter().zip(pieces).all(inside), dims)
+        else {
             return Err(Error::shape(
                 "place",
                 format!("pieces {pieces:?} do not lie in {global:?}"),
             ));
-        }
+        };
         Ok(Place {
             global: global.into(),
             pieces: pieces.iter().map(|&list| list.into()).collect(),
-            dims: pieces.iter().map(|list| list.iter().map(|&(_, len)| len).sum()).collect(),
+            dims,
         })
     }
 
@@ -99,5 +106,20 @@ impl Place {
             left -= len;
         }
         unreachable!("local coordinates are below the sum of the pieces")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_that_reach_outside_are_refused() {
+        let max = usize::MAX;
+        for pieces in [[(3, 2)], [(max, 2)]] {
+            assert!(Place::new(&[4], &[&pieces]).is_err(), "{pieces:?}");
+        }
+        assert!(Place::new(&[max], &[&[(0, max), (0, 2)]]).is_err());
+        assert_eq!(Place::new(&[4], &[&[(3, 1), (0, 2)]]).unwrap().dims(), [3]);
     }
 }

@@ -206,6 +206,10 @@ impl Pool {
 
 impl Blocks {
     fn take(&mut self, bytes: usize) -> Result<(Block, *mut u8)> {
+        // No slice spans more; below it, rounding up cannot overflow.
+        if bytes > isize::MAX as usize {
+            return Err(Error::memory("pool", format!("{bytes} bytes exceed any memory")));
+        }
         let size = rounded(bytes);
         let binned =
             if size <= LARGEST_BIN { self.bins.get_mut(&size).and_then(Vec::pop) } else { None };
@@ -321,6 +325,13 @@ mod tests {
             small,
             "equal bins give back the block freed last"
         );
+    }
+
+    #[test]
+    fn sizes_beyond_any_memory_are_errors() {
+        for bytes in [usize::MAX, isize::MAX as usize, isize::MAX as usize + 1] {
+            assert!(Pool::new().take(bytes).is_err(), "{bytes}");
+        }
     }
 
     #[test]

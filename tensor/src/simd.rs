@@ -4,6 +4,45 @@
 //! is, for AVX2 and for AVX-512) and calls the best the machine has; the compiler vectorises the loops.
 //! The three differ in speed, never in the order of operations.
 
+/// Puts the features of [`SimdLevel::Avx2`] in front of a macro's arguments: one list says what code is
+/// compiled for and what the machine is asked for.
+#[cfg(target_arch = "x86_64")]
+macro_rules! with_avx2 {
+    ($then:ident! $($rest:tt)*) => {
+        $crate::simd::$then! {
+            ["avx2" "fma" "f16c" "bmi1" "bmi2" "lzcnt" "popcnt" "movbe"] $($rest)*
+        }
+    };
+}
+
+/// As [`with_avx2!`] for [`SimdLevel::Avx512`].
+#[cfg(target_arch = "x86_64")]
+macro_rules! with_avx512 {
+    ($then:ident! $($rest:tt)*) => {
+        $crate::simd::$then! {
+            ["avx512f" "avx512bw" "avx512cd" "avx512dq" "avx512vl"
+             "avx2" "fma" "f16c" "bmi1" "bmi2" "lzcnt" "popcnt" "movbe"] $($rest)*
+        }
+    };
+}
+
+/// Whether the machine has all of the features.
+#[cfg(target_arch = "x86_64")]
+macro_rules! detected {
+    ([$($feature:tt)*]) => { true $(&& is_x86_feature_detected!($feature))* };
+}
+
+/// Compiles a function for the features.
+#[cfg(target_arch = "x86_64")]
+macro_rules! enabled {
+    ([$($feature:tt)*] $($function:tt)*) => {
+        #[target_feature($(enable = $feature),*)]
+        $($function)*
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(crate) use {detected, enabled, with_avx2, with_avx512};
+
 /// Instruction sets that kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SimdLevel {
@@ -21,20 +60,10 @@ impl SimdLevel {
     pub fn detect() -> SimdLevel {
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512cd")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vl")
-                && is_x86_feature_detected!("fma")
-                && is_x86_feature_detected!("f16c")
-            {
+            if with_avx512!(detected!) {
                 return SimdLevel::Avx512;
             }
-            if is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("fma")
-                && is_x86_feature_detected!("f16c")
-            {
+            if with_avx2!(detected!) {
                 return SimdLevel::Avx2;
             }
         }
@@ -56,10 +85,12 @@ macro_rules! vectorized {
 
             #[cfg(target_arch = "x86_64")]
             {
-                #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt,movbe")]
-                fn avx2<$($generic: $bound),*>($($arg: $type),*) $(-> $ret)? { body::<$($generic),*>($($arg),*) }
-                #[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt,movbe")]
-                fn avx512<$($generic: $bound),*>($($arg: $type),*) $(-> $ret)? { body::<$($generic),*>($($arg),*) }
+                $crate::simd::with_avx2! { enabled!
+                    fn avx2<$($generic: $bound),*>($($arg: $type),*) $(-> $ret)? { body::<$($generic),*>($($arg),*) }
+                }
+                $crate::simd::with_avx512! { enabled!
+                    fn avx512<$($generic: $bound),*>($($arg: $type),*) $(-> $ret)? { body::<$($generic),*>($($arg),*) }
+                }
                 match $crate::simd::SimdLevel::detect() {
                     // SAFETY: the machine has just been found to have these features.
                     $crate::simd::SimdLevel::Avx512 => return unsafe { avx512::<$($generic),*>($($arg),*) },
@@ -73,3 +104,18 @@ macro_rules! vectorized {
     )* };
 }
 pub(crate) use vectorized;
+
+#[cfg(test)]
+mod tests {
+    use super::SimdLevel;
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn a_level_is_chosen_only_where_all_its_features_are() {
+        let (avx2, avx512) = (with_avx2!(detected!), with_avx512!(detected!));
+        assert_eq!(SimdLevel::detect() >= SimdLevel::Avx2, avx2);
+        assert_eq!(SimdLevel::detect() == SimdLevel::Avx512, avx512);
+        // What the list for code must not leave out: AVX-512 code is AVX2 code too.
+        assert!(avx2 || !avx512);
+    }
+}

@@ -8,7 +8,7 @@ use std::slice;
 use std::sync::Arc;
 
 use crate::buffer::Buffer;
-use crate::layout::Layout;
+use crate::layout::{Layout, count};
 use crate::pool::Category;
 use crate::{DType, Device, Element, Error, Real, Result, Scalar, dispatch_any, dispatch_float};
 
@@ -34,7 +34,7 @@ impl Tensor {
     ///
     /// Errors if the number of elements differs.
     pub fn from_slice<T: Scalar>(device: &Device, data: &[T], dims: &[usize]) -> Result<Tensor> {
-        if data.len() != dims.iter().product::<usize>() {
+        if data.len() != count("from_slice", dims)? {
             return Err(Error::shape(
                 "from_slice",
                 format!("{} elements do not fill {dims:?}", data.len()),
@@ -46,8 +46,10 @@ impl Tensor {
     }
 
     /// A tensor with unspecified (but initialised) contents, for a kernel to fill.
+    ///
+    /// Errors if the memory cannot be had.
     pub fn empty(device: &Device, dtype: DType, dims: &[usize]) -> Result<Tensor> {
-        let layout = Layout::contiguous(dims);
+        let layout = Layout::contiguous(dims)?;
         let buffer =
             Buffer::new(device.pool(), layout.numel() * dtype.size(), Category::Workspace)?;
         Ok(Self::view_of(Arc::new(buffer), layout, dtype, device))
@@ -158,7 +160,7 @@ impl Tensor {
             ));
         }
         if self.numel() == 0 {
-            return Ok(&[]); // the view of no element may begin behind the buffer's end
+            return Ok(&[]);
         }
         let all = self.buffer_slice::<T>();
         Ok(&all[self.layout.offset()..self.layout.offset() + self.numel()])
@@ -183,9 +185,16 @@ impl Tensor {
 
     /// The whole buffer behind the view, for writing.
     ///
-    /// Errors if somebody else holds it or `T` is not the dtype.
+    /// Errors if somebody else holds it, `T` is not the dtype, or the view shows an element twice: kernels
+    /// write what the view shows, some of them from several threads.
     pub(crate) fn buffer_slice_mut<T: Scalar>(&mut self) -> Result<&mut [T]> {
         self.check_dtype::<T>("as_mut_slice")?;
+        if self.layout.overlaps() {
+            return Err(Error::shape(
+                "as_mut_slice",
+                format!("the elements of the broadcast view {:?} overlap", self.dims()),
+            ));
+        }
         let holders = Arc::strong_count(&self.buffer);
         let Some(buffer) = Arc::get_mut(&mut self.buffer) else {
             return Err(Error::memory(
@@ -201,13 +210,21 @@ impl Tensor {
     }
 
     /// Lends this tensor to `f` under another layout of the same elements.
+    ///
+    /// Errors if `f` does, or puts another tensor in its place.
     pub(crate) fn with_layout_mut<R>(
         &mut self,
         layout: Layout,
         f: impl FnOnce(&mut Tensor) -> Result<R>,
     ) -> Result<R> {
+        let place = |tensor: &Tensor| (tensor.buffer.pointer(), tensor.buffer.len(), tensor.dtype);
+        let lent = place(self);
         let original = std::mem::replace(&mut self.layout, layout);
         let result = f(self);
+        if place(self) != lent {
+            // The layout of the old buffer might reach beyond the new one.
+            return Err(Error::memory("view", "a lent view was replaced instead of written"));
+        }
         self.layout = original;
         result
     }

@@ -1,6 +1,6 @@
 //! Views: the same elements seen under other dims. None of them copies, except where said.
 
-use crate::layout::Layout;
+use crate::layout::{Layout, count};
 use crate::{Error, Result, Tensor};
 
 impl Tensor {
@@ -8,7 +8,7 @@ impl Tensor {
     ///
     /// Errors if the number of elements differs.
     pub fn reshape(&self, dims: &[usize]) -> Result<Tensor> {
-        if dims.iter().product::<usize>() != self.numel() {
+        if count("reshape", dims)? != self.numel() {
             return Err(Error::shape(
                 "reshape",
                 format!("{:?} does not become {dims:?}", self.dims()),
@@ -18,7 +18,7 @@ impl Tensor {
             Some(layout) => Ok(self.with_layout(layout)),
             None => {
                 let dense = self.contiguous()?;
-                let layout = Layout::contiguous(dims);
+                let layout = Layout::contiguous(dims)?;
                 Ok(dense.with_layout(layout))
             }
         }
@@ -53,7 +53,8 @@ impl Tensor {
     /// Errors if they do not add up to the dim.
     pub fn split(&self, dim: isize, sizes: &[usize]) -> Result<Vec<Tensor>> {
         let resolved = self.resolve("split", dim)?;
-        if sizes.iter().sum::<usize>() != self.dims()[resolved] {
+        let sum = sizes.iter().try_fold(0_usize, |sum, &size| sum.checked_add(size));
+        if sum != Some(self.dims()[resolved]) {
             return Err(Error::shape(
                 "split",
                 format!("parts {sizes:?} do not add up to dim {dim} of {:?}", self.dims()),
@@ -110,7 +111,9 @@ impl Tensor {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Device, Result, Tensor};
+    use crate::ops::matmul::{Accum, matmul_into};
+    use crate::ops::pointwise::add_assign;
+    use crate::{DType, Device, ErrorKind, Result, Tensor};
 
     #[test]
     fn views_show_the_elements_in_row_major_order() -> Result<()> {
@@ -142,6 +145,58 @@ mod tests {
             x.split(0, &[1, 2]).unwrap_err().to_string(),
             "split: parts [1, 2] do not add up to dim 0 of [2, 3]"
         );
+        Ok(())
+    }
+
+    #[test]
+    fn sizes_that_overflow_are_errors() -> Result<()> {
+        let device = Device::cpu(1)?;
+        let x = Tensor::from_slice(&device, &[1.0_f32; 2], &[2])?;
+        let empty = Tensor::zeros(&device, DType::F32, &[0])?;
+        assert!(x.narrow(0, usize::MAX, 2).is_err());
+        assert!(x.split(0, &[usize::MAX, 3]).is_err());
+        assert!(empty.reshape(&[1 << 63, 2]).is_err());
+        assert!(x.narrow(0, 0, 1)?.broadcast_to(&[1 << 32, 1 << 32]).is_err());
+        assert!(Tensor::empty(&device, DType::F64, &[1 << 61]).is_err());
+        assert!(Tensor::from_slice::<f32>(&device, &[], &[1 << 63, 2]).is_err());
+        // Few enough elements to be addressed, but more than the system gives.
+        let error = Tensor::empty(&device, DType::F64, &[1 << 59]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Memory);
+        Ok(())
+    }
+
+    #[test]
+    fn broadcast_views_are_not_written_through() -> Result<()> {
+        let device = Device::cpu(2)?;
+        let ones = Tensor::full(&device, DType::F32, &[4, 4], 1.0)?;
+        let mut stretched = Tensor::zeros(&device, DType::F32, &[1, 4])?.broadcast_to(&[4, 4])?;
+        assert!(stretched.is_unique());
+        let refused = "as_mut_slice: the elements of the broadcast view [4, 4] overlap";
+        assert_eq!(stretched.write(&ones).unwrap_err().to_string(), refused);
+        assert_eq!(add_assign(&mut stretched, &ones).unwrap_err().to_string(), refused);
+        let product = matmul_into(&mut stretched, Accum::Replace, &ones, &ones);
+        assert_eq!(product.unwrap_err().to_string(), refused);
+        assert!(
+            stretched.reshape_mut(&[2, 2, 4], |x| x.write(&ones.reshape(&[2, 2, 4])?)).is_err()
+        );
+        assert!(stretched.narrow_mut(0, 1, 2, |x| x.write(&ones.narrow(0, 0, 2)?)).is_err());
+        // One row of it alone is no overlap.
+        stretched.narrow_mut(0, 1, 1, |x| x.write(&ones.narrow(0, 0, 1)?))?;
+        assert_eq!(stretched.to_f64()?, [1.0; 16]);
+        Ok(())
+    }
+
+    #[test]
+    fn a_lent_view_that_is_replaced_is_an_error() -> Result<()> {
+        let device = Device::cpu(1)?;
+        let mut x = Tensor::zeros(&device, DType::F32, &[100, 100])?;
+        let replaced = x.narrow_mut(0, 0, 1, |part| {
+            *part = Tensor::zeros(&device, DType::F32, &[1])?;
+            Ok(())
+        });
+        let message = replaced.unwrap_err().to_string();
+        assert_eq!(message, "view: a lent view was replaced instead of written");
+        assert_eq!(x.dims(), [1]);
         Ok(())
     }
 }

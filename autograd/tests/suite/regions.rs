@@ -85,3 +85,25 @@ fn gradients_are_the_same_bits_in_a_checkpoint_region() {
     }
     report(&failures);
 }
+
+#[test]
+fn variables_returned_as_they_are_count_as_used() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let leaf = |name, value| -> Result<Leaf> {
+        Ok(Leaf::new(name, Tensor::from_slice(&device, &[value], &[1])?))
+    };
+    let (w, x) = (leaf("w", 3.0_f64)?, leaf("x", 0.5)?);
+    let captured = w.clone();
+    let both = checkpoint(&[&x.var()?], move |x| Ok(vec![captured.var()?, x[0].clone()]))?;
+    both[0].mul(&both[1])?.backward()?;
+    assert_eq!(w.gradient()?.expect("the captured leaf's").item()?, 0.5);
+    assert_eq!(x.gradient()?.expect("the input's").item()?, 3.0);
+
+    let outside = w.var()?.exp()?;
+    let result = checkpoint(&[&x.var()?], move |_| Ok(vec![outside.clone()]));
+    assert_eq!(
+        result.unwrap_err().to_string(),
+        "checkpoint: the region uses a variable made outside by exp; pass it as an input"
+    );
+    Ok(())
+}

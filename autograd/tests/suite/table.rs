@@ -227,18 +227,19 @@ fn products_and_norms() -> Vec<OpCase> {
 fn indexing() -> Vec<OpCase> {
     vec![
         row("embedding", "", &[&[&[5, 3]], &[&[1, 3]], &[&[5, 1]], &[&[5, 0]]], |x| {
-            x[0].embedding(&ids(x[0].device(), &[2, 4], x[0].dims()[0])?)
+            let rows = x[0].dims()[0];
+            x[0].embedding(&ids(x[0].device(), &[2, rows + 1], rows)?)
         }),
         row("embedding", "no ids", &[&[&[5, 3]]], |x| {
             x[0].embedding(&ids(x[0].device(), &[0], 5)?)
         }),
         row("gather", "", &[&[&[3, 4]], &[&[1, 1]], &[&[0, 4]]], |x| {
             let d = x[0].dims();
-            x[0].gather(1, &ids(x[0].device(), &[d[0] - d[0] / 3, 3], d[1])?)
+            x[0].gather(1, &ids(x[0].device(), &[d[0] - d[0] / 3, d[1] + 1], d[1])?)
         }),
         row("gather", "first dim", &[&[&[4, 3]], &[&[1, 1]], &[&[4, 0]]], |x| {
             let d = x[0].dims();
-            x[0].gather(0, &ids(x[0].device(), &[5, d[1]], d[0])?)
+            x[0].gather(0, &ids(x[0].device(), &[d[0] + 1, d[1]], d[0])?)
         }),
         row(
             "scatter_add",
@@ -250,7 +251,8 @@ fn indexing() -> Vec<OpCase> {
             },
         ),
         row("index_select", "", &[&[&[2, 4]], &[&[1, 1]], &[&[0, 4]]], |x| {
-            x[0].index_select(1, &ids(x[0].device(), &[5], x[0].dims()[1])?)
+            let size = x[0].dims()[1];
+            x[0].index_select(1, &ids(x[0].device(), &[size + 1], size)?)
         }),
         row(
             "concat",

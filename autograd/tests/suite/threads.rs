@@ -1,36 +1,54 @@
-//! Every row on one and on two threads: the same bits.
+//! Every row on one, two and three threads: the same bits; and two callers on one device.
 
-use ferrotron_tensor::{DType, Device, Result};
+use ferrotron_autograd::{Leaf, no_grad};
+use ferrotron_tensor::{DType, Device, Result, Tensor};
+use std::thread;
 
 use crate::inputs::{bits, report, run, tensor, values, which};
 use crate::table::{OpCase, table};
 
-/// Dims of the table are multiplied with this, so that loops are long enough to be shared out.
-const SCALE: usize = 8;
+/// The largest input has at least as many elements: enough for loops that only add, eight elements in a
+/// nanosecond, to be shared out, which pays from 16384 nanoseconds on; products are larger still.
+const ELEMENTS: usize = 8 * 16_384;
+
+/// The dims of the inputs, all multiplied with the smallest number that makes one large enough.
+fn enlarged(case: &OpCase) -> Vec<Vec<usize>> {
+    let scaled = |scale: usize| -> Vec<Vec<usize>> {
+        let larger = |&size: &usize| if size > 1 { scale * size } else { size };
+        case.shapes[0].iter().map(|dims| dims.iter().map(larger).collect()).collect()
+    };
+    let enough = |shapes: &Vec<Vec<usize>>| {
+        shapes.iter().any(|dims| dims.iter().product::<usize>() >= ELEMENTS)
+    };
+    (2..).map(scaled).find(enough).expect("every row has an input with two elements")
+}
 
 fn compare(case: &OpCase, dtype: DType, failures: &mut Vec<String>) -> Result<()> {
-    let answers = |threads| {
+    let shapes = enlarged(case);
+    let answers = |threads| -> Result<Vec<Tensor>> {
         let device = Device::cpu(threads)?;
-        let sample = |(input, dims): (usize, &&[usize])| {
-            let larger = |&size: &usize| if size > 1 { SCALE * size } else { size };
-            let dims: Vec<usize> = dims.iter().map(larger).collect();
+        let sample = |(input, dims): (usize, &Vec<usize>)| {
             let values = values(case.domain, input, dims.iter().product());
-            tensor(&device, dtype, &dims, &values)
+            tensor(&device, dtype, dims, &values)
         };
-        let inputs: Vec<_> =
-            case.shapes[0].iter().enumerate().map(sample).collect::<Result<_>>()?;
+        let inputs: Vec<_> = shapes.iter().enumerate().map(sample).collect::<Result<_>>()?;
         run(&case.f, &inputs)
     };
-    for (i, (one, two)) in answers(1)?.iter().zip(&answers(2)?).enumerate() {
-        if bits(one)? != bits(two)? {
-            failures.push(format!("{} {dtype}: {} differs", case.name(), which(i)));
+    let one = answers(1)?;
+    for threads in [2, 3] {
+        for (i, (one, more)) in one.iter().zip(&answers(threads)?).enumerate() {
+            if bits(one)? != bits(more)? {
+                let (name, what) = (case.name(), which(i));
+                failures
+                    .push(format!("{name} {shapes:?} {dtype}, {threads} threads: {what} differs"));
+            }
         }
     }
     Ok(())
 }
 
 #[test]
-fn one_and_two_threads_give_the_same_bits() {
+fn one_two_and_three_threads_give_the_same_bits() {
     let mut failures = Vec::new();
     for case in table() {
         for dtype in [DType::F32, DType::BF16] {
@@ -40,4 +58,40 @@ fn one_and_two_threads_give_the_same_bits() {
         }
     }
     report(&failures);
+}
+
+/// While a thread waits for its part of an operation it must not take up the other caller's work, which
+/// would run with this one's recording switched on or off.
+#[test]
+fn training_and_evaluation_share_a_device() -> Result<()> {
+    let device = Device::cpu(2)?;
+    let dims = [256, 256];
+    let leaf =
+        || -> Result<Leaf> { Ok(Leaf::new("w", Tensor::full(&device, DType::F32, &dims, 0.5)?)) };
+    let x = Tensor::full(&device, DType::F32, &dims, 0.25)?;
+    let value =
+        |w: &Leaf| w.var()?.matmul(&ferrotron_autograd::Var::constant(x.clone()))?.sum_all();
+    const ROUNDS: usize = 200;
+    let train = || -> Result<()> {
+        let w = leaf()?;
+        for _ in 0..ROUNDS {
+            w.zero_gradient();
+            device.run(|| value(&w)?.backward())?;
+            // Each element of w meets a row of 256 elements 1/4.
+            assert!(w.gradient()?.expect("a gradient").to_f64()?.iter().all(|&g| g == 64.0));
+        }
+        Ok(())
+    };
+    let evaluate = || -> Result<()> {
+        let w = leaf()?;
+        for _ in 0..ROUNDS {
+            assert!(!device.run(|| no_grad(|| value(&w)))?.needs_gradient());
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let others = [scope.spawn(evaluate), scope.spawn(evaluate)];
+        train()?;
+        others.into_iter().try_for_each(|other| other.join().expect("no panic"))
+    })
 }

@@ -17,6 +17,8 @@
 
 mod backward;
 mod forward;
+#[cfg(test)]
+mod tests;
 mod tile;
 
 use crate::disjoint::Disjoint;

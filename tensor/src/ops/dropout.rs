@@ -1,11 +1,11 @@
-//! Dropout: y = x / (1 - p) where the element's random bits reach p 2^32, else 0.
+//! Dropout: y = x / (1 - p) where the element's uniform number is at least p, else 0.
 //!
 //! Gradient: dropout of dy with the same p, key and place. Nothing is saved: the mask is drawn again, a
 //! function of the key and the element's index in the global, unsharded tensor.
 //!
 //! Computed in `Element::Acc`.
 
-use super::random::{for_stretches, keep_some};
+use super::random::{for_stretches, keep_some, last_dropped};
 use super::rows::for_rows;
 use crate::{Element, Error, Place, RandomKey, Real, Result, Tensor, dispatch_float};
 
@@ -28,8 +28,6 @@ pub fn dropout(x: &Tensor, p: f64, key: &RandomKey, place: &Place) -> Result<Ten
         let message = format!("x is {:?}, its place {:?}", x.dims(), place.dims());
         return Err(Error::shape("dropout", message));
     }
-    // p 2^32 in 32 bits: at most half a step off, and all ones only for p = 1.
-    let threshold = (p * 4_294_967_296.0).round().min(4_294_967_295.0) as u32;
     if p == 0.0 {
         return Ok(x.clone());
     }
@@ -39,13 +37,14 @@ pub fn dropout(x: &Tensor, p: f64, key: &RandomKey, place: &Place) -> Result<Ten
     let x = x.contiguous()?;
     let mut y = Tensor::empty(x.device(), x.dtype(), x.dims())?;
     let width = x.dims().last().copied().unwrap_or(1);
+    let last_dropped = last_dropped(p);
     dispatch_float!("dropout", x.dtype(), T => {
         let elements = x.as_slice::<T>()?;
         let scale = <T as Element>::Acc::of(1.0 / (1.0 - p));
         for_rows(x.device(), (y.as_mut_slice::<T>()?, width), elements.len(), |first, out| {
             let x = &elements[first * width..][..out.len()];
             for_stretches(place, first, out.len() / width, |global, range| {
-                keep_some(key, global, &x[range.clone()], &mut out[range], threshold, scale);
+                keep_some(key, global, &x[range.clone()], &mut out[range], last_dropped, scale);
             });
         });
     });

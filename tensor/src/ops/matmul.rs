@@ -6,9 +6,10 @@
 
 use smallvec::SmallVec;
 
+use crate::disjoint::Disjoint;
 use crate::gemm::{MatMut, MatRef, gemm};
 use crate::layout::{Dims, Layout, broadcast_dims};
-use crate::tensor::check_pair;
+use crate::tensor::{check_device, check_pair};
 use crate::{DType, Element, Error, Real, Result, Tensor, bf16, dispatch_float, f16};
 
 pub use crate::gemm::Accum;
@@ -106,7 +107,7 @@ fn product_into(
             format!("the result is {dims:?}, the destination {:?}", out.dims()),
         ));
     }
-    check_device(out, lhs)?;
+    check_device("matmul", out, lhs)?;
     if let Some(bias) = bias {
         check_pair("linear", lhs, bias)?;
     }
@@ -116,10 +117,6 @@ fn product_into(
         (DType::F16, DType::F32) => product::<f16, f32>(out, accum, lhs, rhs, None),
         (a, b) => Err(Error::dtype("matmul", format!("cannot put a product of {a} into {b}"))),
     })
-}
-
-fn check_device(out: &Tensor, lhs: &Tensor) -> Result<()> {
-    crate::tensor::check_device("matmul", out, lhs)
 }
 
 fn product<T: Element, D: Element<Acc = T::Acc>>(
@@ -143,49 +140,46 @@ fn product<T: Element, D: Element<Acc = T::Acc>>(
     let [m, n] = last_two(layout.dims());
     let k = l.dims()[l.rank() - 1];
     let count: usize = batch.iter().product();
-    let c = Shared(out.buffer_slice_mut::<D>()?.as_mut_ptr());
+    let c = Disjoint::new(out.buffer_slice_mut::<D>()?);
 
     let one = |index: usize, threads: usize| {
-        let c = &c;
         let ([ars, acs], [brs, bcs], [crs, ccs]) =
             (last_two(l.strides()), last_two(r.strides()), last_two(layout.strides()));
-        // SAFETY: the offsets of a matrix of the batch and its strides stay inside the buffers by
-        // construction of the layouts; matrices of `out` are disjoint, and its buffer is unique.
-        unsafe {
-            let dst = MatMut {
-                data: c.0.add(matrix_offset(&layout, index)),
-                rows: m,
-                cols: n,
-                row_stride: crs as isize,
-                col_stride: ccs as isize,
-            };
-            let lhs = MatRef {
-                data: a.as_ptr().add(matrix_offset(&l, index)),
-                rows: m,
-                cols: k,
-                row_stride: ars as isize,
-                col_stride: acs as isize,
-            };
-            let rhs = MatRef {
-                data: b.as_ptr().add(matrix_offset(&r, index)),
-                rows: k,
-                cols: n,
-                row_stride: brs as isize,
-                col_stride: bcs as isize,
-            };
-            gemm(threads, dst, accum, T::Acc::ONE, lhs, rhs, bias);
-        }
+        let dst = MatMut {
+            data: c.at(matrix_offset(&layout, index)),
+            rows: m,
+            cols: n,
+            row_stride: crs as isize,
+            col_stride: ccs as isize,
+        };
+        let lhs = MatRef {
+            data: a.as_ptr().wrapping_add(matrix_offset(&l, index)),
+            rows: m,
+            cols: k,
+            row_stride: ars as isize,
+            col_stride: acs as isize,
+        };
+        let rhs = MatRef {
+            data: b.as_ptr().wrapping_add(matrix_offset(&r, index)),
+            rows: k,
+            cols: n,
+            row_stride: brs as isize,
+            col_stride: bcs as isize,
+        };
+        // SAFETY: the elements of a matrix of the batch lie inside the buffers by construction of the
+        // layouts; no two elements of `out` overlap, and its buffer is unique.
+        unsafe { gemm(threads, dst, accum, T::Acc::ONE, lhs, rhs, bias) }
     };
-    let work = m * n * k;
+    let work = m.saturating_mul(n).saturating_mul(k);
     if count == 0 || m * n == 0 {
         return Ok(());
     }
     if count >= device.threads() && count > 1 {
-        device.for_each(count, count * work / 16, |index| one(index, 1));
+        device.for_each(count, count.saturating_mul(work) / 16, |index| one(index, 1));
     } else if work < SMALL || device.threads() == 1 {
         (0..count).for_each(|index| one(index, 1));
     } else {
-        device.run(|| (0..count).for_each(|index| one(index, device.threads())));
+        device.install(|| (0..count).for_each(|index| one(index, device.threads())));
     }
     Ok(())
 }
@@ -208,12 +202,6 @@ fn matrix_offset(layout: &Layout, index: usize) -> usize {
     };
     layout.offset() + coordinates.iter().zip(layout.strides()).map(|(c, s)| c * s).sum::<usize>()
 }
-
-struct Shared<T>(*mut T);
-// SAFETY: the pointer is only used to write disjoint matrices from different threads.
-unsafe impl<T: Send> Sync for Shared<T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Send for Shared<T> {}
 
 #[cfg(test)]
 mod tests {

@@ -90,6 +90,12 @@ fn normals(bits: &Bits) -> [f64; GROUP] {
     out
 }
 
+/// The largest bits that dropout with probability `p` > 0 drops: it keeps an element where its uniform
+/// number, bits / 2^32, is at least `p`. Exact, since a product with a power of 2 is.
+pub(crate) fn last_dropped(p: f64) -> u32 {
+    ((p * 4_294_967_296.0).ceil() - 1.0) as u32
+}
+
 vectorized! {
     fn fill_uniform<T: Element>(key: &RandomKey, first: u64, out: &mut [T], low: f64, width: f64) {
         for_groups(key, first, out.len(), uniforms, |at, numbers| {
@@ -107,8 +113,8 @@ vectorized! {
         });
     }
 
-    /// y = x * scale where the element's bits reach `threshold`, else 0.
-    pub(crate) fn keep_some<T: Element>(key: &RandomKey, first: u64, x: &[T], y: &mut [T], threshold: u32, scale: T::Acc) {
+    /// y = x * scale where the element's bits are larger than `last_dropped`, else 0.
+    pub(crate) fn keep_some<T: Element>(key: &RandomKey, first: u64, x: &[T], y: &mut [T], last_dropped: u32, scale: T::Acc) {
         #[allow(clippy::needless_range_loop)]
         let ordered = |bits: &Bits| {
             let mut out = [0_u32; GROUP];
@@ -121,7 +127,7 @@ vectorized! {
         };
         for_groups(key, first, x.len(), ordered, |at, numbers| {
             for ((y, x), bits) in y[at..].iter_mut().zip(&x[at..]).zip(numbers) {
-                let kept = if *bits >= threshold { x.acc() * scale } else { T::Acc::ZERO };
+                let kept = if *bits > last_dropped { x.acc() * scale } else { T::Acc::ZERO };
                 *y = T::from_acc(kept);
             }
         });
@@ -230,6 +236,17 @@ mod tests {
         &[&[(5, 1)], &[(4, 1)], &[(32, 1)]],
         &[&[(0, 6)], &[], &[(0, 33)]],
     ];
+
+    #[test]
+    fn dropout_keeps_exactly_the_uniform_numbers_that_reach_p() {
+        let step = 1.0 / 4_294_967_296.0;
+        for p in [1e-300, 0.1 * step, step, 1.1 * step, 0.1, 0.5, 1.0 - step, 1.0 - 0.5 * step, 1.0]
+        {
+            let last = last_dropped(p);
+            assert!(f64::from(last) * step < p, "{p} drops {last}");
+            assert!((f64::from(last) + 1.0) * step >= p, "{p} keeps {last} + 1");
+        }
+    }
 
     #[test]
     fn elements_are_those_of_the_key_in_every_part() {

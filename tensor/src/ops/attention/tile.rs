@@ -3,6 +3,7 @@
 use super::{AttentionConfig, AttentionDropout, AttentionMask};
 use crate::disjoint::Disjoint;
 use crate::gemm::block::{Blocks, PAD};
+use crate::ops::random::last_dropped;
 use crate::simd::vectorized;
 use crate::{Device, Element, RandomKey, Real, Result, Scalar, Tensor};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -142,14 +143,13 @@ impl<'a, T: Element> Call<'a, T> {
     ) {
         let Shape { heads, queries, .. } = self.shape;
         let kept = Real::of(1.0 / (1.0 - dropout.p));
-        // u >= p for u = bits / 2^32, exactly.
-        let threshold = (dropout.p * 4_294_967_296.0).ceil() as u64;
+        let last_dropped = last_dropped(dropout.p);
         let mut start = 0;
         for (first, len) in dropout.place.runs((b * heads + h) * queries + query) {
             let (from, to) = (key.max(start), (key + out.len()).min(start + len));
             if from < to {
                 let out = &mut out[from - key..to - key];
-                keep(dropout.key, first + (from - start) as u64, threshold, kept, out);
+                keep(dropout.key, first + (from - start) as u64, last_dropped, kept, out);
             }
             start += len;
         }
@@ -157,8 +157,8 @@ impl<'a, T: Element> Call<'a, T> {
 }
 
 vectorized! {
-    /// out\[i\] = `kept` where the bits of element first + i reach `threshold`, else 0.
-    fn keep<A: Real>(key: RandomKey, first: u64, threshold: u64, kept: A, out: &mut [A]) {
+    /// out\[i\] = `kept` where the bits of element first + i are larger than `last_dropped`, else 0.
+    fn keep<A: Real>(key: RandomKey, first: u64, last_dropped: u32, kept: A, out: &mut [A]) {
         let mut index = first;
         let mut rest = out;
         while !rest.is_empty() {
@@ -171,7 +171,7 @@ vectorized! {
             let count = (64 - skip).min(rest.len());
             let (now, later) = rest.split_at_mut(count);
             for (x, &bits) in now.iter_mut().zip(&bits.as_flattened()[skip..]) {
-                *x = if u64::from(bits) >= threshold { kept } else { A::ZERO };
+                *x = if bits > last_dropped { kept } else { A::ZERO };
             }
             index += count as u64;
             rest = later;
