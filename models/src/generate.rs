@@ -18,11 +18,14 @@ pub struct Sampling {
     pub top_p: Option<f64>,
     /// Seed of the choice, which is a function of it and the token's position.
     pub seed: u64,
+    /// The token that ends a text: generation stops where it is chosen, without it.
+    pub end_of_text: Option<u32>,
 }
 
 impl Sampling {
     /// Always the likeliest token.
-    pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: None, top_p: None, seed: 0 };
+    pub const GREEDY: Sampling =
+        Sampling { temperature: 0.0, top_k: None, top_p: None, seed: 0, end_of_text: None };
 
     fn validate(&self) -> Result<()> {
         let refuse = |message: String| Err(Error::config("generate", message));
@@ -72,7 +75,7 @@ impl Sampling {
     }
 }
 
-/// Appends `max_new_tokens` tokens to `prompt`, calling `on_token` with each as it comes; returns all.
+/// Appends up to `max_new_tokens` tokens to `prompt`, calling `on_token` with each as it comes; returns all.
 ///
 /// When the model's longest sequence is full, the second half of it is read again and becomes the
 /// context of what follows. Errors if the prompt is empty or holds a token outside the vocabulary.
@@ -117,6 +120,9 @@ pub fn generate(
             ));
         }
         let token = sampling.choose(&logits, tokens.len() as u64);
+        if sampling.end_of_text == Some(token) {
+            break;
+        }
         tokens.push(token);
         on_token(token);
     }
@@ -171,7 +177,8 @@ mod tests {
     #[test]
     fn choices_follow_their_definitions() {
         let logits = [0.0, 2.0, 1.0, -1.0];
-        let with = |top_k, top_p| Sampling { temperature: 1.0, top_k, top_p, seed: 7 };
+        let with =
+            |top_k, top_p| Sampling { temperature: 1.0, top_k, top_p, seed: 7, end_of_text: None };
         let chosen = |sampling: Sampling| {
             let mut counts = [0; 4];
             (0..4000).for_each(|position| counts[sampling.choose(&logits, position) as usize] += 1);
@@ -191,6 +198,16 @@ mod tests {
         assert!(zero == 0 && three == 0 && one > two && two > 0);
         assert_eq!(chosen(with(None, Some(0.5))), [0, 4000, 0, 0]);
         assert_eq!(chosen(with(None, None)), chosen(with(None, None)));
+    }
+
+    #[test]
+    fn the_end_of_a_text_ends_it() -> Result<()> {
+        let (gpt, scope) = gpt(32)?;
+        let all = generate(&gpt, &scope, &[3, 1], 20, &Sampling::GREEDY, |_| {})?;
+        let sampling = Sampling { end_of_text: Some(all[6]), ..Sampling::GREEDY };
+        let first = all[2..].iter().position(|&token| token == all[6]).expect("it was chosen");
+        assert_eq!(generate(&gpt, &scope, &[3, 1], 20, &sampling, |_| {})?, all[..2 + first]);
+        Ok(())
     }
 
     #[test]

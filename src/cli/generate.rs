@@ -111,6 +111,7 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
         top_k: args.top_k,
         top_p: args.top_p,
         seed: args.seed,
+        end_of_text: tokenizer.end_of_text(),
     };
     let mut printer = Printer::new(&tokenizer, &prompt);
     continue_tokens(
@@ -129,7 +130,8 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
 
 /// A short sample.
 pub fn sample(gpt: &Gpt, scope: &Scope, tokenizer: &Tokenizer, length: usize) -> Result<String> {
-    let sampling = Sampling { temperature: 0.8, top_k: None, top_p: None, seed: 1234 };
+    let end_of_text = tokenizer.end_of_text();
+    let sampling = Sampling { temperature: 0.8, top_k: None, top_p: None, seed: 1234, end_of_text };
     let tokens = continue_tokens(gpt, scope, &line_break(tokenizer), length, &sampling, |_| {})?;
     Ok(tokenizer.decode(&tokens))
 }
