@@ -47,7 +47,7 @@ fn train(folder: &Path, more: &[&str]) -> Output {
     ferrotron(folder, &arguments)
 }
 
-fn workplace() -> TempDir {
+fn folder_with_text() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let text: String =
         (0..400).map(|i| format!("line {} of a small text.\n", i * 7919 % 1000)).collect();
@@ -80,7 +80,7 @@ fn weights(run: &Path, step: u64) -> Vec<u8> {
 
 #[test]
 fn a_run_leaves_metrics_a_picture_and_a_checkpoint_that_generates() {
-    let folder = workplace();
+    let folder = folder_with_text();
     let out = succeeded(train(folder.path(), &[]));
     assert!(out.contains("validation loss") && out.contains("sample: "), "{out}");
     let run = folder.path().join("runs/0001");
@@ -117,7 +117,7 @@ fn a_run_leaves_metrics_a_picture_and_a_checkpoint_that_generates() {
 
 #[test]
 fn a_resumed_run_is_the_same_run_to_the_last_bit() {
-    let folder = workplace();
+    let folder = folder_with_text();
     let dropout =
         ["--hidden-dropout", "0.1", "--attention-dropout", "0.1", "--global-batch-size", "4"];
     let whole = [&dropout[..], &["--save", "whole"]].concat();
@@ -140,7 +140,7 @@ fn a_resumed_run_is_the_same_run_to_the_last_bit() {
 
 #[test]
 fn a_damaged_checkpoint_is_named_and_the_previous_one_offered() {
-    let folder = workplace();
+    let folder = folder_with_text();
     succeeded(train(folder.path(), &["--save", "run"]));
     let file = folder.path().join("run/iter_0000020/model.safetensors");
     let bytes = std::fs::read(&file).unwrap();
@@ -153,7 +153,7 @@ fn a_damaged_checkpoint_is_named_and_the_previous_one_offered() {
 
 #[test]
 fn options_come_from_a_file_and_the_command_line_overrides_them() {
-    let folder = workplace();
+    let folder = folder_with_text();
     let config = "data = \"text.txt\"\nnum_layers = 1\nhidden-size = 16\nnum-attention-heads = 2\nseq-length = 8\n\
                   micro-batch-size = 2\ntrain-iters = 4\nthreads = 1\nsave = \"run\"\nsample-length = 0\nswiglu = true\nsave-interval = 1000\n";
     std::fs::write(folder.path().join("run.toml"), config).unwrap();
@@ -163,7 +163,7 @@ fn options_come_from_a_file_and_the_command_line_overrides_them() {
 
 #[test]
 fn bad_input_gets_one_clear_line() {
-    let folder = workplace();
+    let folder = folder_with_text();
     let path = folder.path();
     std::fs::write(path.join("empty.txt"), "").unwrap();
     std::fs::write(path.join("short.txt"), "ab").unwrap();
@@ -230,7 +230,7 @@ fn bad_input_gets_one_clear_line() {
 
 #[test]
 fn a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint() {
-    let folder = workplace();
+    let folder = folder_with_text();
     succeeded(train(folder.path(), &["--save", "run"]));
     let explode = [
         "train",
@@ -261,7 +261,7 @@ fn a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint() {
 #[cfg(unix)]
 #[test]
 fn an_interrupt_finishes_the_step_and_saves() {
-    let folder = workplace();
+    let folder = folder_with_text();
     let mut arguments = vec!["train", "--data", "text.txt"];
     arguments.extend(TINY);
     arguments.extend(["--save", "run", "--train-iters", "1000000", "--save-interval", "0"]);
