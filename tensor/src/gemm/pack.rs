@@ -39,17 +39,15 @@ pub(super) unsafe fn pack<V: Vector, S: Element<Acc = V::Scalar>>(strip: &Strip<
     }
 }
 
-/// Stores one register of step `step`, whose first lane is lane `lane` of the strip.
+/// Stores the register that begins at the address `to` of a panel.
 #[inline(always)]
-unsafe fn put<V: Vector>(strip: &Strip<V::Scalar>, vector: V, step: usize, lane: usize) {
-    let Strip { to, width, panel_stride, .. } = *strip;
+unsafe fn put<V: Vector>(strip: &Strip<V::Scalar>, vector: V, to: *mut V::Scalar) {
     // SAFETY: the panels have room for whole registers of lanes.
     unsafe {
-        let panel = to.add(lane / width * panel_stride + step * width);
-        if width < V::LANES {
-            vector.store_halves(panel, panel.add(panel_stride));
+        if strip.width < V::LANES {
+            vector.store_halves(to, to.add(strip.panel_stride));
         } else {
-            vector.store(panel.add(lane % width));
+            vector.store(to);
         }
     }
 }
@@ -91,28 +89,36 @@ unsafe fn copy_rows<V: Vector, S: Element<Acc = V::Scalar>>(strip: &Strip<V::Sca
 /// The steps of a lane lie together: transpose square blocks.
 #[inline(always)]
 unsafe fn transpose_rows<V: Vector, S: Element<Acc = V::Scalar>>(strip: &Strip<V::Scalar>) {
-    let Strip { lane_stride, depth, count, .. } = *strip;
+    let Strip { lane_stride, depth, count, to, width, panel_stride, .. } = *strip;
     let from = strip.from.cast::<S>();
     for lane in (0..count).step_by(V::LANES) {
         let lanes = (count - lane).min(V::LANES);
-        for step in (0..depth).step_by(V::LANES) {
-            let steps = (depth - step).min(V::LANES);
-            // SAFETY: the block's elements lie within the strip.
-            unsafe {
-                let corner = from.offset(lane as isize * lane_stride).add(step);
-                let mut square = if lanes == V::LANES && steps == V::LANES {
-                    V::transposed(corner, lane_stride)
-                } else {
-                    let mut square = V::square();
-                    for (i, row) in square.as_mut().iter_mut().enumerate().take(lanes) {
-                        *row = V::widen_first(corner.offset(i as isize * lane_stride), steps);
-                    }
-                    V::transpose(&mut square);
-                    square
-                };
-                for (i, &mut row) in square.as_mut().iter_mut().enumerate().take(steps) {
-                    put(strip, row, step + i, lane);
+        let mut from = from.wrapping_offset(lane as isize * lane_stride);
+        let mut to = to.wrapping_add(lane / width * panel_stride + lane % width);
+        let mut left = depth;
+        // SAFETY: the blocks' elements lie within the strip, and panels have whole registers.
+        unsafe {
+            while left >= V::LANES && lanes == V::LANES {
+                for &mut column in V::transposed(from, lane_stride).as_mut() {
+                    put(strip, column, to);
+                    to = to.wrapping_add(width);
                 }
+                from = from.wrapping_add(V::LANES);
+                left -= V::LANES;
+            }
+            while left > 0 {
+                let steps = left.min(V::LANES);
+                let mut square = V::square();
+                for (i, row) in square.as_mut().iter_mut().enumerate().take(lanes) {
+                    *row = V::widen_first(from.offset(i as isize * lane_stride), steps);
+                }
+                V::transpose(&mut square);
+                for &mut column in square.as_mut().iter_mut().take(steps) {
+                    put(strip, column, to);
+                    to = to.wrapping_add(width);
+                }
+                from = from.wrapping_add(steps);
+                left -= steps;
             }
         }
     }
@@ -121,10 +127,11 @@ unsafe fn transpose_rows<V: Vector, S: Element<Acc = V::Scalar>>(strip: &Strip<V
 /// No two elements lie together.
 #[inline(always)]
 unsafe fn gather<V: Vector, S: Element<Acc = V::Scalar>>(strip: &Strip<V::Scalar>) {
-    let Strip { step_stride, lane_stride, depth, count, .. } = *strip;
+    let Strip { step_stride, lane_stride, depth, count, to, width, panel_stride, .. } = *strip;
     let from = strip.from.cast::<S>();
-    for step in 0..depth {
-        for lane in (0..count).step_by(V::LANES) {
+    for lane in (0..count).step_by(V::LANES) {
+        let mut to = to.wrapping_add(lane / width * panel_stride + lane % width);
+        for step in 0..depth {
             let mut lanes = [V::Scalar::ZERO; 16];
             let valid = (count - lane).min(V::LANES);
             for (i, value) in lanes.iter_mut().enumerate().take(valid) {
@@ -133,7 +140,8 @@ unsafe fn gather<V: Vector, S: Element<Acc = V::Scalar>>(strip: &Strip<V::Scalar
                 *value = unsafe { *from.offset(offset) }.acc();
             }
             // SAFETY: 16 lanes are there and LANES is at most 16.
-            unsafe { put(strip, V::load(lanes.as_ptr()), step, lane) };
+            unsafe { put(strip, V::load(lanes.as_ptr()), to) };
+            to = to.wrapping_add(width);
         }
     }
 }
