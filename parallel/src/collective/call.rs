@@ -1,0 +1,124 @@
+//! What one call of a collective is: the facts that all ranks of a group must agree on.
+
+use ferrotron_tensor::DType;
+use std::fmt;
+use std::ops::Range;
+use std::panic::Location;
+
+use super::balanced;
+
+/// How elements of different ranks become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reduction {
+    /// Their sum. f32 and f64 are added in ring order, 16-bit numbers in f32 and in rank order.
+    Sum,
+    /// The largest.
+    Max,
+}
+
+/// The operations. Ranks are numbers within the group; "part i" is the i-th of as many balanced parts as
+/// there are ranks, see [`balanced`](super::balanced).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Every rank gets the reduction of all buffers.
+    AllReduce(Reduction),
+    /// Rank i contributes part i; every rank gets all.
+    AllGather,
+    /// Rank i gets part i of the reduction; the rest of its buffer stays as it was.
+    ReduceScatter(Reduction),
+    /// Every rank gets the root's buffer.
+    Broadcast {
+        /// Whose buffer it is.
+        root: usize,
+    },
+    /// The root gets the reduction of all buffers.
+    Reduce {
+        /// Who gets it.
+        root: usize,
+        /// How elements are joined.
+        reduction: Reduction,
+    },
+    /// Rank i contributes part i; the root gets all.
+    Gather {
+        /// Who gets it.
+        root: usize,
+    },
+    /// Rank i gets part i of the root's buffer.
+    Scatter {
+        /// Whose buffer it is.
+        root: usize,
+    },
+    /// Rank i gets part i of every rank's buffer, in rank order.
+    AllToAll,
+    /// One buffer to one rank.
+    Send {
+        /// Who receives it.
+        to: usize,
+    },
+    /// One buffer from one rank.
+    Recv {
+        /// Who sent it.
+        from: usize,
+    },
+    /// A send and a receive at the same time.
+    Exchange {
+        /// Who receives.
+        to: usize,
+        /// Who sends.
+        from: usize,
+    },
+    /// Nobody goes on before all have come.
+    Barrier,
+}
+
+impl Op {
+    /// The operation's name, as in an error message.
+    pub fn name(self) -> &'static str {
+        match self {
+            Op::AllReduce(_) => "all_reduce",
+            Op::AllGather => "all_gather",
+            Op::ReduceScatter(_) => "reduce_scatter",
+            Op::Broadcast { .. } => "broadcast",
+            Op::Reduce { .. } => "reduce",
+            Op::Gather { .. } => "gather",
+            Op::Scatter { .. } => "scatter",
+            Op::AllToAll => "all_to_all",
+            Op::Send { .. } => "send",
+            Op::Recv { .. } => "recv",
+            Op::Exchange { .. } => "exchange",
+            Op::Barrier => "barrier",
+        }
+    }
+}
+
+/// One call: the operation, the type and number of elements of the whole buffer, and where in the program
+/// it was made. Together with the number of the call in its group this is its fingerprint: ranks whose
+/// fingerprints differ find out before any of them uses the other's data.
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    /// The operation.
+    pub op: Op,
+    /// Type of the elements.
+    pub dtype: DType,
+    /// Elements of the whole buffer: the same on every rank, also where a rank holds a part.
+    pub len: usize,
+    /// Elements that stay together, a row: parts are balanced in these. Divides `len`.
+    pub unit: usize,
+    /// Who called.
+    pub site: &'static Location<'static>,
+}
+
+impl Call {
+    /// The elements of part `index` of `parts`.
+    pub fn part(&self, parts: usize, index: usize) -> Range<usize> {
+        let rows = balanced(self.len / self.unit, parts, index);
+        rows.start * self.unit..rows.end * self.unit
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Call { op, dtype, len, site, .. } = self;
+        write!(f, "{} of {len} x {dtype} at {}:{}", op.name(), site.file(), site.line())
+    }
+}

@@ -1,0 +1,286 @@
+//! What users call: one method for each operation.
+
+use ferrotron_autograd::SharedFlat;
+use ferrotron_tensor::{DType, Error, Result, Tensor};
+use std::fmt;
+use std::panic::Location;
+use std::sync::{Arc, PoisonError};
+
+use super::{Buffer, Call, Collective, Memory, Op, Reduction, Traffic, Work, balanced};
+
+/// The ranks that carry out collectives together. Cloning gives another handle of the same group.
+///
+/// A group of one does nothing, at no cost, so the code of one rank and of many is the same:
+///
+/// ```
+/// use ferrotron_parallel::collective::{Group, Reduction};
+/// use ferrotron_tensor::{Device, Tensor};
+/// let group = Group::single();
+/// let x = Tensor::from_slice(&Device::cpu(1)?, &[1.0_f32, 2.0], &[2])?;
+/// let sum = group.all_reduce(x, Reduction::Sum)?.wait()?;
+/// assert_eq!(sum.to_vec::<f32>()?, [1.0, 2.0]);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Group(Option<Arc<dyn Collective>>);
+
+impl Group {
+    /// A group of this rank alone.
+    pub fn single() -> Group {
+        Group(None)
+    }
+
+    /// The group whose calls `collective` carries out.
+    pub fn new(collective: Arc<dyn Collective>) -> Group {
+        if collective.size() == 1 { Group(None) } else { Group(Some(collective)) }
+    }
+
+    /// This rank's number within the group.
+    pub fn rank(&self) -> usize {
+        self.0.as_ref().map_or(0, |collective| collective.rank())
+    }
+
+    /// How many ranks take part.
+    pub fn size(&self) -> usize {
+        self.0.as_ref().map_or(1, |collective| collective.size())
+    }
+
+    /// What this rank has sent so far: nothing in a group of one.
+    pub fn traffic(&self) -> Traffic {
+        self.0.as_ref().map_or_else(Traffic::default, |collective| collective.traffic())
+    }
+
+    /// This rank's part of `len` elements.
+    pub fn part(&self, len: usize) -> std::ops::Range<usize> {
+        balanced(len, self.size(), self.rank())
+    }
+
+    /// The reduction of every rank's `tensor`, on every rank; in place where nobody else holds it.
+    #[track_caller]
+    pub fn all_reduce(&self, tensor: Tensor, reduction: Reduction) -> Result<Work<Tensor>> {
+        self.in_place(Op::AllReduce(reduction), tensor)
+    }
+
+    /// The reduction of every rank's `tensor`, on rank `root`; the others get their own back.
+    #[track_caller]
+    pub fn reduce(
+        &self,
+        tensor: Tensor,
+        root: usize,
+        reduction: Reduction,
+    ) -> Result<Work<Tensor>> {
+        self.in_place(Op::Reduce { root, reduction }, tensor)
+    }
+
+    /// The root's `tensor`, on every rank; the others' only says dims and dtype.
+    #[track_caller]
+    pub fn broadcast(&self, tensor: Tensor, root: usize) -> Result<Work<Tensor>> {
+        self.in_place(Op::Broadcast { root }, tensor)
+    }
+
+    /// The rows (dim 0) of all ranks, in rank order, on every rank. `part` holds this rank's
+    /// [`part`](Group::part) of `rows` rows.
+    #[track_caller]
+    pub fn all_gather(&self, part: Tensor, rows: usize) -> Result<Work<Tensor>> {
+        let Some(collective) = &self.0 else { return Ok(Work::ready(part)) };
+        let own = self.check_part("all_gather", &part, rows)?;
+        let mut whole = with_rows(&part, rows)?;
+        whole.narrow_mut(0, own.start, own.len(), |place| place.write(&part))?;
+        let call = call(Op::AllGather, &whole);
+        Ok(collective.start(call, Memory::in_place(Buffer::Tensor(whole))).map(output))
+    }
+
+    /// This rank's [`part`](Group::part) of the rows (dim 0) of the reduction of every rank's `tensor`.
+    #[track_caller]
+    pub fn reduce_scatter(&self, tensor: Tensor, reduction: Reduction) -> Result<Work<Tensor>> {
+        let Some(collective) = &self.0 else { return Ok(Work::ready(tensor)) };
+        let call = call(Op::ReduceScatter(reduction), &tensor);
+        let own = self.part(rows(&tensor)?);
+        let work = collective.start(call, Memory::in_place(Buffer::of(tensor)?));
+        // A copy, so that the rest of the buffer is free.
+        Ok(work.map(move |memory| output(memory)?.narrow(0, own.start, own.len())?.copy()))
+    }
+
+    /// The rows (dim 0) of all ranks, in rank order, on rank `root`; nothing on the others.
+    #[track_caller]
+    pub fn gather(&self, part: Tensor, rows: usize, root: usize) -> Result<Work<Option<Tensor>>> {
+        let Some(collective) = &self.0 else { return Ok(Work::ready(Some(part))) };
+        self.check_part("gather", &part, rows)?;
+        let len = part.numel() / part.dims()[0].max(1) * rows;
+        let output = (self.rank() == root).then(|| with_rows(&part, rows)).transpose()?;
+        let call = Call { len, ..call(Op::Gather { root }, &part) };
+        let memory = Memory { input: Some(Buffer::of(part)?), output: output.map(Buffer::Tensor) };
+        Ok(collective
+            .start(call, memory)
+            .map(|memory| Ok(memory.output.and_then(Buffer::into_tensor))))
+    }
+
+    /// This rank's [`part`](Group::part) of the root's rows (dim 0). The root gives `whole`; all give a
+    /// tensor of the dims of their part, which is overwritten.
+    #[track_caller]
+    pub fn scatter(
+        &self,
+        whole: Option<Tensor>,
+        part: Tensor,
+        rows: usize,
+        root: usize,
+    ) -> Result<Work<Tensor>> {
+        let Some(collective) = &self.0 else { return Ok(Work::ready(whole.unwrap_or(part))) };
+        self.check_part("scatter", &part, rows)?;
+        let row: usize = part.dims()[1..].iter().product();
+        let whole = whole.filter(|_| self.rank() == root);
+        if let Some(whole) = &whole
+            && whole.numel() != row * rows
+        {
+            let message =
+                format!("{rows} rows of {row} elements are to be cut, got {:?}", whole.dims());
+            return Err(Error::shape("scatter", message));
+        }
+        let call = Call { len: row * rows, ..call(Op::Scatter { root }, &part) };
+        let input = whole.map(Buffer::of).transpose()?;
+        Ok(collective.start(call, Memory { input, output: Some(Buffer::of(part)?) }).map(output))
+    }
+
+    /// This rank's [`part`](Group::part) of the rows (dim 0) of every rank's `tensor`, in rank order.
+    #[track_caller]
+    pub fn all_to_all(&self, tensor: Tensor) -> Result<Work<Tensor>> {
+        let Some(collective) = &self.0 else { return Ok(Work::ready(tensor)) };
+        let call = call(Op::AllToAll, &tensor);
+        let received = with_rows(&tensor, self.part(rows(&tensor)?).len() * self.size())?;
+        let memory =
+            Memory { input: Some(Buffer::of(tensor)?), output: Some(Buffer::Tensor(received)) };
+        Ok(collective.start(call, memory).map(output))
+    }
+
+    /// Sends `tensor` to rank `to`, which calls [`Group::recv`].
+    #[track_caller]
+    pub fn send(&self, tensor: Tensor, to: usize) -> Result<Work<()>> {
+        let collective = self.peers("send")?;
+        let call = call(Op::Send { to }, &tensor);
+        let memory = Memory { input: Some(Buffer::of(tensor)?), output: None };
+        Ok(collective.start(call, memory).map(|_| Ok(())))
+    }
+
+    /// What rank `from` sends; `tensor` says dims and dtype and is overwritten.
+    #[track_caller]
+    pub fn recv(&self, tensor: Tensor, from: usize) -> Result<Work<Tensor>> {
+        let collective = self.peers("recv")?;
+        let call = call(Op::Recv { from }, &tensor);
+        Ok(collective.start(call, Memory::in_place(Buffer::of(tensor)?)).map(output))
+    }
+
+    /// Sends `tensor` to rank `to` while a tensor of the same dims comes from rank `from`.
+    #[track_caller]
+    pub fn exchange(&self, tensor: Tensor, to: usize, from: usize) -> Result<Work<Tensor>> {
+        let Some(collective) = &self.0 else { return Ok(Work::ready(tensor)) };
+        let call = call(Op::Exchange { to, from }, &tensor);
+        let received = Tensor::empty(tensor.device(), tensor.dtype(), tensor.dims())?;
+        let memory =
+            Memory { input: Some(Buffer::of(tensor)?), output: Some(Buffer::Tensor(received)) };
+        Ok(collective.start(call, memory).map(output))
+    }
+
+    /// Waits until every rank has come here.
+    #[track_caller]
+    pub fn barrier(&self) -> Work<()> {
+        let Some(collective) = &self.0 else { return Work::ready(()) };
+        let site = Location::caller();
+        let call = Call { op: Op::Barrier, dtype: DType::U8, len: 0, unit: 1, site };
+        collective.start(call, Memory::default()).map(|_| Ok(()))
+    }
+
+    /// As [`Group::all_reduce`] for all elements of a flat.
+    #[track_caller]
+    pub fn all_reduce_flat(&self, flat: &SharedFlat, reduction: Reduction) -> Work<()> {
+        self.in_place_flat(Op::AllReduce(reduction), flat)
+    }
+
+    /// Reduces a flat so that this rank's [`part`](Group::part) of its elements is right; the others stay
+    /// as they were.
+    #[track_caller]
+    pub fn reduce_scatter_flat(&self, flat: &SharedFlat, reduction: Reduction) -> Work<()> {
+        self.in_place_flat(Op::ReduceScatter(reduction), flat)
+    }
+
+    /// Fills a flat of which this rank's [`part`](Group::part) of the elements is right.
+    #[track_caller]
+    pub fn all_gather_flat(&self, flat: &SharedFlat) -> Work<()> {
+        self.in_place_flat(Op::AllGather, flat)
+    }
+
+    #[track_caller]
+    fn in_place(&self, op: Op, tensor: Tensor) -> Result<Work<Tensor>> {
+        let Some(collective) = &self.0 else { return Ok(Work::ready(tensor)) };
+        let call = call(op, &tensor);
+        Ok(collective.start(call, Memory::in_place(Buffer::of(tensor)?)).map(output))
+    }
+
+    #[track_caller]
+    fn in_place_flat(&self, op: Op, flat: &SharedFlat) -> Work<()> {
+        let Some(collective) = &self.0 else { return Work::ready(()) };
+        let (dtype, len) = {
+            let flat = flat.lock().unwrap_or_else(PoisonError::into_inner);
+            (flat.dtype(), flat.numel())
+        };
+        let call = Call { op, dtype, len, unit: 1, site: Location::caller() };
+        collective.start(call, Memory::in_place(Buffer::Flat(flat.clone()))).map(|_| Ok(()))
+    }
+
+    fn peers(&self, op: &'static str) -> Result<&Arc<dyn Collective>> {
+        self.0.as_ref().ok_or_else(|| Error::config(op, "a group of one has nobody else"))
+    }
+
+    fn check_part(
+        &self,
+        op: &'static str,
+        part: &Tensor,
+        rows: usize,
+    ) -> Result<std::ops::Range<usize>> {
+        let own = self.part(rows);
+        if part.dims().first() == Some(&own.len()) {
+            return Ok(own);
+        }
+        let (rank, size, held) = (self.rank(), self.size(), own.len());
+        let message =
+            format!("rank {rank} of {size} holds {held} of {rows} rows, got {:?}", part.dims());
+        Err(Error::shape(op, message))
+    }
+}
+
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.0.as_ref().map_or("single", |collective| collective.name());
+        write!(f, "Group({name}: rank {} of {})", self.rank(), self.size())
+    }
+}
+
+/// The call of `op` on a whole tensor, cut by rows.
+#[track_caller]
+fn call(op: Op, tensor: &Tensor) -> Call {
+    let row = tensor.dims().get(1..).map_or(1, |dims| dims.iter().product::<usize>());
+    Call {
+        op,
+        dtype: tensor.dtype(),
+        len: tensor.numel(),
+        unit: row.max(1),
+        site: Location::caller(),
+    }
+}
+
+fn rows(tensor: &Tensor) -> Result<usize> {
+    tensor.dim(0)
+}
+
+/// An unwritten tensor like `part`, but of `rows` rows.
+fn with_rows(part: &Tensor, rows: usize) -> Result<Tensor> {
+    let mut dims = part.dims().to_vec();
+    dims[0] = rows;
+    Tensor::empty(part.device(), part.dtype(), &dims)
+}
+
+fn output(memory: Memory) -> Result<Tensor> {
+    memory
+        .output
+        .and_then(Buffer::into_tensor)
+        .ok_or_else(|| Error::graph("collective", "the call returned no tensor"))
+}

@@ -1,0 +1,77 @@
+//! Collectives: operations that all ranks of a group carry out together.
+//!
+//! A [`Group`] is what users hold: the ranks that take part, and one method for each operation. Every method
+//! returns [`Work`] at once; [`Work::wait`] gives the result. Calls of a group run one after another, in the
+//! order in which they were made, which must be the same on every rank. Different groups do not wait for
+//! one another.
+//!
+//! All ranks get the same bits, and the same call on the same numbers gives the same bits again.
+//!
+//! Below a group is a [`Collective`]: whoever carries out [`Call`]s on [`Memory`].
+
+mod call;
+mod group;
+mod memory;
+mod work;
+
+pub use call::{Call, Op, Reduction};
+pub use group::Group;
+pub use memory::{Buffer, Memory};
+pub use work::{Completion, Work};
+
+use std::ops::Range;
+
+/// Carries out the calls of one group.
+pub trait Collective: Send + Sync {
+    /// What the group is called in error messages: "tp", for example.
+    fn name(&self) -> &str;
+
+    /// This rank's number within the group.
+    fn rank(&self) -> usize;
+
+    /// How many ranks take part.
+    fn size(&self) -> usize;
+
+    /// Queues a call. What `memory` has to hold is told there.
+    fn start(&self, call: Call, memory: Memory) -> Work<Memory>;
+
+    /// What this rank has sent so far.
+    fn traffic(&self) -> Traffic;
+}
+
+/// Calls made and bytes sent by one rank, by operation. Headers do not count.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Traffic(std::collections::BTreeMap<&'static str, (u64, u64)>);
+
+impl Traffic {
+    /// Calls and bytes of the operation called `name`, such as "all_reduce".
+    pub fn of(&self, name: &str) -> (u64, u64) {
+        self.0.get(name).copied().unwrap_or_default()
+    }
+
+    /// Bytes of all operations.
+    pub fn bytes(&self) -> u64 {
+        self.0.values().map(|&(_, bytes)| bytes).sum()
+    }
+
+    /// Counts a call that sent `bytes`.
+    pub fn count(&mut self, op: Op, bytes: u64) {
+        let (calls, sum) = self.0.entry(op.name()).or_default();
+        *calls += 1;
+        *sum += bytes;
+    }
+}
+
+/// Part `index` of `len` elements cut into `parts` parts that differ by at most one in length. The same cut
+/// everywhere: parts of collectives, rows of a vocabulary, shards of an optimizer.
+///
+/// ```
+/// use ferrotron_parallel::collective::balanced;
+/// let parts: Vec<_> = (0..4).map(|i| balanced(10, 4, i)).collect();
+/// assert_eq!(parts, [0..2, 2..5, 5..7, 7..10]);
+/// ```
+pub fn balanced(len: usize, parts: usize, index: usize) -> Range<usize> {
+    // u128, so that no length overflows.
+    let bound = |i: usize| (len as u128 * i as u128 / parts as u128) as usize;
+    bound(index)..bound(index + 1)
+}

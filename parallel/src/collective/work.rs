@@ -1,0 +1,50 @@
+//! A call that is under way.
+
+use ferrotron_tensor::{Error, Result};
+use std::sync::mpsc::{Sender, channel};
+
+use super::Memory;
+
+/// A call that is under way. It owns its memory; [`Work::wait`] gives the result. Work that is not waited
+/// for runs to its end all the same.
+#[must_use = "a collective's result, and its error, come from `wait`"]
+pub struct Work<T>(Box<dyn FnOnce() -> Result<T> + Send>);
+
+/// The other end of a [`Work`], for whoever carries the call out.
+pub struct Completion(Sender<Result<Memory>>);
+
+impl Completion {
+    /// Hands over what the call left behind.
+    pub fn complete(self, result: Result<Memory>) {
+        // Nobody may be waiting any more.
+        let _ = self.0.send(result);
+    }
+}
+
+impl Work<Memory> {
+    /// Work and the end at which it is completed.
+    pub fn new() -> (Work<Memory>, Completion) {
+        let (sender, receiver) = channel();
+        let gone = |_| Error::graph("collective", "the rank's progress thread has ended");
+        (Work(Box::new(move || receiver.recv().map_err(gone)?)), Completion(sender))
+    }
+}
+
+impl<T: Send + 'static> Work<T> {
+    /// Work that is done already.
+    pub fn ready(value: T) -> Work<T> {
+        Work(Box::new(|| Ok(value)))
+    }
+
+    /// The same work with `f` applied to its result when it is waited for.
+    pub fn map<R>(self, f: impl FnOnce(T) -> Result<R> + Send + 'static) -> Work<R> {
+        Work(Box::new(move || f((self.0)()?)))
+    }
+
+    /// Waits for the end and returns the result.
+    ///
+    /// Errors as the call did: another rank called something else, did not call in time, or is gone.
+    pub fn wait(self) -> Result<T> {
+        (self.0)()
+    }
+}

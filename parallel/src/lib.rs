@@ -1,0 +1,5 @@
+//! Parallel training: collectives between ranks, the mesh of ranks, layers and gradients that know how
+//! they are sharded.
+#![deny(missing_docs)]
+
+pub mod collective;
