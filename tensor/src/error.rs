@@ -35,6 +35,8 @@ pub enum ErrorKind {
     Io,
     /// A configuration, flag or combination is refused.
     Config,
+    /// Ranks disagree about a collective, or one of them is late or gone.
+    Communication,
 }
 
 /// What went wrong: a kind, the operation that noticed and the values involved. The place in the
@@ -87,6 +89,11 @@ impl Error {
     /// A refused configuration.
     pub fn config(op: &'static str, context: impl Into<String>) -> Self {
         Self::new(ErrorKind::Config, op, context)
+    }
+
+    /// A collective that ranks disagree about, or that one of them does not take part in.
+    pub fn communication(op: &'static str, context: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Communication, op, context)
     }
 
     /// The class of the error.

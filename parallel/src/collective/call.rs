@@ -91,9 +91,31 @@ impl Op {
     }
 }
 
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        match *self {
+            Op::AllReduce(Reduction::Sum) | Op::ReduceScatter(Reduction::Sum) => Ok(()),
+            Op::AllReduce(Reduction::Max) | Op::ReduceScatter(Reduction::Max) => {
+                f.write_str(" (max)")
+            }
+            Op::Reduce { root, reduction: Reduction::Sum } => write!(f, " (root {root})"),
+            Op::Reduce { root, reduction: Reduction::Max } => write!(f, " (max, root {root})"),
+            Op::Broadcast { root } | Op::Gather { root } | Op::Scatter { root } => {
+                write!(f, " (root {root})")
+            }
+            Op::Send { to } => write!(f, " (to {to})"),
+            Op::Recv { from } => write!(f, " (from {from})"),
+            Op::Exchange { to, from } => write!(f, " (to {to}, from {from})"),
+            Op::AllGather | Op::AllToAll | Op::Barrier => Ok(()),
+        }
+    }
+}
+
 /// One call: the operation, the type and number of elements of the whole buffer, and where in the program
 /// it was made. Together with the number of the call in its group this is its fingerprint: ranks whose
-/// fingerprints differ find out before any of them uses the other's data.
+/// fingerprints differ find out before any of them uses the other's data. Where the operation has a root
+/// or two sides, ranks may call it from different places; all others they call from the same place.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
     /// The operation.
@@ -119,6 +141,6 @@ impl Call {
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Call { op, dtype, len, site, .. } = self;
-        write!(f, "{} of {len} x {dtype} at {}:{}", op.name(), site.file(), site.line())
+        write!(f, "{op} of {len} x {dtype} at {}:{}", site.file(), site.line())
     }
 }

@@ -106,7 +106,7 @@ impl Group {
     pub fn gather(&self, part: Tensor, rows: usize, root: usize) -> Result<Work<Option<Tensor>>> {
         let Some(collective) = &self.0 else { return Ok(Work::ready(Some(part))) };
         self.check_part("gather", &part, rows)?;
-        let len = part.numel() / part.dims()[0].max(1) * rows;
+        let len = part.dims()[1..].iter().product::<usize>() * rows;
         let output = (self.rank() == root).then(|| with_rows(&part, rows)).transpose()?;
         let call = Call { len, ..call(Op::Gather { root }, &part) };
         let memory = Memory { input: Some(Buffer::of(part)?), output: output.map(Buffer::Tensor) };

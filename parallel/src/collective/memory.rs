@@ -2,14 +2,14 @@
 
 use ferrotron_autograd::SharedFlat;
 use ferrotron_tensor::ops::pointwise::own;
-use ferrotron_tensor::{Result, Tensor, dispatch_any};
-use std::sync::PoisonError;
+use ferrotron_tensor::{Flat, Result, Tensor, dispatch_any};
+use std::sync::{MutexGuard, PoisonError, TryLockError};
 
 /// A buffer that a collective has while it runs.
 pub enum Buffer {
     /// A tensor that nobody else holds, dense.
     Tensor(Tensor),
-    /// All ranges of a flat. Nobody may hold one of them meanwhile.
+    /// All ranges of a flat, which is locked while the call runs. Nobody may hold one of them meanwhile.
     Flat(SharedFlat),
 }
 
@@ -19,17 +19,26 @@ impl Buffer {
         own(tensor).map(Buffer::Tensor)
     }
 
-    /// Lends the bytes to `f`.
+    /// Whether somebody has locked the flat.
+    pub fn is_locked(&self) -> bool {
+        match self {
+            Buffer::Tensor(_) => false,
+            Buffer::Flat(flat) => matches!(flat.try_lock(), Err(TryLockError::WouldBlock)),
+        }
+    }
+
+    /// The bytes, for as long as the result lives; a flat stays locked until then.
     ///
     /// Errors if somebody else holds the tensor, or a range of the flat.
-    pub fn with_bytes<R>(&mut self, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+    pub fn bytes(&mut self) -> Result<Bytes<'_>> {
         match self {
-            Buffer::Tensor(tensor) => {
-                dispatch_any!(tensor.dtype(), T => Ok(f(bytemuck::cast_slice_mut(tensor.as_mut_slice::<T>()?))))
-            }
+            Buffer::Tensor(tensor) => dispatch_any!(tensor.dtype(), T => {
+                Ok(Bytes::Tensor(bytemuck::cast_slice_mut(tensor.as_mut_slice::<T>()?)))
+            }),
             Buffer::Flat(flat) => {
-                let mut flat = flat.lock().unwrap_or_else(PoisonError::into_inner);
-                dispatch_any!(flat.dtype(), T => Ok(f(bytemuck::cast_slice_mut(flat.whole_mut::<T>()?))))
+                let mut guard = flat.lock().unwrap_or_else(PoisonError::into_inner);
+                flat_bytes(&mut guard)?; // is it ours alone?
+                Ok(Bytes::Flat(guard))
             }
         }
     }
@@ -41,6 +50,28 @@ impl Buffer {
             Buffer::Flat(_) => None,
         }
     }
+}
+
+/// The bytes of a [`Buffer`], lent. Nobody else can reach them meanwhile.
+pub enum Bytes<'a> {
+    /// Those of a tensor.
+    Tensor(&'a mut [u8]),
+    /// Those of a flat, which is locked.
+    Flat(MutexGuard<'a, Flat>),
+}
+
+impl Bytes<'_> {
+    /// The bytes, for reading and writing.
+    pub fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
+        match self {
+            Bytes::Tensor(bytes) => Ok(bytes),
+            Bytes::Flat(flat) => flat_bytes(flat),
+        }
+    }
+}
+
+fn flat_bytes(flat: &mut Flat) -> Result<&mut [u8]> {
+    dispatch_any!(flat.dtype(), T => Ok(bytemuck::cast_slice_mut(flat.whole_mut::<T>()?)))
 }
 
 /// What a call works on. Which of the two there are depends on the operation:

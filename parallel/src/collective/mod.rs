@@ -11,12 +11,14 @@
 
 mod call;
 mod group;
+mod host;
 mod memory;
 mod work;
 
 pub use call::{Call, Op, Reduction};
 pub use group::Group;
-pub use memory::{Buffer, Memory};
+pub use host::{World, WorldConfig, run_threads};
+pub use memory::{Buffer, Bytes, Memory};
 pub use work::{Completion, Work};
 
 use std::ops::Range;

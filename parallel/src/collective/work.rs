@@ -25,7 +25,7 @@ impl Work<Memory> {
     /// Work and the end at which it is completed.
     pub fn new() -> (Work<Memory>, Completion) {
         let (sender, receiver) = channel();
-        let gone = |_| Error::graph("collective", "the rank's progress thread has ended");
+        let gone = |_| Error::communication("collective", "the rank's progress thread has ended");
         (Work(Box::new(move || receiver.recv().map_err(gone)?)), Completion(sender))
     }
 }

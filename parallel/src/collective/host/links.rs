@@ -1,0 +1,103 @@
+//! What a rank has to the others of its group: a pipe each way.
+
+use super::header::Header;
+use super::pipe::{Fault, Incoming, Outgoing, PIECE, PipeResult};
+use bytemuck::Zeroable;
+use std::ops::Range;
+
+/// The pipes of one rank, by number within the group.
+pub struct Links {
+    /// This rank's number within the group.
+    pub rank: usize,
+    /// This rank's number in the world.
+    pub world_rank: usize,
+    /// Pipes to everybody but this rank itself.
+    pub outgoing: Vec<Option<Outgoing>>,
+    /// Pipes from everybody but this rank itself.
+    pub incoming: Vec<Option<Incoming>>,
+}
+
+impl Links {
+    /// No pipes yet, in the group of `ranks`.
+    pub fn empty(rank: usize, ranks: &[usize]) -> Links {
+        let (outgoing, incoming) = ranks.iter().map(|_| (None, None)).unzip();
+        Links { rank, world_rank: ranks[rank], outgoing, incoming }
+    }
+
+    /// Ranks in the group.
+    pub fn size(&self) -> usize {
+        self.outgoing.len()
+    }
+
+    /// The rank `steps` further round the ring.
+    pub fn after(&self, steps: usize) -> usize {
+        (self.rank + steps) % self.size()
+    }
+
+    /// The rank `steps` back round the ring, at most as many as there are ranks.
+    pub fn before(&self, steps: usize) -> usize {
+        (self.rank + self.size() - steps) % self.size()
+    }
+
+    /// Everybody else, beginning with the next rank round the ring.
+    pub fn others(&self) -> Vec<usize> {
+        (1..self.size()).map(|steps| self.after(steps)).collect()
+    }
+
+    /// The pipe to `to`.
+    pub fn to(&mut self, to: usize) -> PipeResult<&mut Outgoing> {
+        self.outgoing[to].as_mut().ok_or_else(no_pipe)
+    }
+
+    /// The pipe from `from`.
+    pub fn from(&mut self, from: usize) -> PipeResult<&mut Incoming> {
+        self.incoming[from].as_mut().ok_or_else(no_pipe)
+    }
+
+    /// A pipe each way.
+    pub fn pair(&mut self, to: usize, from: usize) -> PipeResult<(&mut Outgoing, &mut Incoming)> {
+        let outgoing = self.outgoing[to].as_mut().ok_or_else(no_pipe)?;
+        Ok((outgoing, self.incoming[from].as_mut().ok_or_else(no_pipe)?))
+    }
+
+    /// Bytes of payload sent so far, to everybody.
+    pub fn payload(&self) -> u64 {
+        self.outgoing.iter().flatten().map(Outgoing::payload).sum()
+    }
+
+    /// Tells `to` what this rank calls and hears from `from` what they call.
+    ///
+    /// Errors if one of them calls something else.
+    pub async fn agree(&mut self, mine: &Header, to: &[usize], from: &[usize]) -> PipeResult<()> {
+        for &to in to {
+            self.to(to)?.send_header(bytemuck::bytes_of(mine)).await?;
+        }
+        for &from in from {
+            let me = self.world_rank;
+            let incoming = self.from(from)?;
+            let mut theirs = Header::zeroed();
+            incoming.recv(bytemuck::bytes_of_mut(&mut theirs)).await?;
+            if !mine.agrees(&theirs) {
+                let (rank, mine, theirs) = (incoming.rank(), mine.describe(), theirs.describe());
+                let what = format!("rank {rank} calls {theirs}, rank {me} calls {mine}");
+                return Err(Fault::Wrong(what));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn no_pipe() -> Fault {
+    Fault::Wrong("a rank has no pipe to itself".to_string())
+}
+
+/// The pieces that `len` bytes are sent in.
+pub fn pieces(len: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..len).step_by(PIECE).map(move |start| start..len.min(start + PIECE))
+}
+
+/// The bytes of `part` from `start` on, counted from its beginning, at most `len` of them.
+pub fn clip(part: &Range<usize>, start: usize, len: usize) -> Range<usize> {
+    let from = part.end.min(part.start + start);
+    from..part.end.min(from + len)
+}

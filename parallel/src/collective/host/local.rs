@@ -1,0 +1,89 @@
+//! The pipe between two threads of a process: two queues of recycled chunks, full ones one way and empty
+//! ones back.
+
+use bytemuck::{Pod, Zeroable};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+
+use super::pipe::{Fault, PIECE, PipeResult, SLOTS};
+
+/// A cache line, so that chunks begin at one.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub struct Line([u8; 64]);
+
+/// Memory of one piece.
+struct Chunk {
+    lines: Vec<Line>,
+    len: usize,
+}
+
+/// The end that is written.
+pub struct Writer {
+    full: Sender<Chunk>,
+    empty: Receiver<Chunk>,
+    made: usize,
+    current: Option<Chunk>,
+}
+
+/// The end that is read.
+pub struct Reader {
+    full: Receiver<Chunk>,
+    empty: Sender<Chunk>,
+    current: Option<Chunk>,
+}
+
+fn closed() -> Fault {
+    Fault::Gone("has left the group".to_string())
+}
+
+/// Both ends of a new pipe.
+pub fn pipe() -> (Writer, Reader) {
+    let (full_in, full_out) = channel(SLOTS);
+    let (empty_in, empty_out) = channel(SLOTS);
+    (
+        Writer { full: full_in, empty: empty_out, made: 0, current: None },
+        Reader { full: full_out, empty: empty_in, current: None },
+    )
+}
+
+impl Writer {
+    pub async fn space(&mut self, len: usize) -> PipeResult<&mut [u8]> {
+        let chunk = match self.empty.try_recv() {
+            Ok(chunk) => chunk,
+            Err(_) if self.made < SLOTS => {
+                self.made += 1;
+                Chunk { lines: vec![Line::zeroed(); PIECE / size_of::<Line>()], len: 0 }
+            }
+            Err(_) => self.empty.recv().await.ok_or_else(closed)?,
+        };
+        let chunk = self.current.insert(Chunk { len, ..chunk });
+        Ok(&mut bytemuck::cast_slice_mut(&mut chunk.lines)[..len])
+    }
+
+    pub fn commit(&mut self) -> PipeResult<usize> {
+        let chunk = self.current.take().ok_or_else(closed)?;
+        let len = chunk.len;
+        // There are as many places as chunks.
+        self.full.try_send(chunk).map_err(|_| closed())?;
+        Ok(len)
+    }
+}
+
+impl Reader {
+    pub async fn piece(&mut self, len: usize) -> PipeResult<&[u8]> {
+        let chunk = self.full.recv().await.ok_or_else(closed)?;
+        if chunk.len != len {
+            let what = format!("sent a piece of {} bytes where {len} were due", chunk.len);
+            return Err(Fault::Wrong(what));
+        }
+        let chunk = self.current.insert(chunk);
+        Ok(&bytemuck::cast_slice(&chunk.lines)[..len])
+    }
+
+    pub fn release(&mut self) {
+        if let Some(chunk) = self.current.take() {
+            // The writer may have left.
+            let _ = self.empty.try_send(chunk);
+        }
+    }
+}

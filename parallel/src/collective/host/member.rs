@@ -1,0 +1,153 @@
+//! A rank's part in one group: takes calls from its queue in order, carries each out, and finds out why
+//! one cannot be.
+
+use ferrotron_tensor::Result;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::timeout;
+
+use super::super::{Call, Completion, Memory, Op, Traffic};
+use super::board::{Entry, Kind, Shared};
+use super::header::Header;
+use super::links::Links;
+use super::pipe::Fault;
+use super::run::run;
+
+/// A call in the queue.
+pub struct Job {
+    /// What is called.
+    pub call: Call,
+    /// What it works on.
+    pub memory: Memory,
+    /// Where the result goes.
+    pub completion: Completion,
+}
+
+/// How long the reason why a rank has gone may take to come.
+const GRACE: Duration = Duration::from_millis(300);
+
+/// A rank's part in one group.
+pub struct Member {
+    /// What the group is called.
+    pub name: String,
+    /// The same for all members and for no other group.
+    pub id: Arc<str>,
+    /// Numbers in the world of the group's ranks.
+    pub ranks: Vec<usize>,
+    /// Pipes to the others.
+    pub links: Links,
+    /// What is shared with other ranks.
+    pub shared: Arc<Shared>,
+    /// Longest time that a call may take.
+    pub timeout: Duration,
+    /// What was sent.
+    pub traffic: Arc<Mutex<Traffic>>,
+}
+
+impl Member {
+    /// Carries out calls until nobody can make one any more.
+    pub async fn serve(mut self, mut jobs: UnboundedReceiver<Job>) {
+        self.shared.note(&self.id, self.ranks[self.links.rank], |_| ());
+        while let Some(Job { call, mut memory, completion }) = jobs.recv().await {
+            let result = self.carry_out(&call, &mut memory).await;
+            completion.complete(result.map(|()| memory));
+        }
+    }
+
+    async fn carry_out(&mut self, call: &Call, memory: &mut Memory) -> Result<()> {
+        self.shared.check()?;
+        let entries = self.enter(call);
+        let me = self.ranks[self.links.rank];
+        let headers: Vec<_> = entries.iter().map(|entry| Header::new(call, entry.number)).collect();
+        let (shared, id, limit) = (self.shared.clone(), self.id.clone(), self.timeout);
+        shared.note(&id, me, |progress| progress.begin(headers[0]));
+
+        let before = self.links.payload();
+        let failure = tokio::select! {
+            biased;
+            done = timeout(limit, run(&mut self.links, call, &headers, memory)) => done,
+            () = shared.failed() => Ok(Ok(())),
+        };
+        let failure = match failure {
+            Ok(Ok(())) => None,
+            Ok(Err(Fault::Wrong(what))) => Some(self.describe(call, entries[0], &what)),
+            Ok(Err(Fault::Gone(what))) => {
+                // Why it has gone is better to know than that it has.
+                let _ = timeout(GRACE, shared.failed()).await;
+                Some(self.describe(call, entries[0], &what))
+            }
+            Err(_) => Some(self.diagnose(call, &entries)),
+        };
+        if let Some(failure) = failure {
+            shared.fail(&failure);
+        }
+        shared.check()?;
+        shared.note(&id, me, |progress| progress.end());
+        let sent = self.links.payload() - before;
+        self.traffic.lock().unwrap_or_else(PoisonError::into_inner).count(call.op, sent);
+        Ok(())
+    }
+
+    /// Counts the call.
+    fn enter(&self, call: &Call) -> Vec<Entry> {
+        let kinds = match call.op {
+            Op::Send { to } => vec![Kind::Sent(to)],
+            Op::Recv { from } => vec![Kind::Received(from)],
+            Op::Exchange { to, from } => vec![Kind::Sent(to), Kind::Received(from)],
+            _ => vec![Kind::Call],
+        };
+        self.shared.note(&self.id, self.ranks[self.links.rank], |progress| {
+            kinds.into_iter().map(|kind| Entry { kind, number: progress.enter(kind) }).collect()
+        })
+    }
+
+    fn describe(&self, call: &Call, entry: Entry, what: &str) -> String {
+        let (name, me) = (&self.name, self.ranks[self.links.rank]);
+        format!("{}: {what}; rank {me} was in {entry} of group {name} ({call})", call.op.name())
+    }
+
+    /// Whom this call has waited for in vain.
+    fn diagnose(&self, call: &Call, entries: &[Entry]) -> String {
+        let own = self.links.rank;
+        let mut missing = Vec::new();
+        for &Entry { kind, number } in entries {
+            // What others must have entered for this call to end.
+            let awaited = match kind {
+                Kind::Call => self.links.others().into_iter().map(|rank| (rank, kind)).collect(),
+                Kind::Sent(to) => vec![(to, Kind::Received(own))],
+                Kind::Received(from) => vec![(from, Kind::Sent(own))],
+            };
+            for (rank, kind) in awaited {
+                let (rank, entry) = (self.ranks[rank], Entry { kind, number });
+                let answer = self.shared.answer(&self.id, rank, entry);
+                if !answer.entered {
+                    missing.push((rank, entry, answer.last));
+                }
+            }
+        }
+        let (op, name, me) = (call.op.name(), &self.name, self.ranks[own]);
+        let (entry, limit) = (entries[0], self.timeout);
+        let Some((_, awaited, _)) = missing.first() else {
+            return format!(
+                "{op}: {entry} of group {name} ({call}) did not end within {limit:?} on rank {me}, though \
+                 all ranks entered it: allow more time, or look for a rank that is stuck"
+            );
+        };
+        let ranks: Vec<_> = missing.iter().map(|(rank, ..)| rank.to_string()).collect();
+        let last: Vec<_> = missing
+            .iter()
+            .map(
+                |(rank, _, last)| {
+                    if missing.len() == 1 { last.clone() } else { format!("rank {rank}: {last}") }
+                },
+            )
+            .collect();
+        let s = if ranks.len() == 1 { "" } else { "s" };
+        format!(
+            "{op}: rank{s} {} did not enter {awaited} of group {name} ({call}) within {limit:?} of rank {me}; {}",
+            ranks.join(", "),
+            last.join("; ")
+        )
+    }
+}

@@ -1,0 +1,157 @@
+//! One direction between two ranks of a group: messages go in at one end and come out at the other, in
+//! order, in pieces whose lengths both ends know.
+//!
+//! There are a few kinds of pipe and one interface. A piece can be made in the pipe's own memory
+//! ([`Outgoing::space`]) and read there ([`Incoming::piece`]), so that a sum passes through a rank without
+//! being stored by it; or be copied from and to a buffer ([`Outgoing::send`], [`Incoming::recv`]).
+
+use super::local;
+
+/// Bytes of the largest piece: a piece that is received, added to and forwarded stays in the second-level
+/// cache. A multiple of every element's size.
+pub const PIECE: usize = 256 << 10;
+
+/// Pieces that an algorithm sends before it waits for the first to come in.
+pub const WINDOW: usize = 3;
+
+/// Pieces that a pipe takes before its reader takes one: the window, a header, and one more, so that of
+/// ranks that wait for each other in a ring one can always go on.
+pub const SLOTS: usize = WINDOW + 3;
+
+/// Why a call cannot be carried out.
+#[derive(Debug)]
+pub enum Fault {
+    /// A rank has closed its end of a pipe, for a reason that it may still tell.
+    Gone(String),
+    /// Anything else.
+    Wrong(String),
+}
+
+impl From<String> for Fault {
+    fn from(what: String) -> Fault {
+        Fault::Wrong(what)
+    }
+}
+
+/// What came of a piece, or of a call.
+pub type PipeResult<T> = std::result::Result<T, Fault>;
+
+/// Says who it was.
+fn by(rank: usize) -> impl FnOnce(Fault) -> Fault {
+    move |fault| match fault {
+        Fault::Gone(what) => Fault::Gone(format!("rank {rank} {what}")),
+        Fault::Wrong(what) => Fault::Wrong(format!("rank {rank} {what}")),
+    }
+}
+
+/// The end that is written, with the bytes of payload that went in.
+pub struct Outgoing {
+    rank: usize,
+    kind: OutgoingKind,
+    payload: u64,
+}
+
+/// The end that is read.
+pub struct Incoming {
+    rank: usize,
+    kind: IncomingKind,
+}
+
+/// Kinds of [`Outgoing`].
+pub enum OutgoingKind {
+    /// To a thread of this process.
+    Local(local::Writer),
+}
+
+/// Kinds of [`Incoming`].
+pub enum IncomingKind {
+    /// From a thread of this process.
+    Local(local::Reader),
+}
+
+impl Outgoing {
+    /// The writing end of a pipe to `rank`.
+    pub fn new(rank: usize, kind: OutgoingKind) -> Outgoing {
+        Outgoing { rank, kind, payload: 0 }
+    }
+    /// Bytes of payload sent so far.
+    pub fn payload(&self) -> u64 {
+        self.payload
+    }
+
+    /// A place for the next piece, of at most [`PIECE`] bytes. Write it, then [`Outgoing::commit`].
+    pub async fn space(&mut self, len: usize) -> PipeResult<&mut [u8]> {
+        let rank = self.rank;
+        match &mut self.kind {
+            OutgoingKind::Local(writer) => writer.space(len).await,
+        }
+        .map_err(by(rank))
+    }
+
+    /// Sends the piece that [`Outgoing::space`] gave place to.
+    pub fn commit(&mut self) -> PipeResult<()> {
+        let sent = match &mut self.kind {
+            OutgoingKind::Local(writer) => writer.commit(),
+        };
+        let sent = sent.map_err(by(self.rank))?;
+        self.payload += sent as u64;
+        Ok(())
+    }
+
+    /// Sends a piece of at most [`PIECE`] bytes. The memory is free as soon as this returns.
+    pub async fn send(&mut self, bytes: &[u8]) -> PipeResult<()> {
+        match &mut self.kind {
+            OutgoingKind::Local(_) => {
+                self.space(bytes.len()).await?.copy_from_slice(bytes);
+                self.commit()
+            }
+        }
+    }
+
+    /// Sends a header, which is no payload.
+    pub async fn send_header(&mut self, bytes: &[u8]) -> PipeResult<()> {
+        let payload = self.payload;
+        self.send(bytes).await?;
+        self.payload = payload;
+        Ok(())
+    }
+}
+
+impl Incoming {
+    /// The reading end of a pipe from `rank`.
+    pub fn new(rank: usize, kind: IncomingKind) -> Incoming {
+        Incoming { rank, kind }
+    }
+
+    /// The writer's number in the world.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The next piece, which must have `len` bytes. Read it, then [`Incoming::release`].
+    pub async fn piece(&mut self, len: usize) -> PipeResult<&[u8]> {
+        let rank = self.rank;
+        match &mut self.kind {
+            IncomingKind::Local(reader) => reader.piece(len).await,
+        }
+        .map_err(by(rank))
+    }
+
+    /// Gives the memory of the piece back.
+    pub fn release(&mut self) {
+        match &mut self.kind {
+            IncomingKind::Local(reader) => reader.release(),
+        }
+    }
+
+    /// Copies the next piece, which must have the length of `into`.
+    pub async fn recv(&mut self, into: &mut [u8]) -> PipeResult<()> {
+        match &mut self.kind {
+            IncomingKind::Local(_) => {
+                into.copy_from_slice(self.piece(into.len()).await?);
+                self.release();
+                Ok(())
+            }
+        }
+    }
+}

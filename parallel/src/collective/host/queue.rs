@@ -1,0 +1,63 @@
+//! What a [`Group`](crate::collective::Group) holds of the progress thread: the queue of its calls.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::member::Job;
+use super::progress::ProgressThread;
+use crate::collective::{Call, Collective, Memory, Traffic, Work};
+
+/// The calls of one group on one rank, on their way to the progress thread.
+pub struct HostCollective {
+    name: String,
+    rank: usize,
+    size: usize,
+    jobs: UnboundedSender<Job>,
+    traffic: Arc<Mutex<Traffic>>,
+    /// Dropped after `jobs`, so that the thread ends when the last group is gone.
+    _progress: Arc<ProgressThread>,
+}
+
+impl HostCollective {
+    /// A queue, and the end where calls come out.
+    pub fn new(
+        name: &str,
+        rank: usize,
+        size: usize,
+        progress: &Arc<ProgressThread>,
+    ) -> (HostCollective, UnboundedReceiver<Job>) {
+        let (jobs, receiver) = unbounded_channel();
+        let (name, traffic) = (name.to_string(), Arc::default());
+        (HostCollective { name, rank, size, jobs, traffic, _progress: progress.clone() }, receiver)
+    }
+
+    /// Where the progress thread counts what it sends.
+    pub fn counter(&self) -> Arc<Mutex<Traffic>> {
+        self.traffic.clone()
+    }
+}
+
+impl Collective for HostCollective {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn start(&self, call: Call, memory: Memory) -> Work<Memory> {
+        let (work, completion) = Work::new();
+        // If the thread has ended, so has the completion, and the work says so.
+        let _ = self.jobs.send(Job { call, memory, completion });
+        work
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.traffic.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}

@@ -1,0 +1,185 @@
+//! One call, from its memory to its last byte: which ranks talk along which pipes, and by which algorithm.
+
+use ferrotron_tensor::Error;
+use std::ops::Range;
+use std::time::Duration;
+use tokio::time::sleep;
+
+use super::super::{Buffer, Bytes, Call, Memory, Op, Reduction, balanced};
+use super::combine::{is_narrow, kernels};
+use super::header::Header;
+use super::links::Links;
+use super::pipe::PipeResult;
+use super::{pairwise, ring, rooted};
+
+/// How long a flat that somebody else has locked is left alone.
+const LOCK_PAUSE: Duration = Duration::from_micros(50);
+
+/// Carries out a call after its ranks have agreed that they mean the same. An exchange has two headers,
+/// that of what it sends and that of what it receives.
+pub async fn run(
+    links: &mut Links,
+    call: &Call,
+    headers: &[Header],
+    memory: &mut Memory,
+) -> PipeResult<()> {
+    check_ranks(links, call)?;
+    let (mut input, mut output) = (lock(&mut memory.input).await?, lock(&mut memory.output).await?);
+    let (n, size) = (links.size(), call.dtype.size());
+    let parts: Vec<Range<usize>> = (0..n).map(|i| scale(call.part(n, i), size)).collect();
+    let (whole, own) = (call.len * size, parts[links.rank].len());
+    let is_root = |root| root == links.rank;
+
+    let narrow = is_narrow(call.dtype);
+    let header = &headers[0];
+    let others = links.others();
+    let (next, previous) = ([links.after(1)], [links.before(1)]);
+    match call.op {
+        Op::AllReduce(Reduction::Sum) if narrow => {
+            let bytes = slice(&mut output, whole)?;
+            let parts = even_parts(call, n);
+            links.agree(header, &others, &others).await?;
+            pairwise::reduce_scatter_narrow(links, call.dtype, &parts, bytes).await?;
+            let kernels = kernels(call.dtype, Reduction::Max);
+            ring::ring(links, &parts, ring::all_gather(n), bytes, &kernels).await
+        }
+        Op::AllReduce(reduction) => {
+            let bytes = slice(&mut output, whole)?;
+            let (parts, kernels) = (even_parts(call, n), kernels(call.dtype, reduction));
+            links.agree(header, &next, &previous).await?;
+            ring::ring(links, &parts, ring::all_reduce(n), bytes, &kernels).await
+        }
+        Op::ReduceScatter(Reduction::Sum) if narrow => {
+            let bytes = slice(&mut output, whole)?;
+            links.agree(header, &others, &others).await?;
+            pairwise::reduce_scatter_narrow(links, call.dtype, &parts, bytes).await
+        }
+        Op::ReduceScatter(reduction) => {
+            let bytes = slice(&mut output, whole)?;
+            let kernels = kernels(call.dtype, reduction);
+            links.agree(header, &next, &previous).await?;
+            ring::ring(links, &parts, ring::reduce_scatter(n), bytes, &kernels).await
+        }
+        Op::AllGather => {
+            let bytes = slice(&mut output, whole)?;
+            links.agree(header, &next, &previous).await?;
+            let kernels = kernels(call.dtype, Reduction::Max);
+            ring::ring(links, &parts, ring::all_gather(n), bytes, &kernels).await
+        }
+        Op::Broadcast { root } => {
+            let bytes = slice(&mut output, whole)?;
+            rooted::agree_along(links, header, root).await?;
+            rooted::broadcast(links, root, bytes).await
+        }
+        Op::Reduce { root, reduction: Reduction::Sum } if narrow => {
+            let bytes = slice(&mut output, whole)?;
+            links.agree(header, &others, &others).await?;
+            rooted::reduce_narrow(links, root, call.dtype, &even_parts(call, n), bytes).await
+        }
+        Op::Reduce { root, reduction } => {
+            let bytes = slice(&mut output, whole)?;
+            rooted::agree_along(links, header, (root + 1) % n).await?;
+            rooted::reduce(links, root, bytes, &kernels(call.dtype, reduction)).await
+        }
+        Op::Gather { root } => {
+            let part = slice(&mut input, own)?;
+            if is_root(root) {
+                let bytes = slice(&mut output, whole)?;
+                links.agree(header, &[], &others).await?;
+                return rooted::gather(links, &parts, part, bytes).await;
+            }
+            links.agree(header, &[root], &[]).await?;
+            rooted::send(links, root, part).await
+        }
+        Op::Scatter { root } => {
+            let part = slice(&mut output, own)?;
+            if is_root(root) {
+                let bytes = slice(&mut input, whole)?;
+                links.agree(header, &others, &[]).await?;
+                return rooted::scatter(links, &parts, bytes, part).await;
+            }
+            links.agree(header, &[], &[root]).await?;
+            rooted::recv(links, root, part).await
+        }
+        Op::AllToAll => {
+            let (input, output) = (slice(&mut input, whole)?, slice(&mut output, own * n)?);
+            links.agree(header, &others, &others).await?;
+            pairwise::all_to_all(links, &parts, input, output).await
+        }
+        Op::Send { to } => {
+            let bytes = slice(&mut input, whole)?;
+            links.agree(header, &[to], &[]).await?;
+            rooted::send(links, to, bytes).await
+        }
+        Op::Recv { from } => {
+            let bytes = slice(&mut output, whole)?;
+            links.agree(header, &[], &[from]).await?;
+            rooted::recv(links, from, bytes).await
+        }
+        Op::Exchange { to, from } => {
+            let (input, output) = (slice(&mut input, whole)?, slice(&mut output, whole)?);
+            links.agree(header, &[to], &[]).await?;
+            links.agree(&headers[1], &[], &[from]).await?;
+            pairwise::exchange(links, to, from, input, output).await
+        }
+        Op::Barrier => {
+            // Dissemination: after round k everybody has heard, at first or second hand, from the
+            // 2^(k+1) - 1 ranks before it (Hensgen, Finkel and Manber, "Two algorithms for barrier
+            // synchronization", Int. J. Parallel Program. 17, 1988).
+            let mut distance = 1;
+            while distance < n {
+                let (to, from) = (links.after(distance), links.before(distance));
+                links.agree(header, &[to], &[from]).await?;
+                distance *= 2;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Parts of a buffer that nobody sees cut: of elements, whatever its rows are.
+fn even_parts(call: &Call, n: usize) -> Vec<Range<usize>> {
+    (0..n).map(|i| scale(balanced(call.len, n, i), call.dtype.size())).collect()
+}
+
+fn scale(range: Range<usize>, size: usize) -> Range<usize> {
+    range.start * size..range.end * size
+}
+
+fn check_ranks(links: &Links, call: &Call) -> PipeResult<()> {
+    let (n, own) = (links.size(), links.rank);
+    let (named, may_be_own): (&[usize], bool) = match &call.op {
+        Op::Broadcast { root }
+        | Op::Reduce { root, .. }
+        | Op::Gather { root }
+        | Op::Scatter { root } => (&[*root], true),
+        Op::Send { to } => (&[*to], false),
+        Op::Recv { from } => (&[*from], false),
+        Op::Exchange { to, from } => (&[*to, *from], false),
+        _ => (&[], true),
+    };
+    match named.iter().find(|&&rank| rank >= n || (rank == own && !may_be_own)) {
+        Some(rank) if *rank >= n => Err(format!("rank {rank} is not among the group's {n}").into()),
+        Some(rank) => Err(format!("rank {rank} of the group names itself").into()),
+        None => Ok(()),
+    }
+}
+
+/// The bytes of a buffer, as soon as nobody else is at them.
+async fn lock(buffer: &mut Option<Buffer>) -> PipeResult<Option<Bytes<'_>>> {
+    let Some(buffer) = buffer else { return Ok(None) };
+    // Whoever holds it may be another call on this very thread: it must have a chance to go on.
+    while buffer.is_locked() {
+        sleep(LOCK_PAUSE).await;
+    }
+    buffer.bytes().map(Some).map_err(|error| error.to_string().into())
+}
+
+fn slice<'a>(bytes: &'a mut Option<Bytes<'_>>, len: usize) -> PipeResult<&'a mut [u8]> {
+    let bytes = bytes.as_mut().ok_or_else(|| "the call lacks a buffer".to_string())?;
+    let bytes = bytes.as_mut_slice().map_err(|error: Error| error.to_string())?;
+    if bytes.len() != len {
+        return Err(format!("a buffer has {} bytes where {len} are due", bytes.len()).into());
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,112 @@
+//! A world whose ranks are threads of this process.
+
+use ferrotron_tensor::{Error, Result};
+use std::any::Any;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::board::Shared;
+use super::links::Links;
+use super::local;
+use super::pipe::{Incoming, IncomingKind, Outgoing, OutgoingKind};
+use super::world::{Meeting, World, WorldConfig};
+
+/// Runs `f` once for each of `size` ranks, each on a thread of its own, and returns what they return, in
+/// order. A rank that returns an error or panics ends the calls of all others.
+///
+/// ```
+/// use ferrotron_parallel::collective::{Reduction, WorldConfig, run_threads};
+/// use ferrotron_tensor::{Device, Tensor};
+/// let sums = run_threads(3, &WorldConfig::default(), |world| {
+///     let group = world.group("all", &[0, 1, 2])?;
+///     let x = Tensor::full(&Device::cpu(1)?, ferrotron_tensor::DType::F32, &[2], world.rank() as f64)?;
+///     group.all_reduce(x, Reduction::Sum)?.wait()?.to_vec::<f32>()
+/// });
+/// for sum in sums {
+///     assert_eq!(sum?, [3.0, 3.0]);
+/// }
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub fn run_threads<T: Send>(
+    size: usize,
+    config: &WorldConfig,
+    f: impl Fn(World) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
+    let shared = Shared::new();
+    let meeting: Arc<dyn Meeting> = Arc::new(Hub::default());
+    let rank_body = |rank| {
+        let world = World::new(rank, size, config, shared.clone(), meeting.clone())?;
+        run_rank(rank, &shared, || f(world))
+    };
+    std::thread::scope(|scope| {
+        let rank_body = &rank_body;
+        let spawn = |rank| {
+            let name = format!("rank {rank}");
+            std::thread::Builder::new().name(name).spawn_scoped(scope, move || rank_body(rank))
+        };
+        let threads: Vec<_> = (0..size).map(spawn).collect();
+        let join = |thread: std::io::Result<std::thread::ScopedJoinHandle<'_, _>>| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| Err(panicked(panic))),
+            Err(error) => {
+                let what = format!("a rank's thread cannot be started: {error}");
+                shared.fail(&what);
+                Err(Error::communication("run_threads", what))
+            }
+        };
+        threads.into_iter().map(join).collect()
+    })
+}
+
+/// Runs what a rank does; if it does not end well, nobody shall wait for it.
+fn run_rank<T>(rank: usize, shared: &Shared, f: impl FnOnce() -> Result<T>) -> Result<T> {
+    let result = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
+        let error = panicked(panic);
+        shared.fail(&format!("rank {rank} {error}"));
+        Err(error.at(&format!("rank {rank}")))
+    });
+    if let Err(error) = &result {
+        shared.fail(&format!("rank {rank} ended with an error: {error}"));
+    }
+    result
+}
+
+fn panicked(panic: Box<dyn Any + Send>) -> Error {
+    let message = panic
+        .downcast_ref::<&str>()
+        .map(|message| message.to_string())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".to_string());
+    Error::communication("", format!("panicked: {message}"))
+}
+
+/// Where threads leave pipes for one another: whoever comes first to a group makes all of them.
+#[derive(Default)]
+struct Hub(Mutex<HashMap<Arc<str>, Vec<Option<Links>>>>);
+
+impl Meeting for Hub {
+    fn links(&self, id: &Arc<str>, own: usize, ranks: &[usize]) -> Result<Links> {
+        let mut groups = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let links = groups.entry(id.clone()).or_insert_with(|| make_links(ranks));
+        let taken = links[own].take();
+        if links.iter().all(Option::is_none) {
+            groups.remove(id);
+        }
+        taken.ok_or_else(|| Error::communication("group", format!("{id} is made already")))
+    }
+}
+
+/// The pipes of every rank of a group.
+fn make_links(ranks: &[usize]) -> Vec<Option<Links>> {
+    let n = ranks.len();
+    let empty = |rank| Links::empty(rank, ranks);
+    let mut ends: Vec<_> = (0..n).map(empty).collect();
+    for from in 0..n {
+        for to in (0..n).filter(|&to| to != from) {
+            let (writer, reader) = local::pipe();
+            ends[from].outgoing[to] = Some(Outgoing::new(ranks[to], OutgoingKind::Local(writer)));
+            ends[to].incoming[from] = Some(Incoming::new(ranks[from], IncomingKind::Local(reader)));
+        }
+    }
+    ends.into_iter().map(Some).collect()
+}

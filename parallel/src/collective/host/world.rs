@@ -1,0 +1,121 @@
+//! The world: all ranks of a job, and how they come to form groups.
+
+use ferrotron_tensor::{Error, Result};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::board::Shared;
+use super::links::Links;
+use super::member::Member;
+use super::progress::ProgressThread;
+use super::queue::HostCollective;
+use crate::collective::Group;
+
+/// What all ranks of a world agree on.
+#[derive(Debug, Clone)]
+pub struct WorldConfig {
+    /// How long a call may take, from when it is the first in its group's queue, before it is an error that
+    /// names who is missing.
+    pub timeout: Duration,
+}
+
+impl Default for WorldConfig {
+    /// 10 minutes, as Megatron-LM's `--distributed-timeout-minutes`.
+    fn default() -> WorldConfig {
+        WorldConfig { timeout: Duration::from_secs(600) }
+    }
+}
+
+/// One rank's view of all ranks of a job: its number, their number, and how it forms groups with others.
+///
+/// When one rank fails, all do: every pending and every later call on every rank returns the same error.
+/// Dropping a world and its groups waits until this rank's calls have ended.
+pub struct World {
+    rank: usize,
+    size: usize,
+    config: WorldConfig,
+    shared: Arc<Shared>,
+    meeting: Arc<dyn Meeting>,
+    progress: Arc<ProgressThread>,
+    /// How often this rank has made a group of the same name and ranks.
+    made: Mutex<HashMap<String, usize>>,
+}
+
+/// How the members of a group come to have pipes to each other.
+pub trait Meeting: Send + Sync {
+    /// The pipes of member `own` of the group `id` of `ranks`.
+    fn links(&self, id: &Arc<str>, own: usize, ranks: &[usize]) -> Result<Links>;
+}
+
+impl World {
+    pub(super) fn new(
+        rank: usize,
+        size: usize,
+        config: &WorldConfig,
+        shared: Arc<Shared>,
+        meeting: Arc<dyn Meeting>,
+    ) -> Result<World> {
+        let progress = Arc::new(ProgressThread::start(rank, shared.clone())?);
+        let config = config.clone();
+        Ok(World { rank, size, config, shared, meeting, progress, made: Mutex::default() })
+    }
+
+    /// This rank's number in the job.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many ranks the job has.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Forms the group of `ranks` with the others in it, who call this with the same arguments. Numbers
+    /// within the group follow the order of `ranks`. `name` stands in error messages.
+    ///
+    /// Errors if this rank is not among `ranks`, or if they are not different ranks of the world.
+    pub fn group(&self, name: &str, ranks: &[usize]) -> Result<Group> {
+        let invalid = |what: String| {
+            Err(Error::config("group", format!("group {name} of ranks {ranks:?}: {what}")))
+        };
+        let mut seen = vec![false; self.size];
+        for &rank in ranks {
+            match seen.get_mut(rank) {
+                None => return invalid(format!("there are only {} ranks", self.size)),
+                Some(true) => return invalid(format!("rank {rank} occurs twice")),
+                Some(seen) => *seen = true,
+            }
+        }
+        let Some(own) = ranks.iter().position(|&rank| rank == self.rank) else {
+            return invalid(format!("rank {} is not among them", self.rank));
+        };
+        if ranks.len() == 1 {
+            return Ok(Group::single());
+        }
+        self.shared.check()?;
+        let id = self.id(name, ranks);
+        let links = self.meeting.links(&id, own, ranks)?;
+        let (collective, jobs) = HostCollective::new(name, own, ranks.len(), &self.progress);
+        let member = Member {
+            name: name.to_string(),
+            id,
+            ranks: ranks.to_vec(),
+            links,
+            shared: self.shared.clone(),
+            timeout: self.config.timeout,
+            traffic: collective.counter(),
+        };
+        self.progress.spawn(move || member.serve(jobs));
+        Ok(Group::new(Arc::new(collective)))
+    }
+
+    /// What tells a group from all others, also from earlier ones of the same name and ranks.
+    fn id(&self, name: &str, ranks: &[usize]) -> Arc<str> {
+        let name = format!("{name} {ranks:?}");
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = made.entry(name.clone()).or_default();
+        *count += 1;
+        Arc::from(format!("{name} #{count}"))
+    }
+}

@@ -1,0 +1,73 @@
+//! What every backend of collectives has to do, written once and run for each.
+
+mod faults;
+mod flight;
+mod operations;
+mod sums;
+mod traffic;
+mod values;
+mod worlds;
+
+/// Tests of the functions in a module, each of which takes the backend.
+macro_rules! cases {
+    ($module:ident: $($case:ident),* $(,)?) => { $(
+        #[test]
+        fn $case() {
+            super::$module::$case(BACKEND);
+        }
+    )* };
+}
+
+/// Every case for every backend: `cargo test --test collectives threads::` runs those of one.
+macro_rules! for_every_backend {
+    ($($module:ident $backend:expr;)*) => { $(
+        mod $module {
+            use crate::worlds::Backend;
+            const BACKEND: Backend = $backend;
+
+            cases!(operations:
+                all_reduce_gives_every_rank_the_reduction,
+                reduce_scatter_gives_every_rank_its_part,
+                all_gather_gives_every_rank_all_parts,
+                rooted_operations_move_what_they_name,
+                all_to_all_sends_part_i_to_rank_i,
+                messages_pass_between_two_ranks_and_round_a_ring,
+                a_barrier_waits_for_the_last,
+                large_buffers_go_through_small_pipes,
+                flats_are_reduced_where_they_lie,
+            );
+            cases!(sums:
+                floats_sum_to_the_same_bits_everywhere_and_again,
+                narrow_floats_are_rounded_once,
+                max_keeps_nan,
+            );
+            cases!(flight:
+                groups_do_not_wait_for_one_another,
+                many_calls_are_in_flight_on_two_groups,
+                subgroups_work_side_by_side,
+                work_that_nobody_waits_for_is_done,
+                groups_of_one_name_are_told_apart,
+            );
+            cases!(traffic: bytes_are_those_of_the_ring, bytes_are_counted_by_operation,);
+            cases!(faults:
+                a_different_operation_is_named,
+                a_different_dtype_is_named,
+                a_different_length_is_named,
+                swapped_calls_are_named,
+                swapped_groups_are_named,
+                a_late_rank_is_named,
+                a_missing_message_is_named,
+                a_rank_without_the_group_is_named,
+                a_panic_ends_all,
+                an_error_ends_all,
+                a_rank_that_leaves_early_is_named,
+                a_tensor_that_holds_a_flat_is_named,
+                impossible_groups_and_roots_are_refused,
+            );
+        }
+    )* };
+}
+
+for_every_backend! {
+    threads Backend::Threads;
+}

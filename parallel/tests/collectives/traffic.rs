@@ -1,0 +1,73 @@
+//! How many bytes are sent.
+
+use ferrotron_parallel::collective::{Reduction, balanced};
+use ferrotron_tensor::DType;
+
+use crate::values::{make, value};
+use crate::worlds::{Backend, all};
+
+pub fn bytes_are_those_of_the_ring(backend: Backend) {
+    for n in 1..=8 {
+        for (dtype, len) in
+            [(DType::F32, 0), (DType::F64, 5), (DType::BF16, 1003), (DType::F32, 200_001)]
+        {
+            let sent = backend.run(n, |world| {
+                let group = world.group("all", &all(&world))?;
+                let x = make(dtype, &[len], |i| value(world.rank(), i))?;
+                group.all_reduce(x, Reduction::Sum)?.wait()?;
+                Ok(group.traffic().of("all_reduce"))
+            });
+            let size = dtype.size();
+            let part = |rank: usize| (balanced(len, n, rank % n).len() * size) as u64;
+            for (rank, &(calls, bytes)) in sent.iter().enumerate() {
+                if n == 1 {
+                    assert_eq!((calls, bytes), (0, 0));
+                    continue;
+                }
+                // Every part but its own to reduce, every part but the next rank's to gather.
+                let all: u64 = (0..n).map(part).sum();
+                let want = (all - part(rank)) + (all - part(rank + 1));
+                assert_eq!((calls, bytes), (1, want), "rank {rank} of {n}, {len} x {dtype}");
+            }
+            let total: u64 = sent.iter().map(|(_, bytes)| bytes).sum();
+            assert_eq!(total, (2 * (n - 1) * len * size) as u64, "{n} ranks, {len} x {dtype}");
+        }
+    }
+}
+
+pub fn bytes_are_counted_by_operation(backend: Backend) {
+    let (n, len) = (4, 1000);
+    let traffic = backend.run(n, |world| {
+        let (group, rank) = (world.group("all", &all(&world))?, world.rank());
+        let mine = || make(DType::F32, &[len], |i| value(rank, i));
+        let part = || make(DType::F32, &[len / n], |i| value(rank, i));
+        group.reduce_scatter(mine()?, Reduction::Sum)?.wait()?;
+        group.all_gather(part()?, len)?.wait()?;
+        group.broadcast(mine()?, 2)?.wait()?;
+        group.reduce(mine()?, 2, Reduction::Sum)?.wait()?;
+        group.gather(part()?, len, 2)?.wait()?;
+        group.scatter((rank == 2).then(mine).transpose()?, part()?, len, 2)?.wait()?;
+        group.all_to_all(mine()?)?.wait()?;
+        group.exchange(mine()?, (rank + 1) % n, (rank + n - 1) % n)?.wait()?;
+        group.barrier().wait()?;
+        Ok(group.traffic())
+    });
+    let sum = |op| traffic.iter().map(|rank| rank.of(op).1).sum::<u64>();
+    let (whole, n) = (4 * len as u64, n as u64);
+    for (op, want) in [
+        ("reduce_scatter", (n - 1) * whole),
+        ("all_gather", (n - 1) * whole),
+        ("broadcast", (n - 1) * whole),
+        ("reduce", (n - 1) * whole),
+        ("gather", whole / n * (n - 1)),
+        ("scatter", whole / n * (n - 1)),
+        ("all_to_all", whole * (n - 1)),
+        ("exchange", whole * n),
+        ("barrier", 0),
+    ] {
+        assert_eq!(sum(op), want, "{op}");
+        assert!(traffic.iter().all(|rank| rank.of(op).0 == 1), "{op} was called once");
+    }
+    let all: u64 = traffic.iter().map(|rank| rank.bytes()).sum();
+    assert_eq!(all, 5 * (n - 1) * whole + 2 * (whole / n * (n - 1)) + n * whole);
+}
