@@ -5,6 +5,8 @@
 #![deny(missing_docs)]
 
 mod attention;
+mod attention_heads;
+mod axis;
 mod buffers;
 mod context;
 mod dropout;
@@ -18,6 +20,8 @@ mod param;
 pub mod schedule;
 
 pub use attention::{Attention, AttentionConfig, KvCache};
+pub use attention_heads::AttentionHeads;
+pub use axis::{Axis, AxisSet};
 pub use buffers::{ParamBuffers, ParamGroup, clip_coefficient};
 pub use context::{Context, Extent, Mode};
 pub use dropout::Dropout;
