@@ -3,3 +3,4 @@
 #![deny(missing_docs)]
 
 pub mod collective;
+pub mod tensor_parallel;
