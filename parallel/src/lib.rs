@@ -3,4 +3,5 @@
 #![deny(missing_docs)]
 
 pub mod collective;
+pub mod mesh;
 pub mod tensor_parallel;
