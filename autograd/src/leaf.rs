@@ -1,10 +1,10 @@
 //! Leaves: trainable values that collect gradients.
 
 use ferrotron_tensor::ops::pointwise::{add_assign, own};
-use ferrotron_tensor::{Category, DType, Device, Dims, Error, Flat, Result, Tensor};
+use ferrotron_tensor::{At, Category, DType, Device, Dims, Error, Flat, Result, Tensor};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::node::Source;
 use crate::{Accum, Var};
@@ -14,6 +14,16 @@ pub type SharedFlat = Arc<Mutex<Flat>>;
 
 type Init = Box<dyn FnOnce(&mut Tensor) -> Result<()> + Send>;
 type Hook = Box<dyn FnMut(&Leaf) -> Result<()> + Send>;
+
+/// Someone who has the memory of a leaf only while it is needed: a sharded parameter is gathered when its
+/// value is asked for, and its gradient gets a place when the first contribution comes.
+pub trait Residence: Send + Sync {
+    /// Fills the flat that the value is in.
+    fn fetch_value(&self) -> Result<()>;
+
+    /// Provides the flat that the gradient is in.
+    fn fetch_gradient(&self) -> Result<()>;
+}
 
 /// A trainable value with its gradient. Cloning gives another handle of the same leaf.
 ///
@@ -34,6 +44,7 @@ struct Inner {
     value: Mutex<Value>,
     gradient: Mutex<Gradient>,
     hook: Mutex<Option<(usize, Hook)>>,
+    residence: OnceLock<Arc<dyn Residence>>,
 }
 
 enum Value {
@@ -115,6 +126,7 @@ impl Leaf {
             value: Mutex::new(value),
             gradient: Mutex::new(gradient),
             hook: Mutex::new(None),
+            residence: OnceLock::new(),
         }))
     }
 
@@ -153,8 +165,17 @@ impl Leaf {
         self.0.version.fetch_add(1, Relaxed);
     }
 
+    /// Lets `residence` provide the memory of value and gradient from now on; a leaf has one at most.
+    pub fn set_residence(&self, residence: Arc<dyn Residence>) -> Result<()> {
+        let taken = |_| Error::config("leaf", format!("'{}' has a residence already", self.name()));
+        self.0.residence.set(residence).map_err(taken)
+    }
+
     /// The value.
     pub fn value(&self) -> Result<Tensor> {
+        if let Some(residence) = self.0.residence.get() {
+            residence.fetch_value().at(self.name())?;
+        }
         let mut value = lock(&self.0.value);
         if let Value::Init(init) = &mut *value {
             let init = init.take().ok_or_else(|| self.init_failed())?;
@@ -288,6 +309,9 @@ impl Leaf {
     /// Lets `write` add a contribution: it gets a unique, contiguous tensor of the leaf's dims and
     /// whether to replace what is there or to add to it.
     pub fn accumulate(&self, write: impl FnOnce(&mut Tensor, Accum) -> Result<()>) -> Result<()> {
+        if let Some(residence) = self.0.residence.get() {
+            residence.fetch_gradient().at(self.name())?;
+        }
         let mut gradient = lock(&self.0.gradient);
         let accum = if gradient.contributions == 0 { Accum::Replace } else { Accum::Add };
         match &mut gradient.place {
@@ -361,8 +385,8 @@ pub fn missing_gradients<'a>(leaves: impl IntoIterator<Item = &'a Leaf>) -> Vec<
         .collect()
 }
 
-/// A poisoned lock means that another thread panicked, not that the value is torn: every change under
-/// these locks is a single assignment.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Locks a value whose every change is a single assignment: a poisoned lock means that another thread
+/// panicked, not that the value is torn.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -72,10 +72,11 @@ impl Param {
 
 /// Something with parameters.
 pub trait Module {
-    /// Calls `f` with every parameter, in the order of the forward pass.
+    /// Calls `f` with every parameter, in the order of the forward pass, once for each time that the pass uses
+    /// it: a token embedding that is the head too is met twice.
     fn visit(&self, f: &mut dyn FnMut(&Param));
 
-    /// Every parameter, each once (tied ones are met twice).
+    /// Every parameter, each once.
     fn params(&self) -> Vec<Param> {
         let mut params: Vec<Param> = Vec::new();
         self.visit(&mut |param| {

@@ -45,6 +45,18 @@ impl Flat {
         category: Category,
         parts: &[(String, Vec<usize>)],
     ) -> Result<Flat> {
+        let mut flat = Self::empty(device, dtype, category, parts)?;
+        crate::dispatch_any!(dtype, T => flat.whole_mut::<T>()?.fill(bytemuck::Zeroable::zeroed()));
+        Ok(flat)
+    }
+
+    /// As [`Flat::new`], with unspecified contents.
+    pub fn empty(
+        device: &Device,
+        dtype: DType,
+        category: Category,
+        parts: &[(String, Vec<usize>)],
+    ) -> Result<Flat> {
         let layouts =
             parts.iter().map(|(_, dims)| Layout::contiguous(dims)).collect::<Result<Vec<_>>>()?;
         let lens: Vec<usize> = layouts.iter().map(|layout| layout.numel() * dtype.size()).collect();
@@ -59,9 +71,12 @@ impl Flat {
                 buffer: Arc::new(buffer),
             })
             .collect();
-        let mut flat = Flat { ranges, dtype, device: device.clone() };
-        crate::dispatch_any!(dtype, T => flat.whole_mut::<T>()?.fill(bytemuck::Zeroable::zeroed()));
-        Ok(flat)
+        Ok(Flat { ranges, dtype, device: device.clone() })
+    }
+
+    /// A flat without ranges and without memory.
+    pub fn none(device: &Device, dtype: DType) -> Flat {
+        Flat { ranges: Vec::new(), dtype, device: device.clone() }
     }
 
     /// Number of ranges.
