@@ -15,15 +15,8 @@ pub type SharedFlat = Arc<Mutex<Flat>>;
 type Init = Box<dyn FnOnce(&mut Tensor) -> Result<()> + Send>;
 type Hook = Box<dyn FnMut(&Leaf) -> Result<()> + Send>;
 
-/// Someone who has the memory of a leaf only while it is needed: a sharded parameter is gathered when its
-/// value is asked for, and its gradient gets a place when the first contribution comes.
-pub trait Residence: Send + Sync {
-    /// Fills the flat that the value is in.
-    fn fetch_value(&self) -> Result<()>;
-
-    /// Provides the flat that the gradient is in.
-    fn fetch_gradient(&self) -> Result<()>;
-}
+/// Provides the flat that a leaf's value or gradient is in: called before each use.
+pub type Fetch = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
 /// A trainable value with its gradient. Cloning gives another handle of the same leaf.
 ///
@@ -44,7 +37,8 @@ struct Inner {
     value: Mutex<Value>,
     gradient: Mutex<Gradient>,
     hook: Mutex<Option<(usize, Hook)>>,
-    residence: OnceLock<Arc<dyn Residence>>,
+    fetch_value: OnceLock<Fetch>,
+    fetch_gradient: OnceLock<Fetch>,
 }
 
 enum Value {
@@ -126,7 +120,8 @@ impl Leaf {
             value: Mutex::new(value),
             gradient: Mutex::new(gradient),
             hook: Mutex::new(None),
-            residence: OnceLock::new(),
+            fetch_value: OnceLock::new(),
+            fetch_gradient: OnceLock::new(),
         }))
     }
 
@@ -165,17 +160,25 @@ impl Leaf {
         self.0.version.fetch_add(1, Relaxed);
     }
 
-    /// Lets `residence` provide the memory of value and gradient from now on; a leaf has one at most.
-    pub fn set_residence(&self, residence: Arc<dyn Residence>) -> Result<()> {
-        let taken = |_| Error::config("leaf", format!("'{}' has a residence already", self.name()));
-        self.0.residence.set(residence).map_err(taken)
+    /// Lets `fetch` fill the flat of the value before each use from now on: a sharded parameter has no memory
+    /// of its own in between. Errors if there is such a function already.
+    pub fn fetch_value_by(&self, fetch: Fetch) -> Result<()> {
+        self.0.fetch_value.set(fetch).map_err(|_| self.fetched_already())
+    }
+
+    /// Lets `fetch` provide the flat of the gradient before each contribution from now on. Errors if there is
+    /// such a function already.
+    pub fn fetch_gradient_by(&self, fetch: Fetch) -> Result<()> {
+        self.0.fetch_gradient.set(fetch).map_err(|_| self.fetched_already())
+    }
+
+    fn fetched_already(&self) -> Error {
+        Error::config("leaf", format!("'{}' belongs to somebody already", self.name()))
     }
 
     /// The value.
     pub fn value(&self) -> Result<Tensor> {
-        if let Some(residence) = self.0.residence.get() {
-            residence.fetch_value().at(self.name())?;
-        }
+        self.0.fetch_value.get().map_or(Ok(()), |fetch| fetch()).at(self.name())?;
         let mut value = lock(&self.0.value);
         if let Value::Init(init) = &mut *value {
             let init = init.take().ok_or_else(|| self.init_failed())?;
@@ -186,7 +189,7 @@ impl Leaf {
         }
         match &*value {
             Value::Own(tensor) => Ok(tensor.clone()),
-            Value::Flat(flat, range) => Ok(lock(flat).tensor(*range)),
+            Value::Flat(flat, range) => lock(flat).tensor(*range),
             Value::Init(_) => Err(self.init_failed()),
         }
     }
@@ -260,7 +263,7 @@ impl Leaf {
             Value::Init(Some(init)) => init(tensor),
             Value::Own(source) => tensor.write(&source),
             Value::Flat(from, range) if !Arc::ptr_eq(&from, flat) => {
-                tensor.write(&lock(&from).tensor(range))
+                tensor.write(&lock(&from).tensor(range)?)
             }
             _ => Err(Error::value(
                 "leaf",
@@ -282,7 +285,7 @@ impl Leaf {
         Ok(match &gradient.place {
             _ if gradient.contributions == 0 => None,
             GradientPlace::Own(tensor) => tensor.clone(),
-            GradientPlace::Flat(flat, range) => Some(lock(flat).tensor(*range)),
+            GradientPlace::Flat(flat, range) => Some(lock(flat).tensor(*range)?),
         })
     }
 
@@ -309,9 +312,7 @@ impl Leaf {
     /// Lets `write` add a contribution: it gets a unique, contiguous tensor of the leaf's dims and
     /// whether to replace what is there or to add to it.
     pub fn accumulate(&self, write: impl FnOnce(&mut Tensor, Accum) -> Result<()>) -> Result<()> {
-        if let Some(residence) = self.0.residence.get() {
-            residence.fetch_gradient().at(self.name())?;
-        }
+        self.0.fetch_gradient.get().map_or(Ok(()), |fetch| fetch()).at(self.name())?;
         let mut gradient = lock(&self.0.gradient);
         let accum = if gradient.contributions == 0 { Accum::Replace } else { Accum::Add };
         match &mut gradient.place {

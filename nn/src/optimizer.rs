@@ -187,7 +187,7 @@ impl Optimizer {
         for Moments { pieces, flats } in &self.groups {
             for (moment, flat) in self.config.moments().iter().zip(flats) {
                 for (range, (name, place)) in pieces.iter().enumerate() {
-                    f(name, moment, place, flat.tensor(range))?;
+                    f(name, moment, place, flat.tensor(range)?)?;
                 }
             }
         }

@@ -259,7 +259,7 @@ impl ParamGroup {
             Some(shard) => {
                 let pieces = self.pieces();
                 pieces.iter().enumerate().try_for_each(|(range, (name, place))| {
-                    let tensor = lock(shard).tensor(range);
+                    let tensor = lock(shard).tensor(range)?;
                     f(name, place, tensor)
                 })
             }
