@@ -46,7 +46,7 @@ fn head(
     let count = |rank: &Rank| (rank.calls.load(Relaxed), rank.elements.load(Relaxed));
     let (calls, elements) = shard.map_or((0, 0), |(_, rank)| count(rank));
     let made = (found.kept.logits().is_some(), found.kept.tokens_per_chunk(), calls, elements);
-    let mut dweight = Tensor::zeros(x.device(), acc(x.dtype()), weight.dims())?;
+    let mut dweight = Tensor::zeros(x.device(), lse.dtype(), weight.dims())?;
     let mut dx = None;
     let mut take = |found| {
         dx = Some(found);

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use ferrotron_tensor::ops::cross_entropy::{JoinShards, VocabShard};
-use ferrotron_tensor::{DType, Error, Result, Tensor};
+use ferrotron_tensor::{Error, Result, Tensor};
 
 /// One of several ranks. A rank that is gone is an error on the others, so that no test hangs.
 pub struct Rank {
@@ -91,9 +91,4 @@ pub fn shard_of(rank: usize, ranks: usize, global: usize) -> (VocabShard, usize)
     let start = |rank: usize| rank * (global / ranks) + rank.min(global % ranks);
     let offset = start(rank);
     (VocabShard { offset, global, shards: ranks }, start(rank + 1) - offset)
-}
-
-/// The epsilon of the sums of a dtype.
-pub fn acc(dtype: DType) -> DType {
-    if dtype == DType::F64 { dtype } else { DType::F32 }
 }
