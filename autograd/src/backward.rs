@@ -4,9 +4,9 @@ use ferrotron_tensor::ops::pointwise::{add_assign, own};
 use ferrotron_tensor::ops::reduce::sum_to;
 use ferrotron_tensor::{Error, Result, Tensor};
 
-use crate::Accum;
 use crate::engine::{DeferredGrads, Pending, WeightGrads};
 use crate::node::{Node, Source};
+use crate::{Accum, Leaf};
 
 /// What an operation keeps, and how it turns the gradient of its results into those of its operands.
 ///
@@ -154,6 +154,20 @@ impl Grads<'_> {
         }
     }
 
+    /// Whether [`Grads::accumulate_weight`] queues the gradient of operand `i` instead of computing it.
+    pub fn defers_weight(&self, i: usize) -> bool {
+        self.deferred_leaf(i).is_some()
+    }
+
+    fn deferred_leaf(&self, i: usize) -> Option<&Leaf> {
+        match self.node.inputs.get(i) {
+            Some((Some(Source::Leaf(leaf)), _)) if self.mode == WeightGrads::Deferred => {
+                Some(leaf).filter(|leaf| !leaf.stands_in())
+            }
+            _ => None,
+        }
+    }
+
     /// As [`Grads::accumulate`] for the weight of a linear layer: with [`WeightGrads::Deferred`] and a
     /// parameter as operand, `write` is queued instead of called.
     pub fn accumulate_weight(
@@ -161,12 +175,12 @@ impl Grads<'_> {
         i: usize,
         write: impl FnOnce(&mut Tensor, Accum) -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        match (self.node.inputs.get(i), self.mode) {
-            (Some((Some(Source::Leaf(leaf)), _)), WeightGrads::Deferred) if !leaf.stands_in() => {
-                self.deferred.push(leaf.clone(), Box::new(write));
+        match self.deferred_leaf(i).cloned() {
+            Some(leaf) => {
+                self.deferred.push(leaf, Box::new(write));
                 Ok(())
             }
-            _ => self.accumulate(i, write),
+            None => self.accumulate(i, write),
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Leaves: trainable values that collect gradients.
 
 use ferrotron_tensor::ops::pointwise::{add_assign, own};
-use ferrotron_tensor::{Category, DType, Device, Dims, Error, Flat, Result, Tensor};
+use ferrotron_tensor::{At, Category, DType, Device, Dims, Error, Flat, Result, Tensor};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::node::Source;
 use crate::{Accum, Var};
@@ -14,6 +14,9 @@ pub type SharedFlat = Arc<Mutex<Flat>>;
 
 type Init = Box<dyn FnOnce(&mut Tensor) -> Result<()> + Send>;
 type Hook = Box<dyn FnMut(&Leaf) -> Result<()> + Send>;
+
+/// Provides the flat that a leaf's value or gradient is in: called before each use.
+pub type Fetch = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
 /// A trainable value with its gradient. Cloning gives another handle of the same leaf.
 ///
@@ -34,6 +37,8 @@ struct Inner {
     value: Mutex<Value>,
     gradient: Mutex<Gradient>,
     hook: Mutex<Option<(usize, Hook)>>,
+    fetch_value: OnceLock<Fetch>,
+    fetch_gradient: OnceLock<Fetch>,
 }
 
 enum Value {
@@ -115,6 +120,8 @@ impl Leaf {
             value: Mutex::new(value),
             gradient: Mutex::new(gradient),
             hook: Mutex::new(None),
+            fetch_value: OnceLock::new(),
+            fetch_gradient: OnceLock::new(),
         }))
     }
 
@@ -153,8 +160,25 @@ impl Leaf {
         self.0.version.fetch_add(1, Relaxed);
     }
 
+    /// Lets `fetch` fill the flat of the value before each use from now on: a sharded parameter has no memory
+    /// of its own in between. Errors if there is such a function already.
+    pub fn fetch_value_by(&self, fetch: Fetch) -> Result<()> {
+        self.0.fetch_value.set(fetch).map_err(|_| self.fetched_already())
+    }
+
+    /// Lets `fetch` provide the flat of the gradient before each contribution from now on. Errors if there is
+    /// such a function already.
+    pub fn fetch_gradient_by(&self, fetch: Fetch) -> Result<()> {
+        self.0.fetch_gradient.set(fetch).map_err(|_| self.fetched_already())
+    }
+
+    fn fetched_already(&self) -> Error {
+        Error::config("leaf", format!("'{}' belongs to somebody already", self.name()))
+    }
+
     /// The value.
     pub fn value(&self) -> Result<Tensor> {
+        self.0.fetch_value.get().map_or(Ok(()), |fetch| fetch()).at(self.name())?;
         let mut value = lock(&self.0.value);
         if let Value::Init(init) = &mut *value {
             let init = init.take().ok_or_else(|| self.init_failed())?;
@@ -165,7 +189,7 @@ impl Leaf {
         }
         match &*value {
             Value::Own(tensor) => Ok(tensor.clone()),
-            Value::Flat(flat, range) => Ok(lock(flat).tensor(*range)),
+            Value::Flat(flat, range) => lock(flat).tensor(*range),
             Value::Init(_) => Err(self.init_failed()),
         }
     }
@@ -239,7 +263,7 @@ impl Leaf {
             Value::Init(Some(init)) => init(tensor),
             Value::Own(source) => tensor.write(&source),
             Value::Flat(from, range) if !Arc::ptr_eq(&from, flat) => {
-                tensor.write(&lock(&from).tensor(range))
+                tensor.write(&lock(&from).tensor(range)?)
             }
             _ => Err(Error::value(
                 "leaf",
@@ -261,7 +285,7 @@ impl Leaf {
         Ok(match &gradient.place {
             _ if gradient.contributions == 0 => None,
             GradientPlace::Own(tensor) => tensor.clone(),
-            GradientPlace::Flat(flat, range) => Some(lock(flat).tensor(*range)),
+            GradientPlace::Flat(flat, range) => Some(lock(flat).tensor(*range)?),
         })
     }
 
@@ -288,6 +312,7 @@ impl Leaf {
     /// Lets `write` add a contribution: it gets a unique, contiguous tensor of the leaf's dims and
     /// whether to replace what is there or to add to it.
     pub fn accumulate(&self, write: impl FnOnce(&mut Tensor, Accum) -> Result<()>) -> Result<()> {
+        self.0.fetch_gradient.get().map_or(Ok(()), |fetch| fetch()).at(self.name())?;
         let mut gradient = lock(&self.0.gradient);
         let accum = if gradient.contributions == 0 { Accum::Replace } else { Accum::Add };
         match &mut gradient.place {
@@ -361,8 +386,8 @@ pub fn missing_gradients<'a>(leaves: impl IntoIterator<Item = &'a Leaf>) -> Vec<
         .collect()
 }
 
-/// A poisoned lock means that another thread panicked, not that the value is torn: every change under
-/// these locks is a single assignment.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Locks a value whose every change is a single assignment: a poisoned lock means that another thread
+/// panicked, not that the value is torn.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -36,7 +36,7 @@ pub use checkpoint::checkpoint;
 pub use engine::{DeferredGrads, WeightGrads, backward};
 pub use ferrotron_tensor::ops::matmul::Accum;
 pub use gradcheck::{GradcheckOptions, Mismatch, gradcheck, gradcheck_leaves};
-pub use leaf::{Leaf, SharedFlat, missing_gradients};
+pub use leaf::{Fetch, Leaf, SharedFlat, lock, missing_gradients};
 pub use recording::no_grad;
 pub use saved::Saved;
 pub use var::Var;

@@ -194,6 +194,9 @@ impl Module for Gpt {
         self.wpe.iter().for_each(|wpe| wpe.visit(f));
         self.blocks.iter().for_each(|block| block.visit(f));
         self.norm_f.visit(f);
-        self.lm_head.iter().for_each(|head| head.visit(f));
+        match &self.lm_head {
+            Some(head) => head.visit(f),
+            None => self.wte.visit(f),
+        }
     }
 }

@@ -1,14 +1,9 @@
 //! Causal multi-head and grouped-query self-attention.
 
 use ferrotron_autograd::Var;
-use ferrotron_autograd::ops::attention::packed_attention;
-use ferrotron_tensor::ops::attention::{
-    AttentionConfig as Scores, AttentionDropout, attention, split_packed,
-};
-use ferrotron_tensor::ops::rotary::RotaryTable;
-use ferrotron_tensor::{At, DType, Device, Error, Place, Result, Tensor};
+use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 
-use crate::{Bias, Context, Init, Linear, Mode, Module, Param, Scope};
+use crate::{AttentionHeads, Bias, Context, Init, Linear, Module, Param, Scope};
 
 /// What an [`Attention`] is made of.
 #[derive(Debug, Clone, Copy)]
@@ -31,6 +26,13 @@ pub struct AttentionConfig {
     pub init: Init,
     /// Start of the second layer, which ends on the residual stream.
     pub residual_init: Init,
+}
+
+impl AttentionConfig {
+    /// Outputs of the first layer: (H + 2G) D.
+    pub fn packed_width(&self) -> usize {
+        (self.heads + 2 * self.groups) * self.head_dim
+    }
 }
 
 /// softmax(q k^T / sqrt(D)) v, causal: Vaswani et al., arXiv 1706.03762.
@@ -57,10 +59,9 @@ pub struct AttentionConfig {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Attention {
-    path: String,
     qkv: Linear,
+    heads: AttentionHeads,
     proj: Linear,
-    config: AttentionConfig,
 }
 
 impl Attention {
@@ -69,35 +70,13 @@ impl Attention {
     /// Errors unless the groups divide the heads, no size is 0 and, with rotary positions, the width of a head
     /// is even.
     pub fn new(scope: &Scope, config: &AttentionConfig) -> Result<Attention> {
-        let AttentionConfig { hidden, heads, groups, head_dim, .. } = *config;
-        if heads == 0 || groups == 0 || head_dim == 0 || heads % groups != 0 {
-            return Err(Error::config(
-                "attention",
-                format!(
-                    "{groups} key/value groups must divide {heads} heads (of width {head_dim})"
-                ),
-            )
-            .at(scope.path()));
-        }
-        if config.rotary_base.is_some() && head_dim % 2 != 0 {
-            return Err(Error::config(
-                "attention",
-                format!("rotary positions need an even head width, got {head_dim}"),
-            )
-            .at(scope.path()));
-        }
-        let width = (heads + 2 * groups) * head_dim;
+        let AttentionConfig { hidden, heads, bias, init, residual_init, .. } = *config;
+        let (proj, width) = (scope.child("proj"), config.packed_width());
+        let heads_width = heads * config.head_dim;
         Ok(Attention {
-            path: scope.path().to_string(),
-            qkv: Linear::new(&scope.child("qkv"), hidden, width, config.bias, config.init)?,
-            proj: Linear::new(
-                &scope.child("proj"),
-                heads * head_dim,
-                hidden,
-                config.bias,
-                config.residual_init,
-            )?,
-            config: *config,
+            heads: AttentionHeads::new(scope, config, 0..heads)?,
+            qkv: Linear::new(&scope.child("qkv"), hidden, width, bias, init)?,
+            proj: Linear::new(&proj, heads_width, hidden, bias, residual_init)?,
         })
     }
 
@@ -106,54 +85,9 @@ impl Attention {
     ///
     /// Errors if `x` has other dims, or the cache has no room for T more positions.
     pub fn forward(&self, ctx: &Context, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
-        let AttentionConfig { heads, groups, head_dim, .. } = self.config;
-        let &[batch, positions, _] = x.dims() else {
-            return Err(Error::shape("attention", format!("needs (B, T, C), got {:?}", x.dims()))
-                .at(&self.path));
-        };
         let qkv = self.qkv.forward(x)?; // (B, T, (H + 2G) D)
-        let qkv =
-            self.turn(ctx, qkv, cache.as_deref().map_or(0, |cache| cache.len)).at(&self.path)?;
-        let scores = self.scores(ctx, positions).at(&self.path)?;
-        let y = match cache {
-            None => packed_attention(&qkv, heads, groups, &scores).at(&self.path)?, // (B, T, H D)
-            Some(cache) => {
-                // (B, T, H, D), (B, T, G, D) twice
-                let (q, k, v) = split_packed(qkv.value(), heads, groups).at(&self.path)?;
-                let (k, v) = cache.append(&k, &v).at(&self.path)?; // (B, S, G, D)
-                let (y, _) = attention(&q, &k, &v, &scores).at(&self.path)?; // (B, T, H, D)
-                let joined = y.reshape(&[batch, positions, heads * head_dim]);
-                Var::constant(joined.at(&self.path)?)
-            }
-        };
+        let y = self.heads.forward(ctx, qkv, cache)?; // (B, T, H D)
         self.proj.forward(&y) // (B, T, C)
-    }
-
-    /// Turns queries and keys by their positions.
-    fn turn(&self, ctx: &Context, qkv: Var, cached: usize) -> Result<Var> {
-        let AttentionConfig { heads, groups, head_dim, rotary_base, .. } = self.config;
-        let Some(base) = rotary_base else { return Ok(qkv) };
-        let packed = qkv.dims().to_vec();
-        let start = ctx.sequence.pieces.first().map_or(0, |&(offset, _)| offset) + cached;
-        let table =
-            RotaryTable::new(qkv.device(), qkv.dtype(), start..start + packed[1], head_dim, base)?;
-        let by_head = qkv.reshape(&[packed[0], packed[1], heads + 2 * groups, head_dim])?; // (B, T, H + 2G, D)
-        by_head.rotary(&table, heads + groups)?.reshape(&packed)
-    }
-
-    fn scores(&self, ctx: &Context, positions: usize) -> Result<Scores> {
-        let mut scores = Scores::causal(self.config.head_dim);
-        if ctx.mode == Mode::Train && self.config.dropout > 0.0 {
-            // The global tensor of weights is (samples, heads, positions, positions).
-            let heads = self.config.heads;
-            let place = Place::new(
-                &[ctx.batch.global, heads, positions, positions],
-                &[&ctx.batch.pieces, &[(0, heads)], &[(0, positions)], &[(0, positions)]],
-            )?;
-            let key = ctx.key(&format!("{}.dropout", self.path));
-            scores.dropout = Some(AttentionDropout::new(self.config.dropout, key, place)?);
-        }
-        Ok(scores)
     }
 }
 
@@ -200,7 +134,7 @@ impl KvCache {
     }
 
     /// Takes up keys and values (B, T, G, D); returns all of them so far.
-    fn append(&mut self, keys: &Tensor, values: &Tensor) -> Result<(Tensor, Tensor)> {
+    pub(crate) fn append(&mut self, keys: &Tensor, values: &Tensor) -> Result<(Tensor, Tensor)> {
         let (start, count) = (self.len, keys.dims()[1]);
         if start + count > self.keys.dims()[1] {
             return Err(Error::shape(

@@ -1,24 +1,10 @@
-//! The parameters of a model laid out for the optimizer: weights and gradients in flats, one pair for
-//! each decay group.
+//! The parameters of a model laid out for the optimizer: weights and gradients in flats, a pair for each
+//! group of parameters of which the same is true.
 
-use ferrotron_autograd::{Leaf, SharedFlat, missing_gradients};
-use ferrotron_tensor::ops::sq_norm::{all_finite, sq_norm};
-use ferrotron_tensor::{Category, Error, Flat, Result, dispatch_float};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use ferrotron_autograd::{Leaf, missing_gradients};
+use ferrotron_tensor::{Error, Result};
 
-use crate::{Decay, Param};
-
-/// Parameters that the optimizer treats alike.
-pub struct ParamGroup {
-    /// Whether weight decay applies.
-    pub decay: Decay,
-    /// The parameters, in the order of the flats.
-    pub params: Vec<Param>,
-    /// Their values.
-    pub weights: SharedFlat,
-    /// Their gradients.
-    pub gradients: SharedFlat,
-}
+use crate::{BufferConfig, Param, ParamGroup};
 
 /// All parameters of a model, grouped.
 ///
@@ -52,6 +38,11 @@ impl ParamBuffers {
     ///
     /// Errors if two parameters have the same name or their dtypes differ.
     pub fn new(params: &[Param]) -> Result<ParamBuffers> {
+        Self::with_config(params, &BufferConfig::default())
+    }
+
+    /// As [`ParamBuffers::new`], in groups of bounded size of which this rank may keep a part.
+    pub fn with_config(params: &[Param], config: &BufferConfig) -> Result<ParamBuffers> {
         for (i, param) in params.iter().enumerate() {
             if let Some(first) = params[..i].iter().find(|first| first.name() == param.name()) {
                 return Err(Error::config(
@@ -66,39 +57,14 @@ impl ParamBuffers {
                 ));
             }
         }
-        let groups = [Decay::Yes, Decay::No]
+        let groups = buckets(params, config.bucket_numel)
             .into_iter()
-            .map(|decay| {
-                Self::group(
-                    decay,
-                    params.iter().filter(|param| param.decay() == decay).cloned().collect(),
-                )
-            })
-            .filter_map(Result::transpose)
+            .map(|params| ParamGroup::new(params, config))
             .collect::<Result<_>>()?;
         Ok(ParamBuffers { groups })
     }
 
-    fn group(decay: Decay, params: Vec<Param>) -> Result<Option<ParamGroup>> {
-        let Some(first) = params.first() else { return Ok(None) };
-        let (device, dtype) = (first.leaf().device().clone(), first.leaf().dtype());
-        let parts: Vec<_> = params
-            .iter()
-            .map(|param| (param.name().to_string(), param.leaf().dims().to_vec()))
-            .collect();
-        let flat = |category| {
-            Ok::<_, Error>(Arc::new(Mutex::new(Flat::new(&device, dtype, category, &parts)?)))
-        };
-        let weights = flat(Category::Weights)?;
-        let gradients = flat(Category::Gradients)?;
-        for (range, param) in params.iter().enumerate() {
-            param.leaf().move_value(&weights, range)?;
-            param.leaf().move_gradient(&gradients, range);
-        }
-        Ok(Some(ParamGroup { decay, params, weights, gradients }))
-    }
-
-    /// The groups: decayed parameters first.
+    /// The groups, in the order in which backward completes their gradients.
     pub fn groups(&self) -> &[ParamGroup] {
         &self.groups
     }
@@ -127,34 +93,19 @@ impl ParamBuffers {
         Err(Error::graph("backward", format!("the loss does not depend on {}", missing.join(", "))))
     }
 
-    /// Sum of the squares of all gradients, in f64.
+    /// Sum of the squares of all gradients that this rank updates, in f64.
     pub fn sq_norm(&self) -> Result<f64> {
-        self.groups.iter().map(|group| flat_sq_norm(&lock(&group.gradients))).sum()
+        self.groups.iter().map(ParamGroup::sq_norm).sum()
     }
 
-    /// Whether every weight is a finite number.
+    /// Whether every weight that this rank updates is a finite number.
     pub fn weights_are_finite(&self) -> Result<bool> {
-        self.groups
-            .iter()
-            .try_fold(true, |finite, group| Ok(finite && flat_is_finite(&lock(&group.weights))?))
+        self.groups.iter().try_fold(true, |finite, group| Ok(finite && group.weights_are_finite()?))
     }
 
     /// The first parameter whose value or gradient is not finite, for an error message.
     pub fn first_non_finite(&self) -> Result<Option<String>> {
-        for param in self.params() {
-            let finite = |tensor: ferrotron_tensor::Tensor| {
-                Ok::<_, Error>(tensor.to_f64()?.iter().all(|x| x.is_finite()))
-            };
-            if !finite(param.leaf().value()?)? {
-                return Ok(Some(format!("the value of '{}'", param.name())));
-            }
-            if let Some(gradient) = param.leaf().gradient()?
-                && !finite(gradient)?
-            {
-                return Ok(Some(format!("the gradient of '{}'", param.name())));
-            }
-        }
-        Ok(None)
+        self.groups.iter().find_map(|group| group.first_non_finite().transpose()).transpose()
     }
 
     pub(crate) fn mark_updated(&self) {
@@ -162,21 +113,26 @@ impl ParamBuffers {
     }
 }
 
-fn flat_sq_norm(flat: &Flat) -> Result<f64> {
-    dispatch_float!("sq_norm", flat.dtype(), T => Ok(sq_norm(flat.device(), flat.whole::<T>()?)))
-}
-
-fn flat_is_finite(flat: &Flat) -> Result<bool> {
-    dispatch_float!("all_finite", flat.dtype(), T => Ok(all_finite(flat.device(), flat.whole::<T>()?)))
+/// Parameters of equal facts together, in groups that are closed once they have `numel` elements. Filled from
+/// the last parameter to the first, since that is the order in which gradients are complete.
+fn buckets(params: &[Param], numel: usize) -> Vec<Vec<Param>> {
+    let facts = |param: &Param| (param.decay(), param.replicated(), param.grad_partial());
+    let size = |bucket: &[Param]| bucket.iter().map(|p| p.leaf().numel()).sum::<usize>();
+    let mut buckets: Vec<Vec<Param>> = Vec::new();
+    for param in params.iter().rev() {
+        // Only the last bucket of these facts can be open.
+        let last = buckets.iter_mut().rev().find(|bucket| facts(&bucket[0]) == facts(param));
+        match last.filter(|bucket| size(bucket) < numel) {
+            Some(open) => open.push(param.clone()),
+            None => buckets.push(vec![param.clone()]),
+        }
+    }
+    buckets.iter_mut().for_each(|bucket| bucket.reverse());
+    buckets
 }
 
 /// The factor that brings a gradient of norm `norm` down to `max_norm`: Megatron's
 /// max / (norm + 1e-6), at most 1.
 pub fn clip_coefficient(norm: f64, max_norm: f64) -> f64 {
     if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 }
-}
-
-/// A panic elsewhere leaves numbers behind, not a torn structure.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,6 +4,7 @@
 
 use ferrotron_tensor::{Place, RandomKey, Result};
 use smallvec::{SmallVec, smallvec};
+use std::ops::Range;
 
 /// Whether dropout drops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +34,33 @@ impl Extent {
     pub fn part(global: usize, offset: usize, len: usize) -> Extent {
         Extent { global, pieces: smallvec![(offset, len)] }
     }
+
+    /// How much is here.
+    #[expect(clippy::len_without_is_empty, reason = "an extent is not a collection")]
+    pub fn len(&self) -> usize {
+        self.pieces.iter().map(|&(_, len)| len).sum()
+    }
+
+    /// The global coordinates that are here, in local order.
+    pub fn coordinates(&self) -> impl Iterator<Item = usize> + '_ {
+        self.pieces.iter().flat_map(|&(offset, len)| offset..offset + len)
+    }
+
+    /// Of what is here, `range`.
+    #[must_use]
+    pub fn narrow(&self, range: Range<usize>) -> Extent {
+        let mut pieces = SmallVec::new();
+        let mut before = 0;
+        for &(offset, len) in &self.pieces {
+            let start = range.start.clamp(before, before + len);
+            let end = range.end.clamp(before, before + len);
+            if start < end {
+                pieces.push((offset + start - before, end - start));
+            }
+            before += len;
+        }
+        Extent { global: self.global, pieces }
+    }
 }
 
 /// The arguments of a forward pass that are the same for every layer.
@@ -53,8 +81,11 @@ pub struct Context {
     pub mode: Mode,
     /// Samples of the global batch that are here.
     pub batch: Extent,
-    /// Positions of the sequence that are here.
+    /// Positions of the sequence that are here: what attention sees.
     pub sequence: Extent,
+    /// Of these, the positions between the parts of a block, on the residual stream: fewer only under
+    /// sequence parallelism.
+    pub residual: Extent,
 }
 
 impl Context {
@@ -72,6 +103,7 @@ impl Context {
             mode,
             batch: Extent::whole(global_batch),
             sequence: Extent::whole(seq_length),
+            residual: Extent::whole(seq_length),
         }
     }
 
@@ -87,12 +119,12 @@ impl Context {
         RandomKey::new(self.seed, self.step, site)
     }
 
-    /// The place of a (batch, sequence, features..) activation whose features are all here.
+    /// The place of a (batch, sequence, features..) activation of the residual stream.
     pub fn place(&self, features: &[usize]) -> Result<Place> {
-        let mut global = vec![self.batch.global, self.sequence.global];
+        let mut global = vec![self.batch.global, self.residual.global];
         global.extend(features);
         let whole: Vec<[(usize, usize); 1]> = features.iter().map(|&size| [(0, size)]).collect();
-        let mut pieces: Vec<&[(usize, usize)]> = vec![&self.batch.pieces, &self.sequence.pieces];
+        let mut pieces: Vec<&[(usize, usize)]> = vec![&self.batch.pieces, &self.residual.pieces];
         pieces.extend(whole.iter().map(|piece| piece.as_slice()));
         Place::new(&global, &pieces)
     }

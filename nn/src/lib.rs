@@ -5,6 +5,8 @@
 #![deny(missing_docs)]
 
 mod attention;
+mod attention_heads;
+mod axis;
 mod buffers;
 mod context;
 mod dropout;
@@ -15,10 +17,13 @@ mod mlp;
 mod norm;
 mod optimizer;
 mod param;
+mod param_group;
 pub mod schedule;
 
 pub use attention::{Attention, AttentionConfig, KvCache};
-pub use buffers::{ParamBuffers, ParamGroup, clip_coefficient};
+pub use attention_heads::AttentionHeads;
+pub use axis::{Axis, AxisSet};
+pub use buffers::{ParamBuffers, clip_coefficient};
 pub use context::{Context, Extent, Mode};
 pub use dropout::Dropout;
 pub use embedding::Embedding;
@@ -28,3 +33,4 @@ pub use mlp::{Activation, Mlp, MlpConfig};
 pub use norm::{LayerNorm, Norm, RmsNorm};
 pub use optimizer::{Optimizer, OptimizerConfig, StepConfig};
 pub use param::{Decay, Module, Param, Scope};
+pub use param_group::{BufferConfig, ParamGroup, Sharding};

@@ -18,6 +18,30 @@ pub enum Activation {
     SwiGlu,
 }
 
+impl Activation {
+    /// The name of the first layer, and its outputs for each feature in between.
+    pub fn first_layer(self) -> (&'static str, usize) {
+        match self {
+            Activation::SwiGlu => ("gate_up", 2),
+            _ => ("fc", 1),
+        }
+    }
+
+    /// (.., F) -> (.., F); SwiGLU takes gate and up (.., 2F).
+    pub fn apply(self, x: &Var) -> Result<Var> {
+        match self {
+            Activation::GeluTanh => x.gelu_tanh(),
+            Activation::GeluErf => x.gelu_erf(),
+            Activation::Relu => x.relu(),
+            Activation::SwiGlu => {
+                let half = x.value().dim(-1)? / 2;
+                let parts = x.split(-1, &[half, half])?;
+                parts[0].silu()?.mul(&parts[1])
+            }
+        }
+    }
+}
+
 /// What an [`Mlp`] is made of.
 #[derive(Debug, Clone, Copy)]
 pub struct MlpConfig {
@@ -64,10 +88,8 @@ pub struct Mlp {
 impl Mlp {
     /// Makes the two layers. Errors if a width is 0.
     pub fn new(scope: &Scope, config: &MlpConfig) -> Result<Mlp> {
-        let (name, outputs) = match config.activation {
-            Activation::SwiGlu => ("gate_up", 2 * config.ffn_hidden),
-            _ => ("fc", config.ffn_hidden),
-        };
+        let (name, outputs) = config.activation.first_layer();
+        let outputs = outputs * config.ffn_hidden;
         Ok(Mlp {
             path: scope.path().to_string(),
             fc: Linear::new(&scope.child(name), config.hidden, outputs, config.bias, config.init)?,
@@ -85,21 +107,8 @@ impl Mlp {
     /// (B, T, C) -> (B, T, C)
     pub fn forward(&self, x: &Var) -> Result<Var> {
         let x = self.fc.forward(x)?; // (B, T, F), or (B, T, 2F) for SwiGLU
-        let x = self.activate(&x).at(&self.path)?; // (B, T, F)
+        let x = self.activation.apply(&x).at(&self.path)?; // (B, T, F)
         self.proj.forward(&x) // (B, T, C)
-    }
-
-    fn activate(&self, x: &Var) -> Result<Var> {
-        match self.activation {
-            Activation::GeluTanh => x.gelu_tanh(),
-            Activation::GeluErf => x.gelu_erf(),
-            Activation::Relu => x.relu(),
-            Activation::SwiGlu => {
-                let half = x.value().dim(-1)? / 2;
-                let parts = x.split(-1, &[half, half])?;
-                parts[0].silu()?.mul(&parts[1])
-            }
-        }
     }
 }
 

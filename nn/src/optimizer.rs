@@ -2,9 +2,9 @@
 
 use ferrotron_tensor::ops::adamw::{self, adamw};
 use ferrotron_tensor::ops::sgd::{self, sgd};
-use ferrotron_tensor::{Category, DType, Error, Flat, Result, Tensor, dispatch_float};
+use ferrotron_tensor::{Category, DType, Error, Flat, Place, Result, Tensor, dispatch_float};
 
-use crate::buffers::lock;
+use crate::param_group::piece_parts;
 use crate::{Decay, ParamBuffers, ParamGroup};
 
 /// The constants of an optimizer.
@@ -77,35 +77,44 @@ pub struct StepConfig {
     pub grad_scale: f64,
 }
 
-/// The state of an optimizer: its moments, laid out like the weights.
+/// The state of an optimizer: its moments, laid out like the weights that this rank updates.
 pub struct Optimizer {
     config: OptimizerConfig,
-    /// For each parameter group, each moment.
-    moments: Vec<Vec<Flat>>,
+    groups: Vec<Moments>,
     step: u64,
 }
 
+/// The moments of one parameter group.
+struct Moments {
+    /// What the ranges of the flats are: parameters, or the parts of them that this rank updates.
+    pieces: Vec<(String, Place)>,
+    flats: Vec<Flat>,
+}
+
 impl Optimizer {
-    /// Zero moments for every parameter, in the accumulation type (f32, or f64 for f64 weights).
+    /// Zero moments for every weight that this rank updates, in the accumulation type (f32, or f64 for f64
+    /// weights).
     ///
     /// Errors, naming it, if a constant is out of its range.
     pub fn new(config: OptimizerConfig, buffers: &ParamBuffers) -> Result<Optimizer> {
         config.validate()?;
-        let moments = buffers
+        let groups = buffers
             .groups()
             .iter()
             .map(|group| Self::group(&config, group))
             .collect::<Result<_>>()?;
-        Ok(Optimizer { config, moments, step: 0 })
+        Ok(Optimizer { config, groups, step: 0 })
     }
 
-    fn group(config: &OptimizerConfig, group: &ParamGroup) -> Result<Vec<Flat>> {
-        let weights = lock(&group.weights);
-        let dtype = if weights.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-        let parts: Vec<_> =
-            group.params.iter().map(|p| (p.name().to_string(), p.leaf().dims().to_vec())).collect();
-        let flat = |_: &&str| Flat::new(weights.device(), dtype, Category::Optimizer, &parts);
-        config.moments().iter().map(flat).collect()
+    fn group(config: &OptimizerConfig, group: &ParamGroup) -> Result<Moments> {
+        let pieces = group.pieces();
+        let flats = group.with_owned(|(weights, _), _| {
+            let dtype = if weights.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+            let parts = piece_parts(&pieces);
+            let flat = |_: &&str| Flat::new(weights.device(), dtype, Category::Optimizer, &parts);
+            config.moments().iter().map(flat).collect()
+        })?;
+        Ok(Moments { pieces, flats })
     }
 
     /// Updates the weights from their gradients, one pass over each group.
@@ -114,30 +123,32 @@ impl Optimizer {
     pub fn step(&mut self, buffers: &ParamBuffers, step: &StepConfig) -> Result<()> {
         self.check_writable(buffers)?;
         self.step += 1;
-        for (group, moments) in buffers.groups().iter().zip(&mut self.moments) {
-            let mut weights = lock(&group.weights);
-            let gradients = lock(&group.gradients);
-            let device = weights.device().clone();
-            let decays = group.decay == Decay::Yes;
-            dispatch_float!("optimizer", weights.dtype(), T => {
-                type A = <T as ferrotron_tensor::Element>::Acc;
-                let (w, g) = (weights.whole_mut::<T>()?, gradients.whole::<T>()?);
-                match (self.config, &mut moments[..]) {
-                    (OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay }, [m, v]) => {
-                        let weight_decay = if decays { weight_decay } else { 0.0 };
-                        let config = adamw::AdamW {
-                            lr: step.lr, beta1, beta2, eps, weight_decay, step: self.step, grad_scale: step.grad_scale,
-                        };
-                        adamw(&device, &config, w, g, m.whole_mut::<A>()?, v.whole_mut::<A>()?)?;
+        let (config, count) = (self.config, self.step);
+        for (group, moments) in buffers.groups().iter().zip(&mut self.groups) {
+            group.with_owned(|(weights, range), (gradients, gradient_range)| {
+                let device = weights.device().clone();
+                let decays = group.decay == Decay::Yes;
+                dispatch_float!("optimizer", weights.dtype(), T => {
+                    type A = <T as ferrotron_tensor::Element>::Acc;
+                    let w = &mut weights.whole_mut::<T>()?[range];
+                    let g = &gradients.whole::<T>()?[gradient_range];
+                    match (config, &mut moments.flats[..]) {
+                        (OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay }, [m, v]) => {
+                            let weight_decay = if decays { weight_decay } else { 0.0 };
+                            let config = adamw::AdamW {
+                                lr: step.lr, beta1, beta2, eps, weight_decay, step: count, grad_scale: step.grad_scale,
+                            };
+                            adamw(&device, &config, w, g, m.whole_mut::<A>()?, v.whole_mut::<A>()?)
+                        }
+                        (OptimizerConfig::Sgd { momentum, weight_decay }, [m]) => {
+                            let weight_decay = if decays { weight_decay } else { 0.0 };
+                            let config = sgd::Sgd { lr: step.lr, momentum, weight_decay, grad_scale: step.grad_scale };
+                            sgd(&device, &config, w, g, m.whole_mut::<A>()?)
+                        }
+                        _ => unreachable!("`new` made as many moments as the optimizer has"),
                     }
-                    (OptimizerConfig::Sgd { momentum, weight_decay }, [m]) => {
-                        let weight_decay = if decays { weight_decay } else { 0.0 };
-                        let config = sgd::Sgd { lr: step.lr, momentum, weight_decay, grad_scale: step.grad_scale };
-                        sgd(&device, &config, w, g, m.whole_mut::<A>()?)?;
-                    }
-                    _ => unreachable!("`new` made as many moments as the optimizer has"),
-                }
-            });
+                })
+            })?;
         }
         buffers.mark_updated();
         Ok(())
@@ -146,11 +157,13 @@ impl Optimizer {
     /// Errors if anybody reads a weight or a moment: a step that ends in the middle would leave some groups
     /// updated and others not.
     fn check_writable(&mut self, buffers: &ParamBuffers) -> Result<()> {
-        for (group, moments) in buffers.groups().iter().zip(&mut self.moments) {
-            let mut weights = lock(&group.weights);
-            for flat in [&mut *weights].into_iter().chain(moments) {
-                dispatch_float!("optimizer", flat.dtype(), T => flat.whole_mut::<T>().map(drop))?;
-            }
+        for (group, moments) in buffers.groups().iter().zip(&mut self.groups) {
+            group.with_owned(|(weights, _), _| {
+                for flat in [weights].into_iter().chain(&mut moments.flats) {
+                    dispatch_float!("optimizer", flat.dtype(), T => flat.whole_mut::<T>().map(drop))?;
+                }
+                Ok(())
+            })?;
         }
         Ok(())
     }
@@ -165,28 +178,31 @@ impl Optimizer {
         self.step = steps;
     }
 
-    /// Calls `f` with the name of every parameter, the name of a moment and its value.
-    pub fn visit(&self, mut f: impl FnMut(&str, &'static str, Tensor) -> Result<()>) -> Result<()> {
-        for group in &self.moments {
-            for (moment, flat) in self.config.moments().iter().zip(group) {
-                for range in 0..flat.n_ranges() {
-                    f(flat.name(range), moment, flat.tensor(range))?;
+    /// Calls `f` with every part of a moment that this rank keeps: the parameter's name, the moment's, which
+    /// part of the global tensor it is, and its value.
+    pub fn visit(
+        &self,
+        mut f: impl FnMut(&str, &'static str, &Place, Tensor) -> Result<()>,
+    ) -> Result<()> {
+        for Moments { pieces, flats } in &self.groups {
+            for (moment, flat) in self.config.moments().iter().zip(flats) {
+                for (range, (name, place)) in pieces.iter().enumerate() {
+                    f(name, moment, place, flat.tensor(range)?)?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Calls `f` with every parameter's name, the name of a moment and its value to overwrite.
+    /// As [`Optimizer::visit`], with the value to overwrite.
     pub fn visit_mut(
         &mut self,
-        mut f: impl FnMut(&str, &'static str, &mut Tensor) -> Result<()>,
+        mut f: impl FnMut(&str, &'static str, &Place, &mut Tensor) -> Result<()>,
     ) -> Result<()> {
-        for group in &mut self.moments {
-            for (moment, flat) in self.config.moments().iter().zip(group) {
-                for range in 0..flat.n_ranges() {
-                    let name = flat.name(range).to_string();
-                    flat.update(range, |tensor| f(&name, moment, tensor))?;
+        for Moments { pieces, flats } in &mut self.groups {
+            for (moment, flat) in self.config.moments().iter().zip(flats) {
+                for (range, (name, place)) in pieces.iter().enumerate() {
+                    flat.update(range, |tensor| f(name, moment, place, tensor))?;
                 }
             }
         }

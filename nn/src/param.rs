@@ -1,10 +1,11 @@
-//! Parameters know where they live: a leaf, the part of the global tensor that it holds, and its decay
-//! group. Initialisation, checkpoints and the optimizer follow from these facts.
+//! Parameters know where they live: a leaf, the part of the global tensor that it holds, which ranks hold the
+//! same part, over which its gradient is spread, and its decay group. Initialisation, the reductions of
+//! gradients, their norm, checkpoints and the optimizer follow from these facts, and from nothing else.
 
 use ferrotron_autograd::{Leaf, Var};
 use ferrotron_tensor::{DType, Device, Place, RandomKey, Result};
 
-use crate::Init;
+use crate::{Axis, AxisSet, Init};
 
 /// Whether weight decay applies to a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +20,15 @@ pub enum Decay {
 #[derive(Debug, Clone)]
 pub struct Param {
     leaf: Leaf,
+    facts: Facts,
+}
+
+/// What is true of a parameter besides its value.
+#[derive(Debug, Clone, PartialEq)]
+struct Facts {
     place: Place,
+    replicated: AxisSet,
+    grad_partial: AxisSet,
     decay: Decay,
 }
 
@@ -41,21 +50,33 @@ impl Param {
 
     /// Which part of the global tensor is held.
     pub fn place(&self) -> &Place {
-        &self.place
+        &self.facts.place
+    }
+
+    /// The axes along which every rank holds the same part. It counts once in a norm, and is written once
+    /// into a checkpoint: by the first rank along each of them.
+    pub fn replicated(&self) -> AxisSet {
+        self.facts.replicated
+    }
+
+    /// The axes along which every rank's gradient is only a part of the gradient, which is their sum.
+    pub fn grad_partial(&self) -> AxisSet {
+        self.facts.grad_partial
     }
 
     /// Whether weight decay applies.
     pub fn decay(&self) -> Decay {
-        self.decay
+        self.facts.decay
     }
 }
 
 /// Something with parameters.
 pub trait Module {
-    /// Calls `f` with every parameter, in the order of the forward pass.
+    /// Calls `f` with every parameter, in the order of the forward pass, once for each time that the pass uses
+    /// it: a token embedding that is the head too is met twice.
     fn visit(&self, f: &mut dyn FnMut(&Param));
 
-    /// Every parameter, each once (tied ones are met twice).
+    /// Every parameter, each once.
     fn params(&self) -> Vec<Param> {
         let mut params: Vec<Param> = Vec::new();
         self.visit(&mut |param| {
@@ -67,7 +88,8 @@ pub trait Module {
     }
 }
 
-/// Where a module is being built: its path in the model, device, dtype and seed.
+/// Where a module is being built: its path in the model, device, dtype and seed, and which part of the
+/// batch its parameters' gradients see.
 ///
 /// ```
 /// use ferrotron_nn::{Decay, Init, Scope};
@@ -83,12 +105,45 @@ pub struct Scope {
     device: Device,
     dtype: DType,
     seed: u64,
+    replicated: AxisSet,
+    grad_partial: AxisSet,
 }
 
 impl Scope {
-    /// The root of a model.
+    /// The root of a model. Ranks that see other samples or positions hold the same parameters, and each
+    /// sees a part of their gradients.
     pub fn new(device: &Device, dtype: DType, seed: u64) -> Scope {
-        Scope { path: String::new(), device: device.clone(), dtype, seed }
+        let batch = AxisSet::from([Axis::Context, Axis::Data]);
+        Scope {
+            path: String::new(),
+            device: device.clone(),
+            dtype,
+            seed,
+            replicated: batch.with(Axis::Tensor),
+            grad_partial: batch,
+        }
+    }
+
+    /// The scope of parameters whose gradients are parts along `axis` too: of a norm that sees some of the
+    /// positions, or of a tensor that two pipeline stages use.
+    #[must_use]
+    pub fn with_partial_gradients(mut self, axis: Axis) -> Scope {
+        self.grad_partial = self.grad_partial.with(axis);
+        self
+    }
+
+    /// The scope of parameters that are the same along `axis`.
+    #[must_use]
+    pub fn replicated_along(mut self, axis: Axis) -> Scope {
+        self.replicated = self.replicated.with(axis);
+        self
+    }
+
+    /// The scope of parameters that are cut along `axis`.
+    #[must_use]
+    pub fn sharded_along(mut self, axis: Axis) -> Scope {
+        self.replicated = self.replicated.without(axis);
+        self
     }
 
     /// The scope of a part.
@@ -100,6 +155,11 @@ impl Scope {
     /// The global path, the site of random numbers.
     pub fn path(&self) -> &str {
         &self.path
+    }
+
+    /// Type of the parameters.
+    pub fn dtype(&self) -> DType {
+        self.dtype
     }
 
     /// Where parameters are made.
@@ -120,7 +180,8 @@ impl Scope {
         let leaf = Leaf::lazy(name, &self.device, self.dtype, place.dims(), move |tensor| {
             init.fill(tensor, &held, &key)
         });
-        Param { leaf, place, decay }
+        let Scope { replicated, grad_partial, .. } = *self;
+        Param { leaf, facts: Facts { place, replicated, grad_partial, decay } }
     }
 
     fn join(&self, name: &str) -> String {

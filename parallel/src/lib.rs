@@ -3,3 +3,7 @@
 #![deny(missing_docs)]
 
 pub mod collective;
+pub mod data_parallel;
+pub mod mesh;
+mod sharded_weights;
+pub mod tensor_parallel;

@@ -72,7 +72,7 @@ pub fn train(args: &TrainArgs, remembered: Vec<String>) -> Result<ExitCode> {
         checkpoint.check_config(&model)?;
         let params: Vec<_> = trainer.buffers().params().cloned().collect();
         checkpoint.load_params(&params)?;
-        checkpoint.load_optimizer(trainer.optimizer_mut(), &params)?;
+        checkpoint.load_optimizer(trainer.optimizer_mut())?;
         trainer.set_progress(checkpoint.progress().clone());
     }
     same_data(&mut trainer, dataset.train.len())?;

@@ -33,13 +33,25 @@ impl Flat {
     /// let parts = [("weight".to_string(), vec![2, 3]), ("bias".to_string(), vec![3])];
     /// let mut flat = Flat::new(&device, DType::F32, Category::Weights, &parts)?;
     /// flat.whole_mut::<f32>()?[6] = 1.0;
-    /// let bias = flat.tensor(1);
+    /// let bias = flat.tensor(1)?;
     /// assert_eq!(bias.to_vec::<f32>()?, [1.0, 0.0, 0.0]);
     /// let error = flat.whole_mut::<f32>().unwrap_err(); // `bias` still reads it
     /// assert!(error.to_string().contains("'bias'"));
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
     pub fn new(
+        device: &Device,
+        dtype: DType,
+        category: Category,
+        parts: &[(String, Vec<usize>)],
+    ) -> Result<Flat> {
+        let mut flat = Self::empty(device, dtype, category, parts)?;
+        crate::dispatch_any!(dtype, T => flat.whole_mut::<T>()?.fill(bytemuck::Zeroable::zeroed()));
+        Ok(flat)
+    }
+
+    /// As [`Flat::new`], with unspecified contents.
+    pub fn empty(
         device: &Device,
         dtype: DType,
         category: Category,
@@ -59,9 +71,12 @@ impl Flat {
                 buffer: Arc::new(buffer),
             })
             .collect();
-        let mut flat = Flat { ranges, dtype, device: device.clone() };
-        crate::dispatch_any!(dtype, T => flat.whole_mut::<T>()?.fill(bytemuck::Zeroable::zeroed()));
-        Ok(flat)
+        Ok(Flat { ranges, dtype, device: device.clone() })
+    }
+
+    /// A flat without ranges and without memory.
+    pub fn none(device: &Device, dtype: DType) -> Flat {
+        Flat { ranges: Vec::new(), dtype, device: device.clone() }
     }
 
     /// Number of ranges.
@@ -96,9 +111,17 @@ impl Flat {
     }
 
     /// A tensor that reads a range; while it lives, the range cannot be written.
-    pub fn tensor(&self, range: usize) -> Tensor {
-        let Range { layout, buffer, .. } = &self.ranges[range];
-        Tensor::view_of(buffer.clone(), layout.clone(), self.dtype, &self.device)
+    ///
+    /// Errors if there is no such range.
+    pub fn tensor(&self, range: usize) -> Result<Tensor> {
+        let Range { layout, buffer, .. } =
+            self.ranges.get(range).ok_or_else(|| self.no_range(range))?;
+        Ok(Tensor::view_of(buffer.clone(), layout.clone(), self.dtype, &self.device))
+    }
+
+    fn no_range(&self, range: usize) -> Error {
+        let count = self.n_ranges();
+        Error::memory("flat", format!("asked for range {range} of {count}: its memory is not here"))
     }
 
     /// Lends a range as a unique tensor to `f`, which may write it.
@@ -110,6 +133,9 @@ impl Flat {
         range: usize,
         f: impl FnOnce(&mut Tensor) -> Result<R>,
     ) -> Result<R> {
+        if range >= self.n_ranges() {
+            return Err(self.no_range(range));
+        }
         self.check_unique(range..range + 1)?;
         // The tensor takes the range's own `Arc`, so that it is unique. Meanwhile the flat has no ranges:
         // should `f` panic, nothing reaches the memory that went with the tensor.
@@ -212,7 +238,7 @@ mod tests {
         assert_eq!(flat.whole::<f64>()?, [0.0, 0.0, 1.0, 2.0, 3.0]);
         assert_eq!((flat.span(0), flat.span(1), flat.span(2)), ((0, 2), (2, 0), (2, 3)));
         assert_eq!(device.memory().current, 40);
-        let held = flat.tensor(0);
+        let held = flat.tensor(0)?;
         assert!(
             flat.update(0, |_| Ok(())).unwrap_err().to_string().contains("'a' cannot be written")
         );

@@ -29,7 +29,7 @@ pub use flat::Flat;
 pub use half::{bf16, f16};
 pub use layout::{Dims, Layout, broadcast_dims};
 pub use philox::{RandomKey, philox4x32_10};
-pub use place::Place;
+pub use place::{Place, balanced};
 pub use pool::{Category, MemoryStats};
 pub use real::Real;
 pub use simd::SimdLevel;

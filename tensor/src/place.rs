@@ -1,6 +1,7 @@
 //! Which part of a global tensor a rank holds.
 
 use smallvec::{SmallVec, smallvec};
+use std::ops::Range;
 
 use crate::layout::Dims;
 use crate::{Error, Result};
@@ -97,6 +98,41 @@ impl Place {
         last.iter().map(move |&(offset, len)| (start + offset as u64, len))
     }
 
+    /// The boxes that the local elements `range` make up, in row-major order, each as a place of its own: a
+    /// shard of a flat is written to a checkpoint as these.
+    ///
+    /// ```
+    /// use ferrotron_tensor::Place;
+    /// // Elements 2..7 of a (3, 3): the end of row 0, row 1, the beginning of row 2.
+    /// let boxes = Place::whole(&[3, 3]).boxes(2..7);
+    /// let dims: Vec<_> = boxes.iter().map(|part| part.dims().to_vec()).collect();
+    /// assert_eq!(dims, [[1, 1], [1, 3], [1, 1]]);
+    /// ```
+    pub fn boxes(&self, range: Range<usize>) -> Vec<Place> {
+        let mut found = Vec::new();
+        cut(&self.dims, range, &[], &mut found);
+        found.iter().map(|local| self.narrowed(local)).collect()
+    }
+
+    /// The part at the local box `local`, (offset, length) for each dim.
+    fn narrowed(&self, local: &[(usize, usize)]) -> Place {
+        let pieces = self.pieces.iter().zip(local).map(|(pieces, &(from, count))| {
+            let mut before = 0;
+            let inside = pieces.iter().filter_map(|&(offset, len)| {
+                let start = from.clamp(before, before + len) - before;
+                let end = (from + count).clamp(before, before + len) - before;
+                before += len;
+                (start < end).then_some((offset + start, end - start))
+            });
+            inside.collect()
+        });
+        Place {
+            global: self.global.clone(),
+            pieces: pieces.collect(),
+            dims: local.iter().map(|&(_, len)| len).collect(),
+        }
+    }
+
     fn global_coordinate(&self, dim: usize, local: usize) -> usize {
         let mut left = local;
         for &(offset, len) in &self.pieces[dim] {
@@ -109,9 +145,92 @@ impl Place {
     }
 }
 
+/// Part `index` of `len` elements cut into `parts` parts that differ by at most one in length. The same cut
+/// everywhere: parts of collectives, rows of a vocabulary, shards of an optimizer.
+///
+/// ```
+/// use ferrotron_tensor::balanced;
+/// let parts: Vec<_> = (0..4).map(|i| balanced(10, 4, i)).collect();
+/// assert_eq!(parts, [0..2, 2..5, 5..7, 7..10]);
+/// ```
+pub fn balanced(len: usize, parts: usize, index: usize) -> Range<usize> {
+    // u128, so that no length overflows.
+    let bound = |i: usize| (len as u128 * i as u128 / parts as u128) as usize;
+    bound(index)..bound(index + 1)
+}
+
+/// Cuts the row-major elements `range` of a box of `dims` into boxes. `outer` holds (offset, length) for the
+/// dims before these.
+fn cut(
+    dims: &[usize],
+    range: Range<usize>,
+    outer: &[(usize, usize)],
+    found: &mut Vec<Vec<(usize, usize)>>,
+) {
+    let Some((_, inner)) = dims.split_first() else {
+        found.extend((!range.is_empty()).then(|| outer.to_vec()));
+        return;
+    };
+    let row: usize = inner.iter().product();
+    if range.is_empty() || row == 0 {
+        return;
+    }
+    // Part of a row, then whole rows, then part of a row; any of them may be missing.
+    let last = range.end / row;
+    let first = range.start.div_ceil(row).min(last);
+    let head = range.start..range.end.min(first * row);
+    let tail = range.start.max(last * row)..range.end;
+    let part_of_row = |index: usize, elements: Range<usize>, found: &mut Vec<_>| {
+        let outer = [outer, &[(index, 1)]].concat();
+        let start = index * row;
+        cut(inner, elements.start - start..elements.end - start, &outer, found);
+    };
+    if !head.is_empty() {
+        part_of_row(first - 1, head, found);
+    }
+    if first < last {
+        let whole: Vec<_> = inner.iter().map(|&len| (0, len)).collect();
+        found.push([outer, &[(first, last - first)], &whole].concat());
+    }
+    if !tail.is_empty() {
+        part_of_row(last, tail, found);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The boxes of every range, element by element, are its elements in order.
+    #[test]
+    fn boxes_hold_the_elements_of_a_range() {
+        let elements = |place: &Place| -> Vec<u64> {
+            let numel: usize = place.dims().iter().product();
+            let rows = numel.checked_div(place.dims().last().copied().unwrap_or(1)).unwrap_or(0);
+            let runs = (0..rows).flat_map(|row| place.runs(row).collect::<Vec<_>>());
+            runs.flat_map(|(start, len)| start..start + len as u64).collect()
+        };
+        for dims in [&[][..], &[7], &[3, 4], &[2, 1, 3], &[2, 3, 2, 2], &[3, 0]] {
+            // Every other coordinate of a tensor twice as large, so that pieces matter.
+            let global: Vec<usize> = dims.iter().map(|&len| 2 * len).collect();
+            let pieces: Vec<Vec<(usize, usize)>> =
+                dims.iter().map(|&len| (0..len).map(|i| (2 * i, 1)).collect()).collect();
+            let pieces: Vec<&[(usize, usize)]> = pieces.iter().map(Vec::as_slice).collect();
+            let place = Place::new(&global, &pieces).unwrap();
+            let (all, numel) = (elements(&place), dims.iter().product());
+            for start in 0..=numel {
+                for end in start..=numel {
+                    let boxes = place.boxes(start..end);
+                    let got: Vec<u64> = boxes.iter().flat_map(elements).collect();
+                    assert_eq!(got, all[start..end], "{start}..{end} of {dims:?}");
+                    assert!(
+                        boxes.len() <= (2 * dims.len()).max(2) - 1,
+                        "{start}..{end} of {dims:?}"
+                    );
+                }
+            }
+        }
+    }
 
     #[test]
     fn pieces_that_reach_outside_are_refused() {

@@ -101,7 +101,7 @@ impl Tensor {
     }
 
     /// All dims but the last joined into one: (rows, width). A copy only where strides forbid a view.
-    pub(crate) fn as_matrix(&self) -> Result<Tensor> {
+    pub fn as_matrix(&self) -> Result<Tensor> {
         let width = self.dims().last().copied().unwrap_or(1);
         let rows =
             if self.rank() == 0 { 1 } else { self.dims()[..self.rank() - 1].iter().product() };

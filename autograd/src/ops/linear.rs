@@ -2,7 +2,7 @@
 //!
 //! The weight's gradient is written with beta = 1 straight into its buffer, and may be deferred.
 
-use ferrotron_tensor::ops::matmul::{linear, matmul_into};
+use ferrotron_tensor::ops::matmul::{linear, linear_input_gradient, linear_weight_gradient};
 use ferrotron_tensor::ops::reduce::sum_to;
 use ferrotron_tensor::{Result, Tensor};
 
@@ -26,30 +26,18 @@ impl Backward for LinearBackward {
         let dy = dy.single()?;
         if let Some(weight) = &self.weight {
             let weight = weight.value()?; // (N, K)
-            dx.accumulate(0, |out, accum| {
-                let dy = rows(&dy)?; // (.., N) as a matrix
-                let dims = [dy.dims()[0], weight.dims()[1]];
-                out.reshape_mut(&dims, |out| matmul_into(out, accum, &dy, &weight))
-            })?;
+            dx.accumulate(0, |out, accum| linear_input_gradient(out, accum, &dy, &weight))?;
         }
         if dx.needs(2) {
-            dx.give(2, sum_to(&rows(&dy)?, &dy.dims()[dy.rank() - 1..])?)?;
+            dx.give(2, sum_to(&dy.as_matrix()?, &dy.dims()[dy.rank() - 1..])?)?;
         }
         if let Some(x) = self.x {
             dx.accumulate_weight(1, move |out, accum| {
-                let x = x.value()?;
-                matmul_into(out, accum, &rows(&dy)?.transpose(0, 1)?, &rows(&x)?)
+                linear_weight_gradient(out, accum, &dy, &x.value()?)
             })?;
         }
         Ok(())
     }
-}
-
-/// All dims but the last joined into one.
-fn rows(x: &Tensor) -> Result<Tensor> {
-    let width = x.dims()[x.rank() - 1];
-    let rows: usize = x.dims()[..x.rank() - 1].iter().product();
-    x.reshape(&[rows, width])
 }
 
 impl Var {

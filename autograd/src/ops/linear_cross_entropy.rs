@@ -1,16 +1,35 @@
 //! Gradient of the linear layer fused with the cross-entropy behind it, over chunks of tokens.
 //!
 //! Kept are x, the head's leaf, the log-sum-exp of each token and as many logits as the bound allows;
-//! the gradient of the head goes straight into its buffer.
+//! the gradient of the head goes straight into its buffer. The vocabulary may be cut into shards, one a
+//! process; what they exchange is the caller's.
 
-use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
+use std::sync::Arc;
+
+use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, JoinShards, VocabShard};
 use ferrotron_tensor::ops::linear_cross_entropy::{
-    Gradients, InputGradient, KeptLogits, linear_cross_entropy, linear_cross_entropy_backward,
+    Gradients, KeptLogits, LinearCrossEntropy, TakeGradient, linear_cross_entropy,
+    linear_cross_entropy_backward, linear_cross_entropy_shard,
 };
 use ferrotron_tensor::{Category, Result, Tensor};
 
 use super::cross_entropy::Loss;
 use crate::{Accum, Backward, Cotangents, Grads, Saved, Var};
+
+/// Waits for the gradient of an input that is on its way, and gives it.
+pub type PendingGradient = Box<dyn FnOnce() -> Result<Tensor>>;
+
+/// What the shards of a vocabulary exchange around [`Var::linear_cross_entropy_shard`]; every shard makes the
+/// same calls in the same order.
+pub trait ExchangeShards: JoinShards {
+    /// The tokens that all shards work on, from those that the variable x holds here: the same, or those of
+    /// all shards where each holds a part (sequence parallelism). Asked in forward and again in backward.
+    fn gather_input(&self, x: Tensor) -> Result<Tensor>;
+
+    /// Begins to add up dx, of which this is the shard's part, over the shards; the result has the dims of
+    /// the variable x. The gradient of the head is computed before the result is waited for.
+    fn reduce_input_gradient(&self, dx: Tensor) -> Result<PendingGradient>;
+}
 
 impl Var {
     /// Cross-entropy of x W^T against `targets` (..), for x (.., C) and W (V, C), over chunks of tokens.
@@ -25,6 +44,40 @@ impl Var {
     ) -> Result<Loss> {
         let found =
             linear_cross_entropy(self.value(), weight.value(), targets, config, max_logits_bytes)?;
+        self.record_loss(weight, targets, config, None, found)
+    }
+
+    /// [`Var::linear_cross_entropy`] of a vocabulary in shards: `weight` holds the rows that `shard` names,
+    /// `targets` are classes of the whole vocabulary and `exchange` talks to the other shards. The loss is that
+    /// of all shards, the same on each, and its cotangent must be; the bound is on the logits of one shard.
+    pub fn linear_cross_entropy_shard(
+        &self,
+        weight: &Var,
+        targets: &Tensor,
+        config: &CrossEntropyConfig,
+        max_logits_bytes: usize,
+        (shard, exchange): (VocabShard, Arc<dyn ExchangeShards>),
+    ) -> Result<Loss> {
+        let x = exchange.gather_input(self.value().clone())?;
+        let found = linear_cross_entropy_shard(
+            &x,
+            weight.value(),
+            targets,
+            config,
+            max_logits_bytes,
+            (shard, &*exchange),
+        )?;
+        self.record_loss(weight, targets, config, Some(exchange), found)
+    }
+
+    fn record_loss(
+        &self,
+        weight: &Var,
+        targets: &Tensor,
+        config: &CrossEntropyConfig,
+        exchange: Option<Arc<dyn ExchangeShards>>,
+        found: LinearCrossEntropy,
+    ) -> Result<Loss> {
         let sum = Var::record(&[self, weight], found.loss, || {
             found
                 .kept
@@ -39,6 +92,7 @@ impl Var {
                 lse: found.lse,
                 kept: found.kept,
                 config: *config,
+                exchange,
             }
         })?;
         Ok(Loss { sum, counted: found.counted })
@@ -52,6 +106,7 @@ struct LinearCrossEntropyBackward {
     lse: Tensor,
     kept: KeptLogits,
     config: CrossEntropyConfig,
+    exchange: Option<Arc<dyn ExchangeShards>>,
 }
 
 impl Backward for LinearCrossEntropyBackward {
@@ -65,23 +120,30 @@ impl Backward for LinearCrossEntropyBackward {
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
-        let LinearCrossEntropyBackward { x, weight, targets, lse, kept, config } = *self;
-        let (scale, x, weight) = (dy.single()?.item()?, x.value()?, weight.value()?);
-        let input = if dx.needs(0) { InputGradient::Wanted } else { InputGradient::Unwanted };
+        let LinearCrossEntropyBackward { x, weight, targets, lse, kept, config, exchange } = *self;
+        let (scale, mut x, weight) = (dy.single()?.item()?, x.value()?, weight.value()?);
+        if let Some(exchange) = &exchange {
+            x = exchange.gather_input(x)?;
+        }
+        let mut pending: Option<PendingGradient> = None;
+        let mut take = |dx: Tensor| {
+            pending = Some(match &exchange {
+                None => Box::new(|| Ok(dx)),
+                Some(exchange) => exchange.reduce_input_gradient(dx)?,
+            });
+            Ok(())
+        };
+        let needs_input = dx.needs(0);
         let run = |to_weight: Option<(&mut Tensor, Accum)>| {
+            let input: Option<TakeGradient<'_>> = if needs_input { Some(&mut take) } else { None };
             let wanted = Gradients { scale, input, weight: to_weight };
             linear_cross_entropy_backward(kept, &x, &weight, &targets, &lse, &config, wanted)
         };
-        let to_x = if dx.needs(1) {
-            let mut to_x = None;
-            dx.accumulate(1, |to_weight, accum| {
-                to_x = run(Some((to_weight, accum)))?;
-                Ok(())
-            })?;
-            to_x
+        if dx.needs(1) {
+            dx.accumulate(1, |to_weight, accum| run(Some((to_weight, accum))))?;
         } else {
-            run(None)?
-        };
-        to_x.map_or(Ok(()), |to_x| dx.give(0, to_x))
+            run(None)?;
+        }
+        pending.map_or(Ok(()), |pending| dx.give(0, pending()?))
     }
 }

@@ -10,5 +10,6 @@ mod inputs;
 mod leaves;
 mod regions;
 mod saved;
+mod shards;
 mod table;
 mod threads;

@@ -1,12 +1,15 @@
 //! The op table: one row per way of calling an operation on variables, with sample shapes. Every check of
 //! the suite iterates it, and [`crate::coverage`] fails where an operation has no row.
 
+use std::sync::Arc;
+
 use ferrotron_autograd::Var;
 use ferrotron_autograd::ops::attention::{attention, packed_attention};
 use ferrotron_autograd::ops::concat::concat;
+use ferrotron_autograd::ops::linear_cross_entropy::{ExchangeShards, PendingGradient};
 use ferrotron_autograd::ops::pointwise::{apply_binary, apply_select, apply_unary};
 use ferrotron_tensor::ops::attention::{AttentionConfig, AttentionDropout, AttentionMask};
-use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
+use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, JoinShards, VocabShard};
 use ferrotron_tensor::ops::reduce::KeepDims;
 use ferrotron_tensor::ops::rotary::RotaryTable;
 use ferrotron_tensor::ops::table::{Binary, Unary};
@@ -297,6 +300,13 @@ fn losses_and_attention() -> Vec<OpCase> {
         row("linear_cross_entropy", "kept", HEAD, head(1 << 20, 0.0)),
         row("linear_cross_entropy", "recomputed", HEAD, head(0, 0.0)),
         row("linear_cross_entropy", "recomputed, label smoothing", HEAD, head(0, 0.1)),
+        row("linear_cross_entropy_shard", "the only shard", HEAD, move |x| {
+            let (bound, global) = (0, x[1].dims()[0]);
+            let targets = targets(&x[0], global)?;
+            let shard = (VocabShard { offset: 0, global, shards: 1 }, Arc::new(Alone) as _);
+            let config = entropy(0.1);
+            Ok(x[0].linear_cross_entropy_shard(&x[1], &targets, &config, bound, shard)?.sum)
+        }),
         row("attention", "multi-head", MULTI_HEAD, attend(AttentionMask::Causal, 0.0)),
         row("attention", "all keys", MULTI_HEAD, attend(AttentionMask::None, 0.0)),
         row("attention", "grouped", GROUPED, attend(AttentionMask::Causal, 0.0)),
@@ -305,6 +315,29 @@ fn losses_and_attention() -> Vec<OpCase> {
         row("packed_attention", "grouped", PACKED_GROUPED, packed(4, 2, 0.0)),
         row("packed_attention", "grouped, dropout", PACKED_GROUPED, packed(4, 2, 0.3)),
     ]
+}
+
+/// The exchange of a process that holds the whole vocabulary.
+struct Alone;
+
+impl JoinShards for Alone {
+    fn max(&self, per_token: Tensor) -> Result<Tensor> {
+        Ok(per_token)
+    }
+
+    fn sum(&self, per_token: Tensor) -> Result<Tensor> {
+        Ok(per_token)
+    }
+}
+
+impl ExchangeShards for Alone {
+    fn gather_input(&self, x: Tensor) -> Result<Tensor> {
+        Ok(x)
+    }
+
+    fn reduce_input_gradient(&self, dx: Tensor) -> Result<PendingGradient> {
+        Ok(Box::new(|| Ok(dx)))
+    }
 }
 
 fn scores(mask: AttentionMask, p: f64, place: &[usize], width: usize) -> Result<AttentionConfig> {

@@ -29,7 +29,7 @@ fn one_layout_loads_another() -> Result<()> {
         owner([&[(2, 4)], &[(0, 1), (3, 1)]]),
         owner([&[(2, 4)], &[(1, 2)]]),
     );
-    let held = |place| Held { name: "w".into(), tensor: read(&whole, place), place };
+    let held = |place| Held { name: "w".into(), tensor: read(&whole, place), place: place.clone() };
     write_slices(&staging, &mut index, "a.safetensors", vec![held(&top)]).unwrap();
     write_slices(&staging, &mut index, "b.safetensors", vec![held(&left)]).unwrap();
     write_slices(&staging, &mut index, "c.safetensors", vec![held(&right)]).unwrap();

@@ -4,7 +4,7 @@ use ferrotron_nn::{Optimizer, Param};
 use ferrotron_tensor::{DType, Error, Place, Result, Tensor};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::folder;
@@ -183,31 +183,23 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Fills the moments of an optimizer of `params`, and lets it go on from the saved number of steps.
+    /// Fills the moments of an optimizer, and lets it go on from the saved number of steps.
     ///
     /// # Errors
     /// A checkpoint without moments or with another optimizer's; other dims or another dtype.
-    pub fn load_optimizer(&self, optimizer: &mut Optimizer, params: &[Param]) -> Result<()> {
+    pub fn load_optimizer(&self, optimizer: &mut Optimizer) -> Result<()> {
         if !self.has_optimizer() {
             return Err(Error::io(
                 "checkpoint",
                 format!("{self} holds weights, but no optimizer state to go on from"),
             ));
         }
-        let places: HashMap<&str, &Place> =
-            params.iter().map(|param| (param.name(), param.place())).collect();
-        let place = |name: &str| {
-            places.get(name).copied().ok_or_else(|| {
-                Error::config("checkpoint", format!("the optimizer has '{name}', the model not"))
-            })
-        };
-        optimizer.visit(|name, moment, tensor| {
-            self.find(&moment_name(moment, name), place(name)?, tensor.dtype()).map(|_| ())
+        optimizer.visit(|name, moment, place, tensor| {
+            self.find(&moment_name(moment, name), place, tensor.dtype()).map(|_| ())
         })?;
         let mut reader = Reader::new(&self.folder);
-        optimizer.visit_mut(|name, moment, tensor| {
-            let record = &self.index.tensors[&moment_name(moment, name)];
-            reader.fill(record, place(name)?, tensor)
+        optimizer.visit_mut(|name, moment, place, tensor| {
+            reader.fill(&self.index.tensors[&moment_name(moment, name)], place, tensor)
         })?;
         optimizer.set_steps(self.progress.optimizer_steps);
         Ok(())

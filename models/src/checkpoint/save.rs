@@ -3,7 +3,6 @@
 use ferrotron_nn::{Optimizer, Param};
 use ferrotron_tensor::{Error, Place, Result, Tensor};
 use serde_json::json;
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use super::folder::{self, Staging};
@@ -90,9 +89,9 @@ pub fn retain(dir: &Path, keep: usize) -> Result<()> {
 }
 
 /// A tensor of which `place` is held.
-pub(super) struct Held<'a> {
+pub(super) struct Held {
     pub name: String,
-    pub place: &'a Place,
+    pub place: Place,
     pub tensor: Tensor,
 }
 
@@ -103,7 +102,7 @@ fn write(dir: &Path, snapshot: &Snapshot) -> std::result::Result<PathBuf, Fault>
     let mut progress = snapshot.progress.clone();
     if let Some(optimizer) = snapshot.optimizer {
         progress.optimizer_steps = optimizer.steps();
-        let moments = moments(optimizer, snapshot.params)?;
+        let moments = moments(optimizer)?;
         write_slices(&staging, &mut index, "optimizer.safetensors", moments)?;
     }
     let mut document = |file: &str, text: String| {
@@ -124,35 +123,21 @@ fn pretty(value: &impl serde::Serialize) -> std::result::Result<String, Fault> {
     serde_json::to_string_pretty(value).map_err(|error| error.to_string())
 }
 
-fn weights(params: &[Param]) -> std::result::Result<Vec<Held<'_>>, Fault> {
-    let held = |param: &'_ Param| {
+fn weights(params: &[Param]) -> std::result::Result<Vec<Held>, Fault> {
+    let held = |param: &Param| {
         if param.name().split('.').next() == Some(OPTIMIZER) {
             return Err(format!("'{}' has the name of a moment", param.name()));
         }
         let tensor = param.leaf().value().map_err(|error| error.to_string())?;
-        Ok((param.name().to_string(), tensor))
+        Ok(Held { name: param.name().to_string(), place: param.place().clone(), tensor })
     };
-    params
-        .iter()
-        .map(|param| held(param).map(|(name, tensor)| Held { name, place: param.place(), tensor }))
-        .collect()
+    params.iter().map(held).collect()
 }
 
-fn moments<'a>(
-    optimizer: &Optimizer,
-    params: &'a [Param],
-) -> std::result::Result<Vec<Held<'a>>, Fault> {
-    let places: HashMap<&str, &Place> =
-        params.iter().map(|param| (param.name(), param.place())).collect();
+fn moments(optimizer: &Optimizer) -> std::result::Result<Vec<Held>, Fault> {
     let mut held = Vec::new();
-    let visited = optimizer.visit(|name, moment, tensor| {
-        let Some(place) = places.get(name) else {
-            return Err(Error::config(
-                "checkpoint",
-                format!("the optimizer has '{name}', the model not"),
-            ));
-        };
-        held.push(Held { name: moment_name(moment, name), place, tensor });
+    let visited = optimizer.visit(|name, moment, place, tensor| {
+        held.push(Held { name: moment_name(moment, name), place: place.clone(), tensor });
         Ok(())
     });
     visited.map(|()| held).map_err(|error| error.to_string())
@@ -172,7 +157,7 @@ pub(super) fn write_slices(
             shape: place.global_dims().to_vec(),
             pieces: Vec::new(),
         });
-        let boxes = boxes(place);
+        let boxes = boxes(&place);
         for (number, (slice, local)) in boxes.iter().enumerate() {
             // One box has the tensor's own name; several are numbered.
             let key = if boxes.len() == 1 { name.clone() } else { format!("{name}#{number}") };

@@ -64,14 +64,14 @@ impl Run {
         let checkpoint = Checkpoint::open(path)?;
         checkpoint.check_config(self.gpt.config())?;
         checkpoint.load_params(&self.gpt.params())?;
-        checkpoint.load_optimizer(&mut self.optimizer, &self.gpt.params())?;
+        checkpoint.load_optimizer(&mut self.optimizer)?;
         Ok(checkpoint)
     }
 
     fn bits(&self) -> Vec<Vec<f32>> {
         let mut all = Vec::new();
         self.gpt.visit(&mut |param| all.push(param.leaf().value().unwrap().to_vec().unwrap()));
-        let visited = self.optimizer.visit(|_, _, moment| {
+        let visited = self.optimizer.visit(|_, _, _, moment| {
             all.push(moment.to_vec()?);
             Ok(())
         });
@@ -221,8 +221,7 @@ fn another_shape_is_refused_and_nothing_loaded() -> Result<()> {
     let model = gpt(&config(), DType::F32)?;
     let buffers = ParamBuffers::new(&model.params())?;
     let sgd = OptimizerConfig::Sgd { momentum: 0.9, weight_decay: 0.0 };
-    let error =
-        message(checkpoint.load_optimizer(&mut Optimizer::new(sgd, &buffers)?, &model.params()));
+    let error = message(checkpoint.load_optimizer(&mut Optimizer::new(sgd, &buffers)?));
     assert!(error.contains("it has no 'optimizer.momentum."), "{error}");
     assert!(error.contains("others such as 'optimizer.exp_avg_sq.wte.weight'"), "{error}");
     // A stage of a pipeline loads its own.

@@ -16,12 +16,11 @@ mod memory;
 mod work;
 
 pub use call::{Call, Op, Reduction};
+pub use ferrotron_tensor::balanced;
 pub use group::Group;
 pub use host::{World, WorldConfig, run_threads};
 pub use memory::{Buffer, Bytes, Memory};
 pub use work::{Completion, Work};
-
-use std::ops::Range;
 
 /// Carries out the calls of one group.
 pub trait Collective: Send + Sync {
@@ -62,18 +61,4 @@ impl Traffic {
         *calls += 1;
         *sum += bytes;
     }
-}
-
-/// Part `index` of `len` elements cut into `parts` parts that differ by at most one in length. The same cut
-/// everywhere: parts of collectives, rows of a vocabulary, shards of an optimizer.
-///
-/// ```
-/// use ferrotron_parallel::collective::balanced;
-/// let parts: Vec<_> = (0..4).map(|i| balanced(10, 4, i)).collect();
-/// assert_eq!(parts, [0..2, 2..5, 5..7, 7..10]);
-/// ```
-pub fn balanced(len: usize, parts: usize, index: usize) -> Range<usize> {
-    // u128, so that no length overflows.
-    let bound = |i: usize| (len as u128 * i as u128 / parts as u128) as usize;
-    bound(index)..bound(index + 1)
 }

@@ -17,9 +17,12 @@
 
 mod backward;
 mod forward;
+mod merge;
 #[cfg(test)]
 mod tests;
 mod tile;
+
+pub use merge::merge_attention;
 
 use crate::disjoint::Disjoint;
 use crate::tensor::check_pair;
@@ -152,6 +155,9 @@ pub fn attention(
 }
 
 /// The gradients (dq, dk, dv) of [`attention`], each dense in the shape of its operand.
+///
+/// Where k and v are one block of the keys, and `out` and `lse` those of all of them, dk and dv are the block's
+/// and dq is its part of the sum over the blocks. In 16 bits each part is rounded once; add them up in Acc.
 pub fn attention_backward(
     dout: &Tensor,
     (q, k, v): (&Tensor, &Tensor, &Tensor),

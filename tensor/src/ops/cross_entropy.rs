@@ -8,12 +8,19 @@
 //!
 //! Accumulates in `Element::Acc` in 32 lanes within blocks of 1024 classes that are joined in f64; rows are
 //! summed in f64 in order. Nothing is divided by the number of tokens: that is the caller's `scale`.
+//!
+//! The classes may be cut into shards. Then max_j x_j and, with it, sum_j e^(x_j - max), x_t (0 where t is in
+//! another shard) and, if labels are smoothed, sum_j x_j are joined over the shards in `Element::Acc`: 3 or
+//! 4 numbers a row. The gradient needs nothing of another shard, since lse is that of all classes.
 
-use super::rows::{for_rows, for_rows2, overwritable};
-use super::softmax::row_statistics;
-use crate::simd::vectorized;
+mod rows;
+mod shard;
+
+pub(crate) use rows::Targets;
+pub use shard::{JoinShards, VocabShard};
+
 use crate::tensor::check_device;
-use crate::{Element, Error, Index, Real, Result, Scalar, Tensor, dispatch_float, dispatch_index};
+use crate::{Element, Error, Result, Scalar, Tensor, dispatch_float};
 
 /// Which tokens count, and how sharp their targets are.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -42,148 +49,6 @@ pub struct CrossEntropy {
     pub counted: usize,
 }
 
-/// The class of each row, or [`IGNORED`].
-pub(crate) struct Targets(Vec<usize>);
-
-const IGNORED: usize = usize::MAX;
-
-impl Targets {
-    /// Reads targets below `classes`; an error names the position and value of one that is not.
-    pub(crate) fn new(
-        op: &'static str,
-        targets: &Tensor,
-        classes: usize,
-        config: &CrossEntropyConfig,
-    ) -> Result<Targets> {
-        if !(0.0..=1.0).contains(&config.label_smoothing) {
-            let message = format!("label smoothing is on [0, 1], got {}", config.label_smoothing);
-            return Err(Error::value(op, message));
-        }
-        let dense = targets.contiguous()?;
-        let ignored = usize::try_from(config.ignore_index).unwrap_or(IGNORED);
-        dispatch_index!(op, targets.dtype(), I => {
-            let read = |(at, target): (usize, &I)| match target.index() {
-                None => Ok(IGNORED),
-                Some(class) if class == ignored => Ok(IGNORED),
-                Some(class) if class < classes => Ok(class),
-                Some(class) => Err(Error::value(
-                    op,
-                    format!("target {class} at position {at} is not below {classes}"),
-                )),
-            };
-            Ok(Targets(dense.as_slice::<I>()?.iter().enumerate().map(read).collect::<Result<_>>()?))
-        })
-    }
-
-    /// How many rows count.
-    pub(crate) fn counted(&self) -> usize {
-        self.0.iter().filter(|&&class| class != IGNORED).count()
-    }
-
-    /// Losses of dense rows of `logits` from row `first` of the targets on, and their lse.
-    pub(crate) fn forward<T: Element>(
-        &self,
-        logits: &Tensor,
-        first: usize,
-        config: &CrossEntropyConfig,
-        lse: &mut [T::Acc],
-        losses: &mut [f64],
-    ) -> Result<()> {
-        let width = logits.dims().last().copied().unwrap_or(1);
-        let elements = logits.as_slice::<T>()?;
-        let smoothing = config.label_smoothing;
-        for_rows2(logits.device(), (lse, 1), (losses, 1), elements.len(), |row, lse, losses| {
-            for (i, (lse, loss)) in lse.iter_mut().zip(losses).enumerate() {
-                let x = &elements[(row + i) * width..][..width];
-                let found = row_statistics(x);
-                let log_sum = found.log_sum_exp();
-                *lse = T::Acc::of(log_sum);
-                let class = self.0[first + row + i];
-                *loss = match x.get(class) {
-                    None => 0.0,
-                    Some(x) if smoothing == 0.0 => log_sum - x.acc().f64(),
-                    Some(x) => {
-                        let mean = found.sum / width as f64;
-                        log_sum - (1.0 - smoothing) * x.acc().f64() - smoothing * mean
-                    }
-                };
-            }
-        });
-        Ok(())
-    }
-
-    /// Overwrites dense, unique `logits` with their gradient, or writes it to a tensor of its own.
-    pub(crate) fn backward<T: Element>(
-        &self,
-        mut logits: Tensor,
-        first: usize,
-        config: &CrossEntropyConfig,
-        lse: &[T::Acc],
-        scale: f64,
-    ) -> Result<Tensor> {
-        let width = logits.dims().last().copied().unwrap_or(1);
-        let work = logits.numel();
-        let device = logits.device().clone();
-        let uniform = T::Acc::of(config.label_smoothing / width as f64 * scale);
-        let peak = T::Acc::of((1.0 - config.label_smoothing) * scale);
-        let scale = T::Acc::of(scale);
-        // `x_t` is read before the row is overwritten, so that 16 bits are rounded to once.
-        let finish = |dx: &mut [T], class: usize, x_t: T::Acc, lse: T::Acc| {
-            dx[class] = T::from_acc((x_t - lse).exp() * scale - uniform - peak);
-        };
-        if overwritable(&logits) {
-            for_rows(&device, (logits.as_mut_slice::<T>()?, width), work, |row, rows| {
-                for (i, dx) in rows.chunks_exact_mut(width).enumerate() {
-                    let (lse, class) = (lse[row + i], self.0[first + row + i]);
-                    if class == IGNORED {
-                        dx.fill(T::from_acc(T::Acc::ZERO));
-                    } else {
-                        let x_t = dx[class].acc();
-                        gradient_in_place(dx, lse, scale, uniform);
-                        finish(dx, class, x_t, lse);
-                    }
-                }
-            });
-            return Ok(logits);
-        }
-        let logits = logits.contiguous()?;
-        let elements = logits.as_slice::<T>()?;
-        let mut out = Tensor::empty(&device, logits.dtype(), logits.dims())?;
-        for_rows(&device, (out.as_mut_slice::<T>()?, width), work, |row, rows| {
-            for (i, dx) in rows.chunks_exact_mut(width).enumerate() {
-                let (lse, class) = (lse[row + i], self.0[first + row + i]);
-                if class == IGNORED {
-                    dx.fill(T::from_acc(T::Acc::ZERO));
-                } else {
-                    let x = &elements[(row + i) * width..][..width];
-                    gradient(x, dx, lse, scale, uniform);
-                    finish(dx, class, x[class].acc(), lse);
-                }
-            }
-        });
-        Ok(out)
-    }
-}
-
-#[inline(always)]
-fn scaled<A: Real>(x: A, lse: A, scale: A, uniform: A) -> A {
-    (x - lse).exp() * scale - uniform
-}
-
-vectorized! {
-    fn gradient<T: Element>(x: &[T], dx: &mut [T], lse: T::Acc, scale: T::Acc, uniform: T::Acc) {
-        for (dx, x) in dx.iter_mut().zip(x) {
-            *dx = T::from_acc(scaled(x.acc(), lse, scale, uniform));
-        }
-    }
-
-    fn gradient_in_place<T: Element>(x: &mut [T], lse: T::Acc, scale: T::Acc, uniform: T::Acc) {
-        for x in x {
-            *x = T::from_acc(scaled(x.acc(), lse, scale, uniform));
-        }
-    }
-}
-
 /// Cross-entropy of `logits` (.., V) against `targets` (..), summed over the counted tokens.
 ///
 /// ```
@@ -202,15 +67,62 @@ pub fn cross_entropy(
     targets: &Tensor,
     config: &CrossEntropyConfig,
 ) -> Result<CrossEntropy> {
+    forward(logits, targets, config, None)
+}
+
+/// [`cross_entropy`] of a vocabulary in shards, from this shard's `logits` (.., its classes). Targets are
+/// classes of the whole vocabulary; loss and lse are those of all shards, and the same on each.
+///
+/// ```
+/// use ferrotron_tensor::ops::cross_entropy::{
+///     CrossEntropyConfig, JoinShards, VocabShard, cross_entropy_shard,
+/// };
+/// use ferrotron_tensor::{Device, Result, Tensor};
+/// /// One process that holds the only shard.
+/// struct Alone;
+/// impl JoinShards for Alone {
+///     fn max(&self, per_token: Tensor) -> Result<Tensor> {
+///         Ok(per_token)
+///     }
+///     fn sum(&self, per_token: Tensor) -> Result<Tensor> {
+///         Ok(per_token)
+///     }
+/// }
+/// let device = Device::cpu(1)?;
+/// let logits = Tensor::from_slice(&device, &[0.0_f64; 4], &[1, 4])?;
+/// let targets = Tensor::from_slice(&device, &[3_i64], &[1])?;
+/// let shard = VocabShard { offset: 0, global: 4, shards: 1 };
+/// let config = CrossEntropyConfig::default();
+/// let found = cross_entropy_shard(&logits, &targets, &config, (shard, &Alone))?;
+/// assert!((found.loss.item()? - 4.0_f64.ln()).abs() < 1e-15);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub fn cross_entropy_shard(
+    logits: &Tensor,
+    targets: &Tensor,
+    config: &CrossEntropyConfig,
+    shard: (VocabShard, &dyn JoinShards),
+) -> Result<CrossEntropy> {
+    forward(logits, targets, config, Some(shard))
+}
+
+fn forward(
+    logits: &Tensor,
+    targets: &Tensor,
+    config: &CrossEntropyConfig,
+    shard: Option<(VocabShard, &dyn JoinShards)>,
+) -> Result<CrossEntropy> {
     const OP: &str = "cross_entropy";
     let classes = check(OP, logits, targets)?;
-    let list = Targets::new(OP, targets, classes, config)?;
+    let (shard, join) = shard.unzip();
+    let shard = shard.unwrap_or_else(|| VocabShard::whole(classes));
+    let list = Targets::new(OP, targets, classes, shard, config)?;
     let logits = logits.contiguous()?;
     dispatch_float!(OP, logits.dtype(), T => {
         type Acc = <T as Element>::Acc;
         let mut lse = Tensor::empty(logits.device(), Acc::DTYPE, targets.dims())?;
         let mut losses = vec![0.0; targets.numel()];
-        list.forward::<T>(&logits, 0, config, lse.as_mut_slice::<Acc>()?, &mut losses)?;
+        list.forward::<T>(&logits, 0, join, lse.as_mut_slice::<Acc>()?, &mut losses)?;
         let loss = Tensor::full(logits.device(), Acc::DTYPE, &[], losses.iter().sum())?;
         Ok(CrossEntropy { loss, lse, counted: list.counted() })
     })
@@ -225,16 +137,40 @@ pub fn cross_entropy_backward(
     config: &CrossEntropyConfig,
     scale: f64,
 ) -> Result<Tensor> {
+    backward(logits, targets, lse, config, scale, None)
+}
+
+/// As [`cross_entropy_backward`], of [`cross_entropy_shard`]: the gradient of this shard's logits.
+pub fn cross_entropy_shard_backward(
+    logits: Tensor,
+    targets: &Tensor,
+    lse: &Tensor,
+    config: &CrossEntropyConfig,
+    scale: f64,
+    shard: VocabShard,
+) -> Result<Tensor> {
+    backward(logits, targets, lse, config, scale, Some(shard))
+}
+
+fn backward(
+    logits: Tensor,
+    targets: &Tensor,
+    lse: &Tensor,
+    config: &CrossEntropyConfig,
+    scale: f64,
+    shard: Option<VocabShard>,
+) -> Result<Tensor> {
     const OP: &str = "cross_entropy_backward";
     let classes = check(OP, &logits, targets)?;
     if lse.dims() != targets.dims() {
         let message = format!("lse is {:?}, targets {:?}", lse.dims(), targets.dims());
         return Err(Error::shape(OP, message));
     }
-    let list = Targets::new(OP, targets, classes, config)?;
+    let shard = shard.unwrap_or_else(|| VocabShard::whole(classes));
+    let list = Targets::new(OP, targets, classes, shard, config)?;
     dispatch_float!(OP, logits.dtype(), T => {
         let lse = lse.contiguous()?;
-        list.backward::<T>(logits, 0, config, lse.as_slice::<<T as Element>::Acc>()?, scale)
+        list.backward::<T>(logits, 0, lse.as_slice::<<T as Element>::Acc>()?, scale)
     })
 }
 

@@ -5,10 +5,13 @@
 //! dx = d W and dW += d^T x; needs x, W, the targets and lse, and the logits where all of them fit the
 //! bound: those are overwritten by d. Where they do not fit, each chunk's are computed again.
 //!
+//! W may hold one shard of the vocabulary: lse is joined over the shards chunk by chunk, dx is then this
+//! shard's part of the sum over the shards, and dW is the shard's own.
+//!
 //! Products and exponentials accumulate in `Element::Acc`, the loss in f64 in order of the tokens. Loss, lse
 //! and dx do not depend on the bound, bitwise; dW is added up in the order of the chunks.
 
-use super::cross_entropy::{CrossEntropyConfig, Targets};
+use super::cross_entropy::{CrossEntropyConfig, JoinShards, Targets, VocabShard};
 use super::matmul::{Accum, matmul_into};
 use crate::tensor::{check_device, check_pair};
 use crate::{Element, Error, Result, Scalar, Tensor, dispatch_float};
@@ -16,9 +19,10 @@ use crate::{Element, Error, Result, Scalar, Tensor, dispatch_float};
 /// The loss, and what its gradient needs.
 #[derive(Debug)]
 pub struct LinearCrossEntropy {
-    /// Sum over the counted tokens, without dims, in the accumulation dtype.
+    /// Sum over the counted tokens, without dims, in the accumulation dtype; of all shards.
     pub loss: Tensor,
-    /// ln sum_j e^(logit_j) of every token, with the dims of the targets, in the accumulation dtype.
+    /// ln sum_j e^(logit_j) of every token, with the dims of the targets, in the accumulation dtype; of
+    /// all shards.
     pub lse: Tensor,
     /// How many tokens count.
     pub counted: usize,
@@ -26,11 +30,13 @@ pub struct LinearCrossEntropy {
     pub kept: KeptLogits,
 }
 
-/// The logits of all tokens, if they fit the bound, and how many tokens are a chunk.
+/// The logits of all tokens, if they fit the bound, how many tokens are a chunk, and which classes they are
+/// of.
 #[derive(Debug)]
 pub struct KeptLogits {
     logits: Option<Tensor>,
     chunk: usize,
+    shard: VocabShard,
 }
 
 impl KeptLogits {
@@ -45,22 +51,16 @@ impl KeptLogits {
     }
 }
 
-/// Whether the gradient of the input is computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum InputGradient {
-    /// It is returned.
-    Wanted,
-    /// Nobody needs it.
-    Unwanted,
-}
+/// Takes the gradient of the input.
+pub type TakeGradient<'a> = &'a mut dyn FnMut(Tensor) -> Result<()>;
 
 /// What [`linear_cross_entropy_backward`] computes.
-#[derive(Debug)]
 pub struct Gradients<'a> {
     /// What the summed loss is multiplied with: loss scale / number of tokens of the global batch.
     pub scale: f64,
-    /// Whether dx is.
-    pub input: InputGradient,
+    /// Who takes dx, if it is wanted. It is handed over as soon as it is complete, before the last product
+    /// of dW, so that an exchange over the shards may begin.
+    pub input: Option<TakeGradient<'a>>,
     /// Where dW goes: a unique (V, C) of the dtype of the weight or, from 16 bits, in f32.
     pub weight: Option<(&'a mut Tensor, Accum)>,
 }
@@ -72,6 +72,7 @@ struct Problem {
     targets: Targets,
     tokens: usize,
     classes: usize,
+    shard: VocabShard,
 }
 
 impl Problem {
@@ -80,6 +81,7 @@ impl Problem {
         x: &Tensor,
         weight: &Tensor,
         targets: &Tensor,
+        shard: Option<VocabShard>,
         config: &CrossEntropyConfig,
     ) -> Result<Problem> {
         check_pair(op, x, weight)?;
@@ -100,12 +102,14 @@ impl Problem {
             ));
         }
         let classes = weight.dims()[0];
+        let shard = shard.unwrap_or_else(|| VocabShard::whole(classes));
         Ok(Problem {
             x: x.as_matrix()?,
             weight: weight.clone(),
-            targets: Targets::new(op, targets, classes, config)?,
+            targets: Targets::new(op, targets, classes, shard, config)?,
             tokens: targets.numel(),
             classes,
+            shard,
         })
     }
 
@@ -147,10 +151,39 @@ pub fn linear_cross_entropy(
     config: &CrossEntropyConfig,
     max_logits_bytes: usize,
 ) -> Result<LinearCrossEntropy> {
+    forward(x, weight, targets, config, max_logits_bytes, None)
+}
+
+/// [`linear_cross_entropy`] of a vocabulary in shards, for the rows of W (V, C) that are here. Targets are
+/// classes of the whole vocabulary.
+///
+/// Each shard has the same x, targets, configuration and bound, and makes the same calls of the join: for
+/// each chunk a maximum of one number a token and a sum of two, or of three with label smoothing. The bound is
+/// on the logits of the largest shard.
+pub fn linear_cross_entropy_shard(
+    x: &Tensor,
+    weight: &Tensor,
+    targets: &Tensor,
+    config: &CrossEntropyConfig,
+    max_logits_bytes: usize,
+    shard: (VocabShard, &dyn JoinShards),
+) -> Result<LinearCrossEntropy> {
+    forward(x, weight, targets, config, max_logits_bytes, Some(shard))
+}
+
+fn forward(
+    x: &Tensor,
+    weight: &Tensor,
+    targets: &Tensor,
+    config: &CrossEntropyConfig,
+    max_logits_bytes: usize,
+    shard: Option<(VocabShard, &dyn JoinShards)>,
+) -> Result<LinearCrossEntropy> {
     const OP: &str = "linear_cross_entropy";
-    let problem = Problem::new(OP, x, weight, targets, config)?;
+    let (shard, join) = shard.unzip();
+    let problem = Problem::new(OP, x, weight, targets, shard, config)?;
     // Chunks of about equal size.
-    let fit = max_logits_bytes / (problem.classes * x.dtype().size()).max(1);
+    let fit = max_logits_bytes / (problem.shard.largest() * x.dtype().size()).max(1);
     let chunks = problem.tokens.div_ceil(fit.max(1)).max(1);
     let chunk = problem.tokens.div_ceil(chunks).max(1);
     let mut kept = None;
@@ -162,19 +195,21 @@ pub fn linear_cross_entropy(
             let logits = problem.logits(first, len)?;
             let lse = &mut lse.as_mut_slice::<Acc>()?[first..first + len];
             let losses = &mut losses[first..first + len];
-            problem.targets.forward::<T>(&logits, first, config, lse, losses)?;
+            problem.targets.forward::<T>(&logits, first, join, lse, losses)?;
             kept = (fit >= problem.tokens).then_some(logits);
         }
         let loss = Tensor::full(x.device(), Acc::DTYPE, &[], losses.iter().sum())?;
         (loss, lse)
     });
-    let kept = KeptLogits { logits: kept, chunk };
+    let kept = KeptLogits { logits: kept, chunk, shard: problem.shard };
     let counted = problem.targets.counted();
     Ok(LinearCrossEntropy { loss: found.0, lse: found.1, counted, kept })
 }
 
-/// dx of `wanted.scale` x [`linear_cross_entropy`], if wanted, and dW into or onto its place. The kept logits
-/// are overwritten; `lse` is that of the forward pass.
+/// dx of `wanted.scale` x [`linear_cross_entropy`], if wanted, to who takes it, and dW into or onto its
+/// place. The kept logits are overwritten; `lse` is that of the forward pass.
+///
+/// Of [`linear_cross_entropy_shard`], dx is this shard's part: the gradient is the sum over the shards.
 pub fn linear_cross_entropy_backward(
     kept: KeptLogits,
     x: &Tensor,
@@ -183,25 +218,30 @@ pub fn linear_cross_entropy_backward(
     lse: &Tensor,
     config: &CrossEntropyConfig,
     wanted: Gradients<'_>,
-) -> Result<Option<Tensor>> {
+) -> Result<()> {
     const OP: &str = "linear_cross_entropy_backward";
-    let problem = Problem::new(OP, x, weight, targets, config)?;
-    let KeptLogits { mut logits, chunk } = kept;
+    let KeptLogits { mut logits, chunk, shard } = kept;
+    let problem = Problem::new(OP, x, weight, targets, Some(shard), config)?;
     let stale =
         logits.as_ref().is_some_and(|logits| logits.dims() != [problem.tokens, problem.classes]);
     if lse.dims() != targets.dims() || stale {
         let message = format!("lse {:?} or the kept logits are of another call", lse.dims());
         return Err(Error::shape(OP, message));
     }
-    let Gradients { scale, input, weight: mut dweight } = wanted;
+    let Gradients { scale, mut input, weight: mut dweight } = wanted;
     let mut dx = match input {
-        InputGradient::Unwanted => None,
-        InputGradient::Wanted => Some(Tensor::empty(x.device(), x.dtype(), problem.x.dims())?),
+        None => None,
+        Some(_) => Some(Tensor::empty(x.device(), x.dtype(), problem.x.dims())?),
     };
-    if let Some((dweight, Accum::Replace)) = &mut dweight
-        && problem.tokens == 0
-    {
-        dweight.fill_zero()?;
+    let mut hand_over = |dx: &mut Option<Tensor>| match (dx.take(), &mut input) {
+        (Some(dx), Some(take)) => take(dx.reshape(x.dims())?),
+        _ => Ok(()),
+    };
+    if problem.tokens == 0 {
+        hand_over(&mut dx)?;
+        if let Some((dweight, Accum::Replace)) = &mut dweight {
+            dweight.fill_zero()?;
+        }
     }
     let lse = lse.contiguous()?;
     for (first, len) in problem.chunks(chunk) {
@@ -211,12 +251,15 @@ pub fn linear_cross_entropy_backward(
         };
         let dlogits = dispatch_float!(OP, x.dtype(), T => {
             let lse = &lse.as_slice::<<T as Element>::Acc>()?[first..first + len];
-            problem.targets.backward::<T>(logits, first, config, lse, scale)?
+            problem.targets.backward::<T>(logits, first, lse, scale)?
         });
         if let Some(dx) = &mut dx {
             dx.narrow_mut(0, first, len, |dx| {
                 matmul_into(dx, Accum::Replace, &dlogits, &problem.weight)
             })?;
+        }
+        if first + len == problem.tokens {
+            hand_over(&mut dx)?;
         }
         if let Some((dweight, accum)) = &mut dweight {
             let x = problem.x.narrow(0, first, len)?;
@@ -224,7 +267,7 @@ pub fn linear_cross_entropy_backward(
             *accum = Accum::Add;
         }
     }
-    dx.map(|dx| dx.reshape(x.dims())).transpose()
+    Ok(())
 }
 
 #[cfg(test)]

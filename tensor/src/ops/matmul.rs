@@ -73,6 +73,28 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     out.reshape(&dims)
 }
 
+/// dx = dy W of [`linear`] for dy (.., N) and W (N, K), into or onto the unique `dx` (.., K).
+pub fn linear_input_gradient(
+    dx: &mut Tensor,
+    accum: Accum,
+    dy: &Tensor,
+    weight: &Tensor,
+) -> Result<()> {
+    let dy = dy.as_matrix()?;
+    let dims = [dy.dims()[0], weight.dim(-1)?];
+    dx.reshape_mut(&dims, |dx| matmul_into(dx, accum, &dy, weight))
+}
+
+/// dW = dy^T x of [`linear`] for dy (.., N) and x (.., K), into or onto the unique `dweight` (N, K).
+pub fn linear_weight_gradient(
+    dweight: &mut Tensor,
+    accum: Accum,
+    dy: &Tensor,
+    x: &Tensor,
+) -> Result<()> {
+    matmul_into(dweight, accum, &dy.as_matrix()?.transpose(0, 1)?, &x.as_matrix()?)
+}
+
 fn product_dims(lhs: &Tensor, rhs: &Tensor) -> Result<Dims> {
     check_pair("matmul", lhs, rhs)?;
     let (l, r) = (lhs.dims(), rhs.dims());

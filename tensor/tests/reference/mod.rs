@@ -1,6 +1,8 @@
 //! What the tests of fused operations share: seeded inputs, naive f64 arithmetic and comparisons.
 #![allow(dead_code)] // each test program uses its part
 
+pub mod shards;
+
 use ferrotron_tensor::{DType, Device, RandomKey, Result, Tensor, bf16, f16};
 
 pub const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];

@@ -16,8 +16,22 @@ fn targets(device: &Device, dims: &[usize]) -> Tensor {
     Tensor::from_slice(device, &list, dims).unwrap()
 }
 
-fn gradients(scale: f64, dweight: &mut Tensor, accum: Accum) -> Gradients<'_> {
-    Gradients { scale, input: InputGradient::Wanted, weight: Some((dweight, accum)) }
+/// dx, and dW into or onto `dweight`.
+fn backward(
+    found: LinearCrossEntropy,
+    (x, w, t): (&Tensor, &Tensor, &Tensor),
+    config: &CrossEntropyConfig,
+    scale: f64,
+    weight: (&mut Tensor, Accum),
+) -> Tensor {
+    let mut dx = None;
+    let mut take = |found| {
+        dx = Some(found);
+        Ok(())
+    };
+    let wanted = Gradients { scale, input: Some(&mut take), weight: Some(weight) };
+    linear_cross_entropy_backward(found.kept, x, w, t, &found.lse, config, wanted).unwrap();
+    dx.expect("dx is handed over")
 }
 
 #[test]
@@ -52,27 +66,14 @@ fn every_bound_gives_what_the_composed_ops_give() {
                 // One rounding of the running sum for each chunk.
                 let eps = 4.0 * (N / chunk) as f64 * dtype.epsilon();
                 let mut dweight = Tensor::full(&device, dtype, &[V, C], 1.0).unwrap();
-                let dx = linear_cross_entropy_backward(
-                    got.kept,
-                    x,
-                    &w,
-                    &t,
-                    &got.lse,
-                    &SMOOTH,
-                    gradients(0.5, &mut dweight, Accum::Add),
-                );
-                let dx = dx.unwrap().unwrap();
+                let dx = backward(got, (x, &w, &t), &SMOOTH, 0.5, (&mut dweight, Accum::Add));
                 assert_eq!((dx.dims(), bits(&dx)), (x.dims(), bits(&want_dx)));
                 assert_close("dweight added", &dweight, &once, eps);
                 let got = linear_cross_entropy(x, &w, &t, &SMOOTH, bound).unwrap();
-                let wanted = Gradients {
-                    scale: 0.5,
-                    input: InputGradient::Unwanted,
-                    weight: Some((&mut dweight, Accum::Replace)),
-                };
-                let dx =
-                    linear_cross_entropy_backward(got.kept, x, &w, &t, &got.lse, &SMOOTH, wanted);
-                assert!(dx.unwrap().is_none());
+                let weight = Some((&mut dweight, Accum::Replace));
+                let wanted = Gradients { scale: 0.5, input: None, weight };
+                linear_cross_entropy_backward(got.kept, x, &w, &t, &got.lse, &SMOOTH, wanted)
+                    .unwrap();
                 assert_close("dweight", &dweight, &want_dw, eps);
             }
         }
@@ -92,9 +93,8 @@ fn gradients_equal_central_differences() {
     let (xs, ws) = (of(&[N, C], &x), of(&[V, C], &w));
     let found = linear_cross_entropy(&xs, &ws, &t, &SMOOTH, 300).unwrap();
     let mut dweight = of(&[V, C], &[0.0; V * C]);
-    let wanted = gradients(1.0, &mut dweight, Accum::Replace);
-    let dx = linear_cross_entropy_backward(found.kept, &xs, &ws, &t, &found.lse, &SMOOTH, wanted);
-    assert_gradient("dx", &x, &dx.unwrap().unwrap(), |x| loss(x, &w));
+    let dx = backward(found, (&xs, &ws, &t), &SMOOTH, 1.0, (&mut dweight, Accum::Replace));
+    assert_gradient("dx", &x, &dx, |x| loss(x, &w));
     assert_gradient("dweight", &w, &dweight, |w| loss(&x, w));
 }
 
@@ -112,13 +112,12 @@ fn the_bound_bounds_memory_and_threads_do_not_show() {
         let before = device.memory().current;
         device.reset_memory_peaks();
         let found = linear_cross_entropy(&x, &w, &t, &config, bound)?;
-        let wanted = gradients(1.0, &mut dweight, Accum::Add);
-        let dx =
-            linear_cross_entropy_backward(found.kept, &x, &w, &t, &found.lse, &config, wanted)?;
+        let loss = found.loss.clone();
+        let dx = backward(found, (&x, &w, &t), &config, 1.0, (&mut dweight, Accum::Add));
         let small = (n * c + n + 64) * 4; // dx, lse and the loss
         let peak = device.memory().peak - before;
         assert!(peak <= bound + small, "peak {peak}, bound {bound}, dx and lse {small}");
-        Ok(vec![found.loss, dx.unwrap(), dweight])
+        Ok(vec![loss, dx, dweight])
     });
 }
 
@@ -131,16 +130,14 @@ fn sixteen_bits_add_into_single_precision_and_nothing_is_fine() {
     let t = targets(&device, &[N]);
     let found = linear_cross_entropy(&x, &w, &t, &SMOOTH, 40).unwrap();
     let mut dweight = Tensor::zeros(&device, DType::F32, &[V, C]).unwrap();
-    let wanted = gradients(1.0, &mut dweight, Accum::Add);
-    linear_cross_entropy_backward(found.kept, &x, &w, &t, &found.lse, &SMOOTH, wanted).unwrap();
+    backward(found, (&x, &w, &t), &SMOOTH, 1.0, (&mut dweight, Accum::Add));
     assert!(dweight.to_f64().unwrap().iter().any(|&x| x != 0.0));
 
     let (none, t) = (x.narrow(0, 0, 0).unwrap(), targets(&device, &[0]));
     let found = linear_cross_entropy(&none, &w, &t, &SMOOTH, 40).unwrap();
     assert_eq!((found.loss.item().unwrap(), found.counted), (0.0, 0));
-    let wanted = gradients(1.0, &mut dweight, Accum::Replace);
-    let dx = linear_cross_entropy_backward(found.kept, &none, &w, &t, &found.lse, &SMOOTH, wanted);
-    assert_eq!(dx.unwrap().unwrap().dims(), [0, C]);
+    let dx = backward(found, (&none, &w, &t), &SMOOTH, 1.0, (&mut dweight, Accum::Replace));
+    assert_eq!(dx.dims(), [0, C]);
     assert!(dweight.to_f64().unwrap().iter().all(|&x| x == 0.0));
 }
 

@@ -1,0 +1,126 @@
+//! What lies between the two projections of attention: rotary positions, scores, the weighted sum. Each head
+//! is computed by itself, so a rank that holds some of the heads needs nothing from the others.
+
+use ferrotron_autograd::Var;
+use ferrotron_autograd::ops::attention::packed_attention;
+use ferrotron_tensor::ops::attention::{
+    AttentionConfig as Scores, AttentionDropout, attention, split_packed,
+};
+use ferrotron_tensor::ops::rotary::RotaryTable;
+use ferrotron_tensor::{At, Error, Place, Result};
+use std::ops::Range;
+
+use crate::{AttentionConfig, Context, Extent, KvCache, Mode, Scope};
+
+/// Some of the query heads of an attention layer, with the key and value heads that they share.
+#[derive(Debug, Clone)]
+pub struct AttentionHeads {
+    path: String,
+    config: AttentionConfig,
+    held: Range<usize>,
+}
+
+impl AttentionHeads {
+    /// The query heads `held` of the layer at `scope`.
+    ///
+    /// Errors unless the groups divide the heads, `held` has whole groups, no size is 0 and, with rotary
+    /// positions, the width of a head is even.
+    pub fn new(
+        scope: &Scope,
+        config: &AttentionConfig,
+        held: Range<usize>,
+    ) -> Result<AttentionHeads> {
+        let AttentionConfig { heads, groups, head_dim, .. } = *config;
+        let refuse = |message: String| Err(Error::config("attention", message).at(scope.path()));
+        if heads == 0 || groups == 0 || head_dim == 0 || heads % groups != 0 {
+            return refuse(format!(
+                "{groups} key/value groups must divide {heads} heads (of width {head_dim})"
+            ));
+        }
+        if config.rotary_base.is_some() && head_dim % 2 != 0 {
+            return refuse(format!("rotary positions need an even head width, got {head_dim}"));
+        }
+        let shared = heads / groups;
+        if held.is_empty() || held.end > heads || held.start % shared + held.end % shared > 0 {
+            return refuse(format!("heads {held:?} of {heads} are not whole groups of {shared}"));
+        }
+        Ok(AttentionHeads { path: scope.path().to_string(), config: *config, held })
+    }
+
+    /// How many query heads are held.
+    pub fn heads(&self) -> usize {
+        self.held.len()
+    }
+
+    /// How many key and value heads are held.
+    pub fn groups(&self) -> usize {
+        self.held.len() * self.config.groups / self.config.heads
+    }
+
+    /// The layer's global path.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The packed projection (B, T, (H + 2G) D) of these heads -> (B, T, H D). With a cache, the positions
+    /// follow those that it holds, and it takes up the new ones; no gradient then flows back from here.
+    ///
+    /// Errors if `qkv` has other dims, or the cache has no room for T more positions.
+    pub fn forward(&self, ctx: &Context, qkv: Var, cache: Option<&mut KvCache>) -> Result<Var> {
+        self.attend(ctx, qkv, cache).at(&self.path)
+    }
+
+    fn attend(&self, ctx: &Context, qkv: Var, cache: Option<&mut KvCache>) -> Result<Var> {
+        let scores = self.scores(ctx, &ctx.sequence, &ctx.sequence)?;
+        let (heads, groups) = (self.heads(), self.groups());
+        let Some(cache) = cache else {
+            let qkv = self.turn(qkv, ctx.sequence.coordinates())?;
+            return packed_attention(&qkv, heads, groups, &scores); // (B, T, H D)
+        };
+        let positions = qkv.value().dim(1)?;
+        let qkv = self.turn(qkv, cache.len()..cache.len() + positions)?;
+        // (B, T, H, D), (B, T, G, D) twice
+        let (q, k, v) = split_packed(qkv.value(), heads, groups)?;
+        let (k, v) = cache.append(&k, &v)?; // (B, S, G, D)
+        let (y, _) = attention(&q, &k, &v, &scores)?; // (B, T, H, D)
+        let joined = [y.dims()[0], positions, heads * self.config.head_dim];
+        Ok(Var::constant(y.reshape(&joined)?))
+    }
+
+    /// Turns the queries and keys of a packed projection by the given positions, where the layer has rotary
+    /// ones.
+    pub fn turn(&self, qkv: Var, positions: impl IntoIterator<Item = usize>) -> Result<Var> {
+        let AttentionConfig { head_dim, rotary_base, .. } = self.config;
+        let Some(base) = rotary_base else { return Ok(qkv) };
+        let (heads, groups) = (self.heads(), self.groups());
+        let packed = qkv.dims().to_vec();
+        let &[batch, length, _] = &packed[..] else {
+            let message = format!("needs (B, T, (H + 2G) D), got {packed:?}");
+            return Err(Error::shape("attention", message));
+        };
+        let table = RotaryTable::new(qkv.device(), qkv.dtype(), positions, head_dim, base)?;
+        let by_head = qkv.reshape(&[batch, length, heads + 2 * groups, head_dim])?;
+        by_head.rotary(&table, heads + groups)?.reshape(&packed)
+    }
+
+    /// What attention of the given queries to the given keys computes, dropout included.
+    pub fn scores(&self, ctx: &Context, queries: &Extent, keys: &Extent) -> Result<Scores> {
+        let AttentionConfig { heads, head_dim, dropout, .. } = self.config;
+        let mut scores = Scores::causal(head_dim);
+        if ctx.mode == Mode::Train && dropout > 0.0 {
+            // The global tensor of weights is (samples, heads, positions, positions).
+            let place = Place::new(
+                &[ctx.batch.global, heads, queries.global, keys.global],
+                &[
+                    &ctx.batch.pieces,
+                    &[(self.held.start, self.held.len())],
+                    &queries.pieces,
+                    &keys.pieces,
+                ],
+            )?;
+            let key = ctx.key(&format!("{}.dropout", self.path));
+            scores.dropout = Some(AttentionDropout::new(dropout, key, place)?);
+        }
+        Ok(scores)
+    }
+}

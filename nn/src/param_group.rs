@@ -1,0 +1,288 @@
+//! A group of parameters in flats, of which every rank may keep a part: the memory side of ZeRO. What is sent
+//! between the ranks is the business of whoever shards.
+
+use ferrotron_autograd::{Accum, SharedFlat, lock};
+use ferrotron_tensor::ops::sq_norm::{all_finite, sq_norm};
+use ferrotron_tensor::{Category, Element, Flat, Place, Result, Tensor, balanced, dispatch_float};
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use crate::{AxisSet, Decay, Param};
+
+/// Parameters of which the same is true, in one pair of flats. The reductions of their gradients, their share
+/// of the norm and their optimizer are one for all.
+pub struct ParamGroup {
+    /// Whether weight decay applies.
+    pub decay: Decay,
+    /// The axes along which every rank holds the same parameters.
+    pub replicated: AxisSet,
+    /// The axes along which every rank's gradients are parts.
+    pub grad_partial: AxisSet,
+    /// The parameters, in the order of the flats.
+    pub params: Vec<Param>,
+    /// Their values; empty between uses where weights are sharded.
+    pub weights: SharedFlat,
+    /// Their gradients; empty between uses where gradients are sharded.
+    pub gradients: SharedFlat,
+    /// The elements of the flats that this rank updates.
+    pub owned: Range<usize>,
+    /// The owned weights, where weights are sharded.
+    pub weight_shard: Option<SharedFlat>,
+    /// The owned gradients, where gradients are sharded.
+    pub gradient_shard: Option<SharedFlat>,
+}
+
+/// What of a group each rank keeps for itself: the stages of ZeRO, Rajbhandari et al., arXiv 1910.02054.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Sharding {
+    /// Nothing: stage 0.
+    #[default]
+    None,
+    /// The optimizer's state: stage 1.
+    Optimizer,
+    /// Gradients as well: stage 2.
+    Gradients,
+    /// Weights as well: stage 3.
+    Weights,
+}
+
+/// How parameters are laid out.
+#[derive(Debug, Clone, Copy)]
+pub struct BufferConfig {
+    /// A group is closed when it has this many elements or more.
+    pub bucket_numel: usize,
+    /// What each of the sharding ranks keeps for itself.
+    pub sharding: Sharding,
+    /// This rank's number among those that share, and how many they are.
+    pub shard: (usize, usize),
+}
+
+impl Default for BufferConfig {
+    /// Everything on this rank, in as few groups as there are different facts.
+    fn default() -> BufferConfig {
+        BufferConfig { bucket_numel: usize::MAX, sharding: Sharding::None, shard: (0, 1) }
+    }
+}
+
+impl ParamGroup {
+    pub(crate) fn new(params: Vec<Param>, config: &BufferConfig) -> Result<ParamGroup> {
+        let first = &params[0];
+        let (device, dtype) = (first.leaf().device().clone(), first.leaf().dtype());
+        let shared = |flat: Result<Flat>| flat.map(|flat| Arc::new(Mutex::new(flat)));
+        let whole = parts(&params);
+        let weights = shared(Flat::empty(&device, dtype, Category::Weights, &whole))?;
+        let gradients = shared(Flat::new(&device, dtype, Category::Gradients, &whole))?;
+        for (range, param) in params.iter().enumerate() {
+            param.leaf().move_value(&weights, range)?;
+            param.leaf().move_gradient(&gradients, range);
+        }
+        let numel = params.iter().map(|param| param.leaf().numel()).sum();
+        let owned = match config.sharding {
+            Sharding::None => 0..numel,
+            _ => balanced(numel, config.shard.1, config.shard.0),
+        };
+        let mut group = ParamGroup {
+            decay: first.decay(),
+            replicated: first.replicated(),
+            grad_partial: first.grad_partial(),
+            params,
+            weights,
+            gradients,
+            owned,
+            weight_shard: None,
+            gradient_shard: None,
+        };
+        let pieces = piece_parts(&group.pieces());
+        let shard = |category| shared(Flat::new(&device, dtype, category, &pieces));
+        if config.sharding >= Sharding::Gradients {
+            group.gradient_shard = Some(shard(Category::Gradients)?);
+            group.free_gradients();
+        }
+        if config.sharding >= Sharding::Weights {
+            group.weight_shard = Some(shard(Category::Weights)?);
+            group.store_weights()?;
+        }
+        Ok(group)
+    }
+
+    /// The parts of the parameters that this rank updates, in the order of the flats: each a box of a global
+    /// tensor. Whole parameters where nothing is sharded.
+    pub fn pieces(&self) -> Vec<(String, Place)> {
+        let mut start = 0;
+        let mut pieces = Vec::new();
+        for param in &self.params {
+            let end = start + param.leaf().numel();
+            let from = self.owned.start.clamp(start, end) - start;
+            let to = self.owned.end.clamp(start, end) - start;
+            let boxes = match end - start {
+                numel if to - from == numel => vec![param.place().clone()],
+                _ => param.place().boxes(from..to),
+            };
+            pieces.extend(boxes.into_iter().map(|place| (param.name().to_string(), place)));
+            start = end;
+        }
+        pieces
+    }
+
+    /// Number of elements.
+    pub fn numel(&self) -> usize {
+        self.params.iter().map(|param| param.leaf().numel()).sum()
+    }
+
+    /// Gives the weights' flat memory to be filled, if it has none.
+    pub fn take_weights(&self) -> Result<()> {
+        self.take(&self.weights)
+    }
+
+    /// Gives the gradients' flat memory, if it has none.
+    pub fn take_gradients(&self) -> Result<()> {
+        self.take(&self.gradients)
+    }
+
+    fn take(&self, flat: &SharedFlat) -> Result<()> {
+        let mut flat = lock(flat);
+        if flat.n_ranges() == 0 {
+            let (device, dtype) = (flat.device().clone(), flat.dtype());
+            *flat = Flat::empty(&device, dtype, Category::Communication, &parts(&self.params))?;
+        }
+        Ok(())
+    }
+
+    /// Keeps the owned weights and frees the whole.
+    pub fn store_weights(&self) -> Result<()> {
+        if let Some(shard) = &self.weight_shard {
+            let (whole, mut shard) = (lock(&self.weights), lock(shard));
+            dispatch_float!("shard", shard.dtype(), T => {
+                shard.whole_mut::<T>()?.copy_from_slice(&whole.whole::<T>()?[self.owned.clone()]);
+            });
+            drop(whole);
+            self.free_weights();
+        }
+        Ok(())
+    }
+
+    /// Puts the owned weights into their place in the whole, to be completed by the other ranks'.
+    pub fn place_weights(&self) -> Result<()> {
+        let Some(shard) = &self.weight_shard else { return Ok(()) };
+        let (shard, mut whole) = (lock(shard), lock(&self.weights));
+        dispatch_float!("shard", shard.dtype(), T => {
+            whole.whole_mut::<T>()?[self.owned.clone()].copy_from_slice(shard.whole::<T>()?);
+        });
+        Ok(())
+    }
+
+    /// Adds the owned gradients to what is kept of them, or puts them there, and frees the whole.
+    pub fn store_gradients(&self, accum: Accum) -> Result<()> {
+        let Some(shard) = &self.gradient_shard else { return Ok(()) };
+        let (whole, mut shard) = (lock(&self.gradients), lock(shard));
+        dispatch_float!("shard", shard.dtype(), T => {
+            let source = &whole.whole::<T>()?[self.owned.clone()];
+            let target = shard.whole_mut::<T>()?;
+            match accum {
+                Accum::Replace => target.copy_from_slice(source),
+                Accum::Add => target.iter_mut().zip(source).for_each(|(sum, &part)| {
+                    *sum = T::from_acc(sum.acc() + part.acc());
+                }),
+            }
+        });
+        drop(whole);
+        self.free_gradients();
+        Ok(())
+    }
+
+    /// Frees the whole weights; tensors that read them keep what they read.
+    pub fn free_weights(&self) {
+        free(&self.weights);
+    }
+
+    /// Frees the whole gradients.
+    pub fn free_gradients(&self) {
+        free(&self.gradients);
+    }
+
+    /// Lends the owned weights and gradients to `f`: the flat with the weights, the elements of it that are
+    /// owned, and the same of the gradients.
+    pub(crate) fn with_owned<R>(
+        &self,
+        f: impl FnOnce((&mut Flat, Range<usize>), (&Flat, Range<usize>)) -> Result<R>,
+    ) -> Result<R> {
+        let own = |whole, shard: &Option<SharedFlat>| match shard {
+            Some(shard) => (shard.clone(), 0..self.owned.len()),
+            None => (SharedFlat::clone(whole), self.owned.clone()),
+        };
+        let (weights, weight_range) = own(&self.weights, &self.weight_shard);
+        let (gradients, gradient_range) = own(&self.gradients, &self.gradient_shard);
+        f((&mut lock(&weights), weight_range), (&lock(&gradients), gradient_range))
+    }
+
+    /// Sum of the squares of the gradients that this rank updates, in f64.
+    pub fn sq_norm(&self) -> Result<f64> {
+        self.with_owned(|_, (gradients, range)| {
+            dispatch_float!("sq_norm", gradients.dtype(), T => {
+                Ok(sq_norm(gradients.device(), &gradients.whole::<T>()?[range]))
+            })
+        })
+    }
+
+    /// Whether every weight that this rank updates is a finite number.
+    pub fn weights_are_finite(&self) -> Result<bool> {
+        self.with_owned(|(weights, range), _| finite(weights, range))
+    }
+
+    /// The first value or gradient that is not finite, of those that this rank updates.
+    pub fn first_non_finite(&self) -> Result<Option<String>> {
+        self.with_owned(|(weights, mut weight_range), (gradients, mut gradient_range)| {
+            for (name, place) in self.pieces() {
+                let numel = place.dims().iter().product::<usize>();
+                for (what, flat, range) in [
+                    ("value", &*weights, &mut weight_range),
+                    ("gradient", gradients, &mut gradient_range),
+                ] {
+                    let end = range.start + numel;
+                    if !finite(flat, range.start..end)? {
+                        return Ok(Some(format!("the {what} of '{name}'")));
+                    }
+                    range.start = end;
+                }
+            }
+            Ok(None)
+        })
+    }
+
+    /// Calls `f` with each part of a weight that this rank keeps: the parameter's name, which part of the
+    /// global tensor it is, and its value.
+    pub fn visit_weights(
+        &self,
+        mut f: impl FnMut(&str, &Place, Tensor) -> Result<()>,
+    ) -> Result<()> {
+        match &self.weight_shard {
+            Some(shard) => {
+                let pieces = self.pieces();
+                pieces.iter().enumerate().try_for_each(|(range, (name, place))| {
+                    let tensor = lock(shard).tensor(range)?;
+                    f(name, place, tensor)
+                })
+            }
+            None => self.params.iter().try_for_each(|p| f(p.name(), p.place(), p.leaf().value()?)),
+        }
+    }
+}
+
+fn finite(flat: &Flat, range: Range<usize>) -> Result<bool> {
+    dispatch_float!("all_finite", flat.dtype(), T => {
+        Ok(all_finite(flat.device(), &flat.whole::<T>()?[range]))
+    })
+}
+
+fn parts(params: &[Param]) -> Vec<(String, Vec<usize>)> {
+    params.iter().map(|param| (param.name().to_string(), param.leaf().dims().to_vec())).collect()
+}
+
+pub(crate) fn piece_parts(pieces: &[(String, Place)]) -> Vec<(String, Vec<usize>)> {
+    pieces.iter().map(|(name, place)| (name.clone(), place.dims().to_vec())).collect()
+}
+
+fn free(flat: &SharedFlat) {
+    let mut flat = lock(flat);
+    *flat = Flat::none(flat.device(), flat.dtype());
+}

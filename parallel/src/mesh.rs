@@ -1,0 +1,274 @@
+//! How the ranks of a run are laid out along the four axes, and the groups that this makes.
+
+use ferrotron_nn::{Axis, AxisSet};
+use ferrotron_tensor::{Error, Result};
+
+use crate::collective::Group;
+use crate::tensor_parallel::{SequenceParallel, TensorParallel};
+
+/// The sizes of the axes. Ranks are numbered with tensor fastest, then context, data and pipeline, as
+/// Megatron-LM's order "tp-cp-dp-pp", so the ranks that talk most are neighbours.
+///
+/// ```
+/// use ferrotron_nn::{Axis, AxisSet};
+/// use ferrotron_parallel::mesh::Layout;
+/// let layout = Layout::new(16, 2, 1, 4)?; // 16 ranks: tp 2, cp 1, pp 4, and what remains is dp 2
+/// assert_eq!(layout.size(Axis::Data), 2);
+/// assert_eq!(layout.ranks(0, AxisSet::from([Axis::Pipeline])), [0, 4, 8, 12]);
+/// assert_eq!(layout.ranks(3, AxisSet::from([Axis::Data])), [1, 3]);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    sizes: [usize; 4],
+}
+
+impl Layout {
+    /// The layout of `world` ranks with the given sizes of the tensor, context and pipeline axes; the data
+    /// axis takes what remains.
+    ///
+    /// Errors if a size is 0 or their product does not divide `world`.
+    pub fn new(world: usize, tensor: usize, context: usize, pipeline: usize) -> Result<Layout> {
+        let model =
+            [tensor, context, pipeline].iter().try_fold(1_usize, |n, &size| n.checked_mul(size));
+        match model {
+            Some(model) if model > 0 && world > 0 && world.is_multiple_of(model) => {
+                Ok(Layout { sizes: [tensor, context, world / model, pipeline] })
+            }
+            _ => Err(Error::config(
+                "layout",
+                format!(
+                    "{world} ranks cannot be laid out: tensor-model-parallel-size {tensor} x context-parallel-size \
+                     {context} x pipeline-model-parallel-size {pipeline} must divide them"
+                ),
+            )),
+        }
+    }
+
+    /// One rank.
+    pub fn single() -> Layout {
+        Layout { sizes: [1; 4] }
+    }
+
+    /// Number of ranks.
+    pub fn world(&self) -> usize {
+        self.sizes.iter().product()
+    }
+
+    /// How many ranks lie along an axis.
+    pub fn size(&self, axis: Axis) -> usize {
+        self.sizes[axis as usize]
+    }
+
+    /// Where `rank` lies on an axis.
+    pub fn coordinate(&self, rank: usize, axis: Axis) -> usize {
+        rank / self.stride(axis) % self.size(axis)
+    }
+
+    /// The ranks that differ from `rank` along `axes` only, itself included, in ascending order.
+    pub fn ranks(&self, rank: usize, axes: AxisSet) -> Vec<usize> {
+        let same = |other: usize, axis: Axis| {
+            axes.contains(axis) || self.coordinate(other, axis) == self.coordinate(rank, axis)
+        };
+        (0..self.world()).filter(|&other| Axis::ALL.iter().all(|&axis| same(other, axis))).collect()
+    }
+
+    fn stride(&self, axis: Axis) -> usize {
+        self.sizes[..axis as usize].iter().product()
+    }
+}
+
+/// The groups of one rank in a layout.
+#[derive(Debug, Clone)]
+pub struct Mesh {
+    layout: Layout,
+    rank: usize,
+    sequence: SequenceParallel,
+    axes: [Group; 4],
+    batch: Group,
+    world: Group,
+    stages: Stages,
+}
+
+/// The groups in which neighbouring pipeline stages talk, each of two ranks and for one direction, so that no
+/// transfer waits for another. Stages form a ring, for schedules with several chunks a rank.
+#[derive(Debug, Clone)]
+pub struct Stages {
+    /// Activations from the stage before.
+    pub forward_in: Group,
+    /// Activations to the stage behind.
+    pub forward_out: Group,
+    /// Gradients from the stage behind.
+    pub backward_in: Group,
+    /// Gradients to the stage before.
+    pub backward_out: Group,
+    /// The first and the last stage, which hold tied embeddings; this rank alone if it is neither.
+    pub ends: Group,
+}
+
+impl Mesh {
+    /// This rank alone.
+    pub fn single() -> Mesh {
+        Self::new(Layout::single(), 0, SequenceParallel::Off, |_, _| Ok(Group::single()))
+            .expect("groups of one cannot fail")
+    }
+
+    /// The groups of `rank` in `layout`. `group(name, ranks)` joins a group; every rank asks for its own in
+    /// the same order.
+    pub fn new(
+        layout: Layout,
+        rank: usize,
+        sequence: SequenceParallel,
+        mut group: impl FnMut(&str, &[usize]) -> Result<Group>,
+    ) -> Result<Mesh> {
+        let mut join = |name: &str, ranks: &[usize]| match ranks.len() {
+            1 => Ok(Group::single()),
+            _ => group(name, ranks),
+        };
+        let mut along = |name: &str, axes: AxisSet| join(name, &layout.ranks(rank, axes));
+        let axes = [
+            along("tp", AxisSet::from([Axis::Tensor]))?,
+            along("cp", AxisSet::from([Axis::Context]))?,
+            along("dp", AxisSet::from([Axis::Data]))?,
+            along("pp", AxisSet::from([Axis::Pipeline]))?,
+        ];
+        let batch = along("dp-cp", AxisSet::from([Axis::Context, Axis::Data]))?;
+        let world = along("world", AxisSet::from(Axis::ALL))?;
+        let stages = Stages::new(&layout, rank, join)?;
+        Ok(Mesh { layout, rank, sequence, axes, batch, world, stages })
+    }
+
+    /// The sizes of the axes.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// This rank's number among all.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The ranks along one axis.
+    pub fn axis(&self, axis: Axis) -> &Group {
+        &self.axes[axis as usize]
+    }
+
+    /// The ranks that see other samples or positions, along data and context: gradients are sums over them.
+    pub fn batch(&self) -> &Group {
+        &self.batch
+    }
+
+    /// All ranks.
+    pub fn world(&self) -> &Group {
+        &self.world
+    }
+
+    /// The channels between pipeline stages.
+    pub fn stages(&self) -> &Stages {
+        &self.stages
+    }
+
+    /// How layers are spread along the tensor axis.
+    pub fn tensor_parallel(&self) -> TensorParallel {
+        TensorParallel::new(self.axis(Axis::Tensor).clone(), self.sequence)
+    }
+}
+
+impl Stages {
+    fn new(
+        layout: &Layout,
+        rank: usize,
+        mut join: impl FnMut(&str, &[usize]) -> Result<Group>,
+    ) -> Result<Stages> {
+        let column = layout.ranks(rank, AxisSet::from([Axis::Pipeline]));
+        let (count, own) = (column.len(), layout.coordinate(rank, Axis::Pipeline));
+        let mut stages = Stages {
+            forward_in: Group::single(),
+            forward_out: Group::single(),
+            backward_in: Group::single(),
+            backward_out: Group::single(),
+            ends: Group::single(),
+        };
+        if count == 1 {
+            return Ok(stages);
+        }
+        // Link by link around the ring, so that all ranks meet in the same order. With two stages there are
+        // two links between the same ranks, with names of their own.
+        for from in 0..count {
+            let to = (from + 1) % count;
+            let mut ranks = [column[from], column[to]];
+            ranks.sort_unstable();
+            for (name, sender, receiver) in [
+                (format!("pp-forward-{from}"), from, to),
+                (format!("pp-backward-{from}"), to, from),
+            ] {
+                if own != from && own != to {
+                    continue;
+                }
+                let channel = join(&name, &ranks)?;
+                let forward = name.starts_with("pp-forward");
+                let place = match (forward, own == sender) {
+                    (true, true) => &mut stages.forward_out,
+                    (true, false) => &mut stages.forward_in,
+                    (false, true) => &mut stages.backward_out,
+                    (false, false) => &mut stages.backward_in,
+                };
+                debug_assert!(own == sender || own == receiver);
+                *place = channel;
+            }
+        }
+        if own == 0 || own == count - 1 {
+            stages.ends = join("pp-ends", &[column[0], column[count - 1]])?;
+        }
+        Ok(stages)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every group of every axis set by the definition: ranks as digits in the mixed radix of the sizes.
+    #[test]
+    fn ranks_are_those_of_megatron() {
+        for (tensor, context, data, pipeline) in
+            [(2, 1, 2, 4), (1, 2, 3, 2), (4, 2, 1, 1), (1, 1, 1, 8), (2, 2, 2, 2)]
+        {
+            let world = tensor * context * data * pipeline;
+            let layout = Layout::new(world, tensor, context, pipeline).unwrap();
+            let mut rank = 0;
+            for p in 0..pipeline {
+                for d in 0..data {
+                    for c in 0..context {
+                        for t in 0..tensor {
+                            let want = [t, c, d, p];
+                            let got = Axis::ALL.map(|axis| layout.coordinate(rank, axis));
+                            assert_eq!(got, want, "rank {rank} of {layout:?}");
+                            rank += 1;
+                        }
+                    }
+                }
+            }
+            for axis in Axis::ALL {
+                let mut seen = vec![0; world];
+                for rank in 0..world {
+                    let group = layout.ranks(rank, AxisSet::from([axis]));
+                    assert_eq!(group.len(), layout.size(axis));
+                    assert_eq!(group[layout.coordinate(rank, axis)], rank);
+                    group.iter().for_each(|&member| seen[member] += 1);
+                }
+                assert!(seen.iter().all(|&count| count == layout.size(axis)));
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_that_do_not_fit_are_refused() {
+        for (world, tensor, context, pipeline) in
+            [(0, 1, 1, 1), (4, 3, 1, 1), (4, 0, 1, 1), (4, 2, 2, 2), (8, usize::MAX, 2, 1)]
+        {
+            let error = Layout::new(world, tensor, context, pipeline).unwrap_err().to_string();
+            assert!(error.contains(&format!("tensor-model-parallel-size {tensor}")), "{error}");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Attention whose heads are spread over the ranks.
+
+use ferrotron_autograd::Var;
+use ferrotron_nn::{AttentionConfig, AttentionHeads, Context, KvCache, Module, Param, Scope};
+use ferrotron_tensor::{Error, Result};
+
+use super::{ColumnParallelLinear, RowParallelLinear, TensorParallel};
+
+/// Attention as [`ferrotron_nn::Attention`], every rank with some heads and one sum over the ranks at the
+/// end: Shoeybi et al., figure 3b. A softmax belongs to one head, so it needs nothing from other ranks.
+#[derive(Debug, Clone)]
+pub struct ParallelAttention {
+    qkv: ColumnParallelLinear,
+    heads: AttentionHeads,
+    proj: RowParallelLinear,
+}
+
+impl ParallelAttention {
+    /// Makes the two layers.
+    ///
+    /// Errors as [`AttentionHeads::new`], or unless the ranks divide the key and value groups.
+    pub fn new(
+        scope: &Scope,
+        tp: &TensorParallel,
+        config: &AttentionConfig,
+    ) -> Result<ParallelAttention> {
+        let AttentionConfig { hidden, heads, groups, head_dim, bias, init, residual_init, .. } =
+            *config;
+        let (group, ranks) = (tp.group(), tp.group().size());
+        if !groups.is_multiple_of(ranks) {
+            let message = format!(
+                "num-query-groups {groups} (of {heads} heads) cannot be spread over tensor-model-parallel-size {ranks}: \
+                 it must be a multiple"
+            );
+            return Err(Error::config("attention", message).at(scope.path()));
+        }
+        let (q, kv) = (heads * head_dim, groups * head_dim);
+        let (qkv, proj) = (scope.child("qkv"), scope.child("proj"));
+        Ok(ParallelAttention {
+            heads: AttentionHeads::new(scope, config, group.part(heads))?,
+            qkv: ColumnParallelLinear::new(&qkv, tp, hidden, &[q, kv, kv], bias, init)?,
+            proj: RowParallelLinear::new(&proj, tp, q, hidden, bias, residual_init)?,
+        })
+    }
+
+    /// (B, T, C) -> (B, T, C), T/tp positions on both sides under sequence parallelism. With a cache, the
+    /// positions follow those that it holds, and it takes up the new ones; no gradient then flows back
+    /// through attention.
+    pub fn forward(&self, ctx: &Context, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
+        let qkv = self.qkv.forward(x)?; // (B, T, (H + 2G) D / tp)
+        let y = self.heads.forward(ctx, qkv, cache)?; // (B, T, H D / tp)
+        self.proj.forward(&y) // (B, T, C)
+    }
+}
+
+impl Module for ParallelAttention {
+    fn visit(&self, f: &mut dyn FnMut(&Param)) {
+        self.qkv.visit(f);
+        self.proj.visit(f);
+    }
+}

@@ -1,0 +1,268 @@
+//! The linear layers whose weight is cut by rows (outputs) or by columns (inputs).
+//!
+//! Both are one operation each, so that communication and arithmetic overlap. With x whole or, under
+//! sequence parallelism, gathered:
+//!
+//! - column: y_r = x W_r^T + b_r. Backward: dx_r = dy_r W_r, begin to sum dx over the ranks; meanwhile
+//!   dW_r = dy_r^T x; then wait.
+//! - row: y = sum over the ranks of x_r W_r^T, plus b. Backward: dx_r = dy W_r, dW_r = dy^T x_r.
+//!
+//! Under sequence parallelism sums are scattered, and the column's backward gathers x again while dx_r is
+//! computed: only this rank's positions are kept. The mappings in [`mappings`](super::mappings) around a
+//! plain linear layer compute the same.
+
+use ferrotron_autograd::{Accum, Backward, Cotangents, Grads, Saved, Var};
+use ferrotron_nn::{Axis, Bias, Decay, Init, Module, Param, Scope};
+use ferrotron_tensor::ops::matmul::{linear, linear_input_gradient, linear_weight_gradient};
+use ferrotron_tensor::ops::reduce::sum_to;
+use ferrotron_tensor::{At, Error, Result, Tensor};
+
+use super::mappings::{all_gather_dim, reduce_scatter_dim};
+use super::{SequenceParallel, TensorParallel};
+use crate::collective::{Reduction, Work};
+
+/// Which dim of the weight is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    /// Outputs.
+    Column,
+    /// Inputs.
+    Row,
+}
+
+/// The dim of activations (B, T, ..) that sequence parallelism cuts.
+const SEQUENCE: usize = 1;
+
+impl TensorParallel {
+    /// All positions of an activation of the residual stream.
+    fn gathered(&self, x: &Tensor) -> Result<Work<Tensor>> {
+        match self.sequence {
+            SequenceParallel::Off => Ok(Work::ready(x.clone())),
+            SequenceParallel::On => {
+                let len = x.dim(SEQUENCE as isize)? * self.group.size();
+                all_gather_dim(x, SEQUENCE, len, &self.group)
+            }
+        }
+    }
+
+    /// The sum over the ranks, of it the positions of the residual stream.
+    fn reduced(&self, x: Tensor) -> Result<Work<Tensor>> {
+        match self.sequence {
+            SequenceParallel::Off => self.group.all_reduce(x, Reduction::Sum),
+            SequenceParallel::On => reduce_scatter_dim(&x, SEQUENCE, &self.group),
+        }
+    }
+
+    fn linear(&self, x: &Var, weight: &Var, bias: Option<&Var>, cut: Cut) -> Result<Var> {
+        if self.group.size() == 1 {
+            return x.linear(weight, bias);
+        }
+        let value = match cut {
+            Cut::Column => {
+                linear(&self.gathered(x.value())?.wait()?, weight.value(), bias.map(Var::value))?
+            }
+            Cut::Row => {
+                let part = linear(x.value(), weight.value(), None)?;
+                let sum = self.reduced(part)?.wait()?;
+                bias.map_or(Ok(sum.clone()), |bias| sum.add(bias.value()))?
+            }
+        };
+        let inputs: Vec<&Var> = [x, weight].into_iter().chain(bias).collect();
+        Var::record(&inputs, value, || ParallelLinear {
+            tp: self.clone(),
+            cut,
+            x: weight.needs_gradient().then(|| x.save()),
+            weight: x.needs_gradient().then(|| weight.save()),
+        })
+    }
+}
+
+struct ParallelLinear {
+    tp: TensorParallel,
+    cut: Cut,
+    x: Option<Saved>,
+    weight: Option<Saved>,
+}
+
+impl Backward for ParallelLinear {
+    fn name(&self) -> &'static str {
+        match self.cut {
+            Cut::Column => "column_parallel_linear",
+            Cut::Row => "row_parallel_linear",
+        }
+    }
+
+    fn saved(&self) -> Vec<&Tensor> {
+        self.x.iter().chain(&self.weight).filter_map(Saved::held).collect()
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        let ParallelLinear { tp, cut, x, weight } = *self;
+        let dy = dy.single()?;
+        if dx.needs(2) {
+            dx.give(2, sum_to(&dy.as_matrix()?, &dy.dims()[dy.rank() - 1..])?)?;
+        }
+        let dy = match cut {
+            Cut::Column => dy,
+            Cut::Row => tp.gathered(&dy)?.wait()?,
+        };
+        let x = x.map(|x| match cut {
+            Cut::Row => Ok(Work::ready(()).map(move |()| x.value())),
+            Cut::Column if dx.defers_weight(1) => {
+                let tp = tp.clone();
+                Ok(Work::ready(()).map(move |()| tp.gathered(&x.value()?)?.wait()))
+            }
+            Cut::Column => tp.gathered(&x.value()?), // under way while dx is computed
+        });
+        let x = x.transpose()?;
+        let mut summing = None;
+        if let Some(weight) = &weight {
+            let weight = weight.value()?; // (N, K)
+            match cut {
+                Cut::Row => {
+                    dx.accumulate(0, |out, accum| linear_input_gradient(out, accum, &dy, &weight))?
+                }
+                Cut::Column => {
+                    let dims = [&dy.dims()[..dy.rank() - 1], &weight.dims()[1..]].concat();
+                    let mut part = Tensor::empty(dy.device(), dy.dtype(), &dims)?;
+                    linear_input_gradient(&mut part, Accum::Replace, &dy, &weight)?;
+                    summing = Some(tp.reduced(part)?);
+                }
+            }
+        }
+        if let Some(x) = x {
+            dx.accumulate_weight(1, move |out, accum| {
+                linear_weight_gradient(out, accum, &dy, &x.wait()?)
+            })?;
+        }
+        summing.map_or(Ok(()), |work| dx.give(0, work.wait()?))
+    }
+}
+
+/// y = x W^T + b of which every rank computes some outputs: the weight (out, in) is cut by rows.
+///
+/// x is the same on every rank or, under sequence parallelism, holds this rank's positions.
+#[derive(Debug, Clone)]
+pub struct ColumnParallelLinear {
+    tp: TensorParallel,
+    path: String,
+    weight: Param,
+    bias: Option<Param>,
+}
+
+impl ColumnParallelLinear {
+    /// A layer from `inputs` features to blocks of `outputs` features, each of which is cut by itself.
+    ///
+    /// Errors if a size is 0.
+    ///
+    /// ```
+    /// use ferrotron_autograd::Var;
+    /// use ferrotron_nn::{Bias, Init, Scope};
+    /// use ferrotron_parallel::tensor_parallel::{ColumnParallelLinear, TensorParallel};
+    /// use ferrotron_tensor::{DType, Device, Tensor};
+    /// let device = Device::cpu(1)?;
+    /// let scope = Scope::new(&device, DType::F32, 0).child("fc");
+    /// let tp = TensorParallel::single();
+    /// let layer = ColumnParallelLinear::new(&scope, &tp, 3, &[5], Bias::Yes, Init::XavierUniform)?;
+    /// let x = Var::constant(Tensor::zeros(&device, DType::F32, &[2, 4, 3])?);
+    /// assert_eq!(layer.forward(&x)?.dims(), [2, 4, 5]);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn new(
+        scope: &Scope,
+        tp: &TensorParallel,
+        inputs: usize,
+        outputs: &[usize],
+        bias: Bias,
+        init: Init,
+    ) -> Result<ColumnParallelLinear> {
+        let width = outputs.iter().sum();
+        check_sizes(scope, inputs, width)?;
+        let cut = scope.clone().sharded_along(Axis::Tensor);
+        let weight = tp.shard(&[width, inputs], 0, outputs)?;
+        let place = tp.shard(&[width], 0, outputs)?;
+        Ok(ColumnParallelLinear {
+            tp: tp.clone(),
+            path: scope.path().to_string(),
+            weight: cut.param_at("weight", weight, init, Decay::Yes),
+            bias: (bias == Bias::Yes).then(|| cut.param_at("bias", place, Init::Zeros, Decay::No)),
+        })
+    }
+
+    /// (B, T, in), or (B, T/tp, in) under sequence parallelism -> (B, T, out/tp)
+    pub fn forward(&self, x: &Var) -> Result<Var> {
+        forward(&self.tp, x, &self.weight, self.bias.as_ref(), Cut::Column).at(&self.path)
+    }
+}
+
+impl Module for ColumnParallelLinear {
+    fn visit(&self, f: &mut dyn FnMut(&Param)) {
+        f(&self.weight);
+        self.bias.iter().for_each(f);
+    }
+}
+
+/// y = x W^T + b of which every rank has some inputs: the weight (out, in) is cut by columns, the products
+/// are summed, and the bias is added once.
+#[derive(Debug, Clone)]
+pub struct RowParallelLinear {
+    tp: TensorParallel,
+    path: String,
+    weight: Param,
+    bias: Option<Param>,
+}
+
+impl RowParallelLinear {
+    /// A layer from `inputs` to `outputs` features. Errors if either is 0.
+    pub fn new(
+        scope: &Scope,
+        tp: &TensorParallel,
+        inputs: usize,
+        outputs: usize,
+        bias: Bias,
+        init: Init,
+    ) -> Result<RowParallelLinear> {
+        check_sizes(scope, inputs, outputs)?;
+        let cut = scope.clone().sharded_along(Axis::Tensor);
+        let weight = tp.shard(&[outputs, inputs], 1, &[inputs])?;
+        let bias_scope = tp.residual_scope(scope);
+        Ok(RowParallelLinear {
+            tp: tp.clone(),
+            path: scope.path().to_string(),
+            weight: cut.param_at("weight", weight, init, Decay::Yes),
+            bias: (bias == Bias::Yes)
+                .then(|| bias_scope.param("bias", &[outputs], Init::Zeros, Decay::No)),
+        })
+    }
+
+    /// (B, T, in/tp) -> (B, T, out), or (B, T/tp, out) under sequence parallelism
+    pub fn forward(&self, x: &Var) -> Result<Var> {
+        forward(&self.tp, x, &self.weight, self.bias.as_ref(), Cut::Row).at(&self.path)
+    }
+}
+
+impl Module for RowParallelLinear {
+    fn visit(&self, f: &mut dyn FnMut(&Param)) {
+        f(&self.weight);
+        self.bias.iter().for_each(f);
+    }
+}
+
+fn forward(
+    tp: &TensorParallel,
+    x: &Var,
+    weight: &Param,
+    bias: Option<&Param>,
+    cut: Cut,
+) -> Result<Var> {
+    let bias = bias.map(Param::var).transpose()?;
+    tp.linear(x, &weight.var()?, bias.as_ref(), cut)
+}
+
+fn check_sizes(scope: &Scope, inputs: usize, outputs: usize) -> Result<()> {
+    if inputs == 0 || outputs == 0 {
+        let message = format!("sizes must be positive, got {inputs} inputs and {outputs} outputs");
+        return Err(Error::config("linear", message).at(scope.path()));
+    }
+    Ok(())
+}

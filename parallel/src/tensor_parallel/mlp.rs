@@ -1,0 +1,47 @@
+//! The feed-forward part of a block, its inner features spread over the ranks.
+
+use ferrotron_autograd::Var;
+use ferrotron_nn::{Activation, MlpConfig, Module, Param, Scope};
+use ferrotron_tensor::{At, Result};
+
+use super::{ColumnParallelLinear, RowParallelLinear, TensorParallel};
+
+/// proj(activation(fc(x))) as [`ferrotron_nn::Mlp`], with one sum over the ranks at the end: Shoeybi et al.,
+/// figure 3a. Gate and up of SwiGLU are cut each by itself, so that a rank holds matching features.
+#[derive(Debug, Clone)]
+pub struct ParallelMlp {
+    path: String,
+    fc: ColumnParallelLinear,
+    proj: RowParallelLinear,
+    activation: Activation,
+}
+
+impl ParallelMlp {
+    /// Makes the two layers. Errors if a width is 0.
+    pub fn new(scope: &Scope, tp: &TensorParallel, config: &MlpConfig) -> Result<ParallelMlp> {
+        let MlpConfig { hidden, ffn_hidden, activation, bias, init, residual_init } = *config;
+        let (name, blocks) = activation.first_layer();
+        let outputs = vec![ffn_hidden; blocks];
+        let (fc, proj) = (scope.child(name), scope.child("proj"));
+        Ok(ParallelMlp {
+            path: scope.path().to_string(),
+            fc: ColumnParallelLinear::new(&fc, tp, hidden, &outputs, bias, init)?,
+            proj: RowParallelLinear::new(&proj, tp, ffn_hidden, hidden, bias, residual_init)?,
+            activation,
+        })
+    }
+
+    /// (B, T, C) -> (B, T, C); T/tp positions on both sides under sequence parallelism.
+    pub fn forward(&self, x: &Var) -> Result<Var> {
+        let x = self.fc.forward(x)?; // (B, T, F/tp), or (B, T, 2F/tp) for SwiGLU
+        let x = self.activation.apply(&x).at(&self.path)?; // (B, T, F/tp)
+        self.proj.forward(&x) // (B, T, C)
+    }
+}
+
+impl Module for ParallelMlp {
+    fn visit(&self, f: &mut dyn FnMut(&Param)) {
+        self.fc.visit(f);
+        self.proj.visit(f);
+    }
+}

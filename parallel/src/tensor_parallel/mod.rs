@@ -1,0 +1,106 @@
+//! Tensor and sequence parallelism: layers of which every rank along the tensor axis holds a part.
+//!
+//! Shoeybi et al., arXiv 1909.08053, section 3 (tensor parallel); Korthikanti et al., arXiv 2205.05198,
+//! section 4.2 (sequence parallel). A layer in a group of one is the plain layer.
+//!
+//! ```text
+//!               x whole on every rank                        x: every rank has some positions
+//!                       |                                                |
+//!     copy_to_tp (backward: all-reduce)             gather_from_sp (backward: reduce-scatter)
+//!                       |                                                |
+//!   ColumnParallelLinear: some outputs                     ColumnParallelLinear
+//!                       |                                                |
+//!     attention heads, or an activation                   heads, or an activation
+//!                       |                                                |
+//!    RowParallelLinear: some inputs                          RowParallelLinear
+//!                       |                                                |
+//!   reduce_from_tp (forward: all-reduce)         reduce_scatter_to_sp (backward: all-gather)
+//! ```
+
+mod attention;
+mod linear;
+pub mod mappings;
+mod mlp;
+
+pub use attention::ParallelAttention;
+pub use linear::{ColumnParallelLinear, RowParallelLinear};
+pub use mlp::ParallelMlp;
+
+use ferrotron_nn::{Axis, Extent, Scope};
+use ferrotron_tensor::{Place, Result};
+
+use crate::collective::{Group, balanced};
+
+/// Whether activations between the parallel layers are cut along the sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SequenceParallel {
+    /// Every rank along the tensor axis has a part of the positions.
+    On,
+    /// Every rank has all of them.
+    Off,
+}
+
+/// How a layer is spread along the tensor axis.
+#[derive(Debug, Clone)]
+pub struct TensorParallel {
+    group: Group,
+    sequence: SequenceParallel,
+}
+
+impl TensorParallel {
+    /// Layers spread over `group`.
+    pub fn new(group: Group, sequence: SequenceParallel) -> TensorParallel {
+        TensorParallel { group, sequence }
+    }
+
+    /// Plain layers, all on this rank.
+    pub fn single() -> TensorParallel {
+        TensorParallel::new(Group::single(), SequenceParallel::Off)
+    }
+
+    /// The ranks along the tensor axis.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// Whether activations between the layers are cut along the sequence.
+    pub fn sequence(&self) -> SequenceParallel {
+        self.sequence
+    }
+
+    /// The scope of parameters that act on the residual stream: norms, and biases added there. Under
+    /// sequence parallelism each rank's gradient is that of its positions.
+    pub fn residual_scope(&self, scope: &Scope) -> Scope {
+        match self.sequence {
+            SequenceParallel::On => scope.clone().with_partial_gradients(Axis::Tensor),
+            SequenceParallel::Off => scope.clone(),
+        }
+    }
+
+    /// The positions of the residual stream that this rank has, of those that attention sees.
+    pub fn residual(&self, sequence: &Extent) -> Extent {
+        match self.sequence {
+            SequenceParallel::On => sequence.narrow(self.group.part(sequence.len())),
+            SequenceParallel::Off => sequence.clone(),
+        }
+    }
+
+    /// The part of a tensor of `dims` that this rank holds if `dim` is cut. The dim consists of blocks that
+    /// are cut each by itself: q, k and v; or gate and up.
+    pub fn shard(&self, dims: &[usize], dim: usize, blocks: &[usize]) -> Result<Place> {
+        let mut start = 0;
+        let own: Vec<(usize, usize)> = blocks
+            .iter()
+            .map(|&len| {
+                let part = balanced(len, self.group.size(), self.group.rank());
+                let piece = (start + part.start, part.len());
+                start += len;
+                piece
+            })
+            .collect();
+        let whole: Vec<[(usize, usize); 1]> = dims.iter().map(|&len| [(0, len)]).collect();
+        let pieces: Vec<&[(usize, usize)]> =
+            (0..dims.len()).map(|d| if d == dim { &own[..] } else { &whole[d][..] }).collect();
+        Place::new(dims, &pieces)
+    }
+}
