@@ -18,11 +18,38 @@ pub fn bubble_text(kind: ScheduleKind) -> &'static str {
     }
 }
 
+/// The bubble as a share of the ideal time, as text; `None` where it depends on the times.
+pub fn bubble_share_text(kind: ScheduleKind) -> Option<&'static str> {
+    match kind {
+        ScheduleKind::Naive => Some("p-1"),
+        ScheduleKind::GPipe | ScheduleKind::OneFOneB => Some("(p-1)/m"),
+        ScheduleKind::Interleaved => Some("(p-1)/(m v)"),
+        ScheduleKind::ZbH1 => None,
+    }
+}
+
+/// The time of a step as text.
+pub fn iteration_text(kind: ScheduleKind) -> &'static str {
+    match kind {
+        ScheduleKind::Naive => "m p (tf+tb+tw)",
+        ScheduleKind::GPipe | ScheduleKind::OneFOneB => "(m+p-1) (tf+tb+tw)",
+        ScheduleKind::Interleaved => "(m+(p-1)/v) (tf+tb+tw)",
+        ScheduleKind::ZbH1 => "(m+p-1) (tf+tb) + (m+1-min(m,p)) tw",
+    }
+}
+
+/// Whether [`bubble`] and [`iteration_time`] are exact; if not, they are lower bounds. They are without
+/// communication and, for ZB-H1, where t_w is neither longer than t_f nor than t_b.
+pub fn is_exact(kind: ScheduleKind, times: &Times) -> bool {
+    let fills = times.backward_weight <= times.forward.min(times.backward_input);
+    times.communication == 0.0 && (kind != ScheduleKind::ZbH1 || fills)
+}
+
 /// Time that a step takes beyond the m (t_f + t_b + t_w) in which a rank computes.
 ///
 /// Sections 2.2.1 and 2.2.2 of arXiv:2104.04473 for GPipe, 1F1B and interleaved 1F1B. Table 2 of
 /// arXiv:2401.10241 for ZB-H1, (p-1) (t_f + t_b - t_w); here with fewer microbatches than stages too.
-/// That one is exact where t_w is neither longer than t_f nor than t_b, and a lower bound elsewhere.
+/// See [`is_exact`].
 pub fn bubble(config: &PipelineConfig, times: &Times) -> f64 {
     let microbatches = config.microbatches as f64;
     let others = config.stages as f64 - 1.0;

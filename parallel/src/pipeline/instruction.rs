@@ -63,11 +63,12 @@ pub enum Instruction {
     },
     /// Hand a tensor to another rank.
     Send(Message),
-    /// Take a tensor from another rank.
+    /// Take a tensor from another rank. It is enough to start this: the computation that needs the
+    /// tensor, which may come later, waits for it.
     Receive(Message),
-    /// Sends and receives that are started together, in any order, and ended together. A rank that
-    /// sends first and receives later would wait for ever for one that does the same towards it, if
-    /// sends wait for their receivers.
+    /// Sends and receives that are started together and may end in any order. A rank that sends first
+    /// and receives later would wait for ever for one that does the same towards it, if sends wait for
+    /// their receivers.
     Exchange {
         /// What leaves.
         sends: Vec<Message>,
@@ -92,6 +93,21 @@ impl Instruction {
             Instruction::Receive(message) => std::slice::from_ref(message),
             Instruction::Exchange { receives, .. } => receives,
             _ => &[],
+        }
+    }
+
+    /// Which way a computation passes its result on, its microbatch and chunk; `None` for the weight part
+    /// of a backward, whose result stays, and for messages.
+    pub(super) fn along(&self) -> Option<(Direction, usize, usize)> {
+        match *self {
+            Instruction::Forward { microbatch, chunk } => {
+                Some((Direction::Forward, microbatch, chunk))
+            }
+            Instruction::Backward { microbatch, chunk }
+            | Instruction::BackwardInput { microbatch, chunk } => {
+                Some((Direction::Backward, microbatch, chunk))
+            }
+            _ => None,
         }
     }
 }

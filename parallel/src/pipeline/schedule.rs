@@ -58,7 +58,7 @@ impl Schedule {
     }
 
     /// What a rank's chunk receives before its forward or backward; `None` at the ends of the model.
-    pub fn received(
+    pub(super) fn received(
         &self,
         direction: Direction,
         rank: usize,
@@ -74,7 +74,7 @@ impl Schedule {
     }
 
     /// What a rank's chunk sends after its forward or backward; `None` at the ends of the model.
-    pub fn sent(
+    pub(super) fn sent(
         &self,
         direction: Direction,
         rank: usize,
@@ -88,6 +88,19 @@ impl Schedule {
         };
         let message = self.received(opposite, rank, microbatch, chunk)?;
         Some(Message { direction, ..message })
+    }
+
+    /// The message whose tensor a computation needs; `None` at the ends of the model, for the weight part
+    /// of a backward, and for messages.
+    pub fn needed(&self, rank: usize, instruction: &Instruction) -> Option<Message> {
+        let (direction, microbatch, chunk) = instruction.along()?;
+        self.received(direction, rank, microbatch, chunk)
+    }
+
+    /// The message that carries on what a computation made; `None` as for [`needed`](Self::needed).
+    pub fn made(&self, rank: usize, instruction: &Instruction) -> Option<Message> {
+        let (direction, microbatch, chunk) = instruction.along()?;
+        self.sent(direction, rank, microbatch, chunk)
     }
 
     /// How the receiver names what `rank` sends; `None` if there is no such receiver.

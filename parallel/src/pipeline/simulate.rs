@@ -7,7 +7,7 @@ use super::check::check;
 use super::instruction::{Instruction, Message};
 use super::schedule::Schedule;
 
-/// Durations in seconds, or any other unit, of a whole rank: with v chunks each chunk takes a v-th.
+/// Durations in seconds on a whole rank: with v chunks each chunk takes a v-th.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Times {
     /// Forward of a microbatch, t_f.
@@ -62,12 +62,12 @@ impl Times {
     }
 }
 
-/// When an instruction ran. One that receives ends when the last of its tensors is there.
+/// When an instruction ran. Messages take no time: a computation begins when its tensor is there.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Span {
     /// What ran.
     pub instruction: Instruction,
-    /// Its begin, from the begin of the step.
+    /// Its begin in seconds, from the begin of the step.
     pub start: f64,
     /// Its end.
     pub end: f64,
@@ -113,9 +113,9 @@ impl Timeline {
     }
 }
 
-/// Times a schedule as an executor runs it: sends cost nothing and wait for nobody, a receive waits
-/// until its tensor is there, and each rank goes through its list in order. The same input gives the
-/// same timeline to the last bit.
+/// Times a schedule as an executor runs it: each rank goes through its list in order, messages are only
+/// started there and cost no time, and a computation waits until the tensor that it needs has arrived.
+/// The same input gives the same timeline to the last bit.
 ///
 /// # Errors
 /// Durations that are negative, not finite or all zero; a schedule that [`check`] refuses.
@@ -130,19 +130,18 @@ pub fn simulate(schedule: &Schedule, times: &Times) -> Result<Timeline> {
         moved = false;
         for (rank, spans) in ranks.iter_mut().enumerate() {
             while let Some(instruction) = schedule.instructions(rank).get(spans.len()) {
-                let start = spans.last().map_or(0.0, |span| span.end);
+                let before = spans.last().map_or(0.0, |span| span.end);
+                let needed = schedule.needed(rank, instruction);
+                let arrival = needed.map(|message| arrivals.get(&(rank, message)).copied());
+                // Made later: this rank goes on in the next round.
+                let Some(arrival) = arrival.unwrap_or(Some(before)) else { break };
+                let start = arrival.max(before);
+                let end = start + times.of(instruction, schedule.chunks());
                 for sent in instruction.sends() {
                     if let Some(received) = schedule.at_receiver(rank, sent) {
-                        // The first time counts: an exchange that waits comes by here again.
-                        let arrival = start + times.communication;
-                        arrivals.entry((sent.peer, received)).or_insert(arrival);
+                        arrivals.insert((sent.peer, received), end + times.communication);
                     }
                 }
-                let receives = instruction.receives().iter();
-                let there = receives.map(|message| arrivals.get(&(rank, *message)).copied());
-                let Some(there) = there.collect::<Option<Vec<f64>>>() else { break };
-                let ready = there.into_iter().fold(start, f64::max);
-                let end = ready + times.of(instruction, schedule.chunks());
                 spans.push(Span { instruction: instruction.clone(), start, end });
                 moved = true;
             }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use super::instruction::Instruction;
 use super::simulate::Timeline;
-use super::text::{parts, rounded};
+use super::text::{parts, rounded, time_unit};
 
 const ROW: f64 = 30.0;
 const LEFT: f64 = 70.0;
@@ -20,7 +20,7 @@ const FONT: f64 = 12.0;
 /// Width of a digit in units of the font size, in common sans-serif fonts.
 const DIGIT: f64 = 0.56;
 
-/// What is drawn: letter, name, and colour as red, green and blue.
+/// What is drawn: name and colour as red, green and blue.
 const KINDS: [(&str, [f64; 3]); 4] = [
     ("forward", [38.0, 92.0, 170.0]),
     ("backward", [40.0, 128.0, 74.0]),
@@ -91,6 +91,7 @@ pub fn draw(timeline: &Timeline, title: &str) -> String {
 
 /// Marks of the time at 1, 2 or 5 times a power of ten.
 fn axis(svg: &mut Svg, total: f64, scale: f64, y: f64) {
+    let (per_second, name) = time_unit(total);
     let least = 44.0 / scale;
     let power = 10f64.powf(least.log10().floor());
     let steps = [1.0, 2.0, 5.0, 10.0].map(|digit| digit * power);
@@ -101,11 +102,10 @@ fn axis(svg: &mut Svg, total: f64, scale: f64, y: f64) {
             "<line x1=\"{x:.1}\" y1=\"{y:.1}\" x2=\"{x:.1}\" y2=\"{:.1}\" stroke=\"#555\"/>",
             y + 5.0
         ));
-        // Four digits after the point do for steps of a millisecond; shorter ones need the exponent.
-        let label = if step < 1e-3 { format!("{time:.2e}") } else { rounded(time).to_string() };
+        let label = rounded(time * per_second).to_string();
         svg.text(x, y + 18.0, "middle", "fill=\"#555\"", &label);
     }
-    svg.text(LEFT - 10.0, y + 18.0, "end", "fill=\"#555\"", "time");
+    svg.text(LEFT - 10.0, y + 18.0, "end", "fill=\"#555\"", &format!("time/{name}"));
 }
 
 /// The colours that occur, a box for each chunk.

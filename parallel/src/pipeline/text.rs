@@ -1,7 +1,7 @@
 //! A timeline as text: a row for each rank, a column for each unit of time.
 //!
 //! ```text
-//! time    0           4           8
+//! time/s  0           4           8
 //! rank 0  F0 F1 .  .  B0--- .  B1---
 //! rank 1  .  F0 B0--- F1 B1--- .  .
 //! ```
@@ -61,15 +61,16 @@ pub fn draw(timeline: &Timeline, width: usize) -> String {
         .collect();
 
     let per_block = (width.saturating_sub(margin) / cell / MARK_EVERY).max(1) * MARK_EVERY;
+    let (per_second, name) = time_unit(timeline.total());
     let mut text = String::new();
     for first in (0..columns).step_by(per_block) {
         let last = (first + per_block).min(columns);
         if first > 0 {
             text.push('\n');
         }
-        let mut line = format!("{:margin$}", "time");
+        let mut line = format!("{:margin$}", format!("time/{name}"));
         for mark in (first..last).step_by(MARK_EVERY) {
-            let time = rounded(mark as f64 * unit);
+            let time = rounded(mark as f64 * unit * per_second);
             line += &format!("{time:<0$}", cell * MARK_EVERY);
         }
         push_line(&mut text, &line);
@@ -84,6 +85,15 @@ pub fn draw(timeline: &Timeline, width: usize) -> String {
 fn push_line(text: &mut String, line: &str) {
     text.push_str(line.trim_end());
     text.push('\n');
+}
+
+/// The unit in which times up to `total` seconds are written, as a factor and a name.
+pub(super) fn time_unit(total: f64) -> (f64, &'static str) {
+    match total {
+        1.0.. => (1.0, "s"),
+        1e-3.. => (1e3, "ms"),
+        _ => (1e6, "us"),
+    }
 }
 
 /// A time with as many digits as it has, four after the point at most.
@@ -126,7 +136,7 @@ mod tests {
     fn rows_and_columns_are_ranks_and_units_of_time() {
         let text = drawn(ScheduleKind::OneFOneB, 1, &Times::default(), 100);
         let want = "\
-time    0           4           8
+time/s  0           4           8
 rank 0  F0 F1 .  .  B0--- .  B1---
 rank 1  .  F0 B0--- F1 B1--- .  .
 ";
@@ -137,7 +147,7 @@ rank 1  .  F0 B0--- F1 B1--- .  .
     fn weight_parts_and_chunks_have_marks_of_their_own() {
         let text = drawn(ScheduleKind::ZbH1, 1, &Times::default(), 100);
         let want = "\
-time    0           4
+time/s  0           4
 rank 0  F0 F1 .  B0 W0 B1 W1
 rank 1  .  F0 B0 F1 B1 W0 W1
 ";

@@ -4,11 +4,12 @@
 //! that made the tensor, a receive right before the one that needs it. With sends that wait for their
 //! receivers this can deadlock where a tensor is needed long after it was made, which happens between
 //! the last rank and the first of an interleaved pipeline. There the receive is moved to the place at
-//! which its rank waits anyhow.
+//! which its rank waits anyhow. It may be started there long before its tensor exists; an executor waits
+//! where the tensor is needed, so this costs no time.
 
 use ferrotron_tensor::{Error, Result};
 
-use super::instruction::{Direction, Instruction, Message};
+use super::instruction::{Instruction, Message};
 use super::rendezvous::Rendezvous;
 use super::schedule::Schedule;
 
@@ -38,21 +39,9 @@ fn with_places(order: &Schedule, rank: usize) -> Vec<Instruction> {
     let mut list = Vec::new();
     let mut sent = None;
     for computation in order.instructions(rank) {
-        let (before, after) = match *computation {
-            Instruction::Forward { microbatch, chunk } => (
-                order.received(Direction::Forward, rank, microbatch, chunk),
-                order.sent(Direction::Forward, rank, microbatch, chunk),
-            ),
-            Instruction::Backward { microbatch, chunk }
-            | Instruction::BackwardInput { microbatch, chunk } => (
-                order.received(Direction::Backward, rank, microbatch, chunk),
-                order.sent(Direction::Backward, rank, microbatch, chunk),
-            ),
-            _ => (None, None),
-        };
-        list.push(place(sent, before));
+        list.push(place(sent, order.needed(rank, computation)));
         list.push(computation.clone());
-        sent = after;
+        sent = order.made(rank, computation);
     }
     list.push(place(sent, None));
     list

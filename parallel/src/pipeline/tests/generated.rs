@@ -4,8 +4,8 @@
 use proptest::prelude::*;
 
 use super::super::{
-    Direction, Instruction, Peak, PipelineConfig, Schedule, ScheduleKind, Times, check, formula,
-    simulate,
+    Direction, Instruction, Message, Peak, PipelineConfig, Schedule, ScheduleKind, Times, check,
+    formula, simulate,
 };
 
 fn config(kind: ScheduleKind, stages: usize, microbatches: usize, chunks: usize) -> PipelineConfig {
@@ -211,4 +211,40 @@ fn communication_takes_time_and_no_rank() {
     let timeline = simulate(&Schedule::new(&config).unwrap(), &times).unwrap();
     assert_eq!(timeline.total(), 2.0 * 3.0 * 3.0 + 2.0 * 4.0 * 0.25);
     assert_eq!(timeline.ideal(), 6.0);
+
+    // A receive that was moved forward does not hold up what is before the computation that needs it:
+    // without any message between, each computation begins at once or when its tensor arrives.
+    let config =
+        PipelineConfig { kind: ScheduleKind::Interleaved, microbatches: 9, chunks: 4, ..config };
+    let times = Times { communication: 1.0, ..times };
+    let schedule = Schedule::new(&config).unwrap();
+    let timeline = simulate(&schedule, &times).unwrap();
+    let ends: std::collections::HashMap<_, _> = (0..3)
+        .flat_map(|rank| timeline.computations(rank).map(move |span| (rank, span)))
+        .filter_map(|(rank, span)| {
+            Some(((rank, schedule.made(rank, &span.instruction)?), span.end))
+        })
+        .collect();
+    for rank in 0..3 {
+        let mut free = 0.0;
+        for span in timeline.computations(rank) {
+            let made = schedule.needed(rank, &span.instruction).map(|message| {
+                // The sender's own name for it: its chunk differs on the way round the ranks.
+                let stage = schedule.virtual_stage(rank, message.chunk);
+                let from = match message.direction {
+                    Direction::Forward => stage - 1,
+                    Direction::Backward => stage + 1,
+                };
+                let sender = Message { chunk: from / 3, peer: rank, ..message };
+                ends[&(from % 3, sender)] + times.communication
+            });
+            assert_eq!(
+                span.start,
+                made.unwrap_or(0.0).max(free),
+                "rank {rank}, {}",
+                span.instruction
+            );
+            free = span.end;
+        }
+    }
 }
