@@ -3,7 +3,7 @@
 use ferrotron_tensor::{Error, Result};
 use std::{fmt, str::FromStr};
 
-/// The published schedules. [`Schedule::new`] describes the order of each.
+/// The published schedules. [`Schedule::new`](super::Schedule::new) describes the order of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScheduleKind {
     /// One microbatch at a time, through all stages and back.

@@ -119,6 +119,12 @@ fn a_forgotten_microbatch_is_missed() {
         },
         &["rank 1 ends", "sending the gradient of the input of microbatch 1"],
     );
+    refused(
+        |lists| {
+            lists[0].remove(1);
+        },
+        &["rank 0 ends", "sending the output of microbatch 0"],
+    );
 }
 
 #[test]
@@ -134,6 +140,31 @@ fn swapped_messages_are_found() {
     refused(
         swap,
         &["rank 0, instruction 3", "ReceiveBackward(microbatch 1", "rank 1", "instruction 3"],
+    );
+    // Together they would meet in any order, but a channel hands over what was sent first.
+    let (both, swapped) = (vec![output(0, 1), output(1, 1)], vec![output(1, 0), output(0, 0)]);
+    refused(
+        |lists| {
+            lists[0].splice(
+                0..4,
+                [
+                    forward(0),
+                    forward(1),
+                    Exchange { sends: both, receives: Vec::new() },
+                    Receive(gradient(0, 1)),
+                ],
+            );
+            lists[1] = vec![
+                Exchange { sends: Vec::new(), receives: swapped },
+                forward(0),
+                backward(0),
+                Send(gradient(0, 0)),
+                forward(1),
+                backward(1),
+                Send(gradient(1, 0)),
+            ];
+        },
+        &["rank 1, instruction 0", "next message of rank 0 is another one", "instruction 2"],
     );
     // A receive for what was meant for another microbatch leaves a forward without its input.
     refused(
