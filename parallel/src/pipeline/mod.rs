@@ -9,6 +9,11 @@
 //! its receiver, and states how many activations live at once. [`simulate`] times it; [`text`] and
 //! [`svg`] draw the result; [`formula`] holds what the papers promise.
 //!
+//! Whoever executes a schedule goes through the list of its rank. Sends and receives are started where
+//! they stand; before a computation, [`Schedule::needed`] names the message to wait for, and after it,
+//! [`Schedule::made`] the one that a later send hands on. Both are `None` at the ends of the model:
+//! there the tokens come in and the loss goes out.
+//!
 //! ```
 //! use ferrotron_parallel::pipeline::{PipelineConfig, Schedule, ScheduleKind, Times, check, simulate};
 //!
