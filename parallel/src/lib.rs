@@ -1,9 +1,10 @@
 //! Parallel training: collectives between ranks, the mesh of ranks, layers and gradients that know how
-//! they are sharded.
+//! they are sharded, and pipelines.
 #![deny(missing_docs)]
 
 pub mod collective;
 pub mod data_parallel;
 pub mod mesh;
+pub mod pipeline;
 mod sharded_weights;
 pub mod tensor_parallel;
