@@ -79,6 +79,11 @@ impl Root {
         Root { source: var.source().cloned(), slot: Slot::of(var.value()) }
     }
 
+    /// A cotangent of which every element is `value`.
+    pub fn full(&self, value: f64) -> Result<Tensor> {
+        Tensor::full(&self.slot.device, self.slot.dtype, &self.slot.dims, value)
+    }
+
     /// Walks back from here. See [`backward`].
     pub fn backward(self, cotangent: Tensor, mode: WeightGrads) -> Result<DeferredGrads> {
         backward_from(vec![(self, cotangent)], mode)

@@ -176,6 +176,11 @@ impl Mesh {
         &self.stages
     }
 
+    /// Whether activations between the parallel layers are cut along the sequence.
+    pub fn sequence(&self) -> SequenceParallel {
+        self.sequence
+    }
+
     /// How layers are spread along the tensor axis.
     pub fn tensor_parallel(&self) -> TensorParallel {
         TensorParallel::new(self.axis(Axis::Tensor).clone(), self.sequence)

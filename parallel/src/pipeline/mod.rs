@@ -5,7 +5,7 @@
 //! from the last rank back to the first. Microbatches, chunks, ranks and virtual stages count from 0.
 //!
 //! [`Schedule::new`] makes the instructions of a published schedule, [`Schedule::from_instructions`]
-//! takes anybody's. [`check`] proves either complete and free of deadlock, even if every send waits for
+//! takes anybody's; [`execute`] carries them out. [`check`] proves either complete and free of deadlock, even if every send waits for
 //! its receiver, and states how many activations live at once. [`simulate`] times it; [`text`] and
 //! [`svg`] draw the result; [`formula`] holds what the papers promise.
 //!
@@ -30,6 +30,7 @@
 
 mod check;
 mod config;
+mod execute;
 pub mod formula;
 mod generate;
 mod instruction;
@@ -44,6 +45,7 @@ mod transfers;
 
 pub use check::{Peak, check};
 pub use config::{PipelineConfig, ScheduleKind, refusal};
+pub use execute::{Execution, PipelineModel, execute};
 pub use instruction::{Direction, Instruction, Message};
 pub use schedule::Schedule;
 pub use simulate::{Span, Timeline, Times, simulate};
