@@ -18,7 +18,7 @@ use ferrotron_autograd::{Accum, Fetch, Leaf, SharedFlat, lock};
 use ferrotron_nn::{
     Axis, BufferConfig, Module, Optimizer, Param, ParamBuffers, ParamGroup, Sharding, StepConfig,
 };
-use ferrotron_tensor::{Error, Result, Tensor};
+use ferrotron_tensor::{Error, Place, Result, Tensor};
 use std::sync::{Arc, Mutex};
 
 use crate::collective::{Reduction, Work};
@@ -250,9 +250,27 @@ impl DataParallel {
         Ok(())
     }
 
-    /// Whether this rank is the one that writes a group to checkpoints.
-    pub fn owns(&self, group: &ParamGroup) -> bool {
-        self.shared.counts(group)
+    /// Calls `f` with every part of a weight that this rank writes to checkpoints: all ranks together with
+    /// every element once.
+    pub fn visit_weights(
+        &self,
+        mut f: impl FnMut(&str, &Place, Tensor) -> Result<()>,
+    ) -> Result<()> {
+        let batch = self.shared.mesh.batch().rank();
+        for group in self.shared.buffers.groups() {
+            let whole = group.weight_shard.is_none();
+            if self.shared.counts(group) && !(whole && batch != 0) {
+                group.visit_weights(&mut f)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether this rank writes what it has of a parameter's moments to checkpoints.
+    pub fn owns_moments(&self, name: &str) -> bool {
+        let holds = |group: &&ParamGroup| group.params.iter().any(|param| param.name() == name);
+        let group = self.shared.buffers.groups().iter().find(holds);
+        group.is_some_and(|group| self.shared.counts(group))
     }
 }
 

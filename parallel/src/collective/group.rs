@@ -1,7 +1,7 @@
 //! What users call: one method for each operation.
 
 use ferrotron_autograd::SharedFlat;
-use ferrotron_tensor::{DType, Error, Result, Tensor};
+use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 use std::fmt;
 use std::panic::Location;
 use std::sync::{Arc, PoisonError};
@@ -187,6 +187,13 @@ impl Group {
         let site = Location::caller();
         let call = Call { op: Op::Barrier, dtype: DType::U8, len: 0, unit: 1, site };
         collective.start(call, Memory::default()).map(|_| Ok(()))
+    }
+
+    /// The sum of one number of every rank, on every rank.
+    #[track_caller]
+    pub fn sum(&self, device: &Device, value: f64) -> Result<f64> {
+        let value = Tensor::from_slice(device, &[value], &[1])?;
+        self.all_reduce(value, Reduction::Sum)?.wait()?.item()
     }
 
     /// As [`Group::all_reduce`] for all elements of a flat.
