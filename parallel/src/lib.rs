@@ -6,5 +6,4 @@ pub mod collective;
 pub mod data_parallel;
 pub mod mesh;
 pub mod pipeline;
-mod sharded_weights;
 pub mod tensor_parallel;
