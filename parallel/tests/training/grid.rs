@@ -15,10 +15,11 @@ fn every_schedule_trains_as_one_rank() {
     let mut layouts = 0;
     for stages in 1..=4 {
         for microbatches in [1, 2, 3, 4, 8, stages + 5] {
-            let plan = Plan { stages, microbatches, ..Plan::default() };
+            let shape = Shape { blocks: 12, ..Shape::default() };
+            let plan = Plan { shape, stages, microbatches, ..Plan::default() };
             let want = serial(&plan).unwrap();
             for kind in ScheduleKind::ALL {
-                for chunks in 1..=2 {
+                for chunks in 1..=3 {
                     let plan = Plan { kind, chunks, ..plan };
                     let schedule = PipelineConfig { kind, stages, microbatches, chunks };
                     if refusal(&schedule).is_some() {
@@ -40,7 +41,8 @@ fn every_schedule_trains_as_one_rank() {
             }
         }
     }
-    assert_eq!(layouts, 96 + 6 + 3 + 3); // interleaved where the microbatches are a multiple of the stages
+    // Interleaved where the microbatches are a multiple of the stages.
+    assert_eq!(layouts, 96 + 12);
 }
 
 #[test]
@@ -94,7 +96,7 @@ fn pipelines_go_with_data_parallel_ranks() {
 /// depends on who owns what.
 #[test]
 fn shardings_agree_bitwise() {
-    for tied in [Tied::Yes, Tied::No] {
+    for tied in [Tied::Ends, Tied::Here, Tied::No] {
         for data in 2..=4 {
             let shape = Shape { tied, ..Shape::default() };
             let config =

@@ -26,14 +26,17 @@ pub struct Shape {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tied {
-    Yes,
+    /// Held by both ends of the pipeline.
+    Ends,
+    /// On the only stage, and a parameter like any other.
+    Here,
     No,
 }
 
 impl Default for Shape {
     fn default() -> Shape {
         let (width, vocab) = (WIDTH, VOCAB);
-        Shape { blocks: 8, width, vocab, tied: Tied::Yes, bias: Bias::Yes, dtype: DType::F64 }
+        Shape { blocks: 8, width, vocab, tied: Tied::Ends, bias: Bias::Yes, dtype: DType::F64 }
     }
 }
 
@@ -90,8 +93,9 @@ impl Toy {
             .replicated_along(Axis::Pipeline)
             .with_partial_gradients(Axis::Pipeline)
             .child("table");
-        let tied = shape.tied == Tied::Yes;
-        let table_scope = if tied { ends.clone() } else { scope.child("table") };
+        let tied = shape.tied != Tied::No;
+        let table_scope =
+            if shape.tied == Tied::Ends { ends.clone() } else { scope.child("table") };
         let head = match (last, tied, first) {
             (false, ..) => None,
             (_, false, _) => {
