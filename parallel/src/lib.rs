@@ -8,5 +8,4 @@ pub mod data_parallel;
 pub mod gradcheck;
 pub mod mesh;
 pub mod pipeline;
-mod sharded_weights;
 pub mod tensor_parallel;
