@@ -1,7 +1,7 @@
 //! Communication and arithmetic overlap: proved by the order of events on one rank, with collectives that write
 //! down when they are started and when they are waited for.
 
-use ferrotron_autograd::{Leaf, WeightGrads, backward};
+use ferrotron_autograd::{Leaf, Var, WeightGrads, backward};
 use ferrotron_nn::{Bias, Init, Module, Param};
 use ferrotron_parallel::collective::{Call, Collective, Group, Memory, Traffic, Work};
 use ferrotron_parallel::tensor_parallel::{
@@ -50,32 +50,36 @@ fn note(events: &Events, event: &str) {
     events.lock().unwrap().push(event.to_string());
 }
 
-/// Writes down when the value of a weight is asked for, which is just before a product with it, and when its
-/// gradient is complete.
-fn watch(weight: &Param, events: &Events) -> Result<()> {
-    let asked = events.clone();
-    weight.leaf().fetch_value_by(Arc::new(move || {
-        note(&asked, "weight asked for");
+/// Writes down when the value of a weight is asked for, which is just before a product with it, and when the
+/// gradient of a weight or bias is complete.
+fn watch(param: &Param, events: &Events) -> Result<()> {
+    let name = param.name().rsplit('.').next().unwrap_or_default().to_string();
+    let (asked, event) = (events.clone(), format!("{name} asked for"));
+    param.leaf().fetch_value_by(Arc::new(move || {
+        note(&asked, &event);
         Ok(())
     }))?;
-    let done = events.clone();
-    weight.leaf().set_hook(1, move |_| {
-        note(&done, "weight gradient done");
+    let (done, event) = (events.clone(), format!("{name} gradient done"));
+    param.leaf().set_hook(1, move |_| {
+        note(&done, &event);
         Ok(())
     });
     Ok(())
 }
 
+/// The parameters of a layer, its input and its output.
+type Watched = (Vec<Param>, Leaf, Var);
+
 /// The events of backward; with deferred weight gradients, "deferred" stands before those that come later.
 fn events_of_backward(
     sequence: SequenceParallel,
     mode: WeightGrads,
-    layer: fn(&TensorParallel) -> Result<(Param, Leaf, ferrotron_autograd::Var)>,
+    layer: fn(&TensorParallel) -> Result<Watched>,
 ) -> Result<Vec<String>> {
     let events = Events::default();
     let tp = TensorParallel::new(Group::new(Arc::new(Recorder(events.clone()))), sequence);
-    let (weight, _x, y) = layer(&tp)?;
-    watch(&weight, &events)?;
+    let (params, _x, y) = layer(&tp)?;
+    params.iter().try_for_each(|param| watch(param, &events))?;
     events.lock().unwrap().clear();
     let deferred = backward(&[(&y, y.value().clone())], mode)?;
     if !deferred.is_empty() {
@@ -86,19 +90,19 @@ fn events_of_backward(
     Ok(events)
 }
 
-fn column(tp: &TensorParallel) -> Result<(Param, Leaf, ferrotron_autograd::Var)> {
+fn column(tp: &TensorParallel) -> Result<Watched> {
     let init = Init::XavierUniform;
     let layer = ColumnParallelLinear::new(&scope("fc"), tp, 3, &[4], Bias::No, init)?;
     let x = Leaf::new("x", residual(tp, &normal(&[2, 4, 3], "x")));
     let y = layer.forward(&x.var()?)?;
-    Ok((layer.params().remove(0), x, y))
+    Ok((layer.params(), x, y))
 }
 
-fn row(tp: &TensorParallel) -> Result<(Param, Leaf, ferrotron_autograd::Var)> {
-    let layer = RowParallelLinear::new(&scope("proj"), tp, 4, 3, Bias::No, Init::XavierUniform)?;
+fn row(tp: &TensorParallel) -> Result<Watched> {
+    let layer = RowParallelLinear::new(&scope("proj"), tp, 4, 3, Bias::Yes, Init::XavierUniform)?;
     let x = Leaf::new("x", normal(&[2, 4, 2], "x"));
     let y = layer.forward(&x.var()?)?;
-    Ok((layer.params().remove(0), x, y))
+    Ok((layer.params(), x, y))
 }
 
 #[test]
@@ -145,13 +149,19 @@ fn the_input_is_gathered_again_while_its_gradient_is_computed() -> Result<()> {
     Ok(())
 }
 
-/// Backward of a row-parallel layer has nothing to sum.
+/// Backward of a row-parallel layer has nothing to sum; the bias needs this rank's positions only.
 #[test]
 fn a_row_gathers_its_cotangent_at_most() -> Result<()> {
     let got = events_of_backward(SequenceParallel::Off, WeightGrads::Now, row)?;
-    assert_eq!(got, ["weight asked for", "weight gradient done"]);
+    assert_eq!(got, ["bias gradient done", "weight asked for", "weight gradient done"]);
     let got = events_of_backward(SequenceParallel::On, WeightGrads::Now, row)?;
-    let want = ["start all_gather", "wait all_gather", "weight asked for", "weight gradient done"];
+    let want = [
+        "start all_gather",
+        "bias gradient done",
+        "wait all_gather",
+        "weight asked for",
+        "weight gradient done",
+    ];
     assert_eq!(got, want);
     Ok(())
 }
