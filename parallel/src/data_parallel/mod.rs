@@ -29,7 +29,7 @@ pub use traffic::ExpectedTraffic;
 use ferrotron_nn::{
     Axis, BufferConfig, Module, Optimizer, Param, ParamBuffers, ParamGroup, Sharding, StepConfig,
 };
-use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
+use ferrotron_tensor::{Error, Place, Result, Tensor};
 use std::sync::Arc;
 
 use crate::collective::{Group, Reduction, Work};
@@ -266,10 +266,10 @@ impl DataParallel {
         }
         let device = self.buffers().groups()[0].params[0].leaf().device().clone();
         for axis in [Axis::Tensor, Axis::Pipeline] {
-            sum = sum_over(shared.mesh.axis(axis), &device, sum)?;
+            sum = shared.mesh.axis(axis).sum(&device, sum)?;
         }
         if shared.sharding() > Sharding::None {
-            sum = sum_over(shared.mesh.batch(), &device, sum)?;
+            sum = shared.mesh.batch().sum(&device, sum)?;
         }
         Ok(sum.sqrt())
     }
@@ -305,21 +305,27 @@ impl DataParallel {
         Ok(())
     }
 
-    /// Whether this rank is the one that writes a group to checkpoints.
-    pub fn owns(&self, group: &ParamGroup) -> bool {
-        let shared = &self.shared;
-        // Where anything is sharded, the ranks along the batch own different parts.
-        let first = |axis| {
-            shared.sharding() > Sharding::None
-                || !group.replicated.contains(axis)
-                || shared.mesh.axis(axis).rank() == 0
-        };
-        shared.counts(group) && first(Axis::Context) && first(Axis::Data)
+    /// Calls `f` with every part of a weight that this rank writes to checkpoints: all ranks together with
+    /// every element once.
+    pub fn visit_weights(
+        &self,
+        mut f: impl FnMut(&str, &Place, Tensor) -> Result<()>,
+    ) -> Result<()> {
+        for group in self.buffers().groups() {
+            // Ranks along the batch have the same weights, unless they have parts.
+            let whole = group.weight_shard.is_none();
+            if self.shared.counts(group) && !(whole && self.shared.mesh.batch().rank() != 0) {
+                group.visit_weights(&mut f)?;
+            }
+        }
+        Ok(())
     }
-}
 
-/// The sum of one number of every rank of a group.
-fn sum_over(group: &Group, device: &Device, value: f64) -> Result<f64> {
-    let value = Tensor::full(device, DType::F64, &[1], value)?;
-    group.all_reduce(value, Reduction::Sum)?.wait()?.item()
+    /// Whether this rank writes what it has of a parameter's moments to checkpoints.
+    pub fn owns_moments(&self, name: &str) -> bool {
+        let holds = |group: &&ParamGroup| group.params.iter().any(|param| param.name() == name);
+        let first = self.shared.sharding() > Sharding::None || self.shared.mesh.batch().rank() == 0;
+        let group = self.buffers().groups().iter().find(holds);
+        first && group.is_some_and(|group| self.shared.counts(group))
+    }
 }

@@ -156,8 +156,10 @@ impl Run<'_> {
                 });
                 let var = input.as_ref().map(Leaf::var).transpose()?;
                 let output = model.forward(microbatch, chunk, var)?;
-                let flight = Flight { input, output: Root::of(&output) };
-                self.flying.insert((microbatch, chunk), flight);
+                if output.needs_gradient() {
+                    let flight = Flight { input, output: Root::of(&output) };
+                    self.flying.insert((microbatch, chunk), flight);
+                }
                 self.hand_on(instruction, output.into_value());
             }
             Instruction::Backward { microbatch, chunk } => {

@@ -22,6 +22,24 @@ impl Schedule {
         Schedule { stages: ranks.len(), microbatches, chunks, ranks }
     }
 
+    /// One microbatch through all chunks, without backward: for evaluation.
+    pub fn forward_only(stages: usize, chunks: usize) -> Schedule {
+        let mut schedule = Schedule::from_instructions(vec![Vec::new(); stages], 1, chunks);
+        let forward = |chunk| Instruction::Forward { microbatch: 0, chunk };
+        schedule.ranks = (0..stages)
+            .map(|rank| {
+                let around = |chunk| {
+                    let forward = forward(chunk);
+                    let receive = schedule.needed(rank, &forward).map(Instruction::Receive);
+                    let send = schedule.made(rank, &forward).map(Instruction::Send);
+                    receive.into_iter().chain([forward]).chain(send)
+                };
+                (0..chunks).flat_map(around).collect()
+            })
+            .collect();
+        schedule
+    }
+
     /// Ranks of the pipeline.
     pub fn stages(&self) -> usize {
         self.stages
