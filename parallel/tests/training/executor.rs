@@ -74,7 +74,8 @@ fn incomplete_schedules_are_refused() {
     assert!(error.contains("2 stages, the mesh 1"), "{error}");
 }
 
-const WIDE: usize = 4096;
+/// Features of an output: more bytes than a channel holds before anybody receives.
+const WIDE: usize = 1 << 20;
 
 /// Stages that keep nearly nothing for backward, but whose outputs are wide: from one number to many, and
 /// back to their sum.
