@@ -19,6 +19,7 @@
 pub use ferrotron_autograd as autograd;
 pub use ferrotron_models as models;
 pub use ferrotron_nn as nn;
+pub use ferrotron_parallel as parallel;
 pub use ferrotron_tensor as tensor;
 
 pub use ferrotron_autograd::{

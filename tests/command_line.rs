@@ -213,6 +213,19 @@ fn bad_input_gets_one_clear_line() {
         (&["generate", "--load", "run", "--prompt", "\u{2603}"], 1, &["\u{2603}"]),
         (&["export", "--load", "broken", "--output", "out"], 1, &["broken"]),
         (&["bench", "--steps", "0"], 2, &["--steps"]),
+        (&["schedule", "--pipeline-schedule", "2f2b"], 2, &["2f2b", "zb-h1"]),
+        (&["schedule", "--chunks", "2"], 2, &["2 chunks", "interleaved", "1f1b"]),
+        (&["schedule", "--pipeline-schedule", "interleaved", "--chunks", "1"], 2, &["2 chunks"]),
+        (
+            &["schedule", "--pipeline-schedule", "interleaved", "--microbatches", "7"],
+            2,
+            &["multiple", "7", "4"],
+        ),
+        (&["schedule", "--stages", "0"], 2, &["stages", "0"]),
+        (&["schedule", "--stages", "2000000", "--microbatches", "2000000"], 2, &["2000000"]),
+        (&["schedule", "--tf", "-1"], 2, &["forward", "-1"]),
+        (&["schedule", "--tf", "0", "--tb", "0", "--tw", "0"], 2, &["zero"]),
+        (&["schedule", "--svg", "/proc/absent/a.svg"], 1, &["/proc/absent/a.svg"]),
         (&["fly"], 2, &["fly"]),
     ];
     for (arguments, code, named) in cases {
@@ -226,6 +239,39 @@ fn bad_input_gets_one_clear_line() {
         // Usage errors of the parser come with a hint; our own are one line.
         assert!(message.lines().count() <= 6, "{arguments:?}: {message}");
     }
+}
+
+#[test]
+fn a_schedule_is_drawn_and_timed_beside_its_formulas() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |more: &[&str]| {
+        let sizes = ["schedule", "--stages", "4", "--microbatches", "8"];
+        succeeded(ferrotron(folder.path(), &[&sizes[..], more].concat()))
+    };
+    let text = run(&["--pipeline-schedule", "1f1b", "--svg", "a.svg"]);
+    for part in [
+        "time/s  0  ",
+        "rank 3  .  .  .  F0 B0--- F1 B1---",
+        "bubble          9 s, 0.3750 of the ideal 24 s",
+        "(p-1) (tf+tb+tw) = 9 s, (p-1)/m = 0.3750",
+        "iteration time  33 s",
+        "(m+p-1) (tf+tb+tw) = 33 s",
+        "rank 1        3",
+    ] {
+        assert!(text.contains(part), "{part} is missing: {text}");
+    }
+    let svg = std::fs::read_to_string(folder.path().join("a.svg")).unwrap();
+    assert!(svg.starts_with("<svg") && svg.contains("1f1b, 4 stages, 8 microbatches"), "{svg}");
+    // A common unit that no duration is, and a bound instead of a formula.
+    let text = run(&["--pipeline-schedule", "zb-h1", "--tf", "1.5", "--tw", "2"]);
+    assert!(text.contains("lower bound") && text.contains("W7------"), "{text}");
+
+    let text = run(&["--pipeline-schedule", "interleaved", "--chunks", "4", "--json"]);
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(report["bubble_s"], 2.25, "{report}");
+    assert_eq!(report["iteration_s"], report["iteration_formula_s"]);
+    assert_eq!(report["ranks"][0]["peak_total"], 19);
+    assert_eq!(report["ranks"][3]["timeline"].as_array().unwrap().len(), 2 * 8 * 4);
 }
 
 #[test]

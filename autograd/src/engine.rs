@@ -8,7 +8,7 @@ use ferrotron_tensor::{At, Error, Result, Tensor};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::node::{Node, Source};
+use crate::node::{Node, Slot, Source};
 use crate::recording::{Recording, with};
 use crate::{Accum, Cotangents, Grads, Leaf, Var};
 
@@ -65,33 +65,63 @@ impl Pending {
     }
 }
 
+/// Where a walk back begins: a variable without its value. A pipeline stage that has sent its output keeps
+/// this much of it.
+#[derive(Clone)]
+pub struct Root {
+    source: Option<Source>,
+    slot: Slot,
+}
+
+impl Root {
+    /// The root of a variable's history.
+    pub fn of(var: &Var) -> Root {
+        Root { source: var.source().cloned(), slot: Slot::of(var.value()) }
+    }
+
+    /// A cotangent of which every element is `value`.
+    pub fn full(&self, value: f64) -> Result<Tensor> {
+        Tensor::full(&self.slot.device, self.slot.dtype, &self.slot.dims, value)
+    }
+
+    /// Walks back from here. See [`backward`].
+    pub fn backward(self, cotangent: Tensor, mode: WeightGrads) -> Result<DeferredGrads> {
+        backward_from(vec![(self, cotangent)], mode)
+    }
+}
+
 /// Walks back from `outputs`, each with its cotangent (the gradient that arrives there), and
 /// accumulates into the leaves.
 ///
 /// Errors if an output carries no gradient, a cotangent has other dims, or a node was consumed before.
 pub fn backward(outputs: &[(&Var, Tensor)], mode: WeightGrads) -> Result<DeferredGrads> {
+    let roots = outputs.iter().map(|(var, cotangent)| (Root::of(var), cotangent.clone()));
+    backward_from(roots.collect(), mode)
+}
+
+fn backward_from(outputs: Vec<(Root, Tensor)>, mode: WeightGrads) -> Result<DeferredGrads> {
     let mut deferred = DeferredGrads::default();
     let mut pending = Pending::default();
-    for (var, cotangent) in outputs {
-        if var.dims() != cotangent.dims() || var.dtype() != cotangent.dtype() {
+    for (Root { source, slot }, cotangent) in outputs {
+        if slot.dims[..] != *cotangent.dims() || slot.dtype != cotangent.dtype() {
             return Err(Error::shape(
                 "backward",
-                format!("cotangent {cotangent:?} for a value {:?}", var.value()),
+                format!("cotangent {cotangent:?} for a value {} {:?}", slot.dtype, slot.dims),
             ));
         }
-        match var.source() {
+        match source {
             None => {
                 return Err(Error::graph(
                     "backward",
                     "the value depends on no leaf that was recorded; was it made under no_grad?",
                 ));
             }
-            Some(Source::Leaf(leaf)) => leaf.give(cotangent.clone())?,
+            Some(Source::Leaf(leaf)) => leaf.give(cotangent)?,
             Some(Source::Node(node, output)) => {
-                let slot = pending.slot(node, *output);
+                let slot = pending.slot(&node, output);
                 *slot = Some(match slot.take() {
-                    None => cotangent.clone(),
-                    Some(first) => first.add(cotangent)?,
+                    None => cotangent,
+                    Some(first) => first.add(&cotangent)?,
                 });
             }
         }

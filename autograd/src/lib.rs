@@ -33,7 +33,7 @@ mod var;
 
 pub use backward::{Backward, Cotangents, Grads};
 pub use checkpoint::checkpoint;
-pub use engine::{DeferredGrads, WeightGrads, backward};
+pub use engine::{DeferredGrads, Root, WeightGrads, backward};
 pub use ferrotron_tensor::ops::matmul::Accum;
 pub use gradcheck::{GradcheckOptions, Mismatch, gradcheck, gradcheck_leaves};
 pub use leaf::{Fetch, Leaf, SharedFlat, lock, missing_gradients};

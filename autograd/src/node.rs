@@ -17,6 +17,7 @@ pub(crate) enum Source {
 }
 
 /// What the gradient of one operand or output looks like.
+#[derive(Clone)]
 pub(crate) struct Slot {
     pub(crate) dims: Dims,
     pub(crate) dtype: DType,

@@ -1,9 +1,11 @@
 //! Parallel training: collectives between ranks, the mesh of ranks, layers and gradients that know how
-//! they are sharded.
+//! they are sharded, and pipelines.
 #![deny(missing_docs)]
 
 pub mod collective;
+pub mod context_parallel;
 pub mod data_parallel;
+pub mod gradcheck;
 pub mod mesh;
-mod sharded_weights;
+pub mod pipeline;
 pub mod tensor_parallel;

@@ -1,16 +1,18 @@
 //! How the ranks of a run are laid out along the four axes, and the groups that this makes.
 
-use ferrotron_nn::{Axis, AxisSet};
+use ferrotron_nn::{Axis, AxisSet, Context};
 use ferrotron_tensor::{Error, Result};
+use std::sync::Arc;
 
-use crate::collective::Group;
+use crate::collective::{Collective, Group, World};
+use crate::context_parallel::ContextParallel;
 use crate::tensor_parallel::{SequenceParallel, TensorParallel};
 
 /// The sizes of the axes. Ranks are numbered with tensor fastest, then context, data and pipeline, as
 /// Megatron-LM's order "tp-cp-dp-pp", so the ranks that talk most are neighbours.
 ///
 /// ```
-/// use ferrotron_nn::{Axis, AxisSet};
+/// use ferrotron_nn::{Axis, AxisSet, Context};
 /// use ferrotron_parallel::mesh::Layout;
 /// let layout = Layout::new(16, 2, 1, 4)?; // 16 ranks: tp 2, cp 1, pp 4, and what remains is dp 2
 /// assert_eq!(layout.size(Axis::Data), 2);
@@ -109,33 +111,41 @@ pub struct Stages {
 impl Mesh {
     /// This rank alone.
     pub fn single() -> Mesh {
-        Self::new(Layout::single(), 0, SequenceParallel::Off, |_, _| Ok(Group::single()))
-            .expect("groups of one cannot fail")
+        Mesh {
+            layout: Layout::single(),
+            rank: 0,
+            sequence: SequenceParallel::Off,
+            axes: std::array::from_fn(|_| Group::single()),
+            batch: Group::single(),
+            world: Group::single(),
+            stages: Stages::single(),
+        }
     }
 
-    /// The groups of `rank` in `layout`. `group(name, ranks)` joins a group; every rank asks for its own in
-    /// the same order.
-    pub fn new(
-        layout: Layout,
-        rank: usize,
-        sequence: SequenceParallel,
-        mut group: impl FnMut(&str, &[usize]) -> Result<Group>,
-    ) -> Result<Mesh> {
-        let mut join = |name: &str, ranks: &[usize]| match ranks.len() {
-            1 => Ok(Group::single()),
-            _ => group(name, ranks),
-        };
-        let mut along = |name: &str, axes: AxisSet| join(name, &layout.ranks(rank, axes));
-        let axes = [
-            along("tp", AxisSet::from([Axis::Tensor]))?,
-            along("cp", AxisSet::from([Axis::Context]))?,
-            along("dp", AxisSet::from([Axis::Data]))?,
-            along("pp", AxisSet::from([Axis::Pipeline]))?,
-        ];
-        let batch = along("dp-cp", AxisSet::from([Axis::Context, Axis::Data]))?;
-        let world = along("world", AxisSet::from(Axis::ALL))?;
-        let stages = Stages::new(&layout, rank, join)?;
-        Ok(Mesh { layout, rank, sequence, axes, batch, world, stages })
+    /// The groups of this rank of `world`, whose ranks all call this with the same arguments.
+    ///
+    /// Errors if the layout is of another number of ranks.
+    pub fn new(world: &World, layout: Layout, sequence: SequenceParallel) -> Result<Mesh> {
+        let rank = world.rank();
+        if layout.world() != world.size() {
+            let message = format!("{layout:?} is not of {} ranks", world.size());
+            return Err(Error::config("mesh", message));
+        }
+        let along = |name: &str, axes: AxisSet| world.group(name, &layout.ranks(rank, axes));
+        Ok(Mesh {
+            layout,
+            rank,
+            sequence,
+            axes: [
+                along("tp", AxisSet::from([Axis::Tensor]))?,
+                along("cp", AxisSet::from([Axis::Context]))?,
+                along("dp", AxisSet::from([Axis::Data]))?,
+                along("pp", AxisSet::from([Axis::Pipeline]))?,
+            ],
+            batch: along("dp-cp", AxisSet::from([Axis::Context, Axis::Data]))?,
+            world: along("world", AxisSet::from(Axis::ALL))?,
+            stages: Stages::new(world, &layout)?,
+        })
     }
 
     /// The sizes of the axes.
@@ -168,6 +178,49 @@ impl Mesh {
         &self.stages
     }
 
+    /// Whether activations between the parallel layers are cut along the sequence.
+    pub fn sequence(&self) -> SequenceParallel {
+        self.sequence
+    }
+
+    /// How sequences are spread along the context axis.
+    pub fn context_parallel(&self) -> ContextParallel {
+        ContextParallel::new(self.axis(Axis::Context).clone())
+    }
+
+    /// What this rank sees of a pass over whole sequences: its positions in attention, and those on the
+    /// residual stream.
+    ///
+    /// Errors if they cannot be cut evenly.
+    pub fn context(&self, mut whole: Context) -> Result<Context> {
+        whole.sequence = self.context_parallel().sequence(whole.sequence.global)?;
+        whole.residual = self.tensor_parallel().residual(&whole.sequence)?;
+        Ok(whole)
+    }
+
+    /// The same mesh, whose collectives are carried out by what `wrap` makes of them: to trace them, for
+    /// example.
+    #[must_use]
+    pub fn wrapped(&self, wrap: &dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective>) -> Mesh {
+        let one = |group: &Group| group.wrapped(wrap);
+        let Stages { forward_in, forward_out, backward_in, backward_out, ends } = &self.stages;
+        Mesh {
+            layout: self.layout,
+            rank: self.rank,
+            sequence: self.sequence,
+            axes: std::array::from_fn(|axis| one(&self.axes[axis])),
+            batch: one(&self.batch),
+            world: one(&self.world),
+            stages: Stages {
+                forward_in: one(forward_in),
+                forward_out: one(forward_out),
+                backward_in: one(backward_in),
+                backward_out: one(backward_out),
+                ends: one(ends),
+            },
+        }
+    }
+
     /// How layers are spread along the tensor axis.
     pub fn tensor_parallel(&self) -> TensorParallel {
         TensorParallel::new(self.axis(Axis::Tensor).clone(), self.sequence)
@@ -175,20 +228,20 @@ impl Mesh {
 }
 
 impl Stages {
-    fn new(
-        layout: &Layout,
-        rank: usize,
-        mut join: impl FnMut(&str, &[usize]) -> Result<Group>,
-    ) -> Result<Stages> {
-        let column = layout.ranks(rank, AxisSet::from([Axis::Pipeline]));
-        let (count, own) = (column.len(), layout.coordinate(rank, Axis::Pipeline));
-        let mut stages = Stages {
+    fn single() -> Stages {
+        Stages {
             forward_in: Group::single(),
             forward_out: Group::single(),
             backward_in: Group::single(),
             backward_out: Group::single(),
             ends: Group::single(),
-        };
+        }
+    }
+
+    fn new(world: &World, layout: &Layout) -> Result<Stages> {
+        let column = layout.ranks(world.rank(), AxisSet::from([Axis::Pipeline]));
+        let (count, own) = (column.len(), layout.coordinate(world.rank(), Axis::Pipeline));
+        let mut stages = Self::single();
         if count == 1 {
             return Ok(stages);
         }
@@ -196,29 +249,19 @@ impl Stages {
         // two links between the same ranks, with names of their own.
         for from in 0..count {
             let to = (from + 1) % count;
-            let mut ranks = [column[from], column[to]];
-            ranks.sort_unstable();
-            for (name, sender, receiver) in [
-                (format!("pp-forward-{from}"), from, to),
-                (format!("pp-backward-{from}"), to, from),
-            ] {
-                if own != from && own != to {
-                    continue;
-                }
-                let channel = join(&name, &ranks)?;
-                let forward = name.starts_with("pp-forward");
-                let place = match (forward, own == sender) {
-                    (true, true) => &mut stages.forward_out,
-                    (true, false) => &mut stages.forward_in,
-                    (false, true) => &mut stages.backward_out,
-                    (false, false) => &mut stages.backward_in,
-                };
-                debug_assert!(own == sender || own == receiver);
-                *place = channel;
+            let link = |name: &str| {
+                world.group(&format!("{name} {from}-{to}"), &[column[from], column[to]])
+            };
+            if own == from {
+                stages.forward_out = link("pp-forward")?;
+                stages.backward_in = link("pp-backward")?;
+            } else if own == to {
+                stages.forward_in = link("pp-forward")?;
+                stages.backward_out = link("pp-backward")?;
             }
         }
         if own == 0 || own == count - 1 {
-            stages.ends = join("pp-ends", &[column[0], column[count - 1]])?;
+            stages.ends = world.group("pp-ends", &[column[0], column[count - 1]])?;
         }
         Ok(stages)
     }

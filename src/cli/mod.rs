@@ -11,6 +11,7 @@ mod model_args;
 mod options;
 mod output;
 mod progress;
+mod schedule;
 mod train;
 mod train_args;
 
@@ -46,6 +47,9 @@ enum Command {
     Export(export::ExportArgs),
     /// Time training steps
     Bench(bench::BenchArgs),
+    /// Draw and time the schedule of a pipeline
+    #[command(allow_negative_numbers = true)]
+    Schedule(schedule::ScheduleArgs),
 }
 
 /// Runs the program; the exit code is that of a run that was asked to stop, or 0.
@@ -69,5 +73,6 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
         Command::Eval(args) => eval::eval(&args),
         Command::Export(args) => export::export(&args),
         Command::Bench(args) => bench::bench(&args),
+        Command::Schedule(args) => schedule::schedule(&args),
     }
 }

@@ -1,13 +1,16 @@
 //! Gradient of the embedding: rows of the cotangent are added to the rows of the table that they came
-//! from, in the order of the tokens, straight into the table's gradient. The ids are kept.
+//! from, in the order of the tokens, straight into the table's gradient. The ids are kept. A shard of a table
+//! takes what belongs to its rows.
 
-use ferrotron_tensor::ops::embedding::{embedding, embedding_backward};
+use ferrotron_tensor::ops::cross_entropy::VocabShard;
+use ferrotron_tensor::ops::embedding::{embedding_shard, embedding_shard_backward};
 use ferrotron_tensor::{Result, Tensor};
 
 use crate::{Accum, Backward, Cotangents, Grads, Var};
 
 struct EmbeddingBackward {
     ids: Tensor,
+    shard: VocabShard,
 }
 
 impl Backward for EmbeddingBackward {
@@ -25,7 +28,7 @@ impl Backward for EmbeddingBackward {
             if accum == Accum::Replace {
                 table.fill_zero()?;
             }
-            embedding_backward(&dy, &self.ids, table)
+            embedding_shard_backward(&dy, &self.ids, self.shard, table)
         })
     }
 }
@@ -33,7 +36,13 @@ impl Backward for EmbeddingBackward {
 impl Var {
     /// Rows of this table (V, C) for `ids` (..): (.., C).
     pub fn embedding(&self, ids: &Tensor) -> Result<Var> {
-        let value = embedding(self.value(), ids)?;
-        Var::record(&[self], value, || EmbeddingBackward { ids: ids.clone() })
+        self.embedding_shard(ids, VocabShard::whole(self.value().dim(0)?))
+    }
+
+    /// [`Var::embedding`] of a table in shards, of which this is the one that `shard` names: zeros for the ids of
+    /// other shards, so that the sum over the shards is that of the whole table.
+    pub fn embedding_shard(&self, ids: &Tensor, shard: VocabShard) -> Result<Var> {
+        let value = embedding_shard(self.value(), ids, shard)?;
+        Var::record(&[self], value, || EmbeddingBackward { ids: ids.clone(), shard })
     }
 }

@@ -233,6 +233,12 @@ fn indexing() -> Vec<OpCase> {
             let rows = x[0].dims()[0];
             x[0].embedding(&ids(x[0].device(), &[2, rows + 1], rows)?)
         }),
+        row("embedding_shard", "", &[&[&[5, 3]], &[&[1, 3]], &[&[5, 1]], &[&[5, 0]]], |x| {
+            // The last of two shards; ids of both.
+            let rows = x[0].dims()[0];
+            let shard = VocabShard { offset: rows, global: 2 * rows, shards: 2 };
+            x[0].embedding_shard(&ids(x[0].device(), &[2, 2 * rows + 1], 2 * rows)?, shard)
+        }),
         row("embedding", "no ids", &[&[&[5, 3]]], |x| {
             x[0].embedding(&ids(x[0].device(), &[0], 5)?)
         }),

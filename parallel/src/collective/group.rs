@@ -1,7 +1,7 @@
 //! What users call: one method for each operation.
 
 use ferrotron_autograd::SharedFlat;
-use ferrotron_tensor::{DType, Error, Result, Tensor};
+use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 use std::fmt;
 use std::panic::Location;
 use std::sync::{Arc, PoisonError};
@@ -33,6 +33,12 @@ impl Group {
     /// The group whose calls `collective` carries out.
     pub fn new(collective: Arc<dyn Collective>) -> Group {
         if collective.size() == 1 { Group(None) } else { Group(Some(collective)) }
+    }
+
+    /// The same group, whose calls are carried out by what `wrap` makes of whoever does now.
+    #[must_use]
+    pub fn wrapped(&self, wrap: &dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective>) -> Group {
+        Group(self.0.clone().map(wrap))
     }
 
     /// This rank's number within the group.
@@ -187,6 +193,13 @@ impl Group {
         let site = Location::caller();
         let call = Call { op: Op::Barrier, dtype: DType::U8, len: 0, unit: 1, site };
         collective.start(call, Memory::default()).map(|_| Ok(()))
+    }
+
+    /// The sum of one number of every rank, on every rank.
+    #[track_caller]
+    pub fn sum(&self, device: &Device, value: f64) -> Result<f64> {
+        let value = Tensor::from_slice(device, &[value], &[1])?;
+        self.all_reduce(value, Reduction::Sum)?.wait()?.item()
     }
 
     /// As [`Group::all_reduce`] for all elements of a flat.

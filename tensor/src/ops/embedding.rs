@@ -2,9 +2,15 @@
 //!
 //! y\[t\] = weight\[ids\[t\]\]. Gradient: dweight\[ids\[t\]\] += dy\[t\]; needs the ids.
 //!
+//! A table may be cut into shards of rows: an id of another shard gives a row of zeros and no gradient, so that
+//! the sum over the shards is that of the whole table.
+//!
 //! The gradient accumulates in `Element::Acc`, the rows of one id in the order of their positions. Each row
 //! of the table belongs to one thread, so nothing depends on their number.
 
+use bytemuck::Zeroable;
+
+use super::cross_entropy::VocabShard;
 use super::index::{Groups, add_rows, indices};
 use super::rows::{CHEAP, for_rows};
 use crate::tensor::check_device;
@@ -23,21 +29,40 @@ use crate::{Element, Error, Result, Scalar, Tensor, dispatch_any, dispatch_float
 ///
 /// Errors, naming position and value, if an id is not below V.
 pub fn embedding(weight: &Tensor, ids: &Tensor) -> Result<Tensor> {
+    let rows = check_table("embedding", weight)?.0;
+    embedding_shard(weight, ids, VocabShard::whole(rows))
+}
+
+/// [`embedding`] of a table in shards, for the rows of `weight` (V, C) that are here: zeros for the ids of other
+/// shards.
+///
+/// ```
+/// use ferrotron_tensor::ops::{cross_entropy::VocabShard, embedding::embedding_shard};
+/// use ferrotron_tensor::{Device, Tensor};
+/// let device = Device::cpu(1)?;
+/// let weight = Tensor::from_slice(&device, &[3.0_f32, 3.1, 4.0, 4.1], &[2, 2])?; // rows 3 and 4 of 5
+/// let ids = Tensor::from_slice(&device, &[4_u32, 0], &[2])?;
+/// let shard = VocabShard { offset: 3, global: 5, shards: 2 };
+/// assert_eq!(embedding_shard(&weight, &ids, shard)?.to_vec::<f32>()?, [4.0, 4.1, 0.0, 0.0]);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+///
+/// Errors, naming position and value, if an id is not below the number of all rows; then it does on every shard.
+pub fn embedding_shard(weight: &Tensor, ids: &Tensor, shard: VocabShard) -> Result<Tensor> {
     check_device("embedding", weight, ids)?;
-    let &[rows, width] = weight.dims() else {
-        return Err(Error::shape(
-            "embedding",
-            format!("the table is (V, C), got {:?}", weight.dims()),
-        ));
-    };
-    let list = flat_ids("embedding", ids, rows)?;
+    let (rows, width) = check_table("embedding", weight)?;
+    let list = held_rows("embedding", ids, rows, shard)?;
     let weight = weight.contiguous()?;
     let mut y = Tensor::empty(weight.device(), weight.dtype(), &[ids.dims(), &[width]].concat())?;
     dispatch_any!(weight.dtype(), T => {
         let (work, table) = (y.numel() / CHEAP, weight.as_slice::<T>()?);
-        for_rows(weight.device(), (y.as_mut_slice::<T>()?, width), work, |first, rows| {
-            for (row, id) in rows.chunks_exact_mut(width).zip(&list[first..]) {
-                row.copy_from_slice(&table[id * width..][..width]);
+        for_rows(weight.device(), (y.as_mut_slice::<T>()?, width), work, |first, out| {
+            for (out, &row) in out.chunks_exact_mut(width).zip(&list[first..]) {
+                if row < rows {
+                    out.copy_from_slice(&table[row * width..][..width]);
+                } else {
+                    out.fill(T::zeroed());
+                }
             }
         });
     });
@@ -47,19 +72,28 @@ pub fn embedding(weight: &Tensor, ids: &Tensor) -> Result<Tensor> {
 /// Adds dy (ids.., C) to the rows of the unique, contiguous `dweight` (V, C) that `ids` names. Its dtype is
 /// that of dy, or the one that dy accumulates in.
 pub fn embedding_backward(dy: &Tensor, ids: &Tensor, dweight: &mut Tensor) -> Result<()> {
-    const OP: &str = "embedding_backward";
+    let rows = check_table(OP_BACKWARD, dweight)?.0;
+    embedding_shard_backward(dy, ids, VocabShard::whole(rows), dweight)
+}
+
+/// [`embedding_backward`] of [`embedding_shard`]: adds to the rows of this shard.
+pub fn embedding_shard_backward(
+    dy: &Tensor,
+    ids: &Tensor,
+    shard: VocabShard,
+    dweight: &mut Tensor,
+) -> Result<()> {
+    const OP: &str = OP_BACKWARD;
     check_device(OP, dy, ids)?;
     check_device(OP, dy, dweight)?;
-    let &[rows, width] = dweight.dims() else {
-        return Err(Error::shape(OP, format!("the table is (V, C), got {:?}", dweight.dims())));
-    };
+    let (rows, width) = check_table(OP, dweight)?;
     if dy.dims() != [ids.dims(), &[width]].concat() {
         return Err(Error::shape(
             OP,
             format!("dy is {:?}, ids {:?}, table {:?}", dy.dims(), ids.dims(), dweight.dims()),
         ));
     }
-    let list = flat_ids(OP, ids, rows)?;
+    let list = held_rows(OP, ids, rows, shard)?;
     let dy = dy.contiguous()?;
     dispatch_float!(OP, dy.dtype(), T => {
         if dweight.dtype() == T::DTYPE {
@@ -72,27 +106,42 @@ pub fn embedding_backward(dy: &Tensor, ids: &Tensor, dweight: &mut Tensor) -> Re
     })
 }
 
-/// The ids in row-major order; positions in errors are those of the tensor.
-fn flat_ids(op: &'static str, ids: &Tensor, rows: usize) -> Result<Vec<usize>> {
-    indices(op, ids, ids.rank().saturating_sub(1), rows)
+const OP_BACKWARD: &str = "embedding_backward";
+
+/// Rows and width of a table.
+fn check_table(op: &'static str, table: &Tensor) -> Result<(usize, usize)> {
+    match table.dims() {
+        &[rows, width] => Ok((rows, width)),
+        dims => Err(Error::shape(op, format!("the table is (V, C), got {dims:?}"))),
+    }
+}
+
+/// For each id, in row-major order, its row among the `rows` of the shard, or `rows` if another shard has it.
+fn held_rows(op: &'static str, ids: &Tensor, rows: usize, shard: VocabShard) -> Result<Vec<usize>> {
+    shard.check(op, rows)?;
+    // Positions in errors are those of the tensor.
+    let mut list = indices(op, ids, ids.rank().saturating_sub(1), shard.global)?;
+    list.iter_mut().for_each(|id| *id = id.wrapping_sub(shard.offset).min(rows));
+    Ok(list)
 }
 
 fn add<W: Element, T: Element<Acc = W::Acc>>(
     dy: &Tensor,
-    ids: &[usize],
+    list: &[usize],
     dweight: &mut Tensor,
 ) -> Result<()> {
     let &[rows, width] = dweight.dims() else { return Ok(()) };
     let device = dy.device();
     let source = dy.as_slice::<T>()?;
-    let groups = Groups::new(ids, rows);
+    // The last group is that of the other shards.
+    let groups = Groups::new(list, rows + 1);
     // Consecutive rows of the table with about as many tokens each: a few ids are most of a text.
     let pieces = if source.len() < 16 * 1024 { 1 } else { 4 * device.threads() };
     let mut rest = dweight.as_mut_slice::<W>()?;
     let mut tasks = Vec::with_capacity(pieces);
     let mut first = 0;
     for piece in 1..=pieces {
-        let goal = ids.len() * piece / pieces;
+        let goal = groups.before(rows) * piece / pieces;
         let mut end = first;
         while end < rows && (groups.before(end + 1) <= goal || piece == pieces) {
             end += 1;
@@ -115,7 +164,7 @@ fn add<W: Element, T: Element<Acc = W::Acc>>(
 mod tests {
     use super::*;
     use crate::ops::testing::*;
-    use crate::{DType, Device};
+    use crate::{DType, Device, balanced};
 
     #[test]
     fn rows_and_their_gradient_equal_naive_ones() {
@@ -162,6 +211,53 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn shards_hold_the_rows_of_the_whole() {
+        let device = Device::cpu(2).unwrap();
+        // More shards than rows among them: some are empty.
+        for (v, c, n, shards) in [(13, 3, 40, 4), (3, 2, 7, 5), (300, 48, 600, 3), (2, 5, 0, 2)] {
+            let list: Vec<i64> = (0..n).map(|i| (i * i * 7 + i) % v as i64).collect();
+            let ids = Tensor::from_slice(&device, &list, &[n as usize]).unwrap();
+            let dims = [n as usize, c];
+            for dtype in FLOATS {
+                let weight = tensor(&device, dtype, &[v, c], &values(v * c, 1));
+                let dy = tensor(&device, dtype, &dims, &values(n as usize * c, 2));
+                let y = embedding(&weight, &ids).unwrap().to_f64().unwrap();
+                let mut dweight = weight.copy().unwrap();
+                embedding_backward(&dy, &ids, &mut dweight).unwrap();
+                for rank in 0..shards {
+                    let own = balanced(v, shards, rank);
+                    let shard = VocabShard { offset: own.start, global: v, shards };
+                    let part = weight.narrow(0, own.start, own.len()).unwrap();
+                    let held = |t: usize| own.contains(&(list[t] as usize));
+                    let want: Vec<f64> =
+                        (0..y.len()).map(|i| if held(i / c) { y[i] } else { 0.0 }).collect();
+                    let got = embedding_shard(&part, &ids, shard).unwrap();
+                    assert_close(&format!("shard {rank} of {shards}"), &got, &want, 0.0);
+                    let mut sums = part.copy().unwrap();
+                    embedding_shard_backward(&dy, &ids, shard, &mut sums).unwrap();
+                    let want = dweight.narrow(0, own.start, own.len()).unwrap().to_f64().unwrap();
+                    assert_close(&format!("gradient of {rank} of {shards}"), &sums, &want, 0.0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_shard_refuses_what_no_shard_has() {
+        let device = Device::cpu(1).unwrap();
+        let ids = Tensor::from_slice(&device, &[0_i64, 5], &[2]).unwrap();
+        for (offset, rows) in [(0, 2), (2, 3)] {
+            let weight = Tensor::zeros(&device, DType::F32, &[rows, 2]).unwrap();
+            let shard = VocabShard { offset, global: 5, shards: 2 };
+            let want = "embedding: index 5 at position [1] is not below 5";
+            assert_eq!(message(embedding_shard(&weight, &ids, shard)), want);
+            let shard = VocabShard { offset: 4, ..shard };
+            let refused = message(embedding_shard(&weight, &ids, shard));
+            assert!(refused.contains("are no shard of 5 classes in 2 shards"), "{refused}");
         }
     }
 

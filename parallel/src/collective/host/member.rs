@@ -54,7 +54,8 @@ impl Member {
         self.shared.note(&self.id, self.ranks[self.links.rank], |_| ());
         while let Some(Job { call, mut memory, completion }) = jobs.recv().await {
             let result = self.carry_out(&call, &mut memory).await;
-            completion.complete(result.map(|()| memory));
+            // Nobody wants the input back: what was sent is free.
+            completion.complete(result.map(|()| Memory { input: None, ..memory }));
         }
     }
 

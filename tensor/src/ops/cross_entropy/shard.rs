@@ -22,7 +22,7 @@ pub struct VocabShard {
 
 impl VocabShard {
     /// A vocabulary that is all here.
-    pub(crate) fn whole(classes: usize) -> VocabShard {
+    pub fn whole(classes: usize) -> VocabShard {
         VocabShard { offset: 0, global: classes, shards: 1 }
     }
 

@@ -1,0 +1,300 @@
+//! The checker: proves a schedule complete and free of deadlock, and counts what lives at once.
+
+use ferrotron_tensor::{Error, Result};
+use std::collections::HashMap;
+
+use super::instruction::{Direction, Instruction, Message};
+use super::rendezvous::Rendezvous;
+use super::schedule::Schedule;
+
+/// Most activations that live on a rank at once, counted in microbatches of one chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Peak {
+    /// Activations whose forward has begun and whose backward (its input part, if it is split) is not done.
+    pub activations: usize,
+    /// Weight gradients that wait: their closures keep the input and the output gradient of each layer.
+    pub deferred: usize,
+    /// Both together. It may be less than the sum, since the peaks come at different times.
+    pub total: usize,
+}
+
+/// Proves that a schedule can run and gives the peak of each rank.
+///
+/// It must do each microbatch's forward exactly once on every virtual stage, after its input has
+/// arrived; then its backward, after the gradient of its output has; then, if the backward is split, the
+/// weight part. Every tensor between virtual stages on different ranks must be sent once, after it was
+/// made, and received once. On each channel (a direction between a pair of ranks) both ends must list
+/// the same messages in the same order. And with sends that wait for their receivers, nothing buffered,
+/// every rank must reach the end of its list; then it does with buffered sends too.
+///
+/// # Errors
+/// The first violation, with rank, index of the instruction and the instruction; for a deadlock, those
+/// of every rank that waits.
+pub fn check(schedule: &Schedule) -> Result<Vec<Peak>> {
+    let sizes = [schedule.stages(), schedule.microbatches(), schedule.chunks()];
+    if sizes.contains(&0) {
+        let [stages, microbatches, chunks] = sizes;
+        return Err(wrong(format!(
+            "{stages} stages, {microbatches} microbatches and {chunks} chunks: all must be positive"
+        )));
+    }
+    let peaks = (0..schedule.stages()).map(|rank| follow(schedule, rank)).collect::<Result<_>>()?;
+    compare_channels(schedule)?;
+    let mut rendezvous = Rendezvous::new(schedule, schedule.ranks());
+    if !rendezvous.advance(schedule.ranks()) {
+        return Err(deadlock(schedule, &rendezvous));
+    }
+    Ok(peaks)
+}
+
+fn wrong(context: String) -> Error {
+    Error::value("pipeline schedule", context)
+}
+
+/// What happened so far to a microbatch on one chunk of a rank.
+#[derive(Debug, Clone, Copy, Default)]
+struct Progress {
+    input_received: bool,
+    forward_done: bool,
+    output_sent: bool,
+    gradient_received: bool,
+    input_gradient_done: bool,
+    gradient_sent: bool,
+    weight_gradient_done: bool,
+}
+
+/// Goes through the list of a rank: order and completeness as far as the rank itself can tell.
+fn follow(schedule: &Schedule, rank: usize) -> Result<Peak> {
+    let mut walk = Walk {
+        schedule,
+        rank,
+        progress: vec![Progress::default(); schedule.microbatches() * schedule.chunks()],
+        live: Peak::default(),
+        peak: Peak::default(),
+    };
+    for (index, instruction) in schedule.instructions(rank).iter().enumerate() {
+        walk.take(instruction).map_err(|why| {
+            wrong(format!("rank {rank}, instruction {index}, {instruction}: {why}"))
+        })?;
+    }
+    for chunk in 0..schedule.chunks() {
+        for microbatch in 0..schedule.microbatches() {
+            if let Some(missing) = walk.missing(microbatch, chunk) {
+                return Err(wrong(format!(
+                    "rank {rank} ends after {} instructions without {missing} of microbatch \
+                     {microbatch}, chunk {chunk}",
+                    schedule.instructions(rank).len()
+                )));
+            }
+        }
+    }
+    Ok(walk.peak)
+}
+
+struct Walk<'a> {
+    schedule: &'a Schedule,
+    rank: usize,
+    progress: Vec<Progress>,
+    live: Peak,
+    peak: Peak,
+}
+
+type Rule = std::result::Result<(), String>;
+
+fn must(holds: bool, why: &str) -> Rule {
+    if holds { Ok(()) } else { Err(why.to_string()) }
+}
+
+impl Walk<'_> {
+    fn at(
+        &mut self,
+        microbatch: usize,
+        chunk: usize,
+    ) -> std::result::Result<&mut Progress, String> {
+        let (microbatches, chunks) = (self.schedule.microbatches(), self.schedule.chunks());
+        if microbatch >= microbatches || chunk >= chunks {
+            return Err(format!("there are {microbatches} microbatches and {chunks} chunks"));
+        }
+        Ok(&mut self.progress[chunk * microbatches + microbatch])
+    }
+
+    fn take(&mut self, instruction: &Instruction) -> Rule {
+        match *instruction {
+            Instruction::Forward { microbatch, chunk } => self.forward(microbatch, chunk)?,
+            Instruction::Backward { microbatch, chunk } => {
+                self.backward(microbatch, chunk)?;
+                self.at(microbatch, chunk)?.weight_gradient_done = true;
+                self.live.activations -= 1;
+            }
+            Instruction::BackwardInput { microbatch, chunk } => {
+                self.backward(microbatch, chunk)?;
+                self.live.activations -= 1;
+                self.live.deferred += 1;
+            }
+            Instruction::BackwardWeight { microbatch, chunk } => {
+                let at = self.at(microbatch, chunk)?;
+                must(at.input_gradient_done, "its input part has not run")?;
+                must(!at.weight_gradient_done, "it is there already")?;
+                at.weight_gradient_done = true;
+                self.live.deferred -= 1;
+            }
+            Instruction::Send(_) | Instruction::Receive(_) | Instruction::Exchange { .. } => {
+                for message in instruction.sends() {
+                    self.send(message)?;
+                }
+                for message in instruction.receives() {
+                    self.receive(message)?;
+                }
+            }
+        }
+        self.live.total = self.live.activations + self.live.deferred;
+        self.peak.activations = self.peak.activations.max(self.live.activations);
+        self.peak.deferred = self.peak.deferred.max(self.live.deferred);
+        self.peak.total = self.peak.total.max(self.live.total);
+        Ok(())
+    }
+
+    fn forward(&mut self, microbatch: usize, chunk: usize) -> Rule {
+        let (schedule, rank) = (self.schedule, self.rank);
+        let at = self.at(microbatch, chunk)?;
+        let needs = schedule.received(Direction::Forward, rank, microbatch, chunk);
+        must(!at.forward_done, "it is a second forward")?;
+        must(needs.is_none() || at.input_received, "its input has not been received")?;
+        at.forward_done = true;
+        self.live.activations += 1;
+        Ok(())
+    }
+
+    fn backward(&mut self, microbatch: usize, chunk: usize) -> Rule {
+        let (schedule, rank) = (self.schedule, self.rank);
+        let at = self.at(microbatch, chunk)?;
+        let needs = schedule.received(Direction::Backward, rank, microbatch, chunk);
+        must(at.forward_done, "its forward has not run")?;
+        must(!at.input_gradient_done, "it is a second backward")?;
+        must(
+            needs.is_none() || at.gradient_received,
+            "the gradient of its output has not been received",
+        )?;
+        at.input_gradient_done = true;
+        Ok(())
+    }
+
+    fn send(&mut self, message: &Message) -> Rule {
+        let Message { direction, microbatch, chunk, .. } = *message;
+        let (schedule, rank) = (self.schedule, self.rank);
+        let at = self.at(microbatch, chunk)?;
+        addressed(message, schedule.sent(direction, rank, microbatch, chunk))?;
+        let (made, sent) = match direction {
+            Direction::Forward => (at.forward_done, &mut at.output_sent),
+            Direction::Backward => (at.input_gradient_done, &mut at.gradient_sent),
+        };
+        must(made, "what it sends has not been computed")?;
+        must(!*sent, "it is a second send")?;
+        *sent = true;
+        Ok(())
+    }
+
+    fn receive(&mut self, message: &Message) -> Rule {
+        let Message { direction, microbatch, chunk, .. } = *message;
+        let (schedule, rank) = (self.schedule, self.rank);
+        let at = self.at(microbatch, chunk)?;
+        addressed(message, schedule.received(direction, rank, microbatch, chunk))?;
+        let received = match direction {
+            Direction::Forward => &mut at.input_received,
+            Direction::Backward => &mut at.gradient_received,
+        };
+        must(!*received, "it is a second receive")?;
+        *received = true;
+        Ok(())
+    }
+
+    /// The first thing that never happened to a microbatch on a chunk.
+    fn missing(&self, microbatch: usize, chunk: usize) -> Option<&'static str> {
+        let at = self.progress[chunk * self.schedule.microbatches() + microbatch];
+        let sends =
+            |direction| self.schedule.sent(direction, self.rank, microbatch, chunk).is_some();
+        // What was received is not asked for: no forward or backward ran without it.
+        [
+            (at.forward_done, "the forward"),
+            (at.output_sent || !sends(Direction::Forward), "sending the output"),
+            (at.input_gradient_done, "the backward"),
+            (at.gradient_sent || !sends(Direction::Backward), "sending the gradient of the input"),
+            (at.weight_gradient_done, "the weight part of the backward"),
+        ]
+        .into_iter()
+        .find_map(|(done, what)| (!done).then_some(what))
+    }
+}
+
+fn addressed(message: &Message, expected: Option<Message>) -> Rule {
+    match expected {
+        None => Err("this end of the model has no neighbour there".to_string()),
+        Some(expected) if expected.peer != message.peer => {
+            Err(format!("the neighbour there is rank {}", expected.peer))
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+/// Direction, sender, receiver.
+type Channel = (Direction, usize, usize);
+
+/// A message as its receiver names it, with rank and index of the instruction that it belongs to.
+type Listed = (Message, usize, usize);
+
+/// Both ends of every channel list the same messages in the same order.
+fn compare_channels(schedule: &Schedule) -> Result<()> {
+    let mut sent: HashMap<Channel, Vec<Listed>> = HashMap::new();
+    let mut received: Vec<(Channel, Listed)> = Vec::new();
+    for (rank, list) in schedule.ranks().iter().enumerate() {
+        for (index, instruction) in list.iter().enumerate() {
+            for message in instruction.sends() {
+                let channel = (message.direction, rank, message.peer);
+                // `follow` has seen that there is such a receiver.
+                if let Some(named) = schedule.at_receiver(rank, message) {
+                    sent.entry(channel).or_default().push((named, rank, index));
+                }
+            }
+            for &message in instruction.receives() {
+                let channel = (message.direction, message.peer, rank);
+                received.push((channel, (message, rank, index)));
+            }
+        }
+    }
+    // Every send and receive happens once, so equal numbers follow from equal contents.
+    let mut taken: HashMap<Channel, usize> = HashMap::new();
+    for (channel, (message, rank, index)) in received {
+        let next = taken.entry(channel).or_default();
+        let found = sent.get(&channel).and_then(|messages| messages.get(*next));
+        *next += 1;
+        let receiver = &schedule.instructions(rank)[index];
+        match found {
+            Some((named, ..)) if *named == message => {}
+            Some(&(_, sender, at)) => {
+                return Err(wrong(format!(
+                    "rank {rank}, instruction {index}, {receiver}: the next message of rank {sender} is \
+                     another one, from its instruction {at}, {}",
+                    schedule.instructions(sender)[at]
+                )));
+            }
+            None => {
+                return Err(wrong(format!(
+                    "rank {rank}, instruction {index}, {receiver}: rank {} sends nothing more",
+                    message.peer
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn deadlock(schedule: &Schedule, rendezvous: &Rendezvous) -> Error {
+    let waiting: Vec<String> = (0..schedule.stages())
+        .filter_map(|rank| {
+            let index = rendezvous.position(rank);
+            let instruction = schedule.instructions(rank).get(index)?;
+            Some(format!("rank {rank}, instruction {index}, {instruction}"))
+        })
+        .collect();
+    wrong(format!("deadlock, these wait for each other: {}", waiting.join("; ")))
+}

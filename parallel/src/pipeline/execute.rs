@@ -1,0 +1,289 @@
+//! Carries out a rank's instructions, whatever the schedule.
+//!
+//! Sends are asynchronous, and each direction between two ranks is a channel of its own. Receives are started
+//! where they are listed and waited for where their tensor is needed. A stage's output is handed to its send
+//! and freed with it: backward needs only where the output came from, not its value.
+//!
+//! Along the tensor axis every rank has the same activations, unless they are cut along the sequence. Then
+//! each rank sends its part only, and the receivers gather: the scatter/gather optimization of Narayanan et
+//! al., arXiv 2104.04473, section 4.1.
+
+use ferrotron_autograd::{DeferredGrads, Leaf, Root, Var, WeightGrads};
+use ferrotron_nn::Axis;
+use ferrotron_tensor::{Category, DType, Device, Error, Result, Tensor};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::{Direction, Instruction, Message, Schedule};
+use crate::collective::{Group, Work};
+use crate::mesh::Mesh;
+use crate::tensor_parallel::SequenceParallel;
+
+/// The part of a model that a rank runs.
+///
+/// ```
+/// use ferrotron_autograd::Var;
+/// use ferrotron_nn::{Bias, Init, Linear, Scope};
+/// use ferrotron_parallel::mesh::Mesh;
+/// use ferrotron_parallel::pipeline::{
+///     PipelineConfig, PipelineModel, Schedule, ScheduleKind, execute,
+/// };
+/// use ferrotron_tensor::{DType, Device, Result, Tensor};
+///
+/// /// One layer; the loss is the sum of its outputs.
+/// struct Layer(Linear, Vec<Tensor>);
+///
+/// impl PipelineModel for Layer {
+///     fn activation(&self, _microbatch: usize) -> (Vec<usize>, DType, Device) {
+///         let x = &self.1[0];
+///         (x.dims().to_vec(), x.dtype(), x.device().clone())
+///     }
+///
+///     fn forward(&mut self, microbatch: usize, _chunk: usize, input: Option<Var>) -> Result<Var> {
+///         let x = input.unwrap_or_else(|| Var::constant(self.1[microbatch].clone()));
+///         self.0.forward(&x)?.sum_all()
+///     }
+///
+///     fn end_backward(&mut self, _microbatch: usize, _chunk: usize) -> Result<()> {
+///         Ok(())
+///     }
+/// }
+///
+/// let device = Device::cpu(1)?;
+/// let layer = Linear::new(&Scope::new(&device, DType::F64, 1), 2, 1, Bias::No, Init::Ones)?;
+/// let x = Tensor::full(&device, DType::F64, &[1, 2], 3.0)?;
+/// let mut model = Layer(layer, vec![x.clone(), x]);
+/// let config =
+///     PipelineConfig { kind: ScheduleKind::OneFOneB, stages: 1, microbatches: 2, chunks: 1 };
+/// let done = execute(&Schedule::new(&config)?, &mut model, &Mesh::single(), 0.5)?;
+/// assert_eq!((done.spans.len(), done.peak), (4, 1)); // two forwards, two backwards, one at a time
+/// let gradient = model.0.weight().leaf().gradient()?.unwrap();
+/// assert_eq!(gradient.to_vec::<f64>()?, [3.0, 3.0]);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub trait PipelineModel {
+    /// What passes between stages for a microbatch: dims (those of this rank), dtype and device.
+    fn activation(&self, microbatch: usize) -> (Vec<usize>, DType, Device);
+
+    /// Runs a chunk of this rank on a microbatch: from the activation of the virtual stage before, or from
+    /// the data where there is none, to the activation that the next one gets, or to the loss.
+    fn forward(&mut self, microbatch: usize, chunk: usize, input: Option<Var>) -> Result<Var>;
+
+    /// The gradients of a microbatch in a chunk are complete, those of the weights included.
+    fn end_backward(&mut self, microbatch: usize, chunk: usize) -> Result<()>;
+}
+
+/// What a rank did.
+#[derive(Debug, Clone)]
+pub struct Execution {
+    /// When each instruction began and ended, since the first one began; in order.
+    pub spans: Vec<(Instruction, Duration, Duration)>,
+    /// Most microbatches of a chunk that were in flight at once, those with deferred gradients included:
+    /// what [`check`](super::check) calls the peak.
+    pub peak: usize,
+}
+
+/// Runs this rank's instructions of `schedule`. The gradient of the loss is `scale`: one over the number of
+/// counted tokens of the global batch, times the loss scale.
+///
+/// Errors if the schedule is not complete or of another number of stages, and as the model and the
+/// communication do.
+pub fn execute(
+    schedule: &Schedule,
+    model: &mut dyn PipelineModel,
+    mesh: &Mesh,
+    scale: f64,
+) -> Result<Execution> {
+    let stage = mesh.axis(Axis::Pipeline).rank();
+    if schedule.stages() != mesh.axis(Axis::Pipeline).size() {
+        let (wanted, found) = (schedule.stages(), mesh.axis(Axis::Pipeline).size());
+        let message = format!("the schedule has {wanted} stages, the mesh {found}");
+        return Err(Error::config("pipeline", message));
+    }
+    let mut run = Run {
+        schedule,
+        stage,
+        mesh,
+        scale,
+        arriving: HashMap::new(),
+        leaving: HashMap::new(),
+        flying: HashMap::new(),
+        deferred: HashMap::new(),
+    };
+    let (started, mut spans, mut peak) = (Instant::now(), Vec::new(), 0);
+    for instruction in schedule.instructions(stage) {
+        let begin = started.elapsed();
+        run.step(model, instruction)?;
+        spans.push((instruction.clone(), begin, started.elapsed()));
+        peak = peak.max(run.flying.len() + run.deferred.len());
+    }
+    match run.left() {
+        Some(what) => Err(Error::value("pipeline", format!("the schedule ends with {what}"))),
+        None => Ok(Execution { spans, peak }),
+    }
+}
+
+/// A microbatch of a chunk between forward and backward.
+struct Flight {
+    input: Option<Leaf>,
+    output: Root,
+}
+
+struct Run<'a> {
+    schedule: &'a Schedule,
+    stage: usize,
+    mesh: &'a Mesh,
+    scale: f64,
+    arriving: HashMap<Message, Arriving>,
+    leaving: HashMap<Message, Tensor>,
+    flying: HashMap<(usize, usize), Flight>,
+    deferred: HashMap<(usize, usize), DeferredGrads>,
+}
+
+/// A tensor on its way here, and the dims that it will have.
+struct Arriving {
+    work: Work<Tensor>,
+    dims: Vec<usize>,
+}
+
+impl Run<'_> {
+    fn step(&mut self, model: &mut dyn PipelineModel, instruction: &Instruction) -> Result<()> {
+        match *instruction {
+            Instruction::Forward { microbatch, chunk } => {
+                let input = self.take(instruction)?.map(|value| {
+                    value.set_category(Category::Saved);
+                    Leaf::new("stage input", value)
+                });
+                let var = input.as_ref().map(Leaf::var).transpose()?;
+                let output = model.forward(microbatch, chunk, var)?;
+                if output.needs_gradient() {
+                    let flight = Flight { input, output: Root::of(&output) };
+                    self.flying.insert((microbatch, chunk), flight);
+                }
+                self.hand_on(instruction, output.into_value());
+            }
+            Instruction::Backward { microbatch, chunk } => {
+                self.backward(instruction, (microbatch, chunk), WeightGrads::Now)?.run()?;
+                model.end_backward(microbatch, chunk)?;
+            }
+            Instruction::BackwardInput { microbatch, chunk } => {
+                let at = (microbatch, chunk);
+                let deferred = self.backward(instruction, at, WeightGrads::Deferred)?;
+                self.deferred.insert(at, deferred);
+            }
+            Instruction::BackwardWeight { microbatch, chunk } => {
+                let deferred = self.deferred.remove(&(microbatch, chunk));
+                deferred.ok_or_else(|| incomplete(instruction))?.run()?;
+                model.end_backward(microbatch, chunk)?;
+            }
+            Instruction::Send(_) | Instruction::Receive(_) | Instruction::Exchange { .. } => {
+                for message in instruction.receives() {
+                    let arriving = self.receive(model, message)?;
+                    self.arriving.insert(*message, arriving);
+                }
+                for message in instruction.sends() {
+                    self.send(message).transpose()?.ok_or_else(|| incomplete(instruction))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What a complete schedule would have used up.
+    fn left(&self) -> Option<&'static str> {
+        [
+            (self.flying.is_empty(), "a forward that has no backward"),
+            (self.deferred.is_empty(), "weight gradients that are not computed"),
+            (self.leaving.is_empty(), "a tensor that is not sent"),
+            (self.arriving.is_empty(), "a tensor that nobody needs"),
+        ]
+        .into_iter()
+        .find_map(|(done, what)| (!done).then_some(what))
+    }
+
+    /// Walks back from a microbatch's output and hands on the gradient of its input.
+    fn backward(
+        &mut self,
+        instruction: &Instruction,
+        at: (usize, usize),
+        mode: WeightGrads,
+    ) -> Result<DeferredGrads> {
+        let cotangent = self.take(instruction)?;
+        let Flight { input, output } =
+            self.flying.remove(&at).ok_or_else(|| incomplete(instruction))?;
+        let cotangent = cotangent.map_or_else(|| output.full(self.scale), Ok)?;
+        let deferred = output.backward(cotangent, mode)?;
+        if let Some(input) = input {
+            let gradient = input.gradient()?.ok_or_else(|| {
+                Error::graph("pipeline", "the stage's output does not depend on its input")
+            })?;
+            self.hand_on(instruction, gradient);
+        }
+        Ok(deferred)
+    }
+
+    /// What a computation needs from another stage.
+    fn take(&mut self, instruction: &Instruction) -> Result<Option<Tensor>> {
+        let Some(message) = self.schedule.needed(self.stage, instruction) else { return Ok(None) };
+        let Arriving { work, dims } =
+            self.arriving.remove(&message).ok_or_else(|| incomplete(instruction))?;
+        let part = work.wait()?;
+        let whole = match self.scattered() {
+            Some(tp) => tp.all_gather(part, dims.iter().product())?.wait()?,
+            None => part,
+        };
+        whole.reshape(&dims).map(Some)
+    }
+
+    /// Keeps what a computation made for its send.
+    fn hand_on(&mut self, instruction: &Instruction, tensor: Tensor) {
+        if let Some(message) = self.schedule.made(self.stage, instruction) {
+            self.leaving.insert(message, tensor);
+        }
+    }
+
+    fn receive(&self, model: &dyn PipelineModel, message: &Message) -> Result<Arriving> {
+        let (dims, dtype, device) = model.activation(message.microbatch);
+        let numel = dims.iter().product();
+        let held = self.scattered().map_or(numel, |tp| tp.part(numel).len());
+        let part = Tensor::empty(&device, dtype, &[held])?;
+        let channel = match message.direction {
+            Direction::Forward => &self.mesh.stages().forward_in,
+            Direction::Backward => &self.mesh.stages().backward_in,
+        };
+        Ok(Arriving { work: channel.recv(part, 1 - channel.rank())?, dims })
+    }
+
+    /// Starts to send what was made for a message; nothing if nothing was.
+    fn send(&mut self, message: &Message) -> Option<Result<()>> {
+        let tensor = self.leaving.remove(message)?;
+        let channel = match message.direction {
+            Direction::Forward => &self.mesh.stages().forward_out,
+            Direction::Backward => &self.mesh.stages().backward_out,
+        };
+        let start = || {
+            let flat = tensor.reshape(&[tensor.numel()])?;
+            drop(tensor);
+            let part = match self.scattered() {
+                Some(tp) => {
+                    let own = tp.part(flat.numel());
+                    flat.narrow(0, own.start, own.len())?
+                }
+                None => flat,
+            };
+            // Nobody waits for it: an error ends every later call too.
+            channel.send(part, 1 - channel.rank()).map(drop)
+        };
+        Some(start())
+    }
+
+    /// The ranks among which activations are scattered on their way.
+    fn scattered(&self) -> Option<&Group> {
+        let whole = self.mesh.sequence() == SequenceParallel::Off;
+        Some(self.mesh.axis(Axis::Tensor)).filter(|tp| whole && tp.size() > 1)
+    }
+}
+
+fn incomplete(instruction: &Instruction) -> Error {
+    Error::value("pipeline", format!("{instruction} comes before what it needs"))
+}

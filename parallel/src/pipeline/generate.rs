@@ -1,0 +1,109 @@
+//! The published schedules: in which order a rank computes.
+
+use ferrotron_tensor::{Error, Result};
+use std::collections::VecDeque;
+
+use super::config::{PipelineConfig, ScheduleKind, refusal};
+use super::instruction::Instruction;
+use super::schedule::Schedule;
+use super::transfers;
+
+impl Schedule {
+    /// The instructions of a published schedule.
+    ///
+    /// The order of computations, with p stages, m microbatches and v chunks, on rank r:
+    ///
+    /// - *naive*: forward and backward of each microbatch in turn.
+    /// - *GPipe*: all forwards, then all backwards, both in the order of the microbatches (as drawn in
+    ///   figure 3 of arXiv:2104.04473), so that gradients add up in the order of serial training.
+    /// - *1F1B*: p - r - 1 forwards, then one forward and one backward in turns, then the backwards that
+    ///   are left.
+    /// - *interleaved*: microbatches go in groups of p; a group passes through chunk 0, then 1, and so
+    ///   on, backwards through the chunks in reverse. The order is that of 1F1B over these m v passes
+    ///   after 2 (p - r - 1) + (v - 1) p forwards, as in Megatron-LM.
+    /// - *ZB-H1*: forwards and input gradients as 1F1B. Rank r runs a weight gradient after each input
+    ///   gradient too, but r behind it; so all ranks hold p activations at most. What is left over
+    ///   at the end fills the time in which 1F1B waits for gradients.
+    ///
+    /// A send follows the computation that made the tensor and a receive precedes the one that needs
+    /// it; both are one [`Instruction::Exchange`] where nothing is between them. A receive comes earlier
+    /// where a schedule would otherwise deadlock if sends waited for their receivers; that is so on
+    /// the way back from the last rank to the first.
+    ///
+    /// # Errors
+    /// What [`refusal`] refuses.
+    pub fn new(config: &PipelineConfig) -> Result<Schedule> {
+        if let Some(why) = refusal(config) {
+            return Err(Error::config("pipeline schedule", why));
+        }
+        let PipelineConfig { stages, microbatches, chunks, .. } = *config;
+        let computations = (0..stages).map(|rank| computations(config, rank)).collect();
+        let order = Schedule::from_instructions(computations, microbatches, chunks);
+        Ok(Schedule::from_instructions(transfers::insert(&order)?, microbatches, chunks))
+    }
+}
+
+/// The computations of a rank; messages are put between them later.
+fn computations(config: &PipelineConfig, rank: usize) -> Vec<Instruction> {
+    let PipelineConfig { kind, stages, microbatches, chunks } = *config;
+    let after = stages - rank - 1;
+    match kind {
+        ScheduleKind::Naive => one_forward_one_backward(config, 0),
+        ScheduleKind::GPipe => one_forward_one_backward(config, microbatches),
+        ScheduleKind::OneFOneB => one_forward_one_backward(config, after),
+        ScheduleKind::Interleaved => {
+            one_forward_one_backward(config, 2 * after + (chunks - 1) * stages)
+        }
+        ScheduleKind::ZbH1 => split_backward(one_forward_one_backward(config, after), rank),
+    }
+}
+
+/// `warm_up` forwards, then a forward and a backward in turns, then the backwards that are left.
+fn one_forward_one_backward(config: &PipelineConfig, warm_up: usize) -> Vec<Instruction> {
+    let passes = config.microbatches * config.chunks;
+    let warm_up = warm_up.min(passes);
+    let forward = |pass: usize| {
+        let (microbatch, chunk) = pass_of(config, pass);
+        Instruction::Forward { microbatch, chunk }
+    };
+    let backward = |pass: usize| {
+        let (microbatch, chunk) = pass_of(config, pass);
+        Instruction::Backward { microbatch, chunk: config.chunks - 1 - chunk }
+    };
+    let mut list: Vec<Instruction> = (0..warm_up).map(forward).collect();
+    for pass in 0..passes {
+        if warm_up + pass < passes {
+            list.push(forward(warm_up + pass));
+        }
+        list.push(backward(pass));
+    }
+    list
+}
+
+/// Microbatch and chunk of a rank's n-th forward: a group of one microbatch for each rank goes through
+/// all chunks before the next group begins. With one chunk, microbatch n.
+fn pass_of(config: &PipelineConfig, pass: usize) -> (usize, usize) {
+    let PipelineConfig { stages, chunks, .. } = *config;
+    let (group, within) = (pass / (stages * chunks), pass % (stages * chunks));
+    (group * stages + within % stages, within / stages)
+}
+
+/// Cuts each backward in two. The weight part of a microbatch follows the input part of the one that is
+/// `behind` later, the last ones come at the end.
+fn split_backward(list: Vec<Instruction>, behind: usize) -> Vec<Instruction> {
+    let mut split = Vec::with_capacity(list.len() * 3 / 2);
+    let mut deferred = VecDeque::new();
+    for instruction in list {
+        let Instruction::Backward { microbatch, chunk } = instruction else {
+            split.push(instruction);
+            continue;
+        };
+        split.push(Instruction::BackwardInput { microbatch, chunk });
+        deferred.push_back(Instruction::BackwardWeight { microbatch, chunk });
+        if deferred.len() > behind {
+            split.extend(deferred.pop_front());
+        }
+    }
+    split.extend(deferred);
+    split
+}

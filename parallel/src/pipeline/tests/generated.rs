@@ -1,0 +1,250 @@
+//! What the generators promise: the checker's proof, the papers' bubbles and peaks, and the cases that
+//! Megatron-LM and DeepSpeed test.
+
+use proptest::prelude::*;
+
+use super::super::{
+    Direction, Instruction, Message, Peak, PipelineConfig, Schedule, ScheduleKind, Times, check,
+    formula, simulate,
+};
+
+fn config(kind: ScheduleKind, stages: usize, microbatches: usize, chunks: usize) -> PipelineConfig {
+    PipelineConfig { kind, stages, microbatches, chunks }
+}
+
+/// Checks a schedule and compares peaks, total time and bubble with the formulas.
+fn keeps_its_promises(config: &PipelineConfig, times: &Times) {
+    let schedule = Schedule::new(config).unwrap();
+    let peaks = check(&schedule).unwrap_or_else(|error| panic!("{config:?}: {error}"));
+    for (rank, peak) in peaks.iter().enumerate() {
+        assert_eq!(*peak, formula::peak(config, rank), "{config:?}, rank {rank}");
+    }
+    let timeline = simulate(&schedule, times).unwrap();
+    let (total, want) = (timeline.total(), formula::iteration_time(config, times));
+    // Every end is a sum of at most this many durations.
+    let operations = 3 * (config.stages + config.microbatches) * config.stages * config.chunks;
+    let tolerance = operations as f64 * f64::EPSILON * want;
+    assert!((total - want).abs() <= tolerance, "{config:?}, {times:?}: total {total}, want {want}");
+    let (bubble, want) = (timeline.bubble(), formula::bubble(config, times));
+    assert!(
+        (bubble - want).abs() <= tolerance,
+        "{config:?}, {times:?}: bubble {bubble}, want {want}"
+    );
+}
+
+/// Stages, microbatches and chunks that the kind takes.
+fn configs() -> impl Strategy<Value = PipelineConfig> {
+    let kinds = prop::sample::select(ScheduleKind::ALL.to_vec());
+    (kinds, 1_usize..=8, 1_usize..=24, 2_usize..=5).prop_map(|(kind, stages, count, chunks)| {
+        match kind {
+            ScheduleKind::Interleaved => {
+                let stages = stages.max(2);
+                config(kind, stages, stages * count.div_ceil(4), chunks)
+            }
+            _ => config(kind, stages, count, 1),
+        }
+    })
+}
+
+/// Durations for which all formulas hold: the weights' part is not longer than the others.
+fn times() -> impl Strategy<Value = Times> {
+    (0.1_f64..3.0, 0.1_f64..3.0, 0.0_f64..=1.0).prop_map(|(forward, backward_input, share)| Times {
+        forward,
+        backward_input,
+        backward_weight: share * forward.min(backward_input),
+        communication: 0.0,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { rng_seed: prop::test_runner::RngSeed::Fixed(3), ..ProptestConfig::with_cases(400) })]
+
+    #[test]
+    fn the_checker_passes_and_times_and_peaks_are_those_of_the_papers(
+        config in configs(), times in times(),
+    ) {
+        keeps_its_promises(&config, &times);
+    }
+
+    #[test]
+    fn unsplit_schedules_keep_their_bubble_for_any_times(
+        config in configs(), forward in 0.0_f64..9.0, backward in 0.1_f64..9.0,
+    ) {
+        prop_assume!(!config.kind.splits_backward());
+        let times = Times { forward, backward_input: backward, backward_weight: 0.0, communication: 0.0 };
+        keeps_its_promises(&config, &times);
+    }
+
+    #[test]
+    fn zb_h1_is_never_slower_than_1f1b(
+        stages in 1_usize..=8, microbatches in 1_usize..=24,
+        forward in 0.0_f64..3.0, input in 0.1_f64..3.0, weight in 0.0_f64..3.0,
+    ) {
+        let times = Times { forward, backward_input: input, backward_weight: weight, communication: 0.0 };
+        let zb_h1 = config(ScheduleKind::ZbH1, stages, microbatches, 1);
+        let total = simulate(&Schedule::new(&zb_h1).unwrap(), &times).unwrap().total();
+        let one_f_one_b = PipelineConfig { kind: ScheduleKind::OneFOneB, ..zb_h1 };
+        let least = formula::iteration_time(&zb_h1, &times);
+        let most = formula::iteration_time(&one_f_one_b, &times);
+        prop_assert!(total <= most * (1.0 + 1e-12), "{zb_h1:?}, {times:?}: {total} > {most}");
+        prop_assert!(total >= least * (1.0 - 1e-12), "{zb_h1:?}, {times:?}: {total} < {least}");
+    }
+}
+
+/// The papers' own numbers, by hand: 4 stages, 8 microbatches, t_f = t_b = t_w = 1.
+#[test]
+fn bubbles_of_four_stages_and_eight_microbatches() {
+    use ScheduleKind::{GPipe, Interleaved, Naive, OneFOneB, ZbH1};
+    let cases = [
+        (Naive, 1, 72.0, [1, 1, 1, 1]),
+        (GPipe, 1, 9.0, [8, 8, 8, 8]),
+        (OneFOneB, 1, 9.0, [4, 3, 2, 1]),
+        (Interleaved, 2, 4.5, [11, 9, 7, 5]),
+        (ZbH1, 1, 3.0, [4, 4, 4, 4]),
+    ];
+    for (kind, chunks, bubble, peaks) in cases {
+        let schedule = Schedule::new(&config(kind, 4, 8, chunks)).unwrap();
+        let timeline = simulate(&schedule, &Times::default()).unwrap();
+        assert_eq!((timeline.ideal(), timeline.bubble()), (24.0, bubble), "{kind}");
+        let got: Vec<usize> = check(&schedule).unwrap().iter().map(|peak| peak.total).collect();
+        assert_eq!(got, peaks, "{kind}");
+    }
+    // Table 2 of arXiv:2401.10241: rank i of p holds p - i activations and i weight parts beside the one
+    // that runs.
+    let schedule = Schedule::new(&config(ZbH1, 4, 8, 1)).unwrap();
+    let peaks = check(&schedule).unwrap();
+    let want = [(4, 1), (3, 2), (2, 3), (1, 4)];
+    let want = want.map(|(activations, deferred)| Peak { activations, deferred, total: 4 });
+    assert_eq!(peaks, want);
+}
+
+/// The first rank of figure 4 of arXiv:2104.04473, whose microbatches count from 1.
+#[test]
+fn the_interleaved_order_is_that_of_the_paper() {
+    let schedule = Schedule::new(&config(ScheduleKind::Interleaved, 4, 8, 2)).unwrap();
+    let order = |rank: usize| -> Vec<String> {
+        let computations = schedule.instructions(rank).iter().filter_map(|instruction| {
+            let (letter, microbatch, chunk) = super::super::text::parts(instruction)?;
+            Some(format!("{letter}{}{}", microbatch + 1, ["", "'"][chunk]))
+        });
+        computations.collect()
+    };
+    let first = "F1 F2 F3 F4 F1' F2' F3' F4' F5 F6 F7 B1' F8 B2' F5' B3' F6' B4' F7' B1 F8' B2 \
+                 B3 B4 B5' B6' B7' B8' B5 B6 B7 B8";
+    assert_eq!(order(0).join(" "), first);
+    assert!(
+        order(3).join(" ").starts_with("F1 F2 F3 F4 F1' B1' F2' B2' F3' B3' F4' B4' F5 B1 F6 B2")
+    );
+}
+
+/// Megatron-LM's table of pipeline sizes, microbatches and chunks (test_schedules.py), with groups of as
+/// many microbatches as there are stages: on every rank each forward has a later backward, and never
+/// are there more backwards than forwards.
+#[test]
+fn every_forward_has_a_later_backward() {
+    for stages in [1, 2, 4, 8] {
+        for microbatches in [8, 32] {
+            for chunks in [1, 2, 4, 8] {
+                let kind =
+                    if chunks == 1 { ScheduleKind::OneFOneB } else { ScheduleKind::Interleaved };
+                if stages == 1 && chunks > 1 {
+                    continue; // refused
+                }
+                let schedule = Schedule::new(&config(kind, stages, microbatches, chunks)).unwrap();
+                check(&schedule).unwrap();
+                for rank in 0..stages {
+                    let mut open = std::collections::HashSet::new();
+                    let mut computations = 0;
+                    for instruction in schedule.instructions(rank) {
+                        match *instruction {
+                            Instruction::Forward { microbatch, chunk } => {
+                                assert!(open.insert((microbatch, chunk)));
+                            }
+                            Instruction::Backward { microbatch, chunk } => {
+                                assert!(open.remove(&(microbatch, chunk)));
+                            }
+                            _ => continue,
+                        }
+                        computations += 1;
+                    }
+                    assert!(open.is_empty());
+                    assert_eq!(computations, 2 * microbatches * chunks);
+                }
+            }
+        }
+    }
+}
+
+/// DeepSpeed's cases for 1F1B (test_pipe_schedule.py): 2 (m + p - 1) steps of equal length, no gradient
+/// leaves the first stage and no activation the last, and max(2, min(p - rank, m)) buffers do.
+#[test]
+fn one_f_one_b_has_the_steps_and_buffers_of_deepspeed() {
+    let times = Times { backward_weight: 0.0, ..Times::default() };
+    for stages in 1..=8 {
+        for microbatches in 1..=16 {
+            let config = config(ScheduleKind::OneFOneB, stages, microbatches, 1);
+            let schedule = Schedule::new(&config).unwrap();
+            let steps = simulate(&schedule, &times).unwrap().total();
+            assert_eq!(steps, (2 * (microbatches + stages - 1)) as f64, "{config:?}");
+            for (rank, peak) in check(&schedule).unwrap().iter().enumerate() {
+                let instructions = schedule.instructions(rank).iter();
+                let sends = |direction| {
+                    let sends = instructions.clone().flat_map(|instruction| instruction.sends());
+                    sends.filter(|message| message.direction == direction).count()
+                };
+                let backward = if rank == 0 { 0 } else { microbatches };
+                let forward = if rank + 1 == stages { 0 } else { microbatches };
+                assert_eq!(sends(Direction::Backward), backward, "{config:?}, rank {rank}");
+                assert_eq!(sends(Direction::Forward), forward, "{config:?}, rank {rank}");
+                assert!(peak.total <= (stages - rank).min(microbatches).max(2));
+            }
+        }
+    }
+}
+
+/// Time on the way delays what needs it and nothing else: a chain of 2 p - 1 computations waits 2 (p - 1)
+/// times.
+#[test]
+fn communication_takes_time_and_no_rank() {
+    let config = config(ScheduleKind::Naive, 3, 2, 1);
+    let times = Times { communication: 0.25, ..Times::default() };
+    let timeline = simulate(&Schedule::new(&config).unwrap(), &times).unwrap();
+    assert_eq!(timeline.total(), 2.0 * 3.0 * 3.0 + 2.0 * 4.0 * 0.25);
+    assert_eq!(timeline.ideal(), 6.0);
+
+    // A receive that was moved forward does not hold up what is before the computation that needs it:
+    // without any message between, each computation begins at once or when its tensor arrives.
+    let config =
+        PipelineConfig { kind: ScheduleKind::Interleaved, microbatches: 9, chunks: 4, ..config };
+    let times = Times { communication: 1.0, ..times };
+    let schedule = Schedule::new(&config).unwrap();
+    let timeline = simulate(&schedule, &times).unwrap();
+    let ends: std::collections::HashMap<_, _> = (0..3)
+        .flat_map(|rank| timeline.computations(rank).map(move |span| (rank, span)))
+        .filter_map(|(rank, span)| {
+            Some(((rank, schedule.made(rank, &span.instruction)?), span.end))
+        })
+        .collect();
+    for rank in 0..3 {
+        let mut free = 0.0;
+        for span in timeline.computations(rank) {
+            let made = schedule.needed(rank, &span.instruction).map(|message| {
+                // The sender's own name for it: its chunk differs on the way round the ranks.
+                let stage = schedule.virtual_stage(rank, message.chunk);
+                let from = match message.direction {
+                    Direction::Forward => stage - 1,
+                    Direction::Backward => stage + 1,
+                };
+                let sender = Message { chunk: from / 3, peer: rank, ..message };
+                ends[&(from % 3, sender)] + times.communication
+            });
+            assert_eq!(
+                span.start,
+                made.unwrap_or(0.0).max(free),
+                "rank {rank}, {}",
+                span.instruction
+            );
+            free = span.end;
+        }
+    }
+}
