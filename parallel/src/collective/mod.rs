@@ -18,7 +18,7 @@ mod work;
 pub use call::{Call, Op, Reduction};
 pub use ferrotron_tensor::balanced;
 pub use group::Group;
-pub use host::{World, WorldConfig, run_threads};
+pub use host::{RankConfig, Transport, World, WorldConfig, run_rank_process, run_threads};
 pub use memory::{Buffer, Bytes, Memory};
 pub use work::{Completion, Work};
 

@@ -70,4 +70,6 @@ macro_rules! for_every_backend {
 
 for_every_backend! {
     threads Backend::Threads;
+    tcp Backend::Tcp;
+    shared_memory Backend::SharedMemory;
 }

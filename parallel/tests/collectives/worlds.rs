@@ -1,7 +1,11 @@
 //! Worlds of some ranks, over every backend.
 
-use ferrotron_parallel::collective::{World, WorldConfig, run_threads};
+use ferrotron_parallel::collective::{
+    RankConfig, Transport, World, WorldConfig, run_rank_process, run_threads,
+};
 use ferrotron_tensor::Result;
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 /// What carries the bytes.
@@ -9,6 +13,10 @@ use std::time::{Duration, Instant};
 pub enum Backend {
     /// Threads of this process.
     Threads,
+    /// TCP over the loopback interface.
+    Tcp,
+    /// Memory that processes of a machine share.
+    SharedMemory,
 }
 
 /// Much longer than any call here takes, much shorter than a person waits.
@@ -24,6 +32,8 @@ impl Backend {
     ) -> Vec<Result<T>> {
         match self {
             Backend::Threads => run_threads(size, &WorldConfig { timeout }, f),
+            Backend::Tcp => run_ranks(size, timeout, Transport::Tcp, f),
+            Backend::SharedMemory => run_ranks(size, timeout, Transport::Auto, f),
         }
     }
 
@@ -51,6 +61,52 @@ impl Backend {
                 Err(error) => error.to_string(),
             })
             .collect()
+    }
+}
+
+/// Ranks that connect as processes would, from threads of this one.
+fn run_ranks<T: Send>(
+    size: usize,
+    timeout: Duration,
+    transport: Transport,
+    f: impl Fn(World) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
+    let first = rank_config(0, size, timeout, transport);
+    std::thread::scope(|scope| {
+        let (first, f) = (&first, &f);
+        let run = |rank| move || run_rank_process(&RankConfig { rank, ..first.clone() }, f);
+        let threads: Vec<_> = (0..size).map(|rank| scope.spawn(run(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("panics are errors")).collect()
+    })
+}
+
+/// Rank `rank` of a job on this machine, at a port of its own.
+pub fn rank_config(
+    rank: usize,
+    size: usize,
+    timeout: Duration,
+    transport: Transport,
+) -> RankConfig {
+    RankConfig {
+        rank,
+        size,
+        master: "127.0.0.1".to_string(),
+        port: free_port(),
+        secret: Some("open sesame".to_string()),
+        transport,
+        world: WorldConfig { timeout },
+    }
+}
+
+/// A port that nobody listens at, below those that the system gives to connections.
+fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let base = 10_000 + (std::process::id() % 100) as u16 * 200;
+    loop {
+        let port = base + NEXT.fetch_add(1, Ordering::Relaxed) % 2000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! What ranks know of one another beside data: whether the world has failed, and how far everybody is.
 
 use ferrotron_tensor::{Error, Result};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +10,7 @@ use tokio::sync::watch;
 use super::header::Header;
 
 /// What is counted in a group. Not every rank takes part in a message, so messages are counted by pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Kind {
     /// Calls of the whole group.
     Call,
@@ -20,7 +21,7 @@ pub enum Kind {
 }
 
 /// The n-th of a [`Kind`], from 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// What is counted.
     pub kind: Kind,
@@ -48,7 +49,7 @@ pub struct Progress {
 }
 
 /// What a rank that is waited for says of itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
     /// Whether it has entered the call.
     pub entered: bool,

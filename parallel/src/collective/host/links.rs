@@ -65,6 +65,19 @@ impl Links {
         self.outgoing.iter().flatten().map(Outgoing::payload).sum()
     }
 
+    /// Waits until no memory is lent any more.
+    pub async fn settle(&mut self) -> PipeResult<()> {
+        for outgoing in self.outgoing.iter_mut().flatten() {
+            outgoing.settle().await?;
+        }
+        Ok(())
+    }
+
+    /// Takes back what is lent, after a call that has failed.
+    pub fn revoke(&mut self) {
+        self.outgoing.iter_mut().flatten().for_each(Outgoing::revoke);
+    }
+
     /// Tells `to` what this rank calls and hears from `from` what they call.
     ///
     /// Errors if one of them calls something else.

@@ -60,6 +60,11 @@ impl Writer {
         Ok(&mut bytemuck::cast_slice_mut(&mut chunk.lines)[..len])
     }
 
+    pub async fn send(&mut self, bytes: &[u8]) -> PipeResult<()> {
+        self.space(bytes.len()).await?.copy_from_slice(bytes);
+        self.commit().map(drop)
+    }
+
     pub fn commit(&mut self) -> PipeResult<usize> {
         let chunk = self.current.take().ok_or_else(closed)?;
         let len = chunk.len;
@@ -78,6 +83,12 @@ impl Reader {
         }
         let chunk = self.current.insert(chunk);
         Ok(&bytemuck::cast_slice(&chunk.lines)[..len])
+    }
+
+    pub async fn recv(&mut self, into: &mut [u8]) -> PipeResult<()> {
+        into.copy_from_slice(self.piece(into.len()).await?);
+        self.release();
+        Ok(())
     }
 
     pub fn release(&mut self) {

@@ -13,6 +13,7 @@ use super::header::Header;
 use super::links::Links;
 use super::pipe::Fault;
 use super::run::run;
+use super::world::Meeting;
 
 /// A call in the queue.
 pub struct Job {
@@ -25,7 +26,7 @@ pub struct Job {
 }
 
 /// How long the reason why a rank has gone may take to come.
-const GRACE: Duration = Duration::from_millis(300);
+pub const GRACE: Duration = Duration::from_millis(300);
 
 /// A rank's part in one group.
 pub struct Member {
@@ -39,6 +40,8 @@ pub struct Member {
     pub links: Links,
     /// What is shared with other ranks.
     pub shared: Arc<Shared>,
+    /// Knows how to ask other ranks.
+    pub meeting: Arc<dyn Meeting>,
     /// Longest time that a call may take.
     pub timeout: Duration,
     /// What was sent.
@@ -78,12 +81,20 @@ impl Member {
                 let _ = timeout(GRACE, shared.failed()).await;
                 Some(self.describe(call, entries[0], &what))
             }
-            Err(_) => Some(self.diagnose(call, &entries)),
+            Err(_) => tokio::select! {
+                biased;
+                () = shared.failed() => None,
+                failure = self.diagnose(call, &entries) => Some(failure),
+            },
         };
         if let Some(failure) = failure {
             shared.fail(&failure);
         }
-        shared.check()?;
+        if let Err(error) = shared.check() {
+            // The memory goes back to the caller, so nobody may read it any more.
+            self.links.revoke();
+            return Err(error);
+        }
         shared.note(&id, me, |progress| progress.end());
         let sent = self.links.payload() - before;
         self.traffic.lock().unwrap_or_else(PoisonError::into_inner).count(call.op, sent);
@@ -109,7 +120,7 @@ impl Member {
     }
 
     /// Whom this call has waited for in vain.
-    fn diagnose(&self, call: &Call, entries: &[Entry]) -> String {
+    async fn diagnose(&self, call: &Call, entries: &[Entry]) -> String {
         let own = self.links.rank;
         let mut missing = Vec::new();
         for &Entry { kind, number } in entries {
@@ -121,7 +132,7 @@ impl Member {
             };
             for (rank, kind) in awaited {
                 let (rank, entry) = (self.ranks[rank], Entry { kind, number });
-                let answer = self.shared.answer(&self.id, rank, entry);
+                let answer = self.meeting.ask(rank, &self.id, entry).await;
                 if !answer.entered {
                     missing.push((rank, entry, answer.last));
                 }

@@ -1,4 +1,4 @@
-//! The backend that runs on the processor: worlds of threads.
+//! The backend that runs on the processor: worlds of threads and of processes.
 //!
 //! Every rank has one progress thread. Every group is a task there, which takes the group's calls from a
 //! queue and carries them out one after another; groups do not wait for one another. Between each two
@@ -16,6 +16,7 @@ mod header;
 mod links;
 mod local;
 mod member;
+mod net;
 mod pairwise;
 mod pipe;
 mod progress;
@@ -23,8 +24,11 @@ mod queue;
 mod ring;
 mod rooted;
 mod run;
+mod shm;
+mod tcp;
 mod threads;
 mod world;
 
+pub use net::{RankConfig, Transport, run_rank_process};
 pub use threads::run_threads;
 pub use world::{World, WorldConfig};

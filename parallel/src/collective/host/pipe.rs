@@ -3,9 +3,9 @@
 //!
 //! There are a few kinds of pipe and one interface. A piece can be made in the pipe's own memory
 //! ([`Outgoing::space`]) and read there ([`Incoming::piece`]), so that a sum passes through a rank without
-//! being stored by it; or be copied from and to a buffer ([`Outgoing::send`], [`Incoming::recv`]).
+//! being stored by it; or go from buffer to buffer ([`Outgoing::lend`], [`Incoming::recv`]).
 
-use super::local;
+use super::{local, shm, tcp};
 
 /// Bytes of the largest piece: a piece that is received, added to and forwarded stays in the second-level
 /// cache. A multiple of every element's size.
@@ -61,12 +61,20 @@ pub struct Incoming {
 pub enum OutgoingKind {
     /// To a thread of this process.
     Local(local::Writer),
+    /// Over a connection.
+    Tcp(tcp::Writer),
+    /// To another process of this machine.
+    Shared(shm::Writer),
 }
 
 /// Kinds of [`Incoming`].
 pub enum IncomingKind {
     /// From a thread of this process.
     Local(local::Reader),
+    /// Over a connection.
+    Tcp(tcp::Reader),
+    /// From another process of this machine.
+    Shared(shm::Reader),
 }
 
 impl Outgoing {
@@ -84,6 +92,8 @@ impl Outgoing {
         let rank = self.rank;
         match &mut self.kind {
             OutgoingKind::Local(writer) => writer.space(len).await,
+            OutgoingKind::Tcp(writer) => writer.space(len).await,
+            OutgoingKind::Shared(writer) => writer.space(len).await,
         }
         .map_err(by(rank))
     }
@@ -92,26 +102,57 @@ impl Outgoing {
     pub fn commit(&mut self) -> PipeResult<()> {
         let sent = match &mut self.kind {
             OutgoingKind::Local(writer) => writer.commit(),
+            OutgoingKind::Tcp(writer) => writer.commit(),
+            OutgoingKind::Shared(writer) => writer.commit(),
         };
         let sent = sent.map_err(by(self.rank))?;
         self.payload += sent as u64;
         Ok(())
     }
 
-    /// Sends a piece of at most [`PIECE`] bytes. The memory is free as soon as this returns.
-    pub async fn send(&mut self, bytes: &[u8]) -> PipeResult<()> {
+    /// Sends a piece of at most [`PIECE`] bytes, from where it lies if the pipe can.
+    ///
+    /// # Safety
+    ///
+    /// The bytes must stay valid and unchanged until [`Outgoing::settle`] or [`Outgoing::revoke`] has
+    /// returned, or the reader is known to have received them.
+    pub async unsafe fn lend(&mut self, bytes: &[u8]) -> PipeResult<()> {
         match &mut self.kind {
-            OutgoingKind::Local(_) => {
-                self.space(bytes.len()).await?.copy_from_slice(bytes);
-                self.commit()
-            }
+            OutgoingKind::Local(writer) => writer.send(bytes).await,
+            // SAFETY: the caller promised what these ask for.
+            OutgoingKind::Tcp(writer) => unsafe { writer.lend(bytes).await },
+            // SAFETY: as above.
+            OutgoingKind::Shared(writer) => unsafe { writer.lend(bytes).await },
+        }
+        .map_err(by(self.rank))?;
+        self.payload += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Waits until no memory is lent any more.
+    pub async fn settle(&mut self) -> PipeResult<()> {
+        match &mut self.kind {
+            OutgoingKind::Local(_) => Ok(()),
+            OutgoingKind::Tcp(writer) => writer.settle().await,
+            OutgoingKind::Shared(writer) => writer.settle().await,
+        }
+        .map_err(by(self.rank))
+    }
+
+    /// Takes back what is lent. The pipe can be used no more.
+    pub fn revoke(&mut self) {
+        match &mut self.kind {
+            OutgoingKind::Local(_) => {}
+            OutgoingKind::Tcp(writer) => writer.revoke(),
+            OutgoingKind::Shared(writer) => writer.revoke(),
         }
     }
 
     /// Sends a header, which is no payload.
     pub async fn send_header(&mut self, bytes: &[u8]) -> PipeResult<()> {
         let payload = self.payload;
-        self.send(bytes).await?;
+        self.space(bytes.len()).await?.copy_from_slice(bytes);
+        self.commit()?;
         self.payload = payload;
         Ok(())
     }
@@ -133,6 +174,8 @@ impl Incoming {
         let rank = self.rank;
         match &mut self.kind {
             IncomingKind::Local(reader) => reader.piece(len).await,
+            IncomingKind::Tcp(reader) => reader.piece(len).await,
+            IncomingKind::Shared(reader) => reader.piece(len).await,
         }
         .map_err(by(rank))
     }
@@ -141,17 +184,18 @@ impl Incoming {
     pub fn release(&mut self) {
         match &mut self.kind {
             IncomingKind::Local(reader) => reader.release(),
+            IncomingKind::Tcp(_) => {}
+            IncomingKind::Shared(reader) => reader.release(),
         }
     }
 
     /// Copies the next piece, which must have the length of `into`.
     pub async fn recv(&mut self, into: &mut [u8]) -> PipeResult<()> {
         match &mut self.kind {
-            IncomingKind::Local(_) => {
-                into.copy_from_slice(self.piece(into.len()).await?);
-                self.release();
-                Ok(())
-            }
+            IncomingKind::Local(reader) => reader.recv(into).await,
+            IncomingKind::Tcp(reader) => reader.recv(into).await,
+            IncomingKind::Shared(reader) => reader.recv(into).await,
         }
+        .map_err(by(self.rank))
     }
 }

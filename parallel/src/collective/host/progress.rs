@@ -14,10 +14,20 @@ use super::board::Shared;
 /// Makes a task on the progress thread.
 type Spawn = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()>>> + Send>;
 
+/// What the thread does with a task.
+enum Order {
+    /// Runs it to its end before the thread ends.
+    Finish(Spawn),
+    /// Runs it as long as there is something else to do.
+    Serve(Spawn),
+    /// Runs it when all else is finished.
+    AtEnd(Spawn),
+}
+
 /// The progress thread. It ends when this is dropped and all tasks are done.
 pub struct ProgressThread {
     /// Closed before the thread is joined.
-    spawns: Option<UnboundedSender<Spawn>>,
+    orders: Option<UnboundedSender<Order>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -25,30 +35,50 @@ impl ProgressThread {
     /// Starts the progress thread of rank `rank`.
     pub fn start(rank: usize, shared: Arc<Shared>) -> Result<ProgressThread> {
         let failed = |error| Error::communication("world", format!("no progress thread: {error}"));
-        let (spawns, receiver) = unbounded_channel();
+        let (orders, receiver) = unbounded_channel();
         let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let thread = std::thread::Builder::new()
             .name(format!("collectives of rank {rank}"))
             .spawn(move || LocalSet::new().block_on(&runtime, drive(rank, shared, receiver)))
             .map_err(failed)?;
-        Ok(ProgressThread { spawns: Some(spawns), thread: Some(thread) })
+        Ok(ProgressThread { orders: Some(orders), thread: Some(thread) })
     }
 
-    /// Runs a task on the thread.
-    pub fn spawn<F: Future<Output = ()> + 'static>(
+    /// Runs a task to its end before the thread ends.
+    pub fn finish<F: Future<Output = ()> + 'static>(
         &self,
         task: impl FnOnce() -> F + Send + 'static,
     ) {
-        if let Some(spawns) = &self.spawns {
+        self.order(Order::Finish(Box::new(|| Box::pin(task()))));
+    }
+
+    /// Runs a task that the thread does not wait for when it ends.
+    pub fn serve<F: Future<Output = ()> + 'static>(
+        &self,
+        task: impl FnOnce() -> F + Send + 'static,
+    ) {
+        self.order(Order::Serve(Box::new(|| Box::pin(task()))));
+    }
+
+    /// Runs a task when all others are finished, before the thread ends.
+    pub fn at_end<F: Future<Output = ()> + 'static>(
+        &self,
+        task: impl FnOnce() -> F + Send + 'static,
+    ) {
+        self.order(Order::AtEnd(Box::new(|| Box::pin(task()))));
+    }
+
+    fn order(&self, order: Order) {
+        if let Some(orders) = &self.orders {
             // A thread that has ended drops the task, whose callers then hear that it is gone.
-            let _ = spawns.send(Box::new(|| Box::pin(task())));
+            let _ = orders.send(order);
         }
     }
 }
 
 impl Drop for ProgressThread {
     fn drop(&mut self) {
-        self.spawns = None;
+        self.orders = None;
         // What a task drops may hold the last handle: a thread cannot wait for itself.
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
@@ -59,13 +89,16 @@ impl Drop for ProgressThread {
 }
 
 /// Runs tasks until there are none and there will be none.
-async fn drive(rank: usize, shared: Arc<Shared>, mut spawns: UnboundedReceiver<Spawn>) {
+async fn drive(rank: usize, shared: Arc<Shared>, mut orders: UnboundedReceiver<Order>) {
     let mut tasks = JoinSet::new();
+    let mut last = None;
     let mut open = true;
     while open || !tasks.is_empty() {
         tokio::select! {
-            spawn = spawns.recv(), if open => match spawn {
-                Some(spawn) => { tasks.spawn_local(spawn()); }
+            order = orders.recv(), if open => match order {
+                Some(Order::Finish(task)) => { tasks.spawn_local(task()); }
+                Some(Order::Serve(task)) => { tokio::task::spawn_local(task()); }
+                Some(Order::AtEnd(task)) => last = Some(task),
                 None => open = false,
             },
             Some(ended) = tasks.join_next(), if !tasks.is_empty() => {
@@ -74,5 +107,8 @@ async fn drive(rank: usize, shared: Arc<Shared>, mut spawns: UnboundedReceiver<S
                 }
             }
         }
+    }
+    if let Some(last) = last {
+        last().await;
     }
 }

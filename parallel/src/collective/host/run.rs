@@ -17,6 +17,8 @@ const LOCK_PAUSE: Duration = Duration::from_micros(50);
 
 /// Carries out a call after its ranks have agreed that they mean the same. An exchange has two headers,
 /// that of what it sends and that of what it receives.
+///
+/// If this fails, or is not run to its end, memory may still be lent: see [`Links::revoke`].
 pub async fn run(
     links: &mut Links,
     call: &Call,
@@ -24,6 +26,16 @@ pub async fn run(
     memory: &mut Memory,
 ) -> PipeResult<()> {
     check_ranks(links, call)?;
+    transfer(links, call, headers, memory).await?;
+    links.settle().await
+}
+
+async fn transfer(
+    links: &mut Links,
+    call: &Call,
+    headers: &[Header],
+    memory: &mut Memory,
+) -> PipeResult<()> {
     let (mut input, mut output) = (lock(&mut memory.input).await?, lock(&mut memory.output).await?);
     let (n, size) = (links.size(), call.dtype.size());
     let parts: Vec<Range<usize>> = (0..n).map(|i| scale(call.part(n, i), size)).collect();

@@ -3,13 +3,16 @@
 use ferrotron_tensor::{Error, Result};
 use std::any::Any;
 use std::collections::HashMap;
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::board::Shared;
+use super::board::{Answer, Entry, Shared};
 use super::links::Links;
 use super::local;
 use super::pipe::{Incoming, IncomingKind, Outgoing, OutgoingKind};
+use super::progress::ProgressThread;
 use super::world::{Meeting, World, WorldConfig};
 
 /// Runs `f` once for each of `size` ranks, each on a thread of its own, and returns what they return, in
@@ -34,9 +37,12 @@ pub fn run_threads<T: Send>(
     f: impl Fn(World) -> Result<T> + Sync,
 ) -> Vec<Result<T>> {
     let shared = Shared::new();
-    let meeting: Arc<dyn Meeting> = Arc::new(Hub::default());
+    let meeting: Arc<dyn Meeting> =
+        Arc::new(Hub { shared: shared.clone(), groups: Mutex::default() });
     let rank_body = |rank| {
-        let world = World::new(rank, size, config, shared.clone(), meeting.clone())?;
+        let progress = Arc::new(ProgressThread::start(rank, shared.clone())?);
+        let meeting = meeting.clone();
+        let world = World::new(rank, size, config, shared.clone(), progress, meeting);
         run_rank(rank, &shared, || f(world))
     };
     std::thread::scope(|scope| {
@@ -59,7 +65,7 @@ pub fn run_threads<T: Send>(
 }
 
 /// Runs what a rank does; if it does not end well, nobody shall wait for it.
-fn run_rank<T>(rank: usize, shared: &Shared, f: impl FnOnce() -> Result<T>) -> Result<T> {
+pub fn run_rank<T>(rank: usize, shared: &Shared, f: impl FnOnce() -> Result<T>) -> Result<T> {
     let result = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
         let error = panicked(panic);
         shared.fail(&format!("rank {rank} {error}"));
@@ -81,18 +87,35 @@ fn panicked(panic: Box<dyn Any + Send>) -> Error {
 }
 
 /// Where threads leave pipes for one another: whoever comes first to a group makes all of them.
-#[derive(Default)]
-struct Hub(Mutex<HashMap<Arc<str>, Vec<Option<Links>>>>);
+struct Hub {
+    shared: Arc<Shared>,
+    groups: Mutex<HashMap<Arc<str>, Vec<Option<Links>>>>,
+}
 
 impl Meeting for Hub {
-    fn links(&self, id: &Arc<str>, own: usize, ranks: &[usize]) -> Result<Links> {
-        let mut groups = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    fn links(
+        &self,
+        _progress: &ProgressThread,
+        id: &Arc<str>,
+        own: usize,
+        ranks: &[usize],
+    ) -> Result<Links> {
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         let links = groups.entry(id.clone()).or_insert_with(|| make_links(ranks));
         let taken = links[own].take();
         if links.iter().all(Option::is_none) {
             groups.remove(id);
         }
         taken.ok_or_else(|| Error::communication("group", format!("{id} is made already")))
+    }
+
+    fn ask<'a>(
+        &'a self,
+        rank: usize,
+        group: &'a Arc<str>,
+        entry: Entry,
+    ) -> Pin<Box<dyn Future<Output = Answer> + 'a>> {
+        Box::pin(std::future::ready(self.shared.answer(group, rank, entry)))
     }
 }
 

@@ -2,10 +2,12 @@
 
 use ferrotron_tensor::{Error, Result};
 use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::board::Shared;
+use super::board::{Answer, Entry, Shared};
 use super::links::Links;
 use super::member::Member;
 use super::progress::ProgressThread;
@@ -45,7 +47,21 @@ pub struct World {
 /// How the members of a group come to have pipes to each other.
 pub trait Meeting: Send + Sync {
     /// The pipes of member `own` of the group `id` of `ranks`.
-    fn links(&self, id: &Arc<str>, own: usize, ranks: &[usize]) -> Result<Links>;
+    fn links(
+        &self,
+        progress: &ProgressThread,
+        id: &Arc<str>,
+        own: usize,
+        ranks: &[usize],
+    ) -> Result<Links>;
+
+    /// Asks a rank whether it has entered a call of a group.
+    fn ask<'a>(
+        &'a self,
+        rank: usize,
+        group: &'a Arc<str>,
+        entry: Entry,
+    ) -> Pin<Box<dyn Future<Output = Answer> + 'a>>;
 }
 
 impl World {
@@ -54,11 +70,11 @@ impl World {
         size: usize,
         config: &WorldConfig,
         shared: Arc<Shared>,
+        progress: Arc<ProgressThread>,
         meeting: Arc<dyn Meeting>,
-    ) -> Result<World> {
-        let progress = Arc::new(ProgressThread::start(rank, shared.clone())?);
+    ) -> World {
         let config = config.clone();
-        Ok(World { rank, size, config, shared, meeting, progress, made: Mutex::default() })
+        World { rank, size, config, shared, meeting, progress, made: Mutex::default() }
     }
 
     /// This rank's number in the job.
@@ -95,7 +111,7 @@ impl World {
         }
         self.shared.check()?;
         let id = self.id(name, ranks);
-        let links = self.meeting.links(&id, own, ranks)?;
+        let links = self.meeting.links(&self.progress, &id, own, ranks)?;
         let (collective, jobs) = HostCollective::new(name, own, ranks.len(), &self.progress);
         let member = Member {
             name: name.to_string(),
@@ -103,10 +119,11 @@ impl World {
             ranks: ranks.to_vec(),
             links,
             shared: self.shared.clone(),
+            meeting: self.meeting.clone(),
             timeout: self.config.timeout,
             traffic: collective.counter(),
         };
-        self.progress.spawn(move || member.serve(jobs));
+        self.progress.finish(move || member.serve(jobs));
         Ok(Group::new(Arc::new(collective)))
     }
 

@@ -1,0 +1,193 @@
+//! Control connections: every rank has one to rank 0, which passes letters on.
+//!
+//! A control connection that closes before its rank has said goodbye means that the rank is gone, which
+//! ends the world. So does a failure on any rank: it tells rank 0, and rank 0 tells all.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{oneshot, watch};
+use tokio::time::timeout;
+
+use super::super::board::{Answer, Entry, Shared};
+use super::frame::{self, Body, Letter};
+
+/// How long an answer may take: the other side's progress thread is never busy for long.
+const ANSWER: Duration = Duration::from_secs(3);
+
+/// How long a rank that leaves waits for its last letters to be read.
+const LAST_LETTERS: Duration = Duration::from_secs(1);
+
+/// One rank's letters.
+pub struct Control {
+    rank: usize,
+    size: usize,
+    shared: Arc<Shared>,
+    /// Where letters to a rank go: on rank 0 to every other, elsewhere to rank 0 only.
+    outgoing: Mutex<HashMap<usize, UnboundedSender<Letter>>>,
+    questions: Mutex<HashMap<u64, oneshot::Sender<Answer>>>,
+    /// Ranks whose connection has ended, well or not.
+    ended: watch::Sender<BTreeSet<usize>>,
+    departed: Mutex<BTreeSet<usize>>,
+}
+
+impl Control {
+    /// Letters over `connections`, and the tasks that carry them.
+    pub fn start(
+        rank: usize,
+        size: usize,
+        shared: &Arc<Shared>,
+        connections: Vec<(usize, TcpStream)>,
+    ) -> Arc<Control> {
+        let control = Arc::new(Control {
+            rank,
+            size,
+            shared: shared.clone(),
+            outgoing: Mutex::default(),
+            questions: Mutex::default(),
+            ended: watch::Sender::default(),
+            departed: Mutex::default(),
+        });
+        for (peer, stream) in connections {
+            let (reader, writer) = stream.into_split();
+            let (sender, letters) = unbounded_channel();
+            lock(&control.outgoing).insert(peer, sender);
+            tokio::task::spawn_local(write_letters(writer, letters));
+            tokio::task::spawn_local(read_letters(control.clone(), peer, reader));
+        }
+        let watcher = control.clone();
+        tokio::task::spawn_local(async move {
+            watcher.shared.failed().await;
+            watcher.tell_failure();
+        });
+        control
+    }
+
+    /// Asks another rank whether it has entered a call.
+    pub async fn ask(&self, rank: usize, group: &str, entry: Entry) -> Answer {
+        let (sender, receiver) = oneshot::channel();
+        let question = {
+            let mut questions = lock(&self.questions);
+            let question = questions.keys().max().map_or(0, |last| last + 1);
+            questions.insert(question, sender);
+            question
+        };
+        let group = group.to_string();
+        self.post(Letter { from: self.rank, to: rank, body: Body::Ask { question, group, entry } });
+        let answer = timeout(ANSWER, receiver).await;
+        lock(&self.questions).remove(&question);
+        answer.ok().and_then(Result::ok).unwrap_or_else(|| {
+            let last = if lock(&self.departed).contains(&rank) {
+                "it has left"
+            } else {
+                "it does not answer"
+            };
+            Answer { entered: false, last: last.to_string() }
+        })
+    }
+
+    /// Takes leave: says goodbye, on rank 0 after all others have, at most after `limit`.
+    pub async fn leave(&self, limit: Duration) {
+        if self.shared.check().is_err() {
+            self.tell_failure();
+        } else if self.rank == 0 {
+            let all = self.size - 1;
+            let mut ended = self.ended.subscribe();
+            tokio::select! {
+                _ = timeout(limit, ended.wait_for(|ended| ended.len() == all)) => {}
+                () = self.shared.failed() => self.tell_failure(),
+            }
+        }
+        for to in self.neighbours() {
+            self.post(Letter { from: self.rank, to, body: Body::Bye });
+        }
+        let neighbours = self.neighbours().len();
+        lock(&self.outgoing).clear(); // the writers end when they have written all
+        let mut ended = self.ended.subscribe();
+        let _ = timeout(LAST_LETTERS, ended.wait_for(|ended| ended.len() == neighbours)).await;
+    }
+
+    fn neighbours(&self) -> Vec<usize> {
+        if self.rank == 0 { (1..self.size).collect() } else { vec![0] }
+    }
+
+    fn tell_failure(&self) {
+        if let Err(error) = self.shared.check() {
+            for to in self.neighbours() {
+                let body = Body::Failed(error.to_string());
+                self.post(Letter { from: self.rank, to, body });
+            }
+        }
+    }
+
+    fn post(&self, letter: Letter) {
+        if letter.to == self.rank {
+            return self.receive(letter);
+        }
+        let next = if self.rank == 0 { letter.to } else { 0 };
+        if let Some(sender) = lock(&self.outgoing).get(&next) {
+            // A connection that has closed has been noticed where it is read.
+            let _ = sender.send(letter);
+        }
+    }
+
+    fn receive(&self, letter: Letter) {
+        match letter.body {
+            Body::Failed(reason) => self.shared.fail(&reason),
+            Body::Ask { question, group, entry } => {
+                let answer = self.shared.answer(&Arc::from(group), self.rank, entry);
+                let body = Body::Answer { question, answer };
+                self.post(Letter { from: self.rank, to: letter.from, body });
+            }
+            Body::Answer { question, answer } => {
+                if let Some(sender) = lock(&self.questions).remove(&question) {
+                    let _ = sender.send(answer);
+                }
+            }
+            Body::Bye => {
+                lock(&self.departed).insert(letter.from);
+            }
+        }
+    }
+}
+
+async fn write_letters(mut writer: OwnedWriteHalf, mut letters: UnboundedReceiver<Letter>) {
+    while let Some(letter) = letters.recv().await {
+        if frame::write(&mut writer, &letter).await.is_err() {
+            return;
+        }
+    }
+    let _ = writer.shutdown().await;
+}
+
+async fn read_letters(control: Arc<Control>, peer: usize, mut reader: OwnedReadHalf) {
+    loop {
+        match frame::read::<Letter>(&mut reader).await {
+            // Others write in their own name only; rank 0 passes on what others wrote.
+            Ok(letter) if letter.to < control.size && (letter.from == peer || peer == 0) => {
+                if letter.to == control.rank || control.rank == 0 {
+                    control.post(letter);
+                }
+            }
+            Ok(_) => control.shared.fail(&format!("rank {peer} wrote a letter in another's name")),
+            Err(error) => {
+                if !lock(&control.departed).contains(&peer) {
+                    control.shared.fail(&format!("rank {peer} is gone: {error}"));
+                }
+                lock(&control.outgoing).remove(&peer);
+                control.ended.send_modify(|ended| {
+                    ended.insert(peer);
+                });
+                return;
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

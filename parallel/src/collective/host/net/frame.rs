@@ -1,0 +1,103 @@
+//! Control messages: JSON with its length in front, which is bounded.
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::io::{Error, ErrorKind, Result};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::super::board::{Answer, Entry};
+
+/// Bytes of the longest message; the addresses of some ten thousand ranks fit.
+const LONGEST: usize = 1 << 20;
+
+/// The first message on a connection.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Purpose {
+    /// A rank comes to rank 0.
+    Join {
+        /// Its number.
+        rank: usize,
+        /// How many ranks it believes in.
+        size: usize,
+        /// Where it listens for pipes.
+        port: u16,
+    },
+    /// A member of a group comes to another.
+    Pipe {
+        /// Which group.
+        group: String,
+        /// The member's number in the world.
+        rank: usize,
+    },
+}
+
+/// What rank 0 answers to a rank that has come.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Welcome {
+    /// All are there; this is where they listen, from rank 0 on.
+    Addresses(Vec<String>),
+    /// There is no place for this rank.
+    Refused(String),
+}
+
+/// A message between two ranks, by way of rank 0.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Letter {
+    /// Who wrote it.
+    pub from: usize,
+    /// Whom it is for.
+    pub to: usize,
+    /// What it says.
+    pub body: Body,
+}
+
+/// What a letter says.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Body {
+    /// The world has failed.
+    Failed(String),
+    /// Have you entered this call?
+    Ask {
+        /// Comes back with the answer.
+        question: u64,
+        /// Of which group.
+        group: String,
+        /// Which call.
+        entry: Entry,
+    },
+    /// The answer to a question.
+    Answer {
+        /// Which question.
+        question: u64,
+        /// The answer.
+        answer: Answer,
+    },
+    /// This rank is done and will close its connection.
+    Bye,
+}
+
+/// Writes one message.
+pub async fn write<T: Serialize>(
+    stream: &mut (impl AsyncWrite + Unpin),
+    message: &T,
+) -> Result<()> {
+    let text = serde_json::to_vec(message)?;
+    if text.len() > LONGEST {
+        return Err(Error::new(ErrorKind::InvalidInput, "a control message is too long"));
+    }
+    let mut bytes = (text.len() as u32).to_le_bytes().to_vec();
+    bytes.extend(text);
+    stream.write_all(&bytes).await
+}
+
+/// Reads one message.
+pub async fn read<T: DeserializeOwned>(stream: &mut (impl AsyncRead + Unpin)) -> Result<T> {
+    let mut len = [0; 4];
+    stream.read_exact(&mut len).await?;
+    let len = u32::from_le_bytes(len) as usize;
+    if len > LONGEST {
+        return Err(Error::new(ErrorKind::InvalidData, "a control message is too long"));
+    }
+    let mut text = vec![0; len];
+    stream.read_exact(&mut text).await?;
+    Ok(serde_json::from_slice(&text)?)
+}

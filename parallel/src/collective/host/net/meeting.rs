@@ -1,0 +1,170 @@
+//! How the members of a group come to have pipes to each other: the one with the higher number connects.
+
+use ferrotron_tensor::{Error, Result};
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout_at};
+
+use super::super::board::{Answer, Entry, Shared};
+use super::super::links::Links;
+use super::super::pipe::{Incoming, IncomingKind, Outgoing, OutgoingKind};
+use super::super::progress::ProgressThread;
+use super::super::world::Meeting;
+use super::super::{shm, tcp};
+use super::Transport;
+use super::auth::Secret;
+use super::control::Control;
+use super::frame::{self, Purpose};
+use super::listen::Parked;
+use super::rendezvous::connect;
+
+/// What it takes to make pipes.
+#[derive(Clone)]
+pub struct NetMeeting {
+    /// This rank.
+    pub rank: usize,
+    /// Where ranks listen.
+    pub addresses: Arc<[String]>,
+    /// Proves that this rank belongs to the job.
+    pub secret: Secret,
+    /// Which pipes may be used.
+    pub transport: Transport,
+    /// Longest time that a group may take to form.
+    pub timeout: Duration,
+    /// Connections that others have made.
+    pub parked: Arc<Parked>,
+    /// Letters.
+    pub control: Arc<Control>,
+    /// Whether the world has failed.
+    pub shared: Arc<Shared>,
+}
+
+type Pipes = (OutgoingKind, IncomingKind);
+
+impl Meeting for NetMeeting {
+    fn links(
+        &self,
+        progress: &ProgressThread,
+        id: &Arc<str>,
+        own: usize,
+        ranks: &[usize],
+    ) -> Result<Links> {
+        let (sender, receiver) = mpsc::channel();
+        let (meeting, id, ranks) = (self.clone(), id.clone(), ranks.to_vec());
+        progress.serve(move || async move {
+            let links = meeting.make(&id, own, &ranks).await;
+            if let Err(error) = &links {
+                meeting.shared.fail(&error.to_string());
+            }
+            let _ = sender.send(links);
+        });
+        let links = receiver.recv().map_err(|_| failed("the progress thread has ended".into()))?;
+        self.shared.check()?; // one error for all ranks
+        links
+    }
+
+    fn ask<'a>(
+        &'a self,
+        rank: usize,
+        group: &'a Arc<str>,
+        entry: Entry,
+    ) -> Pin<Box<dyn Future<Output = Answer> + 'a>> {
+        Box::pin(self.control.ask(rank, group, entry))
+    }
+}
+
+impl NetMeeting {
+    async fn make(&self, id: &Arc<str>, own: usize, ranks: &[usize]) -> Result<Links> {
+        let deadline = Instant::now() + self.timeout;
+        let mut pairs = JoinSet::new();
+        for (member, &rank) in ranks.iter().enumerate().filter(|&(member, _)| member != own) {
+            let (meeting, id) = (self.clone(), id.clone());
+            pairs.spawn_local(async move {
+                (member, timeout_at(deadline, meeting.pair(&id, rank, deadline)).await)
+            });
+        }
+        let mut links = Links::empty(own, ranks);
+        let mut missing = Vec::new();
+        loop {
+            let next = tokio::select! {
+                next = pairs.join_next() => next,
+                () = self.shared.failed() => return Err(failed("the world has failed".into())),
+            };
+            let Some(pair) = next else { break };
+            let (member, pipes) = pair.map_err(|panic| failed(panic.to_string()))?;
+            let rank = ranks[member];
+            match pipes {
+                Ok(Ok((outgoing, incoming))) => {
+                    links.outgoing[member] = Some(Outgoing::new(rank, outgoing));
+                    links.incoming[member] = Some(Incoming::new(rank, incoming));
+                }
+                Ok(Err(error)) => {
+                    // Why a rank has gone is better to know than that it has.
+                    let _ = tokio::time::timeout(super::super::member::GRACE, self.shared.failed())
+                        .await;
+                    return Err(failed(format!("{id}: no pipe to rank {rank}: {error}")));
+                }
+                Err(_) => missing.push(rank),
+            }
+        }
+        if missing.is_empty() {
+            return Ok(links);
+        }
+        missing.sort_unstable();
+        let limit = self.timeout;
+        let verb = if missing.len() == 1 { "has" } else { "have" };
+        let (missing, rank): (Vec<_>, _) =
+            (missing.iter().map(usize::to_string).collect(), self.rank);
+        let missing = missing.join(", ");
+        Err(failed(format!("rank {missing} {verb} not made {id} within {limit:?} of rank {rank}")))
+    }
+
+    /// The pipes to and from one other member.
+    async fn pair(&self, id: &str, rank: usize, deadline: Instant) -> io::Result<Pipes> {
+        let mut stream = if self.rank > rank {
+            let address = self.addresses[rank].parse().map_err(io::Error::other)?;
+            let purpose = Purpose::Pipe { group: id.to_string(), rank: self.rank };
+            let stream = connect(rank, address, &self.secret, &purpose, deadline).await;
+            stream.map_err(|error| io::Error::other(error.to_string()))?
+        } else {
+            self.parked.take(id, rank).await
+        };
+        if let Some(pipes) = self.share_memory(&mut stream).await? {
+            return Ok(pipes(stream));
+        }
+        let (writer, reader, task) = tcp::pipes(stream);
+        tokio::task::spawn_local(task);
+        Ok((OutgoingKind::Tcp(writer), IncomingKind::Tcp(reader)))
+    }
+
+    /// Finds out, together with the other end, whether memory can be shared.
+    async fn share_memory(
+        &self,
+        stream: &mut TcpStream,
+    ) -> io::Result<Option<impl FnOnce(TcpStream) -> Pipes + use<>>> {
+        let mine = match self.transport {
+            Transport::Auto => shm::offer(),
+            Transport::Tcp => None,
+        };
+        frame::write(stream, &mine.as_ref().map(|(offer, _)| offer)).await?;
+        let theirs: Option<shm::Offer> = frame::read(stream).await?;
+        let (Some((offer, offered)), Some(theirs)) = (mine, theirs) else { return Ok(None) };
+        let (verdict, ring) = shm::accept(&offer, &theirs);
+        frame::write(stream, &verdict).await?;
+        let other: shm::Verdict = frame::read(stream).await?;
+        let Some(ring) = ring.filter(|_| other.maps) else { return Ok(None) };
+        Ok(Some(move |stream| {
+            let (writer, reader) = shm::pipes(offered, ring, theirs.pid(), other.reads, stream);
+            (OutgoingKind::Shared(writer), IncomingKind::Shared(reader))
+        }))
+    }
+}
+
+fn failed(what: String) -> Error {
+    Error::communication("group", what)
+}

@@ -1,0 +1,112 @@
+//! A world whose ranks are processes, on one machine or on several.
+
+mod auth;
+mod control;
+mod frame;
+mod listen;
+mod meeting;
+mod rendezvous;
+
+use ferrotron_tensor::{Error, Result};
+use std::sync::{Arc, mpsc};
+
+use super::board::Shared;
+use super::progress::ProgressThread;
+use super::threads::run_rank;
+use super::world::{World, WorldConfig};
+use auth::Secret;
+use control::Control;
+use meeting::NetMeeting;
+
+/// What carries data between processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Transport {
+    /// Shared memory between processes of one machine, TCP between machines.
+    #[default]
+    Auto,
+    /// TCP, always.
+    Tcp,
+}
+
+/// Which rank of which job this process is.
+#[derive(Debug, Clone)]
+pub struct RankConfig {
+    /// This rank's number, from 0.
+    pub rank: usize,
+    /// How many ranks the job has.
+    pub size: usize,
+    /// Name or address of the machine of rank 0.
+    pub master: String,
+    /// Where rank 0 listens.
+    pub port: u16,
+    /// What all ranks of the job know and nobody else does. Without it only the loopback interface is used,
+    /// and whoever can connect there is trusted.
+    pub secret: Option<String>,
+    /// What carries data.
+    pub transport: Transport,
+    /// What all ranks agree on. Its timeout also holds for ranks to come together.
+    pub world: WorldConfig,
+}
+
+/// Runs `f` as one rank of a job of several processes, when all have come together. If `f` returns an error
+/// or panics, the calls of all other ranks end.
+///
+/// ```
+/// use ferrotron_parallel::collective::{RankConfig, Transport, WorldConfig, run_rank_process};
+/// let config = RankConfig {
+///     rank: 0, // of one: nobody is waited for
+///     size: 1,
+///     master: "127.0.0.1".into(),
+///     port: 0,
+///     secret: None,
+///     transport: Transport::Auto,
+///     world: WorldConfig::default(),
+/// };
+/// run_rank_process(&config, |world| Ok(assert_eq!(world.size(), 1)))?;
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+///
+/// Errors, naming the ranks, if not all come within the timeout.
+pub fn run_rank_process<T>(config: &RankConfig, f: impl FnOnce(World) -> Result<T>) -> Result<T> {
+    let RankConfig { rank, size, .. } = *config;
+    if rank >= size {
+        return Err(Error::config("rendezvous", format!("there is no rank {rank} of {size}")));
+    }
+    let shared = Shared::new();
+    let progress = Arc::new(ProgressThread::start(rank, shared.clone())?);
+    let meeting = meet(config, &shared, &progress)?;
+    let world = World::new(rank, size, &config.world, shared.clone(), progress.clone(), meeting);
+    // `progress` outlives the world: what `f` returns is told to the others before this rank leaves.
+    run_rank(rank, &shared, || f(world))
+}
+
+fn meet(
+    config: &RankConfig,
+    shared: &Arc<Shared>,
+    progress: &ProgressThread,
+) -> Result<Arc<NetMeeting>> {
+    let (sender, receiver) = mpsc::channel();
+    let (config, shared, timeout) = (config.clone(), shared.clone(), config.world.timeout);
+    progress.serve(move || async move {
+        let secret = Secret::new(config.secret.as_deref());
+        let met = rendezvous::meet(&config, &secret).await;
+        let _ = sender.send(met.map(|met| {
+            let control = Control::start(config.rank, config.size, &shared, met.control);
+            NetMeeting {
+                rank: config.rank,
+                addresses: met.addresses.into(),
+                secret,
+                transport: config.transport,
+                timeout,
+                parked: met.parked,
+                control,
+                shared,
+            }
+        }));
+    });
+    let gone = |_| Error::communication("rendezvous", "the progress thread has ended");
+    let meeting = receiver.recv().map_err(gone)??;
+    let control = meeting.control.clone();
+    progress.at_end(move || async move { control.leave(timeout).await });
+    Ok(Arc::new(meeting))
+}

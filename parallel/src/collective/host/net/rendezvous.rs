@@ -1,0 +1,170 @@
+//! How ranks find each other: rank 0 listens at an address that all know, the others come there and tell
+//! where they listen.
+
+use ferrotron_tensor::{Error, Result};
+use std::collections::btree_map::{BTreeMap, Entry};
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream, lookup_host};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::RankConfig;
+use super::auth::Secret;
+use super::frame::{self, Purpose, Welcome};
+use super::listen::{Joined, Parked, listen};
+
+/// Pause before rank 0 is tried again.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What a rank knows when all have come.
+pub struct Met {
+    /// Where ranks listen, from rank 0 on.
+    pub addresses: Vec<String>,
+    /// Control connections, by rank.
+    pub control: Vec<(usize, TcpStream)>,
+    /// Connections for groups.
+    pub parked: Arc<Parked>,
+}
+
+/// Meets all other ranks.
+pub async fn meet(config: &RankConfig, secret: &Secret) -> Result<Met> {
+    let RankConfig { rank, size, master, port, .. } = config;
+    let deadline = Instant::now() + config.world.timeout;
+    let address = resolve(master, *port).await?;
+    if config.secret.is_none() && !address.ip().is_loopback() {
+        return Err(Error::config(
+            "rendezvous",
+            format!("{master} can be reached from other machines: give the job a secret"),
+        ));
+    }
+    // Other machines can come only where they have to.
+    let local = match address.ip() {
+        ip if ip.is_loopback() => ip,
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let here = SocketAddr::new(local, if *rank == 0 { *port } else { 0 });
+    let listener = TcpListener::bind(here).await.map_err(|error| {
+        failed(format!("rank {rank} of {size} cannot listen at {here}: {error}"))
+    })?;
+    let port = listener.local_addr().map_err(|error| failed(error.to_string()))?.port();
+
+    let parked = Arc::new(Parked::default());
+    let (sender, joined) = unbounded_channel();
+    let sender = (*rank == 0).then_some(sender);
+    tokio::task::spawn_local(listen(listener, secret.clone(), parked.clone(), sender));
+    let (addresses, control) = if *rank == 0 {
+        welcome(*size, address, joined, deadline, config.world.timeout).await?
+    } else {
+        let purpose = Purpose::Join { rank: *rank, size: *size, port };
+        let mut stream = connect(0, address, secret, &purpose, deadline).await?;
+        let what = format!("rank {rank}: not all of the {size} ranks came");
+        let answer = timeout_at(deadline + PAUSE * 20, frame::read(&mut stream)).await;
+        match answer.map_err(|_| failed(what.clone()))? {
+            Ok(Welcome::Addresses(addresses)) => (addresses, vec![(0, stream)]),
+            Ok(Welcome::Refused(why)) => return Err(failed(why)),
+            Err(error) => return Err(failed(format!("{what}; rank 0 is gone: {error}"))),
+        }
+    };
+    for (_, stream) in &control {
+        keep_alive(stream);
+    }
+    Ok(Met { addresses, control, parked })
+}
+
+/// Rank 0's part: waits for all others and tells them where everybody listens.
+async fn welcome(
+    size: usize,
+    own: SocketAddr,
+    mut joined: UnboundedReceiver<Joined>,
+    deadline: Instant,
+    limit: Duration,
+) -> Result<(Vec<String>, Vec<(usize, TcpStream)>)> {
+    let mut ranks: BTreeMap<usize, Joined> = BTreeMap::new();
+    while ranks.len() + 1 < size {
+        let Ok(Some(mut new)) = timeout_at(deadline, joined.recv()).await else {
+            let missing: Vec<_> = (1..size).filter(|rank| !ranks.contains_key(rank)).collect();
+            let text = format!("ranks {missing:?} of {size} did not come within {limit:?}");
+            for joined in ranks.values_mut() {
+                let _ = frame::write(&mut joined.stream, &Welcome::Refused(text.clone())).await;
+            }
+            return Err(failed(text));
+        };
+        let rank = new.rank;
+        let refusal = if new.size != size {
+            format!("rank {rank} believes in {} ranks, rank 0 in {size}", new.size)
+        } else if rank == 0 || rank >= size {
+            format!("there is no place for rank {rank} of {size}")
+        } else if let Entry::Vacant(place) = ranks.entry(rank) {
+            place.insert(new);
+            continue;
+        } else {
+            format!("rank {rank} is here already")
+        };
+        let _ = frame::write(&mut new.stream, &Welcome::Refused(refusal)).await;
+    }
+    let mut addresses = vec![own.to_string()];
+    addresses.extend(ranks.values().map(|joined| joined.address.to_string()));
+    let mut control = Vec::new();
+    for (rank, mut joined) in ranks {
+        // A rank that has gone meanwhile is noticed by its control connection.
+        let _ = frame::write(&mut joined.stream, &Welcome::Addresses(addresses.clone())).await;
+        control.push((rank, joined.stream));
+    }
+    Ok((addresses, control))
+}
+
+/// Connects to a rank, which may not listen yet, and says what for.
+pub async fn connect(
+    rank: usize,
+    address: SocketAddr,
+    secret: &Secret,
+    purpose: &Purpose,
+    deadline: Instant,
+) -> Result<TcpStream> {
+    loop {
+        let attempt = async {
+            let mut stream = TcpStream::connect(address).await?;
+            stream.set_nodelay(true)?;
+            secret.connect(&mut stream).await?;
+            frame::write(&mut stream, purpose).await?;
+            Ok::<_, std::io::Error>(stream)
+        };
+        let late = Err(ErrorKind::TimedOut.into());
+        match timeout_at(deadline, attempt).await.unwrap_or(late) {
+            Ok(stream) => return Ok(stream),
+            Err(error)
+                if error.kind() == ErrorKind::PermissionDenied
+                    || Instant::now() + PAUSE >= deadline =>
+            {
+                return Err(failed(format!("no connection to rank {rank} at {address}: {error}")));
+            }
+            Err(_) => sleep(PAUSE).await,
+        }
+    }
+}
+
+async fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
+    let found = lookup_host((host, port)).await.map_err(|error| error.to_string());
+    // IPv4 first: names of the machine itself often have both, and not everybody listens at both.
+    let mut found: Vec<_> = found.map_err(|e| failed(format!("{host}: {e}")))?.collect();
+    found.sort_by_key(SocketAddr::is_ipv6);
+    found.first().copied().ok_or_else(|| failed(format!("{host} has no address")))
+}
+
+/// Notices within half a minute when a machine dies without closing its connections.
+fn keep_alive(stream: &TcpStream) {
+    let keep_alive = socket2::TcpKeepalive::new()
+        .with_time(Duration::from_secs(10))
+        .with_interval(Duration::from_secs(5))
+        .with_retries(4);
+    // Without it a dead machine is noticed by the next call's timeout.
+    let _ = socket2::SockRef::from(stream).set_tcp_keepalive(&keep_alive);
+}
+
+fn failed(what: String) -> Error {
+    Error::communication("rendezvous", what)
+}

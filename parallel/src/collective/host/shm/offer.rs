@@ -1,0 +1,97 @@
+//! How the two ends of a connection find out that they are on one machine, and what each may do.
+//!
+//! Each makes the ring that it will write and offers it; each tries to map the other's and to read a word
+//! of the other's memory, and says what succeeded. Only what both can do is done. The file behind a ring has
+//! no name: it is opened through the other process's table of files, and nothing is left when both are gone.
+
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use tokio::net::TcpStream;
+
+use super::ring::Ring;
+use super::{Bell, Reader, Writer, remote};
+
+/// What one end says of itself.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Offer {
+    boot: String,
+    pid: u32,
+    fd: i32,
+    token: u64,
+    /// Where in its memory the token lies too.
+    address: u64,
+}
+
+/// What one end can do with the other's offer.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Verdict {
+    /// It has mapped the ring.
+    pub maps: bool,
+    /// It can read the other process's memory.
+    pub reads: bool,
+}
+
+/// What belongs to an offer that is made: the ring, its file, and the word in memory.
+pub struct Offered {
+    ring: Ring,
+    _file: File,
+    _word: Box<u64>,
+}
+
+/// An offer of a new ring, or `None` where the system has no such memory.
+pub fn offer() -> Option<(Offer, Offered)> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let mut token = [0; 8];
+    getrandom::fill(&mut token).ok()?;
+    let token = u64::from_le_bytes(token);
+    let (ring, file) = Ring::create(token).ok()?;
+    let word = Box::new(token);
+    let address = &raw const *word as u64;
+    let offer = Offer { boot, pid: std::process::id(), fd: file.as_raw_fd(), token, address };
+    Some((offer, Offered { ring, _file: file, _word: word }))
+}
+
+/// What this end can do with an offer.
+pub fn accept(mine: &Offer, theirs: &Offer) -> (Verdict, Option<Ring>) {
+    if mine.boot != theirs.boot {
+        return (Verdict { maps: false, reads: false }, None);
+    }
+    let path = format!("/proc/{}/fd/{}", theirs.pid, theirs.fd);
+    let file = File::options().read(true).write(true).open(path);
+    let ring = file.and_then(|file| Ring::open(&file, theirs.token)).ok();
+    let mut word = [0; 8];
+    let reads = remote::read(theirs.pid, theirs.address, &mut word).is_ok()
+        && u64::from_ne_bytes(word) == theirs.token;
+    (Verdict { maps: ring.is_some(), reads }, ring)
+}
+
+/// The pipes of both directions, when both ends have mapped. `reads` says whether the other end may read
+/// this process's memory.
+pub fn pipes(
+    mine: Offered,
+    theirs: Ring,
+    pid: u32,
+    reads: bool,
+    stream: TcpStream,
+) -> (Writer, Reader) {
+    let bell = Bell(Arc::new(stream));
+    let writer = Writer {
+        ring: mine.ring,
+        bell: bell.clone(),
+        lends: reads,
+        written: 0,
+        lent: 0,
+        current: None,
+    };
+    let reader = Reader { ring: theirs, bell, pid, read: 0, scratch: Vec::new(), holds: false };
+    (writer, reader)
+}
+
+impl Offer {
+    /// The process that made it.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+}

@@ -1,0 +1,251 @@
+//! The pipe over a TCP connection.
+//!
+//! Pieces are written from a queue: at once as far as the socket takes them, the rest by a task of its own,
+//! so that a rank goes on receiving while its neighbour is slow to take what it sends. Pieces in the user's
+//! memory are not copied into the queue but lent to it.
+
+use bytemuck::Zeroable;
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Result as IoResult};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+
+use super::local::Line;
+use super::pipe::{Fault, PIECE, PipeResult, SLOTS};
+
+/// The end that is written.
+pub struct Writer {
+    state: Arc<State>,
+    current: Option<Chunk>,
+}
+
+/// The end that is read.
+pub struct Reader {
+    stream: Arc<TcpStream>,
+    scratch: Vec<Line>,
+}
+
+/// Memory of a piece that is not lent.
+struct Chunk {
+    lines: Vec<Line>,
+    len: usize,
+}
+
+enum Item {
+    Chunk(Chunk),
+    Lent(Lent),
+}
+
+struct Lent {
+    pointer: *const u8,
+    len: usize,
+}
+
+// SAFETY: whoever lent the memory promised in `Writer::lend` that it stays as it is, for any thread.
+unsafe impl Send for Lent {}
+
+impl Item {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Item::Chunk(chunk) => &bytemuck::cast_slice(&chunk.lines)[..chunk.len],
+            // SAFETY: `Writer::lend` was promised that these bytes stay valid and unchanged while the item
+            // is in the queue.
+            Item::Lent(Lent { pointer, len }) => unsafe {
+                std::slice::from_raw_parts(*pointer, *len)
+            },
+        }
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    items: VecDeque<Item>,
+    /// Bytes of the first item that are written already.
+    written: usize,
+    free: Vec<Chunk>,
+    broken: Option<String>,
+}
+
+struct State {
+    stream: Arc<TcpStream>,
+    queue: Mutex<Queue>,
+    /// There is something to write, or the writer has gone.
+    work: Notify,
+    /// There is room, or all is broken.
+    room: Notify,
+}
+
+/// The pipes of both directions over a connection, and the task that writes. Must be called where a runtime
+/// is entered.
+pub fn pipes(stream: TcpStream) -> (Writer, Reader, impl Future<Output = ()> + Send) {
+    let stream = Arc::new(stream);
+    let (queue, work, room) = (Mutex::default(), Notify::new(), Notify::new());
+    let state = Arc::new(State { stream: stream.clone(), queue, work, room });
+    let task = write_rest(state.clone());
+    (Writer { state, current: None }, Reader { stream, scratch: Vec::new() }, task)
+}
+
+fn gone(error: &std::io::Error) -> Fault {
+    Fault::Gone(format!("is gone: {error}"))
+}
+
+impl State {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes what the socket takes now.
+    fn flush(&self) {
+        let queue = &mut *self.queue();
+        while let Some(item) = queue.items.front() {
+            let bytes = &item.bytes()[queue.written..];
+            match self.stream.try_write(bytes) {
+                Ok(count) if count < bytes.len() => queue.written += count,
+                Ok(_) => {
+                    queue.written = 0;
+                    if let Some(Item::Chunk(chunk)) = queue.items.pop_front() {
+                        queue.free.push(chunk);
+                    }
+                    self.room.notify_one();
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    queue.items.clear();
+                    queue.broken = Some(error.to_string());
+                    self.room.notify_one();
+                }
+            }
+        }
+    }
+
+    fn push(&self, item: Item) {
+        let first = {
+            let mut queue = self.queue();
+            queue.items.push_back(item);
+            queue.items.len() == 1
+        };
+        if first {
+            self.flush();
+            if !self.queue().items.is_empty() {
+                self.work.notify_one();
+            }
+        }
+    }
+}
+
+/// Writes what did not fit into the socket, until the writer is dropped.
+async fn write_rest(state: Arc<State>) {
+    while Arc::strong_count(&state) > 1 {
+        state.work.notified().await;
+        while !state.queue().items.is_empty() {
+            if state.stream.writable().await.is_err() {
+                return;
+            }
+            state.flush();
+        }
+    }
+}
+
+impl Writer {
+    /// Waits until fewer than `limit` pieces are in the queue.
+    async fn room(&self, limit: usize) -> PipeResult<()> {
+        loop {
+            {
+                let queue = self.state.queue();
+                if let Some(error) = &queue.broken {
+                    return Err(Fault::Gone(format!("is gone: {error}")));
+                }
+                if queue.items.len() < limit {
+                    return Ok(());
+                }
+            }
+            self.state.room.notified().await;
+        }
+    }
+
+    pub async fn space(&mut self, len: usize) -> PipeResult<&mut [u8]> {
+        self.room(SLOTS).await?;
+        let chunk = self.state.queue().free.pop().unwrap_or_else(|| Chunk {
+            lines: vec![Line::zeroed(); PIECE / size_of::<Line>()],
+            len: 0,
+        });
+        let chunk = self.current.insert(Chunk { len, ..chunk });
+        Ok(&mut bytemuck::cast_slice_mut(&mut chunk.lines)[..len])
+    }
+
+    pub fn commit(&mut self) -> PipeResult<usize> {
+        let chunk = self.current.take().ok_or_else(|| "was sent a piece not begun".to_string())?;
+        let len = chunk.len;
+        self.state.push(Item::Chunk(chunk));
+        Ok(len)
+    }
+
+    /// Sends a piece from where it lies.
+    ///
+    /// # Safety
+    ///
+    /// The bytes must stay valid and unchanged until [`Writer::settle`] or [`Writer::revoke`] has returned,
+    /// or the other end is known to have received them.
+    pub async unsafe fn lend(&mut self, bytes: &[u8]) -> PipeResult<()> {
+        self.room(SLOTS).await?;
+        self.state.push(Item::Lent(Lent { pointer: bytes.as_ptr(), len: bytes.len() }));
+        Ok(())
+    }
+
+    /// Waits until all pieces are with the kernel.
+    pub async fn settle(&mut self) -> PipeResult<()> {
+        self.room(1).await
+    }
+
+    /// Gives up what has not been sent.
+    pub fn revoke(&mut self) {
+        let mut queue = self.state.queue();
+        queue.items.clear();
+        queue.broken = Some("the call was given up".to_string());
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.revoke();
+        self.state.work.notify_one();
+    }
+}
+
+impl Reader {
+    pub async fn piece(&mut self, len: usize) -> PipeResult<&[u8]> {
+        if self.scratch.is_empty() {
+            self.scratch = vec![Line::zeroed(); PIECE / size_of::<Line>()];
+        }
+        let scratch = &mut bytemuck::cast_slice_mut(&mut self.scratch)[..len];
+        fill(&self.stream, scratch).await?;
+        Ok(scratch)
+    }
+
+    pub async fn recv(&mut self, into: &mut [u8]) -> PipeResult<()> {
+        fill(&self.stream, into).await
+    }
+}
+
+async fn fill(stream: &TcpStream, mut into: &mut [u8]) -> PipeResult<()> {
+    while !into.is_empty() {
+        match received(stream.try_read(into)) {
+            Ok(0) => return Err(Fault::Gone("has left the group".to_string())),
+            Ok(count) => into = &mut into[count..],
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                stream.readable().await.map_err(|error| gone(&error))?;
+            }
+            Err(error) => return Err(gone(&error)),
+        }
+    }
+    Ok(())
+}
+
+/// A connection that was reset counts as one that was closed.
+fn received(result: IoResult<usize>) -> IoResult<usize> {
+    match result {
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(0),
+        result => result,
+    }
+}
