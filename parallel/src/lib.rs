@@ -4,6 +4,7 @@
 
 pub mod collective;
 pub mod data_parallel;
+pub mod launch;
 pub mod mesh;
 pub mod pipeline;
 mod sharded_weights;
