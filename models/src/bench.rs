@@ -9,7 +9,7 @@ use std::time::Instant;
 use crate::batch_size::{BatchSize, BatchSizeConfig};
 use crate::data::{Sampler, TokenSource};
 use crate::gpt::GptConfig;
-use crate::trainer::{Trainer, TrainerConfig};
+use crate::trainer::{ParallelConfig, Trainer, TrainerConfig};
 
 /// What to time.
 #[derive(Debug, Clone)]
@@ -75,6 +75,7 @@ pub fn bench(config: &BenchConfig) -> Result<BenchReport> {
         schedule: Schedule::new(ScheduleConfig { max_lr: 6e-4, ..ScheduleConfig::default() })?,
         clip_grad: 1.0,
         batch_size,
+        parallel: ParallelConfig::default(),
     };
     let model = &config.model;
     let mut trainer = Trainer::new(&scope, model, trainer)?;

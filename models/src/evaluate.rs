@@ -1,12 +1,14 @@
 //! The loss of a model over a validation set: every token counts once.
 
 use ferrotron_autograd::no_grad;
-use ferrotron_nn::{Context, Mode, Module};
+use ferrotron_nn::{Axis, Context, Mode};
+use ferrotron_parallel::mesh::Mesh;
+use ferrotron_parallel::pipeline::{Schedule, execute};
 use ferrotron_tensor::{Error, Result};
 
 use crate::data::Validation;
 use crate::gpt::Gpt;
-use crate::trainer::batch_tensors;
+use crate::stage::StageModel;
 
 /// What an evaluation found.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -19,28 +21,39 @@ pub struct Evaluation {
     pub tokens: u64,
 }
 
-/// Evaluates `gpt` on the first `limit` batches, or on all.
+/// Evaluates a model, of which this rank of `mesh` has the chunks `parts`, on the first `limit` batches, or on
+/// all. Ranks that see different samples take batches in turn.
 ///
-/// Sums are f64, so the size of a micro-batch changes the result by rounding only. Errors if there is
-/// nothing to predict.
-pub fn evaluate(gpt: &Gpt, validation: &Validation, limit: Option<u64>) -> Result<Evaluation> {
-    let params = gpt.params();
-    let device = params[0].leaf().device();
+/// Sums are f64, so neither the size of a micro-batch nor the layout changes the result but by rounding.
+/// Errors if there is nothing to predict.
+pub fn evaluate(
+    parts: &[Gpt],
+    mesh: &Mesh,
+    validation: &Validation,
+    limit: Option<u64>,
+) -> Result<Evaluation> {
+    let (data, device) = (mesh.axis(Axis::Data), parts[0].scope().device());
+    let schedule = Schedule::forward_only(mesh.axis(Axis::Pipeline).size(), parts.len());
+    let batches = limit.unwrap_or(u64::MAX).min(validation.batches());
     let (mut sum, mut tokens) = (0.0, 0);
-    for index in 0..limit.unwrap_or(u64::MAX).min(validation.batches()) {
+    for round in 0..batches.div_ceil(data.size() as u64) {
+        let index = round * data.size() as u64 + data.rank() as u64;
+        // A rank that has no batch in the last round runs one in which nothing counts.
+        let index = if index < batches { index } else { validation.batches() };
         let batch = validation.batch(index)?;
         let ctx = Context::new(0, 0, Mode::Eval, batch.micro_batch, batch.seq_length);
-        let (inputs, targets) = batch_tensors(device, &batch)?;
-        let loss = device.run(|| no_grad(|| gpt.loss(&ctx, &inputs, &targets)))?;
-        sum += loss.sum.value().item()?;
-        tokens += loss.counted as u64;
+        tokens += batch.counted();
+        let mut model = StageModel::new(parts, mesh, &[batch], |_| ctx.clone())?;
+        device.run(|| no_grad(|| execute(&schedule, &mut model, mesh, 1.0)))?;
+        sum += model.loss();
     }
-    if tokens == 0 {
+    let tokens = data.sum(device, tokens as f64)?;
+    if tokens == 0.0 {
         return Err(Error::value(
             "evaluate",
             "there is no token to predict: --eval-iters is 0 or the data is empty",
         ));
     }
-    let loss = sum / tokens as f64;
-    Ok(Evaluation { loss, perplexity: loss.exp(), tokens })
+    let loss = mesh.world().sum(device, sum)? / tokens;
+    Ok(Evaluation { loss, perplexity: loss.exp(), tokens: tokens as u64 })
 }

@@ -1,7 +1,7 @@
 //! Continuing a sequence of tokens: temperature, top-k, top-p, and a cache of keys and values.
 
 use ferrotron_autograd::no_grad;
-use ferrotron_nn::{Context, KvCache, Mode, Scope};
+use ferrotron_nn::{Context, KvCache, Mode};
 use ferrotron_tensor::{Error, RandomKey, Result, Tensor};
 
 use crate::gpt::Gpt;
@@ -81,7 +81,6 @@ impl Sampling {
 /// context of what follows. Errors if the prompt is empty or holds a token outside the vocabulary.
 pub fn generate(
     gpt: &Gpt,
-    scope: &Scope,
     prompt: &[u32],
     max_new_tokens: usize,
     sampling: &Sampling,
@@ -104,13 +103,13 @@ pub fn generate(
     let mut read = tokens.len(); // so that the first round starts a cache
     for _ in 0..max_new_tokens {
         if caches.first().is_none_or(|cache| cache.len() + tokens.len() - read > longest) {
-            caches = gpt.caches(scope, 1)?;
+            caches = gpt.caches(1)?;
             let context = if tokens.len() < longest { tokens.len() } else { (longest / 2).max(1) };
             read = tokens.len() - context;
         }
-        let new = Tensor::from_slice(scope.device(), &tokens[read..], &[1, tokens.len() - read])?;
-        let logits =
-            scope.device().run(|| no_grad(|| gpt.next_token_logits(&ctx, &new, &mut caches)))?;
+        let device = gpt.scope().device();
+        let new = Tensor::from_slice(device, &tokens[read..], &[1, tokens.len() - read])?;
+        let logits = device.run(|| no_grad(|| gpt.next_token_logits(&ctx, &new, &mut caches)))?;
         read = tokens.len();
         let logits = logits.value().to_f64()?;
         if let Some(bad) = logits.iter().find(|logit| !logit.is_finite()) {
@@ -133,19 +132,20 @@ pub fn generate(
 mod tests {
     use super::*;
     use crate::gpt::GptConfig;
+    use ferrotron_nn::Scope;
     use ferrotron_tensor::{DType, Device};
 
-    fn gpt(positions: usize) -> Result<(Gpt, Scope)> {
+    fn gpt(positions: usize) -> Result<Gpt> {
         let scope = Scope::new(&Device::cpu(1)?, DType::F64, 3);
         let config = GptConfig { init_method_std: 0.5, ..GptConfig::gpt2(11, 2, 8, 2, positions) };
-        Ok((Gpt::new(&scope, &config)?, scope))
+        Gpt::new(&scope, &config)
     }
 
     /// Greedy without a cache: the whole context goes through the model for every token.
-    fn without_cache(gpt: &Gpt, scope: &Scope, prompt: &[u32], count: usize) -> Result<Vec<u32>> {
+    fn without_cache(gpt: &Gpt, prompt: &[u32], count: usize) -> Result<Vec<u32>> {
         let mut tokens = prompt.to_vec();
         for _ in 0..count {
-            let input = Tensor::from_slice(scope.device(), &tokens, &[1, tokens.len()])?;
+            let input = Tensor::from_slice(gpt.scope().device(), &tokens, &[1, tokens.len()])?;
             let ctx = Context::new(0, 0, Mode::Eval, 1, tokens.len());
             let logits = gpt.forward(&ctx, &input)?.value().to_f64()?;
             tokens.push(Sampling::GREEDY.choose(&logits[logits.len() - 11..], 0));
@@ -155,22 +155,21 @@ mod tests {
 
     #[test]
     fn greedy_with_a_cache_is_greedy_without() -> Result<()> {
-        let (gpt, scope) = gpt(32)?;
+        let gpt = gpt(32)?;
         let prompt = [3, 1, 4, 1, 5];
-        let got = generate(&gpt, &scope, &prompt, 20, &Sampling::GREEDY, |_| {})?;
-        assert_eq!(got, without_cache(&gpt, &scope, &prompt, 20)?);
+        let got = generate(&gpt, &prompt, 20, &Sampling::GREEDY, |_| {})?;
+        assert_eq!(got, without_cache(&gpt, &prompt, 20)?);
         Ok(())
     }
 
     #[test]
     fn a_full_context_goes_on_from_its_second_half() -> Result<()> {
-        let (gpt, scope) = gpt(8)?;
+        let gpt = gpt(8)?;
         let mut seen = Vec::new();
-        let all =
-            generate(&gpt, &scope, &[1, 2, 3], 30, &Sampling::GREEDY, |token| seen.push(token))?;
+        let all = generate(&gpt, &[1, 2, 3], 30, &Sampling::GREEDY, |token| seen.push(token))?;
         assert_eq!((all.len(), &all[3..]), (33, &seen[..]));
         // The ninth token is the first that does not fit: it follows from the last four.
-        assert_eq!(all[8], without_cache(&gpt, &scope, &all[4..8], 1)?[4]);
+        assert_eq!(all[8], without_cache(&gpt, &all[4..8], 1)?[4]);
         Ok(())
     }
 
@@ -202,19 +201,19 @@ mod tests {
 
     #[test]
     fn the_end_of_a_text_ends_it() -> Result<()> {
-        let (gpt, scope) = gpt(32)?;
-        let all = generate(&gpt, &scope, &[3, 1], 20, &Sampling::GREEDY, |_| {})?;
+        let gpt = gpt(32)?;
+        let all = generate(&gpt, &[3, 1], 20, &Sampling::GREEDY, |_| {})?;
         let sampling = Sampling { end_of_text: Some(all[6]), ..Sampling::GREEDY };
         let first = all[2..].iter().position(|&token| token == all[6]).expect("it was chosen");
-        assert_eq!(generate(&gpt, &scope, &[3, 1], 20, &sampling, |_| {})?, all[..2 + first]);
+        assert_eq!(generate(&gpt, &[3, 1], 20, &sampling, |_| {})?, all[..2 + first]);
         Ok(())
     }
 
     #[test]
     fn bad_requests_are_refused() -> Result<()> {
-        let (gpt, scope) = gpt(8)?;
+        let gpt = gpt(8)?;
         let refused = |prompt: &[u32], sampling: Sampling| {
-            generate(&gpt, &scope, prompt, 1, &sampling, |_| {}).unwrap_err().to_string()
+            generate(&gpt, prompt, 1, &sampling, |_| {}).unwrap_err().to_string()
         };
         assert!(refused(&[], Sampling::GREEDY).contains("empty"));
         assert!(refused(&[11], Sampling::GREEDY).contains("token 11"));

@@ -3,13 +3,17 @@
 //! Shapes are trailing comments in one alphabet: batch B, positions T, width C, heads H, head width D,
 //! vocabulary V.
 
-use ferrotron_autograd::Var;
 use ferrotron_autograd::ops::cross_entropy::Loss;
-use ferrotron_nn::{
-    Attention, Bias, Context, Dropout, Embedding, KvCache, Linear, Mlp, Module, Norm, Param, Scope,
+use ferrotron_autograd::{Var, checkpoint};
+use ferrotron_nn::{Axis, Context, Decay, Dropout, Embedding, KvCache, Module, Norm, Param, Scope};
+use ferrotron_parallel::collective::balanced;
+use ferrotron_parallel::mesh::Mesh;
+use ferrotron_parallel::tensor_parallel::{
+    ParallelAttention, ParallelMlp, TensorParallel, VocabParallelEmbedding,
 };
 use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
 use ferrotron_tensor::{At, Error, Result, Tensor};
+use std::ops::Range;
 
 pub use crate::config::{ActivationKind, GptConfig, Normalization, PositionEmbedding};
 
@@ -17,20 +21,22 @@ pub use crate::config::{ActivationKind, GptConfig, Normalization, PositionEmbedd
 #[derive(Debug, Clone)]
 pub struct Block {
     norm_1: Norm,
-    attn: Attention,
+    attn: ParallelAttention,
     norm_2: Norm,
-    mlp: Mlp,
+    mlp: ParallelMlp,
     dropout_1: Dropout,
     dropout_2: Dropout,
 }
 
 impl Block {
-    fn new(scope: &Scope, config: &GptConfig) -> Result<Block> {
+    fn new(scope: &Scope, mesh: &Mesh, config: &GptConfig) -> Result<Block> {
+        let (tp, cp) = (mesh.tensor_parallel(), mesh.context_parallel());
+        let residual = tp.residual_scope(scope);
         Ok(Block {
-            norm_1: config.norm(&scope.child("norm_1")),
-            attn: Attention::new(&scope.child("attn"), &config.attention())?,
-            norm_2: config.norm(&scope.child("norm_2")),
-            mlp: Mlp::new(&scope.child("mlp"), &config.mlp())?,
+            norm_1: config.norm(&residual.child("norm_1")),
+            attn: ParallelAttention::new(&scope.child("attn"), &tp, &cp, &config.attention())?,
+            norm_2: config.norm(&residual.child("norm_2")),
+            mlp: ParallelMlp::new(&scope.child("mlp"), &tp, &config.mlp())?,
             dropout_1: Dropout::new(&scope.child("dropout_1"), config.hidden_dropout)?,
             dropout_2: Dropout::new(&scope.child("dropout_2"), config.hidden_dropout)?,
         })
@@ -53,7 +59,90 @@ impl Module for Block {
     }
 }
 
-/// A decoder-only transformer language model.
+/// Tokens and positions become vectors.
+#[derive(Debug, Clone)]
+struct Embeddings {
+    wte: VocabParallelEmbedding,
+    wpe: Option<Embedding>,
+    dropout: Dropout,
+}
+
+impl Embeddings {
+    fn new(
+        scope: &Scope,
+        wte: VocabParallelEmbedding,
+        tp: &TensorParallel,
+        config: &GptConfig,
+    ) -> Result<Embeddings> {
+        let learned = config.position_embedding_type == PositionEmbedding::LearnedAbsolute;
+        let [t, c] = [config.max_position_embeddings, config.hidden_size];
+        let positions = tp.residual_scope(scope).child("wpe");
+        let wpe = learned.then(|| Embedding::new(&positions, t, c, config.init()));
+        Ok(Embeddings {
+            wte,
+            wpe: wpe.transpose()?,
+            dropout: Dropout::new(&scope.child("dropout"), config.hidden_dropout)?,
+        })
+    }
+
+    /// tokens (B, T) at `positions` -> (B, T, C), of which those on the residual stream are here
+    fn forward(&self, ctx: &Context, tokens: &Tensor, positions: Vec<u32>) -> Result<Var> {
+        let mut x = self.wte.forward(tokens)?; // (B, T, C)
+        if positions.len() != x.dims()[1] {
+            let message = format!("{:?} tokens for {} positions", tokens.dims(), positions.len());
+            return Err(Error::shape("gpt", message));
+        }
+        if let Some(wpe) = &self.wpe {
+            let positions = Tensor::from_slice(tokens.device(), &positions, &[positions.len()])?;
+            x = x.add(&wpe.forward(&positions)?)?; // (B, T, C) + (T, C)
+        }
+        self.dropout.forward(ctx, &x)
+    }
+}
+
+/// The last norm, and the matrix (V, C) whose rows the result is compared with: the token embedding itself if
+/// they are tied.
+#[derive(Debug, Clone)]
+struct Head {
+    norm_f: Norm,
+    weight: Param,
+}
+
+/// Which part of a model: some blocks, perhaps with the embeddings before or the head behind them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GptPart {
+    /// The blocks.
+    pub blocks: Range<usize>,
+    /// Whether the embeddings come before them.
+    pub first: bool,
+    /// Whether the head comes behind them.
+    pub last: bool,
+}
+
+impl GptPart {
+    /// The whole model.
+    pub fn whole(config: &GptConfig) -> GptPart {
+        GptPart::stage(config, 0, 1)
+    }
+
+    /// Virtual stage `stage` of `stages`: layers are spread evenly, up to one.
+    pub fn stage(config: &GptConfig, stage: usize, stages: usize) -> GptPart {
+        let blocks = balanced(config.num_layers, stages, stage);
+        GptPart { blocks, first: stage == 0, last: stage + 1 == stages }
+    }
+}
+
+/// Whether blocks keep what their backward needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Recompute {
+    /// They keep it.
+    #[default]
+    None,
+    /// They keep their input and run forward again: Chen et al., arXiv 1604.06174.
+    Full,
+}
+
+/// A decoder-only transformer language model, or one rank's part of it.
 ///
 /// ```
 /// use ferrotron_models::gpt::{Gpt, GptConfig};
@@ -70,35 +159,70 @@ impl Module for Block {
 #[derive(Debug, Clone)]
 pub struct Gpt {
     config: GptConfig,
-    wte: Embedding,
-    wpe: Option<Embedding>,
-    dropout: Dropout,
+    scope: Scope,
+    tp: TensorParallel,
+    recompute: Recompute,
+    embeddings: Option<Embeddings>,
     blocks: Vec<Block>,
-    norm_f: Norm,
-    lm_head: Option<Linear>,
+    head: Option<Head>,
 }
 
 impl Gpt {
     /// Describes the model; its memory is taken when it first runs or is given to an optimizer.
     pub fn new(scope: &Scope, config: &GptConfig) -> Result<Gpt> {
+        Self::part(scope, &Mesh::single(), config, &GptPart::whole(config))
+    }
+
+    /// Describes a part of the model, of which this rank of `mesh` holds its share.
+    pub fn part(scope: &Scope, mesh: &Mesh, config: &GptConfig, part: &GptPart) -> Result<Gpt> {
         config.validate()?;
-        let learned = config.position_embedding_type == PositionEmbedding::LearnedAbsolute;
-        let [v, c, t] = [config.vocab_size, config.hidden_size, config.max_position_embeddings];
+        let tp = mesh.tensor_parallel();
+        let [v, c] = [config.vocab_size, config.hidden_size];
+        // Tied ends on two stages are one tensor with two holders, each of which sees a part of its gradient.
+        let shared = config.tie_embeddings && part.first != part.last;
+        let ends = match shared {
+            true => scope
+                .clone()
+                .replicated_along(Axis::Pipeline)
+                .with_partial_gradients(Axis::Pipeline),
+            false => scope.clone(),
+        };
+        let needs_wte = part.first || (part.last && config.tie_embeddings);
+        let wte = needs_wte
+            .then(|| VocabParallelEmbedding::new(&ends.child("wte"), &tp, v, c, config.init()))
+            .transpose()?;
+        let head_weight = || match (&wte, config.tie_embeddings) {
+            (Some(wte), true) => Ok(wte.weight().clone()),
+            _ => {
+                let head = scope.child("lm_head").sharded_along(Axis::Tensor);
+                let place = tp.shard(&[v, c], 0, &[v])?;
+                Ok::<_, Error>(head.param_at("weight", place, config.init(), Decay::Yes))
+            }
+        };
+        let head = part.last.then(|| {
+            let norm_f = config.norm(&tp.residual_scope(scope).child("norm_f"));
+            Ok::<_, Error>(Head { norm_f, weight: head_weight()? })
+        });
+        let block = |i: usize| Block::new(&scope.child(&format!("blocks.{i}")), mesh, config);
         Ok(Gpt {
             config: config.clone(),
-            wte: Embedding::new(&scope.child("wte"), v, c, config.init())?,
-            wpe: learned
-                .then(|| Embedding::new(&scope.child("wpe"), t, c, config.init()))
+            scope: scope.clone(),
+            recompute: Recompute::None,
+            head: head.transpose()?,
+            embeddings: wte
+                .filter(|_| part.first)
+                .map(|wte| Embeddings::new(scope, wte, &tp, config))
                 .transpose()?,
-            dropout: Dropout::new(&scope.child("dropout"), config.hidden_dropout)?,
-            blocks: (0..config.num_layers)
-                .map(|i| Block::new(&scope.child(&format!("blocks.{i}")), config))
-                .collect::<Result<_>>()?,
-            norm_f: config.norm(&scope.child("norm_f")),
-            lm_head: (!config.tie_embeddings)
-                .then(|| Linear::new(&scope.child("lm_head"), c, v, Bias::No, config.init()))
-                .transpose()?,
+            blocks: part.blocks.clone().map(block).collect::<Result<_>>()?,
+            tp,
         })
+    }
+
+    /// The same model, whose blocks recompute as said.
+    #[must_use]
+    pub fn with_recompute(mut self, recompute: Recompute) -> Gpt {
+        self.recompute = recompute;
+        self
     }
 
     /// What the model is made of.
@@ -106,55 +230,80 @@ impl Gpt {
         &self.config
     }
 
-    /// tokens (B, T) -> the last norm's output (B, T, C)
-    fn hidden(
+    /// Where the model was made.
+    pub fn scope(&self) -> &Scope {
+        &self.scope
+    }
+
+    /// Whether this part has the head: its result is a loss.
+    pub fn has_head(&self) -> bool {
+        self.head.is_some()
+    }
+
+    /// tokens (B, T) -> (B, T, C), before the first block. Only where the part has the embeddings.
+    pub fn embed(&self, ctx: &Context, tokens: &Tensor) -> Result<Var> {
+        self.embed_at(ctx, tokens, ctx.residual.coordinates())
+    }
+
+    fn embed_at(
         &self,
         ctx: &Context,
         tokens: &Tensor,
-        mut caches: Option<&mut [KvCache]>,
+        positions: impl Iterator<Item = usize>,
     ) -> Result<Var> {
-        let &[_, length] = tokens.dims() else {
-            return Err(Error::shape(
-                "gpt",
-                format!("needs tokens (B, T), got {:?}", tokens.dims()),
-            ));
-        };
-        let start = caches.as_deref().and_then(|caches| caches.first()).map_or(0, KvCache::len);
-        if start + length > self.config.max_position_embeddings {
-            return Err(Error::shape(
-                "gpt",
-                format!(
-                    "{} positions exceed max-position-embeddings {}",
-                    start + length,
-                    self.config.max_position_embeddings
-                ),
-            ));
+        let absent = || Error::config("gpt", "this part of the model has no embeddings");
+        let embeddings = self.embeddings.as_ref().ok_or_else(absent)?;
+        let positions: Vec<u32> = positions.map(|position| position as u32).collect();
+        let most = self.config.max_position_embeddings;
+        if let Some(&last) = positions.iter().max()
+            && last as usize >= most
+        {
+            let message = format!("{} positions exceed max-position-embeddings {most}", last + 1);
+            return Err(Error::shape("gpt", message));
         }
-        let mut x = self.wte.forward(tokens)?; // (B, T, C)
-        if let Some(wpe) = &self.wpe {
-            let positions: Vec<u32> =
-                (start..start + length).map(|position| position as u32).collect();
-            let positions = Tensor::from_slice(tokens.device(), &positions, &[length])?;
-            x = x.add(&wpe.forward(&positions)?)?; // (B, T, C) + (T, C)
-        }
-        x = self.dropout.forward(ctx, &x)?;
-        for (i, block) in self.blocks.iter().enumerate() {
-            let cache = caches.as_deref_mut().map(|caches| &mut caches[i]);
-            x = block.forward(ctx, &x, cache)?; // (B, T, C)
-        }
-        self.norm_f.forward(&x)
+        embeddings.forward(ctx, tokens, positions)
     }
 
-    /// tokens (B, T) -> logits (B, T, V)
-    pub fn forward(&self, ctx: &Context, tokens: &Tensor) -> Result<Var> {
-        self.hidden(ctx, tokens, None)?.linear(&self.head()?, None).at("lm_head")
+    /// (B, T, C) -> (B, T, C), through the blocks.
+    pub fn run_blocks(&self, ctx: &Context, x: Var) -> Result<Var> {
+        self.blocks.iter().try_fold(x, |x, block| match self.recompute {
+            Recompute::None => block.forward(ctx, &x, None),
+            Recompute::Full => {
+                let (block, ctx) = (block.clone(), ctx.clone());
+                let run = move |x: &[Var]| Ok(vec![block.forward(&ctx, &x[0], None)?]);
+                Ok(checkpoint(&[&x], run)?.remove(0))
+            }
+        })
     }
 
-    /// The summed cross-entropy of tokens (B, T) against targets (B, T), negative ones ignored.
-    pub fn loss(&self, ctx: &Context, tokens: &Tensor, targets: &Tensor) -> Result<Loss> {
-        let x = self.hidden(ctx, tokens, None)?; // (B, T, C)
+    /// The summed cross-entropy of (B, T, C) behind the last block against targets (B, T), negative ones
+    /// ignored. Only where the part has the head.
+    pub fn head_loss(&self, x: &Var, targets: &Tensor) -> Result<Loss> {
         let (head, config) = (self.head()?, CrossEntropyConfig::default());
-        x.linear_cross_entropy(&head, targets, &config, MAX_LOGITS_BYTES).at("lm_head")
+        let (x, weight) = (head.norm_f.forward(x)?, &head.weight);
+        let loss = self.tp.linear_cross_entropy(&x, weight, targets, &config, MAX_LOGITS_BYTES);
+        loss.at("lm_head")
+    }
+
+    fn logits(&self, x: &Var) -> Result<Var> {
+        let head = self.head()?;
+        self.tp.logits(&head.norm_f.forward(x)?, &head.weight).at("lm_head")
+    }
+
+    fn head(&self) -> Result<&Head> {
+        let absent = || Error::config("gpt", "this part of the model has no head");
+        self.head.as_ref().ok_or_else(absent)
+    }
+
+    /// tokens (B, T) -> logits (B, T, V), of a whole model.
+    pub fn forward(&self, ctx: &Context, tokens: &Tensor) -> Result<Var> {
+        self.logits(&self.run_blocks(ctx, self.embed(ctx, tokens)?)?)
+    }
+
+    /// The summed cross-entropy of tokens (B, T) against targets (B, T), negative ones ignored, of a whole
+    /// model.
+    pub fn loss(&self, ctx: &Context, tokens: &Tensor, targets: &Tensor) -> Result<Loss> {
+        self.head_loss(&self.run_blocks(ctx, self.embed(ctx, tokens)?)?, targets)
     }
 
     /// The logits (B, V) of the position after `tokens` (B, T), which follow those in the caches.
@@ -164,24 +313,22 @@ impl Gpt {
         tokens: &Tensor,
         caches: &mut [KvCache],
     ) -> Result<Var> {
-        let x = self.hidden(ctx, tokens, Some(caches))?; // (B, T, C)
+        let cached = caches.first().map_or(0, KvCache::len);
+        let mut x = self.embed_at(ctx, tokens, cached..cached + tokens.dim(1)?)?; // (B, T, C)
+        for (block, cache) in self.blocks.iter().zip(caches) {
+            x = block.forward(ctx, &x, Some(cache))?;
+        }
         let (batch, length) = (x.dims()[0], x.dims()[1]);
-        let last = x.narrow(1, length - 1, 1)?.reshape(&[batch, self.config.hidden_size])?; // (B, C)
-        last.linear(&self.head()?, None).at("lm_head") // (B, V)
+        let last = x.narrow(1, length - 1, 1)?; // (B, 1, C)
+        self.logits(&last)?.reshape(&[batch, self.config.vocab_size]) // (B, V)
     }
 
     /// Empty caches for every block.
-    pub fn caches(&self, scope: &Scope, batch: usize) -> Result<Vec<KvCache>> {
-        let (wte, capacity) = (self.wte.weight().leaf(), self.config.max_position_embeddings);
-        let cache = |_: &Block| {
-            KvCache::new(scope.device(), wte.dtype(), batch, capacity, &self.config.attention())
-        };
+    pub fn caches(&self, batch: usize) -> Result<Vec<KvCache>> {
+        let (config, capacity) = (self.config.attention(), self.config.max_position_embeddings);
+        let (device, dtype) = (self.scope.device(), self.scope.dtype());
+        let cache = |_: &Block| KvCache::new(device, dtype, batch, capacity, &config);
         self.blocks.iter().map(cache).collect()
-    }
-
-    /// The head's weight (V, C): the token embedding itself if they are tied.
-    fn head(&self) -> Result<Var> {
-        self.lm_head.as_ref().map_or(self.wte.weight(), Linear::weight).var()
     }
 }
 
@@ -190,13 +337,14 @@ const MAX_LOGITS_BYTES: usize = 256 << 20;
 
 impl Module for Gpt {
     fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        self.wte.visit(f);
-        self.wpe.iter().for_each(|wpe| wpe.visit(f));
+        if let Some(Embeddings { wte, wpe, .. }) = &self.embeddings {
+            wte.visit(f);
+            wpe.iter().for_each(|wpe| wpe.visit(f));
+        }
         self.blocks.iter().for_each(|block| block.visit(f));
-        self.norm_f.visit(f);
-        match &self.lm_head {
-            Some(head) => head.visit(f),
-            None => self.wte.visit(f),
+        if let Some(Head { norm_f, weight }) = &self.head {
+            norm_f.visit(f);
+            f(weight);
         }
     }
 }

@@ -14,6 +14,8 @@ pub mod hugging_face;
 pub mod plot;
 pub mod presets;
 pub mod run;
+mod stage;
+pub mod support;
 mod tensor_file;
 pub mod tokenizer;
 pub mod trainer;

@@ -100,7 +100,8 @@ pub struct Outcome {
     pub checkpoint: PathBuf,
 }
 
-/// Trains until the last step, or until `stop` is set: the step is finished and saved first.
+/// Trains until the last step, or until `stop` is set on any rank: the step is finished and saved first. All
+/// ranks of the trainer's mesh call this; the first one writes metrics and is watched.
 pub fn run(
     trainer: &mut Trainer,
     dataset: &Dataset,
@@ -115,37 +116,47 @@ pub fn run(
         dataset.validation.clone().map(|source| Validation::new(source, config.seq_length, micro));
     let validation = validation.transpose()?;
     std::fs::create_dir_all(&config.folder).map_err(|error| unwritable(&config.folder, &error))?;
-    let mut log = MetricsLog::open(&config.metrics, trainer.progress().step)?;
-    let mut evaluation = None;
-    let mut saved = None;
+    let first = trainer.mesh().rank() == 0;
+    let mut log = match first {
+        true => Some(MetricsLog::open(&config.metrics, trainer.progress().step)?),
+        false => None,
+    };
+    let (mut evaluation, mut saved, mut steps) = (None, None, 0_u64);
     let ended = loop {
         let done = trainer.progress().step;
         if done >= config.train_iters {
             break Ended::Finished;
         }
-        if stop.load(Relaxed) {
+        if on_any_rank(trainer, stop.load(Relaxed))? {
             break Ended::Stopped;
         }
-        if log.steps > 0 && config.exit_interval.is_some_and(|every| done.is_multiple_of(every)) {
+        if steps > 0 && config.exit_interval.is_some_and(|every| done.is_multiple_of(every)) {
             break Ended::ExitInterval;
         }
         let report = trainer.step(&sampler)?;
+        steps += 1;
         let last = report.step == config.train_iters;
         let due = |every: u64| report.step.is_multiple_of(every) && !last;
         let mut metrics = measure(trainer, config, &report);
         if let Some(validation) = validation.as_ref().filter(|_| last || due(config.eval_interval))
         {
             let limit = (!last).then_some(config.eval_iters);
-            let found = evaluate(trainer.gpt(), validation, limit)?;
+            let found = evaluate(trainer.parts(), trainer.mesh(), validation, limit)?;
             metrics.validation_loss = Some(found.loss);
-            observer.evaluated(report.step, &found);
+            if first {
+                observer.evaluated(report.step, &found);
+            }
             evaluation = last.then_some(found);
         }
-        log.write(&metrics)?;
-        observer.step(&metrics);
+        if let Some(log) = &mut log {
+            log.write(&metrics)?;
+            observer.step(&metrics);
+        }
         if due(config.save_interval) {
             let folder = save(trainer, tokenizer, config)?;
-            observer.saved(&folder);
+            if first {
+                observer.saved(&folder);
+            }
             saved = Some((report.step, folder));
         }
     };
@@ -153,12 +164,22 @@ pub fn run(
         Some((step, folder)) if step == trainer.progress().step => folder,
         _ => {
             let folder = save(trainer, tokenizer, config)?;
-            observer.saved(&folder);
+            if first {
+                observer.saved(&folder);
+            }
             folder
         }
     };
-    plot(&log.curve, &config.folder.join("loss.svg"))?;
+    if let Some(log) = &log {
+        plot(&log.curve, &config.folder.join("loss.svg"))?;
+    }
     Ok(Outcome { ended, evaluation, checkpoint })
+}
+
+/// Whether `here` is true on any rank.
+fn on_any_rank(trainer: &Trainer, here: bool) -> Result<bool> {
+    let found = trainer.mesh().world().sum(trainer.scope().device(), f64::from(u8::from(here)))?;
+    Ok(found > 0.0)
 }
 
 fn unwritable(path: &Path, error: &std::io::Error) -> Error {
@@ -167,27 +188,28 @@ fn unwritable(path: &Path, error: &std::io::Error) -> Error {
 
 /// Writes a checkpoint, unless a weight is not finite: an earlier checkpoint is worth more.
 fn save(trainer: &Trainer, tokenizer: &Tokenizer, config: &RunConfig) -> Result<PathBuf> {
+    let step = trainer.progress().step;
     if !trainer.buffers().weights_are_finite()? {
         let culprit = trainer.buffers().first_non_finite()?.unwrap_or_default();
-        let step = trainer.progress().step;
-        return Err(Error::value(
-            "train",
-            format!("step {step}: not saved; first offender: {culprit}"),
-        ));
+        let message = format!("step {step}: not saved; first offender: {culprit}");
+        return Err(Error::value("train", message));
     }
-    let params: Vec<_> = trainer.buffers().params().cloned().collect();
+    let (weights, moments) = trainer.held()?;
     let folder = checkpoint::save(
         &config.folder,
-        &Snapshot {
-            params: &params,
-            optimizer: Some(trainer.optimizer()),
-            config: trainer.gpt().config(),
+        trainer.mesh().world(),
+        Snapshot {
+            weights,
+            moments: Some(moments),
+            config: trainer.model(),
             progress: trainer.progress(),
             tokenizer: Some(tokenizer),
             run: config.options.clone(),
         },
     )?;
-    checkpoint::retain(&config.folder, config.save_retain)?;
+    if trainer.mesh().rank() == 0 {
+        checkpoint::retain(&config.folder, config.save_retain)?;
+    }
     Ok(folder)
 }
 
@@ -201,9 +223,7 @@ fn measure(trainer: &Trainer, config: &RunConfig, report: &StepReport) -> Metric
         tokens: report.tokens,
         step_ms: report.seconds * 1e3,
         tokens_per_s,
-        tflops: trainer.gpt().config().flops(report.tokens, config.seq_length)
-            / report.seconds
-            / 1e12,
+        tflops: trainer.model().flops(report.tokens, config.seq_length) / report.seconds / 1e12,
         mem_peak_bytes: trainer.scope().device().memory().peak,
         validation_loss: None,
     }
@@ -214,8 +234,6 @@ struct MetricsLog {
     path: PathBuf,
     file: File,
     curve: LossCurve,
-    /// Lines written by this process.
-    steps: u64,
 }
 
 impl MetricsLog {
@@ -253,13 +271,12 @@ impl MetricsLog {
             .and_then(|()| std::fs::rename(&beside, path))
             .map_err(fail)?;
         let file = File::options().append(true).open(path).map_err(fail)?;
-        Ok(MetricsLog { path: path.to_path_buf(), file, curve, steps: 0 })
+        Ok(MetricsLog { path: path.to_path_buf(), file, curve })
     }
 
     fn write(&mut self, metrics: &Metrics) -> Result<()> {
         self.curve.training.push((metrics.step, metrics.loss));
         self.curve.validation.extend(metrics.validation_loss.map(|loss| (metrics.step, loss)));
-        self.steps += 1;
         let line = serde_json::to_string(metrics)
             .map_err(|error| Error::io("metrics", error.to_string()))?;
         // Line by line, so that others can follow the file.

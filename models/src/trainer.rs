@@ -1,17 +1,21 @@
 //! One training step after another: the loop's parts, without files and without a terminal.
 
-use ferrotron_nn::schedule::Schedule;
+use ferrotron_nn::schedule::Schedule as LearningRate;
 use ferrotron_nn::{
-    Context, Mode, Module, Optimizer, OptimizerConfig, ParamBuffers, Scope, StepConfig,
+    Axis, Context, Mode, Module, Optimizer, OptimizerConfig, ParamBuffers, Scope, StepConfig,
     clip_coefficient,
 };
-use ferrotron_tensor::{Device, Error, Result, Tensor};
+use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig};
+use ferrotron_parallel::mesh::Mesh;
+use ferrotron_parallel::pipeline::{PipelineConfig, Schedule, ScheduleKind, execute};
+use ferrotron_tensor::{Error, Result};
 use std::time::Instant;
 
 use crate::batch_size::BatchSize;
-use crate::checkpoint::Progress;
-use crate::data::{Batch, Sampler};
-use crate::gpt::{Gpt, GptConfig};
+use crate::checkpoint::{Checkpoint, Held, Moments, Progress};
+use crate::data::{Batch, Samples};
+use crate::gpt::{Gpt, GptConfig, GptPart, Recompute};
+use crate::stage::StageModel;
 
 /// What a trainer needs besides model and data.
 #[derive(Debug, Clone)]
@@ -21,11 +25,38 @@ pub struct TrainerConfig {
     /// Which optimizer, with its constants.
     pub optimizer: OptimizerConfig,
     /// Learning rate by step.
-    pub schedule: Schedule,
+    pub schedule: LearningRate,
     /// Largest global gradient norm; 0 switches clipping off.
     pub clip_grad: f64,
     /// Samples per step and per micro-batch.
     pub batch_size: BatchSize,
+    /// How the work is spread over the ranks of the mesh.
+    pub parallel: ParallelConfig,
+}
+
+/// How the work of a step is spread, besides the sizes of the mesh. Nothing here changes the loss.
+#[derive(Debug, Clone, Copy)]
+pub struct ParallelConfig {
+    /// Order of the pipeline's work.
+    pub pipeline_schedule: ScheduleKind,
+    /// Chunks of the model on each pipeline stage.
+    pub chunks: usize,
+    /// How gradients are reduced, and what of the optimizer's work is sharded.
+    pub data_parallel: DataParallelConfig,
+    /// Whether blocks recompute their forward pass.
+    pub recompute: Recompute,
+}
+
+impl Default for ParallelConfig {
+    /// 1F1B, one chunk, nothing sharded, nothing recomputed.
+    fn default() -> ParallelConfig {
+        ParallelConfig {
+            pipeline_schedule: ScheduleKind::OneFOneB,
+            chunks: 1,
+            data_parallel: DataParallelConfig::default(),
+            recompute: Recompute::None,
+        }
+    }
 }
 
 /// What one step found.
@@ -45,31 +76,71 @@ pub struct StepReport {
     pub seconds: f64,
 }
 
-/// A model in training.
+/// A model in training, or one rank's share of it.
 pub struct Trainer {
     config: TrainerConfig,
+    model: GptConfig,
     scope: Scope,
-    gpt: Gpt,
-    buffers: ParamBuffers,
+    mesh: Mesh,
+    /// This rank's chunks of the model.
+    parts: Vec<Gpt>,
+    data_parallel: DataParallel,
     optimizer: Optimizer,
     progress: Progress,
 }
 
 impl Trainer {
-    /// A model with fresh weights, at step 0.
+    /// A model with fresh weights on this rank alone, at step 0.
     pub fn new(scope: &Scope, model: &GptConfig, config: TrainerConfig) -> Result<Trainer> {
-        Self::with_model(scope, Gpt::new(scope, model)?, config)
+        Self::on_mesh(scope, &Mesh::single(), model, config)
     }
 
-    /// A model with the weights it has, at step 0.
+    /// This rank's share of a model with fresh weights, at step 0.
+    pub fn on_mesh(
+        scope: &Scope,
+        mesh: &Mesh,
+        model: &GptConfig,
+        config: TrainerConfig,
+    ) -> Result<Trainer> {
+        let (stages, stage) = (mesh.axis(Axis::Pipeline).size(), mesh.axis(Axis::Pipeline).rank());
+        let chunks = config.parallel.chunks;
+        if stages * chunks > model.num_layers {
+            let message = format!(
+                "num-layers {} cannot be cut into {stages} pipeline stages x {chunks} chunks",
+                model.num_layers
+            );
+            return Err(Error::config("pipeline", message));
+        }
+        let part = |chunk: usize| {
+            let part = GptPart::stage(model, chunk * stages + stage, stages * chunks);
+            Gpt::part(scope, mesh, model, &part)
+        };
+        Self::with_parts(scope, mesh, (0..chunks).map(part).collect::<Result<_>>()?, config)
+    }
+
+    /// A model with the weights it has on this rank alone, at step 0.
     pub fn with_model(scope: &Scope, gpt: Gpt, config: TrainerConfig) -> Result<Trainer> {
-        let buffers = ParamBuffers::new(&gpt.params())?;
-        let optimizer = Optimizer::new(config.optimizer, &buffers)?;
+        Self::with_parts(scope, &Mesh::single(), vec![gpt], config)
+    }
+
+    fn with_parts(
+        scope: &Scope,
+        mesh: &Mesh,
+        parts: Vec<Gpt>,
+        config: TrainerConfig,
+    ) -> Result<Trainer> {
+        let recompute = config.parallel.recompute;
+        let parts: Vec<Gpt> = parts.into_iter().map(|gpt| gpt.with_recompute(recompute)).collect();
+        let modules: Vec<&dyn Module> = parts.iter().map(|gpt| gpt as &dyn Module).collect();
+        let data_parallel = DataParallel::new(&modules, mesh, &config.parallel.data_parallel)?;
+        let optimizer = Optimizer::new(config.optimizer, data_parallel.buffers())?;
         Ok(Trainer {
+            model: parts[0].config().clone(),
             config,
             scope: scope.clone(),
-            gpt,
-            buffers,
+            mesh: mesh.clone(),
+            parts,
+            data_parallel,
             optimizer,
             progress: Progress::default(),
         })
@@ -80,9 +151,14 @@ impl Trainer {
         &self.config
     }
 
-    /// The model.
-    pub fn gpt(&self) -> &Gpt {
-        &self.gpt
+    /// What the model is made of.
+    pub fn model(&self) -> &GptConfig {
+        &self.model
+    }
+
+    /// This rank's chunks of the model.
+    pub fn parts(&self) -> &[Gpt] {
+        &self.parts
     }
 
     /// Where the model was made.
@@ -90,9 +166,19 @@ impl Trainer {
         &self.scope
     }
 
+    /// The ranks that train together.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
     /// The parameters, laid out for the optimizer.
     pub fn buffers(&self) -> &ParamBuffers {
-        &self.buffers
+        self.data_parallel.buffers()
+    }
+
+    /// The parameters and the reductions of their gradients.
+    pub fn data_parallel(&self) -> &DataParallel {
+        &self.data_parallel
     }
 
     /// The optimizer's state.
@@ -100,91 +186,105 @@ impl Trainer {
         &self.optimizer
     }
 
-    /// The optimizer's state, to be overwritten from a checkpoint.
-    pub fn optimizer_mut(&mut self) -> &mut Optimizer {
-        &mut self.optimizer
-    }
-
     /// How far the run is.
     pub fn progress(&self) -> &Progress {
         &self.progress
     }
 
-    /// Continues from where a checkpoint was; its weights and moments are loaded by itself.
+    /// Continues from where a checkpoint was; its weights and moments are loaded by themselves.
     pub fn set_progress(&mut self, progress: Progress) {
         self.progress = progress;
     }
 
-    /// Takes one step over the next global batch of `sampler`.
+    /// What this rank writes into a checkpoint: of weights that several ranks hold, only the first one's.
+    pub fn held(&self) -> Result<(Vec<Held>, Moments)> {
+        let mut weights = Vec::new();
+        self.data_parallel.visit_weights(|name, place, tensor| {
+            weights.push(Held { name: name.to_string(), place: place.clone(), tensor });
+            Ok(())
+        })?;
+        let moments = Moments::of(&self.optimizer, |name| self.data_parallel.owns_moments(name))?;
+        Ok((weights, moments))
+    }
+
+    /// Goes on from where a checkpoint was, saved in any layout.
+    ///
+    /// Errors if it is of another model.
+    pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<()> {
+        checkpoint.check_config(&self.model)?;
+        self.data_parallel.load(|params| checkpoint.load_params_of_part(params))?;
+        checkpoint.load_optimizer(&mut self.optimizer)?;
+        self.progress = checkpoint.progress().clone();
+        Ok(())
+    }
+
+    /// Takes one step over the next global batch of `samples`.
     ///
     /// Errors, without touching weights or moments, if the loss or the gradient norm is not finite; the
     /// message names the step and the first offending parameter.
-    pub fn step(&mut self, sampler: &Sampler) -> Result<StepReport> {
+    pub fn step(&mut self, samples: &dyn Samples) -> Result<StepReport> {
         let started = Instant::now();
         let device = self.scope.device().clone();
-        let report = device.run(|| self.step_on_device(sampler))?;
+        let report = device.run(|| self.step_on_device(samples))?;
         Ok(StepReport { seconds: started.elapsed().as_secs_f64(), ..report })
     }
 
-    fn step_on_device(&mut self, sampler: &Sampler) -> Result<StepReport> {
+    fn step_on_device(&mut self, samples: &dyn Samples) -> Result<StepReport> {
         let consumed = self.progress.consumed_samples;
-        let batches = &self.config.batch_size;
-        let (global, micro) = (batches.global(consumed), batches.micro());
-        let batches = (0..batches.microbatches(consumed))
-            .map(|i| sampler.batch(batches.first_sample(consumed, i, 0), micro))
+        let sizes = self.config.batch_size;
+        let (global, micro) = (sizes.global(consumed), sizes.micro());
+        let data = self.mesh.axis(Axis::Data).clone();
+        let batches = (0..sizes.microbatches(consumed))
+            .map(|i| samples.batch(sizes.first_sample(consumed, i, data.rank()), micro))
             .collect::<Result<Vec<Batch>>>()?;
         // Known before the first forward, so that the scale of the loss depends on no layout.
         let counted: u64 = batches.iter().map(Batch::counted).sum();
+        let counted = data.sum(self.scope.device(), counted as f64)?;
+        let seed = self.config.seed;
+        let pass =
+            Context::new(seed, self.progress.step, Mode::Train, global, samples.seq_length());
+        let schedule = self.schedule(batches.len())?;
 
-        self.buffers.zero_gradients();
-        let pass = Context::new(
-            self.config.seed,
-            self.progress.step,
-            Mode::Train,
-            global,
-            sampler.seq_length(),
-        );
-        let mut loss = 0.0;
-        for batch in &batches {
-            let ctx = pass.clone().micro_batch((batch.first_sample - consumed) as usize, micro);
-            let (inputs, targets) = batch_tensors(self.scope.device(), batch)?;
-            let sum = self.gpt.loss(&ctx, &inputs, &targets)?.sum;
-            loss += sum.value().item()?;
-            sum.backward_scaled(1.0 / counted as f64)?;
-        }
-        loss /= counted as f64;
-        self.buffers.check_gradients()?;
+        self.data_parallel.begin_step(batches.len());
+        let mut model = StageModel::new(&self.parts, &self.mesh, &batches, |batch| {
+            pass.clone().micro_batch((batch.first_sample - consumed) as usize, micro)
+        })?
+        .reduced_by(&self.data_parallel);
+        execute(&schedule, &mut model, &self.mesh, 1.0 / counted)?;
+        let loss = self.mesh.world().sum(self.scope.device(), model.loss())? / counted;
+        self.data_parallel.finish_step()?;
 
-        let grad_norm = self.buffers.sq_norm()?.sqrt();
+        let grad_norm = self.data_parallel.grad_norm()?;
         if !loss.is_finite() || !grad_norm.is_finite() {
             return Err(self.not_finite(loss, grad_norm)?);
         }
         let lr = self.config.schedule.lr(self.progress.step + 1);
         let grad_scale = clip_coefficient(grad_norm, self.config.clip_grad);
-        self.optimizer.step(&self.buffers, &StepConfig { lr, grad_scale })?;
+        self.data_parallel.update(&mut self.optimizer, &StepConfig { lr, grad_scale })?;
         self.progress.step += 1;
         self.progress.consumed_samples += global as u64;
-        let tokens = (global * sampler.seq_length()) as u64;
+        let tokens = (global * samples.seq_length()) as u64;
         Ok(StepReport { step: self.progress.step, loss, lr, grad_norm, tokens, seconds: 0.0 })
     }
 
+    fn schedule(&self, microbatches: usize) -> Result<Schedule> {
+        Schedule::new(&PipelineConfig {
+            kind: self.config.parallel.pipeline_schedule,
+            stages: self.mesh.axis(Axis::Pipeline).size(),
+            microbatches,
+            chunks: self.config.parallel.chunks,
+        })
+    }
+
     fn not_finite(&self, loss: f64, grad_norm: f64) -> Result<Error> {
-        let culprit = self.buffers.first_non_finite()?;
-        let culprit = culprit
-            .map_or("every parameter is finite".into(), |name| format!("first offender: {name}"));
+        let culprit = self.buffers().first_non_finite()?;
+        let culprit = culprit.map_or("every parameter of this rank is finite".into(), |name| {
+            format!("first offender: {name}")
+        });
         let step = self.progress.step + 1;
         Ok(Error::value(
             "train",
             format!("step {step}: loss {loss}, gradient norm {grad_norm}; {culprit}"),
         ))
     }
-}
-
-/// The tensors of a batch: inputs (B, T) and targets (B, T).
-pub fn batch_tensors(device: &Device, batch: &Batch) -> Result<(Tensor, Tensor)> {
-    let dims = [batch.micro_batch, batch.seq_length];
-    Ok((
-        Tensor::from_slice(device, &batch.inputs, &dims)?,
-        Tensor::from_slice(device, &batch.targets, &dims)?,
-    ))
 }

@@ -3,9 +3,10 @@
 //! The test program starts itself again as the child: `child` does nothing unless it is told to.
 #![cfg(unix)]
 
-use ferrotron_models::checkpoint::{Checkpoint, Progress, Snapshot, save};
+use ferrotron_models::checkpoint::{Checkpoint, Held, Progress, Snapshot, save};
 use ferrotron_models::gpt::{Gpt, GptConfig};
 use ferrotron_nn::{Module, Scope};
+use ferrotron_parallel::collective::Group;
 use ferrotron_tensor::{DType, Device, Result};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -17,16 +18,16 @@ fn save_step(dir: &Path, step: u64) -> Result<PathBuf> {
     let config = GptConfig::gpt2(64, 2, 32, 2, 16);
     let gpt = Gpt::new(&Scope::new(&Device::cpu(1)?, DType::F32, step), &config)?;
     let progress = Progress { step, ..Progress::default() };
-    let (params, run) = (gpt.params(), serde_json::Value::Null);
+    let run = serde_json::Value::Null;
     let snapshot = Snapshot {
-        params: &params,
-        optimizer: None,
+        weights: Held::params(&gpt.params())?,
+        moments: None,
         config: &config,
         progress: &progress,
         tokenizer: None,
         run,
     };
-    save(dir, &snapshot)
+    save(dir, &Group::single(), snapshot)
 }
 
 #[test]

@@ -3,7 +3,9 @@
 #![deny(missing_docs)]
 
 pub mod collective;
+pub mod context_parallel;
 pub mod data_parallel;
+pub mod gradcheck;
 pub mod launch;
 pub mod mesh;
 pub mod pipeline;

@@ -1,16 +1,18 @@
 //! How the ranks of a run are laid out along the four axes, and the groups that this makes.
 
-use ferrotron_nn::{Axis, AxisSet};
+use ferrotron_nn::{Axis, AxisSet, Context};
 use ferrotron_tensor::{Error, Result};
+use std::sync::Arc;
 
-use crate::collective::{Group, World};
+use crate::collective::{Collective, Group, World};
+use crate::context_parallel::ContextParallel;
 use crate::tensor_parallel::{SequenceParallel, TensorParallel};
 
 /// The sizes of the axes. Ranks are numbered with tensor fastest, then context, data and pipeline, as
 /// Megatron-LM's order "tp-cp-dp-pp", so the ranks that talk most are neighbours.
 ///
 /// ```
-/// use ferrotron_nn::{Axis, AxisSet};
+/// use ferrotron_nn::{Axis, AxisSet, Context};
 /// use ferrotron_parallel::mesh::Layout;
 /// let layout = Layout::new(16, 2, 1, 4)?; // 16 ranks: tp 2, cp 1, pp 4, and what remains is dp 2
 /// assert_eq!(layout.size(Axis::Data), 2);
@@ -179,6 +181,44 @@ impl Mesh {
     /// Whether activations between the parallel layers are cut along the sequence.
     pub fn sequence(&self) -> SequenceParallel {
         self.sequence
+    }
+
+    /// How sequences are spread along the context axis.
+    pub fn context_parallel(&self) -> ContextParallel {
+        ContextParallel::new(self.axis(Axis::Context).clone())
+    }
+
+    /// What this rank sees of a pass over whole sequences: its positions in attention, and those on the
+    /// residual stream.
+    ///
+    /// Errors if they cannot be cut evenly.
+    pub fn context(&self, mut whole: Context) -> Result<Context> {
+        whole.sequence = self.context_parallel().sequence(whole.sequence.global)?;
+        whole.residual = self.tensor_parallel().residual(&whole.sequence)?;
+        Ok(whole)
+    }
+
+    /// The same mesh, whose collectives are carried out by what `wrap` makes of them: to trace them, for
+    /// example.
+    #[must_use]
+    pub fn wrapped(&self, wrap: &dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective>) -> Mesh {
+        let one = |group: &Group| group.wrapped(wrap);
+        let Stages { forward_in, forward_out, backward_in, backward_out, ends } = &self.stages;
+        Mesh {
+            layout: self.layout,
+            rank: self.rank,
+            sequence: self.sequence,
+            axes: std::array::from_fn(|axis| one(&self.axes[axis])),
+            batch: one(&self.batch),
+            world: one(&self.world),
+            stages: Stages {
+                forward_in: one(forward_in),
+                forward_out: one(forward_out),
+                backward_in: one(backward_in),
+                backward_out: one(backward_out),
+                ends: one(ends),
+            },
+        }
     }
 
     /// How layers are spread along the tensor axis.

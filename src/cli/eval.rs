@@ -3,6 +3,7 @@
 use clap::Args;
 use ferrotron::models::data::{DataConfig, Dataset, Validation};
 use ferrotron::models::evaluate::{Evaluation, evaluate};
+use ferrotron::parallel::mesh::Mesh;
 use ferrotron::{Error, Result};
 use serde_json::json;
 use std::path::PathBuf;
@@ -60,8 +61,8 @@ pub fn eval(args: &EvalArgs) -> Result<ExitCode> {
     let source = if whole { Some(dataset.train) } else { dataset.validation };
     let source = source.ok_or_else(|| Error::config("--split", "0 leaves nothing to evaluate"))?;
     let seq_length = args.seq_length.unwrap_or(loaded.gpt.config().max_position_embeddings);
-    let found =
-        evaluate(&loaded.gpt, &Validation::new(source, seq_length, args.micro_batch_size)?, None)?;
+    let validation = Validation::new(source, seq_length, args.micro_batch_size)?;
+    let found = evaluate(&[loaded.gpt], &Mesh::single(), &validation, None)?;
     let Evaluation { loss, perplexity, tokens } = found;
     output::line(&if args.json {
         json!({ "loss": loss, "perplexity": perplexity, "tokens": tokens }).to_string()

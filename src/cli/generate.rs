@@ -45,7 +45,6 @@ pub struct GenerateArgs {
 
 /// A trained model with its tokenizer.
 pub struct Loaded {
-    pub scope: Scope,
     pub gpt: Gpt,
     pub tokenizer: Option<Tokenizer>,
     /// The options with which a run was started.
@@ -57,10 +56,8 @@ impl Loaded {
     pub fn open(path: &Path, device: &DeviceArgs) -> Result<Loaded> {
         let device_handle = device.open()?;
         if hugging_face::is_folder(path) {
-            let scope = Scope::new(&device_handle, device.dtype()?, 0);
             let gpt = hugging_face::import(path, &device_handle, device.dtype()?)?;
             return Ok(Loaded {
-                scope,
                 gpt,
                 tokenizer: hugging_face::read_tokenizer(path)?,
                 options: Vec::new(),
@@ -71,7 +68,6 @@ impl Loaded {
         let gpt = Gpt::new(&scope, checkpoint.config())?;
         checkpoint.load_params(&gpt.params())?;
         Ok(Loaded {
-            scope,
             gpt,
             tokenizer: checkpoint.tokenizer().cloned(),
             options: saved_options(&checkpoint),
@@ -114,25 +110,18 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
         end_of_text: tokenizer.end_of_text(),
     };
     let mut printer = Printer::new(&tokenizer, &prompt);
-    continue_tokens(
-        &loaded.gpt,
-        &loaded.scope,
-        &prompt,
-        args.max_new_tokens,
-        &sampling,
-        |token| {
-            printer.push(token);
-        },
-    )?;
+    continue_tokens(&loaded.gpt, &prompt, args.max_new_tokens, &sampling, |token| {
+        printer.push(token);
+    })?;
     printer.finish();
     Ok(ExitCode::SUCCESS)
 }
 
 /// A short sample.
-pub fn sample(gpt: &Gpt, scope: &Scope, tokenizer: &Tokenizer, length: usize) -> Result<String> {
+pub fn sample(gpt: &Gpt, tokenizer: &Tokenizer, length: usize) -> Result<String> {
     let end_of_text = tokenizer.end_of_text();
     let sampling = Sampling { temperature: 0.8, top_k: None, top_p: None, seed: 1234, end_of_text };
-    let tokens = continue_tokens(gpt, scope, &line_break(tokenizer), length, &sampling, |_| {})?;
+    let tokens = continue_tokens(gpt, &line_break(tokenizer), length, &sampling, |_| {})?;
     Ok(tokenizer.decode(&tokens))
 }
 

@@ -69,11 +69,7 @@ pub fn train(args: &TrainArgs, remembered: Vec<String>) -> Result<ExitCode> {
     let scope = Scope::new(&device, args.device.dtype()?, args.optimization.seed);
     let mut trainer = Trainer::new(&scope, &model, args.optimization.config()?)?;
     if let Some(checkpoint) = &resumed {
-        checkpoint.check_config(&model)?;
-        let params: Vec<_> = trainer.buffers().params().cloned().collect();
-        checkpoint.load_params(&params)?;
-        checkpoint.load_optimizer(trainer.optimizer_mut())?;
-        trainer.set_progress(checkpoint.progress().clone());
+        trainer.load(checkpoint)?;
     }
     same_data(&mut trainer, dataset.train.len())?;
 
@@ -112,7 +108,7 @@ fn report(
         output::line(&line);
     }
     if outcome.ended == Ended::Finished && args.run.sample_length > 0 {
-        let text = sample(trainer.gpt(), trainer.scope(), tokenizer, args.run.sample_length)?;
+        let text = sample(&trainer.parts()[0], tokenizer, args.run.sample_length)?;
         output::line(&format!("sample: {text}"));
     }
     let checkpoint = outcome.checkpoint.display();

@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig, Rampup};
 use ferrotron::models::data::DataConfig;
 use ferrotron::models::tokenizer::TokenizerChoice;
-use ferrotron::models::trainer::TrainerConfig;
+use ferrotron::models::trainer::{ParallelConfig, TrainerConfig};
 use ferrotron::nn::OptimizerConfig;
 use ferrotron::nn::schedule::{DecayStyle, Schedule, ScheduleConfig, WsdDecayStyle};
 use ferrotron::{Error, Result};
@@ -179,6 +179,7 @@ impl OptimizationArgs {
                 global_batch_size: self.global_batch_size,
                 rampup,
             })?,
+            parallel: ParallelConfig::default(),
         })
     }
 

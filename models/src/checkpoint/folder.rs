@@ -40,6 +40,16 @@ pub(super) fn find(dir: &Path, name: &str) -> PathBuf {
     if !folder.exists() && old.exists() { old } else { folder }
 }
 
+/// Where the checkpoint of a step is written.
+pub(super) fn staging(dir: &Path, step: u64) -> PathBuf {
+    dir.join(format!("{}{TEMPORARY}", name(step)))
+}
+
+/// Where it is once it is whole.
+pub(super) fn published(dir: &Path, step: u64) -> PathBuf {
+    dir.join(name(step))
+}
+
 /// A checkpoint being written. Dropped before it is published, it leaves nothing behind.
 pub(super) struct Staging {
     dir: PathBuf,
@@ -53,8 +63,7 @@ impl Staging {
     pub fn begin(dir: &Path, step: u64) -> Result<Staging, Fault> {
         fs::create_dir_all(dir).map_err(|error| cannot("create", dir, &error))?;
         clean(dir)?;
-        let name = name(step);
-        let folder = dir.join(format!("{name}{TEMPORARY}"));
+        let (name, folder) = (name(step), staging(dir, step));
         fs::create_dir(&folder).map_err(|error| cannot("create", &folder, &error))?;
         Ok(Staging { dir: dir.to_path_buf(), name, folder })
     }

@@ -3,6 +3,7 @@
 use ferrotron_tensor::DType;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::Path;
 
 use super::slices::{Slice, numel};
@@ -55,6 +56,21 @@ impl Index {
             files: BTreeMap::new(),
             tensors: BTreeMap::new(),
         }
+    }
+
+    /// Adds what another rank wrote, and removes its list.
+    pub fn take_part(&mut self, path: &Path) -> Result<(), Fault> {
+        let text = std::fs::read(path).map_err(|error| cannot("read", path, &error))?;
+        let part: Index = serde_json::from_slice(&text)
+            .map_err(|error| format!("'{}' is damaged: {error}", path.display()))?;
+        self.files.extend(part.files);
+        for (name, record) in part.tensors {
+            match self.tensors.entry(name) {
+                Entry::Vacant(entry) => drop(entry.insert(record)),
+                Entry::Occupied(mut entry) => entry.get_mut().pieces.extend(record.pieces),
+            }
+        }
+        std::fs::remove_file(path).map_err(|error| cannot("delete", path, &error))
     }
 
     /// Reads and checks the index of `folder`, not yet the files that it lists.

@@ -30,9 +30,9 @@ fn one_layout_loads_another() -> Result<()> {
         owner([&[(2, 4)], &[(1, 2)]]),
     );
     let held = |place| Held { name: "w".into(), tensor: read(&whole, place), place: place.clone() };
-    write_slices(&staging, &mut index, "a.safetensors", vec![held(&top)]).unwrap();
-    write_slices(&staging, &mut index, "b.safetensors", vec![held(&left)]).unwrap();
-    write_slices(&staging, &mut index, "c.safetensors", vec![held(&right)]).unwrap();
+    write_slices(&staging.folder, &mut index, "a.safetensors", vec![held(&top)]).unwrap();
+    write_slices(&staging.folder, &mut index, "b.safetensors", vec![held(&left)]).unwrap();
+    write_slices(&staging.folder, &mut index, "c.safetensors", vec![held(&right)]).unwrap();
     finish(staging, &mut index);
 
     let scope = Scope::new(&device, DType::F32, 0);

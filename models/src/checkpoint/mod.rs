@@ -10,6 +10,8 @@
 //!                     index.json            every file's size and CRC-32, every tensor's pieces
 //! ```
 //!
+//! Several ranks write `model-00001-of-00004.safetensors` and so on, each what it holds.
+//!
 //! `index.json` says for each global tensor which boxes of it lie in which file under which name. Who
 //! loads asks for the [`Place`](ferrotron_tensor::Place)s that it holds, so what was saved in one layout
 //! loads in any other.
@@ -25,7 +27,7 @@ mod save;
 mod slices;
 
 pub use load::Checkpoint;
-pub use save::{Snapshot, retain, save};
+pub use save::{Held, Moments, Snapshot, retain, save};
 
 use serde::{Deserialize, Serialize};
 
@@ -36,7 +38,7 @@ pub struct Progress {
     pub step: u64,
     /// Samples consumed, which decide where in the data the run goes on.
     pub consumed_samples: u64,
-    /// Steps of the optimizer, which [`save`] fills in from it.
+    /// Steps of the optimizer, which [`save`] fills in from its state.
     #[serde(default)]
     pub optimizer_steps: u64,
     /// Anything else, by name.

@@ -1,8 +1,10 @@
 //! Saving.
 
 use ferrotron_nn::{Optimizer, Param};
+use ferrotron_parallel::collective::Group;
 use ferrotron_tensor::{Error, Place, Result, Tensor};
 use serde_json::json;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use super::folder::{self, Staging};
@@ -13,12 +15,22 @@ use crate::gpt::GptConfig;
 use crate::tensor_file::{Fault, write_bytes, write_tensors};
 use crate::tokenizer::Tokenizer;
 
-/// What goes into a checkpoint.
+/// A tensor of which `place` is held.
+pub struct Held {
+    /// The global name.
+    pub name: String,
+    /// Which part of the global tensor it is.
+    pub place: Place,
+    /// Its value.
+    pub tensor: Tensor,
+}
+
+/// What one rank puts into a checkpoint. All ranks together put in every element of every tensor once.
 pub struct Snapshot<'a> {
-    /// All parameters of the model.
-    pub params: &'a [Param],
-    /// The optimizer, without which the checkpoint serves for everything but going on.
-    pub optimizer: Option<&'a Optimizer>,
+    /// Weights.
+    pub weights: Vec<Held>,
+    /// The optimizer's state, without which the checkpoint serves for everything but going on.
+    pub moments: Option<Moments>,
     /// What the model is made of.
     pub config: &'a GptConfig,
     /// How far the run has come.
@@ -29,23 +41,60 @@ pub struct Snapshot<'a> {
     pub run: serde_json::Value,
 }
 
-/// Writes a checkpoint of step `snapshot.progress.step` into `dir`; returns its folder.
+/// The state of an optimizer.
+pub struct Moments {
+    /// Its tensors, under the names that they have in a checkpoint.
+    pub held: Vec<Held>,
+    /// Steps taken.
+    pub steps: u64,
+}
+
+impl Held {
+    /// The values of parameters.
+    ///
+    /// Errors if one has the name of a moment.
+    pub fn params(params: &[Param]) -> Result<Vec<Held>> {
+        let held = |param: &Param| {
+            let (name, place) = (param.name().to_string(), param.place().clone());
+            Ok(Held { name, place, tensor: param.leaf().value()? })
+        };
+        params.iter().map(held).collect()
+    }
+}
+
+impl Moments {
+    /// The state of `optimizer`, of the parameters of which `which` is true.
+    pub fn of(optimizer: &Optimizer, which: impl Fn(&str) -> bool) -> Result<Moments> {
+        let mut held = Vec::new();
+        optimizer.visit(|name, moment, place, tensor| {
+            if which(name) {
+                held.push(Held { name: moment_name(moment, name), place: place.clone(), tensor });
+            }
+            Ok(())
+        })?;
+        Ok(Moments { held, steps: optimizer.steps() })
+    }
+}
+
+/// Writes a checkpoint of step `snapshot.progress.step` into `dir`; returns its folder. All ranks of `world`
+/// call this, each with what it holds, on one file system.
 ///
 /// It takes the place of one of the same step. If anything fails, what was there before is untouched.
 ///
 /// ```
-/// use ferrotron_models::checkpoint::{Checkpoint, Progress, Snapshot, save};
+/// use ferrotron_models::checkpoint::{Checkpoint, Held, Progress, Snapshot, save};
 /// use ferrotron_models::gpt::{Gpt, GptConfig};
 /// use ferrotron_nn::{Module, Scope};
+/// use ferrotron_parallel::collective::Group;
 /// use ferrotron_tensor::{DType, Device};
 ///
 /// let config = GptConfig::gpt2(65, 2, 32, 4, 16);
 /// let gpt = Gpt::new(&Scope::new(&Device::cpu(1)?, DType::F32, 1234), &config)?;
 /// # let folder = tempfile::tempdir().unwrap();
 /// # let runs = folder.path();
-/// let folder = save(runs, &Snapshot {
-///     params: &gpt.params(),
-///     optimizer: None,
+/// let folder = save(runs, &Group::single(), Snapshot {
+///     weights: Held::params(&gpt.params())?,
+///     moments: None,
 ///     config: &config,
 ///     progress: &Progress { step: 100, ..Progress::default() },
 ///     tokenizer: None,
@@ -60,17 +109,124 @@ pub struct Snapshot<'a> {
 /// ```
 ///
 /// # Errors
-/// A folder that cannot be written, a full disk.
-pub fn save(dir: &Path, snapshot: &Snapshot) -> Result<PathBuf> {
-    write(dir, snapshot).map_err(|error| {
+/// A folder that cannot be written, a full disk; another rank's error.
+pub fn save(dir: &Path, world: &Group, snapshot: Snapshot) -> Result<PathBuf> {
+    let step = snapshot.progress.step;
+    let refused = |fault: Fault| {
         Error::io(
             "checkpoint",
             format!(
-                "step {} was not saved: {error}; earlier checkpoints are untouched: free space there or choose another --save",
-                snapshot.progress.step
+                "step {step} was not saved: {fault}; earlier checkpoints are untouched: free space there or choose another --save"
             ),
         )
-    })
+    };
+    let stray = snapshot.weights.iter().find(|held| held.name.split('.').next() == Some(OPTIMIZER));
+    if let Some(stray) = stray {
+        return Err(refused(format!("'{}' has the name of a moment", stray.name)));
+    }
+    // An error ends this rank, and with it the others' barriers.
+    let first = world.rank() == 0;
+    let staging = if first { Some(Staging::begin(dir, step).map_err(refused)?) } else { None };
+    world.barrier().wait()?;
+    let folder = folder::staging(dir, step);
+    let Snapshot { weights, moments, config, progress, tokenizer, run } = snapshot;
+    let mut progress = progress.clone();
+    progress.optimizer_steps = moments.as_ref().map_or(progress.optimizer_steps, |m| m.steps);
+    let mut index = Index::new();
+    let files = [("model", Some(weights)), ("optimizer", moments.map(|moments| moments.held))];
+    for (name, held) in files {
+        if let Some(held) = held {
+            write_slices(&folder, &mut index, &file_name(name, world), held).map_err(refused)?;
+        }
+    }
+    if !first {
+        write_bytes(
+            &folder.join(part_name(world.rank())),
+            pretty(&index).map_err(refused)?.as_bytes(),
+        )
+        .map_err(refused)?;
+    }
+    world.barrier().wait()?;
+    if let Some(staging) = staging {
+        let documents = || {
+            for rank in 1..world.size() {
+                index.take_part(&folder.join(part_name(rank)))?;
+            }
+            let mut document = |file: &str, text: String| {
+                let record = write_bytes(&folder.join(file), text.as_bytes())?;
+                index.files.insert(file.to_string(), record);
+                Ok::<_, Fault>(())
+            };
+            document("config.json", pretty(&json!({"model": config, "run": run}))?)?;
+            document("progress.json", pretty(&progress)?)?;
+            if let Some(tokenizer) = tokenizer {
+                document("tokenizer.json", tokenizer.to_json())?;
+            }
+            write_bytes(&folder.join(INDEX), pretty(&index)?.as_bytes())?;
+            staging.publish()
+        };
+        let published: std::result::Result<PathBuf, Fault> = documents();
+        published.map_err(refused)?;
+    }
+    world.barrier().wait()?;
+    Ok(folder::published(dir, step))
+}
+
+/// One ordinary file where there is one rank; else numbered as Hugging Face numbers shards.
+fn file_name(name: &str, world: &Group) -> String {
+    match (world.rank() + 1, world.size()) {
+        (_, 1) => format!("{name}.safetensors"),
+        (rank, ranks) => format!("{name}-{rank:05}-of-{ranks:05}.safetensors"),
+    }
+}
+
+/// What a rank wrote, for the first one to put into the index.
+fn part_name(rank: usize) -> String {
+    format!("index-{rank:05}.json")
+}
+
+fn pretty(value: &impl serde::Serialize) -> std::result::Result<String, Fault> {
+    serde_json::to_string_pretty(value).map_err(|error| error.to_string())
+}
+
+/// Writes what is held to one file, a tensor for each box of its place, and enters it in the index. No file
+/// is written if nothing is held.
+pub(super) fn write_slices(
+    folder: &Path,
+    index: &mut Index,
+    file: &str,
+    held: Vec<Held>,
+) -> std::result::Result<(), Fault> {
+    if held.is_empty() {
+        return Ok(());
+    }
+    let mut tensors = Vec::with_capacity(held.len());
+    let mut parts: HashMap<String, usize> = HashMap::new();
+    for Held { name, place, tensor } in held {
+        let record = index.tensors.entry(name.clone()).or_insert_with(|| TensorRecord {
+            dtype: tensor.dtype().to_string(),
+            shape: place.global_dims().to_vec(),
+            pieces: Vec::new(),
+        });
+        for (slice, local) in boxes(&place) {
+            // A whole tensor has its own name; the parts of one are numbered.
+            let number = parts.entry(name.clone()).or_default();
+            let key = match slice.shape == record.shape {
+                true => name.clone(),
+                false => format!("{name}#{number}"),
+            };
+            *number += 1;
+            let mut part = tensor.clone();
+            for (d, (&start, &len)) in local.iter().zip(&slice.shape).enumerate() {
+                part = part.narrow(d as isize, start, len).map_err(|error| error.to_string())?;
+            }
+            record.pieces.push(Piece { file: file.to_string(), key: key.clone(), slice });
+            tensors.push((key, part));
+        }
+    }
+    let record = write_tensors(&folder.join(file), Some(("format", "pt")), tensors)?;
+    index.files.insert(file.to_string(), record);
+    Ok(())
 }
 
 /// Deletes all but the `keep` checkpoints of `dir` that were written last. The one that `latest` names
@@ -85,95 +241,5 @@ pub fn retain(dir: &Path, keep: usize) -> Result<()> {
             folder::delete(&checkpoint).map_err(|fault| Error::io("checkpoint", fault))?;
         }
     }
-    Ok(())
-}
-
-/// A tensor of which `place` is held.
-pub(super) struct Held {
-    pub name: String,
-    pub place: Place,
-    pub tensor: Tensor,
-}
-
-fn write(dir: &Path, snapshot: &Snapshot) -> std::result::Result<PathBuf, Fault> {
-    let staging = Staging::begin(dir, snapshot.progress.step)?;
-    let mut index = Index::new();
-    write_slices(&staging, &mut index, "model.safetensors", weights(snapshot.params)?)?;
-    let mut progress = snapshot.progress.clone();
-    if let Some(optimizer) = snapshot.optimizer {
-        progress.optimizer_steps = optimizer.steps();
-        let moments = moments(optimizer)?;
-        write_slices(&staging, &mut index, "optimizer.safetensors", moments)?;
-    }
-    let mut document = |file: &str, text: String| {
-        let record = write_bytes(&staging.folder.join(file), text.as_bytes())?;
-        index.files.insert(file.to_string(), record);
-        Ok::<_, Fault>(())
-    };
-    document("config.json", pretty(&json!({"model": snapshot.config, "run": snapshot.run}))?)?;
-    document("progress.json", pretty(&progress)?)?;
-    if let Some(tokenizer) = snapshot.tokenizer {
-        document("tokenizer.json", tokenizer.to_json())?;
-    }
-    write_bytes(&staging.folder.join(INDEX), pretty(&index)?.as_bytes())?;
-    staging.publish()
-}
-
-fn pretty(value: &impl serde::Serialize) -> std::result::Result<String, Fault> {
-    serde_json::to_string_pretty(value).map_err(|error| error.to_string())
-}
-
-fn weights(params: &[Param]) -> std::result::Result<Vec<Held>, Fault> {
-    let held = |param: &Param| {
-        if param.name().split('.').next() == Some(OPTIMIZER) {
-            return Err(format!("'{}' has the name of a moment", param.name()));
-        }
-        let tensor = param.leaf().value().map_err(|error| error.to_string())?;
-        Ok(Held { name: param.name().to_string(), place: param.place().clone(), tensor })
-    };
-    params.iter().map(held).collect()
-}
-
-fn moments(optimizer: &Optimizer) -> std::result::Result<Vec<Held>, Fault> {
-    let mut held = Vec::new();
-    let visited = optimizer.visit(|name, moment, place, tensor| {
-        held.push(Held { name: moment_name(moment, name), place: place.clone(), tensor });
-        Ok(())
-    });
-    visited.map(|()| held).map_err(|error| error.to_string())
-}
-
-/// Writes what is held to one file, a tensor for each box of its place, and enters it in the index.
-pub(super) fn write_slices(
-    staging: &Staging,
-    index: &mut Index,
-    file: &str,
-    held: Vec<Held>,
-) -> std::result::Result<(), Fault> {
-    let mut tensors = Vec::with_capacity(held.len());
-    for Held { name, place, tensor } in held {
-        let record = index.tensors.entry(name.clone()).or_insert_with(|| TensorRecord {
-            dtype: tensor.dtype().to_string(),
-            shape: place.global_dims().to_vec(),
-            pieces: Vec::new(),
-        });
-        let boxes = boxes(&place);
-        for (number, (slice, local)) in boxes.iter().enumerate() {
-            // One box has the tensor's own name; several are numbered.
-            let key = if boxes.len() == 1 { name.clone() } else { format!("{name}#{number}") };
-            let mut part = tensor.clone();
-            for (d, (&start, &len)) in local.iter().zip(&slice.shape).enumerate() {
-                part = part.narrow(d as isize, start, len).map_err(|error| error.to_string())?;
-            }
-            record.pieces.push(Piece {
-                file: file.to_string(),
-                key: key.clone(),
-                slice: slice.clone(),
-            });
-            tensors.push((key, part));
-        }
-    }
-    let record = write_tensors(&staging.folder.join(file), Some(("format", "pt")), tensors)?;
-    index.files.insert(file.to_string(), record);
     Ok(())
 }

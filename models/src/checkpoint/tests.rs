@@ -6,6 +6,7 @@ use crate::tokenizer::Tokenizer;
 use ferrotron_nn::{
     Context, Mode, Module, Optimizer, OptimizerConfig, Param, ParamBuffers, Scope, StepConfig,
 };
+use ferrotron_parallel::collective::Group;
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -49,9 +50,10 @@ impl Run {
         let progress = Progress { step, consumed_samples: 2 * step, ..Progress::default() };
         save(
             dir,
-            &Snapshot {
-                params: &self.gpt.params(),
-                optimizer: Some(&self.optimizer),
+            &Group::single(),
+            Snapshot {
+                weights: Held::params(&self.gpt.params())?,
+                moments: Some(Moments::of(&self.optimizer, |_| true)?),
                 config: self.gpt.config(),
                 progress: &progress,
                 tokenizer: Some(&Tokenizer::char("hello")?),

@@ -34,6 +34,6 @@ mod validation;
 pub use batch::{Batch, IGNORE};
 pub use dataset::{DataConfig, Dataset};
 pub use permutation::Permutation;
-pub use sampler::Sampler;
+pub use sampler::{Sampler, Samples};
 pub use source::TokenSource;
 pub use validation::Validation;

@@ -19,10 +19,19 @@
 use super::{Batch, Permutation, TokenSource};
 use ferrotron_tensor::{Error, RandomKey, Result};
 
+/// Where training takes its samples from, by number.
+pub trait Samples: Send + Sync {
+    /// Samples `first_sample .. first_sample + micro_batch` of the run.
+    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch>;
+
+    /// Inputs of one sample.
+    fn seq_length(&self) -> usize;
+}
+
 /// Draws training batches.
 ///
 /// ```
-/// use ferrotron_models::data::{Sampler, TokenSource};
+/// use ferrotron_models::data::{Sampler, Samples, TokenSource};
 /// let source = TokenSource::from_tokens((0..1000).collect(), 1000)?;
 /// let sampler = Sampler::new(source, 8, 1234)?;
 /// let whole = sampler.batch(100, 4)?; // samples 100, 101, 102, 103 ...
@@ -68,11 +77,6 @@ impl Sampler {
         self.sequences
     }
 
-    /// Inputs of one sample.
-    pub fn seq_length(&self) -> usize {
-        self.seq_length
-    }
-
     /// The position of the first input of sample number `sample`.
     pub fn start(&self, sample: u64) -> u64 {
         let length = self.seq_length as u64;
@@ -85,12 +89,11 @@ impl Sampler {
             Permutation::new(RandomKey::new(self.seed, epoch, "data.order"), self.sequences);
         phase + order.at(index) * length
     }
+}
 
-    /// Samples `first_sample .. first_sample + micro_batch`.
-    ///
-    /// # Errors
-    /// A token beyond the vocabulary.
-    pub fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+impl Samples for Sampler {
+    /// Errors if a token is beyond the vocabulary.
+    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
         let mut batch = Batch::blank(first_sample, micro_batch, self.seq_length);
         let mut tokens = vec![0; self.seq_length + 1];
         for row in 0..micro_batch {
@@ -98,6 +101,10 @@ impl Sampler {
             batch.fill(row, &tokens);
         }
         Ok(batch)
+    }
+
+    fn seq_length(&self) -> usize {
+        self.seq_length
     }
 }
 

@@ -35,6 +35,12 @@ impl Group {
         if collective.size() == 1 { Group(None) } else { Group(Some(collective)) }
     }
 
+    /// The same group, whose calls are carried out by what `wrap` makes of whoever does now.
+    #[must_use]
+    pub fn wrapped(&self, wrap: &dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective>) -> Group {
+        Group(self.0.clone().map(wrap))
+    }
+
     /// This rank's number within the group.
     pub fn rank(&self) -> usize {
         self.0.as_ref().map_or(0, |collective| collective.rank())

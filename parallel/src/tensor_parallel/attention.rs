@@ -5,13 +5,16 @@ use ferrotron_nn::{AttentionConfig, AttentionHeads, Context, KvCache, Module, Pa
 use ferrotron_tensor::{Error, Result};
 
 use super::{ColumnParallelLinear, RowParallelLinear, TensorParallel};
+use crate::context_parallel::ContextParallel;
 
 /// Attention as [`ferrotron_nn::Attention`], every rank with some heads and one sum over the ranks at the
-/// end: Shoeybi et al., figure 3b. A softmax belongs to one head, so it needs nothing from other ranks.
+/// end: Shoeybi et al., figure 3b. A softmax belongs to one head, so it needs nothing from the ranks with other
+/// heads; where sequences are cut too, keys and values come from the ranks with other positions.
 #[derive(Debug, Clone)]
 pub struct ParallelAttention {
     qkv: ColumnParallelLinear,
     heads: AttentionHeads,
+    cp: ContextParallel,
     proj: RowParallelLinear,
 }
 
@@ -22,6 +25,7 @@ impl ParallelAttention {
     pub fn new(
         scope: &Scope,
         tp: &TensorParallel,
+        cp: &ContextParallel,
         config: &AttentionConfig,
     ) -> Result<ParallelAttention> {
         let AttentionConfig { hidden, heads, groups, head_dim, bias, init, residual_init, .. } =
@@ -38,6 +42,7 @@ impl ParallelAttention {
         let (qkv, proj) = (scope.child("qkv"), scope.child("proj"));
         Ok(ParallelAttention {
             heads: AttentionHeads::new(scope, config, group.part(heads))?,
+            cp: cp.clone(),
             qkv: ColumnParallelLinear::new(&qkv, tp, hidden, &[q, kv, kv], bias, init)?,
             proj: RowParallelLinear::new(&proj, tp, q, hidden, bias, residual_init)?,
         })
@@ -45,10 +50,12 @@ impl ParallelAttention {
 
     /// (B, T, C) -> (B, T, C), T/tp positions on both sides under sequence parallelism. With a cache, the
     /// positions follow those that it holds, and it takes up the new ones; no gradient then flows back
-    /// through attention.
+    /// through attention. T counts the positions `ctx.sequence`.
+    ///
+    /// Errors as [`ContextParallel::attend`].
     pub fn forward(&self, ctx: &Context, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
         let qkv = self.qkv.forward(x)?; // (B, T, (H + 2G) D / tp)
-        let y = self.heads.forward(ctx, qkv, cache)?; // (B, T, H D / tp)
+        let y = self.cp.attend(&self.heads, ctx, qkv, cache)?; // (B, T, H D / tp)
         self.proj.forward(&y) // (B, T, C)
     }
 }

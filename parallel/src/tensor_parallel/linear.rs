@@ -23,7 +23,7 @@ use crate::collective::{Reduction, Work};
 
 /// Which dim of the weight is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Cut {
+pub(super) enum Cut {
     /// Outputs.
     Column,
     /// Inputs.
@@ -31,11 +31,11 @@ enum Cut {
 }
 
 /// The dim of activations (B, T, ..) that sequence parallelism cuts.
-const SEQUENCE: usize = 1;
+pub(super) const SEQUENCE: usize = 1;
 
 impl TensorParallel {
     /// All positions of an activation of the residual stream.
-    fn gathered(&self, x: &Tensor) -> Result<Work<Tensor>> {
+    pub(super) fn gathered(&self, x: &Tensor) -> Result<Work<Tensor>> {
         match self.sequence {
             SequenceParallel::Off => Ok(Work::ready(x.clone())),
             SequenceParallel::On => {
@@ -46,14 +46,21 @@ impl TensorParallel {
     }
 
     /// The sum over the ranks, of it the positions of the residual stream.
-    fn reduced(&self, x: Tensor) -> Result<Work<Tensor>> {
+    pub(super) fn reduced(&self, x: Tensor) -> Result<Work<Tensor>> {
         match self.sequence {
             SequenceParallel::Off => self.group.all_reduce(x, Reduction::Sum),
             SequenceParallel::On => reduce_scatter_dim(&x, SEQUENCE, &self.group),
         }
     }
 
-    fn linear(&self, x: &Var, weight: &Var, bias: Option<&Var>, cut: Cut) -> Result<Var> {
+    /// The product with a weight that is cut, as one operation.
+    pub(super) fn linear(
+        &self,
+        x: &Var,
+        weight: &Var,
+        bias: Option<&Var>,
+        cut: Cut,
+    ) -> Result<Var> {
         if self.group.size() == 1 {
             return x.linear(weight, bias);
         }
@@ -99,13 +106,14 @@ impl Backward for ParallelLinear {
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
         let ParallelLinear { tp, cut, x, weight } = *self;
         let dy = dy.single()?;
+        let whole = match cut {
+            Cut::Column => Work::ready(dy.clone()),
+            Cut::Row => tp.gathered(&dy)?, // under way while the bias's gradient is computed
+        };
         if dx.needs(2) {
             dx.give(2, sum_to(&dy.as_matrix()?, &dy.dims()[dy.rank() - 1..])?)?;
         }
-        let dy = match cut {
-            Cut::Column => dy,
-            Cut::Row => tp.gathered(&dy)?.wait()?,
-        };
+        let dy = whole.wait()?;
         let x = x.map(|x| match cut {
             Cut::Row => Ok(Work::ready(()).map(move |()| x.value())),
             Cut::Column if dx.defers_weight(1) => {

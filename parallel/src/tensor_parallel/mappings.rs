@@ -15,7 +15,8 @@
 //! There is no differentiable all-reduce: its gradient depends on what its operand is.
 
 use ferrotron_autograd::{Backward, Cotangents, Grads, Var};
-use ferrotron_tensor::{Result, Tensor};
+use ferrotron_tensor::ops::concat::concat;
+use ferrotron_tensor::{Error, Result, Tensor};
 
 use crate::collective::{Group, Reduction, Work};
 
@@ -34,66 +35,78 @@ impl<F: FnOnce(Tensor) -> Result<Tensor> + Send + 'static> Backward for Conjugat
     }
 }
 
+/// Records `forward` of x with `backward` as its gradient; in a group of one both are the identity.
 fn map(
     name: &'static str,
     x: &Var,
-    value: Tensor,
-    backward: impl FnOnce(Tensor) -> Result<Tensor> + Send + 'static,
+    group: &Group,
+    forward: impl FnOnce(&Tensor) -> Result<Tensor>,
+    backward: impl FnOnce(Tensor, &Group) -> Result<Tensor> + Send + 'static,
 ) -> Result<Var> {
-    Var::record(&[x], value, || Conjugate { name, backward })
+    if group.size() == 1 {
+        return Ok(x.clone());
+    }
+    let (value, group) = (forward(x.value())?, group.clone());
+    Var::record(&[x], value, || Conjugate { name, backward: move |dy| backward(dy, &group) })
 }
 
 /// The identity on what is the same on every rank; each rank's gradient is a part of the sum.
 pub fn copy_to_tp(x: &Var, group: &Group) -> Result<Var> {
-    let group = group.clone();
-    map("copy_to_tp", x, x.value().clone(), move |dy| group.all_reduce(dy, Reduction::Sum)?.wait())
+    let backward = |dy, group: &Group| group.all_reduce(dy, Reduction::Sum)?.wait();
+    map("copy_to_tp", x, group, |x| Ok(x.clone()), backward)
 }
 
 /// The sum of parts, the same on every rank; so is its gradient.
 pub fn reduce_from_tp(x: &Var, group: &Group) -> Result<Var> {
-    let sum = group.all_reduce(x.value().clone(), Reduction::Sum)?.wait()?;
-    map("reduce_from_tp", x, sum, Ok)
+    let forward = |x: &Tensor| group.all_reduce(x.clone(), Reduction::Sum)?.wait();
+    map("reduce_from_tp", x, group, forward, |dy, _| Ok(dy))
 }
 
 /// This rank's part of dim `dim` of what is the same on every rank.
 pub fn scatter_to_tp(x: &Var, dim: usize, group: &Group) -> Result<Var> {
-    let (part, len, group) = (part(x.value(), dim, group)?, x.dims()[dim], group.clone());
-    map("scatter_to_tp", x, part, move |dy| all_gather_dim(&dy, dim, len, &group)?.wait())
+    let len = x.value().dim(dim as isize)?;
+    map(
+        "scatter_to_tp",
+        x,
+        group,
+        |x| part(x, dim, group),
+        move |dy, group| all_gather_dim(&dy, dim, len, group)?.wait(),
+    )
 }
 
 /// All of dim `dim`, `len` long, of which every rank has its part. What follows is the same on every rank.
 pub fn gather_from_tp(x: &Var, dim: usize, len: usize, group: &Group) -> Result<Var> {
-    let whole = all_gather_dim(x.value(), dim, len, group)?.wait()?;
-    let group = group.clone();
-    map("gather_from_tp", x, whole, move |dy| part(&dy, dim, &group))
+    let forward = |x: &Tensor| all_gather_dim(x, dim, len, group)?.wait();
+    map("gather_from_tp", x, group, forward, move |dy, group| part(&dy, dim, group))
 }
 
 /// All of dim `dim`, `len` long, of which every rank has its part. What follows differs from rank to rank.
 pub fn gather_from_sp(x: &Var, dim: usize, len: usize, group: &Group) -> Result<Var> {
-    let whole = all_gather_dim(x.value(), dim, len, group)?.wait()?;
-    let group = group.clone();
-    map("gather_from_sp", x, whole, move |dy| reduce_scatter_dim(&dy, dim, &group)?.wait())
+    let forward = |x: &Tensor| all_gather_dim(x, dim, len, group)?.wait();
+    let backward = move |dy: Tensor, group: &Group| reduce_scatter_dim(&dy, dim, group)?.wait();
+    map("gather_from_sp", x, group, forward, backward)
 }
 
 /// This rank's part of dim `dim` of the sum of parts.
 pub fn reduce_scatter_to_sp(x: &Var, dim: usize, group: &Group) -> Result<Var> {
-    let part = reduce_scatter_dim(x.value(), dim, group)?.wait()?;
-    let (len, group) = (x.dims()[dim], group.clone());
-    map("reduce_scatter_to_sp", x, part, move |dy| all_gather_dim(&dy, dim, len, &group)?.wait())
+    let len = x.value().dim(dim as isize)?;
+    let forward = |x: &Tensor| reduce_scatter_dim(x, dim, group)?.wait();
+    let backward = move |dy: Tensor, group: &Group| all_gather_dim(&dy, dim, len, group)?.wait();
+    map("reduce_scatter_to_sp", x, group, forward, backward)
 }
 
-/// From this rank's part of dim `to`, `len` long in all, to its part of dim `from`: every rank gives every
-/// other its share. Cutting `from` and joining `to` must be even.
-pub fn all_to_all(x: &Var, from: usize, to: usize, len: usize, group: &Group) -> Result<Var> {
-    let cut = x.dims()[from];
-    let value = all_to_all_dim(x.value(), from, to, len, group)?;
-    let group = group.clone();
-    map("all_to_all", x, value, move |dy| all_to_all_dim(&dy, to, from, cut, &group))
+/// From this rank's part of dim `to` to its part of dim `from`: every rank gives every other its share.
+///
+/// Errors unless `from` can be cut evenly. The parts of `to` must be equal.
+pub fn all_to_all(x: &Var, from: usize, to: usize, group: &Group) -> Result<Var> {
+    let forward = |x: &Tensor| all_to_all_dim(x, from, to, group);
+    let backward = move |dy: Tensor, group: &Group| all_to_all_dim(&dy, to, from, group);
+    map("all_to_all", x, group, forward, backward)
 }
 
 /// This rank's part of dim `dim`.
 pub(crate) fn part(x: &Tensor, dim: usize, group: &Group) -> Result<Tensor> {
-    let own = group.part(x.dims()[dim]);
+    let own = group.part(x.dim(dim as isize)?);
     x.narrow(dim as isize, own.start, own.len())
 }
 
@@ -122,20 +135,17 @@ pub(crate) fn reduce_scatter_dim(x: &Tensor, dim: usize, group: &Group) -> Resul
     Ok(work.map(move |part| part.transpose(0, dim)))
 }
 
-fn all_to_all_dim(x: &Tensor, from: usize, to: usize, len: usize, group: &Group) -> Result<Tensor> {
-    if group.size() == 1 {
-        return Ok(x.clone());
+fn all_to_all_dim(x: &Tensor, from: usize, to: usize, group: &Group) -> Result<Tensor> {
+    let (ranks, cut) = (group.size(), x.dim(from as isize)?);
+    if !cut.is_multiple_of(ranks) {
+        let message = format!("{ranks} ranks do not divide dim {from} of {:?}", x.dims());
+        return Err(Error::shape("all_to_all", message));
     }
-    let mut dims = x.dims().to_vec();
-    dims.swap(0, from);
-    let (own, ranks) = (group.part(dims[0]).len(), group.size());
     // (ranks x own part of `from`, ..), one block from each rank with its part of `to`.
+    let own = cut / ranks;
     let received = group.all_to_all(x.transpose(0, from as isize)?)?.wait()?;
     let blocks: Vec<Tensor> = (0..ranks)
         .map(|rank| received.narrow(0, rank * own, own)?.transpose(0, from as isize))
         .collect::<Result<_>>()?;
-    let whole =
-        ferrotron_tensor::ops::concat::concat(&blocks.iter().collect::<Vec<_>>(), to as isize)?;
-    debug_assert_eq!(whole.dims()[to], len);
-    Ok(whole)
+    concat(&blocks.iter().collect::<Vec<_>>(), to as isize)
 }

@@ -18,16 +18,19 @@
 //! ```
 
 mod attention;
+mod cross_entropy;
+mod embedding;
 mod linear;
 pub mod mappings;
 mod mlp;
 
 pub use attention::ParallelAttention;
+pub use embedding::VocabParallelEmbedding;
 pub use linear::{ColumnParallelLinear, RowParallelLinear};
 pub use mlp::ParallelMlp;
 
 use ferrotron_nn::{Axis, Extent, Scope};
-use ferrotron_tensor::{Place, Result};
+use ferrotron_tensor::{Error, Place, Result};
 
 use crate::collective::{Group, balanced};
 
@@ -78,10 +81,22 @@ impl TensorParallel {
     }
 
     /// The positions of the residual stream that this rank has, of those that attention sees.
-    pub fn residual(&self, sequence: &Extent) -> Extent {
+    ///
+    /// Errors unless, under sequence parallelism, they can be cut evenly.
+    pub fn residual(&self, sequence: &Extent) -> Result<Extent> {
+        let (positions, ranks) = (sequence.len(), self.group.size());
         match self.sequence {
-            SequenceParallel::On => sequence.narrow(self.group.part(sequence.len())),
-            SequenceParallel::Off => sequence.clone(),
+            SequenceParallel::Off => Ok(sequence.clone()),
+            SequenceParallel::On if positions.is_multiple_of(ranks) => {
+                Ok(sequence.narrow(self.group.part(positions)))
+            }
+            SequenceParallel::On => Err(Error::config(
+                "sequence_parallel",
+                format!(
+                    "{positions} positions cannot be cut for tensor-model-parallel-size {ranks}: with \
+                     sequence-parallel, seq-length / context-parallel-size must be a multiple of it"
+                ),
+            )),
         }
     }
 

@@ -1,0 +1,107 @@
+//! What a rank's part of the model does with the micro-batches of a step.
+
+use ferrotron_autograd::Var;
+use ferrotron_nn::{Axis, Context, Extent};
+use ferrotron_parallel::data_parallel::DataParallel;
+use ferrotron_parallel::mesh::Mesh;
+use ferrotron_parallel::pipeline::PipelineModel;
+use ferrotron_tensor::ops::concat::concat;
+use ferrotron_tensor::{DType, Device, Result, Tensor};
+
+use crate::data::Batch;
+use crate::gpt::Gpt;
+
+/// The chunks of a rank, and the batches that they run.
+pub(crate) struct StageModel<'a> {
+    parts: &'a [Gpt],
+    data_parallel: Option<&'a DataParallel>,
+    /// For each micro-batch, what the pass needs to know, and inputs and targets of this rank's positions.
+    microbatches: Vec<Microbatch>,
+    /// Whether this rank's losses count: one of those along the tensor axis, which all have the same.
+    counts: bool,
+    loss: f64,
+}
+
+struct Microbatch {
+    ctx: Context,
+    inputs: Tensor,
+    targets: Tensor,
+}
+
+impl<'a> StageModel<'a> {
+    /// The chunks `parts` run `batches`; `pass` says which samples of the global batch one holds.
+    pub fn new(
+        parts: &'a [Gpt],
+        mesh: &Mesh,
+        batches: &[Batch],
+        pass: impl Fn(&Batch) -> Context,
+    ) -> Result<StageModel<'a>> {
+        let device = parts[0].scope().device();
+        let microbatch = |batch: &Batch| {
+            let ctx = mesh.context(pass(batch))?;
+            let (inputs, targets) = batch_tensors(device, batch, &ctx.sequence)?;
+            Ok(Microbatch { ctx, inputs, targets })
+        };
+        Ok(StageModel {
+            parts,
+            data_parallel: None,
+            microbatches: batches.iter().map(microbatch).collect::<Result<_>>()?,
+            counts: mesh.axis(Axis::Tensor).rank() == 0,
+            loss: 0.0,
+        })
+    }
+
+    /// The same, with gradients that `data_parallel` reduces.
+    pub fn reduced_by(mut self, data_parallel: &'a DataParallel) -> StageModel<'a> {
+        self.data_parallel = Some(data_parallel);
+        self
+    }
+
+    /// The summed loss of what ran here; the world's sum of it is that of the global batch.
+    pub fn loss(&self) -> f64 {
+        if self.counts { self.loss } else { 0.0 }
+    }
+}
+
+impl PipelineModel for StageModel<'_> {
+    fn activation(&self, microbatch: usize) -> (Vec<usize>, DType, Device) {
+        let Microbatch { ctx, inputs, .. } = &self.microbatches[microbatch];
+        let dims = vec![inputs.dims()[0], ctx.residual.len(), self.parts[0].config().hidden_size];
+        (dims, self.parts[0].scope().dtype(), inputs.device().clone())
+    }
+
+    fn forward(&mut self, microbatch: usize, chunk: usize, input: Option<Var>) -> Result<Var> {
+        let Microbatch { ctx, inputs, targets } = &self.microbatches[microbatch];
+        let gpt = &self.parts[chunk];
+        let x = input.map_or_else(|| gpt.embed(ctx, inputs), Ok)?;
+        let x = gpt.run_blocks(ctx, x)?;
+        if !gpt.has_head() {
+            return Ok(x);
+        }
+        let sum = gpt.head_loss(&x, targets)?.sum;
+        self.loss += sum.value().item()?;
+        Ok(sum)
+    }
+
+    fn end_backward(&mut self, _microbatch: usize, _chunk: usize) -> Result<()> {
+        self.data_parallel.map_or(Ok(()), DataParallel::end_backward)
+    }
+}
+
+/// The tensors of a batch: inputs and targets (B, T) of the positions that are here.
+pub fn batch_tensors(
+    device: &Device,
+    batch: &Batch,
+    sequence: &Extent,
+) -> Result<(Tensor, Tensor)> {
+    let whole = [batch.micro_batch, batch.seq_length];
+    let inputs = Tensor::from_slice(device, &batch.inputs, &whole)?;
+    let targets = Tensor::from_slice(device, &batch.targets, &whole)?;
+    Ok((held(&inputs, sequence)?, held(&targets, sequence)?))
+}
+
+fn held(tensor: &Tensor, sequence: &Extent) -> Result<Tensor> {
+    let part = |&(offset, len): &(usize, usize)| tensor.narrow(1, offset, len);
+    let parts = sequence.pieces.iter().map(part).collect::<Result<Vec<_>>>()?;
+    concat(&parts.iter().collect::<Vec<_>>(), 1)
+}

@@ -1,0 +1,174 @@
+//! Which models can be trained in which layouts: the one place that refuses combinations, before anything
+//! starts.
+//!
+//! | refused | since |
+//! |---|---|
+//! | ranks that are not tp x cp x pp times a whole number | the data axis takes what remains |
+//! | heads or key/value groups that tp does not divide | a rank holds whole heads with what they share |
+//! | a vocabulary or an inner width below tp | a rank would hold nothing |
+//! | fewer layers than stages x chunks | a stage would hold nothing |
+//! | a sequence that 2 cp does not divide | every rank holds two chunks of it |
+//! | sequence parallelism, and positions of a rank that tp does not divide | they are cut evenly |
+//! | a schedule that [`pipeline::refusal`] refuses | see there |
+//! | ZeRO 2 or 3 with more than one stage | every micro-batch would be reduced by itself, between stages that wait |
+
+use ferrotron_nn::{Axis, Sharding};
+use ferrotron_parallel::mesh::Layout;
+use ferrotron_parallel::pipeline::{self, PipelineConfig};
+use ferrotron_parallel::tensor_parallel::SequenceParallel;
+use ferrotron_tensor::{Error, Result};
+
+use crate::gpt::GptConfig;
+use crate::trainer::ParallelConfig;
+
+/// A run as far as its layout is concerned.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan<'a> {
+    /// What the model is made of.
+    pub model: &'a GptConfig,
+    /// Sizes of the axes.
+    pub layout: Layout,
+    /// Whether activations are cut along the sequence.
+    pub sequence_parallel: SequenceParallel,
+    /// Schedule, sharding and recomputation.
+    pub parallel: &'a ParallelConfig,
+    /// Tokens per sequence.
+    pub seq_length: usize,
+    /// Fewest micro-batches of a step.
+    pub microbatches: usize,
+}
+
+/// Errors, in one line that says what to change, if the combination is refused.
+///
+/// ```
+/// use ferrotron_models::gpt::GptConfig;
+/// use ferrotron_models::support::{Plan, check};
+/// use ferrotron_models::trainer::ParallelConfig;
+/// use ferrotron_parallel::mesh::Layout;
+/// use ferrotron_parallel::tensor_parallel::SequenceParallel;
+/// let model = GptConfig::gpt2(65, 4, 128, 4, 64);
+/// let plan = Plan {
+///     model: &model,
+///     layout: Layout::new(8, 8, 1, 1)?,
+///     sequence_parallel: SequenceParallel::Off,
+///     parallel: &ParallelConfig::default(),
+///     seq_length: 64,
+///     microbatches: 1,
+/// };
+/// assert!(check(&plan).unwrap_err().to_string().contains("num-attention-heads 4"));
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub fn check(plan: &Plan) -> Result<()> {
+    match refusal(plan) {
+        Some(why) => Err(Error::config("layout", why)),
+        None => Ok(()),
+    }
+}
+
+fn refusal(plan: &Plan) -> Option<String> {
+    let Plan { model, layout, parallel, seq_length, .. } = *plan;
+    let [tp, cp, pp] = [Axis::Tensor, Axis::Context, Axis::Pipeline].map(|axis| layout.size(axis));
+    for (name, size) in [
+        ("num-attention-heads", model.num_attention_heads),
+        ("num-query-groups", model.num_query_groups),
+    ] {
+        if !size.is_multiple_of(tp) {
+            return Some(format!(
+                "{name} {size} is not a multiple of tensor-model-parallel-size {tp}"
+            ));
+        }
+    }
+    for (name, size) in
+        [("vocab-size", model.vocab_size), ("ffn-hidden-size", model.ffn_hidden_size)]
+    {
+        if size < tp {
+            return Some(format!("{name} {size} is less than tensor-model-parallel-size {tp}"));
+        }
+    }
+    let (layers, stages) = (model.num_layers, pp * parallel.chunks);
+    if layers < stages {
+        return Some(format!(
+            "num-layers {layers} cannot be cut into {stages} stages: pipeline-model-parallel-size {pp} x {} chunks",
+            parallel.chunks
+        ));
+    }
+    if cp > 1 && !seq_length.is_multiple_of(2 * cp) {
+        return Some(format!(
+            "seq-length {seq_length} is not a multiple of 2 x context-parallel-size {cp}"
+        ));
+    }
+    if plan.sequence_parallel == SequenceParallel::On && !(seq_length / cp).is_multiple_of(tp) {
+        return Some(format!(
+            "sequence-parallel needs seq-length {seq_length} / context-parallel-size {cp} to be a multiple of \
+             tensor-model-parallel-size {tp}"
+        ));
+    }
+    let schedule = PipelineConfig {
+        kind: parallel.pipeline_schedule,
+        stages: pp,
+        microbatches: plan.microbatches,
+        chunks: parallel.chunks,
+    };
+    if let Some(why) = pipeline::refusal(&schedule) {
+        return Some(why);
+    }
+    let sharding = parallel.data_parallel.sharding;
+    if pp > 1 && sharding >= Sharding::Gradients {
+        return Some(format!(
+            "zero-stage {} reduces every micro-batch by itself and does not go with pipeline-model-parallel-size {pp}: \
+             use zero-stage 0 or 1",
+            sharding as usize
+        ));
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrotron_parallel::data_parallel::DataParallelConfig;
+    use ferrotron_parallel::pipeline::ScheduleKind;
+
+    #[test]
+    fn every_row_of_the_table_is_one_line_that_names_the_values() {
+        let model = GptConfig { num_query_groups: 2, ..GptConfig::gpt2(65, 4, 128, 4, 64) };
+        let plain = ParallelConfig::default();
+        let interleaved = ParallelConfig {
+            pipeline_schedule: ScheduleKind::Interleaved,
+            chunks: 2,
+            ..ParallelConfig::default()
+        };
+        let zero = ParallelConfig {
+            data_parallel: DataParallelConfig {
+                sharding: Sharding::Gradients,
+                ..DataParallelConfig::default()
+            },
+            ..ParallelConfig::default()
+        };
+        let narrow = GptConfig { vocab_size: 1, ..model.clone() };
+        let plan = |model, (tp, cp, pp), parallel, seq_length| Plan {
+            model,
+            layout: Layout::new(2 * tp * cp * pp, tp, cp, pp).unwrap(),
+            sequence_parallel: SequenceParallel::On,
+            parallel,
+            seq_length,
+            microbatches: 3,
+        };
+        for (plan, part) in [
+            (plan(&model, (8, 1, 1), &plain, 64), "num-attention-heads 4 is not a multiple"),
+            (plan(&model, (4, 1, 1), &plain, 64), "num-query-groups 2 is not a multiple"),
+            (plan(&narrow, (2, 1, 1), &plain, 64), "vocab-size 1 is less than"),
+            (plan(&model, (1, 1, 5), &plain, 64), "num-layers 4 cannot be cut into 5 stages"),
+            (plan(&model, (1, 2, 1), &plain, 30), "seq-length 30 is not a multiple of 2 x"),
+            (plan(&model, (2, 1, 1), &plain, 15), "sequence-parallel needs seq-length 15"),
+            (plan(&model, (1, 1, 2), &interleaved, 64), "3 microbatches and 2 stages"),
+            (plan(&model, (1, 1, 2), &zero, 64), "zero-stage 2 reduces every micro-batch"),
+        ] {
+            let error = check(&plan).unwrap_err().to_string();
+            assert!(error.contains(part) && !error.contains('\n'), "{error}");
+        }
+        for good in [plan(&model, (2, 2, 4), &plain, 64), plan(&model, (1, 1, 1), &zero, 7)] {
+            check(&good).unwrap();
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! Context parallelism: every rank has some positions of each sequence; attention sees all of them.
+//!
+//! Ring attention (Liu et al., arXiv 2310.01889, section 3): keys and values travel round a ring of ranks, each
+//! rank attends to the block that it has while the next is on its way, and results are merged by their
+//! log-sum-exp. In backward the blocks travel once more, and with each, one turn behind, the sum of its
+//! gradients so far, which comes home in the end.
+//!
+//! A rank r of n has the chunks r and 2n - 1 - r of 2n, so that causal attention is the same work for all in
+//! every turn (Megatron-LM's `--context-parallel-size` cuts alike): of its own block each sees the half above
+//! the diagonal; of an earlier rank's, all its queries see the first chunk; of a later rank's, its second chunk
+//! of queries sees both.
+
+use ferrotron_autograd::{Backward, Cotangents, Grads, Saved, Var};
+use ferrotron_nn::{AttentionHeads, Context, Extent, KvCache};
+use ferrotron_tensor::ops::attention::{
+    AttentionConfig, AttentionMask, attention, attention_backward, merge_attention, split_packed,
+};
+use ferrotron_tensor::ops::pointwise::add_assign;
+use ferrotron_tensor::{At, Category, DType, Error, Result, Tensor};
+use smallvec::smallvec;
+use std::cmp::Ordering;
+
+use crate::collective::{Group, Work};
+
+/// How sequences are spread along the context axis.
+#[derive(Debug, Clone)]
+pub struct ContextParallel {
+    group: Group,
+}
+
+impl ContextParallel {
+    /// Sequences spread over `group`.
+    pub fn new(group: Group) -> ContextParallel {
+        ContextParallel { group }
+    }
+
+    /// Whole sequences on this rank.
+    pub fn single() -> ContextParallel {
+        ContextParallel::new(Group::single())
+    }
+
+    /// The ranks along the context axis.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// The positions that this rank has of sequences of `length`: two chunks, in this order.
+    ///
+    /// Errors unless they can be cut evenly.
+    ///
+    /// ```
+    /// use ferrotron_parallel::collective::{WorldConfig, run_threads};
+    /// use ferrotron_parallel::context_parallel::ContextParallel;
+    /// let held = run_threads(2, &WorldConfig::default(), |world| {
+    ///     ContextParallel::new(world.group("cp", &[0, 1])?).sequence(8)
+    /// });
+    /// for (extent, want) in held.into_iter().zip([[0, 1, 6, 7], [2, 3, 4, 5]]) {
+    ///     assert!(extent?.coordinates().eq(want));
+    /// }
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn sequence(&self, length: usize) -> Result<Extent> {
+        let ranks = self.group.size();
+        if ranks == 1 {
+            return Ok(Extent::whole(length));
+        }
+        if !length.is_multiple_of(2 * ranks) {
+            let message = format!(
+                "sequences of {length} cannot be cut for context-parallel-size {ranks}: seq-length must be a \
+                 multiple of {}",
+                2 * ranks
+            );
+            return Err(Error::config("context_parallel", message));
+        }
+        Ok(held_by(self.group.rank(), ranks, length))
+    }
+
+    /// [`AttentionHeads::forward`] of the positions `ctx.sequence`, which are those of
+    /// [`ContextParallel::sequence`]: (B, T/cp, (H + 2G) D) -> (B, T/cp, H D).
+    ///
+    /// Errors if there are other positions, or a cache: generation does not cut sequences.
+    pub fn attend(
+        &self,
+        heads: &AttentionHeads,
+        ctx: &Context,
+        qkv: Var,
+        cache: Option<&mut KvCache>,
+    ) -> Result<Var> {
+        match (self.group.size(), cache) {
+            (1, cache) => heads.forward(ctx, qkv, cache),
+            (_, None) => self.ring(heads, ctx, qkv).at(heads.path()),
+            (ranks, Some(_)) => {
+                let message = format!(
+                    "a cache of keys and values needs context-parallel-size 1, got {ranks}"
+                );
+                Err(Error::config("attention", message).at(heads.path()))
+            }
+        }
+    }
+
+    fn ring(&self, heads: &AttentionHeads, ctx: &Context, qkv: Var) -> Result<Var> {
+        let held = &ctx.sequence;
+        if *held != self.sequence(held.global)? || qkv.value().dim(1)? != held.len() {
+            let (rank, ranks) = (self.group.rank(), self.group.size());
+            let message = format!(
+                "rank {rank} of context-parallel-size {ranks} has other positions than {:?} of {}, or other than \
+                 {:?}",
+                held.pieces,
+                held.global,
+                qkv.dims()
+            );
+            return Err(Error::shape("ring_attention", message));
+        }
+        let qkv = heads.turn(qkv, held.coordinates())?;
+        let ring = Ring { group: self.group.clone(), heads: heads.clone(), ctx: ctx.clone() };
+        let (out, lse) = ring.forward(qkv.value())?;
+        let &[batch, positions, heads, width] = out.dims() else {
+            unreachable!("attention gives four dims")
+        };
+        Var::record(&[&qkv], out.reshape(&[batch, positions, heads * width])?, || {
+            out.set_category(Category::Saved);
+            lse.set_category(Category::Saved);
+            RingBackward { ring, qkv: qkv.save(), out, lse }
+        })
+    }
+}
+
+/// The two chunks of rank `rank`.
+fn held_by(rank: usize, ranks: usize, length: usize) -> Extent {
+    let chunk = length / (2 * ranks);
+    let piece = |at: usize| (at * chunk, chunk);
+    Extent { global: length, pieces: smallvec![piece(rank), piece(2 * ranks - 1 - rank)] }
+}
+
+/// Attention over the ring, as one rank does it.
+struct Ring {
+    group: Group,
+    heads: AttentionHeads,
+    ctx: Context,
+}
+
+/// What a rank computes while it has a block of keys: its queries from `first` on see the first `keys` of the
+/// block.
+struct Turn {
+    first: usize,
+    queries: usize,
+    keys: usize,
+    config: AttentionConfig,
+}
+
+impl Turn {
+    fn rows(&self, x: &Tensor, dim: isize) -> Result<Tensor> {
+        x.narrow(dim, self.first, self.queries)
+    }
+
+    /// Keys and values out of a block (B, S, 2G, D).
+    fn keys_and_values(&self, block: &Tensor) -> Result<(Tensor, Tensor)> {
+        let seen = block.narrow(1, 0, self.keys)?;
+        let groups = seen.dims()[2] / 2;
+        Ok((seen.narrow(2, 0, groups)?, seen.narrow(2, groups, groups)?))
+    }
+}
+
+impl Ring {
+    /// The turn in which this rank has the block of the rank `step` places back.
+    fn turn(&self, step: usize) -> Result<Turn> {
+        let (rank, ranks) = (self.group.rank(), self.group.size());
+        let other = (rank + ranks - step) % ranks;
+        let (own, positions) = (&self.ctx.sequence, self.ctx.sequence.len());
+        let (first, keys, mask) = match other.cmp(&rank) {
+            Ordering::Equal => (0, positions, AttentionMask::Causal),
+            Ordering::Less => (0, positions, AttentionMask::None),
+            Ordering::Greater => (positions / 2, positions, AttentionMask::None),
+        };
+        let queries = own.narrow(first..positions);
+        let block = held_by(other, ranks, own.global).narrow(0..keys);
+        let config = AttentionConfig { mask, ..self.heads.scores(&self.ctx, &queries, &block)? };
+        Ok(Turn { first, queries: positions - first, keys, config })
+    }
+
+    /// Begins to hand `block` on and to take that of the rank before.
+    fn pass(&self, block: Tensor) -> Result<Work<Tensor>> {
+        let (rank, ranks) = (self.group.rank(), self.group.size());
+        self.group.exchange(block, (rank + 1) % ranks, (rank + ranks - 1) % ranks)
+    }
+
+    /// The queries (B, S, H, D), and keys and values (B, S, 2G, D), of a packed projection.
+    fn split(&self, packed: &Tensor) -> Result<(Tensor, Tensor)> {
+        let (heads, groups) = (self.heads.heads(), self.heads.groups());
+        let (q, k, _) = split_packed(packed, heads, groups)?;
+        let &[batch, positions, _, width] = k.dims() else { unreachable!("keys have four dims") };
+        let kv = packed.narrow(2, heads * width, 2 * groups * width)?;
+        Ok((q, kv.reshape(&[batch, positions, 2 * groups, width])?))
+    }
+
+    fn forward(&self, packed: &Tensor) -> Result<(Tensor, Tensor)> {
+        let (q, mut block) = self.split(packed)?;
+        let &[batch, positions, heads, _] = q.dims() else {
+            unreachable!("queries have four dims")
+        };
+        let (device, acc) = (q.device(), accumulated_in(q.dtype()));
+        let mut out = Tensor::empty(device, acc, q.dims())?;
+        let mut lse = Tensor::full(device, acc, &[batch, heads, positions], f64::NEG_INFINITY)?;
+        for step in 0..self.group.size() {
+            let more = step + 1 < self.group.size();
+            let next = more.then(|| self.pass(block.clone())).transpose()?;
+            let turn = self.turn(step)?;
+            let (k, v) = turn.keys_and_values(&block)?;
+            let (part, part_lse) = attention(&turn.rows(&q, 1)?, &k, &v, &turn.config)?;
+            merge_attention((&mut out, &mut lse), turn.first, (&part, &part_lse))?;
+            if let Some(next) = next {
+                block = next.wait()?;
+            }
+        }
+        Ok((out.cast(q.dtype())?, lse))
+    }
+
+    /// The gradient of the packed projection.
+    fn backward(
+        &self,
+        dout: &Tensor,
+        packed: &Tensor,
+        (out, lse): (&Tensor, &Tensor),
+    ) -> Result<Tensor> {
+        let (q, mut block) = self.split(packed)?;
+        let acc = accumulated_in(q.dtype());
+        let dout = dout.reshape(out.dims())?;
+        let mut dq_sum = Tensor::zeros(q.device(), acc, q.dims())?;
+        let mut travelling: Option<Work<Tensor>> = None;
+        for step in 0..self.group.size() {
+            let more = step + 1 < self.group.size();
+            let next = more.then(|| self.pass(block.clone())).transpose()?;
+            let turn = self.turn(step)?;
+            let (k, v) = turn.keys_and_values(&block)?;
+            let (dq, dk, dv) = attention_backward(
+                &turn.rows(&dout, 1)?,
+                (&turn.rows(&q, 1)?, &k, &v),
+                (&turn.rows(out, 1)?, &turn.rows(lse, 2)?),
+                &turn.config,
+            )?;
+            dq_sum.narrow_mut(1, turn.first, turn.queries, |sum| add(sum, &dq))?;
+            // The sum for this block has followed it here.
+            let mut sum = match travelling.take() {
+                Some(travelling) => travelling.wait()?,
+                None => Tensor::zeros(q.device(), acc, block.dims())?,
+            };
+            let groups = dk.dims()[2];
+            sum.narrow_mut(1, 0, turn.keys, |sum| {
+                sum.narrow_mut(2, 0, groups, |sum| add(sum, &dk))?;
+                sum.narrow_mut(2, groups, groups, |sum| add(sum, &dv))
+            })?;
+            travelling = Some(self.pass(sum)?);
+            if let Some(next) = next {
+                block = next.wait()?;
+            }
+        }
+        let home = travelling.expect("a ring has ranks").wait()?;
+        let (heads, blocks) = (q.dims()[2], block.dims()[2]);
+        let dims = [&q.dims()[..2], &[heads + blocks, q.dims()[3]]].concat();
+        let mut gradient = Tensor::empty(q.device(), q.dtype(), &dims)?;
+        gradient.narrow_mut(2, 0, heads, |place| place.write(&dq_sum.cast(q.dtype())?))?;
+        gradient.narrow_mut(2, heads, blocks, |place| place.write(&home.cast(q.dtype())?))?;
+        gradient.reshape(packed.dims())
+    }
+}
+
+/// The type in which sums over the ring are made.
+fn accumulated_in(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// Adds in the dtype of the sum.
+fn add(sum: &mut Tensor, part: &Tensor) -> Result<()> {
+    add_assign(sum, &part.cast(sum.dtype())?)
+}
+
+struct RingBackward {
+    ring: Ring,
+    qkv: Saved,
+    out: Tensor,
+    lse: Tensor,
+}
+
+impl Backward for RingBackward {
+    fn name(&self) -> &'static str {
+        "ring_attention"
+    }
+
+    fn saved(&self) -> Vec<&Tensor> {
+        self.qkv.held().into_iter().chain([&self.out, &self.lse]).collect()
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        let RingBackward { ring, qkv, out, lse } = *self;
+        dx.give(0, ring.backward(&dy.single()?, &qkv.value()?, (&out, &lse))?)
+    }
+}

@@ -1,0 +1,97 @@
+//! The head, its classes spread over the ranks: logits, and their cross-entropy without gathering them.
+//!
+//! Of each token the ranks exchange the largest logit, the sum of exponentials and the logit of the target
+//! (Shoeybi et al., section 3), and with label smoothing the sum of logits: 3 or 4 numbers instead of V.
+
+use ferrotron_autograd::Var;
+use ferrotron_autograd::ops::cross_entropy::Loss;
+use ferrotron_autograd::ops::linear_cross_entropy::{ExchangeShards, PendingGradient};
+use ferrotron_nn::Param;
+use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, JoinShards, VocabShard};
+use ferrotron_tensor::{Result, Tensor};
+use std::sync::Arc;
+
+use super::TensorParallel;
+use super::linear::Cut;
+use super::mappings::gather_from_tp;
+use crate::collective::Reduction;
+
+impl TensorParallel {
+    /// Which rows of a table (V, ..) a parameter holds that is cut by rows.
+    pub(super) fn vocab_shard(&self, weight: &Param) -> VocabShard {
+        let place = weight.place();
+        let offset = place.pieces(0).first().map_or(0, |&(offset, _)| offset);
+        VocabShard { offset, global: place.global_dims()[0], shards: self.group().size() }
+    }
+
+    /// [`Var::linear_cross_entropy`] of a head whose rows are spread over the ranks, such as the weight of a
+    /// [`VocabParallelEmbedding`](super::VocabParallelEmbedding): x (B, T, C), or (B, T/tp, C) under sequence
+    /// parallelism, and targets (B, T) of all positions. The loss is that of all of them, on every rank.
+    ///
+    /// Logits of all tokens are kept for backward if a rank's fit into `max_logits_bytes`, else each chunk's are
+    /// computed again.
+    ///
+    /// ```
+    /// use ferrotron_autograd::Var;
+    /// use ferrotron_nn::{Init, Scope};
+    /// use ferrotron_parallel::tensor_parallel::{TensorParallel, VocabParallelEmbedding};
+    /// use ferrotron_tensor::{DType, Device, Tensor, ops::cross_entropy::CrossEntropyConfig};
+    /// let device = Device::cpu(1)?;
+    /// let scope = Scope::new(&device, DType::F64, 0).child("wte");
+    /// let tp = TensorParallel::single();
+    /// let wte = VocabParallelEmbedding::new(&scope, &tp, 13, 8, Init::Zeros)?;
+    /// let x = Var::constant(Tensor::zeros(&device, DType::F64, &[2, 3, 8])?);
+    /// let targets = Tensor::from_slice(&device, &[0_i64, 12, 7, 7, 1, 5], &[2, 3])?;
+    /// let config = CrossEntropyConfig::default();
+    /// let loss = tp.linear_cross_entropy(&x, wte.weight(), &targets, &config, 1 << 20)?;
+    /// assert!((loss.sum.value().item()? - 6.0 * 13.0_f64.ln()).abs() < 1e-12);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn linear_cross_entropy(
+        &self,
+        x: &Var,
+        weight: &Param,
+        targets: &Tensor,
+        config: &CrossEntropyConfig,
+        max_logits_bytes: usize,
+    ) -> Result<Loss> {
+        let (shard, weight) = (self.vocab_shard(weight), weight.var()?);
+        if self.group().size() == 1 {
+            return x.linear_cross_entropy(&weight, targets, config, max_logits_bytes);
+        }
+        let exchange: Arc<dyn ExchangeShards> = Arc::new(Exchange(self.clone()));
+        let shard = (shard, exchange);
+        x.linear_cross_entropy_shard(&weight, targets, config, max_logits_bytes, shard)
+    }
+
+    /// The logits (B, T, V) of that head for x as in [`TensorParallel::linear_cross_entropy`], on every rank.
+    pub fn logits(&self, x: &Var, weight: &Param) -> Result<Var> {
+        let classes = weight.place().global_dims()[0];
+        let part = self.linear(x, &weight.var()?, None, Cut::Column)?; // (B, T, V/tp)
+        gather_from_tp(&part, part.dims().len() - 1, classes, self.group())
+    }
+}
+
+/// What the ranks exchange around the head.
+struct Exchange(TensorParallel);
+
+impl JoinShards for Exchange {
+    fn max(&self, per_token: Tensor) -> Result<Tensor> {
+        self.0.group().all_reduce(per_token, Reduction::Max)?.wait()
+    }
+
+    fn sum(&self, per_token: Tensor) -> Result<Tensor> {
+        self.0.group().all_reduce(per_token, Reduction::Sum)?.wait()
+    }
+}
+
+impl ExchangeShards for Exchange {
+    fn gather_input(&self, x: Tensor) -> Result<Tensor> {
+        self.0.gathered(&x)?.wait()
+    }
+
+    fn reduce_input_gradient(&self, dx: Tensor) -> Result<PendingGradient> {
+        let work = self.0.reduced(dx)?;
+        Ok(Box::new(move || work.wait()))
+    }
+}

@@ -1,0 +1,14 @@
+//! Tensor-, sequence- and context-parallel layers against serial ones, on ranks that are threads.
+
+mod attention;
+mod bitwise;
+mod block;
+mod embedding;
+mod gradients;
+mod head;
+mod linear;
+mod mappings;
+mod overlap;
+mod ranks;
+mod refusals;
+mod traffic;

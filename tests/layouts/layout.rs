@@ -1,0 +1,185 @@
+//! The axes of the grid, and a covering array over them: every pair of values that is not refused occurs.
+
+use ferrotron::models::gpt::{GptConfig, Recompute};
+use ferrotron::models::support::{Plan, check};
+use ferrotron::models::trainer::ParallelConfig;
+use ferrotron::nn::Sharding;
+use ferrotron::parallel::data_parallel::DataParallelConfig;
+use ferrotron::parallel::mesh;
+use ferrotron::parallel::pipeline::ScheduleKind;
+use ferrotron::parallel::tensor_parallel::SequenceParallel;
+use std::collections::BTreeSet;
+use std::fmt;
+
+pub const SEQ_LENGTH: usize = 16;
+pub const GLOBAL_BATCH: usize = 8;
+const MOST_RANKS: usize = 8;
+
+/// Values of the axes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    pub tp: usize,
+    pub cp: usize,
+    pub dp: usize,
+    pub pp: usize,
+    pub sp: bool,
+    pub schedule: ScheduleKind,
+    pub chunks: usize,
+    pub micro: usize,
+    pub sharding: Sharding,
+    pub recompute: Recompute,
+}
+
+impl Layout {
+    pub const SERIAL: Layout = Layout {
+        tp: 1,
+        cp: 1,
+        dp: 1,
+        pp: 1,
+        sp: false,
+        schedule: ScheduleKind::OneFOneB,
+        chunks: 1,
+        micro: GLOBAL_BATCH,
+        sharding: Sharding::None,
+        recompute: Recompute::None,
+    };
+
+    pub fn ranks(&self) -> usize {
+        self.tp * self.cp * self.dp * self.pp
+    }
+
+    pub fn mesh(&self) -> mesh::Layout {
+        mesh::Layout::new(self.ranks(), self.tp, self.cp, self.pp).unwrap()
+    }
+
+    pub fn sequence(&self) -> SequenceParallel {
+        if self.sp { SequenceParallel::On } else { SequenceParallel::Off }
+    }
+
+    pub fn parallel(&self) -> ParallelConfig {
+        ParallelConfig {
+            pipeline_schedule: self.schedule,
+            chunks: self.chunks,
+            data_parallel: DataParallelConfig {
+                sharding: self.sharding,
+                // Several buckets, which no parameter fills exactly.
+                bucket_numel: Some(700),
+            },
+            recompute: self.recompute,
+        }
+    }
+
+    /// Whether it can be run here and is not refused.
+    pub fn allowed(&self, model: &GptConfig) -> bool {
+        let samples = self.dp * self.micro;
+        self.ranks() <= MOST_RANKS
+            && GLOBAL_BATCH.is_multiple_of(samples)
+            && check(&Plan {
+                model,
+                layout: self.mesh(),
+                sequence_parallel: self.sequence(),
+                parallel: &self.parallel(),
+                seq_length: SEQ_LENGTH,
+                microbatches: GLOBAL_BATCH / samples,
+            })
+            .is_ok()
+    }
+
+    /// The value of each axis, as a number.
+    fn values(&self) -> [usize; 10] {
+        let schedule = ScheduleKind::ALL.iter().position(|&kind| kind == self.schedule).unwrap();
+        let recompute = usize::from(self.recompute == Recompute::Full);
+        [
+            self.tp,
+            self.cp,
+            self.dp,
+            self.pp,
+            usize::from(self.sp),
+            schedule,
+            self.chunks,
+            self.micro,
+            self.sharding as usize,
+            recompute,
+        ]
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = (usize, usize, usize, usize)> {
+        let values = self.values();
+        (0..values.len()).flat_map(move |a| (0..a).map(move |b| (a, values[a], b, values[b])))
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "tp {}{} cp {} dp {} pp {} {} x {} micro {} zero {} recompute {:?}",
+            self.tp,
+            if self.sp { "+sp" } else { "" },
+            self.cp,
+            self.dp,
+            self.pp,
+            self.schedule,
+            self.chunks,
+            self.micro,
+            self.sharding as usize,
+            self.recompute
+        )
+    }
+}
+
+/// Every layout that `model` allows.
+pub fn all(model: &GptConfig) -> Vec<Layout> {
+    let sharding = [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights];
+    let mut found = Vec::new();
+    for tp in [1, 2, 4] {
+        for cp in [1, 2, 4] {
+            for dp in [1, 2, 4] {
+                for pp in [1, 2, 3, 4] {
+                    for sp in [false, true] {
+                        for schedule in ScheduleKind::ALL {
+                            for chunks in [1, 2] {
+                                for micro in [1, 2, 4] {
+                                    for sharding in sharding {
+                                        for recompute in [Recompute::None, Recompute::Full] {
+                                            found.push(Layout {
+                                                tp,
+                                                cp,
+                                                dp,
+                                                pp,
+                                                sp,
+                                                schedule,
+                                                chunks,
+                                                micro,
+                                                sharding,
+                                                recompute,
+                                            });
+                                        }
+                                    }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    found.retain(|layout| layout.allowed(model));
+    found
+}
+
+/// A choice of the layouts in which every pair of values that occurs at all occurs: greedily the one that
+/// adds most.
+pub fn covering(layouts: &[Layout]) -> Vec<Layout> {
+    let mut open: BTreeSet<_> = layouts.iter().flat_map(Layout::pairs).collect();
+    let mut chosen = Vec::new();
+    while !open.is_empty() {
+        let adds = |layout: &&Layout| layout.pairs().filter(|pair| open.contains(pair)).count();
+        let best = *layouts.iter().max_by_key(adds).unwrap();
+        for pair in best.pairs() {
+            open.remove(&pair);
+        }
+        chosen.push(best);
+    }
+    chosen
+}

@@ -1,0 +1,71 @@
+//! The promise of the project: loss, gradient norm, gradients and weights do not depend on the layout.
+//!
+//! A small GPT with dropout, tied embeddings, clipping, ignored labels, and a vocabulary and layers that
+//! nothing divides, is trained in f64 in layouts that cover every pair of values of the axes, every rank a
+//! thread, and compared with one rank.
+
+mod layout;
+mod train;
+
+use ferrotron::models::gpt::GptConfig;
+use ferrotron::tensor::RandomKey;
+use layout::{Layout, all, covering};
+use train::{CLIP, difference, train};
+
+/// GPT-2 style: tied, learned positions, biases.
+fn gpt2() -> GptConfig {
+    GptConfig {
+        hidden_dropout: 0.1,
+        attention_dropout: 0.1,
+        init_method_std: 0.3,
+        ..GptConfig::gpt2(13, 7, 16, 4, 16)
+    }
+}
+
+/// Llama style: its own head, rotary positions, SwiGLU, grouped queries.
+fn llama() -> GptConfig {
+    GptConfig {
+        hidden_dropout: 0.1,
+        attention_dropout: 0.1,
+        init_method_std: 0.3,
+        ffn_hidden_size: 21,
+        ..GptConfig::llama(11, 5, 16, 4, 2, 16)
+    }
+}
+
+fn compare(model: &GptConfig, layouts: &[Layout]) {
+    let serial = train(model, &Layout::SERIAL, &|collective| collective).unwrap();
+    assert!(serial.steps.iter().all(|&(_, norm)| norm > CLIP), "nothing was clipped");
+    let mut failures = Vec::new();
+    for layout in layouts {
+        match train(model, layout, &|collective| collective) {
+            Ok(found) => {
+                failures
+                    .extend(difference(&found, &serial).map(|what| format!("{layout}: {what}")));
+            }
+            Err(error) => failures.push(format!("{layout}: {error}")),
+        }
+    }
+    let (failed, count) = (failures.len(), layouts.len());
+    assert!(failures.is_empty(), "{failed} of {count} layouts differ:\n{}", failures.join("\n"));
+}
+
+#[test]
+fn every_pair_of_axis_values_trains_as_one_rank_does() {
+    let model = gpt2();
+    let all = all(&model);
+    compare(&model, &[covering(&all), random(&all, 24)].concat());
+}
+
+/// Layouts that nobody chose.
+fn random(all: &[Layout], count: u64) -> Vec<Layout> {
+    let key = RandomKey::new(2, 0, "layouts");
+    (0..count).map(|i| all[(key.uniform(i) * all.len() as f64) as usize]).collect()
+}
+
+#[test]
+fn the_llama_style_trains_alike_too() {
+    let model = llama();
+    let layouts = covering(&all(&model));
+    compare(&model, &layouts);
+}

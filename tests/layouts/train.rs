@@ -1,0 +1,192 @@
+//! Trains a small GPT for a few steps in a layout, and puts together what its ranks hold.
+
+use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
+use ferrotron::models::data::{Batch, Samples};
+use ferrotron::models::gpt::GptConfig;
+use ferrotron::models::trainer::{Trainer, TrainerConfig};
+use ferrotron::nn::schedule::{Schedule, ScheduleConfig};
+use ferrotron::nn::{OptimizerConfig, Scope, clip_coefficient};
+use ferrotron::parallel::collective::{Collective, WorldConfig, run_threads};
+use ferrotron::parallel::mesh::Mesh;
+use ferrotron::tensor::{DType, Device, Place, RandomKey, Result};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::layout::{GLOBAL_BATCH, Layout, SEQ_LENGTH};
+
+pub const STEPS: usize = 3;
+
+/// Small enough that every step is clipped.
+pub const CLIP: f64 = 0.05;
+
+/// Tokens and targets by sample number; a quarter of the targets, unevenly, does not count.
+pub struct Noise {
+    pub vocab: usize,
+}
+
+impl Samples for Noise {
+    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+        let key = RandomKey::new(3, 0, "tokens");
+        let numbers = micro_batch * SEQ_LENGTH;
+        let at = |i: usize| first_sample * SEQ_LENGTH as u64 + i as u64;
+        let draw = |i: usize, what: u64| key.uniform(4 * at(i) + what);
+        let token = |i: usize, what: u64| (draw(i, what) * self.vocab as f64) as u32;
+        let counts = |i: usize| draw(i, 2) > 0.5 * draw(i / SEQ_LENGTH * SEQ_LENGTH, 3);
+        Ok(Batch {
+            inputs: (0..numbers).map(|i| token(i, 0)).collect(),
+            targets: (0..numbers)
+                .map(|i| if counts(i) { i64::from(token(i, 1)) } else { -100 })
+                .collect(),
+            first_sample,
+            micro_batch,
+            seq_length: SEQ_LENGTH,
+        })
+    }
+
+    fn seq_length(&self) -> usize {
+        SEQ_LENGTH
+    }
+}
+
+pub type Tensors = BTreeMap<String, Vec<f64>>;
+
+/// What a run found: the same in every layout.
+#[derive(Debug)]
+pub struct Found {
+    /// Loss and gradient norm of every step.
+    pub steps: Vec<(f64, f64)>,
+    /// The gradients of the first step.
+    pub gradients: Tensors,
+    /// The weights after the last step.
+    pub weights: Tensors,
+}
+
+/// A part of a global tensor.
+type Part = (String, Place, Vec<f64>);
+
+/// What a rank of a run found.
+struct RankFound {
+    steps: Vec<(f64, f64)>,
+    gradients: Vec<Part>,
+    weights: Vec<Part>,
+}
+
+/// Stands between a rank and its collectives.
+pub type Wrap<'a> = &'a (dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective> + Sync);
+
+/// Trains in a layout, every rank a thread.
+pub fn train(model: &GptConfig, layout: &Layout, wrap: Wrap) -> Result<Found> {
+    let config = WorldConfig { timeout: Duration::from_secs(60) };
+    let ranks = run_threads(layout.ranks(), &config, |world| {
+        let mesh = Mesh::new(&world, layout.mesh(), layout.sequence())?.wrapped(wrap);
+        train_rank(model, layout, &mesh)
+    });
+    let ranks = ranks.into_iter().collect::<Result<Vec<_>>>()?;
+    let steps = ranks[0].steps.clone();
+    for (rank, found) in ranks.iter().enumerate() {
+        assert_eq!(found.steps, steps, "rank {rank} reports other numbers than rank 0");
+    }
+    let (mut gradients, mut weights) = (Vec::new(), Vec::new());
+    for rank in ranks {
+        gradients.extend(rank.gradients);
+        weights.extend(rank.weights);
+    }
+    Ok(Found { steps, gradients: assemble(gradients), weights: assemble(weights) })
+}
+
+fn train_rank(model: &GptConfig, layout: &Layout, mesh: &Mesh) -> Result<RankFound> {
+    let scope = Scope::new(&Device::cpu(1)?, DType::F64, 1234);
+    let schedule = ScheduleConfig { max_lr: 1e-2, ..ScheduleConfig::default() };
+    let config = TrainerConfig {
+        seed: 7,
+        optimizer: OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+        schedule: Schedule::new(schedule)?,
+        clip_grad: CLIP,
+        batch_size: BatchSize::new(BatchSizeConfig {
+            micro_batch_size: layout.micro,
+            data_parallel_size: layout.dp,
+            global_batch_size: Some(GLOBAL_BATCH),
+            rampup: None,
+        })?,
+        parallel: layout.parallel(),
+    };
+    let samples = Noise { vocab: model.vocab_size };
+    let mut trainer = Trainer::on_mesh(&scope, mesh, model, config)?;
+    let (mut steps, mut gradients) = (Vec::new(), Vec::new());
+    for step in 0..STEPS {
+        let report = trainer.step(&samples)?;
+        steps.push((report.loss, report.grad_norm));
+        if step == 0 {
+            let (_, moments) = trainer.held()?;
+            for held in moments.held.iter().filter(|held| held.name.contains("exp_avg.")) {
+                // The first moment is (1 - beta1) times the clipped gradient.
+                let factor = 0.1 * clip_coefficient(report.grad_norm, CLIP);
+                let values = held.tensor.to_f64()?.iter().map(|m| m / factor).collect();
+                gradients.push((held.name.clone(), held.place.clone(), values));
+            }
+        }
+    }
+    let (weights, _) = trainer.held()?;
+    let weights = weights
+        .iter()
+        .map(|held| Ok((held.name.clone(), held.place.clone(), held.tensor.to_f64()?)));
+    Ok(RankFound { steps, gradients, weights: weights.collect::<Result<_>>()? })
+}
+
+/// The global tensors of which the ranks hold parts: every element once.
+fn assemble(parts: Vec<Part>) -> Tensors {
+    let mut whole: BTreeMap<String, Vec<Option<f64>>> = BTreeMap::new();
+    for (name, place, values) in parts {
+        let numel = place.global_dims().iter().product();
+        let target = whole.entry(name.clone()).or_insert_with(|| vec![None; numel]);
+        let width = place.dims().last().copied().unwrap_or(1);
+        for (row, values) in values.chunks(width.max(1)).enumerate() {
+            let indices = place.runs(row).flat_map(|(start, len)| start..start + len as u64);
+            for (index, &value) in indices.zip(values) {
+                let old = target[index as usize].replace(value);
+                assert!(old.is_none(), "element {index} of {name} is held twice");
+            }
+        }
+    }
+    let complete = |(name, values): (String, Vec<Option<f64>>)| {
+        let missing = values.iter().position(Option::is_none);
+        assert_eq!(missing, None, "nobody holds this element of {name}");
+        (name, values.into_iter().flatten().collect())
+    };
+    whole.into_iter().map(complete).collect()
+}
+
+/// NaN is close to nothing.
+fn close(got: f64, want: f64, scale: f64) -> bool {
+    (got - want).abs() <= 1e-10 * scale
+}
+
+/// The first difference between two runs, or `None`.
+pub fn difference(got: &Found, want: &Found) -> Option<String> {
+    for (step, (got, want)) in got.steps.iter().zip(&want.steps).enumerate() {
+        for (what, got, want) in [("loss", got.0, want.0), ("gradient norm", got.1, want.1)] {
+            if !close(got, want, want.abs()) {
+                return Some(format!("{what} of step {}: got {got}, want {want}", step + 1));
+            }
+        }
+    }
+    let named =
+        [("gradient", &got.gradients, &want.gradients), ("weight", &got.weights, &want.weights)];
+    for (what, got, want) in named {
+        if !got.keys().eq(want.keys()) {
+            let (got, want): (Vec<_>, Vec<_>) = (got.keys().collect(), want.keys().collect());
+            return Some(format!("other {what}s: got {got:?}, want {want:?}"));
+        }
+        for (name, want) in want {
+            let largest = want.iter().fold(1.0_f64, |largest, x| largest.max(x.abs()));
+            let pairs = got[name].iter().zip(want).enumerate();
+            for (index, (got, want)) in pairs {
+                if !close(*got, *want, largest) {
+                    return Some(format!("{what} {name}[{index}]: got {got}, want {want}"));
+                }
+            }
+        }
+    }
+    None
+}
