@@ -10,9 +10,10 @@
 //! | a sequence that 2 cp does not divide | every rank holds two chunks of it |
 //! | sequence parallelism, and positions of a rank that tp does not divide | they are cut evenly |
 //! | a schedule that [`pipeline::refusal`] refuses | see there |
-//! | ZeRO 2 or 3 with more than one stage | every micro-batch would be reduced by itself, between stages that wait |
+//! | sharding or local SGD that [`data_parallel::refusal`] refuses | see there |
 
-use ferrotron_nn::{Axis, Sharding};
+use ferrotron_nn::Axis;
+use ferrotron_parallel::data_parallel;
 use ferrotron_parallel::mesh::Layout;
 use ferrotron_parallel::pipeline::{self, PipelineConfig};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
@@ -109,23 +110,14 @@ fn refusal(plan: &Plan) -> Option<String> {
         microbatches: plan.microbatches,
         chunks: parallel.chunks,
     };
-    if let Some(why) = pipeline::refusal(&schedule) {
-        return Some(why);
-    }
-    let sharding = parallel.data_parallel.sharding;
-    if pp > 1 && sharding >= Sharding::Gradients {
-        return Some(format!(
-            "zero-stage {} reduces every micro-batch by itself and does not go with pipeline-model-parallel-size {pp}: \
-             use zero-stage 0 or 1",
-            sharding as usize
-        ));
-    }
-    None
+    pipeline::refusal(&schedule)
+        .or_else(|| data_parallel::refusal(&parallel.data_parallel, &layout))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ferrotron_nn::Sharding;
     use ferrotron_parallel::data_parallel::DataParallelConfig;
     use ferrotron_parallel::pipeline::ScheduleKind;
 
@@ -162,7 +154,10 @@ mod tests {
             (plan(&model, (1, 2, 1), &plain, 30), "seq-length 30 is not a multiple of 2 x"),
             (plan(&model, (2, 1, 1), &plain, 15), "sequence-parallel needs seq-length 15"),
             (plan(&model, (1, 1, 2), &interleaved, 64), "3 microbatches and 2 stages"),
-            (plan(&model, (1, 1, 2), &zero, 64), "zero-stage 2 reduces every micro-batch"),
+            (
+                plan(&model, (1, 1, 2), &zero, 64),
+                "ZeRO stage 2 reduces gradients after each micro-batch",
+            ),
         ] {
             let error = check(&plan).unwrap_err().to_string();
             assert!(error.contains(part) && !error.contains('\n'), "{error}");

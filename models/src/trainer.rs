@@ -239,7 +239,8 @@ impl Trainer {
             .collect::<Result<Vec<Batch>>>()?;
         // Known before the first forward, so that the scale of the loss depends on no layout.
         let counted: u64 = batches.iter().map(Batch::counted).sum();
-        let counted = data.sum(self.scope.device(), counted as f64)?;
+        let ranks = self.data_parallel.loss_ranks();
+        let scale = 1.0 / ranks.sum(self.scope.device(), counted as f64)?;
         let seed = self.config.seed;
         let pass =
             Context::new(seed, self.progress.step, Mode::Train, global, samples.seq_length());
@@ -250,8 +251,8 @@ impl Trainer {
             pass.clone().micro_batch((batch.first_sample - consumed) as usize, micro)
         })?
         .reduced_by(&self.data_parallel);
-        execute(&schedule, &mut model, &self.mesh, 1.0 / counted)?;
-        let loss = self.mesh.world().sum(self.scope.device(), model.loss())? / counted;
+        execute(&schedule, &mut model, &self.mesh, scale)?;
+        let loss = self.mean_loss(model.loss(), counted)?;
         self.data_parallel.finish_step()?;
 
         let grad_norm = self.data_parallel.grad_norm()?;
@@ -265,6 +266,13 @@ impl Trainer {
         self.progress.consumed_samples += global as u64;
         let tokens = (global * samples.seq_length()) as u64;
         Ok(StepReport { step: self.progress.step, loss, lr, grad_norm, tokens, seconds: 0.0 })
+    }
+
+    /// The mean loss over the counted tokens of the global batch, from each rank's share of its sum.
+    fn mean_loss(&self, share: f64, counted: u64) -> Result<f64> {
+        let device = self.scope.device();
+        let sum = self.mesh.world().sum(device, share)?;
+        Ok(sum / self.mesh.axis(Axis::Data).sum(device, counted as f64)?)
     }
 
     fn schedule(&self, microbatches: usize) -> Result<Schedule> {

@@ -28,8 +28,10 @@ impl LayerNorm {
 
     /// (.., width) -> (.., width)
     pub fn forward(&self, x: &Var) -> Result<Var> {
+        // In the order of `visit`, in which sharded parameters are gathered.
+        let weight = self.weight.var()?;
         let bias = self.bias.as_ref().map(Param::var).transpose()?;
-        x.layer_norm(&self.weight.var()?, bias.as_ref(), self.eps).at(&self.path)
+        x.layer_norm(&weight, bias.as_ref(), self.eps).at(&self.path)
     }
 }
 

@@ -3,7 +3,9 @@
 
 use ferrotron_autograd::{Accum, SharedFlat, lock};
 use ferrotron_tensor::ops::sq_norm::{all_finite, sq_norm};
-use ferrotron_tensor::{Category, Element, Flat, Place, Result, Tensor, balanced, dispatch_float};
+use ferrotron_tensor::{
+    Category, Element, Flat, Place, Real, Result, Tensor, balanced, dispatch_float,
+};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
@@ -127,6 +129,23 @@ impl ParamGroup {
     /// Number of elements.
     pub fn numel(&self) -> usize {
         self.params.iter().map(|param| param.leaf().numel()).sum()
+    }
+
+    /// Where the sums of gradients are that this rank needs: in its shard, or in the whole.
+    pub fn sums(&self) -> &SharedFlat {
+        self.gradient_shard.as_ref().unwrap_or(&self.gradients)
+    }
+
+    /// Divides all weights by `count`: they were summed over as many replicas.
+    ///
+    /// Errors if a tensor reads one.
+    pub fn divide_weights(&self, count: usize) -> Result<()> {
+        let mut weights = lock(&self.weights);
+        dispatch_float!("divide", weights.dtype(), T => {
+            let count = <<T as Element>::Acc as Real>::of(count as f64);
+            weights.whole_mut::<T>()?.iter_mut().for_each(|x| *x = T::from_acc(x.acc() / count));
+            Ok(())
+        })
     }
 
     /// Gives the weights' flat memory to be filled, if it has none.

@@ -9,5 +9,4 @@ pub mod gradcheck;
 pub mod launch;
 pub mod mesh;
 pub mod pipeline;
-mod sharded_weights;
 pub mod tensor_parallel;

@@ -64,6 +64,7 @@ impl Layout {
                 sharding: self.sharding,
                 // Several buckets, which no parameter fills exactly.
                 bucket_numel: Some(700),
+                synchronize_every: 1,
             },
             recompute: self.recompute,
         }

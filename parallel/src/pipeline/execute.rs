@@ -20,6 +20,47 @@ use crate::mesh::Mesh;
 use crate::tensor_parallel::SequenceParallel;
 
 /// The part of a model that a rank runs.
+///
+/// ```
+/// use ferrotron_autograd::Var;
+/// use ferrotron_nn::{Bias, Init, Linear, Scope};
+/// use ferrotron_parallel::mesh::Mesh;
+/// use ferrotron_parallel::pipeline::{
+///     PipelineConfig, PipelineModel, Schedule, ScheduleKind, execute,
+/// };
+/// use ferrotron_tensor::{DType, Device, Result, Tensor};
+///
+/// /// One layer; the loss is the sum of its outputs.
+/// struct Layer(Linear, Vec<Tensor>);
+///
+/// impl PipelineModel for Layer {
+///     fn activation(&self, _microbatch: usize) -> (Vec<usize>, DType, Device) {
+///         let x = &self.1[0];
+///         (x.dims().to_vec(), x.dtype(), x.device().clone())
+///     }
+///
+///     fn forward(&mut self, microbatch: usize, _chunk: usize, input: Option<Var>) -> Result<Var> {
+///         let x = input.unwrap_or_else(|| Var::constant(self.1[microbatch].clone()));
+///         self.0.forward(&x)?.sum_all()
+///     }
+///
+///     fn end_backward(&mut self, _microbatch: usize, _chunk: usize) -> Result<()> {
+///         Ok(())
+///     }
+/// }
+///
+/// let device = Device::cpu(1)?;
+/// let layer = Linear::new(&Scope::new(&device, DType::F64, 1), 2, 1, Bias::No, Init::Ones)?;
+/// let x = Tensor::full(&device, DType::F64, &[1, 2], 3.0)?;
+/// let mut model = Layer(layer, vec![x.clone(), x]);
+/// let config =
+///     PipelineConfig { kind: ScheduleKind::OneFOneB, stages: 1, microbatches: 2, chunks: 1 };
+/// let done = execute(&Schedule::new(&config)?, &mut model, &Mesh::single(), 0.5)?;
+/// assert_eq!((done.spans.len(), done.peak), (4, 1)); // two forwards, two backwards, one at a time
+/// let gradient = model.0.weight().leaf().gradient()?.unwrap();
+/// assert_eq!(gradient.to_vec::<f64>()?, [3.0, 3.0]);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
 pub trait PipelineModel {
     /// What passes between stages for a microbatch: dims (those of this rank), dtype and device.
     fn activation(&self, microbatch: usize) -> (Vec<usize>, DType, Device);
@@ -45,7 +86,8 @@ pub struct Execution {
 /// Runs this rank's instructions of `schedule`. The gradient of the loss is `scale`: one over the number of
 /// counted tokens of the global batch, times the loss scale.
 ///
-/// Errors if the schedule is not complete, and as the model and the communication do.
+/// Errors if the schedule is not complete or of another number of stages, and as the model and the
+/// communication do.
 pub fn execute(
     schedule: &Schedule,
     model: &mut dyn PipelineModel,
@@ -75,7 +117,10 @@ pub fn execute(
         spans.push((instruction.clone(), begin, started.elapsed()));
         peak = peak.max(run.flying.len() + run.deferred.len());
     }
-    Ok(Execution { spans, peak })
+    match run.left() {
+        Some(what) => Err(Error::value("pipeline", format!("the schedule ends with {what}"))),
+        None => Ok(Execution { spans, peak }),
+    }
 }
 
 /// A microbatch of a chunk between forward and backward.
@@ -142,6 +187,18 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+
+    /// What a complete schedule would have used up.
+    fn left(&self) -> Option<&'static str> {
+        [
+            (self.flying.is_empty(), "a forward that has no backward"),
+            (self.deferred.is_empty(), "weight gradients that are not computed"),
+            (self.leaving.is_empty(), "a tensor that is not sent"),
+            (self.arriving.is_empty(), "a tensor that nobody needs"),
+        ]
+        .into_iter()
+        .find_map(|(done, what)| (!done).then_some(what))
     }
 
     /// Walks back from a microbatch's output and hands on the gradient of its input.

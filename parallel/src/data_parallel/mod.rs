@@ -1,0 +1,335 @@
+//! Data parallelism and ZeRO: gradients become sums over the ranks that see other samples or positions, in
+//! buckets, while backward goes on; each rank may keep a part of moments, gradients and weights.
+//!
+//! Rajbhandari et al., arXiv 1910.02054. With Psi parameters, N ranks along the batch axes and m
+//! micro-batches a step, a rank sends, up to the rounding of parts (times (N - 1) / N):
+//!
+//! | [`Sharding`] | when a bucket's gradients are complete | after the update | elements a step |
+//! |---|---|---|---|
+//! | `None` | all-reduce, once a step | - | 2 Psi |
+//! | `Optimizer` | reduce-scatter, once a step | all-gather | 2 Psi |
+//! | `Gradients` | reduce-scatter, every micro-batch | all-gather | (m + 1) Psi |
+//! | `Weights` | reduce-scatter, every micro-batch; weights are gathered in forward and in backward | - | 3 m Psi |
+//!
+//! `Weights` sends less than that, since the two buckets at a turn-around stay where they are:
+//! [`DataParallel::expected_traffic`] has the exact bytes.
+//!
+//! Buckets are filled in the order in which backward completes them. What a bucket waits for is known from
+//! [`Module::visit`], which meets a parameter once for each use.
+//!
+//! With [`DataParallelConfig::synchronize_every`] above 1 this is local SGD (Stich, arXiv 1805.09767): ranks
+//! train by themselves and average their weights now and then.
+
+mod reductions;
+mod sharded_weights;
+mod traffic;
+
+pub use traffic::ExpectedTraffic;
+
+use ferrotron_nn::{
+    Axis, BufferConfig, Module, Optimizer, Param, ParamBuffers, ParamGroup, Sharding, StepConfig,
+};
+use ferrotron_tensor::{Error, Place, Result, Tensor};
+use std::sync::Arc;
+
+use crate::collective::{Group, Reduction, Work};
+use crate::mesh::{Layout, Mesh};
+use reductions::Shared;
+
+/// How gradients are reduced.
+#[derive(Debug, Clone, Copy)]
+pub struct DataParallelConfig {
+    /// What each rank keeps for itself.
+    pub sharding: Sharding,
+    /// Elements at which a bucket is closed; `None` is one bucket for all that can share one.
+    pub bucket_numel: Option<usize>,
+    /// Steps from one synchronization to the next. 1 sums gradients in every step. With more, the ranks
+    /// along the data axis take steps of their own and then average their weights; moments are never
+    /// averaged.
+    pub synchronize_every: usize,
+}
+
+impl Default for DataParallelConfig {
+    /// Nothing sharded, one bucket, gradients summed in every step.
+    fn default() -> DataParallelConfig {
+        DataParallelConfig { sharding: Sharding::None, bucket_numel: None, synchronize_every: 1 }
+    }
+}
+
+/// Why a combination makes no sense, in one line; `None` if it does.
+///
+/// | refused | since |
+/// |---|---|
+/// | sharded gradients or weights, more than one pipeline stage | buckets are reduced after each micro-batch, of which a pipeline has several in flight |
+/// | a bucket of no elements | nothing fits |
+/// | `synchronize_every` 0 | there is no such step |
+/// | `synchronize_every > 1`, anything sharded | ranks would own parts of weights that differ |
+/// | `synchronize_every > 1`, cp > 1 | ranks along cp share samples: none has a loss of its own |
+///
+/// ```
+/// use ferrotron_nn::Sharding;
+/// use ferrotron_parallel::data_parallel::{DataParallelConfig, refusal};
+/// use ferrotron_parallel::mesh::Layout;
+/// let config = DataParallelConfig { sharding: Sharding::Gradients, ..DataParallelConfig::default() };
+/// assert!(refusal(&config, &Layout::new(4, 1, 1, 1)?).is_none());
+/// assert!(refusal(&config, &Layout::new(4, 1, 1, 2)?).unwrap().contains("pipeline"));
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub fn refusal(config: &DataParallelConfig, layout: &Layout) -> Option<String> {
+    let DataParallelConfig { sharding, bucket_numel, synchronize_every } = *config;
+    let (stages, context) = (layout.size(Axis::Pipeline), layout.size(Axis::Context));
+    if sharding >= Sharding::Gradients && stages > 1 {
+        return Some(format!(
+            "ZeRO stage {} reduces gradients after each micro-batch and does not go with {stages} pipeline stages; \
+             use stage 0 or 1",
+            sharding as usize
+        ));
+    }
+    if bucket_numel == Some(0) {
+        return Some("buckets need at least 1 element, got 0".to_string());
+    }
+    match (synchronize_every, sharding) {
+        (0, _) => Some("weights are synchronized every 1 or more steps, got 0".to_string()),
+        (1, _) => None,
+        (every, Sharding::None) if context > 1 => Some(format!(
+            "synchronizing every {every} steps needs ranks with samples of their own; along the context axis {context} \
+             ranks share them"
+        )),
+        (_, Sharding::None) => None,
+        (every, _) => Some(format!(
+            "synchronizing every {every} steps does not go with ZeRO stage {}: the ranks' weights differ in between; \
+             use stage 0",
+            sharding as usize
+        )),
+    }
+}
+
+/// The parameters of this rank, their gradients' reductions, and their norm.
+///
+/// The order of a step, which is the same with one rank and with many:
+///
+/// ```
+/// use ferrotron_autograd::Var;
+/// use ferrotron_nn::{
+///     Bias, Init, Linear, Optimizer, OptimizerConfig, Scope, Sharding, StepConfig, clip_coefficient,
+/// };
+/// use ferrotron_parallel::collective::{WorldConfig, run_threads};
+/// use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig};
+/// use ferrotron_parallel::mesh::{Layout, Mesh};
+/// use ferrotron_parallel::tensor_parallel::SequenceParallel;
+/// use ferrotron_tensor::{DType, Device, Tensor};
+///
+/// let norms = run_threads(2, &WorldConfig::default(), |world| {
+///     let mesh = Mesh::new(&world, Layout::new(2, 1, 1, 1)?, SequenceParallel::Off)?; // dp 2
+///     let device = Device::cpu(1)?;
+///     let layer = Linear::new(&Scope::new(&device, DType::F64, 1), 3, 1, Bias::No, Init::Ones)?;
+///     let config = DataParallelConfig { sharding: Sharding::Optimizer, ..DataParallelConfig::default() };
+///     let parallel = DataParallel::new(&[&layer], &mesh, &config)?;
+///     let sgd = OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 };
+///     let mut optimizer = Optimizer::new(sgd, parallel.buffers())?;
+///
+///     let microbatches = 2;
+///     parallel.begin_step(microbatches);
+///     for _ in 0..microbatches {
+///         let x = Tensor::full(&device, DType::F64, &[1, 3], 1.0)?; // this rank's sample
+///         let loss = layer.forward(&Var::constant(x))?.sum_all()?;
+///         loss.backward_scaled(1.0 / 4.0)?; // one over what counts in the global batch
+///         parallel.end_backward()?;
+///     }
+///     parallel.finish_step()?;
+///     let norm = parallel.grad_norm()?;
+///     let step = StepConfig { lr: 0.1, grad_scale: clip_coefficient(norm, 1.0) };
+///     parallel.update(&mut optimizer, &step)?;
+///     Ok(norm)
+/// });
+/// for norm in norms {
+///     assert_eq!(norm?, 3.0_f64.sqrt()); // each derivative is the mean over four samples of 1
+/// }
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub struct DataParallel {
+    shared: Arc<Shared>,
+    /// The bucket of each parameter, in the order in which a forward pass uses them.
+    visits: Vec<usize>,
+}
+
+impl DataParallel {
+    /// Lays out the parameters of `modules`, which are all that this rank has, in buckets, and lets their
+    /// gradients be reduced over `mesh`.
+    ///
+    /// Errors if there is no parameter, two have the same name, their dtypes differ, or [`refusal`] has a
+    /// reason.
+    pub fn new(
+        modules: &[&dyn Module],
+        mesh: &Mesh,
+        config: &DataParallelConfig,
+    ) -> Result<DataParallel> {
+        if let Some(why) = refusal(config, mesh.layout()) {
+            return Err(Error::config("data_parallel", why));
+        }
+        let mut params: Vec<Param> = Vec::new();
+        let mut visited: Vec<usize> = Vec::new(); // positions in `params`
+        for module in modules {
+            module.visit(&mut |param| {
+                let known = params.iter().position(|known| known.leaf() == param.leaf());
+                visited.push(known.unwrap_or(params.len()));
+                if known.is_none() {
+                    params.push(param.clone());
+                }
+            });
+        }
+        if params.is_empty() {
+            let message = format!("rank {} has no parameters: use fewer stages", mesh.rank());
+            return Err(Error::config("data_parallel", message));
+        }
+        let layout = BufferConfig {
+            bucket_numel: config.bucket_numel.unwrap_or(usize::MAX),
+            sharding: config.sharding,
+            shard: (mesh.batch().rank(), mesh.batch().size()),
+        };
+        let buffers = ParamBuffers::with_config(&params, &layout)?;
+        let bucket_of = |param: &Param| {
+            let holds = |group: &ParamGroup| group.params.iter().any(|p| p.leaf() == param.leaf());
+            buffers.groups().iter().position(holds).expect("every parameter is in a bucket")
+        };
+        let buckets: Vec<usize> = params.iter().map(bucket_of).collect();
+        let visits = visited.iter().map(|&index| buckets[index]).collect();
+        let uses_of = |param: &Param| {
+            let index = params.iter().position(|known| known.leaf() == param.leaf());
+            visited.iter().filter(|&&other| Some(other) == index).count()
+        };
+        let uses = buffers
+            .groups()
+            .iter()
+            .map(|group| group.params.iter().map(uses_of).collect())
+            .collect();
+        Ok(DataParallel { shared: Shared::new(mesh, config, buffers, uses)?, visits })
+    }
+
+    /// The parameters, laid out for the optimizer.
+    pub fn buffers(&self) -> &ParamBuffers {
+        &self.shared.buffers
+    }
+
+    /// The ranks along the data axis whose losses this rank's gradients are the derivatives of: all, or
+    /// this one where ranks take steps of their own. One over the tokens that count among them is the
+    /// scale of the loss.
+    pub fn loss_ranks(&self) -> Group {
+        if self.shared.is_local() {
+            return Group::single();
+        }
+        self.shared.mesh.axis(Axis::Data).clone()
+    }
+
+    /// Before the first forward of a step of `microbatches` micro-batches: forgets all gradients.
+    pub fn begin_step(&self, microbatches: usize) {
+        self.shared.begin_step(microbatches);
+    }
+
+    /// After the backward of each micro-batch: where gradients are sharded, those of the micro-batch are
+    /// summed and their memory is free.
+    pub fn end_backward(&self) -> Result<()> {
+        if self.shared.keeps_gradients() { Ok(()) } else { self.shared.settle_all() }
+    }
+
+    /// After the last backward of a step: waits until every gradient is the sum over all ranks that have a
+    /// part of it.
+    ///
+    /// Errors, naming them, if parameters got fewer or more contributions than they have uses.
+    pub fn finish_step(&self) -> Result<()> {
+        let shared = &self.shared;
+        shared.settle_all()?;
+        shared.check_complete()?;
+        // The few gradients that are parts along other axes too: norms under sequence parallelism, then
+        // embeddings that two stages hold.
+        for (axis, group) in shared.holders() {
+            let partial = |bucket: &&ParamGroup| bucket.grad_partial.contains(axis);
+            let works: Vec<Work<()>> = shared
+                .buffers
+                .groups()
+                .iter()
+                .filter(partial)
+                .map(|bucket| group.all_reduce_flat(bucket.sums(), Reduction::Sum))
+                .collect();
+            works.into_iter().try_for_each(Work::wait)?;
+        }
+        Ok(())
+    }
+
+    /// The global gradient norm, the same on every rank: every element of the model counts once. Where
+    /// ranks take steps of their own, each has that of its own gradients.
+    pub fn grad_norm(&self) -> Result<f64> {
+        let shared = &self.shared;
+        let mut sum = 0.0;
+        for group in shared.buffers.groups().iter().filter(|group| shared.counts(group)) {
+            sum += group.sq_norm()?;
+        }
+        let device = self.buffers().groups()[0].params[0].leaf().device().clone();
+        for axis in [Axis::Tensor, Axis::Pipeline] {
+            sum = shared.mesh.axis(axis).sum(&device, sum)?;
+        }
+        if shared.sharding() > Sharding::None {
+            sum = shared.mesh.batch().sum(&device, sum)?;
+        }
+        Ok(sum.sqrt())
+    }
+
+    /// Updates the weights that this rank owns; where ranks own parts of weights that all hold, gathers
+    /// them; where ranks take steps of their own and it is time, averages the weights.
+    ///
+    /// Every rank of the batch must call this in every step, or none.
+    pub fn update(&self, optimizer: &mut Optimizer, step: &StepConfig) -> Result<()> {
+        let shared = &self.shared;
+        shared.free_weights()?;
+        optimizer.step(&shared.buffers, step)?;
+        match shared.sharding() {
+            Sharding::None if shared.is_local() => shared.average_weights_when_due(),
+            Sharding::None | Sharding::Weights => Ok(()),
+            Sharding::Optimizer | Sharding::Gradients => {
+                let gather =
+                    |group: &ParamGroup| shared.mesh.batch().all_gather_flat(&group.weights);
+                let works: Vec<_> = shared.buffers.groups().iter().map(gather).collect();
+                works.into_iter().try_for_each(Work::wait)
+            }
+        }
+    }
+
+    /// Calls `f` with the parameters of each bucket, to overwrite their values.
+    pub fn load(&self, mut f: impl FnMut(&[Param]) -> Result<()>) -> Result<()> {
+        self.shared.free_weights()?;
+        for group in self.shared.buffers.groups() {
+            group.take_weights()?;
+            f(&group.params)?;
+            group.store_weights()?;
+        }
+        Ok(())
+    }
+
+    /// Whether this rank is the one that writes what it owns of a group to checkpoints.
+    pub fn owns(&self, group: &ParamGroup) -> bool {
+        // Where anything is sharded, the ranks along the batch own different parts.
+        let batch = self.shared.sharding() > Sharding::None || self.shared.mesh.batch().rank() == 0;
+        batch && self.shared.counts(group)
+    }
+
+    /// Calls `f` with every part of a weight that this rank writes to checkpoints: all ranks together with
+    /// every element once.
+    pub fn visit_weights(
+        &self,
+        mut f: impl FnMut(&str, &Place, Tensor) -> Result<()>,
+    ) -> Result<()> {
+        for group in self.buffers().groups().iter().filter(|group| self.owns(group)) {
+            // Ranks along the batch have the same weights, unless they have parts.
+            if group.weight_shard.is_some() || self.shared.mesh.batch().rank() == 0 {
+                group.visit_weights(&mut f)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether this rank writes what it has of a parameter's moments to checkpoints.
+    pub fn owns_moments(&self, name: &str) -> bool {
+        let holds = |group: &&ParamGroup| group.params.iter().any(|param| param.name() == name);
+        self.buffers().groups().iter().find(holds).is_some_and(|group| self.owns(group))
+    }
+}

@@ -1,0 +1,98 @@
+//! What a step sends, known before it is taken.
+
+use ferrotron_nn::{ParamGroup, Sharding};
+
+use super::DataParallel;
+use super::sharded_weights::{Walk, lines};
+use crate::collective::{Group, balanced};
+
+/// Bytes that a rank sends for gradients and weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ExpectedTraffic {
+    /// To the ranks along the batch axes ([`Mesh::batch`](crate::mesh::Mesh::batch)).
+    pub batch: u64,
+    /// To other holders of the same parameters: of norms under sequence parallelism, along the tensor axis,
+    /// and of tied embeddings, at the other end of the pipeline.
+    pub holders: u64,
+}
+
+impl DataParallel {
+    /// The bytes that this rank sends in `steps` steps of `microbatches` micro-batches each, the first of
+    /// them right after weights were synchronized. The single number of a norm is not among them.
+    ///
+    /// With `bytes` of parameters, N ranks and m micro-batches this is (N - 1) / N times, up to the rounding
+    /// of parts,
+    ///
+    /// - 2 `bytes` without sharding (once in `synchronize_every` steps) and with a sharded optimizer,
+    /// - (m + 1) `bytes` with sharded gradients,
+    /// - with sharded weights m `bytes` for gradients and 2 m `bytes` for weights, less what is still here
+    ///   at the turn from forward to backward and back. Of the buckets b1..bn of a line, in the order of a
+    ///   forward pass, the last two are not gathered again in each of m backwards, nor the first two in each
+    ///   of the m - 1 forwards after the first. A matrix used a second time at the end is gathered once more
+    ///   on its way, if its bucket is not one of those.
+    ///
+    /// Sharded weights are counted as if backward read some parameter of every bucket, and none were
+    /// recomputed: a bucket of nothing but biases is gathered less often, those of recomputed blocks may be
+    /// gathered more often.
+    pub fn expected_traffic(&self, microbatches: usize, steps: usize) -> ExpectedTraffic {
+        let shared = &self.shared;
+        let batch = shared.mesh.batch();
+        let groups = shared.buffers.groups();
+        let gathers = self.gathers(microbatches);
+        let (mut in_batch, mut to_holders) = (0, 0);
+        for (bucket, group) in groups.iter().enumerate() {
+            let len = group.numel();
+            let (reduce, gather) = (scatter(batch, group, len), self::gather(batch, group, len));
+            let sent = match shared.sharding() {
+                Sharding::None | Sharding::Optimizer => reduce + gather,
+                Sharding::Gradients => microbatches * reduce + gather,
+                Sharding::Weights => microbatches * reduce + gathers[bucket] * gather,
+            };
+            in_batch += sent * (steps / shared.config.synchronize_every);
+            for (axis, ranks) in shared.holders() {
+                if group.grad_partial.contains(axis) {
+                    let len = if shared.keeps_gradients() { len } else { group.owned.len() };
+                    let sent = scatter(ranks, group, len) + self::gather(ranks, group, len);
+                    to_holders += sent * steps;
+                }
+            }
+        }
+        ExpectedTraffic { batch: in_batch as u64, holders: to_holders as u64 }
+    }
+
+    /// How often each bucket is gathered in a step with sharded weights.
+    fn gathers(&self, microbatches: usize) -> Vec<usize> {
+        let mut gathers = vec![0; self.shared.buffers.groups().len()];
+        for line in lines(self.shared.buffers.groups()) {
+            let mut walk = Walk::new(line.len());
+            let forward = self
+                .visits
+                .iter()
+                .filter_map(|visit| line.iter().position(|bucket| bucket == visit));
+            let forward: Vec<usize> = forward.collect();
+            for _ in 0..microbatches {
+                for &position in forward.iter().chain(forward.iter().rev()) {
+                    walk.go(position).into_iter().for_each(|at| gathers[line[at]] += 1);
+                }
+            }
+        }
+        gathers
+    }
+}
+
+/// Bytes that this rank sends when `len` elements like those of `group` are reduced and scattered: every
+/// part but its own.
+fn scatter(ranks: &Group, group: &ParamGroup, len: usize) -> usize {
+    let own = balanced(len, ranks.size(), ranks.rank());
+    bytes(group, if ranks.size() == 1 { 0 } else { len - own.len() })
+}
+
+/// As [`scatter`] when they are gathered: every part but the next rank's.
+fn gather(ranks: &Group, group: &ParamGroup, len: usize) -> usize {
+    let next = balanced(len, ranks.size(), (ranks.rank() + 1) % ranks.size());
+    bytes(group, if ranks.size() == 1 { 0 } else { len - next.len() })
+}
+
+fn bytes(group: &ParamGroup, elements: usize) -> usize {
+    elements * group.params[0].leaf().dtype().size()
+}

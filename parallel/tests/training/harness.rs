@@ -1,0 +1,366 @@
+//! Trains a toy in a layout and by itself, and compares.
+
+use ferrotron_autograd::lock;
+use ferrotron_nn::{
+    Axis, Module, Optimizer, OptimizerConfig, Param, ParamBuffers, ParamGroup, StepConfig,
+    clip_coefficient,
+};
+use ferrotron_parallel::collective::{World, WorldConfig, run_threads};
+use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig};
+use ferrotron_parallel::mesh::{Layout, Mesh};
+use ferrotron_parallel::pipeline::{Execution, PipelineConfig, Schedule, ScheduleKind, execute};
+use ferrotron_parallel::tensor_parallel::SequenceParallel;
+use ferrotron_tensor::{Device, Result};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::toy::{Microbatch, Shape, Stage, Toy, sample};
+
+/// Much longer than any step here takes.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
+
+pub const ADAM: OptimizerConfig =
+    OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+
+/// How a toy is trained.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    pub shape: Shape,
+    pub stages: usize,
+    pub data: usize,
+    pub tensor: usize,
+    pub kind: ScheduleKind,
+    pub chunks: usize,
+    /// Of each step, on each rank along the data axis.
+    pub microbatches: usize,
+    pub config: DataParallelConfig,
+    pub optimizer: OptimizerConfig,
+    /// Gradients are clipped to this norm; 0 for not at all.
+    pub max_norm: f64,
+    pub steps: usize,
+}
+
+impl Default for Plan {
+    fn default() -> Plan {
+        Plan {
+            shape: Shape::default(),
+            stages: 1,
+            data: 1,
+            tensor: 1,
+            kind: ScheduleKind::OneFOneB,
+            chunks: 1,
+            microbatches: 1,
+            config: DataParallelConfig::default(),
+            optimizer: ADAM,
+            max_norm: 0.5,
+            steps: 3,
+        }
+    }
+}
+
+pub type Named = BTreeMap<String, Vec<f64>>;
+
+/// What a run found: for each step loss and norm, raw gradients of the first, weights after the last.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    pub losses: Vec<f64>,
+    pub norms: Vec<f64>,
+    pub gradients: Named,
+    pub weights: Named,
+}
+
+/// A part of a parameter's elements: name, first element, values, and whether this rank answers for it.
+type Piece = (String, usize, Vec<f64>, bool);
+
+/// One rank of a run, between steps.
+pub struct Rank {
+    pub plan: Plan,
+    pub device: Device,
+    pub mesh: Mesh,
+    pub parts: Vec<Toy>,
+    pub parallel: DataParallel,
+    pub optimizer: Optimizer,
+}
+
+/// What a rank found in a step.
+pub struct Step {
+    /// This rank's share.
+    pub loss: f64,
+    pub norm: f64,
+    pub execution: Execution,
+}
+
+impl Rank {
+    pub fn new(world: &World, plan: &Plan) -> Result<Rank> {
+        let layout = Layout::new(world.size(), plan.tensor, 1, plan.stages)?;
+        Self::on_mesh(Mesh::new(world, layout, SequenceParallel::Off)?, plan)
+    }
+
+    pub fn on_mesh(mesh: Mesh, plan: &Plan) -> Result<Rank> {
+        let device = Device::cpu(1)?;
+        let stage = mesh.axis(Axis::Pipeline).rank();
+        let part = |chunk: usize| {
+            let (at, stages) = (chunk * plan.stages + stage, plan.chunks * plan.stages);
+            Toy::part(&device, plan.shape, at, stages)
+        };
+        let parts = (0..plan.chunks).map(part).collect::<Result<Vec<_>>>()?;
+        let modules: Vec<&dyn Module> = parts.iter().map(|part| part as &dyn Module).collect();
+        let parallel = DataParallel::new(&modules, &mesh, &plan.config)?;
+        let optimizer = Optimizer::new(plan.optimizer, parallel.buffers())?;
+        Ok(Rank { plan: *plan, device, mesh, parts, parallel, optimizer })
+    }
+
+    /// This rank's samples of a step.
+    pub fn samples(&self, step: usize) -> Result<Vec<Microbatch>> {
+        let data = self.mesh.axis(Axis::Data);
+        let one =
+            |i| sample(&self.device, self.plan.shape.vocab, step, i * data.size() + data.rank());
+        (0..self.plan.microbatches).map(one).collect()
+    }
+
+    /// Forward, backward and reductions of a step.
+    pub fn gradients(&mut self, step: usize, scale: f64) -> Result<Step> {
+        let schedule = Schedule::new(&PipelineConfig {
+            kind: self.plan.kind,
+            stages: self.plan.stages,
+            microbatches: self.plan.microbatches,
+            chunks: self.plan.chunks,
+        })?;
+        self.parallel.begin_step(self.plan.microbatches);
+        let microbatches = self.samples(step)?;
+        let mut stage = Stage {
+            parts: &self.parts,
+            data_parallel: Some(&self.parallel),
+            microbatches,
+            loss: 0.0,
+        };
+        let execution = execute(&schedule, &mut stage, &self.mesh, scale)?;
+        let loss = stage.loss * scale;
+        self.parallel.finish_step()?;
+        Ok(Step { loss, norm: self.parallel.grad_norm()?, execution })
+    }
+
+    pub fn update(&mut self, norm: f64) -> Result<()> {
+        let grad_scale = clip_coefficient(norm, self.plan.max_norm);
+        self.parallel.update(&mut self.optimizer, &StepConfig { lr: 0.02, grad_scale })
+    }
+
+    pub fn step(&mut self, step: usize) -> Result<Step> {
+        let found = self.gradients(step, scale(&self.plan, step)?)?;
+        self.update(found.norm)?;
+        Ok(found)
+    }
+
+    pub fn gradient_pieces(&self) -> Vec<Piece> {
+        let groups = self.parallel.buffers().groups().iter();
+        groups
+            .flat_map(|group| {
+                let flat = lock(group.sums());
+                let values = flat.whole::<f64>().expect("the toy is in f64");
+                let owned = match &group.gradient_shard {
+                    Some(_) => values,
+                    None => &values[group.owned.clone()],
+                };
+                cut(group, owned, self.parallel.owns(group))
+            })
+            .collect()
+    }
+
+    pub fn weight_pieces(&self) -> Vec<Piece> {
+        let groups = self.parallel.buffers().groups().iter();
+        groups
+            .flat_map(|group| {
+                let own = self.parallel.owns(group);
+                if let Some(shard) = &group.weight_shard {
+                    return cut(group, lock(shard).whole::<f64>().expect("f64"), own);
+                }
+                let flat = lock(&group.weights);
+                let values = flat.whole::<f64>().expect("the toy is in f64");
+                let mut pieces = cut(group, &values[group.owned.clone()], own);
+                // What others own has to be here too.
+                let whole = ParamGroupRange { params: &group.params, owned: 0..values.len() };
+                pieces.extend(whole.cut(values, false));
+                pieces
+            })
+            .collect()
+    }
+}
+
+fn cut(group: &ParamGroup, values: &[f64], own: bool) -> Vec<Piece> {
+    ParamGroupRange { params: &group.params, owned: group.owned.clone() }.cut(values, own)
+}
+
+struct ParamGroupRange<'a> {
+    params: &'a [Param],
+    owned: std::ops::Range<usize>,
+}
+
+impl ParamGroupRange<'_> {
+    /// The values of a range of a group's elements, by parameter.
+    fn cut(&self, values: &[f64], own: bool) -> Vec<Piece> {
+        assert_eq!(values.len(), self.owned.len());
+        let mut start = 0;
+        let mut pieces = Vec::new();
+        for param in self.params {
+            let end = start + param.leaf().numel();
+            let (from, to) = (self.owned.start.clamp(start, end), self.owned.end.clamp(start, end));
+            if from < to {
+                let part = &values[from - self.owned.start..to - self.owned.start];
+                pieces.push((param.name().to_string(), from - start, part.to_vec(), own));
+            }
+            start = end;
+        }
+        pieces
+    }
+}
+
+/// One over the counted tokens of a step's global batch.
+pub fn scale(plan: &Plan, step: usize) -> Result<f64> {
+    let device = Device::cpu(1)?;
+    let mut counted = 0;
+    for index in 0..plan.microbatches * plan.data {
+        counted += sample(&device, plan.shape.vocab, step, index)?.counted;
+    }
+    Ok(1.0 / counted as f64)
+}
+
+/// Runs `f` on every rank of a plan.
+pub fn ranks<T: Send>(plan: &Plan, f: impl Fn(Rank) -> Result<T> + Sync) -> Vec<T> {
+    let size = plan.stages * plan.data * plan.tensor;
+    let results =
+        run_threads(size, &WorldConfig { timeout: TIMEOUT }, |world| f(Rank::new(&world, plan)?));
+    let results = results.into_iter().enumerate();
+    results.map(|(rank, r)| r.unwrap_or_else(|e| panic!("{plan:?}: rank {rank}: {e}"))).collect()
+}
+
+/// Trains in the layout of the plan.
+pub fn train(plan: &Plan) -> Outcome {
+    let found = ranks(plan, |mut rank| {
+        let (mut losses, mut norms, mut gradients) = (Vec::new(), Vec::new(), Vec::new());
+        for step in 0..plan.steps {
+            let found = rank.gradients(step, scale(plan, step)?)?;
+            if step == 0 {
+                gradients = rank.gradient_pieces();
+            }
+            rank.update(found.norm)?;
+            losses.push(found.loss);
+            norms.push(found.norm);
+        }
+        Ok((losses, norms, gradients, rank.weight_pieces()))
+    });
+    let norms = found[0].1.clone();
+    for (rank, other) in found.iter().enumerate() {
+        assert_eq!(other.1, norms, "{plan:?}: norms of rank {rank} and rank 0");
+    }
+    // Ranks along the tensor axis see the same samples.
+    let losses = (0..plan.steps)
+        .map(|step| found.iter().map(|rank| rank.0[step]).sum::<f64>() / plan.tensor as f64)
+        .collect();
+    Outcome {
+        losses,
+        norms,
+        gradients: merge(plan, found.iter().flat_map(|rank| rank.2.clone())),
+        weights: merge(plan, found.iter().flat_map(|rank| rank.3.clone())),
+    }
+}
+
+/// Every element from the one rank that owns it; all others that have it must have the same bits.
+fn merge(plan: &Plan, pieces: impl Iterator<Item = Piece>) -> Named {
+    let (own, others): (Vec<Piece>, Vec<Piece>) = pieces.partition(|piece| piece.3);
+    let mut found: BTreeMap<String, BTreeMap<usize, f64>> = BTreeMap::new();
+    for (name, start, values, _) in own {
+        for (i, value) in values.into_iter().enumerate() {
+            let old = found.entry(name.clone()).or_default().insert(start + i, value);
+            assert!(old.is_none(), "{plan:?}: element {} of {name} has two owners", start + i);
+        }
+    }
+    for (name, start, values, _) in others {
+        for (i, value) in values.into_iter().enumerate() {
+            let owned = found[&name][&(start + i)];
+            let at = start + i;
+            assert_eq!(value.to_bits(), owned.to_bits(), "{plan:?}: element {at} of {name}");
+        }
+    }
+    let dense = |(name, values): (String, BTreeMap<usize, f64>)| {
+        assert!(values.keys().copied().eq(0..values.len()), "{plan:?}: {name} has gaps");
+        (name, values.into_values().collect())
+    };
+    found.into_iter().map(dense).collect()
+}
+
+/// Trains on one rank, with nothing of this crate.
+pub fn serial(plan: &Plan) -> Result<Outcome> {
+    let device = Device::cpu(1)?;
+    let toy = Toy::part(&device, plan.shape, 0, 1)?;
+    let buffers = ParamBuffers::new(&toy.params())?;
+    let mut optimizer = Optimizer::new(plan.optimizer, &buffers)?;
+    let (mut losses, mut norms, mut gradients) = (Vec::new(), Vec::new(), Named::new());
+    for step in 0..plan.steps {
+        buffers.zero_gradients();
+        let scale = scale(plan, step)?;
+        let mut sum = 0.0;
+        for index in 0..plan.microbatches * plan.data {
+            let loss = toy.run(&sample(&device, plan.shape.vocab, step, index)?, None)?;
+            sum += loss.value().item()?;
+            loss.backward_scaled(scale)?;
+        }
+        let norm = buffers.sq_norm()?.sqrt();
+        if step == 0 {
+            for param in buffers.params() {
+                let gradient = param.leaf().gradient()?.expect("a gradient").to_vec()?;
+                gradients.insert(param.name().to_string(), gradient);
+            }
+        }
+        let grad_scale = clip_coefficient(norm, plan.max_norm);
+        optimizer.step(&buffers, &StepConfig { lr: 0.02, grad_scale })?;
+        losses.push(sum * scale);
+        norms.push(norm);
+    }
+    let weights = buffers
+        .params()
+        .map(|param| Ok((param.name().to_string(), param.leaf().value()?.to_vec()?)))
+        .collect::<Result<_>>()?;
+    Ok(Outcome { losses, norms, gradients, weights })
+}
+
+/// 1e-10 relative, and relative to the largest element of a tensor.
+pub fn assert_close(plan: &Plan, got: &Outcome, want: &Outcome) {
+    for (what, got, want) in
+        [("loss", &got.losses, &want.losses), ("gradient norm", &got.norms, &want.norms)]
+    {
+        for (step, (got, want)) in got.iter().zip(want).enumerate() {
+            let off = (got - want).abs();
+            assert!(
+                off <= 1e-10 * want.abs(),
+                "{plan:?}: {what} of step {step}: {got}, want {want}"
+            );
+        }
+    }
+    for (what, got, want) in
+        [("gradient", &got.gradients, &want.gradients), ("weight", &got.weights, &want.weights)]
+    {
+        assert!(got.keys().eq(want.keys()), "{plan:?}: {:?}, {:?}", got.keys(), want.keys());
+        for (name, want) in want {
+            let got = &got[name];
+            assert_eq!(got.len(), want.len(), "{plan:?}: {what} {name}");
+            let largest = want.iter().fold(0.0_f64, |max, x| max.max(x.abs()));
+            for (i, (got, want)) in got.iter().zip(want).enumerate() {
+                let off = (got - want).abs();
+                assert!(off <= 1e-10 * largest, "{plan:?}: {what} {name}[{i}]: {got}, want {want}");
+            }
+        }
+    }
+}
+
+/// The same bits in every tensor but those named.
+pub fn assert_bitwise(plan: &Plan, what: &str, got: &Named, want: &Named, but: &[&str]) {
+    for (name, want) in want.iter().filter(|(name, _)| !but.contains(&name.as_str())) {
+        for (i, (got, want)) in got[name].iter().zip(want).enumerate() {
+            assert_eq!(
+                got.to_bits(),
+                want.to_bits(),
+                "{plan:?}: {what} {name}[{i}]: {got}, want {want}"
+            );
+        }
+    }
+}

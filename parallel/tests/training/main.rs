@@ -1,0 +1,11 @@
+//! Training with gradients that are reduced, weights that are sharded and models that are cut into stages.
+
+mod cases;
+mod executor;
+mod faults;
+mod grid;
+mod harness;
+mod local;
+mod memory;
+mod toy;
+mod traffic;

@@ -1,0 +1,120 @@
+//! What is held between steps, and at most during one.
+
+use ferrotron_nn::{Axis, Bias, Sharding};
+use ferrotron_parallel::data_parallel::DataParallelConfig;
+use ferrotron_tensor::{Category, DType};
+
+use crate::grid::SHARDINGS;
+use crate::harness::{Plan, Rank, ranks};
+use crate::toy::{Shape, Tied};
+
+fn plan(sharding: Sharding, bucket_numel: Option<usize>) -> Plan {
+    let shape = Shape {
+        blocks: 6,
+        width: 32,
+        vocab: 50,
+        tied: Tied::No,
+        bias: Bias::No,
+        dtype: DType::F32,
+    };
+    let config = DataParallelConfig { sharding, bucket_numel, ..DataParallelConfig::default() };
+    Plan { shape, data: 4, microbatches: 2, config, ..Plan::default() }
+}
+
+/// Elements of the largest two buckets that are neighbours on a line, over all lines.
+fn two_buckets(rank: &Rank) -> usize {
+    let groups = rank.parallel.buffers().groups();
+    let mut lines: Vec<(_, Vec<usize>)> = Vec::new();
+    for group in groups {
+        match lines.iter_mut().find(|(decay, _)| *decay == group.decay) {
+            Some((_, line)) => line.push(group.numel()),
+            None => lines.push((group.decay, vec![group.numel()])),
+        }
+    }
+    let most = |line: &Vec<usize>| match line.len() {
+        1 => line[0],
+        _ => line.windows(2).map(|pair| pair[0] + pair[1]).max().unwrap_or(0),
+    };
+    lines.iter().map(|(_, line)| most(line)).sum()
+}
+
+/// f32 weights, gradients and two moments: 4 + 4 + 8 bytes a parameter, each divided by the ranks of its
+/// stage of ZeRO and rounded to whole elements for each bucket.
+#[test]
+fn a_parameter_takes_sixteen_bytes_before_sharding() {
+    for sharding in SHARDINGS {
+        for bucket_numel in [Some(1), Some(2000), None] {
+            let plan = plan(sharding, bucket_numel);
+            for (rank, (memory, numel, buckets)) in ranks(&plan, |mut rank| {
+                for step in 0..2 {
+                    rank.step(step)?;
+                }
+                let buffers = rank.parallel.buffers();
+                Ok((rank.device.memory(), buffers.numel(), buffers.groups().len()))
+            })
+            .into_iter()
+            .enumerate()
+            {
+                assert_eq!(numel, 50 * 32 * 2 + 6 * (32 * 32 + 32) + 32);
+                for (category, bytes, sharded) in [
+                    (Category::Weights, 4, sharding >= Sharding::Weights),
+                    (Category::Gradients, 4, sharding >= Sharding::Gradients),
+                    (Category::Optimizer, 8, sharding >= Sharding::Optimizer),
+                ] {
+                    let found = memory.of(category);
+                    let at = format!("{plan:?}, rank {rank}: {category:?}: {found} bytes");
+                    if sharded {
+                        // Parts differ by one element at most.
+                        assert!(found.abs_diff(numel * bytes / 4) <= buckets * bytes, "{at}");
+                    } else {
+                        assert_eq!(found, numel * bytes, "{at}");
+                    }
+                }
+                assert_eq!(memory.of(Category::Communication), 0, "{plan:?}, rank {rank}");
+            }
+        }
+    }
+}
+
+#[test]
+fn at_most_two_buckets_of_a_line_are_whole() {
+    for sharding in [Sharding::Gradients, Sharding::Weights] {
+        for bucket_numel in [Some(1), Some(1000), Some(2000)] {
+            let plan = plan(sharding, bucket_numel);
+            for (rank, (memory, two, numel)) in ranks(&plan, |mut rank| {
+                rank.step(0)?;
+                rank.device.reset_memory_peaks();
+                rank.step(1)?;
+                Ok((rank.device.memory(), two_buckets(&rank), rank.parallel.buffers().numel()))
+            })
+            .into_iter()
+            .enumerate()
+            {
+                let found = memory.peak_by_category[Category::Communication as usize];
+                let kinds = if sharding == Sharding::Weights { 2 } else { 1 }; // gradients, weights
+                assert!(found <= 4 * kinds * two, "{plan:?}, rank {rank}: {found}, {two} elements");
+                // Which is a bound: all of them would be more.
+                assert!(kinds * two < numel * kinds, "{two} of {numel}");
+                assert!(found > 0);
+            }
+        }
+    }
+}
+
+/// Every stage has the bytes of its own parameters.
+#[test]
+fn stages_hold_their_own_parameters() {
+    let plan = Plan { stages: 3, data: 2, ..plan(Sharding::Optimizer, None) };
+    for (stage, numel, memory) in ranks(&plan, |mut rank| {
+        rank.step(0)?;
+        let stage = rank.mesh.axis(Axis::Pipeline).rank();
+        Ok((stage, rank.parallel.buffers().numel(), rank.device.memory()))
+    }) {
+        let block = 32 * 32 + 32;
+        let ends = [50 * 32, 0, 50 * 32 + 32];
+        assert_eq!(numel, 2 * block + ends[stage]);
+        assert_eq!(memory.of(Category::Weights), 4 * numel);
+        assert_eq!(memory.of(Category::Gradients), 4 * numel);
+        assert!(memory.of(Category::Optimizer).abs_diff(4 * numel) <= 2 * 8);
+    }
+}

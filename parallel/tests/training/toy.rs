@@ -1,0 +1,218 @@
+//! A small model in any number of virtual stages: a table that is the head too, residual blocks with norms,
+//! and a loss that ignores some targets, so that micro-batches count different numbers of tokens.
+
+use ferrotron_autograd::Var;
+use ferrotron_nn::{Axis, Bias, Embedding, Init, LayerNorm, Linear, Module, Param, Scope};
+use ferrotron_parallel::data_parallel::DataParallel;
+use ferrotron_parallel::pipeline::PipelineModel;
+use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
+use ferrotron_tensor::{DType, Device, Result, Tensor, balanced};
+
+pub const VOCAB: usize = 7;
+pub const WIDTH: usize = 4;
+pub const TOKENS: usize = 3;
+
+/// What a toy is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape {
+    pub blocks: usize,
+    pub width: usize,
+    pub vocab: usize,
+    /// Whether the table is the head too.
+    pub tied: Tied,
+    pub bias: Bias,
+    pub dtype: DType,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tied {
+    /// Held by both ends of the pipeline.
+    Ends,
+    /// On the only stage, and a parameter like any other.
+    Here,
+    No,
+}
+
+impl Default for Shape {
+    fn default() -> Shape {
+        let (width, vocab) = (WIDTH, VOCAB);
+        Shape { blocks: 8, width, vocab, tied: Tied::Ends, bias: Bias::Yes, dtype: DType::F64 }
+    }
+}
+
+/// x + gelu(norm(x) W^T + b)
+struct Block {
+    norm: LayerNorm,
+    linear: Linear,
+}
+
+/// The part of the model in one virtual stage.
+pub struct Toy {
+    shape: Shape,
+    device: Device,
+    table: Option<Embedding>,
+    blocks: Vec<Block>,
+    norm: Option<LayerNorm>,
+    /// The last stage's head, unless it is the table of the same part.
+    head: Option<Head>,
+    /// Called in every forward and backward, before each block of the part.
+    pub probe: Option<Probe>,
+}
+
+enum Head {
+    /// A matrix of its own, tied to the first stage's table or not.
+    Own(Linear),
+    Table,
+}
+
+/// What a probe is told: whether it is on the way back, and the block, counted within the part.
+pub type Probe = std::sync::Arc<dyn Fn(Way, usize) -> Result<()> + Send + Sync>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    Forward,
+    Backward,
+}
+
+impl Toy {
+    /// Virtual stage `stage` of `stages`.
+    pub fn part(device: &Device, shape: Shape, stage: usize, stages: usize) -> Result<Toy> {
+        let Shape { width, vocab, bias, .. } = shape;
+        let scope = Scope::new(device, shape.dtype, 17);
+        let init = Init::Normal { std: 0.5 };
+        let (first, last) = (stage == 0, stage == stages - 1);
+        let block = |i: usize| -> Result<Block> {
+            let scope = scope.child(&format!("blocks.{i}"));
+            Ok(Block {
+                norm: LayerNorm::new(&scope.child("norm"), width, bias, 1e-5),
+                linear: Linear::new(&scope.child("linear"), width, width, bias, init)?,
+            })
+        };
+        let ends = scope
+            .clone()
+            .replicated_along(Axis::Pipeline)
+            .with_partial_gradients(Axis::Pipeline)
+            .child("table");
+        let tied = shape.tied != Tied::No;
+        let table_scope =
+            if shape.tied == Tied::Ends { ends.clone() } else { scope.child("table") };
+        let head = match (last, tied, first) {
+            (false, ..) => None,
+            (_, false, _) => {
+                Some(Head::Own(Linear::new(&scope.child("head"), width, vocab, Bias::No, init)?))
+            }
+            (_, _, true) => Some(Head::Table),
+            (_, _, false) => Some(Head::Own(Linear::new(&ends, width, vocab, Bias::No, init)?)),
+        };
+        Ok(Toy {
+            shape,
+            device: device.clone(),
+            table: first.then(|| Embedding::new(&table_scope, vocab, width, init)).transpose()?,
+            blocks: balanced(shape.blocks, stages, stage).map(block).collect::<Result<_>>()?,
+            norm: last.then(|| LayerNorm::new(&scope.child("norm"), width, Bias::No, 1e-5)),
+            head,
+            probe: None,
+        })
+    }
+
+    /// From tokens or the activation before to the activation behind or the summed loss.
+    pub fn run(&self, sample: &Microbatch, input: Option<Var>) -> Result<Var> {
+        let mut x = match (input, &self.table) {
+            (Some(x), _) => x,
+            (None, Some(table)) => table.forward(&sample.ids)?,
+            (None, None) => panic!("a middle stage needs an input"),
+        };
+        for (i, Block { norm, linear }) in self.blocks.iter().enumerate() {
+            if let Some(probe) = &self.probe {
+                probe(Way::Forward, i)?;
+                let (value, probe) = (x.value().clone(), probe.clone());
+                x = Var::record(&[&x], value, || {
+                    move |dy: Tensor, dx: &mut ferrotron_autograd::Grads| {
+                        probe(Way::Backward, i)?;
+                        dx.give(0, dy)
+                    }
+                })?;
+            }
+            x = x.add(&linear.forward(&norm.forward(&x)?)?.gelu_erf()?)?;
+        }
+        let Some(norm) = &self.norm else { return Ok(x) };
+        let x = norm.forward(&x)?;
+        let logits = match (&self.head, &self.table) {
+            (Some(Head::Own(head)), _) => head.forward(&x)?,
+            (Some(Head::Table), Some(table)) => x.linear(&table.weight().var()?, None)?,
+            _ => panic!("the last stage has a head"),
+        };
+        Ok(logits.cross_entropy(&sample.targets, &CrossEntropyConfig::default())?.sum)
+    }
+}
+
+impl Module for Toy {
+    fn visit(&self, f: &mut dyn FnMut(&Param)) {
+        self.table.iter().for_each(|table| table.visit(f));
+        for Block { norm, linear } in &self.blocks {
+            norm.visit(f);
+            linear.visit(f);
+        }
+        self.norm.iter().for_each(|norm| norm.visit(f));
+        match (&self.head, &self.table) {
+            (Some(Head::Own(head)), _) => head.visit(f),
+            (Some(Head::Table), Some(table)) => table.visit(f),
+            _ => (),
+        }
+    }
+}
+
+/// One sample: tokens and what should follow each.
+#[derive(Clone)]
+pub struct Microbatch {
+    pub ids: Tensor,
+    pub targets: Tensor,
+    pub counted: usize,
+}
+
+/// Sample `index` of step `step`. Of every third only one target counts, of every other all.
+pub fn sample(device: &Device, vocab: usize, step: usize, index: usize) -> Result<Microbatch> {
+    let number = step * 101 + index * 13;
+    let ids: Vec<i64> = (0..TOKENS).map(|t| ((number + t * t * 5) % vocab) as i64).collect();
+    let ignored = CrossEntropyConfig::default().ignore_index;
+    let targets: Vec<i64> = (0..TOKENS)
+        .map(|t| match index % 3 {
+            1 if t > 0 => ignored,
+            _ => ((number * 3 + t * 2 + 1) % vocab) as i64,
+        })
+        .collect();
+    let counted = targets.iter().filter(|&&target| target != ignored).count();
+    Ok(Microbatch {
+        ids: Tensor::from_slice(device, &ids, &[1, TOKENS])?,
+        targets: Tensor::from_slice(device, &targets, &[1, TOKENS])?,
+        counted,
+    })
+}
+
+/// A rank's chunks on the micro-batches of a step.
+pub struct Stage<'a> {
+    pub parts: &'a [Toy],
+    pub data_parallel: Option<&'a DataParallel>,
+    pub microbatches: Vec<Microbatch>,
+    pub loss: f64,
+}
+
+impl PipelineModel for Stage<'_> {
+    fn activation(&self, _microbatch: usize) -> (Vec<usize>, DType, Device) {
+        let Toy { shape, device, .. } = &self.parts[0];
+        (vec![1, TOKENS, shape.width], shape.dtype, device.clone())
+    }
+
+    fn forward(&mut self, microbatch: usize, chunk: usize, input: Option<Var>) -> Result<Var> {
+        let part = &self.parts[chunk];
+        let output = part.run(&self.microbatches[microbatch], input)?;
+        if part.norm.is_some() {
+            self.loss += output.value().item()?;
+        }
+        Ok(output)
+    }
+
+    fn end_backward(&mut self, _microbatch: usize, _chunk: usize) -> Result<()> {
+        self.data_parallel.map_or(Ok(()), DataParallel::end_backward)
+    }
+}
