@@ -124,6 +124,7 @@ impl ParallelArgs {
                     _ => Sharding::Weights,
                 },
                 bucket_numel: Some(self.ddp_bucket_size.unwrap_or(bucket)),
+                ..DataParallelConfig::default()
             },
             recompute: match self.recompute_granularity {
                 RecomputeArg::None => Recompute::None,
