@@ -3,6 +3,7 @@
 mod faults;
 mod flight;
 mod operations;
+mod rendezvous;
 mod sums;
 mod traffic;
 mod values;

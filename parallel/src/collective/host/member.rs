@@ -28,6 +28,9 @@ pub struct Job {
 /// How long the reason why a rank has gone may take to come.
 pub const GRACE: Duration = Duration::from_millis(300);
 
+/// How many ranks that are missing are named: each may keep those who ask waiting for its answer.
+const NAMED: usize = 8;
+
 /// A rank's part in one group.
 pub struct Member {
     /// What the group is called.
@@ -131,6 +134,9 @@ impl Member {
                 Kind::Received(from) => vec![(from, Kind::Sent(own))],
             };
             for (rank, kind) in awaited {
+                if missing.len() == NAMED {
+                    break;
+                }
                 let (rank, entry) = (self.ranks[rank], Entry { kind, number });
                 let answer = self.meeting.ask(rank, &self.id, entry).await;
                 if !answer.entered {

@@ -45,7 +45,12 @@ impl Secret {
         let randoms = [own, read(stream).await?];
         let proof = self.proof("connector", &randoms).finalize().into_bytes();
         stream.write_all(&proof).await?;
-        let theirs: [u8; 32] = read(stream).await?;
+        // Who has answered so far and hangs up now was not convinced. Trying again would not help.
+        let refused = |_| {
+            let what = "it hung up when it saw this rank's proof of the job's secret";
+            Error::new(ErrorKind::PermissionDenied, what)
+        };
+        let theirs: [u8; 32] = read(stream).await.map_err(refused)?;
         self.check("acceptor", &randoms, &theirs)
     }
 

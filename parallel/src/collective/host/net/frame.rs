@@ -101,3 +101,28 @@ pub async fn read<T: DeserializeOwned>(stream: &mut (impl AsyncRead + Unpin)) ->
     stream.read_exact(&mut text).await?;
     Ok(serde_json::from_slice(&text)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+    }
+
+    #[test]
+    fn messages_come_back_and_long_ones_are_refused() {
+        let mut bytes = Vec::new();
+        let purpose = Purpose::Pipe { group: "dp [0, 1] #1".to_string(), rank: 1 };
+        run(write(&mut bytes, &purpose)).unwrap();
+        let read_back = run(read::<Purpose>(&mut &bytes[..])).unwrap();
+        assert!(matches!(read_back, Purpose::Pipe { group, rank: 1 } if group == "dp [0, 1] #1"));
+
+        let long = Letter { from: 0, to: 1, body: Body::Failed("x".repeat(LONGEST)) };
+        assert!(run(write(&mut bytes, &long)).is_err());
+        // A length that nobody has memory for, and text that is none.
+        for bytes in [&[255; 8][..], &[4, 0, 0, 0, b'{', b'"', 0, 0], &[4, 0]] {
+            assert!(run(read::<Purpose>(&mut &bytes[..])).is_err(), "{bytes:?}");
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Ranks that are real processes: this program, started again as one of its own tests.
+
+use ferrotron_parallel::collective::{
+    RankConfig, Reduction, Transport, World, WorldConfig, run_rank_process,
+};
+use ferrotron_tensor::{DType, Device, Result, Tensor};
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Set in the environment of the processes that are ranks: what to do, rank, size, port, transport.
+const ROLE: &str = "FERROTRON_TEST_ROLE";
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Not a test but what the processes run; without its role it does nothing.
+#[test]
+fn rank() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let [task, rank, size, port, transport] = role.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("{ROLE} is '{role}'");
+    };
+    let config = RankConfig {
+        rank: rank.parse().unwrap(),
+        size: size.parse().unwrap(),
+        master: "localhost".to_string(),
+        port: port.parse().unwrap(),
+        secret: Some(format!("secret {port}")),
+        transport: if transport == "tcp" { Transport::Tcp } else { Transport::Auto },
+        world: WorldConfig { timeout: TIMEOUT },
+    };
+    let result = run_rank_process(&config, |world| match task {
+        "sum" => sum(&world),
+        "loop" => sum_for_ever(&world),
+        _ => panic!("no task {task}"),
+    });
+    println!("\nresult: {}", result.unwrap_or_else(|error| error.to_string()));
+}
+
+fn all_reduce(world: &World, len: usize) -> Result<f64> {
+    let group = world.group("all", &(0..world.size()).collect::<Vec<_>>())?;
+    let x = Tensor::full(&Device::cpu(1)?, DType::F32, &[len], world.rank() as f64 + 1.0)?;
+    let sum = group.all_reduce(x, Reduction::Sum)?.wait()?.to_f64()?;
+    assert!(sum.iter().all(|x| *x == sum[0]));
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    println!("\nshared memory: {}", maps.contains("ferrotron-ring"));
+    Ok(sum[0])
+}
+
+fn sum(world: &World) -> Result<String> {
+    Ok(format!("sum {}", all_reduce(world, 1_000_003)?))
+}
+
+fn sum_for_ever(world: &World) -> Result<String> {
+    let group = world.group("dp", &(0..world.size()).collect::<Vec<_>>())?;
+    println!("\nready");
+    loop {
+        for len in [1, 300_000, 1000] {
+            let x = Tensor::zeros(&Device::cpu(1)?, DType::F32, &[len])?;
+            group.all_reduce(x, Reduction::Sum)?.wait()?;
+        }
+    }
+}
+
+/// Starts the ranks of a job.
+fn start(task: &str, size: usize, transport: &str) -> Vec<Child> {
+    let port = free_port();
+    let program = std::env::current_exe().unwrap();
+    let rank = |rank| {
+        Command::new(&program)
+            .args(["rank", "--exact", "--nocapture"])
+            .env(ROLE, format!("{task} {rank} {size} {port} {transport}"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .unwrap()
+    };
+    (0..size).map(rank).collect()
+}
+
+/// A port below those that the system gives to connections.
+fn free_port() -> u16 {
+    let base = 6000 + (std::process::id() % 1000) as u16 * 3;
+    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    let offset = std::time::UNIX_EPOCH.elapsed().unwrap().subsec_nanos() as u16 % 500;
+    (base + offset..10_000).find(free).unwrap()
+}
+
+/// What a rank printed, when it has ended by itself.
+fn finish(mut child: Child) -> String {
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > TIMEOUT {
+            child.kill().unwrap();
+            panic!("a rank hangs");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut text = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    text
+}
+
+fn result(text: &str) -> &str {
+    text.lines().find_map(|line| line.strip_prefix("result: ")).unwrap_or("none")
+}
+
+#[test]
+fn processes_share_memory_unless_told_otherwise() {
+    for (transport, shares) in [("auto", true), ("tcp", false)] {
+        for child in start("sum", 3, transport) {
+            let text = finish(child);
+            assert_eq!(result(&text), "sum 6", "{transport}: {text}");
+            assert!(text.contains(&format!("shared memory: {shares}")), "{transport}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_killed_rank_ends_the_others() {
+    for (round, transport) in ["auto", "tcp", "auto", "tcp"].into_iter().enumerate() {
+        let victim = [2, 0][round / 2];
+        let mut children = start("loop", 3, transport);
+        let mut lines = BufReader::new(children[victim].stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap() == "ready"), "rank {victim} did not start");
+        std::thread::sleep(Duration::from_millis([0, 3, 17, 40][round]));
+        let mut killed = children.remove(victim);
+        killed.kill().unwrap(); // SIGKILL
+        killed.wait().unwrap();
+        let start = Instant::now();
+        for child in children {
+            let text = finish(child);
+            let want = format!("rank {victim} is gone");
+            assert!(result(&text).contains(&want), "{transport}: {}", result(&text));
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "{transport}: {:?}", start.elapsed());
+    }
+}
