@@ -56,16 +56,16 @@ pub struct ParallelArgs {
     #[arg(long, value_name = "N")]
     pub ddp_bucket_size: Option<usize>,
     /// Keep what a block's backward needs (none), or compute it again (full)
-    #[arg(long, value_enum, default_value = "none")]
+    #[arg(long, value_name = "WHAT", value_enum, default_value = "none")]
     pub recompute_granularity: RecomputeArg,
     /// Where rank 0 listens for the others [default: MASTER_PORT + 1, or 29501]
     #[arg(long, value_name = "PORT")]
     pub rendezvous_port: Option<u16>,
     /// How long ranks wait for one another, to meet and in each call
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=525_600))]
     pub distributed_timeout_minutes: u64,
     /// What carries data: auto is shared memory on one machine and TCP between machines
-    #[arg(long, value_enum, default_value = "auto")]
+    #[arg(long, value_name = "WHICH", value_enum, default_value = "auto")]
     pub transport: TransportArg,
 }
 

@@ -7,6 +7,7 @@ use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::run::{Ended, Outcome, RunConfig, run};
 use ferrotron::models::support;
 use ferrotron::models::tokenizer::Tokenizer;
+use ferrotron::models::traffic::{ExpectedTraffic, expected_traffic};
 use ferrotron::models::trainer::{Trainer, TrainerConfig};
 use ferrotron::nn::{Axis, Scope, Sharding};
 use ferrotron::parallel::launch::{INTERRUPTED, RankEnvironment};
@@ -174,8 +175,8 @@ impl Plan<'_> {
                 device.threads(),
                 config.folder.display()
             );
-            if let Some(line) = layout_line(&trainer) {
-                eprintln!("{line}");
+            if let Some(lines) = layout_lines(&trainer, config.seq_length) {
+                eprintln!("{lines}");
             }
         }
         let done = trainer.progress().step;
@@ -197,8 +198,8 @@ impl Plan<'_> {
     }
 }
 
-/// How several ranks are laid out.
-fn layout_line(trainer: &Trainer) -> Option<String> {
+/// How several ranks are laid out, and what they will send.
+fn layout_lines(trainer: &Trainer, seq_length: usize) -> Option<String> {
     let layout = trainer.mesh().layout();
     let [tp, cp, dp, pp] = Axis::ALL.map(|axis| layout.size(axis));
     let parallel = &trainer.config().parallel;
@@ -209,15 +210,27 @@ fn layout_line(trainer: &Trainer) -> Option<String> {
     let microbatches =
         trainer.config().batch_size.microbatches(trainer.progress().consumed_samples);
     (layout.world() > 1).then(|| {
+        let ExpectedTraffic { tensor, context, pipeline, data } =
+            expected_traffic(trainer, seq_length);
         format!(
             "{} ranks: tensor {tp} x context {cp} x data {dp} x pipeline {pp} ({}{chunks}), ZeRO {}, \
-             {microbatches} x {} samples a step on each data-parallel rank",
+             {microbatches} x {} samples a step on each data-parallel rank\n\
+             rank 0 sends in a step: {} for layers that are shared, {} of keys and values, {} between stages, {} of \
+             gradients and weights",
             layout.world(),
             parallel.pipeline_schedule,
             parallel.data_parallel.sharding as usize,
             trainer.config().batch_size.micro(),
+            megabytes(tensor),
+            megabytes(context),
+            megabytes(pipeline),
+            megabytes(data),
         )
     })
+}
+
+fn megabytes(bytes: u64) -> String {
+    format!("{:.2} MB", bytes as f64 / 1e6)
 }
 
 /// Prints what came out.
