@@ -6,7 +6,7 @@
 
 use bytemuck::Zeroable;
 use std::collections::VecDeque;
-use std::io::{ErrorKind, Result as IoResult};
+use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
@@ -87,7 +87,15 @@ pub fn pipes(stream: TcpStream) -> (Writer, Reader, impl Future<Output = ()> + S
 }
 
 fn gone(error: &std::io::Error) -> Fault {
-    Fault::Gone(format!("is gone: {error}"))
+    Fault::Gone(ended(error))
+}
+
+/// How a connection ended. One that is closed or reset is that of a rank that has left.
+fn ended(error: &std::io::Error) -> String {
+    match error.kind() {
+        ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => "has left the group".to_string(),
+        _ => format!("is gone: {error}"),
+    }
 }
 
 impl State {
@@ -112,7 +120,7 @@ impl State {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) => {
                     queue.items.clear();
-                    queue.broken = Some(error.to_string());
+                    queue.broken = Some(ended(&error));
                     self.room.notify_one();
                 }
             }
@@ -154,7 +162,7 @@ impl Writer {
             {
                 let queue = self.state.queue();
                 if let Some(error) = &queue.broken {
-                    return Err(Fault::Gone(format!("is gone: {error}")));
+                    return Err(Fault::Gone(error.clone()));
                 }
                 if queue.items.len() < limit {
                     return Ok(());
@@ -202,7 +210,7 @@ impl Writer {
     pub fn revoke(&mut self) {
         let mut queue = self.state.queue();
         queue.items.clear();
-        queue.broken = Some("the call was given up".to_string());
+        queue.broken = Some("is not written to any more".to_string());
     }
 }
 
@@ -230,8 +238,8 @@ impl Reader {
 
 async fn fill(stream: &TcpStream, mut into: &mut [u8]) -> PipeResult<()> {
     while !into.is_empty() {
-        match received(stream.try_read(into)) {
-            Ok(0) => return Err(Fault::Gone("has left the group".to_string())),
+        match stream.try_read(into) {
+            Ok(0) => return Err(gone(&ErrorKind::ConnectionReset.into())),
             Ok(count) => into = &mut into[count..],
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 stream.readable().await.map_err(|error| gone(&error))?;
@@ -240,12 +248,4 @@ async fn fill(stream: &TcpStream, mut into: &mut [u8]) -> PipeResult<()> {
         }
     }
     Ok(())
-}
-
-/// A connection that was reset counts as one that was closed.
-fn received(result: IoResult<usize>) -> IoResult<usize> {
-    match result {
-        Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(0),
-        result => result,
-    }
 }
