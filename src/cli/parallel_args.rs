@@ -1,7 +1,7 @@
 //! The options that say how many ranks train and how the work is spread over them, with Megatron's names.
 
 use clap::{Args, ValueEnum};
-use ferrotron::models::gpt::Recompute;
+use ferrotron::models::gpt::{GptConfig, Recompute};
 use ferrotron::models::trainer::ParallelConfig;
 use ferrotron::nn::{Axis, Sharding};
 use ferrotron::parallel::collective::Transport;
@@ -52,9 +52,13 @@ pub struct ParallelArgs {
     #[arg(long, value_name = "STAGE", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub zero_stage: u8,
     /// Elements of a gradient bucket, which is reduced as soon as it is complete [default: 40 million, or a
-    /// million for each data-parallel rank if that is more]
+    /// million for each data-parallel rank if that is more; a block's share with ZeRO stages 2 and 3]
     #[arg(long, value_name = "N")]
     pub ddp_bucket_size: Option<usize>,
+    /// Steps that data-parallel ranks take by themselves before they average their weights (local SGD)
+    /// [default: 1, gradients are summed in every step]
+    #[arg(long, value_name = "N", default_value_t = 1, hide_default_value = true)]
+    pub local_sgd_steps: usize,
     /// Keep what a block's backward needs (none), or compute it again (full)
     #[arg(long, value_name = "WHAT", value_enum, default_value = "none")]
     pub recompute_granularity: RecomputeArg,
@@ -102,8 +106,8 @@ impl ParallelArgs {
         }
     }
 
-    /// How the work is spread in `layout`.
-    pub fn config(&self, layout: &Layout) -> Result<ParallelConfig> {
+    /// How the work of training `model` is spread in `layout`.
+    pub fn config(&self, layout: &Layout, model: &GptConfig) -> Result<ParallelConfig> {
         if self.ddp_bucket_size == Some(0) {
             return Err(Error::config("--ddp-bucket-size", "must be positive, got 0"));
         }
@@ -113,6 +117,11 @@ impl ParallelArgs {
         let implied = if chunks > 1 { ScheduleKind::Interleaved } else { ScheduleKind::OneFOneB };
         // As Megatron-LM's default: larger with more ranks, so that latency does not come to dominate.
         let bucket = (1_000_000 * layout.size(Axis::Data)).max(40_000_000);
+        // What is gathered and freed must be a small part of the model.
+        let share = (model.num_parameters() as usize
+            / (model.num_layers * layout.size(Axis::Tensor)))
+        .max(1);
+        let bucket = if self.zero_stage >= 2 { bucket.min(share) } else { bucket };
         Ok(ParallelConfig {
             pipeline_schedule: named.unwrap_or(implied),
             chunks,
@@ -124,7 +133,7 @@ impl ParallelArgs {
                     _ => Sharding::Weights,
                 },
                 bucket_numel: Some(self.ddp_bucket_size.unwrap_or(bucket)),
-                ..DataParallelConfig::default()
+                synchronize_every: self.local_sgd_steps,
             },
             recompute: match self.recompute_granularity {
                 RecomputeArg::None => Recompute::None,

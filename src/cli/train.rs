@@ -136,7 +136,7 @@ impl Plan<'_> {
         if let Some(checkpoint) = &resumed {
             checkpoint.check_config(&model)?;
         }
-        let parallel = args.parallel.config(&layout)?;
+        let parallel = args.parallel.config(&layout, &model)?;
         let trainer = args.optimization.config(layout.size(Axis::Data), parallel)?;
         for microbatches in trainer.batch_size.all_microbatches() {
             support::check(&support::Plan {
