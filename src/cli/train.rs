@@ -212,19 +212,26 @@ fn layout_lines(trainer: &Trainer, seq_length: usize) -> Option<String> {
     (layout.world() > 1).then(|| {
         let ExpectedTraffic { tensor, context, pipeline, data } =
             expected_traffic(trainer, seq_length);
+        let parts = [
+            (tensor, "of activations of shared layers"),
+            (context, "of keys and values"),
+            (pipeline, "between stages"),
+            (data, "of gradients and weights"),
+        ];
+        let sent: Vec<String> = parts
+            .iter()
+            .filter(|(bytes, _)| *bytes > 0)
+            .map(|(bytes, what)| format!("{} {what}", megabytes(*bytes)))
+            .collect();
+        let sent = if sent.is_empty() { "nothing but numbers".into() } else { sent.join(", ") };
         format!(
             "{} ranks: tensor {tp} x context {cp} x data {dp} x pipeline {pp} ({}{chunks}), ZeRO {}, \
              {microbatches} x {} samples a step on each data-parallel rank\n\
-             rank 0 sends in a step: {} for layers that are shared, {} of keys and values, {} between stages, {} of \
-             gradients and weights",
+             rank 0 sends in a step: {sent}",
             layout.world(),
             parallel.pipeline_schedule,
             parallel.data_parallel.sharding as usize,
             trainer.config().batch_size.micro(),
-            megabytes(tensor),
-            megabytes(context),
-            megabytes(pipeline),
-            megabytes(data),
         )
     })
 }
