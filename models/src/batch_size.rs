@@ -133,6 +133,15 @@ impl BatchSize {
         self.global(consumed) / (self.micro * self.data_parallel)
     }
 
+    /// Every number of microbatches that an update of the run may have.
+    pub fn all_microbatches(&self) -> impl Iterator<Item = usize> {
+        let unit = self.micro * self.data_parallel;
+        let (start, increment) = self
+            .rampup
+            .map_or((self.global, self.global), |rampup| (rampup.start, rampup.increment));
+        (start..=self.global).step_by(increment).map(move |global| global / unit)
+    }
+
     /// The number of the first sample that rank `data_parallel_rank` takes in microbatch `microbatch`
     /// of the update that starts after `consumed` samples. Ranks lie next to each other within a
     /// microbatch, as in Megatron-LM.

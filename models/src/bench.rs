@@ -1,7 +1,8 @@
 //! How long a training step takes: random tokens, the whole step (forward, backward, clip, optimizer).
 
 use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
-use ferrotron_nn::{OptimizerConfig, Scope};
+use ferrotron_nn::{Axis, OptimizerConfig, Scope};
+use ferrotron_parallel::mesh::Mesh;
 use ferrotron_tensor::{DType, Device, Place, RandomKey, Result, Tensor};
 use serde::Serialize;
 use std::time::Instant;
@@ -59,14 +60,16 @@ pub struct BenchReport {
     pub last_loss: f64,
 }
 
-/// Times training steps.
-pub fn bench(config: &BenchConfig) -> Result<BenchReport> {
+/// The training that is timed, and its samples: this rank's share of it, on `config.threads` threads. Ranks
+/// that hold different samples share the micro-batch.
+pub fn trainer(config: &BenchConfig, mesh: &Mesh) -> Result<(Trainer, Sampler)> {
     let device = Device::cpu(config.threads)?;
     let scope = Scope::new(&device, config.dtype, 0);
+    let data_parallel_size = mesh.layout().size(Axis::Data);
     let batch_size = BatchSize::new(BatchSizeConfig {
-        micro_batch_size: config.micro_batch_size,
-        data_parallel_size: 1,
-        global_batch_size: None,
+        micro_batch_size: config.micro_batch_size / data_parallel_size,
+        data_parallel_size,
+        global_batch_size: Some(config.micro_batch_size),
         rampup: None,
     })?;
     let trainer = TrainerConfig {
@@ -77,10 +80,14 @@ pub fn bench(config: &BenchConfig) -> Result<BenchReport> {
         batch_size,
         parallel: ParallelConfig::default(),
     };
-    let model = &config.model;
-    let mut trainer = Trainer::new(&scope, model, trainer)?;
-    let sampler = Sampler::new(random_tokens(config)?, config.seq_length, 0)?;
+    let trainer = Trainer::on_mesh(&scope, mesh, &config.model, trainer)?;
+    Ok((trainer, Sampler::new(random_tokens(config)?, config.seq_length, 0)?))
+}
 
+/// Times training steps.
+pub fn bench(config: &BenchConfig) -> Result<BenchReport> {
+    let (mut trainer, sampler) = trainer(config, &Mesh::single())?;
+    let (model, device) = (&config.model, trainer.scope().device().clone());
     let mut seconds = Vec::new();
     let mut last_loss = f64::NAN;
     for step in 0..config.warmup + config.steps {
@@ -93,7 +100,7 @@ pub fn bench(config: &BenchConfig) -> Result<BenchReport> {
     let memory = device.memory();
     // Before the products alone are timed, which take memory of their own.
     let peak_rss_mb = peak_rss_bytes() >> 20;
-    drop((trainer, scope, device));
+    drop((trainer, device));
     let s_per_step = median(&mut seconds);
     let tokens = (config.micro_batch_size * config.seq_length) as u64;
     Ok(BenchReport {

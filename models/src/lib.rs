@@ -18,4 +18,5 @@ mod stage;
 pub mod support;
 mod tensor_file;
 pub mod tokenizer;
+pub mod traffic;
 pub mod trainer;

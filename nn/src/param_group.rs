@@ -49,6 +49,23 @@ pub enum Sharding {
 }
 
 /// How parameters are laid out.
+///
+/// ```
+/// use ferrotron_nn::{Bias, BufferConfig, Init, Linear, Module, ParamBuffers, Scope, Sharding};
+/// use ferrotron_tensor::{DType, Device};
+/// let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1);
+/// let layer = Linear::new(&scope, 3, 3, Bias::No, Init::XavierNormal)?;
+/// // The second of two ranks, each of which keeps the moments of half the elements.
+/// let config =
+///     BufferConfig { sharding: Sharding::Optimizer, shard: (1, 2), ..BufferConfig::default() };
+/// let buffers = ParamBuffers::with_config(&layer.params(), &config)?;
+/// let group = &buffers.groups()[0];
+/// assert_eq!(group.owned, 4..9);
+/// // Half of the second row, and the third: boxes of the global (3, 3).
+/// let dims: Vec<_> = group.pieces().iter().map(|(_, place)| place.dims().to_vec()).collect();
+/// assert_eq!(dims, [[1, 2], [1, 3]]);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct BufferConfig {
     /// A group is closed when it has this many elements or more.

@@ -169,7 +169,7 @@ impl Ring {
         let (own, positions) = (&self.ctx.sequence, self.ctx.sequence.len());
         let (first, keys, mask) = match other.cmp(&rank) {
             Ordering::Equal => (0, positions, AttentionMask::Causal),
-            Ordering::Less => (0, positions, AttentionMask::None),
+            Ordering::Less => (0, positions / 2, AttentionMask::None),
             Ordering::Greater => (positions / 2, positions, AttentionMask::None),
         };
         let queries = own.narrow(first..positions);

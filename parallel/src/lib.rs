@@ -6,6 +6,7 @@ pub mod collective;
 pub mod context_parallel;
 pub mod data_parallel;
 pub mod gradcheck;
+pub mod launch;
 pub mod mesh;
 pub mod pipeline;
 pub mod tensor_parallel;

@@ -10,7 +10,7 @@ pub struct DeviceArgs {
     /// Where to compute: cpu
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: String,
-    /// Threads that compute [default: all cores]
+    /// Threads that compute [default: all cores, shared out among the ranks of the machine]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
     /// Type of weights and activations, f32 or f64 [default: that of the checkpoint, or f32]
@@ -20,18 +20,22 @@ pub struct DeviceArgs {
 
 impl DeviceArgs {
     pub fn threads(&self) -> usize {
-        let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get());
         self.threads.unwrap_or_else(cores)
     }
 
     pub fn open(&self) -> Result<Device> {
+        self.open_shared(1)
+    }
+
+    /// The device of one of `ranks` on this machine.
+    pub fn open_shared(&self, ranks: usize) -> Result<Device> {
         if self.device != "cpu" {
             return Err(Error::config(
                 "--device",
                 format!("'{}' is not supported: use cpu", self.device),
             ));
         }
-        Device::cpu(self.threads())
+        Device::cpu(self.threads.unwrap_or_else(|| (cores() / ranks).max(1)))
     }
 
     pub fn dtype(&self) -> Result<DType> {
@@ -55,4 +59,8 @@ impl DeviceArgs {
         }
         Ok(dtype)
     }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get())
 }

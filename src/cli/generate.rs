@@ -14,7 +14,8 @@ use std::process::ExitCode;
 
 use super::device_args::DeviceArgs;
 use super::output;
-use super::train::{newest_run, saved_options};
+use super::run_folder::newest_run;
+use super::train::saved_options;
 
 #[derive(Debug, Args)]
 pub struct GenerateArgs {

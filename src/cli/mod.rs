@@ -7,16 +7,20 @@ mod device_args;
 mod eval;
 mod export;
 mod generate;
+mod job;
 mod model_args;
 mod options;
 mod output;
+mod parallel_args;
 mod progress;
+mod run_folder;
 mod schedule;
 mod train;
 mod train_args;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use ferrotron::Result;
+use ferrotron::parallel::launch::COMMUNICATION_FAILED;
+use ferrotron::{Error, ErrorKind, Result};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -52,23 +56,36 @@ enum Command {
     Schedule(schedule::ScheduleArgs),
 }
 
+/// The exit code for an error: as for flags that do not parse, 2 for what the user asked for.
+pub fn exit_code(error: &Error) -> ExitCode {
+    ExitCode::from(match error.kind() {
+        ErrorKind::Config => 2,
+        ErrorKind::Communication => COMMUNICATION_FAILED,
+        _ => 1,
+    })
+}
+
 /// Runs the program; the exit code is that of a run that was asked to stop, or 0.
 pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
     let definition = Cli::command();
     let subcommand = arguments.get(1).and_then(|name| definition.find_subcommand(name));
+    let mut rank = None;
     let (arguments, saved) = match subcommand {
         None => (arguments, Vec::new()), // help, version, or an error of the parser
         Some(subcommand) => {
             let options = config_file::expand(subcommand, &arguments[2..])?;
             let (options, saved) = match subcommand.get_name() {
-                "train" => train::with_saved_options(&options)?,
+                "train" => {
+                    rank = job::rank_environment()?;
+                    train::with_saved_options(&options, rank.as_ref())?
+                }
                 _ => (options, Vec::new()),
             };
             (arguments[..2].iter().cloned().chain(options).collect(), saved)
         }
     };
     match Cli::parse_from(arguments).command {
-        Command::Train(args) => train::train(&args, saved),
+        Command::Train(args) => train::train(&args, saved, rank),
         Command::Generate(args) => generate::generate(&args),
         Command::Eval(args) => eval::eval(&args),
         Command::Export(args) => export::export(&args),

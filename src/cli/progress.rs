@@ -30,6 +30,11 @@ impl Progress {
         Progress { bar, log_interval, last_step, loss: None, seconds: 0.0 }
     }
 
+    /// Shows nothing: another rank does.
+    pub fn silent() -> Progress {
+        Progress { bar: None, log_interval: 0, last_step: 0, loss: None, seconds: 0.0 }
+    }
+
     /// A line above the bar.
     pub fn say(&self, line: &str) {
         match &self.bar {

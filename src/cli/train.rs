@@ -3,30 +3,39 @@
 use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::data::Dataset;
 use ferrotron::models::entropy::bigram_entropy;
+use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::run::{Ended, Outcome, RunConfig, run};
+use ferrotron::models::support;
 use ferrotron::models::tokenizer::Tokenizer;
-use ferrotron::models::trainer::Trainer;
-use ferrotron::nn::Scope;
-use ferrotron::{Error, Result};
+use ferrotron::models::traffic::{ExpectedTraffic, expected_traffic};
+use ferrotron::models::trainer::{Trainer, TrainerConfig};
+use ferrotron::nn::{Axis, Scope, Sharding};
+use ferrotron::parallel::launch::{INTERRUPTED, RankEnvironment};
+use ferrotron::parallel::mesh::{Layout, Mesh};
+use ferrotron::{Device, Error, Result};
 use serde_json::json;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::corpus;
 use super::generate::sample;
+use super::job::{self, Job};
 use super::options::{overridden, values, without};
-use super::output;
+use super::parallel_args::LAYOUT;
 use super::progress::Progress;
 use super::train_args::TrainArgs;
-
-/// Exit code of a run that was interrupted, as shells report SIGINT.
-const INTERRUPTED: u8 = 130;
+use super::{corpus, exit_code, output, run_folder};
 
 /// Options that belong to one process of a run and are not remembered.
-const PASSING: &[&str] = &["--load", "--save", "--metrics", "--exit-interval"];
+const PASSING: &[&str] = &[
+    "--load",
+    "--save",
+    "--metrics",
+    "--exit-interval",
+    "--rendezvous-port",
+    "--distributed-timeout-minutes",
+    "--transport",
+];
 
 /// Validation sets beyond this many tokens are not searched for their bigrams, which takes memory and
 /// time of its own.
@@ -34,7 +43,13 @@ const BIGRAM_TOKENS: u64 = 10_000_000;
 
 /// Puts the options with which a run was started in front of those that continue it; returns them all
 /// and those that the next checkpoint remembers.
-pub fn with_saved_options(typed: &[OsString]) -> Result<(Vec<OsString>, Vec<String>)> {
+///
+/// How many ranks there were does not matter to `rank`, which a launcher has started. The options of the
+/// layout are remembered together or not at all.
+pub fn with_saved_options(
+    typed: &[OsString],
+    rank: Option<&RankEnvironment>,
+) -> Result<(Vec<OsString>, Vec<String>)> {
     let saved = match values(typed, "--load").as_deref() {
         Some([path]) => {
             if values(typed, "--tokenizer").is_some() {
@@ -43,7 +58,15 @@ pub fn with_saved_options(typed: &[OsString]) -> Result<(Vec<OsString>, Vec<Stri
                     "a run keeps the tokenizer that it was started with",
                 ));
             }
-            saved_options(&Checkpoint::open(Path::new(path))?)
+            let mut saved = saved_options(&Checkpoint::open(Path::new(path))?);
+            if rank.is_some() {
+                saved = without(&saved, &["--nproc"]);
+            }
+            let alone = values(typed, "--nproc").is_some_and(|nproc| nproc == ["1"]);
+            if alone || LAYOUT.iter().any(|name| values(typed, name).is_some()) {
+                saved = without(&saved, LAYOUT);
+            }
+            saved
         }
         _ => Vec::new(),
     };
@@ -59,36 +82,155 @@ pub fn saved_options(checkpoint: &Checkpoint) -> Vec<OsString> {
     words.iter().filter_map(|word| word.as_str().map(OsString::from)).collect()
 }
 
-/// Trains, reports and leaves a run folder behind.
-pub fn train(args: &TrainArgs, remembered: Vec<String>) -> Result<ExitCode> {
-    args.run.validate()?;
-    let device = args.device.open()?;
-    let resumed = args.run.load.as_deref().map(Checkpoint::open).transpose()?;
-    let (dataset, tokenizer) = open_data(args, resumed.as_ref())?;
-    let model = args.model.config(tokenizer.vocab_size())?;
-    let scope = Scope::new(&device, args.device.dtype()?, args.optimization.seed);
-    let mut trainer = Trainer::new(&scope, &model, args.optimization.config()?)?;
-    if let Some(checkpoint) = &resumed {
-        trainer.load(checkpoint)?;
+/// Trains, reports and leaves a run folder behind; or starts processes that do.
+pub fn train(
+    args: &TrainArgs,
+    remembered: Vec<String>,
+    rank: Option<RankEnvironment>,
+) -> Result<ExitCode> {
+    let job = Job::new(&args.parallel, rank)?;
+    match &job {
+        Job::Alone => Plan::new(args, &job)?.train(&Mesh::single(), remembered),
+        Job::Launcher(ranks) => {
+            Plan::new(args, &job)?; // what is refused is refused here, once
+            job::start_ranks(*ranks)
+        }
+        Job::Rank(rank) => {
+            let train = || {
+                let plan = Plan::new(args, &job)?;
+                job::connect(&args.parallel, rank, |world| {
+                    let mesh = Mesh::new(&world, plan.layout, args.parallel.sequence())?;
+                    plan.train(&mesh, remembered)
+                })
+            };
+            // Under other launchers nothing else says whose error it is.
+            Ok(train().unwrap_or_else(|error| {
+                eprintln!("ferrotron: rank {}: {error}", rank.rank);
+                exit_code(&error)
+            }))
+        }
     }
-    same_data(&mut trainer, dataset.train.len())?;
+}
 
-    let config = run_config(args, resumed.as_ref(), remembered)?;
-    eprintln!(
-        "{:.2} M parameters, {} training tokens, {} tokenizer of {}, {} threads, {}",
-        model.num_parameters() as f64 / 1e6,
-        dataset.train.len(),
-        tokenizer.name(),
-        tokenizer.vocab_size(),
-        device.threads(),
-        config.folder.display()
-    );
-    let mut progress =
-        Progress::new(trainer.progress().step, config.train_iters, args.run.log_interval);
-    let stop = stop_on_interrupt()?;
-    let outcome = run(&mut trainer, &dataset, &tokenizer, &config, &stop, &mut progress);
-    progress.finish();
-    report(args, &trainer, &dataset, &tokenizer, &outcome?)
+/// A run of which everything that can be refused has been checked, before anything starts.
+struct Plan<'a> {
+    args: &'a TrainArgs,
+    device: Device,
+    resumed: Option<Checkpoint>,
+    tokenizer: Tokenizer,
+    model: GptConfig,
+    layout: Layout,
+    trainer: TrainerConfig,
+}
+
+impl Plan<'_> {
+    fn new<'a>(args: &'a TrainArgs, job: &Job) -> Result<Plan<'a>> {
+        args.run.validate()?;
+        args.device.dtype()?;
+        let layout = args.parallel.layout(job.world_size())?;
+        let device = args.device.open_shared(job.local_size())?;
+        let resumed = args.run.load.as_deref().map(Checkpoint::open).transpose()?;
+        run_folder::check(args, resumed.as_ref())?;
+        let tokenizer = open_tokenizer(args, resumed.as_ref())?;
+        let model = args.model.config(tokenizer.vocab_size())?;
+        if let Some(checkpoint) = &resumed {
+            checkpoint.check_config(&model)?;
+        }
+        let parallel = args.parallel.config(&layout)?;
+        let trainer = args.optimization.config(layout.size(Axis::Data), parallel)?;
+        for microbatches in trainer.batch_size.all_microbatches() {
+            support::check(&support::Plan {
+                model: &model,
+                layout,
+                sequence_parallel: args.parallel.sequence(),
+                parallel: &trainer.parallel,
+                seq_length: args.model.seq_length()?,
+                microbatches,
+            })?;
+        }
+        Ok(Plan { args, device, resumed, tokenizer, model, layout, trainer })
+    }
+
+    /// Trains as one rank of `mesh`; the first one reports.
+    fn train(self, mesh: &Mesh, remembered: Vec<String>) -> Result<ExitCode> {
+        let Plan { args, device, resumed, tokenizer, model, .. } = self;
+        let dataset = open_dataset(args, &tokenizer)?;
+        let scope = Scope::new(&device, args.device.dtype()?, args.optimization.seed);
+        let mut trainer = Trainer::on_mesh(&scope, mesh, &model, self.trainer)?;
+        if let Some(checkpoint) = &resumed {
+            trainer.load(checkpoint)?;
+        }
+        same_data(&mut trainer, dataset.train.len())?;
+
+        let folder = run_folder::make(args, resumed.as_ref(), mesh.world(), &device)?;
+        let config = run_config(args, &trainer, folder, remembered)?;
+        let first = mesh.rank() == 0;
+        if first {
+            eprintln!(
+                "{:.2} M parameters, {} training tokens, {} tokenizer of {}, {} threads, {}",
+                model.num_parameters() as f64 / 1e6,
+                dataset.train.len(),
+                tokenizer.name(),
+                tokenizer.vocab_size(),
+                device.threads(),
+                config.folder.display()
+            );
+            if let Some(lines) = layout_lines(&trainer, config.seq_length) {
+                eprintln!("{lines}");
+            }
+        }
+        let done = trainer.progress().step;
+        let mut progress = match first {
+            true => Progress::new(done, config.train_iters, args.run.log_interval),
+            false => Progress::silent(),
+        };
+        let stop = job::stop_on_signals(INTERRUPTED)?;
+        let outcome = run(&mut trainer, &dataset, &tokenizer, &config, &stop, &mut progress);
+        progress.finish();
+        let outcome = outcome?;
+        if first {
+            report(args, &trainer, &dataset, &tokenizer, &outcome)?;
+        }
+        Ok(match outcome.ended {
+            Ended::Stopped => ExitCode::from(INTERRUPTED),
+            Ended::Finished | Ended::ExitInterval => ExitCode::SUCCESS,
+        })
+    }
+}
+
+/// How several ranks are laid out, and what they will send.
+fn layout_lines(trainer: &Trainer, seq_length: usize) -> Option<String> {
+    let layout = trainer.mesh().layout();
+    let [tp, cp, dp, pp] = Axis::ALL.map(|axis| layout.size(axis));
+    let parallel = &trainer.config().parallel;
+    let chunks = match parallel.chunks {
+        1 => String::new(),
+        chunks => format!(", {chunks} chunks"),
+    };
+    let microbatches =
+        trainer.config().batch_size.microbatches(trainer.progress().consumed_samples);
+    (layout.world() > 1).then(|| {
+        let ExpectedTraffic { tensor, context, pipeline, data } =
+            expected_traffic(trainer, seq_length);
+        format!(
+            "{} ranks: tensor {tp} x context {cp} x data {dp} x pipeline {pp} ({}{chunks}), ZeRO {}, \
+             {microbatches} x {} samples a step on each data-parallel rank\n\
+             rank 0 sends in a step: {} for layers that are shared, {} of keys and values, {} between stages, {} of \
+             gradients and weights",
+            layout.world(),
+            parallel.pipeline_schedule,
+            parallel.data_parallel.sharding as usize,
+            trainer.config().batch_size.micro(),
+            megabytes(tensor),
+            megabytes(context),
+            megabytes(pipeline),
+            megabytes(data),
+        )
+    })
+}
+
+fn megabytes(bytes: u64) -> String {
+    format!("{:.2} MB", bytes as f64 / 1e6)
 }
 
 /// Prints what came out.
@@ -98,7 +240,7 @@ fn report(
     dataset: &Dataset,
     tokenizer: &Tokenizer,
     outcome: &Outcome,
-) -> Result<ExitCode> {
+) -> Result<()> {
     if let (Some(evaluation), Some(source)) = (&outcome.evaluation, &dataset.validation) {
         let mut line = format!("validation loss {:.4}", evaluation.loss);
         if source.len() <= BIGRAM_TOKENS {
@@ -108,33 +250,26 @@ fn report(
         output::line(&line);
     }
     if outcome.ended == Ended::Finished && args.run.sample_length > 0 {
-        let text = sample(&trainer.parts()[0], tokenizer, args.run.sample_length)?;
-        output::line(&format!("sample: {text}"));
+        if one_rank_has_all(trainer) {
+            let text = sample(&trainer.parts()[0], tokenizer, args.run.sample_length)?;
+            output::line(&format!("sample: {text}"));
+        } else {
+            output::line("no sample: no rank has the whole model");
+        }
     }
     let checkpoint = outcome.checkpoint.display();
     output::line(&format!("continue a text: ferrotron generate --load {checkpoint} --prompt TEXT"));
-    Ok(if outcome.ended == Ended::Stopped {
-        ExitCode::from(INTERRUPTED)
-    } else {
-        ExitCode::SUCCESS
-    })
+    Ok(())
 }
 
-/// A flag that Ctrl-C sets; a second Ctrl-C does not wait for the step to end.
-fn stop_on_interrupt() -> Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let asked = stop.clone();
-    let handler = move || {
-        if asked.swap(true, Relaxed) {
-            std::process::exit(i32::from(INTERRUPTED));
-        }
-    };
-    ctrlc::set_handler(handler).map_err(|error| Error::io("signals", error.to_string()))?;
-    Ok(stop)
+/// Whether this rank can run the model without others.
+fn one_rank_has_all(trainer: &Trainer) -> bool {
+    let layout = trainer.mesh().layout();
+    let sharded = trainer.config().parallel.data_parallel.sharding == Sharding::Weights;
+    layout.size(Axis::Data) == layout.world() && !(sharded && layout.world() > 1)
 }
 
-fn open_data(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<(Dataset, Tokenizer)> {
-    let config = args.data.config();
+fn open_tokenizer(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<Tokenizer> {
     let embedded = args.data.data.is_empty();
     if embedded && !args.data.valid_data.is_empty() {
         return Err(Error::config(
@@ -142,19 +277,20 @@ fn open_data(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<(Dataset,
             "needs --data: the built-in corpus brings its own validation part",
         ));
     }
-    let tokenizer = match resumed.and_then(Checkpoint::tokenizer) {
-        Some(tokenizer) => tokenizer.clone(),
+    match resumed.and_then(Checkpoint::tokenizer) {
+        Some(tokenizer) => Ok(tokenizer.clone()),
         None => args
             .data
             .tokenizer()?
-            .build(|| if embedded { Ok(corpus::text()) } else { config.text() })?,
-    };
-    let dataset = if embedded {
-        Dataset::from_text(&corpus::text(), &tokenizer, args.data.split)?
-    } else {
-        Dataset::open(&config, &tokenizer)?
-    };
-    Ok((dataset, tokenizer))
+            .build(|| if embedded { Ok(corpus::text()) } else { args.data.config().text() }),
+    }
+}
+
+fn open_dataset(args: &TrainArgs, tokenizer: &Tokenizer) -> Result<Dataset> {
+    match args.data.data.is_empty() {
+        true => Dataset::from_text(&corpus::text(), tokenizer, args.data.split),
+        false => Dataset::open(&args.data.config(), tokenizer),
+    }
 }
 
 /// The order of samples is a function of the number of tokens: a run goes on with the data that it was
@@ -179,16 +315,20 @@ fn same_data(trainer: &mut Trainer, tokens: u64) -> Result<()> {
 
 fn run_config(
     args: &TrainArgs,
-    resumed: Option<&Checkpoint>,
-    remembered: Vec<String>,
+    trainer: &Trainer,
+    folder: PathBuf,
+    mut remembered: Vec<String>,
 ) -> Result<RunConfig> {
-    let seq_length = args.model.seq_length()?;
-    let folder = run_folder(args, resumed)?;
+    // Its default depends on the layout, which whoever goes on may change; the run shall not.
+    if args.optimization.global_batch_size.is_none() {
+        let size = trainer.config().batch_size.full();
+        remembered.extend(["--global-batch-size".to_string(), size.to_string()]);
+    }
     Ok(RunConfig {
         metrics: args.run.metrics.clone().unwrap_or_else(|| folder.join("metrics.jsonl")),
         folder,
         train_iters: args.optimization.train_iters,
-        seq_length,
+        seq_length: args.model.seq_length()?,
         save_interval: args.run.save_interval,
         save_retain: args.run.save_retain,
         eval_interval: args.run.eval_interval,
@@ -196,48 +336,4 @@ fn run_config(
         exit_interval: args.run.exit_interval,
         options: json!(remembered),
     })
-}
-
-/// The folder of the run: as asked for, that of the checkpoint, or the next free number.
-fn run_folder(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<PathBuf> {
-    let loaded = resumed.and_then(|checkpoint| checkpoint.folder().parent());
-    match (&args.run.save, loaded) {
-        (Some(folder), _) if loaded == Some(folder) => Ok(folder.clone()),
-        (Some(folder), _) if folder.join("latest").exists() => Err(Error::config(
-            "--save",
-            format!(
-                "{0} holds a run: go on with --load {0}, or choose another folder",
-                folder.display()
-            ),
-        )),
-        (Some(folder), _) => Ok(folder.clone()),
-        (None, Some(folder)) => Ok(folder.to_path_buf()),
-        (None, None) => new_run(),
-    }
-}
-
-/// Makes the next free `runs/NNNN`; two programs that start at once get different ones.
-fn new_run() -> Result<PathBuf> {
-    let fail = |error: std::io::Error| {
-        Error::io("train", format!("cannot make a folder in runs/: {error}"))
-    };
-    std::fs::create_dir_all("runs").map_err(fail)?;
-    loop {
-        let number = newest_run().map_or(1, |(number, _)| number + 1);
-        let folder = Path::new("runs").join(format!("{number:04}"));
-        match std::fs::create_dir(&folder) {
-            Ok(()) => return Ok(folder),
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(fail(error)),
-        }
-    }
-}
-
-/// The run folder `runs/NNNN` with the largest number.
-pub fn newest_run() -> Option<(u64, PathBuf)> {
-    let numbered = std::fs::read_dir("runs").ok()?.filter_map(|entry| {
-        let path = entry.ok()?.path();
-        Some((path.file_name()?.to_str()?.parse::<u64>().ok()?, path))
-    });
-    numbered.max()
 }

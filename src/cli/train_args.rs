@@ -12,6 +12,7 @@ use std::path::PathBuf;
 
 use super::device_args::DeviceArgs;
 use super::model_args::ModelArgs;
+use super::parallel_args::ParallelArgs;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OptimizerArg {
@@ -31,6 +32,8 @@ pub struct TrainArgs {
     pub optimization: OptimizationArgs,
     #[command(flatten)]
     pub run: RunArgs,
+    #[command(flatten)]
+    pub parallel: ParallelArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
 }
@@ -70,10 +73,10 @@ impl DataArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Optimization")]
 pub struct OptimizationArgs {
-    /// Samples that go through the model at once
+    /// Samples that go through the model at once, on each data-parallel rank
     #[arg(long, value_name = "N", default_value_t = 12)]
     pub micro_batch_size: usize,
-    /// Samples per step [default: the micro-batch size]
+    /// Samples per step, of all ranks [default: the micro-batch size x data-parallel ranks]
     #[arg(long, value_name = "N")]
     pub global_batch_size: Option<usize>,
     /// Grow the global batch from START by INCREMENT over SAMPLES samples
@@ -136,7 +139,12 @@ pub struct OptimizationArgs {
 }
 
 impl OptimizationArgs {
-    pub fn config(&self) -> Result<TrainerConfig> {
+    /// What a trainer needs, with `data_parallel_size` ranks that see different samples.
+    pub fn config(
+        &self,
+        data_parallel_size: usize,
+        parallel: ParallelConfig,
+    ) -> Result<TrainerConfig> {
         if self.train_iters == 0 {
             return Err(Error::config("--train-iters", "must be positive, got 0"));
         }
@@ -175,11 +183,11 @@ impl OptimizationArgs {
             clip_grad: self.clip_grad,
             batch_size: BatchSize::new(BatchSizeConfig {
                 micro_batch_size: self.micro_batch_size,
-                data_parallel_size: 1,
+                data_parallel_size,
                 global_batch_size: self.global_batch_size,
                 rampup,
             })?,
-            parallel: ParallelConfig::default(),
+            parallel,
         })
     }
 

@@ -5,11 +5,14 @@
 //! thread, and compared with one rank.
 
 mod layout;
+mod mutants;
 mod train;
 
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::tensor::RandomKey;
 use layout::{Layout, all, covering};
+use mutants::{Sites, Watched, without};
+use std::sync::Arc;
 use train::{CLIP, difference, train};
 
 /// GPT-2 style: tied, learned positions, biases.
@@ -68,4 +71,35 @@ fn the_llama_style_trains_alike_too() {
     let model = llama();
     let layouts = covering(&all(&model));
     compare(&model, &layouts);
+}
+
+/// A test that can fail: leaving out any one reduction makes the comparison fail.
+#[test]
+fn no_reduction_can_be_left_out() {
+    let model = gpt2();
+    let serial = train(&model, &Layout::SERIAL, &|collective| collective).unwrap();
+    let sites = Arc::new(Sites::default());
+    for layout in random(&all(&model), 24) {
+        let found = train(&model, &layout, &|inner| {
+            let sites = sites.clone();
+            let leave_out = move |call: &_| {
+                sites.note(call, &layout);
+                false
+            };
+            Arc::new(Watched { inner, leave_out })
+        });
+        assert_eq!(difference(&found.unwrap(), &serial), None, "{layout}");
+    }
+    let sites = Arc::into_inner(sites).expect("all ranks have ended").into_map();
+    assert!(sites.len() >= 12, "only {} reductions were seen: {sites:?}", sites.len());
+    for (site, layouts) in sites {
+        let noticed = layouts.iter().any(|layout| {
+            let found = train(&model, layout, &|inner| {
+                Arc::new(Watched { inner, leave_out: without(site) })
+            });
+            // An error is noticed too: a gradient that is not finite, for example.
+            found.map_or(true, |found| difference(&found, &serial).is_some())
+        });
+        assert!(noticed, "without {site:?} everything is the same");
+    }
 }

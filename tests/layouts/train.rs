@@ -8,7 +8,7 @@ use ferrotron::nn::schedule::{Schedule, ScheduleConfig};
 use ferrotron::nn::{OptimizerConfig, Scope, clip_coefficient};
 use ferrotron::parallel::collective::{Collective, WorldConfig, run_threads};
 use ferrotron::parallel::mesh::Mesh;
-use ferrotron::tensor::{DType, Device, Place, RandomKey, Result};
+use ferrotron::tensor::{DType, Device, Error, Place, RandomKey, Result};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,8 +84,10 @@ pub fn train(model: &GptConfig, layout: &Layout, wrap: Wrap) -> Result<Found> {
     });
     let ranks = ranks.into_iter().collect::<Result<Vec<_>>>()?;
     let steps = ranks[0].steps.clone();
-    for (rank, found) in ranks.iter().enumerate() {
-        assert_eq!(found.steps, steps, "rank {rank} reports other numbers than rank 0");
+    if let Some(rank) = ranks.iter().position(|found| found.steps != steps) {
+        let (got, want) = (&ranks[rank].steps, &steps);
+        let message = format!("rank {rank} reports {got:?}, rank 0 {want:?}");
+        return Err(Error::value("layouts", message));
     }
     let (mut gradients, mut weights) = (Vec::new(), Vec::new());
     for rank in ranks {

@@ -3,3 +3,4 @@
 mod initial;
 mod layers;
 mod optimizers;
+mod sharding;

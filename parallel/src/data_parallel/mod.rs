@@ -305,16 +305,22 @@ impl DataParallel {
         Ok(())
     }
 
+    /// Whether this rank is the one that writes what it owns of a group to checkpoints.
+    pub fn owns(&self, group: &ParamGroup) -> bool {
+        // Where anything is sharded, the ranks along the batch own different parts.
+        let batch = self.shared.sharding() > Sharding::None || self.shared.mesh.batch().rank() == 0;
+        batch && self.shared.counts(group)
+    }
+
     /// Calls `f` with every part of a weight that this rank writes to checkpoints: all ranks together with
     /// every element once.
     pub fn visit_weights(
         &self,
         mut f: impl FnMut(&str, &Place, Tensor) -> Result<()>,
     ) -> Result<()> {
-        for group in self.buffers().groups() {
+        for group in self.buffers().groups().iter().filter(|group| self.owns(group)) {
             // Ranks along the batch have the same weights, unless they have parts.
-            let whole = group.weight_shard.is_none();
-            if self.shared.counts(group) && !(whole && self.shared.mesh.batch().rank() != 0) {
+            if group.weight_shard.is_some() || self.shared.mesh.batch().rank() == 0 {
                 group.visit_weights(&mut f)?;
             }
         }
@@ -324,8 +330,6 @@ impl DataParallel {
     /// Whether this rank writes what it has of a parameter's moments to checkpoints.
     pub fn owns_moments(&self, name: &str) -> bool {
         let holds = |group: &&ParamGroup| group.params.iter().any(|param| param.name() == name);
-        let first = self.shared.sharding() > Sharding::None || self.shared.mesh.batch().rank() == 0;
-        let group = self.buffers().groups().iter().find(holds);
-        first && group.is_some_and(|group| self.shared.counts(group))
+        self.buffers().groups().iter().find(holds).is_some_and(|group| self.owns(group))
     }
 }

@@ -3,8 +3,8 @@
 
 use ferrotron_autograd::{Accum, Var, lock};
 use ferrotron_nn::{
-    Bias, BufferConfig, Init, Linear, Module, Optimizer, OptimizerConfig, ParamBuffers, Scope,
-    Sharding, StepConfig,
+    Bias, BufferConfig, Init, Linear, Module, Optimizer, OptimizerConfig, Param, ParamBuffers,
+    Scope, Sharding, StepConfig,
 };
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig, refusal};
@@ -94,7 +94,7 @@ impl Layers {
 }
 
 impl Module for Layers {
-    fn visit(&self, f: &mut dyn FnMut(&ferrotron_nn::Param)) {
+    fn visit(&self, f: &mut dyn FnMut(&Param)) {
         self.0.iter().for_each(|layer| layer.visit(f));
     }
 }
@@ -296,13 +296,10 @@ fn whole_numbers(layers: &Layers, microbatch: usize, gate: impl Fn(usize) -> f64
     y.add(&v)?.sum_all()
 }
 
-fn whole_weights(layers: &Layers) -> Result<()> {
-    for (i, layer) in layers.0.iter().enumerate() {
-        let values: Vec<f64> = (0..9).map(|j| ((i * 4 + j * 5) % 9) as f64 - 4.0).collect();
-        let device = layer.weight().leaf().device();
-        layer.weight().leaf().set_value(&Tensor::from_slice(device, &values, &[3, 3])?)?;
-    }
-    Ok(())
+fn set_whole_weight(param: &Param) -> Result<()> {
+    let layer: usize = param.name()[..1].parse().expect("layers are named by their number");
+    let values: Vec<f64> = (0..9).map(|j| ((layer * 4 + j * 5) % 9) as f64 - 4.0).collect();
+    param.leaf().set_value(&Tensor::from_slice(param.leaf().device(), &values, &[3, 3])?)
 }
 
 /// Whole numbers add up to the same bits in any order. On some ranks and micro-batches, the gradients of a
@@ -312,7 +309,7 @@ fn whole_numbers_are_exact_and_some_ranks_have_zeros() -> Result<()> {
     for (data, microbatches) in [(2, 1), (3, 2), (4, 3)] {
         let gate = |microbatch: usize| f64::from(u8::from(microbatch.is_multiple_of(data)));
         let layers = Layers::new(&Device::cpu(1)?, 3, 3)?;
-        whole_weights(&layers)?;
+        layers.params().iter().try_for_each(set_whole_weight)?;
         let buffers = ParamBuffers::new(&layers.params())?;
         let mut optimizer = Optimizer::new(SGD, &buffers)?;
         for microbatch in 0..data * microbatches {
@@ -335,21 +332,7 @@ fn whole_numbers_are_exact_and_some_ranks_have_zeros() -> Result<()> {
                         ..DataParallelConfig::default()
                     };
                     let parallel = DataParallel::new(&[&layers], &mesh, &config)?;
-                    parallel.load(|params| {
-                        let known = |layer: &&Linear| {
-                            params.iter().any(|p| p.name() == layer.weight().name())
-                        };
-                        let some: Vec<Linear> = layers.0.iter().filter(known).cloned().collect();
-                        for layer in some {
-                            let i: usize = layer.weight().name()[..1].parse().expect("a number");
-                            let values: Vec<f64> =
-                                (0..9).map(|j| ((i * 4 + j * 5) % 9) as f64 - 4.0).collect();
-                            let device = layer.weight().leaf().device();
-                            let values = Tensor::from_slice(device, &values, &[3, 3])?;
-                            layer.weight().leaf().set_value(&values)?;
-                        }
-                        Ok(())
-                    })?;
+                    parallel.load(|params| params.iter().try_for_each(set_whole_weight))?;
                     let mut optimizer = Optimizer::new(SGD, parallel.buffers())?;
                     parallel.begin_step(microbatches);
                     for i in 0..microbatches {

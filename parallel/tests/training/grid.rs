@@ -66,6 +66,23 @@ fn every_sharding_trains_as_one_rank() {
     }
 }
 
+/// One stage can run every schedule: several micro-batches in flight, and weight gradients that wait.
+#[test]
+fn every_schedule_goes_with_every_sharding_on_one_stage() {
+    for kind in [ScheduleKind::Naive, ScheduleKind::GPipe, ScheduleKind::ZbH1] {
+        let plan = Plan { kind, data: 2, microbatches: 3, ..Plan::default() };
+        let want = serial(&plan).unwrap();
+        for sharding in SHARDINGS {
+            for bucket_numel in [Some(30), None] {
+                let config =
+                    DataParallelConfig { sharding, bucket_numel, ..DataParallelConfig::default() };
+                let plan = Plan { config, ..plan };
+                assert_close(&plan, &train(&plan), &want);
+            }
+        }
+    }
+}
+
 #[test]
 fn pipelines_go_with_data_parallel_ranks() {
     for (stages, data) in [(2, 2), (2, 3), (3, 2), (4, 2)] {

@@ -2,8 +2,7 @@
 
 use ferrotron_autograd::lock;
 use ferrotron_nn::{
-    Axis, Module, Optimizer, OptimizerConfig, Param, ParamBuffers, ParamGroup, StepConfig,
-    clip_coefficient,
+    Axis, Module, Optimizer, OptimizerConfig, Param, ParamBuffers, StepConfig, clip_coefficient,
 };
 use ferrotron_parallel::collective::{World, WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig};
@@ -12,6 +11,7 @@ use ferrotron_parallel::pipeline::{Execution, PipelineConfig, Schedule, Schedule
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{Device, Result};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Duration;
 
 use crate::toy::{Microbatch, Shape, Stage, Toy, sample};
@@ -70,7 +70,7 @@ pub struct Outcome {
 }
 
 /// A part of a parameter's elements: name, first element, values, and whether this rank answers for it.
-type Piece = (String, usize, Vec<f64>, bool);
+pub type Piece = (String, usize, Vec<f64>, bool);
 
 /// One rank of a run, between steps.
 pub struct Rank {
@@ -161,7 +161,12 @@ impl Rank {
                     Some(_) => values,
                     None => &values[group.owned.clone()],
                 };
-                cut(group, owned, self.parallel.owns(group))
+                cut(
+                    &group.params,
+                    group.owned.clone(),
+                    owned,
+                    self.parallel.owns_moments(group.params[0].name()),
+                )
             })
             .collect()
     }
@@ -170,48 +175,39 @@ impl Rank {
         let groups = self.parallel.buffers().groups().iter();
         groups
             .flat_map(|group| {
-                let own = self.parallel.owns(group);
+                let own = self.parallel.owns_moments(group.params[0].name());
                 if let Some(shard) = &group.weight_shard {
-                    return cut(group, lock(shard).whole::<f64>().expect("f64"), own);
+                    let values = lock(shard);
+                    let values = values.whole::<f64>().expect("the toy is in f64");
+                    return cut(&group.params, group.owned.clone(), values, own);
                 }
                 let flat = lock(&group.weights);
                 let values = flat.whole::<f64>().expect("the toy is in f64");
-                let mut pieces = cut(group, &values[group.owned.clone()], own);
+                let owned = group.owned.clone();
+                let mut pieces = cut(&group.params, owned.clone(), &values[owned], own);
                 // What others own has to be here too.
-                let whole = ParamGroupRange { params: &group.params, owned: 0..values.len() };
-                pieces.extend(whole.cut(values, false));
+                pieces.extend(cut(&group.params, 0..values.len(), values, false));
                 pieces
             })
             .collect()
     }
 }
 
-fn cut(group: &ParamGroup, values: &[f64], own: bool) -> Vec<Piece> {
-    ParamGroupRange { params: &group.params, owned: group.owned.clone() }.cut(values, own)
-}
-
-struct ParamGroupRange<'a> {
-    params: &'a [Param],
-    owned: std::ops::Range<usize>,
-}
-
-impl ParamGroupRange<'_> {
-    /// The values of a range of a group's elements, by parameter.
-    fn cut(&self, values: &[f64], own: bool) -> Vec<Piece> {
-        assert_eq!(values.len(), self.owned.len());
-        let mut start = 0;
-        let mut pieces = Vec::new();
-        for param in self.params {
-            let end = start + param.leaf().numel();
-            let (from, to) = (self.owned.start.clamp(start, end), self.owned.end.clamp(start, end));
-            if from < to {
-                let part = &values[from - self.owned.start..to - self.owned.start];
-                pieces.push((param.name().to_string(), from - start, part.to_vec(), own));
-            }
-            start = end;
+/// The values of a range of a group's elements, by parameter.
+fn cut(params: &[Param], range: Range<usize>, values: &[f64], own: bool) -> Vec<Piece> {
+    assert_eq!(values.len(), range.len());
+    let mut start = 0;
+    let mut pieces = Vec::new();
+    for param in params {
+        let end = start + param.leaf().numel();
+        let (from, to) = (range.start.clamp(start, end), range.end.clamp(start, end));
+        if from < to {
+            let part = &values[from - range.start..to - range.start];
+            pieces.push((param.name().to_string(), from - start, part.to_vec(), own));
         }
-        pieces
+        start = end;
     }
+    pieces
 }
 
 /// One over the counted tokens of a step's global batch.

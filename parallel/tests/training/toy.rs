@@ -53,16 +53,10 @@ pub struct Toy {
     table: Option<Embedding>,
     blocks: Vec<Block>,
     norm: Option<LayerNorm>,
-    /// The last stage's head, unless it is the table of the same part.
-    head: Option<Head>,
+    /// The last stage's head, a matrix of its own or the table's other copy; none where it is the table.
+    head: Option<Linear>,
     /// Called in every forward and backward, before each block of the part.
     pub probe: Option<Probe>,
-}
-
-enum Head {
-    /// A matrix of its own, tied to the first stage's table or not.
-    Own(Linear),
-    Table,
 }
 
 /// What a probe is told: whether it is on the way back, and the block, counted within the part.
@@ -96,21 +90,16 @@ impl Toy {
         let tied = shape.tied != Tied::No;
         let table_scope =
             if shape.tied == Tied::Ends { ends.clone() } else { scope.child("table") };
-        let head = match (last, tied, first) {
-            (false, ..) => None,
-            (_, false, _) => {
-                Some(Head::Own(Linear::new(&scope.child("head"), width, vocab, Bias::No, init)?))
-            }
-            (_, _, true) => Some(Head::Table),
-            (_, _, false) => Some(Head::Own(Linear::new(&ends, width, vocab, Bias::No, init)?)),
-        };
+        let head_scope = if tied { ends.clone() } else { scope.child("head") };
+        let has_head = last && !(tied && first);
+        let head = || Linear::new(&head_scope, width, vocab, Bias::No, init);
         Ok(Toy {
             shape,
             device: device.clone(),
             table: first.then(|| Embedding::new(&table_scope, vocab, width, init)).transpose()?,
             blocks: balanced(shape.blocks, stages, stage).map(block).collect::<Result<_>>()?,
             norm: last.then(|| LayerNorm::new(&scope.child("norm"), width, Bias::No, 1e-5)),
-            head,
+            head: has_head.then(head).transpose()?,
             probe: None,
         })
     }
@@ -138,8 +127,8 @@ impl Toy {
         let Some(norm) = &self.norm else { return Ok(x) };
         let x = norm.forward(&x)?;
         let logits = match (&self.head, &self.table) {
-            (Some(Head::Own(head)), _) => head.forward(&x)?,
-            (Some(Head::Table), Some(table)) => x.linear(&table.weight().var()?, None)?,
+            (Some(head), _) => head.forward(&x)?,
+            (None, Some(table)) => x.linear(&table.weight().var()?, None)?,
             _ => panic!("the last stage has a head"),
         };
         Ok(logits.cross_entropy(&sample.targets, &CrossEntropyConfig::default())?.sum)
@@ -154,10 +143,9 @@ impl Module for Toy {
             linear.visit(f);
         }
         self.norm.iter().for_each(|norm| norm.visit(f));
-        match (&self.head, &self.table) {
-            (Some(Head::Own(head)), _) => head.visit(f),
-            (Some(Head::Table), Some(table)) => table.visit(f),
-            _ => (),
+        self.head.iter().for_each(|head| head.visit(f));
+        if let (Some(table), Some(_), None) = (&self.table, &self.norm, &self.head) {
+            table.visit(f); // the table is the head too
         }
     }
 }

@@ -227,13 +227,12 @@ fn the_next_weights_are_gathered_while_the_last_are_in_use() {
 fn activations_are_scattered_along_the_tensor_axis() {
     let sent = |tensor: usize| {
         let plan = Plan { stages: 3, tensor, microbatches: 4, ..Plan::default() };
-        let found = ranks(&plan, |mut rank| {
+        ranks(&plan, |mut rank| {
             rank.step(0)?;
             let stages = rank.mesh.stages();
             let bytes = [&stages.forward_out, &stages.backward_out].map(|g| g.traffic().bytes());
             Ok((rank.mesh.axis(Axis::Pipeline).rank(), bytes))
-        });
-        found.into_iter().map(|(stage, bytes)| (stage, bytes)).collect::<Vec<_>>()
+        })
     };
     let activation = 3 * 4 * 8; // tokens, width, bytes
     for tensor in [1, 2] {

@@ -1,0 +1,191 @@
+//! How many bytes a rank sends in a training step, by what the ranks share.
+//!
+//! With a = micro-batch x positions of the rank x hidden size elements, for each micro-batch:
+//!
+//! | axis | what | elements sent |
+//! |---|---|---|
+//! | tp | two all-reduces each way in a block (Shoeybi et al., arXiv 1909.08053, figure 4); one behind the embedding, one of the head's gradient | 2 (t-1)/t a each |
+//! | tp, sequence parallel | six all-gathers and four reduce-scatters in a block (Korthikanti et al., arXiv 2205.05198, section 4.2.2), of which two gather again what backward needs | (t-1)/t a each |
+//! | tp, last stage | three numbers a token join the cross-entropy's parts of the vocabulary | 2 (t-1)/t x 3 tokens |
+//! | tp, pipeline | what arrives in t parts is put together | (t-1)/t a each |
+//! | cp | in a block, keys and values go round, in backward with their gradients (Liu et al., arXiv 2310.01889) | (3c - 2) times those of the rank |
+//! | pp | activations to the next stage, gradients to the one before | a/t each |
+//! | dp | gradients and weights | see [`DataParallel::expected_traffic`] |
+//!
+//! [`DataParallel::expected_traffic`]: ferrotron_parallel::data_parallel::DataParallel::expected_traffic
+
+use ferrotron_nn::Axis;
+use ferrotron_parallel::tensor_parallel::SequenceParallel;
+use ferrotron_tensor::balanced;
+
+use crate::gpt::{GptPart, Recompute};
+use crate::trainer::Trainer;
+
+/// Bytes that a rank sends in a step, but for single numbers: norm, loss, number of tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpectedTraffic {
+    /// To ranks that share layers.
+    pub tensor: u64,
+    /// To ranks with other positions: keys and values.
+    pub context: u64,
+    /// To neighbouring stages.
+    pub pipeline: u64,
+    /// Gradients and weights, to all ranks that hold the same parameters.
+    pub data: u64,
+}
+
+/// What this rank sends in its next step over sequences of `seq_length`.
+pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> ExpectedTraffic {
+    let (model, mesh) = (trainer.model(), trainer.mesh());
+    let [tp, cp, pp] = [Axis::Tensor, Axis::Context, Axis::Pipeline].map(|axis| mesh.axis(axis));
+    let sizes = &trainer.config().batch_size;
+    let microbatches = sizes.microbatches(trainer.progress().consumed_samples);
+    let parallel = &trainer.config().parallel;
+    let sequence_parallel = mesh.sequence() == SequenceParallel::On;
+
+    let tokens = sizes.micro() * seq_length / cp.size();
+    let activation = tokens * model.hidden_size;
+    let t = tp.size();
+    // Of an all-gather or a reduce-scatter; an all-reduce is both.
+    let half = activation * (t - 1) / t;
+    let groups = balanced(model.num_query_groups, t, tp.rank()).len();
+    let key_values = tokens * 2 * groups * model.kv_channels;
+    let again = usize::from(parallel.recompute == Recompute::Full);
+
+    let (mut layers, mut rings, mut messages) = (0, 0, 0);
+    for chunk in 0..parallel.chunks {
+        let stages = pp.size() * parallel.chunks;
+        let part = GptPart::stage(model, chunk * pp.size() + pp.rank(), stages);
+        let blocks = part.blocks.len();
+        let inner = usize::from(!part.first) + usize::from(!part.last);
+        messages += inner;
+        let (first, last) = (usize::from(part.first), usize::from(part.last));
+        layers += half
+            * match sequence_parallel {
+                false => blocks * (8 + 4 * again) + 2 * first + 2 * last + inner,
+                true => blocks * (10 + 4 * again) + 2 * first + 3 * last,
+            };
+        layers += last * 2 * (3 * tokens) * (t - 1) / t;
+        rings += match cp.size() {
+            1 => 0,
+            c => blocks * ((3 * c - 2) + again * (c - 1)),
+        };
+    }
+    let width = trainer.scope().dtype().size();
+    let bytes = |elements: usize| (elements * microbatches * width) as u64;
+    let sharded = trainer.data_parallel().expected_traffic(microbatches, 1);
+    ExpectedTraffic {
+        tensor: bytes(layers),
+        context: bytes(rings * key_values),
+        pipeline: bytes(messages * (activation / t)),
+        data: sharded.batch + sharded.holders,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch_size::{BatchSize, BatchSizeConfig};
+    use crate::data::{Batch, Samples};
+    use crate::gpt::GptConfig;
+    use crate::trainer::{ParallelConfig, TrainerConfig};
+    use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
+    use ferrotron_nn::{OptimizerConfig, Scope};
+    use ferrotron_parallel::collective::{Group, WorldConfig, run_threads};
+    use ferrotron_parallel::mesh::{Layout, Mesh};
+    use ferrotron_parallel::pipeline::ScheduleKind;
+    use ferrotron_tensor::{DType, Device, Result};
+
+    const SEQ_LENGTH: usize = 16;
+
+    struct Counting;
+
+    impl Samples for Counting {
+        fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+            let tokens = micro_batch * SEQ_LENGTH;
+            Ok(Batch {
+                inputs: (0..tokens).map(|i| i as u32 % 8).collect(),
+                targets: (0..tokens).map(|i| i as i64 % 5).collect(),
+                first_sample,
+                micro_batch,
+                seq_length: SEQ_LENGTH,
+            })
+        }
+
+        fn seq_length(&self) -> usize {
+            SEQ_LENGTH
+        }
+    }
+
+    fn trainer(mesh: &Mesh, parallel: ParallelConfig) -> Result<Trainer> {
+        let config = TrainerConfig {
+            seed: 1,
+            optimizer: OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 },
+            schedule: Schedule::new(ScheduleConfig::default())?,
+            clip_grad: 1.0,
+            batch_size: BatchSize::new(BatchSizeConfig {
+                micro_batch_size: 2,
+                data_parallel_size: mesh.axis(Axis::Data).size(),
+                global_batch_size: Some(8),
+                rampup: None,
+            })?,
+            parallel,
+        };
+        let model = GptConfig { num_query_groups: 2, ..GptConfig::gpt2(8, 4, 64, 4, SEQ_LENGTH) };
+        Trainer::on_mesh(&Scope::new(&Device::cpu(1)?, DType::F32, 1), mesh, &model, config)
+    }
+
+    /// What the groups have counted: along cp, along pp, and all else. The sums over the tensor axis of
+    /// gradients and of what layers share are not told apart.
+    fn counted(mesh: &Mesh) -> [u64; 3] {
+        let bytes = |group: &Group| group.traffic().bytes();
+        let stages = mesh.stages();
+        let pipeline = bytes(&stages.forward_out) + bytes(&stages.backward_out);
+        let others = [mesh.axis(Axis::Tensor), mesh.batch(), &stages.ends];
+        [bytes(mesh.axis(Axis::Context)), pipeline, others.map(bytes).iter().sum()]
+    }
+
+    #[test]
+    fn a_step_sends_what_is_expected() {
+        let full = ParallelConfig { recompute: Recompute::Full, ..ParallelConfig::default() };
+        let interleaved = ParallelConfig {
+            pipeline_schedule: ScheduleKind::Interleaved,
+            chunks: 2,
+            ..ParallelConfig::default()
+        };
+        let plain = ParallelConfig::default();
+        let (off, on) = (SequenceParallel::Off, SequenceParallel::On);
+        for (ranks, (t, c, p), sequence, parallel) in [
+            (2, (2, 1, 1), off, plain),
+            (2, (2, 1, 1), off, full),
+            (2, (2, 1, 1), on, plain),
+            (2, (2, 1, 1), on, full),
+            (2, (1, 2, 1), off, plain),
+            (4, (1, 4, 1), off, full),
+            (2, (1, 1, 2), off, plain),
+            (2, (1, 1, 2), off, interleaved),
+            (4, (2, 1, 2), off, plain),
+            (4, (2, 1, 2), on, plain),
+            (8, (2, 2, 2), off, plain),
+            (4, (1, 1, 2), off, plain),
+        ] {
+            let layout = Layout::new(ranks, t, c, p).unwrap();
+            let found = run_threads(ranks, &WorldConfig::default(), |world| {
+                let mesh = Mesh::new(&world, layout, sequence)?;
+                let mut trainer = trainer(&mesh, parallel)?;
+                let want = expected_traffic(&trainer, SEQ_LENGTH);
+                trainer.step(&Counting)?;
+                Ok((counted(&mesh), want))
+            });
+            for (rank, found) in found.into_iter().enumerate() {
+                let (got, want) = found.unwrap();
+                let ExpectedTraffic { tensor, context, pipeline, data } = want;
+                let what = format!("{layout:?} {sequence:?} {parallel:?} rank {rank}");
+                assert_eq!(got[..2], [context, pipeline], "{what}: context, pipeline");
+                // Beyond the formula: the sums of a few single numbers.
+                let over = got[2].checked_sub(tensor + data);
+                assert!(over.is_some_and(|over| over <= 64), "{what}: {} of {want:?}", got[2]);
+            }
+        }
+    }
+}

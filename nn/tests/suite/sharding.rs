@@ -1,0 +1,157 @@
+//! What ranks keep of a group: together everything, once.
+
+use ferrotron_autograd::{Accum, lock};
+use ferrotron_nn::{
+    BufferConfig, Decay, Init, Optimizer, OptimizerConfig, Param, ParamBuffers, Scope, Sharding,
+};
+use ferrotron_tensor::{DType, Device, Place, Result, Tensor};
+use std::collections::BTreeMap;
+
+const SGD: OptimizerConfig = OptimizerConfig::Sgd { momentum: 0.9, weight_decay: 0.0 };
+
+/// Of odd sizes, two decay groups, and one of which rows of a larger tensor are held.
+fn params() -> Result<Vec<Param>> {
+    let scope = Scope::new(&Device::cpu(1)?, DType::F64, 5);
+    let init = Init::Normal { std: 1.0 };
+    let rows = Place::new(&[6, 4], &[&[(0, 1), (3, 2)], &[(0, 4)]])?;
+    Ok(vec![
+        scope.param("a", &[5, 3], init, Decay::Yes),
+        scope.param("b", &[7], init, Decay::No),
+        scope.param_at("c", rows, init, Decay::Yes),
+        scope.param("d", &[2, 3, 4], init, Decay::Yes),
+        scope.param("e", &[1], init, Decay::No),
+    ])
+}
+
+fn buffers(config: &BufferConfig) -> Result<ParamBuffers> {
+    ParamBuffers::with_config(&params()?, config)
+}
+
+/// Every sharding of 1 to 5 ranks and every size of buckets.
+fn configs() -> impl Iterator<Item = (usize, impl Fn(usize) -> BufferConfig)> {
+    let shardings = [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights];
+    (1..=5).flat_map(move |ranks| {
+        shardings.into_iter().flat_map(move |sharding| {
+            [1, 13, 30, usize::MAX].map(|bucket_numel| {
+                let config =
+                    move |rank| BufferConfig { bucket_numel, sharding, shard: (rank, ranks) };
+                (ranks, config)
+            })
+        })
+    })
+}
+
+/// The elements of the global tensor that a place holds, in the order in which it holds them.
+fn elements(place: &Place) -> Vec<usize> {
+    let mut found = vec![0];
+    for (dim, &size) in place.global_dims().iter().enumerate() {
+        let here = || place.pieces(dim).iter().flat_map(|&(offset, len)| offset..offset + len);
+        found = found.iter().flat_map(|&outer| here().map(move |i| outer * size + i)).collect();
+    }
+    found
+}
+
+type Global = BTreeMap<(String, usize), f64>;
+
+fn add(global: &mut Global, name: &str, place: &Place, value: &Tensor) -> Result<()> {
+    let values = value.to_vec::<f64>()?;
+    let elements = elements(place);
+    assert_eq!(values.len(), elements.len(), "{name} {place:?}");
+    for (element, value) in elements.into_iter().zip(values) {
+        let old = global.insert((name.to_string(), element), value);
+        assert!(old.is_none(), "element {element} of {name} is in two pieces");
+    }
+    Ok(())
+}
+
+#[test]
+fn every_element_is_in_one_piece_of_one_rank() -> Result<()> {
+    let mut want = Global::new();
+    for param in params()? {
+        add(&mut want, param.name(), param.place(), &param.leaf().value()?)?;
+    }
+    assert_eq!(want.len(), 15 + 7 + 12 + 24 + 1);
+    for (ranks, config) in configs() {
+        let (mut weights, mut moments) = (Global::new(), Global::new());
+        for rank in 0..ranks {
+            let config = config(rank);
+            let buffers = buffers(&config)?;
+            if rank == 0 || config.sharding == Sharding::Weights {
+                for group in buffers.groups() {
+                    group.visit_weights(|name, place, value| {
+                        add(&mut weights, name, place, &value)
+                    })?;
+                }
+            }
+            if rank == 0 || config.sharding > Sharding::None {
+                Optimizer::new(SGD, &buffers)?
+                    .visit(|name, _, place, value| add(&mut moments, name, place, &value))?;
+            }
+        }
+        assert_eq!(weights, want, "{:?}", config(0));
+        assert!(moments.keys().eq(want.keys()), "{:?}", config(0));
+    }
+    Ok(())
+}
+
+#[test]
+fn buckets_close_once_they_are_full() -> Result<()> {
+    for (bucket_numel, want) in [
+        (1, vec![vec!["e"], vec!["d"], vec!["c"], vec!["b"], vec!["a"]]),
+        (13, vec![vec!["b", "e"], vec!["d"], vec!["a", "c"]]),
+        (30, vec![vec!["b", "e"], vec!["c", "d"], vec!["a"]]),
+        (usize::MAX, vec![vec!["b", "e"], vec!["a", "c", "d"]]),
+    ] {
+        let buffers = buffers(&BufferConfig { bucket_numel, ..BufferConfig::default() })?;
+        let found: Vec<Vec<&str>> = buffers
+            .groups()
+            .iter()
+            .map(|group| group.params.iter().map(Param::name).collect())
+            .collect();
+        assert_eq!(found, want, "buckets of {bucket_numel}");
+    }
+    Ok(())
+}
+
+/// The owned elements of the whole replace what is kept, or are added to it, and the whole is freed.
+#[test]
+fn gradients_are_kept_in_shards() -> Result<()> {
+    for (_, config) in configs() {
+        let config = config(0);
+        if config.sharding < Sharding::Gradients {
+            continue;
+        }
+        let buffers = buffers(&config)?;
+        for group in buffers.groups() {
+            for (accum, times) in [(Accum::Replace, 1.0), (Accum::Add, 2.0), (Accum::Replace, 1.0)]
+            {
+                assert_eq!(lock(&group.gradients).n_ranges(), 0, "nothing is whole in between");
+                group.take_gradients()?;
+                let fill = |(i, x): (usize, &mut f64)| *x = i as f64 + 1.0;
+                lock(&group.gradients).whole_mut::<f64>()?.iter_mut().enumerate().for_each(fill);
+                group.store_gradients(accum)?;
+                let want: Vec<f64> =
+                    group.owned.clone().map(|i| times * (i as f64 + 1.0)).collect();
+                assert_eq!(lock(group.sums()).whole::<f64>()?, want, "{config:?}, {accum:?}");
+            }
+            let squares: f64 = group.owned.clone().map(|i| (i as f64 + 1.0).powi(2)).sum();
+            assert_eq!(group.sq_norm()?, squares, "{config:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn sums_of_replicas_are_divided() -> Result<()> {
+    let buffers = buffers(&BufferConfig::default())?;
+    for group in buffers.groups() {
+        lock(&group.weights).whole_mut::<f64>()?.fill(6.0);
+        group.divide_weights(4)?;
+        assert!(lock(&group.weights).whole::<f64>()?.iter().all(|&x| x == 1.5));
+        let held = group.params[0].leaf().value()?;
+        let error = group.divide_weights(2).unwrap_err().to_string();
+        assert!(error.contains(group.params[0].name()), "{error}");
+        assert_eq!(held.to_vec::<f64>()?[0], 1.5);
+    }
+    Ok(())
+}

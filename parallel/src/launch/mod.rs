@@ -1,0 +1,30 @@
+//! How the processes of a job start and learn which rank they are.
+//!
+//! [`launch`] starts ranks on one machine and watches over them. Ranks that it, torchrun, srun or mpirun has
+//! started find out with [`RankEnvironment`] who they are and where to meet.
+//!
+//! | variable | made by [`launch`] | meaning |
+//! |---|---|---|
+//! | `RANK`, `WORLD_SIZE` | yes | number of this rank, and of all |
+//! | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | yes | the same on this machine |
+//! | `MASTER_ADDR`, `MASTER_PORT` | yes | where rank 0 is; it listens on the port behind `MASTER_PORT` |
+//! | `FERROTRON_JOB_SECRET` | yes | what only the ranks of the job know; needed where they are on several machines |
+
+mod environment;
+mod launcher;
+mod lines;
+mod rank_process;
+mod slurm;
+
+pub use environment::{DEFAULT_PORT, RankEnvironment};
+pub use launcher::{Asked, JobEnd, LaunchConfig, launch};
+
+/// The environment variable that holds the job's secret.
+pub const JOB_SECRET: &str = "FERROTRON_JOB_SECRET";
+
+/// Exit code of a rank whose calls could not be carried out, mostly since another rank is gone. [`launch`]
+/// looks for the cause elsewhere first.
+pub const COMMUNICATION_FAILED: u8 = 3;
+
+/// Exit code of a process that was asked to stop and has, as shells report SIGINT.
+pub const INTERRUPTED: u8 = 130;

@@ -1,0 +1,100 @@
+//! One rank as a process of this machine.
+
+use ferrotron_tensor::{Error, Result};
+use rustix::process::{
+    Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal,
+};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus};
+
+/// A started rank, which does not outlive this value, nor the thread that has started it.
+pub struct RankProcess {
+    child: Child,
+    status: Option<ExitStatus>,
+}
+
+impl RankProcess {
+    /// Starts `command` in a process group of its own, so that Ctrl-C on a terminal reaches it once: from
+    /// the launcher.
+    pub fn start(mut command: Command) -> Result<RankProcess> {
+        let launcher = getpid();
+        let tie_to_launcher = move || {
+            set_parent_process_death_signal(Some(Signal::KILL))?;
+            match getppid() == Some(launcher) {
+                true => Ok(()),
+                // The launcher died in between.
+                false => Err(std::io::ErrorKind::Interrupted.into()),
+            }
+        };
+        // SAFETY: between fork and exec the closure makes two system calls and touches no memory of others.
+        unsafe { command.pre_exec(tie_to_launcher) };
+        let child = command.process_group(0).spawn().map_err(|error| {
+            let program = command.get_program().display();
+            Error::io("launch", format!("{program} cannot be started: {error}"))
+        })?;
+        Ok(RankProcess { child, status: None })
+    }
+
+    /// The process.
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// How it has ended, told once.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        if self.status.is_some() {
+            return Ok(None);
+        }
+        let lost = |error| Error::io("launch", format!("a rank's end cannot be known: {error}"));
+        self.status = self.child.try_wait().map_err(lost)?;
+        Ok(self.status)
+    }
+
+    /// Whether it has not been seen to end.
+    pub fn is_running(&self) -> bool {
+        self.status.is_none()
+    }
+
+    /// Sends a signal, if it runs.
+    pub fn signal(&self, signal: Signal) {
+        if self.is_running()
+            && let Some(pid) = Pid::from_raw(self.child.id() as i32)
+        {
+            // It may have ended meanwhile, but nobody else has its number before `ended` has seen that.
+            let _ = kill_process(pid, signal);
+        }
+    }
+}
+
+impl Drop for RankProcess {
+    fn drop(&mut self) {
+        if self.is_running() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// What a process that ended so leaves to say, and the exit code that stands for it.
+pub fn describe(status: ExitStatus) -> (String, u8) {
+    const NAMES: [(i32, &str); 8] = [
+        (2, "SIGINT"),
+        (4, "SIGILL"),
+        (6, "SIGABRT"),
+        (7, "SIGBUS"),
+        (8, "SIGFPE"),
+        (9, "SIGKILL"),
+        (11, "SIGSEGV"),
+        (15, "SIGTERM"),
+    ];
+    match (status.code(), status.signal()) {
+        (Some(code), _) => (format!("ended with exit code {code}"), code as u8),
+        (None, signal) => {
+            let signal = signal.unwrap_or_default();
+            let name = NAMES.iter().find(|(number, _)| *number == signal);
+            let name = name.map_or(String::new(), |(_, name)| format!(" ({name})"));
+            // As shells report it.
+            (format!("was killed by signal {signal}{name}"), 128_u8.saturating_add(signal as u8))
+        }
+    }
+}

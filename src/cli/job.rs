@@ -1,0 +1,139 @@
+//! Whether this process trains alone, is one rank of a job, or starts the ranks of one.
+
+use ferrotron::parallel::collective::{RankConfig, World, WorldConfig, run_rank_process};
+use ferrotron::parallel::launch::{Asked, JOB_SECRET, LaunchConfig, RankEnvironment, launch};
+use ferrotron::{Error, Result};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+use std::io::{IsTerminal, Stderr, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use super::parallel_args::ParallelArgs;
+
+/// What this process is.
+#[derive(Debug, Clone)]
+pub enum Job {
+    /// The only rank.
+    Alone,
+    /// One rank of several.
+    Rank(RankEnvironment),
+    /// It starts as many ranks.
+    Launcher(usize),
+}
+
+/// Which rank of several this process is, by its environment.
+pub fn rank_environment() -> Result<Option<RankEnvironment>> {
+    let variables = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let found = RankEnvironment::from_variables(&variables.collect())?;
+    Ok(found.filter(|found| found.world_size > 1))
+}
+
+impl Job {
+    /// What `args` and the environment ask for.
+    pub fn new(args: &ParallelArgs, rank: Option<RankEnvironment>) -> Result<Job> {
+        match (args.nproc, rank) {
+            (Some(0), _) => Err(Error::config("--nproc", "must be positive, got 0")),
+            // Those that `launch` has started have the same arguments.
+            (Some(nproc), Some(rank)) if nproc != rank.world_size => Err(Error::config(
+                "--nproc",
+                format!(
+                    "{nproc} would start more ranks, but this is rank {} of {} already: leave it out",
+                    rank.rank, rank.world_size
+                ),
+            )),
+            (_, Some(rank)) => Ok(Job::Rank(rank)),
+            (None | Some(1), None) => Ok(Job::Alone),
+            (Some(nproc), None) => Ok(Job::Launcher(nproc)),
+        }
+    }
+
+    /// How many ranks train together.
+    pub fn world_size(&self) -> usize {
+        match self {
+            Job::Alone => 1,
+            Job::Rank(rank) => rank.world_size,
+            Job::Launcher(nproc) => *nproc,
+        }
+    }
+
+    /// How many ranks share this machine, as far as is known.
+    pub fn local_size(&self) -> usize {
+        match self {
+            Job::Rank(rank) => rank.local_size.unwrap_or(1),
+            Job::Alone | Job::Launcher(_) => 1,
+        }
+    }
+}
+
+/// Meets the other ranks and runs `f`.
+pub fn connect<T>(
+    args: &ParallelArgs,
+    rank: &RankEnvironment,
+    f: impl FnOnce(World) -> Result<T>,
+) -> Result<T> {
+    let config = RankConfig {
+        rank: rank.rank,
+        size: rank.world_size,
+        master: rank.master_addr.clone(),
+        port: rank.rendezvous_port(args.rendezvous_port)?,
+        secret: std::env::var(JOB_SECRET).ok().filter(|secret| !secret.is_empty()),
+        transport: args.transport(),
+        world: WorldConfig { timeout: Duration::from_secs(60 * args.distributed_timeout_minutes) },
+    };
+    run_rank_process(&config, f)
+}
+
+/// Starts `ranks` processes of this program with the same arguments, and ends as they do.
+pub fn start_ranks(ranks: usize) -> Result<ExitCode> {
+    let unknown = |error| Error::io("--nproc", format!("this program cannot find itself: {error}"));
+    let config = LaunchConfig {
+        program: std::env::current_exe().map_err(unknown)?,
+        arguments: std::env::args_os().skip(1).collect(),
+        ranks,
+    };
+    let asked = Asked::default();
+    flag::register(SIGINT, asked.interrupt.clone()).map_err(unhandled)?;
+    flag::register(SIGTERM, asked.terminate.clone()).map_err(unhandled)?;
+    let end = launch(&config, &asked, std::io::stdout(), AboveBar(std::io::stderr()))?;
+    if let Some(failure) = end.failure {
+        eprintln!("ferrotron: {failure}; the job has ended");
+    }
+    Ok(ExitCode::from(end.code))
+}
+
+/// A flag that Ctrl-C or SIGTERM sets; a second Ctrl-C ends the process with `code` at once. A second SIGTERM
+/// does not: some send it to a job's processes and to their parents, who pass it on.
+pub fn stop_on_signals(code: u8) -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let second = flag::register_conditional_shutdown(SIGINT, i32::from(code), stop.clone());
+    second.map_err(unhandled)?;
+    for signal in [SIGINT, SIGTERM] {
+        flag::register(signal, stop.clone()).map_err(unhandled)?;
+    }
+    Ok(stop)
+}
+
+fn unhandled(error: std::io::Error) -> Error {
+    Error::io("signals", error.to_string())
+}
+
+/// Standard error, where rank 0 may be drawing its progress bar: each write first clears the line.
+struct AboveBar(Stderr);
+
+impl Write for AboveBar {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        if self.0.is_terminal() {
+            self.0.write_all(b"\r\x1b[K")?;
+        }
+        self.0.write_all(line)?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0.flush()
+    }
+}

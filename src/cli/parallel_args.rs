@@ -1,0 +1,143 @@
+//! The options that say how many ranks train and how the work is spread over them, with Megatron's names.
+
+use clap::{Args, ValueEnum};
+use ferrotron::models::gpt::Recompute;
+use ferrotron::models::trainer::ParallelConfig;
+use ferrotron::nn::{Axis, Sharding};
+use ferrotron::parallel::collective::Transport;
+use ferrotron::parallel::data_parallel::DataParallelConfig;
+use ferrotron::parallel::mesh::Layout;
+use ferrotron::parallel::pipeline::ScheduleKind;
+use ferrotron::parallel::tensor_parallel::SequenceParallel;
+use ferrotron::{Error, Result};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum RecomputeArg {
+    None,
+    Full,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TransportArg {
+    Auto,
+    Tcp,
+}
+
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Parallelism")]
+pub struct ParallelArgs {
+    /// Processes to start on this machine, one for each rank. Under torchrun, srun and mpirun leave it out
+    #[arg(long, value_name = "N")]
+    pub nproc: Option<usize>,
+    /// Ranks that share each layer. What the three sizes leave of all ranks is data parallel
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub tensor_model_parallel_size: usize,
+    /// Ranks that each have some of the layers, one behind another
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub pipeline_model_parallel_size: usize,
+    /// Ranks that each have some positions of every sequence
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub context_parallel_size: usize,
+    /// Cut activations between tensor-parallel layers along the sequence
+    #[arg(long)]
+    pub sequence_parallel: bool,
+    /// Order of the pipeline's work: naive, gpipe, 1f1b, interleaved or zb-h1 [default: 1f1b, or
+    /// interleaved with several chunks]
+    #[arg(long, value_name = "NAME")]
+    pub pipeline_schedule: Option<String>,
+    /// Chunks of the model on each pipeline rank [default: 1, or 2 if interleaved]
+    #[arg(long, value_name = "N")]
+    pub num_virtual_stages_per_pipeline_rank: Option<usize>,
+    /// What data-parallel ranks share out: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too
+    #[arg(long, value_name = "STAGE", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub zero_stage: u8,
+    /// Elements of a gradient bucket, which is reduced as soon as it is complete [default: 40 million, or a
+    /// million for each data-parallel rank if that is more]
+    #[arg(long, value_name = "N")]
+    pub ddp_bucket_size: Option<usize>,
+    /// Keep what a block's backward needs (none), or compute it again (full)
+    #[arg(long, value_name = "WHAT", value_enum, default_value = "none")]
+    pub recompute_granularity: RecomputeArg,
+    /// Where rank 0 listens for the others [default: MASTER_PORT + 1, or 29501]
+    #[arg(long, value_name = "PORT")]
+    pub rendezvous_port: Option<u16>,
+    /// How long ranks wait for one another, to meet and in each call
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=525_600))]
+    pub distributed_timeout_minutes: u64,
+    /// What carries data: auto is shared memory on one machine and TCP between machines
+    #[arg(long, value_name = "WHICH", value_enum, default_value = "auto")]
+    pub transport: TransportArg,
+}
+
+/// The options that together say which rank has which part of the model: a run that goes on with one of them
+/// typed forgets the others that it was started with.
+pub const LAYOUT: &[&str] = &[
+    "--tensor-model-parallel-size",
+    "--pipeline-model-parallel-size",
+    "--context-parallel-size",
+    "--sequence-parallel",
+    "--pipeline-schedule",
+    "--num-virtual-stages-per-pipeline-rank",
+];
+
+impl ParallelArgs {
+    /// Sizes of the axes for `world` ranks.
+    pub fn layout(&self, world: usize) -> Result<Layout> {
+        let tensor = self.tensor_model_parallel_size;
+        let pipeline = self.pipeline_model_parallel_size;
+        let layout = Layout::new(world, tensor, self.context_parallel_size, pipeline);
+        layout.map_err(|error| match world {
+            1 => {
+                Error::config("--nproc", format!("is needed, or torchrun, srun or mpirun: {error}"))
+            }
+            _ => error,
+        })
+    }
+
+    /// Among one rank there is nothing to cut.
+    pub fn sequence(&self) -> SequenceParallel {
+        match self.sequence_parallel && self.tensor_model_parallel_size > 1 {
+            true => SequenceParallel::On,
+            false => SequenceParallel::Off,
+        }
+    }
+
+    /// How the work is spread in `layout`.
+    pub fn config(&self, layout: &Layout) -> Result<ParallelConfig> {
+        if self.ddp_bucket_size == Some(0) {
+            return Err(Error::config("--ddp-bucket-size", "must be positive, got 0"));
+        }
+        let named = self.pipeline_schedule.as_deref().map(str::parse).transpose()?;
+        let chunks = self.num_virtual_stages_per_pipeline_rank;
+        let chunks = chunks.unwrap_or(if named == Some(ScheduleKind::Interleaved) { 2 } else { 1 });
+        let implied = if chunks > 1 { ScheduleKind::Interleaved } else { ScheduleKind::OneFOneB };
+        // As Megatron-LM's default: larger with more ranks, so that latency does not come to dominate.
+        let bucket = (1_000_000 * layout.size(Axis::Data)).max(40_000_000);
+        Ok(ParallelConfig {
+            pipeline_schedule: named.unwrap_or(implied),
+            chunks,
+            data_parallel: DataParallelConfig {
+                sharding: match self.zero_stage {
+                    0 => Sharding::None,
+                    1 => Sharding::Optimizer,
+                    2 => Sharding::Gradients,
+                    _ => Sharding::Weights,
+                },
+                bucket_numel: Some(self.ddp_bucket_size.unwrap_or(bucket)),
+                ..DataParallelConfig::default()
+            },
+            recompute: match self.recompute_granularity {
+                RecomputeArg::None => Recompute::None,
+                RecomputeArg::Full => Recompute::Full,
+            },
+        })
+    }
+
+    /// What carries data.
+    pub fn transport(&self) -> Transport {
+        match self.transport {
+            TransportArg::Auto => Transport::Auto,
+            TransportArg::Tcp => Transport::Tcp,
+        }
+    }
+}
