@@ -12,7 +12,7 @@ use super::{local, shm, tcp};
 pub const PIECE: usize = 256 << 10;
 
 /// Pieces that an algorithm sends before it waits for the first to come in.
-pub const WINDOW: usize = 2;
+pub const WINDOW: usize = 3;
 
 /// Pieces that a pipe takes before its reader takes one: the window, a header, and one more, so that of
 /// ranks that wait for each other in a ring one can always go on.
