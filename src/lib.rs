@@ -53,4 +53,6 @@ mod documentation {
     struct Data;
     #[doc = include_str!("../docs/numerics.md")]
     struct Numerics;
+    #[doc = include_str!("../docs/parallelism.md")]
+    struct Parallelism;
 }
