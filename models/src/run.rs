@@ -189,8 +189,10 @@ fn unwritable(path: &Path, error: &std::io::Error) -> Error {
 /// Writes a checkpoint, unless a weight is not finite: an earlier checkpoint is worth more.
 fn save(trainer: &Trainer, tokenizer: &Tokenizer, config: &RunConfig) -> Result<PathBuf> {
     let step = trainer.progress().step;
-    if !trainer.buffers().weights_are_finite()? {
-        let culprit = trainer.buffers().first_non_finite()?.unwrap_or_default();
+    let damaged = !trainer.buffers().weights_are_finite()?;
+    if on_any_rank(trainer, damaged)? {
+        let culprit = trainer.buffers().first_non_finite()?;
+        let culprit = culprit.unwrap_or_else(|| "a weight of another rank".into());
         let message = format!("step {step}: not saved; first offender: {culprit}");
         return Err(Error::value("train", message));
     }

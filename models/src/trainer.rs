@@ -34,7 +34,8 @@ pub struct TrainerConfig {
     pub parallel: ParallelConfig,
 }
 
-/// How the work of a step is spread, besides the sizes of the mesh. Nothing here changes the loss.
+/// How the work of a step is spread, besides the sizes of the mesh. Nothing here changes the loss, but for
+/// local SGD.
 #[derive(Debug, Clone, Copy)]
 pub struct ParallelConfig {
     /// Order of the pipeline's work.
@@ -240,7 +241,14 @@ impl Trainer {
         // Known before the first forward, so that the scale of the loss depends on no layout.
         let counted: u64 = batches.iter().map(Batch::counted).sum();
         let ranks = self.data_parallel.loss_ranks();
-        let scale = 1.0 / ranks.sum(self.scope.device(), counted as f64)?;
+        let own = ranks.sum(self.scope.device(), counted as f64)?;
+        // Where ranks take steps of their own, one may have nothing to learn from.
+        let scale = if own > 0.0 { 1.0 / own } else { 0.0 };
+        let total = if ranks.size() == data.size() {
+            own
+        } else {
+            data.sum(self.scope.device(), counted as f64)?
+        };
         let seed = self.config.seed;
         let pass =
             Context::new(seed, self.progress.step, Mode::Train, global, samples.seq_length());
@@ -252,7 +260,7 @@ impl Trainer {
         })?
         .reduced_by(&self.data_parallel);
         execute(&schedule, &mut model, &self.mesh, scale)?;
-        let loss = self.mean_loss(model.loss(), counted)?;
+        let loss = self.mesh.world().sum(self.scope.device(), model.loss())? / total;
         self.data_parallel.finish_step()?;
 
         let grad_norm = self.data_parallel.grad_norm()?;
@@ -266,13 +274,6 @@ impl Trainer {
         self.progress.consumed_samples += global as u64;
         let tokens = (global * samples.seq_length()) as u64;
         Ok(StepReport { step: self.progress.step, loss, lr, grad_norm, tokens, seconds: 0.0 })
-    }
-
-    /// The mean loss over the counted tokens of the global batch, from each rank's share of its sum.
-    fn mean_loss(&self, share: f64, counted: u64) -> Result<f64> {
-        let device = self.scope.device();
-        let sum = self.mesh.world().sum(device, share)?;
-        Ok(sum / self.mesh.axis(Axis::Data).sum(device, counted as f64)?)
     }
 
     fn schedule(&self, microbatches: usize) -> Result<Schedule> {

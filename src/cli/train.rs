@@ -7,7 +7,7 @@ use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::run::{Ended, Outcome, RunConfig, run};
 use ferrotron::models::support;
 use ferrotron::models::tokenizer::Tokenizer;
-use ferrotron::models::traffic::{ExpectedTraffic, expected_traffic};
+use ferrotron::models::traffic::{StepTraffic, expected_traffic};
 use ferrotron::models::trainer::{Trainer, TrainerConfig};
 use ferrotron::nn::{Axis, Scope, Sharding};
 use ferrotron::parallel::launch::{INTERRUPTED, RankEnvironment};
@@ -210,7 +210,7 @@ fn layout_lines(trainer: &Trainer, seq_length: usize) -> Option<String> {
     let microbatches =
         trainer.config().batch_size.microbatches(trainer.progress().consumed_samples);
     (layout.world() > 1).then(|| {
-        let ExpectedTraffic { tensor, context, pipeline, data } =
+        let StepTraffic { tensor, context, pipeline, data } =
             expected_traffic(trainer, seq_length);
         let parts = [
             (tensor, "of activations of shared layers"),

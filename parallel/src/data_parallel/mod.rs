@@ -182,6 +182,7 @@ impl DataParallel {
             let message = format!("rank {} has no parameters: use fewer stages", mesh.rank());
             return Err(Error::config("data_parallel", message));
         }
+        params.iter().try_for_each(check_facts)?;
         let layout = BufferConfig {
             bucket_numel: config.bucket_numel.unwrap_or(usize::MAX),
             sharding: config.sharding,
@@ -332,4 +333,22 @@ impl DataParallel {
         let holds = |group: &&ParamGroup| group.params.iter().any(|param| param.name() == name);
         self.buffers().groups().iter().find(holds).is_some_and(|group| self.owns(group))
     }
+}
+
+/// Errors unless the facts of a parameter are such that its gradients can be reduced: parts along the axes of
+/// the batch, and along another axis only if all ranks there hold the same elements.
+fn check_facts(param: &Param) -> Result<()> {
+    let (partial, replicated) = (param.grad_partial(), param.replicated());
+    let batch = [Axis::Context, Axis::Data]
+        .into_iter()
+        .all(|axis| partial.contains(axis) && replicated.contains(axis));
+    if batch && partial.iter().all(|axis| replicated.contains(axis)) {
+        return Ok(());
+    }
+    let name = param.name();
+    let message = format!(
+        "'{name}' is replicated along {replicated:?} with partial gradients along {partial:?}: gradients must be parts \
+         along Context and Data, and along no axis that cuts the parameter"
+    );
+    Err(Error::config("data_parallel", message))
 }

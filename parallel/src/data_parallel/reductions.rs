@@ -231,7 +231,8 @@ impl Shared {
             }
             if found != wanted {
                 let message = format!(
-                    "'{name}' got {found} contributions to its gradient instead of {wanted}: its module's `visit`                      must meet it once for each use, and `begin_step` must be told the number of micro-batches"
+                    "'{name}' got {found} contributions to its gradient instead of {wanted}: its module's `visit` must meet it once for each \
+                     use, and `begin_step` must be told the number of micro-batches"
                 );
                 return Error::graph("backward", message);
             }
