@@ -67,7 +67,20 @@ impl Index {
         for (name, record) in part.tensors {
             match self.tensors.entry(name) {
                 Entry::Vacant(entry) => drop(entry.insert(record)),
-                Entry::Occupied(mut entry) => entry.get_mut().pieces.extend(record.pieces),
+                Entry::Occupied(mut entry) => {
+                    let whole = entry.get_mut();
+                    if (&whole.dtype, &whole.shape) != (&record.dtype, &record.shape) {
+                        return Err(format!(
+                            "ranks disagree about '{}': {} {:?}, {} {:?}",
+                            entry.key(),
+                            entry.get().dtype,
+                            entry.get().shape,
+                            record.dtype,
+                            record.shape
+                        ));
+                    }
+                    whole.pieces.extend(record.pieces);
+                }
             }
         }
         std::fs::remove_file(path).map_err(|error| cannot("delete", path, &error))
@@ -93,7 +106,7 @@ impl Index {
     }
 
     /// Whether every tensor is there once and whole, in files that are listed.
-    fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), String> {
         if let Some(file) = self.files.keys().find(|file| !is_plain(file)) {
             return Err(format!("it lists '{file}', which is no plain file name"));
         }
@@ -123,10 +136,19 @@ impl Index {
         Ok(())
     }
 
-    /// Reads every file of `folder` and compares: sizes, checksums, and whether the pieces are in them.
-    pub fn verify(&self, folder: &Path) -> Result<(), Fault> {
+    /// Reads every `size`-th file of `folder`, by falling length from number `rank` on, and compares sizes and
+    /// checksums.
+    pub fn verify_share(&self, folder: &Path, rank: usize, size: usize) -> Result<(), Fault> {
+        let mut files: Vec<_> = self.files.iter().collect();
+        files.sort_by_key(|(_, record)| std::cmp::Reverse(record.bytes));
+        let mut share = files.into_iter().skip(rank).step_by(size);
+        share.try_for_each(|(file, record)| record.verify(&folder.join(file)))
+    }
+
+    /// Compares the sizes of the files of `folder`, and whether the pieces are in them; reads headers alone.
+    pub fn verify_headers(&self, folder: &Path) -> Result<(), Fault> {
         for (file, record) in &self.files {
-            record.verify(&folder.join(file))?;
+            record.verify_length(&folder.join(file))?;
         }
         let mut files: BTreeMap<&str, TensorFile> = BTreeMap::new();
         for (name, tensor) in &self.tensors {
