@@ -11,7 +11,7 @@ use ferrotron::models::gpt::GptConfig;
 use ferrotron::nn::Sharding;
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::tensor::{DType, Result};
-use train::{Found, Layout, SEQ_LENGTH, Task, difference, run};
+use train::{Found, Layout, SEQ_LENGTH, Task, difference, load_errors, run};
 
 const ZERO: [Sharding; 4] =
     [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights];
@@ -210,6 +210,36 @@ fn another_vocabulary_is_refused() -> Result<()> {
     let error = error.to_string();
     assert!(error.contains("vocab_size 16 there, 13 here"), "{error}");
     Ok(())
+}
+
+/// Ranks verify a checkpoint together, each some of its files: whoever finds damage tells all.
+#[test]
+fn damage_in_any_file_ends_every_rank_that_loads() -> Result<()> {
+    let model = tied();
+    let folder = tempfile::tempdir().unwrap();
+    let save = Some(folder.path());
+    let saved = Task { steps: 1, save, ..task(&model, Layout::model(2, 2)) };
+    run(&saved)?;
+    let files: Vec<_> = std::fs::read_dir(folder.path().join("iter_0000001")).unwrap().collect();
+    let names = files.iter().map(|entry| entry.as_ref().unwrap().file_name());
+    let names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+    assert_eq!(names.len(), 4 + 4 + 3, "{names:?}");
+    for (name, entry) in names.iter().zip(files) {
+        let path = entry.unwrap().path();
+        let good = std::fs::read(&path).unwrap();
+        let mut bad = good.clone();
+        *bad.last_mut().unwrap() ^= 1;
+        std::fs::write(&path, bad).unwrap();
+        for layout in [Layout::SERIAL, Layout::data(4, Sharding::None), Layout::model(4, 2)] {
+            let errors = load_errors(&Task { load: save, ..task(&model, layout) });
+            assert_eq!(errors.len(), layout.ranks(), "{name} in {layout}");
+            for error in errors {
+                assert!(error.contains(name) && error.contains("is damaged"), "{name}: {error}");
+            }
+        }
+        std::fs::write(&path, good).unwrap();
+    }
+    run(&Task { load: save, ..task(&model, Layout::model(4, 2)) }).map(drop)
 }
 
 /// Replicas that take steps of their own are saved when they are the same, and go on in step with a run

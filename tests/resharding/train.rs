@@ -170,13 +170,21 @@ struct RankFound {
     progress: Progress,
 }
 
+fn run_ranks(task: &Task) -> Vec<Result<RankFound>> {
+    let config = WorldConfig { timeout: Duration::from_secs(60) };
+    run_threads(task.layout.ranks(), &config, |world| {
+        run_rank(task, &Mesh::new(&world, task.layout.mesh(), task.layout.sequence)?)
+    })
+}
+
+/// What ranks say that cannot carry out a task.
+pub fn load_errors(task: &Task) -> Vec<String> {
+    run_ranks(task).into_iter().filter_map(Result::err).map(|error| error.to_string()).collect()
+}
+
 /// Carries out a task, and checks that the ranks agree and hold every element once.
 pub fn run(task: &Task) -> Result<Found> {
-    let config = WorldConfig { timeout: Duration::from_secs(60) };
-    let ranks = run_threads(task.layout.ranks(), &config, |world| {
-        run_rank(task, &Mesh::new(&world, task.layout.mesh(), task.layout.sequence)?)
-    });
-    let ranks = ranks.into_iter().collect::<Result<Vec<_>>>()?;
+    let ranks = run_ranks(task).into_iter().collect::<Result<Vec<_>>>()?;
     let (losses, progress) = (ranks[0].losses.clone(), ranks[0].progress.clone());
     let mut samples = vec![BTreeSet::new(); task.steps];
     let mut held = Vec::new();

@@ -58,32 +58,36 @@ impl Index {
         }
     }
 
-    /// Adds what another rank wrote, and removes its list.
-    pub fn take_part(&mut self, path: &Path) -> Result<(), Fault> {
+    /// Reads the list of what another rank wrote, and removes it.
+    pub fn take_part(path: &Path) -> Result<Index, Fault> {
         let text = std::fs::read(path).map_err(|error| cannot("read", path, &error))?;
-        let part: Index = serde_json::from_slice(&text)
+        let part = serde_json::from_slice(&text)
             .map_err(|error| format!("'{}' is damaged: {error}", path.display()))?;
+        std::fs::remove_file(path).map_err(|error| cannot("delete", path, &error))?;
+        Ok(part)
+    }
+
+    /// Adds what another rank wrote.
+    ///
+    /// Errors if it has other dims or another dtype for a tensor of this one.
+    pub fn join(&mut self, part: Index) -> Result<(), Fault> {
         self.files.extend(part.files);
         for (name, record) in part.tensors {
             match self.tensors.entry(name) {
                 Entry::Vacant(entry) => drop(entry.insert(record)),
                 Entry::Occupied(mut entry) => {
-                    let whole = entry.get_mut();
-                    if (&whole.dtype, &whole.shape) != (&record.dtype, &record.shape) {
+                    let (name, known) = (entry.key().clone(), entry.get_mut());
+                    if (&known.dtype, &known.shape) != (&record.dtype, &record.shape) {
                         return Err(format!(
-                            "ranks disagree about '{}': {} {:?}, {} {:?}",
-                            entry.key(),
-                            entry.get().dtype,
-                            entry.get().shape,
-                            record.dtype,
-                            record.shape
+                            "ranks disagree about '{name}': {} {:?}, {} {:?}",
+                            known.dtype, known.shape, record.dtype, record.shape
                         ));
                     }
-                    whole.pieces.extend(record.pieces);
+                    known.pieces.extend(record.pieces);
                 }
             }
         }
-        std::fs::remove_file(path).map_err(|error| cannot("delete", path, &error))
+        Ok(())
     }
 
     /// Reads and checks the index of `folder`, not yet the files that it lists.

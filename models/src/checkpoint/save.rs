@@ -176,14 +176,19 @@ pub fn save(dir: &Path, world: &Group, snapshot: Snapshot) -> Result<PathBuf> {
     // A fault waits until nobody writes any more: then the first rank can delete the folder.
     world.barrier().wait()?;
     let mut index = written.map_err(refused)?;
+    // One place in the program, since ranks compare where their calls come from.
+    let all_done = || world.barrier().wait();
     if let Some(staging) = staging {
-        let mut parts = (1..world.size()).map(|rank| folder.join(part_name(rank)));
-        if let Err(fault) = parts.try_for_each(|part| index.take_part(&part)) {
-            drop(staging);
-            // The rank that did not write its part knows why, and this barrier ends with its reason.
-            world.barrier().wait()?;
-            return Err(refused(fault));
-        }
+        let part = |rank| Index::take_part(&folder.join(part_name(rank)));
+        let parts = match (1..world.size()).map(part).collect::<std::result::Result<Vec<_>, _>>() {
+            Ok(parts) => parts,
+            Err(fault) => {
+                drop(staging);
+                // The rank that did not write its part knows why; its reason ends this barrier.
+                all_done()?;
+                return Err(refused(fault));
+            }
+        };
         let documents = || {
             let mut document = |file: &str, text: String| {
                 let record = write_bytes(&folder.join(file), text.as_bytes())?;
@@ -196,6 +201,7 @@ pub fn save(dir: &Path, world: &Group, snapshot: Snapshot) -> Result<PathBuf> {
                 document(TOKENIZER, tokenizer.to_json())?;
             }
             // What could not be loaded must not take the place of what can.
+            parts.into_iter().try_for_each(|part| index.join(part))?;
             index.check()?;
             write_bytes(&folder.join(INDEX), pretty(&index)?.as_bytes())?;
             staging.publish()
@@ -203,7 +209,7 @@ pub fn save(dir: &Path, world: &Group, snapshot: Snapshot) -> Result<PathBuf> {
         let published: std::result::Result<PathBuf, Fault> = documents();
         published.map_err(refused)?;
     }
-    world.barrier().wait()?;
+    all_done()?;
     Ok(folder::published(dir, step))
 }
 
