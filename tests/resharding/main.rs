@@ -5,6 +5,7 @@
 //! dropout, and a vocabulary, widths and layers that nothing divides, is trained for two steps in one
 //! layout, saved, loaded and saved in another, loaded in the first, and goes on in both.
 
+mod local;
 mod train;
 
 use ferrotron::models::gpt::GptConfig;
@@ -240,34 +241,4 @@ fn damage_in_any_file_ends_every_rank_that_loads() -> Result<()> {
         std::fs::write(&path, good).unwrap();
     }
     run(&Task { load: save, ..task(&model, Layout::model(4, 2)) }).map(drop)
-}
-
-/// Replicas that take steps of their own are saved when they are the same, and go on in step with a run
-/// that was not interrupted.
-#[test]
-fn local_steps_are_saved_when_replicas_agree() -> Result<()> {
-    let model = tied();
-    let folder = tempfile::tempdir().unwrap();
-    let save = Some(folder.path());
-    let local = Layout { synchronize_every: 2, ..Layout::data(2, Sharding::None) };
-    let error = run(&Task { steps: 3, save, ..task(&model, local) }).unwrap_err().to_string();
-    assert!(error.contains("differ after step 3") && error.ends_with("after step 4"), "{error}");
-    assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none());
-
-    let saved = run(&Task { steps: 2, save, ..task(&model, local) })?;
-    let found = run(&Task { load: save, seed: 4321, ..task(&model, local) })?;
-    assert_eq!(difference(&found.tensors, &saved.tensors), None);
-    // Synchronized steps leave a number of steps that is no multiple of two: the next one synchronizes.
-    let three = run(&Task {
-        steps: 1,
-        load: save,
-        save,
-        ..task(&model, Layout::data(2, Sharding::Optimizer))
-    })?;
-    assert_eq!(three.progress.step, 3);
-    let four = run(&Task { steps: 1, load: save, ..task(&model, local) })?;
-    assert_eq!(four.progress.step, 4);
-    let error = run(&Task { steps: 2, load: save, ..task(&model, local) }).unwrap_err();
-    assert!(error.to_string().contains("differ after step 5"), "{error}");
-    Ok(())
 }

@@ -199,22 +199,25 @@ pub fn run(task: &Task) -> Result<Found> {
     Ok(Found { losses, samples, tensors: assemble(held)?, progress })
 }
 
-fn run_rank(task: &Task, mesh: &Mesh) -> Result<RankFound> {
-    let scope = Scope::new(&Device::cpu(1)?, task.dtype, task.seed);
-    let config = TrainerConfig {
+pub fn trainer_config(layout: &Layout) -> Result<TrainerConfig> {
+    Ok(TrainerConfig {
         seed: 7,
         optimizer: OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
         schedule: Schedule::new(ScheduleConfig { max_lr: 1e-2, ..ScheduleConfig::default() })?,
         clip_grad: 0.05,
         batch_size: BatchSize::new(BatchSizeConfig {
             micro_batch_size: 1,
-            data_parallel_size: task.layout.dp,
+            data_parallel_size: layout.dp,
             global_batch_size: Some(GLOBAL_BATCH),
             rampup: None,
         })?,
-        parallel: task.layout.parallel(),
-    };
-    let mut trainer = Trainer::on_mesh(&scope, mesh, task.model, config)?;
+        parallel: layout.parallel(),
+    })
+}
+
+fn run_rank(task: &Task, mesh: &Mesh) -> Result<RankFound> {
+    let scope = Scope::new(&Device::cpu(1)?, task.dtype, task.seed);
+    let mut trainer = Trainer::on_mesh(&scope, mesh, task.model, trainer_config(&task.layout)?)?;
     if let Some(path) = task.load {
         trainer.load(&Checkpoint::peek(path)?)?;
     }
