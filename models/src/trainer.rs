@@ -197,8 +197,29 @@ impl Trainer {
         self.progress = progress;
     }
 
+    /// Steps that are still to be taken until all replicas of the model are the same: 0 unless they take steps
+    /// of their own.
+    pub fn steps_to_synchronization(&self) -> u64 {
+        self.data_parallel.steps_to_synchronization(self.optimizer.steps())
+    }
+
     /// What this rank writes into a checkpoint: of weights that several ranks hold, only the first one's.
+    ///
+    /// Where replicas take steps of their own they have the same weights now and then, but never the same
+    /// moments: a checkpoint has those of the first replica, with which all of them go on.
+    ///
+    /// Errors, with the step at which it is possible, while the replicas' weights differ.
     pub fn held(&self) -> Result<(Vec<Held>, Moments)> {
+        let (step, wait) = (self.progress.step, self.steps_to_synchronization());
+        if wait > 0 {
+            let every = self.config.parallel.data_parallel.synchronize_every;
+            let message = format!(
+                "the replicas' weights differ after step {step}, they are synchronized every {every} steps: it can \
+                 be saved after step {}",
+                step + wait
+            );
+            return Err(Error::config("checkpoint", message));
+        }
         let mut weights = Vec::new();
         self.data_parallel.visit_weights(|name, place, tensor| {
             weights.push(Held { name: name.to_string(), place: place.clone(), tensor });
@@ -208,11 +229,13 @@ impl Trainer {
         Ok((weights, moments))
     }
 
-    /// Goes on from where a checkpoint was, saved in any layout.
+    /// Goes on from where a checkpoint was, saved in any layout. All ranks of the mesh call this; a checkpoint
+    /// that was [peeked](Checkpoint::peek) at is verified by all of them together.
     ///
-    /// Errors if it is of another model.
+    /// Errors if it is of another model or damaged.
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         checkpoint.check_config(&self.model)?;
+        checkpoint.verify(self.mesh.world())?;
         self.data_parallel.load(|params| checkpoint.load_params_of_part(params))?;
         checkpoint.load_optimizer(&mut self.optimizer)?;
         self.progress = checkpoint.progress().clone();

@@ -58,7 +58,7 @@ pub fn with_saved_options(
                     "a run keeps the tokenizer that it was started with",
                 ));
             }
-            let mut saved = saved_options(&Checkpoint::open(Path::new(path))?);
+            let mut saved = saved_options(&Checkpoint::peek(Path::new(path))?);
             if rank.is_some() {
                 saved = without(&saved, &["--nproc"]);
             }
@@ -129,7 +129,7 @@ impl Plan<'_> {
         args.device.dtype()?;
         let layout = args.parallel.layout(job.world_size())?;
         let device = args.device.open_shared(job.local_size())?;
-        let resumed = args.run.load.as_deref().map(Checkpoint::open).transpose()?;
+        let resumed = args.run.load.as_deref().map(Checkpoint::peek).transpose()?;
         run_folder::check(args, resumed.as_ref())?;
         let tokenizer = open_tokenizer(args, resumed.as_ref())?;
         let model = args.model.config(tokenizer.vocab_size())?;

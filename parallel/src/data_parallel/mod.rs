@@ -284,7 +284,12 @@ impl DataParallel {
         shared.free_weights()?;
         optimizer.step(&shared.buffers, step)?;
         match shared.sharding() {
-            Sharding::None if shared.is_local() => shared.average_weights_when_due(),
+            Sharding::None if shared.is_local() => {
+                match shared.steps_to_synchronization(optimizer.steps()) {
+                    0 => shared.average_weights(),
+                    _ => Ok(()),
+                }
+            }
             Sharding::None | Sharding::Weights => Ok(()),
             Sharding::Optimizer | Sharding::Gradients => {
                 let gather =
@@ -293,6 +298,13 @@ impl DataParallel {
                 works.into_iter().try_for_each(Work::wait)
             }
         }
+    }
+
+    /// Steps that are still to be taken, where the optimizer has taken `steps`, until all ranks of the batch
+    /// have the same weights: 0 unless they take steps of their own. Counted are the steps of the run, not of
+    /// this process, so that a run that goes on synchronizes when it would have.
+    pub fn steps_to_synchronization(&self, steps: u64) -> u64 {
+        self.shared.steps_to_synchronization(steps)
     }
 
     /// Calls `f` with the parameters of each bucket, to overwrite their values.
