@@ -70,8 +70,8 @@ impl Observer for Progress {
         {
             let left = (self.last_step - metrics.step) as f64 * self.seconds;
             eprintln!(
-                "step {:>6}/{}  loss {loss:.4}  lr {:.2e}  grad norm {:.3}  {speed:.0} tokens/s  ETA {left:.0} s",
-                metrics.step, self.last_step, metrics.lr, metrics.grad_norm
+                "step {:>6}/{}  loss {:.4}  lr {:.2e}  grad norm {:.3}  {speed:.0} tokens/s  ETA {left:.0} s",
+                metrics.step, self.last_step, metrics.loss, metrics.lr, metrics.grad_norm
             );
         }
     }
