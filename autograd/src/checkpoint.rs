@@ -5,6 +5,7 @@
 use ferrotron_tensor::{Result, Tensor};
 
 use crate::engine::backward;
+use crate::node::{Slot, Source};
 use crate::recording::{Recording, with};
 use crate::{Backward, Cotangents, Grads, Leaf, Saved, Var};
 
@@ -42,11 +43,13 @@ pub fn checkpoint(
     let values: Vec<Tensor> = outputs.into_iter().map(Var::into_value).collect();
     // The parameters that the region read are its operands too: the graph leads to them even if no
     // input wants a gradient, and an outer region learns of them.
-    let leaves = distinct(touched).iter().map(Leaf::var).collect::<Result<Vec<_>>>()?;
-    let operands: Vec<&Var> = inputs.iter().copied().chain(&leaves).collect();
-    Var::record_many(&operands, values, || Region {
+    let leaves = distinct(touched);
+    let of_input = |input: &&Var| (input.source().cloned(), Slot::of(input.value()));
+    let of_leaf = |leaf: &Leaf| (Some(Source::Leaf(leaf.clone())), Slot::of_leaf(leaf));
+    let edges = inputs.iter().map(of_input).chain(leaves.iter().map(of_leaf)).collect();
+    Var::record_edges(edges, values, || Region {
         f: Box::new(f),
-        captured: leaves.iter().map(Var::save).collect(),
+        captured: leaves.into_iter().map(Saved::leaf).collect(),
         inputs: inputs.iter().map(|input| input.save()).collect(),
         wanted: inputs.iter().map(|input| input.needs_gradient()).collect(),
     })

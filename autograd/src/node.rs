@@ -28,24 +28,28 @@ impl Slot {
     pub(crate) fn of(value: &Tensor) -> Slot {
         Slot { dims: value.dims().into(), dtype: value.dtype(), device: value.device().clone() }
     }
+
+    /// That of a leaf, whose value is not asked for: it may be sharded.
+    pub(crate) fn of_leaf(leaf: &Leaf) -> Slot {
+        Slot { dims: leaf.dims().into(), dtype: leaf.dtype(), device: leaf.device().clone() }
+    }
 }
+
+/// An operand: where it came from, if a gradient is wanted, and what that looks like.
+pub(crate) type Edge = (Option<Source>, Slot);
 
 /// One recorded operation.
 pub(crate) struct Node {
     pub(crate) name: &'static str,
     /// Creation order, which is a topological order and the same on every rank.
     pub(crate) seq: u64,
-    pub(crate) inputs: Vec<(Option<Source>, Slot)>,
+    pub(crate) inputs: Vec<Edge>,
     pub(crate) outputs: Vec<Slot>,
     backward: Mutex<Option<Box<dyn Backward>>>,
 }
 
 impl Node {
-    pub(crate) fn new(
-        inputs: Vec<(Option<Source>, Slot)>,
-        outputs: Vec<Slot>,
-        backward: Box<dyn Backward>,
-    ) -> Node {
+    pub(crate) fn new(inputs: Vec<Edge>, outputs: Vec<Slot>, backward: Box<dyn Backward>) -> Node {
         static SEQUENCE: AtomicU64 = AtomicU64::new(0);
         Node {
             name: backward.name(),

@@ -27,6 +27,12 @@ impl Saved {
         Saved::Tensor(value.clone())
     }
 
+    /// A parameter as it is now.
+    pub(crate) fn leaf(leaf: Leaf) -> Saved {
+        let version = leaf.version();
+        Saved::Leaf(leaf, version)
+    }
+
     /// The operand's value.
     ///
     /// Errors if a parameter was updated since the forward pass.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::engine::{WeightGrads, backward};
-use crate::node::{Node, Slot, Source};
+use crate::node::{Edge, Node, Slot, Source};
 use crate::recording::{Recording, current};
 use crate::{Backward, Leaf, Saved};
 
@@ -66,7 +66,7 @@ impl Var {
     /// producer left one; else the value.
     pub fn save(&self) -> Saved {
         match (&self.source, &self.recompute) {
-            (Some(Source::Leaf(leaf)), _) => Saved::Leaf(leaf.clone(), leaf.version()),
+            (Some(Source::Leaf(leaf)), _) => Saved::leaf(leaf.clone()),
             (_, Some(recompute)) => Saved::Recompute(recompute.clone()),
             _ => Saved::tensor(&self.value),
         }
@@ -105,19 +105,28 @@ impl Var {
         values: Vec<Tensor>,
         make: impl FnOnce() -> B,
     ) -> Result<Vec<Var>> {
+        let edges: Vec<Edge> =
+            inputs.iter().map(|input| (input.source.clone(), Slot::of(&input.value))).collect();
+        Self::record_edges(edges, values, make)
+    }
+
+    /// As [`Var::record_many`], of operands whose values need not be here.
+    pub(crate) fn record_edges<B: Backward>(
+        edges: Vec<Edge>,
+        values: Vec<Tensor>,
+        make: impl FnOnce() -> B,
+    ) -> Result<Vec<Var>> {
         let wanted = current(|recording| match recording {
-            Recording::On => Ok(inputs.iter().any(|input| input.needs_gradient())),
+            Recording::On => Ok(edges.iter().any(|(source, _)| source.is_some())),
             Recording::Off => Ok(false),
             Recording::Region(log) => {
-                inputs.iter().try_for_each(|input| input.log_use(log))?;
+                edges.iter().try_for_each(|(source, _)| log_source(source.as_ref(), log))?;
                 Ok(false)
             }
         })?;
         if !wanted {
             return Ok(values.into_iter().map(Var::constant).collect());
         }
-        let edges =
-            inputs.iter().map(|input| (input.source.clone(), Slot::of(&input.value))).collect();
         let node =
             Arc::new(Node::new(edges, values.iter().map(Slot::of).collect(), Box::new(make())));
         let with_node = |(i, value)| Var::with_source(value, Source::Node(node.clone(), i));
@@ -128,20 +137,7 @@ impl Var {
     ///
     /// Errors if an operation made it: within a region none does, so it came from outside.
     pub(crate) fn log_use(&self, log: &mut Vec<Leaf>) -> Result<()> {
-        match &self.source {
-            None => Ok(()),
-            Some(Source::Leaf(leaf)) => {
-                log.push(leaf.clone());
-                Ok(())
-            }
-            Some(Source::Node(node, _)) => Err(Error::graph(
-                "checkpoint",
-                format!(
-                    "the region uses a variable made outside by {}; pass it as an input",
-                    node.name
-                ),
-            )),
-        }
+        log_source(self.source.as_ref(), log)
     }
 
     /// Accumulates the gradient of this scalar into the leaves it depends on.
@@ -192,6 +188,23 @@ impl Var {
 
     pub(crate) fn source(&self) -> Option<&Source> {
         self.source.as_ref()
+    }
+}
+
+fn log_source(source: Option<&Source>, log: &mut Vec<Leaf>) -> Result<()> {
+    match source {
+        None => Ok(()),
+        Some(Source::Leaf(leaf)) => {
+            log.push(leaf.clone());
+            Ok(())
+        }
+        Some(Source::Node(node, _)) => Err(Error::graph(
+            "checkpoint",
+            format!(
+                "the region uses a variable made outside by {}; pass it as an input",
+                node.name
+            ),
+        )),
     }
 }
 

@@ -5,7 +5,9 @@
 
 use ferrotron_autograd::ops::cross_entropy::Loss;
 use ferrotron_autograd::{Var, checkpoint};
-use ferrotron_nn::{Axis, Context, Decay, Dropout, Embedding, KvCache, Module, Norm, Param, Scope};
+use ferrotron_nn::{
+    Axis, Context, Decay, Dropout, Embedding, KvCache, Mode, Module, Norm, Param, Scope,
+};
 use ferrotron_parallel::collective::balanced;
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::tensor_parallel::{
@@ -267,12 +269,12 @@ impl Gpt {
     /// (B, T, C) -> (B, T, C), through the blocks.
     pub fn run_blocks(&self, ctx: &Context, x: Var) -> Result<Var> {
         self.blocks.iter().try_fold(x, |x, block| match self.recompute {
-            Recompute::None => block.forward(ctx, &x, None),
-            Recompute::Full => {
+            Recompute::Full if ctx.mode == Mode::Train => {
                 let (block, ctx) = (block.clone(), ctx.clone());
                 let run = move |x: &[Var]| Ok(vec![block.forward(&ctx, &x[0], None)?]);
                 Ok(checkpoint(&[&x], run)?.remove(0))
             }
+            _ => block.forward(ctx, &x, None),
         })
     }
 

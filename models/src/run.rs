@@ -102,6 +102,9 @@ pub struct Outcome {
 
 /// Trains until the last step, or until `stop` is set on any rank: the step is finished and saved first. All
 /// ranks of the trainer's mesh call this; the first one writes metrics and is watched.
+///
+/// Where replicas take steps of their own, it stops at the next step after which they are the same; numbers
+/// of steps in `config` after which a checkpoint is due must be such.
 pub fn run(
     trainer: &mut Trainer,
     dataset: &Dataset,
@@ -110,6 +113,7 @@ pub fn run(
     stop: &AtomicBool,
     observer: &mut dyn Observer,
 ) -> Result<Outcome> {
+    check_intervals(trainer, config)?;
     let sampler = Sampler::new(dataset.train.clone(), config.seq_length, trainer.config().seed)?;
     let micro = trainer.config().batch_size.micro();
     let validation =
@@ -127,7 +131,9 @@ pub fn run(
         if done >= config.train_iters {
             break Ended::Finished;
         }
-        if on_any_rank(trainer, stop.load(Relaxed))? {
+        // What is left behind is a checkpoint, for which replicas must have the same weights.
+        let stopped = on_any_rank(trainer, stop.load(Relaxed))?;
+        if stopped && trainer.steps_to_synchronization() == 0 {
             break Ended::Stopped;
         }
         if steps > 0 && config.exit_interval.is_some_and(|every| done.is_multiple_of(every)) {
@@ -176,6 +182,26 @@ pub fn run(
     Ok(Outcome { ended, evaluation, checkpoint })
 }
 
+/// Errors if a checkpoint would be due while the weights of replicas differ.
+fn check_intervals(trainer: &Trainer, config: &RunConfig) -> Result<()> {
+    let every = trainer.config().parallel.data_parallel.synchronize_every as u64;
+    let intervals = [
+        ("train-iters", Some(config.train_iters)),
+        ("save-interval", Some(config.save_interval)),
+        ("exit-interval", config.exit_interval),
+    ];
+    match intervals.into_iter().find(|(_, steps)| steps.is_some_and(|n| !n.is_multiple_of(every))) {
+        Some((name, Some(steps))) => Err(Error::config(
+            "train",
+            format!(
+                "{name} {steps} is not a multiple of the {every} steps between synchronizations: replicas can be \
+                 saved while they are the same"
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Whether `here` is true on any rank.
 fn on_any_rank(trainer: &Trainer, here: bool) -> Result<bool> {
     let found = trainer.mesh().world().sum(trainer.scope().device(), f64::from(u8::from(here)))?;
@@ -189,8 +215,10 @@ fn unwritable(path: &Path, error: &std::io::Error) -> Error {
 /// Writes a checkpoint, unless a weight is not finite: an earlier checkpoint is worth more.
 fn save(trainer: &Trainer, tokenizer: &Tokenizer, config: &RunConfig) -> Result<PathBuf> {
     let step = trainer.progress().step;
-    if !trainer.buffers().weights_are_finite()? {
-        let culprit = trainer.buffers().first_non_finite()?.unwrap_or_default();
+    let damaged = !trainer.buffers().weights_are_finite()?;
+    if on_any_rank(trainer, damaged)? {
+        let culprit = trainer.buffers().first_non_finite()?;
+        let culprit = culprit.unwrap_or_else(|| "a weight of another rank".into());
         let message = format!("step {step}: not saved; first offender: {culprit}");
         return Err(Error::value("train", message));
     }

@@ -35,7 +35,7 @@ pub struct Plan<'a> {
     pub parallel: &'a ParallelConfig,
     /// Tokens per sequence.
     pub seq_length: usize,
-    /// Fewest micro-batches of a step.
+    /// Micro-batches of a step: each number that occurs is checked by itself.
     pub microbatches: usize,
 }
 

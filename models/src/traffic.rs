@@ -23,7 +23,7 @@ use crate::trainer::Trainer;
 
 /// Bytes that a rank sends in a step, but for single numbers: norm, loss, number of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ExpectedTraffic {
+pub struct StepTraffic {
     /// To ranks that share layers.
     pub tensor: u64,
     /// To ranks with other positions: keys and values.
@@ -35,7 +35,7 @@ pub struct ExpectedTraffic {
 }
 
 /// What this rank sends in its next step over sequences of `seq_length`.
-pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> ExpectedTraffic {
+pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
     let (model, mesh) = (trainer.model(), trainer.mesh());
     let [tp, cp, pp] = [Axis::Tensor, Axis::Context, Axis::Pipeline].map(|axis| mesh.axis(axis));
     let sizes = &trainer.config().batch_size;
@@ -74,7 +74,7 @@ pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> ExpectedTraffic
     let width = trainer.scope().dtype().size();
     let bytes = |elements: usize| (elements * microbatches * width) as u64;
     let sharded = trainer.data_parallel().expected_traffic(microbatches, 1);
-    ExpectedTraffic {
+    StepTraffic {
         tensor: bytes(layers),
         context: bytes(rings * key_values),
         pipeline: bytes(messages * (activation / t)),
@@ -179,7 +179,7 @@ mod tests {
             });
             for (rank, found) in found.into_iter().enumerate() {
                 let (got, want) = found.unwrap();
-                let ExpectedTraffic { tensor, context, pipeline, data } = want;
+                let StepTraffic { tensor, context, pipeline, data } = want;
                 let what = format!("{layout:?} {sequence:?} {parallel:?} rank {rank}");
                 assert_eq!(got[..2], [context, pipeline], "{what}: context, pipeline");
                 // Beyond the formula: the sums of a few single numbers.

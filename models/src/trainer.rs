@@ -34,7 +34,8 @@ pub struct TrainerConfig {
     pub parallel: ParallelConfig,
 }
 
-/// How the work of a step is spread, besides the sizes of the mesh. Nothing here changes the loss.
+/// How the work of a step is spread, besides the sizes of the mesh. Nothing here changes the loss, but for
+/// local SGD.
 #[derive(Debug, Clone, Copy)]
 pub struct ParallelConfig {
     /// Order of the pipeline's work.
@@ -196,8 +197,29 @@ impl Trainer {
         self.progress = progress;
     }
 
+    /// Steps that are still to be taken until all replicas of the model are the same: 0 unless they take steps
+    /// of their own.
+    pub fn steps_to_synchronization(&self) -> u64 {
+        self.data_parallel.steps_to_synchronization(self.optimizer.steps())
+    }
+
     /// What this rank writes into a checkpoint: of weights that several ranks hold, only the first one's.
+    ///
+    /// Where replicas take steps of their own they have the same weights now and then, but never the same
+    /// moments: a checkpoint has those of the first replica, with which all of them go on.
+    ///
+    /// Errors, with the step at which it is possible, while the replicas' weights differ.
     pub fn held(&self) -> Result<(Vec<Held>, Moments)> {
+        let (step, wait) = (self.progress.step, self.steps_to_synchronization());
+        if wait > 0 {
+            let every = self.config.parallel.data_parallel.synchronize_every;
+            let message = format!(
+                "the replicas' weights differ after step {step}, they are synchronized every {every} steps: it can \
+                 be saved after step {}",
+                step + wait
+            );
+            return Err(Error::config("checkpoint", message));
+        }
         let mut weights = Vec::new();
         self.data_parallel.visit_weights(|name, place, tensor| {
             weights.push(Held { name: name.to_string(), place: place.clone(), tensor });
@@ -207,11 +229,13 @@ impl Trainer {
         Ok((weights, moments))
     }
 
-    /// Goes on from where a checkpoint was, saved in any layout.
+    /// Goes on from where a checkpoint was, saved in any layout. All ranks of the mesh call this; a checkpoint
+    /// that was [peeked](Checkpoint::peek) at is verified by all of them together.
     ///
-    /// Errors if it is of another model.
+    /// Errors if it is of another model or damaged.
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         checkpoint.check_config(&self.model)?;
+        checkpoint.verify(self.mesh.world())?;
         self.data_parallel.load(|params| checkpoint.load_params_of_part(params))?;
         checkpoint.load_optimizer(&mut self.optimizer)?;
         self.progress = checkpoint.progress().clone();
@@ -240,7 +264,14 @@ impl Trainer {
         // Known before the first forward, so that the scale of the loss depends on no layout.
         let counted: u64 = batches.iter().map(Batch::counted).sum();
         let ranks = self.data_parallel.loss_ranks();
-        let scale = 1.0 / ranks.sum(self.scope.device(), counted as f64)?;
+        let own = ranks.sum(self.scope.device(), counted as f64)?;
+        // Where ranks take steps of their own, one may have nothing to learn from.
+        let scale = if own > 0.0 { 1.0 / own } else { 0.0 };
+        let total = if ranks.size() == data.size() {
+            own
+        } else {
+            data.sum(self.scope.device(), counted as f64)?
+        };
         let seed = self.config.seed;
         let pass =
             Context::new(seed, self.progress.step, Mode::Train, global, samples.seq_length());
@@ -252,7 +283,7 @@ impl Trainer {
         })?
         .reduced_by(&self.data_parallel);
         execute(&schedule, &mut model, &self.mesh, scale)?;
-        let loss = self.mean_loss(model.loss(), counted)?;
+        let loss = self.mesh.world().sum(self.scope.device(), model.loss())? / total;
         self.data_parallel.finish_step()?;
 
         let grad_norm = self.data_parallel.grad_norm()?;
@@ -266,13 +297,6 @@ impl Trainer {
         self.progress.consumed_samples += global as u64;
         let tokens = (global * samples.seq_length()) as u64;
         Ok(StepReport { step: self.progress.step, loss, lr, grad_norm, tokens, seconds: 0.0 })
-    }
-
-    /// The mean loss over the counted tokens of the global batch, from each rank's share of its sum.
-    fn mean_loss(&self, share: f64, counted: u64) -> Result<f64> {
-        let device = self.scope.device();
-        let sum = self.mesh.world().sum(device, share)?;
-        Ok(sum / self.mesh.axis(Axis::Data).sum(device, counted as f64)?)
     }
 
     fn schedule(&self, microbatches: usize) -> Result<Schedule> {

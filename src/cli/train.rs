@@ -7,7 +7,7 @@ use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::run::{Ended, Outcome, RunConfig, run};
 use ferrotron::models::support;
 use ferrotron::models::tokenizer::Tokenizer;
-use ferrotron::models::traffic::{ExpectedTraffic, expected_traffic};
+use ferrotron::models::traffic::{StepTraffic, expected_traffic};
 use ferrotron::models::trainer::{Trainer, TrainerConfig};
 use ferrotron::nn::{Axis, Scope, Sharding};
 use ferrotron::parallel::launch::{INTERRUPTED, RankEnvironment};
@@ -58,7 +58,7 @@ pub fn with_saved_options(
                     "a run keeps the tokenizer that it was started with",
                 ));
             }
-            let mut saved = saved_options(&Checkpoint::open(Path::new(path))?);
+            let mut saved = saved_options(&Checkpoint::peek(Path::new(path))?);
             if rank.is_some() {
                 saved = without(&saved, &["--nproc"]);
             }
@@ -129,7 +129,7 @@ impl Plan<'_> {
         args.device.dtype()?;
         let layout = args.parallel.layout(job.world_size())?;
         let device = args.device.open_shared(job.local_size())?;
-        let resumed = args.run.load.as_deref().map(Checkpoint::open).transpose()?;
+        let resumed = args.run.load.as_deref().map(Checkpoint::peek).transpose()?;
         run_folder::check(args, resumed.as_ref())?;
         let tokenizer = open_tokenizer(args, resumed.as_ref())?;
         let model = args.model.config(tokenizer.vocab_size())?;
@@ -210,7 +210,7 @@ fn layout_lines(trainer: &Trainer, seq_length: usize) -> Option<String> {
     let microbatches =
         trainer.config().batch_size.microbatches(trainer.progress().consumed_samples);
     (layout.world() > 1).then(|| {
-        let ExpectedTraffic { tensor, context, pipeline, data } =
+        let StepTraffic { tensor, context, pipeline, data } =
             expected_traffic(trainer, seq_length);
         let parts = [
             (tensor, "of activations of shared layers"),

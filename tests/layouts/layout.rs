@@ -12,7 +12,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 pub const SEQ_LENGTH: usize = 16;
-pub const GLOBAL_BATCH: usize = 8;
+/// Divisible by 2 and 3, so that interleaving goes with that many stages.
+pub const GLOBAL_BATCH: usize = 12;
 const MOST_RANKS: usize = 8;
 
 /// Values of the axes.
@@ -73,7 +74,12 @@ impl Layout {
     /// Whether it can be run here and is not refused.
     pub fn allowed(&self, model: &GptConfig) -> bool {
         let samples = self.dp * self.micro;
-        self.ranks() <= MOST_RANKS
+        // A value without effect would count as covered.
+        let idle = (self.sp && self.tp == 1)
+            || (self.sharding > Sharding::None && self.dp * self.cp == 1)
+            || (self.schedule != ScheduleKind::OneFOneB && self.pp == 1);
+        !idle
+            && self.ranks() <= MOST_RANKS
             && GLOBAL_BATCH.is_multiple_of(samples)
             && check(&Plan {
                 model,
@@ -135,12 +141,12 @@ pub fn all(model: &GptConfig) -> Vec<Layout> {
     let mut found = Vec::new();
     for tp in [1, 2, 4] {
         for cp in [1, 2, 4] {
-            for dp in [1, 2, 4] {
+            for dp in [1, 2, 3, 4] {
                 for pp in [1, 2, 3, 4] {
                     for sp in [false, true] {
                         for schedule in ScheduleKind::ALL {
                             for chunks in [1, 2] {
-                                for micro in [1, 2, 4] {
+                                for micro in [1, 2, 3] {
                                     for sharding in sharding {
                                         for recompute in [Recompute::None, Recompute::Full] {
                                             found.push(Layout {

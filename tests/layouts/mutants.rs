@@ -11,17 +11,19 @@ use std::sync::{Arc, Mutex};
 use super::layout::Layout;
 
 /// Where a reduction is called.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Site {
+    group: String,
     op: &'static str,
     file: &'static str,
     line: u32,
 }
 
 impl Site {
-    fn of(call: &Call) -> Site {
+    fn of(group: &str, call: &Call) -> Site {
         let location: &'static Location<'static> = call.site;
-        Site { op: call.op.name(), file: location.file(), line: location.line() }
+        let (op, group) = (call.op.name(), group.to_string());
+        Site { group, op, file: location.file(), line: location.line() }
     }
 }
 
@@ -30,10 +32,10 @@ impl Site {
 pub struct Sites(Mutex<BTreeMap<Site, Vec<Layout>>>);
 
 impl Sites {
-    pub fn note(&self, call: &Call, layout: &Layout) {
+    pub fn note(&self, group: &str, call: &Call, layout: &Layout) {
         if matches!(call.op, Op::AllReduce(_) | Op::ReduceScatter(_) | Op::Reduce { .. }) {
             let mut sites = self.0.lock().unwrap();
-            let layouts = sites.entry(Site::of(call)).or_default();
+            let layouts = sites.entry(Site::of(group, call)).or_default();
             if !layouts.contains(layout) {
                 layouts.push(*layout);
             }
@@ -52,7 +54,7 @@ pub struct Watched<F> {
     pub leave_out: F,
 }
 
-impl<F: Fn(&Call) -> bool + Send + Sync> Collective for Watched<F> {
+impl<F: Fn(&str, &Call) -> bool + Send + Sync> Collective for Watched<F> {
     fn name(&self) -> &str {
         self.inner.name()
     }
@@ -66,7 +68,10 @@ impl<F: Fn(&Call) -> bool + Send + Sync> Collective for Watched<F> {
     }
 
     fn start(&self, call: Call, memory: Memory) -> Work<Memory> {
-        if (self.leave_out)(&call) { Work::ready(memory) } else { self.inner.start(call, memory) }
+        if (self.leave_out)(self.inner.name(), &call) {
+            return Work::ready(memory);
+        }
+        self.inner.start(call, memory)
     }
 
     fn traffic(&self) -> Traffic {
@@ -75,6 +80,6 @@ impl<F: Fn(&Call) -> bool + Send + Sync> Collective for Watched<F> {
 }
 
 /// Leaves out the reductions of one site.
-pub fn without(site: Site) -> impl Fn(&Call) -> bool + Send + Sync {
-    move |call| Site::of(call) == site
+pub fn without(site: Site) -> impl Fn(&str, &Call) -> bool + Send + Sync {
+    move |group, call| Site::of(group, call) == site
 }

@@ -70,6 +70,8 @@ struct RankFound {
     steps: Vec<(f64, f64)>,
     gradients: Vec<Part>,
     weights: Vec<Part>,
+    /// Every weight that the rank has, also those that another one would write.
+    copies: Vec<Part>,
 }
 
 /// Stands between a rank and its collectives.
@@ -89,12 +91,21 @@ pub fn train(model: &GptConfig, layout: &Layout, wrap: Wrap) -> Result<Found> {
         let message = format!("rank {rank} reports {got:?}, rank 0 {want:?}");
         return Err(Error::value("layouts", message));
     }
-    let (mut gradients, mut weights) = (Vec::new(), Vec::new());
+    let (mut gradients, mut weights, mut copies) = (Vec::new(), Vec::new(), Vec::new());
     for rank in ranks {
         gradients.extend(rank.gradients);
         weights.extend(rank.weights);
+        copies.extend(rank.copies);
     }
-    Ok(Found { steps, gradients: assemble(gradients), weights: assemble(weights) })
+    let weights = assemble(weights);
+    for (name, place, values) in copies {
+        let whole = &weights[&name];
+        if indices(&place).zip(values).any(|(index, value)| whole[index] != value) {
+            let message = format!("ranks have different copies of {name}");
+            return Err(Error::value("layouts", message));
+        }
+    }
+    Ok(Found { steps, gradients: assemble(gradients), weights })
 }
 
 fn train_rank(model: &GptConfig, layout: &Layout, mesh: &Mesh) -> Result<RankFound> {
@@ -133,7 +144,11 @@ fn train_rank(model: &GptConfig, layout: &Layout, mesh: &Mesh) -> Result<RankFou
     let weights = weights
         .iter()
         .map(|held| Ok((held.name.clone(), held.place.clone(), held.tensor.to_f64()?)));
-    Ok(RankFound { steps, gradients, weights: weights.collect::<Result<_>>()? })
+    let copies = trainer.buffers().params().map(|param| {
+        Ok((param.name().to_string(), param.place().clone(), param.leaf().value()?.to_f64()?))
+    });
+    let copies = copies.collect::<Result<_>>()?;
+    Ok(RankFound { steps, gradients, weights: weights.collect::<Result<_>>()?, copies })
 }
 
 /// The global tensors of which the ranks hold parts: every element once.
@@ -142,13 +157,9 @@ fn assemble(parts: Vec<Part>) -> Tensors {
     for (name, place, values) in parts {
         let numel = place.global_dims().iter().product();
         let target = whole.entry(name.clone()).or_insert_with(|| vec![None; numel]);
-        let width = place.dims().last().copied().unwrap_or(1);
-        for (row, values) in values.chunks(width.max(1)).enumerate() {
-            let indices = place.runs(row).flat_map(|(start, len)| start..start + len as u64);
-            for (index, &value) in indices.zip(values) {
-                let old = target[index as usize].replace(value);
-                assert!(old.is_none(), "element {index} of {name} is held twice");
-            }
+        for (index, value) in indices(&place).zip(values) {
+            let old = target[index].replace(value);
+            assert!(old.is_none(), "element {index} of {name} is held twice");
         }
     }
     let complete = |(name, values): (String, Vec<Option<f64>>)| {
@@ -159,6 +170,14 @@ fn assemble(parts: Vec<Part>) -> Tensors {
     whole.into_iter().map(complete).collect()
 }
 
+/// The global indices of a part's elements, in local order.
+fn indices(place: &Place) -> impl Iterator<Item = usize> + '_ {
+    let width = place.dims().last().copied().unwrap_or(1);
+    let numel: usize = place.dims().iter().product();
+    let runs = (0..numel.checked_div(width).unwrap_or(0)).flat_map(|row| place.runs(row));
+    runs.flat_map(|(start, len)| start as usize..start as usize + len)
+}
+
 /// NaN is close to nothing.
 fn close(got: f64, want: f64, scale: f64) -> bool {
     (got - want).abs() <= 1e-10 * scale
@@ -166,6 +185,7 @@ fn close(got: f64, want: f64, scale: f64) -> bool {
 
 /// The first difference between two runs, or `None`.
 pub fn difference(got: &Found, want: &Found) -> Option<String> {
+    assert_eq!(got.steps.len(), want.steps.len());
     for (step, (got, want)) in got.steps.iter().zip(&want.steps).enumerate() {
         for (what, got, want) in [("loss", got.0, want.0), ("gradient norm", got.1, want.1)] {
             if !close(got, want, want.abs()) {

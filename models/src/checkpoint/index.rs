@@ -58,19 +58,36 @@ impl Index {
         }
     }
 
-    /// Adds what another rank wrote, and removes its list.
-    pub fn take_part(&mut self, path: &Path) -> Result<(), Fault> {
+    /// Reads the list of what another rank wrote, and removes it.
+    pub fn take_part(path: &Path) -> Result<Index, Fault> {
         let text = std::fs::read(path).map_err(|error| cannot("read", path, &error))?;
-        let part: Index = serde_json::from_slice(&text)
+        let part = serde_json::from_slice(&text)
             .map_err(|error| format!("'{}' is damaged: {error}", path.display()))?;
+        std::fs::remove_file(path).map_err(|error| cannot("delete", path, &error))?;
+        Ok(part)
+    }
+
+    /// Adds what another rank wrote.
+    ///
+    /// Errors if it has other dims or another dtype for a tensor of this one.
+    pub fn join(&mut self, part: Index) -> Result<(), Fault> {
         self.files.extend(part.files);
         for (name, record) in part.tensors {
             match self.tensors.entry(name) {
                 Entry::Vacant(entry) => drop(entry.insert(record)),
-                Entry::Occupied(mut entry) => entry.get_mut().pieces.extend(record.pieces),
+                Entry::Occupied(mut entry) => {
+                    let (name, known) = (entry.key().clone(), entry.get_mut());
+                    if (&known.dtype, &known.shape) != (&record.dtype, &record.shape) {
+                        return Err(format!(
+                            "ranks disagree about '{name}': {} {:?}, {} {:?}",
+                            known.dtype, known.shape, record.dtype, record.shape
+                        ));
+                    }
+                    known.pieces.extend(record.pieces);
+                }
             }
         }
-        std::fs::remove_file(path).map_err(|error| cannot("delete", path, &error))
+        Ok(())
     }
 
     /// Reads and checks the index of `folder`, not yet the files that it lists.
@@ -93,7 +110,7 @@ impl Index {
     }
 
     /// Whether every tensor is there once and whole, in files that are listed.
-    fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), String> {
         if let Some(file) = self.files.keys().find(|file| !is_plain(file)) {
             return Err(format!("it lists '{file}', which is no plain file name"));
         }
@@ -123,10 +140,19 @@ impl Index {
         Ok(())
     }
 
-    /// Reads every file of `folder` and compares: sizes, checksums, and whether the pieces are in them.
-    pub fn verify(&self, folder: &Path) -> Result<(), Fault> {
+    /// Reads every `size`-th file of `folder`, by falling length from number `rank` on, and compares sizes and
+    /// checksums.
+    pub fn verify_share(&self, folder: &Path, rank: usize, size: usize) -> Result<(), Fault> {
+        let mut files: Vec<_> = self.files.iter().collect();
+        files.sort_by_key(|(_, record)| std::cmp::Reverse(record.bytes));
+        let mut share = files.into_iter().skip(rank).step_by(size);
+        share.try_for_each(|(file, record)| record.verify(&folder.join(file)))
+    }
+
+    /// Compares the sizes of the files of `folder`, and whether the pieces are in them; reads headers alone.
+    pub fn verify_headers(&self, folder: &Path) -> Result<(), Fault> {
         for (file, record) in &self.files {
-            record.verify(&folder.join(file))?;
+            record.verify_length(&folder.join(file))?;
         }
         let mut files: BTreeMap<&str, TensorFile> = BTreeMap::new();
         for (name, tensor) in &self.tensors {

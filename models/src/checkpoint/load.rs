@@ -1,21 +1,23 @@
 //! Loading.
 
 use ferrotron_nn::{Optimizer, Param};
+use ferrotron_parallel::collective::Group;
 use ferrotron_tensor::{DType, Error, Place, Result, Tensor};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::folder;
 use super::index::{INDEX, Index, TensorRecord};
 use super::slices::{Copy, boxes};
-use super::{OPTIMIZER, Progress, moment_name};
+use super::{CONFIG, OPTIMIZER, PROGRESS, Progress, TOKENIZER, moment_name};
 use crate::gpt::GptConfig;
 use crate::tensor_file::{Fault, TensorFile, bytes_mut, cannot};
 use crate::tokenizer::Tokenizer;
 
-/// A finished checkpoint whose files are all there and undamaged.
+/// A finished checkpoint whose files are all there.
 #[derive(Debug)]
 pub struct Checkpoint {
     folder: PathBuf,
@@ -24,6 +26,8 @@ pub struct Checkpoint {
     run: serde_json::Value,
     progress: Progress,
     tokenizer: Option<Tokenizer>,
+    /// Whether checksums have been compared.
+    verified: AtomicBool,
 }
 
 /// `config.json`.
@@ -41,6 +45,14 @@ impl Checkpoint {
     /// A path that is neither; a damaged checkpoint, with what is wrong and the newest undamaged one
     /// beside it.
     pub fn open(path: &Path) -> Result<Checkpoint> {
+        let checkpoint = Self::peek(path)?;
+        checkpoint.verify(&Group::single())?;
+        Ok(checkpoint)
+    }
+
+    /// As [`Checkpoint::open`], but of the tensors only names and shapes are read. Ranks that load it
+    /// together [verify](Checkpoint::verify) it together.
+    pub fn peek(path: &Path) -> Result<Checkpoint> {
         let refuse = |message: String| Err(Error::io("checkpoint", message));
         if !path.exists() {
             return refuse(format!("there is no '{}'", path.display()));
@@ -55,29 +67,45 @@ impl Checkpoint {
             }
             Err(fault) => return refuse(format!("{fault}{}", offer(path, None))),
         };
-        Self::read(&folder).or_else(|fault| {
-            let beside = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
-            refuse(format!("{fault}{}", offer(beside.unwrap_or(Path::new(".")), Some(&folder))))
-        })
+        Self::read(&folder).map_err(|fault| damaged(&folder, fault))
+    }
+
+    /// Compares checksums, unless that is done. All ranks of `world` call this before they load: each reads
+    /// some of the files, and none goes on before all have found theirs undamaged.
+    ///
+    /// # Errors
+    /// A damaged file, with the newest undamaged checkpoint beside this one; another rank's error.
+    pub fn verify(&self, world: &Group) -> Result<()> {
+        if !self.verified.load(Relaxed) {
+            let share = self.index.verify_share(&self.folder, world.rank(), world.size());
+            // An error ends this rank, and with it the others' barriers.
+            share.map_err(|fault| damaged(&self.folder, fault))?;
+            world.barrier().wait()?;
+            self.verified.store(true, Relaxed);
+        }
+        Ok(())
     }
 
     fn read(folder: &Path) -> std::result::Result<Checkpoint, Fault> {
         let index = Index::read(folder)?;
-        index.verify(folder)?;
-        let config: Config = document(folder, "config.json")?;
-        let tokenizer = index
-            .files
-            .contains_key("tokenizer.json")
-            .then(|| Tokenizer::from_file(&folder.join("tokenizer.json")))
-            .transpose()
-            .map_err(|error| error.to_string())?;
+        index.verify_headers(folder)?;
+        let config: Config = document(folder, &index, CONFIG)?;
+        let tokenizer = match index.files.get(TOKENIZER) {
+            Some(record) => {
+                let path = folder.join(TOKENIZER);
+                record.verify(&path)?;
+                Some(Tokenizer::from_file(&path).map_err(|error| error.to_string())?)
+            }
+            None => None,
+        };
         Ok(Checkpoint {
             folder: folder.to_path_buf(),
-            index,
             config: config.model,
             run: config.run,
-            progress: document(folder, "progress.json")?,
+            progress: document(folder, &index, PROGRESS)?,
+            index,
             tokenizer,
+            verified: AtomicBool::new(false),
         })
     }
 
@@ -250,11 +278,26 @@ fn is_moment(name: &str) -> bool {
     name.split('.').next() == Some(OPTIMIZER)
 }
 
-fn document<T: DeserializeOwned>(folder: &Path, file: &str) -> std::result::Result<T, Fault> {
+/// Reads one of the small files beside the tensors; all ranks need them.
+fn document<T: DeserializeOwned>(
+    folder: &Path,
+    index: &Index,
+    file: &str,
+) -> std::result::Result<T, Fault> {
     let path = folder.join(file);
+    let record = index.files.get(file).ok_or_else(|| {
+        format!("'{}' is damaged: it does not list '{file}'", folder.join(INDEX).display())
+    })?;
+    record.verify(&path)?;
     let text = std::fs::read(&path).map_err(|error| cannot("read", &path, &error))?;
     serde_json::from_slice(&text)
         .map_err(|error| format!("'{}' is damaged: {error}", path.display()))
+}
+
+fn damaged(folder: &Path, fault: Fault) -> Error {
+    let beside = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let offer = offer(beside.unwrap_or(Path::new(".")), Some(folder));
+    Error::io("checkpoint", format!("{fault}{offer}"))
 }
 
 /// The checkpoint that a path stands for, or `None` if it is neither a checkpoint nor a run's folder.
@@ -277,9 +320,12 @@ fn resolve(path: &Path) -> std::result::Result<Option<PathBuf>, Fault> {
 
 /// What to load instead, for the end of an error message.
 fn offer(dir: &Path, damaged: Option<&Path>) -> String {
+    let whole = |folder: &Path| {
+        Checkpoint::read(folder).is_ok_and(|found| found.index.verify_share(folder, 0, 1).is_ok())
+    };
     let complete = folder::list(dir)
         .into_iter()
-        .find(|folder| Some(folder.as_path()) != damaged && Checkpoint::read(folder).is_ok());
+        .find(|folder| Some(folder.as_path()) != damaged && whole(folder));
     match complete {
         Some(folder) => format!("; the newest complete one is --load {}", folder.display()),
         None => format!("; there is no complete one in '{}'", dir.display()),

@@ -10,15 +10,28 @@
 //!                     index.json            every file's size and CRC-32, every tensor's pieces
 //! ```
 //!
-//! Several ranks write `model-00001-of-00004.safetensors` and so on, each what it holds.
+//! Several ranks write `model-00001-of-00004.safetensors` and so on, each what it holds; of what several
+//! hold, the first one. They need one file system that all of them see.
 //!
 //! `index.json` says for each global tensor which boxes of it lie in which file under which name. Who
 //! loads asks for the [`Place`](ferrotron_tensor::Place)s that it holds, so what was saved in one layout
-//! loads in any other.
+//! loads in any other. Names and dims are those of the whole model: nothing is padded, whatever divides it.
 //!
 //! A checkpoint is written under a temporary name, file by file to the disk, then renamed, then named in
 //! `latest`. A process killed at any time, or a full disk, leaves the previous one as it was. Numbers
 //! are stored little-endian, as this program's processors have them.
+//!
+//! Many ranks save in three strides, with a barrier after each:
+//!
+//! ```text
+//!  rank 0    makes iter_0000100.tmp | writes its files                      | joins the lists, checks,
+//!            |                      |                                       | renames, names it in latest
+//!  the rest  |                      | write theirs, index-NNNNN.json each   |
+//! ```
+//!
+//! and load in one: each compares the checksums of some of the files ([`Checkpoint::verify`]), and when all
+//! have, reads what it needs. A rank that fails in between ends the others' barrier with its reason, and the
+//! temporary folder is removed.
 
 mod folder;
 mod index;
@@ -45,6 +58,11 @@ pub struct Progress {
     #[serde(flatten)]
     pub extra: serde_json::Map<String, serde_json::Value>,
 }
+
+/// The documents beside the tensors.
+const CONFIG: &str = "config.json";
+const PROGRESS: &str = "progress.json";
+const TOKENIZER: &str = "tokenizer.json";
 
 /// Moments are stored under this prefix and their own name, dot by dot, before the parameter's name.
 const OPTIMIZER: &str = "optimizer";

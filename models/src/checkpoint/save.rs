@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use super::folder::{self, Staging};
 use super::index::{INDEX, Index, Piece, TensorRecord};
 use super::slices::boxes;
-use super::{OPTIMIZER, Progress, moment_name};
+use super::{CONFIG, OPTIMIZER, PROGRESS, Progress, TOKENIZER, moment_name};
 use crate::gpt::GptConfig;
 use crate::tensor_file::{Fault, write_bytes, write_tensors};
 use crate::tokenizer::Tokenizer;
@@ -81,6 +81,9 @@ impl Moments {
 ///
 /// It takes the place of one of the same step. If anything fails, what was there before is untouched.
 ///
+/// Each rank writes its own files. The first one then puts the lists of what is in them together, checks that
+/// every element of every tensor is there once, and publishes the folder.
+///
 /// ```
 /// use ferrotron_models::checkpoint::{Checkpoint, Held, Progress, Snapshot, save};
 /// use ferrotron_models::gpt::{Gpt, GptConfig};
@@ -108,8 +111,45 @@ impl Moments {
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 ///
+/// With several ranks, each gives its part. This is a matrix of which each of two ranks has two rows:
+///
+/// ```
+/// use ferrotron_models::checkpoint::{Checkpoint, Held, Progress, Snapshot, save};
+/// use ferrotron_models::gpt::GptConfig;
+/// use ferrotron_nn::{Decay, Init, Scope};
+/// use ferrotron_parallel::collective::{WorldConfig, run_threads};
+/// use ferrotron_tensor::{DType, Device, Place, Tensor};
+///
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let runs = folder.path();
+/// let saved = run_threads(2, &WorldConfig::default(), |world| {
+///     let group = world.group("world", &[0, 1])?;
+///     let rows = Tensor::full(&Device::cpu(1)?, DType::F32, &[2, 3], group.rank() as f64)?;
+///     let place = Place::new(&[4, 3], &[&[(2 * group.rank(), 2)], &[(0, 3)]])?;
+///     save(runs, &group, Snapshot {
+///         weights: vec![Held { name: "w".into(), place, tensor: rows }],
+///         moments: None,
+///         config: &GptConfig::gpt2(65, 2, 32, 4, 16),
+///         progress: &Progress { step: 1, ..Progress::default() },
+///         tokenizer: None,
+///         run: serde_json::Value::Null,
+///     })
+/// });
+/// saved.into_iter().collect::<ferrotron_tensor::Result<Vec<_>>>()?;
+///
+/// // Whoever loads may hold the columns instead.
+/// let column = Place::new(&[4, 3], &[&[(0, 4)], &[(1, 1)]])?;
+/// let scope = Scope::new(&Device::cpu(1)?, DType::F32, 0);
+/// let param = scope.param_at("w", column, Init::Zeros, Decay::Yes);
+/// Checkpoint::open(runs)?.load_params(std::slice::from_ref(&param))?;
+/// assert_eq!(param.leaf().value()?.to_vec::<f32>()?, [0.0, 0.0, 1.0, 1.0]);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+///
 /// # Errors
-/// A folder that cannot be written, a full disk; another rank's error.
+/// A folder that cannot be written, a full disk, tensors of which the ranks hold an element never or twice.
+/// The rank concerned says so. The others learn of it when it ends: every rank must then give up, since
+/// collectives do not outlive an error.
 pub fn save(dir: &Path, world: &Group, snapshot: Snapshot) -> Result<PathBuf> {
     let step = snapshot.progress.step;
     let refused = |fault: Fault| {
@@ -124,52 +164,74 @@ pub fn save(dir: &Path, world: &Group, snapshot: Snapshot) -> Result<PathBuf> {
     if let Some(stray) = stray {
         return Err(refused(format!("'{}' has the name of a moment", stray.name)));
     }
-    // An error ends this rank, and with it the others' barriers.
     let first = world.rank() == 0;
+    // Here and below, an error ends this rank, and with it the others' barriers.
     let staging = if first { Some(Staging::begin(dir, step).map_err(refused)?) } else { None };
     world.barrier().wait()?;
     let folder = folder::staging(dir, step);
     let Snapshot { weights, moments, config, progress, tokenizer, run } = snapshot;
     let mut progress = progress.clone();
     progress.optimizer_steps = moments.as_ref().map_or(progress.optimizer_steps, |m| m.steps);
-    let mut index = Index::new();
-    let files = [("model", Some(weights)), ("optimizer", moments.map(|moments| moments.held))];
-    for (name, held) in files {
-        if let Some(held) = held {
-            write_slices(&folder, &mut index, &file_name(name, world), held).map_err(refused)?;
-        }
-    }
-    if !first {
-        write_bytes(
-            &folder.join(part_name(world.rank())),
-            pretty(&index).map_err(refused)?.as_bytes(),
-        )
-        .map_err(refused)?;
-    }
+    let written = write_held(&folder, world, weights, moments.map(|moments| moments.held));
+    // A fault waits until nobody writes any more: then the first rank can delete the folder.
     world.barrier().wait()?;
+    let mut index = written.map_err(refused)?;
+    // One place in the program, since ranks compare where their calls come from.
+    let all_done = || world.barrier().wait();
     if let Some(staging) = staging {
-        let documents = || {
-            for rank in 1..world.size() {
-                index.take_part(&folder.join(part_name(rank)))?;
+        let part = |rank| Index::take_part(&folder.join(part_name(rank)));
+        let parts = match (1..world.size()).map(part).collect::<std::result::Result<Vec<_>, _>>() {
+            Ok(parts) => parts,
+            Err(fault) => {
+                drop(staging);
+                // The rank that did not write its part knows why; its reason ends this barrier.
+                all_done()?;
+                return Err(refused(fault));
             }
+        };
+        let documents = || {
             let mut document = |file: &str, text: String| {
                 let record = write_bytes(&folder.join(file), text.as_bytes())?;
                 index.files.insert(file.to_string(), record);
                 Ok::<_, Fault>(())
             };
-            document("config.json", pretty(&json!({"model": config, "run": run}))?)?;
-            document("progress.json", pretty(&progress)?)?;
+            document(CONFIG, pretty(&json!({"model": config, "run": run}))?)?;
+            document(PROGRESS, pretty(&progress)?)?;
             if let Some(tokenizer) = tokenizer {
-                document("tokenizer.json", tokenizer.to_json())?;
+                document(TOKENIZER, tokenizer.to_json())?;
             }
+            // What could not be loaded must not take the place of what can.
+            parts.into_iter().try_for_each(|part| index.join(part))?;
+            index.check()?;
             write_bytes(&folder.join(INDEX), pretty(&index)?.as_bytes())?;
             staging.publish()
         };
         let published: std::result::Result<PathBuf, Fault> = documents();
         published.map_err(refused)?;
     }
-    world.barrier().wait()?;
+    all_done()?;
     Ok(folder::published(dir, step))
+}
+
+/// Writes this rank's files and returns what is in them; ranks other than the first also leave that beside
+/// them, for the first.
+fn write_held(
+    folder: &Path,
+    world: &Group,
+    weights: Vec<Held>,
+    moments: Option<Vec<Held>>,
+) -> std::result::Result<Index, Fault> {
+    let mut index = Index::new();
+    for (name, held) in [("model", Some(weights)), ("optimizer", moments)] {
+        if let Some(held) = held {
+            write_slices(folder, &mut index, &file_name(name, world), held)?;
+        }
+    }
+    if world.rank() > 0 {
+        let part = pretty(&index)?;
+        write_bytes(&folder.join(part_name(world.rank())), part.as_bytes())?;
+    }
+    Ok(index)
 }
 
 /// One ordinary file where there is one rank; else numbered as Hugging Face numbers shards.

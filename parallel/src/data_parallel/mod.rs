@@ -182,6 +182,7 @@ impl DataParallel {
             let message = format!("rank {} has no parameters: use fewer stages", mesh.rank());
             return Err(Error::config("data_parallel", message));
         }
+        params.iter().try_for_each(check_facts)?;
         let layout = BufferConfig {
             bucket_numel: config.bucket_numel.unwrap_or(usize::MAX),
             sharding: config.sharding,
@@ -283,7 +284,12 @@ impl DataParallel {
         shared.free_weights()?;
         optimizer.step(&shared.buffers, step)?;
         match shared.sharding() {
-            Sharding::None if shared.is_local() => shared.average_weights_when_due(),
+            Sharding::None if shared.is_local() => {
+                match shared.steps_to_synchronization(optimizer.steps()) {
+                    0 => shared.average_weights(),
+                    _ => Ok(()),
+                }
+            }
             Sharding::None | Sharding::Weights => Ok(()),
             Sharding::Optimizer | Sharding::Gradients => {
                 let gather =
@@ -292,6 +298,13 @@ impl DataParallel {
                 works.into_iter().try_for_each(Work::wait)
             }
         }
+    }
+
+    /// Steps that are still to be taken, where the optimizer has taken `steps`, until all ranks of the batch
+    /// have the same weights: 0 unless they take steps of their own. Counted are the steps of the run, not of
+    /// this process, so that a run that goes on synchronizes when it would have.
+    pub fn steps_to_synchronization(&self, steps: u64) -> u64 {
+        self.shared.steps_to_synchronization(steps)
     }
 
     /// Calls `f` with the parameters of each bucket, to overwrite their values.
@@ -332,4 +345,22 @@ impl DataParallel {
         let holds = |group: &&ParamGroup| group.params.iter().any(|param| param.name() == name);
         self.buffers().groups().iter().find(holds).is_some_and(|group| self.owns(group))
     }
+}
+
+/// Errors unless the facts of a parameter are such that its gradients can be reduced: parts along the axes of
+/// the batch, and along another axis only if all ranks there hold the same elements.
+fn check_facts(param: &Param) -> Result<()> {
+    let (partial, replicated) = (param.grad_partial(), param.replicated());
+    let batch = [Axis::Context, Axis::Data]
+        .into_iter()
+        .all(|axis| partial.contains(axis) && replicated.contains(axis));
+    if batch && partial.iter().all(|axis| replicated.contains(axis)) {
+        return Ok(());
+    }
+    let name = param.name();
+    let message = format!(
+        "'{name}' is replicated along {replicated:?} with partial gradients along {partial:?}: gradients must be parts \
+         along Context and Data, and along no axis that cuts the parameter"
+    );
+    Err(Error::config("data_parallel", message))
 }

@@ -19,8 +19,6 @@ pub(super) struct Shared {
     uses: Vec<Vec<usize>>,
     reductions: Vec<Mutex<Reducing>>,
     weights: Mutex<GatheredWeights>,
-    /// Updates since weights were averaged.
-    local_steps: Mutex<usize>,
 }
 
 /// How far the gradients of a bucket are.
@@ -52,7 +50,6 @@ impl Shared {
             uses,
             reductions: buffers.groups().iter().map(|_| Mutex::default()).collect(),
             weights: Mutex::new(GatheredWeights::new(buffers.groups())),
-            local_steps: Mutex::new(0),
             buffers,
         });
         for (bucket, group) in shared.buffers.groups().iter().enumerate() {
@@ -231,7 +228,8 @@ impl Shared {
             }
             if found != wanted {
                 let message = format!(
-                    "'{name}' got {found} contributions to its gradient instead of {wanted}: its module's `visit`                      must meet it once for each use, and `begin_step` must be told the number of micro-batches"
+                    "'{name}' got {found} contributions to its gradient instead of {wanted}: its module's `visit` must meet it once for each \
+                     use, and `begin_step` must be told the number of micro-batches"
                 );
                 return Error::graph("backward", message);
             }
@@ -239,14 +237,14 @@ impl Shared {
         Error::graph("backward", "a gradient arrived outside of a step: call `begin_step` first")
     }
 
-    /// Counts an update and averages the weights over the ranks of the batch if it is time.
-    pub fn average_weights_when_due(&self) -> Result<()> {
-        let mut steps = lock(&self.local_steps);
-        *steps += 1;
-        if *steps < self.config.synchronize_every {
-            return Ok(());
-        }
-        *steps = 0;
+    /// Steps that are still to be taken, after `steps` of them, until all ranks have the same weights.
+    pub fn steps_to_synchronization(&self, steps: u64) -> u64 {
+        let every = self.config.synchronize_every as u64;
+        steps.next_multiple_of(every) - steps
+    }
+
+    /// The mean of the weights of all ranks of the batch, on each of them.
+    pub fn average_weights(&self) -> Result<()> {
         let batch = self.mesh.batch();
         let sum = |group: &ParamGroup| batch.all_reduce_flat(&group.weights, Reduction::Sum);
         let works: Vec<_> = self.buffers.groups().iter().map(sum).collect();

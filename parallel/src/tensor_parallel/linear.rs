@@ -35,6 +35,7 @@ pub(super) const SEQUENCE: usize = 1;
 
 impl TensorParallel {
     /// All positions of an activation of the residual stream.
+    #[track_caller]
     pub(super) fn gathered(&self, x: &Tensor) -> Result<Work<Tensor>> {
         match self.sequence {
             SequenceParallel::Off => Ok(Work::ready(x.clone())),
@@ -46,6 +47,7 @@ impl TensorParallel {
     }
 
     /// The sum over the ranks, of it the positions of the residual stream.
+    #[track_caller]
     pub(super) fn reduced(&self, x: Tensor) -> Result<Work<Tensor>> {
         match self.sequence {
             SequenceParallel::Off => self.group.all_reduce(x, Reduction::Sum),

@@ -111,6 +111,7 @@ pub(crate) fn part(x: &Tensor, dim: usize, group: &Group) -> Result<Tensor> {
 }
 
 /// All of dim `dim`, `len` long, of which every rank has its part.
+#[track_caller]
 pub(crate) fn all_gather_dim(
     x: &Tensor,
     dim: usize,
@@ -126,6 +127,7 @@ pub(crate) fn all_gather_dim(
 }
 
 /// This rank's part of dim `dim` of the sum over all ranks.
+#[track_caller]
 pub(crate) fn reduce_scatter_dim(x: &Tensor, dim: usize, group: &Group) -> Result<Work<Tensor>> {
     if group.size() == 1 {
         return Ok(Work::ready(x.clone()));

@@ -1,0 +1,244 @@
+//! What was saved in one layout goes on in any other: weights, moments and place in the data, exactly.
+//!
+//! The layouts are those of Megatron-LM's `dist_checkpointing/models/test_gpt_model.py` and of DeepSpeed's
+//! `test_universal_checkpoint.py`, with sequence and context parallelism beside them. A small GPT with
+//! dropout, and a vocabulary, widths and layers that nothing divides, is trained for two steps in one
+//! layout, saved, loaded and saved in another, loaded in the first, and goes on in both.
+
+mod local;
+mod train;
+
+use ferrotron::models::gpt::GptConfig;
+use ferrotron::nn::Sharding;
+use ferrotron::parallel::tensor_parallel::SequenceParallel;
+use ferrotron::tensor::{DType, Result};
+use train::{Found, Layout, SEQ_LENGTH, Task, difference, load_errors, run};
+
+const ZERO: [Sharding; 4] =
+    [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights];
+
+/// GPT-2 style, tied.
+fn tied() -> GptConfig {
+    GptConfig {
+        hidden_dropout: 0.1,
+        attention_dropout: 0.1,
+        init_method_std: 0.3,
+        ffn_hidden_size: 21,
+        ..GptConfig::gpt2(13, 9, 16, 8, SEQ_LENGTH)
+    }
+}
+
+/// Llama style, with a head of its own and grouped queries.
+fn untied() -> GptConfig {
+    GptConfig {
+        hidden_dropout: 0.1,
+        attention_dropout: 0.1,
+        init_method_std: 0.3,
+        ffn_hidden_size: 21,
+        ..GptConfig::llama(11, 9, 16, 8, 4, SEQ_LENGTH)
+    }
+}
+
+fn task(model: &GptConfig, layout: Layout) -> Task<'_> {
+    Task { model, dtype: DType::F64, layout, seed: 1234, load: None, steps: 0, save: None }
+}
+
+/// Four steps on one rank.
+fn serial(model: &GptConfig) -> Found {
+    run(&Task { steps: 4, ..task(model, Layout::SERIAL) }).unwrap()
+}
+
+/// Two steps in `a`, two more in `b` and, with what `b` had saved before them, in `a`.
+fn round_trip(a: &Task, b: Layout, serial: &Found) -> std::result::Result<(), String> {
+    let folder = tempfile::tempdir().unwrap();
+    let (first, second) = (folder.path().join("first"), folder.path().join("second"));
+    let text = |error: ferrotron::Error| error.to_string();
+    let saved = run(&Task { steps: 2, save: Some(&first), ..*a }).map_err(text)?;
+    let data = |found: &Found| (found.progress.step, found.progress.consumed_samples);
+    let same = |what: &str, found: &Found| match difference(&found.tensors, &saved.tensors) {
+        Some(difference) => Err(format!("{what}: {difference}")),
+        None if data(found) != data(&saved) => {
+            Err(format!("{what}: {:?} became {:?}", saved.progress, found.progress))
+        }
+        None => Ok(()),
+    };
+    // Other initial weights, so that what is not loaded shows.
+    let other = Task { layout: b, seed: 4321, ..*a };
+    let found = run(&Task { load: Some(&first), save: Some(&second), ..other }).map_err(text)?;
+    same("loaded", &found)?;
+    let back = Task { seed: 4321, load: Some(&second), ..*a };
+    same("and back", &run(&back).map_err(text)?)?;
+
+    for task in [Task { load: Some(&first), ..other }, back] {
+        let found = run(&Task { steps: 2, ..task }).map_err(text)?;
+        for (step, (got, want)) in found.losses.iter().zip(&serial.losses[2..]).enumerate() {
+            let tolerance = 1e-10 * want.abs();
+            if (got - want).abs() > tolerance || got.is_nan() {
+                let (layout, step) = (task.layout, step + 3);
+                return Err(format!("loss of step {step} in {layout}: got {got}, want {want}"));
+            }
+        }
+        if found.samples != serial.samples[2..] {
+            return Err(format!("samples: got {:?}, want {:?}", found.samples, serial.samples));
+        }
+    }
+    Ok(())
+}
+
+/// Tries pairs of layouts in both directions, as far as `model` allows; returns how many.
+fn try_all(model: &GptConfig, pairs: &[(Layout, Layout)]) -> usize {
+    let serial = serial(model);
+    let allowed: Vec<_> =
+        pairs.iter().filter(|(a, b)| a.allowed(model) && b.allowed(model)).collect();
+    let mut failures = Vec::new();
+    for &&(a, b) in &allowed {
+        for (a, b) in [(a, b), (b, a)] {
+            if let Err(failure) = round_trip(&task(model, a), b, &serial) {
+                failures.push(format!("{a} -> {b}: {failure}"));
+            }
+        }
+    }
+    let count = failures.len();
+    assert!(failures.is_empty(), "{count} changes of layout failed:\n{}", failures.join("\n"));
+    allowed.len()
+}
+
+#[test]
+fn between_tensor_and_pipeline_parallel() {
+    let pairs: Vec<_> = [
+        ((2, 4), (4, 2)),
+        ((1, 8), (8, 1)),
+        ((2, 1), (1, 8)),
+        ((1, 1), (2, 2)),
+        ((1, 1), (2, 4)),
+        ((2, 4), (2, 4)),
+    ]
+    .map(|(a, b)| (Layout::model(a.0, a.1), Layout::model(b.0, b.1)))
+    .to_vec();
+    assert_eq!(try_all(&tied(), &pairs), 6);
+    // Four key and value groups allow no eight ranks.
+    assert_eq!(try_all(&untied(), &pairs), 5);
+}
+
+#[test]
+fn between_data_parallel_sizes_and_zero_stages() {
+    let mut pairs = Vec::new();
+    for sharding in ZERO {
+        for (a, b) in [(2, 2), (4, 2)] {
+            pairs.push((Layout::data(a, sharding), Layout::data(b, sharding)));
+        }
+    }
+    // From every stage to every other.
+    for (i, a) in ZERO.into_iter().enumerate() {
+        for b in ZERO.into_iter().skip(i + 1) {
+            pairs.push((Layout::data(2, a), Layout::data(4, b)));
+        }
+    }
+    assert_eq!(try_all(&tied(), &pairs), 14);
+    assert_eq!(try_all(&untied(), &pairs[..8]), 8);
+}
+
+#[test]
+fn between_layouts_of_every_axis() {
+    let tp_sp = Layout { sequence: SequenceParallel::On, ..Layout::model(2, 1) };
+    let sharded = Layout { dp: 2, sharding: Sharding::Weights, ..tp_sp };
+    let pipeline = Layout { dp: 2, sharding: Sharding::Optimizer, ..Layout::model(2, 2) };
+    let interleaved = Layout { chunks: 2, ..Layout::model(2, 2) };
+    let context = Layout { cp: 2, sharding: Sharding::Gradients, ..Layout::data(2, ZERO[0]) };
+    let long = Layout { cp: 4, ..tp_sp };
+    let pairs = [
+        (sharded, context),
+        (sharded, Layout::model(1, 8)),
+        (pipeline, Layout::data(4, Sharding::Weights)),
+        (pipeline, long),
+        (interleaved, Layout::model(4, 1)),
+        (Layout { dp: 2, ..interleaved }, context),
+        (context, Layout::SERIAL),
+    ];
+    assert_eq!(try_all(&tied(), &pairs), 7);
+    assert_eq!(try_all(&untied(), &pairs), 7);
+}
+
+/// Megatron-LM's "vocab padding change": here no rank pads, so every row of every size is exact.
+#[test]
+fn vocabularies_that_tensor_parallelism_does_not_divide() {
+    for vocab in [13, 17, 127] {
+        for style in [tied(), untied()] {
+            let model = GptConfig { vocab_size: vocab, num_layers: 1, ..style };
+            let pairs = [(1, 2), (2, 4), (1, 4)];
+            let pairs = pairs.map(|(a, b)| (Layout::model(a, 1), Layout::model(b, 1)));
+            assert_eq!(try_all(&model, &pairs), 3);
+        }
+    }
+}
+
+#[test]
+fn in_f32_the_bits_are_the_same_too() -> Result<()> {
+    let model = tied();
+    let folder = tempfile::tempdir().unwrap();
+    let save = Some(folder.path());
+    let a = Task { dtype: DType::F32, ..task(&model, Layout::model(2, 4)) };
+    let saved = run(&Task { steps: 2, save, ..a })?;
+    for layout in [Layout::data(4, Sharding::Weights), Layout::model(4, 2), Layout::SERIAL] {
+        let found = run(&Task { layout, load: save, seed: 4321, ..a })?;
+        assert_eq!(difference(&found.tensors, &saved.tensors), None, "{layout}");
+    }
+    Ok(())
+}
+
+/// The comparison notices: of two runs with other initial weights every tensor differs.
+#[test]
+fn another_seed_differs_everywhere() -> Result<()> {
+    for model in [tied(), untied()] {
+        let a = run(&Task { steps: 2, ..task(&model, Layout::model(2, 2)) })?;
+        let b = run(&Task { steps: 2, seed: 4321, ..task(&model, Layout::model(2, 2)) })?;
+        assert!(a.tensors.keys().eq(b.tensors.keys()));
+        for (name, values) in &a.tensors {
+            assert_ne!(values, &b.tensors[name], "{name}");
+        }
+    }
+    Ok(())
+}
+
+/// A table of other rows belongs to another model: neither cut nor filled up in silence.
+#[test]
+fn another_vocabulary_is_refused() -> Result<()> {
+    let folder = tempfile::tempdir().unwrap();
+    let padded = GptConfig { vocab_size: 16, ..tied() };
+    let save = Some(folder.path());
+    run(&Task { steps: 1, save, ..task(&padded, Layout::model(2, 1)) })?;
+    let error = run(&Task { load: save, ..task(&tied(), Layout::model(2, 1)) }).unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("vocab_size 16 there, 13 here"), "{error}");
+    Ok(())
+}
+
+/// Ranks verify a checkpoint together, each some of its files: whoever finds damage tells all.
+#[test]
+fn damage_in_any_file_ends_every_rank_that_loads() -> Result<()> {
+    let model = tied();
+    let folder = tempfile::tempdir().unwrap();
+    let save = Some(folder.path());
+    let saved = Task { steps: 1, save, ..task(&model, Layout::model(2, 2)) };
+    run(&saved)?;
+    let files: Vec<_> = std::fs::read_dir(folder.path().join("iter_0000001")).unwrap().collect();
+    let names = files.iter().map(|entry| entry.as_ref().unwrap().file_name());
+    let names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+    assert_eq!(names.len(), 4 + 4 + 3, "{names:?}");
+    for (name, entry) in names.iter().zip(files) {
+        let path = entry.unwrap().path();
+        let good = std::fs::read(&path).unwrap();
+        let mut bad = good.clone();
+        *bad.last_mut().unwrap() ^= 1;
+        std::fs::write(&path, bad).unwrap();
+        for layout in [Layout::SERIAL, Layout::data(4, Sharding::None), Layout::model(4, 2)] {
+            let errors = load_errors(&Task { load: save, ..task(&model, layout) });
+            assert_eq!(errors.len(), layout.ranks(), "{name} in {layout}");
+            for error in errors {
+                assert!(error.contains(name) && error.contains("is damaged"), "{name}: {error}");
+            }
+        }
+        std::fs::write(&path, good).unwrap();
+    }
+    run(&Task { load: save, ..task(&model, Layout::model(4, 2)) }).map(drop)
+}

@@ -1,0 +1,284 @@
+//! A small GPT in training in a layout, every rank a thread, and what its ranks hold together.
+
+use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
+use ferrotron::models::checkpoint::{Checkpoint, Held, Progress, Snapshot, save};
+use ferrotron::models::data::{Batch, Samples};
+use ferrotron::models::gpt::GptConfig;
+use ferrotron::models::support::{Plan, check};
+use ferrotron::models::trainer::{ParallelConfig, Trainer, TrainerConfig};
+use ferrotron::nn::schedule::{Schedule, ScheduleConfig};
+use ferrotron::nn::{OptimizerConfig, Scope, Sharding};
+use ferrotron::parallel::collective::{WorldConfig, run_threads};
+use ferrotron::parallel::data_parallel::DataParallelConfig;
+use ferrotron::parallel::mesh::{self, Mesh};
+use ferrotron::parallel::pipeline::ScheduleKind;
+use ferrotron::parallel::tensor_parallel::SequenceParallel;
+use ferrotron::tensor::{DType, Device, RandomKey, Result};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+pub const SEQ_LENGTH: usize = 8;
+const GLOBAL_BATCH: usize = 8;
+
+/// How the work is spread.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Layout {
+    pub tp: usize,
+    pub pp: usize,
+    pub dp: usize,
+    pub cp: usize,
+    pub sequence: SequenceParallel,
+    pub chunks: usize,
+    pub sharding: Sharding,
+    pub synchronize_every: usize,
+}
+
+impl Layout {
+    /// One rank.
+    pub const SERIAL: Layout = Layout {
+        tp: 1,
+        pp: 1,
+        dp: 1,
+        cp: 1,
+        sequence: SequenceParallel::Off,
+        chunks: 1,
+        sharding: Sharding::None,
+        synchronize_every: 1,
+    };
+
+    pub fn model(tp: usize, pp: usize) -> Layout {
+        Layout { tp, pp, ..Layout::SERIAL }
+    }
+
+    pub fn data(dp: usize, sharding: Sharding) -> Layout {
+        Layout { dp, sharding, ..Layout::SERIAL }
+    }
+
+    pub fn ranks(&self) -> usize {
+        self.tp * self.pp * self.dp * self.cp
+    }
+
+    fn mesh(&self) -> mesh::Layout {
+        mesh::Layout::new(self.ranks(), self.tp, self.cp, self.pp).unwrap()
+    }
+
+    fn parallel(&self) -> ParallelConfig {
+        ParallelConfig {
+            pipeline_schedule: match self.chunks {
+                1 => ScheduleKind::OneFOneB,
+                _ => ScheduleKind::Interleaved,
+            },
+            chunks: self.chunks,
+            data_parallel: DataParallelConfig {
+                sharding: self.sharding,
+                // Several buckets, which no parameter fills exactly.
+                bucket_numel: Some(700),
+                synchronize_every: self.synchronize_every,
+            },
+            ..ParallelConfig::default()
+        }
+    }
+
+    /// Whether `model` can be trained so.
+    pub fn allowed(&self, model: &GptConfig) -> bool {
+        let plan = Plan {
+            model,
+            layout: self.mesh(),
+            sequence_parallel: self.sequence,
+            parallel: &self.parallel(),
+            seq_length: SEQ_LENGTH,
+            microbatches: GLOBAL_BATCH / self.dp,
+        };
+        check(&plan).is_ok()
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Layout { tp, pp, dp, cp, chunks, sharding, .. } = self;
+        let sequence = if self.sequence == SequenceParallel::On { "+sp" } else { "" };
+        let zero = *sharding as usize;
+        write!(f, "(tp {tp}{sequence} pp {pp} x {chunks} dp {dp} cp {cp} zero {zero})")
+    }
+}
+
+/// Tokens by sample number; remembers which samples it was asked for.
+struct Noise {
+    vocab: usize,
+    asked: Mutex<BTreeSet<u64>>,
+}
+
+impl Samples for Noise {
+    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+        self.asked.lock().unwrap().extend(first_sample..first_sample + micro_batch as u64);
+        let key = RandomKey::new(3, 0, "tokens");
+        let first = first_sample * SEQ_LENGTH as u64;
+        let token = |i: u64| (key.uniform(i) * self.vocab as f64) as u32;
+        let numbers = first..first + (micro_batch * SEQ_LENGTH) as u64;
+        Ok(Batch {
+            inputs: numbers.clone().map(|i| token(2 * i)).collect(),
+            targets: numbers.map(|i| i64::from(token(2 * i + 1))).collect(),
+            first_sample,
+            micro_batch,
+            seq_length: SEQ_LENGTH,
+        })
+    }
+
+    fn seq_length(&self) -> usize {
+        SEQ_LENGTH
+    }
+}
+
+/// Global tensors by name: weights, and moments as checkpoints call them.
+pub type Tensors = BTreeMap<String, Vec<f64>>;
+
+/// What to do on every rank, one after another.
+#[derive(Clone, Copy)]
+pub struct Task<'a> {
+    pub model: &'a GptConfig,
+    pub dtype: DType,
+    pub layout: Layout,
+    /// Of the initial weights.
+    pub seed: u64,
+    /// Go on from here.
+    pub load: Option<&'a Path>,
+    /// Then take so many steps.
+    pub steps: usize,
+    /// Then save here.
+    pub save: Option<&'a Path>,
+}
+
+/// What came of a task.
+#[derive(Debug)]
+pub struct Found {
+    /// Loss of every step.
+    pub losses: Vec<f64>,
+    /// Numbers of the samples of every step.
+    pub samples: Vec<BTreeSet<u64>>,
+    /// All weights and moments at the end.
+    pub tensors: Tensors,
+    pub progress: Progress,
+}
+
+struct RankFound {
+    losses: Vec<f64>,
+    samples: Vec<BTreeSet<u64>>,
+    held: Vec<Held>,
+    progress: Progress,
+}
+
+fn run_ranks(task: &Task) -> Vec<Result<RankFound>> {
+    let config = WorldConfig { timeout: Duration::from_secs(60) };
+    run_threads(task.layout.ranks(), &config, |world| {
+        run_rank(task, &Mesh::new(&world, task.layout.mesh(), task.layout.sequence)?)
+    })
+}
+
+/// What ranks say that cannot carry out a task.
+pub fn load_errors(task: &Task) -> Vec<String> {
+    run_ranks(task).into_iter().filter_map(Result::err).map(|error| error.to_string()).collect()
+}
+
+/// Carries out a task, and checks that the ranks agree and hold every element once.
+pub fn run(task: &Task) -> Result<Found> {
+    let ranks = run_ranks(task).into_iter().collect::<Result<Vec<_>>>()?;
+    let (losses, progress) = (ranks[0].losses.clone(), ranks[0].progress.clone());
+    let mut samples = vec![BTreeSet::new(); task.steps];
+    let mut held = Vec::new();
+    for (rank, found) in ranks.into_iter().enumerate() {
+        let seen = (&found.losses, &found.progress);
+        assert_eq!(seen, (&losses, &progress), "rank {rank} of {}", task.layout);
+        for (all, own) in samples.iter_mut().zip(found.samples) {
+            all.extend(own);
+        }
+        held.extend(found.held);
+    }
+    Ok(Found { losses, samples, tensors: assemble(held)?, progress })
+}
+
+pub fn trainer_config(layout: &Layout) -> Result<TrainerConfig> {
+    Ok(TrainerConfig {
+        seed: 7,
+        optimizer: OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+        schedule: Schedule::new(ScheduleConfig { max_lr: 1e-2, ..ScheduleConfig::default() })?,
+        clip_grad: 0.05,
+        batch_size: BatchSize::new(BatchSizeConfig {
+            micro_batch_size: 1,
+            data_parallel_size: layout.dp,
+            global_batch_size: Some(GLOBAL_BATCH),
+            rampup: None,
+        })?,
+        parallel: layout.parallel(),
+    })
+}
+
+fn run_rank(task: &Task, mesh: &Mesh) -> Result<RankFound> {
+    let scope = Scope::new(&Device::cpu(1)?, task.dtype, task.seed);
+    let mut trainer = Trainer::on_mesh(&scope, mesh, task.model, trainer_config(&task.layout)?)?;
+    if let Some(path) = task.load {
+        trainer.load(&Checkpoint::peek(path)?)?;
+    }
+    let noise = Noise { vocab: task.model.vocab_size, asked: Mutex::default() };
+    let (mut losses, mut samples) = (Vec::new(), Vec::new());
+    for _ in 0..task.steps {
+        losses.push(trainer.step(&noise)?.loss);
+        samples.push(std::mem::take(&mut *noise.asked.lock().unwrap()));
+    }
+    let progress = trainer.progress().clone();
+    if let Some(folder) = task.save {
+        let (weights, moments) = trainer.held()?;
+        let snapshot = Snapshot {
+            weights,
+            moments: Some(moments),
+            config: task.model,
+            progress: &progress,
+            tokenizer: None,
+            run: serde_json::Value::Null,
+        };
+        save(folder, mesh.world(), snapshot)?;
+    }
+    let (mut held, moments) = trainer.held()?;
+    held.extend(moments.held);
+    Ok(RankFound { losses, samples, held, progress })
+}
+
+/// The global tensors of which the ranks hold parts: every element once.
+fn assemble(parts: Vec<Held>) -> Result<Tensors> {
+    let mut whole: BTreeMap<String, Vec<Option<f64>>> = BTreeMap::new();
+    for Held { name, place, tensor } in parts {
+        let numel = place.global_dims().iter().product();
+        let target = whole.entry(name.clone()).or_insert_with(|| vec![None; numel]);
+        let width = place.dims().last().copied().unwrap_or(1);
+        for (row, values) in tensor.to_f64()?.chunks(width.max(1)).enumerate() {
+            let indices = place.runs(row).flat_map(|(start, len)| start..start + len as u64);
+            for (index, &value) in indices.zip(values) {
+                let old = target[index as usize].replace(value);
+                assert!(old.is_none(), "element {index} of {name} is held twice");
+            }
+        }
+    }
+    let complete = |(name, values): (String, Vec<Option<f64>>)| {
+        let missing = values.iter().position(Option::is_none);
+        assert_eq!(missing, None, "nobody holds this element of {name}");
+        (name, values.into_iter().flatten().collect())
+    };
+    Ok(whole.into_iter().map(complete).collect())
+}
+
+/// The first element that is not the same to the last bit, or `None`.
+pub fn difference(got: &Tensors, want: &Tensors) -> Option<String> {
+    if !got.keys().eq(want.keys()) {
+        let (got, want): (Vec<_>, Vec<_>) = (got.keys().collect(), want.keys().collect());
+        return Some(format!("other tensors: got {got:?}, want {want:?}"));
+    }
+    got.iter().zip(want).find_map(|((name, got), (_, want))| {
+        let differs = |(got, want): (&f64, &f64)| got.to_bits() != want.to_bits();
+        let index = got.iter().zip(want).position(differs);
+        let index = index.or((got.len() != want.len()).then_some(got.len().min(want.len())))?;
+        let (got, want) = (got.get(index), want.get(index));
+        Some(format!("{name}[{index}]: got {got:?}, want {want:?}"))
+    })
+}
