@@ -7,7 +7,7 @@ use ferrotron_tensor::{Result, Tensor};
 use crate::engine::backward;
 use crate::node::{Slot, Source};
 use crate::recording::{Recording, with};
-use crate::{Backward, Cotangents, Grads, Leaf, Saved, Var};
+use crate::{Backward, Cotangents, Grads, Leaf, Saved, Var, forward_span};
 
 /// Runs `f` on `inputs`, keeping only the inputs; backward runs it again and then walks its graph.
 ///
@@ -32,6 +32,7 @@ pub fn checkpoint(
     inputs: &[&Var],
     f: impl Fn(&[Var]) -> Result<Vec<Var>> + Send + 'static,
 ) -> Result<Vec<Var>> {
+    let _span = forward_span("checkpoint");
     let detached: Vec<Var> = inputs.iter().map(|input| input.detach()).collect();
     let (outputs, ended) = with(Recording::Region(Vec::new()), || f(&detached));
     let outputs = outputs?;

@@ -7,6 +7,7 @@
 use ferrotron_tensor::{At, Error, Result, Tensor};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tracing::trace_span;
 
 use crate::node::{Node, Slot, Source};
 use crate::recording::{Recording, with};
@@ -49,7 +50,10 @@ impl DeferredGrads {
 
     /// Computes them.
     pub fn run(self) -> Result<()> {
-        self.0.into_iter().try_for_each(|(leaf, write)| leaf.accumulate(write).at(leaf.name()))
+        self.0.into_iter().try_for_each(|(leaf, write)| {
+            let _span = trace_span!("weight gradient", name = leaf.name()).entered();
+            leaf.accumulate(write).at(leaf.name())
+        })
     }
 }
 
@@ -142,6 +146,7 @@ fn walk(pending: &mut Pending, mode: WeightGrads, deferred: &mut DeferredGrads) 
                 ),
             ));
         };
+        let _span = trace_span!("backward", name = node.name).entered();
         backward.backward(
             Cotangents(cotangents),
             &mut Grads { node: &node, pending, mode, deferred },

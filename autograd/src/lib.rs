@@ -29,6 +29,7 @@ mod node;
 pub mod ops;
 mod recording;
 mod saved;
+mod span;
 mod var;
 
 pub use backward::{Backward, Cotangents, Grads};
@@ -39,4 +40,5 @@ pub use gradcheck::{GradcheckOptions, Mismatch, gradcheck, gradcheck_leaves};
 pub use leaf::{Fetch, Leaf, SharedFlat, lock, missing_gradients};
 pub use recording::no_grad;
 pub use saved::Saved;
+pub use span::forward_span;
 pub use var::Var;

@@ -16,12 +16,14 @@ use ferrotron_parallel::tensor_parallel::{
 use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
 use ferrotron_tensor::{At, Error, Result, Tensor};
 use std::ops::Range;
+use tracing::trace_span;
 
 pub use crate::config::{ActivationKind, GptConfig, Normalization, PositionEmbedding};
 
 /// One transformer block, norms first.
 #[derive(Debug, Clone)]
 pub struct Block {
+    path: String,
     norm_1: Norm,
     attn: ParallelAttention,
     norm_2: Norm,
@@ -35,6 +37,7 @@ impl Block {
         let (tp, cp) = (mesh.tensor_parallel(), mesh.context_parallel());
         let residual = tp.residual_scope(scope);
         Ok(Block {
+            path: scope.path().to_string(),
             norm_1: config.norm(&residual.child("norm_1")),
             attn: ParallelAttention::new(&scope.child("attn"), &tp, &cp, &config.attention())?,
             norm_2: config.norm(&residual.child("norm_2")),
@@ -45,6 +48,7 @@ impl Block {
     }
 
     fn forward(&self, ctx: &Context, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
+        let _span = trace_span!("module", name = self.path).entered();
         let y = self.attn.forward(ctx, &self.norm_1.forward(x)?, cache)?;
         let x = x.add(&self.dropout_1.forward(ctx, &y)?)?; // (B, T, C)
         let y = self.mlp.forward(&self.norm_2.forward(&x)?)?;

@@ -3,10 +3,12 @@
 //! The folder of a run holds `metrics.jsonl` (one object per step), `loss.svg`, and the checkpoints
 //! `iter_NNNNNNN` with `latest` naming the newest. Whoever wants to watch gives an [`Observer`].
 
+use ferrotron_parallel::trace::Trace;
 use ferrotron_tensor::{Error, Result};
 use serde::Serialize;
 use std::fs::File;
 use std::io::Write;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -38,8 +40,19 @@ pub struct RunConfig {
     pub exit_interval: Option<u64>,
     /// Where metrics go.
     pub metrics: PathBuf,
+    /// What to trace, if anything.
+    pub trace: Option<TraceConfig>,
     /// What the checkpoint says of how the run was started.
     pub options: serde_json::Value,
+}
+
+/// Which steps of a run are traced, and where to.
+#[derive(Debug, Clone)]
+pub struct TraceConfig {
+    /// The file, written by the first rank when the last of the steps is done or the run ends.
+    pub path: PathBuf,
+    /// Numbers of the steps.
+    pub steps: RangeInclusive<u64>,
 }
 
 /// One line of `metrics.jsonl`.
@@ -125,6 +138,7 @@ pub fn run(
         true => Some(MetricsLog::open(&config.metrics, trainer.progress().step)?),
         false => None,
     };
+    let mut tracing = Tracing::start(config.trace.as_ref(), trainer)?;
     let (mut evaluation, mut saved, mut steps) = (None, None, 0_u64);
     let ended = loop {
         let done = trainer.progress().step;
@@ -139,7 +153,7 @@ pub fn run(
         if steps > 0 && config.exit_interval.is_some_and(|every| done.is_multiple_of(every)) {
             break Ended::ExitInterval;
         }
-        let report = trainer.step(&sampler)?;
+        let report = tracing.step(trainer, &sampler)?;
         steps += 1;
         let last = report.step == config.train_iters;
         let due = |every: u64| report.step.is_multiple_of(every) && !last;
@@ -166,6 +180,7 @@ pub fn run(
             saved = Some((report.step, folder));
         }
     };
+    tracing.finish()?;
     let checkpoint = match saved {
         Some((step, folder)) if step == trainer.progress().step => folder,
         _ => {
@@ -199,6 +214,38 @@ fn check_intervals(trainer: &Trainer, config: &RunConfig) -> Result<()> {
             ),
         )),
         _ => Ok(()),
+    }
+}
+
+/// The trace of a run's steps, if one is wanted and not written yet.
+struct Tracing(Option<(RangeInclusive<u64>, Trace)>);
+
+impl Tracing {
+    fn start(config: Option<&TraceConfig>, trainer: &Trainer) -> Result<Tracing> {
+        let begin = |TraceConfig { path, steps }: &TraceConfig| {
+            let trace = Trace::start(path, trainer.mesh(), trainer.scope().device())?;
+            Ok((steps.clone(), trace))
+        };
+        Ok(Tracing(config.map(begin).transpose()?))
+    }
+
+    /// The trainer's next step.
+    fn step(&mut self, trainer: &mut Trainer, sampler: &Sampler) -> Result<StepReport> {
+        let number = trainer.progress().step + 1;
+        let report = match &self.0 {
+            Some((steps, trace)) if steps.contains(&number) => {
+                trace.record(|| trainer.step(sampler))
+            }
+            _ => trainer.step(sampler),
+        }?;
+        if self.0.as_ref().is_some_and(|(steps, _)| number >= *steps.end()) {
+            self.finish()?;
+        }
+        Ok(report)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.0.take().map_or(Ok(()), |(_, trace)| trace.finish())
     }
 }
 

@@ -10,6 +10,7 @@ use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::pipeline::{PipelineConfig, Schedule, ScheduleKind, execute};
 use ferrotron_tensor::{Error, Result};
 use std::time::Instant;
+use tracing::trace_span;
 
 use crate::batch_size::BatchSize;
 use crate::checkpoint::{Checkpoint, Held, Moments, Progress};
@@ -249,6 +250,7 @@ impl Trainer {
     pub fn step(&mut self, samples: &dyn Samples) -> Result<StepReport> {
         let started = Instant::now();
         let device = self.scope.device().clone();
+        let _span = trace_span!("step", step = self.progress.step + 1).entered();
         let report = device.run(|| self.step_on_device(samples))?;
         Ok(StepReport { seconds: started.elapsed().as_secs_f64(), ..report })
     }
@@ -290,9 +292,11 @@ impl Trainer {
         if !loss.is_finite() || !grad_norm.is_finite() {
             return Err(self.not_finite(loss, grad_norm)?);
         }
+        let span = trace_span!("optimizer").entered();
         let lr = self.config.schedule.lr(self.progress.step + 1);
         let grad_scale = clip_coefficient(grad_norm, self.config.clip_grad);
         self.data_parallel.update(&mut self.optimizer, &StepConfig { lr, grad_scale })?;
+        drop(span);
         self.progress.step += 1;
         self.progress.consumed_samples += global as u64;
         let tokens = (global * samples.seq_length()) as u64;

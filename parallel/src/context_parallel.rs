@@ -10,7 +10,7 @@
 //! the diagonal; of an earlier rank's, all its queries see the first chunk; of a later rank's, its second chunk
 //! of queries sees both.
 
-use ferrotron_autograd::{Backward, Cotangents, Grads, Saved, Var};
+use ferrotron_autograd::{Backward, Cotangents, Grads, Saved, Var, forward_span};
 use ferrotron_nn::{AttentionHeads, Context, Extent, KvCache};
 use ferrotron_tensor::ops::attention::{
     AttentionConfig, AttentionMask, attention, attention_backward, merge_attention, split_packed,
@@ -113,6 +113,7 @@ impl ContextParallel {
         }
         let qkv = heads.turn(qkv, held.coordinates())?;
         let ring = Ring { group: self.group.clone(), heads: heads.clone(), ctx: ctx.clone() };
+        let _span = forward_span("ring_attention");
         let (out, lse) = ring.forward(qkv.value())?;
         let &[batch, positions, heads, width] = out.dims() else {
             unreachable!("attention gives four dims")

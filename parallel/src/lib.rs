@@ -1,5 +1,5 @@
 //! Parallel training: collectives between ranks, the mesh of ranks, layers and gradients that know how
-//! they are sharded, and pipelines.
+//! they are sharded, pipelines, and traces of all that.
 #![deny(missing_docs)]
 
 pub mod collective;
@@ -10,3 +10,4 @@ pub mod launch;
 pub mod mesh;
 pub mod pipeline;
 pub mod tensor_parallel;
+pub mod trace;

@@ -31,6 +31,8 @@ const PASSING: &[&str] = &[
     "--load",
     "--save",
     "--metrics",
+    "--trace",
+    "--trace-steps",
     "--exit-interval",
     "--rendezvous-port",
     "--distributed-timeout-minutes",
@@ -341,6 +343,7 @@ fn run_config(
         eval_interval: args.run.eval_interval,
         eval_iters: args.run.eval_iters,
         exit_interval: args.run.exit_interval,
+        trace: args.run.trace(trainer.progress().step),
         options: json!(remembered),
     })
 }

@@ -3,11 +3,13 @@
 use clap::{Args, ValueEnum};
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig, Rampup};
 use ferrotron::models::data::DataConfig;
+use ferrotron::models::run::TraceConfig;
 use ferrotron::models::tokenizer::TokenizerChoice;
 use ferrotron::models::trainer::{ParallelConfig, TrainerConfig};
 use ferrotron::nn::OptimizerConfig;
 use ferrotron::nn::schedule::{DecayStyle, Schedule, ScheduleConfig, WsdDecayStyle};
 use ferrotron::{Error, Result};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use super::device_args::DeviceArgs;
@@ -239,12 +241,35 @@ pub struct RunArgs {
     /// One JSON object per step [default: metrics.jsonl in the run folder]
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
+    /// Write what every rank did and when, as JSON for ui.perfetto.dev
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Steps to trace [default: the first 10 of this process]
+    #[arg(long, value_name = "FIRST-LAST", requires = "trace", value_parser = parse_steps)]
+    pub trace_steps: Option<RangeInclusive<u64>>,
     /// Tokens of the sample that is printed at the end; 0 prints none
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub sample_length: usize,
 }
 
+/// `7-9`, or `7` for one step.
+fn parse_steps(text: &str) -> std::result::Result<RangeInclusive<u64>, String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (first.parse(), last.parse()) {
+        (Ok(first), Ok(last)) if 0 < first && first <= last => Ok(first..=last),
+        _ => Err("must be FIRST-LAST, two numbers of steps in order, as 11-13".into()),
+    }
+}
+
 impl RunArgs {
+    /// What to trace in a run of which `done` steps are behind.
+    pub fn trace(&self, done: u64) -> Option<TraceConfig> {
+        self.trace.clone().map(|path| TraceConfig {
+            path,
+            steps: self.trace_steps.clone().unwrap_or(done + 1..=done + 10),
+        })
+    }
+
     /// Errors for intervals that mean nothing.
     pub fn validate(&self) -> Result<()> {
         if self.eval_iters == 0 {

@@ -13,6 +13,7 @@ use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use tracing::{Dispatch, dispatcher};
 
 use crate::ops::rows::{SERIAL, for_rows};
 use crate::pool::{MemoryStats, Pool};
@@ -57,7 +58,7 @@ impl Device {
     /// detour: worth it around a whole training step of a small model.
     ///
     /// Calls from several threads take turns, so `f` must not wait for another thread's call on the same
-    /// device. A call from within `f` runs at once.
+    /// device. A call from within `f` runs at once. The caller's subscriber of `tracing` gets the spans of `f`.
     ///
     /// ```
     /// let device = ferrotron_tensor::Device::cpu(2)?;
@@ -69,7 +70,9 @@ impl Device {
         // closure would run in the midst of this one's, under its thread-locals and its locks.
         let own = self.0.threads.current_thread_index().is_some();
         let _turn = (!own).then(|| self.0.turn.lock().unwrap_or_else(PoisonError::into_inner));
-        self.install(f)
+        // Whoever watches the caller watches `f`, on whichever thread it runs.
+        let watcher = dispatcher::get_default(Dispatch::clone);
+        self.install(|| dispatcher::with_default(&watcher, f))
     }
 
     /// As [`Device::run`] without taking turns: for loops of kernels, which hold no lock and read no

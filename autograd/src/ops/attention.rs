@@ -7,7 +7,7 @@ use ferrotron_tensor::ops::attention::{
 };
 use ferrotron_tensor::{Category, Result, Tensor};
 
-use crate::{Backward, Cotangents, Grads, Saved, Var};
+use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
 
 struct AttentionBackward {
     operands: [Saved; 3],
@@ -38,6 +38,7 @@ impl Backward for AttentionBackward {
 
 /// Attention of q (B, T, H, D) to k and v (B, S, G, D), where G divides H: (B, T, H, D).
 pub fn attention(q: &Var, k: &Var, v: &Var, config: &AttentionConfig) -> Result<Var> {
+    let _span = forward_span("attention");
     let (out, lse) = attend(q.value(), k.value(), v.value(), config)?;
     Var::record(&[q, k, v], out.clone(), || {
         out.set_category(Category::Saved);
@@ -87,6 +88,7 @@ pub fn packed_attention(
     groups: usize,
     config: &AttentionConfig,
 ) -> Result<Var> {
+    let _span = forward_span("packed_attention");
     let (q, k, v) = split_packed(qkv.value(), heads, groups)?;
     let (out, lse) = attend(&q, &k, &v, config)?;
     let &[batch, positions, heads, width] = out.dims() else {

@@ -3,11 +3,12 @@
 use ferrotron_tensor::{DType, Result, Tensor};
 
 use crate::backward::Named;
-use crate::{Grads, Var};
+use crate::{Grads, Var, forward_span};
 
 impl Var {
     /// The same values in another floating-point dtype.
     pub fn cast(&self, dtype: DType) -> Result<Var> {
+        let _span = forward_span("cast");
         let original = self.dtype();
         Var::record(&[self], self.value().cast(dtype)?, || {
             Named("cast", move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.cast(original)?))

@@ -4,10 +4,11 @@ use ferrotron_tensor::ops::concat::concat as concat_values;
 use ferrotron_tensor::{Result, Tensor};
 
 use crate::backward::Named;
-use crate::{Grads, Var};
+use crate::{Grads, Var, forward_span};
 
 /// The parts one after another along `dim`.
 pub fn concat(parts: &[&Var], dim: isize) -> Result<Var> {
+    let _span = forward_span("concat");
     let values: Vec<&Tensor> = parts.iter().map(|part| part.value()).collect();
     let value = concat_values(&values, dim)?;
     let sizes = values.iter().map(|value| value.dim(dim)).collect::<Result<Vec<_>>>()?;

@@ -8,7 +8,7 @@ use ferrotron_tensor::ops::cross_entropy::{
 };
 use ferrotron_tensor::{Category, Result, Tensor};
 
-use crate::{Backward, Cotangents, Grads, Saved, Var};
+use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
 
 /// A summed loss and how many tokens it counts.
 #[derive(Debug, Clone)]
@@ -47,6 +47,7 @@ impl Backward for CrossEntropyBackward {
 impl Var {
     /// Cross-entropy of these logits (.., V) against `targets` (..).
     pub fn cross_entropy(&self, targets: &Tensor, config: &CrossEntropyConfig) -> Result<Loss> {
+        let _span = forward_span("cross_entropy");
         let found = cross_entropy(self.value(), targets, config)?;
         let sum = Var::record(&[self], found.loss, || {
             found.lse.set_category(Category::Saved);

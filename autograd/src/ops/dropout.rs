@@ -4,7 +4,7 @@ use ferrotron_tensor::ops::dropout::dropout;
 use ferrotron_tensor::{Place, RandomKey, Result, Tensor};
 
 use crate::backward::Named;
-use crate::{Grads, Var};
+use crate::{Grads, Var, forward_span};
 
 impl Var {
     /// Zeros elements with probability `p` and scales the others by 1 / (1 - p): Srivastava et al. (2014).
@@ -13,6 +13,7 @@ impl Var {
         if p == 0.0 {
             return Ok(self.clone());
         }
+        let _span = forward_span("dropout");
         Var::record(&[self], dropout(self.value(), p, key, place)?, || {
             let (key, place) = (*key, place.clone());
             Named("dropout", move |dy: Tensor, dx: &mut Grads| {

@@ -6,7 +6,7 @@ use ferrotron_tensor::ops::cross_entropy::VocabShard;
 use ferrotron_tensor::ops::embedding::{embedding_shard, embedding_shard_backward};
 use ferrotron_tensor::{Result, Tensor};
 
-use crate::{Accum, Backward, Cotangents, Grads, Var};
+use crate::{Accum, Backward, Cotangents, Grads, Var, forward_span};
 
 struct EmbeddingBackward {
     ids: Tensor,
@@ -42,6 +42,7 @@ impl Var {
     /// [`Var::embedding`] of a table in shards, of which this is the one that `shard` names: zeros for the ids of
     /// other shards, so that the sum over the shards is that of the whole table.
     pub fn embedding_shard(&self, ids: &Tensor, shard: VocabShard) -> Result<Var> {
+        let _span = forward_span("embedding");
         let value = embedding_shard(self.value(), ids, shard)?;
         Var::record(&[self], value, || EmbeddingBackward { ids: ids.clone(), shard })
     }

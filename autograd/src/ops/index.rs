@@ -4,7 +4,7 @@
 use ferrotron_tensor::ops::index::{gather, index_add, index_select, scatter_add};
 use ferrotron_tensor::{Result, Tensor};
 
-use crate::{Backward, Cotangents, Grads, Var};
+use crate::{Backward, Cotangents, Grads, Var, forward_span};
 
 struct GatherBackward {
     dims: Vec<usize>,
@@ -74,6 +74,7 @@ impl Backward for IndexSelectBackward {
 impl Var {
     /// Elements at `index` along `dim`: `out[i][j] = x[index[i][j]][j]` for dim 0.
     pub fn gather(&self, dim: isize, index: &Tensor) -> Result<Var> {
+        let _span = forward_span("gather");
         let value = gather(self.value(), dim, index)?;
         Var::record(&[self], value, || GatherBackward {
             dims: self.dims().to_vec(),
@@ -84,12 +85,14 @@ impl Var {
 
     /// This tensor with the elements of `source` added at `index` along `dim`.
     pub fn scatter_add(&self, dim: isize, index: &Tensor, source: &Var) -> Result<Var> {
+        let _span = forward_span("scatter_add");
         let value = scatter_add(self.value().clone(), dim, index, source.value())?;
         Var::record(&[self, source], value, || ScatterAddBackward { dim, index: index.clone() })
     }
 
     /// Slices at the positions `ids` of `dim`.
     pub fn index_select(&self, dim: isize, ids: &Tensor) -> Result<Var> {
+        let _span = forward_span("index_select");
         let size = self.value().dim(dim)?;
         let value = index_select(self.value(), dim, ids)?;
         Var::record(&[self], value, || IndexSelectBackward { size, dim, ids: ids.clone() })

@@ -6,7 +6,7 @@ use ferrotron_tensor::ops::matmul::{linear, linear_input_gradient, linear_weight
 use ferrotron_tensor::ops::reduce::sum_to;
 use ferrotron_tensor::{Result, Tensor};
 
-use crate::{Backward, Cotangents, Grads, Saved, Var};
+use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
 
 struct LinearBackward {
     x: Option<Saved>,
@@ -43,6 +43,7 @@ impl Backward for LinearBackward {
 impl Var {
     /// x W^T + b for x (.., K), W (N, K), b (N): (.., N).
     pub fn linear(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
+        let _span = forward_span("linear");
         let value = linear(self.value(), weight.value(), bias.map(Var::value))?;
         let mut inputs = vec![self, weight];
         inputs.extend(bias);

@@ -14,7 +14,7 @@ use ferrotron_tensor::ops::linear_cross_entropy::{
 use ferrotron_tensor::{Category, Result, Tensor};
 
 use super::cross_entropy::Loss;
-use crate::{Accum, Backward, Cotangents, Grads, Saved, Var};
+use crate::{Accum, Backward, Cotangents, Grads, Saved, Var, forward_span};
 
 /// Waits for the gradient of an input that is on its way, and gives it.
 pub type PendingGradient = Box<dyn FnOnce() -> Result<Tensor>>;
@@ -42,6 +42,7 @@ impl Var {
         config: &CrossEntropyConfig,
         max_logits_bytes: usize,
     ) -> Result<Loss> {
+        let _span = forward_span("linear_cross_entropy");
         let found =
             linear_cross_entropy(self.value(), weight.value(), targets, config, max_logits_bytes)?;
         self.record_loss(weight, targets, config, None, found)
@@ -58,6 +59,7 @@ impl Var {
         max_logits_bytes: usize,
         (shard, exchange): (VocabShard, Arc<dyn ExchangeShards>),
     ) -> Result<Loss> {
+        let _span = forward_span("linear_cross_entropy");
         let x = exchange.gather_input(self.value().clone())?;
         let found = linear_cross_entropy_shard(
             &x,

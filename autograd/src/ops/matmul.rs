@@ -3,7 +3,7 @@
 use ferrotron_tensor::ops::matmul::matmul;
 use ferrotron_tensor::{Result, Tensor};
 
-use crate::{Backward, Cotangents, Grads, Saved, Var};
+use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
 
 struct MatmulBackward {
     lhs: Option<Saved>,
@@ -35,6 +35,7 @@ impl Var {
     /// The matrix product of the last two dims, (.., M, K) x (.., K, N) -> (.., M, N); leading dims are
     /// broadcast.
     pub fn matmul(&self, rhs: &Var) -> Result<Var> {
+        let _span = forward_span("matmul");
         Var::record(&[self, rhs], matmul(self.value(), rhs.value())?, || MatmulBackward {
             lhs: rhs.needs_gradient().then(|| self.save()),
             rhs: self.needs_gradient().then(|| rhs.save()),

@@ -7,7 +7,7 @@ use ferrotron_tensor::ops::layer_norm::{
 use ferrotron_tensor::ops::rms_norm::{rms_norm, rms_norm_backward, rms_norm_backward_input};
 use ferrotron_tensor::{Category, Result, Tensor};
 
-use crate::{Backward, Cotangents, Grads, Saved, Var};
+use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
 
 struct LayerNormBackward {
     x: Saved,
@@ -73,6 +73,7 @@ impl Backward for RmsNormBackward {
 impl Var {
     /// (x - mean) / sqrt(variance + eps) * weight + bias over the last dim: Ba et al., arXiv 1607.06450.
     pub fn layer_norm(&self, weight: &Var, bias: Option<&Var>, eps: f64) -> Result<Var> {
+        let _span = forward_span("layer_norm");
         let (value, mean, rstd) =
             layer_norm(self.value(), weight.value(), bias.map(Var::value), eps)?;
         let mut inputs = vec![self, weight];
@@ -91,6 +92,7 @@ impl Var {
 
     /// x / sqrt(mean of squares + eps) * weight over the last dim: Zhang and Sennrich, arXiv 1910.07467.
     pub fn rms_norm(&self, weight: &Var, eps: f64) -> Result<Var> {
+        let _span = forward_span("rms_norm");
         let (value, rstd) = rms_norm(self.value(), weight.value(), eps)?;
         let (x, scale) = (self.save(), weight.save());
         let y = Var::record(&[self, weight], value, || {

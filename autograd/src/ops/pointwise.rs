@@ -4,7 +4,7 @@ use ferrotron_tensor::ops::pointwise::{binary, binary_backward, select, unary, u
 use ferrotron_tensor::ops::table::{Binary, Saves, Unary};
 use ferrotron_tensor::{Result, Tensor};
 
-use crate::{Backward, Cotangents, Grads, Saved, Var};
+use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
 
 struct UnaryBackward {
     op: Unary,
@@ -29,6 +29,7 @@ impl Backward for UnaryBackward {
 
 /// `op(x)`; `p` is the parameter of the rows that take one.
 pub fn apply_unary(op: Unary, p: f64, x: &Var) -> Result<Var> {
+    let _span = forward_span(op.name());
     let value = unary(op, p, x.value())?;
     let saved = match op.saves() {
         Saves::Input => Some(x.save()),
@@ -76,6 +77,7 @@ impl Backward for BinaryBackward {
 
 /// `op(lhs, rhs)`, broadcast.
 pub fn apply_binary(op: Binary, lhs: &Var, rhs: &Var) -> Result<Var> {
+    let _span = forward_span(op.name());
     let value = binary(op, lhs.value(), rhs.value())?;
     Var::record(&[lhs, rhs], value, || {
         let [by_lhs, by_rhs] = op.reads();
@@ -118,6 +120,7 @@ impl Backward for SelectBackward {
 
 /// Elements of `yes` where the u8 `condition` is not 0, else of `no`; all three broadcast.
 pub fn apply_select(condition: &Tensor, yes: &Var, no: &Var) -> Result<Var> {
+    let _span = forward_span("where");
     let value = select(condition, yes.value(), no.value())?;
     Var::record(&[yes, no], value, || SelectBackward { condition: condition.clone() })
 }

@@ -5,7 +5,7 @@ use ferrotron_tensor::ops::reduce::{self, KeepDims};
 use ferrotron_tensor::{Category, Result, Tensor};
 
 use crate::backward::Named;
-use crate::{Backward, Cotangents, Grads, Saved, Var};
+use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
 
 /// Keeps the operand and the value, with the reduced dim as size 1.
 struct MaxBackward {
@@ -55,11 +55,13 @@ impl Backward for LogSumExpBackward {
 impl Var {
     /// Sum over `dims`.
     pub fn sum(&self, dims: &[isize], keep: KeepDims) -> Result<Var> {
+        let _span = forward_span("sum");
         self.spread("sum", reduce::sum(self.value(), dims, keep)?, dims, 1.0)
     }
 
     /// Mean over `dims`.
     pub fn mean(&self, dims: &[isize], keep: KeepDims) -> Result<Var> {
+        let _span = forward_span("mean");
         let value = reduce::mean(self.value(), dims, keep)?;
         let count = self.value().numel() as f64 / value.numel().max(1) as f64;
         self.spread("mean", value, dims, 1.0 / count)
@@ -67,6 +69,7 @@ impl Var {
 
     /// Sum of all elements, a scalar.
     pub fn sum_all(&self) -> Result<Var> {
+        let _span = forward_span("sum_all");
         let dims = self.dims().to_vec();
         Var::record(&[self], reduce::sum_all(self.value())?, || {
             Named("sum_all", move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.broadcast_to(&dims)?))
@@ -80,6 +83,7 @@ impl Var {
 
     /// The largest element along `dim`; equal ones share the gradient.
     pub fn max(&self, dim: isize, keep: KeepDims) -> Result<Var> {
+        let _span = forward_span("max");
         let kept = reduce::max(self.value(), &[dim], KeepDims::Keep)?;
         let value = dropped(&kept, self, &[dim], keep)?;
         Var::record(&[self], value, || {
@@ -90,6 +94,7 @@ impl Var {
 
     /// log(sum(exp(x))) along `dims`; its gradient is the softmax.
     pub fn log_sum_exp(&self, dims: &[isize], keep: KeepDims) -> Result<Var> {
+        let _span = forward_span("log_sum_exp");
         let kept = reduce::log_sum_exp(self.value(), dims, KeepDims::Keep)?;
         let value = dropped(&kept, self, dims, keep)?;
         Var::record(&[self], value, || {

@@ -3,7 +3,7 @@
 use ferrotron_tensor::ops::rotary::{Direction, RotaryTable, rotary};
 use ferrotron_tensor::{Result, Tensor};
 
-use crate::{Backward, Cotangents, Grads, Var};
+use crate::{Backward, Cotangents, Grads, Var, forward_span};
 
 struct RotaryBackward {
     table: RotaryTable,
@@ -28,6 +28,7 @@ impl Var {
     /// Turns the first `heads` heads of (B, T, H, D) by their positions and leaves the others:
     /// Su et al., arXiv 2104.09864, in the half-rotation convention of Hugging Face.
     pub fn rotary(&self, table: &RotaryTable, heads: usize) -> Result<Var> {
+        let _span = forward_span("rotary");
         let value = rotary(self.value(), table, heads, Direction::Forward)?;
         Var::record(&[self], value, || RotaryBackward { table: table.clone(), heads })
     }

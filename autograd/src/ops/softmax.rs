@@ -5,7 +5,7 @@ use ferrotron_tensor::ops::softmax::{
 };
 use ferrotron_tensor::{Category, Result, Tensor};
 
-use crate::{Backward, Cotangents, Grads, Var};
+use crate::{Backward, Cotangents, Grads, Var, forward_span};
 
 struct SoftmaxBackward {
     name: &'static str,
@@ -31,6 +31,7 @@ impl Backward for SoftmaxBackward {
 impl Var {
     /// e^x / sum e^x over `dim`.
     pub fn softmax(&self, dim: isize) -> Result<Var> {
+        let _span = forward_span("softmax");
         let y = softmax(self.value(), dim)?;
         Var::record(&[self], y.clone(), || {
             y.set_category(Category::Saved);
@@ -40,6 +41,7 @@ impl Var {
 
     /// x - log(sum e^x) over `dim`.
     pub fn log_softmax(&self, dim: isize) -> Result<Var> {
+        let _span = forward_span("log_softmax");
         let y = log_softmax(self.value(), dim)?;
         Var::record(&[self], y.clone(), || {
             y.set_category(Category::Saved);

@@ -5,11 +5,12 @@ use ferrotron_tensor::ops::pointwise::add_assign;
 use ferrotron_tensor::{Result, Tensor};
 
 use crate::backward::Named;
-use crate::{Accum, Backward, Cotangents, Grads, Var};
+use crate::{Accum, Backward, Cotangents, Grads, Var, forward_span};
 
 impl Var {
     /// The elements under other dims, in row-major order.
     pub fn reshape(&self, dims: &[usize]) -> Result<Var> {
+        let _span = forward_span("reshape");
         let original = self.dims().to_vec();
         Var::record(&[self], self.value().reshape(dims)?, || {
             Named("reshape", move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.reshape(&original)?))
@@ -18,6 +19,7 @@ impl Var {
 
     /// Exchanges two dims, counted from the end if negative.
     pub fn transpose(&self, a: isize, b: isize) -> Result<Var> {
+        let _span = forward_span("transpose");
         Var::record(&[self], self.value().transpose(a, b)?, || {
             Named("transpose", move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.transpose(a, b)?))
         })
@@ -25,6 +27,7 @@ impl Var {
 
     /// Dims in the given order.
     pub fn permute(&self, order: &[usize]) -> Result<Var> {
+        let _span = forward_span("permute");
         let value = self.value().permute(order)?;
         let mut inverse = vec![0; order.len()];
         for (to, &from) in order.iter().enumerate() {
@@ -37,6 +40,7 @@ impl Var {
 
     /// Stretches dims of size 1 and adds leading ones (NumPy's rule).
     pub fn broadcast_to(&self, dims: &[usize]) -> Result<Var> {
+        let _span = forward_span("broadcast_to");
         // `give` sums a gradient back to the operand's dims.
         Var::record(&[self], self.value().broadcast_to(dims)?, || {
             Named("broadcast_to", move |dy: Tensor, dx: &mut Grads| dx.give(0, dy))
@@ -45,6 +49,7 @@ impl Var {
 
     /// Elements `start .. start + len` of one dim, counted from the end if negative.
     pub fn narrow(&self, dim: isize, start: usize, len: usize) -> Result<Var> {
+        let _span = forward_span("narrow");
         Var::record(&[self], self.value().narrow(dim, start, len)?, || {
             Named("narrow", move |dy: Tensor, dx: &mut Grads| {
                 dx.accumulate(0, |whole, accum| {
@@ -62,6 +67,7 @@ impl Var {
     /// Cuts one dim into consecutive parts of the given sizes; their gradients are joined in one
     /// buffer.
     pub fn split(&self, dim: isize, sizes: &[usize]) -> Result<Vec<Var>> {
+        let _span = forward_span("split");
         let parts = self.value().split(dim, sizes)?;
         Var::record_many(&[self], parts.clone(), || SplitBackward {
             dim,

@@ -2,6 +2,7 @@
 
 use ferrotron_tensor::{Error, Result};
 use std::sync::mpsc::{Sender, channel};
+use tracing::trace_span;
 
 use super::Memory;
 
@@ -26,7 +27,11 @@ impl Work<Memory> {
     pub fn new() -> (Work<Memory>, Completion) {
         let (sender, receiver) = channel();
         let gone = |_| Error::communication("collective", "the rank's progress thread has ended");
-        (Work(Box::new(move || receiver.recv().map_err(gone)?)), Completion(sender))
+        let wait = move || {
+            let _span = trace_span!("wait").entered();
+            receiver.recv().map_err(gone)?
+        };
+        (Work(Box::new(wait)), Completion(sender))
     }
 }
 

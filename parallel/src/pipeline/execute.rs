@@ -13,6 +13,7 @@ use ferrotron_nn::Axis;
 use ferrotron_tensor::{Category, DType, Device, Error, Result, Tensor};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
+use tracing::trace_span;
 
 use super::{Direction, Instruction, Message, Schedule};
 use crate::collective::{Group, Work};
@@ -148,9 +149,13 @@ struct Arriving {
 
 impl Run<'_> {
     fn step(&mut self, model: &mut dyn PipelineModel, instruction: &Instruction) -> Result<()> {
+        let arrived = self.take(instruction)?;
+        // Behind the wait, so that a trace shows the bubble between instructions.
+        let (microbatch, chunk) = instruction.place().unzip();
+        let _span = trace_span!("instruction", name = %instruction, microbatch, chunk).entered();
         match *instruction {
             Instruction::Forward { microbatch, chunk } => {
-                let input = self.take(instruction)?.map(|value| {
+                let input = arrived.map(|value| {
                     value.set_category(Category::Saved);
                     Leaf::new("stage input", value)
                 });
@@ -163,13 +168,12 @@ impl Run<'_> {
                 self.hand_on(instruction, output.into_value());
             }
             Instruction::Backward { microbatch, chunk } => {
-                self.backward(instruction, (microbatch, chunk), WeightGrads::Now)?.run()?;
+                self.backward(instruction, arrived, WeightGrads::Now)?.run()?;
                 model.end_backward(microbatch, chunk)?;
             }
             Instruction::BackwardInput { microbatch, chunk } => {
-                let at = (microbatch, chunk);
-                let deferred = self.backward(instruction, at, WeightGrads::Deferred)?;
-                self.deferred.insert(at, deferred);
+                let deferred = self.backward(instruction, arrived, WeightGrads::Deferred)?;
+                self.deferred.insert((microbatch, chunk), deferred);
             }
             Instruction::BackwardWeight { microbatch, chunk } => {
                 let deferred = self.deferred.remove(&(microbatch, chunk));
@@ -205,12 +209,11 @@ impl Run<'_> {
     fn backward(
         &mut self,
         instruction: &Instruction,
-        at: (usize, usize),
+        cotangent: Option<Tensor>,
         mode: WeightGrads,
     ) -> Result<DeferredGrads> {
-        let cotangent = self.take(instruction)?;
-        let Flight { input, output } =
-            self.flying.remove(&at).ok_or_else(|| incomplete(instruction))?;
+        let flight = instruction.place().and_then(|place| self.flying.remove(&place));
+        let Flight { input, output } = flight.ok_or_else(|| incomplete(instruction))?;
         let cotangent = cotangent.map_or_else(|| output.full(self.scale), Ok)?;
         let deferred = output.backward(cotangent, mode)?;
         if let Some(input) = input {

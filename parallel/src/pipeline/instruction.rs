@@ -96,6 +96,17 @@ impl Instruction {
         }
     }
 
+    /// The microbatch and the chunk of a computation; `None` for messages.
+    pub fn place(&self) -> Option<(usize, usize)> {
+        match *self {
+            Instruction::Forward { microbatch, chunk }
+            | Instruction::Backward { microbatch, chunk }
+            | Instruction::BackwardInput { microbatch, chunk }
+            | Instruction::BackwardWeight { microbatch, chunk } => Some((microbatch, chunk)),
+            Instruction::Send(_) | Instruction::Receive(_) | Instruction::Exchange { .. } => None,
+        }
+    }
+
     /// Which way a computation passes its result on, its microbatch and chunk; `None` for the weight part
     /// of a backward, whose result stays, and for messages.
     pub(super) fn along(&self) -> Option<(Direction, usize, usize)> {

@@ -11,7 +11,7 @@
 //! computed: only this rank's positions are kept. The mappings in [`mappings`](super::mappings) around a
 //! plain linear layer compute the same.
 
-use ferrotron_autograd::{Accum, Backward, Cotangents, Grads, Saved, Var};
+use ferrotron_autograd::{Accum, Backward, Cotangents, Grads, Saved, Var, forward_span};
 use ferrotron_nn::{Axis, Bias, Decay, Init, Module, Param, Scope};
 use ferrotron_tensor::ops::matmul::{linear, linear_input_gradient, linear_weight_gradient};
 use ferrotron_tensor::ops::reduce::sum_to;
@@ -28,6 +28,15 @@ pub(super) enum Cut {
     Column,
     /// Inputs.
     Row,
+}
+
+impl Cut {
+    fn name(self) -> &'static str {
+        match self {
+            Cut::Column => "column_parallel_linear",
+            Cut::Row => "row_parallel_linear",
+        }
+    }
 }
 
 /// The dim of activations (B, T, ..) that sequence parallelism cuts.
@@ -66,6 +75,7 @@ impl TensorParallel {
         if self.group.size() == 1 {
             return x.linear(weight, bias);
         }
+        let _span = forward_span(cut.name());
         let value = match cut {
             Cut::Column => {
                 linear(&self.gathered(x.value())?.wait()?, weight.value(), bias.map(Var::value))?
@@ -95,10 +105,7 @@ struct ParallelLinear {
 
 impl Backward for ParallelLinear {
     fn name(&self) -> &'static str {
-        match self.cut {
-            Cut::Column => "column_parallel_linear",
-            Cut::Row => "row_parallel_linear",
-        }
+        self.cut.name()
     }
 
     fn saved(&self) -> Vec<&Tensor> {

@@ -14,7 +14,7 @@
 //!
 //! There is no differentiable all-reduce: its gradient depends on what its operand is.
 
-use ferrotron_autograd::{Backward, Cotangents, Grads, Var};
+use ferrotron_autograd::{Backward, Cotangents, Grads, Var, forward_span};
 use ferrotron_tensor::ops::concat::concat;
 use ferrotron_tensor::{Error, Result, Tensor};
 
@@ -46,6 +46,7 @@ fn map(
     if group.size() == 1 {
         return Ok(x.clone());
     }
+    let _span = forward_span(name);
     let (value, group) = (forward(x.value())?, group.clone());
     Var::record(&[x], value, || Conjugate { name, backward: move |dy| backward(dy, &group) })
 }

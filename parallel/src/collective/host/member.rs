@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::timeout;
+use tracing::{Instrument, Span};
 
 use super::super::{Call, Completion, Memory, Op, Traffic};
 use super::board::{Entry, Kind, Shared};
@@ -23,6 +24,8 @@ pub struct Job {
     pub memory: Memory,
     /// Where the result goes.
     pub completion: Completion,
+    /// What a trace shows of it.
+    pub span: Span,
 }
 
 /// How long the reason why a rank has gone may take to come.
@@ -55,8 +58,8 @@ impl Member {
     /// Carries out calls until nobody can make one any more.
     pub async fn serve(mut self, mut jobs: UnboundedReceiver<Job>) {
         self.shared.note(&self.id, self.ranks[self.links.rank], |_| ());
-        while let Some(Job { call, mut memory, completion }) = jobs.recv().await {
-            let result = self.carry_out(&call, &mut memory).await;
+        while let Some(Job { call, mut memory, completion, span }) = jobs.recv().await {
+            let result = self.carry_out(&call, &mut memory).instrument(span).await;
             // Nobody wants the input back: what was sent is free.
             completion.complete(result.map(|()| Memory { input: None, ..memory }));
         }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tracing::trace_span;
 
 use super::member::Job;
 use super::progress::ProgressThread;
@@ -52,8 +53,16 @@ impl Collective for HostCollective {
 
     fn start(&self, call: Call, memory: Memory) -> Work<Memory> {
         let (work, completion) = Work::new();
+        let span = trace_span!(
+            "collective",
+            name = call.op.name(),
+            op = %call.op,
+            bytes = call.len * call.dtype.size(),
+            group = self.name,
+            site = %call.site,
+        );
         // If the thread has ended, so has the completion, and the work says so.
-        let _ = self.jobs.send(Job { call, memory, completion });
+        let _ = self.jobs.send(Job { call, memory, completion, span });
         work
     }
 
