@@ -72,6 +72,7 @@ fn a_run_is_saved_when_replicas_agree_or_refused() -> Result<()> {
         let folder = folder.path().join(format!("{save_interval}-{train_iters}"));
         let config = RunConfig {
             metrics: folder.join("metrics.jsonl"),
+            trace: None,
             folder,
             train_iters,
             seq_length: SEQ_LENGTH,

@@ -3,6 +3,8 @@
 
 #![cfg(target_os = "linux")]
 
+mod trace;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -115,6 +117,22 @@ fn layouts_of_processes_give_the_losses_of_one() {
     let text = succeeded(finished(command(path, &line)));
     assert!(text.contains("no sample: "), "{text}");
     assert_same("f32", &path.join("f32-4"), &path.join("f32"), 1e-5);
+}
+
+#[test]
+fn a_trace_shows_every_rank() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let layout = "--nproc 4 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel";
+    let traced = "--save run --trace trace.json --trace-steps 2-3";
+    succeeded(finished(command(path, &format!("{MODEL} --train-iters 4 {layout} {traced}"))));
+    // A forward and a backward of each of the 4 microbatches.
+    trace::check(&path.join("trace.json"), &[2, 3], 8);
+
+    let run =
+        command(path, "train --load run --train-iters 5 --nproc 1 --trace missing/trace.json");
+    let (_, err) = texts(&finished(run));
+    assert!(err.contains("trace: cannot write missing/trace.json"), "{err}");
 }
 
 #[test]
