@@ -62,19 +62,21 @@ fn group<'a>(c: &'a mut Criterion, name: &str) -> BenchmarkGroup<'a, WallTime> {
 fn products(c: &mut Criterion) {
     let device = device();
     let mut group = group(c, "gemm");
-    for &(name, m, k, n, lhs_transposed, rhs_transposed) in PRODUCTS {
+    let products =
+        PRODUCTS.iter().flat_map(|row| [DType::F32, DType::BF16].map(|dtype| (dtype, row)));
+    for (dtype, &(name, m, k, n, lhs_transposed, rhs_transposed)) in products {
         let stored = |rows, cols, transposed: bool| {
             if transposed {
-                random(&device, &[cols, rows])?.transpose(0, 1)
+                random(&device, &[cols, rows])?.cast(dtype)?.transpose(0, 1)
             } else {
-                random(&device, &[rows, cols])
+                random(&device, &[rows, cols])?.cast(dtype)
             }
         };
         let (lhs, rhs) =
             (stored(m, k, lhs_transposed).unwrap(), stored(k, n, rhs_transposed).unwrap());
         let mut out = Tensor::zeros(&device, DType::F32, &[m, n]).unwrap();
         group.throughput(Throughput::Elements(2 * (m * k * n) as u64));
-        group.bench_function(name, |b| {
+        group.bench_function(format!("{name} {dtype}"), |b| {
             b.iter(|| device.run(|| matmul_into(&mut out, Accum::Replace, &lhs, &rhs)).unwrap());
         });
     }

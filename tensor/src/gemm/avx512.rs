@@ -5,7 +5,7 @@ use crate::{DType, Element};
 use std::arch::x86_64::*;
 
 #[derive(Clone, Copy)]
-struct F32x16(__m512);
+pub(super) struct F32x16(pub(super) __m512);
 
 #[derive(Clone, Copy)]
 struct F64x8(__m512d);

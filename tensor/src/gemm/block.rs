@@ -107,11 +107,12 @@ impl<A: Real + Element<Acc = A>> Blocks<A> {
     ) {
         // SAFETY: one panel holds all lanes.
         unsafe {
-            (self.kernels.pack)(S::DTYPE)(&Strip {
+            (self.kernels.widen)(S::DTYPE)(&Strip {
                 from: from.cast(),
                 step_stride: row_stride as isize,
                 lane_stride: 1,
                 depth: rows,
+                elements: rows,
                 count: columns,
                 to,
                 width: to_row,
@@ -133,11 +134,12 @@ impl<A: Real + Element<Acc = A>> Blocks<A> {
     ) {
         // SAFETY: one panel holds all lanes.
         unsafe {
-            (self.kernels.pack)(S::DTYPE)(&Strip {
+            (self.kernels.widen)(S::DTYPE)(&Strip {
                 from: from.cast(),
                 step_stride: 1,
                 lane_stride: row_stride as isize,
                 depth: columns,
+                elements: columns,
                 count: rows,
                 to,
                 width: to_row,

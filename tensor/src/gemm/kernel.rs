@@ -25,6 +25,23 @@ pub(super) struct Tile<T> {
     pub bias: *const T,
 }
 
+/// What the microkernel does with a step of both operands.
+pub(super) trait Multiply<V> {
+    /// sum + factor * column, lane by lane.
+    unsafe fn multiply_add(factor: V, column: V, sum: V) -> V;
+}
+
+/// Steps are accumulators.
+pub(super) struct Single;
+
+impl<V: Vector> Multiply<V> for Single {
+    #[inline(always)]
+    unsafe fn multiply_add(factor: V, column: V, sum: V) -> V {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { factor.mul_add(column, sum) }
+    }
+}
+
 /// c = [c +] alpha * a b [+ bias] for `R` rows and `N` vectors of columns.
 ///
 /// Every element is one chain of fused multiply-adds in the order of k, from zero: it depends
@@ -34,7 +51,9 @@ pub(super) struct Tile<T> {
 /// The pointers of `tile` hold what its documentation says, for `R` rows and the columns that
 /// `N` and `last_lanes` give; `b` holds whole vectors unless `V::FREE_MASKS`.
 #[inline(always)]
-pub(super) unsafe fn tile<V: Vector, const R: usize, const N: usize>(tile: &Tile<V::Scalar>) {
+pub(super) unsafe fn tile<V: Vector, M: Multiply<V>, const R: usize, const N: usize>(
+    tile: &Tile<V::Scalar>,
+) {
     let Tile { depth, a_row, a_step, b_step, c, c_row, .. } = *tile;
     let (mut a, mut b) = (tile.a, tile.b);
     // SAFETY: as promised by the caller; prefetching has no effect but on caches.
@@ -54,9 +73,9 @@ pub(super) unsafe fn tile<V: Vector, const R: usize, const N: usize>(tile: &Tile
                 *column = if partial { V::load_first(from, mask) } else { V::load(from) };
             }
             for (i, row) in sums.iter_mut().enumerate() {
-                let factor = V::splat(*a.offset(i as isize * a_row));
+                let factor = V::splat(a.offset(i as isize * a_row).read_unaligned());
                 for (sum, column) in row.iter_mut().zip(columns) {
-                    *sum = factor.mul_add(column, *sum);
+                    *sum = M::multiply_add(factor, column, *sum);
                 }
             }
             a = a.wrapping_offset(a_step);
@@ -108,8 +127,10 @@ pub(super) struct Kernels<T: 'static> {
     pub free_masks: bool,
     /// `tiles[rows - 1][vectors - 1]`.
     pub tiles: &'static [[TileFn<T>; VECTORS]],
-    /// The packing routine for a storage type.
+    /// The packing routine for operands of a storage type.
     pub pack: fn(DType) -> PackFn<T>,
+    /// The same for values that are accumulators, whatever the operands' steps are.
+    pub widen: fn(DType) -> PackFn<T>,
     /// The finishing routine for a storage type.
     pub finish: fn(DType) -> FinishFn<T>,
 }
@@ -120,18 +141,22 @@ pub(super) const VECTORS: usize = 3;
 /// An instruction set to run with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
+    #[cfg(test)]
+    PortablePairs,
     Portable,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16,
 }
 
 impl Level {
     /// What this processor has, the best last.
     pub(super) fn available() -> impl DoubleEndedIterator<Item = Level> {
         #[cfg(target_arch = "x86_64")]
-        let (avx2, avx512) = {
+        let (avx2, avx512, bf16) = {
             let avx2 = is_x86_feature_detected!("avx2")
                 && is_x86_feature_detected!("fma")
                 && is_x86_feature_detected!("f16c");
@@ -139,16 +164,37 @@ impl Level {
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512bw");
-            (avx2.then_some(Level::Avx2), (avx2 && avx512).then_some(Level::Avx512))
+            let avx512 = avx2 && avx512;
+            let bf16 = avx512 && is_x86_feature_detected!("avx512bf16");
+            (
+                avx2.then_some(Level::Avx2),
+                avx512.then_some(Level::Avx512),
+                bf16.then_some(Level::Avx512Bf16),
+            )
         };
         #[cfg(not(target_arch = "x86_64"))]
-        let (avx2, avx512) = (None, None);
-        [Some(Level::Portable), avx2, avx512].into_iter().flatten()
+        let (avx2, avx512, bf16) = (None, None, None);
+        #[cfg(test)]
+        let model = Some(Level::PortablePairs);
+        #[cfg(not(test))]
+        let model = None;
+        [model, Some(Level::Portable), avx2, avx512, bf16].into_iter().flatten()
     }
 
     /// The best that this processor has.
     pub(super) fn best() -> Level {
         Level::available().next_back().unwrap_or(Level::Portable)
+    }
+
+    /// Kernels for products of two bf16 matrices in words, if the instruction set has them.
+    pub(super) fn pairs(self) -> Option<&'static Kernels<f32>> {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Bf16 => Some(&super::avx512_bf16::PAIRS),
+            #[cfg(test)]
+            Level::PortablePairs => Some(&super::portable::PAIRS),
+            _ => None,
+        }
     }
 }
 
@@ -163,11 +209,13 @@ macro_rules! compute {
         impl Compute for $type {
             fn kernels(level: Level) -> &'static Kernels<Self> {
                 match level {
+                    #[cfg(test)]
+                    Level::PortablePairs => &super::portable::$table,
                     Level::Portable => &super::portable::$table,
                     #[cfg(target_arch = "x86_64")]
                     Level::Avx2 => &super::avx2::$table,
                     #[cfg(target_arch = "x86_64")]
-                    Level::Avx512 => &super::avx512::$table,
+                    Level::Avx512 | Level::Avx512Bf16 => &super::avx512::$table,
                 }
             }
         }
@@ -184,7 +232,7 @@ macro_rules! isa {
             tile: &$crate::gemm::kernel::Tile<V::Scalar>,
         ) {
             // SAFETY: the caller's promise, passed on.
-            unsafe { $crate::gemm::kernel::tile::<V, R, N>(tile) }
+            unsafe { $crate::gemm::kernel::tile::<V, $crate::gemm::kernel::Single, R, N>(tile) }
         }
         $(#[$feature])?
         unsafe fn pack<V: Vector, S: $crate::Element<Acc = V::Scalar>>(
@@ -210,6 +258,11 @@ macro_rules! isa {
                 $crate::DType::F16 => pack::<$f32, $crate::f16>,
                 _ => pack::<$f32, f32>,
             },
+            widen: |dtype| match dtype {
+                $crate::DType::BF16 => pack::<$f32, $crate::bf16>,
+                $crate::DType::F16 => pack::<$f32, $crate::f16>,
+                _ => pack::<$f32, f32>,
+            },
             finish: |dtype| match dtype {
                 $crate::DType::BF16 => finish::<$f32, $crate::bf16>,
                 $crate::DType::F16 => finish::<$f32, $crate::f16>,
@@ -222,6 +275,7 @@ macro_rules! isa {
             free_masks: <$f64>::FREE_MASKS,
             tiles: &[$([tile::<$f64, $rows, 1>, tile::<$f64, $rows, 2>, tile::<$f64, $rows, 3>]),*],
             pack: |_| pack::<$f64, f64>,
+            widen: |_| pack::<$f64, f64>,
             finish: |_| finish::<$f64, f64>,
         };
     };

@@ -14,10 +14,13 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
 pub(crate) mod block;
 mod drive;
 mod kernel;
 mod pack;
+mod pairs;
 mod plan;
 mod portable;
 mod problem;
@@ -195,21 +198,28 @@ unsafe fn gemm_at<L, R, D>(
         unsafe { add_nothing(dst, accum, bias) };
         return;
     }
+    let pairs =
+        (L::DTYPE == DType::BF16 && R::DTYPE == DType::BF16).then(|| level.pairs()).flatten();
+    let per_step = if pairs.is_some() { pairs::PAIR } else { 1 };
     let problem = Problem {
-        k,
+        k: k.div_ceil(per_step),
         lhs: Operand {
             data: lhs.data.cast(),
             dtype: L::DTYPE,
             lanes: m,
             lane_stride: lhs.row_stride,
-            step_stride: lhs.col_stride,
+            step_stride: lhs.col_stride * per_step as isize,
+            elements: k,
+            per_step,
         },
         rhs: Operand {
             data: rhs.data.cast(),
             dtype: R::DTYPE,
             lanes: n,
             lane_stride: rhs.col_stride,
-            step_stride: rhs.row_stride,
+            step_stride: rhs.row_stride * per_step as isize,
+            elements: k,
+            per_step,
         },
         target: Target {
             data: dst.data.cast(),
@@ -225,7 +235,12 @@ unsafe fn gemm_at<L, R, D>(
         if L::Acc::DTYPE == DType::F64 {
             drive::run(f64::kernels(level), threads, problem, crate::Real::f64(alpha));
         } else {
-            drive::run(f32::kernels(level), threads, problem, crate::Real::f64(alpha) as f32);
+            drive::run(
+                pairs.unwrap_or_else(|| f32::kernels(level)),
+                threads,
+                problem,
+                crate::Real::f64(alpha) as f32,
+            );
         }
     }
 }

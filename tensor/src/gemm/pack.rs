@@ -12,6 +12,8 @@ pub(super) struct Strip<T> {
     pub step_stride: isize,
     pub lane_stride: isize,
     pub depth: usize,
+    /// Elements of a lane in all these steps.
+    pub elements: usize,
     pub count: usize,
     pub to: *mut T,
     /// Half a register, or a multiple of a register.

@@ -71,3 +71,45 @@ impl<T: Real + Element<Acc = T>> Vector for Lanes<T> {
 }
 
 super::kernel::isa!(Lanes<f32>, Lanes<f64>, [1, 2, 3, 4]);
+
+/// What [`super::pairs`] says, in plain Rust: the tests run it on every machine.
+#[cfg(test)]
+pub(super) static PAIRS: super::kernel::Kernels<f32> = {
+    use super::kernel::{Kernels, Multiply, TileFn, VECTORS, tile};
+    use super::pack::Strip;
+    use super::pairs::{gather, pack};
+
+    struct Pairs;
+    impl Multiply<Lanes<f32>> for Pairs {
+        unsafe fn multiply_add(
+            factor: Lanes<f32>,
+            column: Lanes<f32>,
+            sum: Lanes<f32>,
+        ) -> Lanes<f32> {
+            let halves = |word: f32| {
+                [word.to_bits() << 16, word.to_bits() & 0xffff_0000].map(f32::from_bits)
+            };
+            Lanes(std::array::from_fn(|lane| {
+                let ([a, b], [c, d]) = (halves(factor.0[lane]), halves(column.0[lane]));
+                sum.0[lane] + a * c + b * d
+            }))
+        }
+    }
+    const fn row<const R: usize>() -> [TileFn<f32>; VECTORS] {
+        type Word = Lanes<f32>;
+        [tile::<Word, Pairs, R, 1>, tile::<Word, Pairs, R, 2>, tile::<Word, Pairs, R, 3>]
+    }
+    unsafe fn pack_pairs(strip: &Strip<f32>) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { pack::<Lanes<f32>>(strip, gather_all) }
+    }
+    unsafe fn gather_all(strip: &Strip<f32>) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { gather(strip, 0, <Lanes<f32>>::LANES) }
+    }
+    Kernels {
+        tiles: &[row::<1>(), row::<2>(), row::<3>(), row::<4>()],
+        pack: |_| pack_pairs,
+        ..F32
+    }
+};

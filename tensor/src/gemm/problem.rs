@@ -1,12 +1,12 @@
 //! What is to be computed, free of element types.
 
 use super::Accum;
-use crate::DType;
+use crate::{DType, Element};
 
 /// Lanes below which vectors are hardly filled.
 const NARROW: usize = 16;
 
-/// One operand: a lane is a row of the left or a column of the right one, a step an index of k.
+/// One operand: a lane is a row of the left or a column of the right one, a step one or two indices of k.
 #[derive(Clone, Copy)]
 pub(super) struct Operand {
     pub data: *const u8,
@@ -14,6 +14,10 @@ pub(super) struct Operand {
     pub lanes: usize,
     pub lane_stride: isize,
     pub step_stride: isize,
+    /// Indices of k in all.
+    pub elements: usize,
+    /// Indices of k in a step.
+    pub per_step: usize,
 }
 
 /// Where the product goes.
@@ -75,6 +79,18 @@ impl Problem {
 }
 
 impl Operand {
+    /// Whether a step is an element of `T`, or two that lie together, at a multiple of their size from others.
+    pub(super) fn has_steps_of<T: Element>(&self) -> bool {
+        match self.per_step {
+            1 => self.dtype == T::DTYPE,
+            _ => {
+                let together = self.step_stride == self.per_step as isize;
+                let multiple = self.lane_stride % self.per_step as isize == 0;
+                together && multiple && self.elements.is_multiple_of(self.per_step)
+            }
+        }
+    }
+
     /// The address of an element.
     pub(super) fn at(&self, lane: usize, step: usize) -> *const u8 {
         let offset = lane as isize * self.lane_stride + step as isize * self.step_stride;

@@ -31,8 +31,9 @@ impl Access {
     /// Rows are broadcast element by element, so it is enough that a row's steps lie together; they
     /// are also used in place where a step's rows lie together and all is near.
     pub(super) fn of_rows<T: Compute>(operand: &Operand, size: &Size) -> Access {
-        let in_place = operand.dtype == T::DTYPE
-            && (operand.step_stride == 1 || near(operand, size.k, size_of::<T>()));
+        let steps = operand.step_stride == operand.per_step as isize;
+        let in_place =
+            operand.has_steps_of::<T>() && (steps || near(operand, size.k, size_of::<T>()));
         if in_place { Access::InPlace } else { Access::Chapter }
     }
 
@@ -45,7 +46,7 @@ impl Access {
     ) -> Access {
         let once = size.rows <= kernels.tiles.len();
         let whole = kernels.free_masks || operand.lanes.is_multiple_of(kernels.lanes);
-        let vectors = operand.dtype == T::DTYPE && operand.lane_stride == 1 && whole;
+        let vectors = operand.has_steps_of::<T>() && operand.lane_stride == 1 && whole;
         if vectors && (once || near(operand, size.k, size_of::<T>())) {
             Access::InPlace
         } else if once {
@@ -176,11 +177,13 @@ impl<T: Compute> Side<T> {
     }
 
     unsafe fn pack_range(&self, range: Range, to: *mut T, panel_stride: usize) {
+        let Operand { per_step, elements, .. } = self.operand;
         let strip = Strip {
             from: self.operand.at(range.lane, range.step),
             step_stride: self.operand.step_stride,
             lane_stride: self.operand.lane_stride,
             depth: range.steps,
+            elements: (per_step * range.steps).min(elements - per_step * range.step),
             count: range.lanes,
             to,
             width: self.width,
@@ -203,7 +206,9 @@ impl<T: Compute> Side<T> {
         let width = self.width as isize;
         match self.access {
             Access::InPlace => {
-                let Operand { lane_stride, step_stride, .. } = self.operand;
+                let per_step = self.operand.per_step as isize;
+                let lane_stride = self.operand.lane_stride / per_step;
+                let step_stride = self.operand.step_stride / per_step;
                 let data = self.operand.at(chapter.lane + lane, chapter.step + start).cast();
                 View { data, panel: width * lane_stride, lane: lane_stride, step: step_stride }
             }

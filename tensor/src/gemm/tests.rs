@@ -197,6 +197,8 @@ fn every_layout_matches_the_naive_product() {
                             Case { layouts, accum, bias: true, ..Case::new(level, 21, 19, 53) };
                         case.check::<f32, f32, f32>();
                         case.check::<f64, f64, f64>();
+                        case.check::<bf16, bf16, f32>();
+                        Case { dims: [20, 22, 50], ..case }.check::<bf16, bf16, bf16>();
                         Case { dims: [150, 70, 300], alpha: -0.5, ..case }.check::<f32, f32, f32>();
                     }
                 }
@@ -241,6 +243,7 @@ fn sizes_around_block_edges_match_the_naive_product() {
             (1, 1500, 800),
             (800, 1500, 1),
             (17, 300, 2049),
+            (33, 2047, 50),
         ] {
             for layouts in [
                 [Layout::Rows, Layout::Rows, Layout::Rows],
@@ -252,6 +255,7 @@ fn sizes_around_block_edges_match_the_naive_product() {
                 case.check::<f32, f32, f32>();
                 Case { accum: Accum::Add, ..case }.check::<f64, f64, f64>();
                 Case { accum: Accum::Add, ..case }.check::<bf16, f32, f16>();
+                Case { accum: Accum::Add, ..case }.check::<bf16, bf16, f32>();
             }
         }
     }

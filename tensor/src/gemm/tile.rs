@@ -135,13 +135,14 @@ impl<T: Compute> Job<T> {
             step_stride: target.row_stride,
             lane_stride: target.column_stride,
             depth: place.rows,
+            elements: place.rows,
             count: place.columns,
             to: place.sums,
             width: self.plan.tile_columns,
             panel_stride: 0,
         };
         // SAFETY: the tile lies within the target; scratch rows are whole registers long.
-        unsafe { (self.kernels.pack)(target.dtype)(&strip) };
+        unsafe { (self.kernels.widen)(target.dtype)(&strip) };
     }
 
     /// Rounds a tile to the target, adding the bias.

@@ -1,0 +1,79 @@
+//! Products of bf16 matrices by instructions that multiply pairs: sum += a0 b0 + a1 b1.
+//!
+//! Two consecutive steps of k make one *word* of 32 bits, the size of the accumulator. In words such a product is
+//! cut up, packed and computed like one of f32 matrices, with half as many steps; what differs is how a word
+//! is made and what the microkernel does with two of them. Where k is odd, the last word's upper half is zero.
+
+use super::pack::Strip;
+use super::vector::Vector;
+use crate::bf16;
+
+/// Elements of a word.
+pub(super) const PAIR: usize = 2;
+
+/// The word of two steps, the earlier one in the lower half.
+#[inline(always)]
+fn word(low: bf16, high: bf16) -> f32 {
+    f32::from_bits(u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16)
+}
+
+/// Packs a strip of bf16 elements as words, by `interleave` where the lanes of a step lie together.
+///
+/// # Safety
+/// As [`super::pack::pack`], with steps of two elements each.
+#[inline(always)]
+pub(super) unsafe fn pack<V: Vector<Scalar = f32>>(
+    strip: &Strip<f32>,
+    interleave: unsafe fn(&Strip<f32>),
+) {
+    let Strip { step_stride, lane_stride, elements, .. } = *strip;
+    let whole = elements / PAIR;
+    // SAFETY: the caller's promise, passed on: both parts lie within the strip.
+    unsafe {
+        if lane_stride == 1 {
+            interleave(strip);
+            return;
+        }
+        let mut done = 0;
+        if step_stride == PAIR as isize && lane_stride % PAIR as isize == 0 && whole > 0 {
+            // Words lie in memory as they should: move them as if they were f32.
+            let words = Strip {
+                step_stride: 1,
+                lane_stride: lane_stride / PAIR as isize,
+                depth: whole,
+                ..*strip
+            };
+            super::pack::pack::<V, f32>(&words);
+            done = whole;
+        }
+        gather(strip, done, V::LANES);
+    }
+}
+
+/// Packs the steps from `first` on, word by word.
+///
+/// # Safety
+/// As [`pack`].
+pub(super) unsafe fn gather(strip: &Strip<f32>, first: usize, lanes: usize) {
+    let Strip { step_stride, lane_stride, depth, elements, count, to, width, panel_stride, .. } =
+        *strip;
+    let from = strip.from.cast::<bf16>();
+    for step in first..depth {
+        for lane in 0..count.next_multiple_of(lanes) {
+            let place = lane / width * panel_stride + lane % width + step * width;
+            let at =
+                from.wrapping_offset(step as isize * step_stride + lane as isize * lane_stride);
+            // SAFETY: the elements lie within the strip, and panels have room for whole registers.
+            unsafe {
+                let value = if lane >= count {
+                    0.0
+                } else if PAIR * step + 1 < elements {
+                    word(*at, *at.wrapping_offset(step_stride / PAIR as isize))
+                } else {
+                    word(*at, bf16::ZERO)
+                };
+                to.add(place).write(value);
+            }
+        }
+    }
+}
