@@ -9,7 +9,7 @@ use ferrotron::models::data::{DataConfig, Dataset, Sampler, TokenSource, Validat
 use ferrotron::models::evaluate::evaluate;
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::tokenizer::Tokenizer;
-use ferrotron::models::trainer::{ParallelConfig, Trainer, TrainerConfig};
+use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
 use ferrotron::nn::schedule::{DecayStyle, Schedule, ScheduleConfig};
 use ferrotron::nn::{OptimizerConfig, Scope};
 use ferrotron::parallel::mesh::Mesh;
@@ -41,6 +41,7 @@ fn trainer(vocab: usize, seed: u64) -> Result<Trainer> {
             rampup: None,
         })?,
         parallel: ParallelConfig::default(),
+        precision: PrecisionConfig::default(),
     };
     let scope = Scope::new(&Device::cpu(threads)?, DType::F32, seed);
     Trainer::new(&scope, &GptConfig::gpt2(vocab, 4, 128, 4, 64), config)

@@ -10,7 +10,7 @@ use std::time::Instant;
 use crate::batch_size::{BatchSize, BatchSizeConfig};
 use crate::data::{Sampler, TokenSource};
 use crate::gpt::GptConfig;
-use crate::trainer::{ParallelConfig, Trainer, TrainerConfig};
+use crate::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
 
 /// What to time.
 #[derive(Debug, Clone)]
@@ -79,6 +79,7 @@ pub fn trainer(config: &BenchConfig, mesh: &Mesh) -> Result<(Trainer, Sampler)> 
         clip_grad: 1.0,
         batch_size,
         parallel: ParallelConfig::default(),
+        precision: PrecisionConfig::default(),
     };
     let trainer = Trainer::on_mesh(&scope, mesh, &config.model, trainer)?;
     Ok((trainer, Sampler::new(random_tokens(config)?, config.seq_length, 0)?))

@@ -64,8 +64,14 @@ pub struct Metrics {
     pub loss: f64,
     /// Learning rate.
     pub lr: f64,
-    /// Global gradient norm before clipping.
+    /// Global gradient norm before clipping; null in a step that was skipped.
     pub grad_norm: f64,
+    /// What the loss was multiplied with before backward, where it is not 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// True in a step whose gradients overflowed: nothing was updated.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
     /// Tokens of the step.
     pub tokens: u64,
     /// Duration of the step.
@@ -295,6 +301,8 @@ fn measure(trainer: &Trainer, config: &RunConfig, report: &StepReport) -> Metric
         loss: report.loss,
         lr: report.lr,
         grad_norm: report.grad_norm,
+        loss_scale: (report.loss_scale != 1.0).then_some(report.loss_scale),
+        skipped: report.skipped,
         tokens: report.tokens,
         step_ms: report.seconds * 1e3,
         tokens_per_s,

@@ -88,7 +88,7 @@ mod tests {
     use crate::batch_size::{BatchSize, BatchSizeConfig};
     use crate::data::{Batch, Samples};
     use crate::gpt::GptConfig;
-    use crate::trainer::{ParallelConfig, TrainerConfig};
+    use crate::trainer::{ParallelConfig, PrecisionConfig, TrainerConfig};
     use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
     use ferrotron_nn::{OptimizerConfig, Scope};
     use ferrotron_parallel::collective::{Group, WorldConfig, run_threads};
@@ -130,6 +130,7 @@ mod tests {
                 rampup: None,
             })?,
             parallel,
+            precision: PrecisionConfig::default(),
         };
         let model = GptConfig { num_query_groups: 2, ..GptConfig::gpt2(8, 4, 64, 4, SEQ_LENGTH) };
         Trainer::on_mesh(&Scope::new(&Device::cpu(1)?, DType::F32, 1), mesh, &model, config)

@@ -2,8 +2,8 @@
 
 use ferrotron_nn::schedule::Schedule as LearningRate;
 use ferrotron_nn::{
-    Axis, Context, Mode, Module, Optimizer, OptimizerConfig, ParamBuffers, Scope, StepConfig,
-    clip_coefficient,
+    Axis, Context, LossScale, LossScaler, Mode, Module, Optimizer, OptimizerConfig, ParamBuffers,
+    Rounding, Scope, StepConfig, WeightUpdate, clip_coefficient,
 };
 use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig};
 use ferrotron_parallel::mesh::Mesh;
@@ -33,6 +33,31 @@ pub struct TrainerConfig {
     pub batch_size: BatchSize,
     /// How the work is spread over the ranks of the mesh.
     pub parallel: ParallelConfig,
+    /// How weights of 16 bits are trained.
+    pub precision: PrecisionConfig,
+}
+
+/// How weights of 16 bits are trained: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740. In
+/// which type their gradients are summed is a matter of [`DataParallelConfig`].
+#[derive(Debug, Clone, Copy)]
+pub struct PrecisionConfig {
+    /// Where they are updated.
+    pub weight_update: WeightUpdate,
+    /// How they are rounded.
+    pub rounding: Rounding,
+    /// What the loss is multiplied with before backward.
+    pub loss_scale: LossScale,
+}
+
+impl Default for PrecisionConfig {
+    /// Master weights, rounded to nearest, and no scale.
+    fn default() -> PrecisionConfig {
+        PrecisionConfig {
+            weight_update: WeightUpdate::default(),
+            rounding: Rounding::default(),
+            loss_scale: LossScale::NONE,
+        }
+    }
 }
 
 /// How the work of a step is spread, besides the sizes of the mesh. Nothing here changes the loss, but for
@@ -61,6 +86,23 @@ impl Default for ParallelConfig {
     }
 }
 
+impl PrecisionConfig {
+    /// Errors if the loss scale is out of its range, or dynamic where every replica would have one of its own.
+    pub fn check(&self, parallel: &ParallelConfig) -> Result<()> {
+        let skips = LossScaler::new(self.loss_scale)?.skips();
+        match parallel.data_parallel.synchronize_every {
+            every if every > 1 && skips => Err(Error::config(
+                "loss-scale",
+                format!(
+                    "a dynamic scale does not go with replicas that take {every} steps of their own: each would skip \
+                     others; give a constant one"
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// What one step found.
 #[derive(Debug, Clone, Copy)]
 pub struct StepReport {
@@ -70,8 +112,12 @@ pub struct StepReport {
     pub loss: f64,
     /// Learning rate used.
     pub lr: f64,
-    /// Global gradient norm before clipping.
+    /// Global gradient norm before clipping; not finite in a step that was skipped.
     pub grad_norm: f64,
+    /// What the loss was multiplied with before backward.
+    pub loss_scale: f64,
+    /// Whether the gradients overflowed and nothing was updated.
+    pub skipped: bool,
     /// Tokens seen.
     pub tokens: u64,
     /// Duration in seconds.
@@ -88,6 +134,7 @@ pub struct Trainer {
     parts: Vec<Gpt>,
     data_parallel: DataParallel,
     optimizer: Optimizer,
+    loss_scaler: LossScaler,
     progress: Progress,
 }
 
@@ -135,7 +182,10 @@ impl Trainer {
         let parts: Vec<Gpt> = parts.into_iter().map(|gpt| gpt.with_recompute(recompute)).collect();
         let modules: Vec<&dyn Module> = parts.iter().map(|gpt| gpt as &dyn Module).collect();
         let data_parallel = DataParallel::new(&modules, mesh, &config.parallel.data_parallel)?;
-        let optimizer = Optimizer::new(config.optimizer, data_parallel.buffers())?;
+        config.precision.check(&config.parallel)?;
+        let PrecisionConfig { weight_update, rounding, loss_scale } = config.precision;
+        let buffers = data_parallel.buffers();
+        let optimizer = Optimizer::with_update(config.optimizer, buffers, weight_update, rounding)?;
         Ok(Trainer {
             model: parts[0].config().clone(),
             config,
@@ -144,6 +194,7 @@ impl Trainer {
             parts,
             data_parallel,
             optimizer,
+            loss_scaler: LossScaler::new(loss_scale)?,
             progress: Progress::default(),
         })
     }
@@ -195,6 +246,9 @@ impl Trainer {
 
     /// Continues from where a checkpoint was; its weights and moments are loaded by themselves.
     pub fn set_progress(&mut self, progress: Progress) {
+        if let Some(state) = progress.loss_scaler {
+            self.loss_scaler.set_state(state);
+        }
         self.progress = progress;
     }
 
@@ -239,14 +293,17 @@ impl Trainer {
         checkpoint.verify(self.mesh.world())?;
         self.data_parallel.load(|params| checkpoint.load_params_of_part(params))?;
         checkpoint.load_optimizer(&mut self.optimizer)?;
-        self.progress = checkpoint.progress().clone();
+        self.set_progress(checkpoint.progress().clone());
         Ok(())
     }
 
     /// Takes one step over the next global batch of `samples`.
     ///
-    /// Errors, without touching weights or moments, if the loss or the gradient norm is not finite; the
-    /// message names the step and the first offending parameter.
+    /// Where the loss scale is dynamic and gradients overflow, neither weights nor moments change; the step counts,
+    /// and its samples are consumed.
+    ///
+    /// Errors, without touching weights or moments, if the loss or, with another scale, the gradient norm is not
+    /// finite; the message names the step and the first offending parameter.
     pub fn step(&mut self, samples: &dyn Samples) -> Result<StepReport> {
         let started = Instant::now();
         let device = self.scope.device().clone();
@@ -284,23 +341,38 @@ impl Trainer {
             pass.clone().micro_batch((batch.first_sample - consumed) as usize, micro)
         })?
         .reduced_by(&self.data_parallel);
-        execute(&schedule, &mut model, &self.mesh, scale)?;
+        let loss_scale = self.loss_scaler.scale();
+        execute(&schedule, &mut model, &self.mesh, scale * loss_scale)?;
         let loss = self.mesh.world().sum(self.scope.device(), model.loss())? / total;
         self.data_parallel.finish_step()?;
 
-        let grad_norm = self.data_parallel.grad_norm()?;
-        if !loss.is_finite() || !grad_norm.is_finite() {
+        // The same on all ranks, so they agree on what follows.
+        let grad_norm = self.data_parallel.grad_norm()? / loss_scale;
+        let overflow = !grad_norm.is_finite();
+        if !loss.is_finite() || (overflow && !self.loss_scaler.skips()) {
             return Err(self.not_finite(loss, grad_norm)?);
         }
-        let span = trace_span!("optimizer").entered();
-        let lr = self.config.schedule.lr(self.progress.step + 1);
-        let grad_scale = clip_coefficient(grad_norm, self.config.clip_grad);
-        self.data_parallel.update(&mut self.optimizer, &StepConfig { lr, grad_scale })?;
-        drop(span);
+        let lr = self.config.schedule.lr(self.optimizer.steps() + 1);
+        if !overflow {
+            let _span = trace_span!("optimizer").entered();
+            let grad_scale = clip_coefficient(grad_norm, self.config.clip_grad) / loss_scale;
+            self.data_parallel.update(&mut self.optimizer, &StepConfig { lr, grad_scale })?;
+        }
+        self.loss_scaler.update(overflow);
+        self.progress.loss_scaler = self.loss_scaler.skips().then(|| self.loss_scaler.state());
         self.progress.step += 1;
         self.progress.consumed_samples += global as u64;
         let tokens = (global * samples.seq_length()) as u64;
-        Ok(StepReport { step: self.progress.step, loss, lr, grad_norm, tokens, seconds: 0.0 })
+        Ok(StepReport {
+            step: self.progress.step,
+            loss,
+            lr,
+            grad_norm,
+            loss_scale,
+            skipped: overflow,
+            tokens,
+            seconds: 0.0,
+        })
     }
 
     fn schedule(&self, microbatches: usize) -> Result<Schedule> {

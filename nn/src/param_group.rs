@@ -4,7 +4,7 @@
 use ferrotron_autograd::{Accum, SharedFlat, lock};
 use ferrotron_tensor::ops::sq_norm::{all_finite, sq_norm};
 use ferrotron_tensor::{
-    Category, Element, Flat, Place, Real, Result, Tensor, balanced, dispatch_float,
+    Category, DType, Element, Flat, Place, Real, Result, Tensor, balanced, dispatch_float,
 };
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -74,12 +74,29 @@ pub struct BufferConfig {
     pub sharding: Sharding,
     /// This rank's number among those that share, and how many they are.
     pub shard: (usize, usize),
+    /// In which type the gradients of 16-bit weights are added up and reduced.
+    pub gradients: GradientType,
+}
+
+/// In which type the gradients of 16-bit weights are added up and reduced. Those of others are in the weights'.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum GradientType {
+    /// f32, in which they are computed too.
+    #[default]
+    Accumulator,
+    /// The weights' own: half the memory and traffic, and sums of micro-batches and ranks are rounded.
+    Weight,
 }
 
 impl Default for BufferConfig {
     /// Everything on this rank, in as few groups as there are different facts.
     fn default() -> BufferConfig {
-        BufferConfig { bucket_numel: usize::MAX, sharding: Sharding::None, shard: (0, 1) }
+        BufferConfig {
+            bucket_numel: usize::MAX,
+            sharding: Sharding::None,
+            shard: (0, 1),
+            gradients: GradientType::Accumulator,
+        }
     }
 }
 
@@ -90,7 +107,11 @@ impl ParamGroup {
         let shared = |flat: Result<Flat>| flat.map(|flat| Arc::new(Mutex::new(flat)));
         let whole = parts(&params);
         let weights = shared(Flat::empty(&device, dtype, Category::Weights, &whole))?;
-        let gradients = shared(Flat::new(&device, dtype, Category::Gradients, &whole))?;
+        let gradient_dtype = match config.gradients {
+            GradientType::Accumulator => accumulator(dtype),
+            GradientType::Weight => dtype,
+        };
+        let gradients = shared(Flat::new(&device, gradient_dtype, Category::Gradients, &whole))?;
         for (range, param) in params.iter().enumerate() {
             param.leaf().move_value(&weights, range)?;
             param.leaf().move_gradient(&gradients, range);
@@ -112,13 +133,13 @@ impl ParamGroup {
             gradient_shard: None,
         };
         let pieces = piece_parts(&group.pieces());
-        let shard = |category| shared(Flat::new(&device, dtype, category, &pieces));
+        let shard = |dtype, category| shared(Flat::new(&device, dtype, category, &pieces));
         if config.sharding >= Sharding::Gradients {
-            group.gradient_shard = Some(shard(Category::Gradients)?);
+            group.gradient_shard = Some(shard(gradient_dtype, Category::Gradients)?);
             group.free_gradients();
         }
         if config.sharding >= Sharding::Weights {
-            group.weight_shard = Some(shard(Category::Weights)?);
+            group.weight_shard = Some(shard(dtype, Category::Weights)?);
             group.store_weights()?;
         }
         Ok(group)
@@ -302,6 +323,11 @@ impl ParamGroup {
             None => self.params.iter().try_for_each(|p| f(p.name(), p.place(), p.leaf().value()?)),
         }
     }
+}
+
+/// The type in which numbers of a floating-point type are added up.
+pub(crate) fn accumulator(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
 fn finite(flat: &Flat, range: Range<usize>) -> Result<bool> {

@@ -13,9 +13,15 @@ pub struct DeviceArgs {
     /// Threads that compute [default: all cores, shared out among the ranks of the machine]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Type of weights and activations, f32 or f64 [default: that of the checkpoint, or f32]
-    #[arg(long, value_name = "DTYPE")]
+    /// Type of weights and activations: f32, f64, bf16 or f16 [default: that of the checkpoint, or f32]
+    #[arg(long, value_name = "DTYPE", overrides_with_all = ["bf16", "fp16"])]
     pub dtype: Option<String>,
+    /// The same as --dtype bf16
+    #[arg(long, overrides_with_all = ["dtype", "fp16"])]
+    pub bf16: bool,
+    /// The same as --dtype f16
+    #[arg(long, overrides_with_all = ["dtype", "bf16"])]
+    pub fp16: bool,
 }
 
 impl DeviceArgs {
@@ -39,25 +45,28 @@ impl DeviceArgs {
     }
 
     pub fn dtype(&self) -> Result<DType> {
-        match self.dtype.as_deref().unwrap_or("f32").parse() {
-            Ok(dtype @ (DType::F32 | DType::F64)) => Ok(dtype),
-            _ => Err(Error::config(
-                "--dtype",
-                format!(
-                    "'{}' cannot be computed in: use f32 or f64",
-                    self.dtype.as_deref().unwrap_or_default()
-                ),
-            )),
-        }
+        Ok(self.given_dtype()?.unwrap_or(DType::F32))
     }
 
-    /// The dtype of a checkpoint, which an option must not contradict.
+    fn given_dtype(&self) -> Result<Option<DType>> {
+        let name = match (self.bf16, self.fp16) {
+            (true, _) => Some("bf16"),
+            (_, true) => Some("f16"),
+            _ => self.dtype.as_deref(),
+        };
+        let float = |name: &str| match name.parse() {
+            Ok(dtype @ (DType::F32 | DType::F64 | DType::BF16 | DType::F16)) => Ok(dtype),
+            _ => Err(Error::config(
+                "--dtype",
+                format!("'{name}' cannot be computed in: use f32, f64, bf16 or f16"),
+            )),
+        };
+        name.map(float).transpose()
+    }
+
+    /// The dtype that was asked for, or that of a checkpoint.
     pub fn dtype_of(&self, checkpoint: &Checkpoint) -> Result<DType> {
-        let dtype = checkpoint.dtype()?;
-        if self.dtype.is_some() && self.dtype()? != dtype {
-            return Err(Error::config("--dtype", format!("the checkpoint holds {dtype}")));
-        }
-        Ok(dtype)
+        self.given_dtype()?.map_or_else(|| checkpoint.dtype(), Ok)
     }
 }
 

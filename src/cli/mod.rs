@@ -12,6 +12,7 @@ mod model_args;
 mod options;
 mod output;
 mod parallel_args;
+mod precision_args;
 mod progress;
 mod run_folder;
 mod schedule;

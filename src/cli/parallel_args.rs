@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 use ferrotron::models::gpt::{GptConfig, Recompute};
 use ferrotron::models::trainer::ParallelConfig;
-use ferrotron::nn::{Axis, Sharding};
+use ferrotron::nn::{Axis, GradientType, Sharding};
 use ferrotron::parallel::collective::Transport;
 use ferrotron::parallel::data_parallel::DataParallelConfig;
 use ferrotron::parallel::mesh::Layout;
@@ -107,7 +107,12 @@ impl ParallelArgs {
     }
 
     /// How the work of training `model` is spread in `layout`.
-    pub fn config(&self, layout: &Layout, model: &GptConfig) -> Result<ParallelConfig> {
+    pub fn config(
+        &self,
+        layout: &Layout,
+        model: &GptConfig,
+        gradients: GradientType,
+    ) -> Result<ParallelConfig> {
         if self.ddp_bucket_size == Some(0) {
             return Err(Error::config("--ddp-bucket-size", "must be positive, got 0"));
         }
@@ -134,6 +139,7 @@ impl ParallelArgs {
                 },
                 bucket_numel: Some(self.ddp_bucket_size.unwrap_or(bucket)),
                 synchronize_every: self.local_sgd_steps,
+                gradients,
             },
             recompute: match self.recompute_granularity {
                 RecomputeArg::None => Recompute::None,

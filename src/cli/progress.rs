@@ -62,6 +62,13 @@ impl Observer for Progress {
             0.95 * self.seconds + 0.05 * step_seconds
         };
         let speed = metrics.tokens as f64 / self.seconds;
+        if metrics.skipped {
+            let scale = metrics.loss_scale.unwrap_or(1.0);
+            self.say(&format!(
+                "step {:>6}  skipped: gradients overflow with loss scale {scale}",
+                metrics.step
+            ));
+        }
         if let Some(bar) = &self.bar {
             bar.set_message(format!("loss {loss:.3}  {speed:.0} tokens/s"));
             bar.set_position(metrics.step);

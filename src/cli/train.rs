@@ -138,8 +138,10 @@ impl Plan<'_> {
         if let Some(checkpoint) = &resumed {
             checkpoint.check_config(&model)?;
         }
-        let parallel = args.parallel.config(&layout, &model)?;
-        let trainer = args.optimization.config(layout.size(Axis::Data), parallel)?;
+        let parallel = args.parallel.config(&layout, &model, args.precision.gradients())?;
+        let precision = args.precision.config(args.device.dtype()?, args.optimization.seed)?;
+        precision.check(&parallel)?;
+        let trainer = args.optimization.config(layout.size(Axis::Data), parallel, precision)?;
         for microbatches in trainer.batch_size.all_microbatches() {
             support::check(&support::Plan {
                 model: &model,

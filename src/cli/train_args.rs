@@ -5,7 +5,7 @@ use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig, Rampup};
 use ferrotron::models::data::DataConfig;
 use ferrotron::models::run::TraceConfig;
 use ferrotron::models::tokenizer::TokenizerChoice;
-use ferrotron::models::trainer::{ParallelConfig, TrainerConfig};
+use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, TrainerConfig};
 use ferrotron::nn::OptimizerConfig;
 use ferrotron::nn::schedule::{DecayStyle, Schedule, ScheduleConfig, WsdDecayStyle};
 use ferrotron::{Error, Result};
@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use super::device_args::DeviceArgs;
 use super::model_args::ModelArgs;
 use super::parallel_args::ParallelArgs;
+use super::precision_args::PrecisionArgs;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OptimizerArg {
@@ -34,6 +35,8 @@ pub struct TrainArgs {
     pub optimization: OptimizationArgs,
     #[command(flatten)]
     pub run: RunArgs,
+    #[command(flatten)]
+    pub precision: PrecisionArgs,
     #[command(flatten)]
     pub parallel: ParallelArgs,
     #[command(flatten)]
@@ -146,6 +149,7 @@ impl OptimizationArgs {
         &self,
         data_parallel_size: usize,
         parallel: ParallelConfig,
+        precision: PrecisionConfig,
     ) -> Result<TrainerConfig> {
         if self.train_iters == 0 {
             return Err(Error::config("--train-iters", "must be positive, got 0"));
@@ -190,6 +194,7 @@ impl OptimizationArgs {
                 rampup,
             })?,
             parallel,
+            precision,
         })
     }
 

@@ -66,6 +66,7 @@ impl Layout {
                 // Several buckets, which no parameter fills exactly.
                 bucket_numel: Some(700),
                 synchronize_every: 1,
+                ..DataParallelConfig::default()
             },
             recompute: self.recompute,
         }

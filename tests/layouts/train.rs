@@ -3,7 +3,7 @@
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron::models::data::{Batch, Samples};
 use ferrotron::models::gpt::GptConfig;
-use ferrotron::models::trainer::{Trainer, TrainerConfig};
+use ferrotron::models::trainer::{PrecisionConfig, Trainer, TrainerConfig};
 use ferrotron::nn::schedule::{Schedule, ScheduleConfig};
 use ferrotron::nn::{OptimizerConfig, Scope, clip_coefficient};
 use ferrotron::parallel::collective::{Collective, WorldConfig, run_threads};
@@ -123,6 +123,7 @@ fn train_rank(model: &GptConfig, layout: &Layout, mesh: &Mesh) -> Result<RankFou
             rampup: None,
         })?,
         parallel: layout.parallel(),
+        precision: PrecisionConfig::default(),
     };
     let samples = Noise { vocab: model.vocab_size };
     let mut trainer = Trainer::on_mesh(&scope, mesh, model, config)?;

@@ -5,7 +5,7 @@ use ferrotron::models::checkpoint::{Checkpoint, Held, Progress, Snapshot, save};
 use ferrotron::models::data::{Batch, Samples};
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::support::{Plan, check};
-use ferrotron::models::trainer::{ParallelConfig, Trainer, TrainerConfig};
+use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
 use ferrotron::nn::schedule::{Schedule, ScheduleConfig};
 use ferrotron::nn::{OptimizerConfig, Scope, Sharding};
 use ferrotron::parallel::collective::{WorldConfig, run_threads};
@@ -212,6 +212,7 @@ pub fn trainer_config(layout: &Layout) -> Result<TrainerConfig> {
             rampup: None,
         })?,
         parallel: layout.parallel(),
+        precision: PrecisionConfig::default(),
     })
 }
 

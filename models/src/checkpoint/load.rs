@@ -1,20 +1,20 @@
 //! Loading.
 
-use ferrotron_nn::{Optimizer, Param};
+use ferrotron_nn::{MASTER, Optimizer, Param};
 use ferrotron_parallel::collective::Group;
-use ferrotron_tensor::{DType, Error, Place, Result, Tensor};
+use ferrotron_tensor::{DType, Error, Place, Result};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::folder;
 use super::index::{INDEX, Index, TensorRecord};
-use super::slices::{Copy, boxes};
+use super::reader::Reader;
 use super::{CONFIG, OPTIMIZER, PROGRESS, Progress, TOKENIZER, moment_name};
 use crate::gpt::GptConfig;
-use crate::tensor_file::{Fault, TensorFile, bytes_mut, cannot};
+use crate::tensor_file::{Fault, cannot};
 use crate::tokenizer::Tokenizer;
 
 /// A finished checkpoint whose files are all there.
@@ -200,13 +200,13 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::load_params`], but weights that are none of these parameters are left alone.
     pub fn load_params_of_part(&self, params: &[Param]) -> Result<()> {
-        for param in params {
-            self.find(param.name(), param.place(), param.leaf().dtype())?;
-        }
+        let find =
+            |param: &Param| self.find_weight(param.name(), param.place(), param.leaf().dtype());
+        params.iter().try_for_each(|param| find(param).map(|_| ()))?;
         let mut reader = Reader::new(&self.folder);
         for param in params {
-            let record = &self.index.tensors[param.name()];
-            param.leaf().write_value(|tensor| reader.fill(record, param.place(), tensor))?;
+            let record = find(param)?;
+            param.leaf().write_value(|tensor| reader.read(record, param.place(), tensor))?;
         }
         Ok(())
     }
@@ -222,18 +222,32 @@ impl Checkpoint {
                 format!("{self} holds weights, but no optimizer state to go on from"),
             ));
         }
+        let find = |name: &str, moment: &str, place: &Place, dtype| match moment {
+            // Weights of a run in f32 are as good as master weights.
+            MASTER => self.find_weight(name, place, dtype),
+            _ => self.find(&moment_name(moment, name), place, dtype),
+        };
         optimizer.visit(|name, moment, place, tensor| {
-            self.find(&moment_name(moment, name), place, tensor.dtype()).map(|_| ())
+            find(name, moment, place, tensor.dtype()).map(|_| ())
         })?;
         let mut reader = Reader::new(&self.folder);
         optimizer.visit_mut(|name, moment, place, tensor| {
-            reader.fill(&self.index.tensors[&moment_name(moment, name)], place, tensor)
+            reader.read(find(name, moment, place, tensor.dtype())?, place, tensor)
         })?;
         optimizer.set_steps(self.progress.optimizer_steps);
         Ok(())
     }
 
-    /// The record of a tensor that is wanted with these global dims and this dtype.
+    /// The record of a weight: where more than 16 bits are wanted, of the master weight if there is one.
+    fn find_weight(&self, name: &str, place: &Place, dtype: DType) -> Result<&TensorRecord> {
+        let master = moment_name(MASTER, name);
+        let wide = matches!(dtype, DType::F32 | DType::F64);
+        let name = if wide && self.index.tensors.contains_key(&master) { &master } else { name };
+        self.find(name, place, dtype)
+    }
+
+    /// The record of a tensor that is wanted with these global dims, in a type that it can be read in: f32,
+    /// bf16 and f16 are rounded or widened to one another.
     fn find(&self, name: &str, place: &Place, dtype: DType) -> Result<&TensorRecord> {
         let Some(record) = self.index.tensors.get(name) else {
             let names =
@@ -251,7 +265,7 @@ impl Checkpoint {
                 place.global_dims()
             )));
         }
-        if record.dtype()? != dtype {
+        if (record.dtype()? == DType::F64) != (dtype == DType::F64) {
             return Err(Error::dtype(
                 "checkpoint",
                 format!(
@@ -330,55 +344,4 @@ fn offer(dir: &Path, damaged: Option<&Path>) -> String {
         Some(folder) => format!("; the newest complete one is --load {}", folder.display()),
         None => format!("; there is no complete one in '{}'", dir.display()),
     }
-}
-
-/// Reads places of tensors out of the files that hold their pieces.
-struct Reader<'a> {
-    folder: &'a Path,
-    files: BTreeMap<&'a str, TensorFile>,
-}
-
-impl<'a> Reader<'a> {
-    fn new(folder: &'a Path) -> Reader<'a> {
-        Reader { folder, files: BTreeMap::new() }
-    }
-
-    /// Writes what lies at `place` to `target`, a contiguous tensor of its local dims.
-    fn fill(&mut self, record: &'a TensorRecord, place: &Place, target: &mut Tensor) -> Result<()> {
-        let size = target.dtype().size();
-        let dims = target.dims().to_vec();
-        let target = bytes_mut(target)?;
-        for (wanted, local) in boxes(place) {
-            for piece in &record.pieces {
-                let Some(both) = wanted.intersection(&piece.slice) else { continue };
-                if !self.files.contains_key(piece.file.as_str()) {
-                    let file = TensorFile::open(&self.folder.join(&piece.file));
-                    self.files
-                        .insert(&piece.file, file.map_err(|fault| Error::io("checkpoint", fault))?);
-                }
-                let file = self.files.get_mut(piece.file.as_str()).expect("just inserted");
-                let from = difference(&both.offset, &piece.slice.offset);
-                let to: Vec<usize> = difference(&both.offset, &wanted.offset)
-                    .iter()
-                    .zip(&local)
-                    .map(|(a, b)| a + b)
-                    .collect();
-                let copy = Copy {
-                    shape: &both.shape,
-                    source: (&piece.slice.shape, &from),
-                    target: (&dims, &to),
-                };
-                copy.runs(|from, to, length| {
-                    let run = &mut target[to * size..(to + length) * size];
-                    file.read(&piece.key, from * size, run)
-                })
-                .map_err(|fault| Error::io("checkpoint", fault))?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn difference(a: &[usize], b: &[usize]) -> Vec<usize> {
-    a.iter().zip(b).map(|(a, b)| a - b).collect()
 }

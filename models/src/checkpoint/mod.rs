@@ -36,6 +36,7 @@
 mod folder;
 mod index;
 mod load;
+mod reader;
 mod save;
 mod slices;
 
@@ -54,6 +55,9 @@ pub struct Progress {
     /// Steps of the optimizer, which [`save`] fills in from its state.
     #[serde(default)]
     pub optimizer_steps: u64,
+    /// State of a dynamic loss scale: see [`LossScaler::state`](ferrotron_nn::LossScaler::state).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scaler: Option<(f64, u64, u64)>,
     /// Anything else, by name.
     #[serde(flatten)]
     pub extra: serde_json::Map<String, serde_json::Value>,

@@ -2,5 +2,6 @@
 
 mod initial;
 mod layers;
+mod mixed_precision;
 mod optimizers;
 mod sharding;

@@ -27,7 +27,7 @@ fn set_gradients(params: &[Param], step: usize) -> Result<Vec<Vec<f64>>> {
         leaf.zero_gradient();
         let values_of =
             Tensor::from_slice(leaf.device(), &values, leaf.dims())?.cast(leaf.dtype())?;
-        leaf.accumulate(|gradient, _| gradient.write(&values_of))?;
+        leaf.accumulate(|gradient, _| gradient.write(&values_of.cast(gradient.dtype())?))?;
         all.push(leaf.gradient()?.expect("just set").to_f64()?);
     }
     Ok(all)

@@ -33,8 +33,12 @@ fn configs() -> impl Iterator<Item = (usize, impl Fn(usize) -> BufferConfig)> {
     (1..=5).flat_map(move |ranks| {
         shardings.into_iter().flat_map(move |sharding| {
             [1, 13, 30, usize::MAX].map(|bucket_numel| {
-                let config =
-                    move |rank| BufferConfig { bucket_numel, sharding, shard: (rank, ranks) };
+                let config = move |rank| BufferConfig {
+                    bucket_numel,
+                    sharding,
+                    shard: (rank, ranks),
+                    ..BufferConfig::default()
+                };
                 (ranks, config)
             })
         })

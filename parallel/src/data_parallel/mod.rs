@@ -27,7 +27,8 @@ mod traffic;
 pub use traffic::ExpectedTraffic;
 
 use ferrotron_nn::{
-    Axis, BufferConfig, Module, Optimizer, Param, ParamBuffers, ParamGroup, Sharding, StepConfig,
+    Axis, BufferConfig, GradientType, Module, Optimizer, Param, ParamBuffers, ParamGroup, Sharding,
+    StepConfig,
 };
 use ferrotron_tensor::{Error, Place, Result, Tensor};
 use std::sync::Arc;
@@ -47,12 +48,19 @@ pub struct DataParallelConfig {
     /// along the data axis take steps of their own and then average their weights; moments are never
     /// averaged.
     pub synchronize_every: usize,
+    /// In which type the gradients of 16-bit weights are summed.
+    pub gradients: GradientType,
 }
 
 impl Default for DataParallelConfig {
-    /// Nothing sharded, one bucket, gradients summed in every step.
+    /// Nothing sharded, one bucket, gradients summed in every step, in f32.
     fn default() -> DataParallelConfig {
-        DataParallelConfig { sharding: Sharding::None, bucket_numel: None, synchronize_every: 1 }
+        DataParallelConfig {
+            sharding: Sharding::None,
+            bucket_numel: None,
+            synchronize_every: 1,
+            gradients: GradientType::Accumulator,
+        }
     }
 }
 
@@ -76,7 +84,7 @@ impl Default for DataParallelConfig {
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 pub fn refusal(config: &DataParallelConfig, layout: &Layout) -> Option<String> {
-    let DataParallelConfig { sharding, bucket_numel, synchronize_every } = *config;
+    let DataParallelConfig { sharding, bucket_numel, synchronize_every, .. } = *config;
     let (stages, context) = (layout.size(Axis::Pipeline), layout.size(Axis::Context));
     if sharding >= Sharding::Gradients && stages > 1 {
         return Some(format!(
@@ -187,6 +195,7 @@ impl DataParallel {
             bucket_numel: config.bucket_numel.unwrap_or(usize::MAX),
             sharding: config.sharding,
             shard: (mesh.batch().rank(), mesh.batch().size()),
+            gradients: config.gradients,
         };
         let buffers = ParamBuffers::with_config(&params, &layout)?;
         let bucket_of = |param: &Param| {

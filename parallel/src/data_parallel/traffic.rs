@@ -1,6 +1,7 @@
 //! What a step sends, known before it is taken.
 
-use ferrotron_nn::{ParamGroup, Sharding};
+use ferrotron_autograd::lock;
+use ferrotron_nn::Sharding;
 
 use super::DataParallel;
 use super::sharded_weights::{Walk, lines};
@@ -21,7 +22,8 @@ impl DataParallel {
     /// them right after weights were synchronized. The single number of a norm is not among them.
     ///
     /// With `bytes` of parameters, N ranks and m micro-batches this is (N - 1) / N times, up to the rounding
-    /// of parts,
+    /// of parts and where gradients have the type of the weights (half of each sum is the gathering of what was
+    /// reduced),
     ///
     /// - 2 `bytes` without sharding (once in `synchronize_every` steps) and with a sharded optimizer,
     /// - (m + 1) `bytes` with sharded gradients,
@@ -42,17 +44,23 @@ impl DataParallel {
         let (mut in_batch, mut to_holders) = (0, 0);
         for (bucket, group) in groups.iter().enumerate() {
             let len = group.numel();
-            let (reduce, gather) = (scatter(batch, group, len), self::gather(batch, group, len));
+            let weight = group.params[0].leaf().dtype().size();
+            let gradient = lock(&group.gradients).dtype().size();
+            let (scattered, gathered) = (scatter(batch, len), gather(batch, len));
             let sent = match shared.sharding() {
-                Sharding::None | Sharding::Optimizer => reduce + gather,
-                Sharding::Gradients => microbatches * reduce + gather,
-                Sharding::Weights => microbatches * reduce + gathers[bucket] * gather,
+                Sharding::None if shared.is_local() => weight * (scattered + gathered),
+                Sharding::None => gradient * (scattered + gathered),
+                Sharding::Optimizer => gradient * scattered + weight * gathered,
+                Sharding::Gradients => microbatches * gradient * scattered + weight * gathered,
+                Sharding::Weights => {
+                    microbatches * gradient * scattered + gathers[bucket] * weight * gathered
+                }
             };
             in_batch += sent * (steps / shared.config.synchronize_every);
             for (axis, ranks) in shared.holders() {
                 if group.grad_partial.contains(axis) {
                     let len = if shared.keeps_gradients() { len } else { group.owned.len() };
-                    let sent = scatter(ranks, group, len) + self::gather(ranks, group, len);
+                    let sent = gradient * (scatter(ranks, len) + gather(ranks, len));
                     to_holders += sent * steps;
                 }
             }
@@ -80,19 +88,14 @@ impl DataParallel {
     }
 }
 
-/// Bytes that this rank sends when `len` elements like those of `group` are reduced and scattered: every
-/// part but its own.
-fn scatter(ranks: &Group, group: &ParamGroup, len: usize) -> usize {
+/// Elements that this rank sends when `len` are reduced and scattered: every part but its own.
+fn scatter(ranks: &Group, len: usize) -> usize {
     let own = balanced(len, ranks.size(), ranks.rank());
-    bytes(group, if ranks.size() == 1 { 0 } else { len - own.len() })
+    if ranks.size() == 1 { 0 } else { len - own.len() }
 }
 
 /// As [`scatter`] when they are gathered: every part but the next rank's.
-fn gather(ranks: &Group, group: &ParamGroup, len: usize) -> usize {
+fn gather(ranks: &Group, len: usize) -> usize {
     let next = balanced(len, ranks.size(), (ranks.rank() + 1) % ranks.size());
-    bytes(group, if ranks.size() == 1 { 0 } else { len - next.len() })
-}
-
-fn bytes(group: &ParamGroup, elements: usize) -> usize {
-    elements * group.params[0].leaf().dtype().size()
+    if ranks.size() == 1 { 0 } else { len - next.len() }
 }

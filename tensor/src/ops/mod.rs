@@ -17,6 +17,7 @@ pub mod random;
 pub mod reduce;
 pub mod rms_norm;
 pub mod rotary;
+pub mod round;
 pub mod sgd;
 pub mod softmax;
 pub mod sq_norm;

@@ -58,6 +58,24 @@ fn for_groups<N: Copy>(
     }
 }
 
+/// Calls `f(place in out, bits)` for the elements from global index `first` on.
+#[inline(always)]
+pub(crate) fn for_numbers(key: &RandomKey, first: u64, len: usize, f: impl FnMut(usize, &[u32])) {
+    for_groups(key, first, len, ordered, f);
+}
+
+#[inline(always)]
+#[allow(clippy::needless_range_loop)]
+fn ordered(bits: &Bits) -> [u32; GROUP] {
+    let mut out = [0; GROUP];
+    for lane in 0..LANES {
+        for word in 0..4 {
+            out[4 * lane + word] = bits[word][lane];
+        }
+    }
+    out
+}
+
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
 fn uniforms(bits: &Bits) -> [f64; GROUP] {
@@ -115,17 +133,7 @@ vectorized! {
 
     /// y = x * scale where the element's bits are larger than `last_dropped`, else 0.
     pub(crate) fn keep_some<T: Element>(key: &RandomKey, first: u64, x: &[T], y: &mut [T], last_dropped: u32, scale: T::Acc) {
-        #[allow(clippy::needless_range_loop)]
-        let ordered = |bits: &Bits| {
-            let mut out = [0_u32; GROUP];
-            for lane in 0..LANES {
-                for word in 0..4 {
-                    out[4 * lane + word] = bits[word][lane];
-                }
-            }
-            out
-        };
-        for_groups(key, first, x.len(), ordered, |at, numbers| {
+        for_numbers(key, first, x.len(), |at, numbers| {
             for ((y, x), bits) in y[at..].iter_mut().zip(&x[at..]).zip(numbers) {
                 let kept = if *bits > last_dropped { x.acc() * scale } else { T::Acc::ZERO };
                 *y = T::from_acc(kept);

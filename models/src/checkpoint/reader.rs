@@ -1,0 +1,75 @@
+//! Reading parts of tensors out of the files that hold their pieces.
+
+use ferrotron_tensor::{Error, Place, Result, Tensor};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::index::TensorRecord;
+use super::slices::{Copy, boxes};
+use crate::tensor_file::{TensorFile, bytes_mut};
+
+/// The files of a checkpoint, opened as they are needed.
+pub(super) struct Reader<'a> {
+    folder: &'a Path,
+    files: BTreeMap<&'a str, TensorFile>,
+}
+
+impl<'a> Reader<'a> {
+    pub fn new(folder: &'a Path) -> Reader<'a> {
+        Reader { folder, files: BTreeMap::new() }
+    }
+
+    /// Writes what lies at `place` to `target`, a contiguous tensor of its local dims, in the target's type.
+    pub fn read(
+        &mut self,
+        record: &'a TensorRecord,
+        place: &Place,
+        target: &mut Tensor,
+    ) -> Result<()> {
+        if record.dtype()? == target.dtype() {
+            return self.fill(record, place, target);
+        }
+        let mut stored = Tensor::empty(target.device(), record.dtype()?, target.dims())?;
+        self.fill(record, place, &mut stored)?;
+        target.write(&stored.cast(target.dtype())?)
+    }
+
+    /// Writes what lies at `place` to `target`, a contiguous tensor of its local dims and the stored type.
+    fn fill(&mut self, record: &'a TensorRecord, place: &Place, target: &mut Tensor) -> Result<()> {
+        let size = target.dtype().size();
+        let dims = target.dims().to_vec();
+        let target = bytes_mut(target)?;
+        for (wanted, local) in boxes(place) {
+            for piece in &record.pieces {
+                let Some(both) = wanted.intersection(&piece.slice) else { continue };
+                if !self.files.contains_key(piece.file.as_str()) {
+                    let file = TensorFile::open(&self.folder.join(&piece.file));
+                    self.files
+                        .insert(&piece.file, file.map_err(|fault| Error::io("checkpoint", fault))?);
+                }
+                let file = self.files.get_mut(piece.file.as_str()).expect("just inserted");
+                let from = difference(&both.offset, &piece.slice.offset);
+                let to: Vec<usize> = difference(&both.offset, &wanted.offset)
+                    .iter()
+                    .zip(&local)
+                    .map(|(a, b)| a + b)
+                    .collect();
+                let copy = Copy {
+                    shape: &both.shape,
+                    source: (&piece.slice.shape, &from),
+                    target: (&dims, &to),
+                };
+                copy.runs(|from, to, length| {
+                    let run = &mut target[to * size..(to + length) * size];
+                    file.read(&piece.key, from * size, run)
+                })
+                .map_err(|fault| Error::io("checkpoint", fault))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn difference(a: &[usize], b: &[usize]) -> Vec<usize> {
+    a.iter().zip(b).map(|(a, b)| a - b).collect()
+}

@@ -1,0 +1,191 @@
+//! Scaling the loss, so that gradients which f16 could not hold are not lost: Micikevicius et al., "Mixed Precision
+//! Training", arXiv 1710.03740, section 3.2.
+//!
+//! Backward begins with the scale instead of 1, and the optimizer divides by it. Gradients that overflow show in
+//! their norm, which all ranks have: the step is skipped, weights and moments stay what they are. The rule by which
+//! the scale changes is Megatron-LM's (`grad_scaler.py`).
+
+use ferrotron_tensor::{Error, Result};
+
+/// How the scale is chosen.
+///
+/// ```
+/// use ferrotron_nn::{LossScale, LossScaler};
+/// let config = LossScale::Dynamic { initial: 1024.0, window: 2, hysteresis: 2, minimum: 1.0 };
+/// let mut scaler = LossScaler::new(config)?;
+/// scaler.update(true); // an overflow is forgiven ...
+/// assert_eq!(scaler.scale(), 1024.0);
+/// scaler.update(true); // ... a second one is not
+/// assert_eq!(scaler.scale(), 512.0);
+/// scaler.update(false);
+/// scaler.update(false); // as many steps in a row as the window has
+/// assert_eq!(scaler.scale(), 1024.0);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum LossScale {
+    /// Always this one. An overflow is an error.
+    Constant(f64),
+    /// As large as does not overflow.
+    Dynamic {
+        /// The first one.
+        initial: f64,
+        /// Steps without an overflow after which it is doubled.
+        window: u64,
+        /// Overflows after which it is halved at each further one, until it is doubled again.
+        hysteresis: u64,
+        /// It is never less.
+        minimum: f64,
+    },
+}
+
+impl LossScale {
+    /// None: for types with the range of f32.
+    pub const NONE: LossScale = LossScale::Constant(1.0);
+
+    /// Megatron's: from 2^32, doubled after 1000 steps, halved at the second overflow, at least 1.
+    pub const DYNAMIC: LossScale =
+        LossScale::Dynamic { initial: 4_294_967_296.0, window: 1000, hysteresis: 2, minimum: 1.0 };
+}
+
+/// The scale of a run and how it came about.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LossScaler {
+    config: LossScale,
+    scale: f64,
+    /// Steps without an overflow since the scale changed or one was found.
+    steady: u64,
+    /// Overflows that are still forgiven, and the first that is not.
+    patience: u64,
+}
+
+impl LossScaler {
+    /// Before the first step.
+    ///
+    /// Errors, naming it, if a constant is out of its range.
+    pub fn new(config: LossScale) -> Result<LossScaler> {
+        let (scale, patience) = match config {
+            LossScale::Constant(scale) => (scale, 0),
+            LossScale::Dynamic { initial, hysteresis, .. } => (initial, hysteresis),
+        };
+        let positive = |name, value: f64| match value.is_finite() && value > 0.0 {
+            true => Ok(()),
+            false => Err(Error::config(name, format!("must be positive, got {value}"))),
+        };
+        positive("loss-scale", scale)?;
+        if let LossScale::Dynamic { initial, window, hysteresis, minimum } = config {
+            positive("min-loss-scale", minimum)?;
+            if minimum > initial {
+                let message = format!("{minimum} is above the first scale {initial}");
+                return Err(Error::config("min-loss-scale", message));
+            }
+            for (name, value) in [("loss-scale-window", window), ("hysteresis", hysteresis)] {
+                if value == 0 {
+                    return Err(Error::config(name, "must be at least 1, got 0"));
+                }
+            }
+        }
+        Ok(LossScaler { config, scale, steady: 0, patience })
+    }
+
+    /// What the loss is multiplied with in the next step.
+    pub fn scale(&self) -> f64 {
+        self.scale
+    }
+
+    /// Whether a step that overflows is skipped: where a smaller scale can be tried.
+    pub fn skips(&self) -> bool {
+        matches!(self.config, LossScale::Dynamic { .. })
+    }
+
+    /// Learns whether the gradients of a step overflowed.
+    pub fn update(&mut self, overflow: bool) {
+        let LossScale::Dynamic { window, hysteresis, minimum, .. } = self.config else { return };
+        if overflow {
+            self.steady = 0;
+            self.patience = self.patience.saturating_sub(1);
+            if self.patience == 0 {
+                self.scale = (self.scale / 2.0).max(minimum);
+            }
+            return;
+        }
+        self.steady += 1;
+        if self.steady == window {
+            self.steady = 0;
+            self.patience = hysteresis;
+            self.scale *= 2.0;
+        }
+    }
+
+    /// Scale, steps without an overflow, and overflows left until it is halved: what a checkpoint keeps.
+    pub fn state(&self) -> (f64, u64, u64) {
+        (self.scale, self.steady, self.patience)
+    }
+
+    /// Goes on from a [`LossScaler::state`]; a constant scale stays what it is.
+    pub fn set_state(&mut self, (scale, steady, patience): (f64, u64, u64)) {
+        if self.skips() {
+            (self.scale, self.steady, self.patience) = (scale, steady, patience);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Megatron-LM's DynamicGradScaler, megatron/core/optimizer/grad_scaler.py, as a table: overflows and scales.
+    #[test]
+    fn the_scale_follows_megatrons_rule() {
+        let config = LossScale::Dynamic { initial: 8.0, window: 3, hysteresis: 2, minimum: 2.0 };
+        let mut scaler = LossScaler::new(config).unwrap();
+        for (step, (overflow, want)) in [
+            (true, 8.0),  // forgiven
+            (false, 8.0), // does not restore patience
+            (true, 4.0),  // second
+            (true, 2.0),  // every further one
+            (true, 2.0),  // the minimum
+            (false, 2.0),
+            (false, 2.0),
+            (true, 2.0), // the window starts anew
+            (false, 2.0),
+            (false, 2.0),
+            (false, 4.0), // three in a row
+            (true, 4.0),  // patience is back
+            (true, 2.0),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            scaler.update(overflow);
+            assert_eq!(scaler.scale(), want, "step {step}");
+        }
+        let mut other = LossScaler::new(config).unwrap();
+        other.set_state(scaler.state());
+        assert_eq!(other, scaler);
+    }
+
+    #[test]
+    fn a_constant_scale_never_changes() {
+        let mut scaler = LossScaler::new(LossScale::Constant(128.0)).unwrap();
+        scaler.update(true);
+        scaler.set_state((1.0, 2, 3));
+        assert_eq!((scaler.scale(), scaler.skips()), (128.0, false));
+    }
+
+    #[test]
+    fn constants_out_of_range_are_named() {
+        let dynamic = |initial, window, hysteresis, minimum| {
+            LossScaler::new(LossScale::Dynamic { initial, window, hysteresis, minimum })
+        };
+        for (result, name) in [
+            (LossScaler::new(LossScale::Constant(0.0)), "loss-scale"),
+            (LossScaler::new(LossScale::Constant(f64::INFINITY)), "loss-scale"),
+            (dynamic(1.0, 1, 1, 2.0), "min-loss-scale"),
+            (dynamic(4.0, 0, 1, 2.0), "loss-scale-window"),
+            (dynamic(4.0, 1, 0, 2.0), "hysteresis"),
+        ] {
+            assert!(result.unwrap_err().to_string().starts_with(name));
+        }
+    }
+}

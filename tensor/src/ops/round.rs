@@ -1,0 +1,195 @@
+//! Rounding what was computed in the accumulation type to the type it is stored in.
+//!
+//! - nearest: the nearest storable number, of two the even one.
+//! - stochastic: of the two storable neighbours low <= x <= high, high with probability (x - low) / (high - low), so
+//!   that the expectation is x and an update far below the spacing still counts in the mean (Gupta et al., "Deep
+//!   Learning with Limited Numerical Precision", arXiv 1502.02551, section 3.1). What lies beyond the largest number
+//!   is rounded to nearest.
+//!
+//! An element's random number depends on the key and on its index in the global, unsharded tensor, as everywhere.
+//! A storable x stays what it is. No gradient: weights are rounded, after the optimizer's step.
+
+use super::random::{for_numbers, for_stretches};
+use super::rows::for_rows;
+use crate::simd::vectorized;
+use crate::{Device, Element, Error, Place, RandomKey, Real, Result};
+
+/// Where the random numbers of a rounding come from.
+#[derive(Debug, Clone, Copy)]
+pub struct Stochastic<'a> {
+    /// Seed, step and site.
+    pub key: &'a RandomKey,
+    /// Which part of the global tensor is rounded.
+    pub place: &'a Place,
+}
+
+/// Rounds `source` into `target`: to nearest, or at random.
+///
+/// ```
+/// use ferrotron_tensor::ops::round::{Stochastic, round};
+/// use ferrotron_tensor::{Device, Place, RandomKey, bf16};
+/// let device = Device::cpu(1)?;
+/// let (x, mut y) = (vec![1.001_f32; 10_000], vec![bf16::ZERO; 10_000]);
+/// round(&device, &mut y, &x, None)?;
+/// assert!(y.iter().all(|&y| y == bf16::ONE)); // bf16 has nothing between 1 and 1.0078125
+/// let stochastic = Stochastic { key: &RandomKey::new(1, 0, "weight"), place: &Place::whole(&[10_000]) };
+/// round(&device, &mut y, &x, Some(stochastic))?;
+/// let mean = y.iter().map(|y| y.to_f64()).sum::<f64>() / 10_000.0;
+/// assert!((mean - 1.001).abs() < 1e-4);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+///
+/// Errors if the lengths differ.
+pub fn round<T: Element>(
+    device: &Device,
+    target: &mut [T],
+    source: &[T::Acc],
+    stochastic: Option<Stochastic>,
+) -> Result<()> {
+    let numel = stochastic.map_or(source.len(), |it| it.place.dims().iter().product());
+    if [target.len(), numel] != [source.len(); 2] {
+        let message =
+            format!("{} elements from {}, of a place of {numel}", target.len(), source.len());
+        return Err(Error::shape("round", message));
+    }
+    let work = target.len();
+    let width = match stochastic {
+        Some(it) => it.place.dims().last().copied().unwrap_or(1),
+        None => 1,
+    };
+    for_rows(device, (target, width), work, |first, out| {
+        let source = &source[first * width..][..out.len()];
+        match stochastic {
+            None => to_nearest(out, source),
+            Some(Stochastic { key, place }) => {
+                for_stretches(place, first, out.len() / width, |global, range| {
+                    at_random(key, global, &mut out[range.clone()], &source[range]);
+                });
+            }
+        }
+    });
+    Ok(())
+}
+
+vectorized! {
+    fn to_nearest<T: Element>(target: &mut [T], source: &[T::Acc]) {
+        for (target, &x) in target.iter_mut().zip(source) {
+            *target = T::from_acc(x);
+        }
+    }
+
+    fn at_random<T: Element>(key: &RandomKey, first: u64, target: &mut [T], source: &[T::Acc]) {
+        for_numbers(key, first, source.len(), |at, numbers| {
+            for ((target, &x), &bits) in target[at..].iter_mut().zip(&source[at..]).zip(numbers) {
+                *target = up_or_down(x, bits);
+            }
+        });
+    }
+}
+
+/// The nearest number, or its neighbour on the other side of `x` where the uniform number bits / 2^32 is below
+/// the share of the way to it.
+#[inline(always)]
+fn up_or_down<T: Element>(x: T::Acc, bits: u32) -> T {
+    let nearest = T::from_acc(x);
+    let error = x - nearest.acc();
+    let neighbour = neighbour(nearest, error > T::Acc::ZERO);
+    let uniform = f64::from(bits) * (1.0 / 4_294_967_296.0);
+    // A NaN, or the distance to or from infinity, compares as false.
+    let share = (error / (neighbour.acc() - nearest.acc())).f64();
+    if uniform < share { neighbour } else { nearest }
+}
+
+/// The next number of a type above or below: numbers of one sign are in the order of their bits.
+#[inline(always)]
+fn neighbour<T: Element>(x: T, above: bool) -> T {
+    let mut bytes = [0_u8; 8];
+    let size = size_of::<T>();
+    bytes[..size].copy_from_slice(bytemuck::bytes_of(&x));
+    let bits = u64::from_le_bytes(bytes);
+    let sign = 1_u64 << (8 * size - 1);
+    let negative = bits & sign != 0;
+    let next = match (bits & !sign == 0, negative == above) {
+        (true, _) => (u64::from(!above) * sign) | 1, // the smallest number of the other side's sign
+        (false, true) => bits - 1,
+        (false, false) => bits + 1,
+    };
+    bytemuck::pod_read_unaligned(&next.to_le_bytes()[..size])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::message;
+    use crate::{bf16, f16};
+
+    fn check<T: Element<Acc = f32> + PartialEq + std::fmt::Debug>() {
+        let device = Device::cpu(2).unwrap();
+        let key = RandomKey::new(3, 1, "round");
+        let epsilon = T::DTYPE.epsilon() as f32;
+        // From subnormal to large, of both signs, zero and what is storable among them.
+        let smallest = neighbour(T::from_acc(0.0), true).acc();
+        for x in [1.0 + 0.3 * epsilon, -3.7 * smallest, 0.25 * smallest, -1.0, 0.0, -300.123, 1e-3]
+        {
+            let n = 40_000;
+            let (source, mut target) = (vec![x; n], vec![T::from_acc(0.0); n]);
+            let place = Place::whole(&[n]);
+            round(&device, &mut target, &source, Some(Stochastic { key: &key, place: &place }))
+                .unwrap();
+            let nearest = T::from_acc(x).acc();
+            let spacing = (neighbour(T::from_acc(x), true).acc() - nearest).abs();
+            let mean = target.iter().map(|y| f64::from(y.acc())).sum::<f64>() / n as f64;
+            // Five deviations of the mean of numbers that are `spacing` apart.
+            let tolerance = 5.0 * 0.5 * f64::from(spacing) / (n as f64).sqrt();
+            assert!(
+                (mean - f64::from(x)).abs() <= tolerance,
+                "{:?}: {x} has mean {mean}",
+                T::DTYPE
+            );
+            assert!(target.iter().all(|y| (y.acc() - x).abs() <= spacing), "{:?}: {x}", T::DTYPE);
+            if nearest == x {
+                assert!(target.iter().all(|y| y.acc() == x), "{:?}: {x} is storable", T::DTYPE);
+            }
+        }
+    }
+
+    #[test]
+    fn the_mean_of_random_roundings_is_the_number() {
+        check::<bf16>();
+        check::<f16>();
+    }
+
+    #[test]
+    fn what_is_beyond_all_numbers_is_rounded_to_nearest() {
+        let device = Device::cpu(1).unwrap();
+        let source = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 65_519.0, 65_521.0, 1e9];
+        let mut target = [f16::ZERO; 6];
+        let (key, place) = (RandomKey::new(0, 0, ""), Place::whole(&[6]));
+        round(&device, &mut target, &source, Some(Stochastic { key: &key, place: &place }))
+            .unwrap();
+        let bits = |x: [f16; 6]| x.map(f16::to_bits);
+        assert_eq!(bits(target), bits(source.map(f16::from_f32)));
+    }
+
+    #[test]
+    fn a_part_is_rounded_as_in_the_whole() {
+        let device = Device::cpu(3).unwrap();
+        let source: Vec<f32> = (0..70 * 31).map(|i| 1.0 + i as f32 * 1e-5).collect();
+        let key = RandomKey::new(9, 4, "blocks.0.weight");
+        let mut whole = vec![bf16::ZERO; source.len()];
+        let mut part = vec![bf16::ZERO; 20 * 31];
+        let all = Place::whole(&[70, 31]);
+        let last = Place::new(&[70, 31], &[&[(50, 20)], &[(0, 31)]]).unwrap();
+        let stochastic = |place| Some(Stochastic { key: &key, place });
+        round(&device, &mut whole, &source, stochastic(&all)).unwrap();
+        round(&device, &mut part, &source[50 * 31..], stochastic(&last)).unwrap();
+        assert_eq!(part, whole[50 * 31..]);
+    }
+
+    #[test]
+    fn lengths_must_agree() {
+        let device = Device::cpu(1).unwrap();
+        let error = round(&device, &mut [bf16::ZERO; 2], &[1.0], None);
+        assert_eq!(message(error), "round: 2 elements from 1, of a place of 1");
+    }
+}
