@@ -226,7 +226,9 @@ impl Trainer {
             weights.push(Held { name: name.to_string(), place: place.clone(), tensor });
             Ok(())
         })?;
-        let moments = Moments::of(&self.optimizer, |name| self.data_parallel.owns_moments(name))?;
+        let groups = self.buffers().groups();
+        let owned = (0..groups.len()).filter(|&group| self.data_parallel.owns(&groups[group]));
+        let moments = Moments::of(&self.optimizer, owned)?;
         Ok((weights, moments))
     }
 

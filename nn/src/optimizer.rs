@@ -184,11 +184,19 @@ impl Optimizer {
         &self,
         mut f: impl FnMut(&str, &'static str, &Place, Tensor) -> Result<()>,
     ) -> Result<()> {
-        for Moments { pieces, flats } in &self.groups {
-            for (moment, flat) in self.config.moments().iter().zip(flats) {
-                for (range, (name, place)) in pieces.iter().enumerate() {
-                    f(name, moment, place, flat.tensor(range)?)?;
-                }
+        (0..self.groups.len()).try_for_each(|group| self.visit_group(group, &mut f))
+    }
+
+    /// As [`Optimizer::visit`], of one of [`ParamBuffers::groups`].
+    pub fn visit_group(
+        &self,
+        group: usize,
+        mut f: impl FnMut(&str, &'static str, &Place, Tensor) -> Result<()>,
+    ) -> Result<()> {
+        let Moments { pieces, flats } = &self.groups[group];
+        for (moment, flat) in self.config.moments().iter().zip(flats) {
+            for (range, (name, place)) in pieces.iter().enumerate() {
+                f(name, moment, place, flat.tensor(range)?)?;
             }
         }
         Ok(())

@@ -318,7 +318,7 @@ impl DataParallel {
         Ok(())
     }
 
-    /// Whether this rank is the one that writes what it owns of a group to checkpoints.
+    /// Whether this rank is the one that writes what it owns of a group, such as moments, to checkpoints.
     pub fn owns(&self, group: &ParamGroup) -> bool {
         // Where anything is sharded, the ranks along the batch own different parts.
         let batch = self.shared.sharding() > Sharding::None || self.shared.mesh.batch().rank() == 0;
@@ -338,12 +338,6 @@ impl DataParallel {
             }
         }
         Ok(())
-    }
-
-    /// Whether this rank writes what it has of a parameter's moments to checkpoints.
-    pub fn owns_moments(&self, name: &str) -> bool {
-        let holds = |group: &&ParamGroup| group.params.iter().any(|param| param.name() == name);
-        self.buffers().groups().iter().find(holds).is_some_and(|group| self.owns(group))
     }
 }
 

@@ -161,12 +161,7 @@ impl Rank {
                     Some(_) => values,
                     None => &values[group.owned.clone()],
                 };
-                cut(
-                    &group.params,
-                    group.owned.clone(),
-                    owned,
-                    self.parallel.owns_moments(group.params[0].name()),
-                )
+                cut(&group.params, group.owned.clone(), owned, self.parallel.owns(group))
             })
             .collect()
     }
@@ -175,7 +170,7 @@ impl Rank {
         let groups = self.parallel.buffers().groups().iter();
         groups
             .flat_map(|group| {
-                let own = self.parallel.owns_moments(group.params[0].name());
+                let own = self.parallel.owns(group);
                 if let Some(shard) = &group.weight_shard {
                     let values = lock(shard);
                     let values = values.whole::<f64>().expect("the toy is in f64");
