@@ -18,7 +18,7 @@ use ferrotron_nn::Axis;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::balanced;
 
-use crate::gpt::{GptPart, Recompute};
+use crate::gpt::{Gpt, Recompute};
 use crate::trainer::Trainer;
 
 /// Bytes that a rank sends in a step, but for single numbers: norm, loss, number of tokens.
@@ -37,7 +37,7 @@ pub struct StepTraffic {
 /// What this rank sends in its next step over sequences of `seq_length`.
 pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
     let (model, mesh) = (trainer.model(), trainer.mesh());
-    let [tp, cp, pp] = [Axis::Tensor, Axis::Context, Axis::Pipeline].map(|axis| mesh.axis(axis));
+    let (tp, cp) = (mesh.axis(Axis::Tensor), mesh.axis(Axis::Context));
     let sizes = &trainer.config().batch_size;
     let microbatches = sizes.microbatches(trainer.progress().consumed_samples);
     let parallel = &trainer.config().parallel;
@@ -53,9 +53,7 @@ pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
     let again = usize::from(parallel.recompute == Recompute::Full);
 
     let (mut layers, mut rings, mut messages) = (0, 0, 0);
-    for chunk in 0..parallel.chunks {
-        let stages = pp.size() * parallel.chunks;
-        let part = GptPart::stage(model, chunk * pp.size() + pp.rank(), stages);
+    for part in trainer.parts().iter().map(Gpt::held) {
         let blocks = part.blocks.len();
         let inner = usize::from(!part.first) + usize::from(!part.last);
         messages += inner;

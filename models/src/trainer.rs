@@ -104,40 +104,16 @@ impl Trainer {
         model: &GptConfig,
         config: TrainerConfig,
     ) -> Result<Trainer> {
-        let (stages, stage) = (mesh.axis(Axis::Pipeline).size(), mesh.axis(Axis::Pipeline).rank());
-        let chunks = config.parallel.chunks;
-        if stages * chunks > model.num_layers {
-            let message = format!(
-                "num-layers {} cannot be cut into {stages} pipeline stages x {chunks} chunks",
-                model.num_layers
-            );
-            return Err(Error::config("pipeline", message));
-        }
-        let part = |chunk: usize| {
-            let part = GptPart::stage(model, chunk * stages + stage, stages * chunks);
-            Gpt::part(scope, mesh, model, &part)
-        };
-        Self::with_parts(scope, mesh, (0..chunks).map(part).collect::<Result<_>>()?, config)
-    }
-
-    /// A model with the weights it has on this rank alone, at step 0.
-    pub fn with_model(scope: &Scope, gpt: Gpt, config: TrainerConfig) -> Result<Trainer> {
-        Self::with_parts(scope, &Mesh::single(), vec![gpt], config)
-    }
-
-    fn with_parts(
-        scope: &Scope,
-        mesh: &Mesh,
-        parts: Vec<Gpt>,
-        config: TrainerConfig,
-    ) -> Result<Trainer> {
-        let recompute = config.parallel.recompute;
-        let parts: Vec<Gpt> = parts.into_iter().map(|gpt| gpt.with_recompute(recompute)).collect();
+        let pipeline = mesh.axis(Axis::Pipeline);
+        let ParallelConfig { chunks, recompute, .. } = config.parallel;
+        let chunks = GptPart::chunks(model, pipeline.rank(), pipeline.size(), chunks)?;
+        let part = |part| Ok(Gpt::part(scope, mesh, model, part)?.with_recompute(recompute));
+        let parts = chunks.iter().map(part).collect::<Result<Vec<Gpt>>>()?;
         let modules: Vec<&dyn Module> = parts.iter().map(|gpt| gpt as &dyn Module).collect();
         let data_parallel = DataParallel::new(&modules, mesh, &config.parallel.data_parallel)?;
         let optimizer = Optimizer::new(config.optimizer, data_parallel.buffers())?;
         Ok(Trainer {
-            model: parts[0].config().clone(),
+            model: model.clone(),
             config,
             scope: scope.clone(),
             mesh: mesh.clone(),
