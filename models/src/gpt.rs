@@ -253,6 +253,12 @@ impl Gpt {
         self
     }
 
+    /// The modules that run forward again in backward.
+    pub fn recomputed(&self) -> impl Iterator<Item = &dyn Module> {
+        let again = self.recompute == Recompute::Full;
+        self.blocks.iter().filter(move |_| again).map(|block| block as &dyn Module)
+    }
+
     /// What the model is made of.
     pub fn config(&self) -> &GptConfig {
         &self.config

@@ -32,6 +32,9 @@ pub struct StepTraffic {
     pub pipeline: u64,
     /// Gradients and weights, to all ranks that hold the same parameters.
     pub data: u64,
+    /// Weights, where replicas take steps of their own: each time these are averaged, which is part of no
+    /// step here.
+    pub average: u64,
 }
 
 /// What this rank sends in its next step over sequences of `seq_length`.
@@ -72,11 +75,16 @@ pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
     let width = trainer.scope().dtype().size();
     let bytes = |elements: usize| (elements * microbatches * width) as u64;
     let sharded = trainer.data_parallel().expected_traffic(microbatches, 1);
+    let average = match parallel.data_parallel.synchronize_every {
+        1 => 0,
+        every => trainer.data_parallel().expected_traffic(microbatches, every).batch,
+    };
     StepTraffic {
         tensor: bytes(layers),
         context: bytes(rings * key_values),
         pipeline: bytes(messages * (activation / t)),
         data: sharded.batch + sharded.holders,
+        average,
     }
 }
 
@@ -88,8 +96,9 @@ mod tests {
     use crate::gpt::GptConfig;
     use crate::trainer::{ParallelConfig, TrainerConfig};
     use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
-    use ferrotron_nn::{OptimizerConfig, Scope};
+    use ferrotron_nn::{OptimizerConfig, Scope, Sharding};
     use ferrotron_parallel::collective::{Group, WorldConfig, run_threads};
+    use ferrotron_parallel::data_parallel::DataParallelConfig;
     use ferrotron_parallel::mesh::{Layout, Mesh};
     use ferrotron_parallel::pipeline::ScheduleKind;
     use ferrotron_tensor::{DType, Device, Result};
@@ -146,6 +155,17 @@ mod tests {
     #[test]
     fn a_step_sends_what_is_expected() {
         let full = ParallelConfig { recompute: Recompute::Full, ..ParallelConfig::default() };
+        // Several buckets a block, and tied ends.
+        let zero = |sharding, recompute| ParallelConfig {
+            data_parallel: DataParallelConfig {
+                sharding,
+                bucket_numel: Some(5000),
+                ..DataParallelConfig::default()
+            },
+            recompute,
+            ..ParallelConfig::default()
+        };
+        let (keep, again) = (Recompute::None, Recompute::Full);
         let interleaved = ParallelConfig {
             pipeline_schedule: ScheduleKind::Interleaved,
             chunks: 2,
@@ -166,6 +186,14 @@ mod tests {
             (4, (2, 1, 2), on, plain),
             (8, (2, 2, 2), off, plain),
             (4, (1, 1, 2), off, plain),
+            (2, (1, 1, 1), off, zero(Sharding::Optimizer, again)),
+            (4, (1, 1, 2), off, zero(Sharding::Optimizer, again)),
+            (4, (1, 1, 1), off, zero(Sharding::Gradients, again)),
+            (2, (1, 1, 1), off, zero(Sharding::Weights, keep)),
+            (2, (1, 1, 1), off, zero(Sharding::Weights, again)),
+            (4, (2, 1, 1), on, zero(Sharding::Weights, keep)),
+            (4, (2, 1, 1), on, zero(Sharding::Weights, again)),
+            (4, (1, 2, 1), off, zero(Sharding::Weights, again)),
         ] {
             let layout = Layout::new(ranks, t, c, p).unwrap();
             let found = run_threads(ranks, &WorldConfig::default(), |world| {
@@ -177,7 +205,7 @@ mod tests {
             });
             for (rank, found) in found.into_iter().enumerate() {
                 let (got, want) = found.unwrap();
-                let StepTraffic { tensor, context, pipeline, data } = want;
+                let StepTraffic { tensor, context, pipeline, data, .. } = want;
                 let what = format!("{layout:?} {sequence:?} {parallel:?} rank {rank}");
                 assert_eq!(got[..2], [context, pipeline], "{what}: context, pipeline");
                 // Beyond the formula: the sums of a few single numbers.

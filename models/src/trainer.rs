@@ -110,7 +110,9 @@ impl Trainer {
         let part = |part| Ok(Gpt::part(scope, mesh, model, part)?.with_recompute(recompute));
         let parts = chunks.iter().map(part).collect::<Result<Vec<Gpt>>>()?;
         let modules: Vec<&dyn Module> = parts.iter().map(|gpt| gpt as &dyn Module).collect();
-        let data_parallel = DataParallel::new(&modules, mesh, &config.parallel.data_parallel)?;
+        let recomputed: Vec<&dyn Module> = parts.iter().flat_map(Gpt::recomputed).collect();
+        let data_parallel = DataParallel::new(&modules, mesh, &config.parallel.data_parallel)?
+            .recomputing(&recomputed);
         let optimizer = Optimizer::new(config.optimizer, data_parallel.buffers())?;
         Ok(Trainer {
             model: model.clone(),
@@ -223,8 +225,8 @@ impl Trainer {
 
     /// Takes one step over the next global batch of `samples`.
     ///
-    /// Errors, without touching weights or moments, if the loss or the gradient norm is not finite; the
-    /// message names the step and the first offending parameter.
+    /// Errors on every rank, without touching weights or moments, if the loss or the gradient norm of any
+    /// replica is not finite; the message names the step and the first offending parameter.
     pub fn step(&mut self, samples: &dyn Samples) -> Result<StepReport> {
         let started = Instant::now();
         let device = self.scope.device().clone();
@@ -247,11 +249,8 @@ impl Trainer {
         let own = ranks.sum(self.scope.device(), counted as f64)?;
         // Where ranks take steps of their own, one may have nothing to learn from.
         let scale = if own > 0.0 { 1.0 / own } else { 0.0 };
-        let total = if ranks.size() == data.size() {
-            own
-        } else {
-            data.sum(self.scope.device(), counted as f64)?
-        };
+        let together = ranks.size() == data.size();
+        let total = if together { own } else { data.sum(self.scope.device(), counted as f64)? };
         let seed = self.config.seed;
         let pass =
             Context::new(seed, self.progress.step, Mode::Train, global, samples.seq_length());
@@ -267,7 +266,13 @@ impl Trainer {
         self.data_parallel.finish_step()?;
 
         let grad_norm = self.data_parallel.grad_norm()?;
-        if !loss.is_finite() || !grad_norm.is_finite() {
+        let finite = loss.is_finite() && grad_norm.is_finite();
+        // The norm is the replica's own where it takes steps of its own: all go on, or none.
+        let everywhere = match together {
+            true => finite,
+            false => data.sum(self.scope.device(), f64::from(u8::from(!finite)))? == 0.0,
+        };
+        if !everywhere {
             return Err(self.not_finite(loss, grad_norm)?);
         }
         let span = trace_span!("optimizer").entered();
@@ -292,9 +297,13 @@ impl Trainer {
 
     fn not_finite(&self, loss: f64, grad_norm: f64) -> Result<Error> {
         let culprit = self.buffers().first_non_finite()?;
-        let culprit = culprit.map_or("every parameter of this rank is finite".into(), |name| {
-            format!("first offender: {name}")
-        });
+        let culprit = match culprit {
+            Some(name) => format!("first offender: {name}"),
+            None if loss.is_finite() && grad_norm.is_finite() => {
+                "another replica's gradient norm is not finite".into()
+            }
+            None => "every parameter of this rank is finite".into(),
+        };
         let step = self.progress.step + 1;
         Ok(Error::value(
             "train",

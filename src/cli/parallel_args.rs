@@ -108,6 +108,9 @@ impl ParallelArgs {
 
     /// How the work of training `model` is spread in `layout`.
     pub fn config(&self, layout: &Layout, model: &GptConfig) -> Result<ParallelConfig> {
+        if self.local_sgd_steps == 0 {
+            return Err(Error::config("--local-sgd-steps", "must be positive, got 0"));
+        }
         if self.ddp_bucket_size == Some(0) {
             return Err(Error::config("--ddp-bucket-size", "must be positive, got 0"));
         }
