@@ -105,17 +105,32 @@ impl Trainer {
         config: TrainerConfig,
     ) -> Result<Trainer> {
         let pipeline = mesh.axis(Axis::Pipeline);
-        let ParallelConfig { chunks, recompute, .. } = config.parallel;
-        let chunks = GptPart::chunks(model, pipeline.rank(), pipeline.size(), chunks)?;
-        let part = |part| Ok(Gpt::part(scope, mesh, model, part)?.with_recompute(recompute));
-        let parts = chunks.iter().map(part).collect::<Result<Vec<Gpt>>>()?;
+        let (rank, ranks, chunks) = (pipeline.rank(), pipeline.size(), config.parallel.chunks);
+        let parts = GptPart::chunks(model, rank, ranks, chunks)?;
+        let parts = parts.iter().map(|part| Gpt::part(scope, mesh, model, part));
+        Self::with_parts(scope, mesh, parts.collect::<Result<_>>()?, config)
+    }
+
+    /// A model with the weights it has, on this rank alone, at step 0.
+    pub fn with_model(scope: &Scope, gpt: Gpt, config: TrainerConfig) -> Result<Trainer> {
+        Self::with_parts(scope, &Mesh::single(), vec![gpt], config)
+    }
+
+    fn with_parts(
+        scope: &Scope,
+        mesh: &Mesh,
+        parts: Vec<Gpt>,
+        config: TrainerConfig,
+    ) -> Result<Trainer> {
+        let recompute = config.parallel.recompute;
+        let parts: Vec<Gpt> = parts.into_iter().map(|gpt| gpt.with_recompute(recompute)).collect();
         let modules: Vec<&dyn Module> = parts.iter().map(|gpt| gpt as &dyn Module).collect();
         let recomputed: Vec<&dyn Module> = parts.iter().flat_map(Gpt::recomputed).collect();
         let data_parallel = DataParallel::new(&modules, mesh, &config.parallel.data_parallel)?
             .recomputing(&recomputed);
         let optimizer = Optimizer::new(config.optimizer, data_parallel.buffers())?;
         Ok(Trainer {
-            model: model.clone(),
+            model: parts[0].config().clone(),
             config,
             scope: scope.clone(),
             mesh: mesh.clone(),
