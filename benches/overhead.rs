@@ -4,7 +4,7 @@
 //! `cargo bench --bench overhead [-- STEPS]` prints tokens per second, medians of rounds taken in turn, and
 //! their ratio to the one rank's.
 
-use ferrotron::models::bench::{BenchConfig, trainer};
+use ferrotron::models::bench::{BenchConfig, median, trainer};
 use ferrotron::models::presets::Preset;
 use ferrotron::parallel::collective::{WorldConfig, run_threads};
 use ferrotron::parallel::mesh::{Layout, Mesh};
@@ -58,9 +58,4 @@ fn tokens_per_second(ranks: usize, tp: usize, steps: usize) -> Result<f64> {
         Ok(median(rates))
     });
     found.into_iter().next().expect("there is a first rank")
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }

@@ -102,7 +102,7 @@ pub fn bench(config: &BenchConfig) -> Result<BenchReport> {
     // Before the products alone are timed, which take memory of their own.
     let peak_rss_mb = peak_rss_bytes() >> 20;
     drop((trainer, device));
-    let s_per_step = median(&mut seconds);
+    let s_per_step = median(seconds);
     let tokens = (config.micro_batch_size * config.seq_length) as u64;
     Ok(BenchReport {
         params: model.num_parameters(),
@@ -170,12 +170,13 @@ fn gemm_floor(config: &BenchConfig) -> Result<f64> {
         let repeats = (1_000_000_000 / (rows * inputs * outputs)).clamp(3, 100);
         let seconds =
             device.run(|| (0..=repeats).map(|_| products()).collect::<Result<Vec<f64>>>())?;
-        total += median(&mut seconds[1..].to_vec()) * count as f64;
+        total += median(seconds[1..].to_vec()) * count as f64;
     }
     Ok(total)
 }
 
-fn median(values: &mut [f64]) -> f64 {
+/// The middle one of `values`, the upper one of two; NaN of none.
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

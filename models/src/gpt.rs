@@ -128,13 +128,33 @@ pub struct GptPart {
 impl GptPart {
     /// The whole model.
     pub fn whole(config: &GptConfig) -> GptPart {
-        GptPart::stage(config, 0, 1)
+        GptPart { blocks: 0..config.num_layers, first: true, last: true }
     }
 
-    /// Virtual stage `stage` of `stages`: layers are spread evenly, up to one.
-    pub fn stage(config: &GptConfig, stage: usize, stages: usize) -> GptPart {
-        let blocks = balanced(config.num_layers, stages, stage);
-        GptPart { blocks, first: stage == 0, last: stage + 1 == stages }
+    /// The chunks of the model on pipeline rank `rank` of `ranks`: chunk i is virtual stage `i * ranks + rank`.
+    /// Layers are spread evenly over the stages, up to one.
+    ///
+    /// Errors if there are fewer layers than stages.
+    pub fn chunks(
+        config: &GptConfig,
+        rank: usize,
+        ranks: usize,
+        chunks: usize,
+    ) -> Result<Vec<GptPart>> {
+        let (layers, stages) = (config.num_layers, ranks * chunks);
+        if layers < stages {
+            let message = format!(
+                "num-layers {layers} cannot be cut into {stages} stages: pipeline-model-parallel-size {ranks} x \
+                 {chunks} chunks"
+            );
+            return Err(Error::config("layout", message));
+        }
+        let part = |stage: usize| GptPart {
+            blocks: balanced(layers, stages, stage),
+            first: stage == 0,
+            last: stage + 1 == stages,
+        };
+        Ok((0..chunks).map(|chunk| part(chunk * ranks + rank)).collect())
     }
 }
 
@@ -165,6 +185,7 @@ pub enum Recompute {
 #[derive(Debug, Clone)]
 pub struct Gpt {
     config: GptConfig,
+    held: GptPart,
     scope: Scope,
     tp: TensorParallel,
     recompute: Recompute,
@@ -212,6 +233,7 @@ impl Gpt {
         let block = |i: usize| Block::new(&scope.child(&format!("blocks.{i}")), mesh, config);
         Ok(Gpt {
             config: config.clone(),
+            held: part.clone(),
             scope: scope.clone(),
             recompute: Recompute::None,
             head: head.transpose()?,
@@ -231,19 +253,25 @@ impl Gpt {
         self
     }
 
+    /// The modules that run forward again in backward.
+    pub fn recomputed(&self) -> impl Iterator<Item = &dyn Module> {
+        let again = self.recompute == Recompute::Full;
+        self.blocks.iter().filter(move |_| again).map(|block| block as &dyn Module)
+    }
+
     /// What the model is made of.
     pub fn config(&self) -> &GptConfig {
         &self.config
     }
 
+    /// Which part of the model it is.
+    pub fn held(&self) -> &GptPart {
+        &self.held
+    }
+
     /// Where the model was made.
     pub fn scope(&self) -> &Scope {
         &self.scope
-    }
-
-    /// Whether this part has the head: its result is a loss.
-    pub fn has_head(&self) -> bool {
-        self.head.is_some()
     }
 
     /// tokens (B, T) -> (B, T, C), before the first block. Only where the part has the embeddings.

@@ -24,26 +24,70 @@ use crate::trainer::{StepReport, Trainer};
 pub struct RunConfig {
     /// Folder of the run.
     pub folder: PathBuf,
-    /// Number of the last step.
-    pub train_iters: u64,
+    /// After which steps something is done.
+    pub intervals: Intervals,
     /// Tokens per sequence.
     pub seq_length: usize,
-    /// Steps between checkpoints.
-    pub save_interval: u64,
     /// Checkpoints to keep.
     pub save_retain: usize,
-    /// Steps between evaluations.
-    pub eval_interval: u64,
     /// Validation batches of an evaluation before the last.
     pub eval_iters: u64,
-    /// Stop when the step number is a multiple of this.
-    pub exit_interval: Option<u64>,
     /// Where metrics go.
     pub metrics: PathBuf,
     /// What to trace, if anything.
     pub trace: Option<TraceConfig>,
     /// What the checkpoint says of how the run was started.
     pub options: serde_json::Value,
+}
+
+/// After which steps of a run something is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Intervals {
+    /// Number of the last step.
+    pub train_iters: u64,
+    /// Steps between checkpoints; 0 for none before the last.
+    pub save_interval: u64,
+    /// Steps between evaluations; 0 for none before the last.
+    pub eval_interval: u64,
+    /// Stop when the step number is a multiple of this.
+    pub exit_interval: Option<u64>,
+}
+
+impl Intervals {
+    /// Errors, with what to choose instead, if a checkpoint or an evaluation would be due while replicas that
+    /// are synchronized every `synchronize_every` steps differ.
+    ///
+    /// ```
+    /// use ferrotron_models::run::Intervals;
+    /// let intervals = Intervals {
+    ///     train_iters: 800,
+    ///     save_interval: 100,
+    ///     eval_interval: 0,
+    ///     exit_interval: None,
+    /// };
+    /// assert!(intervals.check(4).is_ok());
+    /// assert!(intervals.check(8).unwrap_err().to_string().ends_with("take 96 or 104"));
+    /// ```
+    pub fn check(&self, synchronize_every: usize) -> Result<()> {
+        let every = synchronize_every.max(1) as u64;
+        let numbers = [
+            ("train-iters", self.train_iters),
+            ("save-interval", self.save_interval),
+            ("eval-interval", self.eval_interval),
+            ("exit-interval", self.exit_interval.unwrap_or(0)),
+        ];
+        let Some((name, steps)) = numbers.into_iter().find(|(_, n)| !n.is_multiple_of(every))
+        else {
+            return Ok(());
+        };
+        let (below, above) = (steps / every * every, steps.next_multiple_of(every));
+        let below = if below > 0 { format!("{below} or ") } else { String::new() };
+        let message = format!(
+            "{name} {steps} is not a multiple of local-sgd-steps {every}, and in between the replicas' weights \
+             differ: take {below}{above}"
+        );
+        Err(Error::config("train", message))
+    }
 }
 
 /// Which steps of a run are traced, and where to.
@@ -122,8 +166,8 @@ pub struct Outcome {
 /// Trains until the last step, or until `stop` is set on any rank: the step is finished and saved first. All
 /// ranks of the trainer's mesh call this; the first one writes metrics and is watched.
 ///
-/// Where replicas take steps of their own, it stops at the next step after which they are the same; numbers
-/// of steps in `config` after which a checkpoint is due must be such.
+/// Where replicas take steps of their own, it stops at the next step after which they are the same; errors as
+/// [`Intervals::check`].
 pub fn run(
     trainer: &mut Trainer,
     dataset: &Dataset,
@@ -132,7 +176,8 @@ pub fn run(
     stop: &AtomicBool,
     observer: &mut dyn Observer,
 ) -> Result<Outcome> {
-    check_intervals(trainer, config)?;
+    config.intervals.check(trainer.config().parallel.data_parallel.synchronize_every)?;
+    let Intervals { train_iters, save_interval, eval_interval, exit_interval } = config.intervals;
     let sampler = Sampler::new(dataset.train.clone(), config.seq_length, trainer.config().seed)?;
     let micro = trainer.config().batch_size.micro();
     let validation =
@@ -148,7 +193,7 @@ pub fn run(
     let (mut evaluation, mut saved, mut steps) = (None, None, 0_u64);
     let ended = loop {
         let done = trainer.progress().step;
-        if done >= config.train_iters {
+        if done >= train_iters {
             break Ended::Finished;
         }
         // What is left behind is a checkpoint, for which replicas must have the same weights.
@@ -156,16 +201,15 @@ pub fn run(
         if stopped && trainer.steps_to_synchronization() == 0 {
             break Ended::Stopped;
         }
-        if steps > 0 && config.exit_interval.is_some_and(|every| done.is_multiple_of(every)) {
+        if steps > 0 && exit_interval.is_some_and(|every| done.is_multiple_of(every)) {
             break Ended::ExitInterval;
         }
         let report = tracing.step(trainer, &sampler)?;
         steps += 1;
-        let last = report.step == config.train_iters;
+        let last = report.step == train_iters;
         let due = |every: u64| report.step.is_multiple_of(every) && !last;
         let mut metrics = measure(trainer, config, &report);
-        if let Some(validation) = validation.as_ref().filter(|_| last || due(config.eval_interval))
-        {
+        if let Some(validation) = validation.as_ref().filter(|_| last || due(eval_interval)) {
             let limit = (!last).then_some(config.eval_iters);
             let found = evaluate(trainer.parts(), trainer.mesh(), validation, limit)?;
             metrics.validation_loss = Some(found.loss);
@@ -178,7 +222,7 @@ pub fn run(
             log.write(&metrics)?;
             observer.step(&metrics);
         }
-        if due(config.save_interval) {
+        if due(save_interval) {
             let folder = save(trainer, tokenizer, config)?;
             if first {
                 observer.saved(&folder);
@@ -201,26 +245,6 @@ pub fn run(
         plot(&log.curve, &config.folder.join("loss.svg"))?;
     }
     Ok(Outcome { ended, evaluation, checkpoint })
-}
-
-/// Errors if a checkpoint would be due while the weights of replicas differ.
-fn check_intervals(trainer: &Trainer, config: &RunConfig) -> Result<()> {
-    let every = trainer.config().parallel.data_parallel.synchronize_every as u64;
-    let intervals = [
-        ("train-iters", Some(config.train_iters)),
-        ("save-interval", Some(config.save_interval)),
-        ("exit-interval", config.exit_interval),
-    ];
-    match intervals.into_iter().find(|(_, steps)| steps.is_some_and(|n| !n.is_multiple_of(every))) {
-        Some((name, Some(steps))) => Err(Error::config(
-            "train",
-            format!(
-                "{name} {steps} is not a multiple of the {every} steps between synchronizations: replicas can be \
-                 saved while they are the same"
-            ),
-        )),
-        _ => Ok(()),
-    }
 }
 
 /// The trace of a run's steps, if one is wanted and not written yet.

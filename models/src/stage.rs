@@ -75,7 +75,7 @@ impl PipelineModel for StageModel<'_> {
         let gpt = &self.parts[chunk];
         let x = input.map_or_else(|| gpt.embed(ctx, inputs), Ok)?;
         let x = gpt.run_blocks(ctx, x)?;
-        if !gpt.has_head() {
+        if !gpt.held().last {
             return Ok(x);
         }
         let sum = gpt.head_loss(&x, targets)?.sum;

@@ -16,10 +16,10 @@ use ferrotron_nn::Axis;
 use ferrotron_parallel::data_parallel;
 use ferrotron_parallel::mesh::Layout;
 use ferrotron_parallel::pipeline::{self, PipelineConfig};
-use ferrotron_parallel::tensor_parallel::SequenceParallel;
+use ferrotron_parallel::tensor_parallel::{ParallelAttention, SequenceParallel};
 use ferrotron_tensor::{Error, Result};
 
-use crate::gpt::GptConfig;
+use crate::gpt::{GptConfig, GptPart};
 use crate::trainer::ParallelConfig;
 
 /// A run as far as its layout is concerned.
@@ -60,6 +60,7 @@ pub struct Plan<'a> {
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 pub fn check(plan: &Plan) -> Result<()> {
+    GptPart::chunks(plan.model, 0, plan.layout.size(Axis::Pipeline), plan.parallel.chunks)?;
     match refusal(plan) {
         Some(why) => Err(Error::config("layout", why)),
         None => Ok(()),
@@ -69,15 +70,9 @@ pub fn check(plan: &Plan) -> Result<()> {
 fn refusal(plan: &Plan) -> Option<String> {
     let Plan { model, layout, parallel, seq_length, .. } = *plan;
     let [tp, cp, pp] = [Axis::Tensor, Axis::Context, Axis::Pipeline].map(|axis| layout.size(axis));
-    for (name, size) in [
-        ("num-attention-heads", model.num_attention_heads),
-        ("num-query-groups", model.num_query_groups),
-    ] {
-        if !size.is_multiple_of(tp) {
-            return Some(format!(
-                "{name} {size} is not a multiple of tensor-model-parallel-size {tp}"
-            ));
-        }
+    let attention = ParallelAttention::refusal(&model.attention(), tp);
+    if attention.is_some() {
+        return attention;
     }
     for (name, size) in
         [("vocab-size", model.vocab_size), ("ffn-hidden-size", model.ffn_hidden_size)]
@@ -85,13 +80,6 @@ fn refusal(plan: &Plan) -> Option<String> {
         if size < tp {
             return Some(format!("{name} {size} is less than tensor-model-parallel-size {tp}"));
         }
-    }
-    let (layers, stages) = (model.num_layers, pp * parallel.chunks);
-    if layers < stages {
-        return Some(format!(
-            "num-layers {layers} cannot be cut into {stages} stages: pipeline-model-parallel-size {pp} x {} chunks",
-            parallel.chunks
-        ));
     }
     if cp > 1 && !seq_length.is_multiple_of(2 * cp) {
         return Some(format!(

@@ -18,7 +18,7 @@ use ferrotron_nn::Axis;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::balanced;
 
-use crate::gpt::{GptPart, Recompute};
+use crate::gpt::{Gpt, Recompute};
 use crate::trainer::Trainer;
 
 /// Bytes that a rank sends in a step, but for single numbers: norm, loss, number of tokens.
@@ -32,12 +32,15 @@ pub struct StepTraffic {
     pub pipeline: u64,
     /// Gradients and weights, to all ranks that hold the same parameters.
     pub data: u64,
+    /// Weights, where replicas take steps of their own: each time these are averaged, which is part of no
+    /// step here.
+    pub average: u64,
 }
 
 /// What this rank sends in its next step over sequences of `seq_length`.
 pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
     let (model, mesh) = (trainer.model(), trainer.mesh());
-    let [tp, cp, pp] = [Axis::Tensor, Axis::Context, Axis::Pipeline].map(|axis| mesh.axis(axis));
+    let (tp, cp) = (mesh.axis(Axis::Tensor), mesh.axis(Axis::Context));
     let sizes = &trainer.config().batch_size;
     let microbatches = sizes.microbatches(trainer.progress().consumed_samples);
     let parallel = &trainer.config().parallel;
@@ -53,9 +56,7 @@ pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
     let again = usize::from(parallel.recompute == Recompute::Full);
 
     let (mut layers, mut rings, mut messages) = (0, 0, 0);
-    for chunk in 0..parallel.chunks {
-        let stages = pp.size() * parallel.chunks;
-        let part = GptPart::stage(model, chunk * pp.size() + pp.rank(), stages);
+    for part in trainer.parts().iter().map(Gpt::held) {
         let blocks = part.blocks.len();
         let inner = usize::from(!part.first) + usize::from(!part.last);
         messages += inner;
@@ -74,11 +75,16 @@ pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
     let width = trainer.scope().dtype().size();
     let bytes = |elements: usize| (elements * microbatches * width) as u64;
     let sharded = trainer.data_parallel().expected_traffic(microbatches, 1);
+    let average = match parallel.data_parallel.synchronize_every {
+        1 => 0,
+        every => trainer.data_parallel().expected_traffic(microbatches, every).batch,
+    };
     StepTraffic {
         tensor: bytes(layers),
         context: bytes(rings * key_values),
         pipeline: bytes(messages * (activation / t)),
         data: sharded.batch + sharded.holders,
+        average,
     }
 }
 
@@ -90,8 +96,9 @@ mod tests {
     use crate::gpt::GptConfig;
     use crate::trainer::{ParallelConfig, PrecisionConfig, TrainerConfig};
     use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
-    use ferrotron_nn::{OptimizerConfig, Scope};
+    use ferrotron_nn::{OptimizerConfig, Scope, Sharding};
     use ferrotron_parallel::collective::{Group, WorldConfig, run_threads};
+    use ferrotron_parallel::data_parallel::DataParallelConfig;
     use ferrotron_parallel::mesh::{Layout, Mesh};
     use ferrotron_parallel::pipeline::ScheduleKind;
     use ferrotron_tensor::{DType, Device, Result};
@@ -149,6 +156,17 @@ mod tests {
     #[test]
     fn a_step_sends_what_is_expected() {
         let full = ParallelConfig { recompute: Recompute::Full, ..ParallelConfig::default() };
+        // Several buckets a block, and tied ends.
+        let zero = |sharding, recompute| ParallelConfig {
+            data_parallel: DataParallelConfig {
+                sharding,
+                bucket_numel: Some(5000),
+                ..DataParallelConfig::default()
+            },
+            recompute,
+            ..ParallelConfig::default()
+        };
+        let (keep, again) = (Recompute::None, Recompute::Full);
         let interleaved = ParallelConfig {
             pipeline_schedule: ScheduleKind::Interleaved,
             chunks: 2,
@@ -169,6 +187,14 @@ mod tests {
             (4, (2, 1, 2), on, plain),
             (8, (2, 2, 2), off, plain),
             (4, (1, 1, 2), off, plain),
+            (2, (1, 1, 1), off, zero(Sharding::Optimizer, again)),
+            (4, (1, 1, 2), off, zero(Sharding::Optimizer, again)),
+            (4, (1, 1, 1), off, zero(Sharding::Gradients, again)),
+            (2, (1, 1, 1), off, zero(Sharding::Weights, keep)),
+            (2, (1, 1, 1), off, zero(Sharding::Weights, again)),
+            (4, (2, 1, 1), on, zero(Sharding::Weights, keep)),
+            (4, (2, 1, 1), on, zero(Sharding::Weights, again)),
+            (4, (1, 2, 1), off, zero(Sharding::Weights, again)),
         ] {
             let layout = Layout::new(ranks, t, c, p).unwrap();
             let found = run_threads(ranks, &WorldConfig::default(), |world| {
@@ -180,7 +206,7 @@ mod tests {
             });
             for (rank, found) in found.into_iter().enumerate() {
                 let (got, want) = found.unwrap();
-                let StepTraffic { tensor, context, pipeline, data } = want;
+                let StepTraffic { tensor, context, pipeline, data, .. } = want;
                 let what = format!("{layout:?} {sequence:?} {parallel:?} rank {rank}");
                 assert_eq!(got[..2], [context, pipeline], "{what}: context, pipeline");
                 // Beyond the formula: the sums of a few single numbers.

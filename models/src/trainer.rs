@@ -151,23 +151,14 @@ impl Trainer {
         model: &GptConfig,
         config: TrainerConfig,
     ) -> Result<Trainer> {
-        let (stages, stage) = (mesh.axis(Axis::Pipeline).size(), mesh.axis(Axis::Pipeline).rank());
-        let chunks = config.parallel.chunks;
-        if stages * chunks > model.num_layers {
-            let message = format!(
-                "num-layers {} cannot be cut into {stages} pipeline stages x {chunks} chunks",
-                model.num_layers
-            );
-            return Err(Error::config("pipeline", message));
-        }
-        let part = |chunk: usize| {
-            let part = GptPart::stage(model, chunk * stages + stage, stages * chunks);
-            Gpt::part(scope, mesh, model, &part)
-        };
-        Self::with_parts(scope, mesh, (0..chunks).map(part).collect::<Result<_>>()?, config)
+        let pipeline = mesh.axis(Axis::Pipeline);
+        let (rank, ranks, chunks) = (pipeline.rank(), pipeline.size(), config.parallel.chunks);
+        let parts = GptPart::chunks(model, rank, ranks, chunks)?;
+        let parts = parts.iter().map(|part| Gpt::part(scope, mesh, model, part));
+        Self::with_parts(scope, mesh, parts.collect::<Result<_>>()?, config)
     }
 
-    /// A model with the weights it has on this rank alone, at step 0.
+    /// A model with the weights it has, on this rank alone, at step 0.
     pub fn with_model(scope: &Scope, gpt: Gpt, config: TrainerConfig) -> Result<Trainer> {
         Self::with_parts(scope, &Mesh::single(), vec![gpt], config)
     }
@@ -181,7 +172,9 @@ impl Trainer {
         let recompute = config.parallel.recompute;
         let parts: Vec<Gpt> = parts.into_iter().map(|gpt| gpt.with_recompute(recompute)).collect();
         let modules: Vec<&dyn Module> = parts.iter().map(|gpt| gpt as &dyn Module).collect();
-        let data_parallel = DataParallel::new(&modules, mesh, &config.parallel.data_parallel)?;
+        let recomputed: Vec<&dyn Module> = parts.iter().flat_map(Gpt::recomputed).collect();
+        let data_parallel = DataParallel::new(&modules, mesh, &config.parallel.data_parallel)?
+            .recomputing(&recomputed);
         config.precision.check(&config.parallel)?;
         let PrecisionConfig { weight_update, rounding, loss_scale } = config.precision;
         let buffers = data_parallel.buffers();
@@ -280,7 +273,9 @@ impl Trainer {
             weights.push(Held { name: name.to_string(), place: place.clone(), tensor });
             Ok(())
         })?;
-        let moments = Moments::of(&self.optimizer, |name| self.data_parallel.owns_moments(name))?;
+        let groups = self.buffers().groups();
+        let owned = (0..groups.len()).filter(|&group| self.data_parallel.owns(&groups[group]));
+        let moments = Moments::of(&self.optimizer, owned)?;
         Ok((weights, moments))
     }
 
@@ -302,8 +297,8 @@ impl Trainer {
     /// Where the loss scale is dynamic and gradients overflow, neither weights nor moments change; the step counts,
     /// and its samples are consumed.
     ///
-    /// Errors, without touching weights or moments, if the loss or, with another scale, the gradient norm is not
-    /// finite; the message names the step and the first offending parameter.
+    /// Errors on every rank, without touching weights or moments, if the loss or, with another scale, the gradient
+    /// norm of any replica is not finite; the message names the step and the first offending parameter.
     pub fn step(&mut self, samples: &dyn Samples) -> Result<StepReport> {
         let started = Instant::now();
         let device = self.scope.device().clone();
@@ -326,11 +321,8 @@ impl Trainer {
         let own = ranks.sum(self.scope.device(), counted as f64)?;
         // Where ranks take steps of their own, one may have nothing to learn from.
         let scale = if own > 0.0 { 1.0 / own } else { 0.0 };
-        let total = if ranks.size() == data.size() {
-            own
-        } else {
-            data.sum(self.scope.device(), counted as f64)?
-        };
+        let together = ranks.size() == data.size();
+        let total = if together { own } else { data.sum(self.scope.device(), counted as f64)? };
         let seed = self.config.seed;
         let pass =
             Context::new(seed, self.progress.step, Mode::Train, global, samples.seq_length());
@@ -346,10 +338,15 @@ impl Trainer {
         let loss = self.mesh.world().sum(self.scope.device(), model.loss())? / total;
         self.data_parallel.finish_step()?;
 
-        // The same on all ranks, so they agree on what follows.
         let grad_norm = self.data_parallel.grad_norm()? / loss_scale;
         let overflow = !grad_norm.is_finite();
-        if !loss.is_finite() || (overflow && !self.loss_scaler.skips()) {
+        let lost = !loss.is_finite() || (overflow && !self.loss_scaler.skips());
+        // The norm is the replica's own where it takes steps of its own: all go on, or none.
+        let lost_anywhere = match together {
+            true => lost,
+            false => data.sum(self.scope.device(), f64::from(u8::from(lost)))? > 0.0,
+        };
+        if lost_anywhere {
             return Err(self.not_finite(loss, grad_norm)?);
         }
         let lr = self.config.schedule.lr(self.optimizer.steps() + 1);
@@ -386,9 +383,13 @@ impl Trainer {
 
     fn not_finite(&self, loss: f64, grad_norm: f64) -> Result<Error> {
         let culprit = self.buffers().first_non_finite()?;
-        let culprit = culprit.map_or("every parameter of this rank is finite".into(), |name| {
-            format!("first offender: {name}")
-        });
+        let culprit = match culprit {
+            Some(name) => format!("first offender: {name}"),
+            None if loss.is_finite() && grad_norm.is_finite() => {
+                "another replica's gradient norm is not finite".into()
+            }
+            None => "every parameter of this rank is finite".into(),
+        };
         let step = self.progress.step + 1;
         Ok(Error::value(
             "train",

@@ -263,11 +263,19 @@ impl Optimizer {
         &self,
         mut f: impl FnMut(&str, &'static str, &Place, Tensor) -> Result<()>,
     ) -> Result<()> {
-        for state in &self.groups {
-            for (moment, flat) in state.names(&self.config).zip(&state.flats) {
-                for (range, (name, place)) in state.pieces.iter().enumerate() {
-                    f(name, moment, place, flat.tensor(range)?)?;
-                }
+        (0..self.groups.len()).try_for_each(|group| self.visit_group(group, &mut f))
+    }
+
+    /// As [`Optimizer::visit`], of one of [`ParamBuffers::groups`].
+    pub fn visit_group(
+        &self,
+        group: usize,
+        mut f: impl FnMut(&str, &'static str, &Place, Tensor) -> Result<()>,
+    ) -> Result<()> {
+        let state = &self.groups[group];
+        for (moment, flat) in state.names(&self.config).zip(&state.flats) {
+            for (range, (name, place)) in state.pieces.iter().enumerate() {
+                f(name, moment, place, flat.tensor(range)?)?;
             }
         }
         Ok(())

@@ -253,7 +253,7 @@ impl ParamGroup {
     }
 
     /// Frees the whole gradients.
-    pub fn free_gradients(&self) {
+    fn free_gradients(&self) {
         free(&self.gradients);
     }
 

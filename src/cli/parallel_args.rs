@@ -113,6 +113,9 @@ impl ParallelArgs {
         model: &GptConfig,
         gradients: GradientType,
     ) -> Result<ParallelConfig> {
+        if self.local_sgd_steps == 0 {
+            return Err(Error::config("--local-sgd-steps", "must be positive, got 0"));
+        }
         if self.ddp_bucket_size == Some(0) {
             return Err(Error::config("--ddp-bucket-size", "must be positive, got 0"));
         }

@@ -4,7 +4,7 @@ use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::data::Dataset;
 use ferrotron::models::entropy::bigram_entropy;
 use ferrotron::models::gpt::GptConfig;
-use ferrotron::models::run::{Ended, Outcome, RunConfig, run};
+use ferrotron::models::run::{Ended, Intervals, Outcome, RunConfig, run};
 use ferrotron::models::support;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::traffic::{StepTraffic, expected_traffic};
@@ -123,6 +123,7 @@ struct Plan<'a> {
     model: GptConfig,
     layout: Layout,
     trainer: TrainerConfig,
+    intervals: Intervals,
 }
 
 impl Plan<'_> {
@@ -139,6 +140,7 @@ impl Plan<'_> {
             checkpoint.check_config(&model)?;
         }
         let parallel = args.parallel.config(&layout, &model, args.precision.gradients())?;
+        let intervals = args.intervals(&parallel)?;
         let precision = args.precision.config(args.device.dtype()?, args.optimization.seed)?;
         precision.check(&parallel)?;
         let trainer = args.optimization.config(layout.size(Axis::Data), parallel, precision)?;
@@ -152,12 +154,12 @@ impl Plan<'_> {
                 microbatches,
             })?;
         }
-        Ok(Plan { args, device, resumed, tokenizer, model, layout, trainer })
+        Ok(Plan { args, device, resumed, tokenizer, model, layout, trainer, intervals })
     }
 
     /// Trains as one rank of `mesh`; the first one reports.
     fn train(self, mesh: &Mesh, remembered: Vec<String>) -> Result<ExitCode> {
-        let Plan { args, device, resumed, tokenizer, model, .. } = self;
+        let Plan { args, device, resumed, tokenizer, model, intervals, .. } = self;
         let dataset = open_dataset(args, &tokenizer)?;
         let scope = Scope::new(&device, args.device.dtype()?, args.optimization.seed);
         let mut trainer = Trainer::on_mesh(&scope, mesh, &model, self.trainer)?;
@@ -167,16 +169,17 @@ impl Plan<'_> {
         same_data(&mut trainer, dataset.train.len())?;
 
         let folder = run_folder::make(args, resumed.as_ref(), mesh.world(), &device)?;
-        let config = run_config(args, &trainer, folder, remembered)?;
+        let config = run_config(args, &trainer, intervals, folder, remembered)?;
         let first = mesh.rank() == 0;
         if first {
             eprintln!(
-                "{:.2} M parameters, {} training tokens, {} tokenizer of {}, {} threads, {}",
+                "{:.2} M parameters, {} training tokens, {} tokenizer of {}, {} thread{}, {}",
                 model.num_parameters() as f64 / 1e6,
                 dataset.train.len(),
                 tokenizer.name(),
                 tokenizer.vocab_size(),
                 device.threads(),
+                if device.threads() == 1 { "" } else { "s" },
                 config.folder.display()
             );
             if let Some(lines) = layout_lines(&trainer, config.seq_length) {
@@ -185,7 +188,7 @@ impl Plan<'_> {
         }
         let done = trainer.progress().step;
         let mut progress = match first {
-            true => Progress::new(done, config.train_iters, args.run.log_interval),
+            true => Progress::new(done, intervals.train_iters, args.run.log_interval),
             false => Progress::silent(),
         };
         let stop = job::stop_on_signals(INTERRUPTED)?;
@@ -214,7 +217,7 @@ fn layout_lines(trainer: &Trainer, seq_length: usize) -> Option<String> {
     let microbatches =
         trainer.config().batch_size.microbatches(trainer.progress().consumed_samples);
     (layout.world() > 1).then(|| {
-        let StepTraffic { tensor, context, pipeline, data } =
+        let StepTraffic { tensor, context, pipeline, data, average } =
             expected_traffic(trainer, seq_length);
         let parts = [
             (tensor, "of activations of shared layers"),
@@ -227,11 +230,20 @@ fn layout_lines(trainer: &Trainer, seq_length: usize) -> Option<String> {
             .filter(|(bytes, _)| *bytes > 0)
             .map(|(bytes, what)| format!("{} {what}", megabytes(*bytes)))
             .collect();
-        let sent = if sent.is_empty() { "nothing but numbers".into() } else { sent.join(", ") };
+        let mut sent = match (sent.is_empty(), average) {
+            (false, _) => format!("in a step: {}", sent.join(", ")),
+            (true, 0) => "in a step: nothing but numbers".to_string(),
+            (true, _) => String::new(),
+        };
+        if average > 0 {
+            let every = parallel.data_parallel.synchronize_every;
+            let and = if sent.is_empty() { "" } else { "; " };
+            sent += &format!("{and}every {every} steps: {} of weights", megabytes(average));
+        }
         format!(
             "{} ranks: tensor {tp} x context {cp} x data {dp} x pipeline {pp} ({}{chunks}), ZeRO {}, \
              {microbatches} x {} samples a step on each data-parallel rank\n\
-             rank 0 sends in a step: {sent}",
+             rank 0 sends {sent}",
             layout.world(),
             parallel.pipeline_schedule,
             parallel.data_parallel.sharding as usize,
@@ -327,6 +339,7 @@ fn same_data(trainer: &mut Trainer, tokens: u64) -> Result<()> {
 fn run_config(
     args: &TrainArgs,
     trainer: &Trainer,
+    intervals: Intervals,
     folder: PathBuf,
     mut remembered: Vec<String>,
 ) -> Result<RunConfig> {
@@ -338,13 +351,10 @@ fn run_config(
     Ok(RunConfig {
         metrics: args.run.metrics.clone().unwrap_or_else(|| folder.join("metrics.jsonl")),
         folder,
-        train_iters: args.optimization.train_iters,
+        intervals,
         seq_length: args.model.seq_length()?,
-        save_interval: args.run.save_interval,
         save_retain: args.run.save_retain,
-        eval_interval: args.run.eval_interval,
         eval_iters: args.run.eval_iters,
-        exit_interval: args.run.exit_interval,
         trace: args.run.trace(trainer.progress().step),
         options: json!(remembered),
     })

@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig, Rampup};
 use ferrotron::models::data::DataConfig;
-use ferrotron::models::run::TraceConfig;
+use ferrotron::models::run::{Intervals, TraceConfig};
 use ferrotron::models::tokenizer::TokenizerChoice;
 use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, TrainerConfig};
 use ferrotron::nn::OptimizerConfig;
@@ -41,6 +41,28 @@ pub struct TrainArgs {
     pub parallel: ParallelArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
+}
+
+impl TrainArgs {
+    /// After which steps something is done.
+    ///
+    /// Errors as [`Intervals::check`].
+    pub fn intervals(&self, parallel: &ParallelConfig) -> Result<Intervals> {
+        let intervals = Intervals {
+            train_iters: self.optimization.train_iters(parallel),
+            save_interval: steps(self.run.save_interval, 500, parallel),
+            eval_interval: steps(self.run.eval_interval, 250, parallel),
+            exit_interval: self.run.exit_interval,
+        };
+        intervals.check(parallel.data_parallel.synchronize_every)?;
+        Ok(intervals)
+    }
+}
+
+/// The number of steps that was typed, or a default after which replicas are the same.
+fn steps(typed: Option<u64>, default: u64, parallel: &ParallelConfig) -> u64 {
+    let every = parallel.data_parallel.synchronize_every as u64;
+    typed.unwrap_or(default.next_multiple_of(every))
 }
 
 #[derive(Debug, Clone, Args)]
@@ -87,9 +109,9 @@ pub struct OptimizationArgs {
     /// Grow the global batch from START by INCREMENT over SAMPLES samples
     #[arg(long, num_args = 3, value_names = ["START", "INCREMENT", "SAMPLES"])]
     pub rampup_batch_size: Option<Vec<u64>>,
-    /// Steps to train
-    #[arg(long, value_name = "N", default_value_t = 1200)]
-    pub train_iters: u64,
+    /// Steps to train [default: 1200]
+    #[arg(long, value_name = "N")]
+    train_iters: Option<u64>,
     /// Seed of weights, dropout and order of the data
     #[arg(long, value_name = "N", default_value_t = 1234)]
     pub seed: u64,
@@ -151,9 +173,10 @@ impl OptimizationArgs {
         parallel: ParallelConfig,
         precision: PrecisionConfig,
     ) -> Result<TrainerConfig> {
-        if self.train_iters == 0 {
+        if self.train_iters == Some(0) {
             return Err(Error::config("--train-iters", "must be positive, got 0"));
         }
+        let steps = self.train_iters(&parallel);
         if self.clip_grad.is_nan() || self.clip_grad < 0.0 {
             return Err(Error::config(
                 "--clip-grad",
@@ -185,7 +208,7 @@ impl OptimizationArgs {
                     weight_decay: self.weight_decay,
                 },
             },
-            schedule: self.schedule()?,
+            schedule: self.schedule(steps)?,
             clip_grad: self.clip_grad,
             batch_size: BatchSize::new(BatchSizeConfig {
                 micro_batch_size: self.micro_batch_size,
@@ -198,11 +221,14 @@ impl OptimizationArgs {
         })
     }
 
-    fn schedule(&self) -> Result<Schedule> {
-        let decay_steps = self.lr_decay_iters.unwrap_or(self.train_iters);
+    fn train_iters(&self, parallel: &ParallelConfig) -> u64 {
+        steps(self.train_iters, 1200, parallel)
+    }
+
+    fn schedule(&self, train_iters: u64) -> Result<Schedule> {
+        let decay_steps = self.lr_decay_iters.unwrap_or(train_iters);
         let share = self.lr_warmup_fraction.map(|share| (share * decay_steps as f64) as u64);
-        let warmup_steps =
-            self.lr_warmup_iters.or(share).unwrap_or((self.train_iters / 20).min(100));
+        let warmup_steps = self.lr_warmup_iters.or(share).unwrap_or((train_iters / 20).min(100));
         Schedule::new(ScheduleConfig {
             style: self.lr_decay_style.parse::<DecayStyle>()?,
             max_lr: self.lr,
@@ -225,18 +251,18 @@ pub struct RunArgs {
     /// Continue from a run folder or checkpoint; its options are the defaults
     #[arg(long, value_name = "PATH")]
     pub load: Option<PathBuf>,
-    /// Steps between checkpoints; one is always written at the end
-    #[arg(long, value_name = "N", default_value_t = 500)]
-    pub save_interval: u64,
+    /// Steps between checkpoints; one is always written at the end [default: 500]
+    #[arg(long, value_name = "N")]
+    save_interval: Option<u64>,
     /// Checkpoints to keep
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub save_retain: usize,
     /// Stop cleanly when the step number is a multiple of this
     #[arg(long, value_name = "N")]
-    pub exit_interval: Option<u64>,
-    /// Steps between evaluations; one is always made at the end
-    #[arg(long, value_name = "N", default_value_t = 250)]
-    pub eval_interval: u64,
+    exit_interval: Option<u64>,
+    /// Steps between evaluations; one is always made at the end [default: 250]
+    #[arg(long, value_name = "N")]
+    eval_interval: Option<u64>,
     /// Validation batches of an evaluation while training [default: 20; the last one takes all]
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub eval_iters: u64,

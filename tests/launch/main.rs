@@ -3,6 +3,7 @@
 
 #![cfg(target_os = "linux")]
 
+mod local_steps;
 mod trace;
 
 use std::path::{Path, PathBuf};
@@ -205,6 +206,16 @@ fn what_is_refused_is_refused_once_before_anything_starts() {
         ("--nproc 0", &["--nproc", "0"]),
         ("--nproc 2 --ddp-bucket-size 0", &["--ddp-bucket-size"]),
         ("--nproc 2 --threads 0", &["0"]),
+        ("--nproc 2 --local-sgd-steps 0", &["--local-sgd-steps", "0"]),
+        ("--nproc 2 --local-sgd-steps 4", &["eval-interval 3", "local-sgd-steps 4", "take 4"]),
+        (
+            "--nproc 2 --local-sgd-steps 8 --eval-interval 0 --save-interval 500",
+            &["save-interval 500", "local-sgd-steps 8", "take 496 or 504"],
+        ),
+        (
+            "--nproc 2 --local-sgd-steps 8 --eval-interval 0 --train-iters 12",
+            &["train-iters 12", "take 8 or 16"],
+        ),
     ] {
         let output = finished(command(path, &format!("{MODEL} --save refused {options}")));
         let (_, message) = texts(&output);

@@ -2,16 +2,18 @@
 //!
 //! A small GPT with dropout, tied embeddings, clipping, ignored labels, and a vocabulary and layers that
 //! nothing divides, is trained in f64 in layouts that cover every pair of values of the axes, every rank a
-//! thread, and compared with one rank.
+//! thread, and compared with a training loop on one rank that knows no layout.
 
 mod layout;
 mod mutants;
+mod reference;
 mod train;
 
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::tensor::RandomKey;
 use layout::{Layout, all, covering};
-use mutants::{Sites, Watched, without};
+use mutants::{Sites, Watched, faulty};
+use reference::reference;
 use std::sync::Arc;
 use train::{CLIP, difference, train};
 
@@ -37,19 +39,19 @@ fn llama() -> GptConfig {
 }
 
 fn compare(model: &GptConfig, layouts: &[Layout]) {
-    let serial = train(model, &Layout::SERIAL, &|collective| collective).unwrap();
-    assert!(serial.steps.iter().all(|&(_, norm)| norm > CLIP), "nothing was clipped");
+    let reference = reference(model).unwrap();
+    assert!(reference.steps.iter().all(|&(_, norm)| norm > CLIP), "nothing was clipped");
     let mut failures = Vec::new();
-    for layout in layouts {
-        match train(model, layout, &|collective| collective) {
+    for layout in [&Layout::SERIAL].into_iter().chain(layouts) {
+        match train(model, layout, CLIP, &|collective| collective) {
             Ok(found) => {
                 failures
-                    .extend(difference(&found, &serial).map(|what| format!("{layout}: {what}")));
+                    .extend(difference(&found, &reference).map(|what| format!("{layout}: {what}")));
             }
             Err(error) => failures.push(format!("{layout}: {error}")),
         }
     }
-    let (failed, count) = (failures.len(), layouts.len());
+    let (failed, count) = (failures.len(), 1 + layouts.len());
     assert!(failures.is_empty(), "{failed} of {count} layouts differ:\n{}", failures.join("\n"));
 }
 
@@ -57,50 +59,51 @@ fn compare(model: &GptConfig, layouts: &[Layout]) {
 fn every_pair_of_axis_values_trains_as_one_rank_does() {
     let model = gpt2();
     let all = all(&model);
-    let layouts = [covering(&all), random(&all, 24)].concat();
+    let layouts = [covering(&all), random(&all, 24, 2)].concat();
     assert!(layouts.len() >= 40, "only {} layouts", layouts.len());
     compare(&model, &layouts);
 }
 
-/// Layouts that nobody chose.
-fn random(all: &[Layout], count: u64) -> Vec<Layout> {
-    let key = RandomKey::new(2, 0, "layouts");
+/// Layouts that nobody chose: others for each seed.
+fn random(all: &[Layout], count: u64, seed: u64) -> Vec<Layout> {
+    let key = RandomKey::new(seed, 0, "layouts");
     (0..count).map(|i| all[(key.uniform(i) * all.len() as f64) as usize]).collect()
 }
 
 #[test]
 fn the_llama_style_trains_alike_too() {
     let model = llama();
-    let layouts = covering(&all(&model));
-    compare(&model, &layouts);
+    let all = all(&model);
+    compare(&model, &[covering(&all), random(&all, 12, 3)].concat());
 }
 
-/// A test that can fail: leaving out any one reduction makes the comparison fail.
+/// A test that can fail: a fault in any one reduction, or in a scale that is made of one, makes the comparison
+/// fail.
 #[test]
 fn no_reduction_can_be_left_out() {
     let model = gpt2();
-    let serial = train(&model, &Layout::SERIAL, &|collective| collective).unwrap();
+    let reference = reference(&model).unwrap();
     let sites = Arc::new(Sites::default());
-    for layout in random(&all(&model), 24) {
-        let found = train(&model, &layout, &|inner| {
+    for layout in random(&all(&model), 24, 2) {
+        let found = train(&model, &layout, CLIP, &|inner| {
             let sites = sites.clone();
-            let leave_out = move |group: &str, call: &_| {
+            let fault = move |group: &str, call: &_| {
                 sites.note(group, call, &layout);
-                false
+                None
             };
-            Arc::new(Watched { inner, leave_out })
+            Arc::new(Watched { inner, fault })
         });
-        assert_eq!(difference(&found.unwrap(), &serial), None, "{layout}");
+        assert_eq!(difference(&found.unwrap(), &reference), None, "{layout}");
     }
-    let sites = Arc::into_inner(sites).expect("all ranks have ended").into_map();
-    assert!(sites.len() >= 12, "only {} reductions were seen: {sites:?}", sites.len());
-    for (site, layouts) in sites {
+    let mutants = Arc::into_inner(sites).expect("all ranks have ended").into_mutants();
+    assert!(mutants.len() >= 2 * 12, "only {} mutants: {mutants:?}", mutants.len());
+    for (site, fault, layouts) in mutants {
         let noticed = layouts.iter().any(|layout| {
-            let found = train(&model, layout, &|inner| {
-                Arc::new(Watched { inner, leave_out: without(site.clone()) })
+            let found = train(&model, layout, CLIP, &|inner| {
+                Arc::new(Watched { inner, fault: faulty(site.clone(), fault) })
             });
             match found {
-                Ok(found) => difference(&found, &serial).is_some(),
+                Ok(found) => difference(&found, &reference).is_some(),
                 // Ranks that disagree, or numbers that are not finite; but nothing may hang.
                 Err(error) => {
                     let error = error.to_string();
@@ -109,6 +112,17 @@ fn no_reduction_can_be_left_out() {
                 }
             }
         });
-        assert!(noticed, "without {site:?} everything is the same");
+        assert!(noticed, "with {site:?} {fault:?} everything is the same");
+    }
+}
+
+/// Neither can the clip coefficient.
+#[test]
+fn unclipped_gradients_are_noticed() {
+    let model = gpt2();
+    let reference = reference(&model).unwrap();
+    for layout in random(&all(&model), 2, 2).into_iter().chain([Layout::SERIAL]) {
+        let found = train(&model, &layout, 0.0, &|collective| collective).unwrap();
+        assert!(difference(&found, &reference).is_some(), "{layout}");
     }
 }

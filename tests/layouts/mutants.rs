@@ -1,9 +1,14 @@
-//! Every reduction matters: with any one call of a reduction left out, some layout trains differently.
+//! Every reduction and every scale matters: with a fault in any one call of a reduction, some layout trains
+//! differently.
 //!
 //! The calls are not listed here. They are found by running a few layouts and noting where in the program
-//! each collective came from; then, one place after the other, that call does nothing, on every rank.
+//! each collective came from; then, one place after the other, that call is faulty on every rank. Half of a
+//! buffer is left out at a time: what travels together, such as the sum of exponentials and the predicted
+//! logit, which are rows of one buffer, is told apart. The single numbers, of which scales are made (tokens
+//! that count, the norm), are left out, and once are 1 whatever the ranks have.
 
 use ferrotron::parallel::collective::{Call, Collective, Memory, Op, Traffic, Work};
+use ferrotron::tensor::Result;
 use std::collections::BTreeMap;
 use std::panic::Location;
 use std::sync::{Arc, Mutex};
@@ -27,34 +32,60 @@ impl Site {
     }
 }
 
-/// The reductions that were called, with the layouts in which they were.
+/// What is wrong with a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// These elements stay as they were, those of the half that begins at none or one.
+    HalfLeftOut(usize),
+    /// It is not made.
+    LeftOut,
+    /// The result is 1.
+    One,
+}
+
+impl Fault {
+    /// Those of a call of so many elements.
+    fn all(len: usize) -> [Fault; 2] {
+        match len {
+            1 => [Fault::LeftOut, Fault::One],
+            _ => [Fault::HalfLeftOut(0), Fault::HalfLeftOut(1)],
+        }
+    }
+}
+
+/// The reductions that were called, with the layouts in which they were and most elements.
 #[derive(Default)]
-pub struct Sites(Mutex<BTreeMap<Site, Vec<Layout>>>);
+pub struct Sites(Mutex<BTreeMap<Site, (Vec<Layout>, usize)>>);
 
 impl Sites {
     pub fn note(&self, group: &str, call: &Call, layout: &Layout) {
         if matches!(call.op, Op::AllReduce(_) | Op::ReduceScatter(_) | Op::Reduce { .. }) {
             let mut sites = self.0.lock().unwrap();
-            let layouts = sites.entry(Site::of(group, call)).or_default();
+            let (layouts, len) = sites.entry(Site::of(group, call)).or_default();
+            *len = call.len.max(*len);
             if !layouts.contains(layout) {
                 layouts.push(*layout);
             }
         }
     }
 
-    pub fn into_map(self) -> BTreeMap<Site, Vec<Layout>> {
-        self.0.into_inner().unwrap()
+    /// Every fault of every site, with the layouts in which it is called.
+    pub fn into_mutants(self) -> Vec<(Site, Fault, Vec<Layout>)> {
+        let sites = self.0.into_inner().unwrap().into_iter();
+        let faults = |(site, (layouts, len)): (Site, (Vec<Layout>, usize))| {
+            Fault::all(len).map(|fault| (site.clone(), fault, layouts.clone()))
+        };
+        sites.flat_map(faults).collect()
     }
 }
 
-/// Does what the collective inside does, and tells of every call first; a call that `leave_out` wants left
-/// out leaves its memory as it is.
+/// Does what the collective inside does, and asks of every call first whether it is faulty.
 pub struct Watched<F> {
     pub inner: Arc<dyn Collective>,
-    pub leave_out: F,
+    pub fault: F,
 }
 
-impl<F: Fn(&str, &Call) -> bool + Send + Sync> Collective for Watched<F> {
+impl<F: Fn(&str, &Call) -> Option<Fault> + Send + Sync> Collective for Watched<F> {
     fn name(&self) -> &str {
         self.inner.name()
     }
@@ -67,11 +98,25 @@ impl<F: Fn(&str, &Call) -> bool + Send + Sync> Collective for Watched<F> {
         self.inner.size()
     }
 
-    fn start(&self, call: Call, memory: Memory) -> Work<Memory> {
-        if (self.leave_out)(self.inner.name(), &call) {
-            return Work::ready(memory);
+    fn start(&self, call: Call, mut memory: Memory) -> Work<Memory> {
+        match (self.fault)(self.inner.name(), &call) {
+            None => self.inner.start(call, memory),
+            Some(Fault::LeftOut) => Work::ready(memory),
+            Some(Fault::HalfLeftOut(half)) => {
+                let own = in_place(&mut memory, |all| all.to_vec());
+                let cut = call.len / 2 * call.dtype.size();
+                let kept = if half == 0 { 0..cut } else { cut..call.len * call.dtype.size() };
+                self.inner.start(call, memory).map(move |mut memory| {
+                    let own = own?;
+                    in_place(&mut memory, |all| all[kept.clone()].copy_from_slice(&own[kept]))?;
+                    Ok(memory)
+                })
+            }
+            Some(Fault::One) => self.inner.start(call, memory).map(|mut memory| {
+                in_place(&mut memory, |number| number.copy_from_slice(&1_f64.to_ne_bytes()))?;
+                Ok(memory)
+            }),
         }
-        self.inner.start(call, memory)
     }
 
     fn traffic(&self) -> Traffic {
@@ -79,7 +124,13 @@ impl<F: Fn(&str, &Call) -> bool + Send + Sync> Collective for Watched<F> {
     }
 }
 
-/// Leaves out the reductions of one site.
-pub fn without(site: Site) -> impl Fn(&str, &Call) -> bool + Send + Sync {
-    move |group, call| Site::of(group, call) == site
+/// The bytes that a reduction changes.
+fn in_place<R>(memory: &mut Memory, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+    let buffer = memory.output.as_mut().expect("a reduction has its buffer in place");
+    Ok(f(buffer.bytes()?.as_mut_slice()?))
+}
+
+/// A fault at one site.
+pub fn faulty(site: Site, fault: Fault) -> impl Fn(&str, &Call) -> Option<Fault> + Send + Sync {
+    move |group, call| (Site::of(group, call) == site).then_some(fault)
 }

@@ -17,6 +17,19 @@ use super::layout::{GLOBAL_BATCH, Layout, SEQ_LENGTH};
 
 pub const STEPS: usize = 3;
 
+/// Of the initial weights.
+pub const WEIGHTS: u64 = 1234;
+
+/// Of the training: dropout.
+pub const SEED: u64 = 7;
+
+pub const OPTIMIZER: OptimizerConfig =
+    OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+
+pub fn schedule() -> Result<Schedule> {
+    Schedule::new(ScheduleConfig { max_lr: 1e-2, ..ScheduleConfig::default() })
+}
+
 /// Small enough that every step is clipped.
 pub const CLIP: f64 = 0.05;
 
@@ -77,12 +90,12 @@ struct RankFound {
 /// Stands between a rank and its collectives.
 pub type Wrap<'a> = &'a (dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective> + Sync);
 
-/// Trains in a layout, every rank a thread.
-pub fn train(model: &GptConfig, layout: &Layout, wrap: Wrap) -> Result<Found> {
+/// Trains in a layout, every rank a thread, with gradients clipped to the norm `clip_grad`.
+pub fn train(model: &GptConfig, layout: &Layout, clip_grad: f64, wrap: Wrap) -> Result<Found> {
     let config = WorldConfig { timeout: Duration::from_secs(60) };
     let ranks = run_threads(layout.ranks(), &config, |world| {
         let mesh = Mesh::new(&world, layout.mesh(), layout.sequence())?.wrapped(wrap);
-        train_rank(model, layout, &mesh)
+        train_rank(model, layout, clip_grad, &mesh)
     });
     let ranks = ranks.into_iter().collect::<Result<Vec<_>>>()?;
     let steps = ranks[0].steps.clone();
@@ -108,14 +121,18 @@ pub fn train(model: &GptConfig, layout: &Layout, wrap: Wrap) -> Result<Found> {
     Ok(Found { steps, gradients: assemble(gradients), weights })
 }
 
-fn train_rank(model: &GptConfig, layout: &Layout, mesh: &Mesh) -> Result<RankFound> {
-    let scope = Scope::new(&Device::cpu(1)?, DType::F64, 1234);
-    let schedule = ScheduleConfig { max_lr: 1e-2, ..ScheduleConfig::default() };
+fn train_rank(
+    model: &GptConfig,
+    layout: &Layout,
+    clip_grad: f64,
+    mesh: &Mesh,
+) -> Result<RankFound> {
+    let scope = Scope::new(&Device::cpu(1)?, DType::F64, WEIGHTS);
     let config = TrainerConfig {
-        seed: 7,
-        optimizer: OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
-        schedule: Schedule::new(schedule)?,
-        clip_grad: CLIP,
+        seed: SEED,
+        optimizer: OPTIMIZER,
+        schedule: schedule()?,
+        clip_grad,
         batch_size: BatchSize::new(BatchSizeConfig {
             micro_batch_size: layout.micro,
             data_parallel_size: layout.dp,
@@ -133,11 +150,12 @@ fn train_rank(model: &GptConfig, layout: &Layout, mesh: &Mesh) -> Result<RankFou
         steps.push((report.loss, report.grad_norm));
         if step == 0 {
             let (_, moments) = trainer.held()?;
-            for held in moments.held.iter().filter(|held| held.name.contains("exp_avg.")) {
+            for held in &moments.held {
+                let Some(name) = held.name.strip_prefix("optimizer.exp_avg.") else { continue };
                 // The first moment is (1 - beta1) times the clipped gradient.
-                let factor = 0.1 * clip_coefficient(report.grad_norm, CLIP);
+                let factor = 0.1 * clip_coefficient(report.grad_norm, clip_grad);
                 let values = held.tensor.to_f64()?.iter().map(|m| m / factor).collect();
-                gradients.push((held.name.clone(), held.place.clone(), values));
+                gradients.push((name.to_string(), held.place.clone(), values));
             }
         }
     }

@@ -2,16 +2,19 @@
 
 use ferrotron::models::data::Dataset;
 use ferrotron::models::evaluate::Evaluation;
-use ferrotron::models::run::{self, Ended, Metrics, Observer, RunConfig};
+use ferrotron::models::run::{self, Ended, Intervals, Metrics, Observer, RunConfig};
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::trainer::Trainer;
 use ferrotron::nn::{Scope, Sharding};
+use ferrotron::parallel::collective::{WorldConfig, run_threads};
+use ferrotron::parallel::mesh::{self, Mesh};
+use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::tensor::{DType, Device, Result};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
-use super::train::{Layout, SEQ_LENGTH, Task, difference, run, trainer_config};
+use super::train::{Layout, Noise, SEQ_LENGTH, Task, difference, run, trainer_config};
 use super::{task, tied};
 
 /// Replicas that take steps of their own are saved when they are the same, and go on counting the steps of
@@ -74,13 +77,15 @@ fn a_run_is_saved_when_replicas_agree_or_refused() -> Result<()> {
             metrics: folder.join("metrics.jsonl"),
             trace: None,
             folder,
-            train_iters,
+            intervals: Intervals {
+                train_iters,
+                save_interval,
+                eval_interval: 100,
+                exit_interval: None,
+            },
             seq_length: SEQ_LENGTH,
-            save_interval,
             save_retain: 5,
-            eval_interval: 100,
             eval_iters: 1,
-            exit_interval: None,
             options: serde_json::Value::Null,
         };
         let stop = Arc::new(AtomicBool::new(false));
@@ -92,10 +97,37 @@ fn a_run_is_saved_when_replicas_agree_or_refused() -> Result<()> {
         [(6, 8, "save-interval 6 is not"), (4, 10, "train-iters 10 is not")]
     {
         let error = train(save_interval, train_iters, false).unwrap_err().to_string();
-        assert!(error.contains(part) && error.contains("the 4 steps"), "{error}");
+        assert!(error.contains(part) && error.contains("local-sgd-steps 4"), "{error}");
     }
     assert_eq!(train(4, 8, false)?, (Ended::Finished, 8));
     // The request comes during the first step; the fourth is the next that can be saved.
     assert_eq!(train(8, 16, true)?, (Ended::Stopped, 4));
     Ok(())
+}
+
+/// The norm is each replica's own, but what one finds ends all, in the same step.
+#[test]
+fn gradients_of_one_replica_that_overflow_end_all() {
+    let local = Layout { synchronize_every: 4, ..Layout::data(2, Sharding::None) };
+    let found = run_threads(2, &WorldConfig::default(), |world| {
+        let mesh = Mesh::new(&world, mesh::Layout::new(2, 1, 1, 1)?, SequenceParallel::Off)?;
+        let scope = Scope::new(&Device::cpu(1)?, DType::F64, 1);
+        let mut trainer = Trainer::on_mesh(&scope, &mesh, &tied(), trainer_config(&local)?)?;
+        let noise = Noise { vocab: tied().vocab_size, asked: Mutex::default() };
+        trainer.step(&noise)?;
+        if mesh.rank() == 1 {
+            // A finite loss, and gradients whose squares are not.
+            let norm = trainer.buffers().params().find(|param| param.name() == "norm_f.weight");
+            let leaf = norm.expect("the last norm").leaf();
+            let huge = leaf.value()?.mul_scalar(1e200)?;
+            leaf.set_value(&huge)?;
+        }
+        Ok(trainer.step(&noise).map(|report| report.loss).map_err(|error| error.to_string()))
+    });
+    for (rank, found) in found.into_iter().enumerate() {
+        let line = found.unwrap().unwrap_err();
+        assert!(line.contains("step 2: loss ") && !line.contains('\n'), "rank {rank}: {line}");
+        let why = ["another replica's gradient norm is not finite", "gradient norm inf"][rank];
+        assert!(line.contains(why), "rank {rank}: {line}");
+    }
 }

@@ -40,12 +40,46 @@ fn untied() -> GptConfig {
 }
 
 fn task(model: &GptConfig, layout: Layout) -> Task<'_> {
-    Task { model, dtype: DType::F64, layout, seed: 1234, load: None, steps: 0, save: None }
+    Task {
+        model,
+        dtype: DType::F64,
+        layout,
+        seed: 1234,
+        load: None,
+        steps: 0,
+        between: None,
+        save: None,
+    }
 }
 
 /// Four steps on one rank.
 fn serial(model: &GptConfig) -> Found {
     run(&Task { steps: 4, ..task(model, Layout::SERIAL) }).unwrap()
+}
+
+/// Weights that are gathered when they are read are gathered for evaluations and checkpoints too, and what
+/// these leave behind changes nothing in the steps that follow.
+#[test]
+fn evaluating_and_saving_between_steps_change_nothing() -> Result<()> {
+    let folder = tempfile::tempdir().unwrap();
+    let between = Some(folder.path());
+    for model in [tied(), untied()] {
+        let serial = run(&Task { steps: 3, between, ..task(&model, Layout::SERIAL) })?;
+        for sharding in ZERO {
+            let task = Task { steps: 3, ..task(&model, Layout::data(2, sharding)) };
+            let (with, without) = (run(&Task { between, ..task })?, run(&task)?);
+            assert_eq!(with.losses, without.losses, "{sharding:?}");
+            assert_eq!(difference(&with.tensors, &without.tensors), None, "{sharding:?}");
+            for (got, want) in with.evaluations.iter().zip(&serial.evaluations) {
+                let off = (got - want).abs();
+                assert!(off <= 1e-10 * want, "{sharding:?}: validation loss {got}, want {want}");
+            }
+            let load = Task { steps: 0, load: between, seed: 4321, ..task };
+            let loaded = run(&Task { layout: Layout::SERIAL, ..load })?;
+            assert_eq!(difference(&loaded.tensors, &with.tensors), None, "{sharding:?}");
+        }
+    }
+    Ok(())
 }
 
 /// Two steps in `a`, two more in `b` and, with what `b` had saved before them, in `a`.

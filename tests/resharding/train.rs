@@ -2,7 +2,8 @@
 
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron::models::checkpoint::{Checkpoint, Held, Progress, Snapshot, save};
-use ferrotron::models::data::{Batch, Samples};
+use ferrotron::models::data::{Batch, Samples, TokenSource, Validation};
+use ferrotron::models::evaluate::evaluate;
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::support::{Plan, check};
 use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
@@ -77,6 +78,7 @@ impl Layout {
                 // Several buckets, which no parameter fills exactly.
                 bucket_numel: Some(700),
                 synchronize_every: self.synchronize_every,
+                ..DataParallelConfig::default()
             },
             ..ParallelConfig::default()
         }
@@ -106,9 +108,9 @@ impl fmt::Display for Layout {
 }
 
 /// Tokens by sample number; remembers which samples it was asked for.
-struct Noise {
-    vocab: usize,
-    asked: Mutex<BTreeSet<u64>>,
+pub struct Noise {
+    pub vocab: usize,
+    pub asked: Mutex<BTreeSet<u64>>,
 }
 
 impl Samples for Noise {
@@ -147,6 +149,8 @@ pub struct Task<'a> {
     pub load: Option<&'a Path>,
     /// Then take so many steps.
     pub steps: usize,
+    /// After each of them evaluate, and save here.
+    pub between: Option<&'a Path>,
     /// Then save here.
     pub save: Option<&'a Path>,
 }
@@ -156,6 +160,8 @@ pub struct Task<'a> {
 pub struct Found {
     /// Loss of every step.
     pub losses: Vec<f64>,
+    /// Loss of every evaluation.
+    pub evaluations: Vec<f64>,
     /// Numbers of the samples of every step.
     pub samples: Vec<BTreeSet<u64>>,
     /// All weights and moments at the end.
@@ -165,6 +171,7 @@ pub struct Found {
 
 struct RankFound {
     losses: Vec<f64>,
+    evaluations: Vec<f64>,
     samples: Vec<BTreeSet<u64>>,
     held: Vec<Held>,
     progress: Progress,
@@ -186,17 +193,18 @@ pub fn load_errors(task: &Task) -> Vec<String> {
 pub fn run(task: &Task) -> Result<Found> {
     let ranks = run_ranks(task).into_iter().collect::<Result<Vec<_>>>()?;
     let (losses, progress) = (ranks[0].losses.clone(), ranks[0].progress.clone());
+    let evaluations = ranks[0].evaluations.clone();
     let mut samples = vec![BTreeSet::new(); task.steps];
     let mut held = Vec::new();
     for (rank, found) in ranks.into_iter().enumerate() {
-        let seen = (&found.losses, &found.progress);
-        assert_eq!(seen, (&losses, &progress), "rank {rank} of {}", task.layout);
+        let seen = (&found.losses, &found.evaluations, &found.progress);
+        assert_eq!(seen, (&losses, &evaluations, &progress), "rank {rank} of {}", task.layout);
         for (all, own) in samples.iter_mut().zip(found.samples) {
             all.extend(own);
         }
         held.extend(found.held);
     }
-    Ok(Found { losses, samples, tensors: assemble(held)?, progress })
+    Ok(Found { losses, evaluations, samples, tensors: assemble(held)?, progress })
 }
 
 pub fn trainer_config(layout: &Layout) -> Result<TrainerConfig> {
@@ -223,27 +231,43 @@ fn run_rank(task: &Task, mesh: &Mesh) -> Result<RankFound> {
         trainer.load(&Checkpoint::peek(path)?)?;
     }
     let noise = Noise { vocab: task.model.vocab_size, asked: Mutex::default() };
-    let (mut losses, mut samples) = (Vec::new(), Vec::new());
+    let (mut losses, mut evaluations, mut samples) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..task.steps {
         losses.push(trainer.step(&noise)?.loss);
         samples.push(std::mem::take(&mut *noise.asked.lock().unwrap()));
+        if let Some(folder) = task.between {
+            evaluations.push(validation_loss(&trainer)?);
+            save_trainer(&trainer, folder)?;
+        }
     }
-    let progress = trainer.progress().clone();
     if let Some(folder) = task.save {
-        let (weights, moments) = trainer.held()?;
-        let snapshot = Snapshot {
-            weights,
-            moments: Some(moments),
-            config: task.model,
-            progress: &progress,
-            tokenizer: None,
-            run: serde_json::Value::Null,
-        };
-        save(folder, mesh.world(), snapshot)?;
+        save_trainer(&trainer, folder)?;
     }
     let (mut held, moments) = trainer.held()?;
     held.extend(moments.held);
-    Ok(RankFound { losses, samples, held, progress })
+    Ok(RankFound { losses, evaluations, samples, held, progress: trainer.progress().clone() })
+}
+
+fn save_trainer(trainer: &Trainer, folder: &Path) -> Result<()> {
+    let (weights, moments) = trainer.held()?;
+    let snapshot = Snapshot {
+        weights,
+        moments: Some(moments),
+        config: trainer.model(),
+        progress: trainer.progress(),
+        tokenizer: None,
+        run: serde_json::Value::Null,
+    };
+    save(folder, trainer.mesh().world(), snapshot).map(drop)
+}
+
+/// Over three sequences of other tokens, the last one cut short.
+fn validation_loss(trainer: &Trainer) -> Result<f64> {
+    let vocab = trainer.model().vocab_size;
+    let tokens = (0..3 * SEQ_LENGTH - 2).map(|i| (i * i % vocab) as u32).collect();
+    let source = TokenSource::from_tokens(tokens, vocab)?;
+    let validation = Validation::new(source, SEQ_LENGTH, 1)?;
+    Ok(evaluate(trainer.parts(), trainer.mesh(), &validation, None)?.loss)
 }
 
 /// The global tensors of which the ranks hold parts: every element once.

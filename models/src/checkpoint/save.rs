@@ -63,14 +63,14 @@ impl Held {
 }
 
 impl Moments {
-    /// The state of `optimizer`, of the parameters of which `which` is true.
-    pub fn of(optimizer: &Optimizer, which: impl Fn(&str) -> bool) -> Result<Moments> {
+    /// The state of `optimizer`, of the parameter groups with these numbers.
+    pub fn of(optimizer: &Optimizer, mut groups: impl Iterator<Item = usize>) -> Result<Moments> {
         let mut held = Vec::new();
-        optimizer.visit(|name, moment, place, tensor| {
-            if which(name) {
+        groups.try_for_each(|group| {
+            optimizer.visit_group(group, |name, moment, place, tensor| {
                 held.push(Held { name: moment_name(moment, name), place: place.clone(), tensor });
-            }
-            Ok(())
+                Ok(())
+            })
         })?;
         Ok(Moments { held, steps: optimizer.steps() })
     }

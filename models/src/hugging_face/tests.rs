@@ -1,9 +1,13 @@
 //! Against `transformers` (numbers checked in under tests/hf), there and back, and every refusal.
 
 use super::*;
+use crate::batch_size::{BatchSize, BatchSizeConfig};
+use crate::data::{Sampler, Samples, TokenSource};
 use crate::gpt::{Gpt, GptConfig};
+use crate::trainer::{ParallelConfig, Trainer, TrainerConfig};
 use ferrotron_autograd::no_grad;
-use ferrotron_nn::{Context, Mode, Module, Scope};
+use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
+use ferrotron_nn::{Context, Mode, Module, OptimizerConfig, Scope};
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 use serde_json::Value;
 use std::fs;
@@ -87,6 +91,40 @@ fn what_goes_out_comes_back_bit_by_bit() -> Result<()> {
     for (name, tensor) in theirs.tensors() {
         assert_eq!(ours.tensor(&name).unwrap(), tensor, "{name}");
     }
+    Ok(())
+}
+
+#[test]
+fn training_goes_on_from_its_weights() -> Result<()> {
+    let gpt = import(&fixture(), DType::F64)?;
+    let (device, vocab) = (gpt.scope().device().clone(), gpt.config().vocab_size);
+    let (samples, length) = (2, 6);
+    let tokens = (0..100).map(|i| i * 7 % vocab as u32).collect();
+    let sampler = Sampler::new(TokenSource::from_tokens(tokens, vocab)?, length, 1)?;
+    let batch = sampler.batch(0, samples)?;
+    let dims = [samples, length];
+    let inputs = Tensor::from_slice(&device, &batch.inputs, &dims)?;
+    let targets = Tensor::from_slice(&device, &batch.targets, &dims)?;
+    let ctx = Context::new(1, 0, Mode::Train, samples, length);
+    let want = gpt.loss(&ctx, &inputs, &targets)?.sum.value().item()? / (samples * length) as f64;
+
+    let config = TrainerConfig {
+        seed: 1,
+        optimizer: OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 },
+        schedule: Schedule::new(ScheduleConfig::default())?,
+        clip_grad: 1.0,
+        batch_size: BatchSize::new(BatchSizeConfig {
+            micro_batch_size: samples,
+            data_parallel_size: 1,
+            global_batch_size: None,
+            rampup: None,
+        })?,
+        parallel: ParallelConfig::default(),
+        precision: crate::trainer::PrecisionConfig::default(),
+    };
+    let scope = gpt.scope().clone();
+    let report = Trainer::with_model(&scope, gpt, config)?.step(&sampler)?;
+    assert!((report.loss - want).abs() <= 1e-12 * want, "{}, want {want}", report.loss);
     Ok(())
 }
 

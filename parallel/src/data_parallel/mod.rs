@@ -26,11 +26,13 @@ mod traffic;
 
 pub use traffic::ExpectedTraffic;
 
+use ferrotron_autograd::Leaf;
 use ferrotron_nn::{
     Axis, BufferConfig, GradientType, Module, Optimizer, Param, ParamBuffers, ParamGroup, Sharding,
     StepConfig,
 };
 use ferrotron_tensor::{Error, Place, Result, Tensor};
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::collective::{Group, Reduction, Work};
@@ -157,8 +159,10 @@ pub fn refusal(config: &DataParallelConfig, layout: &Layout) -> Option<String> {
 /// ```
 pub struct DataParallel {
     shared: Arc<Shared>,
-    /// The bucket of each parameter, in the order in which a forward pass uses them.
-    visits: Vec<usize>,
+    /// Each parameter with its bucket, in the order in which a forward pass uses them.
+    visits: Vec<(Leaf, usize)>,
+    /// The visits of modules whose forward runs again in backward.
+    recomputed: Vec<Range<usize>>,
 }
 
 impl DataParallel {
@@ -203,7 +207,8 @@ impl DataParallel {
             buffers.groups().iter().position(holds).expect("every parameter is in a bucket")
         };
         let buckets: Vec<usize> = params.iter().map(bucket_of).collect();
-        let visits = visited.iter().map(|&index| buckets[index]).collect();
+        let visit = |&index: &usize| (params[index].leaf().clone(), buckets[index]);
+        let visits = visited.iter().map(visit).collect();
         let uses_of = |param: &Param| {
             let index = params.iter().position(|known| known.leaf() == param.leaf());
             visited.iter().filter(|&&other| Some(other) == index).count()
@@ -213,7 +218,25 @@ impl DataParallel {
             .iter()
             .map(|group| group.params.iter().map(uses_of).collect())
             .collect();
-        Ok(DataParallel { shared: Shared::new(mesh, config, buffers, uses)?, visits })
+        let shared = Shared::new(mesh, config, buffers, uses)?;
+        Ok(DataParallel { shared, visits, recomputed: Vec::new() })
+    }
+
+    /// The same, of which `modules`, parts of those it was made for, keep nothing but their input and run
+    /// forward again before their backward. Only [`DataParallel::expected_traffic`] has to know.
+    #[must_use]
+    pub fn recomputing(mut self, modules: &[&dyn Module]) -> DataParallel {
+        let place = |module: &&dyn Module| {
+            let leaves: Vec<Leaf> = module.params().iter().map(|p| p.leaf().clone()).collect();
+            let is_here = |start: &usize| {
+                let visited = self.visits[*start..].iter().map(|(leaf, _)| leaf);
+                visited.take(leaves.len()).eq(&leaves)
+            };
+            let start = (0..self.visits.len()).find(is_here)?;
+            Some(start..start + leaves.len())
+        };
+        self.recomputed = modules.iter().filter_map(place).collect();
+        self
     }
 
     /// The parameters, laid out for the optimizer.
@@ -327,7 +350,7 @@ impl DataParallel {
         Ok(())
     }
 
-    /// Whether this rank is the one that writes what it owns of a group to checkpoints.
+    /// Whether this rank is the one that writes what it owns of a group, such as moments, to checkpoints.
     pub fn owns(&self, group: &ParamGroup) -> bool {
         // Where anything is sharded, the ranks along the batch own different parts.
         let batch = self.shared.sharding() > Sharding::None || self.shared.mesh.batch().rank() == 0;
@@ -347,12 +370,6 @@ impl DataParallel {
             }
         }
         Ok(())
-    }
-
-    /// Whether this rank writes what it has of a parameter's moments to checkpoints.
-    pub fn owns_moments(&self, name: &str) -> bool {
-        let holds = |group: &&ParamGroup| group.params.iter().any(|param| param.name() == name);
-        self.buffers().groups().iter().find(holds).is_some_and(|group| self.owns(group))
     }
 }
 

@@ -31,11 +31,11 @@ impl DataParallel {
     ///   at the turn from forward to backward and back. Of the buckets b1..bn of a line, in the order of a
     ///   forward pass, the last two are not gathered again in each of m backwards, nor the first two in each
     ///   of the m - 1 forwards after the first. A matrix used a second time at the end is gathered once more
-    ///   on its way, if its bucket is not one of those.
+    ///   on its way, if its bucket is not one of those. Modules that are [recomputed](Self::recomputing) walk
+    ///   along their buckets forward and back again.
     ///
-    /// Sharded weights are counted as if backward read some parameter of every bucket, and none were
-    /// recomputed: a bucket of nothing but biases is gathered less often, those of recomputed blocks may be
-    /// gathered more often.
+    /// Sharded weights are counted as if backward read some parameter of every bucket: one of nothing but
+    /// biases is gathered less often.
     pub fn expected_traffic(&self, microbatches: usize, steps: usize) -> ExpectedTraffic {
         let shared = &self.shared;
         let batch = shared.mesh.batch();
@@ -73,18 +73,30 @@ impl DataParallel {
         let mut gathers = vec![0; self.shared.buffers.groups().len()];
         for line in lines(self.shared.buffers.groups()) {
             let mut walk = Walk::new(line.len());
-            let forward = self
-                .visits
-                .iter()
-                .filter_map(|visit| line.iter().position(|bucket| bucket == visit));
-            let forward: Vec<usize> = forward.collect();
             for _ in 0..microbatches {
-                for &position in forward.iter().chain(forward.iter().rev()) {
-                    walk.go(position).into_iter().for_each(|at| gathers[line[at]] += 1);
+                for visit in (0..self.visits.len()).chain(self.backward_visits()) {
+                    let bucket = self.visits[visit].1;
+                    let position = line.iter().position(|&other| other == bucket);
+                    let gathered = position.map_or(Vec::new(), |position| walk.go(position));
+                    gathered.into_iter().for_each(|at| gathers[line[at]] += 1);
                 }
             }
         }
         gathers
+    }
+
+    /// The visits in the order in which backward makes them.
+    fn backward_visits(&self) -> Vec<usize> {
+        let mut order = Vec::new();
+        let mut end = self.visits.len();
+        while end > 0 {
+            let again = self.recomputed.iter().find(|range| range.end == end && !range.is_empty());
+            let range = again.cloned().unwrap_or(end - 1..end);
+            order.extend(again.cloned().into_iter().flatten());
+            order.extend(range.clone().rev());
+            end = range.start;
+        }
+        order
     }
 }
 

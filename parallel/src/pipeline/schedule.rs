@@ -66,12 +66,12 @@ impl Schedule {
     }
 
     /// Number of the virtual stage that a rank's chunk is: `chunk * stages + rank`.
-    pub fn virtual_stage(&self, rank: usize, chunk: usize) -> usize {
+    pub(super) fn virtual_stage(&self, rank: usize, chunk: usize) -> usize {
         chunk * self.stages + rank
     }
 
     /// Number of the virtual stages: the last one is `virtual_stages() - 1`.
-    pub fn virtual_stages(&self) -> usize {
+    fn virtual_stages(&self) -> usize {
         self.stages * self.chunks
     }
 

@@ -90,7 +90,7 @@ impl Timeline {
     }
 
     /// Time in which a rank computes.
-    pub fn busy(&self, rank: usize) -> f64 {
+    fn busy(&self, rank: usize) -> f64 {
         self.computations(rank).map(|span| span.end - span.start).sum()
     }
 

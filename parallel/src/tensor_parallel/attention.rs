@@ -19,9 +19,17 @@ pub struct ParallelAttention {
 }
 
 impl ParallelAttention {
+    /// Why attention cannot be spread over `ranks`, in one line; `None` if it can: a rank holds whole heads,
+    /// with the keys and values that they share.
+    pub fn refusal(config: &AttentionConfig, ranks: usize) -> Option<String> {
+        let sizes = [("num-attention-heads", config.heads), ("num-query-groups", config.groups)];
+        let (name, size) = sizes.into_iter().find(|(_, size)| !size.is_multiple_of(ranks))?;
+        Some(format!("{name} {size} is not a multiple of tensor-model-parallel-size {ranks}"))
+    }
+
     /// Makes the two layers.
     ///
-    /// Errors as [`AttentionHeads::new`], or unless the ranks divide the key and value groups.
+    /// Errors as [`AttentionHeads::new`], or if [`refusal`](ParallelAttention::refusal) has a reason.
     pub fn new(
         scope: &Scope,
         tp: &TensorParallel,
@@ -30,13 +38,9 @@ impl ParallelAttention {
     ) -> Result<ParallelAttention> {
         let AttentionConfig { hidden, heads, groups, head_dim, bias, init, residual_init, .. } =
             *config;
-        let (group, ranks) = (tp.group(), tp.group().size());
-        if !groups.is_multiple_of(ranks) {
-            let message = format!(
-                "num-query-groups {groups} (of {heads} heads) cannot be spread over tensor-model-parallel-size {ranks}: \
-                 it must be a multiple"
-            );
-            return Err(Error::config("attention", message).at(scope.path()));
+        let group = tp.group();
+        if let Some(why) = ParallelAttention::refusal(config, group.size()) {
+            return Err(Error::config("attention", why).at(scope.path()));
         }
         let (q, kv) = (heads * head_dim, groups * head_dim);
         let (qkv, proj) = (scope.child("qkv"), scope.child("proj"));

@@ -45,11 +45,14 @@ fn attention(heads: usize, groups: usize, tp: &TensorParallel) -> Result<Paralle
 
 #[test]
 fn heads_that_the_ranks_do_not_divide() {
-    for (heads, groups, ranks) in [(6, 6, 4), (8, 2, 4), (4, 1, 2)] {
+    for (heads, groups, ranks, size) in [
+        (6, 6, 4, "num-attention-heads 6"),
+        (8, 2, 4, "num-query-groups 2"),
+        (4, 1, 2, "num-query-groups 1"),
+    ] {
         let line = refused(ranks, BOTH[0], |tp| attention(heads, groups, tp));
         let want = format!(
-            "attn: attention: num-query-groups {groups} (of {heads} heads) cannot be spread over \
-             tensor-model-parallel-size {ranks}: it must be a multiple"
+            "attn: attention: {size} is not a multiple of tensor-model-parallel-size {ranks}"
         );
         assert_eq!(line, want);
     }

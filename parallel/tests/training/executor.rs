@@ -8,7 +8,7 @@ use ferrotron_parallel::pipeline::{
     Instruction, PipelineConfig, PipelineModel, Schedule, ScheduleKind, check, execute, refusal,
 };
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
-use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
+use ferrotron_tensor::{Category, DType, Device, Error, Result, Tensor};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,46 @@ fn the_order_and_the_peak_are_those_of_the_schedule() {
                 assert!(order.eq(schedule.instructions(rank)), "{config:?}: rank {rank}");
                 let times = execution.spans.iter().flat_map(|span| [span.1, span.2]);
                 assert!(times.is_sorted(), "{config:?}: rank {rank}");
+            }
+        }
+    }
+}
+
+/// Most bytes that each rank keeps for backward in a step.
+fn saved_bytes(plan: &Plan) -> Vec<usize> {
+    ranks(plan, |mut rank| {
+        rank.device.reset_memory_peaks();
+        rank.step(0)?;
+        Ok(rank.device.memory().peak_by_category[Category::Saved as usize])
+    })
+}
+
+/// As many micro-batches as the checker says, each with the bytes of one alone.
+#[test]
+fn the_bytes_kept_for_backward_are_those_of_the_schedule() {
+    for kind in ScheduleKind::ALL {
+        for (stages, microbatches, chunks) in [(2, 4, 1), (3, 7, 1), (4, 8, 1), (2, 4, 2)] {
+            let config = PipelineConfig { kind, stages, microbatches, chunks };
+            if refusal(&config).is_some() {
+                continue;
+            }
+            let peaks = check(&Schedule::new(&config).unwrap()).unwrap();
+            // Each virtual stage on a rank of its own, with one micro-batch.
+            let alone = saved_bytes(&Plan { stages: stages * chunks, ..Plan::default() });
+            let found =
+                saved_bytes(&Plan { stages, microbatches, kind, chunks, ..Plan::default() });
+            for (rank, (found, peak)) in found.into_iter().zip(peaks).enumerate() {
+                let at = format!("{config:?}: rank {rank}: {found} bytes, {peak:?}");
+                // Of several chunks most are in flight while the last has one micro-batch.
+                let last = alone[rank + (chunks - 1) * stages];
+                let bytes = |count: usize| (count - 1) * alone[rank] + last;
+                if peak.deferred == 0 {
+                    assert_eq!(found, bytes(peak.activations), "{at}");
+                } else {
+                    // Of what waits for its weight gradients, only the layers' inputs are kept.
+                    let (least, most) = (bytes(peak.activations), bytes(peak.total));
+                    assert!((least..=most).contains(&found), "{at}, {least} to {most}");
+                }
             }
         }
     }

@@ -105,7 +105,8 @@ impl Rank {
         };
         let parts = (0..plan.chunks).map(part).collect::<Result<Vec<_>>>()?;
         let modules: Vec<&dyn Module> = parts.iter().map(|part| part as &dyn Module).collect();
-        let parallel = DataParallel::new(&modules, &mesh, &plan.config)?;
+        let recomputed: Vec<&dyn Module> = parts.iter().flat_map(Toy::recomputed).collect();
+        let parallel = DataParallel::new(&modules, &mesh, &plan.config)?.recomputing(&recomputed);
         let optimizer = Optimizer::new(plan.optimizer, parallel.buffers())?;
         Ok(Rank { plan: *plan, device, mesh, parts, parallel, optimizer })
     }
@@ -161,12 +162,7 @@ impl Rank {
                     Some(_) => values,
                     None => &values[group.owned.clone()],
                 };
-                cut(
-                    &group.params,
-                    group.owned.clone(),
-                    owned,
-                    self.parallel.owns_moments(group.params[0].name()),
-                )
+                cut(&group.params, group.owned.clone(), owned, self.parallel.owns(group))
             })
             .collect()
     }
@@ -175,7 +171,7 @@ impl Rank {
         let groups = self.parallel.buffers().groups().iter();
         groups
             .flat_map(|group| {
-                let own = self.parallel.owns_moments(group.params[0].name());
+                let own = self.parallel.owns(group);
                 if let Some(shard) = &group.weight_shard {
                     let values = lock(shard);
                     let values = values.whole::<f64>().expect("the toy is in f64");

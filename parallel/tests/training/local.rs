@@ -4,7 +4,9 @@ use ferrotron_nn::{Axis, Module, Optimizer, OptimizerConfig, ParamBuffers, StepC
 use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_tensor::{Device, Result};
 
-use crate::harness::{Named, Piece, Plan, Rank, assert_bitwise, ranks, scale, train};
+use crate::harness::{
+    Named, Piece, Plan, Rank, assert_bitwise, assert_close, ranks, scale, serial, train,
+};
 use crate::toy::{Toy, sample};
 
 const SGD: OptimizerConfig = OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 };
@@ -28,20 +30,13 @@ fn step(rank: &mut Rank, number: usize) -> Result<f64> {
     Ok(found.norm)
 }
 
+/// Local steps of one are no local steps: gradients of all samples count, as one rank sees them.
 #[test]
 fn synchronizing_every_step_is_the_synchronous_path() {
-    let want = train(&Plan { config: DataParallelConfig::default(), ..plan(3, 1) });
-    let got = ranks(&plan(3, 1), |mut rank| {
-        assert_eq!(rank.parallel.loss_ranks().size(), 3);
-        let norms = (0..3).map(|number| step(&mut rank, number)).collect::<Result<Vec<_>>>()?;
-        let weights = rank.weight_pieces();
-        Ok((norms, weights))
-    });
-    for (norms, weights) in got {
-        assert_eq!(norms, want.norms);
-        for (name, start, values, _) in weights {
-            assert_eq!(values, want.weights[&name][start..start + values.len()], "{name}");
-        }
+    let plan = plan(3, 1);
+    assert_close(&plan, &train(&plan), &serial(&plan).unwrap());
+    for counted in ranks(&plan, |rank| Ok(rank.parallel.loss_ranks().size())) {
+        assert_eq!(counted, 3);
     }
 }
 

@@ -6,7 +6,7 @@ use ferrotron_tensor::{Category, DType};
 
 use crate::grid::SHARDINGS;
 use crate::harness::{Plan, Rank, ranks};
-use crate::toy::{Shape, Tied};
+use crate::toy::{Recompute, Shape, Tied};
 
 fn plan(sharding: Sharding, bucket_numel: Option<usize>) -> Plan {
     let shape = Shape {
@@ -16,6 +16,7 @@ fn plan(sharding: Sharding, bucket_numel: Option<usize>) -> Plan {
         tied: Tied::No,
         bias: Bias::No,
         dtype: DType::F32,
+        recompute: Recompute::None,
     };
     let config = DataParallelConfig { sharding, bucket_numel, ..DataParallelConfig::default() };
     Plan { shape, data: 4, microbatches: 2, config, ..Plan::default() }
@@ -76,28 +77,56 @@ fn a_parameter_takes_sixteen_bytes_before_sharding() {
     }
 }
 
+/// Most bytes of whole buckets in the second step, with the elements of two buckets, of each rank.
+fn whole_buckets(plan: &Plan) -> Vec<(usize, usize)> {
+    ranks(plan, |mut rank| {
+        rank.step(0)?;
+        rank.device.reset_memory_peaks();
+        rank.step(1)?;
+        let memory = rank.device.memory();
+        Ok((memory.peak_by_category[Category::Communication as usize], two_buckets(&rank)))
+    })
+}
+
+/// Recomputed blocks need no more of them.
 #[test]
 fn at_most_two_buckets_of_a_line_are_whole() {
-    for sharding in [Sharding::Gradients, Sharding::Weights] {
-        for bucket_numel in [Some(1), Some(1000), Some(2000)] {
+    for (sharding, recompute) in [
+        (Sharding::Gradients, Recompute::None),
+        (Sharding::Weights, Recompute::None),
+        (Sharding::Weights, Recompute::Blocks),
+    ] {
+        let plan = |bucket_numel| {
             let plan = plan(sharding, bucket_numel);
-            for (rank, (memory, two, numel)) in ranks(&plan, |mut rank| {
-                rank.step(0)?;
-                rank.device.reset_memory_peaks();
-                rank.step(1)?;
-                Ok((rank.device.memory(), two_buckets(&rank), rank.parallel.buffers().numel()))
-            })
-            .into_iter()
-            .enumerate()
-            {
-                let found = memory.peak_by_category[Category::Communication as usize];
+            Plan { shape: Shape { recompute, ..plan.shape }, ..plan }
+        };
+        let all = whole_buckets(&plan(None));
+        for bucket_numel in [Some(1), Some(1000), Some(2000)] {
+            let plan = plan(bucket_numel);
+            for (rank, (found, two)) in whole_buckets(&plan).into_iter().enumerate() {
                 let kinds = if sharding == Sharding::Weights { 2 } else { 1 }; // gradients, weights
-                assert!(found <= 4 * kinds * two, "{plan:?}, rank {rank}: {found}, {two} elements");
-                // Which is a bound: all of them would be more.
-                assert!(kinds * two < numel * kinds, "{two} of {numel}");
-                assert!(found > 0);
+                let at = format!("{plan:?}, rank {rank}: {found} bytes");
+                assert!(found <= 4 * kinds * two, "{at}, {two} elements");
+                let (all, least) = (all[rank].0, 4 * two / 2);
+                assert!((least..all).contains(&found), "{at}, {least} to {all}");
             }
         }
+    }
+}
+
+/// What blocks keep for backward is their input.
+#[test]
+fn recomputed_blocks_keep_their_input() {
+    let saved = |recompute| {
+        let plan = plan(Sharding::Weights, Some(1000));
+        let plan = Plan { shape: Shape { recompute, ..plan.shape }, ..plan };
+        ranks(&plan, |mut rank| {
+            rank.step(0)?;
+            Ok(rank.device.memory().peak_by_category[Category::Saved as usize])
+        })
+    };
+    for (all, inputs) in saved(Recompute::None).into_iter().zip(saved(Recompute::Blocks)) {
+        assert!(inputs < all, "{inputs} bytes, {all} without");
     }
 }
 

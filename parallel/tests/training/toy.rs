@@ -1,7 +1,7 @@
 //! A small model in any number of virtual stages: a table that is the head too, residual blocks with norms,
 //! and a loss that ignores some targets, so that micro-batches count different numbers of tokens.
 
-use ferrotron_autograd::Var;
+use ferrotron_autograd::{Var, checkpoint};
 use ferrotron_nn::{Axis, Bias, Embedding, Init, LayerNorm, Linear, Module, Param, Scope};
 use ferrotron_parallel::data_parallel::DataParallel;
 use ferrotron_parallel::pipeline::PipelineModel;
@@ -22,6 +22,14 @@ pub struct Shape {
     pub tied: Tied,
     pub bias: Bias,
     pub dtype: DType,
+    pub recompute: Recompute,
+}
+
+/// Whether blocks run forward again in backward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recompute {
+    None,
+    Blocks,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,14 +44,36 @@ pub enum Tied {
 impl Default for Shape {
     fn default() -> Shape {
         let (width, vocab) = (WIDTH, VOCAB);
-        Shape { blocks: 8, width, vocab, tied: Tied::Ends, bias: Bias::Yes, dtype: DType::F64 }
+        Shape {
+            blocks: 8,
+            width,
+            vocab,
+            tied: Tied::Ends,
+            bias: Bias::Yes,
+            dtype: DType::F64,
+            recompute: Recompute::None,
+        }
     }
 }
 
 /// x + gelu(norm(x) W^T + b)
+#[derive(Clone)]
 struct Block {
     norm: LayerNorm,
     linear: Linear,
+}
+
+impl Block {
+    fn forward(&self, x: &Var) -> Result<Var> {
+        x.add(&self.linear.forward(&self.norm.forward(x)?)?.gelu_erf()?)
+    }
+}
+
+impl Module for Block {
+    fn visit(&self, f: &mut dyn FnMut(&Param)) {
+        self.norm.visit(f);
+        self.linear.visit(f);
+    }
 }
 
 /// The part of the model in one virtual stage.
@@ -104,6 +134,12 @@ impl Toy {
         })
     }
 
+    /// The modules that run forward again in backward.
+    pub fn recomputed(&self) -> impl Iterator<Item = &dyn Module> {
+        let again = self.shape.recompute == Recompute::Blocks;
+        self.blocks.iter().filter(move |_| again).map(|block| block as &dyn Module)
+    }
+
     /// From tokens or the activation before to the activation behind or the summed loss.
     pub fn run(&self, sample: &Microbatch, input: Option<Var>) -> Result<Var> {
         let mut x = match (input, &self.table) {
@@ -111,7 +147,7 @@ impl Toy {
             (None, Some(table)) => table.forward(&sample.ids)?,
             (None, None) => panic!("a middle stage needs an input"),
         };
-        for (i, Block { norm, linear }) in self.blocks.iter().enumerate() {
+        for (i, block) in self.blocks.iter().enumerate() {
             if let Some(probe) = &self.probe {
                 probe(Way::Forward, i)?;
                 let (value, probe) = (x.value().clone(), probe.clone());
@@ -122,7 +158,13 @@ impl Toy {
                     }
                 })?;
             }
-            x = x.add(&linear.forward(&norm.forward(&x)?)?.gelu_erf()?)?;
+            x = match self.shape.recompute {
+                Recompute::None => block.forward(&x)?,
+                Recompute::Blocks => {
+                    let block = block.clone();
+                    checkpoint(&[&x], move |x| Ok(vec![block.forward(&x[0])?]))?.remove(0)
+                }
+            };
         }
         let Some(norm) = &self.norm else { return Ok(x) };
         let x = norm.forward(&x)?;
@@ -138,10 +180,7 @@ impl Toy {
 impl Module for Toy {
     fn visit(&self, f: &mut dyn FnMut(&Param)) {
         self.table.iter().for_each(|table| table.visit(f));
-        for Block { norm, linear } in &self.blocks {
-            norm.visit(f);
-            linear.visit(f);
-        }
+        self.blocks.iter().for_each(|block| block.visit(f));
         self.norm.iter().for_each(|norm| norm.visit(f));
         self.head.iter().for_each(|head| head.visit(f));
         if let (Some(table), Some(_), None) = (&self.table, &self.norm, &self.head) {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::grid::SHARDINGS;
-use crate::harness::{Plan, Rank, ranks};
-use crate::toy::{Shape, Tied, Way};
+use crate::harness::{Plan, Rank, assert_close, ranks, serial, train};
+use crate::toy::{Recompute, Shape, Tied, Way};
 
 /// Bytes sent so far for gradients and weights; the scalar of the norm is an all-reduce.
 fn sent(rank: &Rank) -> ExpectedTraffic {
@@ -100,6 +100,33 @@ fn sharded_weights_send_three_times_less_the_turns() {
             }
             let want = 8 * elements * (data - 1) * plan.steps;
             assert_eq!(counted(&plan), want as u64, "{plan:?}");
+        }
+    }
+}
+
+/// A block that runs forward again reads its weights again.
+#[test]
+fn recomputed_weights_are_counted() {
+    for bucket_numel in [Some(1), Some(5), Some(20), Some(30), Some(70), None] {
+        for (microbatches, bias) in [(1, Bias::No), (2, Bias::Yes), (3, Bias::No)] {
+            for tied in [Tied::Here, Tied::No] {
+                let bytes = |recompute| {
+                    let shape = Shape { bias, tied, recompute, ..Shape::default() };
+                    let config = DataParallelConfig {
+                        sharding: Sharding::Weights,
+                        bucket_numel,
+                        ..DataParallelConfig::default()
+                    };
+                    let plan = Plan { shape, data: 2, microbatches, config, ..Plan::default() };
+                    assert_close(&plan, &train(&plan), &serial(&plan).unwrap());
+                    counted(&plan)
+                };
+                let (kept, again) = (bytes(Recompute::None), bytes(Recompute::Blocks));
+                // Norm and biases of a block in three buckets: it is walked along once more.
+                let longer = bucket_numel == Some(1) && matches!(bias, Bias::Yes);
+                let at = format!("{bucket_numel:?} {bias:?}: {again} bytes, {kept} without");
+                assert!(again >= kept && (!longer || again > kept), "{at}");
+            }
         }
     }
 }

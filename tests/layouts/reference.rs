@@ -1,0 +1,50 @@
+//! What every layout is compared with: the training loop written out once more, with nothing of the trainer.
+//!
+//! One graph over the global batch, and every scale in the open: a scale that is missing in the trainer is
+//! missing in all layouts, of which none would differ from another.
+
+use ferrotron::models::data::Samples;
+use ferrotron::models::gpt::{Gpt, GptConfig};
+use ferrotron::nn::{Context, Mode, Module, Optimizer, Param, ParamBuffers, Scope, StepConfig};
+use ferrotron::tensor::{DType, Device, Result, Tensor};
+
+use super::layout::{GLOBAL_BATCH, SEQ_LENGTH};
+use super::train::{CLIP, Found, Noise, OPTIMIZER, SEED, STEPS, Tensors, WEIGHTS, schedule};
+
+pub fn reference(model: &GptConfig) -> Result<Found> {
+    let device = Device::cpu(1)?;
+    let gpt = Gpt::new(&Scope::new(&device, DType::F64, WEIGHTS), model)?;
+    let buffers = ParamBuffers::new(&gpt.params())?;
+    let mut optimizer = Optimizer::new(OPTIMIZER, &buffers)?;
+    let samples = Noise { vocab: model.vocab_size };
+    let (mut steps, mut first) = (Vec::new(), Tensors::new());
+    for step in 0..STEPS as u64 {
+        let batch = samples.batch(step * GLOBAL_BATCH as u64, GLOBAL_BATCH)?;
+        let dims = [GLOBAL_BATCH, SEQ_LENGTH];
+        let inputs = Tensor::from_slice(&device, &batch.inputs, &dims)?;
+        let targets = Tensor::from_slice(&device, &batch.targets, &dims)?;
+        let ctx = Context::new(SEED, step, Mode::Train, GLOBAL_BATCH, SEQ_LENGTH);
+
+        buffers.zero_gradients();
+        let sum = gpt.loss(&ctx, &inputs, &targets)?.sum;
+        let counted = batch.targets.iter().filter(|&&target| target >= 0).count() as f64;
+        let loss = sum.value().item()? / counted;
+        sum.backward_scaled(1.0 / counted)?;
+        drop(sum);
+
+        let gradients = named(&buffers, |param| Ok(param.leaf().gradient()?.expect("a gradient")))?;
+        let norm = gradients.values().flatten().map(|g| g * g).sum::<f64>().sqrt();
+        let grad_scale = (CLIP / (norm + 1e-6)).min(1.0);
+        optimizer.step(&buffers, &StepConfig { lr: schedule()?.lr(step + 1), grad_scale })?;
+        steps.push((loss, norm));
+        if step == 0 {
+            first = gradients;
+        }
+    }
+    Ok(Found { steps, gradients: first, weights: named(&buffers, |param| param.leaf().value())? })
+}
+
+fn named(buffers: &ParamBuffers, tensor: impl Fn(&Param) -> Result<Tensor>) -> Result<Tensors> {
+    let entry = |param: &Param| Ok((param.name().to_string(), tensor(param)?.to_vec()?));
+    buffers.params().map(entry).collect()
+}
