@@ -66,7 +66,13 @@ impl DeviceArgs {
 
     /// The dtype that was asked for, or that of a checkpoint.
     pub fn dtype_of(&self, checkpoint: &Checkpoint) -> Result<DType> {
-        self.given_dtype()?.map_or_else(|| checkpoint.dtype(), Ok)
+        let held = checkpoint.dtype()?;
+        let dtype = self.given_dtype()?.unwrap_or(held);
+        // f32, bf16 and f16 are rounded or widened to one another.
+        if (dtype == DType::F64) != (held == DType::F64) {
+            return Err(Error::config("--dtype", format!("the checkpoint holds {held}")));
+        }
+        Ok(dtype)
     }
 }
 
