@@ -6,16 +6,17 @@
 
 mod layout;
 mod mutants;
+mod precision;
 mod reference;
 mod train;
 
 use ferrotron::models::gpt::GptConfig;
-use ferrotron::tensor::RandomKey;
+use ferrotron::tensor::{DType, RandomKey};
 use layout::{Layout, all, covering};
 use mutants::{Sites, Watched, faulty};
 use reference::reference;
 use std::sync::Arc;
-use train::{CLIP, difference, train};
+use train::{CLIP, Numbers, WEIGHTS, difference, train};
 
 /// GPT-2 style: tied, learned positions, biases.
 fn gpt2() -> GptConfig {
@@ -39,11 +40,11 @@ fn llama() -> GptConfig {
 }
 
 fn compare(model: &GptConfig, layouts: &[Layout]) {
-    let reference = reference(model).unwrap();
+    let reference = reference(model, WEIGHTS).unwrap();
     assert!(reference.steps.iter().all(|&(_, norm)| norm > CLIP), "nothing was clipped");
     let mut failures = Vec::new();
     for layout in [&Layout::SERIAL].into_iter().chain(layouts) {
-        match train(model, layout, CLIP, &|collective| collective) {
+        match train(model, layout, &Numbers::of(DType::F64), &|collective| collective) {
             Ok(found) => {
                 failures
                     .extend(difference(&found, &reference).map(|what| format!("{layout}: {what}")));
@@ -82,10 +83,10 @@ fn the_llama_style_trains_alike_too() {
 #[test]
 fn no_reduction_can_be_left_out() {
     let model = gpt2();
-    let reference = reference(&model).unwrap();
+    let (reference, f64) = (reference(&model, WEIGHTS).unwrap(), Numbers::of(DType::F64));
     let sites = Arc::new(Sites::default());
     for layout in random(&all(&model), 24, 2) {
-        let found = train(&model, &layout, CLIP, &|inner| {
+        let found = train(&model, &layout, &f64, &|inner| {
             let sites = sites.clone();
             let fault = move |group: &str, call: &_| {
                 sites.note(group, call, &layout);
@@ -99,7 +100,7 @@ fn no_reduction_can_be_left_out() {
     assert!(mutants.len() >= 2 * 12, "only {} mutants: {mutants:?}", mutants.len());
     for (site, fault, layouts) in mutants {
         let noticed = layouts.iter().any(|layout| {
-            let found = train(&model, layout, CLIP, &|inner| {
+            let found = train(&model, layout, &f64, &|inner| {
                 Arc::new(Watched { inner, fault: faulty(site.clone(), fault) })
             });
             match found {
@@ -120,9 +121,10 @@ fn no_reduction_can_be_left_out() {
 #[test]
 fn unclipped_gradients_are_noticed() {
     let model = gpt2();
-    let reference = reference(&model).unwrap();
+    let reference = reference(&model, WEIGHTS).unwrap();
+    let unclipped = Numbers { clip_grad: 0.0, ..Numbers::of(DType::F64) };
     for layout in random(&all(&model), 2, 2).into_iter().chain([Layout::SERIAL]) {
-        let found = train(&model, &layout, 0.0, &|collective| collective).unwrap();
+        let found = train(&model, &layout, &unclipped, &|collective| collective).unwrap();
         assert!(difference(&found, &reference).is_some(), "{layout}");
     }
 }

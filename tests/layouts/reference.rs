@@ -9,11 +9,12 @@ use ferrotron::nn::{Context, Mode, Module, Optimizer, Param, ParamBuffers, Scope
 use ferrotron::tensor::{DType, Device, Result, Tensor};
 
 use super::layout::{GLOBAL_BATCH, SEQ_LENGTH};
-use super::train::{CLIP, Found, Noise, OPTIMIZER, SEED, STEPS, Tensors, WEIGHTS, schedule};
+use super::train::{CLIP, Found, Noise, OPTIMIZER, SEED, STEPS, Tensors, schedule};
 
-pub fn reference(model: &GptConfig) -> Result<Found> {
+/// The run from the weights of seed `weights`.
+pub fn reference(model: &GptConfig, weights: u64) -> Result<Found> {
     let device = Device::cpu(1)?;
-    let gpt = Gpt::new(&Scope::new(&device, DType::F64, WEIGHTS), model)?;
+    let gpt = Gpt::new(&Scope::new(&device, DType::F64, weights), model)?;
     let buffers = ParamBuffers::new(&gpt.params())?;
     let mut optimizer = Optimizer::new(OPTIMIZER, &buffers)?;
     let samples = Noise { vocab: model.vocab_size };
