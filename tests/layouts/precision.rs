@@ -92,14 +92,14 @@ fn layouts_in_16_bits_are_not_farther_from_f64_than_one_rank() {
         let layouts = [vec![Layout::SERIAL], random(&all(&gpt2()), count, 5)].concat();
         let found = distances(&numbers, &layouts, 8);
         for (layout, one) in layouts.iter().zip(&found) {
-            let checks: [(&str, fn(&Distance) -> f64); 4] = [
-                ("loss", |it| it.loss),
-                ("norm", |it| it.norm),
-                ("gradients", |it| it.gradients),
-                ("weights", |it| it.weights),
-            ];
-            for (name, what) in checks {
-                let (got, most) = (what(one), 1.5 * what(&found[0]));
+            let serial = &found[0];
+            for (name, got, want) in [
+                ("loss", one.loss, serial.loss),
+                ("norm", one.norm, serial.norm),
+                ("gradients", one.gradients, serial.gradients),
+                ("weights", one.weights, serial.weights),
+            ] {
+                let most = 1.5 * want;
                 assert!(
                     got <= most,
                     "{numbers:?} {layout}: {name} is off by {got:e}, not {most:e}"
