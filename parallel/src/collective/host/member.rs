@@ -13,7 +13,7 @@ use super::board::{Entry, Kind, Shared};
 use super::header::Header;
 use super::links::Links;
 use super::pipe::Fault;
-use super::run::run;
+use super::run::{Locked, run};
 use super::world::Meeting;
 
 /// A call in the queue.
@@ -74,9 +74,11 @@ impl Member {
         shared.note(&id, me, |progress| progress.begin(headers[0]));
 
         let before = self.links.payload();
+        // Locked until the call has ended, well or not, and nothing is lent any more.
+        let mut locked = Locked::default();
         let failure = tokio::select! {
             biased;
-            done = timeout(limit, run(&mut self.links, call, &headers, memory)) => done,
+            done = timeout(limit, run(&mut self.links, call, &headers, memory, &mut locked)) => done,
             () = shared.failed() => Ok(Ok(())),
         };
         let failure = match failure {
@@ -97,7 +99,8 @@ impl Member {
             shared.fail(&failure);
         }
         if let Err(error) = shared.check() {
-            // The memory goes back to the caller, so nobody may read it any more.
+            // The memory goes back to the caller, so nobody may read it any more. Not earlier: ranks that
+            // come late hear from the diagnosis, not from a pipe, why the call is over.
             self.links.revoke();
             return Err(error);
         }
@@ -170,5 +173,131 @@ impl Member {
             ranks.join(", "),
             last.join("; ")
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::board::Answer;
+    use super::super::pipe::{Incoming, IncomingKind, Outgoing, OutgoingKind};
+    use super::super::tcp;
+    use super::*;
+    use crate::collective::Buffer;
+    use ferrotron_autograd::SharedFlat;
+    use ferrotron_tensor::{Category, DType, Device, Flat};
+    use std::future::Future;
+    use std::panic::Location;
+    use std::pin::Pin;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio::time::sleep;
+
+    const PAUSE: Duration = Duration::from_millis(30);
+
+    /// Elements of a part: more than two small sockets hold.
+    const PART: usize = 200_000;
+
+    fn is_locked(flat: &SharedFlat) -> bool {
+        flat.try_lock().is_err()
+    }
+
+    /// Answers for ranks that are asked, and looks meanwhile whether the flat is locked.
+    struct Witness {
+        flat: SharedFlat,
+        was_locked: AtomicBool,
+    }
+
+    impl Meeting for Witness {
+        fn links(
+            &self,
+            _: &super::super::progress::ProgressThread,
+            _: &Arc<str>,
+            _: usize,
+            _: &[usize],
+        ) -> Result<Links> {
+            unreachable!("the group is made already")
+        }
+
+        fn ask<'a>(
+            &'a self,
+            _: usize,
+            _: &'a Arc<str>,
+            _: Entry,
+        ) -> Pin<Box<dyn Future<Output = Answer> + 'a>> {
+            Box::pin(async {
+                sleep(PAUSE).await;
+                self.was_locked.store(is_locked(&self.flat), Ordering::SeqCst);
+                Answer { entered: true, last: String::new() }
+            })
+        }
+    }
+
+    /// An all-gather of rank 0 of two; the other is `peer`, at the other end of the connection, who has sent
+    /// all that is due. Returns what came of it, and who was asked.
+    fn all_gather_beside<F: Future<Output = TcpStream>>(
+        limit: Duration,
+        peer: impl Fn(TcpStream, SharedFlat) -> F,
+    ) -> (Result<()>, Arc<Witness>) {
+        let ranges = [("w".to_string(), vec![2 * PART])];
+        let device = Device::cpu(1).unwrap();
+        let flat = Flat::new(&device, DType::F32, Category::Weights, &ranges).unwrap();
+        let flat: SharedFlat = Arc::new(Mutex::new(flat));
+        let site = Location::caller();
+        let call = Call { op: Op::AllGather, dtype: DType::F32, len: 2 * PART, unit: 1, site };
+        let witness = Arc::new(Witness { flat: flat.clone(), was_locked: AtomicBool::new(false) });
+        let member = async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let connect = TcpStream::connect(listener.local_addr().unwrap());
+            let (mine, theirs) = tokio::join!(connect, listener.accept());
+            let (mine, mut theirs) = (mine.unwrap(), theirs.unwrap().0);
+            socket2::SockRef::from(&mine).set_send_buffer_size(16 << 10).unwrap();
+            socket2::SockRef::from(&theirs).set_recv_buffer_size(16 << 10).unwrap();
+            let (writer, reader, task) = tcp::pipes(mine);
+            tokio::spawn(task);
+            let mut links = Links::empty(0, &[0, 1]);
+            links.outgoing[1] = Some(Outgoing::new(1, OutgoingKind::Tcp(writer)));
+            links.incoming[1] = Some(Incoming::new(1, IncomingKind::Tcp(reader)));
+            let mut member = Member {
+                name: "dp".to_string(),
+                id: Arc::from("dp"),
+                ranks: vec![0, 1],
+                links,
+                shared: Shared::new(),
+                meeting: witness.clone(),
+                timeout: limit,
+                traffic: Arc::default(),
+            };
+            let mut memory = Memory::in_place(Buffer::Flat(flat.clone()));
+            let peer = async {
+                theirs.write_all(bytemuck::bytes_of(&Header::new(&call, 1))).await.unwrap();
+                theirs.write_all(&[0; 4 * PART]).await.unwrap();
+                peer(theirs, flat.clone()).await
+            };
+            let (result, _open) = tokio::join!(member.carry_out(&call, &mut memory), peer);
+            assert!(!is_locked(&flat), "the call is over");
+            result
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        (runtime.block_on(member), witness)
+    }
+
+    #[test]
+    fn a_flat_is_locked_until_it_is_sent() {
+        let (result, _) = all_gather_beside(Duration::from_secs(60), async |mut theirs, flat| {
+            sleep(PAUSE).await; // all has come in, but not all can go out
+            assert!(is_locked(&flat), "its bytes are still to be sent");
+            let mut sent = vec![0; size_of::<Header>() + 4 * PART];
+            theirs.read_exact(&mut sent).await.unwrap();
+            theirs
+        });
+        result.unwrap();
+    }
+
+    #[test]
+    fn a_flat_is_locked_until_what_is_not_sent_is_taken_back() {
+        let (result, witness) = all_gather_beside(PAUSE * 2, async |theirs, _| theirs);
+        assert!(result.unwrap_err().to_string().contains("did not end within 60ms on rank 0"));
+        assert!(witness.was_locked.load(Ordering::SeqCst), "while rank 1 was asked");
     }
 }
