@@ -1,7 +1,7 @@
 //! What goes wrong ends on every rank, in time, with an error that names the rank and the call.
 
 use ferrotron_autograd::SharedFlat;
-use ferrotron_parallel::collective::{Group, Reduction, World};
+use ferrotron_parallel::collective::{Call, Group, Memory, Op, Reduction, World};
 use ferrotron_tensor::{Category, DType, Device, ErrorKind, Flat, Result};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -20,7 +20,8 @@ fn reduce(group: &Group, dtype: DType, len: usize) -> Result<()> {
     group.all_reduce(make(dtype, &[len], |_| 1.0)?, Reduction::Sum)?.wait().map(drop)
 }
 
-/// Calls until the first error, which must not be long in coming, and again: it must be the same.
+/// Calls until the first error, which must not be long in coming, and again: the reason must be the same,
+/// and the error must say which call it was.
 fn until_error(mut f: impl FnMut() -> Result<()>) -> Result<()> {
     let start = Instant::now();
     let error = loop {
@@ -31,7 +32,9 @@ fn until_error(mut f: impl FnMut() -> Result<()>) -> Result<()> {
     };
     assert_eq!(error.kind(), ErrorKind::Communication);
     let again = f().expect_err("later calls fail too");
-    assert_eq!(again.to_string(), error.to_string());
+    let (again, text) = (again.to_string(), error.to_string());
+    let reason = &text[..text.rfind("; rank ").unwrap_or(text.len())];
+    assert!(again.starts_with(reason), "first '{text}', then '{again}'");
     Err(error)
 }
 
@@ -183,6 +186,47 @@ pub fn a_panic_ends_all(backend: Backend) {
         until_error(|| reduce(&group, DType::F32, 10))
     });
     check(&errors, &["rank 1", "panicked", "the weather is bad"]);
+}
+
+/// A call that can only end when the failure of the rank that made it is told.
+pub fn a_failure_with_a_call_under_way_ends_all(backend: Backend) {
+    for panics in [true, false] {
+        let start = Instant::now();
+        let errors = backend.errors(2, LONG, |world: World| {
+            let group = world.group("pp", &[0, 1])?;
+            let other = 1 - world.rank();
+            let recv = || group.recv(make(DType::F32, &[3], |_| 0.0)?, other);
+            if world.rank() == 1 {
+                let _under_way = recv()?;
+                assert!(!panics, "the weather is bad");
+                return Err(ferrotron_tensor::Error::io("data", "the weather is bad"));
+            }
+            until_error(|| recv()?.wait().map(drop))
+        });
+        assert!(start.elapsed() < LONG / 2, "nobody was told for {:?}", start.elapsed());
+        let call = "; rank 0 was in the receive of message 1 of group pp (recv (from 1) of 3 x f32";
+        check(&errors[..1], &["rank 1", "the weather is bad", call]);
+    }
+}
+
+pub fn a_call_that_panics_is_named(backend: Backend) {
+    let errors = backend.errors(2, LONG, |world| {
+        let group = world.group("dp", &all(&world))?;
+        let bare = Mutex::new(None);
+        let group = group.wrapped(&|collective| {
+            *bare.lock().unwrap() = Some(collective.clone());
+            collective
+        });
+        if world.rank() == 1 {
+            return until_error(|| group.barrier().wait());
+        }
+        let bare = bare.lock().unwrap().take().expect("a group of two");
+        let site = std::panic::Location::caller();
+        // Rows of nothing: what a group never asks for.
+        let call = Call { op: Op::Barrier, dtype: DType::U8, len: 0, unit: 0, site };
+        until_error(|| bare.start(call, Memory::default()).wait().map(drop))
+    });
+    check(&errors, &["barrier: panicked: ", "zero; rank 0 was in call 1 of group dp (barrier of"]);
 }
 
 pub fn an_error_ends_all(backend: Backend) {

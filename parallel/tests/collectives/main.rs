@@ -61,6 +61,8 @@ macro_rules! for_every_backend {
                 a_rank_without_the_group_is_named,
                 a_panic_ends_all,
                 an_error_ends_all,
+                a_failure_with_a_call_under_way_ends_all,
+                a_call_that_panics_is_named,
                 a_rank_that_leaves_early_is_named,
                 a_tensor_that_holds_a_flat_is_named,
                 impossible_groups_and_roots_are_refused,

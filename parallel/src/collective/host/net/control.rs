@@ -4,6 +4,7 @@
 //! ends the world. So does a failure on any rank: it tells rank 0, and rank 0 tells all.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
@@ -11,13 +12,13 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
-use super::super::board::{Answer, Entry, Shared};
+use super::super::board::{Answer, Entry, Kind, Reply, Shared};
 use super::frame::{self, Body, Letter};
 
 /// How long an answer may take: the other side's progress thread is never busy for long.
-const ANSWER: Duration = Duration::from_secs(3);
+pub const ANSWER: Duration = Duration::from_secs(3);
 
 /// How long a rank that leaves waits for its last letters to be read.
 const LAST_LETTERS: Duration = Duration::from_secs(1);
@@ -29,6 +30,8 @@ pub struct Control {
     shared: Arc<Shared>,
     /// Where letters to a rank go: on rank 0 to every other, elsewhere to rank 0 only.
     outgoing: Mutex<HashMap<usize, UnboundedSender<Letter>>>,
+    /// Questions asked so far: the number of the next one.
+    asked: AtomicU64,
     questions: Mutex<HashMap<u64, oneshot::Sender<Answer>>>,
     /// Ranks whose connection has ended, well or not.
     ended: watch::Sender<BTreeSet<usize>>,
@@ -48,6 +51,7 @@ impl Control {
             size,
             shared: shared.clone(),
             outgoing: Mutex::default(),
+            asked: AtomicU64::new(0),
             questions: Mutex::default(),
             ended: watch::Sender::default(),
             departed: Mutex::default(),
@@ -67,27 +71,35 @@ impl Control {
         control
     }
 
-    /// Asks another rank whether it has entered a call.
-    pub async fn ask(&self, rank: usize, group: &str, entry: Entry) -> Answer {
-        let (sender, receiver) = oneshot::channel();
-        let question = {
-            let mut questions = lock(&self.questions);
-            let question = questions.keys().max().map_or(0, |last| last + 1);
-            questions.insert(question, sender);
-            question
+    /// Asks ranks whether they have entered calls. One that is silent is blamed only if rank 0, which passes
+    /// letters on, is not.
+    pub async fn ask(&self, group: &str, questions: &[(usize, Entry)]) -> Vec<Reply> {
+        let deadline = Instant::now() + ANSWER;
+        let relay = (0, Entry { kind: Kind::Call, number: 0 });
+        let asked: Vec<_> = std::iter::once(&relay)
+            .chain(questions)
+            .map(|&(rank, entry)| self.question(rank, group, entry))
+            .collect();
+        let mut answers = Vec::with_capacity(asked.len());
+        for (question, receiver) in asked {
+            answers.push(timeout_at(deadline, receiver).await.ok().and_then(Result::ok));
+            lock(&self.questions).remove(&question);
+        }
+        let relay_is_silent = answers.remove(0).is_none();
+        let reply = |(&(rank, _), answer): (&(usize, Entry), Option<Answer>)| {
+            answer.ok_or(if relay_is_silent { 0 } else { rank })
         };
+        questions.iter().zip(answers).map(reply).collect()
+    }
+
+    /// Asks one rank; returns the question's number and where the answer will be.
+    fn question(&self, to: usize, group: &str, entry: Entry) -> (u64, oneshot::Receiver<Answer>) {
+        let (sender, receiver) = oneshot::channel();
+        let question = self.asked.fetch_add(1, Ordering::Relaxed);
+        lock(&self.questions).insert(question, sender);
         let group = group.to_string();
-        self.post(Letter { from: self.rank, to: rank, body: Body::Ask { question, group, entry } });
-        let answer = timeout(ANSWER, receiver).await;
-        lock(&self.questions).remove(&question);
-        answer.ok().and_then(Result::ok).unwrap_or_else(|| {
-            let last = if lock(&self.departed).contains(&rank) {
-                "it has left"
-            } else {
-                "it does not answer"
-            };
-            Answer { entered: false, last: last.to_string() }
-        })
+        self.post(Letter { from: self.rank, to, body: Body::Ask { question, group, entry } });
+        (question, receiver)
     }
 
     /// Takes leave: says goodbye, on rank 0 after all others have, at most after `limit`.
@@ -128,6 +140,13 @@ impl Control {
         if letter.to == self.rank {
             return self.receive(letter);
         }
+        if let Body::Ask { question, .. } = letter.body
+            && lock(&self.departed).contains(&letter.to)
+        {
+            let answer = Answer { entered: false, last: "it has left".to_string() };
+            let body = Body::Answer { question, answer };
+            return self.post(Letter { from: letter.to, to: letter.from, body });
+        }
         let next = if self.rank == 0 { letter.to } else { 0 };
         if let Some(sender) = lock(&self.outgoing).get(&next) {
             // A connection that has closed has been noticed where it is read.
@@ -137,7 +156,9 @@ impl Control {
 
     fn receive(&self, letter: Letter) {
         match letter.body {
-            Body::Failed(reason) => self.shared.fail(&reason),
+            Body::Failed(reason) => {
+                self.shared.fail(&reason);
+            }
             Body::Ask { question, group, entry } => {
                 let answer = self.shared.answer(&Arc::from(group), self.rank, entry);
                 let body = Body::Answer { question, answer };
@@ -173,7 +194,9 @@ async fn read_letters(control: Arc<Control>, peer: usize, mut reader: OwnedReadH
                     control.post(letter);
                 }
             }
-            Ok(_) => control.shared.fail(&format!("rank {peer} wrote a letter in another's name")),
+            Ok(_) => {
+                control.shared.fail(&format!("rank {peer} wrote a letter in another's name"));
+            }
             Err(error) => {
                 if !lock(&control.departed).contains(&peer) {
                     control.shared.fail(&format!("rank {peer} is gone: {error}"));

@@ -8,9 +8,9 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
-use super::super::board::{Answer, Entry, Shared};
+use super::super::board::{Entry, Reply, Shared};
 use super::super::links::Links;
 use super::super::pipe::{Incoming, IncomingKind, Outgoing, OutgoingKind};
 use super::super::progress::ProgressThread;
@@ -18,7 +18,7 @@ use super::super::world::Meeting;
 use super::super::{shm, tcp};
 use super::Transport;
 use super::auth::Secret;
-use super::control::Control;
+use super::control::{ANSWER, Control};
 use super::frame::{self, Purpose};
 use super::listen::Parked;
 use super::rendezvous::connect;
@@ -70,11 +70,10 @@ impl Meeting for NetMeeting {
 
     fn ask<'a>(
         &'a self,
-        rank: usize,
         group: &'a Arc<str>,
-        entry: Entry,
-    ) -> Pin<Box<dyn Future<Output = Answer> + 'a>> {
-        Box::pin(self.control.ask(rank, group, entry))
+        questions: &'a [(usize, Entry)],
+    ) -> Pin<Box<dyn Future<Output = Vec<Reply>> + 'a>> {
+        Box::pin(self.control.ask(group, questions))
     }
 }
 
@@ -105,8 +104,7 @@ impl NetMeeting {
                 }
                 Ok(Err(error)) => {
                     // Why a rank has gone is better to know than that it has.
-                    let _ = tokio::time::timeout(super::super::member::GRACE, self.shared.failed())
-                        .await;
+                    let _ = timeout(ANSWER, self.shared.failed()).await;
                     return Err(failed(format!("{id}: no pipe to rank {rank}: {error}")));
                 }
                 Err(_) => missing.push(rank),
