@@ -20,7 +20,10 @@ use super::{COMMUNICATION_FAILED, INTERRUPTED, JOB_SECRET};
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// How long other ranks may take to notice that one has failed, and to say so, before they are killed.
-const GRACE: Duration = Duration::from_secs(5);
+const KILL_AFTER: Duration = Duration::from_secs(5);
+
+/// Services mostly have ports below this.
+const LOWEST_PORT: u16 = 10_000;
 
 /// What to start.
 #[derive(Debug, Clone)]
@@ -124,7 +127,7 @@ fn watch(ranks: &mut [RankProcess], asked: &Asked) -> Result<JobEnd> {
             }
         }
         if patience.is_none() && ends.iter().any(End::is_failure) {
-            patience = Some(Instant::now() + GRACE);
+            patience = Some(Instant::now() + KILL_AFTER);
         }
         if patience.is_some_and(|until| Instant::now() >= until) {
             break;
@@ -165,22 +168,43 @@ fn summary(ends: &[End]) -> JobEnd {
     }
 }
 
-/// A value for MASTER_PORT such that the port behind it is free on this machine.
+/// A value for MASTER_PORT such that the port behind it is free on this machine and is none that the system
+/// gives to connections: until rank 0 listens there, nobody gets it by chance.
 fn free_port() -> Result<u16> {
-    let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     let none = |error| Error::io("launch", format!("no port of 127.0.0.1 is free: {error}"));
-    Ok(free.map_err(none)?.port() - 1)
+    let bind = |port| TcpListener::bind(("127.0.0.1", port)).and_then(|l| l.local_addr());
+    let ports = LOWEST_PORT..first_connection_port();
+    // Another job may look for one at the same moment, so each begins somewhere else.
+    for _ in 0..if ports.is_empty() { 0 } else { 100 } {
+        let random = u16::from_le_bytes(random_bytes()?);
+        if let Ok(free) = bind(ports.start + random % ports.len() as u16) {
+            return Ok(free.port() - 1);
+        }
+    }
+    // Next to none is left by the system's settings.
+    Ok(bind(0).map_err(none)?.port() - 1)
+}
+
+/// The first port that the system gives to connections.
+fn first_connection_port() -> u16 {
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
+    let first = range.ok().and_then(|range| range.split_whitespace().next()?.parse().ok());
+    first.unwrap_or(32_768) // Linux's own choice
 }
 
 /// 128 random bits.
 fn secret() -> Result<String> {
-    let mut bytes = [0_u8; 16];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| Error::io("launch", format!("the system has no random bytes: {error}")))?;
-    Ok(bytes.iter().fold(String::new(), |mut text, byte| {
+    Ok(random_bytes::<16>()?.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text
     }))
+}
+
+fn random_bytes<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| Error::io("launch", format!("the system has no random bytes: {error}")))?;
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -251,12 +275,24 @@ mod tests {
     }
 
     #[test]
+    fn rank_0_gets_a_port_that_no_connection_gets() {
+        for _ in 0..20 {
+            let port = free_port().unwrap() + 1;
+            assert!((LOWEST_PORT..first_connection_port()).contains(&port), "{port}");
+        }
+    }
+
+    #[test]
     fn a_rank_that_fails_ends_the_others_and_is_named() {
         let started = Instant::now();
         let (end, ..) = run(3, "test $RANK = 1 && exit 7; exec sleep 60");
         assert_eq!(end.code, 7);
         assert_eq!(end.failure.as_deref(), Some("rank 1 ended with exit code 7"));
-        assert!(started.elapsed() < GRACE + Duration::from_secs(20), "{:?}", started.elapsed());
+        assert!(
+            started.elapsed() < KILL_AFTER + Duration::from_secs(20),
+            "{:?}",
+            started.elapsed()
+        );
     }
 
     #[test]
@@ -291,10 +327,15 @@ mod tests {
             let flag = if signal == "INT" { &asked.interrupt } else { &asked.terminate };
             let end = std::thread::scope(|scope| {
                 let job = scope.spawn(|| launch(&config, &asked, Kept::default(), Kept::default()));
-                while !(0..2).all(|rank| ready(rank).exists()) {
+                let start = Instant::now();
+                let begun = || (0..2).all(|rank| ready(rank).exists());
+                while !begun() && start.elapsed() < Duration::from_secs(60) {
                     std::thread::sleep(PAUSE);
                 }
+                // Also if they have not begun, so that the job ends.
+                let begun = begun();
                 flag.store(true, Relaxed);
+                assert!(begun, "the ranks did not begin");
                 job.join().unwrap().unwrap()
             });
             assert_eq!(end, ended_well(INTERRUPTED), "{signal}");
