@@ -142,6 +142,12 @@ impl Group {
                 format!("{rows} rows of {row} elements are to be cut, got {:?}", whole.dims());
             return Err(Error::shape("scatter", message));
         }
+        if let Some(whole) = &whole
+            && whole.dtype() != part.dtype()
+        {
+            let message = format!("parts of {} cannot be {}", whole.dtype(), part.dtype());
+            return Err(Error::dtype("scatter", message));
+        }
         let call = Call { len: row * rows, ..call(Op::Scatter { root }, &part) };
         let input = whole.map(Buffer::of).transpose()?;
         Ok(collective.start(call, Memory { input, output: Some(Buffer::of(part)?) }).map(output))

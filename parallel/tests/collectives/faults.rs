@@ -159,6 +159,35 @@ pub fn a_missing_message_is_named(backend: Backend) {
     check(&errors, &["recv: rank 2 did not enter the send of message 1 of group pp", "6 x bf16"]);
 }
 
+pub fn a_message_of_another_kind_is_named(backend: Backend) {
+    for (dtype, len) in [(DType::F32, 7), (DType::BF16, 6)] {
+        let errors = backend.errors(2, LONG, |world| {
+            let group = world.group("pp", &[0, 1])?;
+            until_error(|| {
+                if world.rank() == 0 {
+                    return group.send(make(dtype, &[len], |_| 0.0)?, 1)?.wait();
+                }
+                group.recv(make(DType::F32, &[6], |_| 0.0)?, 0)?.wait().map(drop)
+            })
+        });
+        // A sender need not wait for its receiver, so it is the receiver that finds out.
+        let sent = format!("rank 0 calls send of {len} x {dtype} at");
+        check(&errors, &["recv: ", &sent, "rank 1 calls recv of 6 x f32 at", "message 1", "pp"]);
+    }
+}
+
+pub fn scattered_parts_have_the_dtype_of_the_whole(backend: Backend) {
+    backend.run(2, |world| {
+        let group = world.group("dp", &all(&world))?;
+        let whole = make(DType::F32, &[4], |_| 1.0)?;
+        let part = make(DType::U32, &[2], |_| 0.0)?;
+        let error = group.scatter(Some(whole), part, 4, world.rank()).err().expect("refused");
+        assert_eq!(error.kind(), ErrorKind::DType);
+        assert!(error.to_string().contains("parts of f32 cannot be u32"), "{error}");
+        Ok(())
+    });
+}
+
 pub fn a_rank_without_the_group_is_named(backend: Backend) {
     let errors = backend.errors(3, SHORT, |world| {
         if world.rank() == 2 {
@@ -195,6 +224,7 @@ pub fn a_failure_with_a_call_under_way_ends_all(backend: Backend) {
         let errors = backend.errors(2, LONG, |world: World| {
             let group = world.group("pp", &[0, 1])?;
             let other = 1 - world.rank();
+            group.barrier().wait()?; // rank 0 is in a call from here on
             let recv = || group.recv(make(DType::F32, &[3], |_| 0.0)?, other);
             if world.rank() == 1 {
                 let _under_way = recv()?;
@@ -204,8 +234,10 @@ pub fn a_failure_with_a_call_under_way_ends_all(backend: Backend) {
             until_error(|| recv()?.wait().map(drop))
         });
         assert!(start.elapsed() < LONG / 2, "nobody was told for {:?}", start.elapsed());
-        let call = "; rank 0 was in the receive of message 1 of group pp (recv (from 1) of 3 x f32";
-        check(&errors[..1], &["rank 1", "the weather is bad", call]);
+        check(
+            &errors[..1],
+            &["rank 1", "the weather is bad", "; rank 0 was in ", " of group pp ("],
+        );
     }
 }
 

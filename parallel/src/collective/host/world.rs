@@ -91,7 +91,8 @@ impl World {
     /// Forms the group of `ranks` with the others in it, who call this with the same arguments. Numbers
     /// within the group follow the order of `ranks`. `name` stands in error messages.
     ///
-    /// Errors if this rank is not among `ranks`, or if they are not different ranks of the world.
+    /// Errors if this rank is not among `ranks`, if they are not different ranks of the world, or if the
+    /// others do not come within the timeout.
     pub fn group(&self, name: &str, ranks: &[usize]) -> Result<Group> {
         let invalid = |what: String| {
             Err(Error::config("group", format!("group {name} of ranks {ranks:?}: {what}")))
@@ -110,9 +111,13 @@ impl World {
         if ranks.len() == 1 {
             return Ok(Group::single());
         }
-        self.shared.check()?;
         let id = self.id(name, ranks);
-        let links = self.meeting.links(&self.progress, &id, own, ranks)?;
+        let links = self.shared.check();
+        let links = links.and_then(|()| self.meeting.links(&self.progress, &id, own, ranks));
+        let links = links.map_err(|reason| {
+            let what = format!("{reason}; rank {} was making group {id}", self.rank);
+            Error::communication("", what)
+        })?;
         let (collective, jobs) = HostCollective::new(name, own, ranks.len(), &self.progress);
         let member = Member {
             name: name.to_string(),

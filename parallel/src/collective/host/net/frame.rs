@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::io::{Error, ErrorKind, Result};
+use std::net::SocketAddr;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::super::board::{Answer, Entry};
@@ -34,7 +35,7 @@ pub enum Purpose {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Welcome {
     /// All are there; this is where they listen, from rank 0 on.
-    Addresses(Vec<String>),
+    Addresses(Vec<SocketAddr>),
     /// There is no place for this rank.
     Refused(String),
 }

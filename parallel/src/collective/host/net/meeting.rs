@@ -3,6 +3,7 @@
 use ferrotron_tensor::{Error, Result};
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -21,7 +22,7 @@ use super::auth::Secret;
 use super::control::{ANSWER, Control};
 use super::frame::{self, Purpose};
 use super::listen::Parked;
-use super::rendezvous::connect;
+use super::rendezvous::{connect, deadline};
 
 /// What it takes to make pipes.
 #[derive(Clone)]
@@ -29,7 +30,7 @@ pub struct NetMeeting {
     /// This rank.
     pub rank: usize,
     /// Where ranks listen.
-    pub addresses: Arc<[String]>,
+    pub addresses: Arc<[SocketAddr]>,
     /// Proves that this rank belongs to the job.
     pub secret: Secret,
     /// Which pipes may be used.
@@ -79,7 +80,7 @@ impl Meeting for NetMeeting {
 
 impl NetMeeting {
     async fn make(&self, id: &Arc<str>, own: usize, ranks: &[usize]) -> Result<Links> {
-        let deadline = Instant::now() + self.timeout;
+        let deadline = deadline(self.timeout);
         let mut pairs = JoinSet::new();
         for (member, &rank) in ranks.iter().enumerate().filter(|&(member, _)| member != own) {
             let (meeting, id) = (self.clone(), id.clone());
@@ -125,9 +126,9 @@ impl NetMeeting {
     /// The pipes to and from one other member.
     async fn pair(&self, id: &str, rank: usize, deadline: Instant) -> io::Result<Pipes> {
         let mut stream = if self.rank > rank {
-            let address = self.addresses[rank].parse().map_err(io::Error::other)?;
             let purpose = Purpose::Pipe { group: id.to_string(), rank: self.rank };
-            let stream = connect(rank, address, &self.secret, &purpose, deadline).await;
+            let stream =
+                connect(rank, self.addresses[rank], &self.secret, &purpose, deadline).await;
             stream.map_err(|error| io::Error::other(error.to_string()))?
         } else {
             self.parked.take(id, rank).await
