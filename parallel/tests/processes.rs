@@ -1,12 +1,13 @@
 //! Ranks that are real processes: this program, started again as one of its own tests.
 
+mod common;
+
 use ferrotron_parallel::collective::{
     RankConfig, Reduction, Transport, World, WorldConfig, run_rank_process,
 };
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -79,7 +80,7 @@ impl Drop for Rank {
 
 /// Starts the ranks of a job.
 fn start(task: &str, size: usize, transport: &str) -> Vec<Rank> {
-    let port = free_port();
+    let port = common::free_port();
     let program = std::env::current_exe().unwrap();
     let rank = |rank| {
         let child = Command::new(&program)
@@ -91,14 +92,6 @@ fn start(task: &str, size: usize, transport: &str) -> Vec<Rank> {
         Rank(child.unwrap())
     };
     (0..size).map(rank).collect()
-}
-
-/// A port below those that the system gives to connections.
-fn free_port() -> u16 {
-    let base = 6000 + (std::process::id() % 1000) as u16 * 3;
-    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    let offset = std::time::UNIX_EPOCH.elapsed().unwrap().subsec_nanos() as u16 % 500;
-    (base + offset..10_000).find(free).unwrap()
 }
 
 /// What a rank printed, when it has ended by itself.

@@ -38,7 +38,7 @@ pub struct LaunchConfig {
 
 /// Signals that the launcher was sent and passes on to the ranks: whoever handles signals sets one.
 #[derive(Debug, Clone, Default)]
-pub struct Asked {
+pub struct SignalFlags {
     /// SIGINT: Ctrl-C.
     pub interrupt: Arc<AtomicBool>,
     /// SIGTERM.
@@ -62,13 +62,13 @@ pub struct JobEnd {
 /// with `[rank N]` in front.
 ///
 /// ```
-/// use ferrotron_parallel::launch::{Asked, JobEnd, LaunchConfig, launch};
+/// use ferrotron_parallel::launch::{SignalFlags, JobEnd, LaunchConfig, launch};
 /// let config = LaunchConfig {
 ///     program: "sh".into(),
 ///     arguments: ["-c", "test $WORLD_SIZE = 2 && exit $RANK"].map(Into::into).to_vec(),
 ///     ranks: 2,
 /// };
-/// let end = launch(&config, &Asked::default(), std::io::stdout(), std::io::stderr())?;
+/// let end = launch(&config, &SignalFlags::default(), std::io::stdout(), std::io::stderr())?;
 /// assert_eq!(end, JobEnd { code: 1, failure: Some("rank 1 ended with exit code 1".into()) });
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
@@ -76,7 +76,7 @@ pub struct JobEnd {
 /// Errors if a rank cannot be started.
 pub fn launch(
     config: &LaunchConfig,
-    asked: &Asked,
+    flags: &SignalFlags,
     out: impl Write + Send + 'static,
     err: impl Write + Send + 'static,
 ) -> Result<JobEnd> {
@@ -103,14 +103,14 @@ pub fn launch(
         }
         ranks.push(process);
     }
-    let end = watch(&mut ranks, asked)?;
+    let end = watch(&mut ranks, flags)?;
     lines.finish();
     Ok(end)
 }
 
 /// Waits until all ranks have ended.
-fn watch(ranks: &mut [RankProcess], asked: &Asked) -> Result<JobEnd> {
-    let signals = [(&asked.interrupt, Signal::INT), (&asked.terminate, Signal::TERM)];
+fn watch(ranks: &mut [RankProcess], flags: &SignalFlags) -> Result<JobEnd> {
+    let signals = [(&flags.interrupt, Signal::INT), (&flags.terminate, Signal::TERM)];
     let mut ends = Vec::new();
     let mut patience: Option<Instant> = None;
     while ranks.iter().any(RankProcess::is_running) {
@@ -247,8 +247,8 @@ mod tests {
 
     fn run(ranks: usize, script: &str) -> (JobEnd, Vec<String>, Vec<String>) {
         let (out, err) = (Kept::default(), Kept::default());
-        let asked = Asked::default();
-        let end = launch(&shell(ranks, script), &asked, out.clone(), err.clone()).unwrap();
+        let flags = SignalFlags::default();
+        let end = launch(&shell(ranks, script), &flags, out.clone(), err.clone()).unwrap();
         (end, out.lines(), err.lines())
     }
 
@@ -316,7 +316,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("ferrotron-launch-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         for signal in ["INT", "TERM"] {
-            let asked = Asked::default();
+            let flags = SignalFlags::default();
             // Says that it is ready only when it is.
             let ready = |rank| folder.join(format!("{signal}-{rank}"));
             let script = format!(
@@ -324,9 +324,9 @@ mod tests {
                 folder.display()
             );
             let config = shell(2, &script);
-            let flag = if signal == "INT" { &asked.interrupt } else { &asked.terminate };
+            let flag = if signal == "INT" { &flags.interrupt } else { &flags.terminate };
             let end = std::thread::scope(|scope| {
-                let job = scope.spawn(|| launch(&config, &asked, Kept::default(), Kept::default()));
+                let job = scope.spawn(|| launch(&config, &flags, Kept::default(), Kept::default()));
                 let start = Instant::now();
                 let begun = || (0..2).all(|rank| ready(rank).exists());
                 while !begun() && start.elapsed() < Duration::from_secs(60) {
@@ -346,7 +346,7 @@ mod tests {
     #[test]
     fn a_program_that_is_not_there_is_named() {
         let config = LaunchConfig { program: Path::new("/no/such").into(), ..shell(2, "") };
-        let error = launch(&config, &Asked::default(), Kept::default(), Kept::default());
+        let error = launch(&config, &SignalFlags::default(), Kept::default(), Kept::default());
         assert!(error.unwrap_err().to_string().contains("/no/such"));
     }
 }

@@ -1,5 +1,7 @@
 //! What every backend of collectives has to do, written once and run for each.
 
+#[path = "../common/mod.rs"]
+mod common;
 mod faults;
 mod flight;
 mod operations;

@@ -38,7 +38,7 @@ pub fn run_threads<T: Send>(
 ) -> Vec<Result<T>> {
     let shared = Shared::new();
     let meeting: Arc<dyn Meeting> =
-        Arc::new(Hub { shared: shared.clone(), groups: Mutex::default() });
+        Arc::new(ThreadMeeting { shared: shared.clone(), groups: Mutex::default() });
     let rank_body = |rank| {
         // Outlives the world: how `f` ends is told to the others before calls under way are waited for.
         let mut progress = None;
@@ -90,12 +90,12 @@ pub fn panicked(panic: Box<dyn Any + Send>) -> String {
 }
 
 /// Where threads leave pipes for one another: whoever comes first to a group makes all of them.
-struct Hub {
+struct ThreadMeeting {
     shared: Arc<Shared>,
     groups: Mutex<HashMap<Arc<str>, Vec<Option<Links>>>>,
 }
 
-impl Meeting for Hub {
+impl Meeting for ThreadMeeting {
     fn links(
         &self,
         _progress: &ProgressThread,

@@ -1,4 +1,4 @@
-//! Control connections: every rank has one to rank 0, which passes letters on.
+//! Control connections: every rank has one to rank 0, which passes messages on.
 //!
 //! A control connection that closes before its rank has said goodbye means that the rank is gone, which
 //! ends the world. So does a failure on any rank: it tells rank 0, and rank 0 tells all.
@@ -15,21 +15,21 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::super::board::{Answer, Entry, Kind, Reply, Shared};
-use super::frame::{self, Body, Letter};
+use super::frame::{self, Body, ControlMessage};
 
 /// How long an answer may take: the other side's progress thread is never busy for long.
 pub const ANSWER: Duration = Duration::from_secs(3);
 
-/// How long a rank that leaves waits for its last letters to be read.
-const LAST_LETTERS: Duration = Duration::from_secs(1);
+/// How long a rank that leaves waits for its last messages to be read.
+const LAST_MESSAGES: Duration = Duration::from_secs(1);
 
-/// One rank's letters.
+/// One rank's messages.
 pub struct Control {
     rank: usize,
     size: usize,
     shared: Arc<Shared>,
-    /// Where letters to a rank go: on rank 0 to every other, elsewhere to rank 0 only.
-    outgoing: Mutex<HashMap<usize, UnboundedSender<Letter>>>,
+    /// Where messages to a rank go: on rank 0 to every other, elsewhere to rank 0 only.
+    outgoing: Mutex<HashMap<usize, UnboundedSender<ControlMessage>>>,
     /// Questions asked so far: the number of the next one.
     asked: AtomicU64,
     questions: Mutex<HashMap<u64, oneshot::Sender<Answer>>>,
@@ -39,7 +39,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Letters over `connections`, and the tasks that carry them.
+    /// Messages over `connections`, and the tasks that carry them.
     pub fn start(
         rank: usize,
         size: usize,
@@ -58,10 +58,10 @@ impl Control {
         });
         for (peer, stream) in connections {
             let (reader, writer) = stream.into_split();
-            let (sender, letters) = unbounded_channel();
+            let (sender, messages) = unbounded_channel();
             lock(&control.outgoing).insert(peer, sender);
-            tokio::task::spawn_local(write_letters(writer, letters));
-            tokio::task::spawn_local(read_letters(control.clone(), peer, reader));
+            tokio::task::spawn_local(write_messages(writer, messages));
+            tokio::task::spawn_local(read_messages(control.clone(), peer, reader));
         }
         let watcher = control.clone();
         tokio::task::spawn_local(async move {
@@ -72,7 +72,7 @@ impl Control {
     }
 
     /// Asks ranks whether they have entered calls. One that is silent is blamed only if rank 0, which passes
-    /// letters on, is not.
+    /// messages on, is not.
     pub async fn ask(&self, group: &str, questions: &[(usize, Entry)]) -> Vec<Reply> {
         let deadline = Instant::now() + ANSWER;
         let relay = (0, Entry { kind: Kind::Call, number: 0 });
@@ -98,7 +98,11 @@ impl Control {
         let question = self.asked.fetch_add(1, Ordering::Relaxed);
         lock(&self.questions).insert(question, sender);
         let group = group.to_string();
-        self.post(Letter { from: self.rank, to, body: Body::Ask { question, group, entry } });
+        self.post(ControlMessage {
+            from: self.rank,
+            to,
+            body: Body::Ask { question, group, entry },
+        });
         (question, receiver)
     }
 
@@ -115,12 +119,12 @@ impl Control {
             }
         }
         for to in self.neighbours() {
-            self.post(Letter { from: self.rank, to, body: Body::Bye });
+            self.post(ControlMessage { from: self.rank, to, body: Body::Bye });
         }
         let neighbours = self.neighbours().len();
         lock(&self.outgoing).clear(); // the writers end when they have written all
         let mut ended = self.ended.subscribe();
-        let _ = timeout(LAST_LETTERS, ended.wait_for(|ended| ended.len() == neighbours)).await;
+        let _ = timeout(LAST_MESSAGES, ended.wait_for(|ended| ended.len() == neighbours)).await;
     }
 
     fn neighbours(&self) -> Vec<usize> {
@@ -131,38 +135,38 @@ impl Control {
         if let Err(error) = self.shared.check() {
             for to in self.neighbours() {
                 let body = Body::Failed(error.to_string());
-                self.post(Letter { from: self.rank, to, body });
+                self.post(ControlMessage { from: self.rank, to, body });
             }
         }
     }
 
-    fn post(&self, letter: Letter) {
-        if letter.to == self.rank {
-            return self.receive(letter);
+    fn post(&self, message: ControlMessage) {
+        if message.to == self.rank {
+            return self.receive(message);
         }
-        if let Body::Ask { question, .. } = letter.body
-            && lock(&self.departed).contains(&letter.to)
+        if let Body::Ask { question, .. } = message.body
+            && lock(&self.departed).contains(&message.to)
         {
             let answer = Answer { entered: false, last: "it has left".to_string() };
             let body = Body::Answer { question, answer };
-            return self.post(Letter { from: letter.to, to: letter.from, body });
+            return self.post(ControlMessage { from: message.to, to: message.from, body });
         }
-        let next = if self.rank == 0 { letter.to } else { 0 };
+        let next = if self.rank == 0 { message.to } else { 0 };
         if let Some(sender) = lock(&self.outgoing).get(&next) {
             // A connection that has closed has been noticed where it is read.
-            let _ = sender.send(letter);
+            let _ = sender.send(message);
         }
     }
 
-    fn receive(&self, letter: Letter) {
-        match letter.body {
+    fn receive(&self, message: ControlMessage) {
+        match message.body {
             Body::Failed(reason) => {
                 self.shared.fail(&reason);
             }
             Body::Ask { question, group, entry } => {
                 let answer = self.shared.answer(&Arc::from(group), self.rank, entry);
                 let body = Body::Answer { question, answer };
-                self.post(Letter { from: self.rank, to: letter.from, body });
+                self.post(ControlMessage { from: self.rank, to: message.from, body });
             }
             Body::Answer { question, answer } => {
                 if let Some(sender) = lock(&self.questions).remove(&question) {
@@ -170,32 +174,35 @@ impl Control {
                 }
             }
             Body::Bye => {
-                lock(&self.departed).insert(letter.from);
+                lock(&self.departed).insert(message.from);
             }
         }
     }
 }
 
-async fn write_letters(mut writer: OwnedWriteHalf, mut letters: UnboundedReceiver<Letter>) {
-    while let Some(letter) = letters.recv().await {
-        if frame::write(&mut writer, &letter).await.is_err() {
+async fn write_messages(
+    mut writer: OwnedWriteHalf,
+    mut messages: UnboundedReceiver<ControlMessage>,
+) {
+    while let Some(message) = messages.recv().await {
+        if frame::write(&mut writer, &message).await.is_err() {
             return;
         }
     }
     let _ = writer.shutdown().await;
 }
 
-async fn read_letters(control: Arc<Control>, peer: usize, mut reader: OwnedReadHalf) {
+async fn read_messages(control: Arc<Control>, peer: usize, mut reader: OwnedReadHalf) {
     loop {
-        match frame::read::<Letter>(&mut reader).await {
+        match frame::read::<ControlMessage>(&mut reader).await {
             // Others write in their own name only; rank 0 passes on what others wrote.
-            Ok(letter) if letter.to < control.size && (letter.from == peer || peer == 0) => {
-                if letter.to == control.rank || control.rank == 0 {
-                    control.post(letter);
+            Ok(message) if message.to < control.size && (message.from == peer || peer == 0) => {
+                if message.to == control.rank || control.rank == 0 {
+                    control.post(message);
                 }
             }
             Ok(_) => {
-                control.shared.fail(&format!("rank {peer} wrote a letter in another's name"));
+                control.shared.fail(&format!("rank {peer} wrote a message in another's name"));
             }
             Err(error) => {
                 if !lock(&control.departed).contains(&peer) {

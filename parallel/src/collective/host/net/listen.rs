@@ -35,12 +35,12 @@ pub struct Joined {
 
 /// Connections of other members that wait for this rank to make the group.
 #[derive(Default)]
-pub struct Parked {
+pub struct PendingConnections {
     streams: Mutex<HashMap<(String, usize), TcpStream>>,
     changed: Notify,
 }
 
-impl Parked {
+impl PendingConnections {
     /// Waits for the connection of world rank `rank` for a group.
     pub async fn take(&self, group: &str, rank: usize) -> TcpStream {
         let key = (group.to_string(), rank);
@@ -67,7 +67,7 @@ impl Parked {
 pub async fn listen(
     listener: TcpListener,
     secret: Secret,
-    parked: Arc<Parked>,
+    pending: Arc<PendingConnections>,
     joined: Option<UnboundedSender<Joined>>,
 ) {
     let mut strangers: VecDeque<AbortHandle> = VecDeque::new();
@@ -83,11 +83,11 @@ pub async fn listen(
         {
             oldest.abort();
         }
-        let (secret, parked, joined) = (secret.clone(), parked.clone(), joined.clone());
+        let (secret, pending, joined) = (secret.clone(), pending.clone(), joined.clone());
         let stranger = spawn_local(async move {
             if let Ok(Ok(())) = timeout(PROOF, secret.accept(&mut stream)).await {
                 // No stranger any more.
-                spawn_local(timeout(PROOF, admit(stream, address, parked, joined)));
+                spawn_local(timeout(PROOF, admit(stream, address, pending, joined)));
             }
         });
         strangers.push_back(stranger.abort_handle());
@@ -97,12 +97,12 @@ pub async fn listen(
 async fn admit(
     mut stream: TcpStream,
     address: SocketAddr,
-    parked: Arc<Parked>,
+    pending: Arc<PendingConnections>,
     joined: Option<UnboundedSender<Joined>>,
 ) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     match (frame::read(&mut stream).await?, joined) {
-        (Purpose::Pipe { group, rank }, _) => parked.park(group, rank, stream),
+        (Purpose::Pipe { group, rank }, _) => pending.park(group, rank, stream),
         (Purpose::Join { rank, size, port }, Some(joined)) => {
             // An IPv6 socket takes IPv4 connections too.
             let address = SocketAddr::new(address.ip().to_canonical(), port);
@@ -127,8 +127,9 @@ mod tests {
         LocalSet::new().block_on(&runtime, async {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
-            let (secret, parked) = (Secret::new(Some("sesame")), Arc::new(Parked::default()));
-            spawn_local(listen(listener, secret.clone(), parked.clone(), None));
+            let (secret, pending) =
+                (Secret::new(Some("sesame")), Arc::new(PendingConnections::default()));
+            spawn_local(listen(listener, secret.clone(), pending.clone(), None));
             let start = Instant::now();
             let mut silent = Vec::new();
             for _ in 0..STRANGERS + 10 {
@@ -138,7 +139,7 @@ mod tests {
             secret.connect(&mut rank).await.unwrap();
             let purpose = Purpose::Pipe { group: "dp".to_string(), rank: 3 };
             frame::write(&mut rank, &purpose).await.unwrap();
-            parked.take("dp", 3).await;
+            pending.take("dp", 3).await;
             assert!(start.elapsed() < PROOF, "let in after {:?}", start.elapsed());
             // The oldest were dropped at once, the newest has had its time.
             assert_eq!(silent[0].read(&mut [0]).await.unwrap_or(0), 0);

@@ -21,7 +21,7 @@ use super::Transport;
 use super::auth::Secret;
 use super::control::{ANSWER, Control};
 use super::frame::{self, Purpose};
-use super::listen::Parked;
+use super::listen::PendingConnections;
 use super::rendezvous::{connect, deadline};
 
 /// What it takes to make pipes.
@@ -38,8 +38,8 @@ pub struct NetMeeting {
     /// Longest time that a group may take to form.
     pub timeout: Duration,
     /// Connections that others have made.
-    pub parked: Arc<Parked>,
-    /// Letters.
+    pub pending: Arc<PendingConnections>,
+    /// Messages.
     pub control: Arc<Control>,
     /// Whether the world has failed.
     pub shared: Arc<Shared>,
@@ -131,7 +131,7 @@ impl NetMeeting {
                 connect(rank, self.addresses[rank], &self.secret, &purpose, deadline).await;
             stream.map_err(|error| io::Error::other(error.to_string()))?
         } else {
-            self.parked.take(id, rank).await
+            self.pending.take(id, rank).await
         };
         if let Some(pipes) = self.share_memory(&mut stream).await? {
             return Ok(pipes(stream));

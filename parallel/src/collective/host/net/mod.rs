@@ -98,7 +98,7 @@ fn meet(
                 secret,
                 transport: config.transport,
                 timeout,
-                parked: met.parked,
+                pending: met.pending,
                 control,
                 shared,
             }

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::RankConfig;
 use super::auth::Secret;
 use super::frame::{self, Purpose, Welcome};
-use super::listen::{Joined, Parked, listen};
+use super::listen::{Joined, PendingConnections, listen};
 
 /// Pause before rank 0 is tried again.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -26,7 +26,7 @@ pub struct Met {
     /// Control connections, by rank.
     pub control: Vec<(usize, TcpStream)>,
     /// Connections for groups.
-    pub parked: Arc<Parked>,
+    pub pending: Arc<PendingConnections>,
 }
 
 /// Meets all other ranks.
@@ -58,10 +58,10 @@ pub async fn meet(config: &RankConfig, secret: &Secret) -> Result<Met> {
     })?;
     let port = listener.local_addr().map_err(|error| failed(error.to_string()))?.port();
 
-    let parked = Arc::new(Parked::default());
+    let pending = Arc::new(PendingConnections::default());
     let (sender, joined) = unbounded_channel();
     let sender = (*rank == 0).then_some(sender);
-    tokio::task::spawn_local(listen(listener, secret.clone(), parked.clone(), sender));
+    tokio::task::spawn_local(listen(listener, secret.clone(), pending.clone(), sender));
     let (mut addresses, control) = if *rank == 0 {
         welcome(*size, address, joined, deadline, config.world.timeout).await?
     } else {
@@ -82,7 +82,7 @@ pub async fn meet(config: &RankConfig, secret: &Secret) -> Result<Met> {
     for place in addresses.iter_mut().filter(|place| place.ip().is_loopback()) {
         place.set_ip(address.ip());
     }
-    Ok(Met { addresses, control, parked })
+    Ok(Met { addresses, control, pending })
 }
 
 /// Rank 0's part: waits for all others and tells them where everybody listens.
