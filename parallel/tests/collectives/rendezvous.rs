@@ -137,6 +137,21 @@ fn ranks_may_know_the_machine_of_rank_0_by_different_addresses() {
 }
 
 #[test]
+fn one_rank_without_shared_memory_is_enough_for_tcp() {
+    let config = rank_config(0, 3, TIMEOUT, Transport::Auto);
+    scope(|scope| {
+        let ranks = [0, 1, 2].map(|rank| {
+            let transport = if rank == 1 { Transport::Tcp } else { Transport::Auto };
+            let config = RankConfig { rank, transport, ..config.clone() };
+            scope.spawn(move || run_rank_process(&config, work))
+        });
+        for rank in ranks {
+            rank.join().unwrap().unwrap();
+        }
+    });
+}
+
+#[test]
 fn no_timeout_is_too_long() {
     let config = rank_config(0, 2, Duration::MAX, Transport::Auto);
     scope(|scope| {
