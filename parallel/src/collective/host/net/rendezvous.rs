@@ -39,7 +39,9 @@ pub async fn meet(config: &RankConfig, secret: &Secret) -> Result<Met> {
     if !has_secret && !address.ip().is_loopback() {
         return Err(Error::config(
             "rendezvous",
-            format!("{master} can be reached from other machines: give the job a secret"),
+            format!(
+                "{master} can be reached from other machines: give the job a secret, as FERROTRON_JOB_SECRET on all ranks"
+            ),
         ));
     }
     // Other machines can come only where they have to. A machine may know its own name as a loopback address
