@@ -4,6 +4,7 @@ mod faults;
 mod flight;
 mod operations;
 mod rendezvous;
+mod roots;
 mod sums;
 mod traffic;
 mod values;
@@ -64,6 +65,13 @@ macro_rules! for_every_backend {
                 a_rank_that_leaves_early_is_named,
                 a_tensor_that_holds_a_flat_is_named,
                 impossible_groups_and_roots_are_refused,
+            );
+            cases!(roots:
+                another_root_of_a_broadcast_is_named,
+                another_root_of_a_reduce_is_named,
+                another_root_of_a_gather_is_named,
+                another_root_of_a_scatter_is_named,
+                a_broadcast_against_a_send_is_named,
             );
         }
     )* };

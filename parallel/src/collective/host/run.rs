@@ -37,15 +37,16 @@ async fn transfer(
     memory: &mut Memory,
 ) -> PipeResult<()> {
     let (mut input, mut output) = (lock(&mut memory.input).await?, lock(&mut memory.output).await?);
-    let (n, size) = (links.size(), call.dtype.size());
+    let (rank, n, size) = (links.rank, links.size(), call.dtype.size());
     let parts: Vec<Range<usize>> = (0..n).map(|i| scale(call.part(n, i), size)).collect();
-    let (whole, own) = (call.len * size, parts[links.rank].len());
-    let is_root = |root| root == links.rank;
+    let (whole, own) = (call.len * size, parts[rank].len());
 
     let narrow = is_narrow(call.dtype);
     let header = &headers[0];
     let others = links.others();
     let (next, previous) = ([links.after(1)], [links.before(1)]);
+    // Ranks that only send hear from others too: without it, two that both take themselves for the root
+    // would not find out.
     match call.op {
         Op::AllReduce(Reduction::Sum) if narrow => {
             let bytes = slice(&mut output, whole)?;
@@ -80,7 +81,7 @@ async fn transfer(
         }
         Op::Broadcast { root } => {
             let bytes = slice(&mut output, whole)?;
-            rooted::agree_along(links, header, root).await?;
+            links.agree(header, &next, &previous).await?;
             rooted::broadcast(links, root, bytes).await
         }
         Op::Reduce { root, reduction: Reduction::Sum } if narrow => {
@@ -90,27 +91,25 @@ async fn transfer(
         }
         Op::Reduce { root, reduction } => {
             let bytes = slice(&mut output, whole)?;
-            rooted::agree_along(links, header, (root + 1) % n).await?;
+            links.agree(header, &next, &previous).await?;
             rooted::reduce(links, root, bytes, &kernels(call.dtype, reduction)).await
         }
         Op::Gather { root } => {
             let part = slice(&mut input, own)?;
-            if is_root(root) {
+            links.agree(header, &others, &others).await?;
+            if root == rank {
                 let bytes = slice(&mut output, whole)?;
-                links.agree(header, &[], &others).await?;
                 return rooted::gather(links, &parts, part, bytes).await;
             }
-            links.agree(header, &[root], &[]).await?;
             rooted::send(links, root, part).await
         }
         Op::Scatter { root } => {
             let part = slice(&mut output, own)?;
-            if is_root(root) {
+            links.agree(header, &others, &others).await?;
+            if root == rank {
                 let bytes = slice(&mut input, whole)?;
-                links.agree(header, &others, &[]).await?;
                 return rooted::scatter(links, &parts, bytes, part).await;
             }
-            links.agree(header, &[], &[root]).await?;
             rooted::recv(links, root, part).await
         }
         Op::AllToAll => {
