@@ -7,6 +7,7 @@ mod rendezvous;
 mod roots;
 mod sums;
 mod traffic;
+mod turns;
 mod values;
 mod worlds;
 
@@ -50,6 +51,7 @@ macro_rules! for_every_backend {
                 work_that_nobody_waits_for_is_done,
                 groups_of_one_name_are_told_apart,
             );
+            cases!(turns: a_huge_call_does_not_keep_another_group_waiting,);
             cases!(traffic: bytes_are_those_of_the_ring, bytes_are_counted_by_operation,);
             cases!(faults:
                 a_different_operation_is_named,

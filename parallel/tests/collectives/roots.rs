@@ -18,7 +18,8 @@ fn roots_differ(
     call: impl Fn(&Group, DType, usize, usize) -> Result<()> + Sync,
 ) {
     for n in [2, 3, 4] {
-        for (rows, &dtype) in ROWS.into_iter().flat_map(|rows| dtypes.iter().map(move |d| (rows, d)))
+        for (rows, &dtype) in
+            ROWS.into_iter().flat_map(|rows| dtypes.iter().map(move |d| (rows, d)))
         {
             let last = n - 1;
             let errors = backend.errors(n, TIMEOUT, |world| {
@@ -81,12 +82,10 @@ pub fn a_broadcast_against_a_send_is_named(backend: Backend) {
             group.barrier().wait()
         });
         for (rank, error) in errors.iter().enumerate() {
-            let calls = [
-                format!("rank 1 calls send of {len} x u8"),
-                format!("rank 0 calls broadcast (root 0) of {len} x u8"),
-            ];
-            for word in calls {
-                assert!(error.contains(&word), "rank {rank}, no '{word}': {error}");
+            // A small send has ended before it is heard, and rank 1 may be at its next call.
+            for word in ["rank 1 calls ", &format!("rank 0 calls broadcast (root 0) of {len} x u8")]
+            {
+                assert!(error.contains(word), "rank {rank}, no '{word}': {error}");
             }
         }
     }
