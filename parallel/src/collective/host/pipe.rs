@@ -5,6 +5,9 @@
 //! ([`Outgoing::space`]) and read there ([`Incoming::piece`]), so that a sum passes through a rank without
 //! being stored by it; or go from buffer to buffer ([`Outgoing::lend`], [`Incoming::recv`]).
 
+use bytemuck::Zeroable;
+
+use super::header::Header;
 use super::{local, shm, tcp};
 
 /// Bytes of the largest piece: a piece that is received, added to and forwarded stays in the second-level
@@ -61,11 +64,25 @@ pub struct Incoming {
     rank: usize,
     kind: IncomingKind,
     turn: Turn,
+    expected: Option<Expected>,
+}
+
+/// A header that must come before any data.
+#[derive(Clone, Copy)]
+struct Expected {
+    header: Header,
+    /// The reader's number in the world.
+    reader: usize,
 }
 
 /// Pieces since the progress thread has last looked elsewhere.
 #[derive(Default)]
 struct Turn(u32);
+
+/// Lets a side that looks again and again for what it waits for pause a little, now and then for longer.
+pub fn pause(look: usize) {
+    if look % 16 == 15 { std::thread::yield_now() } else { std::hint::spin_loop() }
+}
 
 impl Turn {
     async fn one_more(&mut self) {
@@ -171,8 +188,8 @@ impl Outgoing {
     }
 
     /// Sends a header, which is no payload.
-    pub async fn send_header(&mut self, bytes: &[u8]) -> PipeResult<()> {
-        let payload = self.payload;
+    pub async fn send_header(&mut self, header: &Header) -> PipeResult<()> {
+        let (bytes, payload) = (bytemuck::bytes_of(header), self.payload);
         self.space(bytes.len()).await?.copy_from_slice(bytes);
         self.commit()?;
         self.payload = payload;
@@ -183,16 +200,33 @@ impl Outgoing {
 impl Incoming {
     /// The reading end of a pipe from `rank`.
     pub fn new(rank: usize, kind: IncomingKind) -> Incoming {
-        Incoming { rank, kind, turn: Turn::default() }
+        Incoming { rank, kind, turn: Turn::default(), expected: None }
     }
 
-    /// The writer's number in the world.
-    pub fn rank(&self) -> usize {
-        self.rank
+    /// Expects `header`, of rank `reader` in the world, to come before the next piece.
+    pub fn expect(&mut self, header: Header, reader: usize) {
+        self.expected = Some(Expected { header, reader });
+    }
+
+    /// Waits for the header that is expected, if it has not come yet.
+    ///
+    /// Errors if it is that of another call.
+    pub async fn hear(&mut self) -> PipeResult<()> {
+        let Some(Expected { header: mine, reader }) = self.expected else { return Ok(()) };
+        let mut theirs = Header::zeroed();
+        self.copy(bytemuck::bytes_of_mut(&mut theirs)).await?;
+        if !mine.agrees(&theirs) {
+            let (writer, mine, theirs) = (self.rank, mine.describe(), theirs.describe());
+            let what = format!("rank {writer} calls {theirs}, rank {reader} calls {mine}");
+            return Err(Fault::Wrong(what));
+        }
+        self.expected = None;
+        Ok(())
     }
 
     /// The next piece, which must have `len` bytes. Read it, then [`Incoming::release`].
     pub async fn piece(&mut self, len: usize) -> PipeResult<&[u8]> {
+        self.hear().await?;
         self.turn.one_more().await;
         let rank = self.rank;
         match &mut self.kind {
@@ -214,7 +248,13 @@ impl Incoming {
 
     /// Copies the next piece, which must have the length of `into`.
     pub async fn recv(&mut self, into: &mut [u8]) -> PipeResult<()> {
+        self.hear().await?;
         self.turn.one_more().await;
+        self.copy(into).await
+    }
+
+    /// Copies what comes next, be it a header or a piece.
+    async fn copy(&mut self, into: &mut [u8]) -> PipeResult<()> {
         match &mut self.kind {
             IncomingKind::Local(reader) => reader.recv(into).await,
             IncomingKind::Tcp(reader) => reader.recv(into).await,

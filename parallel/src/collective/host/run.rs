@@ -27,6 +27,7 @@ pub async fn run(
 ) -> PipeResult<()> {
     check_ranks(links, call)?;
     transfer(links, call, headers, memory).await?;
+    links.hear().await?;
     links.settle().await
 }
 
@@ -51,7 +52,7 @@ async fn transfer(
         Op::AllReduce(Reduction::Sum) if narrow => {
             let bytes = slice(&mut output, whole)?;
             let parts = even_parts(call, n);
-            links.agree(header, &others, &others).await?;
+            links.announce(header, &others, &others).await?;
             pairwise::reduce_scatter_narrow(links, call.dtype, &parts, bytes).await?;
             let kernels = kernels(call.dtype, Reduction::Max);
             ring::ring(links, &parts, ring::all_gather(n), bytes, &kernels).await
@@ -59,23 +60,23 @@ async fn transfer(
         Op::AllReduce(reduction) => {
             let bytes = slice(&mut output, whole)?;
             let (parts, kernels) = (even_parts(call, n), kernels(call.dtype, reduction));
-            links.agree(header, &next, &previous).await?;
+            links.announce(header, &next, &previous).await?;
             ring::ring(links, &parts, ring::all_reduce(n), bytes, &kernels).await
         }
         Op::ReduceScatter(Reduction::Sum) if narrow => {
             let bytes = slice(&mut output, whole)?;
-            links.agree(header, &others, &others).await?;
+            links.announce(header, &others, &others).await?;
             pairwise::reduce_scatter_narrow(links, call.dtype, &parts, bytes).await
         }
         Op::ReduceScatter(reduction) => {
             let bytes = slice(&mut output, whole)?;
             let kernels = kernels(call.dtype, reduction);
-            links.agree(header, &next, &previous).await?;
+            links.announce(header, &next, &previous).await?;
             ring::ring(links, &parts, ring::reduce_scatter(n), bytes, &kernels).await
         }
         Op::AllGather => {
             let bytes = slice(&mut output, whole)?;
-            links.agree(header, &next, &previous).await?;
+            links.announce(header, &next, &previous).await?;
             let kernels = kernels(call.dtype, Reduction::Max);
             ring::ring(links, &parts, ring::all_gather(n), bytes, &kernels).await
         }
@@ -86,7 +87,7 @@ async fn transfer(
         }
         Op::Reduce { root, reduction: Reduction::Sum } if narrow => {
             let bytes = slice(&mut output, whole)?;
-            links.agree(header, &others, &others).await?;
+            links.announce(header, &others, &others).await?;
             rooted::reduce_narrow(links, root, call.dtype, &even_parts(call, n), bytes).await
         }
         Op::Reduce { root, reduction } => {
@@ -114,7 +115,7 @@ async fn transfer(
         }
         Op::AllToAll => {
             let (input, output) = (slice(&mut input, whole)?, slice(&mut output, own * n)?);
-            links.agree(header, &others, &others).await?;
+            links.announce(header, &others, &others).await?;
             pairwise::all_to_all(links, &parts, input, output).await
         }
         Op::Send { to } => {
@@ -129,8 +130,8 @@ async fn transfer(
         }
         Op::Exchange { to, from } => {
             let (input, output) = (slice(&mut input, whole)?, slice(&mut output, whole)?);
-            links.agree(header, &[to], &[]).await?;
-            links.agree(&headers[1], &[], &[from]).await?;
+            links.announce(header, &[to], &[]).await?;
+            links.announce(&headers[1], &[], &[from]).await?;
             pairwise::exchange(links, to, from, input, output).await
         }
         Op::Barrier => {

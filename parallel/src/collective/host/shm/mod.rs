@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use tokio::net::TcpStream;
 
 use super::local::Line;
-use super::pipe::{Fault, PIECE, PipeResult, SLOTS};
+use super::pipe::{Fault, PIECE, PipeResult, SLOTS, pause};
 use ring::{Descriptor, Ring};
 
 /// Pieces of fewer bytes are put into the ring: copying them costs less than asking the kernel.
@@ -71,7 +71,7 @@ impl Bell {
             if ready() {
                 return Ok(());
             }
-            if look % 16 == 15 { std::thread::yield_now() } else { std::hint::spin_loop() }
+            pause(look);
         }
         loop {
             sleeps.store(1, Ordering::Relaxed);
