@@ -97,10 +97,11 @@ impl Links {
         Ok(())
     }
 
-    /// Waits for the headers that have not come yet.
+    /// Sends the headers that have not gone out with data, and waits for those that have not come.
     ///
     /// Errors if a rank calls something else.
     pub async fn hear(&mut self) -> PipeResult<()> {
+        self.outgoing.iter().flatten().for_each(Outgoing::flush);
         for incoming in self.incoming.iter_mut().flatten() {
             incoming.hear().await?;
         }

@@ -187,13 +187,25 @@ impl Outgoing {
         }
     }
 
-    /// Sends a header, which is no payload.
+    /// Sends a header, which is no payload. It may go out with the piece that follows, or at
+    /// [`Outgoing::flush`].
     pub async fn send_header(&mut self, header: &Header) -> PipeResult<()> {
-        let (bytes, payload) = (bytemuck::bytes_of(header), self.payload);
+        let bytes = bytemuck::bytes_of(header);
         self.space(bytes.len()).await?.copy_from_slice(bytes);
-        self.commit()?;
-        self.payload = payload;
-        Ok(())
+        match &mut self.kind {
+            OutgoingKind::Local(writer) => writer.commit(),
+            OutgoingKind::Tcp(writer) => writer.hold(),
+            OutgoingKind::Shared(writer) => writer.commit(),
+        }
+        .map(drop)
+        .map_err(by(self.rank))
+    }
+
+    /// Sends a header that has waited for a piece to go with.
+    pub fn flush(&self) {
+        if let OutgoingKind::Tcp(writer) = &self.kind {
+            writer.flush();
+        }
     }
 }
 
