@@ -6,8 +6,10 @@ mod faults;
 mod flight;
 mod operations;
 mod rendezvous;
+mod roots;
 mod sums;
 mod traffic;
+mod turns;
 mod values;
 mod worlds;
 
@@ -52,6 +54,7 @@ macro_rules! for_every_backend {
                 work_that_nobody_waits_for_is_done,
                 groups_of_one_name_are_told_apart,
             );
+            cases!(turns: a_huge_call_does_not_keep_another_group_waiting,);
             cases!(traffic: bytes_are_those_of_the_ring, bytes_are_counted_by_operation,);
             cases!(faults:
                 a_different_operation_is_named,
@@ -71,6 +74,13 @@ macro_rules! for_every_backend {
                 a_rank_that_leaves_early_is_named,
                 a_tensor_that_holds_a_flat_is_named,
                 impossible_groups_and_roots_are_refused,
+            );
+            cases!(roots:
+                another_root_of_a_broadcast_is_named,
+                another_root_of_a_reduce_is_named,
+                another_root_of_a_gather_is_named,
+                another_root_of_a_scatter_is_named,
+                a_broadcast_against_a_send_is_named,
             );
         }
     )* };

@@ -33,6 +33,7 @@ pub async fn run<'a>(
     locked.input = lock(&mut memory.input).await?;
     locked.output = lock(&mut memory.output).await?;
     transfer(links, call, headers, locked).await?;
+    links.hear().await?;
     links.settle().await
 }
 
@@ -42,20 +43,21 @@ async fn transfer(
     headers: &[Header],
     Locked { input, output }: &mut Locked<'_>,
 ) -> PipeResult<()> {
-    let (n, size) = (links.size(), call.dtype.size());
+    let (rank, n, size) = (links.rank, links.size(), call.dtype.size());
     let parts: Vec<Range<usize>> = (0..n).map(|i| scale(call.part(n, i), size)).collect();
-    let (whole, own) = (call.len * size, parts[links.rank].len());
-    let is_root = |root| root == links.rank;
+    let (whole, own) = (call.len * size, parts[rank].len());
 
     let narrow = is_narrow(call.dtype);
     let header = &headers[0];
     let others = links.others();
     let (next, previous) = ([links.after(1)], [links.before(1)]);
+    // Ranks that only send hear from others too: without it, two that both take themselves for the root
+    // would not find out.
     match call.op {
         Op::AllReduce(Reduction::Sum) if narrow => {
             let bytes = slice(output, whole)?;
             let parts = even_parts(call, n);
-            links.agree(header, &others, &others).await?;
+            links.announce(header, &others, &others).await?;
             pairwise::reduce_scatter_narrow(links, call.dtype, &parts, bytes).await?;
             let kernels = kernels(call.dtype, Reduction::Max);
             ring::ring(links, &parts, ring::all_gather(n), bytes, &kernels).await
@@ -63,64 +65,62 @@ async fn transfer(
         Op::AllReduce(reduction) => {
             let bytes = slice(output, whole)?;
             let (parts, kernels) = (even_parts(call, n), kernels(call.dtype, reduction));
-            links.agree(header, &next, &previous).await?;
+            links.announce(header, &next, &previous).await?;
             ring::ring(links, &parts, ring::all_reduce(n), bytes, &kernels).await
         }
         Op::ReduceScatter(Reduction::Sum) if narrow => {
             let bytes = slice(output, whole)?;
-            links.agree(header, &others, &others).await?;
+            links.announce(header, &others, &others).await?;
             pairwise::reduce_scatter_narrow(links, call.dtype, &parts, bytes).await
         }
         Op::ReduceScatter(reduction) => {
             let bytes = slice(output, whole)?;
             let kernels = kernels(call.dtype, reduction);
-            links.agree(header, &next, &previous).await?;
+            links.announce(header, &next, &previous).await?;
             ring::ring(links, &parts, ring::reduce_scatter(n), bytes, &kernels).await
         }
         Op::AllGather => {
             let bytes = slice(output, whole)?;
-            links.agree(header, &next, &previous).await?;
+            links.announce(header, &next, &previous).await?;
             let kernels = kernels(call.dtype, Reduction::Max);
             ring::ring(links, &parts, ring::all_gather(n), bytes, &kernels).await
         }
         Op::Broadcast { root } => {
             let bytes = slice(output, whole)?;
-            rooted::agree_along(links, header, root).await?;
+            links.agree(header, &next, &previous).await?;
             rooted::broadcast(links, root, bytes).await
         }
         Op::Reduce { root, reduction: Reduction::Sum } if narrow => {
             let bytes = slice(output, whole)?;
-            links.agree(header, &others, &others).await?;
+            links.announce(header, &others, &others).await?;
             rooted::reduce_narrow(links, root, call.dtype, &even_parts(call, n), bytes).await
         }
         Op::Reduce { root, reduction } => {
             let bytes = slice(output, whole)?;
-            rooted::agree_along(links, header, (root + 1) % n).await?;
+            links.agree(header, &next, &previous).await?;
             rooted::reduce(links, root, bytes, &kernels(call.dtype, reduction)).await
         }
         Op::Gather { root } => {
             let part = slice(input, own)?;
-            if is_root(root) {
+            links.agree(header, &others, &others).await?;
+            if root == rank {
                 let bytes = slice(output, whole)?;
-                links.agree(header, &[], &others).await?;
                 return rooted::gather(links, &parts, part, bytes).await;
             }
-            links.agree(header, &[root], &[]).await?;
             rooted::send(links, root, part).await
         }
         Op::Scatter { root } => {
             let part = slice(output, own)?;
-            if is_root(root) {
+            links.agree(header, &others, &others).await?;
+            if root == rank {
                 let bytes = slice(input, whole)?;
-                links.agree(header, &others, &[]).await?;
                 return rooted::scatter(links, &parts, bytes, part).await;
             }
-            links.agree(header, &[], &[root]).await?;
             rooted::recv(links, root, part).await
         }
         Op::AllToAll => {
             let (input, output) = (slice(input, whole)?, slice(output, own * n)?);
-            links.agree(header, &others, &others).await?;
+            links.announce(header, &others, &others).await?;
             pairwise::all_to_all(links, &parts, input, output).await
         }
         Op::Send { to } => {
@@ -135,8 +135,8 @@ async fn transfer(
         }
         Op::Exchange { to, from } => {
             let (input, output) = (slice(input, whole)?, slice(output, whole)?);
-            links.agree(header, &[to], &[]).await?;
-            links.agree(&headers[1], &[], &[from]).await?;
+            links.announce(header, &[to], &[]).await?;
+            links.announce(&headers[1], &[], &[from]).await?;
             pairwise::exchange(links, to, from, input, output).await
         }
         Op::Barrier => {
