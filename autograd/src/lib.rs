@@ -33,7 +33,7 @@ mod span;
 mod var;
 
 pub use backward::{Backward, Cotangents, Grads};
-pub use checkpoint::checkpoint;
+pub use checkpoint::{checkpoint, checkpoint_without_outputs};
 pub use engine::{DeferredGrads, Root, WeightGrads, backward};
 pub use ferrotron_tensor::ops::matmul::Accum;
 pub use gradcheck::{GradcheckOptions, Mismatch, gradcheck, gradcheck_leaves};
