@@ -207,7 +207,7 @@ fn a_region_without_outputs_keeps_its_inputs_alone() -> Result<()> {
         Ok(vec![y])
     };
     let (operand, output) = (b * t * 3 * h * d * F, b * t * h * d * F);
-    let kept = attend(&[qkv.clone()])?.remove(0).linear(&w, None)?;
+    let kept = attend(std::slice::from_ref(&qkv))?.remove(0).linear(&w, None)?;
     assert_eq!(kept.saved_bytes(), operand + output + b * h * t * F);
     let y = checkpoint_without_outputs(&[&qkv], attend)?.remove(0).linear(&w, None)?;
     assert_eq!(y.saved_bytes(), operand);
