@@ -39,6 +39,6 @@ pub use ferrotron_tensor::ops::matmul::Accum;
 pub use gradcheck::{GradcheckOptions, Mismatch, gradcheck, gradcheck_leaves};
 pub use leaf::{Fetch, Leaf, SharedFlat, lock, missing_gradients};
 pub use recording::no_grad;
-pub use saved::Saved;
+pub use saved::{Recipe, Saved};
 pub use span::forward_span;
 pub use var::Var;

@@ -19,7 +19,7 @@ use crate::block::Block;
 
 pub use crate::config::{ActivationKind, GptConfig, Normalization, PositionEmbedding};
 pub use crate::recompute::{
-    Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp,
+    Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp, RegionInputs,
 };
 
 /// Tokens and positions become vectors.
@@ -257,6 +257,9 @@ impl Gpt {
         };
         let kept = regions.last().map_or(0, |last| last.end);
         for region in regions {
+            if self.recompute.inputs() == RegionInputs::Distributed {
+                x = self.tp.kept_in_parts(x)?;
+            }
             let (blocks, ctx) = (self.blocks[region].to_vec(), ctx.clone());
             let run = move |x: &[Var]| {
                 let through =

@@ -18,7 +18,19 @@ pub enum Recompute {
         method: RecomputeMethod,
         /// How many: of a region, or of each chunk of the model that are regions.
         layers: usize,
+        /// What tensor-parallel ranks keep of a region's input.
+        inputs: RegionInputs,
     },
+}
+
+/// What each tensor-parallel rank keeps of a region's input, which is the same on all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RegionInputs {
+    /// All of it.
+    Whole,
+    /// Some positions, which are gathered in backward: ZeRO-R, arXiv 1910.02054, section 6.1. The input of a
+    /// pipeline stage, which the stage before has sent, stays whole.
+    Distributed,
 }
 
 /// How blocks are put into regions that keep their input.
@@ -78,7 +90,11 @@ impl RecomputeModules {
 
 impl Recompute {
     /// Every block keeps its input and nothing else.
-    pub const FULL: Recompute = Recompute::Full { method: RecomputeMethod::Uniform, layers: 1 };
+    pub const FULL: Recompute = Recompute::Full {
+        method: RecomputeMethod::Uniform,
+        layers: 1,
+        inputs: RegionInputs::Whole,
+    };
 
     /// The core of attention alone: what is called selective where nothing more is said.
     pub const SELECTIVE: Recompute = Recompute::Selective(RecomputeModules {
@@ -102,11 +118,21 @@ impl Recompute {
     /// The regions of consecutive blocks, of a chunk of `blocks`, that keep nothing but their input.
     pub fn regions(&self, blocks: usize) -> Vec<Range<usize>> {
         let (size, end) = match *self {
-            Recompute::Full { method: RecomputeMethod::Uniform, layers } => (layers, blocks),
-            Recompute::Full { method: RecomputeMethod::Block, layers } => (1, blocks.min(layers)),
+            Recompute::Full { method: RecomputeMethod::Uniform, layers, .. } => (layers, blocks),
+            Recompute::Full { method: RecomputeMethod::Block, layers, .. } => {
+                (1, blocks.min(layers))
+            }
             _ => return Vec::new(),
         };
         (0..end).step_by(size).map(|start| start..end.min(start + size)).collect()
+    }
+
+    /// What is kept of the inputs of regions of blocks.
+    pub fn inputs(&self) -> RegionInputs {
+        match *self {
+            Recompute::Full { inputs, .. } => inputs,
+            _ => RegionInputs::Whole,
+        }
     }
 
     /// The parts that are regions of their own in every block.
@@ -136,7 +162,7 @@ mod tests {
 
     #[test]
     fn regions_cover_what_they_should_once() {
-        let full = |method, layers| Recompute::Full { method, layers };
+        let full = |method, layers| Recompute::Full { method, layers, inputs: RegionInputs::Whole };
         let uniform = full(RecomputeMethod::Uniform, 2);
         assert_eq!(uniform.regions(5), [0..2, 2..4, 4..5]);
         assert_eq!(uniform.twice_run(5), TwiceRun { core: 5, attention: 5, mlp: 5 });

@@ -10,7 +10,7 @@
 //! | tp, pipeline | what arrives in t parts is put together | (t-1)/t a each |
 //! | cp | in a block, keys and values go round, in backward with their gradients (Liu et al., arXiv 2310.01889) | (3c - 2) times those of the rank |
 //! | pp | activations to the next stage, gradients to the one before | a/t each |
-//! | recomputation | what a part sends on its way forward, again | two halves each of attention and MLP, (c - 1) of a ring |
+//! | recomputation | what a part sends on its way forward, again | two halves each of attention and MLP, (c - 1) of a ring; a half for each input that is distributed |
 //! | dp | gradients and weights | see [`DataParallel::expected_traffic`] |
 //!
 //! [`DataParallel::expected_traffic`]: ferrotron_parallel::data_parallel::DataParallel::expected_traffic
@@ -19,7 +19,7 @@ use ferrotron_nn::Axis;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::balanced;
 
-use crate::gpt::Gpt;
+use crate::gpt::{Gpt, RegionInputs};
 use crate::trainer::Trainer;
 
 /// Bytes that a rank sends in a step, but for single numbers: norm, loss, number of tokens.
@@ -68,6 +68,11 @@ pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
                 true => 10 * blocks + 2 * first + 3 * last,
             };
         layers += half * 2 * (again.attention + again.mlp);
+        if parallel.recompute.inputs() == RegionInputs::Distributed {
+            // But what the stage before has sent is here.
+            let inputs = parallel.recompute.regions(blocks).len();
+            layers += half * (inputs - usize::from(!part.first));
+        }
         layers += last * 2 * (3 * tokens) * (t - 1) / t;
         rings += match cp.size() {
             1 => 0,
@@ -160,7 +165,11 @@ mod tests {
     #[test]
     fn a_step_sends_what_is_expected() {
         let with = |recompute| ParallelConfig { recompute, ..ParallelConfig::default() };
-        let region = |method, layers| Recompute::Full { method, layers };
+        let region =
+            |method, layers| Recompute::Full { method, layers, inputs: RegionInputs::Whole };
+        let distributed = |method, layers| {
+            with(Recompute::Full { method, layers, inputs: RegionInputs::Distributed })
+        };
         let two = region(RecomputeMethod::Uniform, 2);
         let three = region(RecomputeMethod::Uniform, 3);
         let first = region(RecomputeMethod::Block, 1);
@@ -209,6 +218,9 @@ mod tests {
             (4, (2, 1, 1), on, zero(Sharding::Weights, again)),
             (4, (1, 2, 1), off, zero(Sharding::Weights, again)),
             (2, (2, 1, 1), off, with(first)),
+            (2, (2, 1, 1), off, distributed(RecomputeMethod::Uniform, 1)),
+            (4, (2, 1, 2), off, distributed(RecomputeMethod::Uniform, 1)),
+            (4, (2, 2, 1), off, distributed(RecomputeMethod::Block, 2)),
             (2, (2, 1, 1), on, with(three)),
             (2, (2, 1, 1), off, with(attention)),
             (2, (2, 1, 1), on, with(both)),

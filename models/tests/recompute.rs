@@ -6,7 +6,7 @@ use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::data::{Batch, Samples};
 use ferrotron_models::gpt::{
     ActivationKind, Gpt, GptConfig, GptPart, Recompute, RecomputeMethod, RecomputeModules,
-    RecomputedAttention, RecomputedMlp,
+    RecomputedAttention, RecomputedMlp, RegionInputs,
 };
 use ferrotron_models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
@@ -54,8 +54,15 @@ fn selections() -> [Recompute; 6] {
 }
 
 fn full(method: RecomputeMethod, layers: usize) -> Recompute {
-    Recompute::Full { method, layers }
+    Recompute::Full { method, layers, inputs: RegionInputs::Whole }
 }
+
+/// Of one block each, with inputs that tensor-parallel ranks share.
+const DISTRIBUTED: Recompute = Recompute::Full {
+    method: RecomputeMethod::Uniform,
+    layers: 1,
+    inputs: RegionInputs::Distributed,
+};
 
 fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
     Ok(tensor.to_f64()?.into_iter().map(f64::to_bits).collect())
@@ -124,9 +131,11 @@ fn blocks_keep_the_bytes_of_the_formula() {
                     };
                     let plain = pass(&mesh, model, dtype, Recompute::None)?.bits;
                     let fulls = [Recompute::FULL, full(RecomputeMethod::Block, 1)];
-                    for recompute in selections().into_iter().chain(fulls) {
+                    let parts = (sequence == SequenceParallel::Off).then_some(DISTRIBUTED);
+                    for recompute in selections().into_iter().chain(fulls).chain(parts) {
                         let whole = recompute.regions(LAYERS).len();
-                        let want = whole * activations.input()
+                        let ranks = if recompute == DISTRIBUTED { tp } else { 1 };
+                        let want = whole * activations.input() / ranks
                             + (LAYERS - whole) * activations.block(recompute.modules());
                         let found = pass(&mesh, model, dtype, recompute)?;
                         let what =
@@ -273,9 +282,12 @@ fn training_is_the_same_to_the_bit() {
         (4, (1, 2, 2), ZbH1, 1, Sharding::None, DType::F32),
         (4, (2, 1, 2), ZbH1, 1, Sharding::None, DType::BF16),
         (4, (2, 2, 1), OneFOneB, 1, Sharding::Weights, DType::F32),
+        (4, (2, 1, 2), ZbH1, 1, Sharding::None, DType::F32),
+        (4, (2, 1, 1), OneFOneB, 1, Sharding::Weights, DType::F32),
     ] {
         let layout = Layout::new(ranks, tp, cp, pp).unwrap();
-        let sequence = if tp > 1 { SequenceParallel::On } else { SequenceParallel::Off };
+        let on = tp > 1 && (cp > 1 || dtype == DType::BF16);
+        let sequence = if on { SequenceParallel::On } else { SequenceParallel::Off };
         let run = |recompute| {
             let ranks = run_threads(ranks, &WorldConfig::default(), |world| {
                 let mesh = Mesh::new(&world, layout, sequence)?;
@@ -298,7 +310,8 @@ fn training_is_the_same_to_the_bit() {
         let want = run(plain);
         let most = 4 / (pp * chunks);
         let fulls = [full(RecomputeMethod::Uniform, most), full(RecomputeMethod::Block, 1)];
-        for recompute in others.into_iter().chain(fulls) {
+        let distributed = (tp > 1 && !on).then_some(DISTRIBUTED);
+        for recompute in others.into_iter().chain(fulls).chain(distributed) {
             assert!(
                 run(recompute) == want,
                 "{layout:?} {schedule} {sharding:?} {dtype} {recompute:?}"

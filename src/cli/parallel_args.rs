@@ -3,6 +3,7 @@
 use clap::{Args, ValueEnum};
 use ferrotron::models::gpt::{
     GptConfig, Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp,
+    RegionInputs,
 };
 use ferrotron::models::trainer::ParallelConfig;
 use ferrotron::nn::{Axis, GradientType, Sharding};
@@ -90,6 +91,10 @@ pub struct ParallelArgs {
     /// Parts that selective recomputation computes again: core_attn, attn, mlp [default: core_attn]
     #[arg(long, value_name = "PART", value_enum, value_delimiter = ',', num_args = 1..)]
     pub recompute_modules: Option<Vec<ModuleArg>>,
+    /// Tensor-parallel ranks each keep a part of the inputs of what full recomputation computes again, and gather
+    /// them in backward
+    #[arg(long)]
+    pub distribute_saved_activations: bool,
     /// Where rank 0 listens for the others [default: MASTER_PORT + 1, or 29501]
     #[arg(long, value_name = "PORT")]
     pub rendezvous_port: Option<u16>,
@@ -118,6 +123,7 @@ pub const RECOMPUTE: &[&str] = &[
     "--recompute-method",
     "--recompute-num-layers",
     "--recompute-modules",
+    "--distribute-saved-activations",
 ];
 
 impl ParallelArgs {
@@ -197,6 +203,12 @@ impl ParallelArgs {
                 Granularity::Full,
             ),
             (
+                "--distribute-saved-activations",
+                self.distribute_saved_activations,
+                full,
+                Granularity::Full,
+            ),
+            (
                 "--recompute-modules",
                 self.recompute_modules.is_some(),
                 "--recompute-granularity selective",
@@ -219,6 +231,10 @@ impl ParallelArgs {
                     Some(MethodArg::Block) => RecomputeMethod::Block,
                 },
                 layers: self.recompute_num_layers.unwrap_or(1),
+                inputs: match self.distribute_saved_activations {
+                    false => RegionInputs::Whole,
+                    true => RegionInputs::Distributed,
+                },
             },
         })
     }

@@ -2,6 +2,7 @@
 
 use ferrotron::models::gpt::{
     GptConfig, Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp,
+    RegionInputs,
 };
 use ferrotron::models::support::{Plan, check};
 use ferrotron::models::trainer::ParallelConfig;
@@ -19,7 +20,7 @@ pub const GLOBAL_BATCH: usize = 12;
 const MOST_RANKS: usize = 8;
 
 /// Nothing, each part of a block, and regions of one block, of several, and of some.
-const RECOMPUTE: [Recompute; 6] = [
+const RECOMPUTE: [Recompute; 7] = [
     Recompute::None,
     Recompute::SELECTIVE,
     Recompute::Selective(RecomputeModules {
@@ -27,9 +28,14 @@ const RECOMPUTE: [Recompute; 6] = [
         mlp: RecomputedMlp::Layer,
     }),
     Recompute::FULL,
-    Recompute::Full { method: RecomputeMethod::Uniform, layers: 2 },
-    Recompute::Full { method: RecomputeMethod::Block, layers: 1 },
+    full(RecomputeMethod::Uniform, 2, RegionInputs::Whole),
+    full(RecomputeMethod::Block, 1, RegionInputs::Whole),
+    full(RecomputeMethod::Uniform, 1, RegionInputs::Distributed),
 ];
+
+const fn full(method: RecomputeMethod, layers: usize, inputs: RegionInputs) -> Recompute {
+    Recompute::Full { method, layers, inputs }
+}
 
 /// Values of the axes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
