@@ -70,7 +70,7 @@ pub struct ParallelConfig {
     pub chunks: usize,
     /// How gradients are reduced, and what of the optimizer's work is sharded.
     pub data_parallel: DataParallelConfig,
-    /// Whether blocks recompute their forward pass.
+    /// What is computed again in backward.
     pub recompute: Recompute,
 }
 
@@ -172,9 +172,8 @@ impl Trainer {
         let recompute = config.parallel.recompute;
         let parts: Vec<Gpt> = parts.into_iter().map(|gpt| gpt.with_recompute(recompute)).collect();
         let modules: Vec<&dyn Module> = parts.iter().map(|gpt| gpt as &dyn Module).collect();
-        let recomputed: Vec<&dyn Module> = parts.iter().flat_map(Gpt::recomputed).collect();
         let data_parallel = DataParallel::new(&modules, mesh, &config.parallel.data_parallel)?
-            .recomputing(&recomputed);
+            .recomputing(parts.iter().flat_map(Gpt::recomputed));
         config.precision.check(&config.parallel)?;
         let PrecisionConfig { weight_update, rounding, loss_scale } = config.precision;
         let buffers = data_parallel.buffers();
