@@ -146,7 +146,7 @@ impl Plan<'_> {
         let parallel = args.parallel.config(&layout, &model, args.precision.gradients())?;
         let intervals = args.intervals(&parallel)?;
         let precision = args.precision.config(args.device.dtype()?, args.optimization.seed)?;
-        precision.check(&parallel)?;
+        precision.loss_scaler(&parallel)?;
         let trainer = args.optimization.config(layout.size(Axis::Data), parallel, precision)?;
         for microbatches in trainer.batch_size.all_microbatches() {
             support::check(&support::Plan {
