@@ -8,11 +8,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 use tracing::{Instrument, Span};
 
+use super::super::work::AWAKE;
 use super::super::{Call, Completion, Memory, Op, Traffic};
 use super::board::{Entry, Kind, Shared};
 use super::header::Header;
@@ -64,7 +66,7 @@ impl Member {
     /// Carries out calls until nobody can make one any more.
     pub async fn serve(mut self, mut jobs: UnboundedReceiver<Job>) {
         self.shared.note(&self.id, self.ranks[self.links.rank], |_| ());
-        while let Some(Job { call, mut memory, completion, span }) = jobs.recv().await {
+        while let Some(Job { call, mut memory, completion, span }) = next(&mut jobs).await {
             let result = self.carry_out(&call, &mut memory).instrument(span).await;
             // Nobody wants the input back: what was sent is free.
             completion.complete(result.map(|()| Memory { input: None, ..memory }));
@@ -219,6 +221,16 @@ impl Member {
             last.join("; ")
         )
     }
+}
+
+/// The next call: whoever makes one often makes another soon.
+async fn next(jobs: &mut UnboundedReceiver<Job>) -> Option<Job> {
+    let asleep = Instant::now() + AWAKE;
+    while jobs.is_empty() && !jobs.is_closed() && Instant::now() < asleep {
+        std::thread::yield_now(); // whoever computes goes first
+        yield_now().await;
+    }
+    jobs.recv().await
 }
 
 /// "rank 3", or "ranks 3, 5".

@@ -18,7 +18,7 @@ use super::local::Line;
 use super::pipe::{Fault, PIECE, PipeResult, SLOTS, pause};
 
 /// Looks at the socket before a reader goes to sleep.
-const LOOKS: usize = 200;
+const LOOKS: usize = 500;
 
 /// Looks at the socket between two at everything else.
 const TURN: usize = 16;
