@@ -142,6 +142,43 @@ pub struct CrossEntropy {
     pub smoothing: f64,
 }
 
+/// Attention: sizes, and for each operand the strides of batch, position and head, in elements. Heads are dense and
+/// begin at multiples of 16 bytes, so strides and `width` are multiples of 8.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+pub struct Attention {
+    /// Queries of a sequence, T.
+    pub queries: i64,
+    /// Keys of a sequence, S.
+    pub keys: i64,
+    /// Query heads, H.
+    pub heads: i64,
+    /// Key-value heads, G, a divisor of H.
+    pub groups: i64,
+    /// Elements of a head, at most those of the kernel.
+    pub width: i64,
+    /// Not 0: query i sees keys j <= i + S - T.
+    pub causal: i64,
+    /// Multiplies the scores.
+    pub scale: f64,
+    /// Strides of the queries.
+    pub q: [i64; 3],
+    /// Strides of the keys.
+    pub k: [i64; 3],
+    /// Strides of the values.
+    pub v: [i64; 3],
+    /// Strides of the result.
+    pub out: [i64; 3],
+    /// Strides of the result's gradient.
+    pub dout: [i64; 3],
+    /// Strides of the queries' gradient.
+    pub dq: [i64; 3],
+    /// Strides of the keys' gradient.
+    pub dk: [i64; 3],
+    /// Strides of the values' gradient.
+    pub dv: [i64; 3],
+}
+
 /// The type of a kernel's indices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]

@@ -93,6 +93,7 @@ pub const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
 
 /// What files name in `#include`: their text is put in place, and no compiler looks for a file.
 const HEADERS: &[(&str, &str)] = &[
+    ("mma.cuh", include_str!("../kernels/mma.cuh")),
     ("philox.cuh", include_str!("../kernels/philox.cuh")),
     ("statistics.cuh", include_str!("../kernels/statistics.cuh")),
 ];
@@ -110,6 +111,7 @@ macro_rules! files {
 }
 files! {
     "adamw" FLOATS [];
+    "attention" HALVES [];
     "cast" ALL [];
     "compare" ALL [];
     "copy" SIZES [];

@@ -6,6 +6,7 @@
 #![deny(missing_docs)]
 
 pub mod arguments;
+pub mod compile;
 pub mod cubin_cache;
 mod error;
 pub mod kernels;

@@ -133,7 +133,7 @@ impl Search {
 
     /// Finds and loads a library.
     ///
-    /// Errors, naming folders and remedy, if no folder has it and the system's loader does not know it, or if what
+    /// Errors, naming the remedy, if no folder has it and the system's loader does not know it, or if what
     /// was found cannot be loaded.
     pub fn load(&self, kind: Kind) -> Result<Library> {
         let Some(path) = self.find(kind) else {
@@ -142,12 +142,8 @@ impl Search {
                 Some(Library { handle: open(Path::new(&name)).ok()?, path: name.into() })
             });
             return named.ok_or_else(|| {
-                let message = format!(
-                    "not found, needed for {}: {} (searched {} folders and the system's)",
-                    kind.purpose(),
-                    kind.remedy(),
-                    self.folders.len()
-                );
+                let message =
+                    format!("not found, needed for {}: {}", kind.purpose(), kind.remedy());
                 Error::new(kind.stem(), message)
             });
         };
@@ -295,8 +291,8 @@ mod tests {
         let want = format!("libnccl.so: {} cannot be loaded: ", path.display());
         assert!(error.to_string().starts_with(&want), "{error}");
         if let Err(error) = Search::only(Vec::new()).load(Kind::CublasLt) {
-            let want = "libcublasLt.so: not found, needed for matrix products: pip install nvidia-cublas \
-                        (searched 0 folders and the system's)";
+            let want =
+                "libcublasLt.so: not found, needed for matrix products: pip install nvidia-cublas";
             assert_eq!(error.to_string(), want);
         }
     }

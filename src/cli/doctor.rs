@@ -3,7 +3,7 @@
 use clap::Args;
 use ferrotron::Result;
 use ferrotron::cuda::cubin_cache::CubinCache;
-use ferrotron::cuda::library::Search;
+use ferrotron::cuda::library::{Kind, Search};
 use ferrotron::cuda::probe::{Probe, probe};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -48,7 +48,10 @@ fn text(found: &Probe, search: &Search, cache: &CubinCache) -> String {
             Err(error) => writeln!(out, "{:<16} {}", kind.stem(), error.context()),
         };
     }
+    let driver =
+        found.libraries.iter().any(|(kind, library)| *kind == Kind::Driver && library.is_ok());
     match &found.devices {
+        Err(_) if !driver => out.push_str("GPUs             none can be used without the driver\n"),
         Err(error) => {
             let _ = writeln!(out, "GPUs             none can be used: {error}");
         }

@@ -1,6 +1,8 @@
 //! Every kernel, for every element type, is compiled to machine code for three generations of GPUs, and keeps all of
 //! its numbers in registers.
 
+use ferrotron_cuda::compile::cubin;
+use ferrotron_cuda::cubin_cache::CubinCache;
 use ferrotron_cuda::kernels::{self, ElementType, FILES, File};
 use ferrotron_cuda::library::Search;
 use ferrotron_cuda::nvrtc::{Architecture, Nvrtc};
@@ -94,4 +96,32 @@ fn compile(
         .filter(|(_, properties)| properties != clean)
         .map(|(entry, properties)| (entry, format!("{architecture}: {properties}")))
         .collect()
+}
+
+#[test]
+fn a_cubin_is_compiled_once_and_an_error_shows_the_line() {
+    let nvrtc = match Nvrtc::load(&Search::from_environment()) {
+        Ok(nvrtc) => nvrtc,
+        Err(error) => {
+            return println!(
+                "skipped: a_cubin_is_compiled_once_and_an_error_shows_the_line: {error}"
+            );
+        }
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let cache = CubinCache::new(folder.path());
+    let file = File::named("sq_norm").unwrap();
+    let entries = || std::fs::read_dir(folder.path()).unwrap().count();
+    for (number, architecture) in ARCHITECTURES.into_iter().enumerate() {
+        let first = cubin(&nvrtc, &cache, (file, ElementType::F32, ""), architecture).unwrap();
+        let again = cubin(&nvrtc, &cache, (file, ElementType::F32, ""), architecture).unwrap();
+        assert!(first == again && first.starts_with(b"\x7fELF"));
+        assert_eq!(entries(), number + 1);
+    }
+    let wrong =
+        File { name: "wrong", text: "KERNEL(32, wrong)(T* x) {\n    x[0] = nothing;\n}", ..*file };
+    let error =
+        cubin(&nvrtc, &cache, (&wrong, ElementType::F32, ""), ARCHITECTURES[0]).unwrap_err();
+    assert!(error.to_string().contains("\"nothing\" is undefined"), "{error}");
+    assert_eq!(entries(), ARCHITECTURES.len());
 }

@@ -34,6 +34,28 @@ const MUTANTS: &[Mutant] = mutants! {
         "    __syncthreads();\n    row = (u64)blockIdx.y" => "    row = (u64)blockIdx.y";
     tile_overwritten_before_it_is_read in "sort":
         "        __syncthreads();  // the tile before has been read" => "";
+    copy_not_waited_for in "attention":
+        "        copy_wait<1>();\n        __syncthreads();\n        float s[" => "        __syncthreads();\n        float s[";
+    values_not_waited_for in "attention":
+        "copy_wait<1>();\n        __syncthreads();\n        multiply_fragments" => "__syncthreads();\n        multiply_fragments";
+    values_read_before_all_have_arrived in "attention":
+        "copy_wait<1>();\n        __syncthreads();\n        multiply_fragments" => "copy_wait<1>();\n        multiply_fragments";
+    keys_overwritten_before_they_are_read in "attention":
+        "__syncthreads();\n        if (key + KEYS < end) load_rows" => "if (key + KEYS < end) load_rows";
+    queries_overwritten_before_they_are_read in "attention":
+        "multiply_fragments<D, QUERIES / 8>(dk_sum, dp, q_tile);\n            __syncthreads();" =>
+        "multiply_fragments<D, QUERIES / 8>(dk_sum, dp, q_tile);";
+    matrices_not_transposed in "attention": "load_matrices_transposed(right" => "load_matrices(right";
+    a_lane_of_the_row_forgotten in "attention":
+        "sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 2);" => "";
+    sums_without_rescaling in "attention": "sum[half] *= shrink;" => "";
+    diagonal_masked in "attention": "key <= query + a.keys - a.queries" => "key < query + a.keys - a.queries";
+    last_tile_of_keys_forgotten in "attention":
+        "last_query + 1 + a.keys - a.queries" => "last_query - 31 + a.keys - a.queries";
+    first_tile_of_queries_forgotten in "attention": "begin / QUERIES * QUERIES" => "(begin / QUERIES + 1) * QUERIES";
+    wrong_group in "attention": "head * a.groups / a.heads" => "head % a.groups";
+    delta_of_another_row in "attention": "delta = row_delta[e / 2];" => "delta = row_delta[e % 2];";
+    tail_of_the_head_not_zero in "attention": "&& column < width;" => ";";
     // Sums and maxima
     maximum_without_rescaling in "softmax": "sum_exp *= real::exp(max - x);" => "";
     mean_of_the_wrong_sum in "norm":

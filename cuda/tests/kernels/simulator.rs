@@ -58,8 +58,10 @@ impl Simulator {
             .collect();
         let entries: Vec<_> = instances.iter().flat_map(|text| kernels::entries(text)).collect();
         let prelude = changed(file, kernels::PRELUDE);
-        let mut source =
-            format!("#include \"cusim.h\"\n{prelude}#include \"types.h\"\n{}", instances.concat());
+        let mut source = format!(
+            "#include \"cusim.h\"\n{prelude}#include \"types.h\"\n#include \"mma.h\"\n{}",
+            instances.concat()
+        );
         source.push_str("const cusim::Kernel cusim::kernels[] = {\n");
         for (_, name) in &entries {
             source.push_str(&format!(
@@ -110,7 +112,7 @@ fn build(name: &str, source: &str) -> PathBuf {
     let sanitize = std::env::var_os(SANITIZE).is_some();
     let mut hash = DefaultHasher::new();
     source.hash(&mut hash);
-    for header in ["cusim.h", "types.h"] {
+    for header in ["cusim.h", "types.h", "mma.h"] {
         std::fs::read(shim.join(header)).unwrap().hash(&mut hash);
     }
     let kind = if sanitize { "sanitized" } else { "plain" };
@@ -124,8 +126,10 @@ fn build(name: &str, source: &str) -> PathBuf {
         format!("{:016x}-{}-{:?}", hash.finish(), std::process::id(), std::thread::current().id());
     let (text, made) = (folder.join(format!("{unique}.cpp")), folder.join(format!("{unique}.so")));
     std::fs::write(&text, source).unwrap();
+    // A mutant runs until its first failure.
+    let level = if std::env::var_os(MUTANT).is_some() { "-O1" } else { "-O2" };
     let mut command = Command::new("g++");
-    command.args(["-std=c++20", "-O1", "-g1", "-shared", "-fPIC", "-w", "-ffp-contract=off"]);
+    command.args(["-std=c++20", level, "-g1", "-shared", "-fPIC", "-w", "-ffp-contract=off"]);
     // Libraries must not share their inline variables.
     command.args(["-fno-strict-aliasing", "-fno-gnu-unique"]);
     if sanitize {
@@ -183,6 +187,12 @@ impl<'a> Launch<'a> {
     /// A number or struct.
     pub fn value<E: bytemuck::NoUninit>(mut self, value: E) -> Self {
         self.arguments.push(Argument::Value(bytemuck::bytes_of(&value).to_vec()));
+        self
+    }
+
+    /// Bytes of dynamic shared memory.
+    pub fn dynamic(mut self, bytes: usize) -> Self {
+        self.dynamic = bytes;
         self
     }
 

@@ -2,7 +2,7 @@
 //
 // A warp runs as far as it can before the next one starts, in either order of warps and lanes, so that a missing
 // barrier shows as another result. Shared memory is one allocation for each array, filled with garbage at the start
-// of every block. What `cp.async` copies arrives when it is waited for, not before. A barrier that some threads never
+// of every block. What `cp.async` copies arrives when it is waited for, or at once in the other order. A barrier that some threads never
 // reach, because they wait at another one or have ended, is an error that says so.
 //
 // Emulates what the kernels here use of the CUDA C++ Programming Guide (barriers, shuffles) and of the PTX ISA
@@ -34,7 +34,7 @@ constexpr size_t STACK = 64 << 10;
 #endif
 
 enum Wait { RUNNING, AT_BLOCK, AT_WARP, ENDED };
-struct Copy { void* to; const void* from; int group; size_t bytes; };
+struct Copy { void* to; const void* from; int group; };  // of 16 bytes; zeros if there is no source
 struct Fiber {
     void* stack_pointer;
     char* stack;
@@ -55,6 +55,7 @@ struct Machine {
     int threads;
     Array arrays[MAX_ARRAYS];
     int n_arrays;
+    bool reversed;
     size_t dynamic_bytes;
     void (*call)(void**);
     void** arguments;
@@ -202,6 +203,7 @@ inline const char* run_block(dim3 block, bool reversed) {
     const int warps = m.threads / WARP;
     for (int i = 0; i < m.threads; i++) start(m.fiber[i], i);
     m.n_arrays = 0;
+    m.reversed = reversed;
     while (!m.error) {
         bool ran = false, ended = true;
         for (int w = 0; w < warps && !m.error; w++) ran |= run_warp(reversed ? warps - 1 - w : w, reversed);

@@ -1,6 +1,7 @@
 //! One file of tests for each file of kernels.
 
 mod adamw;
+mod attention;
 mod cast;
 mod compare;
 mod copy;
@@ -24,6 +25,7 @@ use ferrotron_cuda::kernels::{FILES, File};
 /// For each file of kernels the function that checks all of them.
 const CHECKS: &[(&str, fn(&Simulator))] = &[
     ("adamw", adamw::check),
+    ("attention", attention::check),
     ("cast", cast::check),
     ("compare", compare::check),
     ("copy", copy::check),
@@ -75,4 +77,4 @@ macro_rules! tests {
         }
     };
 }
-tests! { adamw cast compare copy cross_entropy dropout index norm pointwise random reduce rotary round sgd softmax sort sq_norm }
+tests! { adamw attention cast compare copy cross_entropy dropout index norm pointwise random reduce rotary round sgd softmax sort sq_norm }
