@@ -7,18 +7,10 @@
 //
 // A block is four warps of 16 rows: queries in forward and for dq, keys for dk and dv. Sums are f32 and in one order
 // always, since nobody adds to another block's result; p and ds are rounded to the element type for their products.
-// Heads narrower than the tile are filled up with zeros.
+// Heads narrower than the tile are filled up with zeros; they begin at multiples of 16 bytes.
 
+#include "attention.cuh"
 #include "mma.cuh"
-
-// Strides are of (batch, position, head), in elements; heads are dense and begin at multiples of 16 bytes. As
-// `arguments::Attention` on the host.
-struct Attention {
-    i64 queries, keys, heads, groups, width;
-    i64 causal;  // not 0: query i sees keys j <= i + keys - queries
-    double scale;
-    i64 q[3], k[3], v[3], out[3], dout[3], dq[3], dk[3], dv[3];
-};
 
 constexpr int WARPS = 4, ROWS = 16 * WARPS, PAD = 8;  // padded rows of shared memory: no two of 8 share a bank
 constexpr float LOG2E = 1.4426950408889634f;
@@ -87,16 +79,6 @@ INLINE void store_rows(T* head, i64 stride, i64 first, i64 rows, i64 width, cons
     }
 }
 
-INLINE i64 key_end(const Attention& a, i64 last_query) {
-    if (!a.causal) return a.keys;
-    const i64 end = last_query + 1 + a.keys - a.queries;
-    return end < 0 ? 0 : end < a.keys ? end : a.keys;
-}
-
-INLINE bool visible(const Attention& a, i64 query, i64 key) {
-    return key < a.keys && query < a.queries && (!a.causal || key <= query + a.keys - a.queries);
-}
-
 template <int D> INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, const Attention& a) {
     constexpr int KEYS = 64, TILE = D + PAD;
     DYNAMIC_SHARED(T, memory);
@@ -111,14 +93,14 @@ template <int D> INLINE void forward(const T* q, const T* k, const T* v, T* out,
     out += batch * a.out[0] + head * a.out[2];
 
     const i64 last = first + ROWS < a.queries ? first + ROWS - 1 : a.queries - 1;
-    const i64 end = key_end(a, last), own_first = first + warp * 16;
+    const int end = (int)key_end(a, last), own_first = (int)first + warp * 16;
     const float scale = (float)a.scale * LOG2E;  // exponentials are powers of two
     float sum[2] = {0, 0}, max[2] = {-real::infinity<float>(), -real::infinity<float>()};
     float result[D / 8][4] = {};
     load_rows<D, ROWS>(q_tile, q, a.q[1], first, a.queries, a.width);
     if (end > 0) load_rows<D, KEYS>(k_tile, k, a.k[1], 0, a.keys, a.width);
     copy_commit();
-    for (i64 key = 0; key < end; key += KEYS) {
+    for (int key = 0; key < end; key += KEYS) {
         // Values arrive while scores are computed, the next keys while values are summed.
         load_rows<D, KEYS>(v_tile, v, a.v[1], key, a.keys, a.width);
         copy_commit();
@@ -184,19 +166,6 @@ template <int D> INLINE void forward(const T* q, const T* k, const T* v, T* out,
                 sum[half] > 0 ? max[half] * 0.6931471805599453f + real::ln(sum[half]) : -real::infinity<float>();
     }
     store_rows<D>(out, a.out[1], own_first, a.queries, a.width, result, factor[0], factor[1]);
-}
-
-// delta (batch, heads, queries): a warp for each.
-KERNEL(256, attention_delta)(const T* dout, const T* out, float* delta, u64 batch, Attention a) {
-    const u64 row = thread_number() / 32, lane = threadIdx.x & 31;
-    if (row >= batch * a.heads * a.queries) return;
-    const i64 query = row % a.queries, head = row / a.queries % a.heads, sample = row / a.queries / a.heads;
-    dout += sample * a.dout[0] + query * a.dout[1] + head * a.dout[2];
-    out += sample * a.out[0] + query * a.out[1] + head * a.out[2];
-    float sum = 0;
-    for (i64 i = lane; i < a.width; i += 32) sum += widen(dout[i]) * widen(out[i]);
-    sum = join_warp(sum, Plus());
-    if (lane == 0) delta[row] = sum;
 }
 
 // p and ds from scores and dp, in place; rows are this thread's, lse and delta those of element e of column tile n.

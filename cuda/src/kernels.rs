@@ -31,6 +31,8 @@ impl ElementType {
         &[ElementType::F64, ElementType::F32, ElementType::BF16, ElementType::F16];
     /// The types of 16 bits, which tensor cores multiply.
     pub const HALVES: &[ElementType] = &[ElementType::BF16, ElementType::F16];
+    /// The floats that are computed in as they are.
+    pub const EXACT: &[ElementType] = &[ElementType::F64, ElementType::F32];
     /// Every type.
     pub const ALL: &[ElementType] = &[
         ElementType::F64,
@@ -93,6 +95,7 @@ pub const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
 
 /// What files name in `#include`: their text is put in place, and no compiler looks for a file.
 const HEADERS: &[(&str, &str)] = &[
+    ("attention.cuh", include_str!("../kernels/attention.cuh")),
     ("mma.cuh", include_str!("../kernels/mma.cuh")),
     ("philox.cuh", include_str!("../kernels/philox.cuh")),
     ("statistics.cuh", include_str!("../kernels/statistics.cuh")),
@@ -112,6 +115,7 @@ macro_rules! files {
 files! {
     "adamw" FLOATS [];
     "attention" HALVES [];
+    "attention_rows" EXACT [];
     "cast" ALL [];
     "compare" ALL [];
     "copy" SIZES [];
@@ -145,25 +149,31 @@ impl File {
 /// The text of a kernel file and its rows for one element type, without the prelude.
 pub fn instance(text: &str, element: ElementType, rows: &str) -> String {
     let (name, (t, a)) = (element.name(), element.text());
-    let entry = |line: &str| {
-        // KERNEL(threads, entry) begins a definition; the compiler's preprocessor cannot see a namespace's alias.
-        let Some(rest) = line.strip_prefix("KERNEL(") else { return line.to_string() };
-        let Some((inside, rest)) = rest.split_once(')') else { return line.to_string() };
-        let Some((threads, entry)) = inside.split_once(", ") else { return line.to_string() };
-        format!("extern \"C\" __global__ void __launch_bounds__({threads}) {entry}_{name}{rest}")
-    };
     let mut out = format!("namespace of_{name} {{\nusing T = {t};\nusing A = {a};\n");
+    let mut add = |line: &str| {
+        // KERNEL(threads, entry) begins a definition.
+        let parts = line.strip_prefix("KERNEL(").and_then(|rest| rest.split_once(')'));
+        let definition = parts.and_then(|(inside, rest)| Some((inside.split_once(", ")?, rest)));
+        let _ = match definition {
+            Some(((threads, entry), rest)) => {
+                writeln!(out, "{ENTRY}{threads}) {entry}_{name}{rest}")
+            }
+            None => writeln!(out, "{line}"),
+        };
+    };
     for line in text.lines().chain(rows.lines()) {
         let included = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"'));
         match included.and_then(|name| HEADERS.iter().find(|(header, _)| *header == name)) {
-            Some((_, header)) => out.push_str(header),
-            None => out.push_str(&entry(line)),
+            Some((_, header)) => header.lines().for_each(&mut add),
+            None => add(line),
         }
-        out.push('\n');
     }
     let _ = writeln!(out, "}}  // namespace of_{name}");
     out
 }
+
+/// How a definition begins in a source.
+const ENTRY: &str = "extern \"C\" __global__ void __launch_bounds__(";
 
 /// The entries of a source, with their threads a block at most: (threads, name).
 ///
@@ -173,9 +183,8 @@ pub fn instance(text: &str, element: ElementType, rows: &str) -> String {
 /// assert_eq!(entries(&source), [(256, "dropout_f32".to_string())]);
 /// ```
 pub fn entries(source: &str) -> Vec<(u32, String)> {
-    let begin = "extern \"C\" __global__ void __launch_bounds__(";
     let parse = |line: &str| {
-        let (threads, rest) = line.strip_prefix(begin)?.split_once(") ")?;
+        let (threads, rest) = line.strip_prefix(ENTRY)?.split_once(") ")?;
         let name = rest.split('(').next()?;
         Some((threads.parse().ok()?, name.trim().to_string()))
     };

@@ -23,6 +23,7 @@ const ARCHITECTURES: [Architecture; 3] = [
 const STACK: &[(&str, &str)] = &[
     ("adamw_master_f32", RARE),
     ("adamw_master_wide_f32", RARE),
+    ("attention_rows_f64", RARE),
     ("exp_f64", RARE),
     ("log_softmax_backward_f64", RARE),
     ("pow_d_rhs_f64", RARE),

@@ -56,6 +56,8 @@ const MUTANTS: &[Mutant] = mutants! {
     wrong_group in "attention": "head * a.groups / a.heads" => "head % a.groups";
     delta_of_another_row in "attention": "delta = row_delta[e / 2];" => "delta = row_delta[e % 2];";
     tail_of_the_head_not_zero in "attention": "&& column < width;" => ";";
+    row_read_before_its_warp_has_written_it in "attention_rows": "__syncwarp();" => "";
+    keys_of_all_queries in "attention_rows": "const i64 end = key_end(a, query);" => "const i64 end = a.keys;";
     // Sums and maxima
     maximum_without_rescaling in "softmax": "sum_exp *= real::exp(max - x);" => "";
     mean_of_the_wrong_sum in "norm":
@@ -154,7 +156,9 @@ fn fail_all(test: &str, mutants: &[Mutant], environment: &[(&str, &str)]) {
     let run = || {
         while let Some(Mutant { name, file, .. }) = mutants.get(next.fetch_add(1, Relaxed)) {
             let mut command = Command::new(&program);
-            command.args([&format!("ops::{file}"), "--exact"]).envs(environment.iter().copied());
+            command
+                .args([format!("ops::{file}").as_str(), "--exact"])
+                .envs(environment.iter().copied());
             let out = command.env(MUTANT, name).output().unwrap();
             let text = [&out.stdout[..], &out.stderr]
                 .map(|bytes| String::from_utf8_lossy(bytes).into_owned())
@@ -171,7 +175,7 @@ fn fail_all(test: &str, mutants: &[Mutant], environment: &[(&str, &str)]) {
         }
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..2).map(|_| scope.spawn(&run)).collect();
+        let threads: Vec<_> = (0..2).map(|_| scope.spawn(run)).collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }

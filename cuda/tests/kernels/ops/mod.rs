@@ -2,6 +2,7 @@
 
 mod adamw;
 mod attention;
+mod attention_rows;
 mod cast;
 mod compare;
 mod copy;
@@ -22,10 +23,13 @@ mod sq_norm;
 use crate::simulator::{Simulator, available};
 use ferrotron_cuda::kernels::{FILES, File};
 
-/// For each file of kernels the function that checks all of them.
-const CHECKS: &[(&str, fn(&Simulator))] = &[
+/// A file of kernels, and the function that checks all of them.
+type Check = (&'static str, fn(&Simulator));
+
+const CHECKS: &[Check] = &[
     ("adamw", adamw::check),
     ("attention", attention::check),
+    ("attention_rows", attention_rows::check),
     ("cast", cast::check),
     ("compare", compare::check),
     ("copy", copy::check),
@@ -77,4 +81,4 @@ macro_rules! tests {
         }
     };
 }
-tests! { adamw attention cast compare copy cross_entropy dropout index norm pointwise random reduce rotary round sgd softmax sort sq_norm }
+tests! { adamw attention attention_rows cast compare copy cross_entropy dropout index norm pointwise random reduce rotary round sgd softmax sort sq_norm }
