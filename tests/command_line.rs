@@ -131,7 +131,9 @@ fn a_resumed_run_is_the_same_run_to_the_last_bit() {
     lost.push_str("{\"step\":11,\"loss\":0.0}\n{\"step\":12,\"lo");
     std::fs::write(&metrics, lost).unwrap();
     // Options that are typed again replace those of the run; they do not add to them.
-    succeeded(ferrotron(folder.path(), &["train", "--load", "parts", "--data", "text.txt"]));
+    // Where the optimizer's state waits changes nothing.
+    let go_on = ["train", "--load", "parts", "--data", "text.txt", "--offload-optimizer-states"];
+    succeeded(ferrotron(folder.path(), &go_on));
 
     let [whole, parts] = ["whole", "parts"].map(|name| folder.path().join(name));
     assert_eq!(losses(whole.join("metrics.jsonl")), losses(parts.join("metrics.jsonl")));
@@ -241,6 +243,21 @@ fn bad_input_gets_one_clear_line() {
             ],
             2,
             &["core_attn is a part of attn"],
+        ),
+        (
+            &["train", "--data", "text.txt", "--offload-folder", "."],
+            2,
+            &["--offload-folder", "needs --offload-optimizer-states"],
+        ),
+        (
+            &[
+                "train",
+                "--data=text.txt",
+                "--offload-optimizer-states",
+                "--offload-folder=text.txt",
+            ],
+            1,
+            &["'text.txt'", "choose another --offload-folder"],
         ),
         (&["train", "--data", "text.txt", "--device", "cuda"], 2, &["cuda"]),
         (&["train", "--data", "text.txt", "--save", "/proc/run"], 1, &["/proc/run"]),

@@ -4,7 +4,7 @@ mod config;
 
 use ferrotron_nn::{
     Axis, Context, LossScaler, Mode, Module, Optimizer, ParamBuffers, Scope, StepConfig,
-    clip_coefficient,
+    UpdateConfig, clip_coefficient,
 };
 use ferrotron_parallel::data_parallel::DataParallel;
 use ferrotron_parallel::mesh::Mesh;
@@ -89,14 +89,14 @@ impl Trainer {
         config: TrainerConfig,
     ) -> Result<Trainer> {
         let loss_scaler = config.precision.loss_scaler(&config.parallel)?;
-        let recompute = config.parallel.recompute;
+        let ParallelConfig { recompute, optimizer_states, .. } = config.parallel;
         let parts: Vec<Gpt> = parts.into_iter().map(|gpt| gpt.with_recompute(recompute)).collect();
         let modules: Vec<&dyn Module> = parts.iter().map(|gpt| gpt as &dyn Module).collect();
         let data_parallel = DataParallel::new(&modules, mesh, &config.parallel.data_parallel)?
             .recomputing(parts.iter().flat_map(Gpt::recomputed));
         let PrecisionConfig { weight_update, rounding, .. } = config.precision;
-        let buffers = data_parallel.buffers();
-        let optimizer = Optimizer::with_update(config.optimizer, buffers, weight_update, rounding)?;
+        let update = UpdateConfig { weights: weight_update, rounding, states: optimizer_states };
+        let optimizer = Optimizer::with_update(config.optimizer, data_parallel.buffers(), &update)?;
         Ok(Trainer {
             model: parts[0].config().clone(),
             config,

@@ -4,7 +4,7 @@ use ferrotron_tensor::ops::adamw::{AdamW, adamw};
 use ferrotron_tensor::ops::round::{Stochastic, round};
 use ferrotron_tensor::ops::sgd::{Sgd, sgd};
 use ferrotron_tensor::{
-    Category, Device, Element, Error, Flat, Place, RandomKey, Result, Scalar, Tensor,
+    Category, Device, Element, Error, Flat, MemoryKind, Place, RandomKey, Result, Scalar, Tensor,
     dispatch_float,
 };
 use std::ops::Range;
@@ -107,6 +107,18 @@ pub enum Rounding {
     },
 }
 
+/// How an optimizer keeps and updates what it has beside its constants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct UpdateConfig {
+    /// How 16-bit weights are updated.
+    pub weights: WeightUpdate,
+    /// How they are rounded.
+    pub rounding: Rounding,
+    /// In which of the device's memories moments and master weights live: ZeRO-Offload, Ren et al., arXiv
+    /// 2101.06840, keeps them in the host's.
+    pub states: MemoryKind,
+}
+
 /// The state of an optimizer: its moments and master weights, laid out like the weights that this rank updates.
 pub struct Optimizer {
     config: OptimizerConfig,
@@ -140,15 +152,14 @@ impl Optimizer {
     ///
     /// Errors, naming it, if a constant is out of its range.
     pub fn new(config: OptimizerConfig, buffers: &ParamBuffers) -> Result<Optimizer> {
-        Self::with_update(config, buffers, WeightUpdate::default(), Rounding::default())
+        Self::with_update(config, buffers, &UpdateConfig::default())
     }
 
-    /// As [`Optimizer::new`], with a choice of how 16-bit weights are updated and rounded.
+    /// As [`Optimizer::new`], with a choice of how 16-bit weights are updated and where the state lives.
     pub fn with_update(
         config: OptimizerConfig,
         buffers: &ParamBuffers,
-        update: WeightUpdate,
-        rounding: Rounding,
+        update: &UpdateConfig,
     ) -> Result<Optimizer> {
         config.validate()?;
         let groups = buffers
@@ -156,16 +167,16 @@ impl Optimizer {
             .iter()
             .map(|group| Self::state(&config, group, update))
             .collect::<Result<_>>()?;
-        Ok(Optimizer { config, rounding, groups, step: 0 })
+        Ok(Optimizer { config, rounding: update.rounding, groups, step: 0 })
     }
 
-    fn state(config: &OptimizerConfig, group: &ParamGroup, update: WeightUpdate) -> Result<State> {
+    fn state(config: &OptimizerConfig, group: &ParamGroup, update: &UpdateConfig) -> Result<State> {
         let pieces = group.pieces();
         let (flats, has_master) = group.with_owned(|(weights, range), _| {
             let (device, dtype) = (weights.device().clone(), accumulator(weights.dtype()));
-            let has_master = weights.dtype() != dtype && update == WeightUpdate::MasterCopy;
+            let has_master = weights.dtype() != dtype && update.weights == WeightUpdate::MasterCopy;
             let parts = piece_parts(&pieces);
-            let flat = || Flat::new(&device, dtype, Category::Optimizer, &parts);
+            let flat = || Flat::new_in(update.states, &device, dtype, Category::Optimizer, &parts);
             let count = config.moments().len() + usize::from(has_master);
             let mut flats = (0..count).map(|_| flat()).collect::<Result<Vec<_>>>()?;
             if let (true, Some(master)) = (has_master, flats.last_mut()) {
@@ -178,59 +189,79 @@ impl Optimizer {
         Ok(State { pieces, flats, has_master })
     }
 
-    /// Updates the weights from their gradients, one pass over each group.
+    /// Updates the weights from their gradients, some elements at a time, while the states of the next are fetched.
     ///
     /// Errors if a weight is still held by a graph that was not walked; nothing has changed then.
     pub fn step(&mut self, buffers: &ParamBuffers, step: &StepConfig) -> Result<()> {
         self.check_writable(buffers)?;
         self.step += 1;
-        let (config, rounding, count) = (self.config, self.rounding, self.step);
-        for (group, state) in buffers.groups().iter().zip(&mut self.groups) {
-            group.with_owned(|(weights, range), (gradients, gradient_range)| {
-                let device = weights.device().clone();
-                let pass = Pass { device: &device, config, step: *step, count, decay: group.decay };
-                dispatch_float!("optimizer", weights.dtype(), T => {
-                    type A = <T as Element>::Acc;
-                    let weights = &mut weights.whole_mut::<T>()?[range];
-                    let (moments, master) = state.flats.split_at_mut(config.moments().len());
-                    let mut moments = moments.iter_mut().map(Flat::whole_mut::<A>).collect::<Result<Vec<_>>>()?;
-                    let exact = T::DTYPE == A::DTYPE || (master.is_empty() && rounding == Rounding::Nearest);
-                    if exact {
-                        return pass.over_gradients::<T, T>(weights, (gradients, gradient_range), &mut moments);
-                    }
-                    let mut start = 0;
-                    for (name, place) in &state.pieces {
-                        let len = place.dims().iter().product::<usize>();
-                        let (elements, first) = (start..start + len, gradient_range.start);
-                        let weights = &mut weights[elements.clone()];
-                        let mut moments: Vec<&mut [A]> =
-                            moments.iter_mut().map(|moment| &mut moment[elements.clone()]).collect();
-                        let gradients = (gradients, first + start..first + start + len);
-                        let mut copy = None;
-                        let exact = match master {
-                            [master] => &mut master.whole_mut::<A>()?[elements],
-                            _ => {
-                                let copy = copy.insert(Tensor::empty(&device, A::DTYPE, &[len])?);
-                                let copy = copy.as_mut_slice::<A>()?;
-                                widen(copy, weights);
-                                copy
-                            }
-                        };
-                        pass.over_gradients::<A, T>(exact, gradients, &mut moments)?;
-                        let key = match rounding {
-                            Rounding::Nearest => None,
-                            Rounding::Stochastic { seed } => Some(RandomKey::new(seed, count, name)),
-                        };
-                        let stochastic = key.as_ref().map(|key| Stochastic { key, place });
-                        round(&device, weights, exact, stochastic)?;
-                        start += len;
-                    }
-                    Ok(())
-                })
-            })?;
+        let runs: Vec<Run> = (0..self.groups.len()).flat_map(|group| self.runs(group)).collect();
+        for (at, run) in runs.iter().enumerate() {
+            if let Some(next) = runs.get(at + 1) {
+                let flats = &self.groups[next.group].flats;
+                flats.iter().for_each(|flat| flat.prefetch(next.elements.clone()));
+            }
+            self.update(&buffers.groups()[run.group], run, step)?;
         }
         buffers.mark_updated();
         Ok(())
+    }
+
+    /// What a step takes one after another of a group.
+    fn runs(&self, group: usize) -> Vec<Run> {
+        let mut end = 0;
+        let mut pieces = Vec::new();
+        for (piece, (_, place)) in self.groups[group].pieces.iter().enumerate() {
+            let start = end;
+            end += place.dims().iter().product::<usize>();
+            pieces.push(Run { group, piece, elements: start..end });
+        }
+        let run = |start: usize| Run { group, piece: 0, elements: start..end.min(start + RUN) };
+        match self.rounding {
+            Rounding::Nearest => (0..end).step_by(RUN).map(run).collect(),
+            // Random numbers belong to a whole piece.
+            Rounding::Stochastic { .. } => pieces,
+        }
+    }
+
+    fn update(&mut self, group: &ParamGroup, run: &Run, step: &StepConfig) -> Result<()> {
+        let (config, rounding, count) = (self.config, self.rounding, self.step);
+        let state = &mut self.groups[run.group];
+        group.with_owned(|(weights, range), (gradients, gradient_range)| {
+            let device = weights.device().clone();
+            let pass = Pass { device: &device, config, step: *step, count, decay: group.decay };
+            let (start, end) = (run.elements.start, run.elements.end);
+            let within = |whole: Range<usize>| whole.start + start..whole.start + end;
+            dispatch_float!("optimizer", weights.dtype(), T => {
+                type A = <T as Element>::Acc;
+                let weights = &mut weights.whole_mut::<T>()?[within(range)];
+                let gradients = (gradients, within(gradient_range));
+                let (moments, master) = state.flats.split_at_mut(config.moments().len());
+                let part = |flat| Ok(&mut Flat::whole_mut::<A>(flat)?[start..end]);
+                let mut moments = moments.iter_mut().map(part).collect::<Result<Vec<_>>>()?;
+                if T::DTYPE == A::DTYPE || (master.is_empty() && rounding == Rounding::Nearest) {
+                    return pass.over_gradients::<T, T>(weights, gradients, &mut moments);
+                }
+                let mut copy = None;
+                let exact = match master {
+                    [master] => &mut master.whole_mut::<A>()?[start..end],
+                    _ => {
+                        let empty = Tensor::empty(&device, A::DTYPE, &[weights.len()])?;
+                        let copy = copy.insert(empty).as_mut_slice::<A>()?;
+                        widen(copy, weights);
+                        copy
+                    }
+                };
+                pass.over_gradients::<A, T>(exact, gradients, &mut moments)?;
+                let (name, place) = &state.pieces[run.piece];
+                let key = match rounding {
+                    Rounding::Nearest => None,
+                    Rounding::Stochastic { seed } => Some(RandomKey::new(seed, count, name)),
+                };
+                let stochastic = key.as_ref().map(|key| Stochastic { key, place });
+                round(&device, weights, exact, stochastic)
+            })
+        })
     }
 
     /// Errors if anybody reads a weight or a moment: a step that ends in the middle would leave some groups
@@ -298,7 +329,18 @@ impl Optimizer {
     }
 }
 
-/// One step over the elements of a group.
+/// Most elements that a step takes at once: 16 MiB of each moment.
+const RUN: usize = 1 << 22;
+
+/// Consecutive elements of a group.
+struct Run {
+    group: usize,
+    /// The piece that they are, where they have to be one.
+    piece: usize,
+    elements: Range<usize>,
+}
+
+/// One step over some elements of a group.
 struct Pass<'a> {
     device: &'a Device,
     config: OptimizerConfig,

@@ -9,6 +9,7 @@ mod export;
 mod generate;
 mod job;
 mod model_args;
+mod offload_args;
 mod options;
 mod output;
 mod parallel_args;

@@ -187,6 +187,7 @@ impl ParallelArgs {
                 gradients,
             },
             recompute: self.recompute()?,
+            ..ParallelConfig::default()
         })
     }
 

@@ -34,6 +34,7 @@ const PASSING: &[&str] = &[
     "--trace",
     "--trace-steps",
     "--exit-interval",
+    "--offload-folder",
     "--rendezvous-port",
     "--distributed-timeout-minutes",
     "--transport",
@@ -135,7 +136,7 @@ impl Plan<'_> {
         args.run.validate()?;
         args.device.dtype()?;
         let layout = args.parallel.layout(job.world_size())?;
-        let device = args.device.open_shared(job.local_size())?;
+        let device = args.device.open_shared(job.local_size(), args.offload.folder(&args.run))?;
         let resumed = args.run.load.as_deref().map(Checkpoint::peek).transpose()?;
         run_folder::check(args, resumed.as_ref())?;
         let tokenizer = open_tokenizer(args, resumed.as_ref())?;
@@ -144,6 +145,7 @@ impl Plan<'_> {
             checkpoint.check_config(&model)?;
         }
         let parallel = args.parallel.config(&layout, &model, args.precision.gradients())?;
+        let parallel = args.offload.config(parallel)?;
         let intervals = args.intervals(&parallel)?;
         let precision = args.precision.config(args.device.dtype()?, args.optimization.seed)?;
         precision.loss_scaler(&parallel)?;

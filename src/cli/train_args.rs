@@ -14,6 +14,7 @@ use std::path::PathBuf;
 
 use super::device_args::DeviceArgs;
 use super::model_args::ModelArgs;
+use super::offload_args::OffloadArgs;
 use super::parallel_args::ParallelArgs;
 use super::precision_args::PrecisionArgs;
 
@@ -39,6 +40,8 @@ pub struct TrainArgs {
     pub precision: PrecisionArgs,
     #[command(flatten)]
     pub parallel: ParallelArgs,
+    #[command(flatten)]
+    pub offload: OffloadArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
 }

@@ -59,6 +59,12 @@ impl Buffer {
         unsafe { self.allocation.pointer().add(self.offset) }
     }
 
+    /// Begins to read `len` bytes from `offset` on, and of the buffers behind this one as far as that reaches, if they
+    /// are in a file.
+    pub(crate) fn prefetch(&self, offset: usize, len: usize) {
+        self.allocation.prefetch(self.offset + offset, len);
+    }
+
     /// Counts bytes that were workspace under another category from now on; bytes that already have
     /// a purpose (a weight that an operation keeps) stay with it.
     pub(crate) fn set_category(&self, category: Category) {

@@ -12,12 +12,13 @@
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::{Dispatch, dispatcher};
 
 use crate::ops::rows::{SERIAL, for_rows};
-use crate::pool::{MemoryStats, Pool};
-use crate::{Error, Result};
+use crate::pool::{Backing, MemoryStats, Pool};
+use crate::{Error, MemoryKind, Result};
 
 /// Where tensors live and who computes on them. Cloning gives another handle of the same device.
 ///
@@ -28,14 +29,22 @@ pub struct Device(Arc<Cpu>);
 
 struct Cpu {
     pool: Arc<Pool>,
+    host: Arc<Pool>,
     threads: ThreadPool,
     /// Held by the call of [`Device::run`] that has the threads.
     turn: Mutex<()>,
 }
 
 impl Device {
-    /// A CPU device that computes on `threads` threads of its own.
+    /// A CPU device that computes on `threads` threads of its own. Its host memory is in the system's folder for
+    /// temporary files.
     pub fn cpu(threads: usize) -> Result<Device> {
+        Self::cpu_with_offload_folder(threads, std::env::temp_dir())
+    }
+
+    /// As [`Device::cpu`], with [host memory](MemoryKind::Host) in files of `folder`. They are made when they are
+    /// needed, and have no names: nothing is left of them when the process has ended.
+    pub fn cpu_with_offload_folder(threads: usize, folder: impl Into<PathBuf>) -> Result<Device> {
         if threads == 0 {
             return Err(Error::config("device", "needs at least 1 thread, got 0"));
         }
@@ -46,7 +55,9 @@ impl Device {
             .map_err(|error| {
                 Error::memory("device", format!("cannot start {threads} threads: {error}"))
             })?;
-        Ok(Device(Arc::new(Cpu { pool: Pool::new(), threads, turn: Mutex::default() })))
+        let pool = Pool::new(Backing::Memory);
+        let host = Pool::new(Backing::Files(folder.into()));
+        Ok(Device(Arc::new(Cpu { pool, host, threads, turn: Mutex::default() })))
     }
 
     /// How many threads compute.
@@ -83,16 +94,25 @@ impl Device {
 
     /// Counters of the memory pool.
     pub fn memory(&self) -> MemoryStats {
-        self.0.pool.stats()
+        self.memory_of(MemoryKind::Device)
     }
 
-    /// Starts the peaks and the number of allocations anew.
+    /// Counters of one of the two pools: [`Device::memory`] is that of the device's own.
+    pub fn memory_of(&self, kind: MemoryKind) -> MemoryStats {
+        self.pool_of(kind).stats()
+    }
+
+    /// Starts the peaks and the numbers of allocations anew.
     pub fn reset_memory_peaks(&self) {
         self.0.pool.reset_stats();
+        self.0.host.reset_stats();
     }
 
-    pub(crate) fn pool(&self) -> &Arc<Pool> {
-        &self.0.pool
+    pub(crate) fn pool_of(&self, kind: MemoryKind) -> &Arc<Pool> {
+        match kind {
+            MemoryKind::Device => &self.0.pool,
+            MemoryKind::Host => &self.0.host,
+        }
     }
 
     /// Calls `f(task)` for every task below `tasks`, on all threads when `work` (elements touched in

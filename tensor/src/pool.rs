@@ -6,9 +6,11 @@
 
 use memmap2::{Advice, MmapMut, MmapOptions};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::mapped_file::map_unnamed;
 use crate::{Error, Result};
 
 /// Alignment of every block: a cache line and an AVX-512 register.
@@ -73,6 +75,11 @@ impl MemoryStats {
     pub fn of(&self, category: Category) -> usize {
         self.by_category[category as usize]
     }
+
+    /// Most bytes in use at once for `category` since the last reset.
+    pub fn peak_of(&self, category: Category) -> usize {
+        self.peak_by_category[category as usize]
+    }
 }
 
 #[derive(Default)]
@@ -92,6 +99,16 @@ impl Gauge {
     }
 }
 
+/// What is behind the memory of a pool.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) enum Backing {
+    /// Memory of the system.
+    #[default]
+    Memory,
+    /// Files without a name in this folder, which are made when they are needed.
+    Files(PathBuf),
+}
+
 /// A device's memory.
 pub(crate) struct Pool {
     blocks: Mutex<Blocks>,
@@ -102,6 +119,7 @@ pub(crate) struct Pool {
 
 #[derive(Default)]
 struct Blocks {
+    backing: Backing,
     segments: Vec<MmapMut>,
     /// Free small blocks by rounded size.
     bins: BTreeMap<usize, Vec<Block>>,
@@ -140,6 +158,18 @@ impl Allocation {
     pub(crate) fn pool(&self) -> &Pool {
         &self.pool
     }
+
+    /// Begins to read `len` bytes from `offset` on, as far as they are this block's, if they are in a file.
+    pub(crate) fn prefetch(&self, offset: usize, len: usize) {
+        let offset = offset.min(self.block.size);
+        let Block { segment, offset: start, size } = self.block;
+        let blocks = self.pool.lock();
+        if matches!(blocks.backing, Backing::Files(_)) {
+            let len = len.min(size - offset);
+            // Only the time depends on whether the kernel follows.
+            let _ = blocks.segments[segment].advise_range(Advice::WillNeed, start + offset, len);
+        }
+    }
 }
 
 impl Drop for Allocation {
@@ -149,9 +179,9 @@ impl Drop for Allocation {
 }
 
 impl Pool {
-    pub(crate) fn new() -> Arc<Pool> {
+    pub(crate) fn new(backing: Backing) -> Arc<Pool> {
         Arc::new(Pool {
-            blocks: Mutex::default(),
+            blocks: Mutex::new(Blocks { backing, ..Blocks::default() }),
             total: Gauge::default(),
             categories: Default::default(),
             n_alloc: AtomicUsize::new(0),
@@ -237,15 +267,16 @@ impl Blocks {
 
     fn grow(&mut self, size: usize) -> Result<()> {
         let bytes = size.next_multiple_of(SEGMENT).max(SMALLEST_SEGMENT);
-        let memory = MmapOptions::new().len(bytes).map_anon().map_err(|error| {
-            Error::memory(
-                "pool",
-                format!(
-                    "the system refuses {bytes} bytes beside {} in use: {error}",
-                    self.reserved
-                ),
-            )
-        })?;
+        let refused = |error: std::io::Error| {
+            let reserved = self.reserved;
+            let message =
+                format!("the system refuses {bytes} bytes beside {reserved} in use: {error}");
+            Error::memory("pool", message)
+        };
+        let memory = match &self.backing {
+            Backing::Memory => MmapOptions::new().len(bytes).map_anon().map_err(refused)?,
+            Backing::Files(folder) => map_unnamed(folder, bytes)?,
+        };
         // Huge pages are a matter of speed only: a system without them says no, and that is fine.
         let _ = memory.advise(Advice::HugePage);
         self.segments.push(memory);
@@ -307,7 +338,7 @@ mod tests {
 
     #[test]
     fn freed_blocks_are_used_again_and_neighbours_join() {
-        let pool = Pool::new();
+        let pool = Pool::new(Backing::Memory);
         let sizes = [3 << 20, 5 << 20, 4 << 20];
         let blocks: Vec<_> = sizes.iter().map(|&bytes| pool.take(bytes).unwrap()).collect();
         let reserved = pool.stats().reserved;
@@ -330,7 +361,7 @@ mod tests {
     #[test]
     fn sizes_beyond_any_memory_are_errors() {
         for bytes in [usize::MAX, isize::MAX as usize, isize::MAX as usize + 1] {
-            assert!(Pool::new().take(bytes).is_err(), "{bytes}");
+            assert!(Pool::new(Backing::Memory).take(bytes).is_err(), "{bytes}");
         }
     }
 

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use crate::buffer::Buffer;
 use crate::layout::{Layout, count};
 use crate::pool::Category;
-use crate::{DType, Device, Element, Error, Real, Result, Scalar, dispatch_any, dispatch_float};
+use crate::{
+    DType, Device, Element, Error, MemoryKind, Real, Result, Scalar, dispatch_any, dispatch_float,
+};
 
 /// An n-dimensional array of one dtype on one device.
 ///
@@ -49,10 +51,7 @@ impl Tensor {
     ///
     /// Errors if the memory cannot be had.
     pub fn empty(device: &Device, dtype: DType, dims: &[usize]) -> Result<Tensor> {
-        let layout = Layout::contiguous(dims)?;
-        let buffer =
-            Buffer::new(device.pool(), layout.numel() * dtype.size(), Category::Workspace)?;
-        Ok(Self::view_of(Arc::new(buffer), layout, dtype, device))
+        Self::empty_in(MemoryKind::Device, device, dtype, dims)
     }
 
     /// A tensor of zeros.

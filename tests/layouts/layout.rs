@@ -90,6 +90,7 @@ impl Layout {
                 ..DataParallelConfig::default()
             },
             recompute: self.recompute,
+            ..ParallelConfig::default()
         }
     }
 

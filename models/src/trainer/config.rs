@@ -4,7 +4,7 @@ use ferrotron_nn::schedule::Schedule as LearningRate;
 use ferrotron_nn::{LossScale, LossScaler, OptimizerConfig, Rounding, WeightUpdate};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_parallel::pipeline::ScheduleKind;
-use ferrotron_tensor::{Error, Result};
+use ferrotron_tensor::{Error, MemoryKind, Result};
 
 use crate::batch_size::BatchSize;
 use crate::gpt::Recompute;
@@ -51,8 +51,8 @@ impl Default for PrecisionConfig {
     }
 }
 
-/// How the work of a step is spread, besides the sizes of the mesh. Nothing here changes the loss, but for
-/// local SGD.
+/// How the work of a step is spread, besides the sizes of the mesh, and what waits where. Nothing here changes the
+/// loss, but for local SGD.
 #[derive(Debug, Clone, Copy)]
 pub struct ParallelConfig {
     /// Order of the pipeline's work.
@@ -63,16 +63,19 @@ pub struct ParallelConfig {
     pub data_parallel: DataParallelConfig,
     /// What is computed again in backward.
     pub recompute: Recompute,
+    /// In which of the device's memories the optimizer's moments and master weights live.
+    pub optimizer_states: MemoryKind,
 }
 
 impl Default for ParallelConfig {
-    /// 1F1B, one chunk, nothing sharded, nothing recomputed.
+    /// 1F1B, one chunk, nothing sharded, recomputed or offloaded.
     fn default() -> ParallelConfig {
         ParallelConfig {
             pipeline_schedule: ScheduleKind::OneFOneB,
             chunks: 1,
             data_parallel: DataParallelConfig::default(),
             recompute: Recompute::None,
+            optimizer_states: MemoryKind::Device,
         }
     }
 }
