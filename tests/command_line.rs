@@ -131,9 +131,10 @@ fn a_resumed_run_is_the_same_run_to_the_last_bit() {
     lost.push_str("{\"step\":11,\"loss\":0.0}\n{\"step\":12,\"lo");
     std::fs::write(&metrics, lost).unwrap();
     // Options that are typed again replace those of the run; they do not add to them.
-    // Where the optimizer's state waits changes nothing.
+    // Where the optimizer's state and activations wait changes nothing.
     let go_on = ["train", "--load", "parts", "--data", "text.txt", "--offload-optimizer-states"];
-    succeeded(ferrotron(folder.path(), &go_on));
+    let offload = ["--cpu-offloading-num-layers", "1", "--offload-folder", "elsewhere"];
+    succeeded(ferrotron(folder.path(), &[&go_on[..], &offload].concat()));
 
     let [whole, parts] = ["whole", "parts"].map(|name| folder.path().join(name));
     assert_eq!(losses(whole.join("metrics.jsonl")), losses(parts.join("metrics.jsonl")));
@@ -248,6 +249,21 @@ fn bad_input_gets_one_clear_line() {
             &["train", "--data", "text.txt", "--offload-folder", "."],
             2,
             &["--offload-folder", "needs --offload-optimizer-states"],
+        ),
+        (
+            &["train", "--data", "text.txt", "--cpu-offloading-num-layers", "99"],
+            2,
+            &["cpu-offloading-num-layers 99", "4 layers"],
+        ),
+        (
+            &["train", "--data", "text.txt", "--bf16", "--saved-activations-dtype", "bf16"],
+            2,
+            &["--saved-activations-dtype", "f32", "bf16"],
+        ),
+        (
+            &["train", "--data", "text.txt", "--saved-activations-encoding", "sparse"],
+            2,
+            &["saved-activations-encoding sparse", "ReLU", "GeluTanh"],
         ),
         (
             &[

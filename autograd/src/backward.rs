@@ -37,8 +37,8 @@ pub trait Backward: Send + 'static {
         "closure"
     }
 
-    /// The tensors that are kept.
-    fn saved(&self) -> Vec<&Tensor> {
+    /// The tensors that are kept in the device's memory: [`Saved::held`](crate::Saved::held) of what is kept.
+    fn saved(&self) -> Vec<Tensor> {
         Vec::new()
     }
 

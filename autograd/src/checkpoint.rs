@@ -194,7 +194,7 @@ impl Backward for Region {
         "checkpoint"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
+    fn saved(&self) -> Vec<Tensor> {
         self.inputs.iter().filter_map(Saved::held).collect()
     }
 
@@ -238,7 +238,7 @@ impl Backward for WithoutOutputs {
         "checkpoint"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
+    fn saved(&self) -> Vec<Tensor> {
         self.kept.iter().filter_map(Saved::held).collect()
     }
 

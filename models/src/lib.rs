@@ -17,6 +17,7 @@ pub mod plot;
 pub mod presets;
 mod recompute;
 pub mod run;
+mod saved_activations;
 mod stage;
 pub mod support;
 mod tensor_file;

@@ -89,8 +89,13 @@ impl Trainer {
         config: TrainerConfig,
     ) -> Result<Trainer> {
         let loss_scaler = config.precision.loss_scaler(&config.parallel)?;
-        let ParallelConfig { recompute, optimizer_states, .. } = config.parallel;
-        let parts: Vec<Gpt> = parts.into_iter().map(|gpt| gpt.with_recompute(recompute)).collect();
+        let ParallelConfig { recompute, saved_activations, optimizer_states, .. } = config.parallel;
+        let offloader = saved_activations.offloader()?;
+        let configured = |gpt: Gpt| {
+            gpt.with_recompute(recompute)
+                .with_saved_activations(saved_activations, offloader.clone())
+        };
+        let parts: Vec<Gpt> = parts.into_iter().map(configured).collect();
         let modules: Vec<&dyn Module> = parts.iter().map(|gpt| gpt as &dyn Module).collect();
         let data_parallel = DataParallel::new(&modules, mesh, &config.parallel.data_parallel)?
             .recomputing(parts.iter().flat_map(Gpt::recomputed));

@@ -20,6 +20,7 @@ use std::process::ExitCode;
 
 use super::generate::sample;
 use super::job::{self, Job};
+use super::offload_args::OFFLOAD;
 use super::options::{overridden, values, without};
 use super::parallel_args::{LAYOUT, RECOMPUTE};
 use super::progress::Progress;
@@ -48,7 +49,7 @@ const BIGRAM_TOKENS: u64 = 10_000_000;
 /// and those that the next checkpoint remembers.
 ///
 /// How many ranks there were does not matter to `rank`, which a launcher has started. The options of the
-/// layout are remembered together or not at all, and so are those of recomputation.
+/// layout are remembered together or not at all, and so are those of recomputation, and those of offloading.
 pub fn with_saved_options(
     typed: &[OsString],
     rank: Option<&RankEnvironment>,
@@ -70,8 +71,10 @@ pub fn with_saved_options(
             if alone || any(LAYOUT) {
                 saved = without(&saved, LAYOUT);
             }
-            if any(RECOMPUTE) {
-                saved = without(&saved, RECOMPUTE);
+            for together in [RECOMPUTE, OFFLOAD] {
+                if any(together) {
+                    saved = without(&saved, together);
+                }
             }
             saved
         }
@@ -145,7 +148,7 @@ impl Plan<'_> {
             checkpoint.check_config(&model)?;
         }
         let parallel = args.parallel.config(&layout, &model, args.precision.gradients())?;
-        let parallel = args.offload.config(parallel)?;
+        let parallel = args.offload.config(parallel, args.device.dtype()?)?;
         let intervals = args.intervals(&parallel)?;
         let precision = args.precision.config(args.device.dtype()?, args.optimization.seed)?;
         precision.loss_scaler(&parallel)?;

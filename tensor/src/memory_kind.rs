@@ -43,4 +43,17 @@ impl Tensor {
         let buffer = Buffer::new(device.pool_of(kind), bytes, Category::Workspace)?;
         Ok(Self::view_of(Arc::new(buffer), layout, dtype, device))
     }
+
+    /// In which of the device's two kinds of memory the buffer is.
+    pub fn memory_kind(&self) -> MemoryKind {
+        match self.buffer().is_in(self.device().pool_of(MemoryKind::Host)) {
+            true => MemoryKind::Host,
+            false => MemoryKind::Device,
+        }
+    }
+
+    /// Begins to read the buffer if it is in host memory, since it is going to be used soon.
+    pub fn prefetch(&self) {
+        self.buffer().prefetch(0, self.buffer_bytes());
+    }
 }

@@ -83,6 +83,10 @@ impl Tensor {
         self.buffer
     }
 
+    pub(crate) fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
     pub(crate) fn with_layout(&self, layout: Layout) -> Tensor {
         Tensor { layout, ..self.clone() }
     }
@@ -140,6 +144,11 @@ impl Tensor {
     /// An identity of the buffer behind the view: equal for two views of the same one.
     pub fn buffer_id(&self) -> usize {
         Arc::as_ptr(&self.buffer) as usize
+    }
+
+    /// What the buffer's bytes count as.
+    pub fn category(&self) -> Category {
+        self.buffer.category()
     }
 
     /// Counts the buffer's bytes under `category` from now on, if they were workspace until now.

@@ -116,9 +116,10 @@ impl Backward for LinearCrossEntropyBackward {
         "linear_cross_entropy"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
+    fn saved(&self) -> Vec<Tensor> {
         let held = self.x.held().into_iter().chain(self.weight.held());
-        held.chain([&self.targets, &self.lse]).chain(self.kept.logits()).collect()
+        held.chain([&self.targets, &self.lse].into_iter().chain(self.kept.logits()).cloned())
+            .collect()
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {

@@ -108,7 +108,7 @@ impl Backward for ParallelLinear {
         self.cut.name()
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
+    fn saved(&self) -> Vec<Tensor> {
         self.x.iter().chain(&self.weight).filter_map(Saved::held).collect()
     }
 

@@ -22,6 +22,7 @@ pub mod sgd;
 pub mod softmax;
 pub mod sq_norm;
 pub mod table;
+pub mod zero_bitmap;
 
 mod norm;
 pub(crate) mod rows;

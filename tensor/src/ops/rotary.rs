@@ -85,6 +85,17 @@ impl RotaryTable {
         self.cos.dims()[0]
     }
 
+    /// The table of cosines and sines, each (T, R/2).
+    ///
+    /// Errors if their dims or types differ.
+    pub fn from_tensors(cos: Tensor, sin: Tensor) -> Result<RotaryTable> {
+        if cos.rank() != 2 || (cos.dims(), cos.dtype()) != (sin.dims(), sin.dtype()) {
+            let message = format!("needs two of (T, R/2), got {cos:?} and {sin:?}");
+            return Err(Error::shape("rotary_table", message));
+        }
+        Ok(RotaryTable { cos, sin })
+    }
+
     /// Cosines and sines, each (T, R/2).
     pub fn tensors(&self) -> [&Tensor; 2] {
         [&self.cos, &self.sin]
