@@ -79,6 +79,24 @@ impl Place {
         &self.pieces[dim]
     }
 
+    /// The place of what is left of the tensor when one dim is summed over: all dims but that one.
+    ///
+    /// ```
+    /// use ferrotron_tensor::Place;
+    /// let rows = Place::new(&[8, 6], &[&[(4, 2)], &[(0, 6)]])?;
+    /// assert_eq!(rows.without(1), Place::new(&[8], &[&[(4, 2)]])?);
+    /// assert_eq!(rows.without(0), Place::whole(&[6]));
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    #[must_use]
+    pub fn without(&self, dim: usize) -> Place {
+        let mut rest = self.clone();
+        rest.global.remove(dim);
+        rest.pieces.remove(dim);
+        rest.dims.remove(dim);
+        rest
+    }
+
     /// The runs of consecutive global indices that make up local row `row` (a row runs along the last
     /// dim): (first global index, length).
     pub fn runs(&self, row: usize) -> impl Iterator<Item = (u64, usize)> + '_ {
