@@ -167,8 +167,9 @@ impl Trainer {
         scope: &Scope,
         mesh: &Mesh,
         parts: Vec<Gpt>,
-        config: TrainerConfig,
+        mut config: TrainerConfig,
     ) -> Result<Trainer> {
+        config.parallel.data_parallel.shard_unit = config.optimizer.shard_unit();
         let recompute = config.parallel.recompute;
         let parts: Vec<Gpt> = parts.into_iter().map(|gpt| gpt.with_recompute(recompute)).collect();
         let modules: Vec<&dyn Module> = parts.iter().map(|gpt| gpt as &dyn Module).collect();
@@ -273,9 +274,8 @@ impl Trainer {
             weights.push(Held { name: name.to_string(), place: place.clone(), tensor });
             Ok(())
         })?;
-        let groups = self.buffers().groups();
-        let owned = (0..groups.len()).filter(|&group| self.data_parallel.owns(&groups[group]));
-        let moments = Moments::of(&self.optimizer, owned)?;
+        let owns = |replicated| self.data_parallel.owns_replicated(replicated);
+        let moments = Moments::of(&self.optimizer, owns)?;
         Ok((weights, moments))
     }
 
@@ -349,7 +349,9 @@ impl Trainer {
         if lost_anywhere {
             return Err(self.not_finite(loss, grad_norm)?);
         }
-        let lr = self.config.schedule.lr(self.optimizer.steps() + 1);
+        let update = self.optimizer.steps() + 1;
+        let lr = self.config.schedule.lr(update);
+        let lr = self.config.optimizer.learning_rate(lr, update);
         if !overflow {
             let _span = trace_span!("optimizer").entered();
             let grad_scale = clip_coefficient(grad_norm, self.config.clip_grad) / loss_scale;

@@ -143,6 +143,7 @@ impl ParallelArgs {
                 bucket_numel: Some(self.ddp_bucket_size.unwrap_or(bucket)),
                 synchronize_every: self.local_sgd_steps,
                 gradients,
+                ..DataParallelConfig::default()
             },
             recompute: match self.recompute_granularity {
                 RecomputeArg::None => Recompute::None,

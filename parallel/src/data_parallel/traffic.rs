@@ -1,7 +1,7 @@
 //! What a step sends, known before it is taken.
 
 use ferrotron_autograd::lock;
-use ferrotron_nn::Sharding;
+use ferrotron_nn::{ParamGroup, Sharding};
 
 use super::DataParallel;
 use super::sharded_weights::{Walk, lines};
@@ -46,7 +46,10 @@ impl DataParallel {
             let len = group.numel();
             let weight = group.params[0].leaf().dtype().size();
             let gradient = lock(&group.gradients).dtype().size();
-            let (scattered, gathered) = (scatter(batch, len), gather(batch, len));
+            let (scattered, gathered) = match group.owners.is_empty() {
+                true => (scatter(batch, len), gather(batch, len)),
+                false => (reduce(batch, group), broadcast(batch, group)),
+            };
             let sent = match shared.sharding() {
                 Sharding::None if shared.is_local() => weight * (scattered + gathered),
                 Sharding::None => gradient * (scattered + gathered),
@@ -110,4 +113,19 @@ fn scatter(ranks: &Group, len: usize) -> usize {
 fn gather(ranks: &Group, len: usize) -> usize {
     let next = balanced(len, ranks.size(), (ranks.rank() + 1) % ranks.size());
     if ranks.size() == 1 { 0 } else { len - next.len() }
+}
+
+/// Elements that this rank sends when each parameter is summed on its owner: all but its own.
+fn reduce(ranks: &Group, group: &ParamGroup) -> usize {
+    numel_of_others(ranks.rank(), group)
+}
+
+/// As [`reduce`] when they go out from there, round the ring: all but those that begin at the next rank.
+fn broadcast(ranks: &Group, group: &ParamGroup) -> usize {
+    numel_of_others((ranks.rank() + 1) % ranks.size(), group)
+}
+
+fn numel_of_others(rank: usize, group: &ParamGroup) -> usize {
+    let params = group.params.iter().zip(&group.owners);
+    params.filter(|&(_, &owner)| owner != rank).map(|(param, _)| param.leaf().numel()).sum()
 }

@@ -1,77 +1,24 @@
-//! Optimizers over flats: AdamW and SGD with momentum, each one fused pass.
+//! Optimizers over flats: AdamW and SGD with momentum, each one fused pass; Adafactor, parameter by parameter.
 
+mod adafactor;
+mod config;
+
+pub use adafactor::SumParts;
+pub use config::{AdafactorConfig, OptimizerConfig, RelativeStep};
+
+use ferrotron_tensor::ops::adafactor::{Adafactor, adafactor};
 use ferrotron_tensor::ops::adamw::{AdamW, adamw};
 use ferrotron_tensor::ops::round::{Stochastic, round};
 use ferrotron_tensor::ops::sgd::{Sgd, sgd};
 use ferrotron_tensor::{
-    Category, Device, Element, Error, Flat, Place, RandomKey, Result, Scalar, Tensor,
+    Category, DType, Device, Element, Error, Flat, Place, RandomKey, Result, Scalar, Tensor,
     dispatch_float,
 };
 use std::ops::Range;
 
-use crate::param_group::{accumulator, piece_parts};
-use crate::{Decay, ParamBuffers, ParamGroup};
-
-/// The constants of an optimizer.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum OptimizerConfig {
-    /// Adam with decoupled weight decay: Loshchilov and Hutter, arXiv 1711.05101, as `torch.optim.AdamW`.
-    AdamW {
-        /// Decay of the mean of the gradient.
-        beta1: f64,
-        /// Decay of the mean of its square.
-        beta2: f64,
-        /// Added to the root of the latter.
-        eps: f64,
-        /// Decoupled decay per unit of learning rate, for parameters that decay.
-        weight_decay: f64,
-    },
-    /// Gradient descent with momentum, as `torch.optim.SGD`.
-    Sgd {
-        /// Share of the last update that goes on.
-        momentum: f64,
-        /// Added to the gradient per unit of weight, for parameters that decay.
-        weight_decay: f64,
-    },
-}
-
-impl OptimizerConfig {
-    fn moments(&self) -> &'static [&'static str] {
-        match self {
-            OptimizerConfig::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
-            OptimizerConfig::Sgd { .. } => &["momentum"],
-        }
-    }
-
-    fn validate(&self) -> Result<()> {
-        let (fractions, non_negative) = match *self {
-            OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay } => (
-                vec![("beta1", beta1), ("beta2", beta2)],
-                vec![("eps", eps), ("weight decay", weight_decay)],
-            ),
-            OptimizerConfig::Sgd { momentum, weight_decay } => {
-                (vec![("momentum", momentum)], vec![("weight decay", weight_decay)])
-            }
-        };
-        for (name, value) in fractions {
-            if !(0.0..1.0).contains(&value) {
-                return Err(Error::config(
-                    "optimizer",
-                    format!("{name} must be in [0, 1), got {value}"),
-                ));
-            }
-        }
-        for (name, value) in non_negative {
-            if !(value >= 0.0 && value.is_finite()) {
-                return Err(Error::config(
-                    "optimizer",
-                    format!("{name} must be at least 0, got {value}"),
-                ));
-            }
-        }
-        Ok(())
-    }
-}
+use self::adafactor::{MeanSquares, PieceFactors};
+use crate::param_group::accumulator;
+use crate::{AxisSet, Decay, ParamBuffers, ParamGroup};
 
 /// What one step needs besides the gradients.
 #[derive(Debug, Clone, Copy)]
@@ -117,20 +64,54 @@ pub struct Optimizer {
 
 /// The state of one parameter group.
 struct State {
-    /// What the ranges of the flats are: parameters, or the parts of them that this rank updates.
-    pieces: Vec<(String, Place)>,
-    /// The moments, and behind them the master weights if there are any.
-    flats: Vec<Flat>,
-    has_master: bool,
+    /// What the ranges of the weights are: parameters, or the parts of them that this rank updates.
+    pieces: Vec<Piece>,
+    /// Those of the weights' layout.
+    moments: Vec<Moment>,
+    /// Adafactor's.
+    mean_squares: Option<MeanSquares>,
+    master: Option<Moment>,
+}
+
+/// A part of a parameter, or of what is kept of one.
+#[derive(Debug, Clone)]
+struct Piece {
+    param: String,
+    place: Place,
+    /// The axes along which every rank keeps the same.
+    replicated: AxisSet,
+}
+
+/// Numbers that are kept for the parameters of a group, with their name in checkpoints.
+struct Moment {
+    name: &'static str,
+    /// What the ranges of the flat are.
+    pieces: Vec<Piece>,
+    flat: Flat,
 }
 
 /// What a checkpoint calls the master weights.
 pub const MASTER: &str = "master";
 
+impl Moment {
+    /// Zeros.
+    fn new(name: &'static str, pieces: Vec<Piece>, device: &Device, dtype: DType) -> Result<Self> {
+        let dims = |piece: &Piece| (piece.param.clone(), piece.place.dims().to_vec());
+        let parts: Vec<_> = pieces.iter().map(dims).collect();
+        let flat = Flat::new(device, dtype, Category::Optimizer, &parts)?;
+        Ok(Moment { name, pieces, flat })
+    }
+}
+
 impl State {
-    /// The names of the flats.
-    fn names(&self, config: &OptimizerConfig) -> impl Iterator<Item = &'static str> + use<> {
-        config.moments().iter().copied().chain(self.has_master.then_some(MASTER))
+    fn all(&self) -> impl Iterator<Item = &Moment> {
+        let mean_squares = self.mean_squares.iter().flat_map(MeanSquares::moments);
+        self.moments.iter().chain(mean_squares).chain(&self.master)
+    }
+
+    fn all_mut(&mut self) -> impl Iterator<Item = &mut Moment> {
+        let mean_squares = self.mean_squares.iter_mut().flat_map(MeanSquares::moments_mut);
+        self.moments.iter_mut().chain(mean_squares).chain(&mut self.master)
     }
 }
 
@@ -160,70 +141,113 @@ impl Optimizer {
     }
 
     fn state(config: &OptimizerConfig, group: &ParamGroup, update: WeightUpdate) -> Result<State> {
-        let pieces = group.pieces();
-        let (flats, has_master) = group.with_owned(|(weights, range), _| {
+        let own = |(param, place)| Piece { param, place, replicated: group.replicated };
+        let pieces: Vec<Piece> = group.pieces().into_iter().map(own).collect();
+        group.with_owned(|(weights, range), _| {
             let (device, dtype) = (weights.device().clone(), accumulator(weights.dtype()));
+            let moment = |&name: &&'static str| Moment::new(name, pieces.clone(), &device, dtype);
+            let moments = config.moments().iter().map(moment).collect::<Result<_>>()?;
+            let mean_squares = match config {
+                OptimizerConfig::Adafactor(_) => {
+                    Some(MeanSquares::new(group, &pieces, &device, dtype)?)
+                }
+                _ => None,
+            };
             let has_master = weights.dtype() != dtype && update == WeightUpdate::MasterCopy;
-            let parts = piece_parts(&pieces);
-            let flat = || Flat::new(&device, dtype, Category::Optimizer, &parts);
-            let count = config.moments().len() + usize::from(has_master);
-            let mut flats = (0..count).map(|_| flat()).collect::<Result<Vec<_>>>()?;
-            if let (true, Some(master)) = (has_master, flats.last_mut()) {
+            let mut master = has_master.then(|| moment(&MASTER)).transpose()?;
+            if let Some(master) = &mut master {
                 dispatch_float!("optimizer", weights.dtype(), T => {
-                    widen(master.whole_mut()?, &weights.whole::<T>()?[range]);
+                    widen(master.flat.whole_mut()?, &weights.whole::<T>()?[range]);
                 });
             }
-            Ok((flats, has_master))
-        })?;
-        Ok(State { pieces, flats, has_master })
+            Ok(State { pieces: pieces.clone(), moments, mean_squares, master })
+        })
     }
 
     /// Updates the weights from their gradients, one pass over each group.
     ///
-    /// Errors if a weight is still held by a graph that was not walked; nothing has changed then.
+    /// Errors if a weight is still held by a graph that was not walked; nothing has changed then. Errors for
+    /// Adafactor where other ranks hold parts of the same parameters: see [`Optimizer::step_with`].
     pub fn step(&mut self, buffers: &ParamBuffers, step: &StepConfig) -> Result<()> {
+        self.step_with(buffers, step, &mut |_| {
+            let message = "parameters are cut between ranks, whose sums have to be added up";
+            Err(Error::config("optimizer", message))
+        })
+    }
+
+    /// As [`Optimizer::step`] on a rank that holds parts of parameters. What Adafactor has to know of the whole
+    /// are sums: `sum` adds them up over the ranks that hold the other parts, which all call it equally often,
+    /// each time with as many numbers that mean the same. Nobody calls it where nothing is cut.
+    pub fn step_with(
+        &mut self,
+        buffers: &ParamBuffers,
+        step: &StepConfig,
+        sum: &mut SumParts,
+    ) -> Result<()> {
         self.check_writable(buffers)?;
         self.step += 1;
         let (config, rounding, count) = (self.config, self.rounding, self.step);
+        let mut numbers = match &config {
+            OptimizerConfig::Adafactor(config) => {
+                let lr = self.config.learning_rate(step.lr, count);
+                let step = (&StepConfig { lr, ..*step }, count);
+                adafactor::prepare(config, step, buffers.groups(), &mut self.groups, sum)?
+            }
+            _ => Vec::new(),
+        }
+        .into_iter();
         for (group, state) in buffers.groups().iter().zip(&mut self.groups) {
+            let numbers = numbers.next();
+            let State { pieces, moments, mean_squares, master } = state;
             group.with_owned(|(weights, range), (gradients, gradient_range)| {
                 let device = weights.device().clone();
                 let pass = Pass { device: &device, config, step: *step, count, decay: group.decay };
                 dispatch_float!("optimizer", weights.dtype(), T => {
                     type A = <T as Element>::Acc;
                     let weights = &mut weights.whole_mut::<T>()?[range];
-                    let (moments, master) = state.flats.split_at_mut(config.moments().len());
-                    let mut moments = moments.iter_mut().map(Flat::whole_mut::<A>).collect::<Result<Vec<_>>>()?;
-                    let exact = T::DTYPE == A::DTYPE || (master.is_empty() && rounding == Rounding::Nearest);
-                    if exact {
-                        return pass.over_gradients::<T, T>(weights, (gradients, gradient_range), &mut moments);
+                    let mut moments = moments
+                        .iter_mut()
+                        .map(|moment| moment.flat.whole_mut::<A>())
+                        .collect::<Result<Vec<_>>>()?;
+                    let exact = T::DTYPE == A::DTYPE || (master.is_none() && rounding == Rounding::Nearest);
+                    if exact && numbers.is_none() {
+                        return pass.over_gradients::<T, T>(weights, (gradients, gradient_range), &mut moments, None);
                     }
                     let mut start = 0;
-                    for (name, place) in &state.pieces {
+                    for (index, Piece { param, place, .. }) in pieces.iter().enumerate() {
                         let len = place.dims().iter().product::<usize>();
                         let (elements, first) = (start..start + len, gradient_range.start);
                         let weights = &mut weights[elements.clone()];
                         let mut moments: Vec<&mut [A]> =
                             moments.iter_mut().map(|moment| &mut moment[elements.clone()]).collect();
                         let gradients = (gradients, first + start..first + start + len);
+                        start += len;
+                        let factored = match (&numbers, &*mean_squares) {
+                            (Some(numbers), Some(means)) => Some((numbers[index], means.factors::<A>(index, place)?)),
+                            _ => None,
+                        };
+                        let factored = factored.as_ref();
+                        if exact {
+                            pass.over_gradients::<T, T>(weights, gradients, &mut moments, factored)?;
+                            continue;
+                        }
                         let mut copy = None;
                         let exact = match master {
-                            [master] => &mut master.whole_mut::<A>()?[elements],
-                            _ => {
+                            Some(master) => &mut master.flat.whole_mut::<A>()?[elements],
+                            None => {
                                 let copy = copy.insert(Tensor::empty(&device, A::DTYPE, &[len])?);
                                 let copy = copy.as_mut_slice::<A>()?;
                                 widen(copy, weights);
                                 copy
                             }
                         };
-                        pass.over_gradients::<A, T>(exact, gradients, &mut moments)?;
+                        pass.over_gradients::<A, T>(exact, gradients, &mut moments, factored)?;
                         let key = match rounding {
                             Rounding::Nearest => None,
-                            Rounding::Stochastic { seed } => Some(RandomKey::new(seed, count, name)),
+                            Rounding::Stochastic { seed } => Some(RandomKey::new(seed, count, param)),
                         };
                         let stochastic = key.as_ref().map(|key| Stochastic { key, place });
                         round(&device, weights, exact, stochastic)?;
-                        start += len;
                     }
                     Ok(())
                 })
@@ -238,7 +262,8 @@ impl Optimizer {
     fn check_writable(&mut self, buffers: &ParamBuffers) -> Result<()> {
         for (group, state) in buffers.groups().iter().zip(&mut self.groups) {
             group.with_owned(|(weights, _), _| {
-                for flat in [weights].into_iter().chain(&mut state.flats) {
+                let flats = state.all_mut().map(|moment| &mut moment.flat);
+                for flat in [weights].into_iter().chain(flats) {
                     dispatch_float!("optimizer", flat.dtype(), T => flat.whole_mut::<T>().map(drop))?;
                 }
                 Ok(())
@@ -261,21 +286,23 @@ impl Optimizer {
     /// name, the moment's, which part of the global tensor it is, and its value.
     pub fn visit(
         &self,
-        mut f: impl FnMut(&str, &'static str, &Place, Tensor) -> Result<()>,
+        f: impl FnMut(&str, &'static str, &Place, Tensor) -> Result<()>,
     ) -> Result<()> {
-        (0..self.groups.len()).try_for_each(|group| self.visit_group(group, &mut f))
+        self.visit_where(|_| true, f)
     }
 
-    /// As [`Optimizer::visit`], of one of [`ParamBuffers::groups`].
-    pub fn visit_group(
+    /// As [`Optimizer::visit`], of what `is_wanted` says of the axes along which every rank keeps the same: those
+    /// of a parameter, and of Adafactor's sums over a dim that is cut, the axis along which it is.
+    pub fn visit_where(
         &self,
-        group: usize,
+        is_wanted: impl Fn(AxisSet) -> bool,
         mut f: impl FnMut(&str, &'static str, &Place, Tensor) -> Result<()>,
     ) -> Result<()> {
-        let state = &self.groups[group];
-        for (moment, flat) in state.names(&self.config).zip(&state.flats) {
-            for (range, (name, place)) in state.pieces.iter().enumerate() {
-                f(name, moment, place, flat.tensor(range)?)?;
+        for moment in self.groups.iter().flat_map(State::all) {
+            for (range, piece) in moment.pieces.iter().enumerate() {
+                if is_wanted(piece.replicated) {
+                    f(&piece.param, moment.name, &piece.place, moment.flat.tensor(range)?)?;
+                }
             }
         }
         Ok(())
@@ -286,12 +313,9 @@ impl Optimizer {
         &mut self,
         mut f: impl FnMut(&str, &'static str, &Place, &mut Tensor) -> Result<()>,
     ) -> Result<()> {
-        for state in &mut self.groups {
-            let names = state.names(&self.config);
-            for (moment, flat) in names.zip(&mut state.flats) {
-                for (range, (name, place)) in state.pieces.iter().enumerate() {
-                    flat.update(range, |tensor| f(name, moment, place, tensor))?;
-                }
+        for Moment { name, pieces, flat } in self.groups.iter_mut().flat_map(State::all_mut) {
+            for (range, piece) in pieces.iter().enumerate() {
+                flat.update(range, |tensor| f(&piece.param, name, &piece.place, tensor))?;
             }
         }
         Ok(())
@@ -308,6 +332,9 @@ struct Pass<'a> {
     decay: Decay,
 }
 
+/// The numbers of a step of Adafactor over one parameter.
+type Factored<A> = (Adafactor, PieceFactors<A>);
+
 impl Pass<'_> {
     /// Updates `weights`, which are those of the parameters, of type `T`, or copies of them in another type.
     fn over_gradients<W, T>(
@@ -315,15 +342,16 @@ impl Pass<'_> {
         weights: &mut [W],
         (gradients, range): (&Flat, Range<usize>),
         moments: &mut [&mut [W::Acc]],
+        factored: Option<&Factored<W::Acc>>,
     ) -> Result<()>
     where
         W: Element,
         T: Element<Acc = W::Acc>,
     {
         if gradients.dtype() == T::DTYPE {
-            self.update(weights, &gradients.whole::<T>()?[range], moments)
+            self.update(weights, &gradients.whole::<T>()?[range], moments, factored)
         } else {
-            self.update(weights, &gradients.whole::<W::Acc>()?[range], moments)
+            self.update(weights, &gradients.whole::<W::Acc>()?[range], moments, factored)
         }
     }
 
@@ -332,6 +360,7 @@ impl Pass<'_> {
         weights: &mut [W],
         gradients: &[G],
         moments: &mut [&mut [W::Acc]],
+        factored: Option<&Factored<W::Acc>>,
     ) -> Result<()>
     where
         W: Element,
@@ -339,16 +368,21 @@ impl Pass<'_> {
     {
         let StepConfig { lr, grad_scale } = self.step;
         let decay = |weight_decay| if self.decay == Decay::Yes { weight_decay } else { 0.0 };
-        match (self.config, moments) {
-            (OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay }, [m, v]) => {
+        match (self.config, moments, factored) {
+            (OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay }, [m, v], None) => {
                 let (weight_decay, step) = (decay(weight_decay), self.count);
                 let config = AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale };
                 adamw(self.device, &config, weights, gradients, m, v)
             }
-            (OptimizerConfig::Sgd { momentum, weight_decay }, [m]) => {
+            (OptimizerConfig::Sgd { momentum, weight_decay }, [m], None) => {
                 let weight_decay = decay(weight_decay);
                 let config = Sgd { lr, momentum, weight_decay, grad_scale };
                 sgd(self.device, &config, weights, gradients, m)
+            }
+            (OptimizerConfig::Adafactor(_), means, Some((config, factors))) => {
+                let mean = means.first_mut().map_or(&mut [][..], |mean| mean);
+                let shape = &factors.shape;
+                adafactor(self.device, config, shape, weights, gradients, factors.lend(), mean)
             }
             _ => unreachable!("`new` made as many moments as the optimizer has"),
         }
