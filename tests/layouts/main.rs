@@ -10,12 +10,13 @@ mod reference;
 mod train;
 
 use ferrotron::models::gpt::GptConfig;
+use ferrotron::nn::{AdafactorConfig, OptimizerConfig, RelativeStep, Sharding};
 use ferrotron::tensor::RandomKey;
 use layout::{Layout, all, covering};
 use mutants::{Sites, Watched, faulty};
 use reference::reference;
 use std::sync::Arc;
-use train::{CLIP, difference, train};
+use train::{CLIP, Task, difference, train};
 
 /// GPT-2 style: tied, learned positions, biases.
 fn gpt2() -> GptConfig {
@@ -38,12 +39,12 @@ fn llama() -> GptConfig {
     }
 }
 
-fn compare(model: &GptConfig, layouts: &[Layout]) {
-    let reference = reference(model).unwrap();
+fn compare(task: &Task, layouts: &[Layout]) {
+    let reference = reference(task).unwrap();
     assert!(reference.steps.iter().all(|&(_, norm)| norm > CLIP), "nothing was clipped");
     let mut failures = Vec::new();
     for layout in [&Layout::SERIAL].into_iter().chain(layouts) {
-        match train(model, layout, CLIP, &|collective| collective) {
+        match train(task, layout, &|collective| collective) {
             Ok(found) => {
                 failures
                     .extend(difference(&found, &reference).map(|what| format!("{layout}: {what}")));
@@ -61,7 +62,7 @@ fn every_pair_of_axis_values_trains_as_one_rank_does() {
     let all = all(&model);
     let layouts = [covering(&all), random(&all, 24, 2)].concat();
     assert!(layouts.len() >= 40, "only {} layouts", layouts.len());
-    compare(&model, &layouts);
+    compare(&Task::new(&model), &layouts);
 }
 
 /// Layouts that nobody chose: others for each seed.
@@ -74,7 +75,37 @@ fn random(all: &[Layout], count: u64, seed: u64) -> Vec<Layout> {
 fn the_llama_style_trains_alike_too() {
     let model = llama();
     let all = all(&model);
-    compare(&model, &[covering(&all), random(&all, 12, 3)].concat());
+    compare(&Task::new(&model), &[covering(&all), random(&all, 12, 3)].concat());
+}
+
+/// Adafactor sees a parameter whole: its sums go over the ranks that have parts of it, and ZeRO's shards are
+/// made of parameters.
+#[test]
+fn adafactor_trains_in_every_layout_as_on_one_rank() {
+    // The gradients of the keys' biases are nothing but rounding errors (attention does not see what is added
+    // to all keys), which 1e-30 would leave to be divided by their own size.
+    let plain = AdafactorConfig { eps1: 1e-16, ..AdafactorConfig::default() };
+    let relative = AdafactorConfig { relative_step: RelativeStep::On, ..plain };
+    for (model, config, seed) in [
+        (gpt2(), AdafactorConfig { weight_decay: 0.1, ..plain }, 4),
+        (gpt2(), AdafactorConfig { clip_threshold: 0.5, ..relative }, 5),
+        (llama(), AdafactorConfig { beta1: 0.9, weight_decay: 0.1, ..relative }, 6),
+    ] {
+        let all = all(&model);
+        let task = Task { optimizer: OptimizerConfig::Adafactor(config), ..Task::new(&model) };
+        let zero = [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights];
+        let zero = zero.map(|sharding| Layout { dp: 2, micro: 2, sharding, ..Layout::SERIAL });
+        let mut layouts = vec![
+            Layout { tp: 2, micro: 2, ..Layout::SERIAL },
+            Layout { pp: 2, micro: 2, ..Layout::SERIAL },
+            // Two stages with the same matrix, and four ranks whose sums could be added up in other orders.
+            Layout { tp: 4, pp: 2, micro: 2, ..Layout::SERIAL },
+        ];
+        layouts.retain(|layout| layout.allowed(&model));
+        layouts.extend(zero);
+        layouts.extend(if seed == 4 { covering(&all) } else { random(&all, 12, seed) });
+        compare(&task, &layouts);
+    }
 }
 
 /// A test that can fail: a fault in any one reduction, or in a scale that is made of one, makes the comparison
@@ -82,10 +113,11 @@ fn the_llama_style_trains_alike_too() {
 #[test]
 fn no_reduction_can_be_left_out() {
     let model = gpt2();
-    let reference = reference(&model).unwrap();
+    let task = Task::new(&model);
+    let reference = reference(&task).unwrap();
     let sites = Arc::new(Sites::default());
     for layout in random(&all(&model), 24, 2) {
-        let found = train(&model, &layout, CLIP, &|inner| {
+        let found = train(&task, &layout, &|inner| {
             let sites = sites.clone();
             let fault = move |group: &str, call: &_| {
                 sites.note(group, call, &layout);
@@ -99,7 +131,7 @@ fn no_reduction_can_be_left_out() {
     assert!(mutants.len() >= 2 * 12, "only {} mutants: {mutants:?}", mutants.len());
     for (site, fault, layouts) in mutants {
         let noticed = layouts.iter().any(|layout| {
-            let found = train(&model, layout, CLIP, &|inner| {
+            let found = train(&task, layout, &|inner| {
                 Arc::new(Watched { inner, fault: faulty(site.clone(), fault) })
             });
             match found {
@@ -120,9 +152,11 @@ fn no_reduction_can_be_left_out() {
 #[test]
 fn unclipped_gradients_are_noticed() {
     let model = gpt2();
-    let reference = reference(&model).unwrap();
+    let task = Task::new(&model);
+    let reference = reference(&task).unwrap();
     for layout in random(&all(&model), 2, 2).into_iter().chain([Layout::SERIAL]) {
-        let found = train(&model, &layout, 0.0, &|collective| collective).unwrap();
+        let found =
+            train(&Task { clip_grad: 0.0, ..task }, &layout, &|collective| collective).unwrap();
         assert!(difference(&found, &reference).is_some(), "{layout}");
     }
 }

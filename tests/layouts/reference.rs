@@ -4,18 +4,19 @@
 //! missing in all layouts, of which none would differ from another.
 
 use ferrotron::models::data::Samples;
-use ferrotron::models::gpt::{Gpt, GptConfig};
+use ferrotron::models::gpt::Gpt;
 use ferrotron::nn::{Context, Mode, Module, Optimizer, Param, ParamBuffers, Scope, StepConfig};
 use ferrotron::tensor::{DType, Device, Result, Tensor};
 
 use super::layout::{GLOBAL_BATCH, SEQ_LENGTH};
-use super::train::{CLIP, Found, Noise, OPTIMIZER, SEED, STEPS, Tensors, WEIGHTS, schedule};
+use super::train::{ADAMW, Found, Noise, SEED, STEPS, Task, Tensors, WEIGHTS, schedule};
 
-pub fn reference(model: &GptConfig) -> Result<Found> {
+pub fn reference(task: &Task) -> Result<Found> {
+    let Task { model, optimizer, clip_grad } = *task;
     let device = Device::cpu(1)?;
     let gpt = Gpt::new(&Scope::new(&device, DType::F64, WEIGHTS), model)?;
     let buffers = ParamBuffers::new(&gpt.params())?;
-    let mut optimizer = Optimizer::new(OPTIMIZER, &buffers)?;
+    let mut optimizer = Optimizer::new(optimizer, &buffers)?;
     let samples = Noise { vocab: model.vocab_size };
     let (mut steps, mut first) = (Vec::new(), Tensors::new());
     for step in 0..STEPS as u64 {
@@ -34,10 +35,10 @@ pub fn reference(model: &GptConfig) -> Result<Found> {
 
         let gradients = named(&buffers, |param| Ok(param.leaf().gradient()?.expect("a gradient")))?;
         let norm = gradients.values().flatten().map(|g| g * g).sum::<f64>().sqrt();
-        let grad_scale = (CLIP / (norm + 1e-6)).min(1.0);
+        let grad_scale = (clip_grad / (norm + 1e-6)).min(1.0);
         optimizer.step(&buffers, &StepConfig { lr: schedule()?.lr(step + 1), grad_scale })?;
         steps.push((loss, norm));
-        if step == 0 {
+        if step == 0 && task.optimizer == ADAMW {
             first = gradients;
         }
     }

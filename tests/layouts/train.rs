@@ -23,7 +23,7 @@ pub const WEIGHTS: u64 = 1234;
 /// Of the training: dropout.
 pub const SEED: u64 = 7;
 
-pub const OPTIMIZER: OptimizerConfig =
+pub const ADAMW: OptimizerConfig =
     OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 
 pub fn schedule() -> Result<Schedule> {
@@ -69,7 +69,7 @@ pub type Tensors = BTreeMap<String, Vec<f64>>;
 pub struct Found {
     /// Loss and gradient norm of every step.
     pub steps: Vec<(f64, f64)>,
-    /// The gradients of the first step.
+    /// The gradients of the first step, where the optimizer keeps them: of AdamW.
     pub gradients: Tensors,
     /// The weights after the last step.
     pub weights: Tensors,
@@ -90,12 +90,28 @@ struct RankFound {
 /// Stands between a rank and its collectives.
 pub type Wrap<'a> = &'a (dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective> + Sync);
 
-/// Trains in a layout, every rank a thread, with gradients clipped to the norm `clip_grad`.
-pub fn train(model: &GptConfig, layout: &Layout, clip_grad: f64, wrap: Wrap) -> Result<Found> {
+/// What is trained, and how, in every layout.
+#[derive(Clone, Copy)]
+pub struct Task<'a> {
+    pub model: &'a GptConfig,
+    pub optimizer: OptimizerConfig,
+    /// The norm to which gradients are clipped.
+    pub clip_grad: f64,
+}
+
+impl Task<'_> {
+    /// With AdamW, and clipped in every step.
+    pub fn new(model: &GptConfig) -> Task<'_> {
+        Task { model, optimizer: ADAMW, clip_grad: CLIP }
+    }
+}
+
+/// Trains in a layout, every rank a thread.
+pub fn train(task: &Task, layout: &Layout, wrap: Wrap) -> Result<Found> {
     let config = WorldConfig { timeout: Duration::from_secs(60) };
     let ranks = run_threads(layout.ranks(), &config, |world| {
         let mesh = Mesh::new(&world, layout.mesh(), layout.sequence())?.wrapped(wrap);
-        train_rank(model, layout, clip_grad, &mesh)
+        train_rank(task, layout, &mesh)
     });
     let ranks = ranks.into_iter().collect::<Result<Vec<_>>>()?;
     let steps = ranks[0].steps.clone();
@@ -121,16 +137,12 @@ pub fn train(model: &GptConfig, layout: &Layout, clip_grad: f64, wrap: Wrap) -> 
     Ok(Found { steps, gradients: assemble(gradients), weights })
 }
 
-fn train_rank(
-    model: &GptConfig,
-    layout: &Layout,
-    clip_grad: f64,
-    mesh: &Mesh,
-) -> Result<RankFound> {
+fn train_rank(task: &Task, layout: &Layout, mesh: &Mesh) -> Result<RankFound> {
+    let Task { model, optimizer, clip_grad } = *task;
     let scope = Scope::new(&Device::cpu(1)?, DType::F64, WEIGHTS);
     let config = TrainerConfig {
         seed: SEED,
-        optimizer: OPTIMIZER,
+        optimizer,
         schedule: schedule()?,
         clip_grad,
         batch_size: BatchSize::new(BatchSizeConfig {
@@ -148,7 +160,7 @@ fn train_rank(
     for step in 0..STEPS {
         let report = trainer.step(&samples)?;
         steps.push((report.loss, report.grad_norm));
-        if step == 0 {
+        if step == 0 && optimizer == ADAMW {
             let (_, moments) = trainer.held()?;
             for held in &moments.held {
                 let Some(name) = held.name.strip_prefix("optimizer.exp_avg.") else { continue };
