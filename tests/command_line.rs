@@ -208,6 +208,12 @@ fn bad_input_gets_one_clear_line() {
             2,
             &["loss-scale", "4 steps"],
         ),
+        (
+            &["train", "--data", "text.txt", "--optimizer", "adafactor", "--adafactor-beta1", "1"],
+            2,
+            &["beta1", "1"],
+        ),
+        (&["train", "--load", "run", "--optimizer", "adafactor"], 1, &["exp_avg_sq_row"]),
         (&["train", "--data", "text.txt", "--device", "cuda"], 2, &["cuda"]),
         (&["train", "--data", "text.txt", "--save", "/proc/run"], 1, &["/proc/run"]),
         (&["train", "--load", "run", "--hidden-size", "32"], 2, &["16", "32"]),

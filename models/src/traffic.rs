@@ -21,7 +21,8 @@ use ferrotron_tensor::balanced;
 use crate::gpt::{Gpt, Recompute};
 use crate::trainer::Trainer;
 
-/// Bytes that a rank sends in a step, but for single numbers: norm, loss, number of tokens.
+/// Bytes that a rank sends in a step, but for single numbers (norm, loss, number of tokens) and the sums of
+/// Adafactor over rows and columns of parameters that ranks share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepTraffic {
     /// To ranks that share layers.

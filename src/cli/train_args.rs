@@ -6,8 +6,8 @@ use ferrotron::models::data::DataConfig;
 use ferrotron::models::run::{Intervals, TraceConfig};
 use ferrotron::models::tokenizer::TokenizerChoice;
 use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, TrainerConfig};
-use ferrotron::nn::OptimizerConfig;
 use ferrotron::nn::schedule::{DecayStyle, Schedule, ScheduleConfig, WsdDecayStyle};
+use ferrotron::nn::{AdafactorConfig, OptimizerConfig, RelativeStep};
 use ferrotron::{Error, Result};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -23,6 +23,8 @@ pub enum OptimizerArg {
     Adam,
     /// Gradient descent with momentum
     Sgd,
+    /// Adafactor: mean squares of rows and columns instead of every element's
+    Adafactor,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -163,6 +165,47 @@ pub struct OptimizationArgs {
     /// Share of the last update that goes on with --optimizer sgd
     #[arg(long, value_name = "X", default_value_t = 0.9)]
     pub sgd_momentum: f64,
+    #[command(flatten)]
+    pub adafactor: AdafactorArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct AdafactorArgs {
+    /// Steps of min(0.01, 1 / sqrt(step)) times the RMS of each parameter instead of --lr and its schedule
+    #[arg(long)]
+    adafactor_relative_step: bool,
+    /// Decay of the mean of updates; 0 keeps none
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    adafactor_beta1: f64,
+    /// The mean squares of step t decay by 1 - t^-X
+    #[arg(long, value_name = "X", default_value_t = 0.8)]
+    adafactor_decay_rate: f64,
+    /// Added to squares of gradients
+    #[arg(long, value_name = "X", default_value_t = 1e-30)]
+    adafactor_eps1: f64,
+    /// Smallest RMS of a parameter that relative steps count with
+    #[arg(long, value_name = "X", default_value_t = 1e-3)]
+    adafactor_eps2: f64,
+    /// Largest RMS of the update of a parameter
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    adafactor_clip_threshold: f64,
+}
+
+impl AdafactorArgs {
+    fn config(&self, weight_decay: f64) -> AdafactorConfig {
+        AdafactorConfig {
+            beta1: self.adafactor_beta1,
+            decay_rate: self.adafactor_decay_rate,
+            eps1: self.adafactor_eps1,
+            eps2: self.adafactor_eps2,
+            clip_threshold: self.adafactor_clip_threshold,
+            weight_decay,
+            relative_step: match self.adafactor_relative_step {
+                true => RelativeStep::On,
+                false => RelativeStep::Off,
+            },
+        }
+    }
 }
 
 impl OptimizationArgs {
@@ -207,6 +250,9 @@ impl OptimizationArgs {
                     momentum: self.sgd_momentum,
                     weight_decay: self.weight_decay,
                 },
+                OptimizerArg::Adafactor => {
+                    OptimizerConfig::Adafactor(self.adafactor.config(self.weight_decay))
+                }
             },
             schedule: self.schedule(steps)?,
             clip_grad: self.clip_grad,
