@@ -185,8 +185,7 @@ impl Optimizer {
         sum: &mut SumParts,
     ) -> Result<()> {
         self.check_writable(buffers)?;
-        self.step += 1;
-        let (config, rounding, count) = (self.config, self.rounding, self.step);
+        let (config, rounding, count) = (self.config, self.rounding, self.step + 1);
         let mut numbers = match &config {
             OptimizerConfig::Adafactor(config) => {
                 let lr = self.config.learning_rate(step.lr, count);
@@ -196,6 +195,7 @@ impl Optimizer {
             _ => Vec::new(),
         }
         .into_iter();
+        self.step = count;
         for (group, state) in buffers.groups().iter().zip(&mut self.groups) {
             let numbers = numbers.next();
             let State { pieces, moments, mean_squares, master } = state;

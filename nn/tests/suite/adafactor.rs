@@ -269,6 +269,7 @@ fn what_it_cannot_see_whole_is_refused() -> Result<()> {
     set_gradients(&part, 0)?;
     let error = optimizer.step(&buffers, &StepConfig { lr: LR, grad_scale: 1.0 }).unwrap_err();
     assert!(error.to_string().contains("parameters are cut between ranks"), "{error}");
+    assert_eq!(optimizer.steps(), 0);
 
     for (config, part) in [
         (
