@@ -1,10 +1,14 @@
 //! The passes of Adafactor over one parameter: Shazeer and Stern, arXiv 1804.04235, algorithms 4 and 5.
 //!
-//! For the gradient g = grad_scale * gradient of a matrix, or of each of several matrices:
-//!   R[i] = mean_j g[i,j]^2, C[j] = mean_i g[i,j]^2                        [`square_sums`]
-//!   u[i,j] = g[i,j] * rows[i] * columns[j], where rows = 1 / sqrt(R / mean(R)) and columns = 1 / sqrt(C) of
-//!   the running means, and its RMS, by which it is clipped                  [`update_sq_norm`]
-//!   w = keep * w - step * u, or with a mean of updates                      [`adafactor`]
+//! For the gradient g = grad_scale * gradient of a matrix, or of each of several matrices, with i its rows and j
+//! its columns:
+//!
+//! ```text
+//! R_i = mean_j g_ij^2, C_j = mean_i g_ij^2                         square_sums
+//! u_ij = g_ij * r_i * c_j, and its RMS, by which it is clipped     update_sq_norm
+//!     r = 1 / sqrt(R / mean(R)), c = 1 / sqrt(C), of running means
+//! w = keep * w - step * u, or with a mean of updates               adafactor
+//! ```
 //!
 //! What lies between these passes (means over the parts of other ranks, running means, clipping) is a handful
 //! of numbers for each row and column, and the optimizer's business. A vector is a matrix of one row.
