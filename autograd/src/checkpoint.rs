@@ -1,13 +1,17 @@
 //! Checkpoint regions: run forward without keeping anything but the inputs, and again in backward.
 //!
+//! A region's output is kept by those who use it, as any operand. Where that is most of what the region could save, it
+//! is discarded too: its users ask the region to run again.
+//!
 //! Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
 
 use ferrotron_tensor::{Result, Tensor};
+use std::sync::{Arc, Mutex};
 
 use crate::engine::backward;
-use crate::node::{Slot, Source};
+use crate::node::{Edge, Slot, Source};
 use crate::recording::{Recording, with};
-use crate::{Backward, Cotangents, Grads, Leaf, Saved, Var, forward_span};
+use crate::{Backward, Cotangents, Grads, Leaf, Saved, Var, forward_span, lock};
 
 /// Runs `f` on `inputs`, keeping only the inputs; backward runs it again and then walks its graph.
 ///
@@ -33,6 +37,59 @@ pub fn checkpoint(
     f: impl Fn(&[Var]) -> Result<Vec<Var>> + Send + 'static,
 ) -> Result<Vec<Var>> {
     let _span = forward_span("checkpoint");
+    let (values, leaves) = run_unrecorded(inputs, &f)?;
+    Var::record_edges(edges(inputs, &leaves), values, || Region::new(f, inputs, leaves))
+}
+
+/// As [`checkpoint`], of a region whose outputs are not kept either: who needs one in backward makes the region
+/// run again, once for all of them and for its own gradient.
+///
+/// This pays where the outputs are much of what the region computes, such as attention, whose output its own
+/// gradient and the next layer would keep. It needs the operation behind the region to run backward before the region
+/// does, which it always does, or to be deferred, and then the outputs live until it runs.
+///
+/// ```
+/// use ferrotron_autograd::{Leaf, checkpoint_without_outputs};
+/// use ferrotron_tensor::{Device, Tensor};
+/// let device = Device::cpu(1)?;
+/// let x = Leaf::new("x", Tensor::from_slice(&device, &[0.5_f64], &[1])?);
+/// let input = x.var()?.mul_scalar(2.0)?;
+/// let y = checkpoint_without_outputs(&[&input], |inputs| Ok(vec![inputs[0].tanh()?]))?.remove(0);
+/// let z = y.square()?;
+/// assert_eq!(z.saved_bytes(), 8); // `input`, but not `y`
+/// z.backward()?;
+/// let tanh = 1.0_f64.tanh();
+/// assert_eq!(x.gradient()?.unwrap().item()?, 2.0 * tanh * (1.0 - tanh * tanh) * 2.0);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub fn checkpoint_without_outputs(
+    inputs: &[&Var],
+    f: impl Fn(&[Var]) -> Result<Vec<Var>> + Send + 'static,
+) -> Result<Vec<Var>> {
+    let _span = forward_span("checkpoint");
+    let (values, leaves) = run_unrecorded(inputs, &f)?;
+    let mut shared = None;
+    let outputs = Var::record_edges(edges(inputs, &leaves), values, || {
+        let region = Region::new(f, inputs, leaves);
+        let kept = region.inputs.clone();
+        let rerun = Rerun { region: Some(region), ran: None, outputs: Vec::new() };
+        let rerun = Arc::new(Mutex::new(rerun));
+        shared = Some(rerun.clone());
+        WithoutOutputs { kept, rerun }
+    })?;
+    let Some(rerun) = shared else { return Ok(outputs) };
+    let discard = |(i, output): (usize, Var)| {
+        let rerun = rerun.clone();
+        output.recomputed_by(move || Ok(lock(&rerun).outputs()?[i].clone()))
+    };
+    Ok(outputs.into_iter().enumerate().map(discard).collect())
+}
+
+/// The values of the region's outputs, and the parameters that it read.
+fn run_unrecorded(
+    inputs: &[&Var],
+    f: &impl Fn(&[Var]) -> Result<Vec<Var>>,
+) -> Result<(Vec<Tensor>, Vec<Leaf>)> {
     let detached: Vec<Var> = inputs.iter().map(|input| input.detach()).collect();
     let (outputs, ended) = with(Recording::Region(Vec::new()), || f(&detached));
     let outputs = outputs?;
@@ -41,19 +98,15 @@ pub fn checkpoint(
     };
     // A variable may be returned without having been an operand of anything.
     outputs.iter().try_for_each(|output| output.log_use(&mut touched))?;
-    let values: Vec<Tensor> = outputs.into_iter().map(Var::into_value).collect();
-    // The parameters that the region read are its operands too: the graph leads to them even if no
-    // input wants a gradient, and an outer region learns of them.
-    let leaves = distinct(touched);
+    Ok((outputs.into_iter().map(Var::into_value).collect(), distinct(touched)))
+}
+
+/// The parameters that the region read are its operands too: the graph leads to them even if no input wants a
+/// gradient, and an outer region learns of them.
+fn edges(inputs: &[&Var], leaves: &[Leaf]) -> Vec<Edge> {
     let of_input = |input: &&Var| (input.source().cloned(), Slot::of(input.value()));
     let of_leaf = |leaf: &Leaf| (Some(Source::Leaf(leaf.clone())), Slot::of_leaf(leaf));
-    let edges = inputs.iter().map(of_input).chain(leaves.iter().map(of_leaf)).collect();
-    Var::record_edges(edges, values, || Region {
-        f: Box::new(f),
-        captured: leaves.into_iter().map(Saved::leaf).collect(),
-        inputs: inputs.iter().map(|input| input.save()).collect(),
-        wanted: inputs.iter().map(|input| input.needs_gradient()).collect(),
-    })
+    inputs.iter().map(of_input).chain(leaves.iter().map(of_leaf)).collect()
 }
 
 fn distinct(leaves: Vec<Leaf>) -> Vec<Leaf> {
@@ -66,14 +119,74 @@ fn distinct(leaves: Vec<Leaf>) -> Vec<Leaf> {
     out
 }
 
-type Rerun = Box<dyn Fn(&[Var]) -> Result<Vec<Var>> + Send>;
+type Forward = Box<dyn Fn(&[Var]) -> Result<Vec<Var>> + Send>;
 
 struct Region {
-    f: Rerun,
+    f: Forward,
     /// Parameters that the region read: only that they are unchanged is of interest.
     captured: Vec<Saved>,
     inputs: Vec<Saved>,
     wanted: Vec<bool>,
+}
+
+impl Region {
+    fn new(
+        f: impl Fn(&[Var]) -> Result<Vec<Var>> + Send + 'static,
+        inputs: &[&Var],
+        leaves: Vec<Leaf>,
+    ) -> Region {
+        Region {
+            f: Box::new(f),
+            captured: leaves.into_iter().map(Saved::leaf).collect(),
+            inputs: inputs.iter().map(|input| input.save()).collect(),
+            wanted: inputs.iter().map(|input| input.needs_gradient()).collect(),
+        }
+    }
+
+    fn run_again(&self) -> Result<Ran> {
+        self.captured.iter().try_for_each(Saved::check)?;
+        let inputs = self.inputs.iter().map(Saved::value).collect::<Result<Vec<_>>>()?;
+        let stand_ins: Vec<Option<Leaf>> = inputs
+            .iter()
+            .zip(&self.wanted)
+            .map(|(input, &wanted)| wanted.then(|| Leaf::stand_in(input.clone())))
+            .collect();
+        let variables = inputs
+            .into_iter()
+            .zip(&stand_ins)
+            .map(|(input, leaf)| leaf.as_ref().map_or_else(|| Ok(Var::constant(input)), Leaf::var))
+            .collect::<Result<Vec<_>>>()?;
+        let outputs = with(Recording::On, || (self.f)(&variables)).0?;
+        Ok(Ran { stand_ins, outputs })
+    }
+}
+
+/// A region's graph.
+struct Ran {
+    /// Leaves of the graph stand in for the inputs that want a gradient.
+    stand_ins: Vec<Option<Leaf>>,
+    outputs: Vec<Var>,
+}
+
+impl Ran {
+    fn backward(self, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        let with_gradient: Vec<(&Var, Tensor)> = self
+            .outputs
+            .iter()
+            .zip(dy.into_vec())
+            .filter_map(|(output, dy)| {
+                dy.filter(|_| output.needs_gradient()).map(|dy| (output, dy))
+            })
+            .collect();
+        let deferred = backward(&with_gradient, dx.mode)?;
+        dx.deferred.append(deferred);
+        for (i, leaf) in self.stand_ins.iter().enumerate() {
+            if let Some(gradient) = leaf.as_ref().map(Leaf::take_gradient).transpose()?.flatten() {
+                dx.give(i, gradient)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Backward for Region {
@@ -86,37 +199,55 @@ impl Backward for Region {
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
-        let Region { f, captured, inputs, wanted } = *self;
-        captured.iter().try_for_each(Saved::check)?;
-        let inputs = inputs.iter().map(Saved::value).collect::<Result<Vec<_>>>()?;
-        // Leaves of the inner graph stand in for the inputs that want a gradient.
-        let stand_ins: Vec<Option<Leaf>> = inputs
-            .iter()
-            .zip(&wanted)
-            .map(|(input, &wanted)| wanted.then(|| Leaf::stand_in(input.clone())))
-            .collect();
-        let variables = inputs
-            .into_iter()
-            .zip(&stand_ins)
-            .map(|(input, leaf)| leaf.as_ref().map_or_else(|| Ok(Var::constant(input)), Leaf::var))
-            .collect::<Result<Vec<_>>>()?;
-        let outputs = with(Recording::On, || f(&variables)).0?;
-        drop(variables);
-        drop(f);
-        let with_gradient: Vec<(&Var, Tensor)> = outputs
-            .iter()
-            .zip(dy.into_vec())
-            .filter_map(|(output, dy)| {
-                dy.filter(|_| output.needs_gradient()).map(|dy| (output, dy))
-            })
-            .collect();
-        let deferred = backward(&with_gradient, dx.mode)?;
-        dx.deferred.append(deferred);
-        for (i, leaf) in stand_ins.iter().enumerate() {
-            if let Some(gradient) = leaf.as_ref().map(Leaf::take_gradient).transpose()?.flatten() {
-                dx.give(i, gradient)?;
-            }
+        let ran = self.run_again()?;
+        drop(self);
+        ran.backward(dy, dx)
+    }
+}
+
+/// What the users of a region's outputs and the region's own gradient share.
+struct Rerun {
+    /// Until it has run again.
+    region: Option<Region>,
+    /// The graph, from when somebody made the region run again until its gradient takes it.
+    ran: Option<Ran>,
+    /// Those of the second run, while anybody may ask for them.
+    outputs: Vec<Tensor>,
+}
+
+impl Rerun {
+    fn outputs(&mut self) -> Result<&[Tensor]> {
+        if let Some(region) = &self.region {
+            let ran = region.run_again()?;
+            self.outputs = ran.outputs.iter().map(|output| output.value().clone()).collect();
+            self.ran = Some(ran);
+            self.region = None;
         }
-        Ok(())
+        Ok(&self.outputs)
+    }
+}
+
+struct WithoutOutputs {
+    /// The inputs of the region once more, for a memory report.
+    kept: Vec<Saved>,
+    rerun: Arc<Mutex<Rerun>>,
+}
+
+impl Backward for WithoutOutputs {
+    fn name(&self) -> &'static str {
+        "checkpoint"
+    }
+
+    fn saved(&self) -> Vec<&Tensor> {
+        self.kept.iter().filter_map(Saved::held).collect()
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+        let mut rerun = lock(&self.rerun);
+        rerun.outputs()?;
+        let ran = rerun.ran.take();
+        drop(rerun);
+        drop(self);
+        ran.map_or(Ok(()), |ran| ran.backward(dy, dx))
     }
 }

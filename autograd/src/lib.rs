@@ -33,12 +33,12 @@ mod span;
 mod var;
 
 pub use backward::{Backward, Cotangents, Grads};
-pub use checkpoint::checkpoint;
+pub use checkpoint::{checkpoint, checkpoint_without_outputs};
 pub use engine::{DeferredGrads, Root, WeightGrads, backward};
 pub use ferrotron_tensor::ops::matmul::Accum;
 pub use gradcheck::{GradcheckOptions, Mismatch, gradcheck, gradcheck_leaves};
 pub use leaf::{Fetch, Leaf, SharedFlat, lock, missing_gradients};
 pub use recording::no_grad;
-pub use saved::Saved;
+pub use saved::{Recipe, Saved};
 pub use span::forward_span;
 pub use var::Var;

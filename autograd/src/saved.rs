@@ -14,17 +14,34 @@ pub enum Saved {
     /// A parameter and its version: the value is asked for again in backward, so that a sharded
     /// parameter need not stay gathered in between.
     Leaf(Leaf, u64),
-    /// A value that is cheaper to compute again than to keep, from what its producer keeps anyway.
-    Recompute(Arc<dyn Fn() -> Result<Tensor> + Send + Sync>),
+    /// A value that is cheaper to compute again than to keep.
+    Recompute(Recipe),
+}
+
+/// How a value is computed again.
+#[derive(Clone)]
+pub struct Recipe {
+    pub(crate) compute: Arc<dyn Fn() -> Result<Tensor> + Send + Sync>,
+    /// What is kept for that alone, if not only what the producer keeps anyway.
+    pub(crate) held: Option<Tensor>,
 }
 
 impl Saved {
     /// Counts the value as kept, unless this thread records nothing: then it is not.
     pub(crate) fn tensor(value: &Tensor) -> Saved {
+        Saved::Tensor(value.clone()).counted()
+    }
+
+    /// As [`Saved::tensor`], of what a recipe keeps.
+    pub(crate) fn recipe(recipe: &Recipe) -> Saved {
+        Saved::Recompute(recipe.clone()).counted()
+    }
+
+    fn counted(self) -> Saved {
         if current(|recording| matches!(recording, Recording::On)) {
-            value.set_category(Category::Saved);
+            self.held().into_iter().for_each(|held| held.set_category(Category::Saved));
         }
-        Saved::Tensor(value.clone())
+        self
     }
 
     /// A parameter as it is now.
@@ -40,7 +57,7 @@ impl Saved {
         self.check()?;
         match self {
             Saved::Tensor(tensor) => Ok(tensor.clone()),
-            Saved::Recompute(compute) => compute(),
+            Saved::Recompute(recipe) => (recipe.compute)(),
             Saved::Leaf(leaf, _) => leaf.value(),
         }
     }
@@ -63,7 +80,8 @@ impl Saved {
     pub fn held(&self) -> Option<&Tensor> {
         match self {
             Saved::Tensor(tensor) => Some(tensor),
-            _ => None,
+            Saved::Recompute(recipe) => recipe.held.as_ref(),
+            Saved::Leaf(..) => None,
         }
     }
 }

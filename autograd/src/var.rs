@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::engine::{WeightGrads, backward};
 use crate::node::{Edge, Node, Slot, Source};
 use crate::recording::{Recording, current};
+use crate::saved::Recipe;
 use crate::{Backward, Leaf, Saved};
 
 /// A tensor and, if a gradient is wanted, the node that made it.
@@ -14,7 +15,7 @@ use crate::{Backward, Leaf, Saved};
 pub struct Var {
     value: Tensor,
     source: Option<Source>,
-    recompute: Option<Arc<dyn Fn() -> Result<Tensor> + Send + Sync>>,
+    recompute: Option<Recipe>,
 }
 
 impl Var {
@@ -67,7 +68,7 @@ impl Var {
     pub fn save(&self) -> Saved {
         match (&self.source, &self.recompute) {
             (Some(Source::Leaf(leaf)), _) => Saved::leaf(leaf.clone()),
-            (_, Some(recompute)) => Saved::Recompute(recompute.clone()),
+            (_, Some(recipe)) => Saved::recipe(recipe),
             _ => Saved::tensor(&self.value),
         }
     }
@@ -80,7 +81,39 @@ impl Var {
         recompute: impl Fn() -> Result<Tensor> + Send + Sync + 'static,
     ) -> Var {
         if self.needs_gradient() {
-            self.recompute = Some(Arc::new(recompute));
+            self.recompute = Some(Recipe { compute: Arc::new(recompute), held: None });
+        }
+        self
+    }
+
+    /// Tells the consumers of this variable to keep `part` instead of the value, which `whole` makes of it
+    /// again: a compressed form, or a share of what other ranks hold too. It must return the same bits.
+    ///
+    /// A parameter is still asked for itself.
+    ///
+    /// ```
+    /// use ferrotron_autograd::Leaf;
+    /// use ferrotron_tensor::{DType, Device, Tensor};
+    /// let device = Device::cpu(1)?;
+    /// let x = Leaf::new("x", Tensor::full(&device, DType::F32, &[8], 3.0)?);
+    /// let half = Tensor::full(&device, DType::BF16, &[8], 6.0)?; // exact in 16 bits
+    /// let y = x.var()?.mul_scalar(2.0)?.kept_as(half, |half| half.cast(DType::F32));
+    /// let z = y.square()?.sum_all()?;
+    /// assert_eq!(z.saved_bytes(), 8 * 2);
+    /// z.backward()?;
+    /// assert_eq!(x.gradient()?.unwrap().to_f64()?, [24.0; 8]); // 2 (2 x) 2
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    #[must_use]
+    pub fn kept_as(
+        mut self,
+        part: Tensor,
+        whole: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Var {
+        if self.needs_gradient() {
+            let kept = part.clone();
+            self.recompute =
+                Some(Recipe { compute: Arc::new(move || whole(&kept)), held: Some(part) });
         }
         self
     }

@@ -10,60 +10,17 @@ use ferrotron_nn::{
 };
 use ferrotron_parallel::collective::balanced;
 use ferrotron_parallel::mesh::Mesh;
-use ferrotron_parallel::tensor_parallel::{
-    ParallelAttention, ParallelMlp, TensorParallel, VocabParallelEmbedding,
-};
+use ferrotron_parallel::tensor_parallel::{TensorParallel, VocabParallelEmbedding};
 use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
 use ferrotron_tensor::{At, Error, Result, Tensor};
 use std::ops::Range;
-use tracing::trace_span;
+
+use crate::block::Block;
 
 pub use crate::config::{ActivationKind, GptConfig, Normalization, PositionEmbedding};
-
-/// One transformer block, norms first.
-#[derive(Debug, Clone)]
-pub struct Block {
-    path: String,
-    norm_1: Norm,
-    attn: ParallelAttention,
-    norm_2: Norm,
-    mlp: ParallelMlp,
-    dropout_1: Dropout,
-    dropout_2: Dropout,
-}
-
-impl Block {
-    fn new(scope: &Scope, mesh: &Mesh, config: &GptConfig) -> Result<Block> {
-        let (tp, cp) = (mesh.tensor_parallel(), mesh.context_parallel());
-        let residual = tp.residual_scope(scope);
-        Ok(Block {
-            path: scope.path().to_string(),
-            norm_1: config.norm(&residual.child("norm_1")),
-            attn: ParallelAttention::new(&scope.child("attn"), &tp, &cp, &config.attention())?,
-            norm_2: config.norm(&residual.child("norm_2")),
-            mlp: ParallelMlp::new(&scope.child("mlp"), &tp, &config.mlp())?,
-            dropout_1: Dropout::new(&scope.child("dropout_1"), config.hidden_dropout)?,
-            dropout_2: Dropout::new(&scope.child("dropout_2"), config.hidden_dropout)?,
-        })
-    }
-
-    fn forward(&self, ctx: &Context, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
-        let _span = trace_span!("module", name = self.path).entered();
-        let y = self.attn.forward(ctx, &self.norm_1.forward(x)?, cache)?;
-        let x = x.add(&self.dropout_1.forward(ctx, &y)?)?; // (B, T, C)
-        let y = self.mlp.forward(&self.norm_2.forward(&x)?)?;
-        x.add(&self.dropout_2.forward(ctx, &y)?) // (B, T, C)
-    }
-}
-
-impl Module for Block {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        self.norm_1.visit(f);
-        self.attn.visit(f);
-        self.norm_2.visit(f);
-        self.mlp.visit(f);
-    }
-}
+pub use crate::recompute::{
+    Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp, RegionInputs,
+};
 
 /// Tokens and positions become vectors.
 #[derive(Debug, Clone)]
@@ -158,16 +115,6 @@ impl GptPart {
     }
 }
 
-/// Whether blocks keep what their backward needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Recompute {
-    /// They keep it.
-    #[default]
-    None,
-    /// They keep their input and run forward again: Chen et al., arXiv 1604.06174.
-    Full,
-}
-
 /// A decoder-only transformer language model, or one rank's part of it.
 ///
 /// ```
@@ -246,17 +193,21 @@ impl Gpt {
         })
     }
 
-    /// The same model, whose blocks recompute as said.
+    /// The same model, which recomputes as said.
     #[must_use]
     pub fn with_recompute(mut self, recompute: Recompute) -> Gpt {
         self.recompute = recompute;
         self
     }
 
-    /// The modules that run forward again in backward.
-    pub fn recomputed(&self) -> impl Iterator<Item = &dyn Module> {
-        let again = self.recompute == Recompute::Full;
-        self.blocks.iter().filter(move |_| again).map(|block| block as &dyn Module)
+    /// The regions that run forward again in backward: the parameters that each reads, in order.
+    pub fn recomputed(&self) -> impl Iterator<Item = Vec<Param>> {
+        let params = |blocks: Range<usize>| self.blocks[blocks].iter().flat_map(Module::params);
+        let regions = self.recompute.regions(self.blocks.len()).into_iter();
+        let regions = regions.map(move |blocks| params(blocks).collect());
+        let modules = self.recompute.modules();
+        let parts = self.blocks.iter().flat_map(move |block| block.recomputed(modules));
+        regions.chain(parts.map(Module::params))
     }
 
     /// What the model is made of.
@@ -299,15 +250,26 @@ impl Gpt {
     }
 
     /// (B, T, C) -> (B, T, C), through the blocks.
-    pub fn run_blocks(&self, ctx: &Context, x: Var) -> Result<Var> {
-        self.blocks.iter().try_fold(x, |x, block| match self.recompute {
-            Recompute::Full if ctx.mode == Mode::Train => {
-                let (block, ctx) = (block.clone(), ctx.clone());
-                let run = move |x: &[Var]| Ok(vec![block.forward(&ctx, &x[0], None)?]);
-                Ok(checkpoint(&[&x], run)?.remove(0))
+    pub fn run_blocks(&self, ctx: &Context, mut x: Var) -> Result<Var> {
+        let regions = match ctx.mode {
+            Mode::Train => self.recompute.regions(self.blocks.len()),
+            Mode::Eval => Vec::new(),
+        };
+        let kept = regions.last().map_or(0, |last| last.end);
+        for region in regions {
+            if self.recompute.inputs() == RegionInputs::Distributed {
+                x = self.tp.kept_in_parts(x)?;
             }
-            _ => block.forward(ctx, &x, None),
-        })
+            let (blocks, ctx) = (self.blocks[region].to_vec(), ctx.clone());
+            let run = move |x: &[Var]| {
+                let through =
+                    |x: Var, block: &Block| block.forward(&ctx, &x, None, RecomputeModules::NONE);
+                Ok(vec![blocks.iter().try_fold(x[0].clone(), through)?])
+            };
+            x = checkpoint(&[&x], run)?.remove(0);
+        }
+        let modules = self.recompute.modules();
+        self.blocks[kept..].iter().try_fold(x, |x, block| block.forward(ctx, &x, None, modules))
     }
 
     /// The summed cross-entropy of (B, T, C) behind the last block against targets (B, T), negative ones
@@ -350,7 +312,7 @@ impl Gpt {
         let cached = caches.first().map_or(0, KvCache::len);
         let mut x = self.embed_at(ctx, tokens, cached..cached + tokens.dim(1)?)?; // (B, T, C)
         for (block, cache) in self.blocks.iter().zip(caches) {
-            x = block.forward(ctx, &x, Some(cache))?;
+            x = block.forward(ctx, &x, Some(cache), RecomputeModules::NONE)?;
         }
         let (batch, length) = (x.dims()[0], x.dims()[1]);
         let last = x.narrow(1, length - 1, 1)?; // (B, 1, C)

@@ -1,8 +1,10 @@
 //! Models, data, tokenizers and training of Ferrotron.
 #![deny(missing_docs)]
 
+pub mod activation_bytes;
 pub mod batch_size;
 pub mod bench;
+mod block;
 pub mod checkpoint;
 mod config;
 pub mod data;
@@ -13,6 +15,7 @@ pub mod gpt;
 pub mod hugging_face;
 pub mod plot;
 pub mod presets;
+mod recompute;
 pub mod run;
 mod stage;
 pub mod support;

@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use crate::checkpoint::{self, Snapshot};
+use crate::checkpoint;
 use crate::data::{Dataset, Sampler, Validation};
 use crate::evaluate::{Evaluation, evaluate};
 use crate::plot::{LossCurve, plot};
@@ -299,19 +299,8 @@ fn save(trainer: &Trainer, tokenizer: &Tokenizer, config: &RunConfig) -> Result<
         let message = format!("step {step}: not saved; first offender: {culprit}");
         return Err(Error::value("train", message));
     }
-    let (weights, moments) = trainer.held()?;
-    let folder = checkpoint::save(
-        &config.folder,
-        trainer.mesh().world(),
-        Snapshot {
-            weights,
-            moments: Some(moments),
-            config: trainer.model(),
-            progress: trainer.progress(),
-            tokenizer: Some(tokenizer),
-            run: config.options.clone(),
-        },
-    )?;
+    let run = config.options.clone();
+    let folder = trainer.save(&config.folder, Some(tokenizer), run)?;
     if trainer.mesh().rank() == 0 {
         checkpoint::retain(&config.folder, config.save_retain)?;
     }

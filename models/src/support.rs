@@ -9,6 +9,8 @@
 //! | fewer layers than stages x chunks | a stage would hold nothing |
 //! | a sequence that 2 cp does not divide | every rank holds two chunks of it |
 //! | sequence parallelism, and positions of a rank that tp does not divide | they are cut evenly |
+//! | `recompute-num-layers` beyond the layers of a stage's chunk, `recompute-modules` without a module | nothing would be recomputed, or not as said |
+//! | distributed region inputs without tensor parallelism, with sequence parallelism, or of positions that tp does not divide | there is nothing to distribute; they are cut evenly |
 //! | a schedule that [`pipeline::refusal`] refuses | see there |
 //! | sharding or local SGD that [`data_parallel::refusal`] refuses | see there |
 
@@ -19,7 +21,7 @@ use ferrotron_parallel::pipeline::{self, PipelineConfig};
 use ferrotron_parallel::tensor_parallel::{ParallelAttention, SequenceParallel};
 use ferrotron_tensor::{Error, Result};
 
-use crate::gpt::{GptConfig, GptPart};
+use crate::gpt::{GptConfig, GptPart, RegionInputs};
 use crate::trainer::ParallelConfig;
 
 /// A run as far as its layout is concerned.
@@ -92,6 +94,26 @@ fn refusal(plan: &Plan) -> Option<String> {
              tensor-model-parallel-size {tp}"
         ));
     }
+    if parallel.recompute.inputs() == RegionInputs::Distributed {
+        let positions = seq_length / cp;
+        if tp == 1 || plan.sequence_parallel == SequenceParallel::On {
+            return Some(format!(
+                "distribute-saved-activations needs tensor-model-parallel-size above 1, got {tp}, and no \
+                 sequence-parallel, which distributes all of them"
+            ));
+        }
+        if !positions.is_multiple_of(tp) {
+            return Some(format!(
+                "distribute-saved-activations needs seq-length {seq_length} / context-parallel-size {cp} to be a \
+                 multiple of tensor-model-parallel-size {tp}"
+            ));
+        }
+    }
+    let blocks = model.num_layers.div_ceil(pp * parallel.chunks);
+    let recompute = parallel.recompute.refusal(blocks);
+    if recompute.is_some() {
+        return recompute;
+    }
     let schedule = PipelineConfig {
         kind: parallel.pipeline_schedule,
         stages: pp,
@@ -105,6 +127,7 @@ fn refusal(plan: &Plan) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpt::{Recompute, RecomputeMethod, RecomputeModules};
     use ferrotron_nn::Sharding;
     use ferrotron_parallel::data_parallel::DataParallelConfig;
     use ferrotron_parallel::pipeline::ScheduleKind;
@@ -125,6 +148,13 @@ mod tests {
             },
             ..ParallelConfig::default()
         };
+        let recompute = |recompute| ParallelConfig { recompute, ..plain };
+        let full = |layers, inputs| {
+            recompute(Recompute::Full { method: RecomputeMethod::Uniform, layers, inputs })
+        };
+        let [none, three] = [0, 3].map(|layers| full(layers, RegionInputs::Whole));
+        let distributed = full(1, RegionInputs::Distributed);
+        let nothing = recompute(Recompute::Selective(RecomputeModules::NONE));
         let narrow = GptConfig { vocab_size: 1, ..model.clone() };
         let plan = |model, (tp, cp, pp), parallel, seq_length| Plan {
             model,
@@ -142,6 +172,17 @@ mod tests {
             (plan(&model, (1, 2, 1), &plain, 30), "seq-length 30 is not a multiple of 2 x"),
             (plan(&model, (2, 1, 1), &plain, 15), "sequence-parallel needs seq-length 15"),
             (plan(&model, (1, 1, 2), &interleaved, 64), "3 microbatches and 2 stages"),
+            (plan(&model, (1, 1, 1), &none, 64), "recompute-num-layers 0 is not between 1 and"),
+            (plan(&model, (1, 1, 2), &three, 64), "recompute-num-layers 3 is not between 1 and"),
+            (plan(&model, (1, 1, 1), &nothing, 64), "needs recompute-modules"),
+            (plan(&model, (2, 1, 1), &distributed, 64), "no sequence-parallel"),
+            (
+                Plan {
+                    sequence_parallel: SequenceParallel::Off,
+                    ..plan(&model, (2, 1, 1), &distributed, 15)
+                },
+                "distribute-saved-activations needs seq-length 15",
+            ),
             (
                 plan(&model, (1, 1, 2), &zero, 64),
                 "ZeRO stage 2 reduces gradients after each micro-batch",
@@ -150,7 +191,11 @@ mod tests {
             let error = check(&plan).unwrap_err().to_string();
             assert!(error.contains(part) && !error.contains('\n'), "{error}");
         }
-        for good in [plan(&model, (2, 2, 4), &plain, 64), plan(&model, (1, 1, 1), &zero, 7)] {
+        for good in [
+            plan(&model, (2, 2, 4), &plain, 64),
+            plan(&model, (1, 1, 1), &zero, 7),
+            plan(&model, (1, 1, 1), &three, 64),
+        ] {
             check(&good).unwrap();
         }
     }

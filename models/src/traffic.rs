@@ -10,6 +10,7 @@
 //! | tp, pipeline | what arrives in t parts is put together | (t-1)/t a each |
 //! | cp | in a block, keys and values go round, in backward with their gradients (Liu et al., arXiv 2310.01889) | (3c - 2) times those of the rank |
 //! | pp | activations to the next stage, gradients to the one before | a/t each |
+//! | recomputation | what a part sends on its way forward, again | two halves each of attention and MLP, (c - 1) of a ring; a half for each input that is distributed |
 //! | dp | gradients and weights | see [`DataParallel::expected_traffic`] |
 //!
 //! [`DataParallel::expected_traffic`]: ferrotron_parallel::data_parallel::DataParallel::expected_traffic
@@ -18,7 +19,7 @@ use ferrotron_nn::Axis;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::balanced;
 
-use crate::gpt::{Gpt, Recompute};
+use crate::gpt::{Gpt, RegionInputs};
 use crate::trainer::Trainer;
 
 /// Bytes that a rank sends in a step, but for single numbers (norm, loss, number of tokens) and the sums of
@@ -54,23 +55,29 @@ pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
     let half = activation * (t - 1) / t;
     let groups = balanced(model.num_query_groups, t, tp.rank()).len();
     let key_values = tokens * 2 * groups * model.kv_channels;
-    let again = usize::from(parallel.recompute == Recompute::Full);
 
     let (mut layers, mut rings, mut messages) = (0, 0, 0);
     for part in trainer.parts().iter().map(Gpt::held) {
         let blocks = part.blocks.len();
+        let again = parallel.recompute.twice_run(blocks);
         let inner = usize::from(!part.first) + usize::from(!part.last);
         messages += inner;
         let (first, last) = (usize::from(part.first), usize::from(part.last));
         layers += half
             * match sequence_parallel {
-                false => blocks * (8 + 4 * again) + 2 * first + 2 * last + inner,
-                true => blocks * (10 + 4 * again) + 2 * first + 3 * last,
+                false => 8 * blocks + 2 * first + 2 * last + inner,
+                true => 10 * blocks + 2 * first + 3 * last,
             };
+        layers += half * 2 * (again.attention + again.mlp);
+        if parallel.recompute.inputs() == RegionInputs::Distributed {
+            // But what the stage before has sent is here.
+            let inputs = parallel.recompute.regions(blocks).len();
+            layers += half * (inputs - usize::from(!part.first));
+        }
         layers += last * 2 * (3 * tokens) * (t - 1) / t;
         rings += match cp.size() {
             1 => 0,
-            c => blocks * ((3 * c - 2) + again * (c - 1)),
+            c => blocks * (3 * c - 2) + again.core * (c - 1),
         };
     }
     let width = trainer.scope().dtype().size();
@@ -94,7 +101,9 @@ mod tests {
     use super::*;
     use crate::batch_size::{BatchSize, BatchSizeConfig};
     use crate::data::{Batch, Samples};
-    use crate::gpt::GptConfig;
+    use crate::gpt::{
+        GptConfig, Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp,
+    };
     use crate::trainer::{ParallelConfig, PrecisionConfig, TrainerConfig};
     use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
     use ferrotron_nn::{OptimizerConfig, Scope, Sharding};
@@ -156,7 +165,20 @@ mod tests {
 
     #[test]
     fn a_step_sends_what_is_expected() {
-        let full = ParallelConfig { recompute: Recompute::Full, ..ParallelConfig::default() };
+        let with = |recompute| ParallelConfig { recompute, ..ParallelConfig::default() };
+        let region =
+            |method, layers| Recompute::Full { method, layers, inputs: RegionInputs::Whole };
+        let distributed = |method, layers| {
+            with(Recompute::Full { method, layers, inputs: RegionInputs::Distributed })
+        };
+        let two = region(RecomputeMethod::Uniform, 2);
+        let three = region(RecomputeMethod::Uniform, 3);
+        let first = region(RecomputeMethod::Block, 1);
+        let parts = |attention, mlp| Recompute::Selective(RecomputeModules { attention, mlp });
+        let both = parts(RecomputedAttention::Layer, RecomputedMlp::Layer);
+        let attention = parts(RecomputedAttention::Layer, RecomputedMlp::None);
+        let mlp = parts(RecomputedAttention::Core, RecomputedMlp::Layer);
+        let full = with(Recompute::FULL);
         // Several buckets a block, and tied ends.
         let zero = |sharding, recompute| ParallelConfig {
             data_parallel: DataParallelConfig {
@@ -167,7 +189,7 @@ mod tests {
             recompute,
             ..ParallelConfig::default()
         };
-        let (keep, again) = (Recompute::None, Recompute::Full);
+        let (keep, again) = (Recompute::None, Recompute::FULL);
         let interleaved = ParallelConfig {
             pipeline_schedule: ScheduleKind::Interleaved,
             chunks: 2,
@@ -196,6 +218,24 @@ mod tests {
             (4, (2, 1, 1), on, zero(Sharding::Weights, keep)),
             (4, (2, 1, 1), on, zero(Sharding::Weights, again)),
             (4, (1, 2, 1), off, zero(Sharding::Weights, again)),
+            (2, (2, 1, 1), off, with(first)),
+            (2, (2, 1, 1), off, distributed(RecomputeMethod::Uniform, 1)),
+            (4, (2, 1, 2), off, distributed(RecomputeMethod::Uniform, 1)),
+            (4, (2, 2, 1), off, distributed(RecomputeMethod::Block, 2)),
+            (2, (2, 1, 1), on, with(three)),
+            (2, (2, 1, 1), off, with(attention)),
+            (2, (2, 1, 1), on, with(both)),
+            (2, (2, 1, 1), on, with(Recompute::SELECTIVE)),
+            (2, (1, 2, 1), off, with(Recompute::SELECTIVE)),
+            (4, (1, 2, 2), off, with(mlp)),
+            (4, (2, 2, 1), off, with(first)),
+            (2, (1, 1, 1), off, zero(Sharding::Weights, two)),
+            (2, (1, 1, 1), off, zero(Sharding::Weights, three)),
+            (2, (1, 1, 1), off, zero(Sharding::Weights, first)),
+            (2, (1, 1, 1), off, zero(Sharding::Weights, both)),
+            (2, (1, 1, 1), off, zero(Sharding::Weights, attention)),
+            (2, (1, 1, 1), off, zero(Sharding::Weights, mlp)),
+            (4, (1, 2, 1), off, zero(Sharding::Weights, Recompute::SELECTIVE)),
         ] {
             let layout = Layout::new(ranks, t, c, p).unwrap();
             let found = run_threads(ranks, &WorldConfig::default(), |world| {

@@ -1,107 +1,26 @@
-//! One training step after another: the loop's parts, without files and without a terminal.
+//! One training step after another: the loop's parts, without a terminal.
 
-use ferrotron_nn::schedule::Schedule as LearningRate;
+mod config;
+
 use ferrotron_nn::{
-    Axis, Context, LossScale, LossScaler, Mode, Module, Optimizer, OptimizerConfig, ParamBuffers,
-    Rounding, Scope, StepConfig, WeightUpdate, clip_coefficient,
+    Axis, Context, LossScaler, Mode, Module, Optimizer, ParamBuffers, Scope, StepConfig,
+    clip_coefficient,
 };
-use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig};
+use ferrotron_parallel::data_parallel::DataParallel;
 use ferrotron_parallel::mesh::Mesh;
-use ferrotron_parallel::pipeline::{PipelineConfig, Schedule, ScheduleKind, execute};
+use ferrotron_parallel::pipeline::{PipelineConfig, Schedule, execute};
 use ferrotron_tensor::{Error, Result};
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tracing::trace_span;
 
-use crate::batch_size::BatchSize;
-use crate::checkpoint::{Checkpoint, Held, Moments, Progress};
+use crate::checkpoint::{self, Checkpoint, Held, Moments, Progress, Snapshot};
 use crate::data::{Batch, Samples};
-use crate::gpt::{Gpt, GptConfig, GptPart, Recompute};
+use crate::gpt::{Gpt, GptConfig, GptPart};
 use crate::stage::StageModel;
+use crate::tokenizer::Tokenizer;
 
-/// What a trainer needs besides model and data.
-#[derive(Debug, Clone)]
-pub struct TrainerConfig {
-    /// Seed of initial weights, dropout and sample order.
-    pub seed: u64,
-    /// Which optimizer, with its constants.
-    pub optimizer: OptimizerConfig,
-    /// Learning rate by step.
-    pub schedule: LearningRate,
-    /// Largest global gradient norm; 0 switches clipping off.
-    pub clip_grad: f64,
-    /// Samples per step and per micro-batch.
-    pub batch_size: BatchSize,
-    /// How the work is spread over the ranks of the mesh.
-    pub parallel: ParallelConfig,
-    /// How weights of 16 bits are trained.
-    pub precision: PrecisionConfig,
-}
-
-/// How weights of 16 bits are trained: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740. In
-/// which type their gradients are summed is a matter of [`DataParallelConfig`].
-#[derive(Debug, Clone, Copy)]
-pub struct PrecisionConfig {
-    /// Where they are updated.
-    pub weight_update: WeightUpdate,
-    /// How they are rounded.
-    pub rounding: Rounding,
-    /// What the loss is multiplied with before backward.
-    pub loss_scale: LossScale,
-}
-
-impl Default for PrecisionConfig {
-    /// Master weights, rounded to nearest, and no scale.
-    fn default() -> PrecisionConfig {
-        PrecisionConfig {
-            weight_update: WeightUpdate::default(),
-            rounding: Rounding::default(),
-            loss_scale: LossScale::NONE,
-        }
-    }
-}
-
-/// How the work of a step is spread, besides the sizes of the mesh. Nothing here changes the loss, but for
-/// local SGD.
-#[derive(Debug, Clone, Copy)]
-pub struct ParallelConfig {
-    /// Order of the pipeline's work.
-    pub pipeline_schedule: ScheduleKind,
-    /// Chunks of the model on each pipeline stage.
-    pub chunks: usize,
-    /// How gradients are reduced, and what of the optimizer's work is sharded.
-    pub data_parallel: DataParallelConfig,
-    /// Whether blocks recompute their forward pass.
-    pub recompute: Recompute,
-}
-
-impl Default for ParallelConfig {
-    /// 1F1B, one chunk, nothing sharded, nothing recomputed.
-    fn default() -> ParallelConfig {
-        ParallelConfig {
-            pipeline_schedule: ScheduleKind::OneFOneB,
-            chunks: 1,
-            data_parallel: DataParallelConfig::default(),
-            recompute: Recompute::None,
-        }
-    }
-}
-
-impl PrecisionConfig {
-    /// Errors if the loss scale is out of its range, or dynamic where every replica would have one of its own.
-    pub fn check(&self, parallel: &ParallelConfig) -> Result<()> {
-        let skips = LossScaler::new(self.loss_scale)?.skips();
-        match parallel.data_parallel.synchronize_every {
-            every if every > 1 && skips => Err(Error::config(
-                "loss-scale",
-                format!(
-                    "a dynamic scale does not go with replicas that take {every} steps of their own: each would skip \
-                     others; give a constant one"
-                ),
-            )),
-            _ => Ok(()),
-        }
-    }
-}
+pub use config::{ParallelConfig, PrecisionConfig, TrainerConfig};
 
 /// What one step found.
 #[derive(Debug, Clone, Copy)]
@@ -170,14 +89,13 @@ impl Trainer {
         mut config: TrainerConfig,
     ) -> Result<Trainer> {
         config.parallel.data_parallel.shard_unit = config.optimizer.shard_unit();
+        let loss_scaler = config.precision.loss_scaler(&config.parallel)?;
         let recompute = config.parallel.recompute;
         let parts: Vec<Gpt> = parts.into_iter().map(|gpt| gpt.with_recompute(recompute)).collect();
         let modules: Vec<&dyn Module> = parts.iter().map(|gpt| gpt as &dyn Module).collect();
-        let recomputed: Vec<&dyn Module> = parts.iter().flat_map(Gpt::recomputed).collect();
         let data_parallel = DataParallel::new(&modules, mesh, &config.parallel.data_parallel)?
-            .recomputing(&recomputed);
-        config.precision.check(&config.parallel)?;
-        let PrecisionConfig { weight_update, rounding, loss_scale } = config.precision;
+            .recomputing(parts.iter().flat_map(Gpt::recomputed));
+        let PrecisionConfig { weight_update, rounding, .. } = config.precision;
         let buffers = data_parallel.buffers();
         let optimizer = Optimizer::with_update(config.optimizer, buffers, weight_update, rounding)?;
         Ok(Trainer {
@@ -188,7 +106,7 @@ impl Trainer {
             parts,
             data_parallel,
             optimizer,
-            loss_scaler: LossScaler::new(loss_scale)?,
+            loss_scaler,
             progress: Progress::default(),
         })
     }
@@ -277,6 +195,23 @@ impl Trainer {
         let owns = |replicated| self.data_parallel.owns_replicated(replicated);
         let moments = Moments::of(&self.optimizer, owns)?;
         Ok((weights, moments))
+    }
+
+    /// Writes a checkpoint into a folder of its own under `folder`, and returns it. All ranks of the mesh call
+    /// this; `run` is what the checkpoint says of how the run was started.
+    ///
+    /// Errors on every rank as [`Trainer::held`] and [`checkpoint::save`].
+    pub fn save(
+        &self,
+        folder: &Path,
+        tokenizer: Option<&Tokenizer>,
+        run: serde_json::Value,
+    ) -> Result<PathBuf> {
+        let (weights, moments) = self.held()?;
+        let (config, progress) = (&self.model, &self.progress);
+        let moments = Some(moments);
+        let snapshot = Snapshot { weights, moments, config, progress, tokenizer, run };
+        checkpoint::save(folder, self.mesh.world(), snapshot)
     }
 
     /// Goes on from where a checkpoint was, saved in any layout. All ranks of the mesh call this; a checkpoint

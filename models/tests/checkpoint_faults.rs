@@ -121,6 +121,11 @@ fn entries(dir: &Path) -> Vec<String> {
     left
 }
 
+fn assert_no_rubbish(dir: &Path) {
+    let rubbish = |name: &String| name.ends_with(".tmp") || name.ends_with(".old");
+    assert!(!entries(dir).iter().any(rubbish), "{:?}", entries(dir));
+}
+
 fn as_child(mut command: Command, dir: &Path) -> Command {
     command.env(FOLDER, dir).stdout(Stdio::piped()).stderr(Stdio::null());
     command
@@ -142,8 +147,7 @@ fn killed_at_any_time_the_latest_checkpoint_loads() -> Result<()> {
     let saved = Checkpoint::open(dir.path())?.progress().step;
     assert!(saved > 1, "no child lived long enough to save");
     save_step(dir.path(), 4)?;
-    let rubbish = |name: &String| name.ends_with(".tmp") || name.ends_with(".old");
-    assert!(!entries(dir.path()).iter().any(rubbish), "{:?}", entries(dir.path()));
+    assert_no_rubbish(dir.path());
     Ok(())
 }
 
@@ -182,8 +186,7 @@ fn when_one_rank_of_a_job_is_killed_the_others_end_and_the_latest_checkpoint_loa
     for saved in save_shares_in_threads(dir.path(), 4, 40_000) {
         saved?;
     }
-    let rubbish = |name: &String| name.ends_with(".tmp") || name.ends_with(".old");
-    assert!(!entries(dir.path()).iter().any(rubbish), "{:?}", entries(dir.path()));
+    assert_no_rubbish(dir.path());
     Ok(())
 }
 

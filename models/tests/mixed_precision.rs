@@ -2,7 +2,7 @@
 
 use ferrotron_autograd::lock;
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
-use ferrotron_models::checkpoint::{Checkpoint, Snapshot, save};
+use ferrotron_models::checkpoint::Checkpoint;
 use ferrotron_models::data::{Batch, Samples};
 use ferrotron_models::gpt::GptConfig;
 use ferrotron_models::trainer::{
@@ -10,7 +10,7 @@ use ferrotron_models::trainer::{
 };
 use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
 use ferrotron_nn::{Axis, GradientType, LossScale, OptimizerConfig, Scope};
-use ferrotron_parallel::collective::{Group, WorldConfig, run_threads};
+use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_parallel::mesh::{Layout, Mesh};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
@@ -95,16 +95,7 @@ fn numbers(trainer: &Trainer) -> Result<Vec<f64>> {
 }
 
 fn saved(trainer: &Trainer, folder: &Path) -> Result<Checkpoint> {
-    let (weights, moments) = trainer.held()?;
-    let snapshot = Snapshot {
-        weights,
-        moments: Some(moments),
-        config: trainer.model(),
-        progress: trainer.progress(),
-        tokenizer: None,
-        run: serde_json::Value::Null,
-    };
-    Checkpoint::open(&save(folder, &Group::single(), snapshot)?)
+    Checkpoint::open(&trainer.save(folder, None, serde_json::Value::Null)?)
 }
 
 #[test]

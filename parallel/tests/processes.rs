@@ -1,11 +1,13 @@
 //! Ranks that are real processes: this program, started again as one of its own tests.
 
+mod common;
+
 use ferrotron_parallel::collective::{
     RankConfig, Reduction, Transport, World, WorldConfig, run_rank_process,
 };
 use ferrotron_tensor::{DType, Device, Result, Tensor};
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,9 @@ use std::time::{Duration, Instant};
 const ROLE: &str = "FERROTRON_TEST_ROLE";
 
 const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Long enough for ranks to come together on a busy machine, short enough to wait for.
+const SHORT: Duration = Duration::from_secs(3);
 
 /// Not a test but what the processes run; without its role it does nothing.
 #[test]
@@ -28,11 +33,11 @@ fn rank() {
         port: port.parse().unwrap(),
         secret: Some(format!("secret {port}")),
         transport: if transport == "tcp" { Transport::Tcp } else { Transport::Auto },
-        world: WorldConfig { timeout: TIMEOUT },
+        world: WorldConfig { timeout: if task == "stop" { SHORT } else { TIMEOUT } },
     };
     let result = run_rank_process(&config, |world| match task {
         "sum" => sum(&world),
-        "loop" => sum_for_ever(&world),
+        "loop" | "stop" => sum_for_ever(&world),
         _ => panic!("no task {task}"),
     });
     println!("\nresult: {}", result.unwrap_or_else(|error| error.to_string()));
@@ -63,42 +68,41 @@ fn sum_for_ever(world: &World) -> Result<String> {
     }
 }
 
+/// A rank, which does not outlive the test, also if it fails.
+struct Rank(Child);
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        let _ = self.0.kill(); // SIGKILL
+        let _ = self.0.wait();
+    }
+}
+
 /// Starts the ranks of a job.
-fn start(task: &str, size: usize, transport: &str) -> Vec<Child> {
-    let port = free_port();
+fn start(task: &str, size: usize, transport: &str) -> Vec<Rank> {
+    let port = common::free_port();
     let program = std::env::current_exe().unwrap();
     let rank = |rank| {
-        Command::new(&program)
+        let child = Command::new(&program)
             .args(["rank", "--exact", "--nocapture"])
             .env(ROLE, format!("{task} {rank} {size} {port} {transport}"))
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())
-            .spawn()
-            .unwrap()
+            .spawn();
+        Rank(child.unwrap())
     };
     (0..size).map(rank).collect()
 }
 
-/// A port below those that the system gives to connections.
-fn free_port() -> u16 {
-    let base = 6000 + (std::process::id() % 1000) as u16 * 3;
-    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    let offset = std::time::UNIX_EPOCH.elapsed().unwrap().subsec_nanos() as u16 % 500;
-    (base + offset..10_000).find(free).unwrap()
-}
-
 /// What a rank printed, when it has ended by itself.
-fn finish(mut child: Child) -> String {
+fn finish(mut rank: Rank) -> String {
     let start = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        if start.elapsed() > TIMEOUT {
-            child.kill().unwrap();
-            panic!("a rank hangs");
-        }
+    while rank.0.try_wait().unwrap().is_none() {
+        assert!(start.elapsed() < TIMEOUT, "a rank hangs");
         std::thread::sleep(Duration::from_millis(5));
     }
     let mut text = String::new();
-    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    rank.0.stdout.take().unwrap().read_to_string(&mut text).unwrap();
     text
 }
 
@@ -117,23 +121,57 @@ fn processes_share_memory_unless_told_otherwise() {
     }
 }
 
+/// Starts three ranks that call for ever and returns when `rank` has begun.
+fn start_endless(task: &str, transport: &str, rank: usize) -> Vec<Rank> {
+    let mut ranks = start(task, 3, transport);
+    let mut lines = BufReader::new(ranks[rank].0.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap() == "ready"), "rank {rank} did not start");
+    ranks
+}
+
 #[test]
 fn a_killed_rank_ends_the_others() {
     for (round, transport) in ["auto", "tcp", "auto", "tcp"].into_iter().enumerate() {
         let victim = [2, 0][round / 2];
-        let mut children = start("loop", 3, transport);
-        let mut lines = BufReader::new(children[victim].stdout.take().unwrap()).lines();
-        assert!(lines.any(|line| line.unwrap() == "ready"), "rank {victim} did not start");
+        let mut ranks = start_endless("loop", transport, victim);
         std::thread::sleep(Duration::from_millis([0, 3, 17, 40][round]));
-        let mut killed = children.remove(victim);
-        killed.kill().unwrap(); // SIGKILL
-        killed.wait().unwrap();
+        drop(ranks.remove(victim));
         let start = Instant::now();
-        for child in children {
-            let text = finish(child);
-            let want = format!("rank {victim} is gone");
-            assert!(result(&text).contains(&want), "{transport}: {}", result(&text));
+        let others = (0..3).filter(|&rank| rank != victim);
+        for (number, rank) in others.zip(ranks) {
+            let text = finish(rank);
+            // It is a call that ends, unless the group was still being made.
+            let call = format!("; rank {number} was in call ");
+            let in_call = [call.as_str(), " of group dp (all_reduce of ", "processes.rs:"];
+            let mut want = vec![format!("rank {victim} is gone")];
+            if text.contains("ready") {
+                want.extend(in_call.map(str::to_string));
+            }
+            for want in want {
+                let result = result(&text);
+                assert!(result.contains(&want), "{transport}: no '{want}' in '{result}'");
+            }
         }
         assert!(start.elapsed() < Duration::from_secs(20), "{transport}: {:?}", start.elapsed());
     }
+}
+
+#[test]
+fn only_the_stopped_rank_is_blamed() {
+    std::thread::scope(|scope| {
+        for victim in [0, 2] {
+            scope.spawn(move || {
+                let mut ranks = start_endless("stop", "auto", victim);
+                let stopped = ranks.remove(victim);
+                let pid = Pid::from_raw(stopped.0.id() as i32).unwrap();
+                kill_process(pid, Signal::STOP).unwrap();
+                for rank in ranks {
+                    let text = finish(rank);
+                    let (result, want) = (result(&text), format!("rank {victim} does not answer"));
+                    assert!(result.contains(&want), "no '{want}' in '{result}'");
+                    assert!(!result.contains("did not enter"), "{result}");
+                }
+            });
+        }
+    });
 }

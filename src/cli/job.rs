@@ -1,7 +1,7 @@
 //! Whether this process trains alone, is one rank of a job, or starts the ranks of one.
 
 use ferrotron::parallel::collective::{RankConfig, World, WorldConfig, run_rank_process};
-use ferrotron::parallel::launch::{Asked, JOB_SECRET, LaunchConfig, RankEnvironment, launch};
+use ferrotron::parallel::launch::{JOB_SECRET, LaunchConfig, RankEnvironment, SignalFlags, launch};
 use ferrotron::{Error, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -95,10 +95,10 @@ pub fn start_ranks(ranks: usize) -> Result<ExitCode> {
         arguments: std::env::args_os().skip(1).collect(),
         ranks,
     };
-    let asked = Asked::default();
-    flag::register(SIGINT, asked.interrupt.clone()).map_err(unhandled)?;
-    flag::register(SIGTERM, asked.terminate.clone()).map_err(unhandled)?;
-    let end = launch(&config, &asked, std::io::stdout(), AboveBar(std::io::stderr()))?;
+    let signals = SignalFlags::default();
+    flag::register(SIGINT, signals.interrupt.clone()).map_err(unhandled)?;
+    flag::register(SIGTERM, signals.terminate.clone()).map_err(unhandled)?;
+    let end = launch(&config, &signals, std::io::stdout(), AboveBar(std::io::stderr()))?;
     if let Some(failure) = end.failure {
         eprintln!("ferrotron: {failure}; the job has ended");
     }

@@ -1,7 +1,10 @@
 //! The options that say how many ranks train and how the work is spread over them, with Megatron's names.
 
 use clap::{Args, ValueEnum};
-use ferrotron::models::gpt::{GptConfig, Recompute};
+use ferrotron::models::gpt::{
+    GptConfig, Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp,
+    RegionInputs,
+};
 use ferrotron::models::trainer::ParallelConfig;
 use ferrotron::nn::{Axis, GradientType, Sharding};
 use ferrotron::parallel::collective::Transport;
@@ -12,9 +15,25 @@ use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::{Error, Result};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum RecomputeArg {
+pub enum Granularity {
     None,
+    Selective,
     Full,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MethodArg {
+    Uniform,
+    Block,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ModuleArg {
+    #[value(name = "core_attn")]
+    CoreAttention,
+    #[value(name = "attn")]
+    Attention,
+    Mlp,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -59,9 +78,23 @@ pub struct ParallelArgs {
     /// [default: 1, gradients are summed in every step]
     #[arg(long, value_name = "N", default_value_t = 1, hide_default_value = true)]
     pub local_sgd_steps: usize,
-    /// Keep what a block's backward needs (none), or compute it again (full)
+    /// Keep what backward needs (none), or compute parts of each block (selective) or whole blocks (full) again
     #[arg(long, value_name = "WHAT", value_enum, default_value = "none")]
-    pub recompute_granularity: RecomputeArg,
+    pub recompute_granularity: Granularity,
+    /// Blocks that are computed again: runs of N of them (uniform), or the first N of each stage, one by one
+    /// [default: uniform]
+    #[arg(long, value_name = "HOW", value_enum)]
+    pub recompute_method: Option<MethodArg>,
+    /// N of --recompute-method [default: 1]
+    #[arg(long, value_name = "N")]
+    pub recompute_num_layers: Option<usize>,
+    /// Parts that selective recomputation computes again: core_attn, attn, mlp [default: core_attn]
+    #[arg(long, value_name = "PART", value_enum, value_delimiter = ',', num_args = 1..)]
+    pub recompute_modules: Option<Vec<ModuleArg>>,
+    /// Tensor-parallel ranks each keep a part of the inputs of what full recomputation computes again, and gather
+    /// them in backward
+    #[arg(long)]
+    pub distribute_saved_activations: bool,
     /// Where rank 0 listens for the others [default: MASTER_PORT + 1, or 29501]
     #[arg(long, value_name = "PORT")]
     pub rendezvous_port: Option<u16>,
@@ -82,6 +115,15 @@ pub const LAYOUT: &[&str] = &[
     "--sequence-parallel",
     "--pipeline-schedule",
     "--num-virtual-stages-per-pipeline-rank",
+];
+
+/// The options that together say what is computed again, likewise.
+pub const RECOMPUTE: &[&str] = &[
+    "--recompute-granularity",
+    "--recompute-method",
+    "--recompute-num-layers",
+    "--recompute-modules",
+    "--distribute-saved-activations",
 ];
 
 impl ParallelArgs {
@@ -145,9 +187,55 @@ impl ParallelArgs {
                 gradients,
                 ..DataParallelConfig::default()
             },
-            recompute: match self.recompute_granularity {
-                RecomputeArg::None => Recompute::None,
-                RecomputeArg::Full => Recompute::Full,
+            recompute: self.recompute()?,
+        })
+    }
+
+    /// What is computed again in backward.
+    fn recompute(&self) -> Result<Recompute> {
+        let granularity = self.recompute_granularity;
+        let full = "--recompute-granularity full";
+        for (name, typed, needs, there) in [
+            ("--recompute-method", self.recompute_method.is_some(), full, Granularity::Full),
+            (
+                "--recompute-num-layers",
+                self.recompute_num_layers.is_some(),
+                full,
+                Granularity::Full,
+            ),
+            (
+                "--distribute-saved-activations",
+                self.distribute_saved_activations,
+                full,
+                Granularity::Full,
+            ),
+            (
+                "--recompute-modules",
+                self.recompute_modules.is_some(),
+                "--recompute-granularity selective",
+                Granularity::Selective,
+            ),
+        ] {
+            if typed && granularity != there {
+                return Err(Error::config(name, format!("needs {needs}")));
+            }
+        }
+        Ok(match granularity {
+            Granularity::None => Recompute::None,
+            Granularity::Selective => match &self.recompute_modules {
+                None => Recompute::SELECTIVE,
+                Some(modules) => Recompute::Selective(selected(modules)?),
+            },
+            Granularity::Full => Recompute::Full {
+                method: match self.recompute_method {
+                    None | Some(MethodArg::Uniform) => RecomputeMethod::Uniform,
+                    Some(MethodArg::Block) => RecomputeMethod::Block,
+                },
+                layers: self.recompute_num_layers.unwrap_or(1),
+                inputs: match self.distribute_saved_activations {
+                    false => RegionInputs::Whole,
+                    true => RegionInputs::Distributed,
+                },
             },
         })
     }
@@ -159,4 +247,20 @@ impl ParallelArgs {
             TransportArg::Tcp => Transport::Tcp,
         }
     }
+}
+
+fn selected(modules: &[ModuleArg]) -> Result<RecomputeModules> {
+    let named = |module| modules.contains(&module);
+    if named(ModuleArg::CoreAttention) && named(ModuleArg::Attention) {
+        let message = "core_attn is a part of attn: give one of them";
+        return Err(Error::config("--recompute-modules", message));
+    }
+    Ok(RecomputeModules {
+        attention: match (named(ModuleArg::CoreAttention), named(ModuleArg::Attention)) {
+            (true, _) => RecomputedAttention::Core,
+            (_, true) => RecomputedAttention::Layer,
+            _ => RecomputedAttention::None,
+        },
+        mlp: if named(ModuleArg::Mlp) { RecomputedMlp::Layer } else { RecomputedMlp::None },
+    })
 }

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use super::generate::sample;
 use super::job::{self, Job};
 use super::options::{overridden, values, without};
-use super::parallel_args::LAYOUT;
+use super::parallel_args::{LAYOUT, RECOMPUTE};
 use super::progress::Progress;
 use super::train_args::TrainArgs;
 use super::{corpus, exit_code, output, run_folder};
@@ -47,7 +47,7 @@ const BIGRAM_TOKENS: u64 = 10_000_000;
 /// and those that the next checkpoint remembers.
 ///
 /// How many ranks there were does not matter to `rank`, which a launcher has started. The options of the
-/// layout are remembered together or not at all.
+/// layout are remembered together or not at all, and so are those of recomputation.
 pub fn with_saved_options(
     typed: &[OsString],
     rank: Option<&RankEnvironment>,
@@ -65,8 +65,12 @@ pub fn with_saved_options(
                 saved = without(&saved, &["--nproc"]);
             }
             let alone = values(typed, "--nproc").is_some_and(|nproc| nproc == ["1"]);
-            if alone || LAYOUT.iter().any(|name| values(typed, name).is_some()) {
+            let any = |names: &[&str]| names.iter().any(|name| values(typed, name).is_some());
+            if alone || any(LAYOUT) {
                 saved = without(&saved, LAYOUT);
+            }
+            if any(RECOMPUTE) {
+                saved = without(&saved, RECOMPUTE);
             }
             saved
         }
@@ -142,7 +146,7 @@ impl Plan<'_> {
         let parallel = args.parallel.config(&layout, &model, args.precision.gradients())?;
         let intervals = args.intervals(&parallel)?;
         let precision = args.precision.config(args.device.dtype()?, args.optimization.seed)?;
-        precision.check(&parallel)?;
+        precision.loss_scaler(&parallel)?;
         let trainer = args.optimization.config(layout.size(Axis::Data), parallel, precision)?;
         for microbatches in trainer.batch_size.all_microbatches() {
             support::check(&support::Plan {

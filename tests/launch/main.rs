@@ -102,8 +102,8 @@ fn layouts_of_processes_give_the_losses_of_one() {
     for (name, layout) in [
         ("tp-pp", "--nproc 4 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"),
         ("sp-tcp", "--nproc 2 --tensor-model-parallel-size 2 --sequence-parallel --transport tcp"),
-        ("dp-zero", "--nproc 4 --zero-stage 3 --ddp-bucket-size 500"),
-        ("cp", "--nproc 2 --context-parallel-size 2 --recompute-granularity full"),
+        ("dp-zero", "--nproc 4 --zero-stage 3 --ddp-bucket-size 500 --recompute-granularity full"),
+        ("cp", "--nproc 2 --context-parallel-size 2 --recompute-granularity selective"),
         ("zb", "--nproc 3 --pipeline-model-parallel-size 3 --pipeline-schedule zb-h1"),
     ] {
         let line = format!("{MODEL} --dtype f64 --train-iters 6 --save {name} {layout}");

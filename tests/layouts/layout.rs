@@ -1,6 +1,9 @@
 //! The axes of the grid, and a covering array over them: every pair of values that is not refused occurs.
 
-use ferrotron::models::gpt::{GptConfig, Recompute};
+use ferrotron::models::gpt::{
+    GptConfig, Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp,
+    RegionInputs,
+};
 use ferrotron::models::support::{Plan, check};
 use ferrotron::models::trainer::ParallelConfig;
 use ferrotron::nn::Sharding;
@@ -15,6 +18,24 @@ pub const SEQ_LENGTH: usize = 16;
 /// Divisible by 2 and 3, so that interleaving goes with that many stages.
 pub const GLOBAL_BATCH: usize = 12;
 const MOST_RANKS: usize = 8;
+
+/// Nothing, each part of a block, and regions of one block, of several, and of some.
+const RECOMPUTE: [Recompute; 7] = [
+    Recompute::None,
+    Recompute::SELECTIVE,
+    Recompute::Selective(RecomputeModules {
+        attention: RecomputedAttention::Layer,
+        mlp: RecomputedMlp::Layer,
+    }),
+    Recompute::FULL,
+    full(RecomputeMethod::Uniform, 2, RegionInputs::Whole),
+    full(RecomputeMethod::Block, 1, RegionInputs::Whole),
+    full(RecomputeMethod::Uniform, 1, RegionInputs::Distributed),
+];
+
+const fn full(method: RecomputeMethod, layers: usize, inputs: RegionInputs) -> Recompute {
+    Recompute::Full { method, layers, inputs }
+}
 
 /// Values of the axes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,7 +117,7 @@ impl Layout {
     /// The value of each axis, as a number.
     fn values(&self) -> [usize; 10] {
         let schedule = ScheduleKind::ALL.iter().position(|&kind| kind == self.schedule).unwrap();
-        let recompute = usize::from(self.recompute == Recompute::Full);
+        let recompute = RECOMPUTE.iter().position(|&value| value == self.recompute).unwrap();
         [
             self.tp,
             self.cp,
@@ -149,7 +170,7 @@ pub fn all(model: &GptConfig) -> Vec<Layout> {
                             for chunks in [1, 2] {
                                 for micro in [1, 2, 3] {
                                     for sharding in sharding {
-                                        for recompute in [Recompute::None, Recompute::Full] {
+                                        for recompute in RECOMPUTE {
                                             found.push(Layout {
                                                 tp,
                                                 cp,

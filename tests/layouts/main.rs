@@ -6,17 +6,18 @@
 
 mod layout;
 mod mutants;
+mod precision;
 mod reference;
 mod train;
 
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::nn::{AdafactorConfig, OptimizerConfig, RelativeStep, Sharding};
-use ferrotron::tensor::RandomKey;
+use ferrotron::tensor::{DType, RandomKey};
 use layout::{Layout, all, covering};
 use mutants::{Sites, Watched, faulty};
 use reference::reference;
 use std::sync::Arc;
-use train::{CLIP, Task, difference, train};
+use train::{CLIP, Numbers, difference, train};
 
 /// GPT-2 style: tied, learned positions, biases.
 fn gpt2() -> GptConfig {
@@ -39,12 +40,12 @@ fn llama() -> GptConfig {
     }
 }
 
-fn compare(task: &Task, layouts: &[Layout]) {
-    let reference = reference(task).unwrap();
+fn compare(model: &GptConfig, numbers: &Numbers, layouts: &[Layout]) {
+    let reference = reference(model, numbers).unwrap();
     assert!(reference.steps.iter().all(|&(_, norm)| norm > CLIP), "nothing was clipped");
     let mut failures = Vec::new();
     for layout in [&Layout::SERIAL].into_iter().chain(layouts) {
-        match train(task, layout, &|collective| collective) {
+        match train(model, layout, numbers, &|collective| collective) {
             Ok(found) => {
                 failures
                     .extend(difference(&found, &reference).map(|what| format!("{layout}: {what}")));
@@ -62,7 +63,7 @@ fn every_pair_of_axis_values_trains_as_one_rank_does() {
     let all = all(&model);
     let layouts = [covering(&all), random(&all, 24, 2)].concat();
     assert!(layouts.len() >= 40, "only {} layouts", layouts.len());
-    compare(&Task::new(&model), &layouts);
+    compare(&model, &Numbers::of(DType::F64), &layouts);
 }
 
 /// Layouts that nobody chose: others for each seed.
@@ -75,7 +76,8 @@ fn random(all: &[Layout], count: u64, seed: u64) -> Vec<Layout> {
 fn the_llama_style_trains_alike_too() {
     let model = llama();
     let all = all(&model);
-    compare(&Task::new(&model), &[covering(&all), random(&all, 12, 3)].concat());
+    let layouts = [covering(&all), random(&all, 12, 3)].concat();
+    compare(&model, &Numbers::of(DType::F64), &layouts);
 }
 
 /// Adafactor sees a parameter whole: its sums go over the ranks that have parts of it, and ZeRO's shards are
@@ -92,7 +94,8 @@ fn adafactor_trains_in_every_layout_as_on_one_rank() {
         (llama(), AdafactorConfig { beta1: 0.9, weight_decay: 0.1, ..relative }, 6),
     ] {
         let all = all(&model);
-        let task = Task { optimizer: OptimizerConfig::Adafactor(config), ..Task::new(&model) };
+        let optimizer = OptimizerConfig::Adafactor(config);
+        let numbers = Numbers { optimizer, ..Numbers::of(DType::F64) };
         let zero = [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights];
         let zero = zero.map(|sharding| Layout { dp: 2, micro: 2, sharding, ..Layout::SERIAL });
         let mut layouts = vec![
@@ -104,7 +107,7 @@ fn adafactor_trains_in_every_layout_as_on_one_rank() {
         layouts.retain(|layout| layout.allowed(&model));
         layouts.extend(zero);
         layouts.extend(if seed == 4 { covering(&all) } else { random(&all, 12, seed) });
-        compare(&task, &layouts);
+        compare(&model, &numbers, &layouts);
     }
 }
 
@@ -113,11 +116,11 @@ fn adafactor_trains_in_every_layout_as_on_one_rank() {
 #[test]
 fn no_reduction_can_be_left_out() {
     let model = gpt2();
-    let task = Task::new(&model);
-    let reference = reference(&task).unwrap();
+    let f64 = Numbers::of(DType::F64);
+    let reference = reference(&model, &f64).unwrap();
     let sites = Arc::new(Sites::default());
     for layout in random(&all(&model), 24, 2) {
-        let found = train(&task, &layout, &|inner| {
+        let found = train(&model, &layout, &f64, &|inner| {
             let sites = sites.clone();
             let fault = move |group: &str, call: &_| {
                 sites.note(group, call, &layout);
@@ -131,7 +134,7 @@ fn no_reduction_can_be_left_out() {
     assert!(mutants.len() >= 2 * 12, "only {} mutants: {mutants:?}", mutants.len());
     for (site, fault, layouts) in mutants {
         let noticed = layouts.iter().any(|layout| {
-            let found = train(&task, layout, &|inner| {
+            let found = train(&model, layout, &f64, &|inner| {
                 Arc::new(Watched { inner, fault: faulty(site.clone(), fault) })
             });
             match found {
@@ -152,11 +155,11 @@ fn no_reduction_can_be_left_out() {
 #[test]
 fn unclipped_gradients_are_noticed() {
     let model = gpt2();
-    let task = Task::new(&model);
-    let reference = reference(&task).unwrap();
+    let f64 = Numbers::of(DType::F64);
+    let reference = reference(&model, &f64).unwrap();
+    let unclipped = Numbers { clip_grad: 0.0, ..f64 };
     for layout in random(&all(&model), 2, 2).into_iter().chain([Layout::SERIAL]) {
-        let found =
-            train(&Task { clip_grad: 0.0, ..task }, &layout, &|collective| collective).unwrap();
+        let found = train(&model, &layout, &unclipped, &|collective| collective).unwrap();
         assert!(difference(&found, &reference).is_some(), "{layout}");
     }
 }

@@ -10,8 +10,11 @@
 use ferrotron::parallel::collective::{Call, Collective, Memory, Op, Traffic, Work};
 use ferrotron::tensor::Result;
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::panic::Location;
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
 
 use super::layout::Layout;
 
@@ -127,7 +130,12 @@ impl<F: Fn(&str, &Call) -> Option<Fault> + Send + Sync> Collective for Watched<F
 /// The bytes that a reduction changes.
 fn in_place<R>(memory: &mut Memory, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
     let buffer = memory.output.as_mut().expect("a reduction has its buffer in place");
-    Ok(f(buffer.bytes()?.as_mut_slice()?))
+    // Nobody else has locked it, so there is nothing to wait for.
+    let bytes = pin!(buffer.bytes()).poll(&mut Context::from_waker(Waker::noop()));
+    match bytes {
+        Poll::Ready(bytes) => Ok(f(bytes?.as_mut_slice()?)),
+        Poll::Pending => panic!("somebody else has locked what a reduction changes"),
+    }
 }
 
 /// A fault at one site.

@@ -4,19 +4,20 @@
 //! missing in all layouts, of which none would differ from another.
 
 use ferrotron::models::data::Samples;
-use ferrotron::models::gpt::Gpt;
+use ferrotron::models::gpt::{Gpt, GptConfig};
 use ferrotron::nn::{Context, Mode, Module, Optimizer, Param, ParamBuffers, Scope, StepConfig};
 use ferrotron::tensor::{DType, Device, Result, Tensor};
 
 use super::layout::{GLOBAL_BATCH, SEQ_LENGTH};
-use super::train::{ADAMW, Found, Noise, SEED, STEPS, Task, Tensors, WEIGHTS, schedule};
+use super::train::{ADAMW, Found, Noise, Numbers, SEED, STEPS, Tensors, schedule};
 
-pub fn reference(task: &Task) -> Result<Found> {
-    let Task { model, optimizer, clip_grad } = *task;
+/// The run in f64, whatever the type of `numbers` is.
+pub fn reference(model: &GptConfig, numbers: &Numbers) -> Result<Found> {
+    let Numbers { optimizer: config, weights, clip_grad, .. } = *numbers;
     let device = Device::cpu(1)?;
-    let gpt = Gpt::new(&Scope::new(&device, DType::F64, WEIGHTS), model)?;
+    let gpt = Gpt::new(&Scope::new(&device, DType::F64, weights), model)?;
     let buffers = ParamBuffers::new(&gpt.params())?;
-    let mut optimizer = Optimizer::new(optimizer, &buffers)?;
+    let mut optimizer = Optimizer::new(config, &buffers)?;
     let samples = Noise { vocab: model.vocab_size };
     let (mut steps, mut first) = (Vec::new(), Tensors::new());
     for step in 0..STEPS as u64 {
@@ -38,7 +39,7 @@ pub fn reference(task: &Task) -> Result<Found> {
         let grad_scale = (clip_grad / (norm + 1e-6)).min(1.0);
         optimizer.step(&buffers, &StepConfig { lr: schedule()?.lr(step + 1), grad_scale })?;
         steps.push((loss, norm));
-        if step == 0 && task.optimizer == ADAMW {
+        if step == 0 && config == ADAMW {
             first = gradients;
         }
     }

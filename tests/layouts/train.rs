@@ -1,12 +1,14 @@
 //! Trains a small GPT for a few steps in a layout, and puts together what its ranks hold.
 
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
+use ferrotron::models::checkpoint::Held;
 use ferrotron::models::data::{Batch, Samples};
 use ferrotron::models::gpt::GptConfig;
-use ferrotron::models::trainer::{PrecisionConfig, Trainer, TrainerConfig};
+use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
 use ferrotron::nn::schedule::{Schedule, ScheduleConfig};
-use ferrotron::nn::{OptimizerConfig, Scope, clip_coefficient};
+use ferrotron::nn::{GradientType, OptimizerConfig, Scope, clip_coefficient};
 use ferrotron::parallel::collective::{Collective, WorldConfig, run_threads};
+use ferrotron::parallel::data_parallel::DataParallelConfig;
 use ferrotron::parallel::mesh::Mesh;
 use ferrotron::tensor::{DType, Device, Error, Place, RandomKey, Result};
 use std::collections::BTreeMap;
@@ -62,6 +64,33 @@ impl Samples for Noise {
     }
 }
 
+/// In what the model is trained.
+#[derive(Debug, Clone, Copy)]
+pub struct Numbers {
+    pub dtype: DType,
+    pub optimizer: OptimizerConfig,
+    /// Seed of the initial weights.
+    pub weights: u64,
+    /// Largest gradient norm.
+    pub clip_grad: f64,
+    pub gradients: GradientType,
+    pub precision: PrecisionConfig,
+}
+
+impl Numbers {
+    /// Of a type, with AdamW, gradients clipped and summed in the accumulation type.
+    pub fn of(dtype: DType) -> Numbers {
+        Numbers {
+            dtype,
+            optimizer: ADAMW,
+            weights: WEIGHTS,
+            clip_grad: CLIP,
+            gradients: GradientType::Accumulator,
+            precision: PrecisionConfig::default(),
+        }
+    }
+}
+
 pub type Tensors = BTreeMap<String, Vec<f64>>;
 
 /// What a run found: the same in every layout.
@@ -69,7 +98,7 @@ pub type Tensors = BTreeMap<String, Vec<f64>>;
 pub struct Found {
     /// Loss and gradient norm of every step.
     pub steps: Vec<(f64, f64)>,
-    /// The gradients of the first step, where the optimizer keeps them: of AdamW.
+    /// The gradients of the first step, where the optimizer keeps them: AdamW does.
     pub gradients: Tensors,
     /// The weights after the last step.
     pub weights: Tensors,
@@ -83,6 +112,8 @@ struct RankFound {
     steps: Vec<(f64, f64)>,
     gradients: Vec<Part>,
     weights: Vec<Part>,
+    /// The f32 copies of weights with 16 bits.
+    masters: Vec<Part>,
     /// Every weight that the rank has, also those that another one would write.
     copies: Vec<Part>,
 }
@@ -90,28 +121,12 @@ struct RankFound {
 /// Stands between a rank and its collectives.
 pub type Wrap<'a> = &'a (dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective> + Sync);
 
-/// What is trained, and how, in every layout.
-#[derive(Clone, Copy)]
-pub struct Task<'a> {
-    pub model: &'a GptConfig,
-    pub optimizer: OptimizerConfig,
-    /// The norm to which gradients are clipped.
-    pub clip_grad: f64,
-}
-
-impl Task<'_> {
-    /// With AdamW, and clipped in every step.
-    pub fn new(model: &GptConfig) -> Task<'_> {
-        Task { model, optimizer: ADAMW, clip_grad: CLIP }
-    }
-}
-
-/// Trains in a layout, every rank a thread.
-pub fn train(task: &Task, layout: &Layout, wrap: Wrap) -> Result<Found> {
+/// Trains in a layout, every rank a thread, with gradients clipped to the norm `clip_grad`.
+pub fn train(model: &GptConfig, layout: &Layout, numbers: &Numbers, wrap: Wrap) -> Result<Found> {
     let config = WorldConfig { timeout: Duration::from_secs(60) };
     let ranks = run_threads(layout.ranks(), &config, |world| {
         let mesh = Mesh::new(&world, layout.mesh(), layout.sequence())?.wrapped(wrap);
-        train_rank(task, layout, &mesh)
+        train_rank(model, layout, numbers, &mesh)
     });
     let ranks = ranks.into_iter().collect::<Result<Vec<_>>>()?;
     let steps = ranks[0].steps.clone();
@@ -120,10 +135,11 @@ pub fn train(task: &Task, layout: &Layout, wrap: Wrap) -> Result<Found> {
         let message = format!("rank {rank} reports {got:?}, rank 0 {want:?}");
         return Err(Error::value("layouts", message));
     }
-    let (mut gradients, mut weights, mut copies) = (Vec::new(), Vec::new(), Vec::new());
+    let [mut gradients, mut weights, mut masters, mut copies] = [const { Vec::new() }; 4];
     for rank in ranks {
         gradients.extend(rank.gradients);
         weights.extend(rank.weights);
+        masters.extend(rank.masters);
         copies.extend(rank.copies);
     }
     let weights = assemble(weights);
@@ -134,12 +150,21 @@ pub fn train(task: &Task, layout: &Layout, wrap: Wrap) -> Result<Found> {
             return Err(Error::value("layouts", message));
         }
     }
+    // The masters are what is trained.
+    let weights = if masters.is_empty() { weights } else { assemble(masters) };
     Ok(Found { steps, gradients: assemble(gradients), weights })
 }
 
-fn train_rank(task: &Task, layout: &Layout, mesh: &Mesh) -> Result<RankFound> {
-    let Task { model, optimizer, clip_grad } = *task;
-    let scope = Scope::new(&Device::cpu(1)?, DType::F64, WEIGHTS);
+fn train_rank(
+    model: &GptConfig,
+    layout: &Layout,
+    numbers: &Numbers,
+    mesh: &Mesh,
+) -> Result<RankFound> {
+    let Numbers { dtype, optimizer, weights, clip_grad, gradients, precision } = *numbers;
+    let scope = Scope::new(&Device::cpu(1)?, dtype, weights);
+    let parallel = layout.parallel();
+    let data_parallel = DataParallelConfig { gradients, ..parallel.data_parallel };
     let config = TrainerConfig {
         seed: SEED,
         optimizer,
@@ -151,12 +176,12 @@ fn train_rank(task: &Task, layout: &Layout, mesh: &Mesh) -> Result<RankFound> {
             global_batch_size: Some(GLOBAL_BATCH),
             rampup: None,
         })?,
-        parallel: layout.parallel(),
-        precision: PrecisionConfig::default(),
+        parallel: ParallelConfig { data_parallel, ..parallel },
+        precision,
     };
     let samples = Noise { vocab: model.vocab_size };
     let mut trainer = Trainer::on_mesh(&scope, mesh, model, config)?;
-    let (mut steps, mut gradients) = (Vec::new(), Vec::new());
+    let (mut steps, mut first_gradients) = (Vec::new(), Vec::new());
     for step in 0..STEPS {
         let report = trainer.step(&samples)?;
         steps.push((report.loss, report.grad_norm));
@@ -167,19 +192,26 @@ fn train_rank(task: &Task, layout: &Layout, mesh: &Mesh) -> Result<RankFound> {
                 // The first moment is (1 - beta1) times the clipped gradient.
                 let factor = 0.1 * clip_coefficient(report.grad_norm, clip_grad);
                 let values = held.tensor.to_f64()?.iter().map(|m| m / factor).collect();
-                gradients.push((name.to_string(), held.place.clone(), values));
+                first_gradients.push((name.to_string(), held.place.clone(), values));
             }
         }
     }
-    let (weights, _) = trainer.held()?;
-    let weights = weights
+    let (weights, moments) = trainer.held()?;
+    let part = |name: &str, held: &Held| -> Result<Part> {
+        Ok((name.to_string(), held.place.clone(), held.tensor.to_f64()?))
+    };
+    let weights = weights.iter().map(|held| part(&held.name, held));
+    let masters = moments
+        .held
         .iter()
-        .map(|held| Ok((held.name.clone(), held.place.clone(), held.tensor.to_f64()?)));
+        .filter_map(|held| Some(part(held.name.strip_prefix("optimizer.master.")?, held)));
+    let masters = masters.collect::<Result<_>>()?;
     let copies = trainer.buffers().params().map(|param| {
         Ok((param.name().to_string(), param.place().clone(), param.leaf().value()?.to_f64()?))
     });
     let copies = copies.collect::<Result<_>>()?;
-    Ok(RankFound { steps, gradients, weights: weights.collect::<Result<_>>()?, copies })
+    let weights = weights.collect::<Result<_>>()?;
+    Ok(RankFound { steps, gradients: first_gradients, weights, masters, copies })
 }
 
 /// The global tensors of which the ranks hold parts: every element once.

@@ -1,7 +1,7 @@
 //! A small GPT in training in a layout, every rank a thread, and what its ranks hold together.
 
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
-use ferrotron::models::checkpoint::{Checkpoint, Held, Progress, Snapshot, save};
+use ferrotron::models::checkpoint::{Checkpoint, Held, Progress};
 use ferrotron::models::data::{Batch, Samples, TokenSource, Validation};
 use ferrotron::models::evaluate::evaluate;
 use ferrotron::models::gpt::GptConfig;
@@ -242,28 +242,15 @@ fn run_rank(task: &Task, mesh: &Mesh) -> Result<RankFound> {
         samples.push(std::mem::take(&mut *noise.asked.lock().unwrap()));
         if let Some(folder) = task.between {
             evaluations.push(validation_loss(&trainer)?);
-            save_trainer(&trainer, folder)?;
+            trainer.save(folder, None, serde_json::Value::Null)?;
         }
     }
     if let Some(folder) = task.save {
-        save_trainer(&trainer, folder)?;
+        trainer.save(folder, None, serde_json::Value::Null)?;
     }
     let (mut held, moments) = trainer.held()?;
     held.extend(moments.held);
     Ok(RankFound { losses, evaluations, samples, held, progress: trainer.progress().clone() })
-}
-
-fn save_trainer(trainer: &Trainer, folder: &Path) -> Result<()> {
-    let (weights, moments) = trainer.held()?;
-    let snapshot = Snapshot {
-        weights,
-        moments: Some(moments),
-        config: trainer.model(),
-        progress: trainer.progress(),
-        tokenizer: None,
-        run: serde_json::Value::Null,
-    };
-    save(folder, trainer.mesh().world(), snapshot).map(drop)
 }
 
 /// Over three sequences of other tokens, the last one cut short.

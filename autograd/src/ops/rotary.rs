@@ -1,7 +1,7 @@
 //! Gradient of the rotary embedding: the rotation back. Nothing is kept but the table.
 
 use ferrotron_tensor::ops::rotary::{Direction, RotaryTable, rotary};
-use ferrotron_tensor::{Result, Tensor};
+use ferrotron_tensor::{Category, Result, Tensor};
 
 use crate::{Backward, Cotangents, Grads, Var, forward_span};
 
@@ -30,6 +30,9 @@ impl Var {
     pub fn rotary(&self, table: &RotaryTable, heads: usize) -> Result<Var> {
         let _span = forward_span("rotary");
         let value = rotary(self.value(), table, heads, Direction::Forward)?;
-        Var::record(&[self], value, || RotaryBackward { table: table.clone(), heads })
+        Var::record(&[self], value, || {
+            table.tensors().into_iter().for_each(|kept| kept.set_category(Category::Saved));
+            RotaryBackward { table: table.clone(), heads }
+        })
     }
 }

@@ -1,6 +1,8 @@
 //! The engine: shared graphs, second walks, updates in between, regions, recording.
 
-use ferrotron_autograd::{Leaf, Var, WeightGrads, backward, checkpoint, no_grad};
+use ferrotron_autograd::{
+    Leaf, Var, WeightGrads, backward, checkpoint, checkpoint_without_outputs, no_grad,
+};
 use ferrotron_tensor::ops::reduce::KeepDims;
 use ferrotron_tensor::{Category, DType, Device, ErrorKind, Place, RandomKey, Result, Tensor};
 
@@ -168,6 +170,7 @@ fn nested_regions_give_the_same_bits() -> Result<()> {
         let y = match depth {
             0 => block(&w, &inputs)?,
             1 => checkpoint(&operands, move |x| block(&w, x))?,
+            2 => checkpoint_without_outputs(&operands, move |x| block(&w, x))?,
             _ => checkpoint(&operands, move |x| {
                 let inner = inner.clone();
                 checkpoint(&x.iter().collect::<Vec<_>>(), move |x| block(&inner, x))
@@ -188,7 +191,7 @@ fn nested_regions_give_the_same_bits() -> Result<()> {
         [bits(y[0].value())].into_iter().chain(gradients).collect()
     };
     let want = run(0, WeightGrads::Now)?;
-    for depth in 0..3 {
+    for depth in 0..4 {
         for mode in [WeightGrads::Now, WeightGrads::Deferred] {
             assert_eq!(run(depth, mode)?, want, "depth {depth}, {mode:?}");
         }

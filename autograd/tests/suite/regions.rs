@@ -1,6 +1,8 @@
 //! Every row inside a checkpoint region: the same bits, dropout included.
 
-use ferrotron_autograd::{Leaf, Var, WeightGrads, backward, checkpoint};
+use ferrotron_autograd::{
+    Leaf, Var, WeightGrads, backward, checkpoint, checkpoint_without_outputs,
+};
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 use std::sync::Arc;
 
@@ -23,8 +25,8 @@ fn captured(case: &Arc<OpCase>, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
 }
 
 /// The three ways: without a region, with the inputs given to it, with the leaves captured by it; as well
-/// as a region within a region.
-fn ways(case: &Arc<OpCase>, inputs: &[Tensor]) -> Result<[Vec<Tensor>; 4]> {
+/// as a region within a region, and one whose output is asked for again.
+fn ways(case: &Arc<OpCase>, inputs: &[Tensor]) -> Result<[Vec<Tensor>; 5]> {
     let region = |x: &[Var]| {
         let case = case.clone();
         let operands: Vec<&Var> = x.iter().collect();
@@ -39,11 +41,20 @@ fn ways(case: &Arc<OpCase>, inputs: &[Tensor]) -> Result<[Vec<Tensor>; 4]> {
         };
         Ok(checkpoint(&operands, outer)?.remove(0))
     };
+    let discarded = |x: &[Var]| {
+        let (case, operands) = (case.clone(), x.iter().collect::<Vec<_>>());
+        let name = case.name();
+        let y = checkpoint_without_outputs(&operands, move |x| Ok(vec![(case.f)(x)?]))?.remove(0);
+        let again = y.save().value()?;
+        assert_eq!(bits(&again)?, bits(y.value())?, "{name}");
+        Ok(y)
+    };
     Ok([
         run(&case.f, inputs)?,
         run(&region, inputs)?,
         captured(case, inputs)?,
         run(&nested, inputs)?,
+        run(&discarded, inputs)?,
     ])
 }
 
@@ -56,7 +67,9 @@ fn compare(
     let device = Device::cpu(1)?;
     let inputs = samples(case, shapes, Seen::Contiguous, &device, dtype)?;
     let [plain, others @ ..] = ways(case, &inputs)?;
-    for (way, other) in ["inputs given", "leaves captured", "nested"].iter().zip(&others) {
+    for (way, other) in
+        ["inputs given", "leaves captured", "nested", "discarded"].iter().zip(&others)
+    {
         for (i, (want, got)) in plain.iter().zip(other).enumerate() {
             if bits(want)? != bits(got)? {
                 let name = case.name();

@@ -2,7 +2,7 @@
 
 use ferrotron_autograd::ops::attention::{attention, packed_attention};
 use ferrotron_autograd::ops::pointwise::{apply_binary, apply_select, apply_unary};
-use ferrotron_autograd::{Leaf, Var, checkpoint};
+use ferrotron_autograd::{Leaf, Var, checkpoint, checkpoint_without_outputs};
 use ferrotron_tensor::ops::attention::AttentionConfig;
 use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
 use ferrotron_tensor::ops::reduce::KeepDims;
@@ -194,4 +194,22 @@ fn a_region_keeps_its_inputs_but_no_parameters() -> Result<()> {
     let f = |x: &[Var]| Ok(vec![x[0].linear(&x[1], None)?.gelu_erf()?.softmax(-1)?]);
     assert_eq!(checkpoint(&[&x, &w], f)?[0].saved_bytes(), 21 * F);
     Ok(())
+}
+
+/// Neither its own gradient nor the layer behind it keeps the output; between the two it is there once.
+#[test]
+fn a_region_without_outputs_keeps_its_inputs_alone() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let (b, t, h, d) = (2, 5, 4, 3);
+    let (qkv, w) = (computed(&device, &[b, t, 3 * h * d])?, parameter(&device, &[h * d, h * d])?);
+    let attend = move |qkv: &[Var]| {
+        let y = packed_attention(&qkv[0], h, h, &AttentionConfig::causal(d))?;
+        Ok(vec![y])
+    };
+    let (operand, output) = (b * t * 3 * h * d * F, b * t * h * d * F);
+    let kept = attend(std::slice::from_ref(&qkv))?.remove(0).linear(&w, None)?;
+    assert_eq!(kept.saved_bytes(), operand + output + b * h * t * F);
+    let y = checkpoint_without_outputs(&[&qkv], attend)?.remove(0).linear(&w, None)?;
+    assert_eq!(y.saved_bytes(), operand);
+    y.sum_all()?.backward()
 }

@@ -142,6 +142,12 @@ impl Group {
                 format!("{rows} rows of {row} elements are to be cut, got {:?}", whole.dims());
             return Err(Error::shape("scatter", message));
         }
+        if let Some(whole) = &whole
+            && whole.dtype() != part.dtype()
+        {
+            let message = format!("parts of {} cannot be {}", whole.dtype(), part.dtype());
+            return Err(Error::dtype("scatter", message));
+        }
         let call = Call { len: row * rows, ..call(Op::Scatter { root }, &part) };
         let input = whole.map(Buffer::of).transpose()?;
         Ok(collective.start(call, Memory { input, output: Some(Buffer::of(part)?) }).map(output))
@@ -202,20 +208,22 @@ impl Group {
         self.all_reduce(value, Reduction::Sum)?.wait()?.item()
     }
 
-    /// As [`Group::all_reduce`] for all elements of a flat.
+    /// As [`Group::all_reduce`] for all elements of a flat. Returns at once unless somebody has locked the
+    /// flat, as an earlier call that still works on it has.
     #[track_caller]
     pub fn all_reduce_flat(&self, flat: &SharedFlat, reduction: Reduction) -> Work<()> {
         self.in_place_flat(Op::AllReduce(reduction), flat)
     }
 
     /// Reduces a flat so that this rank's [`part`](Group::part) of its elements is right; the others stay
-    /// as they were.
+    /// as they were. Returns as [`Group::all_reduce_flat`] does.
     #[track_caller]
     pub fn reduce_scatter_flat(&self, flat: &SharedFlat, reduction: Reduction) -> Work<()> {
         self.in_place_flat(Op::ReduceScatter(reduction), flat)
     }
 
-    /// Fills a flat of which this rank's [`part`](Group::part) of the elements is right.
+    /// Fills a flat of which this rank's [`part`](Group::part) of the elements is right. Returns as
+    /// [`Group::all_reduce_flat`] does.
     #[track_caller]
     pub fn all_gather_flat(&self, flat: &SharedFlat) -> Work<()> {
         self.in_place_flat(Op::AllGather, flat)

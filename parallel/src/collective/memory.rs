@@ -3,7 +3,12 @@
 use ferrotron_autograd::SharedFlat;
 use ferrotron_tensor::ops::pointwise::own;
 use ferrotron_tensor::{Flat, Result, Tensor, dispatch_any};
-use std::sync::{MutexGuard, PoisonError, TryLockError};
+use std::sync::{MutexGuard, TryLockError};
+use std::time::Duration;
+use tokio::time::sleep;
+
+/// How long a flat that somebody else has locked is left alone: timers are not finer.
+const LOCK_PAUSE: Duration = Duration::from_millis(1);
 
 /// A buffer that a collective has while it runs.
 pub enum Buffer {
@@ -19,24 +24,24 @@ impl Buffer {
         own(tensor).map(Buffer::Tensor)
     }
 
-    /// Whether somebody has locked the flat.
-    pub fn is_locked(&self) -> bool {
-        match self {
-            Buffer::Tensor(_) => false,
-            Buffer::Flat(flat) => matches!(flat.try_lock(), Err(TryLockError::WouldBlock)),
-        }
-    }
-
-    /// The bytes, for as long as the result lives; a flat stays locked until then.
+    /// The bytes, for as long as the result lives; a flat stays locked until then. Where somebody else has
+    /// locked it, waits without blocking the thread, on which they may be at work. Must be awaited where a
+    /// Tokio runtime with timers is entered.
     ///
     /// Errors if somebody else holds the tensor, or a range of the flat.
-    pub fn bytes(&mut self) -> Result<Bytes<'_>> {
+    pub async fn bytes(&mut self) -> Result<Bytes<'_>> {
         match self {
             Buffer::Tensor(tensor) => dispatch_any!(tensor.dtype(), T => {
                 Ok(Bytes::Tensor(bytemuck::cast_slice_mut(tensor.as_mut_slice::<T>()?)))
             }),
             Buffer::Flat(flat) => {
-                let mut guard = flat.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut guard = loop {
+                    match flat.try_lock() {
+                        Ok(guard) => break guard,
+                        Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
+                        Err(TryLockError::WouldBlock) => sleep(LOCK_PAUSE).await,
+                    }
+                };
                 flat_bytes(&mut guard)?; // is it ours alone?
                 Ok(Bytes::Flat(guard))
             }

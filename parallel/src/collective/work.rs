@@ -1,10 +1,16 @@
 //! A call that is under way.
 
 use ferrotron_tensor::{Error, Result};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Sender, TryRecvError, channel};
+use std::thread::yield_now;
+use std::time::{Duration, Instant};
 use tracing::trace_span;
 
 use super::Memory;
+
+/// How long a thread that waits for the other one of its rank looks before it sleeps: to be woken takes longer
+/// than many a call. No longer, as who looks takes a core from who works.
+pub const AWAKE: Duration = Duration::from_micros(30);
 
 /// A call that is under way. It owns its memory; [`Work::wait`] gives the result. Work that is not waited
 /// for runs to its end all the same.
@@ -29,6 +35,14 @@ impl Work<Memory> {
         let gone = |_| Error::communication("collective", "the rank's progress thread has ended");
         let wait = move || {
             let _span = trace_span!("wait").entered();
+            let asleep = Instant::now() + AWAKE;
+            while Instant::now() < asleep {
+                match receiver.try_recv() {
+                    Ok(result) => return result,
+                    Err(TryRecvError::Empty) => yield_now(),
+                    Err(TryRecvError::Disconnected) => break,
+                }
+            }
             receiver.recv().map_err(gone)?
         };
         (Work(Box::new(wait)), Completion(sender))

@@ -228,20 +228,20 @@ impl DataParallel {
         Ok(DataParallel { shared, visits, recomputed: Vec::new() })
     }
 
-    /// The same, of which `modules`, parts of those it was made for, keep nothing but their input and run
-    /// forward again before their backward. Only [`DataParallel::expected_traffic`] has to know.
+    /// The same, of which `regions` keep nothing but their input and run forward again before their backward: the
+    /// parameters that each reads, in the order of the modules. Only [`DataParallel::expected_traffic`] has to
+    /// know.
     #[must_use]
-    pub fn recomputing(mut self, modules: &[&dyn Module]) -> DataParallel {
-        let place = |module: &&dyn Module| {
-            let leaves: Vec<Leaf> = module.params().iter().map(|p| p.leaf().clone()).collect();
+    pub fn recomputing(mut self, regions: impl IntoIterator<Item = Vec<Param>>) -> DataParallel {
+        let place = |params: Vec<Param>| {
             let is_here = |start: &usize| {
                 let visited = self.visits[*start..].iter().map(|(leaf, _)| leaf);
-                visited.take(leaves.len()).eq(&leaves)
+                visited.take(params.len()).eq(params.iter().map(Param::leaf))
             };
             let start = (0..self.visits.len()).find(is_here)?;
-            Some(start..start + leaves.len())
+            Some(start..start + params.len())
         };
-        self.recomputed = modules.iter().filter_map(place).collect();
+        self.recomputed = regions.into_iter().filter_map(place).collect();
         self
     }
 

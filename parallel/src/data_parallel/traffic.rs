@@ -31,7 +31,7 @@ impl DataParallel {
     ///   at the turn from forward to backward and back. Of the buckets b1..bn of a line, in the order of a
     ///   forward pass, the last two are not gathered again in each of m backwards, nor the first two in each
     ///   of the m - 1 forwards after the first. A matrix used a second time at the end is gathered once more
-    ///   on its way, if its bucket is not one of those. Modules that are [recomputed](Self::recomputing) walk
+    ///   on its way, if its bucket is not one of those. Regions that are [recomputed](Self::recomputing) walk
     ///   along their buckets forward and back again.
     ///
     /// Sharded weights are counted as if backward read some parameter of every bucket: one of nothing but

@@ -20,7 +20,10 @@ use super::{COMMUNICATION_FAILED, INTERRUPTED, JOB_SECRET};
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// How long other ranks may take to notice that one has failed, and to say so, before they are killed.
-const GRACE: Duration = Duration::from_secs(5);
+const KILL_AFTER: Duration = Duration::from_secs(5);
+
+/// Services mostly have ports below this.
+const LOWEST_PORT: u16 = 10_000;
 
 /// What to start.
 #[derive(Debug, Clone)]
@@ -35,7 +38,7 @@ pub struct LaunchConfig {
 
 /// Signals that the launcher was sent and passes on to the ranks: whoever handles signals sets one.
 #[derive(Debug, Clone, Default)]
-pub struct Asked {
+pub struct SignalFlags {
     /// SIGINT: Ctrl-C.
     pub interrupt: Arc<AtomicBool>,
     /// SIGTERM.
@@ -59,13 +62,13 @@ pub struct JobEnd {
 /// with `[rank N]` in front.
 ///
 /// ```
-/// use ferrotron_parallel::launch::{Asked, JobEnd, LaunchConfig, launch};
+/// use ferrotron_parallel::launch::{SignalFlags, JobEnd, LaunchConfig, launch};
 /// let config = LaunchConfig {
 ///     program: "sh".into(),
 ///     arguments: ["-c", "test $WORLD_SIZE = 2 && exit $RANK"].map(Into::into).to_vec(),
 ///     ranks: 2,
 /// };
-/// let end = launch(&config, &Asked::default(), std::io::stdout(), std::io::stderr())?;
+/// let end = launch(&config, &SignalFlags::default(), std::io::stdout(), std::io::stderr())?;
 /// assert_eq!(end, JobEnd { code: 1, failure: Some("rank 1 ended with exit code 1".into()) });
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
@@ -73,7 +76,7 @@ pub struct JobEnd {
 /// Errors if a rank cannot be started.
 pub fn launch(
     config: &LaunchConfig,
-    asked: &Asked,
+    flags: &SignalFlags,
     out: impl Write + Send + 'static,
     err: impl Write + Send + 'static,
 ) -> Result<JobEnd> {
@@ -100,14 +103,14 @@ pub fn launch(
         }
         ranks.push(process);
     }
-    let end = watch(&mut ranks, asked)?;
+    let end = watch(&mut ranks, flags)?;
     lines.finish();
     Ok(end)
 }
 
 /// Waits until all ranks have ended.
-fn watch(ranks: &mut [RankProcess], asked: &Asked) -> Result<JobEnd> {
-    let signals = [(&asked.interrupt, Signal::INT), (&asked.terminate, Signal::TERM)];
+fn watch(ranks: &mut [RankProcess], flags: &SignalFlags) -> Result<JobEnd> {
+    let signals = [(&flags.interrupt, Signal::INT), (&flags.terminate, Signal::TERM)];
     let mut ends = Vec::new();
     let mut patience: Option<Instant> = None;
     while ranks.iter().any(RankProcess::is_running) {
@@ -124,7 +127,7 @@ fn watch(ranks: &mut [RankProcess], asked: &Asked) -> Result<JobEnd> {
             }
         }
         if patience.is_none() && ends.iter().any(End::is_failure) {
-            patience = Some(Instant::now() + GRACE);
+            patience = Some(Instant::now() + KILL_AFTER);
         }
         if patience.is_some_and(|until| Instant::now() >= until) {
             break;
@@ -165,22 +168,43 @@ fn summary(ends: &[End]) -> JobEnd {
     }
 }
 
-/// A value for MASTER_PORT such that the port behind it is free on this machine.
+/// A value for MASTER_PORT such that the port behind it is free on this machine and is none that the system
+/// gives to connections: until rank 0 listens there, nobody gets it by chance.
 fn free_port() -> Result<u16> {
-    let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     let none = |error| Error::io("launch", format!("no port of 127.0.0.1 is free: {error}"));
-    Ok(free.map_err(none)?.port() - 1)
+    let bind = |port| TcpListener::bind(("127.0.0.1", port)).and_then(|l| l.local_addr());
+    let ports = LOWEST_PORT..first_connection_port();
+    // Another job may look for one at the same moment, so each begins somewhere else.
+    for _ in 0..if ports.is_empty() { 0 } else { 100 } {
+        let random = u16::from_le_bytes(random_bytes()?);
+        if let Ok(free) = bind(ports.start + random % ports.len() as u16) {
+            return Ok(free.port() - 1);
+        }
+    }
+    // Next to none is left by the system's settings.
+    Ok(bind(0).map_err(none)?.port() - 1)
+}
+
+/// The first port that the system gives to connections.
+fn first_connection_port() -> u16 {
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
+    let first = range.ok().and_then(|range| range.split_whitespace().next()?.parse().ok());
+    first.unwrap_or(32_768) // Linux's own choice
 }
 
 /// 128 random bits.
 fn secret() -> Result<String> {
-    let mut bytes = [0_u8; 16];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| Error::io("launch", format!("the system has no random bytes: {error}")))?;
-    Ok(bytes.iter().fold(String::new(), |mut text, byte| {
+    Ok(random_bytes::<16>()?.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text
     }))
+}
+
+fn random_bytes<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| Error::io("launch", format!("the system has no random bytes: {error}")))?;
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -223,8 +247,8 @@ mod tests {
 
     fn run(ranks: usize, script: &str) -> (JobEnd, Vec<String>, Vec<String>) {
         let (out, err) = (Kept::default(), Kept::default());
-        let asked = Asked::default();
-        let end = launch(&shell(ranks, script), &asked, out.clone(), err.clone()).unwrap();
+        let flags = SignalFlags::default();
+        let end = launch(&shell(ranks, script), &flags, out.clone(), err.clone()).unwrap();
         (end, out.lines(), err.lines())
     }
 
@@ -251,12 +275,24 @@ mod tests {
     }
 
     #[test]
+    fn rank_0_gets_a_port_that_no_connection_gets() {
+        for _ in 0..20 {
+            let port = free_port().unwrap() + 1;
+            assert!((LOWEST_PORT..first_connection_port()).contains(&port), "{port}");
+        }
+    }
+
+    #[test]
     fn a_rank_that_fails_ends_the_others_and_is_named() {
         let started = Instant::now();
         let (end, ..) = run(3, "test $RANK = 1 && exit 7; exec sleep 60");
         assert_eq!(end.code, 7);
         assert_eq!(end.failure.as_deref(), Some("rank 1 ended with exit code 7"));
-        assert!(started.elapsed() < GRACE + Duration::from_secs(20), "{:?}", started.elapsed());
+        assert!(
+            started.elapsed() < KILL_AFTER + Duration::from_secs(20),
+            "{:?}",
+            started.elapsed()
+        );
     }
 
     #[test]
@@ -280,7 +316,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("ferrotron-launch-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         for signal in ["INT", "TERM"] {
-            let asked = Asked::default();
+            let flags = SignalFlags::default();
             // Says that it is ready only when it is.
             let ready = |rank| folder.join(format!("{signal}-{rank}"));
             let script = format!(
@@ -288,13 +324,18 @@ mod tests {
                 folder.display()
             );
             let config = shell(2, &script);
-            let flag = if signal == "INT" { &asked.interrupt } else { &asked.terminate };
+            let flag = if signal == "INT" { &flags.interrupt } else { &flags.terminate };
             let end = std::thread::scope(|scope| {
-                let job = scope.spawn(|| launch(&config, &asked, Kept::default(), Kept::default()));
-                while !(0..2).all(|rank| ready(rank).exists()) {
+                let job = scope.spawn(|| launch(&config, &flags, Kept::default(), Kept::default()));
+                let start = Instant::now();
+                let begun = || (0..2).all(|rank| ready(rank).exists());
+                while !begun() && start.elapsed() < Duration::from_secs(60) {
                     std::thread::sleep(PAUSE);
                 }
+                // Also if they have not begun, so that the job ends.
+                let begun = begun();
                 flag.store(true, Relaxed);
+                assert!(begun, "the ranks did not begin");
                 job.join().unwrap().unwrap()
             });
             assert_eq!(end, ended_well(INTERRUPTED), "{signal}");
@@ -305,7 +346,7 @@ mod tests {
     #[test]
     fn a_program_that_is_not_there_is_named() {
         let config = LaunchConfig { program: Path::new("/no/such").into(), ..shell(2, "") };
-        let error = launch(&config, &Asked::default(), Kept::default(), Kept::default());
+        let error = launch(&config, &SignalFlags::default(), Kept::default(), Kept::default());
         assert!(error.unwrap_err().to_string().contains("/no/such"));
     }
 }

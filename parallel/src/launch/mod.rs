@@ -17,7 +17,7 @@ mod rank_process;
 mod slurm;
 
 pub use environment::{DEFAULT_PORT, RankEnvironment};
-pub use launcher::{Asked, JobEnd, LaunchConfig, launch};
+pub use launcher::{JobEnd, LaunchConfig, SignalFlags, launch};
 
 /// The environment variable that holds the job's secret.
 pub const JOB_SECRET: &str = "FERROTRON_JOB_SECRET";

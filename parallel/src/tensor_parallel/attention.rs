@@ -1,6 +1,6 @@
 //! Attention whose heads are spread over the ranks.
 
-use ferrotron_autograd::Var;
+use ferrotron_autograd::{Var, checkpoint_without_outputs};
 use ferrotron_nn::{AttentionConfig, AttentionHeads, Context, KvCache, Module, Param, Scope};
 use ferrotron_tensor::{Error, Result};
 
@@ -60,6 +60,16 @@ impl ParallelAttention {
     pub fn forward(&self, ctx: &Context, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
         let qkv = self.qkv.forward(x)?; // (B, T, (H + 2G) D / tp)
         let y = self.cp.attend(&self.heads, ctx, qkv, cache)?; // (B, T, H D / tp)
+        self.proj.forward(&y) // (B, T, C)
+    }
+
+    /// [`forward`](ParallelAttention::forward) without a cache, of which backward runs what is between the two
+    /// linear layers again: queries, keys and values are kept, but not their result.
+    pub fn forward_twice(&self, ctx: &Context, x: &Var) -> Result<Var> {
+        let qkv = self.qkv.forward(x)?; // (B, T, (H + 2G) D / tp)
+        let (cp, heads, ctx) = (self.cp.clone(), self.heads.clone(), ctx.clone());
+        let attend = move |qkv: &[Var]| Ok(vec![cp.attend(&heads, &ctx, qkv[0].clone(), None)?]);
+        let y = checkpoint_without_outputs(&[&qkv], attend)?.remove(0); // (B, T, H D / tp)
         self.proj.forward(&y) // (B, T, C)
     }
 }

@@ -29,8 +29,10 @@ pub use embedding::VocabParallelEmbedding;
 pub use linear::{ColumnParallelLinear, RowParallelLinear};
 pub use mlp::ParallelMlp;
 
+use ferrotron_autograd::Var;
 use ferrotron_nn::{Axis, Extent, Scope};
-use ferrotron_tensor::{Error, Place, Result};
+use ferrotron_tensor::{Error, Place, Result, Tensor};
+use linear::SEQUENCE;
 
 use crate::collective::{Group, balanced};
 
@@ -78,6 +80,21 @@ impl TensorParallel {
             SequenceParallel::On => scope.clone().with_partial_gradients(Axis::Tensor),
             SequenceParallel::Off => scope.clone(),
         }
+    }
+
+    /// The same activation (B, T, ..) of the residual stream, of which those who keep it for backward keep this
+    /// rank's positions and gather the others when they need them: partitioned activation checkpoints of ZeRO-R
+    /// (Rajbhandari et al., arXiv 1910.02054, section 6.1). For activations that every rank has whole.
+    pub fn kept_in_parts(&self, x: Var) -> Result<Var> {
+        if self.group.size() == 1 {
+            return Ok(x);
+        }
+        let (group, positions) = (self.group.clone(), x.value().dim(SEQUENCE as isize)?);
+        let own = mappings::part(x.value(), SEQUENCE, &group)?.copy()?;
+        let gather = move |own: &Tensor| {
+            mappings::all_gather_dim(own, SEQUENCE, positions, &group)?.wait()?.contiguous()
+        };
+        Ok(x.kept_as(own, gather))
     }
 
     /// The positions of the residual stream that this rank has, of those that attention sees.

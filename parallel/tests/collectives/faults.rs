@@ -1,7 +1,7 @@
 //! What goes wrong ends on every rank, in time, with an error that names the rank and the call.
 
 use ferrotron_autograd::SharedFlat;
-use ferrotron_parallel::collective::{Group, Reduction, World};
+use ferrotron_parallel::collective::{Call, Group, Memory, Op, Reduction, World};
 use ferrotron_tensor::{Category, DType, Device, ErrorKind, Flat, Result};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -20,7 +20,8 @@ fn reduce(group: &Group, dtype: DType, len: usize) -> Result<()> {
     group.all_reduce(make(dtype, &[len], |_| 1.0)?, Reduction::Sum)?.wait().map(drop)
 }
 
-/// Calls until the first error, which must not be long in coming, and again: it must be the same.
+/// Calls until the first error, which must not be long in coming, and again: the reason must be the same,
+/// and the error must say which call it was.
 fn until_error(mut f: impl FnMut() -> Result<()>) -> Result<()> {
     let start = Instant::now();
     let error = loop {
@@ -31,7 +32,9 @@ fn until_error(mut f: impl FnMut() -> Result<()>) -> Result<()> {
     };
     assert_eq!(error.kind(), ErrorKind::Communication);
     let again = f().expect_err("later calls fail too");
-    assert_eq!(again.to_string(), error.to_string());
+    let (again, text) = (again.to_string(), error.to_string());
+    let reason = &text[..text.rfind("; rank ").unwrap_or(text.len())];
+    assert!(again.starts_with(reason), "first '{text}', then '{again}'");
     Err(error)
 }
 
@@ -156,6 +159,35 @@ pub fn a_missing_message_is_named(backend: Backend) {
     check(&errors, &["recv: rank 2 did not enter the send of message 1 of group pp", "6 x bf16"]);
 }
 
+pub fn a_message_of_another_kind_is_named(backend: Backend) {
+    for (dtype, len) in [(DType::F32, 7), (DType::BF16, 6)] {
+        let errors = backend.errors(2, LONG, |world| {
+            let group = world.group("pp", &[0, 1])?;
+            until_error(|| {
+                if world.rank() == 0 {
+                    return group.send(make(dtype, &[len], |_| 0.0)?, 1)?.wait();
+                }
+                group.recv(make(DType::F32, &[6], |_| 0.0)?, 0)?.wait().map(drop)
+            })
+        });
+        // A sender need not wait for its receiver, so it is the receiver that finds out.
+        let sent = format!("rank 0 calls send of {len} x {dtype} at");
+        check(&errors, &["recv: ", &sent, "rank 1 calls recv of 6 x f32 at", "message 1", "pp"]);
+    }
+}
+
+pub fn scattered_parts_have_the_dtype_of_the_whole(backend: Backend) {
+    backend.run(2, |world| {
+        let group = world.group("dp", &all(&world))?;
+        let whole = make(DType::F32, &[4], |_| 1.0)?;
+        let part = make(DType::U32, &[2], |_| 0.0)?;
+        let error = group.scatter(Some(whole), part, 4, world.rank()).err().expect("refused");
+        assert_eq!(error.kind(), ErrorKind::DType);
+        assert!(error.to_string().contains("parts of f32 cannot be u32"), "{error}");
+        Ok(())
+    });
+}
+
 pub fn a_rank_without_the_group_is_named(backend: Backend) {
     let errors = backend.errors(3, SHORT, |world| {
         if world.rank() == 2 {
@@ -183,6 +215,50 @@ pub fn a_panic_ends_all(backend: Backend) {
         until_error(|| reduce(&group, DType::F32, 10))
     });
     check(&errors, &["rank 1", "panicked", "the weather is bad"]);
+}
+
+/// A call that can only end when the failure of the rank that made it is told.
+pub fn a_failure_with_a_call_under_way_ends_all(backend: Backend) {
+    for panics in [true, false] {
+        let start = Instant::now();
+        let errors = backend.errors(2, LONG, |world: World| {
+            let group = world.group("pp", &[0, 1])?;
+            let other = 1 - world.rank();
+            group.barrier().wait()?; // rank 0 is in a call from here on
+            let recv = || group.recv(make(DType::F32, &[3], |_| 0.0)?, other);
+            if world.rank() == 1 {
+                let _under_way = recv()?;
+                assert!(!panics, "the weather is bad");
+                return Err(ferrotron_tensor::Error::io("data", "the weather is bad"));
+            }
+            until_error(|| recv()?.wait().map(drop))
+        });
+        assert!(start.elapsed() < LONG / 2, "nobody was told for {:?}", start.elapsed());
+        check(
+            &errors[..1],
+            &["rank 1", "the weather is bad", "; rank 0 was in ", " of group pp ("],
+        );
+    }
+}
+
+pub fn a_call_that_panics_is_named(backend: Backend) {
+    let errors = backend.errors(2, LONG, |world| {
+        let group = world.group("dp", &all(&world))?;
+        let bare = Mutex::new(None);
+        let group = group.wrapped(&|collective| {
+            *bare.lock().unwrap() = Some(collective.clone());
+            collective
+        });
+        if world.rank() == 1 {
+            return until_error(|| group.barrier().wait());
+        }
+        let bare = bare.lock().unwrap().take().expect("a group of two");
+        let site = std::panic::Location::caller();
+        // Rows of nothing: what a group never asks for.
+        let call = Call { op: Op::Barrier, dtype: DType::U8, len: 0, unit: 0, site };
+        until_error(|| bare.start(call, Memory::default()).wait().map(drop))
+    });
+    check(&errors, &["barrier: panicked: ", "zero; rank 0 was in call 1 of group dp (barrier of"]);
 }
 
 pub fn an_error_ends_all(backend: Backend) {

@@ -14,23 +14,23 @@ pub fn groups_do_not_wait_for_one_another(backend: Backend) {
         let (first, second) = if world.rank() == 0 { (&a, &b) } else { (&b, &a) };
         let early = one_all_reduce(first, mine()?)?;
         let late = one_all_reduce(second, mine()?)?;
-        check("late", &late.wait()?, |i| value(0, i) + value(1, i))?;
-        check("early", &early.wait()?, |i| value(0, i) + value(1, i))?;
+        check("late", &late.wait()?, 1000, |i| value(0, i) + value(1, i))?;
+        check("early", &early.wait()?, 1000, |i| value(0, i) + value(1, i))?;
         Ok(())
     });
 }
 
 pub fn many_calls_are_in_flight_on_two_groups(backend: Backend) {
     let n = 4;
+    let len = |call| [1, 1000, 0, 300_001][call % 4] + call;
     backend.run(n, |world| {
         let (a, b) = (world.group("a", &all(&world))?, world.group("b", &all(&world))?);
         let mut works = Vec::new();
         for call in 0..60 {
-            let len = [1, 1000, 0, 300_001][call % 4] + call;
             // Each group's calls are in the same order everywhere, their interleaving is not.
             let order = if (world.rank() + call / 7) % 2 == 0 { [&a, &b] } else { [&b, &a] };
             for group in order {
-                let x = make(DType::F32, &[len], |i| value(world.rank() + call, i))?;
+                let x = make(DType::F32, &[len(call)], |i| value(world.rank() + call, i))?;
                 works.push((call, one_all_reduce(group, x)?));
             }
         }
@@ -38,7 +38,7 @@ pub fn many_calls_are_in_flight_on_two_groups(backend: Backend) {
         works.reverse();
         for (call, work) in works {
             let sum = |i| (0..n).map(|rank| value(rank + call, i)).sum();
-            check(&format!("call {call}"), &work.wait()?, sum)?;
+            check(&format!("call {call}"), &work.wait()?, len(call), sum)?;
         }
         Ok(())
     });
@@ -62,13 +62,13 @@ pub fn subgroups_work_side_by_side(backend: Backend) {
         let mine = || make(DType::F64, &[10_007], |i| value(world.rank(), i));
         for _ in 0..3 {
             let (x, y) = (one_all_reduce(&across, mine()?)?, one_all_reduce(&down, mine()?)?);
-            check("row", &x.wait()?, |i| (0..3).map(|c| value(row * 3 + c, i)).sum())?;
-            check("column", &y.wait()?, |i| value(column, i) + value(column + 3, i))?;
+            check("row", &x.wait()?, 10_007, |i| (0..3).map(|c| value(row * 3 + c, i)).sum())?;
+            check("column", &y.wait()?, 10_007, |i| value(column, i) + value(column + 3, i))?;
         }
         let backwards = world.group("backwards", &[5, 4, 3, 2, 1, 0])?;
         assert_eq!(backwards.rank(), 5 - world.rank());
         let y = backwards.broadcast(mine()?, 1)?.wait()?;
-        check("rank 4 is number 1", &y, |i| value(4, i))
+        check("rank 4 is number 1", &y, 10_007, |i| value(4, i))
     });
 }
 
@@ -79,6 +79,8 @@ pub fn work_that_nobody_waits_for_is_done(backend: Backend) {
             let x = make(DType::F32, &[500_000], |i| value(world.rank(), i))?;
             drop(group.all_reduce(x, Reduction::Sum)?);
         }
+        group.barrier().wait()?; // calls of a group are carried out in order
+        assert_eq!(group.traffic().of("all_reduce").0, 5);
         Ok(())
     });
 }
@@ -91,7 +93,7 @@ pub fn groups_of_one_name_are_told_apart(backend: Backend) {
         let mine = || make(DType::I64, &[5], |i| value(world.rank(), i));
         for group in [second, first] {
             let y = group.all_reduce(mine()?, Reduction::Sum)?.wait()?;
-            check("pair", &y, |i| value(pair[0], i) + value(pair[1], i))?;
+            check("pair", &y, 5, |i| value(pair[0], i) + value(pair[1], i))?;
         }
         Ok(())
     });

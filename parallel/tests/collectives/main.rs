@@ -1,11 +1,15 @@
 //! What every backend of collectives has to do, written once and run for each.
 
+#[path = "../common/mod.rs"]
+mod common;
 mod faults;
 mod flight;
 mod operations;
 mod rendezvous;
+mod roots;
 mod sums;
 mod traffic;
+mod turns;
 mod values;
 mod worlds;
 
@@ -39,6 +43,7 @@ macro_rules! for_every_backend {
             );
             cases!(sums:
                 floats_sum_to_the_same_bits_everywhere_and_again,
+                wide_floats_are_added_round_the_ring,
                 narrow_floats_are_rounded_once,
                 max_keeps_nan,
             );
@@ -49,6 +54,7 @@ macro_rules! for_every_backend {
                 work_that_nobody_waits_for_is_done,
                 groups_of_one_name_are_told_apart,
             );
+            cases!(turns: a_huge_call_does_not_keep_another_group_waiting,);
             cases!(traffic: bytes_are_those_of_the_ring, bytes_are_counted_by_operation,);
             cases!(faults:
                 a_different_operation_is_named,
@@ -58,12 +64,23 @@ macro_rules! for_every_backend {
                 swapped_groups_are_named,
                 a_late_rank_is_named,
                 a_missing_message_is_named,
+                a_message_of_another_kind_is_named,
+                scattered_parts_have_the_dtype_of_the_whole,
                 a_rank_without_the_group_is_named,
                 a_panic_ends_all,
                 an_error_ends_all,
+                a_failure_with_a_call_under_way_ends_all,
+                a_call_that_panics_is_named,
                 a_rank_that_leaves_early_is_named,
                 a_tensor_that_holds_a_flat_is_named,
                 impossible_groups_and_roots_are_refused,
+            );
+            cases!(roots:
+                another_root_of_a_broadcast_is_named,
+                another_root_of_a_reduce_is_named,
+                another_root_of_a_gather_is_named,
+                another_root_of_a_scatter_is_named,
+                a_broadcast_against_a_send_is_named,
             );
         }
     )* };

@@ -34,7 +34,7 @@ pub fn all_reduce_gives_every_rank_the_reduction(backend: Backend) {
                         let x = make(dtype, &[len], |i| value(world.rank(), i))?;
                         let y = group.all_reduce(x, reduction)?.wait()?;
                         let what = format!("all_reduce {reduction:?} of {n} ranks");
-                        check(&what, &y, |i| reduced(n, i, reduction))?;
+                        check(&what, &y, len, |i| reduced(n, i, reduction))?;
                     }
                 }
             }
@@ -55,7 +55,9 @@ pub fn reduce_scatter_gives_every_rank_its_part(backend: Backend) {
                         let own = balanced(rows, n, world.rank());
                         assert_eq!(y.dims(), [own.len(), 3]);
                         let what = format!("reduce_scatter {reduction:?} of {n} ranks");
-                        check(&what, &y, |i| reduced(n, own.start * 3 + i, reduction))?;
+                        check(&what, &y, own.len() * 3, |i| {
+                            reduced(n, own.start * 3 + i, reduction)
+                        })?;
                     }
                 }
             }
@@ -74,7 +76,7 @@ pub fn all_gather_gives_every_rank_all_parts(backend: Backend) {
                     let part = make(dtype, &[own.len(), 3], |i| value(0, own.start * 3 + i))?;
                     let y = group.all_gather(part, rows)?.wait()?;
                     assert_eq!(y.dims(), [rows, 3]);
-                    check(&format!("all_gather of {n} ranks"), &y, |i| value(0, i))?;
+                    check(&format!("all_gather of {n} ranks"), &y, rows * 3, |i| value(0, i))?;
                 }
             }
             Ok(())
@@ -93,14 +95,14 @@ pub fn rooted_operations_move_what_they_name(backend: Backend) {
                     let mine = |i| value(rank, i);
 
                     let y = group.broadcast(make(dtype, &[rows, 2], mine)?, root)?.wait()?;
-                    check(&what("broadcast"), &y, |i| value(root, i))?;
+                    check(&what("broadcast"), &y, rows * 2, |i| value(root, i))?;
 
                     for reduction in REDUCTIONS {
                         let x = make(dtype, &[rows, 2], mine)?;
                         let y = group.reduce(x, root, reduction)?.wait()?;
                         let want =
                             |i| if rank == root { reduced(n, i, reduction) } else { mine(i) };
-                        check(&what("reduce"), &y, want)?;
+                        check(&what("reduce"), &y, rows * 2, want)?;
                     }
 
                     let own = balanced(rows, n, rank);
@@ -109,13 +111,13 @@ pub fn rooted_operations_move_what_they_name(backend: Backend) {
                     assert_eq!(y.is_some(), rank == root, "{}", what("gather"));
                     if let Some(y) = y {
                         assert_eq!(y.dims(), [rows, 2]);
-                        check(&what("gather"), &y, |i| value(0, i))?;
+                        check(&what("gather"), &y, rows * 2, |i| value(0, i))?;
                     }
 
                     let whole = (rank == root).then(|| make(dtype, &[rows, 2], |i| value(5, i)));
                     let y = group.scatter(whole.transpose()?, part, rows, root)?.wait()?;
                     assert_eq!(y.dims(), [own.len(), 2]);
-                    check(&what("scatter"), &y, |i| value(5, own.start * 2 + i))?;
+                    check(&what("scatter"), &y, own.len() * 2, |i| value(5, own.start * 2 + i))?;
                 }
             }
             Ok(())
@@ -133,7 +135,7 @@ pub fn all_to_all_sends_part_i_to_rank_i(backend: Backend) {
                     let y = group.all_to_all(x)?.wait()?;
                     let own = balanced(rows, n, world.rank());
                     assert_eq!(y.dims(), [own.len() * n, 2]);
-                    check(&format!("all_to_all of {n} ranks"), &y, |i| {
+                    check(&format!("all_to_all of {n} ranks"), &y, own.len() * n * 2, |i| {
                         let (from, offset) = (i / (own.len() * 2), i % (own.len() * 2));
                         value(from, own.start * 2 + offset)
                     })?;
@@ -153,7 +155,7 @@ pub fn messages_pass_between_two_ranks_and_round_a_ring(backend: Backend) {
                     let mine = make(dtype, &[len], |i| value(rank, i))?;
                     let (to, from) = ((rank + 1) % n, (rank + n - 1) % n);
                     let y = group.exchange(mine.copy()?, to, from)?.wait()?;
-                    check(&format!("exchange of {n} ranks"), &y, |i| value(from, i))?;
+                    check(&format!("exchange of {n} ranks"), &y, len, |i| value(from, i))?;
 
                     let y = if rank == 0 {
                         group.send(mine, 1)?.wait()?;
@@ -163,7 +165,7 @@ pub fn messages_pass_between_two_ranks_and_round_a_ring(backend: Backend) {
                         group.send(y.copy()?, to)?.wait()?;
                         y
                     };
-                    check(&format!("send and recv of {n} ranks"), &y, |i| value(0, i))?;
+                    check(&format!("send and recv of {n} ranks"), &y, len, |i| value(0, i))?;
                 }
             }
             Ok(())
@@ -201,26 +203,34 @@ pub fn large_buffers_go_through_small_pipes(backend: Backend) {
                 let what = |op| format!("{op} of {n} ranks");
 
                 let y = group.all_reduce(mine()?, Reduction::Sum)?.wait()?;
-                check(&what("all_reduce"), &y, sum)?;
+                check(&what("all_reduce"), &y, len, sum)?;
                 let y = group.reduce_scatter(mine()?, Reduction::Sum)?.wait()?;
-                check(&what("reduce_scatter"), &y, |i| sum(own.start + i))?;
+                check(&what("reduce_scatter"), &y, own.len(), |i| sum(own.start + i))?;
                 let part = mine()?.narrow(0, own.start, own.len())?;
                 let y = group.all_gather(part.copy()?, len)?.wait()?;
                 let owner = |i| (0..n).find(|&r| balanced(len, n, r).contains(&i)).unwrap();
-                check(&what("all_gather"), &y, |i| value(owner(i), i))?;
+                check(&what("all_gather"), &y, len, |i| value(owner(i), i))?;
                 let y = group.broadcast(mine()?, n - 1)?.wait()?;
-                check(&what("broadcast"), &y, |i| value(n - 1, i))?;
+                check(&what("broadcast"), &y, len, |i| value(n - 1, i))?;
                 let y = group.reduce(mine()?, 1, Reduction::Sum)?.wait()?;
-                check(&what("reduce"), &y, |i| if rank == 1 { sum(i) } else { value(rank, i) })?;
-                if let Some(y) = group.gather(part, len, 0)?.wait()? {
-                    check(&what("gather"), &y, |i| value(owner(i), i))?;
+                check(
+                    &what("reduce"),
+                    &y,
+                    len,
+                    |i| if rank == 1 { sum(i) } else { value(rank, i) },
+                )?;
+                if let Some(y) = group.gather(part.copy()?, len, 0)?.wait()? {
+                    check(&what("gather"), &y, len, |i| value(owner(i), i))?;
                 }
+                let whole = (rank == 1).then(mine).transpose()?;
+                let y = group.scatter(whole, part, len, 1)?.wait()?;
+                check(&what("scatter"), &y, own.len(), |i| value(1, own.start + i))?;
                 let y = group.all_to_all(mine()?)?.wait()?;
-                check(&what("all_to_all"), &y, |i| {
+                check(&what("all_to_all"), &y, own.len() * n, |i| {
                     value(i / own.len(), own.start + i % own.len())
                 })?;
                 let y = group.exchange(mine()?, (rank + 1) % n, (rank + n - 1) % n)?.wait()?;
-                check(&what("exchange"), &y, |i| value((rank + n - 1) % n, i))?;
+                check(&what("exchange"), &y, len, |i| value((rank + n - 1) % n, i))?;
             }
             Ok(())
         });

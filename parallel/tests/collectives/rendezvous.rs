@@ -18,7 +18,7 @@ fn work(world: World) -> Result<()> {
     let n = world.size() as f64;
     for _ in 0..20 {
         let y = group.all_reduce(make(DType::F32, &[5000], |_| 1.0)?, Reduction::Sum)?.wait()?;
-        check("all_reduce", &y, |_| n)?;
+        check("all_reduce", &y, 5000, |_| n)?;
         sleep(Duration::from_millis(5));
     }
     Ok(())
@@ -36,6 +36,15 @@ fn stray(config: &RankConfig) -> TcpStream {
     }
 }
 
+/// Whether the other end has hung up, having said nothing.
+fn is_hung_up(mut stream: &TcpStream) -> bool {
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    match stream.read(&mut [0]) {
+        Ok(read) => read == 0,
+        Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+    }
+}
+
 #[test]
 fn strays_neither_join_nor_disturb() {
     let config = rank_config(0, 3, TIMEOUT, Transport::Tcp);
@@ -44,57 +53,112 @@ fn strays_neither_join_nor_disturb() {
     scope(|scope| {
         let mut ranks = vec![scope.spawn(|| run_rank_process(&rank(0), work))];
         let mut open = Vec::new();
-        // Before the others come, and again while they work.
+        // Rank 0 waits for others all the while.
         for other in 1..=2 {
-            for text in [&garbage[..], b"GET / HTTP/1.1\r\n\r\n", b"ferrojob01", b"ferrojob99", b""]
-            {
+            for text in [&garbage[..], b"GET / HTTP/1.1\r\n\r\n", b"ferrojob99"] {
                 let mut stream = stray(&config);
                 // Rank 0 may have hung up already.
                 let _ = stream.write_all(text);
+                assert!(is_hung_up(&stream), "{:?}...", &text[..10]);
+            }
+            // These are waited for.
+            for text in [&b"ferrojob01"[..], b""] {
+                let mut stream = stray(&config);
+                stream.write_all(text).unwrap();
                 open.push(stream);
             }
-            // Knows how to speak but not the secret.
+            // Knows how to speak but not the secret, and is told so at once.
             let wrong = RankConfig { secret: Some("open barley".into()), ..rank(other) };
-            let error = run_rank_process(&wrong, work).expect_err("the secret is wrong");
-            assert!(error.to_string().contains("secret"), "{error}");
             let none = RankConfig { secret: None, ..rank(other) };
-            run_rank_process(&none, work).expect_err("there is no secret");
+            for stranger in [wrong, none] {
+                let start = Instant::now();
+                let error = run_rank_process(&stranger, work).expect_err("the secret is wrong");
+                assert!(error.to_string().contains("refuses this rank's proof"), "{error}");
+                assert!(start.elapsed() < TIMEOUT / 2, "{:?}", start.elapsed());
+            }
             ranks.push(scope.spawn(move || run_rank_process(&rank(other), work)));
         }
         for (rank, thread) in ranks.into_iter().enumerate() {
             thread.join().unwrap().unwrap_or_else(|error| panic!("rank {rank}: {error}"));
         }
-        // Whoever said something wrong was hung up on; nobody was told anything but a random number.
-        for mut stream in open {
-            let mut told = Vec::new();
-            let _ = stream.read_to_end(&mut told);
-            assert!(told.len() <= 32, "told {told:?}");
+    });
+}
+
+/// Where rank 0 can be reached by its port: at each of two addresses of this machine.
+fn listens_at(config: &RankConfig) -> [bool; 2] {
+    drop(stray(config));
+    ["127.0.0.1", "127.0.0.2"].map(|host| TcpStream::connect((host, config.port)).is_ok())
+}
+
+#[test]
+fn only_a_job_with_a_secret_and_a_name_listens_beyond_its_address() {
+    let secret = Some("open sesame");
+    // 127.1 is no address, to `IpAddr`, but a name that the system knows as 127.0.0.1.
+    for (master, secret, everywhere) in [
+        ("127.1", secret, true),
+        ("127.1", None, false),
+        ("127.1", Some(""), false),
+        ("127.0.0.1", secret, false),
+        ("localhost", secret, false),
+    ] {
+        let config = rank_config(0, 2, TIMEOUT, Transport::Tcp);
+        let secret = secret.map(str::to_string);
+        let config = RankConfig { master: master.to_string(), secret, ..config };
+        scope(|scope| {
+            let ranks = [0, 1].map(|rank| {
+                let config = RankConfig { rank, ..config.clone() };
+                scope.spawn(move || {
+                    if rank == 1 {
+                        assert_eq!(listens_at(&config), [true, everywhere], "{config:?}");
+                    }
+                    run_rank_process(&config, work)
+                })
+            });
+            for rank in ranks {
+                rank.join().unwrap().unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn ranks_may_know_the_machine_of_rank_0_by_different_addresses() {
+    let config = rank_config(0, 4, TIMEOUT, Transport::Tcp);
+    scope(|scope| {
+        let ranks =
+            [(0, "127.1"), (1, "127.1"), (2, "127.2"), (3, "127.3")].map(|(rank, master)| {
+                let config = RankConfig { rank, master: master.to_string(), ..config.clone() };
+                scope.spawn(move || run_rank_process(&config, work))
+            });
+        for rank in ranks {
+            rank.join().unwrap().unwrap();
         }
     });
 }
 
 #[test]
-fn a_proof_cannot_be_reflected() {
-    let config = rank_config(0, 2, TIMEOUT, Transport::Tcp);
+fn one_rank_without_shared_memory_is_enough_for_tcp() {
+    let config = rank_config(0, 3, TIMEOUT, Transport::Auto);
+    scope(|scope| {
+        let ranks = [0, 1, 2].map(|rank| {
+            let transport = if rank == 1 { Transport::Tcp } else { Transport::Auto };
+            let config = RankConfig { rank, transport, ..config.clone() };
+            scope.spawn(move || run_rank_process(&config, work))
+        });
+        for rank in ranks {
+            rank.join().unwrap().unwrap();
+        }
+    });
+}
+
+#[test]
+fn no_timeout_is_too_long() {
+    let config = rank_config(0, 2, Duration::MAX, Transport::Auto);
     scope(|scope| {
         let ranks = [0, 1].map(|rank| {
             let config = RankConfig { rank, ..config.clone() };
-            scope.spawn(move || {
-                if rank == 1 {
-                    sleep(SHORT); // after the stray
-                }
-                run_rank_process(&config, work)
-            })
+            scope.spawn(move || run_rank_process(&config, work))
         });
-        // What rank 0 would accept it never says first, so there is nothing to send back.
-        let mut stream = stray(&config);
-        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-        stream.write_all(b"ferrojob01").unwrap();
-        stream.write_all(&[7; 32]).unwrap();
-        let mut random = [0; 32];
-        stream.read_exact(&mut random).unwrap();
-        stream.write_all(&random).unwrap();
-        assert_eq!(stream.read(&mut [0; 1]).unwrap_or(0), 0, "rank 0 answered a wrong proof");
         for rank in ranks {
             rank.join().unwrap().unwrap();
         }
@@ -145,9 +209,11 @@ fn impostors_of_the_same_job_are_refused() {
 #[test]
 fn other_machines_need_a_secret() {
     let config = rank_config(0, 2, SHORT, Transport::Auto);
-    // An address for documentation (RFC 5737): it is nobody's.
-    let config = RankConfig { master: "192.0.2.1".into(), secret: None, ..config };
-    let error = run_rank_process(&config, work).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Config);
-    assert!(error.to_string().contains("give the job a secret"), "{error}");
+    for secret in [None, Some(String::new())] {
+        // An address for documentation (RFC 5737): it is nobody's.
+        let config = RankConfig { master: "192.0.2.1".into(), secret, ..config.clone() };
+        let error = run_rank_process(&config, work).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().contains("give the job a secret"), "{error}");
+    }
 }

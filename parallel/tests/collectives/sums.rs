@@ -1,7 +1,7 @@
 //! Which bits a reduction gives.
 
-use ferrotron_parallel::collective::Reduction;
-use ferrotron_tensor::{DType, bf16};
+use ferrotron_parallel::collective::{Reduction, balanced};
+use ferrotron_tensor::{DType, bf16, f16};
 
 use crate::values::make;
 use crate::worlds::{Backend, all};
@@ -31,27 +31,66 @@ pub fn floats_sum_to_the_same_bits_everywhere_and_again(backend: Backend) {
     }
 }
 
-pub fn narrow_floats_are_rounded_once(backend: Backend) {
-    let n = 6;
-    let ranks = backend.run(n, |world| {
-        let group = world.group("all", &all(&world))?;
-        let mine = || make(DType::BF16, &[5003], |i| rough(world.rank(), i));
-        let sum = group.all_reduce(mine()?, Reduction::Sum)?.wait()?.to_f64()?;
-        let part = group.reduce_scatter(mine()?, Reduction::Sum)?.wait()?.to_f64()?;
-        let root = group.reduce(mine()?, 4, Reduction::Sum)?.wait()?.to_f64()?;
-        assert_eq!(part, sum[group.part(5003)]);
-        if world.rank() == 4 {
-            assert_eq!(root, sum);
-        } else {
-            assert_eq!(root, mine()?.to_f64()?);
+pub fn wide_floats_are_added_round_the_ring(backend: Backend) {
+    let len = 5003;
+    for n in [2, 3, 5] {
+        for dtype in [DType::F64, DType::F32] {
+            let ranks = backend.run(n, |world| {
+                let group = world.group("all", &all(&world))?;
+                let x = make(dtype, &[len], |i| rough(world.rank(), i))?;
+                group.all_reduce(x, Reduction::Sum)?.wait()?.to_f64()
+            });
+            assert_eq!(ranks[0].len(), len);
+            for (i, got) in ranks[0].iter().enumerate() {
+                // ((x[c+1] + x[c+2]) + ...) + x[c] in part c: the same bits whatever carries them.
+                let c = (0..n).find(|&c| balanced(len, n, c).contains(&i)).unwrap();
+                let x = (1..=n).map(|steps| rough((c + steps) % n, i));
+                let want = match dtype {
+                    DType::F64 => x.reduce(|a, b| a + b).unwrap(),
+                    _ => f64::from(x.map(|x| x as f32).reduce(|a, b| a + b).unwrap()),
+                };
+                assert_eq!(
+                    got.to_bits(),
+                    want.to_bits(),
+                    "{n} ranks, {dtype} at {i}: {got} {want}"
+                );
+            }
         }
-        Ok(sum)
-    });
-    for (i, got) in ranks[0].iter().enumerate() {
-        // In f32, in the order of ranks.
-        let sum =
-            (0..n).map(|rank| bf16::from_f64(rough(rank, i)).to_f32()).fold(0.0, |a, b| a + b);
-        assert_eq!(*got, bf16::from_f32(sum).to_f64(), "at {i}");
+    }
+}
+
+pub fn narrow_floats_are_rounded_once(backend: Backend) {
+    let (n, len) = (6, 5003);
+    for dtype in [DType::BF16, DType::F16] {
+        let ranks = backend.run(n, |world| {
+            let group = world.group("all", &all(&world))?;
+            let mine = || make(dtype, &[len], |i| rough(world.rank(), i));
+            let sum = group.all_reduce(mine()?, Reduction::Sum)?.wait()?.to_f64()?;
+            let part = group.reduce_scatter(mine()?, Reduction::Sum)?.wait()?.to_f64()?;
+            let root = group.reduce(mine()?, 4, Reduction::Sum)?.wait()?.to_f64()?;
+            assert_eq!(part, sum[group.part(len)]);
+            if world.rank() == 4 {
+                assert_eq!(root, sum);
+            } else {
+                assert_eq!(root, mine()?.to_f64()?);
+            }
+            Ok(sum)
+        });
+        for (i, got) in ranks[0].iter().enumerate() {
+            // In f32, in the order of ranks.
+            let x = (0..n).map(|rank| rough(rank, i));
+            let want = match dtype {
+                DType::BF16 => {
+                    let sum = x.map(|x| bf16::from_f64(x).to_f32()).fold(0.0, |a, b| a + b);
+                    bf16::from_f32(sum).to_f64()
+                }
+                _ => {
+                    let sum = x.map(|x| f16::from_f64(x).to_f32()).fold(0.0, |a, b| a + b);
+                    f16::from_f32(sum).to_f64()
+                }
+            };
+            assert_eq!(*got, want, "{dtype} at {i}");
+        }
     }
 }
 

@@ -34,8 +34,9 @@ pub fn read(tensor: &Tensor) -> Result<Vec<f64>> {
     })
 }
 
-/// Fails at the first element that is not `want(i)`.
-pub fn check(what: &str, got: &Tensor, want: impl Fn(usize) -> f64) -> Result<()> {
+/// Fails if there are not `len` elements, or at the first that is not `want(i)`.
+pub fn check(what: &str, got: &Tensor, len: usize, want: impl Fn(usize) -> f64) -> Result<()> {
+    assert_eq!(got.numel(), len, "{what}: {} {:?}", got.dtype(), got.dims());
     for (i, got_i) in read(got)?.into_iter().enumerate() {
         let (dtype, dims, want) = (got.dtype(), got.dims(), want(i));
         assert!(got_i == want, "{what}: {dtype} {dims:?} at {i}: got {got_i}, want {want}");

@@ -4,9 +4,9 @@ use ferrotron_parallel::collective::{
     RankConfig, Transport, World, WorldConfig, run_rank_process, run_threads,
 };
 use ferrotron_tensor::Result;
-use std::net::TcpListener;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
+
+use crate::common::free_port;
 
 /// What carries the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,16 +98,14 @@ pub fn rank_config(
     }
 }
 
-/// A port that nobody listens at, below those that the system gives to connections.
-fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let base = 10_000 + (std::process::id() % 100) as u16 * 200;
-    loop {
-        let port = base + NEXT.fetch_add(1, Ordering::Relaxed) % 2000;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
+#[test]
+fn shared_memory_is_shared() {
+    Backend::SharedMemory.run(2, |world| {
+        let _group = world.group("all", &all(&world))?;
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("this is Linux");
+        assert!(maps.contains("ferrotron-ring"), "the ranks use TCP: {maps}");
+        Ok(())
+    });
 }
 
 /// All ranks of a world.

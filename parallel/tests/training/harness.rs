@@ -105,8 +105,8 @@ impl Rank {
         };
         let parts = (0..plan.chunks).map(part).collect::<Result<Vec<_>>>()?;
         let modules: Vec<&dyn Module> = parts.iter().map(|part| part as &dyn Module).collect();
-        let recomputed: Vec<&dyn Module> = parts.iter().flat_map(Toy::recomputed).collect();
-        let parallel = DataParallel::new(&modules, &mesh, &plan.config)?.recomputing(&recomputed);
+        let recomputed = parts.iter().flat_map(Toy::recomputed).map(Module::params);
+        let parallel = DataParallel::new(&modules, &mesh, &plan.config)?.recomputing(recomputed);
         let optimizer = Optimizer::new(plan.optimizer, parallel.buffers())?;
         Ok(Rank { plan: *plan, device, mesh, parts, parallel, optimizer })
     }

@@ -57,6 +57,10 @@ pub struct Answer {
     pub last: String,
 }
 
+/// What comes back from a rank that is asked: its answer, or the number of the rank that does not answer,
+/// which is the one asked or one that should have passed the question on.
+pub type Reply = std::result::Result<Answer, usize>;
+
 impl Progress {
     /// Counts one more of `kind` and returns its number.
     pub fn enter(&mut self, kind: Kind) -> u64 {
@@ -102,15 +106,16 @@ impl Shared {
         Arc::new(Shared { failure: watch::Sender::new(None), board: Mutex::default() })
     }
 
-    /// Ends the world: every pending and later call of every rank fails with the first reason given.
-    pub fn fail(&self, reason: &str) {
+    /// Ends the world: every pending and later call of every rank fails with the first reason given. Returns
+    /// whether this was the first.
+    pub fn fail(&self, reason: &str) -> bool {
         self.failure.send_if_modified(|failure| {
             let first = failure.is_none();
             if first {
                 *failure = Some(Arc::from(reason));
             }
             first
-        });
+        })
     }
 
     /// Errors if the world has failed.

@@ -14,7 +14,7 @@ pub struct Kernels {
     pub accumulate: fn(a: &mut [u8], b: &[u8]),
 }
 
-/// The kernels. Sums of 16-bit numbers are not among them: they are made in f32, see [`widen_add`].
+/// The kernels. No call sums 16-bit numbers with them: those are added in f32, see [`widen_add`].
 pub fn kernels(dtype: DType, reduction: Reduction) -> Kernels {
     macro_rules! pick {
         ($rule:ident: $($dtype:ident $type:ty),*) => {

@@ -30,48 +30,70 @@ pub struct Header {
     file: [u8; FILE],
 }
 
-/// What a header stands for in comparisons: sends, receives and exchanges are all messages.
-const MESSAGE: [u8; 3] = [9, 10, 11];
+/// Numbers of the operations.
+mod number {
+    pub const ALL_REDUCE: u8 = 1;
+    pub const ALL_GATHER: u8 = 2;
+    pub const REDUCE_SCATTER: u8 = 3;
+    pub const BROADCAST: u8 = 4;
+    pub const REDUCE: u8 = 5;
+    pub const GATHER: u8 = 6;
+    pub const SCATTER: u8 = 7;
+    pub const ALL_TO_ALL: u8 = 8;
+    pub const SEND: u8 = 9;
+    pub const RECV: u8 = 10;
+    pub const EXCHANGE: u8 = 11;
+    pub const BARRIER: u8 = 12;
+}
+use number::*;
 
-const NAMES: [&str; 13] = [
-    "",
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "all_to_all",
-    "send",
-    "recv",
-    "exchange",
-    "barrier",
-];
+/// Their names, as of [`Op::name`].
+fn name(op: u8) -> Option<&'static str> {
+    Some(match op {
+        ALL_REDUCE => "all_reduce",
+        ALL_GATHER => "all_gather",
+        REDUCE_SCATTER => "reduce_scatter",
+        BROADCAST => "broadcast",
+        REDUCE => "reduce",
+        GATHER => "gather",
+        SCATTER => "scatter",
+        ALL_TO_ALL => "all_to_all",
+        SEND => "send",
+        RECV => "recv",
+        EXCHANGE => "exchange",
+        BARRIER => "barrier",
+        _ => return None,
+    })
+}
+
+/// Sends, receives and exchanges are messages between two ranks, which agree with one another.
+fn is_message(op: u8) -> bool {
+    matches!(op, SEND | RECV | EXCHANGE)
+}
 
 impl Header {
     /// The header of call `number`.
     pub fn new(call: &Call, number: u64) -> Header {
         let (op, root, reduction) = match call.op {
-            Op::AllReduce(reduction) => (1, 0, reduction),
-            Op::AllGather => (2, 0, Reduction::Sum),
-            Op::ReduceScatter(reduction) => (3, 0, reduction),
-            Op::Broadcast { root } => (4, root, Reduction::Sum),
-            Op::Reduce { root, reduction } => (5, root, reduction),
-            Op::Gather { root } => (6, root, Reduction::Sum),
-            Op::Scatter { root } => (7, root, Reduction::Sum),
-            Op::AllToAll => (8, 0, Reduction::Sum),
-            Op::Send { .. } => (9, 0, Reduction::Sum),
-            Op::Recv { .. } => (10, 0, Reduction::Sum),
-            Op::Exchange { .. } => (11, 0, Reduction::Sum),
-            Op::Barrier => (12, 0, Reduction::Sum),
+            Op::AllReduce(reduction) => (ALL_REDUCE, 0, reduction),
+            Op::AllGather => (ALL_GATHER, 0, Reduction::Sum),
+            Op::ReduceScatter(reduction) => (REDUCE_SCATTER, 0, reduction),
+            Op::Broadcast { root } => (BROADCAST, root, Reduction::Sum),
+            Op::Reduce { root, reduction } => (REDUCE, root, reduction),
+            Op::Gather { root } => (GATHER, root, Reduction::Sum),
+            Op::Scatter { root } => (SCATTER, root, Reduction::Sum),
+            Op::AllToAll => (ALL_TO_ALL, 0, Reduction::Sum),
+            Op::Send { .. } => (SEND, 0, Reduction::Sum),
+            Op::Recv { .. } => (RECV, 0, Reduction::Sum),
+            Op::Exchange { .. } => (EXCHANGE, 0, Reduction::Sum),
+            Op::Barrier => (BARRIER, 0, Reduction::Sum),
         };
         let path = call.site.file().as_bytes();
         let path = &path[path.len().saturating_sub(FILE)..];
         let mut file = [0; FILE];
         file[..path.len()].copy_from_slice(path);
         // Only some operations cut the buffer by rows.
-        let cut = matches!(op, 2 | 3 | 6 | 7 | 8);
+        let cut = matches!(op, ALL_GATHER | REDUCE_SCATTER | GATHER | SCATTER | ALL_TO_ALL);
         Header {
             magic: MAGIC,
             number,
@@ -91,19 +113,19 @@ impl Header {
     /// Whether two ranks mean the same call. The place in the program counts for operations in which all
     /// ranks do the same: two such calls that differ in nothing else may have been swapped.
     pub fn agrees(&self, other: &Header) -> bool {
-        let class = |op| if MESSAGE.contains(&op) { MESSAGE[0] } else { op };
+        let class = |op| if is_message(op) { SEND } else { op };
         let facts =
             |h: &Header| (h.magic, h.number, h.len, h.unit, h.root, class(h.op), h.max, h.dtype);
-        let symmetric = matches!(self.op, 1 | 2 | 3 | 8 | 12);
+        let symmetric =
+            matches!(self.op, ALL_REDUCE | ALL_GATHER | REDUCE_SCATTER | ALL_TO_ALL | BARRIER);
         facts(self) == facts(other)
             && (!symmetric || (self.line == other.line && self.file == other.file))
     }
 
     /// The call and its number, for an error message; whatever the bytes are.
     pub fn describe(&self) -> String {
-        let name = NAMES.get(usize::from(self.op)).filter(|name| !name.is_empty());
         let (Some(name), Some(dtype), true) =
-            (name, DType::ALL.get(usize::from(self.dtype)), self.magic == MAGIC)
+            (name(self.op), DType::ALL.get(usize::from(self.dtype)), self.magic == MAGIC)
         else {
             return "something that is no call".to_string();
         };
@@ -111,9 +133,13 @@ impl Header {
         let file = String::from_utf8_lossy(file);
         let Header { len, unit, root, line, number, .. } = self;
         let max = if self.max == 1 { " (max)" } else { "" };
-        let root = if matches!(self.op, 4..=7) { format!(" (root {root})") } else { String::new() };
+        let root = if matches!(self.op, BROADCAST | REDUCE | GATHER | SCATTER) {
+            format!(" (root {root})")
+        } else {
+            String::new()
+        };
         let rows = if *unit == 1 { String::new() } else { format!(" in rows of {unit}") };
-        let number = if MESSAGE.contains(&self.op) {
+        let number = if is_message(self.op) {
             format!("message {number}")
         } else {
             format!("call {number}")

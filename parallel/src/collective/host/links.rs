@@ -2,7 +2,6 @@
 
 use super::header::Header;
 use super::pipe::{Fault, Incoming, Outgoing, PIECE, PipeResult};
-use bytemuck::Zeroable;
 use std::ops::Range;
 
 /// The pipes of one rank, by number within the group.
@@ -78,25 +77,43 @@ impl Links {
         self.outgoing.iter_mut().flatten().for_each(Outgoing::revoke);
     }
 
+    /// Tells `to` what this rank calls, and expects the same of `from`: nothing that they send is read before
+    /// their header has come and been compared. An algorithm that sends [`WINDOW`](super::pipe::WINDOW)
+    /// pieces must have called [`Links::hear`] before it sends more: of ranks that mean different calls, one
+    /// has to listen.
+    pub async fn announce(
+        &mut self,
+        mine: &Header,
+        to: &[usize],
+        from: &[usize],
+    ) -> PipeResult<()> {
+        for &to in to {
+            self.to(to)?.send_header(mine).await?;
+        }
+        let me = self.world_rank;
+        for &from in from {
+            self.from(from)?.expect(*mine, me);
+        }
+        Ok(())
+    }
+
+    /// Sends the headers that have not gone out with data, and waits for those that have not come.
+    ///
+    /// Errors if a rank calls something else.
+    pub async fn hear(&mut self) -> PipeResult<()> {
+        self.outgoing.iter().flatten().for_each(Outgoing::flush);
+        for incoming in self.incoming.iter_mut().flatten() {
+            incoming.hear().await?;
+        }
+        Ok(())
+    }
+
     /// Tells `to` what this rank calls and hears from `from` what they call.
     ///
     /// Errors if one of them calls something else.
     pub async fn agree(&mut self, mine: &Header, to: &[usize], from: &[usize]) -> PipeResult<()> {
-        for &to in to {
-            self.to(to)?.send_header(bytemuck::bytes_of(mine)).await?;
-        }
-        for &from in from {
-            let me = self.world_rank;
-            let incoming = self.from(from)?;
-            let mut theirs = Header::zeroed();
-            incoming.recv(bytemuck::bytes_of_mut(&mut theirs)).await?;
-            if !mine.agrees(&theirs) {
-                let (rank, mine, theirs) = (incoming.rank(), mine.describe(), theirs.describe());
-                let what = format!("rank {rank} calls {theirs}, rank {me} calls {mine}");
-                return Err(Fault::Wrong(what));
-            }
-        }
-        Ok(())
+        self.announce(mine, to, from).await?;
+        self.hear().await
     }
 }
 

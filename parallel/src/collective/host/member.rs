@@ -1,19 +1,27 @@
 //! A rank's part in one group: takes calls from its queue in order, carries each out, and finds out why
 //! one cannot be.
 
-use ferrotron_tensor::Result;
+use ferrotron_tensor::{Error, Result};
+use std::collections::BTreeSet;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::task::Poll;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::time::timeout;
+use tokio::task::yield_now;
+use tokio::time::{sleep, timeout};
 use tracing::{Instrument, Span};
 
+use super::super::work::AWAKE;
 use super::super::{Call, Completion, Memory, Op, Traffic};
 use super::board::{Entry, Kind, Shared};
 use super::header::Header;
 use super::links::Links;
-use super::pipe::Fault;
-use super::run::run;
+use super::pipe::{Fault, PipeResult};
+use super::run::{Locked, run};
+use super::threads::panicked;
 use super::world::Meeting;
 
 /// A call in the queue.
@@ -28,10 +36,10 @@ pub struct Job {
     pub span: Span,
 }
 
-/// How long the reason why a rank has gone may take to come.
-pub const GRACE: Duration = Duration::from_millis(300);
+/// How long a rank that closes its pipes may take to say why.
+const GRACE: Duration = Duration::from_millis(300);
 
-/// How many ranks that are missing are named: each may keep those who ask waiting for its answer.
+/// How many ranks are named at most.
 const NAMED: usize = 8;
 
 /// A rank's part in one group.
@@ -58,7 +66,7 @@ impl Member {
     /// Carries out calls until nobody can make one any more.
     pub async fn serve(mut self, mut jobs: UnboundedReceiver<Job>) {
         self.shared.note(&self.id, self.ranks[self.links.rank], |_| ());
-        while let Some(Job { call, mut memory, completion, span }) = jobs.recv().await {
+        while let Some(Job { call, mut memory, completion, span }) = next(&mut jobs).await {
             let result = self.carry_out(&call, &mut memory).instrument(span).await;
             // Nobody wants the input back: what was sent is free.
             completion.complete(result.map(|()| Memory { input: None, ..memory }));
@@ -66,26 +74,33 @@ impl Member {
     }
 
     async fn carry_out(&mut self, call: &Call, memory: &mut Memory) -> Result<()> {
-        self.shared.check()?;
         let entries = self.enter(call);
+        let entry = entries[0];
+        self.shared.check().map_err(|error| self.interrupted(call, entry, &error))?;
         let me = self.ranks[self.links.rank];
         let headers: Vec<_> = entries.iter().map(|entry| Header::new(call, entry.number)).collect();
         let (shared, id, limit) = (self.shared.clone(), self.id.clone(), self.timeout);
         shared.note(&id, me, |progress| progress.begin(headers[0]));
 
         let before = self.links.payload();
-        let failure = tokio::select! {
+        // Locked until the call has ended, well or not, and nothing is lent any more.
+        let mut locked = Locked::default();
+        let done = tokio::select! {
             biased;
-            done = timeout(limit, run(&mut self.links, call, &headers, memory)) => done,
+            done = timeout(limit, caught(run(&mut self.links, call, &headers, memory, &mut locked))) => done,
             () = shared.failed() => Ok(Ok(())),
         };
-        let failure = match failure {
+        let failure = match done {
             Ok(Ok(())) => None,
-            Ok(Err(Fault::Wrong(what))) => Some(self.describe(call, entries[0], &what)),
+            Ok(Err(Fault::Wrong(what))) => Some(self.describe(call, entry, &what)),
             Ok(Err(Fault::Gone(what))) => {
                 // Why it has gone is better to know than that it has.
-                let _ = timeout(GRACE, shared.failed()).await;
-                Some(self.describe(call, entries[0], &what))
+                tokio::select! {
+                    biased;
+                    () = shared.failed() => {}
+                    () = self.wait_for_reason(&entries) => {}
+                }
+                Some(self.describe(call, entry, &what))
             }
             Err(_) => tokio::select! {
                 biased;
@@ -93,13 +108,13 @@ impl Member {
                 failure = self.diagnose(call, &entries) => Some(failure),
             },
         };
-        if let Some(failure) = failure {
-            shared.fail(&failure);
-        }
+        let told = failure.is_some_and(|failure| shared.fail(&failure));
         if let Err(error) = shared.check() {
-            // The memory goes back to the caller, so nobody may read it any more.
+            // The memory goes back to the caller, so nobody may read it any more. Not earlier: ranks that
+            // come late hear from the diagnosis, not from a pipe, why the call is over.
             self.links.revoke();
-            return Err(error);
+            // What this call has told itself says already which call it is.
+            return Err(if told { error } else { self.interrupted(call, entry, &error) });
         }
         shared.note(&id, me, |progress| progress.end());
         let sent = self.links.payload() - before;
@@ -121,42 +136,77 @@ impl Member {
     }
 
     fn describe(&self, call: &Call, entry: Entry, what: &str) -> String {
-        let (name, me) = (&self.name, self.ranks[self.links.rank]);
-        format!("{}: {what}; rank {me} was in {entry} of group {name} ({call})", call.op.name())
+        format!("{}: {what}; {}", call.op.name(), self.place(call, entry))
     }
 
-    /// Whom this call has waited for in vain.
-    async fn diagnose(&self, call: &Call, entries: &[Entry]) -> String {
+    /// The error of a call that somebody else has ended.
+    fn interrupted(&self, call: &Call, entry: Entry, reason: &Error) -> Error {
+        Error::communication("", format!("{reason}; {}", self.place(call, entry)))
+    }
+
+    fn place(&self, call: &Call, entry: Entry) -> String {
+        let (name, me) = (&self.name, self.ranks[self.links.rank]);
+        format!("rank {me} was in {entry} of group {name} ({call})")
+    }
+
+    /// What others, by their numbers in the world, must have entered for a call to end.
+    fn awaited(&self, entries: &[Entry]) -> Vec<(usize, Entry)> {
         let own = self.links.rank;
-        let mut missing = Vec::new();
-        for &Entry { kind, number } in entries {
-            // What others must have entered for this call to end.
-            let awaited = match kind {
+        let of_one = |&Entry { kind, number }: &Entry| {
+            let ranks = match kind {
                 Kind::Call => self.links.others().into_iter().map(|rank| (rank, kind)).collect(),
                 Kind::Sent(to) => vec![(to, Kind::Received(own))],
                 Kind::Received(from) => vec![(from, Kind::Sent(own))],
             };
-            for (rank, kind) in awaited {
-                if missing.len() == NAMED {
-                    break;
-                }
-                let (rank, entry) = (self.ranks[rank], Entry { kind, number });
-                let answer = self.meeting.ask(rank, &self.id, entry).await;
-                if !answer.entered {
-                    missing.push((rank, entry, answer.last));
+            ranks.into_iter().map(move |(rank, kind)| (self.ranks[rank], Entry { kind, number }))
+        };
+        entries.iter().flat_map(of_one).collect()
+    }
+
+    /// Returns when the reason why a rank has closed its pipes should have come: it has been asked, and it,
+    /// or rank 0 for one that has left, has answered, or nobody has for long.
+    async fn wait_for_reason(&self, entries: &[Entry]) {
+        self.meeting.ask(&self.id, &self.awaited(entries)).await;
+        // It answers as soon as it has closed its pipes, and says a moment later if it was for an error.
+        sleep(GRACE).await;
+    }
+
+    /// Whom this call has waited for in vain.
+    async fn diagnose(&self, call: &Call, entries: &[Entry]) -> String {
+        let questions = self.awaited(entries);
+        let replies = self.meeting.ask(&self.id, &questions).await;
+        let (mut missing, mut silent) = (Vec::new(), BTreeSet::new());
+        for ((rank, entry), reply) in questions.into_iter().zip(replies) {
+            match reply {
+                Ok(answer) if answer.entered => {}
+                Ok(answer) => missing.push((rank, entry, answer.last)),
+                Err(rank) => {
+                    silent.insert(rank);
                 }
             }
         }
-        let (op, name, me) = (call.op.name(), &self.name, self.ranks[own]);
+        missing.truncate(NAMED);
+        let (op, name, me) = (call.op.name(), &self.name, self.ranks[self.links.rank]);
         let (entry, limit) = (entries[0], self.timeout);
+        let silent = (!silent.is_empty()).then(|| {
+            let verb = if silent.len() == 1 { "does" } else { "do" };
+            format!("{} {verb} not answer", list(silent.into_iter().take(NAMED)))
+        });
         let Some((_, awaited, _)) = missing.first() else {
+            let why = match silent {
+                Some(silent) => {
+                    format!("and {silent}: look for a process that is stopped or stuck")
+                }
+                None => {
+                    "though all ranks entered it: allow more time, or look for a rank that is stuck"
+                        .to_string()
+                }
+            };
             return format!(
-                "{op}: {entry} of group {name} ({call}) did not end within {limit:?} on rank {me}, though \
-                 all ranks entered it: allow more time, or look for a rank that is stuck"
+                "{op}: {entry} of group {name} ({call}) did not end within {limit:?} on rank {me}, {why}"
             );
         };
-        let ranks: Vec<_> = missing.iter().map(|(rank, ..)| rank.to_string()).collect();
-        let last: Vec<_> = missing
+        let mut last: Vec<_> = missing
             .iter()
             .map(
                 |(rank, _, last)| {
@@ -164,11 +214,162 @@ impl Member {
                 },
             )
             .collect();
-        let s = if ranks.len() == 1 { "" } else { "s" };
+        last.extend(silent);
         format!(
-            "{op}: rank{s} {} did not enter {awaited} of group {name} ({call}) within {limit:?} of rank {me}; {}",
-            ranks.join(", "),
+            "{op}: {} did not enter {awaited} of group {name} ({call}) within {limit:?} of rank {me}; {}",
+            list(missing.iter().map(|(rank, ..)| *rank)),
             last.join("; ")
         )
+    }
+}
+
+/// The next call: whoever makes one often makes another soon.
+async fn next(jobs: &mut UnboundedReceiver<Job>) -> Option<Job> {
+    let asleep = Instant::now() + AWAKE;
+    while jobs.is_empty() && !jobs.is_closed() && Instant::now() < asleep {
+        std::thread::yield_now(); // whoever computes goes first
+        yield_now().await;
+    }
+    jobs.recv().await
+}
+
+/// "rank 3", or "ranks 3, 5".
+fn list(ranks: impl Iterator<Item = usize>) -> String {
+    let ranks: Vec<_> = ranks.map(|rank| rank.to_string()).collect();
+    format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, ranks.join(", "))
+}
+
+/// A call that panics fails like any other: its memory must be taken back, and its caller and the other
+/// ranks hear what it was.
+async fn caught(run: impl Future<Output = PipeResult<()>>) -> PipeResult<()> {
+    let mut run = pin!(run);
+    poll_fn(|context| {
+        let poll = AssertUnwindSafe(|| run.as_mut().poll(context));
+        catch_unwind(poll).unwrap_or_else(|panic| Poll::Ready(Err(panicked(panic).into())))
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::board::{Answer, Reply};
+    use super::super::pipe::{Incoming, IncomingKind, Outgoing, OutgoingKind};
+    use super::super::tcp;
+    use super::*;
+    use crate::collective::Buffer;
+    use ferrotron_autograd::SharedFlat;
+    use ferrotron_tensor::{Category, DType, Device, Flat};
+    use std::panic::Location;
+    use std::pin::Pin;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    const PAUSE: Duration = Duration::from_millis(30);
+
+    /// Elements of a part: more than two small sockets hold.
+    const PART: usize = 200_000;
+
+    fn is_locked(flat: &SharedFlat) -> bool {
+        flat.try_lock().is_err()
+    }
+
+    /// Answers for ranks that are asked, and looks meanwhile whether the flat is locked.
+    struct Witness {
+        flat: SharedFlat,
+        was_locked: AtomicBool,
+    }
+
+    impl Meeting for Witness {
+        fn links(
+            &self,
+            _: &super::super::progress::ProgressThread,
+            _: &Arc<str>,
+            _: usize,
+            _: &[usize],
+        ) -> Result<Links> {
+            unreachable!("the group is made already")
+        }
+
+        fn ask<'a>(
+            &'a self,
+            _: &'a Arc<str>,
+            questions: &'a [(usize, Entry)],
+        ) -> Pin<Box<dyn Future<Output = Vec<Reply>> + 'a>> {
+            Box::pin(async {
+                sleep(PAUSE).await;
+                self.was_locked.store(is_locked(&self.flat), Ordering::SeqCst);
+                let entered = |_| Ok(Answer { entered: true, last: String::new() });
+                questions.iter().map(entered).collect()
+            })
+        }
+    }
+
+    /// An all-gather of rank 0 of two; the other is `peer`, at the other end of the connection, who has sent
+    /// all that is due. Returns what came of it, and who was asked.
+    fn all_gather_beside<F: Future<Output = TcpStream>>(
+        limit: Duration,
+        peer: impl Fn(TcpStream, SharedFlat) -> F,
+    ) -> (Result<()>, Arc<Witness>) {
+        let ranges = [("w".to_string(), vec![2 * PART])];
+        let device = Device::cpu(1).unwrap();
+        let flat = Flat::new(&device, DType::F32, Category::Weights, &ranges).unwrap();
+        let flat: SharedFlat = Arc::new(Mutex::new(flat));
+        let site = Location::caller();
+        let call = Call { op: Op::AllGather, dtype: DType::F32, len: 2 * PART, unit: 1, site };
+        let witness = Arc::new(Witness { flat: flat.clone(), was_locked: AtomicBool::new(false) });
+        let member = async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let connect = TcpStream::connect(listener.local_addr().unwrap());
+            let (mine, theirs) = tokio::join!(connect, listener.accept());
+            let (mine, mut theirs) = (mine.unwrap(), theirs.unwrap().0);
+            socket2::SockRef::from(&mine).set_send_buffer_size(16 << 10).unwrap();
+            socket2::SockRef::from(&theirs).set_recv_buffer_size(16 << 10).unwrap();
+            let (writer, reader, task) = tcp::pipes(mine);
+            tokio::spawn(task);
+            let mut links = Links::empty(0, &[0, 1]);
+            links.outgoing[1] = Some(Outgoing::new(1, OutgoingKind::Tcp(writer)));
+            links.incoming[1] = Some(Incoming::new(1, IncomingKind::Tcp(reader)));
+            let mut member = Member {
+                name: "dp".to_string(),
+                id: Arc::from("dp"),
+                ranks: vec![0, 1],
+                links,
+                shared: Shared::new(),
+                meeting: witness.clone(),
+                timeout: limit,
+                traffic: Arc::default(),
+            };
+            let mut memory = Memory::in_place(Buffer::Flat(flat.clone()));
+            let peer = async {
+                theirs.write_all(bytemuck::bytes_of(&Header::new(&call, 1))).await.unwrap();
+                theirs.write_all(&[0; 4 * PART]).await.unwrap();
+                peer(theirs, flat.clone()).await
+            };
+            let (result, _open) = tokio::join!(member.carry_out(&call, &mut memory), peer);
+            assert!(!is_locked(&flat), "the call is over");
+            result
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        (runtime.block_on(member), witness)
+    }
+
+    #[test]
+    fn a_flat_is_locked_until_it_is_sent() {
+        let (result, _) = all_gather_beside(Duration::from_secs(60), async |mut theirs, flat| {
+            sleep(PAUSE).await; // all has come in, but not all can go out
+            assert!(is_locked(&flat), "its bytes are still to be sent");
+            let mut sent = vec![0; size_of::<Header>() + 4 * PART];
+            theirs.read_exact(&mut sent).await.unwrap();
+            theirs
+        });
+        result.unwrap();
+    }
+
+    #[test]
+    fn a_flat_is_locked_until_what_is_not_sent_is_taken_back() {
+        let (result, witness) = all_gather_beside(PAUSE * 2, async |theirs, _| theirs);
+        assert!(result.unwrap_err().to_string().contains("did not end within 60ms on rank 0"));
+        assert!(witness.was_locked.load(Ordering::SeqCst), "while rank 1 was asked");
     }
 }

@@ -16,20 +16,22 @@ pub async fn exchange(
     output: &[u8],
     input: &mut [u8],
 ) -> PipeResult<()> {
-    let (to, from) = links.pair(to, from)?;
     let (mut outgoing, mut incoming) = (pieces(output.len()), pieces(input.len()));
     for round in 0.. {
         let sends = outgoing.next();
         if let Some(place) = sends.clone() {
             // SAFETY: `run` settles, and nothing here writes `output`.
-            unsafe { to.lend(&output[place]).await? };
+            unsafe { links.to(to)?.lend(&output[place]).await? };
         }
         if round < WINDOW {
             continue;
         }
+        if round == WINDOW {
+            links.hear().await?;
+        }
         let receives = incoming.next();
         if let Some(place) = receives.clone() {
-            from.recv(&mut input[place]).await?;
+            links.from(from)?.recv(&mut input[place]).await?;
         }
         if sends.is_none() && receives.is_none() {
             break;
@@ -79,6 +81,9 @@ pub async fn reduce_scatter_narrow(
         }
         if start < window {
             continue;
+        }
+        if start == window {
+            links.hear().await?;
         }
         let place = clip(&own, start - window, PIECE);
         if place.is_empty() {

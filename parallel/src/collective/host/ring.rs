@@ -62,6 +62,9 @@ pub async fn ring(
             }
             send(links, sent(steps.start, start), bytes).await?;
         }
+        if segment == 0 {
+            links.hear().await?;
+        }
         for step in steps.start..last {
             for start in starts(segment) {
                 let place = sent(step + 1, start);

@@ -4,7 +4,6 @@ use ferrotron_tensor::DType;
 use std::ops::Range;
 
 use super::combine::Kernels;
-use super::header::Header;
 use super::links::{Links, pieces};
 use super::pairwise::reduce_scatter_narrow;
 use super::pipe::PipeResult;
@@ -27,13 +26,6 @@ pub async fn broadcast(links: &mut Links, root: usize, bytes: &mut [u8]) -> Pipe
 /// Whether a rank receives and whether it sends in a chain that begins at `first`.
 fn chain(links: &Links, first: usize) -> (bool, bool) {
     (links.rank != first, links.after(1) != first)
-}
-
-/// Compares headers along a chain that begins at `first`.
-pub async fn agree_along(links: &mut Links, header: &Header, first: usize) -> PipeResult<()> {
-    let (receives, sends) = chain(links, first);
-    let (next, previous) = ([links.after(1)], [links.before(1)]);
-    links.agree(header, &next[..usize::from(sends)], &previous[..usize::from(receives)]).await
 }
 
 /// The reduction of everybody's bytes, to the root: along a chain that ends there. The bytes of the others

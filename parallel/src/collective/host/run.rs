@@ -2,8 +2,6 @@
 
 use ferrotron_tensor::Error;
 use std::ops::Range;
-use std::time::Duration;
-use tokio::time::sleep;
 
 use super::super::{Buffer, Bytes, Call, Memory, Op, Reduction, balanced};
 use super::combine::{is_narrow, kernels};
@@ -12,21 +10,30 @@ use super::links::Links;
 use super::pipe::PipeResult;
 use super::{pairwise, ring, rooted};
 
-/// How long a flat that somebody else has locked is left alone.
-const LOCK_PAUSE: Duration = Duration::from_micros(50);
+/// The bytes that a call works on, locked.
+#[derive(Default)]
+pub struct Locked<'a> {
+    input: Option<Bytes<'a>>,
+    output: Option<Bytes<'a>>,
+}
 
 /// Carries out a call after its ranks have agreed that they mean the same. An exchange has two headers,
 /// that of what it sends and that of what it receives.
 ///
-/// If this fails, or is not run to its end, memory may still be lent: see [`Links::revoke`].
-pub async fn run(
+/// The memory is locked here and stays so as long as `locked` lives. If this fails, or is not run to its end,
+/// memory may still be lent and must stay locked until [`Links::revoke`] has returned.
+pub async fn run<'a>(
     links: &mut Links,
     call: &Call,
     headers: &[Header],
-    memory: &mut Memory,
+    memory: &'a mut Memory,
+    locked: &mut Locked<'a>,
 ) -> PipeResult<()> {
     check_ranks(links, call)?;
-    transfer(links, call, headers, memory).await?;
+    locked.input = lock(&mut memory.input).await?;
+    locked.output = lock(&mut memory.output).await?;
+    transfer(links, call, headers, locked).await?;
+    links.hear().await?;
     links.settle().await
 }
 
@@ -34,104 +41,102 @@ async fn transfer(
     links: &mut Links,
     call: &Call,
     headers: &[Header],
-    memory: &mut Memory,
+    Locked { input, output }: &mut Locked<'_>,
 ) -> PipeResult<()> {
-    let (mut input, mut output) = (lock(&mut memory.input).await?, lock(&mut memory.output).await?);
-    let (n, size) = (links.size(), call.dtype.size());
+    let (rank, n, size) = (links.rank, links.size(), call.dtype.size());
     let parts: Vec<Range<usize>> = (0..n).map(|i| scale(call.part(n, i), size)).collect();
-    let (whole, own) = (call.len * size, parts[links.rank].len());
-    let is_root = |root| root == links.rank;
+    let (whole, own) = (call.len * size, parts[rank].len());
 
     let narrow = is_narrow(call.dtype);
     let header = &headers[0];
     let others = links.others();
     let (next, previous) = ([links.after(1)], [links.before(1)]);
+    // Ranks that only send hear from others too: without it, two that both take themselves for the root
+    // would not find out.
     match call.op {
         Op::AllReduce(Reduction::Sum) if narrow => {
-            let bytes = slice(&mut output, whole)?;
+            let bytes = slice(output, whole)?;
             let parts = even_parts(call, n);
-            links.agree(header, &others, &others).await?;
+            links.announce(header, &others, &others).await?;
             pairwise::reduce_scatter_narrow(links, call.dtype, &parts, bytes).await?;
             let kernels = kernels(call.dtype, Reduction::Max);
             ring::ring(links, &parts, ring::all_gather(n), bytes, &kernels).await
         }
         Op::AllReduce(reduction) => {
-            let bytes = slice(&mut output, whole)?;
+            let bytes = slice(output, whole)?;
             let (parts, kernels) = (even_parts(call, n), kernels(call.dtype, reduction));
-            links.agree(header, &next, &previous).await?;
+            links.announce(header, &next, &previous).await?;
             ring::ring(links, &parts, ring::all_reduce(n), bytes, &kernels).await
         }
         Op::ReduceScatter(Reduction::Sum) if narrow => {
-            let bytes = slice(&mut output, whole)?;
-            links.agree(header, &others, &others).await?;
+            let bytes = slice(output, whole)?;
+            links.announce(header, &others, &others).await?;
             pairwise::reduce_scatter_narrow(links, call.dtype, &parts, bytes).await
         }
         Op::ReduceScatter(reduction) => {
-            let bytes = slice(&mut output, whole)?;
+            let bytes = slice(output, whole)?;
             let kernels = kernels(call.dtype, reduction);
-            links.agree(header, &next, &previous).await?;
+            links.announce(header, &next, &previous).await?;
             ring::ring(links, &parts, ring::reduce_scatter(n), bytes, &kernels).await
         }
         Op::AllGather => {
-            let bytes = slice(&mut output, whole)?;
-            links.agree(header, &next, &previous).await?;
+            let bytes = slice(output, whole)?;
+            links.announce(header, &next, &previous).await?;
             let kernels = kernels(call.dtype, Reduction::Max);
             ring::ring(links, &parts, ring::all_gather(n), bytes, &kernels).await
         }
         Op::Broadcast { root } => {
-            let bytes = slice(&mut output, whole)?;
-            rooted::agree_along(links, header, root).await?;
+            let bytes = slice(output, whole)?;
+            links.agree(header, &next, &previous).await?;
             rooted::broadcast(links, root, bytes).await
         }
         Op::Reduce { root, reduction: Reduction::Sum } if narrow => {
-            let bytes = slice(&mut output, whole)?;
-            links.agree(header, &others, &others).await?;
+            let bytes = slice(output, whole)?;
+            links.announce(header, &others, &others).await?;
             rooted::reduce_narrow(links, root, call.dtype, &even_parts(call, n), bytes).await
         }
         Op::Reduce { root, reduction } => {
-            let bytes = slice(&mut output, whole)?;
-            rooted::agree_along(links, header, (root + 1) % n).await?;
+            let bytes = slice(output, whole)?;
+            links.agree(header, &next, &previous).await?;
             rooted::reduce(links, root, bytes, &kernels(call.dtype, reduction)).await
         }
         Op::Gather { root } => {
-            let part = slice(&mut input, own)?;
-            if is_root(root) {
-                let bytes = slice(&mut output, whole)?;
-                links.agree(header, &[], &others).await?;
+            let part = slice(input, own)?;
+            links.agree(header, &others, &others).await?;
+            if root == rank {
+                let bytes = slice(output, whole)?;
                 return rooted::gather(links, &parts, part, bytes).await;
             }
-            links.agree(header, &[root], &[]).await?;
             rooted::send(links, root, part).await
         }
         Op::Scatter { root } => {
-            let part = slice(&mut output, own)?;
-            if is_root(root) {
-                let bytes = slice(&mut input, whole)?;
-                links.agree(header, &others, &[]).await?;
+            let part = slice(output, own)?;
+            links.agree(header, &others, &others).await?;
+            if root == rank {
+                let bytes = slice(input, whole)?;
                 return rooted::scatter(links, &parts, bytes, part).await;
             }
-            links.agree(header, &[], &[root]).await?;
             rooted::recv(links, root, part).await
         }
         Op::AllToAll => {
-            let (input, output) = (slice(&mut input, whole)?, slice(&mut output, own * n)?);
-            links.agree(header, &others, &others).await?;
+            let (input, output) = (slice(input, whole)?, slice(output, own * n)?);
+            links.announce(header, &others, &others).await?;
             pairwise::all_to_all(links, &parts, input, output).await
         }
         Op::Send { to } => {
-            let bytes = slice(&mut input, whole)?;
+            let bytes = slice(input, whole)?;
             links.agree(header, &[to], &[]).await?;
             rooted::send(links, to, bytes).await
         }
         Op::Recv { from } => {
-            let bytes = slice(&mut output, whole)?;
+            let bytes = slice(output, whole)?;
             links.agree(header, &[], &[from]).await?;
             rooted::recv(links, from, bytes).await
         }
         Op::Exchange { to, from } => {
-            let (input, output) = (slice(&mut input, whole)?, slice(&mut output, whole)?);
-            links.agree(header, &[to], &[]).await?;
-            links.agree(&headers[1], &[], &[from]).await?;
+            let (input, output) = (slice(input, whole)?, slice(output, whole)?);
+            links.announce(header, &[to], &[]).await?;
+            links.announce(&headers[1], &[], &[from]).await?;
             pairwise::exchange(links, to, from, input, output).await
         }
         Op::Barrier => {
@@ -180,11 +185,7 @@ fn check_ranks(links: &Links, call: &Call) -> PipeResult<()> {
 /// The bytes of a buffer, as soon as nobody else is at them.
 async fn lock(buffer: &mut Option<Buffer>) -> PipeResult<Option<Bytes<'_>>> {
     let Some(buffer) = buffer else { return Ok(None) };
-    // Whoever holds it may be another call on this very thread: it must have a chance to go on.
-    while buffer.is_locked() {
-        sleep(LOCK_PAUSE).await;
-    }
-    buffer.bytes().map(Some).map_err(|error| error.to_string().into())
+    buffer.bytes().await.map(Some).map_err(|error| error.to_string().into())
 }
 
 fn slice<'a>(bytes: &'a mut Option<Bytes<'_>>, len: usize) -> PipeResult<&'a mut [u8]> {

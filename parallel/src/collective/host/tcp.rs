@@ -5,14 +5,23 @@
 //! memory are not copied into the queue but lent to it.
 
 use bytemuck::Zeroable;
+use socket2::SockRef;
 use std::collections::VecDeque;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, IoSlice, Read, Result};
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
+use tokio::task::yield_now;
 
 use super::local::Line;
-use super::pipe::{Fault, PIECE, PipeResult, SLOTS};
+use super::pipe::{Fault, PIECE, PipeResult, SLOTS, pause};
+
+/// Looks at the socket before a reader goes to sleep.
+const LOOKS: usize = 500;
+
+/// Looks at the socket between two at everything else.
+const TURN: usize = 16;
 
 /// The end that is written.
 pub struct Writer {
@@ -106,16 +115,22 @@ impl State {
     /// Writes what the socket takes now.
     fn flush(&self) {
         let queue = &mut *self.queue();
-        while let Some(item) = queue.items.front() {
-            let bytes = &item.bytes()[queue.written..];
-            match self.stream.try_write(bytes) {
-                Ok(count) if count < bytes.len() => queue.written += count,
-                Ok(_) => {
-                    queue.written = 0;
-                    if let Some(Item::Chunk(chunk)) = queue.items.pop_front() {
-                        queue.free.push(chunk);
-                    }
+        while !queue.items.is_empty() {
+            let mut slices = [IoSlice::new(&[]); SLOTS];
+            let mut bytes = 0;
+            let written = std::iter::once(queue.written).chain(std::iter::repeat(0));
+            for ((slice, item), written) in slices.iter_mut().zip(&queue.items).zip(written) {
+                *slice = IoSlice::new(&item.bytes()[written..]);
+                bytes += slice.len();
+            }
+            let count = queue.items.len().min(SLOTS);
+            match self.stream.try_write_vectored(&slices[..count]) {
+                Ok(count) => {
+                    queue.advance(count);
                     self.room.notify_one();
+                    if count < bytes {
+                        return; // it takes no more now
+                    }
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) => {
@@ -127,16 +142,27 @@ impl State {
         }
     }
 
-    fn push(&self, item: Item) {
-        let first = {
-            let mut queue = self.queue();
-            queue.items.push_back(item);
-            queue.items.len() == 1
-        };
-        if first {
+    /// Writes what the socket takes now, and leaves the rest to the task.
+    fn send(&self) {
+        if !self.queue().items.is_empty() {
             self.flush();
             if !self.queue().items.is_empty() {
                 self.work.notify_one();
+            }
+        }
+    }
+}
+
+impl Queue {
+    /// Takes `count` bytes that are written from the items.
+    fn advance(&mut self, count: usize) {
+        self.written += count;
+        while let Some(len) = self.items.front().map(|item| item.bytes().len())
+            && len <= self.written
+        {
+            self.written -= len;
+            if let Some(Item::Chunk(chunk)) = self.items.pop_front() {
+                self.free.push(chunk);
             }
         }
     }
@@ -183,10 +209,22 @@ impl Writer {
     }
 
     pub fn commit(&mut self) -> PipeResult<usize> {
+        let len = self.hold()?;
+        self.flush();
+        Ok(len)
+    }
+
+    /// As [`Writer::commit`], but the piece may wait until the next is sent, or until [`Writer::flush`].
+    pub fn hold(&mut self) -> PipeResult<usize> {
         let chunk = self.current.take().ok_or_else(|| "was sent a piece not begun".to_string())?;
         let len = chunk.len;
-        self.state.push(Item::Chunk(chunk));
+        self.state.queue().items.push_back(Item::Chunk(chunk));
         Ok(len)
+    }
+
+    /// Sends what was held back.
+    pub fn flush(&self) {
+        self.state.send();
     }
 
     /// Sends a piece from where it lies.
@@ -197,12 +235,15 @@ impl Writer {
     /// or the other end is known to have received them.
     pub async unsafe fn lend(&mut self, bytes: &[u8]) -> PipeResult<()> {
         self.room(SLOTS).await?;
-        self.state.push(Item::Lent(Lent { pointer: bytes.as_ptr(), len: bytes.len() }));
+        let lent = Lent { pointer: bytes.as_ptr(), len: bytes.len() };
+        self.state.queue().items.push_back(Item::Lent(lent));
+        self.flush();
         Ok(())
     }
 
     /// Waits until all pieces are with the kernel.
     pub async fn settle(&mut self) -> PipeResult<()> {
+        self.flush();
         self.room(1).await
     }
 
@@ -238,14 +279,44 @@ impl Reader {
 
 async fn fill(stream: &TcpStream, mut into: &mut [u8]) -> PipeResult<()> {
     while !into.is_empty() {
-        match stream.try_read(into) {
+        match read(stream, into).await {
             Ok(0) => return Err(gone(&ErrorKind::ConnectionReset.into())),
             Ok(count) => into = &mut into[count..],
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                stream.readable().await.map_err(|error| gone(&error))?;
-            }
             Err(error) => return Err(gone(&error)),
         }
     }
     Ok(())
+}
+
+/// Reads what has come, or comes next.
+async fn read(stream: &TcpStream, into: &mut [u8]) -> Result<usize> {
+    // What is about to come is waited for awake: to be woken takes longer. The runtime is not asked, as it
+    // takes a socket that was empty for empty until it looks at all of them.
+    for look in 0..LOOKS {
+        if has_come(stream) {
+            match (&*SockRef::from(stream)).read(into) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                done => return done,
+            }
+        }
+        pause(look);
+        if look % TURN == TURN - 1 {
+            yield_now().await; // the task that writes has its turn
+        }
+    }
+    loop {
+        stream.readable().await?;
+        match stream.try_read(into) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            done => return done,
+        }
+    }
+}
+
+/// Whether a read would not have to wait. Asking does not keep the kernel from putting more into the socket,
+/// as reading in vain does.
+fn has_come(stream: &TcpStream) -> bool {
+    let mut socket = libc::pollfd { fd: stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: `socket` is one such record, borrowed for the call.
+    unsafe { libc::poll(&mut socket, 1, 0) > 0 }
 }

@@ -3,12 +3,12 @@
 use ferrotron_tensor::{Error, Result};
 use std::any::Any;
 use std::collections::HashMap;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::board::{Answer, Entry, Shared};
+use super::board::{Entry, Reply, Shared};
 use super::links::Links;
 use super::local;
 use super::pipe::{Incoming, IncomingKind, Outgoing, OutgoingKind};
@@ -38,27 +38,29 @@ pub fn run_threads<T: Send>(
 ) -> Vec<Result<T>> {
     let shared = Shared::new();
     let meeting: Arc<dyn Meeting> =
-        Arc::new(Hub { shared: shared.clone(), groups: Mutex::default() });
+        Arc::new(ThreadMeeting { shared: shared.clone(), groups: Mutex::default() });
     let rank_body = |rank| {
-        let progress = Arc::new(ProgressThread::start(rank, shared.clone())?);
-        let meeting = meeting.clone();
-        let world = World::new(rank, size, config, shared.clone(), progress, meeting);
-        run_rank(rank, &shared, || f(world))
+        // Outlives the world: how `f` ends is told to the others before calls under way are waited for.
+        let mut progress = None;
+        run_rank(rank, &shared, || {
+            let started = Arc::new(ProgressThread::start(rank, shared.clone())?);
+            let progress = progress.insert(started).clone();
+            f(World::new(rank, size, config, shared.clone(), progress, meeting.clone()))
+        })
     };
     std::thread::scope(|scope| {
         let rank_body = &rank_body;
         let spawn = |rank| {
-            let name = format!("rank {rank}");
-            std::thread::Builder::new().name(name).spawn_scoped(scope, move || rank_body(rank))
+            let thread = std::thread::Builder::new().name(format!("rank {rank}"));
+            thread.spawn_scoped(scope, move || rank_body(rank)).map_err(|error| {
+                let what = format!("rank {rank}'s thread cannot be started: {error}");
+                shared.fail(&what); // nobody shall wait for it
+                Error::communication("run_threads", what)
+            })
         };
         let threads: Vec<_> = (0..size).map(spawn).collect();
-        let join = |thread: std::io::Result<std::thread::ScopedJoinHandle<'_, _>>| match thread {
-            Ok(thread) => thread.join().unwrap_or_else(|panic| Err(panicked(panic))),
-            Err(error) => {
-                let what = format!("a rank's thread cannot be started: {error}");
-                shared.fail(&what);
-                Err(Error::communication("run_threads", what))
-            }
+        let join = |thread: Result<std::thread::ScopedJoinHandle<'_, _>>| {
+            thread?.join().unwrap_or_else(|panic| Err(Error::communication("", panicked(panic))))
         };
         threads.into_iter().map(join).collect()
     })
@@ -67,9 +69,9 @@ pub fn run_threads<T: Send>(
 /// Runs what a rank does; if it does not end well, nobody shall wait for it.
 pub fn run_rank<T>(rank: usize, shared: &Shared, f: impl FnOnce() -> Result<T>) -> Result<T> {
     let result = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
-        let error = panicked(panic);
-        shared.fail(&format!("rank {rank} {error}"));
-        Err(error.at(&format!("rank {rank}")))
+        let what = panicked(panic);
+        shared.fail(&format!("rank {rank} {what}"));
+        Err(Error::communication("", what).at(&format!("rank {rank}")))
     });
     if let Err(error) = &result {
         shared.fail(&format!("rank {rank} ended with an error: {error}"));
@@ -77,22 +79,23 @@ pub fn run_rank<T>(rank: usize, shared: &Shared, f: impl FnOnce() -> Result<T>) 
     result
 }
 
-fn panicked(panic: Box<dyn Any + Send>) -> Error {
+/// That there was a panic, and its message.
+pub fn panicked(panic: Box<dyn Any + Send>) -> String {
     let message = panic
         .downcast_ref::<&str>()
         .map(|message| message.to_string())
         .or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "no message".to_string());
-    Error::communication("", format!("panicked: {message}"))
+    format!("panicked: {message}")
 }
 
 /// Where threads leave pipes for one another: whoever comes first to a group makes all of them.
-struct Hub {
+struct ThreadMeeting {
     shared: Arc<Shared>,
     groups: Mutex<HashMap<Arc<str>, Vec<Option<Links>>>>,
 }
 
-impl Meeting for Hub {
+impl Meeting for ThreadMeeting {
     fn links(
         &self,
         _progress: &ProgressThread,
@@ -111,11 +114,11 @@ impl Meeting for Hub {
 
     fn ask<'a>(
         &'a self,
-        rank: usize,
         group: &'a Arc<str>,
-        entry: Entry,
-    ) -> Pin<Box<dyn Future<Output = Answer> + 'a>> {
-        Box::pin(std::future::ready(self.shared.answer(group, rank, entry)))
+        questions: &'a [(usize, Entry)],
+    ) -> Pin<Box<dyn Future<Output = Vec<Reply>> + 'a>> {
+        let answer = |&(rank, entry)| Ok(self.shared.answer(group, rank, entry));
+        Box::pin(ready(questions.iter().map(answer).collect()))
     }
 }
 

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::board::{Answer, Entry, Shared};
+use super::board::{Entry, Reply, Shared};
 use super::links::Links;
 use super::member::Member;
 use super::progress::ProgressThread;
@@ -31,7 +31,8 @@ impl Default for WorldConfig {
 
 /// One rank's view of all ranks of a job: its number, their number, and how it forms groups with others.
 ///
-/// When one rank fails, all do: every pending and every later call on every rank returns the same error.
+/// When one rank fails, all do: every pending and every later call on every rank returns an error with the
+/// same reason, and says which call it was.
 /// Dropping a world and its groups waits until this rank's calls have ended.
 pub struct World {
     rank: usize,
@@ -55,13 +56,13 @@ pub trait Meeting: Send + Sync {
         ranks: &[usize],
     ) -> Result<Links>;
 
-    /// Asks a rank whether it has entered a call of a group.
+    /// Asks ranks, by their numbers in the world, whether they have entered calls of a group; one reply for
+    /// each question.
     fn ask<'a>(
         &'a self,
-        rank: usize,
         group: &'a Arc<str>,
-        entry: Entry,
-    ) -> Pin<Box<dyn Future<Output = Answer> + 'a>>;
+        questions: &'a [(usize, Entry)],
+    ) -> Pin<Box<dyn Future<Output = Vec<Reply>> + 'a>>;
 }
 
 impl World {
@@ -90,7 +91,8 @@ impl World {
     /// Forms the group of `ranks` with the others in it, who call this with the same arguments. Numbers
     /// within the group follow the order of `ranks`. `name` stands in error messages.
     ///
-    /// Errors if this rank is not among `ranks`, or if they are not different ranks of the world.
+    /// Errors if this rank is not among `ranks`, if they are not different ranks of the world, or if the
+    /// others do not come within the timeout.
     pub fn group(&self, name: &str, ranks: &[usize]) -> Result<Group> {
         let invalid = |what: String| {
             Err(Error::config("group", format!("group {name} of ranks {ranks:?}: {what}")))
@@ -109,9 +111,13 @@ impl World {
         if ranks.len() == 1 {
             return Ok(Group::single());
         }
-        self.shared.check()?;
         let id = self.id(name, ranks);
-        let links = self.meeting.links(&self.progress, &id, own, ranks)?;
+        let links = self.shared.check();
+        let links = links.and_then(|()| self.meeting.links(&self.progress, &id, own, ranks));
+        let links = links.map_err(|reason| {
+            let what = format!("{reason}; rank {} was making group {id}", self.rank);
+            Error::communication("", what)
+        })?;
         let (collective, jobs) = HostCollective::new(name, own, ranks.len(), &self.progress);
         let member = Member {
             name: name.to_string(),

@@ -4,7 +4,7 @@
 //!  connector -> acceptor   "ferrojob", version, 32 random bytes c
 //!  acceptor -> connector   32 random bytes a
 //!  connector -> acceptor   HMAC-SHA256(secret, "connector" c a)
-//!  acceptor -> connector   HMAC-SHA256(secret, "acceptor" c a)
+//!  acceptor -> connector   HMAC-SHA256(secret, "acceptor" c a), or 32 zeros: the proof is wrong
 //! ```
 //!
 //! The acceptor tells nothing that depends on the secret to somebody who has not proved to know it. Whoever
@@ -18,6 +18,9 @@ use tokio::net::TcpStream;
 
 /// What the first bytes are. The last two are the version of the protocol.
 const HELLO: [u8; 10] = *b"ferrojob01";
+
+/// What the acceptor says to a wrong proof: trying again would not help, as it may after a hang-up.
+const REFUSED: [u8; 32] = [0; 32];
 
 /// Knows the job's secret.
 #[derive(Clone)]
@@ -45,12 +48,11 @@ impl Secret {
         let randoms = [own, read(stream).await?];
         let proof = self.proof("connector", &randoms).finalize().into_bytes();
         stream.write_all(&proof).await?;
-        // Who has answered so far and hangs up now was not convinced. Trying again would not help.
-        let refused = |_| {
-            let what = "it hung up when it saw this rank's proof of the job's secret";
-            Error::new(ErrorKind::PermissionDenied, what)
-        };
-        let theirs: [u8; 32] = read(stream).await.map_err(refused)?;
+        let theirs = read(stream).await?;
+        if theirs == REFUSED {
+            let what = "it refuses this rank's proof of the job's secret";
+            return Err(Error::new(ErrorKind::PermissionDenied, what));
+        }
         self.check("acceptor", &randoms, &theirs)
     }
 
@@ -64,7 +66,10 @@ impl Secret {
         let randoms = [theirs, random()?];
         stream.write_all(&randoms[1]).await?;
         let proof: [u8; 32] = read(stream).await?;
-        self.check("connector", &randoms, &proof)?;
+        if let Err(error) = self.check("connector", &randoms, &proof) {
+            stream.write_all(&REFUSED).await?;
+            return Err(error);
+        }
         let proof = self.proof("acceptor", &randoms).finalize().into_bytes();
         stream.write_all(&proof).await
     }
@@ -87,4 +92,123 @@ async fn read<const N: usize>(stream: &mut TcpStream) -> Result<[u8; N]> {
     let mut bytes = [0; N];
     stream.read_exact(&mut bytes).await?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::TcpListener;
+
+    fn run<T>(future: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(future)
+    }
+
+    /// The connecting and the accepting end of a connection.
+    async fn connection() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let connect = TcpStream::connect(listener.local_addr().unwrap());
+        let (connector, acceptor) = tokio::join!(connect, listener.accept());
+        (connector.unwrap(), acceptor.unwrap().0)
+    }
+
+    fn kind(result: Result<()>) -> ErrorKind {
+        result.expect_err("the proof is wrong").kind()
+    }
+
+    #[test]
+    fn only_the_same_secret_is_let_in() {
+        for (theirs, is_let_in) in [(Some("sesame"), true), (Some("barley"), false), (None, false)]
+        {
+            let (connected, accepted) = run(async {
+                let (mut connector, mut acceptor) = connection().await;
+                let (secret, other) = (Secret::new(Some("sesame")), Secret::new(theirs));
+                tokio::join!(other.connect(&mut connector), secret.accept(&mut acceptor))
+            });
+            assert_eq!((connected.is_ok(), accepted.is_ok()), (is_let_in, is_let_in), "{theirs:?}");
+            if !is_let_in {
+                assert_eq!(kind(connected), ErrorKind::PermissionDenied, "{theirs:?}");
+            }
+        }
+    }
+
+    /// Somebody who does not know the secret and accepts sends a connector's own proof back to it.
+    #[test]
+    fn a_proof_cannot_be_reflected() {
+        for same_random in [true, false] {
+            let refused = run(async {
+                let (mut connector, mut acceptor) = connection().await;
+                let mirror = async {
+                    let hello: [u8; HELLO.len()] = read(&mut acceptor).await?;
+                    let random: [u8; 32] = read(&mut acceptor).await?;
+                    acceptor.write_all(&if same_random { random } else { [7; 32] }).await?;
+                    let proof: [u8; 32] = read(&mut acceptor).await?;
+                    acceptor.write_all(&proof).await?;
+                    Result::Ok(hello)
+                };
+                let secret = Secret::new(Some("sesame"));
+                let (refused, told) = tokio::join!(secret.connect(&mut connector), mirror);
+                assert_eq!(told.unwrap(), HELLO);
+                refused
+            });
+            assert_eq!(kind(refused), ErrorKind::PermissionDenied);
+        }
+    }
+
+    /// Somebody who has listened to a rank says the same again.
+    #[test]
+    fn a_proof_cannot_be_replayed() {
+        run(async {
+            let secret = Secret::new(Some("sesame"));
+            let (mut connector, mut listener) = connection().await;
+            let (mut onward, mut acceptor) = connection().await;
+            let overheard = async {
+                let said: [u8; HELLO.len() + 32] = read(&mut listener).await?;
+                onward.write_all(&said).await?;
+                listener.write_all(&read::<32>(&mut onward).await?).await?;
+                let proof: [u8; 32] = read(&mut listener).await?;
+                onward.write_all(&proof).await?;
+                listener.write_all(&read::<32>(&mut onward).await?).await?;
+                Result::Ok((said, proof))
+            };
+            let (connected, accepted, overheard) = tokio::join!(
+                secret.connect(&mut connector),
+                secret.accept(&mut acceptor),
+                overheard
+            );
+            connected.unwrap();
+            accepted.unwrap();
+            let (said, proof) = overheard.unwrap();
+
+            let (mut connector, mut acceptor) = connection().await;
+            let replay = async {
+                connector.write_all(&said).await?;
+                let _random: [u8; 32] = read(&mut connector).await?;
+                connector.write_all(&proof).await?;
+                read::<32>(&mut connector).await
+            };
+            let (refused, told) = tokio::join!(secret.accept(&mut acceptor), replay);
+            assert_eq!(kind(refused), ErrorKind::PermissionDenied);
+            assert_eq!(told.unwrap(), REFUSED, "nothing that depends on the secret");
+        });
+    }
+
+    #[test]
+    fn a_hang_up_is_no_refusal() {
+        let error = run(async {
+            let (mut connector, mut acceptor) = connection().await;
+            let hang_up = async {
+                let _said: [u8; HELLO.len() + 32] = read(&mut acceptor).await?;
+                acceptor.write_all(&[7; 32]).await?;
+                let _proof: [u8; 32] = read(&mut acceptor).await?;
+                drop(acceptor);
+                Result::Ok(())
+            };
+            let secret = Secret::new(Some("sesame"));
+            let (connected, hung_up) = tokio::join!(secret.connect(&mut connector), hang_up);
+            hung_up.unwrap();
+            connected
+        });
+        assert_ne!(kind(error), ErrorKind::PermissionDenied);
+    }
 }

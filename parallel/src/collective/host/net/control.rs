@@ -1,9 +1,10 @@
-//! Control connections: every rank has one to rank 0, which passes letters on.
+//! Control connections: every rank has one to rank 0, which passes messages on.
 //!
 //! A control connection that closes before its rank has said goodbye means that the rank is gone, which
 //! ends the world. So does a failure on any rank: it tells rank 0, and rank 0 tells all.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
@@ -11,24 +12,26 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
-use super::super::board::{Answer, Entry, Shared};
-use super::frame::{self, Body, Letter};
+use super::super::board::{Answer, Entry, Kind, Reply, Shared};
+use super::frame::{self, Body, ControlMessage};
 
 /// How long an answer may take: the other side's progress thread is never busy for long.
-const ANSWER: Duration = Duration::from_secs(3);
+pub const ANSWER: Duration = Duration::from_secs(3);
 
-/// How long a rank that leaves waits for its last letters to be read.
-const LAST_LETTERS: Duration = Duration::from_secs(1);
+/// How long a rank that leaves waits for its last messages to be read.
+const LAST_MESSAGES: Duration = Duration::from_secs(1);
 
-/// One rank's letters.
+/// One rank's messages.
 pub struct Control {
     rank: usize,
     size: usize,
     shared: Arc<Shared>,
-    /// Where letters to a rank go: on rank 0 to every other, elsewhere to rank 0 only.
-    outgoing: Mutex<HashMap<usize, UnboundedSender<Letter>>>,
+    /// Where messages to a rank go: on rank 0 to every other, elsewhere to rank 0 only.
+    outgoing: Mutex<HashMap<usize, UnboundedSender<ControlMessage>>>,
+    /// Questions asked so far: the number of the next one.
+    asked: AtomicU64,
     questions: Mutex<HashMap<u64, oneshot::Sender<Answer>>>,
     /// Ranks whose connection has ended, well or not.
     ended: watch::Sender<BTreeSet<usize>>,
@@ -36,7 +39,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Letters over `connections`, and the tasks that carry them.
+    /// Messages over `connections`, and the tasks that carry them.
     pub fn start(
         rank: usize,
         size: usize,
@@ -48,16 +51,17 @@ impl Control {
             size,
             shared: shared.clone(),
             outgoing: Mutex::default(),
+            asked: AtomicU64::new(0),
             questions: Mutex::default(),
             ended: watch::Sender::default(),
             departed: Mutex::default(),
         });
         for (peer, stream) in connections {
             let (reader, writer) = stream.into_split();
-            let (sender, letters) = unbounded_channel();
+            let (sender, messages) = unbounded_channel();
             lock(&control.outgoing).insert(peer, sender);
-            tokio::task::spawn_local(write_letters(writer, letters));
-            tokio::task::spawn_local(read_letters(control.clone(), peer, reader));
+            tokio::task::spawn_local(write_messages(writer, messages));
+            tokio::task::spawn_local(read_messages(control.clone(), peer, reader));
         }
         let watcher = control.clone();
         tokio::task::spawn_local(async move {
@@ -67,27 +71,39 @@ impl Control {
         control
     }
 
-    /// Asks another rank whether it has entered a call.
-    pub async fn ask(&self, rank: usize, group: &str, entry: Entry) -> Answer {
-        let (sender, receiver) = oneshot::channel();
-        let question = {
-            let mut questions = lock(&self.questions);
-            let question = questions.keys().max().map_or(0, |last| last + 1);
-            questions.insert(question, sender);
-            question
+    /// Asks ranks whether they have entered calls. One that is silent is blamed only if rank 0, which passes
+    /// messages on, is not.
+    pub async fn ask(&self, group: &str, questions: &[(usize, Entry)]) -> Vec<Reply> {
+        let deadline = Instant::now() + ANSWER;
+        let relay = (0, Entry { kind: Kind::Call, number: 0 });
+        let asked: Vec<_> = std::iter::once(&relay)
+            .chain(questions)
+            .map(|&(rank, entry)| self.question(rank, group, entry))
+            .collect();
+        let mut answers = Vec::with_capacity(asked.len());
+        for (question, receiver) in asked {
+            answers.push(timeout_at(deadline, receiver).await.ok().and_then(Result::ok));
+            lock(&self.questions).remove(&question);
+        }
+        let relay_is_silent = answers.remove(0).is_none();
+        let reply = |(&(rank, _), answer): (&(usize, Entry), Option<Answer>)| {
+            answer.ok_or(if relay_is_silent { 0 } else { rank })
         };
+        questions.iter().zip(answers).map(reply).collect()
+    }
+
+    /// Asks one rank; returns the question's number and where the answer will be.
+    fn question(&self, to: usize, group: &str, entry: Entry) -> (u64, oneshot::Receiver<Answer>) {
+        let (sender, receiver) = oneshot::channel();
+        let question = self.asked.fetch_add(1, Ordering::Relaxed);
+        lock(&self.questions).insert(question, sender);
         let group = group.to_string();
-        self.post(Letter { from: self.rank, to: rank, body: Body::Ask { question, group, entry } });
-        let answer = timeout(ANSWER, receiver).await;
-        lock(&self.questions).remove(&question);
-        answer.ok().and_then(Result::ok).unwrap_or_else(|| {
-            let last = if lock(&self.departed).contains(&rank) {
-                "it has left"
-            } else {
-                "it does not answer"
-            };
-            Answer { entered: false, last: last.to_string() }
-        })
+        self.post(ControlMessage {
+            from: self.rank,
+            to,
+            body: Body::Ask { question, group, entry },
+        });
+        (question, receiver)
     }
 
     /// Takes leave: says goodbye, on rank 0 after all others have, at most after `limit`.
@@ -103,12 +119,12 @@ impl Control {
             }
         }
         for to in self.neighbours() {
-            self.post(Letter { from: self.rank, to, body: Body::Bye });
+            self.post(ControlMessage { from: self.rank, to, body: Body::Bye });
         }
         let neighbours = self.neighbours().len();
         lock(&self.outgoing).clear(); // the writers end when they have written all
         let mut ended = self.ended.subscribe();
-        let _ = timeout(LAST_LETTERS, ended.wait_for(|ended| ended.len() == neighbours)).await;
+        let _ = timeout(LAST_MESSAGES, ended.wait_for(|ended| ended.len() == neighbours)).await;
     }
 
     fn neighbours(&self) -> Vec<usize> {
@@ -119,29 +135,38 @@ impl Control {
         if let Err(error) = self.shared.check() {
             for to in self.neighbours() {
                 let body = Body::Failed(error.to_string());
-                self.post(Letter { from: self.rank, to, body });
+                self.post(ControlMessage { from: self.rank, to, body });
             }
         }
     }
 
-    fn post(&self, letter: Letter) {
-        if letter.to == self.rank {
-            return self.receive(letter);
+    fn post(&self, message: ControlMessage) {
+        if message.to == self.rank {
+            return self.receive(message);
         }
-        let next = if self.rank == 0 { letter.to } else { 0 };
+        if let Body::Ask { question, .. } = message.body
+            && lock(&self.departed).contains(&message.to)
+        {
+            let answer = Answer { entered: false, last: "it has left".to_string() };
+            let body = Body::Answer { question, answer };
+            return self.post(ControlMessage { from: message.to, to: message.from, body });
+        }
+        let next = if self.rank == 0 { message.to } else { 0 };
         if let Some(sender) = lock(&self.outgoing).get(&next) {
             // A connection that has closed has been noticed where it is read.
-            let _ = sender.send(letter);
+            let _ = sender.send(message);
         }
     }
 
-    fn receive(&self, letter: Letter) {
-        match letter.body {
-            Body::Failed(reason) => self.shared.fail(&reason),
+    fn receive(&self, message: ControlMessage) {
+        match message.body {
+            Body::Failed(reason) => {
+                self.shared.fail(&reason);
+            }
             Body::Ask { question, group, entry } => {
                 let answer = self.shared.answer(&Arc::from(group), self.rank, entry);
                 let body = Body::Answer { question, answer };
-                self.post(Letter { from: self.rank, to: letter.from, body });
+                self.post(ControlMessage { from: self.rank, to: message.from, body });
             }
             Body::Answer { question, answer } => {
                 if let Some(sender) = lock(&self.questions).remove(&question) {
@@ -149,31 +174,36 @@ impl Control {
                 }
             }
             Body::Bye => {
-                lock(&self.departed).insert(letter.from);
+                lock(&self.departed).insert(message.from);
             }
         }
     }
 }
 
-async fn write_letters(mut writer: OwnedWriteHalf, mut letters: UnboundedReceiver<Letter>) {
-    while let Some(letter) = letters.recv().await {
-        if frame::write(&mut writer, &letter).await.is_err() {
+async fn write_messages(
+    mut writer: OwnedWriteHalf,
+    mut messages: UnboundedReceiver<ControlMessage>,
+) {
+    while let Some(message) = messages.recv().await {
+        if frame::write(&mut writer, &message).await.is_err() {
             return;
         }
     }
     let _ = writer.shutdown().await;
 }
 
-async fn read_letters(control: Arc<Control>, peer: usize, mut reader: OwnedReadHalf) {
+async fn read_messages(control: Arc<Control>, peer: usize, mut reader: OwnedReadHalf) {
     loop {
-        match frame::read::<Letter>(&mut reader).await {
+        match frame::read::<ControlMessage>(&mut reader).await {
             // Others write in their own name only; rank 0 passes on what others wrote.
-            Ok(letter) if letter.to < control.size && (letter.from == peer || peer == 0) => {
-                if letter.to == control.rank || control.rank == 0 {
-                    control.post(letter);
+            Ok(message) if message.to < control.size && (message.from == peer || peer == 0) => {
+                if message.to == control.rank || control.rank == 0 {
+                    control.post(message);
                 }
             }
-            Ok(_) => control.shared.fail(&format!("rank {peer} wrote a letter in another's name")),
+            Ok(_) => {
+                control.shared.fail(&format!("rank {peer} wrote a message in another's name"));
+            }
             Err(error) => {
                 if !lock(&control.departed).contains(&peer) {
                     control.shared.fail(&format!("rank {peer} is gone: {error}"));

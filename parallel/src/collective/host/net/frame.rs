@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::io::{Error, ErrorKind, Result};
+use std::net::SocketAddr;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::super::board::{Answer, Entry};
@@ -34,14 +35,14 @@ pub enum Purpose {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Welcome {
     /// All are there; this is where they listen, from rank 0 on.
-    Addresses(Vec<String>),
+    Addresses(Vec<SocketAddr>),
     /// There is no place for this rank.
     Refused(String),
 }
 
 /// A message between two ranks, by way of rank 0.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Letter {
+pub struct ControlMessage {
     /// Who wrote it.
     pub from: usize,
     /// Whom it is for.
@@ -50,7 +51,7 @@ pub struct Letter {
     pub body: Body,
 }
 
-/// What a letter says.
+/// What a message says.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Body {
     /// The world has failed.
@@ -118,7 +119,7 @@ mod tests {
         let read_back = run(read::<Purpose>(&mut &bytes[..])).unwrap();
         assert!(matches!(read_back, Purpose::Pipe { group, rank: 1 } if group == "dp [0, 1] #1"));
 
-        let long = Letter { from: 0, to: 1, body: Body::Failed("x".repeat(LONGEST)) };
+        let long = ControlMessage { from: 0, to: 1, body: Body::Failed("x".repeat(LONGEST)) };
         assert!(run(write(&mut bytes, &long)).is_err());
         // A length that nobody has memory for, and text that is none.
         for bytes in [&[255; 8][..], &[4, 0, 0, 0, b'{', b'"', 0, 0], &[4, 0]] {

@@ -3,14 +3,15 @@
 use ferrotron_tensor::{Error, Result};
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
-use super::super::board::{Answer, Entry, Shared};
+use super::super::board::{Entry, Reply, Shared};
 use super::super::links::Links;
 use super::super::pipe::{Incoming, IncomingKind, Outgoing, OutgoingKind};
 use super::super::progress::ProgressThread;
@@ -18,10 +19,10 @@ use super::super::world::Meeting;
 use super::super::{shm, tcp};
 use super::Transport;
 use super::auth::Secret;
-use super::control::Control;
+use super::control::{ANSWER, Control};
 use super::frame::{self, Purpose};
-use super::listen::Parked;
-use super::rendezvous::connect;
+use super::listen::PendingConnections;
+use super::rendezvous::{connect, deadline};
 
 /// What it takes to make pipes.
 #[derive(Clone)]
@@ -29,7 +30,7 @@ pub struct NetMeeting {
     /// This rank.
     pub rank: usize,
     /// Where ranks listen.
-    pub addresses: Arc<[String]>,
+    pub addresses: Arc<[SocketAddr]>,
     /// Proves that this rank belongs to the job.
     pub secret: Secret,
     /// Which pipes may be used.
@@ -37,8 +38,8 @@ pub struct NetMeeting {
     /// Longest time that a group may take to form.
     pub timeout: Duration,
     /// Connections that others have made.
-    pub parked: Arc<Parked>,
-    /// Letters.
+    pub pending: Arc<PendingConnections>,
+    /// Messages.
     pub control: Arc<Control>,
     /// Whether the world has failed.
     pub shared: Arc<Shared>,
@@ -70,17 +71,16 @@ impl Meeting for NetMeeting {
 
     fn ask<'a>(
         &'a self,
-        rank: usize,
         group: &'a Arc<str>,
-        entry: Entry,
-    ) -> Pin<Box<dyn Future<Output = Answer> + 'a>> {
-        Box::pin(self.control.ask(rank, group, entry))
+        questions: &'a [(usize, Entry)],
+    ) -> Pin<Box<dyn Future<Output = Vec<Reply>> + 'a>> {
+        Box::pin(self.control.ask(group, questions))
     }
 }
 
 impl NetMeeting {
     async fn make(&self, id: &Arc<str>, own: usize, ranks: &[usize]) -> Result<Links> {
-        let deadline = Instant::now() + self.timeout;
+        let deadline = deadline(self.timeout);
         let mut pairs = JoinSet::new();
         for (member, &rank) in ranks.iter().enumerate().filter(|&(member, _)| member != own) {
             let (meeting, id) = (self.clone(), id.clone());
@@ -105,8 +105,7 @@ impl NetMeeting {
                 }
                 Ok(Err(error)) => {
                     // Why a rank has gone is better to know than that it has.
-                    let _ = tokio::time::timeout(super::super::member::GRACE, self.shared.failed())
-                        .await;
+                    let _ = timeout(ANSWER, self.shared.failed()).await;
                     return Err(failed(format!("{id}: no pipe to rank {rank}: {error}")));
                 }
                 Err(_) => missing.push(rank),
@@ -127,12 +126,12 @@ impl NetMeeting {
     /// The pipes to and from one other member.
     async fn pair(&self, id: &str, rank: usize, deadline: Instant) -> io::Result<Pipes> {
         let mut stream = if self.rank > rank {
-            let address = self.addresses[rank].parse().map_err(io::Error::other)?;
             let purpose = Purpose::Pipe { group: id.to_string(), rank: self.rank };
-            let stream = connect(rank, address, &self.secret, &purpose, deadline).await;
+            let stream =
+                connect(rank, self.addresses[rank], &self.secret, &purpose, deadline).await;
             stream.map_err(|error| io::Error::other(error.to_string()))?
         } else {
-            self.parked.take(id, rank).await
+            self.pending.take(id, rank).await
         };
         if let Some(pipes) = self.share_memory(&mut stream).await? {
             return Ok(pipes(stream));

@@ -39,8 +39,8 @@ pub struct RankConfig {
     pub master: String,
     /// Where rank 0 listens.
     pub port: u16,
-    /// What all ranks of the job know and nobody else does. Without it only the loopback interface is used,
-    /// and whoever can connect there is trusted.
+    /// What all ranks of the job know and nobody else does. Without it, or if it is empty, only the loopback
+    /// interface is used, and whoever can connect there is trusted.
     pub secret: Option<String>,
     /// What carries data.
     pub transport: Transport,
@@ -98,7 +98,7 @@ fn meet(
                 secret,
                 transport: config.transport,
                 timeout,
-                parked: met.parked,
+                pending: met.pending,
                 control,
                 shared,
             }

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::RankConfig;
 use super::auth::Secret;
 use super::frame::{self, Purpose, Welcome};
-use super::listen::{Joined, Parked, listen};
+use super::listen::{Joined, PendingConnections, listen};
 
 /// Pause before rank 0 is tried again.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -22,27 +22,35 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// What a rank knows when all have come.
 pub struct Met {
     /// Where ranks listen, from rank 0 on.
-    pub addresses: Vec<String>,
+    pub addresses: Vec<SocketAddr>,
     /// Control connections, by rank.
     pub control: Vec<(usize, TcpStream)>,
     /// Connections for groups.
-    pub parked: Arc<Parked>,
+    pub pending: Arc<PendingConnections>,
 }
 
 /// Meets all other ranks.
 pub async fn meet(config: &RankConfig, secret: &Secret) -> Result<Met> {
     let RankConfig { rank, size, master, port, .. } = config;
-    let deadline = Instant::now() + config.world.timeout;
+    let deadline = self::deadline(config.world.timeout);
     let address = resolve(master, *port).await?;
-    if config.secret.is_none() && !address.ip().is_loopback() {
+    // Anybody can know the empty one.
+    let has_secret = config.secret.as_ref().is_some_and(|secret| !secret.is_empty());
+    if !has_secret && !address.ip().is_loopback() {
         return Err(Error::config(
             "rendezvous",
-            format!("{master} can be reached from other machines: give the job a secret"),
+            format!(
+                "{master} can be reached from other machines: give the job a secret, as FERROTRON_JOB_SECRET on all ranks"
+            ),
         ));
     }
-    // Other machines can come only where they have to.
+    // Other machines can come only where they have to. A machine may know its own name as a loopback address
+    // (Debian: 127.0.1.1), where others know it as one of the network.
+    let stays_here = !has_secret
+        || master == "localhost"
+        || master.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
     let local = match address.ip() {
-        ip if ip.is_loopback() => ip,
+        ip if stays_here => ip,
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
@@ -52,11 +60,11 @@ pub async fn meet(config: &RankConfig, secret: &Secret) -> Result<Met> {
     })?;
     let port = listener.local_addr().map_err(|error| failed(error.to_string()))?.port();
 
-    let parked = Arc::new(Parked::default());
+    let pending = Arc::new(PendingConnections::default());
     let (sender, joined) = unbounded_channel();
     let sender = (*rank == 0).then_some(sender);
-    tokio::task::spawn_local(listen(listener, secret.clone(), parked.clone(), sender));
-    let (addresses, control) = if *rank == 0 {
+    tokio::task::spawn_local(listen(listener, secret.clone(), pending.clone(), sender));
+    let (mut addresses, control) = if *rank == 0 {
         welcome(*size, address, joined, deadline, config.world.timeout).await?
     } else {
         let purpose = Purpose::Join { rank: *rank, size: *size, port };
@@ -72,7 +80,11 @@ pub async fn meet(config: &RankConfig, secret: &Secret) -> Result<Met> {
     for (_, stream) in &control {
         keep_alive(stream);
     }
-    Ok(Met { addresses, control, parked })
+    // A loopback address is that of a rank on rank 0's machine, which is where this rank has found rank 0.
+    for place in addresses.iter_mut().filter(|place| place.ip().is_loopback()) {
+        place.set_ip(address.ip());
+    }
+    Ok(Met { addresses, control, pending })
 }
 
 /// Rank 0's part: waits for all others and tells them where everybody listens.
@@ -82,7 +94,7 @@ async fn welcome(
     mut joined: UnboundedReceiver<Joined>,
     deadline: Instant,
     limit: Duration,
-) -> Result<(Vec<String>, Vec<(usize, TcpStream)>)> {
+) -> Result<(Vec<SocketAddr>, Vec<(usize, TcpStream)>)> {
     let mut ranks: BTreeMap<usize, Joined> = BTreeMap::new();
     while ranks.len() + 1 < size {
         let Ok(Some(mut new)) = timeout_at(deadline, joined.recv()).await else {
@@ -106,8 +118,8 @@ async fn welcome(
         };
         let _ = frame::write(&mut new.stream, &Welcome::Refused(refusal)).await;
     }
-    let mut addresses = vec![own.to_string()];
-    addresses.extend(ranks.values().map(|joined| joined.address.to_string()));
+    let mut addresses = vec![own];
+    addresses.extend(ranks.values().map(|joined| joined.address));
     let mut control = Vec::new();
     for (rank, mut joined) in ranks {
         // A rank that has gone meanwhile is noticed by its control connection.
@@ -145,6 +157,12 @@ pub async fn connect(
             Err(_) => sleep(PAUSE).await,
         }
     }
+}
+
+/// When a time limit that begins now is over, however long it is.
+pub fn deadline(limit: Duration) -> Instant {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+    Instant::now() + limit.min(YEAR)
 }
 
 async fn resolve(host: &str, port: u16) -> Result<SocketAddr> {

@@ -11,13 +11,14 @@ mod ring;
 pub use offer::{Offer, Verdict, accept, offer, pipes};
 
 use bytemuck::Zeroable;
+use socket2::SockRef;
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use tokio::net::TcpStream;
 
 use super::local::Line;
-use super::pipe::{Fault, PIECE, PipeResult, SLOTS};
+use super::pipe::{Fault, PIECE, PipeResult, SLOTS, pause};
 use ring::{Descriptor, Ring};
 
 /// Pieces of fewer bytes are put into the ring: copying them costs less than asking the kernel.
@@ -58,8 +59,9 @@ impl Bell {
     fn ring(&self, sleeps: &AtomicU32) {
         fence(Ordering::SeqCst); // what it waits for is visible before it is asked whether it sleeps
         if sleeps.load(Ordering::Relaxed) == 1 && sleeps.swap(0, Ordering::AcqRel) == 1 {
-            // A full socket holds enough wake-ups, and who is gone needs none.
-            let _ = self.0.try_write(&[1]);
+            // A full socket holds enough wake-ups, and who is gone needs none. The runtime is not asked: it
+            // would go on taking a socket that was full for full until this thread sleeps.
+            let _ = SockRef::from(&*self.0).send_with_flags(&[1], libc::MSG_NOSIGNAL);
         }
     }
 
@@ -69,7 +71,7 @@ impl Bell {
             if ready() {
                 return Ok(());
             }
-            if look % 16 == 15 { std::thread::yield_now() } else { std::hint::spin_loop() }
+            pause(look);
         }
         loop {
             sleeps.store(1, Ordering::Relaxed);
@@ -217,4 +219,33 @@ fn borrow(ring: &Ring, pid: u32, address: u64, into: &mut [u8]) -> PipeResult<()
         return Err(Fault::Gone("has given the call up".to_string()));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use tokio::net::TcpListener;
+
+    #[tokio::test]
+    async fn a_bell_that_was_full_rings_again_at_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let mut far = listener.accept().await.unwrap().0.into_std().unwrap();
+        let bell = Bell(Arc::new(near));
+        // The other side sleeps on, and wakes when the bell's socket takes no more.
+        let mut rung = 0;
+        bell.0.writable().await.unwrap();
+        while let Ok(count) = bell.0.try_write(&[1; 1 << 16]) {
+            rung += count;
+        }
+        far.set_nonblocking(false).unwrap();
+        far.read_exact(&mut vec![0; rung]).unwrap();
+        // The runtime has had no chance to see that there is room.
+        bell.ring(&AtomicU32::new(1));
+        far.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+        let mut byte = [0];
+        far.read_exact(&mut byte).expect("it has been woken");
+        assert_eq!(byte, [1]);
+    }
 }

@@ -95,3 +95,68 @@ impl Offer {
         self.pid
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::pipe::{PIECE, SLOTS};
+    use super::*;
+    use tokio::net::TcpListener;
+
+    fn offered() -> (Offer, Offered) {
+        offer().expect("the system has such memory")
+    }
+
+    #[test]
+    fn what_cannot_be_reached_is_not_shared() {
+        let (mine, _mine) = offered();
+        let verdict = |spoil: &dyn Fn(&mut Offer)| {
+            let (mut theirs, _theirs) = offered();
+            spoil(&mut theirs);
+            let (verdict, ring) = accept(&mine, &theirs);
+            assert_eq!(verdict.maps, ring.is_some());
+            (verdict.maps, verdict.reads)
+        };
+        assert_eq!(verdict(&|_| ()), (true, true));
+        assert_eq!(verdict(&|theirs| theirs.boot.push('x')), (false, false)); // another machine
+        assert_eq!(verdict(&|theirs| theirs.fd = -1), (false, true)); // another namespace of files
+        assert_eq!(verdict(&|theirs| theirs.address = 8), (true, false)); // the kernel does not allow it
+        assert_eq!(verdict(&|theirs| theirs.token ^= 1), (false, false)); // another process by that number
+    }
+
+    #[test]
+    fn large_pieces_go_through_the_ring_where_memory_cannot_be_read() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let connect = TcpStream::connect(listener.local_addr().unwrap());
+            let (left, right) = tokio::join!(connect, listener.accept());
+            let ((one, ones), (two, twos)) = (offered(), offered());
+            let (ring_of_one, ring_of_two) = (accept(&two, &one).1, accept(&one, &two).1);
+            let end = |mine, ring: Option<Ring>, stream| {
+                pipes(mine, ring.unwrap(), std::process::id(), false, stream)
+            };
+            let (mut writer, _reader) = end(ones, ring_of_two, left.unwrap());
+            let (_writer, mut reader) = end(twos, ring_of_one, right.unwrap().0);
+
+            let piece =
+                |i: usize| (0..PIECE).map(move |k| (k * 31 + i * 7) as u8).collect::<Vec<_>>();
+            let count = 2 * SLOTS;
+            let send = async {
+                for i in 0..count {
+                    // SAFETY: what is not lent is copied.
+                    unsafe { writer.lend(&piece(i)).await.unwrap() };
+                    assert_eq!(writer.lent, 0, "it lies in this process's memory");
+                }
+                writer.settle().await.unwrap();
+            };
+            let receive = async {
+                for i in 0..count {
+                    let mut got = vec![0; PIECE];
+                    reader.recv(&mut got).await.unwrap();
+                    assert!(got == piece(i), "piece {i}");
+                }
+            };
+            tokio::join!(send, receive);
+        });
+    }
+}

@@ -1,0 +1,106 @@
+//! How many bytes of activations a block keeps from forward to backward, as a formula: `docs/memory.md` derives
+//! it, after Korthikanti et al., arXiv 2205.05198, section 4.
+
+use ferrotron_tensor::DType;
+
+use crate::config::{ActivationKind, GptConfig, Normalization, PositionEmbedding};
+use crate::gpt::{RecomputeModules, RecomputedAttention, RecomputedMlp};
+
+/// One micro-batch on one rank, as far as its activations are concerned.
+#[derive(Debug, Clone, Copy)]
+pub struct Activations<'a> {
+    /// What the model is made of.
+    pub model: &'a GptConfig,
+    /// Type of the activations.
+    pub dtype: DType,
+    /// Sequences.
+    pub batch: usize,
+    /// Positions of each that this rank has: all, or its share along the context axis.
+    pub positions: usize,
+    /// Tensor-parallel ranks.
+    pub tensor: usize,
+    /// Ranks that share the residual stream's positions: those, or one without sequence parallelism.
+    pub sequence: usize,
+}
+
+impl Activations<'_> {
+    /// What a region of blocks keeps: the input of its first.
+    ///
+    /// ```
+    /// use ferrotron_models::activation_bytes::Activations;
+    /// use ferrotron_models::gpt::{GptConfig, RecomputeModules};
+    /// use ferrotron_tensor::DType;
+    /// let model = GptConfig::gpt2(50257, 12, 768, 12, 1024);
+    /// let activations = Activations {
+    ///     model: &model, dtype: DType::BF16, batch: 2, positions: 1024, tensor: 1, sequence: 1,
+    /// };
+    /// let sbh = 1024 * 2 * 768;
+    /// assert_eq!(activations.input(), 2 * sbh);
+    /// assert_eq!(activations.block(RecomputeModules::NONE), 20 * sbh + 1024 * 2 * (16 + 4 * 12));
+    /// ```
+    pub fn input(&self) -> usize {
+        self.residual_tokens() * self.model.hidden_size * self.dtype.size()
+    }
+
+    /// What a block keeps, its input with it, of which the parts `again` are computed a second time.
+    pub fn block(&self, again: RecomputeModules) -> usize {
+        let attention = match again.attention {
+            RecomputedAttention::None => self.norm() + self.projected() + self.attended(),
+            RecomputedAttention::Core => self.norm() + self.projected(),
+            RecomputedAttention::Layer => 0,
+        };
+        let mlp = match again.mlp {
+            RecomputedMlp::None => self.norm() + self.mlp(),
+            RecomputedMlp::Layer => 0,
+        };
+        2 * self.input() + attention + mlp
+    }
+
+    fn tokens(&self) -> usize {
+        self.batch * self.positions
+    }
+
+    fn residual_tokens(&self) -> usize {
+        self.tokens() / self.sequence
+    }
+
+    /// Bytes of a number that 16 bits are not enough for.
+    fn statistic(&self) -> usize {
+        self.dtype.size().max(4)
+    }
+
+    /// Statistics of each row; the norm's output is computed again from them.
+    fn norm(&self) -> usize {
+        let numbers = match self.model.normalization {
+            Normalization::LayerNorm => 2,
+            Normalization::RmsNorm => 1,
+        };
+        numbers * self.residual_tokens() * self.statistic()
+    }
+
+    /// Queries, keys and values.
+    fn projected(&self) -> usize {
+        let width = self.model.attention().packed_width();
+        self.tokens() * width / self.tensor * self.dtype.size()
+    }
+
+    /// The result of attention, the log-sum-exp of each row and, with rotary positions, cosines and sines.
+    fn attended(&self) -> usize {
+        let GptConfig { num_attention_heads: heads, kv_channels, .. } = *self.model;
+        let result = heads * kv_channels * self.dtype.size();
+        let table = match self.model.position_embedding_type {
+            PositionEmbedding::Rope => self.positions * kv_channels * self.statistic(),
+            PositionEmbedding::LearnedAbsolute => 0,
+        };
+        self.tokens() * (result + heads * self.statistic()) / self.tensor + table
+    }
+
+    /// The activation's argument; for SwiGLU also its result.
+    fn mlp(&self) -> usize {
+        let widths = match self.model.activation {
+            ActivationKind::Swiglu => 3,
+            _ => 1,
+        };
+        self.tokens() * widths * self.model.ffn_hidden_size / self.tensor * self.dtype.size()
+    }
+}

@@ -1,0 +1,97 @@
+//! What a trainer needs besides model and data.
+
+use ferrotron_nn::schedule::Schedule as LearningRate;
+use ferrotron_nn::{LossScale, LossScaler, OptimizerConfig, Rounding, WeightUpdate};
+use ferrotron_parallel::data_parallel::DataParallelConfig;
+use ferrotron_parallel::pipeline::ScheduleKind;
+use ferrotron_tensor::{Error, Result};
+
+use crate::batch_size::BatchSize;
+use crate::gpt::Recompute;
+
+/// What a trainer needs besides model and data.
+#[derive(Debug, Clone)]
+pub struct TrainerConfig {
+    /// Seed of initial weights, dropout and sample order.
+    pub seed: u64,
+    /// Which optimizer, with its constants.
+    pub optimizer: OptimizerConfig,
+    /// Learning rate by step.
+    pub schedule: LearningRate,
+    /// Largest global gradient norm; 0 switches clipping off.
+    pub clip_grad: f64,
+    /// Samples per step and per micro-batch.
+    pub batch_size: BatchSize,
+    /// How the work is spread over the ranks of the mesh.
+    pub parallel: ParallelConfig,
+    /// How weights of 16 bits are trained.
+    pub precision: PrecisionConfig,
+}
+
+/// How weights of 16 bits are trained: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740. In
+/// which type their gradients are summed is a matter of [`DataParallelConfig`].
+#[derive(Debug, Clone, Copy)]
+pub struct PrecisionConfig {
+    /// Where they are updated.
+    pub weight_update: WeightUpdate,
+    /// How they are rounded.
+    pub rounding: Rounding,
+    /// What the loss is multiplied with before backward.
+    pub loss_scale: LossScale,
+}
+
+impl Default for PrecisionConfig {
+    /// Master weights, rounded to nearest, and no scale.
+    fn default() -> PrecisionConfig {
+        PrecisionConfig {
+            weight_update: WeightUpdate::default(),
+            rounding: Rounding::default(),
+            loss_scale: LossScale::NONE,
+        }
+    }
+}
+
+/// How the work of a step is spread, besides the sizes of the mesh. Nothing here changes the loss, but for
+/// local SGD.
+#[derive(Debug, Clone, Copy)]
+pub struct ParallelConfig {
+    /// Order of the pipeline's work.
+    pub pipeline_schedule: ScheduleKind,
+    /// Chunks of the model on each pipeline stage.
+    pub chunks: usize,
+    /// How gradients are reduced, and what of the optimizer's work is sharded.
+    pub data_parallel: DataParallelConfig,
+    /// What is computed again in backward.
+    pub recompute: Recompute,
+}
+
+impl Default for ParallelConfig {
+    /// 1F1B, one chunk, nothing sharded, nothing recomputed.
+    fn default() -> ParallelConfig {
+        ParallelConfig {
+            pipeline_schedule: ScheduleKind::OneFOneB,
+            chunks: 1,
+            data_parallel: DataParallelConfig::default(),
+            recompute: Recompute::None,
+        }
+    }
+}
+
+impl PrecisionConfig {
+    /// The loss scale at its start.
+    ///
+    /// Errors if it is out of its range, or dynamic where every replica would have one of its own.
+    pub fn loss_scaler(&self, parallel: &ParallelConfig) -> Result<LossScaler> {
+        let scaler = LossScaler::new(self.loss_scale)?;
+        match parallel.data_parallel.synchronize_every {
+            every if every > 1 && scaler.skips() => Err(Error::config(
+                "loss-scale",
+                format!(
+                    "a dynamic scale does not go with replicas that take {every} steps of their own: each would skip \
+                     others; give a constant one"
+                ),
+            )),
+            _ => Ok(scaler),
+        }
+    }
+}

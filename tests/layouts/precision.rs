@@ -1,0 +1,110 @@
+//! Layouts in f32 and in 16 bits: as far from the loop in f64 as one rank is, and no farther.
+
+use ferrotron::models::trainer::PrecisionConfig;
+use ferrotron::nn::{GradientType, LossScale, Rounding};
+use ferrotron::tensor::DType;
+
+use super::layout::{Layout, all, covering};
+use super::reference::reference;
+use super::train::{Found, Numbers, Tensors, WEIGHTS, train};
+use super::{gpt2, random};
+
+/// How far the runs of a layout are from the reference.
+#[derive(Debug)]
+struct Distance {
+    /// Root mean square of the relative differences of the steps' losses, and of their gradient norms.
+    loss: f64,
+    norm: f64,
+    /// Of the differences between first gradients and between last weights, relative to gradients and weights.
+    gradients: f64,
+    weights: f64,
+}
+
+fn distance(runs: &[(Found, &Found)]) -> Distance {
+    let mean = |part: &dyn Fn(&Found, &Found) -> f64| {
+        let squares = runs.iter().map(|(got, want)| part(got, want).powi(2)).sum::<f64>();
+        (squares / runs.len() as f64).sqrt()
+    };
+    let of_steps = |what: fn(&(f64, f64)) -> f64| {
+        mean(&|got, want| {
+            let pairs = got.steps.iter().zip(&want.steps);
+            let squares = pairs.map(|(got, want)| (what(got) / what(want) - 1.0).powi(2));
+            (squares.sum::<f64>() / got.steps.len() as f64).sqrt()
+        })
+    };
+    Distance {
+        loss: of_steps(|step| step.0),
+        norm: of_steps(|step| step.1),
+        gradients: mean(&|got, want| of_tensors(&got.gradients, &want.gradients)),
+        weights: mean(&|got, want| of_tensors(&got.weights, &want.weights)),
+    }
+}
+
+fn of_tensors(got: &Tensors, want: &Tensors) -> f64 {
+    assert!(got.keys().eq(want.keys()), "{:?} and {:?}", got.keys(), want.keys());
+    let pairs = || got.iter().flat_map(|(name, got)| got.iter().zip(&want[name]));
+    let squares: f64 = pairs().map(|(got, want)| (got - want).powi(2)).sum();
+    (squares / pairs().map(|(_, want)| want * want).sum::<f64>()).sqrt()
+}
+
+/// The distances of `layouts`, over runs from the weights of `seeds` seeds.
+fn distances(numbers: &Numbers, layouts: &[Layout], seeds: u64) -> Vec<Distance> {
+    let model = gpt2();
+    let of_seed = |seed| Numbers { weights: WEIGHTS + seed, ..*numbers };
+    let references: Vec<Found> =
+        (0..seeds).map(|seed| reference(&model, &of_seed(seed)).unwrap()).collect();
+    let of = |layout: &Layout| {
+        let run = |(seed, reference)| {
+            let found = train(&model, layout, &of_seed(seed), &|collective| collective);
+            (found.unwrap_or_else(|error| panic!("{layout}: {error}")), reference)
+        };
+        distance(&(0..).zip(&references).map(run).collect::<Vec<_>>())
+    };
+    layouts.iter().map(of).collect()
+}
+
+#[test]
+fn layouts_in_f32_agree_to_1e_5() {
+    let layouts = [vec![Layout::SERIAL], covering(&all(&gpt2()))].concat();
+    for (layout, found) in layouts.iter().zip(distances(&Numbers::of(DType::F32), &layouts, 1)) {
+        let Distance { loss, norm, gradients, weights } = found;
+        assert!(loss.max(norm).max(gradients).max(weights) <= 1e-5, "{layout}: {found:?}");
+    }
+}
+
+/// At most 1.5 times as far as one rank, in the mean over runs from several weights: a single loss is right or wrong
+/// by chance.
+#[test]
+fn layouts_in_16_bits_are_not_farther_from_f64_than_one_rank() {
+    let fp16 =
+        PrecisionConfig { loss_scale: LossScale::Constant(1024.0), ..PrecisionConfig::default() };
+    let stochastic = PrecisionConfig {
+        rounding: Rounding::Stochastic { seed: 3 },
+        ..PrecisionConfig::default()
+    };
+    let bf16 = Numbers::of(DType::BF16);
+    for (numbers, count) in [
+        (bf16, 8),
+        (Numbers { precision: fp16, ..Numbers::of(DType::F16) }, 4),
+        (Numbers { gradients: GradientType::Weight, ..bf16 }, 4),
+        (Numbers { precision: stochastic, ..bf16 }, 4),
+    ] {
+        let layouts = [vec![Layout::SERIAL], random(&all(&gpt2()), count, 5)].concat();
+        let found = distances(&numbers, &layouts, 8);
+        for (layout, one) in layouts.iter().zip(&found) {
+            let serial = &found[0];
+            for (name, got, want) in [
+                ("loss", one.loss, serial.loss),
+                ("norm", one.norm, serial.norm),
+                ("gradients", one.gradients, serial.gradients),
+                ("weights", one.weights, serial.weights),
+            ] {
+                let most = 1.5 * want;
+                assert!(
+                    got <= most,
+                    "{numbers:?} {layout}: {name} is off by {got:e}, not {most:e}"
+                );
+            }
+        }
+    }
+}
