@@ -79,6 +79,27 @@ impl Place {
         &self.pieces[dim]
     }
 
+    /// What of this part has coordinates `range` of the whole along one dim.
+    ///
+    /// ```
+    /// use ferrotron_tensor::Place;
+    /// // Of a (12, 4) the rows 0..2, 4..6 and 8..10: a half of each of three blocks of four rows.
+    /// let place = Place::new(&[12, 4], &[&[(0, 2), (4, 2), (8, 2)], &[(0, 4)]])?;
+    /// assert_eq!(place.within(0, 4..8), Place::new(&[12, 4], &[&[(4, 2)], &[(0, 4)]])?);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    #[must_use]
+    pub fn within(&self, dim: usize, range: Range<usize>) -> Place {
+        let mut part = self.clone();
+        let inside = self.pieces[dim].iter().filter_map(|&(offset, len)| {
+            let (start, end) = (offset.max(range.start), (offset + len).min(range.end));
+            (start < end).then(|| (start, end - start))
+        });
+        part.pieces[dim] = inside.collect();
+        part.dims[dim] = part.pieces[dim].iter().map(|&(_, len)| len).sum();
+        part
+    }
+
     /// The place of what is left of the tensor when one dim is summed over: all dims but that one.
     ///
     /// ```
