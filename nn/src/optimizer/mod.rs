@@ -2,23 +2,21 @@
 
 mod adafactor;
 mod config;
+mod mean_squares;
+mod pass;
 
-pub use adafactor::SumParts;
+pub use adafactor::{PartSum, SumParts};
 pub use config::{AdafactorConfig, OptimizerConfig, RelativeStep};
 
-use ferrotron_tensor::ops::adafactor::{Adafactor, adafactor};
-use ferrotron_tensor::ops::adamw::{AdamW, adamw};
-use ferrotron_tensor::ops::round::{Stochastic, round};
-use ferrotron_tensor::ops::sgd::{Sgd, sgd};
+use ferrotron_tensor::ops::round::widen;
 use ferrotron_tensor::{
-    Category, DType, Device, Element, Error, Flat, Place, RandomKey, Result, Scalar, Tensor,
-    dispatch_float,
+    Category, DType, Device, Error, Flat, Place, Result, Tensor, dispatch_float,
 };
-use std::ops::Range;
 
-use self::adafactor::{MeanSquares, PieceFactors};
+use self::mean_squares::{Block, MeanSquares};
+use self::pass::Pass;
 use crate::param_group::accumulator;
-use crate::{AxisSet, Decay, ParamBuffers, ParamGroup};
+use crate::{AxisSet, ParamBuffers, ParamGroup};
 
 /// What one step needs besides the gradients.
 #[derive(Debug, Clone, Copy)]
@@ -64,7 +62,7 @@ pub struct Optimizer {
 
 /// The state of one parameter group.
 struct State {
-    /// What the ranges of the weights are: parameters, or the parts of them that this rank updates.
+    /// What the weights are cut into: parameters, the parts of them that this rank updates, or Adafactor's blocks.
     pieces: Vec<Piece>,
     /// Those of the weights' layout.
     moments: Vec<Moment>,
@@ -80,6 +78,12 @@ struct Piece {
     place: Place,
     /// The axes along which every rank keeps the same.
     replicated: AxisSet,
+}
+
+impl Piece {
+    fn numel(&self) -> usize {
+        self.place.dims().iter().product()
+    }
 }
 
 /// Numbers that are kept for the parameters of a group, with their name in checkpoints.
@@ -105,12 +109,12 @@ impl Moment {
 
 impl State {
     fn all(&self) -> impl Iterator<Item = &Moment> {
-        let mean_squares = self.mean_squares.iter().flat_map(MeanSquares::moments);
+        let mean_squares = self.mean_squares.iter().flat_map(|means| &means.moments);
         self.moments.iter().chain(mean_squares).chain(&self.master)
     }
 
     fn all_mut(&mut self) -> impl Iterator<Item = &mut Moment> {
-        let mean_squares = self.mean_squares.iter_mut().flat_map(MeanSquares::moments_mut);
+        let mean_squares = self.mean_squares.iter_mut().flat_map(|means| &mut means.moments);
         self.moments.iter_mut().chain(mean_squares).chain(&mut self.master)
     }
 }
@@ -141,23 +145,26 @@ impl Optimizer {
     }
 
     fn state(config: &OptimizerConfig, group: &ParamGroup, update: WeightUpdate) -> Result<State> {
+        let blocks = match config {
+            OptimizerConfig::Adafactor(_) => Some(Block::all(group)?),
+            _ => None,
+        };
         let own = |(param, place)| Piece { param, place, replicated: group.replicated };
-        let pieces: Vec<Piece> = group.pieces().into_iter().map(own).collect();
+        let pieces: Vec<Piece> = match &blocks {
+            Some(blocks) => blocks.iter().map(|block| block.piece.clone()).collect(),
+            None => group.pieces().into_iter().map(own).collect(),
+        };
         group.with_owned(|(weights, range), _| {
             let (device, dtype) = (weights.device().clone(), accumulator(weights.dtype()));
             let moment = |&name: &&'static str| Moment::new(name, pieces.clone(), &device, dtype);
             let moments = config.moments().iter().map(moment).collect::<Result<_>>()?;
-            let mean_squares = match config {
-                OptimizerConfig::Adafactor(_) => {
-                    Some(MeanSquares::new(group, &pieces, &device, dtype)?)
-                }
-                _ => None,
-            };
+            let mean_squares =
+                blocks.map(|blocks| MeanSquares::new(blocks, &device, dtype)).transpose()?;
             let has_master = weights.dtype() != dtype && update == WeightUpdate::MasterCopy;
             let mut master = has_master.then(|| moment(&MASTER)).transpose()?;
             if let Some(master) = &mut master {
                 dispatch_float!("optimizer", weights.dtype(), T => {
-                    widen(master.flat.whole_mut()?, &weights.whole::<T>()?[range]);
+                    widen(&device, master.flat.whole_mut()?, &weights.whole::<T>()?[range])?;
                 });
             }
             Ok(State { pieces: pieces.clone(), moments, mean_squares, master })
@@ -169,7 +176,7 @@ impl Optimizer {
     /// Errors if a weight is still held by a graph that was not walked; nothing has changed then. Errors for
     /// Adafactor where other ranks hold parts of the same parameters: see [`Optimizer::step_with`].
     pub fn step(&mut self, buffers: &ParamBuffers, step: &StepConfig) -> Result<()> {
-        self.step_with(buffers, step, &mut |_| {
+        self.step_with(buffers, step, &mut |_, _| {
             let message = "parameters are cut between ranks, whose sums have to be added up";
             Err(Error::config("optimizer", message))
         })
@@ -186,75 +193,34 @@ impl Optimizer {
     ) -> Result<()> {
         self.check_writable(buffers)?;
         let (config, rounding, count) = (self.config, self.rounding, self.step + 1);
-        let mut numbers = match &config {
-            OptimizerConfig::Adafactor(config) => {
-                let lr = self.config.learning_rate(step.lr, count);
-                let step = (&StepConfig { lr, ..*step }, count);
-                adafactor::prepare(config, step, buffers.groups(), &mut self.groups, sum)?
+        let adafactor = match &config {
+            OptimizerConfig::Adafactor(rule) => {
+                let step = StepConfig { lr: config.learning_rate(step.lr, count), ..*step };
+                adafactor::prepare(rule, (&step, count), buffers.groups(), &mut self.groups, sum)?
             }
-            _ => Vec::new(),
-        }
-        .into_iter();
+            _ => vec![Vec::new(); self.groups.len()],
+        };
         self.step = count;
-        for (group, state) in buffers.groups().iter().zip(&mut self.groups) {
-            let numbers = numbers.next();
-            let State { pieces, moments, mean_squares, master } = state;
-            group.with_owned(|(weights, range), (gradients, gradient_range)| {
-                let device = weights.device().clone();
-                let pass = Pass { device: &device, config, step: *step, count, decay: group.decay };
+        let groups = buffers.groups().iter().zip(&mut self.groups).zip(&adafactor);
+        for ((group, state), adafactor) in groups {
+            group.with_owned(|(weights, range), gradients| {
+                let (device, decay) = (&weights.device().clone(), group.decay);
+                let pass = Pass { device, config, rounding, step: *step, count, decay, adafactor };
                 dispatch_float!("optimizer", weights.dtype(), T => {
-                    type A = <T as Element>::Acc;
-                    let weights = &mut weights.whole_mut::<T>()?[range];
-                    let mut moments = moments
-                        .iter_mut()
-                        .map(|moment| moment.flat.whole_mut::<A>())
-                        .collect::<Result<Vec<_>>>()?;
-                    let exact = T::DTYPE == A::DTYPE || (master.is_none() && rounding == Rounding::Nearest);
-                    if exact && numbers.is_none() {
-                        return pass.over_gradients::<T, T>(weights, (gradients, gradient_range), &mut moments, None);
-                    }
-                    let mut start = 0;
-                    for (index, Piece { param, place, .. }) in pieces.iter().enumerate() {
-                        let len = place.dims().iter().product::<usize>();
-                        let (elements, first) = (start..start + len, gradient_range.start);
-                        let weights = &mut weights[elements.clone()];
-                        let mut moments: Vec<&mut [A]> =
-                            moments.iter_mut().map(|moment| &mut moment[elements.clone()]).collect();
-                        let gradients = (gradients, first + start..first + start + len);
-                        start += len;
-                        let factored = match (&numbers, &*mean_squares) {
-                            (Some(numbers), Some(means)) => Some((numbers[index], means.factors::<A>(index, place)?)),
-                            _ => None,
-                        };
-                        let factored = factored.as_ref();
-                        if exact {
-                            pass.over_gradients::<T, T>(weights, gradients, &mut moments, factored)?;
-                            continue;
-                        }
-                        let mut copy = None;
-                        let exact = match master {
-                            Some(master) => &mut master.flat.whole_mut::<A>()?[elements],
-                            None => {
-                                let copy = copy.insert(Tensor::empty(&device, A::DTYPE, &[len])?);
-                                let copy = copy.as_mut_slice::<A>()?;
-                                widen(copy, weights);
-                                copy
-                            }
-                        };
-                        pass.over_gradients::<A, T>(exact, gradients, &mut moments, factored)?;
-                        let key = match rounding {
-                            Rounding::Nearest => None,
-                            Rounding::Stochastic { seed } => Some(RandomKey::new(seed, count, param)),
-                        };
-                        let stochastic = key.as_ref().map(|key| Stochastic { key, place });
-                        round(&device, weights, exact, stochastic)?;
-                    }
-                    Ok(())
+                    pass.group::<T>(state, &mut weights.whole_mut::<T>()?[range], gradients)
                 })
             })?;
         }
         buffers.mark_updated();
         Ok(())
+    }
+
+    /// How many numbers each call of [`Optimizer::step_with`]'s `sum` gets in a step.
+    pub fn part_sums(&self) -> Vec<usize> {
+        match &self.config {
+            OptimizerConfig::Adafactor(config) => adafactor::part_sums(config, &self.groups),
+            _ => Vec::new(),
+        }
     }
 
     /// Errors if anybody reads a weight or a moment: a step that ends in the middle would leave some groups
@@ -320,75 +286,4 @@ impl Optimizer {
         }
         Ok(())
     }
-}
-
-/// One step over the elements of a group.
-struct Pass<'a> {
-    device: &'a Device,
-    config: OptimizerConfig,
-    step: StepConfig,
-    /// Number of the step, from 1.
-    count: u64,
-    decay: Decay,
-}
-
-/// The numbers of a step of Adafactor over one parameter.
-type Factored<A> = (Adafactor, PieceFactors<A>);
-
-impl Pass<'_> {
-    /// Updates `weights`, which are those of the parameters, of type `T`, or copies of them in another type.
-    fn over_gradients<W, T>(
-        &self,
-        weights: &mut [W],
-        (gradients, range): (&Flat, Range<usize>),
-        moments: &mut [&mut [W::Acc]],
-        factored: Option<&Factored<W::Acc>>,
-    ) -> Result<()>
-    where
-        W: Element,
-        T: Element<Acc = W::Acc>,
-    {
-        if gradients.dtype() == T::DTYPE {
-            self.update(weights, &gradients.whole::<T>()?[range], moments, factored)
-        } else {
-            self.update(weights, &gradients.whole::<W::Acc>()?[range], moments, factored)
-        }
-    }
-
-    fn update<W, G>(
-        &self,
-        weights: &mut [W],
-        gradients: &[G],
-        moments: &mut [&mut [W::Acc]],
-        factored: Option<&Factored<W::Acc>>,
-    ) -> Result<()>
-    where
-        W: Element,
-        G: Element<Acc = W::Acc>,
-    {
-        let StepConfig { lr, grad_scale } = self.step;
-        let decay = |weight_decay| if self.decay == Decay::Yes { weight_decay } else { 0.0 };
-        match (self.config, moments, factored) {
-            (OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay }, [m, v], None) => {
-                let (weight_decay, step) = (decay(weight_decay), self.count);
-                let config = AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale };
-                adamw(self.device, &config, weights, gradients, m, v)
-            }
-            (OptimizerConfig::Sgd { momentum, weight_decay }, [m], None) => {
-                let weight_decay = decay(weight_decay);
-                let config = Sgd { lr, momentum, weight_decay, grad_scale };
-                sgd(self.device, &config, weights, gradients, m)
-            }
-            (OptimizerConfig::Adafactor(_), means, Some((config, factors))) => {
-                let mean = means.first_mut().map_or(&mut [][..], |mean| mean);
-                let shape = &factors.shape;
-                adafactor(self.device, config, shape, weights, gradients, factors.lend(), mean)
-            }
-            _ => unreachable!("`new` made as many moments as the optimizer has"),
-        }
-    }
-}
-
-fn widen<T: Element>(target: &mut [T::Acc], source: &[T]) {
-    target.iter_mut().zip(source).for_each(|(target, x)| *target = x.acc());
 }

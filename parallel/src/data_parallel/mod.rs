@@ -30,7 +30,7 @@ pub use traffic::ExpectedTraffic;
 use ferrotron_autograd::Leaf;
 use ferrotron_nn::{
     Axis, AxisSet, BufferConfig, GradientType, Module, Optimizer, Param, ParamBuffers, ParamGroup,
-    ShardUnit, Sharding, StepConfig,
+    PartSum, ShardUnit, Sharding, StepConfig,
 };
 use ferrotron_tensor::{Error, Place, Result, Tensor};
 use std::ops::Range;
@@ -323,8 +323,10 @@ impl DataParallel {
         shared.free_weights()?;
         let tensor = shared.mesh.axis(Axis::Tensor);
         let device = self.buffers().groups()[0].params[0].leaf().device().clone();
-        optimizer.step_with(&shared.buffers, step, &mut |parts| {
-            whole_parameters::add_up(tensor, &device, parts)
+        optimizer.step_with(&shared.buffers, step, &mut |what, parts| match what {
+            // A call is known by its line: to those who read what is missing, and to tests.
+            PartSum::Squares => whole_parameters::add_up(tensor, &device, parts),
+            PartSum::Updates => whole_parameters::add_up(tensor, &device, parts),
         })?;
         match shared.sharding() {
             Sharding::None if shared.is_local() => {

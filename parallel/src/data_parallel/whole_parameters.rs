@@ -47,14 +47,11 @@ fn exchange(
     Ok(())
 }
 
-/// Adds up the numbers of all ranks, in their order: a ring's depends on the place in the message, which two
-/// holders of the same parameter put into different ones.
+/// Adds up the numbers of all ranks.
+#[track_caller]
 pub(super) fn add_up(ranks: &Group, device: &Device, parts: &mut [f64]) -> Result<()> {
-    let own = Tensor::from_slice(device, parts, &[1, parts.len()])?;
-    let all = ranks.all_gather(own, ranks.size())?.wait()?.to_vec::<f64>()?;
-    parts.fill(0.0);
-    for part in all.chunks_exact(parts.len()) {
-        parts.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
-    }
+    let own = Tensor::from_slice(device, parts, &[parts.len()])?;
+    let sums = ranks.all_reduce(own, Reduction::Sum)?.wait()?;
+    parts.copy_from_slice(&sums.to_vec::<f64>()?);
     Ok(())
 }
