@@ -14,10 +14,10 @@ use ferrotron::models::gpt::GptConfig;
 use ferrotron::nn::{AdafactorConfig, OptimizerConfig, RelativeStep, Sharding};
 use ferrotron::tensor::{DType, RandomKey};
 use layout::{Layout, all, covering};
-use mutants::{Sites, Watched, faulty};
+use mutants::{Site, Sites, Watched, faulty};
 use reference::reference;
 use std::sync::Arc;
-use train::{CLIP, Numbers, difference, train};
+use train::{CLIP, Found, Numbers, difference, train};
 
 /// GPT-2 style: tied, learned positions, biases.
 fn gpt2() -> GptConfig {
@@ -41,12 +41,13 @@ fn llama() -> GptConfig {
 }
 
 fn compare(model: &GptConfig, numbers: &Numbers, layouts: &[Layout]) {
-    let reference = reference(model, numbers).unwrap();
+    let reference = reference(model, numbers).unwrap().without_key_biases(model);
     assert!(reference.steps.iter().all(|&(_, norm)| norm > CLIP), "nothing was clipped");
     let mut failures = Vec::new();
     for layout in [&Layout::SERIAL].into_iter().chain(layouts) {
         match train(model, layout, numbers, &|collective| collective) {
             Ok(found) => {
+                let found = found.without_key_biases(model);
                 failures
                     .extend(difference(&found, &reference).map(|what| format!("{layout}: {what}")));
             }
@@ -80,13 +81,11 @@ fn the_llama_style_trains_alike_too() {
     compare(&model, &Numbers::of(DType::F64), &layouts);
 }
 
-/// Adafactor sees a parameter whole: its sums go over the ranks that have parts of it, and ZeRO's shards are
-/// made of parameters.
+/// Adafactor sees a tensor whole: its sums go over the ranks that have parts of it, and ZeRO's shards are made of
+/// parameters.
 #[test]
 fn adafactor_trains_in_every_layout_as_on_one_rank() {
-    // The gradients of the keys' biases are nothing but rounding errors (attention does not see what is added
-    // to all keys), which 1e-30 would leave to be divided by their own size.
-    let plain = AdafactorConfig { eps1: 1e-16, ..AdafactorConfig::default() };
+    let plain = AdafactorConfig::default();
     let relative = AdafactorConfig { relative_step: RelativeStep::On, ..plain };
     for (model, config, seed) in [
         (gpt2(), AdafactorConfig { weight_decay: 0.1, ..plain }, 4),
@@ -115,12 +114,32 @@ fn adafactor_trains_in_every_layout_as_on_one_rank() {
 /// fail.
 #[test]
 fn no_reduction_can_be_left_out() {
+    let count = notice_all_mutants(&Numbers::of(DType::F64), |_| true);
+    assert!(count >= 2 * 12, "only {count} mutants");
+}
+
+/// Neither can one of Adafactor's: the sums of squares and of updates' squares over the ranks that have parts of a
+/// tensor, and those of gradients on the rank that owns a parameter.
+#[test]
+fn no_reduction_of_adafactor_can_be_left_out() {
+    let config = AdafactorConfig { relative_step: RelativeStep::On, ..AdafactorConfig::default() };
+    // So small that every update is clipped.
+    let config = AdafactorConfig { clip_threshold: 0.5, ..config };
+    let optimizer = OptimizerConfig::Adafactor(config);
+    let numbers = Numbers { optimizer, ..Numbers::of(DType::F64) };
+    let files = ["data_parallel/mod.rs", "data_parallel/whole_parameters.rs"];
+    let count = notice_all_mutants(&numbers, |site| files.iter().any(|file| site.is_in(file)));
+    assert!(count >= 2 * 5, "only {count} mutants");
+}
+
+/// Asserts that every fault at a site of which `is_wanted` is noticed in some layout; returns how many there are.
+fn notice_all_mutants(numbers: &Numbers, is_wanted: impl Fn(&Site) -> bool) -> usize {
     let model = gpt2();
-    let f64 = Numbers::of(DType::F64);
-    let reference = reference(&model, &f64).unwrap();
+    let reference = reference(&model, numbers).unwrap().without_key_biases(&model);
+    let differs = |found: Found| difference(&found.without_key_biases(&model), &reference);
     let sites = Arc::new(Sites::default());
     for layout in random(&all(&model), 24, 2) {
-        let found = train(&model, &layout, &f64, &|inner| {
+        let found = train(&model, &layout, numbers, &|inner| {
             let sites = sites.clone();
             let fault = move |group: &str, call: &_| {
                 sites.note(group, call, &layout);
@@ -128,17 +147,17 @@ fn no_reduction_can_be_left_out() {
             };
             Arc::new(Watched { inner, fault })
         });
-        assert_eq!(difference(&found.unwrap(), &reference), None, "{layout}");
+        assert_eq!(differs(found.unwrap()), None, "{layout}");
     }
     let mutants = Arc::into_inner(sites).expect("all ranks have ended").into_mutants();
-    assert!(mutants.len() >= 2 * 12, "only {} mutants: {mutants:?}", mutants.len());
-    for (site, fault, layouts) in mutants {
+    let mutants: Vec<_> = mutants.into_iter().filter(|(site, ..)| is_wanted(site)).collect();
+    for (site, fault, layouts) in &mutants {
         let noticed = layouts.iter().any(|layout| {
-            let found = train(&model, layout, &f64, &|inner| {
-                Arc::new(Watched { inner, fault: faulty(site.clone(), fault) })
+            let found = train(&model, layout, numbers, &|inner| {
+                Arc::new(Watched { inner, fault: faulty(site.clone(), *fault) })
             });
             match found {
-                Ok(found) => difference(&found, &reference).is_some(),
+                Ok(found) => differs(found).is_some(),
                 // Ranks that disagree, or numbers that are not finite; but nothing may hang.
                 Err(error) => {
                     let error = error.to_string();
@@ -149,6 +168,7 @@ fn no_reduction_can_be_left_out() {
         });
         assert!(noticed, "with {site:?} {fault:?} everything is the same");
     }
+    mutants.len()
 }
 
 /// Neither can the clip coefficient.

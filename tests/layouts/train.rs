@@ -104,6 +104,20 @@ pub struct Found {
     pub weights: Tensors,
 }
 
+impl Found {
+    /// All but the biases of the keys, which nothing depends on: what is added to all keys of a head is added to all
+    /// scores of a query, and its softmax is the same (Namazifar et al., arXiv 2302.08626). Their gradients are
+    /// rounding errors, of which Adafactor makes steps of full size.
+    pub fn without_key_biases(mut self, model: &GptConfig) -> Found {
+        let [queries, keys, _] = model.attention().packed_widths();
+        for tensors in [&mut self.gradients, &mut self.weights] {
+            let biases = tensors.iter_mut().filter(|(name, _)| name.ends_with("attn.qkv.bias"));
+            biases.for_each(|(_, bias)| drop(bias.drain(queries..queries + keys)));
+        }
+        self
+    }
+}
+
 /// A part of a global tensor.
 type Part = (String, Place, Vec<f64>);
 
