@@ -213,6 +213,11 @@ fn bad_input_gets_one_clear_line() {
             2,
             &["beta1", "1"],
         ),
+        (
+            &["train", "--data", "text.txt", "--optimizer", "adafactor", "--lr", "1e-3"],
+            2,
+            &["--lr", "--adafactor-step-size scheduled"],
+        ),
         (&["train", "--load", "run", "--optimizer", "adafactor"], 1, &["exp_avg_sq_row"]),
         (
             &["train", "--data", "text.txt", "--recompute-method", "block"],

@@ -109,9 +109,7 @@ mod tests {
     };
     use crate::trainer::{ParallelConfig, PrecisionConfig, TrainerConfig};
     use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
-    use ferrotron_nn::{
-        AdafactorConfig, GradientType, OptimizerConfig, RelativeStep, Scope, Sharding,
-    };
+    use ferrotron_nn::{AdafactorConfig, GradientType, OptimizerConfig, Scope, Sharding, StepSize};
     use ferrotron_parallel::collective::{Group, WorldConfig, run_threads};
     use ferrotron_parallel::data_parallel::DataParallelConfig;
     use ferrotron_parallel::mesh::{Layout, Mesh};
@@ -204,8 +202,8 @@ mod tests {
 
     #[test]
     fn the_sums_and_whole_parameters_of_adafactor_are_counted() {
-        let plain = AdafactorConfig::default();
-        let relative = AdafactorConfig { relative_step: RelativeStep::On, ..plain };
+        let relative = AdafactorConfig::default();
+        let plain = AdafactorConfig { step_size: StepSize::Scheduled, ..relative };
         let (off, on) = (SequenceParallel::Off, SequenceParallel::On);
         let zero = |sharding, gradients| ParallelConfig {
             data_parallel: DataParallelConfig {
@@ -237,7 +235,7 @@ mod tests {
             let cut = layout.1.0 > 1;
             assert!(sent.iter().all(|&bytes| (bytes > 0) == cut), "{layout:?}: {sent:?}");
         }
-        // In a block of two ranks: of queries, keys, values and of fc (64 inputs each) the sums of columns, of the two
+        // In a block of two ranks: of queries, keys, values and fc (64 inputs each) the sums of columns, of the two
         // projections (64 outputs) those of rows. Before it and behind it the matrix of the tokens. In the second
         // call a number each for these 6 + 1 matrices and the biases of the 4.
         let sums = |blocks: usize| (blocks * 6 + 1) * 64;

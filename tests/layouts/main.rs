@@ -11,7 +11,7 @@ mod reference;
 mod train;
 
 use ferrotron::models::gpt::GptConfig;
-use ferrotron::nn::{AdafactorConfig, OptimizerConfig, RelativeStep, Sharding};
+use ferrotron::nn::{AdafactorConfig, OptimizerConfig, Sharding, StepSize};
 use ferrotron::tensor::{DType, RandomKey};
 use layout::{Layout, all, covering};
 use mutants::{Site, Sites, Watched, faulty};
@@ -85,10 +85,10 @@ fn the_llama_style_trains_alike_too() {
 /// parameters.
 #[test]
 fn adafactor_trains_in_every_layout_as_on_one_rank() {
-    let plain = AdafactorConfig::default();
-    let relative = AdafactorConfig { relative_step: RelativeStep::On, ..plain };
+    let relative = AdafactorConfig::default();
+    let scheduled = AdafactorConfig { step_size: StepSize::Scheduled, ..relative };
     for (model, config, seed) in [
-        (gpt2(), AdafactorConfig { weight_decay: 0.1, ..plain }, 4),
+        (gpt2(), AdafactorConfig { weight_decay: 0.1, ..scheduled }, 4),
         (gpt2(), AdafactorConfig { clip_threshold: 0.5, ..relative }, 5),
         (llama(), AdafactorConfig { beta1: 0.9, weight_decay: 0.1, ..relative }, 6),
     ] {
@@ -122,9 +122,8 @@ fn no_reduction_can_be_left_out() {
 /// tensor, and those of gradients on the rank that owns a parameter.
 #[test]
 fn no_reduction_of_adafactor_can_be_left_out() {
-    let config = AdafactorConfig { relative_step: RelativeStep::On, ..AdafactorConfig::default() };
     // So small that every update is clipped.
-    let config = AdafactorConfig { clip_threshold: 0.5, ..config };
+    let config = AdafactorConfig { clip_threshold: 0.5, ..AdafactorConfig::default() };
     let optimizer = OptimizerConfig::Adafactor(config);
     let numbers = Numbers { optimizer, ..Numbers::of(DType::F64) };
     let files = ["data_parallel/mod.rs", "data_parallel/whole_parameters.rs"];

@@ -13,7 +13,7 @@ use ferrotron_tensor::{Element, Result, dispatch_float};
 use std::ops::Range;
 
 use super::mean_squares::{Block, New};
-use super::{AdafactorConfig, RelativeStep, State, StepConfig};
+use super::{AdafactorConfig, State, StepConfig, StepSize};
 use crate::{AxisSet, Decay, ParamGroup};
 
 /// What is added up over the ranks that hold parts of the same parameters.
@@ -48,7 +48,7 @@ impl Sums {
                 block: block.clone(),
                 rows: vec![0.0; matrix * shape.count * shape.rows],
                 columns: vec![0.0; matrix * shape.count * shape.columns],
-                weights: (config.relative_step == RelativeStep::On).then_some(0.0),
+                weights: (config.step_size == StepSize::Relative).then_some(0.0),
                 update: 0.0,
             }
         };

@@ -29,58 +29,61 @@ pub enum OptimizerConfig {
     Adafactor(AdafactorConfig),
 }
 
-/// The constants of Adafactor: Shazeer and Stern, arXiv 1804.04235, as Hugging Face transformers' `Adafactor`.
+/// The constants of Adafactor: Shazeer and Stern, arXiv 1804.04235, named as in Hugging Face transformers' `Adafactor`.
+///
+/// Queries, keys and values are tensors of their own to it, as gate and up are, though they are stored as one
+/// parameter ([`Param::blocks`](crate::Param::blocks)).
 ///
 /// `torch.optim.Adafactor` differs in that it bounds the mean squares from below where eps1 is added here, takes
 /// the smaller of a learning rate and 1 / sqrt(t) and always scales it with the parameter, decays weights by the
 /// learning rate before that scaling, and has no beta1.
 ///
 /// ```
-/// use ferrotron_nn::{AdafactorConfig, OptimizerConfig, RelativeStep};
-/// let scheduled = OptimizerConfig::Adafactor(AdafactorConfig::default());
-/// assert_eq!(scheduled.learning_rate(3e-4, 100), 3e-4);
-/// let relative = AdafactorConfig { relative_step: RelativeStep::On, ..AdafactorConfig::default() };
-/// assert_eq!(OptimizerConfig::Adafactor(relative).learning_rate(3e-4, 40_000), 0.005);
+/// use ferrotron_nn::{AdafactorConfig, OptimizerConfig, StepSize};
+/// let relative = OptimizerConfig::Adafactor(AdafactorConfig::default());
+/// assert_eq!(relative.learning_rate(3e-4, 40_000), 0.005);
+/// let scheduled = AdafactorConfig { step_size: StepSize::Scheduled, ..AdafactorConfig::default() };
+/// assert_eq!(OptimizerConfig::Adafactor(scheduled).learning_rate(3e-4, 100), 3e-4);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdafactorConfig {
+    /// Where the size of a step comes from.
+    pub step_size: StepSize,
     /// Decay of the mean of updates; 0 keeps none.
     pub beta1: f64,
     /// The mean squares of step t decay by 1 - t^-decay_rate.
     pub decay_rate: f64,
     /// Added to squares of gradients.
     pub eps1: f64,
-    /// Smallest scale of a relative step: that of parameters whose RMS is smaller.
+    /// Smallest scale of a relative step: that of tensors whose RMS is smaller.
     pub eps2: f64,
     /// Largest RMS of an update, d in the paper.
     pub clip_threshold: f64,
     /// Decoupled decay per unit of step size, for parameters that decay.
     pub weight_decay: f64,
-    /// Whether step sizes are relative to the parameters'.
-    pub relative_step: RelativeStep,
 }
 
-/// Where the size of a step comes from.
+/// Where the size of a step of Adafactor comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum RelativeStep {
-    /// It is the schedule's learning rate.
+pub enum StepSize {
+    /// It is min(0.01, 1 / sqrt(t)) in step t, times the tensor's RMS or eps2 if that is larger: section 8.
     #[default]
-    Off,
-    /// It is min(0.01, 1 / sqrt(t)) in step t, times the parameter's RMS or eps2 if that is larger: section 8.
-    On,
+    Relative,
+    /// It is the schedule's learning rate, for all tensors.
+    Scheduled,
 }
 
 impl Default for AdafactorConfig {
-    /// The paper's, with a learning rate from outside and no weight decay.
+    /// The paper's, of algorithm 6.
     fn default() -> AdafactorConfig {
         AdafactorConfig {
+            step_size: StepSize::Relative,
             beta1: 0.0,
             decay_rate: 0.8,
             eps1: 1e-30,
             eps2: 1e-3,
             clip_threshold: 1.0,
             weight_decay: 0.0,
-            relative_step: RelativeStep::Off,
         }
     }
 }
@@ -89,7 +92,7 @@ impl OptimizerConfig {
     /// The learning rate of a step, from 1, for which the schedule has `scheduled`. Relative steps have their own.
     pub fn learning_rate(&self, scheduled: f64, step: u64) -> f64 {
         match self {
-            OptimizerConfig::Adafactor(config) if config.relative_step == RelativeStep::On => {
+            OptimizerConfig::Adafactor(config) if config.step_size == StepSize::Relative => {
                 (1.0 / (step as f64).sqrt()).min(1e-2)
             }
             _ => scheduled,

@@ -6,7 +6,7 @@ mod mean_squares;
 mod pass;
 
 pub use adafactor::{PartSum, SumParts};
-pub use config::{AdafactorConfig, OptimizerConfig, RelativeStep};
+pub use config::{AdafactorConfig, OptimizerConfig, StepSize};
 
 use ferrotron_tensor::ops::round::widen;
 use ferrotron_tensor::{

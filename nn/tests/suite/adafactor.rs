@@ -1,8 +1,9 @@
 //! Adafactor against the algorithm of the paper, written out for one parameter at a time, and what it keeps.
 
 use ferrotron_nn::{
-    AdafactorConfig, BufferConfig, Decay, Init, MASTER, Optimizer, OptimizerConfig, Param,
-    ParamBuffers, RelativeStep, Scope, ShardUnit, Sharding, StepConfig,
+    Activation, AdafactorConfig, Attention, AttentionConfig, Bias, BufferConfig, Decay, Init,
+    MASTER, Mlp, MlpConfig, Module, Optimizer, OptimizerConfig, Param, ParamBuffers, Scope,
+    ShardUnit, Sharding, StepConfig, StepSize,
 };
 use ferrotron_tensor::{Category, DType, Device, ErrorKind, Place, Result, Tensor};
 
@@ -45,7 +46,7 @@ fn set_gradients(params: &[Param], step: usize) -> Result<Vec<Vec<f64>>> {
     Ok(all)
 }
 
-fn values(params: &[Param]) -> Result<Vec<Vec<f64>>> {
+fn values_of(params: &[Param]) -> Result<Vec<Vec<f64>>> {
     params.iter().map(|param| param.leaf().value()?.to_f64()).collect()
 }
 
@@ -102,9 +103,9 @@ impl Reference {
                 u[i] = g[i] / self.full[i].sqrt();
             }
         }
-        let alpha = match config.relative_step {
-            RelativeStep::Off => LR,
-            RelativeStep::On => {
+        let alpha = match config.step_size {
+            StepSize::Scheduled => LR,
+            StepSize::Relative => {
                 f64::min(1e-2, 1.0 / (t as f64).sqrt()) * rms(&self.w).max(config.eps2)
             }
         };
@@ -119,18 +120,13 @@ impl Reference {
 }
 
 fn configs() -> impl Iterator<Item = AdafactorConfig> {
-    let plain = AdafactorConfig::default();
+    let relative = AdafactorConfig::default();
+    let scheduled = AdafactorConfig { step_size: StepSize::Scheduled, ..relative };
     [
-        plain,
-        AdafactorConfig { relative_step: RelativeStep::On, weight_decay: 0.1, ..plain },
-        AdafactorConfig { beta1: 0.9, weight_decay: 0.1, clip_threshold: 0.3, ..plain },
-        AdafactorConfig {
-            decay_rate: 0.5,
-            eps1: 1e-3,
-            eps2: 1.0,
-            relative_step: RelativeStep::On,
-            ..plain
-        },
+        scheduled,
+        AdafactorConfig { weight_decay: 0.1, ..relative },
+        AdafactorConfig { beta1: 0.9, weight_decay: 0.1, clip_threshold: 0.3, ..scheduled },
+        AdafactorConfig { decay_rate: 0.5, eps1: 1e-3, eps2: 1.0, ..relative },
     ]
     .into_iter()
 }
@@ -141,7 +137,7 @@ fn it_equals_the_algorithm_of_the_paper() -> Result<()> {
         for config in configs() {
             let device = Device::cpu(2)?;
             let params = params(&device, dtype);
-            let before = values(&params)?;
+            let before = values_of(&params)?;
             let mut want: Vec<Reference> = params
                 .iter()
                 .zip(&before)
@@ -160,7 +156,7 @@ fn it_equals_the_algorithm_of_the_paper() -> Result<()> {
                     reference.step(step + 1, &g, &AdafactorConfig { weight_decay, ..config });
                 }
             }
-            for (k, (got, want)) in values(&params)?.iter().zip(&want).enumerate() {
+            for (k, (got, want)) in values_of(&params)?.iter().zip(&want).enumerate() {
                 let moved = want.w.iter().zip(&before[k]).any(|(new, old)| new != old);
                 assert!(moved, "parameter {k} stayed where it was");
                 for (i, (got, want)) in got.iter().zip(&want.w).enumerate() {
@@ -176,6 +172,116 @@ fn it_equals_the_algorithm_of_the_paper() -> Result<()> {
     Ok(())
 }
 
+/// Queries, keys and values, stored as one parameter, take the very steps of three parameters: what is clipped in
+/// one of them changes nothing in the others. As one tensor they take others.
+#[test]
+fn packed_tensors_step_as_if_they_were_apart() -> Result<()> {
+    let blocks = [5, 2, 2];
+    let device = Device::cpu(2)?;
+    // Steps of three parameters, or of one that holds them, of which `packed` says so or not.
+    let run = |config: AdafactorConfig, dims: &[usize], packed: Option<bool>| -> Result<Vec<f64>> {
+        let (scope, init) = (Scope::new(&device, DType::F32, 1), Init::Normal { std: 0.5 });
+        let with = |rows: usize| [&[rows], dims].concat();
+        let whole = scope.param("whole", &with(9), init, Decay::Yes);
+        let values = whole.leaf().value()?;
+        let mut start = 0;
+        let params: Vec<Param> = match packed {
+            Some(true) => vec![whole.packed(&blocks)?],
+            Some(false) => vec![whole],
+            None => blocks
+                .iter()
+                .enumerate()
+                .map(|(i, &rows)| {
+                    let part = scope.param(&format!("part {i}"), &with(rows), init, Decay::Yes);
+                    part.leaf().set_value(&values.narrow(0, start, rows)?.contiguous()?)?;
+                    start += rows;
+                    Ok(part)
+                })
+                .collect::<Result<_>>()?,
+        };
+        let buffers = ParamBuffers::new(&params)?;
+        let mut optimizer = Optimizer::new(OptimizerConfig::Adafactor(config), &buffers)?;
+        let numel = values.numel();
+        for step in 0..STEPS {
+            // The gradients of keys are but a millionth of the others.
+            let all = gradient(numel, 0, step);
+            let width = numel / 9;
+            let keys = 5 * width..7 * width;
+            let size = |i: usize| if keys.contains(&i) { 1e-6 } else { 1.0 };
+            let all: Vec<f64> = all.iter().enumerate().map(|(i, g)| g * size(i)).collect();
+            let mut rest = all.as_slice();
+            for param in &params {
+                let (own, others) = rest.split_at(param.leaf().numel());
+                rest = others;
+                let own =
+                    Tensor::from_slice(&device, own, param.leaf().dims())?.cast(DType::F32)?;
+                param.leaf().zero_gradient();
+                param.leaf().accumulate(|gradient, _| gradient.write(&own))?;
+            }
+            optimizer.step(&buffers, &StepConfig { lr: LR, grad_scale: SCALE })?;
+        }
+        Ok(values_of(&params)?.concat())
+    };
+    for config in configs() {
+        for dims in [&[][..], &[4], &[3, 2]] {
+            let apart = run(config, dims, None)?;
+            assert_eq!(run(config, dims, Some(true))?, apart, "{config:?} {dims:?}");
+            // Matrices that are the last two dims are apart anyhow, but for clipping and scale.
+            assert_ne!(run(config, dims, Some(false))?, apart, "{config:?} {dims:?}");
+        }
+    }
+    let scope = Scope::new(&device, DType::F32, 1);
+    let error = scope.param("bias", &[9], Init::Zeros, Decay::No).packed(&[4, 4]).unwrap_err();
+    assert!(
+        error.to_string().contains("'bias' of [9] cannot consist of blocks of [4, 4]"),
+        "{error}"
+    );
+    Ok(())
+}
+
+/// Of an n x m matrix n + m numbers and not n x m: of a block of GPT-2 a hundredth of a byte for each parameter,
+/// where AdamW keeps eight bytes.
+#[test]
+fn the_state_of_a_block_of_gpt_2_is_next_to_nothing() -> Result<()> {
+    const C: usize = 768;
+    let device = Device::cpu(1)?;
+    let scope = Scope::new(&device, DType::F32, 1);
+    let config = AttentionConfig {
+        hidden: C,
+        heads: 12,
+        groups: 12,
+        head_dim: 64,
+        bias: Bias::Yes,
+        rotary_base: None,
+        dropout: 0.0,
+        init: Init::Zeros,
+        residual_init: Init::Zeros,
+    };
+    let attention = Attention::new(&scope.child("attn"), &config)?;
+    let mlp = MlpConfig {
+        hidden: C,
+        ffn_hidden: 4 * C,
+        activation: Activation::GeluTanh,
+        bias: Bias::Yes,
+        init: Init::Zeros,
+        residual_init: Init::Zeros,
+    };
+    let mlp = Mlp::new(&scope.child("mlp"), &mlp)?;
+    let buffers = ParamBuffers::new(&[attention.params(), mlp.params()].concat())?;
+    let bytes = |beta1| -> Result<f64> {
+        let config = AdafactorConfig { beta1, ..AdafactorConfig::default() };
+        let optimizer = Optimizer::new(OptimizerConfig::Adafactor(config), &buffers)?;
+        let bytes = device.memory().of(Category::Optimizer) as f64 / buffers.numel() as f64;
+        drop(optimizer);
+        Ok(bytes)
+    };
+    // Rows and columns of q, k, v, of three more matrices, and the biases.
+    let numbers = 3 * 2 * C + 2 * C + 2 * 5 * C + (3 + 1 + 4 + 1) * C;
+    assert_eq!(bytes(0.0)?, 4.0 * numbers as f64 / buffers.numel() as f64);
+    assert!(bytes(0.0)? < 0.012 && (4.0..4.012).contains(&bytes(0.9)?), "{}", bytes(0.0)?);
+    Ok(())
+}
+
 /// Of an n x m matrix n + m numbers and not n x m.
 #[test]
 fn it_keeps_rows_and_columns() -> Result<()> {
@@ -185,23 +291,25 @@ fn it_keeps_rows_and_columns() -> Result<()> {
         let device = Device::cpu(1)?;
         let init = Init::Normal { std: 0.02 };
         let scope = Scope::new(&device, dtype, 1);
-        let weight = scope.param("weight", &[300, 200], init, Decay::Yes);
+        let weight = scope.param("weight", &[300, 200], init, Decay::Yes).packed(&[200, 60, 40])?;
         let bias = scope.param("bias", &[200], init, Decay::No);
         let buffers = ParamBuffers::new(&[weight, bias])?;
         let config = AdafactorConfig { beta1, ..AdafactorConfig::default() };
         let optimizer = Optimizer::new(OptimizerConfig::Adafactor(config), &buffers)?;
         let numel = 300 * 200 + 200;
         let copies = usize::from(beta1 > 0.0) + usize::from(dtype == DType::BF16);
-        let numbers = (300 + 200) + 200 + copies * numel;
+        let numbers = (300 + 3 * 200) + 200 + copies * numel;
         assert_eq!(device.memory().of(Category::Optimizer), numbers * per_number);
         let mut names = Vec::new();
         optimizer.visit(|name, moment, place, _| {
             names.push(format!("{moment}.{name} {:?}", place.dims()));
             Ok(())
         })?;
-        for part in
-            ["exp_avg_sq_row.weight [300]", "exp_avg_sq_col.weight [200]", "exp_avg_sq.bias [200]"]
-        {
+        for part in [
+            "exp_avg_sq_row.weight [60]",
+            "exp_avg_sq_col.weight [1, 200]",
+            "exp_avg_sq.bias [200]",
+        ] {
             assert!(names.iter().any(|name| name == part), "{part} is not among {names:?}");
         }
         assert_eq!(names.iter().any(|name| name.starts_with("exp_avg.")), beta1 > 0.0);
@@ -214,7 +322,7 @@ fn it_keeps_rows_and_columns() -> Result<()> {
 #[test]
 fn master_weights_are_what_f32_weights_are() -> Result<()> {
     let device = Device::cpu(1)?;
-    let config = AdafactorConfig { relative_step: RelativeStep::On, ..AdafactorConfig::default() };
+    let config = AdafactorConfig::default();
     let (wide, narrow) = (params(&device, DType::F32), params(&device, DType::BF16));
     for (wide, narrow) in wide.iter().zip(&narrow) {
         wide.leaf().set_value(&narrow.leaf().value()?.cast(DType::F32)?)?;
