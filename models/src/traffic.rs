@@ -219,12 +219,12 @@ mod tests {
         let f32 = DType::F32;
         for (layout, parallel, config, dtype) in [
             ((2, (2, 1, 1), off), wide(Sharding::None), plain, f32),
-            ((4, (4, 1, 1), off), wide(Sharding::None), relative, f32),
+            ((8, (2, 2, 2), off), wide(Sharding::None), relative, f32),
             // Tied ends, each with ranks of their own along the tensor axis.
             ((4, (2, 1, 2), on), wide(Sharding::None), relative, f32),
             ((8, (2, 1, 2), off), wide(Sharding::Optimizer), relative, f32),
             ((4, (2, 1, 1), on), wide(Sharding::Weights), plain, f32),
-            ((3, (1, 1, 1), off), wide(Sharding::Optimizer), plain, f32),
+            ((4, (1, 1, 1), off), wide(Sharding::Optimizer), plain, f32),
             ((4, (1, 2, 1), off), wide(Sharding::Gradients), plain, f32),
             ((4, (1, 1, 1), off), wide(Sharding::Weights), plain, DType::BF16),
             ((4, (1, 1, 1), off), narrow(Sharding::Optimizer), plain, DType::BF16),
