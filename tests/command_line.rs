@@ -212,6 +212,17 @@ fn bad_input_gets_one_clear_line() {
             &["loss-scale", "4 steps"],
         ),
         (
+            &["train", "--data", "text.txt", "--optimizer", "adafactor", "--adafactor-beta1", "1"],
+            2,
+            &["beta1", "1"],
+        ),
+        (
+            &["train", "--data", "text.txt", "--optimizer", "adafactor", "--lr", "1e-3"],
+            2,
+            &["--lr", "--adafactor-step-size scheduled"],
+        ),
+        (&["train", "--load", "run", "--optimizer", "adafactor"], 1, &["exp_avg_sq_row"]),
+        (
             &["train", "--data", "text.txt", "--recompute-method", "block"],
             2,
             &["--recompute-method", "--recompute-granularity full"],

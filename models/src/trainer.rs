@@ -86,8 +86,9 @@ impl Trainer {
         scope: &Scope,
         mesh: &Mesh,
         parts: Vec<Gpt>,
-        config: TrainerConfig,
+        mut config: TrainerConfig,
     ) -> Result<Trainer> {
+        config.parallel.data_parallel.shard_unit = config.optimizer.shard_unit();
         let loss_scaler = config.precision.loss_scaler(&config.parallel)?;
         let ParallelConfig { recompute, saved_activations, optimizer_states, .. } = config.parallel;
         let offloader = saved_activations.offloader()?;
@@ -196,9 +197,8 @@ impl Trainer {
             weights.push(Held { name: name.to_string(), place: place.clone(), tensor });
             Ok(())
         })?;
-        let groups = self.buffers().groups();
-        let owned = (0..groups.len()).filter(|&group| self.data_parallel.owns(&groups[group]));
-        let moments = Moments::of(&self.optimizer, owned)?;
+        let owns = |replicated| self.data_parallel.owns_replicated(replicated);
+        let moments = Moments::of(&self.optimizer, owns)?;
         Ok((weights, moments))
     }
 
@@ -289,7 +289,9 @@ impl Trainer {
         if lost_anywhere {
             return Err(self.not_finite(loss, grad_norm)?);
         }
-        let lr = self.config.schedule.lr(self.optimizer.steps() + 1);
+        let update = self.optimizer.steps() + 1;
+        let lr = self.config.schedule.lr(update);
+        let lr = self.config.optimizer.learning_rate(lr, update);
         if !overflow {
             let _span = trace_span!("optimizer").entered();
             let grad_scale = clip_coefficient(grad_norm, self.config.clip_grad) / loss_scale;

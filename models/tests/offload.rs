@@ -13,7 +13,8 @@ use ferrotron_models::gpt::{
 use ferrotron_models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
 use ferrotron_nn::{
-    Axis, Context, Mode, Module, OptimizerConfig, Rounding, Scope, Sharding, WeightUpdate,
+    AdafactorConfig, Axis, Context, Mode, Module, OptimizerConfig, Rounding, Scope, Sharding,
+    WeightUpdate,
 };
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
@@ -75,6 +76,7 @@ struct Case {
     sharding: Sharding,
     dtype: DType,
     precision: PrecisionConfig,
+    optimizer: OptimizerConfig,
     layers: usize,
 }
 
@@ -89,6 +91,12 @@ impl Case {
             sharding: Sharding::None,
             dtype,
             precision: PrecisionConfig::default(),
+            optimizer: OptimizerConfig::AdamW {
+                beta1: 0.9,
+                beta2: 0.95,
+                eps: 1e-8,
+                weight_decay: 0.1,
+            },
             layers: 4,
         }
     }
@@ -109,12 +117,7 @@ impl Case {
     fn trainer(&self, mesh: &Mesh, parallel: ParallelConfig) -> Result<Trainer> {
         let config = TrainerConfig {
             seed: 7,
-            optimizer: OptimizerConfig::AdamW {
-                beta1: 0.9,
-                beta2: 0.95,
-                eps: 1e-8,
-                weight_decay: 0.1,
-            },
+            optimizer: self.optimizer,
             schedule: Schedule::new(ScheduleConfig { max_lr: 1e-2, ..ScheduleConfig::default() })?,
             clip_grad: 1.0,
             batch_size: BatchSize::new(BatchSizeConfig {
@@ -177,10 +180,14 @@ fn cases() -> Vec<Case> {
     };
     let random = PrecisionConfig { weight_update: WeightUpdate::MasterCopy, ..in_place };
     let on = SequenceParallel::On;
+    let adafactor = AdafactorConfig { beta1: 0.9, ..AdafactorConfig::default() };
+    let adafactor = OptimizerConfig::Adafactor(adafactor);
     vec![
         single,
         half,
         Case { precision: in_place, ..half },
+        Case { optimizer: adafactor, ..single },
+        Case { ranks: 2, sizes: (2, 1, 1), optimizer: adafactor, precision: random, ..half },
         Case { precision: random, ..half },
         Case { ranks: 2, sharding: Sharding::Optimizer, ..single },
         Case { ranks: 2, sharding: Sharding::Gradients, ..half },

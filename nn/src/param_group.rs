@@ -28,10 +28,15 @@ pub struct ParamGroup {
     pub gradients: SharedFlat,
     /// The elements of the flats that this rank updates.
     pub owned: Range<usize>,
+    /// Which of the sharding ranks updates each parameter, in rising order, where shards are made of
+    /// [`ShardUnit::Parameters`]; else empty.
+    pub owners: Vec<usize>,
     /// The owned weights, where weights are sharded.
     pub weight_shard: Option<SharedFlat>,
     /// The owned gradients, where gradients are sharded.
     pub gradient_shard: Option<SharedFlat>,
+    /// This rank's number among the owners.
+    rank: usize,
 }
 
 /// What of a group each rank keeps for itself: the stages of ZeRO, Rajbhandari et al., arXiv 1910.02054.
@@ -46,6 +51,17 @@ pub enum Sharding {
     Gradients,
     /// Weights as well: stage 3.
     Weights,
+}
+
+/// Of what the shards are made that ranks keep of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ShardUnit {
+    /// Elements: equal shares of each group, wherever that cuts its parameters.
+    #[default]
+    Elements,
+    /// Parameters, for optimizers that have to see the whole of one: each belongs to the rank in whose equal
+    /// share of all parameters of the same facts its middle lies.
+    Parameters,
 }
 
 /// How parameters are laid out.
@@ -72,6 +88,8 @@ pub struct BufferConfig {
     pub bucket_numel: usize,
     /// What each of the sharding ranks keeps for itself.
     pub sharding: Sharding,
+    /// Of what its shards are made.
+    pub shard_unit: ShardUnit,
     /// This rank's number among those that share, and how many they are.
     pub shard: (usize, usize),
     /// In which type the gradients of 16-bit weights are added up and reduced.
@@ -94,6 +112,7 @@ impl Default for BufferConfig {
         BufferConfig {
             bucket_numel: usize::MAX,
             sharding: Sharding::None,
+            shard_unit: ShardUnit::Elements,
             shard: (0, 1),
             gradients: GradientType::Accumulator,
         }
@@ -101,7 +120,12 @@ impl Default for BufferConfig {
 }
 
 impl ParamGroup {
-    pub(crate) fn new(params: Vec<Param>, config: &BufferConfig) -> Result<ParamGroup> {
+    /// A group whose parameters belong to `owners`, unless shards are made of elements.
+    pub(crate) fn new(
+        params: Vec<Param>,
+        owners: Vec<usize>,
+        config: &BufferConfig,
+    ) -> Result<ParamGroup> {
         let first = &params[0];
         let (device, dtype) = (first.leaf().device().clone(), first.leaf().dtype());
         let shared = |flat: Result<Flat>| flat.map(|flat| Arc::new(Mutex::new(flat)));
@@ -117,9 +141,15 @@ impl ParamGroup {
             param.leaf().move_gradient(&gradients, range);
         }
         let numel = params.iter().map(|param| param.leaf().numel()).sum();
-        let owned = match config.sharding {
-            Sharding::None => 0..numel,
-            _ => balanced(numel, config.shard.1, config.shard.0),
+        let (rank, ranks) = config.shard;
+        let before = |limit: usize| {
+            let earlier = params.iter().zip(&owners).filter(|&(_, &owner)| owner < limit);
+            earlier.map(|(param, _)| param.leaf().numel()).sum::<usize>()
+        };
+        let owned = match (config.sharding, config.shard_unit) {
+            (Sharding::None, _) => 0..numel,
+            (_, ShardUnit::Elements) => balanced(numel, ranks, rank),
+            (_, ShardUnit::Parameters) => before(rank)..before(rank + 1),
         };
         let mut group = ParamGroup {
             decay: first.decay(),
@@ -129,6 +159,8 @@ impl ParamGroup {
             weights,
             gradients,
             owned,
+            owners,
+            rank,
             weight_shard: None,
             gradient_shard: None,
         };
@@ -148,6 +180,11 @@ impl ParamGroup {
     /// The parts of the parameters that this rank updates, in the order of the flats: each a box of a global
     /// tensor. Whole parameters where nothing is sharded.
     pub fn pieces(&self) -> Vec<(String, Place)> {
+        if !self.owners.is_empty() {
+            let params = self.params.iter().zip(&self.owners);
+            let own = params.filter(|&(_, &owner)| owner == self.rank);
+            return own.map(|(p, _)| (p.name().to_string(), p.place().clone())).collect();
+        }
         let mut start = 0;
         let mut pieces = Vec::new();
         for param in &self.params {

@@ -226,13 +226,14 @@ fn layout_lines(trainer: &Trainer, seq_length: usize) -> Option<String> {
     let microbatches =
         trainer.config().batch_size.microbatches(trainer.progress().consumed_samples);
     (layout.world() > 1).then(|| {
-        let StepTraffic { tensor, context, pipeline, data, average } =
+        let StepTraffic { tensor, context, pipeline, data, optimizer, average } =
             expected_traffic(trainer, seq_length);
         let parts = [
             (tensor, "of activations of shared layers"),
             (context, "of keys and values"),
             (pipeline, "between stages"),
             (data, "of gradients and weights"),
+            (optimizer, "of the optimizer's sums"),
         ];
         let sent: Vec<String> = parts
             .iter()

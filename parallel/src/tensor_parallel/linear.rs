@@ -198,11 +198,14 @@ impl ColumnParallelLinear {
         let cut = scope.clone().sharded_along(Axis::Tensor);
         let weight = tp.shard(&[width, inputs], 0, outputs)?;
         let place = tp.shard(&[width], 0, outputs)?;
+        let bias = (bias == Bias::Yes)
+            .then(|| cut.param_at("bias", place, Init::Zeros, Decay::No).packed(outputs))
+            .transpose()?;
         Ok(ColumnParallelLinear {
             tp: tp.clone(),
             path: scope.path().to_string(),
-            weight: cut.param_at("weight", weight, init, Decay::Yes),
-            bias: (bias == Bias::Yes).then(|| cut.param_at("bias", place, Init::Zeros, Decay::No)),
+            weight: cut.param_at("weight", weight, init, Decay::Yes).packed(outputs)?,
+            bias,
         })
     }
 

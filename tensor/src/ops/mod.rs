@@ -1,6 +1,7 @@
 //! Operations, one file each: the formula, what a gradient needs, the accumulation type, then the CPU
 //! kernels of both directions.
 
+pub mod adafactor;
 pub mod adamw;
 pub mod attention;
 pub mod cast;
