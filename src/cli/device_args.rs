@@ -27,7 +27,12 @@ pub struct DeviceArgs {
 
 impl DeviceArgs {
     pub fn threads(&self) -> usize {
-        self.threads.unwrap_or_else(cores)
+        self.shared_threads(1)
+    }
+
+    /// Threads of one of `ranks` on this machine.
+    pub fn shared_threads(&self, ranks: usize) -> usize {
+        self.threads.unwrap_or_else(|| (cores() / ranks).max(1))
     }
 
     pub fn open(&self) -> Result<Device> {
@@ -42,8 +47,7 @@ impl DeviceArgs {
                 format!("'{}' is not supported: use cpu", self.device),
             ));
         }
-        let threads = self.threads.unwrap_or_else(|| (cores() / ranks).max(1));
-        Device::cpu_with_offload_folder(threads, offload_folder)
+        Device::cpu_with_offload_folder(self.shared_threads(ranks), offload_folder)
     }
 
     pub fn dtype(&self) -> Result<DType> {
