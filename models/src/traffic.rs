@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | tp | two all-reduces each way in a block (Shoeybi et al., arXiv 1909.08053, figure 4); one behind the embedding, one of the head's gradient | 2 (t-1)/t a each |
 //! | tp, sequence parallel | six all-gathers and four reduce-scatters in a block (Korthikanti et al., arXiv 2205.05198, section 4.2.2), of which two gather again what backward needs | (t-1)/t a each |
-//! | tp, last stage | three numbers a token join the cross-entropy's parts of the vocabulary | 2 (t-1)/t x 3 tokens |
+//! | tp, last stage | three numbers a token join the cross-entropy's parts of the vocabulary, in f32 or wider | 2 (t-1)/t x 3 tokens |
 //! | tp, pipeline | what arrives in t parts is put together | (t-1)/t a each |
 //! | cp | in a block, keys and values go round, in backward with their gradients (Liu et al., arXiv 2310.01889) | (3c - 2) times those of the rank |
 //! | pp | activations to the next stage, gradients to the one before | a/t each |
@@ -58,7 +58,7 @@ pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
     let groups = balanced(model.num_query_groups, t, tp.rank()).len();
     let key_values = tokens * 2 * groups * model.kv_channels;
 
-    let (mut layers, mut rings, mut messages) = (0, 0, 0);
+    let (mut layers, mut joined, mut rings, mut messages) = (0, 0, 0, 0);
     for part in trainer.parts().iter().map(Gpt::held) {
         let blocks = part.blocks.len();
         let again = parallel.recompute.twice_run(blocks);
@@ -76,7 +76,7 @@ pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
             let inputs = parallel.recompute.regions(blocks).len();
             layers += half * (inputs - usize::from(!part.first));
         }
-        layers += last * 2 * (3 * tokens) * (t - 1) / t;
+        joined += last * 2 * (3 * tokens) * (t - 1) / t;
         rings += match cp.size() {
             1 => 0,
             c => blocks * (3 * c - 2) + again.core * (c - 1),
@@ -84,13 +84,14 @@ pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
     }
     let width = trainer.scope().dtype().size();
     let bytes = |elements: usize| (elements * microbatches * width) as u64;
+    let accumulated = |numbers: usize| (numbers * microbatches * width.max(4)) as u64;
     let sharded = trainer.data_parallel().expected_traffic(microbatches, 1);
     let average = match parallel.data_parallel.synchronize_every {
         1 => 0,
         every => trainer.data_parallel().expected_traffic(microbatches, every).batch,
     };
     StepTraffic {
-        tensor: bytes(layers),
+        tensor: bytes(layers) + accumulated(joined),
         context: bytes(rings * key_values),
         pipeline: bytes(messages * (activation / t)),
         data: sharded.batch + sharded.holders,
