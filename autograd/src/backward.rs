@@ -162,7 +162,7 @@ impl Grads<'_> {
     fn deferred_leaf(&self, i: usize) -> Option<&Leaf> {
         match self.node.inputs.get(i) {
             Some((Some(Source::Leaf(leaf)), _)) if self.mode == WeightGrads::Deferred => {
-                Some(leaf).filter(|leaf| !leaf.stands_in())
+                Some(leaf).filter(|leaf| !leaf.is_input())
             }
             _ => None,
         }

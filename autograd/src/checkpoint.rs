@@ -149,7 +149,7 @@ impl Region {
         let stand_ins: Vec<Option<Leaf>> = inputs
             .iter()
             .zip(&self.wanted)
-            .map(|(input, &wanted)| wanted.then(|| Leaf::stand_in(input.clone())))
+            .map(|(input, &wanted)| wanted.then(|| Leaf::input("checkpoint input", input.clone())))
             .collect();
         let variables = inputs
             .into_iter()

@@ -9,7 +9,7 @@ use ferrotron_tensor::{
 };
 use std::ops::Range;
 
-use crate::param_group::{accumulator, piece_parts};
+use crate::param_group::{accumulator, piece_parts, zip};
 use crate::{Decay, ParamBuffers, ParamGroup};
 
 /// The constants of an optimizer.
@@ -170,7 +170,7 @@ impl Optimizer {
             let mut flats = (0..count).map(|_| flat()).collect::<Result<Vec<_>>>()?;
             if let (true, Some(master)) = (has_master, flats.last_mut()) {
                 dispatch_float!("optimizer", weights.dtype(), T => {
-                    widen(master.whole_mut()?, &weights.whole::<T>()?[range]);
+                    widen(&device, master.whole_mut()?, &weights.whole::<T>()?[range]);
                 });
             }
             Ok((flats, has_master))
@@ -212,7 +212,7 @@ impl Optimizer {
                             _ => {
                                 let copy = copy.insert(Tensor::empty(&device, A::DTYPE, &[len])?);
                                 let copy = copy.as_mut_slice::<A>()?;
-                                widen(copy, weights);
+                                widen(&device, copy, weights);
                                 copy
                             }
                         };
@@ -355,6 +355,6 @@ impl Pass<'_> {
     }
 }
 
-fn widen<T: Element>(target: &mut [T::Acc], source: &[T]) {
-    target.iter_mut().zip(source).for_each(|(target, x)| *target = x.acc());
+fn widen<T: Element>(device: &Device, target: &mut [T::Acc], source: &[T]) {
+    zip(device, target, source, |target, x| *target = x.acc());
 }

@@ -4,7 +4,7 @@
 use ferrotron_autograd::{Accum, SharedFlat, lock};
 use ferrotron_tensor::ops::sq_norm::{all_finite, sq_norm};
 use ferrotron_tensor::{
-    Category, DType, Element, Flat, Place, Real, Result, Tensor, balanced, dispatch_float,
+    Category, DType, Device, Element, Flat, Place, Real, Result, Tensor, balanced, dispatch_float,
 };
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -181,7 +181,10 @@ impl ParamGroup {
         let mut weights = lock(&self.weights);
         dispatch_float!("divide", weights.dtype(), T => {
             let count = <<T as Element>::Acc as Real>::of(count as f64);
-            weights.whole_mut::<T>()?.iter_mut().for_each(|x| *x = T::from_acc(x.acc() / count));
+            let device = weights.device().clone();
+            device.for_each_rows(weights.whole_mut::<T>()?, 1, |_, part| {
+                part.iter_mut().for_each(|x| *x = T::from_acc(x.acc() / count));
+            });
             Ok(())
         })
     }
@@ -210,7 +213,8 @@ impl ParamGroup {
         if let Some(shard) = &self.weight_shard {
             let (whole, mut shard) = (lock(&self.weights), lock(shard));
             dispatch_float!("shard", shard.dtype(), T => {
-                shard.whole_mut::<T>()?.copy_from_slice(&whole.whole::<T>()?[self.owned.clone()]);
+                let source = &whole.whole::<T>()?[self.owned.clone()];
+                zip(whole.device(), shard.whole_mut::<T>()?, source, |x, &source| *x = source);
             });
             drop(whole);
             self.free_weights();
@@ -223,7 +227,8 @@ impl ParamGroup {
         let Some(shard) = &self.weight_shard else { return Ok(()) };
         let (shard, mut whole) = (lock(shard), lock(&self.weights));
         dispatch_float!("shard", shard.dtype(), T => {
-            whole.whole_mut::<T>()?[self.owned.clone()].copy_from_slice(shard.whole::<T>()?);
+            let target = &mut whole.whole_mut::<T>()?[self.owned.clone()];
+            zip(shard.device(), target, shard.whole::<T>()?, |x, &source| *x = source);
         });
         Ok(())
     }
@@ -236,8 +241,8 @@ impl ParamGroup {
             let source = &whole.whole::<T>()?[self.owned.clone()];
             let target = shard.whole_mut::<T>()?;
             match accum {
-                Accum::Replace => target.copy_from_slice(source),
-                Accum::Add => target.iter_mut().zip(source).for_each(|(sum, &part)| {
+                Accum::Replace => zip(whole.device(), target, source, |x, &source| *x = source),
+                Accum::Add => zip(whole.device(), target, source, |sum, part| {
                     *sum = T::from_acc(sum.acc() + part.acc());
                 }),
             }
@@ -323,6 +328,18 @@ impl ParamGroup {
             None => self.params.iter().try_for_each(|p| f(p.name(), p.place(), p.leaf().value()?)),
         }
     }
+}
+
+/// Calls `f(element, source element)` for every element of `target` and `source`, which are of one length.
+pub(crate) fn zip<A: Send, B: Sync>(
+    device: &Device,
+    target: &mut [A],
+    source: &[B],
+    f: impl Fn(&mut A, &B) + Send + Sync,
+) {
+    device.for_each_rows(target, 1, |first, part| {
+        part.iter_mut().zip(&source[first..]).for_each(|(x, source)| f(x, source));
+    });
 }
 
 /// The type in which numbers of a floating-point type are added up.

@@ -46,7 +46,10 @@ impl Flat {
         parts: &[(String, Vec<usize>)],
     ) -> Result<Flat> {
         let mut flat = Self::empty(device, dtype, category, parts)?;
-        crate::dispatch_any!(dtype, T => flat.whole_mut::<T>()?.fill(bytemuck::Zeroable::zeroed()));
+        crate::dispatch_any!(dtype, T => {
+            let zeros = |_, part: &mut [T]| part.fill(bytemuck::Zeroable::zeroed());
+            device.for_each_rows(flat.whole_mut::<T>()?, 1, zeros);
+        });
         Ok(flat)
     }
 

@@ -35,18 +35,21 @@ pub enum Category {
     Optimizer,
     /// Kept from forward for backward.
     Saved,
-    /// Send and receive buffers.
+    /// Logits of a linear head, kept or not.
+    Logits,
+    /// What ranks gather for a while.
     Communication,
 }
 
 impl Category {
     /// Every category, in declaration order.
-    pub const ALL: [Category; 6] = [
+    pub const ALL: [Category; 7] = [
         Category::Workspace,
         Category::Weights,
         Category::Gradients,
         Category::Optimizer,
         Category::Saved,
+        Category::Logits,
         Category::Communication,
     ];
 }
@@ -63,15 +66,20 @@ pub struct MemoryStats {
     /// Buffers handed out since the last reset.
     pub n_alloc: usize,
     /// In use now, by [`Category`].
-    pub by_category: [usize; 6],
+    pub by_category: [usize; Category::ALL.len()],
     /// Peak of each category since the last reset (not all at the same moment).
-    pub peak_by_category: [usize; 6],
+    pub peak_by_category: [usize; Category::ALL.len()],
 }
 
 impl MemoryStats {
     /// Bytes in use now for `category`.
     pub fn of(&self, category: Category) -> usize {
         self.by_category[category as usize]
+    }
+
+    /// Most bytes in use at once for `category` since the last reset.
+    pub fn peak_of(&self, category: Category) -> usize {
+        self.peak_by_category[category as usize]
     }
 }
 
@@ -92,16 +100,27 @@ impl Gauge {
     }
 }
 
+/// Whether anybody means to use the memory of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Backing {
+    /// Somebody does.
+    #[default]
+    Memory,
+    /// It is counted and hardly ever touched: addresses alone, of which the system has any number.
+    Addresses,
+}
+
 /// A device's memory.
 pub(crate) struct Pool {
     blocks: Mutex<Blocks>,
     total: Gauge,
-    categories: [Gauge; 6],
+    categories: [Gauge; Category::ALL.len()],
     n_alloc: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Blocks {
+    backing: Backing,
     segments: Vec<MmapMut>,
     /// Free small blocks by rounded size.
     bins: BTreeMap<usize, Vec<Block>>,
@@ -149,9 +168,9 @@ impl Drop for Allocation {
 }
 
 impl Pool {
-    pub(crate) fn new() -> Arc<Pool> {
+    pub(crate) fn new(backing: Backing) -> Arc<Pool> {
         Arc::new(Pool {
-            blocks: Mutex::default(),
+            blocks: Mutex::new(Blocks { backing, ..Blocks::default() }),
             total: Gauge::default(),
             categories: Default::default(),
             n_alloc: AtomicUsize::new(0),
@@ -237,7 +256,11 @@ impl Blocks {
 
     fn grow(&mut self, size: usize) -> Result<()> {
         let bytes = size.next_multiple_of(SEGMENT).max(SMALLEST_SEGMENT);
-        let memory = MmapOptions::new().len(bytes).map_anon().map_err(|error| {
+        let mut options = MmapOptions::new();
+        if self.backing == Backing::Addresses {
+            options.no_reserve_swap(); // nor memory
+        }
+        let memory = options.len(bytes).map_anon().map_err(|error| {
             Error::memory(
                 "pool",
                 format!(
@@ -246,8 +269,10 @@ impl Blocks {
                 ),
             )
         })?;
-        // Huge pages are a matter of speed only: a system without them says no, and that is fine.
-        let _ = memory.advise(Advice::HugePage);
+        if self.backing == Backing::Memory {
+            // Huge pages are a matter of speed only: a system without them says no, and that is fine.
+            let _ = memory.advise(Advice::HugePage);
+        }
         self.segments.push(memory);
         self.reserved += bytes;
         self.insert_free(self.segments.len() - 1, 0, bytes);
@@ -307,7 +332,7 @@ mod tests {
 
     #[test]
     fn freed_blocks_are_used_again_and_neighbours_join() {
-        let pool = Pool::new();
+        let pool = Pool::new(Backing::Memory);
         let sizes = [3 << 20, 5 << 20, 4 << 20];
         let blocks: Vec<_> = sizes.iter().map(|&bytes| pool.take(bytes).unwrap()).collect();
         let reserved = pool.stats().reserved;
@@ -330,7 +355,7 @@ mod tests {
     #[test]
     fn sizes_beyond_any_memory_are_errors() {
         for bytes in [usize::MAX, isize::MAX as usize, isize::MAX as usize + 1] {
-            assert!(Pool::new().take(bytes).is_err(), "{bytes}");
+            assert!(Pool::new(Backing::Memory).take(bytes).is_err(), "{bytes}");
         }
     }
 

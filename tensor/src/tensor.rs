@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::buffer::Buffer;
 use crate::layout::{Layout, count};
+use crate::ops::rows::{CHEAP, for_elements, for_rows};
 use crate::pool::Category;
 use crate::{DType, Device, Element, Error, Real, Result, Scalar, dispatch_any, dispatch_float};
 
@@ -299,7 +300,7 @@ impl Tensor {
             return Ok(dense);
         }
         let mut out = Self::empty(&self.device, self.dtype, self.dims())?;
-        dispatch_any!(self.dtype, T => out.as_mut_slice::<T>()?.copy_from_slice(dense.as_slice::<T>()?));
+        out.write(&dense)?;
         Ok(out)
     }
 
@@ -320,21 +321,16 @@ impl Tensor {
             return Err(Error::shape("write", format!("{source:?} does not fill {self:?}")));
         }
         let source = source.contiguous()?;
-        let layout = self.layout.clone();
-        let (width, stride) = layout.row();
+        let device = self.device.clone();
         dispatch_any!(self.dtype, T => {
             let source = source.as_slice::<T>()?;
-            if layout.is_contiguous() {
-                self.as_mut_slice::<T>()?.copy_from_slice(source);
-                return Ok(());
+            if !self.is_contiguous() {
+                return for_elements(self, source, |x, source| *x = *source);
             }
-            let target = self.buffer_slice_mut::<T>()?;
-            for (row, values) in source.chunks_exact(width.max(1)).enumerate() {
-                let start = layout.row_offset(row);
-                for (j, x) in values.iter().enumerate() {
-                    target[start + j * stride] = *x;
-                }
-            }
+            let work = source.len() / CHEAP;
+            for_rows(&device, (self.as_mut_slice::<T>()?, 1), work, |first, part| {
+                part.copy_from_slice(&source[first..][..part.len()]);
+            });
         });
         Ok(())
     }

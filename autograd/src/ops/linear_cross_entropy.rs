@@ -81,12 +81,7 @@ impl Var {
         found: LinearCrossEntropy,
     ) -> Result<Loss> {
         let sum = Var::record(&[self, weight], found.loss, || {
-            found
-                .kept
-                .logits()
-                .into_iter()
-                .chain([&found.lse])
-                .for_each(|kept| kept.set_category(Category::Saved));
+            found.lse.set_category(Category::Saved);
             LinearCrossEntropyBackward {
                 x: self.save(),
                 weight: weight.save(),
