@@ -13,6 +13,8 @@ pub mod evaluate;
 pub mod generate;
 pub mod gpt;
 pub mod hugging_face;
+pub mod memory;
+pub mod memory_limit;
 pub mod plot;
 pub mod presets;
 mod recompute;

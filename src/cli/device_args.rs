@@ -26,7 +26,12 @@ pub struct DeviceArgs {
 
 impl DeviceArgs {
     pub fn threads(&self) -> usize {
-        self.threads.unwrap_or_else(cores)
+        self.shared_threads(1)
+    }
+
+    /// Threads of one of `ranks` on this machine.
+    pub fn shared_threads(&self, ranks: usize) -> usize {
+        self.threads.unwrap_or_else(|| (cores() / ranks).max(1))
     }
 
     pub fn open(&self) -> Result<Device> {
@@ -41,7 +46,7 @@ impl DeviceArgs {
                 format!("'{}' is not supported: use cpu", self.device),
             ));
         }
-        Device::cpu(self.threads.unwrap_or_else(|| (cores() / ranks).max(1)))
+        Device::cpu(self.shared_threads(ranks))
     }
 
     pub fn dtype(&self) -> Result<DType> {

@@ -3,15 +3,18 @@
 use clap::{Args, ValueEnum};
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig, Rampup};
 use ferrotron::models::data::DataConfig;
+use ferrotron::models::memory;
 use ferrotron::models::run::{Intervals, TraceConfig};
+use ferrotron::models::support;
 use ferrotron::models::tokenizer::TokenizerChoice;
 use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, TrainerConfig};
-use ferrotron::nn::OptimizerConfig;
 use ferrotron::nn::schedule::{DecayStyle, Schedule, ScheduleConfig, WsdDecayStyle};
+use ferrotron::nn::{Axis, OptimizerConfig};
 use ferrotron::{Error, Result};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use super::bytes;
 use super::device_args::DeviceArgs;
 use super::model_args::ModelArgs;
 use super::parallel_args::ParallelArgs;
@@ -44,6 +47,31 @@ pub struct TrainArgs {
 }
 
 impl TrainArgs {
+    /// What `world` ranks are to do, of which `local` share this machine, with a vocabulary of `vocab_size` tokens.
+    pub fn plan(&self, world: usize, local: usize, vocab_size: usize) -> Result<memory::Plan> {
+        let dtype = self.device.dtype()?;
+        let layout = self.parallel.layout(world)?;
+        let model = self.model.config(vocab_size)?;
+        let parallel = self.parallel.config(&layout, &model, self.precision.gradients())?;
+        let precision = self.precision.config(dtype, self.optimization.seed)?;
+        precision.loss_scaler(&parallel)?;
+        let trainer = self.optimization.config(layout.size(Axis::Data), parallel, precision)?;
+        let sequence_parallel = self.parallel.sequence();
+        let seq_length = self.model.seq_length()?;
+        for microbatches in trainer.batch_size.all_microbatches() {
+            support::check(&support::Plan {
+                model: &model,
+                layout,
+                sequence_parallel,
+                parallel: &trainer.parallel,
+                seq_length,
+                microbatches,
+            })?;
+        }
+        let threads = self.device.shared_threads(local);
+        Ok(memory::Plan { model, layout, sequence_parallel, trainer, dtype, seq_length, threads })
+    }
+
     /// After which steps something is done.
     ///
     /// Errors as [`Intervals::check`].
@@ -278,6 +306,9 @@ pub struct RunArgs {
     /// Steps to trace [default: the first 10 of this process]
     #[arg(long, value_name = "FIRST-LAST", requires = "trace", value_parser = parse_steps)]
     pub trace_steps: Option<RangeInclusive<u64>>,
+    /// Refuse a run of which a rank would take more, as 8GiB or 500MB
+    #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
+    pub memory_limit: Option<u64>,
     /// Tokens of the sample that is printed at the end; 0 prints none
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub sample_length: usize,
