@@ -201,6 +201,21 @@ fn it_is_in_every_kind_of_layout() {
     check(&cases, &GptConfig::llama(VOCAB, 4, 32, 4, 2, SEQ_LENGTH));
 }
 
+/// Sharded weights and gradients are whole two buckets at a time, however many there are.
+#[test]
+fn buffers_do_not_grow_with_the_model() {
+    for sharding in [Sharding::Gradients, Sharding::Weights] {
+        let case = Case { sharding, sizes: [1, 1, 4, 1], ..PLAIN };
+        let buffers = |layers: usize| {
+            let model = GptConfig::gpt2(VOCAB, layers, 32, 4, SEQ_LENGTH);
+            case.plan(&model).unwrap().rank(3).unwrap().buffers_bytes
+        };
+        let (few, many) = (buffers(6), buffers(96));
+        // A bucket is closed when it has 10000 elements or more; the largest parameter has 4096.
+        assert!(few > 0 && many <= few + 2 * 2 * 4 * 4096, "{sharding:?}: {few}, {many} bytes");
+    }
+}
+
 /// Of many micro-batches only as many are taken as show all that there is to see.
 #[test]
 fn it_is_with_many_micro_batches() {
