@@ -4,12 +4,12 @@
 //! `cargo bench --bench overhead [-- STEPS]` prints tokens per second, medians of rounds taken in turn, and
 //! their ratio to the one rank's.
 
+use ferrotron::Result;
 use ferrotron::models::bench::{BenchConfig, median, trainer};
 use ferrotron::models::presets::Preset;
 use ferrotron::parallel::collective::{WorldConfig, run_threads};
 use ferrotron::parallel::mesh::{Layout, Mesh};
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
-use ferrotron::{DType, Result};
 
 const ROUNDS: usize = 3;
 const THREADS: usize = 2;
@@ -38,13 +38,10 @@ fn main() -> Result<()> {
 /// Of the median step of rank 0.
 fn tokens_per_second(ranks: usize, tp: usize, steps: usize) -> Result<f64> {
     let config = BenchConfig {
-        model: Preset::find("gpt2-124m")?.config(),
-        micro_batch_size: 4,
         seq_length: 256,
         steps,
-        warmup: 1,
-        dtype: DType::F32,
         threads: THREADS / ranks,
+        ..BenchConfig::new(Preset::find("gpt2-124m")?.config())
     };
     let found = run_threads(ranks, &WorldConfig::default(), |world| {
         let mesh = Mesh::new(&world, Layout::new(ranks, tp, 1, 1)?, SequenceParallel::Off)?;

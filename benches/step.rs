@@ -1,7 +1,6 @@
 //! A whole training step (forward, backward, clip, AdamW) of the char model.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use ferrotron::DType;
 use ferrotron::models::bench::{BenchConfig, bench};
 use ferrotron::models::gpt::GptConfig;
 use std::time::Duration;
@@ -9,13 +8,11 @@ use std::time::Duration;
 fn step(c: &mut Criterion) {
     let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     let config = BenchConfig {
-        model: GptConfig::gpt2(65, 4, 128, 4, 64),
         micro_batch_size: 12,
-        seq_length: 64,
         steps: 20,
         warmup: 3,
-        dtype: DType::F32,
         threads,
+        ..BenchConfig::new(GptConfig::gpt2(65, 4, 128, 4, 64))
     };
     let mut group = c.benchmark_group("step");
     group.sample_size(10).throughput(Throughput::Elements(12 * 64));

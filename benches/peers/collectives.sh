@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Time ferrotron's collectives, Gloo's (through PyTorch) and Open MPI's alternately on this machine, and print
-# the medians: TCP against TCP, shared memory against shared memory.
+# the medians and the median of each round's ratio: TCP against TCP, shared memory against shared memory.
 #
 #   PYTHON=python3 benches/peers/collectives.sh [-n ROUNDS] [-r "2 4"] [-m MAX_BYTES]
 #
@@ -73,8 +73,10 @@ for file in Path(sys.argv[1]).glob("rows.*"):
 print(f"\n{'':8}{'operation':16}{'ranks':>5}{'bytes':>11}{'ferrotron us':>14}{'openmpi us':>12}{'gloo us':>12}{'best / ours':>13}")
 for key in sorted(rows, key=lambda key: (key[0], key[2], ["all_reduce", "all_gather", "reduce_scatter"].index(key[1]), key[3])):
     median = {who: statistics.median(times) * 1e6 for who, times in rows[key].items()}
-    ours, others = median["ferrotron"], [median[who] for who in ("openmpi", "gloo") if who in median]
     cells = "".join(f"{median[who]:12.1f}" if who in median else f"{'-':>12}" for who in ("openmpi", "gloo"))
-    ratio = f"{min(others) / ours:12.2f}x" if others else ""
-    print(f"{key[0]:8}{key[1]:16}{key[2]:5}{key[3]:11}{ours:14.1f}{cells}{ratio}")
+    # By rounds: a machine that is slower for a while is so for all of them.
+    others = [times for who, times in rows[key].items() if who != "ferrotron"]
+    ratios = [min(theirs) / ours for ours, *theirs in zip(rows[key]["ferrotron"], *others) if theirs]
+    ratio = f"{statistics.median(ratios):12.2f}x" if ratios else ""
+    print(f"{key[0]:8}{key[1]:16}{key[2]:5}{key[3]:11}{median['ferrotron']:14.1f}{cells}{ratio}")
 PYTHON

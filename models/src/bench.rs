@@ -29,6 +29,32 @@ pub struct BenchConfig {
     pub dtype: DType,
     /// Threads that compute.
     pub threads: usize,
+    /// Which optimizer, with its constants.
+    pub optimizer: OptimizerConfig,
+    /// How the work is spread, and what is computed again.
+    pub parallel: ParallelConfig,
+    /// How weights of 16 bits are trained.
+    pub precision: PrecisionConfig,
+}
+
+impl BenchConfig {
+    /// Five steps of four samples as long as the model takes, after one, in f32 on one thread, with AdamW and all
+    /// else by default.
+    pub fn new(model: GptConfig) -> BenchConfig {
+        let (beta1, beta2, eps, weight_decay) = (0.9, 0.95, 1e-8, 0.1);
+        BenchConfig {
+            micro_batch_size: 4,
+            seq_length: model.max_position_embeddings,
+            model,
+            steps: 5,
+            warmup: 1,
+            dtype: DType::F32,
+            threads: 1,
+            optimizer: OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay },
+            parallel: ParallelConfig::default(),
+            precision: PrecisionConfig::default(),
+        }
+    }
 }
 
 /// What was measured.
@@ -74,12 +100,12 @@ pub fn trainer(config: &BenchConfig, mesh: &Mesh) -> Result<(Trainer, Sampler)> 
     })?;
     let trainer = TrainerConfig {
         seed: 0,
-        optimizer: OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+        optimizer: config.optimizer,
         schedule: Schedule::new(ScheduleConfig { max_lr: 6e-4, ..ScheduleConfig::default() })?,
         clip_grad: 1.0,
         batch_size,
-        parallel: ParallelConfig::default(),
-        precision: PrecisionConfig::default(),
+        parallel: config.parallel,
+        precision: config.precision,
     };
     let trainer = Trainer::on_mesh(&scope, mesh, &config.model, trainer)?;
     Ok((trainer, Sampler::new(random_tokens(config)?, config.seq_length, 0)?))

@@ -42,13 +42,13 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
     }
     args.device.open()?;
     let report = measure(&BenchConfig {
-        model: args.model.config(args.vocab_size)?,
         micro_batch_size: args.micro_batch_size,
         seq_length: args.model.seq_length()?,
         steps: args.steps,
         warmup: args.warmup,
         dtype: args.device.dtype()?,
         threads: args.device.threads(),
+        ..BenchConfig::new(args.model.config(args.vocab_size)?)
     })?;
     let line =
         serde_json::to_string(&report).map_err(|error| Error::io("bench", error.to_string()))?;

@@ -1,7 +1,7 @@
 //! AVX512-BF16: pairs of bf16 products in the registers of the AVX-512 kernels.
 
 use super::avx512::{F32, F32x16};
-use super::kernel::{Kernels, Multiply, Tile, TileFn, VECTORS};
+use super::kernel::{Kernels, Multiply, Tile, TileFn};
 use super::pack::Strip;
 use super::pairs;
 use super::vector::Vector;
@@ -35,7 +35,7 @@ pub(super) unsafe fn pack(strip: &Strip<f32>) {
 
 /// Packs words whose lanes lie together: two rows become one.
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma,f16c")]
-unsafe fn interleave(strip: &Strip<f32>) {
+pub(super) unsafe fn interleave(strip: &Strip<f32>) {
     let Strip { step_stride, depth, elements, count, to, width, panel_stride, .. } = *strip;
     let from = strip.from.cast::<u16>();
     for lane in (0..count).step_by(F32x16::LANES) {
@@ -66,8 +66,8 @@ unsafe fn interleave(strip: &Strip<f32>) {
     }
 }
 
-const fn row<const R: usize>() -> [TileFn<f32>; VECTORS] {
-    [tile::<R, 1>, tile::<R, 2>, tile::<R, 3>]
+const fn row<const R: usize>() -> &'static [TileFn<f32>] {
+    &[tile::<R, 1>, tile::<R, 2>, tile::<R, 3>]
 }
 
 /// Kernels for words of two bf16 elements.

@@ -4,7 +4,7 @@
 //! rows are padded to [`PAD`] elements, and the packing routines that make such blocks.
 
 use super::Accum;
-use super::kernel::{Compute, Kernels, Level, Tile, VECTORS};
+use super::kernel::{Compute, Kernels, Level, Tile};
 use super::pack::{Finish, Strip};
 use crate::{Element, Real};
 use std::any::{Any, TypeId};
@@ -67,7 +67,7 @@ impl<A: Real + Element<Acc = A>> Blocks<A> {
         let lanes = self.kernels.lanes;
         let registers = columns.div_ceil(lanes);
         // Panels of equal width: 4 registers are 2 + 2, not 3 + 1.
-        let panel = registers.div_ceil(registers.div_ceil(VECTORS));
+        let panel = registers.div_ceil(registers.div_ceil(self.kernels.vectors()));
         let tallest = self.kernels.tiles.len();
         for first in (0..registers).step_by(panel) {
             let vectors = panel.min(registers - first);

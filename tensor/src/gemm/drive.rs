@@ -8,7 +8,7 @@
 use super::kernel::{Compute, Kernels};
 use super::plan::{Plan, Size};
 use super::problem::Problem;
-use super::side::{Access, Range, Side};
+use super::side::{Access, Order, Range, Side};
 use super::workspace::with_workspace;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -39,15 +39,21 @@ pub(super) unsafe fn run<T: Compute>(
         bytes: size_of::<T>(),
         lanes: kernels.lanes,
         kernel_rows,
+        kernel_vectors: kernels.vectors(),
     };
-    let lhs_access = Access::of_rows::<T>(&lhs, &size);
+    let (order, pack_rows) = match kernels.pack_rows {
+        Some(pack) => (Order::Lanes, pack),
+        None => (Order::Steps, (kernels.pack)(lhs.dtype)),
+    };
+    let lhs_access = Access::of_rows::<T>(&lhs, &size, order);
     let rhs_access = Access::of_columns(&rhs, &size, kernels);
     let plan = Plan::new(size, rhs_access == Access::Chapter || lhs_access == Access::Chapter);
 
     let mut lhs = Side {
         operand: lhs,
         access: lhs_access,
-        pack: (kernels.pack)(lhs.dtype),
+        order,
+        pack: pack_rows,
         block: plan.block,
         width: kernel_rows,
         unit: kernel_rows.max(kernels.lanes),
@@ -57,6 +63,7 @@ pub(super) unsafe fn run<T: Compute>(
     let mut rhs = Side {
         operand: rhs,
         access: rhs_access,
+        order: Order::Steps,
         pack: (kernels.pack)(rhs.dtype),
         block: plan.block,
         width: plan.panel_columns,

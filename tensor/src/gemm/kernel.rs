@@ -81,22 +81,38 @@ pub(super) unsafe fn tile<V: Vector, M: Multiply<V>, const R: usize, const N: us
             a = a.wrapping_offset(a_step);
             b = b.wrapping_offset(b_step);
         }
-        let alpha = V::splat(tile.alpha);
         for (i, row) in sums.into_iter().enumerate() {
             for (v, sum) in row.into_iter().enumerate() {
-                let (last, column) = (v + 1 == N, v * V::LANES);
-                let load = |from: *const V::Scalar| {
-                    if last { V::load_first(from, mask) } else { V::load(from) }
-                };
-                let to = c.offset(i as isize * c_row).add(column);
-                let held = if tile.add { load(to) } else { V::splat(V::Scalar::ZERO) };
-                let mut value = alpha.mul_add(sum, held);
-                if !tile.bias.is_null() {
-                    value = value.add(load(tile.bias.add(column)));
-                }
-                if last { value.store_first(to, mask) } else { value.store(to) }
+                put::<V, N>(tile, i, v, sum);
             }
         }
+    }
+}
+
+/// Vector `v` of row `i` of a tile of `N` vectors of columns: c = [c +] alpha * sum [+ bias].
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+pub(super) unsafe fn put<V: Vector, const N: usize>(
+    tile: &Tile<V::Scalar>,
+    i: usize,
+    v: usize,
+    sum: V,
+) {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        let (last, column, mask) = (v + 1 == N, v * V::LANES, V::first(tile.last_lanes));
+        let load = |from: *const V::Scalar| {
+            if last { V::load_first(from, mask) } else { V::load(from) }
+        };
+        let to = tile.c.offset(i as isize * tile.c_row).add(column);
+        let held = if tile.add { load(to) } else { V::splat(V::Scalar::ZERO) };
+        let mut value = V::splat(tile.alpha).mul_add(sum, held);
+        if !tile.bias.is_null() {
+            value = value.add(load(tile.bias.add(column)));
+        }
+        if last { value.store_first(to, mask) } else { value.store(to) }
     }
 }
 
@@ -126,17 +142,24 @@ pub(super) struct Kernels<T: 'static> {
     /// [`Vector::FREE_MASKS`].
     pub free_masks: bool,
     /// `tiles[rows - 1][vectors - 1]`.
-    pub tiles: &'static [[TileFn<T>; VECTORS]],
+    pub tiles: &'static [&'static [TileFn<T>]],
     /// The packing routine for operands of a storage type.
     pub pack: fn(DType) -> PackFn<T>,
+    /// Another one for the left operand, where the microkernel reads the steps of a row together: see
+    /// [`Order::Lanes`](super::side::Order).
+    pub pack_rows: Option<PackFn<T>>,
     /// The same for values that are accumulators, whatever the operands' steps are.
     pub widen: fn(DType) -> PackFn<T>,
     /// The finishing routine for a storage type.
     pub finish: fn(DType) -> FinishFn<T>,
 }
 
-/// Vectors of columns that the widest tile holds.
-pub(super) const VECTORS: usize = 3;
+impl<T> Kernels<T> {
+    /// Vectors of columns that the widest tile holds.
+    pub(super) fn vectors(&self) -> usize {
+        self.tiles[0].len()
+    }
+}
 
 /// An instruction set to run with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,40 +173,69 @@ pub(super) enum Level {
     Avx512,
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    Amx,
 }
 
 impl Level {
-    /// What this processor has, the best last.
-    pub(super) fn available() -> impl DoubleEndedIterator<Item = Level> {
-        #[cfg(target_arch = "x86_64")]
-        let (avx2, avx512, bf16) = {
-            let avx2 = is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("fma")
-                && is_x86_feature_detected!("f16c");
-            let avx512 = is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512vl")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512bw");
-            let avx512 = avx2 && avx512;
-            let bf16 = avx512 && is_x86_feature_detected!("avx512bf16");
-            (
-                avx2.then_some(Level::Avx2),
-                avx512.then_some(Level::Avx512),
-                bf16.then_some(Level::Avx512Bf16),
-            )
-        };
-        #[cfg(not(target_arch = "x86_64"))]
-        let (avx2, avx512, bf16) = (None, None, None);
+    /// Every one, the best last.
+    const ALL: &[Level] = &[
         #[cfg(test)]
-        let model = Some(Level::PortablePairs);
-        #[cfg(not(test))]
-        let model = None;
-        [model, Some(Level::Portable), avx2, avx512, bf16].into_iter().flatten()
+        Level::PortablePairs,
+        Level::Portable,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512Bf16,
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        Level::Amx,
+    ];
+
+    /// Whether this processor has it.
+    fn is_here(self) -> bool {
+        match self {
+            #[cfg(test)]
+            Level::PortablePairs => true,
+            Level::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => {
+                Level::Avx2.is_here()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512bw")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Bf16 => Level::Avx512.is_here() && is_x86_feature_detected!("avx512bf16"),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Level::Amx => Level::Avx512.is_here() && super::amx::granted(),
+        }
+    }
+
+    /// What can be tested here, AMX also where it must be emulated.
+    #[cfg(test)]
+    pub(super) fn available() -> impl Iterator<Item = Level> {
+        Level::ALL.iter().copied().filter(|&level| {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            if level == Level::Amx && Level::Avx512.is_here() {
+                return level.is_here() || super::amx::emulator::install();
+            }
+            level.is_here()
+        })
     }
 
     /// The best that this processor has.
     pub(super) fn best() -> Level {
-        Level::available().next_back().unwrap_or(Level::Portable)
+        let here = Level::ALL.iter().rev().find(|level| level.is_here());
+        *here.expect("plain Rust runs everywhere")
     }
 
     /// Kernels for products of two bf16 matrices in words, if the instruction set has them.
@@ -191,6 +243,8 @@ impl Level {
         match self {
             #[cfg(target_arch = "x86_64")]
             Level::Avx512Bf16 => Some(&super::avx512_bf16::PAIRS),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Level::Amx => Some(&super::amx::PAIRS),
             #[cfg(test)]
             Level::PortablePairs => Some(&super::portable::PAIRS),
             _ => None,
@@ -216,6 +270,8 @@ macro_rules! compute {
                     Level::Avx2 => &super::avx2::$table,
                     #[cfg(target_arch = "x86_64")]
                     Level::Avx512 | Level::Avx512Bf16 => &super::avx512::$table,
+                    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+                    Level::Amx => &super::avx512::$table,
                 }
             }
         }
@@ -252,7 +308,8 @@ macro_rules! isa {
         pub(super) static F32: $crate::gemm::kernel::Kernels<f32> = $crate::gemm::kernel::Kernels {
             lanes: <$f32>::LANES,
             free_masks: <$f32>::FREE_MASKS,
-            tiles: &[$([tile::<$f32, $rows, 1>, tile::<$f32, $rows, 2>, tile::<$f32, $rows, 3>]),*],
+            tiles: &[$(&[tile::<$f32, $rows, 1>, tile::<$f32, $rows, 2>, tile::<$f32, $rows, 3>]),*],
+            pack_rows: None,
             pack: |dtype| match dtype {
                 $crate::DType::BF16 => pack::<$f32, $crate::bf16>,
                 $crate::DType::F16 => pack::<$f32, $crate::f16>,
@@ -273,7 +330,8 @@ macro_rules! isa {
         pub(super) static F64: $crate::gemm::kernel::Kernels<f64> = $crate::gemm::kernel::Kernels {
             lanes: <$f64>::LANES,
             free_masks: <$f64>::FREE_MASKS,
-            tiles: &[$([tile::<$f64, $rows, 1>, tile::<$f64, $rows, 2>, tile::<$f64, $rows, 3>]),*],
+            tiles: &[$(&[tile::<$f64, $rows, 1>, tile::<$f64, $rows, 2>, tile::<$f64, $rows, 3>]),*],
+            pack_rows: None,
             pack: |_| pack::<$f64, f64>,
             widen: |_| pack::<$f64, f64>,
             finish: |_| finish::<$f64, f64>,

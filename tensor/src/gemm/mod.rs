@@ -10,6 +10,8 @@
 //! block is summed in order, and blocks are added in order. Neither the number of threads, nor other
 //! rows and columns, nor strides change anything.
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]

@@ -55,24 +55,52 @@ pub(super) unsafe fn pack<V: Vector<Scalar = f32>>(
 /// # Safety
 /// As [`pack`].
 pub(super) unsafe fn gather(strip: &Strip<f32>, first: usize, lanes: usize) {
-    let Strip { step_stride, lane_stride, depth, elements, count, to, width, panel_stride, .. } =
-        *strip;
-    let from = strip.from.cast::<bf16>();
+    let Strip { depth, count, to, width, panel_stride, .. } = *strip;
     for step in first..depth {
         for lane in 0..count.next_multiple_of(lanes) {
             let place = lane / width * panel_stride + lane % width + step * width;
-            let at =
-                from.wrapping_offset(step as isize * step_stride + lane as isize * lane_stride);
             // SAFETY: the elements lie within the strip, and panels have room for whole registers.
             unsafe {
-                let value = if lane >= count {
-                    0.0
-                } else if PAIR * step + 1 < elements {
-                    word(*at, *at.wrapping_offset(step_stride / PAIR as isize))
-                } else {
-                    word(*at, bf16::ZERO)
-                };
+                let value = if lane < count { word_of(strip, lane, step) } else { 0.0 };
                 to.add(place).write(value);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The strip holds its elements, of which these are some.
+unsafe fn word_of(strip: &Strip<f32>, lane: usize, step: usize) -> f32 {
+    let Strip { step_stride, lane_stride, elements, .. } = *strip;
+    let offset = step as isize * step_stride + lane as isize * lane_stride;
+    let at = strip.from.cast::<bf16>().wrapping_offset(offset);
+    // SAFETY: the caller's promise; where k is odd, the last upper half is not looked at.
+    unsafe {
+        let odd = PAIR * step + 1 == elements;
+        let high = if odd { bf16::ZERO } else { *at.wrapping_offset(step_stride / PAIR as isize) };
+        word(*at, high)
+    }
+}
+
+/// Packs a strip of bf16 elements as words, the steps of a lane together.
+///
+/// # Safety
+/// The strip's source holds its elements, its panels have room for them.
+pub(super) unsafe fn pack_rows(strip: &Strip<f32>) {
+    let Strip { step_stride, lane_stride, depth, elements, count, to, .. } = *strip;
+    let pitch = strip.panel_stride / strip.width;
+    for lane in 0..count {
+        let to = to.wrapping_add(lane * pitch);
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            if step_stride == PAIR as isize {
+                let from = strip.from.cast::<bf16>().offset(lane as isize * lane_stride);
+                to.add(depth - 1).write(0.0); // its upper half may have no element
+                std::ptr::copy_nonoverlapping(from, to.cast(), elements);
+            } else {
+                for step in 0..depth {
+                    to.add(step).write(word_of(strip, lane, step));
+                }
             }
         }
     }

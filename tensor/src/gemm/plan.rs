@@ -5,8 +5,6 @@
 //! not show in the result: a *chapter* is what is packed at a time, and a *tile* is what one thread
 //! computes at a time, with its part of the right operand in L2.
 
-use super::kernel::VECTORS;
-
 /// Bytes of k in a block: the right operand's part of a tile (192 columns) then takes 384 KiB of L2.
 const BLOCK_BYTES: usize = 2048;
 /// Bytes of k in a chapter, at most.
@@ -50,8 +48,9 @@ pub(super) struct Size {
     pub bytes: usize,
     /// Lanes of a register.
     pub lanes: usize,
-    /// Rows of the microkernel.
+    /// Rows and vectors of columns of the microkernel.
     pub kernel_rows: usize,
+    pub kernel_vectors: usize,
 }
 
 /// The size of equal parts of `total`, each at most about `most`, rounded up to `grain`.
@@ -62,12 +61,13 @@ fn even(total: usize, most: usize, grain: usize) -> usize {
 impl Plan {
     /// The cuts; what needs no packing in chapters is one chapter.
     pub(super) fn new(size: Size, packing: bool) -> Plan {
-        let Size { rows: m, columns: n, k, threads, bytes, lanes, kernel_rows } = size;
+        let Size { rows: m, columns: n, k, threads, bytes, lanes, kernel_rows, kernel_vectors } =
+            size;
         let block = even(k, BLOCK_BYTES / bytes, GRAIN);
         let depth = (CHAPTER_DEPTH_BYTES / bytes / block).max(1) * block;
         let depth = if packing { depth.min(k.next_multiple_of(block)) } else { k };
         let vectors = n.div_ceil(lanes);
-        let panel_columns = vectors.div_ceil(vectors.div_ceil(VECTORS)) * lanes;
+        let panel_columns = vectors.div_ceil(vectors.div_ceil(kernel_vectors)) * lanes;
         let most = if packing { CHAPTER_LANE_BYTES / bytes } else { usize::MAX };
         let (rows, columns) = (even(m, most, GRAIN), even(n, most, panel_columns));
         let tile_columns = (TILE_PANELS * panel_columns).min(columns);

@@ -75,9 +75,9 @@ super::kernel::isa!(Lanes<f32>, Lanes<f64>, [1, 2, 3, 4]);
 /// What [`super::pairs`] says, in plain Rust: the tests run it on every machine.
 #[cfg(test)]
 pub(super) static PAIRS: super::kernel::Kernels<f32> = {
-    use super::kernel::{Kernels, Multiply, TileFn, VECTORS, tile};
+    use super::kernel::{Kernels, Multiply, TileFn, tile};
     use super::pack::Strip;
-    use super::pairs::{gather, pack};
+    use super::pairs::{gather, pack, pack_rows};
 
     struct Pairs;
     impl Multiply<Lanes<f32>> for Pairs {
@@ -95,9 +95,9 @@ pub(super) static PAIRS: super::kernel::Kernels<f32> = {
             }))
         }
     }
-    const fn row<const R: usize>() -> [TileFn<f32>; VECTORS] {
+    const fn row<const R: usize>() -> &'static [TileFn<f32>] {
         type Word = Lanes<f32>;
-        [tile::<Word, Pairs, R, 1>, tile::<Word, Pairs, R, 2>, tile::<Word, Pairs, R, 3>]
+        &[tile::<Word, Pairs, R, 1>, tile::<Word, Pairs, R, 2>, tile::<Word, Pairs, R, 3>]
     }
     unsafe fn pack_pairs(strip: &Strip<f32>) {
         // SAFETY: the caller's promise, passed on.
@@ -110,6 +110,7 @@ pub(super) static PAIRS: super::kernel::Kernels<f32> = {
     Kernels {
         tiles: &[row::<1>(), row::<2>(), row::<3>(), row::<4>()],
         pack: |_| pack_pairs,
+        pack_rows: Some(pack_rows),
         ..F32
     }
 };

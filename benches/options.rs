@@ -1,0 +1,98 @@
+//! What each option that saves memory saves and costs: training steps of GPT-2 124M (4 sequences of 256 tokens) on
+//! all cores, with the peak of the device's pool and the time of a step beside those of plain f32 training.
+//!
+//! `cargo bench --bench options [-- STEPS]` prints a table in Markdown: the medians of STEPS steps (3 unless told),
+//! the rows one after another in one run.
+
+use ferrotron::models::bench::{BenchConfig, median, trainer};
+use ferrotron::models::gpt::{
+    Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp, RegionInputs,
+};
+use ferrotron::models::presets::Preset;
+use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig};
+use ferrotron::nn::WeightUpdate;
+use ferrotron::parallel::mesh::Mesh;
+use ferrotron::tensor::Category;
+use ferrotron::{DType, Result};
+
+fn main() -> Result<()> {
+    let steps = std::env::args().filter_map(|arg| arg.parse().ok()).next().unwrap_or(3);
+    let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let plain = BenchConfig {
+        seq_length: 256,
+        steps,
+        threads,
+        ..BenchConfig::new(Preset::find("gpt2-124m")?.config())
+    };
+    let rows = rows(&plain);
+    println!("| options | weights | gradients | optimizer | saved | peak in all | step | |");
+    println!("|---|---|---|---|---|---|---|---|");
+    let mut first = None;
+    for (number, (name, config)) in rows.iter().enumerate() {
+        eprintln!("{} of {}: {name}", number + 1, rows.len());
+        let found = measure(config)?;
+        let baseline = *first.get_or_insert(found.seconds);
+        let megabytes = |category: Category| found.peaks[category as usize] >> 20;
+        println!(
+            "| {name} | {} | {} | {} | {} | {} MiB | {:.2} s | {:.2} x |",
+            megabytes(Category::Weights),
+            megabytes(Category::Gradients),
+            megabytes(Category::Optimizer),
+            megabytes(Category::Saved),
+            found.peak >> 20,
+            found.seconds,
+            found.seconds / baseline,
+        );
+    }
+    Ok(())
+}
+
+/// What is compared, by its options on the command line; the first is what all others are compared with.
+fn rows(plain: &BenchConfig) -> Vec<(&'static str, BenchConfig)> {
+    let with = |recompute: Recompute| BenchConfig {
+        parallel: ParallelConfig { recompute, ..plain.parallel },
+        ..plain.clone()
+    };
+    let bf16 = BenchConfig { dtype: DType::BF16, ..plain.clone() };
+    let in_place =
+        PrecisionConfig { weight_update: WeightUpdate::InPlace, ..PrecisionConfig::default() };
+    let selective =
+        |attention, mlp| with(Recompute::Selective(RecomputeModules { attention, mlp }));
+    let full = |layers| {
+        let (method, inputs) = (RecomputeMethod::Uniform, RegionInputs::Whole);
+        with(Recompute::Full { method, layers, inputs })
+    };
+    vec![
+        ("none", plain.clone()),
+        (
+            "`--recompute-granularity selective`",
+            selective(RecomputedAttention::Core, RecomputedMlp::None),
+        ),
+        (
+            "`--recompute-granularity selective --recompute-modules attn mlp`",
+            selective(RecomputedAttention::Layer, RecomputedMlp::Layer),
+        ),
+        ("`--recompute-granularity full`", full(1)),
+        ("`--recompute-granularity full --recompute-num-layers 3`", full(3)),
+        ("`--bf16`", bf16.clone()),
+        ("`--bf16 --no-master-weights`", BenchConfig { precision: in_place, ..bf16.clone() }),
+    ]
+}
+
+/// What steps of one configuration take.
+struct Found {
+    peaks: [usize; Category::ALL.len()],
+    peak: usize,
+    seconds: f64,
+}
+
+fn measure(config: &BenchConfig) -> Result<Found> {
+    let (mut trainer, sampler) = trainer(config, &Mesh::single())?;
+    let mut seconds = Vec::new();
+    for step in 0..config.warmup + config.steps {
+        let report = trainer.step(&sampler)?;
+        seconds.extend((step >= config.warmup).then_some(report.seconds));
+    }
+    let memory = trainer.scope().device().memory();
+    Ok(Found { peaks: memory.peak_by_category, peak: memory.peak, seconds: median(seconds) })
+}
