@@ -52,7 +52,7 @@ fn a_trillion_parameters_are_planned_in_a_second_and_100_megabytes() {
         (plan.stages().unwrap(), started.elapsed())
     };
     // The machine may be busy with other things.
-    let runs: Vec<_> = (0..5).map(|_| timed()).collect();
+    let runs: Vec<_> = (0..3).map(|_| timed()).collect();
     let (stages, fastest) = runs.iter().min_by_key(|(_, seconds)| *seconds).unwrap();
     assert!(*fastest < Duration::from_secs(1), "{fastest:?}");
     let resident = peak_rss_bytes();

@@ -32,7 +32,7 @@ impl DeviceArgs {
 
     /// Threads of one of `ranks` on this machine.
     pub fn shared_threads(&self, ranks: usize) -> usize {
-        self.threads.unwrap_or_else(|| (cores() / ranks).max(1))
+        self.threads.unwrap_or_else(|| (cores() / ranks.max(1)).max(1))
     }
 
     pub fn open(&self) -> Result<Device> {

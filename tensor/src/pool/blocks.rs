@@ -17,7 +17,7 @@ use crate::mapped_file::map_unnamed;
 use crate::{Error, Result};
 
 /// Alignment of every block: a cache line and an AVX-512 register.
-pub(super) const ALIGNMENT: usize = 64;
+const ALIGNMENT: usize = 64;
 /// Blocks up to this size wait in bins.
 const LARGEST_BIN: usize = 1 << 20;
 /// Larger blocks are rounded up to pages.
