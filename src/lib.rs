@@ -26,7 +26,7 @@ pub use ferrotron_tensor as tensor;
 pub use ferrotron_autograd::{
     GradcheckOptions, Leaf, Var, checkpoint, gradcheck, gradcheck_leaves, no_grad,
 };
-pub use ferrotron_tensor::{DType, Device, Error, ErrorKind, Result, Tensor};
+pub use ferrotron_tensor::{DType, Device, Error, ErrorKind, MemoryKind, Result, Tensor};
 
 /// What most programs need.
 pub mod prelude {

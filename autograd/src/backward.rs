@@ -37,8 +37,8 @@ pub trait Backward: Send + 'static {
         "closure"
     }
 
-    /// The tensors that are kept.
-    fn saved(&self) -> Vec<&Tensor> {
+    /// The tensors that are kept in the device's memory: [`Saved::held`](crate::Saved::held) of what is kept.
+    fn saved(&self) -> Vec<Tensor> {
         Vec::new()
     }
 
@@ -162,7 +162,7 @@ impl Grads<'_> {
     fn deferred_leaf(&self, i: usize) -> Option<&Leaf> {
         match self.node.inputs.get(i) {
             Some((Some(Source::Leaf(leaf)), _)) if self.mode == WeightGrads::Deferred => {
-                Some(leaf).filter(|leaf| !leaf.stands_in())
+                Some(leaf).filter(|leaf| !leaf.is_input())
             }
             _ => None,
         }

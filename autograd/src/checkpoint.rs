@@ -149,7 +149,7 @@ impl Region {
         let stand_ins: Vec<Option<Leaf>> = inputs
             .iter()
             .zip(&self.wanted)
-            .map(|(input, &wanted)| wanted.then(|| Leaf::stand_in(input.clone())))
+            .map(|(input, &wanted)| wanted.then(|| Leaf::input("checkpoint input", input.clone())))
             .collect();
         let variables = inputs
             .into_iter()
@@ -194,7 +194,7 @@ impl Backward for Region {
         "checkpoint"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
+    fn saved(&self) -> Vec<Tensor> {
         self.inputs.iter().filter_map(Saved::held).collect()
     }
 
@@ -238,7 +238,7 @@ impl Backward for WithoutOutputs {
         "checkpoint"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
+    fn saved(&self) -> Vec<Tensor> {
         self.kept.iter().filter_map(Saved::held).collect()
     }
 

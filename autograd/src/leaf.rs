@@ -31,8 +31,8 @@ struct Inner {
     dims: Dims,
     dtype: DType,
     device: Device,
-    /// Whether this is an input of a checkpoint region instead of a parameter.
-    stands_in: bool,
+    /// Whether this is the input of a part of a graph instead of a parameter.
+    is_input: bool,
     version: AtomicU64,
     value: Mutex<Value>,
     gradient: Mutex<Gradient>,
@@ -85,18 +85,18 @@ impl Leaf {
         )
     }
 
-    /// A leaf that stands for an input of a checkpoint region; its value stays what it was.
-    pub(crate) fn stand_in(value: Tensor) -> Leaf {
+    /// A leaf at which a part of a graph begins, to find out the gradient there: of a checkpoint region, of a
+    /// pipeline stage. It is no parameter: the gradient is wanted at once, never deferred, and counts as workspace.
+    pub fn input(name: impl Into<String>, value: Tensor) -> Leaf {
         let (device, dtype, dims) = (value.device().clone(), value.dtype(), value.dims().into());
-        let mut leaf =
-            Self::with_value("checkpoint input".into(), device, dtype, dims, Value::Own(value));
-        Arc::get_mut(&mut leaf.0).expect("the leaf is new").stands_in = true;
+        let mut leaf = Self::with_value(name.into(), device, dtype, dims, Value::Own(value));
+        Arc::get_mut(&mut leaf.0).expect("the leaf is new").is_input = true;
         leaf
     }
 
-    /// Whether this is an input of a checkpoint region: its gradient is wanted at once, never deferred.
-    pub(crate) fn stands_in(&self) -> bool {
-        self.0.stands_in
+    /// Whether it was made by [`Leaf::input`].
+    pub(crate) fn is_input(&self) -> bool {
+        self.0.is_input
     }
 
     /// The gradient, handed over to the only one who wants it.
@@ -115,7 +115,7 @@ impl Leaf {
             dims,
             dtype,
             device,
-            stands_in: false,
+            is_input: false,
             version: AtomicU64::new(0),
             value: Mutex::new(value),
             gradient: Mutex::new(gradient),
@@ -325,7 +325,9 @@ impl Leaf {
                     Some(tensor) if tensor.is_unique() => tensor,
                     _ => Tensor::empty(self.device(), self.dtype(), self.dims())?,
                 };
-                tensor.set_category(Category::Gradients);
+                if !self.is_input() {
+                    tensor.set_category(Category::Gradients);
+                }
                 write(&mut tensor, accum)?;
                 *place = Some(tensor);
             }

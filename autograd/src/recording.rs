@@ -3,15 +3,25 @@
 use std::cell::RefCell;
 
 use crate::Leaf;
+use crate::kept::HookScope;
 
 /// What [`crate::Var::record`] does on this thread.
 pub(crate) enum Recording {
     /// Makes nodes.
     On,
+    /// Makes nodes, and takes up what they keep.
+    Hooked(HookScope),
     /// Makes none.
     Off,
     /// Makes none, but lists the leaves that were used: the forward of a checkpoint region.
     Region(Vec<Leaf>),
+}
+
+impl Recording {
+    /// Whether operations are recorded.
+    pub(crate) fn makes_nodes(&self) -> bool {
+        matches!(self, Recording::On | Recording::Hooked(_))
+    }
 }
 
 thread_local! {

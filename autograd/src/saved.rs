@@ -4,50 +4,64 @@ use ferrotron_tensor::{Category, Error, Result, Tensor};
 use std::sync::Arc;
 
 use crate::Leaf;
+use crate::kept::{Kept, Role};
 use crate::recording::{Recording, current};
 
-/// An operand as kept for backward.
+/// An operand, or a result, as kept for backward.
+///
+/// It is one of three things: the value itself (or what [hooks](crate::saved_tensors_hooks) keep in its place); a
+/// parameter and its version, whose value is asked for again in backward, so that a sharded parameter need not stay
+/// gathered in between; a value that is cheaper to compute again than to keep.
 #[derive(Clone)]
-pub enum Saved {
-    /// The value itself.
-    Tensor(Tensor),
-    /// A parameter and its version: the value is asked for again in backward, so that a sharded
-    /// parameter need not stay gathered in between.
+pub struct Saved(Inner);
+
+#[derive(Clone)]
+enum Inner {
+    Tensor(Kept),
     Leaf(Leaf, u64),
-    /// A value that is cheaper to compute again than to keep.
-    Recompute(Recipe),
+    Recompute(Recipe<Kept>),
 }
 
 /// How a value is computed again.
 #[derive(Clone)]
-pub struct Recipe {
-    pub(crate) compute: Arc<dyn Fn() -> Result<Tensor> + Send + Sync>,
-    /// What is kept for that alone, if not only what the producer keeps anyway.
-    pub(crate) held: Option<Tensor>,
+pub(crate) enum Recipe<Part> {
+    /// From what its producer keeps anyway.
+    Whole(Compute),
+    /// From what is kept for that alone.
+    From(Part, Expand),
 }
 
+type Compute = Arc<dyn Fn() -> Result<Tensor> + Send + Sync>;
+type Expand = Arc<dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync>;
+
 impl Saved {
-    /// Counts the value as kept, unless this thread records nothing: then it is not.
-    pub(crate) fn tensor(value: &Tensor) -> Saved {
-        Saved::Tensor(value.clone()).counted()
+    /// The values of an activation.
+    pub fn tensor(value: &Tensor) -> Saved {
+        Saved(Inner::Tensor(keep(value, Role::Activation)))
     }
 
-    /// As [`Saved::tensor`], of what a recipe keeps.
-    pub(crate) fn recipe(recipe: &Recipe) -> Saved {
-        Saved::Recompute(recipe.clone()).counted()
+    /// Numbers that gradients need as they are, such as the log-sum-exp of a row.
+    pub fn statistic(value: &Tensor) -> Saved {
+        Saved(Inner::Tensor(keep(value, Role::Statistic)))
     }
 
-    fn counted(self) -> Saved {
-        if current(|recording| matches!(recording, Recording::On)) {
-            self.held().into_iter().for_each(|held| held.set_category(Category::Saved));
-        }
-        self
+    /// The values of an activation of which many are zero.
+    pub fn sparse(value: &Tensor) -> Saved {
+        Saved(Inner::Tensor(keep(value, Role::Sparse)))
+    }
+
+    /// What a recipe computes, of which its part is kept.
+    pub(crate) fn recipe(recipe: &Recipe<Tensor>) -> Saved {
+        Saved(Inner::Recompute(match recipe {
+            Recipe::Whole(compute) => Recipe::Whole(compute.clone()),
+            Recipe::From(part, whole) => Recipe::From(keep(part, Role::Activation), whole.clone()),
+        }))
     }
 
     /// A parameter as it is now.
     pub(crate) fn leaf(leaf: Leaf) -> Saved {
         let version = leaf.version();
-        Saved::Leaf(leaf, version)
+        Saved(Inner::Leaf(leaf, version))
     }
 
     /// The operand's value.
@@ -55,17 +69,18 @@ impl Saved {
     /// Errors if a parameter was updated since the forward pass.
     pub fn value(&self) -> Result<Tensor> {
         self.check()?;
-        match self {
-            Saved::Tensor(tensor) => Ok(tensor.clone()),
-            Saved::Recompute(recipe) => (recipe.compute)(),
-            Saved::Leaf(leaf, _) => leaf.value(),
+        match &self.0 {
+            Inner::Tensor(kept) => kept.value(),
+            Inner::Recompute(Recipe::Whole(compute)) => compute(),
+            Inner::Recompute(Recipe::From(part, whole)) => whole(&part.value()?),
+            Inner::Leaf(leaf, _) => leaf.value(),
         }
     }
 
     /// Errors if this is a parameter that was updated since the forward pass.
     pub(crate) fn check(&self) -> Result<()> {
-        match self {
-            Saved::Leaf(leaf, version) if leaf.version() != *version => Err(Error::graph(
+        match &self.0 {
+            Inner::Leaf(leaf, version) if leaf.version() != *version => Err(Error::graph(
                 "backward",
                 format!(
                     "'{}' was updated between forward and backward; call backward before the optimizer step",
@@ -76,12 +91,26 @@ impl Saved {
         }
     }
 
-    /// The tensor that is held, if one is: what a memory report counts.
-    pub fn held(&self) -> Option<&Tensor> {
-        match self {
-            Saved::Tensor(tensor) => Some(tensor),
-            Saved::Recompute(recipe) => recipe.held.as_ref(),
-            Saved::Leaf(..) => None,
+    /// The tensor that the device's memory holds for it, if there is one: what a memory report counts.
+    pub fn held(&self) -> Option<Tensor> {
+        match &self.0 {
+            Inner::Tensor(kept) | Inner::Recompute(Recipe::From(kept, _)) => kept.held(),
+            Inner::Recompute(Recipe::Whole(_)) | Inner::Leaf(..) => None,
         }
     }
+}
+
+/// Counts the value as kept, unless this thread records nothing: then it is not. Hooks learn of it.
+fn keep(value: &Tensor, role: Role) -> Kept {
+    current(|recording| match recording {
+        Recording::On => {
+            value.set_category(Category::Saved);
+            Kept::Tensor(value.clone())
+        }
+        Recording::Hooked(scope) => {
+            value.set_category(Category::Saved);
+            scope.keep(value, role)
+        }
+        Recording::Off | Recording::Region(_) => Kept::Tensor(value.clone()),
+    })
 }

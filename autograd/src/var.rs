@@ -4,18 +4,19 @@ use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 use std::fmt;
 use std::sync::Arc;
 
+use crate::backward::Named;
 use crate::engine::{WeightGrads, backward};
 use crate::node::{Edge, Node, Slot, Source};
 use crate::recording::{Recording, current};
 use crate::saved::Recipe;
-use crate::{Backward, Leaf, Saved};
+use crate::{Backward, Grads, Leaf, Saved};
 
 /// A tensor and, if a gradient is wanted, the node that made it.
 #[derive(Clone)]
 pub struct Var {
     value: Tensor,
     source: Option<Source>,
-    recompute: Option<Recipe>,
+    recompute: Option<Recipe<Tensor>>,
 }
 
 impl Var {
@@ -81,7 +82,7 @@ impl Var {
         recompute: impl Fn() -> Result<Tensor> + Send + Sync + 'static,
     ) -> Var {
         if self.needs_gradient() {
-            self.recompute = Some(Recipe { compute: Arc::new(recompute), held: None });
+            self.recompute = Some(Recipe::Whole(Arc::new(recompute)));
         }
         self
     }
@@ -111,11 +112,22 @@ impl Var {
         whole: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Var {
         if self.needs_gradient() {
-            let kept = part.clone();
-            self.recompute =
-                Some(Recipe { compute: Arc::new(move || whole(&kept)), held: Some(part) });
+            self.recompute = Some(Recipe::From(part, Arc::new(whole)));
         }
         self
+    }
+
+    /// The same value. Backward calls `f` when it arrives here, before it goes on to what made the value: to fetch
+    /// ahead, for example. Where nothing is recorded, `f` is dropped.
+    ///
+    /// Errors as `f` does, from backward.
+    pub fn on_backward(self, f: impl FnOnce() -> Result<()> + Send + 'static) -> Result<Var> {
+        Var::record(&[&self], self.value.clone(), || {
+            Named("on_backward", move |dy: Tensor, dx: &mut Grads| {
+                f()?;
+                dx.give(0, dy)
+            })
+        })
     }
 
     /// The result of an operation on `inputs`. `make` builds what the gradient needs; it is called only
@@ -150,7 +162,9 @@ impl Var {
         make: impl FnOnce() -> B,
     ) -> Result<Vec<Var>> {
         let wanted = current(|recording| match recording {
-            Recording::On => Ok(edges.iter().any(|(source, _)| source.is_some())),
+            Recording::On | Recording::Hooked(_) => {
+                Ok(edges.iter().any(|(source, _)| source.is_some()))
+            }
             Recording::Off => Ok(false),
             Recording::Region(log) => {
                 edges.iter().try_for_each(|(source, _)| log_source(source.as_ref(), log))?;
@@ -196,8 +210,8 @@ impl Var {
         backward(&[(self, cotangent)], WeightGrads::Now)?.run()
     }
 
-    /// Bytes kept for backward by every node reachable from here, each buffer once; parameters do not
-    /// count.
+    /// Bytes of the device's memory kept for backward by every node reachable from here, each buffer once;
+    /// parameters do not count, nor does what went to [host memory](ferrotron_tensor::MemoryKind::Host).
     pub fn saved_bytes(&self) -> usize {
         let mut nodes = std::collections::BTreeMap::new();
         let mut stack: Vec<&Source> = self.source.iter().collect();

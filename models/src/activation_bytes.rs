@@ -80,7 +80,7 @@ impl Activations<'_> {
 
     /// Queries, keys and values.
     fn projected(&self) -> usize {
-        let width = self.model.attention().packed_width();
+        let width: usize = self.model.attention().packed_widths().iter().sum();
         self.tokens() * width / self.tensor * self.dtype.size()
     }
 

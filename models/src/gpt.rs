@@ -4,7 +4,7 @@
 //! vocabulary V.
 
 use ferrotron_autograd::ops::cross_entropy::Loss;
-use ferrotron_autograd::{Var, checkpoint};
+use ferrotron_autograd::{Offloaded, Offloader, Var, checkpoint};
 use ferrotron_nn::{
     Axis, Context, Decay, Dropout, Embedding, KvCache, Mode, Module, Norm, Param, Scope,
 };
@@ -14,13 +14,16 @@ use ferrotron_parallel::tensor_parallel::{TensorParallel, VocabParallelEmbedding
 use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
 use ferrotron_tensor::{At, Error, Result, Tensor};
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::block::Block;
+use crate::saved_activations::BlockPacking;
 
 pub use crate::config::{ActivationKind, GptConfig, Normalization, PositionEmbedding};
 pub use crate::recompute::{
     Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp, RegionInputs,
 };
+pub use crate::saved_activations::SavedActivations;
 
 /// Tokens and positions become vectors.
 #[derive(Debug, Clone)]
@@ -136,6 +139,7 @@ pub struct Gpt {
     scope: Scope,
     tp: TensorParallel,
     recompute: Recompute,
+    packing: BlockPacking,
     embeddings: Option<Embeddings>,
     blocks: Vec<Block>,
     head: Option<Head>,
@@ -183,6 +187,7 @@ impl Gpt {
             held: part.clone(),
             scope: scope.clone(),
             recompute: Recompute::None,
+            packing: BlockPacking::default(),
             head: head.transpose()?,
             embeddings: wte
                 .filter(|_| part.first)
@@ -197,6 +202,17 @@ impl Gpt {
     #[must_use]
     pub fn with_recompute(mut self, recompute: Recompute) -> Gpt {
         self.recompute = recompute;
+        self
+    }
+
+    /// The same model, whose blocks keep activations as said; `offloader` moves what waits in host memory.
+    #[must_use]
+    pub fn with_saved_activations(
+        mut self,
+        saved: SavedActivations,
+        offloader: Option<Arc<Offloader>>,
+    ) -> Gpt {
+        self.packing = BlockPacking::new(saved, offloader);
         self
     }
 
@@ -251,25 +267,41 @@ impl Gpt {
 
     /// (B, T, C) -> (B, T, C), through the blocks.
     pub fn run_blocks(&self, ctx: &Context, mut x: Var) -> Result<Var> {
-        let regions = match ctx.mode {
-            Mode::Train => self.recompute.regions(self.blocks.len()),
-            Mode::Eval => Vec::new(),
+        let (regions, modules) = match ctx.mode {
+            Mode::Train => (self.recompute.regions(self.blocks.len()), self.recompute.modules()),
+            Mode::Eval => (Vec::new(), RecomputeModules::NONE),
         };
-        let kept = regions.last().map_or(0, |last| last.end);
-        for region in regions {
-            if self.recompute.inputs() == RegionInputs::Distributed {
-                x = self.tp.kept_in_parts(x)?;
-            }
-            let (blocks, ctx) = (self.blocks[region].to_vec(), ctx.clone());
-            let run = move |x: &[Var]| {
-                let through =
-                    |x: Var, block: &Block| block.forward(&ctx, &x, None, RecomputeModules::NONE);
-                Ok(vec![blocks.iter().try_fold(x[0].clone(), through)?])
+        let whole = regions.last().map_or(0, |last| last.end);
+        let blocks = regions.into_iter().chain((whole..self.blocks.len()).map(|i| i..i + 1));
+        let mut before: Option<Offloaded> = None;
+        for range in blocks {
+            let first = range.start;
+            let run = || match first < whole {
+                true => self.run_region(ctx, x, range),
+                false => self.blocks[first].forward(ctx, &x, None, modules),
             };
-            x = checkpoint(&[&x], run)?.remove(0);
+            let (y, offloaded) = self.packing.run(first, run)?;
+            // While backward is in these blocks, it fetches what those before them have kept.
+            x = match std::mem::replace(&mut before, offloaded) {
+                Some(before) => y.on_backward(move || before.prefetch())?,
+                None => y,
+            };
         }
-        let modules = self.recompute.modules();
-        self.blocks[kept..].iter().try_fold(x, |x, block| block.forward(ctx, &x, None, modules))
+        Ok(x)
+    }
+
+    /// (B, T, C) -> (B, T, C), through blocks of which only the input is kept.
+    fn run_region(&self, ctx: &Context, mut x: Var, range: Range<usize>) -> Result<Var> {
+        if self.recompute.inputs() == RegionInputs::Distributed {
+            x = self.tp.kept_in_parts(x)?;
+        }
+        let (blocks, ctx) = (self.blocks[range].to_vec(), ctx.clone());
+        let run = move |x: &[Var]| {
+            let through =
+                |x: Var, block: &Block| block.forward(&ctx, &x, None, RecomputeModules::NONE);
+            Ok(vec![blocks.iter().try_fold(x[0].clone(), through)?])
+        };
+        Ok(checkpoint(&[&x], run)?.remove(0))
     }
 
     /// The summed cross-entropy of (B, T, C) behind the last block against targets (B, T), negative ones

@@ -4,7 +4,7 @@
 //! `iter_NNNNNNN` with `latest` naming the newest. Whoever wants to watch gives an [`Observer`].
 
 use ferrotron_parallel::trace::Trace;
-use ferrotron_tensor::{Error, Result};
+use ferrotron_tensor::{Error, MemoryKind, Result};
 use serde::Serialize;
 use std::fs::File;
 use std::io::Write;
@@ -126,6 +126,9 @@ pub struct Metrics {
     pub tflops: f64,
     /// Most bytes of the pool in use at once so far.
     pub mem_peak_bytes: usize,
+    /// Most bytes of host memory in use at once so far, if any were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_peak_bytes: Option<usize>,
     /// Validation loss, where one was measured after this step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
@@ -309,6 +312,7 @@ fn save(trainer: &Trainer, tokenizer: &Tokenizer, config: &RunConfig) -> Result<
 
 fn measure(trainer: &Trainer, config: &RunConfig, report: &StepReport) -> Metrics {
     let tokens_per_s = report.tokens as f64 / report.seconds;
+    let device = trainer.scope().device();
     Metrics {
         step: report.step,
         loss: report.loss,
@@ -320,7 +324,8 @@ fn measure(trainer: &Trainer, config: &RunConfig, report: &StepReport) -> Metric
         step_ms: report.seconds * 1e3,
         tokens_per_s,
         tflops: trainer.model().flops(report.tokens, config.seq_length) / report.seconds / 1e12,
-        mem_peak_bytes: trainer.scope().device().memory().peak,
+        mem_peak_bytes: device.memory().peak,
+        host_peak_bytes: Some(device.memory_of(MemoryKind::Host).peak).filter(|&bytes| bytes > 0),
         validation_loss: None,
     }
 }

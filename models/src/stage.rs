@@ -5,7 +5,6 @@ use ferrotron_nn::{Axis, Context, Extent};
 use ferrotron_parallel::data_parallel::DataParallel;
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::pipeline::PipelineModel;
-use ferrotron_tensor::ops::concat::concat;
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 
 use crate::data::Batch;
@@ -94,14 +93,17 @@ pub fn batch_tensors(
     batch: &Batch,
     sequence: &Extent,
 ) -> Result<(Tensor, Tensor)> {
-    let whole = [batch.micro_batch, batch.seq_length];
-    let inputs = Tensor::from_slice(device, &batch.inputs, &whole)?;
-    let targets = Tensor::from_slice(device, &batch.targets, &whole)?;
-    Ok((held(&inputs, sequence)?, held(&targets, sequence)?))
+    let dims = [batch.micro_batch, sequence.len()];
+    let inputs = held(&batch.inputs, batch.seq_length, sequence);
+    let targets = held(&batch.targets, batch.seq_length, sequence);
+    Ok((Tensor::from_slice(device, &inputs, &dims)?, Tensor::from_slice(device, &targets, &dims)?))
 }
 
-fn held(tensor: &Tensor, sequence: &Extent) -> Result<Tensor> {
-    let part = |&(offset, len): &(usize, usize)| tensor.narrow(1, offset, len);
-    let parts = sequence.pieces.iter().map(part).collect::<Result<Vec<_>>>()?;
-    concat(&parts.iter().collect::<Vec<_>>(), 1)
+/// The positions that are here of rows of `length`.
+fn held<T: Copy>(rows: &[T], length: usize, sequence: &Extent) -> Vec<T> {
+    let pieces = |row: &[T]| {
+        let piece = |&(offset, len): &(usize, usize)| &row[offset..offset + len];
+        sequence.pieces.iter().map(piece).collect::<Vec<_>>().concat()
+    };
+    rows.chunks_exact(length).flat_map(pieces).collect()
 }

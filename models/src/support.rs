@@ -10,10 +10,13 @@
 //! | a sequence that 2 cp does not divide | every rank holds two chunks of it |
 //! | sequence parallelism, and positions of a rank that tp does not divide | they are cut evenly |
 //! | `recompute-num-layers` beyond the layers of a stage's chunk, `recompute-modules` without a module | nothing would be recomputed, or not as said |
+//! | `cpu-offloading-num-layers` beyond the layers of a stage's chunk | not as many can be offloaded |
+//! | sparse saved activations without a ReLU, or where every MLP is recomputed | no ReLU's result is kept |
 //! | distributed region inputs without tensor parallelism, with sequence parallelism, or of positions that tp does not divide | there is nothing to distribute; they are cut evenly |
 //! | a schedule that [`pipeline::refusal`] refuses | see there |
 //! | sharding or local SGD that [`data_parallel::refusal`] refuses | see there |
 
+use ferrotron_autograd::Zeros;
 use ferrotron_nn::Axis;
 use ferrotron_parallel::data_parallel;
 use ferrotron_parallel::mesh::Layout;
@@ -21,7 +24,7 @@ use ferrotron_parallel::pipeline::{self, PipelineConfig};
 use ferrotron_parallel::tensor_parallel::{ParallelAttention, SequenceParallel};
 use ferrotron_tensor::{Error, Result};
 
-use crate::gpt::{GptConfig, GptPart, RegionInputs};
+use crate::gpt::{ActivationKind, GptConfig, GptPart, RegionInputs, SavedActivations};
 use crate::trainer::ParallelConfig;
 
 /// A run as far as its layout is concerned.
@@ -114,6 +117,21 @@ fn refusal(plan: &Plan) -> Option<String> {
     if recompute.is_some() {
         return recompute;
     }
+    let SavedActivations { offloaded_layers, packing } = parallel.saved_activations;
+    if offloaded_layers > blocks {
+        return Some(format!(
+            "cpu-offloading-num-layers {offloaded_layers} is more than the {blocks} layers of a pipeline stage's chunk"
+        ));
+    }
+    if packing.zeros == Zeros::Bitmap {
+        let (activation, recomputed) = (model.activation, parallel.recompute.twice_run(blocks).mlp);
+        if activation != ActivationKind::Relu || recomputed == blocks {
+            return Some(format!(
+                "saved-activations-encoding sparse needs the result of a ReLU to be kept: activation is {activation:?}, \
+                 and {recomputed} of {blocks} layers compute it again"
+            ));
+        }
+    }
     let schedule = PipelineConfig {
         kind: parallel.pipeline_schedule,
         stages: pp,
@@ -128,6 +146,7 @@ fn refusal(plan: &Plan) -> Option<String> {
 mod tests {
     use super::*;
     use crate::gpt::{Recompute, RecomputeMethod, RecomputeModules};
+    use ferrotron_autograd::PackingConfig;
     use ferrotron_nn::Sharding;
     use ferrotron_parallel::data_parallel::DataParallelConfig;
     use ferrotron_parallel::pipeline::ScheduleKind;
@@ -155,6 +174,17 @@ mod tests {
         let [none, three] = [0, 3].map(|layers| full(layers, RegionInputs::Whole));
         let distributed = full(1, RegionInputs::Distributed);
         let nothing = recompute(Recompute::Selective(RecomputeModules::NONE));
+        let saved = |offloaded_layers, zeros, parallel| ParallelConfig {
+            saved_activations: SavedActivations {
+                offloaded_layers,
+                packing: PackingConfig { zeros, ..PackingConfig::default() },
+            },
+            ..parallel
+        };
+        let relu = GptConfig { activation: ActivationKind::Relu, ..model.clone() };
+        let offloaded = saved(3, Zeros::Kept, plain);
+        let [sparse, sparse_region] =
+            [plain, full(1, RegionInputs::Whole)].map(|other| saved(0, Zeros::Bitmap, other));
         let narrow = GptConfig { vocab_size: 1, ..model.clone() };
         let plan = |model, (tp, cp, pp), parallel, seq_length| Plan {
             model,
@@ -175,6 +205,9 @@ mod tests {
             (plan(&model, (1, 1, 1), &none, 64), "recompute-num-layers 0 is not between 1 and"),
             (plan(&model, (1, 1, 2), &three, 64), "recompute-num-layers 3 is not between 1 and"),
             (plan(&model, (1, 1, 1), &nothing, 64), "needs recompute-modules"),
+            (plan(&model, (1, 1, 2), &offloaded, 64), "num-layers 3 is more than the 2 layers"),
+            (plan(&model, (1, 1, 1), &sparse, 64), "activation is GeluTanh, and 0 of 4"),
+            (plan(&relu, (1, 1, 1), &sparse_region, 64), "activation is Relu, and 4 of 4"),
             (plan(&model, (2, 1, 1), &distributed, 64), "no sequence-parallel"),
             (
                 Plan {
@@ -195,6 +228,8 @@ mod tests {
             plan(&model, (2, 2, 4), &plain, 64),
             plan(&model, (1, 1, 1), &zero, 7),
             plan(&model, (1, 1, 1), &three, 64),
+            plan(&model, (1, 1, 1), &offloaded, 64),
+            plan(&relu, (1, 1, 2), &sparse, 64),
         ] {
             check(&good).unwrap();
         }

@@ -6,11 +6,12 @@
 //! |---|---|---|
 //! | tp | two all-reduces each way in a block (Shoeybi et al., arXiv 1909.08053, figure 4); one behind the embedding, one of the head's gradient | 2 (t-1)/t a each |
 //! | tp, sequence parallel | six all-gathers and four reduce-scatters in a block (Korthikanti et al., arXiv 2205.05198, section 4.2.2), of which two gather again what backward needs | (t-1)/t a each |
-//! | tp, last stage | three numbers a token join the cross-entropy's parts of the vocabulary | 2 (t-1)/t x 3 tokens |
+//! | tp, last stage | three numbers a token join the cross-entropy's parts of the vocabulary, in f32 or wider | 2 (t-1)/t x 3 tokens |
 //! | tp, pipeline | what arrives in t parts is put together | (t-1)/t a each |
 //! | cp | in a block, keys and values go round, in backward with their gradients (Liu et al., arXiv 2310.01889) | (3c - 2) times those of the rank |
 //! | pp | activations to the next stage, gradients to the one before | a/t each |
 //! | recomputation | what a part sends on its way forward, again | two halves each of attention and MLP, (c - 1) of a ring; a half for each input that is distributed |
+//! | tp, Adafactor | of each tensor that is cut the sums of rows or columns that go on elsewhere, and two numbers, in f64, once a step | 2 (t-1)/t each |
 //! | dp | gradients and weights | see [`DataParallel::expected_traffic`] |
 //!
 //! [`DataParallel::expected_traffic`]: ferrotron_parallel::data_parallel::DataParallel::expected_traffic
@@ -33,6 +34,8 @@ pub struct StepTraffic {
     pub pipeline: u64,
     /// Gradients and weights, to all ranks that hold the same parameters.
     pub data: u64,
+    /// The sums of Adafactor over tensors of which ranks that share layers have parts.
+    pub optimizer: u64,
     /// Weights, where replicas take steps of their own: each time these are averaged, which is part of no
     /// step here.
     pub average: u64,
@@ -55,7 +58,7 @@ pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
     let groups = balanced(model.num_query_groups, t, tp.rank()).len();
     let key_values = tokens * 2 * groups * model.kv_channels;
 
-    let (mut layers, mut rings, mut messages) = (0, 0, 0);
+    let (mut layers, mut joined, mut rings, mut messages) = (0, 0, 0, 0);
     for part in trainer.parts().iter().map(Gpt::held) {
         let blocks = part.blocks.len();
         let again = parallel.recompute.twice_run(blocks);
@@ -73,7 +76,7 @@ pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
             let inputs = parallel.recompute.regions(blocks).len();
             layers += half * (inputs - usize::from(!part.first));
         }
-        layers += last * 2 * (3 * tokens) * (t - 1) / t;
+        joined += last * 2 * (3 * tokens) * (t - 1) / t;
         rings += match cp.size() {
             1 => 0,
             c => blocks * (3 * c - 2) + again.core * (c - 1),
@@ -81,16 +84,18 @@ pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
     }
     let width = trainer.scope().dtype().size();
     let bytes = |elements: usize| (elements * microbatches * width) as u64;
+    let accumulated = |numbers: usize| (numbers * microbatches * width.max(4)) as u64;
     let sharded = trainer.data_parallel().expected_traffic(microbatches, 1);
     let average = match parallel.data_parallel.synchronize_every {
         1 => 0,
         every => trainer.data_parallel().expected_traffic(microbatches, every).batch,
     };
     StepTraffic {
-        tensor: bytes(layers),
+        tensor: bytes(layers) + accumulated(joined),
         context: bytes(rings * key_values),
         pipeline: bytes(messages * (activation / t)),
         data: sharded.batch + sharded.holders,
+        optimizer: trainer.data_parallel().expected_part_sums(trainer.optimizer()),
         average,
     }
 }
@@ -105,7 +110,7 @@ mod tests {
     };
     use crate::trainer::{ParallelConfig, PrecisionConfig, TrainerConfig};
     use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
-    use ferrotron_nn::{OptimizerConfig, Scope, Sharding};
+    use ferrotron_nn::{AdafactorConfig, GradientType, OptimizerConfig, Scope, Sharding, StepSize};
     use ferrotron_parallel::collective::{Group, WorldConfig, run_threads};
     use ferrotron_parallel::data_parallel::DataParallelConfig;
     use ferrotron_parallel::mesh::{Layout, Mesh};
@@ -133,10 +138,16 @@ mod tests {
         }
     }
 
-    fn trainer(mesh: &Mesh, parallel: ParallelConfig) -> Result<Trainer> {
+    const SGD: OptimizerConfig = OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 };
+
+    fn trainer(
+        mesh: &Mesh,
+        parallel: ParallelConfig,
+        (optimizer, dtype): (OptimizerConfig, DType),
+    ) -> Result<Trainer> {
         let config = TrainerConfig {
             seed: 1,
-            optimizer: OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 },
+            optimizer,
             schedule: Schedule::new(ScheduleConfig::default())?,
             clip_grad: 1.0,
             batch_size: BatchSize::new(BatchSizeConfig {
@@ -149,7 +160,7 @@ mod tests {
             precision: PrecisionConfig::default(),
         };
         let model = GptConfig { num_query_groups: 2, ..GptConfig::gpt2(8, 4, 64, 4, SEQ_LENGTH) };
-        Trainer::on_mesh(&Scope::new(&Device::cpu(1)?, DType::F32, 1), mesh, &model, config)
+        Trainer::on_mesh(&Scope::new(&Device::cpu(1)?, dtype, 1), mesh, &model, config)
     }
 
     /// What the groups have counted: along cp, along pp, and all else. The sums over the tensor axis of
@@ -160,6 +171,83 @@ mod tests {
         let pipeline = bytes(&stages.forward_out) + bytes(&stages.backward_out);
         let others = [mesh.axis(Axis::Tensor), mesh.batch(), &stages.ends];
         [bytes(mesh.axis(Axis::Context)), pipeline, others.map(bytes).iter().sum()]
+    }
+
+    /// Asserts that every rank of a layout sends in a step what is expected; returns what they send for the sums of
+    /// an optimizer.
+    fn check(
+        (ranks, (t, c, p), sequence): (usize, (usize, usize, usize), SequenceParallel),
+        parallel: ParallelConfig,
+        numbers: (OptimizerConfig, DType),
+    ) -> Vec<u64> {
+        let layout = Layout::new(ranks, t, c, p).unwrap();
+        let found = run_threads(ranks, &WorldConfig::default(), |world| {
+            let mesh = Mesh::new(&world, layout, sequence)?;
+            let mut trainer = trainer(&mesh, parallel, numbers)?;
+            let want = expected_traffic(&trainer, SEQ_LENGTH);
+            trainer.step(&Counting)?;
+            Ok((counted(&mesh), want))
+        });
+        let of_rank = |(rank, found): (usize, Result<([u64; 3], StepTraffic)>)| {
+            let (got, want) = found.unwrap();
+            let StepTraffic { tensor, context, pipeline, data, optimizer, .. } = want;
+            let what = format!("{layout:?} {sequence:?} {parallel:?} {numbers:?} rank {rank}");
+            assert_eq!(got[..2], [context, pipeline], "{what}: context, pipeline");
+            // Beyond the formula: the sums of a few single numbers.
+            let over = got[2].checked_sub(tensor + data + optimizer);
+            assert!(over.is_some_and(|over| over <= 64), "{what}: {} of {want:?}", got[2]);
+            optimizer
+        };
+        found.into_iter().enumerate().map(of_rank).collect()
+    }
+
+    #[test]
+    fn the_sums_and_whole_parameters_of_adafactor_are_counted() {
+        let relative = AdafactorConfig::default();
+        let plain = AdafactorConfig { step_size: StepSize::Scheduled, ..relative };
+        let (off, on) = (SequenceParallel::Off, SequenceParallel::On);
+        let zero = |sharding, gradients| ParallelConfig {
+            data_parallel: DataParallelConfig {
+                sharding,
+                gradients,
+                bucket_numel: Some(5000),
+                ..DataParallelConfig::default()
+            },
+            ..ParallelConfig::default()
+        };
+        let wide = |sharding| zero(sharding, GradientType::Accumulator);
+        let narrow = |sharding| zero(sharding, GradientType::Weight);
+        let f32 = DType::F32;
+        for (layout, parallel, config, dtype) in [
+            ((2, (2, 1, 1), off), wide(Sharding::None), plain, f32),
+            ((8, (2, 2, 2), off), wide(Sharding::None), relative, f32),
+            // Tied ends, each with ranks of their own along the tensor axis.
+            ((4, (2, 1, 2), on), wide(Sharding::None), relative, f32),
+            ((8, (2, 1, 2), off), wide(Sharding::Optimizer), relative, f32),
+            ((4, (2, 1, 1), on), wide(Sharding::Weights), plain, f32),
+            ((4, (1, 1, 1), off), wide(Sharding::Optimizer), plain, f32),
+            ((4, (1, 2, 1), off), wide(Sharding::Gradients), plain, f32),
+            ((4, (1, 1, 1), off), wide(Sharding::Weights), plain, DType::BF16),
+            ((4, (1, 1, 1), off), narrow(Sharding::Optimizer), plain, DType::BF16),
+            ((4, (2, 1, 1), off), narrow(Sharding::Gradients), relative, DType::BF16),
+            ((4, (1, 1, 1), off), narrow(Sharding::None), plain, DType::BF16),
+        ] {
+            let sent = check(layout, parallel, (OptimizerConfig::Adafactor(config), dtype));
+            let cut = layout.1.0 > 1;
+            assert!(sent.iter().all(|&bytes| (bytes > 0) == cut), "{layout:?}: {sent:?}");
+        }
+        // In a block of two ranks: of queries, keys, values and fc (64 inputs each) the sums of columns, of the two
+        // projections (64 outputs) those of rows. Before it and behind it the matrix of the tokens. In the second
+        // call a number each for these 6 + 1 matrices and the biases of the 4.
+        let sums = |blocks: usize| (blocks * 6 + 1) * 64;
+        let numbers = |blocks: usize| blocks * 10 + 1;
+        let of_two_ranks = check(
+            (2, (2, 1, 1), off),
+            wide(Sharding::None),
+            (OptimizerConfig::Adafactor(plain), f32),
+        );
+        let want: u64 = 2 * 8 * (sums(4) + numbers(4)) as u64; // an all-reduce sends as much as there is on each
+        assert_eq!(of_two_ranks.iter().sum::<u64>(), want);
     }
 
     #[test]
@@ -196,7 +284,7 @@ mod tests {
         };
         let plain = ParallelConfig::default();
         let (off, on) = (SequenceParallel::Off, SequenceParallel::On);
-        for (ranks, (t, c, p), sequence, parallel) in [
+        for (ranks, axes, sequence, parallel) in [
             (2, (2, 1, 1), off, plain),
             (2, (2, 1, 1), off, full),
             (2, (2, 1, 1), on, plain),
@@ -236,23 +324,8 @@ mod tests {
             (2, (1, 1, 1), off, zero(Sharding::Weights, mlp)),
             (4, (1, 2, 1), off, zero(Sharding::Weights, Recompute::SELECTIVE)),
         ] {
-            let layout = Layout::new(ranks, t, c, p).unwrap();
-            let found = run_threads(ranks, &WorldConfig::default(), |world| {
-                let mesh = Mesh::new(&world, layout, sequence)?;
-                let mut trainer = trainer(&mesh, parallel)?;
-                let want = expected_traffic(&trainer, SEQ_LENGTH);
-                trainer.step(&Counting)?;
-                Ok((counted(&mesh), want))
-            });
-            for (rank, found) in found.into_iter().enumerate() {
-                let (got, want) = found.unwrap();
-                let StepTraffic { tensor, context, pipeline, data, .. } = want;
-                let what = format!("{layout:?} {sequence:?} {parallel:?} rank {rank}");
-                assert_eq!(got[..2], [context, pipeline], "{what}: context, pipeline");
-                // Beyond the formula: the sums of a few single numbers.
-                let over = got[2].checked_sub(tensor + data);
-                assert!(over.is_some_and(|over| over <= 64), "{what}: {} of {want:?}", got[2]);
-            }
+            let sent = check((ranks, axes, sequence), parallel, (SGD, DType::F32));
+            assert!(sent.iter().all(|&bytes| bytes == 0), "{sent:?}");
         }
     }
 }

@@ -4,7 +4,7 @@ mod config;
 
 use ferrotron_nn::{
     Axis, Context, LossScaler, Mode, Module, Optimizer, ParamBuffers, Scope, StepConfig,
-    clip_coefficient,
+    UpdateConfig, clip_coefficient,
 };
 use ferrotron_parallel::data_parallel::DataParallel;
 use ferrotron_parallel::mesh::Mesh;
@@ -86,17 +86,23 @@ impl Trainer {
         scope: &Scope,
         mesh: &Mesh,
         parts: Vec<Gpt>,
-        config: TrainerConfig,
+        mut config: TrainerConfig,
     ) -> Result<Trainer> {
+        config.parallel.data_parallel.shard_unit = config.optimizer.shard_unit();
         let loss_scaler = config.precision.loss_scaler(&config.parallel)?;
-        let recompute = config.parallel.recompute;
-        let parts: Vec<Gpt> = parts.into_iter().map(|gpt| gpt.with_recompute(recompute)).collect();
+        let ParallelConfig { recompute, saved_activations, optimizer_states, .. } = config.parallel;
+        let offloader = saved_activations.offloader()?;
+        let configured = |gpt: Gpt| {
+            gpt.with_recompute(recompute)
+                .with_saved_activations(saved_activations, offloader.clone())
+        };
+        let parts: Vec<Gpt> = parts.into_iter().map(configured).collect();
         let modules: Vec<&dyn Module> = parts.iter().map(|gpt| gpt as &dyn Module).collect();
         let data_parallel = DataParallel::new(&modules, mesh, &config.parallel.data_parallel)?
             .recomputing(parts.iter().flat_map(Gpt::recomputed));
         let PrecisionConfig { weight_update, rounding, .. } = config.precision;
-        let buffers = data_parallel.buffers();
-        let optimizer = Optimizer::with_update(config.optimizer, buffers, weight_update, rounding)?;
+        let update = UpdateConfig { weights: weight_update, rounding, states: optimizer_states };
+        let optimizer = Optimizer::with_update(config.optimizer, data_parallel.buffers(), &update)?;
         Ok(Trainer {
             model: parts[0].config().clone(),
             config,
@@ -191,9 +197,8 @@ impl Trainer {
             weights.push(Held { name: name.to_string(), place: place.clone(), tensor });
             Ok(())
         })?;
-        let groups = self.buffers().groups();
-        let owned = (0..groups.len()).filter(|&group| self.data_parallel.owns(&groups[group]));
-        let moments = Moments::of(&self.optimizer, owned)?;
+        let owns = |replicated| self.data_parallel.owns_replicated(replicated);
+        let moments = Moments::of(&self.optimizer, owns)?;
         Ok((weights, moments))
     }
 
@@ -284,7 +289,9 @@ impl Trainer {
         if lost_anywhere {
             return Err(self.not_finite(loss, grad_norm)?);
         }
-        let lr = self.config.schedule.lr(self.optimizer.steps() + 1);
+        let update = self.optimizer.steps() + 1;
+        let lr = self.config.schedule.lr(update);
+        let lr = self.config.optimizer.learning_rate(lr, update);
         if !overflow {
             let _span = trace_span!("optimizer").entered();
             let grad_scale = clip_coefficient(grad_norm, self.config.clip_grad) / loss_scale;

@@ -301,6 +301,7 @@ fn training_is_the_same_to_the_bit() {
                     chunks,
                     data_parallel,
                     recompute,
+                    ..ParallelConfig::default()
                 };
                 train(&mesh, dtype, parallel)
             });

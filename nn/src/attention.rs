@@ -29,9 +29,9 @@ pub struct AttentionConfig {
 }
 
 impl AttentionConfig {
-    /// Outputs of the first layer: (H + 2G) D.
-    pub fn packed_width(&self) -> usize {
-        (self.heads + 2 * self.groups) * self.head_dim
+    /// Outputs of the first layer: of queries, keys and values, (H + 2G) D together.
+    pub fn packed_widths(&self) -> [usize; 3] {
+        [self.heads, self.groups, self.groups].map(|heads| heads * self.head_dim)
     }
 }
 
@@ -71,12 +71,12 @@ impl Attention {
     /// is even.
     pub fn new(scope: &Scope, config: &AttentionConfig) -> Result<Attention> {
         let AttentionConfig { hidden, heads, bias, init, residual_init, .. } = *config;
-        let (proj, width) = (scope.child("proj"), config.packed_width());
-        let heads_width = heads * config.head_dim;
+        let (proj, widths) = (scope.child("proj"), config.packed_widths());
         Ok(Attention {
             heads: AttentionHeads::new(scope, config, 0..heads)?,
-            qkv: Linear::new(&scope.child("qkv"), hidden, width, bias, init)?,
-            proj: Linear::new(&proj, heads_width, hidden, bias, residual_init)?,
+            qkv: Linear::new(&scope.child("qkv"), hidden, widths.iter().sum(), bias, init)?
+                .packed(&widths)?,
+            proj: Linear::new(&proj, widths[0], hidden, bias, residual_init)?,
         })
     }
 

@@ -4,7 +4,7 @@
 use ferrotron_autograd::{Leaf, missing_gradients};
 use ferrotron_tensor::{Error, Result};
 
-use crate::{BufferConfig, Param, ParamGroup};
+use crate::{AxisSet, BufferConfig, Decay, Param, ParamGroup, ShardUnit, Sharding};
 
 /// All parameters of a model, grouped.
 ///
@@ -57,9 +57,15 @@ impl ParamBuffers {
                 ));
             }
         }
+        let by_parameter =
+            config.shard_unit == ShardUnit::Parameters && config.sharding > Sharding::None;
         let groups = buckets(params, config.bucket_numel)
             .into_iter()
-            .map(|params| ParamGroup::new(params, config))
+            .map(|bucket| {
+                let owner = |param: &Param| owner(params, param, config.shard.1);
+                let owners = bucket.iter().filter(|_| by_parameter).map(owner).collect();
+                ParamGroup::new(bucket, owners, config)
+            })
             .collect::<Result<_>>()?;
         Ok(ParamBuffers { groups })
     }
@@ -116,7 +122,6 @@ impl ParamBuffers {
 /// Parameters of equal facts together, in groups that are closed once they have `numel` elements. Filled from
 /// the last parameter to the first, since that is the order in which gradients are complete.
 fn buckets(params: &[Param], numel: usize) -> Vec<Vec<Param>> {
-    let facts = |param: &Param| (param.decay(), param.replicated(), param.grad_partial());
     let size = |bucket: &[Param]| bucket.iter().map(|p| p.leaf().numel()).sum::<usize>();
     let mut buckets: Vec<Vec<Param>> = Vec::new();
     for param in params.iter().rev() {
@@ -129,6 +134,23 @@ fn buckets(params: &[Param], numel: usize) -> Vec<Vec<Param>> {
     }
     buckets.iter_mut().for_each(|bucket| bucket.reverse());
     buckets
+}
+
+/// What all parameters of a group have in common.
+fn facts(param: &Param) -> (Decay, AxisSet, AxisSet) {
+    (param.decay(), param.replicated(), param.grad_partial())
+}
+
+/// Which of `ranks` owns the whole of a parameter: that in whose equal share of the parameters of equal facts its
+/// middle lies. Counted are global elements, so that ranks which hold other parts of a parameter, or share
+/// nothing but it, agree.
+fn owner(params: &[Param], param: &Param, ranks: usize) -> usize {
+    let numel = |param: &Param| param.place().global_dims().iter().product::<usize>() as u128;
+    let alike = || params.iter().filter(|other| facts(other) == facts(param));
+    let before: u128 = alike().take_while(|other| other.name() != param.name()).map(numel).sum();
+    let all: u128 = alike().map(numel).sum();
+    let owner = (2 * before + numel(param)) * ranks as u128 / (2 * all).max(1);
+    (owner as usize).min(ranks - 1)
 }
 
 /// The factor that brings a gradient of norm `norm` down to `max_norm`: Megatron's

@@ -33,6 +33,9 @@ pub use linear::{Bias, Linear};
 pub use loss_scale::{LossScale, LossScaler};
 pub use mlp::{Activation, Mlp, MlpConfig};
 pub use norm::{LayerNorm, Norm, RmsNorm};
-pub use optimizer::{MASTER, Optimizer, OptimizerConfig, Rounding, StepConfig, WeightUpdate};
+pub use optimizer::{
+    AdafactorConfig, MASTER, Optimizer, OptimizerConfig, PartSum, Rounding, StepConfig, StepSize,
+    SumParts, UpdateConfig, WeightUpdate,
+};
 pub use param::{Decay, Module, Param, Scope};
-pub use param_group::{BufferConfig, GradientType, ParamGroup, Sharding};
+pub use param_group::{BufferConfig, GradientType, ParamGroup, ShardUnit, Sharding};

@@ -57,6 +57,13 @@ impl Linear {
         })
     }
 
+    /// The same layer, whose outputs are blocks of these sizes: see [`Param::packed`].
+    pub fn packed(self, blocks: &[usize]) -> Result<Linear> {
+        let Linear { path, weight, bias } = self;
+        let bias = bias.map(|bias| bias.packed(blocks)).transpose()?;
+        Ok(Linear { path, weight: weight.packed(blocks)?, bias })
+    }
+
     /// (.., in) -> (.., out). Errors if the last dim of `x` is another.
     pub fn forward(&self, x: &Var) -> Result<Var> {
         let bias = self.bias.as_ref().map(Param::var).transpose()?;

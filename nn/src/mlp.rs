@@ -88,11 +88,13 @@ pub struct Mlp {
 impl Mlp {
     /// Makes the two layers. Errors if a width is 0.
     pub fn new(scope: &Scope, config: &MlpConfig) -> Result<Mlp> {
-        let (name, outputs) = config.activation.first_layer();
-        let outputs = outputs * config.ffn_hidden;
+        let (name, blocks) = config.activation.first_layer();
+        let blocks = vec![config.ffn_hidden; blocks];
+        let (fc, width) = (scope.child(name), blocks.iter().sum());
         Ok(Mlp {
             path: scope.path().to_string(),
-            fc: Linear::new(&scope.child(name), config.hidden, outputs, config.bias, config.init)?,
+            fc: Linear::new(&fc, config.hidden, width, config.bias, config.init)?
+                .packed(&blocks)?,
             proj: Linear::new(
                 &scope.child("proj"),
                 config.ffn_hidden,

@@ -3,7 +3,7 @@
 //! gradients, their norm, checkpoints and the optimizer follow from these facts, and from nothing else.
 
 use ferrotron_autograd::{Leaf, Var};
-use ferrotron_tensor::{DType, Device, Place, RandomKey, Result};
+use ferrotron_tensor::{DType, Device, Error, Place, RandomKey, Result};
 
 use crate::{Axis, AxisSet, Init};
 
@@ -30,6 +30,7 @@ struct Facts {
     replicated: AxisSet,
     grad_partial: AxisSet,
     decay: Decay,
+    blocks: Vec<usize>,
 }
 
 impl Param {
@@ -67,6 +68,27 @@ impl Param {
     /// Whether weight decay applies.
     pub fn decay(&self) -> Decay {
         self.facts.decay
+    }
+
+    /// The lengths, along dim 0, of the tensors that are packed in this one: of queries, keys and values, or of gate
+    /// and up. Where there are none it is one tensor. Who looks at a tensor as a whole, such as a mean over all of
+    /// it, looks at each of these.
+    pub fn blocks(&self) -> &[usize] {
+        &self.facts.blocks
+    }
+
+    /// The same parameter, in which tensors of these lengths along dim 0 are packed.
+    ///
+    /// Errors unless they are its global dim 0 together.
+    pub fn packed(mut self, blocks: &[usize]) -> Result<Param> {
+        let dims = self.facts.place.global_dims();
+        if dims.first() != Some(&blocks.iter().sum()) {
+            let message =
+                format!("'{}' of {dims:?} cannot consist of blocks of {blocks:?}", self.name());
+            return Err(Error::config("parameters", message));
+        }
+        self.facts.blocks = if blocks.len() > 1 { blocks.to_vec() } else { Vec::new() };
+        Ok(self)
     }
 }
 
@@ -181,7 +203,7 @@ impl Scope {
             init.fill(tensor, &held, &key)
         });
         let Scope { replicated, grad_partial, .. } = *self;
-        Param { leaf, facts: Facts { place, replicated, grad_partial, decay } }
+        Param { leaf, facts: Facts { place, replicated, grad_partial, decay, blocks: Vec::new() } }
     }
 
     fn join(&self, name: &str) -> String {

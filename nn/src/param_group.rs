@@ -4,7 +4,7 @@
 use ferrotron_autograd::{Accum, SharedFlat, lock};
 use ferrotron_tensor::ops::sq_norm::{all_finite, sq_norm};
 use ferrotron_tensor::{
-    Category, DType, Element, Flat, Place, Real, Result, Tensor, balanced, dispatch_float,
+    Category, DType, Device, Element, Flat, Place, Real, Result, Tensor, balanced, dispatch_float,
 };
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -28,10 +28,15 @@ pub struct ParamGroup {
     pub gradients: SharedFlat,
     /// The elements of the flats that this rank updates.
     pub owned: Range<usize>,
+    /// Which of the sharding ranks updates each parameter, in rising order, where shards are made of
+    /// [`ShardUnit::Parameters`]; else empty.
+    pub owners: Vec<usize>,
     /// The owned weights, where weights are sharded.
     pub weight_shard: Option<SharedFlat>,
     /// The owned gradients, where gradients are sharded.
     pub gradient_shard: Option<SharedFlat>,
+    /// This rank's number among the owners.
+    rank: usize,
 }
 
 /// What of a group each rank keeps for itself: the stages of ZeRO, Rajbhandari et al., arXiv 1910.02054.
@@ -46,6 +51,17 @@ pub enum Sharding {
     Gradients,
     /// Weights as well: stage 3.
     Weights,
+}
+
+/// Of what the shards are made that ranks keep of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ShardUnit {
+    /// Elements: equal shares of each group, wherever that cuts its parameters.
+    #[default]
+    Elements,
+    /// Parameters, for optimizers that have to see the whole of one: each belongs to the rank in whose equal
+    /// share of all parameters of the same facts its middle lies.
+    Parameters,
 }
 
 /// How parameters are laid out.
@@ -72,6 +88,8 @@ pub struct BufferConfig {
     pub bucket_numel: usize,
     /// What each of the sharding ranks keeps for itself.
     pub sharding: Sharding,
+    /// Of what its shards are made.
+    pub shard_unit: ShardUnit,
     /// This rank's number among those that share, and how many they are.
     pub shard: (usize, usize),
     /// In which type the gradients of 16-bit weights are added up and reduced.
@@ -94,6 +112,7 @@ impl Default for BufferConfig {
         BufferConfig {
             bucket_numel: usize::MAX,
             sharding: Sharding::None,
+            shard_unit: ShardUnit::Elements,
             shard: (0, 1),
             gradients: GradientType::Accumulator,
         }
@@ -101,7 +120,12 @@ impl Default for BufferConfig {
 }
 
 impl ParamGroup {
-    pub(crate) fn new(params: Vec<Param>, config: &BufferConfig) -> Result<ParamGroup> {
+    /// A group whose parameters belong to `owners`, unless shards are made of elements.
+    pub(crate) fn new(
+        params: Vec<Param>,
+        owners: Vec<usize>,
+        config: &BufferConfig,
+    ) -> Result<ParamGroup> {
         let first = &params[0];
         let (device, dtype) = (first.leaf().device().clone(), first.leaf().dtype());
         let shared = |flat: Result<Flat>| flat.map(|flat| Arc::new(Mutex::new(flat)));
@@ -117,9 +141,15 @@ impl ParamGroup {
             param.leaf().move_gradient(&gradients, range);
         }
         let numel = params.iter().map(|param| param.leaf().numel()).sum();
-        let owned = match config.sharding {
-            Sharding::None => 0..numel,
-            _ => balanced(numel, config.shard.1, config.shard.0),
+        let (rank, ranks) = config.shard;
+        let before = |limit: usize| {
+            let earlier = params.iter().zip(&owners).filter(|&(_, &owner)| owner < limit);
+            earlier.map(|(param, _)| param.leaf().numel()).sum::<usize>()
+        };
+        let owned = match (config.sharding, config.shard_unit) {
+            (Sharding::None, _) => 0..numel,
+            (_, ShardUnit::Elements) => balanced(numel, ranks, rank),
+            (_, ShardUnit::Parameters) => before(rank)..before(rank + 1),
         };
         let mut group = ParamGroup {
             decay: first.decay(),
@@ -129,6 +159,8 @@ impl ParamGroup {
             weights,
             gradients,
             owned,
+            owners,
+            rank,
             weight_shard: None,
             gradient_shard: None,
         };
@@ -148,6 +180,11 @@ impl ParamGroup {
     /// The parts of the parameters that this rank updates, in the order of the flats: each a box of a global
     /// tensor. Whole parameters where nothing is sharded.
     pub fn pieces(&self) -> Vec<(String, Place)> {
+        if !self.owners.is_empty() {
+            let params = self.params.iter().zip(&self.owners);
+            let own = params.filter(|&(_, &owner)| owner == self.rank);
+            return own.map(|(p, _)| (p.name().to_string(), p.place().clone())).collect();
+        }
         let mut start = 0;
         let mut pieces = Vec::new();
         for param in &self.params {
@@ -181,7 +218,10 @@ impl ParamGroup {
         let mut weights = lock(&self.weights);
         dispatch_float!("divide", weights.dtype(), T => {
             let count = <<T as Element>::Acc as Real>::of(count as f64);
-            weights.whole_mut::<T>()?.iter_mut().for_each(|x| *x = T::from_acc(x.acc() / count));
+            let device = weights.device().clone();
+            device.for_each_rows(weights.whole_mut::<T>()?, 1, |_, part| {
+                part.iter_mut().for_each(|x| *x = T::from_acc(x.acc() / count));
+            });
             Ok(())
         })
     }
@@ -210,7 +250,8 @@ impl ParamGroup {
         if let Some(shard) = &self.weight_shard {
             let (whole, mut shard) = (lock(&self.weights), lock(shard));
             dispatch_float!("shard", shard.dtype(), T => {
-                shard.whole_mut::<T>()?.copy_from_slice(&whole.whole::<T>()?[self.owned.clone()]);
+                let source = &whole.whole::<T>()?[self.owned.clone()];
+                zip(whole.device(), shard.whole_mut::<T>()?, source, |x, &source| *x = source);
             });
             drop(whole);
             self.free_weights();
@@ -223,7 +264,8 @@ impl ParamGroup {
         let Some(shard) = &self.weight_shard else { return Ok(()) };
         let (shard, mut whole) = (lock(shard), lock(&self.weights));
         dispatch_float!("shard", shard.dtype(), T => {
-            whole.whole_mut::<T>()?[self.owned.clone()].copy_from_slice(shard.whole::<T>()?);
+            let target = &mut whole.whole_mut::<T>()?[self.owned.clone()];
+            zip(shard.device(), target, shard.whole::<T>()?, |x, &source| *x = source);
         });
         Ok(())
     }
@@ -236,8 +278,8 @@ impl ParamGroup {
             let source = &whole.whole::<T>()?[self.owned.clone()];
             let target = shard.whole_mut::<T>()?;
             match accum {
-                Accum::Replace => target.copy_from_slice(source),
-                Accum::Add => target.iter_mut().zip(source).for_each(|(sum, &part)| {
+                Accum::Replace => zip(whole.device(), target, source, |x, &source| *x = source),
+                Accum::Add => zip(whole.device(), target, source, |sum, part| {
                     *sum = T::from_acc(sum.acc() + part.acc());
                 }),
             }
@@ -323,6 +365,18 @@ impl ParamGroup {
             None => self.params.iter().try_for_each(|p| f(p.name(), p.place(), p.leaf().value()?)),
         }
     }
+}
+
+/// Calls `f(element, source element)` for every element of `target` and `source`, which are of one length.
+pub(crate) fn zip<A: Send, B: Sync>(
+    device: &Device,
+    target: &mut [A],
+    source: &[B],
+    f: impl Fn(&mut A, &B) + Send + Sync,
+) {
+    device.for_each_rows(target, 1, |first, part| {
+        part.iter_mut().zip(&source[first..]).for_each(|(x, source)| f(x, source));
+    });
 }
 
 /// The type in which numbers of a floating-point type are added up.

@@ -16,7 +16,7 @@ use ferrotron_tensor::ops::attention::{
     AttentionConfig, AttentionMask, attention, attention_backward, merge_attention, split_packed,
 };
 use ferrotron_tensor::ops::pointwise::add_assign;
-use ferrotron_tensor::{At, Category, DType, Error, Result, Tensor};
+use ferrotron_tensor::{At, DType, Error, Result, Tensor};
 use smallvec::smallvec;
 use std::cmp::Ordering;
 
@@ -119,8 +119,7 @@ impl ContextParallel {
             unreachable!("attention gives four dims")
         };
         Var::record(&[&qkv], out.reshape(&[batch, positions, heads * width])?, || {
-            out.set_category(Category::Saved);
-            lse.set_category(Category::Saved);
+            let (out, lse) = (Saved::tensor(&out), Saved::statistic(&lse));
             RingBackward { ring, qkv: qkv.save(), out, lse }
         })
     }
@@ -278,8 +277,8 @@ fn add(sum: &mut Tensor, part: &Tensor) -> Result<()> {
 struct RingBackward {
     ring: Ring,
     qkv: Saved,
-    out: Tensor,
-    lse: Tensor,
+    out: Saved,
+    lse: Saved,
 }
 
 impl Backward for RingBackward {
@@ -287,12 +286,13 @@ impl Backward for RingBackward {
         "ring_attention"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
-        self.qkv.held().into_iter().chain([&self.out, &self.lse]).collect()
+    fn saved(&self) -> Vec<Tensor> {
+        [&self.qkv, &self.out, &self.lse].into_iter().filter_map(Saved::held).collect()
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
         let RingBackward { ring, qkv, out, lse } = *self;
-        dx.give(0, ring.backward(&dy.single()?, &qkv.value()?, (&out, &lse))?)
+        let kept = (&out.value()?, &lse.value()?);
+        dx.give(0, ring.backward(&dy.single()?, &qkv.value()?, kept)?)
     }
 }

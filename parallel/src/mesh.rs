@@ -80,6 +80,9 @@ impl Layout {
     }
 }
 
+/// Makes the group of a name whose members are these ranks.
+type MakeGroup<'a> = &'a dyn Fn(&str, &[usize]) -> Result<Group>;
+
 /// The groups of one rank in a layout.
 #[derive(Debug, Clone)]
 pub struct Mesh {
@@ -126,12 +129,37 @@ impl Mesh {
     ///
     /// Errors if the layout is of another number of ranks.
     pub fn new(world: &World, layout: Layout, sequence: SequenceParallel) -> Result<Mesh> {
-        let rank = world.rank();
         if layout.world() != world.size() {
             let message = format!("{layout:?} is not of {} ranks", world.size());
             return Err(Error::config("mesh", message));
         }
-        let along = |name: &str, axes: AxisSet| world.group(name, &layout.ranks(rank, axes));
+        let group = |name: &str, ranks: &[usize]| world.group(name, ranks);
+        Self::with_groups(layout, world.rank(), sequence, &group)
+    }
+
+    /// The groups of rank `rank` of a layout whose other ranks do not exist: every call is done at once and leaves
+    /// its memory as it is. For [dry devices](ferrotron_tensor::Device::dry), which find out what the rank would take.
+    ///
+    /// Errors if there is no such rank.
+    pub fn dry(layout: Layout, rank: usize, sequence: SequenceParallel) -> Result<Mesh> {
+        if rank >= layout.world() {
+            let message = format!("{layout:?} has no rank {rank}");
+            return Err(Error::config("mesh", message));
+        }
+        let group = |name: &str, ranks: &[usize]| {
+            let own = ranks.iter().position(|&other| other == rank).unwrap_or(0);
+            Ok(Group::dry(name, own, ranks.len()))
+        };
+        Self::with_groups(layout, rank, sequence, &group)
+    }
+
+    fn with_groups(
+        layout: Layout,
+        rank: usize,
+        sequence: SequenceParallel,
+        group: MakeGroup<'_>,
+    ) -> Result<Mesh> {
+        let along = |name: &str, axes: AxisSet| group(name, &layout.ranks(rank, axes));
         Ok(Mesh {
             layout,
             rank,
@@ -144,7 +172,7 @@ impl Mesh {
             ],
             batch: along("dp-cp", AxisSet::from([Axis::Context, Axis::Data]))?,
             world: along("world", AxisSet::from(Axis::ALL))?,
-            stages: Stages::new(world, &layout)?,
+            stages: Stages::new(&layout, rank, group)?,
         })
     }
 
@@ -238,9 +266,9 @@ impl Stages {
         }
     }
 
-    fn new(world: &World, layout: &Layout) -> Result<Stages> {
-        let column = layout.ranks(world.rank(), AxisSet::from([Axis::Pipeline]));
-        let (count, own) = (column.len(), layout.coordinate(world.rank(), Axis::Pipeline));
+    fn new(layout: &Layout, rank: usize, group: MakeGroup<'_>) -> Result<Stages> {
+        let column = layout.ranks(rank, AxisSet::from([Axis::Pipeline]));
+        let (count, own) = (column.len(), layout.coordinate(rank, Axis::Pipeline));
         let mut stages = Self::single();
         if count == 1 {
             return Ok(stages);
@@ -249,9 +277,8 @@ impl Stages {
         // two links between the same ranks, with names of their own.
         for from in 0..count {
             let to = (from + 1) % count;
-            let link = |name: &str| {
-                world.group(&format!("{name} {from}-{to}"), &[column[from], column[to]])
-            };
+            let link =
+                |name: &str| group(&format!("{name} {from}-{to}"), &[column[from], column[to]]);
             if own == from {
                 stages.forward_out = link("pp-forward")?;
                 stages.backward_in = link("pp-backward")?;
@@ -261,7 +288,7 @@ impl Stages {
             }
         }
         if own == 0 || own == count - 1 {
-            stages.ends = world.group("pp-ends", &[column[0], column[count - 1]])?;
+            stages.ends = group("pp-ends", &[column[0], column[count - 1]])?;
         }
         Ok(stages)
     }

@@ -3,6 +3,7 @@
 use clap::Args;
 use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::{DType, Device, Error, Result};
+use std::path::PathBuf;
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Device")]
@@ -26,22 +27,27 @@ pub struct DeviceArgs {
 
 impl DeviceArgs {
     pub fn threads(&self) -> usize {
-        self.threads.unwrap_or_else(cores)
+        self.shared_threads(1)
+    }
+
+    /// Threads of one of `ranks` on this machine.
+    pub fn shared_threads(&self, ranks: usize) -> usize {
+        self.threads.unwrap_or_else(|| (cores() / ranks.max(1)).max(1))
     }
 
     pub fn open(&self) -> Result<Device> {
-        self.open_shared(1)
+        self.open_shared(1, std::env::temp_dir())
     }
 
-    /// The device of one of `ranks` on this machine.
-    pub fn open_shared(&self, ranks: usize) -> Result<Device> {
+    /// The device of one of `ranks` on this machine, with host memory in files of a folder.
+    pub fn open_shared(&self, ranks: usize, offload_folder: PathBuf) -> Result<Device> {
         if self.device != "cpu" {
             return Err(Error::config(
                 "--device",
                 format!("'{}' is not supported: use cpu", self.device),
             ));
         }
-        Device::cpu(self.threads.unwrap_or_else(|| (cores() / ranks).max(1)))
+        Device::cpu_with_offload_folder(self.shared_threads(ranks), offload_folder)
     }
 
     pub fn dtype(&self) -> Result<DType> {

@@ -6,6 +6,7 @@ use ferrotron::{Error, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::io::{IsTerminal, Stderr, Write};
+use std::ops::Range;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -64,8 +65,21 @@ impl Job {
     pub fn local_size(&self) -> usize {
         match self {
             Job::Rank(rank) => rank.local_size.unwrap_or(1),
-            Job::Alone | Job::Launcher(_) => 1,
+            Job::Alone => 1,
+            Job::Launcher(nproc) => *nproc,
         }
+    }
+
+    /// The ranks on this machine, as far as is known.
+    pub fn local_ranks(&self) -> Range<usize> {
+        let first = match self {
+            Job::Rank(rank) if rank.local_size.is_some() => {
+                rank.rank.saturating_sub(rank.local_rank)
+            }
+            Job::Rank(rank) => rank.rank,
+            Job::Alone | Job::Launcher(_) => 0,
+        };
+        first..(first + self.local_size()).min(self.world_size())
     }
 }
 

@@ -1,6 +1,7 @@
 //! The command line: one file per subcommand, one per group of options.
 
 mod bench;
+mod bytes;
 mod config_file;
 mod corpus;
 mod device_args;
@@ -9,7 +10,10 @@ mod eval;
 mod export;
 mod generate;
 mod job;
+mod memory;
+mod memory_limits;
 mod model_args;
+mod offload_args;
 mod options;
 mod output;
 mod parallel_args;
@@ -51,6 +55,9 @@ enum Command {
     Eval(eval::EvalArgs),
     /// Write a trained model in another format
     Export(export::ExportArgs),
+    /// Tell what a run takes of memory before it starts
+    #[command(allow_negative_numbers = true)]
+    Memory(Box<memory::MemoryArgs>),
     /// Time training steps
     Bench(bench::BenchArgs),
     /// Draw and time the schedule of a pipeline
@@ -83,6 +90,7 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
                     rank = job::rank_environment()?;
                     train::with_saved_options(&options, rank.as_ref())?
                 }
+                "memory" => train::with_saved_options(&options, None)?,
                 _ => (options, Vec::new()),
             };
             (arguments[..2].iter().cloned().chain(options).collect(), saved)
@@ -93,6 +101,7 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
         Command::Generate(args) => generate::generate(&args),
         Command::Eval(args) => eval::eval(&args),
         Command::Export(args) => export::export(&args),
+        Command::Memory(args) => memory::memory(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Schedule(args) => schedule::schedule(&args),
         Command::Doctor(args) => doctor::doctor(&args),

@@ -185,8 +185,10 @@ impl ParallelArgs {
                 bucket_numel: Some(self.ddp_bucket_size.unwrap_or(bucket)),
                 synchronize_every: self.local_sgd_steps,
                 gradients,
+                ..DataParallelConfig::default()
             },
             recompute: self.recompute()?,
+            ..ParallelConfig::default()
         })
     }
 

@@ -3,15 +3,14 @@
 use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::data::Dataset;
 use ferrotron::models::entropy::bigram_entropy;
-use ferrotron::models::gpt::GptConfig;
+use ferrotron::models::memory::{self, StageMemory};
 use ferrotron::models::run::{Ended, Intervals, Outcome, RunConfig, run};
-use ferrotron::models::support;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::traffic::{StepTraffic, expected_traffic};
-use ferrotron::models::trainer::{Trainer, TrainerConfig};
+use ferrotron::models::trainer::Trainer;
 use ferrotron::nn::{Axis, Scope, Sharding};
 use ferrotron::parallel::launch::{INTERRUPTED, RankEnvironment};
-use ferrotron::parallel::mesh::{Layout, Mesh};
+use ferrotron::parallel::mesh::Mesh;
 use ferrotron::{Device, Error, Result};
 use serde_json::json;
 use std::ffi::OsString;
@@ -20,11 +19,12 @@ use std::process::ExitCode;
 
 use super::generate::sample;
 use super::job::{self, Job};
+use super::offload_args::OFFLOAD;
 use super::options::{overridden, values, without};
 use super::parallel_args::{LAYOUT, RECOMPUTE};
 use super::progress::Progress;
 use super::train_args::TrainArgs;
-use super::{corpus, exit_code, output, run_folder};
+use super::{bytes, corpus, exit_code, memory_limits, output, run_folder};
 
 /// Options that belong to one process of a run and are not remembered.
 const PASSING: &[&str] = &[
@@ -34,9 +34,11 @@ const PASSING: &[&str] = &[
     "--trace",
     "--trace-steps",
     "--exit-interval",
+    "--offload-folder",
     "--rendezvous-port",
     "--distributed-timeout-minutes",
     "--transport",
+    "--memory-limit",
 ];
 
 /// Validation sets beyond this many tokens are not searched for their bigrams, which takes memory and
@@ -47,7 +49,7 @@ const BIGRAM_TOKENS: u64 = 10_000_000;
 /// and those that the next checkpoint remembers.
 ///
 /// How many ranks there were does not matter to `rank`, which a launcher has started. The options of the
-/// layout are remembered together or not at all, and so are those of recomputation.
+/// layout are remembered together or not at all, and so are those of recomputation, and those of offloading.
 pub fn with_saved_options(
     typed: &[OsString],
     rank: Option<&RankEnvironment>,
@@ -69,8 +71,10 @@ pub fn with_saved_options(
             if alone || any(LAYOUT) {
                 saved = without(&saved, LAYOUT);
             }
-            if any(RECOMPUTE) {
-                saved = without(&saved, RECOMPUTE);
+            for together in [RECOMPUTE, OFFLOAD] {
+                if any(together) {
+                    saved = without(&saved, together);
+                }
             }
             saved
         }
@@ -105,7 +109,7 @@ pub fn train(
             let train = || {
                 let plan = Plan::new(args, &job)?;
                 job::connect(&args.parallel, rank, |world| {
-                    let mesh = Mesh::new(&world, plan.layout, args.parallel.sequence())?;
+                    let mesh = Mesh::new(&world, plan.run.layout, args.parallel.sequence())?;
                     plan.train(&mesh, remembered)
                 })
             };
@@ -124,9 +128,8 @@ struct Plan<'a> {
     device: Device,
     resumed: Option<Checkpoint>,
     tokenizer: Tokenizer,
-    model: GptConfig,
-    layout: Layout,
-    trainer: TrainerConfig,
+    run: memory::Plan,
+    stages: Vec<StageMemory>,
     intervals: Intervals,
 }
 
@@ -134,39 +137,26 @@ impl Plan<'_> {
     fn new<'a>(args: &'a TrainArgs, job: &Job) -> Result<Plan<'a>> {
         args.run.validate()?;
         args.device.dtype()?;
-        let layout = args.parallel.layout(job.world_size())?;
-        let device = args.device.open_shared(job.local_size())?;
+        let device = args.device.open_shared(job.local_size(), args.offload.folder(&args.run))?;
         let resumed = args.run.load.as_deref().map(Checkpoint::peek).transpose()?;
         run_folder::check(args, resumed.as_ref())?;
         let tokenizer = open_tokenizer(args, resumed.as_ref())?;
-        let model = args.model.config(tokenizer.vocab_size())?;
+        let run = args.plan(job.world_size(), job.local_size(), tokenizer.vocab_size())?;
         if let Some(checkpoint) = &resumed {
-            checkpoint.check_config(&model)?;
+            checkpoint.check_config(&run.model)?;
         }
-        let parallel = args.parallel.config(&layout, &model, args.precision.gradients())?;
-        let intervals = args.intervals(&parallel)?;
-        let precision = args.precision.config(args.device.dtype()?, args.optimization.seed)?;
-        precision.loss_scaler(&parallel)?;
-        let trainer = args.optimization.config(layout.size(Axis::Data), parallel, precision)?;
-        for microbatches in trainer.batch_size.all_microbatches() {
-            support::check(&support::Plan {
-                model: &model,
-                layout,
-                sequence_parallel: args.parallel.sequence(),
-                parallel: &trainer.parallel,
-                seq_length: args.model.seq_length()?,
-                microbatches,
-            })?;
-        }
-        Ok(Plan { args, device, resumed, tokenizer, model, layout, trainer, intervals })
+        let intervals = args.intervals(&run.trainer.parallel)?;
+        let stages = run.stages()?;
+        memory_limits::check(args, &run, &stages, job.local_ranks())?;
+        Ok(Plan { args, device, resumed, tokenizer, run, stages, intervals })
     }
 
     /// Trains as one rank of `mesh`; the first one reports.
     fn train(self, mesh: &Mesh, remembered: Vec<String>) -> Result<ExitCode> {
-        let Plan { args, device, resumed, tokenizer, model, intervals, .. } = self;
+        let Plan { args, device, resumed, tokenizer, run: plan, stages, intervals } = self;
         let dataset = open_dataset(args, &tokenizer)?;
         let scope = Scope::new(&device, args.device.dtype()?, args.optimization.seed);
-        let mut trainer = Trainer::on_mesh(&scope, mesh, &model, self.trainer)?;
+        let mut trainer = Trainer::on_mesh(&scope, mesh, &plan.model, plan.trainer)?;
         if let Some(checkpoint) = &resumed {
             trainer.load(checkpoint)?;
         }
@@ -178,7 +168,7 @@ impl Plan<'_> {
         if first {
             eprintln!(
                 "{:.2} M parameters, {} training tokens, {} tokenizer of {}, {} thread{}, {}",
-                model.num_parameters() as f64 / 1e6,
+                plan.model.num_parameters() as f64 / 1e6,
                 dataset.train.len(),
                 tokenizer.name(),
                 tokenizer.vocab_size(),
@@ -189,6 +179,8 @@ impl Plan<'_> {
             if let Some(lines) = layout_lines(&trainer, config.seq_length) {
                 eprintln!("{lines}");
             }
+            let memory = memory_limits::sentence(&memory_limits::largest(&stages).memory);
+            eprintln!("memory of a rank: at most {memory}");
         }
         let done = trainer.progress().step;
         let mut progress = match first {
@@ -221,18 +213,19 @@ fn layout_lines(trainer: &Trainer, seq_length: usize) -> Option<String> {
     let microbatches =
         trainer.config().batch_size.microbatches(trainer.progress().consumed_samples);
     (layout.world() > 1).then(|| {
-        let StepTraffic { tensor, context, pipeline, data, average } =
+        let StepTraffic { tensor, context, pipeline, data, optimizer, average } =
             expected_traffic(trainer, seq_length);
         let parts = [
             (tensor, "of activations of shared layers"),
             (context, "of keys and values"),
             (pipeline, "between stages"),
             (data, "of gradients and weights"),
+            (optimizer, "of the optimizer's sums"),
         ];
         let sent: Vec<String> = parts
             .iter()
             .filter(|(bytes, _)| *bytes > 0)
-            .map(|(bytes, what)| format!("{} {what}", megabytes(*bytes)))
+            .map(|(bytes, what)| format!("{} {what}", bytes::display(*bytes)))
             .collect();
         let mut sent = match (sent.is_empty(), average) {
             (false, _) => format!("in a step: {}", sent.join(", ")),
@@ -242,7 +235,7 @@ fn layout_lines(trainer: &Trainer, seq_length: usize) -> Option<String> {
         if average > 0 {
             let every = parallel.data_parallel.synchronize_every;
             let and = if sent.is_empty() { "" } else { "; " };
-            sent += &format!("{and}every {every} steps: {} of weights", megabytes(average));
+            sent += &format!("{and}every {every} steps: {} of weights", bytes::display(average));
         }
         format!(
             "{} ranks: tensor {tp} x context {cp} x data {dp} x pipeline {pp} ({}{chunks}), ZeRO {}, \
@@ -254,10 +247,6 @@ fn layout_lines(trainer: &Trainer, seq_length: usize) -> Option<String> {
             trainer.config().batch_size.micro(),
         )
     })
-}
-
-fn megabytes(bytes: u64) -> String {
-    format!("{:.2} MB", bytes as f64 / 1e6)
 }
 
 /// Prints what came out.
@@ -296,7 +285,7 @@ fn one_rank_has_all(trainer: &Trainer) -> bool {
     layout.size(Axis::Data) == layout.world() && !(sharded && layout.world() > 1)
 }
 
-fn open_tokenizer(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<Tokenizer> {
+pub fn open_tokenizer(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<Tokenizer> {
     let embedded = args.data.data.is_empty();
     if embedded && !args.data.valid_data.is_empty() {
         return Err(Error::config(

@@ -3,17 +3,21 @@
 use clap::{Args, ValueEnum};
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig, Rampup};
 use ferrotron::models::data::DataConfig;
+use ferrotron::models::memory;
 use ferrotron::models::run::{Intervals, TraceConfig};
+use ferrotron::models::support;
 use ferrotron::models::tokenizer::TokenizerChoice;
 use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, TrainerConfig};
-use ferrotron::nn::OptimizerConfig;
 use ferrotron::nn::schedule::{DecayStyle, Schedule, ScheduleConfig, WsdDecayStyle};
+use ferrotron::nn::{AdafactorConfig, Axis, OptimizerConfig, StepSize};
 use ferrotron::{Error, Result};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use super::bytes;
 use super::device_args::DeviceArgs;
 use super::model_args::ModelArgs;
+use super::offload_args::OffloadArgs;
 use super::parallel_args::ParallelArgs;
 use super::precision_args::PrecisionArgs;
 
@@ -23,6 +27,16 @@ pub enum OptimizerArg {
     Adam,
     /// Gradient descent with momentum
     Sgd,
+    /// Adafactor: mean squares of rows and columns instead of every element's
+    Adafactor,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum StepSizeArg {
+    /// min(0.01, 1 / sqrt(step)) times the RMS of each tensor, as in the paper
+    Relative,
+    /// --lr and its schedule
+    Scheduled,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -40,10 +54,38 @@ pub struct TrainArgs {
     #[command(flatten)]
     pub parallel: ParallelArgs,
     #[command(flatten)]
+    pub offload: OffloadArgs,
+    #[command(flatten)]
     pub device: DeviceArgs,
 }
 
 impl TrainArgs {
+    /// What `world` ranks are to do, of which `local` share this machine, with a vocabulary of `vocab_size` tokens.
+    pub fn plan(&self, world: usize, local: usize, vocab_size: usize) -> Result<memory::Plan> {
+        let dtype = self.device.dtype()?;
+        let layout = self.parallel.layout(world)?;
+        let model = self.model.config(vocab_size)?;
+        let parallel = self.parallel.config(&layout, &model, self.precision.gradients())?;
+        let parallel = self.offload.config(parallel, dtype)?;
+        let precision = self.precision.config(dtype, self.optimization.seed)?;
+        precision.loss_scaler(&parallel)?;
+        let trainer = self.optimization.config(layout.size(Axis::Data), parallel, precision)?;
+        let sequence_parallel = self.parallel.sequence();
+        let seq_length = self.model.seq_length()?;
+        for microbatches in trainer.batch_size.all_microbatches() {
+            support::check(&support::Plan {
+                model: &model,
+                layout,
+                sequence_parallel,
+                parallel: &trainer.parallel,
+                seq_length,
+                microbatches,
+            })?;
+        }
+        let threads = self.device.shared_threads(local);
+        Ok(memory::Plan { model, layout, sequence_parallel, trainer, dtype, seq_length, threads })
+    }
+
     /// After which steps something is done.
     ///
     /// Errors as [`Intervals::check`].
@@ -118,9 +160,9 @@ pub struct OptimizationArgs {
     /// Which optimizer
     #[arg(long, value_enum, default_value = "adam")]
     pub optimizer: OptimizerArg,
-    /// Largest learning rate
-    #[arg(long, value_name = "X", default_value_t = 1e-3)]
-    pub lr: f64,
+    /// Largest learning rate [default: 1e-3]
+    #[arg(long, value_name = "X")]
+    lr: Option<f64>,
     /// Smallest learning rate [default: a tenth of the largest]
     #[arg(long, value_name = "X")]
     pub min_lr: Option<f64>,
@@ -163,6 +205,47 @@ pub struct OptimizationArgs {
     /// Share of the last update that goes on with --optimizer sgd
     #[arg(long, value_name = "X", default_value_t = 0.9)]
     pub sgd_momentum: f64,
+    #[command(flatten)]
+    pub adafactor: AdafactorArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct AdafactorArgs {
+    /// Where the size of a step of --optimizer adafactor comes from
+    #[arg(long, value_enum, default_value = "relative")]
+    adafactor_step_size: StepSizeArg,
+    /// Decay of the mean of updates; 0 keeps none
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    adafactor_beta1: f64,
+    /// The mean squares of step t decay by 1 - t^-X
+    #[arg(long, value_name = "X", default_value_t = 0.8)]
+    adafactor_decay_rate: f64,
+    /// Added to squares of gradients
+    #[arg(long, value_name = "X", default_value_t = 1e-30)]
+    adafactor_eps1: f64,
+    /// Smallest RMS of a tensor that relative steps count with
+    #[arg(long, value_name = "X", default_value_t = 1e-3)]
+    adafactor_eps2: f64,
+    /// Largest RMS of the update of a tensor
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    adafactor_clip_threshold: f64,
+}
+
+impl AdafactorArgs {
+    fn config(&self, weight_decay: f64) -> AdafactorConfig {
+        AdafactorConfig {
+            step_size: match self.adafactor_step_size {
+                StepSizeArg::Relative => StepSize::Relative,
+                StepSizeArg::Scheduled => StepSize::Scheduled,
+            },
+            beta1: self.adafactor_beta1,
+            decay_rate: self.adafactor_decay_rate,
+            eps1: self.adafactor_eps1,
+            eps2: self.adafactor_eps2,
+            clip_threshold: self.adafactor_clip_threshold,
+            weight_decay,
+        }
+    }
 }
 
 impl OptimizationArgs {
@@ -181,6 +264,15 @@ impl OptimizationArgs {
             return Err(Error::config(
                 "--clip-grad",
                 format!("must be at least 0, got {}", self.clip_grad),
+            ));
+        }
+        let relative = self.optimizer == OptimizerArg::Adafactor
+            && self.adafactor.adafactor_step_size == StepSizeArg::Relative;
+        if relative && self.lr.is_some() {
+            return Err(Error::config(
+                "--lr",
+                "relative steps of Adafactor have a size of their own: leave it out, or add --adafactor-step-size \
+                 scheduled",
             ));
         }
         if let Some(share) = self.lr_warmup_fraction.filter(|share| !(0.0..=1.0).contains(share)) {
@@ -207,6 +299,9 @@ impl OptimizationArgs {
                     momentum: self.sgd_momentum,
                     weight_decay: self.weight_decay,
                 },
+                OptimizerArg::Adafactor => {
+                    OptimizerConfig::Adafactor(self.adafactor.config(self.weight_decay))
+                }
             },
             schedule: self.schedule(steps)?,
             clip_grad: self.clip_grad,
@@ -226,13 +321,14 @@ impl OptimizationArgs {
     }
 
     fn schedule(&self, train_iters: u64) -> Result<Schedule> {
+        let max_lr = self.lr.unwrap_or(1e-3);
         let decay_steps = self.lr_decay_iters.unwrap_or(train_iters);
         let share = self.lr_warmup_fraction.map(|share| (share * decay_steps as f64) as u64);
         let warmup_steps = self.lr_warmup_iters.or(share).unwrap_or((train_iters / 20).min(100));
         Schedule::new(ScheduleConfig {
             style: self.lr_decay_style.parse::<DecayStyle>()?,
-            max_lr: self.lr,
-            min_lr: self.min_lr.unwrap_or(self.lr / 10.0),
+            max_lr,
+            min_lr: self.min_lr.unwrap_or(max_lr / 10.0),
             warmup_init: self.lr_warmup_init,
             warmup_steps,
             decay_steps,
@@ -278,6 +374,9 @@ pub struct RunArgs {
     /// Steps to trace [default: the first 10 of this process]
     #[arg(long, value_name = "FIRST-LAST", requires = "trace", value_parser = parse_steps)]
     pub trace_steps: Option<RangeInclusive<u64>>,
+    /// Refuse a run of which a rank would take more, as 8GiB or 500MB
+    #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
+    pub memory_limit: Option<u64>,
     /// Tokens of the sample that is printed at the end; 0 prints none
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub sample_length: usize,

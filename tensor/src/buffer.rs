@@ -59,6 +59,22 @@ impl Buffer {
         unsafe { self.allocation.pointer().add(self.offset) }
     }
 
+    /// Whether it is a part of this pool.
+    pub(crate) fn is_in(&self, pool: &Arc<Pool>) -> bool {
+        std::ptr::eq(self.allocation.pool(), &**pool)
+    }
+
+    /// What its bytes count as.
+    pub(crate) fn category(&self) -> Category {
+        Category::ALL[self.category.load(Relaxed) as usize]
+    }
+
+    /// Begins to read `len` bytes from `offset` on, and of the buffers behind this one as far as that reaches, if they
+    /// are in a file.
+    pub(crate) fn prefetch(&self, offset: usize, len: usize) {
+        self.allocation.prefetch(self.offset + offset, len);
+    }
+
     /// Counts bytes that were workspace under another category from now on; bytes that already have
     /// a purpose (a weight that an operation keeps) stay with it.
     pub(crate) fn set_category(&self, category: Category) {
@@ -71,7 +87,6 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let category = Category::ALL[self.category.load(Relaxed) as usize];
-        self.allocation.pool().uncount(category, self.len);
+        self.allocation.pool().uncount(self.category(), self.len);
     }
 }

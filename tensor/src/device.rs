@@ -12,12 +12,13 @@
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::{Dispatch, dispatcher};
 
 use crate::ops::rows::{SERIAL, for_rows};
-use crate::pool::{MemoryStats, Pool};
-use crate::{Error, Result};
+use crate::pool::{Backing, MemoryStats, Pool};
+use crate::{Error, MemoryKind, Result};
 
 /// Where tensors live and who computes on them. Cloning gives another handle of the same device.
 ///
@@ -28,30 +29,78 @@ pub struct Device(Arc<Cpu>);
 
 struct Cpu {
     pool: Arc<Pool>,
-    threads: ThreadPool,
+    host: Arc<Pool>,
+    workers: Workers,
     /// Held by the call of [`Device::run`] that has the threads.
     turn: Mutex<()>,
 }
 
+/// Who carries out the loops of kernels.
+enum Workers {
+    /// Threads of the device's own.
+    Threads(ThreadPool),
+    /// Nobody, in place of so many threads.
+    Nobody(usize),
+}
+
 impl Device {
-    /// A CPU device that computes on `threads` threads of its own.
+    /// A CPU device that computes on `threads` threads of its own. Its host memory is in the system's folder for
+    /// temporary files.
     pub fn cpu(threads: usize) -> Result<Device> {
-        if threads == 0 {
-            return Err(Error::config("device", "needs at least 1 thread, got 0"));
-        }
-        let threads = ThreadPoolBuilder::new()
-            .num_threads(threads)
+        Self::cpu_with_offload_folder(threads, std::env::temp_dir())
+    }
+
+    /// As [`Device::cpu`], with [host memory](MemoryKind::Host) in files of `folder`. They are made when they are
+    /// needed, and have no names: nothing is left of them when the process has ended.
+    pub fn cpu_with_offload_folder(threads: usize, folder: impl Into<PathBuf>) -> Result<Device> {
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(at_least_one(threads)?)
             .thread_name(|i| format!("ferrotron-{i}"))
             .build()
             .map_err(|error| {
                 Error::memory("device", format!("cannot start {threads} threads: {error}"))
             })?;
-        Ok(Device(Arc::new(Cpu { pool: Pool::new(), threads, turn: Mutex::default() })))
+        let host = Backing::Files(folder.into());
+        Ok(Self::with(Workers::Threads(pool), Backing::Memory, host))
+    }
+
+    /// A device that computes nothing, in place of one with `threads` threads: to find out what the memory of a
+    /// computation would be.
+    ///
+    /// Operations check their operands and take their results from the pool, which counts as any does, but the
+    /// loops of kernels do nothing. So hardly any memory is touched, and an operation costs about a microsecond,
+    /// whatever its size. What a tensor holds is unspecified, unless the host wrote it
+    /// ([`Tensor::from_slice`](crate::Tensor::from_slice), [`Tensor::full`](crate::Tensor::full)).
+    ///
+    /// ```
+    /// use ferrotron_tensor::{DType, Device, Tensor, ops::matmul::matmul};
+    /// let device = Device::dry(1)?;
+    /// let x = Tensor::zeros(&device, DType::F32, &[1 << 17, 1 << 17])?; // 64 GiB
+    /// matmul(&x, &x)?;
+    /// assert_eq!(device.memory().peak, 128 << 30);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn dry(threads: usize) -> Result<Device> {
+        let workers = Workers::Nobody(at_least_one(threads)?);
+        Ok(Self::with(workers, Backing::Addresses, Backing::Addresses))
+    }
+
+    fn with(workers: Workers, backing: Backing, host: Backing) -> Device {
+        let (pool, host) = (Pool::new(backing), Pool::new(host));
+        Device(Arc::new(Cpu { pool, host, workers, turn: Mutex::default() }))
+    }
+
+    /// Whether nothing is computed: see [`Device::dry`].
+    pub fn is_dry(&self) -> bool {
+        matches!(self.0.workers, Workers::Nobody(_))
     }
 
     /// How many threads compute.
     pub fn threads(&self) -> usize {
-        self.0.threads.current_num_threads()
+        match &self.0.workers {
+            Workers::Threads(threads) => threads.current_num_threads(),
+            Workers::Nobody(threads) => *threads,
+        }
     }
 
     /// Runs `f` on one of the device's own threads, so that the operations inside fork without a
@@ -68,7 +117,10 @@ impl Device {
     pub fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         // A thread that waits for its part of a loop takes up whatever work there is. Another caller's
         // closure would run in the midst of this one's, under its thread-locals and its locks.
-        let own = self.0.threads.current_thread_index().is_some();
+        let own = match &self.0.workers {
+            Workers::Threads(threads) => threads.current_thread_index().is_some(),
+            Workers::Nobody(_) => return f(),
+        };
         let _turn = (!own).then(|| self.0.turn.lock().unwrap_or_else(PoisonError::into_inner));
         // Whoever watches the caller watches `f`, on whichever thread it runs.
         let watcher = dispatcher::get_default(Dispatch::clone);
@@ -78,26 +130,41 @@ impl Device {
     /// As [`Device::run`] without taking turns: for loops of kernels, which hold no lock and read no
     /// thread-local that anybody else sets.
     pub(crate) fn install<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
-        self.0.threads.install(f)
+        match &self.0.workers {
+            Workers::Threads(threads) => threads.install(f),
+            Workers::Nobody(_) => f(),
+        }
     }
 
     /// Counters of the memory pool.
     pub fn memory(&self) -> MemoryStats {
-        self.0.pool.stats()
+        self.memory_of(MemoryKind::Device)
     }
 
-    /// Starts the peaks and the number of allocations anew.
+    /// Counters of one of the two pools: [`Device::memory`] is that of the device's own.
+    pub fn memory_of(&self, kind: MemoryKind) -> MemoryStats {
+        self.pool_of(kind).stats()
+    }
+
+    /// Starts the peaks and the numbers of allocations anew.
     pub fn reset_memory_peaks(&self) {
         self.0.pool.reset_stats();
+        self.0.host.reset_stats();
     }
 
-    pub(crate) fn pool(&self) -> &Arc<Pool> {
-        &self.0.pool
+    pub(crate) fn pool_of(&self, kind: MemoryKind) -> &Arc<Pool> {
+        match kind {
+            MemoryKind::Device => &self.0.pool,
+            MemoryKind::Host => &self.0.host,
+        }
     }
 
     /// Calls `f(task)` for every task below `tasks`, on all threads when `work` (elements touched in
-    /// all) is worth it. Tasks must not depend on one another.
+    /// all) is worth it; a dry device calls nothing. Tasks must not depend on one another.
     pub(crate) fn for_each(&self, tasks: usize, work: usize, f: impl Fn(usize) + Send + Sync) {
+        if self.is_dry() {
+            return;
+        }
         if tasks <= 1 || work < SERIAL || self.threads() == 1 {
             (0..tasks).for_each(f);
         } else {
@@ -111,8 +178,19 @@ impl Device {
         self.install(|| (0..tasks).into_par_iter().for_each(f));
     }
 
-    /// Cuts `out` into rows of `width` and calls `f(first_row, rows)` on runs of whole rows.
-    pub(crate) fn for_each_rows<T: Send>(
+    /// Cuts `out` into rows of `width` and calls `f(first_row, rows)` on runs of whole rows, on all threads where
+    /// that is worth it; a dry device calls nothing.
+    ///
+    /// ```
+    /// let device = ferrotron_tensor::Device::cpu(2)?;
+    /// let mut squares = [0; 100];
+    /// device.for_each_rows(&mut squares, 1, |first, part| {
+    ///     part.iter_mut().enumerate().for_each(|(i, x)| *x = (first + i) * (first + i));
+    /// });
+    /// assert_eq!(squares[99], 9801);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn for_each_rows<T: Send>(
         &self,
         out: &mut [T],
         width: usize,
@@ -133,6 +211,14 @@ impl Eq for Device {}
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cpu({} threads)", self.threads())
+        let name = if self.is_dry() { "dry" } else { "cpu" };
+        write!(f, "{name}({} threads)", self.threads())
+    }
+}
+
+fn at_least_one(threads: usize) -> Result<usize> {
+    match threads {
+        0 => Err(Error::config("device", "needs at least 1 thread, got 0")),
+        _ => Ok(threads),
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::buffer::Buffer;
 use crate::layout::Layout;
 use crate::pool::Category;
-use crate::{DType, Device, Error, Result, Scalar, Tensor};
+use crate::{DType, Device, Error, MemoryKind, Result, Scalar, Tensor};
 
 /// Consecutive named ranges of one dtype.
 pub struct Flat {
@@ -45,8 +45,22 @@ impl Flat {
         category: Category,
         parts: &[(String, Vec<usize>)],
     ) -> Result<Flat> {
-        let mut flat = Self::empty(device, dtype, category, parts)?;
-        crate::dispatch_any!(dtype, T => flat.whole_mut::<T>()?.fill(bytemuck::Zeroable::zeroed()));
+        Self::new_in(MemoryKind::Device, device, dtype, category, parts)
+    }
+
+    /// As [`Flat::new`], in one of the device's two kinds of memory.
+    pub fn new_in(
+        kind: MemoryKind,
+        device: &Device,
+        dtype: DType,
+        category: Category,
+        parts: &[(String, Vec<usize>)],
+    ) -> Result<Flat> {
+        let mut flat = Self::empty_in(kind, device, dtype, category, parts)?;
+        crate::dispatch_any!(dtype, T => {
+            let zeros = |_, part: &mut [T]| part.fill(bytemuck::Zeroable::zeroed());
+            device.for_each_rows(flat.whole_mut::<T>()?, 1, zeros);
+        });
         Ok(flat)
     }
 
@@ -57,10 +71,20 @@ impl Flat {
         category: Category,
         parts: &[(String, Vec<usize>)],
     ) -> Result<Flat> {
+        Self::empty_in(MemoryKind::Device, device, dtype, category, parts)
+    }
+
+    fn empty_in(
+        kind: MemoryKind,
+        device: &Device,
+        dtype: DType,
+        category: Category,
+        parts: &[(String, Vec<usize>)],
+    ) -> Result<Flat> {
         let layouts =
             parts.iter().map(|(_, dims)| Layout::contiguous(dims)).collect::<Result<Vec<_>>>()?;
         let lens: Vec<usize> = layouts.iter().map(|layout| layout.numel() * dtype.size()).collect();
-        let buffers = Buffer::split(device.pool(), &lens, category)?;
+        let buffers = Buffer::split(device.pool_of(kind), &lens, category)?;
         let ranges = parts
             .iter()
             .zip(layouts)
@@ -156,6 +180,14 @@ impl Flat {
         ranges.swap(range, last); // where it was, and the former last one at the end again
         self.ranges = ranges;
         result
+    }
+
+    /// Begins to read these elements if the flat is in host memory, since they are going to be used soon.
+    pub fn prefetch(&self, elements: std::ops::Range<usize>) {
+        if let Some(first) = self.ranges.first() {
+            let size = self.dtype.size();
+            first.buffer.prefetch(elements.start * size, elements.len() * size);
+        }
     }
 
     /// All elements, for reading.

@@ -29,6 +29,11 @@ impl Layout {
         Ok(Layout { strides: row_major(dims), dims: dims.into(), offset: 0 })
     }
 
+    /// A dense vector. The caller has memory of so many elements, so it is not too long.
+    pub(crate) fn vector(len: usize) -> Self {
+        Layout { dims: Dims::from_elem(len, 1), strides: Dims::from_elem(1, 1), offset: 0 }
+    }
+
     /// Sizes, outermost first.
     pub fn dims(&self) -> &[usize] {
         &self.dims
@@ -52,6 +57,15 @@ impl Layout {
     /// Number of elements.
     pub fn numel(&self) -> usize {
         self.dims.iter().product()
+    }
+
+    /// One more than the index of the last element; 0 if there is none.
+    pub(crate) fn end(&self) -> usize {
+        if self.numel() == 0 {
+            return 0;
+        }
+        let reach = |(&size, &stride): (&usize, &usize)| (size - 1) * stride;
+        1 + self.offset + self.dims.iter().zip(&self.strides).map(reach).sum::<usize>()
     }
 
     /// Whether the elements lie densely in row-major order (dims of size 1 have no say).

@@ -79,6 +79,45 @@ impl Place {
         &self.pieces[dim]
     }
 
+    /// What of this part has coordinates `range` of the whole along one dim.
+    ///
+    /// ```
+    /// use ferrotron_tensor::Place;
+    /// // Of a (12, 4) the rows 0..2, 4..6 and 8..10: a half of each of three blocks of four rows.
+    /// let place = Place::new(&[12, 4], &[&[(0, 2), (4, 2), (8, 2)], &[(0, 4)]])?;
+    /// assert_eq!(place.within(0, 4..8), Place::new(&[12, 4], &[&[(4, 2)], &[(0, 4)]])?);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    #[must_use]
+    pub fn within(&self, dim: usize, range: Range<usize>) -> Place {
+        let mut part = self.clone();
+        let inside = self.pieces[dim].iter().filter_map(|&(offset, len)| {
+            let (start, end) = (offset.max(range.start), (offset + len).min(range.end));
+            (start < end).then(|| (start, end - start))
+        });
+        part.pieces[dim] = inside.collect();
+        part.dims[dim] = part.pieces[dim].iter().map(|&(_, len)| len).sum();
+        part
+    }
+
+    /// The place of what is left of the tensor when one dim is summed over: all dims but that one.
+    ///
+    /// ```
+    /// use ferrotron_tensor::Place;
+    /// let rows = Place::new(&[8, 6], &[&[(4, 2)], &[(0, 6)]])?;
+    /// assert_eq!(rows.without(1), Place::new(&[8], &[&[(4, 2)]])?);
+    /// assert_eq!(rows.without(0), Place::whole(&[6]));
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    #[must_use]
+    pub fn without(&self, dim: usize) -> Place {
+        let mut rest = self.clone();
+        rest.global.remove(dim);
+        rest.pieces.remove(dim);
+        rest.dims.remove(dim);
+        rest
+    }
+
     /// The runs of consecutive global indices that make up local row `row` (a row runs along the last
     /// dim): (first global index, length).
     pub fn runs(&self, row: usize) -> impl Iterator<Item = (u64, usize)> + '_ {

@@ -1,25 +1,17 @@
-//! The memory pool of a device: size bins up to 1 MiB, best fit with split and coalesce above.
+//! The memory pool of a device: whose blocks are handed out, and counted by what they are for.
 //!
-//! Freed blocks stay with the pool, so that the second step of a training run allocates nothing from
-//! the system. Memory is zero when it first comes from the system and is never handed out
-//! uninitialised. Counters tell what is in use, by category.
+//! Freed blocks stay with the pool, so that the second step of a training run allocates nothing from the system. Memory
+//! is zero when it first comes from the system and is never handed out uninitialised. Where blocks lie is the business
+//! of `blocks.rs`.
 
-use memmap2::{Advice, MmapMut, MmapOptions};
-use std::collections::{BTreeMap, BTreeSet};
+mod blocks;
+
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::{Error, Result};
-
-/// Alignment of every block: a cache line and an AVX-512 register.
-const ALIGNMENT: usize = 64;
-/// Requests up to this size come from bins of equal blocks.
-const LARGEST_BIN: usize = 1 << 20;
-/// Larger requests are rounded up to pages.
-const PAGE: usize = 4096;
-/// Segments are asked of the system in multiples of a huge page, at least eight at a time.
-const SEGMENT: usize = 2 << 20;
-const SMALLEST_SEGMENT: usize = 16 << 20;
+use crate::Result;
+pub(crate) use blocks::Backing;
+use blocks::{Block, Blocks};
 
 /// What memory is used for, so that reports and limits can tell weights from activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,18 +27,21 @@ pub enum Category {
     Optimizer,
     /// Kept from forward for backward.
     Saved,
-    /// Send and receive buffers.
+    /// Logits of a linear head, kept or not.
+    Logits,
+    /// What ranks gather for a while.
     Communication,
 }
 
 impl Category {
     /// Every category, in declaration order.
-    pub const ALL: [Category; 6] = [
+    pub const ALL: [Category; 7] = [
         Category::Workspace,
         Category::Weights,
         Category::Gradients,
         Category::Optimizer,
         Category::Saved,
+        Category::Logits,
         Category::Communication,
     ];
 }
@@ -58,20 +53,27 @@ pub struct MemoryStats {
     pub current: usize,
     /// Most ever in use at once since the last reset.
     pub peak: usize,
-    /// Taken from the system.
+    /// Taken from the system and not given back: at most 3 % more than was ever in use, or a mebibyte.
     pub reserved: usize,
+    /// Given back to the system since the last reset, for memory elsewhere.
+    pub returned: usize,
     /// Buffers handed out since the last reset.
     pub n_alloc: usize,
     /// In use now, by [`Category`].
-    pub by_category: [usize; 6],
+    pub by_category: [usize; Category::ALL.len()],
     /// Peak of each category since the last reset (not all at the same moment).
-    pub peak_by_category: [usize; 6],
+    pub peak_by_category: [usize; Category::ALL.len()],
 }
 
 impl MemoryStats {
     /// Bytes in use now for `category`.
     pub fn of(&self, category: Category) -> usize {
         self.by_category[category as usize]
+    }
+
+    /// Most bytes in use at once for `category` since the last reset.
+    pub fn peak_of(&self, category: Category) -> usize {
+        self.peak_by_category[category as usize]
     }
 }
 
@@ -96,27 +98,8 @@ impl Gauge {
 pub(crate) struct Pool {
     blocks: Mutex<Blocks>,
     total: Gauge,
-    categories: [Gauge; 6],
+    categories: [Gauge; Category::ALL.len()],
     n_alloc: AtomicUsize,
-}
-
-#[derive(Default)]
-struct Blocks {
-    segments: Vec<MmapMut>,
-    /// Free small blocks by rounded size.
-    bins: BTreeMap<usize, Vec<Block>>,
-    /// Free large blocks by (size, segment, offset): the first that is large enough fits best.
-    free_by_size: BTreeSet<(usize, usize, usize)>,
-    /// The same by (segment, offset) -> size, to find neighbours.
-    free_by_place: BTreeMap<(usize, usize), usize>,
-    reserved: usize,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Block {
-    segment: usize,
-    offset: usize,
-    size: usize,
 }
 
 /// A block taken from a pool; dropping it gives the block back.
@@ -140,6 +123,11 @@ impl Allocation {
     pub(crate) fn pool(&self) -> &Pool {
         &self.pool
     }
+
+    /// Begins to read `len` bytes from `offset` on, as far as they are this block's, if they are in a file.
+    pub(crate) fn prefetch(&self, offset: usize, len: usize) {
+        self.pool.lock().prefetch(self.block, offset, len);
+    }
 }
 
 impl Drop for Allocation {
@@ -149,9 +137,9 @@ impl Drop for Allocation {
 }
 
 impl Pool {
-    pub(crate) fn new() -> Arc<Pool> {
+    pub(crate) fn new(backing: Backing) -> Arc<Pool> {
         Arc::new(Pool {
-            blocks: Mutex::default(),
+            blocks: Mutex::new(Blocks::new(backing)),
             total: Gauge::default(),
             categories: Default::default(),
             n_alloc: AtomicUsize::new(0),
@@ -160,7 +148,11 @@ impl Pool {
 
     /// A block of at least `bytes` initialised bytes, aligned to 64.
     pub(crate) fn take(self: &Arc<Pool>, bytes: usize) -> Result<Allocation> {
-        let (block, pointer) = self.lock().take(bytes)?;
+        let (block, pointer) = {
+            let mut blocks = self.lock();
+            let block = blocks.take(bytes)?;
+            (block, blocks.pointer(block))
+        };
         self.n_alloc.fetch_add(1, Relaxed);
         Ok(Allocation { pool: self.clone(), block, pointer })
     }
@@ -181,10 +173,15 @@ impl Pool {
     }
 
     pub(crate) fn stats(&self) -> MemoryStats {
+        let (reserved, returned) = {
+            let blocks = self.lock();
+            (blocks.reserved(), blocks.returned)
+        };
         MemoryStats {
             current: self.total.current.load(Relaxed),
             peak: self.total.peak.load(Relaxed),
-            reserved: self.lock().reserved,
+            reserved,
+            returned,
             n_alloc: self.n_alloc.load(Relaxed),
             by_category: std::array::from_fn(|i| self.categories[i].current.load(Relaxed)),
             peak_by_category: std::array::from_fn(|i| self.categories[i].peak.load(Relaxed)),
@@ -196,151 +193,11 @@ impl Pool {
             gauge.peak.store(gauge.current.load(Relaxed), Relaxed);
         }
         self.n_alloc.store(0, Relaxed);
+        self.lock().returned = 0;
     }
 
     fn lock(&self) -> MutexGuard<'_, Blocks> {
         // A panic elsewhere cannot leave the lists half changed: nothing in here panics.
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Blocks {
-    fn take(&mut self, bytes: usize) -> Result<(Block, *mut u8)> {
-        // No slice spans more; below it, rounding up cannot overflow.
-        if bytes > isize::MAX as usize {
-            return Err(Error::memory("pool", format!("{bytes} bytes exceed any memory")));
-        }
-        let size = rounded(bytes);
-        let binned =
-            if size <= LARGEST_BIN { self.bins.get_mut(&size).and_then(Vec::pop) } else { None };
-        let block = match binned {
-            Some(block) => block,
-            None => self.carve(size)?,
-        };
-        let pointer = self.segments[block.segment].as_mut_ptr().wrapping_add(block.offset);
-        Ok((block, pointer))
-    }
-
-    /// Cuts `size` bytes from the smallest free range that holds them, or from a new segment.
-    fn carve(&mut self, size: usize) -> Result<Block> {
-        if self.free_by_size.range((size, 0, 0)..).next().is_none() {
-            self.grow(size)?;
-        }
-        let &(free, segment, offset) =
-            self.free_by_size.range((size, 0, 0)..).next().expect("grow made room for the request");
-        self.remove_free(segment, offset, free);
-        if free > size {
-            self.insert_free(segment, offset + size, free - size);
-        }
-        Ok(Block { segment, offset, size })
-    }
-
-    fn grow(&mut self, size: usize) -> Result<()> {
-        let bytes = size.next_multiple_of(SEGMENT).max(SMALLEST_SEGMENT);
-        let memory = MmapOptions::new().len(bytes).map_anon().map_err(|error| {
-            Error::memory(
-                "pool",
-                format!(
-                    "the system refuses {bytes} bytes beside {} in use: {error}",
-                    self.reserved
-                ),
-            )
-        })?;
-        // Huge pages are a matter of speed only: a system without them says no, and that is fine.
-        let _ = memory.advise(Advice::HugePage);
-        self.segments.push(memory);
-        self.reserved += bytes;
-        self.insert_free(self.segments.len() - 1, 0, bytes);
-        Ok(())
-    }
-
-    fn give_back(&mut self, block: Block) {
-        if block.size <= LARGEST_BIN {
-            self.bins.entry(block.size).or_default().push(block);
-            return;
-        }
-        let Block { segment, mut offset, mut size } = block;
-        if let Some(after) = self.free_by_place.get(&(segment, offset + size)).copied() {
-            self.remove_free(segment, offset + size, after);
-            size += after;
-        }
-        let before = self
-            .free_by_place
-            .range((segment, 0)..(segment, offset))
-            .next_back()
-            .map(|(&k, &v)| (k, v));
-        if let Some(((_, start), length)) =
-            before.filter(|&((_, start), length)| start + length == offset)
-        {
-            self.remove_free(segment, start, length);
-            offset = start;
-            size += length;
-        }
-        self.insert_free(segment, offset, size);
-    }
-
-    fn insert_free(&mut self, segment: usize, offset: usize, size: usize) {
-        self.free_by_size.insert((size, segment, offset));
-        self.free_by_place.insert((segment, offset), size);
-    }
-
-    fn remove_free(&mut self, segment: usize, offset: usize, size: usize) {
-        self.free_by_size.remove(&(size, segment, offset));
-        self.free_by_place.remove(&(segment, offset));
-    }
-}
-
-/// Small sizes go to one of four steps per power of two, large ones to pages.
-fn rounded(bytes: usize) -> usize {
-    if bytes <= 4 * ALIGNMENT {
-        return bytes.max(1).next_multiple_of(ALIGNMENT);
-    }
-    if bytes > LARGEST_BIN {
-        return bytes.next_multiple_of(PAGE);
-    }
-    bytes.next_multiple_of((bytes.next_power_of_two() / 8).max(ALIGNMENT))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn freed_blocks_are_used_again_and_neighbours_join() {
-        let pool = Pool::new();
-        let sizes = [3 << 20, 5 << 20, 4 << 20];
-        let blocks: Vec<_> = sizes.iter().map(|&bytes| pool.take(bytes).unwrap()).collect();
-        let reserved = pool.stats().reserved;
-        drop(blocks);
-        let whole = pool.take(16 << 20).unwrap();
-        assert_eq!(
-            pool.stats().reserved,
-            reserved,
-            "three neighbours and the rest join into one segment"
-        );
-        drop(whole);
-        let small = pool.take(1000).unwrap().pointer();
-        assert_eq!(
-            pool.take(990).unwrap().pointer(),
-            small,
-            "equal bins give back the block freed last"
-        );
-    }
-
-    #[test]
-    fn sizes_beyond_any_memory_are_errors() {
-        for bytes in [usize::MAX, isize::MAX as usize, isize::MAX as usize + 1] {
-            assert!(Pool::new().take(bytes).is_err(), "{bytes}");
-        }
-    }
-
-    #[test]
-    fn rounding_wastes_little() {
-        for bytes in 1..(3 << 20) / 17 {
-            let bytes = bytes * 17;
-            let size = rounded(bytes);
-            assert!(size >= bytes && size.is_multiple_of(ALIGNMENT));
-            assert!(size <= bytes + bytes / 4 + ALIGNMENT, "{bytes} takes {size}");
-        }
     }
 }

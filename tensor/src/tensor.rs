@@ -9,8 +9,11 @@ use std::sync::Arc;
 
 use crate::buffer::Buffer;
 use crate::layout::{Layout, count};
+use crate::ops::rows::{CHEAP, for_elements, for_rows};
 use crate::pool::Category;
-use crate::{DType, Device, Element, Error, Real, Result, Scalar, dispatch_any, dispatch_float};
+use crate::{
+    DType, Device, Element, Error, MemoryKind, Real, Result, Scalar, dispatch_any, dispatch_float,
+};
 
 /// An n-dimensional array of one dtype on one device.
 ///
@@ -49,10 +52,7 @@ impl Tensor {
     ///
     /// Errors if the memory cannot be had.
     pub fn empty(device: &Device, dtype: DType, dims: &[usize]) -> Result<Tensor> {
-        let layout = Layout::contiguous(dims)?;
-        let buffer =
-            Buffer::new(device.pool(), layout.numel() * dtype.size(), Category::Workspace)?;
-        Ok(Self::view_of(Arc::new(buffer), layout, dtype, device))
+        Self::empty_in(MemoryKind::Device, device, dtype, dims)
     }
 
     /// A tensor of zeros.
@@ -82,6 +82,10 @@ impl Tensor {
 
     pub(crate) fn into_buffer(self) -> Arc<Buffer> {
         self.buffer
+    }
+
+    pub(crate) fn buffer(&self) -> &Buffer {
+        &self.buffer
     }
 
     pub(crate) fn with_layout(&self, layout: Layout) -> Tensor {
@@ -141,6 +145,11 @@ impl Tensor {
     /// An identity of the buffer behind the view: equal for two views of the same one.
     pub fn buffer_id(&self) -> usize {
         Arc::as_ptr(&self.buffer) as usize
+    }
+
+    /// What the buffer's bytes count as.
+    pub fn category(&self) -> Category {
+        self.buffer.category()
     }
 
     /// Counts the buffer's bytes under `category` from now on, if they were workspace until now.
@@ -299,7 +308,7 @@ impl Tensor {
             return Ok(dense);
         }
         let mut out = Self::empty(&self.device, self.dtype, self.dims())?;
-        dispatch_any!(self.dtype, T => out.as_mut_slice::<T>()?.copy_from_slice(dense.as_slice::<T>()?));
+        out.write(&dense)?;
         Ok(out)
     }
 
@@ -320,21 +329,16 @@ impl Tensor {
             return Err(Error::shape("write", format!("{source:?} does not fill {self:?}")));
         }
         let source = source.contiguous()?;
-        let layout = self.layout.clone();
-        let (width, stride) = layout.row();
+        let device = self.device.clone();
         dispatch_any!(self.dtype, T => {
             let source = source.as_slice::<T>()?;
-            if layout.is_contiguous() {
-                self.as_mut_slice::<T>()?.copy_from_slice(source);
-                return Ok(());
+            if !self.is_contiguous() {
+                return for_elements(self, source, |x, source| *x = *source);
             }
-            let target = self.buffer_slice_mut::<T>()?;
-            for (row, values) in source.chunks_exact(width.max(1)).enumerate() {
-                let start = layout.row_offset(row);
-                for (j, x) in values.iter().enumerate() {
-                    target[start + j * stride] = *x;
-                }
-            }
+            let work = source.len() / CHEAP;
+            for_rows(&device, (self.as_mut_slice::<T>()?, 1), work, |first, part| {
+                part.copy_from_slice(&source[first..][..part.len()]);
+            });
         });
         Ok(())
     }

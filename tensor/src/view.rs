@@ -100,6 +100,34 @@ impl Tensor {
         self.with_layout_mut(layout, f)
     }
 
+    /// All elements of the buffer behind the view, as a vector.
+    pub fn whole_buffer(&self) -> Tensor {
+        let elements = self.buffer_bytes() / self.dtype().size();
+        self.with_layout(Layout::vector(elements))
+    }
+
+    /// The buffer behind the view, seen through another layout: with [`Tensor::whole_buffer`] a view can be made again
+    /// over a copy of its buffer.
+    ///
+    /// Errors if the layout reaches beyond the buffer.
+    ///
+    /// ```
+    /// use ferrotron_tensor::{Device, Tensor};
+    /// let x = Tensor::from_slice(&Device::cpu(1)?, &[1.0_f32, 2.0, 3.0, 4.0], &[2, 2])?;
+    /// let column = x.narrow(1, 1, 1)?;
+    /// let doubled = column.whole_buffer().mul_scalar(2.0)?;
+    /// assert_eq!(doubled.as_strided(column.layout())?.to_vec::<f32>()?, [4.0, 8.0]);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn as_strided(&self, layout: &Layout) -> Result<Tensor> {
+        let elements = self.buffer_bytes() / self.dtype().size();
+        if layout.end() > elements {
+            let message = format!("{layout:?} reaches beyond a buffer of {elements} elements");
+            return Err(Error::shape("as_strided", message));
+        }
+        Ok(self.with_layout(layout.clone()))
+    }
+
     /// All dims but the last joined into one: (rows, width). A copy only where strides forbid a view.
     pub fn as_matrix(&self) -> Result<Tensor> {
         let width = self.dims().last().copied().unwrap_or(1);

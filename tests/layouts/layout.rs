@@ -2,7 +2,7 @@
 
 use ferrotron::models::gpt::{
     GptConfig, Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp,
-    RegionInputs,
+    RegionInputs, SavedActivations,
 };
 use ferrotron::models::support::{Plan, check};
 use ferrotron::models::trainer::ParallelConfig;
@@ -11,6 +11,7 @@ use ferrotron::parallel::data_parallel::DataParallelConfig;
 use ferrotron::parallel::mesh;
 use ferrotron::parallel::pipeline::ScheduleKind;
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
+use ferrotron::tensor::MemoryKind;
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -50,6 +51,8 @@ pub struct Layout {
     pub micro: usize,
     pub sharding: Sharding,
     pub recompute: Recompute,
+    /// Whether the optimizer's state and a block's activations wait in host memory.
+    pub offload: bool,
 }
 
 impl Layout {
@@ -64,6 +67,7 @@ impl Layout {
         micro: GLOBAL_BATCH,
         sharding: Sharding::None,
         recompute: Recompute::None,
+        offload: false,
     };
 
     pub fn ranks(&self) -> usize {
@@ -90,6 +94,14 @@ impl Layout {
                 ..DataParallelConfig::default()
             },
             recompute: self.recompute,
+            saved_activations: SavedActivations {
+                offloaded_layers: usize::from(self.offload),
+                ..SavedActivations::default()
+            },
+            optimizer_states: match self.offload {
+                true => MemoryKind::Host,
+                false => MemoryKind::Device,
+            },
         }
     }
 
@@ -115,7 +127,7 @@ impl Layout {
     }
 
     /// The value of each axis, as a number.
-    fn values(&self) -> [usize; 10] {
+    fn values(&self) -> [usize; 11] {
         let schedule = ScheduleKind::ALL.iter().position(|&kind| kind == self.schedule).unwrap();
         let recompute = RECOMPUTE.iter().position(|&value| value == self.recompute).unwrap();
         [
@@ -129,6 +141,7 @@ impl Layout {
             self.micro,
             self.sharding as usize,
             recompute,
+            usize::from(self.offload),
         ]
     }
 
@@ -142,7 +155,7 @@ impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "tp {}{} cp {} dp {} pp {} {} x {} micro {} zero {} recompute {:?}",
+            "tp {}{} cp {} dp {} pp {} {} x {} micro {} zero {} recompute {:?}{}",
             self.tp,
             if self.sp { "+sp" } else { "" },
             self.cp,
@@ -152,7 +165,8 @@ impl fmt::Display for Layout {
             self.chunks,
             self.micro,
             self.sharding as usize,
-            self.recompute
+            self.recompute,
+            if self.offload { " offload" } else { "" }
         )
     }
 }
@@ -171,7 +185,7 @@ pub fn all(model: &GptConfig) -> Vec<Layout> {
                                 for micro in [1, 2, 3] {
                                     for sharding in sharding {
                                         for recompute in RECOMPUTE {
-                                            found.push(Layout {
+                                            found.extend([false, true].map(|offload| Layout {
                                                 tp,
                                                 cp,
                                                 dp,
@@ -182,7 +196,8 @@ pub fn all(model: &GptConfig) -> Vec<Layout> {
                                                 micro,
                                                 sharding,
                                                 recompute,
-                                            });
+                                                offload,
+                                            }));
                                         }
                                     }
                                 }

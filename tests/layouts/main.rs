@@ -11,12 +11,13 @@ mod reference;
 mod train;
 
 use ferrotron::models::gpt::GptConfig;
+use ferrotron::nn::{AdafactorConfig, OptimizerConfig, Sharding, StepSize};
 use ferrotron::tensor::{DType, RandomKey};
 use layout::{Layout, all, covering};
-use mutants::{Sites, Watched, faulty};
+use mutants::{Site, Sites, Watched, faulty};
 use reference::reference;
 use std::sync::Arc;
-use train::{CLIP, Numbers, WEIGHTS, difference, train};
+use train::{CLIP, Found, Numbers, difference, train};
 
 /// GPT-2 style: tied, learned positions, biases.
 fn gpt2() -> GptConfig {
@@ -39,13 +40,14 @@ fn llama() -> GptConfig {
     }
 }
 
-fn compare(model: &GptConfig, layouts: &[Layout]) {
-    let reference = reference(model, WEIGHTS).unwrap();
+fn compare(model: &GptConfig, numbers: &Numbers, layouts: &[Layout]) {
+    let reference = reference(model, numbers).unwrap().without_key_biases(model);
     assert!(reference.steps.iter().all(|&(_, norm)| norm > CLIP), "nothing was clipped");
     let mut failures = Vec::new();
     for layout in [&Layout::SERIAL].into_iter().chain(layouts) {
-        match train(model, layout, &Numbers::of(DType::F64), &|collective| collective) {
+        match train(model, layout, numbers, &|collective| collective) {
             Ok(found) => {
+                let found = found.without_key_biases(model);
                 failures
                     .extend(difference(&found, &reference).map(|what| format!("{layout}: {what}")));
             }
@@ -62,7 +64,7 @@ fn every_pair_of_axis_values_trains_as_one_rank_does() {
     let all = all(&model);
     let layouts = [covering(&all), random(&all, 24, 2)].concat();
     assert!(layouts.len() >= 40, "only {} layouts", layouts.len());
-    compare(&model, &layouts);
+    compare(&model, &Numbers::of(DType::F64), &layouts);
 }
 
 /// Layouts that nobody chose: others for each seed.
@@ -75,18 +77,68 @@ fn random(all: &[Layout], count: u64, seed: u64) -> Vec<Layout> {
 fn the_llama_style_trains_alike_too() {
     let model = llama();
     let all = all(&model);
-    compare(&model, &[covering(&all), random(&all, 12, 3)].concat());
+    let layouts = [covering(&all), random(&all, 12, 3)].concat();
+    compare(&model, &Numbers::of(DType::F64), &layouts);
+}
+
+/// Adafactor sees a tensor whole: its sums go over the ranks that have parts of it, and ZeRO's shards are made of
+/// parameters.
+#[test]
+fn adafactor_trains_in_every_layout_as_on_one_rank() {
+    let relative = AdafactorConfig::default();
+    let scheduled = AdafactorConfig { step_size: StepSize::Scheduled, ..relative };
+    for (model, config, seed) in [
+        (gpt2(), AdafactorConfig { weight_decay: 0.1, ..scheduled }, 4),
+        (gpt2(), AdafactorConfig { clip_threshold: 0.5, ..relative }, 5),
+        (llama(), AdafactorConfig { beta1: 0.9, weight_decay: 0.1, ..relative }, 6),
+    ] {
+        let all = all(&model);
+        let optimizer = OptimizerConfig::Adafactor(config);
+        let numbers = Numbers { optimizer, ..Numbers::of(DType::F64) };
+        let zero = [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights];
+        let zero = zero.map(|sharding| Layout { dp: 2, micro: 2, sharding, ..Layout::SERIAL });
+        let mut layouts = vec![
+            Layout { tp: 2, micro: 2, ..Layout::SERIAL },
+            Layout { pp: 2, micro: 2, ..Layout::SERIAL },
+            // Two stages with the same matrix, and four ranks whose sums could be added up in other orders.
+            Layout { tp: 4, pp: 2, micro: 2, ..Layout::SERIAL },
+        ];
+        layouts.retain(|layout| layout.allowed(&model));
+        layouts.extend(zero);
+        layouts.extend(if seed == 4 { covering(&all) } else { random(&all, 12, seed) });
+        compare(&model, &numbers, &layouts);
+    }
 }
 
 /// A test that can fail: a fault in any one reduction, or in a scale that is made of one, makes the comparison
 /// fail.
 #[test]
 fn no_reduction_can_be_left_out() {
+    let count = notice_all_mutants(&Numbers::of(DType::F64), |_| true);
+    assert!(count >= 2 * 12, "only {count} mutants");
+}
+
+/// Neither can one of Adafactor's: the sums of squares and of updates' squares over the ranks that have parts of a
+/// tensor, and those of gradients on the rank that owns a parameter.
+#[test]
+fn no_reduction_of_adafactor_can_be_left_out() {
+    // So small that every update is clipped.
+    let config = AdafactorConfig { clip_threshold: 0.5, ..AdafactorConfig::default() };
+    let optimizer = OptimizerConfig::Adafactor(config);
+    let numbers = Numbers { optimizer, ..Numbers::of(DType::F64) };
+    let files = ["data_parallel/mod.rs", "data_parallel/whole_parameters.rs"];
+    let count = notice_all_mutants(&numbers, |site| files.iter().any(|file| site.is_in(file)));
+    assert!(count >= 2 * 5, "only {count} mutants");
+}
+
+/// Asserts that every fault at a site of which `is_wanted` is noticed in some layout; returns how many there are.
+fn notice_all_mutants(numbers: &Numbers, is_wanted: impl Fn(&Site) -> bool) -> usize {
     let model = gpt2();
-    let (reference, f64) = (reference(&model, WEIGHTS).unwrap(), Numbers::of(DType::F64));
+    let reference = reference(&model, numbers).unwrap().without_key_biases(&model);
+    let differs = |found: Found| difference(&found.without_key_biases(&model), &reference);
     let sites = Arc::new(Sites::default());
     for layout in random(&all(&model), 24, 2) {
-        let found = train(&model, &layout, &f64, &|inner| {
+        let found = train(&model, &layout, numbers, &|inner| {
             let sites = sites.clone();
             let fault = move |group: &str, call: &_| {
                 sites.note(group, call, &layout);
@@ -94,17 +146,17 @@ fn no_reduction_can_be_left_out() {
             };
             Arc::new(Watched { inner, fault })
         });
-        assert_eq!(difference(&found.unwrap(), &reference), None, "{layout}");
+        assert_eq!(differs(found.unwrap()), None, "{layout}");
     }
     let mutants = Arc::into_inner(sites).expect("all ranks have ended").into_mutants();
-    assert!(mutants.len() >= 2 * 12, "only {} mutants: {mutants:?}", mutants.len());
-    for (site, fault, layouts) in mutants {
+    let mutants: Vec<_> = mutants.into_iter().filter(|(site, ..)| is_wanted(site)).collect();
+    for (site, fault, layouts) in &mutants {
         let noticed = layouts.iter().any(|layout| {
-            let found = train(&model, layout, &f64, &|inner| {
-                Arc::new(Watched { inner, fault: faulty(site.clone(), fault) })
+            let found = train(&model, layout, numbers, &|inner| {
+                Arc::new(Watched { inner, fault: faulty(site.clone(), *fault) })
             });
             match found {
-                Ok(found) => difference(&found, &reference).is_some(),
+                Ok(found) => differs(found).is_some(),
                 // Ranks that disagree, or numbers that are not finite; but nothing may hang.
                 Err(error) => {
                     let error = error.to_string();
@@ -115,14 +167,16 @@ fn no_reduction_can_be_left_out() {
         });
         assert!(noticed, "with {site:?} {fault:?} everything is the same");
     }
+    mutants.len()
 }
 
 /// Neither can the clip coefficient.
 #[test]
 fn unclipped_gradients_are_noticed() {
     let model = gpt2();
-    let reference = reference(&model, WEIGHTS).unwrap();
-    let unclipped = Numbers { clip_grad: 0.0, ..Numbers::of(DType::F64) };
+    let f64 = Numbers::of(DType::F64);
+    let reference = reference(&model, &f64).unwrap();
+    let unclipped = Numbers { clip_grad: 0.0, ..f64 };
     for layout in random(&all(&model), 2, 2).into_iter().chain([Layout::SERIAL]) {
         let found = train(&model, &layout, &unclipped, &|collective| collective).unwrap();
         assert!(difference(&found, &reference).is_some(), "{layout}");

@@ -33,6 +33,11 @@ impl Site {
         let (op, group) = (call.op.name(), group.to_string());
         Site { group, op, file: location.file(), line: location.line() }
     }
+
+    /// Whether it is in the file with this path, of which the beginning is left out.
+    pub fn is_in(&self, file: &str) -> bool {
+        self.file.ends_with(file)
+    }
 }
 
 /// What is wrong with a call.

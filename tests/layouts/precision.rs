@@ -1,12 +1,15 @@
 //! Layouts in f32 and in 16 bits: as far from the loop in f64 as one rank is, and no farther.
 
 use ferrotron::models::trainer::PrecisionConfig;
-use ferrotron::nn::{GradientType, LossScale, Rounding};
+use ferrotron::nn::{
+    AdafactorConfig, GradientType, LossScale, OptimizerConfig, Rounding, StepSize, WeightUpdate,
+};
 use ferrotron::tensor::DType;
+use std::ops::Range;
 
 use super::layout::{Layout, all, covering};
 use super::reference::reference;
-use super::train::{Found, Numbers, Tensors, WEIGHTS, train};
+use super::train::{ADAMW, Found, Numbers, Tensors, WEIGHTS, train};
 use super::{gpt2, random};
 
 /// How far the runs of a layout are from the reference.
@@ -42,6 +45,9 @@ fn distance(runs: &[(Found, &Found)]) -> Distance {
 
 fn of_tensors(got: &Tensors, want: &Tensors) -> f64 {
     assert!(got.keys().eq(want.keys()), "{:?} and {:?}", got.keys(), want.keys());
+    if got.is_empty() {
+        return 0.0; // gradients, which only AdamW keeps
+    }
     let pairs = || got.iter().flat_map(|(name, got)| got.iter().zip(&want[name]));
     let squares: f64 = pairs().map(|(got, want)| (got - want).powi(2)).sum();
     (squares / pairs().map(|(_, want)| want * want).sum::<f64>()).sqrt()
@@ -50,25 +56,79 @@ fn of_tensors(got: &Tensors, want: &Tensors) -> f64 {
 /// The distances of `layouts`, over runs from the weights of `seeds` seeds.
 fn distances(numbers: &Numbers, layouts: &[Layout], seeds: u64) -> Vec<Distance> {
     let model = gpt2();
-    let references: Vec<Found> =
-        (0..seeds).map(|seed| reference(&model, WEIGHTS + seed).unwrap()).collect();
+    let of_seed = |seed| Numbers { weights: WEIGHTS + seed, ..*numbers };
+    let references: Vec<Found> = (0..seeds)
+        .map(|seed| reference(&model, &of_seed(seed)).unwrap().without_key_biases(&model))
+        .collect();
     let of = |layout: &Layout| {
         let run = |(seed, reference)| {
-            let numbers = Numbers { weights: WEIGHTS + seed, ..*numbers };
-            let found = train(&model, layout, &numbers, &|collective| collective);
-            (found.unwrap_or_else(|error| panic!("{layout}: {error}")), reference)
+            let found = train(&model, layout, &of_seed(seed), &|collective| collective);
+            let found = found.unwrap_or_else(|error| panic!("{layout}: {error}"));
+            (found.without_key_biases(&model), reference)
         };
         distance(&(0..).zip(&references).map(run).collect::<Vec<_>>())
     };
     layouts.iter().map(of).collect()
 }
 
+/// The optimizers, with the constants that they have by default.
+fn optimizers() -> [OptimizerConfig; 3] {
+    let relative = AdafactorConfig::default();
+    let scheduled = AdafactorConfig { step_size: StepSize::Scheduled, ..relative };
+    [ADAMW, OptimizerConfig::Adafactor(relative), OptimizerConfig::Adafactor(scheduled)]
+}
+
 #[test]
 fn layouts_in_f32_agree_to_1e_5() {
-    let layouts = [vec![Layout::SERIAL], covering(&all(&gpt2()))].concat();
-    for (layout, found) in layouts.iter().zip(distances(&Numbers::of(DType::F32), &layouts, 1)) {
-        let Distance { loss, norm, gradients, weights } = found;
-        assert!(loss.max(norm).max(gradients).max(weights) <= 1e-5, "{layout}: {found:?}");
+    let all = all(&gpt2());
+    for optimizer in optimizers() {
+        let others = if optimizer == ADAMW { covering(&all) } else { random(&all, 12, 8) };
+        let layouts = [vec![Layout::SERIAL], others].concat();
+        let numbers = Numbers { optimizer, ..Numbers::of(DType::F32) };
+        for (layout, found) in layouts.iter().zip(distances(&numbers, &layouts, 1)) {
+            let Distance { loss, norm, gradients, weights } = found;
+            let largest = loss.max(norm).max(gradients).max(weights);
+            assert!(largest <= 1e-5, "{optimizer:?} {layout}: {found:?}");
+        }
+    }
+}
+
+/// Why the biases of keys are compared nowhere: their gradients are what rounding leaves of nothing, and as many
+/// different ones as there are layouts. Those of the queries beside them are not.
+#[test]
+fn gradients_of_key_biases_are_rounding_errors() {
+    let model = gpt2();
+    let [queries, keys, _] = model.attention().packed_widths();
+    let layouts = [Layout::SERIAL, Layout { tp: 2, ..Layout::SERIAL }];
+    for (dtype, rounding) in [(DType::F64, 1e-13), (DType::F32, 1e-4)] {
+        let runs = layouts.map(|layout| {
+            train(&model, &layout, &Numbers::of(dtype), &|collective| collective).unwrap()
+        });
+        for (name, first) in runs[0].gradients.iter().filter(|(name, _)| name.ends_with("qkv.bias"))
+        {
+            let second = &runs[1].gradients[name];
+            let size = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let apart = |range: Range<usize>| {
+                let pairs = first[range.clone()].iter().zip(&second[range]);
+                size(&pairs.map(|(a, b)| a - b).collect::<Vec<_>>())
+            };
+            let (of_queries, of_keys) = (0..queries, queries..queries + keys);
+            let [large, small] = [&of_queries, &of_keys].map(|range| size(&first[range.clone()]));
+            println!(
+                "{dtype} {name}: {large:.1e} {:.1e}, {small:.1e} {:.1e}",
+                apart(of_queries.clone()),
+                apart(of_keys.clone())
+            );
+            assert!(
+                small <= rounding * large,
+                "{dtype} {name}: {small:e} is not {rounding:e} of {large:e}"
+            );
+            assert!(apart(of_queries) <= rounding * large, "{dtype} {name}: queries");
+            assert!(
+                apart(of_keys) >= 0.1 * small,
+                "{dtype} {name}: the same errors in both layouts"
+            );
+        }
     }
 }
 
@@ -82,12 +142,15 @@ fn layouts_in_16_bits_are_not_farther_from_f64_than_one_rank() {
         rounding: Rounding::Stochastic { seed: 3 },
         ..PrecisionConfig::default()
     };
+    let no_master = PrecisionConfig { weight_update: WeightUpdate::InPlace, ..stochastic };
     let bf16 = Numbers::of(DType::BF16);
     for (numbers, count) in [
         (bf16, 8),
         (Numbers { precision: fp16, ..Numbers::of(DType::F16) }, 4),
         (Numbers { gradients: GradientType::Weight, ..bf16 }, 4),
         (Numbers { precision: stochastic, ..bf16 }, 4),
+        (Numbers { optimizer: optimizers()[1], ..bf16 }, 4),
+        (Numbers { optimizer: optimizers()[2], precision: no_master, ..bf16 }, 2),
     ] {
         let layouts = [vec![Layout::SERIAL], random(&all(&gpt2()), count, 5)].concat();
         let found = distances(&numbers, &layouts, 8);

@@ -9,14 +9,15 @@ use ferrotron::nn::{Context, Mode, Module, Optimizer, Param, ParamBuffers, Scope
 use ferrotron::tensor::{DType, Device, Result, Tensor};
 
 use super::layout::{GLOBAL_BATCH, SEQ_LENGTH};
-use super::train::{CLIP, Found, Noise, OPTIMIZER, SEED, STEPS, Tensors, schedule};
+use super::train::{ADAMW, Found, Noise, Numbers, SEED, STEPS, Tensors, schedule};
 
-/// The run from the weights of seed `weights`.
-pub fn reference(model: &GptConfig, weights: u64) -> Result<Found> {
+/// The run in f64, whatever the type of `numbers` is.
+pub fn reference(model: &GptConfig, numbers: &Numbers) -> Result<Found> {
+    let Numbers { optimizer: config, weights, clip_grad, .. } = *numbers;
     let device = Device::cpu(1)?;
     let gpt = Gpt::new(&Scope::new(&device, DType::F64, weights), model)?;
     let buffers = ParamBuffers::new(&gpt.params())?;
-    let mut optimizer = Optimizer::new(OPTIMIZER, &buffers)?;
+    let mut optimizer = Optimizer::new(config, &buffers)?;
     let samples = Noise { vocab: model.vocab_size };
     let (mut steps, mut first) = (Vec::new(), Tensors::new());
     for step in 0..STEPS as u64 {
@@ -35,10 +36,10 @@ pub fn reference(model: &GptConfig, weights: u64) -> Result<Found> {
 
         let gradients = named(&buffers, |param| Ok(param.leaf().gradient()?.expect("a gradient")))?;
         let norm = gradients.values().flatten().map(|g| g * g).sum::<f64>().sqrt();
-        let grad_scale = (CLIP / (norm + 1e-6)).min(1.0);
+        let grad_scale = (clip_grad / (norm + 1e-6)).min(1.0);
         optimizer.step(&buffers, &StepConfig { lr: schedule()?.lr(step + 1), grad_scale })?;
         steps.push((loss, norm));
-        if step == 0 {
+        if step == 0 && config == ADAMW {
             first = gradients;
         }
     }

@@ -25,7 +25,7 @@ pub const WEIGHTS: u64 = 1234;
 /// Of the training: dropout.
 pub const SEED: u64 = 7;
 
-pub const OPTIMIZER: OptimizerConfig =
+pub const ADAMW: OptimizerConfig =
     OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 
 pub fn schedule() -> Result<Schedule> {
@@ -68,6 +68,7 @@ impl Samples for Noise {
 #[derive(Debug, Clone, Copy)]
 pub struct Numbers {
     pub dtype: DType,
+    pub optimizer: OptimizerConfig,
     /// Seed of the initial weights.
     pub weights: u64,
     /// Largest gradient norm.
@@ -77,10 +78,11 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// Of a type, gradients clipped and summed in the accumulation type.
+    /// Of a type, with AdamW, gradients clipped and summed in the accumulation type.
     pub fn of(dtype: DType) -> Numbers {
         Numbers {
             dtype,
+            optimizer: ADAMW,
             weights: WEIGHTS,
             clip_grad: CLIP,
             gradients: GradientType::Accumulator,
@@ -96,10 +98,24 @@ pub type Tensors = BTreeMap<String, Vec<f64>>;
 pub struct Found {
     /// Loss and gradient norm of every step.
     pub steps: Vec<(f64, f64)>,
-    /// The gradients of the first step.
+    /// The gradients of the first step, where the optimizer keeps them: AdamW does.
     pub gradients: Tensors,
     /// The weights after the last step.
     pub weights: Tensors,
+}
+
+impl Found {
+    /// All but the biases of the keys, which nothing depends on: what is added to all keys of a head is added to all
+    /// scores of a query, and its softmax is the same (Namazifar et al., arXiv 2302.08626). Their gradients are
+    /// rounding errors, of which Adafactor makes steps of full size.
+    pub fn without_key_biases(mut self, model: &GptConfig) -> Found {
+        let [queries, keys, _] = model.attention().packed_widths();
+        for tensors in [&mut self.gradients, &mut self.weights] {
+            let biases = tensors.iter_mut().filter(|(name, _)| name.ends_with("attn.qkv.bias"));
+            biases.for_each(|(_, bias)| drop(bias.drain(queries..queries + keys)));
+        }
+        self
+    }
 }
 
 /// A part of a global tensor.
@@ -159,13 +175,13 @@ fn train_rank(
     numbers: &Numbers,
     mesh: &Mesh,
 ) -> Result<RankFound> {
-    let Numbers { dtype, weights, clip_grad, gradients, precision } = *numbers;
+    let Numbers { dtype, optimizer, weights, clip_grad, gradients, precision } = *numbers;
     let scope = Scope::new(&Device::cpu(1)?, dtype, weights);
     let parallel = layout.parallel();
     let data_parallel = DataParallelConfig { gradients, ..parallel.data_parallel };
     let config = TrainerConfig {
         seed: SEED,
-        optimizer: OPTIMIZER,
+        optimizer,
         schedule: schedule()?,
         clip_grad,
         batch_size: BatchSize::new(BatchSizeConfig {
@@ -183,7 +199,7 @@ fn train_rank(
     for step in 0..STEPS {
         let report = trainer.step(&samples)?;
         steps.push((report.loss, report.grad_norm));
-        if step == 0 {
+        if step == 0 && optimizer == ADAMW {
             let (_, moments) = trainer.held()?;
             for held in &moments.held {
                 let Some(name) = held.name.strip_prefix("optimizer.exp_avg.") else { continue };

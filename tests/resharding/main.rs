@@ -9,10 +9,10 @@ mod local;
 mod train;
 
 use ferrotron::models::gpt::GptConfig;
-use ferrotron::nn::Sharding;
+use ferrotron::nn::{AdafactorConfig, OptimizerConfig, Sharding, StepSize};
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::tensor::{DType, Result};
-use train::{Found, Layout, SEQ_LENGTH, Task, difference, load_errors, run};
+use train::{ADAMW, Found, Layout, SEQ_LENGTH, Task, difference, load_errors, run};
 
 const ZERO: [Sharding; 4] =
     [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights];
@@ -42,6 +42,7 @@ fn untied() -> GptConfig {
 fn task(model: &GptConfig, layout: Layout) -> Task<'_> {
     Task {
         model,
+        optimizer: ADAMW,
         dtype: DType::F64,
         layout,
         seed: 1234,
@@ -50,11 +51,6 @@ fn task(model: &GptConfig, layout: Layout) -> Task<'_> {
         between: None,
         save: None,
     }
-}
-
-/// Four steps on one rank.
-fn serial(model: &GptConfig) -> Found {
-    run(&Task { steps: 4, ..task(model, Layout::SERIAL) }).unwrap()
 }
 
 /// Weights that are gathered when they are read are gathered for evaluations and checkpoints too, and what
@@ -121,13 +117,19 @@ fn round_trip(a: &Task, b: Layout, serial: &Found) -> std::result::Result<(), St
 
 /// Tries pairs of layouts in both directions, as far as `model` allows; returns how many.
 fn try_all(model: &GptConfig, pairs: &[(Layout, Layout)]) -> usize {
-    let serial = serial(model);
+    try_all_of(&task(model, Layout::SERIAL), pairs)
+}
+
+/// As [`try_all`], of whatever else a task of one rank says.
+fn try_all_of(task: &Task, pairs: &[(Layout, Layout)]) -> usize {
+    let model = task.model;
+    let serial = run(&Task { steps: 4, ..*task }).unwrap();
     let allowed: Vec<_> =
         pairs.iter().filter(|(a, b)| a.allowed(model) && b.allowed(model)).collect();
     let mut failures = Vec::new();
     for &&(a, b) in &allowed {
         for (a, b) in [(a, b), (b, a)] {
-            if let Err(failure) = round_trip(&task(model, a), b, &serial) {
+            if let Err(failure) = round_trip(&Task { layout: a, ..*task }, b, &serial) {
                 failures.push(format!("{a} -> {b}: {failure}"));
             }
         }
@@ -191,6 +193,40 @@ fn between_layouts_of_every_axis() {
     ];
     assert_eq!(try_all(&tied(), &pairs), 7);
     assert_eq!(try_all(&untied(), &pairs), 7);
+}
+
+/// Sums of rows and of columns have places of their own: that of a dim which is cut is cut with it, the other is
+/// on all ranks and written by one.
+#[test]
+fn with_adafactor() -> Result<()> {
+    let relative = AdafactorConfig { beta1: 0.9, weight_decay: 0.1, ..AdafactorConfig::default() };
+    let config = AdafactorConfig { beta1: 0.0, step_size: StepSize::Scheduled, ..relative };
+    let tp_sp = Layout { sequence: SequenceParallel::On, ..Layout::model(2, 1) };
+    let sharded = Layout { dp: 2, sharding: Sharding::Weights, ..tp_sp };
+    let pipeline = Layout { dp: 2, sharding: Sharding::Optimizer, ..Layout::model(2, 2) };
+    let context = Layout { cp: 2, ..Layout::data(2, Sharding::Gradients) };
+    let pairs = [
+        (Layout::model(2, 4), Layout::model(4, 2)),
+        (Layout::data(2, Sharding::Optimizer), Layout::data(4, Sharding::Gradients)),
+        (Layout::data(4, Sharding::Weights), Layout::data(2, Sharding::None)),
+        (sharded, context),
+        (pipeline, Layout::data(4, Sharding::Weights)),
+        (Layout::SERIAL, sharded),
+    ];
+    for (model, config) in [(tied(), config), (untied(), relative)] {
+        let serial = task(&model, Layout::SERIAL);
+        let task = Task { optimizer: OptimizerConfig::Adafactor(config), ..serial };
+        assert_eq!(try_all_of(&task, &pairs), pairs.len());
+    }
+    // Another optimizer's state is no state.
+    let (model, folder) = (tied(), tempfile::tempdir().unwrap());
+    let adamw = Task { steps: 1, save: Some(folder.path()), ..task(&model, Layout::SERIAL) };
+    run(&adamw)?;
+    let optimizer = OptimizerConfig::Adafactor(config);
+    let load = Task { optimizer, load: adamw.save, ..task(&model, Layout::SERIAL) };
+    let error = run(&load).unwrap_err().to_string();
+    assert!(error.contains("it has no 'optimizer.exp_avg_sq_row."), "{error}");
+    Ok(())
 }
 
 /// Megatron-LM's "vocab padding change": here no rank pads, so every row of every size is exact.

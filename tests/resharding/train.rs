@@ -141,6 +141,7 @@ pub type Tensors = BTreeMap<String, Vec<f64>>;
 #[derive(Clone, Copy)]
 pub struct Task<'a> {
     pub model: &'a GptConfig,
+    pub optimizer: OptimizerConfig,
     pub dtype: DType,
     pub layout: Layout,
     /// Of the initial weights.
@@ -207,10 +208,13 @@ pub fn run(task: &Task) -> Result<Found> {
     Ok(Found { losses, evaluations, samples, tensors: assemble(held)?, progress })
 }
 
+pub const ADAMW: OptimizerConfig =
+    OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+
 pub fn trainer_config(layout: &Layout) -> Result<TrainerConfig> {
     Ok(TrainerConfig {
         seed: 7,
-        optimizer: OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+        optimizer: ADAMW,
         schedule: Schedule::new(ScheduleConfig { max_lr: 1e-2, ..ScheduleConfig::default() })?,
         clip_grad: 0.05,
         batch_size: BatchSize::new(BatchSizeConfig {
@@ -226,7 +230,8 @@ pub fn trainer_config(layout: &Layout) -> Result<TrainerConfig> {
 
 fn run_rank(task: &Task, mesh: &Mesh) -> Result<RankFound> {
     let scope = Scope::new(&Device::cpu(1)?, task.dtype, task.seed);
-    let mut trainer = Trainer::on_mesh(&scope, mesh, task.model, trainer_config(&task.layout)?)?;
+    let config = TrainerConfig { optimizer: task.optimizer, ..trainer_config(&task.layout)? };
+    let mut trainer = Trainer::on_mesh(&scope, mesh, task.model, config)?;
     if let Some(path) = task.load {
         trainer.load(&Checkpoint::peek(path)?)?;
     }

@@ -5,14 +5,14 @@ use ferrotron_tensor::ops::attention::{
     AttentionConfig, attention as attend, attention_backward, attention_backward_packed,
     split_packed,
 };
-use ferrotron_tensor::{Category, Result, Tensor};
+use ferrotron_tensor::{Result, Tensor};
 
 use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
 
 struct AttentionBackward {
     operands: [Saved; 3],
-    out: Tensor,
-    lse: Tensor,
+    out: Saved,
+    lse: Saved,
     config: AttentionConfig,
 }
 
@@ -21,15 +21,16 @@ impl Backward for AttentionBackward {
         "attention"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
-        self.operands.iter().filter_map(Saved::held).chain([&self.out, &self.lse]).collect()
+    fn saved(&self) -> Vec<Tensor> {
+        self.operands.iter().chain([&self.out, &self.lse]).filter_map(Saved::held).collect()
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
         let [q, k, v] =
             [self.operands[0].value()?, self.operands[1].value()?, self.operands[2].value()?];
+        let (out, lse) = (self.out.value()?, self.lse.value()?);
         let (dq, dk, dv) =
-            attention_backward(&dy.single()?, (&q, &k, &v), (&self.out, &self.lse), &self.config)?;
+            attention_backward(&dy.single()?, (&q, &k, &v), (&out, &lse), &self.config)?;
         dx.give(0, dq)?;
         dx.give(1, dk)?;
         dx.give(2, dv)
@@ -40,22 +41,18 @@ impl Backward for AttentionBackward {
 pub fn attention(q: &Var, k: &Var, v: &Var, config: &AttentionConfig) -> Result<Var> {
     let _span = forward_span("attention");
     let (out, lse) = attend(q.value(), k.value(), v.value(), config)?;
-    Var::record(&[q, k, v], out.clone(), || {
-        out.set_category(Category::Saved);
-        lse.set_category(Category::Saved);
-        AttentionBackward {
-            operands: [q.save(), k.save(), v.save()],
-            out,
-            lse,
-            config: config.clone(),
-        }
+    Var::record(&[q, k, v], out.clone(), || AttentionBackward {
+        operands: [q.save(), k.save(), v.save()],
+        out: Saved::tensor(&out),
+        lse: Saved::statistic(&lse),
+        config: config.clone(),
     })
 }
 
 struct PackedBackward {
     qkv: Saved,
-    out: Tensor,
-    lse: Tensor,
+    out: Saved,
+    lse: Saved,
     heads: usize,
     groups: usize,
     config: AttentionConfig,
@@ -66,17 +63,15 @@ impl Backward for PackedBackward {
         "packed_attention"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
-        self.qkv.held().into_iter().chain([&self.out, &self.lse]).collect()
+    fn saved(&self) -> Vec<Tensor> {
+        [&self.qkv, &self.out, &self.lse].into_iter().filter_map(Saved::held).collect()
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
         let (q, k, v) = split_packed(&self.qkv.value()?, self.heads, self.groups)?;
-        let dout = dy.single()?.reshape(self.out.dims())?;
-        dx.give(
-            0,
-            attention_backward_packed(&dout, (&q, &k, &v), (&self.out, &self.lse), &self.config)?,
-        )
+        let (out, lse) = (self.out.value()?, self.lse.value()?);
+        let dout = dy.single()?.reshape(out.dims())?;
+        dx.give(0, attention_backward_packed(&dout, (&q, &k, &v), (&out, &lse), &self.config)?)
     }
 }
 
@@ -95,8 +90,7 @@ pub fn packed_attention(
         unreachable!("attention gives four dims")
     };
     Var::record(&[qkv], out.reshape(&[batch, positions, heads * width])?, || {
-        out.set_category(Category::Saved);
-        lse.set_category(Category::Saved);
+        let (out, lse) = (Saved::tensor(&out), Saved::statistic(&lse));
         PackedBackward { qkv: qkv.save(), out, lse, heads, groups, config: config.clone() }
     })
 }

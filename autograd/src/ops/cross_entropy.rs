@@ -31,8 +31,12 @@ impl Backward for CrossEntropyBackward {
         "cross_entropy"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
-        self.logits.held().into_iter().chain([&self.targets, &self.lse]).collect()
+    fn saved(&self) -> Vec<Tensor> {
+        self.logits
+            .held()
+            .into_iter()
+            .chain([&self.targets, &self.lse].map(Tensor::clone))
+            .collect()
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {

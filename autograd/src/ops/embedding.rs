@@ -18,8 +18,8 @@ impl Backward for EmbeddingBackward {
         "embedding"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
-        vec![&self.ids]
+    fn saved(&self) -> Vec<Tensor> {
+        vec![self.ids.clone()]
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {

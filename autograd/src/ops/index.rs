@@ -17,8 +17,8 @@ impl Backward for GatherBackward {
         "gather"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
-        vec![&self.index]
+    fn saved(&self) -> Vec<Tensor> {
+        vec![self.index.clone()]
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
@@ -38,8 +38,8 @@ impl Backward for ScatterAddBackward {
         "scatter_add"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
-        vec![&self.index]
+    fn saved(&self) -> Vec<Tensor> {
+        vec![self.index.clone()]
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
@@ -62,8 +62,8 @@ impl Backward for IndexSelectBackward {
         "index_select"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
-        vec![&self.ids]
+    fn saved(&self) -> Vec<Tensor> {
+        vec![self.ids.clone()]
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {

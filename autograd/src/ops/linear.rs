@@ -18,7 +18,7 @@ impl Backward for LinearBackward {
         "linear"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
+    fn saved(&self) -> Vec<Tensor> {
         self.x.iter().chain(&self.weight).filter_map(Saved::held).collect()
     }
 

@@ -81,12 +81,7 @@ impl Var {
         found: LinearCrossEntropy,
     ) -> Result<Loss> {
         let sum = Var::record(&[self, weight], found.loss, || {
-            found
-                .kept
-                .logits()
-                .into_iter()
-                .chain([&found.lse])
-                .for_each(|kept| kept.set_category(Category::Saved));
+            found.lse.set_category(Category::Saved);
             LinearCrossEntropyBackward {
                 x: self.save(),
                 weight: weight.save(),
@@ -116,9 +111,10 @@ impl Backward for LinearCrossEntropyBackward {
         "linear_cross_entropy"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
+    fn saved(&self) -> Vec<Tensor> {
         let held = self.x.held().into_iter().chain(self.weight.held());
-        held.chain([&self.targets, &self.lse]).chain(self.kept.logits()).collect()
+        held.chain([&self.targets, &self.lse].into_iter().chain(self.kept.logits()).cloned())
+            .collect()
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {

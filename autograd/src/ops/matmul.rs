@@ -15,7 +15,7 @@ impl Backward for MatmulBackward {
         "matmul"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
+    fn saved(&self) -> Vec<Tensor> {
         self.lhs.iter().chain(&self.rhs).filter_map(Saved::held).collect()
     }
 

@@ -5,14 +5,14 @@ use ferrotron_tensor::ops::layer_norm::{
     layer_norm, layer_norm_backward, layer_norm_backward_input,
 };
 use ferrotron_tensor::ops::rms_norm::{rms_norm, rms_norm_backward, rms_norm_backward_input};
-use ferrotron_tensor::{Category, Result, Tensor};
+use ferrotron_tensor::{Result, Tensor};
 
 use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
 
 struct LayerNormBackward {
     x: Saved,
-    mean: Tensor,
-    rstd: Tensor,
+    mean: Saved,
+    rstd: Saved,
     weight: Saved,
 }
 
@@ -21,23 +21,20 @@ impl Backward for LayerNormBackward {
         "layer_norm"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
-        self.x
-            .held()
+    fn saved(&self) -> Vec<Tensor> {
+        [&self.x, &self.mean, &self.rstd, &self.weight]
             .into_iter()
-            .chain([&self.mean, &self.rstd])
-            .chain(self.weight.held())
+            .filter_map(Saved::held)
             .collect()
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
         let (dy, x, weight) = (dy.single()?, self.x.value()?, self.weight.value()?);
+        let (mean, rstd) = (self.mean.value()?, self.rstd.value()?);
         if !dx.needs(1) && !dx.needs(2) {
-            return dx
-                .give(0, layer_norm_backward_input(&dy, &x, &self.mean, &self.rstd, &weight)?);
+            return dx.give(0, layer_norm_backward_input(&dy, &x, &mean, &rstd, &weight)?);
         }
-        let (to_x, to_weight, to_bias) =
-            layer_norm_backward(&dy, &x, &self.mean, &self.rstd, &weight)?;
+        let (to_x, to_weight, to_bias) = layer_norm_backward(&dy, &x, &mean, &rstd, &weight)?;
         dx.give(0, to_x)?;
         dx.give(1, to_weight.cast(weight.dtype())?)?;
         dx.give(2, to_bias.cast(weight.dtype())?)
@@ -46,7 +43,7 @@ impl Backward for LayerNormBackward {
 
 struct RmsNormBackward {
     x: Saved,
-    rstd: Tensor,
+    rstd: Saved,
     weight: Saved,
 }
 
@@ -55,16 +52,17 @@ impl Backward for RmsNormBackward {
         "rms_norm"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
-        self.x.held().into_iter().chain([&self.rstd]).chain(self.weight.held()).collect()
+    fn saved(&self) -> Vec<Tensor> {
+        [&self.x, &self.rstd, &self.weight].into_iter().filter_map(Saved::held).collect()
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
         let (dy, x, weight) = (dy.single()?, self.x.value()?, self.weight.value()?);
+        let rstd = self.rstd.value()?;
         if !dx.needs(1) {
-            return dx.give(0, rms_norm_backward_input(&dy, &x, &self.rstd, &weight)?);
+            return dx.give(0, rms_norm_backward_input(&dy, &x, &rstd, &weight)?);
         }
-        let (to_x, to_weight) = rms_norm_backward(&dy, &x, &self.rstd, &weight)?;
+        let (to_x, to_weight) = rms_norm_backward(&dy, &x, &rstd, &weight)?;
         dx.give(0, to_x)?;
         dx.give(1, to_weight.cast(weight.dtype())?)
     }
@@ -80,8 +78,7 @@ impl Var {
         inputs.extend(bias);
         let (x, scale, shift) = (self.save(), weight.save(), bias.map(Var::save));
         let y = Var::record(&inputs, value, || {
-            mean.set_category(Category::Saved);
-            rstd.set_category(Category::Saved);
+            let [mean, rstd] = [&mean, &rstd].map(Saved::statistic);
             LayerNormBackward { x: x.clone(), mean, rstd, weight: scale.clone() }
         })?;
         Ok(y.recomputed_by(move || {
@@ -95,9 +92,10 @@ impl Var {
         let _span = forward_span("rms_norm");
         let (value, rstd) = rms_norm(self.value(), weight.value(), eps)?;
         let (x, scale) = (self.save(), weight.save());
-        let y = Var::record(&[self, weight], value, || {
-            rstd.set_category(Category::Saved);
-            RmsNormBackward { x: x.clone(), rstd, weight: scale.clone() }
+        let y = Var::record(&[self, weight], value, || RmsNormBackward {
+            x: x.clone(),
+            rstd: Saved::statistic(&rstd),
+            weight: scale.clone(),
         })?;
         Ok(y.recomputed_by(move || Ok(rms_norm(&x.value()?, &scale.value()?, eps)?.0)))
     }

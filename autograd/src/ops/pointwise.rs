@@ -17,7 +17,7 @@ impl Backward for UnaryBackward {
         self.op.name()
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
+    fn saved(&self) -> Vec<Tensor> {
         self.saved.iter().filter_map(Saved::held).collect()
     }
 
@@ -33,7 +33,10 @@ pub fn apply_unary(op: Unary, p: f64, x: &Var) -> Result<Var> {
     let value = unary(op, p, x.value())?;
     let saved = match op.saves() {
         Saves::Input => Some(x.save()),
-        Saves::Output if x.needs_gradient() => Some(Saved::tensor(&value)),
+        Saves::Output if x.needs_gradient() => Some(match op {
+            Unary::Relu => Saved::sparse(&value),
+            _ => Saved::tensor(&value),
+        }),
         Saves::Output | Saves::Nothing => None,
     };
     let y = Var::record(&[x], value, || UnaryBackward { op, p, saved: saved.clone() })?;
@@ -55,7 +58,7 @@ impl Backward for BinaryBackward {
         self.op.name()
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
+    fn saved(&self) -> Vec<Tensor> {
         self.lhs.iter().chain(&self.rhs).filter_map(Saved::held).collect()
     }
 
@@ -101,8 +104,8 @@ impl Backward for SelectBackward {
         "where"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
-        vec![&self.condition]
+    fn saved(&self) -> Vec<Tensor> {
+        vec![self.condition.clone()]
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use ferrotron_tensor::ops::pointwise::{Comparison, compare};
 use ferrotron_tensor::ops::reduce::{self, KeepDims};
-use ferrotron_tensor::{Category, Result, Tensor};
+use ferrotron_tensor::{Result, Tensor};
 
 use crate::backward::Named;
 use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
@@ -10,7 +10,7 @@ use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
 /// Keeps the operand and the value, with the reduced dim as size 1.
 struct MaxBackward {
     x: Saved,
-    kept: Tensor,
+    kept: Saved,
     dim: isize,
 }
 
@@ -19,22 +19,22 @@ impl Backward for MaxBackward {
         "max"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
-        self.x.held().into_iter().chain([&self.kept]).collect()
+    fn saved(&self) -> Vec<Tensor> {
+        self.x.held().into_iter().chain(self.kept.held()).collect()
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
-        let x = self.x.value()?;
-        let hit = compare(Comparison::Eq, &x, &self.kept)?.cast(x.dtype())?;
+        let (x, kept) = (self.x.value()?, self.kept.value()?);
+        let hit = compare(Comparison::Eq, &x, &kept)?.cast(x.dtype())?;
         let share = hit.div(&reduce::sum(&hit, &[self.dim], KeepDims::Keep)?)?;
-        dx.give(0, share.mul(&dy.single()?.reshape(self.kept.dims())?)?)
+        dx.give(0, share.mul(&dy.single()?.reshape(kept.dims())?)?)
     }
 }
 
 /// Keeps the operand and the value, with the reduced dims as size 1.
 struct LogSumExpBackward {
     x: Saved,
-    kept: Tensor,
+    kept: Saved,
 }
 
 impl Backward for LogSumExpBackward {
@@ -42,13 +42,14 @@ impl Backward for LogSumExpBackward {
         "log_sum_exp"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
-        self.x.held().into_iter().chain([&self.kept]).collect()
+    fn saved(&self) -> Vec<Tensor> {
+        self.x.held().into_iter().chain(self.kept.held()).collect()
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
-        let softmax = self.x.value()?.sub(&self.kept)?.exp()?;
-        dx.give(0, softmax.mul(&dy.single()?.reshape(self.kept.dims())?)?)
+        let kept = self.kept.value()?;
+        let softmax = self.x.value()?.sub(&kept)?.exp()?;
+        dx.give(0, softmax.mul(&dy.single()?.reshape(kept.dims())?)?)
     }
 }
 
@@ -86,9 +87,10 @@ impl Var {
         let _span = forward_span("max");
         let kept = reduce::max(self.value(), &[dim], KeepDims::Keep)?;
         let value = dropped(&kept, self, &[dim], keep)?;
-        Var::record(&[self], value, || {
-            kept.set_category(Category::Saved);
-            MaxBackward { x: self.save(), kept, dim }
+        Var::record(&[self], value, || MaxBackward {
+            x: self.save(),
+            kept: Saved::statistic(&kept),
+            dim,
         })
     }
 
@@ -97,9 +99,9 @@ impl Var {
         let _span = forward_span("log_sum_exp");
         let kept = reduce::log_sum_exp(self.value(), dims, KeepDims::Keep)?;
         let value = dropped(&kept, self, dims, keep)?;
-        Var::record(&[self], value, || {
-            kept.set_category(Category::Saved);
-            LogSumExpBackward { x: self.save(), kept }
+        Var::record(&[self], value, || LogSumExpBackward {
+            x: self.save(),
+            kept: Saved::statistic(&kept),
         })
     }
 

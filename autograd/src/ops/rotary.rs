@@ -1,12 +1,13 @@
 //! Gradient of the rotary embedding: the rotation back. Nothing is kept but the table.
 
 use ferrotron_tensor::ops::rotary::{Direction, RotaryTable, rotary};
-use ferrotron_tensor::{Category, Result, Tensor};
+use ferrotron_tensor::{Result, Tensor};
 
-use crate::{Backward, Cotangents, Grads, Var, forward_span};
+use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
 
 struct RotaryBackward {
-    table: RotaryTable,
+    /// Cosines and sines.
+    table: [Saved; 2],
     heads: usize,
 }
 
@@ -15,12 +16,14 @@ impl Backward for RotaryBackward {
         "rotary"
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
-        self.table.tensors().into()
+    fn saved(&self) -> Vec<Tensor> {
+        self.table.iter().filter_map(Saved::held).collect()
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
-        dx.give(0, rotary(&dy.single()?, &self.table, self.heads, Direction::Backward)?)
+        let [cos, sin] = self.table;
+        let table = RotaryTable::from_tensors(cos.value()?, sin.value()?)?;
+        dx.give(0, rotary(&dy.single()?, &table, self.heads, Direction::Backward)?)
     }
 }
 
@@ -30,9 +33,9 @@ impl Var {
     pub fn rotary(&self, table: &RotaryTable, heads: usize) -> Result<Var> {
         let _span = forward_span("rotary");
         let value = rotary(self.value(), table, heads, Direction::Forward)?;
-        Var::record(&[self], value, || {
-            table.tensors().into_iter().for_each(|kept| kept.set_category(Category::Saved));
-            RotaryBackward { table: table.clone(), heads }
+        Var::record(&[self], value, || RotaryBackward {
+            table: table.tensors().map(Saved::statistic),
+            heads,
         })
     }
 }

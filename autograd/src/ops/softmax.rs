@@ -3,13 +3,13 @@
 use ferrotron_tensor::ops::softmax::{
     log_softmax, log_softmax_backward, softmax, softmax_backward,
 };
-use ferrotron_tensor::{Category, Result, Tensor};
+use ferrotron_tensor::{Result, Tensor};
 
-use crate::{Backward, Cotangents, Grads, Var, forward_span};
+use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
 
 struct SoftmaxBackward {
     name: &'static str,
-    y: Tensor,
+    y: Saved,
     dim: isize,
     gradient: fn(&Tensor, Tensor, isize) -> Result<Tensor>,
 }
@@ -19,12 +19,12 @@ impl Backward for SoftmaxBackward {
         self.name
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
-        vec![&self.y]
+    fn saved(&self) -> Vec<Tensor> {
+        self.y.held().into_iter().collect()
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
-        dx.give(0, (self.gradient)(&self.y, dy.single()?, self.dim)?)
+        dx.give(0, (self.gradient)(&self.y.value()?, dy.single()?, self.dim)?)
     }
 }
 
@@ -34,7 +34,7 @@ impl Var {
         let _span = forward_span("softmax");
         let y = softmax(self.value(), dim)?;
         Var::record(&[self], y.clone(), || {
-            y.set_category(Category::Saved);
+            let y = Saved::tensor(&y);
             SoftmaxBackward { name: "softmax", y, dim, gradient: softmax_backward }
         })
     }
@@ -44,7 +44,7 @@ impl Var {
         let _span = forward_span("log_softmax");
         let y = log_softmax(self.value(), dim)?;
         Var::record(&[self], y.clone(), || {
-            y.set_category(Category::Saved);
+            let y = Saved::tensor(&y);
             SoftmaxBackward { name: "log_softmax", y, dim, gradient: log_softmax_backward }
         })
     }

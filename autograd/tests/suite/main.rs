@@ -1,11 +1,12 @@
 //! Checks of every operation on variables and of the engine, in one program.
 //!
-//! Operations are rows of [`table`]; [`gradients`], [`regions`], [`dtypes`] and [`threads`] iterate it.
+//! Operations are rows of [`table`]; [`gradients`], [`regions`], [`hooks`], [`dtypes`] and [`threads`] iterate it.
 
 mod coverage;
 mod dtypes;
 mod engine;
 mod gradients;
+mod hooks;
 mod inputs;
 mod leaves;
 mod regions;

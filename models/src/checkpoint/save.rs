@@ -1,6 +1,6 @@
 //! Saving.
 
-use ferrotron_nn::{Optimizer, Param};
+use ferrotron_nn::{AxisSet, Optimizer, Param};
 use ferrotron_parallel::collective::Group;
 use ferrotron_tensor::{Error, Place, Result, Tensor};
 use serde_json::json;
@@ -63,14 +63,13 @@ impl Held {
 }
 
 impl Moments {
-    /// The state of `optimizer`, of the parameter groups with these numbers.
-    pub fn of(optimizer: &Optimizer, mut groups: impl Iterator<Item = usize>) -> Result<Moments> {
+    /// The state of `optimizer`, as far as `owns` says of the axes along which every rank has the same that this
+    /// one writes it.
+    pub fn of(optimizer: &Optimizer, owns: impl Fn(AxisSet) -> bool) -> Result<Moments> {
         let mut held = Vec::new();
-        groups.try_for_each(|group| {
-            optimizer.visit_group(group, |name, moment, place, tensor| {
-                held.push(Held { name: moment_name(moment, name), place: place.clone(), tensor });
-                Ok(())
-            })
+        optimizer.visit_where(owns, |name, moment, place, tensor| {
+            held.push(Held { name: moment_name(moment, name), place: place.clone(), tensor });
+            Ok(())
         })?;
         Ok(Moments { held, steps: optimizer.steps() })
     }

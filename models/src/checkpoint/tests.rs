@@ -53,7 +53,7 @@ impl Run {
             &Group::single(),
             Snapshot {
                 weights: Held::params(&self.gpt.params())?,
-                moments: Some(Moments::of(&self.optimizer, 0..self.buffers.groups().len())?),
+                moments: Some(Moments::of(&self.optimizer, |_| true)?),
                 config: self.gpt.config(),
                 progress: &progress,
                 tokenizer: Some(&Tokenizer::char("hello")?),

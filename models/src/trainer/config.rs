@@ -4,10 +4,10 @@ use ferrotron_nn::schedule::Schedule as LearningRate;
 use ferrotron_nn::{LossScale, LossScaler, OptimizerConfig, Rounding, WeightUpdate};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_parallel::pipeline::ScheduleKind;
-use ferrotron_tensor::{Error, Result};
+use ferrotron_tensor::{Error, MemoryKind, Result};
 
 use crate::batch_size::BatchSize;
-use crate::gpt::Recompute;
+use crate::gpt::{Recompute, SavedActivations};
 
 /// What a trainer needs besides model and data.
 #[derive(Debug, Clone)]
@@ -51,8 +51,8 @@ impl Default for PrecisionConfig {
     }
 }
 
-/// How the work of a step is spread, besides the sizes of the mesh. Nothing here changes the loss, but for
-/// local SGD.
+/// How the work of a step is spread, besides the sizes of the mesh, and what waits where. Nothing here changes the
+/// loss, but for local SGD and activations kept in 16 bits.
 #[derive(Debug, Clone, Copy)]
 pub struct ParallelConfig {
     /// Order of the pipeline's work.
@@ -63,16 +63,22 @@ pub struct ParallelConfig {
     pub data_parallel: DataParallelConfig,
     /// What is computed again in backward.
     pub recompute: Recompute,
+    /// What becomes of the activations that are kept for it.
+    pub saved_activations: SavedActivations,
+    /// In which of the device's memories the optimizer's moments and master weights live.
+    pub optimizer_states: MemoryKind,
 }
 
 impl Default for ParallelConfig {
-    /// 1F1B, one chunk, nothing sharded, nothing recomputed.
+    /// 1F1B, one chunk, nothing sharded, recomputed, packed or offloaded.
     fn default() -> ParallelConfig {
         ParallelConfig {
             pipeline_schedule: ScheduleKind::OneFOneB,
             chunks: 1,
             data_parallel: DataParallelConfig::default(),
             recompute: Recompute::None,
+            saved_activations: SavedActivations::default(),
+            optimizer_states: MemoryKind::Device,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Checks of the layers, of initial values and of the optimizers, in one program.
 
+mod adafactor;
 mod initial;
 mod layers;
 mod mixed_precision;

@@ -4,7 +4,7 @@
 use ferrotron_autograd::{Accum, lock};
 use ferrotron_nn::{
     BufferConfig, Decay, GradientType, Init, MASTER, Optimizer, OptimizerConfig, ParamBuffers,
-    Rounding, Scope, Sharding, StepConfig, WeightUpdate,
+    Rounding, Scope, Sharding, StepConfig, UpdateConfig, WeightUpdate,
 };
 use ferrotron_tensor::{Category, DType, Device, Result, Tensor};
 
@@ -29,7 +29,8 @@ fn ones(dtype: DType, numel: usize, config: &BufferConfig) -> Result<ParamBuffer
 /// The mean of 4096 ones after 1000 updates of 1e-4 each.
 fn after_1000_updates(dtype: DType, update: WeightUpdate, rounding: Rounding) -> Result<f64> {
     let buffers = ones(dtype, 4096, &BufferConfig::default())?;
-    let mut optimizer = Optimizer::with_update(SGD, &buffers, update, rounding)?;
+    let update = UpdateConfig { weights: update, rounding, ..UpdateConfig::default() };
+    let mut optimizer = Optimizer::with_update(SGD, &buffers, &update)?;
     for _ in 0..1000 {
         optimizer.step(&buffers, &StepConfig { lr: 1e-4, grad_scale: 1.0 })?;
     }

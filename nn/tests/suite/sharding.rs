@@ -2,7 +2,8 @@
 
 use ferrotron_autograd::{Accum, lock};
 use ferrotron_nn::{
-    BufferConfig, Decay, Init, Optimizer, OptimizerConfig, Param, ParamBuffers, Scope, Sharding,
+    BufferConfig, Decay, Init, Optimizer, OptimizerConfig, Param, ParamBuffers, Scope, ShardUnit,
+    Sharding,
 };
 use ferrotron_tensor::{DType, Device, Place, Result, Tensor};
 use std::collections::BTreeMap;
@@ -27,15 +28,18 @@ fn buffers(config: &BufferConfig) -> Result<ParamBuffers> {
     ParamBuffers::with_config(&params()?, config)
 }
 
-/// Every sharding of 1 to 5 ranks and every size of buckets.
+/// Every sharding of 1 to 5 ranks, into elements and into parameters, and every size of buckets.
 fn configs() -> impl Iterator<Item = (usize, impl Fn(usize) -> BufferConfig)> {
     let shardings = [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights];
+    let units = [ShardUnit::Elements, ShardUnit::Parameters];
+    let kinds = move || shardings.into_iter().flat_map(move |kind| units.map(|unit| (kind, unit)));
     (1..=5).flat_map(move |ranks| {
-        shardings.into_iter().flat_map(move |sharding| {
+        kinds().flat_map(move |(sharding, shard_unit)| {
             [1, 13, 30, usize::MAX].map(|bucket_numel| {
                 let config = move |rank| BufferConfig {
                     bucket_numel,
                     sharding,
+                    shard_unit,
                     shard: (rank, ranks),
                     ..BufferConfig::default()
                 };
@@ -94,6 +98,40 @@ fn every_element_is_in_one_piece_of_one_rank() -> Result<()> {
         }
         assert_eq!(weights, want, "{:?}", config(0));
         assert!(moments.keys().eq(want.keys()), "{:?}", config(0));
+    }
+    Ok(())
+}
+
+/// Whole parameters, as evenly as they go: by the middle of each within those of equal facts, and the same
+/// whatever the buckets are.
+#[test]
+fn parameters_are_owned_whole() -> Result<()> {
+    for bucket_numel in [1, 13, 30, usize::MAX] {
+        let mut owned = vec![Vec::new(); 2];
+        for (rank, owned) in owned.iter_mut().enumerate() {
+            let config = BufferConfig {
+                bucket_numel,
+                sharding: Sharding::Optimizer,
+                shard_unit: ShardUnit::Parameters,
+                shard: (rank, 2),
+                ..BufferConfig::default()
+            };
+            for group in buffers(&config)?.groups() {
+                let (mut start, pieces) = (0, group.pieces());
+                for (param, &owner) in group.params.iter().zip(&group.owners) {
+                    let end = start + param.leaf().numel();
+                    let own = group.owned.start <= start && end <= group.owned.end;
+                    assert_eq!(own, owner == rank, "{}", param.name());
+                    let piece = (param.name().to_string(), param.place().clone());
+                    assert_eq!(own, pieces.contains(&piece), "{}", param.name());
+                    owned.extend(own.then(|| param.name().to_string()));
+                    start = end;
+                }
+            }
+            owned.sort();
+        }
+        // Of 15, 24 (12 of them here) and 24 elements that decay, and of 7 and 1 that do not.
+        assert_eq!(owned, [vec!["a", "b", "c"], vec!["d", "e"]], "buckets of {bucket_numel}");
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 
+use super::dry::Dry;
 use super::{Buffer, Call, Collective, Memory, Op, Reduction, Traffic, Work, balanced};
 
 /// The ranks that carry out collectives together. Cloning gives another handle of the same group.
@@ -33,6 +34,11 @@ impl Group {
     /// The group whose calls `collective` carries out.
     pub fn new(collective: Arc<dyn Collective>) -> Group {
         if collective.size() == 1 { Group(None) } else { Group(Some(collective)) }
+    }
+
+    /// A group of which only this rank exists: every call is done at once and leaves its memory as it is.
+    pub fn dry(name: &str, rank: usize, size: usize) -> Group {
+        Group::new(Arc::new(Dry { name: name.to_string(), rank, size }))
     }
 
     /// The same group, whose calls are carried out by what `wrap` makes of whoever does now.

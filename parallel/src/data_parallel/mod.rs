@@ -23,13 +23,14 @@
 mod reductions;
 mod sharded_weights;
 mod traffic;
+mod whole_parameters;
 
 pub use traffic::ExpectedTraffic;
 
 use ferrotron_autograd::Leaf;
 use ferrotron_nn::{
-    Axis, BufferConfig, GradientType, Module, Optimizer, Param, ParamBuffers, ParamGroup, Sharding,
-    StepConfig,
+    Axis, AxisSet, BufferConfig, GradientType, Module, Optimizer, Param, ParamBuffers, ParamGroup,
+    PartSum, ShardUnit, Sharding, StepConfig,
 };
 use ferrotron_tensor::{Error, Place, Result, Tensor};
 use std::ops::Range;
@@ -37,13 +38,16 @@ use std::sync::Arc;
 
 use crate::collective::{Group, Reduction, Work};
 use crate::mesh::{Layout, Mesh};
-use reductions::Shared;
+use reductions::{Shared, check_facts};
 
 /// How gradients are reduced.
 #[derive(Debug, Clone, Copy)]
 pub struct DataParallelConfig {
     /// What each rank keeps for itself.
     pub sharding: Sharding,
+    /// Of what its shards are made: the optimizer's
+    /// [`shard_unit`](ferrotron_nn::OptimizerConfig::shard_unit).
+    pub shard_unit: ShardUnit,
     /// Elements at which a bucket is closed; `None` is one bucket for all that can share one.
     pub bucket_numel: Option<usize>,
     /// Steps from one synchronization to the next. 1 sums gradients in every step. With more, the ranks
@@ -59,6 +63,7 @@ impl Default for DataParallelConfig {
     fn default() -> DataParallelConfig {
         DataParallelConfig {
             sharding: Sharding::None,
+            shard_unit: ShardUnit::Elements,
             bucket_numel: None,
             synchronize_every: 1,
             gradients: GradientType::Accumulator,
@@ -198,6 +203,7 @@ impl DataParallel {
         let layout = BufferConfig {
             bucket_numel: config.bucket_numel.unwrap_or(usize::MAX),
             sharding: config.sharding,
+            shard_unit: config.shard_unit,
             shard: (mesh.batch().rank(), mesh.batch().size()),
             gradients: config.gradients,
         };
@@ -294,7 +300,8 @@ impl DataParallel {
     pub fn grad_norm(&self) -> Result<f64> {
         let shared = &self.shared;
         let mut sum = 0.0;
-        for group in shared.buffers.groups().iter().filter(|group| shared.counts(group)) {
+        for group in shared.buffers.groups().iter().filter(|group| shared.counts(group.replicated))
+        {
             sum += group.sq_norm()?;
         }
         let device = self.buffers().groups()[0].params[0].leaf().device().clone();
@@ -314,7 +321,13 @@ impl DataParallel {
     pub fn update(&self, optimizer: &mut Optimizer, step: &StepConfig) -> Result<()> {
         let shared = &self.shared;
         shared.free_weights()?;
-        optimizer.step(&shared.buffers, step)?;
+        let tensor = shared.mesh.axis(Axis::Tensor);
+        let device = self.buffers().groups()[0].params[0].leaf().device().clone();
+        optimizer.step_with(&shared.buffers, step, &mut |what, parts| match what {
+            // A call is known by its line: to those who read what is missing, and to tests.
+            PartSum::Squares => whole_parameters::add_up(tensor, &device, parts),
+            PartSum::Updates => whole_parameters::add_up(tensor, &device, parts),
+        })?;
         match shared.sharding() {
             Sharding::None if shared.is_local() => {
                 match shared.steps_to_synchronization(optimizer.steps()) {
@@ -324,10 +337,9 @@ impl DataParallel {
             }
             Sharding::None | Sharding::Weights => Ok(()),
             Sharding::Optimizer | Sharding::Gradients => {
-                let gather =
-                    |group: &ParamGroup| shared.mesh.batch().all_gather_flat(&group.weights);
-                let works: Vec<_> = shared.buffers.groups().iter().map(gather).collect();
-                works.into_iter().try_for_each(Work::wait)
+                let gather = |group: &ParamGroup| shared.gather_weights(group);
+                let works = shared.buffers.groups().iter().map(gather);
+                works.collect::<Result<Vec<_>>>()?.into_iter().try_for_each(Work::wait)
             }
         }
     }
@@ -352,9 +364,14 @@ impl DataParallel {
 
     /// Whether this rank is the one that writes what it owns of a group, such as moments, to checkpoints.
     pub fn owns(&self, group: &ParamGroup) -> bool {
+        self.owns_replicated(group.replicated)
+    }
+
+    /// The same of something that every rank along the axes `replicated` has.
+    pub fn owns_replicated(&self, replicated: AxisSet) -> bool {
         // Where anything is sharded, the ranks along the batch own different parts.
         let batch = self.shared.sharding() > Sharding::None || self.shared.mesh.batch().rank() == 0;
-        batch && self.shared.counts(group)
+        batch && self.shared.counts(replicated)
     }
 
     /// Calls `f` with every part of a weight that this rank writes to checkpoints: all ranks together with
@@ -371,22 +388,4 @@ impl DataParallel {
         }
         Ok(())
     }
-}
-
-/// Errors unless the facts of a parameter are such that its gradients can be reduced: parts along the axes of
-/// the batch, and along another axis only if all ranks there hold the same elements.
-fn check_facts(param: &Param) -> Result<()> {
-    let (partial, replicated) = (param.grad_partial(), param.replicated());
-    let batch = [Axis::Context, Axis::Data]
-        .into_iter()
-        .all(|axis| partial.contains(axis) && replicated.contains(axis));
-    if batch && partial.iter().all(|axis| replicated.contains(axis)) {
-        return Ok(());
-    }
-    let name = param.name();
-    let message = format!(
-        "'{name}' is replicated along {replicated:?} with partial gradients along {partial:?}: gradients must be parts \
-         along Context and Data, and along no axis that cuts the parameter"
-    );
-    Err(Error::config("data_parallel", message))
 }

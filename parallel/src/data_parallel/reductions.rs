@@ -1,12 +1,13 @@
 //! The reductions of buckets: begun by the last gradient that arrives, waited for when the sums are needed.
 
 use ferrotron_autograd::{Accum, Fetch, Leaf, lock, missing_gradients};
-use ferrotron_nn::{Axis, Param, ParamBuffers, ParamGroup, Sharding};
+use ferrotron_nn::{Axis, AxisSet, Param, ParamBuffers, ParamGroup, Sharding};
 use ferrotron_tensor::{Error, Result};
 use std::sync::{Arc, Mutex};
 
 use super::DataParallelConfig;
 use super::sharded_weights::GatheredWeights;
+use super::whole_parameters;
 use crate::collective::{Group, Reduction, Work};
 use crate::mesh::Mesh;
 
@@ -95,11 +96,10 @@ impl Shared {
         self.sharding() < Sharding::Gradients
     }
 
-    /// Whether this rank's part of a group counts in the norm: within a replica of the model, every
-    /// element counts once.
-    pub fn counts(&self, group: &ParamGroup) -> bool {
-        let first =
-            |(axis, ranks): (Axis, &Group)| !group.replicated.contains(axis) || ranks.rank() == 0;
+    /// Whether this rank's part of what is the same along the axes `replicated` counts in the norm: within a
+    /// replica of the model, every element counts once.
+    pub fn counts(&self, replicated: AxisSet) -> bool {
+        let first = |(axis, ranks): (Axis, &Group)| !replicated.contains(axis) || ranks.rank() == 0;
         self.holders().into_iter().all(first)
     }
 
@@ -150,7 +150,13 @@ impl Shared {
         let batch = self.mesh.batch();
         let work = match self.sharding() {
             Sharding::None => batch.all_reduce_flat(&group.gradients, Reduction::Sum),
-            _ => batch.reduce_scatter_flat(&group.gradients, Reduction::Sum),
+            _ if group.owners.is_empty() => {
+                batch.reduce_scatter_flat(&group.gradients, Reduction::Sum)
+            }
+            _ => {
+                whole_parameters::reduce(batch, group)?;
+                Work::ready(())
+            }
         };
         lock(&self.reductions[bucket]).work = Some(work);
         if self.keeps_gradients() {
@@ -237,6 +243,15 @@ impl Shared {
         Error::graph("backward", "a gradient arrived outside of a step: call `begin_step` first")
     }
 
+    /// Gathers the weights of a group, of which each rank has updated what it owns.
+    pub fn gather_weights(&self, group: &ParamGroup) -> Result<Work<()>> {
+        if group.owners.is_empty() {
+            return Ok(self.mesh.batch().all_gather_flat(&group.weights));
+        }
+        whole_parameters::gather(self.mesh.batch(), group)?;
+        Ok(Work::ready(()))
+    }
+
     /// Steps that are still to be taken, after `steps` of them, until all ranks have the same weights.
     pub fn steps_to_synchronization(&self, steps: u64) -> u64 {
         let every = self.config.synchronize_every as u64;
@@ -256,4 +271,22 @@ impl Shared {
 fn fewer(found: usize, told: usize) -> Error {
     let message = format!("the step had {found} micro-batches where `begin_step` was told {told}");
     Error::graph("backward", message)
+}
+
+/// Errors unless the facts of a parameter are such that its gradients can be reduced: parts along the axes of
+/// the batch, and along another axis only if all ranks there hold the same elements.
+pub(super) fn check_facts(param: &Param) -> Result<()> {
+    let (partial, replicated) = (param.grad_partial(), param.replicated());
+    let batch = [Axis::Context, Axis::Data]
+        .into_iter()
+        .all(|axis| partial.contains(axis) && replicated.contains(axis));
+    if batch && partial.iter().all(|axis| replicated.contains(axis)) {
+        return Ok(());
+    }
+    let name = param.name();
+    let message = format!(
+        "'{name}' is replicated along {replicated:?} with partial gradients along {partial:?}: gradients must be parts \
+         along Context and Data, and along no axis that cuts the parameter"
+    );
+    Err(Error::config("data_parallel", message))
 }

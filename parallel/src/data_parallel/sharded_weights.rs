@@ -122,7 +122,7 @@ impl Line {
         let group = &shared.buffers.groups()[self.buckets[position]];
         group.take_weights()?;
         group.place_weights()?;
-        self.here.push((position, Some(shared.mesh.batch().all_gather_flat(&group.weights))));
+        self.here.push((position, Some(shared.gather_weights(group)?)));
         Ok(())
     }
 

@@ -1,7 +1,8 @@
 //! What a step sends, known before it is taken.
 
 use ferrotron_autograd::lock;
-use ferrotron_nn::Sharding;
+use ferrotron_nn::{Axis, Optimizer, ParamGroup, Sharding};
+use ferrotron_tensor::DType;
 
 use super::DataParallel;
 use super::sharded_weights::{Walk, lines};
@@ -45,8 +46,12 @@ impl DataParallel {
         for (bucket, group) in groups.iter().enumerate() {
             let len = group.numel();
             let weight = group.params[0].leaf().dtype().size();
-            let gradient = lock(&group.gradients).dtype().size();
-            let (scattered, gathered) = (scatter(batch, len), gather(batch, len));
+            let dtype = lock(&group.gradients).dtype();
+            let gradient = dtype.size();
+            let (scattered, gathered) = match group.owners.is_empty() {
+                true => (scatter(batch, len), gather(batch, len)),
+                false => (reduce(batch, group, dtype), broadcast(batch, group)),
+            };
             let sent = match shared.sharding() {
                 Sharding::None if shared.is_local() => weight * (scattered + gathered),
                 Sharding::None => gradient * (scattered + gathered),
@@ -66,6 +71,14 @@ impl DataParallel {
             }
         }
         ExpectedTraffic { batch: in_batch as u64, holders: to_holders as u64 }
+    }
+
+    /// The bytes that this rank sends in each step for what `optimizer` adds up over the ranks along the tensor axis:
+    /// [`Optimizer::part_sums`].
+    pub fn expected_part_sums(&self, optimizer: &Optimizer) -> u64 {
+        let ranks = self.shared.mesh.axis(Axis::Tensor);
+        let sent = |&len: &usize| scatter(ranks, len) + gather(ranks, len);
+        (DType::F64.size() * optimizer.part_sums().iter().map(sent).sum::<usize>()) as u64
     }
 
     /// How often each bucket is gathered in a step with sharded weights.
@@ -110,4 +123,27 @@ fn scatter(ranks: &Group, len: usize) -> usize {
 fn gather(ranks: &Group, len: usize) -> usize {
     let next = balanced(len, ranks.size(), (ranks.rank() + 1) % ranks.size());
     if ranks.size() == 1 { 0 } else { len - next.len() }
+}
+
+/// Elements that this rank sends when each parameter is summed on its owner: all but its own. Sums of 16-bit numbers
+/// are made in parts, by all ranks; of what it owns it then sends those that others make.
+fn reduce(ranks: &Group, group: &ParamGroup, dtype: DType) -> usize {
+    let parts_of_others = |numel: usize, rows: usize| {
+        let row = numel.checked_div(rows).unwrap_or(0);
+        numel - row * balanced(rows, ranks.size(), ranks.rank()).len()
+    };
+    let params = group.params.iter().zip(&group.owners);
+    let own = params.filter(|&(_, &owner)| dtype.size() == 2 && owner == ranks.rank());
+    let own = own.map(|(param, _)| parts_of_others(param.leaf().numel(), param.leaf().dims()[0]));
+    numel_of_others(ranks.rank(), group) + own.sum::<usize>()
+}
+
+/// As [`reduce`] when they go out from there, round the ring: all but those that begin at the next rank.
+fn broadcast(ranks: &Group, group: &ParamGroup) -> usize {
+    numel_of_others((ranks.rank() + 1) % ranks.size(), group)
+}
+
+fn numel_of_others(rank: usize, group: &ParamGroup) -> usize {
+    let params = group.params.iter().zip(&group.owners);
+    params.filter(|&(_, &owner)| owner != rank).map(|(param, _)| param.leaf().numel()).sum()
 }

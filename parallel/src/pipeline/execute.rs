@@ -2,7 +2,9 @@
 //!
 //! Sends are asynchronous, and each direction between two ranks is a channel of its own. Receives are started
 //! where they are listed and waited for where their tensor is needed. A stage's output is handed to its send
-//! and freed with it: backward needs only where the output came from, not its value.
+//! and freed with it, before the next message of that direction begins: backward needs only where the output came
+//! from, not its value. So one message a direction is on its way at most, however slow its receiver is, and what a
+//! step takes of memory does not depend on who is faster.
 //!
 //! Along the tensor axis every rank has the same activations, unless they are cut along the sequence. Then
 //! each rank sends its part only, and the receivers gather: the scatter/gather optimization of Narayanan et
@@ -108,6 +110,7 @@ pub fn execute(
         scale,
         arriving: HashMap::new(),
         leaving: HashMap::new(),
+        sending: [None, None],
         flying: HashMap::new(),
         deferred: HashMap::new(),
     };
@@ -118,6 +121,7 @@ pub fn execute(
         spans.push((instruction.clone(), begin, started.elapsed()));
         peak = peak.max(run.flying.len() + run.deferred.len());
     }
+    run.sending.iter_mut().filter_map(Option::take).try_for_each(Work::wait)?;
     match run.left() {
         Some(what) => Err(Error::value("pipeline", format!("the schedule ends with {what}"))),
         None => Ok(Execution { spans, peak }),
@@ -137,6 +141,8 @@ struct Run<'a> {
     scale: f64,
     arriving: HashMap<Message, Arriving>,
     leaving: HashMap<Message, Tensor>,
+    /// The last message of each direction.
+    sending: [Option<Work<()>>; 2],
     flying: HashMap<(usize, usize), Flight>,
     deferred: HashMap<(usize, usize), DeferredGrads>,
 }
@@ -157,7 +163,7 @@ impl Run<'_> {
             Instruction::Forward { microbatch, chunk } => {
                 let input = arrived.map(|value| {
                     value.set_category(Category::Saved);
-                    Leaf::new("stage input", value)
+                    Leaf::input("stage input", value)
                 });
                 let var = input.as_ref().map(Leaf::var).transpose()?;
                 let output = model.forward(microbatch, chunk, var)?;
@@ -260,24 +266,28 @@ impl Run<'_> {
     /// Starts to send what was made for a message; nothing if nothing was.
     fn send(&mut self, message: &Message) -> Option<Result<()>> {
         let tensor = self.leaving.remove(message)?;
-        let channel = match message.direction {
+        Some(self.start_to_send(message.direction, tensor))
+    }
+
+    fn start_to_send(&mut self, direction: Direction, tensor: Tensor) -> Result<()> {
+        let last = self.sending[direction as usize].take();
+        last.map_or(Ok(()), Work::wait)?;
+        let channel = match direction {
             Direction::Forward => &self.mesh.stages().forward_out,
             Direction::Backward => &self.mesh.stages().backward_out,
         };
-        let start = || {
-            let flat = tensor.reshape(&[tensor.numel()])?;
-            drop(tensor);
-            let part = match self.scattered() {
-                Some(tp) => {
-                    let own = tp.part(flat.numel());
-                    flat.narrow(0, own.start, own.len())?
-                }
-                None => flat,
-            };
-            // Nobody waits for it: an error ends every later call too.
-            channel.send(part, 1 - channel.rank()).map(drop)
+        let flat = tensor.reshape(&[tensor.numel()])?;
+        drop(tensor);
+        let part = match self.scattered() {
+            Some(tp) => {
+                let own = tp.part(flat.numel());
+                flat.narrow(0, own.start, own.len())?
+            }
+            None => flat,
         };
-        Some(start())
+        let work = channel.send(part, 1 - channel.rank())?;
+        self.sending[direction as usize] = Some(work);
+        Ok(())
     }
 
     /// The ranks among which activations are scattered on their way.

@@ -36,19 +36,18 @@ impl ParallelAttention {
         cp: &ContextParallel,
         config: &AttentionConfig,
     ) -> Result<ParallelAttention> {
-        let AttentionConfig { hidden, heads, groups, head_dim, bias, init, residual_init, .. } =
-            *config;
+        let AttentionConfig { hidden, heads, bias, init, residual_init, .. } = *config;
         let group = tp.group();
         if let Some(why) = ParallelAttention::refusal(config, group.size()) {
             return Err(Error::config("attention", why).at(scope.path()));
         }
-        let (q, kv) = (heads * head_dim, groups * head_dim);
+        let widths = config.packed_widths();
         let (qkv, proj) = (scope.child("qkv"), scope.child("proj"));
         Ok(ParallelAttention {
             heads: AttentionHeads::new(scope, config, group.part(heads))?,
             cp: cp.clone(),
-            qkv: ColumnParallelLinear::new(&qkv, tp, hidden, &[q, kv, kv], bias, init)?,
-            proj: RowParallelLinear::new(&proj, tp, q, hidden, bias, residual_init)?,
+            qkv: ColumnParallelLinear::new(&qkv, tp, hidden, &widths, bias, init)?,
+            proj: RowParallelLinear::new(&proj, tp, widths[0], hidden, bias, residual_init)?,
         })
     }
 

@@ -108,7 +108,7 @@ impl Backward for ParallelLinear {
         self.cut.name()
     }
 
-    fn saved(&self) -> Vec<&Tensor> {
+    fn saved(&self) -> Vec<Tensor> {
         self.x.iter().chain(&self.weight).filter_map(Saved::held).collect()
     }
 
@@ -198,11 +198,14 @@ impl ColumnParallelLinear {
         let cut = scope.clone().sharded_along(Axis::Tensor);
         let weight = tp.shard(&[width, inputs], 0, outputs)?;
         let place = tp.shard(&[width], 0, outputs)?;
+        let bias = (bias == Bias::Yes)
+            .then(|| cut.param_at("bias", place, Init::Zeros, Decay::No).packed(outputs))
+            .transpose()?;
         Ok(ColumnParallelLinear {
             tp: tp.clone(),
             path: scope.path().to_string(),
-            weight: cut.param_at("weight", weight, init, Decay::Yes),
-            bias: (bias == Bias::Yes).then(|| cut.param_at("bias", place, Init::Zeros, Decay::No)),
+            weight: cut.param_at("weight", weight, init, Decay::Yes).packed(outputs)?,
+            bias,
         })
     }
 

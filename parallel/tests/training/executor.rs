@@ -181,7 +181,7 @@ impl PipelineModel for Wide {
             // What another thread is about to drop may take a moment.
             let start = Instant::now();
             let in_use = || self.device.memory().current - self.baseline;
-            while in_use() > 8 * WIDE / 2 && start.elapsed() < Duration::from_secs(2) {
+            while in_use() > 8 * WIDE * 3 / 2 && start.elapsed() < Duration::from_secs(2) {
                 std::thread::yield_now();
             }
             self.in_use = in_use();
@@ -214,13 +214,13 @@ fn run_wide(
     results.into_iter().map(|result| result.unwrap()).collect()
 }
 
-/// When the gradient of the first of 8 micro-batches is back at the first stage, all outputs have been sent,
-/// and not one is left.
+/// When the gradient of the first of 8 micro-batches is back at the first stage, all outputs have been sent, and the
+/// last one is left until there is another to send.
 #[test]
 fn outputs_are_freed_when_they_are_sent() {
     for stages in [2, 3] {
         let in_use = run_wide(stages, 8, None)[0];
-        assert!(in_use <= 8 * WIDE / 2, "{stages} stages: {in_use} bytes");
+        assert!(in_use <= 8 * WIDE * 3 / 2, "{stages} stages: {in_use} bytes");
     }
 }
 

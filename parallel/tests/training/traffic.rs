@@ -1,6 +1,6 @@
 //! What is sent, and when.
 
-use ferrotron_nn::{Axis, Bias, Sharding};
+use ferrotron_nn::{Axis, Bias, ShardUnit, Sharding};
 use ferrotron_parallel::data_parallel::{DataParallelConfig, ExpectedTraffic};
 use ferrotron_tensor::{Error, Result};
 use std::sync::Arc;
@@ -13,9 +13,10 @@ use crate::toy::{Recompute, Shape, Tied, Way};
 /// Bytes sent so far for gradients and weights; the scalar of the norm is an all-reduce.
 fn sent(rank: &Rank) -> ExpectedTraffic {
     let batch = rank.mesh.batch().traffic();
-    let ops = match rank.plan.config.sharding {
-        Sharding::None => vec!["all_reduce"],
-        _ => vec!["reduce_scatter", "all_gather"],
+    let ops = match (rank.plan.config.sharding, rank.plan.config.shard_unit) {
+        (Sharding::None, _) => vec!["all_reduce"],
+        (_, ShardUnit::Elements) => vec!["reduce_scatter", "all_gather"],
+        (_, ShardUnit::Parameters) => vec!["reduce", "broadcast"],
     };
     ExpectedTraffic {
         batch: ops.iter().map(|op| batch.of(op).1).sum(),
@@ -45,9 +46,12 @@ fn bytes_are_those_of_the_formula() {
     for data in 1..=4 {
         for microbatches in [1, 3] {
             for bucket_numel in [Some(1), Some(30), None] {
-                for sharding in &SHARDINGS[..3] {
+                let kinds = SHARDINGS[..3].iter().map(|sharding| (sharding, ShardUnit::Elements));
+                let whole = SHARDINGS[1..3].iter().map(|kind| (kind, ShardUnit::Parameters));
+                for (sharding, shard_unit) in kinds.chain(whole) {
                     let config = DataParallelConfig {
                         sharding: *sharding,
+                        shard_unit,
                         bucket_numel,
                         ..DataParallelConfig::default()
                     };

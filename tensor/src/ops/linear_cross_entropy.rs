@@ -14,7 +14,7 @@
 use super::cross_entropy::{CrossEntropyConfig, JoinShards, Targets, VocabShard};
 use super::matmul::{Accum, matmul_into};
 use crate::tensor::{check_device, check_pair};
-use crate::{Element, Error, Result, Scalar, Tensor, dispatch_float};
+use crate::{Category, Element, Error, Result, Scalar, Tensor, dispatch_float};
 
 /// The loss, and what its gradient needs.
 #[derive(Debug)]
@@ -122,6 +122,7 @@ impl Problem {
     fn logits(&self, first: usize, len: usize) -> Result<Tensor> {
         let x = self.x.narrow(0, first, len)?;
         let mut logits = Tensor::empty(x.device(), x.dtype(), &[len, self.classes])?;
+        logits.set_category(Category::Logits);
         matmul_into(&mut logits, Accum::Replace, &x, &self.weight.transpose(0, 1)?)?;
         Ok(logits)
     }

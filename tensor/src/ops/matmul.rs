@@ -193,7 +193,7 @@ fn product<T: Element, D: Element<Acc = T::Acc>>(
         unsafe { gemm(threads, dst, accum, T::Acc::ONE, lhs, rhs, bias) }
     };
     let work = m.saturating_mul(n).saturating_mul(k);
-    if count == 0 || m * n == 0 {
+    if count == 0 || m * n == 0 || device.is_dry() {
         return Ok(());
     }
     if count >= device.threads() && count > 1 {

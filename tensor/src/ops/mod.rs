@@ -1,6 +1,7 @@
 //! Operations, one file each: the formula, what a gradient needs, the accumulation type, then the CPU
 //! kernels of both directions.
 
+pub mod adafactor;
 pub mod adamw;
 pub mod attention;
 pub mod cast;
@@ -22,6 +23,7 @@ pub mod sgd;
 pub mod softmax;
 pub mod sq_norm;
 pub mod table;
+pub mod zero_bitmap;
 
 mod norm;
 pub(crate) mod rows;

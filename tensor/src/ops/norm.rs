@@ -10,6 +10,7 @@
 //! A gradient needs x, m, r and w. Sums over rows are taken in blocks whose size follows from the shape
 //! alone and added in their order, so they do not depend on the number of threads.
 
+use super::rows::{CHEAP, for_rows2};
 use crate::disjoint::Disjoint;
 use crate::simd::vectorized;
 use crate::tensor::{check_device, check_pair};
@@ -201,7 +202,10 @@ pub(super) fn backward<N: Norm>(
             let mut dweight = Tensor::zeros(device, Acc::DTYPE, &[width])?;
             let mut dbias = Tensor::zeros(device, Acc::DTYPE, &[width])?;
             let sums = partials.as_slice::<Acc>()?;
-            add_partials(sums, dweight.as_mut_slice::<Acc>()?, dbias.as_mut_slice::<Acc>()?);
+            let totals = ((dweight.as_mut_slice::<Acc>()?, 1), (dbias.as_mut_slice::<Acc>()?, 1));
+            for_rows2(device, totals.0, totals.1, sums.len() / CHEAP, |first, dweight, dbias| {
+                add_partials(sums, width, first, dweight, dbias);
+            });
             Some((dweight, dbias))
         } else {
             None
@@ -258,16 +262,13 @@ vectorized! {
         }
     }
 
-    fn add_partials<A: Real>(sums: &[A], dweight: &mut [A], dbias: &mut [A]) {
-        let width = dweight.len();
-        if width == 0 {
-            return;
-        }
+    /// Of the columns from `first` on, as many as there are totals.
+    fn add_partials<A: Real>(sums: &[A], width: usize, first: usize, dweight: &mut [A], dbias: &mut [A]) {
         for sums in sums.chunks_exact(2 * width) {
-            for (total, &part) in dweight.iter_mut().zip(&sums[..width]) {
+            for (total, &part) in dweight.iter_mut().zip(&sums[first..width]) {
                 *total += part;
             }
-            for (total, &part) in dbias.iter_mut().zip(&sums[width..]) {
+            for (total, &part) in dbias.iter_mut().zip(&sums[width + first..]) {
                 *total += part;
             }
         }

@@ -4,6 +4,7 @@
 //! broadcast by NumPy's rule. Gradients reuse the buffer of the incoming one where it has no other
 //! holder.
 
+use super::rows::for_elements;
 use super::table::{Binary, BinaryRow, Saves, Unary, UnaryRow, with_binary, with_unary};
 use crate::layout::broadcast_dims;
 use crate::simd::vectorized;
@@ -190,16 +191,7 @@ pub fn add_assign(out: &mut Tensor, x: &Tensor) -> Result<()> {
             let out = out.as_mut_slice::<T>()?;
             device.for_each_rows(out, 1, |start, out| add_chunk::<T>(out, &source[start..start + out.len()]));
         } else {
-            let layout = out.layout().clone();
-            let (width, stride) = layout.row();
-            let out = out.buffer_slice_mut::<T>()?;
-            for (row, source) in source.chunks_exact(width.max(1)).enumerate() {
-                let start = layout.row_offset(row);
-                for (j, x) in source.iter().enumerate() {
-                    let y = &mut out[start + j * stride];
-                    *y = T::from_acc(y.acc() + x.acc());
-                }
-            }
+            for_elements(out, source, |y, x| *y = T::from_acc(y.acc() + x.acc()))?;
         }
     });
     Ok(())

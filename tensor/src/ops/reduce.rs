@@ -226,16 +226,20 @@ fn fold<F: Fold, T: Element>(view: &View, shift: Option<&[T::Acc]>) -> Result<Te
 fn finish<T: Element>(
     mut folded: Tensor,
     dims: &[usize],
-    f: impl Fn(T::Acc) -> T::Acc,
+    f: impl Fn(T::Acc) -> T::Acc + Send + Sync,
 ) -> Result<Tensor> {
+    let device = folded.device().clone();
     if T::DTYPE == T::Acc::DTYPE {
-        folded.as_mut_slice::<T::Acc>()?.iter_mut().for_each(|x| *x = f(*x));
+        device.for_each_rows(folded.as_mut_slice::<T::Acc>()?, 1, |_, part| {
+            part.iter_mut().for_each(|x| *x = f(*x));
+        });
         return folded.reshape(dims);
     }
-    let mut out = Tensor::empty(folded.device(), T::DTYPE, dims)?;
-    for (out, &x) in out.as_mut_slice::<T>()?.iter_mut().zip(folded.as_slice::<T::Acc>()?) {
-        *out = T::from_acc(f(x));
-    }
+    let mut out = Tensor::empty(&device, T::DTYPE, dims)?;
+    let folded = folded.as_slice::<T::Acc>()?;
+    device.for_each_rows(out.as_mut_slice::<T>()?, 1, |first, part| {
+        part.iter_mut().zip(&folded[first..]).for_each(|(y, &x)| *y = T::from_acc(f(x)));
+    });
     Ok(out)
 }
 

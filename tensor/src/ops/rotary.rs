@@ -56,17 +56,19 @@ impl RotaryTable {
         let half = dim / 2;
         let frequencies: Vec<f64> =
             (0..half).map(|i| base.powf(-2.0 * i as f64 / dim as f64)).collect();
-        let mut angles = Vec::new();
-        let mut rows = 0;
-        for position in positions {
-            rows += 1;
-            angles.extend(frequencies.iter().map(|frequency| position as f64 * frequency));
-        }
+        let positions: Vec<f64> = positions.into_iter().map(|position| position as f64).collect();
         dispatch_float!("rotary_table", dtype, T => {
             type Acc = <T as Element>::Acc;
             let make = |f: fn(f64) -> f64| {
-                let values: Vec<Acc> = angles.iter().map(|&angle| Real::of(f(angle))).collect();
-                Tensor::from_slice(device, &values, &[rows, half])
+                let mut table = Tensor::empty(device, Acc::DTYPE, &[positions.len(), half])?;
+                device.for_each_rows(table.as_mut_slice::<Acc>()?, half, |first, rows| {
+                    for (row, position) in rows.chunks_exact_mut(half).zip(&positions[first..]) {
+                        for (x, frequency) in row.iter_mut().zip(&frequencies) {
+                            *x = Real::of(f(position * frequency));
+                        }
+                    }
+                });
+                Ok::<_, Error>(table)
             };
             Ok(RotaryTable { cos: make(f64::cos)?, sin: make(f64::sin)? })
         })
@@ -83,6 +85,17 @@ impl RotaryTable {
     /// How many positions the table holds.
     pub fn positions(&self) -> usize {
         self.cos.dims()[0]
+    }
+
+    /// The table of cosines and sines, each (T, R/2).
+    ///
+    /// Errors if their dims or types differ.
+    pub fn from_tensors(cos: Tensor, sin: Tensor) -> Result<RotaryTable> {
+        if cos.rank() != 2 || (cos.dims(), cos.dtype()) != (sin.dims(), sin.dtype()) {
+            let message = format!("needs two of (T, R/2), got {cos:?} and {sin:?}");
+            return Err(Error::shape("rotary_table", message));
+        }
+        Ok(RotaryTable { cos, sin })
     }
 
     /// Cosines and sines, each (T, R/2).

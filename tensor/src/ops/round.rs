@@ -7,10 +7,11 @@
 //!   is rounded to nearest.
 //!
 //! An element's random number depends on the key and on its index in the global, unsharded tensor, as everywhere.
-//! A storable x stays what it is. No gradient: weights are rounded, after the optimizer's step.
+//! A storable x stays what it is. No gradient: weights are rounded, after the optimizer's step, for which they are
+//! widened where no copy of them is kept in the accumulation type.
 
 use super::random::{for_numbers, for_stretches};
-use super::rows::for_rows;
+use super::rows::{CHEAP, for_rows};
 use crate::simd::vectorized;
 use crate::{Device, Element, Error, Place, RandomKey, Real, Result};
 
@@ -52,10 +53,9 @@ pub fn round<T: Element>(
             format!("{} elements from {}, of a place of {numel}", target.len(), source.len());
         return Err(Error::shape("round", message));
     }
-    let work = target.len();
-    let width = match stochastic {
-        Some(it) => it.place.dims().last().copied().unwrap_or(1),
-        None => 1,
+    let (width, work) = match stochastic {
+        Some(it) => (it.place.dims().last().copied().unwrap_or(1), target.len()),
+        None => (1, target.len() / CHEAP),
     };
     for_rows(device, (target, width), work, |first, out| {
         let source = &source[first * width..][..out.len()];
@@ -71,7 +71,35 @@ pub fn round<T: Element>(
     Ok(())
 }
 
+/// Widens `source` into `target`, exactly.
+///
+/// ```
+/// use ferrotron_tensor::{Device, bf16, ops::round::widen};
+/// let mut y = [0.0_f32; 2];
+/// widen(&Device::cpu(1)?, &mut y, &[bf16::ONE, bf16::from_f32(-0.5)])?;
+/// assert_eq!(y, [1.0, -0.5]);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+///
+/// Errors if the lengths differ.
+pub fn widen<T: Element>(device: &Device, target: &mut [T::Acc], source: &[T]) -> Result<()> {
+    if target.len() != source.len() {
+        let message = format!("{} elements from {}", target.len(), source.len());
+        return Err(Error::shape("widen", message));
+    }
+    for_rows(device, (target, 1), source.len() / CHEAP, |first, out| {
+        to_wide(out, &source[first..][..out.len()]);
+    });
+    Ok(())
+}
+
 vectorized! {
+    fn to_wide<T: Element>(target: &mut [T::Acc], source: &[T]) {
+        for (target, x) in target.iter_mut().zip(source) {
+            *target = x.acc();
+        }
+    }
+
     fn to_nearest<T: Element>(target: &mut [T], source: &[T::Acc]) {
         for (target, &x) in target.iter_mut().zip(source) {
             *target = T::from_acc(x);
@@ -191,5 +219,23 @@ mod tests {
         let device = Device::cpu(1).unwrap();
         let error = round(&device, &mut [bf16::ZERO; 2], &[1.0], None);
         assert_eq!(message(error), "round: 2 elements from 1, of a place of 1");
+        let error = widen(&device, &mut [0.0; 2], &[bf16::ZERO]);
+        assert_eq!(message(error), "widen: 2 elements from 1");
+    }
+
+    #[test]
+    fn what_was_widened_and_rounded_is_what_it_was() {
+        let numbers: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
+        let source: Vec<bf16> = (0..5).flat_map(|_| numbers.clone()).collect(); // several tasks
+        for threads in [1, 3] {
+            let device = Device::cpu(threads).unwrap();
+            let (mut wide, mut back) = (vec![0.0; source.len()], vec![bf16::ZERO; source.len()]);
+            widen(&device, &mut wide, &source).unwrap();
+            round(&device, &mut back, &wide, None).unwrap();
+            for (i, (got, want)) in back.iter().zip(&source).enumerate() {
+                let same = got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan());
+                assert!(same, "{threads} threads, {i}: {got} is not {want}");
+            }
+        }
     }
 }

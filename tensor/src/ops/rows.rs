@@ -2,7 +2,7 @@
 //! of an operand that nobody else holds.
 
 use crate::disjoint::Disjoint;
-use crate::{Device, Result, Tensor};
+use crate::{Device, Result, Scalar, Tensor};
 
 /// Elements that are copied or added in a nanosecond.
 pub(crate) const CHEAP: usize = 8;
@@ -33,7 +33,7 @@ pub(crate) fn for_rows<A: Send>(
     let rows = out.len().checked_div(width).unwrap_or(0);
     let step = rows_per_task(device, rows, work);
     if step >= rows {
-        if rows > 0 {
+        if rows > 0 && !device.is_dry() {
             f(0, out);
         }
         return;
@@ -58,7 +58,7 @@ pub(crate) fn for_rows2<A: Send, B: Send>(
     debug_assert_eq!(rows * b_width, b.len());
     let step = rows_per_task(device, rows, work);
     if step >= rows || b_width == 0 {
-        if rows > 0 {
+        if rows > 0 && !device.is_dry() {
             f(0, a, b);
         }
         return;
@@ -72,6 +72,28 @@ pub(crate) fn for_rows2<A: Send, B: Send>(
         };
         f(first, a, b);
     });
+}
+
+/// Calls `f(element, source element)` for every element of the unique `out`, whose view may have gaps, and the dense
+/// `source`, which has as many.
+pub(crate) fn for_elements<T: Scalar>(
+    out: &mut Tensor,
+    source: &[T],
+    f: impl Fn(&mut T, &T) + Send + Sync,
+) -> Result<()> {
+    let (layout, device) = (out.layout().clone(), out.device().clone());
+    let (width, stride) = layout.row();
+    let out = Disjoint::new(out.buffer_slice_mut::<T>()?);
+    let rows = source.len().checked_div(width).unwrap_or(0);
+    device.for_each(rows, source.len() / CHEAP, |row| {
+        let start = layout.row_offset(row);
+        for (j, x) in source[row * width..][..width].iter().enumerate() {
+            // SAFETY: a view that may be written shows no element twice.
+            let element = unsafe { out.part(start + j * stride, 1) };
+            f(&mut element[0], x);
+        }
+    });
+    Ok(())
 }
 
 /// `x` itself if a kernel may overwrite it (contiguous, nobody else holds its buffer), else a copy.

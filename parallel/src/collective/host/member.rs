@@ -68,8 +68,7 @@ impl Member {
         self.shared.note(&self.id, self.ranks[self.links.rank], |_| ());
         while let Some(Job { call, mut memory, completion, span }) = next(&mut jobs).await {
             let result = self.carry_out(&call, &mut memory).instrument(span).await;
-            // Nobody wants the input back: what was sent is free.
-            completion.complete(result.map(|()| Memory { input: None, ..memory }));
+            completion.complete(result.map(|()| memory));
         }
     }
 

@@ -142,12 +142,14 @@ impl Targets {
         let sums = joined::<T>(join.sum(sums)?, &[terms, count])?;
         let (sum_exps, rest) = sums.as_slice::<T::Acc>()?.split_at(count);
         let (predicted, totals) = rest.split_at(count);
-        for (i, (lse, loss)) in lse.iter_mut().zip(losses).enumerate() {
-            let log_sum = maxima[i].f64() + sum_exps[i].f64().ln();
-            *lse = T::Acc::of(log_sum);
-            let total = totals.get(i).map_or(0.0, |total| total.f64());
-            *loss = self.loss(first + i, log_sum, predicted[i].f64(), total);
-        }
+        for_rows2(device, (lse, 1), (losses, 1), count, |row, lse, losses| {
+            for (i, (lse, loss)) in (row..).zip(lse.iter_mut().zip(losses)) {
+                let log_sum = maxima[i].f64() + sum_exps[i].f64().ln();
+                *lse = T::Acc::of(log_sum);
+                let total = totals.get(i).map_or(0.0, |total| total.f64());
+                *loss = self.loss(first + i, log_sum, predicted[i].f64(), total);
+            }
+        });
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! The program as a user meets it: what it leaves behind, and one clear line for bad input.
 
+mod memory;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tempfile::TempDir;
@@ -131,7 +133,10 @@ fn a_resumed_run_is_the_same_run_to_the_last_bit() {
     lost.push_str("{\"step\":11,\"loss\":0.0}\n{\"step\":12,\"lo");
     std::fs::write(&metrics, lost).unwrap();
     // Options that are typed again replace those of the run; they do not add to them.
-    succeeded(ferrotron(folder.path(), &["train", "--load", "parts", "--data", "text.txt"]));
+    // Where the optimizer's state and activations wait changes nothing.
+    let go_on = ["train", "--load", "parts", "--data", "text.txt", "--offload-optimizer-states"];
+    let offload = ["--cpu-offloading-num-layers", "1", "--offload-folder", "elsewhere"];
+    succeeded(ferrotron(folder.path(), &[&go_on[..], &offload].concat()));
 
     let [whole, parts] = ["whole", "parts"].map(|name| folder.path().join(name));
     assert_eq!(losses(whole.join("metrics.jsonl")), losses(parts.join("metrics.jsonl")));
@@ -209,6 +214,17 @@ fn bad_input_gets_one_clear_line() {
             &["loss-scale", "4 steps"],
         ),
         (
+            &["train", "--data", "text.txt", "--optimizer", "adafactor", "--adafactor-beta1", "1"],
+            2,
+            &["beta1", "1"],
+        ),
+        (
+            &["train", "--data", "text.txt", "--optimizer", "adafactor", "--lr", "1e-3"],
+            2,
+            &["--lr", "--adafactor-step-size scheduled"],
+        ),
+        (&["train", "--load", "run", "--optimizer", "adafactor"], 1, &["exp_avg_sq_row"]),
+        (
             &["train", "--data", "text.txt", "--recompute-method", "block"],
             2,
             &["--recompute-method", "--recompute-granularity full"],
@@ -242,6 +258,36 @@ fn bad_input_gets_one_clear_line() {
             2,
             &["core_attn is a part of attn"],
         ),
+        (
+            &["train", "--data", "text.txt", "--offload-folder", "."],
+            2,
+            &["--offload-folder", "needs --offload-optimizer-states"],
+        ),
+        (
+            &["train", "--data", "text.txt", "--cpu-offloading-num-layers", "99"],
+            2,
+            &["cpu-offloading-num-layers 99", "4 layers"],
+        ),
+        (
+            &["train", "--data", "text.txt", "--bf16", "--saved-activations-dtype", "bf16"],
+            2,
+            &["--saved-activations-dtype", "f32", "bf16"],
+        ),
+        (
+            &["train", "--data", "text.txt", "--saved-activations-encoding", "sparse"],
+            2,
+            &["saved-activations-encoding sparse", "ReLU", "GeluTanh"],
+        ),
+        (
+            &[
+                "train",
+                "--data=text.txt",
+                "--offload-optimizer-states",
+                "--offload-folder=text.txt",
+            ],
+            1,
+            &["'text.txt'", "choose another --offload-folder"],
+        ),
         (&["train", "--data", "text.txt", "--device", "cuda"], 2, &["cuda"]),
         (&["train", "--data", "text.txt", "--save", "/proc/run"], 1, &["/proc/run"]),
         (&["train", "--load", "run", "--hidden-size", "32"], 2, &["16", "32"]),
@@ -256,6 +302,13 @@ fn bad_input_gets_one_clear_line() {
         (&["generate", "--load", "run", "--prompt", "\u{2603}"], 1, &["\u{2603}"]),
         (&["export", "--load", "broken", "--output", "out"], 1, &["broken"]),
         (&["bench", "--steps", "0"], 2, &["--steps"]),
+        (
+            &["train", "--memory-limit", "12MB"],
+            2,
+            &["12.00 MB", "weights", "with --recompute-granularity full", "with --bf16"],
+        ),
+        (&["memory", "--memory-limit", "8 apples"], 2, &["8 apples", "8GiB"]),
+        (&["memory", "--vocab-size", "0"], 2, &["--vocab-size", "0"]),
         (&["schedule", "--pipeline-schedule", "2f2b"], 2, &["2f2b", "zb-h1"]),
         (&["schedule", "--chunks", "2"], 2, &["2 chunks", "interleaved", "1f1b"]),
         (&["schedule", "--pipeline-schedule", "interleaved", "--chunks", "1"], 2, &["2 chunks"]),

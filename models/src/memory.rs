@@ -1,0 +1,217 @@
+//! What a training step takes of memory, before anything is taken: the very step, on a device that computes
+//! nothing.
+//!
+//! A [dry device](Device::dry) hands out memory that nobody touches, and counts it as every device does. On it, with
+//! [other ranks that do not exist](Mesh::dry), the trainer lays out its parameters and takes one step: schedule,
+//! graphs, reductions, update. So there are no formulas here that could fall behind the code: what is found is what
+//! the counters of the run will show.
+
+use ferrotron_nn::{Axis, Scope};
+use ferrotron_parallel::mesh::{Layout, Mesh};
+use ferrotron_parallel::pipeline::ScheduleKind;
+use ferrotron_parallel::tensor_parallel::SequenceParallel;
+use ferrotron_tensor::{Category, DType, Device, MemoryKind, Result};
+use serde::Serialize;
+
+use crate::batch_size::{BatchSize, BatchSizeConfig};
+use crate::data::{Batch, Samples};
+use crate::gpt::{GptConfig, GptPart};
+use crate::trainer::{Trainer, TrainerConfig};
+
+/// A run as far as its memory is concerned.
+///
+/// ```
+/// use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
+/// use ferrotron_models::gpt::GptConfig;
+/// use ferrotron_models::memory::Plan;
+/// use ferrotron_models::trainer::{ParallelConfig, PrecisionConfig, TrainerConfig};
+/// use ferrotron_nn::OptimizerConfig;
+/// use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
+/// use ferrotron_parallel::mesh::Layout;
+/// use ferrotron_parallel::tensor_parallel::SequenceParallel;
+/// use ferrotron_tensor::DType;
+///
+/// let model = GptConfig::gpt2(50257, 12, 768, 12, 1024);
+/// let parameters = model.num_parameters();
+/// let batch_size = BatchSizeConfig {
+///     micro_batch_size: 4, data_parallel_size: 1, global_batch_size: None, rampup: None,
+/// };
+/// let plan = Plan {
+///     model,
+///     layout: Layout::single(),
+///     sequence_parallel: SequenceParallel::Off,
+///     trainer: TrainerConfig {
+///         seed: 1,
+///         optimizer: OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+///         schedule: Schedule::new(ScheduleConfig::default())?,
+///         clip_grad: 1.0,
+///         batch_size: BatchSize::new(batch_size)?,
+///         parallel: ParallelConfig::default(),
+///         precision: PrecisionConfig::default(),
+///     },
+///     dtype: DType::BF16,
+///     seq_length: 1024,
+///     threads: 2,
+/// };
+/// let memory = plan.stages()?[0].memory;
+/// assert_eq!(memory.weights_bytes as u64, 2 * parameters);
+/// assert_eq!(memory.gradients_bytes as u64, 4 * parameters);
+/// assert_eq!(memory.optimizer_bytes as u64, 12 * parameters);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// What the model is made of.
+    pub model: GptConfig,
+    /// Sizes of the axes.
+    pub layout: Layout,
+    /// Whether activations are cut along the sequence.
+    pub sequence_parallel: SequenceParallel,
+    /// How it is trained.
+    pub trainer: TrainerConfig,
+    /// Type of weights and activations.
+    pub dtype: DType,
+    /// Tokens per sequence.
+    pub seq_length: usize,
+    /// Threads of each rank: some kernels take workspace for each.
+    pub threads: usize,
+}
+
+/// Most bytes of a rank's pool in use at once: of each category, perhaps at different moments, and in all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct RankMemory {
+    /// Parameters.
+    pub weights_bytes: usize,
+    /// Their gradients.
+    pub gradients_bytes: usize,
+    /// Moments and master weights.
+    pub optimizer_bytes: usize,
+    /// Kept from forward for backward, but for logits.
+    pub activations_bytes: usize,
+    /// Logits of the head.
+    pub logits_bytes: usize,
+    /// Sharded weights and gradients while they are whole.
+    pub buffers_bytes: usize,
+    /// Values in flight and temporaries of operations.
+    pub workspace_bytes: usize,
+    /// Everything.
+    pub total_bytes: usize,
+    /// Of host memory, beside that.
+    pub host_bytes: usize,
+}
+
+impl RankMemory {
+    /// What the counters of a device show.
+    pub fn of(device: &Device) -> RankMemory {
+        let stats = device.memory();
+        RankMemory {
+            weights_bytes: stats.peak_of(Category::Weights),
+            gradients_bytes: stats.peak_of(Category::Gradients),
+            optimizer_bytes: stats.peak_of(Category::Optimizer),
+            activations_bytes: stats.peak_of(Category::Saved),
+            logits_bytes: stats.peak_of(Category::Logits),
+            buffers_bytes: stats.peak_of(Category::Communication),
+            workspace_bytes: stats.peak_of(Category::Workspace),
+            total_bytes: stats.peak,
+            host_bytes: device.memory_of(MemoryKind::Host).peak,
+        }
+    }
+}
+
+/// What each rank of a pipeline stage takes, at most.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct StageMemory {
+    /// Number of the stage.
+    pub stage: usize,
+    /// How many blocks of the model it has, in all of its chunks.
+    pub layers: usize,
+    /// How many ranks share it.
+    pub ranks: usize,
+    /// What one of them takes.
+    #[serde(flatten)]
+    pub memory: RankMemory,
+}
+
+impl Plan {
+    /// What the ranks of each pipeline stage take.
+    ///
+    /// Errors as [`Trainer::on_mesh`], and if the system has not enough addresses.
+    pub fn stages(&self) -> Result<Vec<StageMemory>> {
+        let pipeline = self.layout.size(Axis::Pipeline);
+        let ranks = self.layout.world() / pipeline;
+        let of_stage = |stage: usize| {
+            let chunks = self.trainer.parallel.chunks;
+            let parts = GptPart::chunks(&self.model, stage, pipeline, chunks)?;
+            let layers = parts.iter().map(|part| part.blocks.len()).sum();
+            // The last rank has most of what cannot be cut evenly.
+            let memory = self.rank((stage + 1) * ranks - 1)?;
+            Ok(StageMemory { stage, layers, ranks, memory })
+        };
+        (0..pipeline).map(of_stage).collect()
+    }
+
+    /// What one rank takes.
+    ///
+    /// Errors as [`Plan::stages`].
+    pub fn rank(&self, rank: usize) -> Result<RankMemory> {
+        let device = Device::dry(self.threads)?;
+        let mesh = Mesh::dry(self.layout, rank, self.sequence_parallel)?;
+        let scope = Scope::new(&device, self.dtype, self.trainer.seed);
+        let micro = self.trainer.batch_size.micro();
+        // Of the largest step, where steps grow.
+        let all = self.trainer.batch_size.microbatches(u64::MAX);
+        let taken = self.telling(all, self.layout.coordinate(rank, Axis::Pipeline));
+        let data_parallel_size = self.layout.size(Axis::Data);
+        let batch_size = BatchSize::new(BatchSizeConfig {
+            micro_batch_size: micro,
+            data_parallel_size,
+            global_batch_size: Some(micro * data_parallel_size * taken),
+            rampup: None,
+        })?;
+        let trainer = TrainerConfig { batch_size, ..self.trainer.clone() };
+        let samples = SameToken { seq_length: self.seq_length };
+        Trainer::on_mesh(&scope, &mesh, &self.model, trainer)?.step(&samples)?;
+        let mut found = RankMemory::of(&device);
+        // Inputs and targets of all micro-batches are there from the beginning of a step to its end.
+        let token = size_of::<u32>() + size_of::<i64>();
+        let positions = self.seq_length / self.layout.size(Axis::Context);
+        let left_out = (all - taken) * micro * positions * token;
+        found.workspace_bytes += left_out;
+        found.total_bytes += left_out;
+        Ok(found)
+    }
+
+    /// How many of `all` micro-batches show all that there is to see on a pipeline stage: enough for a turn of the
+    /// schedule's steady state, in which as many are in flight as ever.
+    fn telling(&self, all: usize, stage: usize) -> usize {
+        let stages = self.layout.size(Axis::Pipeline);
+        all.min(match self.trainer.parallel.pipeline_schedule {
+            ScheduleKind::Naive | ScheduleKind::OneFOneB => stages - stage + 2,
+            ScheduleKind::ZbH1 => stages + 2,
+            ScheduleKind::Interleaved => 2 * stages, // they go in groups of as many as there are stages
+            ScheduleKind::GPipe => all,
+        })
+    }
+}
+
+/// Samples of nothing but the token 0.
+struct SameToken {
+    seq_length: usize,
+}
+
+impl Samples for SameToken {
+    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+        let tokens = micro_batch * self.seq_length;
+        Ok(Batch {
+            inputs: vec![0; tokens],
+            targets: vec![0; tokens],
+            first_sample,
+            micro_batch,
+            seq_length: self.seq_length,
+        })
+    }
+
+    fn seq_length(&self) -> usize {
+        self.seq_length
+    }
+}

@@ -1,0 +1,274 @@
+//! The memory number before the start: what it says is what the pools of the ranks then count.
+
+use ferrotron_autograd::{PackingConfig, Zeros};
+use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
+use ferrotron_models::data::{Batch, Samples};
+use ferrotron_models::gpt::{GptConfig, Recompute, SavedActivations};
+use ferrotron_models::memory::{Plan, RankMemory};
+use ferrotron_models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
+use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
+use ferrotron_nn::{OptimizerConfig, Scope, Sharding};
+use ferrotron_parallel::collective::{WorldConfig, run_threads};
+use ferrotron_parallel::data_parallel::DataParallelConfig;
+use ferrotron_parallel::mesh::{Layout, Mesh};
+use ferrotron_parallel::pipeline::ScheduleKind;
+use ferrotron_parallel::tensor_parallel::SequenceParallel;
+use ferrotron_tensor::{DType, Device, MemoryKind, Result};
+
+const SEQ_LENGTH: usize = 32;
+const VOCAB: usize = 97;
+
+struct Numbers;
+
+impl Samples for Numbers {
+    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+        let first = first_sample as usize * SEQ_LENGTH;
+        let tokens = first..first + micro_batch * SEQ_LENGTH;
+        Ok(Batch {
+            inputs: tokens.clone().map(|i| (i * i % VOCAB) as u32).collect(),
+            targets: tokens.map(|i| ((i + 1) * (i + 1) % VOCAB) as i64).collect(),
+            first_sample,
+            micro_batch,
+            seq_length: SEQ_LENGTH,
+        })
+    }
+
+    fn seq_length(&self) -> usize {
+        SEQ_LENGTH
+    }
+}
+
+/// What differs between the runs.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    dtype: DType,
+    recompute: Recompute,
+    sharding: Sharding,
+    /// Tensor, context, data, pipeline.
+    sizes: [usize; 4],
+    sequence: SequenceParallel,
+    schedule: ScheduleKind,
+    micro: usize,
+    microbatches: usize,
+    saved_activations: SavedActivations,
+    optimizer_states: MemoryKind,
+}
+
+const PLAIN: Case = Case {
+    dtype: DType::F32,
+    recompute: Recompute::None,
+    sharding: Sharding::None,
+    sizes: [1; 4],
+    sequence: SequenceParallel::Off,
+    schedule: ScheduleKind::OneFOneB,
+    micro: 2,
+    microbatches: 4,
+    saved_activations: SavedActivations {
+        offloaded_layers: 0,
+        packing: PackingConfig { dtype: None, zeros: Zeros::Kept },
+    },
+    optimizer_states: MemoryKind::Device,
+};
+
+impl Case {
+    fn plan(&self, model: &GptConfig) -> Result<Plan> {
+        let [tensor, context, data, pipeline] = self.sizes;
+        Ok(Plan {
+            model: model.clone(),
+            layout: Layout::new(tensor * context * data * pipeline, tensor, context, pipeline)?,
+            sequence_parallel: self.sequence,
+            trainer: TrainerConfig {
+                seed: 1,
+                optimizer: OptimizerConfig::AdamW {
+                    beta1: 0.9,
+                    beta2: 0.95,
+                    eps: 1e-8,
+                    weight_decay: 0.1,
+                },
+                schedule: Schedule::new(ScheduleConfig::default())?,
+                clip_grad: 1.0,
+                batch_size: BatchSize::new(BatchSizeConfig {
+                    micro_batch_size: self.micro,
+                    data_parallel_size: data,
+                    global_batch_size: Some(self.micro * data * self.microbatches),
+                    rampup: None,
+                })?,
+                parallel: ParallelConfig {
+                    pipeline_schedule: self.schedule,
+                    chunks: if self.schedule == ScheduleKind::Interleaved { 2 } else { 1 },
+                    data_parallel: DataParallelConfig {
+                        sharding: self.sharding,
+                        bucket_numel: Some(10_000),
+                        ..DataParallelConfig::default()
+                    },
+                    recompute: self.recompute,
+                    saved_activations: self.saved_activations,
+                    optimizer_states: self.optimizer_states,
+                },
+                precision: PrecisionConfig::default(),
+            },
+            dtype: self.dtype,
+            seq_length: SEQ_LENGTH,
+            threads: 1,
+        })
+    }
+}
+
+/// What the pools of all ranks count over two steps.
+fn measured(plan: &Plan) -> Result<Vec<RankMemory>> {
+    let ranks = run_threads(plan.layout.world(), &WorldConfig::default(), |world| {
+        let mesh = Mesh::new(&world, plan.layout, plan.sequence_parallel)?;
+        let device = Device::cpu(plan.threads)?;
+        let scope = Scope::new(&device, plan.dtype, 1);
+        let mut trainer = Trainer::on_mesh(&scope, &mesh, &plan.model, plan.trainer.clone())?;
+        for _ in 0..2 {
+            trainer.step(&Numbers)?;
+        }
+        drop(trainer);
+        Ok(RankMemory::of(&device))
+    });
+    ranks.into_iter().collect()
+}
+
+fn bytes(memory: &RankMemory) -> [(&'static str, usize); 9] {
+    [
+        ("weights", memory.weights_bytes),
+        ("gradients", memory.gradients_bytes),
+        ("optimizer", memory.optimizer_bytes),
+        ("activations", memory.activations_bytes),
+        ("logits", memory.logits_bytes),
+        ("buffers", memory.buffers_bytes),
+        ("workspace", memory.workspace_bytes),
+        ("total", memory.total_bytes),
+        ("host", memory.host_bytes),
+    ]
+}
+
+/// Where the number is not what is measured: it is, to the byte.
+fn differences(case: &Case, model: &GptConfig) -> Vec<String> {
+    let plan = case.plan(model).unwrap();
+    let measured = measured(&plan).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+    let mut found = Vec::new();
+    for (rank, measured) in measured.iter().enumerate() {
+        let number = plan.rank(rank).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+        for ((name, got), (_, want)) in bytes(&number).into_iter().zip(bytes(measured)) {
+            if got != want {
+                found.push(format!("{case:?}, rank {rank}: {name} {got}, measured {want}"));
+            }
+        }
+    }
+    found
+}
+
+fn check(cases: &[Case], model: &GptConfig) {
+    let found: Vec<String> = cases.iter().flat_map(|case| differences(case, model)).collect();
+    assert!(found.is_empty(), "{} in {} cases:\n{}", found.len(), cases.len(), found.join("\n"));
+}
+
+fn model() -> GptConfig {
+    GptConfig::gpt2(VOCAB, 4, 32, 4, SEQ_LENGTH)
+}
+
+#[test]
+fn the_number_before_the_start_is_what_the_pools_count() {
+    let mut cases = Vec::new();
+    for dtype in [DType::F32, DType::BF16] {
+        for recompute in [Recompute::None, Recompute::SELECTIVE, Recompute::FULL] {
+            for sharding in
+                [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights]
+            {
+                let micro = 1 + cases.len() % 3;
+                let sizes = [1, 1, 2, 1];
+                cases.push(Case { dtype, recompute, sharding, micro, sizes, ..PLAIN });
+            }
+            for (at, schedule) in ScheduleKind::ALL.into_iter().enumerate() {
+                let micro = 1 + cases.len() % 2;
+                let (pipeline, data) = if at % 2 == 0 { (2, 2) } else { (4, 1) };
+                let pipeline = if schedule == ScheduleKind::Interleaved { 2 } else { pipeline };
+                let sharding = if data > 1 { Sharding::Optimizer } else { Sharding::None };
+                let sizes = [1, 1, data, pipeline];
+                cases.push(Case { dtype, recompute, sharding, schedule, micro, sizes, ..PLAIN });
+            }
+        }
+    }
+    assert!(cases.len() >= 30);
+    check(&cases, &model());
+}
+
+#[test]
+fn it_is_in_every_kind_of_layout() {
+    let mut cases = Vec::new();
+    for (sizes, sequence) in [
+        ([2, 1, 1, 1], SequenceParallel::Off),
+        ([2, 1, 1, 2], SequenceParallel::Off),
+        ([2, 1, 1, 2], SequenceParallel::On),
+        ([1, 2, 1, 1], SequenceParallel::Off),
+        ([2, 2, 1, 1], SequenceParallel::On),
+    ] {
+        for recompute in [Recompute::None, Recompute::FULL] {
+            cases.push(Case { sizes, sequence, recompute, ..PLAIN });
+        }
+    }
+    check(&cases, &model());
+    check(&cases, &GptConfig::llama(VOCAB, 4, 32, 4, 2, SEQ_LENGTH));
+}
+
+/// What waits in host memory is not in the number, and what is kept in 16 bits takes half.
+#[test]
+fn it_knows_what_waits_elsewhere() {
+    let (host, saved) = (MemoryKind::Host, SavedActivations::default());
+    let narrow = PackingConfig { dtype: Some(DType::BF16), ..PackingConfig::default() };
+    let (offloaded, narrow) = (
+        SavedActivations { offloaded_layers: 2, ..saved },
+        SavedActivations { packing: narrow, ..saved },
+    );
+    let mut cases = Vec::new();
+    for recompute in [Recompute::None, Recompute::SELECTIVE, Recompute::FULL] {
+        for (sizes, sharding) in [
+            ([1; 4], Sharding::None),
+            ([1, 1, 2, 1], Sharding::Weights),
+            ([2, 1, 1, 1], Sharding::None),
+        ] {
+            let case = Case { recompute, sizes, sharding, ..PLAIN };
+            cases.push(Case { optimizer_states: host, ..case });
+            cases.push(Case { optimizer_states: host, dtype: DType::BF16, ..case });
+            cases.push(Case { saved_activations: narrow, ..case });
+            cases.push(Case { saved_activations: offloaded, ..case });
+        }
+    }
+    check(&cases, &model());
+}
+
+/// Sharded weights and gradients are whole a few buckets at a time, however many there are.
+#[test]
+fn buffers_do_not_grow_with_the_model() {
+    // A bucket is closed when it has 10000 elements or more, of parameters that have 4096 at most.
+    let bucket = 4 * (10_000 + 4096);
+    for (sharding, kinds) in [(Sharding::Gradients, 1), (Sharding::Weights, 2)] {
+        let case = Case { sharding, sizes: [1, 1, 4, 1], ..PLAIN };
+        for layers in [8, 64, 512] {
+            let model = GptConfig::gpt2(VOCAB, layers, 32, 4, SEQ_LENGTH);
+            let found = case.plan(&model).unwrap().rank(3).unwrap().buffers_bytes;
+            let at = format!("{sharding:?}, {layers} layers: {found} bytes");
+            assert!(found > bucket && found <= 5 * kinds * bucket, "{at}");
+        }
+    }
+}
+
+/// Of many micro-batches only as many are taken as show all that there is to see.
+#[test]
+fn it_is_with_many_micro_batches() {
+    let mut cases = Vec::new();
+    for schedule in ScheduleKind::ALL {
+        for stages in [1, 2, 4] {
+            if stages == 1 && schedule == ScheduleKind::Interleaved
+                || stages == 4 && schedule == ScheduleKind::GPipe
+            {
+                continue;
+            }
+            cases.push(Case { schedule, sizes: [1, 1, 1, stages], microbatches: 16, ..PLAIN });
+        }
+    }
+    let model = GptConfig::gpt2(VOCAB, 8, 32, 4, SEQ_LENGTH);
+    check(&cases, &model);
+}

@@ -1,0 +1,70 @@
+//! The memory number of the largest preset takes a moment and hardly any memory. A test of its own, since it looks at
+//! what the process takes.
+
+use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
+use ferrotron_models::bench::peak_rss_bytes;
+use ferrotron_models::gpt::Recompute;
+use ferrotron_models::memory::Plan;
+use ferrotron_models::presets::Preset;
+use ferrotron_models::trainer::{ParallelConfig, PrecisionConfig, TrainerConfig};
+use ferrotron_nn::OptimizerConfig;
+use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
+use ferrotron_parallel::mesh::Layout;
+use ferrotron_parallel::tensor_parallel::SequenceParallel;
+use ferrotron_tensor::DType;
+use std::time::{Duration, Instant};
+
+/// As in arXiv 2205.05198, table 3, with recomputation as in its baseline.
+#[test]
+fn a_trillion_parameters_are_planned_in_a_second_and_100_megabytes() {
+    let preset = Preset::find("ptd-1t").unwrap();
+    let (tensor, pipeline) = (8, 64);
+    let plan = Plan {
+        model: preset.config(),
+        layout: Layout::new(tensor * pipeline, tensor, 1, pipeline).unwrap(),
+        sequence_parallel: SequenceParallel::Off,
+        trainer: TrainerConfig {
+            seed: 1,
+            optimizer: OptimizerConfig::AdamW {
+                beta1: 0.9,
+                beta2: 0.95,
+                eps: 1e-8,
+                weight_decay: 0.1,
+            },
+            schedule: Schedule::new(ScheduleConfig::default()).unwrap(),
+            clip_grad: 1.0,
+            batch_size: BatchSize::new(BatchSizeConfig {
+                micro_batch_size: 1,
+                data_parallel_size: 1,
+                global_batch_size: Some(512),
+                rampup: None,
+            })
+            .unwrap(),
+            parallel: ParallelConfig { recompute: Recompute::FULL, ..ParallelConfig::default() },
+            precision: PrecisionConfig::default(),
+        },
+        dtype: DType::BF16,
+        seq_length: preset.seq_length,
+        threads: 2,
+    };
+    let timed = || {
+        let started = Instant::now();
+        (plan.stages().unwrap(), started.elapsed())
+    };
+    // The machine may be busy with other things.
+    let runs: Vec<_> = (0..3).map(|_| timed()).collect();
+    let (stages, fastest) = runs.iter().min_by_key(|(_, seconds)| *seconds).unwrap();
+    assert!(*fastest < Duration::from_secs(1), "{fastest:?}");
+    let resident = peak_rss_bytes();
+    assert!(resident < 100_000_000, "{resident} bytes");
+
+    // Both ends have the embedding; a stage has 2 of 128 blocks, a rank an eighth of it.
+    let parameters = plan.model.num_parameters() as usize;
+    let weights: usize = stages.iter().map(|stage| stage.ranks * stage.memory.weights_bytes).sum();
+    let embedding = plan.model.vocab_size * plan.model.hidden_size;
+    assert!(weights.abs_diff(2 * (parameters + embedding)) < weights / 1000, "{weights}");
+    // The first stage has the inputs of two blocks of 64 micro-batches, 2 sbh each.
+    let inputs = 64 * 2 * 2 * plan.seq_length * plan.model.hidden_size;
+    let kept = stages[0].memory.activations_bytes;
+    assert!((inputs..inputs + inputs / 20).contains(&kept), "{kept}, inputs {inputs}");
+}

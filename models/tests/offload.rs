@@ -1,0 +1,557 @@
+//! Offloading and packing: what waits in host memory is not in the device's, what is packed takes fewer bytes, and
+//! nothing else changes, to the bit, but for activations kept in 16 bits.
+
+use ferrotron_autograd::{Leaf, PackingConfig, WeightGrads, Zeros, backward};
+use ferrotron_models::activation_bytes::Activations;
+use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
+use ferrotron_models::checkpoint::Checkpoint;
+use ferrotron_models::data::{Batch, Samples};
+use ferrotron_models::gpt::{
+    ActivationKind, Gpt, GptConfig, GptPart, Recompute, RecomputeMethod, RecomputeModules,
+    RecomputedAttention, RecomputedMlp, RegionInputs, SavedActivations,
+};
+use ferrotron_models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
+use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
+use ferrotron_nn::{
+    AdafactorConfig, Axis, Context, Mode, Module, OptimizerConfig, Rounding, Scope, Sharding,
+    WeightUpdate,
+};
+use ferrotron_parallel::collective::{WorldConfig, run_threads};
+use ferrotron_parallel::data_parallel::DataParallelConfig;
+use ferrotron_parallel::mesh::{Layout, Mesh};
+use ferrotron_parallel::pipeline::ScheduleKind;
+use ferrotron_parallel::tensor_parallel::SequenceParallel;
+use ferrotron_tensor::ops::random;
+use ferrotron_tensor::{
+    Category, DType, Device, MemoryKind, MemoryStats, Place, RandomKey, Result, Tensor,
+};
+
+const BATCH: usize = 2;
+const SEQ_LENGTH: usize = 16;
+const STEPS: usize = 3;
+
+fn model(layers: usize) -> GptConfig {
+    GptConfig {
+        hidden_dropout: 0.1,
+        attention_dropout: 0.1,
+        ..GptConfig::gpt2(13, layers, 32, 4, SEQ_LENGTH)
+    }
+}
+
+/// Tokens by sample number.
+struct Noise;
+
+impl Samples for Noise {
+    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+        let key = RandomKey::new(3, 0, "tokens");
+        let draw = |i: usize| key.uniform(first_sample * 2 * SEQ_LENGTH as u64 + i as u64) * 13.0;
+        let numbers = micro_batch * SEQ_LENGTH;
+        Ok(Batch {
+            inputs: (0..numbers).map(|i| draw(2 * i) as u32).collect(),
+            targets: (0..numbers).map(|i| draw(2 * i + 1) as i64).collect(),
+            first_sample,
+            micro_batch,
+            seq_length: SEQ_LENGTH,
+        })
+    }
+
+    fn seq_length(&self) -> usize {
+        SEQ_LENGTH
+    }
+}
+
+fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
+    Ok(tensor.to_f64()?.into_iter().map(f64::to_bits).collect())
+}
+
+/// What is trained, and how.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    ranks: usize,
+    /// Sizes of tensor, context and pipeline parallelism.
+    sizes: (usize, usize, usize),
+    sequence: SequenceParallel,
+    schedule: ScheduleKind,
+    chunks: usize,
+    sharding: Sharding,
+    dtype: DType,
+    precision: PrecisionConfig,
+    optimizer: OptimizerConfig,
+    layers: usize,
+}
+
+impl Case {
+    fn new(dtype: DType) -> Case {
+        Case {
+            ranks: 1,
+            sizes: (1, 1, 1),
+            sequence: SequenceParallel::Off,
+            schedule: ScheduleKind::OneFOneB,
+            chunks: 1,
+            sharding: Sharding::None,
+            dtype,
+            precision: PrecisionConfig::default(),
+            optimizer: OptimizerConfig::AdamW {
+                beta1: 0.9,
+                beta2: 0.95,
+                eps: 1e-8,
+                weight_decay: 0.1,
+            },
+            layers: 4,
+        }
+    }
+
+    fn parallel(&self) -> ParallelConfig {
+        ParallelConfig {
+            pipeline_schedule: self.schedule,
+            chunks: self.chunks,
+            data_parallel: DataParallelConfig {
+                sharding: self.sharding,
+                bucket_numel: Some(3000),
+                ..DataParallelConfig::default()
+            },
+            ..ParallelConfig::default()
+        }
+    }
+
+    fn trainer(&self, mesh: &Mesh, parallel: ParallelConfig) -> Result<Trainer> {
+        let config = TrainerConfig {
+            seed: 7,
+            optimizer: self.optimizer,
+            schedule: Schedule::new(ScheduleConfig { max_lr: 1e-2, ..ScheduleConfig::default() })?,
+            clip_grad: 1.0,
+            batch_size: BatchSize::new(BatchSizeConfig {
+                micro_batch_size: BATCH,
+                data_parallel_size: mesh.axis(Axis::Data).size(),
+                global_batch_size: Some(4 * BATCH),
+                rampup: None,
+            })?,
+            parallel,
+            precision: self.precision,
+        };
+        let scope = Scope::new(&Device::cpu(1)?, self.dtype, 1234);
+        Trainer::on_mesh(&scope, mesh, &model(self.layers), config)
+    }
+
+    /// Trains a few steps; what every rank found.
+    fn train(&self, parallel: ParallelConfig) -> Vec<Found> {
+        let (tp, cp, pp) = self.sizes;
+        let layout = Layout::new(self.ranks, tp, cp, pp).unwrap();
+        let ranks = run_threads(self.ranks, &WorldConfig::default(), |world| {
+            let mesh = Mesh::new(&world, layout, self.sequence)?;
+            let mut trainer = self.trainer(&mesh, parallel)?;
+            let mut found = Vec::new();
+            for _ in 0..STEPS {
+                let report = trainer.step(&Noise)?;
+                found.push(vec![report.loss.to_bits(), report.grad_norm.to_bits()]);
+            }
+            found.extend(state(&trainer)?);
+            let device = trainer.scope().device().clone();
+            let memory = [MemoryKind::Device, MemoryKind::Host].map(|kind| device.memory_of(kind));
+            drop(trainer);
+            assert_eq!(device.memory_of(MemoryKind::Host).current, 0, "{self:?} {parallel:?}");
+            Ok(Found { bits: found, memory })
+        });
+        ranks.into_iter().collect::<Result<Vec<_>>>().unwrap()
+    }
+}
+
+/// Weights, moments and master weights.
+fn state(trainer: &Trainer) -> Result<Vec<Vec<u64>>> {
+    let (weights, moments) = trainer.held()?;
+    weights.iter().chain(&moments.held).map(|held| bits(&held.tensor)).collect()
+}
+
+/// What a rank found.
+struct Found {
+    /// Losses, norms, weights and moments.
+    bits: Vec<Vec<u64>>,
+    /// Of the device's own memory, and of its host memory.
+    memory: [MemoryStats; 2],
+}
+
+/// Layouts and precisions that differ in what an optimizer keeps, and where.
+fn cases() -> Vec<Case> {
+    let (single, half) = (Case::new(DType::F32), Case::new(DType::BF16));
+    let in_place = PrecisionConfig {
+        weight_update: WeightUpdate::InPlace,
+        rounding: Rounding::Stochastic { seed: 5 },
+        ..PrecisionConfig::default()
+    };
+    let random = PrecisionConfig { weight_update: WeightUpdate::MasterCopy, ..in_place };
+    let on = SequenceParallel::On;
+    let adafactor = AdafactorConfig { beta1: 0.9, ..AdafactorConfig::default() };
+    let adafactor = OptimizerConfig::Adafactor(adafactor);
+    vec![
+        single,
+        half,
+        Case { precision: in_place, ..half },
+        Case { optimizer: adafactor, ..single },
+        Case { ranks: 2, sizes: (2, 1, 1), optimizer: adafactor, precision: random, ..half },
+        Case { precision: random, ..half },
+        Case { ranks: 2, sharding: Sharding::Optimizer, ..single },
+        Case { ranks: 2, sharding: Sharding::Gradients, ..half },
+        Case { ranks: 2, sharding: Sharding::Weights, ..half },
+        Case { ranks: 2, sizes: (1, 1, 2), schedule: ScheduleKind::ZbH1, ..single },
+        Case { ranks: 2, sizes: (1, 2, 1), ..single },
+        Case { ranks: 4, sizes: (2, 1, 2), sequence: on, ..half },
+        Case { ranks: 4, sizes: (2, 1, 1), sharding: Sharding::Optimizer, ..single },
+    ]
+}
+
+#[test]
+fn optimizer_states_wait_in_host_memory() {
+    for case in cases() {
+        let (plain, host) = (case.parallel(), MemoryKind::Host);
+        let want = case.train(plain);
+        let found = case.train(ParallelConfig { optimizer_states: host, ..plain });
+        for (found, want) in found.iter().zip(&want) {
+            assert!(found.bits == want.bits, "other bits: {case:?}");
+            let ([device, host], [all, none]) = (found.memory, want.memory);
+            let offloaded = host.of(Category::Optimizer);
+            assert!(offloaded > 0 && none.peak == 0, "{case:?}");
+            assert_eq!(offloaded, all.of(Category::Optimizer), "{case:?}");
+            assert_eq!(device.peak_of(Category::Optimizer), 0, "{case:?}");
+            let fell = all.peak - device.peak;
+            assert!(fell * 100 >= 95 * offloaded, "{fell} of {offloaded} bytes: {case:?}");
+        }
+    }
+}
+
+#[test]
+fn a_run_goes_on_wherever_its_states_wait() -> Result<()> {
+    let folder = tempfile::tempdir().unwrap();
+    for case in [Case::new(DType::F32), Case::new(DType::BF16)] {
+        let trainer = |kind| {
+            let parallel = ParallelConfig { optimizer_states: kind, ..case.parallel() };
+            case.trainer(&Mesh::single(), parallel)
+        };
+        let mut want = trainer(MemoryKind::Device)?;
+        for _ in 0..2 * STEPS {
+            want.step(&Noise)?;
+        }
+        for (before, after) in
+            [(MemoryKind::Device, MemoryKind::Host), (MemoryKind::Host, MemoryKind::Device)]
+        {
+            let (mut first, mut second) = (trainer(before)?, trainer(after)?);
+            for _ in 0..STEPS {
+                first.step(&Noise)?;
+            }
+            let saved = first.save(folder.path(), None, serde_json::Value::Null)?;
+            second.load(&Checkpoint::open(&saved)?)?;
+            for _ in 0..STEPS {
+                second.step(&Noise)?;
+            }
+            assert!(state(&second)? == state(&want)?, "{before:?}, then {after:?}");
+        }
+    }
+    Ok(())
+}
+
+fn full(method: RecomputeMethod, layers: usize, inputs: RegionInputs) -> Recompute {
+    Recompute::Full { method, layers, inputs }
+}
+
+/// What blocks may compute again, without and with inputs that tensor-parallel ranks share.
+fn recomputations(tp: usize, sequence: SequenceParallel) -> Vec<Recompute> {
+    let parts = |attention, mlp| Recompute::Selective(RecomputeModules { attention, mlp });
+    let mut all = vec![
+        Recompute::None,
+        Recompute::SELECTIVE,
+        parts(RecomputedAttention::Layer, RecomputedMlp::None),
+        parts(RecomputedAttention::None, RecomputedMlp::Layer),
+        Recompute::FULL,
+        full(RecomputeMethod::Uniform, 2, RegionInputs::Whole),
+        full(RecomputeMethod::Block, 1, RegionInputs::Whole),
+    ];
+    if tp > 1 && sequence == SequenceParallel::Off {
+        all.push(full(RecomputeMethod::Uniform, 1, RegionInputs::Distributed));
+    }
+    all
+}
+
+/// What a pass through all blocks and back found.
+struct Pass {
+    /// Output, gradient of the input, and those of all parameters.
+    values: Vec<Vec<f64>>,
+    /// Bytes kept between forward and backward: those that nodes hold, those of the pool, and those of host memory.
+    kept: [usize; 3],
+}
+
+fn pass(
+    mesh: &Mesh,
+    model: &GptConfig,
+    dtype: DType,
+    recompute: Recompute,
+    saved: SavedActivations,
+) -> Result<Pass> {
+    let device = Device::cpu(1)?;
+    let blocks = GptPart { blocks: 0..model.num_layers, first: false, last: false };
+    let offloader = saved.offloader()?;
+    let gpt = Gpt::part(&Scope::new(&device, dtype, 7), mesh, model, &blocks)?
+        .with_recompute(recompute)
+        .with_saved_activations(saved, offloader.clone());
+    let ctx = mesh.context(Context::new(3, 1, Mode::Train, BATCH, SEQ_LENGTH))?;
+    let place = Place::whole(&[BATCH, ctx.residual.len(), model.hidden_size]);
+    let draw =
+        |what: &str| random::normal(&device, dtype, &place, &RandomKey::new(1, 0, what), 0.0, 1.0);
+    let (x, dy) = (Leaf::new("x", draw("x")?), draw("dy")?);
+    let y = gpt.run_blocks(&ctx, x.var()?.mul_scalar(1.0)?)?;
+    offloader.map_or(Ok(()), |offloader| offloader.wait())?;
+    let in_pool = |kind| device.memory_of(kind).of(Category::Saved);
+    let kept = [y.saved_bytes(), in_pool(MemoryKind::Device), in_pool(MemoryKind::Host)];
+    let mut values = vec![y.value().to_f64()?];
+    backward(&[(&y, dy)], WeightGrads::Now)?.run()?;
+    for leaf in [&x].into_iter().chain(gpt.params().iter().map(|param| param.leaf())) {
+        values.push(leaf.gradient()?.expect("a gradient").to_f64()?);
+    }
+    drop(y);
+    assert_eq!([MemoryKind::Device, MemoryKind::Host].map(in_pool), [0, 0], "backward used all up");
+    Ok(Pass { values, kept })
+}
+
+/// With dropout everywhere; and with grouped queries and SwiGLU.
+fn models(layers: usize) -> [GptConfig; 3] {
+    let llama = GptConfig {
+        hidden_dropout: 0.1,
+        attention_dropout: 0.1,
+        ..GptConfig::llama(13, layers, 32, 4, 2, SEQ_LENGTH)
+    };
+    [relu(layers), model(layers), llama]
+}
+
+fn relu(layers: usize) -> GptConfig {
+    GptConfig { activation: ActivationKind::Relu, ..model(layers) }
+}
+
+fn offloaded(offloaded_layers: usize) -> SavedActivations {
+    SavedActivations { offloaded_layers, ..SavedActivations::default() }
+}
+
+fn in_16_bits(dtype: DType) -> SavedActivations {
+    let packing = PackingConfig { dtype: Some(dtype), ..PackingConfig::default() };
+    SavedActivations { packing, ..SavedActivations::default() }
+}
+
+fn sparse() -> SavedActivations {
+    let packing = PackingConfig { zeros: Zeros::Bitmap, ..PackingConfig::default() };
+    SavedActivations { packing, ..SavedActivations::default() }
+}
+
+#[test]
+fn blocks_keep_their_bytes_where_and_in_the_type_that_is_said() {
+    const LAYERS: usize = 3;
+    for (tp, cp, sequence) in [
+        (1, 1, SequenceParallel::Off),
+        (2, 1, SequenceParallel::Off),
+        (2, 1, SequenceParallel::On),
+        (1, 2, SequenceParallel::Off),
+    ] {
+        let layout = Layout::new(tp * cp, tp, cp, 1).unwrap();
+        let ranks = run_threads(tp * cp, &WorldConfig::default(), |world| {
+            let mesh = Mesh::new(&world, layout, sequence)?;
+            for (model, dtype, recompute) in models(LAYERS).iter().flat_map(|model| {
+                [DType::F32, DType::BF16].into_iter().flat_map(move |dtype| {
+                    recomputations(tp, sequence).into_iter().map(move |how| (model, dtype, how))
+                })
+            }) {
+                let activations = |dtype| Activations {
+                    model,
+                    dtype,
+                    batch: BATCH,
+                    positions: SEQ_LENGTH / cp,
+                    tensor: tp,
+                    sequence: if sequence == SequenceParallel::On { tp } else { 1 },
+                };
+                let regions = recompute.regions(LAYERS);
+                let whole = regions.last().map_or(0, |last| last.end);
+                let share = if recompute.inputs() == RegionInputs::Distributed { tp } else { 1 };
+                // Of the blocks before or after the first `layers`; a region is where its first block is.
+                let bytes = |dtype, layers: std::ops::Range<usize>| {
+                    let activations = activations(dtype);
+                    let inputs = regions.iter().filter(|region| layers.contains(&region.start));
+                    let blocks = (whole..LAYERS).filter(|block| layers.contains(block));
+                    inputs.count() * activations.input() / share
+                        + blocks.count() * activations.block(recompute.modules())
+                };
+                let what = format!("tp {tp} cp {cp} {sequence:?} {dtype} {recompute:?} {model:?}");
+                let plain = pass(&mesh, model, dtype, recompute, SavedActivations::default())?;
+                for layers in [1, LAYERS] {
+                    let found = pass(&mesh, model, dtype, recompute, offloaded(layers))?;
+                    let here = bytes(dtype, layers..LAYERS);
+                    let want = [here, here, bytes(dtype, 0..layers)];
+                    assert_eq!(found.kept, want, "{layers} layers: {what}");
+                    assert!(found.values == plain.values, "{layers} layers, other bits: {what}");
+                }
+                if dtype == DType::F32 {
+                    // In 16 bits as many as a model in 16 bits keeps; half of them wait in the other memory.
+                    let packed =
+                        SavedActivations { offloaded_layers: 1, ..in_16_bits(DType::BF16) };
+                    let found = pass(&mesh, model, dtype, recompute, packed)?;
+                    let here = bytes(DType::BF16, 1..LAYERS);
+                    let want = [here, here, bytes(DType::BF16, 0..1)];
+                    assert_eq!(found.kept, want, "16 bits: {what}");
+                    assert!(found.values[0] == plain.values[0], "forward is in 32 bits: {what}");
+                }
+            }
+            Ok(())
+        });
+        ranks.into_iter().for_each(|rank| rank.unwrap());
+    }
+}
+
+/// A ReLU's result is kept as a bit for each element and the elements that are not zero.
+#[test]
+fn the_zeros_of_a_relu_take_a_bit() -> Result<()> {
+    const LAYERS: usize = 3;
+    let (model, mesh) = (relu(LAYERS), Mesh::single());
+    for (dtype, recompute) in [
+        (DType::F32, Recompute::None),
+        (DType::BF16, Recompute::SELECTIVE),
+        (DType::F32, full(RecomputeMethod::Block, 1, RegionInputs::Whole)),
+    ] {
+        let plain = pass(&mesh, &model, dtype, recompute, SavedActivations::default())?;
+        let blocks = LAYERS - recompute.regions(LAYERS).len();
+        let elements = BATCH * SEQ_LENGTH * model.ffn_hidden_size;
+        for offloaded_layers in [0, LAYERS] {
+            let saved = SavedActivations { offloaded_layers, ..sparse() };
+            let found = pass(&mesh, &model, dtype, recompute, saved)?;
+            assert!(found.values == plain.values, "other bits");
+            let [nodes, here, there] = found.kept;
+            assert_eq!((nodes, if offloaded_layers > 0 { 0 } else { there }), (here, 0));
+            let less = plain.kept[0] - here - there;
+            let zeros = (less + blocks * elements / 8) / dtype.size();
+            assert_eq!(zeros * dtype.size(), less + blocks * elements / 8);
+            let share = zeros as f64 / (blocks * elements) as f64;
+            assert!((0.4..0.6).contains(&share), "{share} of the results are zero");
+        }
+    }
+    Ok(())
+}
+
+/// Each activation is rounded by half a unit in the last place at most, forward not at all; so gradients are off by
+/// about as much: less than one unit of their norm. A ReLU that is computed again from a rounded input may fall on
+/// the other side of its kink, so that one is left out with whole blocks computed again.
+#[test]
+fn activations_in_16_bits_change_gradients_by_their_rounding() -> Result<()> {
+    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+    for (model, dtype) in
+        models(6).iter().flat_map(|model| [DType::BF16, DType::F16].map(|dtype| (model, dtype)))
+    {
+        for recompute in [Recompute::None, Recompute::SELECTIVE, Recompute::FULL] {
+            if model.activation == ActivationKind::Relu && recompute == Recompute::FULL {
+                continue;
+            }
+            let run = |saved| pass(&Mesh::single(), model, DType::F32, recompute, saved);
+            let (exact, rounded) = (run(SavedActivations::default())?, run(in_16_bits(dtype))?);
+            assert!(exact.values[0] == rounded.values[0], "forward is in 32 bits");
+            for (i, (want, got)) in exact.values.iter().zip(&rounded.values).enumerate().skip(1) {
+                let error = norm(&mut want.iter().zip(got).map(|(want, got)| want - got));
+                let limit = dtype.epsilon() * norm(&mut want.iter().copied());
+                let what = format!("{:?} {dtype} {recompute:?}, gradient {i}", model.activation);
+                assert!(error <= limit, "{what}: {error}, at most {limit}");
+            }
+            let rounds = exact.values.iter().zip(&rounded.values).any(|(a, b)| a != b);
+            assert!(rounds, "nothing was rounded");
+        }
+    }
+    Ok(())
+}
+
+/// What that does to a training: the first loss is the same to the bit, later ones differ by what rounding of the
+/// gradients can make of the steps, which is little.
+#[test]
+fn losses_with_activations_in_16_bits_stay_close() {
+    for dtype in [DType::BF16, DType::F16] {
+        let case = Case::new(DType::F32);
+        let losses = |parallel| -> Vec<f64> {
+            let found = case.train(parallel);
+            found[0].bits[..STEPS].iter().map(|step| f64::from_bits(step[0])).collect()
+        };
+        let plain = case.parallel();
+        let want = losses(plain);
+        let found = losses(ParallelConfig { saved_activations: in_16_bits(dtype), ..plain });
+        assert_eq!(found[0], want[0], "{dtype}: forward is in 32 bits");
+        for (step, (found, want)) in found.iter().zip(&want).enumerate().skip(1) {
+            let limit = step as f64 * dtype.epsilon() * want;
+            assert!((found - want).abs() <= limit, "{dtype}, step {}: {found}, {want}", step + 1);
+        }
+        assert!(found[1..] != want[1..], "{dtype}: nothing was rounded");
+    }
+}
+
+/// Every layout, precision and recomputation: the same training wherever activations wait.
+#[test]
+fn offloaded_activations_change_nothing() {
+    let single = Case::new(DType::F32);
+    let interleaved = ScheduleKind::Interleaved;
+    let more = [
+        Case { ranks: 2, sizes: (1, 1, 2), schedule: interleaved, chunks: 2, ..single },
+        Case { ranks: 2, sizes: (1, 1, 2), schedule: ScheduleKind::GPipe, ..single },
+        Case { ranks: 2, sizes: (2, 1, 1), ..single },
+        Case { ranks: 4, sizes: (2, 2, 1), sharding: Sharding::Weights, ..single },
+    ];
+    for case in cases().into_iter().chain(more) {
+        let (tp, _, pp) = case.sizes;
+        let most = case.layers / (pp * case.chunks);
+        let plain = case.parallel();
+        let want = case.train(plain);
+        for recompute in recomputations(tp, case.sequence) {
+            if recompute.refusal(most).is_some() {
+                continue;
+            }
+            for layers in [1, most] {
+                let saved_activations = offloaded(layers);
+                let found = case.train(ParallelConfig { recompute, saved_activations, ..plain });
+                let what = format!("{layers} layers, {recompute:?}: {case:?}");
+                let mut waited = 0;
+                for (found, want) in found.iter().zip(&want) {
+                    assert!(found.bits == want.bits, "other bits: {what}");
+                    waited += found.memory[1].peak_of(Category::Saved);
+                }
+                assert!(waited > 0, "{what}"); // but what a pipeline stage has received stays
+            }
+        }
+    }
+}
+
+/// All but the last two layers of a stage wait in host memory: what is kept here is that of two. A zero-bubble
+/// pipeline's peak may lie where many gradients wait for the weights' turn; what is saved falls there too.
+#[test]
+fn the_peak_falls_by_what_is_offloaded() {
+    let single = Case { layers: 12, ..Case::new(DType::F32) };
+    let half = Case { layers: 12, ..Case::new(DType::BF16) };
+    let on = SequenceParallel::On;
+    for (case, recompute) in [
+        (single, Recompute::None),
+        (half, Recompute::SELECTIVE),
+        (single, Recompute::FULL),
+        (Case { ranks: 2, sizes: (2, 1, 1), sequence: on, ..half }, Recompute::None),
+        (Case { ranks: 2, sizes: (1, 1, 2), ..single }, Recompute::None),
+        (
+            Case { ranks: 2, sizes: (1, 1, 2), schedule: ScheduleKind::ZbH1, ..single },
+            Recompute::None,
+        ),
+        (Case { ranks: 2, sharding: Sharding::Weights, ..single }, Recompute::None),
+    ] {
+        let plain = ParallelConfig { recompute, ..case.parallel() };
+        let saved_activations = offloaded(case.layers / case.sizes.2 - 2);
+        let want = case.train(plain);
+        let found = case.train(ParallelConfig { saved_activations, ..plain });
+        for (rank, (found, want)) in found.iter().zip(&want).enumerate() {
+            let ([device, host], [all, _]) = (found.memory, want.memory);
+            let offloaded = host.peak_of(Category::Saved);
+            let saved = all.peak_of(Category::Saved) - device.peak_of(Category::Saved);
+            let pool = match case.schedule {
+                ScheduleKind::ZbH1 => saved,
+                _ => all.peak - device.peak,
+            };
+            for fell in [saved, pool] {
+                assert!(
+                    fell * 100 >= 95 * offloaded,
+                    "{fell} of {offloaded} bytes on rank {rank}: {recompute:?} {case:?}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! Collectives without others: for a rank whose memory is of interest, and nothing else.
+
+use super::{Call, Collective, Memory, Traffic, Work};
+
+/// One rank's end of a group that has no other members.
+pub(super) struct Dry {
+    pub name: String,
+    pub rank: usize,
+    pub size: usize,
+}
+
+impl Collective for Dry {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn start(&self, _: Call, memory: Memory) -> Work<Memory> {
+        Work::ready(memory)
+    }
+
+    fn traffic(&self) -> Traffic {
+        Traffic::default()
+    }
+}

@@ -1,0 +1,91 @@
+//! `ferrotron memory`.
+
+use clap::Args;
+use ferrotron::models::checkpoint::Checkpoint;
+use ferrotron::models::memory::StageMemory;
+use ferrotron::{Error, Result};
+use serde_json::json;
+use std::process::ExitCode;
+
+use super::train::open_tokenizer;
+use super::train_args::TrainArgs;
+use super::{bytes, memory_limits, output};
+
+/// Tokens of the GPT-2 vocabulary, with which the presets were trained.
+const PRESET_VOCAB: usize = 50_257;
+
+#[derive(Debug, Args)]
+pub struct MemoryArgs {
+    #[command(flatten)]
+    train: TrainArgs,
+    /// Number of token ids [default: that of --preset without --data, else the tokenizer's]
+    #[arg(long, value_name = "N")]
+    vocab_size: Option<usize>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints what each rank of every pipeline stage would take.
+pub fn memory(args: &MemoryArgs) -> Result<ExitCode> {
+    let train = &args.train;
+    let parallel = &train.parallel;
+    let sizes = [
+        parallel.tensor_model_parallel_size,
+        parallel.context_parallel_size,
+        parallel.pipeline_model_parallel_size,
+    ];
+    let smallest = sizes.iter().try_fold(1_usize, |ranks, &size| ranks.checked_mul(size));
+    let world = parallel.nproc.or(smallest).unwrap_or(0);
+    let plan = train.plan(world, parallel.nproc.unwrap_or(1), vocab_size(args)?)?;
+    let stages = plan.stages()?;
+    if args.json {
+        let report = json!({
+            "total_bytes": memory_limits::largest(&stages).memory.total_bytes,
+            "ranks": world,
+            "parameters": plan.model.num_parameters(),
+            "stages": stages,
+        });
+        output::line(&report.to_string());
+    } else {
+        output::print(&table(&stages));
+    }
+    memory_limits::check_ranks(train, &plan, &stages)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn vocab_size(args: &MemoryArgs) -> Result<usize> {
+    let train = &args.train;
+    let unsaid = train.data.data.is_empty() && train.data.tokenizer == "char";
+    match args.vocab_size {
+        Some(0) => Err(Error::config("--vocab-size", "must be positive, got 0")),
+        Some(size) => Ok(size),
+        None if unsaid && train.model.preset.is_some() && train.run.load.is_none() => {
+            Ok(PRESET_VOCAB)
+        }
+        None => {
+            let resumed = train.run.load.as_deref().map(Checkpoint::peek).transpose()?;
+            Ok(open_tokenizer(train, resumed.as_ref())?.vocab_size())
+        }
+    }
+}
+
+/// A line for each stage, in columns.
+fn table(stages: &[StageMemory]) -> String {
+    let names = memory_limits::CATEGORIES.iter().map(|(name, _)| name.to_string());
+    let header = ["stage", "layers", "ranks"].map(String::from).into_iter().chain(names);
+    let row = |stage: &StageMemory| {
+        let bytes = memory_limits::CATEGORIES.iter().map(|(_, of)| of(&stage.memory));
+        let numbers = [stage.stage, stage.layers, stage.ranks].map(|number| number.to_string());
+        let cells = numbers.into_iter().chain(bytes.map(|bytes| bytes::display(bytes as u64)));
+        cells.chain([bytes::display(stage.memory.total_bytes as u64)]).collect::<Vec<String>>()
+    };
+    let lines = [header.chain(["total".to_string()]).collect()].into_iter();
+    let line = |cells: Vec<String>| {
+        let (numbers, bytes) = cells.split_at(3);
+        let numbers = numbers.iter().map(|cell| format!("{cell:>7}"));
+        let cells = numbers.chain(bytes.iter().map(|cell| format!("{cell:>12}")));
+        cells.collect::<String>() + "\n"
+    };
+    lines.chain(stages.iter().map(row)).map(line).collect()
+}

@@ -1,0 +1,155 @@
+//! Whether a run fits into memory, and what would help if it does not.
+
+use ferrotron::models::memory::{Plan, RankMemory, StageMemory};
+use ferrotron::models::memory_limit::memory_limit;
+use ferrotron::nn::Axis;
+use ferrotron::{DType, Error, MemoryKind, Result};
+use std::ops::Range;
+
+use super::bytes::display;
+use super::parallel_args::Granularity;
+use super::train_args::TrainArgs;
+
+/// The bytes of a category.
+type Of = fn(&RankMemory) -> usize;
+
+/// The categories by name.
+pub const CATEGORIES: &[(&str, Of)] = &[
+    ("weights", |memory| memory.weights_bytes),
+    ("gradients", |memory| memory.gradients_bytes),
+    ("optimizer", |memory| memory.optimizer_bytes),
+    ("activations", |memory| memory.activations_bytes),
+    ("logits", |memory| memory.logits_bytes),
+    ("buffers", |memory| memory.buffers_bytes),
+    ("workspace", |memory| memory.workspace_bytes),
+];
+
+/// The stage whose ranks take most.
+pub fn largest(stages: &[StageMemory]) -> StageMemory {
+    let most = stages.iter().max_by_key(|stage| stage.memory.total_bytes);
+    *most.expect("a run has a stage")
+}
+
+/// The most that a rank takes, and of what.
+pub fn sentence(memory: &RankMemory) -> String {
+    let used =
+        CATEGORIES.iter().map(|(name, of)| (name, of(memory))).filter(|(_, bytes)| *bytes > 0);
+    let parts: Vec<String> =
+        used.map(|(name, bytes)| format!("{name} {}", display(bytes as u64))).collect();
+    format!("{} ({})", display(memory.total_bytes as u64), parts.join(", "))
+}
+
+/// Errors, with what would help, if a rank of the run that `args` ask for would take more than `--memory-limit` or, where
+/// that is not given, the ranks of this machine, `local`, more than it has.
+pub fn check(
+    args: &TrainArgs,
+    plan: &Plan,
+    stages: &[StageMemory],
+    local: Range<usize>,
+) -> Result<()> {
+    if args.run.memory_limit.is_some() {
+        return check_ranks(args, plan, stages);
+    }
+    let Some(limit) = memory_limit() else { return Ok(()) };
+    let of_rank = |rank| stages[plan.layout.coordinate(rank, Axis::Pipeline)].memory.total_bytes;
+    let together: u64 = local.clone().map(|rank| of_rank(rank) as u64).sum();
+    if together <= limit.bytes {
+        return Ok(());
+    }
+    let there = format!("more than the {} that {}", display(limit.bytes), limit.source);
+    let why = match local.len() {
+        1 => there,
+        ranks => format!("{ranks} ranks on this machine take {}, {there}", display(together)),
+    };
+    Err(refused(args, plan, stages, &why))
+}
+
+/// Errors, with what would help, if a rank would take more than `--memory-limit`.
+pub fn check_ranks(args: &TrainArgs, plan: &Plan, stages: &[StageMemory]) -> Result<()> {
+    let takes = largest(stages).memory.total_bytes as u64;
+    match args.run.memory_limit.filter(|&limit| takes > limit) {
+        Some(limit) => {
+            let why = format!("more than --memory-limit {}", display(limit));
+            Err(refused(args, plan, stages, &why))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Why a run is refused, in one line: the numbers, and what options would make of them.
+fn refused(args: &TrainArgs, plan: &Plan, stages: &[StageMemory], why: &str) -> Error {
+    let StageMemory { stage, ranks, memory, .. } = largest(stages);
+    let rank = (stage + 1) * ranks - 1;
+    // What does not go with the rest of the run, or saves nothing, is of no help.
+    let less = |args: &TrainArgs| {
+        let changed = args.plan(plan.layout.world(), 1, plan.model.vocab_size).ok()?;
+        let found = Plan { threads: plan.threads, ..changed }.rank(rank).ok()?;
+        Some(found.total_bytes).filter(|&total| total < memory.total_bytes)
+    };
+    let (mut together, mut found) = (args.clone(), Vec::new());
+    for change in CHANGES {
+        let mut alone = args.clone();
+        let Some(flag) = change(&mut alone, plan) else { continue };
+        let Some(total) = less(&alone) else { continue };
+        change(&mut together, plan);
+        found.push(format!("{} with {flag}", display(total as u64)));
+    }
+    if let (true, Some(total)) = (found.len() > 1, less(&together)) {
+        found.push(format!("{} with all of these", display(total as u64)));
+    }
+    let helps = match found.is_empty() {
+        true => "more ranks or a smaller model take less".to_string(),
+        false => format!("it takes {}", found.join(", ")),
+    };
+    let message = format!("rank {rank} takes {}, {why}; {helps}", sentence(&memory));
+    Error::config("memory", message)
+}
+
+/// Makes the options save memory and says which it has changed, if they do not save it already.
+type Change = fn(&mut TrainArgs, &Plan) -> Option<String>;
+
+const CHANGES: [Change; 5] = [recompute, shrink, narrow, shard, offload];
+
+fn recompute(args: &mut TrainArgs, _: &Plan) -> Option<String> {
+    let parallel = &mut args.parallel;
+    (parallel.recompute_granularity != Granularity::Full).then(|| {
+        parallel.recompute_granularity = Granularity::Full;
+        parallel.recompute_modules = None;
+        "--recompute-granularity full".to_string()
+    })
+}
+
+fn offload(args: &mut TrainArgs, plan: &Plan) -> Option<String> {
+    let states = &mut args.offload.offload_optimizer_states;
+    (plan.trainer.parallel.optimizer_states == MemoryKind::Device).then(|| {
+        *states = true;
+        "--offload-optimizer-states".to_string()
+    })
+}
+
+/// The same samples a step, fewer at once.
+fn shrink(args: &mut TrainArgs, plan: &Plan) -> Option<String> {
+    let optimization = &mut args.optimization;
+    (optimization.micro_batch_size > 1).then(|| {
+        let global = plan.trainer.batch_size.full();
+        optimization.micro_batch_size = 1;
+        optimization.global_batch_size = Some(global);
+        format!("--micro-batch-size 1 --global-batch-size {global}")
+    })
+}
+
+fn narrow(args: &mut TrainArgs, plan: &Plan) -> Option<String> {
+    (plan.dtype == DType::F32).then(|| {
+        (args.device.dtype, args.device.bf16) = (None, true);
+        "--bf16".to_string()
+    })
+}
+
+fn shard(args: &mut TrainArgs, plan: &Plan) -> Option<String> {
+    let copies = plan.layout.size(Axis::Data) * plan.layout.size(Axis::Context);
+    let most = if plan.layout.size(Axis::Pipeline) > 1 { 1 } else { 3 };
+    (copies > 1 && args.parallel.zero_stage < most).then(|| {
+        args.parallel.zero_stage = most;
+        format!("--zero-stage {most}")
+    })
+}

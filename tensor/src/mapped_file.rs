@@ -1,0 +1,72 @@
+//! Memory in a file: pages that the kernel may write to the disk and drop, and reads again when they are touched.
+
+use memmap2::{MmapMut, MmapOptions};
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+
+use crate::{Error, Result};
+
+/// `bytes` of zeros in a file of `folder` that has no name: it is gone when the process is, however that ends.
+///
+/// The disk sets the bytes aside first, so that no write through the mapping can meet a full disk, which would
+/// kill the process.
+///
+/// Errors if the folder cannot be written or the disk has no room.
+pub(crate) fn map_unnamed(folder: &Path, bytes: usize) -> Result<MmapMut> {
+    let map = || {
+        std::fs::create_dir_all(folder)?;
+        let file = tempfile::tempfile_in(folder)?;
+        reserve(&file, bytes)?;
+        // SAFETY: the file has no name and its only handle is here: nobody else writes or shortens it.
+        unsafe { MmapOptions::new().len(bytes).map_mut(&file) }
+    };
+    map().map_err(|error| {
+        let message = format!(
+            "no {bytes} bytes can be had in '{}': {error}; free space there or choose another --offload-folder",
+            folder.display()
+        );
+        Error::io("offload", message)
+    })
+}
+
+fn reserve(mut file: &File, bytes: usize) -> io::Result<()> {
+    const ZEROS: [u8; 4096] = [0; 4096];
+    match fallocate(file, FallocateFlags::empty(), 0, bytes as u64) {
+        // A file system that sets nothing aside has to be given the bytes.
+        Err(Errno::OPNOTSUPP) => (0..bytes)
+            .step_by(ZEROS.len())
+            .try_for_each(|start| file.write_all(&ZEROS[..ZEROS.len().min(bytes - start)])),
+        reserved => Ok(reserved?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_zero_and_leaves_no_name() -> Result<()> {
+        let folder = tempfile::tempdir().unwrap();
+        let mut memory = map_unnamed(&folder.path().join("inner"), 3 << 20)?;
+        assert!(memory.iter().all(|&byte| byte == 0));
+        memory[5] = 7;
+        assert_eq!(memory[5], 7);
+        assert_eq!(std::fs::read_dir(folder.path().join("inner")).unwrap().count(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn a_disk_without_room_is_one_line_that_names_folder_and_remedy() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = map_unnamed(folder.path(), 1 << 43).unwrap_err().to_string();
+        let name = folder.path().display().to_string();
+        assert!(error.contains(&name) && error.contains("--offload-folder"), "{error}");
+        assert!(!error.contains('\n'), "{error}");
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        assert!(map_unnamed(&file, 1).unwrap_err().to_string().contains("file"));
+    }
+}

@@ -1,0 +1,387 @@
+//! Where the blocks of a pool lie: best fit with split and coalesce, in addresses of which the system has many more
+//! than memory.
+//!
+//! Addresses come in arenas, far apart and far larger than what is needed. Each arena is cut into blocks in use, free
+//! ranges, and bare ones: those have no memory, since nobody touched them yet or it was given back. What is reserved
+//! is all but the bare ranges. It may exceed the most ever in use by [`slack`] only: where the free ranges are too
+//! scattered for a request, as much of the largest goes back to the system as is taken elsewhere. So tensors whose
+//! sizes vary from step to step do not let a process grow.
+//!
+//! Freed blocks up to 1 MiB wait in bins of their size, unjoined: the next step of a training run asks for the same.
+
+use memmap2::{Advice, MmapMut, MmapOptions, UncheckedAdvice};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use crate::mapped_file::map_unnamed;
+use crate::{Error, Result};
+
+/// Alignment of every block: a cache line and an AVX-512 register.
+const ALIGNMENT: usize = 64;
+/// Blocks up to this size wait in bins.
+const LARGEST_BIN: usize = 1 << 20;
+/// Larger blocks are rounded up to pages.
+const PAGE: usize = 4096;
+/// Where arenas begin, so that the system can give huge pages.
+const HUGE_PAGE: usize = 2 << 20;
+/// Addresses of an arena, if a request does not need more.
+const ARENA: usize = 64 << 30;
+
+/// Memory is taken from the system in multiples of this, where `most` is the most ever in use.
+fn grain(most: usize) -> usize {
+    if most < 64 << 20 { 64 << 10 } else { HUGE_PAGE }
+}
+
+/// How far what is reserved may exceed it: by 3 %, or a mebibyte. Less would only be fetched and given back again.
+fn slack(most: usize) -> usize {
+    (most / 32).max(1 << 20)
+}
+
+/// Files are made this large at least.
+const SMALLEST_FILE: usize = 16 << 20;
+
+/// What is behind the addresses of a pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Backing {
+    /// Memory of the system.
+    Memory,
+    /// Nothing: it is counted, and hardly any of it touched.
+    Addresses,
+    /// Files without a name in this folder, each an arena. They are never given back.
+    Files(PathBuf),
+}
+
+/// A range of addresses.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Block {
+    arena: usize,
+    offset: usize,
+    size: usize,
+}
+
+/// Ranges that do not touch one another, by place and by size.
+#[derive(Default)]
+struct Ranges {
+    by_size: BTreeSet<(usize, usize, usize)>,
+    by_place: BTreeMap<(usize, usize), usize>,
+}
+
+impl Ranges {
+    /// Adds a range, joined with its neighbours.
+    fn insert(&mut self, block: Block) {
+        let Block { arena, mut offset, mut size } = block;
+        if size == 0 {
+            return;
+        }
+        if let Some(&after) = self.by_place.get(&(arena, offset + size)) {
+            self.remove(Block { arena, offset: offset + size, size: after });
+            size += after;
+        }
+        let before = self.by_place.range((arena, 0)..(arena, offset)).next_back();
+        if let Some((&(_, start), &length)) = before
+            && start + length == offset
+        {
+            self.remove(Block { arena, offset: start, size: length });
+            (offset, size) = (start, size + length);
+        }
+        self.by_size.insert((size, arena, offset));
+        self.by_place.insert((arena, offset), size);
+    }
+
+    fn remove(&mut self, block: Block) {
+        self.by_size.remove(&(block.size, block.arena, block.offset));
+        self.by_place.remove(&(block.arena, block.offset));
+    }
+
+    /// Cuts `size` from the beginning of the smallest range that has as much.
+    fn take(&mut self, size: usize) -> Option<Block> {
+        let &(whole, arena, offset) = self.by_size.range((size, 0, 0)..).next()?;
+        self.remove(Block { arena, offset, size: whole });
+        self.insert(Block { arena, offset: offset + size, size: whole - size });
+        Some(Block { arena, offset, size })
+    }
+
+    fn largest(&self) -> Option<Block> {
+        self.by_size.last().map(|&(size, arena, offset)| Block { arena, offset, size })
+    }
+}
+
+/// The blocks of a pool.
+pub(super) struct Blocks {
+    backing: Backing,
+    arenas: Vec<MmapMut>,
+    /// Freed small blocks, by size.
+    bins: BTreeMap<usize, Vec<Block>>,
+    /// Ranges whose memory is there.
+    free: Ranges,
+    /// Ranges without memory.
+    bare: Ranges,
+    /// Bytes of blocks in use, and the most there ever were.
+    live: usize,
+    most: usize,
+    reserved: usize,
+    /// Bytes that went back to the system since the last reset.
+    pub(super) returned: usize,
+}
+
+impl Blocks {
+    pub(super) fn new(backing: Backing) -> Blocks {
+        Blocks {
+            backing,
+            arenas: Vec::new(),
+            bins: BTreeMap::new(),
+            free: Ranges::default(),
+            bare: Ranges::default(),
+            live: 0,
+            most: 0,
+            reserved: 0,
+            returned: 0,
+        }
+    }
+
+    /// Bytes that are not the system's: in use, or free to be used again.
+    pub(super) fn reserved(&self) -> usize {
+        self.reserved
+    }
+
+    pub(super) fn pointer(&mut self, block: Block) -> *mut u8 {
+        self.arenas[block.arena].as_mut_ptr().wrapping_add(block.offset)
+    }
+
+    /// A block of at least `bytes`, which were zero when they came from the system.
+    pub(super) fn take(&mut self, bytes: usize) -> Result<Block> {
+        // No slice spans more; below it, rounding up cannot overflow.
+        if bytes > isize::MAX as usize {
+            return Err(Error::memory("pool", format!("{bytes} bytes exceed any memory")));
+        }
+        let size = rounded(bytes);
+        let found = self.bins.get_mut(&size).and_then(Vec::pop).or_else(|| self.free.take(size));
+        let block = match found {
+            Some(block) => block,
+            None => {
+                for block in std::mem::take(&mut self.bins).into_values().flatten() {
+                    self.free.insert(block);
+                }
+                match self.free.take(size) {
+                    Some(block) => block,
+                    None => self.grow(size)?,
+                }
+            }
+        };
+        self.live += size;
+        self.most = self.most.max(self.live);
+        Ok(block)
+    }
+
+    pub(super) fn give_back(&mut self, block: Block) {
+        self.live -= block.size;
+        match block.size <= LARGEST_BIN {
+            true => self.bins.entry(block.size).or_default().push(block),
+            false => self.free.insert(block),
+        }
+    }
+
+    /// Begins to read `len` bytes of a block from `offset` on, if they are in a file.
+    pub(super) fn prefetch(&self, block: Block, offset: usize, len: usize) {
+        let Block { arena, offset: start, size } = block;
+        if matches!(self.backing, Backing::Files(_)) && offset < size {
+            let len = len.min(size - offset);
+            // Only the time depends on whether the kernel follows.
+            let _ = self.arenas[arena].advise_range(Advice::WillNeed, start + offset, len);
+        }
+    }
+
+    /// A block of `size` bytes with memory of the system's.
+    fn grow(&mut self, size: usize) -> Result<Block> {
+        if let Backing::Files(folder) = &self.backing {
+            let bytes = size.next_multiple_of(HUGE_PAGE).max(SMALLEST_FILE);
+            self.arenas.push(map_unnamed(folder, bytes)?);
+            self.reserved += bytes;
+            self.free.insert(Block { arena: self.arenas.len() - 1, offset: 0, size: bytes });
+            return Ok(self.free.take(size).expect("the new file has room for the request"));
+        }
+        let most = self.most.max(self.live + size);
+        let (grown, allowed) = (size.next_multiple_of(grain(most)), most + slack(most));
+        while let Some(excess) = (self.reserved + grown).checked_sub(allowed).filter(|&n| n > 0) {
+            if !self.shrink(excess) {
+                break;
+            }
+        }
+        let block = match self.bare.take(grown) {
+            Some(block) => block,
+            None => {
+                self.add_arena(grown)?;
+                self.bare.take(grown).expect("the new arena has room for the request")
+            }
+        };
+        if self.backing == Backing::Memory {
+            self.ask(grown)?;
+        }
+        self.reserved += grown;
+        self.free.insert(block);
+        Ok(self.free.take(size).expect("what has grown has room for the request"))
+    }
+
+    /// Gives up to `excess` bytes of the largest free range back to the system; false if there is nothing to give.
+    fn shrink(&mut self, excess: usize) -> bool {
+        let Some(Block { arena, offset, size }) = self.free.largest() else { return false };
+        let end = (offset + size) / PAGE * PAGE;
+        let start =
+            end.saturating_sub(excess.next_multiple_of(PAGE)).max(offset.next_multiple_of(PAGE));
+        if start >= end {
+            return false;
+        }
+        // SAFETY: nobody has a pointer to a free range. Whoever gets it next finds zeros.
+        let given = unsafe {
+            self.arenas[arena].unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start)
+        };
+        if given.is_err() {
+            return false;
+        }
+        let range = |start: usize, end: usize| Block { arena, offset: start, size: end - start };
+        self.free.remove(Block { arena, offset, size });
+        self.free.insert(range(offset, start));
+        self.free.insert(range(end, offset + size));
+        self.bare.insert(range(start, end));
+        self.reserved -= end - start;
+        self.returned += end - start;
+        true
+    }
+
+    /// Addresses for at least `bytes`.
+    fn add_arena(&mut self, bytes: usize) -> Result<()> {
+        let needed = bytes + HUGE_PAGE;
+        let mut len = needed.max(ARENA);
+        let arena = loop {
+            // Without a claim to memory, which is made when some of it is taken.
+            match MmapOptions::new().len(len).no_reserve_swap().map_anon() {
+                Ok(arena) => break arena,
+                Err(_) if len > needed => len = needed.max(len / 2),
+                Err(error) => return Err(self.refused(bytes, &error)),
+            }
+        };
+        if self.backing == Backing::Memory {
+            // Huge pages are a matter of speed only: a system without them says no, and that is fine.
+            let _ = arena.advise(Advice::HugePage);
+        }
+        let offset = arena.as_ptr().align_offset(HUGE_PAGE);
+        self.bare.insert(Block { arena: self.arenas.len(), offset, size: len - offset });
+        self.arenas.push(arena);
+        Ok(())
+    }
+
+    /// Errors if the system would not give `bytes` of memory: touching what is not there would end the process.
+    fn ask(&self, bytes: usize) -> Result<()> {
+        let answer = MmapOptions::new().len(bytes).map_anon();
+        answer.map(drop).map_err(|error| self.refused(bytes, &error))
+    }
+
+    fn refused(&self, bytes: usize, error: &std::io::Error) -> Error {
+        let reserved = self.reserved;
+        let message = format!("the system refuses {bytes} bytes beside {reserved} in use: {error}");
+        Error::memory("pool", message)
+    }
+}
+
+/// Small sizes are rounded to cache lines, large ones to pages.
+fn rounded(bytes: usize) -> usize {
+    bytes.max(1).next_multiple_of(if bytes > LARGEST_BIN { PAGE } else { ALIGNMENT })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blocks() -> Blocks {
+        Blocks::new(Backing::Memory)
+    }
+
+    #[test]
+    fn freed_blocks_are_used_again_and_neighbours_join() {
+        let mut blocks = blocks();
+        let sizes = [3 << 20, 5 << 20, 1000, 4 << 20];
+        let taken: Vec<Block> = sizes.iter().map(|&bytes| blocks.take(bytes).unwrap()).collect();
+        let reserved = blocks.reserved();
+        taken.into_iter().for_each(|block| blocks.give_back(block));
+        let whole = blocks.take(12 << 20).unwrap();
+        assert_eq!(blocks.reserved(), reserved, "all neighbours join, the small one too");
+        blocks.give_back(whole);
+        let small = blocks.take(1000).unwrap();
+        let pointer = blocks.pointer(small);
+        blocks.give_back(small);
+        let again = blocks.take(990).unwrap();
+        assert_eq!(blocks.pointer(again), pointer, "equal bins give back the block freed last");
+    }
+
+    #[test]
+    fn scattered_memory_goes_back_to_the_system() {
+        let mut blocks = blocks();
+        let mut taken: Vec<Block> = (0..64).map(|_| blocks.take(2 << 20).unwrap()).collect();
+        for &block in &taken {
+            // SAFETY: 2 MiB that belong to this test.
+            unsafe { blocks.pointer(block).write_bytes(7, 2 << 20) };
+        }
+        // Every other one: half of the memory, in which nothing larger fits.
+        for at in (0..32).rev() {
+            blocks.give_back(taken.remove(2 * at));
+        }
+        let large = blocks.take(60 << 20).unwrap();
+        assert!(blocks.reserved() <= blocks.most + slack(blocks.most), "{}", blocks.reserved());
+        // What comes back from the system is zero.
+        // SAFETY: 60 MiB that belong to this test.
+        let bytes = unsafe { std::slice::from_raw_parts(blocks.pointer(large), 60 << 20) };
+        assert!(bytes.iter().all(|&byte| byte == 0));
+        for &block in &taken {
+            // SAFETY: as above.
+            let bytes = unsafe { std::slice::from_raw_parts(blocks.pointer(block), 2 << 20) };
+            assert!(bytes.iter().all(|&byte| byte == 7), "memory in use was given away");
+        }
+    }
+
+    /// Requests and releases at random: blocks in use never overlap, and what is reserved keeps to its bound.
+    #[test]
+    fn blocks_do_not_overlap_and_reserved_memory_is_bounded() {
+        let key = crate::RandomKey::new(1, 0, "pool");
+        let mut blocks = Blocks::new(Backing::Addresses);
+        let mut taken: Vec<Block> = Vec::new();
+        for i in 0..20_000 {
+            let draw = |what: u64| key.uniform(4 * i + what);
+            if taken.len() > 100 || (draw(0) < 0.45 && !taken.is_empty()) {
+                let at = (draw(1) * taken.len() as f64) as usize;
+                blocks.give_back(taken.swap_remove(at));
+            } else {
+                let bytes = (16.0 + 10.0 * draw(2)).exp2() as usize; // 64 KiB to 64 MiB
+                taken.push(blocks.take(bytes).unwrap());
+            }
+            let reserved = blocks.reserved();
+            // At each end of a free range a part of a page may be left.
+            let edges = 2 * PAGE * (taken.len() + 1);
+            assert!(reserved <= blocks.most + slack(blocks.most) + edges, "step {i}: {reserved}");
+            if i % 100 == 0 {
+                let mut ranges: Vec<(usize, usize, usize)> =
+                    taken.iter().map(|block| (block.arena, block.offset, block.size)).collect();
+                ranges.sort_unstable();
+                let apart = |pair: &[(usize, usize, usize)]| {
+                    pair[0].0 != pair[1].0 || pair[0].1 + pair[0].2 <= pair[1].1
+                };
+                assert!(ranges.windows(2).all(apart), "step {i}");
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_beyond_any_memory_are_errors() {
+        for bytes in [usize::MAX, isize::MAX as usize, isize::MAX as usize + 1] {
+            assert!(blocks().take(bytes).is_err(), "{bytes}");
+        }
+    }
+
+    #[test]
+    fn rounding_wastes_little() {
+        for bytes in (1..4 << 20).step_by(17) {
+            let size = rounded(bytes);
+            assert!(size >= bytes && size.is_multiple_of(ALIGNMENT));
+            assert!(size < bytes + (bytes / 256).max(ALIGNMENT), "{bytes} takes {size}");
+        }
+    }
+}

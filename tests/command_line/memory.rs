@@ -1,0 +1,58 @@
+//! `ferrotron memory`, and what `train` makes of its number.
+
+use super::{TINY, ferrotron, folder_with_text, succeeded, train};
+
+#[test]
+fn a_run_tells_what_memory_it_takes_and_is_refused_where_there_is_less() {
+    let folder = folder_with_text();
+    let arguments = [&["memory", "--data", "text.txt"], TINY].concat();
+    let table = succeeded(ferrotron(folder.path(), &arguments));
+    for part in ["stage", "weights", "optimizer", "activations", "logits", "total", " kB"] {
+        assert!(table.contains(part), "{part} is missing: {table}");
+    }
+    let report = succeeded(ferrotron(folder.path(), &[&arguments[..], &["--json"]].concat()));
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    let total = report["total_bytes"].as_u64().unwrap();
+    assert_eq!(report["stages"][0]["total_bytes"], total);
+    let weights = report["stages"][0]["weights_bytes"].as_u64().unwrap();
+    assert_eq!(weights, 4 * report["parameters"].as_u64().unwrap());
+
+    let limited = |limit: u64| {
+        let limit = limit.to_string();
+        train(folder.path(), &["--save", "run", "--memory-limit", &limit])
+    };
+    let output = limited(total - 1);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert_eq!(message.lines().count(), 1, "{message}");
+    for part in ["rank 0", "weights", "--memory-limit", "--micro-batch-size 1"] {
+        assert!(message.contains(part), "{part} is missing: {message}");
+    }
+    let output = limited(total);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(message.contains("memory of a rank: at most "), "{message}");
+    succeeded(output);
+    let metrics = std::fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap();
+    let last: serde_json::Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+    assert_eq!(last["mem_peak_bytes"], total);
+
+    // Sharded and cut: a rank of each stage.
+    let cut = [
+        "--nproc",
+        "8",
+        "--tensor-model-parallel-size",
+        "2",
+        "--pipeline-model-parallel-size",
+        "2",
+        "--num-layers",
+        "2",
+        "--zero-stage",
+        "1",
+        "--json",
+    ];
+    let report = succeeded(ferrotron(folder.path(), &[&arguments[..], &cut].concat()));
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["ranks"], 8);
+    assert_eq!(report["stages"][1]["ranks"], 4);
+    assert_eq!(report["stages"].as_array().unwrap().len(), 2);
+}
