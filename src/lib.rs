@@ -17,6 +17,7 @@
 #![deny(missing_docs)]
 
 pub use ferrotron_autograd as autograd;
+pub use ferrotron_cuda as cuda;
 pub use ferrotron_models as models;
 pub use ferrotron_nn as nn;
 pub use ferrotron_parallel as parallel;

@@ -329,6 +329,20 @@ fn a_schedule_is_drawn_and_timed_beside_its_formulas() {
 }
 
 #[test]
+fn the_doctor_names_every_library_with_its_version_or_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = succeeded(ferrotron(folder.path(), &["doctor"]));
+    let json = succeeded(ferrotron(folder.path(), &["doctor", "--json"]));
+    let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+    for library in ["libcuda", "libnvrtc", "libcublasLt", "libnccl"] {
+        assert!(text.lines().any(|line| line.starts_with(&format!("{library}.so"))), "{text}");
+        let found = &report["libraries"][library];
+        assert_ne!(found["version"].is_string(), found["missing"].is_string(), "{report}");
+    }
+    assert!(report["devices"].is_array() || report["devices"]["missing"].is_string(), "{report}");
+}
+
+#[test]
 fn a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint() {
     let folder = folder_with_text();
     succeeded(train(folder.path(), &["--save", "run"]));

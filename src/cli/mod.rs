@@ -4,6 +4,7 @@ mod bench;
 mod config_file;
 mod corpus;
 mod device_args;
+mod doctor;
 mod eval;
 mod export;
 mod generate;
@@ -55,6 +56,8 @@ enum Command {
     /// Draw and time the schedule of a pipeline
     #[command(allow_negative_numbers = true)]
     Schedule(schedule::ScheduleArgs),
+    /// Say what this machine offers for GPUs, and what is missing
+    Doctor(doctor::DoctorArgs),
 }
 
 /// The exit code for an error: as for flags that do not parse, 2 for what the user asked for.
@@ -92,5 +95,6 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
         Command::Export(args) => export::export(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Schedule(args) => schedule::schedule(&args),
+        Command::Doctor(args) => doctor::doctor(&args),
     }
 }

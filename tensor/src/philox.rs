@@ -59,6 +59,11 @@ impl RandomKey {
         RandomKey { key: [block[0], block[1]], step }
     }
 
+    /// What a kernel of another device draws with: the Philox key, its first word in the lower half, and the step.
+    pub fn words(&self) -> (u64, u64) {
+        (u64::from(self.key[0]) | u64::from(self.key[1]) << 32, self.step)
+    }
+
     /// The block of four numbers for elements `4 * block .. 4 * block + 4`.
     #[inline(always)]
     pub fn block(&self, block: u64) -> [u32; 4] {

@@ -2,7 +2,8 @@
 //!
 //! A unary row is `Name "name" saves Input|Output|Nothing: value, derivative`, where the derivative
 //! may use `s`, the saved input or output. `p` is the parameter of the rows that take one. A binary row
-//! holds the value, both partial derivatives and which operands each of them reads.
+//! holds the value, both partial derivatives and which operands each of them reads. Every row also holds these as
+//! CUDA expressions, from which the kernels of the GPU are made; their tests compare the two.
 //!
 //! Adding a row and a method of the same name in `pointwise.rs` makes a new operation; the gradient,
 //! the finite-difference check and the dtype tests follow from the table.
@@ -34,7 +35,8 @@ pub(crate) trait BinaryRow: 'static {
 }
 
 macro_rules! unary_table {
-    ($($(#[$doc:meta])* $row:ident $name:literal saves $saves:ident: |$x:ident, $p:ident| $value:expr, |$s:ident, $q:ident| $derivative:expr;)*) => {
+    ($($(#[$doc:meta])* $row:ident $name:literal saves $saves:ident: |$x:ident, $p:ident| $value:expr, |$s:ident, $q:ident| $derivative:expr,
+        cuda $cuda_value:literal, $cuda_derivative:literal;)*) => {
         /// A function of one element (and, for some rows, a parameter `p`).
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Unary { $($(#[$doc])* $row),* }
@@ -51,6 +53,11 @@ macro_rules! unary_table {
             /// What the derivative needs.
             pub const fn saves(self) -> Saves {
                 match self { $(Unary::$row => Saves::$saves),* }
+            }
+
+            /// Value and derivative as CUDA expressions of `x` or `s`, and `p`, in the arithmetic type `A`.
+            pub const fn cuda(self) -> [&'static str; 2] {
+                match self { $(Unary::$row => [$cuda_value, $cuda_derivative]),* }
             }
         }
 
@@ -78,7 +85,8 @@ macro_rules! unary_table {
 macro_rules! binary_table {
     ($($(#[$doc:meta])* $row:ident $name:literal: |$a:ident, $b:ident| $value:expr,
         lhs reads [$($lr:ident)*] |$la:ident, $lb:ident| $d_lhs:expr,
-        rhs reads [$($rr:ident)*] |$ra:ident, $rb:ident| $d_rhs:expr;)*) => {
+        rhs reads [$($rr:ident)*] |$ra:ident, $rb:ident| $d_rhs:expr,
+        cuda $cuda_value:literal, $cuda_d_lhs:literal, $cuda_d_rhs:literal;)*) => {
         /// A function of two elements.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Binary { $($(#[$doc])* $row),* }
@@ -102,6 +110,11 @@ macro_rules! binary_table {
                     let (l, r) = (0 $(+ $lr)*, 0 $(+ $rr)*);
                     [[l & 1 != 0, l & 2 != 0], [r & 1 != 0, r & 2 != 0]]
                 }),* }
+            }
+
+            /// Value and derivatives by lhs and rhs as CUDA expressions of `a` and `b`, in the arithmetic type `A`.
+            pub const fn cuda(self) -> [&'static str; 3] {
+                match self { $(Binary::$row => [$cuda_value, $cuda_d_lhs, $cuda_d_rhs]),* }
             }
         }
 
@@ -130,60 +143,83 @@ macro_rules! binary_table {
 
 unary_table! {
     /// -x
-    Neg "neg" saves Nothing: |x, _p| -x, |_s, _p| -R::ONE;
+    Neg "neg" saves Nothing: |x, _p| -x, |_s, _p| -R::ONE,
+        cuda "-x", "-1";
     /// |x|, with derivative 0 at 0
     Abs "abs" saves Input: |x, _p| x.abs(),
-        |s, _p| if s > R::ZERO { R::ONE } else if s < R::ZERO { -R::ONE } else { R::ZERO };
+        |s, _p| if s > R::ZERO { R::ONE } else if s < R::ZERO { -R::ONE } else { R::ZERO },
+        cuda "real::abs(x)", "s > A(0) ? A(1) : s < A(0) ? A(-1) : A(0)";
     /// e^x
-    Exp "exp" saves Output: |x, _p| x.exp(), |s, _p| s;
+    Exp "exp" saves Output: |x, _p| x.exp(), |s, _p| s,
+        cuda "real::exp(x)", "s";
     /// Natural logarithm
-    Log "log" saves Input: |x, _p| x.ln(), |s, _p| R::ONE / s;
+    Log "log" saves Input: |x, _p| x.ln(), |s, _p| R::ONE / s,
+        cuda "real::ln(x)", "A(1) / s";
     /// Square root
-    Sqrt "sqrt" saves Output: |x, _p| x.sqrt(), |s, _p| R::of(0.5) / s;
+    Sqrt "sqrt" saves Output: |x, _p| x.sqrt(), |s, _p| R::of(0.5) / s,
+        cuda "real::sqrt(x)", "A(0.5) / s";
     /// 1 / x
-    Recip "recip" saves Output: |x, _p| R::ONE / x, |s, _p| -s * s;
+    Recip "recip" saves Output: |x, _p| R::ONE / x, |s, _p| -s * s,
+        cuda "A(1) / x", "-s * s";
     /// x^2
-    Square "square" saves Input: |x, _p| x * x, |s, _p| s + s;
+    Square "square" saves Input: |x, _p| x * x, |s, _p| s + s,
+        cuda "x * x", "s + s";
     /// x^p
-    Powf "powf" saves Input: |x, p| x.powf(p), |s, p| p * s.powf(p - R::ONE);
+    Powf "powf" saves Input: |x, p| x.powf(p), |s, p| p * s.powf(p - R::ONE),
+        cuda "real::pow(x, p)", "p * real::pow(s, p - A(1))";
     /// Hyperbolic tangent
-    Tanh "tanh" saves Output: |x, _p| x.tanh(), |s, _p| R::ONE - s * s;
+    Tanh "tanh" saves Output: |x, _p| x.tanh(), |s, _p| R::ONE - s * s,
+        cuda "real::tanh(x)", "A(1) - s * s";
     /// 1 / (1 + e^-x)
-    Sigmoid "sigmoid" saves Output: |x, _p| x.sigmoid(), |s, _p| s * (R::ONE - s);
+    Sigmoid "sigmoid" saves Output: |x, _p| x.sigmoid(), |s, _p| s * (R::ONE - s),
+        cuda "real::sigmoid(x)", "s * (A(1) - s)";
     /// max(x, 0), with derivative 0 at 0
     Relu "relu" saves Output: |x, _p| if x > R::ZERO { x } else if x <= R::ZERO { R::ZERO } else { x },
-        |s, _p| if s > R::ZERO { R::ONE } else { R::ZERO };
+        |s, _p| if s > R::ZERO { R::ONE } else { R::ZERO },
+        cuda "x > A(0) ? x : x <= A(0) ? A(0) : x", "s > A(0) ? A(1) : A(0)";
     /// x sigmoid(x): Elfwing et al., arXiv 1702.03118, equation (1)
     Silu "silu" saves Input: |x, _p| x * x.sigmoid(),
-        |s, _p| { let y = s.sigmoid(); y * (R::ONE + s * (R::ONE - y)) };
+        |s, _p| { let y = s.sigmoid(); y * (R::ONE + s * (R::ONE - y)) },
+        cuda "x * real::sigmoid(x)", "silu_derivative(s)";
     /// GELU by the hyperbolic tangent: Hendrycks and Gimpel, arXiv 1606.08415, section 2
-    GeluTanh "gelu_tanh" saves Input: |x, _p| gelu_tanh(x), |s, _p| gelu_tanh_derivative(s);
+    GeluTanh "gelu_tanh" saves Input: |x, _p| gelu_tanh(x), |s, _p| gelu_tanh_derivative(s),
+        cuda "gelu_tanh(x)", "gelu_tanh_derivative(s)";
     /// Exact GELU, x Phi(x): arXiv 1606.08415, section 2
     GeluErf "gelu_erf" saves Input: |x, _p| x * normal_cdf(x),
-        |s, _p| normal_cdf(s) + s * (R::of(-0.5) * s * s).exp() * R::of(FRAC_1_SQRT_2PI);
+        |s, _p| normal_cdf(s) + s * (R::of(-0.5) * s * s).exp() * R::of(FRAC_1_SQRT_2PI),
+        cuda "x * normal_cdf(x)", "normal_cdf(s) + s * real::exp(A(-0.5) * s * s) * A(0.3989422804014327)";
     /// x + p
-    AddScalar "add_scalar" saves Nothing: |x, p| x + p, |_s, _p| R::ONE;
+    AddScalar "add_scalar" saves Nothing: |x, p| x + p, |_s, _p| R::ONE,
+        cuda "x + p", "1";
     /// x p
-    MulScalar "mul_scalar" saves Nothing: |x, p| x * p, |_s, p| p;
+    MulScalar "mul_scalar" saves Nothing: |x, p| x * p, |_s, p| p,
+        cuda "x * p", "p";
 }
 
 binary_table! {
     /// a + b
-    Add "add": |a, b| a + b, lhs reads [] |_a, _b| R::ONE, rhs reads [] |_a, _b| R::ONE;
+    Add "add": |a, b| a + b, lhs reads [] |_a, _b| R::ONE, rhs reads [] |_a, _b| R::ONE,
+        cuda "a + b", "1", "1";
     /// a - b
-    Sub "sub": |a, b| a - b, lhs reads [] |_a, _b| R::ONE, rhs reads [] |_a, _b| -R::ONE;
+    Sub "sub": |a, b| a - b, lhs reads [] |_a, _b| R::ONE, rhs reads [] |_a, _b| -R::ONE,
+        cuda "a - b", "1", "-1";
     /// a b
-    Mul "mul": |a, b| a * b, lhs reads [b] |_a, b| b, rhs reads [a] |a, _b| a;
+    Mul "mul": |a, b| a * b, lhs reads [b] |_a, b| b, rhs reads [a] |a, _b| a,
+        cuda "a * b", "b", "a";
     /// a / b
-    Div "div": |a, b| a / b, lhs reads [b] |_a, b| R::ONE / b, rhs reads [a b] |a, b| -a / (b * b);
+    Div "div": |a, b| a / b, lhs reads [b] |_a, b| R::ONE / b, rhs reads [a b] |a, b| -a / (b * b),
+        cuda "a / b", "A(1) / b", "-a / (b * b)";
     /// a^b, for a > 0
-    Pow "pow": |a, b| a.powf(b), lhs reads [a b] |a, b| b * a.powf(b - R::ONE), rhs reads [a b] |a, b| a.powf(b) * a.ln();
+    Pow "pow": |a, b| a.powf(b), lhs reads [a b] |a, b| b * a.powf(b - R::ONE), rhs reads [a b] |a, b| a.powf(b) * a.ln(),
+        cuda "real::pow(a, b)", "b * real::pow(a, b - A(1))", "real::pow(a, b) * real::ln(a)";
     /// The larger; the gradient of equal elements is shared, as in PyTorch
     Maximum "maximum": |a, b| if a > b { a } else { b },
-        lhs reads [a b] |a, b| share(a > b, a == b), rhs reads [a b] |a, b| share(b > a, a == b);
+        lhs reads [a b] |a, b| share(a > b, a == b), rhs reads [a b] |a, b| share(b > a, a == b),
+        cuda "a > b ? a : b", "share(a > b, a == b)", "share(b > a, a == b)";
     /// The smaller; the gradient of equal elements is shared, as in PyTorch
     Minimum "minimum": |a, b| if a < b { a } else { b },
-        lhs reads [a b] |a, b| share(a < b, a == b), rhs reads [a b] |a, b| share(b < a, a == b);
+        lhs reads [a b] |a, b| share(a < b, a == b), rhs reads [a b] |a, b| share(b < a, a == b),
+        cuda "a < b ? a : b", "share(a < b, a == b)", "share(b < a, a == b)";
 }
 
 /// 1 / sqrt(2 pi).

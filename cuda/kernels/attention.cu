@@ -1,0 +1,316 @@
+// Scaled-dot-product attention without a T x S matrix, on tensor cores, multi-head and grouped-query (Dao et al.,
+// "FlashAttention", 2022, and "FlashAttention-2", 2023, for the order of the loops):
+//
+// - forward: s = scale q_i . k_j, lse_i = log sum_j exp(s_ij), p_ij = exp(s_ij - lse_i), out_i = sum_j p_ij v_j;
+// - backward: dp_ij = dout_i . v_j, delta_i = dout_i . out_i, ds_ij = p_ij (dp_ij - delta_i),
+//   dq_i = scale sum_j ds_ij k_j, dk_j = scale sum_i ds_ij q_i, dv_j = sum_i p_ij dout_i.
+//
+// A block is four warps of 16 rows: queries in forward and for dq, keys for dk and dv. Sums are f32 and in one order
+// always, since nobody adds to another block's result; p and ds are rounded to the element type for their products.
+// Heads narrower than the tile are filled up with zeros; they begin at multiples of 16 bytes.
+
+#include "attention.cuh"
+#include "mma.cuh"
+
+constexpr int WARPS = 4, ROWS = 16 * WARPS, PAD = 8;  // padded rows of shared memory: no two of 8 share a bank
+constexpr float LOG2E = 1.4426950408889634f;
+
+// Starts copying COUNT rows from `first` on of one head to shared memory; what is not there becomes zero.
+template <int D, int COUNT>
+INLINE void load_rows(T* to, const T* head, i64 stride, i64 first, i64 rows, i64 width) {
+#pragma unroll
+    for (int i = threadIdx.x; i < COUNT * (D / 8); i += 32 * WARPS) {
+        const int row = i / (D / 8), column = i % (D / 8) * 8;
+        const bool valid = first + row < rows && column < width;
+        copy_async(to + row * (D + PAD) + column, head + (valid ? (first + row) * stride + column : 0), valid);
+    }
+}
+
+// c (16, 8 N) += a (16, D) b (8 N, D)^T: rows of both lie in shared memory.
+template <int D, int N> INLINE void multiply_rows(float (*c)[4], const T* a, const T* b) {
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int k = 0; k < D; k += 32) {
+        u32 left[2][4];
+        load_matrices(left[0], a + (lane & 15) * (D + PAD) + k + (lane >> 4) * 8);
+        load_matrices(left[1], a + (lane & 15) * (D + PAD) + k + 16 + (lane >> 4) * 8);
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            u32 right[4];
+            load_matrices(right, b + (n * 8 + (lane & 7)) * (D + PAD) + k + (lane >> 3) * 8);
+            multiply_add(T(), c[n], left[0], right);
+            multiply_add(T(), c[n], left[1], right + 2);
+        }
+    }
+}
+
+// c (16, D) += p (16, 8 N) b (8 N, D): p as the fragments of a result, b in shared memory.
+template <int D, int N> INLINE void multiply_fragments(float (*c)[4], const float (*p)[4], const T* b) {
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int k = 0; k < N; k += 2) {
+        const u32 left[4] = {packed(T(), p[k][0], p[k][1]), packed(T(), p[k][2], p[k][3]),
+                             packed(T(), p[k + 1][0], p[k + 1][1]), packed(T(), p[k + 1][2], p[k + 1][3])};
+#pragma unroll
+        for (int n = 0; n < D / 8; n += 2) {
+            u32 right[4];
+            load_matrices_transposed(right, b + (k * 8 + (lane & 15)) * (D + PAD) + n * 8 + (lane >> 4) * 8);
+            multiply_add(T(), c[n], left, right);
+            multiply_add(T(), c[n + 1], left, right + 2);
+        }
+    }
+}
+
+// Writes a warp's 16 rows of results times a factor for each of this thread's two.
+template <int D>
+INLINE void store_rows(T* head, i64 stride, i64 first, i64 rows, i64 width, const float (*c)[4], float upper, float lower) {
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const i64 row = first + lane / 4 + half * 8;
+        const float factor = half ? lower : upper;
+        if (row >= rows) continue;
+#pragma unroll
+        for (int n = 0; n < D / 8; n++) {
+            const int column = n * 8 + lane % 4 * 2;
+            if (column < width)
+                *reinterpret_cast<u32*>(head + row * stride + column) = packed(T(), c[n][2 * half] * factor, c[n][2 * half + 1] * factor);
+        }
+    }
+}
+
+template <int D> INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, const Attention& a) {
+    constexpr int KEYS = 64, TILE = D + PAD;
+    DYNAMIC_SHARED(T, memory);
+    T *q_tile = memory, *k_tile = q_tile + ROWS * TILE, *v_tile = k_tile + KEYS * TILE;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    // The last queries see the most keys: they begin first.
+    const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y, batch = blockIdx.z;
+    const i64 group = head * a.groups / a.heads;
+    q += batch * a.q[0] + head * a.q[2];
+    k += batch * a.k[0] + group * a.k[2];
+    v += batch * a.v[0] + group * a.v[2];
+    out += batch * a.out[0] + head * a.out[2];
+
+    const i64 last = first + ROWS < a.queries ? first + ROWS - 1 : a.queries - 1;
+    const int end = (int)key_end(a, last), own_first = (int)first + warp * 16;
+    const float scale = (float)a.scale * LOG2E;  // exponentials are powers of two
+    float sum[2] = {0, 0}, max[2] = {-real::infinity<float>(), -real::infinity<float>()};
+    float result[D / 8][4] = {};
+    load_rows<D, ROWS>(q_tile, q, a.q[1], first, a.queries, a.width);
+    if (end > 0) load_rows<D, KEYS>(k_tile, k, a.k[1], 0, a.keys, a.width);
+    copy_commit();
+    for (int key = 0; key < end; key += KEYS) {
+        // Values arrive while scores are computed, the next keys while values are summed.
+        load_rows<D, KEYS>(v_tile, v, a.v[1], key, a.keys, a.width);
+        copy_commit();
+        copy_wait<1>();
+        __syncthreads();
+        float s[KEYS / 8][4] = {};
+        multiply_rows<D, KEYS / 8>(s, q_tile + warp * 16 * TILE, k_tile);
+        __syncthreads();
+        if (key + KEYS < end) load_rows<D, KEYS>(k_tile, k, a.k[1], key + KEYS, a.keys, a.width);
+        copy_commit();
+
+        const bool masked = key + KEYS > a.keys || (a.causal && key + KEYS - 1 > own_first + a.keys - a.queries);
+        float largest[2] = {max[0], max[1]};
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                s[n][e] *= scale;
+                if (masked && !visible(a, own_first + lane / 4 + e / 2 * 8, key + n * 8 + lane % 4 * 2 + e % 2))
+                    s[n][e] = -real::infinity<float>();
+                largest[e / 2] = real::max(largest[e / 2], s[n][e]);
+            }
+        float shift[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            // The four lanes of a row.
+            largest[half] = real::max(largest[half], __shfl_xor_sync(0xffffffffu, largest[half], 1));
+            largest[half] = real::max(largest[half], __shfl_xor_sync(0xffffffffu, largest[half], 2));
+            // A row that has seen no key yet must not subtract infinities.
+            shift[half] = largest[half] == -real::infinity<float>() ? 0.0f : largest[half];
+            const float shrink = fast_exp2(max[half] - shift[half]);
+            max[half] = largest[half];
+            sum[half] *= shrink;
+#pragma unroll
+            for (int n = 0; n < D / 8; n++) {
+                result[n][2 * half] *= shrink;
+                result[n][2 * half + 1] *= shrink;
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                s[n][e] = fast_exp2(s[n][e] - shift[e / 2]);
+                sum[e / 2] += s[n][e];
+            }
+        copy_wait<1>();
+        __syncthreads();
+        multiply_fragments<D, KEYS / 8>(result, s, v_tile);
+        __syncthreads();
+    }
+    copy_wait<0>();
+    float factor[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 1);
+        sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 2);
+        factor[half] = sum[half] > 0 ? 1 / sum[half] : 0.0f;
+        const i64 row = own_first + lane / 4 + half * 8;
+        // ln sum_j e^(s_j) = (max + log2 sum) ln 2; minus infinity where no key is seen.
+        if (lane % 4 == 0 && row < a.queries)
+            lse[(batch * a.heads + head) * a.queries + row] =
+                sum[half] > 0 ? max[half] * 0.6931471805599453f + real::ln(sum[half]) : -real::infinity<float>();
+    }
+    store_rows<D>(out, a.out[1], own_first, a.queries, a.width, result, factor[0], factor[1]);
+}
+
+// p and ds from scores and dp, in place; rows are this thread's, lse and delta those of element e of column tile n.
+template <int N, class Row, class Column, class Statistics>
+INLINE void score_gradients(float (*s)[4], float (*dp)[4], const Attention& a, bool keys_are_rows, Row row, Column column, Statistics of) {
+    const float scale = (float)a.scale * LOG2E;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const i64 i = row(e), j = column(n, e);
+            const bool seen = keys_are_rows ? visible(a, j, i) : visible(a, i, j);
+            float lse, delta;
+            of(n, e, lse, delta);
+            const float p = seen ? fast_exp2(s[n][e] * scale - lse * LOG2E) : 0.0f;
+            s[n][e] = p;
+            dp[n][e] = p * (dp[n][e] - delta);
+        }
+}
+
+template <int D>
+INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dq, const Attention& a) {
+    constexpr int KEYS = 64, TILE = D + PAD;
+    DYNAMIC_SHARED(T, memory);
+    T *q_tile = memory, *dout_tile = q_tile + ROWS * TILE, *k_tile = dout_tile + ROWS * TILE, *v_tile = k_tile + KEYS * TILE;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y, batch = blockIdx.z;
+    const i64 group = head * a.groups / a.heads, own_first = first + warp * 16;
+    q += batch * a.q[0] + head * a.q[2];
+    k += batch * a.k[0] + group * a.k[2];
+    v += batch * a.v[0] + group * a.v[2];
+    dout += batch * a.dout[0] + head * a.dout[2];
+    dq += batch * a.dq[0] + head * a.dq[2];
+    float row_lse[2], row_delta[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const i64 row = own_first + lane / 4 + half * 8;
+        const i64 at = (batch * a.heads + head) * a.queries + (row < a.queries ? row : 0);
+        row_lse[half] = lse[at];
+        row_delta[half] = delta[at];
+    }
+    const i64 last = first + ROWS < a.queries ? first + ROWS - 1 : a.queries - 1, end = key_end(a, last);
+    float result[D / 8][4] = {};
+    load_rows<D, ROWS>(q_tile, q, a.q[1], first, a.queries, a.width);
+    load_rows<D, ROWS>(dout_tile, dout, a.dout[1], first, a.queries, a.width);
+    for (i64 key = 0; key < end; key += KEYS) {
+        load_rows<D, KEYS>(k_tile, k, a.k[1], key, a.keys, a.width);
+        load_rows<D, KEYS>(v_tile, v, a.v[1], key, a.keys, a.width);
+        copy_commit();
+        copy_wait<0>();
+        __syncthreads();
+        float s[KEYS / 8][4] = {}, dp[KEYS / 8][4] = {};
+        multiply_rows<D, KEYS / 8>(s, q_tile + warp * 16 * TILE, k_tile);
+        multiply_rows<D, KEYS / 8>(dp, dout_tile + warp * 16 * TILE, v_tile);
+        score_gradients<KEYS / 8>(
+            s, dp, a, false, [&](int e) { return own_first + lane / 4 + e / 2 * 8; },
+            [&](int n, int e) { return key + n * 8 + lane % 4 * 2 + e % 2; },
+            [&](int, int e, float& lse, float& delta) {
+                lse = row_lse[e / 2];
+                delta = row_delta[e / 2];
+            });
+        multiply_fragments<D, KEYS / 8>(result, dp, k_tile);
+        __syncthreads();
+    }
+    copy_commit();
+    copy_wait<0>();
+    store_rows<D>(dq, a.dq[1], own_first, a.queries, a.width, result, (float)a.scale, (float)a.scale);
+}
+
+// dk and dv of 64 keys of a key-value head: the sums over its query heads in their order.
+template <int D, int QUERIES>
+INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dk, T* dv, const Attention& a) {
+    constexpr int TILE = D + PAD;
+    DYNAMIC_SHARED(T, memory);
+    T *k_tile = memory, *v_tile = k_tile + ROWS * TILE, *q_tile = v_tile + ROWS * TILE, *dout_tile = q_tile + QUERIES * TILE;
+    SHARED(float, lse_tile, QUERIES);
+    SHARED(float, delta_tile, QUERIES);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const i64 first = (i64)blockIdx.x * ROWS, group = blockIdx.y, batch = blockIdx.z, own_first = first + warp * 16;
+    k += batch * a.k[0] + group * a.k[2];
+    v += batch * a.v[0] + group * a.v[2];
+    load_rows<D, ROWS>(k_tile, k, a.k[1], first, a.keys, a.width);
+    load_rows<D, ROWS>(v_tile, v, a.v[1], first, a.keys, a.width);
+    float dk_sum[D / 8][4] = {}, dv_sum[D / 8][4] = {};
+    const i64 per_group = a.heads / a.groups;
+    // The first query that sees one of these keys.
+    i64 begin = a.causal ? first - (a.keys - a.queries) : 0;
+    begin = begin < 0 ? 0 : begin / QUERIES * QUERIES;
+    for (i64 head = group * per_group; head < (group + 1) * per_group; head++) {
+        const T* q_head = q + batch * a.q[0] + head * a.q[2];
+        const T* dout_head = dout + batch * a.dout[0] + head * a.dout[2];
+        const i64 statistics = (batch * a.heads + head) * a.queries;
+        for (i64 query = begin; query < a.queries; query += QUERIES) {
+            load_rows<D, QUERIES>(q_tile, q_head, a.q[1], query, a.queries, a.width);
+            load_rows<D, QUERIES>(dout_tile, dout_head, a.dout[1], query, a.queries, a.width);
+            copy_commit();
+            if (threadIdx.x < QUERIES) {
+                const i64 at = statistics + (query + threadIdx.x < a.queries ? query + threadIdx.x : 0);
+                lse_tile[threadIdx.x] = lse[at];
+                delta_tile[threadIdx.x] = delta[at];
+            }
+            copy_wait<0>();
+            __syncthreads();
+            float s[QUERIES / 8][4] = {}, dp[QUERIES / 8][4] = {};
+            multiply_rows<D, QUERIES / 8>(s, k_tile + warp * 16 * TILE, q_tile);
+            multiply_rows<D, QUERIES / 8>(dp, v_tile + warp * 16 * TILE, dout_tile);
+            score_gradients<QUERIES / 8>(
+                s, dp, a, true, [&](int e) { return own_first + lane / 4 + e / 2 * 8; },
+                [&](int n, int e) { return query + n * 8 + lane % 4 * 2 + e % 2; },
+                [&](int n, int e, float& lse, float& delta) {
+                    lse = lse_tile[n * 8 + lane % 4 * 2 + e % 2];
+                    delta = delta_tile[n * 8 + lane % 4 * 2 + e % 2];
+                });
+            multiply_fragments<D, QUERIES / 8>(dv_sum, s, dout_tile);
+            multiply_fragments<D, QUERIES / 8>(dk_sum, dp, q_tile);
+            __syncthreads();
+        }
+    }
+    copy_commit();
+    copy_wait<0>();
+    dk += batch * a.dk[0] + group * a.dk[2];
+    dv += batch * a.dv[0] + group * a.dv[2];
+    store_rows<D>(dk, a.dk[1], own_first, a.keys, a.width, dk_sum, (float)a.scale, (float)a.scale);
+    store_rows<D>(dv, a.dv[1], own_first, a.keys, a.width, dv_sum, 1, 1);
+}
+
+// The grid is (tiles of 64 rows, heads, batch), key-value heads for dk and dv. Shared memory holds (64 + 64 + 64),
+// (64 + 64 + 64 + 64) and (64 + 64 + 2 QUERIES) rows of D + 8 elements.
+KERNEL(128, attention_64)(const T* q, const T* k, const T* v, T* out, float* lse, Attention a) { forward<64>(q, k, v, out, lse, a); }
+KERNEL(128, attention_128)(const T* q, const T* k, const T* v, T* out, float* lse, Attention a) { forward<128>(q, k, v, out, lse, a); }
+
+KERNEL(128, attention_backward_queries_64)
+(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dq, Attention a) {
+    backward_queries<64>(q, k, v, dout, lse, delta, dq, a);
+}
+KERNEL(128, attention_backward_queries_128)
+(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dq, Attention a) {
+    backward_queries<128>(q, k, v, dout, lse, delta, dq, a);
+}
+
+KERNEL(128, attention_backward_keys_64)
+(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dk, T* dv, Attention a) {
+    backward_keys<64, 64>(q, k, v, dout, lse, delta, dk, dv, a);
+}
+KERNEL(128, attention_backward_keys_128)
+(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dk, T* dv, Attention a) {
+    backward_keys<128, 32>(q, k, v, dout, lse, delta, dk, dv, a);
+}

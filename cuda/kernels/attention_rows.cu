@@ -1,0 +1,121 @@
+// Attention in f32 and f64, for which tensor cores have no exact products: a warp for each query, and for each key in
+// the gradients of keys and values. Formulas and order of the sums as in attention.cu; heads have 256 elements at
+// most. It is for checking and small models, not for speed.
+
+#include "attention.cuh"
+
+constexpr int WARPS = 4, MAX_WIDTH = 256, PER_LANE = MAX_WIDTH / 32;
+
+// Keeps a row where its warp reads it.
+INLINE void keep_row(A* row, const T* from, i64 width) {
+    for (i64 d = threadIdx.x & 31; d < width; d += 32) row[d] = widen(from[d]);
+}
+
+INLINE A dot(const A* row, const T* other, i64 width) {
+    A sum = A(0);
+    for (i64 d = 0; d < width; d++) sum += row[d] * widen(other[d]);
+    return sum;
+}
+
+// sum += the weights of the lanes times `count` rows.
+INLINE void add_rows(A* sum, A weight, const T* rows, i64 stride, i64 count, i64 width) {
+    const int lane = threadIdx.x & 31;
+    for (int l = 0; l < 32 && l < count; l++) {
+        const A w = __shfl_sync(0xffffffffu, weight, l);
+#pragma unroll
+        for (int r = 0; r < PER_LANE; r++)
+            if (lane + 32 * r < width) sum[r] += w * widen(rows[l * stride + lane + 32 * r]);
+    }
+}
+
+INLINE void store_row(T* to, const A* sum, A factor, i64 width) {
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int r = 0; r < PER_LANE; r++)
+        if (lane + 32 * r < width) to[lane + 32 * r] = rounded<T>(sum[r] * factor);
+}
+
+KERNEL(128, attention_rows)(const T* q, const T* k, const T* v, T* out, A* lse, Attention a) {
+    SHARED(A, rows, WARPS * MAX_WIDTH);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const i64 query = (i64)blockIdx.x * WARPS + warp, head = blockIdx.y, batch = blockIdx.z;
+    if (query >= a.queries) return;
+    const i64 group = head * a.groups / a.heads;
+    k += batch * a.k[0] + group * a.k[2];
+    v += batch * a.v[0] + group * a.v[2];
+    A* row = rows + warp * MAX_WIDTH;
+    keep_row(row, q + batch * a.q[0] + query * a.q[1] + head * a.q[2], a.width);
+    __syncwarp();
+    const i64 end = key_end(a, query);
+    A max = -real::infinity<A>(), sum = A(0), result[PER_LANE] = {};
+    for (i64 key = 0; key < end; key += 32) {
+        const i64 own = key + lane;
+        const A s = own < end ? (A)a.scale * dot(row, k + own * a.k[1], a.width) : -real::infinity<A>();
+        const A largest = real::max(max, join_warp(s, Larger())), shrink = real::exp(max - largest);
+        const A p = real::exp(s - largest);
+        max = largest;
+        sum = sum * shrink + join_warp(p, Plus());
+#pragma unroll
+        for (int r = 0; r < PER_LANE; r++) result[r] *= shrink;
+        add_rows(result, p, v + key * a.v[1], a.v[1], end - key, a.width);
+    }
+    store_row(out + batch * a.out[0] + query * a.out[1] + head * a.out[2], result, sum > A(0) ? A(1) / sum : A(0), a.width);
+    if (lane == 0) lse[(batch * a.heads + head) * a.queries + query] = sum > A(0) ? max + real::ln(sum) : -real::infinity<A>();
+}
+
+KERNEL(128, attention_rows_backward_queries)
+(const T* q, const T* k, const T* v, const T* dout, const A* lse, const A* delta, T* dq, Attention a) {
+    SHARED(A, rows, 2 * WARPS * MAX_WIDTH);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const i64 query = (i64)blockIdx.x * WARPS + warp, head = blockIdx.y, batch = blockIdx.z;
+    if (query >= a.queries) return;
+    const i64 group = head * a.groups / a.heads, at = (batch * a.heads + head) * a.queries + query;
+    k += batch * a.k[0] + group * a.k[2];
+    v += batch * a.v[0] + group * a.v[2];
+    A *q_row = rows + 2 * warp * MAX_WIDTH, *dout_row = q_row + MAX_WIDTH;
+    keep_row(q_row, q + batch * a.q[0] + query * a.q[1] + head * a.q[2], a.width);
+    keep_row(dout_row, dout + batch * a.dout[0] + query * a.dout[1] + head * a.dout[2], a.width);
+    __syncwarp();
+    const i64 end = key_end(a, query);
+    A result[PER_LANE] = {};
+    for (i64 key = 0; key < end; key += 32) {
+        const i64 own = key + lane;
+        A ds = A(0);
+        if (own < end) {
+            const A p = real::exp((A)a.scale * dot(q_row, k + own * a.k[1], a.width) - lse[at]);
+            ds = p * (dot(dout_row, v + own * a.v[1], a.width) - delta[at]);
+        }
+        add_rows(result, ds, k + key * a.k[1], a.k[1], end - key, a.width);
+    }
+    store_row(dq + batch * a.dq[0] + query * a.dq[1] + head * a.dq[2], result, (A)a.scale, a.width);
+}
+
+KERNEL(128, attention_rows_backward_keys)
+(const T* q, const T* k, const T* v, const T* dout, const A* lse, const A* delta, T* dk, T* dv, Attention a) {
+    SHARED(A, rows, 2 * WARPS * MAX_WIDTH);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const i64 key = (i64)blockIdx.x * WARPS + warp, group = blockIdx.y, batch = blockIdx.z;
+    if (key >= a.keys) return;
+    A *k_row = rows + 2 * warp * MAX_WIDTH, *v_row = k_row + MAX_WIDTH;
+    keep_row(k_row, k + batch * a.k[0] + key * a.k[1] + group * a.k[2], a.width);
+    keep_row(v_row, v + batch * a.v[0] + key * a.v[1] + group * a.v[2], a.width);
+    __syncwarp();
+    const i64 per_group = a.heads / a.groups;
+    A dk_sum[PER_LANE] = {}, dv_sum[PER_LANE] = {};
+    for (i64 head = group * per_group; head < (group + 1) * per_group; head++) {
+        const T* q_head = q + batch * a.q[0] + head * a.q[2];
+        const T* dout_head = dout + batch * a.dout[0] + head * a.dout[2];
+        for (i64 query = 0; query < a.queries; query += 32) {
+            const i64 own = query + lane, at = (batch * a.heads + head) * a.queries + own;
+            A p = A(0), ds = A(0);
+            if (visible(a, own, key)) {
+                p = real::exp((A)a.scale * dot(k_row, q_head + own * a.q[1], a.width) - lse[at]);
+                ds = p * (dot(v_row, dout_head + own * a.dout[1], a.width) - delta[at]);
+            }
+            add_rows(dv_sum, p, dout_head + query * a.dout[1], a.dout[1], a.queries - query, a.width);
+            add_rows(dk_sum, ds, q_head + query * a.q[1], a.q[1], a.queries - query, a.width);
+        }
+    }
+    store_row(dk + batch * a.dk[0] + key * a.dk[1] + group * a.dk[2], dk_sum, (A)a.scale, a.width);
+    store_row(dv + batch * a.dv[0] + key * a.dv[1] + group * a.dv[2], dv_sum, A(1), a.width);
+}

@@ -1,0 +1,36 @@
+// Casts to every other type. Floats round to nearest even, to and from 16 bits by way of f32; float to integer
+// truncates towards zero and saturates, NaN becomes 0; integer to integer wraps.
+
+constexpr bool FLOATING = A(0.5) != A(0);
+
+template <class I> INLINE I truncated(double x, double low, double beyond, I smallest, I largest) {
+    if (x != x) return 0;
+    if (x <= low) return smallest;
+    return x >= beyond ? largest : (I)x;
+}
+
+INLINE void convert(A x, double& y) { y = (double)x; }
+INLINE void convert(A x, float& y) { y = (float)x; }
+INLINE void convert(A x, bf16& y) { narrow((float)x, y); }
+INLINE void convert(A x, f16& y) { narrow((float)x, y); }
+INLINE void convert(A x, u8& y) { y = FLOATING ? truncated<u8>((double)x, 0, 256, 0, 255) : (u8)x; }
+INLINE void convert(A x, u32& y) { y = FLOATING ? truncated<u32>((double)x, 0, 4294967296.0, 0, 0xffffffffu) : (u32)x; }
+INLINE void convert(A x, i64& y) {
+    const i64 largest = 0x7fffffffffffffffll;
+    y = FLOATING ? truncated<i64>((double)x, -9223372036854775808.0, 9223372036854775808.0, -largest - 1, largest) : (i64)x;
+}
+
+// Several loads of the narrower type are on their way before the first is needed.
+template <class To> INLINE void cast(const T* x, To* y, u64 n) {
+    const u64 step = thread_count();
+#pragma unroll 4
+    for (u64 i = thread_number(); i < n; i += step) convert(widen(x[i]), y[i]);
+}
+
+KERNEL(256, cast_to_f64)(const T* x, double* y, u64 n) { cast(x, y, n); }
+KERNEL(256, cast_to_f32)(const T* x, float* y, u64 n) { cast(x, y, n); }
+KERNEL(256, cast_to_bf16)(const T* x, bf16* y, u64 n) { cast(x, y, n); }
+KERNEL(256, cast_to_f16)(const T* x, f16* y, u64 n) { cast(x, y, n); }
+KERNEL(256, cast_to_u8)(const T* x, u8* y, u64 n) { cast(x, y, n); }
+KERNEL(256, cast_to_u32)(const T* x, u32* y, u64 n) { cast(x, y, n); }
+KERNEL(256, cast_to_i64)(const T* x, i64* y, u64 n) { cast(x, y, n); }

@@ -1,0 +1,39 @@
+// Tensor cores and what feeds them, as thin names over PTX: copies to shared memory that are waited for, matrices of
+// 8 x 8 halves from shared memory to registers, and products of 16 x 16 with 16 x 8 in f32. Compute capability 8.0.
+// In the tests the shim supplies the same names.
+
+#ifndef CUSIM
+INLINE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
+
+// 16 bytes to shared memory, zeros if not `valid`.
+INLINE void copy_async(void* to, const void* from, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0));
+}
+INLINE void copy_commit() { asm volatile("cp.async.commit_group;"); }
+// Waits until all groups but the last N have arrived, for this thread.
+template <int N> INLINE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+// Four matrices; lane l gives the address of row l % 8 of matrix l / 8, and gets two neighbours of row l / 4 of each.
+INLINE void load_matrices(u32* r, const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+}
+INLINE void load_matrices_transposed(u32* r, const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+}
+
+#define MULTIPLY_ADD(type)                                                                                                 \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, " \
+                 "{%0, %1, %2, %3};"                                                                                       \
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                          \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+// c += a b.
+INLINE void multiply_add(bf16, float* c, const u32* a, const u32* b) { MULTIPLY_ADD("bf16"); }
+INLINE void multiply_add(f16, float* c, const u32* a, const u32* b) { MULTIPLY_ADD("f16"); }
+
+INLINE u32 packed(bf16, float low, float high) { u32 r; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
+INLINE u32 packed(f16, float low, float high) { u32 r; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
+// 2^x within 2 ulp; 0 for minus infinity.
+INLINE float fast_exp2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+#endif

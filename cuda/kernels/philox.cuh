@@ -1,0 +1,67 @@
+// Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011), and which part of a global
+// tensor is here. The same numbers as tensor/src/philox.rs: an element's depend on the key, the step and its index
+// in the global, unsharded tensor.
+
+struct Block { u32 word[4]; };
+
+INLINE Block philox(u64 counter, u64 step, u64 key) {
+    Block c = {{(u32)counter, (u32)(counter >> 32), (u32)step, (u32)(step >> 32)}};
+    u32 k0 = (u32)key, k1 = (u32)(key >> 32);
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        u64 p0 = (u64)0xD2511F53u * c.word[0], p1 = (u64)0xCD9E8D57u * c.word[2];
+        c = {{(u32)(p1 >> 32) ^ c.word[1] ^ k0, (u32)p1, (u32)(p0 >> 32) ^ c.word[3] ^ k1, (u32)p0}};
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return c;
+}
+
+// For each dim of the local tensor its size, the stride in the global one, and the pieces that are here. As
+// `arguments::Place` on the host.
+constexpr int MAX_PLACE_RANK = 6, MAX_PIECES = 4;
+struct Place {
+    i64 rank;
+    struct {
+        u64 size, stride;
+        u64 pieces;
+        u64 offset[MAX_PIECES], length[MAX_PIECES];
+    } dim[MAX_PLACE_RANK];
+};
+
+// The global index of the local element `index`.
+INLINE u64 global_index(const Place& place, u64 index) {
+    u64 global = 0;
+#pragma unroll
+    for (int d = MAX_PLACE_RANK - 1; d >= 0; d--) {
+        if (d >= place.rank) continue;
+        u64 local = index % place.dim[d].size;
+        index /= place.dim[d].size;
+#pragma unroll
+        for (int k = 0; k < MAX_PIECES; k++) {
+            if (k >= place.dim[d].pieces) continue;
+            if (local < place.dim[d].length[k]) {
+                global += (place.dim[d].offset[k] + local) * place.dim[d].stride;
+                break;
+            }
+            local -= place.dim[d].length[k];
+        }
+    }
+    return global;
+}
+
+// The 32 random bits of elements, one block at a time: neighbours share it.
+struct Draws {
+    u64 key, step, drawn;
+    Block block;
+    INLINE Draws(u64 key, u64 step) : key(key), step(step), drawn(~0ull) {}
+    INLINE u32 at(u64 index) {
+        if (index >> 2 != drawn) {
+            drawn = index >> 2;
+            block = philox(drawn, step, key);
+        }
+        // Selected, not indexed: a register has no address.
+        u32 low = index & 1 ? block.word[1] : block.word[0], high = index & 1 ? block.word[3] : block.word[2];
+        return index & 2 ? high : low;
+    }
+};

@@ -1,0 +1,57 @@
+// Elementwise functions. The rows themselves, UNARY and BINARY lines, are the CPU's table and follow this text.
+//
+// Values and derivatives are computed in A and rounded once.
+
+INLINE A gelu_inner(A x) { return A(2 * 0.7978845608028654) * (x + A(0.044715) * x * x * x); }  // 2 sqrt(2/pi)
+INLINE A gelu_tanh(A x) { return x * real::sigmoid(gelu_inner(x)); }
+INLINE A gelu_tanh_derivative(A x) {
+    A inner_derivative = A(2 * 0.7978845608028654) * (A(1) + A(3 * 0.044715) * x * x);
+    A y = real::sigmoid(gelu_inner(x));
+    return y + x * y * (A(1) - y) * inner_derivative;
+}
+INLINE A silu_derivative(A x) {
+    A y = real::sigmoid(x);
+    return y * (A(1) + x * (A(1) - y));
+}
+INLINE A normal_cdf(A x) { return A(0.5) * (A(1) + real::erf(x * A(0.7071067811865476))); }
+INLINE A share(bool wins, bool equal) { return wins ? A(1) : equal ? A(0.5) : A(0); }
+
+// y = f(x) for n contiguous elements.
+template <class F> INLINE void unary(const T* x, T* y, u64 n, F f) {
+    map_row(x, y, n, (u32)thread_number(), (u32)thread_count(), [&](u64, T x, T) { return rounded<T>(f(widen(x))); });
+}
+
+// dx = dx f'(saved), in place.
+template <class F> INLINE void unary_backward(T* dx, const T* saved, u64 n, F f) {
+    map_row(saved, dx, n, (u32)thread_number(), (u32)thread_count(),
+            [&](u64, T s, T d) { return rounded<T>(widen(d) * f(widen(s))); });
+}
+
+// f(y, a, b) for the elements of a broadcast to n; the two operands have any strides, y is contiguous.
+template <class F> INLINE void binary(const T* a, const T* b, T* y, u64 n, const Layout& layout, F f) {
+    u64 first = thread_number(), step = thread_count(), vectors = 0;
+    if (layout.dense && aligned16(a) && aligned16(b) && aligned16(y)) vectors = n / Vector<T>::SIZE;
+    for (u64 i = first; i < vectors; i += step) {
+        Vector<T> va = reinterpret_cast<const Vector<T>*>(a)[i];
+        Vector<T> vb = reinterpret_cast<const Vector<T>*>(b)[i];
+        Vector<T> vy = reinterpret_cast<Vector<T>*>(y)[i];
+#pragma unroll
+        for (int j = 0; j < Vector<T>::SIZE; j++)
+            vy.at[j] = rounded<T>(f(widen(vy.at[j]), widen(va.at[j]), widen(vb.at[j])));
+        reinterpret_cast<Vector<T>*>(y)[i] = vy;
+    }
+    for (u64 i = vectors * Vector<T>::SIZE + first; i < n; i += step) {
+        i64 at[2] = {(i64)i, (i64)i};
+        if (!layout.dense) locate<2>(layout, i, at);
+        y[i] = rounded<T>(f(widen(y[i]), widen(a[at[0]]), widen(b[at[1]])));
+    }
+}
+
+// y += x for a y of any strides and a contiguous x.
+KERNEL(256, add_assign)(T* y, const T* x, u64 n, Layout layout) {
+    for (u64 i = thread_number(); i < n; i += thread_count()) {
+        i64 at[1] = {(i64)i};
+        if (!layout.dense) locate<1>(layout, i, at);
+        y[at[0]] = rounded<T>(widen(y[at[0]]) + widen(x[i]));
+    }
+}

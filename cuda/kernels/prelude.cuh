@@ -1,0 +1,170 @@
+// What every kernel file begins with: number types and their conversions, arithmetic in f32 or f64 behind one
+// name, vectors of 16 bytes, and sums and maxima over groups of threads.
+//
+// A kernel file is compiled once for each element type. It sees `T`, the type that tensors hold; `A`, the type that
+// is computed in (f64 for f64, else f32); and KERNEL(threads, name), which names the entry after the element type.
+// No header is included: a user's machine has the run-time compiler, not the toolkit.
+//
+// What is hardware stands behind CUSIM: the tests run this text on a CPU, where the shim supplies those names.
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+// Halves of 32 bits that are stored, never computed with.
+struct bf16 { u16 bits; };
+struct f16 { u16 bits; };
+
+#ifndef CUSIM
+#define INLINE __device__ __forceinline__
+#define SHARED(type, name, count) __shared__ type name[count]
+#define DYNAMIC_SHARED(type, name)                                 \
+    extern __shared__ __align__(128) unsigned char dynamic_shared[]; \
+    type* name = reinterpret_cast<type*>(dynamic_shared)
+INLINE float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+INLINE float widen(f16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
+INLINE void narrow(float x, bf16& y) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
+INLINE void narrow(float x, f16& y) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
+#endif
+
+INLINE float widen(float x) { return x; }
+INLINE double widen(double x) { return x; }
+INLINE u8 widen(u8 x) { return x; }
+INLINE u32 widen(u32 x) { return x; }
+INLINE i64 widen(i64 x) { return x; }
+INLINE void narrow(float x, float& y) { y = x; }
+INLINE void narrow(double x, double& y) { y = x; }
+
+// Rounds to the nearest number of the type, of two the even one.
+template <class T, class A> INLINE T rounded(A x) { T y; narrow(x, y); return y; }
+
+// The functions of Rust's trait `Real`, in f32 and f64.
+namespace real {
+INLINE float exp(float x) { return ::expf(x); }
+INLINE double exp(double x) { return ::exp(x); }
+INLINE float ln(float x) { return ::logf(x); }
+INLINE double ln(double x) { return ::log(x); }
+INLINE float sqrt(float x) { return ::sqrtf(x); }
+INLINE double sqrt(double x) { return ::sqrt(x); }
+INLINE float tanh(float x) { return ::tanhf(x); }
+INLINE double tanh(double x) { return ::tanh(x); }
+INLINE float erf(float x) { return ::erff(x); }
+INLINE double erf(double x) { return ::erf(x); }
+INLINE float pow(float x, float p) { return ::powf(x, p); }
+INLINE double pow(double x, double p) { return ::pow(x, p); }
+INLINE float abs(float x) { return ::fabsf(x); }
+INLINE double abs(double x) { return ::fabs(x); }
+template <class A> INLINE A max(A x, A y) { return x > y ? x : y; }
+template <class A> INLINE A sigmoid(A x) { return A(1) / (A(1) + exp(-x)); }
+INLINE float infinity(float) { return __uint_as_float(0x7f800000u); }
+INLINE double infinity(double) { return __longlong_as_double(0x7ff0000000000000ll); }
+template <class A> INLINE A infinity() { return infinity(A(0)); }
+}  // namespace real
+
+INLINE u64 thread_number() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
+INLINE u64 thread_count() { return (u64)gridDim.x * blockDim.x; }
+
+// 16 bytes of elements: what one instruction loads or stores.
+template <class T> struct alignas(16) Vector {
+    static constexpr int SIZE = 16 / sizeof(T);
+    T at[SIZE];
+};
+INLINE bool aligned16(const void* pointer) { return (reinterpret_cast<u64>(pointer) & 15) == 0; }
+
+// Calls f(i, x) for the elements of a row that are this thread's of `threads`: by 16 bytes where the row allows.
+template <class T, class F> INLINE void for_row(const T* row, u64 width, u32 thread, u32 threads, F f) {
+    u64 vectors = aligned16(row) ? width / Vector<T>::SIZE : 0;
+    for (u64 i = thread; i < vectors; i += threads) {
+        Vector<T> x = reinterpret_cast<const Vector<T>*>(row)[i];
+#pragma unroll
+        for (int j = 0; j < Vector<T>::SIZE; j++) f(i * Vector<T>::SIZE + j, x.at[j]);
+    }
+    for (u64 i = vectors * Vector<T>::SIZE + thread; i < width; i += threads) f(i, row[i]);
+}
+
+// The same for two rows of the same width, whose second is overwritten by what f(i, x, y) returns.
+template <class T, class F>
+INLINE void map_row(const T* row, T* out, u64 width, u32 thread, u32 threads, F f) {
+    u64 vectors = aligned16(row) && aligned16(out) ? width / Vector<T>::SIZE : 0;
+    for (u64 i = thread; i < vectors; i += threads) {
+        Vector<T> x = reinterpret_cast<const Vector<T>*>(row)[i];
+        Vector<T> y = reinterpret_cast<Vector<T>*>(out)[i];
+#pragma unroll
+        for (int j = 0; j < Vector<T>::SIZE; j++) y.at[j] = f(i * Vector<T>::SIZE + j, x.at[j], y.at[j]);
+        reinterpret_cast<Vector<T>*>(out)[i] = y;
+    }
+    for (u64 i = vectors * Vector<T>::SIZE + thread; i < width; i += threads) out[i] = f(i, row[i], out[i]);
+}
+
+// Groups of threads that work on one row: blockDim.x threads, 32 or a multiple of it; the rows of a block lie
+// along y where blockDim.x is 32, else there is one. Every thread of a group gets the result, and the order of the
+// additions follows from blockDim.x alone.
+struct Plus { template <class A> INLINE A operator()(A x, A y) const { return x + y; } };
+// NaN wins, whichever side it is on.
+struct Larger { template <class A> INLINE A operator()(A x, A y) const { return y > x || y != y ? y : x; } };
+
+template <class A, class Op> INLINE A join_warp(A x, Op op) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance >>= 1) x = op(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    return x;
+}
+
+template <class A, class Op> INLINE A join_group(A x, A start, Op op) {
+    x = join_warp(x, op);
+    if (blockDim.x == 32) return x;
+    SHARED(A, parts, 32);
+    const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    __syncthreads();  // the parts of an earlier call have been read
+    if (lane == 0) parts[warp] = x;
+    __syncthreads();
+    return join_warp(lane < warps ? parts[lane] : start, op);
+}
+
+template <class A> INLINE A group_sum(A x) { return join_group(x, A(0), Plus()); }
+template <class A> INLINE A group_max(A x) { return join_group(x, -real::infinity<A>(), Larger()); }
+
+// The row of this group of threads.
+INLINE u64 group_row() { return (u64)blockIdx.x * blockDim.y + threadIdx.y; }
+
+// Dims and strides of up to three operands, outermost first. As `arguments::Layout` on the host.
+constexpr int MAX_RANK = 8;
+struct Layout {
+    int rank;
+    int dense;  // not 0: all operands are contiguous
+    u64 dims[MAX_RANK];
+    i64 strides[3][MAX_RANK];
+};
+
+// Where element `index`, in row-major order, lies in each of the first N operands.
+template <int N> INLINE void locate(const Layout& layout, u64 index, i64* at) {
+#pragma unroll
+    for (int k = 0; k < N; k++) at[k] = 0;
+#pragma unroll
+    for (int d = MAX_RANK - 1; d >= 0; d--) {
+        if (d >= layout.rank) continue;
+        u64 coordinate = index % layout.dims[d];
+        index /= layout.dims[d];
+#pragma unroll
+        for (int k = 0; k < N; k++) at[k] += (i64)coordinate * layout.strides[k][d];
+    }
+}
+
+// Indices of one of three types, as ids and targets come.
+enum IndexType { INDEX_U8, INDEX_U32, INDEX_I64 };
+INLINE i64 read_index(const void* indices, int type, u64 at) {
+    if (type == INDEX_U8) return static_cast<const u8*>(indices)[at];
+    if (type == INDEX_U32) return static_cast<const u32*>(indices)[at];
+    return static_cast<const i64*>(indices)[at];
+}
+
+// What changes from step to step lies in device memory, so that a recorded step can be replayed. As
+// `arguments::Step` on the host.
+struct Step {
+    u64 number;        // the training step: counter of the random numbers
+    u64 update;        // number of this optimizer step, from 1
+    double lr;
+    double grad_scale;  // clip coefficient x inverse loss scale
+    u64 found_inf;      // not 0: a gradient is not finite, and no weight may change
+};

@@ -1,0 +1,25 @@
+// SGD with momentum: g = grad_scale * gradient + weight_decay * w, m = momentum * m + g, w = w - lr m. Without
+// momentum there is no m, and g stands in for it. Nothing changes where a gradient is not finite.
+
+template <class G>
+INLINE void step_weights(const Step* step, T* weights, const G* grads, A* m, u64 n, double momentum, double weight_decay) {
+    if (step->found_inf) return;
+    const A lr = (A)step->lr, scale = (A)step->grad_scale;
+    for (u64 i = thread_number(); i < n; i += thread_count()) {
+        A w = widen(weights[i]), g = widen(grads[i]) * scale + w * (A)weight_decay;
+        if (m) {
+            g = m[i] * (A)momentum + g;
+            m[i] = g;
+        }
+        weights[i] = rounded<T>(w - lr * g);
+    }
+}
+
+KERNEL(256, sgd)(const Step* step, T* weights, const T* grads, A* m, u64 n, double momentum, double weight_decay) {
+    step_weights(step, weights, grads, m, n, momentum, weight_decay);
+}
+
+// Gradients in A.
+KERNEL(256, sgd_wide)(const Step* step, T* weights, const A* grads, A* m, u64 n, double momentum, double weight_decay) {
+    step_weights(step, weights, grads, m, n, momentum, weight_decay);
+}

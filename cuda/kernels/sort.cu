@@ -1,0 +1,26 @@
+// The order of ids: the positions of equal ids one behind another, ascending. It is what makes scattered sums
+// deterministic.
+//
+// A position's place is the number of smaller ids and of equal ones before it, counted against all others: n^2
+// comparisons, but of integers in shared memory, and n is the tokens of a micro-batch.
+
+// Ids that are not here, of offset .. offset + size, come last, as `size`.
+INLINE i64 local_id(const void* ids, int type, u64 at, i64 offset, i64 size) {
+    const i64 id = read_index(ids, type, at) - offset;
+    return id >= 0 && id < size ? id : size;
+}
+
+KERNEL(256, sort_ids)(const void* ids, int type, T* order, u64 n, i64 offset, i64 size) {
+    SHARED(i64, tile, 256);
+    const u64 own = thread_number();
+    const i64 id = own < n ? local_id(ids, type, own, offset, size) : 0;
+    u64 place = 0;
+    for (u64 first = 0; first < n; first += 256) {
+        __syncthreads();  // the tile before has been read
+        if (first + threadIdx.x < n) tile[threadIdx.x] = local_id(ids, type, first + threadIdx.x, offset, size);
+        __syncthreads();
+        const u32 count = n - first < 256 ? (u32)(n - first) : 256;
+        for (u32 k = 0; k < count; k++) place += tile[k] < id || (tile[k] == id && first + k < own);
+    }
+    if (own < n) order[place] = (T)own;
+}

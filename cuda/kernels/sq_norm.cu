@@ -1,0 +1,17 @@
+// The sum of squares, in f64: each block's, then theirs. It is not finite exactly where an element is not: squares
+// of any f32 fit into f64.
+
+KERNEL(512, sq_norm_partials)(const T* x, double* partials, u64 n) {
+    double sum = 0;
+    for_row(x, n, (u32)thread_number(), (u32)thread_count(), [&](u64, T x) { sum += (double)widen(x) * (double)widen(x); });
+    sum = group_sum(sum);
+    if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+}
+
+// One block. `partials` may be those of many tensors.
+KERNEL(512, sq_norm_finish)(const double* partials, double* total, u64 count) {
+    double sum = 0;
+    for (u64 i = threadIdx.x; i < count; i += blockDim.x) sum += partials[i];
+    sum = group_sum(sum);
+    if (threadIdx.x == 0) *total = sum;
+}

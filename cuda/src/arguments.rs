@@ -1,0 +1,195 @@
+//! What kernels take beside pointers and numbers, laid out as their text declares it.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::{Error, Result};
+
+/// Dims that a [`Layout`] holds.
+pub const MAX_RANK: usize = 8;
+/// Dims that a [`Place`] holds.
+pub const MAX_PLACE_RANK: usize = 6;
+/// Pieces of each dim that a [`Place`] holds.
+pub const MAX_PIECES: usize = 4;
+
+/// Dims and strides, in elements, of up to three operands.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Layout {
+    rank: i32,
+    dense: i32,
+    dims: [u64; MAX_RANK],
+    strides: [[i64; MAX_RANK]; 3],
+}
+
+impl Layout {
+    /// The dims and, for each operand, its strides. Neighbouring dims that every operand runs through as through one
+    /// are joined, and dims of size 1 left out.
+    ///
+    /// Errors if there are more than three operands, or more than [`MAX_RANK`] dims that cannot be joined.
+    ///
+    /// ```
+    /// use ferrotron_cuda::arguments::Layout;
+    /// let joined = Layout::new(&[2, 3, 4], &[&[12, 4, 1], &[0, 4, 1]])?;
+    /// assert_eq!(joined, Layout::new(&[2, 12], &[&[12, 1], &[0, 1]])?);
+    /// # Ok::<(), ferrotron_cuda::Error>(())
+    /// ```
+    pub fn new(dims: &[usize], strides: &[&[isize]]) -> Result<Layout> {
+        let mut joined: Vec<(u64, Vec<i64>)> = Vec::new();
+        for (d, &size) in dims.iter().enumerate().filter(|(_, size)| **size != 1) {
+            let own: Vec<i64> = strides.iter().map(|strides| strides[d] as i64).collect();
+            match joined.last_mut() {
+                Some((outer, steps))
+                    if steps.iter().zip(&own).all(|(step, own)| *step == own * size as i64) =>
+                {
+                    (*outer, *steps) = (*outer * size as u64, own);
+                }
+                _ => joined.push((size as u64, own)),
+            }
+        }
+        let dense = match &joined[..] {
+            [] => true,
+            [(_, steps)] => steps.iter().all(|&step| step == 1),
+            _ => false,
+        };
+        let mut layout =
+            Layout { rank: joined.len() as i32, dense: i32::from(dense), ..Zeroable::zeroed() };
+        if strides.len() > layout.strides.len() || joined.len() > MAX_RANK {
+            let message = format!(
+                "{} operands of dims {dims:?}: 3 of {MAX_RANK} dims at most",
+                strides.len()
+            );
+            return Err(Error::new("layout", message));
+        }
+        for (d, (size, steps)) in joined.into_iter().enumerate() {
+            layout.dims[d] = size;
+            steps.into_iter().enumerate().for_each(|(k, step)| layout.strides[k][d] = step);
+        }
+        Ok(layout)
+    }
+}
+
+/// Which part of a global tensor is here: what an element's random numbers depend on.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Place {
+    rank: i64,
+    dim: [PlaceDim; MAX_PLACE_RANK],
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+struct PlaceDim {
+    size: u64,
+    stride: u64,
+    pieces: u64,
+    offset: [u64; MAX_PIECES],
+    length: [u64; MAX_PIECES],
+}
+
+impl Place {
+    /// The global dims and, for each, the (offset, length) pieces that are here, in local order.
+    ///
+    /// Errors if there are more than [`MAX_PLACE_RANK`] dims, or more than [`MAX_PIECES`] pieces of one.
+    pub fn new(global: &[usize], pieces: &[&[(usize, usize)]]) -> Result<Place> {
+        if global.len() > MAX_PLACE_RANK || pieces.iter().any(|list| list.len() > MAX_PIECES) {
+            let message = format!(
+                "{pieces:?} of {global:?}: {MAX_PLACE_RANK} dims of {MAX_PIECES} pieces at most"
+            );
+            return Err(Error::new("place", message));
+        }
+        let mut place = Place { rank: global.len() as i64, ..Zeroable::zeroed() };
+        let mut stride = 1;
+        for (d, list) in pieces.iter().enumerate().rev() {
+            let dim = &mut place.dim[d];
+            (dim.stride, dim.pieces) = (stride, list.len() as u64);
+            for (k, &(offset, length)) in list.iter().enumerate() {
+                (dim.offset[k], dim.length[k]) = (offset as u64, length as u64);
+                dim.size += length as u64;
+            }
+            stride *= global[d] as u64;
+        }
+        Ok(place)
+    }
+}
+
+/// What changes from step to step. It lies in device memory, where kernels read it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+pub struct Step {
+    /// The training step: counter of the random numbers.
+    pub number: u64,
+    /// Number of this optimizer step, from 1.
+    pub update: u64,
+    /// Learning rate.
+    pub lr: f64,
+    /// What gradients are multiplied with: clip coefficient x inverse loss scale.
+    pub grad_scale: f64,
+    /// Not 0 where a gradient is not finite: then no weight changes.
+    pub found_inf: u64,
+}
+
+/// Cross-entropy: which tokens count, how sharp their targets are, and which classes are here.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+pub struct CrossEntropy {
+    /// Targets of this value are not counted; negative ones never are.
+    pub ignore_index: i64,
+    /// Number of the first class that is here.
+    pub offset: i64,
+    /// Classes of the whole vocabulary.
+    pub global: i64,
+    /// Probability that is spread over all classes.
+    pub smoothing: f64,
+}
+
+/// Attention: sizes, and for each operand the strides of batch, position and head, in elements. Heads are dense and
+/// begin at multiples of 16 bytes, so strides and `width` are multiples of 8.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+pub struct Attention {
+    /// Queries of a sequence, T.
+    pub queries: i64,
+    /// Keys of a sequence, S.
+    pub keys: i64,
+    /// Query heads, H.
+    pub heads: i64,
+    /// Key-value heads, G, a divisor of H.
+    pub groups: i64,
+    /// Elements of a head, at most those of the kernel.
+    pub width: i64,
+    /// Not 0: query i sees keys j <= i + S - T.
+    pub causal: i64,
+    /// Multiplies the scores.
+    pub scale: f64,
+    /// Strides of the queries.
+    pub q: [i64; 3],
+    /// Strides of the keys.
+    pub k: [i64; 3],
+    /// Strides of the values.
+    pub v: [i64; 3],
+    /// Strides of the result.
+    pub out: [i64; 3],
+    /// Strides of the result's gradient.
+    pub dout: [i64; 3],
+    /// Strides of the queries' gradient.
+    pub dq: [i64; 3],
+    /// Strides of the keys' gradient.
+    pub dk: [i64; 3],
+    /// Strides of the values' gradient.
+    pub dv: [i64; 3],
+}
+
+/// The type of a kernel's indices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum IndexType {
+    /// Unsigned bytes
+    U8,
+    /// Unsigned 32 bits
+    U32,
+    /// Signed 64 bits
+    I64,
+}
+
+/// What a kernel that reads indices finds in the memory for the first bad one's position, if there is none.
+pub const NO_BAD_INDEX: u64 = u64::MAX;

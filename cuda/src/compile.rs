@@ -1,0 +1,22 @@
+//! From a kernel file to the cubin for one element type and one GPU, by way of the cache.
+
+use crate::Result;
+use crate::cubin_cache::{CubinCache, Key};
+use crate::kernels::{ElementType, File};
+use crate::nvrtc::{Architecture, Nvrtc};
+
+/// The cubin of `file` for elements of `element`, from the cache or compiled. `rows` is
+/// [`pointwise_rows`](crate::kernels::pointwise_rows) for the file "pointwise", else empty.
+///
+/// Errors with the compiler's log if it refuses the text.
+pub fn cubin(
+    nvrtc: &Nvrtc,
+    cache: &CubinCache,
+    (file, element, rows): (&File, ElementType, &str),
+    architecture: Architecture,
+) -> Result<Vec<u8>> {
+    let source = file.source(element, rows);
+    let options = Nvrtc::options(architecture, file.options);
+    let key = Key { source: &source, options: &options, version: nvrtc.version() };
+    cache.get(&key, || Ok(nvrtc.compile(file.name, &source, &options)?.bytes))
+}

@@ -1,0 +1,258 @@
+//! The kernels: text that is compiled for one element type at a time.
+//!
+//! A file of `kernels/` holds the entries `KERNEL(threads, name)(...)`; [`File::source`] is the whole text for one
+//! element type, in which the entry is called `name_f32`. The rows of the pointwise table come from the crate that
+//! owns it, as CUDA expressions.
+
+use std::fmt::Write;
+
+/// What the elements of a kernel's tensors are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ElementType {
+    /// IEEE 754 binary64
+    F64,
+    /// IEEE 754 binary32
+    F32,
+    /// bfloat16
+    BF16,
+    /// IEEE 754 binary16
+    F16,
+    /// Unsigned bytes
+    U8,
+    /// Unsigned 32 bits
+    U32,
+    /// Signed 64 bits
+    I64,
+}
+
+impl ElementType {
+    /// The types that are computed with.
+    pub const FLOATS: &[ElementType] =
+        &[ElementType::F64, ElementType::F32, ElementType::BF16, ElementType::F16];
+    /// The types of 16 bits, which tensor cores multiply.
+    pub const HALVES: &[ElementType] = &[ElementType::BF16, ElementType::F16];
+    /// The floats that are computed in as they are.
+    pub const EXACT: &[ElementType] = &[ElementType::F64, ElementType::F32];
+    /// Every type.
+    pub const ALL: &[ElementType] = &[
+        ElementType::F64,
+        ElementType::F32,
+        ElementType::BF16,
+        ElementType::F16,
+        ElementType::U8,
+        ElementType::U32,
+        ElementType::I64,
+    ];
+
+    /// One type of each size, for kernels that only move elements: 1, 2, 4 and 8 bytes.
+    pub const SIZES: &[ElementType] =
+        &[ElementType::U8, ElementType::BF16, ElementType::U32, ElementType::I64];
+    /// Only unsigned 32 bits, for kernels that write indices.
+    const ONLY_U32: &[ElementType] = &[ElementType::U32];
+
+    /// The name, as at the end of an entry's.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ElementType::F64 => "f64",
+            ElementType::F32 => "f32",
+            ElementType::BF16 => "bf16",
+            ElementType::F16 => "f16",
+            ElementType::U8 => "u8",
+            ElementType::U32 => "u32",
+            ElementType::I64 => "i64",
+        }
+    }
+
+    /// The type in kernels, and the one it is computed in.
+    const fn text(self) -> (&'static str, &'static str) {
+        match self {
+            ElementType::F64 => ("double", "double"),
+            ElementType::F32 => ("float", "float"),
+            ElementType::BF16 => ("bf16", "float"),
+            ElementType::F16 => ("f16", "float"),
+            ElementType::U8 => ("u8", "u8"),
+            ElementType::U32 => ("u32", "u32"),
+            ElementType::I64 => ("i64", "i64"),
+        }
+    }
+}
+
+/// One file of kernels.
+#[derive(Debug, Clone, Copy)]
+pub struct File {
+    /// Its name, that of the CPU's file of the same operation.
+    pub name: &'static str,
+    /// The text.
+    pub text: &'static str,
+    /// The element types that it is compiled for.
+    pub types: &'static [ElementType],
+    /// Options of the compiler beside the architecture.
+    pub options: &'static [&'static str],
+}
+
+/// What every file begins with.
+pub const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
+
+/// What files name in `#include`: their text is put in place, and no compiler looks for a file.
+const HEADERS: &[(&str, &str)] = &[
+    ("attention.cuh", include_str!("../kernels/attention.cuh")),
+    ("mma.cuh", include_str!("../kernels/mma.cuh")),
+    ("philox.cuh", include_str!("../kernels/philox.cuh")),
+    ("statistics.cuh", include_str!("../kernels/statistics.cuh")),
+];
+
+macro_rules! files {
+    ($($name:literal $types:ident $options:expr;)*) => {
+        /// Every file.
+        pub const FILES: &[File] = &[$(File {
+            name: $name,
+            text: include_str!(concat!("../kernels/", $name, ".cu")),
+            types: ElementType::$types,
+            options: &$options,
+        }),*];
+    };
+}
+files! {
+    "adamw" FLOATS [];
+    "attention" HALVES [];
+    "attention_rows" EXACT [];
+    "cast" ALL [];
+    "compare" ALL [];
+    "copy" SIZES [];
+    "cross_entropy" FLOATS [];
+    "dropout" FLOATS [];
+    "index" FLOATS [];
+    "norm" FLOATS [];
+    "pointwise" FLOATS [];
+    "random" FLOATS ["--fmad=false"];
+    "reduce" FLOATS [];
+    "rotary" FLOATS [];
+    "round" HALVES [];
+    "sgd" FLOATS [];
+    "softmax" FLOATS [];
+    "sort" ONLY_U32 [];
+    "sq_norm" FLOATS [];
+}
+
+impl File {
+    /// The file called `name`.
+    pub fn named(name: &str) -> Option<&'static File> {
+        FILES.iter().find(|file| file.name == name)
+    }
+
+    /// The whole text for one element type. `rows` is [`pointwise_rows`] for the file "pointwise", else empty.
+    pub fn source(&self, element: ElementType, rows: &str) -> String {
+        format!("{PRELUDE}\n{}", instance(self.text, element, rows))
+    }
+}
+
+/// The text of a kernel file and its rows for one element type, without the prelude.
+pub fn instance(text: &str, element: ElementType, rows: &str) -> String {
+    let (name, (t, a)) = (element.name(), element.text());
+    let mut out = format!("namespace of_{name} {{\nusing T = {t};\nusing A = {a};\n");
+    let mut add = |line: &str| {
+        // KERNEL(threads, entry) begins a definition.
+        let parts = line.strip_prefix("KERNEL(").and_then(|rest| rest.split_once(')'));
+        let definition = parts.and_then(|(inside, rest)| Some((inside.split_once(", ")?, rest)));
+        let _ = match definition {
+            Some(((threads, entry), rest)) => {
+                writeln!(out, "{ENTRY}{threads}) {entry}_{name}{rest}")
+            }
+            None => writeln!(out, "{line}"),
+        };
+    };
+    for line in text.lines().chain(rows.lines()) {
+        let included = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"'));
+        match included.and_then(|name| HEADERS.iter().find(|(header, _)| *header == name)) {
+            Some((_, header)) => header.lines().for_each(&mut add),
+            None => add(line),
+        }
+    }
+    let _ = writeln!(out, "}}  // namespace of_{name}");
+    out
+}
+
+/// How a definition begins in a source.
+const ENTRY: &str = "extern \"C\" __global__ void __launch_bounds__(";
+
+/// The entries of a source, with their threads a block at most: (threads, name).
+///
+/// ```
+/// use ferrotron_cuda::kernels::{ElementType, File, entries};
+/// let source = File::named("dropout").unwrap().source(ElementType::F32, "");
+/// assert_eq!(entries(&source), [(256, "dropout_f32".to_string())]);
+/// ```
+pub fn entries(source: &str) -> Vec<(u32, String)> {
+    let parse = |line: &str| {
+        let (threads, rest) = line.strip_prefix(ENTRY)?.split_once(") ")?;
+        let name = rest.split('(').next()?;
+        Some((threads.parse().ok()?, name.trim().to_string()))
+    };
+    source.lines().filter_map(parse).collect()
+}
+
+/// A function of one element, as CUDA expressions.
+#[derive(Debug, Clone, Copy)]
+pub struct UnaryRow<'a> {
+    /// The entry's name.
+    pub name: &'a str,
+    /// The value, of `x` and the parameter `p`.
+    pub value: &'a str,
+    /// The derivative, of what is saved, `s`, and `p`; unless it is constant.
+    pub derivative: Option<&'a str>,
+}
+
+/// A function of two elements, as CUDA expressions of `a` and `b`.
+#[derive(Debug, Clone, Copy)]
+pub struct BinaryRow<'a> {
+    /// The entry's name.
+    pub name: &'a str,
+    /// The value.
+    pub value: &'a str,
+    /// The derivatives by `a` and by `b`, unless they are constant.
+    pub derivatives: [Option<&'a str>; 2],
+}
+
+/// The entries of the pointwise table: `name` and `name_backward` of a unary row, `name`, `name_d_lhs` and
+/// `name_d_rhs` of a binary one.
+///
+/// ```
+/// use ferrotron_cuda::kernels::{UnaryRow, pointwise_rows};
+/// let square = UnaryRow { name: "square", value: "x * x", derivative: Some("s + s") };
+/// assert!(pointwise_rows(&[square], &[]).contains("KERNEL(256, square_backward)(T* dx, const T* saved"));
+/// ```
+pub fn pointwise_rows(unary: &[UnaryRow], binary: &[BinaryRow]) -> String {
+    let mut out = String::new();
+    for UnaryRow { name, value, derivative } in unary {
+        let _ = writeln!(
+            out,
+            "KERNEL(256, {name})(const T* x, T* y, u64 n, double parameter) {{\n\
+             \x20   [[maybe_unused]] const A p = (A)parameter;\n\
+             \x20   unary(x, y, n, [=](A x) {{ return A({value}); }});\n}}"
+        );
+        if let Some(derivative) = derivative {
+            let _ = writeln!(
+                out,
+                "KERNEL(256, {name}_backward)(T* dx, const T* saved, u64 n, double parameter) {{\n\
+                 \x20   [[maybe_unused]] const A p = (A)parameter;\n\
+                 \x20   unary_backward(dx, saved, n, [=](A s) {{ return A({derivative}); }});\n}}"
+            );
+        }
+    }
+    for BinaryRow { name, value, derivatives: [lhs, rhs] } in binary {
+        let mut kernel = |name: &str, result: &str| {
+            let _ = writeln!(
+                out,
+                "KERNEL(256, {name})(const T* a, const T* b, T* y, u64 n, Layout layout) {{\n\
+                 \x20   binary(a, b, y, n, layout, [=](A y, A a, A b) {{ return A({result}); }});\n}}"
+            );
+        };
+        kernel(name, value);
+        for (side, derivative) in [("lhs", lhs), ("rhs", rhs)] {
+            if let Some(derivative) = derivative {
+                kernel(&format!("{name}_d_{side}"), &format!("y * ({derivative})"));
+            }
+        }
+    }
+    out
+}

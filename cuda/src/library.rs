@@ -1,0 +1,299 @@
+//! Where NVIDIA's libraries lie, and loading them from there.
+//!
+//! Folders are searched in this order: those that `FERROTRON_CUDA_PATH` lists; `lib64` of `CUDA_HOME` and
+//! `CUDA_PATH`; the folders of pip's `nvidia-*` packages in the active Python environment (`VIRTUAL_ENV`,
+//! `CONDA_PREFIX`, then those of each `python3` on `PATH`); `/usr/local/cuda/lib64`; `/usr/lib/wsl/lib`; last what
+//! the system's loader knows. A library is loaded by its absolute path, so `LD_LIBRARY_PATH` is not needed.
+
+use libloading::os::unix::{Library as Handle, RTLD_GLOBAL, RTLD_NOW, Symbol};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use crate::{Error, Result};
+
+/// A library that the GPU side needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The driver's interface, `libcuda`
+    Driver,
+    /// The run-time compiler
+    Nvrtc,
+    /// Matrix products
+    CublasLt,
+    /// Collectives between GPUs
+    Nccl,
+}
+
+impl Kind {
+    /// Every library.
+    pub const ALL: [Kind; 4] = [Kind::Driver, Kind::Nvrtc, Kind::CublasLt, Kind::Nccl];
+
+    /// The file's name without its version.
+    pub const fn stem(self) -> &'static str {
+        match self {
+            Kind::Driver => "libcuda.so",
+            Kind::Nvrtc => "libnvrtc.so",
+            Kind::CublasLt => "libcublasLt.so",
+            Kind::Nccl => "libnccl.so",
+        }
+    }
+
+    /// Versions that the system's loader is asked for, best first.
+    const fn versions(self) -> &'static [&'static str] {
+        match self {
+            Kind::Driver => &["1"],
+            Kind::Nvrtc | Kind::CublasLt => &["13", "12"],
+            Kind::Nccl => &["2"],
+        }
+    }
+
+    /// Files of the same folder that must be loaded before it: they are looked up by name, not by folder.
+    const fn before(self) -> &'static [&'static str] {
+        match self {
+            Kind::Nvrtc => &["libnvrtc-builtins.so"],
+            _ => &[],
+        }
+    }
+
+    /// What it is needed for.
+    pub const fn purpose(self) -> &'static str {
+        match self {
+            Kind::Driver => "everything on a GPU",
+            Kind::Nvrtc => "compiling kernels",
+            Kind::CublasLt => "matrix products",
+            Kind::Nccl => "more than one GPU",
+        }
+    }
+
+    /// Where to get it.
+    pub const fn remedy(self) -> &'static str {
+        match self {
+            Kind::Driver => "install NVIDIA's driver, R580 or later for CUDA 13 (needs root)",
+            Kind::Nvrtc => "pip install nvidia-cuda-nvrtc",
+            Kind::CublasLt => "pip install nvidia-cublas",
+            Kind::Nccl => "pip install nvidia-nccl-cu13",
+        }
+    }
+}
+
+/// The folders that are searched, in order.
+///
+/// ```
+/// use ferrotron_cuda::library::Search;
+/// let search = Search::with(&|name| (name == "CUDA_HOME").then(|| "/opt/cuda".into()));
+/// assert_eq!(search.folders()[0].to_str(), Some("/opt/cuda/lib64"));
+/// ```
+#[derive(Debug, Clone)]
+pub struct Search {
+    folders: Vec<PathBuf>,
+}
+
+impl Search {
+    /// As the environment of this process says.
+    pub fn from_environment() -> Search {
+        Search::with(&|name| std::env::var_os(name))
+    }
+
+    /// As an environment says in which `variable` looks up a name.
+    pub fn with(variable: &dyn Fn(&str) -> Option<OsString>) -> Search {
+        let mut folders = Vec::new();
+        if let Some(list) = variable("FERROTRON_CUDA_PATH") {
+            folders.extend(std::env::split_paths(&list));
+        }
+        for name in ["CUDA_HOME", "CUDA_PATH"] {
+            folders.extend(variable(name).map(|home| Path::new(&home).join("lib64")));
+        }
+        for name in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
+            if let Some(prefix) = variable(name) {
+                folders.extend(package_folders(Path::new(&prefix)));
+            }
+        }
+        let path = variable("PATH").unwrap_or_default();
+        for bin in std::env::split_paths(&path).filter(|bin| bin.join("python3").exists()) {
+            folders.extend(bin.parent().into_iter().flat_map(package_folders));
+        }
+        folders.extend(["/usr/local/cuda/lib64", "/usr/lib/wsl/lib"].map(PathBuf::from));
+        Search { folders }
+    }
+
+    /// Only these folders, then the system's loader.
+    pub fn only(folders: Vec<PathBuf>) -> Search {
+        Search { folders }
+    }
+
+    /// The folders, in order.
+    pub fn folders(&self) -> &[PathBuf] {
+        &self.folders
+    }
+
+    /// The file of a library in the first folder that has it.
+    pub fn find(&self, kind: Kind) -> Option<PathBuf> {
+        self.folders.iter().find_map(|folder| newest(folder, kind.stem()))
+    }
+
+    /// Finds and loads a library.
+    ///
+    /// Errors, naming the remedy, if no folder has it and the system's loader does not know it, or if what
+    /// was found cannot be loaded.
+    pub fn load(&self, kind: Kind) -> Result<Library> {
+        let Some(path) = self.find(kind) else {
+            let named = kind.versions().iter().find_map(|version| {
+                let name = format!("{}.{version}", kind.stem());
+                Some(Library { handle: open(Path::new(&name)).ok()?, path: name.into() })
+            });
+            return named.ok_or_else(|| {
+                let message =
+                    format!("not found, needed for {}: {}", kind.purpose(), kind.remedy());
+                Error::new(kind.stem(), message)
+            });
+        };
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        for stem in kind.before() {
+            if let Some(path) = newest(folder, stem) {
+                // It stays loaded: the library finds it by name.
+                std::mem::forget(open(&path).map_err(|error| Error::new(kind.stem(), error))?);
+            }
+        }
+        let handle = open(&path).map_err(|error| Error::new(kind.stem(), error))?;
+        Ok(Library { handle, path })
+    }
+}
+
+/// The folders of libraries of pip's packages below a Python environment: `nvidia/*/lib`.
+fn package_folders(prefix: &Path) -> Vec<PathBuf> {
+    let entries = |folder: &Path| -> Vec<PathBuf> {
+        let Ok(list) = std::fs::read_dir(folder) else { return Vec::new() };
+        let mut paths: Vec<PathBuf> = list.flatten().map(|entry| entry.path()).collect();
+        paths.sort();
+        paths
+    };
+    let is_python = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python3"))
+    };
+    let mut folders = Vec::new();
+    for python in entries(&prefix.join("lib")).iter().filter(|path| is_python(path)) {
+        for packages in ["site-packages", "dist-packages"] {
+            let packages = entries(&python.join(packages).join("nvidia"));
+            folders.extend(
+                packages.iter().map(|package| package.join("lib")).filter(|lib| lib.is_dir()),
+            );
+        }
+    }
+    folders
+}
+
+/// The file `stem` or `stem.VERSION` of a folder with the highest version.
+fn newest(folder: &Path, stem: &str) -> Option<PathBuf> {
+    let version = |name: &str| -> Option<Vec<u64>> {
+        match name.strip_prefix(stem)? {
+            "" => Some(Vec::new()),
+            rest => rest.strip_prefix('.')?.split('.').map(|part| part.parse().ok()).collect(),
+        }
+    };
+    std::fs::read_dir(folder)
+        .ok()?
+        .flatten()
+        .filter_map(|entry| Some((version(entry.file_name().to_str()?)?, entry.path())))
+        .max()
+        .map(|(_, path)| path)
+}
+
+fn open(path: &Path) -> std::result::Result<Handle, String> {
+    // SAFETY: NVIDIA's libraries may be initialised at any time, from any thread.
+    unsafe { Handle::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }
+        .map_err(|error| format!("{} cannot be loaded: {error}", path.display()))
+}
+
+/// A loaded library.
+#[derive(Debug)]
+pub struct Library {
+    handle: Handle,
+    path: PathBuf,
+}
+
+impl Library {
+    /// The file; only its name where the system's loader found it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The function called `name`, which must be used only while the library is there.
+    ///
+    /// Errors if the library has no such function: it is older than what is asked of it.
+    ///
+    /// # Safety
+    /// `F` is the function's type, as its header declares it.
+    pub unsafe fn function<F: Copy>(&self, name: &'static str) -> Result<F> {
+        // SAFETY: the caller knows the type.
+        let symbol: std::result::Result<Symbol<F>, _> = unsafe { self.handle.get(name) };
+        symbol.map(|symbol| *symbol).map_err(|_| {
+            let path = self.path.display();
+            Error::new(name, format!("{path} has no such function: it is too old"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn touch(path: &Path) {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, b"not a library").unwrap();
+    }
+
+    #[test]
+    fn folders_are_searched_in_order_and_versions_as_numbers() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |path: &str| root.path().join(path);
+        let packages = "venv/lib/python3.11/site-packages/nvidia";
+        for path in [
+            "toolkit/lib64/libnvrtc.so.12",
+            "explicit/libnvrtc-builtins.so.13.0",
+            "explicit/libnccl.so.2",
+            &format!("{packages}/cu13/lib/libnvrtc.so.9"),
+            &format!("{packages}/cu13/lib/libnvrtc.so.13"),
+            &format!("{packages}/cu13/lib/libcublasLt.so.13"),
+            &format!("{packages}/nccl/lib/libnccl.so.2"),
+            "venv/bin/python3",
+        ] {
+            touch(&at(path));
+        }
+        let found = |variables: &[(&str, &str)], kind| {
+            let search = Search::with(&|name| {
+                let (_, value) = variables.iter().find(|(known, _)| *known == name)?;
+                Some(at(value).into_os_string())
+            });
+            search.find(kind).map(|path| path.strip_prefix(root.path()).unwrap().to_path_buf())
+        };
+        let package = |path: &str| Some(PathBuf::from(format!("{packages}/{path}")));
+        let nvrtc = package("cu13/lib/libnvrtc.so.13");
+        for variable in [("VIRTUAL_ENV", "venv"), ("CONDA_PREFIX", "venv"), ("PATH", "venv/bin")] {
+            assert_eq!(found(&[variable], Kind::Nvrtc), nvrtc, "{variable:?}");
+            assert_eq!(found(&[variable], Kind::CublasLt), package("cu13/lib/libcublasLt.so.13"));
+        }
+        let all = [
+            ("FERROTRON_CUDA_PATH", "explicit"),
+            ("CUDA_HOME", "toolkit"),
+            ("VIRTUAL_ENV", "venv"),
+        ];
+        assert_eq!(found(&all, Kind::Nccl), Some("explicit/libnccl.so.2".into()));
+        assert_eq!(found(&all, Kind::Nvrtc), Some("toolkit/lib64/libnvrtc.so.12".into()));
+        assert_eq!(found(&all[2..], Kind::Nccl), package("nccl/lib/libnccl.so.2"));
+    }
+
+    #[test]
+    fn what_is_missing_or_no_library_is_an_error_that_says_so() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("libnccl.so.2");
+        touch(&path);
+        let error = Search::only(vec![root.path().into()]).load(Kind::Nccl).unwrap_err();
+        let want = format!("libnccl.so: {} cannot be loaded: ", path.display());
+        assert!(error.to_string().starts_with(&want), "{error}");
+        if let Err(error) = Search::only(Vec::new()).load(Kind::CublasLt) {
+            let want =
+                "libcublasLt.so: not found, needed for matrix products: pip install nvidia-cublas";
+            assert_eq!(error.to_string(), want);
+        }
+    }
+}

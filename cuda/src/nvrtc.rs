@@ -1,0 +1,187 @@
+//! NVRTC, the run-time compiler: kernel text to a cubin for one architecture. It needs no GPU.
+//!
+//! Never to PTX: PTX from a newer compiler than the driver is refused ("unsupported toolchain"), a cubin runs on any
+//! driver of the same major version.
+
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::path::Path;
+
+use crate::library::{Kind, Library, Search};
+use crate::{Error, Result};
+
+/// A GPU architecture: compute capability 9.0 is `Architecture { major: 9, minor: 0 }`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Architecture {
+    /// Before the point.
+    pub major: u32,
+    /// Behind it.
+    pub minor: u32,
+}
+
+impl std::fmt::Display for Architecture {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "sm_{}{}", self.major, self.minor)
+    }
+}
+
+/// A compiled module, and what the compiler said about it.
+#[derive(Debug, Clone)]
+pub struct Cubin {
+    /// What the driver loads.
+    pub bytes: Vec<u8>,
+    /// Warnings, and the registers of each kernel where `--ptxas-options=-v` asks for them.
+    pub log: String,
+}
+
+#[repr(C)]
+struct Program {
+    _opaque: [u8; 0],
+}
+type Handle = *mut Program;
+type Status = c_int;
+
+/// The loaded compiler.
+#[derive(Debug)]
+pub struct Nvrtc {
+    create: unsafe extern "C" fn(
+        *mut Handle,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> Status,
+    compile: unsafe extern "C" fn(Handle, c_int, *const *const c_char) -> Status,
+    log_size: unsafe extern "C" fn(Handle, *mut usize) -> Status,
+    log: unsafe extern "C" fn(Handle, *mut c_char) -> Status,
+    cubin_size: unsafe extern "C" fn(Handle, *mut usize) -> Status,
+    cubin: unsafe extern "C" fn(Handle, *mut c_char) -> Status,
+    destroy: unsafe extern "C" fn(*mut Handle) -> Status,
+    error_string: unsafe extern "C" fn(Status) -> *const c_char,
+    version: (u32, u32),
+    library: Library,
+}
+
+impl Nvrtc {
+    /// Finds and loads the compiler.
+    ///
+    /// Errors if it is not there, or too old to make cubins (before CUDA 11.1).
+    pub fn load(search: &Search) -> Result<Nvrtc> {
+        let library = search.load(Kind::Nvrtc)?;
+        // SAFETY: the types are those of nvrtc.h.
+        let nvrtc = unsafe {
+            let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status =
+                library.function("nvrtcVersion")?;
+            let (mut major, mut minor) = (0, 0);
+            if version(&mut major, &mut minor) != 0 {
+                return Err(Error::new("nvrtc", "nvrtcVersion failed"));
+            }
+            Nvrtc {
+                create: library.function("nvrtcCreateProgram")?,
+                compile: library.function("nvrtcCompileProgram")?,
+                log_size: library.function("nvrtcGetProgramLogSize")?,
+                log: library.function("nvrtcGetProgramLog")?,
+                cubin_size: library.function("nvrtcGetCUBINSize")?,
+                cubin: library.function("nvrtcGetCUBIN")?,
+                destroy: library.function("nvrtcDestroyProgram")?,
+                error_string: library.function("nvrtcGetErrorString")?,
+                version: (major as u32, minor as u32),
+                library,
+            }
+        };
+        Ok(nvrtc)
+    }
+
+    /// Major and minor version, that of the toolkit.
+    pub fn version(&self) -> (u32, u32) {
+        self.version
+    }
+
+    /// The file it was loaded from.
+    pub fn path(&self) -> &Path {
+        self.library.path()
+    }
+
+    /// All options of a compilation: language, architecture, and those of the file.
+    pub fn options(architecture: Architecture, of_file: &[&str]) -> Vec<String> {
+        let mut options = vec!["--std=c++17".into(), format!("--gpu-architecture={architecture}")];
+        options.extend(of_file.iter().map(|option| option.to_string()));
+        options
+    }
+
+    /// Compiles `source`; `name` is what it is called in messages.
+    ///
+    /// Errors with the compiler's log if the text or an option is refused.
+    pub fn compile(&self, name: &str, source: &str, options: &[String]) -> Result<Cubin> {
+        let text = |text: &str| {
+            CString::new(text)
+                .map_err(|_| Error::new("nvrtc", format!("{name} has a zero byte in it")))
+        };
+        let (source, file) = (text(source)?, text(name)?);
+        let options = options.iter().map(|option| text(option)).collect::<Result<Vec<_>>>()?;
+        let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        let mut program = OwnedProgram { handle: std::ptr::null_mut(), nvrtc: self };
+        let none = std::ptr::null();
+        // SAFETY: strings and lists outlive the calls; the handle is destroyed by its owner.
+        unsafe {
+            let status =
+                (self.create)(&mut program.handle, source.as_ptr(), file.as_ptr(), 0, none, none);
+            self.check(status, name, "")?;
+            let status = (self.compile)(program.handle, pointers.len() as c_int, pointers.as_ptr());
+            let log = read(
+                |size| (self.log_size)(program.handle, size),
+                |to| (self.log)(program.handle, to),
+            );
+            let log = String::from_utf8_lossy(&log.unwrap_or_default())
+                .trim_end_matches('\0')
+                .to_string();
+            self.check(status, name, &log)?;
+            let bytes = read(
+                |size| (self.cubin_size)(program.handle, size),
+                |to| (self.cubin)(program.handle, to),
+            )
+            .map_err(|status| self.check(status, name, &log).unwrap_err())?;
+            Ok(Cubin { bytes, log })
+        }
+    }
+
+    fn check(&self, status: Status, name: &str, log: &str) -> Result<()> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: the function gives a static string for every number.
+        let reason = unsafe { CStr::from_ptr((self.error_string)(status)) }.to_string_lossy();
+        Err(Error::new("nvrtc", format!("{name}: {reason}\n{log}")))
+    }
+}
+
+struct OwnedProgram<'a> {
+    handle: Handle,
+    nvrtc: &'a Nvrtc,
+}
+
+impl Drop for OwnedProgram<'_> {
+    fn drop(&mut self) {
+        if !self.handle.is_null() {
+            // SAFETY: the handle is of nvrtcCreateProgram and nobody else has it.
+            unsafe { (self.nvrtc.destroy)(&mut self.handle) };
+        }
+    }
+}
+
+/// Bytes from a pair of functions, for their number and for themselves.
+fn read(
+    size: impl FnOnce(&mut usize) -> Status,
+    fill: impl FnOnce(*mut c_char) -> Status,
+) -> std::result::Result<Vec<u8>, Status> {
+    let mut length = 0;
+    match size(&mut length) {
+        0 => {}
+        status => return Err(status),
+    }
+    let mut bytes = vec![0_u8; length];
+    match fill(bytes.as_mut_ptr().cast()) {
+        0 => Ok(bytes),
+        status => Err(status),
+    }
+}

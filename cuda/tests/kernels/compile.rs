@@ -1,0 +1,128 @@
+//! Every kernel, for every element type, is compiled to machine code for three generations of GPUs, and keeps all of
+//! its numbers in registers.
+
+use ferrotron_cuda::compile::cubin;
+use ferrotron_cuda::cubin_cache::CubinCache;
+use ferrotron_cuda::kernels::{self, ElementType, FILES, File};
+use ferrotron_cuda::library::Search;
+use ferrotron_cuda::nvrtc::{Architecture, Nvrtc};
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use crate::support::pointwise_rows;
+
+/// A100, H100 and H200, B200.
+const ARCHITECTURES: [Architecture; 3] = [
+    Architecture { major: 8, minor: 0 },
+    Architecture { major: 9, minor: 0 },
+    Architecture { major: 10, minor: 0 },
+];
+
+/// Kernels that keep something in memory, and why that is right.
+const STACK: &[(&str, &str)] = &[
+    ("adamw_master_f32", RARE),
+    ("adamw_master_wide_f32", RARE),
+    ("attention_rows_f64", RARE),
+    ("exp_f64", RARE),
+    ("log_softmax_backward_f64", RARE),
+    ("pow_d_rhs_f64", RARE),
+    ("sigmoid_f64", RARE),
+];
+
+/// Division, root and the f64 functions leave rare arguments to a subroutine.
+const RARE: &str = "8 or 16 bytes are put aside around a subroutine for rare arguments";
+
+#[test]
+fn every_kernel_becomes_a_cubin_without_spills() {
+    let nvrtc = match Nvrtc::load(&Search::from_environment()) {
+        Ok(nvrtc) => nvrtc,
+        Err(error) => {
+            return println!("skipped: every_kernel_becomes_a_cubin_without_spills: {error}");
+        }
+    };
+    let rows = pointwise_rows();
+    let jobs: Vec<(&File, ElementType, Architecture)> = FILES
+        .iter()
+        .flat_map(|file| file.types.iter().map(move |&element| (file, element)))
+        .flat_map(|(file, element)| ARCHITECTURES.map(|architecture| (file, element, architecture)))
+        .collect();
+    let (next, spilled) = (AtomicUsize::new(0), Mutex::new(BTreeSet::new()));
+    let work = || {
+        while let Some(&(file, element, architecture)) = jobs.get(next.fetch_add(1, Relaxed)) {
+            let found = compile(&nvrtc, file, element, architecture, &rows);
+            spilled.lock().unwrap().extend(found);
+        }
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..2).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+    let named = |name: &str| STACK.iter().any(|(known, _)| *known == name);
+    let spilled: Vec<_> =
+        spilled.into_inner().unwrap().into_iter().filter(|(name, ..)| !named(name)).collect();
+    assert!(spilled.is_empty(), "{spilled:#?}");
+}
+
+/// Compiles, and returns the kernels that need memory for numbers, with what the compiler says about them.
+fn compile(
+    nvrtc: &Nvrtc,
+    file: &File,
+    element: ElementType,
+    architecture: Architecture,
+    rows: &str,
+) -> Vec<(String, String)> {
+    let what = format!("{} {} {architecture}", file.name, element.name());
+    let source = file.source(element, if file.name == "pointwise" { rows } else { "" });
+    let mut options = Nvrtc::options(architecture, file.options);
+    options.push("--ptxas-options=-v".into());
+    let cubin = nvrtc
+        .compile(file.name, &source, &options)
+        .unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert!(cubin.bytes.starts_with(b"\x7fELF"), "{what} is no cubin");
+    assert!(!cubin.log.contains("warning"), "{what}:\n{}", cubin.log);
+    let properties = |entry: &str| {
+        // "Function properties for NAME", and on the line behind it "0 bytes stack frame, 0 bytes spill stores, ...".
+        let title = format!("Function properties for {entry}");
+        let mut lines = cubin.log.lines();
+        lines
+            .find(|line| line.trim_end().ends_with(&title))
+            .unwrap_or_else(|| panic!("{what}: no {entry} in\n{}", cubin.log));
+        lines.next().unwrap_or_default().replace("ptxas", "").trim_matches([' ', '.']).to_string()
+    };
+    let clean = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads";
+    let entries = kernels::entries(&source).into_iter().map(|(_, entry)| entry);
+    entries
+        .map(|entry| (entry.clone(), properties(&entry)))
+        .filter(|(_, properties)| properties != clean)
+        .map(|(entry, properties)| (entry, format!("{architecture}: {properties}")))
+        .collect()
+}
+
+#[test]
+fn a_cubin_is_compiled_once_and_an_error_shows_the_line() {
+    let nvrtc = match Nvrtc::load(&Search::from_environment()) {
+        Ok(nvrtc) => nvrtc,
+        Err(error) => {
+            return println!(
+                "skipped: a_cubin_is_compiled_once_and_an_error_shows_the_line: {error}"
+            );
+        }
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let cache = CubinCache::new(folder.path());
+    let file = File::named("sq_norm").unwrap();
+    let entries = || std::fs::read_dir(folder.path()).unwrap().count();
+    for (number, architecture) in ARCHITECTURES.into_iter().enumerate() {
+        let first = cubin(&nvrtc, &cache, (file, ElementType::F32, ""), architecture).unwrap();
+        let again = cubin(&nvrtc, &cache, (file, ElementType::F32, ""), architecture).unwrap();
+        assert!(first == again && first.starts_with(b"\x7fELF"));
+        assert_eq!(entries(), number + 1);
+    }
+    let wrong =
+        File { name: "wrong", text: "KERNEL(32, wrong)(T* x) {\n    x[0] = nothing;\n}", ..*file };
+    let error =
+        cubin(&nvrtc, &cache, (&wrong, ElementType::F32, ""), ARCHITECTURES[0]).unwrap_err();
+    assert!(error.to_string().contains("\"nothing\" is undefined"), "{error}");
+    assert_eq!(entries(), ARCHITECTURES.len());
+}

@@ -1,0 +1,9 @@
+//! Every kernel runs on the CPU, through the shim of `tests/shim`, and must give what the CPU's operation gives: for
+//! every dtype, ragged sizes, views of any strides. One pass runs under the address sanitizer; changed kernels, each
+//! with one mistake, must fail.
+
+mod compile;
+mod mutants;
+mod ops;
+mod simulator;
+mod support;

@@ -1,0 +1,181 @@
+//! Kernels with one mistake each, as people make them. The tests of the file must fail.
+
+use ferrotron_cuda::kernels::{ElementType, File};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use crate::simulator::{MUTANT, SANITIZE, available};
+
+/// One mistake.
+struct Mutant {
+    name: &'static str,
+    /// The file whose tests must fail; the change is made to its text or to what it includes.
+    file: &'static str,
+    before: &'static str,
+    after: &'static str,
+}
+
+macro_rules! mutants {
+    ($($name:ident in $file:literal: $before:literal => $after:literal;)*) => {
+        &[$(Mutant { name: stringify!($name), file: $file, before: $before, after: $after }),*]
+    };
+}
+
+const MUTANTS: &[Mutant] = mutants! {
+    // Barriers and shuffles
+    parts_overwritten_before_they_are_read in "norm":
+        "__syncthreads();  // the parts of an earlier call have been read" => "";
+    parts_read_before_they_are_written in "softmax":
+        "if (lane == 0) parts[warp] = x;\n    __syncthreads();" => "if (lane == 0) parts[warp] = x;";
+    half_a_warp_forgotten in "reduce": "distance = 16" => "distance = 8";
+    barrier_that_some_never_reach in "softmax":
+        "    __syncthreads();\n    return join_warp" => "    if (lane == 0) __syncthreads();\n    return join_warp";
+    tile_read_before_it_is_written in "copy":
+        "    __syncthreads();\n    row = (u64)blockIdx.y" => "    row = (u64)blockIdx.y";
+    tile_overwritten_before_it_is_read in "sort":
+        "        __syncthreads();  // the tile before has been read" => "";
+    copy_not_waited_for in "attention":
+        "        copy_wait<1>();\n        __syncthreads();\n        float s[" => "        __syncthreads();\n        float s[";
+    values_not_waited_for in "attention":
+        "copy_wait<1>();\n        __syncthreads();\n        multiply_fragments" => "__syncthreads();\n        multiply_fragments";
+    values_read_before_all_have_arrived in "attention":
+        "copy_wait<1>();\n        __syncthreads();\n        multiply_fragments" => "copy_wait<1>();\n        multiply_fragments";
+    keys_overwritten_before_they_are_read in "attention":
+        "__syncthreads();\n        if (key + KEYS < end) load_rows" => "if (key + KEYS < end) load_rows";
+    queries_overwritten_before_they_are_read in "attention":
+        "multiply_fragments<D, QUERIES / 8>(dk_sum, dp, q_tile);\n            __syncthreads();" =>
+        "multiply_fragments<D, QUERIES / 8>(dk_sum, dp, q_tile);";
+    matrices_not_transposed in "attention": "load_matrices_transposed(right" => "load_matrices(right";
+    a_lane_of_the_row_forgotten in "attention":
+        "sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 2);" => "";
+    sums_without_rescaling in "attention": "sum[half] *= shrink;" => "";
+    diagonal_masked in "attention": "key <= query + a.keys - a.queries" => "key < query + a.keys - a.queries";
+    last_tile_of_keys_forgotten in "attention":
+        "last_query + 1 + a.keys - a.queries" => "last_query - 31 + a.keys - a.queries";
+    first_tile_of_queries_forgotten in "attention": "begin / QUERIES * QUERIES" => "(begin / QUERIES + 1) * QUERIES";
+    wrong_group in "attention": "head * a.groups / a.heads" => "head % a.groups";
+    delta_of_another_row in "attention": "delta = row_delta[e / 2];" => "delta = row_delta[e % 2];";
+    tail_of_the_head_not_zero in "attention": "&& column < width;" => ";";
+    row_read_before_its_warp_has_written_it in "attention_rows": "__syncwarp();" => "";
+    keys_of_all_queries in "attention_rows": "const i64 end = key_end(a, query);" => "const i64 end = a.keys;";
+    // Sums and maxima
+    maximum_without_rescaling in "softmax": "sum_exp *= real::exp(max - x);" => "";
+    mean_of_the_wrong_sum in "norm":
+        "total = CENTRED ? group_sum(total) / (A)width : A(0);" => "total = A(0);";
+    nan_lost in "reduce": "max != max && widen(x) != widen(x)" => "false";
+    // Indices
+    wrong_row in "softmax": "y += row * width;" => "y += row * blockDim.x;";
+    column_beyond_the_row in "norm": "if (column >= width) return;" => "";
+    last_row_left_out in "norm":
+        "first + block_rows < rows ? first + block_rows : rows" => "first + block_rows - 1";
+    blocks_in_place_of_rows in "reduce":
+        "at = row / blocks, first = row % blocks * block_size;" => "at = row % blocks, first = row / blocks * block_size;";
+    strides_ignored in "pointwise": "if (!layout.dense) locate<2>(layout, i, at);" => "";
+    tail_forgotten in "pointwise":
+        "+ first; i < n; i += step) {" => "+ first; i + 1 < n; i += step) {";
+    unaligned_vectors in "norm": "aligned16(row) && aligned16(out) ? width" => "true ? width";
+    equal_ids_in_any_order in "sort": "&& first + k < own" => "&& first + k > own";
+
+    head_stride_for_position_stride in "rotary": "(i64)position * position_stride" => "(i64)position * head_stride";
+    // Steps and losses
+    decay_of_the_new_moment in "adamw": "w * c.keep - c.step_size" => "w - c.step_size";
+    update_in_spite_of_infinity in "sgd": "if (step->found_inf) return;" => "";
+    target_of_the_whole_vocabulary in "cross_entropy":
+        "const i64 local = target - targets.offset;" => "const i64 local = target;";
+    // Random numbers
+    local_index in "dropout": "draws.at(global_index(place, i))" => "draws.at(i)";
+    boundary_moved in "dropout": "> last_dropped" => "> last_dropped * 1.01";
+    wrong_multiplier in "dropout": "0xCD9E8D57u" => "0xCD9E8D75u";
+    stale_block in "dropout": "if (index >> 2 != drawn)" => "if (drawn == ~0ull)";
+};
+
+/// Changes that only the address sanitizer notices: they read where nothing is, and do nothing with it.
+const UNSANITARY: &[Mutant] = mutants! {
+    reads_behind_the_last_row in "norm":
+        "A along = A(0), total = A(0);\n#pragma" => "A along = widen(x[rows * width]) * A(0), total = A(0);\n#pragma";
+    reads_before_the_first_row in "softmax": "A dot = A(0);" => "A dot = widen(y[-1]) * A(0);";
+};
+
+/// A text that belongs to `file`, with the mutant's change if it is made there.
+pub fn apply(mutant: &str, file: &str, text: &str) -> String {
+    let Mutant { file: of, before, after, .. } =
+        MUTANTS.iter().chain(UNSANITARY).find(|known| known.name == mutant).unwrap();
+    if file == *of { text.replace(before, after) } else { text.to_string() }
+}
+
+#[test]
+fn every_mutant_changes_its_file() {
+    for Mutant { name, file, .. } in MUTANTS.iter().chain(UNSANITARY) {
+        let text = File::named(file).unwrap().source(ElementType::F32, "");
+        assert_ne!(apply(name, file, &text), text, "{name} finds nothing to change in {file}");
+    }
+}
+
+#[test]
+fn every_mutant_fails() {
+    if available("every_mutant_fails") && !is_child() {
+        fail_all("every_mutant_fails", MUTANTS, &[]);
+    }
+}
+
+/// All kernels run with the address sanitizer, which notices reads outside of memory too.
+#[test]
+fn the_address_sanitizer_has_no_complaint_but_about_mutants() {
+    let test = "the_address_sanitizer_has_no_complaint_but_about_mutants";
+    if !available(test) || is_child() {
+        return;
+    }
+    let out = Command::new("g++").arg("-print-file-name=libasan.so").output().unwrap();
+    let library = String::from_utf8(out.stdout).unwrap().trim().to_string();
+    if !library.contains('/') {
+        return println!("skipped: {test}: g++ has no libasan (apt install libasan8)");
+    }
+    // Kernels run on stacks of their own, which the sanitizer's fake stacks and search for leaks know nothing of.
+    let options = "detect_leaks=0:detect_stack_use_after_return=0";
+    let sanitized = [(SANITIZE, "1"), ("LD_PRELOAD", library.as_str()), ("ASAN_OPTIONS", options)];
+    let program = std::env::current_exe().unwrap();
+    let out = Command::new(&program)
+        .args(["ops::", "--test-threads", "2"])
+        .envs(sanitized)
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(out.status.success(), "{}\n{}", text(&out.stdout), text(&out.stderr));
+    fail_all(test, UNSANITARY, &sanitized);
+}
+
+/// Whether this process is one that another test has started.
+fn is_child() -> bool {
+    std::env::var_os(MUTANT).is_some() || std::env::var_os(SANITIZE).is_some()
+}
+
+/// Runs the tests of each mutant's file in a process of its own, which must fail.
+fn fail_all(test: &str, mutants: &[Mutant], environment: &[(&str, &str)]) {
+    let program = std::env::current_exe().unwrap();
+    let next = AtomicUsize::new(0);
+    let run = || {
+        while let Some(Mutant { name, file, .. }) = mutants.get(next.fetch_add(1, Relaxed)) {
+            let mut command = Command::new(&program);
+            command
+                .args([format!("ops::{file}").as_str(), "--exact"])
+                .envs(environment.iter().copied());
+            let out = command.env(MUTANT, name).output().unwrap();
+            let text = [&out.stdout[..], &out.stderr]
+                .map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+                .concat();
+            assert!(text.contains("running 1 test"), "{test}: {name} ran no test:\n{text}");
+            assert!(!text.contains("g++ refuses"), "{test}: {name} is no program:\n{text}");
+            assert!(!out.status.success(), "{test}: {name} passes the tests of {file}");
+            if !environment.is_empty() {
+                assert!(
+                    text.contains("AddressSanitizer"),
+                    "{test}: {name} fails otherwise:\n{text}"
+                );
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..2).map(|_| scope.spawn(run)).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}

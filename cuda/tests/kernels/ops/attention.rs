@@ -1,0 +1,200 @@
+use ferrotron_cuda::arguments::Attention;
+use ferrotron_tensor::ops::attention::{
+    AttentionConfig, AttentionMask, attention, attention_backward, split_packed,
+};
+use ferrotron_tensor::ops::reduce::{KeepDims, sum};
+use ferrotron_tensor::{DType, Tensor};
+
+use crate::simulator::{Launch, Simulator};
+use crate::support::*;
+
+pub fn check(simulator: &Simulator) {
+    for dtype in [DType::BF16, DType::F16] {
+        // (batch, queries, keys, heads, key-value heads, width)
+        for sizes in [
+            [1, 1, 1, 1, 1, 64],
+            [2, 64, 64, 2, 2, 64],
+            [1, 150, 150, 2, 1, 64],
+            [1, 40, 131, 2, 2, 128],
+            [1, 131, 70, 1, 1, 128], // queries that see no key, where the mask is causal
+            [1, 65, 65, 2, 2, 40],
+            [1, 33, 97, 1, 1, 96],
+        ] {
+            for mask in [AttentionMask::None, AttentionMask::Causal] {
+                compare(simulator, &Problem::separate(dtype, sizes, mask));
+            }
+        }
+        compare(simulator, &Problem::packed(dtype));
+    }
+}
+
+/// Operands and what the CPU makes of them.
+pub struct Problem {
+    pub name: String,
+    pub a: Attention,
+    /// Memory of q, k and v, which begins where they do.
+    memory: [Vec<u8>; 3],
+    dout: Vec<u8>,
+    /// Results of the CPU: out, lse, dq, dk, dv.
+    want: [Tensor; 5],
+    /// dout . out of each query.
+    delta: Tensor,
+}
+
+/// Numbers on [-1, 1).
+fn small(dtype: DType, dims: &[usize], seed: u64) -> Tensor {
+    random(dtype, dims, seed).mul_scalar(0.5).unwrap()
+}
+
+impl Problem {
+    /// Operands that are dense, each for itself.
+    pub fn separate(dtype: DType, sizes: [usize; 6], mask: AttentionMask) -> Problem {
+        let [batch, queries, keys, heads, groups, width] = sizes;
+        let q = small(dtype, &[batch, queries, heads, width], 1);
+        let k = small(dtype, &[batch, keys, groups, width], 2);
+        let v = small(dtype, &[batch, keys, groups, width], 3);
+        Problem::new([&q, &k, &v], [bytes(&q), bytes(&k), bytes(&v)], mask)
+    }
+
+    /// Views of one packed projection.
+    pub fn packed(dtype: DType) -> Problem {
+        let (heads, groups, width, positions) = (4, 2, 64, 90);
+        let projection = small(dtype, &[2, positions, (heads + 2 * groups) * width], 4);
+        let (q, k, v) = split_packed(&projection, heads, groups).unwrap();
+        let all = bytes(&projection);
+        let memory = [&q, &k, &v].map(|x| all[x.layout().offset() * dtype.size()..].to_vec());
+        Problem::new([&q, &k, &v], memory, AttentionMask::Causal)
+    }
+
+    fn new([q, k, v]: [&Tensor; 3], memory: [Vec<u8>; 3], mask: AttentionMask) -> Problem {
+        let (&[_, queries, heads, width], &[_, keys, groups, _]) = (q.dims(), k.dims()) else {
+            unreachable!()
+        };
+        // Twice the usual scale makes rows differ more.
+        let scale = 2.0 / (width as f64).sqrt();
+        let config = AttentionConfig { mask, scale, dropout: None };
+        let (out, lse) = attention(q, k, v, &config).unwrap();
+        let dout = small(q.dtype(), q.dims(), 5);
+        let (dq, dk, dv) = attention_backward(&dout, (q, k, v), (&out, &lse), &config).unwrap();
+        let wide = |x: &Tensor| x.cast(DType::F64).unwrap();
+        let products = wide(&dout).mul(&wide(&out)).unwrap();
+        let delta = sum(&products, &[3], KeepDims::Drop).unwrap().transpose(1, 2).unwrap();
+        let strides = |x: &Tensor| std::array::from_fn(|d| x.layout().strides()[d] as i64);
+        let a = Attention {
+            queries: queries as i64,
+            keys: keys as i64,
+            heads: heads as i64,
+            groups: groups as i64,
+            width: width as i64,
+            causal: i64::from(mask == AttentionMask::Causal),
+            scale,
+            q: strides(q),
+            k: strides(k),
+            v: strides(v),
+            out: strides(&out),
+            dout: strides(&dout),
+            dq: strides(&dq),
+            dk: strides(&dk),
+            dv: strides(&dv),
+        };
+        let name = format!("attention of {:?} to {:?} {mask:?}", q.dims(), k.dims());
+        let delta = delta.cast(acc(q.dtype())).unwrap();
+        Problem { name, a, memory, dout: bytes(&dout), want: [out, lse, dq, dk, dv], delta }
+    }
+
+    pub fn dtype(&self) -> DType {
+        self.want[0].dtype()
+    }
+
+    pub fn batch(&self) -> usize {
+        self.want[0].dims()[0]
+    }
+
+    /// A launch with q, k and v.
+    pub fn forward<'a>(&'a self, simulator: &'a Simulator, name: &str) -> Launch<'a> {
+        let kernel = simulator.kernel(name, element(self.dtype()));
+        self.memory.iter().fold(kernel, |kernel, memory| kernel.input(memory))
+    }
+
+    /// A launch with q, k, v, dout, lse and delta.
+    pub fn backward<'a>(
+        &'a self,
+        simulator: &'a Simulator,
+        name: &str,
+        statistics: &'a [Vec<u8>; 2],
+    ) -> Launch<'a> {
+        self.forward(simulator, name).input(&self.dout).input(&statistics[0]).input(&statistics[1])
+    }
+
+    /// Memory for result number `which` of out, lse, dq, dk and dv.
+    pub fn room(&self, which: usize) -> Vec<u8> {
+        room(self.want[which].dtype(), self.want[which].numel())
+    }
+
+    /// Asserts that a result is the CPU's.
+    pub fn assert_close(&self, which: usize, memory: &[u8], relative: f64, absolute: f64) {
+        let (want, name) = (&self.want[which], ["out", "lse", "dq", "dk", "dv"][which]);
+        let what = format!("{}, {name}", self.name);
+        assert_close(&what, &read(want.dtype(), want.dims(), memory), want, relative, absolute);
+    }
+
+    /// The CPU's lse, and delta, which the kernel computes.
+    pub fn statistics(&self, simulator: &Simulator) -> [Vec<u8>; 2] {
+        let (out, acc) = (bytes(&self.want[0]), self.delta.dtype());
+        let mut delta = room(acc, self.delta.numel());
+        let kernel = simulator
+            .kernel("attention_delta", element(self.dtype()))
+            .input(&self.dout)
+            .input(&out);
+        let kernel = kernel.output(&mut delta).value(self.batch() as u64).value(self.a);
+        kernel.run([self.delta.numel().div_ceil(8), 1, 1], [256, 1, 1]);
+        // A sum of products up to 1.
+        let eps = acc.epsilon() * self.a.width as f64;
+        let got = read(acc, self.delta.dims(), &delta);
+        assert_close(&format!("{}, delta", self.name), &got, &self.delta, eps, eps);
+        [bytes(&self.want[1]), delta]
+    }
+}
+
+fn compare(simulator: &Simulator, problem: &Problem) {
+    let a = problem.a;
+    let [queries, keys, heads, groups, width] =
+        [a.queries, a.keys, a.heads, a.groups, a.width].map(|n| n as usize);
+    let (batch, eps) = (problem.batch(), problem.dtype().epsilon());
+    let tile = if width <= 64 { 64 } else { 128 };
+    let rows = |rows: usize| rows * (tile + 8) * 2;
+    let block = [128, 1, 1];
+
+    let (mut out, mut lse) = (problem.room(0), problem.room(1));
+    let kernel =
+        problem.forward(simulator, &format!("attention_{tile}")).output(&mut out).output(&mut lse);
+    kernel.value(a).dynamic(rows(3 * 64)).run([queries.div_ceil(64), heads, batch], block);
+    // Probabilities are rounded to the dtype, up to half an epsilon each, and weigh values up to 1; so is the result.
+    problem.assert_close(0, &out, eps, eps);
+    // Scores are sums of `width` products up to 1, in f32, and as many exponentials as keys are added.
+    let sums = DType::F32.epsilon() * (width as f64 * a.scale + keys as f64 / 16.0 + 16.0);
+    problem.assert_close(1, &lse, sums, sums);
+
+    // ds is rounded to the dtype. With p summing to 1 over the keys, and dp - delta of deviation sqrt(D) / 3, the
+    // error of dq is below half an epsilon of six deviations; keys get as many such terms as queries see them, with
+    // weights that sum to the column's, a few at most. A row's error in p is the other half.
+    let gradient = eps * a.scale * 6.0 * (width as f64).sqrt() / 3.0;
+    let statistics = problem.statistics(simulator);
+    let mut dq = problem.room(2);
+    let kernel =
+        problem.backward(simulator, &format!("attention_backward_queries_{tile}"), &statistics);
+    let kernel = kernel.output(&mut dq).value(a).dynamic(rows(4 * 64));
+    kernel.run([queries.div_ceil(64), heads, batch], block);
+    problem.assert_close(2, &dq, eps, gradient);
+
+    let (mut dk, mut dv) = (problem.room(3), problem.room(4));
+    let query_tile = if tile == 64 { 64 } else { 32 };
+    let kernel =
+        problem.backward(simulator, &format!("attention_backward_keys_{tile}"), &statistics);
+    let kernel =
+        kernel.output(&mut dk).output(&mut dv).value(a).dynamic(rows(2 * 64 + 2 * query_tile));
+    kernel.run([keys.div_ceil(64), groups, batch], block);
+    let column = 2.0 * (heads / groups) as f64;
+    problem.assert_close(3, &dk, eps, gradient * column);
+    problem.assert_close(4, &dv, eps, eps * column);
+}

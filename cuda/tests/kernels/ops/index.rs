@@ -1,0 +1,151 @@
+use ferrotron_cuda::arguments::NO_BAD_INDEX;
+use ferrotron_cuda::kernels::File;
+use ferrotron_tensor::ops::cross_entropy::VocabShard;
+use ferrotron_tensor::ops::embedding::{embedding_backward, embedding_shard_backward};
+use ferrotron_tensor::ops::index::{index_add, scatter_add};
+use ferrotron_tensor::{DType, Tensor};
+
+use super::sort::order;
+use crate::simulator::Simulator;
+use crate::support::*;
+
+pub fn check(simulator: &Simulator) {
+    let sorter = Simulator::new(File::named("sort").unwrap());
+    for dtype in FLOATS {
+        for ([outer, size, inner], count) in [([1, 5, 3], 40), ([3, 7, 130], 9), ([2, 1, 1], 30)] {
+            for index in INDICES {
+                let ids = ids(index, &[count], size);
+                let dy = random(dtype, &[outer, count, inner], 1);
+                let want = index_add(&dy, 1, &ids, size).unwrap();
+                let zeros = Tensor::zeros(&device(), dtype, want.dims()).unwrap();
+                let got = add(simulator, &sorter, &dy, &ids, &zeros, 0);
+                close("index_add", &got, &want);
+            }
+        }
+        // An embedding's gradient, into its dtype and wider, whole and a shard of it; most ids are few.
+        let (v, c, n) = (13, 48, 300);
+        let tokens = ids(DType::I64, &[n], v);
+        let dy = random(dtype, &[n, c], 2);
+        for wide in [dtype, acc(dtype)] {
+            let table = random(wide, &[v, c], 3);
+            let mut want = table.copy().unwrap();
+            embedding_backward(&dy, &tokens, &mut want).unwrap();
+            close("embedding_backward", &add(simulator, &sorter, &dy, &tokens, &table, 0), &want);
+            let part = table.narrow(0, 5, 4).unwrap();
+            let mut want = part.copy().unwrap();
+            let shard = VocabShard { offset: 5, global: v, shards: 3 };
+            embedding_shard_backward(&dy, &tokens, shard, &mut want).unwrap();
+            close(
+                "embedding_shard_backward",
+                &add(simulator, &sorter, &dy, &tokens, &part, 5),
+                &want,
+            );
+        }
+        scatters(simulator, dtype);
+    }
+}
+
+fn ids(index: DType, dims: &[usize], size: usize) -> Tensor {
+    let n: usize = dims.iter().product();
+    tensor(index, dims, &(0..n).map(|i| ((i * i * 7 + i) % size) as f64).collect::<Vec<_>>())
+}
+
+/// Both add in the order of the index and round once: the same bits, but for a fused product that there is none of.
+fn close(what: &str, got: &Tensor, want: &Tensor) {
+    assert_same(what, got, want);
+}
+
+/// `to` (outer, size, inner) with the slices of `x` added where `ids` says, less `offset`.
+fn add(
+    simulator: &Simulator,
+    sorter: &Simulator,
+    x: &Tensor,
+    ids: &Tensor,
+    to: &Tensor,
+    offset: usize,
+) -> Tensor {
+    let dims = to.dims();
+    let [size, inner] = [dims[dims.len() - 2], dims[dims.len() - 1]];
+    let (outer, count) = (to.numel() / size / inner, ids.numel());
+    let order = order(sorter, ids, offset, size);
+    let (source, index, mut memory) = (bytes(x), bytes(ids), bytes(to));
+    let add = |name: &str, memory: &mut [u8]| {
+        let kernel = simulator.kernel(name, element(x.dtype())).input(&source).input(&index);
+        let kernel = kernel.value(index_type(ids)).input(&order).in_out(memory).value(count as u64);
+        let kernel = kernel.value(size as i64).value(inner as u64).value(offset as i64);
+        kernel.run([count, inner.div_ceil(128), outer], [128, 1, 1]);
+    };
+    let before = memory.clone();
+    let wide = to.dtype() != x.dtype();
+    add(if wide { "index_add_wide" } else { "index_add" }, &mut memory);
+    if to.dtype() == acc(x.dtype()) {
+        let mut again = before;
+        add("index_add_wide", &mut again);
+        assert_eq!(again, memory);
+    }
+    read(to.dtype(), dims, &memory)
+}
+
+fn scatters(simulator: &Simulator, dtype: DType) {
+    for (dims, index_dims, dim) in [
+        (&[9][..], &[20][..], 0),
+        (&[5, 7], &[4, 7], 0),
+        (&[5, 7], &[5, 11], 1),
+        (&[3, 4, 6], &[2, 9, 6], 1),
+    ] {
+        let (base, src) = (random(dtype, dims, 4), random(dtype, index_dims, 5));
+        let index = ids(DType::U32, index_dims, dims[dim]);
+        let want = scatter_add(base.copy().unwrap(), dim as isize, &index, &src).unwrap();
+        for (index_memory, index_view) in variants(&index) {
+            for (src_memory, src_view) in variants(&src) {
+                let got = scatter(
+                    simulator,
+                    &base,
+                    (&index_memory, &index_view),
+                    (&src_memory, &src_view),
+                    dim,
+                    None,
+                );
+                close("scatter_add", &got, &want);
+            }
+        }
+    }
+    let base = random(dtype, &[4], 6);
+    let (index, src) = (tensor(DType::I64, &[3], &[1.0, 4.0, -1.0]), random(dtype, &[3], 7));
+    scatter(simulator, &base, (&bytes(&index), &index), (&bytes(&src), &src), 0, Some(1));
+}
+
+fn scatter(
+    simulator: &Simulator,
+    base: &Tensor,
+    (index_memory, index): (&[u8], &Tensor),
+    (src_memory, src): (&[u8], &Tensor),
+    dim: usize,
+    first_bad: Option<u64>,
+) -> Tensor {
+    // Rows: everything but the dim, as far as the index goes.
+    let row = |x: &Tensor| {
+        let mut x = x.narrow(dim as isize, 0, 1).unwrap();
+        for (d, &size) in index.dims().iter().enumerate().filter(|(d, _)| *d != dim) {
+            x = x.narrow(d as isize, 0, size).unwrap();
+        }
+        x
+    };
+    let rows = [row(base), row(index), row(src)];
+    let (n, size, count) = (rows[0].numel(), base.dims()[dim], index.dims()[dim]);
+    let (grid, block) = elementwise(n * size);
+    let (mut memory, mut bad) = (bytes(base), [NO_BAD_INDEX]);
+    let kernel = simulator
+        .kernel("scatter_add", element(base.dtype()))
+        .in_out(&mut memory)
+        .input(index_memory);
+    let kernel = kernel.value(index_type(index)).input(src_memory);
+    let kernel = kernel.value(n as u64).value(size as u64).value(count as u64);
+    let kernel = [base, index, src]
+        .iter()
+        .fold(kernel, |kernel, x| kernel.value(x.layout().strides()[dim] as i64));
+    let operands: Vec<&Tensor> = rows.iter().collect();
+    kernel.in_out(&mut bad).value(layout(rows[0].dims(), &operands)).run(grid, block);
+    assert_eq!(bad, [first_bad.unwrap_or(NO_BAD_INDEX)]);
+    read(base.dtype(), base.dims(), &memory)
+}

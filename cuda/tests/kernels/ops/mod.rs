@@ -1,0 +1,84 @@
+//! One file of tests for each file of kernels.
+
+mod adamw;
+mod attention;
+mod attention_rows;
+mod cast;
+mod compare;
+mod copy;
+mod cross_entropy;
+mod dropout;
+mod index;
+mod norm;
+mod pointwise;
+mod random;
+mod reduce;
+mod rotary;
+mod round;
+mod sgd;
+mod softmax;
+mod sort;
+mod sq_norm;
+
+use crate::simulator::{Simulator, available};
+use ferrotron_cuda::kernels::{FILES, File};
+
+/// A file of kernels, and the function that checks all of them.
+type Check = (&'static str, fn(&Simulator));
+
+const CHECKS: &[Check] = &[
+    ("adamw", adamw::check),
+    ("attention", attention::check),
+    ("attention_rows", attention_rows::check),
+    ("cast", cast::check),
+    ("compare", compare::check),
+    ("copy", copy::check),
+    ("cross_entropy", cross_entropy::check),
+    ("dropout", dropout::check),
+    ("index", index::check),
+    ("norm", norm::check),
+    ("pointwise", pointwise::check),
+    ("random", random::check),
+    ("reduce", reduce::check),
+    ("rotary", rotary::check),
+    ("round", round::check),
+    ("sgd", sgd::check),
+    ("softmax", softmax::check),
+    ("sort", sort::check),
+    ("sq_norm", sq_norm::check),
+];
+
+/// Runs the checks of a file; each of its kernels must have been launched.
+pub fn check(file: &str) {
+    let (_, check) = CHECKS.iter().find(|(name, _)| *name == file).unwrap();
+    let simulator = Simulator::new(File::named(file).unwrap());
+    check(&simulator);
+    simulator.assert_all_launched();
+}
+
+macro_rules! tests {
+    ($($name:ident)*) => {
+        $(#[test]
+        fn $name() {
+            if available(stringify!($name)) {
+                check(stringify!($name));
+            }
+        })*
+
+        #[test]
+        fn every_file_has_its_test() {
+            let files: Vec<_> = FILES.iter().map(|file| file.name).collect();
+            let checks: Vec<_> = CHECKS.iter().map(|(name, _)| *name).collect();
+            assert_eq!(checks, files);
+            assert_eq!(files, [$(stringify!($name)),*]);
+            let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
+            let mut found: Vec<String> = std::fs::read_dir(folder)
+                .unwrap()
+                .filter_map(|entry| entry.unwrap().file_name().to_str()?.strip_suffix(".cu").map(str::to_string))
+                .collect();
+            found.sort();
+            assert_eq!(found, files);
+        }
+    };
+}
+tests! { adamw attention attention_rows cast compare copy cross_entropy dropout index norm pointwise random reduce rotary round sgd softmax sort sq_norm }

@@ -1,0 +1,351 @@
+//! Builds a kernel file for the CPU and launches its kernels as a driver would.
+
+use ferrotron_cuda::kernels::{self, ElementType, File};
+use libloading::{Library, Symbol};
+use std::alloc;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::support::pointwise_rows;
+
+/// Set for a child process: names the mutant whose change is made to the kernels.
+pub const MUTANT: &str = "FERROTRON_TEST_MUTANT";
+/// Set for a child process: kernels are built with the address sanitizer.
+pub const SANITIZE: &str = "FERROTRON_TEST_SANITIZE";
+
+/// Whether the tests of this file can run; if not, says why on a line of its own.
+pub fn available(test: &str) -> bool {
+    if cfg!(not(all(target_arch = "x86_64", target_os = "linux"))) {
+        println!("skipped: {test}: kernels run on the CPU only on x86-64 Linux");
+        return false;
+    }
+    let found = Command::new("g++").arg("--version").output().is_ok_and(|out| out.status.success());
+    if !found {
+        println!("skipped: {test}: kernels run on the CPU only with g++ (apt install g++)");
+    }
+    found
+}
+
+/// The kernels of one file, built for the CPU.
+pub struct Simulator {
+    library: Library,
+    entries: Vec<(u32, String)>,
+    launched: RefCell<BTreeSet<String>>,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Dim3 {
+    x: u32,
+    y: u32,
+    z: u32,
+}
+
+type LaunchFunction =
+    unsafe extern "C" fn(*const c_char, Dim3, Dim3, usize, i32, *mut *mut c_void) -> *const c_char;
+
+impl Simulator {
+    /// Builds `file`, or takes what was built from the same text.
+    pub fn new(file: &File) -> Simulator {
+        let rows = if file.name == "pointwise" { pointwise_rows() } else { String::new() };
+        let instances: Vec<String> = file
+            .types
+            .iter()
+            .map(|&element| changed(file, &kernels::instance(file.text, element, &rows)))
+            .collect();
+        let entries: Vec<_> = instances.iter().flat_map(|text| kernels::entries(text)).collect();
+        let prelude = changed(file, kernels::PRELUDE);
+        let mut source = format!(
+            "#include \"cusim.h\"\n{prelude}#include \"types.h\"\n#include \"mma.h\"\n{}",
+            instances.concat()
+        );
+        source.push_str("const cusim::Kernel cusim::kernels[] = {\n");
+        for (_, name) in &entries {
+            source.push_str(&format!(
+                "    {{\"{name}\", cusim::Caller<{}>::call}},\n",
+                qualified(name)
+            ));
+        }
+        source.push_str(&format!("}};\nconst int cusim::n_kernels = {};\n", entries.len()));
+        let path = build(file.name, &source);
+        // SAFETY: the library has no initialisers beside those of the sanitizer.
+        let library = unsafe { Library::new(&path) }.unwrap();
+        Simulator { library, entries, launched: RefCell::default() }
+    }
+
+    /// A launch of the kernel `name` for elements of `element`.
+    pub fn kernel<'a>(&'a self, name: &str, element: ElementType) -> Launch<'a> {
+        let name = format!("{name}_{}", element.name());
+        Launch { simulator: self, name, arguments: Vec::new(), dynamic: 0 }
+    }
+
+    /// Asserts that every kernel of the file has been launched.
+    pub fn assert_all_launched(&self) {
+        let launched = self.launched.borrow();
+        let missing: Vec<_> =
+            self.entries.iter().filter(|(_, name)| !launched.contains(name)).collect();
+        assert!(missing.is_empty(), "these kernels were never launched: {missing:?}");
+    }
+}
+
+/// The text, with the mutant's change if there is one.
+fn changed(file: &File, text: &str) -> String {
+    match std::env::var(MUTANT) {
+        Ok(mutant) => crate::mutants::apply(&mutant, file.name, text),
+        Err(_) => text.to_string(),
+    }
+}
+
+/// `softmax_f32` is in the namespace `of_f32`.
+fn qualified(name: &str) -> String {
+    format!("of_{}::{name}", name.rsplit('_').next().unwrap_or_default())
+}
+
+/// The shared library of a source, named by its hash, so that it is built once.
+fn build(name: &str, source: &str) -> PathBuf {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let shim = root.join("tests/shim");
+    let sanitize = std::env::var_os(SANITIZE).is_some();
+    let mut hash = DefaultHasher::new();
+    source.hash(&mut hash);
+    for header in ["cusim.h", "types.h", "mma.h"] {
+        std::fs::read(shim.join(header)).unwrap().hash(&mut hash);
+    }
+    let kind = if sanitize { "sanitized" } else { "plain" };
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
+    std::fs::create_dir_all(&folder).unwrap();
+    let library = folder.join(format!("{name}-{kind}-{:016x}.so", hash.finish()));
+    if library.exists() {
+        return library;
+    }
+    let unique =
+        format!("{:016x}-{}-{:?}", hash.finish(), std::process::id(), std::thread::current().id());
+    let (text, made) = (folder.join(format!("{unique}.cpp")), folder.join(format!("{unique}.so")));
+    std::fs::write(&text, source).unwrap();
+    // A mutant runs until its first failure.
+    let level = if std::env::var_os(MUTANT).is_some() { "-O1" } else { "-O2" };
+    let mut command = Command::new("g++");
+    command.args(["-std=c++20", level, "-g1", "-shared", "-fPIC", "-w", "-ffp-contract=off"]);
+    // Libraries must not share their inline variables.
+    command.args(["-fno-strict-aliasing", "-fno-gnu-unique"]);
+    if sanitize {
+        command.args(["-fsanitize=address", "-fno-omit-frame-pointer"]);
+    }
+    command.arg("-I").arg(&shim).arg("-o").arg(&made).arg(&text);
+    let out = command.output().unwrap();
+    assert!(out.status.success(), "g++ refuses {name}:\n{}", String::from_utf8_lossy(&out.stderr));
+    std::fs::rename(&made, &library).unwrap();
+    std::fs::remove_file(&text).unwrap();
+    library
+}
+
+enum Argument<'a> {
+    Input(&'a [u8]),
+    Output(&'a mut [u8]),
+    InOut(&'a mut [u8]),
+    Null,
+    Value(Vec<u8>),
+}
+
+/// A launch that is being put together: arguments in the kernel's order.
+pub struct Launch<'a> {
+    simulator: &'a Simulator,
+    name: String,
+    arguments: Vec<Argument<'a>>,
+    dynamic: usize,
+}
+
+impl<'a> Launch<'a> {
+    /// Memory that the kernel reads.
+    pub fn input<E: bytemuck::NoUninit>(mut self, data: &'a [E]) -> Self {
+        self.arguments.push(Argument::Input(bytemuck::cast_slice(data)));
+        self
+    }
+
+    /// Memory that the kernel writes, and finds garbage in.
+    pub fn output<E: bytemuck::Pod>(mut self, data: &'a mut [E]) -> Self {
+        self.arguments.push(Argument::Output(bytemuck::cast_slice_mut(data)));
+        self
+    }
+
+    /// Memory that the kernel reads and writes.
+    pub fn in_out<E: bytemuck::Pod>(mut self, data: &'a mut [E]) -> Self {
+        self.arguments.push(Argument::InOut(bytemuck::cast_slice_mut(data)));
+        self
+    }
+
+    /// A null pointer.
+    pub fn null(mut self) -> Self {
+        self.arguments.push(Argument::Null);
+        self
+    }
+
+    /// A number or struct.
+    pub fn value<E: bytemuck::NoUninit>(mut self, value: E) -> Self {
+        self.arguments.push(Argument::Value(bytemuck::bytes_of(&value).to_vec()));
+        self
+    }
+
+    /// Bytes of dynamic shared memory.
+    pub fn dynamic(mut self, bytes: usize) -> Self {
+        self.dynamic = bytes;
+        self
+    }
+
+    /// Runs in both orders, which must give the same bits, and writes nothing outside of its memory.
+    pub fn run(mut self, grid: [usize; 3], block: [usize; 3]) {
+        let Launch { simulator, name, .. } = &self;
+        let limit = simulator.entries.iter().find(|(_, entry)| entry == name);
+        let limit = limit.unwrap_or_else(|| panic!("there is no kernel {name}")).0 as usize;
+        let threads: usize = block.iter().product();
+        assert!(threads <= limit, "{name}: {threads} threads in a block, {limit} at most");
+        assert!(grid[0] < 1 << 31 && grid[1] < 65536 && grid[2] < 65536, "{name}: grid {grid:?}");
+        simulator.launched.borrow_mut().insert(name.clone());
+        if grid.contains(&0) {
+            return; // as hosts do, who may not launch an empty grid
+        }
+        let forward = self.once(grid, block, false);
+        let reversed = self.once(grid, block, true);
+        for (number, (one, other)) in forward.iter().zip(&reversed).enumerate() {
+            let at = one.iter().zip(other).position(|(one, other)| one != other);
+            assert!(
+                at.is_none(),
+                "{}: memory {number} depends on the order of threads, byte {at:?}",
+                self.name
+            );
+        }
+        let mut results = forward.into_iter();
+        for argument in &mut self.arguments {
+            if let Argument::Output(data) | Argument::InOut(data) = argument {
+                data.copy_from_slice(&results.next().unwrap());
+            }
+        }
+    }
+
+    fn once(&self, grid: [usize; 3], block: [usize; 3], reversed: bool) -> Vec<Vec<u8>> {
+        let mut memory: Vec<Memory> = Vec::new();
+        let mut slots: Vec<Vec<u8>> = Vec::new();
+        for argument in &self.arguments {
+            let bytes = match argument {
+                Argument::Value(bytes) => {
+                    slots.push(bytes.clone());
+                    continue;
+                }
+                Argument::Null => {
+                    slots.push(vec![0; 8]);
+                    continue;
+                }
+                Argument::Input(data) => data.to_vec(),
+                Argument::InOut(data) => data.to_vec(),
+                Argument::Output(data) => vec![GARBAGE; data.len()],
+            };
+            memory.push(Memory::new(&bytes, matches!(argument, Argument::Input(_))));
+            slots.push((memory.last().unwrap().pointer() as u64).to_ne_bytes().to_vec());
+        }
+        // Arguments lie at addresses of 16: a struct may hold numbers of any size.
+        let mut aligned: Vec<Vec<u128>> = slots
+            .iter()
+            .map(|bytes| {
+                let mut words = vec![0_u128; bytes.len().div_ceil(16)];
+                bytemuck::cast_slice_mut::<u128, u8>(&mut words)[..bytes.len()]
+                    .copy_from_slice(bytes);
+                words
+            })
+            .collect();
+        let mut pointers: Vec<*mut c_void> =
+            aligned.iter_mut().map(|words| words.as_mut_ptr().cast()).collect();
+        let dim = |[x, y, z]: [usize; 3]| Dim3 { x: x as u32, y: y as u32, z: z as u32 };
+        let name = CString::new(self.name.clone()).unwrap();
+        // SAFETY: the function is the shim's, and the arguments are those of the kernel, or its test is wrong.
+        let error = unsafe {
+            let launch: Symbol<LaunchFunction> =
+                self.simulator.library.get("cusim_launch").unwrap();
+            launch(
+                name.as_ptr(),
+                dim(grid),
+                dim(block),
+                self.dynamic,
+                i32::from(reversed),
+                pointers.as_mut_ptr(),
+            )
+        };
+        if !error.is_null() {
+            // SAFETY: errors are static strings.
+            let error = unsafe { CStr::from_ptr(error) }.to_string_lossy();
+            panic!("{}: {error}", self.name);
+        }
+        memory.iter().for_each(|memory| memory.check(&self.name));
+        memory
+            .into_iter()
+            .filter(|memory| !memory.constant)
+            .map(|memory| memory.bytes().to_vec())
+            .collect()
+    }
+}
+
+const GARBAGE: u8 = 0x7b;
+const FENCE: u8 = 0xf7;
+
+/// Memory of the pretended device: aligned as a driver's, with a fence around it. The sanitizer has a fence of its
+/// own, which also notices reads.
+struct Memory {
+    base: *mut u8,
+    length: usize,
+    fence: usize,
+    constant: bool,
+    original: Vec<u8>,
+}
+
+impl Memory {
+    fn new(bytes: &[u8], constant: bool) -> Memory {
+        let fence = if std::env::var_os(SANITIZE).is_some() { 0 } else { 256 };
+        let mut memory = Memory {
+            base: std::ptr::null_mut(),
+            length: bytes.len(),
+            fence,
+            constant,
+            original: if constant { bytes.to_vec() } else { Vec::new() },
+        };
+        // SAFETY: the layout is never empty, and the allocation is as long as what is written.
+        unsafe {
+            memory.base = alloc::alloc(memory.layout());
+            assert!(!memory.base.is_null());
+            memory.base.write_bytes(FENCE, memory.length + 2 * fence);
+            memory.pointer().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        }
+        memory
+    }
+
+    fn layout(&self) -> alloc::Layout {
+        alloc::Layout::from_size_align((self.length + 2 * self.fence).max(1), 256).unwrap()
+    }
+
+    fn pointer(&self) -> *mut u8 {
+        self.base.wrapping_add(self.fence)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the allocation is initialised throughout.
+        unsafe { std::slice::from_raw_parts(self.pointer(), self.length) }
+    }
+
+    fn check(&self, name: &str) {
+        // SAFETY: as above.
+        let all = unsafe { std::slice::from_raw_parts(self.base, self.length + 2 * self.fence) };
+        let (front, back) = (&all[..self.fence], &all[self.fence + self.length..]);
+        let whole = front.iter().chain(back).all(|&byte| byte == FENCE);
+        assert!(whole, "{name} writes outside of its memory of {} bytes", self.length);
+        assert!(!self.constant || self.bytes() == self.original, "{name} writes to its input");
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { alloc::dealloc(self.base, self.layout()) }
+    }
+}

@@ -1,0 +1,189 @@
+//! What the kernels' tests share: inputs, conversions between tensors and memory, comparisons.
+
+use ferrotron_cuda::arguments::{IndexType, Layout, Place as DevicePlace, Step};
+use ferrotron_cuda::kernels::{self, BinaryRow, ElementType, UnaryRow};
+use ferrotron_tensor::ops::table::{Binary, Saves, Unary};
+use ferrotron_tensor::{DType, Device, Place, RandomKey, Tensor, dispatch_any};
+use std::sync::OnceLock;
+
+pub const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
+
+/// The CPU's pointwise table as kernels.
+pub fn pointwise_rows() -> String {
+    let unary: Vec<_> = Unary::ALL
+        .iter()
+        .map(|op| {
+            let [value, derivative] = op.cuda();
+            let derivative = (op.saves() != Saves::Nothing).then_some(derivative);
+            UnaryRow { name: op.name(), value, derivative }
+        })
+        .collect();
+    let binary: Vec<_> = Binary::ALL
+        .iter()
+        .map(|op| {
+            let [value, lhs, rhs] = op.cuda();
+            let reads = op.reads().map(|operands| operands.contains(&true));
+            BinaryRow {
+                name: op.name(),
+                value,
+                derivatives: [reads[0].then_some(lhs), reads[1].then_some(rhs)],
+            }
+        })
+        .collect();
+    kernels::pointwise_rows(&unary, &binary)
+}
+
+pub fn element(dtype: DType) -> ElementType {
+    let name = dtype.to_string();
+    *ElementType::ALL.iter().find(|element| element.name() == name).unwrap()
+}
+
+/// The dtype that is computed in.
+pub fn acc(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// One device, so that all tensors are on it.
+pub fn device() -> Device {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    DEVICE.get_or_init(|| Device::cpu(1).unwrap()).clone()
+}
+
+/// `n` numbers on [-2, 2), multiples of 1/64, so that every dtype represents them.
+pub fn values(n: usize, seed: u64) -> Vec<f64> {
+    let key = RandomKey::new(seed, 0, "kernels");
+    (0..n as u64).map(|i| (key.uniform(i) * 256.0).floor() / 64.0 - 2.0).collect()
+}
+
+pub fn tensor(dtype: DType, dims: &[usize], values: &[f64]) -> Tensor {
+    Tensor::from_slice(&device(), values, dims).unwrap().cast(dtype).unwrap()
+}
+
+/// Random numbers of [`values`] as a tensor.
+pub fn random(dtype: DType, dims: &[usize], seed: u64) -> Tensor {
+    tensor(dtype, dims, &values(dims.iter().product(), seed))
+}
+
+/// The elements in row-major order.
+pub fn bytes(x: &Tensor) -> Vec<u8> {
+    dispatch_any!(x.dtype(), T => bytemuck::cast_slice(&x.to_vec::<T>().unwrap()).to_vec())
+}
+
+/// Memory for a tensor.
+pub fn room(dtype: DType, n: usize) -> Vec<u8> {
+    vec![0; n * dtype.size()]
+}
+
+/// What memory holds, as a tensor.
+pub fn read(dtype: DType, dims: &[usize], memory: &[u8]) -> Tensor {
+    let make = || -> ferrotron_tensor::Result<Tensor> {
+        dispatch_any!(dtype, T => {
+            let elements: Vec<T> = bytemuck::pod_collect_to_vec(memory);
+            Tensor::from_slice(&device(), &elements, dims)
+        })
+    };
+    make().unwrap()
+}
+
+/// Dims and strides of views, broadcast to `dims`.
+pub fn layout(dims: &[usize], operands: &[&Tensor]) -> Layout {
+    let strides: Vec<Vec<isize>> = operands
+        .iter()
+        .map(|x| {
+            let x = x.broadcast_to(dims).unwrap();
+            x.layout().strides().iter().map(|&stride| stride as isize).collect()
+        })
+        .collect();
+    let strides: Vec<&[isize]> = strides.iter().map(Vec::as_slice).collect();
+    Layout::new(dims, &strides).unwrap()
+}
+
+/// A place as kernels take it.
+pub fn device_place(place: &Place) -> DevicePlace {
+    let pieces: Vec<_> = (0..place.dims().len()).map(|d| place.pieces(d)).collect();
+    DevicePlace::new(place.global_dims(), &pieces).unwrap()
+}
+
+/// A dense tensor whose elements `variants` shows in several ways, as (memory, view): the memory begins where the view
+/// does.
+pub fn variants(x: &Tensor) -> Vec<(Vec<u8>, Tensor)> {
+    let mut all = vec![(bytes(x), x.contiguous().unwrap())];
+    if x.rank() > 1 {
+        let reversed: Vec<usize> = (0..x.rank()).rev().collect();
+        let base = x.permute(&reversed).unwrap().contiguous().unwrap();
+        all.push((bytes(&base), base.permute(&reversed).unwrap()));
+        // A gap behind each row, and an odd element before the first.
+        let width = x.dims()[x.rank() - 1];
+        let mut wide = x.dims().to_vec();
+        *wide.last_mut().unwrap() = 1;
+        let gap = Tensor::zeros(x.device(), x.dtype(), &wide).unwrap();
+        let base = ferrotron_tensor::ops::concat::concat(&[&gap, x, &gap], -1).unwrap();
+        let memory = bytes(&base)[x.dtype().size()..].to_vec();
+        all.push((memory, base.narrow(-1, 1, width).unwrap()));
+    }
+    all
+}
+
+/// Blocks and threads for elementwise kernels: fewer threads than elements, so that each takes several.
+pub fn elementwise(n: usize) -> ([usize; 3], [usize; 3]) {
+    ([n.div_ceil(1024).clamp(1, 3), 1, 1], [256, 1, 1])
+}
+
+/// Blocks and threads for kernels that give each row a group of threads.
+pub fn rowwise(rows: usize, width: usize) -> ([usize; 3], [usize; 3]) {
+    if width <= 256 { ([rows.div_ceil(4), 1, 1], [32, 4, 1]) } else { ([rows, 1, 1], [128, 1, 1]) }
+}
+
+/// The elements of any dtype in f64.
+pub fn numbers(x: &Tensor) -> Vec<f64> {
+    x.cast(DType::F64).unwrap().to_vec().unwrap()
+}
+
+/// Asserts `|got - want| <= relative |want| + absolute` for every element; `what` names operation and shape.
+pub fn assert_close(what: &str, got: &Tensor, want: &Tensor, relative: f64, absolute: f64) {
+    let (dtype, dims) = (got.dtype(), got.dims().to_vec());
+    assert_eq!((dtype, &dims[..]), (want.dtype(), want.dims()), "{what}");
+    let (got, want) = (numbers(got), numbers(want));
+    for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+        let same = got == want || (got.is_nan() && want.is_nan());
+        let tolerance = relative * want.abs() + absolute;
+        assert!(
+            same || (got - want).abs() <= tolerance,
+            "{what} {dtype} {dims:?} at {i}: got {got}, want {want}, tolerance {tolerance:e}"
+        );
+    }
+}
+
+/// Asserts the same bits.
+pub fn assert_same(what: &str, got: &Tensor, want: &Tensor) {
+    assert_close(what, got, want, 0.0, 0.0);
+}
+
+/// Launches that draw random numbers: the key's words, and the step that kernels read.
+pub fn draws(key: &RandomKey) -> (u64, Step) {
+    let (words, number) = key.words();
+    (words, Step { number, ..bytemuck::Zeroable::zeroed() })
+}
+
+/// Places that cut tensors in every way: whole, in pieces, and beyond 2^32 elements.
+pub fn places() -> Vec<Place> {
+    vec![
+        Place::whole(&[1]),
+        Place::whole(&[5, 33]),
+        Place::whole(&[2, 3, 4, 5, 6]),
+        Place::new(&[6, 5, 33], &[&[(1, 3)], &[(0, 5)], &[(0, 33)]]).unwrap(),
+        Place::new(&[6, 5, 33], &[&[(0, 6)], &[(2, 1), (4, 1)], &[(3, 9), (20, 13)]]).unwrap(),
+        Place::new(&[1 << 21, 1 << 14], &[&[(2_000_000, 3)], &[(5, 70)]]).unwrap(),
+    ]
+}
+
+/// The type of a tensor of indices.
+pub fn index_type(ids: &Tensor) -> i32 {
+    match ids.dtype() {
+        DType::U8 => IndexType::U8 as i32,
+        DType::U32 => IndexType::U32 as i32,
+        _ => IndexType::I64 as i32,
+    }
+}
+
+pub const INDICES: [DType; 3] = [DType::U8, DType::U32, DType::I64];

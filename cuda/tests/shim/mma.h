@@ -1,0 +1,80 @@
+// The names of kernels/mma.cuh on a CPU. Fragments are laid out as the PTX ISA says of ldmatrix and of
+// mma.m16n8k16 with halves.
+#pragma once
+
+namespace cusim {
+inline void arrive(const Copy& copy) {
+    if (copy.from) memcpy(copy.to, copy.from, 16);
+    else memset(copy.to, 0, 16);
+}
+}  // namespace cusim
+
+// Arrives as late as it may, when it is waited for, or at once where the order of threads is reversed: a copy that
+// is not waited for shows in one, and one that overwrites what others still read in the other.
+inline void copy_async(void* to, const void* from, bool valid) {
+    using namespace cusim;
+    Fiber& me = *machine->current;
+    if (me.n_copies == MAX_COPIES) fail("more asynchronous copies in flight than the shim holds");
+    if (((uintptr_t)to | (uintptr_t)from) & 15) fail("an asynchronous copy of 16 bytes at an address that is no multiple of 16");
+    me.copies[me.n_copies++] = {to, valid ? from : nullptr, me.groups};
+    if (machine->reversed) arrive(me.copies[me.n_copies - 1]);
+}
+inline void copy_commit() { cusim::machine->current->groups++; }
+template <int N> inline void copy_wait() {
+    using namespace cusim;
+    Fiber& me = *machine->current;
+    int kept = 0;
+    for (int i = 0; i < me.n_copies; i++) {
+        const Copy& copy = me.copies[i];
+        if (copy.group >= me.groups - N) me.copies[kept++] = copy;
+        else if (!machine->reversed) arrive(copy);
+    }
+    me.n_copies = kept;
+}
+
+namespace cusim {
+inline void load(u32* r, const void* row, bool transposed) {
+    if ((uintptr_t)row & 15) fail("ldmatrix at an address that is no multiple of 16");
+    const int lane = machine->current->lane;
+    exchange((const u16*)row, [&](auto of) {
+        for (int matrix = 0; matrix < 4; matrix++) {
+            u16 pair[2];
+            for (int k = 0; k < 2; k++) {
+                const int i = lane / 4, j = lane % 4 * 2 + k;
+                pair[k] = transposed ? of(matrix * 8 + j)[i] : of(matrix * 8 + i)[j];
+            }
+            r[matrix] = pair[0] | (u32)pair[1] << 16;
+        }
+    });
+    wait(AT_WARP);
+}
+struct Fragments { u32 a[4], b[2]; };
+template <class H> inline void multiply(float* c, const u32* a, const u32* b) {
+    Fragments mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+    const int lane = machine->current->lane;
+    const auto half = [](u32 pair, int k) { return widen(H{(u16)(pair >> (16 * (k & 1)))}); };
+    exchange(&mine, [&](auto of) {
+        for (int e = 0; e < 4; e++) {
+            const int i = lane / 4 + e / 2 * 8, j = lane % 4 * 2 + e % 2;
+            for (int k = 0; k < 16; k++) {
+                const u32 left = of(i % 8 * 4 + k % 8 / 2)->a[i / 8 + k / 8 * 2];
+                const u32 right = of(j * 4 + k % 8 / 2)->b[k / 8];
+                c[e] += half(left, k) * half(right, k);
+            }
+        }
+    });
+    wait(AT_WARP);  // the others have read `mine`
+}
+}  // namespace cusim
+
+inline void load_matrices(u32* r, const void* row) { cusim::load(r, row, false); }
+inline void load_matrices_transposed(u32* r, const void* row) { cusim::load(r, row, true); }
+inline void multiply_add(bf16, float* c, const u32* a, const u32* b) { cusim::multiply<bf16>(c, a, b); }
+inline void multiply_add(f16, float* c, const u32* a, const u32* b) { cusim::multiply<f16>(c, a, b); }
+template <class H> inline u32 packed(H, float low, float high) {
+    H a, b;
+    narrow(low, a);
+    narrow(high, b);
+    return a.bits | (u32)b.bits << 16;
+}
+inline float fast_exp2(float x) { return exp2f(x); }
