@@ -56,3 +56,38 @@ fn a_run_tells_what_memory_it_takes_and_is_refused_where_there_is_less() {
     assert_eq!(report["stages"][1]["ranks"], 4);
     assert_eq!(report["stages"].as_array().unwrap().len(), 2);
 }
+
+/// Each option alone is not enough, all together are.
+#[test]
+fn a_model_that_does_not_fit_trains_with_what_saves_memory() {
+    let folder = folder_with_text();
+    let model = [
+        "--num-layers",
+        "4",
+        "--hidden-size",
+        "64",
+        "--seq-length",
+        "64",
+        "--micro-batch-size",
+        "4",
+        "--train-iters",
+        "2",
+    ];
+    let arguments = [&["memory", "--data", "text.txt", "--json"], TINY, &model].concat();
+    let report = succeeded(ferrotron(folder.path(), &arguments));
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    let limit = (report["total_bytes"].as_u64().unwrap() * 2 / 5).to_string();
+    let options: [&[&str]; 3] =
+        [&["--bf16"], &["--offload-optimizer-states"], &["--recompute-granularity", "full"]];
+    let attempt = |options: &[&[&str]]| {
+        let start = ["--save", "run", "--memory-limit", &limit];
+        train(folder.path(), &[&model[..], &start, &options.concat()].concat())
+    };
+    for refused in [&[][..], &options[..1], &options[1..2], &options[2..]] {
+        let output = attempt(refused);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{refused:?}: {message}");
+        assert!(message.contains("--memory-limit"), "{refused:?}: {message}");
+    }
+    succeeded(attempt(&options));
+}
