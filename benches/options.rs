@@ -13,7 +13,7 @@ use ferrotron::models::gpt::{
 };
 use ferrotron::models::presets::Preset;
 use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig};
-use ferrotron::nn::WeightUpdate;
+use ferrotron::nn::{AdafactorConfig, OptimizerConfig, WeightUpdate};
 use ferrotron::parallel::mesh::Mesh;
 use ferrotron::tensor::Category;
 use ferrotron::{DType, MemoryKind, Result};
@@ -95,6 +95,13 @@ fn rows(plain: &BenchConfig) -> Vec<(&'static str, BenchConfig)> {
         ("`--cpu-offloading-num-layers 10`", kept(offloaded)),
         ("`--offload-optimizer-states`", host(plain.clone())),
         ("`--offload-optimizer-states --cpu-offloading-num-layers 10`", host(kept(offloaded))),
+        (
+            "`--optimizer adafactor`",
+            BenchConfig {
+                optimizer: OptimizerConfig::Adafactor(AdafactorConfig::default()),
+                ..plain.clone()
+            },
+        ),
         ("`--bf16`", bf16.clone()),
         ("`--bf16 --offload-optimizer-states`", host(bf16.clone())),
         ("`--bf16 --no-master-weights`", BenchConfig { precision: in_place, ..bf16.clone() }),
