@@ -26,7 +26,8 @@ fn local_steps_are_saved_when_replicas_agree() -> Result<()> {
     let save = Some(folder.path());
     let local = Layout { synchronize_every: 2, ..Layout::data(2, Sharding::None) };
     let error = run(&Task { steps: 3, save, ..task(&model, local) }).unwrap_err().to_string();
-    assert!(error.contains("differ after step 3") && error.ends_with("after step 4"), "{error}");
+    // A rank that is still waiting when another ends with this error adds in which call it was.
+    assert!(error.contains("differ after step 3") && error.contains("after step 4"), "{error}");
     assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none());
 
     let saved = run(&Task { steps: 2, save, ..task(&model, local) })?;
