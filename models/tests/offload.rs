@@ -305,7 +305,8 @@ fn pass(
     for leaf in [&x].into_iter().chain(gpt.params().iter().map(|param| param.leaf())) {
         values.push(leaf.gradient()?.expect("a gradient").to_f64()?);
     }
-    drop(y);
+    // With the last handle the thread ends, which may still hold what it has been told to fetch.
+    drop((y, gpt));
     assert_eq!([MemoryKind::Device, MemoryKind::Host].map(in_pool), [0, 0], "backward used all up");
     Ok(Pass { values, kept })
 }
