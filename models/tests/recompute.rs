@@ -3,10 +3,9 @@
 use ferrotron_autograd::{Leaf, WeightGrads, backward};
 use ferrotron_models::activation_bytes::Activations;
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
-use ferrotron_models::data::{Batch, Samples};
 use ferrotron_models::gpt::{
-    ActivationKind, Gpt, GptConfig, GptPart, Recompute, RecomputeMethod, RecomputeModules,
-    RecomputedAttention, RecomputedMlp, RegionInputs,
+    Gpt, GptConfig, GptPart, Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention,
+    RecomputedMlp, RegionInputs,
 };
 use ferrotron_models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
@@ -17,25 +16,11 @@ use ferrotron_parallel::mesh::{Layout, Mesh};
 use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::ops::random;
-use ferrotron_tensor::{Category, DType, Device, Place, RandomKey, Result, Tensor};
+use ferrotron_tensor::{Category, DType, Device, Place, RandomKey, Result};
 
-const BATCH: usize = 2;
-const SEQ_LENGTH: usize = 16;
+mod common;
 
-/// With dropout everywhere; and with grouped queries and SwiGLU.
-fn models(layers: usize) -> [GptConfig; 3] {
-    let gpt2 = GptConfig {
-        hidden_dropout: 0.1,
-        attention_dropout: 0.1,
-        ..GptConfig::gpt2(13, layers, 32, 4, SEQ_LENGTH)
-    };
-    let llama = GptConfig {
-        hidden_dropout: 0.1,
-        attention_dropout: 0.1,
-        ..GptConfig::llama(13, layers, 32, 4, 2, SEQ_LENGTH)
-    };
-    [GptConfig { activation: ActivationKind::Relu, ..gpt2.clone() }, gpt2, llama]
-}
+use common::{BATCH, Noise, SEQ_LENGTH, bits, models};
 
 fn parts(attention: RecomputedAttention, mlp: RecomputedMlp) -> Recompute {
     Recompute::Selective(RecomputeModules { attention, mlp })
@@ -63,10 +48,6 @@ const DISTRIBUTED: Recompute = Recompute::Full {
     layers: 1,
     inputs: RegionInputs::Distributed,
 };
-
-fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
-    Ok(tensor.to_f64()?.into_iter().map(f64::to_bits).collect())
-}
 
 /// What a pass through all blocks and back found.
 struct Pass {
@@ -216,28 +197,6 @@ fn the_number_of_regions_makes_the_bytes() {
         assert!((optimum - best as f64).abs() < 0.5, "{layers} layers: {optimum}");
         let bound = 2.0 * (layers as f64 * block as f64 * input as f64).sqrt();
         assert!(peak as f64 <= bound, "{layers} layers: {peak} of {bound}");
-    }
-}
-
-/// Tokens by sample number.
-struct Noise;
-
-impl Samples for Noise {
-    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
-        let key = RandomKey::new(3, 0, "tokens");
-        let draw = |i: usize| key.uniform(first_sample * 2 * SEQ_LENGTH as u64 + i as u64) * 13.0;
-        let numbers = micro_batch * SEQ_LENGTH;
-        Ok(Batch {
-            inputs: (0..numbers).map(|i| draw(2 * i) as u32).collect(),
-            targets: (0..numbers).map(|i| draw(2 * i + 1) as i64).collect(),
-            first_sample,
-            micro_batch,
-            seq_length: SEQ_LENGTH,
-        })
-    }
-
-    fn seq_length(&self) -> usize {
-        SEQ_LENGTH
     }
 }
 

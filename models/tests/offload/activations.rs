@@ -1,252 +1,22 @@
-//! Offloading and packing: what waits in host memory is not in the device's, what is packed takes fewer bytes, and
-//! nothing else changes, to the bit, but for activations kept in 16 bits.
+//! What backward needs, in host memory, in 16 bits, or without its zeros.
 
 use ferrotron_autograd::{Leaf, PackingConfig, WeightGrads, Zeros, backward};
 use ferrotron_models::activation_bytes::Activations;
-use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
-use ferrotron_models::checkpoint::Checkpoint;
-use ferrotron_models::data::{Batch, Samples};
 use ferrotron_models::gpt::{
     ActivationKind, Gpt, GptConfig, GptPart, Recompute, RecomputeMethod, RecomputeModules,
     RecomputedAttention, RecomputedMlp, RegionInputs, SavedActivations,
 };
-use ferrotron_models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
-use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
-use ferrotron_nn::{
-    AdafactorConfig, Axis, Context, Mode, Module, OptimizerConfig, Rounding, Scope, Sharding,
-    WeightUpdate,
-};
+use ferrotron_models::trainer::ParallelConfig;
+use ferrotron_nn::{Context, Mode, Module, Scope, Sharding};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
-use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_parallel::mesh::{Layout, Mesh};
 use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::ops::random;
-use ferrotron_tensor::{
-    Category, DType, Device, MemoryKind, MemoryStats, Place, RandomKey, Result, Tensor,
-};
+use ferrotron_tensor::{Category, DType, Device, MemoryKind, Place, RandomKey, Result};
 
-const BATCH: usize = 2;
-const SEQ_LENGTH: usize = 16;
-const STEPS: usize = 3;
-
-fn model(layers: usize) -> GptConfig {
-    GptConfig {
-        hidden_dropout: 0.1,
-        attention_dropout: 0.1,
-        ..GptConfig::gpt2(13, layers, 32, 4, SEQ_LENGTH)
-    }
-}
-
-/// Tokens by sample number.
-struct Noise;
-
-impl Samples for Noise {
-    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
-        let key = RandomKey::new(3, 0, "tokens");
-        let draw = |i: usize| key.uniform(first_sample * 2 * SEQ_LENGTH as u64 + i as u64) * 13.0;
-        let numbers = micro_batch * SEQ_LENGTH;
-        Ok(Batch {
-            inputs: (0..numbers).map(|i| draw(2 * i) as u32).collect(),
-            targets: (0..numbers).map(|i| draw(2 * i + 1) as i64).collect(),
-            first_sample,
-            micro_batch,
-            seq_length: SEQ_LENGTH,
-        })
-    }
-
-    fn seq_length(&self) -> usize {
-        SEQ_LENGTH
-    }
-}
-
-fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
-    Ok(tensor.to_f64()?.into_iter().map(f64::to_bits).collect())
-}
-
-/// What is trained, and how.
-#[derive(Debug, Clone, Copy)]
-struct Case {
-    ranks: usize,
-    /// Sizes of tensor, context and pipeline parallelism.
-    sizes: (usize, usize, usize),
-    sequence: SequenceParallel,
-    schedule: ScheduleKind,
-    chunks: usize,
-    sharding: Sharding,
-    dtype: DType,
-    precision: PrecisionConfig,
-    optimizer: OptimizerConfig,
-    layers: usize,
-}
-
-impl Case {
-    fn new(dtype: DType) -> Case {
-        Case {
-            ranks: 1,
-            sizes: (1, 1, 1),
-            sequence: SequenceParallel::Off,
-            schedule: ScheduleKind::OneFOneB,
-            chunks: 1,
-            sharding: Sharding::None,
-            dtype,
-            precision: PrecisionConfig::default(),
-            optimizer: OptimizerConfig::AdamW {
-                beta1: 0.9,
-                beta2: 0.95,
-                eps: 1e-8,
-                weight_decay: 0.1,
-            },
-            layers: 4,
-        }
-    }
-
-    fn parallel(&self) -> ParallelConfig {
-        ParallelConfig {
-            pipeline_schedule: self.schedule,
-            chunks: self.chunks,
-            data_parallel: DataParallelConfig {
-                sharding: self.sharding,
-                bucket_numel: Some(3000),
-                ..DataParallelConfig::default()
-            },
-            ..ParallelConfig::default()
-        }
-    }
-
-    fn trainer(&self, mesh: &Mesh, parallel: ParallelConfig) -> Result<Trainer> {
-        let config = TrainerConfig {
-            seed: 7,
-            optimizer: self.optimizer,
-            schedule: Schedule::new(ScheduleConfig { max_lr: 1e-2, ..ScheduleConfig::default() })?,
-            clip_grad: 1.0,
-            batch_size: BatchSize::new(BatchSizeConfig {
-                micro_batch_size: BATCH,
-                data_parallel_size: mesh.axis(Axis::Data).size(),
-                global_batch_size: Some(4 * BATCH),
-                rampup: None,
-            })?,
-            parallel,
-            precision: self.precision,
-        };
-        let scope = Scope::new(&Device::cpu(1)?, self.dtype, 1234);
-        Trainer::on_mesh(&scope, mesh, &model(self.layers), config)
-    }
-
-    /// Trains a few steps; what every rank found.
-    fn train(&self, parallel: ParallelConfig) -> Vec<Found> {
-        let (tp, cp, pp) = self.sizes;
-        let layout = Layout::new(self.ranks, tp, cp, pp).unwrap();
-        let ranks = run_threads(self.ranks, &WorldConfig::default(), |world| {
-            let mesh = Mesh::new(&world, layout, self.sequence)?;
-            let mut trainer = self.trainer(&mesh, parallel)?;
-            let mut found = Vec::new();
-            for _ in 0..STEPS {
-                let report = trainer.step(&Noise)?;
-                found.push(vec![report.loss.to_bits(), report.grad_norm.to_bits()]);
-            }
-            found.extend(state(&trainer)?);
-            let device = trainer.scope().device().clone();
-            let memory = [MemoryKind::Device, MemoryKind::Host].map(|kind| device.memory_of(kind));
-            drop(trainer);
-            assert_eq!(device.memory_of(MemoryKind::Host).current, 0, "{self:?} {parallel:?}");
-            Ok(Found { bits: found, memory })
-        });
-        ranks.into_iter().collect::<Result<Vec<_>>>().unwrap()
-    }
-}
-
-/// Weights, moments and master weights.
-fn state(trainer: &Trainer) -> Result<Vec<Vec<u64>>> {
-    let (weights, moments) = trainer.held()?;
-    weights.iter().chain(&moments.held).map(|held| bits(&held.tensor)).collect()
-}
-
-/// What a rank found.
-struct Found {
-    /// Losses, norms, weights and moments.
-    bits: Vec<Vec<u64>>,
-    /// Of the device's own memory, and of its host memory.
-    memory: [MemoryStats; 2],
-}
-
-/// Layouts and precisions that differ in what an optimizer keeps, and where.
-fn cases() -> Vec<Case> {
-    let (single, half) = (Case::new(DType::F32), Case::new(DType::BF16));
-    let in_place = PrecisionConfig {
-        weight_update: WeightUpdate::InPlace,
-        rounding: Rounding::Stochastic { seed: 5 },
-        ..PrecisionConfig::default()
-    };
-    let random = PrecisionConfig { weight_update: WeightUpdate::MasterCopy, ..in_place };
-    let on = SequenceParallel::On;
-    let adafactor = AdafactorConfig { beta1: 0.9, ..AdafactorConfig::default() };
-    let adafactor = OptimizerConfig::Adafactor(adafactor);
-    vec![
-        single,
-        half,
-        Case { precision: in_place, ..half },
-        Case { optimizer: adafactor, ..single },
-        Case { ranks: 2, sizes: (2, 1, 1), optimizer: adafactor, precision: random, ..half },
-        Case { precision: random, ..half },
-        Case { ranks: 2, sharding: Sharding::Optimizer, ..single },
-        Case { ranks: 2, sharding: Sharding::Gradients, ..half },
-        Case { ranks: 2, sharding: Sharding::Weights, ..half },
-        Case { ranks: 2, sizes: (1, 1, 2), schedule: ScheduleKind::ZbH1, ..single },
-        Case { ranks: 2, sizes: (1, 2, 1), ..single },
-        Case { ranks: 4, sizes: (2, 1, 2), sequence: on, ..half },
-        Case { ranks: 4, sizes: (2, 1, 1), sharding: Sharding::Optimizer, ..single },
-    ]
-}
-
-#[test]
-fn optimizer_states_wait_in_host_memory() {
-    for case in cases() {
-        let (plain, host) = (case.parallel(), MemoryKind::Host);
-        let want = case.train(plain);
-        let found = case.train(ParallelConfig { optimizer_states: host, ..plain });
-        for (found, want) in found.iter().zip(&want) {
-            assert!(found.bits == want.bits, "other bits: {case:?}");
-            let ([device, host], [all, none]) = (found.memory, want.memory);
-            let offloaded = host.of(Category::Optimizer);
-            assert!(offloaded > 0 && none.peak == 0, "{case:?}");
-            assert_eq!(offloaded, all.of(Category::Optimizer), "{case:?}");
-            assert_eq!(device.peak_of(Category::Optimizer), 0, "{case:?}");
-            let fell = all.peak - device.peak;
-            assert!(fell * 100 >= 95 * offloaded, "{fell} of {offloaded} bytes: {case:?}");
-        }
-    }
-}
-
-#[test]
-fn a_run_goes_on_wherever_its_states_wait() -> Result<()> {
-    let folder = tempfile::tempdir().unwrap();
-    for case in [Case::new(DType::F32), Case::new(DType::BF16)] {
-        let trainer = |kind| {
-            let parallel = ParallelConfig { optimizer_states: kind, ..case.parallel() };
-            case.trainer(&Mesh::single(), parallel)
-        };
-        let mut want = trainer(MemoryKind::Device)?;
-        for _ in 0..2 * STEPS {
-            want.step(&Noise)?;
-        }
-        for (before, after) in
-            [(MemoryKind::Device, MemoryKind::Host), (MemoryKind::Host, MemoryKind::Device)]
-        {
-            let (mut first, mut second) = (trainer(before)?, trainer(after)?);
-            for _ in 0..STEPS {
-                first.step(&Noise)?;
-            }
-            let saved = first.save(folder.path(), None, serde_json::Value::Null)?;
-            second.load(&Checkpoint::open(&saved)?)?;
-            for _ in 0..STEPS {
-                second.step(&Noise)?;
-            }
-            assert!(state(&second)? == state(&want)?, "{before:?}, then {after:?}");
-        }
-    }
-    Ok(())
-}
+use super::common::{BATCH, SEQ_LENGTH, models};
+use super::{Case, STEPS, cases};
 
 fn full(method: RecomputeMethod, layers: usize, inputs: RegionInputs) -> Recompute {
     Recompute::Full { method, layers, inputs }
@@ -309,20 +79,6 @@ fn pass(
     drop((y, gpt));
     assert_eq!([MemoryKind::Device, MemoryKind::Host].map(in_pool), [0, 0], "backward used all up");
     Ok(Pass { values, kept })
-}
-
-/// With dropout everywhere; and with grouped queries and SwiGLU.
-fn models(layers: usize) -> [GptConfig; 3] {
-    let llama = GptConfig {
-        hidden_dropout: 0.1,
-        attention_dropout: 0.1,
-        ..GptConfig::llama(13, layers, 32, 4, 2, SEQ_LENGTH)
-    };
-    [relu(layers), model(layers), llama]
-}
-
-fn relu(layers: usize) -> GptConfig {
-    GptConfig { activation: ActivationKind::Relu, ..model(layers) }
 }
 
 fn offloaded(offloaded_layers: usize) -> SavedActivations {
@@ -405,7 +161,7 @@ fn blocks_keep_their_bytes_where_and_in_the_type_that_is_said() {
 #[test]
 fn the_zeros_of_a_relu_take_a_bit() -> Result<()> {
     const LAYERS: usize = 3;
-    let (model, mesh) = (relu(LAYERS), Mesh::single());
+    let ([model, ..], mesh) = (models(LAYERS), Mesh::single());
     for (dtype, recompute) in [
         (DType::F32, Recompute::None),
         (DType::BF16, Recompute::SELECTIVE),
