@@ -33,6 +33,8 @@ pub enum ErrorKind {
     Graph,
     /// A file or stream could not be read or written, or holds something else than promised.
     Io,
+    /// A device is missing, failed, or is not the one that an operation needs.
+    Device,
     /// A configuration, flag or combination is refused.
     Config,
     /// Ranks disagree about a collective, or one of them is late or gone.
@@ -74,6 +76,11 @@ impl Error {
     /// Memory that is not there or still held.
     pub fn memory(op: &'static str, context: impl Into<String>) -> Self {
         Self::new(ErrorKind::Memory, op, context)
+    }
+
+    /// A device that is missing, failed, or is not the one that is needed.
+    pub fn device(op: &'static str, context: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Device, op, context)
     }
 
     /// A graph that cannot be walked.

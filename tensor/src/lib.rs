@@ -6,6 +6,7 @@
 #![deny(missing_docs)]
 
 mod buffer;
+mod cuda;
 mod device;
 mod disjoint;
 mod dtype;
@@ -22,6 +23,7 @@ mod pool;
 mod real;
 mod simd;
 mod tensor;
+mod transfer;
 mod view;
 
 pub use device::Device;

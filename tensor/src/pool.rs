@@ -4,13 +4,14 @@
 //! is zero when it first comes from the system and is never handed out uninitialised. Where blocks lie is the business
 //! of `blocks.rs`.
 
+mod arena;
 mod blocks;
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Result;
-pub(crate) use blocks::Backing;
+pub(crate) use arena::Backing;
 use blocks::{Block, Blocks};
 
 /// What memory is used for, so that reports and limits can tell weights from activations.

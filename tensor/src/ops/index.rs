@@ -86,7 +86,7 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
     let mut y = Tensor::empty(x.device(), x.dtype(), index.dims())?;
     dispatch_any!(x.dtype(), T => {
         let (_, stride) = x.layout().row();
-        let source = x.buffer_slice::<T>();
+        let source = x.buffer_slice::<T>()?;
         for_rows(x.device(), (y.as_mut_slice::<T>()?, width), ids.len(), |first, rows| {
             let ids = ids[first * width..].chunks_exact(width);
             for (i, (row, ids)) in rows.chunks_exact_mut(width).zip(ids).enumerate() {

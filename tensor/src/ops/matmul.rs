@@ -158,7 +158,7 @@ fn product<T: Element, D: Element<Acc = T::Acc>>(
         operand.layout().broadcast_to(&dims)
     };
     let (l, r) = (stretched(lhs)?, stretched(rhs)?);
-    let (a, b) = (lhs.buffer_slice::<T>(), rhs.buffer_slice::<T>());
+    let (a, b) = (lhs.buffer_slice::<T>()?, rhs.buffer_slice::<T>()?);
     let [m, n] = last_two(layout.dims());
     let k = l.dims()[l.rank() - 1];
     let count: usize = batch.iter().product();

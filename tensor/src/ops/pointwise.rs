@@ -6,6 +6,7 @@
 
 use super::rows::for_elements;
 use super::table::{Binary, BinaryRow, Saves, Unary, UnaryRow, with_binary, with_unary};
+use crate::cuda;
 use crate::layout::broadcast_dims;
 use crate::simd::vectorized;
 use crate::tensor::check_pair;
@@ -61,6 +62,10 @@ vectorized! {
 pub fn unary(op: Unary, p: f64, x: &Tensor) -> Result<Tensor> {
     let x = x.contiguous()?;
     let mut out = Tensor::empty(x.device(), x.dtype(), x.dims())?;
+    if x.device().gpu().is_some() {
+        cuda::pointwise::unary(op, p, &x, &mut out)?;
+        return Ok(out);
+    }
     dispatch_float!(op.name(), x.dtype(), T => {
         let source = x.as_slice::<T>()?;
         with_unary!(op, Op => x.device().for_each_rows(out.as_mut_slice::<T>()?, 1, |start, out| {
@@ -102,6 +107,10 @@ pub fn binary(op: Binary, lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
     check_pair(op.name(), lhs, rhs)?;
     let dims = broadcast_dims(op.name(), lhs.dims(), rhs.dims())?;
     let mut out = Tensor::empty(lhs.device(), lhs.dtype(), &dims)?;
+    if out.device().gpu().is_some() {
+        cuda::pointwise::binary(op.name(), lhs, rhs, &mut out)?;
+        return Ok(out);
+    }
     dispatch_float!(op.name(), lhs.dtype(), T => with_binary!(op, Op => {
         zip_rows(&mut out, lhs, rhs, binary_row::<T, Op>)?;
     }));
@@ -149,7 +158,7 @@ fn zip_rows<T: Scalar, O: Scalar>(
     f: impl Fn(&mut [O], &[T], usize, &[T], usize) + Send + Sync,
 ) -> Result<()> {
     let device = out.device().clone();
-    let (a, b) = (lhs.buffer_slice::<T>(), rhs.buffer_slice::<T>());
+    let (a, b) = (lhs.buffer_slice::<T>()?, rhs.buffer_slice::<T>()?);
     let (la, lb) = (lhs.layout().broadcast_to(out.dims())?, rhs.layout().broadcast_to(out.dims())?);
     if la.is_contiguous() && lb.is_contiguous() {
         device.for_each_rows(out.as_mut_slice::<O>()?, 1, |start, out| {

@@ -1,0 +1,82 @@
+//! A GPU with all that work on it needs: streams, kernels, matrix products.
+
+use std::sync::Arc;
+
+use crate::Result;
+use crate::context::Context;
+use crate::cubin_cache::CubinCache;
+use crate::kernels::ElementType;
+use crate::launch::Launch;
+use crate::library::Search;
+use crate::modules::Modules;
+use crate::nvrtc::Nvrtc;
+use crate::stream::Stream;
+
+/// How a [`Gpu`] is found and used.
+#[derive(Debug, Clone)]
+pub struct GpuConfig {
+    /// Which GPU of the machine.
+    pub ordinal: usize,
+    /// Where NVIDIA's libraries lie.
+    pub search: Search,
+    /// Where compiled kernels are kept.
+    pub cache: CubinCache,
+}
+
+impl GpuConfig {
+    /// GPU number `ordinal`, libraries and cache as the environment says.
+    pub fn new(ordinal: usize) -> GpuConfig {
+        GpuConfig { ordinal, search: Search::from_environment(), cache: CubinCache::of_user() }
+    }
+}
+
+/// A GPU that one rank works on.
+#[derive(Debug)]
+pub struct Gpu {
+    context: Arc<Context>,
+    modules: Modules,
+    compute: Stream,
+}
+
+impl Gpu {
+    /// Finds the libraries and the GPU. `rows` is [`pointwise_rows`](crate::kernels::pointwise_rows).
+    ///
+    /// Errors, naming the remedy, if anything is missing.
+    pub fn new(config: &GpuConfig, rows: String) -> Result<Gpu> {
+        let context = Context::new(&config.search, config.ordinal)?;
+        let nvrtc = Nvrtc::load(&config.search)?;
+        let modules = Modules::new(&context, nvrtc, config.cache.clone(), rows);
+        let compute = Stream::new(&context)?;
+        Ok(Gpu { context, modules, compute })
+    }
+
+    /// The GPU's context.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// The stream of all kernels.
+    pub fn compute(&self) -> &Stream {
+        &self.compute
+    }
+
+    /// A launch of the kernel `name` of `file` for elements of `element`, to be put together.
+    ///
+    /// Errors if there is no such kernel, or it cannot be compiled.
+    pub fn kernel(
+        &self,
+        file: &'static str,
+        element: ElementType,
+        name: &'static str,
+    ) -> Result<Launch<'_>> {
+        let function = self.modules.function(file, element, name)?;
+        Ok(Launch::new(&self.compute, function, name))
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // Kernels that were given are still needed.
+        let _ = self.compute.synchronize();
+    }
+}

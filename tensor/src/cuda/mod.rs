@@ -1,0 +1,47 @@
+//! The GPU side of tensors: each file launches the kernels of the operation that it is named after.
+//!
+//! An operation checks its operands where it always does, in `ops`, and asks [`Device::gpu`](crate::Device) who computes.
+//! Whatever has no kernel here cannot go wrong silently: memory of a GPU has no slices, so the CPU's kernels return an
+//! error.
+
+pub(crate) mod copy;
+mod kernel;
+pub(crate) mod pointwise;
+
+pub(crate) use kernel::{kernel, layout};
+
+use ferrotron_cuda::kernels::{BinaryRow, UnaryRow, pointwise_rows};
+
+use crate::Error;
+use crate::ops::table::{Binary, Saves, Unary};
+
+/// The pointwise table as kernels.
+pub(crate) fn rows() -> String {
+    let unary: Vec<_> = Unary::ALL
+        .iter()
+        .map(|op| {
+            let [value, derivative] = op.cuda();
+            let derivative = (op.saves() != Saves::Nothing).then_some(derivative);
+            UnaryRow { name: op.name(), value, derivative }
+        })
+        .collect();
+    let binary: Vec<_> = Binary::ALL
+        .iter()
+        .map(|op| {
+            let [value, lhs, rhs] = op.cuda();
+            let reads = op.reads().map(|operands| operands.contains(&true));
+            BinaryRow {
+                name: op.name(),
+                value,
+                derivatives: [reads[0].then_some(lhs), reads[1].then_some(rhs)],
+            }
+        })
+        .collect();
+    pointwise_rows(&unary, &binary)
+}
+
+impl From<ferrotron_cuda::Error> for Error {
+    fn from(error: ferrotron_cuda::Error) -> Error {
+        Error::device(error.op(), error.context())
+    }
+}
