@@ -1,4 +1,4 @@
-//! Adafactor against the algorithm of the paper, written out for one parameter at a time, and what it keeps.
+//! Adafactor against the algorithm of the paper, one parameter at a time, and what it keeps.
 
 use ferrotron_nn::{
     Activation, AdafactorConfig, Attention, AttentionConfig, Bias, BufferConfig, Decay, Init,
@@ -6,6 +6,8 @@ use ferrotron_nn::{
     ShardUnit, Sharding, StepConfig, StepSize,
 };
 use ferrotron_tensor::{Category, DType, Device, ErrorKind, Place, Result, Tensor};
+
+use crate::adafactor_reference::Reference;
 
 const STEPS: usize = 5;
 const LR: f64 = 0.05;
@@ -50,75 +52,6 @@ fn values_of(params: &[Param]) -> Result<Vec<Vec<f64>>> {
     params.iter().map(|param| param.leaf().value()?.to_f64()).collect()
 }
 
-/// What the paper keeps of one parameter, in f64.
-struct Reference {
-    dims: Vec<usize>,
-    w: Vec<f64>,
-    rows: Vec<f64>,
-    columns: Vec<f64>,
-    full: Vec<f64>,
-    mean: Vec<f64>,
-}
-
-fn rms(x: &[f64]) -> f64 {
-    (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64).sqrt()
-}
-
-impl Reference {
-    fn new(dims: &[usize], w: Vec<f64>) -> Reference {
-        let n = w.len();
-        let zeros = || vec![0.0; n];
-        let (rows, columns, full, mean) = (zeros(), zeros(), zeros(), zeros());
-        Reference { dims: dims.to_vec(), w, rows, columns, full, mean }
-    }
-
-    /// Step `t`, from 1: algorithm 4, or 5 for vectors, of every matrix; clipping and scale are the tensor's.
-    fn step(&mut self, t: usize, g: &[f64], config: &AdafactorConfig) {
-        let beta2 = 1.0 - (t as f64).powf(-config.decay_rate);
-        let mix = |old: f64, new: f64| beta2 * old + (1.0 - beta2) * new;
-        let square = |x: f64| x * x + config.eps1;
-        let mut u = vec![0.0; g.len()];
-        if let [.., n, m] = self.dims[..] {
-            for (k, g) in g.chunks(n * m).enumerate() {
-                for i in 0..n {
-                    let sum: f64 = (0..m).map(|j| square(g[i * m + j])).sum();
-                    self.rows[k * n + i] = mix(self.rows[k * n + i], sum / m as f64);
-                }
-                for j in 0..m {
-                    let sum: f64 = (0..n).map(|i| square(g[i * m + j])).sum();
-                    self.columns[k * m + j] = mix(self.columns[k * m + j], sum / n as f64);
-                }
-                let rows = &self.rows[k * n..][..n];
-                let mean = rows.iter().sum::<f64>() / n as f64;
-                for i in 0..n {
-                    for j in 0..m {
-                        let v = rows[i] * self.columns[k * m + j] / mean;
-                        u[(k * n + i) * m + j] = g[i * m + j] / v.sqrt();
-                    }
-                }
-            }
-        } else {
-            for i in 0..g.len() {
-                self.full[i] = mix(self.full[i], square(g[i]));
-                u[i] = g[i] / self.full[i].sqrt();
-            }
-        }
-        let alpha = match config.step_size {
-            StepSize::Scheduled => LR,
-            StepSize::Relative => {
-                f64::min(1e-2, 1.0 / (t as f64).sqrt()) * rms(&self.w).max(config.eps2)
-            }
-        };
-        let clip = f64::max(1.0, rms(&u) / config.clip_threshold);
-        let mean_of =
-            |old: f64, u: f64| config.beta1 * old + (1.0 - config.beta1) * alpha * u / clip;
-        for ((w, mean), u) in self.w.iter_mut().zip(&mut self.mean).zip(u) {
-            *mean = mean_of(*mean, u);
-            *w -= alpha * config.weight_decay * *w + *mean;
-        }
-    }
-}
-
 fn configs() -> impl Iterator<Item = AdafactorConfig> {
     let relative = AdafactorConfig::default();
     let scheduled = AdafactorConfig { step_size: StepSize::Scheduled, ..relative };
@@ -153,7 +86,7 @@ fn it_equals_the_algorithm_of_the_paper() -> Result<()> {
                     // Weight decay is a matter of the group.
                     let decays = params[k].decay() == Decay::Yes;
                     let weight_decay = if decays { config.weight_decay } else { 0.0 };
-                    reference.step(step + 1, &g, &AdafactorConfig { weight_decay, ..config });
+                    reference.step(step + 1, LR, &g, &AdafactorConfig { weight_decay, ..config });
                 }
             }
             for (k, (got, want)) in values_of(&params)?.iter().zip(&want).enumerate() {
