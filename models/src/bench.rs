@@ -41,7 +41,6 @@ impl BenchConfig {
     /// Five steps of four samples as long as the model takes, after one, in f32 on one thread, with AdamW and all
     /// else by default.
     pub fn new(model: GptConfig) -> BenchConfig {
-        let (beta1, beta2, eps, weight_decay) = (0.9, 0.95, 1e-8, 0.1);
         BenchConfig {
             micro_batch_size: 4,
             seq_length: model.max_position_embeddings,
@@ -50,7 +49,7 @@ impl BenchConfig {
             warmup: 1,
             dtype: DType::F32,
             threads: 1,
-            optimizer: OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay },
+            optimizer: OptimizerConfig::ADAMW,
             parallel: ParallelConfig::default(),
             precision: PrecisionConfig::default(),
         }

@@ -42,7 +42,7 @@ use crate::trainer::{Trainer, TrainerConfig};
 ///     sequence_parallel: SequenceParallel::Off,
 ///     trainer: TrainerConfig {
 ///         seed: 1,
-///         optimizer: OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+///         optimizer: OptimizerConfig::ADAMW,
 ///         schedule: Schedule::new(ScheduleConfig::default())?,
 ///         clip_grad: 1.0,
 ///         batch_size: BatchSize::new(batch_size)?,

@@ -25,12 +25,7 @@ fn a_trillion_parameters_are_planned_in_a_second_and_100_megabytes() {
         sequence_parallel: SequenceParallel::Off,
         trainer: TrainerConfig {
             seed: 1,
-            optimizer: OptimizerConfig::AdamW {
-                beta1: 0.9,
-                beta2: 0.95,
-                eps: 1e-8,
-                weight_decay: 0.1,
-            },
+            optimizer: OptimizerConfig::ADAMW,
             schedule: Schedule::new(ScheduleConfig::default()).unwrap(),
             clip_grad: 1.0,
             batch_size: BatchSize::new(BatchSizeConfig {

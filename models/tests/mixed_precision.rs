@@ -54,7 +54,7 @@ fn trainer(
     let data_parallel = DataParallelConfig { gradients, ..DataParallelConfig::default() };
     let config = TrainerConfig {
         seed: 7,
-        optimizer: OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+        optimizer: OptimizerConfig::ADAMW,
         schedule: Schedule::new(ScheduleConfig { max_lr: 1e-2, ..ScheduleConfig::default() })?,
         clip_grad: 1.0,
         batch_size: BatchSize::new(BatchSizeConfig {

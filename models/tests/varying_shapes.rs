@@ -32,7 +32,7 @@ impl Samples for OfLength {
 fn trainer(model: &GptConfig, micro: usize, dtype: DType, recompute: Recompute) -> Trainer {
     let config = TrainerConfig {
         seed: 1,
-        optimizer: OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+        optimizer: OptimizerConfig::ADAMW,
         schedule: Schedule::new(ScheduleConfig::default()).unwrap(),
         clip_grad: 1.0,
         batch_size: BatchSize::new(BatchSizeConfig {

@@ -25,9 +25,6 @@ pub const WEIGHTS: u64 = 1234;
 /// Of the training: dropout.
 pub const SEED: u64 = 7;
 
-pub const ADAMW: OptimizerConfig =
-    OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
-
 pub fn schedule() -> Result<Schedule> {
     Schedule::new(ScheduleConfig { max_lr: 1e-2, ..ScheduleConfig::default() })
 }
@@ -82,7 +79,7 @@ impl Numbers {
     pub fn of(dtype: DType) -> Numbers {
         Numbers {
             dtype,
-            optimizer: ADAMW,
+            optimizer: OptimizerConfig::ADAMW,
             weights: WEIGHTS,
             clip_grad: CLIP,
             gradients: GradientType::Accumulator,
@@ -199,7 +196,7 @@ fn train_rank(
     for step in 0..STEPS {
         let report = trainer.step(&samples)?;
         steps.push((report.loss, report.grad_norm));
-        if step == 0 && optimizer == ADAMW {
+        if step == 0 && optimizer == OptimizerConfig::ADAMW {
             let (_, moments) = trainer.held()?;
             for held in &moments.held {
                 let Some(name) = held.name.strip_prefix("optimizer.exp_avg.") else { continue };

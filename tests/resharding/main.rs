@@ -12,7 +12,7 @@ use ferrotron::models::gpt::GptConfig;
 use ferrotron::nn::{AdafactorConfig, OptimizerConfig, Sharding, StepSize};
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::tensor::{DType, Result};
-use train::{ADAMW, Found, Layout, SEQ_LENGTH, Task, difference, load_errors, run};
+use train::{Found, Layout, SEQ_LENGTH, Task, difference, load_errors, run};
 
 const ZERO: [Sharding; 4] =
     [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights];
@@ -42,7 +42,7 @@ fn untied() -> GptConfig {
 fn task(model: &GptConfig, layout: Layout) -> Task<'_> {
     Task {
         model,
-        optimizer: ADAMW,
+        optimizer: OptimizerConfig::ADAMW,
         dtype: DType::F64,
         layout,
         seed: 1234,

@@ -208,13 +208,10 @@ pub fn run(task: &Task) -> Result<Found> {
     Ok(Found { losses, evaluations, samples, tensors: assemble(held)?, progress })
 }
 
-pub const ADAMW: OptimizerConfig =
-    OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
-
 pub fn trainer_config(layout: &Layout) -> Result<TrainerConfig> {
     Ok(TrainerConfig {
         seed: 7,
-        optimizer: ADAMW,
+        optimizer: OptimizerConfig::ADAMW,
         schedule: Schedule::new(ScheduleConfig { max_lr: 1e-2, ..ScheduleConfig::default() })?,
         clip_grad: 0.05,
         batch_size: BatchSize::new(BatchSizeConfig {

@@ -51,12 +51,7 @@ impl Case {
             sharding: Sharding::None,
             dtype,
             precision: PrecisionConfig::default(),
-            optimizer: OptimizerConfig::AdamW {
-                beta1: 0.9,
-                beta2: 0.95,
-                eps: 1e-8,
-                weight_decay: 0.1,
-            },
+            optimizer: OptimizerConfig::ADAMW,
             layers: 4,
         }
     }

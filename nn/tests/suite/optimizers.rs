@@ -140,11 +140,10 @@ fn sgd_equals_a_loop() -> Result<()> {
 
 #[test]
 fn moments_carry_over_to_the_last_bit() -> Result<()> {
-    let config = OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: DECAY };
     let make = || -> Result<(Vec<Param>, ParamBuffers, Optimizer)> {
         let params = params(&Device::cpu(1)?, DType::F32);
         let buffers = ParamBuffers::new(&params)?;
-        let optimizer = Optimizer::new(config, &buffers)?;
+        let optimizer = Optimizer::new(OptimizerConfig::ADAMW, &buffers)?;
         Ok((params, buffers, optimizer))
     };
     let (first, buffers, mut optimizer) = make()?;
