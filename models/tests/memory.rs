@@ -169,9 +169,7 @@ fn the_number_before_the_start_is_what_the_pools_count() {
     let mut cases = Vec::new();
     for dtype in [DType::F32, DType::BF16] {
         for recompute in [Recompute::None, Recompute::SELECTIVE, Recompute::FULL] {
-            for sharding in
-                [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights]
-            {
+            for sharding in Sharding::ALL {
                 let micro = 1 + cases.len() % 3;
                 let sizes = [1, 1, 2, 1];
                 cases.push(Case { dtype, recompute, sharding, micro, sizes, ..PLAIN });

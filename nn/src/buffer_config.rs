@@ -60,6 +60,12 @@ pub enum Sharding {
     Weights,
 }
 
+impl Sharding {
+    /// The stages in their order.
+    pub const ALL: [Sharding; 4] =
+        [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights];
+}
+
 /// Of what the shards are made that ranks keep of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ShardUnit {

@@ -16,7 +16,6 @@ use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{DType, Device, Result, Tensor, balanced};
 use std::collections::BTreeMap;
 
-use crate::grid::SHARDINGS;
 use crate::harness::{Plan, TIMEOUT, ranks};
 
 const SGD: OptimizerConfig = OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 };
@@ -143,7 +142,7 @@ fn fill_with_one(layers: &Layers) -> Result<()> {
 
 #[test]
 fn the_owner_has_the_sum_and_the_rest_is_untouched() {
-    for sharding in SHARDINGS {
+    for sharding in Sharding::ALL {
         for bucket_numel in [None, Some(9000), Some(9050), Some(20000)] {
             on_mesh(3, 1, |mesh| {
                 let layers = Layers::new(&Device::cpu(1)?, 10, 95)?;
@@ -175,7 +174,7 @@ fn the_owner_has_the_sum_and_the_rest_is_untouched() {
 
 #[test]
 fn one_rank_sends_nothing() {
-    for sharding in SHARDINGS {
+    for sharding in Sharding::ALL {
         on_mesh(1, 1, |mesh| {
             let layers = Layers::new(&Device::cpu(1)?, 2, 4)?;
             let config = DataParallelConfig { sharding, ..DataParallelConfig::default() };
@@ -193,7 +192,7 @@ fn one_rank_sends_nothing() {
 
 #[test]
 fn a_step_that_lacks_gradients_is_an_error_that_names_them() {
-    for sharding in SHARDINGS {
+    for sharding in Sharding::ALL {
         for bucket_numel in [None, Some(1)] {
             let layers = Layers::new(&Device::cpu(1).unwrap(), 3, 2).unwrap();
             let config =
@@ -322,7 +321,7 @@ fn whole_numbers_are_exact_and_some_ranks_have_zeros() -> Result<()> {
             layers.0.iter().map(|layer| layer.weight().leaf().value()?.to_vec()).collect()
         };
         let want = values(&layers)?;
-        for sharding in SHARDINGS {
+        for sharding in Sharding::ALL {
             for bucket_numel in [None, Some(1), Some(10)] {
                 let found = on_mesh(data, 1, |mesh| {
                     let layers = Layers::new(&Device::cpu(1)?, 3, 3)?;
@@ -386,7 +385,7 @@ fn moments_are_sharded_exactly() {
         merged
     };
     let want = moments(Sharding::None);
-    for sharding in SHARDINGS {
+    for sharding in Sharding::ALL {
         assert_eq!(moments(sharding), want, "{sharding:?}");
     }
 }
