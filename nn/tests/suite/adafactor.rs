@@ -5,9 +5,10 @@ use ferrotron_nn::{
     MASTER, Mlp, MlpConfig, Module, Optimizer, OptimizerConfig, Param, ParamBuffers, Scope,
     ShardUnit, Sharding, StepConfig, StepSize,
 };
-use ferrotron_tensor::{Category, DType, Device, ErrorKind, Place, Result, Tensor};
+use ferrotron_tensor::{Category, DType, Device, ErrorKind, Place, Result};
 
 use crate::adafactor_reference::Reference;
+use crate::gradients::{give_gradients, values};
 
 const STEPS: usize = 5;
 const LR: f64 = 0.05;
@@ -25,31 +26,18 @@ fn params(device: &Device, dtype: DType) -> Vec<Param> {
     ]
 }
 
-/// Gradients of very different sizes that change from step to step; now and then a row has none.
-fn gradient(numel: usize, param: usize, step: usize) -> Vec<f64> {
-    let wave = |i: usize| {
-        let size = 10.0_f64.powi((i % 4) as i32 - 2 * param as i32);
-        let zero = i < 3 && step % 2 == 1;
-        if zero { 0.0 } else { size * (1.3 * i as f64 + 0.7 * step as f64 + param as f64).sin() }
-    };
-    (0..numel).map(wave).collect()
+/// Element `i` of the gradient of parameter `k`: of very different sizes, and other ones in each step; now and then a
+/// row has none.
+fn gradient(step: usize, k: usize, i: usize) -> f64 {
+    if i < 3 && step % 2 == 1 {
+        return 0.0;
+    }
+    let size = 10.0_f64.powi((i % 4) as i32 - 2 * k as i32);
+    size * (1.3 * i as f64 + 0.7 * step as f64 + k as f64).sin()
 }
 
 fn set_gradients(params: &[Param], step: usize) -> Result<Vec<Vec<f64>>> {
-    let mut all = Vec::new();
-    for (k, param) in params.iter().enumerate() {
-        let leaf = param.leaf();
-        let values = gradient(leaf.numel(), k, step);
-        let values = Tensor::from_slice(leaf.device(), &values, leaf.dims())?.cast(leaf.dtype())?;
-        leaf.zero_gradient();
-        leaf.accumulate(|gradient, _| gradient.write(&values.cast(gradient.dtype())?))?;
-        all.push(leaf.gradient()?.expect("just set").to_f64()?);
-    }
-    Ok(all)
-}
-
-fn values_of(params: &[Param]) -> Result<Vec<Vec<f64>>> {
-    params.iter().map(|param| param.leaf().value()?.to_f64()).collect()
+    give_gradients(params, |k, i| gradient(step, k, i))
 }
 
 fn configs() -> impl Iterator<Item = AdafactorConfig> {
@@ -70,7 +58,7 @@ fn it_equals_the_algorithm_of_the_paper() -> Result<()> {
         for config in configs() {
             let device = Device::cpu(2)?;
             let params = params(&device, dtype);
-            let before = values_of(&params)?;
+            let before = values(&params)?;
             let mut want: Vec<Reference> = params
                 .iter()
                 .zip(&before)
@@ -89,7 +77,7 @@ fn it_equals_the_algorithm_of_the_paper() -> Result<()> {
                     reference.step(step + 1, LR, &g, &AdafactorConfig { weight_decay, ..config });
                 }
             }
-            for (k, (got, want)) in values_of(&params)?.iter().zip(&want).enumerate() {
+            for (k, (got, want)) in values(&params)?.iter().zip(&want).enumerate() {
                 let moved = want.w.iter().zip(&before[k]).any(|(new, old)| new != old);
                 assert!(moved, "parameter {k} stayed where it was");
                 for (i, (got, want)) in got.iter().zip(&want.w).enumerate() {
@@ -116,7 +104,7 @@ fn packed_tensors_step_as_if_they_were_apart() -> Result<()> {
         let (scope, init) = (Scope::new(&device, DType::F32, 1), Init::Normal { std: 0.5 });
         let with = |rows: usize| [&[rows], dims].concat();
         let whole = scope.param("whole", &with(9), init, Decay::Yes);
-        let values = whole.leaf().value()?;
+        let value = whole.leaf().value()?;
         let mut start = 0;
         let params: Vec<Param> = match packed {
             Some(true) => vec![whole.packed(&blocks)?],
@@ -126,7 +114,7 @@ fn packed_tensors_step_as_if_they_were_apart() -> Result<()> {
                 .enumerate()
                 .map(|(i, &rows)| {
                     let part = scope.param(&format!("part {i}"), &with(rows), init, Decay::Yes);
-                    part.leaf().set_value(&values.narrow(0, start, rows)?.contiguous()?)?;
+                    part.leaf().set_value(&value.narrow(0, start, rows)?.contiguous()?)?;
                     start += rows;
                     Ok(part)
                 })
@@ -134,26 +122,16 @@ fn packed_tensors_step_as_if_they_were_apart() -> Result<()> {
         };
         let buffers = ParamBuffers::new(&params)?;
         let mut optimizer = Optimizer::new(OptimizerConfig::Adafactor(config), &buffers)?;
-        let numel = values.numel();
+        let width = value.numel() / 9;
+        let keys = 5 * width..7 * width;
         for step in 0..STEPS {
             // The gradients of keys are but a millionth of the others.
-            let all = gradient(numel, 0, step);
-            let width = numel / 9;
-            let keys = 5 * width..7 * width;
             let size = |i: usize| if keys.contains(&i) { 1e-6 } else { 1.0 };
-            let all: Vec<f64> = all.iter().enumerate().map(|(i, g)| g * size(i)).collect();
-            let mut rest = all.as_slice();
-            for param in &params {
-                let (own, others) = rest.split_at(param.leaf().numel());
-                rest = others;
-                let own =
-                    Tensor::from_slice(&device, own, param.leaf().dims())?.cast(DType::F32)?;
-                param.leaf().zero_gradient();
-                param.leaf().accumulate(|gradient, _| gradient.write(&own))?;
-            }
+            let mut whole = (0..).map(|i| gradient(step, 0, i) * size(i));
+            give_gradients(&params, |_, _| whole.next().expect("there is no last one"))?;
             optimizer.step(&buffers, &StepConfig { lr: LR, grad_scale: SCALE })?;
         }
-        Ok(values_of(&params)?.concat())
+        Ok(values(&params)?.concat())
     };
     for config in configs() {
         for dims in [&[][..], &[4], &[3, 2]] {
@@ -266,12 +244,7 @@ fn master_weights_are_what_f32_weights_are() -> Result<()> {
         [Optimizer::new(config, &buffers[0])?, Optimizer::new(config, &buffers[1])?];
     for step in 0..STEPS {
         let gradients = set_gradients(&narrow, step)?;
-        for (param, gradient) in wide.iter().zip(gradients) {
-            let gradient =
-                Tensor::from_slice(&device, &gradient, param.leaf().dims())?.cast(DType::F32)?;
-            param.leaf().zero_gradient();
-            param.leaf().accumulate(|target, _| target.write(&gradient))?;
-        }
+        give_gradients(&wide, |k, i| gradients[k][i])?;
         for (optimizer, buffers) in optimizers.iter_mut().zip(&buffers) {
             optimizer.step(buffers, &StepConfig { lr: LR, grad_scale: SCALE })?;
         }

@@ -2,6 +2,7 @@
 
 mod adafactor;
 mod adafactor_reference;
+mod gradients;
 mod initial;
 mod layers;
 mod mixed_precision;
