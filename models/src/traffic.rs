@@ -138,8 +138,6 @@ mod tests {
         }
     }
 
-    const SGD: OptimizerConfig = OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 };
-
     fn trainer(
         mesh: &Mesh,
         parallel: ParallelConfig,
@@ -324,7 +322,7 @@ mod tests {
             (2, (1, 1, 1), off, zero(Sharding::Weights, mlp)),
             (4, (1, 2, 1), off, zero(Sharding::Weights, Recompute::SELECTIVE)),
         ] {
-            let sent = check((ranks, axes, sequence), parallel, (SGD, DType::F32));
+            let sent = check((ranks, axes, sequence), parallel, (OptimizerConfig::SGD, DType::F32));
             assert!(sent.iter().all(|&bytes| bytes == 0), "{sent:?}");
         }
     }

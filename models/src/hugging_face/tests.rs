@@ -110,7 +110,7 @@ fn training_goes_on_from_its_weights() -> Result<()> {
 
     let config = TrainerConfig {
         seed: 1,
-        optimizer: OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 },
+        optimizer: OptimizerConfig::SGD,
         schedule: Schedule::new(ScheduleConfig::default())?,
         clip_grad: 1.0,
         batch_size: BatchSize::new(BatchSizeConfig {

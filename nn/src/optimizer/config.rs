@@ -94,6 +94,9 @@ impl OptimizerConfig {
     pub const ADAMW: OptimizerConfig =
         OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 
+    /// Gradient descent and nothing else.
+    pub const SGD: OptimizerConfig = OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 };
+
     /// The learning rate of a step, from 1, for which the schedule has `scheduled`. Relative steps have their own.
     pub fn learning_rate(&self, scheduled: f64, step: u64) -> f64 {
         match self {

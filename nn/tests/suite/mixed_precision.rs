@@ -8,8 +8,6 @@ use ferrotron_nn::{
 };
 use ferrotron_tensor::{Category, DType, Device, Result, Tensor};
 
-const SGD: OptimizerConfig = OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 };
-
 /// Ones of `dtype`, with gradients of -1.
 fn ones(dtype: DType, numel: usize, config: &BufferConfig) -> Result<ParamBuffers> {
     let scope = Scope::new(&Device::cpu(1)?, dtype, 1);
@@ -28,7 +26,7 @@ fn ones(dtype: DType, numel: usize, config: &BufferConfig) -> Result<ParamBuffer
 fn after_1000_updates(dtype: DType, update: WeightUpdate, rounding: Rounding) -> Result<f64> {
     let buffers = ones(dtype, 4096, &BufferConfig::default())?;
     let update = UpdateConfig { weights: update, rounding, ..UpdateConfig::default() };
-    let mut optimizer = Optimizer::with_update(SGD, &buffers, &update)?;
+    let mut optimizer = Optimizer::with_update(OptimizerConfig::SGD, &buffers, &update)?;
     for _ in 0..1000 {
         optimizer.step(&buffers, &StepConfig { lr: 1e-4, grad_scale: 1.0 })?;
     }

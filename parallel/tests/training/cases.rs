@@ -18,8 +18,6 @@ use std::collections::BTreeMap;
 
 use crate::harness::{Plan, TIMEOUT, ranks};
 
-const SGD: OptimizerConfig = OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 };
-
 /// Runs `f` on the ranks of a mesh of one axis each.
 fn on_mesh<T: Send>(size: usize, stages: usize, f: impl Fn(Mesh) -> Result<T> + Sync) -> Vec<T> {
     let results = run_threads(size, &WorldConfig { timeout: TIMEOUT }, |world| {
@@ -65,7 +63,7 @@ fn micro_batches_are_averaged_not_added() {
             let scope = Scope::new(&Device::cpu(1)?, DType::F64, 1).child(&mesh.rank().to_string());
             let layer = Linear::new(&scope, 1, 1, Bias::No, Init::Ones)?;
             let parallel = DataParallel::new(&[&layer], &mesh, &DataParallelConfig::default())?;
-            let mut optimizer = Optimizer::new(SGD, parallel.buffers())?;
+            let mut optimizer = Optimizer::new(OptimizerConfig::SGD, parallel.buffers())?;
             let config = PipelineConfig { kind, stages: 2, microbatches: 2, chunks: 1 };
             let mut model = OneWeight { layer, last: mesh.rank() == 1 };
             parallel.begin_step(2);
@@ -310,7 +308,7 @@ fn whole_numbers_are_exact_and_some_ranks_have_zeros() -> Result<()> {
         let layers = Layers::new(&Device::cpu(1)?, 3, 3)?;
         layers.params().iter().try_for_each(set_whole_weight)?;
         let buffers = ParamBuffers::new(&layers.params())?;
-        let mut optimizer = Optimizer::new(SGD, &buffers)?;
+        let mut optimizer = Optimizer::new(OptimizerConfig::SGD, &buffers)?;
         for microbatch in 0..data * microbatches {
             whole_numbers(&layers, microbatch, gate)?.backward_scaled(0.25)?;
         }
@@ -332,7 +330,7 @@ fn whole_numbers_are_exact_and_some_ranks_have_zeros() -> Result<()> {
                     };
                     let parallel = DataParallel::new(&[&layers], &mesh, &config)?;
                     parallel.load(|params| params.iter().try_for_each(set_whole_weight))?;
-                    let mut optimizer = Optimizer::new(SGD, parallel.buffers())?;
+                    let mut optimizer = Optimizer::new(OptimizerConfig::SGD, parallel.buffers())?;
                     parallel.begin_step(microbatches);
                     for i in 0..microbatches {
                         whole_numbers(&layers, i * data + mesh.rank(), gate)?
