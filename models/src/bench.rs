@@ -1,6 +1,6 @@
 //! How long a training step takes: random tokens, the whole step (forward, backward, clip, optimizer).
 
-use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
+use ferrotron_nn::schedule::Schedule;
 use ferrotron_nn::{Axis, OptimizerConfig, Scope};
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_tensor::{DType, Device, Place, RandomKey, Result, Tensor};
@@ -95,16 +95,13 @@ pub fn trainer(config: &BenchConfig, mesh: &Mesh) -> Result<(Trainer, Sampler)> 
         micro_batch_size: config.micro_batch_size / data_parallel_size,
         data_parallel_size,
         global_batch_size: Some(config.micro_batch_size),
-        rampup: None,
+        ..BatchSizeConfig::default()
     })?;
     let trainer = TrainerConfig {
-        seed: 0,
         optimizer: config.optimizer,
-        schedule: Schedule::new(ScheduleConfig { max_lr: 6e-4, ..ScheduleConfig::default() })?,
-        clip_grad: 1.0,
-        batch_size,
         parallel: config.parallel,
         precision: config.precision,
+        ..TrainerConfig::new(0, Schedule::constant(6e-4)?, batch_size)
     };
     let trainer = Trainer::on_mesh(&scope, mesh, &config.model, trainer)?;
     Ok((trainer, Sampler::new(random_tokens(config)?, config.seq_length, 0)?))

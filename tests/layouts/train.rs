@@ -5,7 +5,7 @@ use ferrotron::models::checkpoint::Held;
 use ferrotron::models::data::{Batch, Samples};
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
-use ferrotron::nn::schedule::{Schedule, ScheduleConfig};
+use ferrotron::nn::schedule::Schedule;
 use ferrotron::nn::{GradientType, OptimizerConfig, Scope, clip_coefficient};
 use ferrotron::parallel::collective::{Collective, WorldConfig, run_threads};
 use ferrotron::parallel::data_parallel::DataParallelConfig;
@@ -26,7 +26,7 @@ pub const WEIGHTS: u64 = 1234;
 pub const SEED: u64 = 7;
 
 pub fn schedule() -> Result<Schedule> {
-    Schedule::new(ScheduleConfig { max_lr: 1e-2, ..ScheduleConfig::default() })
+    Schedule::constant(1e-2)
 }
 
 /// Small enough that every step is clipped.
@@ -185,7 +185,7 @@ fn train_rank(
             micro_batch_size: layout.micro,
             data_parallel_size: layout.dp,
             global_batch_size: Some(GLOBAL_BATCH),
-            rampup: None,
+            ..BatchSizeConfig::default()
         })?,
         parallel: ParallelConfig { data_parallel, ..parallel },
         precision,
