@@ -1,6 +1,6 @@
 //! How long a training step takes: random tokens, the whole step (forward, backward, clip, optimizer).
 
-use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
+use ferrotron_nn::schedule::Schedule;
 use ferrotron_nn::{Axis, OptimizerConfig, Scope};
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_tensor::{DType, Device, Place, RandomKey, Result, Tensor};
@@ -41,7 +41,6 @@ impl BenchConfig {
     /// Five steps of four samples as long as the model takes, after one, in f32 on one thread, with AdamW and all
     /// else by default.
     pub fn new(model: GptConfig) -> BenchConfig {
-        let (beta1, beta2, eps, weight_decay) = (0.9, 0.95, 1e-8, 0.1);
         BenchConfig {
             micro_batch_size: 4,
             seq_length: model.max_position_embeddings,
@@ -50,7 +49,7 @@ impl BenchConfig {
             warmup: 1,
             dtype: DType::F32,
             threads: 1,
-            optimizer: OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay },
+            optimizer: OptimizerConfig::ADAMW,
             parallel: ParallelConfig::default(),
             precision: PrecisionConfig::default(),
         }
@@ -96,16 +95,13 @@ pub fn trainer(config: &BenchConfig, mesh: &Mesh) -> Result<(Trainer, Sampler)> 
         micro_batch_size: config.micro_batch_size / data_parallel_size,
         data_parallel_size,
         global_batch_size: Some(config.micro_batch_size),
-        rampup: None,
+        ..BatchSizeConfig::default()
     })?;
     let trainer = TrainerConfig {
-        seed: 0,
         optimizer: config.optimizer,
-        schedule: Schedule::new(ScheduleConfig { max_lr: 6e-4, ..ScheduleConfig::default() })?,
-        clip_grad: 1.0,
-        batch_size,
         parallel: config.parallel,
         precision: config.precision,
+        ..TrainerConfig::new(0, Schedule::constant(6e-4)?, batch_size)
     };
     let trainer = Trainer::on_mesh(&scope, mesh, &config.model, trainer)?;
     Ok((trainer, Sampler::new(random_tokens(config)?, config.seq_length, 0)?))

@@ -5,7 +5,7 @@ use ferrotron::models::checkpoint::Held;
 use ferrotron::models::data::{Batch, Samples};
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
-use ferrotron::nn::schedule::{Schedule, ScheduleConfig};
+use ferrotron::nn::schedule::Schedule;
 use ferrotron::nn::{GradientType, OptimizerConfig, Scope, clip_coefficient};
 use ferrotron::parallel::collective::{Collective, WorldConfig, run_threads};
 use ferrotron::parallel::data_parallel::DataParallelConfig;
@@ -25,11 +25,8 @@ pub const WEIGHTS: u64 = 1234;
 /// Of the training: dropout.
 pub const SEED: u64 = 7;
 
-pub const ADAMW: OptimizerConfig =
-    OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
-
 pub fn schedule() -> Result<Schedule> {
-    Schedule::new(ScheduleConfig { max_lr: 1e-2, ..ScheduleConfig::default() })
+    Schedule::constant(1e-2)
 }
 
 /// Small enough that every step is clipped.
@@ -82,7 +79,7 @@ impl Numbers {
     pub fn of(dtype: DType) -> Numbers {
         Numbers {
             dtype,
-            optimizer: ADAMW,
+            optimizer: OptimizerConfig::ADAMW,
             weights: WEIGHTS,
             clip_grad: CLIP,
             gradients: GradientType::Accumulator,
@@ -188,7 +185,7 @@ fn train_rank(
             micro_batch_size: layout.micro,
             data_parallel_size: layout.dp,
             global_batch_size: Some(GLOBAL_BATCH),
-            rampup: None,
+            ..BatchSizeConfig::default()
         })?,
         parallel: ParallelConfig { data_parallel, ..parallel },
         precision,
@@ -199,7 +196,7 @@ fn train_rank(
     for step in 0..STEPS {
         let report = trainer.step(&samples)?;
         steps.push((report.loss, report.grad_norm));
-        if step == 0 && optimizer == ADAMW {
+        if step == 0 && optimizer == OptimizerConfig::ADAMW {
             let (_, moments) = trainer.held()?;
             for held in &moments.held {
                 let Some(name) = held.name.strip_prefix("optimizer.exp_avg.") else { continue };

@@ -6,8 +6,8 @@ use ferrotron::models::data::{Batch, Samples, TokenSource, Validation};
 use ferrotron::models::evaluate::evaluate;
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::support::{Plan, check};
-use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
-use ferrotron::nn::schedule::{Schedule, ScheduleConfig};
+use ferrotron::models::trainer::{ParallelConfig, Trainer, TrainerConfig};
+use ferrotron::nn::schedule::Schedule;
 use ferrotron::nn::{OptimizerConfig, Scope, Sharding};
 use ferrotron::parallel::collective::{WorldConfig, run_threads};
 use ferrotron::parallel::data_parallel::DataParallelConfig;
@@ -208,23 +208,16 @@ pub fn run(task: &Task) -> Result<Found> {
     Ok(Found { losses, evaluations, samples, tensors: assemble(held)?, progress })
 }
 
-pub const ADAMW: OptimizerConfig =
-    OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
-
 pub fn trainer_config(layout: &Layout) -> Result<TrainerConfig> {
+    let batch_size = BatchSize::new(BatchSizeConfig {
+        data_parallel_size: layout.dp,
+        global_batch_size: Some(GLOBAL_BATCH),
+        ..BatchSizeConfig::default()
+    })?;
     Ok(TrainerConfig {
-        seed: 7,
-        optimizer: ADAMW,
-        schedule: Schedule::new(ScheduleConfig { max_lr: 1e-2, ..ScheduleConfig::default() })?,
         clip_grad: 0.05,
-        batch_size: BatchSize::new(BatchSizeConfig {
-            micro_batch_size: 1,
-            data_parallel_size: layout.dp,
-            global_batch_size: Some(GLOBAL_BATCH),
-            rampup: None,
-        })?,
         parallel: layout.parallel(),
-        precision: PrecisionConfig::default(),
+        ..TrainerConfig::new(7, Schedule::constant(1e-2)?, batch_size)
     })
 }
 

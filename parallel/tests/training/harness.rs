@@ -19,9 +19,6 @@ use crate::toy::{Microbatch, Shape, Stage, Toy, sample};
 /// Much longer than any step here takes.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-pub const ADAM: OptimizerConfig =
-    OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
-
 /// How a toy is trained.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
@@ -51,7 +48,7 @@ impl Default for Plan {
             chunks: 1,
             microbatches: 1,
             config: DataParallelConfig::default(),
-            optimizer: ADAM,
+            optimizer: OptimizerConfig::ADAMW,
             max_norm: 0.5,
             steps: 3,
         }

@@ -102,7 +102,3 @@ fn step<T: Element, W: Element<Acc = T::Acc>, G: Element<Acc = T::Acc>>(
         );
     }
 }
-
-fn tensor_of<T: Element>(list: &[T]) -> ferrotron_tensor::Tensor {
-    read(T::DTYPE, &[list.len()], bytemuck::cast_slice(list))
-}

@@ -1,26 +1,20 @@
 use ferrotron_tensor::DType;
-use ferrotron_tensor::ops::attention::AttentionMask;
 
-use super::attention::Problem;
+use super::attention::{Problem, problems};
 use crate::simulator::Simulator;
 use crate::support::*;
 
 pub fn check(simulator: &Simulator) {
-    for dtype in [DType::F64, DType::F32] {
-        // (batch, queries, keys, heads, key-value heads, width)
-        for sizes in [
-            [1, 1, 1, 1, 1, 1],
-            [2, 33, 33, 2, 2, 8],
-            [1, 50, 50, 4, 2, 20],
-            [1, 20, 70, 1, 1, 96],
-            [1, 70, 33, 1, 1, 33], // queries that see no key, where the mask is causal
-            [1, 5, 5, 1, 1, 256],
-        ] {
-            for mask in [AttentionMask::None, AttentionMask::Causal] {
-                compare(simulator, &Problem::separate(dtype, sizes, mask));
-            }
-        }
-        compare(simulator, &Problem::packed(dtype));
+    let sizes = [
+        [1, 1, 1, 1, 1, 1],
+        [2, 33, 33, 2, 2, 8],
+        [1, 50, 50, 4, 2, 20],
+        [1, 20, 70, 1, 1, 96],
+        [1, 70, 33, 1, 1, 33], // queries that see no key, where the mask is causal
+        [1, 5, 5, 1, 1, 256],
+    ];
+    for problem in problems([DType::F64, DType::F32], &sizes) {
+        compare(simulator, &problem);
     }
 }
 

@@ -1,6 +1,6 @@
 use ferrotron_cuda::arguments::Step;
 use ferrotron_tensor::ops::sgd::{Sgd, sgd};
-use ferrotron_tensor::{Element, Real, Tensor, bf16, f16};
+use ferrotron_tensor::{Element, Real, bf16, f16};
 
 use crate::simulator::Simulator;
 use crate::support::*;
@@ -54,8 +54,4 @@ fn step<T: Element, G: Element<Acc = T::Acc>>(simulator: &Simulator, name: &str)
             eps,
         );
     }
-}
-
-fn tensor_of<T: Element>(list: &[T]) -> Tensor {
-    read(T::DTYPE, &[list.len()], bytemuck::cast_slice(list))
 }
