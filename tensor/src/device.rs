@@ -96,7 +96,7 @@ impl Device {
     ///
     /// Errors, naming the remedy, if the driver, a library or the GPU is missing.
     pub fn cuda(config: &GpuConfig) -> Result<Device> {
-        let gpu = Arc::new(Gpu::new(config, cuda::rows())?);
+        let gpu = Arc::new(Gpu::new(config, cuda::rows()).map_err(Error::of_gpu)?);
         let (backing, host) = (Backing::Gpu(gpu.clone()), Backing::Pinned(gpu.clone()));
         Ok(Self::with(Workers::Gpu(gpu), backing, host))
     }
