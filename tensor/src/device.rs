@@ -161,6 +161,17 @@ impl Device {
         }
     }
 
+    /// Waits until everything that was given to the device is done: a GPU works while the host goes on. To measure
+    /// times; results wait by themselves when they are read.
+    ///
+    /// Errors if any of it failed.
+    pub fn synchronize(&self) -> Result<()> {
+        match self.gpu() {
+            Some(gpu) => gpu.compute().synchronize().map_err(Error::of_gpu),
+            None => Ok(()),
+        }
+    }
+
     /// Counters of the memory pool.
     pub fn memory(&self) -> MemoryStats {
         self.memory_of(MemoryKind::Device)
