@@ -1,6 +1,7 @@
 //! The program as a user meets it: what it leaves behind, and one clear line for bad input.
 
 mod memory;
+mod precision;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
