@@ -151,6 +151,7 @@ impl Plan<'_> {
         let intervals = args.intervals(&run.trainer.parallel)?;
         let stages = run.stages()?;
         memory_limits::check(args, &run, &stages, job.local_ranks())?;
+        args.offload.check(&device)?;
         Ok(Plan { args, device, resumed, tokenizer, run, stages, intervals })
     }
 
@@ -182,8 +183,12 @@ impl Plan<'_> {
             if let Some(lines) = layout_lines(&trainer, config.seq_length) {
                 eprintln!("{lines}");
             }
-            let memory = memory_limits::sentence(&memory_limits::largest(&stages).memory);
-            eprintln!("memory of a rank: at most {memory}");
+            let memory = memory_limits::largest(&stages).memory;
+            let host = match memory.host_bytes {
+                0 => String::new(),
+                bytes => format!(", and {} of host memory", bytes::display(bytes as u64)),
+            };
+            eprintln!("memory of a rank: at most {}{host}", memory_limits::sentence(&memory));
         }
         let done = trainer.progress().step;
         let mut progress = match first {
