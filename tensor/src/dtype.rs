@@ -49,6 +49,14 @@ impl DType {
         matches!(self, DType::F64 | DType::F32 | DType::BF16 | DType::F16)
     }
 
+    /// The dtype that a float is computed in: that of [`Element::Acc`].
+    pub const fn accumulator(self) -> DType {
+        match self {
+            DType::BF16 | DType::F16 => DType::F32,
+            dtype => dtype,
+        }
+    }
+
     /// Distance from 1 to the next larger number; 0 for integers. Test tolerances are multiples of it.
     pub const fn epsilon(self) -> f64 {
         match self {
