@@ -55,12 +55,13 @@ fn transposed(x: &Tensor) -> Option<[usize; 5]> {
         (&[batch], &[stride]) => (batch, stride),
         _ => return None,
     };
-    let fits = column_stride == 1 && row_stride > 1 && columns > 1 && rows > 1 && batch < 1 << 16;
+    let fits = batch < 1 << 16 && rows < TILE << 16;
+    let fits = fits && column_stride == 1 && row_stride > 1 && columns > 1 && rows > 1;
     fits.then_some([batch, rows, columns, batch_stride, row_stride])
 }
 
 /// The dtype for which the kernels that only move elements are compiled.
-fn by_size(dtype: DType) -> DType {
+pub(super) fn by_size(dtype: DType) -> DType {
     match dtype.size() {
         1 => DType::U8,
         2 => DType::BF16,
