@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::Result;
 use crate::context::Context;
 use crate::cubin_cache::CubinCache;
+use crate::cublaslt::{CublasLt, Product};
 use crate::kernels::ElementType;
 use crate::launch::Launch;
 use crate::library::Search;
@@ -35,6 +36,7 @@ impl GpuConfig {
 pub struct Gpu {
     context: Arc<Context>,
     modules: Modules,
+    products: CublasLt,
     compute: Stream,
 }
 
@@ -46,8 +48,9 @@ impl Gpu {
         let context = Context::new(&config.search, config.ordinal)?;
         let nvrtc = Nvrtc::load(&config.search)?;
         let modules = Modules::new(&context, nvrtc, config.cache.clone(), rows);
+        let products = CublasLt::new(&config.search, &context)?;
         let compute = Stream::new(&context)?;
-        Ok(Gpu { context, modules, compute })
+        Ok(Gpu { context, modules, products, compute })
     }
 
     /// The GPU's context.
@@ -71,6 +74,23 @@ impl Gpu {
     ) -> Result<Launch<'_>> {
         let function = self.modules.function(file, element, name)?;
         Ok(Launch::new(&self.compute, function, name))
+    }
+
+    /// Gives a matrix product to the stream of all kernels.
+    ///
+    /// Errors if cuBLASLt has no algorithm for it.
+    ///
+    /// # Safety
+    /// The addresses are memory of this GPU with all the elements that the matrices describe, which nothing outside of the
+    /// stream uses meanwhile; the results overlap neither each other nor anything else.
+    pub unsafe fn product(&self, product: &Product) -> Result<()> {
+        // SAFETY: the caller's promise, passed on; this is the one stream of all products.
+        unsafe { self.products.run(&self.compute, product) }
+    }
+
+    /// What the GPU's matrix products are made with.
+    pub fn products(&self) -> &CublasLt {
+        &self.products
     }
 }
 

@@ -9,6 +9,7 @@ pub mod arguments;
 pub mod compile;
 pub mod context;
 pub mod cubin_cache;
+pub mod cublaslt;
 mod driver;
 mod error;
 pub mod gpu;

@@ -6,6 +6,7 @@
 
 pub(crate) mod copy;
 mod kernel;
+pub(crate) mod matmul;
 pub(crate) mod pointwise;
 
 pub(crate) use kernel::{kernel, layout};
