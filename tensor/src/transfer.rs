@@ -119,7 +119,7 @@ impl Tensor {
         self.device().gpu().ok_or_else(|| Error::device(op, "the device is no GPU"))
     }
 
-    fn expect_contiguous(&self, op: &'static str) -> Result<()> {
+    pub(crate) fn expect_contiguous(&self, op: &'static str) -> Result<()> {
         match self.is_contiguous() {
             true => Ok(()),
             false => {
