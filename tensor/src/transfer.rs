@@ -1,6 +1,5 @@
 //! Elements from the host to a tensor and back, on any device.
 
-use ferrotron_cuda::gpu::Gpu;
 use std::borrow::Cow;
 
 use crate::layout::count;
@@ -88,7 +87,7 @@ impl Tensor {
 
     /// Copies a contiguous tensor of a GPU, when everything that was given to the GPU is done.
     fn download(&self, to: &mut [u8]) -> Result<()> {
-        let gpu = self.expect_gpu("download")?;
+        let gpu = self.device().expect_gpu("download")?;
         self.expect_contiguous("download")?;
         // SAFETY: a contiguous view's bytes are within its buffer, and only kernels of this stream write them.
         Ok(unsafe { gpu.compute().download(to, self.address()) }?)
@@ -99,16 +98,12 @@ impl Tensor {
         if !self.is_unique() {
             return Err(Error::memory("upload", format!("{self:?} has other holders")));
         }
-        let gpu = self.expect_gpu("upload")?;
+        let gpu = self.device().expect_gpu("upload")?;
         // SAFETY: as above, and nobody else holds the buffer.
         Ok(unsafe { gpu.compute().upload(self.address(), from) }?)
     }
 
-    fn expect_gpu(&self, op: &'static str) -> Result<&Gpu> {
-        self.device().gpu().ok_or_else(|| Error::device(op, "the device is no GPU"))
-    }
-
-    fn expect_contiguous(&self, op: &'static str) -> Result<()> {
+    pub(crate) fn expect_contiguous(&self, op: &'static str) -> Result<()> {
         match self.is_contiguous() {
             true => Ok(()),
             false => {
