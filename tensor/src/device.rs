@@ -96,7 +96,7 @@ impl Device {
     ///
     /// Errors, naming the remedy, if the driver, a library or the GPU is missing.
     pub fn cuda(config: &GpuConfig) -> Result<Device> {
-        let gpu = Arc::new(Gpu::new(config, cuda::rows())?);
+        let gpu = Arc::new(Gpu::new(config, cuda::rows()).map_err(Error::of_gpu)?);
         let (backing, host) = (Backing::Gpu(gpu.clone()), Backing::Pinned(gpu.clone()));
         Ok(Self::with(Workers::Gpu(gpu), backing, host))
     }
@@ -163,6 +163,17 @@ impl Device {
         match &self.0.workers {
             Workers::Threads(threads) => threads.install(f),
             Workers::Nobody(_) | Workers::Gpu(_) => f(),
+        }
+    }
+
+    /// Waits until everything that was given to the device is done: a GPU works while the host goes on. To measure
+    /// times; results wait by themselves when they are read.
+    ///
+    /// Errors if any of it failed.
+    pub fn synchronize(&self) -> Result<()> {
+        match self.gpu() {
+            Some(gpu) => gpu.compute().synchronize().map_err(Error::of_gpu),
+            None => Ok(()),
         }
     }
 

@@ -90,7 +90,7 @@ impl Tensor {
         let gpu = self.device().expect_gpu("download")?;
         self.expect_contiguous("download")?;
         // SAFETY: a contiguous view's bytes are within its buffer, and only kernels of this stream write them.
-        Ok(unsafe { gpu.compute().download(to, self.address()) }?)
+        unsafe { gpu.compute().download(to, self.address()) }.map_err(Error::of_gpu)
     }
 
     fn upload(&mut self, from: &[u8]) -> Result<()> {
@@ -100,7 +100,7 @@ impl Tensor {
         }
         let gpu = self.device().expect_gpu("upload")?;
         // SAFETY: as above, and nobody else holds the buffer.
-        Ok(unsafe { gpu.compute().upload(self.address(), from) }?)
+        unsafe { gpu.compute().upload(self.address(), from) }.map_err(Error::of_gpu)
     }
 
     pub(crate) fn expect_contiguous(&self, op: &'static str) -> Result<()> {

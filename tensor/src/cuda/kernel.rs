@@ -30,7 +30,7 @@ pub(crate) fn kernel<'a>(
     name: &'static str,
 ) -> Result<Kernel<'a>> {
     let gpu = device.gpu().ok_or_else(|| Error::device(name, "the device is no GPU"))?;
-    let launch = gpu.kernel(file, element(dtype), name)?;
+    let launch = gpu.kernel(file, element(dtype), name).map_err(Error::of_gpu)?;
     Ok(Kernel { launch, device, error: None })
 }
 
@@ -84,8 +84,7 @@ impl Kernel<'_> {
         // SAFETY: every address is of a tensor on this GPU. What is written has no other holder, and blocks of memory
         // come back to the pool in the order of the one stream in which all kernels run. That a kernel stays within
         // what its sizes and layouts say is what the kernels' tests assert.
-        unsafe { self.launch.run(grid, block) }?;
-        Ok(())
+        unsafe { self.launch.run(grid, block) }.map_err(Error::of_gpu)
     }
 
     /// Gives a kernel that goes over `n` elements to the GPU.
@@ -129,5 +128,5 @@ pub(crate) fn layout(dims: &[usize], operands: &[&Tensor]) -> Result<Layout> {
         })
         .collect::<Result<Vec<Vec<isize>>>>()?;
     let strides: Vec<&[isize]> = strides.iter().map(Vec::as_slice).collect();
-    Ok(Layout::new(dims, &strides)?)
+    Layout::new(dims, &strides).map_err(Error::of_gpu)
 }
