@@ -50,7 +50,7 @@ pub fn memory(args: &MemoryArgs) -> Result<ExitCode> {
     } else {
         output::print(&table(&stages));
     }
-    memory_limits::check_ranks(train, &plan, &stages)?;
+    memory_limits::check_thought(train, &plan, &stages)?;
     Ok(ExitCode::SUCCESS)
 }
 

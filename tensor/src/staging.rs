@@ -26,8 +26,8 @@ impl Staging {
         bytes.set_category(Category::Communication);
         // Whatever used the block before was given to the same stream.
         // SAFETY: nobody else holds the block, and the caller answers for the source.
-        unsafe { gpu.compute().copy(bytes.address(), address, len)? };
-        let arrival = Some(gpu.compute().record()?);
+        unsafe { gpu.compute().copy(bytes.address(), address, len) }.map_err(Error::of_gpu)?;
+        let arrival = Some(gpu.compute().record().map_err(Error::of_gpu)?);
         Ok(Staging { bytes, arrival })
     }
 
@@ -36,7 +36,7 @@ impl Staging {
     /// Errors if something failed that the GPU was given before.
     pub fn wait(&mut self) -> Result<()> {
         if let Some(arrival) = &self.arrival {
-            arrival.synchronize()?;
+            arrival.synchronize().map_err(Error::of_gpu)?;
             self.arrival = None;
         }
         Ok(())
@@ -66,7 +66,7 @@ impl Staging {
         }
         let gpu = device.expect_gpu("staging")?;
         // SAFETY: the block goes back to the pool in the order of this stream, and the caller answers for the target.
-        Ok(unsafe { gpu.compute().copy(address, self.bytes.address(), len) }?)
+        unsafe { gpu.compute().copy(address, self.bytes.address(), len) }.map_err(Error::of_gpu)
     }
 }
 

@@ -45,7 +45,7 @@ fn copy_bytes(x: &Tensor, out: &mut Tensor) -> Result<()> {
     let len = x.numel() * x.dtype().size();
     // SAFETY: a contiguous view's bytes are within its buffer; that of `out` is nobody else's, so it is not that of `x`.
     // Both are used in the order of this stream.
-    Ok(unsafe { gpu.compute().copy(out.address(), x.address(), len) }?)
+    unsafe { gpu.compute().copy(out.address(), x.address(), len) }.map_err(Error::of_gpu)
 }
 
 /// Sets every element of a unique, contiguous tensor to zero.
