@@ -39,10 +39,19 @@ pub(super) struct Shape {
 impl Shape {
     pub(super) fn of(product: &Product) -> Shape {
         let &Product { batch, sizes, operands, result, left, right, out, bias, .. } = product;
-        let matrices = [left, right, out].map(|Matrices { address, order, leading, batch_stride }| {
-            (order, leading, if batch == 1 { 0 } else { batch_stride }, alignment(address))
-        });
+        let matrices =
+            [left, right, out].map(|Matrices { address, order, leading, batch_stride }| {
+                (order, leading, if batch == 1 { 0 } else { batch_stride }, alignment(address))
+            });
         Shape { batch, sizes, operands, result, matrices, bias: bias.map(alignment) }
+    }
+}
+
+impl std::fmt::Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ([m, n, k], batch) = (self.sizes, self.batch);
+        let (operands, result) = (self.operands.name(), self.result.name());
+        write!(f, "{batch} x ({m}, {k}) ({k}, {n}) of {operands} into {result}")
     }
 }
 
@@ -74,9 +83,7 @@ impl Plan {
         let [m, n, k] = shape.sizes;
         let [left, right, out] = shape.matrices;
         let (compute, scale) = match shape.operands {
-            ElementType::F64 => {
-                (cublasComputeType_t::CUBLAS_COMPUTE_64F, cudaDataType::CUDA_R_64F)
-            }
+            ElementType::F64 => (cublasComputeType_t::CUBLAS_COMPUTE_64F, cudaDataType::CUDA_R_64F),
             _ => (cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType::CUDA_R_32F),
         };
         // A factor that lies in rows is its own transpose to cuBLASLt, which is what is asked for.
@@ -153,13 +160,14 @@ impl Plan {
                 &mut count,
             )
         };
-        check("cublasLtMatmulAlgoGetHeuristic", status)
-            .map_err(|error| Error::new("matmul", format!("no algorithm for {shape:?}: {error}")))?;
+        check("cublasLtMatmulAlgoGetHeuristic", status).map_err(|error| {
+            Error::new("matmul", format!("no algorithm for {shape}: {}", error.context()))
+        })?;
         found[..(count as usize).min(CANDIDATES)]
             .iter()
             .find(|result| result.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS)
             .map(|result| result.algo)
-            .ok_or_else(|| Error::new("matmul", format!("no algorithm for {shape:?}")))
+            .ok_or_else(|| Error::new("matmul", format!("no algorithm for {shape}")))
     }
 
     /// Where the bias lies from now on.

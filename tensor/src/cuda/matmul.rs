@@ -108,9 +108,7 @@ fn nothing(out: &mut Tensor, accum: Accum, bias: Option<&Tensor>) -> Result<()> 
         (Accum::Add, _) => Ok(()),
         (Accum::Replace, Some(bias)) => copy(&bias.broadcast_to(out.dims())?, out),
         (Accum::Replace, None) if out.is_contiguous() => fill_zero(out),
-        (Accum::Replace, None) => {
-            copy(&Tensor::zeros(out.device(), out.dtype(), out.dims())?, out)
-        }
+        (Accum::Replace, None) => copy(&Tensor::zeros(out.device(), out.dtype(), out.dims())?, out),
     }
 }
 
@@ -156,8 +154,7 @@ type BatchDim = (usize, [usize; 3]);
 fn batch(layouts: &[Layout; 3]) -> (BatchDim, SmallVec<[BatchDim; 4]>) {
     let mut joined: SmallVec<[BatchDim; 4]> = SmallVec::new();
     for d in 0..layouts[0].rank() - 2 {
-        let (size, strides) =
-            (layouts[0].dims()[d], [0, 1, 2].map(|i| layouts[i].strides()[d]));
+        let (size, strides) = (layouts[0].dims()[d], [0, 1, 2].map(|i| layouts[i].strides()[d]));
         match joined.last_mut() {
             _ if size == 1 => {}
             Some((outer, steps)) if *steps == strides.map(|stride| stride * size) => {
