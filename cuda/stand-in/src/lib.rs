@@ -3,8 +3,13 @@
 //! `shim/` gives the text of kernels a meaning on the CPU. `libraries/` are a driver, a compiler and matrix products
 //! with the interface of NVIDIA's, made by g++ when they are first asked for and kept in the build folder.
 //! `FERROTRON_CUDA_PATH` set to [`folder`]'s answer makes any program find them.
+//!
+//! Tests of operations take [`gpu`]'s device: with `FERROTRON_TEST_GPU` set to the number of a GPU they run on that one.
 #![deny(missing_docs)]
 
+use ferrotron_cuda::cubin_cache::CubinCache;
+use ferrotron_cuda::gpu::GpuConfig;
+use ferrotron_cuda::library::Search;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -36,6 +41,27 @@ pub fn available(test: &str) -> bool {
         println!("skipped: {test}: kernels run on the CPU only with g++ (apt install g++)");
     }
     found
+}
+
+/// The GPU that tests run on: number `FERROTRON_TEST_GPU` of this machine if that is set, else a stand-in. Nothing, and a
+/// line that says so for `test`, where there is neither.
+///
+/// Panics if g++ refuses the stand-in, or the variable is no number.
+pub fn gpu(test: &str) -> Option<GpuConfig> {
+    match std::env::var("FERROTRON_TEST_GPU") {
+        Ok(ordinal) => Some(GpuConfig::new(ordinal.parse().unwrap())),
+        Err(_) => stand_in(test),
+    }
+}
+
+/// As [`gpu`], for tests of what only the stand-in has: the same memory everywhere, failures.
+pub fn stand_in(test: &str) -> Option<GpuConfig> {
+    if !available(test) {
+        return None;
+    }
+    let folder = folder();
+    let cache = CubinCache::new(folder.join("cubin"));
+    Some(GpuConfig { ordinal: 0, search: Search::only(vec![folder]), cache })
 }
 
 /// A folder with the stand-ins, under the names that NVIDIA's libraries have.

@@ -4,10 +4,14 @@
 //! Whatever has no kernel here cannot go wrong silently: memory of a GPU has no slices, so the CPU's kernels return an
 //! error.
 
+pub(crate) mod cast;
 pub(crate) mod copy;
+pub(crate) mod index;
 mod kernel;
 pub(crate) mod matmul;
 pub(crate) mod pointwise;
+pub(crate) mod random;
+pub(crate) mod reduce;
 
 pub(crate) use kernel::{kernel, layout};
 
