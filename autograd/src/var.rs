@@ -163,7 +163,7 @@ impl Var {
     ) -> Result<Vec<Var>> {
         let wanted = current(|recording| match recording {
             Recording::On | Recording::Hooked(_) => {
-                Ok::<_, Error>(edges.iter().any(|(source, _)| source.is_some()))
+                Ok(edges.iter().any(|(source, _)| source.is_some()))
             }
             Recording::Off => Ok(false),
             Recording::Region(log) => {

@@ -4,7 +4,7 @@
 use ferrotron_autograd::{Accum, SharedFlat, lock};
 use ferrotron_tensor::ops::sq_norm::{all_finite, sq_norm};
 use ferrotron_tensor::{
-    Category, DType, Device, Element, Flat, Place, Real, Result, Tensor, balanced, dispatch_float,
+    Category, Device, Element, Flat, Place, Real, Result, Tensor, balanced, dispatch_float,
 };
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -52,7 +52,7 @@ impl ParamGroup {
         let whole = parts(&params);
         let weights = shared(Flat::empty(&device, dtype, Category::Weights, &whole))?;
         let gradient_dtype = match config.gradients {
-            GradientType::Accumulator => accumulator(dtype),
+            GradientType::Accumulator => dtype.accumulator(),
             GradientType::Weight => dtype,
         };
         let gradients = shared(Flat::new(&device, gradient_dtype, Category::Gradients, &whole))?;
@@ -297,11 +297,6 @@ pub(crate) fn zip<A: Send, B: Sync>(
     device.for_each_rows(target, 1, |first, part| {
         part.iter_mut().zip(&source[first..]).for_each(|(x, source)| f(x, source));
     });
-}
-
-/// The type in which numbers of a floating-point type are added up.
-pub(crate) fn accumulator(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
 fn finite(flat: &Flat, range: Range<usize>) -> Result<bool> {

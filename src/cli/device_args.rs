@@ -41,13 +41,19 @@ impl DeviceArgs {
 
     /// The device of one of `ranks` on this machine, with host memory in files of a folder.
     pub fn open_shared(&self, ranks: usize, offload_folder: PathBuf) -> Result<Device> {
-        if self.device != "cpu" {
-            return Err(Error::config(
-                "--device",
-                format!("'{}' is not supported: use cpu", self.device),
-            ));
-        }
+        self.check()?;
         Device::cpu_with_offload_folder(self.shared_threads(ranks), offload_folder)
+    }
+
+    /// Errors if there is no such device.
+    pub fn check(&self) -> Result<()> {
+        match self.device.as_str() {
+            "cpu" => Ok(()),
+            other => {
+                let message = format!("'{other}' is not supported: use cpu");
+                Err(Error::config("--device", message))
+            }
+        }
     }
 
     pub fn dtype(&self) -> Result<DType> {

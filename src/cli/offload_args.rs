@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use ferrotron::autograd::{PackingConfig, Zeros};
 use ferrotron::models::gpt::SavedActivations;
 use ferrotron::models::trainer::ParallelConfig;
-use ferrotron::{DType, Error, MemoryKind, Result};
+use ferrotron::{DType, Device, Error, MemoryKind, Result, Tensor};
 use std::path::{Path, PathBuf};
 
 use super::train_args::RunArgs;
@@ -89,6 +89,15 @@ impl OffloadArgs {
             },
             ..parallel
         })
+    }
+
+    /// Errors if something is to wait in host memory and no file can be made for it.
+    pub fn check(&self, device: &Device) -> Result<()> {
+        if self.offload_optimizer_states || self.cpu_offloading_num_layers > 0 {
+            // The file stays: what comes to wait there first finds it.
+            Tensor::empty_in(MemoryKind::Host, device, DType::U8, &[1])?;
+        }
+        Ok(())
     }
 
     /// Where the files of host memory are: on the disk of the run, unless something else is asked for. The system's

@@ -22,6 +22,7 @@ use super::job::{self, Job};
 use super::offload_args::OFFLOAD;
 use super::options::{overridden, values, without};
 use super::parallel_args::{LAYOUT, RECOMPUTE};
+use super::precision_args::meaningless_in;
 use super::progress::Progress;
 use super::train_args::TrainArgs;
 use super::{bytes, corpus, exit_code, memory_limits, output, run_folder};
@@ -49,7 +50,8 @@ const BIGRAM_TOKENS: u64 = 10_000_000;
 /// and those that the next checkpoint remembers.
 ///
 /// How many ranks there were does not matter to `rank`, which a launcher has started. The options of the
-/// layout are remembered together or not at all, and so are those of recomputation, and those of offloading.
+/// layout are remembered together or not at all, and so are those of recomputation, and those of offloading. What
+/// the precision that is typed does not have is forgotten.
 pub fn with_saved_options(
     typed: &[OsString],
     rank: Option<&RankEnvironment>,
@@ -76,6 +78,7 @@ pub fn with_saved_options(
                     saved = without(&saved, together);
                 }
             }
+            saved = without(&saved, meaningless_in(typed));
             saved
         }
         _ => Vec::new(),
@@ -148,6 +151,7 @@ impl Plan<'_> {
         let intervals = args.intervals(&run.trainer.parallel)?;
         let stages = run.stages()?;
         memory_limits::check(args, &run, &stages, job.local_ranks())?;
+        args.offload.check(&device)?;
         Ok(Plan { args, device, resumed, tokenizer, run, stages, intervals })
     }
 
@@ -179,8 +183,12 @@ impl Plan<'_> {
             if let Some(lines) = layout_lines(&trainer, config.seq_length) {
                 eprintln!("{lines}");
             }
-            let memory = memory_limits::sentence(&memory_limits::largest(&stages).memory);
-            eprintln!("memory of a rank: at most {memory}");
+            let memory = memory_limits::largest(&stages).memory;
+            let host = match memory.host_bytes {
+                0 => String::new(),
+                bytes => format!(", and {} of host memory", bytes::display(bytes as u64)),
+            };
+            eprintln!("memory of a rank: at most {}{host}", memory_limits::sentence(&memory));
         }
         let done = trainer.progress().step;
         let mut progress = match first {

@@ -49,11 +49,12 @@ impl DType {
         matches!(self, DType::F64 | DType::F32 | DType::BF16 | DType::F16)
     }
 
-    /// The dtype that a float is computed in: that of [`Element::Acc`].
+    /// The type that numbers of this one are computed with and added up in: [`Element::Acc`]. That of integers is
+    /// their own.
     pub const fn accumulator(self) -> DType {
         match self {
             DType::BF16 | DType::F16 => DType::F32,
-            dtype => dtype,
+            same => same,
         }
     }
 

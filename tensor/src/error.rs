@@ -113,6 +113,11 @@ impl Error {
         self.0.op
     }
 
+    /// The values involved, and the remedy.
+    pub fn context(&self) -> &str {
+        &self.0.context
+    }
+
     /// Puts a module's name in front of the path: called by each module on the way up.
     #[must_use]
     pub fn at(mut self, module: &str) -> Self {

@@ -94,8 +94,8 @@ impl Tensor {
         let gpu = self.expect_gpu("download")?;
         self.expect_contiguous("download")?;
         // SAFETY: a contiguous view's bytes are within its buffer, and only kernels of this stream write them.
-        unsafe { gpu.compute().download(to, self.address()) }?;
-        match gpu.take_bad_index()? {
+        unsafe { gpu.compute().download(to, self.address()) }.map_err(Error::of_gpu)?;
+        match gpu.take_bad_index().map_err(Error::of_gpu)? {
             None => Ok(()),
             Some(BadIndex { op, position }) => {
                 let message =
@@ -112,7 +112,7 @@ impl Tensor {
         }
         let gpu = self.expect_gpu("upload")?;
         // SAFETY: as above, and nobody else holds the buffer.
-        Ok(unsafe { gpu.compute().upload(self.address(), from) }?)
+        unsafe { gpu.compute().upload(self.address(), from) }.map_err(Error::of_gpu)
     }
 
     fn expect_gpu(&self, op: &'static str) -> Result<&Gpu> {

@@ -8,6 +8,8 @@ mod layout;
 mod mutants;
 mod precision;
 mod reference;
+#[path = "../common/tensors.rs"]
+mod tensors;
 mod train;
 
 use ferrotron::models::gpt::GptConfig;

@@ -9,7 +9,8 @@ use std::ops::Range;
 
 use super::layout::{Layout, all, covering};
 use super::reference::reference;
-use super::train::{Found, Numbers, Tensors, WEIGHTS, train};
+use super::tensors::Tensors;
+use super::train::{Found, Numbers, WEIGHTS, train};
 use super::{gpt2, random};
 
 /// How far the runs of a layout are from the reference.

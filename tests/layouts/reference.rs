@@ -11,7 +11,8 @@ use ferrotron::nn::{
 use ferrotron::tensor::{DType, Device, Result, Tensor};
 
 use super::layout::{GLOBAL_BATCH, SEQ_LENGTH};
-use super::train::{Found, Noise, Numbers, SEED, STEPS, Tensors, schedule};
+use super::tensors::Tensors;
+use super::train::{Found, Noise, Numbers, SEED, STEPS, schedule};
 
 /// The run in f64, whatever the type of `numbers` is.
 pub fn reference(model: &GptConfig, numbers: &Numbers) -> Result<Found> {

@@ -10,12 +10,12 @@ use ferrotron::nn::{GradientType, OptimizerConfig, Scope, clip_coefficient};
 use ferrotron::parallel::collective::{Collective, WorldConfig, run_threads};
 use ferrotron::parallel::data_parallel::DataParallelConfig;
 use ferrotron::parallel::mesh::Mesh;
-use ferrotron::tensor::{DType, Device, Error, Place, RandomKey, Result};
-use std::collections::BTreeMap;
+use ferrotron::tensor::{DType, Device, Error, RandomKey, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::layout::{GLOBAL_BATCH, Layout, SEQ_LENGTH};
+use super::tensors::{Part, Tensors, assemble, indices};
 
 pub const STEPS: usize = 3;
 
@@ -88,8 +88,6 @@ impl Numbers {
     }
 }
 
-pub type Tensors = BTreeMap<String, Vec<f64>>;
-
 /// What a run found: the same in every layout.
 #[derive(Debug)]
 pub struct Found {
@@ -114,9 +112,6 @@ impl Found {
         self
     }
 }
-
-/// A part of a global tensor.
-type Part = (String, Place, Vec<f64>);
 
 /// What a rank of a run found.
 struct RankFound {
@@ -223,33 +218,6 @@ fn train_rank(
     let copies = copies.collect::<Result<_>>()?;
     let weights = weights.collect::<Result<_>>()?;
     Ok(RankFound { steps, gradients: first_gradients, weights, masters, copies })
-}
-
-/// The global tensors of which the ranks hold parts: every element once.
-fn assemble(parts: Vec<Part>) -> Tensors {
-    let mut whole: BTreeMap<String, Vec<Option<f64>>> = BTreeMap::new();
-    for (name, place, values) in parts {
-        let numel = place.global_dims().iter().product();
-        let target = whole.entry(name.clone()).or_insert_with(|| vec![None; numel]);
-        for (index, value) in indices(&place).zip(values) {
-            let old = target[index].replace(value);
-            assert!(old.is_none(), "element {index} of {name} is held twice");
-        }
-    }
-    let complete = |(name, values): (String, Vec<Option<f64>>)| {
-        let missing = values.iter().position(Option::is_none);
-        assert_eq!(missing, None, "nobody holds this element of {name}");
-        (name, values.into_iter().flatten().collect())
-    };
-    whole.into_iter().map(complete).collect()
-}
-
-/// The global indices of a part's elements, in local order.
-fn indices(place: &Place) -> impl Iterator<Item = usize> + '_ {
-    let width = place.dims().last().copied().unwrap_or(1);
-    let numel: usize = place.dims().iter().product();
-    let runs = (0..numel.checked_div(width).unwrap_or(0)).flat_map(|row| place.runs(row));
-    runs.flat_map(|(start, len)| start as usize..start as usize + len)
 }
 
 /// NaN is close to nothing.

@@ -6,6 +6,8 @@
 //! layout, saved, loaded and saved in another, loaded in the first, and goes on in both.
 
 mod local;
+#[path = "../common/tensors.rs"]
+mod tensors;
 mod train;
 
 use ferrotron::models::gpt::GptConfig;

@@ -8,6 +8,7 @@ use crate::{Packed, Role};
 use super::{PackingConfig, Zeros};
 
 /// A tensor as it is stored, and what makes the original of it.
+#[derive(Clone)]
 pub(super) struct Stored {
     pub tensor: Tensor,
     /// Type of the original.

@@ -38,9 +38,9 @@ pub fn element(dtype: DType) -> ElementType {
     *ElementType::ALL.iter().find(|element| element.name() == name).unwrap()
 }
 
-/// The dtype that is computed in.
-pub fn acc(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+/// Relative error of storing in `dtype` what is computed in its accumulator.
+pub fn rounding(dtype: DType) -> f64 {
+    if dtype == dtype.accumulator() { 0.0 } else { dtype.epsilon() }
 }
 
 /// One device, so that all tensors are on it.

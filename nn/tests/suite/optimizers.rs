@@ -56,8 +56,7 @@ fn train(
 
 /// Each of the steps rounds a handful of times.
 fn tolerance(dtype: DType) -> f64 {
-    let epsilon = if dtype == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
-    8.0 * STEPS as f64 * epsilon
+    8.0 * STEPS as f64 * dtype.epsilon()
 }
 
 #[test]

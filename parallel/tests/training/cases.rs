@@ -6,26 +6,15 @@ use ferrotron_nn::{
     Bias, BufferConfig, Init, Linear, Module, Optimizer, OptimizerConfig, Param, ParamBuffers,
     Scope, Sharding, StepConfig,
 };
-use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig, refusal};
 use ferrotron_parallel::mesh::{Layout, Mesh};
 use ferrotron_parallel::pipeline::{
     PipelineConfig, PipelineModel, Schedule, ScheduleKind, execute,
 };
-use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{DType, Device, Result, Tensor, balanced};
 use std::collections::BTreeMap;
 
-use crate::harness::{Plan, TIMEOUT, ranks};
-
-/// Runs `f` on the ranks of a mesh of one axis each.
-fn on_mesh<T: Send>(size: usize, stages: usize, f: impl Fn(Mesh) -> Result<T> + Sync) -> Vec<T> {
-    let results = run_threads(size, &WorldConfig { timeout: TIMEOUT }, |world| {
-        let layout = Layout::new(size, 1, 1, stages)?;
-        f(Mesh::new(&world, layout, SequenceParallel::Off)?)
-    });
-    results.into_iter().map(|result| result.unwrap()).collect()
-}
+use crate::harness::{Plan, on_mesh, ranks};
 
 /// One of two layers of one weight, for `DeepSpeed`'s accumulation test: y = w x, and the loss y^2.
 struct OneWeight {

@@ -39,7 +39,8 @@ pub(crate) fn fill_zero(x: &mut Tensor) -> Result<()> {
     }
     let Some(gpu) = x.device().gpu() else { return Ok(()) };
     // SAFETY: a contiguous view's bytes are within its buffer, which nobody else holds.
-    Ok(unsafe { gpu.compute().fill_zero(x.address(), x.numel() * x.dtype().size()) }?)
+    unsafe { gpu.compute().fill_zero(x.address(), x.numel() * x.dtype().size()) }
+        .map_err(Error::of_gpu)
 }
 
 /// Batch, rows and columns of the dense matrices whose transposes `x` shows, and the strides of batch and rows; nothing

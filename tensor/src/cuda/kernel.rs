@@ -38,7 +38,7 @@ pub(crate) fn kernel<'a>(
     if File::named(file).is_some_and(|file| !file.types.contains(&element(dtype))) {
         return Err(Error::dtype(name, format!("there is no kernel for {dtype}")));
     }
-    let launch = gpu.kernel(file, element(dtype), name)?;
+    let launch = gpu.kernel(file, element(dtype), name).map_err(Error::of_gpu)?;
     Ok(Kernel { launch, device, gpu, step: None, error: None })
 }
 
@@ -91,7 +91,7 @@ impl Kernel<'_> {
     pub(crate) fn bad_index(self, op: &'static str) -> Self {
         match self.gpu.bad_index(op) {
             Ok(address) => self.value(address),
-            Err(error) => self.refuse(Some(error.into())),
+            Err(error) => self.refuse(Some(Error::of_gpu(error))),
         }
     }
 
@@ -103,7 +103,7 @@ impl Kernel<'_> {
                 let kernel = self.value(words).value(step.address());
                 Kernel { step: Some(step), ..kernel }
             }
-            Err(error) => self.refuse(Some(error.into())),
+            Err(error) => self.refuse(Some(Error::of_gpu(error))),
         }
     }
 
@@ -112,7 +112,7 @@ impl Kernel<'_> {
         let pieces: Vec<_> = (0..place.dims().len()).map(|d| place.pieces(d)).collect();
         match arguments::Place::new(place.global_dims(), &pieces) {
             Ok(place) => self.value(place),
-            Err(error) => self.refuse(Some(error.into())),
+            Err(error) => self.refuse(Some(Error::of_gpu(error))),
         }
     }
 
@@ -139,7 +139,7 @@ impl Kernel<'_> {
         // SAFETY: every address is of a tensor on this GPU. What is written has no other holder, and blocks of memory
         // come back to the pool in the order of the one stream in which all kernels run. That a kernel stays within
         // what its sizes and layouts say is what the kernels' tests assert.
-        unsafe { self.launch.run(grid, block) }?;
+        unsafe { self.launch.run(grid, block) }.map_err(Error::of_gpu)?;
         drop(self.step);
         Ok(())
     }
@@ -185,5 +185,5 @@ pub(crate) fn layout(dims: &[usize], operands: &[&Tensor]) -> Result<Layout> {
         })
         .collect::<Result<Vec<Vec<isize>>>>()?;
     let strides: Vec<&[isize]> = strides.iter().map(Vec::as_slice).collect();
-    Ok(Layout::new(dims, &strides)?)
+    Layout::new(dims, &strides).map_err(Error::of_gpu)
 }

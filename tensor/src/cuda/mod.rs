@@ -44,8 +44,10 @@ pub(crate) fn rows() -> String {
     pointwise_rows(&unary, &binary)
 }
 
-impl From<ferrotron_cuda::Error> for Error {
-    fn from(error: ferrotron_cuda::Error) -> Error {
+impl Error {
+    /// What the GPU side below tensors reports. Not `From`: with a second error that `?` takes, closures of users would
+    /// have to spell out their result types.
+    pub(crate) fn of_gpu(error: ferrotron_cuda::Error) -> Error {
         Error::device(error.op(), error.context())
     }
 }

@@ -47,6 +47,7 @@ fn the_pool_counts_uses_again_and_refuses() -> Result<()> {
     let error = Tensor::zeros(&device, DType::F32, &[2 << 30]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Memory);
     assert!(error.to_string().contains("out of memory"), "{error}");
+    assert!(error.to_string().ends_with("; in use: Workspace 4194304"), "{error}");
     // Nothing is left of the attempt, so what fits still fits.
     let y = Tensor::zeros(&device, DType::F32, &[700 << 20])?;
     assert_eq!(device.memory().current, 2804 << 20);

@@ -105,7 +105,7 @@ impl Problem {
             dv: strides(&dv),
         };
         let name = format!("attention of {:?} to {:?} {mask:?}", q.dims(), k.dims());
-        let delta = delta.cast(acc(q.dtype())).unwrap();
+        let delta = delta.cast(q.dtype().accumulator()).unwrap();
         Problem { name, a, memory, dout: bytes(&dout), want: [out, lse, dq, dk, dv], delta }
     }
 

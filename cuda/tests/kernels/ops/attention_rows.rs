@@ -2,7 +2,6 @@ use ferrotron_tensor::DType;
 
 use super::attention::{Problem, problems};
 use crate::simulator::Simulator;
-use crate::support::*;
 
 pub fn check(simulator: &Simulator) {
     let sizes = [
@@ -26,7 +25,7 @@ fn compare(simulator: &Simulator, problem: &Problem) {
     // Scores are sums of `width` products up to 1, results sums over keys or, for each query head, over queries.
     let terms =
         width as f64 * a.scale.max(1.0) + keys as f64 + (queries * heads / groups) as f64 + 16.0;
-    let eps = acc(problem.dtype()).epsilon() * terms;
+    let eps = problem.dtype().accumulator().epsilon() * terms;
     let large = eps * (width as f64).sqrt();
 
     let (mut out, mut lse) = (problem.room(0), problem.room(1));

@@ -26,7 +26,7 @@ pub fn check(simulator: &Simulator) {
         let (v, c, n) = (13, 48, 300);
         let tokens = ids(DType::I64, &[n], v);
         let dy = random(dtype, &[n, c], 2);
-        for wide in [dtype, acc(dtype)] {
+        for wide in [dtype, dtype.accumulator()] {
             let table = random(wide, &[v, c], 3);
             let mut want = table.copy().unwrap();
             embedding_backward(&dy, &tokens, &mut want).unwrap();
@@ -79,7 +79,7 @@ fn add(
     let before = memory.clone();
     let wide = to.dtype() != x.dtype();
     add(if wide { "index_add_wide" } else { "index_add" }, &mut memory);
-    if to.dtype() == acc(x.dtype()) {
+    if to.dtype() == x.dtype().accumulator() {
         let mut again = before;
         add("index_add_wide", &mut again);
         assert_eq!(again, memory);
