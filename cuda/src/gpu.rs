@@ -6,6 +6,7 @@ use crate::Result;
 use crate::cells::{BadIndex, Cells, StepCell};
 use crate::context::Context;
 use crate::cubin_cache::CubinCache;
+use crate::cublaslt::{CublasLt, Product};
 use crate::kernels::ElementType;
 use crate::launch::Launch;
 use crate::library::Search;
@@ -36,6 +37,7 @@ impl GpuConfig {
 pub struct Gpu {
     context: Arc<Context>,
     modules: Modules,
+    products: CublasLt,
     compute: Stream,
     cells: Cells,
 }
@@ -48,9 +50,10 @@ impl Gpu {
         let context = Context::new(&config.search, config.ordinal)?;
         let nvrtc = Nvrtc::load(&config.search)?;
         let modules = Modules::new(&context, nvrtc, config.cache.clone(), rows);
+        let products = CublasLt::new(&config.search, &context)?;
         let compute = Stream::new(&context)?;
         let cells = Cells::new(&context)?;
-        Ok(Gpu { context, modules, compute, cells })
+        Ok(Gpu { context, modules, products, compute, cells })
     }
 
     /// The GPU's context.
@@ -96,6 +99,23 @@ impl Gpu {
     /// Errors if the GPU has failed.
     pub fn take_bad_index(&self) -> Result<Option<BadIndex>> {
         self.cells.take_bad_index(&self.compute)
+    }
+
+    /// Gives a matrix product to the stream of all kernels.
+    ///
+    /// Errors if cuBLASLt has no algorithm for it.
+    ///
+    /// # Safety
+    /// The addresses are memory of this GPU with all the elements that the matrices describe, which nothing outside of the
+    /// stream uses meanwhile; the results overlap neither each other nor anything else.
+    pub unsafe fn product(&self, product: &Product) -> Result<()> {
+        // SAFETY: the caller's promise, passed on; this is the one stream of all products.
+        unsafe { self.products.run(&self.compute, product) }
+    }
+
+    /// What the GPU's matrix products are made with.
+    pub fn products(&self) -> &CublasLt {
+        &self.products
     }
 }
 

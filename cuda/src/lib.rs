@@ -10,6 +10,7 @@ pub mod cells;
 pub mod compile;
 pub mod context;
 pub mod cubin_cache;
+pub mod cublaslt;
 mod driver;
 mod error;
 pub mod gpu;

@@ -1,6 +1,6 @@
 //! Stand-ins for NVIDIA's libraries: tests run the whole GPU side on a machine without one.
 //!
-//! `shim/` gives the text of kernels a meaning on the CPU. `libraries/` are a driver and a compiler that build on it,
+//! `shim/` gives the text of kernels a meaning on the CPU. `libraries/` are a driver, a compiler and matrix products
 //! with the interface of NVIDIA's, made by g++ when they are first asked for and kept in the build folder.
 //! `FERROTRON_CUDA_PATH` set to [`folder`]'s answer makes any program find them.
 //!
@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The libraries, with the names that they are looked for by.
-const LIBRARIES: &[(&str, &str)] = &[("cuda", "libcuda.so.1"), ("nvrtc", "libnvrtc.so.13")];
+const LIBRARIES: &[(&str, &str)] =
+    &[("cuda", "libcuda.so.1"), ("nvrtc", "libnvrtc.so.13"), ("cublaslt", "libcublasLt.so.13")];
 
 /// What every library is compiled with. Libraries must not share their inline variables.
 const FLAGS: &[&str] = &[
@@ -86,6 +87,7 @@ pub fn folder() -> PathBuf {
             format!("-DSHIM=\"{}\"", shim.display()),
             format!("-DFLAGS=\"{} -O1\"", FLAGS.join(" ")),
             format!("-Wl,-soname,{file}"),
+            "-O2".to_string(),
         ];
         let made = compile(&folder, name, &text, &defines);
         std::fs::rename(made, folder.join(file)).unwrap();

@@ -8,6 +8,7 @@ pub(crate) mod cast;
 pub(crate) mod copy;
 pub(crate) mod index;
 mod kernel;
+pub(crate) mod matmul;
 pub(crate) mod pointwise;
 pub(crate) mod random;
 pub(crate) mod reduce;
