@@ -37,9 +37,6 @@ fn slack(most: usize) -> usize {
     (most / 32).max(1 << 20)
 }
 
-/// Files are made this large at least.
-const SMALLEST_FILE: usize = 16 << 20;
-
 /// What is behind the addresses of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Backing {
@@ -194,7 +191,8 @@ impl Blocks {
     /// A block of `size` bytes with memory of the system's.
     fn grow(&mut self, size: usize) -> Result<Block> {
         if let Backing::Files(folder) = &self.backing {
-            let bytes = size.next_multiple_of(HUGE_PAGE).max(SMALLEST_FILE);
+            // Few files where much is kept, and not much more of the disk than is needed.
+            let bytes = size.max(self.reserved / 8).next_multiple_of(HUGE_PAGE);
             self.arenas.push(map_unnamed(folder, bytes)?);
             self.reserved += bytes;
             self.free.insert(Block { arena: self.arenas.len() - 1, offset: 0, size: bytes });
@@ -367,6 +365,15 @@ mod tests {
                 assert!(ranges.windows(2).all(apart), "step {i}");
             }
         }
+    }
+
+    #[test]
+    fn files_are_few_and_hardly_larger_than_what_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut blocks = Blocks::new(Backing::Files(folder.path().to_path_buf()));
+        let live: usize = (0..32).map(|_| blocks.take(9 << 20).unwrap().size).sum();
+        assert!(4 * blocks.reserved() <= 5 * live, "{} of {live}", blocks.reserved());
+        assert!(blocks.arenas.len() < 24, "{} files", blocks.arenas.len());
     }
 
     #[test]
