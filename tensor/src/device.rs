@@ -119,6 +119,11 @@ impl Device {
         }
     }
 
+    /// The GPU that computes. Errors if none does.
+    pub(crate) fn expect_gpu(&self, op: &'static str) -> Result<&Gpu> {
+        self.gpu().ok_or_else(|| Error::device(op, "the device is no GPU"))
+    }
+
     /// How many threads compute.
     pub fn threads(&self) -> usize {
         match &self.0.workers {

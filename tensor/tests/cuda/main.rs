@@ -7,6 +7,7 @@ mod cross_entropy;
 mod embedding;
 mod indices;
 mod linear_cross_entropy;
+mod matmul;
 mod memory;
 mod norm;
 mod operations;
