@@ -79,6 +79,7 @@ const MUTANTS: &[Mutant] = mutants! {
 
     head_stride_for_position_stride in "rotary": "(i64)position * position_stride" => "(i64)position * head_stride";
     // Steps and losses
+    columns_of_another_matrix in "adafactor": "column_factors + row / height * width" => "column_factors";
     decay_of_the_new_moment in "adamw": "w * c.keep - c.step_size" => "w - c.step_size";
     update_in_spite_of_infinity in "sgd": "if (step->found_inf) return;" => "";
     target_of_the_whole_vocabulary in "cross_entropy":

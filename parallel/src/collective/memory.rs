@@ -42,7 +42,7 @@ impl Buffer {
                         Err(TryLockError::WouldBlock) => sleep(LOCK_PAUSE).await,
                     }
                 };
-                flat_bytes(&mut guard)?; // is it ours alone?
+                guard.host_bytes_mut()?; // is it ours alone?
                 Ok(Bytes::Flat(guard))
             }
         }
@@ -70,13 +70,9 @@ impl Bytes<'_> {
     pub fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
         match self {
             Bytes::Tensor(bytes) => Ok(bytes),
-            Bytes::Flat(flat) => flat_bytes(flat),
+            Bytes::Flat(flat) => flat.host_bytes_mut(),
         }
     }
-}
-
-fn flat_bytes(flat: &mut Flat) -> Result<&mut [u8]> {
-    dispatch_any!(flat.dtype(), T => Ok(bytemuck::cast_slice_mut(flat.whole_mut::<T>()?)))
 }
 
 /// What a call works on. Which of the two there are depends on the operation:

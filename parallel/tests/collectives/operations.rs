@@ -247,12 +247,13 @@ pub fn flats_are_reduced_where_they_lie(backend: Backend) {
             let len = flat.lock().unwrap().numel();
             let fill = || {
                 let mut flat = flat.lock().unwrap();
-                let whole = flat.whole_mut::<f32>()?;
-                whole.iter_mut().enumerate().for_each(|(i, x)| *x = value(rank, i) as f32);
-                ferrotron_tensor::Result::Ok(())
+                flat.update_elements(.., |whole| {
+                    let whole = whole.as_mut_slice::<f32>()?.iter_mut().enumerate();
+                    whole.for_each(|(i, x)| *x = value(rank, i) as f32);
+                    Ok(())
+                })
             };
-            let read =
-                || ferrotron_tensor::Result::Ok(flat.lock().unwrap().whole::<f32>()?.to_vec());
+            let read = || flat.lock().unwrap().elements(..)?.to_vec::<f32>();
             let sum = |i| reduced(n, i, Reduction::Sum) as f32;
 
             fill()?;

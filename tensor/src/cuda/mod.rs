@@ -4,9 +4,15 @@
 //! Whatever has no kernel here cannot go wrong silently: memory of a GPU has no slices, so the CPU's kernels return an
 //! error.
 
+pub(crate) mod adafactor;
+pub(crate) mod adamw;
 pub(crate) mod copy;
 mod kernel;
 pub(crate) mod pointwise;
+pub(crate) mod round;
+pub(crate) mod sgd;
+pub(crate) mod sq_norm;
+pub(crate) mod step;
 
 pub(crate) use kernel::{kernel, layout};
 
