@@ -56,7 +56,9 @@ fn report(
         calls *= 2;
     };
     let value = work / seconds;
-    println!(r#"{{"name": "{name}", "value": {value:.1}, "unit": "{unit}", "seconds": {seconds:e}}}"#);
+    println!(
+        r#"{{"name": "{name}", "value": {value:.1}, "unit": "{unit}", "seconds": {seconds:e}}}"#
+    );
     Ok(())
 }
 

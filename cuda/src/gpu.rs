@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use crate::Result;
+use crate::cells::{BadIndex, Cells, StepCell};
 use crate::context::Context;
 use crate::cubin_cache::CubinCache;
+use crate::cublaslt::{CublasLt, Product};
 use crate::kernels::ElementType;
 use crate::launch::Launch;
 use crate::library::Search;
@@ -35,7 +37,9 @@ impl GpuConfig {
 pub struct Gpu {
     context: Arc<Context>,
     modules: Modules,
+    products: CublasLt,
     compute: Stream,
+    cells: Cells,
 }
 
 impl Gpu {
@@ -46,8 +50,10 @@ impl Gpu {
         let context = Context::new(&config.search, config.ordinal)?;
         let nvrtc = Nvrtc::load(&config.search)?;
         let modules = Modules::new(&context, nvrtc, config.cache.clone(), rows);
+        let products = CublasLt::new(&config.search, &context)?;
         let compute = Stream::new(&context)?;
-        Ok(Gpu { context, modules, compute })
+        let cells = Cells::new(&context)?;
+        Ok(Gpu { context, modules, products, compute, cells })
     }
 
     /// The GPU's context.
@@ -71,6 +77,45 @@ impl Gpu {
     ) -> Result<Launch<'_>> {
         let function = self.modules.function(file, element, name)?;
         Ok(Launch::new(&self.compute, function, name))
+    }
+
+    /// The training step `number` in the GPU's memory, for kernels that draw random numbers.
+    ///
+    /// Errors if the GPU has failed.
+    pub fn step(&self, number: u64) -> Result<StepCell<'_>> {
+        self.cells.step(&self.compute, number)
+    }
+
+    /// The address at which kernels of `op` put the smallest position whose index is bad: a `u64`, which is
+    /// [`NO_BAD_INDEX`](crate::arguments::NO_BAD_INDEX) until then.
+    ///
+    /// Errors if the GPU has failed.
+    pub fn bad_index(&self, op: &'static str) -> Result<u64> {
+        self.cells.bad_index(&self.compute, op)
+    }
+
+    /// Waits for the compute stream and says whether any kernel has found a bad index since the last time.
+    ///
+    /// Errors if the GPU has failed.
+    pub fn take_bad_index(&self) -> Result<Option<BadIndex>> {
+        self.cells.take_bad_index(&self.compute)
+    }
+
+    /// Gives a matrix product to the stream of all kernels.
+    ///
+    /// Errors if cuBLASLt has no algorithm for it.
+    ///
+    /// # Safety
+    /// The addresses are memory of this GPU with all the elements that the matrices describe, which nothing outside of the
+    /// stream uses meanwhile; the results overlap neither each other nor anything else.
+    pub unsafe fn product(&self, product: &Product) -> Result<()> {
+        // SAFETY: the caller's promise, passed on; this is the one stream of all products.
+        unsafe { self.products.run(&self.compute, product) }
+    }
+
+    /// What the GPU's matrix products are made with.
+    pub fn products(&self) -> &CublasLt {
+        &self.products
     }
 }
 

@@ -287,6 +287,8 @@ impl Gpt {
                 None => y,
             };
         }
+        // Whoever offloads the last block, too, wants its room for what follows.
+        self.packing.wait()?;
         Ok(x)
     }
 

@@ -10,7 +10,7 @@ use ferrotron_nn::{Axis, Scope};
 use ferrotron_parallel::mesh::{Layout, Mesh};
 use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
-use ferrotron_tensor::{Category, DType, Device, MemoryKind, Result};
+use ferrotron_tensor::{Category, DType, Device, Error, MemoryKind, Result};
 use serde::Serialize;
 
 use crate::batch_size::{BatchSize, BatchSizeConfig};
@@ -124,7 +124,8 @@ pub struct StageMemory {
 impl Plan {
     /// What the ranks of each pipeline stage take.
     ///
-    /// Errors as [`Trainer::on_mesh`], and if the system has not enough addresses.
+    /// Errors as [`Trainer::on_mesh`], if a micro-batch has more than 2^24 tokens, and if the system has not enough
+    /// addresses.
     pub fn stages(&self) -> Result<Vec<StageMemory>> {
         let pipeline = self.layout.size(Axis::Pipeline);
         let ranks = self.layout.world() / pipeline;
@@ -143,6 +144,15 @@ impl Plan {
     ///
     /// Errors as [`Plan::stages`].
     pub fn rank(&self, rank: usize) -> Result<RankMemory> {
+        let tokens = self.trainer.batch_size.micro().checked_mul(self.seq_length);
+        if tokens.is_none_or(|tokens| tokens > MOST_TOKENS) {
+            let (micro, length) = (self.trainer.batch_size.micro(), self.seq_length);
+            let message = format!(
+                "{micro} sequences of {length} tokens in a micro-batch are more than {MOST_TOKENS} tokens: use a \
+                 smaller --micro-batch-size"
+            );
+            return Err(Error::config("memory", message));
+        }
         let device = Device::dry(self.threads)?;
         let mesh = Mesh::dry(self.layout, rank, self.sequence_parallel)?;
         let scope = Scope::new(&device, self.dtype, self.trainer.seed);
@@ -182,6 +192,9 @@ impl Plan {
         })
     }
 }
+
+/// Of a micro-batch: these alone are there in numbers, and would else be the first that do not fit.
+const MOST_TOKENS: usize = 1 << 24;
 
 /// Samples of nothing but the token 0.
 struct SameToken {

@@ -60,7 +60,12 @@ impl BlockPacking {
             None => (f()?, None),
         };
         // As after a block that is offloaded itself: no more than two wait to be moved.
-        self.offloader.as_ref().map_or(Ok(()), |offloader| offloader.wait())?;
+        self.wait()?;
         Ok(done)
+    }
+
+    /// Waits until what goes to host memory is there.
+    pub fn wait(&self) -> Result<()> {
+        self.offloader.as_ref().map_or(Ok(()), |offloader| offloader.wait())
     }
 }

@@ -207,10 +207,9 @@ fn it_is_in_every_kind_of_layout() {
 fn it_knows_what_waits_elsewhere() {
     let (host, saved) = (MemoryKind::Host, SavedActivations::default());
     let narrow = PackingConfig { dtype: Some(DType::BF16), ..PackingConfig::default() };
-    let (offloaded, narrow) = (
-        SavedActivations { offloaded_layers: 2, ..saved },
-        SavedActivations { packing: narrow, ..saved },
-    );
+    let offloaded = |offloaded_layers| SavedActivations { offloaded_layers, ..saved };
+    let both = SavedActivations { packing: narrow, ..offloaded(3) };
+    let narrow = SavedActivations { packing: narrow, ..saved };
     let mut cases = Vec::new();
     for recompute in [Recompute::None, Recompute::SELECTIVE, Recompute::FULL] {
         for (sizes, sharding) in [
@@ -222,7 +221,16 @@ fn it_knows_what_waits_elsewhere() {
             cases.push(Case { optimizer_states: host, ..case });
             cases.push(Case { optimizer_states: host, dtype: DType::BF16, ..case });
             cases.push(Case { saved_activations: narrow, ..case });
-            cases.push(Case { saved_activations: offloaded, ..case });
+            cases.push(Case { saved_activations: both, ..case });
+            // All but two layers, and those that are needed again at once.
+            for layers in 2..=4 {
+                cases.push(Case { saved_activations: offloaded(layers), ..case });
+            }
+        }
+        for layers in 1..=2 {
+            let sizes = [1, 1, 1, 2];
+            let saved_activations = offloaded(layers);
+            cases.push(Case { recompute, sizes, saved_activations, ..PLAIN });
         }
     }
     check(&cases, &model());

@@ -64,15 +64,17 @@ impl LossScaler {
     ///
     /// Errors, naming it, if a constant is out of its range.
     pub fn new(config: LossScale) -> Result<LossScaler> {
-        let (scale, patience) = match config {
-            LossScale::Constant(scale) => (scale, 0),
-            LossScale::Dynamic { initial, hysteresis, .. } => (initial, hysteresis),
+        let (name, scale, patience) = match config {
+            LossScale::Constant(scale) => ("loss-scale", scale, 0),
+            LossScale::Dynamic { initial, hysteresis, .. } => {
+                ("initial-loss-scale", initial, hysteresis)
+            }
         };
         let positive = |name, value: f64| match value.is_finite() && value > 0.0 {
             true => Ok(()),
             false => Err(Error::config(name, format!("must be positive, got {value}"))),
         };
-        positive("loss-scale", scale)?;
+        positive(name, scale)?;
         if let LossScale::Dynamic { initial, window, hysteresis, minimum } = config {
             positive("min-loss-scale", minimum)?;
             if minimum > initial {
@@ -181,6 +183,7 @@ mod tests {
         for (result, name) in [
             (LossScaler::new(LossScale::Constant(0.0)), "loss-scale"),
             (LossScaler::new(LossScale::Constant(f64::INFINITY)), "loss-scale"),
+            (dynamic(0.0, 1, 1, 2.0), "initial-loss-scale"),
             (dynamic(1.0, 1, 1, 2.0), "min-loss-scale"),
             (dynamic(4.0, 0, 1, 2.0), "loss-scale-window"),
             (dynamic(4.0, 1, 0, 2.0), "hysteresis"),

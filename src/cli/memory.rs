@@ -29,6 +29,7 @@ pub struct MemoryArgs {
 /// Prints what each rank of every pipeline stage would take.
 pub fn memory(args: &MemoryArgs) -> Result<ExitCode> {
     let train = &args.train;
+    train.device.place()?;
     let parallel = &train.parallel;
     let sizes = [
         parallel.tensor_model_parallel_size,
@@ -50,7 +51,7 @@ pub fn memory(args: &MemoryArgs) -> Result<ExitCode> {
     } else {
         output::print(&table(&stages));
     }
-    memory_limits::check_ranks(train, &plan, &stages)?;
+    memory_limits::check_thought(train, &plan, &stages)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -70,17 +71,21 @@ fn vocab_size(args: &MemoryArgs) -> Result<usize> {
     }
 }
 
-/// A line for each stage, in columns.
+/// A line for each stage, in columns; what waits in host memory is the last, where anything does.
 fn table(stages: &[StageMemory]) -> String {
     let names = memory_limits::CATEGORIES.iter().map(|(name, _)| name.to_string());
+    let offloads = stages.iter().any(|stage| stage.memory.host_bytes > 0);
     let header = ["stage", "layers", "ranks"].map(String::from).into_iter().chain(names);
     let row = |stage: &StageMemory| {
         let bytes = memory_limits::CATEGORIES.iter().map(|(_, of)| of(&stage.memory));
         let numbers = [stage.stage, stage.layers, stage.ranks].map(|number| number.to_string());
-        let cells = numbers.into_iter().chain(bytes.map(|bytes| bytes::display(bytes as u64)));
-        cells.chain([bytes::display(stage.memory.total_bytes as u64)]).collect::<Vec<String>>()
+        let host = offloads.then_some(stage.memory.host_bytes);
+        let bytes = bytes.chain([stage.memory.total_bytes]).chain(host);
+        let cells = bytes.map(|bytes| bytes::display(bytes as u64));
+        numbers.into_iter().chain(cells).collect::<Vec<String>>()
     };
-    let lines = [header.chain(["total".to_string()]).collect()].into_iter();
+    let last = ["total", "host"].map(String::from).into_iter().take(1 + usize::from(offloads));
+    let lines = [header.chain(last).collect()].into_iter();
     let line = |cells: Vec<String>| {
         let (numbers, bytes) = cells.split_at(3);
         let numbers = numbers.iter().map(|cell| format!("{cell:>7}"));

@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use ferrotron::autograd::{PackingConfig, Zeros};
 use ferrotron::models::gpt::SavedActivations;
 use ferrotron::models::trainer::ParallelConfig;
-use ferrotron::{DType, Error, MemoryKind, Result};
+use ferrotron::{DType, Device, Error, MemoryKind, Result, Tensor};
 use std::path::{Path, PathBuf};
 
 use super::train_args::RunArgs;
@@ -89,6 +89,15 @@ impl OffloadArgs {
             },
             ..parallel
         })
+    }
+
+    /// Errors if something is to wait in host memory of a CPU and no file can be made for it.
+    pub fn check(&self, run: &RunArgs) -> Result<()> {
+        if self.offload_optimizer_states || self.cpu_offloading_num_layers > 0 {
+            let device = Device::cpu_with_offload_folder(1, self.folder(run))?;
+            Tensor::empty_in(MemoryKind::Host, &device, DType::U8, &[1])?;
+        }
+        Ok(())
     }
 
     /// Where the files of host memory are: on the disk of the run, unless something else is asked for. The system's

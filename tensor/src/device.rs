@@ -58,7 +58,7 @@ impl Device {
     /// needed, and have no names: nothing is left of them when the process has ended.
     pub fn cpu_with_offload_folder(threads: usize, folder: impl Into<PathBuf>) -> Result<Device> {
         let pool = ThreadPoolBuilder::new()
-            .num_threads(at_least_one(threads)?)
+            .num_threads(checked(threads)?)
             .thread_name(|i| format!("ferrotron-{i}"))
             .build()
             .map_err(|error| {
@@ -85,7 +85,7 @@ impl Device {
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
     pub fn dry(threads: usize) -> Result<Device> {
-        let workers = Workers::Nobody(at_least_one(threads)?);
+        let workers = Workers::Nobody(checked(threads)?);
         Ok(Self::with(workers, Backing::Addresses, Backing::Addresses))
     }
 
@@ -122,6 +122,11 @@ impl Device {
             Workers::Gpu(gpu) => Some(gpu),
             _ => None,
         }
+    }
+
+    /// The GPU that computes. Errors if none does.
+    pub(crate) fn expect_gpu(&self, op: &'static str) -> Result<&Gpu> {
+        self.gpu().ok_or_else(|| Error::device(op, "the device is no GPU"))
     }
 
     /// How many threads compute.
@@ -260,9 +265,31 @@ impl fmt::Debug for Device {
     }
 }
 
-fn at_least_one(threads: usize) -> Result<usize> {
+/// More threads than any machine has cores: systems refuse so many in ways that no program survives.
+const MOST_THREADS: usize = 4096;
+
+fn checked(threads: usize) -> Result<usize> {
     match threads {
-        0 => Err(Error::config("device", "needs at least 1 thread, got 0")),
-        _ => Ok(threads),
+        1..=MOST_THREADS => Ok(threads),
+        _ => {
+            let message = format!("needs 1 to {MOST_THREADS} threads, got {threads}");
+            Err(Error::config("device", message))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_threads_that_no_machine_has_are_refused() {
+        for threads in [0, 4097, usize::MAX] {
+            let got = format!("got {threads}");
+            for refused in [Device::cpu(threads), Device::dry(threads)] {
+                let error = refused.unwrap_err().to_string();
+                assert!(error.ends_with(&got), "{error}");
+            }
+        }
     }
 }

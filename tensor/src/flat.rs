@@ -261,7 +261,7 @@ impl Flat {
         self.check_unique(0..self.ranges.len())
     }
 
-    fn pointer(&self) -> *mut u8 {
+    pub(crate) fn pointer(&self) -> *mut u8 {
         self.ranges
             .first()
             .map_or(std::ptr::dangling_mut::<u64>().cast(), |range| range.buffer.pointer())

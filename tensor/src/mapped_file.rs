@@ -16,19 +16,23 @@ use crate::{Error, Result};
 ///
 /// Errors if the folder cannot be written or the disk has no room.
 pub(crate) fn map_unnamed(folder: &Path, bytes: usize) -> Result<MmapMut> {
-    let map = || {
+    let refused = |what: &str, error: io::Error, remedy: &str| {
+        let message = format!("{what} '{}': {error}; {remedy} --offload-folder", folder.display());
+        Error::io("offload", message)
+    };
+    let make = || {
         std::fs::create_dir_all(folder)?;
-        let file = tempfile::tempfile_in(folder)?;
+        tempfile::tempfile_in(folder)
+    };
+    let map = |file: File| {
         reserve(&file, bytes)?;
         // SAFETY: the file has no name and its only handle is here: nobody else writes or shortens it.
         unsafe { MmapOptions::new().len(bytes).map_mut(&file) }
     };
-    map().map_err(|error| {
-        let message = format!(
-            "no {bytes} bytes can be had in '{}': {error}; free space there or choose another --offload-folder",
-            folder.display()
-        );
-        Error::io("offload", message)
+    let file = make().map_err(|error| refused("cannot make a file in", error, "choose another"))?;
+    map(file).map_err(|error| {
+        let what = format!("no {bytes} bytes can be had in");
+        refused(&what, error, "free space there or choose another")
     })
 }
 
@@ -63,10 +67,21 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let error = map_unnamed(folder.path(), 1 << 43).unwrap_err().to_string();
         let name = folder.path().display().to_string();
-        assert!(error.contains(&name) && error.contains("--offload-folder"), "{error}");
+        for part in [&name, "8796093022208 bytes", "free space there", "--offload-folder"] {
+            assert!(error.contains(part), "{part} is missing: {error}");
+        }
         assert!(!error.contains('\n'), "{error}");
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_is_no_matter_of_space() {
+        let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         std::fs::write(&file, "").unwrap();
-        assert!(map_unnamed(&file, 1).unwrap_err().to_string().contains("file"));
+        for place in [file.clone(), file.join("below")] {
+            let error = map_unnamed(&place, 1).unwrap_err().to_string();
+            assert!(error.contains("cannot make a file in") && error.contains("file"), "{error}");
+            assert!(!error.contains("space"), "{error}");
+        }
     }
 }

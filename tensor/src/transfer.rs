@@ -1,6 +1,6 @@
 //! Elements from the host to a tensor and back, on any device.
 
-use ferrotron_cuda::gpu::Gpu;
+use ferrotron_cuda::cells::BadIndex;
 use std::borrow::Cow;
 
 use crate::layout::count;
@@ -87,11 +87,21 @@ impl Tensor {
     }
 
     /// Copies a contiguous tensor of a GPU, when everything that was given to the GPU is done.
+    ///
+    /// Errors if any of it has failed, or an operation has found an index out of range since the last time.
     fn download(&self, to: &mut [u8]) -> Result<()> {
-        let gpu = self.expect_gpu("download")?;
+        let gpu = self.device().expect_gpu("download")?;
         self.expect_contiguous("download")?;
         // SAFETY: a contiguous view's bytes are within its buffer, and only kernels of this stream write them.
-        unsafe { gpu.compute().download(to, self.address()) }.map_err(Error::of_gpu)
+        unsafe { gpu.compute().download(to, self.address()) }.map_err(Error::of_gpu)?;
+        match gpu.take_bad_index().map_err(Error::of_gpu)? {
+            None => Ok(()),
+            Some(BadIndex { op, position }) => {
+                let message =
+                    format!("the index at position {position} in row-major order is out of range");
+                Err(Error::value(op, message))
+            }
+        }
     }
 
     fn upload(&mut self, from: &[u8]) -> Result<()> {
@@ -99,16 +109,12 @@ impl Tensor {
         if !self.is_unique() {
             return Err(Error::memory("upload", format!("{self:?} has other holders")));
         }
-        let gpu = self.expect_gpu("upload")?;
+        let gpu = self.device().expect_gpu("upload")?;
         // SAFETY: as above, and nobody else holds the buffer.
         unsafe { gpu.compute().upload(self.address(), from) }.map_err(Error::of_gpu)
     }
 
-    fn expect_gpu(&self, op: &'static str) -> Result<&Gpu> {
-        self.device().gpu().ok_or_else(|| Error::device(op, "the device is no GPU"))
-    }
-
-    fn expect_contiguous(&self, op: &'static str) -> Result<()> {
+    pub(crate) fn expect_contiguous(&self, op: &'static str) -> Result<()> {
         match self.is_contiguous() {
             true => Ok(()),
             false => {

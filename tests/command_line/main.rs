@@ -1,6 +1,7 @@
 //! The program as a user meets it: what it leaves behind, tells and refuses.
 
 mod memory;
+mod precision;
 mod refusals;
 
 use std::path::{Path, PathBuf};

@@ -91,3 +91,48 @@ fn a_model_that_does_not_fit_trains_with_what_saves_memory() {
     }
     succeeded(attempt(&options));
 }
+
+#[test]
+fn what_waits_in_host_memory_is_told() {
+    let folder = folder_with_text();
+    let table = |more: &[&str]| {
+        let arguments = [&["memory", "--data", "text.txt"], TINY, more].concat();
+        succeeded(ferrotron(folder.path(), &arguments))
+    };
+    assert!(!table(&[]).contains("host"));
+    let offloaded = table(&["--offload-optimizer-states"]);
+    let columns: Vec<Vec<&str>> =
+        offloaded.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(columns[0].last(), Some(&"host"), "{offloaded}");
+    // Two moments, each as large as the weights.
+    let [weights, host] = [3, columns[1].len() - 2].map(|at| columns[1][at].parse::<f64>());
+    assert_eq!(host.unwrap(), 2.0 * weights.unwrap(), "{offloaded}");
+    let output = train(folder.path(), &["--offload-optimizer-states"]);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(message.contains(" of host memory"), "{message}");
+}
+
+/// Before anything starts, in one line.
+#[test]
+fn what_no_machine_can_do_is_refused() {
+    let folder = folder_with_text();
+    for (more, code, part) in [
+        (&["--micro-batch-size", "100000000"][..], 2, "use a smaller --micro-batch-size"),
+        (&["--micro-batch-size", "10000000000000000000"], 2, "use a smaller --micro-batch-size"),
+        (&["--threads", "1000000000000"], 2, "1000000000000"),
+        (
+            &["--nproc", "2", "--offload-optimizer-states", "--offload-folder", "text.txt"],
+            1,
+            "make",
+        ),
+    ] {
+        let output = train(folder.path(), more);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{more:?}: {message}");
+        assert!(message.contains(part) && message.lines().count() == 1, "{more:?}: {message}");
+    }
+    let output = ferrotron(folder.path(), &["memory", "--device", "cuda"]);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && message.contains("'cuda'"), "{message}");
+    assert!(!folder.path().join("runs").exists(), "nothing has started");
+}

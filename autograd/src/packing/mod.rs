@@ -65,7 +65,7 @@ impl Packing {
     }
 
     /// Runs `f` and packs what its operations keep for backward. What goes to host memory is copied after this has
-    /// returned; until then, and until the next call's is copied, it stays in the device's.
+    /// returned; the device's is free from the next call's end, or [`Offloader::wait`], on.
     ///
     /// ```
     /// use ferrotron_autograd::{Leaf, Offloader, Packing, PackingConfig};
@@ -103,20 +103,14 @@ impl Packing {
         for kept in &kept {
             let Some(tensor) = kept.tensor()? else { continue };
             let stored = Stored::encode(&self.config, tensor, kept.role())?;
-            match &self.offloader {
-                None => kept.replace(stored),
-                Some(_) => {
-                    let like = &stored.tensor;
-                    // From here, so that a full disk is an error of this step.
-                    let to = Tensor::empty_in(
-                        MemoryKind::Host,
-                        like.device(),
-                        like.dtype(),
-                        like.dims(),
-                    )?;
-                    to.set_category(Category::Saved);
-                    moves.push(Move { kept: kept.clone(), from: stored, to });
-                }
+            kept.replace(stored.clone());
+            if self.offloader.is_some() {
+                let like = &stored.tensor;
+                // From here, so that a full disk is an error of this step.
+                let to =
+                    Tensor::empty_in(MemoryKind::Host, like.device(), like.dtype(), like.dims())?;
+                to.set_category(Category::Saved);
+                moves.push(Move { kept: kept.clone(), from: stored, to });
             }
         }
         let Some(offloader) = self.offloader.clone() else { return Ok(None) };

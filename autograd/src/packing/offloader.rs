@@ -1,6 +1,6 @@
 //! A thread that moves what is kept for backward to host memory while others compute.
 
-use ferrotron_tensor::{Error, Result, Tensor, dispatch_any};
+use ferrotron_tensor::{Error, Result, Tensor};
 use std::fmt;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -15,11 +15,15 @@ pub struct Offloader {
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
     /// Says when what was handed over last is in host memory.
-    under_way: Mutex<Option<Receiver<Result<()>>>>,
+    under_way: Mutex<Option<Receiver<Moved>>>,
 }
 
+/// The tensors that are in host memory now, as the device has them: whoever waits frees these. So how much is in use
+/// at a time does not depend on how fast the thread is.
+type Moved = Result<Vec<Tensor>>;
+
 enum Job {
-    Move(Vec<Move>, Sender<Result<()>>),
+    Move(Vec<Move>, Sender<Moved>),
     Fetch(Vec<KeptTensor>),
 }
 
@@ -32,13 +36,14 @@ pub(super) struct Move {
 }
 
 impl Move {
-    fn run(self) -> Result<()> {
+    fn run(self) -> Result<Tensor> {
         let Move { kept, from, mut to } = self;
+        let tensor = from.tensor.clone();
         if kept.is_kept() {
-            copy(&from.tensor, &mut to)?;
+            tensor.move_to(&mut to)?;
             kept.replace(from.moved(to));
         }
-        Ok(())
+        Ok(tensor)
     }
 }
 
@@ -54,12 +59,13 @@ impl Offloader {
         Ok(Offloader { jobs: Some(jobs), thread, under_way: Mutex::default() })
     }
 
-    /// Waits until everything that was handed over is in host memory.
+    /// Waits until everything that was handed over is in host memory, and frees the device's.
     ///
     /// Errors if the thread has ended.
     pub fn wait(&self) -> Result<()> {
         let under_way = lock(&self.under_way).take();
-        under_way.map_or(Ok(()), |under_way| under_way.recv().unwrap_or_else(|_| Err(ended())))
+        let moved = under_way.map(|under_way| under_way.recv().unwrap_or_else(|_| Err(ended())));
+        moved.transpose().map(drop)
     }
 
     /// Begins to move tensors. What was handed over before is waited for, so that a disk slower than the computation
@@ -98,21 +104,11 @@ impl fmt::Debug for Offloader {
     }
 }
 
-/// On this thread, and on none of the device's, which are busy.
-fn copy(from: &Tensor, to: &mut Tensor) -> Result<()> {
-    if !from.device().is_dry() {
-        dispatch_any!(from.dtype(), T => {
-            to.as_mut_slice::<T>()?.copy_from_slice(from.as_slice::<T>()?);
-        });
-    }
-    Ok(())
-}
-
 fn work(queue: &Receiver<Job>) {
     for job in queue {
         match job {
             Job::Move(moves, done) => {
-                let moved = moves.into_iter().try_for_each(Move::run);
+                let moved = moves.into_iter().map(Move::run).collect();
                 let _ = done.send(moved); // nobody may be there any more
             }
             Job::Fetch(kept) => kept.iter().for_each(KeptTensor::prefetch),

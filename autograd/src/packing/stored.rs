@@ -8,6 +8,7 @@ use crate::{Packed, Role};
 use super::{PackingConfig, Zeros};
 
 /// A tensor as it is stored, and what makes the original of it.
+#[derive(Clone)]
 pub(super) struct Stored {
     pub tensor: Tensor,
     /// Type of the original.
@@ -47,9 +48,10 @@ impl Stored {
 
 impl Packed for Stored {
     fn unpack(&self) -> Result<Tensor> {
+        let near = self.tensor.near()?;
         let dense = match self.bitmap {
-            Some((numel, dtype)) => zero_bitmap::expand(&self.tensor, dtype, numel)?,
-            None => self.tensor.clone(),
+            Some((numel, dtype)) => zero_bitmap::expand(&near, dtype, numel)?,
+            None => near,
         };
         dense.cast(self.original)
     }

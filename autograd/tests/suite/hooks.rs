@@ -224,6 +224,11 @@ fn packing_moves_and_narrows_the_bytes_it_says() -> Result<()> {
             let (y, offloaded) = packing.run(move || x.relu()?.square())?;
             let there = match &offloader {
                 Some(offloader) => {
+                    // Moved or not, it is in use until it is waited for: how much is in use when depends on no thread.
+                    while y.saved_bytes() > 0 {
+                        std::thread::yield_now();
+                    }
+                    assert_eq!(device.memory().of(saved) - before, here, "{config:?}");
                     offloader.wait()?;
                     here
                 }

@@ -1,16 +1,22 @@
 //! Stand-ins for NVIDIA's libraries: tests run the whole GPU side on a machine without one.
 //!
-//! `shim/` gives the text of kernels a meaning on the CPU. `libraries/` are a driver and a compiler that build on it,
+//! `shim/` gives the text of kernels a meaning on the CPU. `libraries/` are a driver, a compiler and matrix products
 //! with the interface of NVIDIA's, made by g++ when they are first asked for and kept in the build folder.
 //! `FERROTRON_CUDA_PATH` set to [`folder`]'s answer makes any program find them.
+//!
+//! Tests of operations take [`gpu`]'s device: with `FERROTRON_TEST_GPU` set to the number of a GPU they run on that one.
 #![deny(missing_docs)]
 
+use ferrotron_cuda::cubin_cache::CubinCache;
+use ferrotron_cuda::gpu::GpuConfig;
+use ferrotron_cuda::library::Search;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The libraries, with the names that they are looked for by.
-const LIBRARIES: &[(&str, &str)] = &[("cuda", "libcuda.so.1"), ("nvrtc", "libnvrtc.so.13")];
+const LIBRARIES: &[(&str, &str)] =
+    &[("cuda", "libcuda.so.1"), ("nvrtc", "libnvrtc.so.13"), ("cublaslt", "libcublasLt.so.13")];
 
 /// What every library is compiled with. Libraries must not share their inline variables.
 const FLAGS: &[&str] = &[
@@ -37,6 +43,27 @@ pub fn available(test: &str) -> bool {
     found
 }
 
+/// The GPU that tests run on: number `FERROTRON_TEST_GPU` of this machine if that is set, else a stand-in. Nothing, and a
+/// line that says so for `test`, where there is neither.
+///
+/// Panics if g++ refuses the stand-in, or the variable is no number.
+pub fn gpu(test: &str) -> Option<GpuConfig> {
+    match std::env::var("FERROTRON_TEST_GPU") {
+        Ok(ordinal) => Some(GpuConfig::new(ordinal.parse().unwrap())),
+        Err(_) => stand_in(test),
+    }
+}
+
+/// As [`gpu`], for tests of what only the stand-in has: the same memory everywhere, failures.
+pub fn stand_in(test: &str) -> Option<GpuConfig> {
+    if !available(test) {
+        return None;
+    }
+    let folder = folder();
+    let cache = CubinCache::new(folder.join("cubin"));
+    Some(GpuConfig { ordinal: 0, search: Search::only(vec![folder]), cache })
+}
+
 /// A folder with the stand-ins, under the names that NVIDIA's libraries have.
 ///
 /// Panics if g++ refuses one.
@@ -60,6 +87,7 @@ pub fn folder() -> PathBuf {
             format!("-DSHIM=\"{}\"", shim.display()),
             format!("-DFLAGS=\"{} -O1\"", FLAGS.join(" ")),
             format!("-Wl,-soname,{file}"),
+            "-O2".to_string(),
         ];
         let made = compile(&folder, name, &text, &defines);
         std::fs::rename(made, folder.join(file)).unwrap();

@@ -156,8 +156,12 @@ impl OptimizerConfig {
             }
         }
         match self {
-            OptimizerConfig::Adafactor(AdafactorConfig { eps1: bad, .. }) if *bad == 0.0 => {
-                refuse("eps1 must be positive, got 0: rows without gradient divide by it".into())
+            OptimizerConfig::Adafactor(AdafactorConfig { eps1: bad, .. })
+                if *bad < f64::from(f32::MIN_POSITIVE) =>
+            {
+                refuse(format!(
+                    "eps1 must be positive, got {bad:e}, which is 0 in f32: rows without gradient divide by it"
+                ))
             }
             OptimizerConfig::Adafactor(AdafactorConfig { clip_threshold: bad, .. })
                 if bad.is_nan() || *bad <= 0.0 =>
@@ -166,5 +170,21 @@ impl OptimizerConfig {
             }
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows without gradient have this as their mean square, in f32.
+    #[test]
+    fn an_eps1_that_is_zero_in_f32_is_refused() {
+        let with = |eps1| {
+            OptimizerConfig::Adafactor(AdafactorConfig { eps1, ..AdafactorConfig::default() })
+        };
+        let error = with(1e-50).validate().unwrap_err().to_string();
+        assert!(error.contains("eps1 must be positive, got 1e-50"), "{error}");
+        assert!(with(f64::from(f32::MIN_POSITIVE)).validate().is_ok());
     }
 }

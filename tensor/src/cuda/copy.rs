@@ -1,6 +1,7 @@
 //! Copies between views.
 
 use super::{kernel, layout};
+use crate::tensor::check_device;
 use crate::{DType, Error, Result, Tensor};
 
 /// The side of a tile of the transposing kernel.
@@ -9,6 +10,9 @@ const TILE: usize = 32;
 /// `out = x` for views of equal dims and dtype.
 pub(crate) fn copy(x: &Tensor, out: &mut Tensor) -> Result<()> {
     let dtype = by_size(x.dtype());
+    if x.is_contiguous() && out.is_contiguous() {
+        return copy_bytes(x, out);
+    }
     if out.is_contiguous()
         && let Some([batch, rows, columns, batch_stride, row_stride]) = transposed(x)
     {
@@ -29,6 +33,19 @@ pub(crate) fn copy(x: &Tensor, out: &mut Tensor) -> Result<()> {
         .value(n as u64)
         .value(layout)
         .run_elements(n)
+}
+
+/// `out = x` for contiguous tensors: the GPU's copy engine does it, also from and to memory of the host.
+fn copy_bytes(x: &Tensor, out: &mut Tensor) -> Result<()> {
+    check_device("copy", x, out)?;
+    if !out.is_unique() {
+        return Err(Error::memory("copy", format!("{out:?} has other holders")));
+    }
+    let Some(gpu) = x.device().gpu() else { return Ok(()) };
+    let len = x.numel() * x.dtype().size();
+    // SAFETY: a contiguous view's bytes are within its buffer; that of `out` is nobody else's, so it is not that of `x`.
+    // Both are used in the order of this stream.
+    unsafe { gpu.compute().copy(out.address(), x.address(), len) }.map_err(Error::of_gpu)
 }
 
 /// Sets every element of a unique, contiguous tensor to zero.
@@ -55,12 +72,13 @@ fn transposed(x: &Tensor) -> Option<[usize; 5]> {
         (&[batch], &[stride]) => (batch, stride),
         _ => return None,
     };
-    let fits = column_stride == 1 && row_stride > 1 && columns > 1 && rows > 1 && batch < 1 << 16;
+    let fits = batch < 1 << 16 && rows < TILE << 16;
+    let fits = fits && column_stride == 1 && row_stride > 1 && columns > 1 && rows > 1;
     fits.then_some([batch, rows, columns, batch_stride, row_stride])
 }
 
 /// The dtype for which the kernels that only move elements are compiled.
-fn by_size(dtype: DType) -> DType {
+pub(super) fn by_size(dtype: DType) -> DType {
     match dtype.size() {
         1 => DType::U8,
         2 => DType::BF16,

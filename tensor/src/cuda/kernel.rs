@@ -1,11 +1,13 @@
 //! A launch whose operands are tensors.
 
 use bytemuck::NoUninit;
-use ferrotron_cuda::arguments::Layout;
-use ferrotron_cuda::kernels::ElementType;
+use ferrotron_cuda::arguments::{self, IndexType, Layout};
+use ferrotron_cuda::cells::StepCell;
+use ferrotron_cuda::gpu::Gpu;
+use ferrotron_cuda::kernels::{ElementType, File};
 use ferrotron_cuda::launch::{Dim3, Launch};
 
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::{DType, Device, Error, Place, RandomKey, Result, Tensor};
 
 /// Threads of a block that goes over elements.
 const THREADS: usize = 256;
@@ -17,6 +19,9 @@ const ELEMENTS: usize = 8;
 pub(crate) struct Kernel<'a> {
     launch: Launch<'a>,
     device: &'a Device,
+    gpu: &'a Gpu,
+    /// Held until the launch, for a kernel that draws random numbers.
+    step: Option<StepCell<'a>>,
     error: Option<Error>,
 }
 
@@ -30,8 +35,11 @@ pub(crate) fn kernel<'a>(
     name: &'static str,
 ) -> Result<Kernel<'a>> {
     let gpu = device.gpu().ok_or_else(|| Error::device(name, "the device is no GPU"))?;
+    if File::named(file).is_some_and(|file| !file.types.contains(&element(dtype))) {
+        return Err(Error::dtype(name, format!("there is no kernel for {dtype}")));
+    }
     let launch = gpu.kernel(file, element(dtype), name).map_err(Error::of_gpu)?;
-    Ok(Kernel { launch, device, error: None })
+    Ok(Kernel { launch, device, gpu, step: None, error: None })
 }
 
 impl Kernel<'_> {
@@ -40,7 +48,7 @@ impl Kernel<'_> {
         let name = self.launch.name();
         let wrong = (x.device() != self.device)
             .then(|| Error::device(name, format!("{x:?} is on {:?}", x.device())));
-        self.address(x, wrong)
+        self.refuse(wrong).value(x.address())
     }
 
     /// A tensor that is written, from the view's first element on: nobody else may hold its buffer.
@@ -49,8 +57,11 @@ impl Kernel<'_> {
         let shared = (!y.is_unique()).then(|| {
             Error::memory(name, format!("{y:?} has other holders, writing needs a single one"))
         });
-        let Kernel { launch, device, error } = self;
-        Kernel { launch, device, error: error.or(shared) }.input(y)
+        let overlaps = y.layout().overlaps().then(|| {
+            let dims = y.dims();
+            Error::shape(name, format!("the elements of the broadcast view {dims:?} overlap"))
+        });
+        self.refuse(shared).refuse(overlaps).input(y)
     }
 
     /// A tensor that is read, or nothing.
@@ -61,9 +72,53 @@ impl Kernel<'_> {
         }
     }
 
-    fn address(self, x: &Tensor, wrong: Option<Error>) -> Self {
-        let Kernel { launch, device, error } = self;
-        Kernel { launch: launch.value(x.address()), device, error: error.or(wrong) }
+    /// A tensor of indices, and their type.
+    pub(crate) fn indices(self, ids: &Tensor) -> Self {
+        let (kind, wrong) = match ids.dtype() {
+            DType::U8 => (IndexType::U8, None),
+            DType::U32 => (IndexType::U32, None),
+            DType::I64 => (IndexType::I64, None),
+            dtype => {
+                let message = format!("takes integer indices, got {dtype}");
+                (IndexType::I64, Some(Error::dtype(self.launch.name(), message)))
+            }
+        };
+        self.refuse(wrong).input(ids).value(kind as i32)
+    }
+
+    /// Where the kernel puts the smallest position in row-major order whose index is bad: an error of `op` when the
+    /// host next waits for the GPU.
+    pub(crate) fn bad_index(self, op: &'static str) -> Self {
+        match self.gpu.bad_index(op) {
+            Ok(address) => self.value(address),
+            Err(error) => self.refuse(Some(Error::of_gpu(error))),
+        }
+    }
+
+    /// A key of random numbers, and the step that belongs to it.
+    pub(crate) fn draws(self, key: &RandomKey) -> Self {
+        let (words, number) = key.words();
+        match self.gpu.step(number) {
+            Ok(step) => {
+                let kernel = self.value(words).value(step.address());
+                Kernel { step: Some(step), ..kernel }
+            }
+            Err(error) => self.refuse(Some(Error::of_gpu(error))),
+        }
+    }
+
+    /// Which part of the global tensor is here.
+    pub(crate) fn place(self, place: &Place) -> Self {
+        let pieces: Vec<_> = (0..place.dims().len()).map(|d| place.pieces(d)).collect();
+        match arguments::Place::new(place.global_dims(), &pieces) {
+            Ok(place) => self.value(place),
+            Err(error) => self.refuse(Some(Error::of_gpu(error))),
+        }
+    }
+
+    fn refuse(self, wrong: Option<Error>) -> Self {
+        let error = self.error.or(wrong);
+        Kernel { error, ..self }
     }
 
     /// A number or a struct.
@@ -84,12 +139,14 @@ impl Kernel<'_> {
         // SAFETY: every address is of a tensor on this GPU. What is written has no other holder, and blocks of memory
         // come back to the pool in the order of the one stream in which all kernels run. That a kernel stays within
         // what its sizes and layouts say is what the kernels' tests assert.
-        unsafe { self.launch.run(grid, block) }.map_err(Error::of_gpu)
+        unsafe { self.launch.run(grid, block) }.map_err(Error::of_gpu)?;
+        drop(self.step);
+        Ok(())
     }
 
     /// Gives a kernel that goes over `n` elements to the GPU.
     pub(crate) fn run_elements(self, n: usize) -> Result<()> {
-        let most = self.device.gpu().map_or(1, |gpu| gpu.context().multiprocessors() * 16);
+        let most = self.gpu.context().multiprocessors() * 16;
         let blocks = n.div_ceil(THREADS * ELEMENTS).min(most);
         self.run([blocks, 1, 1], [THREADS, 1, 1])
     }

@@ -6,9 +6,14 @@
 
 pub(crate) mod adafactor;
 pub(crate) mod adamw;
+pub(crate) mod cast;
 pub(crate) mod copy;
+pub(crate) mod index;
 mod kernel;
+pub(crate) mod matmul;
 pub(crate) mod pointwise;
+pub(crate) mod random;
+pub(crate) mod reduce;
 pub(crate) mod round;
 pub(crate) mod sgd;
 pub(crate) mod sq_norm;

@@ -9,15 +9,7 @@ use crate::{DType, Device, Error, Result, Tensor};
 /// The numbers of an optimizer step as kernels read them.
 pub(crate) fn step(device: &Device, numbers: &StepNumbers) -> Result<Tensor> {
     let StepNumbers { update, lr, grad_scale } = *numbers;
-    put(device, arguments::Step { number: update, update, lr, grad_scale, found_inf: 0 })
-}
-
-/// Step `number` of a run, for kernels that draw random numbers.
-pub(crate) fn number(device: &Device, number: u64) -> Result<Tensor> {
-    put(device, arguments::Step { number, ..bytemuck::Zeroable::zeroed() })
-}
-
-fn put(device: &Device, value: arguments::Step) -> Result<Tensor> {
+    let value = arguments::Step { number: update, update, lr, grad_scale, found_inf: 0 };
     let mut step = Tensor::empty(device, DType::U8, &[size_of::<arguments::Step>()])?;
     kernel(device, "step", DType::F64, "set_step")?
         .output(&mut step)

@@ -6,6 +6,7 @@
 
 use smallvec::SmallVec;
 
+use crate::cuda;
 use crate::disjoint::Disjoint;
 use crate::gemm::{MatMut, MatRef, gemm};
 use crate::layout::{Dims, Layout, broadcast_dims};
@@ -148,6 +149,9 @@ fn product<T: Element, D: Element<Acc = T::Acc>>(
     rhs: &Tensor,
     bias: Option<&Tensor>,
 ) -> Result<()> {
+    if out.device().gpu().is_some() {
+        return cuda::matmul::product(out, accum, lhs, rhs, bias);
+    }
     let device = out.device().clone();
     let layout = out.layout().clone();
     let bias = bias.map(Tensor::as_slice::<D>).transpose()?;

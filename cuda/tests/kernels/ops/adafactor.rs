@@ -193,7 +193,8 @@ fn step<T: Element, W: Element<Acc = T::Acc>, G: Element<Acc = T::Acc>>(
         }
         // Four products and sums, fused or not.
         let eps = 8.0 * T::DTYPE.accumulator().epsilon();
-        let stored = if W::DTYPE == T::DTYPE.accumulator() { eps } else { eps + W::DTYPE.epsilon() };
+        let stored =
+            if W::DTYPE == T::DTYPE.accumulator() { eps } else { eps + W::DTYPE.epsilon() };
         let what = format!("{name} of {shape:?}");
         assert_close(&what, &tensor_of(&got), &want, stored, 4.0 * eps);
         assert_close(&format!("{what}, mean"), &tensor_of(&got_means), &want_means, eps, 4.0 * eps);

@@ -71,9 +71,10 @@ fn add(
     let (source, index, mut memory) = (bytes(x), bytes(ids), bytes(to));
     let add = |name: &str, memory: &mut [u8]| {
         let kernel = simulator.kernel(name, element(x.dtype())).input(&source).input(&index);
-        let kernel = kernel.value(index_type(ids)).input(&order).in_out(memory).value(count as u64);
-        let kernel = kernel.value(size as i64).value(inner as u64).value(offset as i64);
-        kernel.run([count, inner.div_ceil(128), outer], [128, 1, 1]);
+        let kernel = kernel.value(index_type(ids)).input(&order).in_out(memory).value(outer as u64);
+        let kernel =
+            kernel.value(count as u64).value(size as i64).value(inner as u64).value(offset as i64);
+        kernel.run([count, inner.div_ceil(128), outer.min(2)], [128, 1, 1]);
     };
     let before = memory.clone();
     let wide = to.dtype() != x.dtype();
