@@ -1,7 +1,9 @@
 //! Operations on a GPU, which here is a stand-in on the CPU: driver, compiler and matrix products are libraries with
 //! NVIDIA's interface, and everything above them is what a real GPU runs.
 
+mod flat;
 mod indices;
 mod memory;
 mod operations;
+mod optimizers;
 mod support;

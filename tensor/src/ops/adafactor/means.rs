@@ -8,6 +8,7 @@
 //! The mean of R is that of C: it is taken of the one that is here whole.
 
 use super::{Factors, Matrices};
+use crate::ops::rows::for_rows;
 use crate::ops::step::{Step, check_vectors};
 use crate::{DType, Element, Error, Real, Result, Tensor, cuda, dispatch_float};
 
@@ -22,7 +23,7 @@ pub struct Decay {
 
 impl Decay {
     /// What a mean becomes, of what it was and a new square.
-    fn mixed<A: Real>(&self, step: &Step) -> Result<impl Fn(A, f64) -> A> {
+    fn mixed<A: Real>(&self, step: &Step) -> Result<impl Fn(A, f64) -> A + Send + Sync> {
         let (beta2, eps1) = (1.0 - (step.host()?.update as f64).powf(-self.rate), self.eps1);
         let share = 1.0 - beta2;
         Ok(move |mean: A, square| A::of(beta2 * mean.f64() + share * (square + eps1)))
@@ -44,12 +45,14 @@ pub fn update_means(
         return cuda::adafactor::update_means(decay, step.gpu()?, means, sums, count);
     }
     let scale = step.host()?.grad_scale.powi(2);
-    let sums = sums.as_slice::<f64>()?;
+    let (device, sums) = (sums.device(), sums.as_slice::<f64>()?);
     dispatch_float!("adafactor", means.dtype(), A => {
         let mixed = decay.mixed::<<A as Element>::Acc>(step)?;
-        for (mean, sum) in means.as_mut_slice::<A>()?.iter_mut().zip(sums) {
-            *mean = A::from_acc(mixed(mean.acc(), scale * sum / count as f64));
-        }
+        for_rows(device, (means.as_mut_slice::<A>()?, 1), sums.len(), |first, means| {
+            for (mean, sum) in means.iter_mut().zip(&sums[first..]) {
+                *mean = A::from_acc(mixed(mean.acc(), scale * sum / count as f64));
+            }
+        });
     });
     Ok(())
 }
@@ -70,11 +73,14 @@ pub fn update_mean_squares(
     let scale = step.host()?.grad_scale.powi(2);
     dispatch_float!("adafactor", grads.dtype(), G => {
         let mixed = decay.mixed::<<G as Element>::Acc>(step)?;
+        let (device, grads) = (grads.device(), grads.as_slice::<G>()?);
         let means = means.as_mut_slice::<<G as Element>::Acc>()?;
-        for (mean, g) in means.iter_mut().zip(grads.as_slice::<G>()?) {
-            let g = g.acc().f64();
-            *mean = mixed(*mean, scale * g * g);
-        }
+        for_rows(device, (means, 1), grads.len(), |first, means| {
+            for (mean, g) in means.iter_mut().zip(&grads[first..]) {
+                let g = g.acc().f64();
+                *mean = mixed(*mean, scale * g * g);
+            }
+        });
     });
     Ok(())
 }
@@ -139,11 +145,16 @@ fn inverse_roots(x: &Tensor) -> Result<Tensor> {
     if x.device().gpu().is_some() {
         return cuda::adafactor::inverse_roots(x);
     }
+    let mut roots = Tensor::empty(x.device(), x.dtype(), x.dims())?;
     dispatch_float!("adafactor", x.dtype(), A => {
-        let root = |x: &A| of::<A>(1.0 / x.acc().f64().sqrt());
-        let roots: Vec<A> = x.as_slice::<A>()?.iter().map(root).collect();
-        Tensor::from_slice(x.device(), &roots, &[roots.len()])
-    })
+        let numbers = x.as_slice::<A>()?;
+        for_rows(x.device(), (roots.as_mut_slice::<A>()?, 1), numbers.len(), |first, roots| {
+            for (root, x) in roots.iter_mut().zip(&numbers[first..]) {
+                *root = of(1.0 / x.acc().f64().sqrt());
+            }
+        });
+    });
+    Ok(roots)
 }
 
 fn of<A: Element>(x: f64) -> A {
