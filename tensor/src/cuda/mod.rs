@@ -6,16 +6,21 @@
 
 pub(crate) mod adafactor;
 pub(crate) mod adamw;
+pub(crate) mod attention;
 pub(crate) mod cast;
 pub(crate) mod copy;
+pub(crate) mod cross_entropy;
 pub(crate) mod index;
 mod kernel;
 pub(crate) mod matmul;
+pub(crate) mod norm;
 pub(crate) mod pointwise;
 pub(crate) mod random;
 pub(crate) mod reduce;
+pub(crate) mod rotary;
 pub(crate) mod round;
 pub(crate) mod sgd;
+pub(crate) mod softmax;
 pub(crate) mod sq_norm;
 pub(crate) mod step;
 

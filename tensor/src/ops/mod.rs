@@ -26,7 +26,7 @@ pub mod step;
 pub mod table;
 pub mod zero_bitmap;
 
-mod norm;
+pub(crate) mod norm;
 pub(crate) mod rows;
 #[cfg(test)]
 mod testing;
