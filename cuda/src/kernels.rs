@@ -132,6 +132,7 @@ files! {
     "softmax" FLOATS [];
     "sort" ONLY_U32 [];
     "sq_norm" FLOATS [];
+    "zero_bitmap" SIZES [];
 }
 
 impl File {

@@ -12,6 +12,7 @@ pub(crate) mod matmul;
 pub(crate) mod pointwise;
 pub(crate) mod random;
 pub(crate) mod reduce;
+pub(crate) mod zero_bitmap;
 
 pub(crate) use kernel::{kernel, layout};
 

@@ -6,6 +6,7 @@ use ferrotron_tensor::ops::dropout::dropout;
 use ferrotron_tensor::ops::pointwise::{Comparison, add_assign, compare, select};
 use ferrotron_tensor::ops::random::{normal, uniform};
 use ferrotron_tensor::ops::reduce::{KeepDims, argmax, log_sum_exp, max, mean, sum};
+use ferrotron_tensor::ops::zero_bitmap::{compress, expand};
 use ferrotron_tensor::{DType, Device, Place, RandomKey, Result, Tensor};
 
 use crate::support::{FLOATS, assert_like_cpu, gpu, random};
@@ -160,5 +161,26 @@ fn what_is_written_through_a_view_stays_within_it() -> Result<()> {
     let mut shared = ones.clone();
     let error = add_assign(&mut shared, &stretched).unwrap_err().to_string();
     assert!(error.contains("has other holders"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn vectors_of_zeros_are_stored_as_on_the_cpu() -> Result<()> {
+    let Some(gpu) = gpu("vectors_of_zeros_are_stored_as_on_the_cpu")? else { return Ok(()) };
+    for dtype in FLOATS {
+        for numel in [0, 1, 65, 5000, 12_288] {
+            // Half of them, of which some are -0.
+            let x = |device: &Device| random(device, dtype, &[numel], 1)?.relu()?.neg();
+            let there = compress(&x(&gpu)?)?;
+            assert_eq!(there.is_some(), compress(&x(&Device::cpu(1)?)?)?.is_some());
+            if let Some(packed) = there {
+                assert_like_cpu("expand", &gpu, 0.0, |device| {
+                    expand(&compress(&x(device)?.abs()?)?.unwrap(), dtype, numel)
+                })?;
+                let message = expand(&packed, dtype, 64 * numel).unwrap_err().to_string();
+                assert!(message.starts_with("zero_bitmap: "), "{message}");
+            }
+        }
+    }
     Ok(())
 }

@@ -19,6 +19,7 @@ mod sgd;
 mod softmax;
 mod sort;
 mod sq_norm;
+mod zero_bitmap;
 
 use crate::simulator::Simulator;
 use ferrotron_cuda::kernels::{FILES, File};
@@ -47,6 +48,7 @@ const CHECKS: &[Check] = &[
     ("softmax", softmax::check),
     ("sort", sort::check),
     ("sq_norm", sq_norm::check),
+    ("zero_bitmap", zero_bitmap::check),
 ];
 
 /// Runs the checks of a file; each of its kernels must have been launched.
@@ -82,4 +84,4 @@ macro_rules! tests {
         }
     };
 }
-tests! { adamw attention attention_rows cast compare copy cross_entropy dropout index norm pointwise random reduce rotary round sgd softmax sort sq_norm }
+tests! { adamw attention attention_rows cast compare copy cross_entropy dropout index norm pointwise random reduce rotary round sgd softmax sort sq_norm zero_bitmap }
