@@ -60,6 +60,7 @@ KERNEL(256, zero_pack)(const T* x, const u64* mask, const i64* starts, u8* packe
         reinterpret_cast<u64*>(packed)[at] = word;
         if (at * 64 >= n) continue;
         i64 to = word_start(mask, starts, at);
+#pragma unroll 4
         for (u32 bit = 0; bit < 64; bit++)
             if (word >> bit & 1) values[to++] = x[at * 64 + bit];
     }
