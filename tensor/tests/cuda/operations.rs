@@ -63,6 +63,40 @@ fn reductions_of_many_blocks_give_what_the_cpu_gives() -> Result<()> {
 }
 
 #[test]
+fn copies_of_any_views_have_their_elements() -> Result<()> {
+    let Some(gpu) = gpu("copies_of_any_views_have_their_elements")? else { return Ok(()) };
+    // Rows that are, or are not, of whole words of 2, 4 and 8 bytes, and begin at them.
+    for (dims, start, len) in [
+        ([3, 5, 16], 0, 16),
+        ([3, 5, 16], 8, 8),
+        ([3, 5, 16], 2, 6),
+        ([3, 5, 16], 1, 12),
+        ([3, 5, 17], 0, 16),
+        ([3, 1, 16], 4, 8),
+        ([3, 5, 16], 4, 1),
+        ([3, 5, 16], 4, 0),
+    ] {
+        for dtype in [DType::U8, DType::BF16, DType::F32, DType::I64] {
+            let view = |device: &Device| {
+                cast(&random(device, DType::F64, &dims, 1)?.abs()?.mul_scalar(64.0)?, dtype)?
+                    .permute(&[1, 0, 2])?
+                    .narrow(2, start, len)
+            };
+            assert_like_cpu("contiguous", &gpu, 0.0, |device| view(device)?.contiguous())?;
+            assert_like_cpu("write", &gpu, 0.0, |device| {
+                let x = view(device)?;
+                let mut wide = x.dims().to_vec();
+                wide[2] = 24;
+                let mut y = Tensor::zeros(device, dtype, &wide)?;
+                y.narrow_mut(2, 3 * (start % 2) + 4, len, |part| part.write(&x))?;
+                Ok(y)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn comparisons_and_choices_take_every_dtype() -> Result<()> {
     let Some(gpu) = gpu("comparisons_and_choices_take_every_dtype")? else { return Ok(()) };
     let all = [
