@@ -136,6 +136,7 @@ files! {
     "sort" ONLY_U32 [];
     "sq_norm" FLOATS [];
     "step" ONLY_F64 [];
+    "zero_bitmap" SIZES [];
 }
 
 impl File {

@@ -23,6 +23,7 @@ pub(crate) mod sgd;
 pub(crate) mod softmax;
 pub(crate) mod sq_norm;
 pub(crate) mod step;
+pub(crate) mod zero_bitmap;
 
 pub(crate) use kernel::{kernel, layout};
 

@@ -21,6 +21,7 @@ mod softmax;
 mod sort;
 mod sq_norm;
 mod step;
+mod zero_bitmap;
 
 use crate::simulator::Simulator;
 use ferrotron_cuda::kernels::{FILES, File};
@@ -51,6 +52,7 @@ const CHECKS: &[Check] = &[
     ("sort", sort::check),
     ("sq_norm", sq_norm::check),
     ("step", step::check),
+    ("zero_bitmap", zero_bitmap::check),
 ];
 
 /// Runs the checks of a file; each of its kernels must have been launched.
@@ -86,4 +88,4 @@ macro_rules! tests {
         }
     };
 }
-tests! { adafactor adamw attention attention_rows cast compare copy cross_entropy dropout index norm pointwise random reduce rotary round sgd softmax sort sq_norm step }
+tests! { adafactor adamw attention attention_rows cast compare copy cross_entropy dropout index norm pointwise random reduce rotary round sgd softmax sort sq_norm step zero_bitmap }
