@@ -19,6 +19,7 @@ const FUNCTIONS: &[&str] = &[
     "cuDeviceTotalMem_v2",
     "cuEventCreate",
     "cuEventDestroy_v2",
+    "cuEventQuery",
     "cuEventRecord",
     "cuEventSynchronize",
     "cuFuncSetAttribute",

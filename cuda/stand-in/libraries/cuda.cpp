@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <deque>
 #include <functional>
@@ -19,7 +20,7 @@
 #include <vector>
 
 namespace {
-enum Status { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NOT_FOUND = 500, LAUNCH_FAILED = 719 };
+enum Status { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NOT_FOUND = 500, NOT_READY = 600, LAUNCH_FAILED = 719 };
 constexpr size_t GRANULE = 2 << 20, MEMORY = 4ull << 30;
 constexpr int DEVICES = 8;
 
@@ -30,10 +31,15 @@ using Sizes = const size_t* (*)(const char*);
 struct Stream;
 struct Event { Stream* stream = nullptr; uint64_t number = 0; };
 struct Graph { std::vector<std::function<void()>> work; };
+struct Work {
+    std::function<void()> run;
+    std::function<bool()> ready = {};  // whether it may run yet, if that is not certain
+};
 struct Stream {
-    std::deque<std::function<void()>> work;
+    std::deque<Work> work;
     uint64_t given = 0, done = 0;
     Graph* graph = nullptr;  // what is given is recorded here
+    bool busy = false;       // its next piece is being asked whether it may run
 };
 struct Module { Launch launch; Sizes sizes; };
 struct Function { Launch launch; const size_t* sizes; std::string name; };
@@ -57,25 +63,50 @@ void protect(int protection) {
     flush();
 }
 
-// The next piece of a stream's work.
-void advance(Stream* stream) {
-    auto work = std::move(stream->work.front());
+// The next piece of a stream's work; false if it may not run yet.
+bool advance(Stream* stream) {
+    auto& [run, ready] = stream->work.front();
+    if (ready) {
+        stream->busy = true;
+        const bool may = ready();
+        stream->busy = false;
+        if (!may) return false;
+    }
+    auto work = std::move(run);
     stream->work.pop_front();
-    if (running++ == 0) protect(PROT_READ | PROT_WRITE);
     work();
-    if (--running == 0) protect(PROT_NONE);
     stream->done++;
+    return true;
 }
 
-void finish(Stream* stream, uint64_t number) {
-    while (stream->done < number && !stream->work.empty()) advance(stream);
+// Does a stream's work until so many pieces are done; false if one may not run yet. The memory is opened once for all of
+// them: that takes longer than most of them.
+bool finish(Stream* stream, uint64_t number) {
+    if (stream->done >= number || stream->work.empty()) return true;
+    if (stream->busy) return false;
+    if (running++ == 0) protect(PROT_READ | PROT_WRITE);
+    bool may = true;
+    while (may && stream->done < number && !stream->work.empty()) may = advance(stream);
+    if (--running == 0) protect(PROT_NONE);
+    return may;
+}
+
+// The same for whoever waits for it.
+void wait_for(Stream* stream, uint64_t number) {
+    for (;;) {
+        {
+            std::lock_guard<std::recursive_mutex> guard(lock);
+            if (finish(stream, number)) return;
+        }
+        usleep(50);  // another rank's thread is to give its part
+    }
 }
 
 int give(Stream* stream, std::function<void()> work) {
     if (stream->graph) {
         stream->graph->work.push_back(std::move(work));
     } else {
-        stream->work.push_back(std::move(work));
+        stream->work.push_back({std::move(work)});
         stream->given++;
     }
     return SUCCESS;
@@ -91,6 +122,21 @@ int outcome() { return failure ? LAUNCH_FAILED : SUCCESS; }
 extern "C" __attribute__((visibility("default"))) void stand_in_give(void* stream, void (*call)(void*), void* data) {
     LOCKED;
     give((Stream*)stream, [=] { call(data); });
+}
+
+// The same for work that may run when `ready` says so: it is asked whenever somebody waits for the stream. Returns how many
+// pieces come before it.
+extern "C" __attribute__((visibility("default"))) uint64_t stand_in_give_when(void* handle, bool (*ready)(void*), void (*call)(void*), void* data) {
+    LOCKED;
+    Stream* stream = (Stream*)handle;
+    stream->work.push_back({[=] { call(data); }, [=] { return ready(data); }});
+    return stream->given++;
+}
+
+// Does a stream's first pieces of work; false if one may not run yet.
+extern "C" __attribute__((visibility("default"))) bool stand_in_finish(void* stream, uint64_t number) {
+    LOCKED;
+    return finish((Stream*)stream, number);
 }
 
 API cuInit(unsigned) { return SUCCESS; }
@@ -131,7 +177,7 @@ API cuStreamDestroy_v2(void* stream) {
     delete (Stream*)stream;
     return SUCCESS;
 }
-API cuStreamSynchronize(void* stream) { LOCKED; finish((Stream*)stream, UINT64_MAX); return outcome(); }
+API cuStreamSynchronize(void* stream) { wait_for((Stream*)stream, UINT64_MAX); return outcome(); }
 API cuEventCreate(void** event, unsigned) { *event = new std::shared_ptr<Event>(new Event); return SUCCESS; }
 API cuEventDestroy_v2(void* event) { LOCKED; delete (std::shared_ptr<Event>*)event; return SUCCESS; }
 API cuEventRecord(void* event, void* handle) {
@@ -145,13 +191,20 @@ API cuStreamWaitEvent(void* handle, void* event, unsigned) {
     const Event moment = **(std::shared_ptr<Event>*)event;
     Stream* stream = (Stream*)handle;
     if (!moment.stream || moment.stream == stream) return SUCCESS;
-    return give(stream, [=] { finish(moment.stream, moment.number); });
+    if (stream->graph) return give(stream, [=] { finish(moment.stream, moment.number); });
+    stream->work.push_back({[] {}, [=] { return finish(moment.stream, moment.number); }});
+    stream->given++;
+    return SUCCESS;
 }
 API cuEventSynchronize(void* event) {
+    const Event moment = [=] { LOCKED; return **(std::shared_ptr<Event>*)event; }();
+    if (moment.stream) wait_for(moment.stream, moment.number);
+    return outcome();
+}
+API cuEventQuery(void* event) {
     LOCKED;
     const Event moment = **(std::shared_ptr<Event>*)event;
-    if (moment.stream) finish(moment.stream, moment.number);
-    return outcome();
+    return moment.stream && !finish(moment.stream, moment.number) ? NOT_READY : outcome();
 }
 
 API cuMemGetAllocationGranularity(size_t* granule, const void*, int) { *granule = GRANULE; return SUCCESS; }
