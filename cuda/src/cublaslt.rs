@@ -173,8 +173,9 @@ impl CublasLt {
                 stream.handle().cast(),
             )
         };
-        check("cublasLtMatmul", status)
-            .map_err(|error| Error::new("matmul", format!("{product}: {error}")))
+        check("cublasLtMatmul", status).map_err(|error| {
+            Error::new("matmul", format!("{}: {}", Shape::of(product), error.context()))
+        })
     }
 }
 
@@ -202,14 +203,6 @@ impl Scale {
 
     fn address(&self) -> *const c_void {
         ptr::from_ref(self).cast()
-    }
-}
-
-impl std::fmt::Display for Product {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let ([m, n, k], batch) = (self.sizes, self.batch);
-        let (operands, result) = (self.operands.name(), self.result.name());
-        write!(f, "{batch} x ({m}, {k}) ({k}, {n}) of {operands} into {result}")
     }
 }
 

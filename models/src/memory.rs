@@ -6,7 +6,7 @@
 //! graphs, reductions, update. So there are no formulas here that could fall behind the code: what is found is what
 //! the counters of the run will show.
 
-use ferrotron_nn::{Axis, Scope};
+use ferrotron_nn::{Axis, AxisSet, Scope, ShardUnit, Sharding};
 use ferrotron_parallel::mesh::{Layout, Mesh};
 use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
@@ -116,7 +116,10 @@ pub struct StageMemory {
     pub layers: usize,
     /// How many ranks share it.
     pub ranks: usize,
-    /// What one of them takes.
+    /// The one of them that takes most.
+    #[serde(skip)]
+    pub rank: usize,
+    /// What that one takes.
     #[serde(flatten)]
     pub memory: RankMemory,
 }
@@ -127,17 +130,47 @@ impl Plan {
     /// Errors as [`Trainer::on_mesh`], if a micro-batch has more than 2^24 tokens, and if the system has not enough
     /// addresses.
     pub fn stages(&self) -> Result<Vec<StageMemory>> {
+        (0..self.layout.size(Axis::Pipeline)).map(|stage| self.stage(stage)).collect()
+    }
+
+    /// What the ranks of one pipeline stage take.
+    ///
+    /// Errors as [`Plan::stages`].
+    pub fn stage(&self, stage: usize) -> Result<StageMemory> {
         let pipeline = self.layout.size(Axis::Pipeline);
         let ranks = self.layout.world() / pipeline;
-        let of_stage = |stage: usize| {
-            let chunks = self.trainer.parallel.chunks;
-            let parts = GptPart::chunks(&self.model, stage, pipeline, chunks)?;
-            let layers = parts.iter().map(|part| part.blocks.len()).sum();
-            // The last rank has most of what cannot be cut evenly.
-            let memory = self.rank((stage + 1) * ranks - 1)?;
-            Ok(StageMemory { stage, layers, ranks, memory })
-        };
-        (0..pipeline).map(of_stage).collect()
+        let parts = GptPart::chunks(&self.model, stage, pipeline, self.trainer.parallel.chunks)?;
+        let layers = parts.iter().map(|part| part.blocks.len()).sum();
+        // The last rank has most of what cannot be cut evenly.
+        let rank = self.fullest((stage + 1) * ranks - 1)?;
+        Ok(StageMemory { stage, layers, ranks, rank, memory: self.rank(rank)? })
+    }
+
+    /// Of the ranks that share the work of the optimizer with `rank`, one that owns most: `rank`, unless they own whole
+    /// parameters.
+    fn fullest(&self, rank: usize) -> Result<usize> {
+        let TrainerConfig { optimizer, parallel, .. } = &self.trainer;
+        if optimizer.shard_unit() == ShardUnit::Elements
+            || parallel.data_parallel.sharding == Sharding::None
+        {
+            return Ok(rank);
+        }
+        let trainer = self.dry_trainer(rank, self.trainer.clone())?;
+        let sharing = self.layout.ranks(rank, AxisSet::from([Axis::Context, Axis::Data]));
+        let mut owned = vec![0; sharing.len()];
+        for group in trainer.buffers().groups() {
+            for (param, &owner) in group.params.iter().zip(&group.owners) {
+                owned[owner] += param.leaf().numel();
+            }
+        }
+        let most = (0..owned.len()).max_by_key(|&owner| owned[owner]);
+        Ok(most.map_or(rank, |owner| sharing[owner]))
+    }
+
+    fn dry_trainer(&self, rank: usize, config: TrainerConfig) -> Result<Trainer> {
+        let mesh = Mesh::dry(self.layout, rank, self.sequence_parallel)?;
+        let scope = Scope::new(&Device::dry(self.threads)?, self.dtype, config.seed);
+        Trainer::on_mesh(&scope, &mesh, &self.model, config)
     }
 
     /// What one rank takes.
@@ -153,9 +186,6 @@ impl Plan {
             );
             return Err(Error::config("memory", message));
         }
-        let device = Device::dry(self.threads)?;
-        let mesh = Mesh::dry(self.layout, rank, self.sequence_parallel)?;
-        let scope = Scope::new(&device, self.dtype, self.trainer.seed);
         let micro = self.trainer.batch_size.micro();
         // Of the largest step, where steps grow.
         let all = self.trainer.batch_size.microbatches(u64::MAX);
@@ -168,9 +198,9 @@ impl Plan {
             rampup: None,
         })?;
         let trainer = TrainerConfig { batch_size, ..self.trainer.clone() };
-        let samples = SameToken { seq_length: self.seq_length };
-        Trainer::on_mesh(&scope, &mesh, &self.model, trainer)?.step(&samples)?;
-        let mut found = RankMemory::of(&device);
+        let mut trainer = self.dry_trainer(rank, trainer)?;
+        trainer.step(&SameToken { seq_length: self.seq_length })?;
+        let mut found = RankMemory::of(trainer.scope().device());
         // Inputs and targets of all micro-batches are there from the beginning of a step to its end.
         let token = size_of::<u32>() + size_of::<i64>();
         let positions = self.seq_length / self.layout.size(Axis::Context);

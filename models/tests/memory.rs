@@ -4,10 +4,10 @@ use ferrotron_autograd::{PackingConfig, Zeros};
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::data::{Batch, Samples};
 use ferrotron_models::gpt::{GptConfig, Recompute, SavedActivations};
-use ferrotron_models::memory::{Plan, RankMemory};
-use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
+use ferrotron_models::memory::{Plan, RankMemory, StageMemory};
+use ferrotron_models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::Schedule;
-use ferrotron_nn::{Scope, Sharding};
+use ferrotron_nn::{AdafactorConfig, OptimizerConfig, Scope, Sharding};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_parallel::mesh::{Layout, Mesh};
@@ -52,6 +52,7 @@ struct Case {
     microbatches: usize,
     saved_activations: SavedActivations,
     optimizer_states: MemoryKind,
+    optimizer: OptimizerConfig,
 }
 
 const PLAIN: Case = Case {
@@ -68,6 +69,7 @@ const PLAIN: Case = Case {
         packing: PackingConfig { dtype: None, zeros: Zeros::Kept },
     },
     optimizer_states: MemoryKind::Device,
+    optimizer: OptimizerConfig::ADAMW,
 };
 
 impl Case {
@@ -84,6 +86,7 @@ impl Case {
             layout: Layout::new(tensor * context * data * pipeline, tensor, context, pipeline)?,
             sequence_parallel: self.sequence,
             trainer: TrainerConfig {
+                optimizer: self.optimizer,
                 parallel: ParallelConfig {
                     pipeline_schedule: self.schedule,
                     chunks: if self.schedule == ScheduleKind::Interleaved { 2 } else { 1 },
@@ -234,6 +237,35 @@ fn it_knows_what_waits_elsewhere() {
         }
     }
     check(&cases, &model());
+}
+
+/// Where ranks own whole parameters, one takes more than the others: that one's is the number.
+#[test]
+fn it_is_that_of_the_rank_which_takes_most() {
+    let rule = AdafactorConfig { beta1: 0.9, ..AdafactorConfig::default() };
+    let adafactor = Case { optimizer: OptimizerConfig::Adafactor(rule), ..PLAIN };
+    let mut cases = Vec::new();
+    for sharding in [Sharding::Optimizer, Sharding::Gradients, Sharding::Weights] {
+        for sizes in [[1, 1, 3, 1], [1, 2, 2, 1], [2, 1, 2, 1], [1, 1, 8, 1]] {
+            cases.push(Case { sharding, sizes, ..adafactor });
+        }
+    }
+    cases.push(Case { sharding: Sharding::Optimizer, sizes: [1, 1, 3, 2], ..adafactor });
+    let mut others = 0;
+    for case in &cases {
+        let plan = case.plan(&model()).unwrap();
+        for StageMemory { ranks, rank, memory, stage, .. } in plan.stages().unwrap() {
+            let total = |rank: usize| plan.rank(rank).unwrap().total_bytes;
+            let all = stage * ranks..(stage + 1) * ranks;
+            let most = all.clone().map(total).max().unwrap();
+            // Of those with as many elements one may have more rows and columns.
+            let short = most - memory.total_bytes;
+            assert!(short * 100 <= most, "{short} of {most}: {case:?}");
+            others += usize::from(rank + 1 < all.end);
+        }
+    }
+    assert!(others > 3, "only {others} times another one than the last");
+    check(&cases[..3], &model());
 }
 
 /// Sharded weights and gradients are whole a few buckets at a time, however many there are.

@@ -207,6 +207,19 @@ fn a_run_goes_on_in_another_precision_with_all_it_knew() -> Result<()> {
     Ok(())
 }
 
+/// With a scale so small that f16 holds no gradient, nothing is learned.
+#[test]
+fn the_loss_falls_with_a_scale_and_not_without() -> Result<()> {
+    let losses = |scale| -> Result<Vec<f64>> {
+        let mut trainer = alone(DType::F16, LossScale::Constant(scale))?;
+        (0..40).map(|_| Ok(trainer.step(&Chain)?.loss)).collect()
+    };
+    let (scaled, lost) = (losses(1024.0)?, losses(0.5_f64.powi(24))?);
+    assert!(scaled[39] < 0.7 * scaled[0], "{scaled:?}");
+    assert!(lost[39] > 0.9 * lost[0], "{lost:?}");
+    Ok(())
+}
+
 /// The share of zeros among the f16 gradients of a first step, with a loss multiplied by `scale`.
 fn zeros(scale: f64) -> Result<f64> {
     let precision =

@@ -94,8 +94,14 @@ fn check_together(
     limit: MemoryLimit,
     shared: &str,
 ) -> Result<()> {
-    let of_rank = |rank| stages[plan.layout.coordinate(rank, Axis::Pipeline)].memory.total_bytes;
-    let together: u64 = local.clone().map(|rank| of_rank(rank) as u64).sum();
+    let of_stage = |rank| stages[plan.layout.coordinate(rank, Axis::Pipeline)].memory.total_bytes;
+    let most: u64 = local.clone().map(|rank| of_stage(rank) as u64).sum();
+    if most <= limit.bytes {
+        return Ok(());
+    }
+    // Not every rank takes as much as the one of its stage that takes most.
+    let of_rank = |rank| plan.rank(rank).map(|memory| memory.total_bytes as u64);
+    let together = local.clone().map(of_rank).sum::<Result<u64>>()?;
     if together <= limit.bytes {
         return Ok(());
     }
@@ -121,12 +127,11 @@ fn check_ranks(args: &TrainArgs, plan: &Plan, stages: &[StageMemory]) -> Result<
 
 /// Why a run is refused, in one line: the numbers, and what options would make of them.
 fn refused(args: &TrainArgs, plan: &Plan, stages: &[StageMemory], why: &str) -> Error {
-    let StageMemory { stage, ranks, memory, .. } = largest(stages);
-    let rank = (stage + 1) * ranks - 1;
+    let StageMemory { stage, rank, memory, .. } = largest(stages);
     // What does not go with the rest of the run, or saves nothing, is of no help.
     let less = |args: &TrainArgs| {
         let changed = args.plan(plan.layout.world(), 1, plan.model.vocab_size).ok()?;
-        let found = Plan { threads: plan.threads, ..changed }.rank(rank).ok()?;
+        let found = Plan { threads: plan.threads, ..changed }.stage(stage).ok()?.memory;
         Some(found.total_bytes).filter(|&total| total < memory.total_bytes)
     };
     let (mut together, mut found) = (args.clone(), Vec::new());

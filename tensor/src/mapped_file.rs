@@ -2,7 +2,7 @@
 
 use memmap2::{MmapMut, MmapOptions};
 use rustix::fs::{FallocateFlags, fallocate};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
@@ -38,9 +38,9 @@ pub(crate) fn map_unnamed(folder: &Path, bytes: usize) -> Result<MmapMut> {
 
 fn reserve(mut file: &File, bytes: usize) -> io::Result<()> {
     const ZEROS: [u8; 4096] = [0; 4096];
-    match fallocate(file, FallocateFlags::empty(), 0, bytes as u64) {
+    match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, bytes as u64)) {
         // A file system that sets nothing aside has to be given the bytes.
-        Err(Errno::OPNOTSUPP) => (0..bytes)
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => (0..bytes)
             .step_by(ZEROS.len())
             .try_for_each(|start| file.write_all(&ZEROS[..ZEROS.len().min(bytes - start)])),
         reserved => Ok(reserved?),

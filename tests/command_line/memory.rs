@@ -131,6 +131,11 @@ fn what_no_machine_can_do_is_refused() {
         assert_eq!(output.status.code(), Some(code), "{more:?}: {message}");
         assert!(message.contains(part) && message.lines().count() == 1, "{more:?}: {message}");
     }
+    let output = ferrotron(folder.path(), &["train", "--preset", "ptd-1t"]);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && message.lines().count() == 1, "{message}");
+    let has = message.contains("this machine has") || message.contains("the control group allows");
+    assert!(has && message.contains("with --recompute-granularity full"), "{message}");
     let output = ferrotron(folder.path(), &["memory", "--device", "cuda"]);
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(2) && message.contains("'cuda'"), "{message}");

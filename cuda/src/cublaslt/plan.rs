@@ -47,6 +47,14 @@ impl Shape {
     }
 }
 
+impl std::fmt::Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ([m, n, k], batch) = (self.sizes, self.batch);
+        let (operands, result) = (self.operands.name(), self.result.name());
+        write!(f, "{batch} x ({m}, {k}) ({k}, {n}) of {operands} into {result}")
+    }
+}
+
 fn alignment(address: u64) -> u64 {
     (1 << address.trailing_zeros().min(63)).min(ALIGNMENT)
 }
@@ -153,13 +161,13 @@ impl Plan {
             )
         };
         check("cublasLtMatmulAlgoGetHeuristic", status).map_err(|error| {
-            Error::new("matmul", format!("no algorithm for {shape:?}: {error}"))
+            Error::new("matmul", format!("no algorithm for {shape}: {}", error.context()))
         })?;
         found[..(count as usize).min(CANDIDATES)]
             .iter()
             .find(|result| result.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS)
             .map(|result| result.algo)
-            .ok_or_else(|| Error::new("matmul", format!("no algorithm for {shape:?}")))
+            .ok_or_else(|| Error::new("matmul", format!("no algorithm for {shape}")))
     }
 
     /// Where the bias lies from now on.

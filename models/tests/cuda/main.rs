@@ -42,7 +42,12 @@ impl Case {
         // averages over 64 tokens.
         let bf16_rounding = 2_f64.powi(-9);
         [
-            Case { name: "gpt2 f32", model: gpt2.clone(), dtype: DType::F32, tolerance: f32_rounding },
+            Case {
+                name: "gpt2 f32",
+                model: gpt2.clone(),
+                dtype: DType::F32,
+                tolerance: f32_rounding,
+            },
             Case { name: "llama f32", model: llama, dtype: DType::F32, tolerance: f32_rounding },
             Case { name: "gpt2 bf16", model: gpt2, dtype: DType::BF16, tolerance: bf16_rounding },
         ]

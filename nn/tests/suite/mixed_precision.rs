@@ -6,7 +6,7 @@ use ferrotron_nn::{
     BufferConfig, Decay, GradientType, Init, MASTER, Optimizer, OptimizerConfig, ParamBuffers,
     Rounding, Scope, Sharding, StepConfig, UpdateConfig, WeightUpdate,
 };
-use ferrotron_tensor::{Category, DType, Device, Result, Tensor};
+use ferrotron_tensor::{Category, DType, Device, Error, Result, Tensor};
 
 /// Ones of `dtype`, with gradients of -1.
 fn ones(dtype: DType, numel: usize, config: &BufferConfig) -> Result<ParamBuffers> {
@@ -50,6 +50,33 @@ fn small_updates_need_a_master_copy_or_random_rounding() -> Result<()> {
         assert!((random - 1.1).abs() <= tolerance, "{dtype}: {random}");
         let both = after_1000_updates(dtype, master, stochastic)?;
         assert!((both - 1.1).abs() <= 5.0 * 0.5 * spacing / 64.0, "{dtype}: {both}");
+    }
+    Ok(())
+}
+
+/// An element's random number is that of its place in the global tensor, whichever rank updates it.
+#[test]
+fn random_rounding_is_the_same_in_every_shard() -> Result<()> {
+    for weights in [WeightUpdate::InPlace, WeightUpdate::MasterCopy] {
+        let rounding = Rounding::Stochastic { seed: 1 };
+        let update = UpdateConfig { weights, rounding, ..UpdateConfig::default() };
+        let run = |shard| {
+            let config =
+                BufferConfig { sharding: Sharding::Optimizer, shard, ..BufferConfig::default() };
+            let buffers = ones(DType::BF16, 1000, &config)?;
+            let mut optimizer = Optimizer::with_update(OptimizerConfig::SGD, &buffers, &update)?;
+            for _ in 0..3 {
+                optimizer.step(&buffers, &StepConfig { lr: 1e-3, grad_scale: 1.0 })?;
+            }
+            let group = &buffers.groups()[0];
+            Ok::<_, Error>((group.owned.clone(), group.params[0].leaf().value()?.to_f64()?))
+        };
+        let (_, whole) = run((0, 1))?;
+        assert!(whole.contains(&1.0) && whole.contains(&1.0078125), "nothing is random");
+        for rank in 0..3 {
+            let (owned, part) = run((rank, 3))?;
+            assert_eq!(part[owned.clone()], whole[owned], "{weights:?}, rank {rank}");
+        }
     }
     Ok(())
 }

@@ -212,7 +212,7 @@ unsafe fn rows<const N: usize>(tile: &Tile<f32>, rows: usize) {
     let mut sums = Sums([MaybeUninit::uninit(); TILES * SIDE * PITCH]);
     let sums = sums.0.as_mut_ptr().cast::<f32>();
     let (times, rest) = (tile.depth / SIDE, tile.depth % SIDE);
-    // SAFETY: the caller's promise, passed on; what is read of the sums has been written.
+    // SAFETY: the caller's promise, passed on; what is stored of the sums has been written.
     unsafe {
         if times > 0 {
             accumulate::<N>(tile, rows, (0, times, SIDE), sums);

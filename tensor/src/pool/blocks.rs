@@ -30,9 +30,6 @@ fn slack(most: usize) -> usize {
     (most / 32).max(1 << 20)
 }
 
-/// Files and pieces of pinned memory are this large at least.
-const SMALLEST_WHOLE: usize = 16 << 20;
-
 /// A range of addresses.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Block {
@@ -174,7 +171,8 @@ impl Blocks {
     /// A block of `size` bytes with memory of the system's.
     fn grow(&mut self, size: usize) -> Result<Block> {
         if self.backing.is_whole() {
-            let bytes = size.next_multiple_of(HUGE_PAGE).max(SMALLEST_WHOLE);
+            // Few where much is kept, and not much more of the disk than is needed.
+            let bytes = size.max(self.reserved / 8).next_multiple_of(HUGE_PAGE);
             self.arenas.push(self.backing.arena(bytes).map_err(|why| self.refused(bytes, &why))?);
             self.reserved += bytes;
             self.free.insert(Block { arena: self.arenas.len() - 1, offset: 0, size: bytes });
@@ -338,6 +336,15 @@ mod tests {
                 assert!(ranges.windows(2).all(apart), "step {i}");
             }
         }
+    }
+
+    #[test]
+    fn files_are_few_and_hardly_larger_than_what_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut blocks = Blocks::new(Backing::Files(folder.path().to_path_buf()));
+        let live: usize = (0..32).map(|_| blocks.take(9 << 20).unwrap().size).sum();
+        assert!(4 * blocks.reserved() <= 5 * live, "{} of {live}", blocks.reserved());
+        assert!(blocks.arenas.len() < 24, "{} files", blocks.arenas.len());
     }
 
     #[test]

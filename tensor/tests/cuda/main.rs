@@ -2,6 +2,7 @@
 //! NVIDIA's interface, and everything above them is what a real GPU runs.
 
 mod indices;
+mod matmul;
 mod memory;
 mod operations;
 mod support;
