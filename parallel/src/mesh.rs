@@ -249,24 +249,31 @@ impl Mesh {
         })
     }
 
-    fn mapped<E>(&self, mut one: impl FnMut(&Group) -> Result<Group, E>) -> Result<Mesh, E> {
-        let Stages { forward_in, forward_out, backward_in, backward_out, ends } = &self.stages;
+    /// The mesh of what `one` makes of each group, in an order in which all ranks meet.
+    fn mapped<E>(
+        &self,
+        mut one: impl FnMut(&Group) -> std::result::Result<Group, E>,
+    ) -> std::result::Result<Mesh, E> {
         let [tensor, context, data, pipeline] = &self.axes;
-        Ok(Mesh {
-            layout: self.layout,
-            rank: self.rank,
-            sequence: self.sequence,
-            axes: [one(tensor)?, one(context)?, one(data)?, one(pipeline)?],
-            batch: one(&self.batch)?,
-            world: one(&self.world)?,
-            stages: Stages {
-                forward_in: one(forward_in)?,
-                forward_out: one(forward_out)?,
-                backward_in: one(backward_in)?,
-                backward_out: one(backward_out)?,
-                ends: one(ends)?,
-            },
-        })
+        let axes = [one(tensor)?, one(context)?, one(data)?, one(pipeline)?];
+        let (batch, world) = (one(&self.batch)?, one(&self.world)?);
+        // Link by link around the ring, as they were made.
+        let mut stages = self.stages.clone();
+        let links = |stages: &mut Stages, out: bool, one: &mut dyn FnMut(&Group) -> _| {
+            let [forward, backward] = match out {
+                true => [&mut stages.forward_out, &mut stages.backward_in],
+                false => [&mut stages.forward_in, &mut stages.backward_out],
+            };
+            *forward = one(forward)?;
+            *backward = one(backward)?;
+            Ok(())
+        };
+        let first = self.layout.coordinate(self.rank, Axis::Pipeline) == 0;
+        links(&mut stages, first, &mut one)?;
+        links(&mut stages, !first, &mut one)?;
+        stages.ends = one(&stages.ends)?;
+        let (layout, rank, sequence) = (self.layout, self.rank, self.sequence);
+        Ok(Mesh { layout, rank, sequence, axes, batch, world, stages })
     }
 
     /// How layers are spread along the tensor axis.

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <map>
 #include <memory>
@@ -234,11 +235,12 @@ API const char* ncclGetLastError(Communicator*) { return ""; }
 API int ncclGetUniqueId(Id* id) {
     std::lock_guard<std::mutex> guard(lock);
     memset(id, 0, sizeof *id);
-    snprintf(id->bytes, sizeof id->bytes, "stand-in %llu", (unsigned long long)made++);
+    snprintf(id->bytes, sizeof id->bytes, "stand-in %d %llu", (int)getpid(), (unsigned long long)made++);
     return SUCCESS;
 }
 API int ncclCommInitRankConfig(Communicator** communicator, int size, Id id, int rank, Config* config) {
     if (config->magic != 0xcafebeef || config->blocking != 0 || rank < 0 || rank >= size) return INVALID_ARGUMENT;
+    if (atoi(id.bytes + strlen("stand-in ")) != getpid()) return INVALID_USAGE;  // ranks are threads of one process
     std::lock_guard<std::mutex> guard(lock);
     auto& world = worlds[std::string(id.bytes, sizeof id.bytes)];
     if (!world) world = std::make_shared<World>(World{size});

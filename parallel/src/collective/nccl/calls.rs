@@ -119,7 +119,9 @@ pub unsafe fn give(
                         }
                         match count {
                             0 => Ok(()),
-                            _ => communicator.recv(stream, at(to, &(i * count..(i + 1) * count)), i),
+                            _ => {
+                                communicator.recv(stream, at(to, &(i * count..(i + 1) * count)), i)
+                            }
                         }
                     })
                 })
