@@ -252,20 +252,8 @@ API cuMemUnmap(uint64_t address, size_t length) {
     used -= length;
     return SUCCESS;
 }
-API cuMemHostAlloc(void** pointer, size_t length, unsigned) {
-    *pointer = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    LOCKED;
-    reserved[(char*)*pointer] = length;
-    return *pointer == MAP_FAILED ? OUT_OF_MEMORY : SUCCESS;
-}
-API cuMemFreeHost(void* pointer) {
-    LOCKED;
-    auto found = reserved.find((char*)pointer);
-    if (found == reserved.end()) return INVALID_VALUE;
-    munmap(pointer, found->second);
-    reserved.erase(found);
-    return SUCCESS;
-}
+API cuMemHostRegister_v2(void*, size_t, unsigned) { return SUCCESS; }
+API cuMemHostUnregister(void*) { return SUCCESS; }
 API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t length, void* stream) {
     LOCKED;
     auto staged = std::make_shared<std::string>((const char*)from, length);
