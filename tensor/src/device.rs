@@ -117,7 +117,7 @@ impl Device {
     }
 
     /// The GPU that computes, if one does.
-    pub(crate) fn gpu(&self) -> Option<&Gpu> {
+    pub fn gpu(&self) -> Option<&Gpu> {
         match &self.0.workers {
             Workers::Gpu(gpu) => Some(gpu),
             _ => None,

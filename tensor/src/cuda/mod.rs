@@ -60,7 +60,7 @@ pub(crate) fn rows() -> String {
 impl Error {
     /// What the GPU side below tensors reports. Not `From`: with a second error that `?` takes, closures of users would
     /// have to spell out their result types.
-    pub(crate) fn of_gpu(error: ferrotron_cuda::Error) -> Error {
+    pub fn of_gpu(error: ferrotron_cuda::Error) -> Error {
         Error::device(error.op(), error.context())
     }
 }
