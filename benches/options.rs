@@ -16,7 +16,7 @@ use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig};
 use ferrotron::nn::{AdafactorConfig, OptimizerConfig, WeightUpdate};
 use ferrotron::parallel::mesh::Mesh;
 use ferrotron::tensor::Category;
-use ferrotron::{DType, MemoryKind, Result};
+use ferrotron::{DType, Device, MemoryKind, Result};
 
 fn main() -> Result<()> {
     let steps = std::env::args().filter_map(|arg| arg.parse().ok()).next().unwrap_or(3);
@@ -24,7 +24,6 @@ fn main() -> Result<()> {
     let plain = BenchConfig {
         seq_length: 256,
         steps,
-        threads,
         ..BenchConfig::new(Preset::find("gpt2-124m")?.config())
     };
     let rows = rows(&plain);
@@ -33,7 +32,7 @@ fn main() -> Result<()> {
     let mut first = None;
     for (number, (name, config)) in rows.iter().enumerate() {
         eprintln!("{} of {}: {name}", number + 1, rows.len());
-        let found = measure(config)?;
+        let found = measure(config, &Device::cpu(threads)?)?;
         let baseline = *first.get_or_insert(found.seconds);
         let megabytes = |category: Category| found.peaks[category as usize] >> 20;
         println!(
@@ -117,14 +116,13 @@ struct Found {
     seconds: f64,
 }
 
-fn measure(config: &BenchConfig) -> Result<Found> {
-    let (mut trainer, sampler) = trainer(config, &Mesh::single())?;
+fn measure(config: &BenchConfig, device: &Device) -> Result<Found> {
+    let (mut trainer, sampler) = trainer(config, device, &Mesh::single())?;
     let mut seconds = Vec::new();
     for step in 0..config.warmup + config.steps {
         let report = trainer.step(&sampler)?;
         seconds.extend((step >= config.warmup).then_some(report.seconds));
     }
-    let device = trainer.scope().device();
     let (memory, host) = (device.memory(), device.memory_of(MemoryKind::Host).peak);
     let seconds = median(seconds);
     Ok(Found { peaks: memory.peak_by_category, peak: memory.peak, host, seconds })

@@ -4,12 +4,12 @@
 //! `cargo bench --bench overhead [-- STEPS]` prints tokens per second, medians of rounds taken in turn, and
 //! their ratio to the one rank's.
 
-use ferrotron::Result;
 use ferrotron::models::bench::{BenchConfig, median, trainer};
 use ferrotron::models::presets::Preset;
 use ferrotron::parallel::collective::{WorldConfig, run_threads};
 use ferrotron::parallel::mesh::{Layout, Mesh};
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
+use ferrotron::{Device, Result};
 
 const ROUNDS: usize = 3;
 const THREADS: usize = 2;
@@ -40,12 +40,12 @@ fn tokens_per_second(ranks: usize, tp: usize, steps: usize) -> Result<f64> {
     let config = BenchConfig {
         seq_length: 256,
         steps,
-        threads: THREADS / ranks,
         ..BenchConfig::new(Preset::find("gpt2-124m")?.config())
     };
     let found = run_threads(ranks, &WorldConfig::default(), |world| {
         let mesh = Mesh::new(&world, Layout::new(ranks, tp, 1, 1)?, SequenceParallel::Off)?;
-        let (mut trainer, sampler) = trainer(&config, &mesh)?;
+        let device = Device::cpu(THREADS / ranks)?;
+        let (mut trainer, sampler) = trainer(&config, &device, &mesh)?;
         let mut rates = Vec::new();
         for step in 0..config.warmup + config.steps {
             let report = trainer.step(&sampler)?;

@@ -9,7 +9,7 @@ use ferrotron::models::data::{DataConfig, Dataset, Sampler, TokenSource, Validat
 use ferrotron::models::evaluate::evaluate;
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::tokenizer::Tokenizer;
-use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
+use ferrotron::models::trainer::{Trainer, TrainerConfig};
 use ferrotron::nn::schedule::{DecayStyle, Schedule, ScheduleConfig};
 use ferrotron::nn::{OptimizerConfig, Scope};
 use ferrotron::parallel::mesh::Mesh;
@@ -29,19 +29,10 @@ fn trainer(vocab: usize, seed: u64) -> Result<Trainer> {
         decay_steps: STEPS,
         ..ScheduleConfig::default()
     };
+    let batch_size = BatchSizeConfig { micro_batch_size: 12, ..BatchSizeConfig::default() };
     let config = TrainerConfig {
-        seed,
         optimizer: OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 },
-        schedule: Schedule::new(schedule)?,
-        clip_grad: 1.0,
-        batch_size: BatchSize::new(BatchSizeConfig {
-            micro_batch_size: 12,
-            data_parallel_size: 1,
-            global_batch_size: None,
-            rampup: None,
-        })?,
-        parallel: ParallelConfig::default(),
-        precision: PrecisionConfig::default(),
+        ..TrainerConfig::new(seed, Schedule::new(schedule)?, BatchSize::new(batch_size)?)
     };
     let scope = Scope::new(&Device::cpu(threads)?, DType::F32, seed);
     Trainer::new(&scope, &GptConfig::gpt2(vocab, 4, 128, 4, 64), config)

@@ -2,38 +2,41 @@
 // embedding, of index_select and of gather.
 
 // y (outer, size, inner) += slices of x (outer, count, inner) where the sorted ids say. A block of the grid takes a
-// sorted position, 128 elements of a slice and one of `outer`; it works if its position is the first of its id.
+// sorted position, 128 elements of a slice and some of `outer`; it works if its position is the first of its id.
 template <class Y>
-INLINE void add_slices(const T* x, const void* ids, int type, const u32* order, Y* y, u64 count, i64 size, u64 inner, i64 offset) {
+INLINE void add_slices(const T* x, const void* ids, int type, const u32* order, Y* y, u64 outer, u64 count, i64 size, u64 inner, i64 offset) {
     const u64 first = blockIdx.x, column = (u64)blockIdx.y * blockDim.x + threadIdx.x;
     const i64 id = read_index(ids, type, order[first]) - offset;
     if (id < 0 || id >= size || column >= inner) return;
     if (first > 0 && read_index(ids, type, order[first - 1]) - offset == id) return;
-    Y* to = y + ((u64)blockIdx.z * (u64)size + id) * inner + column;
-    const T* from = x + (u64)blockIdx.z * count * inner + column;
-    A sum = widen(*to);
+    for (u64 block = blockIdx.z; block < outer; block += gridDim.z) {
+        Y* to = y + (block * (u64)size + id) * inner + column;
+        const T* from = x + block * count * inner + column;
+        A sum = widen(*to);
 #pragma unroll 4
-    for (u64 k = first; k < count; k++) {
-        const u64 position = order[k];
-        if (read_index(ids, type, position) - offset != id) break;
-        sum += widen(from[position * inner]);
+        for (u64 k = first; k < count; k++) {
+            const u64 position = order[k];
+            if (read_index(ids, type, position) - offset != id) break;
+            sum += widen(from[position * inner]);
+        }
+        *to = rounded<Y>(sum);
     }
-    *to = rounded<Y>(sum);
 }
 
 KERNEL(128, index_add)
-(const T* x, const void* ids, int type, const u32* order, T* y, u64 count, i64 size, u64 inner, i64 offset) {
-    add_slices(x, ids, type, order, y, count, size, inner, offset);
+(const T* x, const void* ids, int type, const u32* order, T* y, u64 outer, u64 count, i64 size, u64 inner, i64 offset) {
+    add_slices(x, ids, type, order, y, outer, count, size, inner, offset);
 }
 
 // Into sums in A.
 KERNEL(128, index_add_wide)
-(const T* x, const void* ids, int type, const u32* order, A* y, u64 count, i64 size, u64 inner, i64 offset) {
-    add_slices(x, ids, type, order, y, count, size, inner, offset);
+(const T* x, const void* ids, int type, const u32* order, A* y, u64 outer, u64 count, i64 size, u64 inner, i64 offset) {
+    add_slices(x, ids, type, order, y, outer, count, size, inner, offset);
 }
 
 // y[.., index[.., k, ..], ..] += x[.., k, ..]: a thread for each element of y along the dim, of `size`, in each of the
-// rows that the index has. `layout` has the other dims, with the strides of y, index and x.
+// rows that the index has. `layout` has the other dims, with the strides of y, index and x. `bad` is where in the
+// index's memory the first bad one lies.
 KERNEL(256, scatter_add)
 (T* y, const void* index, int type, const T* x, u64 rows, u64 size, u64 count, i64 y_stride, i64 index_stride, i64 x_stride,
  u64* bad, Layout layout) {
@@ -44,7 +47,7 @@ KERNEL(256, scatter_add)
         A sum = widen(y[at[0] + own * y_stride]);
         for (u64 k = 0; k < count; k++) {
             const i64 id = read_index(index, type, at[1] + (i64)k * index_stride);
-            if (own == 0 && (id < 0 || id >= (i64)size)) atomicMin(bad, i / size * count + k);
+            if (own == 0 && (id < 0 || id >= (i64)size)) atomicMin(bad, (u64)(at[1] + (i64)k * index_stride));
             if (id == own) sum += widen(x[at[2] + (i64)k * x_stride]);
         }
         y[at[0] + own * y_stride] = rounded<T>(sum);

@@ -10,7 +10,8 @@ INLINE i64 local_id(const void* ids, int type, u64 at, i64 offset, i64 size) {
     return id >= 0 && id < size ? id : size;
 }
 
-KERNEL(256, sort_ids)(const void* ids, int type, T* order, u64 n, i64 offset, i64 size) {
+// An id that is not below `global`, whichever part of them is here, leaves its position in `bad` if it is the first.
+KERNEL(256, sort_ids)(const void* ids, int type, T* order, u64 n, i64 offset, i64 size, i64 global, u64* bad) {
     SHARED(i64, tile, 256);
     const u64 own = thread_number();
     const i64 id = own < n ? local_id(ids, type, own, offset, size) : 0;
@@ -22,5 +23,8 @@ KERNEL(256, sort_ids)(const void* ids, int type, T* order, u64 n, i64 offset, i6
         const u32 count = n - first < 256 ? (u32)(n - first) : 256;
         for (u32 k = 0; k < count; k++) place += tile[k] < id || (tile[k] == id && first + k < own);
     }
-    if (own < n) order[place] = (T)own;
+    if (own >= n) return;
+    order[place] = (T)own;
+    const i64 id_of_all = read_index(ids, type, own);
+    if (id_of_all < 0 || id_of_all >= global) atomicMin(bad, own);
 }

@@ -40,7 +40,7 @@ pub struct Probe {
 pub fn probe(search: &Search) -> Probe {
     let driver = search.load(Kind::Driver);
     let devices = match &driver {
-        Ok(driver) => devices(driver),
+        Ok(driver) => devices_of(driver),
         Err(error) => Err(error.clone()),
     };
     let version = |kind| match kind {
@@ -94,7 +94,14 @@ fn nccl_version(library: &Library) -> Result<Version> {
     Ok(found(library.path(), version))
 }
 
-fn devices(driver: &Library) -> Result<Vec<Device>> {
+/// The devices. Creates no context on any.
+///
+/// Errors, naming the remedy, if there is no driver, or it sees no GPU.
+pub fn devices(search: &Search) -> Result<Vec<Device>> {
+    devices_of(&search.load(Kind::Driver)?)
+}
+
+fn devices_of(driver: &Library) -> Result<Vec<Device>> {
     // CUdevice_attribute: the two halves of the compute capability.
     const MAJOR: c_int = 75;
     const MINOR: c_int = 76;

@@ -36,6 +36,18 @@ pub struct BatchSizeConfig {
     pub rampup: Option<Rampup>,
 }
 
+impl Default for BatchSizeConfig {
+    /// One sample on one rank.
+    fn default() -> Self {
+        BatchSizeConfig {
+            micro_batch_size: 1,
+            data_parallel_size: 1,
+            global_batch_size: None,
+            rampup: None,
+        }
+    }
+}
+
 /// Validated batch sizes; everything that varies is a function of the consumed samples.
 ///
 /// ```
@@ -44,7 +56,7 @@ pub struct BatchSizeConfig {
 ///     micro_batch_size: 8,
 ///     data_parallel_size: 2,
 ///     global_batch_size: Some(32),
-///     rampup: None,
+///     ..BatchSizeConfig::default()
 /// })?;
 /// assert_eq!(sizes.global(0), 32);
 /// assert_eq!(sizes.microbatches(0), 2);

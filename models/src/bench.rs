@@ -1,6 +1,6 @@
 //! How long a training step takes: random tokens, the whole step (forward, backward, clip, optimizer).
 
-use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
+use ferrotron_nn::schedule::Schedule;
 use ferrotron_nn::{Axis, OptimizerConfig, Scope};
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_tensor::{DType, Device, Place, RandomKey, Result, Tensor};
@@ -27,8 +27,6 @@ pub struct BenchConfig {
     pub warmup: usize,
     /// Type of weights and activations.
     pub dtype: DType,
-    /// Threads that compute.
-    pub threads: usize,
     /// Which optimizer, with its constants.
     pub optimizer: OptimizerConfig,
     /// How the work is spread, and what is computed again.
@@ -38,10 +36,8 @@ pub struct BenchConfig {
 }
 
 impl BenchConfig {
-    /// Five steps of four samples as long as the model takes, after one, in f32 on one thread, with AdamW and all
-    /// else by default.
+    /// Five steps of four samples as long as the model takes, after one, in f32, with AdamW and all else by default.
     pub fn new(model: GptConfig) -> BenchConfig {
-        let (beta1, beta2, eps, weight_decay) = (0.9, 0.95, 1e-8, 0.1);
         BenchConfig {
             micro_batch_size: 4,
             seq_length: model.max_position_embeddings,
@@ -49,8 +45,7 @@ impl BenchConfig {
             steps: 5,
             warmup: 1,
             dtype: DType::F32,
-            threads: 1,
-            optimizer: OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay },
+            optimizer: OptimizerConfig::ADAMW,
             parallel: ParallelConfig::default(),
             precision: PrecisionConfig::default(),
         }
@@ -86,35 +81,31 @@ pub struct BenchReport {
     pub last_loss: f64,
 }
 
-/// The training that is timed, and its samples: this rank's share of it, on `config.threads` threads. Ranks
-/// that hold different samples share the micro-batch.
-pub fn trainer(config: &BenchConfig, mesh: &Mesh) -> Result<(Trainer, Sampler)> {
-    let device = Device::cpu(config.threads)?;
-    let scope = Scope::new(&device, config.dtype, 0);
+/// The training that is timed, and its samples: this rank's share of it, on `device`. Ranks that hold different samples
+/// share the micro-batch.
+pub fn trainer(config: &BenchConfig, device: &Device, mesh: &Mesh) -> Result<(Trainer, Sampler)> {
+    let scope = Scope::new(device, config.dtype, 0);
     let data_parallel_size = mesh.layout().size(Axis::Data);
     let batch_size = BatchSize::new(BatchSizeConfig {
         micro_batch_size: config.micro_batch_size / data_parallel_size,
         data_parallel_size,
         global_batch_size: Some(config.micro_batch_size),
-        rampup: None,
+        ..BatchSizeConfig::default()
     })?;
     let trainer = TrainerConfig {
-        seed: 0,
         optimizer: config.optimizer,
-        schedule: Schedule::new(ScheduleConfig { max_lr: 6e-4, ..ScheduleConfig::default() })?,
-        clip_grad: 1.0,
-        batch_size,
         parallel: config.parallel,
         precision: config.precision,
+        ..TrainerConfig::new(0, Schedule::constant(6e-4)?, batch_size)
     };
     let trainer = Trainer::on_mesh(&scope, mesh, &config.model, trainer)?;
     Ok((trainer, Sampler::new(random_tokens(config)?, config.seq_length, 0)?))
 }
 
-/// Times training steps.
-pub fn bench(config: &BenchConfig) -> Result<BenchReport> {
-    let (mut trainer, sampler) = trainer(config, &Mesh::single())?;
-    let (model, device) = (&config.model, trainer.scope().device().clone());
+/// Times training steps on `device`.
+pub fn bench(config: &BenchConfig, device: &Device) -> Result<BenchReport> {
+    let (mut trainer, sampler) = trainer(config, device, &Mesh::single())?;
+    let model = &config.model;
     let mut seconds = Vec::new();
     let mut last_loss = f64::NAN;
     for step in 0..config.warmup + config.steps {
@@ -127,18 +118,18 @@ pub fn bench(config: &BenchConfig) -> Result<BenchReport> {
     let memory = device.memory();
     // Before the products alone are timed, which take memory of their own.
     let peak_rss_mb = peak_rss_bytes() >> 20;
-    drop((trainer, device));
+    drop(trainer);
     let s_per_step = median(seconds);
     let tokens = (config.micro_batch_size * config.seq_length) as u64;
     Ok(BenchReport {
         params: model.num_parameters(),
         micro_batch_size: config.micro_batch_size,
         seq_length: config.seq_length,
-        threads: config.threads,
+        threads: device.threads(),
         s_per_step,
         tokens_per_s: tokens as f64 / s_per_step,
         gflops: model.flops(tokens, config.seq_length) / s_per_step / 1e9,
-        gemm_floor_s: gemm_floor(config)?,
+        gemm_floor_s: gemm_floor(config, device)?,
         peak_rss_mb,
         peak_pool_mb: (memory.peak >> 20) as u64,
         pool_bytes: memory.current,
@@ -159,10 +150,9 @@ fn random_tokens(config: &BenchConfig) -> Result<TokenSource> {
 
 /// Times the matrix products of a step alone: y = x W^T, dx = dy W and dW = dy^T x of every linear
 /// layer, without attention.
-fn gemm_floor(config: &BenchConfig) -> Result<f64> {
+fn gemm_floor(config: &BenchConfig, device: &Device) -> Result<f64> {
     use ferrotron_tensor::ops::matmul::{Accum, matmul_into};
     use ferrotron_tensor::ops::random::uniform;
-    let device = Device::cpu(config.threads)?;
     let model = &config.model;
     let heads = (model.num_attention_heads + 2 * model.num_query_groups) * model.kv_channels;
     let fc = if model.activation == crate::gpt::ActivationKind::Swiglu { 2 } else { 1 }
@@ -179,17 +169,19 @@ fn gemm_floor(config: &BenchConfig) -> Result<f64> {
     for (inputs, outputs, count) in shapes {
         let random = |dims: [usize; 2]| {
             let key = RandomKey::new(0, 0, "floor");
-            uniform(&device, config.dtype, &Place::whole(&dims), &key, -1.0, 1.0)
+            uniform(device, config.dtype, &Place::whole(&dims), &key, -1.0, 1.0)
         };
         let (x, w, dy) =
             (random([rows, inputs])?, random([outputs, inputs])?, random([rows, outputs])?);
-        let empty = |like: &Tensor| Tensor::empty(&device, config.dtype, like.dims());
+        let empty = |like: &Tensor| Tensor::empty(device, config.dtype, like.dims());
         let (mut y, mut dx, mut dw) = (empty(&dy)?, empty(&x)?, empty(&w)?);
         let mut products = || {
+            device.synchronize()?;
             let started = Instant::now();
             matmul_into(&mut y, Accum::Replace, &x, &w.transpose(0, 1)?)?;
             matmul_into(&mut dx, Accum::Replace, &dy, &w)?;
             matmul_into(&mut dw, Accum::Replace, &dy.transpose(0, 1)?, &x)?;
+            device.synchronize()?;
             Ok(started.elapsed().as_secs_f64())
         };
         // The first time touches the memory; small products are repeated, as they are in a step.

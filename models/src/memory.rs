@@ -24,31 +24,20 @@ use crate::trainer::{Trainer, TrainerConfig};
 /// use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 /// use ferrotron_models::gpt::GptConfig;
 /// use ferrotron_models::memory::Plan;
-/// use ferrotron_models::trainer::{ParallelConfig, PrecisionConfig, TrainerConfig};
-/// use ferrotron_nn::OptimizerConfig;
-/// use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
+/// use ferrotron_models::trainer::TrainerConfig;
+/// use ferrotron_nn::schedule::Schedule;
 /// use ferrotron_parallel::mesh::Layout;
 /// use ferrotron_parallel::tensor_parallel::SequenceParallel;
 /// use ferrotron_tensor::DType;
 ///
 /// let model = GptConfig::gpt2(50257, 12, 768, 12, 1024);
 /// let parameters = model.num_parameters();
-/// let batch_size = BatchSizeConfig {
-///     micro_batch_size: 4, data_parallel_size: 1, global_batch_size: None, rampup: None,
-/// };
+/// let batch_size = BatchSizeConfig { micro_batch_size: 4, ..BatchSizeConfig::default() };
 /// let plan = Plan {
 ///     model,
 ///     layout: Layout::single(),
 ///     sequence_parallel: SequenceParallel::Off,
-///     trainer: TrainerConfig {
-///         seed: 1,
-///         optimizer: OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
-///         schedule: Schedule::new(ScheduleConfig::default())?,
-///         clip_grad: 1.0,
-///         batch_size: BatchSize::new(batch_size)?,
-///         parallel: ParallelConfig::default(),
-///         precision: PrecisionConfig::default(),
-///     },
+///     trainer: TrainerConfig::new(1, Schedule::constant(1e-3)?, BatchSize::new(batch_size)?),
 ///     dtype: DType::BF16,
 ///     seq_length: 1024,
 ///     threads: 2,

@@ -18,7 +18,9 @@ pub(crate) struct StageModel<'a> {
     microbatches: Vec<Microbatch>,
     /// Whether this rank's losses count: one of those along the tensor axis, which all have the same.
     counts: bool,
-    loss: f64,
+    /// The summed loss of each micro-batch that ended here. They are read when the step is given, so that a GPU never
+    /// waits for the host.
+    sums: Vec<Tensor>,
 }
 
 struct Microbatch {
@@ -46,7 +48,7 @@ impl<'a> StageModel<'a> {
             data_parallel: None,
             microbatches: batches.iter().map(microbatch).collect::<Result<_>>()?,
             counts: mesh.axis(Axis::Tensor).rank() == 0,
-            loss: 0.0,
+            sums: Vec::new(),
         })
     }
 
@@ -57,8 +59,11 @@ impl<'a> StageModel<'a> {
     }
 
     /// The summed loss of what ran here; the world's sum of it is that of the global batch.
-    pub fn loss(&self) -> f64 {
-        if self.counts { self.loss } else { 0.0 }
+    pub fn loss(&self) -> Result<f64> {
+        match self.counts {
+            true => self.sums.iter().map(Tensor::item).sum(),
+            false => Ok(0.0),
+        }
     }
 }
 
@@ -78,7 +83,7 @@ impl PipelineModel for StageModel<'_> {
             return Ok(x);
         }
         let sum = gpt.head_loss(&x, targets)?.sum;
-        self.loss += sum.value().item()?;
+        self.sums.push(sum.value().clone());
         Ok(sum)
     }
 

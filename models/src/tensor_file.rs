@@ -6,7 +6,7 @@
 //!
 //! Functions here fail with a [`Fault`]; callers add what to do about it.
 
-use ferrotron_tensor::{DType, Tensor, dispatch_any};
+use ferrotron_tensor::{DType, Tensor};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -107,7 +107,7 @@ pub(crate) fn write_tensors(
         writer.put(format!("{header:padded$}").as_bytes())?;
         for (_, tensor) in tensors {
             let dense = tensor.contiguous().map_err(std::io::Error::other)?;
-            writer.put(bytes(&dense).map_err(std::io::Error::other)?)?;
+            writer.put(&dense.bytes().map_err(std::io::Error::other)?)?;
         }
         Ok(())
     })
@@ -142,16 +142,6 @@ fn write_chunks(
         Ok(FileRecord { bytes: writer.bytes, crc32: writer.hasher.finalize() })
     };
     write().map_err(|error| cannot("write", path, &error))
-}
-
-/// The bytes of a contiguous tensor.
-fn bytes(tensor: &Tensor) -> ferrotron_tensor::Result<&[u8]> {
-    dispatch_any!(tensor.dtype(), T => Ok(bytemuck::cast_slice(tensor.as_slice::<T>()?)))
-}
-
-/// The bytes of a unique, contiguous tensor, to be written.
-pub(crate) fn bytes_mut(tensor: &mut Tensor) -> ferrotron_tensor::Result<&mut [u8]> {
-    dispatch_any!(tensor.dtype(), T => Ok(bytemuck::cast_slice_mut(tensor.as_mut_slice::<T>()?)))
 }
 
 const DTYPES: [(DType, Dtype); 7] = [

@@ -108,8 +108,8 @@ mod tests {
     use crate::gpt::{
         GptConfig, Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp,
     };
-    use crate::trainer::{ParallelConfig, PrecisionConfig, TrainerConfig};
-    use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
+    use crate::trainer::{ParallelConfig, TrainerConfig};
+    use ferrotron_nn::schedule::Schedule;
     use ferrotron_nn::{AdafactorConfig, GradientType, OptimizerConfig, Scope, Sharding, StepSize};
     use ferrotron_parallel::collective::{Group, WorldConfig, run_threads};
     use ferrotron_parallel::data_parallel::DataParallelConfig;
@@ -138,26 +138,21 @@ mod tests {
         }
     }
 
-    const SGD: OptimizerConfig = OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 };
-
     fn trainer(
         mesh: &Mesh,
         parallel: ParallelConfig,
         (optimizer, dtype): (OptimizerConfig, DType),
     ) -> Result<Trainer> {
+        let batch_size = BatchSize::new(BatchSizeConfig {
+            micro_batch_size: 2,
+            data_parallel_size: mesh.axis(Axis::Data).size(),
+            global_batch_size: Some(8),
+            ..BatchSizeConfig::default()
+        })?;
         let config = TrainerConfig {
-            seed: 1,
             optimizer,
-            schedule: Schedule::new(ScheduleConfig::default())?,
-            clip_grad: 1.0,
-            batch_size: BatchSize::new(BatchSizeConfig {
-                micro_batch_size: 2,
-                data_parallel_size: mesh.axis(Axis::Data).size(),
-                global_batch_size: Some(8),
-                rampup: None,
-            })?,
             parallel,
-            precision: PrecisionConfig::default(),
+            ..TrainerConfig::new(1, Schedule::constant(1e-3)?, batch_size)
         };
         let model = GptConfig { num_query_groups: 2, ..GptConfig::gpt2(8, 4, 64, 4, SEQ_LENGTH) };
         Trainer::on_mesh(&Scope::new(&Device::cpu(1)?, dtype, 1), mesh, &model, config)
@@ -324,7 +319,7 @@ mod tests {
             (2, (1, 1, 1), off, zero(Sharding::Weights, mlp)),
             (4, (1, 2, 1), off, zero(Sharding::Weights, Recompute::SELECTIVE)),
         ] {
-            let sent = check((ranks, axes, sequence), parallel, (SGD, DType::F32));
+            let sent = check((ranks, axes, sequence), parallel, (OptimizerConfig::SGD, DType::F32));
             assert!(sent.iter().all(|&bytes| bytes == 0), "{sent:?}");
         }
     }

@@ -275,7 +275,7 @@ impl Trainer {
         .reduced_by(&self.data_parallel);
         let loss_scale = self.loss_scaler.scale();
         execute(&schedule, &mut model, &self.mesh, scale * loss_scale)?;
-        let loss = self.mesh.world().sum(self.scope.device(), model.loss())? / total;
+        let loss = self.mesh.world().sum(self.scope.device(), model.loss()?)? / total;
         self.data_parallel.finish_step()?;
 
         let grad_norm = self.data_parallel.grad_norm()? / loss_scale;

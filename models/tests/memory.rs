@@ -5,8 +5,8 @@ use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::data::{Batch, Samples};
 use ferrotron_models::gpt::{GptConfig, Recompute, SavedActivations};
 use ferrotron_models::memory::{Plan, RankMemory, StageMemory};
-use ferrotron_models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
-use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
+use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
+use ferrotron_nn::schedule::Schedule;
 use ferrotron_nn::{AdafactorConfig, OptimizerConfig, Scope, Sharding};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
@@ -75,21 +75,18 @@ const PLAIN: Case = Case {
 impl Case {
     fn plan(&self, model: &GptConfig) -> Result<Plan> {
         let [tensor, context, data, pipeline] = self.sizes;
+        let batch_size = BatchSize::new(BatchSizeConfig {
+            micro_batch_size: self.micro,
+            data_parallel_size: data,
+            global_batch_size: Some(self.micro * data * self.microbatches),
+            ..BatchSizeConfig::default()
+        })?;
         Ok(Plan {
             model: model.clone(),
             layout: Layout::new(tensor * context * data * pipeline, tensor, context, pipeline)?,
             sequence_parallel: self.sequence,
             trainer: TrainerConfig {
-                seed: 1,
                 optimizer: self.optimizer,
-                schedule: Schedule::new(ScheduleConfig::default())?,
-                clip_grad: 1.0,
-                batch_size: BatchSize::new(BatchSizeConfig {
-                    micro_batch_size: self.micro,
-                    data_parallel_size: data,
-                    global_batch_size: Some(self.micro * data * self.microbatches),
-                    rampup: None,
-                })?,
                 parallel: ParallelConfig {
                     pipeline_schedule: self.schedule,
                     chunks: if self.schedule == ScheduleKind::Interleaved { 2 } else { 1 },
@@ -102,7 +99,7 @@ impl Case {
                     saved_activations: self.saved_activations,
                     optimizer_states: self.optimizer_states,
                 },
-                precision: PrecisionConfig::default(),
+                ..TrainerConfig::new(1, Schedule::constant(1e-3)?, batch_size)
             },
             dtype: self.dtype,
             seq_length: SEQ_LENGTH,
@@ -171,9 +168,7 @@ fn the_number_before_the_start_is_what_the_pools_count() {
     let mut cases = Vec::new();
     for dtype in [DType::F32, DType::BF16] {
         for recompute in [Recompute::None, Recompute::SELECTIVE, Recompute::FULL] {
-            for sharding in
-                [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights]
-            {
+            for sharding in Sharding::ALL {
                 let micro = 1 + cases.len() % 3;
                 let sizes = [1, 1, 2, 1];
                 cases.push(Case { dtype, recompute, sharding, micro, sizes, ..PLAIN });

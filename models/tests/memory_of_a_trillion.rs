@@ -6,9 +6,8 @@ use ferrotron_models::bench::peak_rss_bytes;
 use ferrotron_models::gpt::Recompute;
 use ferrotron_models::memory::Plan;
 use ferrotron_models::presets::Preset;
-use ferrotron_models::trainer::{ParallelConfig, PrecisionConfig, TrainerConfig};
-use ferrotron_nn::OptimizerConfig;
-use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
+use ferrotron_models::trainer::{ParallelConfig, TrainerConfig};
+use ferrotron_nn::schedule::Schedule;
 use ferrotron_parallel::mesh::Layout;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::DType;
@@ -19,29 +18,15 @@ use std::time::{Duration, Instant};
 fn a_trillion_parameters_are_planned_in_a_second_and_100_megabytes() {
     let preset = Preset::find("ptd-1t").unwrap();
     let (tensor, pipeline) = (8, 64);
+    let schedule = Schedule::constant(1e-3).unwrap();
+    let batch_size = BatchSizeConfig { global_batch_size: Some(512), ..BatchSizeConfig::default() };
     let plan = Plan {
         model: preset.config(),
         layout: Layout::new(tensor * pipeline, tensor, 1, pipeline).unwrap(),
         sequence_parallel: SequenceParallel::Off,
         trainer: TrainerConfig {
-            seed: 1,
-            optimizer: OptimizerConfig::AdamW {
-                beta1: 0.9,
-                beta2: 0.95,
-                eps: 1e-8,
-                weight_decay: 0.1,
-            },
-            schedule: Schedule::new(ScheduleConfig::default()).unwrap(),
-            clip_grad: 1.0,
-            batch_size: BatchSize::new(BatchSizeConfig {
-                micro_batch_size: 1,
-                data_parallel_size: 1,
-                global_batch_size: Some(512),
-                rampup: None,
-            })
-            .unwrap(),
             parallel: ParallelConfig { recompute: Recompute::FULL, ..ParallelConfig::default() },
-            precision: PrecisionConfig::default(),
+            ..TrainerConfig::new(1, schedule, BatchSize::new(batch_size).unwrap())
         },
         dtype: DType::BF16,
         seq_length: preset.seq_length,

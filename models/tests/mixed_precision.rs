@@ -8,8 +8,8 @@ use ferrotron_models::gpt::GptConfig;
 use ferrotron_models::trainer::{
     ParallelConfig, PrecisionConfig, StepReport, Trainer, TrainerConfig,
 };
-use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
-use ferrotron_nn::{Axis, GradientType, LossScale, OptimizerConfig, Scope};
+use ferrotron_nn::schedule::Schedule;
+use ferrotron_nn::{Axis, GradientType, LossScale, Scope};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_parallel::mesh::{Layout, Mesh};
@@ -47,24 +47,21 @@ fn model() -> GptConfig {
 fn trainer(
     dtype: DType,
     mesh: &Mesh,
-    config: PrecisionConfig,
+    precision: PrecisionConfig,
     gradients: GradientType,
 ) -> Result<Trainer> {
     let scope = Scope::new(&Device::cpu(1)?, dtype, 1234);
     let data_parallel = DataParallelConfig { gradients, ..DataParallelConfig::default() };
+    let batch_size = BatchSize::new(BatchSizeConfig {
+        micro_batch_size: 2,
+        data_parallel_size: mesh.layout().size(Axis::Data),
+        global_batch_size: Some(8),
+        ..BatchSizeConfig::default()
+    })?;
     let config = TrainerConfig {
-        seed: 7,
-        optimizer: OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
-        schedule: Schedule::new(ScheduleConfig { max_lr: 1e-2, ..ScheduleConfig::default() })?,
-        clip_grad: 1.0,
-        batch_size: BatchSize::new(BatchSizeConfig {
-            micro_batch_size: 2,
-            data_parallel_size: mesh.layout().size(Axis::Data),
-            global_batch_size: Some(8),
-            rampup: None,
-        })?,
         parallel: ParallelConfig { data_parallel, ..ParallelConfig::default() },
-        precision: config,
+        precision,
+        ..TrainerConfig::new(7, Schedule::constant(1e-2)?, batch_size)
     };
     Trainer::on_mesh(&scope, mesh, &model(), config)
 }

@@ -5,9 +5,9 @@
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::data::{Batch, Samples};
 use ferrotron_models::gpt::{GptConfig, Recompute};
-use ferrotron_models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
-use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
-use ferrotron_nn::{OptimizerConfig, Scope};
+use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
+use ferrotron_nn::Scope;
+use ferrotron_nn::schedule::Schedule;
 use ferrotron_tensor::{DType, Device, RandomKey, Result};
 
 struct OfLength(usize);
@@ -30,20 +30,11 @@ impl Samples for OfLength {
 }
 
 fn trainer(model: &GptConfig, micro: usize, dtype: DType, recompute: Recompute) -> Trainer {
+    let batch_size = BatchSizeConfig { micro_batch_size: micro, ..BatchSizeConfig::default() };
+    let (schedule, batch_size) = (Schedule::constant(1e-3), BatchSize::new(batch_size));
     let config = TrainerConfig {
-        seed: 1,
-        optimizer: OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
-        schedule: Schedule::new(ScheduleConfig::default()).unwrap(),
-        clip_grad: 1.0,
-        batch_size: BatchSize::new(BatchSizeConfig {
-            micro_batch_size: micro,
-            data_parallel_size: 1,
-            global_batch_size: None,
-            rampup: None,
-        })
-        .unwrap(),
         parallel: ParallelConfig { recompute, ..ParallelConfig::default() },
-        precision: PrecisionConfig::default(),
+        ..TrainerConfig::new(1, schedule.unwrap(), batch_size.unwrap())
     };
     let scope = Scope::new(&Device::dry(2).unwrap(), dtype, 1);
     Trainer::new(&scope, model, config).unwrap()

@@ -19,7 +19,7 @@ use crate::{AxisSet, BufferConfig, Decay, Param, ParamGroup, ShardUnit, Sharding
 /// let buffers = ParamBuffers::new(&layer.params())?;
 /// assert_eq!((buffers.groups().len(), buffers.numel()), (2, 8)); // the weight decays, the bias does not
 ///
-/// let mut optimizer = Optimizer::new(OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 }, &buffers)?;
+/// let mut optimizer = Optimizer::new(OptimizerConfig::SGD, &buffers)?;
 /// let x = Var::constant(Tensor::full(&device, DType::F32, &[1, 3], 1.0)?);
 /// buffers.zero_gradients();
 /// layer.forward(&x)?.sum_all()?.backward()?;

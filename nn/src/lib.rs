@@ -7,6 +7,7 @@
 mod attention;
 mod attention_heads;
 mod axis;
+mod buffer_config;
 mod buffers;
 mod context;
 mod dropout;
@@ -24,6 +25,7 @@ pub mod schedule;
 pub use attention::{Attention, AttentionConfig, KvCache};
 pub use attention_heads::AttentionHeads;
 pub use axis::{Axis, AxisSet};
+pub use buffer_config::{BufferConfig, GradientType, ShardUnit, Sharding};
 pub use buffers::{ParamBuffers, clip_coefficient};
 pub use context::{Context, Extent, Mode};
 pub use dropout::Dropout;
@@ -38,4 +40,4 @@ pub use optimizer::{
     SumParts, UpdateConfig, WeightUpdate,
 };
 pub use param::{Decay, Module, Param, Scope};
-pub use param_group::{BufferConfig, GradientType, ParamGroup, ShardUnit, Sharding};
+pub use param_group::ParamGroup;

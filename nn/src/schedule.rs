@@ -208,6 +208,14 @@ impl Schedule {
         Ok(Schedule(config))
     }
 
+    /// `lr` in every step.
+    ///
+    /// # Errors
+    /// A rate that is negative or not finite.
+    pub fn constant(lr: f64) -> Result<Self> {
+        Schedule::new(ScheduleConfig { max_lr: lr, ..ScheduleConfig::default() })
+    }
+
     /// The configuration it was made from.
     pub fn config(&self) -> &ScheduleConfig {
         &self.0

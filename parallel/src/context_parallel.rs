@@ -16,7 +16,7 @@ use ferrotron_tensor::ops::attention::{
     AttentionConfig, AttentionMask, attention, attention_backward, merge_attention, split_packed,
 };
 use ferrotron_tensor::ops::pointwise::add_assign;
-use ferrotron_tensor::{At, DType, Error, Result, Tensor};
+use ferrotron_tensor::{At, Error, Result, Tensor};
 use smallvec::smallvec;
 use std::cmp::Ordering;
 
@@ -198,7 +198,7 @@ impl Ring {
         let &[batch, positions, heads, _] = q.dims() else {
             unreachable!("queries have four dims")
         };
-        let (device, acc) = (q.device(), accumulated_in(q.dtype()));
+        let (device, acc) = (q.device(), q.dtype().accumulator());
         let mut out = Tensor::empty(device, acc, q.dims())?;
         let mut lse = Tensor::full(device, acc, &[batch, heads, positions], f64::NEG_INFINITY)?;
         for step in 0..self.group.size() {
@@ -223,7 +223,7 @@ impl Ring {
         (out, lse): (&Tensor, &Tensor),
     ) -> Result<Tensor> {
         let (q, mut block) = self.split(packed)?;
-        let acc = accumulated_in(q.dtype());
+        let acc = q.dtype().accumulator();
         let dout = dout.reshape(out.dims())?;
         let mut dq_sum = Tensor::zeros(q.device(), acc, q.dims())?;
         let mut travelling: Option<Work<Tensor>> = None;
@@ -262,11 +262,6 @@ impl Ring {
         gradient.narrow_mut(2, heads, blocks, |place| place.write(&home.cast(q.dtype())?))?;
         gradient.reshape(packed.dims())
     }
-}
-
-/// The type in which sums over the ring are made.
-fn accumulated_in(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
 /// Adds in the dtype of the sum.

@@ -40,16 +40,16 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
             "--steps, --micro-batch-size and --vocab-size must be positive",
         ));
     }
-    args.device.open()?;
-    let report = measure(&BenchConfig {
+    let device = args.device.open()?;
+    let config = BenchConfig {
         micro_batch_size: args.micro_batch_size,
         seq_length: args.model.seq_length()?,
         steps: args.steps,
         warmup: args.warmup,
         dtype: args.device.dtype()?,
-        threads: args.device.threads(),
         ..BenchConfig::new(args.model.config(args.vocab_size)?)
-    })?;
+    };
+    let report = measure(&config, &device)?;
     let line =
         serde_json::to_string(&report).map_err(|error| Error::io("bench", error.to_string()))?;
     output::line(&line);

@@ -1,14 +1,20 @@
 //! The options that say where and in what type to compute.
 
 use clap::Args;
+use ferrotron::cuda::gpu::GpuConfig;
+use ferrotron::cuda::library::Search;
+use ferrotron::cuda::probe::devices;
 use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::{DType, Device, Error, Result};
+use std::ops::Range;
 use std::path::PathBuf;
+
+use super::job;
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Device")]
 pub struct DeviceArgs {
-    /// Where to compute: cpu
+    /// Where to compute: cpu, cuda:N for a GPU by its number, or cuda for that of LOCAL_RANK, else the first
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: String,
     /// Threads that compute [default: all cores, shared out among the ranks of the machine]
@@ -25,35 +31,100 @@ pub struct DeviceArgs {
     pub fp16: bool,
 }
 
-impl DeviceArgs {
-    pub fn threads(&self) -> usize {
-        self.shared_threads(1)
-    }
+/// What `--device` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    Cpu,
+    /// The GPU of each rank's number on its machine.
+    Gpus,
+    /// One GPU, for all ranks of the machine.
+    Gpu(usize),
+}
 
+/// Memory of a GPU, and who is to share it.
+#[derive(Debug, Clone, Copy)]
+pub struct GpuMemory {
+    pub bytes: u64,
+    pub shared: bool,
+}
+
+impl DeviceArgs {
     /// Threads of one of `ranks` on this machine.
     pub fn shared_threads(&self, ranks: usize) -> usize {
-        self.threads.unwrap_or_else(|| (cores() / ranks.max(1)).max(1))
-    }
-
-    pub fn open(&self) -> Result<Device> {
-        self.open_shared(1, std::env::temp_dir())
-    }
-
-    /// The device of one of `ranks` on this machine, with host memory in files of a folder.
-    pub fn open_shared(&self, ranks: usize, offload_folder: PathBuf) -> Result<Device> {
-        self.check()?;
-        Device::cpu_with_offload_folder(self.shared_threads(ranks), offload_folder)
-    }
-
-    /// Errors if there is no such device.
-    pub fn check(&self) -> Result<()> {
-        match self.device.as_str() {
-            "cpu" => Ok(()),
-            other => {
-                let message = format!("'{other}' is not supported: use cpu");
-                Err(Error::config("--device", message))
-            }
+        match self.place() {
+            Ok(Place::Gpus | Place::Gpu(_)) => 1,
+            _ => self.threads.unwrap_or_else(|| (cores() / ranks.max(1)).max(1)),
         }
+    }
+
+    pub fn place(&self) -> Result<Place> {
+        let number = |text: &str| text.parse().ok().map(Place::Gpu);
+        let place = match self.device.as_str() {
+            "cpu" => Some(Place::Cpu),
+            "cuda" => Some(Place::Gpus),
+            text => text.strip_prefix("cuda:").and_then(number),
+        };
+        place.ok_or_else(|| {
+            let message = format!("'{}' is no device: use cpu, cuda or cuda:N", self.device);
+            Error::config("--device", message)
+        })
+    }
+
+    /// The device of a process that computes alone, or under a launcher beside others.
+    pub fn open(&self) -> Result<Device> {
+        let local_rank = job::rank_environment()?.map_or(0, |rank| rank.local_rank);
+        self.open_shared(1, local_rank, std::env::temp_dir())
+    }
+
+    /// The device of rank `local_rank` of `ranks` on this machine, with a CPU's host memory in files of a folder.
+    pub fn open_shared(
+        &self,
+        ranks: usize,
+        local_rank: usize,
+        offload_folder: PathBuf,
+    ) -> Result<Device> {
+        let ordinal = match self.place()? {
+            Place::Cpu => {
+                let threads = self.shared_threads(ranks);
+                return Device::cpu_with_offload_folder(threads, offload_folder);
+            }
+            Place::Gpus => local_rank,
+            Place::Gpu(ordinal) => ordinal,
+        };
+        Device::cuda(&GpuConfig::new(ordinal)).map_err(|error| self.unavailable(&error))
+    }
+
+    /// The memory of the GPUs of the ranks with these numbers on this machine, of the smallest if there are several;
+    /// `None` on a CPU.
+    ///
+    /// Errors, naming the remedy, if one is not there. Nothing is started on any.
+    pub fn gpu_memory(&self, numbers: Range<usize>) -> Result<Option<GpuMemory>> {
+        let (ordinals, shared): (Vec<usize>, bool) = match self.place()? {
+            Place::Cpu => return Ok(None),
+            Place::Gpus => (numbers.collect(), false),
+            Place::Gpu(ordinal) => (vec![ordinal], true),
+        };
+        let found =
+            devices(&Search::from_environment()).map_err(|error| self.unavailable(&error))?;
+        let bytes = |&ordinal: &usize| match found.get(ordinal) {
+            Some(device) => Ok(device.memory as u64),
+            None => {
+                let there = match found.len() {
+                    1 => "1 GPU".to_string(),
+                    count => format!("{count} GPUs"),
+                };
+                let share =
+                    if shared { "" } else { "; --device cuda:0 lets ranks share the first" };
+                Err(self.unavailable(&format!("there is no GPU {ordinal}, only {there}{share}")))
+            }
+        };
+        let smallest = ordinals.iter().map(bytes).collect::<Result<Vec<_>>>()?.into_iter().min();
+        Ok(smallest.map(|bytes| GpuMemory { bytes, shared }))
+    }
+
+    fn unavailable(&self, why: &dyn std::fmt::Display) -> Error {
+        let message = format!("{}: {why} ('ferrotron doctor' tells what is there)", self.device);
+        Error::config("--device", message)
     }
 
     pub fn dtype(&self) -> Result<DType> {

@@ -70,6 +70,22 @@ impl Job {
         }
     }
 
+    /// This rank's number on this machine.
+    pub fn local_rank(&self) -> usize {
+        match self {
+            Job::Rank(rank) => rank.local_rank,
+            Job::Alone | Job::Launcher(_) => 0,
+        }
+    }
+
+    /// The numbers on this machine of the ranks on it, as far as is known.
+    pub fn local_numbers(&self) -> Range<usize> {
+        match self {
+            Job::Rank(rank) if rank.local_size.is_none() => rank.local_rank..rank.local_rank + 1,
+            _ => 0..self.local_size(),
+        }
+    }
+
     /// The ranks on this machine, as far as is known.
     pub fn local_ranks(&self) -> Range<usize> {
         let first = match self {

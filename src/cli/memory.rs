@@ -29,7 +29,7 @@ pub struct MemoryArgs {
 /// Prints what each rank of every pipeline stage would take.
 pub fn memory(args: &MemoryArgs) -> Result<ExitCode> {
     let train = &args.train;
-    train.device.check()?;
+    train.device.place()?;
     let parallel = &train.parallel;
     let sizes = [
         parallel.tensor_model_parallel_size,
@@ -51,7 +51,7 @@ pub fn memory(args: &MemoryArgs) -> Result<ExitCode> {
     } else {
         output::print(&table(&stages));
     }
-    memory_limits::check_ranks(train, &plan, &stages)?;
+    memory_limits::check_thought(train, &plan, &stages)?;
     Ok(ExitCode::SUCCESS)
 }
 

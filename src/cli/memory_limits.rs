@@ -1,12 +1,14 @@
 //! Whether a run fits into memory, and what would help if it does not.
 
 use ferrotron::models::memory::{Plan, RankMemory, StageMemory};
-use ferrotron::models::memory_limit::memory_limit;
+use ferrotron::models::memory_limit::{MemoryLimit, memory_limit};
 use ferrotron::nn::Axis;
 use ferrotron::{DType, Error, MemoryKind, Result};
 use std::ops::Range;
 
 use super::bytes::display;
+use super::device_args::GpuMemory;
+use super::job::Job;
 use super::parallel_args::Granularity;
 use super::train_args::TrainArgs;
 
@@ -40,17 +42,58 @@ pub fn sentence(memory: &RankMemory) -> String {
 }
 
 /// Errors, with what would help, if a rank of the run that `args` ask for would take more than `--memory-limit` or, where
-/// that is not given, the ranks of this machine, `local`, more than it has.
-pub fn check(
+/// that is not given, the ranks of this machine more than it, or their GPU, has. A GPU that is not there is an error, too.
+pub fn check(args: &TrainArgs, plan: &Plan, stages: &[StageMemory], job: &Job) -> Result<()> {
+    let gpu = args.device.gpu_memory(job.local_numbers())?;
+    if args.run.memory_limit.is_some() {
+        return check_ranks(args, plan, stages);
+    }
+    match (gpu, memory_limit()) {
+        (Some(gpu), _) => check_gpu(args, plan, stages, job.local_ranks(), gpu),
+        (None, Some(limit)) => {
+            check_together(args, plan, stages, job.local_ranks(), limit, "machine")
+        }
+        (None, None) => Ok(()),
+    }
+}
+
+/// The same for a run that is only thought of: nothing is known of other machines, so ranks with GPUs of their own are
+/// compared with the first one here.
+pub fn check_thought(args: &TrainArgs, plan: &Plan, stages: &[StageMemory]) -> Result<()> {
+    if args.run.memory_limit.is_some() {
+        return check_ranks(args, plan, stages);
+    }
+    match args.device.gpu_memory(0..1)? {
+        Some(gpu) => check_gpu(args, plan, stages, 0..plan.layout.world(), gpu),
+        None => Ok(()),
+    }
+}
+
+fn check_gpu(
     args: &TrainArgs,
     plan: &Plan,
     stages: &[StageMemory],
     local: Range<usize>,
+    gpu: GpuMemory,
 ) -> Result<()> {
-    if args.run.memory_limit.is_some() {
-        return check_ranks(args, plan, stages);
+    let limit = MemoryLimit { bytes: gpu.bytes, source: "the GPU has" };
+    match gpu.shared {
+        true => check_together(args, plan, stages, local, limit, "GPU"),
+        false => local
+            .into_iter()
+            .try_for_each(|rank| check_together(args, plan, stages, rank..rank + 1, limit, "GPU")),
     }
-    let Some(limit) = memory_limit() else { return Ok(()) };
+}
+
+/// Errors if the ranks `local` take more than the limit of what they share.
+fn check_together(
+    args: &TrainArgs,
+    plan: &Plan,
+    stages: &[StageMemory],
+    local: Range<usize>,
+    limit: MemoryLimit,
+    shared: &str,
+) -> Result<()> {
     let of_stage = |rank| stages[plan.layout.coordinate(rank, Axis::Pipeline)].memory.total_bytes;
     let most: u64 = local.clone().map(|rank| of_stage(rank) as u64).sum();
     if most <= limit.bytes {
@@ -65,13 +108,13 @@ pub fn check(
     let there = format!("more than the {} that {}", display(limit.bytes), limit.source);
     let why = match local.len() {
         1 => there,
-        ranks => format!("{ranks} ranks on this machine take {}, {there}", display(together)),
+        ranks => format!("{ranks} ranks on this {shared} take {}, {there}", display(together)),
     };
     Err(refused(args, plan, stages, &why))
 }
 
 /// Errors, with what would help, if a rank would take more than `--memory-limit`.
-pub fn check_ranks(args: &TrainArgs, plan: &Plan, stages: &[StageMemory]) -> Result<()> {
+fn check_ranks(args: &TrainArgs, plan: &Plan, stages: &[StageMemory]) -> Result<()> {
     let takes = largest(stages).memory.total_bytes as u64;
     match args.run.memory_limit.filter(|&limit| takes > limit) {
         Some(limit) => {

@@ -1,5 +1,6 @@
 //! The command line: one file per subcommand, one per group of options.
 
+mod adafactor_args;
 mod bench;
 mod bytes;
 mod config_file;

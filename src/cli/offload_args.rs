@@ -91,11 +91,11 @@ impl OffloadArgs {
         })
     }
 
-    /// Errors if something is to wait in host memory and no file can be made for it.
-    pub fn check(&self, device: &Device) -> Result<()> {
+    /// Errors if something is to wait in host memory of a CPU and no file can be made for it.
+    pub fn check(&self, run: &RunArgs) -> Result<()> {
         if self.offload_optimizer_states || self.cpu_offloading_num_layers > 0 {
-            // The file stays: what comes to wait there first finds it.
-            Tensor::empty_in(MemoryKind::Host, device, DType::U8, &[1])?;
+            let device = Device::cpu_with_offload_folder(1, self.folder(run))?;
+            Tensor::empty_in(MemoryKind::Host, &device, DType::U8, &[1])?;
         }
         Ok(())
     }

@@ -176,12 +176,7 @@ impl ParallelArgs {
             pipeline_schedule: named.unwrap_or(implied),
             chunks,
             data_parallel: DataParallelConfig {
-                sharding: match self.zero_stage {
-                    0 => Sharding::None,
-                    1 => Sharding::Optimizer,
-                    2 => Sharding::Gradients,
-                    _ => Sharding::Weights,
-                },
+                sharding: Sharding::ALL[usize::from(self.zero_stage)],
                 bucket_numel: Some(self.ddp_bucket_size.unwrap_or(bucket)),
                 synchronize_every: self.local_sgd_steps,
                 gradients,

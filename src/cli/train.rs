@@ -17,6 +17,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use super::device_args::Place;
 use super::generate::sample;
 use super::job::{self, Job};
 use super::offload_args::OFFLOAD;
@@ -40,6 +41,7 @@ const PASSING: &[&str] = &[
     "--distributed-timeout-minutes",
     "--transport",
     "--memory-limit",
+    "--device",
 ];
 
 /// Validation sets beyond this many tokens are not searched for their bigrams, which takes memory and
@@ -103,7 +105,7 @@ pub fn train(
 ) -> Result<ExitCode> {
     let job = Job::new(&args.parallel, rank)?;
     match &job {
-        Job::Alone => Plan::new(args, &job)?.train(&Mesh::single(), remembered),
+        Job::Alone => Plan::new(args, &job)?.train(&job, &Mesh::single(), remembered),
         Job::Launcher(ranks) => {
             Plan::new(args, &job)?; // what is refused is refused here, once
             job::start_ranks(*ranks)
@@ -113,7 +115,7 @@ pub fn train(
                 let plan = Plan::new(args, &job)?;
                 job::connect(&args.parallel, rank, |world| {
                     let mesh = Mesh::new(&world, plan.run.layout, args.parallel.sequence())?;
-                    plan.train(&mesh, remembered)
+                    plan.train(&job, &mesh, remembered)
                 })
             };
             // Under other launchers nothing else says whose error it is.
@@ -128,7 +130,6 @@ pub fn train(
 /// A run of which everything that can be refused has been checked, before anything starts.
 struct Plan<'a> {
     args: &'a TrainArgs,
-    device: Device,
     resumed: Option<Checkpoint>,
     tokenizer: Tokenizer,
     run: memory::Plan,
@@ -140,7 +141,6 @@ impl Plan<'_> {
     fn new<'a>(args: &'a TrainArgs, job: &Job) -> Result<Plan<'a>> {
         args.run.validate()?;
         args.device.dtype()?;
-        let device = args.device.open_shared(job.local_size(), args.offload.folder(&args.run))?;
         let resumed = args.run.load.as_deref().map(Checkpoint::peek).transpose()?;
         run_folder::check(args, resumed.as_ref())?;
         let tokenizer = open_tokenizer(args, resumed.as_ref())?;
@@ -150,14 +150,18 @@ impl Plan<'_> {
         }
         let intervals = args.intervals(&run.trainer.parallel)?;
         let stages = run.stages()?;
-        memory_limits::check(args, &run, &stages, job.local_ranks())?;
-        args.offload.check(&device)?;
-        Ok(Plan { args, device, resumed, tokenizer, run, stages, intervals })
+        memory_limits::check(args, &run, &stages, job)?;
+        if args.device.place()? == Place::Cpu {
+            args.offload.check(&args.run)?;
+        }
+        Ok(Plan { args, resumed, tokenizer, run, stages, intervals })
     }
 
     /// Trains as one rank of `mesh`; the first one reports.
-    fn train(self, mesh: &Mesh, remembered: Vec<String>) -> Result<ExitCode> {
-        let Plan { args, device, resumed, tokenizer, run: plan, stages, intervals } = self;
+    fn train(self, job: &Job, mesh: &Mesh, remembered: Vec<String>) -> Result<ExitCode> {
+        let Plan { args, resumed, tokenizer, run: plan, stages, intervals } = self;
+        let folder = args.offload.folder(&args.run);
+        let device = args.device.open_shared(job.local_size(), job.local_rank(), folder)?;
         let dataset = open_dataset(args, &tokenizer)?;
         let scope = Scope::new(&device, args.device.dtype()?, args.optimization.seed);
         let mut trainer = Trainer::on_mesh(&scope, mesh, &plan.model, plan.trainer)?;
@@ -171,13 +175,12 @@ impl Plan<'_> {
         let first = mesh.rank() == 0;
         if first {
             eprintln!(
-                "{:.2} M parameters, {} training tokens, {} tokenizer of {}, {} thread{}, {}",
+                "{:.2} M parameters, {} training tokens, {} tokenizer of {}, {}, {}",
                 plan.model.num_parameters() as f64 / 1e6,
                 dataset.train.len(),
                 tokenizer.name(),
                 tokenizer.vocab_size(),
-                device.threads(),
-                if device.threads() == 1 { "" } else { "s" },
+                place(args, &device)?,
                 config.folder.display()
             );
             if let Some(lines) = layout_lines(&trainer, config.seq_length) {
@@ -207,6 +210,15 @@ impl Plan<'_> {
             Ended::Finished | Ended::ExitInterval => ExitCode::SUCCESS,
         })
     }
+}
+
+/// Where the run computes.
+fn place(args: &TrainArgs, device: &Device) -> Result<String> {
+    Ok(match (args.device.place()?, device.threads()) {
+        (Place::Cpu, 1) => "1 thread".to_string(),
+        (Place::Cpu, threads) => format!("{threads} threads"),
+        (Place::Gpus | Place::Gpu(_), _) => format!("{device:?}"),
+    })
 }
 
 /// How several ranks are laid out, and what they will send.

@@ -9,6 +9,7 @@
 //! # Ok::<(), ferrotron_tensor::Error>(())
 //! ```
 
+use ferrotron_cuda::gpu::{Gpu, GpuConfig};
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::fmt;
@@ -16,6 +17,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::{Dispatch, dispatcher};
 
+use crate::cuda;
 use crate::ops::rows::{SERIAL, for_rows};
 use crate::pool::{Backing, MemoryStats, Pool};
 use crate::{Error, MemoryKind, Result};
@@ -41,6 +43,8 @@ enum Workers {
     Threads(ThreadPool),
     /// Nobody, in place of so many threads.
     Nobody(usize),
+    /// A GPU: whatever loop is left runs on the calling thread.
+    Gpu(Arc<Gpu>),
 }
 
 impl Device {
@@ -85,6 +89,18 @@ impl Device {
         Ok(Self::with(workers, Backing::Addresses, Backing::Addresses))
     }
 
+    /// A GPU, with its streams and kernels. Its host memory is pinned memory of the host.
+    ///
+    /// Work is done in the order in which it is given, and nobody waits for it before its result is read. Several
+    /// devices may be on one GPU, for example one of each rank.
+    ///
+    /// Errors, naming the remedy, if the driver, a library or the GPU is missing.
+    pub fn cuda(config: &GpuConfig) -> Result<Device> {
+        let gpu = Arc::new(Gpu::new(config, cuda::rows()).map_err(Error::of_gpu)?);
+        let (backing, host) = (Backing::Gpu(gpu.clone()), Backing::Pinned(gpu.clone()));
+        Ok(Self::with(Workers::Gpu(gpu), backing, host))
+    }
+
     fn with(workers: Workers, backing: Backing, host: Backing) -> Device {
         let (pool, host) = (Pool::new(backing), Pool::new(host));
         Device(Arc::new(Cpu { pool, host, workers, turn: Mutex::default() }))
@@ -95,9 +111,23 @@ impl Device {
         matches!(self.0.workers, Workers::Nobody(_))
     }
 
+    /// The GPU that computes, if one does.
+    pub(crate) fn gpu(&self) -> Option<&Gpu> {
+        match &self.0.workers {
+            Workers::Gpu(gpu) => Some(gpu),
+            _ => None,
+        }
+    }
+
+    /// The GPU that computes. Errors if none does.
+    pub(crate) fn expect_gpu(&self, op: &'static str) -> Result<&Gpu> {
+        self.gpu().ok_or_else(|| Error::device(op, "the device is no GPU"))
+    }
+
     /// How many threads compute.
     pub fn threads(&self) -> usize {
         match &self.0.workers {
+            Workers::Gpu(_) => 1,
             Workers::Threads(threads) => threads.current_num_threads(),
             Workers::Nobody(threads) => *threads,
         }
@@ -119,7 +149,7 @@ impl Device {
         // closure would run in the midst of this one's, under its thread-locals and its locks.
         let own = match &self.0.workers {
             Workers::Threads(threads) => threads.current_thread_index().is_some(),
-            Workers::Nobody(_) => return f(),
+            Workers::Nobody(_) | Workers::Gpu(_) => return f(),
         };
         let _turn = (!own).then(|| self.0.turn.lock().unwrap_or_else(PoisonError::into_inner));
         // Whoever watches the caller watches `f`, on whichever thread it runs.
@@ -132,7 +162,18 @@ impl Device {
     pub(crate) fn install<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         match &self.0.workers {
             Workers::Threads(threads) => threads.install(f),
-            Workers::Nobody(_) => f(),
+            Workers::Nobody(_) | Workers::Gpu(_) => f(),
+        }
+    }
+
+    /// Waits until everything that was given to the device is done: a GPU works while the host goes on. To measure
+    /// times; results wait by themselves when they are read.
+    ///
+    /// Errors if any of it failed.
+    pub fn synchronize(&self) -> Result<()> {
+        match self.gpu() {
+            Some(gpu) => gpu.compute().synchronize().map_err(Error::of_gpu),
+            None => Ok(()),
         }
     }
 
@@ -211,8 +252,11 @@ impl Eq for Device {}
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = if self.is_dry() { "dry" } else { "cpu" };
-        write!(f, "{name}({} threads)", self.threads())
+        match &self.0.workers {
+            Workers::Threads(_) => write!(f, "cpu({} threads)", self.threads()),
+            Workers::Nobody(threads) => write!(f, "dry({threads} threads)"),
+            Workers::Gpu(gpu) => write!(f, "cuda:{}", gpu.context().ordinal()),
+        }
     }
 }
 

@@ -49,6 +49,15 @@ impl DType {
         matches!(self, DType::F64 | DType::F32 | DType::BF16 | DType::F16)
     }
 
+    /// The type that numbers of this one are computed with and added up in: [`Element::Acc`]. That of integers is
+    /// their own.
+    pub const fn accumulator(self) -> DType {
+        match self {
+            DType::BF16 | DType::F16 => DType::F32,
+            same => same,
+        }
+    }
+
     /// Distance from 1 to the next larger number; 0 for integers. Test tolerances are multiples of it.
     pub const fn epsilon(self) -> f64 {
         match self {

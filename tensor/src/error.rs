@@ -33,6 +33,8 @@ pub enum ErrorKind {
     Graph,
     /// A file or stream could not be read or written, or holds something else than promised.
     Io,
+    /// A device is missing, failed, or is not the one that an operation needs.
+    Device,
     /// A configuration, flag or combination is refused.
     Config,
     /// Ranks disagree about a collective, or one of them is late or gone.
@@ -76,6 +78,11 @@ impl Error {
         Self::new(ErrorKind::Memory, op, context)
     }
 
+    /// A device that is missing, failed, or is not the one that is needed.
+    pub fn device(op: &'static str, context: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Device, op, context)
+    }
+
     /// A graph that cannot be walked.
     pub fn graph(op: &'static str, context: impl Into<String>) -> Self {
         Self::new(ErrorKind::Graph, op, context)
@@ -104,6 +111,11 @@ impl Error {
     /// The operation that noticed.
     pub fn op(&self) -> &'static str {
         self.0.op
+    }
+
+    /// The values involved, and the remedy.
+    pub fn context(&self) -> &str {
+        &self.0.context
     }
 
     /// Puts a module's name in front of the path: called by each module on the way up.

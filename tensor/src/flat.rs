@@ -210,7 +210,7 @@ impl Flat {
         Ok(unsafe { std::slice::from_raw_parts_mut(self.pointer().cast::<T>(), self.numel()) })
     }
 
-    fn pointer(&self) -> *mut u8 {
+    pub(crate) fn pointer(&self) -> *mut u8 {
         self.ranges
             .first()
             .map_or(std::ptr::dangling_mut::<u64>().cast(), |range| range.buffer.pointer())
@@ -228,7 +228,7 @@ impl Flat {
 
     /// Errors unless nobody else holds the ranges. `Arc::get_mut`, unlike a look at the count, also makes
     /// the reads of those who held one on other threads happen before the writes that follow.
-    fn check_unique(&mut self, ranges: std::ops::Range<usize>) -> Result<()> {
+    pub(crate) fn check_unique(&mut self, ranges: std::ops::Range<usize>) -> Result<()> {
         for range in &mut self.ranges[ranges] {
             let holders = Arc::strong_count(&range.buffer);
             if Arc::get_mut(&mut range.buffer).is_none() {

@@ -6,6 +6,7 @@
 #![deny(missing_docs)]
 
 mod buffer;
+mod cuda;
 mod device;
 mod disjoint;
 mod dtype;
@@ -21,7 +22,9 @@ mod place;
 mod pool;
 mod real;
 mod simd;
+mod staging;
 mod tensor;
+mod transfer;
 mod view;
 
 pub use device::Device;
@@ -36,4 +39,5 @@ pub use place::{Place, balanced};
 pub use pool::{Category, MemoryStats};
 pub use real::Real;
 pub use simd::SimdLevel;
+pub use staging::Staging;
 pub use tensor::Tensor;

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use crate::buffer::Buffer;
+use crate::cuda;
 use crate::layout::Layout;
 use crate::pool::Category;
-use crate::{DType, Device, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor};
 
 /// Which memory of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -50,6 +51,36 @@ impl Tensor {
             true => MemoryKind::Host,
             false => MemoryKind::Device,
         }
+    }
+
+    /// Fills a contiguous `target` of the same bytes, in either kind of memory, without the device's threads, which may be
+    /// busy; on a GPU, in the order of its work.
+    ///
+    /// Errors if the tensors differ in more than their place, have gaps, or somebody else holds `target`.
+    pub fn move_to(&self, target: &mut Tensor) -> Result<()> {
+        if self.dims() != target.dims() || self.dtype() != target.dtype() {
+            return Err(Error::shape("move_to", format!("{self:?} does not fill {target:?}")));
+        }
+        if self.device().is_dry() {
+            return Ok(());
+        }
+        if self.device().gpu().is_some() {
+            return cuda::copy::copy(self, target);
+        }
+        target.write_bytes(|bytes| {
+            bytes.copy_from_slice(&self.bytes()?);
+            Ok(())
+        })
+    }
+
+    /// This tensor where kernels work best: of what a GPU has in host memory, a copy in its own; else itself.
+    pub fn near(&self) -> Result<Tensor> {
+        if self.device().gpu().is_none() || self.memory_kind() == MemoryKind::Device {
+            return Ok(self.clone());
+        }
+        let mut near = Self::empty(self.device(), self.dtype(), self.dims())?;
+        near.write(self)?;
+        Ok(near)
     }
 
     /// Begins to read the buffer if it is in host memory, since it is going to be used soon.

@@ -4,13 +4,15 @@
 //! is zero when it first comes from the system and is never handed out uninitialised. Where blocks lie is the business
 //! of `blocks.rs`.
 
+mod arena;
 mod blocks;
 
+use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::Result;
-pub(crate) use blocks::Backing;
+use crate::{Error, ErrorKind, Result};
+pub(crate) use arena::Backing;
 use blocks::{Block, Blocks};
 
 /// What memory is used for, so that reports and limits can tell weights from activations.
@@ -146,11 +148,30 @@ impl Pool {
         })
     }
 
+    /// An error of memory that cannot be had, with what the memory is used for, the largest first. A
+    /// folder's error is none of these.
+    fn with_consumers(&self, error: Error) -> Error {
+        if error.kind() == ErrorKind::Io {
+            return error;
+        }
+        let bytes = |category: Category| self.categories[category as usize].current.load(Relaxed);
+        let mut used: Vec<Category> =
+            Category::ALL.into_iter().filter(|&category| bytes(category) > 0).collect();
+        used.sort_by_key(|&category| Reverse(bytes(category)));
+        let used: Vec<String> =
+            used.into_iter().map(|category| format!("{category:?} {}", bytes(category))).collect();
+        let context = match used.is_empty() {
+            true => error.context().to_string(),
+            false => format!("{}; in use: {}", error.context(), used.join(", ")),
+        };
+        Error::memory("pool", context)
+    }
+
     /// A block of at least `bytes` initialised bytes, aligned to 64.
     pub(crate) fn take(self: &Arc<Pool>, bytes: usize) -> Result<Allocation> {
         let (block, pointer) = {
             let mut blocks = self.lock();
-            let block = blocks.take(bytes)?;
+            let block = blocks.take(bytes).map_err(|error| self.with_consumers(error))?;
             (block, blocks.pointer(block))
         };
         self.n_alloc.fetch_add(1, Relaxed);

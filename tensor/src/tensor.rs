@@ -8,7 +8,8 @@ use std::slice;
 use std::sync::Arc;
 
 use crate::buffer::Buffer;
-use crate::layout::{Layout, count};
+use crate::cuda;
+use crate::layout::Layout;
 use crate::ops::rows::{CHEAP, for_elements, for_rows};
 use crate::pool::Category;
 use crate::{
@@ -33,21 +34,6 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// A tensor of `dims` with the elements of `data` in row-major order.
-    ///
-    /// Errors if the number of elements differs.
-    pub fn from_slice<T: Scalar>(device: &Device, data: &[T], dims: &[usize]) -> Result<Tensor> {
-        if data.len() != count("from_slice", dims)? {
-            return Err(Error::shape(
-                "from_slice",
-                format!("{} elements do not fill {dims:?}", data.len()),
-            ));
-        }
-        let mut tensor = Self::empty(device, T::DTYPE, dims)?;
-        tensor.as_mut_slice::<T>()?.copy_from_slice(data);
-        Ok(tensor)
-    }
-
     /// A tensor with unspecified (but initialised) contents, for a kernel to fill.
     ///
     /// Errors if the memory cannot be had.
@@ -64,6 +50,9 @@ impl Tensor {
 
     /// A floating-point tensor of one value.
     pub fn full(device: &Device, dtype: DType, dims: &[usize], value: f64) -> Result<Tensor> {
+        if device.gpu().is_some() {
+            return Self::zeros(device, dtype, dims)?.add_scalar(value);
+        }
         let mut tensor = Self::empty(device, dtype, dims)?;
         dispatch_float!("full", dtype, T => {
             tensor.as_mut_slice::<T>()?.fill(T::from_acc(Real::of(value)));
@@ -171,7 +160,7 @@ impl Tensor {
         if self.numel() == 0 {
             return Ok(&[]);
         }
-        let all = self.buffer_slice::<T>();
+        let all = self.buffer_slice::<T>()?;
         Ok(&all[self.layout.offset()..self.layout.offset() + self.numel()])
     }
 
@@ -198,6 +187,7 @@ impl Tensor {
     /// write what the view shows, some of them from several threads.
     pub(crate) fn buffer_slice_mut<T: Scalar>(&mut self) -> Result<&mut [T]> {
         self.check_dtype::<T>("as_mut_slice")?;
+        self.expect_host("as_mut_slice")?;
         if self.layout.overlaps() {
             return Err(Error::shape(
                 "as_mut_slice",
@@ -238,41 +228,20 @@ impl Tensor {
         result
     }
 
-    /// The whole buffer behind the view, which `layout` indexes. The caller has checked the dtype.
-    pub(crate) fn buffer_slice<T: Scalar>(&self) -> &[T] {
-        debug_assert_eq!(T::DTYPE, self.dtype);
+    /// The whole buffer behind the view, which `layout` indexes.
+    ///
+    /// Errors if `T` is not the dtype, or the host cannot read it.
+    pub(crate) fn buffer_slice<T: Scalar>(&self) -> Result<&[T]> {
+        self.check_dtype::<T>("as_slice")?;
+        self.expect_host("as_slice")?;
         // SAFETY: as in `buffer_slice_mut`; writers need the unique `Arc`, which cannot be while this
         // reference lives.
-        unsafe {
+        Ok(unsafe {
             slice::from_raw_parts(
                 self.buffer.pointer().cast::<T>(),
                 self.buffer.len() / size_of::<T>(),
             )
-        }
-    }
-
-    /// A copy of the elements in row-major order.
-    pub fn to_vec<T: Scalar>(&self) -> Result<Vec<T>> {
-        Ok(self.contiguous()?.as_slice::<T>()?.to_vec())
-    }
-
-    /// A copy of the elements of a floating-point tensor as f64.
-    pub fn to_f64(&self) -> Result<Vec<f64>> {
-        let dense = self.contiguous()?;
-        dispatch_float!("to_f64", self.dtype, T => {
-            Ok(dense.as_slice::<T>()?.iter().map(|x| x.acc().f64()).collect())
         })
-    }
-
-    /// The value of a floating-point tensor with one element.
-    pub fn item(&self) -> Result<f64> {
-        match self.to_f64()?[..] {
-            [value] => Ok(value),
-            ref values => Err(Error::shape(
-                "item",
-                format!("needs one element, got {} in {:?}", values.len(), self.dims()),
-            )),
-        }
     }
 
     /// The same elements, dense in row-major order: this tensor if it is already, else a copy.
@@ -281,9 +250,13 @@ impl Tensor {
             return Ok(self.clone());
         }
         let mut out = Self::empty(&self.device, self.dtype, self.dims())?;
+        if self.device.gpu().is_some() {
+            cuda::copy::copy(self, &mut out)?;
+            return Ok(out);
+        }
         dispatch_any!(self.dtype, T => {
             let (width, stride) = self.layout.row();
-            let source = self.buffer_slice::<T>();
+            let source = self.buffer_slice::<T>()?;
             let device = self.device.clone();
             device.for_each_rows(out.as_mut_slice::<T>()?, width, |first, rows| {
                 for (i, row) in rows.chunks_exact_mut(width).enumerate() {
@@ -314,6 +287,9 @@ impl Tensor {
 
     /// Sets every element of this unique, contiguous tensor to zero.
     pub fn fill_zero(&mut self) -> Result<()> {
+        if self.device.gpu().is_some() {
+            return cuda::copy::fill_zero(self);
+        }
         dispatch_any!(self.dtype, T => {
             let device = self.device.clone();
             device.for_each_rows(self.as_mut_slice::<T>()?, 1, |_, chunk| chunk.fill(bytemuck::Zeroable::zeroed()));
@@ -327,6 +303,9 @@ impl Tensor {
     pub fn write(&mut self, source: &Tensor) -> Result<()> {
         if self.dims() != source.dims() || self.dtype != source.dtype {
             return Err(Error::shape("write", format!("{source:?} does not fill {self:?}")));
+        }
+        if self.device.gpu().is_some() {
+            return cuda::copy::copy(source, self);
         }
         let source = source.contiguous()?;
         let device = self.device.clone();

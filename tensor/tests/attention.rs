@@ -115,7 +115,7 @@ fn check(dtype: DType, sizes: Sizes, mask: AttentionMask, p: f64) -> Result<()> 
     let name = format!("{dtype} {sizes:?} {mask:?} {p}");
     let (out, lse) = attention(&q, &k, &v, &config)?;
     // Scores of size sqrt(D) carry errors of D eps / 2 each; sums over keys add theirs.
-    let eps = acc_epsilon(dtype) * (d + 16) as f64;
+    let eps = dtype.accumulator().epsilon() * (d + 16) as f64;
     assert_close(&format!("{name} out"), &out, &want.out, 4.0 * eps + dtype.epsilon());
     assert_close(&format!("{name} lse"), &lse, &want.lse, 4.0 * eps);
     let (dq, dk, dv) = attention_backward(&dout, (&q, &k, &v), (&out, &lse), &config)?;

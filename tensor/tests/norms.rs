@@ -34,7 +34,8 @@ fn forward_agrees_with_naive_arithmetic_in_every_dtype() -> Result<()> {
             let bias = normal(&device, dtype, &[width], "bias")?;
             let zeros = vec![0.0; width];
             // A width of 1 divides x - mean = 0 by sqrt(eps): its error is that of the mean.
-            let tolerance = 16.0 * acc_epsilon(dtype) * (1.0 + 1.0 / EPS.sqrt()) + dtype.epsilon();
+            let tolerance =
+                16.0 * dtype.accumulator().epsilon() * (1.0 + 1.0 / EPS.sqrt()) + dtype.epsilon();
             let (xs, ws, bs) = (x.to_f64()?, weight.to_f64()?, bias.to_f64()?);
             let name = format!("{dtype} ({rows}, {width})");
 
@@ -42,15 +43,15 @@ fn forward_agrees_with_naive_arithmetic_in_every_dtype() -> Result<()> {
             let want = naive(&xs, &ws, &bs, true);
             assert_eq!((y.dims(), mean.dims(), rstd.dims()), (x.dims(), &[rows][..], &[rows][..]));
             assert_close(&name, &y, &want.0, tolerance);
-            assert_close(&name, &mean, &want.1, 8.0 * acc_epsilon(dtype));
-            assert_close(&name, &rstd, &want.2, 64.0 * acc_epsilon(dtype));
+            assert_close(&name, &mean, &want.1, 8.0 * dtype.accumulator().epsilon());
+            assert_close(&name, &rstd, &want.2, 64.0 * dtype.accumulator().epsilon());
             let (y, ..) = layer_norm(&x, &weight, None, EPS)?;
             assert_close(&name, &y, &naive(&xs, &ws, &zeros, true).0, tolerance);
 
             let (y, rstd) = rms_norm(&x, &weight, EPS)?;
             let want = naive(&xs, &ws, &zeros, false);
             assert_close(&name, &y, &want.0, tolerance);
-            assert_close(&name, &rstd, &want.2, 64.0 * acc_epsilon(dtype));
+            assert_close(&name, &rstd, &want.2, 64.0 * dtype.accumulator().epsilon());
         }
     }
     Ok(())
@@ -104,8 +105,8 @@ fn gradients_in_every_dtype_agree_with_f64() -> Result<()> {
             (make(&[rows, width], "x")?, make(&[rows, width], "dy")?, make(&[width], "w")?);
         let wide = |t: &Tensor| of(&device, DType::F64, t.dims(), &t.to_f64()?);
         let (x64, dy64, weight64) = (wide(&x)?, wide(&dy)?, wide(&weight)?);
-        let sums = 4.0 * rows as f64 * acc_epsilon(dtype);
-        let each = 64.0 * acc_epsilon(dtype) + dtype.epsilon();
+        let sums = 4.0 * rows as f64 * dtype.accumulator().epsilon();
+        let each = 64.0 * dtype.accumulator().epsilon() + dtype.epsilon();
 
         let (_, mean, rstd) = layer_norm(&x, &weight, None, EPS)?;
         let got = layer_norm_backward(&dy, &x, &mean, &rstd, &weight)?;

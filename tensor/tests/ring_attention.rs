@@ -99,7 +99,7 @@ fn check(dtype: DType, groups: usize, ring: Ring) -> Result<()> {
     let t = ring.length();
     let name = format!("{dtype}, {ranks} ranks, chunks of {chunk}, {groups} groups, dropout {p}");
     let device = Device::cpu(2)?;
-    let acc = if dtype == DType::F64 { dtype } else { DType::F32 };
+    let acc = dtype.accumulator();
     let (q, dout) = (
         normal(&device, dtype, &[B, t, H, D], "q")?,
         normal(&device, dtype, &[B, t, H, D], "dout")?,
@@ -121,7 +121,7 @@ fn check(dtype: DType, groups: usize, ring: Ring) -> Result<()> {
         (zeros(&[B, t, H, D])?, zeros(&[B, t, groups, D])?, zeros(&[B, t, groups, D])?);
     // As in attention.rs; the parts of a 16-bit result, whose weights are 1 together, are rounded each, and
     // elements are below 4.
-    let eps = acc_epsilon(dtype) * (D + 16) as f64;
+    let eps = dtype.accumulator().epsilon() * (D + 16) as f64;
     let forward = 4.0 * (ranks as f64) * eps + 4.0 * dtype.epsilon();
     let size = (D as f64).sqrt() / (1.0 - p);
     let each = (16.0 * eps + 4.0 * dtype.epsilon()) * size * (ranks as f64).sqrt();
@@ -203,7 +203,7 @@ fn queries_that_see_nothing_and_extreme_sums_merge() -> Result<()> {
     ];
     let n = cases.len();
     for dtype in FLOATS {
-        let acc = if dtype == DType::F64 { dtype } else { DType::F32 };
+        let acc = dtype.accumulator();
         let lse = |f: fn(&(f64, f64, f64, f64)) -> f64| cases.iter().map(f).collect::<Vec<_>>();
         // Two samples, of which the queries 2.. are merged; two elements a head.
         let state: Vec<f64> = lse(|c| if c.0 == -f64::INFINITY { f64::NAN } else { 1.0 });

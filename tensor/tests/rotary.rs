@@ -46,10 +46,10 @@ fn forward_agrees_with_the_formula_in_every_dtype() -> Result<()> {
             let want = naive(&x, &positions, dim, heads)?;
             // The angle itself is rounded in f64.
             let angle = 4.0 * *positions.last().unwrap() as f64 * f64::EPSILON;
-            let tolerance = 8.0 * acc_epsilon(dtype) + dtype.epsilon() + angle;
+            let tolerance = 8.0 * dtype.accumulator().epsilon() + dtype.epsilon() + angle;
             assert_close(&format!("{dtype} {dims:?}"), &y, &want, tolerance);
             let back = rotary(&y, &table, heads, Direction::Backward)?;
-            let tolerance = 16.0 * acc_epsilon(dtype) + 2.0 * dtype.epsilon();
+            let tolerance = 16.0 * dtype.accumulator().epsilon() + 2.0 * dtype.epsilon();
             assert_close("inverse", &back, &x.to_f64()?, tolerance);
         }
     }

@@ -83,7 +83,7 @@ fn check(dtype: DType, ranks: usize, v: usize, smoothing: f64, chunk: usize, tar
     let found: Vec<Found> = found.into_iter().map(|found| found.expect(&name)).collect();
 
     // Rounding of the sums of exponentials and of their sum over the shards.
-    let eps = acc_epsilon(dtype) * (ranks + 4) as f64;
+    let eps = dtype.accumulator().epsilon() * (ranks + 4) as f64;
     // A gradient of a logit is rounded to 16 bits, perhaps the other way; these of a token are at most
     // 2 SCALE = 1 together, and elements of the normal operands at most 4. dx is rounded in each part.
     let rounding = 4.0 * (dtype.epsilon() + eps);

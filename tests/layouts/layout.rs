@@ -173,7 +173,6 @@ impl fmt::Display for Layout {
 
 /// Every layout that `model` allows.
 pub fn all(model: &GptConfig) -> Vec<Layout> {
-    let sharding = [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights];
     let mut found = Vec::new();
     for tp in [1, 2, 4] {
         for cp in [1, 2, 4] {
@@ -183,7 +182,7 @@ pub fn all(model: &GptConfig) -> Vec<Layout> {
                         for schedule in ScheduleKind::ALL {
                             for chunks in [1, 2] {
                                 for micro in [1, 2, 3] {
-                                    for sharding in sharding {
+                                    for sharding in Sharding::ALL {
                                         for recompute in RECOMPUTE {
                                             found.extend([false, true].map(|offload| Layout {
                                                 tp,

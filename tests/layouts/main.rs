@@ -8,6 +8,8 @@ mod layout;
 mod mutants;
 mod precision;
 mod reference;
+#[path = "../common/tensors.rs"]
+mod tensors;
 mod train;
 
 use ferrotron::models::gpt::GptConfig;
@@ -95,8 +97,8 @@ fn adafactor_trains_in_every_layout_as_on_one_rank() {
         let all = all(&model);
         let optimizer = OptimizerConfig::Adafactor(config);
         let numbers = Numbers { optimizer, ..Numbers::of(DType::F64) };
-        let zero = [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights];
-        let zero = zero.map(|sharding| Layout { dp: 2, micro: 2, sharding, ..Layout::SERIAL });
+        let zero =
+            Sharding::ALL.map(|sharding| Layout { dp: 2, micro: 2, sharding, ..Layout::SERIAL });
         let mut layouts = vec![
             Layout { tp: 2, micro: 2, ..Layout::SERIAL },
             Layout { pp: 2, micro: 2, ..Layout::SERIAL },

@@ -9,7 +9,8 @@ use std::ops::Range;
 
 use super::layout::{Layout, all, covering};
 use super::reference::reference;
-use super::train::{ADAMW, Found, Numbers, Tensors, WEIGHTS, train};
+use super::tensors::Tensors;
+use super::train::{Found, Numbers, WEIGHTS, train};
 use super::{gpt2, random};
 
 /// How far the runs of a layout are from the reference.
@@ -75,14 +76,19 @@ fn distances(numbers: &Numbers, layouts: &[Layout], seeds: u64) -> Vec<Distance>
 fn optimizers() -> [OptimizerConfig; 3] {
     let relative = AdafactorConfig::default();
     let scheduled = AdafactorConfig { step_size: StepSize::Scheduled, ..relative };
-    [ADAMW, OptimizerConfig::Adafactor(relative), OptimizerConfig::Adafactor(scheduled)]
+    [
+        OptimizerConfig::ADAMW,
+        OptimizerConfig::Adafactor(relative),
+        OptimizerConfig::Adafactor(scheduled),
+    ]
 }
 
 #[test]
 fn layouts_in_f32_agree_to_1e_5() {
     let all = all(&gpt2());
     for optimizer in optimizers() {
-        let others = if optimizer == ADAMW { covering(&all) } else { random(&all, 8, 8) };
+        let others =
+            if optimizer == OptimizerConfig::ADAMW { covering(&all) } else { random(&all, 8, 8) };
         let layouts = [vec![Layout::SERIAL], others].concat();
         let numbers = Numbers { optimizer, ..Numbers::of(DType::F32) };
         for (layout, found) in layouts.iter().zip(distances(&numbers, &layouts, 1)) {

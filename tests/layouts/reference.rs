@@ -5,11 +5,14 @@
 
 use ferrotron::models::data::Samples;
 use ferrotron::models::gpt::{Gpt, GptConfig};
-use ferrotron::nn::{Context, Mode, Module, Optimizer, Param, ParamBuffers, Scope, StepConfig};
+use ferrotron::nn::{
+    Context, Mode, Module, Optimizer, OptimizerConfig, Param, ParamBuffers, Scope, StepConfig,
+};
 use ferrotron::tensor::{DType, Device, Result, Tensor};
 
 use super::layout::{GLOBAL_BATCH, SEQ_LENGTH};
-use super::train::{ADAMW, Found, Noise, Numbers, SEED, STEPS, Tensors, schedule};
+use super::tensors::Tensors;
+use super::train::{Found, Noise, Numbers, SEED, STEPS, schedule};
 
 /// The run in f64, whatever the type of `numbers` is.
 pub fn reference(model: &GptConfig, numbers: &Numbers) -> Result<Found> {
@@ -39,7 +42,7 @@ pub fn reference(model: &GptConfig, numbers: &Numbers) -> Result<Found> {
         let grad_scale = (clip_grad / (norm + 1e-6)).min(1.0);
         optimizer.step(&buffers, &StepConfig { lr: schedule()?.lr(step + 1), grad_scale })?;
         steps.push((loss, norm));
-        if step == 0 && config == ADAMW {
+        if step == 0 && config == OptimizerConfig::ADAMW {
             first = gradients;
         }
     }

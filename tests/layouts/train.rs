@@ -5,17 +5,17 @@ use ferrotron::models::checkpoint::Held;
 use ferrotron::models::data::{Batch, Samples};
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
-use ferrotron::nn::schedule::{Schedule, ScheduleConfig};
+use ferrotron::nn::schedule::Schedule;
 use ferrotron::nn::{GradientType, OptimizerConfig, Scope, clip_coefficient};
 use ferrotron::parallel::collective::{Collective, WorldConfig, run_threads};
 use ferrotron::parallel::data_parallel::DataParallelConfig;
 use ferrotron::parallel::mesh::Mesh;
-use ferrotron::tensor::{DType, Device, Error, Place, RandomKey, Result};
-use std::collections::BTreeMap;
+use ferrotron::tensor::{DType, Device, Error, RandomKey, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::layout::{GLOBAL_BATCH, Layout, SEQ_LENGTH};
+use super::tensors::{Part, Tensors, assemble, indices};
 
 pub const STEPS: usize = 3;
 
@@ -25,11 +25,8 @@ pub const WEIGHTS: u64 = 1234;
 /// Of the training: dropout.
 pub const SEED: u64 = 7;
 
-pub const ADAMW: OptimizerConfig =
-    OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
-
 pub fn schedule() -> Result<Schedule> {
-    Schedule::new(ScheduleConfig { max_lr: 1e-2, ..ScheduleConfig::default() })
+    Schedule::constant(1e-2)
 }
 
 /// Small enough that every step is clipped.
@@ -82,7 +79,7 @@ impl Numbers {
     pub fn of(dtype: DType) -> Numbers {
         Numbers {
             dtype,
-            optimizer: ADAMW,
+            optimizer: OptimizerConfig::ADAMW,
             weights: WEIGHTS,
             clip_grad: CLIP,
             gradients: GradientType::Accumulator,
@@ -90,8 +87,6 @@ impl Numbers {
         }
     }
 }
-
-pub type Tensors = BTreeMap<String, Vec<f64>>;
 
 /// What a run found: the same in every layout.
 #[derive(Debug)]
@@ -117,9 +112,6 @@ impl Found {
         self
     }
 }
-
-/// A part of a global tensor.
-type Part = (String, Place, Vec<f64>);
 
 /// What a rank of a run found.
 struct RankFound {
@@ -188,7 +180,7 @@ fn train_rank(
             micro_batch_size: layout.micro,
             data_parallel_size: layout.dp,
             global_batch_size: Some(GLOBAL_BATCH),
-            rampup: None,
+            ..BatchSizeConfig::default()
         })?,
         parallel: ParallelConfig { data_parallel, ..parallel },
         precision,
@@ -199,7 +191,7 @@ fn train_rank(
     for step in 0..STEPS {
         let report = trainer.step(&samples)?;
         steps.push((report.loss, report.grad_norm));
-        if step == 0 && optimizer == ADAMW {
+        if step == 0 && optimizer == OptimizerConfig::ADAMW {
             let (_, moments) = trainer.held()?;
             for held in &moments.held {
                 let Some(name) = held.name.strip_prefix("optimizer.exp_avg.") else { continue };
@@ -226,33 +218,6 @@ fn train_rank(
     let copies = copies.collect::<Result<_>>()?;
     let weights = weights.collect::<Result<_>>()?;
     Ok(RankFound { steps, gradients: first_gradients, weights, masters, copies })
-}
-
-/// The global tensors of which the ranks hold parts: every element once.
-fn assemble(parts: Vec<Part>) -> Tensors {
-    let mut whole: BTreeMap<String, Vec<Option<f64>>> = BTreeMap::new();
-    for (name, place, values) in parts {
-        let numel = place.global_dims().iter().product();
-        let target = whole.entry(name.clone()).or_insert_with(|| vec![None; numel]);
-        for (index, value) in indices(&place).zip(values) {
-            let old = target[index].replace(value);
-            assert!(old.is_none(), "element {index} of {name} is held twice");
-        }
-    }
-    let complete = |(name, values): (String, Vec<Option<f64>>)| {
-        let missing = values.iter().position(Option::is_none);
-        assert_eq!(missing, None, "nobody holds this element of {name}");
-        (name, values.into_iter().flatten().collect())
-    };
-    whole.into_iter().map(complete).collect()
-}
-
-/// The global indices of a part's elements, in local order.
-fn indices(place: &Place) -> impl Iterator<Item = usize> + '_ {
-    let width = place.dims().last().copied().unwrap_or(1);
-    let numel: usize = place.dims().iter().product();
-    let runs = (0..numel.checked_div(width).unwrap_or(0)).flat_map(|row| place.runs(row));
-    runs.flat_map(|(start, len)| start as usize..start as usize + len)
 }
 
 /// NaN is close to nothing.

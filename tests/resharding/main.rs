@@ -6,16 +6,15 @@
 //! layout, saved, loaded and saved in another, loaded in the first, and goes on in both.
 
 mod local;
+#[path = "../common/tensors.rs"]
+mod tensors;
 mod train;
 
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::nn::{AdafactorConfig, OptimizerConfig, Sharding, StepSize};
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::tensor::{DType, Result};
-use train::{ADAMW, Found, Layout, SEQ_LENGTH, Task, difference, load_errors, run};
-
-const ZERO: [Sharding; 4] =
-    [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights];
+use train::{Found, Layout, SEQ_LENGTH, Task, difference, load_errors, run};
 
 /// GPT-2 style, tied.
 fn tied() -> GptConfig {
@@ -42,7 +41,7 @@ fn untied() -> GptConfig {
 fn task(model: &GptConfig, layout: Layout) -> Task<'_> {
     Task {
         model,
-        optimizer: ADAMW,
+        optimizer: OptimizerConfig::ADAMW,
         dtype: DType::F64,
         layout,
         seed: 1234,
@@ -61,7 +60,7 @@ fn evaluating_and_saving_between_steps_change_nothing() -> Result<()> {
     let between = Some(folder.path());
     for model in [tied(), untied()] {
         let serial = run(&Task { steps: 3, between, ..task(&model, Layout::SERIAL) })?;
-        for sharding in ZERO {
+        for sharding in Sharding::ALL {
             let task = Task { steps: 3, ..task(&model, Layout::data(2, sharding)) };
             let (with, without) = (run(&Task { between, ..task })?, run(&task)?);
             assert_eq!(with.losses, without.losses, "{sharding:?}");
@@ -159,14 +158,14 @@ fn between_tensor_and_pipeline_parallel() {
 #[test]
 fn between_data_parallel_sizes_and_zero_stages() {
     let mut pairs = Vec::new();
-    for sharding in ZERO {
+    for sharding in Sharding::ALL {
         for (a, b) in [(2, 2), (4, 2)] {
             pairs.push((Layout::data(a, sharding), Layout::data(b, sharding)));
         }
     }
     // From every stage to every other.
-    for (i, a) in ZERO.into_iter().enumerate() {
-        for b in ZERO.into_iter().skip(i + 1) {
+    for (i, a) in Sharding::ALL.into_iter().enumerate() {
+        for b in Sharding::ALL.into_iter().skip(i + 1) {
             pairs.push((Layout::data(2, a), Layout::data(4, b)));
         }
     }
@@ -180,7 +179,8 @@ fn between_layouts_of_every_axis() {
     let sharded = Layout { dp: 2, sharding: Sharding::Weights, ..tp_sp };
     let pipeline = Layout { dp: 2, sharding: Sharding::Optimizer, ..Layout::model(2, 2) };
     let interleaved = Layout { chunks: 2, ..Layout::model(2, 2) };
-    let context = Layout { cp: 2, sharding: Sharding::Gradients, ..Layout::data(2, ZERO[0]) };
+    let context =
+        Layout { cp: 2, sharding: Sharding::Gradients, ..Layout::data(2, Sharding::None) };
     let long = Layout { cp: 4, ..tp_sp };
     let pairs = [
         (sharded, context),

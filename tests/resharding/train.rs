@@ -6,8 +6,8 @@ use ferrotron::models::data::{Batch, Samples, TokenSource, Validation};
 use ferrotron::models::evaluate::evaluate;
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::support::{Plan, check};
-use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
-use ferrotron::nn::schedule::{Schedule, ScheduleConfig};
+use ferrotron::models::trainer::{ParallelConfig, Trainer, TrainerConfig};
+use ferrotron::nn::schedule::Schedule;
 use ferrotron::nn::{OptimizerConfig, Scope, Sharding};
 use ferrotron::parallel::collective::{WorldConfig, run_threads};
 use ferrotron::parallel::data_parallel::DataParallelConfig;
@@ -15,11 +15,13 @@ use ferrotron::parallel::mesh::{self, Mesh};
 use ferrotron::parallel::pipeline::ScheduleKind;
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::tensor::{DType, Device, RandomKey, Result};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
+
+use super::tensors::{Part, Tensors, assemble};
 
 pub const SEQ_LENGTH: usize = 8;
 const GLOBAL_BATCH: usize = 8;
@@ -134,9 +136,6 @@ impl Samples for Noise {
     }
 }
 
-/// Global tensors by name: weights, and moments as checkpoints call them.
-pub type Tensors = BTreeMap<String, Vec<f64>>;
-
 /// What to do on every rank, one after another.
 #[derive(Clone, Copy)]
 pub struct Task<'a> {
@@ -165,7 +164,7 @@ pub struct Found {
     pub evaluations: Vec<f64>,
     /// Numbers of the samples of every step.
     pub samples: Vec<BTreeSet<u64>>,
-    /// All weights and moments at the end.
+    /// All weights, and moments as checkpoints call them, at the end.
     pub tensors: Tensors,
     pub progress: Progress,
 }
@@ -174,7 +173,7 @@ struct RankFound {
     losses: Vec<f64>,
     evaluations: Vec<f64>,
     samples: Vec<BTreeSet<u64>>,
-    held: Vec<Held>,
+    held: Vec<Part>,
     progress: Progress,
 }
 
@@ -205,26 +204,19 @@ pub fn run(task: &Task) -> Result<Found> {
         }
         held.extend(found.held);
     }
-    Ok(Found { losses, evaluations, samples, tensors: assemble(held)?, progress })
+    Ok(Found { losses, evaluations, samples, tensors: assemble(held), progress })
 }
 
-pub const ADAMW: OptimizerConfig =
-    OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
-
 pub fn trainer_config(layout: &Layout) -> Result<TrainerConfig> {
+    let batch_size = BatchSize::new(BatchSizeConfig {
+        data_parallel_size: layout.dp,
+        global_batch_size: Some(GLOBAL_BATCH),
+        ..BatchSizeConfig::default()
+    })?;
     Ok(TrainerConfig {
-        seed: 7,
-        optimizer: ADAMW,
-        schedule: Schedule::new(ScheduleConfig { max_lr: 1e-2, ..ScheduleConfig::default() })?,
         clip_grad: 0.05,
-        batch_size: BatchSize::new(BatchSizeConfig {
-            micro_batch_size: 1,
-            data_parallel_size: layout.dp,
-            global_batch_size: Some(GLOBAL_BATCH),
-            rampup: None,
-        })?,
         parallel: layout.parallel(),
-        precision: PrecisionConfig::default(),
+        ..TrainerConfig::new(7, Schedule::constant(1e-2)?, batch_size)
     })
 }
 
@@ -248,8 +240,9 @@ fn run_rank(task: &Task, mesh: &Mesh) -> Result<RankFound> {
     if let Some(folder) = task.save {
         trainer.save(folder, None, serde_json::Value::Null)?;
     }
-    let (mut held, moments) = trainer.held()?;
-    held.extend(moments.held);
+    let (weights, moments) = trainer.held()?;
+    let part = |held: Held| Ok((held.name, held.place, held.tensor.to_f64()?));
+    let held = weights.into_iter().chain(moments.held).map(part).collect::<Result<_>>()?;
     Ok(RankFound { losses, evaluations, samples, held, progress: trainer.progress().clone() })
 }
 
@@ -260,29 +253,6 @@ fn validation_loss(trainer: &Trainer) -> Result<f64> {
     let source = TokenSource::from_tokens(tokens, vocab)?;
     let validation = Validation::new(source, SEQ_LENGTH, 1)?;
     Ok(evaluate(trainer.parts(), trainer.mesh(), &validation, None)?.loss)
-}
-
-/// The global tensors of which the ranks hold parts: every element once.
-fn assemble(parts: Vec<Held>) -> Result<Tensors> {
-    let mut whole: BTreeMap<String, Vec<Option<f64>>> = BTreeMap::new();
-    for Held { name, place, tensor } in parts {
-        let numel = place.global_dims().iter().product();
-        let target = whole.entry(name.clone()).or_insert_with(|| vec![None; numel]);
-        let width = place.dims().last().copied().unwrap_or(1);
-        for (row, values) in tensor.to_f64()?.chunks(width.max(1)).enumerate() {
-            let indices = place.runs(row).flat_map(|(start, len)| start..start + len as u64);
-            for (index, &value) in indices.zip(values) {
-                let old = target[index as usize].replace(value);
-                assert!(old.is_none(), "element {index} of {name} is held twice");
-            }
-        }
-    }
-    let complete = |(name, values): (String, Vec<Option<f64>>)| {
-        let missing = values.iter().position(Option::is_none);
-        assert_eq!(missing, None, "nobody holds this element of {name}");
-        (name, values.into_iter().flatten().collect())
-    };
-    Ok(whole.into_iter().map(complete).collect())
 }
 
 /// The first element that is not the same to the last bit, or `None`.

@@ -1,6 +1,6 @@
 //! A thread that moves what is kept for backward to host memory while others compute.
 
-use ferrotron_tensor::{Error, Result, Tensor, dispatch_any};
+use ferrotron_tensor::{Error, Result, Tensor};
 use std::fmt;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -40,7 +40,7 @@ impl Move {
         let Move { kept, from, mut to } = self;
         let tensor = from.tensor.clone();
         if kept.is_kept() {
-            copy(&tensor, &mut to)?;
+            tensor.move_to(&mut to)?;
             kept.replace(from.moved(to));
         }
         Ok(tensor)
@@ -102,16 +102,6 @@ impl fmt::Debug for Offloader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Offloader")
     }
-}
-
-/// On this thread, and on none of the device's, which are busy.
-fn copy(from: &Tensor, to: &mut Tensor) -> Result<()> {
-    if !from.device().is_dry() {
-        dispatch_any!(from.dtype(), T => {
-            to.as_mut_slice::<T>()?.copy_from_slice(from.as_slice::<T>()?);
-        });
-    }
-    Ok(())
 }
 
 fn work(queue: &Receiver<Job>) {

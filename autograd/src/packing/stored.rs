@@ -48,9 +48,10 @@ impl Stored {
 
 impl Packed for Stored {
     fn unpack(&self) -> Result<Tensor> {
+        let near = self.tensor.near()?;
         let dense = match self.bitmap {
-            Some((numel, dtype)) => zero_bitmap::expand(&self.tensor, dtype, numel)?,
-            None => self.tensor.clone(),
+            Some((numel, dtype)) => zero_bitmap::expand(&near, dtype, numel)?,
+            None => near,
         };
         dense.cast(self.original)
     }

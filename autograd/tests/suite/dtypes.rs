@@ -5,21 +5,11 @@ use ferrotron_tensor::{DType, Device, Result};
 use crate::inputs::{Seen, report, run, samples, which};
 use crate::table::{OpCase, Shapes, table};
 
-/// Distance from 1 to the next number.
-fn epsilon(dtype: DType) -> f64 {
-    match dtype {
-        DType::F32 => f64::from(f32::EPSILON),
-        DType::BF16 => 2.0_f64.powi(-7),
-        DType::F16 => 2.0_f64.powi(-10),
-        _ => f64::EPSILON,
-    }
-}
-
 /// Allowed difference: a dozen roundings of numbers as large as the largest that is involved. Values are
 /// rounded once, gradients also through what was kept in the narrow dtype.
 fn tolerance(dtype: DType, want: &[f64]) -> f64 {
     let largest = want.iter().filter(|x| x.is_finite()).fold(1.0, |a: f64, b| a.max(b.abs()));
-    12.0 * epsilon(dtype) * largest
+    12.0 * dtype.epsilon() * largest
 }
 
 fn compare(case: &OpCase, shapes: Shapes, dtype: DType, failures: &mut Vec<String>) -> Result<()> {

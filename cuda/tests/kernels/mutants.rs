@@ -4,7 +4,8 @@ use ferrotron_cuda::kernels::{ElementType, File};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::simulator::{MUTANT, SANITIZE, available};
+use crate::simulator::{MUTANT, SANITIZE};
+use ferrotron_cuda_stand_in::available;
 
 /// One mistake.
 struct Mutant {

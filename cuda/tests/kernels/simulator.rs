@@ -6,8 +6,7 @@ use std::alloc;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_void};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
 use crate::support::pointwise_rows;
 
@@ -15,19 +14,6 @@ use crate::support::pointwise_rows;
 pub const MUTANT: &str = "FERROTRON_TEST_MUTANT";
 /// Set for a child process: kernels are built with the address sanitizer.
 pub const SANITIZE: &str = "FERROTRON_TEST_SANITIZE";
-
-/// Whether the tests of this file can run; if not, says why on a line of its own.
-pub fn available(test: &str) -> bool {
-    if cfg!(not(all(target_arch = "x86_64", target_os = "linux"))) {
-        println!("skipped: {test}: kernels run on the CPU only on x86-64 Linux");
-        return false;
-    }
-    let found = Command::new("g++").arg("--version").output().is_ok_and(|out| out.status.success());
-    if !found {
-        println!("skipped: {test}: kernels run on the CPU only with g++ (apt install g++)");
-    }
-    found
-}
 
 /// The kernels of one file, built for the CPU.
 pub struct Simulator {
@@ -65,7 +51,7 @@ impl Simulator {
         source.push_str("const cusim::Kernel cusim::kernels[] = {\n");
         for (_, name) in &entries {
             source.push_str(&format!(
-                "    {{\"{name}\", cusim::Caller<{}>::call}},\n",
+                "    {{\"{name}\", cusim::Caller<{0}>::call, cusim::Caller<{0}>::sizes}},\n",
                 qualified(name)
             ));
         }
@@ -104,43 +90,15 @@ fn qualified(name: &str) -> String {
     format!("of_{}::{name}", name.rsplit('_').next().unwrap_or_default())
 }
 
-/// The shared library of a source, named by its hash, so that it is built once.
+/// The shared library of a source.
 fn build(name: &str, source: &str) -> PathBuf {
-    use std::hash::{DefaultHasher, Hash, Hasher};
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let shim = root.join("tests/shim");
-    let sanitize = std::env::var_os(SANITIZE).is_some();
-    let mut hash = DefaultHasher::new();
-    source.hash(&mut hash);
-    for header in ["cusim.h", "types.h", "mma.h"] {
-        std::fs::read(shim.join(header)).unwrap().hash(&mut hash);
-    }
-    let kind = if sanitize { "sanitized" } else { "plain" };
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
-    std::fs::create_dir_all(&folder).unwrap();
-    let library = folder.join(format!("{name}-{kind}-{:016x}.so", hash.finish()));
-    if library.exists() {
-        return library;
-    }
-    let unique =
-        format!("{:016x}-{}-{:?}", hash.finish(), std::process::id(), std::thread::current().id());
-    let (text, made) = (folder.join(format!("{unique}.cpp")), folder.join(format!("{unique}.so")));
-    std::fs::write(&text, source).unwrap();
     // A mutant runs until its first failure.
     let level = if std::env::var_os(MUTANT).is_some() { "-O1" } else { "-O2" };
-    let mut command = Command::new("g++");
-    command.args(["-std=c++20", level, "-g1", "-shared", "-fPIC", "-w", "-ffp-contract=off"]);
-    // Libraries must not share their inline variables.
-    command.args(["-fno-strict-aliasing", "-fno-gnu-unique"]);
-    if sanitize {
-        command.args(["-fsanitize=address", "-fno-omit-frame-pointer"]);
-    }
-    command.arg("-I").arg(&shim).arg("-o").arg(&made).arg(&text);
-    let out = command.output().unwrap();
-    assert!(out.status.success(), "g++ refuses {name}:\n{}", String::from_utf8_lossy(&out.stderr));
-    std::fs::rename(&made, &library).unwrap();
-    std::fs::remove_file(&text).unwrap();
-    library
+    let sanitizer: &[&str] = match std::env::var_os(SANITIZE) {
+        Some(_) => &["-fsanitize=address", "-fno-omit-frame-pointer"],
+        None => &[],
+    };
+    ferrotron_cuda_stand_in::library(name, source, &[&[level], sanitizer].concat())
 }
 
 enum Argument<'a> {

@@ -3,7 +3,7 @@
 use ferrotron_cuda::arguments::{IndexType, Layout, Place as DevicePlace, Step};
 use ferrotron_cuda::kernels::{self, BinaryRow, ElementType, UnaryRow};
 use ferrotron_tensor::ops::table::{Binary, Saves, Unary};
-use ferrotron_tensor::{DType, Device, Place, RandomKey, Tensor, dispatch_any};
+use ferrotron_tensor::{DType, Device, Element, Place, RandomKey, Tensor, dispatch_any};
 use std::sync::OnceLock;
 
 pub const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
@@ -38,9 +38,9 @@ pub fn element(dtype: DType) -> ElementType {
     *ElementType::ALL.iter().find(|element| element.name() == name).unwrap()
 }
 
-/// The dtype that is computed in.
-pub fn acc(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+/// Relative error of storing in `dtype` what is computed in its accumulator.
+pub fn rounding(dtype: DType) -> f64 {
+    if dtype == dtype.accumulator() { 0.0 } else { dtype.epsilon() }
 }
 
 /// One device, so that all tensors are on it.
@@ -83,6 +83,11 @@ pub fn read(dtype: DType, dims: &[usize], memory: &[u8]) -> Tensor {
         })
     };
     make().unwrap()
+}
+
+/// A list of elements as a tensor.
+pub fn tensor_of<T: Element>(list: &[T]) -> Tensor {
+    Tensor::from_slice(&device(), list, &[list.len()]).unwrap()
 }
 
 /// Dims and strides of views, broadcast to `dims`.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::index::TensorRecord;
 use super::slices::{Copy, boxes};
-use crate::tensor_file::{TensorFile, bytes_mut};
+use crate::tensor_file::TensorFile;
 
 /// The files of a checkpoint, opened as they are needed.
 pub(super) struct Reader<'a> {
@@ -38,7 +38,17 @@ impl<'a> Reader<'a> {
     fn fill(&mut self, record: &'a TensorRecord, place: &Place, target: &mut Tensor) -> Result<()> {
         let size = target.dtype().size();
         let dims = target.dims().to_vec();
-        let target = bytes_mut(target)?;
+        target.write_bytes(|bytes| self.fill_bytes(record, place, (size, &dims), bytes))
+    }
+
+    /// The same for the bytes of elements of `size` bytes.
+    fn fill_bytes(
+        &mut self,
+        record: &'a TensorRecord,
+        place: &Place,
+        (size, dims): (usize, &[usize]),
+        target: &mut [u8],
+    ) -> Result<()> {
         for (wanted, local) in boxes(place) {
             for piece in &record.pieces {
                 let Some(both) = wanted.intersection(&piece.slice) else { continue };
@@ -57,7 +67,7 @@ impl<'a> Reader<'a> {
                 let copy = Copy {
                     shape: &both.shape,
                     source: (&piece.slice.shape, &from),
-                    target: (&dims, &to),
+                    target: (dims, &to),
                 };
                 copy.runs(|from, to, length| {
                     let run = &mut target[to * size..(to + length) * size];

@@ -11,9 +11,6 @@ use ferrotron_tensor::{DType, Device, Result, Tensor};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const ADAMW: OptimizerConfig =
-    OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
-
 /// A GPT in training.
 struct Run {
     gpt: Gpt,
@@ -25,7 +22,7 @@ impl Run {
     fn new(config: &GptConfig, seed: u64) -> Result<Run> {
         let gpt = Gpt::new(&Scope::new(&Device::cpu(1)?, DType::F32, seed), config)?;
         let buffers = ParamBuffers::new(&gpt.params())?;
-        let optimizer = Optimizer::new(ADAMW, &buffers)?;
+        let optimizer = Optimizer::new(OptimizerConfig::ADAMW, &buffers)?;
         Ok(Run { gpt, buffers, optimizer })
     }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::{HEAD, Orientation, PREFIX, read_config, their_name};
 use crate::gpt::Gpt;
-use crate::tensor_file::{Fault, TensorFile, bytes_mut};
+use crate::tensor_file::{Fault, TensorFile};
 use crate::tokenizer::Tokenizer;
 
 /// Whether `path` looks like a Hugging Face folder: it has the `config.json` of some model and is no
@@ -101,12 +101,11 @@ fn fill(folder: &Path, gpt: &Gpt) -> std::result::Result<(), Fault> {
     }
     if let (Some((file, key)), Some((wte_file, wte))) = (head, embedding) {
         let device = gpt.params()[0].leaf().device().clone();
-        let mut head = read(&mut files[file], &key, &device)?;
-        let mut wte = read(&mut files[wte_file], &wte, &device)?;
-        let bytes = |tensor: &mut Tensor| {
-            bytes_mut(tensor).map(|bytes| bytes.to_vec()).map_err(|error| error.to_string())
-        };
-        if head.dims() != wte.dims() || bytes(&mut head)? != bytes(&mut wte)? {
+        let head = read(&mut files[file], &key, &device)?;
+        let wte = read(&mut files[wte_file], &wte, &device)?;
+        let same = || Ok(head.bytes()? == wte.bytes()?);
+        let same_bytes = same().map_err(|error: Error| error.to_string())?;
+        if head.dims() != wte.dims() || !same_bytes {
             return Err(format!(
                 "'{HEAD}' in '{}' differs from the token embedding: a head of its own is not supported here",
                 folder.display()
@@ -119,7 +118,8 @@ fn fill(folder: &Path, gpt: &Gpt) -> std::result::Result<(), Fault> {
 fn read(file: &mut TensorFile, key: &str, device: &Device) -> std::result::Result<Tensor, Fault> {
     let (dtype, dims) = file.describe(key)?;
     let mut tensor = Tensor::empty(device, dtype, dims).map_err(|error| error.to_string())?;
-    file.read(key, 0, bytes_mut(&mut tensor).map_err(|error| error.to_string())?)?;
+    let read = tensor.write_bytes(|bytes| Ok(file.read(key, 0, bytes)));
+    read.map_err(|error| error.to_string())??;
     Ok(tensor)
 }
 

@@ -4,10 +4,10 @@ use super::*;
 use crate::batch_size::{BatchSize, BatchSizeConfig};
 use crate::data::{Sampler, Samples, TokenSource};
 use crate::gpt::{Gpt, GptConfig};
-use crate::trainer::{ParallelConfig, Trainer, TrainerConfig};
+use crate::trainer::{Trainer, TrainerConfig};
 use ferrotron_autograd::no_grad;
-use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
-use ferrotron_nn::{Context, Mode, Module, OptimizerConfig, Scope};
+use ferrotron_nn::schedule::Schedule;
+use ferrotron_nn::{Context, Mode, Module, Scope};
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 use serde_json::Value;
 use std::fs;
@@ -108,20 +108,8 @@ fn training_goes_on_from_its_weights() -> Result<()> {
     let ctx = Context::new(1, 0, Mode::Train, samples, length);
     let want = gpt.loss(&ctx, &inputs, &targets)?.sum.value().item()? / (samples * length) as f64;
 
-    let config = TrainerConfig {
-        seed: 1,
-        optimizer: OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 },
-        schedule: Schedule::new(ScheduleConfig::default())?,
-        clip_grad: 1.0,
-        batch_size: BatchSize::new(BatchSizeConfig {
-            micro_batch_size: samples,
-            data_parallel_size: 1,
-            global_batch_size: None,
-            rampup: None,
-        })?,
-        parallel: ParallelConfig::default(),
-        precision: crate::trainer::PrecisionConfig::default(),
-    };
+    let batch_size = BatchSizeConfig { micro_batch_size: samples, ..BatchSizeConfig::default() };
+    let config = TrainerConfig::new(1, Schedule::constant(1e-3)?, BatchSize::new(batch_size)?);
     let scope = gpt.scope().clone();
     let report = Trainer::with_model(&scope, gpt, config)?.step(&sampler)?;
     assert!((report.loss - want).abs() <= 1e-12 * want, "{}, want {want}", report.loss);

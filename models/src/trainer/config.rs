@@ -28,6 +28,31 @@ pub struct TrainerConfig {
     pub precision: PrecisionConfig,
 }
 
+impl TrainerConfig {
+    /// AdamW with the constants of GPT-3, which clips at 1 too, and all else by default.
+    ///
+    /// ```
+    /// use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
+    /// use ferrotron_models::trainer::TrainerConfig;
+    /// use ferrotron_nn::schedule::Schedule;
+    /// let batch_size = BatchSizeConfig { micro_batch_size: 12, ..BatchSizeConfig::default() };
+    /// let config = TrainerConfig::new(1234, Schedule::constant(1e-3)?, BatchSize::new(batch_size)?);
+    /// let unclipped = TrainerConfig { clip_grad: 0.0, ..config };
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn new(seed: u64, schedule: LearningRate, batch_size: BatchSize) -> TrainerConfig {
+        TrainerConfig {
+            seed,
+            optimizer: OptimizerConfig::ADAMW,
+            schedule,
+            clip_grad: 1.0,
+            batch_size,
+            parallel: ParallelConfig::default(),
+            precision: PrecisionConfig::default(),
+        }
+    }
+}
+
 /// How weights of 16 bits are trained: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740. In
 /// which type their gradients are summed is a matter of [`DataParallelConfig`].
 #[derive(Debug, Clone, Copy)]

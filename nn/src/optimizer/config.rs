@@ -89,6 +89,14 @@ impl Default for AdafactorConfig {
 }
 
 impl OptimizerConfig {
+    /// AdamW with the constants of GPT-3: Brown et al., arXiv 2005.14165, appendix B. `torch.optim.AdamW` has a beta2
+    /// of 0.999 and a weight decay of 0.01.
+    pub const ADAMW: OptimizerConfig =
+        OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+
+    /// Gradient descent and nothing else.
+    pub const SGD: OptimizerConfig = OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 };
+
     /// The learning rate of a step, from 1, for which the schedule has `scheduled`. Relative steps have their own.
     pub fn learning_rate(&self, scheduled: f64, step: u64) -> f64 {
         match self {

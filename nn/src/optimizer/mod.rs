@@ -17,7 +17,6 @@ use std::ops::Range;
 
 use self::mean_squares::{Block, MeanSquares};
 use self::pass::{Pass, RUN};
-use crate::param_group::accumulator;
 use crate::{AxisSet, ParamBuffers, ParamGroup};
 
 /// What one step needs besides the gradients.
@@ -182,7 +181,7 @@ impl Optimizer {
             None => group.pieces().into_iter().map(own).collect(),
         };
         group.with_owned(|(weights, range), _| {
-            let (device, dtype) = (weights.device().clone(), accumulator(weights.dtype()));
+            let (device, dtype) = (weights.device().clone(), weights.dtype().accumulator());
             let store = Store { kind: update.states, device: device.clone(), dtype };
             let moment = |&name: &&'static str| Moment::new(name, pieces.clone(), &store);
             let moments = config.moments().iter().map(moment).collect::<Result<_>>()?;

@@ -1,11 +1,14 @@
-//! Adafactor against the algorithm of the paper, written out for one parameter at a time, and what it keeps.
+//! Adafactor against the algorithm of the paper, one parameter at a time, and what it keeps.
 
 use ferrotron_nn::{
     Activation, AdafactorConfig, Attention, AttentionConfig, Bias, BufferConfig, Decay, Init,
     MASTER, Mlp, MlpConfig, Module, Optimizer, OptimizerConfig, Param, ParamBuffers, Scope,
     ShardUnit, Sharding, StepConfig, StepSize,
 };
-use ferrotron_tensor::{Category, DType, Device, ErrorKind, Place, Result, Tensor};
+use ferrotron_tensor::{Category, DType, Device, ErrorKind, Place, Result};
+
+use crate::adafactor_reference::Reference;
+use crate::gradients::{give_gradients, values};
 
 const STEPS: usize = 5;
 const LR: f64 = 0.05;
@@ -23,100 +26,18 @@ fn params(device: &Device, dtype: DType) -> Vec<Param> {
     ]
 }
 
-/// Gradients of very different sizes that change from step to step; now and then a row has none.
-fn gradient(numel: usize, param: usize, step: usize) -> Vec<f64> {
-    let wave = |i: usize| {
-        let size = 10.0_f64.powi((i % 4) as i32 - 2 * param as i32);
-        let zero = i < 3 && step % 2 == 1;
-        if zero { 0.0 } else { size * (1.3 * i as f64 + 0.7 * step as f64 + param as f64).sin() }
-    };
-    (0..numel).map(wave).collect()
+/// Element `i` of the gradient of parameter `k`: of very different sizes, and other ones in each step; now and then a
+/// row has none.
+fn gradient(step: usize, k: usize, i: usize) -> f64 {
+    if i < 3 && step % 2 == 1 {
+        return 0.0;
+    }
+    let size = 10.0_f64.powi((i % 4) as i32 - 2 * k as i32);
+    size * (1.3 * i as f64 + 0.7 * step as f64 + k as f64).sin()
 }
 
 fn set_gradients(params: &[Param], step: usize) -> Result<Vec<Vec<f64>>> {
-    let mut all = Vec::new();
-    for (k, param) in params.iter().enumerate() {
-        let leaf = param.leaf();
-        let values = gradient(leaf.numel(), k, step);
-        let values = Tensor::from_slice(leaf.device(), &values, leaf.dims())?.cast(leaf.dtype())?;
-        leaf.zero_gradient();
-        leaf.accumulate(|gradient, _| gradient.write(&values.cast(gradient.dtype())?))?;
-        all.push(leaf.gradient()?.expect("just set").to_f64()?);
-    }
-    Ok(all)
-}
-
-fn values_of(params: &[Param]) -> Result<Vec<Vec<f64>>> {
-    params.iter().map(|param| param.leaf().value()?.to_f64()).collect()
-}
-
-/// What the paper keeps of one parameter, in f64.
-struct Reference {
-    dims: Vec<usize>,
-    w: Vec<f64>,
-    rows: Vec<f64>,
-    columns: Vec<f64>,
-    full: Vec<f64>,
-    mean: Vec<f64>,
-}
-
-fn rms(x: &[f64]) -> f64 {
-    (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64).sqrt()
-}
-
-impl Reference {
-    fn new(dims: &[usize], w: Vec<f64>) -> Reference {
-        let n = w.len();
-        let zeros = || vec![0.0; n];
-        let (rows, columns, full, mean) = (zeros(), zeros(), zeros(), zeros());
-        Reference { dims: dims.to_vec(), w, rows, columns, full, mean }
-    }
-
-    /// Step `t`, from 1: algorithm 4, or 5 for vectors, of every matrix; clipping and scale are the tensor's.
-    fn step(&mut self, t: usize, g: &[f64], config: &AdafactorConfig) {
-        let beta2 = 1.0 - (t as f64).powf(-config.decay_rate);
-        let mix = |old: f64, new: f64| beta2 * old + (1.0 - beta2) * new;
-        let square = |x: f64| x * x + config.eps1;
-        let mut u = vec![0.0; g.len()];
-        if let [.., n, m] = self.dims[..] {
-            for (k, g) in g.chunks(n * m).enumerate() {
-                for i in 0..n {
-                    let sum: f64 = (0..m).map(|j| square(g[i * m + j])).sum();
-                    self.rows[k * n + i] = mix(self.rows[k * n + i], sum / m as f64);
-                }
-                for j in 0..m {
-                    let sum: f64 = (0..n).map(|i| square(g[i * m + j])).sum();
-                    self.columns[k * m + j] = mix(self.columns[k * m + j], sum / n as f64);
-                }
-                let rows = &self.rows[k * n..][..n];
-                let mean = rows.iter().sum::<f64>() / n as f64;
-                for i in 0..n {
-                    for j in 0..m {
-                        let v = rows[i] * self.columns[k * m + j] / mean;
-                        u[(k * n + i) * m + j] = g[i * m + j] / v.sqrt();
-                    }
-                }
-            }
-        } else {
-            for i in 0..g.len() {
-                self.full[i] = mix(self.full[i], square(g[i]));
-                u[i] = g[i] / self.full[i].sqrt();
-            }
-        }
-        let alpha = match config.step_size {
-            StepSize::Scheduled => LR,
-            StepSize::Relative => {
-                f64::min(1e-2, 1.0 / (t as f64).sqrt()) * rms(&self.w).max(config.eps2)
-            }
-        };
-        let clip = f64::max(1.0, rms(&u) / config.clip_threshold);
-        let mean_of =
-            |old: f64, u: f64| config.beta1 * old + (1.0 - config.beta1) * alpha * u / clip;
-        for ((w, mean), u) in self.w.iter_mut().zip(&mut self.mean).zip(u) {
-            *mean = mean_of(*mean, u);
-            *w -= alpha * config.weight_decay * *w + *mean;
-        }
-    }
+    give_gradients(params, |k, i| gradient(step, k, i))
 }
 
 fn configs() -> impl Iterator<Item = AdafactorConfig> {
@@ -137,7 +58,7 @@ fn it_equals_the_algorithm_of_the_paper() -> Result<()> {
         for config in configs() {
             let device = Device::cpu(2)?;
             let params = params(&device, dtype);
-            let before = values_of(&params)?;
+            let before = values(&params)?;
             let mut want: Vec<Reference> = params
                 .iter()
                 .zip(&before)
@@ -153,10 +74,10 @@ fn it_equals_the_algorithm_of_the_paper() -> Result<()> {
                     // Weight decay is a matter of the group.
                     let decays = params[k].decay() == Decay::Yes;
                     let weight_decay = if decays { config.weight_decay } else { 0.0 };
-                    reference.step(step + 1, &g, &AdafactorConfig { weight_decay, ..config });
+                    reference.step(step + 1, LR, &g, &AdafactorConfig { weight_decay, ..config });
                 }
             }
-            for (k, (got, want)) in values_of(&params)?.iter().zip(&want).enumerate() {
+            for (k, (got, want)) in values(&params)?.iter().zip(&want).enumerate() {
                 let moved = want.w.iter().zip(&before[k]).any(|(new, old)| new != old);
                 assert!(moved, "parameter {k} stayed where it was");
                 for (i, (got, want)) in got.iter().zip(&want.w).enumerate() {
@@ -183,7 +104,7 @@ fn packed_tensors_step_as_if_they_were_apart() -> Result<()> {
         let (scope, init) = (Scope::new(&device, DType::F32, 1), Init::Normal { std: 0.5 });
         let with = |rows: usize| [&[rows], dims].concat();
         let whole = scope.param("whole", &with(9), init, Decay::Yes);
-        let values = whole.leaf().value()?;
+        let value = whole.leaf().value()?;
         let mut start = 0;
         let params: Vec<Param> = match packed {
             Some(true) => vec![whole.packed(&blocks)?],
@@ -193,7 +114,7 @@ fn packed_tensors_step_as_if_they_were_apart() -> Result<()> {
                 .enumerate()
                 .map(|(i, &rows)| {
                     let part = scope.param(&format!("part {i}"), &with(rows), init, Decay::Yes);
-                    part.leaf().set_value(&values.narrow(0, start, rows)?.contiguous()?)?;
+                    part.leaf().set_value(&value.narrow(0, start, rows)?.contiguous()?)?;
                     start += rows;
                     Ok(part)
                 })
@@ -201,26 +122,16 @@ fn packed_tensors_step_as_if_they_were_apart() -> Result<()> {
         };
         let buffers = ParamBuffers::new(&params)?;
         let mut optimizer = Optimizer::new(OptimizerConfig::Adafactor(config), &buffers)?;
-        let numel = values.numel();
+        let width = value.numel() / 9;
+        let keys = 5 * width..7 * width;
         for step in 0..STEPS {
             // The gradients of keys are but a millionth of the others.
-            let all = gradient(numel, 0, step);
-            let width = numel / 9;
-            let keys = 5 * width..7 * width;
             let size = |i: usize| if keys.contains(&i) { 1e-6 } else { 1.0 };
-            let all: Vec<f64> = all.iter().enumerate().map(|(i, g)| g * size(i)).collect();
-            let mut rest = all.as_slice();
-            for param in &params {
-                let (own, others) = rest.split_at(param.leaf().numel());
-                rest = others;
-                let own =
-                    Tensor::from_slice(&device, own, param.leaf().dims())?.cast(DType::F32)?;
-                param.leaf().zero_gradient();
-                param.leaf().accumulate(|gradient, _| gradient.write(&own))?;
-            }
+            let mut whole = (0..).map(|i| gradient(step, 0, i) * size(i));
+            give_gradients(&params, |_, _| whole.next().expect("there is no last one"))?;
             optimizer.step(&buffers, &StepConfig { lr: LR, grad_scale: SCALE })?;
         }
-        Ok(values_of(&params)?.concat())
+        Ok(values(&params)?.concat())
     };
     for config in configs() {
         for dims in [&[][..], &[4], &[3, 2]] {
@@ -333,12 +244,7 @@ fn master_weights_are_what_f32_weights_are() -> Result<()> {
         [Optimizer::new(config, &buffers[0])?, Optimizer::new(config, &buffers[1])?];
     for step in 0..STEPS {
         let gradients = set_gradients(&narrow, step)?;
-        for (param, gradient) in wide.iter().zip(gradients) {
-            let gradient =
-                Tensor::from_slice(&device, &gradient, param.leaf().dims())?.cast(DType::F32)?;
-            param.leaf().zero_gradient();
-            param.leaf().accumulate(|target, _| target.write(&gradient))?;
-        }
+        give_gradients(&wide, |k, i| gradients[k][i])?;
         for (optimizer, buffers) in optimizers.iter_mut().zip(&buffers) {
             optimizer.step(buffers, &StepConfig { lr: LR, grad_scale: SCALE })?;
         }

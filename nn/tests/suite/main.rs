@@ -1,6 +1,8 @@
 //! Checks of the layers, of initial values and of the optimizers, in one program.
 
 mod adafactor;
+mod adafactor_reference;
+mod gradients;
 mod initial;
 mod layers;
 mod mixed_precision;

@@ -8,10 +8,6 @@ use ferrotron_nn::{
 };
 use ferrotron_tensor::{Category, DType, Device, Error, Result, Tensor};
 
-const SGD: OptimizerConfig = OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 };
-const ADAM: OptimizerConfig =
-    OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
-
 /// Ones of `dtype`, with gradients of -1.
 fn ones(dtype: DType, numel: usize, config: &BufferConfig) -> Result<ParamBuffers> {
     let scope = Scope::new(&Device::cpu(1)?, dtype, 1);
@@ -30,7 +26,7 @@ fn ones(dtype: DType, numel: usize, config: &BufferConfig) -> Result<ParamBuffer
 fn after_1000_updates(dtype: DType, update: WeightUpdate, rounding: Rounding) -> Result<f64> {
     let buffers = ones(dtype, 4096, &BufferConfig::default())?;
     let update = UpdateConfig { weights: update, rounding, ..UpdateConfig::default() };
-    let mut optimizer = Optimizer::with_update(SGD, &buffers, &update)?;
+    let mut optimizer = Optimizer::with_update(OptimizerConfig::SGD, &buffers, &update)?;
     for _ in 0..1000 {
         optimizer.step(&buffers, &StepConfig { lr: 1e-4, grad_scale: 1.0 })?;
     }
@@ -89,7 +85,10 @@ fn random_rounding_is_the_same_in_every_shard() -> Result<()> {
 fn the_master_copy_takes_the_steps_of_f32_weights() -> Result<()> {
     let wide = ones(DType::F32, 1000, &BufferConfig::default())?;
     let narrow = ones(DType::BF16, 1000, &BufferConfig::default())?;
-    let mut optimizers = [Optimizer::new(ADAM, &wide)?, Optimizer::new(ADAM, &narrow)?];
+    let mut optimizers = [
+        Optimizer::new(OptimizerConfig::ADAMW, &wide)?,
+        Optimizer::new(OptimizerConfig::ADAMW, &narrow)?,
+    ];
     for step in 1..=50 {
         for (optimizer, buffers) in optimizers.iter_mut().zip([&wide, &narrow]) {
             optimizer.step(buffers, &StepConfig { lr: 1e-3 / f64::from(step), grad_scale: 0.5 })?;
@@ -136,7 +135,7 @@ fn bytes_are_those_of_zero() -> Result<()> {
                 BufferConfig { sharding, gradients, shard: (0, ranks), ..BufferConfig::default() };
             let buffers = ones(DType::BF16, NUMEL, &config)?;
             let device = buffers.groups()[0].params[0].leaf().device().clone();
-            let optimizer = Optimizer::new(ADAM, &buffers)?;
+            let optimizer = Optimizer::new(OptimizerConfig::ADAMW, &buffers)?;
             let stats = device.memory();
             let found = [Category::Weights, Category::Gradients, Category::Optimizer]
                 .map(|category| stats.of(category) as f64 / NUMEL as f64);

@@ -6,6 +6,8 @@ use ferrotron_nn::{
 };
 use ferrotron_tensor::{DType, Device, ErrorKind, Result, Tensor};
 
+use crate::gradients::{give_gradients, values};
+
 /// A matrix that decays, between two vectors that do not.
 fn params(device: &Device, dtype: DType) -> Vec<Param> {
     let scope = Scope::new(device, dtype, 1).child("layer");
@@ -19,22 +21,7 @@ fn params(device: &Device, dtype: DType) -> Vec<Param> {
 
 /// Gradients that change from step to step.
 fn set_gradients(params: &[Param], step: usize) -> Result<Vec<Vec<f64>>> {
-    let mut all = Vec::new();
-    for (k, param) in params.iter().enumerate() {
-        let leaf = param.leaf();
-        let wave = |i: usize| (1.3 * i as f64 + 0.7 * step as f64 + k as f64).sin();
-        let values: Vec<f64> = (0..leaf.numel()).map(wave).collect();
-        leaf.zero_gradient();
-        let values_of =
-            Tensor::from_slice(leaf.device(), &values, leaf.dims())?.cast(leaf.dtype())?;
-        leaf.accumulate(|gradient, _| gradient.write(&values_of.cast(gradient.dtype())?))?;
-        all.push(leaf.gradient()?.expect("just set").to_f64()?);
-    }
-    Ok(all)
-}
-
-fn values(params: &[Param]) -> Result<Vec<Vec<f64>>> {
-    params.iter().map(|param| param.leaf().value()?.to_f64()).collect()
+    give_gradients(params, |k, i| (1.3 * i as f64 + 0.7 * step as f64 + k as f64).sin())
 }
 
 fn assert_close(got: &[Vec<f64>], want: &[Vec<f64>], tolerance: f64) {
@@ -69,8 +56,7 @@ fn train(
 
 /// Each of the steps rounds a handful of times.
 fn tolerance(dtype: DType) -> f64 {
-    let epsilon = if dtype == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
-    8.0 * STEPS as f64 * epsilon
+    8.0 * STEPS as f64 * dtype.epsilon()
 }
 
 #[test]
@@ -140,11 +126,10 @@ fn sgd_equals_a_loop() -> Result<()> {
 
 #[test]
 fn moments_carry_over_to_the_last_bit() -> Result<()> {
-    let config = OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: DECAY };
     let make = || -> Result<(Vec<Param>, ParamBuffers, Optimizer)> {
         let params = params(&Device::cpu(1)?, DType::F32);
         let buffers = ParamBuffers::new(&params)?;
-        let optimizer = Optimizer::new(config, &buffers)?;
+        let optimizer = Optimizer::new(OptimizerConfig::ADAMW, &buffers)?;
         Ok((params, buffers, optimizer))
     };
     let (first, buffers, mut optimizer) = make()?;

@@ -30,9 +30,9 @@ fn buffers(config: &BufferConfig) -> Result<ParamBuffers> {
 
 /// Every sharding of 1 to 5 ranks, into elements and into parameters, and every size of buckets.
 fn configs() -> impl Iterator<Item = (usize, impl Fn(usize) -> BufferConfig)> {
-    let shardings = [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights];
     let units = [ShardUnit::Elements, ShardUnit::Parameters];
-    let kinds = move || shardings.into_iter().flat_map(move |kind| units.map(|unit| (kind, unit)));
+    let kinds =
+        move || Sharding::ALL.into_iter().flat_map(move |kind| units.map(|unit| (kind, unit)));
     (1..=5).flat_map(move |ranks| {
         kinds().flat_map(move |(sharding, shard_unit)| {
             [1, 13, 30, usize::MAX].map(|bucket_numel| {

@@ -210,6 +210,9 @@ impl Group {
     /// The sum of one number of every rank, on every rank.
     #[track_caller]
     pub fn sum(&self, device: &Device, value: f64) -> Result<f64> {
+        if self.size() == 1 {
+            return Ok(value); // without a detour over the device, which would have to be waited for
+        }
         let value = Tensor::from_slice(device, &[value], &[1])?;
         self.all_reduce(value, Reduction::Sum)?.wait()?.item()
     }

@@ -2,9 +2,10 @@
 
 use ferrotron_autograd::SharedFlat;
 use ferrotron_tensor::ops::pointwise::own;
-use ferrotron_tensor::{Flat, Result, Tensor, dispatch_any};
+use ferrotron_tensor::{Error, Flat, Result, Staging, Tensor, dispatch_any};
 use std::sync::{MutexGuard, TryLockError};
 use std::time::Duration;
+use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 /// How long a flat that somebody else has locked is left alone: timers are not finer.
@@ -28,12 +29,15 @@ impl Buffer {
     /// locked it, waits without blocking the thread, on which they may be at work. Must be awaited where a
     /// Tokio runtime with timers is entered.
     ///
+    /// Those of a GPU are a copy, made when all that the GPU was given is done.
+    ///
     /// Errors if somebody else holds the tensor, or a range of the flat.
     pub async fn bytes(&mut self) -> Result<Bytes<'_>> {
-        match self {
-            Buffer::Tensor(tensor) => dispatch_any!(tensor.dtype(), T => {
-                Ok(Bytes::Tensor(bytemuck::cast_slice_mut(tensor.as_mut_slice::<T>()?)))
-            }),
+        let (owner, staging) = match self {
+            Buffer::Tensor(tensor) => {
+                let staging = tensor.stage()?;
+                (Owner::Tensor(tensor), staging)
+            }
             Buffer::Flat(flat) => {
                 let mut guard = loop {
                     match flat.try_lock() {
@@ -42,10 +46,16 @@ impl Buffer {
                         Err(TryLockError::WouldBlock) => sleep(LOCK_PAUSE).await,
                     }
                 };
-                flat_bytes(&mut guard)?; // is it ours alone?
-                Ok(Bytes::Flat(guard))
+                let staging = guard.stage()?;
+                (Owner::Flat(guard), staging)
             }
+        };
+        let mut bytes = Bytes { owner, staging: None };
+        match staging {
+            Some(staging) => bytes.staging = Some(arrived(staging).await?),
+            None => bytes.as_mut_slice().map(drop)?, // are they ours alone?
         }
+        Ok(bytes)
     }
 
     /// The tensor.
@@ -57,20 +67,43 @@ impl Buffer {
     }
 }
 
+/// Waits for a copy. Others wait on this thread for what is not a GPU, so it must not sleep here.
+async fn arrived(mut staging: Staging) -> Result<Staging> {
+    let arrive = spawn_blocking(move || staging.wait().map(|()| staging));
+    arrive.await.map_err(|error| Error::communication("staging", error.to_string()))?
+}
+
 /// The bytes of a [`Buffer`], lent. Nobody else can reach them meanwhile.
-pub enum Bytes<'a> {
-    /// Those of a tensor.
-    Tensor(&'a mut [u8]),
-    /// Those of a flat, which is locked.
+pub struct Bytes<'a> {
+    owner: Owner<'a>,
+    /// The copy of them that the host works on, if they are a GPU's.
+    staging: Option<Staging>,
+}
+
+enum Owner<'a> {
+    Tensor(&'a mut Tensor),
+    /// Locked.
     Flat(MutexGuard<'a, Flat>),
 }
 
 impl Bytes<'_> {
     /// The bytes, for reading and writing.
     pub fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
-        match self {
-            Bytes::Tensor(bytes) => Ok(bytes),
-            Bytes::Flat(flat) => flat_bytes(flat),
+        match (&mut self.staging, &mut self.owner) {
+            (Some(staging), _) => staging.bytes(),
+            (None, Owner::Flat(flat)) => flat_bytes(flat),
+            (None, Owner::Tensor(tensor)) => dispatch_any!(tensor.dtype(), T => {
+                Ok(bytemuck::cast_slice_mut(tensor.as_mut_slice::<T>()?))
+            }),
+        }
+    }
+
+    /// Hands what was written over to the owner: what a GPU is given from now on finds it.
+    pub fn commit(&mut self) -> Result<()> {
+        match (self.staging.take(), &mut self.owner) {
+            (None, _) => Ok(()),
+            (Some(staging), Owner::Tensor(tensor)) => tensor.take_back(staging),
+            (Some(staging), Owner::Flat(flat)) => flat.take_back(staging),
         }
     }
 }

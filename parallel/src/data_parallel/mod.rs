@@ -140,8 +140,7 @@ pub fn refusal(config: &DataParallelConfig, layout: &Layout) -> Option<String> {
 ///     let layer = Linear::new(&Scope::new(&device, DType::F64, 1), 3, 1, Bias::No, Init::Ones)?;
 ///     let config = DataParallelConfig { sharding: Sharding::Optimizer, ..DataParallelConfig::default() };
 ///     let parallel = DataParallel::new(&[&layer], &mesh, &config)?;
-///     let sgd = OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 };
-///     let mut optimizer = Optimizer::new(sgd, parallel.buffers())?;
+///     let mut optimizer = Optimizer::new(OptimizerConfig::SGD, parallel.buffers())?;
 ///
 ///     let microbatches = 2;
 ///     parallel.begin_step(microbatches);

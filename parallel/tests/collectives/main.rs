@@ -18,7 +18,9 @@ macro_rules! cases {
     ($module:ident: $($case:ident),* $(,)?) => { $(
         #[test]
         fn $case() {
-            super::$module::$case(BACKEND);
+            if BACKEND.available(concat!(module_path!(), "::", stringify!($case))) {
+                crate::$module::$case(BACKEND);
+            }
         }
     )* };
 }
@@ -90,4 +92,35 @@ for_every_backend! {
     threads Backend::Threads;
     tcp Backend::Tcp;
     shared_memory Backend::SharedMemory;
+}
+
+/// Tensors of a GPU go through memory of the host: what is the same from there on is not tried again.
+mod one_gpu {
+    use crate::worlds::Backend;
+    const BACKEND: Backend = Backend::OneGpu;
+
+    cases!(operations:
+        all_reduce_gives_every_rank_the_reduction,
+        reduce_scatter_gives_every_rank_its_part,
+        all_gather_gives_every_rank_all_parts,
+        rooted_operations_move_what_they_name,
+        all_to_all_sends_part_i_to_rank_i,
+        messages_pass_between_two_ranks_and_round_a_ring,
+        flats_are_reduced_where_they_lie,
+    );
+    cases!(sums: narrow_floats_are_rounded_once,);
+    cases!(flight: groups_do_not_wait_for_one_another, work_that_nobody_waits_for_is_done,);
+    cases!(faults: a_late_rank_is_named, a_failure_with_a_call_under_way_ends_all,);
+}
+
+/// Each on a GPU of its own, without threads or memory in common.
+mod gpus {
+    use crate::worlds::Backend;
+    const BACKEND: Backend = Backend::Gpus;
+
+    cases!(operations:
+        all_reduce_gives_every_rank_the_reduction,
+        flats_are_reduced_where_they_lie,
+    );
+    cases!(faults: a_failure_with_a_call_under_way_ends_all,);
 }

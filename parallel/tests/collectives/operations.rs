@@ -2,16 +2,15 @@
 
 use ferrotron_autograd::SharedFlat;
 use ferrotron_parallel::collective::{Reduction, balanced};
-use ferrotron_tensor::{Category, DType, Device, Flat};
+use ferrotron_tensor::{Category, DType, Error, Flat, Tensor};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::values::{check, make, value};
+use crate::values::{check, device, make, value};
 use crate::worlds::{Backend, all};
 
 const SIZES: [usize; 6] = [0, 1, 2, 7, 64, 1001];
-const RANKS: std::ops::RangeInclusive<usize> = 1..=8;
 
 /// The reduction of element `index` over `n` ranks.
 fn reduced(n: usize, index: usize, reduction: Reduction) -> f64 {
@@ -25,7 +24,7 @@ fn reduced(n: usize, index: usize, reduction: Reduction) -> f64 {
 const REDUCTIONS: [Reduction; 2] = [Reduction::Sum, Reduction::Max];
 
 pub fn all_reduce_gives_every_rank_the_reduction(backend: Backend) {
-    for n in RANKS {
+    for n in backend.sizes() {
         backend.run(n, |world| {
             let group = world.group("all", &all(&world))?;
             for dtype in DType::ALL {
@@ -44,7 +43,7 @@ pub fn all_reduce_gives_every_rank_the_reduction(backend: Backend) {
 }
 
 pub fn reduce_scatter_gives_every_rank_its_part(backend: Backend) {
-    for n in RANKS {
+    for n in backend.sizes() {
         backend.run(n, |world| {
             let group = world.group("all", &all(&world))?;
             for dtype in DType::ALL {
@@ -67,7 +66,7 @@ pub fn reduce_scatter_gives_every_rank_its_part(backend: Backend) {
 }
 
 pub fn all_gather_gives_every_rank_all_parts(backend: Backend) {
-    for n in RANKS {
+    for n in backend.sizes() {
         backend.run(n, |world| {
             let group = world.group("all", &all(&world))?;
             for dtype in DType::ALL {
@@ -85,7 +84,7 @@ pub fn all_gather_gives_every_rank_all_parts(backend: Backend) {
 }
 
 pub fn rooted_operations_move_what_they_name(backend: Backend) {
-    for n in RANKS {
+    for n in backend.sizes() {
         backend.run(n, |world| {
             let (group, rank) = (world.group("all", &all(&world))?, world.rank());
             for (case, dtype) in DType::ALL.into_iter().enumerate() {
@@ -126,7 +125,7 @@ pub fn rooted_operations_move_what_they_name(backend: Backend) {
 }
 
 pub fn all_to_all_sends_part_i_to_rank_i(backend: Backend) {
-    for n in RANKS {
+    for n in backend.sizes() {
         backend.run(n, |world| {
             let group = world.group("all", &all(&world))?;
             for dtype in DType::ALL {
@@ -174,7 +173,7 @@ pub fn messages_pass_between_two_ranks_and_round_a_ring(backend: Backend) {
 }
 
 pub fn a_barrier_waits_for_the_last(backend: Backend) {
-    for n in RANKS {
+    for n in backend.sizes() {
         let come = AtomicUsize::new(0);
         backend.run(n, |world| {
             let group = world.group("all", &all(&world))?;
@@ -238,21 +237,30 @@ pub fn large_buffers_go_through_small_pipes(backend: Backend) {
 }
 
 pub fn flats_are_reduced_where_they_lie(backend: Backend) {
-    for n in [1, 2, 3, 5] {
+    for n in backend.sizes() {
         backend.run(n, |world| {
             let (group, rank) = (world.group("all", &all(&world))?, world.rank());
             let ranges = [("a".to_string(), vec![5, 3]), ("b".to_string(), vec![8])];
-            let flat = Flat::new(&Device::cpu(1)?, DType::F32, Category::Gradients, &ranges)?;
+            let flat = Flat::empty(&device()?, DType::F32, Category::Gradients, &ranges)?;
             let flat: SharedFlat = Arc::new(Mutex::new(flat));
             let len = flat.lock().unwrap().numel();
             let fill = || {
                 let mut flat = flat.lock().unwrap();
-                let whole = flat.whole_mut::<f32>()?;
-                whole.iter_mut().enumerate().for_each(|(i, x)| *x = value(rank, i) as f32);
-                ferrotron_tensor::Result::Ok(())
+                for range in 0..flat.n_ranges() {
+                    let (start, len) = flat.span(range);
+                    let values: Vec<f32> =
+                        (start..start + len).map(|i| value(rank, i) as f32).collect();
+                    flat.update(range, |part| {
+                        part.write(&Tensor::from_slice(part.device(), &values, part.dims())?)
+                    })?;
+                }
+                Ok::<_, Error>(())
             };
-            let read =
-                || ferrotron_tensor::Result::Ok(flat.lock().unwrap().whole::<f32>()?.to_vec());
+            let read = || {
+                let flat = flat.lock().unwrap();
+                let parts = (0..flat.n_ranges()).map(|range| flat.tensor(range)?.to_vec::<f32>());
+                Ok::<_, Error>(parts.collect::<Result<Vec<_>, Error>>()?.concat())
+            };
             let sum = |i| reduced(n, i, Reduction::Sum) as f32;
 
             fill()?;

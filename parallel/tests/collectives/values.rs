@@ -1,6 +1,32 @@
 //! Tensors of any dtype from numbers, and back.
 
+use ferrotron_cuda::cubin_cache::CubinCache;
+use ferrotron_cuda::gpu::GpuConfig;
+use ferrotron_cuda::library::Search;
 use ferrotron_tensor::{DType, Device, Result, Tensor, bf16, f16};
+use std::cell::RefCell;
+
+thread_local! {
+    /// Where this rank's tensors live, if that is not the CPU.
+    static GPU: RefCell<Option<Device>> = const { RefCell::new(None) };
+}
+
+/// Runs `f` with this rank's tensors on a stand-in for GPU number `ordinal`.
+pub fn on_gpu<R>(ordinal: usize, f: impl FnOnce() -> Result<R>) -> Result<R> {
+    let folder = ferrotron_cuda_stand_in::folder();
+    let cache = CubinCache::new(folder.join("cubin"));
+    let config = GpuConfig { ordinal, search: Search::only(vec![folder]), cache };
+    let device = Device::cuda(&config)?;
+    GPU.set(Some(device));
+    let result = f();
+    GPU.set(None);
+    result
+}
+
+/// Where this rank's tensors live.
+pub fn device() -> Result<Device> {
+    GPU.with_borrow(|gpu| gpu.clone().map_or_else(|| Device::cpu(1), Ok))
+}
 
 /// Small integers, exact in every dtype also when eight ranks' are added, different on every rank.
 pub fn value(rank: usize, index: usize) -> f64 {
@@ -9,7 +35,7 @@ pub fn value(rank: usize, index: usize) -> f64 {
 
 /// A tensor whose element i is `f(i)`.
 pub fn make(dtype: DType, dims: &[usize], f: impl Fn(usize) -> f64) -> Result<Tensor> {
-    let device = Device::cpu(1)?;
+    let device = device()?;
     let x = (0..dims.iter().product()).map(f);
     match dtype {
         DType::F64 => Tensor::from_slice(&device, &x.collect::<Vec<_>>(), dims),

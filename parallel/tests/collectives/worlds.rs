@@ -4,9 +4,11 @@ use ferrotron_parallel::collective::{
     RankConfig, Transport, World, WorldConfig, run_rank_process, run_threads,
 };
 use ferrotron_tensor::Result;
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use crate::common::free_port;
+use crate::values::on_gpu;
 
 /// What carries the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,12 +19,30 @@ pub enum Backend {
     Tcp,
     /// Memory that processes of a machine share.
     SharedMemory,
+    /// Threads of this process, on one GPU.
+    OneGpu,
+    /// TCP over the loopback interface, each rank on a GPU of its own.
+    Gpus,
 }
 
 /// Much longer than any call here takes, much shorter than a person waits.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Backend {
+    /// Whether this machine has what the backend needs; if not, says so for `test`.
+    pub fn available(self, test: &str) -> bool {
+        !self.has_gpus() || ferrotron_cuda_stand_in::available(test)
+    }
+
+    fn has_gpus(self) -> bool {
+        matches!(self, Backend::OneGpu | Backend::Gpus)
+    }
+
+    /// How many ranks every operation is tried with. Stand-ins for GPUs are slow.
+    pub fn sizes(self) -> RangeInclusive<usize> {
+        if self.has_gpus() { 2..=3 } else { 1..=8 }
+    }
+
     /// Runs `f` on each of `size` ranks.
     pub fn try_run<T: Send>(
         self,
@@ -34,6 +54,12 @@ impl Backend {
             Backend::Threads => run_threads(size, &WorldConfig { timeout }, f),
             Backend::Tcp => run_ranks(size, timeout, Transport::Tcp, f),
             Backend::SharedMemory => run_ranks(size, timeout, Transport::Auto, f),
+            Backend::OneGpu => {
+                run_threads(size, &WorldConfig { timeout }, |world| on_gpu(0, || f(world)))
+            }
+            Backend::Gpus => {
+                run_ranks(size, timeout, Transport::Tcp, |world| on_gpu(world.rank(), || f(world)))
+            }
         }
     }
 

@@ -6,29 +6,15 @@ use ferrotron_nn::{
     Bias, BufferConfig, Init, Linear, Module, Optimizer, OptimizerConfig, Param, ParamBuffers,
     Scope, Sharding, StepConfig,
 };
-use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig, refusal};
 use ferrotron_parallel::mesh::{Layout, Mesh};
 use ferrotron_parallel::pipeline::{
     PipelineConfig, PipelineModel, Schedule, ScheduleKind, execute,
 };
-use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{DType, Device, Result, Tensor, balanced};
 use std::collections::BTreeMap;
 
-use crate::grid::SHARDINGS;
-use crate::harness::{Plan, TIMEOUT, ranks};
-
-const SGD: OptimizerConfig = OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 };
-
-/// Runs `f` on the ranks of a mesh of one axis each.
-fn on_mesh<T: Send>(size: usize, stages: usize, f: impl Fn(Mesh) -> Result<T> + Sync) -> Vec<T> {
-    let results = run_threads(size, &WorldConfig { timeout: TIMEOUT }, |world| {
-        let layout = Layout::new(size, 1, 1, stages)?;
-        f(Mesh::new(&world, layout, SequenceParallel::Off)?)
-    });
-    results.into_iter().map(|result| result.unwrap()).collect()
-}
+use crate::harness::{Plan, on_mesh, ranks};
 
 /// One of two layers of one weight, for `DeepSpeed`'s accumulation test: y = w x, and the loss y^2.
 struct OneWeight {
@@ -66,7 +52,7 @@ fn micro_batches_are_averaged_not_added() {
             let scope = Scope::new(&Device::cpu(1)?, DType::F64, 1).child(&mesh.rank().to_string());
             let layer = Linear::new(&scope, 1, 1, Bias::No, Init::Ones)?;
             let parallel = DataParallel::new(&[&layer], &mesh, &DataParallelConfig::default())?;
-            let mut optimizer = Optimizer::new(SGD, parallel.buffers())?;
+            let mut optimizer = Optimizer::new(OptimizerConfig::SGD, parallel.buffers())?;
             let config = PipelineConfig { kind, stages: 2, microbatches: 2, chunks: 1 };
             let mut model = OneWeight { layer, last: mesh.rank() == 1 };
             parallel.begin_step(2);
@@ -143,7 +129,7 @@ fn fill_with_one(layers: &Layers) -> Result<()> {
 
 #[test]
 fn the_owner_has_the_sum_and_the_rest_is_untouched() {
-    for sharding in SHARDINGS {
+    for sharding in Sharding::ALL {
         for bucket_numel in [None, Some(9000), Some(9050), Some(20000)] {
             on_mesh(3, 1, |mesh| {
                 let layers = Layers::new(&Device::cpu(1)?, 10, 95)?;
@@ -175,7 +161,7 @@ fn the_owner_has_the_sum_and_the_rest_is_untouched() {
 
 #[test]
 fn one_rank_sends_nothing() {
-    for sharding in SHARDINGS {
+    for sharding in Sharding::ALL {
         on_mesh(1, 1, |mesh| {
             let layers = Layers::new(&Device::cpu(1)?, 2, 4)?;
             let config = DataParallelConfig { sharding, ..DataParallelConfig::default() };
@@ -193,7 +179,7 @@ fn one_rank_sends_nothing() {
 
 #[test]
 fn a_step_that_lacks_gradients_is_an_error_that_names_them() {
-    for sharding in SHARDINGS {
+    for sharding in Sharding::ALL {
         for bucket_numel in [None, Some(1)] {
             let layers = Layers::new(&Device::cpu(1).unwrap(), 3, 2).unwrap();
             let config =
@@ -311,7 +297,7 @@ fn whole_numbers_are_exact_and_some_ranks_have_zeros() -> Result<()> {
         let layers = Layers::new(&Device::cpu(1)?, 3, 3)?;
         layers.params().iter().try_for_each(set_whole_weight)?;
         let buffers = ParamBuffers::new(&layers.params())?;
-        let mut optimizer = Optimizer::new(SGD, &buffers)?;
+        let mut optimizer = Optimizer::new(OptimizerConfig::SGD, &buffers)?;
         for microbatch in 0..data * microbatches {
             whole_numbers(&layers, microbatch, gate)?.backward_scaled(0.25)?;
         }
@@ -322,7 +308,7 @@ fn whole_numbers_are_exact_and_some_ranks_have_zeros() -> Result<()> {
             layers.0.iter().map(|layer| layer.weight().leaf().value()?.to_vec()).collect()
         };
         let want = values(&layers)?;
-        for sharding in SHARDINGS {
+        for sharding in Sharding::ALL {
             for bucket_numel in [None, Some(1), Some(10)] {
                 let found = on_mesh(data, 1, |mesh| {
                     let layers = Layers::new(&Device::cpu(1)?, 3, 3)?;
@@ -333,7 +319,7 @@ fn whole_numbers_are_exact_and_some_ranks_have_zeros() -> Result<()> {
                     };
                     let parallel = DataParallel::new(&[&layers], &mesh, &config)?;
                     parallel.load(|params| params.iter().try_for_each(set_whole_weight))?;
-                    let mut optimizer = Optimizer::new(SGD, parallel.buffers())?;
+                    let mut optimizer = Optimizer::new(OptimizerConfig::SGD, parallel.buffers())?;
                     parallel.begin_step(microbatches);
                     for i in 0..microbatches {
                         whole_numbers(&layers, i * data + mesh.rank(), gate)?
@@ -386,7 +372,7 @@ fn moments_are_sharded_exactly() {
         merged
     };
     let want = moments(Sharding::None);
-    for sharding in SHARDINGS {
+    for sharding in Sharding::ALL {
         assert_eq!(moments(sharding), want, "{sharding:?}");
     }
 }

@@ -2,17 +2,15 @@
 
 use ferrotron_autograd::Var;
 use ferrotron_nn::{Axis, Bias, Init, Linear, Module, ParamBuffers, Scope};
-use ferrotron_parallel::collective::{WorldConfig, run_threads};
-use ferrotron_parallel::mesh::{Layout, Mesh};
+use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::pipeline::{
     Instruction, PipelineConfig, PipelineModel, Schedule, ScheduleKind, check, execute, refusal,
 };
-use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{Category, DType, Device, Error, Result, Tensor};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use crate::harness::{Plan, TIMEOUT, assert_close, ranks, serial, train};
+use crate::harness::{Plan, assert_close, on_mesh, ranks, serial, train};
 use crate::toy::Shape;
 
 #[test]
@@ -196,9 +194,7 @@ fn run_wide(
     started: Option<std::sync::Arc<AtomicUsize>>,
 ) -> Vec<usize> {
     let config = PipelineConfig { kind: ScheduleKind::GPipe, stages, microbatches, chunks: 1 };
-    let results = run_threads(stages, &WorldConfig { timeout: TIMEOUT }, |world| {
-        let layout = Layout::new(stages, 1, 1, stages)?;
-        let mesh = Mesh::new(&world, layout, SequenceParallel::Off)?;
+    on_mesh(stages, stages, |mesh| {
         let device = Device::cpu(1)?;
         let mut model = Wide::new(&device, mesh.axis(Axis::Pipeline).rank(), stages)?;
         model.started = started.clone();
@@ -210,8 +206,7 @@ fn run_wide(
             });
         }
         Ok(model.in_use)
-    });
-    results.into_iter().map(|result| result.unwrap()).collect()
+    })
 }
 
 /// When the gradient of the first of 8 micro-batches is back at the first stage, all outputs have been sent, and the

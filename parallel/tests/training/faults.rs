@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use crate::grid::SHARDINGS;
 use crate::harness::{Plan, Rank};
 use crate::toy::Way;
 
@@ -58,7 +57,7 @@ fn an_error_in_a_pipeline_ends_all_and_names_the_rank() {
 
 #[test]
 fn an_error_with_sharding_ends_all_and_names_the_rank() {
-    for sharding in SHARDINGS {
+    for sharding in Sharding::ALL {
         let bucket_numel = (sharding != Sharding::None).then_some(20);
         let config = DataParallelConfig { sharding, bucket_numel, ..DataParallelConfig::default() };
         let plan = Plan { data: 3, microbatches: 2, config, ..Plan::default() };

@@ -7,9 +7,6 @@ use ferrotron_parallel::pipeline::{PipelineConfig, ScheduleKind, refusal};
 use crate::harness::{Plan, assert_bitwise, assert_close, serial, train};
 use crate::toy::{Shape, Tied};
 
-pub const SHARDINGS: [Sharding; 4] =
-    [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights];
-
 #[test]
 fn every_schedule_trains_as_one_rank() {
     let mut layouts = 0;
@@ -51,7 +48,7 @@ fn every_sharding_trains_as_one_rank() {
         for microbatches in [1, 2, 3] {
             let plan = Plan { data, microbatches, ..Plan::default() };
             let want = serial(&plan).unwrap();
-            for sharding in SHARDINGS {
+            for sharding in Sharding::ALL {
                 for bucket_numel in [Some(1), Some(10), Some(45), None] {
                     let config = DataParallelConfig {
                         sharding,
@@ -72,7 +69,7 @@ fn every_schedule_goes_with_every_sharding_on_one_stage() {
     for kind in [ScheduleKind::Naive, ScheduleKind::GPipe, ScheduleKind::ZbH1] {
         let plan = Plan { kind, data: 2, microbatches: 3, ..Plan::default() };
         let want = serial(&plan).unwrap();
-        for sharding in SHARDINGS {
+        for sharding in Sharding::ALL {
             for bucket_numel in [Some(30), None] {
                 let config =
                     DataParallelConfig { sharding, bucket_numel, ..DataParallelConfig::default() };
@@ -120,7 +117,7 @@ fn shardings_agree_bitwise() {
                 DataParallelConfig { bucket_numel: Some(30), ..DataParallelConfig::default() };
             let plan = Plan { shape, data, config, max_norm: 0.0, ..Plan::default() };
             let want = train(&plan);
-            for sharding in SHARDINGS {
+            for sharding in Sharding::ALL {
                 let plan = Plan { config: DataParallelConfig { sharding, ..config }, ..plan };
                 let got = train(&plan);
                 assert_bitwise(&plan, "gradient", &got.gradients, &want.gradients, &[]);

@@ -17,10 +17,7 @@ use std::time::Duration;
 use crate::toy::{Microbatch, Shape, Stage, Toy, sample};
 
 /// Much longer than any step here takes.
-pub const TIMEOUT: Duration = Duration::from_secs(60);
-
-pub const ADAM: OptimizerConfig =
-    OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How a toy is trained.
 #[derive(Debug, Clone, Copy)]
@@ -51,7 +48,7 @@ impl Default for Plan {
             chunks: 1,
             microbatches: 1,
             config: DataParallelConfig::default(),
-            optimizer: ADAM,
+            optimizer: OptimizerConfig::ADAMW,
             max_norm: 0.5,
             steps: 3,
         }
@@ -214,6 +211,19 @@ pub fn scale(plan: &Plan, step: usize) -> Result<f64> {
         counted += sample(&device, plan.shape.vocab, step, index)?.counted;
     }
     Ok(1.0 / counted as f64)
+}
+
+/// Runs `f` on `size` ranks, in `stages` along the pipeline axis and the rest along the data axis.
+pub fn on_mesh<T: Send>(
+    size: usize,
+    stages: usize,
+    f: impl Fn(Mesh) -> Result<T> + Sync,
+) -> Vec<T> {
+    let results = run_threads(size, &WorldConfig { timeout: TIMEOUT }, |world| {
+        let layout = Layout::new(size, 1, 1, stages)?;
+        f(Mesh::new(&world, layout, SequenceParallel::Off)?)
+    });
+    results.into_iter().map(|result| result.unwrap()).collect()
 }
 
 /// Runs `f` on every rank of a plan.

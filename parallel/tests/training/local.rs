@@ -9,11 +9,9 @@ use crate::harness::{
 };
 use crate::toy::{Toy, sample};
 
-const SGD: OptimizerConfig = OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 };
-
 fn plan(data: usize, synchronize_every: usize) -> Plan {
     let config = DataParallelConfig { synchronize_every, ..DataParallelConfig::default() };
-    Plan { data, microbatches: 2, config, optimizer: SGD, ..Plan::default() }
+    Plan { data, microbatches: 2, config, optimizer: OptimizerConfig::SGD, ..Plan::default() }
 }
 
 /// A step with the scale of this rank's own samples where its loss is its own.
@@ -50,7 +48,7 @@ fn two_steps_alone_then_the_mean() -> Result<()> {
     for _ in 0..plan.data {
         let toy = Toy::part(&device, plan.shape, 0, 1)?;
         let buffers = ParamBuffers::new(&toy.params())?;
-        let optimizer = Optimizer::new(SGD, &buffers)?;
+        let optimizer = Optimizer::new(OptimizerConfig::SGD, &buffers)?;
         replicas.push((toy, buffers, optimizer));
     }
     for number in 0..4 {

@@ -4,7 +4,6 @@ use ferrotron_nn::{Axis, Bias, Sharding};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_tensor::{Category, DType};
 
-use crate::grid::SHARDINGS;
 use crate::harness::{Plan, Rank, ranks};
 use crate::toy::{Recompute, Shape, Tied};
 
@@ -43,7 +42,7 @@ fn two_buckets(rank: &Rank) -> usize {
 /// stage of ZeRO and rounded to whole elements for each bucket.
 #[test]
 fn a_parameter_takes_sixteen_bytes_before_sharding() {
-    for sharding in SHARDINGS {
+    for sharding in Sharding::ALL {
         for bucket_numel in [Some(1), Some(2000), None] {
             let plan = plan(sharding, bucket_numel);
             for (rank, (memory, numel, buckets)) in ranks(&plan, |mut rank| {

@@ -6,7 +6,6 @@ use ferrotron_tensor::{Error, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::grid::SHARDINGS;
 use crate::harness::{Plan, Rank, assert_close, ranks, serial, train};
 use crate::toy::{Recompute, Shape, Tied, Way};
 
@@ -46,8 +45,9 @@ fn bytes_are_those_of_the_formula() {
     for data in 1..=4 {
         for microbatches in [1, 3] {
             for bucket_numel in [Some(1), Some(30), None] {
-                let kinds = SHARDINGS[..3].iter().map(|sharding| (sharding, ShardUnit::Elements));
-                let whole = SHARDINGS[1..3].iter().map(|kind| (kind, ShardUnit::Parameters));
+                let kinds =
+                    Sharding::ALL[..3].iter().map(|sharding| (sharding, ShardUnit::Elements));
+                let whole = Sharding::ALL[1..3].iter().map(|kind| (kind, ShardUnit::Parameters));
                 for (sharding, shard_unit) in kinds.chain(whole) {
                     let config = DataParallelConfig {
                         sharding: *sharding,
@@ -205,7 +205,7 @@ fn wait_for(
 
 #[test]
 fn gradients_are_reduced_while_backward_goes_on() {
-    for sharding in SHARDINGS {
+    for sharding in Sharding::ALL {
         let config = DataParallelConfig {
             sharding,
             bucket_numel: Some(20),

@@ -146,7 +146,7 @@ pub fn attention(
     dispatch_float!(OP, q.dtype(), T => {
         type Acc = <T as Element>::Acc;
         let mut lse = Tensor::empty(device, Acc::DTYPE, &[batch, heads, queries])?;
-        let call = Call::<T>::new(shape, View::of(&q), View::of(&k), View::of(&v), config);
+        let call = Call::<T>::new(shape, View::of(&q)?, View::of(&k)?, View::of(&v)?, config);
         let target = Disjoint::new(out.as_mut_slice::<T>()?);
         let to = Target::dense(&target, queries, heads, width);
         forward::run(device, &call, to, Disjoint::new(lse.as_mut_slice::<Acc>()?))?;
@@ -242,8 +242,8 @@ fn write_gradients<T: Element>(
     }
     let (q, k, v) = (dense_rows(q)?, dense_rows(k)?, dense_rows(v)?);
     let (dout, out, lse) = (dense_rows(dout)?, dense_rows(out)?, lse.contiguous()?);
-    let call = Call::<T>::new(shape, View::of(&q), View::of(&k), View::of(&v), config);
-    let outputs = (View::of(&dout), View::of(&out), lse.as_slice::<T::Acc>()?);
+    let call = Call::<T>::new(shape, View::of(&q)?, View::of(&k)?, View::of(&v)?, config);
+    let outputs = (View::of(&dout)?, View::of(&out)?, lse.as_slice::<T::Acc>()?);
     backward::run(q.device(), &call, outputs, targets)
 }
 

@@ -8,6 +8,7 @@
 use half::{bf16, f16};
 
 use super::rows::{CHEAP, for_rows};
+use crate::cuda;
 use crate::simd::vectorized;
 use crate::{DType, Element, Result, Scalar, Tensor, dispatch_any};
 
@@ -78,6 +79,10 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     }
     let x = x.contiguous()?;
     let mut y = Tensor::empty(x.device(), dtype, x.dims())?;
+    if x.device().gpu().is_some() {
+        cuda::cast::cast(&x, &mut y)?;
+        return Ok(y);
+    }
     let work = x.numel() / CHEAP;
     dispatch_any!(x.dtype(), From => dispatch_any!(dtype, To => {
         let source = x.as_slice::<From>()?;

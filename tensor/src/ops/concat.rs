@@ -40,7 +40,7 @@ pub fn concat(parts: &[&Tensor], dim: isize) -> Result<Tensor> {
     let mut y = Tensor::empty(first.device(), first.dtype(), &dims)?;
     let mut start = 0;
     for part in parts {
-        dispatch_any!(first.dtype(), T => copy_in::<T>(&mut y, resolved, start, part)?);
+        copy_in(&mut y, resolved, start, part)?;
         start += part.dims()[resolved];
     }
     Ok(y)
@@ -63,12 +63,19 @@ pub fn pad_narrow(dy: &Tensor, dim: isize, start: usize, full: usize) -> Result<
     } else {
         Tensor::zeros(dy.device(), dy.dtype(), &dims)?
     };
-    dispatch_any!(dy.dtype(), T => copy_in::<T>(&mut dx, resolved, start, dy)?);
+    copy_in(&mut dx, resolved, start, dy)?;
     Ok(dx)
 }
 
 /// Overwrites the narrow view of the dense, unique `y` that begins at `start` along `dim`.
-fn copy_in<T: Scalar>(y: &mut Tensor, dim: usize, start: usize, part: &Tensor) -> Result<()> {
+fn copy_in(y: &mut Tensor, dim: usize, start: usize, part: &Tensor) -> Result<()> {
+    if y.device().gpu().is_some() {
+        return y.narrow_mut(dim as isize, start, part.dims()[dim], |place| place.write(part));
+    }
+    dispatch_any!(part.dtype(), T => copy_in_slice::<T>(y, dim, start, part))
+}
+
+fn copy_in_slice<T: Scalar>(y: &mut Tensor, dim: usize, start: usize, part: &Tensor) -> Result<()> {
     let part = part.contiguous()?;
     let (_, size, inner) = around(y.dims(), dim);
     let len = part.dims()[dim] * inner;

@@ -7,6 +7,7 @@
 
 use super::random::{for_stretches, keep_some, last_dropped};
 use super::rows::for_rows;
+use crate::cuda;
 use crate::{Element, Error, Place, RandomKey, Real, Result, Tensor, dispatch_float};
 
 /// Drops elements of `x` with probability `p` on [0, 1] and scales the others up; of the part of a tensor
@@ -38,6 +39,10 @@ pub fn dropout(x: &Tensor, p: f64, key: &RandomKey, place: &Place) -> Result<Ten
     let mut y = Tensor::empty(x.device(), x.dtype(), x.dims())?;
     let width = x.dims().last().copied().unwrap_or(1);
     let last_dropped = last_dropped(p);
+    if x.device().gpu().is_some() {
+        cuda::random::dropout(&x, &mut y, key, place, (last_dropped, 1.0 / (1.0 - p)))?;
+        return Ok(y);
+    }
     dispatch_float!("dropout", x.dtype(), T => {
         let elements = x.as_slice::<T>()?;
         let scale = <T as Element>::Acc::of(1.0 / (1.0 - p));

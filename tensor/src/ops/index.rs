@@ -11,6 +11,7 @@
 //! one thread, so nothing depends on their number.
 
 use super::rows::{CHEAP, around, for_rows, owned};
+use crate::cuda;
 use crate::simd::vectorized;
 use crate::tensor::{check_device, check_pair};
 use crate::{
@@ -73,6 +74,11 @@ fn coordinates(dims: &[usize], flat: usize) -> Vec<usize> {
 pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
     let resolved = x.resolve("gather", dim)?;
     check_fits("gather", x, resolved, index)?;
+    if x.device().gpu().is_some() {
+        let mut y = Tensor::empty(x.device(), x.dtype(), index.dims())?;
+        cuda::index::gather(x, resolved, index, &mut y)?;
+        return Ok(y);
+    }
     let ids = indices("gather", index, resolved, x.dims()[resolved])?;
     let mut x = x.clone();
     for (d, &size) in index.dims().iter().enumerate() {
@@ -86,7 +92,7 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
     let mut y = Tensor::empty(x.device(), x.dtype(), index.dims())?;
     dispatch_any!(x.dtype(), T => {
         let (_, stride) = x.layout().row();
-        let source = x.buffer_slice::<T>();
+        let source = x.buffer_slice::<T>()?;
         for_rows(x.device(), (y.as_mut_slice::<T>()?, width), ids.len(), |first, rows| {
             let ids = ids[first * width..].chunks_exact(width);
             for (i, (row, ids)) in rows.chunks_exact_mut(width).zip(ids).enumerate() {
@@ -111,6 +117,11 @@ pub fn scatter_add(base: Tensor, dim: isize, index: &Tensor, src: &Tensor) -> Re
             "scatter_add",
             format!("src is {:?}, index {:?}", src.dims(), index.dims()),
         ));
+    }
+    if base.device().gpu().is_some() {
+        let mut y = owned(base)?;
+        cuda::index::scatter_add(&mut y, resolved, index, src)?;
+        return Ok(y);
     }
     let ids = indices("scatter_add", index, resolved, base.dims()[resolved])?;
     let last = resolved as isize;
@@ -150,12 +161,17 @@ pub fn scatter_add(base: Tensor, dim: isize, index: &Tensor, src: &Tensor) -> Re
 pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
     let resolved = x.resolve("index_select", dim)?;
     check_list("index_select", x, ids)?;
-    let list = indices("index_select", ids, 0, x.dims()[resolved])?;
     let x = x.contiguous()?;
     let mut dims = x.dims().to_vec();
-    dims[resolved] = list.len();
-    let (_, size, inner) = around(x.dims(), resolved);
+    dims[resolved] = ids.numel();
+    let (outer, size, inner) = around(x.dims(), resolved);
     let mut y = Tensor::empty(x.device(), x.dtype(), &dims)?;
+    if x.device().gpu().is_some() {
+        let sizes = [outer, size, inner];
+        cuda::index::select("index_select", &x, &ids.contiguous()?, &mut y, sizes, [0, size])?;
+        return Ok(y);
+    }
+    let list = indices("index_select", ids, 0, size)?;
     dispatch_any!(x.dtype(), T => {
         let (work, source) = (y.numel() / CHEAP, x.as_slice::<T>()?);
         for_rows(x.device(), (y.as_mut_slice::<T>()?, inner), work, |first, rows| {
@@ -177,12 +193,17 @@ pub fn index_add(dy: &Tensor, dim: isize, ids: &Tensor, size: usize) -> Result<T
         let message = format!("{} ids for dim {dim} of {:?}", ids.numel(), dy.dims());
         return Err(Error::shape("index_add", message));
     }
-    let groups = Groups::new(&indices("index_add", ids, 0, size)?, size);
     let dy = dy.contiguous()?;
-    let (_, count, inner) = around(dy.dims(), resolved);
+    let (outer, count, inner) = around(dy.dims(), resolved);
     let mut dims = dy.dims().to_vec();
     dims[resolved] = size;
     let mut dx = Tensor::zeros(dy.device(), dy.dtype(), &dims)?;
+    if dy.device().gpu().is_some() {
+        let sizes = [outer, size, inner];
+        cuda::index::add("index_add", &dy, &ids.contiguous()?, &mut dx, sizes, [0, size])?;
+        return Ok(dx);
+    }
+    let groups = Groups::new(&indices("index_add", ids, 0, size)?, size);
     dispatch_float!("index_add", dy.dtype(), T => {
         let source = dy.as_slice::<T>()?;
         for_rows(dy.device(), (dx.as_mut_slice::<T>()?, inner), source.len(), |first, rows| {

@@ -6,6 +6,7 @@
 
 use smallvec::SmallVec;
 
+use crate::cuda;
 use crate::disjoint::Disjoint;
 use crate::gemm::{MatMut, MatRef, gemm};
 use crate::layout::{Dims, Layout, broadcast_dims};
@@ -148,6 +149,9 @@ fn product<T: Element, D: Element<Acc = T::Acc>>(
     rhs: &Tensor,
     bias: Option<&Tensor>,
 ) -> Result<()> {
+    if out.device().gpu().is_some() {
+        return cuda::matmul::product(out, accum, lhs, rhs, bias);
+    }
     let device = out.device().clone();
     let layout = out.layout().clone();
     let bias = bias.map(Tensor::as_slice::<D>).transpose()?;
@@ -158,7 +162,7 @@ fn product<T: Element, D: Element<Acc = T::Acc>>(
         operand.layout().broadcast_to(&dims)
     };
     let (l, r) = (stretched(lhs)?, stretched(rhs)?);
-    let (a, b) = (lhs.buffer_slice::<T>(), rhs.buffer_slice::<T>());
+    let (a, b) = (lhs.buffer_slice::<T>()?, rhs.buffer_slice::<T>()?);
     let [m, n] = last_two(layout.dims());
     let k = l.dims()[l.rank() - 1];
     let count: usize = batch.iter().product();

@@ -6,6 +6,7 @@
 
 use super::rows::for_elements;
 use super::table::{Binary, BinaryRow, Saves, Unary, UnaryRow, with_binary, with_unary};
+use crate::cuda;
 use crate::layout::broadcast_dims;
 use crate::simd::vectorized;
 use crate::tensor::check_pair;
@@ -61,6 +62,10 @@ vectorized! {
 pub fn unary(op: Unary, p: f64, x: &Tensor) -> Result<Tensor> {
     let x = x.contiguous()?;
     let mut out = Tensor::empty(x.device(), x.dtype(), x.dims())?;
+    if x.device().gpu().is_some() {
+        cuda::pointwise::unary(op, p, &x, &mut out)?;
+        return Ok(out);
+    }
     dispatch_float!(op.name(), x.dtype(), T => {
         let source = x.as_slice::<T>()?;
         with_unary!(op, Op => x.device().for_each_rows(out.as_mut_slice::<T>()?, 1, |start, out| {
@@ -74,7 +79,18 @@ pub fn unary(op: Unary, p: f64, x: &Tensor) -> Result<Tensor> {
 pub fn unary_backward(op: Unary, p: f64, dy: Tensor, saved: Option<&Tensor>) -> Result<Tensor> {
     let mut dx = own(dy)?;
     let saved = saved.map(Tensor::contiguous).transpose()?;
+    let constant = || with_unary!(op, Op => <Op as UnaryRow>::derivative(0.0_f64, p));
     let device = dx.device().clone();
+    if device.gpu().is_some() {
+        match (&saved, op.saves()) {
+            (Some(saved), Saves::Input | Saves::Output) => {
+                cuda::pointwise::unary_backward(op, p, &mut dx, saved)?;
+            }
+            _ if constant() != 1.0 => cuda::pointwise::scale(constant(), &mut dx)?,
+            _ => {}
+        }
+        return Ok(dx);
+    }
     dispatch_float!(op.name(), dx.dtype(), T => match (&saved, op.saves()) {
         (Some(saved), Saves::Input | Saves::Output) => {
             let saved = saved.as_slice::<T>()?;
@@ -83,7 +99,7 @@ pub fn unary_backward(op: Unary, p: f64, dy: Tensor, saved: Option<&Tensor>) -> 
             }));
         }
         _ => {
-            let factor = with_unary!(op, Op => <Op as UnaryRow>::derivative(0.0_f64, p));
+            let factor = constant();
             if factor != 1.0 {
                 device.for_each_rows(dx.as_mut_slice::<T>()?, 1, |_, dx| scale_chunk::<T>(dx, factor));
             }
@@ -102,6 +118,10 @@ pub fn binary(op: Binary, lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
     check_pair(op.name(), lhs, rhs)?;
     let dims = broadcast_dims(op.name(), lhs.dims(), rhs.dims())?;
     let mut out = Tensor::empty(lhs.device(), lhs.dtype(), &dims)?;
+    if out.device().gpu().is_some() {
+        cuda::pointwise::binary(op.name(), lhs, rhs, &mut out)?;
+        return Ok(out);
+    }
     dispatch_float!(op.name(), lhs.dtype(), T => with_binary!(op, Op => {
         zip_rows(&mut out, lhs, rhs, binary_row::<T, Op>)?;
     }));
@@ -129,6 +149,10 @@ pub fn binary_backward(
     // An operand that is not read may be missing: the other one stands in for it.
     let (lhs, rhs) = (lhs.unwrap_or(any), rhs.unwrap_or(any));
     let mut dx = own(dy)?;
+    if dx.device().gpu().is_some() {
+        cuda::pointwise::binary(op.derivative_names()[side], lhs, rhs, &mut dx)?;
+        return Ok(dx);
+    }
     dispatch_float!(op.name(), dx.dtype(), T => with_binary!(op, Op => {
         let derivative = |a: T, b: T| if side == 0 { <Op as BinaryRow>::d_lhs(a.acc(), b.acc()) } else { <Op as BinaryRow>::d_rhs(a.acc(), b.acc()) };
         zip_rows::<T, T>(&mut dx, lhs, rhs, |dx, a, a_stride, b, b_stride| {
@@ -149,7 +173,7 @@ fn zip_rows<T: Scalar, O: Scalar>(
     f: impl Fn(&mut [O], &[T], usize, &[T], usize) + Send + Sync,
 ) -> Result<()> {
     let device = out.device().clone();
-    let (a, b) = (lhs.buffer_slice::<T>(), rhs.buffer_slice::<T>());
+    let (a, b) = (lhs.buffer_slice::<T>()?, rhs.buffer_slice::<T>()?);
     let (la, lb) = (lhs.layout().broadcast_to(out.dims())?, rhs.layout().broadcast_to(out.dims())?);
     if la.is_contiguous() && lb.is_contiguous() {
         device.for_each_rows(out.as_mut_slice::<O>()?, 1, |start, out| {
@@ -184,6 +208,9 @@ pub fn add_assign(out: &mut Tensor, x: &Tensor) -> Result<()> {
         ));
     }
     let x = x.contiguous()?;
+    if x.device().gpu().is_some() {
+        return cuda::pointwise::add_assign(out, &x);
+    }
     let device = out.device().clone();
     dispatch_float!("add_assign", out.dtype(), T => {
         let source = x.as_slice::<T>()?;
@@ -219,6 +246,10 @@ pub fn compare(comparison: Comparison, lhs: &Tensor, rhs: &Tensor) -> Result<Ten
     check_pair("compare", lhs, rhs)?;
     let dims = broadcast_dims("compare", lhs.dims(), rhs.dims())?;
     let mut out = Tensor::empty(lhs.device(), DType::U8, &dims)?;
+    if lhs.device().gpu().is_some() {
+        cuda::pointwise::compare(comparison, lhs, rhs, &mut out)?;
+        return Ok(out);
+    }
     dispatch_any!(lhs.dtype(), T => zip_rows::<T, u8>(&mut out, lhs, rhs, |out, a, a_stride, b, b_stride| {
         for (i, y) in out.iter_mut().enumerate() {
             let (a, b) = (a[i * a_stride], b[i * b_stride]);
@@ -244,8 +275,12 @@ pub fn select(condition: &Tensor, yes: &Tensor, no: &Tensor) -> Result<Tensor> {
         condition.dims(),
         &broadcast_dims("where", yes.dims(), no.dims())?,
     )?;
-    let condition = condition.broadcast_to(&dims)?.contiguous()?;
     let mut out = Tensor::empty(yes.device(), yes.dtype(), &dims)?;
+    if yes.device().gpu().is_some() {
+        cuda::pointwise::select(condition, yes, no, &mut out)?;
+        return Ok(out);
+    }
+    let condition = condition.broadcast_to(&dims)?.contiguous()?;
     dispatch_any!(yes.dtype(), T => {
         let flags = condition.as_slice::<u8>()?;
         let (yes, no) = (yes.broadcast_to(&dims)?.contiguous()?, no.broadcast_to(&dims)?.contiguous()?);
@@ -309,73 +344,4 @@ methods! { binary
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Device;
-
-    fn tensor(dims: &[usize], f: impl Fn(usize) -> f64) -> Result<Tensor> {
-        let n = dims.iter().product();
-        Tensor::from_slice(&Device::cpu(2)?, &(0..n).map(f).collect::<Vec<_>>(), dims)
-    }
-
-    #[test]
-    fn binary_operations_broadcast_any_strides() -> Result<()> {
-        let device = Device::cpu(2)?;
-        let a = Tensor::from_slice(&device, &(0..6).map(f64::from).collect::<Vec<_>>(), &[2, 3])?;
-        let b = Tensor::from_slice(&device, &[10.0, 20.0, 30.0], &[3])?;
-        assert_eq!(a.add(&b)?.to_f64()?, [10.0, 21.0, 32.0, 13.0, 24.0, 35.0]);
-        assert_eq!(b.sub(&a)?.to_f64()?, [10.0, 19.0, 28.0, 7.0, 16.0, 25.0]);
-        let t = a.transpose(0, 1)?; // (3, 2)
-        assert_eq!(t.mul(&b.reshape(&[3, 1])?)?.to_f64()?, [0.0, 30.0, 20.0, 80.0, 60.0, 150.0]);
-        assert_eq!(t.add(&t)?.to_f64()?, [0.0, 6.0, 2.0, 8.0, 4.0, 10.0]);
-        let error = a.add(&t).unwrap_err();
-        assert_eq!(error.to_string(), "add: shapes do not broadcast: lhs [2, 3], rhs [3, 2]");
-        Ok(())
-    }
-
-    #[test]
-    fn every_unary_row_agrees_across_dtypes() -> Result<()> {
-        let n = 2000;
-        let x = tensor(&[n], |i| 0.01 + 3.0 * i as f64 / n as f64)?;
-        for &op in Unary::ALL {
-            for dtype in [DType::F32, DType::BF16, DType::F16] {
-                let rounded = x.cast(dtype)?;
-                let want = unary(op, 1.5, &rounded.cast(DType::F64)?)?.to_f64()?;
-                let got = unary(op, 1.5, &rounded)?.to_f64()?;
-                for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-                    let tolerance = 4.0 * dtype.epsilon() * want.abs().max(1.0);
-                    assert!(
-                        (got - want).abs() <= tolerance,
-                        "{} {dtype} [{i}]: got {got}, want {want}",
-                        op.name()
-                    );
-                }
-            }
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn gradients_reuse_a_unique_buffer() -> Result<()> {
-        let x = tensor(&[4], |i| i as f64)?;
-        let dy = tensor(&[4], |_| 1.0)?;
-        let id = dy.buffer_id();
-        let dx = unary_backward(Unary::Square, 0.0, dy, Some(&x))?;
-        assert_eq!((dx.buffer_id(), dx.to_f64()?), (id, vec![0.0, 2.0, 4.0, 6.0]));
-        let kept = dx.clone();
-        let other = unary_backward(Unary::Neg, 0.0, dx, None)?;
-        assert_eq!((kept.to_f64()?[3], other.to_f64()?[3]), (6.0, -6.0));
-        Ok(())
-    }
-
-    #[test]
-    fn comparisons_and_where_select() -> Result<()> {
-        let device = Device::cpu(1)?;
-        let a = Tensor::from_slice(&device, &[1.0_f32, 2.0, 3.0], &[3])?;
-        let b = Tensor::from_slice(&device, &[2.0_f32], &[1])?;
-        let less = compare(Comparison::Lt, &a, &b)?;
-        assert_eq!(less.to_vec::<u8>()?, [1, 0, 0]);
-        assert_eq!(select(&less, &a, &b)?.to_f64()?, [1.0, 2.0, 2.0]);
-        Ok(())
-    }
-}
+mod tests;

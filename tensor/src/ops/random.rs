@@ -7,6 +7,7 @@
 //! Computed in f64, then rounded to the dtype. Constants: they have no gradient.
 
 use super::rows::for_rows;
+use crate::cuda;
 use crate::philox::box_muller;
 use crate::simd::vectorized;
 use crate::{
@@ -192,6 +193,11 @@ pub fn uniform(
     if !(low <= high && (high - low).is_finite()) {
         return Err(Error::value("uniform", format!("{low}..{high} is no range")));
     }
+    if device.gpu().is_some() {
+        let mut out = Tensor::empty(device, dtype, place.dims())?;
+        cuda::random::fill("uniform", &mut out, place, key, [low, high - low])?;
+        return Ok(out);
+    }
     dispatch_float!("uniform", dtype, T => generate::<T>(device, place, |first, out| {
         fill_uniform(key, first, out, low, high - low);
     }))
@@ -211,6 +217,11 @@ pub fn normal(
             "normal",
             format!("no distribution has mean {mean} and std {std}"),
         ));
+    }
+    if device.gpu().is_some() {
+        let mut out = Tensor::empty(device, dtype, place.dims())?;
+        cuda::random::fill("normal", &mut out, place, key, [mean, std])?;
+        return Ok(out);
     }
     dispatch_float!("normal", dtype, T => generate::<T>(device, place, |first, out| {
         fill_normal(key, first, out, mean, std);

@@ -10,6 +10,7 @@
 //! another), then joins the blocks in f64 in order: the result does not depend on the number of threads.
 
 use super::rows::{CHEAP, around, for_rows};
+use crate::cuda::reduce::Operand;
 use crate::simd::vectorized;
 use crate::{DType, Dims, Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
 
@@ -131,6 +132,22 @@ struct View {
 }
 
 impl View {
+    /// On a GPU a result of `dtype` that `f` fills; nothing elsewhere.
+    fn on_gpu(
+        &self,
+        dtype: DType,
+        keep: KeepDims,
+        f: impl FnOnce(Operand, &mut Tensor) -> Result<()>,
+    ) -> Result<Option<Tensor>> {
+        if self.x.device().gpu().is_none() {
+            return Ok(None);
+        }
+        let mut out = Tensor::empty(self.x.device(), dtype, self.dims(keep))?;
+        let View { x, outer, reduced, inner, .. } = self;
+        f(Operand { x, outer: *outer, reduced: *reduced, inner: *inner }, &mut out)?;
+        Ok(Some(out))
+    }
+
     fn dims(&self, keep: KeepDims) -> &[usize] {
         if keep == KeepDims::Keep { &self.keep } else { &self.drop }
     }
@@ -254,6 +271,9 @@ fn finish<T: Element>(
 /// ```
 pub fn sum(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
     let view = view(x, &chosen("sum", x, dims)?, false)?;
+    if let Some(y) = view.on_gpu(x.dtype(), keep, |x, y| x.sum(1.0, y))? {
+        return Ok(y);
+    }
     dispatch_float!("sum", x.dtype(), T => finish::<T>(fold::<Sum, T>(&view, None)?, view.dims(keep), |x| x))
 }
 
@@ -266,6 +286,9 @@ pub fn sum_all(x: &Tensor) -> Result<Tensor> {
 /// Mean over `dims`.
 pub fn mean(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
     let view = view(x, &chosen("mean", x, dims)?, false)?;
+    if let Some(y) = view.on_gpu(x.dtype(), keep, |x, y| x.sum(x.reduced as f64, y))? {
+        return Ok(y);
+    }
     dispatch_float!("mean", x.dtype(), T => {
         let n = <T as Element>::Acc::of(view.reduced as f64);
         finish::<T>(fold::<Sum, T>(&view, None)?, view.dims(keep), |x| x / n)
@@ -278,12 +301,18 @@ pub fn mean(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
 pub fn max(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
     let view = view(x, &chosen("max", x, dims)?, false)?;
     refuse_empty("max", x, dims, view.reduced)?;
+    if let Some(y) = view.on_gpu(x.dtype(), keep, |x, y| x.max(y))? {
+        return Ok(y);
+    }
     dispatch_float!("max", x.dtype(), T => finish::<T>(fold::<Max, T>(&view, None)?, view.dims(keep), |x| x))
 }
 
 /// ln of the sum of e^x over `dims`, without overflow; minus infinity where there is nothing.
 pub fn log_sum_exp(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
     let view = view(x, &chosen("log_sum_exp", x, dims)?, true)?;
+    if let Some(y) = view.on_gpu(x.dtype(), keep, |x, y| x.log_sum_exp(y))? {
+        return Ok(y);
+    }
     dispatch_float!("log_sum_exp", x.dtype(), T => {
         // An infinite maximum must not meet itself: infinity minus infinity is NaN.
         let mut shift = fold::<Max, T>(&view, None)?;
@@ -305,6 +334,9 @@ pub fn log_sum_exp(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor>
 pub fn argmax(x: &Tensor, dim: isize, keep: KeepDims) -> Result<Tensor> {
     let view = view(x, &chosen("argmax", x, &[dim])?, true)?;
     refuse_empty("argmax", x, &[dim], view.reduced)?;
+    if let Some(y) = view.on_gpu(DType::I64, keep, |x, y| x.argmax(y))? {
+        return Ok(y);
+    }
     let mut out = Tensor::empty(x.device(), DType::I64, view.dims(keep))?;
     dispatch_float!("argmax", x.dtype(), T => {
         let elements = view.x.as_slice::<T>()?;

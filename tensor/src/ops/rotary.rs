@@ -153,7 +153,7 @@ pub fn rotary(
         }
         let (cos, sin) = (table.cos.as_slice::<Acc>()?, table.sin.as_slice::<Acc>()?);
         let half = table.dim() / 2;
-        let source = x.buffer_slice::<T>();
+        let source = x.buffer_slice::<T>()?;
         let sign = match direction {
             Direction::Forward => Acc::ONE,
             Direction::Backward => -Acc::ONE,

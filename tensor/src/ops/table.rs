@@ -50,6 +50,11 @@ macro_rules! unary_table {
                 match self { $(Unary::$row => $name),* }
             }
 
+            /// The name of the derivative's kernel.
+            pub(crate) const fn derivative_name(self) -> &'static str {
+                match self { $(Unary::$row => concat!($name, "_backward")),* }
+            }
+
             /// What the derivative needs.
             pub const fn saves(self) -> Saves {
                 match self { $(Unary::$row => Saves::$saves),* }
@@ -98,6 +103,11 @@ macro_rules! binary_table {
             /// The row's name, as in error messages.
             pub const fn name(self) -> &'static str {
                 match self { $(Binary::$row => $name),* }
+            }
+
+            /// The names of the kernels of the derivatives by lhs and rhs.
+            pub(crate) const fn derivative_names(self) -> [&'static str; 2] {
+                match self { $(Binary::$row => [concat!($name, "_d_lhs"), concat!($name, "_d_rhs")]),* }
             }
 
             /// Which operands the derivatives by lhs and by rhs read: `[[lhs, rhs], [lhs, rhs]]`.

@@ -9,11 +9,9 @@
 //!
 //! Freed blocks up to 1 MiB wait in bins of their size, unjoined: the next step of a training run asks for the same.
 
-use memmap2::{Advice, MmapMut, MmapOptions, UncheckedAdvice};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 
-use crate::mapped_file::map_unnamed;
+use super::arena::{Arena, Backing};
 use crate::{Error, Result};
 
 /// Alignment of every block: a cache line and an AVX-512 register.
@@ -21,31 +19,15 @@ const ALIGNMENT: usize = 64;
 /// Blocks up to this size wait in bins.
 const LARGEST_BIN: usize = 1 << 20;
 /// Larger blocks are rounded up to pages.
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 /// Where arenas begin, so that the system can give huge pages.
-const HUGE_PAGE: usize = 2 << 20;
+pub(super) const HUGE_PAGE: usize = 2 << 20;
 /// Addresses of an arena, if a request does not need more.
 const ARENA: usize = 64 << 30;
-
-/// Memory is taken from the system in multiples of this, where `most` is the most ever in use.
-fn grain(most: usize) -> usize {
-    if most < 64 << 20 { 64 << 10 } else { HUGE_PAGE }
-}
 
 /// How far what is reserved may exceed it: by 3 %, or a mebibyte. Less would only be fetched and given back again.
 fn slack(most: usize) -> usize {
     (most / 32).max(1 << 20)
-}
-
-/// What is behind the addresses of a pool.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Backing {
-    /// Memory of the system.
-    Memory,
-    /// Nothing: it is counted, and hardly any of it touched.
-    Addresses,
-    /// Files without a name in this folder, each an arena. They are never given back.
-    Files(PathBuf),
 }
 
 /// A range of addresses.
@@ -106,7 +88,7 @@ impl Ranges {
 /// The blocks of a pool.
 pub(super) struct Blocks {
     backing: Backing,
-    arenas: Vec<MmapMut>,
+    arenas: Vec<Arena>,
     /// Freed small blocks, by size.
     bins: BTreeMap<usize, Vec<Block>>,
     /// Ranges whose memory is there.
@@ -141,8 +123,8 @@ impl Blocks {
         self.reserved
     }
 
-    pub(super) fn pointer(&mut self, block: Block) -> *mut u8 {
-        self.arenas[block.arena].as_mut_ptr().wrapping_add(block.offset)
+    pub(super) fn pointer(&self, block: Block) -> *mut u8 {
+        self.arenas[block.arena].base().wrapping_add(block.offset)
     }
 
     /// A block of at least `bytes`, which were zero when they came from the system.
@@ -182,24 +164,23 @@ impl Blocks {
     pub(super) fn prefetch(&self, block: Block, offset: usize, len: usize) {
         let Block { arena, offset: start, size } = block;
         if matches!(self.backing, Backing::Files(_)) && offset < size {
-            let len = len.min(size - offset);
-            // Only the time depends on whether the kernel follows.
-            let _ = self.arenas[arena].advise_range(Advice::WillNeed, start + offset, len);
+            self.arenas[arena].prefetch(start + offset, len.min(size - offset));
         }
     }
 
     /// A block of `size` bytes with memory of the system's.
     fn grow(&mut self, size: usize) -> Result<Block> {
-        if let Backing::Files(folder) = &self.backing {
-            // Few files where much is kept, and not much more of the disk than is needed.
+        if self.backing.is_whole() {
+            // Few pieces where much is kept, and not much more than is needed.
             let bytes = size.max(self.reserved / 8).next_multiple_of(HUGE_PAGE);
-            self.arenas.push(map_unnamed(folder, bytes)?);
+            self.arenas.push(self.backing.arena(bytes).map_err(|why| self.refused(bytes, &why))?);
             self.reserved += bytes;
             self.free.insert(Block { arena: self.arenas.len() - 1, offset: 0, size: bytes });
-            return Ok(self.free.take(size).expect("the new file has room for the request"));
+            return Ok(self.free.take(size).expect("the new arena has room for the request"));
         }
         let most = self.most.max(self.live + size);
-        let (grown, allowed) = (size.next_multiple_of(grain(most)), most + slack(most));
+        let grown = size.next_multiple_of(self.backing.grain(most));
+        let allowed = most + slack(most);
         while let Some(excess) = (self.reserved + grown).checked_sub(allowed).filter(|&n| n > 0) {
             if !self.shrink(excess) {
                 break;
@@ -212,8 +193,11 @@ impl Blocks {
                 self.bare.take(grown).expect("the new arena has room for the request")
             }
         };
-        if self.backing == Backing::Memory {
-            self.ask(grown)?;
+        if !matches!(self.backing, Backing::Addresses)
+            && let Err(why) = self.arenas[block.arena].commit(block.offset, grown)
+        {
+            self.bare.insert(block);
+            return Err(self.refused(grown, &why));
         }
         self.reserved += grown;
         self.free.insert(block);
@@ -223,17 +207,14 @@ impl Blocks {
     /// Gives up to `excess` bytes of the largest free range back to the system; false if there is nothing to give.
     fn shrink(&mut self, excess: usize) -> bool {
         let Some(Block { arena, offset, size }) = self.free.largest() else { return false };
-        let end = (offset + size) / PAGE * PAGE;
+        let page = self.backing.page();
+        let end = (offset + size) / page * page;
         let start =
-            end.saturating_sub(excess.next_multiple_of(PAGE)).max(offset.next_multiple_of(PAGE));
+            end.saturating_sub(excess.next_multiple_of(page)).max(offset.next_multiple_of(page));
         if start >= end {
             return false;
         }
-        // SAFETY: nobody has a pointer to a free range. Whoever gets it next finds zeros.
-        let given = unsafe {
-            self.arenas[arena].unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start)
-        };
-        if given.is_err() {
+        if !self.arenas[arena].release(start, end - start) {
             return false;
         }
         let range = |start: usize, end: usize| Block { arena, offset: start, size: end - start };
@@ -248,35 +229,28 @@ impl Blocks {
 
     /// Addresses for at least `bytes`.
     fn add_arena(&mut self, bytes: usize) -> Result<()> {
-        let needed = bytes + HUGE_PAGE;
+        let needed = bytes.next_multiple_of(HUGE_PAGE) + HUGE_PAGE;
         let mut len = needed.max(ARENA);
         let arena = loop {
-            // Without a claim to memory, which is made when some of it is taken.
-            match MmapOptions::new().len(len).no_reserve_swap().map_anon() {
+            match self.backing.arena(len) {
                 Ok(arena) => break arena,
                 Err(_) if len > needed => len = needed.max(len / 2),
-                Err(error) => return Err(self.refused(bytes, &error)),
+                Err(why) => return Err(self.refused(bytes, &why)),
             }
         };
-        if self.backing == Backing::Memory {
-            // Huge pages are a matter of speed only: a system without them says no, and that is fine.
-            let _ = arena.advise(Advice::HugePage);
-        }
-        let offset = arena.as_ptr().align_offset(HUGE_PAGE);
-        self.bare.insert(Block { arena: self.arenas.len(), offset, size: len - offset });
+        let offset = arena.base().align_offset(HUGE_PAGE);
+        let size = (len - offset) / HUGE_PAGE * HUGE_PAGE;
+        self.bare.insert(Block { arena: self.arenas.len(), offset, size });
         self.arenas.push(arena);
         Ok(())
     }
 
-    /// Errors if the system would not give `bytes` of memory: touching what is not there would end the process.
-    fn ask(&self, bytes: usize) -> Result<()> {
-        let answer = MmapOptions::new().len(bytes).map_anon();
-        answer.map(drop).map_err(|error| self.refused(bytes, &error))
-    }
-
-    fn refused(&self, bytes: usize, error: &std::io::Error) -> Error {
+    fn refused(&self, bytes: usize, why: &str) -> Error {
+        if let Backing::Files(_) = self.backing {
+            return Error::io("offload", why);
+        }
         let reserved = self.reserved;
-        let message = format!("the system refuses {bytes} bytes beside {reserved} in use: {error}");
+        let message = format!("the system refuses {bytes} bytes beside {reserved} in use: {why}");
         Error::memory("pool", message)
     }
 }

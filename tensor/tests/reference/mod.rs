@@ -33,11 +33,6 @@ pub fn of(device: &Device, dtype: DType, dims: &[usize], values: &[f64]) -> Resu
     }
 }
 
-/// The epsilon of what a dtype is computed in.
-pub fn acc_epsilon(dtype: DType) -> f64 {
-    if dtype == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) }
-}
-
 /// Panics unless |got - want| <= tolerance * (1 + |want|) everywhere.
 pub fn assert_close(what: &str, got: &Tensor, want: &[f64], tolerance: f64) {
     let values = got.to_f64().unwrap();

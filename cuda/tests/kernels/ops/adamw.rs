@@ -67,11 +67,9 @@ fn step<T: Element, W: Element<Acc = T::Acc>, G: Element<Acc = T::Acc>>(
             }
         }
         // The powers of the betas may differ in their last bit, by platform; what is stored is rounded from there.
-        let eps = 8.0 * acc(T::DTYPE).epsilon();
-        let stored = |dtype: ferrotron_tensor::DType| {
-            if dtype == acc(dtype) { eps } else { eps + dtype.epsilon() }
-        };
-        let (w, a, t) = (W::DTYPE, acc(T::DTYPE), T::DTYPE);
+        let eps = 8.0 * T::DTYPE.accumulator().epsilon();
+        let stored = |dtype: ferrotron_tensor::DType| eps + rounding(dtype);
+        let (w, a, t) = (W::DTYPE, T::DTYPE.accumulator(), T::DTYPE);
         assert_close(
             &format!("{name} of {n}"),
             &tensor_of(&got),
@@ -101,8 +99,4 @@ fn step<T: Element, W: Element<Acc = T::Acc>, G: Element<Acc = T::Acc>>(
             eps,
         );
     }
-}
-
-fn tensor_of<T: Element>(list: &[T]) -> ferrotron_tensor::Tensor {
-    read(T::DTYPE, &[list.len()], bytemuck::cast_slice(list))
 }

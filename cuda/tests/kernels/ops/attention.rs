@@ -9,23 +9,30 @@ use crate::simulator::{Launch, Simulator};
 use crate::support::*;
 
 pub fn check(simulator: &Simulator) {
-    for dtype in [DType::BF16, DType::F16] {
-        // (batch, queries, keys, heads, key-value heads, width)
-        for sizes in [
-            [1, 1, 1, 1, 1, 64],
-            [2, 64, 64, 2, 2, 64],
-            [1, 150, 150, 2, 1, 64],
-            [1, 40, 131, 2, 2, 128],
-            [1, 131, 70, 1, 1, 128], // queries that see no key, where the mask is causal
-            [1, 65, 65, 2, 2, 40],
-            [1, 33, 97, 1, 1, 96],
-        ] {
-            for mask in [AttentionMask::None, AttentionMask::Causal] {
-                compare(simulator, &Problem::separate(dtype, sizes, mask));
-            }
-        }
-        compare(simulator, &Problem::packed(dtype));
+    let sizes = [
+        [1, 1, 1, 1, 1, 64],
+        [2, 64, 64, 2, 2, 64],
+        [1, 150, 150, 2, 1, 64],
+        [1, 40, 131, 2, 2, 128],
+        [1, 131, 70, 1, 1, 128], // queries that see no key, where the mask is causal
+        [1, 65, 65, 2, 2, 40],
+        [1, 33, 97, 1, 1, 96],
+    ];
+    for problem in problems([DType::BF16, DType::F16], &sizes) {
+        compare(simulator, &problem);
     }
+}
+
+/// In each dtype a problem of each size (batch, queries, keys, heads, key-value heads, width) with either mask, and
+/// a packed one.
+pub fn problems(dtypes: [DType; 2], sizes: &[[usize; 6]]) -> impl Iterator<Item = Problem> {
+    dtypes.into_iter().flat_map(move |dtype| {
+        let masks = [AttentionMask::None, AttentionMask::Causal];
+        let separate = sizes
+            .iter()
+            .flat_map(move |&sizes| masks.map(|mask| Problem::separate(dtype, sizes, mask)));
+        separate.chain([Problem::packed(dtype)])
+    })
 }
 
 /// Operands and what the CPU makes of them.
@@ -48,7 +55,7 @@ fn small(dtype: DType, dims: &[usize], seed: u64) -> Tensor {
 
 impl Problem {
     /// Operands that are dense, each for itself.
-    pub fn separate(dtype: DType, sizes: [usize; 6], mask: AttentionMask) -> Problem {
+    fn separate(dtype: DType, sizes: [usize; 6], mask: AttentionMask) -> Problem {
         let [batch, queries, keys, heads, groups, width] = sizes;
         let q = small(dtype, &[batch, queries, heads, width], 1);
         let k = small(dtype, &[batch, keys, groups, width], 2);
@@ -57,7 +64,7 @@ impl Problem {
     }
 
     /// Views of one packed projection.
-    pub fn packed(dtype: DType) -> Problem {
+    fn packed(dtype: DType) -> Problem {
         let (heads, groups, width, positions) = (4, 2, 64, 90);
         let projection = small(dtype, &[2, positions, (heads + 2 * groups) * width], 4);
         let (q, k, v) = split_packed(&projection, heads, groups).unwrap();
@@ -98,7 +105,7 @@ impl Problem {
             dv: strides(&dv),
         };
         let name = format!("attention of {:?} to {:?} {mask:?}", q.dims(), k.dims());
-        let delta = delta.cast(acc(q.dtype())).unwrap();
+        let delta = delta.cast(q.dtype().accumulator()).unwrap();
         Problem { name, a, memory, dout: bytes(&dout), want: [out, lse, dq, dk, dv], delta }
     }
 

@@ -1,26 +1,19 @@
 use ferrotron_tensor::DType;
-use ferrotron_tensor::ops::attention::AttentionMask;
 
-use super::attention::Problem;
+use super::attention::{Problem, problems};
 use crate::simulator::Simulator;
-use crate::support::*;
 
 pub fn check(simulator: &Simulator) {
-    for dtype in [DType::F64, DType::F32] {
-        // (batch, queries, keys, heads, key-value heads, width)
-        for sizes in [
-            [1, 1, 1, 1, 1, 1],
-            [2, 33, 33, 2, 2, 8],
-            [1, 50, 50, 4, 2, 20],
-            [1, 20, 70, 1, 1, 96],
-            [1, 70, 33, 1, 1, 33], // queries that see no key, where the mask is causal
-            [1, 5, 5, 1, 1, 256],
-        ] {
-            for mask in [AttentionMask::None, AttentionMask::Causal] {
-                compare(simulator, &Problem::separate(dtype, sizes, mask));
-            }
-        }
-        compare(simulator, &Problem::packed(dtype));
+    let sizes = [
+        [1, 1, 1, 1, 1, 1],
+        [2, 33, 33, 2, 2, 8],
+        [1, 50, 50, 4, 2, 20],
+        [1, 20, 70, 1, 1, 96],
+        [1, 70, 33, 1, 1, 33], // queries that see no key, where the mask is causal
+        [1, 5, 5, 1, 1, 256],
+    ];
+    for problem in problems([DType::F64, DType::F32], &sizes) {
+        compare(simulator, &problem);
     }
 }
 
@@ -32,7 +25,7 @@ fn compare(simulator: &Simulator, problem: &Problem) {
     // Scores are sums of `width` products up to 1, results sums over keys or, for each query head, over queries.
     let terms =
         width as f64 * a.scale.max(1.0) + keys as f64 + (queries * heads / groups) as f64 + 16.0;
-    let eps = acc(problem.dtype()).epsilon() * terms;
+    let eps = problem.dtype().accumulator().epsilon() * terms;
     let large = eps * (width as f64).sqrt();
 
     let (mut out, mut lse) = (problem.room(0), problem.room(1));

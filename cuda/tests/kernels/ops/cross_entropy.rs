@@ -30,7 +30,8 @@ pub fn check(simulator: &Simulator) {
         let (logits, targets) =
             (random(dtype, &[4, 3], 2), tensor(DType::I64, &[4], &[0.0, 9.0, 3.0, 4.0]));
         let config = CrossEntropy { ignore_index: 9, offset: 0, global: 3, smoothing: 0.0 };
-        let (mut lse, mut losses, mut bad) = (room(acc(dtype), 4), [0.0; 4], [NO_BAD_INDEX]);
+        let (mut lse, mut losses, mut bad) =
+            (room(dtype.accumulator(), 4), [0.0; 4], [NO_BAD_INDEX]);
         let (x, classes) = (bytes(&logits), bytes(&targets));
         let kernel = simulator.kernel("cross_entropy", element(dtype)).input(&x);
         let kernel =
@@ -52,7 +53,7 @@ fn with_targets<'a>(
 
 /// Sums of n exponentials in different orders; logits and losses are up to 16.
 fn tolerance(dtype: DType, width: usize) -> f64 {
-    acc(dtype).epsilon() * (width as f64 / 32.0 + 40.0)
+    dtype.accumulator().epsilon() * (width as f64 / 32.0 + 40.0)
 }
 
 fn check_loss(
@@ -64,15 +65,16 @@ fn check_loss(
     losses: &[f64],
 ) -> Tensor {
     let (dtype, rows, width) = (logits.dtype(), logits.dims()[0], logits.dims()[1]);
+    let acc = dtype.accumulator();
     let config = CrossEntropyConfig { label_smoothing: smoothing, ..CrossEntropyConfig::default() };
     let want = cross_entropy(logits, targets, &config).unwrap();
     let eps = tolerance(dtype, width);
-    assert_close("lse", &read(acc(dtype), &[rows], lse), &want.lse, eps, 4.0 * eps);
-    let mut loss = room(acc(dtype), 1);
+    assert_close("lse", &read(acc, &[rows], lse), &want.lse, eps, 4.0 * eps);
+    let mut loss = room(acc, 1);
     let kernel =
         simulator.kernel("cross_entropy_total", element(dtype)).input(losses).output(&mut loss);
     kernel.value(rows as u64).run([1; 3], [64, 1, 1]);
-    assert_close("loss", &read(acc(dtype), &[], &loss), &want.loss, eps, 16.0 * eps * rows as f64);
+    assert_close("loss", &read(acc, &[], &loss), &want.loss, eps, 16.0 * eps * rows as f64);
     want.lse
 }
 
@@ -92,15 +94,14 @@ fn check_gradient(
     let (grid, block) = rowwise(rows, width);
     kernel.value(rows as u64).value(width as u64).run(grid, block);
     // e^(x - lse), whose argument is up to 16 and off by its rounding.
-    let eps = 32.0 * acc(dtype).epsilon();
-    let rounded = if dtype == acc(dtype) { 0.0 } else { dtype.epsilon() };
+    let eps = 32.0 * dtype.accumulator().epsilon();
     // The smallest numbers of f16 are 2^-24 apart.
     let smallest = if dtype == DType::F16 { 2.0_f64.powi(-24) } else { 0.0 };
     assert_close(
         "cross_entropy_backward",
         &read(dtype, logits.dims(), &dx),
         want,
-        rounded + eps,
+        rounding(dtype) + eps,
         eps * SCALE + smallest,
     );
 }
@@ -116,7 +117,8 @@ fn whole(simulator: &Simulator, logits: &Tensor, targets: &Tensor, smoothing: f6
     let (dtype, rows, width) = (logits.dtype(), logits.dims()[0], logits.dims()[1]);
     let config = CrossEntropy { ignore_index: -100, offset: 0, global: width as i64, smoothing };
     let (x, classes) = (bytes(logits), bytes(targets));
-    let (mut lse, mut losses, mut bad) = (room(acc(dtype), rows), vec![0.0; rows], [NO_BAD_INDEX]);
+    let (mut lse, mut losses, mut bad) =
+        (room(dtype.accumulator(), rows), vec![0.0; rows], [NO_BAD_INDEX]);
     let kernel = simulator.kernel("cross_entropy", element(dtype)).input(&x);
     let kernel =
         with_targets(kernel, &classes, targets, config).output(&mut lse).output(&mut losses);
@@ -140,7 +142,7 @@ fn in_shards(
     if width < shards {
         return;
     }
-    let acc = acc(dtype);
+    let acc = dtype.accumulator();
     let classes = bytes(targets);
     let terms = if smoothing == 0.0 { 2 } else { 3 };
     let config = |offset: usize| CrossEntropy {

@@ -26,7 +26,7 @@ pub fn check(simulator: &Simulator) {
         let (v, c, n) = (13, 48, 300);
         let tokens = ids(DType::I64, &[n], v);
         let dy = random(dtype, &[n, c], 2);
-        for wide in [dtype, acc(dtype)] {
+        for wide in [dtype, dtype.accumulator()] {
             let table = random(wide, &[v, c], 3);
             let mut want = table.copy().unwrap();
             embedding_backward(&dy, &tokens, &mut want).unwrap();
@@ -71,14 +71,15 @@ fn add(
     let (source, index, mut memory) = (bytes(x), bytes(ids), bytes(to));
     let add = |name: &str, memory: &mut [u8]| {
         let kernel = simulator.kernel(name, element(x.dtype())).input(&source).input(&index);
-        let kernel = kernel.value(index_type(ids)).input(&order).in_out(memory).value(count as u64);
-        let kernel = kernel.value(size as i64).value(inner as u64).value(offset as i64);
-        kernel.run([count, inner.div_ceil(128), outer], [128, 1, 1]);
+        let kernel = kernel.value(index_type(ids)).input(&order).in_out(memory).value(outer as u64);
+        let kernel =
+            kernel.value(count as u64).value(size as i64).value(inner as u64).value(offset as i64);
+        kernel.run([count, inner.div_ceil(128), outer.min(2)], [128, 1, 1]);
     };
     let before = memory.clone();
     let wide = to.dtype() != x.dtype();
     add(if wide { "index_add_wide" } else { "index_add" }, &mut memory);
-    if to.dtype() == acc(x.dtype()) {
+    if to.dtype() == x.dtype().accumulator() {
         let mut again = before;
         add("index_add_wide", &mut again);
         assert_eq!(again, memory);

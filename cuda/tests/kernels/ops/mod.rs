@@ -20,8 +20,9 @@ mod softmax;
 mod sort;
 mod sq_norm;
 
-use crate::simulator::{Simulator, available};
+use crate::simulator::Simulator;
 use ferrotron_cuda::kernels::{FILES, File};
+use ferrotron_cuda_stand_in::available;
 
 /// A file of kernels, and the function that checks all of them.
 type Check = (&'static str, fn(&Simulator));

@@ -20,13 +20,13 @@ fn check_norm(simulator: &Simulator, dtype: DType, rows: usize, width: usize, ce
     let (x, dy) = (random(dtype, &dims, 1), random(dtype, &dims, 2));
     let (weight, bias) = (random(dtype, &[width], 3), random(dtype, &[width], 4));
     let (grid, block) = rowwise(rows, width);
-    let acc = acc(dtype);
+    let acc = dtype.accumulator();
     let (x_in, w_in, b_in, dy_in) = (bytes(&x), bytes(&weight), bytes(&bias), bytes(&dy));
     let (n, m) = (rows as u64, width as u64);
     // Sums of n terms in different orders differ by n / 32 + 32 roundings of a term; what is computed from them is
     // rounded once. A row of one element has deviation 0, and rstd = eps^(-1/2) multiplies all errors.
     let sums = acc.epsilon() * (width as f64 / 32.0 + 40.0);
-    let rounded = if dtype == acc { 0.0 } else { dtype.epsilon() };
+    let rounded = rounding(dtype);
     let blown = if width == 1 { eps.powf(-0.5) } else { 1.0 };
     let what = if centred { "layer_norm" } else { "rms_norm" };
 

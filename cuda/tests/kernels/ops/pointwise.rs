@@ -81,8 +81,8 @@ fn positions(dims: &[usize], view: &Tensor) -> Vec<usize> {
 /// Both sides compute in A within a few of its ulps, magnified where a derivative is a difference (1 - s^2), and round
 /// once; so they are one ulp of the dtype apart at most, and in A the ulps themselves.
 fn close(what: &str, got: &Tensor, want: &Tensor) {
-    let computed = 32.0 * acc(got.dtype()).epsilon();
-    let rounded = if got.dtype() == acc(got.dtype()) { 0.0 } else { got.dtype().epsilon() };
+    let computed = 32.0 * got.dtype().accumulator().epsilon();
+    let rounded = rounding(got.dtype());
     // The smallest numbers of f16 are 2^-24 apart.
     let smallest = if got.dtype() == DType::F16 { 2.0_f64.powi(-24) } else { 0.0 };
     assert_close(what, got, want, computed + rounded, computed + smallest);

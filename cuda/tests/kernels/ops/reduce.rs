@@ -21,13 +21,13 @@ pub fn check(simulator: &Simulator) {
 
 /// Sums of n numbers up to 2, in different orders, and one rounding.
 fn close(what: &str, dtype: DType, memory: &[u8], want: &Tensor, n: usize) {
-    let sums = acc(dtype).epsilon() * (n as f64 / 32.0 + 40.0);
-    let rounded = if dtype == acc(dtype) { 0.0 } else { dtype.epsilon() };
+    let sums = dtype.accumulator().epsilon() * (n as f64 / 32.0 + 40.0);
+    let rounded = rounding(dtype);
     assert_close(what, &read(dtype, want.dims(), memory), want, rounded + sums, sums * 2.0);
 }
 
 fn check_rows(simulator: &Simulator, x: &Tensor, block_size: usize) {
-    let (dtype, acc) = (x.dtype(), acc(x.dtype()));
+    let (dtype, acc) = (x.dtype(), x.dtype().accumulator());
     let (outer, reduced) = (x.dims()[0], x.dims()[1]);
     let blocks = reduced.div_ceil(block_size);
     let source = bytes(x);
@@ -93,7 +93,7 @@ fn check_rows(simulator: &Simulator, x: &Tensor, block_size: usize) {
 }
 
 fn check_columns(simulator: &Simulator, x: &Tensor, block_size: usize) {
-    let (dtype, acc) = (x.dtype(), acc(x.dtype()));
+    let (dtype, acc) = (x.dtype(), x.dtype().accumulator());
     let &[outer, reduced, inner] = x.dims() else { unreachable!() };
     let blocks = reduced.div_ceil(block_size);
     let source = bytes(x);

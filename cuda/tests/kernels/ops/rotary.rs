@@ -35,8 +35,8 @@ pub fn check(simulator: &Simulator) {
                         .fold(kernel, |kernel, &stride| kernel.value(stride as i64));
                     kernel.value(sign).run(grid, block);
                     // Two products of numbers up to 2 and their sum, fused or not.
-                    let eps = acc(dtype).epsilon();
-                    let rounded = if dtype == acc(dtype) { 0.0 } else { dtype.epsilon() };
+                    let eps = dtype.accumulator().epsilon();
+                    let rounded = rounding(dtype);
                     assert_close(
                         &format!("rotary of {view:?}"),
                         &read(dtype, &dims, &out),

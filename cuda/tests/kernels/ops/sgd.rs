@@ -1,6 +1,6 @@
 use ferrotron_cuda::arguments::Step;
 use ferrotron_tensor::ops::sgd::{Sgd, sgd};
-use ferrotron_tensor::{Element, Real, Tensor, bf16, f16};
+use ferrotron_tensor::{Element, Real, bf16, f16};
 
 use crate::simulator::Simulator;
 use crate::support::*;
@@ -43,8 +43,8 @@ fn step<T: Element, G: Element<Acc = T::Acc>>(simulator: &Simulator, name: &str)
             sgd(&device(), &config, &mut want, &grads, buffer).unwrap();
         }
         // Three products and sums, fused or not.
-        let eps = 4.0 * acc(T::DTYPE).epsilon();
-        let stored = if T::DTYPE == acc(T::DTYPE) { eps } else { eps + T::DTYPE.epsilon() };
+        let eps = 4.0 * T::DTYPE.accumulator().epsilon();
+        let stored = eps + rounding(T::DTYPE);
         assert_close(name, &tensor_of(&got), &tensor_of(&want), stored, eps);
         assert_close(
             &format!("{name}, momentum"),
@@ -54,8 +54,4 @@ fn step<T: Element, G: Element<Acc = T::Acc>>(simulator: &Simulator, name: &str)
             eps,
         );
     }
-}
-
-fn tensor_of<T: Element>(list: &[T]) -> Tensor {
-    read(T::DTYPE, &[list.len()], bytemuck::cast_slice(list))
 }

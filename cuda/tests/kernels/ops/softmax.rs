@@ -21,8 +21,7 @@ pub fn check(simulator: &Simulator) {
 
 /// Sums of n exponentials in different orders are n / 32 + 32 roundings apart at most.
 fn tolerance(dtype: DType, width: usize) -> f64 {
-    let rounded = if dtype == acc(dtype) { 0.0 } else { dtype.epsilon() };
-    rounded + acc(dtype).epsilon() * (width as f64 / 32.0 + 40.0)
+    rounding(dtype) + dtype.accumulator().epsilon() * (width as f64 / 32.0 + 40.0)
 }
 
 fn check_rows(simulator: &Simulator, x: &Tensor) {

@@ -34,7 +34,9 @@ pub async fn run<'a>(
     locked.output = lock(&mut memory.output).await?;
     transfer(links, call, headers, locked).await?;
     links.hear().await?;
-    links.settle().await
+    links.settle().await?;
+    let committed = locked.output.as_mut().map_or(Ok(()), Bytes::commit);
+    committed.map_err(|error| error.to_string().into())
 }
 
 async fn transfer(

@@ -46,10 +46,10 @@ pub(super) struct View<'a, T> {
 }
 
 impl<'a, T: Scalar> View<'a, T> {
-    pub(super) fn of(tensor: &'a Tensor) -> Self {
-        let (layout, data) = (tensor.layout(), tensor.buffer_slice::<T>());
+    pub(super) fn of(tensor: &'a Tensor) -> Result<Self> {
+        let (layout, data) = (tensor.layout(), tensor.buffer_slice::<T>()?);
         let strides = std::array::from_fn(|d| layout.strides()[d]);
-        View { data, offset: layout.offset(), strides }
+        Ok(View { data, offset: layout.offset(), strides })
     }
 
     /// Row (b, t, h) and the distance to row (b, t + 1, h).

@@ -35,7 +35,7 @@ fn loss_and_gradient_equal_naive_ones_in_every_dtype_and_layout() {
             let scaled: Vec<f64> = dx.iter().map(|dx| dx * 0.5).collect();
             let counted = list.iter().filter(|&&t| t >= 0 && t != config.ignore_index).count();
             for dtype in FLOATS {
-                let acc = if dtype == DType::F64 { dtype } else { DType::F32 };
+                let acc = dtype.accumulator();
                 for logits in variants(&tensor(&device, dtype, &[n, v], &x)) {
                     let found = cross_entropy(&logits, &targets, &config).unwrap();
                     assert_eq!(

@@ -1,84 +1,37 @@
 //! What backward needs, in host memory, in 16 bits, or without its zeros.
 
-use ferrotron_autograd::{Leaf, PackingConfig, WeightGrads, Zeros, backward};
+use ferrotron_autograd::{PackingConfig, Zeros};
 use ferrotron_models::activation_bytes::Activations;
 use ferrotron_models::gpt::{
-    ActivationKind, Gpt, GptConfig, GptPart, Recompute, RecomputeMethod, RecomputeModules,
-    RecomputedAttention, RecomputedMlp, RegionInputs, SavedActivations,
+    ActivationKind, Recompute, RecomputeMethod, RecomputedAttention, RecomputedMlp, RegionInputs,
+    SavedActivations,
 };
 use ferrotron_models::trainer::ParallelConfig;
-use ferrotron_nn::{Context, Mode, Module, Scope, Sharding};
+use ferrotron_nn::Sharding;
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::mesh::{Layout, Mesh};
 use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
-use ferrotron_tensor::ops::random;
-use ferrotron_tensor::{Category, DType, Device, MemoryKind, Place, RandomKey, Result};
+use ferrotron_tensor::{Category, DType, Result};
 
-use super::common::{BATCH, SEQ_LENGTH, models};
-use super::{Case, STEPS, cases};
-
-fn full(method: RecomputeMethod, layers: usize, inputs: RegionInputs) -> Recompute {
-    Recompute::Full { method, layers, inputs }
-}
+use crate::blocks::{DISTRIBUTED, LAYOUTS, full, parts, pass};
+use crate::training::{BATCH, Case, SEQ_LENGTH, STEPS, cases, models};
 
 /// What blocks may compute again, without and with inputs that tensor-parallel ranks share.
 fn recomputations(tp: usize, sequence: SequenceParallel) -> Vec<Recompute> {
-    let parts = |attention, mlp| Recompute::Selective(RecomputeModules { attention, mlp });
     let mut all = vec![
         Recompute::None,
         Recompute::SELECTIVE,
         parts(RecomputedAttention::Layer, RecomputedMlp::None),
         parts(RecomputedAttention::None, RecomputedMlp::Layer),
         Recompute::FULL,
-        full(RecomputeMethod::Uniform, 2, RegionInputs::Whole),
-        full(RecomputeMethod::Block, 1, RegionInputs::Whole),
+        full(RecomputeMethod::Uniform, 2),
+        full(RecomputeMethod::Block, 1),
     ];
     if tp > 1 && sequence == SequenceParallel::Off {
-        all.push(full(RecomputeMethod::Uniform, 1, RegionInputs::Distributed));
+        all.push(DISTRIBUTED);
     }
     all
-}
-
-/// What a pass through all blocks and back found.
-struct Pass {
-    /// Output, gradient of the input, and those of all parameters.
-    values: Vec<Vec<f64>>,
-    /// Bytes kept between forward and backward: those that nodes hold, those of the pool, and those of host memory.
-    kept: [usize; 3],
-}
-
-fn pass(
-    mesh: &Mesh,
-    model: &GptConfig,
-    dtype: DType,
-    recompute: Recompute,
-    saved: SavedActivations,
-) -> Result<Pass> {
-    let device = Device::cpu(1)?;
-    let blocks = GptPart { blocks: 0..model.num_layers, first: false, last: false };
-    let offloader = saved.offloader()?;
-    let gpt = Gpt::part(&Scope::new(&device, dtype, 7), mesh, model, &blocks)?
-        .with_recompute(recompute)
-        .with_saved_activations(saved, offloader.clone());
-    let ctx = mesh.context(Context::new(3, 1, Mode::Train, BATCH, SEQ_LENGTH))?;
-    let place = Place::whole(&[BATCH, ctx.residual.len(), model.hidden_size]);
-    let draw =
-        |what: &str| random::normal(&device, dtype, &place, &RandomKey::new(1, 0, what), 0.0, 1.0);
-    let (x, dy) = (Leaf::new("x", draw("x")?), draw("dy")?);
-    let y = gpt.run_blocks(&ctx, x.var()?.mul_scalar(1.0)?)?;
-    offloader.map_or(Ok(()), |offloader| offloader.wait())?;
-    let in_pool = |kind| device.memory_of(kind).of(Category::Saved);
-    let kept = [y.saved_bytes(), in_pool(MemoryKind::Device), in_pool(MemoryKind::Host)];
-    let mut values = vec![y.value().to_f64()?];
-    backward(&[(&y, dy)], WeightGrads::Now)?.run()?;
-    for leaf in [&x].into_iter().chain(gpt.params().iter().map(|param| param.leaf())) {
-        values.push(leaf.gradient()?.expect("a gradient").to_f64()?);
-    }
-    // With the last handle the thread ends, which may still hold what it has been told to fetch.
-    drop((y, gpt));
-    assert_eq!([MemoryKind::Device, MemoryKind::Host].map(in_pool), [0, 0], "backward used all up");
-    Ok(Pass { values, kept })
 }
 
 fn offloaded(offloaded_layers: usize) -> SavedActivations {
@@ -98,12 +51,7 @@ fn sparse() -> SavedActivations {
 #[test]
 fn blocks_keep_their_bytes_where_and_in_the_type_that_is_said() {
     const LAYERS: usize = 3;
-    for (tp, cp, sequence) in [
-        (1, 1, SequenceParallel::Off),
-        (2, 1, SequenceParallel::Off),
-        (2, 1, SequenceParallel::On),
-        (1, 2, SequenceParallel::Off),
-    ] {
+    for (tp, cp, sequence) in LAYOUTS {
         let layout = Layout::new(tp * cp, tp, cp, 1).unwrap();
         let ranks = run_threads(tp * cp, &WorldConfig::default(), |world| {
             let mesh = Mesh::new(&world, layout, sequence)?;
@@ -138,7 +86,7 @@ fn blocks_keep_their_bytes_where_and_in_the_type_that_is_said() {
                     let here = bytes(dtype, layers..LAYERS);
                     let want = [here, here, bytes(dtype, 0..layers)];
                     assert_eq!(found.kept, want, "{layers} layers: {what}");
-                    assert!(found.values == plain.values, "{layers} layers, other bits: {what}");
+                    assert!(found.bits() == plain.bits(), "{layers} layers, other bits: {what}");
                 }
                 if dtype == DType::F32 {
                     // In 16 bits as many as a model in 16 bits keeps; half of them wait in the other memory.
@@ -165,7 +113,7 @@ fn the_zeros_of_a_relu_take_a_bit() -> Result<()> {
     for (dtype, recompute) in [
         (DType::F32, Recompute::None),
         (DType::BF16, Recompute::SELECTIVE),
-        (DType::F32, full(RecomputeMethod::Block, 1, RegionInputs::Whole)),
+        (DType::F32, full(RecomputeMethod::Block, 1)),
     ] {
         let plain = pass(&mesh, &model, dtype, recompute, SavedActivations::default())?;
         let blocks = LAYERS - recompute.regions(LAYERS).len();
@@ -173,7 +121,7 @@ fn the_zeros_of_a_relu_take_a_bit() -> Result<()> {
         for offloaded_layers in [0, LAYERS] {
             let saved = SavedActivations { offloaded_layers, ..sparse() };
             let found = pass(&mesh, &model, dtype, recompute, saved)?;
-            assert!(found.values == plain.values, "other bits");
+            assert!(found.bits() == plain.bits(), "other bits");
             let [nodes, here, there] = found.kept;
             assert_eq!((nodes, if offloaded_layers > 0 { 0 } else { there }), (here, 0));
             let less = plain.kept[0] - here - there;

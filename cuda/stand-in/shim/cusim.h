@@ -218,15 +218,24 @@ inline const char* run_block(dim3 block, bool reversed) {
     return m.error;
 }
 
-struct Kernel { const char* name; void (*call)(void**); };
+// `sizes` are those of the arguments, and a zero.
+struct Kernel { const char* name; void (*call)(void**); const size_t* sizes; };
 template <auto F> struct Caller;
 template <class... P, void (*F)(P...)> struct Caller<F> {
     template <size_t... I> static void each(void** a, std::index_sequence<I...>) { F(*(std::remove_cv_t<P>*)a[I]...); }
     static void call(void** a) { each(a, std::index_sequence_for<P...>()); }
+    static constexpr size_t sizes[] = {sizeof(P)..., 0};
 };
 extern const Kernel kernels[];
 extern const int n_kernels;
 }  // namespace cusim
+
+// The sizes of a kernel's arguments, and a zero; null if there is no such kernel.
+extern "C" inline __attribute__((used)) const size_t* cusim_sizes(const char* name) {
+    for (int i = 0; i < cusim::n_kernels; i++)
+        if (!strcmp(cusim::kernels[i].name, name)) return cusim::kernels[i].sizes;
+    return nullptr;
+}
 
 // Runs a grid; null, or what went wrong. `arguments` are pointers to the kernel's, as in cuLaunchKernel.
 extern "C" inline __attribute__((used)) const char* cusim_launch(const char* name, dim3 grid, dim3 block, size_t dynamic_bytes,

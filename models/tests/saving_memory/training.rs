@@ -1,15 +1,11 @@
-//! Offloading and packing: what waits in host memory is not in the device's, what is packed takes fewer bytes, and
-//! nothing else changes, to the bit, but for activations kept in 16 bits. Here what an optimizer keeps, in
-//! `activations.rs` what backward needs.
-
-mod activations;
-#[path = "../common/mod.rs"]
-mod common;
+//! Small models, and their training in layouts and precisions.
 
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
-use ferrotron_models::checkpoint::Checkpoint;
+use ferrotron_models::checkpoint::Held;
+use ferrotron_models::data::{Batch, Samples};
+use ferrotron_models::gpt::{ActivationKind, GptConfig};
 use ferrotron_models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
-use ferrotron_nn::schedule::{Schedule, ScheduleConfig};
+use ferrotron_nn::schedule::Schedule;
 use ferrotron_nn::{
     AdafactorConfig, Axis, OptimizerConfig, Rounding, Scope, Sharding, WeightUpdate,
 };
@@ -18,30 +14,73 @@ use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_parallel::mesh::{Layout, Mesh};
 use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
-use ferrotron_tensor::{Category, DType, Device, MemoryKind, MemoryStats, Result};
+use ferrotron_tensor::{DType, Device, MemoryKind, MemoryStats, RandomKey, Result};
 
-use common::{BATCH, Noise, bits, gpt2};
+/// Samples of a micro-batch.
+pub const BATCH: usize = 2;
+/// Tokens of a sample.
+pub const SEQ_LENGTH: usize = 16;
+pub const STEPS: usize = 3;
 
-const STEPS: usize = 3;
+/// GPT-2 with dropout everywhere.
+pub fn gpt2(layers: usize) -> GptConfig {
+    GptConfig {
+        hidden_dropout: 0.1,
+        attention_dropout: 0.1,
+        ..GptConfig::gpt2(13, layers, 32, 4, SEQ_LENGTH)
+    }
+}
 
-/// What is trained, and how.
+/// The same with ReLU, as it is, and a model with grouped queries and SwiGLU.
+pub fn models(layers: usize) -> [GptConfig; 3] {
+    let llama = GptConfig {
+        hidden_dropout: 0.1,
+        attention_dropout: 0.1,
+        ..GptConfig::llama(13, layers, 32, 4, 2, SEQ_LENGTH)
+    };
+    [GptConfig { activation: ActivationKind::Relu, ..gpt2(layers) }, gpt2(layers), llama]
+}
+
+/// Tokens by sample number.
+pub struct Noise;
+
+impl Samples for Noise {
+    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+        let key = RandomKey::new(3, 0, "tokens");
+        let draw = |i: usize| key.uniform(first_sample * 2 * SEQ_LENGTH as u64 + i as u64) * 13.0;
+        let numbers = micro_batch * SEQ_LENGTH;
+        Ok(Batch {
+            inputs: (0..numbers).map(|i| draw(2 * i) as u32).collect(),
+            targets: (0..numbers).map(|i| draw(2 * i + 1) as i64).collect(),
+            first_sample,
+            micro_batch,
+            seq_length: SEQ_LENGTH,
+        })
+    }
+
+    fn seq_length(&self) -> usize {
+        SEQ_LENGTH
+    }
+}
+
+/// How GPT-2 is trained.
 #[derive(Debug, Clone, Copy)]
-struct Case {
-    ranks: usize,
+pub struct Case {
+    pub ranks: usize,
     /// Sizes of tensor, context and pipeline parallelism.
-    sizes: (usize, usize, usize),
-    sequence: SequenceParallel,
-    schedule: ScheduleKind,
-    chunks: usize,
-    sharding: Sharding,
-    dtype: DType,
-    precision: PrecisionConfig,
-    optimizer: OptimizerConfig,
-    layers: usize,
+    pub sizes: (usize, usize, usize),
+    pub sequence: SequenceParallel,
+    pub schedule: ScheduleKind,
+    pub chunks: usize,
+    pub sharding: Sharding,
+    pub dtype: DType,
+    pub precision: PrecisionConfig,
+    pub optimizer: OptimizerConfig,
+    pub layers: usize,
 }
 
 impl Case {
-    fn new(dtype: DType) -> Case {
+    pub fn new(dtype: DType) -> Case {
         Case {
             ranks: 1,
             sizes: (1, 1, 1),
@@ -51,17 +90,12 @@ impl Case {
             sharding: Sharding::None,
             dtype,
             precision: PrecisionConfig::default(),
-            optimizer: OptimizerConfig::AdamW {
-                beta1: 0.9,
-                beta2: 0.95,
-                eps: 1e-8,
-                weight_decay: 0.1,
-            },
+            optimizer: OptimizerConfig::ADAMW,
             layers: 4,
         }
     }
 
-    fn parallel(&self) -> ParallelConfig {
+    pub fn parallel(&self) -> ParallelConfig {
         ParallelConfig {
             pipeline_schedule: self.schedule,
             chunks: self.chunks,
@@ -74,27 +108,25 @@ impl Case {
         }
     }
 
-    fn trainer(&self, mesh: &Mesh, parallel: ParallelConfig) -> Result<Trainer> {
+    pub fn trainer(&self, mesh: &Mesh, parallel: ParallelConfig) -> Result<Trainer> {
+        let batch_size = BatchSize::new(BatchSizeConfig {
+            micro_batch_size: BATCH,
+            data_parallel_size: mesh.axis(Axis::Data).size(),
+            global_batch_size: Some(4 * BATCH),
+            ..BatchSizeConfig::default()
+        })?;
         let config = TrainerConfig {
-            seed: 7,
             optimizer: self.optimizer,
-            schedule: Schedule::new(ScheduleConfig { max_lr: 1e-2, ..ScheduleConfig::default() })?,
-            clip_grad: 1.0,
-            batch_size: BatchSize::new(BatchSizeConfig {
-                micro_batch_size: BATCH,
-                data_parallel_size: mesh.axis(Axis::Data).size(),
-                global_batch_size: Some(4 * BATCH),
-                rampup: None,
-            })?,
             parallel,
             precision: self.precision,
+            ..TrainerConfig::new(7, Schedule::constant(1e-2)?, batch_size)
         };
         let scope = Scope::new(&Device::cpu(1)?, self.dtype, 1234);
         Trainer::on_mesh(&scope, mesh, &gpt2(self.layers), config)
     }
 
     /// Trains a few steps; what every rank found.
-    fn train(&self, parallel: ParallelConfig) -> Vec<Found> {
+    pub fn train(&self, parallel: ParallelConfig) -> Vec<Found> {
         let (tp, cp, pp) = self.sizes;
         let layout = Layout::new(self.ranks, tp, cp, pp).unwrap();
         let ranks = run_threads(self.ranks, &WorldConfig::default(), |world| {
@@ -117,21 +149,22 @@ impl Case {
 }
 
 /// Weights, moments and master weights.
-fn state(trainer: &Trainer) -> Result<Vec<Vec<u64>>> {
+pub fn state(trainer: &Trainer) -> Result<Vec<Vec<u64>>> {
     let (weights, moments) = trainer.held()?;
-    weights.iter().chain(&moments.held).map(|held| bits(&held.tensor)).collect()
+    let bits = |held: &Held| Ok(held.tensor.to_f64()?.into_iter().map(f64::to_bits).collect());
+    weights.iter().chain(&moments.held).map(bits).collect()
 }
 
 /// What a rank found.
-struct Found {
+pub struct Found {
     /// Losses, norms, weights and moments.
-    bits: Vec<Vec<u64>>,
+    pub bits: Vec<Vec<u64>>,
     /// Of the device's own memory, and of its host memory.
-    memory: [MemoryStats; 2],
+    pub memory: [MemoryStats; 2],
 }
 
 /// Layouts and precisions that differ in what an optimizer keeps, and where.
-fn cases() -> Vec<Case> {
+pub fn cases() -> Vec<Case> {
     let (single, half) = (Case::new(DType::F32), Case::new(DType::BF16));
     let in_place = PrecisionConfig {
         weight_update: WeightUpdate::InPlace,
@@ -157,53 +190,4 @@ fn cases() -> Vec<Case> {
         Case { ranks: 4, sizes: (2, 1, 2), sequence: on, ..half },
         Case { ranks: 4, sizes: (2, 1, 1), sharding: Sharding::Optimizer, ..single },
     ]
-}
-
-#[test]
-fn optimizer_states_wait_in_host_memory() {
-    for case in cases() {
-        let (plain, host) = (case.parallel(), MemoryKind::Host);
-        let want = case.train(plain);
-        let found = case.train(ParallelConfig { optimizer_states: host, ..plain });
-        for (found, want) in found.iter().zip(&want) {
-            assert!(found.bits == want.bits, "other bits: {case:?}");
-            let ([device, host], [all, none]) = (found.memory, want.memory);
-            let offloaded = host.of(Category::Optimizer);
-            assert!(offloaded > 0 && none.peak == 0, "{case:?}");
-            assert_eq!(offloaded, all.of(Category::Optimizer), "{case:?}");
-            assert_eq!(device.peak_of(Category::Optimizer), 0, "{case:?}");
-            let fell = all.peak - device.peak;
-            assert!(fell * 100 >= 95 * offloaded, "{fell} of {offloaded} bytes: {case:?}");
-        }
-    }
-}
-
-#[test]
-fn a_run_goes_on_wherever_its_states_wait() -> Result<()> {
-    let folder = tempfile::tempdir().unwrap();
-    for case in [Case::new(DType::F32), Case::new(DType::BF16)] {
-        let trainer = |kind| {
-            let parallel = ParallelConfig { optimizer_states: kind, ..case.parallel() };
-            case.trainer(&Mesh::single(), parallel)
-        };
-        let mut want = trainer(MemoryKind::Device)?;
-        for _ in 0..2 * STEPS {
-            want.step(&Noise)?;
-        }
-        for (before, after) in
-            [(MemoryKind::Device, MemoryKind::Host), (MemoryKind::Host, MemoryKind::Device)]
-        {
-            let (mut first, mut second) = (trainer(before)?, trainer(after)?);
-            for _ in 0..STEPS {
-                first.step(&Noise)?;
-            }
-            let saved = first.save(folder.path(), None, serde_json::Value::Null)?;
-            second.load(&Checkpoint::open(&saved)?)?;
-            for _ in 0..STEPS {
-                second.step(&Noise)?;
-            }
-            assert!(state(&second)? == state(&want)?, "{before:?}, then {after:?}");
-        }
-    }
-    Ok(())
 }

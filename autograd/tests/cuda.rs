@@ -1,0 +1,125 @@
+//! Every row of the op table on a GPU against the CPU, values and gradients, in every dtype and through every view. The GPU is a stand-in
+//! unless `FERROTRON_TEST_GPU` names a real one.
+
+#[allow(dead_code)] // the other program uses all of it
+#[path = "suite/inputs.rs"]
+mod inputs;
+#[path = "suite/table.rs"]
+mod table;
+
+use ferrotron_autograd::Var;
+use ferrotron_tensor::{DType, Device, Result, Tensor};
+
+use crate::inputs::{Seen, report, run, samples, which};
+use crate::table::{OpCase, Shapes, table};
+
+/// Allowed difference. Both compute in f32 or f64, by functions that are some ulps apart and sums in another order. Where
+/// that leads to the neighbour of a number that is stored in a narrow dtype (the value, what is kept of it, a gradient),
+/// it is a rounding of the largest one.
+fn tolerance(dtype: DType, want: &[f64]) -> f64 {
+    let largest = want.iter().filter(|x| x.is_finite()).fold(0.0, |a: f64, b| a.max(b.abs()));
+    let stored = if dtype == dtype.accumulator() { 0.0 } else { 3.0 * dtype.epsilon() };
+    // Operands are up to 2, and what remains of them may be less.
+    stored * largest + 32.0 * dtype.accumulator().epsilon() * largest.max(1.0)
+}
+
+/// Operations that have no kernels yet.
+const PENDING: &[&str] = &[
+    "attention",
+    "cross_entropy",
+    "embedding",
+    "embedding_shard",
+    "layer_norm",
+    "linear",
+    "linear_cross_entropy",
+    "linear_cross_entropy_shard",
+    "log_softmax",
+    "matmul",
+    "packed_attention",
+    "rms_norm",
+    "rotary",
+    "softmax",
+];
+
+/// Value and gradients of a row whose operands are views of leaves.
+fn answers(
+    case: &OpCase,
+    shapes: Shapes,
+    seen: Seen,
+    device: &Device,
+    dtype: DType,
+) -> Result<Vec<Tensor>> {
+    let f = |leaves: &[Var]| {
+        let view = |(leaf, dims): (&Var, &&[usize])| seen.view(leaf, dims);
+        (case.f)(&leaves.iter().zip(shapes).map(view).collect::<Result<Vec<_>>>()?)
+    };
+    run(&f, &samples(case, shapes, seen, device, dtype)?)
+}
+
+/// The first difference between the answers of `gpu` and those of the CPU.
+fn compare(
+    case: &OpCase,
+    shapes: Shapes,
+    seen: Seen,
+    gpu: &Device,
+    dtype: DType,
+) -> Result<Option<String>> {
+    let want = answers(case, shapes, seen, &Device::cpu(1)?, dtype)?;
+    let got = answers(case, shapes, seen, gpu, dtype)?;
+    for (i, (want, got)) in want.iter().zip(&got).enumerate() {
+        assert_eq!((got.dtype(), got.dims()), (want.dtype(), want.dims()), "{}", case.name());
+        let (want, got) = (want.to_f64()?, got.to_f64()?);
+        let allowed = tolerance(dtype, &want);
+        for (element, (want, got)) in want.iter().zip(&got).enumerate() {
+            let same = want == got || (want.is_nan() && got.is_nan());
+            if !same && !((want - got).abs() <= allowed) {
+                let what = which(i);
+                return Ok(Some(format!(
+                    "{what}, element {element}: got {got}, want {want} +- {allowed}"
+                )));
+            }
+        }
+    }
+    Ok(None)
+}
+
+fn every_row_agrees(test: &str, dtype: DType) {
+    let Some(config) = ferrotron_cuda_stand_in::gpu(test) else { return };
+    let gpu = Device::cuda(&config).unwrap();
+    let mut failures = Vec::new();
+    for case in table().into_iter().filter(|case| !PENDING.contains(&case.op)) {
+        for shapes in case.shapes {
+            for seen in Seen::ALL {
+                let difference = match compare(&case, shapes, seen, &gpu, dtype) {
+                    Ok(difference) => difference,
+                    Err(error) => Some(error.to_string()),
+                };
+                let name = case.name();
+                failures.extend(
+                    difference.map(|what| format!("{name} {shapes:?} {dtype} {seen:?}, {what}")),
+                );
+            }
+        }
+    }
+    report(&failures);
+}
+
+#[test]
+fn a_gpu_agrees_with_the_cpu_in_f64() {
+    every_row_agrees("a_gpu_agrees_with_the_cpu_in_f64", DType::F64);
+}
+
+#[test]
+fn a_gpu_agrees_with_the_cpu_in_f32() {
+    every_row_agrees("a_gpu_agrees_with_the_cpu_in_f32", DType::F32);
+}
+
+#[test]
+fn a_gpu_agrees_with_the_cpu_in_bf16() {
+    every_row_agrees("a_gpu_agrees_with_the_cpu_in_bf16", DType::BF16);
+}
+
+#[test]
+fn a_gpu_agrees_with_the_cpu_in_f16() {
+    every_row_agrees("a_gpu_agrees_with_the_cpu_in_f16", DType::F16);
+}

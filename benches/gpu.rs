@@ -1,0 +1,123 @@
+//! Kernels of a GPU at sizes that fill it: one JSON line each with the share of what the hardware could do to be read
+//! beside. `scripts/gpu-check` runs it; without a GPU it says so and ends.
+//!
+//! Sizes are those of GPT-2 124M with 32 sequences of 1024 tokens, and 8192 for the product.
+
+use ferrotron::cuda::gpu::GpuConfig;
+use ferrotron::tensor::ops::attention::{
+    AttentionConfig, attention, attention_backward_packed, split_packed,
+};
+use ferrotron::tensor::ops::layer_norm::{layer_norm, layer_norm_backward};
+use ferrotron::tensor::ops::matmul::{Accum, matmul_into};
+use ferrotron::tensor::ops::random::normal;
+use ferrotron::tensor::{Place, RandomKey};
+use ferrotron::{DType, Device, Result, Tensor};
+use std::time::Instant;
+
+/// Seconds that a measurement takes at least.
+const ENOUGH: f64 = 0.2;
+
+fn main() -> Result<()> {
+    let device = match Device::cuda(&GpuConfig::new(0)) {
+        Ok(device) => device,
+        Err(error) => {
+            println!("no GPU to measure: {error}");
+            return Ok(());
+        }
+    };
+    copies(&device)?;
+    products(&device)?;
+    attentions(&device)?;
+    norms(&device)
+}
+
+fn random(device: &Device, dims: &[usize]) -> Result<Tensor> {
+    normal(device, DType::BF16, &Place::whole(dims), &RandomKey::new(0, 0, "bench"), 0.0, 1.0)
+}
+
+/// Prints what `f` does in a second, where a call does `work` of `unit` x 10^9 or 10^12.
+fn report(
+    device: &Device,
+    name: &str,
+    (work, unit): (f64, &str),
+    mut f: impl FnMut() -> Result<()>,
+) -> Result<()> {
+    f()?; // compiles the kernel, fills the plan cache
+    let mut calls = 1;
+    let seconds = loop {
+        device.synchronize()?;
+        let start = Instant::now();
+        (0..calls).try_for_each(|_| f())?;
+        device.synchronize()?;
+        let seconds = start.elapsed().as_secs_f64();
+        if seconds > ENOUGH {
+            break seconds / calls as f64;
+        }
+        calls *= 2;
+    };
+    let value = work / seconds;
+    println!(
+        r#"{{"name": "{name}", "value": {value:.1}, "unit": "{unit}", "seconds": {seconds:e}}}"#
+    );
+    Ok(())
+}
+
+fn gigabytes(bytes: usize) -> (f64, &'static str) {
+    (bytes as f64 / 1e9, "GB/s")
+}
+
+fn teraflops(operations: f64) -> (f64, &'static str) {
+    (operations / 1e12, "TFLOP/s")
+}
+
+fn copies(device: &Device) -> Result<()> {
+    let x = Tensor::zeros(device, DType::BF16, &[1 << 29])?;
+    let mut y = Tensor::empty(device, DType::BF16, x.dims())?;
+    report(device, "copy", gigabytes(2 * x.buffer_bytes()), || y.write(&x))
+}
+
+fn products(device: &Device) -> Result<()> {
+    for (name, m, k, n) in [
+        ("product 8192^3", 8192, 8192, 8192),
+        ("product qkv 124M", 32 * 1024, 768, 2304),
+        ("product head 124M", 32 * 1024, 768, 50_304),
+    ] {
+        let (a, b) = (random(device, &[m, k])?, random(device, &[n, k])?.transpose(0, 1)?);
+        let mut out = Tensor::empty(device, DType::BF16, &[m, n])?;
+        let work = teraflops(2.0 * m as f64 * k as f64 * n as f64);
+        report(device, name, work, || matmul_into(&mut out, Accum::Replace, &a, &b))?;
+    }
+    Ok(())
+}
+
+fn attentions(device: &Device) -> Result<()> {
+    for (batch, positions, heads, width) in [(32, 1024, 12, 64), (8, 2048, 16, 128)] {
+        let packed = random(device, &[batch, positions, 3 * heads * width])?;
+        let (q, k, v) = split_packed(&packed, heads, heads)?;
+        let config = AttentionConfig::causal(width);
+        let (out, lse) = attention(&q, &k, &v, &config)?;
+        // Two products of the lower triangle; backward has five.
+        let product = (batch * heads * positions * positions * width) as f64;
+        let name = format!("attention {positions} x {width}");
+        report(device, &format!("{name} forward"), teraflops(2.0 * product), || {
+            attention(&q, &k, &v, &config).map(drop)
+        })?;
+        report(device, &format!("{name} backward"), teraflops(5.0 * product), || {
+            attention_backward_packed(&out, (&q, &k, &v), (&out, &lse), &config).map(drop)
+        })?;
+    }
+    Ok(())
+}
+
+fn norms(device: &Device) -> Result<()> {
+    let x = random(device, &[32 * 1024, 768])?;
+    let weight = Tensor::full(device, DType::BF16, &[768], 1.0)?;
+    let (y, mean, rstd) = layer_norm(&x, &weight, Some(&weight), 1e-5)?;
+    let bytes = x.buffer_bytes();
+    report(device, "layer norm forward", gigabytes(2 * bytes), || {
+        layer_norm(&x, &weight, Some(&weight), 1e-5).map(drop)
+    })?;
+    report(device, "layer norm backward", gigabytes(3 * bytes), || {
+        layer_norm_backward(&y, &x, &mean, &rstd, &weight).map(drop)
+    })
+}

@@ -1,0 +1,109 @@
+//! A GPU that work can be given to.
+
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute_enum as Attribute};
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr;
+use std::sync::Arc;
+
+use crate::driver::{self, check};
+use crate::library::Search;
+use crate::nvrtc::Architecture;
+use crate::{Error, Result};
+
+/// One GPU's primary context, which every user of the GPU in this process shares.
+#[derive(Debug)]
+pub struct Context {
+    ordinal: usize,
+    device: CUdevice,
+    handle: CUcontext,
+    name: String,
+    architecture: Architecture,
+    multiprocessors: usize,
+    memory: usize,
+}
+
+// SAFETY: contexts may be used from any thread, also at the same time.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// The context of GPU number `ordinal`.
+    ///
+    /// Errors, naming the remedy, if there is no driver or no such GPU.
+    pub fn new(search: &Search, ordinal: usize) -> Result<Arc<Context>> {
+        driver::load(search)?;
+        let (mut device, mut handle, mut memory) = (0, ptr::null_mut(), 0);
+        let mut text: [c_char; 256] = [0; 256];
+        let attribute = |device, attribute| {
+            let mut value: c_int = 0;
+            // SAFETY: the pointer is to a live variable.
+            let status = unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) };
+            check("cuDeviceGetAttribute", status).map(|()| value as usize)
+        };
+        // SAFETY: every pointer is to a live variable; the driver was started.
+        unsafe {
+            check("cuDeviceGet", sys::cuDeviceGet(&mut device, ordinal as c_int)).map_err(
+                |error| Error::new("cuda", format!("there is no GPU {ordinal}: {error}")),
+            )?;
+            let room = text.len() as c_int - 1;
+            check("cuDeviceGetName", sys::cuDeviceGetName(text.as_mut_ptr(), room, device))?;
+            check("cuDeviceTotalMem", sys::cuDeviceTotalMem_v2(&mut memory, device))?;
+        }
+        let architecture = Architecture {
+            major: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
+                as u32,
+            minor: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?
+                as u32,
+        };
+        let multiprocessors =
+            attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        // SAFETY: as above; the context is given back by `drop`.
+        let status = unsafe { sys::cuDevicePrimaryCtxRetain(&mut handle, device) };
+        check("cuDevicePrimaryCtxRetain", status)?;
+        // SAFETY: the driver ended the text with a zero, and the array has one more.
+        let name = unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned();
+        let context =
+            Context { ordinal, device, handle, name, architecture, multiprocessors, memory };
+        context.bind()?;
+        Ok(Arc::new(context))
+    }
+
+    /// Makes this the context of the calling thread: before every call of the driver that works in one.
+    pub(crate) fn bind(&self) -> Result<()> {
+        // SAFETY: the context is alive as long as `self`.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.handle) })
+    }
+
+    /// The GPU's number.
+    pub fn ordinal(&self) -> usize {
+        self.ordinal
+    }
+
+    /// The GPU's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its compute capability.
+    pub fn architecture(&self) -> Architecture {
+        self.architecture
+    }
+
+    /// How many blocks run at the same time at least.
+    pub fn multiprocessors(&self) -> usize {
+        self.multiprocessors
+    }
+
+    /// Bytes of its memory.
+    pub fn memory(&self) -> usize {
+        self.memory
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: it was retained once, and nothing that needs it outlives it.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}

@@ -1,0 +1,236 @@
+//! Matrix products by cuBLASLt. A product is planned when one of its kind is first asked for; from then on it is one
+//! call.
+//!
+//! Matrices are row-major here. cuBLASLt's are column-major unless its slower ways are asked for, and a row-major matrix
+//! is the transpose of a column-major one: so out = left right is computed as out^T = right^T left^T, with the operands
+//! exchanged (cuBLAS documentation, "Data Layout").
+
+mod plan;
+
+use cudarc::cublaslt::sys::{self, cublasLtHandle_t, cublasStatus_t};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::context::Context;
+use crate::kernels::ElementType;
+use crate::library::{Kind, Library, Search};
+use crate::memory::Arena;
+use crate::stream::Stream;
+use crate::{Error, Result};
+use plan::{Plan, Shape};
+
+/// Functions that are called: the binding would panic at a missing one.
+const FUNCTIONS: &[&str] = &[
+    "cublasLtCreate",
+    "cublasLtDestroy",
+    "cublasLtMatmul",
+    "cublasLtMatmulAlgoGetHeuristic",
+    "cublasLtMatmulDescCreate",
+    "cublasLtMatmulDescDestroy",
+    "cublasLtMatmulDescSetAttribute",
+    "cublasLtMatmulPreferenceCreate",
+    "cublasLtMatmulPreferenceDestroy",
+    "cublasLtMatmulPreferenceSetAttribute",
+    "cublasLtMatrixLayoutCreate",
+    "cublasLtMatrixLayoutDestroy",
+    "cublasLtMatrixLayoutSetAttribute",
+];
+
+/// How the elements of a matrix lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// Those of a row side by side.
+    Rows,
+    /// Those of a column side by side.
+    Columns,
+}
+
+/// Matrices in memory of the GPU, one for each product of a batch.
+#[derive(Debug, Clone, Copy)]
+pub struct Matrices {
+    /// Of the first element.
+    pub address: u64,
+    /// How the elements of each lie.
+    pub order: Order,
+    /// Elements from one row, or column, to the next.
+    pub leading: usize,
+    /// Elements from one matrix to the next; 0 for the same one in every product.
+    pub batch_stride: usize,
+}
+
+/// out = left right + beta out + bias for matrices (M, K), (K, N) and (M, N).
+///
+/// Sums run in f32, those of f64 in f64: true f32, never TF32. A 16-bit result is rounded once.
+#[derive(Debug, Clone, Copy)]
+pub struct Product {
+    /// How many products.
+    pub batch: usize,
+    /// M, N and K; none is 0.
+    pub sizes: [usize; 3],
+    /// f64, f32, bf16 or f16: of both factors.
+    pub operands: ElementType,
+    /// The same, or f32 from 16 bits.
+    pub result: ElementType,
+    /// First factors.
+    pub left: Matrices,
+    /// Second factors.
+    pub right: Matrices,
+    /// Results, in the order of rows.
+    pub out: Matrices,
+    /// What the results' old values are multiplied with; with 0 they are not read.
+    pub beta: f64,
+    /// The address of N elements of the type of the results, added to every row.
+    pub bias: Option<u64>,
+}
+
+/// cuBLASLt on one GPU, for products that run one after another.
+#[derive(Debug)]
+pub struct CublasLt {
+    context: Arc<Context>,
+    handle: cublasLtHandle_t,
+    /// What algorithms may write while they run.
+    workspace: Arena,
+    plans: Mutex<HashMap<Shape, Plan>>,
+    searches: AtomicU64,
+}
+
+// SAFETY: the handle may be used from any thread, also at the same time.
+unsafe impl Send for CublasLt {}
+// SAFETY: as above.
+unsafe impl Sync for CublasLt {}
+
+impl CublasLt {
+    /// Finds the library, and takes the workspace: 32 MiB from Hopper on, 4 MiB before, as the cuBLAS documentation
+    /// recommends ("cublasSetWorkspace()").
+    ///
+    /// Errors, naming the remedy, if the library is missing or too old, or the GPU has no memory for the workspace.
+    pub fn new(search: &Search, context: &Arc<Context>) -> Result<CublasLt> {
+        load(search)?;
+        context.bind()?;
+        let bytes = if context.architecture().major >= 9 { 32 << 20 } else { 4 << 20 };
+        let mut workspace = Arena::reserve(context, bytes)?;
+        workspace.map(0, bytes)?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: the pointer is to a live variable; `drop` destroys the handle.
+        check("cublasLtCreate", unsafe { sys::cublasLtCreate(&mut handle) })?;
+        let (context, plans, searches) = (context.clone(), Mutex::default(), AtomicU64::new(0));
+        Ok(CublasLt { context, handle, workspace, plans, searches })
+    }
+
+    /// How often an algorithm was searched for. It stays the same once every kind of product was seen.
+    pub fn searches(&self) -> u64 {
+        self.searches.load(Ordering::Relaxed)
+    }
+
+    /// Gives a product to the stream.
+    ///
+    /// Errors if cuBLASLt has no algorithm for it.
+    ///
+    /// # Safety
+    /// The addresses are memory of the GPU with all the elements that the matrices describe, which nothing outside of the
+    /// stream uses meanwhile; the results overlap neither each other nor anything else. All products are given to the
+    /// same stream.
+    pub(crate) unsafe fn run(&self, stream: &Stream, product: &Product) -> Result<()> {
+        self.context.bind()?;
+        let shape = Shape::of(product);
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let plan = match plans.get(&shape) {
+            Some(plan) => plan,
+            None => {
+                self.searches.fetch_add(1, Ordering::Relaxed);
+                let plan = Plan::new(self.handle, &shape, product.bias, self.workspace.len())?;
+                plans.entry(shape).or_insert(plan)
+            }
+        };
+        if let Some(bias) = product.bias {
+            plan.set_bias(bias)?;
+        }
+        let (alpha, beta) = (Scale::of(product, 1.0), Scale::of(product, product.beta));
+        let address = |address: u64| address as *const c_void;
+        let out = address(product.out.address).cast_mut();
+        // SAFETY: descriptors, algorithm and handle are alive and of one kind of product; the scales are of the type that
+        // the plan names; the caller answers for the addresses, and the workspace serves one product after another.
+        let status = unsafe {
+            sys::cublasLtMatmul(
+                self.handle,
+                plan.operation(),
+                alpha.address(),
+                address(product.right.address),
+                plan.right(),
+                address(product.left.address),
+                plan.left(),
+                beta.address(),
+                out,
+                plan.out(),
+                out,
+                plan.out(),
+                plan.algorithm(),
+                self.workspace.base() as *mut c_void,
+                self.workspace.len(),
+                stream.handle().cast(),
+            )
+        };
+        check("cublasLtMatmul", status).map_err(|error| {
+            Error::new("matmul", format!("{}: {}", Shape::of(product), error.context()))
+        })
+    }
+}
+
+impl Drop for CublasLt {
+    fn drop(&mut self) {
+        let _ = self.context.bind();
+        // SAFETY: nobody has the handle any more.
+        let _ = unsafe { sys::cublasLtDestroy(self.handle) };
+    }
+}
+
+/// A factor in the type in which a product is summed.
+union Scale {
+    single: f32,
+    double: f64,
+}
+
+impl Scale {
+    fn of(product: &Product, value: f64) -> Scale {
+        match product.operands {
+            ElementType::F64 => Scale { double: value },
+            _ => Scale { single: value as f32 },
+        }
+    }
+
+    fn address(&self) -> *const c_void {
+        ptr::from_ref(self).cast()
+    }
+}
+
+/// Loads the library, unless that was done before: the first that is found serves the whole process.
+fn load(search: &Search) -> Result<()> {
+    static LOADED: Mutex<Option<Library>> = Mutex::new(None);
+    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    if loaded.is_some() {
+        return Ok(());
+    }
+    let library = search.load(Kind::CublasLt)?;
+    for name in FUNCTIONS {
+        // SAFETY: the address is not used.
+        unsafe { library.function::<*const c_void>(name) }?;
+    }
+    // SAFETY: the library that was just loaded answers to its name; looking is all that happens.
+    if !unsafe { sys::is_culib_present() } {
+        let message = format!("{} is not found by its name", library.path().display());
+        return Err(Error::new(Kind::CublasLt.stem(), message));
+    }
+    *loaded = Some(library);
+    Ok(())
+}
+
+/// Errors unless a call succeeded.
+fn check(op: &'static str, status: cublasStatus_t) -> Result<()> {
+    match status {
+        cublasStatus_t::CUBLAS_STATUS_SUCCESS => Ok(()),
+        status => Err(Error::new(op, format!("{status:?}"))),
+    }
+}

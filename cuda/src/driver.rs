@@ -1,0 +1,99 @@
+//! NVIDIA's driver: loaded once in a process, its statuses as errors.
+
+use cudarc::driver::sys::{self, CUresult};
+use std::ffi::{CStr, c_void};
+use std::ptr;
+use std::sync::OnceLock;
+
+use crate::library::{Kind, Library, Search};
+use crate::{Error, Result};
+
+/// Functions that are called. They are looked for when the driver is loaded: the binding would panic at a missing one.
+const FUNCTIONS: &[&str] = &[
+    "cuCtxSetCurrent",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetName",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuDeviceTotalMem_v2",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuFuncSetAttribute",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuInit",
+    "cuLaunchKernel",
+    "cuMemAddressFree",
+    "cuMemAddressReserve",
+    "cuMemCreate",
+    "cuMemFreeHost",
+    "cuMemGetAllocationGranularity",
+    "cuMemHostAlloc",
+    "cuMemMap",
+    "cuMemRelease",
+    "cuMemSetAccess",
+    "cuMemUnmap",
+    "cuMemcpyAsync",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemsetD8Async",
+    "cuModuleGetFunction",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuStreamCreateWithPriority",
+    "cuStreamDestroy_v2",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+];
+
+/// Loads the driver and starts it, unless that was done before: the first call decides from where.
+///
+/// Errors, naming the remedy, if there is none or it is too old.
+pub(crate) fn load(search: &Search) -> Result<()> {
+    static DRIVER: OnceLock<Result<Library>> = OnceLock::new();
+    let start = || {
+        let library = search.load(Kind::Driver)?;
+        for name in FUNCTIONS {
+            // SAFETY: the address is not used.
+            unsafe { library.function::<*const c_void>(name) }?;
+        }
+        // SAFETY: the library that was just loaded answers to its name; looking is all that happens.
+        if !unsafe { sys::is_culib_present() } {
+            let path = library.path().display();
+            return Err(Error::new(
+                "cuda",
+                format!("{path} is not found by its name, libcuda.so.1"),
+            ));
+        }
+        // SAFETY: `cuInit` may be called at any time.
+        check("cuInit", unsafe { sys::cuInit(0) })?;
+        Ok(library)
+    };
+    DRIVER.get_or_init(start).as_ref().map(drop).map_err(Error::clone)
+}
+
+/// Errors unless a call succeeded.
+pub(crate) fn check(op: &'static str, status: CUresult) -> Result<()> {
+    match status {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        status => Err(Error::new(op, reason(status))),
+    }
+}
+
+fn reason(status: CUresult) -> String {
+    let text = |get: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
+        let mut text = ptr::null();
+        // SAFETY: the driver writes the address of a text that stays, or null for a status that it does not know.
+        unsafe {
+            get(status, &mut text);
+            (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+        }
+    };
+    match (text(sys::cuGetErrorName), text(sys::cuGetErrorString)) {
+        (Some(name), Some(meaning)) => format!("{name}: {meaning}"),
+        _ => format!("failed with status {}", status as u32),
+    }
+}

@@ -1,0 +1,127 @@
+//! A GPU with all that work on it needs: streams, kernels, matrix products.
+
+use std::sync::Arc;
+
+use crate::Result;
+use crate::cells::{BadIndex, Cells, StepCell};
+use crate::context::Context;
+use crate::cubin_cache::CubinCache;
+use crate::cublaslt::{CublasLt, Product};
+use crate::kernels::ElementType;
+use crate::launch::Launch;
+use crate::library::Search;
+use crate::modules::Modules;
+use crate::nvrtc::Nvrtc;
+use crate::stream::Stream;
+
+/// How a [`Gpu`] is found and used.
+#[derive(Debug, Clone)]
+pub struct GpuConfig {
+    /// Which GPU of the machine.
+    pub ordinal: usize,
+    /// Where NVIDIA's libraries lie.
+    pub search: Search,
+    /// Where compiled kernels are kept.
+    pub cache: CubinCache,
+}
+
+impl GpuConfig {
+    /// GPU number `ordinal`, libraries and cache as the environment says.
+    pub fn new(ordinal: usize) -> GpuConfig {
+        GpuConfig { ordinal, search: Search::from_environment(), cache: CubinCache::of_user() }
+    }
+}
+
+/// A GPU that one rank works on.
+#[derive(Debug)]
+pub struct Gpu {
+    context: Arc<Context>,
+    modules: Modules,
+    products: CublasLt,
+    compute: Stream,
+    cells: Cells,
+}
+
+impl Gpu {
+    /// Finds the libraries and the GPU. `rows` is [`pointwise_rows`](crate::kernels::pointwise_rows).
+    ///
+    /// Errors, naming the remedy, if anything is missing.
+    pub fn new(config: &GpuConfig, rows: String) -> Result<Gpu> {
+        let context = Context::new(&config.search, config.ordinal)?;
+        let nvrtc = Nvrtc::load(&config.search)?;
+        let modules = Modules::new(&context, nvrtc, config.cache.clone(), rows);
+        let products = CublasLt::new(&config.search, &context)?;
+        let compute = Stream::new(&context)?;
+        let cells = Cells::new(&context)?;
+        Ok(Gpu { context, modules, products, compute, cells })
+    }
+
+    /// The GPU's context.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// The stream of all kernels.
+    pub fn compute(&self) -> &Stream {
+        &self.compute
+    }
+
+    /// A launch of the kernel `name` of `file` for elements of `element`, to be put together.
+    ///
+    /// Errors if there is no such kernel, or it cannot be compiled.
+    pub fn kernel(
+        &self,
+        file: &'static str,
+        element: ElementType,
+        name: &'static str,
+    ) -> Result<Launch<'_>> {
+        let function = self.modules.function(file, element, name)?;
+        Ok(Launch::new(&self.compute, function, name))
+    }
+
+    /// The training step `number` in the GPU's memory, for kernels that draw random numbers.
+    ///
+    /// Errors if the GPU has failed.
+    pub fn step(&self, number: u64) -> Result<StepCell<'_>> {
+        self.cells.step(&self.compute, number)
+    }
+
+    /// The address at which kernels of `op` put the smallest position whose index is bad: a `u64`, which is
+    /// [`NO_BAD_INDEX`](crate::arguments::NO_BAD_INDEX) until then.
+    ///
+    /// Errors if the GPU has failed.
+    pub fn bad_index(&self, op: &'static str) -> Result<u64> {
+        self.cells.bad_index(&self.compute, op)
+    }
+
+    /// Waits for the compute stream and says whether any kernel has found a bad index since the last time.
+    ///
+    /// Errors if the GPU has failed.
+    pub fn take_bad_index(&self) -> Result<Option<BadIndex>> {
+        self.cells.take_bad_index(&self.compute)
+    }
+
+    /// Gives a matrix product to the stream of all kernels.
+    ///
+    /// Errors if cuBLASLt has no algorithm for it.
+    ///
+    /// # Safety
+    /// The addresses are memory of this GPU with all the elements that the matrices describe, which nothing outside of the
+    /// stream uses meanwhile; the results overlap neither each other nor anything else.
+    pub unsafe fn product(&self, product: &Product) -> Result<()> {
+        // SAFETY: the caller's promise, passed on; this is the one stream of all products.
+        unsafe { self.products.run(&self.compute, product) }
+    }
+
+    /// What the GPU's matrix products are made with.
+    pub fn products(&self) -> &CublasLt {
+        &self.products
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // Kernels that were given are still needed.
+        let _ = self.compute.synchronize();
+    }
+}

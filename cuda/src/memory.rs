@@ -1,0 +1,179 @@
+//! Memory of a GPU, and memory of the host that a GPU reaches.
+
+use cudarc::driver::sys::CUmemAccess_flags_enum as Access;
+use cudarc::driver::sys::CUmemAllocationGranularity_flags_enum as Granularity;
+use cudarc::driver::sys::CUmemAllocationType_enum as AllocationType;
+use cudarc::driver::sys::CUmemLocationType_enum as Location;
+use cudarc::driver::sys::{self, CUmemAccessDesc, CUmemAllocationProp};
+use std::collections::BTreeSet;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use crate::context::Context;
+use crate::driver::check;
+use crate::{Error, Result};
+
+/// Memory of a GPU comes and goes in pieces of so many bytes.
+pub const GRANULE: usize = 2 << 20;
+
+/// Addresses of a GPU, of which any granule may have memory or not.
+///
+/// Addresses stay the same for life, so memory that is scattered can be given back and used under others.
+#[derive(Debug)]
+pub struct Arena {
+    context: Arc<Context>,
+    base: u64,
+    len: usize,
+    /// Offsets of the granules that have memory.
+    mapped: BTreeSet<usize>,
+}
+
+impl Arena {
+    /// `len` addresses without memory, a multiple of [`GRANULE`].
+    pub fn reserve(context: &Arc<Context>, len: usize) -> Result<Arena> {
+        context.bind()?;
+        let mut granule = 0;
+        let (properties, smallest) =
+            (properties(context), Granularity::CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+        // SAFETY: the pointers are to live variables.
+        let status =
+            unsafe { sys::cuMemGetAllocationGranularity(&mut granule, &properties, smallest) };
+        check("cuMemGetAllocationGranularity", status)?;
+        if granule == 0 || !GRANULE.is_multiple_of(granule) {
+            let message = format!("the GPU gives memory in {granule} bytes, not in {GRANULE}");
+            return Err(Error::new("cuda", message));
+        }
+        let mut base = 0;
+        // SAFETY: the pointer is to a live variable; `drop` frees the addresses.
+        let status = unsafe { sys::cuMemAddressReserve(&mut base, len, GRANULE, 0, 0) };
+        check("cuMemAddressReserve", status)?;
+        Ok(Arena { context: context.clone(), base, len, mapped: BTreeSet::new() })
+    }
+
+    /// The first address.
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// Number of addresses.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no address.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Gives the `len` bytes from `offset` on memory; both are multiples of [`GRANULE`], and the bytes had none.
+    ///
+    /// Errors if the GPU has no more; then nothing has changed.
+    pub fn map(&mut self, offset: usize, len: usize) -> Result<()> {
+        self.context.bind()?;
+        for at in (offset..offset + len).step_by(GRANULE) {
+            if let Err(error) = self.map_granule(at) {
+                self.unmap(offset, at - offset)?;
+                return Err(error);
+            }
+        }
+        let access = CUmemAccessDesc {
+            location: properties(&self.context).location,
+            flags: Access::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: the range has just got memory.
+        let status = unsafe { sys::cuMemSetAccess(self.base + offset as u64, len, &access, 1) };
+        check("cuMemSetAccess", status)
+    }
+
+    fn map_granule(&mut self, at: usize) -> Result<()> {
+        let mut handle = 0;
+        let properties = properties(&self.context);
+        // SAFETY: the pointers are to live variables. The granule is within the reserved addresses and has no memory;
+        // the mapping keeps the memory after its handle is gone.
+        unsafe {
+            check("cuMemCreate", sys::cuMemCreate(&mut handle, GRANULE, &properties, 0))?;
+            let status = sys::cuMemMap(self.base + at as u64, GRANULE, 0, handle, 0);
+            let _ = sys::cuMemRelease(handle);
+            check("cuMemMap", status)?;
+        }
+        self.mapped.insert(at);
+        Ok(())
+    }
+
+    /// Gives the memory of these bytes back, as far as they have any. The GPU must be done with them.
+    pub fn unmap(&mut self, offset: usize, len: usize) -> Result<()> {
+        self.context.bind()?;
+        let granules: Vec<usize> = self.mapped.range(offset..offset + len).copied().collect();
+        for at in granules {
+            // SAFETY: this is exactly what one call has mapped.
+            check("cuMemUnmap", unsafe { sys::cuMemUnmap(self.base + at as u64, GRANULE) })?;
+            self.mapped.remove(&at);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        let _ = self.unmap(0, self.len);
+        // SAFETY: the addresses are this arena's and have no memory any more.
+        let _ = unsafe { sys::cuMemAddressFree(self.base, self.len) };
+    }
+}
+
+fn properties(context: &Context) -> CUmemAllocationProp {
+    // SAFETY: zero is a valid value of every field: no handle type, no flags.
+    let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    properties.type_ = AllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location.type_ = Location::CU_MEM_LOCATION_TYPE_DEVICE;
+    properties.location.id = context.ordinal() as i32;
+    properties
+}
+
+/// Memory of the host that stays where it is, so that a GPU reaches it.
+#[derive(Debug)]
+pub struct PinnedMemory {
+    context: Arc<Context>,
+    base: u64,
+    len: usize,
+}
+
+impl PinnedMemory {
+    /// `len` bytes.
+    ///
+    /// Errors if the host has no more that may be pinned.
+    pub fn new(context: &Arc<Context>, len: usize) -> Result<PinnedMemory> {
+        /// Every context reaches it, at the host's own addresses.
+        const PORTABLE_AND_MAPPED: u32 = 3;
+        context.bind()?;
+        let mut pointer = ptr::null_mut();
+        // SAFETY: the pointer is to a live variable; `drop` frees the memory.
+        let status = unsafe { sys::cuMemHostAlloc(&mut pointer, len, PORTABLE_AND_MAPPED) };
+        check("cuMemHostAlloc", status)?;
+        Ok(PinnedMemory { context: context.clone(), base: pointer as u64, len })
+    }
+
+    /// The first address, the same for host and GPU.
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for PinnedMemory {
+    fn drop(&mut self) {
+        let _ = self.context.bind();
+        // SAFETY: it came from `cuMemHostAlloc`, and nobody uses it any more.
+        let _ = unsafe { sys::cuMemFreeHost(self.base as *mut c_void) };
+    }
+}

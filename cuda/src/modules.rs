@@ -1,0 +1,149 @@
+//! Kernels that the GPU has loaded: compiled when they are first asked for, kept for life.
+
+use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute_enum as Attribute, CUmodule};
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::ptr;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::compile;
+use crate::context::Context;
+use crate::cubin_cache::CubinCache;
+use crate::driver::check;
+use crate::kernels::{self, ElementType, File};
+use crate::nvrtc::Nvrtc;
+use crate::{Error, Result};
+
+/// More dynamic shared memory than this must be asked for.
+const SHARED_BY_DEFAULT: usize = 48 << 10;
+
+/// A kernel of a loaded module.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Function {
+    pub(crate) handle: CUfunction,
+    /// Threads of a block at most.
+    pub(crate) threads: usize,
+}
+
+// SAFETY: functions may be launched from any thread; they live as long as the registry.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+/// The kernels of one file for one element type.
+#[derive(Debug)]
+struct Module {
+    context: Arc<Context>,
+    handle: CUmodule,
+    functions: HashMap<String, Function>,
+}
+
+// SAFETY: modules may be used from any thread.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+/// The kernels of a GPU.
+#[derive(Debug)]
+pub(crate) struct Modules {
+    context: Arc<Context>,
+    nvrtc: Nvrtc,
+    cache: CubinCache,
+    /// The pointwise table as kernels.
+    rows: String,
+    loaded: RwLock<HashMap<(&'static str, ElementType), Module>>,
+}
+
+impl Modules {
+    pub(crate) fn new(
+        context: &Arc<Context>,
+        nvrtc: Nvrtc,
+        cache: CubinCache,
+        rows: String,
+    ) -> Modules {
+        Modules { context: context.clone(), nvrtc, cache, rows, loaded: RwLock::default() }
+    }
+
+    /// The kernel `name` of `file` for elements of `element`.
+    ///
+    /// Errors if there is none, or it cannot be compiled or loaded.
+    pub(crate) fn function(
+        &self,
+        file: &'static str,
+        element: ElementType,
+        name: &str,
+    ) -> Result<Function> {
+        {
+            let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
+            if let Some(module) = loaded.get(&(file, element)) {
+                return module.function(file, element, name);
+            }
+        }
+        let module = self.load(file, element)?;
+        let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
+        loaded.entry((file, element)).or_insert(module).function(file, element, name)
+    }
+
+    fn load(&self, name: &'static str, element: ElementType) -> Result<Module> {
+        let file = File::named(name)
+            .filter(|file| file.types.contains(&element))
+            .ok_or_else(|| Error::new(name, format!("has no kernels for {}", element.name())))?;
+        let rows = if name == "pointwise" { &self.rows[..] } else { "" };
+        let key = (file, element, rows);
+        let cubin = compile::cubin(&self.nvrtc, &self.cache, key, self.context.architecture())?;
+        self.context.bind()?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: the image is a whole cubin, of which the driver takes what it needs.
+        let status = unsafe { sys::cuModuleLoadData(&mut handle, cubin.as_ptr().cast::<c_void>()) };
+        check("cuModuleLoadData", status)
+            .map_err(|error| Error::new(name, format!("for {}: {error}", element.name())))?;
+        let mut module =
+            Module { context: self.context.clone(), handle, functions: HashMap::new() };
+        for (threads, entry) in kernels::entries(&file.source(element, rows)) {
+            let function = module.find(&entry, threads as usize)?;
+            module.functions.insert(entry, function);
+        }
+        Ok(module)
+    }
+}
+
+impl Module {
+    fn find(&self, entry: &str, threads: usize) -> Result<Function> {
+        let text = CString::new(entry).map_err(|_| Error::new("cuda", "a name with a zero"))?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: the pointers are to live variables, the module is loaded.
+        let status = unsafe { sys::cuModuleGetFunction(&mut handle, self.handle, text.as_ptr()) };
+        check("cuModuleGetFunction", status)
+            .map_err(|error| Error::new("cuda", format!("kernel '{entry}': {error}")))?;
+        Ok(Function { handle, threads })
+    }
+
+    fn function(&self, file: &'static str, element: ElementType, name: &str) -> Result<Function> {
+        let entry = format!("{name}_{}", element.name());
+        self.functions
+            .get(&entry)
+            .copied()
+            .ok_or_else(|| Error::new(file, format!("there is no kernel '{entry}'")))
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        let _ = self.context.bind();
+        // SAFETY: nobody has its functions any more.
+        let _ = unsafe { sys::cuModuleUnload(self.handle) };
+    }
+}
+
+impl Function {
+    /// Allows `bytes` of dynamic shared memory.
+    pub(crate) fn allow_shared(&self, bytes: usize) -> Result<()> {
+        if bytes <= SHARED_BY_DEFAULT {
+            return Ok(());
+        }
+        let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function is loaded.
+        let status = unsafe { sys::cuFuncSetAttribute(self.handle, attribute, bytes as i32) };
+        check("cuFuncSetAttribute", status)
+    }
+}

@@ -1,0 +1,169 @@
+//! Streams, in which work is done in the order in which it was given, and events, for which another stream can wait.
+
+use cudarc::driver::sys::CUstream_flags_enum as StreamFlags;
+use cudarc::driver::sys::{self, CUevent, CUevent_flags_enum as EventFlags, CUstream};
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use crate::Result;
+use crate::context::Context;
+use crate::driver::check;
+
+/// A queue of work on a GPU.
+#[derive(Debug)]
+pub struct Stream {
+    context: Arc<Context>,
+    handle: CUstream,
+}
+
+// SAFETY: streams may be used from any thread, also at the same time.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// A stream that waits for no other.
+    pub fn new(context: &Arc<Context>) -> Result<Stream> {
+        context.bind()?;
+        let mut handle = ptr::null_mut();
+        let flags = StreamFlags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the pointer is to a live variable; `drop` destroys the stream.
+        let status = unsafe { sys::cuStreamCreateWithPriority(&mut handle, flags, 0) };
+        check("cuStreamCreate", status)?;
+        Ok(Stream { context: context.clone(), handle })
+    }
+
+    /// The GPU.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// The driver's handle, alive as long as the stream.
+    pub fn handle(&self) -> CUstream {
+        self.handle
+    }
+
+    /// Waits until everything that was given is done.
+    ///
+    /// Errors if any of it failed.
+    pub fn synchronize(&self) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: the stream is alive.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.handle) })
+    }
+
+    /// The moment at which everything that was given so far is done.
+    pub fn record(&self) -> Result<Event> {
+        let event = Event::new(&self.context, EventFlags::CU_EVENT_DISABLE_TIMING)?;
+        event.record(self)?;
+        Ok(event)
+    }
+
+    /// What is given from now on waits for `event`.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: both are alive; the driver keeps of the event what it needs.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.handle, event.handle, 0) })
+    }
+
+    /// Copies bytes of the host to the GPU's address `to`. The slice is free when this returns.
+    ///
+    /// # Safety
+    /// As many bytes from `to` on are memory of the GPU that nothing outside of this stream uses meanwhile.
+    pub unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: the caller answers for the destination. Of pageable memory the driver has taken a copy when it
+        // returns, and of pinned memory slices are never made.
+        let status = unsafe {
+            sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast::<c_void>(), from.len(), self.handle)
+        };
+        check("cuMemcpyHtoD", status)
+    }
+
+    /// Copies bytes from the GPU's address `from` to the host, after everything that was given so far.
+    ///
+    /// # Safety
+    /// As many bytes from `from` on are memory of the GPU that nothing outside of this stream writes meanwhile.
+    pub unsafe fn download(&self, to: &mut [u8], from: u64) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: the caller answers for the source; the slice is borrowed until the copy has arrived.
+        let status = unsafe {
+            sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast::<c_void>(), from, to.len(), self.handle)
+        };
+        check("cuMemcpyDtoH", status)?;
+        self.synchronize()
+    }
+
+    /// Copies `len` bytes between addresses that the GPU reaches.
+    ///
+    /// # Safety
+    /// Both ranges are memory that the GPU reaches, they do not overlap, and nothing outside of this stream uses them
+    /// meanwhile.
+    pub unsafe fn copy(&self, to: u64, from: u64, len: usize) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: the caller answers for both.
+        check("cuMemcpy", unsafe { sys::cuMemcpyAsync(to, from, len, self.handle) })
+    }
+
+    /// Sets `len` bytes to zero.
+    ///
+    /// # Safety
+    /// They are memory that the GPU reaches and that nothing outside of this stream uses meanwhile.
+    pub unsafe fn fill_zero(&self, at: u64, len: usize) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: the caller answers for the range.
+        check("cuMemsetD8", unsafe { sys::cuMemsetD8Async(at, 0, len, self.handle) })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let _ = self.context.bind();
+        // SAFETY: nobody has the handle any more. Work that was given is still done.
+        let _ = unsafe { sys::cuStreamDestroy_v2(self.handle) };
+    }
+}
+
+/// A moment in a stream.
+#[derive(Debug)]
+pub struct Event {
+    context: Arc<Context>,
+    handle: CUevent,
+}
+
+// SAFETY: events may be used from any thread, also at the same time.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    fn new(context: &Arc<Context>, flags: EventFlags) -> Result<Event> {
+        context.bind()?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: the pointer is to a live variable; `drop` destroys the event.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, flags as u32) })?;
+        Ok(Event { context: context.clone(), handle })
+    }
+
+    fn record(&self, stream: &Stream) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: both are alive.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(self.handle, stream.handle) })
+    }
+
+    /// Waits until the moment has passed.
+    pub fn synchronize(&self) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: the event is alive.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.handle) })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let _ = self.context.bind();
+        // SAFETY: nobody has the handle any more.
+        let _ = unsafe { sys::cuEventDestroy_v2(self.handle) };
+    }
+}

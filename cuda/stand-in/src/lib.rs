@@ -1,0 +1,148 @@
+//! Stand-ins for NVIDIA's libraries: tests run the whole GPU side on a machine without one.
+//!
+//! `shim/` gives the text of kernels a meaning on the CPU. `libraries/` are a driver, a compiler and matrix products
+//! with the interface of NVIDIA's, made by g++ when they are first asked for and kept in the build folder.
+//! `FERROTRON_CUDA_PATH` set to [`folder`]'s answer makes any program find them.
+//!
+//! Tests of operations take [`gpu`]'s device: with `FERROTRON_TEST_GPU` set they run on this machine's first GPU.
+#![deny(missing_docs)]
+
+use ferrotron_cuda::cubin_cache::CubinCache;
+use ferrotron_cuda::gpu::GpuConfig;
+use ferrotron_cuda::library::Search;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The libraries, with the names that they are looked for by.
+const LIBRARIES: &[(&str, &str)] =
+    &[("cuda", "libcuda.so.1"), ("nvrtc", "libnvrtc.so.13"), ("cublaslt", "libcublasLt.so.13")];
+
+/// What every library is compiled with. Libraries must not share their inline variables.
+const FLAGS: &[&str] = &[
+    "-std=c++20",
+    "-g1",
+    "-shared",
+    "-fPIC",
+    "-w",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-fno-gnu-unique",
+];
+
+/// Whether kernels can run here; if not, says so for `test`, on a line of its own.
+pub fn available(test: &str) -> bool {
+    if cfg!(not(all(target_arch = "x86_64", target_os = "linux"))) {
+        println!("skipped: {test}: kernels run on the CPU only on x86-64 Linux");
+        return false;
+    }
+    let found = Command::new("g++").arg("--version").output().is_ok_and(|out| out.status.success());
+    if !found {
+        println!("skipped: {test}: kernels run on the CPU only with g++ (apt install g++)");
+    }
+    found
+}
+
+/// The GPU that tests run on: this machine's first one if `FERROTRON_TEST_GPU` is set, else a stand-in. Nothing, and a
+/// line that says so for `test`, where there is neither.
+///
+/// Panics if g++ refuses the stand-in.
+pub fn gpu(test: &str) -> Option<GpuConfig> {
+    match std::env::var_os("FERROTRON_TEST_GPU") {
+        Some(_) => Some(GpuConfig::new(0)),
+        None => stand_in(test),
+    }
+}
+
+/// As [`gpu`], for tests of what only the stand-in has: the same memory everywhere, failures.
+pub fn stand_in(test: &str) -> Option<GpuConfig> {
+    if !available(test) {
+        return None;
+    }
+    let folder = folder();
+    let cache = CubinCache::new(folder.join("cubin"));
+    Some(GpuConfig { ordinal: 0, search: Search::only(vec![folder]), cache })
+}
+
+/// A folder with the stand-ins, under the names that NVIDIA's libraries have.
+///
+/// Panics if g++ refuses one.
+pub fn folder() -> PathBuf {
+    let shim = root().join("shim");
+    let kernels = built().join("kernels");
+    std::fs::create_dir_all(&kernels).unwrap();
+    let mut hash = DefaultHasher::new();
+    for file in files(&root().join("libraries")).iter().chain(&files(&shim)) {
+        std::fs::read(file).unwrap().hash(&mut hash);
+    }
+    let folder = built().join(format!("libraries-{:016x}", hash.finish()));
+    std::fs::create_dir_all(&folder).unwrap();
+    for (name, file) in LIBRARIES {
+        if folder.join(file).exists() {
+            continue;
+        }
+        let text = std::fs::read_to_string(root().join(format!("libraries/{name}.cpp"))).unwrap();
+        let defines = [
+            format!("-DFOLDER=\"{}\"", kernels.display()),
+            format!("-DSHIM=\"{}\"", shim.display()),
+            format!("-DFLAGS=\"{} -O1\"", FLAGS.join(" ")),
+            format!("-Wl,-soname,{file}"),
+            "-O2".to_string(),
+        ];
+        let made = compile(&folder, name, &text, &defines);
+        std::fs::rename(made, folder.join(file)).unwrap();
+    }
+    folder
+}
+
+/// A library for the CPU from a text that includes the shim's headers, with `options` for g++; named by its contents,
+/// so that it is made once.
+///
+/// Panics if g++ refuses the text.
+pub fn library(name: &str, source: &str, options: &[&str]) -> PathBuf {
+    let mut hash = DefaultHasher::new();
+    (source, options).hash(&mut hash);
+    for header in files(&root().join("shim")) {
+        std::fs::read(header).unwrap().hash(&mut hash);
+    }
+    let folder = built().join("kernels");
+    std::fs::create_dir_all(&folder).unwrap();
+    let library = folder.join(format!("{name}-{:016x}.so", hash.finish()));
+    if !library.exists() {
+        let options: Vec<String> = options.iter().map(|option| option.to_string()).collect();
+        std::fs::rename(compile(&folder, name, source, &options), &library).unwrap();
+    }
+    library
+}
+
+/// Where everything is kept that g++ makes: in the build folder of the test that runs.
+fn built() -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    let target = program.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists());
+    target.unwrap_or(&std::env::temp_dir()).join("tmp/stand-in")
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+/// Compiles a text under a name of its own, so that processes that do the same do not meet.
+fn compile(folder: &Path, name: &str, text: &str, options: &[String]) -> PathBuf {
+    let unique = format!("{name}-{}-{:?}", std::process::id(), std::thread::current().id());
+    let (source, made) =
+        (folder.join(format!("{unique}.cpp")), folder.join(format!("{unique}.so")));
+    std::fs::write(&source, text).unwrap();
+    let mut command = Command::new("g++");
+    command.args(FLAGS).args(options).arg("-I").arg(root().join("shim"));
+    let out = command.arg("-o").arg(&made).arg(&source).arg("-ldl").output().unwrap();
+    assert!(out.status.success(), "g++ refuses {name}:\n{}", String::from_utf8_lossy(&out.stderr));
+    std::fs::remove_file(&source).unwrap();
+    made
+}

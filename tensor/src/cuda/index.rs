@@ -1,0 +1,142 @@
+//! Reading and adding at indices. A bad index is an error when the host next waits for the GPU.
+
+use super::copy::by_size;
+use super::{kernel, layout};
+use crate::{DType, Error, Result, Tensor};
+
+/// Threads that add slices: each has a column.
+const COLUMNS: usize = 128;
+/// Threads of a block that sorts.
+const SORTED: usize = 256;
+/// Blocks of a grid along z at most.
+const MOST_BLOCKS: usize = 65_535;
+
+/// `y = x` at `index` along `dim`; `y` has the index' dims.
+pub(crate) fn gather(x: &Tensor, dim: usize, index: &Tensor, y: &mut Tensor) -> Result<()> {
+    let (n, size) = (index.numel(), x.dims()[dim]);
+    if n == 0 {
+        return Ok(());
+    }
+    expect_any("gather", size)?;
+    let slice = slice(x, dim, index.dims())?;
+    kernel(x.device(), "copy", by_size(x.dtype()), "gather")?
+        .input(x)
+        .indices(index)
+        .output(y)
+        .value(n as u64)
+        .value(size as i64)
+        .value(x.layout().strides()[dim] as i64)
+        .bad_index("gather")
+        .value(layout(index.dims(), &[&slice, index])?)
+        .run_elements(n)
+}
+
+/// Adds the elements of `src` to `y` at `index`, which has the same dims, along `dim`.
+pub(crate) fn scatter_add(y: &mut Tensor, dim: usize, index: &Tensor, src: &Tensor) -> Result<()> {
+    if index.numel() == 0 {
+        return Ok(());
+    }
+    let size = y.dims()[dim];
+    expect_any("scatter_add", size)?;
+    // Dense, so that where a bad index lies is its position.
+    let index = index.contiguous()?;
+    let along = |x: &Tensor| x.layout().strides()[dim] as i64;
+    let strides = [along(y), along(&index), along(src)];
+    let (rows, layout) = {
+        let slices = [&*y, &index, src].map(|x| slice(x, dim, index.dims()));
+        let [to, at, from] = slices;
+        let (to, at, from) = (to?, at?, from?);
+        (to.numel(), layout(to.dims(), &[&to, &at, &from])?)
+    };
+    let device = index.device().clone();
+    let kernel = kernel(&device, "index", y.dtype(), "scatter_add")?
+        .output(y)
+        .indices(&index)
+        .input(src)
+        .value(rows as u64)
+        .value(size as u64)
+        .value(index.dims()[dim] as u64);
+    strides
+        .iter()
+        .fold(kernel, |kernel, &stride| kernel.value(stride))
+        .bad_index("scatter_add")
+        .value(layout)
+        .run_elements(rows * size)
+}
+
+/// `y` (outer, count, inner) = the slices of `x` (outer, size, inner) that the list `ids` names; all of them dense.
+/// `x` has the ids from `offset` on of `global`: zeros for those of others.
+pub(crate) fn select(
+    op: &'static str,
+    x: &Tensor,
+    ids: &Tensor,
+    y: &mut Tensor,
+    [outer, size, inner]: [usize; 3],
+    [offset, global]: [usize; 2],
+) -> Result<()> {
+    let count = ids.numel();
+    let width = inner * x.dtype().size() / 16; // a thread loads 16 bytes
+    let blocks = if inner == 0 { 0 } else { (outer * count).min(1 << 16) };
+    kernel(x.device(), "copy", by_size(x.dtype()), "index_select")?
+        .input(x)
+        .indices(ids)
+        .output(y)
+        .value(outer as u64)
+        .value(size as u64)
+        .value(count as u64)
+        .value(inner as u64)
+        .value(offset as i64)
+        .value(global as i64)
+        .bad_index(op)
+        .run([blocks, 1, 1], [width.next_multiple_of(32).clamp(32, 256), 1, 1])
+}
+
+/// Adds to `y` (outer, size, inner) the slices of `x` (outer, count, inner) where the list `ids` says, in its order; all
+/// of them dense. `y` has the ids from `offset` on of `global`; nothing is added for those of others. Its dtype is that
+/// of `x`, or the one that this is computed in.
+pub(crate) fn add(
+    op: &'static str,
+    x: &Tensor,
+    ids: &Tensor,
+    y: &mut Tensor,
+    [outer, size, inner]: [usize; 3],
+    [offset, global]: [usize; 2],
+) -> Result<()> {
+    let (device, count) = (x.device(), ids.numel());
+    let mut order = Tensor::empty(device, DType::U32, &[count])?;
+    kernel(device, "sort", DType::U32, "sort_ids")?
+        .indices(ids)
+        .output(&mut order)
+        .value(count as u64)
+        .value(offset as i64)
+        .value(size as i64)
+        .value(global as i64)
+        .bad_index(op)
+        .run([count.div_ceil(SORTED), 1, 1], [SORTED, 1, 1])?;
+    let name = if y.dtype() == x.dtype() { "index_add" } else { "index_add_wide" };
+    kernel(device, "index", x.dtype(), name)?
+        .input(x)
+        .indices(ids)
+        .input(&order)
+        .output(y)
+        .value(outer as u64)
+        .value(count as u64)
+        .value(size as i64)
+        .value(inner as u64)
+        .value(offset as i64)
+        .run([count, inner.div_ceil(COLUMNS), outer.min(MOST_BLOCKS)], [COLUMNS, 1, 1])
+}
+
+/// One slice of `x` along `dim`, as far as `dims` go otherwise.
+fn slice(x: &Tensor, dim: usize, dims: &[usize]) -> Result<Tensor> {
+    let sizes = dims.iter().enumerate().map(|(d, &size)| if d == dim { 1 } else { size });
+    sizes.enumerate().try_fold(x.clone(), |x, (d, size)| x.narrow(d as isize, 0, size))
+}
+
+/// Where there is nothing, every index is bad.
+fn expect_any(op: &'static str, size: usize) -> Result<()> {
+    match size {
+        0 => Err(Error::value(op, "there is nothing to index: the dim has size 0")),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,56 @@
+//! Memory of a GPU: transfers, views, the pool, and what the host may not do.
+
+use ferrotron_tensor::{DType, Device, ErrorKind, MemoryKind, Result, Tensor};
+
+use crate::support::{gpu, stand_in};
+
+#[test]
+fn elements_go_there_and_back() -> Result<()> {
+    let Some(device) = gpu("elements_go_there_and_back")? else { return Ok(()) };
+    let x = Tensor::from_slice(&device, &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3])?;
+    assert_eq!(x.to_vec::<f32>()?, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    assert_eq!(x.transpose(0, 1)?.to_vec::<f32>()?, [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+    assert_eq!(x.narrow(1, 1, 2)?.to_vec::<f32>()?, [2.0, 3.0, 5.0, 6.0]);
+    assert_eq!(x.square()?.add(&x.narrow(0, 1, 1)?)?.to_f64()?, [5.0, 9.0, 15.0, 20.0, 30.0, 42.0]);
+    assert_eq!(Tensor::full(&device, DType::BF16, &[2], 1.5)?.to_f64()?, [1.5, 1.5]);
+    assert_eq!(Tensor::zeros(&device, DType::I64, &[2])?.to_vec::<i64>()?, [0, 0]);
+    let mut y = Tensor::empty_in(MemoryKind::Host, &device, DType::F32, &[3])?;
+    y.write(&x.narrow(0, 1, 1)?.reshape(&[3])?)?;
+    assert_eq!((y.memory_kind(), y.to_vec::<f32>()?), (MemoryKind::Host, vec![4.0, 5.0, 6.0]));
+    Ok(())
+}
+
+#[test]
+fn the_host_has_no_slices_of_it() -> Result<()> {
+    let Some(device) = gpu("the_host_has_no_slices_of_it")? else { return Ok(()) };
+    let mut x = Tensor::zeros(&device, DType::F32, &[4])?;
+    let error = x.as_slice::<f32>().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "as_slice: Tensor(f32 [4]) is in memory of cuda:0: copy it with to_vec"
+    );
+    assert_eq!(error.kind(), ErrorKind::Device);
+    assert_eq!(x.as_mut_slice::<f32>().unwrap_err().kind(), ErrorKind::Device);
+    let y = Tensor::zeros(&Device::cpu(1)?, DType::F32, &[4])?;
+    assert_eq!(x.add(&y).unwrap_err().to_string(), "add: operands are on different devices");
+    Ok(())
+}
+
+#[test]
+fn the_pool_counts_uses_again_and_refuses() -> Result<()> {
+    let Some(device) = stand_in("the_pool_counts_uses_again_and_refuses")? else { return Ok(()) };
+    let x = Tensor::zeros(&device, DType::F32, &[1 << 20])?;
+    assert_eq!((device.memory().current, device.memory().reserved), (4 << 20, 4 << 20));
+    drop(x);
+    let x = Tensor::zeros(&device, DType::F32, &[1 << 20])?;
+    assert_eq!((device.memory().reserved, device.memory().returned), (4 << 20, 0));
+    let error = Tensor::zeros(&device, DType::F32, &[2 << 30]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Memory);
+    assert!(error.to_string().contains("out of memory"), "{error}");
+    assert!(error.to_string().ends_with("; in use: Workspace 4194304"), "{error}");
+    // Nothing is left of the attempt, so what fits still fits.
+    let y = Tensor::zeros(&device, DType::F32, &[700 << 20])?;
+    assert_eq!(device.memory().current, 2804 << 20);
+    drop((x, y));
+    Ok(())
+}
