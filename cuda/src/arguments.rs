@@ -1,6 +1,7 @@
 //! What kernels take beside pointers and numbers, laid out as their text declares it.
 
 use bytemuck::{Pod, Zeroable};
+use smallvec::SmallVec;
 
 use crate::{Error, Result};
 
@@ -34,9 +35,9 @@ impl Layout {
     /// # Ok::<(), ferrotron_cuda::Error>(())
     /// ```
     pub fn new(dims: &[usize], strides: &[&[isize]]) -> Result<Layout> {
-        let mut joined: Vec<(u64, Vec<i64>)> = Vec::new();
+        let mut joined: SmallVec<[(u64, SmallVec<[i64; 3]>); MAX_RANK]> = SmallVec::new();
         for (d, &size) in dims.iter().enumerate().filter(|(_, size)| **size != 1) {
-            let own: Vec<i64> = strides.iter().map(|strides| strides[d] as i64).collect();
+            let own: SmallVec<[i64; 3]> = strides.iter().map(|strides| strides[d] as i64).collect();
             match joined.last_mut() {
                 Some((outer, steps))
                     if steps.iter().zip(&own).all(|(step, own)| *step == own * size as i64) =>
@@ -140,6 +141,8 @@ pub struct CrossEntropy {
     pub global: i64,
     /// Probability that is spread over all classes.
     pub smoothing: f64,
+    /// The call's row that is the first here: positions of bad targets are counted from the call's first.
+    pub first: i64,
 }
 
 /// Attention: sizes, and for each operand the strides of batch, position and head, in elements. Heads are dense and

@@ -14,6 +14,7 @@ pub mod cublaslt;
 mod driver;
 mod error;
 pub mod gpu;
+pub mod graph;
 pub mod kernels;
 pub mod launch;
 pub mod library;

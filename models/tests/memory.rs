@@ -69,7 +69,7 @@ const PLAIN: Case = Case {
         packing: PackingConfig { dtype: None, zeros: Zeros::Kept },
     },
     optimizer_states: MemoryKind::Device,
-    optimizer: OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+    optimizer: OptimizerConfig::ADAMW,
 };
 
 impl Case {

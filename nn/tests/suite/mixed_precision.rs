@@ -64,7 +64,7 @@ fn random_rounding_is_the_same_in_every_shard() -> Result<()> {
             let config =
                 BufferConfig { sharding: Sharding::Optimizer, shard, ..BufferConfig::default() };
             let buffers = ones(DType::BF16, 1000, &config)?;
-            let mut optimizer = Optimizer::with_update(SGD, &buffers, &update)?;
+            let mut optimizer = Optimizer::with_update(OptimizerConfig::SGD, &buffers, &update)?;
             for _ in 0..3 {
                 optimizer.step(&buffers, &StepConfig { lr: 1e-3, grad_scale: 1.0 })?;
             }
