@@ -1,6 +1,7 @@
 //! What kernels take beside pointers and numbers, laid out as their text declares it.
 
 use bytemuck::{Pod, Zeroable};
+use smallvec::SmallVec;
 
 use crate::{Error, Result};
 
@@ -34,9 +35,9 @@ impl Layout {
     /// # Ok::<(), ferrotron_cuda::Error>(())
     /// ```
     pub fn new(dims: &[usize], strides: &[&[isize]]) -> Result<Layout> {
-        let mut joined: Vec<(u64, Vec<i64>)> = Vec::new();
+        let mut joined: SmallVec<[(u64, SmallVec<[i64; 3]>); MAX_RANK]> = SmallVec::new();
         for (d, &size) in dims.iter().enumerate().filter(|(_, size)| **size != 1) {
-            let own: Vec<i64> = strides.iter().map(|strides| strides[d] as i64).collect();
+            let own: SmallVec<[i64; 3]> = strides.iter().map(|strides| strides[d] as i64).collect();
             match joined.last_mut() {
                 Some((outer, steps))
                     if steps.iter().zip(&own).all(|(step, own)| *step == own * size as i64) =>
@@ -126,6 +127,22 @@ pub struct Step {
     pub grad_scale: f64,
     /// Not 0 where a gradient is not finite: then no weight changes.
     pub found_inf: u64,
+}
+
+/// Adafactor: the constants of a step.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+pub struct Adafactor {
+    /// Smallest scale of a relative step.
+    pub eps2: f64,
+    /// Largest RMS of an update.
+    pub clip_threshold: f64,
+    /// Decay of the mean of updates.
+    pub beta1: f64,
+    /// Share of a weight that is taken off per unit of step size.
+    pub weight_decay: f64,
+    /// Elements of the whole parameter.
+    pub numel: u64,
 }
 
 /// Cross-entropy: which tokens count, how sharp their targets are, and which classes are here.

@@ -35,6 +35,7 @@ unsafe impl Sync for Function {}
 struct Module {
     context: Arc<Context>,
     handle: CUmodule,
+    /// By name without the element type.
     functions: HashMap<String, Function>,
 }
 
@@ -99,9 +100,11 @@ impl Modules {
             .map_err(|error| Error::new(name, format!("for {}: {error}", element.name())))?;
         let mut module =
             Module { context: self.context.clone(), handle, functions: HashMap::new() };
+        let suffix = format!("_{}", element.name());
         for (threads, entry) in kernels::entries(&file.source(element, rows)) {
             let function = module.find(&entry, threads as usize)?;
-            module.functions.insert(entry, function);
+            let name = entry.strip_suffix(&suffix).unwrap_or(&entry).to_string();
+            module.functions.insert(name, function);
         }
         Ok(module)
     }
@@ -119,11 +122,9 @@ impl Module {
     }
 
     fn function(&self, file: &'static str, element: ElementType, name: &str) -> Result<Function> {
-        let entry = format!("{name}_{}", element.name());
-        self.functions
-            .get(&entry)
-            .copied()
-            .ok_or_else(|| Error::new(file, format!("there is no kernel '{entry}'")))
+        self.functions.get(name).copied().ok_or_else(|| {
+            Error::new(file, format!("there is no kernel '{name}' for {}", element.name()))
+        })
     }
 }
 

@@ -1,12 +1,11 @@
 //! Plans of matrix products: one search for each kind of product, and what cuBLASLt refuses.
 
 use ferrotron_cuda::Result;
-use ferrotron_cuda::cubin_cache::CubinCache;
 use ferrotron_cuda::cublaslt::{Matrices, Order, Product};
 use ferrotron_cuda::gpu::{Gpu, GpuConfig};
 use ferrotron_cuda::kernels::ElementType;
-use ferrotron_cuda::library::Search;
 use ferrotron_cuda::memory::{Arena, GRANULE};
+use ferrotron_cuda_stand_in as stand_in;
 
 /// A GPU and some of its memory, with the numbers 1, 2, 3, .. in f32 at its start.
 struct Bench {
@@ -15,13 +14,8 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(test: &str) -> Result<Option<Bench>> {
-        if !ferrotron_cuda_stand_in::available(test) {
-            return Ok(None);
-        }
-        let folder = ferrotron_cuda_stand_in::folder();
-        let cache = CubinCache::new(folder.join("cubin"));
-        let config = GpuConfig { ordinal: 0, search: Search::only(vec![folder]), cache };
+    fn new(config: Option<GpuConfig>) -> Result<Option<Bench>> {
+        let Some(config) = config else { return Ok(None) };
         let gpu = Gpu::new(&config, String::new())?;
         let mut memory = Arena::reserve(gpu.context(), GRANULE)?;
         memory.map(0, GRANULE)?;
@@ -66,7 +60,9 @@ impl Bench {
 
 #[test]
 fn an_algorithm_is_searched_for_once() -> Result<()> {
-    let Some(bench) = Bench::new("an_algorithm_is_searched_for_once")? else { return Ok(()) };
+    let Some(bench) = Bench::new(stand_in::gpu("an_algorithm_is_searched_for_once"))? else {
+        return Ok(());
+    };
     let searches = || bench.gpu.products().searches();
     let product = bench.product();
     assert_eq!(searches(), 0);
@@ -114,7 +110,9 @@ fn an_algorithm_is_searched_for_once() -> Result<()> {
 
 #[test]
 fn what_has_no_algorithm_is_an_error_that_names_it() -> Result<()> {
-    let Some(bench) = Bench::new("what_has_no_algorithm_is_an_error_that_names_it")? else {
+    let Some(bench) =
+        Bench::new(stand_in::stand_in("what_has_no_algorithm_is_an_error_that_names_it"))?
+    else {
         return Ok(());
     };
     let refused = |product: Product| bench.run(&product).unwrap_err().to_string();
@@ -122,9 +120,13 @@ fn what_has_no_algorithm_is_an_error_that_names_it() -> Result<()> {
     let error = refused(Product { operands: ElementType::I64, ..product });
     assert_eq!(error, "matmul: i64 has no products");
     let error = refused(Product { result: ElementType::BF16, ..product });
-    let want =
-        "matmul: no algorithm for 1 x (2, 2) (2, 2) of f32 into bf16: CUBLAS_STATUS_NOT_SUPPORTED";
+    let want = "matmul: cuBLASLt has no algorithm for 1 x (2, 2) (2, 2) of f32 into bf16";
     assert_eq!(error, want);
+    let bias = Some(bench.at(0, 0).address);
+    let doubles = Product { operands: ElementType::F64, result: ElementType::F64, ..product };
+    assert!(bench.gpu.products().supports(&doubles)?);
+    // The stand-in adds no bias in f64.
+    assert!(!bench.gpu.products().supports(&Product { bias, ..doubles })?);
     let error = refused(Product { left: bench.at(0, 1), ..product });
     assert!(error.ends_with("f32 into f32: CUBLAS_STATUS_INVALID_VALUE"), "{error}");
     assert_eq!(bench.run(&product)?, [55.0, 58.0, 127.0, 134.0]);

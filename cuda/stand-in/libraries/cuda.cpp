@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <deque>
 #include <functional>
@@ -19,7 +20,10 @@
 #include <vector>
 
 namespace {
-enum Status { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NOT_FOUND = 500, LAUNCH_FAILED = 719 };
+enum Status {
+    SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NOT_FOUND = 500, NOT_READY = 600, LAUNCH_FAILED = 719,
+    CAPTURE_UNSUPPORTED = 900, CAPTURE_MERGE = 902, CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907
+};
 constexpr size_t GRANULE = 2 << 20, MEMORY = 4ull << 30;
 constexpr int DEVICES = 8;
 
@@ -28,12 +32,38 @@ using Launch = const char* (*)(const char*, Dim3, Dim3, size_t, int, void**);
 using Sizes = const size_t* (*)(const char*);
 
 struct Stream;
-struct Event { Stream* stream = nullptr; uint64_t number = 0; };
-struct Graph { std::vector<std::function<void()>> work; };
+struct Work {
+    std::function<void()> run;
+    std::function<bool()> ready = {};  // whether it may run yet, if that is not certain
+};
+// What was given to streams while they were recorded: a lane for each stream, in which pieces are work or wait for another
+// lane. As in streams, the work of a lane is done when somebody waits for it.
+struct Graph {
+    struct Piece { std::function<void()> work; size_t lane, number; };
+    std::vector<std::vector<Piece>> lanes;
+    std::vector<Stream*> streams;  // empty once the recording has ended
+
+    // Does the lane's first pieces; `done` counts what each lane has done.
+    void run(std::vector<size_t>& done, size_t lane, size_t number, bool works) const {
+        while (done[lane] < number) {
+            const Piece& piece = lanes[lane][done[lane]++];
+            if (!piece.work) run(done, piece.lane, piece.number, works);
+            else if (works) piece.work();
+        }
+    }
+};
+struct Event {
+    Stream* stream = nullptr;
+    uint64_t number = 0;
+    std::shared_ptr<Graph> graph = nullptr;  // of a moment of a recording
+    size_t lane = 0;
+};
 struct Stream {
-    std::deque<std::function<void()>> work;
+    std::deque<Work> work;
     uint64_t given = 0, done = 0;
-    Graph* graph = nullptr;  // what is given is recorded here
+    std::shared_ptr<Graph> graph = nullptr;  // what is given is recorded here
+    size_t lane = 0;
+    bool busy = false;  // its next piece is being asked whether it may run
 };
 struct Module { Launch launch; Sizes sizes; };
 struct Function { Launch launch; const size_t* sizes; std::string name; };
@@ -57,28 +87,61 @@ void protect(int protection) {
     flush();
 }
 
-// The next piece of a stream's work.
-void advance(Stream* stream) {
-    auto work = std::move(stream->work.front());
+// The next piece of a stream's work; false if it may not run yet.
+bool advance(Stream* stream) {
+    auto& [run, ready] = stream->work.front();
+    if (ready) {
+        stream->busy = true;
+        const bool may = ready();
+        stream->busy = false;
+        if (!may) return false;
+    }
+    auto work = std::move(run);
     stream->work.pop_front();
-    if (running++ == 0) protect(PROT_READ | PROT_WRITE);
     work();
-    if (--running == 0) protect(PROT_NONE);
     stream->done++;
+    return true;
 }
 
-void finish(Stream* stream, uint64_t number) {
-    while (stream->done < number && !stream->work.empty()) advance(stream);
+// Does a stream's work until so many pieces are done; false if one may not run yet. The memory is opened once for all of
+// them: that takes longer than most of them.
+bool finish(Stream* stream, uint64_t number) {
+    if (stream->done >= number || stream->work.empty()) return true;
+    if (stream->busy) return false;
+    if (running++ == 0) protect(PROT_READ | PROT_WRITE);
+    bool may = true;
+    while (may && stream->done < number && !stream->work.empty()) may = advance(stream);
+    if (--running == 0) protect(PROT_NONE);
+    return may;
+}
+
+// The same for whoever waits for it.
+void wait_for(Stream* stream, uint64_t number) {
+    for (;;) {
+        {
+            std::lock_guard<std::recursive_mutex> guard(lock);
+            if (finish(stream, number)) return;
+        }
+        usleep(50);  // another rank's thread is to give its part
+    }
 }
 
 int give(Stream* stream, std::function<void()> work) {
     if (stream->graph) {
-        stream->graph->work.push_back(std::move(work));
+        stream->graph->lanes[stream->lane].push_back({std::move(work), 0, 0});
     } else {
-        stream->work.push_back(std::move(work));
+        stream->work.push_back({std::move(work)});
         stream->given++;
     }
     return SUCCESS;
+}
+
+// From now on the stream's work is recorded.
+void join(Stream* stream, const std::shared_ptr<Graph>& graph) {
+    stream->graph = graph;
+    stream->lane = graph->lanes.size();
+    graph->lanes.emplace_back();
+    graph->streams.push_back(stream);
 }
 
 int outcome() { return failure ? LAUNCH_FAILED : SUCCESS; }
@@ -91,6 +154,21 @@ int outcome() { return failure ? LAUNCH_FAILED : SUCCESS; }
 extern "C" __attribute__((visibility("default"))) void stand_in_give(void* stream, void (*call)(void*), void* data) {
     LOCKED;
     give((Stream*)stream, [=] { call(data); });
+}
+
+// The same for work that may run when `ready` says so: it is asked whenever somebody waits for the stream. Returns how many
+// pieces come before it.
+extern "C" __attribute__((visibility("default"))) uint64_t stand_in_give_when(void* handle, bool (*ready)(void*), void (*call)(void*), void* data) {
+    LOCKED;
+    Stream* stream = (Stream*)handle;
+    stream->work.push_back({[=] { call(data); }, [=] { return ready(data); }});
+    return stream->given++;
+}
+
+// Does a stream's first pieces of work; false if one may not run yet.
+extern "C" __attribute__((visibility("default"))) bool stand_in_finish(void* stream, uint64_t number) {
+    LOCKED;
+    return finish((Stream*)stream, number);
 }
 
 API cuInit(unsigned) { return SUCCESS; }
@@ -112,7 +190,14 @@ API cuDevicePrimaryCtxRetain(void** context, int device) { *context = (void*)(ui
 API cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
 API cuCtxSetCurrent(void* context) { current = context; return SUCCESS; }
 API cuGetErrorName(int status, const char** text) {
-    *text = status == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : status == LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED" : "CUDA_ERROR";
+    switch (status) {
+        case OUT_OF_MEMORY: *text = "CUDA_ERROR_OUT_OF_MEMORY"; break;
+        case LAUNCH_FAILED: *text = "CUDA_ERROR_LAUNCH_FAILED"; break;
+        case CAPTURE_UNSUPPORTED: *text = "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"; break;
+        case CAPTURE_UNJOINED: *text = "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"; break;
+        case CAPTURE_ISOLATION: *text = "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"; break;
+        default: *text = "CUDA_ERROR";
+    }
     return SUCCESS;
 }
 API cuGetErrorString(int status, const char** text) {
@@ -128,30 +213,96 @@ API cuStreamCreateWithPriority(void** stream, unsigned, int) {
 API cuStreamDestroy_v2(void* stream) {
     LOCKED;
     finish((Stream*)stream, UINT64_MAX);
+    if (((Stream*)stream)->graph) std::erase(((Stream*)stream)->graph->streams, (Stream*)stream);
     delete (Stream*)stream;
     return SUCCESS;
 }
-API cuStreamSynchronize(void* stream) { LOCKED; finish((Stream*)stream, UINT64_MAX); return outcome(); }
+API cuStreamSynchronize(void* handle) {
+    Stream* stream = (Stream*)handle;
+    {
+        LOCKED;
+        if (stream->graph) return CAPTURE_UNSUPPORTED;
+    }
+    wait_for(stream, UINT64_MAX);
+    return outcome();
+}
 API cuEventCreate(void** event, unsigned) { *event = new std::shared_ptr<Event>(new Event); return SUCCESS; }
 API cuEventDestroy_v2(void* event) { LOCKED; delete (std::shared_ptr<Event>*)event; return SUCCESS; }
 API cuEventRecord(void* event, void* handle) {
     LOCKED;
     Stream* stream = (Stream*)handle;
-    **(std::shared_ptr<Event>*)event = Event{stream, stream->given};
+    const uint64_t number = stream->graph ? stream->graph->lanes[stream->lane].size() : stream->given;
+    **(std::shared_ptr<Event>*)event = Event{stream, number, stream->graph, stream->lane};
     return SUCCESS;
 }
 API cuStreamWaitEvent(void* handle, void* event, unsigned) {
     LOCKED;
     const Event moment = **(std::shared_ptr<Event>*)event;
     Stream* stream = (Stream*)handle;
-    if (!moment.stream || moment.stream == stream) return SUCCESS;
-    return give(stream, [=] { finish(moment.stream, moment.number); });
+    if (!moment.stream) return SUCCESS;
+    if (moment.graph) {
+        if (moment.graph->streams.empty()) return CAPTURED_EVENT;
+        if (!stream->graph) join(stream, moment.graph);
+        if (stream->graph != moment.graph) return CAPTURE_MERGE;
+        moment.graph->lanes[stream->lane].push_back({nullptr, moment.lane, moment.number});
+        return SUCCESS;
+    }
+    if (stream->graph) return CAPTURE_ISOLATION;
+    if (moment.stream == stream) return SUCCESS;
+    stream->work.push_back({[] {}, [=] { return finish(moment.stream, moment.number); }});
+    stream->given++;
+    return SUCCESS;
 }
 API cuEventSynchronize(void* event) {
+    const Event moment = [=] { LOCKED; return **(std::shared_ptr<Event>*)event; }();
+    if (moment.graph) return CAPTURED_EVENT;
+    if (moment.stream) wait_for(moment.stream, moment.number);
+    return outcome();
+}
+API cuEventQuery(void* event) {
     LOCKED;
     const Event moment = **(std::shared_ptr<Event>*)event;
-    if (moment.stream) finish(moment.stream, moment.number);
-    return outcome();
+    if (moment.graph) return CAPTURED_EVENT;
+    return moment.stream && !finish(moment.stream, moment.number) ? NOT_READY : outcome();
+}
+
+API cuStreamBeginCapture_v2(void* stream, int) {
+    LOCKED;
+    if (((Stream*)stream)->graph) return INVALID_VALUE;
+    join((Stream*)stream, std::make_shared<Graph>());
+    return SUCCESS;
+}
+API cuStreamEndCapture(void* handle, void** out) {
+    LOCKED;
+    Stream* stream = (Stream*)handle;
+    const std::shared_ptr<Graph> graph = stream->graph;
+    *out = nullptr;
+    if (!graph || stream->lane != 0) return CAPTURE_UNMATCHED;
+    for (Stream* joined : graph->streams) joined->graph = nullptr;
+    graph->streams.clear();
+    // Whatever the first stream does not wait for would have no end.
+    std::vector<size_t> done(graph->lanes.size());
+    graph->run(done, 0, graph->lanes[0].size(), false);
+    for (size_t lane = 0; lane < done.size(); lane++)
+        for (size_t i = done[lane]; i < graph->lanes[lane].size(); i++)
+            if (graph->lanes[lane][i].work) return CAPTURE_UNJOINED;
+    *out = new std::shared_ptr<Graph>(graph);
+    return SUCCESS;
+}
+API cuGraphDestroy(void* graph) { LOCKED; delete (std::shared_ptr<Graph>*)graph; return SUCCESS; }
+API cuGraphInstantiateWithFlags(void** out, void* graph, unsigned long long) {
+    *out = new std::shared_ptr<Graph>(*(std::shared_ptr<Graph>*)graph);
+    return SUCCESS;
+}
+API cuGraphExecDestroy(void* graph) { return cuGraphDestroy(graph); }
+API cuGraphLaunch(void* handle, void* stream) {
+    LOCKED;
+    if (((Stream*)stream)->graph) return CAPTURE_UNSUPPORTED;
+    const std::shared_ptr<Graph> graph = *(std::shared_ptr<Graph>*)handle;
+    return give((Stream*)stream, [=] {
+        std::vector<size_t> done(graph->lanes.size());
+        graph->run(done, 0, graph->lanes[0].size(), true);
+    });
 }
 
 API cuMemGetAllocationGranularity(size_t* granule, const void*, int) { *granule = GRANULE; return SUCCESS; }
@@ -199,27 +350,18 @@ API cuMemUnmap(uint64_t address, size_t length) {
     used -= length;
     return SUCCESS;
 }
-API cuMemHostAlloc(void** pointer, size_t length, unsigned) {
-    *pointer = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    LOCKED;
-    reserved[(char*)*pointer] = length;
-    return *pointer == MAP_FAILED ? OUT_OF_MEMORY : SUCCESS;
-}
-API cuMemFreeHost(void* pointer) {
-    LOCKED;
-    auto found = reserved.find((char*)pointer);
-    if (found == reserved.end()) return INVALID_VALUE;
-    munmap(pointer, found->second);
-    reserved.erase(found);
-    return SUCCESS;
-}
+API cuMemHostRegister_v2(void*, size_t, unsigned) { return SUCCESS; }
+API cuMemHostUnregister(void*) { return SUCCESS; }
+// Memory of the host that is not pinned cannot be part of a recording.
 API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t length, void* stream) {
     LOCKED;
+    if (((Stream*)stream)->graph) return CAPTURE_UNSUPPORTED;
     auto staged = std::make_shared<std::string>((const char*)from, length);
     return give((Stream*)stream, [=] { memcpy((void*)to, staged->data(), length); });
 }
 API cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t length, void* stream) {
     LOCKED;
+    if (((Stream*)stream)->graph) return CAPTURE_UNSUPPORTED;
     return give((Stream*)stream, [=] { memcpy(to, (const void*)from, length); });
 }
 API cuMemcpyAsync(uint64_t to, uint64_t from, size_t length, void* stream) {

@@ -6,6 +6,7 @@ use ferrotron_cuda::cells::StepCell;
 use ferrotron_cuda::gpu::Gpu;
 use ferrotron_cuda::kernels::{ElementType, File};
 use ferrotron_cuda::launch::{Dim3, Launch};
+use smallvec::SmallVec;
 
 use crate::{DType, Device, Error, Place, RandomKey, Result, Tensor};
 
@@ -195,7 +196,7 @@ pub(crate) fn layout(dims: &[usize], operands: &[&Tensor]) -> Result<Layout> {
             let broadcast = x.layout().broadcast_to(dims)?;
             Ok(broadcast.strides().iter().map(|&stride| stride as isize).collect())
         })
-        .collect::<Result<Vec<Vec<isize>>>>()?;
-    let strides: Vec<&[isize]> = strides.iter().map(Vec::as_slice).collect();
+        .collect::<Result<SmallVec<[SmallVec<[isize; 6]>; 3]>>>()?;
+    let strides: SmallVec<[&[isize]; 3]> = strides.iter().map(SmallVec::as_slice).collect();
     Layout::new(dims, &strides).map_err(Error::of_gpu)
 }

@@ -95,6 +95,12 @@ fn products(
             beta: if accum == Accum::Add { 1.0 } else { 0.0 },
             bias: bias.map(Tensor::address),
         };
+        if let Some(bias) = bias
+            && !gpu.products().supports(&product).map_err(Error::of_gpu)?
+        {
+            copy(&bias.broadcast_to(out.dims())?, out)?;
+            return products(out, Accum::Add, lhs, rhs, None);
+        }
         // SAFETY: the matrices are within the buffers by construction of the layouts, and no two elements of `out`, whose
         // buffer has no other holder, overlap. Memory comes back to the pool in the order of the one stream.
         unsafe { gpu.product(&product) }.map_err(Error::of_gpu)?;
@@ -122,22 +128,29 @@ fn readable(operand: &Tensor) -> Result<Tensor> {
 
 /// How the matrices of the last two dims lie, and their leading dimension.
 fn lies(layout: &Layout) -> Option<(Order, usize)> {
-    let columns = transposed(layout).ok().and_then(|layout| rows(&layout));
+    let [matrix, transpose] = [last_two(layout), last_two(layout).map(|[a, b]| [b, a])];
     // A single row or column lies in both; the longer leading dimension is the one of its length.
-    match (rows(layout), columns) {
+    match (leading(matrix), leading(transpose)) {
         (Some(rows), Some(columns)) if rows < columns => Some((Order::Columns, columns)),
         (Some(rows), _) => Some((Order::Rows, rows)),
         (None, columns) => Some((Order::Columns, columns?)),
     }
 }
 
-/// Elements from row to row, if those of a row lie side by side and rows do not overlap.
+/// The leading dimension of matrices that lie in rows.
 fn rows(layout: &Layout) -> Option<usize> {
-    let (dims, strides) = (layout.dims(), layout.strides());
-    let &[.., rows, columns] = dims else { return None };
-    let &[.., row_stride, column_stride] = strides else { return None };
+    leading(last_two(layout))
+}
+
+/// Elements from row to row, if those of a row lie side by side and rows do not overlap.
+fn leading([[rows, columns], [row_stride, column_stride]]: [[usize; 2]; 2]) -> Option<usize> {
     let leading = if rows == 1 { columns } else { row_stride };
     ((column_stride == 1 || columns == 1) && leading >= columns).then_some(leading)
+}
+
+/// The last two dims and their strides.
+fn last_two(layout: &Layout) -> [[usize; 2]; 2] {
+    [layout.dims(), layout.strides()].map(|of| [of[of.len() - 2], of[of.len() - 1]])
 }
 
 fn transposed(layout: &Layout) -> Result<Layout> {

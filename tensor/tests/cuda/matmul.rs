@@ -6,44 +6,19 @@ use ferrotron_tensor::ops::matmul::{
 
 use ferrotron_tensor::{DType, Device, ErrorKind, RandomKey, Result, Tensor};
 
-use crate::support::gpu;
-
-const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
-
-/// A CPU and the GPU, if there is one.
-fn devices(test: &str) -> Result<Option<[Device; 2]>> {
-    let Some(gpu) = gpu(test)? else { return Ok(None) };
-    Ok(Some([Device::cpu(2)?, gpu]))
-}
-
-/// Elements of any dtype, made on the host.
-fn tensor(device: &Device, dtype: DType, dims: &[usize], values: &[f64]) -> Result<Tensor> {
-    let host = Tensor::from_slice(&Device::cpu(1)?, values, dims)?.cast(dtype)?;
-    let mut tensor = Tensor::empty(device, dtype, dims)?;
-    tensor.write_bytes(|bytes| {
-        bytes.copy_from_slice(&host.bytes()?);
-        Ok(())
-    })?;
-    Ok(tensor)
-}
+use crate::support::{FLOATS, assert_like_cpu, gpu};
 
 /// Integers from -3 to 3.
 fn integers(device: &Device, dtype: DType, dims: &[usize], seed: u64) -> Result<Tensor> {
     let key = RandomKey::new(seed, 0, "integers");
     let numel = dims.iter().product::<usize>() as u64;
     let values: Vec<f64> = (0..numel).map(|i| f64::from(key.bits(i) % 7) - 3.0).collect();
-    tensor(device, dtype, dims, &values)
+    Tensor::from_slice(device, &values, dims)?.cast(dtype)
 }
 
-/// Asserts that `f` computes the same integers on both devices.
-fn same(what: &str, devices: &[Device; 2], f: impl Fn(&Device) -> Result<Tensor>) -> Result<()> {
-    let [want, got] = [f(&devices[0])?, f(&devices[1])?];
-    assert_eq!((got.dims(), got.dtype()), (want.dims(), want.dtype()), "{what}");
-    let dims = want.dims().to_vec();
-    for (i, (got, want)) in got.to_f64()?.iter().zip(&want.to_f64()?).enumerate() {
-        assert_eq!(got.to_bits(), want.to_bits(), "{what}: [{i}] of {dims:?}: {got}, not {want}");
-    }
-    Ok(())
+/// Asserts that `f` computes the same numbers on both devices.
+fn same(what: &str, gpu: &Device, f: impl Fn(&Device) -> Result<Tensor>) -> Result<()> {
+    assert_like_cpu(what, gpu, 0.0, f)
 }
 
 /// Every way in which a matrix may lie, under a name.
@@ -67,11 +42,11 @@ fn views(
 
 #[test]
 fn integers_of_every_dtype_and_size() -> Result<()> {
-    let Some(devices) = devices("integers_of_every_dtype_and_size")? else { return Ok(()) };
+    let Some(device) = gpu("integers_of_every_dtype_and_size")? else { return Ok(()) };
     let sizes = [[1, 1, 1], [3, 5, 7], [16, 8, 4], [1, 9, 2], [9, 1, 2], [33, 2, 65], [2, 40, 1]];
     for dtype in FLOATS {
         for [m, n, k] in sizes {
-            same(&format!("{dtype} {m} {n} {k}"), &devices, |device| {
+            same(&format!("{dtype} {m} {n} {k}"), &device, |device| {
                 let (a, b) =
                     (integers(device, dtype, &[m, k], 1)?, integers(device, dtype, &[k, n], 2)?);
                 matmul(&a, &b)
@@ -83,13 +58,13 @@ fn integers_of_every_dtype_and_size() -> Result<()> {
 
 #[test]
 fn operands_may_lie_in_any_way() -> Result<()> {
-    let Some(devices) = devices("operands_may_lie_in_any_way")? else { return Ok(()) };
+    let Some(device) = gpu("operands_may_lie_in_any_way")? else { return Ok(()) };
     for [m, n, k] in [[6, 4, 5], [1, 3, 4], [3, 1, 4], [4, 3, 1]] {
-        let count = views(&devices[0], DType::F32, [m, k], 1)?.len();
+        let count = views(&device, DType::F32, [m, k], 1)?.len();
         for (i, j) in (0..count).flat_map(|i| (0..count).map(move |j| (i, j))) {
-            let names = views(&devices[0], DType::F32, [m, k], 1)?;
+            let names = views(&device, DType::F32, [m, k], 1)?;
             let what = format!("{} x {} of {m} {n} {k}", names[i].0, names[j].0);
-            same(&what, &devices, |device| {
+            same(&what, &device, |device| {
                 let a = views(device, DType::F32, [m, k], 1)?.swap_remove(i).1;
                 let b = views(device, DType::F32, [k, n], 2)?.swap_remove(j).1;
                 matmul(&a, &b)
@@ -101,7 +76,7 @@ fn operands_may_lie_in_any_way() -> Result<()> {
 
 #[test]
 fn results_may_lie_in_any_way_and_be_added_to() -> Result<()> {
-    let Some(devices) = devices("results_may_lie_in_any_way_and_be_added_to")? else {
+    let Some(device) = gpu("results_may_lie_in_any_way_and_be_added_to")? else {
         return Ok(());
     };
     let [m, n, k] = [5, 3, 4];
@@ -111,9 +86,9 @@ fn results_may_lie_in_any_way_and_be_added_to() -> Result<()> {
         // Those without elements that show twice.
         for i in 0..5 {
             for accum in [Accum::Replace, Accum::Add] {
-                let name = views(&devices[0], result, [m, n], 3)?[i].0;
+                let name = views(&device, result, [m, n], 3)?[i].0;
                 let what = format!("{dtype} {accum:?} into {result} {name}");
-                same(&what, &devices, |device| {
+                same(&what, &device, |device| {
                     let a = integers(device, dtype, &[m, k], 1)?;
                     let b = integers(device, dtype, &[k, n], 2)?;
                     let mut out = views(device, result, [m, n], 3)?.swap_remove(i).1;
@@ -129,7 +104,7 @@ fn results_may_lie_in_any_way_and_be_added_to() -> Result<()> {
 
 #[test]
 fn batches_are_broadcast_and_joined() -> Result<()> {
-    let Some(devices) = devices("batches_are_broadcast_and_joined")? else { return Ok(()) };
+    let Some(device) = gpu("batches_are_broadcast_and_joined")? else { return Ok(()) };
     let cases: &[(&str, &[usize], &[usize])] = &[
         ("both", &[4, 3, 5], &[4, 5, 2]),
         ("left alone", &[4, 3, 5], &[5, 2]),
@@ -142,17 +117,17 @@ fn batches_are_broadcast_and_joined() -> Result<()> {
         ("single", &[1, 3, 5], &[1, 5, 2]),
     ];
     for (what, lhs, rhs) in cases {
-        same(what, &devices, |device| {
+        same(what, &device, |device| {
             matmul(&integers(device, DType::BF16, lhs, 1)?, &integers(device, DType::BF16, rhs, 2)?)
         })?;
     }
     // Heads of (B, T, H, D) as (B, H, T, D): two dims of the batch that cannot be one.
-    same("heads", &devices, |device| {
+    same("heads", &device, |device| {
         let heads = |seed| integers(device, DType::F32, &[2, 5, 3, 4], seed)?.transpose(1, 2);
         matmul(&heads(1)?, &heads(2)?.transpose(-1, -2)?)
     })?;
     // The result as (B, T, H, D) again, and every second product of it.
-    same("into heads", &devices, |device| {
+    same("into heads", &device, |device| {
         let mut out = integers(device, DType::F32, &[2, 5, 3, 4], 3)?.transpose(1, 2)?;
         let (a, b) = (
             integers(device, DType::F32, &[2, 3, 5, 6], 1)?,
@@ -165,13 +140,13 @@ fn batches_are_broadcast_and_joined() -> Result<()> {
 
 #[test]
 fn empty_sizes_leave_zeros_the_bias_or_what_was_there() -> Result<()> {
-    let Some(devices) = devices("empty_sizes_leave_zeros_the_bias_or_what_was_there")? else {
+    let Some(device) = gpu("empty_sizes_leave_zeros_the_bias_or_what_was_there")? else {
         return Ok(());
     };
     for (m, n, k) in [(0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0)] {
         for accum in [Accum::Replace, Accum::Add] {
             for dense in [true, false] {
-                same(&format!("{m} {n} {k} {accum:?} {dense}"), &devices, |device| {
+                same(&format!("{m} {n} {k} {accum:?} {dense}"), &device, |device| {
                     let (a, b) = (
                         integers(device, DType::F32, &[m, k], 1)?,
                         integers(device, DType::F32, &[k, n], 2)?,
@@ -186,7 +161,7 @@ fn empty_sizes_leave_zeros_the_bias_or_what_was_there() -> Result<()> {
                 })?;
             }
         }
-        same(&format!("linear {m} {n} {k}"), &devices, |device| {
+        same(&format!("linear {m} {n} {k}"), &device, |device| {
             let (x, w) = (
                 integers(device, DType::F32, &[m, k], 1)?,
                 integers(device, DType::F32, &[n, k], 2)?,
@@ -199,7 +174,7 @@ fn empty_sizes_leave_zeros_the_bias_or_what_was_there() -> Result<()> {
 
 #[test]
 fn a_linear_layer_and_its_gradients() -> Result<()> {
-    let Some(devices) = devices("a_linear_layer_and_its_gradients")? else { return Ok(()) };
+    let Some(device) = gpu("a_linear_layer_and_its_gradients")? else { return Ok(()) };
     for dtype in FLOATS {
         for (rows, k, n) in [(&[2_usize, 3][..], 8, 5), (&[7], 3, 1), (&[], 4, 6)] {
             let wide = |last: usize| [rows, &[last]].concat();
@@ -207,21 +182,21 @@ fn a_linear_layer_and_its_gradients() -> Result<()> {
             let dy = |device: &Device| integers(device, dtype, &wide(n), 2);
             let weight = |device: &Device| integers(device, dtype, &[n, k], 3);
             let what = |name: &str| format!("{name} {dtype} {rows:?} {k} {n}");
-            same(&what("linear"), &devices, |device| linear(&x(device)?, &weight(device)?, None))?;
-            same(&what("with a bias"), &devices, |device| {
+            same(&what("linear"), &device, |device| linear(&x(device)?, &weight(device)?, None))?;
+            same(&what("with a bias"), &device, |device| {
                 // Neither dense nor at a multiple of 16 bytes.
                 let bias =
                     integers(device, dtype, &[n + 1, 2], 4)?.narrow(1, 1, 1)?.reshape(&[n + 1])?;
                 linear(&x(device)?, &weight(device)?, Some(&bias.narrow(0, 1, n)?))
             })?;
             for accum in [Accum::Replace, Accum::Add] {
-                same(&what("dx"), &devices, |device| {
+                same(&what("dx"), &device, |device| {
                     let mut dx = x(device)?;
                     linear_input_gradient(&mut dx, accum, &dy(device)?, &weight(device)?)?;
                     Ok(dx)
                 })?;
                 for wider in [dtype, DType::F32].into_iter().filter(|_| dtype != DType::F64) {
-                    same(&what("dw"), &devices, |device| {
+                    same(&what("dw"), &device, |device| {
                         let mut dw = integers(device, wider, &[n, k], 5)?;
                         linear_weight_gradient(&mut dw, accum, &dy(device)?, &x(device)?)?;
                         Ok(dw)
@@ -235,7 +210,7 @@ fn a_linear_layer_and_its_gradients() -> Result<()> {
 
 #[test]
 fn fractions_are_as_close_as_their_sums_allow() -> Result<()> {
-    let Some(devices) = devices("fractions_are_as_close_as_their_sums_allow")? else {
+    let Some(device) = gpu("fractions_are_as_close_as_their_sums_allow")? else {
         return Ok(());
     };
     let [m, n, k] = [37, 21, 130];
@@ -246,13 +221,13 @@ fn fractions_are_as_close_as_their_sums_allow() -> Result<()> {
         };
         let on = |device: &Device| -> Result<[Tensor; 3]> {
             let make = |first, dims: &[usize]| {
-                tensor(device, dtype, dims, &values(first, dims.iter().product()))
+                Tensor::from_slice(device, &values(first, dims.iter().product()), dims)?.cast(dtype)
             };
             Ok([make(0, &[m, k])?, make(10_000, &[n, k])?, make(20_000, &[n])?])
         };
-        let [x, w, b] = on(&devices[0])?;
+        let [x, w, b] = on(&Device::cpu(1)?)?;
         let want = linear(&x, &w, Some(&b))?.to_f64()?;
-        let [gx, gw, gb] = on(&devices[1])?;
+        let [gx, gw, gb] = on(&device)?;
         let got = linear(&gx, &gw, Some(&gb))?.to_f64()?;
         // Each of k + 1 additions rounds a partial sum, and the result is rounded once to its dtype.
         let magnitudes = linear(&x.abs()?, &w.abs()?, Some(&b.abs()?))?.to_f64()?;
@@ -267,7 +242,7 @@ fn fractions_are_as_close_as_their_sums_allow() -> Result<()> {
 
 #[test]
 fn what_cannot_be_is_an_error() -> Result<()> {
-    let Some([cpu, gpu]) = devices("what_cannot_be_is_an_error")? else { return Ok(()) };
+    let Some(gpu) = gpu("what_cannot_be_is_an_error")? else { return Ok(()) };
     let x = Tensor::zeros(&gpu, DType::F32, &[2, 2])?;
     let mut out = Tensor::zeros(&gpu, DType::F32, &[2, 2])?;
     let held = out.clone();
@@ -275,7 +250,7 @@ fn what_cannot_be_is_an_error() -> Result<()> {
     assert_eq!(error.kind(), ErrorKind::Memory, "{error}");
     drop(held);
     matmul_into(&mut out, Accum::Replace, &x, &x)?;
-    let error = matmul(&x, &Tensor::zeros(&cpu, DType::F32, &[2, 2])?).unwrap_err();
+    let error = matmul(&x, &Tensor::zeros(&Device::cpu(1)?, DType::F32, &[2, 2])?).unwrap_err();
     assert_eq!(error.to_string(), "matmul: operands are on different devices");
     let error = matmul_into(&mut Tensor::zeros(&gpu, DType::BF16, &[2, 2])?, Accum::Add, &x, &x);
     assert_eq!(error.unwrap_err().to_string(), "matmul: cannot put a product of f32 into bf16");

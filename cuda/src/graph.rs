@@ -1,0 +1,114 @@
+//! Work that is recorded once and given again as one piece: a training step without the host's time for each kernel.
+//!
+//! While a stream is recorded, what it is given does not run. A stream that waits for an event of a recorded one is
+//! recorded with it from then on, and the first must wait for it before the end (CUDA programming guide, "CUDA Graphs",
+//! "Cross-stream Dependencies and Events").
+//!
+//! Kernels keep the arguments that they were recorded with. So addresses must stay, and what changes from one time to the
+//! next is read from memory.
+
+use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode_enum as Mode};
+use std::ptr;
+use std::sync::Arc;
+
+use crate::Result;
+use crate::context::Context;
+use crate::driver::check;
+use crate::stream::Stream;
+
+/// A stream that is recorded. Dropped before its [end](Recording::end) it is forgotten, and the stream goes on as before.
+#[derive(Debug)]
+#[must_use]
+pub struct Recording<'a> {
+    stream: &'a Stream,
+}
+
+impl<'a> Recording<'a> {
+    /// From now on what is given to `stream` is recorded.
+    ///
+    /// Until the end this thread must not wait for the stream, nor copy memory of the host that is not pinned: both are
+    /// errors, after which nothing can be made of the recording.
+    ///
+    /// Errors if the stream is recorded already.
+    pub fn begin(stream: &'a Stream) -> Result<Recording<'a>> {
+        stream.context().bind()?;
+        // Other threads, which may be other ranks, may meanwhile do what they like.
+        let mode = Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is alive; `end` or `drop` ends what begins here.
+        let status = unsafe { sys::cuStreamBeginCapture_v2(stream.handle(), mode) };
+        check("cuStreamBeginCapture", status)?;
+        Ok(Recording { stream })
+    }
+
+    /// What was recorded.
+    ///
+    /// Errors if another stream was recorded with this one, and this one has not waited for it.
+    pub fn end(self) -> Result<Graph> {
+        let recorded = end(std::mem::ManuallyDrop::new(self).stream)?;
+        let mut runnable = ptr::null_mut();
+        // SAFETY: the recording is alive, and the pointer is to a live variable; `drop` destroys what is made.
+        let status = unsafe { sys::cuGraphInstantiateWithFlags(&mut runnable, recorded.handle, 0) };
+        check("cuGraphInstantiate", status)?;
+        Ok(Graph { context: recorded.context.clone(), runnable })
+    }
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        let _ = end(self.stream);
+    }
+}
+
+/// What was given while a stream was recorded, not yet in a form that runs.
+struct Recorded {
+    context: Arc<Context>,
+    handle: CUgraph,
+}
+
+fn end(stream: &Stream) -> Result<Recorded> {
+    let context = stream.context().clone();
+    context.bind()?;
+    let mut handle = ptr::null_mut();
+    // SAFETY: the stream is alive, and the pointer is to a live variable; `drop` destroys what is made.
+    check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(stream.handle(), &mut handle) })?;
+    Ok(Recorded { context, handle })
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        let _ = self.context.bind();
+        // SAFETY: nobody else has the handle.
+        let _ = unsafe { sys::cuGraphDestroy(self.handle) };
+    }
+}
+
+/// Recorded work, which may be given again and again.
+#[derive(Debug)]
+pub struct Graph {
+    context: Arc<Context>,
+    runnable: CUgraphExec,
+}
+
+// SAFETY: graphs may be used from any thread, one at a time.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// Gives all that was recorded to `stream`, after what it was given before.
+    ///
+    /// # Safety
+    /// All memory that the work was recorded with is still there, and nothing outside of the stream uses it meanwhile; so
+    /// are the kernels.
+    pub unsafe fn launch(&mut self, stream: &Stream) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: graph and stream are alive; the caller answers for the memory.
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.runnable, stream.handle()) })
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        let _ = self.context.bind();
+        // SAFETY: nobody has the handle any more. Work that was given is still done.
+        let _ = unsafe { sys::cuGraphExecDestroy(self.runnable) };
+    }
+}

@@ -1,0 +1,151 @@
+//! Recorded work: that it waits for its launch, can be given again and again, and takes other streams along.
+
+use ferrotron_cuda::Result;
+use ferrotron_cuda::cublaslt::{Matrices, Order, Product};
+use ferrotron_cuda::gpu::Gpu;
+use ferrotron_cuda::graph::Recording;
+use ferrotron_cuda::kernels::ElementType;
+use ferrotron_cuda::memory::{Arena, GRANULE};
+use ferrotron_cuda::stream::Stream;
+
+/// A GPU, a second stream of it, and numbers in f32 in its memory: 2, 3, and then zeros.
+struct Bench {
+    memory: Arena,
+    side: Stream,
+    gpu: Gpu,
+}
+
+impl Bench {
+    fn new(test: &str) -> Result<Option<Bench>> {
+        let Some(config) = ferrotron_cuda_stand_in::gpu(test) else { return Ok(None) };
+        let gpu = Gpu::new(&config, String::new())?;
+        let side = Stream::new(gpu.context())?;
+        let mut memory = Arena::reserve(gpu.context(), GRANULE)?;
+        memory.map(0, GRANULE)?;
+        let bench = Bench { memory, side, gpu };
+        let numbers: Vec<u8> = [2.0_f32, 3.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+        // SAFETY: the memory is larger, and nobody else has it.
+        unsafe {
+            bench.gpu.compute().fill_zero(bench.at(0), 4096)?;
+            bench.gpu.compute().upload(bench.at(0), &numbers)?;
+        }
+        bench.gpu.compute().synchronize()?;
+        Ok(Some(bench))
+    }
+
+    fn at(&self, number: usize) -> u64 {
+        self.memory.base() + 4 * number as u64
+    }
+
+    fn number(&self, at: usize) -> Result<f32> {
+        let mut bytes = [0; 4];
+        // SAFETY: within the memory; work of other streams is waited for.
+        unsafe { self.gpu.compute().download(&mut bytes, self.at(at)) }?;
+        Ok(f32::from_le_bytes(bytes))
+    }
+
+    /// Adds the product of the first two numbers, 6, to number 4.
+    fn add_six(&self) -> Result<()> {
+        let number = |at| {
+            let address = self.at(at);
+            Matrices { address, order: Order::Rows, leading: 1, batch_stride: 0 }
+        };
+        let product = Product {
+            batch: 1,
+            sizes: [1, 1, 1],
+            operands: ElementType::F32,
+            result: ElementType::F32,
+            left: number(0),
+            right: number(1),
+            out: number(4),
+            beta: 1.0,
+            bias: None,
+        };
+        // SAFETY: three numbers of the memory, which streams use one after another.
+        unsafe { self.gpu.product(&product) }
+    }
+
+    fn copy(&self, stream: &Stream, to: usize, from: usize) -> Result<()> {
+        // SAFETY: two numbers of the memory, which streams use one after another.
+        unsafe { stream.copy(self.at(to), self.at(from), 4) }
+    }
+}
+
+#[test]
+fn recorded_work_runs_as_often_as_it_is_launched() -> Result<()> {
+    let Some(bench) = Bench::new("recorded_work_runs_as_often_as_it_is_launched")? else {
+        return Ok(());
+    };
+    let compute = bench.gpu.compute();
+    let recording = Recording::begin(compute)?;
+    bench.add_six()?;
+    bench.copy(compute, 8, 4)?;
+    let mut graph = recording.end()?;
+    assert_eq!(bench.number(4)?, 0.0);
+    for launch in 1..=3 {
+        // SAFETY: the memory is still there.
+        unsafe { graph.launch(compute) }?;
+        // What is given afterwards runs afterwards.
+        bench.add_six()?;
+        assert_eq!(bench.number(8)?, 12.0 * launch as f32 - 6.0);
+        assert_eq!(bench.number(4)?, 12.0 * launch as f32);
+    }
+    assert_eq!(bench.gpu.products().searches(), 1);
+    Ok(())
+}
+
+#[test]
+fn streams_that_wait_for_one_another_are_recorded_together() -> Result<()> {
+    let Some(bench) = Bench::new("streams_that_wait_for_one_another_are_recorded_together")? else {
+        return Ok(());
+    };
+    let (compute, side) = (bench.gpu.compute(), &bench.side);
+    let recording = Recording::begin(compute)?;
+    bench.add_six()?;
+    side.wait(&compute.record()?)?;
+    bench.copy(side, 8, 4)?;
+    bench.copy(compute, 12, 4)?; // beside it
+    compute.wait(&side.record()?)?;
+    bench.copy(compute, 16, 8)?;
+    let mut graph = recording.end()?;
+    // The streams are as before: nothing is recorded any more, nothing has run.
+    bench.copy(side, 20, 0)?;
+    side.synchronize()?;
+    assert_eq!([bench.number(20)?, bench.number(4)?, bench.number(16)?], [2.0, 0.0, 0.0]);
+    for launch in 1..=2 {
+        // SAFETY: the memory is still there.
+        unsafe { graph.launch(compute) }?;
+        let sum = 6.0 * launch as f32;
+        assert_eq!([4, 8, 12, 16].map(|at| bench.number(at)), [(); 4].map(|()| Ok(sum)));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_recording_that_cannot_be_is_forgotten() -> Result<()> {
+    let Some(bench) = Bench::new("a_recording_that_cannot_be_is_forgotten")? else {
+        return Ok(());
+    };
+    let (compute, side) = (bench.gpu.compute(), &bench.side);
+    // Nobody waits for the second stream.
+    let recording = Recording::begin(compute)?;
+    side.wait(&compute.record()?)?;
+    bench.copy(side, 8, 0)?;
+    let error = recording.end().unwrap_err().to_string();
+    assert!(error.contains("CUDA_ERROR_STREAM_CAPTURE_UNJOINED"), "{error}");
+    // The host waits for what does not run.
+    let recording = Recording::begin(compute)?;
+    bench.add_six()?;
+    let error = bench.number(4).unwrap_err().to_string();
+    assert!(error.contains("CUDA_ERROR_STREAM_CAPTURE_"), "{error}");
+    drop(recording);
+    // An event of before the recording is none of its moments.
+    let before = side.record()?;
+    let recording = Recording::begin(compute)?;
+    let error = compute.wait(&before).unwrap_err().to_string();
+    assert!(error.contains("CUDA_ERROR_STREAM_CAPTURE_ISOLATION"), "{error}");
+    drop(recording);
+    bench.add_six()?;
+    assert_eq!([bench.number(4)?, bench.number(8)?], [6.0, 0.0]);
+    Ok(())
+}
