@@ -130,6 +130,7 @@ fn memory_bound(c: &mut Criterion) {
     let targets = Tensor::from_slice(&device, &[7_i64; 1024], &[1024]).unwrap();
     let config = CrossEntropyConfig::default();
     let found = cross_entropy(&logits, &targets, &config).unwrap();
+    let one = Tensor::full(&device, DType::F32, &[], 1.0).unwrap();
     group.throughput(Throughput::Bytes((logits.numel() * 4) as u64));
     group.bench_function("cross_entropy forward", |b| {
         b.iter(|| device.run(|| cross_entropy(&logits, &targets, &config)).unwrap());
@@ -140,7 +141,7 @@ fn memory_bound(c: &mut Criterion) {
             || logits.copy().unwrap(),
             |logits| {
                 device
-                    .run(|| cross_entropy_backward(logits, &targets, &found.lse, &config, 1.0))
+                    .run(|| cross_entropy_backward(logits, &targets, &found.lse, &config, &one))
                     .unwrap()
             },
             criterion::BatchSize::PerIteration,

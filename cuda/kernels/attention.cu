@@ -3,12 +3,15 @@
 //
 // - forward: s = scale q_i . k_j, lse_i = log sum_j exp(s_ij), p_ij = exp(s_ij - lse_i), out_i = sum_j p_ij v_j;
 // - backward: dp_ij = dout_i . v_j, delta_i = dout_i . out_i, ds_ij = p_ij (dp_ij - delta_i),
-//   dq_i = scale sum_j ds_ij k_j, dk_j = scale sum_i ds_ij q_i, dv_j = sum_i p_ij dout_i.
+//   dq_i = scale sum_j ds_ij k_j, dk_j = scale sum_i ds_ij q_i, dv_j = sum_i p_ij dout_i;
+// - with dropout, whose factors m_ij are 0 or 1 / (1 - probability): out_i = sum_j m_ij p_ij v_j,
+//   dp_ij = m_ij (dout_i . v_j), dv_j = sum_i m_ij p_ij dout_i.
 //
 // A block is four warps of 16 rows: queries in forward and for dq, keys for dk and dv. Sums are f32 and in one order
 // always, since nobody adds to another block's result; p and ds are rounded to the element type for their products.
 // Heads narrower than the tile are filled up with zeros; they begin at multiples of 16 bytes.
 
+#include "philox.cuh"
 #include "attention.cuh"
 #include "mma.cuh"
 
@@ -79,7 +82,8 @@ INLINE void store_rows(T* head, i64 stride, i64 first, i64 rows, i64 width, cons
     }
 }
 
-template <int D> INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, const Attention& a) {
+template <int D, class Drops>
+INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, const Attention& a, Drops drops) {
     constexpr int KEYS = 64, TILE = D + PAD;
     DYNAMIC_SHARED(T, memory);
     T *q_tile = memory, *k_tile = q_tile + ROWS * TILE, *v_tile = k_tile + KEYS * TILE;
@@ -97,6 +101,7 @@ template <int D> INLINE void forward(const T* q, const T* k, const T* v, T* out,
     const float scale = (float)a.scale * LOG2E;  // exponentials are powers of two
     float sum[2] = {0, 0}, max[2] = {-real::infinity<float>(), -real::infinity<float>()};
     float result[D / 8][4] = {};
+    const u64 rows[2] = {drops.row(batch, head, own_first + lane / 4), drops.row(batch, head, own_first + lane / 4 + 8)};
     load_rows<D, ROWS>(q_tile, q, a.q[1], first, a.queries, a.width);
     if (end > 0) load_rows<D, KEYS>(k_tile, k, a.k[1], 0, a.keys, a.width);
     copy_commit();
@@ -146,6 +151,7 @@ template <int D> INLINE void forward(const T* q, const T* k, const T* v, T* out,
             for (int e = 0; e < 4; e++) {
                 s[n][e] = fast_exp2(s[n][e] - shift[e / 2]);
                 sum[e / 2] += s[n][e];
+                s[n][e] *= drops.factor(rows[e / 2] + drops.column(key + n * 8 + lane % 4 * 2 + e % 2));
             }
         copy_wait<1>();
         __syncthreads();
@@ -168,9 +174,10 @@ template <int D> INLINE void forward(const T* q, const T* k, const T* v, T* out,
     store_rows<D>(out, a.out[1], own_first, a.queries, a.width, result, factor[0], factor[1]);
 }
 
-// p and ds from scores and dp, in place; rows are this thread's, lse and delta those of element e of column tile n.
-template <int N, class Row, class Column, class Statistics>
-INLINE void score_gradients(float (*s)[4], float (*dp)[4], const Attention& a, bool keys_are_rows, Row row, Column column, Statistics of) {
+// p and ds from scores and dp, in place; rows are this thread's, lse, delta and the factor of p those of element e of
+// column tile n.
+template <int N, class Row, class Column, class Statistics, class Factor>
+INLINE void score_gradients(float (*s)[4], float (*dp)[4], const Attention& a, bool keys_are_rows, Row row, Column column, Statistics of, Factor factor) {
     const float scale = (float)a.scale * LOG2E;
 #pragma unroll
     for (int n = 0; n < N; n++)
@@ -181,13 +188,14 @@ INLINE void score_gradients(float (*s)[4], float (*dp)[4], const Attention& a, b
             float lse, delta;
             of(n, e, lse, delta);
             const float p = seen ? fast_exp2(s[n][e] * scale - lse * LOG2E) : 0.0f;
-            s[n][e] = p;
-            dp[n][e] = p * (dp[n][e] - delta);
+            const float m = factor(n, e);
+            s[n][e] = p * m;
+            dp[n][e] = p * (dp[n][e] * m - delta);
         }
 }
 
-template <int D>
-INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dq, const Attention& a) {
+template <int D, class Drops>
+INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dq, const Attention& a, Drops drops) {
     constexpr int KEYS = 64, TILE = D + PAD;
     DYNAMIC_SHARED(T, memory);
     T *q_tile = memory, *dout_tile = q_tile + ROWS * TILE, *k_tile = dout_tile + ROWS * TILE, *v_tile = k_tile + KEYS * TILE;
@@ -200,6 +208,7 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
     dout += batch * a.dout[0] + head * a.dout[2];
     dq += batch * a.dq[0] + head * a.dq[2];
     float row_lse[2], row_delta[2];
+    const u64 rows[2] = {drops.row(batch, head, own_first + lane / 4), drops.row(batch, head, own_first + lane / 4 + 8)};
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const i64 row = own_first + lane / 4 + half * 8;
@@ -226,7 +235,8 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
             [&](int, int e, float& lse, float& delta) {
                 lse = row_lse[e / 2];
                 delta = row_delta[e / 2];
-            });
+            },
+            [&](int n, int e) { return drops.factor(rows[e / 2] + drops.column(key + n * 8 + lane % 4 * 2 + e % 2)); });
         multiply_fragments<D, KEYS / 8>(result, dp, k_tile);
         __syncthreads();
     }
@@ -236,8 +246,8 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
 }
 
 // dk and dv of 64 keys of a key-value head: the sums over its query heads in their order.
-template <int D, int QUERIES>
-INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dk, T* dv, const Attention& a) {
+template <int D, int QUERIES, class Drops>
+INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dk, T* dv, const Attention& a, Drops drops) {
     constexpr int TILE = D + PAD;
     DYNAMIC_SHARED(T, memory);
     T *k_tile = memory, *v_tile = k_tile + ROWS * TILE, *q_tile = v_tile + ROWS * TILE, *dout_tile = q_tile + QUERIES * TILE;
@@ -250,6 +260,7 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
     load_rows<D, ROWS>(k_tile, k, a.k[1], first, a.keys, a.width);
     load_rows<D, ROWS>(v_tile, v, a.v[1], first, a.keys, a.width);
     float dk_sum[D / 8][4] = {}, dv_sum[D / 8][4] = {};
+    const u64 columns[2] = {drops.column(own_first + lane / 4), drops.column(own_first + lane / 4 + 8)};
     const i64 per_group = a.heads / a.groups;
     // The first query that sees one of these keys.
     i64 begin = a.causal ? first - (a.keys - a.queries) : 0;
@@ -278,6 +289,9 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
                 [&](int n, int e, float& lse, float& delta) {
                     lse = lse_tile[n * 8 + lane % 4 * 2 + e % 2];
                     delta = delta_tile[n * 8 + lane % 4 * 2 + e % 2];
+                },
+                [&](int n, int e) {
+                    return drops.factor(drops.row(batch, head, query + n * 8 + lane % 4 * 2 + e % 2) + columns[e / 2]);
                 });
             multiply_fragments<D, QUERIES / 8>(dv_sum, s, dout_tile);
             multiply_fragments<D, QUERIES / 8>(dk_sum, dp, q_tile);
@@ -294,23 +308,50 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
 
 // The grid is (tiles of 64 rows, heads, batch), key-value heads for dk and dv. Shared memory holds (64 + 64 + 64),
 // (64 + 64 + 64 + 64) and (64 + 64 + 2 QUERIES) rows of D + 8 elements.
-KERNEL(128, attention_64)(const T* q, const T* k, const T* v, T* out, float* lse, Attention a) { forward<64>(q, k, v, out, lse, a); }
-KERNEL(128, attention_128)(const T* q, const T* k, const T* v, T* out, float* lse, Attention a) { forward<128>(q, k, v, out, lse, a); }
-
+KERNEL(128, attention_64)(const T* q, const T* k, const T* v, T* out, float* lse, Attention a) {
+    forward<64>(q, k, v, out, lse, a, KeepAll());
+}
+KERNEL(128, attention_dropout_64)
+(const T* q, const T* k, const T* v, T* out, float* lse, Attention a, u64 key, const Step* step, u32 last_dropped, double scale, Place place) {
+    forward<64>(q, k, v, out, lse, a, DropSome(key, step, last_dropped, scale, place));
+}
 KERNEL(128, attention_backward_queries_64)
 (const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dq, Attention a) {
-    backward_queries<64>(q, k, v, dout, lse, delta, dq, a);
+    backward_queries<64>(q, k, v, dout, lse, delta, dq, a, KeepAll());
+}
+KERNEL(128, attention_backward_queries_dropout_64)
+(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dq, Attention a, u64 key, const Step* step, u32 last_dropped, double scale, Place place) {
+    backward_queries<64>(q, k, v, dout, lse, delta, dq, a, DropSome(key, step, last_dropped, scale, place));
+}
+KERNEL(128, attention_backward_keys_64)
+(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dk, T* dv, Attention a) {
+    backward_keys<64, 64>(q, k, v, dout, lse, delta, dk, dv, a, KeepAll());
+}
+KERNEL(128, attention_backward_keys_dropout_64)
+(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dk, T* dv, Attention a, u64 key, const Step* step, u32 last_dropped, double scale, Place place) {
+    backward_keys<64, 64>(q, k, v, dout, lse, delta, dk, dv, a, DropSome(key, step, last_dropped, scale, place));
+}
+
+KERNEL(128, attention_128)(const T* q, const T* k, const T* v, T* out, float* lse, Attention a) {
+    forward<128>(q, k, v, out, lse, a, KeepAll());
+}
+KERNEL(128, attention_dropout_128)
+(const T* q, const T* k, const T* v, T* out, float* lse, Attention a, u64 key, const Step* step, u32 last_dropped, double scale, Place place) {
+    forward<128>(q, k, v, out, lse, a, DropSome(key, step, last_dropped, scale, place));
 }
 KERNEL(128, attention_backward_queries_128)
 (const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dq, Attention a) {
-    backward_queries<128>(q, k, v, dout, lse, delta, dq, a);
+    backward_queries<128>(q, k, v, dout, lse, delta, dq, a, KeepAll());
 }
-
-KERNEL(128, attention_backward_keys_64)
-(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dk, T* dv, Attention a) {
-    backward_keys<64, 64>(q, k, v, dout, lse, delta, dk, dv, a);
+KERNEL(128, attention_backward_queries_dropout_128)
+(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dq, Attention a, u64 key, const Step* step, u32 last_dropped, double scale, Place place) {
+    backward_queries<128>(q, k, v, dout, lse, delta, dq, a, DropSome(key, step, last_dropped, scale, place));
 }
 KERNEL(128, attention_backward_keys_128)
 (const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dk, T* dv, Attention a) {
-    backward_keys<128, 32>(q, k, v, dout, lse, delta, dk, dv, a);
+    backward_keys<128, 32>(q, k, v, dout, lse, delta, dk, dv, a, KeepAll());
+}
+KERNEL(128, attention_backward_keys_dropout_128)
+(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dk, T* dv, Attention a, u64 key, const Step* step, u32 last_dropped, double scale, Place place) {
+    backward_keys<128, 32>(q, k, v, dout, lse, delta, dk, dv, a, DropSome(key, step, last_dropped, scale, place));
 }

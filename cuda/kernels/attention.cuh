@@ -1,4 +1,5 @@
-// What the kernels of attention share: its sizes, and which keys a query sees.
+// What the kernels of attention share: its sizes, which keys a query sees, which probabilities are dropped. Follows
+// philox.cuh.
 
 // Strides are of (batch, position, head), in elements; heads are dense. As `arguments::Attention` on the host.
 struct Attention {
@@ -18,6 +19,28 @@ INLINE bool visible(const Attention& a, i64 query, i64 key) {
     return key < a.keys && query < a.queries && (!a.causal || key <= query + a.keys - a.queries);
 }
 
+// Factors of the probabilities, 0 or what makes up for it: element (sample, head, query, key) of the global tensor is
+// kept where its random bits are larger than `last_dropped`. A row is that of a query's keys.
+struct KeepAll {
+    INLINE u64 row(i64, i64, i64) const { return 0; }
+    INLINE u64 column(i64) const { return 0; }
+    INLINE A factor(u64) { return A(1); }
+};
+struct DropSome {
+    Draws draws;
+    u32 last_dropped;
+    A scale;
+    const Place& place;
+    INLINE DropSome(u64 key, const Step* step, u32 last_dropped, double scale, const Place& place)
+        : draws(key, step->number), last_dropped(last_dropped), scale((A)scale), place(place) {}
+    INLINE u64 coordinate(int d, i64 local) const { return global_coordinate(place, d, local) * place.dim[d].stride; }
+    INLINE u64 row(i64 batch, i64 head, i64 query) const {
+        return coordinate(0, batch) + coordinate(1, head) + coordinate(2, query);
+    }
+    INLINE u64 column(i64 key) const { return coordinate(3, key); }
+    INLINE A factor(u64 index) { return draws.at(index) > last_dropped ? scale : A(0); }
+};
+
 // delta_i = dout_i . out_i (batch, heads, queries): a warp for each.
 KERNEL(256, attention_delta)(const T* dout, const T* out, A* delta, u64 batch, Attention a) {
     const u64 row = thread_number() / 32, lane = threadIdx.x & 31;
@@ -29,4 +52,30 @@ KERNEL(256, attention_delta)(const T* dout, const T* out, A* delta, u64 batch, A
     for (i64 i = lane; i < a.width; i += 32) sum += widen(dout[i]) * widen(out[i]);
     sum = join_warp(sum, Plus());
     if (lane == 0) delta[row] = sum;
+}
+
+// Adds a block of keys to what was found so far: out (batch, queries, heads, width) and lse (batch, heads, queries)
+// become those of all keys. The block's are of `rows` queries from `first` on; a warp for each and its heads.
+KERNEL(256, attention_merge)
+(A* out, A* lse, const T* block_out, const A* block_lse, u64 batch, u64 queries, u64 rows, u64 heads, u64 width, u64 first) {
+    const u64 index = thread_number() / 32, lane = threadIdx.x & 31;
+    if (index >= batch * rows * heads) return;
+    const u64 head = index % heads, row = index / heads % rows, sample = index / heads / rows;
+    A* own = lse + (sample * heads + head) * queries + first + row;
+    const A before = *own, other = block_lse[(sample * heads + head) * rows + row];
+    const A max = real::max(before, other);
+    A kept = A(0), gained = A(0);
+    __syncwarp();  // every lane has read what one overwrites
+    if (max > -real::infinity<A>()) {
+        kept = real::exp(before - max);
+        gained = real::exp(other - max);
+        const A sum = kept + gained;
+        kept /= sum;
+        gained /= sum;
+        if (lane == 0) *own = max + real::ln(sum);
+    }
+    out += ((sample * queries + first + row) * heads + head) * width;
+    block_out += index * width;
+    // Where nothing is kept, what is there does not matter: it may be no number.
+    for (u64 i = lane; i < width; i += 32) out[i] = gained * widen(block_out[i]) + (kept == A(0) ? A(0) : kept * out[i]);
 }

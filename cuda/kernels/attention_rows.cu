@@ -2,6 +2,7 @@
 // the gradients of keys and values. Formulas and order of the sums as in attention.cu; heads have 256 elements at
 // most. It is for checking and small models, not for speed.
 
+#include "philox.cuh"
 #include "attention.cuh"
 
 constexpr int WARPS = 4, MAX_WIDTH = 256, PER_LANE = MAX_WIDTH / 32;
@@ -35,7 +36,8 @@ INLINE void store_row(T* to, const A* sum, A factor, i64 width) {
         if (lane + 32 * r < width) to[lane + 32 * r] = rounded<T>(sum[r] * factor);
 }
 
-KERNEL(128, attention_rows)(const T* q, const T* k, const T* v, T* out, A* lse, Attention a) {
+template <class Drops>
+INLINE void forward(const T* q, const T* k, const T* v, T* out, A* lse, const Attention& a, Drops drops) {
     SHARED(A, rows, WARPS * MAX_WIDTH);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const i64 query = (i64)blockIdx.x * WARPS + warp, head = blockIdx.y, batch = blockIdx.z;
@@ -48,6 +50,7 @@ KERNEL(128, attention_rows)(const T* q, const T* k, const T* v, T* out, A* lse, 
     __syncwarp();
     const i64 end = key_end(a, query);
     A max = -real::infinity<A>(), sum = A(0), result[PER_LANE] = {};
+    const u64 drops_row = drops.row(batch, head, query);
     for (i64 key = 0; key < end; key += 32) {
         const i64 own = key + lane;
         const A s = own < end ? (A)a.scale * dot(row, k + own * a.k[1], a.width) : -real::infinity<A>();
@@ -57,14 +60,14 @@ KERNEL(128, attention_rows)(const T* q, const T* k, const T* v, T* out, A* lse, 
         sum = sum * shrink + join_warp(p, Plus());
 #pragma unroll
         for (int r = 0; r < PER_LANE; r++) result[r] *= shrink;
-        add_rows(result, p, v + key * a.v[1], a.v[1], end - key, a.width);
+        add_rows(result, p * drops.factor(drops_row + drops.column(own)), v + key * a.v[1], a.v[1], end - key, a.width);
     }
     store_row(out + batch * a.out[0] + query * a.out[1] + head * a.out[2], result, sum > A(0) ? A(1) / sum : A(0), a.width);
     if (lane == 0) lse[(batch * a.heads + head) * a.queries + query] = sum > A(0) ? max + real::ln(sum) : -real::infinity<A>();
 }
 
-KERNEL(128, attention_rows_backward_queries)
-(const T* q, const T* k, const T* v, const T* dout, const A* lse, const A* delta, T* dq, Attention a) {
+template <class Drops>
+INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, const A* lse, const A* delta, T* dq, const Attention& a, Drops drops) {
     SHARED(A, rows, 2 * WARPS * MAX_WIDTH);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const i64 query = (i64)blockIdx.x * WARPS + warp, head = blockIdx.y, batch = blockIdx.z;
@@ -78,20 +81,22 @@ KERNEL(128, attention_rows_backward_queries)
     __syncwarp();
     const i64 end = key_end(a, query);
     A result[PER_LANE] = {};
+    const u64 drops_row = drops.row(batch, head, query);
     for (i64 key = 0; key < end; key += 32) {
         const i64 own = key + lane;
         A ds = A(0);
         if (own < end) {
             const A p = real::exp((A)a.scale * dot(q_row, k + own * a.k[1], a.width) - lse[at]);
-            ds = p * (dot(dout_row, v + own * a.v[1], a.width) - delta[at]);
+            const A m = drops.factor(drops_row + drops.column(own));
+            ds = p * (m * dot(dout_row, v + own * a.v[1], a.width) - delta[at]);
         }
         add_rows(result, ds, k + key * a.k[1], a.k[1], end - key, a.width);
     }
     store_row(dq + batch * a.dq[0] + query * a.dq[1] + head * a.dq[2], result, (A)a.scale, a.width);
 }
 
-KERNEL(128, attention_rows_backward_keys)
-(const T* q, const T* k, const T* v, const T* dout, const A* lse, const A* delta, T* dk, T* dv, Attention a) {
+template <class Drops>
+INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, const A* lse, const A* delta, T* dk, T* dv, const Attention& a, Drops drops) {
     SHARED(A, rows, 2 * WARPS * MAX_WIDTH);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const i64 key = (i64)blockIdx.x * WARPS + warp, group = blockIdx.y, batch = blockIdx.z;
@@ -110,7 +115,9 @@ KERNEL(128, attention_rows_backward_keys)
             A p = A(0), ds = A(0);
             if (visible(a, own, key)) {
                 p = real::exp((A)a.scale * dot(k_row, q_head + own * a.q[1], a.width) - lse[at]);
-                ds = p * (dot(v_row, dout_head + own * a.dout[1], a.width) - delta[at]);
+                const A m = drops.factor(drops.row(batch, head, own) + drops.column(key));
+                ds = p * (m * dot(v_row, dout_head + own * a.dout[1], a.width) - delta[at]);
+                p *= m;
             }
             add_rows(dv_sum, p, dout_head + query * a.dout[1], a.dout[1], a.queries - query, a.width);
             add_rows(dk_sum, ds, q_head + query * a.q[1], a.q[1], a.queries - query, a.width);
@@ -118,4 +125,30 @@ KERNEL(128, attention_rows_backward_keys)
     }
     store_row(dk + batch * a.dk[0] + key * a.dk[1] + group * a.dk[2], dk_sum, (A)a.scale, a.width);
     store_row(dv + batch * a.dv[0] + key * a.dv[1] + group * a.dv[2], dv_sum, A(1), a.width);
+}
+
+KERNEL(128, attention_rows)(const T* q, const T* k, const T* v, T* out, A* lse, Attention a) {
+    forward(q, k, v, out, lse, a, KeepAll());
+}
+KERNEL(128, attention_rows_dropout)
+(const T* q, const T* k, const T* v, T* out, A* lse, Attention a, u64 key, const Step* step, u32 last_dropped, double scale, Place place) {
+    forward(q, k, v, out, lse, a, DropSome(key, step, last_dropped, scale, place));
+}
+
+KERNEL(128, attention_rows_backward_queries)
+(const T* q, const T* k, const T* v, const T* dout, const A* lse, const A* delta, T* dq, Attention a) {
+    backward_queries(q, k, v, dout, lse, delta, dq, a, KeepAll());
+}
+KERNEL(128, attention_rows_backward_queries_dropout)
+(const T* q, const T* k, const T* v, const T* dout, const A* lse, const A* delta, T* dq, Attention a, u64 key, const Step* step, u32 last_dropped, double scale, Place place) {
+    backward_queries(q, k, v, dout, lse, delta, dq, a, DropSome(key, step, last_dropped, scale, place));
+}
+
+KERNEL(128, attention_rows_backward_keys)
+(const T* q, const T* k, const T* v, const T* dout, const A* lse, const A* delta, T* dk, T* dv, Attention a) {
+    backward_keys(q, k, v, dout, lse, delta, dk, dv, a, KeepAll());
+}
+KERNEL(128, attention_rows_backward_keys_dropout)
+(const T* q, const T* k, const T* v, const T* dout, const A* lse, const A* delta, T* dk, T* dv, Attention a, u64 key, const Step* step, u32 last_dropped, double scale, Place place) {
+    backward_keys(q, k, v, dout, lse, delta, dk, dv, a, DropSome(key, step, last_dropped, scale, place));
 }

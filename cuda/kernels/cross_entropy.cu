@@ -14,6 +14,7 @@ struct CrossEntropy {
     i64 offset;  // of the first class that is here
     i64 global;  // classes in all shards
     double smoothing;
+    i64 first;  // row of the whole call that is row 0 here
 };
 struct Targets : CrossEntropy {
     const void* classes;
@@ -37,7 +38,7 @@ INLINE double row_loss(const Targets& targets, i64 target, double lse, double pr
 
 INLINE void check_target(const Targets& targets, u64 row, u64* bad) {
     const i64 target = read_index(targets.classes, targets.type, row);
-    if (target >= targets.global && target != targets.ignore_index) atomicMin(bad, row);
+    if (target >= targets.global && target != targets.ignore_index) atomicMin(bad, (u64)targets.first + row);
 }
 
 // The statistics of a row, and the sum of its logits where labels are smoothed.
@@ -103,14 +104,14 @@ KERNEL(256, cross_entropy_finish)(const A* max, const A* sums, const void* class
 }
 
 // Overwrites logits with their gradient. `scale` lies in device memory: loss scale / number of counted tokens.
-KERNEL(512, cross_entropy_backward)(T* logits, const void* classes, int type, CrossEntropy config, const A* lse, const double* scale, u64 rows, u64 width) {
+KERNEL(512, cross_entropy_backward)(T* logits, const void* classes, int type, CrossEntropy config, const A* lse, const A* scale, u64 rows, u64 width) {
     const u64 row = group_row();
     if (row >= rows) return;
     const Targets targets(config, classes, type);
     T* x = logits + row * width;
     const i64 target = local_target(targets, row, width);
-    const A uniform = (A)(targets.smoothing / (double)targets.global * *scale), peak = (A)((1 - targets.smoothing) * *scale);
-    const A log_sum = lse[row], factor = (A)*scale;
+    const A uniform = (A)(targets.smoothing / (double)targets.global * (double)*scale);
+    const A peak = (A)((1 - targets.smoothing) * (double)*scale), log_sum = lse[row], factor = *scale;
     map_row(x, x, width, threadIdx.x, blockDim.x, [&](u64 j, T x, T) {
         if (target == IGNORED) return rounded<T>(A(0));
         A dx = real::exp(widen(x) - log_sum) * factor - uniform;

@@ -29,23 +29,29 @@ struct Place {
     } dim[MAX_PLACE_RANK];
 };
 
+// The global coordinate of a local one.
+INLINE u64 global_coordinate(const Place& place, int d, u64 local) {
+    u64 global = 0;
+#pragma unroll
+    for (int k = 0; k < MAX_PIECES; k++) {
+        if (k >= place.dim[d].pieces) continue;
+        if (local < place.dim[d].length[k]) {
+            global = place.dim[d].offset[k] + local;
+            break;
+        }
+        local -= place.dim[d].length[k];
+    }
+    return global;
+}
+
 // The global index of the local element `index`.
 INLINE u64 global_index(const Place& place, u64 index) {
     u64 global = 0;
 #pragma unroll
     for (int d = MAX_PLACE_RANK - 1; d >= 0; d--) {
         if (d >= place.rank) continue;
-        u64 local = index % place.dim[d].size;
+        global += global_coordinate(place, d, index % place.dim[d].size) * place.dim[d].stride;
         index /= place.dim[d].size;
-#pragma unroll
-        for (int k = 0; k < MAX_PIECES; k++) {
-            if (k >= place.dim[d].pieces) continue;
-            if (local < place.dim[d].length[k]) {
-                global += (place.dim[d].offset[k] + local) * place.dim[d].stride;
-                break;
-            }
-            local -= place.dim[d].length[k];
-        }
     }
     return global;
 }

@@ -141,6 +141,8 @@ pub struct CrossEntropy {
     pub global: i64,
     /// Probability that is spread over all classes.
     pub smoothing: f64,
+    /// The call's row that is the first here: positions of bad targets are counted from the call's first.
+    pub first: i64,
 }
 
 /// Attention: sizes, and for each operand the strides of batch, position and head, in elements. Heads are dense and

@@ -129,7 +129,7 @@ impl GptPart {
 /// let tokens = Tensor::from_slice(&device, &[7_u32; 2 * 16], &[2, 16])?;
 /// let targets = Tensor::from_slice(&device, &[3_i64; 2 * 16], &[2, 16])?;
 /// let loss = gpt.loss(&Context::new(1234, 0, Mode::Train, 2, 16), &tokens, &targets)?;
-/// loss.sum.backward_scaled(1.0 / loss.counted as f64)?;
+/// loss.sum.backward_scaled(1.0 / loss.counted()? as f64)?;
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 #[derive(Debug, Clone)]

@@ -5,7 +5,7 @@ use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::data::{Batch, Samples};
 use ferrotron_models::gpt::{GptConfig, Recompute, SavedActivations};
 use ferrotron_models::memory::{Plan, RankMemory, StageMemory};
-use ferrotron_models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
+use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::Schedule;
 use ferrotron_nn::{AdafactorConfig, OptimizerConfig, Scope, Sharding};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};

@@ -4,19 +4,26 @@
 //! The value is the **sum** over the counted tokens; one over their number enters as the cotangent.
 
 use ferrotron_tensor::ops::cross_entropy::{
-    CrossEntropyConfig, cross_entropy, cross_entropy_backward,
+    CrossEntropyConfig, counted, cross_entropy, cross_entropy_backward,
 };
 use ferrotron_tensor::{Category, Result, Tensor};
 
 use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
 
-/// A summed loss and how many tokens it counts.
+/// A summed loss, and of which tokens.
 #[derive(Debug, Clone)]
 pub struct Loss {
     /// Sum over the counted tokens, a scalar in the accumulation dtype.
     pub sum: Var,
-    /// How many tokens count.
-    pub counted: usize,
+    pub(super) targets: Tensor,
+    pub(super) config: CrossEntropyConfig,
+}
+
+impl Loss {
+    /// How many tokens count: reads the targets, so it waits for a GPU.
+    pub fn counted(&self) -> Result<usize> {
+        counted(&self.targets, &self.config)
+    }
 }
 
 struct CrossEntropyBackward {
@@ -43,8 +50,8 @@ impl Backward for CrossEntropyBackward {
         let CrossEntropyBackward { logits, targets, lse, config } = *self;
         let value = logits.value()?;
         drop(logits); // so that the logits can be overwritten
-        let scale = dy.single()?.item()?;
-        dx.give(0, cross_entropy_backward(value, &targets, &lse, &config, scale)?)
+        let scale = dy.single()?;
+        dx.give(0, cross_entropy_backward(value, &targets, &lse, &config, &scale)?)
     }
 }
 
@@ -58,6 +65,6 @@ impl Var {
             let (logits, targets) = (self.save(), targets.clone());
             CrossEntropyBackward { logits, targets, lse: found.lse, config: *config }
         })?;
-        Ok(Loss { sum, counted: found.counted })
+        Ok(Loss { sum, targets: targets.clone(), config: *config })
     }
 }

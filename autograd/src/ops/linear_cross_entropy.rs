@@ -92,7 +92,7 @@ impl Var {
                 exchange,
             }
         })?;
-        Ok(Loss { sum, counted: found.counted })
+        Ok(Loss { sum, targets: targets.clone(), config: *config })
     }
 }
 
@@ -119,7 +119,7 @@ impl Backward for LinearCrossEntropyBackward {
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
         let LinearCrossEntropyBackward { x, weight, targets, lse, kept, config, exchange } = *self;
-        let (scale, mut x, weight) = (dy.single()?.item()?, x.value()?, weight.value()?);
+        let (scale, mut x, weight) = (dy.single()?, x.value()?, weight.value()?);
         if let Some(exchange) = &exchange {
             x = exchange.gather_input(x)?;
         }
@@ -134,7 +134,7 @@ impl Backward for LinearCrossEntropyBackward {
         let needs_input = dx.needs(0);
         let run = |to_weight: Option<(&mut Tensor, Accum)>| {
             let input: Option<TakeGradient<'_>> = if needs_input { Some(&mut take) } else { None };
-            let wanted = Gradients { scale, input, weight: to_weight };
+            let wanted = Gradients { scale: &scale, input, weight: to_weight };
             linear_cross_entropy_backward(kept, &x, &weight, &targets, &lse, &config, wanted)
         };
         if dx.needs(1) {

@@ -57,6 +57,12 @@ const MUTANTS: &[Mutant] = mutants! {
     wrong_group in "attention": "head * a.groups / a.heads" => "head % a.groups";
     delta_of_another_row in "attention": "delta = row_delta[e / 2];" => "delta = row_delta[e % 2];";
     tail_of_the_head_not_zero in "attention": "&& column < width;" => ";";
+    dropped_before_the_sum in "attention":
+        "sum[e / 2] += s[n][e];\n                s[n][e] *=" => "sum[e / 2] += s[n][e] *=";
+    values_of_what_was_dropped in "attention": "s[n][e] = p * m;" => "s[n][e] = p;";
+    scores_of_what_was_dropped in "attention": "(dp[n][e] * m - delta)" => "(dp[n][e] - delta)";
+    dropout_of_another_query in "attention_rows": "+ coordinate(2, query)" => "+ (u64)query";
+    nothing_that_counts in "attention_rows": "(kept == A(0) ? A(0) : kept * out[i])" => "kept * out[i]";
     row_read_before_its_warp_has_written_it in "attention_rows": "__syncwarp();" => "";
     keys_of_all_queries in "attention_rows": "const i64 end = key_end(a, query);" => "const i64 end = a.keys;";
     // Sums and maxima

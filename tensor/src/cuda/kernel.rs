@@ -46,14 +46,17 @@ pub(crate) fn kernel<'a>(
 impl Kernel<'_> {
     /// A tensor that is read, from the view's first element on.
     pub(crate) fn input(self, x: &Tensor) -> Self {
-        let name = self.launch.name();
-        let wrong = (x.device() != self.device)
-            .then(|| Error::device(name, format!("{x:?} is on {:?}", x.device())));
-        self.refuse(wrong).value(x.address())
+        let elsewhere = self.elsewhere(x);
+        self.refuse(elsewhere).value(x.address())
     }
 
     /// A tensor that is written, from the view's first element on: nobody else may hold its buffer.
     pub(crate) fn output(self, y: &mut Tensor) -> Self {
+        self.output_from(y, 0)
+    }
+
+    /// As [`Kernel::output`], from element `start` of a dense tensor on.
+    pub(crate) fn output_from(self, y: &mut Tensor, start: usize) -> Self {
         let name = self.launch.name();
         let shared = (!y.is_unique()).then(|| {
             Error::memory(name, format!("{y:?} has other holders, writing needs a single one"))
@@ -62,7 +65,16 @@ impl Kernel<'_> {
             let dims = y.dims();
             Error::shape(name, format!("the elements of the broadcast view {dims:?} overlap"))
         });
-        self.refuse(shared).refuse(overlaps).input(y)
+        let elsewhere = self.elsewhere(y);
+        self.refuse(shared)
+            .refuse(overlaps)
+            .refuse(elsewhere)
+            .value(y.address() + (start * y.dtype().size()) as u64)
+    }
+
+    fn elsewhere(&self, x: &Tensor) -> Option<Error> {
+        (x.device() != self.device)
+            .then(|| Error::device(self.launch.name(), format!("{x:?} is on {:?}", x.device())))
     }
 
     /// A tensor that is read, or nothing.

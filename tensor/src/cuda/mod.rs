@@ -4,14 +4,19 @@
 //! Whatever has no kernel here cannot go wrong silently: memory of a GPU has no slices, so the CPU's kernels return an
 //! error.
 
+pub(crate) mod attention;
 pub(crate) mod cast;
 pub(crate) mod copy;
+pub(crate) mod cross_entropy;
 pub(crate) mod index;
 mod kernel;
 pub(crate) mod matmul;
+pub(crate) mod norm;
 pub(crate) mod pointwise;
 pub(crate) mod random;
 pub(crate) mod reduce;
+pub(crate) mod rotary;
+pub(crate) mod softmax;
 
 pub(crate) use kernel::{kernel, layout};
 

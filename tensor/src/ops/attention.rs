@@ -24,10 +24,12 @@ mod tile;
 
 pub use merge::merge_attention;
 
+use crate::cuda;
 use crate::disjoint::Disjoint;
-use crate::tensor::check_pair;
+use crate::tensor::{check_device, check_pair};
 use crate::{Element, Error, Place, RandomKey, Result, Scalar, Tensor, dispatch_float};
-use tile::{Call, Shape, Target, View};
+pub(crate) use tile::Shape;
+use tile::{Call, Target, View};
 
 /// Which keys a query sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,9 +66,9 @@ impl AttentionConfig {
 /// where the uniform number of its index is at least p; `place` says which part of it is computed here.
 #[derive(Debug, Clone)]
 pub struct AttentionDropout {
-    p: f64,
-    key: RandomKey,
-    place: Place,
+    pub(crate) p: f64,
+    pub(crate) key: RandomKey,
+    pub(crate) place: Place,
 }
 
 impl AttentionDropout {
@@ -142,6 +144,9 @@ pub fn attention(
     let Shape { batch, queries, heads, width, .. } = shape;
     let device = q.device();
     let (q, k, v) = (dense_rows(q)?, dense_rows(k)?, dense_rows(v)?);
+    if device.gpu().is_some() {
+        return cuda::attention::forward(shape, [&q, &k, &v], config);
+    }
     let mut out = Tensor::empty(device, q.dtype(), &[batch, queries, heads, width])?;
     dispatch_float!(OP, q.dtype(), T => {
         type Acc = <T as Element>::Acc;
@@ -165,7 +170,11 @@ pub fn attention_backward(
     config: &AttentionConfig,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let shape = check(OP_BACKWARD, q, k, v, config)?;
+    let operands = Operands::new(shape, dout, (q, k, v), (out, lse))?;
     let device = q.device();
+    if device.gpu().is_some() {
+        return cuda::attention::backward(shape, &operands, config);
+    }
     let mut dq = Tensor::empty(device, q.dtype(), q.dims())?;
     let mut dk = Tensor::empty(device, q.dtype(), k.dims())?;
     let mut dv = Tensor::empty(device, q.dtype(), v.dims())?;
@@ -181,7 +190,7 @@ pub fn attention_backward(
             Target::dense(&slices.1, keys, groups, width),
             Target::dense(&slices.2, keys, groups, width),
         ];
-        write_gradients(shape, dout, (q, k, v), (out, lse), config, targets)?;
+        write_gradients(shape, &operands, config, targets)?;
     });
     Ok((dq, dk, dv))
 }
@@ -204,46 +213,73 @@ pub fn attention_backward_packed(
             format!("packed gradients need equal lengths, q {:?}, k {:?}", q.dims(), k.dims()),
         ));
     }
+    let operands = Operands::new(shape, dout, (q, k, v), (out, lse))?;
     let parts = heads + 2 * groups;
+    if q.device().gpu().is_some() {
+        let packed = cuda::attention::backward_packed(shape, &operands, config)?;
+        return packed.reshape(&[batch, queries, parts * width]);
+    }
     let mut packed = Tensor::empty(q.device(), q.dtype(), &[batch, queries, parts * width])?;
     dispatch_float!(OP_BACKWARD, q.dtype(), T => {
         let slice = Disjoint::new(packed.as_mut_slice::<T>()?);
         let whole = Target::dense(&slice, queries, parts, width);
         let targets = [whole, whole.starting_at(heads), whole.starting_at(heads + groups)];
-        write_gradients(shape, dout, (q, k, v), (out, lse), config, targets)?;
+        write_gradients(shape, &operands, config, targets)?;
     });
     Ok(packed)
 }
 
+/// What a gradient is computed from, each with a dense last dim.
+pub(crate) struct Operands {
+    pub q: Tensor,
+    pub k: Tensor,
+    pub v: Tensor,
+    pub dout: Tensor,
+    pub out: Tensor,
+    /// Dense.
+    pub lse: Tensor,
+}
+
+impl Operands {
+    fn new(
+        shape: Shape,
+        dout: &Tensor,
+        (q, k, v): (&Tensor, &Tensor, &Tensor),
+        (out, lse): (&Tensor, &Tensor),
+    ) -> Result<Operands> {
+        let Shape { batch, queries, heads, .. } = shape;
+        for (name, tensor) in [("dout", dout), ("out", out)] {
+            check_pair(OP_BACKWARD, q, tensor)?;
+            if tensor.dims() != q.dims() {
+                return Err(Error::shape(
+                    OP_BACKWARD,
+                    format!("{name} {:?} is not of q's {:?}", tensor.dims(), q.dims()),
+                ));
+            }
+        }
+        check_device(OP_BACKWARD, q, lse)?;
+        let acc = q.dtype().accumulator();
+        if lse.dtype() != acc || lse.dims() != [batch, heads, queries] {
+            return Err(Error::shape(
+                OP_BACKWARD,
+                format!("q {:?} needs lse (B, H, T) in {acc}, got {lse:?}", q.dims()),
+            ));
+        }
+        let (q, k, v) = (dense_rows(q)?, dense_rows(k)?, dense_rows(v)?);
+        let (dout, out, lse) = (dense_rows(dout)?, dense_rows(out)?, lse.contiguous()?);
+        Ok(Operands { q, k, v, dout, out, lse })
+    }
+}
+
 fn write_gradients<T: Element>(
     shape: Shape,
-    dout: &Tensor,
-    (q, k, v): (&Tensor, &Tensor, &Tensor),
-    (out, lse): (&Tensor, &Tensor),
+    operands: &Operands,
     config: &AttentionConfig,
     targets: [Target<'_, T>; 3],
 ) -> Result<()> {
-    let Shape { batch, queries, heads, .. } = shape;
-    for (name, tensor) in [("dout", dout), ("out", out)] {
-        check_pair(OP_BACKWARD, q, tensor)?;
-        if tensor.dims() != q.dims() {
-            return Err(Error::shape(
-                OP_BACKWARD,
-                format!("{name} {:?} is not of q's {:?}", tensor.dims(), q.dims()),
-            ));
-        }
-    }
-    lse.check_dtype::<T::Acc>(OP_BACKWARD)?;
-    if lse.dims() != [batch, heads, queries] {
-        return Err(Error::shape(
-            OP_BACKWARD,
-            format!("q {:?} needs lse (B, H, T), got {:?}", q.dims(), lse.dims()),
-        ));
-    }
-    let (q, k, v) = (dense_rows(q)?, dense_rows(k)?, dense_rows(v)?);
-    let (dout, out, lse) = (dense_rows(dout)?, dense_rows(out)?, lse.contiguous()?);
-    let call = Call::<T>::new(shape, View::of(&q)?, View::of(&k)?, View::of(&v)?, config);
-    let outputs = (View::of(&dout)?, View::of(&out)?, lse.as_slice::<T::Acc>()?);
+    let Operands { q, k, v, dout, out, lse } = operands;
+    let call = Call::<T>::new(shape, View::of(q)?, View::of(k)?, View::of(v)?, config);
+    let outputs = (View::of(dout)?, View::of(out)?, lse.as_slice::<T::Acc>()?);
     backward::run(q.device(), &call, outputs, targets)
 }
 

@@ -15,12 +15,13 @@
 
 mod rows;
 mod shard;
+mod targets;
 
-pub(crate) use rows::Targets;
 pub use shard::{JoinShards, VocabShard};
+pub(crate) use targets::{RowLosses, Targets, joined};
 
 use crate::tensor::check_device;
-use crate::{Element, Error, Result, Scalar, Tensor, dispatch_float};
+use crate::{Error, Index, Result, Tensor, dispatch_index};
 
 /// Which tokens count, and how sharp their targets are.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -45,8 +46,25 @@ pub struct CrossEntropy {
     pub loss: Tensor,
     /// ln sum_j e^(x_j) of every row, with the dims of the targets, in the accumulation dtype.
     pub lse: Tensor,
-    /// How many tokens count.
-    pub counted: usize,
+}
+
+/// How many of the targets count.
+///
+/// Reads them, so it waits for a GPU.
+///
+/// ```
+/// use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, counted};
+/// use ferrotron_tensor::{Device, Tensor};
+/// let targets = Tensor::from_slice(&Device::cpu(1)?, &[3_i64, -100, 0], &[3])?;
+/// assert_eq!(counted(&targets, &CrossEntropyConfig::default())?, 2);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub fn counted(targets: &Tensor, config: &CrossEntropyConfig) -> Result<usize> {
+    let ignored = usize::try_from(config.ignore_index).ok();
+    dispatch_index!("cross_entropy", targets.dtype(), I => {
+        let counts = |target: &&I| target.index().is_some_and(|class| Some(class) != ignored);
+        Ok(targets.to_vec::<I>()?.iter().filter(counts).count())
+    })
 }
 
 /// Cross-entropy of `logits` (.., V) against `targets` (..), summed over the counted tokens.
@@ -58,7 +76,6 @@ pub struct CrossEntropy {
 /// let logits = Tensor::from_slice(&device, &[0.0_f64; 8], &[2, 4])?;
 /// let targets = Tensor::from_slice(&device, &[3_i64, -100], &[2])?;
 /// let found = cross_entropy(&logits, &targets, &CrossEntropyConfig::default())?;
-/// assert_eq!(found.counted, 1);
 /// assert!((found.loss.item()? - 4.0_f64.ln()).abs() < 1e-15);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
@@ -116,26 +133,21 @@ fn forward(
     let classes = check(OP, logits, targets)?;
     let (shard, join) = shard.unzip();
     let shard = shard.unwrap_or_else(|| VocabShard::whole(classes));
-    let list = Targets::new(OP, targets, classes, shard, config)?;
-    let logits = logits.contiguous()?;
-    dispatch_float!(OP, logits.dtype(), T => {
-        type Acc = <T as Element>::Acc;
-        let mut lse = Tensor::empty(logits.device(), Acc::DTYPE, targets.dims())?;
-        let mut losses = vec![0.0; targets.numel()];
-        list.forward::<T>(&logits, 0, join, lse.as_mut_slice::<Acc>()?, &mut losses)?;
-        let loss = Tensor::full(logits.device(), Acc::DTYPE, &[], losses.iter().sum())?;
-        Ok(CrossEntropy { loss, lse, counted: list.counted() })
-    })
+    let rows = Targets::new(OP, targets, classes, shard, config)?;
+    let logits = logits.contiguous()?.as_matrix()?;
+    let mut found = RowLosses::new(&logits, targets.numel())?;
+    rows.forward(&logits, 0, join, &mut found)?;
+    Ok(CrossEntropy { loss: found.total()?, lse: found.lse.reshape(targets.dims())? })
 }
 
 /// Gradient of `scale` x [`cross_entropy`] with respect to the logits, which are overwritten if nobody else
-/// holds them. `lse` is that of the forward pass.
+/// holds them. `lse` is that of the forward pass; `scale` has one element and its dtype.
 pub fn cross_entropy_backward(
     logits: Tensor,
     targets: &Tensor,
     lse: &Tensor,
     config: &CrossEntropyConfig,
-    scale: f64,
+    scale: &Tensor,
 ) -> Result<Tensor> {
     backward(logits, targets, lse, config, scale, None)
 }
@@ -146,7 +158,7 @@ pub fn cross_entropy_shard_backward(
     targets: &Tensor,
     lse: &Tensor,
     config: &CrossEntropyConfig,
-    scale: f64,
+    scale: &Tensor,
     shard: VocabShard,
 ) -> Result<Tensor> {
     backward(logits, targets, lse, config, scale, Some(shard))
@@ -157,7 +169,7 @@ fn backward(
     targets: &Tensor,
     lse: &Tensor,
     config: &CrossEntropyConfig,
-    scale: f64,
+    scale: &Tensor,
     shard: Option<VocabShard>,
 ) -> Result<Tensor> {
     const OP: &str = "cross_entropy_backward";
@@ -167,11 +179,11 @@ fn backward(
         return Err(Error::shape(OP, message));
     }
     let shard = shard.unwrap_or_else(|| VocabShard::whole(classes));
-    let list = Targets::new(OP, targets, classes, shard, config)?;
-    dispatch_float!(OP, logits.dtype(), T => {
-        let lse = lse.contiguous()?;
-        list.backward::<T>(logits, 0, lse.as_slice::<<T as Element>::Acc>()?, scale)
-    })
+    let rows = Targets::new(OP, targets, classes, shard, config)?;
+    let dims = logits.dims().to_vec();
+    let matrix = logits.as_matrix()?;
+    drop(logits); // so that it can be overwritten
+    rows.backward(matrix, 0, lse, scale)?.reshape(&dims)
 }
 
 /// The number of classes, if the operands fit together.

@@ -13,6 +13,7 @@ use bytemuck::Zeroable;
 use super::cross_entropy::VocabShard;
 use super::index::{Groups, add_rows, indices};
 use super::rows::{CHEAP, for_rows};
+use crate::cuda;
 use crate::tensor::check_device;
 use crate::{Element, Error, Result, Scalar, Tensor, dispatch_any, dispatch_float};
 
@@ -51,9 +52,15 @@ pub fn embedding(weight: &Tensor, ids: &Tensor) -> Result<Tensor> {
 pub fn embedding_shard(weight: &Tensor, ids: &Tensor, shard: VocabShard) -> Result<Tensor> {
     check_device("embedding", weight, ids)?;
     let (rows, width) = check_table("embedding", weight)?;
-    let list = held_rows("embedding", ids, rows, shard)?;
+    shard.check("embedding", rows)?;
     let weight = weight.contiguous()?;
     let mut y = Tensor::empty(weight.device(), weight.dtype(), &[ids.dims(), &[width]].concat())?;
+    if y.device().gpu().is_some() {
+        let (sizes, bounds) = ([1, rows, width], [shard.offset, shard.global]);
+        cuda::index::select("embedding", &weight, &ids.contiguous()?, &mut y, sizes, bounds)?;
+        return Ok(y);
+    }
+    let list = held_rows("embedding", ids, rows, shard)?;
     dispatch_any!(weight.dtype(), T => {
         let (work, table) = (y.numel() / CHEAP, weight.as_slice::<T>()?);
         for_rows(weight.device(), (y.as_mut_slice::<T>()?, width), work, |first, out| {
@@ -93,15 +100,23 @@ pub fn embedding_shard_backward(
             format!("dy is {:?}, ids {:?}, table {:?}", dy.dims(), ids.dims(), dweight.dims()),
         ));
     }
-    let list = held_rows(OP, ids, rows, shard)?;
+    if ![dy.dtype(), dy.dtype().accumulator()].contains(&dweight.dtype()) {
+        let (dy, table) = (dy.dtype(), dweight.dtype());
+        return Err(Error::dtype(OP, format!("dy is {dy}, the table {table}")));
+    }
+    shard.check(OP, rows)?;
     let dy = dy.contiguous()?;
+    if dy.device().gpu().is_some() {
+        dweight.expect_contiguous(OP)?;
+        let (sizes, bounds) = ([1, rows, width], [shard.offset, shard.global]);
+        return cuda::index::add(OP, &dy, &ids.contiguous()?, dweight, sizes, bounds);
+    }
+    let list = held_rows(OP, ids, rows, shard)?;
     dispatch_float!(OP, dy.dtype(), T => {
         if dweight.dtype() == T::DTYPE {
             add::<T, T>(&dy, &list, dweight)
-        } else if dweight.dtype() == <T as Element>::Acc::DTYPE {
-            add::<<T as Element>::Acc, T>(&dy, &list, dweight)
         } else {
-            Err(Error::dtype(OP, format!("dy is {}, the table {}", dy.dtype(), dweight.dtype())))
+            add::<<T as Element>::Acc, T>(&dy, &list, dweight)
         }
     })
 }
@@ -118,7 +133,6 @@ fn check_table(op: &'static str, table: &Tensor) -> Result<(usize, usize)> {
 
 /// For each id, in row-major order, its row among the `rows` of the shard, or `rows` if another shard has it.
 fn held_rows(op: &'static str, ids: &Tensor, rows: usize, shard: VocabShard) -> Result<Vec<usize>> {
-    shard.check(op, rows)?;
     // Positions in errors are those of the tensor.
     let mut list = indices(op, ids, ids.rank().saturating_sub(1), shard.global)?;
     list.iter_mut().for_each(|id| *id = id.wrapping_sub(shard.offset).min(rows));

@@ -11,10 +11,10 @@
 //! Products and exponentials accumulate in `Element::Acc`, the loss in f64 in order of the tokens. Loss, lse
 //! and dx do not depend on the bound, bitwise; dW is added up in the order of the chunks.
 
-use super::cross_entropy::{CrossEntropyConfig, JoinShards, Targets, VocabShard};
+use super::cross_entropy::{CrossEntropyConfig, JoinShards, RowLosses, Targets, VocabShard};
 use super::matmul::{Accum, matmul_into};
 use crate::tensor::{check_device, check_pair};
-use crate::{Category, Element, Error, Result, Scalar, Tensor, dispatch_float};
+use crate::{Category, Error, Result, Tensor};
 
 /// The loss, and what its gradient needs.
 #[derive(Debug)]
@@ -24,8 +24,6 @@ pub struct LinearCrossEntropy {
     /// ln sum_j e^(logit_j) of every token, with the dims of the targets, in the accumulation dtype; of
     /// all shards.
     pub lse: Tensor,
-    /// How many tokens count.
-    pub counted: usize,
     /// To be handed to [`linear_cross_entropy_backward`].
     pub kept: KeptLogits,
 }
@@ -56,8 +54,9 @@ pub type TakeGradient<'a> = &'a mut dyn FnMut(Tensor) -> Result<()>;
 
 /// What [`linear_cross_entropy_backward`] computes.
 pub struct Gradients<'a> {
-    /// What the summed loss is multiplied with: loss scale / number of tokens of the global batch.
-    pub scale: f64,
+    /// What the summed loss is multiplied with: loss scale / number of tokens of the global batch. One element, of
+    /// the loss's dtype.
+    pub scale: &'a Tensor,
     /// Who takes dx, if it is wanted. It is handed over as soon as it is complete, before the last product
     /// of dW, so that an exchange over the shards may begin.
     pub input: Option<TakeGradient<'a>>,
@@ -188,23 +187,15 @@ fn forward(
     let chunks = problem.tokens.div_ceil(fit.max(1)).max(1);
     let chunk = problem.tokens.div_ceil(chunks).max(1);
     let mut kept = None;
-    let found = dispatch_float!(OP, x.dtype(), T => {
-        type Acc = <T as Element>::Acc;
-        let mut lse = Tensor::empty(x.device(), Acc::DTYPE, targets.dims())?;
-        let mut losses = vec![0.0; problem.tokens];
-        for (first, len) in problem.chunks(chunk) {
-            let logits = problem.logits(first, len)?;
-            let lse = &mut lse.as_mut_slice::<Acc>()?[first..first + len];
-            let losses = &mut losses[first..first + len];
-            problem.targets.forward::<T>(&logits, first, join, lse, losses)?;
-            kept = (fit >= problem.tokens).then_some(logits);
-        }
-        let loss = Tensor::full(x.device(), Acc::DTYPE, &[], losses.iter().sum())?;
-        (loss, lse)
-    });
+    let mut found = RowLosses::new(x, problem.tokens)?;
+    for (first, len) in problem.chunks(chunk) {
+        let logits = problem.logits(first, len)?;
+        problem.targets.forward(&logits, first, join, &mut found)?;
+        kept = (fit >= problem.tokens).then_some(logits);
+    }
     let kept = KeptLogits { logits: kept, chunk, shard: problem.shard };
-    let counted = problem.targets.counted();
-    Ok(LinearCrossEntropy { loss: found.0, lse: found.1, counted, kept })
+    let (loss, lse) = (found.total()?, found.lse.reshape(targets.dims())?);
+    Ok(LinearCrossEntropy { loss, lse, kept })
 }
 
 /// dx of `wanted.scale` x [`linear_cross_entropy`], if wanted, to who takes it, and dW into or onto its
@@ -250,10 +241,7 @@ pub fn linear_cross_entropy_backward(
             Some(logits) => logits,
             None => problem.logits(first, len)?,
         };
-        let dlogits = dispatch_float!(OP, x.dtype(), T => {
-            let lse = &lse.as_slice::<<T as Element>::Acc>()?[first..first + len];
-            problem.targets.backward::<T>(logits, first, lse, scale)?
-        });
+        let dlogits = problem.targets.backward(logits, first, &lse, scale)?;
         if let Some(dx) = &mut dx {
             dx.narrow_mut(0, first, len, |dx| {
                 matmul_into(dx, Accum::Replace, &dlogits, &problem.weight)

@@ -25,7 +25,7 @@ pub mod sq_norm;
 pub mod table;
 pub mod zero_bitmap;
 
-mod norm;
+pub(crate) mod norm;
 pub(crate) mod rows;
 #[cfg(test)]
 mod testing;

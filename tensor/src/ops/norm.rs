@@ -11,6 +11,7 @@
 //! alone and added in their order, so they do not depend on the number of threads.
 
 use super::rows::{CHEAP, for_rows2};
+use crate::cuda;
 use crate::disjoint::Disjoint;
 use crate::simd::vectorized;
 use crate::tensor::{check_device, check_pair};
@@ -26,7 +27,7 @@ const PER_NANOSECOND: usize = 4;
 const TASK: usize = 16 * 1024;
 
 /// Which norm a kernel computes.
-pub(super) trait Norm {
+pub(crate) trait Norm {
     /// Name in errors.
     const OP: &'static str;
     /// Name of the gradient in errors.
@@ -37,7 +38,7 @@ pub(super) trait Norm {
 
 /// Which gradients a caller wants.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(crate) enum Wanted {
     Input,
     Weights,
     All,
@@ -65,9 +66,11 @@ pub(super) fn forward<N: Norm>(
     }
     let device = x.device();
     let rows: usize = outer.iter().product();
-    let x = x.contiguous()?;
-    let weight = weight.contiguous()?;
+    let (x, weight) = (x.contiguous()?, weight.contiguous()?);
     let bias = bias.map(Tensor::contiguous).transpose()?;
+    if device.gpu().is_some() {
+        return cuda::norm::forward::<N>(&x, &weight, bias.as_ref(), eps);
+    }
     let mut y = Tensor::empty(device, x.dtype(), x.dims())?;
     dispatch_float!(N::OP, x.dtype(), T => {
         let acc = <T as Element>::Acc::DTYPE;
@@ -134,7 +137,7 @@ vectorized! {
 }
 
 /// dx, and (dweight, dbias) in Acc, so that a caller that adds them up loses nothing.
-pub(super) type Gradients = (Option<Tensor>, Option<(Tensor, Tensor)>);
+pub(crate) type Gradients = (Option<Tensor>, Option<(Tensor, Tensor)>);
 
 /// The gradients that are wanted.
 pub(super) fn backward<N: Norm>(
@@ -166,9 +169,12 @@ pub(super) fn backward<N: Norm>(
                 ));
             }
         }
-        let (x, dy, weight) = (x.contiguous()?, dy.contiguous()?, weight.contiguous()?);
-        let rstd = rstd.contiguous()?;
+        let (x, dy) = (x.contiguous()?, dy.contiguous()?);
+        let (weight, rstd) = (weight.contiguous()?, rstd.contiguous()?);
         let mean = mean.map(Tensor::contiguous).transpose()?;
+        if device.gpu().is_some() {
+            return cuda::norm::backward::<N>(&dy, &x, (mean.as_ref(), &rstd), &weight, wanted);
+        }
         let want_input = wanted != Wanted::Weights;
         let want_weights = wanted != Wanted::Input;
         // At most 128 blocks: their partial sums stay small beside the input.

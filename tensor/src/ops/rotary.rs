@@ -8,6 +8,7 @@
 //! Elements from R on, and heads beyond the rotated ones, pass unchanged. A gradient needs nothing but
 //! the table. Angles are computed in f64, rotations in Acc.
 
+use crate::cuda;
 use crate::simd::vectorized;
 use crate::tensor::check_device;
 use crate::{DType, Device, Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
@@ -60,14 +61,24 @@ impl RotaryTable {
         dispatch_float!("rotary_table", dtype, T => {
             type Acc = <T as Element>::Acc;
             let make = |f: fn(f64) -> f64| {
-                let mut table = Tensor::empty(device, Acc::DTYPE, &[positions.len(), half])?;
-                device.for_each_rows(table.as_mut_slice::<Acc>()?, half, |first, rows| {
-                    for (row, position) in rows.chunks_exact_mut(half).zip(&positions[first..]) {
-                        for (x, frequency) in row.iter_mut().zip(&frequencies) {
-                            *x = Real::of(f(position * frequency));
+                let fill = |table: &mut [Acc]| {
+                    device.for_each_rows(table, half, |first, rows| {
+                        let rows = rows.chunks_exact_mut(half).zip(&positions[first..]);
+                        for (row, position) in rows {
+                            for (x, frequency) in row.iter_mut().zip(&frequencies) {
+                                *x = Real::of(f(position * frequency));
+                            }
                         }
-                    }
-                });
+                    });
+                };
+                let dims = [positions.len(), half];
+                if device.gpu().is_some() {
+                    let mut table = vec![Acc::ZERO; dims[0] * dims[1]];
+                    fill(&mut table);
+                    return Tensor::from_slice(device, &table, &dims);
+                }
+                let mut table = Tensor::empty(device, Acc::DTYPE, &dims)?;
+                fill(table.as_mut_slice()?);
                 Ok::<_, Error>(table)
             };
             Ok(RotaryTable { cos: make(f64::cos)?, sin: make(f64::sin)? })
@@ -150,6 +161,10 @@ pub fn rotary(
                 "rotary",
                 format!("the table is {table}, x is {x}: it needs a table of {}", Acc::DTYPE),
             ));
+        }
+        if device.gpu().is_some() {
+            cuda::rotary::rotary(&x, table, heads, direction, &mut y)?;
+            return Ok(y);
         }
         let (cos, sin) = (table.cos.as_slice::<Acc>()?, table.sin.as_slice::<Acc>()?);
         let half = table.dim() / 2;

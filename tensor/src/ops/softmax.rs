@@ -8,6 +8,7 @@
 //! A row that is minus infinity throughout gives NaN, as in PyTorch.
 
 use super::rows::{for_rows, overwritable};
+use crate::cuda;
 use crate::simd::vectorized;
 use crate::tensor::check_pair;
 use crate::{Element, Error, Real, Result, Tensor, dispatch_float};
@@ -185,6 +186,10 @@ fn rows_of<T: Element>(
     let x = x.transpose(dim, -1)?.contiguous()?;
     let width = x.dim(-1)?;
     let mut y = Tensor::empty(x.device(), x.dtype(), x.dims())?;
+    if x.device().gpu().is_some() {
+        cuda::softmax::forward(op, &x, &mut y)?;
+        return y.transpose(dim, -1);
+    }
     let elements = x.as_slice::<T>()?;
     for_rows(x.device(), (y.as_mut_slice::<T>()?, width), elements.len(), |first, rows| {
         let x = elements[first * width..].chunks_exact(width);
@@ -204,6 +209,10 @@ fn backward<W: Weight>(op: &'static str, y: &Tensor, dy: Tensor, dim: isize) -> 
     drop(dy);
     let mut dx = if overwritable(&moved) { moved } else { moved.copy()? };
     let width = y.dim(-1)?;
+    if y.device().gpu().is_some() {
+        cuda::softmax::backward(op, &y, &mut dx)?;
+        return dx.transpose(dim, -1);
+    }
     dispatch_float!(op, y.dtype(), T => {
         let elements = y.as_slice::<T>()?;
         for_rows(y.device(), (dx.as_mut_slice::<T>()?, width), elements.len(), |first, rows| {

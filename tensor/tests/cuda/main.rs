@@ -1,8 +1,18 @@
 //! Operations on a GPU, which here is a stand-in on the CPU: driver, compiler and matrix products are libraries with
 //! NVIDIA's interface, and everything above them is what a real GPU runs.
 
+mod attention;
+mod both;
+mod cross_entropy;
+mod embedding;
 mod indices;
+mod linear_cross_entropy;
 mod matmul;
 mod memory;
+mod norm;
 mod operations;
+#[path = "../reference/mod.rs"]
+mod reference;
+mod rotary;
+mod softmax;
 mod support;

@@ -1,9 +1,10 @@
-use ferrotron_cuda::arguments::Attention;
+use ferrotron_cuda::arguments::{Attention, Place as DevicePlace, Step};
 use ferrotron_tensor::ops::attention::{
-    AttentionConfig, AttentionMask, attention, attention_backward, split_packed,
+    AttentionConfig, AttentionDropout, AttentionMask, attention, attention_backward,
+    merge_attention, split_packed,
 };
 use ferrotron_tensor::ops::reduce::{KeepDims, sum};
-use ferrotron_tensor::{DType, Tensor};
+use ferrotron_tensor::{DType, Place, RandomKey, Tensor};
 
 use crate::simulator::{Launch, Simulator};
 use crate::support::*;
@@ -21,6 +22,14 @@ pub fn check(simulator: &Simulator) {
     for problem in problems([DType::BF16, DType::F16], &sizes) {
         compare(simulator, &problem);
     }
+    for problem in
+        dropouts([DType::BF16, DType::F16], [[2, 70, 90, 4, 2, 64], [1, 40, 70, 2, 2, 96]])
+    {
+        compare(simulator, &problem);
+    }
+    for dtype in [DType::BF16, DType::F16] {
+        merges(simulator, dtype);
+    }
 }
 
 /// In each dtype a problem of each size (batch, queries, keys, heads, key-value heads, width) with either mask, and
@@ -35,10 +44,20 @@ pub fn problems(dtypes: [DType; 2], sizes: &[[usize; 6]]) -> impl Iterator<Item 
     })
 }
 
+/// Problems of two sizes with dropout, of a part of a global tensor.
+pub fn dropouts(dtypes: [DType; 2], sizes: [[usize; 6]; 2]) -> impl Iterator<Item = Problem> {
+    let masks = [AttentionMask::None, AttentionMask::Causal];
+    dtypes
+        .into_iter()
+        .flat_map(move |dtype| [0, 1].map(move |i| Problem::dropping(dtype, sizes[i], masks[i])))
+}
+
 /// Operands and what the CPU makes of them.
 pub struct Problem {
     pub name: String,
     pub a: Attention,
+    /// Where there is dropout: key, step and place.
+    drops: Option<(u64, Step, DevicePlace)>,
     /// Memory of q, k and v, which begins where they do.
     memory: [Vec<u8>; 3],
     dout: Vec<u8>,
@@ -47,6 +66,9 @@ pub struct Problem {
     /// dout . out of each query.
     delta: Tensor,
 }
+
+/// Probability of dropout.
+const DROPPED: f64 = 0.25;
 
 /// Numbers on [-1, 1).
 fn small(dtype: DType, dims: &[usize], seed: u64) -> Tensor {
@@ -60,7 +82,25 @@ impl Problem {
         let q = small(dtype, &[batch, queries, heads, width], 1);
         let k = small(dtype, &[batch, keys, groups, width], 2);
         let v = small(dtype, &[batch, keys, groups, width], 3);
-        Problem::new([&q, &k, &v], [bytes(&q), bytes(&k), bytes(&v)], mask)
+        Problem::new([&q, &k, &v], [bytes(&q), bytes(&k), bytes(&v)], mask, None)
+    }
+
+    /// As [`Problem::separate`], with dropout: of some heads, two pieces of the queries and the end of the keys.
+    fn dropping(dtype: DType, sizes: [usize; 6], mask: AttentionMask) -> Problem {
+        let [batch, queries, keys, heads, groups, width] = sizes;
+        let (q, v) = (small(dtype, &[batch, queries, heads, width], 6), [keys, groups, width]);
+        let [k, v] = [7, 8].map(|seed| small(dtype, &[&[batch], &v[..]].concat(), seed));
+        let half = queries / 2;
+        let place = Place::new(
+            &[batch + 1, 2 * heads, 3 * queries, keys + 5],
+            &[
+                &[(1, batch)],
+                &[(heads - 1, heads)],
+                &[(1, half), (queries + half, queries - half)],
+                &[(5, keys)],
+            ],
+        );
+        Problem::new([&q, &k, &v], [bytes(&q), bytes(&k), bytes(&v)], mask, Some(place.unwrap()))
     }
 
     /// Views of one packed projection.
@@ -70,16 +110,27 @@ impl Problem {
         let (q, k, v) = split_packed(&projection, heads, groups).unwrap();
         let all = bytes(&projection);
         let memory = [&q, &k, &v].map(|x| all[x.layout().offset() * dtype.size()..].to_vec());
-        Problem::new([&q, &k, &v], memory, AttentionMask::Causal)
+        Problem::new([&q, &k, &v], memory, AttentionMask::Causal, None)
     }
 
-    fn new([q, k, v]: [&Tensor; 3], memory: [Vec<u8>; 3], mask: AttentionMask) -> Problem {
+    fn new(
+        [q, k, v]: [&Tensor; 3],
+        memory: [Vec<u8>; 3],
+        mask: AttentionMask,
+        place: Option<Place>,
+    ) -> Problem {
         let (&[_, queries, heads, width], &[_, keys, groups, _]) = (q.dims(), k.dims()) else {
             unreachable!()
         };
         // Twice the usual scale makes rows differ more.
         let scale = 2.0 / (width as f64).sqrt();
-        let config = AttentionConfig { mask, scale, dropout: None };
+        let key = RandomKey::new(7, 12, "blocks.0.attn");
+        let drops = place.as_ref().map(|place| {
+            let (key, step) = draws(&key);
+            (key, step, device_place(place))
+        });
+        let dropout = place.map(|place| AttentionDropout::new(DROPPED, key, place).unwrap());
+        let config = AttentionConfig { mask, scale, dropout };
         let (out, lse) = attention(q, k, v, &config).unwrap();
         let dout = small(q.dtype(), q.dims(), 5);
         let (dq, dk, dv) = attention_backward(&dout, (q, k, v), (&out, &lse), &config).unwrap();
@@ -104,9 +155,11 @@ impl Problem {
             dk: strides(&dk),
             dv: strides(&dv),
         };
-        let name = format!("attention of {:?} to {:?} {mask:?}", q.dims(), k.dims());
+        let name =
+            format!("attention of {:?} to {:?} {mask:?} {:?}", q.dims(), k.dims(), config.dropout);
         let delta = delta.cast(q.dtype().accumulator()).unwrap();
-        Problem { name, a, memory, dout: bytes(&dout), want: [out, lse, dq, dk, dv], delta }
+        let want = [out, lse, dq, dk, dv];
+        Problem { name, a, drops, memory, dout: bytes(&dout), want, delta }
     }
 
     pub fn dtype(&self) -> DType {
@@ -117,9 +170,29 @@ impl Problem {
         self.want[0].dims()[0]
     }
 
-    /// A launch with q, k and v.
-    pub fn forward<'a>(&'a self, simulator: &'a Simulator, name: &str) -> Launch<'a> {
-        let kernel = simulator.kernel(name, element(self.dtype()));
+    /// By how much dropout makes probabilities larger.
+    pub fn kept(&self) -> f64 {
+        if self.drops.is_some() { 1.0 / (1.0 - DROPPED) } else { 1.0 }
+    }
+
+    /// Adds what follows the tensors, and runs.
+    pub fn run(&self, kernel: Launch<'_>, dynamic: usize, grid: [usize; 3]) {
+        let kernel = kernel.value(self.a).dynamic(dynamic);
+        match &self.drops {
+            None => kernel.run(grid, [128, 1, 1]),
+            Some((key, step, place)) => {
+                let last_dropped = (DROPPED * 4_294_967_296.0) as u32 - 1;
+                let kernel = kernel.value(*key).input(std::slice::from_ref(step));
+                let kernel = kernel.value(last_dropped).value(self.kept()).value(*place);
+                kernel.run(grid, [128, 1, 1]);
+            }
+        }
+    }
+
+    /// A launch with q, k and v of the kernel `name`, of its variant for dropout where there is some.
+    pub fn forward<'a>(&'a self, simulator: &'a Simulator, name: &str, tile: &str) -> Launch<'a> {
+        let dropout = if self.drops.is_some() { "_dropout" } else { "" };
+        let kernel = simulator.kernel(&format!("{name}{dropout}{tile}"), element(self.dtype()));
         self.memory.iter().fold(kernel, |kernel, memory| kernel.input(memory))
     }
 
@@ -127,10 +200,13 @@ impl Problem {
     pub fn backward<'a>(
         &'a self,
         simulator: &'a Simulator,
-        name: &str,
+        (name, tile): (&str, &str),
         statistics: &'a [Vec<u8>; 2],
     ) -> Launch<'a> {
-        self.forward(simulator, name).input(&self.dout).input(&statistics[0]).input(&statistics[1])
+        self.forward(simulator, name, tile)
+            .input(&self.dout)
+            .input(&statistics[0])
+            .input(&statistics[1])
     }
 
     /// Memory for result number `which` of out, lse, dq, dk and dv.
@@ -170,14 +246,14 @@ fn compare(simulator: &Simulator, problem: &Problem) {
     let (batch, eps) = (problem.batch(), problem.dtype().epsilon());
     let tile = if width <= 64 { 64 } else { 128 };
     let rows = |rows: usize| rows * (tile + 8) * 2;
-    let block = [128, 1, 1];
+    let suffix = format!("_{tile}");
 
     let (mut out, mut lse) = (problem.room(0), problem.room(1));
-    let kernel =
-        problem.forward(simulator, &format!("attention_{tile}")).output(&mut out).output(&mut lse);
-    kernel.value(a).dynamic(rows(3 * 64)).run([queries.div_ceil(64), heads, batch], block);
+    let kernel = problem.forward(simulator, "attention", &suffix).output(&mut out).output(&mut lse);
+    problem.run(kernel, rows(3 * 64), [queries.div_ceil(64), heads, batch]);
     // Probabilities are rounded to the dtype, up to half an epsilon each, and weigh values up to 1; so is the result.
-    problem.assert_close(0, &out, eps, eps);
+    let kept = problem.kept();
+    problem.assert_close(0, &out, eps, eps * kept);
     // Scores are sums of `width` products up to 1, in f32, and as many exponentials as keys are added.
     let sums = DType::F32.epsilon() * (width as f64 * a.scale + keys as f64 / 16.0 + 16.0);
     problem.assert_close(1, &lse, sums, sums);
@@ -185,23 +261,59 @@ fn compare(simulator: &Simulator, problem: &Problem) {
     // ds is rounded to the dtype. With p summing to 1 over the keys, and dp - delta of deviation sqrt(D) / 3, the
     // error of dq is below half an epsilon of six deviations; keys get as many such terms as queries see them, with
     // weights that sum to the column's, a few at most. A row's error in p is the other half.
-    let gradient = eps * a.scale * 6.0 * (width as f64).sqrt() / 3.0;
+    let gradient = eps * a.scale * 6.0 * (width as f64).sqrt() / 3.0 * kept;
     let statistics = problem.statistics(simulator);
     let mut dq = problem.room(2);
-    let kernel =
-        problem.backward(simulator, &format!("attention_backward_queries_{tile}"), &statistics);
-    let kernel = kernel.output(&mut dq).value(a).dynamic(rows(4 * 64));
-    kernel.run([queries.div_ceil(64), heads, batch], block);
+    let name = ("attention_backward_queries", &suffix[..]);
+    let kernel = problem.backward(simulator, name, &statistics).output(&mut dq);
+    problem.run(kernel, rows(4 * 64), [queries.div_ceil(64), heads, batch]);
     problem.assert_close(2, &dq, eps, gradient);
 
     let (mut dk, mut dv) = (problem.room(3), problem.room(4));
     let query_tile = if tile == 64 { 64 } else { 32 };
-    let kernel =
-        problem.backward(simulator, &format!("attention_backward_keys_{tile}"), &statistics);
-    let kernel =
-        kernel.output(&mut dk).output(&mut dv).value(a).dynamic(rows(2 * 64 + 2 * query_tile));
-    kernel.run([keys.div_ceil(64), groups, batch], block);
+    let name = ("attention_backward_keys", &suffix[..]);
+    let kernel = problem.backward(simulator, name, &statistics).output(&mut dk).output(&mut dv);
+    problem.run(kernel, rows(2 * 64 + 2 * query_tile), [keys.div_ceil(64), groups, batch]);
     let column = 2.0 * (heads / groups) as f64;
     problem.assert_close(3, &dk, eps, gradient * column);
-    problem.assert_close(4, &dv, eps, eps * column);
+    problem.assert_close(4, &dv, eps, eps * column * kept);
+}
+
+/// Joins blocks of keys: some queries have seen none before, some see none of the block.
+pub fn merges(simulator: &Simulator, dtype: DType) {
+    let acc = dtype.accumulator();
+    for ([batch, queries, rows, heads, width], first) in
+        [([1, 1, 1, 1, 1], 0), ([2, 7, 4, 3, 40], 2), ([1, 9, 9, 2, 33], 0)]
+    {
+        let block = random(dtype, &[batch, rows, heads, width], 1);
+        let unseen = |n: usize, every: usize| -> Vec<f64> {
+            let list = values(n, 2).into_iter().enumerate();
+            list.map(|(i, x)| if i % every == 0 { f64::NEG_INFINITY } else { x }).collect()
+        };
+        let block_lse = tensor(acc, &[batch, heads, rows], &unseen(batch * heads * rows, 5));
+        let lses = unseen(batch * heads * queries, 3);
+        // What was never written may be anything.
+        let outs =
+            values(batch * queries * heads * width, 3).into_iter().enumerate().map(|(i, x)| {
+                let (head, query) = (i / width % heads, i / width / heads % queries);
+                let at = (i / width / heads / queries * heads + head) * queries + query;
+                if lses[at] == f64::NEG_INFINITY { f64::NAN } else { x }
+            });
+        let outs: Vec<f64> = outs.collect();
+        let mut want = tensor(acc, &[batch, queries, heads, width], &outs);
+        let mut want_lse = tensor(acc, &[batch, heads, queries], &lses);
+        let (mut out, mut lse) = (bytes(&want), bytes(&want_lse));
+        let (block_in, block_lse_in) = (bytes(&block), bytes(&block_lse));
+        let kernel = simulator.kernel("attention_merge", element(dtype)).in_out(&mut out);
+        let kernel = kernel.in_out(&mut lse).input(&block_in).input(&block_lse_in);
+        let sizes = [batch, queries, rows, heads, width, first];
+        let kernel = sizes.iter().fold(kernel, |kernel, &size| kernel.value(size as u64));
+        kernel.run([(batch * rows * heads).div_ceil(8), 1, 1], [256, 1, 1]);
+        merge_attention((&mut want, &mut want_lse), first, (&block, &block_lse)).unwrap();
+        // A few roundings of numbers up to 2, and exponentials of differences up to 4.
+        let (eps, what) =
+            (8.0 * acc.epsilon(), format!("merge of {rows} into {queries} from {first}"));
+        assert_close(&what, &read(acc, want.dims(), &out), &want, eps, 2.0 * eps);
+        assert_close(&what, &read(acc, want_lse.dims(), &lse), &want_lse, eps, 2.0 * eps);
+    }
 }

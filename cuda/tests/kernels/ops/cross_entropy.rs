@@ -29,7 +29,8 @@ pub fn check(simulator: &Simulator) {
         // The first target that is no class is reported; one that is ignored is not.
         let (logits, targets) =
             (random(dtype, &[4, 3], 2), tensor(DType::I64, &[4], &[0.0, 9.0, 3.0, 4.0]));
-        let config = CrossEntropy { ignore_index: 9, offset: 0, global: 3, smoothing: 0.0 };
+        let config =
+            CrossEntropy { ignore_index: 9, offset: 0, global: 3, smoothing: 0.0, first: 40 };
         let (mut lse, mut losses, mut bad) =
             (room(dtype.accumulator(), 4), [0.0; 4], [NO_BAD_INDEX]);
         let (x, classes) = (bytes(&logits), bytes(&targets));
@@ -38,7 +39,7 @@ pub fn check(simulator: &Simulator) {
             with_targets(kernel, &classes, &targets, config).output(&mut lse).output(&mut losses);
         let (grid, block) = rowwise(4, 3);
         kernel.value(4_u64).value(3_u64).in_out(&mut bad).run(grid, block);
-        assert_eq!((bad, losses[1]), ([2], 0.0));
+        assert_eq!((bad, losses[1]), ([42], 0.0));
     }
 }
 
@@ -88,7 +89,8 @@ fn check_gradient(
     want: &Tensor,
 ) {
     let (dtype, rows, width) = (logits.dtype(), logits.dims()[0], logits.dims()[1]);
-    let (mut dx, classes, lse, scale) = (bytes(logits), bytes(targets), bytes(lse), [SCALE]);
+    let (mut dx, classes, lse) = (bytes(logits), bytes(targets), bytes(lse));
+    let scale = bytes(&scale(dtype));
     let kernel = simulator.kernel("cross_entropy_backward", element(dtype)).in_out(&mut dx);
     let kernel = with_targets(kernel, &classes, targets, config).input(&lse).input(&scale);
     let (grid, block) = rowwise(rows, width);
@@ -108,14 +110,20 @@ fn check_gradient(
 
 const SCALE: f64 = 0.3;
 
+fn scale(dtype: DType) -> Tensor {
+    tensor(dtype.accumulator(), &[], &[SCALE])
+}
+
 fn gradient(logits: &Tensor, targets: &Tensor, lse: &Tensor, smoothing: f64) -> Tensor {
     let config = CrossEntropyConfig { label_smoothing: smoothing, ..CrossEntropyConfig::default() };
-    cross_entropy_backward(logits.copy().unwrap(), targets, lse, &config, SCALE).unwrap()
+    let scale = scale(logits.dtype());
+    cross_entropy_backward(logits.copy().unwrap(), targets, lse, &config, &scale).unwrap()
 }
 
 fn whole(simulator: &Simulator, logits: &Tensor, targets: &Tensor, smoothing: f64) {
     let (dtype, rows, width) = (logits.dtype(), logits.dims()[0], logits.dims()[1]);
-    let config = CrossEntropy { ignore_index: -100, offset: 0, global: width as i64, smoothing };
+    let global = width as i64;
+    let config = CrossEntropy { ignore_index: -100, offset: 0, global, smoothing, first: 0 };
     let (x, classes) = (bytes(logits), bytes(targets));
     let (mut lse, mut losses, mut bad) =
         (room(dtype.accumulator(), rows), vec![0.0; rows], [NO_BAD_INDEX]);
@@ -150,6 +158,7 @@ fn in_shards(
         offset: offset as i64,
         global: width as i64,
         smoothing,
+        first: 0,
     };
     let parts: Vec<_> =
         (0..shards).map(|rank| ferrotron_tensor::balanced(width, shards, rank)).collect();

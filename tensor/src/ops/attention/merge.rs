@@ -1,5 +1,6 @@
 //! Joins attention to one block of keys with attention to those before it.
 
+use crate::cuda;
 use crate::ops::rows::{for_rows, for_rows2};
 use crate::simd::vectorized;
 use crate::tensor::check_device;
@@ -72,6 +73,9 @@ pub fn merge_attention(
         return Ok(());
     }
     let (block_out, block_lse) = (block_out.contiguous()?, block_lse.contiguous()?);
+    if out.device().gpu().is_some() {
+        return cuda::attention::merge(out, lse, first, &block_out, &block_lse);
+    }
     dispatch_float!(OP, block_out.dtype(), T => merge::<T>(out, lse, first, &block_out, &block_lse))
 }
 

@@ -60,7 +60,7 @@ fn wrong_operands_are_refused_by_name() -> Result<()> {
     );
     assert_eq!(
         backward(&q, &x(&[2, 3, 6])?),
-        "attention_backward: q [2, 3, 6, 4] needs lse (B, H, T), got [2, 3, 6]"
+        "attention_backward: q [2, 3, 6, 4] needs lse (B, H, T) in f32, got Tensor(f32 [2, 3, 6])"
     );
     assert_eq!(
         split_packed(&x(&[2, 3, 10])?, 2, 1).unwrap_err().to_string(),

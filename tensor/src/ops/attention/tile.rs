@@ -16,7 +16,7 @@ pub(super) const KEYS: usize = 128;
 pub(super) const GROUP: usize = 8;
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Shape {
+pub(crate) struct Shape {
     pub batch: usize,
     pub queries: usize,
     pub keys: usize,

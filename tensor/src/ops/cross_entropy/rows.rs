@@ -1,5 +1,6 @@
-//! The loops of cross-entropy over rows of logits, in both directions.
+//! The CPU's loops of cross-entropy over rows of logits, in both directions.
 
+use super::targets::joined;
 use super::{CrossEntropyConfig, JoinShards, VocabShard};
 use crate::ops::rows::{for_rows, for_rows2, overwritable};
 use crate::ops::softmax::{RowStatistics, row_statistics};
@@ -7,7 +8,7 @@ use crate::simd::vectorized;
 use crate::{Element, Error, Index, Real, Result, Scalar, Tensor, dispatch_index};
 
 /// The class of each row, counted from the first that is here; or [`IGNORED`], or [`ELSEWHERE`].
-pub(crate) struct Targets {
+pub(crate) struct HostTargets {
     rows: Vec<usize>,
     config: CrossEntropyConfig,
     /// Classes of the whole vocabulary.
@@ -19,23 +20,17 @@ const IGNORED: usize = usize::MAX;
 /// A class of another shard.
 const ELSEWHERE: usize = usize::MAX - 1;
 
-impl Targets {
-    /// Reads targets of the whole vocabulary for a shard of `classes`; an error names the position and value
+impl HostTargets {
+    /// Reads dense targets of the whole vocabulary for a shard of `classes`; an error names the position and value
     /// of one that is not below its size. Every shard finds the same error.
-    pub(crate) fn new(
+    pub(super) fn new(
         op: &'static str,
         targets: &Tensor,
         classes: usize,
         shard: VocabShard,
         config: &CrossEntropyConfig,
-    ) -> Result<Targets> {
-        if !(0.0..=1.0).contains(&config.label_smoothing) {
-            let message = format!("label smoothing is on [0, 1], got {}", config.label_smoothing);
-            return Err(Error::value(op, message));
-        }
-        shard.check(op, classes)?;
+    ) -> Result<HostTargets> {
         let VocabShard { offset, global, .. } = shard;
-        let dense = targets.contiguous()?;
         let ignored = usize::try_from(config.ignore_index).unwrap_or(IGNORED);
         let rows = dispatch_index!(op, targets.dtype(), I => {
             let read = |(at, target): (usize, &I)| match target.index() {
@@ -50,14 +45,9 @@ impl Targets {
                     format!("target {class} at position {at} is not below {global}"),
                 )),
             };
-            dense.as_slice::<I>()?.iter().enumerate().map(read).collect::<Result<_>>()?
+            targets.as_slice::<I>()?.iter().enumerate().map(read).collect::<Result<_>>()?
         });
-        Ok(Targets { rows, config: *config, global })
-    }
-
-    /// How many rows count.
-    pub(crate) fn counted(&self) -> usize {
-        self.rows.iter().filter(|&&class| class != IGNORED).count()
+        Ok(HostTargets { rows, config: *config, global })
     }
 
     /// Loss of a row from its lse, the logit of its target and the sum of its logits.
@@ -73,9 +63,8 @@ impl Targets {
         }
     }
 
-    /// Losses of dense rows of `logits` from row `first` of the targets on, and their lse; joined over the
-    /// shards where the classes have some.
-    pub(crate) fn forward<T: Element>(
+    /// See [`Targets::forward`](super::Targets::forward).
+    pub(super) fn forward<T: Element>(
         &self,
         logits: &Tensor,
         first: usize,
@@ -122,7 +111,7 @@ impl Targets {
                 *max = found.max;
             }
         });
-        let maxima = joined::<T>(join.max(maxima)?, &[count])?;
+        let maxima = joined(join.max(maxima)?, T::Acc::DTYPE, &[count])?;
         let maxima = maxima.as_slice::<T::Acc>()?;
 
         let terms = if self.config.label_smoothing == 0.0 { 2 } else { 3 };
@@ -139,7 +128,7 @@ impl Targets {
                 *total = T::Acc::of(found.sum);
             }
         }
-        let sums = joined::<T>(join.sum(sums)?, &[terms, count])?;
+        let sums = joined(join.sum(sums)?, T::Acc::DTYPE, &[terms, count])?;
         let (sum_exps, rest) = sums.as_slice::<T::Acc>()?.split_at(count);
         let (predicted, totals) = rest.split_at(count);
         for_rows2(device, (lse, 1), (losses, 1), count, |row, lse, losses| {
@@ -153,8 +142,8 @@ impl Targets {
         Ok(())
     }
 
-    /// Overwrites dense, unique `logits` with their gradient, or writes it to a tensor of its own.
-    pub(crate) fn backward<T: Element>(
+    /// See [`Targets::backward`](super::Targets::backward).
+    pub(super) fn backward<T: Element>(
         &self,
         mut logits: Tensor,
         first: usize,
@@ -226,14 +215,4 @@ vectorized! {
             *x = T::from_acc(scaled(x.acc(), lse, scale, uniform));
         }
     }
-}
-
-/// What a join gave back, if it is what it was given.
-fn joined<T: Element>(tensor: Tensor, dims: &[usize]) -> Result<Tensor> {
-    tensor.check_dtype::<T::Acc>("join_shards")?;
-    if tensor.dims() != dims {
-        let message = format!("joining {dims:?} gave {:?}", tensor.dims());
-        return Err(Error::shape("join_shards", message));
-    }
-    tensor.contiguous()
 }

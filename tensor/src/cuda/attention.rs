@@ -1,0 +1,347 @@
+//! Attention: tensor cores for 16 bits, a warp for each row for f32 and f64.
+
+use ferrotron_cuda::arguments::Attention;
+
+use super::kernel::{Kernel, kernel};
+use crate::ops::attention::{AttentionConfig, AttentionDropout, AttentionMask, Operands, Shape};
+use crate::ops::random::last_dropped;
+use crate::{DType, Error, Result, Tensor};
+
+/// Threads of a block of attention.
+const BLOCK: [usize; 3] = [128, 1, 1];
+/// Rows of a tile of tensor cores.
+const ROWS: usize = 64;
+/// Threads of a block of small sums, a warp for each.
+const SUMS: usize = 256;
+
+/// Which kernels compute a call.
+#[derive(Clone, Copy)]
+enum Kernels {
+    /// Tensor cores, for heads of so many elements at most.
+    Tiles(usize),
+    /// A warp for each row.
+    Rows,
+}
+
+impl Kernels {
+    fn of(op: &'static str, dtype: DType, width: usize) -> Result<Kernels> {
+        let (kernels, most) = match (dtype, width) {
+            (DType::BF16 | DType::F16, 0..=64) => (Kernels::Tiles(64), 128),
+            (DType::BF16 | DType::F16, _) => (Kernels::Tiles(128), 128),
+            _ => (Kernels::Rows, 256),
+        };
+        match width <= most {
+            true => Ok(kernels),
+            false => Err(Error::shape(
+                op,
+                format!("a GPU takes heads of at most {most} elements in {dtype}, got {width}"),
+            )),
+        }
+    }
+
+    fn file(self) -> &'static str {
+        match self {
+            Kernels::Tiles(_) => "attention",
+            Kernels::Rows => "attention_rows",
+        }
+    }
+
+    /// Blocks that `rows` queries or keys are cut into.
+    fn blocks(self, rows: usize) -> usize {
+        match self {
+            Kernels::Tiles(_) => rows.div_ceil(ROWS),
+            Kernels::Rows => rows.div_ceil(4),
+        }
+    }
+
+    /// Bytes of shared memory for `rows` rows of a tile, which are padded by 8 elements.
+    fn shared(self, rows: usize) -> usize {
+        match self {
+            Kernels::Tiles(width) => rows * (width + 8) * 2,
+            Kernels::Rows => 0,
+        }
+    }
+
+    /// The kernel of `pass` for these heads, with dropout or without.
+    fn name(self, pass: Pass, dropout: Option<&AttentionDropout>) -> &'static str {
+        let [plain, dropping] = match (self, pass) {
+            (Kernels::Tiles(64), Pass::Forward) => ["attention_64", "attention_dropout_64"],
+            (Kernels::Tiles(_), Pass::Forward) => ["attention_128", "attention_dropout_128"],
+            (Kernels::Tiles(64), Pass::Queries) => {
+                ["attention_backward_queries_64", "attention_backward_queries_dropout_64"]
+            }
+            (Kernels::Tiles(_), Pass::Queries) => {
+                ["attention_backward_queries_128", "attention_backward_queries_dropout_128"]
+            }
+            (Kernels::Tiles(64), Pass::Keys) => {
+                ["attention_backward_keys_64", "attention_backward_keys_dropout_64"]
+            }
+            (Kernels::Tiles(_), Pass::Keys) => {
+                ["attention_backward_keys_128", "attention_backward_keys_dropout_128"]
+            }
+            (Kernels::Rows, Pass::Forward) => ["attention_rows", "attention_rows_dropout"],
+            (Kernels::Rows, Pass::Queries) => {
+                ["attention_rows_backward_queries", "attention_rows_backward_queries_dropout"]
+            }
+            (Kernels::Rows, Pass::Keys) => {
+                ["attention_rows_backward_keys", "attention_rows_backward_keys_dropout"]
+            }
+        };
+        if dropout.is_some() { dropping } else { plain }
+    }
+}
+
+/// What a kernel computes.
+#[derive(Clone, Copy)]
+enum Pass {
+    /// out and lse.
+    Forward,
+    /// dq.
+    Queries,
+    /// dk and dv.
+    Keys,
+}
+
+/// A call: its operands as kernels take them.
+struct Call<'a> {
+    kernels: Kernels,
+    shape: Shape,
+    /// Queries, keys and values, of heads as wide as `width`.
+    operands: [Tensor; 3],
+    /// Elements of a head with the zeros that fill it up.
+    width: usize,
+    dropout: Option<&'a AttentionDropout>,
+    a: Attention,
+}
+
+impl<'a> Call<'a> {
+    fn new(
+        op: &'static str,
+        shape: Shape,
+        operands: [&Tensor; 3],
+        config: &'a AttentionConfig,
+    ) -> Result<Call<'a>> {
+        let Shape { queries, keys, heads, groups, width, .. } = shape;
+        let kernels = Kernels::of(op, operands[0].dtype(), width)?;
+        let width = match kernels {
+            Kernels::Tiles(_) => width.next_multiple_of(8),
+            Kernels::Rows => width,
+        };
+        let [q, k, v] = operands.map(|x| readable(kernels, x, width));
+        let operands = [q?, k?, v?];
+        let [q, k, v] = [0, 1, 2].map(|i: usize| strides(&operands[i]));
+        let a = Attention {
+            queries: queries as i64,
+            keys: keys as i64,
+            heads: heads as i64,
+            groups: groups as i64,
+            width: width as i64,
+            causal: i64::from(config.mask == AttentionMask::Causal),
+            scale: config.scale,
+            q,
+            k,
+            v,
+            ..bytemuck::Zeroable::zeroed()
+        };
+        let dropout = config.dropout.as_ref().filter(|dropout| dropout.p > 0.0);
+        Ok(Call { kernels, shape, operands, width, dropout, a })
+    }
+
+    /// The kernel of a pass, with the queries, keys and values.
+    fn kernel(&self, pass: Pass) -> Result<Kernel<'_>> {
+        let q = &self.operands[0];
+        let name = self.kernels.name(pass, self.dropout);
+        let kernel = kernel(q.device(), self.kernels.file(), q.dtype(), name)?;
+        Ok(self.operands.iter().fold(kernel, Kernel::input))
+    }
+
+    /// Adds what follows the tensors, and launches a block for each of `blocks` of each of `heads`.
+    fn run(
+        &self,
+        kernel: Kernel<'_>,
+        a: Attention,
+        shared_rows: usize,
+        [blocks, heads]: [usize; 2],
+    ) -> Result<()> {
+        let mut kernel = kernel.value(a).shared(self.kernels.shared(shared_rows));
+        if let Some(dropout) = self.dropout {
+            kernel = kernel
+                .draws(&dropout.key)
+                .value(last_dropped(dropout.p))
+                .value(1.0 / (1.0 - dropout.p))
+                .place(&dropout.place);
+        }
+        kernel.run([blocks, heads, self.shape.batch], BLOCK)
+    }
+
+    /// A tensor (B, `positions`, `heads`, D) with room for the zeros.
+    fn room(&self, positions: usize, heads: usize) -> Result<Tensor> {
+        let q = &self.operands[0];
+        Tensor::empty(q.device(), q.dtype(), &[self.shape.batch, positions, heads, self.width])
+    }
+
+    /// A result without what filled it up.
+    fn trimmed(&self, x: Tensor) -> Result<Tensor> {
+        match self.width == self.shape.width {
+            true => Ok(x),
+            false => x.narrow(-1, 0, self.shape.width)?.contiguous(),
+        }
+    }
+}
+
+/// out (B, T, H, D) and lse (B, H, T).
+pub(crate) fn forward(
+    shape: Shape,
+    operands: [&Tensor; 3],
+    config: &AttentionConfig,
+) -> Result<(Tensor, Tensor)> {
+    let call = Call::new("attention", shape, operands, config)?;
+    let Shape { batch, queries, heads, .. } = shape;
+    let q = operands[0];
+    let mut out = call.room(queries, heads)?;
+    let acc = q.dtype().accumulator();
+    let mut lse = Tensor::empty(q.device(), acc, &[batch, heads, queries])?;
+    let a = Attention { out: strides(&out), ..call.a };
+    let kernel = call.kernel(Pass::Forward)?.output(&mut out).output(&mut lse);
+    call.run(kernel, a, 3 * ROWS, [call.kernels.blocks(queries), heads])?;
+    Ok((call.trimmed(out)?, lse))
+}
+
+/// dq, dk and dv, dense.
+pub(crate) fn backward(
+    shape: Shape,
+    operands: &Operands,
+    config: &AttentionConfig,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let Operands { q, k, v, .. } = operands;
+    let call = Call::new("attention_backward", shape, [q, k, v], config)?;
+    let Shape { queries, keys, heads, groups, .. } = shape;
+    let mut dq = call.room(queries, heads)?;
+    let (mut dk, mut dv) = (call.room(keys, groups)?, call.room(keys, groups)?);
+    let a = Attention { dq: strides(&dq), dk: strides(&dk), dv: strides(&dv), ..call.a };
+    gradients(&call, a, operands, |kernel, pass| match pass {
+        Pass::Keys => kernel.output(&mut dk).output(&mut dv),
+        _ => kernel.output(&mut dq),
+    })?;
+    Ok((call.trimmed(dq)?, call.trimmed(dk)?, call.trimmed(dv)?))
+}
+
+/// The gradients as one (B, T, H + 2G, D).
+pub(crate) fn backward_packed(
+    shape: Shape,
+    operands: &Operands,
+    config: &AttentionConfig,
+) -> Result<Tensor> {
+    let Operands { q, k, v, .. } = operands;
+    let call = Call::new("attention_backward", shape, [q, k, v], config)?;
+    let Shape { queries, heads, groups, .. } = shape;
+    let mut packed = call.room(queries, heads + 2 * groups)?;
+    let steps = strides(&packed);
+    let a = Attention { dq: steps, dk: steps, dv: steps, ..call.a };
+    let at = |head: usize| head * call.width;
+    gradients(&call, a, operands, |kernel, pass| match pass {
+        Pass::Keys => {
+            kernel.output_from(&mut packed, at(heads)).output_from(&mut packed, at(heads + groups))
+        }
+        _ => kernel.output(&mut packed),
+    })?;
+    call.trimmed(packed)
+}
+
+/// Launches the gradients' kernels; `to` adds their results.
+fn gradients(
+    call: &Call<'_>,
+    a: Attention,
+    Operands { dout, out, lse, .. }: &Operands,
+    mut to: impl for<'k> FnMut(Kernel<'k>, Pass) -> Kernel<'k>,
+) -> Result<()> {
+    let Shape { batch, queries, keys, heads, groups, .. } = call.shape;
+    let dout = readable(call.kernels, dout, call.width)?;
+    let (device, rows) = (out.device(), batch * heads * queries);
+    let mut delta = Tensor::empty(device, lse.dtype(), &[batch, heads, queries])?;
+    // What fills heads up is zero in dout, so the sum needs only what there is.
+    let width = call.shape.width as i64;
+    let a = Attention { dout: strides(&dout), out: strides(out), ..a };
+    kernel(device, call.kernels.file(), out.dtype(), "attention_delta")?
+        .input(&dout)
+        .input(out)
+        .output(&mut delta)
+        .value(batch as u64)
+        .value(Attention { width, ..a })
+        .run([rows.div_ceil(SUMS / 32), 1, 1], [SUMS, 1, 1])?;
+    let with = |pass| -> Result<_> { Ok(call.kernel(pass)?.input(&dout).input(lse).input(&delta)) };
+    let kernel = to(with(Pass::Queries)?, Pass::Queries);
+    call.run(kernel, a, 4 * ROWS, [call.kernels.blocks(queries), heads])?;
+    // With wide heads the queries come in smaller tiles.
+    let shared_rows = match call.kernels {
+        Kernels::Tiles(128) => 3 * ROWS,
+        _ => 4 * ROWS,
+    };
+    let kernel = to(with(Pass::Keys)?, Pass::Keys);
+    call.run(kernel, a, shared_rows, [call.kernels.blocks(keys), groups])
+}
+
+/// Adds a block of keys to `out` (B, T, H, D) and `lse` (B, H, T), for the block's queries, from `first` on.
+pub(crate) fn merge(
+    out: &mut Tensor,
+    lse: &mut Tensor,
+    first: usize,
+    block_out: &Tensor,
+    block_lse: &Tensor,
+) -> Result<()> {
+    let acc = block_out.dtype().accumulator();
+    for tensor in [&*out, &*lse, block_lse] {
+        if tensor.dtype() != acc {
+            let message = format!("a block in {} needs {acc}, got {tensor:?}", block_out.dtype());
+            return Err(Error::dtype("merge_attention", message));
+        }
+    }
+    out.expect_contiguous("merge_attention")?;
+    lse.expect_contiguous("merge_attention")?;
+    let queries = out.dims()[1];
+    let &[batch, rows, heads, width] = block_out.dims() else { return Ok(()) };
+    let file = match block_out.dtype() {
+        DType::BF16 | DType::F16 => "attention",
+        _ => "attention_rows",
+    };
+    let kernel = kernel(block_out.device(), file, block_out.dtype(), "attention_merge")?
+        .output(out)
+        .output(lse)
+        .input(block_out)
+        .input(block_lse);
+    let sizes = [batch, queries, rows, heads, width, first];
+    sizes
+        .iter()
+        .fold(kernel, |kernel, &size| kernel.value(size as u64))
+        .run([(batch * rows * heads).div_ceil(SUMS / 32), 1, 1], [SUMS, 1, 1])
+}
+
+/// `x` (B, T, H, D), whose last dim is dense, for kernels that load 16 bytes at a time: a copy with zeros behind each
+/// head where it is narrower than `width`, a dense one where heads begin elsewhere than at multiples of 16 bytes.
+fn readable(kernels: Kernels, x: &Tensor, width: usize) -> Result<Tensor> {
+    if matches!(kernels, Kernels::Rows) {
+        return Ok(x.clone());
+    }
+    let dims = x.dims();
+    if dims[3] < width {
+        let mut wide = Tensor::zeros(x.device(), x.dtype(), &[dims[0], dims[1], dims[2], width])?;
+        wide.narrow_mut(-1, 0, dims[3], |part| part.write(x))?;
+        return Ok(wide);
+    }
+    let steps = dims[..3].iter().zip(x.layout().strides());
+    let aligned = x.address().is_multiple_of(16)
+        && steps.into_iter().all(|(&size, stride)| size == 1 || stride.is_multiple_of(8));
+    if aligned { Ok(x.clone()) } else { dense(x) }
+}
+
+/// A dense tensor in a buffer of its own, which begins at a multiple of 16 bytes.
+fn dense(x: &Tensor) -> Result<Tensor> {
+    let mut out = Tensor::empty(x.device(), x.dtype(), x.dims())?;
+    out.write(x)?;
+    Ok(out)
+}
+
+/// Strides of batch, position and head.
+fn strides(x: &Tensor) -> [i64; 3] {
+    std::array::from_fn(|dim| x.layout().strides()[dim] as i64)
+}

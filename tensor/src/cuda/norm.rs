@@ -1,0 +1,110 @@
+//! LayerNorm and RMSNorm.
+
+use super::kernel;
+use crate::ops::norm::{Gradients, Norm, Wanted};
+use crate::{Result, Tensor};
+
+/// Threads of a block that goes over columns.
+const COLUMNS: usize = 128;
+
+/// y, mean (empty for RMSNorm) and reciprocal deviation of each row of dense operands.
+pub(crate) fn forward<N: Norm>(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let (device, width, acc) = (x.device(), weight.numel(), x.dtype().accumulator());
+    let outer = &x.dims()[..x.rank() - 1];
+    let rows: usize = outer.iter().product();
+    let mut y = Tensor::empty(device, x.dtype(), x.dims())?;
+    let mut mean = Tensor::empty(device, acc, if N::CENTRED { outer } else { &[0] })?;
+    let mut rstd = Tensor::empty(device, acc, outer)?;
+    let mut launch = kernel(device, "norm", x.dtype(), N::OP)?.input(x).input(weight);
+    if N::CENTRED {
+        launch = launch.optional(bias).output(&mut y).output(&mut mean);
+    } else {
+        launch = launch.output(&mut y);
+    }
+    launch
+        .output(&mut rstd)
+        .value(rows as u64)
+        .value(width as u64)
+        .value(eps)
+        .run_rows(rows, width)?;
+    Ok((y, mean, rstd))
+}
+
+/// The gradients that are wanted, from dense operands.
+pub(crate) fn backward<N: Norm>(
+    dy: &Tensor,
+    x: &Tensor,
+    statistics: (Option<&Tensor>, &Tensor),
+    weight: &Tensor,
+    wanted: Wanted,
+) -> Result<Gradients> {
+    let dx = match wanted {
+        Wanted::Weights => None,
+        _ => Some(backward_input::<N>(dy, x, statistics, weight)?),
+    };
+    let weights = match wanted {
+        Wanted::Input => None,
+        _ => Some(backward_weights::<N>(dy, x, statistics, weight.numel())?),
+    };
+    Ok((dx, weights))
+}
+
+fn backward_input<N: Norm>(
+    dy: &Tensor,
+    x: &Tensor,
+    (mean, rstd): (Option<&Tensor>, &Tensor),
+    weight: &Tensor,
+) -> Result<Tensor> {
+    let (rows, width) = (rstd.numel(), weight.numel());
+    let mut dx = Tensor::empty(x.device(), x.dtype(), x.dims())?;
+    let name = if N::CENTRED { "layer_norm_backward_input" } else { "rms_norm_backward_input" };
+    let launch = kernel(x.device(), "norm", x.dtype(), name)?.input(dy).input(x);
+    let launch = if N::CENTRED { launch.optional(mean) } else { launch };
+    launch
+        .input(rstd)
+        .input(weight)
+        .output(&mut dx)
+        .value(rows as u64)
+        .value(width as u64)
+        .run_rows(rows, width)?;
+    Ok(dx)
+}
+
+fn backward_weights<N: Norm>(
+    dy: &Tensor,
+    x: &Tensor,
+    (mean, rstd): (Option<&Tensor>, &Tensor),
+    width: usize,
+) -> Result<(Tensor, Tensor)> {
+    let (device, rows, acc) = (x.device(), rstd.numel(), x.dtype().accumulator());
+    // As on the CPU: at most 128 blocks, whose partial sums stay small beside the input.
+    let block = rows.div_ceil(128).max(32);
+    let blocks = rows.div_ceil(block);
+    let mut partials = Tensor::empty(device, acc, &[blocks, 2, width])?;
+    let name =
+        if N::CENTRED { "layer_norm_backward_partials" } else { "rms_norm_backward_partials" };
+    let launch = kernel(device, "norm", x.dtype(), name)?.input(dy).input(x);
+    let launch = if N::CENTRED { launch.optional(mean) } else { launch };
+    launch
+        .input(rstd)
+        .output(&mut partials)
+        .value(rows as u64)
+        .value(width as u64)
+        .value(block as u64)
+        .run([width.div_ceil(COLUMNS), blocks, 1], [COLUMNS, 1, 1])?;
+    let sum = || Tensor::empty(device, acc, &[width]);
+    let (mut dweight, mut dbias) = (sum()?, sum()?);
+    kernel(device, "norm", x.dtype(), "norm_backward_weights")?
+        .input(&partials)
+        .output(&mut dweight)
+        .output(&mut dbias)
+        .value(blocks as u64)
+        .value(width as u64)
+        .run([width.div_ceil(COLUMNS), 1, 1], [COLUMNS, 1, 1])?;
+    Ok((dweight, dbias))
+}

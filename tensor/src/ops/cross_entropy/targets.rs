@@ -1,0 +1,130 @@
+//! The targets of a call, on either device, and what is found about them: losses and gradients of chunks of rows.
+
+use super::rows::HostTargets;
+use super::{CrossEntropyConfig, JoinShards, VocabShard};
+use crate::cuda;
+use crate::tensor::check_device;
+use crate::{DType, Element, Error, Result, Tensor, dispatch_float};
+
+/// The targets of a call, as the device reads them.
+pub(crate) enum Targets {
+    Host(HostTargets),
+    Gpu(cuda::cross_entropy::Targets),
+}
+
+impl Targets {
+    /// Targets of the whole vocabulary for a shard of `classes`. One that is not below the vocabulary's size is an
+    /// error, on a GPU when the host next waits for it; the same on every shard.
+    pub(crate) fn new(
+        op: &'static str,
+        targets: &Tensor,
+        classes: usize,
+        shard: VocabShard,
+        config: &CrossEntropyConfig,
+    ) -> Result<Targets> {
+        if !(0.0..=1.0).contains(&config.label_smoothing) {
+            let message = format!("label smoothing is on [0, 1], got {}", config.label_smoothing);
+            return Err(Error::value(op, message));
+        }
+        shard.check(op, classes)?;
+        let targets = targets.contiguous()?;
+        if targets.device().gpu().is_some() {
+            return Ok(Targets::Gpu(cuda::cross_entropy::Targets::new(
+                op, &targets, shard, config,
+            )?));
+        }
+        Ok(Targets::Host(HostTargets::new(op, &targets, classes, shard, config)?))
+    }
+
+    /// Losses of dense rows of `logits` from row `first` of the targets on, and their lse; joined over the
+    /// shards where the classes have some.
+    pub(crate) fn forward(
+        &self,
+        logits: &Tensor,
+        first: usize,
+        join: Option<&dyn JoinShards>,
+        found: &mut RowLosses,
+    ) -> Result<()> {
+        let RowLosses { lse, losses, .. } = found;
+        match self {
+            Targets::Gpu(targets) => targets.forward(logits, first, join, (lse, losses)),
+            Targets::Host(targets) => dispatch_float!("cross_entropy", logits.dtype(), T => {
+                let count = logits.dims()[0];
+                let lse = &mut lse.as_mut_slice::<<T as Element>::Acc>()?[first..first + count];
+                let losses = &mut losses.as_mut_slice::<f64>()?[first..first + count];
+                targets.forward::<T>(logits, first, join, lse, losses)
+            }),
+        }
+    }
+
+    /// The gradient of `scale` times the losses of `logits` (rows, classes), over them if nobody else holds them.
+    /// `lse` is that of all rows.
+    pub(crate) fn backward(
+        &self,
+        logits: Tensor,
+        first: usize,
+        lse: &Tensor,
+        scale: &Tensor,
+    ) -> Result<Tensor> {
+        const OP: &str = "cross_entropy_backward";
+        let acc = logits.dtype().accumulator();
+        check_device(OP, &logits, lse)?;
+        check_device(OP, &logits, scale)?;
+        if scale.numel() != 1 || scale.dtype() != acc || lse.dtype() != acc {
+            let message =
+                format!("needs lse and a scale, of one element, in {acc}: got {lse:?}, {scale:?}");
+            return Err(Error::shape(OP, message));
+        }
+        let lse = lse.reshape(&[lse.numel()])?.narrow(0, first, logits.dims()[0])?;
+        match self {
+            Targets::Gpu(targets) => targets.backward(logits, first, &lse, scale),
+            Targets::Host(targets) => dispatch_float!(OP, logits.dtype(), T => {
+                let lse = lse.as_slice::<<T as Element>::Acc>()?;
+                targets.backward::<T>(logits, first, lse, scale.item()?)
+            }),
+        }
+    }
+}
+
+/// What is found about each row.
+pub(crate) struct RowLosses {
+    /// (rows), in what the logits are computed in.
+    pub lse: Tensor,
+    /// (rows), in f64.
+    pub losses: Tensor,
+    /// The dtype of the logits.
+    dtype: DType,
+}
+
+impl RowLosses {
+    /// Room for `rows` rows of `logits`, or of others like them.
+    pub(crate) fn new(like: &Tensor, rows: usize) -> Result<RowLosses> {
+        let room = |dtype| Tensor::empty(like.device(), dtype, &[rows]);
+        let (lse, losses) = (room(like.dtype().accumulator())?, room(DType::F64)?);
+        Ok(RowLosses { lse, losses, dtype: like.dtype() })
+    }
+
+    /// The sum of the losses, in order, without dims.
+    pub(crate) fn total(&self) -> Result<Tensor> {
+        let losses = &self.losses;
+        if losses.device().gpu().is_some() {
+            return cuda::cross_entropy::total(losses, self.dtype);
+        }
+        Tensor::full(losses.device(), self.lse.dtype(), &[], losses.as_slice::<f64>()?.iter().sum())
+    }
+}
+
+/// What a join gave back, if it is what it was given.
+pub(crate) fn joined(tensor: Tensor, dtype: DType, dims: &[usize]) -> Result<Tensor> {
+    if tensor.dims() != dims {
+        let message = format!("joining {dims:?} gave {:?}", tensor.dims());
+        return Err(Error::shape("join_shards", message));
+    }
+    if tensor.dtype() != dtype {
+        return Err(Error::dtype(
+            "join_shards",
+            format!("joining {dtype} gave {}", tensor.dtype()),
+        ));
+    }
+    tensor.contiguous()
+}
