@@ -8,7 +8,6 @@ use cudarc::driver::sys::{self, CUmemAccessDesc, CUmemAllocationProp};
 use std::alloc::{self, Layout};
 use std::collections::BTreeSet;
 use std::ffi::c_void;
-use std::ptr;
 use std::sync::Arc;
 
 use crate::context::Context;

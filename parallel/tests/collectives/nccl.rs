@@ -31,6 +31,7 @@ fn run(size: usize, f: impl Fn(&World, &Group) -> Result<()> + Sync) {
 
 /// What every rank's call fails with, and how long the slowest took.
 fn errors(f: impl Fn(&World) -> Result<()> + Sync) -> (Vec<String>, Duration) {
+    ferrotron_cuda_stand_in::folder(); // made now, if it is not there
     let start = Instant::now();
     let ranks = run_threads(2, &WorldConfig { timeout: TIMEOUT }, |world| {
         on_gpu(world.rank(), || f(&world))
