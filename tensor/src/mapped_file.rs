@@ -7,18 +7,15 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
-use crate::{Error, Result};
-
 /// `bytes` of zeros in a file of `folder` that has no name: it is gone when the process is, however that ends.
 ///
 /// The disk sets the bytes aside first, so that no write through the mapping can meet a full disk, which would
 /// kill the process.
 ///
-/// Errors if the folder cannot be written or the disk has no room.
-pub(crate) fn map_unnamed(folder: &Path, bytes: usize) -> Result<MmapMut> {
+/// Errors, with the reason and the remedy, if the folder cannot be written or the disk has no room.
+pub(crate) fn map_unnamed(folder: &Path, bytes: usize) -> Result<MmapMut, String> {
     let refused = |what: &str, error: io::Error, remedy: &str| {
-        let message = format!("{what} '{}': {error}; {remedy} --offload-folder", folder.display());
-        Error::io("offload", message)
+        format!("{what} '{}': {error}; {remedy} --offload-folder", folder.display())
     };
     let make = || {
         std::fs::create_dir_all(folder)?;
@@ -52,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_zero_and_leaves_no_name() -> Result<()> {
+    fn a_file_is_zero_and_leaves_no_name() -> Result<(), String> {
         let folder = tempfile::tempdir().unwrap();
         let mut memory = map_unnamed(&folder.path().join("inner"), 3 << 20)?;
         assert!(memory.iter().all(|&byte| byte == 0));
@@ -65,7 +62,7 @@ mod tests {
     #[test]
     fn a_disk_without_room_is_one_line_that_names_folder_and_remedy() {
         let folder = tempfile::tempdir().unwrap();
-        let error = map_unnamed(folder.path(), 1 << 43).unwrap_err().to_string();
+        let error = map_unnamed(folder.path(), 1 << 43).unwrap_err();
         let name = folder.path().display().to_string();
         for part in [&name, "8796093022208 bytes", "free space there", "--offload-folder"] {
             assert!(error.contains(part), "{part} is missing: {error}");
@@ -79,7 +76,7 @@ mod tests {
         let file = folder.path().join("file");
         std::fs::write(&file, "").unwrap();
         for place in [file.clone(), file.join("below")] {
-            let error = map_unnamed(&place, 1).unwrap_err().to_string();
+            let error = map_unnamed(&place, 1).unwrap_err();
             assert!(error.contains("cannot make a file in") && error.contains("file"), "{error}");
             assert!(!error.contains("space"), "{error}");
         }

@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 pub(crate) use arena::Backing;
 use blocks::{Block, Blocks};
 
@@ -148,8 +148,12 @@ impl Pool {
         })
     }
 
-    /// An error of memory that cannot be had, with what the memory is used for, the largest first.
-    fn with_consumers(&self, error: &Error) -> Error {
+    /// An error of memory that cannot be had, with what the memory is used for, the largest first. A
+    /// folder's error is none of these.
+    fn with_consumers(&self, error: Error) -> Error {
+        if error.kind() == ErrorKind::Io {
+            return error;
+        }
         let bytes = |category: Category| self.categories[category as usize].current.load(Relaxed);
         let mut used: Vec<Category> =
             Category::ALL.into_iter().filter(|&category| bytes(category) > 0).collect();
@@ -167,7 +171,7 @@ impl Pool {
     pub(crate) fn take(self: &Arc<Pool>, bytes: usize) -> Result<Allocation> {
         let (block, pointer) = {
             let mut blocks = self.lock();
-            let block = blocks.take(bytes).map_err(|error| self.with_consumers(&error))?;
+            let block = blocks.take(bytes).map_err(|error| self.with_consumers(error))?;
             (block, blocks.pointer(block))
         };
         self.n_alloc.fetch_add(1, Relaxed);

@@ -123,7 +123,7 @@ fn what_no_machine_can_do_is_refused() {
         (
             &["--nproc", "2", "--offload-optimizer-states", "--offload-folder", "text.txt"],
             1,
-            "make",
+            "ferrotron: offload: cannot make a file in 'text.txt': ",
         ),
     ] {
         let output = train(folder.path(), more);

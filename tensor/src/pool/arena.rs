@@ -62,9 +62,7 @@ impl Backing {
                 }
                 Ok(Arena::Mapped(arena))
             }
-            Backing::Files(folder) => {
-                map_unnamed(folder, len).map(Arena::Mapped).map_err(|error| error.to_string())
-            }
+            Backing::Files(folder) => map_unnamed(folder, len).map(Arena::Mapped),
             Backing::Gpu(gpu) => {
                 memory::Arena::reserve(gpu.context(), len.next_multiple_of(GRANULE))
                     .map(|arena| Arena::Gpu(gpu.clone(), arena))

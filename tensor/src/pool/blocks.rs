@@ -171,7 +171,7 @@ impl Blocks {
     /// A block of `size` bytes with memory of the system's.
     fn grow(&mut self, size: usize) -> Result<Block> {
         if self.backing.is_whole() {
-            // Few where much is kept, and not much more of the disk than is needed.
+            // Few pieces where much is kept, and not much more than is needed.
             let bytes = size.max(self.reserved / 8).next_multiple_of(HUGE_PAGE);
             self.arenas.push(self.backing.arena(bytes).map_err(|why| self.refused(bytes, &why))?);
             self.reserved += bytes;
@@ -246,6 +246,9 @@ impl Blocks {
     }
 
     fn refused(&self, bytes: usize, why: &str) -> Error {
+        if let Backing::Files(_) = self.backing {
+            return Error::io("offload", why);
+        }
         let reserved = self.reserved;
         let message = format!("the system refuses {bytes} bytes beside {reserved} in use: {why}");
         Error::memory("pool", message)
