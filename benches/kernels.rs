@@ -15,6 +15,7 @@ use ferrotron::tensor::ops::cross_entropy::{
 use ferrotron::tensor::ops::layer_norm::{layer_norm, layer_norm_backward};
 use ferrotron::tensor::ops::matmul::{Accum, matmul_into};
 use ferrotron::tensor::ops::random::normal;
+use ferrotron::tensor::ops::step::{Step, StepNumbers};
 use ferrotron::tensor::{Place, RandomKey};
 use ferrotron::{DType, Device, Result, Tensor};
 use std::time::Duration;
@@ -149,12 +150,16 @@ fn memory_bound(c: &mut Criterion) {
     });
 
     let n = 32 << 20;
-    let (mut w, g, mut m, mut v) =
-        (vec![0.1_f32; n], vec![0.01_f32; n], vec![0.0_f32; n], vec![0.0_f32; n]);
+    let full = |x| Tensor::full(&device, DType::F32, &[n], x).unwrap();
+    let (mut w, g, mut m, mut v) = (full(0.1), full(0.01), full(0.0), full(0.0));
+    let step = StepNumbers { update: 1, lr: 1e-3, grad_scale: 1.0 };
+    let step = Step::new(&device, &step).unwrap();
     group.throughput(Throughput::Bytes(7 * 4 * n as u64));
     group.bench_function("adamw", |b| {
         b.iter(|| {
-            device.run(|| adamw(&device, &AdamW::default(), &mut w, &g, &mut m, &mut v)).unwrap()
+            device
+                .run(|| adamw(&AdamW::default(), &step, &mut w, &g, &mut m, &mut v, None))
+                .unwrap()
         });
     });
 }

@@ -38,7 +38,7 @@ INLINE A updated(const Coefficients& c, A w, A g, A& m, A& v) {
     return w * c.keep - c.step_size * m / (real::sqrt(v) * c.inverse_root + c.eps);
 }
 
-// Weights W from gradients G; `copy` is W's rounded to T, where there is one.
+// Weights W from gradients G; where there is a `copy`, it is W's rounded to T.
 template <class W, class G, bool COPIES>
 INLINE void step_weights(const Coefficients* coefficients, const Step* step, W* weights, const G* grads, A* m, A* v, T* copy, u64 n) {
     if (step->found_inf) return;
@@ -60,12 +60,12 @@ INLINE void step_weights(const Coefficients* coefficients, const Step* step, W* 
         reinterpret_cast<Four<W>*>(weights)[i] = w;
         reinterpret_cast<Four<A>*>(m)[i] = mean;
         reinterpret_cast<Four<A>*>(v)[i] = square;
-        if (COPIES) reinterpret_cast<Four<T>*>(copy)[i] = rounded_copy;
+        if (COPIES && copy) reinterpret_cast<Four<T>*>(copy)[i] = rounded_copy;
     }
     for (u64 i = 4 * fours + first; i < n; i += stride) {
         A value = updated(c, widen(weights[i]), widen(grads[i]), m[i], v[i]);
         weights[i] = rounded<W>(value);
-        if (COPIES) copy[i] = rounded<T>(value);
+        if (COPIES && copy) copy[i] = rounded<T>(value);
     }
 }
 

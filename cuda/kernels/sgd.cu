@@ -1,8 +1,8 @@
 // SGD with momentum: g = grad_scale * gradient + weight_decay * w, m = momentum * m + g, w = w - lr m. Without
 // momentum there is no m, and g stands in for it. Nothing changes where a gradient is not finite.
 
-template <class G>
-INLINE void step_weights(const Step* step, T* weights, const G* grads, A* m, u64 n, double momentum, double weight_decay) {
+template <class W, class G>
+INLINE void step_weights(const Step* step, W* weights, const G* grads, A* m, u64 n, double momentum, double weight_decay) {
     if (step->found_inf) return;
     const A lr = (A)step->lr, scale = (A)step->grad_scale;
     for (u64 i = thread_number(); i < n; i += thread_count()) {
@@ -11,7 +11,7 @@ INLINE void step_weights(const Step* step, T* weights, const G* grads, A* m, u64
             g = m[i] * (A)momentum + g;
             m[i] = g;
         }
-        weights[i] = rounded<T>(w - lr * g);
+        weights[i] = rounded<W>(w - lr * g);
     }
 }
 
@@ -21,5 +21,10 @@ KERNEL(256, sgd)(const Step* step, T* weights, const T* grads, A* m, u64 n, doub
 
 // Gradients in A.
 KERNEL(256, sgd_wide)(const Step* step, T* weights, const A* grads, A* m, u64 n, double momentum, double weight_decay) {
+    step_weights(step, weights, grads, m, n, momentum, weight_decay);
+}
+
+// Weights in A.
+KERNEL(256, sgd_master)(const Step* step, A* weights, const T* grads, A* m, u64 n, double momentum, double weight_decay) {
     step_weights(step, weights, grads, m, n, momentum, weight_decay);
 }

@@ -129,6 +129,22 @@ pub struct Step {
     pub found_inf: u64,
 }
 
+/// Adafactor: the constants of a step.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+pub struct Adafactor {
+    /// Smallest scale of a relative step.
+    pub eps2: f64,
+    /// Largest RMS of an update.
+    pub clip_threshold: f64,
+    /// Decay of the mean of updates.
+    pub beta1: f64,
+    /// Share of a weight that is taken off per unit of step size.
+    pub weight_decay: f64,
+    /// Elements of the whole parameter.
+    pub numel: u64,
+}
+
 /// Cross-entropy: which tokens count, how sharp their targets are, and which classes are here.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]

@@ -93,7 +93,8 @@ pub struct CublasLt {
     handle: cublasLtHandle_t,
     /// What algorithms may write while they run.
     workspace: Arena,
-    plans: Mutex<HashMap<Shape, Plan>>,
+    /// Nothing for what cuBLASLt has no algorithm for.
+    plans: Mutex<HashMap<Shape, Option<Plan>>>,
     searches: AtomicU64,
 }
 
@@ -125,6 +126,28 @@ impl CublasLt {
         self.searches.load(Ordering::Relaxed)
     }
 
+    /// Whether there is an algorithm for such a product: not every one takes every bias.
+    pub fn supports(&self, product: &Product) -> Result<bool> {
+        self.planned(product, |plan| Ok(plan.is_some()))
+    }
+
+    /// Calls `f` with the plan, if there is one.
+    fn planned<R>(
+        &self,
+        product: &Product,
+        f: impl FnOnce(Option<&Plan>) -> Result<R>,
+    ) -> Result<R> {
+        self.context.bind()?;
+        let shape = Shape::of(product);
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(plan) = plans.get(&shape) {
+            return f(plan.as_ref());
+        }
+        self.searches.fetch_add(1, Ordering::Relaxed);
+        let plan = Plan::new(self.handle, &shape, product.bias, self.workspace.len())?;
+        f(plans.entry(shape).or_insert(plan).as_ref())
+    }
+
     /// Gives a product to the stream.
     ///
     /// Errors if cuBLASLt has no algorithm for it.
@@ -134,17 +157,18 @@ impl CublasLt {
     /// stream uses meanwhile; the results overlap neither each other nor anything else. All products are given to the
     /// same stream.
     pub(crate) unsafe fn run(&self, stream: &Stream, product: &Product) -> Result<()> {
-        self.context.bind()?;
-        let shape = Shape::of(product);
-        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let plan = match plans.get(&shape) {
-            Some(plan) => plan,
-            None => {
-                self.searches.fetch_add(1, Ordering::Relaxed);
-                let plan = Plan::new(self.handle, &shape, product.bias, self.workspace.len())?;
-                plans.entry(shape).or_insert(plan)
-            }
-        };
+        self.planned(product, |plan| {
+            let plan = plan.ok_or_else(|| {
+                let message = format!("cuBLASLt has no algorithm for {}", Shape::of(product));
+                Error::new("matmul", message)
+            })?;
+            // SAFETY: the caller's promise, passed on.
+            unsafe { self.run_planned(stream, product, plan) }
+        })
+    }
+
+    /// As [`CublasLt::run`], by the plan of such products.
+    unsafe fn run_planned(&self, stream: &Stream, product: &Product, plan: &Plan) -> Result<()> {
         if let Some(bias) = product.bias {
             plan.set_bias(bias)?;
         }

@@ -49,6 +49,8 @@ impl ElementType {
         &[ElementType::U8, ElementType::BF16, ElementType::U32, ElementType::I64];
     /// Only unsigned 32 bits, for kernels that write indices.
     const ONLY_U32: &[ElementType] = &[ElementType::U32];
+    /// Only f64, for kernels that write numbers of the host.
+    const ONLY_F64: &[ElementType] = &[ElementType::F64];
 
     /// The name, as at the end of an entry's.
     pub const fn name(self) -> &'static str {
@@ -113,6 +115,7 @@ macro_rules! files {
     };
 }
 files! {
+    "adafactor" FLOATS [];
     "adamw" FLOATS [];
     "attention" HALVES [];
     "attention_rows" EXACT [];
@@ -132,6 +135,8 @@ files! {
     "softmax" FLOATS [];
     "sort" ONLY_U32 [];
     "sq_norm" FLOATS [];
+    "step" ONLY_F64 [];
+    "zero_bitmap" SIZES [];
 }
 
 impl File {

@@ -20,6 +20,7 @@ pub mod launch;
 pub mod library;
 pub mod memory;
 mod modules;
+pub mod nccl;
 pub mod nvrtc;
 pub mod probe;
 pub mod stream;

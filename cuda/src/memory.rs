@@ -5,9 +5,9 @@ use cudarc::driver::sys::CUmemAllocationGranularity_flags_enum as Granularity;
 use cudarc::driver::sys::CUmemAllocationType_enum as AllocationType;
 use cudarc::driver::sys::CUmemLocationType_enum as Location;
 use cudarc::driver::sys::{self, CUmemAccessDesc, CUmemAllocationProp};
+use std::alloc::{self, Layout};
 use std::collections::BTreeSet;
 use std::ffi::c_void;
-use std::ptr;
 use std::sync::Arc;
 
 use crate::context::Context;
@@ -132,11 +132,14 @@ fn properties(context: &Context) -> CUmemAllocationProp {
 }
 
 /// Memory of the host that stays where it is, so that a GPU reaches it.
+///
+/// It is ordinary memory that is registered with the driver. What the driver would allocate itself, other processes could
+/// not read with `process_vm_readv`, as collectives do.
 #[derive(Debug)]
 pub struct PinnedMemory {
     context: Arc<Context>,
     base: u64,
-    len: usize,
+    layout: Layout,
 }
 
 impl PinnedMemory {
@@ -146,12 +149,25 @@ impl PinnedMemory {
     pub fn new(context: &Arc<Context>, len: usize) -> Result<PinnedMemory> {
         /// Every context reaches it, at the host's own addresses.
         const PORTABLE_AND_MAPPED: u32 = 3;
+        const PAGE: usize = 4096;
         context.bind()?;
-        let mut pointer = ptr::null_mut();
-        // SAFETY: the pointer is to a live variable; `drop` frees the memory.
-        let status = unsafe { sys::cuMemHostAlloc(&mut pointer, len, PORTABLE_AND_MAPPED) };
-        check("cuMemHostAlloc", status)?;
-        Ok(PinnedMemory { context: context.clone(), base: pointer as u64, len })
+        let none = || Error::new("cuda", format!("the host has no {len} bytes to be pinned"));
+        let rounded = len.max(1).next_multiple_of(PAGE);
+        let layout = Layout::from_size_align(rounded, PAGE).map_err(|_| none())?;
+        // SAFETY: the size is not zero; `drop` frees the memory.
+        let pointer = unsafe { alloc::alloc_zeroed(layout) };
+        if pointer.is_null() {
+            return Err(none());
+        }
+        // SAFETY: the memory was just allocated; `drop` takes it back before it is freed.
+        let status =
+            unsafe { sys::cuMemHostRegister_v2(pointer.cast(), rounded, PORTABLE_AND_MAPPED) };
+        if let Err(error) = check("cuMemHostRegister", status) {
+            // SAFETY: it came from the call above, and nobody has it.
+            unsafe { alloc::dealloc(pointer, layout) };
+            return Err(error);
+        }
+        Ok(PinnedMemory { context: context.clone(), base: pointer as u64, layout })
     }
 
     /// The first address, the same for host and GPU.
@@ -159,21 +175,28 @@ impl PinnedMemory {
         self.base
     }
 
-    /// Number of bytes.
+    /// Number of bytes, whole pages.
     pub fn len(&self) -> usize {
-        self.len
+        self.layout.size()
     }
 
     /// Whether there is no byte.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 }
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
         let _ = self.context.bind();
-        // SAFETY: it came from `cuMemHostAlloc`, and nobody uses it any more.
-        let _ = unsafe { sys::cuMemFreeHost(self.base as *mut c_void) };
+        // SAFETY: it was registered by `new`, and nobody uses it any more. Memory that the driver does not give back stays
+        // allocated.
+        unsafe {
+            if check("cuMemHostUnregister", sys::cuMemHostUnregister(self.base as *mut c_void))
+                .is_ok()
+            {
+                alloc::dealloc(self.base as *mut u8, self.layout);
+            }
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Streams, in which work is done in the order in which it was given, and events, for which another stream can wait.
 
 use cudarc::driver::sys::CUstream_flags_enum as StreamFlags;
-use cudarc::driver::sys::{self, CUevent, CUevent_flags_enum as EventFlags, CUstream};
+use cudarc::driver::sys::{self, CUevent, CUevent_flags_enum as EventFlags, CUresult, CUstream};
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
@@ -150,6 +150,18 @@ impl Event {
         self.context.bind()?;
         // SAFETY: both are alive.
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.handle, stream.handle) })
+    }
+
+    /// Whether the moment has passed.
+    ///
+    /// Errors if something failed that was given before it.
+    pub fn has_passed(&self) -> Result<bool> {
+        self.context.bind()?;
+        // SAFETY: the event is alive.
+        match unsafe { sys::cuEventQuery(self.handle) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            status => check("cuEventQuery", status).map(|()| true),
+        }
     }
 
     /// Waits until the moment has passed.

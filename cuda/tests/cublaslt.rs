@@ -120,9 +120,13 @@ fn what_has_no_algorithm_is_an_error_that_names_it() -> Result<()> {
     let error = refused(Product { operands: ElementType::I64, ..product });
     assert_eq!(error, "matmul: i64 has no products");
     let error = refused(Product { result: ElementType::BF16, ..product });
-    let want =
-        "matmul: no algorithm for 1 x (2, 2) (2, 2) of f32 into bf16: CUBLAS_STATUS_NOT_SUPPORTED";
+    let want = "matmul: cuBLASLt has no algorithm for 1 x (2, 2) (2, 2) of f32 into bf16";
     assert_eq!(error, want);
+    let bias = Some(bench.at(0, 0).address);
+    let doubles = Product { operands: ElementType::F64, result: ElementType::F64, ..product };
+    assert!(bench.gpu.products().supports(&doubles)?);
+    // The stand-in adds no bias in f64.
+    assert!(!bench.gpu.products().supports(&Product { bias, ..doubles })?);
     let error = refused(Product { left: bench.at(0, 1), ..product });
     assert!(error.ends_with("f32 into f32: CUBLAS_STATUS_INVALID_VALUE"), "{error}");
     assert_eq!(bench.run(&product)?, [55.0, 58.0, 127.0, 134.0]);

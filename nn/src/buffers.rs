@@ -2,7 +2,7 @@
 //! group of parameters of which the same is true.
 
 use ferrotron_autograd::{Leaf, missing_gradients};
-use ferrotron_tensor::{Error, Result};
+use ferrotron_tensor::{DType, Error, Result, Tensor};
 
 use crate::{AxisSet, BufferConfig, Decay, Param, ParamGroup, ShardUnit, Sharding};
 
@@ -101,7 +101,10 @@ impl ParamBuffers {
 
     /// Sum of the squares of all gradients that this rank updates, in f64.
     pub fn sq_norm(&self) -> Result<f64> {
-        self.groups.iter().map(ParamGroup::sq_norm).sum()
+        let Some(first) = self.params().next() else { return Ok(0.0) };
+        let mut total = Tensor::zeros(first.leaf().device(), DType::F64, &[1])?;
+        self.groups.iter().try_for_each(|group| group.add_sq_norm(&mut total))?;
+        total.item()
     }
 
     /// Whether every weight that this rank updates is a finite number.

@@ -2,10 +2,9 @@
 //! between the ranks is the business of whoever shards.
 
 use ferrotron_autograd::{Accum, SharedFlat, lock};
-use ferrotron_tensor::ops::sq_norm::{all_finite, sq_norm};
-use ferrotron_tensor::{
-    Category, Device, Element, Flat, Place, Real, Result, Tensor, balanced, dispatch_float,
-};
+use ferrotron_tensor::ops::pointwise::add_assign;
+use ferrotron_tensor::ops::sq_norm::{add_sq_norm, all_finite};
+use ferrotron_tensor::{Category, Flat, Place, Result, Tensor, balanced};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
@@ -136,14 +135,17 @@ impl ParamGroup {
     /// Errors if a tensor reads one.
     pub fn divide_weights(&self, count: usize) -> Result<()> {
         let mut weights = lock(&self.weights);
-        dispatch_float!("divide", weights.dtype(), T => {
-            let count = <<T as Element>::Acc as Real>::of(count as f64);
-            let device = weights.device().clone();
-            device.for_each_rows(weights.whole_mut::<T>()?, 1, |_, part| {
-                part.iter_mut().for_each(|x| *x = T::from_acc(x.acc() / count));
-            });
-            Ok(())
-        })
+        weights.check_writable()?;
+        let (device, dtype) = (weights.device().clone(), weights.dtype());
+        let accumulator = dtype.accumulator();
+        let count = Tensor::full(&device, accumulator, &[1], count as f64)?;
+        for range in 0..weights.n_ranges() {
+            weights.update(range, |tensor| {
+                let quotient = tensor.cast(accumulator)?.div(&count)?.cast(dtype)?;
+                tensor.write(&quotient)
+            })?;
+        }
+        Ok(())
     }
 
     /// Gives the weights' flat memory to be filled, if it has none.
@@ -169,10 +171,7 @@ impl ParamGroup {
     pub fn store_weights(&self) -> Result<()> {
         if let Some(shard) = &self.weight_shard {
             let (whole, mut shard) = (lock(&self.weights), lock(shard));
-            dispatch_float!("shard", shard.dtype(), T => {
-                let source = &whole.whole::<T>()?[self.owned.clone()];
-                zip(whole.device(), shard.whole_mut::<T>()?, source, |x, &source| *x = source);
-            });
+            shard.update_elements(.., |own| own.write(&whole.elements(self.owned.clone())?))?;
             drop(whole);
             self.free_weights();
         }
@@ -183,27 +182,19 @@ impl ParamGroup {
     pub fn place_weights(&self) -> Result<()> {
         let Some(shard) = &self.weight_shard else { return Ok(()) };
         let (shard, mut whole) = (lock(shard), lock(&self.weights));
-        dispatch_float!("shard", shard.dtype(), T => {
-            let target = &mut whole.whole_mut::<T>()?[self.owned.clone()];
-            zip(shard.device(), target, shard.whole::<T>()?, |x, &source| *x = source);
-        });
-        Ok(())
+        whole.update_elements(self.owned.clone(), |own| own.write(&shard.elements(..)?))
     }
 
     /// Adds the owned gradients to what is kept of them, or puts them there, and frees the whole.
     pub fn store_gradients(&self, accum: Accum) -> Result<()> {
         let Some(shard) = &self.gradient_shard else { return Ok(()) };
         let (whole, mut shard) = (lock(&self.gradients), lock(shard));
-        dispatch_float!("shard", shard.dtype(), T => {
-            let source = &whole.whole::<T>()?[self.owned.clone()];
-            let target = shard.whole_mut::<T>()?;
-            match accum {
-                Accum::Replace => zip(whole.device(), target, source, |x, &source| *x = source),
-                Accum::Add => zip(whole.device(), target, source, |sum, part| {
-                    *sum = T::from_acc(sum.acc() + part.acc());
-                }),
-            }
-        });
+        let source = whole.elements(self.owned.clone())?;
+        shard.update_elements(.., |own| match accum {
+            Accum::Replace => own.write(&source),
+            Accum::Add => add_assign(own, &source),
+        })?;
+        drop(source);
         drop(whole);
         self.free_gradients();
         Ok(())
@@ -234,13 +225,9 @@ impl ParamGroup {
         f((&mut lock(&weights), weight_range), (&lock(&gradients), gradient_range))
     }
 
-    /// Sum of the squares of the gradients that this rank updates, in f64.
-    pub fn sq_norm(&self) -> Result<f64> {
-        self.with_owned(|_, (gradients, range)| {
-            dispatch_float!("sq_norm", gradients.dtype(), T => {
-                Ok(sq_norm(gradients.device(), &gradients.whole::<T>()?[range]))
-            })
-        })
+    /// Adds the sum of the squares of the gradients that this rank updates to `total`, one number of f64.
+    pub fn add_sq_norm(&self, total: &mut Tensor) -> Result<()> {
+        self.with_owned(|_, (gradients, range)| add_sq_norm(total, &gradients.elements(range)?))
     }
 
     /// Whether every weight that this rank updates is a finite number.
@@ -287,22 +274,8 @@ impl ParamGroup {
     }
 }
 
-/// Calls `f(element, source element)` for every element of `target` and `source`, which are of one length.
-pub(crate) fn zip<A: Send, B: Sync>(
-    device: &Device,
-    target: &mut [A],
-    source: &[B],
-    f: impl Fn(&mut A, &B) + Send + Sync,
-) {
-    device.for_each_rows(target, 1, |first, part| {
-        part.iter_mut().zip(&source[first..]).for_each(|(x, source)| f(x, source));
-    });
-}
-
 fn finite(flat: &Flat, range: Range<usize>) -> Result<bool> {
-    dispatch_float!("all_finite", flat.dtype(), T => {
-        Ok(all_finite(flat.device(), &flat.whole::<T>()?[range]))
-    })
+    all_finite(&flat.elements(range)?)
 }
 
 fn parts(params: &[Param]) -> Vec<(String, Vec<usize>)> {

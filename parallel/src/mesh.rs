@@ -1,10 +1,11 @@
 //! How the ranks of a run are laid out along the four axes, and the groups that this makes.
 
 use ferrotron_nn::{Axis, AxisSet, Context};
-use ferrotron_tensor::{Error, Result};
+use ferrotron_tensor::{Device, Error, Result};
+use std::convert::Infallible;
 use std::sync::Arc;
 
-use crate::collective::{Collective, Group, World};
+use crate::collective::{Collective, Group, NcclConfig, World};
 use crate::context_parallel::ContextParallel;
 use crate::tensor_parallel::{SequenceParallel, TensorParallel};
 
@@ -230,23 +231,49 @@ impl Mesh {
     /// example.
     #[must_use]
     pub fn wrapped(&self, wrap: &dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective>) -> Mesh {
-        let one = |group: &Group| group.wrapped(wrap);
-        let Stages { forward_in, forward_out, backward_in, backward_out, ends } = &self.stages;
-        Mesh {
-            layout: self.layout,
-            rank: self.rank,
-            sequence: self.sequence,
-            axes: std::array::from_fn(|axis| one(&self.axes[axis])),
-            batch: one(&self.batch),
-            world: one(&self.world),
-            stages: Stages {
-                forward_in: one(forward_in),
-                forward_out: one(forward_out),
-                backward_in: one(backward_in),
-                backward_out: one(backward_out),
-                ends: one(ends),
-            },
-        }
+        let Ok(mesh) = self.mapped(|group| Ok::<_, Infallible>(group.wrapped(wrap)));
+        mesh
+    }
+
+    /// The same mesh, whose tensors on `device` NCCL moves: see [`Group::with_nccl`].
+    pub fn with_nccl(&self, device: &Device, config: &NcclConfig) -> Result<Mesh> {
+        // A group may have several places here.
+        let mut made: Vec<(Group, Group)> = Vec::new();
+        self.mapped(|group| {
+            if let Some((_, known)) = made.iter().find(|(host, _)| host.is_same(group)) {
+                return Ok(known.clone());
+            }
+            let new = group.with_nccl(device, config)?;
+            made.push((group.clone(), new.clone()));
+            Ok(new)
+        })
+    }
+
+    /// The mesh of what `one` makes of each group, in an order in which all ranks meet.
+    fn mapped<E>(
+        &self,
+        mut one: impl FnMut(&Group) -> std::result::Result<Group, E>,
+    ) -> std::result::Result<Mesh, E> {
+        let [tensor, context, data, pipeline] = &self.axes;
+        let axes = [one(tensor)?, one(context)?, one(data)?, one(pipeline)?];
+        let (batch, world) = (one(&self.batch)?, one(&self.world)?);
+        // Link by link around the ring, as they were made.
+        let mut stages = self.stages.clone();
+        let links = |stages: &mut Stages, out: bool, one: &mut dyn FnMut(&Group) -> _| {
+            let [forward, backward] = match out {
+                true => [&mut stages.forward_out, &mut stages.backward_in],
+                false => [&mut stages.forward_in, &mut stages.backward_out],
+            };
+            *forward = one(forward)?;
+            *backward = one(backward)?;
+            Ok(())
+        };
+        let first = self.layout.coordinate(self.rank, Axis::Pipeline) == 0;
+        links(&mut stages, first, &mut one)?;
+        links(&mut stages, !first, &mut one)?;
+        stages.ends = one(&stages.ends)?;
+        let (layout, rank, sequence) = (self.layout, self.rank, self.sequence);
+        Ok(Mesh { layout, rank, sequence, axes, batch, world, stages })
     }
 
     /// How layers are spread along the tensor axis.

@@ -1,8 +1,13 @@
 //! Whether this process trains alone, is one rank of a job, or starts the ranks of one.
 
-use ferrotron::parallel::collective::{RankConfig, World, WorldConfig, run_rank_process};
+use ferrotron::cuda::library::{Kind, Search};
+use ferrotron::cuda::nccl::Nccl;
+use ferrotron::parallel::collective::{
+    NcclConfig, RankConfig, Transport, World, WorldConfig, run_rank_process,
+};
 use ferrotron::parallel::launch::{JOB_SECRET, LaunchConfig, RankEnvironment, SignalFlags, launch};
-use ferrotron::{Error, Result};
+use ferrotron::parallel::mesh::Mesh;
+use ferrotron::{Device, Error, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::io::{IsTerminal, Stderr, Write};
@@ -10,9 +15,10 @@ use std::ops::Range;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
+use super::device_args::Place;
 use super::parallel_args::ParallelArgs;
+use super::train_args::TrainArgs;
 
 /// What this process is.
 #[derive(Debug, Clone)]
@@ -112,9 +118,29 @@ pub fn connect<T>(
         port: rank.rendezvous_port(args.rendezvous_port)?,
         secret: std::env::var(JOB_SECRET).ok().filter(|secret| !secret.is_empty()),
         transport: args.transport(),
-        world: WorldConfig { timeout: Duration::from_secs(60 * args.distributed_timeout_minutes) },
+        world: WorldConfig { timeout: args.timeout() },
     };
     run_rank_process(&config, f)
+}
+
+/// The same mesh with NCCL between GPUs, where every rank has one of its own and all find the library.
+pub fn between_gpus(args: &TrainArgs, mesh: &Mesh, device: &Device) -> Result<Mesh> {
+    let parallel = &args.parallel;
+    let ranks = mesh.layout().world();
+    let own = args.device.place()? == Place::Gpus && parallel.transport() == Transport::Auto;
+    if ranks == 1 || !own {
+        return Ok(mesh.clone());
+    }
+    let search = Search::from_environment();
+    let found = f64::from(u8::from(Nccl::load(&search).is_ok()));
+    if mesh.world().sum(&Device::cpu(1)?, found)? < ranks as f64 {
+        if mesh.rank() == 0 {
+            let remedy = Kind::Nccl.remedy();
+            eprintln!("tensors go through memory of the hosts: not all ranks find NCCL ({remedy})");
+        }
+        return Ok(mesh.clone());
+    }
+    mesh.with_nccl(device, &NcclConfig { search, timeout: parallel.timeout() })
 }
 
 /// Starts `ranks` processes of this program with the same arguments, and ends as they do.

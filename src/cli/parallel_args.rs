@@ -13,6 +13,7 @@ use ferrotron::parallel::mesh::Layout;
 use ferrotron::parallel::pipeline::ScheduleKind;
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::{Error, Result};
+use std::time::Duration;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Granularity {
@@ -101,7 +102,8 @@ pub struct ParallelArgs {
     /// How long ranks wait for one another, to meet and in each call
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=525_600))]
     pub distributed_timeout_minutes: u64,
-    /// What carries data: auto is shared memory on one machine and TCP between machines
+    /// What carries data: auto is NCCL between GPUs of which each rank has its own, shared memory on one machine and TCP
+    /// between machines
     #[arg(long, value_name = "WHICH", value_enum, default_value = "auto")]
     pub transport: TransportArg,
 }
@@ -234,6 +236,11 @@ impl ParallelArgs {
                 },
             },
         })
+    }
+
+    /// How long ranks wait for one another.
+    pub fn timeout(&self) -> Duration {
+        Duration::from_secs(60 * self.distributed_timeout_minutes)
     }
 
     /// What carries data.

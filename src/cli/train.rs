@@ -162,6 +162,7 @@ impl Plan<'_> {
         let Plan { args, resumed, tokenizer, run: plan, stages, intervals } = self;
         let folder = args.offload.folder(&args.run);
         let device = args.device.open_shared(job.local_size(), job.local_rank(), folder)?;
+        let mesh = &job::between_gpus(args, mesh, &device)?;
         let dataset = open_dataset(args, &tokenizer)?;
         let scope = Scope::new(&device, args.device.dtype()?, args.optimization.seed);
         let mut trainer = Trainer::on_mesh(&scope, mesh, &plan.model, plan.trainer)?;

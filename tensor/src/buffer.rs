@@ -1,7 +1,8 @@
 //! A buffer is an owned, disjoint range of an allocation.
 //!
 //! Whoever holds the only `Arc` of a buffer may write to it: ownership takes the place of version
-//! counters. Several buffers may share one allocation ([`crate::Flat`]), never one byte.
+//! counters. Several buffers may share one allocation ([`crate::Flat`]), never one byte, but for those that
+//! span others: they hold them, and are written only while they are the only holder of each.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -15,6 +16,8 @@ pub(crate) struct Buffer {
     offset: usize,
     len: usize,
     category: AtomicU8,
+    /// The buffers that this one goes over, which are counted themselves.
+    parts: Vec<Arc<Buffer>>,
 }
 
 impl Buffer {
@@ -45,7 +48,48 @@ impl Buffer {
 
     fn range(allocation: Arc<Allocation>, offset: usize, len: usize, category: Category) -> Buffer {
         allocation.pool().count(category, len);
-        Buffer { allocation, offset, len, category: AtomicU8::new(category as u8) }
+        let category = AtomicU8::new(category as u8);
+        Buffer { allocation, offset, len, category, parts: Vec::new() }
+    }
+
+    /// The `len` bytes from `offset` on of consecutive buffers of one allocation, one or more, counted from the first
+    /// one's first byte.
+    ///
+    /// Errors if they are not consecutive, or have not as many bytes.
+    pub(crate) fn span(parts: Vec<Arc<Buffer>>, offset: usize, len: usize) -> Result<Buffer> {
+        let consecutive = parts.windows(2).all(|pair| {
+            Arc::ptr_eq(&pair[0].allocation, &pair[1].allocation)
+                && pair[0].offset + pair[0].len == pair[1].offset
+        });
+        let bytes: usize = parts.iter().map(|part| part.len).sum();
+        let inside = offset.checked_add(len).is_some_and(|end| end <= bytes);
+        let (Some(first), true, true) = (parts.first(), consecutive, inside) else {
+            let message =
+                format!("{len} bytes from {offset} on are not in {} buffers", parts.len());
+            return Err(Error::memory("buffer", message));
+        };
+        let (allocation, offset) = (first.allocation.clone(), first.offset + offset);
+        // That of the parts is asked for.
+        let category = AtomicU8::new(Category::Workspace as u8);
+        Ok(Buffer { allocation, offset, len, category, parts })
+    }
+
+    /// The buffers that this one goes over; none if it is no span.
+    pub(crate) fn parts(&self) -> &[Arc<Buffer>] {
+        &self.parts
+    }
+
+    /// How many hold the buffer, or the one of its parts that most do.
+    pub(crate) fn holders(buffer: &Arc<Buffer>) -> usize {
+        let of_parts = buffer.parts.iter().map(Arc::strong_count).max();
+        Arc::strong_count(buffer).max(of_parts.unwrap_or(1))
+    }
+
+    /// The buffer, if nobody else holds it or one of its parts. `Arc::get_mut`, unlike a look at the count, also makes
+    /// the reads of those who held one on other threads happen before the writes that follow.
+    pub(crate) fn unique(buffer: &mut Arc<Buffer>) -> Option<&mut Buffer> {
+        let buffer = Arc::get_mut(buffer)?;
+        buffer.parts.iter_mut().all(|part| Arc::get_mut(part).is_some()).then_some(buffer)
     }
 
     /// Length in bytes.
@@ -66,7 +110,10 @@ impl Buffer {
 
     /// What its bytes count as.
     pub(crate) fn category(&self) -> Category {
-        Category::ALL[self.category.load(Relaxed) as usize]
+        match self.parts.first() {
+            Some(part) => part.category(),
+            None => Category::ALL[self.category.load(Relaxed) as usize],
+        }
     }
 
     /// Begins to read `len` bytes from `offset` on, and of the buffers behind this one as far as that reaches, if they
@@ -78,6 +125,10 @@ impl Buffer {
     /// Counts bytes that were workspace under another category from now on; bytes that already have
     /// a purpose (a weight that an operation keeps) stay with it.
     pub(crate) fn set_category(&self, category: Category) {
+        if !self.parts.is_empty() {
+            self.parts.iter().for_each(|part| part.set_category(category));
+            return;
+        }
         let workspace = Category::Workspace as u8;
         if self.category.compare_exchange(workspace, category as u8, Relaxed, Relaxed).is_ok() {
             self.allocation.pool().recount(Category::Workspace, category, self.len);
@@ -87,6 +138,8 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.allocation.pool().uncount(self.category(), self.len);
+        if self.parts.is_empty() {
+            self.allocation.pool().uncount(self.category(), self.len);
+        }
     }
 }

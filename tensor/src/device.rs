@@ -111,8 +111,13 @@ impl Device {
         matches!(self.0.workers, Workers::Nobody(_))
     }
 
+    /// Whether a GPU computes.
+    pub fn is_gpu(&self) -> bool {
+        self.gpu().is_some()
+    }
+
     /// The GPU that computes, if one does.
-    pub(crate) fn gpu(&self) -> Option<&Gpu> {
+    pub fn gpu(&self) -> Option<&Gpu> {
         match &self.0.workers {
             Workers::Gpu(gpu) => Some(gpu),
             _ => None,

@@ -1,15 +1,16 @@
 //! Many tensors laid end to end in one allocation.
 //!
-//! Weights, gradients and moments live in flats, so that the optimizer is one pass over one slice and
+//! Weights, gradients and moments live in flats, so that the optimizer is one pass over one tensor and
 //! a collective needs no packing. Each range is a buffer of its own: a kernel may write one range in
-//! place while it is the only holder, and the whole only while nobody holds any.
+//! place while it is the only holder, and elements of several only while nobody holds any of these.
 
+use std::ops::{Bound, Range as Span, RangeBounds};
 use std::sync::Arc;
 
 use crate::buffer::Buffer;
 use crate::layout::Layout;
 use crate::pool::Category;
-use crate::{DType, Device, Error, MemoryKind, Result, Scalar, Tensor};
+use crate::{DType, Device, Error, MemoryKind, Result, Tensor};
 
 /// Consecutive named ranges of one dtype.
 pub struct Flat {
@@ -28,14 +29,13 @@ impl Flat {
     /// A flat of zeros with a range of `dims` for each name.
     ///
     /// ```
-    /// use ferrotron_tensor::{Category, DType, Device, Flat};
+    /// use ferrotron_tensor::{Category, DType, Device, Flat, Tensor};
     /// let device = Device::cpu(1)?;
     /// let parts = [("weight".to_string(), vec![2, 3]), ("bias".to_string(), vec![3])];
     /// let mut flat = Flat::new(&device, DType::F32, Category::Weights, &parts)?;
-    /// flat.whole_mut::<f32>()?[6] = 1.0;
     /// let bias = flat.tensor(1)?;
-    /// assert_eq!(bias.to_vec::<f32>()?, [1.0, 0.0, 0.0]);
-    /// let error = flat.whole_mut::<f32>().unwrap_err(); // `bias` still reads it
+    /// assert_eq!(bias.to_vec::<f32>()?, [0.0; 3]);
+    /// let error = flat.update_elements(.., Tensor::fill_zero).unwrap_err(); // `bias` still reads it
     /// assert!(error.to_string().contains("'bias'"));
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
@@ -57,10 +57,7 @@ impl Flat {
         parts: &[(String, Vec<usize>)],
     ) -> Result<Flat> {
         let mut flat = Self::empty_in(kind, device, dtype, category, parts)?;
-        crate::dispatch_any!(dtype, T => {
-            let zeros = |_, part: &mut [T]| part.fill(bytemuck::Zeroable::zeroed());
-            device.for_each_rows(flat.whole_mut::<T>()?, 1, zeros);
-        });
+        flat.update_elements(.., Tensor::fill_zero)?;
         Ok(flat)
     }
 
@@ -170,10 +167,7 @@ impl Flat {
         let result = f(&mut tensor);
         let buffer = tensor.into_buffer();
         if (buffer.pointer(), buffer.len()) != place {
-            return Err(Error::memory(
-                "flat",
-                "a range was replaced instead of written; the flat is now empty",
-            ));
+            return Err(replaced());
         }
         ranges.push(Range { name, layout, buffer });
         let last = ranges.len() - 1;
@@ -183,31 +177,88 @@ impl Flat {
     }
 
     /// Begins to read these elements if the flat is in host memory, since they are going to be used soon.
-    pub fn prefetch(&self, elements: std::ops::Range<usize>) {
+    pub fn prefetch(&self, elements: Span<usize>) {
         if let Some(first) = self.ranges.first() {
             let size = self.dtype.size();
             first.buffer.prefetch(elements.start * size, elements.len() * size);
         }
     }
 
-    /// All elements, for reading.
-    pub fn whole<T: Scalar>(&self) -> Result<&[T]> {
-        self.check_dtype::<T>()?;
-        // SAFETY: the ranges are consecutive parts of one allocation, so `numel` initialised elements of
-        // the plain type T follow the first; writers need `&mut self` or the unique `Arc` of a range,
-        // which `update` takes through `&mut self`.
-        Ok(unsafe { std::slice::from_raw_parts(self.pointer().cast::<T>(), self.numel()) })
+    /// A tensor that reads elements, in whichever ranges they are, as a vector. While it lives, none of these ranges
+    /// can be written.
+    ///
+    /// ```
+    /// use ferrotron_tensor::{Category, DType, Device, Flat};
+    /// let parts = [("a".to_string(), vec![2]), ("b".to_string(), vec![2, 2])];
+    /// let mut flat = Flat::new(&Device::cpu(1)?, DType::F32, Category::Weights, &parts)?;
+    /// flat.update_elements(1..4, |x| {
+    ///     x.as_mut_slice::<f32>()?.copy_from_slice(&[1.0, 2.0, 3.0]);
+    ///     Ok(())
+    /// })?;
+    /// assert_eq!(flat.tensor(1)?.to_vec::<f32>()?, [2.0, 3.0, 0.0, 0.0]);
+    /// assert_eq!(flat.elements(..3)?.to_vec::<f32>()?, [0.0, 1.0, 2.0]);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    ///
+    /// Errors if there are not as many elements.
+    pub fn elements(&self, elements: impl RangeBounds<usize>) -> Result<Tensor> {
+        let elements = self.resolve(elements)?;
+        let (ranges, first) = self.over(&elements);
+        let parts = self.ranges[ranges].iter().map(|range| range.buffer.clone()).collect();
+        self.vector(parts, elements.start - first, elements.len())
     }
 
-    /// All elements, for writing.
+    /// Lends elements, in whichever ranges they are, as a vector to `f`, which may write it.
     ///
+    /// Errors if there are not as many elements, or, naming it, a tensor still reads one of the ranges. If `f` panics,
+    /// or puts another tensor in the place of the one it was lent, the flat is empty from then on.
+    pub fn update_elements<R>(
+        &mut self,
+        elements: impl RangeBounds<usize>,
+        f: impl FnOnce(&mut Tensor) -> Result<R>,
+    ) -> Result<R> {
+        let elements = self.resolve(elements)?;
+        let (over, first) = self.over(&elements);
+        self.check_unique(over.clone())?;
+        // As in `update`: the tensor takes the ranges' own buffers.
+        let mut ranges = std::mem::take(&mut self.ranges);
+        let lent: Vec<Range> = ranges.splice(over.clone(), []).collect();
+        let (known, parts): (Vec<_>, Vec<_>) =
+            lent.into_iter().map(|range| ((range.name, range.layout), range.buffer)).unzip();
+        let lent = places(&parts);
+        let mut tensor = self.vector(parts, elements.start - first, elements.len())?;
+        let result = f(&mut tensor);
+        let buffer = tensor.into_buffer();
+        if places(buffer.parts()) != lent {
+            return Err(replaced());
+        }
+        // A copy of the tensor that `f` kept holds them too: then they cannot be written any more.
+        let parts = buffer.parts().iter().cloned();
+        let back = known.into_iter().zip(parts);
+        let back = back.map(|((name, layout), buffer)| Range { name, layout, buffer });
+        ranges.splice(over.start..over.start, back);
+        self.ranges = ranges;
+        result
+    }
+
+    /// The bytes of all elements, in the memory of the host.
+    ///
+    /// Errors, naming the range, if a tensor still reads one, and if they are in a GPU's memory.
+    pub fn host_bytes_mut(&mut self) -> Result<&mut [u8]> {
+        self.check_writable()?;
+        if self.device.gpu().is_some() {
+            let message = format!("the elements are in memory of {:?}", self.device);
+            return Err(Error::device("flat", message));
+        }
+        let (pointer, len) = (self.pointer(), self.numel() * self.dtype.size());
+        // SAFETY: the ranges are consecutive parts of one allocation of initialised bytes. Every range's `Arc` has just
+        // been found unique and `self` is borrowed mutably, so nobody else can reach a byte.
+        Ok(unsafe { std::slice::from_raw_parts_mut(pointer, len) })
+    }
+
     /// Errors, naming the range, if a tensor still reads one.
-    pub fn whole_mut<T: Scalar>(&mut self) -> Result<&mut [T]> {
-        self.check_dtype::<T>()?;
-        self.check_unique(0..self.ranges.len())?;
-        // SAFETY: as in `whole`; every range's `Arc` has just been found unique and `self` is borrowed
-        // mutably, so nobody else can reach an element.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.pointer().cast::<T>(), self.numel()) })
+    pub fn check_writable(&mut self) -> Result<()> {
+        self.check_unique(0..self.ranges.len())
     }
 
     pub(crate) fn pointer(&self) -> *mut u8 {
@@ -216,19 +267,56 @@ impl Flat {
             .map_or(std::ptr::dangling_mut::<u64>().cast(), |range| range.buffer.pointer())
     }
 
-    fn check_dtype<T: Scalar>(&self) -> Result<()> {
-        if T::DTYPE != self.dtype {
-            return Err(Error::dtype(
-                "flat",
-                format!("the flat is {}, asked for {}", self.dtype, T::DTYPE),
-            ));
+    /// A vector of `len` elements from `start` on of the buffers of consecutive ranges.
+    fn vector(&self, parts: Vec<Arc<Buffer>>, start: usize, len: usize) -> Result<Tensor> {
+        if parts.is_empty() {
+            return Tensor::empty(&self.device, self.dtype, &[0]);
         }
-        Ok(())
+        let size = self.dtype.size();
+        let buffer = Arc::new(Buffer::span(parts, start * size, len * size)?);
+        Ok(Tensor::view_of(buffer, Layout::vector(len), self.dtype, &self.device))
+    }
+
+    /// First and last element of what was asked for.
+    fn resolve(&self, elements: impl RangeBounds<usize>) -> Result<Span<usize>> {
+        let start = match elements.start_bound() {
+            Bound::Included(&start) => Some(start),
+            Bound::Excluded(&before) => before.checked_add(1),
+            Bound::Unbounded => Some(0),
+        };
+        let end = match elements.end_bound() {
+            Bound::Included(&last) => last.checked_add(1),
+            Bound::Excluded(&end) => Some(end),
+            Bound::Unbounded => Some(self.numel()),
+        };
+        match (start, end) {
+            (Some(start), Some(end)) if start <= end && end <= self.numel() => Ok(start..end),
+            _ => {
+                let (asked, numel) = ((elements.start_bound(), elements.end_bound()), self.numel());
+                Err(Error::shape("flat", format!("asked for elements {asked:?} of {numel}")))
+            }
+        }
+    }
+
+    /// The ranges in which these elements are, and the first element of the first of them; none for no elements.
+    fn over(&self, elements: &Span<usize>) -> (Span<usize>, usize) {
+        let (mut ranges, mut first, mut start) = (0..0, elements.start, 0);
+        for (index, range) in self.ranges.iter().enumerate() {
+            let end = start + range.buffer.len() / self.dtype.size();
+            if start < elements.end && elements.start < end && !elements.is_empty() {
+                if ranges.is_empty() {
+                    (ranges, first) = (index..index, start);
+                }
+                ranges.end = index + 1;
+            }
+            start = end;
+        }
+        (ranges, first)
     }
 
     /// Errors unless nobody else holds the ranges. `Arc::get_mut`, unlike a look at the count, also makes
     /// the reads of those who held one on other threads happen before the writes that follow.
-    pub(crate) fn check_unique(&mut self, ranges: std::ops::Range<usize>) -> Result<()> {
+    fn check_unique(&mut self, ranges: Span<usize>) -> Result<()> {
         for range in &mut self.ranges[ranges] {
             let holders = Arc::strong_count(&range.buffer);
             if Arc::get_mut(&mut range.buffer).is_none() {
@@ -246,70 +334,14 @@ impl Flat {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::panic::{AssertUnwindSafe, catch_unwind};
-
-    #[test]
-    fn ranges_are_written_in_place_and_lie_end_to_end() -> Result<()> {
-        let device = Device::cpu(1)?;
-        let parts = [
-            ("a".to_string(), vec![2]),
-            ("empty".to_string(), vec![0]),
-            ("b".to_string(), vec![1, 3]),
-        ];
-        let mut flat = Flat::new(&device, DType::F64, Category::Gradients, &parts)?;
-        assert_eq!(device.memory().of(Category::Gradients), 40);
-        let pointer = flat.pointer();
-        flat.update(2, |b| {
-            b.as_mut_slice::<f64>()?.copy_from_slice(&[1.0, 2.0, 3.0]);
-            Ok(())
-        })?;
-        assert_eq!(flat.pointer(), pointer);
-        assert_eq!(flat.whole::<f64>()?, [0.0, 0.0, 1.0, 2.0, 3.0]);
-        assert_eq!((flat.span(0), flat.span(1), flat.span(2)), ((0, 2), (2, 0), (2, 3)));
-        assert_eq!(device.memory().current, 40);
-        let held = flat.tensor(0)?;
-        assert!(
-            flat.update(0, |_| Ok(())).unwrap_err().to_string().contains("'a' cannot be written")
-        );
-        drop(held);
-        assert!(flat.whole_mut::<f64>().is_ok());
-        Ok(())
-    }
-
-    fn two(device: &Device) -> Result<Flat> {
-        let parts = [("a".to_string(), vec![2]), ("b".to_string(), vec![3])];
-        Flat::new(device, DType::F32, Category::Weights, &parts)
-    }
-
-    #[test]
-    fn a_panic_in_an_update_empties_the_flat() -> Result<()> {
-        let device = Device::cpu(1)?;
-        let mut flat = two(&device)?;
-        let update = || flat.update(0, |_| -> Result<()> { panic!("on purpose") });
-        assert!(catch_unwind(AssertUnwindSafe(update)).is_err());
-        assert_eq!((flat.n_ranges(), flat.numel()), (0, 0));
-        assert!(flat.whole::<f32>()?.is_empty() && flat.whole_mut::<f32>()?.is_empty());
-        assert_eq!(device.memory().current, 0);
-        Ok(())
-    }
-
-    #[test]
-    fn a_replaced_range_empties_the_flat() -> Result<()> {
-        let device = Device::cpu(1)?;
-        let mut flat = two(&device)?;
-        let error = flat.update(1, |tensor| {
-            // The lent tensor goes first, so that the new one may get its place among the allocations.
-            *tensor = Tensor::zeros(&device, DType::F32, &[1])?;
-            *tensor = Tensor::zeros(&device, DType::F32, &[3])?;
-            Ok(())
-        });
-        assert!(error.unwrap_err().to_string().contains("replaced instead of written"));
-        assert!(flat.whole::<f32>()?.is_empty());
-        let huge = [("a".to_string(), vec![1 << 59]), ("b".to_string(), vec![1 << 59])];
-        assert!(Flat::new(&device, DType::F64, Category::Weights, &huge).is_err());
-        Ok(())
-    }
+/// Where buffers lie.
+fn places(buffers: &[Arc<Buffer>]) -> Vec<(*mut u8, usize)> {
+    buffers.iter().map(|buffer| (buffer.pointer(), buffer.len())).collect()
 }
+
+fn replaced() -> Error {
+    Error::memory("flat", "what was lent was replaced instead of written; the flat is now empty")
+}
+
+#[cfg(test)]
+mod tests;

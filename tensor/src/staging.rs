@@ -1,4 +1,5 @@
-//! What a GPU's tensor or flat holds, in memory of the host, for whoever works on it there: collectives of processes.
+//! What a GPU's tensor or flat holds, for whoever works on it elsewhere: collectives. In memory of the host, or by its
+//! address.
 
 use ferrotron_cuda::stream::Event;
 
@@ -101,7 +102,39 @@ impl Tensor {
     }
 }
 
+impl Tensor {
+    /// The address of the first element of this unique, contiguous tensor of a GPU, for a library that works on it. It may
+    /// do so in another stream between two moments of the compute stream, and until the second the tensor must be kept.
+    ///
+    /// Errors unless there are `numel` elements.
+    pub fn lend_address(&mut self, numel: usize) -> Result<u64> {
+        self.device().expect_gpu("lend_address")?;
+        self.expect_contiguous("lend_address")?;
+        if !self.is_unique() {
+            return Err(Error::memory("lend_address", format!("{self:?} has other holders")));
+        }
+        check_numel(self.numel(), numel)?;
+        Ok(self.address())
+    }
+}
+
+fn check_numel(got: usize, want: usize) -> Result<()> {
+    match got == want {
+        true => Ok(()),
+        false => {
+            Err(Error::shape("lend_address", format!("there are {got} elements, {want} are due")))
+        }
+    }
+}
+
 impl Flat {
+    /// As [`Tensor::lend_address`], for all elements.
+    pub fn lend_address(&mut self, numel: usize) -> Result<u64> {
+        self.device().expect_gpu("lend_address")?;
+        check_numel(self.numel(), numel)?;
+        Ok(self.unique_bytes()?.0)
+    }
+
     /// As [`Tensor::stage`], for all elements. Errors, naming the range, if a tensor still reads one.
     pub fn stage(&mut self) -> Result<Option<Staging>> {
         if self.device().gpu().is_none() {
@@ -120,7 +153,7 @@ impl Flat {
     }
 
     fn unique_bytes(&mut self) -> Result<(u64, usize)> {
-        self.check_unique(0..self.n_ranges())?;
+        self.check_writable()?;
         Ok((self.pointer() as u64, self.numel() * self.dtype().size()))
     }
 }

@@ -118,7 +118,7 @@ impl Tensor {
 
     /// Whether nobody else holds the buffer, so that a kernel may write to it.
     pub fn is_unique(&self) -> bool {
-        Arc::strong_count(&self.buffer) == 1
+        Buffer::holders(&self.buffer) == 1
     }
 
     /// Whether the elements lie densely in row-major order.
@@ -194,8 +194,8 @@ impl Tensor {
                 format!("the elements of the broadcast view {:?} overlap", self.dims()),
             ));
         }
-        let holders = Arc::strong_count(&self.buffer);
-        let Some(buffer) = Arc::get_mut(&mut self.buffer) else {
+        let holders = Buffer::holders(&self.buffer);
+        let Some(buffer) = Buffer::unique(&mut self.buffer) else {
             return Err(Error::memory(
                 "as_mut_slice",
                 format!("the buffer has {holders} holders, writing needs 1"),

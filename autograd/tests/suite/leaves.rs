@@ -146,7 +146,7 @@ fn gradients_are_written_in_place() -> Result<()> {
         assert_eq!(bits(&leaf.value()?)?, bits(&values[range])?);
     }
     drop(values);
-    let base = gradients.lock().unwrap().whole::<f64>()?.as_ptr();
+    let base = gradients.lock().unwrap().elements(..)?.as_slice::<f64>()?.as_ptr();
     let allocated = device.memory().of(Category::Gradients);
     for _ in 0..2 {
         [&w, &b].into_iter().for_each(Leaf::zero_gradient);
@@ -155,9 +155,12 @@ fn gradients_are_written_in_place() -> Result<()> {
         assert_eq!([pointer(&w)?, pointer(&b)?], [base, base.wrapping_add(9)]);
         assert_eq!(device.memory().of(Category::Gradients), allocated);
     }
-    assert_eq!(gradients.lock().unwrap().whole::<f64>()?, want.concat());
+    assert_eq!(gradients.lock().unwrap().elements(..)?.to_vec::<f64>()?, want.concat());
     // The weights are free to be written as soon as the graph is gone.
-    weights.lock().unwrap().whole_mut::<f64>()?.fill(0.5);
+    weights.lock().unwrap().update_elements(.., |weights| {
+        weights.as_mut_slice::<f64>()?.fill(0.5);
+        Ok(())
+    })?;
     [&w, &b].into_iter().for_each(Leaf::mark_updated);
     assert_eq!(w.value()?.to_f64()?, [0.5; 9]);
     Ok(())
@@ -207,7 +210,7 @@ fn a_lazy_leaf_is_made_once_and_where_it_belongs() -> Result<()> {
     let parts = [("w".to_string(), vec![2])];
     let flat = Arc::new(Mutex::new(Flat::new(&device, DType::F64, Category::Weights, &parts)?));
     w.move_value(&flat, 0)?;
-    assert_eq!(flat.lock().unwrap().whole::<f64>()?, [1.5, -0.5]);
+    assert_eq!(flat.lock().unwrap().elements(..)?.to_vec::<f64>()?, [1.5, -0.5]);
     assert_eq!(w.value()?.to_f64()?, [1.5, -0.5]);
     assert_eq!(calls.load(Relaxed), 1);
     let failing = Leaf::lazy("w", &device, DType::F64, &[2], |_| {

@@ -70,16 +70,14 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Lets cuBLASLt choose an algorithm that needs at most `workspace` bytes. `bias` is one of the alignment that later
-    /// ones have.
-    ///
-    /// Errors if there is none.
+    /// Lets cuBLASLt choose an algorithm that needs at most `workspace` bytes, if it has one. `bias` is one of the
+    /// alignment that later ones have.
     pub(super) fn new(
         handle: cublasLtHandle_t,
         shape: &Shape,
         bias: Option<u64>,
         workspace: usize,
-    ) -> Result<Plan> {
+    ) -> Result<Option<Plan>> {
         let [m, n, k] = shape.sizes;
         let [left, right, out] = shape.matrices;
         let (compute, scale) = match shape.operands {
@@ -104,15 +102,15 @@ impl Plan {
         let layout = |element, (rows, columns), (order, leading, stride, _)| {
             matrix(element, rows, columns, (order, leading, stride), shape.batch)
         };
-        let mut plan = Plan {
+        let plan = Plan {
             operation,
             left: layout(shape.operands, (m, k), left)?,
             right: layout(shape.operands, (k, n), right)?,
             out: layout(shape.result, (m, n), out)?,
             algorithm: cublasLtMatmulAlgo_t { data: [0; 8] },
         };
-        plan.algorithm = plan.search(handle, shape, workspace)?;
-        Ok(plan)
+        let found = plan.search(handle, shape, workspace)?;
+        Ok(found.map(|algorithm| Plan { algorithm, ..plan }))
     }
 
     fn search(
@@ -120,7 +118,7 @@ impl Plan {
         handle: cublasLtHandle_t,
         shape: &Shape,
         workspace: usize,
-    ) -> Result<cublasLtMatmulAlgo_t> {
+    ) -> Result<Option<cublasLtMatmulAlgo_t>> {
         let mut raw = ptr::null_mut();
         // SAFETY: the pointer is to a live variable; `Owned` destroys what was made.
         let status = unsafe { sys::cublasLtMatmulPreferenceCreate(&mut raw) };
@@ -160,14 +158,14 @@ impl Plan {
                 &mut count,
             )
         };
-        check("cublasLtMatmulAlgoGetHeuristic", status).map_err(|error| {
-            Error::new("matmul", format!("no algorithm for {shape}: {}", error.context()))
-        })?;
-        found[..(count as usize).min(CANDIDATES)]
-            .iter()
-            .find(|result| result.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS)
-            .map(|result| result.algo)
-            .ok_or_else(|| Error::new("matmul", format!("no algorithm for {shape}")))
+        if status == cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
+            return Ok(None);
+        }
+        check("cublasLtMatmulAlgoGetHeuristic", status)
+            .map_err(|error| Error::new("matmul", format!("{shape}: {}", error.context())))?;
+        let mut found = found[..(count as usize).min(CANDIDATES)].iter();
+        let possible = found.find(|found| found.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS);
+        Ok(possible.map(|found| found.algo))
     }
 
     /// Where the bias lies from now on.

@@ -100,7 +100,8 @@ int verdict(const Operation& operation, const Layout& a, const Layout& b, const 
     const bool doubles = operation.compute == COMPUTE_64F;
     if (operation.scale != (doubles ? F64 : F32) || a.type != b.type || c.type != d.type) return NOT_SUPPORTED;
     if ((a.type == F64) != doubles || !(d.type == a.type || (size(a.type) == 2 && d.type == F32))) return NOT_SUPPORTED;
-    if (operation.epilogue != DEFAULT && operation.epilogue != BIAS) return NOT_SUPPORTED;
+    // No bias in f64, so that there is something which must do without.
+    if (operation.epilogue != DEFAULT && (operation.epilogue != BIAS || doubles)) return NOT_SUPPORTED;
     return operation.epilogue == BIAS && !operation.bias ? INVALID_VALUE : SUCCESS;
 }
 

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <deque>
 #include <functional>
@@ -20,7 +21,7 @@
 
 namespace {
 enum Status {
-    SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NOT_FOUND = 500, LAUNCH_FAILED = 719,
+    SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NOT_FOUND = 500, NOT_READY = 600, LAUNCH_FAILED = 719,
     CAPTURE_UNSUPPORTED = 900, CAPTURE_MERGE = 902, CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907
 };
 constexpr size_t GRANULE = 2 << 20, MEMORY = 4ull << 30;
@@ -31,6 +32,10 @@ using Launch = const char* (*)(const char*, Dim3, Dim3, size_t, int, void**);
 using Sizes = const size_t* (*)(const char*);
 
 struct Stream;
+struct Work {
+    std::function<void()> run;
+    std::function<bool()> ready = {};  // whether it may run yet, if that is not certain
+};
 // What was given to streams while they were recorded: a lane for each stream, in which pieces are work or wait for another
 // lane. As in streams, the work of a lane is done when somebody waits for it.
 struct Graph {
@@ -54,10 +59,11 @@ struct Event {
     size_t lane = 0;
 };
 struct Stream {
-    std::deque<std::function<void()>> work;
+    std::deque<Work> work;
     uint64_t given = 0, done = 0;
     std::shared_ptr<Graph> graph = nullptr;  // what is given is recorded here
     size_t lane = 0;
+    bool busy = false;  // its next piece is being asked whether it may run
 };
 struct Module { Launch launch; Sizes sizes; };
 struct Function { Launch launch; const size_t* sizes; std::string name; };
@@ -81,25 +87,50 @@ void protect(int protection) {
     flush();
 }
 
-// The next piece of a stream's work.
-void advance(Stream* stream) {
-    auto work = std::move(stream->work.front());
+// The next piece of a stream's work; false if it may not run yet.
+bool advance(Stream* stream) {
+    auto& [run, ready] = stream->work.front();
+    if (ready) {
+        stream->busy = true;
+        const bool may = ready();
+        stream->busy = false;
+        if (!may) return false;
+    }
+    auto work = std::move(run);
     stream->work.pop_front();
-    if (running++ == 0) protect(PROT_READ | PROT_WRITE);
     work();
-    if (--running == 0) protect(PROT_NONE);
     stream->done++;
+    return true;
 }
 
-void finish(Stream* stream, uint64_t number) {
-    while (stream->done < number && !stream->work.empty()) advance(stream);
+// Does a stream's work until so many pieces are done; false if one may not run yet. The memory is opened once for all of
+// them: that takes longer than most of them.
+bool finish(Stream* stream, uint64_t number) {
+    if (stream->done >= number || stream->work.empty()) return true;
+    if (stream->busy) return false;
+    if (running++ == 0) protect(PROT_READ | PROT_WRITE);
+    bool may = true;
+    while (may && stream->done < number && !stream->work.empty()) may = advance(stream);
+    if (--running == 0) protect(PROT_NONE);
+    return may;
+}
+
+// The same for whoever waits for it.
+void wait_for(Stream* stream, uint64_t number) {
+    for (;;) {
+        {
+            std::lock_guard<std::recursive_mutex> guard(lock);
+            if (finish(stream, number)) return;
+        }
+        usleep(50);  // another rank's thread is to give its part
+    }
 }
 
 int give(Stream* stream, std::function<void()> work) {
     if (stream->graph) {
         stream->graph->lanes[stream->lane].push_back({std::move(work), 0, 0});
     } else {
-        stream->work.push_back(std::move(work));
+        stream->work.push_back({std::move(work)});
         stream->given++;
     }
     return SUCCESS;
@@ -123,6 +154,21 @@ int outcome() { return failure ? LAUNCH_FAILED : SUCCESS; }
 extern "C" __attribute__((visibility("default"))) void stand_in_give(void* stream, void (*call)(void*), void* data) {
     LOCKED;
     give((Stream*)stream, [=] { call(data); });
+}
+
+// The same for work that may run when `ready` says so: it is asked whenever somebody waits for the stream. Returns how many
+// pieces come before it.
+extern "C" __attribute__((visibility("default"))) uint64_t stand_in_give_when(void* handle, bool (*ready)(void*), void (*call)(void*), void* data) {
+    LOCKED;
+    Stream* stream = (Stream*)handle;
+    stream->work.push_back({[=] { call(data); }, [=] { return ready(data); }});
+    return stream->given++;
+}
+
+// Does a stream's first pieces of work; false if one may not run yet.
+extern "C" __attribute__((visibility("default"))) bool stand_in_finish(void* stream, uint64_t number) {
+    LOCKED;
+    return finish((Stream*)stream, number);
 }
 
 API cuInit(unsigned) { return SUCCESS; }
@@ -172,10 +218,12 @@ API cuStreamDestroy_v2(void* stream) {
     return SUCCESS;
 }
 API cuStreamSynchronize(void* handle) {
-    LOCKED;
     Stream* stream = (Stream*)handle;
-    if (stream->graph) return CAPTURE_UNSUPPORTED;
-    finish(stream, UINT64_MAX);
+    {
+        LOCKED;
+        if (stream->graph) return CAPTURE_UNSUPPORTED;
+    }
+    wait_for(stream, UINT64_MAX);
     return outcome();
 }
 API cuEventCreate(void** event, unsigned) { *event = new std::shared_ptr<Event>(new Event); return SUCCESS; }
@@ -201,14 +249,21 @@ API cuStreamWaitEvent(void* handle, void* event, unsigned) {
     }
     if (stream->graph) return CAPTURE_ISOLATION;
     if (moment.stream == stream) return SUCCESS;
-    return give(stream, [=] { finish(moment.stream, moment.number); });
+    stream->work.push_back({[] {}, [=] { return finish(moment.stream, moment.number); }});
+    stream->given++;
+    return SUCCESS;
 }
 API cuEventSynchronize(void* event) {
+    const Event moment = [=] { LOCKED; return **(std::shared_ptr<Event>*)event; }();
+    if (moment.graph) return CAPTURED_EVENT;
+    if (moment.stream) wait_for(moment.stream, moment.number);
+    return outcome();
+}
+API cuEventQuery(void* event) {
     LOCKED;
     const Event moment = **(std::shared_ptr<Event>*)event;
     if (moment.graph) return CAPTURED_EVENT;
-    if (moment.stream) finish(moment.stream, moment.number);
-    return outcome();
+    return moment.stream && !finish(moment.stream, moment.number) ? NOT_READY : outcome();
 }
 
 API cuStreamBeginCapture_v2(void* stream, int) {
@@ -295,20 +350,8 @@ API cuMemUnmap(uint64_t address, size_t length) {
     used -= length;
     return SUCCESS;
 }
-API cuMemHostAlloc(void** pointer, size_t length, unsigned) {
-    *pointer = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    LOCKED;
-    reserved[(char*)*pointer] = length;
-    return *pointer == MAP_FAILED ? OUT_OF_MEMORY : SUCCESS;
-}
-API cuMemFreeHost(void* pointer) {
-    LOCKED;
-    auto found = reserved.find((char*)pointer);
-    if (found == reserved.end()) return INVALID_VALUE;
-    munmap(pointer, found->second);
-    reserved.erase(found);
-    return SUCCESS;
-}
+API cuMemHostRegister_v2(void*, size_t, unsigned) { return SUCCESS; }
+API cuMemHostUnregister(void*) { return SUCCESS; }
 // Memory of the host that is not pinned cannot be part of a recording.
 API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t length, void* stream) {
     LOCKED;

@@ -286,6 +286,7 @@ template <class T> T __shfl_sync(unsigned, T mine, int lane) {
     cusim::exchange(mine, [&](auto of) { result = of(lane & 31); });
     return result;
 }
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline unsigned long long atomicMin(unsigned long long* at, unsigned long long value) {
     unsigned long long old = *at;
     if (value < old) *at = value;

@@ -15,8 +15,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The libraries, with the names that they are looked for by.
-const LIBRARIES: &[(&str, &str)] =
-    &[("cuda", "libcuda.so.1"), ("nvrtc", "libnvrtc.so.13"), ("cublaslt", "libcublasLt.so.13")];
+const LIBRARIES: &[(&str, &str)] = &[
+    ("cuda", "libcuda.so.1"),
+    ("nvrtc", "libnvrtc.so.13"),
+    ("cublaslt", "libcublasLt.so.13"),
+    ("nccl", "libnccl.so.2"),
+];
 
 /// What every library is compiled with. Libraries must not share their inline variables.
 const FLAGS: &[&str] = &[

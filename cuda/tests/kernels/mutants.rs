@@ -81,10 +81,13 @@ const MUTANTS: &[Mutant] = mutants! {
     tail_forgotten in "pointwise":
         "+ first; i < n; i += step) {" => "+ first; i + 1 < n; i += step) {";
     unaligned_vectors in "norm": "aligned16(row) && aligned16(out) ? width" => "true ? width";
+    counts_added_before_all_are_there in "zero_bitmap": "    __syncthreads();\n    i64 before" => "    i64 before";
+    word_of_another_chunk in "zero_bitmap": "word = chunk * CHUNK_WORDS; word < at" => "word = chunk; word < at";
     equal_ids_in_any_order in "sort": "&& first + k < own" => "&& first + k > own";
 
     head_stride_for_position_stride in "rotary": "(i64)position * position_stride" => "(i64)position * head_stride";
     // Steps and losses
+    columns_of_another_matrix in "adafactor": "column_factors + row / height * width" => "column_factors";
     decay_of_the_new_moment in "adamw": "w * c.keep - c.step_size" => "w - c.step_size";
     update_in_spite_of_infinity in "sgd": "if (step->found_inf) return;" => "";
     target_of_the_whole_vocabulary in "cross_entropy":

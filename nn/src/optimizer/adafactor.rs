@@ -1,20 +1,18 @@
-//! The numbers of a step of Adafactor, before weights are updated: Shazeer and Stern, arXiv 1804.04235, algorithms
-//! 4 to 6.
-//!
-//! With u the gradient times what the [mean squares](super::mean_squares) make of it, and means over a whole tensor:
-//!   step = alpha / max(1, RMS(u) / clip_threshold), alpha = lr or, relative, lr * max(eps2, RMS(w))
+//! The sums that a step of Adafactor needs before weights are updated: Shazeer and Stern, arXiv 1804.04235,
+//! algorithms 4 to 6.
 //!
 //! Where ranks hold parts of a tensor, their sums are added up twice in a step: those of squares, and those of the
 //! updates' squares.
 
-use ferrotron_tensor::ops::adafactor::{Adafactor, square_sums, update_sq_norm};
-use ferrotron_tensor::ops::sq_norm::sq_norm;
-use ferrotron_tensor::{Element, Result, dispatch_float};
+use ferrotron_tensor::ops::adafactor::{Decay, SquareSums, square_sums, update_sq_norm};
+use ferrotron_tensor::ops::sq_norm::add_sq_norm;
+use ferrotron_tensor::ops::step::Step;
+use ferrotron_tensor::{DType, Device, Result, Tensor};
 use std::ops::Range;
 
-use super::mean_squares::{Block, New};
-use super::{AdafactorConfig, State, StepConfig, StepSize};
-use crate::{AxisSet, Decay, ParamGroup};
+use super::mean_squares::Block;
+use super::{AdafactorConfig, State, StepSize};
+use crate::{AxisSet, ParamGroup};
 
 /// What is added up over the ranks that hold parts of the same parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,138 +30,135 @@ pub type SumParts<'a> = dyn FnMut(PartSum, &mut [f64]) -> Result<()> + 'a;
 /// The sums of one block: of this rank's part, then of the whole.
 struct Sums {
     block: Block,
-    rows: Vec<f64>,
-    columns: Vec<f64>,
-    /// Of the squares of the weights, where steps are relative, and of the update.
-    weights: Option<f64>,
-    update: f64,
+    rows: Tensor,
+    columns: Tensor,
+    total: SquareSums,
 }
 
 impl Sums {
     /// For each block of a group.
-    fn zeros(config: &AdafactorConfig, state: &State) -> Vec<Sums> {
+    fn zeros(config: &AdafactorConfig, device: &Device, state: &State) -> Result<Vec<Sums>> {
+        let zeros = |n| Tensor::zeros(device, DType::F64, &[n]);
         let of = |block: &Block| {
             let (shape, matrix) = (block.shape(), usize::from(!block.is_vector()));
-            Sums {
+            let relative = config.step_size == StepSize::Relative;
+            let weights = relative.then(|| zeros(1)).transpose()?;
+            Ok(Sums {
                 block: block.clone(),
-                rows: vec![0.0; matrix * shape.count * shape.rows],
-                columns: vec![0.0; matrix * shape.count * shape.columns],
-                weights: (config.step_size == StepSize::Relative).then_some(0.0),
-                update: 0.0,
-            }
+                rows: zeros(matrix * shape.count * shape.rows)?,
+                columns: zeros(matrix * shape.count * shape.columns)?,
+                total: SquareSums { weights, update: zeros(1)?, numel: block.numel() },
+            })
         };
         state.mean_squares.iter().flat_map(|means| &means.blocks).map(of).collect()
     }
 
     /// Those that go on in other ranks' parts.
-    fn parts(&mut self, what: PartSum) -> Vec<&mut [f64]> {
-        if !(0..self.block.dims().len()).any(|dim| self.block.is_cut(dim)) {
+    fn parts(&mut self, what: PartSum) -> Vec<&mut Tensor> {
+        if !self.block.is_part() {
             return Vec::new();
         }
         if what == PartSum::Updates {
-            return vec![std::slice::from_mut(&mut self.update)];
+            return vec![&mut self.total.update];
         }
         let (rows_go_on, columns_go_on) = self.block.goes_on();
-        let rows = rows_go_on.then_some(self.rows.as_mut_slice());
-        let columns = columns_go_on.then_some(self.columns.as_mut_slice());
-        self.weights
-            .as_mut()
-            .map(std::slice::from_mut)
-            .into_iter()
-            .chain(rows)
-            .chain(columns)
-            .collect()
+        let rows = rows_go_on.then_some(&mut self.rows);
+        let columns = columns_go_on.then_some(&mut self.columns);
+        self.total.weights.iter_mut().chain(rows).chain(columns).collect()
     }
 }
 
-/// Updates the mean squares of all groups; for each block of each group, the numbers of its step.
+/// Updates the mean squares of all groups; for each block of each group, the sums that its step needs.
 pub(super) fn prepare(
     config: &AdafactorConfig,
-    (step, count): (&StepConfig, u64),
+    (step, device): (&Step, &Device),
     groups: &[ParamGroup],
     states: &mut [State],
     sum: &mut SumParts,
-) -> Result<Vec<Vec<Adafactor>>> {
-    let mut all: Vec<Vec<Sums>> = states.iter().map(|state| Sums::zeros(config, state)).collect();
+) -> Result<Vec<Vec<SquareSums>>> {
+    let zeros = |state: &State| Sums::zeros(config, device, state);
+    let mut all: Vec<Vec<Sums>> = states.iter().map(zeros).collect::<Result<_>>()?;
     for ((group, state), sums) in groups.iter().zip(&*states).zip(&mut all) {
         add_squares(group, state, sums)?;
     }
     add_up(&mut all, PartSum::Squares, sum)?;
 
-    let beta2 = 1.0 - (count as f64).powf(-config.decay_rate);
-    let new = New { beta2, eps1: config.eps1, grad_scale: step.grad_scale };
+    let decay = Decay { rate: config.decay_rate, eps1: config.eps1 };
     for ((group, state), sums) in groups.iter().zip(&mut *states).zip(&mut all) {
         let means = state.mean_squares.as_mut().expect("`new` made them");
         group.with_owned(|_, (gradients, range)| {
-            let device = gradients.device();
             for_blocks(sums, range, |index, sums, range| {
-                dispatch_float!("adafactor", gradients.dtype(), G => {
-                    let grads = &gradients.whole::<G>()?[range];
-                    means.update(index, (&sums.rows, &sums.columns), grads, &new)?;
-                    let factors = means.factors::<<G as Element>::Acc>(index)?;
-                    let (shape, scale) = (&factors.shape, new.grad_scale);
-                    sums.update = update_sq_norm(device, shape, grads, scale, factors.lend())?;
-                    Ok(())
-                })
+                let grads = gradients.elements(range)?;
+                means.update(index, (&sums.rows, &sums.columns), &grads, (&decay, step))?;
+                sums.total.update = update_sq_norm(step, &grads, &means.factors(index)?)?;
+                Ok(())
             })
         })?;
     }
     add_up(&mut all, PartSum::Updates, sum)?;
-
-    let numbers = |sums: &Sums, decay| {
-        let rms = |sum: f64| (sum / sums.block.numel().max(1) as f64).sqrt();
-        let alpha = step.lr * sums.weights.map_or(1.0, |sum| rms(sum).max(config.eps2));
-        let weight_decay = if decay == Decay::Yes { config.weight_decay } else { 0.0 };
-        Adafactor {
-            grad_scale: step.grad_scale,
-            keep: 1.0 - alpha * weight_decay,
-            step: alpha / (rms(sums.update) / config.clip_threshold).max(1.0),
-            beta1: config.beta1,
-        }
-    };
-    let of_group = |(group, sums): (&ParamGroup, &Vec<Sums>)| {
-        sums.iter().map(|sums| numbers(sums, group.decay)).collect()
-    };
-    Ok(groups.iter().zip(&all).map(of_group).collect())
+    let totals = |sums: Vec<Sums>| sums.into_iter().map(|sums| sums.total).collect();
+    Ok(all.into_iter().map(totals).collect())
 }
 
 /// How many numbers each call of `sum` gets in a step.
 pub(super) fn part_sums(config: &AdafactorConfig, states: &[State]) -> Vec<usize> {
-    let mut all: Vec<Vec<Sums>> = states.iter().map(|state| Sums::zeros(config, state)).collect();
+    let means = states.iter().filter_map(|state| state.mean_squares.as_ref());
+    let mut blocks: Vec<&Block> = means.flat_map(|means| &means.blocks).collect();
+    blocks.sort_by(|a, b| a.piece.param.cmp(&b.piece.param));
+    let relative = usize::from(config.step_size == StepSize::Relative);
+    let numbers = |block: &Block, what| {
+        let (shape, (rows_go_on, columns_go_on)) = (block.shape(), block.goes_on());
+        match what {
+            _ if !block.is_part() => 0,
+            PartSum::Updates => 1,
+            PartSum::Squares => {
+                relative
+                    + usize::from(rows_go_on) * shape.count * shape.rows
+                    + usize::from(columns_go_on) * shape.count * shape.columns
+            }
+        }
+    };
     let mut lengths = Vec::new();
     for what in [PartSum::Squares, PartSum::Updates] {
-        let mut count = |_, numbers: &mut [f64]| {
-            lengths.push(numbers.len());
-            Ok(())
-        };
-        add_up(&mut all, what, &mut count).expect("counting does not fail");
+        for kind in kinds(blocks.iter().copied()) {
+            let alike = blocks.iter().filter(|block| block.piece.replicated == kind);
+            lengths.push(alike.map(|block| numbers(block, what)).sum());
+        }
     }
+    lengths.retain(|&length| length > 0);
     lengths
+}
+
+/// The axes along which all ranks keep the same, each set once.
+fn kinds<'a>(blocks: impl Iterator<Item = &'a Block>) -> Vec<AxisSet> {
+    let mut kinds = Vec::new();
+    for block in blocks {
+        if !kinds.contains(&block.piece.replicated) {
+            kinds.push(block.piece.replicated);
+        }
+    }
+    kinds
 }
 
 /// Adds the squares of this rank's parts to the sums of a group's blocks.
 fn add_squares(group: &ParamGroup, state: &State, all: &mut [Sums]) -> Result<()> {
     group.with_owned(|(weights, weight_range), (gradients, range)| {
-        let (device, first) = (gradients.device(), range.start);
+        let first = range.start;
         // The exact weights.
         let (weights, weight_start) = match &state.master {
             Some(master) => (&master.flat, 0),
             None => (&*weights, weight_range.start),
         };
         for_blocks(all, range, |_, sums, range| {
-            if let Some(sum) = &mut sums.weights {
+            if let Some(sum) = &mut sums.total.weights {
                 let start = weight_start + range.start - first;
-                *sum = dispatch_float!("adafactor", weights.dtype(), T => {
-                    sq_norm(device, &weights.whole::<T>()?[start..start + range.len()])
-                });
+                add_sq_norm(sum, &weights.elements(start..start + range.len())?)?;
             }
             if sums.block.is_vector() {
                 return Ok(());
             }
-            dispatch_float!("adafactor", gradients.dtype(), G => {
-                let grads = &gradients.whole::<G>()?[range];
-                square_sums(device, &sums.block.shape(), grads, &mut sums.rows, &mut sums.columns)
-            })
+            let grads = gradients.elements(range)?;
+            square_sums(&sums.block.shape(), &grads, &mut sums.rows, &mut sums.columns)
         })
     })
 }
@@ -189,24 +184,19 @@ fn for_blocks(
 fn add_up(all: &mut [Vec<Sums>], what: PartSum, sum: &mut SumParts) -> Result<()> {
     let mut sums: Vec<&mut Sums> = all.iter_mut().flatten().collect();
     sums.sort_by(|a, b| a.block.piece.param.cmp(&b.block.piece.param));
-    let mut kinds: Vec<AxisSet> = Vec::new();
-    for sums in &sums {
-        if !kinds.contains(&sums.block.piece.replicated) {
-            kinds.push(sums.block.piece.replicated);
-        }
-    }
-    for kind in kinds {
+    for kind in kinds(sums.iter().map(|sums| &sums.block)) {
         let alike = sums.iter_mut().filter(|sums| sums.block.piece.replicated == kind);
-        let mut parts: Vec<&mut [f64]> = alike.flat_map(|sums| sums.parts(what)).collect();
-        let mut message: Vec<f64> = parts.iter().flat_map(|part| part.iter().copied()).collect();
+        let mut parts: Vec<&mut Tensor> = alike.flat_map(|sums| sums.parts(what)).collect();
+        let own = parts.iter().map(|part| part.to_vec::<f64>()).collect::<Result<Vec<_>>>()?;
+        let mut message = own.concat();
         if message.is_empty() {
             continue;
         }
         sum(what, &mut message)?;
         let mut rest = message.as_slice();
         for part in &mut parts {
-            let (own, others) = rest.split_at(part.len());
-            part.copy_from_slice(own);
+            let (own, others) = rest.split_at(part.numel());
+            **part = Tensor::from_slice(part.device(), own, &[own.len()])?;
             rest = others;
         }
     }

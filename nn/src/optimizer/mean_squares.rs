@@ -1,18 +1,16 @@
 //! What Adafactor keeps of the gradients: of a matrix the mean squares of its rows and of its columns, of a vector
 //! those of its elements. Shazeer and Stern, arXiv 1804.04235, algorithms 4 and 5.
 //!
-//! With t the step, g the gradient, means over the last two dims of the *whole* tensor:
-//!   beta2 = 1 - t^-decay_rate
-//!   R = beta2 R + (1 - beta2) mean_j(g^2 + eps1), C the same over i; a vector keeps V, of each element
-//!   what multiplies g: 1 / sqrt(R C / mean(R)), or 1 / sqrt(V)
-//!
-//! The mean of R is that of C: it is taken of the one that is here whole.
-//!
 //! A tensor is what the model calls one. Queries, keys and values are three, though they are stored as one
 //! parameter, so that nothing that becomes of one of them depends on the others.
 
-use ferrotron_tensor::ops::adafactor::{Factors, Matrices};
-use ferrotron_tensor::{Element, Error, Flat, Place, Real, Result, Scalar};
+use ferrotron_tensor::ops::adafactor::{
+    Decay, Factors, Matrices, MeanOf, matrix_factors, update_mean_squares, update_means,
+    vector_factors,
+};
+use ferrotron_tensor::ops::step::Step;
+use ferrotron_tensor::{Error, Flat, Place, Result, Tensor};
+use std::ops::Range;
 
 use super::{Moment, Piece, Store};
 use crate::{Axis, Param, ParamGroup};
@@ -99,8 +97,13 @@ impl Block {
         self.whole.iter().product()
     }
 
+    /// Whether other ranks have other parts of it.
+    pub fn is_part(&self) -> bool {
+        (0..self.dims().len()).any(|dim| self.is_cut(dim))
+    }
+
     /// Whether other ranks have other coordinates of a dim.
-    pub fn is_cut(&self, dim: usize) -> bool {
+    fn is_cut(&self, dim: usize) -> bool {
         self.dims()[dim] < self.whole[dim]
     }
 
@@ -147,13 +150,6 @@ pub(super) struct MeanSquares {
     ranges: Vec<usize>,
 }
 
-/// What a step takes into the means.
-pub(super) struct New {
-    pub beta2: f64,
-    pub eps1: f64,
-    pub grad_scale: f64,
-}
-
 impl MeanSquares {
     /// Zeros.
     pub fn new(blocks: Vec<Block>, store: &Store) -> Result<Self> {
@@ -180,85 +176,49 @@ impl MeanSquares {
     }
 
     /// What multiplies the gradient of a block.
-    pub fn factors<A: Element<Acc = A> + Real>(&self, index: usize) -> Result<BlockFactors<A>> {
+    pub fn factors(&self, index: usize) -> Result<Factors> {
         let (block, range) = (&self.blocks[index], self.ranges[index]);
-        let shape = block.shape();
-        let [rows, columns, full] = &self.moments;
-        let inverse_root = |x: &A| A::of(1.0 / x.f64().sqrt());
+        let [rows, columns, full] = self.moments.each_ref().map(|moment| &moment.flat);
         if block.is_vector() {
-            let columns = span::<A>(&full.flat, range)?.iter().map(inverse_root).collect();
-            return Ok(BlockFactors { shape, rows: vec![A::ONE], columns });
+            return vector_factors(&full.elements(span(full, range))?);
         }
-        let (rows, columns) = (span::<A>(&rows.flat, range)?, span::<A>(&columns.flat, range)?);
-        let mean = |values: &[A]| values.iter().map(|x| x.f64()).sum::<f64>() / values.len() as f64;
-        let (_, columns_go_on) = block.goes_on();
-        let mut scaled = Vec::with_capacity(rows.len());
-        for matrix in 0..shape.count {
-            let rows = &rows[matrix * shape.rows..][..shape.rows];
-            let mean = match columns_go_on {
-                false => mean(rows),
-                true => mean(&columns[matrix * shape.columns..][..shape.columns]),
-            };
-            scaled.extend(rows.iter().map(|row| A::of((mean / row.f64()).sqrt())));
-        }
-        let columns = columns.iter().map(inverse_root).collect();
-        Ok(BlockFactors { shape, rows: scaled, columns })
+        let rows = rows.elements(span(rows, range))?;
+        let columns = columns.elements(span(columns, range))?;
+        let mean_of = match block.goes_on() {
+            (_, false) => MeanOf::Rows,
+            (_, true) => MeanOf::Columns,
+        };
+        matrix_factors(&block.shape(), &rows, &columns, mean_of)
     }
 
     /// Takes the squares of a step into the means of a block: the sums over its whole rows and columns, or the
     /// gradients of a vector.
-    pub fn update<G: Element>(
+    pub fn update(
         &mut self,
         index: usize,
-        (row_sums, column_sums): (&[f64], &[f64]),
-        grads: &[G],
-        new: &New,
+        (row_sums, column_sums): (&Tensor, &Tensor),
+        grads: &Tensor,
+        (decay, step): (&Decay, &Step),
     ) -> Result<()> {
         let (block, range) = (&self.blocks[index], self.ranges[index]);
-        let [rows, columns, full] = &mut self.moments;
-        let mix = |mean: &mut G::Acc, square: f64| {
-            let share = 1.0 - new.beta2;
-            *mean = G::Acc::of(new.beta2 * mean.f64() + share * (square + new.eps1));
-        };
-        let scale = new.grad_scale * new.grad_scale;
+        let [rows, columns, full] = self.moments.each_mut().map(|moment| &mut moment.flat);
         if block.is_vector() {
-            let means = span_mut::<G::Acc>(&mut full.flat, range)?;
-            for (mean, g) in means.iter_mut().zip(grads) {
-                let g = g.acc().f64();
-                mix(mean, scale * g * g);
-            }
-            return Ok(());
+            return full.update_elements(span(full, range), |means| {
+                update_mean_squares(decay, step, means, grads)
+            });
         }
         let (height, width) = block.sides();
-        for (flat, sums, count) in
-            [(&mut rows.flat, row_sums, width), (&mut columns.flat, column_sums, height)]
-        {
-            let means = span_mut::<G::Acc>(flat, range)?.iter_mut();
-            means.zip(sums).for_each(|(mean, sum)| mix(mean, scale * sum / count as f64));
+        for (flat, sums, count) in [(rows, row_sums, width), (columns, column_sums, height)] {
+            flat.update_elements(span(flat, range), |means| {
+                update_means(decay, step, means, sums, count)
+            })?;
         }
         Ok(())
     }
 }
 
-/// What multiplies the gradient of one block.
-pub(super) struct BlockFactors<A> {
-    pub shape: Matrices,
-    rows: Vec<A>,
-    columns: Vec<A>,
-}
-
-impl<A> BlockFactors<A> {
-    pub fn lend(&self) -> Factors<'_, A> {
-        Factors { rows: &self.rows, columns: &self.columns }
-    }
-}
-
-fn span<A: Scalar>(flat: &Flat, range: usize) -> Result<&[A]> {
+/// The elements of a range.
+fn span(flat: &Flat, range: usize) -> Range<usize> {
     let (start, len) = flat.span(range);
-    Ok(&flat.whole::<A>()?[start..start + len])
-}
-
-fn span_mut<A: Scalar>(flat: &mut Flat, range: usize) -> Result<&mut [A]> {
-    let (start, len) = flat.span(range);
-    Ok(&mut flat.whole_mut::<A>()?[start..start + len])
+    start..start + len
 }

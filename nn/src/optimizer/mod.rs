@@ -10,9 +10,8 @@ pub use adafactor::{PartSum, SumParts};
 pub use config::{AdafactorConfig, OptimizerConfig, StepSize};
 
 use ferrotron_tensor::ops::round::widen;
-use ferrotron_tensor::{
-    Category, DType, Device, Error, Flat, MemoryKind, Place, Result, Tensor, dispatch_float,
-};
+use ferrotron_tensor::ops::step::{Step, StepNumbers};
+use ferrotron_tensor::{Category, DType, Device, Error, Flat, MemoryKind, Place, Result, Tensor};
 use std::ops::Range;
 
 use self::mean_squares::{Block, MeanSquares};
@@ -182,16 +181,15 @@ impl Optimizer {
         };
         group.with_owned(|(weights, range), _| {
             let (device, dtype) = (weights.device().clone(), weights.dtype().accumulator());
-            let store = Store { kind: update.states, device: device.clone(), dtype };
+            let store = Store { kind: update.states, device, dtype };
             let moment = |&name: &&'static str| Moment::new(name, pieces.clone(), &store);
             let moments = config.moments().iter().map(moment).collect::<Result<_>>()?;
             let mean_squares = blocks.map(|blocks| MeanSquares::new(blocks, &store)).transpose()?;
             let has_master = weights.dtype() != dtype && update.weights == WeightUpdate::MasterCopy;
             let mut master = has_master.then(|| moment(&MASTER)).transpose()?;
             if let Some(master) = &mut master {
-                dispatch_float!("optimizer", weights.dtype(), T => {
-                    widen(&device, master.flat.whole_mut()?, &weights.whole::<T>()?[range])?;
-                });
+                let weights = weights.elements(range)?;
+                master.flat.update_elements(.., |master| widen(master, &weights))?;
             }
             Ok(State { pieces: pieces.clone(), moments, mean_squares, master })
         })
@@ -219,12 +217,16 @@ impl Optimizer {
     ) -> Result<()> {
         self.check_writable(buffers)?;
         let (config, rounding, count) = (self.config, self.rounding, self.step + 1);
+        let Some(param) = buffers.params().next() else { return Ok(()) };
+        let device = &param.leaf().device().clone();
+        let lr = config.learning_rate(step.lr, count);
+        let numbers = StepNumbers { update: count, lr, grad_scale: step.grad_scale };
+        let step = &Step::new(device, &numbers)?;
         let adafactor = match &config {
             OptimizerConfig::Adafactor(rule) => {
-                let step = StepConfig { lr: config.learning_rate(step.lr, count), ..*step };
-                adafactor::prepare(rule, (&step, count), buffers.groups(), &mut self.groups, sum)?
+                adafactor::prepare(rule, (step, device), buffers.groups(), &mut self.groups, sum)?
             }
-            _ => vec![Vec::new(); self.groups.len()],
+            _ => self.groups.iter().map(|_| Vec::new()).collect(),
         };
         self.step = count;
         for (index, (group, adafactor)) in buffers.groups().iter().zip(&adafactor).enumerate() {
@@ -232,13 +234,9 @@ impl Optimizer {
                 next.prefetch(&(0..RUN));
             }
             let state = &mut self.groups[index];
-            group.with_owned(|(weights, range), gradients| {
-                let (device, decay) = (&weights.device().clone(), group.decay);
-                let pass = Pass { device, config, rounding, step: *step, count, decay, adafactor };
-                dispatch_float!("optimizer", weights.dtype(), T => {
-                    pass.group::<T>(state, &mut weights.whole_mut::<T>()?[range], gradients)
-                })
-            })?;
+            let pass =
+                Pass { device, config, rounding, step, count, decay: group.decay, adafactor };
+            group.with_owned(|weights, gradients| pass.group(state, weights, gradients))?;
         }
         buffers.mark_updated();
         Ok(())
@@ -258,10 +256,7 @@ impl Optimizer {
         for (group, state) in buffers.groups().iter().zip(&mut self.groups) {
             group.with_owned(|(weights, _), _| {
                 let flats = state.all_mut().map(|moment| &mut moment.flat);
-                for flat in [weights].into_iter().chain(flats) {
-                    dispatch_float!("optimizer", flat.dtype(), T => flat.whole_mut::<T>().map(drop))?;
-                }
-                Ok(())
+                [weights].into_iter().chain(flats).try_for_each(Flat::check_writable)
             })?;
         }
         Ok(())

@@ -1,17 +1,17 @@
 //! One step over the elements of a group: what is updated from which gradients, and how it comes back into 16 bits.
 
-use ferrotron_tensor::ops::adafactor::{Adafactor, adafactor};
+use ferrotron_tensor::ops::adafactor::{Adafactor, Factors, SquareSums, adafactor};
 use ferrotron_tensor::ops::adamw::{AdamW, adamw};
 use ferrotron_tensor::ops::round::{Stochastic, round, widen};
 use ferrotron_tensor::ops::sgd::{Sgd, sgd};
-use ferrotron_tensor::{Device, Element, Flat, RandomKey, Result, Scalar, Tensor};
+use ferrotron_tensor::ops::step::Step;
+use ferrotron_tensor::{Device, Flat, RandomKey, Result, Tensor};
 use std::ops::Range;
 
-use super::mean_squares::BlockFactors;
-use super::{Moment, OptimizerConfig, Piece, Rounding, State, StepConfig};
+use super::{Moment, OptimizerConfig, Piece, Rounding, State};
 use crate::Decay;
 
-/// Most elements that are updated at once: 16 MiB of each moment. The next are fetched meanwhile.
+/// Most elements that a CPU updates at once: 16 MiB of each moment. The next are fetched meanwhile.
 pub(super) const RUN: usize = 1 << 22;
 
 /// One step over a group.
@@ -19,135 +19,136 @@ pub(super) struct Pass<'a> {
     pub device: &'a Device,
     pub config: OptimizerConfig,
     pub rounding: Rounding,
-    pub step: StepConfig,
+    pub step: &'a Step,
     /// Number of the step, from 1.
     pub count: u64,
     pub decay: Decay,
     /// Of Adafactor, for each piece.
-    pub adafactor: &'a [Adafactor],
+    pub adafactor: &'a [SquareSums],
 }
 
-/// The gradients of some elements: those of a flat in a range.
-type Gradients<'a> = (&'a Flat, Range<usize>);
-
 /// What Adafactor makes of one piece.
-type Factored<'a, A> = (&'a Adafactor, BlockFactors<A>);
+type Factored<'a> = (&'a SquareSums, Factors);
+
+/// Some elements: what moves them, and what is kept of them.
+struct Elements<'a> {
+    gradients: Tensor,
+    moments: &'a mut [Moment],
+    /// Of the moments.
+    range: Range<usize>,
+    factored: Option<Factored<'a>>,
+}
 
 impl Pass<'_> {
     /// Updates the weights that this rank owns, and their state.
-    pub fn group<T: Element>(
+    pub fn group(
         &self,
         state: &mut State,
-        weights: &mut [T],
-        gradients: Gradients,
+        (weights, owned): (&mut Flat, Range<usize>),
+        (gradients, owned_gradients): (&Flat, Range<usize>),
     ) -> Result<()> {
-        let rounds = T::DTYPE != T::Acc::DTYPE && self.rounding != Rounding::Nearest;
+        let dtype = weights.dtype();
+        let rounds = dtype != dtype.accumulator() && self.rounding != Rounding::Nearest;
         let in_place = state.master.is_none() && !rounds;
         let whole_pieces = rounds || state.mean_squares.is_some();
-        let runs = if whole_pieces { pieces(state) } else { runs(weights.len()) };
+        let runs = if whole_pieces { pieces(state) } else { self.runs(owned.len()) };
+        let behind = |range: &Range<usize>, start: usize| start + range.start..start + range.end;
         for (index, range) in runs.iter().enumerate() {
             if let Some(next) = runs.get(index + 1) {
                 state.prefetch(next);
             }
             let State { pieces, moments, mean_squares, master } = &mut *state;
-            let first = gradients.1.start;
-            let gradients = (gradients.0, first + range.start..first + range.end);
-            let weights = &mut weights[range.clone()];
-            let moments = moments.iter_mut().map(|moment| part(moment, range));
-            let mut moments = moments.collect::<Result<Vec<&mut [T::Acc]>>>()?;
             let factored = match mean_squares {
                 Some(means) => Some((&self.adafactor[index], means.factors(index)?)),
                 None => None,
             };
-            if in_place {
-                self.update::<T, T>(weights, gradients, &mut moments, factored)?;
-                continue;
-            }
-            let mut copy = None;
-            let exact = match master {
-                Some(master) => part(master, range)?,
+            let gradients = gradients.elements(behind(range, owned_gradients.start))?;
+            let elements = Elements { gradients, moments, range: range.clone(), factored };
+            let piece = pieces.get(index).filter(|_| whole_pieces);
+            weights.update_elements(behind(range, owned.start), |weights| match master {
+                _ if in_place => self.rule(weights, elements, None),
+                Some(master) => master.flat.update_elements(range.clone(), |exact| {
+                    self.exact(exact, weights, elements, piece)
+                }),
                 None => {
-                    let empty = Tensor::empty(self.device, T::Acc::DTYPE, &[range.len()])?;
-                    let copy = copy.insert(empty).as_mut_slice()?;
-                    widen(self.device, copy, weights)?;
-                    copy
+                    let dims = [range.len()];
+                    let mut exact = Tensor::empty(self.device, dtype.accumulator(), &dims)?;
+                    widen(&mut exact, weights)?;
+                    self.exact(&mut exact, weights, elements, piece)
                 }
-            };
-            self.update::<T::Acc, T>(exact, gradients, &mut moments, factored)?;
-            self.round(pieces.get(index).filter(|_| whole_pieces), weights, exact)?;
+            })?;
         }
         Ok(())
     }
 
-    /// Updates `weights`, which are those of the parameters, of type `T`, or copies of them in another type. The
-    /// gradients have that of the weights or that in which these are added up.
-    fn update<W, T>(
+    /// Updates copies of weights in the type that is computed in, and rounds them into the weights.
+    fn exact(
         &self,
-        weights: &mut [W],
-        (gradients, range): Gradients,
-        moments: &mut [&mut [W::Acc]],
-        factored: Option<Factored<W::Acc>>,
-    ) -> Result<()>
-    where
-        W: Element,
-        T: Element<Acc = W::Acc>,
-    {
-        if gradients.dtype() == T::DTYPE {
-            self.rule(weights, &gradients.whole::<T>()?[range], moments, factored)
-        } else {
-            self.rule(weights, &gradients.whole::<W::Acc>()?[range], moments, factored)
+        exact: &mut Tensor,
+        weights: &mut Tensor,
+        elements: Elements,
+        piece: Option<&Piece>,
+    ) -> Result<()> {
+        match (self.rounding, piece) {
+            (Rounding::Stochastic { seed }, Some(Piece { param, place, .. })) => {
+                self.rule(exact, elements, None)?;
+                let key = RandomKey::new(seed, self.count, param);
+                round(weights, exact, Some(Stochastic { key: &key, place }))
+            }
+            _ => self.rule(exact, elements, Some(weights)),
         }
     }
 
-    /// The optimizer's own.
-    fn rule<W, G>(
+    /// The optimizer's own: updates `weights`, which are those of the parameters or copies of them, in one pass over
+    /// all. The gradients have the parameters' type or that in which these are added up. `rounded` gets the weights
+    /// rounded to nearest.
+    fn rule(
         &self,
-        weights: &mut [W],
-        gradients: &[G],
-        moments: &mut [&mut [W::Acc]],
-        factored: Option<Factored<W::Acc>>,
-    ) -> Result<()>
-    where
-        W: Element,
-        G: Element<Acc = W::Acc>,
-    {
-        let StepConfig { lr, grad_scale } = self.step;
+        weights: &mut Tensor,
+        elements: Elements,
+        rounded: Option<&mut Tensor>,
+    ) -> Result<()> {
         let decay = |weight_decay| if self.decay == Decay::Yes { weight_decay } else { 0.0 };
+        let Elements { gradients, moments, range, factored } = elements;
         match (self.config, moments, factored) {
             (OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay }, [m, v], None) => {
-                let (weight_decay, step) = (decay(weight_decay), self.count);
-                let config = AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale };
-                adamw(self.device, &config, weights, gradients, m, v)
+                let config = AdamW { beta1, beta2, eps, weight_decay: decay(weight_decay) };
+                m.flat.update_elements(range.clone(), |m| {
+                    v.flat.update_elements(range, |v| {
+                        adamw(&config, self.step, weights, &gradients, m, v, rounded)
+                    })
+                })
             }
             (OptimizerConfig::Sgd { momentum, weight_decay }, [m], None) => {
-                let weight_decay = decay(weight_decay);
-                let config = Sgd { lr, momentum, weight_decay, grad_scale };
-                sgd(self.device, &config, weights, gradients, m)
+                let config = Sgd { momentum, weight_decay: decay(weight_decay) };
+                m.flat
+                    .update_elements(range, |m| sgd(&config, self.step, weights, &gradients, m))?;
+                rounded.map_or(Ok(()), |rounded| round(rounded, weights, None))
             }
-            (OptimizerConfig::Adafactor(_), means, Some((config, factors))) => {
-                let mean = means.first_mut().map_or(&mut [][..], |mean| mean);
-                let shape = &factors.shape;
-                adafactor(self.device, config, shape, weights, gradients, factors.lend(), mean)
+            (OptimizerConfig::Adafactor(config), means, Some((sums, factors))) => {
+                let config = Adafactor {
+                    eps2: config.eps2,
+                    clip_threshold: config.clip_threshold,
+                    beta1: config.beta1,
+                    weight_decay: decay(config.weight_decay),
+                };
+                let mut step = |mean: Option<&mut Tensor>| {
+                    adafactor(&config, self.step, weights, &gradients, &factors, sums, mean)
+                };
+                match means.first_mut() {
+                    Some(mean) => mean.flat.update_elements(range, |mean| step(Some(mean))),
+                    None => step(None),
+                }?;
+                rounded.map_or(Ok(()), |rounded| round(rounded, weights, None))
             }
             _ => unreachable!("`new` made as many moments as the optimizer has"),
         }
     }
 
-    /// The weights of a piece, or of others that are rounded to nearest, from the numbers that were updated.
-    fn round<T: Element>(
-        &self,
-        piece: Option<&Piece>,
-        weights: &mut [T],
-        exact: &[T::Acc],
-    ) -> Result<()> {
-        let key = match (self.rounding, piece) {
-            (Rounding::Stochastic { seed }, Some(Piece { param, place, .. })) => {
-                Some((RandomKey::new(seed, self.count, param), place))
-            }
-            _ => None,
-        };
-        let stochastic = key.as_ref().map(|(key, place)| Stochastic { key, place });
-        round(self.device, weights, exact, stochastic)
+    /// Elements that need nothing of each other, some at a time; a GPU, which fetches nothing, takes all at once.
+    fn runs(&self, numel: usize) -> Vec<Range<usize>> {
+        let run = if self.device.is_gpu() { numel.max(1) } else { RUN };
+        (0..numel).step_by(run).map(|start| start..numel.min(start + run)).collect()
     }
 }
 
@@ -160,13 +161,4 @@ fn pieces(state: &State) -> Vec<Range<usize>> {
         start..end
     };
     state.pieces.iter().map(next).collect()
-}
-
-/// Elements that need nothing of each other, some at a time.
-fn runs(numel: usize) -> Vec<Range<usize>> {
-    (0..numel).step_by(RUN).map(|start| start..numel.min(start + RUN)).collect()
-}
-
-fn part<'a, A: Scalar>(moment: &'a mut Moment, range: &Range<usize>) -> Result<&'a mut [A]> {
-    Ok(&mut moment.flat.whole_mut::<A>()?[range.clone()])
 }

@@ -170,14 +170,23 @@ fn gradients_are_kept_in_shards() -> Result<()> {
                 assert_eq!(lock(&group.gradients).n_ranges(), 0, "nothing is whole in between");
                 group.take_gradients()?;
                 let fill = |(i, x): (usize, &mut f64)| *x = i as f64 + 1.0;
-                lock(&group.gradients).whole_mut::<f64>()?.iter_mut().enumerate().for_each(fill);
+                lock(&group.gradients).update_elements(.., |gradients| {
+                    gradients.as_mut_slice::<f64>()?.iter_mut().enumerate().for_each(fill);
+                    Ok(())
+                })?;
                 group.store_gradients(accum)?;
                 let want: Vec<f64> =
                     group.owned.clone().map(|i| times * (i as f64 + 1.0)).collect();
-                assert_eq!(lock(group.sums()).whole::<f64>()?, want, "{config:?}, {accum:?}");
+                let sums = lock(group.sums()).elements(..)?.to_vec::<f64>()?;
+                assert_eq!(sums, want, "{config:?}, {accum:?}");
             }
             let squares: f64 = group.owned.clone().map(|i| (i as f64 + 1.0).powi(2)).sum();
-            assert_eq!(group.sq_norm()?, squares, "{config:?}");
+            let mut total = Tensor::full(&Device::cpu(1)?, DType::F64, &[1], 0.5)?;
+            assert!(group.add_sq_norm(&mut total).is_err(), "on another device");
+            let device = group.params[0].leaf().device();
+            let mut total = Tensor::full(device, DType::F64, &[1], 0.5)?;
+            group.add_sq_norm(&mut total)?;
+            assert_eq!(total.item()?, 0.5 + squares, "{config:?}");
         }
     }
     Ok(())
@@ -187,9 +196,12 @@ fn gradients_are_kept_in_shards() -> Result<()> {
 fn sums_of_replicas_are_divided() -> Result<()> {
     let buffers = buffers(&BufferConfig::default())?;
     for group in buffers.groups() {
-        lock(&group.weights).whole_mut::<f64>()?.fill(6.0);
+        lock(&group.weights).update_elements(.., |weights| {
+            weights.as_mut_slice::<f64>()?.fill(6.0);
+            Ok(())
+        })?;
         group.divide_weights(4)?;
-        assert!(lock(&group.weights).whole::<f64>()?.iter().all(|&x| x == 1.5));
+        assert!(lock(&group.weights).elements(..)?.to_f64()?.iter().all(|&x| x == 1.5));
         let held = group.params[0].leaf().value()?;
         let error = group.divide_weights(2).unwrap_err().to_string();
         assert!(error.contains(group.params[0].name()), "{error}");

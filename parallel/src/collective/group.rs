@@ -7,6 +7,7 @@ use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 
 use super::dry::Dry;
+use super::nccl::{NcclCollective, NcclConfig};
 use super::{Buffer, Call, Collective, Memory, Op, Reduction, Traffic, Work, balanced};
 
 /// The ranks that carry out collectives together. Cloning gives another handle of the same group.
@@ -45,6 +46,25 @@ impl Group {
     #[must_use]
     pub fn wrapped(&self, wrap: &dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective>) -> Group {
         Group(self.0.clone().map(wrap))
+    }
+
+    /// The same group, whose calls on tensors of `device`, a GPU that no other rank has, NCCL carries out. All ranks
+    /// must call this, each with its device.
+    ///
+    /// Errors, naming the remedy, if NCCL is missing; if the others do not come within the timeout.
+    pub fn with_nccl(&self, device: &Device, config: &NcclConfig) -> Result<Group> {
+        let Some(host) = &self.0 else { return Ok(Group(None)) };
+        let collective = NcclCollective::new(host.clone(), device, config)?;
+        Ok(Group(Some(Arc::new(collective))))
+    }
+
+    /// Whether both are handles of the same group.
+    pub fn is_same(&self, other: &Group) -> bool {
+        match (&self.0, &other.0) {
+            (Some(own), Some(other)) => Arc::ptr_eq(own, other),
+            (None, None) => true,
+            _ => false,
+        }
     }
 
     /// This rank's number within the group.

@@ -91,7 +91,7 @@ impl Bytes<'_> {
     pub fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
         match (&mut self.staging, &mut self.owner) {
             (Some(staging), _) => staging.bytes(),
-            (None, Owner::Flat(flat)) => flat_bytes(flat),
+            (None, Owner::Flat(flat)) => flat.host_bytes_mut(),
             (None, Owner::Tensor(tensor)) => dispatch_any!(tensor.dtype(), T => {
                 Ok(bytemuck::cast_slice_mut(tensor.as_mut_slice::<T>()?))
             }),
@@ -106,10 +106,6 @@ impl Bytes<'_> {
             (Some(staging), Owner::Flat(flat)) => flat.take_back(staging),
         }
     }
-}
-
-fn flat_bytes(flat: &mut Flat) -> Result<&mut [u8]> {
-    dispatch_any!(flat.dtype(), T => Ok(bytemuck::cast_slice_mut(flat.whole_mut::<T>()?)))
 }
 
 /// What a call works on. Which of the two there are depends on the operation:

@@ -14,13 +14,17 @@ mod dry;
 mod group;
 mod host;
 mod memory;
+mod nccl;
 mod work;
+
+use ferrotron_tensor::Result;
 
 pub use call::{Call, Op, Reduction};
 pub use ferrotron_tensor::balanced;
 pub use group::Group;
 pub use host::{RankConfig, Transport, World, WorldConfig, run_rank_process, run_threads};
 pub use memory::{Buffer, Bytes, Memory};
+pub use nccl::NcclConfig;
 pub use work::{Completion, Work};
 
 /// Carries out the calls of one group.
@@ -39,6 +43,14 @@ pub trait Collective: Send + Sync {
 
     /// What this rank has sent so far.
     fn traffic(&self) -> Traffic;
+
+    /// Errors if another rank is known to have failed or left.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Ends the calls of all ranks with this reason, where there is a way to tell them.
+    fn fail(&self, _reason: &str) {}
 }
 
 /// Calls made and bytes sent by one rank, by operation. Headers do not count.
@@ -54,6 +66,15 @@ impl Traffic {
     /// Bytes of all operations.
     pub fn bytes(&self) -> u64 {
         self.0.values().map(|&(_, bytes)| bytes).sum()
+    }
+
+    /// Adds what somebody else has counted.
+    pub fn add(&mut self, other: &Traffic) {
+        for (&name, &(calls, bytes)) in &other.0 {
+            let (own_calls, own_bytes) = self.0.entry(name).or_default();
+            *own_calls += calls;
+            *own_bytes += bytes;
+        }
     }
 
     /// Counts a call that sent `bytes`.

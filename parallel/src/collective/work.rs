@@ -55,6 +55,11 @@ impl<T: Send + 'static> Work<T> {
         Work(Box::new(|| Ok(value)))
     }
 
+    /// Work whose result is what `wait` returns.
+    pub fn of(wait: impl FnOnce() -> Result<T> + Send + 'static) -> Work<T> {
+        Work(Box::new(wait))
+    }
+
     /// The same work with `f` applied to its result when it is waited for.
     pub fn map<R>(self, f: impl FnOnce(T) -> Result<R> + Send + 'static) -> Work<R> {
         Work(Box::new(move || f((self.0)()?)))

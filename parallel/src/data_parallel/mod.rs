@@ -32,7 +32,7 @@ use ferrotron_nn::{
     Axis, AxisSet, BufferConfig, GradientType, Module, Optimizer, Param, ParamBuffers, ParamGroup,
     PartSum, ShardUnit, Sharding, StepConfig,
 };
-use ferrotron_tensor::{Error, Place, Result, Tensor};
+use ferrotron_tensor::{DType, Error, Place, Result, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -298,12 +298,13 @@ impl DataParallel {
     /// ranks take steps of their own, each has that of its own gradients.
     pub fn grad_norm(&self) -> Result<f64> {
         let shared = &self.shared;
-        let mut sum = 0.0;
+        let device = self.buffers().groups()[0].params[0].leaf().device().clone();
+        let mut sum = Tensor::zeros(&device, DType::F64, &[1])?;
         for group in shared.buffers.groups().iter().filter(|group| shared.counts(group.replicated))
         {
-            sum += group.sq_norm()?;
+            group.add_sq_norm(&mut sum)?;
         }
-        let device = self.buffers().groups()[0].params[0].leaf().device().clone();
+        let mut sum = sum.item()?;
         for axis in [Axis::Tensor, Axis::Pipeline] {
             sum = shared.mesh.axis(axis).sum(&device, sum)?;
         }

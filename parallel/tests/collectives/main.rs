@@ -4,6 +4,7 @@
 mod common;
 mod faults;
 mod flight;
+mod nccl;
 mod operations;
 mod rendezvous;
 mod roots;

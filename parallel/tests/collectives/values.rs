@@ -1,9 +1,7 @@
 //! Tensors of any dtype from numbers, and back.
 
-use ferrotron_cuda::cubin_cache::CubinCache;
 use ferrotron_cuda::gpu::GpuConfig;
-use ferrotron_cuda::library::Search;
-use ferrotron_tensor::{DType, Device, Result, Tensor, bf16, f16};
+use ferrotron_tensor::{DType, Device, Error, Result, Tensor, bf16, f16};
 use std::cell::RefCell;
 
 thread_local! {
@@ -13,10 +11,9 @@ thread_local! {
 
 /// Runs `f` with this rank's tensors on a stand-in for GPU number `ordinal`.
 pub fn on_gpu<R>(ordinal: usize, f: impl FnOnce() -> Result<R>) -> Result<R> {
-    let folder = ferrotron_cuda_stand_in::folder();
-    let cache = CubinCache::new(folder.join("cubin"));
-    let config = GpuConfig { ordinal, search: Search::only(vec![folder]), cache };
-    let device = Device::cuda(&config)?;
+    let found = ferrotron_cuda_stand_in::stand_in("collectives of GPUs");
+    let config = found.ok_or_else(|| Error::config("stand-in", "needs g++ on x86-64 Linux"))?;
+    let device = Device::cuda(&GpuConfig { ordinal, ..config })?;
     GPU.set(Some(device));
     let result = f();
     GPU.set(None);

@@ -144,7 +144,7 @@ fn the_owner_has_the_sum_and_the_rest_is_untouched() {
                     let own = if sharding == Sharding::None { 0..group.numel() } else { own };
                     assert_eq!(group.owned, own);
                     let sums = lock(group.sums());
-                    let sums = sums.whole::<f64>()?;
+                    let sums = sums.elements(..)?.to_vec::<f64>()?;
                     let kept = if sums.len() == own.len() { 0..own.len() } else { own };
                     for (i, &x) in sums.iter().enumerate() {
                         let want = if kept.contains(&i) { 3.0 } else { 1.0 };

@@ -9,7 +9,7 @@ use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig};
 use ferrotron_parallel::mesh::{Layout, Mesh};
 use ferrotron_parallel::pipeline::{Execution, PipelineConfig, Schedule, ScheduleKind, execute};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
-use ferrotron_tensor::{Device, Result};
+use ferrotron_tensor::{Device, Flat, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
@@ -153,10 +153,9 @@ impl Rank {
         let groups = self.parallel.buffers().groups().iter();
         groups
             .flat_map(|group| {
-                let flat = lock(group.sums());
-                let values = flat.whole::<f64>().expect("the toy is in f64");
+                let values = elements(&lock(group.sums()));
                 let owned = match &group.gradient_shard {
-                    Some(_) => values,
+                    Some(_) => &values[..],
                     None => &values[group.owned.clone()],
                 };
                 cut(&group.params, group.owned.clone(), owned, self.parallel.owns(group))
@@ -170,20 +169,23 @@ impl Rank {
             .flat_map(|group| {
                 let own = self.parallel.owns(group);
                 if let Some(shard) = &group.weight_shard {
-                    let values = lock(shard);
-                    let values = values.whole::<f64>().expect("the toy is in f64");
-                    return cut(&group.params, group.owned.clone(), values, own);
+                    let values = elements(&lock(shard));
+                    return cut(&group.params, group.owned.clone(), &values, own);
                 }
-                let flat = lock(&group.weights);
-                let values = flat.whole::<f64>().expect("the toy is in f64");
+                let values = elements(&lock(&group.weights));
                 let owned = group.owned.clone();
                 let mut pieces = cut(&group.params, owned.clone(), &values[owned], own);
                 // What others own has to be here too.
-                pieces.extend(cut(&group.params, 0..values.len(), values, false));
+                pieces.extend(cut(&group.params, 0..values.len(), &values, false));
                 pieces
             })
             .collect()
     }
+}
+
+/// All of a flat. The toy is in f64.
+fn elements(flat: &Flat) -> Vec<f64> {
+    flat.elements(..).and_then(|all| all.to_vec()).expect("the host reads a flat of f64")
 }
 
 /// The values of a range of a group's elements, by parameter.

@@ -1,6 +1,8 @@
 //! Copies between views.
 
-use super::{kernel, layout};
+use ferrotron_cuda::arguments::Layout;
+
+use super::kernel;
 use crate::tensor::check_device;
 use crate::{DType, Error, Result, Tensor};
 
@@ -25,14 +27,44 @@ pub(crate) fn copy(x: &Tensor, out: &mut Tensor) -> Result<()> {
             .value(row_stride as i64)
             .run([columns.div_ceil(TILE), rows.div_ceil(TILE), batch], [TILE, 8, 1]);
     }
-    let layout = layout(x.dims(), &[x, out])?;
-    let n = x.numel();
-    kernel(x.device(), "copy", dtype, "copy")?
+    let units = units(x, out);
+    let layout = layout_of_units(units, x, out)?;
+    let n = x.numel() / units;
+    kernel(x.device(), "copy", of_size(units * x.dtype().size()), "copy")?
         .input(x)
         .output(out)
         .value(n as u64)
         .value(layout)
         .run_elements(n)
+}
+
+/// How many neighbouring elements may be copied as one of up to 8 bytes.
+fn units(x: &Tensor, out: &Tensor) -> usize {
+    let size = x.dtype().size();
+    let fits = |units: usize| {
+        [x, out].iter().all(|view| {
+            let steps = view.dims().iter().zip(view.layout().strides());
+            let mut long = steps.filter(|(size, _)| **size != 1).rev();
+            let dense = long.next().is_some_and(|(size, step)| *step == 1 && size % units == 0);
+            let whole = long.all(|(_, step)| step % units == 0);
+            dense && whole && view.address() % (units * size) as u64 == 0
+        })
+    };
+    [8 / size, 4 / size, 2 / size].into_iter().find(|&units| units > 1 && fits(units)).unwrap_or(1)
+}
+
+/// The layout of two views of equal dims, of which `units` neighbouring elements are one.
+fn layout_of_units(units: usize, x: &Tensor, out: &Tensor) -> Result<Layout> {
+    let mut dims = x.dims().to_vec();
+    let strides = [x, out].map(|view| {
+        let steps = view.layout().strides().iter().map(|&step| step.div_ceil(units) as isize);
+        steps.collect::<Vec<_>>()
+    });
+    // The innermost dim that is long is the dense one, whose stride stays 1.
+    if let Some(size) = dims.iter_mut().rev().find(|size| **size != 1) {
+        *size /= units;
+    }
+    Layout::new(&dims, &[&strides[0], &strides[1]]).map_err(Error::of_gpu)
 }
 
 /// `out = x` for contiguous tensors: the GPU's copy engine does it, also from and to memory of the host.
@@ -79,7 +111,11 @@ fn transposed(x: &Tensor) -> Option<[usize; 5]> {
 
 /// The dtype for which the kernels that only move elements are compiled.
 pub(super) fn by_size(dtype: DType) -> DType {
-    match dtype.size() {
+    of_size(dtype.size())
+}
+
+fn of_size(size: usize) -> DType {
+    match size {
         1 => DType::U8,
         2 => DType::BF16,
         4 => DType::U32,

@@ -95,6 +95,12 @@ fn products(
             beta: if accum == Accum::Add { 1.0 } else { 0.0 },
             bias: bias.map(Tensor::address),
         };
+        if let Some(bias) = bias
+            && !gpu.products().supports(&product).map_err(Error::of_gpu)?
+        {
+            copy(&bias.broadcast_to(out.dims())?, out)?;
+            return products(out, Accum::Add, lhs, rhs, None);
+        }
         // SAFETY: the matrices are within the buffers by construction of the layouts, and no two elements of `out`, whose
         // buffer has no other holder, overlap. Memory comes back to the pool in the order of the one stream.
         unsafe { gpu.product(&product) }.map_err(Error::of_gpu)?;

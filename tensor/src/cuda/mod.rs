@@ -4,6 +4,8 @@
 //! Whatever has no kernel here cannot go wrong silently: memory of a GPU has no slices, so the CPU's kernels return an
 //! error.
 
+pub(crate) mod adafactor;
+pub(crate) mod adamw;
 pub(crate) mod attention;
 pub(crate) mod cast;
 pub(crate) mod copy;
@@ -16,7 +18,12 @@ pub(crate) mod pointwise;
 pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod rotary;
+pub(crate) mod round;
+pub(crate) mod sgd;
 pub(crate) mod softmax;
+pub(crate) mod sq_norm;
+pub(crate) mod step;
+pub(crate) mod zero_bitmap;
 
 pub(crate) use kernel::{kernel, layout};
 
@@ -53,7 +60,7 @@ pub(crate) fn rows() -> String {
 impl Error {
     /// What the GPU side below tensors reports. Not `From`: with a second error that `?` takes, closures of users would
     /// have to spell out their result types.
-    pub(crate) fn of_gpu(error: ferrotron_cuda::Error) -> Error {
+    pub fn of_gpu(error: ferrotron_cuda::Error) -> Error {
         Error::device(error.op(), error.context())
     }
 }

@@ -4,24 +4,33 @@
 //! its columns:
 //!
 //! ```text
-//! R_i = mean_j g_ij^2, C_j = mean_i g_ij^2                         square_sums
+//! R_i = mean_j g_ij^2, C_j = mean_i g_ij^2                         square_sums, means
 //! u_ij = g_ij * r_i * c_j, and its RMS, by which it is clipped     update_sq_norm
-//!     r = 1 / sqrt(R / mean(R)), c = 1 / sqrt(C), of running means
+//!     r = 1 / sqrt(R / mean(R)), c = 1 / sqrt(C), of running means     means
 //! w = keep * w - step * u, or with a mean of updates               adafactor
+//!     step = alpha / max(1, RMS(u) / clip_threshold), alpha = lr or, relative, lr * max(eps2, RMS(w))
+//!     keep = 1 - alpha * weight_decay
 //! ```
 //!
-//! What lies between these passes (means over the parts of other ranks, running means, clipping) is a handful
-//! of numbers for each row and column, and the optimizer's business. A vector is a matrix of one row.
+//! Sums may be of a part of the parameter: then those of the other parts are added before they are used. A vector is
+//! a matrix of one row.
 //!
 //! Sums are accumulated in f64 and in an order that is given by the shape; updates are computed in
 //! `Element::Acc`, each element for itself. Nothing depends on the number of threads.
 
+mod means;
+#[cfg(test)]
+mod tests;
+
+pub use means::{Decay, MeanOf, matrix_factors, update_mean_squares, update_means, vector_factors};
+
 use super::adamw::CHUNK;
 use super::rows::for_rows;
 use super::sq_norm::sq_norm_block;
+use super::step::{Step, StepNumbers, check_vectors, dispatch_update};
 use crate::disjoint::Disjoint;
 use crate::simd::vectorized;
-use crate::{Device, Element, Error, Real, Result};
+use crate::{DType, Device, Element, Error, Real, Result, Tensor, cuda, dispatch_float};
 
 /// Columns whose sums a task makes: of f32, four cache lines in each row.
 const COLUMNS: usize = 64;
@@ -60,10 +69,12 @@ impl Matrices {
         self.count * self.rows * self.columns
     }
 
-    /// Errors unless the slices have as many elements, rows and columns.
-    fn check(&self, elements: usize, rows: usize, columns: usize) -> Result<()> {
-        let want = (self.numel(), self.count * self.rows, self.count * self.columns);
-        if want == (elements, rows, columns) {
+    /// Errors unless the vectors have as many elements, rows and columns.
+    fn check(&self, elements: &Tensor, rows: &Tensor, columns: &Tensor) -> Result<()> {
+        check_vectors("adafactor", &[elements, rows, columns])?;
+        let want = [self.numel(), self.count * self.rows, self.count * self.columns];
+        let [elements, rows, columns] = [elements, rows, columns].map(Tensor::numel);
+        if want == [elements, rows, columns] {
             return Ok(());
         }
         let message =
@@ -77,48 +88,82 @@ impl Matrices {
     }
 }
 
-/// What multiplies the gradient's element in row i and column j: `rows[i] * columns[j]`.
-#[derive(Debug, Clone, Copy)]
-pub struct Factors<'a, A> {
+/// What multiplies the gradient's element in row i and column j: `rows[i] * columns[j]`. Of the type that is computed
+/// in.
+#[derive(Debug)]
+pub struct Factors {
+    /// Of the parameter.
+    pub shape: Matrices,
     /// For each row of each matrix.
-    pub rows: &'a [A],
+    pub rows: Tensor,
     /// For each column of each matrix.
-    pub columns: &'a [A],
+    pub columns: Tensor,
 }
 
-/// The numbers of one step of one parameter.
+/// The constants of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Adafactor {
-    /// What the gradients are multiplied with: clip coefficient x inverse loss scale.
-    pub grad_scale: f64,
-    /// What the weights are multiplied with: 1 less their decay.
-    pub keep: f64,
-    /// What the update is multiplied with: learning rate over what clips the update.
-    pub step: f64,
+    /// Smallest scale of a relative step.
+    pub eps2: f64,
+    /// Largest RMS of an update.
+    pub clip_threshold: f64,
     /// Decay of the mean of updates, where there is one.
     pub beta1: f64,
+    /// Share of a weight that is taken off per unit of step size.
+    pub weight_decay: f64,
 }
 
-/// The sums of the squares of `grads` along every row and every column.
+/// Sums over a whole parameter, each one number of f64.
+#[derive(Debug)]
+pub struct SquareSums {
+    /// Of the squares of its weights, where steps are relative to their size.
+    pub weights: Option<Tensor>,
+    /// Of the squares of its update.
+    pub update: Tensor,
+    /// How many elements it has.
+    pub numel: usize,
+}
+
+/// The sums of the squares of `grads` along every row and every column, in f64.
 ///
 /// ```
-/// use ferrotron_tensor::{Device, ops::adafactor::{Matrices, square_sums}};
-/// let (mut rows, mut columns) = ([0.0; 2], [0.0; 3]);
-/// let grads = [1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0];
-/// square_sums(&Device::cpu(1)?, &Matrices::of(&[2, 3]), &grads, &mut rows, &mut columns)?;
-/// assert_eq!((rows, columns), ([14.0, 77.0], [17.0, 29.0, 45.0]));
+/// use ferrotron_tensor::ops::adafactor::{Matrices, square_sums};
+/// use ferrotron_tensor::{DType, Device, Tensor};
+/// let device = Device::cpu(1)?;
+/// let grads = Tensor::from_slice(&device, &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0], &[6])?;
+/// let mut rows = Tensor::empty(&device, DType::F64, &[2])?;
+/// let mut columns = Tensor::empty(&device, DType::F64, &[3])?;
+/// square_sums(&Matrices::of(&[2, 3]), &grads, &mut rows, &mut columns)?;
+/// assert_eq!(rows.to_f64()?, [14.0, 77.0]);
+/// assert_eq!(columns.to_f64()?, [17.0, 29.0, 45.0]);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 ///
 /// Errors if the lengths do not fit `shape`.
-pub fn square_sums<G: Element>(
+pub fn square_sums(
+    shape: &Matrices,
+    grads: &Tensor,
+    rows: &mut Tensor,
+    columns: &mut Tensor,
+) -> Result<()> {
+    shape.check(grads, rows, columns)?;
+    if grads.device().gpu().is_some() {
+        return cuda::adafactor::square_sums(shape, grads, rows, columns);
+    }
+    let (rows, columns) = (rows.as_mut_slice()?, columns.as_mut_slice()?);
+    dispatch_float!("adafactor", grads.dtype(), G => {
+        sum_squares(grads.device(), shape, grads.as_slice::<G>()?, rows, columns);
+    });
+    Ok(())
+}
+
+fn sum_squares<G: Element>(
     device: &Device,
     shape: &Matrices,
     grads: &[G],
     rows: &mut [f64],
     columns: &mut [f64],
-) -> Result<()> {
-    shape.check(grads.len(), rows.len(), columns.len())?;
+) {
     let width = shape.columns;
     for_rows(device, (rows, 1), grads.len(), |first, rows| {
         for (i, sum) in rows.iter_mut().enumerate() {
@@ -134,76 +179,136 @@ pub fn square_sums<G: Element>(
         let sums = unsafe { sums.part(index * width + start, len) };
         column_block(&grads[index * matrix..][..matrix], width, start, sums);
     });
-    Ok(())
 }
 
-/// The sum of the squares of the update, before it is clipped.
+/// The sum of the squares of the update, before it is clipped: one number of f64.
 ///
-/// Errors if the lengths do not fit `shape`.
-pub fn update_sq_norm<G: Element>(
+/// Errors if the lengths do not fit the factors' shape.
+pub fn update_sq_norm(step: &Step, grads: &Tensor, factors: &Factors) -> Result<Tensor> {
+    let Factors { shape, rows, columns } = factors;
+    shape.check(grads, rows, columns)?;
+    if grads.device().gpu().is_some() {
+        return cuda::adafactor::update_sq_norm(step.gpu()?, grads, factors);
+    }
+    let (device, scale) = (grads.device(), step.host()?.grad_scale);
+    let sum = dispatch_float!("adafactor", grads.dtype(), G => {
+        let (rows, columns) = (rows.as_slice()?, columns.as_slice()?);
+        sum_updates::<G>(device, shape, grads.as_slice()?, scale, rows, columns)
+    });
+    Tensor::from_slice(device, &[sum], &[1])
+}
+
+fn sum_updates<G: Element>(
     device: &Device,
     shape: &Matrices,
     grads: &[G],
     grad_scale: f64,
-    factors: Factors<G::Acc>,
-) -> Result<f64> {
-    shape.check(grads.len(), factors.rows.len(), factors.columns.len())?;
+    rows: &[G::Acc],
+    columns: &[G::Acc],
+) -> f64 {
     let width = shape.columns;
-    let mut sums = vec![0.0; factors.rows.len()];
+    let mut sums = vec![0.0; rows.len()];
     for_rows(device, (&mut sums, 1), grads.len(), |first, sums| {
         for (i, sum) in sums.iter_mut().enumerate() {
             let row = first + i;
-            let columns = &factors.columns[row / shape.rows * width..][..width];
-            let scale = factors.rows[row].f64() * grad_scale;
+            let columns = &columns[row / shape.rows * width..][..width];
+            let scale = rows[row].f64() * grad_scale;
             *sum = scale * scale * weighted_sq_norm(&grads[row * width..][..width], columns);
         }
     });
-    Ok(sums.iter().sum())
+    sums.iter().sum()
 }
 
-/// Steps `weights` along the update; where `mean` is not empty, along its running mean, which comes into it
-/// multiplied with the step already (as in Hugging Face's Adafactor).
+/// Steps `weights` along the update; where there is a `mean`, along its running mean, which comes into it multiplied
+/// with the step already (as in Hugging Face's Adafactor).
 ///
-/// ```
-/// use ferrotron_tensor::{Device, ops::adafactor::{Adafactor, Factors, Matrices, adafactor}};
-/// let config = Adafactor { grad_scale: 0.5, keep: 1.0, step: 0.1, beta1: 0.0 };
-/// let factors = Factors { rows: &[1.0, 2.0], columns: &[3.0] };
-/// let mut weights = [1.0_f64, 1.0];
-/// adafactor(&Device::cpu(1)?, &config, &Matrices::of(&[2, 1]), &mut weights, &[2.0_f64, 1.0], factors, &mut [])?;
-/// assert!((weights[0] - 0.7).abs() < 1e-15 && (weights[1] - 0.7).abs() < 1e-15);
-/// # Ok::<(), ferrotron_tensor::Error>(())
-/// ```
-///
-/// Errors if the lengths do not fit `shape`.
-pub fn adafactor<T: Element, G: Element<Acc = T::Acc>>(
-    device: &Device,
+/// Errors if the lengths do not fit the factors' shape, or the types do not fit.
+pub fn adafactor(
     config: &Adafactor,
-    shape: &Matrices,
-    weights: &mut [T],
-    grads: &[G],
-    factors: Factors<T::Acc>,
-    mean: &mut [T::Acc],
+    step: &Step,
+    weights: &mut Tensor,
+    grads: &Tensor,
+    factors: &Factors,
+    sums: &SquareSums,
+    mean: Option<&mut Tensor>,
 ) -> Result<()> {
-    shape.check(grads.len(), factors.rows.len(), factors.columns.len())?;
-    shape.check(weights.len(), factors.rows.len(), factors.columns.len())?;
-    let has_mean = !mean.is_empty();
-    if has_mean && mean.len() != weights.len() {
-        let message = format!("{} weights, a mean of {}", weights.len(), mean.len());
+    let Factors { shape, rows, columns } = factors;
+    shape.check(grads, rows, columns)?;
+    shape.check(weights, rows, columns)?;
+    if let Some(mean) = mean.as_ref().filter(|mean| mean.numel() != weights.numel()) {
+        let message = format!("{} weights, a mean of {}", weights.numel(), mean.numel());
         return Err(Error::shape("adafactor", message));
     }
+    let numbers = sums.weights.iter().chain([&sums.update]);
+    if let Some(x) = numbers.into_iter().find(|x| (x.dtype(), x.numel()) != (DType::F64, 1)) {
+        return Err(Error::shape("adafactor", format!("{x:?} is no sum of f64")));
+    }
+    if weights.device().gpu().is_some() {
+        return cuda::adafactor::adafactor(
+            config,
+            step.gpu()?,
+            weights,
+            grads,
+            factors,
+            sums,
+            mean,
+        );
+    }
+    let numbers = step.host()?;
+    let of_weights = sums.weights.as_ref().map(Tensor::item).transpose()?;
+    let size = Size::new(config, &numbers, of_weights, sums.update.item()?, sums.numel);
+    dispatch_update!("adafactor", weights, grads, (T, G) => {
+        let mean = mean.map_or(Ok(&mut [][..]), |mean| mean.as_mut_slice())?;
+        step_all::<T, G>(config.beta1, size, weights, grads, factors, mean)
+    })
+}
+
+/// What weights and updates are multiplied with.
+#[derive(Clone, Copy)]
+struct Size {
+    keep: f64,
+    step: f64,
+}
+
+impl Size {
+    /// The size of a step, of the sums of squares of weights and of the update, `numel` of each.
+    fn new(
+        config: &Adafactor,
+        numbers: &StepNumbers,
+        weights: Option<f64>,
+        update: f64,
+        numel: usize,
+    ) -> Size {
+        let rms = |sum: f64| (sum / numel.max(1) as f64).sqrt();
+        let alpha = numbers.lr * weights.map_or(1.0, |sum| rms(sum).max(config.eps2));
+        let step = alpha / (rms(update) / config.clip_threshold).max(1.0);
+        Size { keep: 1.0 - alpha * config.weight_decay, step: step * numbers.grad_scale }
+    }
+}
+
+fn step_all<T: Element, G: Element<Acc = T::Acc>>(
+    beta1: f64,
+    size: Size,
+    weights: &mut Tensor,
+    grads: &Tensor,
+    factors: &Factors,
+    mean: &mut [T::Acc],
+) -> Result<()> {
     let a = T::Acc::of;
-    let (keep, beta1, one_minus_beta1) = (a(config.keep), a(config.beta1), a(1.0 - config.beta1));
-    let scale = config.step * config.grad_scale;
-    let (width, rows, step) = (shape.columns, shape.count * shape.rows, shape.rows_per_task());
-    let (weights, mean) = (Disjoint::new(weights), Disjoint::new(mean));
-    device.for_each(rows.div_ceil(step), shape.numel(), |task| {
-        for row in task * step..rows.min((task + 1) * step) {
+    let (keep, beta1, one_minus_beta1) = (a(size.keep), a(beta1), a(1.0 - beta1));
+    let (shape, has_mean, device) = (&factors.shape, !mean.is_empty(), grads.device());
+    let (factor_rows, columns) = (factors.rows.as_slice::<T::Acc>()?, factors.columns.as_slice()?);
+    let (width, rows, per_task) = (shape.columns, shape.count * shape.rows, shape.rows_per_task());
+    let grads = grads.as_slice::<G>()?;
+    let (weights, mean) = (Disjoint::new(weights.as_mut_slice::<T>()?), Disjoint::new(mean));
+    device.for_each(rows.div_ceil(per_task), shape.numel(), |task| {
+        for row in task * per_task..rows.min((task + 1) * per_task) {
             let start = row * width;
             // SAFETY: every row belongs to one task.
             let w = unsafe { weights.part(start, width) };
             let g = &grads[start..start + width];
-            let columns = &factors.columns[row / shape.rows * width..][..width];
-            let factor = a(factors.rows[row].f64() * scale);
+            let columns = &columns[row / shape.rows * width..][..width];
+            let factor = a(factor_rows[row].f64() * size.step);
             if has_mean {
                 // SAFETY: as above.
                 let mean = unsafe { mean.part(start, width) };
@@ -264,96 +369,5 @@ vectorized! {
             *mean = *mean * beta1 + g.acc() * c * factor * one_minus_beta1;
             *w = T::from_acc(w.acc() * keep - *mean);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::bf16;
-    use crate::ops::testing::{message, values};
-
-    /// Shapes with several tasks each way, rests, and nothing.
-    const SHAPES: [&[usize]; 7] =
-        [&[300, 150], &[2, 70, 65], &[1, 40_000], &[40_000, 1], &[5], &[0, 3], &[3, 0]];
-
-    #[test]
-    fn sums_and_steps_equal_loops_on_any_number_of_threads() {
-        for dims in SHAPES {
-            let shape = Matrices::of(dims);
-            let (n, width) = (shape.numel(), shape.columns);
-            let (row_count, column_count) = (shape.count * shape.rows, shape.count * width);
-            let row_of = |i: usize| i / width;
-            let column_of = |i: usize| i / (shape.rows * width) * width + i % width;
-            let grads = values(n, 1); // multiples of 1/64: their squares are summed exactly
-            let (mut rows, mut columns) = (vec![0.0; row_count], vec![0.0; column_count]);
-            for (i, g) in grads.iter().enumerate() {
-                rows[row_of(i)] += g * g;
-                columns[column_of(i)] += g * g;
-            }
-            let factor = |k: usize| 1.0 + (k % 7) as f64 / 8.0;
-            let row_factors: Vec<f64> = (0..row_count).map(factor).collect();
-            let column_factors: Vec<f64> = (0..column_count).map(|k| factor(k + 3)).collect();
-            let factors = Factors { rows: &row_factors, columns: &column_factors };
-            let update =
-                |i: usize| 0.5 * grads[i] * factors.rows[row_of(i)] * factors.columns[column_of(i)];
-            let norm: f64 = (0..n).map(|i| update(i) * update(i)).sum();
-            let config = Adafactor { grad_scale: 0.5, keep: 0.75, step: 0.25, beta1: 0.5 };
-            for threads in [1, 2, 3] {
-                let device = Device::cpu(threads).unwrap();
-                let (mut r, mut c) = (vec![7.0; row_count], vec![7.0; column_count]);
-                square_sums(&device, &shape, &grads, &mut r, &mut c).unwrap();
-                assert!(r == rows && c == columns, "{dims:?} on {threads} threads");
-                let found = update_sq_norm(&device, &shape, &grads, 0.5, factors).unwrap();
-                assert!((found - norm).abs() <= n as f64 * f64::EPSILON * norm, "{found} {norm}");
-                let (mut w, mut means) = (vec![2.0; n], vec![1.0; n]);
-                adafactor(&device, &config, &shape, &mut w, &grads, factors, &mut []).unwrap();
-                for (i, w) in w.iter_mut().enumerate() {
-                    let want = 0.75 * 2.0 - 0.25 * update(i);
-                    assert!((*w - want).abs() <= 8.0 * f64::EPSILON, "{dims:?}[{i}]: {w}, {want}");
-                    *w = 2.0;
-                }
-                adafactor(&device, &config, &shape, &mut w, &grads, factors, &mut means).unwrap();
-                for (i, (w, mean)) in w.iter().zip(means).enumerate() {
-                    let want = 0.5 + 0.5 * 0.25 * update(i);
-                    assert!((mean - want).abs() <= 8.0 * f64::EPSILON, "{dims:?}[{i}]: {mean}");
-                    assert_eq!(*w, 0.75 * 2.0 - mean, "{dims:?}[{i}]");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn sixteen_bit_numbers_are_widened() {
-        let (device, shape) = (Device::cpu(2).unwrap(), Matrices::of(&[200, 130]));
-        let grads: Vec<f32> = values(shape.numel(), 1).iter().map(|&x| x as f32).collect();
-        let halves: Vec<bf16> = grads.iter().map(|&g| bf16::from_f32(g)).collect(); // exact
-        let (mut rows, mut columns) = (vec![0.0; 200], vec![0.0; 130]);
-        let (mut rows16, mut columns16) = (rows.clone(), columns.clone());
-        square_sums(&device, &shape, &grads, &mut rows, &mut columns).unwrap();
-        square_sums(&device, &shape, &halves, &mut rows16, &mut columns16).unwrap();
-        assert!(rows == rows16 && columns == columns16);
-        let factors = Factors { rows: &[0.5_f32; 200], columns: &[0.25; 130] };
-        let config = Adafactor { grad_scale: 1.0, keep: 0.9, step: 0.1, beta1: 0.0 };
-        let (mut w, mut w16) = (vec![1.0_f32; shape.numel()], vec![bf16::ONE; shape.numel()]);
-        adafactor(&device, &config, &shape, &mut w, &grads, factors, &mut []).unwrap();
-        adafactor(&device, &config, &shape, &mut w16, &halves, factors, &mut []).unwrap();
-        assert!(w.iter().zip(&w16).all(|(&w, &w16)| bf16::from_f32(w) == w16));
-    }
-
-    #[test]
-    fn errors_name_the_values() {
-        let device = Device::cpu(1).unwrap();
-        let sums = square_sums(&device, &Matrices::of(&[2, 3]), &[0.0; 6], &mut [0.0; 3], &mut []);
-        assert_eq!(
-            message(sums),
-            "adafactor: Matrices { count: 1, rows: 2, columns: 3 } for 6 elements, 3 rows and 0 columns"
-        );
-        let config = Adafactor { grad_scale: 1.0, keep: 1.0, step: 1.0, beta1: 0.0 };
-        let factors = Factors { rows: &[1.0; 2], columns: &[1.0; 3] };
-        let (mut w, g) = ([0.0; 6], [0.0; 6]);
-        let shape = Matrices::of(&[2, 3]);
-        let step = adafactor(&device, &config, &shape, &mut w, &g, factors, &mut [0.0; 5]);
-        assert_eq!(message(step), "adafactor: 6 weights, a mean of 5");
     }
 }

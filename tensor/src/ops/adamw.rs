@@ -8,18 +8,18 @@
 //! Computed in `Element::Acc`; the coefficients in f64 before. Elements do not depend on one another, so
 //! nothing depends on the number of threads.
 
+use super::round::round;
+use super::step::{Step, StepNumbers, check_vectors, dispatch_update};
 use crate::disjoint::Disjoint;
 use crate::simd::vectorized;
-use crate::{Device, Element, Error, Real, Result};
+use crate::{Element, Error, Real, Result, Tensor, cuda};
 
 /// Elements a task takes.
 pub(crate) const CHUNK: usize = 16 * 1024;
 
-/// One step of AdamW.
+/// The constants of AdamW.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW {
-    /// Learning rate of this step.
-    pub lr: f64,
     /// Decay of the mean of the gradients.
     pub beta1: f64,
     /// Decay of the mean of their squares.
@@ -28,24 +28,12 @@ pub struct AdamW {
     pub eps: f64,
     /// Share of a weight that is taken off at learning rate 1.
     pub weight_decay: f64,
-    /// Number of this step, from 1: the moments begin at 0, and early ones are scaled up.
-    pub step: u64,
-    /// What the gradients are multiplied with: clip coefficient x inverse loss scale.
-    pub grad_scale: f64,
 }
 
 impl Default for AdamW {
     /// PyTorch's.
     fn default() -> Self {
-        AdamW {
-            lr: 1e-3,
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8,
-            weight_decay: 1e-2,
-            step: 1,
-            grad_scale: 1.0,
-        }
+        AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 1e-2 }
     }
 }
 
@@ -63,43 +51,66 @@ struct Coefficients<A> {
     eps: A,
 }
 
-/// Steps `weights` along `grads`, updating the moments `m` and `v`.
+/// Steps `weights` along `grads`, updating the moments `m` and `v`, which are of the type that is computed in. Where
+/// the weights are, too, `copy` gets them rounded to nearest.
 ///
 /// ```
-/// use ferrotron_tensor::{Device, ops::adamw::{AdamW, adamw}};
-/// let config = AdamW { lr: 0.1, weight_decay: 0.0, ..AdamW::default() };
-/// let (mut w, mut m, mut v) = ([1.0_f64], [0.0], [0.0]);
-/// adamw(&Device::cpu(1)?, &config, &mut w, &[3.0], &mut m, &mut v)?;
-/// assert!((w[0] - 0.9).abs() < 1e-8); // the first step is the learning rate, whatever the gradient
+/// use ferrotron_tensor::ops::adamw::{AdamW, adamw};
+/// use ferrotron_tensor::ops::step::{Step, StepNumbers};
+/// use ferrotron_tensor::{DType, Device, Tensor};
+/// let device = Device::cpu(1)?;
+/// let config = AdamW { weight_decay: 0.0, ..AdamW::default() };
+/// let step = Step::new(&device, &StepNumbers { update: 1, lr: 0.1, grad_scale: 1.0 })?;
+/// let number = |x| Tensor::full(&device, DType::F64, &[1], x);
+/// let (mut w, mut m, mut v) = (number(1.0)?, number(0.0)?, number(0.0)?);
+/// adamw(&config, &step, &mut w, &number(3.0)?, &mut m, &mut v, None)?;
+/// assert!((w.item()? - 0.9).abs() < 1e-8); // the first step is the learning rate, whatever the gradient
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 ///
-/// Errors if the lengths differ, `step` is 0, or a beta is outside of [0, 1).
-pub fn adamw<T: Element, G: Element<Acc = T::Acc>>(
-    device: &Device,
+/// Errors if the lengths differ, the types do not fit, or a beta is outside of [0, 1).
+pub fn adamw(
     config: &AdamW,
-    weights: &mut [T],
-    grads: &[G],
-    m: &mut [T::Acc],
-    v: &mut [T::Acc],
+    step: &Step,
+    weights: &mut Tensor,
+    grads: &Tensor,
+    m: &mut Tensor,
+    v: &mut Tensor,
+    copy: Option<&mut Tensor>,
 ) -> Result<()> {
-    let AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale } = *config;
-    let n = weights.len();
-    if [grads.len(), m.len(), v.len()] != [n; 3] {
-        let message = format!(
-            "{n} weights, {} gradients, moments of {} and {}",
-            grads.len(),
-            m.len(),
-            v.len()
-        );
+    check_vectors("adamw", &[weights, grads, m, v])?;
+    let n = weights.numel();
+    if [grads.numel(), m.numel(), v.numel()] != [n; 3] {
+        let lens = (grads.numel(), m.numel(), v.numel());
+        let message =
+            format!("{n} weights, {} gradients, moments of {} and {}", lens.0, lens.1, lens.2);
         return Err(Error::shape("adamw", message));
     }
-    let decay = 0.0..1.0;
-    if step == 0 || !decay.contains(&beta1) || !decay.contains(&beta2) {
-        let message = format!("needs step >= 1 and betas on [0, 1), got {step}, {beta1}, {beta2}");
+    let (AdamW { beta1, beta2, .. }, decay) = (*config, 0.0..1.0);
+    if !decay.contains(&beta1) || !decay.contains(&beta2) {
+        let message = format!("needs betas on [0, 1), got {beta1} and {beta2}");
         return Err(Error::value("adamw", message));
     }
-    let power = |beta: f64| beta.powf(step as f64);
+    if weights.device().gpu().is_some() {
+        return cuda::adamw::adamw(config, step.gpu()?, weights, grads, [m, v], copy);
+    }
+    let numbers = step.host()?;
+    dispatch_update!("adamw", weights, grads, (T, G) => {
+        step_all::<T, G>(config, &numbers, weights, grads.as_slice()?, [m, v])?;
+    });
+    copy.map_or(Ok(()), |copy| round(copy, weights, None))
+}
+
+fn step_all<T: Element, G: Element<Acc = T::Acc>>(
+    config: &AdamW,
+    numbers: &StepNumbers,
+    weights: &mut Tensor,
+    grads: &[G],
+    [m, v]: [&mut Tensor; 2],
+) -> Result<()> {
+    let AdamW { beta1, beta2, eps, weight_decay } = *config;
+    let StepNumbers { update, lr, grad_scale } = *numbers;
+    let power = |beta: f64| beta.powf(update as f64);
     let a = T::Acc::of;
     let coefficients = Coefficients {
         grad_scale: a(grad_scale),
@@ -112,7 +123,9 @@ pub fn adamw<T: Element, G: Element<Acc = T::Acc>>(
         inverse_root: a(1.0 / (1.0 - power(beta2)).sqrt()),
         eps: a(eps),
     };
-    let (weights, m, v) = (Disjoint::new(weights), Disjoint::new(m), Disjoint::new(v));
+    let (n, device) = (grads.len(), weights.device().clone());
+    let weights = Disjoint::new(weights.as_mut_slice::<T>()?);
+    let (m, v) = (Disjoint::new(m.as_mut_slice()?), Disjoint::new(v.as_mut_slice()?));
     device.for_each(n.div_ceil(CHUNK), n, |task| {
         let start = task * CHUNK;
         let len = CHUNK.min(n - start);
@@ -146,8 +159,12 @@ vectorized! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bf16;
-    use crate::ops::testing::{message, values};
+    use crate::ops::testing::{bits, message, tensor, values};
+    use crate::{DType, Device};
+
+    fn step(device: &Device, update: u64, lr: f64, grad_scale: f64) -> Step {
+        Step::new(device, &StepNumbers { update, lr, grad_scale }).unwrap()
+    }
 
     #[test]
     fn steps_equal_the_loop_of_pytorch() {
@@ -165,23 +182,18 @@ mod tests {
             w
         };
         let device = Device::cpu(1).unwrap();
-        let (mut w, g) = ([1.0, -2.0, 0.5], [0.5, -1.0, 2.0]);
-        let want: Vec<f64> = w.iter().zip(&g).map(|(&w, &g)| reference(w, g)).collect();
-        let (mut m, mut v) = ([0.0; 3], [0.0; 3]);
-        for step in 1..=3 {
+        let f64s = |x: &[f64]| tensor(&device, DType::F64, &[x.len()], x);
+        let (start, g) = ([1.0, -2.0, 0.5], [0.5, -1.0, 2.0]);
+        let want: Vec<f64> = start.iter().zip(&g).map(|(&w, &g)| reference(w, g)).collect();
+        let (mut w, mut m, mut v) = (f64s(&start), f64s(&[0.0; 3]), f64s(&[0.0; 3]));
+        let config = AdamW { beta2: 0.99, weight_decay: 0.1, ..AdamW::default() };
+        for update in 1..=3 {
             // Twice the gradients at half the scale.
-            let g = g.map(|g| 2.0 * g * step as f64);
-            let config = AdamW {
-                lr: 0.1,
-                beta2: 0.99,
-                weight_decay: 0.1,
-                step,
-                grad_scale: 0.5,
-                ..AdamW::default()
-            };
-            adamw(&device, &config, &mut w, &g, &mut m, &mut v).unwrap();
+            let g = f64s(&g.map(|g| 2.0 * g * update as f64));
+            let step = step(&device, update, 0.1, 0.5);
+            adamw(&config, &step, &mut w, &g, &mut m, &mut v, None).unwrap();
         }
-        for (w, want) in w.iter().zip(&want) {
+        for (w, want) in w.to_f64().unwrap().iter().zip(&want) {
             assert!((w - want).abs() <= 16.0 * f64::EPSILON, "got {w}, want {want}");
         }
     }
@@ -189,36 +201,57 @@ mod tests {
     #[test]
     fn sixteen_bit_weights_and_threads_do_not_change_the_moments() {
         let n = 3 * CHUNK + 17;
-        let config = AdamW { lr: 0.01, step: 2, ..AdamW::default() };
-        let grads: Vec<f32> = values(n, 1).iter().map(|&x| x as f32).collect();
-        let halves: Vec<bf16> = grads.iter().map(|&g| bf16::from_f32(g)).collect();
+        let grads = values(n, 1); // multiples of 1/64 that bf16 holds
         let run = |threads| {
-            let device = Device::cpu(threads).unwrap();
-            let (mut w, mut m, mut v) = (vec![1.0_f32; n], vec![0.5; n], vec![0.25; n]);
-            adamw(&device, &config, &mut w, &grads, &mut m, &mut v).unwrap();
-            let (mut w16, mut m16, mut v16) = (vec![bf16::ONE; n], vec![0.5; n], vec![0.25; n]);
-            adamw(&device, &config, &mut w16, &halves, &mut m16, &mut v16).unwrap();
-            // The gradients are multiples of 1/64 that bf16 holds.
-            assert!(m == m16 && v == v16);
-            assert!(w.iter().zip(&w16).all(|(&w, &w16)| bf16::from_f32(w) == w16));
-            (w, m, v)
+            let device = &Device::cpu(threads).unwrap();
+            let step = step(device, 2, 0.01, 1.0);
+            let full = |dtype, x| Tensor::full(device, dtype, &[n], x).unwrap();
+            let updated = |weights, gradients, has_copy: &[DType]| {
+                let g = tensor(device, gradients, &[n], &grads);
+                let (mut m, mut v) = (full(DType::F32, 0.5), full(DType::F32, 0.25));
+                let mut w = full(weights, 1.0);
+                let mut copies: Vec<_> = has_copy.iter().map(|&dtype| full(dtype, 7.0)).collect();
+                let copy = copies.first_mut();
+                adamw(&AdamW::default(), &step, &mut w, &g, &mut m, &mut v, copy).unwrap();
+                (w, m, v, copies.pop())
+            };
+            let (w, m, v, _) = updated(DType::F32, DType::F32, &[]);
+            for dtype in [DType::BF16, DType::F16] {
+                let want = bits(&w.cast(dtype).unwrap());
+                for gradients in [dtype, DType::F32] {
+                    let (w16, m16, v16, _) = updated(dtype, gradients, &[]);
+                    assert!(bits(&m16) == bits(&m) && bits(&v16) == bits(&v) && bits(&w16) == want);
+                    let (master, m16, v16, copy) = updated(DType::F32, gradients, &[dtype]);
+                    assert!(bits(&m16) == bits(&m) && bits(&v16) == bits(&v));
+                    assert!(bits(&master) == bits(&w) && bits(&copy.unwrap()) == want);
+                }
+            }
+            (bits(&w), bits(&m), bits(&v))
         };
         assert!(run(1) == run(2) && run(1) == run(3));
     }
 
     #[test]
     fn errors_name_the_values() {
-        let device = Device::cpu(1).unwrap();
-        let step = |config: &AdamW, n: usize| {
-            adamw(&device, config, &mut [0.0; 2], &vec![0.0; n], &mut [0.0; 2], &mut [0.0; 2])
+        let device = &Device::cpu(1).unwrap();
+        let zeros = |n, dtype| Tensor::zeros(device, dtype, &[n]).unwrap();
+        let attempt = |config: &AdamW, n: usize, dtype| {
+            let (mut w, mut m, mut v) =
+                (zeros(2, DType::F32), zeros(2, DType::F32), zeros(2, DType::F32));
+            let step = step(device, 1, 0.1, 1.0);
+            message(adamw(config, &step, &mut w, &zeros(n, dtype), &mut m, &mut v, None))
         };
         assert_eq!(
-            message(step(&AdamW::default(), 3)),
+            attempt(&AdamW::default(), 3, DType::F32),
             "adamw: 2 weights, 3 gradients, moments of 2 and 2"
         );
         assert_eq!(
-            message(step(&AdamW { step: 0, beta2: 1.0, ..AdamW::default() }, 2)),
-            "adamw: needs step >= 1 and betas on [0, 1), got 0, 0.9, 1"
+            attempt(&AdamW { beta2: 1.0, ..AdamW::default() }, 2, DType::F32),
+            "adamw: needs betas on [0, 1), got 0.9 and 1"
+        );
+        assert_eq!(
+            attempt(&AdamW::default(), 2, DType::F64),
+            "adamw: f32 weights cannot be updated from f64 gradients"
         );
     }
 }

@@ -22,6 +22,7 @@ pub mod round;
 pub mod sgd;
 pub mod softmax;
 pub mod sq_norm;
+pub mod step;
 pub mod table;
 pub mod zero_bitmap;
 

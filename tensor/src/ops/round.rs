@@ -12,8 +12,11 @@
 
 use super::random::{for_numbers, for_stretches};
 use super::rows::{CHEAP, for_rows};
+use super::step::check_vectors;
 use crate::simd::vectorized;
-use crate::{Device, Element, Error, Place, RandomKey, Real, Result};
+use crate::{
+    DType, Device, Element, Error, Place, RandomKey, Real, Result, Tensor, cuda, dispatch_float,
+};
 
 /// Where the random numbers of a rounding come from.
 #[derive(Debug, Clone, Copy)]
@@ -24,35 +27,59 @@ pub struct Stochastic<'a> {
     pub place: &'a Place,
 }
 
-/// Rounds `source` into `target`: to nearest, or at random.
+/// Rounds `source`, which is of the type that numbers like those of `target` are computed in, into `target`: to
+/// nearest, or at random.
 ///
 /// ```
 /// use ferrotron_tensor::ops::round::{Stochastic, round};
-/// use ferrotron_tensor::{Device, Place, RandomKey, bf16};
+/// use ferrotron_tensor::{DType, Device, Place, RandomKey, Tensor};
 /// let device = Device::cpu(1)?;
-/// let (x, mut y) = (vec![1.001_f32; 10_000], vec![bf16::ZERO; 10_000]);
-/// round(&device, &mut y, &x, None)?;
-/// assert!(y.iter().all(|&y| y == bf16::ONE)); // bf16 has nothing between 1 and 1.0078125
+/// let x = Tensor::full(&device, DType::F32, &[10_000], 1.001)?;
+/// let mut y = Tensor::zeros(&device, DType::BF16, &[10_000])?;
+/// round(&mut y, &x, None)?;
+/// assert!(y.to_f64()?.iter().all(|&y| y == 1.0)); // bf16 has nothing between 1 and 1.0078125
 /// let stochastic = Stochastic { key: &RandomKey::new(1, 0, "weight"), place: &Place::whole(&[10_000]) };
-/// round(&device, &mut y, &x, Some(stochastic))?;
-/// let mean = y.iter().map(|y| y.to_f64()).sum::<f64>() / 10_000.0;
+/// round(&mut y, &x, Some(stochastic))?;
+/// let mean = y.to_f64()?.iter().sum::<f64>() / 10_000.0;
 /// assert!((mean - 1.001).abs() < 1e-4);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 ///
-/// Errors if the lengths differ.
-pub fn round<T: Element>(
+/// Errors if the lengths differ, or the types do not fit.
+pub fn round(target: &mut Tensor, source: &Tensor, stochastic: Option<Stochastic>) -> Result<()> {
+    check_vectors("round", &[target, source])?;
+    let numel = stochastic.map_or(source.numel(), |it| it.place.dims().iter().product());
+    if [target.numel(), numel] != [source.numel(); 2] {
+        let (to, from) = (target.numel(), source.numel());
+        let message = format!("{to} elements from {from}, of a place of {numel}");
+        return Err(Error::shape("round", message));
+    }
+    check_pair("round", target.dtype(), source.dtype())?;
+    if target.device().gpu().is_some() {
+        return cuda::round::round(target, source, stochastic);
+    }
+    dispatch_float!("round", target.dtype(), T => {
+        let device = target.device().clone();
+        round_all::<T>(&device, target.as_mut_slice()?, source.as_slice()?, stochastic);
+    });
+    Ok(())
+}
+
+/// Errors unless `wide` is the type that numbers of `narrow` are computed in.
+fn check_pair(op: &'static str, narrow: DType, wide: DType) -> Result<()> {
+    let accumulator = narrow.accumulator();
+    match wide == accumulator {
+        true => Ok(()),
+        false => Err(Error::dtype(op, format!("{narrow} goes with {accumulator}, got {wide}"))),
+    }
+}
+
+fn round_all<T: Element>(
     device: &Device,
     target: &mut [T],
     source: &[T::Acc],
     stochastic: Option<Stochastic>,
-) -> Result<()> {
-    let numel = stochastic.map_or(source.len(), |it| it.place.dims().iter().product());
-    if [target.len(), numel] != [source.len(); 2] {
-        let message =
-            format!("{} elements from {}, of a place of {numel}", target.len(), source.len());
-        return Err(Error::shape("round", message));
-    }
+) {
     let (width, work) = match stochastic {
         Some(it) => (it.place.dims().last().copied().unwrap_or(1), target.len()),
         None => (1, target.len() / CHEAP),
@@ -68,27 +95,37 @@ pub fn round<T: Element>(
             }
         }
     });
-    Ok(())
 }
 
 /// Widens `source` into `target`, exactly.
 ///
 /// ```
-/// use ferrotron_tensor::{Device, bf16, ops::round::widen};
-/// let mut y = [0.0_f32; 2];
-/// widen(&Device::cpu(1)?, &mut y, &[bf16::ONE, bf16::from_f32(-0.5)])?;
-/// assert_eq!(y, [1.0, -0.5]);
+/// use ferrotron_tensor::{DType, Device, Tensor, ops::round::widen};
+/// let device = Device::cpu(1)?;
+/// let x = Tensor::full(&device, DType::BF16, &[2], -0.5)?;
+/// let mut y = Tensor::zeros(&device, DType::F32, &[2])?;
+/// widen(&mut y, &x)?;
+/// assert_eq!(y.to_vec::<f32>()?, [-0.5, -0.5]);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 ///
-/// Errors if the lengths differ.
-pub fn widen<T: Element>(device: &Device, target: &mut [T::Acc], source: &[T]) -> Result<()> {
-    if target.len() != source.len() {
-        let message = format!("{} elements from {}", target.len(), source.len());
+/// Errors if the lengths differ, or the types do not fit.
+pub fn widen(target: &mut Tensor, source: &Tensor) -> Result<()> {
+    check_vectors("widen", &[target, source])?;
+    if target.numel() != source.numel() {
+        let message = format!("{} elements from {}", target.numel(), source.numel());
         return Err(Error::shape("widen", message));
     }
-    for_rows(device, (target, 1), source.len() / CHEAP, |first, out| {
-        to_wide(out, &source[first..][..out.len()]);
+    check_pair("widen", source.dtype(), target.dtype())?;
+    if target.device().gpu().is_some() {
+        return cuda::round::convert(source, target);
+    }
+    let device = target.device().clone();
+    dispatch_float!("widen", source.dtype(), T => {
+        let (target, source) = (target.as_mut_slice()?, source.as_slice::<T>()?);
+        for_rows(&device, (target, 1), source.len() / CHEAP, |first, out| {
+            to_wide(out, &source[first..][..out.len()]);
+        });
     });
     Ok(())
 }
@@ -149,7 +186,22 @@ fn neighbour<T: Element>(x: T, above: bool) -> T {
 mod tests {
     use super::*;
     use crate::ops::testing::message;
-    use crate::{bf16, f16};
+    use crate::{Scalar, bf16, f16};
+
+    fn vector<T: Scalar>(device: &Device, x: &[T]) -> Tensor {
+        Tensor::from_slice(device, x, &[x.len()]).unwrap()
+    }
+
+    /// `source` rounded.
+    fn rounded<T: Element<Acc = f32>>(
+        device: &Device,
+        source: &[f32],
+        stochastic: Option<Stochastic>,
+    ) -> Vec<T> {
+        let mut target = Tensor::zeros(device, T::DTYPE, &[source.len()]).unwrap();
+        round(&mut target, &vector(device, source), stochastic).unwrap();
+        target.to_vec().unwrap()
+    }
 
     fn check<T: Element<Acc = f32> + PartialEq + std::fmt::Debug>() {
         let device = Device::cpu(2).unwrap();
@@ -160,10 +212,8 @@ mod tests {
         for x in [1.0 + 0.3 * epsilon, -3.7 * smallest, 0.25 * smallest, -1.0, 0.0, -300.123, 1e-3]
         {
             let n = 40_000;
-            let (source, mut target) = (vec![x; n], vec![T::from_acc(0.0); n]);
-            let place = Place::whole(&[n]);
-            round(&device, &mut target, &source, Some(Stochastic { key: &key, place: &place }))
-                .unwrap();
+            let stochastic = Stochastic { key: &key, place: &Place::whole(&[n]) };
+            let target: Vec<T> = rounded(&device, &vec![x; n], Some(stochastic));
             let nearest = T::from_acc(x).acc();
             let spacing = (neighbour(T::from_acc(x), true).acc() - nearest).abs();
             let mean = target.iter().map(|y| f64::from(y.acc())).sum::<f64>() / n as f64;
@@ -191,12 +241,10 @@ mod tests {
     fn what_is_beyond_all_numbers_is_rounded_to_nearest() {
         let device = Device::cpu(1).unwrap();
         let source = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 65_519.0, 65_521.0, 1e9];
-        let mut target = [f16::ZERO; 6];
         let (key, place) = (RandomKey::new(0, 0, ""), Place::whole(&[6]));
-        round(&device, &mut target, &source, Some(Stochastic { key: &key, place: &place }))
-            .unwrap();
-        let bits = |x: [f16; 6]| x.map(f16::to_bits);
-        assert_eq!(bits(target), bits(source.map(f16::from_f32)));
+        let target = rounded(&device, &source, Some(Stochastic { key: &key, place: &place }));
+        let bits = |x: &[f16]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&target), bits(&source.map(f16::from_f32)));
     }
 
     #[test]
@@ -204,23 +252,27 @@ mod tests {
         let device = Device::cpu(3).unwrap();
         let source: Vec<f32> = (0..70 * 31).map(|i| 1.0 + i as f32 * 1e-5).collect();
         let key = RandomKey::new(9, 4, "blocks.0.weight");
-        let mut whole = vec![bf16::ZERO; source.len()];
-        let mut part = vec![bf16::ZERO; 20 * 31];
         let all = Place::whole(&[70, 31]);
         let last = Place::new(&[70, 31], &[&[(50, 20)], &[(0, 31)]]).unwrap();
         let stochastic = |place| Some(Stochastic { key: &key, place });
-        round(&device, &mut whole, &source, stochastic(&all)).unwrap();
-        round(&device, &mut part, &source[50 * 31..], stochastic(&last)).unwrap();
+        let whole: Vec<bf16> = rounded(&device, &source, stochastic(&all));
+        let part: Vec<bf16> = rounded(&device, &source[50 * 31..], stochastic(&last));
         assert_eq!(part, whole[50 * 31..]);
     }
 
     #[test]
-    fn lengths_must_agree() {
+    fn lengths_and_types_must_agree() {
         let device = Device::cpu(1).unwrap();
-        let error = round(&device, &mut [bf16::ZERO; 2], &[1.0], None);
+        let zeros = |dtype, n| Tensor::zeros(&device, dtype, &[n]).unwrap();
+        let (mut narrow, mut wide) = (zeros(DType::BF16, 2), zeros(DType::F32, 2));
+        let error = round(&mut narrow, &zeros(DType::F32, 1), None);
         assert_eq!(message(error), "round: 2 elements from 1, of a place of 1");
-        let error = widen(&device, &mut [0.0; 2], &[bf16::ZERO]);
+        let error = round(&mut narrow, &zeros(DType::F64, 2), None);
+        assert_eq!(message(error), "round: bf16 goes with f32, got f64");
+        let error = widen(&mut wide, &zeros(DType::BF16, 1));
         assert_eq!(message(error), "widen: 2 elements from 1");
+        let error = widen(&mut wide, &zeros(DType::F64, 2));
+        assert_eq!(message(error), "widen: f64 goes with f64, got f32");
     }
 
     #[test]
@@ -229,9 +281,9 @@ mod tests {
         let source: Vec<bf16> = (0..5).flat_map(|_| numbers.clone()).collect(); // several tasks
         for threads in [1, 3] {
             let device = Device::cpu(threads).unwrap();
-            let (mut wide, mut back) = (vec![0.0; source.len()], vec![bf16::ZERO; source.len()]);
-            widen(&device, &mut wide, &source).unwrap();
-            round(&device, &mut back, &wide, None).unwrap();
+            let mut wide = Tensor::zeros(&device, DType::F32, &[source.len()]).unwrap();
+            widen(&mut wide, &vector(&device, &source)).unwrap();
+            let back: Vec<bf16> = rounded(&device, &wide.to_vec::<f32>().unwrap(), None);
             for (i, (got, want)) in back.iter().zip(&source).enumerate() {
                 let same = got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan());
                 assert!(same, "{threads} threads, {i}: {got} is not {want}");

@@ -7,42 +7,61 @@
 //! Computed in `Element::Acc`.
 
 use super::adamw::CHUNK;
+use super::step::{Step, StepNumbers, check_vectors, dispatch_update};
 use crate::disjoint::Disjoint;
 use crate::simd::vectorized;
-use crate::{Device, Element, Error, Real, Result};
+use crate::{Element, Error, Real, Result, Tensor, cuda};
 
-/// One step of SGD.
+/// The constants of SGD.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sgd {
-    /// Learning rate of this step.
-    pub lr: f64,
     /// Share of the past step that goes on.
     pub momentum: f64,
     /// Weight of the L2 penalty, which enters through the gradient.
     pub weight_decay: f64,
-    /// What the gradients are multiplied with: clip coefficient x inverse loss scale.
-    pub grad_scale: f64,
 }
 
-/// Steps `weights` along `grads`, updating `buffer`, the momentum. Without momentum the buffer may be empty.
+/// Steps `weights` along `grads`, updating `buffer`, the momentum, which is of the type that is computed in. Without
+/// momentum the buffer may be empty.
 ///
-/// Errors if the lengths differ.
-pub fn sgd<T: Element, G: Element<Acc = T::Acc>>(
-    device: &Device,
+/// Errors if the lengths differ, or the types do not fit.
+pub fn sgd(
     config: &Sgd,
-    weights: &mut [T],
-    grads: &[G],
-    buffer: &mut [T::Acc],
+    step: &Step,
+    weights: &mut Tensor,
+    grads: &Tensor,
+    buffer: &mut Tensor,
 ) -> Result<()> {
-    let n = weights.len();
-    let plain = config.momentum == 0.0 && buffer.is_empty();
-    if grads.len() != n || !(buffer.len() == n || plain) {
+    check_vectors("sgd", &[weights, grads, buffer])?;
+    let n = weights.numel();
+    let plain = config.momentum == 0.0 && buffer.numel() == 0;
+    if grads.numel() != n || !(buffer.numel() == n || plain) {
         let message =
-            format!("{n} weights, {} gradients, a buffer of {}", grads.len(), buffer.len());
+            format!("{n} weights, {} gradients, a buffer of {}", grads.numel(), buffer.numel());
         return Err(Error::shape("sgd", message));
     }
-    let Sgd { lr, momentum, weight_decay, grad_scale } = *config;
+    if weights.device().gpu().is_some() {
+        return cuda::sgd::sgd(config, step.gpu()?, weights, grads, buffer);
+    }
+    let numbers = step.host()?;
+    dispatch_update!("sgd", weights, grads, (T, G) => {
+        step_all::<T, G>(config, &numbers, weights, grads.as_slice()?, buffer)
+    })
+}
+
+fn step_all<T: Element, G: Element<Acc = T::Acc>>(
+    config: &Sgd,
+    numbers: &StepNumbers,
+    weights: &mut Tensor,
+    grads: &[G],
+    buffer: &mut Tensor,
+) -> Result<()> {
+    let (n, plain, device) = (grads.len(), buffer.numel() == 0, weights.device().clone());
+    let StepNumbers { lr, grad_scale, .. } = *numbers;
+    let Sgd { momentum, weight_decay } = *config;
     let [lr, momentum, decay, scale] = [lr, momentum, weight_decay, grad_scale].map(T::Acc::of);
+    let weights = weights.as_mut_slice::<T>()?;
+    let buffer = buffer.as_mut_slice()?;
     // Without momentum the buffer is empty, and so is each of its parts.
     let kept = if plain { 0 } else { CHUNK };
     let (weights, buffer) = (Disjoint::new(weights), Disjoint::new(buffer));
@@ -85,13 +104,15 @@ vectorized! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::testing::{message, values};
+    use crate::ops::testing::{message, tensor, values};
+    use crate::{DType, Device};
 
     #[test]
     fn steps_follow_the_formula_on_any_number_of_threads() {
         let n = 2 * CHUNK + 5;
         let (start, grads) = (values(n, 1), values(n, 2));
-        let config = Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01, grad_scale: 0.5 };
+        let config = Sgd { momentum: 0.9, weight_decay: 0.01 };
+        let numbers = StepNumbers { update: 1, lr: 0.1, grad_scale: 0.5 };
         let (mut want, mut velocity) = (start.clone(), vec![0.0; n]);
         for _ in 0..2 {
             for ((w, g), m) in want.iter_mut().zip(&grads).zip(&mut velocity) {
@@ -101,24 +122,30 @@ mod tests {
         }
         for threads in [1, 2, 3] {
             let device = Device::cpu(threads).unwrap();
-            let (mut w, mut m) = (start.clone(), vec![0.0; n]);
-            sgd(&device, &config, &mut w, &grads, &mut m).unwrap();
-            sgd(&device, &config, &mut w, &grads, &mut m).unwrap();
-            assert!(w == want && m == velocity, "{threads} threads");
+            let step = Step::new(&device, &numbers).unwrap();
+            let of = |x: &[f64]| tensor(&device, DType::F64, &[x.len()], x);
+            let (mut w, mut m, grads) = (of(&start), of(&vec![0.0; n]), of(&grads));
+            sgd(&config, &step, &mut w, &grads, &mut m).unwrap();
+            sgd(&config, &step, &mut w, &grads, &mut m).unwrap();
+            let same = w.to_f64().unwrap() == want && m.to_f64().unwrap() == velocity;
+            assert!(same, "{threads} threads");
             let plain = Sgd { momentum: 0.0, ..config };
-            let (mut a, mut b, mut m) = (start.clone(), start.clone(), vec![0.0; n]);
-            sgd(&device, &plain, &mut a, &grads, &mut m).unwrap();
-            sgd(&device, &plain, &mut b, &grads, &mut []).unwrap();
-            assert!(a == b);
+            let (mut a, mut b, mut m) = (of(&start), of(&start), of(&vec![0.0; n]));
+            sgd(&plain, &step, &mut a, &grads, &mut m).unwrap();
+            sgd(&plain, &step, &mut b, &grads, &mut of(&[])).unwrap();
+            assert_eq!(a.to_f64().unwrap(), b.to_f64().unwrap());
         }
     }
 
     #[test]
     fn errors_name_the_lengths() {
         let device = Device::cpu(1).unwrap();
-        let config = Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.0, grad_scale: 1.0 };
+        let zeros = |n| Tensor::zeros(&device, DType::F32, &[n]).unwrap();
+        let step = StepNumbers { update: 1, lr: 0.1, grad_scale: 1.0 };
+        let step = Step::new(&device, &step).unwrap();
+        let config = Sgd { momentum: 0.9, weight_decay: 0.0 };
         assert_eq!(
-            message(sgd(&device, &config, &mut [0.0_f32], &[0.0_f32], &mut [])),
+            message(sgd(&config, &step, &mut zeros(1), &zeros(1), &mut zeros(0))),
             "sgd: 1 weights, 1 gradients, a buffer of 0"
         );
     }

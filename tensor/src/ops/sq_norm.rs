@@ -1,5 +1,5 @@
-//! The local halves of gradient clipping and loss scaling: the sum of squares of a flat slice, and whether
-//! all of it is finite.
+//! The local halves of gradient clipping and loss scaling: the sum of squares of a flat's elements, and
+//! whether all of them are finite.
 //!
 //! sq_norm = sum_i x_i^2, accumulated in f64 (squares of any f32 fit) in 16 lanes within blocks of 16384
 //! elements, which are added in order: the result does not depend on the number of threads. No gradient.
@@ -7,8 +7,9 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::rows::for_rows;
+use super::step::check_vectors;
 use crate::simd::vectorized;
-use crate::{Device, Element, Real};
+use crate::{DType, Device, Element, Error, Real, Result, Tensor, cuda, dispatch_float};
 
 const BLOCK: usize = 16 * 1024;
 const LANES: usize = 16;
@@ -41,14 +42,33 @@ vectorized! {
     }
 }
 
-/// Sum of the squares.
+/// Adds the sum of the squares of a dense tensor to `total`, one number of f64 on the same device.
 ///
 /// ```
-/// use ferrotron_tensor::{Device, ops::sq_norm::sq_norm};
-/// assert_eq!(sq_norm(&Device::cpu(1)?, &[3.0_f32, 4.0]), 25.0);
+/// use ferrotron_tensor::{DType, Device, Tensor, ops::sq_norm::add_sq_norm};
+/// let device = Device::cpu(1)?;
+/// let mut total = Tensor::zeros(&device, DType::F64, &[1])?;
+/// add_sq_norm(&mut total, &Tensor::from_slice(&device, &[3.0_f32, 4.0], &[2])?)?;
+/// assert_eq!(total.item()?, 25.0);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-pub fn sq_norm<T: Element>(device: &Device, x: &[T]) -> f64 {
+///
+/// Errors if `total` is something else, or the tensor has gaps.
+pub fn add_sq_norm(total: &mut Tensor, x: &Tensor) -> Result<()> {
+    check_vectors("sq_norm", &[total, x])?;
+    if (total.dtype(), total.numel()) != (DType::F64, 1) {
+        return Err(Error::shape("sq_norm", format!("{total:?} is no number of f64")));
+    }
+    if x.device().gpu().is_some() {
+        return cuda::sq_norm::add_sq_norm(total, x);
+    }
+    dispatch_float!("sq_norm", x.dtype(), T => {
+        total.as_mut_slice::<f64>()?[0] += sq_norm(x.device(), x.as_slice::<T>()?);
+    });
+    Ok(())
+}
+
+fn sq_norm<T: Element>(device: &Device, x: &[T]) -> f64 {
     let mut blocks = vec![0.0; x.len().div_ceil(BLOCK)];
     for_rows(device, (&mut blocks, 1), x.len(), |first, blocks| {
         for (block, x) in blocks.iter_mut().zip(x[first * BLOCK..].chunks(BLOCK)) {
@@ -58,23 +78,40 @@ pub fn sq_norm<T: Element>(device: &Device, x: &[T]) -> f64 {
     blocks.iter().sum()
 }
 
-/// Whether no element is infinite or NaN.
-pub fn all_finite<T: Element>(device: &Device, x: &[T]) -> bool {
-    let finite = AtomicBool::new(true);
-    device.for_each(x.len().div_ceil(BLOCK), x.len(), |block| {
-        let end = x.len().min((block + 1) * BLOCK);
-        if finite.load(Relaxed) && !all_finite_block(&x[block * BLOCK..end]) {
-            finite.store(false, Relaxed);
-        }
-    });
-    finite.into_inner()
+/// Whether no element of a dense tensor is infinite or NaN.
+pub fn all_finite(x: &Tensor) -> Result<bool> {
+    check_vectors("all_finite", &[x])?;
+    if x.device().gpu().is_some() {
+        return cuda::sq_norm::all_finite(x);
+    }
+    dispatch_float!("all_finite", x.dtype(), T => {
+        let (device, x) = (x.device(), x.as_slice::<T>()?);
+        let finite = AtomicBool::new(true);
+        device.for_each(x.len().div_ceil(BLOCK), x.len(), |block| {
+            let end = x.len().min((block + 1) * BLOCK);
+            if finite.load(Relaxed) && !all_finite_block(&x[block * BLOCK..end]) {
+                finite.store(false, Relaxed);
+            }
+        });
+        Ok(finite.into_inner())
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::testing::values;
-    use crate::{bf16, f16};
+    use crate::ops::testing::{FLOATS, tensor, values};
+    use crate::{Scalar, bf16};
+
+    fn of<T: Scalar>(device: &Device, x: &[T]) -> Tensor {
+        Tensor::from_slice(device, x, &[x.len()]).unwrap()
+    }
+
+    fn total(x: &Tensor) -> f64 {
+        let mut total = Tensor::zeros(x.device(), DType::F64, &[1]).unwrap();
+        add_sq_norm(&mut total, x).unwrap();
+        total.item().unwrap()
+    }
 
     #[test]
     fn squares_are_summed_in_every_dtype_and_on_any_number_of_threads() {
@@ -83,26 +120,28 @@ mod tests {
             let want: f64 = x.iter().map(|x| x * x).sum(); // exact: multiples of 2^-12
             for threads in [1, 2, 3] {
                 let device = Device::cpu(threads).unwrap();
-                assert_eq!(sq_norm(&device, &x), want);
-                let single: Vec<f32> = x.iter().map(|&x| x as f32).collect();
-                assert_eq!(sq_norm(&device, &single), want);
-                let half: Vec<f16> = x.iter().map(|&x| f16::from_f64(x)).collect();
-                assert_eq!(sq_norm(&device, &half), want);
+                for dtype in FLOATS {
+                    assert_eq!(total(&tensor(&device, dtype, &[n], &x)), want, "{dtype}");
+                }
             }
         }
         let device = Device::cpu(1).unwrap();
-        assert!((sq_norm(&device, &[1e30_f32, 1e-30]) / 1e60 - 1.0).abs() < 1e-7);
+        assert!((total(&of(&device, &[1e30_f32, 1e-30])) / 1e60 - 1.0).abs() < 1e-7);
+        let mut sum = of(&device, &[1.5]);
+        add_sq_norm(&mut sum, &of(&device, &[2.0_f32])).unwrap();
+        assert_eq!(sum.item().unwrap(), 5.5);
     }
 
     #[test]
     fn one_bad_element_shows_wherever_it_is() {
         let device = Device::cpu(2).unwrap();
         let mut x = vec![bf16::ONE; 2 * BLOCK + 3];
-        assert!(all_finite(&device, &x) && all_finite::<f32>(&device, &[]));
+        assert!(all_finite(&of(&device, &x)).unwrap());
+        assert!(all_finite(&of::<f32>(&device, &[])).unwrap());
         for at in [0, 100, BLOCK, 2 * BLOCK + 2] {
             for bad in [bf16::NAN, bf16::INFINITY, bf16::NEG_INFINITY] {
                 let good = std::mem::replace(&mut x[at], bad);
-                assert!(!all_finite(&device, &x));
+                assert!(!all_finite(&of(&device, &x)).unwrap());
                 x[at] = good;
             }
         }

@@ -6,14 +6,15 @@
 //!
 //! Zero is what has no bit set: -0 and NaN are kept, so that the same bits come back.
 
+use crate::cuda;
 use crate::disjoint::Disjoint;
 use crate::{DType, Device, Error, Result, Scalar, Tensor, dispatch_any};
 
 /// Elements of a task: a whole number of words.
-const CHUNK: usize = 64 * 64;
+pub(crate) const CHUNK: usize = 64 * 64;
 
 /// Bytes of the bits of `numel` elements; what follows is aligned to a cache line.
-fn mask_bytes(numel: usize) -> usize {
+pub(crate) fn mask_bytes(numel: usize) -> usize {
     numel.div_ceil(8).next_multiple_of(64)
 }
 
@@ -30,8 +31,13 @@ fn mask_bytes(numel: usize) -> usize {
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 ///
+/// Waits for a GPU, as the answer depends on the elements.
+///
 /// Errors if `x` is not contiguous or memory cannot be had.
 pub fn compress(x: &Tensor) -> Result<Option<Tensor>> {
+    if x.device().gpu().is_some() {
+        return cuda::zero_bitmap::compress(x);
+    }
     dispatch_any!(x.dtype(), T => compress_slice(x.device(), x.as_slice::<T>()?))
 }
 
@@ -70,9 +76,13 @@ fn compress_slice<T: Scalar>(device: &Device, x: &[T]) -> Result<Option<Tensor>>
 
 /// The vector of `numel` elements of `dtype` that [`compress`] made `bytes` of.
 ///
-/// Errors if it is of another length, or memory cannot be had.
+/// Errors if it is of another length, or memory cannot be had. A GPU sees only what no vector of `numel` elements has.
 pub fn expand(bytes: &Tensor, dtype: DType, numel: usize) -> Result<Tensor> {
     let mut out = Tensor::empty(bytes.device(), dtype, &[numel])?;
+    if bytes.device().gpu().is_some() {
+        cuda::zero_bitmap::expand(bytes, &mut out)?;
+        return Ok(out);
+    }
     let packed = bytes.as_slice::<u8>()?;
     let device = bytes.device();
     dispatch_any!(dtype, T => expand_slice(device, packed, out.as_mut_slice::<T>()?)?);

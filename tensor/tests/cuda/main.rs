@@ -5,12 +5,14 @@ mod attention;
 mod both;
 mod cross_entropy;
 mod embedding;
+mod flat;
 mod indices;
 mod linear_cross_entropy;
 mod matmul;
 mod memory;
 mod norm;
 mod operations;
+mod optimizers;
 #[path = "../reference/mod.rs"]
 mod reference;
 mod rotary;

@@ -6,6 +6,7 @@ use ferrotron_tensor::ops::dropout::dropout;
 use ferrotron_tensor::ops::pointwise::{Comparison, add_assign, compare, select};
 use ferrotron_tensor::ops::random::{normal, uniform};
 use ferrotron_tensor::ops::reduce::{KeepDims, argmax, log_sum_exp, max, mean, sum};
+use ferrotron_tensor::ops::zero_bitmap::{compress, expand};
 use ferrotron_tensor::{DType, Device, Place, RandomKey, Result, Tensor};
 
 use crate::support::{FLOATS, assert_like_cpu, gpu, random};
@@ -56,6 +57,40 @@ fn reductions_of_many_blocks_give_what_the_cpu_gives() -> Result<()> {
                     argmax(&x(device)?, *dim, KeepDims::Drop)
                 })?;
             }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn copies_of_any_views_have_their_elements() -> Result<()> {
+    let Some(gpu) = gpu("copies_of_any_views_have_their_elements")? else { return Ok(()) };
+    // Rows that are, or are not, of whole words of 2, 4 and 8 bytes, and begin at them.
+    for (dims, start, len) in [
+        ([3, 5, 16], 0, 16),
+        ([3, 5, 16], 8, 8),
+        ([3, 5, 16], 2, 6),
+        ([3, 5, 16], 1, 12),
+        ([3, 5, 17], 0, 16),
+        ([3, 1, 16], 4, 8),
+        ([3, 5, 16], 4, 1),
+        ([3, 5, 16], 4, 0),
+    ] {
+        for dtype in [DType::U8, DType::BF16, DType::F32, DType::I64] {
+            let view = |device: &Device| {
+                cast(&random(device, DType::F64, &dims, 1)?.abs()?.mul_scalar(64.0)?, dtype)?
+                    .permute(&[1, 0, 2])?
+                    .narrow(2, start, len)
+            };
+            assert_like_cpu("contiguous", &gpu, 0.0, |device| view(device)?.contiguous())?;
+            assert_like_cpu("write", &gpu, 0.0, |device| {
+                let x = view(device)?;
+                let mut wide = x.dims().to_vec();
+                wide[2] = 24;
+                let mut y = Tensor::zeros(device, dtype, &wide)?;
+                y.narrow_mut(2, 3 * (start % 2) + 4, len, |part| part.write(&x))?;
+                Ok(y)
+            })?;
         }
     }
     Ok(())
@@ -160,5 +195,26 @@ fn what_is_written_through_a_view_stays_within_it() -> Result<()> {
     let mut shared = ones.clone();
     let error = add_assign(&mut shared, &stretched).unwrap_err().to_string();
     assert!(error.contains("has other holders"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn vectors_of_zeros_are_stored_as_on_the_cpu() -> Result<()> {
+    let Some(gpu) = gpu("vectors_of_zeros_are_stored_as_on_the_cpu")? else { return Ok(()) };
+    for dtype in FLOATS {
+        for numel in [0, 1, 65, 5000, 12_288] {
+            // Half of them, of which some are -0.
+            let x = |device: &Device| random(device, dtype, &[numel], 1)?.relu()?.neg();
+            let there = compress(&x(&gpu)?)?;
+            assert_eq!(there.is_some(), compress(&x(&Device::cpu(1)?)?)?.is_some());
+            if let Some(packed) = there {
+                assert_like_cpu("expand", &gpu, 0.0, |device| {
+                    expand(&compress(&x(device)?.abs()?)?.unwrap(), dtype, numel)
+                })?;
+                let message = expand(&packed, dtype, 64 * numel).unwrap_err().to_string();
+                assert!(message.starts_with("zero_bitmap: "), "{message}");
+            }
+        }
+    }
     Ok(())
 }

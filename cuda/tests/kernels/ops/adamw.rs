@@ -1,5 +1,6 @@
 use ferrotron_cuda::arguments::Step;
 use ferrotron_tensor::ops::adamw::{AdamW, adamw};
+use ferrotron_tensor::ops::step::{Step as HostStep, StepNumbers};
 use ferrotron_tensor::{Element, Real, bf16, f16};
 
 use crate::simulator::Simulator;
@@ -30,8 +31,9 @@ fn step<T: Element, W: Element<Acc = T::Acc>, G: Element<Acc = T::Acc>>(
     n: usize,
     update: u64,
 ) {
-    let config =
-        AdamW { lr: 3e-2, step: update, grad_scale: 0.37, weight_decay: 0.1, ..AdamW::default() };
+    let config = AdamW { weight_decay: 0.1, ..AdamW::default() };
+    let numbers = StepNumbers { update, lr: 3e-2, grad_scale: 0.37 };
+    let StepNumbers { lr, grad_scale, .. } = numbers;
     let of = |seed, scale: f64| {
         values(n, seed).into_iter().map(move |x| <T::Acc as Real>::of(x * scale))
     };
@@ -43,8 +45,7 @@ fn step<T: Element, W: Element<Acc = T::Acc>, G: Element<Acc = T::Acc>>(
     let (grid, block) = elementwise(n);
     let copies = name.contains("master");
     for found_inf in [0, 1] {
-        let step =
-            [Step { number: 5, update, lr: config.lr, grad_scale: config.grad_scale, found_inf }];
+        let step = [Step { number: 5, update, lr, grad_scale, found_inf }];
         let mut c = vec![0_u8; coefficients];
         let kernel =
             simulator.kernel("adamw_coefficients", element(T::DTYPE)).output(&mut c).input(&step);
@@ -58,45 +59,22 @@ fn step<T: Element, W: Element<Acc = T::Acc>, G: Element<Acc = T::Acc>>(
         let kernel = if copies { kernel.in_out(&mut copy) } else { kernel };
         kernel.value(n as u64).run(grid, block);
 
-        let (mut want, mut want_m, mut want_v) = (weights.clone(), m.clone(), v.clone());
-        let mut want_copy = vec![T::from_acc(Real::of(7.0)); n];
+        let (mut want, mut want_m, mut want_v) =
+            (tensor_of(&weights), tensor_of(&m), tensor_of(&v));
+        let mut want_copy = tensor_of(&vec![T::from_acc(Real::of(7.0)); n]);
         if found_inf == 0 {
-            adamw(&device(), &config, &mut want, &grads, &mut want_m, &mut want_v).unwrap();
-            if copies {
-                want_copy = want.iter().map(|w| T::from_acc(w.acc())).collect();
-            }
+            let (step, copy) =
+                (HostStep::new(&device(), &numbers), copies.then_some(&mut want_copy));
+            let (step, grads) = (step.unwrap(), tensor_of(&grads));
+            adamw(&config, &step, &mut want, &grads, &mut want_m, &mut want_v, copy).unwrap();
         }
         // The powers of the betas may differ in their last bit, by platform; what is stored is rounded from there.
         let eps = 8.0 * T::DTYPE.accumulator().epsilon();
         let stored = |dtype: ferrotron_tensor::DType| eps + rounding(dtype);
         let (w, a, t) = (W::DTYPE, T::DTYPE.accumulator(), T::DTYPE);
-        assert_close(
-            &format!("{name} of {n}"),
-            &tensor_of(&got),
-            &tensor_of(&want),
-            stored(w),
-            eps,
-        );
-        assert_close(
-            &format!("{name}, m"),
-            &tensor_of(&got_m),
-            &tensor_of(&want_m),
-            stored(a),
-            eps * 0.01,
-        );
-        assert_close(
-            &format!("{name}, v"),
-            &tensor_of(&got_v),
-            &tensor_of(&want_v),
-            stored(a),
-            0.0,
-        );
-        assert_close(
-            &format!("{name}, copy"),
-            &tensor_of(&copy),
-            &tensor_of(&want_copy),
-            stored(t),
-            eps,
-        );
+        assert_close(&format!("{name} of {n}"), &tensor_of(&got), &want, stored(w), eps);
+        assert_close(&format!("{name}, m"), &tensor_of(&got_m), &want_m, stored(a), eps * 0.01);
+        assert_close(&format!("{name}, v"), &tensor_of(&got_v), &want_v, stored(a), 0.0);
+        assert_close(&format!("{name}, copy"), &tensor_of(&copy), &want_copy, stored(t), eps);
     }
 }

@@ -1,5 +1,6 @@
 //! One file of tests for each file of kernels.
 
+mod adafactor;
 mod adamw;
 mod attention;
 mod attention_rows;
@@ -19,6 +20,8 @@ mod sgd;
 mod softmax;
 mod sort;
 mod sq_norm;
+mod step;
+mod zero_bitmap;
 
 use crate::simulator::Simulator;
 use ferrotron_cuda::kernels::{FILES, File};
@@ -28,6 +31,7 @@ use ferrotron_cuda_stand_in::available;
 type Check = (&'static str, fn(&Simulator));
 
 const CHECKS: &[Check] = &[
+    ("adafactor", adafactor::check),
     ("adamw", adamw::check),
     ("attention", attention::check),
     ("attention_rows", attention_rows::check),
@@ -47,6 +51,8 @@ const CHECKS: &[Check] = &[
     ("softmax", softmax::check),
     ("sort", sort::check),
     ("sq_norm", sq_norm::check),
+    ("step", step::check),
+    ("zero_bitmap", zero_bitmap::check),
 ];
 
 /// Runs the checks of a file; each of its kernels must have been launched.
@@ -82,4 +88,4 @@ macro_rules! tests {
         }
     };
 }
-tests! { adamw attention attention_rows cast compare copy cross_entropy dropout index norm pointwise random reduce rotary round sgd softmax sort sq_norm }
+tests! { adafactor adamw attention attention_rows cast compare copy cross_entropy dropout index norm pointwise random reduce rotary round sgd softmax sort sq_norm step zero_bitmap }

@@ -30,11 +30,10 @@ fn check_type<T: Element<Acc = f32>>(simulator: &Simulator) {
             simulator.kernel("round_stochastic", element(T::DTYPE)).input(&source).output(&mut out);
         let kernel = kernel.value(n as u64).value(words).input(std::slice::from_ref(&step));
         kernel.value(device_place(&place)).run(grid, block);
-        let mut want = vec![T::from_acc(0.0); n];
-        round(&device(), &mut want, &source, Some(Stochastic { key: &key, place: &place }))
+        let mut want = tensor_of(&vec![T::from_acc(0.0); n]);
+        round(&mut want, &tensor_of(&source), Some(Stochastic { key: &key, place: &place }))
             .unwrap();
-        let tensor = |list: &[T]| read(T::DTYPE, &[n], bytemuck::cast_slice(list));
-        assert_same(&format!("round of {place:?}"), &tensor(&out), &tensor(&want));
+        assert_same(&format!("round of {place:?}"), &tensor_of(&out), &want);
         assert!(
             T::DTYPE != DType::BF16
                 || n < 100

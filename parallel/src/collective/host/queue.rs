@@ -1,9 +1,11 @@
 //! What a [`Group`](crate::collective::Group) holds of the progress thread: the queue of its calls.
 
+use ferrotron_tensor::Result;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tracing::trace_span;
 
+use super::board::Shared;
 use super::member::Job;
 use super::progress::ProgressThread;
 use crate::collective::{Call, Collective, Memory, Traffic, Work};
@@ -15,6 +17,7 @@ pub struct HostCollective {
     size: usize,
     jobs: UnboundedSender<Job>,
     traffic: Arc<Mutex<Traffic>>,
+    shared: Arc<Shared>,
     /// Dropped after `jobs`, so that the thread ends when the last group is gone.
     _progress: Arc<ProgressThread>,
 }
@@ -25,11 +28,13 @@ impl HostCollective {
         name: &str,
         rank: usize,
         size: usize,
+        shared: &Arc<Shared>,
         progress: &Arc<ProgressThread>,
     ) -> (HostCollective, UnboundedReceiver<Job>) {
         let (jobs, receiver) = unbounded_channel();
         let (name, traffic) = (name.to_string(), Arc::default());
-        (HostCollective { name, rank, size, jobs, traffic, _progress: progress.clone() }, receiver)
+        let (shared, _progress) = (shared.clone(), progress.clone());
+        (HostCollective { name, rank, size, jobs, traffic, shared, _progress }, receiver)
     }
 
     /// Where the progress thread counts what it sends.
@@ -68,5 +73,13 @@ impl Collective for HostCollective {
 
     fn traffic(&self) -> Traffic {
         self.traffic.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn check(&self) -> Result<()> {
+        self.shared.check()
+    }
+
+    fn fail(&self, reason: &str) {
+        self.shared.fail(reason);
     }
 }

@@ -118,7 +118,8 @@ impl World {
             let what = format!("{reason}; rank {} was making group {id}", self.rank);
             Error::communication("", what)
         })?;
-        let (collective, jobs) = HostCollective::new(name, own, ranks.len(), &self.progress);
+        let (collective, jobs) =
+            HostCollective::new(name, own, ranks.len(), &self.shared, &self.progress);
         let member = Member {
             name: name.to_string(),
             id,

@@ -1,0 +1,439 @@
+//! NCCL: collectives between GPUs. Nothing here waits: communicators do not block, so that whoever has one can look for
+//! dead peers meanwhile, and give up.
+
+use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use crate::context::Context;
+use crate::kernels::ElementType;
+use crate::library::{Kind, Library, Search};
+use crate::stream::Stream;
+use crate::{Error, Result};
+
+/// `ncclResult_t`, of which later versions may have more values than are known here.
+type Status = c_int;
+const SUCCESS: Status = 0;
+const IN_PROGRESS: Status = 7;
+
+/// Bytes of what names a communicator that is to be made.
+pub const ID_BYTES: usize = 128;
+
+/// How elements of different ranks become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reduction {
+    /// Their sum.
+    Sum,
+    /// The largest.
+    Max,
+}
+
+/// The functions that are called. The binding's own loader asks for `libnccl.so` only, which packages do not have.
+#[derive(Debug, Clone, Copy)]
+struct Functions {
+    get_unique_id: unsafe extern "C" fn(*mut ncclUniqueId) -> Status,
+    init: unsafe extern "C" fn(
+        *mut ncclComm_t,
+        c_int,
+        ncclUniqueId,
+        c_int,
+        *mut ncclConfig_t,
+    ) -> Status,
+    async_error: unsafe extern "C" fn(ncclComm_t, *mut Status) -> Status,
+    finalize: unsafe extern "C" fn(ncclComm_t) -> Status,
+    destroy: unsafe extern "C" fn(ncclComm_t) -> Status,
+    abort: unsafe extern "C" fn(ncclComm_t) -> Status,
+    error_string: unsafe extern "C" fn(Status) -> *const c_char,
+    last_error: unsafe extern "C" fn(ncclComm_t) -> *const c_char,
+    group_start: unsafe extern "C" fn() -> Status,
+    group_end: unsafe extern "C" fn() -> Status,
+    all_reduce: Reduce,
+    reduce_scatter: Reduce,
+    all_gather: unsafe extern "C" fn(
+        *const c_void,
+        *mut c_void,
+        usize,
+        ncclDataType_t,
+        ncclComm_t,
+        *mut c_void,
+    ) -> Status,
+    broadcast: unsafe extern "C" fn(
+        *const c_void,
+        *mut c_void,
+        usize,
+        ncclDataType_t,
+        c_int,
+        ncclComm_t,
+        *mut c_void,
+    ) -> Status,
+    reduce: unsafe extern "C" fn(
+        *const c_void,
+        *mut c_void,
+        usize,
+        ncclDataType_t,
+        ncclRedOp_t,
+        c_int,
+        ncclComm_t,
+        *mut c_void,
+    ) -> Status,
+    send: unsafe extern "C" fn(
+        *const c_void,
+        usize,
+        ncclDataType_t,
+        c_int,
+        ncclComm_t,
+        *mut c_void,
+    ) -> Status,
+    recv: unsafe extern "C" fn(
+        *mut c_void,
+        usize,
+        ncclDataType_t,
+        c_int,
+        ncclComm_t,
+        *mut c_void,
+    ) -> Status,
+}
+
+type Reduce = unsafe extern "C" fn(
+    *const c_void,
+    *mut c_void,
+    usize,
+    ncclDataType_t,
+    ncclRedOp_t,
+    ncclComm_t,
+    *mut c_void,
+) -> Status;
+
+/// The library.
+#[derive(Debug)]
+pub struct Nccl {
+    functions: Functions,
+    _library: Library,
+}
+
+impl Nccl {
+    /// Loads it.
+    ///
+    /// Errors, naming the remedy, if it is missing or too old.
+    pub fn load(search: &Search) -> Result<Arc<Nccl>> {
+        let library = search.load(Kind::Nccl)?;
+        // SAFETY: the types are those of nccl.h, and the library stays as long as its functions.
+        let functions = unsafe {
+            Functions {
+                get_unique_id: library.function("ncclGetUniqueId")?,
+                init: library.function("ncclCommInitRankConfig")?,
+                async_error: library.function("ncclCommGetAsyncError")?,
+                finalize: library.function("ncclCommFinalize")?,
+                destroy: library.function("ncclCommDestroy")?,
+                abort: library.function("ncclCommAbort")?,
+                error_string: library.function("ncclGetErrorString")?,
+                last_error: library.function("ncclGetLastError")?,
+                group_start: library.function("ncclGroupStart")?,
+                group_end: library.function("ncclGroupEnd")?,
+                all_reduce: library.function("ncclAllReduce")?,
+                reduce_scatter: library.function("ncclReduceScatter")?,
+                all_gather: library.function("ncclAllGather")?,
+                broadcast: library.function("ncclBroadcast")?,
+                reduce: library.function("ncclReduce")?,
+                send: library.function("ncclSend")?,
+                recv: library.function("ncclRecv")?,
+            }
+        };
+        Ok(Arc::new(Nccl { functions, _library: library }))
+    }
+
+    /// What the ranks of a communicator must all have: one of them makes it and gives it to the others.
+    pub fn unique_id(&self) -> Result<[u8; ID_BYTES]> {
+        // SAFETY: zero is a valid byte, and the pointer is to a live variable.
+        let (id, status) = unsafe {
+            let mut id: ncclUniqueId = std::mem::zeroed();
+            let status = (self.functions.get_unique_id)(&mut id);
+            (id, status)
+        };
+        self.check("ncclGetUniqueId", status, ptr::null_mut())?;
+        Ok(id.internal.map(|byte| byte as u8))
+    }
+
+    /// Errors unless a call succeeded, or was begun.
+    fn check(&self, op: &'static str, status: Status, comm: ncclComm_t) -> Result<()> {
+        match status {
+            SUCCESS | IN_PROGRESS => Ok(()),
+            status => {
+                // SAFETY: both give texts that stay, or null.
+                let texts = unsafe {
+                    [(self.functions.error_string)(status), (self.functions.last_error)(comm)]
+                        .map(|text| (!text.is_null()).then(|| CStr::from_ptr(text)))
+                };
+                let texts = texts.into_iter().flatten().map(CStr::to_string_lossy);
+                let message = texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join(": ");
+                Err(Error::new(op, message))
+            }
+        }
+    }
+}
+
+/// One rank's end of a group of ranks, each on a GPU. Calls must be made in the same order on all, and each only when the
+/// one before has [begun](Communicator::is_ready).
+#[derive(Debug)]
+pub struct Communicator {
+    nccl: Arc<Nccl>,
+    context: Arc<Context>,
+    handle: ncclComm_t,
+}
+
+// SAFETY: a communicator may be used from any thread, by one at a time, which `&mut self` sees to.
+unsafe impl Send for Communicator {}
+
+/// A part of the memory that a call works on.
+#[derive(Debug, Clone, Copy)]
+pub struct Elements {
+    /// Of the first one.
+    pub address: u64,
+    /// How many.
+    pub count: usize,
+    /// Their type.
+    pub element: ElementType,
+}
+
+impl Communicator {
+    /// Begins to meet the others that have `id`; they must all do so. It is made when it is
+    /// [ready](Communicator::is_ready).
+    pub fn begin(
+        nccl: &Arc<Nccl>,
+        context: &Arc<Context>,
+        id: [u8; ID_BYTES],
+        rank: usize,
+        size: usize,
+    ) -> Result<Communicator> {
+        context.bind()?;
+        let mut config = config();
+        let id = ncclUniqueId { internal: id.map(|byte| byte as c_char) };
+        let mut handle = ptr::null_mut();
+        // SAFETY: the pointers are to live variables; `drop` gives the communicator up.
+        let status = unsafe {
+            (nccl.functions.init)(&mut handle, size as c_int, id, rank as c_int, &mut config)
+        };
+        let communicator = Communicator { nccl: nccl.clone(), context: context.clone(), handle };
+        nccl.check("ncclCommInitRankConfig", status, handle)?;
+        Ok(communicator)
+    }
+
+    /// Whether what was begun last is in the stream.
+    ///
+    /// Errors if it failed, or the communicator has: a peer is gone, for example.
+    pub fn is_ready(&mut self) -> Result<bool> {
+        let mut state = SUCCESS;
+        // SAFETY: the communicator is alive, the pointer is to a live variable.
+        let status = unsafe { (self.nccl.functions.async_error)(self.handle, &mut state) };
+        self.nccl.check("ncclCommGetAsyncError", status, self.handle)?;
+        self.nccl.check("nccl", state, self.handle)?;
+        Ok(state == SUCCESS)
+    }
+
+    /// Gives several calls to the stream as one, so that none waits for another.
+    pub fn group(&mut self, f: impl FnOnce(&mut Communicator) -> Result<()>) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: the group is ended below, on this thread.
+        let status = unsafe { (self.nccl.functions.group_start)() };
+        self.nccl.check("ncclGroupStart", status, self.handle)?;
+        let result = f(self);
+        // SAFETY: it was begun above.
+        let status = unsafe { (self.nccl.functions.group_end)() };
+        result?;
+        self.nccl.check("ncclGroupEnd", status, self.handle)
+    }
+
+    /// The reduction of all ranks' elements, in place.
+    ///
+    /// # Safety
+    /// For this and all that follow: the addresses are memory of the GPU that nothing uses outside of `stream` until that
+    /// has come to the call's end.
+    pub unsafe fn all_reduce(
+        &mut self,
+        stream: &Stream,
+        at: Elements,
+        reduction: Reduction,
+    ) -> Result<()> {
+        let (pointer, dtype, op) = (at.address as *mut c_void, dtype(at.element), op(reduction));
+        let Functions { all_reduce, .. } = self.nccl.functions;
+        // SAFETY: the caller answers for the memory.
+        self.call("ncclAllReduce", stream, |comm, stream| unsafe {
+            all_reduce(pointer, pointer, at.count, dtype, op, comm, stream)
+        })
+    }
+
+    /// The reduction of part `rank` of all ranks' parts of `at.count` elements each, which begin at `whole`; it comes to
+    /// `at`, which lies there.
+    ///
+    /// # Safety
+    /// As for [`Communicator::all_reduce`].
+    pub unsafe fn reduce_scatter(
+        &mut self,
+        stream: &Stream,
+        whole: u64,
+        at: Elements,
+        reduction: Reduction,
+    ) -> Result<()> {
+        let (from, to) = (whole as *const c_void, at.address as *mut c_void);
+        let (dtype, op) = (dtype(at.element), op(reduction));
+        let Functions { reduce_scatter, .. } = self.nccl.functions;
+        // SAFETY: the caller answers for the memory.
+        self.call("ncclReduceScatter", stream, |comm, stream| unsafe {
+            reduce_scatter(from, to, at.count, dtype, op, comm, stream)
+        })
+    }
+
+    /// All ranks' parts of `at.count` elements, side by side from `whole` on; this rank's is at `at`, which lies there.
+    ///
+    /// # Safety
+    /// As for [`Communicator::all_reduce`].
+    pub unsafe fn all_gather(&mut self, stream: &Stream, whole: u64, at: Elements) -> Result<()> {
+        let (from, to) = (at.address as *const c_void, whole as *mut c_void);
+        let dtype = dtype(at.element);
+        let Functions { all_gather, .. } = self.nccl.functions;
+        // SAFETY: the caller answers for the memory.
+        self.call("ncclAllGather", stream, |comm, stream| unsafe {
+            all_gather(from, to, at.count, dtype, comm, stream)
+        })
+    }
+
+    /// The root's elements, in place.
+    ///
+    /// # Safety
+    /// As for [`Communicator::all_reduce`].
+    pub unsafe fn broadcast(&mut self, stream: &Stream, at: Elements, root: usize) -> Result<()> {
+        let (pointer, dtype) = (at.address as *mut c_void, dtype(at.element));
+        let Functions { broadcast, .. } = self.nccl.functions;
+        // SAFETY: the caller answers for the memory.
+        self.call("ncclBroadcast", stream, |comm, stream| unsafe {
+            broadcast(pointer, pointer, at.count, dtype, root as c_int, comm, stream)
+        })
+    }
+
+    /// The reduction of all ranks' elements, in place on the root; the others keep theirs.
+    ///
+    /// # Safety
+    /// As for [`Communicator::all_reduce`].
+    pub unsafe fn reduce(
+        &mut self,
+        stream: &Stream,
+        at: Elements,
+        root: usize,
+        reduction: Reduction,
+    ) -> Result<()> {
+        let (pointer, dtype, op) = (at.address as *mut c_void, dtype(at.element), op(reduction));
+        let Functions { reduce, .. } = self.nccl.functions;
+        // SAFETY: the caller answers for the memory.
+        self.call("ncclReduce", stream, |comm, stream| unsafe {
+            reduce(pointer, pointer, at.count, dtype, op, root as c_int, comm, stream)
+        })
+    }
+
+    /// Elements for rank `to`.
+    ///
+    /// # Safety
+    /// As for [`Communicator::all_reduce`].
+    pub unsafe fn send(&mut self, stream: &Stream, at: Elements, to: usize) -> Result<()> {
+        let (pointer, dtype) = (at.address as *const c_void, dtype(at.element));
+        let Functions { send, .. } = self.nccl.functions;
+        // SAFETY: the caller answers for the memory.
+        self.call("ncclSend", stream, |comm, stream| unsafe {
+            send(pointer, at.count, dtype, to as c_int, comm, stream)
+        })
+    }
+
+    /// Elements from rank `from`.
+    ///
+    /// # Safety
+    /// As for [`Communicator::all_reduce`].
+    pub unsafe fn recv(&mut self, stream: &Stream, at: Elements, from: usize) -> Result<()> {
+        let (pointer, dtype) = (at.address as *mut c_void, dtype(at.element));
+        let Functions { recv, .. } = self.nccl.functions;
+        // SAFETY: the caller answers for the memory.
+        self.call("ncclRecv", stream, |comm, stream| unsafe {
+            recv(pointer, at.count, dtype, from as c_int, comm, stream)
+        })
+    }
+
+    fn call(
+        &mut self,
+        op: &'static str,
+        stream: &Stream,
+        f: impl FnOnce(ncclComm_t, *mut c_void) -> Status,
+    ) -> Result<()> {
+        self.context.bind()?;
+        let status = f(self.handle, stream.handle().cast());
+        self.nccl.check(op, status, self.handle)
+    }
+
+    /// Begins to take leave of the others, who must do so as well; it has when it is [ready](Communicator::is_ready).
+    pub fn begin_leave(&mut self) -> Result<()> {
+        // SAFETY: the communicator is alive.
+        let status = unsafe { (self.nccl.functions.finalize)(self.handle) };
+        self.nccl.check("ncclCommFinalize", status, self.handle)
+    }
+
+    /// Frees it after all have taken leave. Dropping it gives up whatever is under way instead.
+    pub fn destroy(mut self) {
+        let handle = std::mem::replace(&mut self.handle, ptr::null_mut());
+        // SAFETY: nobody has the handle any more.
+        let _ = unsafe { (self.nccl.functions.destroy)(handle) };
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        if !self.handle.is_null() {
+            let _ = self.context.bind();
+            // SAFETY: nobody has the handle any more. Calls in a stream end.
+            let _ = unsafe { (self.nccl.functions.abort)(self.handle) };
+        }
+    }
+}
+
+/// `NCCL_CONFIG_INITIALIZER` of nccl.h, but for a communicator that does not block.
+fn config() -> ncclConfig_t {
+    /// What nccl.h calls `NCCL_CONFIG_UNDEF_INT`.
+    const UNDEFINED: c_int = c_int::MIN;
+    // SAFETY: zero is a valid value of integers and pointers.
+    let mut config: ncclConfig_t = unsafe { std::mem::zeroed() };
+    config.size = size_of::<ncclConfig_t>();
+    config.magic = 0xcafe_beef;
+    config.version = 23000; // 2.30, whose structure this is; earlier ones read the beginning
+    config.blocking = 0;
+    config.cgaClusterSize = UNDEFINED;
+    config.minCTAs = UNDEFINED;
+    config.maxCTAs = UNDEFINED;
+    config.splitShare = UNDEFINED;
+    config.trafficClass = UNDEFINED;
+    config.collnetEnable = UNDEFINED;
+    config.CTAPolicy = UNDEFINED;
+    config.shrinkShare = UNDEFINED;
+    config.nvlsCTAs = UNDEFINED;
+    config.nChannelsPerNetPeer = UNDEFINED;
+    config.nvlinkCentricSched = UNDEFINED;
+    config.graphUsageMode = UNDEFINED;
+    config.numRmaCtx = UNDEFINED;
+    config.maxP2pPeers = UNDEFINED;
+    config
+}
+
+fn dtype(element: ElementType) -> ncclDataType_t {
+    match element {
+        ElementType::F64 => ncclDataType_t::ncclFloat64,
+        ElementType::F32 => ncclDataType_t::ncclFloat32,
+        ElementType::BF16 => ncclDataType_t::ncclBfloat16,
+        ElementType::F16 => ncclDataType_t::ncclFloat16,
+        ElementType::U8 => ncclDataType_t::ncclUint8,
+        ElementType::U32 => ncclDataType_t::ncclUint32,
+        ElementType::I64 => ncclDataType_t::ncclInt64,
+    }
+}
+
+fn op(reduction: Reduction) -> ncclRedOp_t {
+    match reduction {
+        Reduction::Sum => ncclRedOp_t::ncclSum,
+        Reduction::Max => ncclRedOp_t::ncclMax,
+    }
+}

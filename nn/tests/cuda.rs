@@ -1,0 +1,183 @@
+//! Optimizers over flats of a GPU, which here is a stand-in on the CPU: what they make of a few parameters is what they
+//! make of them on the CPU.
+
+use ferrotron_autograd::Accum;
+use ferrotron_nn::{
+    AdafactorConfig, BufferConfig, Decay, GradientType, Init, Optimizer, OptimizerConfig, Param,
+    ParamBuffers, Rounding, Scope, ShardUnit, Sharding, StepConfig, StepSize, UpdateConfig,
+    WeightUpdate,
+};
+use ferrotron_tensor::{DType, Device, MemoryKind, RandomKey, Result, Tensor};
+
+const STEPS: usize = 3;
+const OPTIMIZERS: [OptimizerConfig; 4] = [
+    OptimizerConfig::ADAMW,
+    OptimizerConfig::Sgd { momentum: 0.9, weight_decay: 0.1 },
+    OptimizerConfig::Adafactor(ADAFACTOR),
+    OptimizerConfig::Adafactor(AdafactorConfig {
+        step_size: StepSize::Scheduled,
+        beta1: 0.9,
+        ..ADAFACTOR
+    }),
+];
+const ADAFACTOR: AdafactorConfig = AdafactorConfig {
+    step_size: StepSize::Relative,
+    beta1: 0.0,
+    decay_rate: 0.8,
+    eps1: 1e-30,
+    eps2: 1e-3,
+    clip_threshold: 1.0,
+    weight_decay: 0.1,
+};
+
+fn gpu(test: &str) -> Result<Option<Device>> {
+    ferrotron_cuda_stand_in::gpu(test).map(|config| Device::cuda(&config)).transpose()
+}
+
+fn params(device: &Device, dtype: DType) -> Result<Vec<Param>> {
+    let scope = Scope::new(device, dtype, 3);
+    let normal = Init::Normal { std: 0.5 };
+    Ok(vec![
+        scope.param("embedding", &[70, 33], normal, Decay::Yes),
+        scope.param("packed", &[24, 40], normal, Decay::Yes).packed(&[8, 16])?,
+        scope.param("scale", &[33], Init::Ones, Decay::No),
+        scope.param("bias", &[40], Init::Zeros, Decay::No),
+    ])
+}
+
+/// Adds the same gradients on every device, multiples of 1/64 that any type holds.
+fn add_gradients(params: &[Param], step: usize) -> Result<()> {
+    for param in params {
+        let key = RandomKey::new(5, step as u64, param.name());
+        let numbers = (0..param.leaf().numel() as u64).map(|i| key.uniform(i) * 256.0);
+        let numbers: Vec<f64> = numbers.map(|x| x.floor() / 64.0 - 2.0).collect();
+        param.leaf().accumulate(|gradient, accum| {
+            assert_eq!(accum, Accum::Replace);
+            let values = Tensor::from_slice(gradient.device(), &numbers, gradient.dims())?;
+            gradient.write(&values.cast(gradient.dtype())?)
+        })?;
+    }
+    Ok(())
+}
+
+/// Everything that there is after some steps: name, dtype and elements.
+type Outcome = Vec<(String, DType, Vec<f64>)>;
+
+fn train(
+    device: &Device,
+    (dtype, gradients): (DType, GradientType),
+    config: OptimizerConfig,
+    update: &UpdateConfig,
+) -> Result<Outcome> {
+    let params = params(device, dtype)?;
+    let buffers = BufferConfig { gradients, ..BufferConfig::default() };
+    let buffers = ParamBuffers::with_config(&params, &buffers)?;
+    let mut optimizer = Optimizer::with_update(config, &buffers, update)?;
+    let mut outcome = Outcome::new();
+    for step in 0..STEPS {
+        buffers.zero_gradients();
+        add_gradients(&params, step)?;
+        outcome.push(("norm".into(), DType::F64, vec![buffers.sq_norm()?]));
+        optimizer.step(&buffers, &StepConfig { lr: 1e-2, grad_scale: 0.5 })?;
+    }
+    assert!(buffers.weights_are_finite()? && buffers.first_non_finite()?.is_none());
+    for param in &params {
+        let value = param.leaf().value()?;
+        outcome.push((param.name().to_string(), value.dtype(), value.to_f64()?));
+    }
+    optimizer.visit(|param, moment, _, value| {
+        assert_eq!(value.memory_kind(), update.states, "{param} {moment}");
+        outcome.push((format!("{param}, {moment}"), value.dtype(), value.to_f64()?));
+        Ok(())
+    })?;
+    Ok(outcome)
+}
+
+/// Asserts that numbers differ by a few units in the last place of the largest in every step.
+fn assert_same(what: &str, got: &Outcome, want: &Outcome) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for ((name, dtype, got), (other, _, want)) in got.iter().zip(want) {
+        assert_eq!((name, got.len()), (other, want.len()), "{what}");
+        let rounded = if *dtype == dtype.accumulator() { 0.0 } else { dtype.epsilon() };
+        let epsilon = 16.0 * dtype.accumulator().epsilon() + rounded;
+        let largest = want.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+        let tolerance = STEPS as f64 * epsilon * largest;
+        for (i, (got, want)) in got.iter().zip(want).enumerate() {
+            let off = (got - want).abs();
+            assert!(off <= tolerance, "{what}, {name} {dtype} [{i}]: got {got}, want {want}");
+        }
+    }
+}
+
+#[test]
+fn optimizers_step_as_on_the_cpu() -> Result<()> {
+    let Some(gpu) = gpu("optimizers_step_as_on_the_cpu")? else { return Ok(()) };
+    let cpu = Device::cpu(1)?;
+    let stochastic = Rounding::Stochastic { seed: 7 };
+    for config in OPTIMIZERS {
+        for (types, weights, rounding) in [
+            ((DType::F64, GradientType::Weight), WeightUpdate::InPlace, Rounding::Nearest),
+            ((DType::F32, GradientType::Weight), WeightUpdate::InPlace, Rounding::Nearest),
+            ((DType::BF16, GradientType::Accumulator), WeightUpdate::MasterCopy, Rounding::Nearest),
+            ((DType::F16, GradientType::Weight), WeightUpdate::MasterCopy, Rounding::Nearest),
+            ((DType::BF16, GradientType::Weight), WeightUpdate::InPlace, Rounding::Nearest),
+            ((DType::BF16, GradientType::Accumulator), WeightUpdate::InPlace, stochastic),
+            ((DType::BF16, GradientType::Weight), WeightUpdate::MasterCopy, stochastic),
+        ] {
+            for states in [MemoryKind::Device, MemoryKind::Host] {
+                let update = UpdateConfig { weights, rounding, states };
+                let what = format!("{config:?}, {types:?}, {update:?}");
+                let want = train(&cpu, types, config, &update)?;
+                assert_same(&what, &train(&gpu, types, config, &update)?, &want);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn shards_are_kept_and_placed() -> Result<()> {
+    let Some(gpu) = gpu("shards_are_kept_and_placed")? else { return Ok(()) };
+    let run = |device: &Device| -> Result<Outcome> {
+        let params = params(device, DType::BF16)?;
+        let config = BufferConfig {
+            sharding: Sharding::Weights,
+            shard_unit: ShardUnit::Elements,
+            shard: (1, 3),
+            ..BufferConfig::default()
+        };
+        let buffers = ParamBuffers::with_config(&params, &config)?;
+        let mut optimizer = Optimizer::new(OptimizerConfig::ADAMW, &buffers)?;
+        let mut outcome = Outcome::new();
+        for group in buffers.groups() {
+            for accum in [Accum::Replace, Accum::Add] {
+                group.take_gradients()?;
+                let flat = &group.gradients;
+                ferrotron_autograd::lock(flat).update_elements(.., |gradients| {
+                    let numbers = (0..gradients.numel()).map(|i| (i % 64) as f32 / 64.0);
+                    let numbers: Vec<f32> = numbers.collect();
+                    gradients.write(&Tensor::from_slice(device, &numbers, gradients.dims())?)
+                })?;
+                group.store_gradients(accum)?;
+            }
+        }
+        outcome.push(("norm".into(), DType::F64, vec![buffers.sq_norm()?]));
+        optimizer.step(&buffers, &StepConfig { lr: 1e-2, grad_scale: 0.5 })?;
+        for group in buffers.groups() {
+            group.take_weights()?;
+            group.place_weights()?;
+            let mut weights = ferrotron_autograd::lock(&group.weights);
+            // Those of the others are not here.
+            for other in [0..group.owned.start, group.owned.end..weights.numel()] {
+                weights.update_elements(other, Tensor::fill_zero)?;
+            }
+            drop(weights);
+            group.divide_weights(3)?;
+            let weights = ferrotron_autograd::lock(&group.weights).elements(..)?;
+            outcome.push(("weights".into(), DType::BF16, weights.to_f64()?));
+        }
+        Ok(outcome)
+    };
+    assert_same("shards", &run(&gpu)?, &run(&Device::cpu(1)?)?);
+    Ok(())
+}

@@ -1,0 +1,185 @@
+//! NCCL, for which a stand-in with threads as ranks is here: every call against the host's backend, and what becomes of
+//! ranks that do not come.
+
+use ferrotron_autograd::SharedFlat;
+use ferrotron_cuda::library::Search;
+use ferrotron_parallel::collective::{
+    Group, NcclConfig, Reduction, World, WorldConfig, balanced, run_threads,
+};
+use ferrotron_tensor::{Category, DType, Error, Flat, Result, Tensor};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::values::{check, device, make, on_gpu, read, value};
+use crate::worlds::{TIMEOUT, all};
+
+/// A rank's device and its group.
+fn group(world: &World, timeout: Duration) -> Result<Group> {
+    let search = Search::only(vec![ferrotron_cuda_stand_in::folder()]);
+    let host = world.group("all", &all(world))?;
+    host.with_nccl(&device()?, &NcclConfig { search, timeout })
+}
+
+fn run(size: usize, f: impl Fn(&World, &Group) -> Result<()> + Sync) {
+    let ranks = run_threads(size, &WorldConfig { timeout: TIMEOUT }, |world| {
+        on_gpu(world.rank(), || f(&world, &group(&world, TIMEOUT)?))
+    });
+    for (rank, result) in ranks.into_iter().enumerate() {
+        result.unwrap_or_else(|error| panic!("rank {rank} of {size}: {error}"));
+    }
+}
+
+/// What every rank's call fails with, and how long the slowest took.
+fn errors(f: impl Fn(&World) -> Result<()> + Sync) -> (Vec<String>, Duration) {
+    let start = Instant::now();
+    let ranks = run_threads(2, &WorldConfig { timeout: TIMEOUT }, |world| {
+        on_gpu(world.rank(), || f(&world))
+    });
+    let told = ranks.into_iter().map(|rank| rank.expect_err("it must fail").to_string()).collect();
+    (told, start.elapsed())
+}
+
+/// Sums of few small integers: exact in every type.
+fn sum(size: usize, index: usize) -> f64 {
+    (0..size).map(|rank| value(rank, index)).sum()
+}
+
+#[test]
+fn every_call_is_what_it_is_on_the_host() {
+    if !ferrotron_cuda_stand_in::available("nccl::every_call_is_what_it_is_on_the_host") {
+        return;
+    }
+    for size in [2, 3] {
+        run(size, |world, group| {
+            let (rank, last) = (world.rank(), size - 1);
+            for dtype in [DType::F32, DType::BF16, DType::I64, DType::U8] {
+                // Parts are equal, differ, and are empty for some.
+                for rows in [0, 1, 6, 7] {
+                    let whole = |rank: usize| make(dtype, &[rows, 2], |i| value(rank, i));
+                    let own = balanced(rows, size, rank);
+                    let part = whole(rank)?.narrow(0, own.start, own.len())?.copy()?;
+                    let owner = |i: usize| {
+                        (0..size).find(|&r| balanced(rows, size, r).contains(&(i / 2))).unwrap()
+                    };
+                    let (len, here) = (rows * 2, own.len() * 2);
+                    let y = group.all_reduce(whole(rank)?, Reduction::Sum)?.wait()?;
+                    check("all_reduce", &y, len, |i| sum(size, i))?;
+                    let y = group.all_reduce(whole(rank)?, Reduction::Max)?.wait()?;
+                    let max = |i| (0..size).map(|rank| value(rank, i)).fold(0.0, f64::max);
+                    check("all_reduce (max)", &y, len, max)?;
+                    let y = group.reduce_scatter(whole(rank)?, Reduction::Sum)?.wait()?;
+                    check("reduce_scatter", &y, here, |i| sum(size, own.start * 2 + i))?;
+                    let y = group.all_gather(part.copy()?, rows)?.wait()?;
+                    check("all_gather", &y, len, |i| value(owner(i), i))?;
+                    let y = group.broadcast(whole(rank)?, last)?.wait()?;
+                    check("broadcast", &y, len, |i| value(last, i))?;
+                    let y = group.reduce(whole(rank)?, last, Reduction::Sum)?.wait()?;
+                    let kept = |i| if rank == last { sum(size, i) } else { value(rank, i) };
+                    check("reduce", &y, len, kept)?;
+                    if let Some(y) = group.gather(part.copy()?, rows, last)?.wait()? {
+                        check("gather", &y, len, |i| value(owner(i), i))?;
+                    }
+                    let given = (rank == last).then(|| whole(last)).transpose()?;
+                    let y = group.scatter(given, part, rows, last)?.wait()?;
+                    check("scatter", &y, here, |i| value(last, own.start * 2 + i))?;
+                    let y = group.all_to_all(whole(rank)?)?.wait()?;
+                    check("all_to_all", &y, here * size, |i| {
+                        value(i / here, own.start * 2 + i % here)
+                    })?;
+                    let (to, from) = ((rank + 1) % size, (rank + last) % size);
+                    let y = group.exchange(whole(rank)?, to, from)?.wait()?;
+                    check("exchange", &y, len, |i| value(from, i))?;
+                    if rank == 0 {
+                        group.send(whole(0)?, last)?.wait()?;
+                    } else if rank == last {
+                        let y = group.recv(whole(rank)?, 0)?.wait()?;
+                        check("recv", &y, len, |i| value(0, i))?;
+                    }
+                }
+            }
+            group.barrier().wait()?;
+            // What is on the host stays there.
+            assert_eq!(group.sum(&ferrotron_tensor::Device::cpu(1)?, 1.0)?, size as f64);
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn flats_and_work_that_nobody_waits_for() {
+    if !ferrotron_cuda_stand_in::available("nccl::flats_and_work_that_nobody_waits_for") {
+        return;
+    }
+    run(2, |world, group| {
+        let ranges = [("a".to_string(), vec![4]), ("b".to_string(), vec![2, 2])];
+        let flat = Flat::empty(&device()?, DType::F32, Category::Gradients, &ranges)?;
+        let flat: SharedFlat = Arc::new(Mutex::new(flat));
+        for range in 0..2 {
+            flat.lock().unwrap().update(range, |part| {
+                let ones = Tensor::full(part.device(), DType::F32, part.dims(), 1.0)?;
+                part.write(&ones)
+            })?;
+        }
+        // One after another, though nobody waits in between.
+        let first = group.reduce_scatter_flat(&flat, Reduction::Sum);
+        let second = group.all_gather_flat(&flat);
+        second.wait()?;
+        first.wait()?;
+        for range in 0..2 {
+            let part = flat.lock().unwrap().tensor(range)?;
+            assert_eq!(read(&part)?, [2.0; 4]);
+        }
+        // The memory of a call that is dropped is not given to others before its end.
+        for round in 0..20 {
+            let x = make(DType::F32, &[1000], |i| value(world.rank() + round, i))?;
+            drop(group.all_reduce(x, Reduction::Sum)?);
+            let y = make(DType::F32, &[1000], |i| i as f64)?;
+            check("another's memory", &y, 1000, |i| i as f64)?;
+        }
+        assert_eq!(group.traffic().of("all_reduce").0, 20);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_an_error() {
+    if !ferrotron_cuda_stand_in::available("nccl::a_rank_that_does_not_come_is_an_error") {
+        return;
+    }
+    let limit = Duration::from_millis(300);
+    // It has come for the group, but makes no call: the other's stream waits for it, until that gives up.
+    let (told, took) = errors(|world| {
+        let group = group(world, limit)?;
+        if world.rank() == 1 {
+            while group.sum(&ferrotron_tensor::Device::cpu(1)?, 0.0).is_ok() {}
+            return Err(Error::communication("", "heard of it"));
+        }
+        let x = make(DType::F32, &[3], |_| 1.0)?;
+        let y = group.all_reduce(x, Reduction::Sum)?.wait()?;
+        read(&y)?; // returns, as the call was given up
+        group.all_reduce(y, Reduction::Sum)?.wait().map(drop)
+    });
+    assert!(told[0].contains("call 1 of rank 0 of group all (all_reduce of 3 x f32"), "{told:?}");
+    assert!(told[0].contains("did not end within 300ms"), "{told:?}");
+    assert_eq!(told[1], "heard of it");
+    assert!(took < Duration::from_secs(20), "{took:?}");
+}
+
+#[test]
+fn a_rank_that_fails_ends_the_calls_of_others() {
+    if !ferrotron_cuda_stand_in::available("nccl::a_rank_that_fails_ends_the_calls_of_others") {
+        return;
+    }
+    let (told, took) = errors(|world| {
+        let group = group(world, TIMEOUT)?;
+        if world.rank() == 1 {
+            return Err(Error::value("", "on purpose"));
+        }
+        let x = make(DType::F32, &[3], |_| 1.0)?;
+        let y = group.all_reduce(x, Reduction::Sum)?.wait()?;
+        read(&y)?;
+        group.all_reduce(y, Reduction::Sum)?.wait().map(drop)
+    });
+    assert!(told[0].contains("rank 1 ended with an error: on purpose"), "{told:?}");
+    assert!(took < Duration::from_secs(20), "{took:?}");
+}

@@ -1,0 +1,178 @@
+//! The passes of Adafactor.
+
+use ferrotron_cuda::arguments;
+
+use super::step::{Types, check_accumulators, types};
+use super::{kernel, sq_norm};
+use crate::ops::adafactor::{Adafactor, Decay, Factors, Matrices, MeanOf, SquareSums};
+use crate::{DType, Result, Tensor};
+
+/// Columns of a block, and threads among which their rows are dealt out.
+const COLUMNS: usize = 32;
+const DEALT: usize = 16;
+
+/// The squares of the rows and columns.
+pub(crate) fn square_sums(
+    shape: &Matrices,
+    grads: &Tensor,
+    rows: &mut Tensor,
+    columns: &mut Tensor,
+) -> Result<()> {
+    let (device, dtype) = (grads.device(), grads.dtype());
+    let (count, width) = (shape.count * shape.rows, shape.columns);
+    check_accumulators("adafactor", DType::F64, &[rows, columns])?;
+    kernel(device, "adafactor", dtype, "adafactor_row_sums")?
+        .input(grads)
+        .output(rows)
+        .value(count as u64)
+        .value(width as u64)
+        .run_rows(count, width)?;
+    let blocks = width.div_ceil(COLUMNS);
+    kernel(device, "adafactor", dtype, "adafactor_column_sums")?
+        .input(grads)
+        .output(columns)
+        .value(shape.rows as u64)
+        .value(width as u64)
+        .value(blocks as u64)
+        .run([shape.count * blocks, 1, 1], [COLUMNS, DEALT, 1])
+}
+
+/// Takes sums of the squares of `count` gradients each into means.
+pub(crate) fn update_means(
+    decay: &Decay,
+    step: &Tensor,
+    means: &mut Tensor,
+    sums: &Tensor,
+    count: usize,
+) -> Result<()> {
+    check_accumulators("adafactor", DType::F64, &[sums])?;
+    let (device, dtype, n) = (sums.device(), means.dtype(), means.numel());
+    kernel(device, "adafactor", dtype, "adafactor_means")?
+        .input(step)
+        .output(means)
+        .input(sums)
+        .value(n as u64)
+        .value(count as u64)
+        .value(decay.rate)
+        .value(decay.eps1)
+        .run_elements(n)
+}
+
+/// Takes the squares of gradients into the means of each.
+pub(crate) fn update_mean_squares(
+    decay: &Decay,
+    step: &Tensor,
+    means: &mut Tensor,
+    grads: &Tensor,
+) -> Result<()> {
+    check_accumulators("adafactor", grads.dtype(), &[means])?;
+    let n = means.numel();
+    kernel(grads.device(), "adafactor", grads.dtype(), "adafactor_mean_squares")?
+        .input(step)
+        .output(means)
+        .input(grads)
+        .value(n as u64)
+        .value(decay.rate)
+        .value(decay.eps1)
+        .run_elements(n)
+}
+
+/// What multiplies rows and columns.
+pub(crate) fn matrix_factors(
+    shape: &Matrices,
+    rows: &Tensor,
+    columns: &Tensor,
+    mean_of: MeanOf,
+) -> Result<Factors> {
+    let mut scaled = Tensor::empty(rows.device(), rows.dtype(), rows.dims())?;
+    let (others, count) = match mean_of {
+        MeanOf::Rows => (rows, shape.rows),
+        MeanOf::Columns => (columns, shape.columns),
+    };
+    kernel(rows.device(), "adafactor", rows.dtype(), "adafactor_row_factors")?
+        .input(rows)
+        .input(others)
+        .output(&mut scaled)
+        .value(shape.count as u64)
+        .value(shape.rows as u64)
+        .value(count as u64)
+        .run_rows(shape.count, shape.rows.max(count))?;
+    Ok(Factors { shape: *shape, rows: scaled, columns: inverse_roots(columns)? })
+}
+
+/// 1 / sqrt(x).
+pub(crate) fn inverse_roots(x: &Tensor) -> Result<Tensor> {
+    let (mut y, n) = (Tensor::empty(x.device(), x.dtype(), x.dims())?, x.numel());
+    kernel(x.device(), "adafactor", x.dtype(), "adafactor_inverse_roots")?
+        .input(x)
+        .output(&mut y)
+        .value(n as u64)
+        .run_elements(n)?;
+    Ok(y)
+}
+
+/// The sum of the squares of the update.
+pub(crate) fn update_sq_norm(step: &Tensor, grads: &Tensor, factors: &Factors) -> Result<Tensor> {
+    let Factors { shape, rows, columns } = factors;
+    check_accumulators("adafactor", grads.dtype(), &[rows, columns])?;
+    let (device, count) = (grads.device(), shape.count * shape.rows);
+    let mut sums = Tensor::empty(device, DType::F64, &[count])?;
+    kernel(device, "adafactor", grads.dtype(), "adafactor_update_sums")?
+        .input(step)
+        .input(grads)
+        .input(rows)
+        .input(columns)
+        .output(&mut sums)
+        .value(count as u64)
+        .value(shape.rows as u64)
+        .value(shape.columns as u64)
+        .run_rows(count, shape.columns)?;
+    let mut total = Tensor::zeros(device, DType::F64, &[1])?;
+    sq_norm::add_up(&mut total, &sums)?;
+    Ok(total)
+}
+
+/// Steps the weights.
+pub(crate) fn adafactor(
+    config: &Adafactor,
+    step: &Tensor,
+    weights: &mut Tensor,
+    grads: &Tensor,
+    factors: &Factors,
+    sums: &SquareSums,
+    mean: Option<&mut Tensor>,
+) -> Result<()> {
+    let (element, found) = types("adafactor", weights, grads, None)?;
+    let Factors { shape, rows, columns } = factors;
+    check_accumulators("adafactor", element, &[rows, columns])?;
+    if let Some(mean) = &mean {
+        check_accumulators("adafactor", element, &[mean])?;
+    }
+    let name = match found {
+        Types::Same => "adafactor",
+        Types::Wide => "adafactor_wide",
+        Types::Master | Types::MasterWide => "adafactor_master",
+    };
+    let Adafactor { eps2, clip_threshold, beta1, weight_decay } = *config;
+    let numel = sums.numel as u64;
+    let constants = arguments::Adafactor { eps2, clip_threshold, beta1, weight_decay, numel };
+    let (count, width) = (shape.count * shape.rows, shape.columns);
+    let launch = kernel(grads.device(), "adafactor", element, name)?
+        .input(step)
+        .output(weights)
+        .input(grads)
+        .input(rows)
+        .input(columns);
+    let launch = match mean {
+        Some(mean) => launch.output(mean),
+        None => launch.optional(None),
+    };
+    launch
+        .optional(sums.weights.as_ref())
+        .input(&sums.update)
+        .value(count as u64)
+        .value(shape.rows as u64)
+        .value(width as u64)
+        .value(constants)
+        .run_rows(count, width)
+}

@@ -1,0 +1,30 @@
+//! Rounding into 16 bits, and widening.
+
+use super::{cast, kernel};
+use crate::ops::round::Stochastic;
+use crate::{Result, Tensor};
+
+/// `target = source`, to nearest or at random.
+pub(crate) fn round(
+    target: &mut Tensor,
+    source: &Tensor,
+    stochastic: Option<Stochastic>,
+) -> Result<()> {
+    let Some(Stochastic { key, place }) = stochastic else { return convert(source, target) };
+    if source.dtype() == target.dtype() {
+        return convert(source, target); // all numbers are storable
+    }
+    let n = source.numel();
+    kernel(source.device(), "round", target.dtype(), "round_stochastic")?
+        .input(source)
+        .output(target)
+        .value(n as u64)
+        .draws(key)
+        .place(place)
+        .run_elements(n)
+}
+
+/// `to = from`, rounded to nearest.
+pub(crate) fn convert(from: &Tensor, to: &mut Tensor) -> Result<()> {
+    if from.dtype() == to.dtype() { to.write(from) } else { cast::cast(from, to) }
+}

@@ -1,0 +1,82 @@
+//! Exact storage of vectors with many zeros. How many there are decides what memory is taken, so compressing waits for the
+//! GPU.
+
+use super::copy::by_size;
+use super::kernel;
+use crate::ops::zero_bitmap::{CHUNK, mask_bytes};
+use crate::{DType, Error, Result, Tensor};
+
+/// Threads of the one block that adds the counts of all chunks.
+const SUMMED: usize = 256;
+
+/// As [`crate::ops::zero_bitmap::compress`].
+pub(crate) fn compress(x: &Tensor) -> Result<Option<Tensor>> {
+    if !x.is_contiguous() {
+        return Err(Error::shape("zero_bitmap", format!("{x:?} is not contiguous")));
+    }
+    let (device, dtype, n) = (x.device(), by_size(x.dtype()), x.numel());
+    let head = mask_bytes(n);
+    let mut mask = Tensor::empty(device, DType::I64, &[head / 8])?;
+    kernel(device, "zero_bitmap", dtype, "zero_mask")?
+        .input(x)
+        .output(&mut mask)
+        .value(n as u64)
+        .value((head / 8) as u64)
+        .run_elements(head / 8)?;
+    let starts = starts(&mask, dtype, n)?;
+    let kept = starts.narrow(0, n.div_ceil(CHUNK), 1)?.to_vec::<i64>()?[0] as usize;
+    let bytes = head + kept * x.dtype().size();
+    if bytes >= n * x.dtype().size() {
+        return Ok(None);
+    }
+    let mut packed = Tensor::empty(device, DType::U8, &[bytes])?;
+    kernel(device, "zero_bitmap", dtype, "zero_pack")?
+        .input(x)
+        .input(&mask)
+        .input(&starts)
+        .output(&mut packed)
+        .value(n as u64)
+        .value(head as u64)
+        .run_elements(head / 8)?;
+    Ok(Some(packed))
+}
+
+/// Fills the vector `y` with what [`compress`] made `packed` of. A `packed` of as many bytes that is something else gives
+/// anything.
+pub(crate) fn expand(packed: &Tensor, y: &mut Tensor) -> Result<()> {
+    let (device, n, size) = (packed.device(), y.numel(), y.dtype().size());
+    let (head, dtype) = (mask_bytes(n), by_size(y.dtype()));
+    let values = packed.numel().checked_sub(head).filter(|bytes| bytes % size == 0);
+    let (Some(bytes), true) = (values, packed.is_contiguous() && packed.address() % 8 == 0) else {
+        let message = format!("{} bytes are not {n} elements", packed.numel());
+        return Err(Error::shape("zero_bitmap", message));
+    };
+    let starts = starts(packed, dtype, n)?;
+    kernel(device, "zero_bitmap", dtype, "zero_expand")?
+        .input(packed)
+        .input(&starts)
+        .output(y)
+        .value(n as u64)
+        .value(head as u64)
+        .value((bytes / size) as i64)
+        .run_elements(n.div_ceil(64))
+}
+
+/// How many of `n` elements are kept before each chunk, and in all, from the words at the beginning of `mask`.
+fn starts(mask: &Tensor, dtype: DType, n: usize) -> Result<Tensor> {
+    let (device, chunks) = (mask.device(), n.div_ceil(CHUNK));
+    let mut counts = Tensor::empty(device, DType::I64, &[chunks])?;
+    kernel(device, "zero_bitmap", dtype, "zero_counts")?
+        .input(mask)
+        .output(&mut counts)
+        .value(n.div_ceil(64) as u64)
+        .value(chunks as u64)
+        .run_elements(chunks)?;
+    let mut starts = Tensor::empty(device, DType::I64, &[chunks + 1])?;
+    kernel(device, "zero_bitmap", dtype, "zero_starts")?
+        .input(&counts)
+        .output(&mut starts)
+        .value(chunks as u64)
+        .run([1; 3], [SUMMED, 1, 1])?;
+    Ok(starts)
+}

@@ -1,0 +1,137 @@
+//! Who may write which elements of a flat, and what becomes of those who keep some.
+
+use super::*;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+#[test]
+fn ranges_are_written_in_place_and_lie_end_to_end() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let parts =
+        [("a".to_string(), vec![2]), ("empty".to_string(), vec![0]), ("b".to_string(), vec![1, 3])];
+    let mut flat = Flat::new(&device, DType::F64, Category::Gradients, &parts)?;
+    assert_eq!(device.memory().of(Category::Gradients), 40);
+    let pointer = flat.host_bytes_mut()?.as_ptr();
+    flat.update(2, |b| {
+        b.as_mut_slice::<f64>()?.copy_from_slice(&[1.0, 2.0, 3.0]);
+        Ok(())
+    })?;
+    assert_eq!(flat.host_bytes_mut()?.as_ptr(), pointer);
+    assert_eq!(flat.elements(..)?.to_vec::<f64>()?, [0.0, 0.0, 1.0, 2.0, 3.0]);
+    assert_eq!((flat.span(0), flat.span(1), flat.span(2)), ((0, 2), (2, 0), (2, 3)));
+    assert_eq!(device.memory().current, 40);
+    let held = flat.tensor(0)?;
+    assert!(flat.update(0, |_| Ok(())).unwrap_err().to_string().contains("'a' cannot be written"));
+    drop(held);
+    assert!(flat.check_writable().is_ok());
+    Ok(())
+}
+
+fn two(device: &Device) -> Result<Flat> {
+    let parts = [("a".to_string(), vec![2]), ("b".to_string(), vec![3])];
+    Flat::new(device, DType::F32, Category::Weights, &parts)
+}
+
+#[test]
+fn a_panic_in_an_update_empties_the_flat() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let mut flat = two(&device)?;
+    let update = || flat.update(0, |_| -> Result<()> { panic!("on purpose") });
+    assert!(catch_unwind(AssertUnwindSafe(update)).is_err());
+    assert_eq!((flat.n_ranges(), flat.numel()), (0, 0));
+    assert!(flat.elements(..)?.numel() == 0 && flat.host_bytes_mut()?.is_empty());
+    assert_eq!(device.memory().current, 0);
+    let mut flat = two(&device)?;
+    let update = || flat.update_elements(1..4, |_| -> Result<()> { panic!("on purpose") });
+    assert!(catch_unwind(AssertUnwindSafe(update)).is_err());
+    assert_eq!((flat.n_ranges(), flat.numel()), (0, 0));
+    assert_eq!(device.memory().current, 0);
+    Ok(())
+}
+
+#[test]
+fn a_replaced_range_empties_the_flat() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let mut flat = two(&device)?;
+    let error = flat.update(1, |tensor| {
+        // The lent tensor goes first, so that the new one may get its place among the allocations.
+        *tensor = Tensor::zeros(&device, DType::F32, &[1])?;
+        *tensor = Tensor::zeros(&device, DType::F32, &[3])?;
+        Ok(())
+    });
+    assert!(error.unwrap_err().to_string().contains("replaced instead of written"));
+    assert_eq!(flat.n_ranges(), 0);
+    let mut flat = two(&device)?;
+    let error = flat.update_elements(.., |tensor| {
+        *tensor = Tensor::zeros(&device, DType::F32, &[5])?;
+        Ok(())
+    });
+    assert!(error.unwrap_err().to_string().contains("replaced instead of written"));
+    assert_eq!((flat.n_ranges(), device.memory().current), (0, 0));
+    let huge = [("a".to_string(), vec![1 << 59]), ("b".to_string(), vec![1 << 59])];
+    assert!(Flat::new(&device, DType::F64, Category::Weights, &huge).is_err());
+    Ok(())
+}
+fn one(x: &mut Tensor) -> Result<()> {
+    x.as_mut_slice::<f32>()?.fill(1.0);
+    Ok(())
+}
+
+#[test]
+fn whoever_reads_elements_keeps_their_ranges_from_being_written() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let mut flat = two(&device)?;
+    let (current, first) = (device.memory().current, flat.elements(..1)?);
+    let message = |result: Result<()>| result.unwrap_err().to_string();
+    assert!(message(flat.update_elements(1..3, one)).contains("'a' cannot be written"));
+    assert!(message(flat.update(0, one)).contains("'a' cannot be written"));
+    assert_eq!(device.memory().current, current);
+    flat.update_elements(2.., one)?;
+    flat.update(1, one)?;
+    drop(first);
+    flat.update_elements(.., one)?;
+    let parts = (flat.tensor(0)?, flat.elements(1..4)?, flat.elements(3..)?);
+    // None of them may be written while another reads the same, whether the flat is there or not.
+    drop(flat);
+    let (mut a, mut middle, end) = parts;
+    assert!(!a.is_unique() && !middle.is_unique() && !end.is_unique());
+    assert!(a.as_mut_slice::<f32>().is_err() && middle.as_mut_slice::<f32>().is_err());
+    drop((a, end));
+    assert!(middle.is_unique() && middle.as_mut_slice::<f32>().is_ok());
+    assert_eq!(device.memory().current, current);
+    drop(middle);
+    assert_eq!(device.memory().current, 0);
+    Ok(())
+}
+
+#[test]
+fn a_copy_that_leaves_an_update_keeps_the_flat_from_being_written() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let mut flat = two(&device)?;
+    let mut kept = flat.update_elements(1..3, |x| {
+        one(x)?;
+        Ok(x.clone())
+    })?;
+    assert!(!kept.is_unique() && kept.as_mut_slice::<f32>().is_err());
+    for range in [0, 1] {
+        assert!(flat.update(range, one).is_err());
+    }
+    assert!(flat.update_elements(4.., one).is_err() && flat.check_writable().is_err());
+    assert_eq!(flat.elements(..)?.to_vec::<f32>()?, [0.0, 1.0, 1.0, 0.0, 0.0]);
+    drop(kept);
+    flat.update_elements(4.., one)
+}
+
+#[test]
+fn elements_that_are_not_there_are_an_error() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let mut flat = two(&device)?;
+    assert_eq!((flat.elements(2..2)?.numel(), flat.elements(5..)?.numel()), (0, 0));
+    #[allow(clippy::reversed_empty_ranges)]
+    for range in [2..6, 6..6, 4..2] {
+        assert!(flat.elements(range.clone()).is_err(), "{range:?}");
+        assert!(flat.update_elements(range.clone(), one).is_err(), "{range:?}");
+    }
+    assert!(flat.elements(..=usize::MAX).is_err());
+    assert_eq!(flat.n_ranges(), 2);
+    flat.update_elements(3..3, |x| x.fill_zero())
+}

@@ -1,0 +1,39 @@
+//! Flats in memory of a GPU: who may write which elements, and that nobody needs their slices.
+
+use ferrotron_tensor::ops::pointwise::add_assign;
+use ferrotron_tensor::{Category, DType, ErrorKind, Flat, MemoryKind, Result, Tensor};
+
+use crate::support::gpu;
+
+#[test]
+fn elements_are_read_and_written_over_any_ranges() -> Result<()> {
+    let Some(device) = gpu("elements_are_read_and_written_over_any_ranges")? else {
+        return Ok(());
+    };
+    let parts = [("a".to_string(), vec![2]), ("b".to_string(), vec![2, 2]), ("c".into(), vec![1])];
+    for kind in [MemoryKind::Device, MemoryKind::Host] {
+        let mut flat = Flat::new_in(kind, &device, DType::F32, Category::Weights, &parts)?;
+        assert_eq!(flat.elements(..)?.to_vec::<f32>()?, [0.0; 7]);
+        let numbers = Tensor::from_slice(&device, &[1.0_f32, 2.0, 3.0, 4.0, 5.0], &[5])?;
+        flat.update_elements(1..6, |x| x.write(&numbers))?;
+        flat.update(1, |b| {
+            let rest = Tensor::full(&device, DType::F32, &[2, 2], 10.0)?;
+            add_assign(b, &rest)
+        })?;
+        assert_eq!(flat.tensor(1)?.to_vec::<f32>()?, [12.0, 13.0, 14.0, 15.0]);
+        let all = flat.elements(..)?;
+        assert_eq!(all.memory_kind(), kind);
+        assert_eq!(all.to_vec::<f32>()?, [0.0, 1.0, 12.0, 13.0, 14.0, 15.0, 0.0]);
+        let error = flat.update_elements(..1, Tensor::fill_zero).unwrap_err().to_string();
+        assert!(error.contains("'a' cannot be written while 1 other tensors read it"), "{error}");
+        drop(all);
+        let kept = flat.update_elements(5.., |x| Ok(x.clone()))?;
+        assert!(!kept.is_unique());
+        assert!(flat.update(2, Tensor::fill_zero).is_err());
+        flat.update(0, Tensor::fill_zero)?;
+        drop(kept);
+        flat.update_elements(.., Tensor::fill_zero)?;
+        assert_eq!(flat.host_bytes_mut().unwrap_err().kind(), ErrorKind::Device);
+    }
+    Ok(())
+}
