@@ -49,7 +49,7 @@ struct World {
 struct Communicator {
     std::shared_ptr<World> world;
     int rank;
-    std::map<std::pair<int, int>, uint64_t> numbers;  // calls so far
+    std::map<std::tuple<int, int, int>, uint64_t> numbers;  // calls so far, of messages by side
     bool pending = true;
     std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
 };
@@ -203,7 +203,7 @@ int submit() {
 int take(Communicator* communicator, Kind kind, std::pair<int, int> pair, int rank, int needed, Part part) {
     if (!bytes(part.type) || !communicator) return INVALID_ARGUMENT;
     if (communicator->pending) return INVALID_USAGE;
-    const uint64_t number = communicator->numbers[pair]++;
+    const uint64_t number = communicator->numbers[{pair.first, pair.second, kind == Kind::Message ? rank : 0}]++;
     part.before = UINT64_MAX;
     std::shared_ptr<Call> call;
     {
