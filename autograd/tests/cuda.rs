@@ -60,7 +60,8 @@ fn compare(
         let allowed = tolerance(dtype, &want, inside(case, shapes, seen));
         for (element, (want, got)) in want.iter().zip(&got).enumerate() {
             let same = want == got || (want.is_nan() && got.is_nan());
-            if !same && !((want - got).abs() <= allowed) {
+            let close = (want - got).abs() <= allowed; // never true of a NaN
+            if !same && !close {
                 let what = which(i);
                 return Ok(Some(format!(
                     "{what}, element {element}: got {got}, want {want} +- {allowed}"

@@ -101,7 +101,6 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
     const float scale = (float)a.scale * LOG2E;  // exponentials are powers of two
     float sum[2] = {0, 0}, max[2] = {-real::infinity<float>(), -real::infinity<float>()};
     float result[D / 8][4] = {};
-    const u64 rows[2] = {drops.row(batch, head, own_first + lane / 4), drops.row(batch, head, own_first + lane / 4 + 8)};
     load_rows<D, ROWS>(q_tile, q, a.q[1], first, a.queries, a.width);
     if (end > 0) load_rows<D, KEYS>(k_tile, k, a.k[1], 0, a.keys, a.width);
     copy_commit();
@@ -109,6 +108,7 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
         // Values arrive while scores are computed, the next keys while values are summed.
         load_rows<D, KEYS>(v_tile, v, a.v[1], key, a.keys, a.width);
         copy_commit();
+        const u32 kept = drops.template rows_of_queries<KEYS / 8>(batch, head, own_first + lane / 4, key + lane % 4 * 2);
         copy_wait<1>();
         __syncthreads();
         float s[KEYS / 8][4] = {};
@@ -151,7 +151,7 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
             for (int e = 0; e < 4; e++) {
                 s[n][e] = fast_exp2(s[n][e] - shift[e / 2]);
                 sum[e / 2] += s[n][e];
-                s[n][e] *= drops.factor(rows[e / 2] + drops.column(key + n * 8 + lane % 4 * 2 + e % 2));
+                s[n][e] *= drops.factor(kept, 4 * n + e);
             }
         copy_wait<1>();
         __syncthreads();
@@ -208,7 +208,6 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
     dout += batch * a.dout[0] + head * a.dout[2];
     dq += batch * a.dq[0] + head * a.dq[2];
     float row_lse[2], row_delta[2];
-    const u64 rows[2] = {drops.row(batch, head, own_first + lane / 4), drops.row(batch, head, own_first + lane / 4 + 8)};
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const i64 row = own_first + lane / 4 + half * 8;
@@ -224,6 +223,7 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
         load_rows<D, KEYS>(k_tile, k, a.k[1], key, a.keys, a.width);
         load_rows<D, KEYS>(v_tile, v, a.v[1], key, a.keys, a.width);
         copy_commit();
+        const u32 kept = drops.template rows_of_queries<KEYS / 8>(batch, head, own_first + lane / 4, key + lane % 4 * 2);
         copy_wait<0>();
         __syncthreads();
         float s[KEYS / 8][4] = {}, dp[KEYS / 8][4] = {};
@@ -236,7 +236,7 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
                 lse = row_lse[e / 2];
                 delta = row_delta[e / 2];
             },
-            [&](int n, int e) { return drops.factor(rows[e / 2] + drops.column(key + n * 8 + lane % 4 * 2 + e % 2)); });
+            [&](int n, int e) { return drops.factor(kept, 4 * n + e); });
         multiply_fragments<D, KEYS / 8>(result, dp, k_tile);
         __syncthreads();
     }
@@ -260,7 +260,6 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
     load_rows<D, ROWS>(k_tile, k, a.k[1], first, a.keys, a.width);
     load_rows<D, ROWS>(v_tile, v, a.v[1], first, a.keys, a.width);
     float dk_sum[D / 8][4] = {}, dv_sum[D / 8][4] = {};
-    const u64 columns[2] = {drops.column(own_first + lane / 4), drops.column(own_first + lane / 4 + 8)};
     const i64 per_group = a.heads / a.groups;
     // The first query that sees one of these keys.
     i64 begin = a.causal ? first - (a.keys - a.queries) : 0;
@@ -273,6 +272,7 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
             load_rows<D, QUERIES>(q_tile, q_head, a.q[1], query, a.queries, a.width);
             load_rows<D, QUERIES>(dout_tile, dout_head, a.dout[1], query, a.queries, a.width);
             copy_commit();
+            const u32 kept = drops.template rows_of_keys<QUERIES / 8>(batch, head, own_first + lane / 4, query + lane % 4 * 2);
             if (threadIdx.x < QUERIES) {
                 const i64 at = statistics + (query + threadIdx.x < a.queries ? query + threadIdx.x : 0);
                 lse_tile[threadIdx.x] = lse[at];
@@ -290,9 +290,7 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
                     lse = lse_tile[n * 8 + lane % 4 * 2 + e % 2];
                     delta = delta_tile[n * 8 + lane % 4 * 2 + e % 2];
                 },
-                [&](int n, int e) {
-                    return drops.factor(drops.row(batch, head, query + n * 8 + lane % 4 * 2 + e % 2) + columns[e / 2]);
-                });
+                [&](int n, int e) { return drops.factor(kept, 4 * n + e); });
             multiply_fragments<D, QUERIES / 8>(dv_sum, s, dout_tile);
             multiply_fragments<D, QUERIES / 8>(dk_sum, dp, q_tile);
             __syncthreads();

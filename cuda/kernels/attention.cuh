@@ -20,25 +20,52 @@ INLINE bool visible(const Attention& a, i64 query, i64 key) {
 }
 
 // Factors of the probabilities, 0 or what makes up for it: element (sample, head, query, key) of the global tensor is
-// kept where its random bits are larger than `last_dropped`. A row is that of a query's keys.
+// kept where its random bits are larger than `last_dropped`.
+//
+// Which elements of a tile are kept is drawn before its scores are there, as bits, so that the numbers of both need not
+// be in registers at once: bit 4 n + e for element e of column tile n, whose rows and columns are those of a fragment.
 struct KeepAll {
-    INLINE u64 row(i64, i64, i64) const { return 0; }
-    INLINE u64 column(i64) const { return 0; }
-    INLINE A factor(u64) { return A(1); }
+    INLINE A factor(i64, i64, i64, i64) const { return A(1); }
+    template <int N> INLINE u32 rows_of_queries(i64, i64, i64, i64) const { return 0; }
+    template <int N> INLINE u32 rows_of_keys(i64, i64, i64, i64) const { return 0; }
+    INLINE A factor(u32, int) const { return A(1); }
 };
 struct DropSome {
-    Draws draws;
+    u64 key;
+    const Step* step;
     u32 last_dropped;
     A scale;
     const Place& place;
     INLINE DropSome(u64 key, const Step* step, u32 last_dropped, double scale, const Place& place)
-        : draws(key, step->number), last_dropped(last_dropped), scale((A)scale), place(place) {}
+        : key(key), step(step), last_dropped(last_dropped), scale((A)scale), place(place) {}
     INLINE u64 coordinate(int d, i64 local) const { return global_coordinate(place, d, local) * place.dim[d].stride; }
     INLINE u64 row(i64 batch, i64 head, i64 query) const {
         return coordinate(0, batch) + coordinate(1, head) + coordinate(2, query);
     }
-    INLINE u64 column(i64 key) const { return coordinate(3, key); }
-    INLINE A factor(u64 index) { return draws.at(index) > last_dropped ? scale : A(0); }
+    INLINE A factor(i64 batch, i64 head, i64 query, i64 own_key) const {
+        Draws draws(key, step->number);
+        return draws.at(row(batch, head, query) + coordinate(3, own_key)) > last_dropped ? scale : A(0);
+    }
+    // Of the rows `query` and `query` + 8, and the columns from `first_key` on.
+    template <int N> INLINE u32 rows_of_queries(i64 batch, i64 head, i64 query, i64 first_key) const {
+        const u64 rows[2] = {row(batch, head, query), row(batch, head, query + 8)};
+        return draw<N>([&](int n, int e) { return rows[e / 2] + coordinate(3, first_key + n * 8 + e % 2); });
+    }
+    // Of the rows `own_key` and `own_key` + 8, and the columns from `first_query` on.
+    template <int N> INLINE u32 rows_of_keys(i64 batch, i64 head, i64 own_key, i64 first_query) const {
+        const u64 keys[2] = {coordinate(3, own_key), coordinate(3, own_key + 8)};
+        return draw<N>([&](int n, int e) { return row(batch, head, first_query + n * 8 + e % 2) + keys[e / 2]; });
+    }
+    template <int N, class Index> INLINE u32 draw(Index index) const {
+        Draws draws(key, step->number);
+        u32 kept = 0;
+#pragma unroll 1
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) kept |= (u32)(draws.at(index(n, e)) > last_dropped) << (4 * n + e);
+        return kept;
+    }
+    INLINE A factor(u32 kept, int bit) const { return kept >> bit & 1 ? scale : A(0); }
 };
 
 // delta_i = dout_i . out_i (batch, heads, queries): a warp for each.

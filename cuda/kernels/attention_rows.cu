@@ -50,7 +50,6 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, A* lse, const At
     __syncwarp();
     const i64 end = key_end(a, query);
     A max = -real::infinity<A>(), sum = A(0), result[PER_LANE] = {};
-    const u64 drops_row = drops.row(batch, head, query);
     for (i64 key = 0; key < end; key += 32) {
         const i64 own = key + lane;
         const A s = own < end ? (A)a.scale * dot(row, k + own * a.k[1], a.width) : -real::infinity<A>();
@@ -60,7 +59,7 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, A* lse, const At
         sum = sum * shrink + join_warp(p, Plus());
 #pragma unroll
         for (int r = 0; r < PER_LANE; r++) result[r] *= shrink;
-        add_rows(result, p * drops.factor(drops_row + drops.column(own)), v + key * a.v[1], a.v[1], end - key, a.width);
+        add_rows(result, p * drops.factor(batch, head, query, own), v + key * a.v[1], a.v[1], end - key, a.width);
     }
     store_row(out + batch * a.out[0] + query * a.out[1] + head * a.out[2], result, sum > A(0) ? A(1) / sum : A(0), a.width);
     if (lane == 0) lse[(batch * a.heads + head) * a.queries + query] = sum > A(0) ? max + real::ln(sum) : -real::infinity<A>();
@@ -81,13 +80,12 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
     __syncwarp();
     const i64 end = key_end(a, query);
     A result[PER_LANE] = {};
-    const u64 drops_row = drops.row(batch, head, query);
     for (i64 key = 0; key < end; key += 32) {
         const i64 own = key + lane;
         A ds = A(0);
         if (own < end) {
             const A p = real::exp((A)a.scale * dot(q_row, k + own * a.k[1], a.width) - lse[at]);
-            const A m = drops.factor(drops_row + drops.column(own));
+            const A m = drops.factor(batch, head, query, own);
             ds = p * (m * dot(dout_row, v + own * a.v[1], a.width) - delta[at]);
         }
         add_rows(result, ds, k + key * a.k[1], a.k[1], end - key, a.width);
@@ -115,7 +113,7 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
             A p = A(0), ds = A(0);
             if (visible(a, own, key)) {
                 p = real::exp((A)a.scale * dot(k_row, q_head + own * a.q[1], a.width) - lse[at]);
-                const A m = drops.factor(drops.row(batch, head, own) + drops.column(key));
+                const A m = drops.factor(batch, head, own, key);
                 ds = p * (m * dot(v_row, dout_head + own * a.dout[1], a.width) - delta[at]);
                 p *= m;
             }

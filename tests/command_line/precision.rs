@@ -6,21 +6,26 @@ use super::{ferrotron, folder_with_text, succeeded, train};
 #[test]
 fn a_run_goes_on_in_another_precision() {
     let folder = folder_with_text();
-    let runs: [(&str, &[&str], &[&[&str]]); 2] = [
-        (
-            "bf16",
-            &["--bf16", "--grad-reduce-in-bf16", "--no-master-weights", "--stochastic-rounding"],
-            &[&["--bf16"], &["--fp16"], &["--dtype", "f16"], &["--dtype=f32"]],
-        ),
-        ("f32", &["--saved-activations-dtype", "bf16"], &[&["--bf16"], &["--fp16"]]),
-    ];
-    for (name, start, others) in runs {
+    let bf16: &[&str] =
+        &["--bf16", "--grad-reduce-in-bf16", "--no-master-weights", "--stochastic-rounding"];
+    let f32: &[&str] = &["--saved-activations-dtype", "bf16"];
+    for (name, start) in [("bf16", bf16), ("f32", f32)] {
         succeeded(train(folder.path(), &[start, &["--save", name]].concat()));
-        for (i, other) in others.iter().enumerate() {
-            let save = format!("{name}-{i}");
-            let go_on = ["train", "--load", name, "--train-iters", "22", "--save", &save];
-            succeeded(ferrotron(folder.path(), &[&go_on[..], other].concat()));
-        }
+    }
+    for (number, (name, other)) in [
+        ("bf16", &["--bf16"][..]),
+        ("bf16", &["--fp16"]),
+        ("bf16", &["--dtype", "f16"]),
+        ("bf16", &["--dtype=f32"]),
+        ("f32", &["--bf16"]),
+        ("f32", &["--fp16"]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let save = format!("run-{number}");
+        let go_on = ["train", "--load", name, "--train-iters", "22", "--save", &save];
+        succeeded(ferrotron(folder.path(), &[&go_on[..], other].concat()));
     }
     // What is typed with it is not.
     let go_on = ["train", "--load", "bf16", "--fp16", "--grad-reduce-in-bf16"];

@@ -23,6 +23,13 @@ const ARCHITECTURES: [Architecture; 3] = [
 const STACK: &[(&str, &str)] = &[
     ("adamw_master_f32", RARE),
     ("adamw_master_wide_f32", RARE),
+    ("attention_backward_keys_dropout_64_bf16", DROPOUT),
+    ("attention_backward_keys_dropout_64_f16", DROPOUT),
+    ("attention_backward_keys_dropout_128_bf16", DROPOUT),
+    ("attention_backward_keys_dropout_128_f16", DROPOUT),
+    ("attention_backward_queries_dropout_128_bf16", DROPOUT),
+    ("attention_backward_queries_dropout_128_f16", DROPOUT),
+    ("attention_rows_backward_queries_dropout_f64", DROPOUT),
     ("attention_rows_f64", RARE),
     ("exp_f64", RARE),
     ("log_softmax_backward_f64", RARE),
@@ -32,6 +39,10 @@ const STACK: &[(&str, &str)] = &[
 
 /// Division, root and the f64 functions leave rare arguments to a subroutine.
 const RARE: &str = "8 or 16 bytes are put aside around a subroutine for rare arguments";
+
+/// A tile's sums take nearly all registers, and what is dropped is drawn beside them.
+const DROPOUT: &str =
+    "some of the tile's addresses, 80 bytes at most, are put aside while random numbers are drawn";
 
 #[test]
 fn every_kernel_becomes_a_cubin_without_spills() {

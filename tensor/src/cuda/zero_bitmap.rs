@@ -47,7 +47,9 @@ pub(crate) fn expand(packed: &Tensor, y: &mut Tensor) -> Result<()> {
     let (device, n, size) = (packed.device(), y.numel(), y.dtype().size());
     let (head, dtype) = (mask_bytes(n), by_size(y.dtype()));
     let values = packed.numel().checked_sub(head).filter(|bytes| bytes % size == 0);
-    let (Some(bytes), true) = (values, packed.is_contiguous() && packed.address() % 8 == 0) else {
+    let (Some(bytes), true) =
+        (values, packed.is_contiguous() && packed.address().is_multiple_of(8))
+    else {
         let message = format!("{} bytes are not {n} elements", packed.numel());
         return Err(Error::shape("zero_bitmap", message));
     };
