@@ -37,12 +37,12 @@ fn public_functions(text: &str) -> impl Iterator<Item = &str> {
 fn every_operation_has_a_row() {
     let table = table();
     let rows: BTreeSet<&str> = table.iter().map(|case| case.op).collect();
-    // These two take any row of the pointwise table, each of which has one here.
-    let by_row = ["apply_unary", "apply_binary"];
+    // Two take any row of the pointwise table, each of which has one here; one asks a loss for the number of its tokens.
+    let others = ["apply_unary", "apply_binary", "counted"];
     let mut missing = Vec::new();
     for (file, text) in &sources() {
         let found: Vec<&str> = public_functions(text).collect();
-        let missed = found.iter().filter(|op| !rows.contains(*op) && !by_row.contains(op));
+        let missed = found.iter().filter(|op| !rows.contains(*op) && !others.contains(op));
         missing.extend(missed.map(|op| format!("{file}: {op}")));
         if found.is_empty() && file != "mod.rs" {
             missing.push(format!("{file}: no operation found"));

@@ -61,7 +61,7 @@ fn operands_may_lie_in_any_way() -> Result<()> {
     let Some(device) = gpu("operands_may_lie_in_any_way")? else { return Ok(()) };
     for [m, n, k] in [[6, 4, 5], [1, 3, 4], [3, 1, 4], [4, 3, 1]] {
         let count = views(&device, DType::F32, [m, k], 1)?.len();
-        for (i, j) in (0..count).flat_map(|i| (0..count).map(move |j| (i, j))) {
+        for (i, j) in (0..count).flat_map(|i| [(i, 0), (0, i), (i, i)]) {
             let names = views(&device, DType::F32, [m, k], 1)?;
             let what = format!("{} x {} of {m} {n} {k}", names[i].0, names[j].0);
             same(&what, &device, |device| {

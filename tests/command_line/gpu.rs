@@ -1,0 +1,93 @@
+//! The program on a GPU, for which a stand-in is here.
+
+use super::{TINY, folder_with_text};
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// Runs the program where it finds the stand-in's libraries, and nothing of the machine's.
+fn ferrotron(folder: &Path, arguments: &[&str]) -> Output {
+    let libraries = ferrotron_cuda_stand_in::folder();
+    Command::new(env!("CARGO_BIN_EXE_ferrotron"))
+        .current_dir(folder)
+        .args(arguments)
+        .env("XDG_CACHE_HOME", libraries.join("cache"))
+        .env("FERROTRON_CUDA_PATH", libraries)
+        .output()
+        .expect("the program starts")
+}
+
+fn lines(folder: &Path, arguments: &[&str]) -> (String, String) {
+    let output = ferrotron(folder, arguments);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{arguments:?}: {error}");
+    (String::from_utf8_lossy(&output.stdout).into_owned(), error)
+}
+
+#[test]
+fn a_run_moves_between_devices() {
+    if !ferrotron_cuda_stand_in::available("a_run_moves_between_devices") {
+        return;
+    }
+    let folder = folder_with_text();
+    let here = folder.path();
+    // What a step does shall not depend on how many follow.
+    let started = |save, more: &[&str]| {
+        let constant = ["--lr-decay-style", "constant", "--sample-length", "0"];
+        let words = ["train", "--data", "text.txt", "--save", save];
+        lines(here, &[&words[..], TINY, &constant, more].concat())
+    };
+    let losses = |run: &str| -> Vec<f64> {
+        let text = std::fs::read_to_string(here.join(run).join("metrics.jsonl")).unwrap();
+        let steps = text.lines().map(|line| serde_json::from_str(line).unwrap());
+        steps.filter_map(|line: serde_json::Value| line["loss"].as_f64()).collect()
+    };
+    // Five steps there, as many here; what is made of them does not depend on where they were taken.
+    let (_, told) = started("run", &["--device", "cuda:1", "--train-iters", "5"]);
+    assert!(told.contains("cuda:1"), "{told}");
+    let goes_on = ["train", "--load", "run", "--train-iters", "10", "--sample-length", "0"];
+    let (_, told) = lines(here, &goes_on);
+    assert!(told.contains("1 thread"), "a checkpoint does not remember the device: {told}");
+    started("whole", &["--train-iters", "10"]);
+    let (moved, whole) = (losses("run"), losses("whole"));
+    assert_eq!((moved.len(), whole.len()), (10, 10));
+    for (step, (moved, whole)) in moved.iter().zip(&whole).enumerate() {
+        assert!((moved / whole - 1.0).abs() < 1e-5, "step {step}: {moved}, want {whole}");
+    }
+
+    let eval = |device: &str| -> f64 {
+        let (text, _) = lines(here, &["eval", "--load", "run", "--json", "--device", device]);
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()["loss"].as_f64().unwrap()
+    };
+    let (there, here_too) = (eval("cuda"), eval("cpu"));
+    assert!((there / here_too - 1.0).abs() < 1e-5, "{there}, want {here_too}");
+    let generate = |device: &str| {
+        let words = ["generate", "--load", "run", "--prompt", "line", "--max-new-tokens", "8"];
+        lines(here, &[&words[..], &["--temperature", "0", "--device", device]].concat()).0
+    };
+    assert_eq!(generate("cuda:0"), generate("cpu"));
+}
+
+#[test]
+fn ranks_share_a_gpu_and_its_memory() {
+    if !ferrotron_cuda_stand_in::available("ranks_share_a_gpu_and_its_memory") {
+        return;
+    }
+    let folder = folder_with_text();
+    let two = ["--nproc", "2", "--tensor-model-parallel-size", "2", "--device", "cuda:0"];
+    let short = ["--train-iters", "2", "--sample-length", "0"];
+    let train = [&["train", "--data", "text.txt"], TINY, &short].concat();
+    lines(folder.path(), &[&train[..], &two].concat());
+
+    let refused = |arguments: &[&str]| {
+        let output = ferrotron(folder.path(), arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    // The stand-in's GPUs have 4 GiB, and there are eight.
+    let large = ["memory", "--preset", "gpt2-774m", "--device", "cuda"];
+    let told = refused(&large);
+    assert!(told.contains("more than the 4") && told.contains("that the GPU has"), "{told}");
+    let told = refused(&[&train[..], &["--nproc", "9", "--device", "cuda"]].concat());
+    assert!(told.contains("there is no GPU 8, only 8 GPUs; --device cuda:0"), "{told}");
+    assert_eq!(told.lines().count(), 1, "{told}");
+}
