@@ -5,6 +5,7 @@ use ferrotron_nn::{Axis, Context, Extent};
 use ferrotron_parallel::data_parallel::DataParallel;
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::pipeline::PipelineModel;
+use ferrotron_tensor::ops::pointwise::add_assign;
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 
 use crate::data::Batch;
@@ -18,9 +19,9 @@ pub(crate) struct StageModel<'a> {
     microbatches: Vec<Microbatch>,
     /// Whether this rank's losses count: one of those along the tensor axis, which all have the same.
     counts: bool,
-    /// The summed loss of each micro-batch that ended here. They are read when the step is given, so that a GPU never
-    /// waits for the host.
-    sums: Vec<Tensor>,
+    /// The summed loss of the micro-batches that ended here, in f64. It is read when the step is given, so that a GPU
+    /// never waits for the host.
+    sum: Tensor,
 }
 
 struct Microbatch {
@@ -48,7 +49,8 @@ impl<'a> StageModel<'a> {
             data_parallel: None,
             microbatches: batches.iter().map(microbatch).collect::<Result<_>>()?,
             counts: mesh.axis(Axis::Tensor).rank() == 0,
-            sums: Vec::new(),
+            // Written by the host: a dry device adds nothing.
+            sum: Tensor::full(device, DType::F64, &[], 0.0)?,
         })
     }
 
@@ -61,7 +63,7 @@ impl<'a> StageModel<'a> {
     /// The summed loss of what ran here; the world's sum of it is that of the global batch.
     pub fn loss(&self) -> Result<f64> {
         match self.counts {
-            true => self.sums.iter().map(Tensor::item).sum(),
+            true => self.sum.item(),
             false => Ok(0.0),
         }
     }
@@ -83,7 +85,7 @@ impl PipelineModel for StageModel<'_> {
             return Ok(x);
         }
         let sum = gpt.head_loss(&x, targets)?.sum;
-        self.sums.push(sum.value().clone());
+        add_assign(&mut self.sum, &sum.value().cast(DType::F64)?)?;
         Ok(sum)
     }
 

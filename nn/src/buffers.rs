@@ -102,7 +102,7 @@ impl ParamBuffers {
     /// Sum of the squares of all gradients that this rank updates, in f64.
     pub fn sq_norm(&self) -> Result<f64> {
         let Some(first) = self.params().next() else { return Ok(0.0) };
-        let mut total = Tensor::zeros(first.leaf().device(), DType::F64, &[1])?;
+        let mut total = Tensor::full(first.leaf().device(), DType::F64, &[1], 0.0)?;
         self.groups.iter().try_for_each(|group| group.add_sq_norm(&mut total))?;
         total.item()
     }

@@ -299,7 +299,8 @@ impl DataParallel {
     pub fn grad_norm(&self) -> Result<f64> {
         let shared = &self.shared;
         let device = self.buffers().groups()[0].params[0].leaf().device().clone();
-        let mut sum = Tensor::zeros(&device, DType::F64, &[1])?;
+        // Written by the host: a dry device adds nothing, and its norm is a number.
+        let mut sum = Tensor::full(&device, DType::F64, &[1], 0.0)?;
         for group in shared.buffers.groups().iter().filter(|group| shared.counts(group.replicated))
         {
             group.add_sq_norm(&mut sum)?;
