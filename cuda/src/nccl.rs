@@ -1,6 +1,8 @@
 //! NCCL: collectives between GPUs. Nothing here waits: communicators do not block, so that whoever has one can look for
 //! dead peers meanwhile, and give up.
 
+mod functions;
+
 use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -11,9 +13,8 @@ use crate::kernels::ElementType;
 use crate::library::{Kind, Library, Search};
 use crate::stream::Stream;
 use crate::{Error, Result};
+use functions::{Functions, Status};
 
-/// `ncclResult_t`, of which later versions may have more values than are known here.
-type Status = c_int;
 const SUCCESS: Status = 0;
 const IN_PROGRESS: Status = 7;
 
@@ -29,82 +30,6 @@ pub enum Reduction {
     Max,
 }
 
-/// The functions that are called. The binding's own loader asks for `libnccl.so` only, which packages do not have.
-#[derive(Debug, Clone, Copy)]
-struct Functions {
-    get_unique_id: unsafe extern "C" fn(*mut ncclUniqueId) -> Status,
-    init: unsafe extern "C" fn(
-        *mut ncclComm_t,
-        c_int,
-        ncclUniqueId,
-        c_int,
-        *mut ncclConfig_t,
-    ) -> Status,
-    async_error: unsafe extern "C" fn(ncclComm_t, *mut Status) -> Status,
-    finalize: unsafe extern "C" fn(ncclComm_t) -> Status,
-    destroy: unsafe extern "C" fn(ncclComm_t) -> Status,
-    abort: unsafe extern "C" fn(ncclComm_t) -> Status,
-    error_string: unsafe extern "C" fn(Status) -> *const c_char,
-    last_error: unsafe extern "C" fn(ncclComm_t) -> *const c_char,
-    group_start: unsafe extern "C" fn() -> Status,
-    group_end: unsafe extern "C" fn() -> Status,
-    all_reduce: Reduce,
-    reduce_scatter: Reduce,
-    all_gather: unsafe extern "C" fn(
-        *const c_void,
-        *mut c_void,
-        usize,
-        ncclDataType_t,
-        ncclComm_t,
-        *mut c_void,
-    ) -> Status,
-    broadcast: unsafe extern "C" fn(
-        *const c_void,
-        *mut c_void,
-        usize,
-        ncclDataType_t,
-        c_int,
-        ncclComm_t,
-        *mut c_void,
-    ) -> Status,
-    reduce: unsafe extern "C" fn(
-        *const c_void,
-        *mut c_void,
-        usize,
-        ncclDataType_t,
-        ncclRedOp_t,
-        c_int,
-        ncclComm_t,
-        *mut c_void,
-    ) -> Status,
-    send: unsafe extern "C" fn(
-        *const c_void,
-        usize,
-        ncclDataType_t,
-        c_int,
-        ncclComm_t,
-        *mut c_void,
-    ) -> Status,
-    recv: unsafe extern "C" fn(
-        *mut c_void,
-        usize,
-        ncclDataType_t,
-        c_int,
-        ncclComm_t,
-        *mut c_void,
-    ) -> Status,
-}
-
-type Reduce = unsafe extern "C" fn(
-    *const c_void,
-    *mut c_void,
-    usize,
-    ncclDataType_t,
-    ncclRedOp_t,
-    ncclComm_t,
-    *mut c_void,
-) -> Status;
-
 /// The library.
 #[derive(Debug)]
 pub struct Nccl {
@@ -118,28 +43,7 @@ impl Nccl {
     /// Errors, naming the remedy, if it is missing or too old.
     pub fn load(search: &Search) -> Result<Arc<Nccl>> {
         let library = search.load(Kind::Nccl)?;
-        // SAFETY: the types are those of nccl.h, and the library stays as long as its functions.
-        let functions = unsafe {
-            Functions {
-                get_unique_id: library.function("ncclGetUniqueId")?,
-                init: library.function("ncclCommInitRankConfig")?,
-                async_error: library.function("ncclCommGetAsyncError")?,
-                finalize: library.function("ncclCommFinalize")?,
-                destroy: library.function("ncclCommDestroy")?,
-                abort: library.function("ncclCommAbort")?,
-                error_string: library.function("ncclGetErrorString")?,
-                last_error: library.function("ncclGetLastError")?,
-                group_start: library.function("ncclGroupStart")?,
-                group_end: library.function("ncclGroupEnd")?,
-                all_reduce: library.function("ncclAllReduce")?,
-                reduce_scatter: library.function("ncclReduceScatter")?,
-                all_gather: library.function("ncclAllGather")?,
-                broadcast: library.function("ncclBroadcast")?,
-                reduce: library.function("ncclReduce")?,
-                send: library.function("ncclSend")?,
-                recv: library.function("ncclRecv")?,
-            }
-        };
+        let functions = Functions::of(&library)?;
         Ok(Arc::new(Nccl { functions, _library: library }))
     }
 

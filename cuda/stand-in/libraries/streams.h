@@ -1,0 +1,121 @@
+// Streams of the stand-in for NVIDIA's driver: what is given waits until somebody waits for it, and may be recorded.
+#pragma once
+#include <stdint.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace {
+struct Stream;
+struct Work {
+    std::function<void()> run;
+    std::function<bool()> ready = {};  // whether it may run yet, if that is not certain
+};
+// What was given to streams while they were recorded: a lane for each stream, in which pieces are work or wait for another
+// lane. As in streams, the work of a lane is done when somebody waits for it.
+struct Graph {
+    struct Piece { std::function<void()> work; size_t lane, number; };
+    std::vector<std::vector<Piece>> lanes;
+    std::vector<Stream*> streams;  // empty once the recording has ended
+
+    // Does the lane's first pieces; `done` counts what each lane has done.
+    void run(std::vector<size_t>& done, size_t lane, size_t number, bool works) const {
+        while (done[lane] < number) {
+            const Piece& piece = lanes[lane][done[lane]++];
+            if (!piece.work) run(done, piece.lane, piece.number, works);
+            else if (works) piece.work();
+        }
+    }
+};
+struct Event {
+    Stream* stream = nullptr;
+    uint64_t number = 0;
+    std::shared_ptr<Graph> graph = nullptr;  // of a moment of a recording
+    size_t lane = 0;
+};
+struct Stream {
+    std::deque<Work> work;
+    uint64_t given = 0, done = 0;
+    std::shared_ptr<Graph> graph = nullptr;  // what is given is recorded here
+    size_t lane = 0;
+    bool busy = false;  // its next piece is being asked whether it may run
+};
+std::recursive_mutex lock;
+int running = 0;                       // nested work
+std::map<char*, size_t> mapped;        // granules with memory
+
+// Opens or closes the memory of the GPU to everybody.
+void protect(int protection) {
+    char* start = nullptr;
+    size_t length = 0;
+    auto flush = [&] { if (length) mprotect(start, length, protection); };
+    for (auto& [at, size] : mapped) {
+        if (start + length != at) { flush(); start = at; length = 0; }
+        length += size;
+    }
+    flush();
+}
+
+// The next piece of a stream's work; false if it may not run yet.
+bool advance(Stream* stream) {
+    auto& [run, ready] = stream->work.front();
+    if (ready) {
+        stream->busy = true;
+        const bool may = ready();
+        stream->busy = false;
+        if (!may) return false;
+    }
+    auto work = std::move(run);
+    stream->work.pop_front();
+    work();
+    stream->done++;
+    return true;
+}
+
+// Does a stream's work until so many pieces are done; false if one may not run yet. The memory is opened once for all of
+// them: that takes longer than most of them.
+bool finish(Stream* stream, uint64_t number) {
+    if (stream->done >= number || stream->work.empty()) return true;
+    if (stream->busy) return false;
+    if (running++ == 0) protect(PROT_READ | PROT_WRITE);
+    bool may = true;
+    while (may && stream->done < number && !stream->work.empty()) may = advance(stream);
+    if (--running == 0) protect(PROT_NONE);
+    return may;
+}
+
+// The same for whoever waits for it.
+void wait_for(Stream* stream, uint64_t number) {
+    for (;;) {
+        {
+            std::lock_guard<std::recursive_mutex> guard(lock);
+            if (finish(stream, number)) return;
+        }
+        usleep(50);  // another rank's thread is to give its part
+    }
+}
+
+int give(Stream* stream, std::function<void()> work) {
+    if (stream->graph) {
+        stream->graph->lanes[stream->lane].push_back({std::move(work), 0, 0});
+    } else {
+        stream->work.push_back({std::move(work)});
+        stream->given++;
+    }
+    return 0;
+}
+
+// From now on the stream's work is recorded.
+void join(Stream* stream, const std::shared_ptr<Graph>& graph) {
+    stream->graph = graph;
+    stream->lane = graph->lanes.size();
+    graph->lanes.emplace_back();
+    graph->streams.push_back(stream);
+}
+}  // namespace
