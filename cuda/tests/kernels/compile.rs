@@ -21,6 +21,8 @@ const ARCHITECTURES: [Architecture; 3] = [
 
 /// Kernels that keep something in memory, and why that is right.
 const STACK: &[(&str, &str)] = &[
+    ("adamw_master_bf16", RARE),
+    ("adamw_master_f16", RARE),
     ("adamw_master_f32", RARE),
     ("adamw_master_wide_f32", RARE),
     ("attention_backward_keys_dropout_64_bf16", DROPOUT),
