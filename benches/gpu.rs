@@ -4,12 +4,14 @@
 //! Sizes are those of GPT-2 124M with 32 sequences of 1024 tokens, and 8192 for the product.
 
 use ferrotron::cuda::gpu::GpuConfig;
+use ferrotron::tensor::ops::adamw::{AdamW, adamw};
 use ferrotron::tensor::ops::attention::{
     AttentionConfig, attention, attention_backward_packed, split_packed,
 };
 use ferrotron::tensor::ops::layer_norm::{layer_norm, layer_norm_backward};
 use ferrotron::tensor::ops::matmul::{Accum, matmul_into};
 use ferrotron::tensor::ops::random::normal;
+use ferrotron::tensor::ops::step::{Step, StepNumbers};
 use ferrotron::tensor::{Place, RandomKey};
 use ferrotron::{DType, Device, Result, Tensor};
 use std::time::Instant;
@@ -28,7 +30,8 @@ fn main() -> Result<()> {
     copies(&device)?;
     products(&device)?;
     attentions(&device)?;
-    norms(&device)
+    norms(&device)?;
+    optimizer(&device)
 }
 
 fn random(device: &Device, dims: &[usize]) -> Result<Tensor> {
@@ -119,5 +122,19 @@ fn norms(device: &Device) -> Result<()> {
     })?;
     report(device, "layer norm backward", gigabytes(3 * bytes), || {
         layer_norm_backward(&y, &x, &mean, &rstd, &weight).map(drop)
+    })
+}
+
+/// Master weights with copies in bf16, gradients in f32.
+fn optimizer(device: &Device) -> Result<()> {
+    let numbers = |dtype, value| Tensor::full(device, dtype, &[124_000_000], value);
+    let f32s = |value| numbers(DType::F32, value);
+    let (mut w, g, mut m, mut v) = (f32s(0.1)?, f32s(0.01)?, f32s(0.0)?, f32s(0.0)?);
+    let mut copy = numbers(DType::BF16, 0.1)?;
+    let step = Step::new(device, &StepNumbers { update: 1, lr: 1e-4, grad_scale: 1.0 })?;
+    // Weights and moments are read and written, gradients read, copies written.
+    let work = gigabytes(7 * g.buffer_bytes() + copy.buffer_bytes());
+    report(device, "adamw", work, || {
+        adamw(&AdamW::default(), &step, &mut w, &g, &mut m, &mut v, Some(&mut copy))
     })
 }
