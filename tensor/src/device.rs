@@ -17,8 +17,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::{Dispatch, dispatcher};
 
-use crate::cuda;
 use crate::ops::rows::{SERIAL, for_rows};
+use crate::ops::table::kernel_rows;
 use crate::pool::{Backing, MemoryStats, Pool};
 use crate::{Error, MemoryKind, Result};
 
@@ -96,7 +96,7 @@ impl Device {
     ///
     /// Errors, naming the remedy, if the driver, a library or the GPU is missing.
     pub fn cuda(config: &GpuConfig) -> Result<Device> {
-        let gpu = Arc::new(Gpu::new(config, cuda::rows()).map_err(Error::of_gpu)?);
+        let gpu = Arc::new(Gpu::new(config, kernel_rows()).map_err(Error::of_gpu)?);
         let (backing, host) = (Backing::Gpu(gpu.clone()), Backing::Pinned(gpu.clone()));
         Ok(Self::with(Workers::Gpu(gpu), backing, host))
     }

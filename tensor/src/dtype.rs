@@ -5,6 +5,7 @@
 //! [`Element::Acc`] (16-bit and f32 -> f32, f64 -> f64).
 
 use bytemuck::Pod;
+use ferrotron_cuda::kernels::ElementType;
 use half::{bf16, f16};
 use std::fmt;
 
@@ -66,6 +67,21 @@ impl DType {
             DType::BF16 => 0.0078125,   // 2^-7
             DType::F16 => 0.0009765625, // 2^-10
             _ => 0.0,
+        }
+    }
+}
+
+impl From<DType> for ElementType {
+    /// The type that kernels of a GPU know it by.
+    fn from(dtype: DType) -> ElementType {
+        match dtype {
+            DType::F64 => ElementType::F64,
+            DType::F32 => ElementType::F32,
+            DType::BF16 => ElementType::BF16,
+            DType::F16 => ElementType::F16,
+            DType::U8 => ElementType::U8,
+            DType::U32 => ElementType::U32,
+            DType::I64 => ElementType::I64,
         }
     }
 }

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::support::pointwise_rows;
+use ferrotron_tensor::ops::table::kernel_rows;
 
 /// A100, H100 and H200, B200.
 const ARCHITECTURES: [Architecture; 3] = [
@@ -54,7 +54,7 @@ fn every_kernel_becomes_a_cubin_without_spills() {
             return println!("skipped: every_kernel_becomes_a_cubin_without_spills: {error}");
         }
     };
-    let rows = pointwise_rows();
+    let rows = kernel_rows();
     let jobs: Vec<(&File, ElementType, Architecture)> = FILES
         .iter()
         .flat_map(|file| file.types.iter().map(move |&element| (file, element)))

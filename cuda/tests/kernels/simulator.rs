@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::PathBuf;
 
-use crate::support::pointwise_rows;
+use ferrotron_tensor::ops::table::kernel_rows;
 
 /// Set for a child process: names the mutant whose change is made to the kernels.
 pub const MUTANT: &str = "FERROTRON_TEST_MUTANT";
@@ -36,7 +36,7 @@ type LaunchFunction =
 impl Simulator {
     /// Builds `file`, or takes what was built from the same text.
     pub fn new(file: &File) -> Simulator {
-        let rows = if file.name == "pointwise" { pointwise_rows() } else { String::new() };
+        let rows = if file.name == "pointwise" { kernel_rows() } else { String::new() };
         let instances: Vec<String> = file
             .types
             .iter()

@@ -1,41 +1,14 @@
 //! What the kernels' tests share: inputs, conversions between tensors and memory, comparisons.
 
 use ferrotron_cuda::arguments::{IndexType, Layout, Place as DevicePlace, Step};
-use ferrotron_cuda::kernels::{self, BinaryRow, ElementType, UnaryRow};
-use ferrotron_tensor::ops::table::{Binary, Saves, Unary};
+use ferrotron_cuda::kernels::ElementType;
 use ferrotron_tensor::{DType, Device, Element, Place, RandomKey, Tensor, dispatch_any};
 use std::sync::OnceLock;
 
 pub const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
 
-/// The CPU's pointwise table as kernels.
-pub fn pointwise_rows() -> String {
-    let unary: Vec<_> = Unary::ALL
-        .iter()
-        .map(|op| {
-            let [value, derivative] = op.cuda();
-            let derivative = (op.saves() != Saves::Nothing).then_some(derivative);
-            UnaryRow { name: op.name(), value, derivative }
-        })
-        .collect();
-    let binary: Vec<_> = Binary::ALL
-        .iter()
-        .map(|op| {
-            let [value, lhs, rhs] = op.cuda();
-            let reads = op.reads().map(|operands| operands.contains(&true));
-            BinaryRow {
-                name: op.name(),
-                value,
-                derivatives: [reads[0].then_some(lhs), reads[1].then_some(rhs)],
-            }
-        })
-        .collect();
-    kernels::pointwise_rows(&unary, &binary)
-}
-
 pub fn element(dtype: DType) -> ElementType {
-    let name = dtype.to_string();
-    *ElementType::ALL.iter().find(|element| element.name() == name).unwrap()
+    dtype.into()
 }
 
 /// Relative error of storing in `dtype` what is computed in its accumulator.

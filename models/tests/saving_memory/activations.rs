@@ -1,7 +1,6 @@
 //! What backward needs, in host memory, in 16 bits, or without its zeros.
 
 use ferrotron_autograd::{PackingConfig, Zeros};
-use ferrotron_models::activation_bytes::Activations;
 use ferrotron_models::gpt::{
     ActivationKind, Recompute, RecomputeMethod, RecomputedAttention, RecomputedMlp, RegionInputs,
     SavedActivations,
@@ -14,7 +13,7 @@ use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{Category, DType, Result};
 
-use crate::blocks::{DISTRIBUTED, LAYOUTS, full, parts, pass};
+use crate::blocks::{DISTRIBUTED, LAYOUTS, activations, full, parts, pass};
 use crate::training::{BATCH, Case, SEQ_LENGTH, STEPS, cases, models};
 
 /// What blocks may compute again, without and with inputs that tensor-parallel ranks share.
@@ -60,14 +59,7 @@ fn blocks_keep_their_bytes_where_and_in_the_type_that_is_said() {
                     recomputations(tp, sequence).into_iter().map(move |how| (model, dtype, how))
                 })
             }) {
-                let activations = |dtype| Activations {
-                    model,
-                    dtype,
-                    batch: BATCH,
-                    positions: SEQ_LENGTH / cp,
-                    tensor: tp,
-                    sequence: if sequence == SequenceParallel::On { tp } else { 1 },
-                };
+                let activations = |dtype| activations(model, dtype, (tp, cp, sequence));
                 let regions = recompute.regions(LAYERS);
                 let whole = regions.last().map_or(0, |last| last.end);
                 let share = if recompute.inputs() == RegionInputs::Distributed { tp } else { 1 };

@@ -1,6 +1,7 @@
 //! A pass through the blocks of a model and back, and what they keep for it.
 
 use ferrotron_autograd::{Leaf, WeightGrads, backward};
+use ferrotron_models::activation_bytes::Activations;
 use ferrotron_models::gpt::{
     Gpt, GptConfig, GptPart, Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention,
     RecomputedMlp, RegionInputs, SavedActivations,
@@ -21,6 +22,22 @@ pub const LAYOUTS: [(usize, usize, SequenceParallel); 5] = [
     (1, 2, SequenceParallel::Off),
     (2, 2, SequenceParallel::On),
 ];
+
+/// What the formulas say of the blocks of `model` on a rank of one of these layouts.
+pub fn activations(
+    model: &GptConfig,
+    dtype: DType,
+    (tp, cp, sequence): (usize, usize, SequenceParallel),
+) -> Activations<'_> {
+    Activations {
+        model,
+        dtype,
+        batch: BATCH,
+        positions: SEQ_LENGTH / cp,
+        tensor: tp,
+        sequence: if sequence == SequenceParallel::On { tp } else { 1 },
+    }
+}
 
 /// Of one block each, with inputs that tensor-parallel ranks share.
 pub const DISTRIBUTED: Recompute = Recompute::Full {

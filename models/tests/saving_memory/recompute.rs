@@ -13,8 +13,8 @@ use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{DType, Result};
 
-use crate::blocks::{DISTRIBUTED, LAYOUTS, Pass, full, parts};
-use crate::training::{BATCH, Case, SEQ_LENGTH, gpt2, models};
+use crate::blocks::{DISTRIBUTED, LAYOUTS, Pass, activations, full, parts};
+use crate::training::{Case, gpt2, models};
 
 fn selections() -> [Recompute; 6] {
     use RecomputedAttention::{Core, Layer, None};
@@ -41,14 +41,7 @@ fn blocks_keep_the_bytes_of_the_formula() {
             let mesh = Mesh::new(&world, layout, sequence)?;
             for model in &models(LAYERS) {
                 for dtype in [DType::F32, DType::BF16] {
-                    let activations = Activations {
-                        model,
-                        dtype,
-                        batch: BATCH,
-                        positions: SEQ_LENGTH / cp,
-                        tensor: tp,
-                        sequence: if sequence == SequenceParallel::On { tp } else { 1 },
-                    };
+                    let activations = activations(model, dtype, (tp, cp, sequence));
                     let plain = pass(&mesh, model, dtype, Recompute::None)?.bits();
                     let fulls = [Recompute::FULL, full(RecomputeMethod::Block, 1)];
                     let parts = (sequence == SequenceParallel::Off).then_some(DISTRIBUTED);
@@ -102,14 +95,7 @@ fn the_number_of_regions_makes_the_bytes() {
     let mesh = Mesh::single();
     for (layers, best) in [(10, 10), (40, 20), (90, 30)] {
         let model = gpt2(layers);
-        let activations = Activations {
-            model: &model,
-            dtype: DType::F32,
-            batch: BATCH,
-            positions: SEQ_LENGTH,
-            tensor: 1,
-            sequence: 1,
-        };
+        let activations = activations(&model, DType::F32, (1, 1, SequenceParallel::Off));
         let (input, block) = (activations.input(), activations.block(RecomputeModules::NONE));
         let mut least = (usize::MAX, 0);
         for size in 1..=layers {

@@ -4,7 +4,7 @@ use bytemuck::NoUninit;
 use ferrotron_cuda::arguments::{self, IndexType, Layout};
 use ferrotron_cuda::cells::StepCell;
 use ferrotron_cuda::gpu::Gpu;
-use ferrotron_cuda::kernels::{ElementType, File};
+use ferrotron_cuda::kernels::File;
 use ferrotron_cuda::launch::{Dim3, Launch};
 use smallvec::SmallVec;
 
@@ -36,10 +36,10 @@ pub(crate) fn kernel<'a>(
     name: &'static str,
 ) -> Result<Kernel<'a>> {
     let gpu = device.gpu().ok_or_else(|| Error::device(name, "the device is no GPU"))?;
-    if File::named(file).is_some_and(|file| !file.types.contains(&element(dtype))) {
+    if File::named(file).is_some_and(|file| !file.types.contains(&dtype.into())) {
         return Err(Error::dtype(name, format!("there is no kernel for {dtype}")));
     }
-    let launch = gpu.kernel(file, element(dtype), name).map_err(Error::of_gpu)?;
+    let launch = gpu.kernel(file, dtype.into(), name).map_err(Error::of_gpu)?;
     Ok(Kernel { launch, device, gpu, step: None, error: None })
 }
 
@@ -172,19 +172,6 @@ impl Kernel<'_> {
             false => ([rows, 1, 1], [128, 1, 1]),
         };
         self.run(grid, block)
-    }
-}
-
-/// The type that kernels know a dtype by.
-pub(crate) fn element(dtype: DType) -> ElementType {
-    match dtype {
-        DType::F64 => ElementType::F64,
-        DType::F32 => ElementType::F32,
-        DType::BF16 => ElementType::BF16,
-        DType::F16 => ElementType::F16,
-        DType::U8 => ElementType::U8,
-        DType::U32 => ElementType::U32,
-        DType::I64 => ElementType::I64,
     }
 }
 

@@ -4,7 +4,6 @@ use ferrotron_cuda::cublaslt::{Matrices, Order, Product};
 use smallvec::SmallVec;
 
 use super::copy::{copy, fill_zero};
-use super::kernel::element;
 use crate::gemm::Accum;
 use crate::layout::{Dims, Layout};
 use crate::{Error, Result, Tensor};
@@ -87,8 +86,8 @@ fn products(
         let product = Product {
             batch: batch.0,
             sizes: [out.dim(-2)?, out.dim(-1)?, lhs.dim(-1)?],
-            operands: element(lhs.dtype()),
-            result: element(out.dtype()),
+            operands: lhs.dtype().into(),
+            result: out.dtype().into(),
             left: matrices(0, lhs.dtype(), left),
             right: matrices(1, rhs.dtype(), right),
             out: matrices(2, out.dtype(), (Order::Rows, leading)),

@@ -27,35 +27,7 @@ pub(crate) mod zero_bitmap;
 
 pub(crate) use kernel::{kernel, layout};
 
-use ferrotron_cuda::kernels::{BinaryRow, UnaryRow, pointwise_rows};
-
 use crate::Error;
-use crate::ops::table::{Binary, Saves, Unary};
-
-/// The pointwise table as kernels.
-pub(crate) fn rows() -> String {
-    let unary: Vec<_> = Unary::ALL
-        .iter()
-        .map(|op| {
-            let [value, derivative] = op.cuda();
-            let derivative = (op.saves() != Saves::Nothing).then_some(derivative);
-            UnaryRow { name: op.name(), value, derivative }
-        })
-        .collect();
-    let binary: Vec<_> = Binary::ALL
-        .iter()
-        .map(|op| {
-            let [value, lhs, rhs] = op.cuda();
-            let reads = op.reads().map(|operands| operands.contains(&true));
-            BinaryRow {
-                name: op.name(),
-                value,
-                derivatives: [reads[0].then_some(lhs), reads[1].then_some(rhs)],
-            }
-        })
-        .collect();
-    pointwise_rows(&unary, &binary)
-}
 
 impl Error {
     /// What the GPU side below tensors reports. Not `From`: with a second error that `?` takes, closures of users would

@@ -8,6 +8,8 @@
 //! Adding a row and a method of the same name in `pointwise.rs` makes a new operation; the gradient,
 //! the finite-difference check and the dtype tests follow from the table.
 
+use ferrotron_cuda::kernels::{self, BinaryRow as BinaryKernel, UnaryRow as UnaryKernel};
+
 use crate::Real;
 
 /// What the derivative of a unary row is computed from.
@@ -269,4 +271,29 @@ fn share<R: Real>(wins: bool, equal: bool) -> R {
     } else {
         R::ZERO
     }
+}
+
+/// The table as kernels of a GPU: the CUDA expressions of all rows.
+pub fn kernel_rows() -> String {
+    let unary: Vec<_> = Unary::ALL
+        .iter()
+        .map(|op| {
+            let [value, derivative] = op.cuda();
+            let derivative = (op.saves() != Saves::Nothing).then_some(derivative);
+            UnaryKernel { name: op.name(), value, derivative }
+        })
+        .collect();
+    let binary: Vec<_> = Binary::ALL
+        .iter()
+        .map(|op| {
+            let [value, lhs, rhs] = op.cuda();
+            let reads = op.reads().map(|operands| operands.contains(&true));
+            BinaryKernel {
+                name: op.name(),
+                value,
+                derivatives: [reads[0].then_some(lhs), reads[1].then_some(rhs)],
+            }
+        })
+        .collect();
+    kernels::pointwise_rows(&unary, &binary)
 }

@@ -3,7 +3,7 @@
 use ferrotron_cuda::kernels::ElementType;
 use ferrotron_cuda::nccl::{self, Communicator, Elements};
 use ferrotron_cuda::stream::Stream;
-use ferrotron_tensor::{DType, Error, Result};
+use ferrotron_tensor::{Error, Result};
 use std::ops::Range;
 use std::sync::PoisonError;
 
@@ -29,7 +29,7 @@ pub unsafe fn give(
     let (own, len) = (parts[rank].clone(), call.len);
     let equal = parts.iter().all(|part| part.len() == own.len());
     let others = || (0..size).filter(|&i| i != rank);
-    let element = element(call.dtype);
+    let element = ElementType::from(call.dtype);
     let bytes = call.dtype.size();
     let at = move |address: u64, part: &Range<usize>| Elements {
         address: address + (part.start * bytes) as u64,
@@ -199,17 +199,5 @@ fn of(reduction: Reduction) -> nccl::Reduction {
     match reduction {
         Reduction::Sum => nccl::Reduction::Sum,
         Reduction::Max => nccl::Reduction::Max,
-    }
-}
-
-fn element(dtype: DType) -> ElementType {
-    match dtype {
-        DType::F64 => ElementType::F64,
-        DType::F32 => ElementType::F32,
-        DType::BF16 => ElementType::BF16,
-        DType::F16 => ElementType::F16,
-        DType::U8 => ElementType::U8,
-        DType::U32 => ElementType::U32,
-        DType::I64 => ElementType::I64,
     }
 }
