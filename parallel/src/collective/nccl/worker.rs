@@ -135,9 +135,17 @@ impl Worker {
     /// Looks after calls that are under way.
     fn look(&mut self) -> Result<()> {
         while let Some(first) = self.under_way.front() {
-            if first.end.has_passed().map_err(Error::of_gpu)? {
-                self.under_way.pop_front();
-                continue;
+            match first.end.has_passed() {
+                Ok(true) => {
+                    self.under_way.pop_front();
+                    continue;
+                }
+                Ok(false) => {}
+                Err(error) => {
+                    // A GPU that has failed stays so: nothing more is to be heard of any call.
+                    self.under_way.clear();
+                    return Err(Error::of_gpu(error));
+                }
             }
             if self.failure.is_some() {
                 return Ok(()); // it was given up and is about to end
