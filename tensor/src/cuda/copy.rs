@@ -104,7 +104,7 @@ fn transposed(x: &Tensor) -> Option<[usize; 5]> {
         (&[batch], &[stride]) => (batch, stride),
         _ => return None,
     };
-    let fits = batch < 1 << 16 && rows < TILE << 16;
+    let fits = batch < 1 << 16 && rows.div_ceil(TILE) < 1 << 16;
     let fits = fits && column_stride == 1 && row_stride > 1 && columns > 1 && rows > 1;
     fits.then_some([batch, rows, columns, batch_stride, row_stride])
 }
@@ -120,5 +120,21 @@ fn of_size(size: usize) -> DType {
         2 => DType::BF16,
         4 => DType::U32,
         _ => DType::I64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+
+    #[test]
+    fn a_transpose_has_no_more_tiles_than_a_grid_takes() {
+        let device = Device::dry(1).unwrap();
+        let most = TILE * 65_535;
+        for (rows, fits) in [(most, true), (most + 1, false)] {
+            let x = Tensor::zeros(&device, DType::U8, &[rows, 2]).unwrap().transpose(0, 1).unwrap();
+            assert_eq!(transposed(&x).is_some(), fits, "{rows} rows");
+        }
     }
 }
