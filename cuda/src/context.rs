@@ -1,6 +1,6 @@
 //! A GPU that work can be given to.
 
-use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute_enum as Attribute};
+use cudarc::driver::sys::{self, CUcontext, CUdevice_attribute_enum as Attribute};
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 use std::sync::Arc;
@@ -10,11 +10,14 @@ use crate::library::Search;
 use crate::nvrtc::Architecture;
 use crate::{Error, Result};
 
-/// One GPU's primary context, which every user of the GPU in this process shares.
+/// The least compute capability, before the point: the first with asynchronous copies and bf16.
+const OLDEST: u32 = 8;
+
+/// One GPU's primary context, which every user of the GPU in this process shares. It stays as long as the process:
+/// libraries keep what they have loaded into it, and would not notice that it was destroyed and made anew.
 #[derive(Debug)]
 pub struct Context {
     ordinal: usize,
-    device: CUdevice,
     handle: CUcontext,
     name: String,
     architecture: Architecture,
@@ -30,7 +33,7 @@ unsafe impl Sync for Context {}
 impl Context {
     /// The context of GPU number `ordinal`.
     ///
-    /// Errors, naming the remedy, if there is no driver or no such GPU.
+    /// Errors, naming the remedy, if there is no driver, no such GPU, or it is older than the kernels are for.
     pub fn new(search: &Search, ordinal: usize) -> Result<Arc<Context>> {
         driver::load(search)?;
         let (mut device, mut handle, mut memory) = (0, ptr::null_mut(), 0);
@@ -56,15 +59,20 @@ impl Context {
             minor: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?
                 as u32,
         };
+        if architecture.major < OLDEST {
+            let (Architecture { major, minor }, name) = (architecture, text_of(&text));
+            let message = format!(
+                "GPU {ordinal} ({name}) has compute capability {major}.{minor}: {OLDEST}.0 is the least, that of the A100"
+            );
+            return Err(Error::new("cuda", message));
+        }
         let multiprocessors =
             attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        // SAFETY: as above; the context is given back by `drop`.
+        // SAFETY: as above.
         let status = unsafe { sys::cuDevicePrimaryCtxRetain(&mut handle, device) };
         check("cuDevicePrimaryCtxRetain", status)?;
-        // SAFETY: the driver ended the text with a zero, and the array has one more.
-        let name = unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned();
-        let context =
-            Context { ordinal, device, handle, name, architecture, multiprocessors, memory };
+        let name = text_of(&text);
+        let context = Context { ordinal, handle, name, architecture, multiprocessors, memory };
         context.bind()?;
         Ok(Arc::new(context))
     }
@@ -101,9 +109,8 @@ impl Context {
     }
 }
 
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: it was retained once, and nothing that needs it outlives it.
-        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
-    }
+/// What the driver has written to an array of zeros of which it left the last.
+pub(crate) fn text_of(text: &[c_char; 256]) -> String {
+    // SAFETY: the array ends with a zero.
+    unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
 }

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
-use crate::library::{Kind, Library, Search};
+use crate::library::{Kind, Search};
 use crate::{Error, Result};
 
 /// Functions that are called. They are looked for when the driver is loaded: the binding would panic at a missing one.
@@ -14,7 +14,6 @@ const FUNCTIONS: &[&str] = &[
     "cuDeviceGet",
     "cuDeviceGetAttribute",
     "cuDeviceGetName",
-    "cuDevicePrimaryCtxRelease_v2",
     "cuDevicePrimaryCtxRetain",
     "cuDeviceTotalMem_v2",
     "cuEventCreate",
@@ -60,7 +59,7 @@ const FUNCTIONS: &[&str] = &[
 ///
 /// Errors, naming the remedy, if there is none or it is too old.
 pub(crate) fn load(search: &Search) -> Result<()> {
-    static DRIVER: OnceLock<Result<Library>> = OnceLock::new();
+    static DRIVER: OnceLock<Result<()>> = OnceLock::new();
     let start = || {
         let library = search.load(Kind::Driver)?;
         for name in FUNCTIONS {
@@ -76,10 +75,9 @@ pub(crate) fn load(search: &Search) -> Result<()> {
             ));
         }
         // SAFETY: `cuInit` may be called at any time.
-        check("cuInit", unsafe { sys::cuInit(0) })?;
-        Ok(library)
+        check("cuInit", unsafe { sys::cuInit(0) })
     };
-    DRIVER.get_or_init(start).as_ref().map(drop).map_err(Error::clone)
+    DRIVER.get_or_init(start).clone()
 }
 
 /// Errors unless a call succeeded.

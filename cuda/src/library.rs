@@ -2,11 +2,15 @@
 //!
 //! Folders are searched in this order: those that `FERROTRON_CUDA_PATH` lists; `lib64` of `CUDA_HOME` and
 //! `CUDA_PATH`; the folders of pip's `nvidia-*` packages in the active Python environment (`VIRTUAL_ENV`,
-//! `CONDA_PREFIX`, then those of each `python3` on `PATH`); `/usr/local/cuda/lib64`; `/usr/lib/wsl/lib`; last what
-//! the system's loader knows. A library is loaded by its absolute path, so `LD_LIBRARY_PATH` is not needed.
+//! `CONDA_PREFIX`, then those of each `python3` on `PATH`, there and where its links lead), for this user (`~/.local`)
+//! and for all (`/usr/local`); `lib` of `CONDA_PREFIX`; `/usr/local/cuda/lib64`; `/usr/local/nvidia/lib64`;
+//! `/usr/lib/wsl/lib`; last what the system's loader knows. A library is loaded by its absolute path, so
+//! `LD_LIBRARY_PATH` is not needed.
 
 use libloading::os::unix::{Library as Handle, RTLD_GLOBAL, RTLD_NOW, Symbol};
+use std::collections::HashSet;
 use std::ffi::OsString;
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
@@ -109,10 +113,21 @@ impl Search {
             }
         }
         let path = variable("PATH").unwrap_or_default();
-        for bin in std::env::split_paths(&path).filter(|bin| bin.join("python3").exists()) {
-            folders.extend(bin.parent().into_iter().flat_map(package_folders));
+        for bin in std::env::split_paths(&path) {
+            folders.extend(prefixes(bin.join("python3")).iter().flat_map(|at| package_folders(at)));
         }
-        folders.extend(["/usr/local/cuda/lib64", "/usr/lib/wsl/lib"].map(PathBuf::from));
+        // Where pip puts packages beside the Python of a system.
+        folders.extend(
+            variable("HOME")
+                .iter()
+                .flat_map(|home| package_folders(&Path::new(home).join(".local"))),
+        );
+        folders.extend(package_folders(Path::new("/usr/local")));
+        folders.extend(variable("CONDA_PREFIX").map(|prefix| Path::new(&prefix).join("lib")));
+        let system = ["/usr/local/cuda/lib64", "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"];
+        folders.extend(system.map(PathBuf::from));
+        let mut seen = HashSet::new();
+        folders.retain(|folder| seen.insert(folder.clone()));
         Search { folders }
     }
 
@@ -139,7 +154,8 @@ impl Search {
         let Some(path) = self.find(kind) else {
             let named = kind.versions().iter().find_map(|version| {
                 let name = format!("{}.{version}", kind.stem());
-                Some(Library { handle: open(Path::new(&name)).ok()?, path: name.into() })
+                let handle = ManuallyDrop::new(open(Path::new(&name)).ok()?);
+                Some(Library { handle, path: name.into() })
             });
             return named.ok_or_else(|| {
                 let message =
@@ -155,8 +171,20 @@ impl Search {
             }
         }
         let handle = open(&path).map_err(|error| Error::new(kind.stem(), error))?;
-        Ok(Library { handle, path })
+        Ok(Library { handle: ManuallyDrop::new(handle), path })
     }
+}
+
+/// The Python environment of an interpreter, and those of the interpreters that its links lead to, one after another: a
+/// link may lead to a virtual environment, whose own leads to the system's.
+fn prefixes(python: PathBuf) -> Vec<PathBuf> {
+    /// Links are followed as far as Linux does.
+    const MOST_LINKS: usize = 40;
+    let target = |python: &PathBuf| Some(python.parent()?.join(std::fs::read_link(python).ok()?));
+    std::iter::successors(python.exists().then_some(python), target)
+        .take(MOST_LINKS)
+        .filter_map(|python| Some(python.parent()?.parent()?.to_path_buf()))
+        .collect()
 }
 
 /// The folders of libraries of pip's packages below a Python environment: `nvidia/*/lib`.
@@ -204,10 +232,10 @@ fn open(path: &Path) -> std::result::Result<Handle, String> {
         .map_err(|error| format!("{} cannot be loaded: {error}", path.display()))
 }
 
-/// A loaded library.
+/// A loaded library. It stays for the life of the process: NVIDIA's leave threads behind, which need its code.
 #[derive(Debug)]
 pub struct Library {
-    handle: Handle,
+    handle: ManuallyDrop<Handle>,
     path: PathBuf,
 }
 
@@ -217,7 +245,7 @@ impl Library {
         &self.path
     }
 
-    /// The function called `name`, which must be used only while the library is there.
+    /// The function called `name`.
     ///
     /// Errors if the library has no such function: it is older than what is asked of it.
     ///
@@ -255,9 +283,17 @@ mod tests {
             &format!("{packages}/cu13/lib/libnvrtc.so.13"),
             &format!("{packages}/cu13/lib/libcublasLt.so.13"),
             &format!("{packages}/nccl/lib/libnccl.so.2"),
-            "venv/bin/python3",
+            "system/bin/python3",
+            "toolkits/lib/libcublasLt.so.12",
+            "home/.local/lib/python3.12/site-packages/nvidia/cublas/lib/libcublasLt.so.12",
         ] {
             touch(&at(path));
+        }
+        for (link, python) in
+            [("venv/bin", "../../system/bin/python3"), ("bin", "../venv/bin/python3")]
+        {
+            std::fs::create_dir_all(at(link)).unwrap();
+            std::os::unix::fs::symlink(python, at(link).join("python3")).unwrap();
         }
         let found = |variables: &[(&str, &str)], kind| {
             let search = Search::with(&|name| {
@@ -268,9 +304,21 @@ mod tests {
         };
         let package = |path: &str| Some(PathBuf::from(format!("{packages}/{path}")));
         let nvrtc = package("cu13/lib/libnvrtc.so.13");
-        for variable in [("VIRTUAL_ENV", "venv"), ("CONDA_PREFIX", "venv"), ("PATH", "venv/bin")] {
+        for variable in [
+            ("VIRTUAL_ENV", "venv"),
+            ("CONDA_PREFIX", "venv"),
+            ("PATH", "venv/bin"),
+            ("PATH", "bin"), // a link
+        ] {
             assert_eq!(found(&[variable], Kind::Nvrtc), nvrtc, "{variable:?}");
             assert_eq!(found(&[variable], Kind::CublasLt), package("cu13/lib/libcublasLt.so.13"));
+        }
+        for (variable, folder) in [
+            (("HOME", "home"), "home/.local/lib/python3.12/site-packages/nvidia/cublas/lib"),
+            (("CONDA_PREFIX", "toolkits"), "toolkits/lib"),
+        ] {
+            let want = Path::new(folder).join("libcublasLt.so.12");
+            assert_eq!(found(&[variable], Kind::CublasLt), Some(want), "{variable:?}");
         }
         let all = [
             ("FERROTRON_CUDA_PATH", "explicit"),

@@ -83,7 +83,10 @@ impl Arena {
         };
         // SAFETY: the range has just got memory.
         let status = unsafe { sys::cuMemSetAccess(self.base + offset as u64, len, &access, 1) };
-        check("cuMemSetAccess", status)
+        check("cuMemSetAccess", status).or_else(|error| {
+            self.unmap(offset, len)?;
+            Err(error)
+        })
     }
 
     fn map_granule(&mut self, at: usize) -> Result<()> {

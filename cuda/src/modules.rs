@@ -96,8 +96,14 @@ impl Modules {
         let mut handle = ptr::null_mut();
         // SAFETY: the image is a whole cubin, of which the driver takes what it needs.
         let status = unsafe { sys::cuModuleLoadData(&mut handle, cubin.as_ptr().cast::<c_void>()) };
-        check("cuModuleLoadData", status)
-            .map_err(|error| Error::new(name, format!("for {}: {error}", element.name())))?;
+        check("cuModuleLoadData", status).map_err(|error| {
+            let (major, minor) = self.nvrtc.version();
+            let message = format!(
+                "for {}: {error}; NVRTC {major}.{minor} has compiled it, which takes a driver for CUDA {major} or later",
+                element.name()
+            );
+            Error::new(name, message)
+        })?;
         let mut module =
             Module { context: self.context.clone(), handle, functions: HashMap::new() };
         let suffix = format!("_{}", element.name());

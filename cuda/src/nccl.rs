@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::context::Context;
 use crate::kernels::ElementType;
-use crate::library::{Kind, Library, Search};
+use crate::library::{Kind, Search};
 use crate::stream::Stream;
 use crate::{Error, Result};
 use functions::{Functions, Status};
@@ -34,7 +34,6 @@ pub enum Reduction {
 #[derive(Debug)]
 pub struct Nccl {
     functions: Functions,
-    _library: Library,
 }
 
 impl Nccl {
@@ -42,9 +41,8 @@ impl Nccl {
     ///
     /// Errors, naming the remedy, if it is missing or too old.
     pub fn load(search: &Search) -> Result<Arc<Nccl>> {
-        let library = search.load(Kind::Nccl)?;
-        let functions = Functions::of(&library)?;
-        Ok(Arc::new(Nccl { functions, _library: library }))
+        let functions = Functions::of(&search.load(Kind::Nccl)?)?;
+        Ok(Arc::new(Nccl { functions }))
     }
 
     /// What the ranks of a communicator must all have: one of them makes it and gives it to the others.

@@ -1,8 +1,9 @@
 //! What a machine offers: NVIDIA's libraries with their versions, and the devices.
 
-use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::ffi::{c_char, c_int, c_uint};
 use std::path::{Path, PathBuf};
 
+use crate::context::text_of;
 use crate::library::{Kind, Library, Search};
 use crate::nvrtc::{Architecture, Nvrtc};
 use crate::{Error, Result};
@@ -130,7 +131,7 @@ fn devices_of(driver: &Library) -> Result<Vec<Device>> {
             check("cuDeviceGetAttribute", attribute(&mut minor, MINOR, device))?;
             check("cuDeviceTotalMem", memory(&mut bytes, device))?;
             Ok(Device {
-                name: CStr::from_ptr(text.as_ptr()).to_string_lossy().into_owned(),
+                name: text_of(&text),
                 architecture: Architecture { major: major as u32, minor: minor as u32 },
                 memory: bytes,
             })

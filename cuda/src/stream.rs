@@ -73,6 +73,9 @@ impl Stream {
     /// As many bytes from `to` on are memory of the GPU that nothing outside of this stream uses meanwhile.
     pub unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
         self.context.bind()?;
+        if from.is_empty() {
+            return Ok(()); // drivers need not take copies of nothing
+        }
         // SAFETY: the caller answers for the destination. Of pageable memory the driver has taken a copy when it
         // returns, and of pinned memory slices are never made.
         let status = unsafe {
@@ -87,6 +90,9 @@ impl Stream {
     /// As many bytes from `from` on are memory of the GPU that nothing outside of this stream writes meanwhile.
     pub unsafe fn download(&self, to: &mut [u8], from: u64) -> Result<()> {
         self.context.bind()?;
+        if to.is_empty() {
+            return self.synchronize();
+        }
         // SAFETY: the caller answers for the source; the slice is borrowed until the copy has arrived.
         let status = unsafe {
             sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast::<c_void>(), from, to.len(), self.handle)
@@ -101,6 +107,9 @@ impl Stream {
     /// Both ranges are memory that the GPU reaches, they do not overlap, and nothing outside of this stream uses them
     /// meanwhile.
     pub unsafe fn copy(&self, to: u64, from: u64, len: usize) -> Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
         self.context.bind()?;
         // SAFETY: the caller answers for both.
         check("cuMemcpy", unsafe { sys::cuMemcpyAsync(to, from, len, self.handle) })
@@ -111,6 +120,9 @@ impl Stream {
     /// # Safety
     /// They are memory that the GPU reaches and that nothing outside of this stream uses meanwhile.
     pub unsafe fn fill_zero(&self, at: u64, len: usize) -> Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
         self.context.bind()?;
         // SAFETY: the caller answers for the range.
         check("cuMemsetD8", unsafe { sys::cuMemsetD8Async(at, 0, len, self.handle) })

@@ -1,11 +1,13 @@
-//! What a GPU is refused for: a library that is missing or too old, by one clear error. In a process of its own, since a
+//! What a GPU is refused for: a library that is missing or too old, or its own age, by one clear error. In a process of its own, since a
 //! library that was found serves the whole process.
 
 use ferrotron_cuda::Result;
+use ferrotron_cuda::context::Context;
 use ferrotron_cuda::cubin_cache::CubinCache;
 use ferrotron_cuda::gpu::{Gpu, GpuConfig};
 use ferrotron_cuda::library::{Kind, Search};
 use ferrotron_cuda::probe::probe;
+use std::path::Path;
 
 #[test]
 fn matrix_products_need_their_library() -> Result<()> {
@@ -18,30 +20,43 @@ fn matrix_products_need_their_library() -> Result<()> {
     for file in ["libcuda.so.1", "libnvrtc.so.13"] {
         std::fs::copy(from.join(file), folder.join(file)).unwrap();
     }
-    let gpu = || {
+    let gpu = |products: &Path| {
         let cache = CubinCache::new(folder.join("cubin"));
-        let config = GpuConfig { ordinal: 0, search: Search::only(vec![folder.into()]), cache };
-        Gpu::new(&config, String::new())
+        let search = Search::only(vec![folder.into(), products.into()]);
+        Gpu::new(&GpuConfig { ordinal: 0, search, cache }, String::new())
     };
-    match gpu() {
+    match gpu(folder) {
         Ok(_) => println!("the system's loader knows cuBLASLt: nothing is missing"),
         Err(error) => assert_eq!(
             error.to_string(),
             "libcublasLt.so: not found, needed for matrix products: pip install nvidia-cublas"
         ),
     }
-    let library = folder.join("libcublasLt.so.13");
+    let old = folder.join("old");
+    std::fs::create_dir(&old).unwrap();
+    let library = old.join("libcublasLt.so.13");
     std::fs::copy(from.join("libnvrtc.so.13"), &library).unwrap();
-    if let Err(error) = gpu() {
+    if let Err(error) = gpu(&old) {
         let path = library.display();
         let want = format!("cublasLtCreate: {path} has no such function: it is too old");
         assert_eq!(error.to_string(), want);
     }
     // One that is there after all is found.
+    let library = folder.join("libcublasLt.so.13");
     std::fs::copy(from.join("libcublasLt.so.13"), &library).unwrap();
     let found = probe(&Search::only(vec![folder.into()]));
     let (_, version) = found.libraries.iter().find(|(kind, _)| *kind == Kind::CublasLt).unwrap();
     let version = version.clone()?;
     assert_eq!((version.path, &version.version[..]), (library, "13.0.0"));
-    gpu().map(drop)
+    gpu(folder).map(drop)
+}
+
+#[test]
+fn a_gpu_that_is_older_than_the_kernels_is_refused() {
+    let test = "a_gpu_that_is_older_than_the_kernels_is_refused";
+    let Some(config) = ferrotron_cuda_stand_in::stand_in(test) else { return };
+    let error = Context::new(&config.search, 7).unwrap_err().to_string();
+    let want =
+        "cuda: GPU 7 (stand-in 7) has compute capability 7.5: 8.0 is the least, that of the A100";
+    assert_eq!(error, want);
 }

@@ -48,6 +48,13 @@ fn text(found: &Probe, search: &Search, cache: &CubinCache) -> String {
             Err(error) => writeln!(out, "{:<16} {}", kind.stem(), error.context()),
         };
     }
+    if let Some((library, own, driver)) = too_new(found) {
+        let _ = writeln!(
+            out,
+            "{:<16} is of CUDA {own}, the driver is for CUDA {driver}: use a later driver, or pip's packages that end in -cu{driver}",
+            library.stem()
+        );
+    }
     let driver =
         found.libraries.iter().any(|(kind, library)| *kind == Kind::Driver && library.is_ok());
     match &found.devices {
@@ -79,6 +86,18 @@ fn text(found: &Probe, search: &Search, cache: &CubinCache) -> String {
     out
 }
 
+/// A library of a later CUDA than the driver is for, and the two major versions.
+fn too_new(found: &Probe) -> Option<(Kind, u32, u32)> {
+    let major = |wanted: Kind| {
+        let (_, library) = found.libraries.iter().find(|(kind, _)| *kind == wanted)?;
+        library.as_ref().ok()?.version.split('.').next()?.parse::<u32>().ok()
+    };
+    let driver = major(Kind::Driver)?;
+    let libraries = [Kind::Nvrtc, Kind::CublasLt].into_iter();
+    let mut versions = libraries.filter_map(|kind| Some((kind, major(kind)?, driver)));
+    versions.find(|(_, own, driver)| own > driver)
+}
+
 fn object(found: &Probe, cache: &CubinCache) -> Value {
     let libraries: serde_json::Map<String, Value> = found
         .libraries
@@ -102,4 +121,27 @@ fn object(found: &Probe, cache: &CubinCache) -> Value {
             .collect(),
     };
     json!({ "libraries": libraries, "devices": devices, "cubin_cache": cache.folder() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrotron::cuda::probe::Version;
+
+    #[test]
+    fn a_library_that_is_newer_than_the_driver_is_named() {
+        let probe = |versions: [&str; 3]| {
+            let kinds = [Kind::Driver, Kind::Nvrtc, Kind::CublasLt].into_iter();
+            let found = |version: &str| Version { path: "/lib".into(), version: version.into() };
+            let libraries = kinds.zip(versions).map(|(kind, version)| (kind, Ok(found(version))));
+            Probe { libraries: libraries.collect(), devices: Ok(Vec::new()) }
+        };
+        assert_eq!(too_new(&probe(["13.0", "13.2", "13.4.1"])), None);
+        assert_eq!(too_new(&probe(["13.0", "12.8", "12.8.4"])), None);
+        assert_eq!(too_new(&probe(["12.4", "12.8", "13.4.1"])), Some((Kind::CublasLt, 13, 12)));
+        let found = probe(["12.4", "13.2", "13.4.1"]);
+        let told = text(&found, &Search::only(Vec::new()), &CubinCache::new("/cache"));
+        let want = "libnvrtc.so      is of CUDA 13, the driver is for CUDA 12: use a later driver";
+        assert!(told.contains(want), "{told}");
+    }
 }

@@ -1,8 +1,8 @@
 //! The memory pool of a device: whose blocks are handed out, and counted by what they are for.
 //!
 //! Freed blocks stay with the pool, so that the second step of a training run allocates nothing from the system. Memory
-//! is zero when it first comes from the system and is never handed out uninitialised. Where blocks lie is the business
-//! of `blocks.rs`.
+//! of the host is zero when it first comes from the system and is never handed out uninitialised; a GPU's holds anything,
+//! and only its kernels reach it. Where blocks lie is the business of `blocks.rs`.
 
 mod arena;
 mod blocks;
@@ -167,7 +167,7 @@ impl Pool {
         Error::memory("pool", context)
     }
 
-    /// A block of at least `bytes` initialised bytes, aligned to 64.
+    /// A block of at least `bytes` bytes, aligned to 64; on the host they are initialised.
     pub(crate) fn take(self: &Arc<Pool>, bytes: usize) -> Result<Allocation> {
         let (block, pointer) = {
             let mut blocks = self.lock();

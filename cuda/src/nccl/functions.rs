@@ -86,7 +86,7 @@ type Reduce = unsafe extern "C" fn(
 ) -> Status;
 
 impl Functions {
-    /// Those of a library, to be called only while it is there.
+    /// Those of a library.
     ///
     /// Errors if it is too old to have one.
     pub(super) fn of(library: &Library) -> Result<Functions> {

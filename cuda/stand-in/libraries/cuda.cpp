@@ -23,6 +23,7 @@ enum Status {
     CAPTURE_UNSUPPORTED = 900, CAPTURE_MERGE = 902, CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907
 };
 constexpr size_t GRANULE = 2 << 20, MEMORY = 4ull << 30;
+constexpr int GARBAGE = 0x7b;  // 1.3e36 in f32 and bf16, 61e3 in f16
 constexpr int DEVICES = 8;
 
 struct Dim3 { unsigned x, y, z; };
@@ -70,17 +71,17 @@ API cuDeviceGetCount(int* count) { *count = DEVICES; return SUCCESS; }
 API cuDeviceGet(int* device, int ordinal) { *device = ordinal; return ordinal >= 0 && ordinal < DEVICES ? SUCCESS : INVALID_DEVICE; }
 API cuDeviceGetName(char* name, int length, int device) { snprintf(name, length, "stand-in %d", device); return SUCCESS; }
 API cuDeviceTotalMem_v2(size_t* bytes, int) { *bytes = MEMORY; return SUCCESS; }
-API cuDeviceGetAttribute(int* value, int attribute, int) {
+// The last device is one that is too old.
+API cuDeviceGetAttribute(int* value, int attribute, int device) {
     switch (attribute) {
         case 16: *value = 4; break;  // multiprocessors
-        case 75: *value = 9; break;  // compute capability, major
-        case 76: *value = 0; break;
+        case 75: *value = device < DEVICES - 1 ? 9 : 7; break;  // compute capability, major
+        case 76: *value = device < DEVICES - 1 ? 0 : 5; break;
         default: return INVALID_VALUE;
     }
     return SUCCESS;
 }
 API cuDevicePrimaryCtxRetain(void** context, int device) { *context = (void*)(uintptr_t)(device + 1); return SUCCESS; }
-API cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
 API cuCtxSetCurrent(void* context) { current = context; return SUCCESS; }
 API cuGetErrorName(int status, const char** text) {
     switch (status) {
@@ -227,6 +228,10 @@ API cuMemCreate(unsigned long long* handle, size_t length, const void*, unsigned
 API cuMemMap(uint64_t address, size_t length, size_t, unsigned long long handle, unsigned long long) {
     LOCKED;
     if (handle != length || mapped.count((char*)address)) return INVALID_VALUE;
+    // What memory holds at first is unknown. The beginning of a granule is where tests' tensors lie.
+    mprotect((void*)address, length, PROT_READ | PROT_WRITE);
+    memset((void*)address, GARBAGE, length < 65536 ? length : 65536);
+    mprotect((void*)address, length, PROT_NONE);
     mapped[(char*)address] = length;
     used += length;
     return SUCCESS;
@@ -245,24 +250,28 @@ API cuMemUnmap(uint64_t address, size_t length) {
 }
 API cuMemHostRegister_v2(void*, size_t, unsigned) { return SUCCESS; }
 API cuMemHostUnregister(void*) { return SUCCESS; }
-// Memory of the host that is not pinned cannot be part of a recording.
+// Copies of nothing are refused, as a driver may. Memory of the host that is not pinned cannot be part of a recording.
 API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t length, void* stream) {
     LOCKED;
+    if (!length) return INVALID_VALUE;
     if (((Stream*)stream)->graph) return CAPTURE_UNSUPPORTED;
     auto staged = std::make_shared<std::string>((const char*)from, length);
     return give((Stream*)stream, [=] { memcpy((void*)to, staged->data(), length); });
 }
 API cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t length, void* stream) {
     LOCKED;
+    if (!length) return INVALID_VALUE;
     if (((Stream*)stream)->graph) return CAPTURE_UNSUPPORTED;
     return give((Stream*)stream, [=] { memcpy(to, (const void*)from, length); });
 }
 API cuMemcpyAsync(uint64_t to, uint64_t from, size_t length, void* stream) {
     LOCKED;
+    if (!length) return INVALID_VALUE;
     return give((Stream*)stream, [=] { memcpy((void*)to, (const void*)from, length); });
 }
 API cuMemsetD8Async(uint64_t at, unsigned char value, size_t length, void* stream) {
     LOCKED;
+    if (!length) return INVALID_VALUE;
     return give((Stream*)stream, [=] { memset((void*)at, value, length); });
 }
 

@@ -58,8 +58,13 @@ pub fn gpu(test: &str) -> Option<GpuConfig> {
     }
 }
 
-/// As [`gpu`], for tests of what only the stand-in has: the same memory everywhere, failures.
+/// As [`gpu`], for tests of what only the stand-in has: the same memory everywhere, failures. Nothing where tests run on
+/// a GPU: a process has one driver.
 pub fn stand_in(test: &str) -> Option<GpuConfig> {
+    if std::env::var_os("FERROTRON_TEST_GPU").is_some() {
+        println!("skipped: {test}: the stand-in is not used where FERROTRON_TEST_GPU is set");
+        return None;
+    }
     if !available(test) {
         return None;
     }
