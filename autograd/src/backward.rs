@@ -103,13 +103,14 @@ impl Grads<'_> {
     }
 
     /// Hands over the gradient of operand `i`. It may have the dims that the operand was broadcast to:
-    /// it is summed back. Ignored if nobody wants it, or if this optional operand was not given.
+    /// it is summed back. Its dtype may be wider. Ignored if nobody wants it, or if this optional operand was not given.
     pub fn give(&mut self, i: usize, gradient: Tensor) -> Result<()> {
         let Some((Some(source), slot)) = self.node.inputs.get(i) else { return Ok(()) };
         let gradient = sum_to(&gradient, &slot.dims)?;
         match source {
             Source::Leaf(leaf) => leaf.give(gradient),
             Source::Node(node, output) => {
+                let gradient = gradient.cast(slot.dtype)?;
                 let entry = self.pending.slot(node, *output);
                 *entry = Some(match entry.take() {
                     None => gradient,

@@ -341,7 +341,9 @@ impl Leaf {
         if gradient.contributions == 0
             && let GradientPlace::Own(place) = &mut gradient.place
         {
-            *place = Some(own(contribution)?);
+            let value = contribution.cast(self.dtype())?;
+            drop(contribution);
+            *place = Some(own(value)?);
             return self.arrived(gradient);
         }
         drop(gradient);
