@@ -44,15 +44,14 @@ pub fn give_parameter_gradients(
     dy: Tensor,
     x: Option<impl FnOnce() -> Result<Tensor> + Send + 'static>,
 ) -> Result<()> {
-    let together = dx.needs(2) && !dx.defers_weight(1);
     match x {
-        Some(x) if together => {
+        Some(x) if dx.needs(2) && !dx.defers_weight(1) => {
             let mut dbias = None;
             dx.accumulate(1, |out, accum| {
-                dbias = Some(linear_parameter_gradients(out, accum, &dy, &x()?)?);
+                dbias = linear_parameter_gradients(out, accum, &dy, &x()?)?;
                 Ok(())
             })?;
-            dbias.map_or(Ok(()), |dbias| dx.give(2, dbias))
+            dx.give(2, dbias.map_or_else(|| linear_bias_gradient(&dy), Ok)?)
         }
         x => {
             if dx.needs(2) {

@@ -124,24 +124,23 @@ pub fn linear_bias_gradient(dy: &Tensor) -> Result<Tensor> {
     sum_to(&dy.as_matrix()?, &dy.dims()[dy.rank() - 1..])
 }
 
-/// As [`linear_weight_gradient`], and [`linear_bias_gradient`]. Where the device computes both in one pass, the latter has
-/// the dtype of `dweight`, else that of `dy`.
+/// As [`linear_weight_gradient`], and [`linear_bias_gradient`] where the device computes both in one pass: in the dtype of
+/// `dweight`.
 pub fn linear_parameter_gradients(
     dweight: &mut Tensor,
     accum: Accum,
     dy: &Tensor,
     x: &Tensor,
-) -> Result<Tensor> {
+) -> Result<Option<Tensor>> {
     if dy.device().is_gpu() {
         let (lhs, rhs) = (dy.as_matrix()?.transpose(0, 1)?, x.as_matrix()?);
         check_place(dweight, &lhs, &product_dims(&lhs, &rhs)?)?;
         if let Some(dbias) = cuda::matmul::product_and_row_sums(dweight, accum, &lhs, &rhs)? {
-            return Ok(dbias);
+            return Ok(Some(dbias));
         }
     }
-    let dbias = linear_bias_gradient(dy)?;
     linear_weight_gradient(dweight, accum, dy, x)?;
-    Ok(dbias)
+    Ok(None)
 }
 
 fn product_dims(lhs: &Tensor, rhs: &Tensor) -> Result<Dims> {
