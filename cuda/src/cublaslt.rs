@@ -4,6 +4,9 @@
 //! Matrices are row-major here. cuBLASLt's are column-major unless its slower ways are asked for, and a row-major matrix
 //! is the transpose of a column-major one: so out = left right is computed as out^T = right^T left^T, with the operands
 //! exchanged (cuBLAS documentation, "Data Layout").
+//!
+//! What belongs to a product is computed in its pass, by an [`Epilogue`]: a bias, GELU with the argument that backward
+//! needs, the gradient of a bias with that of the weight. Not every type and size has each; the plan knows.
 
 mod plan;
 
