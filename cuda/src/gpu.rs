@@ -1,6 +1,7 @@
 //! A GPU with all that work on it needs: streams, kernels, matrix products.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Result;
 use crate::cells::{BadIndex, Cells, StepCell};
@@ -40,6 +41,7 @@ pub struct Gpu {
     products: CublasLt,
     compute: Stream,
     cells: Cells,
+    launches: AtomicU64,
 }
 
 impl Gpu {
@@ -53,7 +55,8 @@ impl Gpu {
         let products = CublasLt::new(&config.search, &context)?;
         let compute = Stream::new(&context)?;
         let cells = Cells::new(&context)?;
-        Ok(Gpu { context, modules, products, compute, cells })
+        let launches = AtomicU64::new(0);
+        Ok(Gpu { context, modules, products, compute, cells, launches })
     }
 
     /// The GPU's context.
@@ -76,7 +79,13 @@ impl Gpu {
         name: &'static str,
     ) -> Result<Launch<'_>> {
         let function = self.modules.function(file, element, name)?;
+        self.launches.fetch_add(1, Ordering::Relaxed);
         Ok(Launch::new(&self.compute, function, name))
+    }
+
+    /// How many launches [`Gpu::kernel`] has begun.
+    pub fn launches(&self) -> u64 {
+        self.launches.load(Ordering::Relaxed)
     }
 
     /// The training step `number` in the GPU's memory, for kernels that draw random numbers.
@@ -106,8 +115,8 @@ impl Gpu {
     /// Errors if cuBLASLt has no algorithm for it.
     ///
     /// # Safety
-    /// The addresses are memory of this GPU with all the elements that the matrices describe, which nothing outside of the
-    /// stream uses meanwhile; the results overlap neither each other nor anything else.
+    /// The addresses are memory of this GPU with all the elements that the matrices and the epilogue describe, which nothing
+    /// outside of the stream uses meanwhile; what is written overlaps neither itself nor anything else.
     pub unsafe fn product(&self, product: &Product) -> Result<()> {
         // SAFETY: the caller's promise, passed on; this is the one stream of all products.
         unsafe { self.products.run(&self.compute, product) }

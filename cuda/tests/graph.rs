@@ -1,7 +1,7 @@
 //! Recorded work: that it waits for its launch, can be given again and again, and takes other streams along.
 
 use ferrotron_cuda::Result;
-use ferrotron_cuda::cublaslt::{Matrices, Order, Product};
+use ferrotron_cuda::cublaslt::{Epilogue, Matrices, Order, Product};
 use ferrotron_cuda::gpu::Gpu;
 use ferrotron_cuda::graph::Recording;
 use ferrotron_cuda::kernels::ElementType;
@@ -63,7 +63,7 @@ impl Bench {
             right: number(1),
             out: number(4),
             beta: 1.0,
-            bias: None,
+            epilogue: Epilogue::None,
         };
         // SAFETY: three numbers of the memory, which streams use one after another.
         unsafe { self.gpu.product(&product) }

@@ -1,11 +1,11 @@
 //! Optimizers over flats of a GPU, which here is a stand-in on the CPU: what they make of a few parameters is what they
-//! make of them on the CPU.
+//! make of them on the CPU. And the kernels that an MLP does not need.
 
-use ferrotron_autograd::Accum;
+use ferrotron_autograd::{Accum, Leaf, WeightGrads, backward};
 use ferrotron_nn::{
-    AdafactorConfig, BufferConfig, Decay, GradientType, Init, Optimizer, OptimizerConfig, Param,
-    ParamBuffers, Rounding, Scope, ShardUnit, Sharding, StepConfig, StepSize, UpdateConfig,
-    WeightUpdate,
+    Activation, AdafactorConfig, Bias, BufferConfig, Decay, GradientType, Init, Mlp, MlpConfig,
+    Module, Optimizer, OptimizerConfig, Param, ParamBuffers, Rounding, Scope, ShardUnit, Sharding,
+    StepConfig, StepSize, UpdateConfig, WeightUpdate,
 };
 use ferrotron_tensor::{DType, Device, MemoryKind, RandomKey, Result, Tensor};
 
@@ -179,5 +179,45 @@ fn shards_are_kept_and_placed() -> Result<()> {
         Ok(outcome)
     };
     assert_same("shards", &run(&gpu)?, &run(&Device::cpu(1)?)?);
+    Ok(())
+}
+
+#[test]
+fn an_mlp_needs_no_kernels_for_biases_and_gelu() -> Result<()> {
+    let Some(device) = gpu("an_mlp_needs_no_kernels_for_biases_and_gelu")? else { return Ok(()) };
+    let launches = || device.gpu().map_or(0, |gpu| gpu.launches());
+    for (dtype, bias) in
+        [DType::BF16, DType::F16, DType::F32].iter().flat_map(|d| [(*d, Bias::Yes), (*d, Bias::No)])
+    {
+        let normal = Init::Normal { std: 0.5 };
+        let config = MlpConfig {
+            hidden: 16,
+            ffn_hidden: 32,
+            activation: Activation::GeluTanh,
+            bias,
+            init: normal,
+            residual_init: normal,
+        };
+        let mlp = Mlp::new(&Scope::new(&device, dtype, 3), &config)?;
+        let gradients = GradientType::Accumulator;
+        let buffers = BufferConfig { gradients, ..BufferConfig::default() };
+        let buffers = ParamBuffers::with_config(&mlp.params(), &buffers)?;
+        let x = Leaf::input("x", Tensor::full(&device, dtype, &[2, 3, 16], 0.5)?);
+        buffers.zero_gradients();
+        for micro_batch in 0..2 {
+            let before = launches();
+            let y = mlp.forward(&x.var()?)?;
+            // Both of 16 bits are two products and nothing else.
+            let forward = u64::from(dtype == DType::F32);
+            assert_eq!(launches() - before, forward, "{dtype} {bias:?} forward {micro_batch}");
+            let dy = Tensor::full(&device, dtype, &[2, 3, 16], 1.0)?;
+            let before = launches();
+            backward(&[(&y, dy)], WeightGrads::Now)?.run()?;
+            // GELU's value is made again, then its derivative. A bias's gradient is copied to its place, or added there.
+            let biases = if bias == Bias::Yes { 2 * micro_batch } else { 0 };
+            let what = format!("{dtype} {bias:?} backward {micro_batch}");
+            assert_eq!(launches() - before, 2 + biases, "{what}");
+        }
+    }
     Ok(())
 }
