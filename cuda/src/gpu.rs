@@ -13,6 +13,7 @@ use crate::library::Search;
 use crate::modules::Modules;
 use crate::nvrtc::Nvrtc;
 use crate::stream::Stream;
+use crate::uploads::Uploads;
 
 /// How a [`Gpu`] is found and used.
 #[derive(Debug, Clone)]
@@ -38,6 +39,7 @@ pub struct Gpu {
     context: Arc<Context>,
     modules: Modules,
     products: CublasLt,
+    uploads: Uploads,
     compute: Stream,
     cells: Cells,
 }
@@ -52,8 +54,8 @@ impl Gpu {
         let modules = Modules::new(&context, nvrtc, config.cache.clone(), rows);
         let products = CublasLt::new(&config.search, &context)?;
         let compute = Stream::new(&context)?;
-        let cells = Cells::new(&context)?;
-        Ok(Gpu { context, modules, products, compute, cells })
+        let (cells, uploads) = (Cells::new(&context)?, Uploads::new(&context));
+        Ok(Gpu { context, modules, products, uploads, compute, cells })
     }
 
     /// The GPU's context.
@@ -64,6 +66,18 @@ impl Gpu {
     /// The stream of all kernels.
     pub fn compute(&self) -> &Stream {
         &self.compute
+    }
+
+    /// Copies bytes of the host to the GPU's address `to`, in the compute stream. The slice is free when this returns, and
+    /// up to 4 MiB nobody waits for the stream.
+    ///
+    /// Errors if the host has no more memory that may be pinned.
+    ///
+    /// # Safety
+    /// As for [`Stream::upload`].
+    pub unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.uploads.give(&self.compute, to, from) }
     }
 
     /// A launch of the kernel `name` of `file` for elements of `element`, to be put together.

@@ -55,7 +55,7 @@ impl Stream {
 
     /// The moment at which everything that was given so far is done.
     pub fn record(&self) -> Result<Event> {
-        let event = Event::new(&self.context, EventFlags::CU_EVENT_DISABLE_TIMING)?;
+        let event = Event::new(&self.context)?;
         event.record(self)?;
         Ok(event)
     }
@@ -138,15 +138,18 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    fn new(context: &Arc<Context>, flags: EventFlags) -> Result<Event> {
+    /// A moment that has passed.
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Event> {
         context.bind()?;
         let mut handle = ptr::null_mut();
+        let flags = EventFlags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: the pointer is to a live variable; `drop` destroys the event.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, flags as u32) })?;
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, flags) })?;
         Ok(Event { context: context.clone(), handle })
     }
 
-    fn record(&self, stream: &Stream) -> Result<()> {
+    /// From now on the moment at which everything is done that `stream` was given so far.
+    pub(crate) fn record(&self, stream: &Stream) -> Result<()> {
         self.context.bind()?;
         // SAFETY: both are alive.
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.handle, stream.handle) })

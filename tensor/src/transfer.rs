@@ -111,7 +111,7 @@ impl Tensor {
         }
         let gpu = self.device().expect_gpu("upload")?;
         // SAFETY: as above, and nobody else holds the buffer.
-        unsafe { gpu.compute().upload(self.address(), from) }.map_err(Error::of_gpu)
+        unsafe { gpu.upload(self.address(), from) }.map_err(Error::of_gpu)
     }
 
     pub(crate) fn expect_contiguous(&self, op: &'static str) -> Result<()> {

@@ -36,6 +36,7 @@ size_t used = 0;                       // bytes that are mapped
 const char* failure = nullptr;         // of any kernel: it stays
 std::map<char*, size_t> reserved;
 thread_local void* current = nullptr;  // the context
+thread_local uint64_t waits = 0, reads = 0;  // of this thread: for the GPU, and copies from there
 
 int outcome() { return failure ? LAUNCH_FAILED : SUCCESS; }
 }  // namespace
@@ -63,6 +64,9 @@ extern "C" __attribute__((visibility("default"))) bool stand_in_finish(void* str
     LOCKED;
     return finish((Stream*)stream, number);
 }
+
+// How often this thread has waited for a stream, and how often it has read memory of the GPU.
+extern "C" __attribute__((visibility("default"))) void stand_in_waits(uint64_t* out) { out[0] = waits; out[1] = reads; }
 
 API cuInit(unsigned) { return SUCCESS; }
 API cuDriverGetVersion(int* version) { *version = 13000; return SUCCESS; }
@@ -116,6 +120,7 @@ API cuStreamSynchronize(void* handle) {
         LOCKED;
         if (stream->graph) return CAPTURE_UNSUPPORTED;
     }
+    waits++;
     wait_for(stream, UINT64_MAX);
     return outcome();
 }
@@ -149,13 +154,16 @@ API cuStreamWaitEvent(void* handle, void* event, unsigned) {
 API cuEventSynchronize(void* event) {
     const Event moment = [=] { LOCKED; return **(std::shared_ptr<Event>*)event; }();
     if (moment.graph) return CAPTURED_EVENT;
+    waits++;
     if (moment.stream) wait_for(moment.stream, moment.number);
     return outcome();
 }
 API cuEventQuery(void* event) {
     LOCKED;
-    const Event moment = **(std::shared_ptr<Event>*)event;
+    Event& moment = **(std::shared_ptr<Event>*)event;
     if (moment.graph) return CAPTURED_EVENT;
+    // Who asks once is too early.
+    if (moment.stream && moment.stream->done < moment.number && !moment.asked) return moment.asked = true, NOT_READY;
     return moment.stream && !finish(moment.stream, moment.number) ? NOT_READY : outcome();
 }
 
@@ -245,16 +253,19 @@ API cuMemUnmap(uint64_t address, size_t length) {
 }
 API cuMemHostRegister_v2(void*, size_t, unsigned) { return SUCCESS; }
 API cuMemHostUnregister(void*) { return SUCCESS; }
-// Memory of the host that is not pinned cannot be part of a recording.
+// Memory of the host that is not pinned cannot be part of a recording. Of more than a little of it the driver takes no copy
+// before the stream has come so far.
 API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t length, void* stream) {
     LOCKED;
     if (((Stream*)stream)->graph) return CAPTURE_UNSUPPORTED;
+    waits += length > (64 << 10);
     auto staged = std::make_shared<std::string>((const char*)from, length);
     return give((Stream*)stream, [=] { memcpy((void*)to, staged->data(), length); });
 }
 API cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t length, void* stream) {
     LOCKED;
     if (((Stream*)stream)->graph) return CAPTURE_UNSUPPORTED;
+    reads++;
     return give((Stream*)stream, [=] { memcpy(to, (const void*)from, length); });
 }
 API cuMemcpyAsync(uint64_t to, uint64_t from, size_t length, void* stream) {

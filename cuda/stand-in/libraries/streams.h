@@ -38,6 +38,7 @@ struct Event {
     uint64_t number = 0;
     std::shared_ptr<Graph> graph = nullptr;  // of a moment of a recording
     size_t lane = 0;
+    bool asked = false;  // whether it has passed
 };
 struct Stream {
     std::deque<Work> work;
