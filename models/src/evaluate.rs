@@ -45,7 +45,7 @@ pub fn evaluate(
         tokens += batch.counted();
         let mut model = StageModel::new(parts, mesh, &[batch], |_| ctx.clone())?;
         device.run(|| no_grad(|| execute(&schedule, &mut model, mesh, 1.0)))?;
-        sum += model.loss()?;
+        sum += model.into_loss()?.item()?;
     }
     let tokens = data.sum(device, tokens as f64)?;
     if tokens == 0.0 {

@@ -19,8 +19,7 @@ pub(crate) struct StageModel<'a> {
     microbatches: Vec<Microbatch>,
     /// Whether this rank's losses count: one of those along the tensor axis, which all have the same.
     counts: bool,
-    /// The summed loss of the micro-batches that ended here, in f64. It is read when the step is given, so that a GPU
-    /// never waits for the host.
+    /// The summed loss of the micro-batches that ended here, in f64.
     sum: Tensor,
 }
 
@@ -60,11 +59,11 @@ impl<'a> StageModel<'a> {
         self
     }
 
-    /// The summed loss of what ran here; the world's sum of it is that of the global batch.
-    pub fn loss(&self) -> Result<f64> {
+    /// The summed loss of what ran here, one number of f64; the world's sum of it is that of the global batch.
+    pub fn into_loss(self) -> Result<Tensor> {
         match self.counts {
-            true => self.sum.item(),
-            false => Ok(0.0),
+            true => Ok(self.sum),
+            false => Tensor::full(self.sum.device(), DType::F64, &[], 0.0),
         }
     }
 }

@@ -88,6 +88,7 @@ impl TrainArgs {
             save_interval: steps(self.run.save_interval, 500, parallel),
             eval_interval: steps(self.run.eval_interval, 250, parallel),
             exit_interval: self.run.exit_interval,
+            log_interval: self.run.log_interval,
         };
         intervals.check(parallel.data_parallel.synchronize_every)?;
         Ok(intervals)
@@ -316,7 +317,7 @@ pub struct RunArgs {
     /// Validation batches of an evaluation while training [default: 20; the last one takes all]
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub eval_iters: u64,
-    /// Steps between lines where there is no terminal for a progress bar
+    /// Steps between lines where there is no terminal for a progress bar; a GPU is waited for as often
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub log_interval: u64,
     /// One JSON object per step [default: metrics.jsonl in the run folder]
