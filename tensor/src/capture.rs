@@ -1,11 +1,10 @@
 //! What belongs to a GPU's work while it is captured: memory of its own, and the blocks of others that it uses.
 
-use ferrotron_cuda::memory::PinnedMemory;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::MemoryKind;
 use crate::pool::{Allocation, Pool};
+use crate::{MemoryKind, Result};
 
 /// Memory that captured work has been given addresses of. It stays as long as this is held.
 pub(crate) struct Capture {
@@ -13,8 +12,9 @@ pub(crate) struct Capture {
     host: Arc<Pool>,
     /// Blocks of other pools, by their address.
     kept: Mutex<HashMap<usize, Arc<Allocation>>>,
-    /// What the work copies to the GPU, the same each time.
-    constants: Mutex<Vec<PinnedMemory>>,
+    /// Pinned memory that the work copies to the GPU, the same each time. Nothing is given back to this pool.
+    constants: Arc<Pool>,
+    copied: Mutex<Vec<Allocation>>,
     /// Until the capture ends, the memory of other graphs. It is given back when the GPU is done with it, which nobody can
     /// wait for meanwhile.
     others: Mutex<Vec<Arc<Pool>>>,
@@ -24,9 +24,9 @@ impl Capture {
     /// Whatever is taken from now on is not part of the blocks that `device` and `host` hand out.
     pub(crate) fn new(device: &Arc<Pool>, host: &Arc<Pool>) -> Capture {
         let others = Mutex::new([device.parts(), host.parts()].concat());
-        let (device, host) = (device.part(), host.part());
-        let (kept, constants) = (Mutex::default(), Mutex::default());
-        Capture { device, host, kept, constants, others }
+        let (device, host, constants) = (device.part(), host.part(), host.part());
+        let (kept, copied) = (Mutex::default(), Mutex::default());
+        Capture { device, host, kept, constants, copied, others }
     }
 
     pub(crate) fn pool(&self, kind: MemoryKind) -> &Arc<Pool> {
@@ -45,9 +45,14 @@ impl Capture {
         kept.entry(Arc::as_ptr(block) as usize).or_insert_with(|| block.clone());
     }
 
-    /// Memory of the host that the work reads is not written any more.
-    pub(crate) fn keep_constant(&self, memory: PinnedMemory) {
-        self.constants.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
+    /// The address of a copy of `bytes`, which the GPU reaches and which stays as it is.
+    pub(crate) fn constant(&self, bytes: &[u8]) -> Result<u64> {
+        let block = self.constants.take(bytes.len())?;
+        // SAFETY: pinned memory has the same address for the host, and nobody had this block before.
+        unsafe { block.pointer().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        let address = block.pointer() as u64;
+        self.copied.lock().unwrap_or_else(PoisonError::into_inner).push(block);
+        Ok(address)
     }
 
     /// The capture has ended: from now on all of its memory counts as in use.

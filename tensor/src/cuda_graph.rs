@@ -40,6 +40,22 @@ use crate::{Device, Error, Result};
 /// Captured work of a GPU.
 ///
 /// A tensor that the work writes changes with each replay, whoever holds it.
+///
+/// ```no_run
+/// use ferrotron_cuda::gpu::GpuConfig;
+/// use ferrotron_tensor::{CudaGraph, DType, Device, Tensor};
+/// let device = Device::cuda(&GpuConfig::new(0))?;
+/// let mut x = Tensor::zeros(&device, DType::F32, &[1024])?;
+/// let work = || x.square()?.add_scalar(1.0);
+/// work()?;
+/// let (mut graph, y) = CudaGraph::capture(&device, work)?;
+/// for step in 0..10 {
+///     x.write_slice(&[step as f32; 1024])?;
+///     graph.replay(step)?;
+/// }
+/// assert_eq!(y.to_vec::<f32>()?[0], 82.0);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
 pub struct CudaGraph {
     graph: Graph,
     /// The memory that it uses.

@@ -1,7 +1,6 @@
 //! Elements from the host to a tensor and back, on any device.
 
 use ferrotron_cuda::cells::BadIndex;
-use ferrotron_cuda::memory::PinnedMemory;
 use std::borrow::Cow;
 
 use crate::layout::count;
@@ -41,16 +40,10 @@ impl Tensor {
             let message = format!("{} elements do not fill {dims:?}", data.len());
             return Err(Error::shape("constant", message));
         }
-        let pinned = PinnedMemory::new(gpu.context(), bytes.len()).map_err(Error::of_gpu)?;
-        // SAFETY: pinned memory has the same address for the host, is as long, and nobody else has it. The buffer is as
-        // long, and used in the order of the compute stream; the capture keeps both.
-        unsafe {
-            let to = pinned.base() as *mut u8;
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
-            gpu.compute().copy(tensor.address(), pinned.base(), bytes.len())
-        }
-        .map_err(Error::of_gpu)?;
-        capture.keep_constant(pinned);
+        let from = capture.constant(bytes)?;
+        // SAFETY: both are as long. The buffer is new, and used in the order of the compute stream; the capture keeps both.
+        unsafe { gpu.compute().copy(tensor.address(), from, bytes.len()) }
+            .map_err(Error::of_gpu)?;
         Ok(tensor)
     }
 
