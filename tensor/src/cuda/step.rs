@@ -15,7 +15,10 @@ pub(crate) fn room(device: &Device) -> Result<Tensor> {
 pub(crate) fn set(step: &mut Tensor, numbers: &StepNumbers) -> Result<()> {
     let StepNumbers { update, lr, grad_scale } = *numbers;
     let value = arguments::Step { number: update, update, lr, grad_scale, found_inf: 0 };
-    kernel(&step.device().clone(), "step", DType::F64, "set_step")?
+    let device = step.device().clone();
+    // They would be the arguments of a kernel, which captured work keeps.
+    device.expect_no_capture("step")?;
+    kernel(&device, "step", DType::F64, "set_step")?
         .output(step)
         .value(value)
         .run([1, 1, 1], [32, 1, 1])

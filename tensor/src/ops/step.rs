@@ -48,10 +48,10 @@ impl Step {
         Ok(step)
     }
 
-    /// Puts the numbers of another step into the same place. Nobody waits for that, nor for those who still read the
-    /// old ones.
+    /// Puts the numbers of another step into the same place: for the next replay of a [captured](crate::CudaGraph) one,
+    /// too. Nobody waits for that, nor for those who still read the old ones.
     ///
-    /// Errors if `update` is 0.
+    /// Errors if `update` is 0, and while the device's work is captured.
     pub fn set(&mut self, numbers: &StepNumbers) -> Result<()> {
         if numbers.update == 0 {
             return Err(Error::value("step", "steps are counted from 1, got 0"));
