@@ -106,15 +106,15 @@ pub fn trainer(config: &BenchConfig, device: &Device, mesh: &Mesh) -> Result<(Tr
 pub fn bench(config: &BenchConfig, device: &Device) -> Result<BenchReport> {
     let (mut trainer, sampler) = trainer(config, device, &Mesh::single())?;
     let model = &config.model;
-    let mut seconds = Vec::new();
-    let mut last_loss = f64::NAN;
-    for step in 0..config.warmup + config.steps {
-        let report = trainer.step(&sampler)?;
-        last_loss = report.loss;
-        if step >= config.warmup {
-            seconds.push(report.seconds);
-        }
-    }
+    // One step after another, as in training: of a GPU, the mean of all is known.
+    let mut steps = |count: usize| {
+        (0..count).try_for_each(|_| trainer.advance(&sampler))?;
+        trainer.reports(&sampler)
+    };
+    steps(config.warmup)?;
+    let reports = steps(config.steps)?;
+    let last_loss = reports.last().map_or(f64::NAN, |report| report.loss);
+    let seconds = reports.iter().map(|report| report.seconds).collect();
     let memory = device.memory();
     // Before the products alone are timed, which take memory of their own.
     let peak_rss_mb = peak_rss_bytes() >> 20;
