@@ -10,7 +10,7 @@ use std::time::Instant;
 use crate::batch_size::{BatchSize, BatchSizeConfig};
 use crate::data::{Sampler, TokenSource};
 use crate::gpt::GptConfig;
-use crate::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
+use crate::trainer::{Execution, ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
 
 /// What to time.
 #[derive(Debug, Clone)]
@@ -33,6 +33,8 @@ pub struct BenchConfig {
     pub parallel: ParallelConfig,
     /// How weights of 16 bits are trained.
     pub precision: PrecisionConfig,
+    /// How a GPU is given a step.
+    pub execution: Execution,
 }
 
 impl BenchConfig {
@@ -48,6 +50,7 @@ impl BenchConfig {
             optimizer: OptimizerConfig::ADAMW,
             parallel: ParallelConfig::default(),
             precision: PrecisionConfig::default(),
+            execution: Execution::Eager,
         }
     }
 }
@@ -96,6 +99,7 @@ pub fn trainer(config: &BenchConfig, device: &Device, mesh: &Mesh) -> Result<(Tr
         optimizer: config.optimizer,
         parallel: config.parallel,
         precision: config.precision,
+        execution: config.execution,
         ..TrainerConfig::new(0, Schedule::constant(6e-4)?, batch_size)
     };
     let trainer = Trainer::on_mesh(&scope, mesh, &config.model, trainer)?;

@@ -1,6 +1,7 @@
 //! One training step after another: the loop's parts, without a terminal.
 
 mod config;
+mod graph;
 mod report;
 mod step;
 
@@ -17,7 +18,8 @@ use crate::checkpoint::{self, Checkpoint, Held, Moments, Progress, Snapshot};
 use crate::gpt::{Gpt, GptConfig, GptPart};
 use crate::tokenizer::Tokenizer;
 
-pub use config::{ParallelConfig, PrecisionConfig, TrainerConfig};
+pub use config::{Execution, ParallelConfig, PrecisionConfig, TrainerConfig};
+use graph::StepGraph;
 use report::Reports;
 pub use report::StepReport;
 
@@ -38,6 +40,8 @@ pub struct Trainer {
     /// What the optimizer's kernels read.
     step: Step,
     reports: Reports,
+    /// The steps that are replayed, with [`Execution::CudaGraph`].
+    graph: Option<StepGraph>,
 }
 
 impl Trainer {
@@ -72,6 +76,11 @@ impl Trainer {
         mut config: TrainerConfig,
     ) -> Result<Trainer> {
         config.parallel.data_parallel.shard_unit = config.optimizer.shard_unit();
+        config.check_execution(mesh.world().size())?;
+        let device = scope.device();
+        if config.execution == Execution::CudaGraph && !device.is_gpu() && !device.is_dry() {
+            return Err(Error::config("enable-cuda-graph", Execution::NEEDS_GPU));
+        }
         let loss_scaler = config.precision.loss_scaler(&config.parallel)?;
         let ParallelConfig { recompute, saved_activations, optimizer_states, .. } = config.parallel;
         let offloader = saved_activations.offloader()?;
@@ -86,7 +95,6 @@ impl Trainer {
         let PrecisionConfig { weight_update, rounding, .. } = config.precision;
         let update = UpdateConfig { weights: weight_update, rounding, states: optimizer_states };
         let optimizer = Optimizer::with_update(config.optimizer, data_parallel.buffers(), &update)?;
-        let device = scope.device();
         let host = if device.is_gpu() { Device::cpu(1)? } else { device.clone() };
         let step = Step::new(device, &optimizer.numbers(&StepConfig { lr: 0.0, grad_scale: 1.0 }))?;
         let reports = Reports::new(device)?;
@@ -103,6 +111,7 @@ impl Trainer {
             host,
             step,
             reports,
+            graph: None,
         })
     }
 
@@ -222,6 +231,7 @@ impl Trainer {
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         checkpoint.check_config(&self.model)?;
         checkpoint.verify(self.mesh.world())?;
+        self.graph = None; // it knows where weights and moments were
         self.data_parallel.load(|params| checkpoint.load_params_of_part(params))?;
         checkpoint.load_optimizer(&mut self.optimizer)?;
         self.set_progress(checkpoint.progress().clone());

@@ -26,11 +26,7 @@ impl Tensor {
     }
 
     /// As [`Tensor::from_slice`], for what follows from the arguments of an operation alone: captured work has it as it is.
-    pub(crate) fn constant<T: Scalar>(
-        device: &Device,
-        data: &[T],
-        dims: &[usize],
-    ) -> Result<Tensor> {
+    pub fn constant<T: Scalar>(device: &Device, data: &[T], dims: &[usize]) -> Result<Tensor> {
         let (Some(capture), Some(gpu)) = (device.capture(), device.gpu()) else {
             return Self::from_slice(device, data, dims);
         };

@@ -9,20 +9,20 @@ use std::time::Instant;
 use tracing::trace_span;
 
 use super::report::{Given, Lost};
-use super::{StepReport, Trainer};
+use super::{Execution, StepReport, Trainer};
 use crate::data::{Batch, Samples};
-use crate::stage::StageModel;
+use crate::stage::{Microbatch, StageModel};
 
 /// What is known of a step before the device is given anything.
-struct Prepared {
-    batches: Vec<Batch>,
-    pass: Context,
+pub(super) struct Prepared {
+    pub batches: Vec<Batch>,
+    pub pass: Context,
     schedule: Schedule,
     /// One over the tokens that count for this rank's gradients.
-    scale: f64,
-    loss_scale: f64,
+    pub scale: f64,
+    pub loss_scale: f64,
     /// Counted tokens of the global batch.
-    tokens: f64,
+    pub tokens: f64,
     lr: f64,
 }
 
@@ -31,6 +31,10 @@ impl Trainer {
     ///
     /// Where the loss scale is dynamic and gradients overflow, neither weights nor moments change; the step counts,
     /// and its samples are consumed.
+    ///
+    /// With [`Execution::CudaGraph`] the first steps are taken as they are, the next is captured, and those after it
+    /// replay it for as long as they are alike: in their number of micro-batches, the length of samples, the counted
+    /// tokens and the loss scale. The first that differs begins anew.
     ///
     /// Errors on every rank, without touching weights or moments, if the loss or, with another scale, the gradient
     /// norm of any replica is not finite; the message names the step and the first offending parameter.
@@ -74,9 +78,14 @@ impl Trainer {
         let Lost { given, loss, grad_norm, later } = lost;
         self.progress = given.before;
         self.optimizer.set_steps(given.updates);
+        self.graph = None;
         if later > 0 {
             let device = self.scope.device().clone();
-            device.run(|| self.prepare(samples).and_then(|prepared| self.compute(&prepared)))?;
+            device.run(|| {
+                let prepared = self.prepare(samples)?;
+                self.set_numbers()?;
+                self.compute(&prepared, &self.microbatches(&prepared)?)
+            })?;
         }
         self.reports.outcomes.clear()?;
         Err(self.not_finite(loss, grad_norm)?)
@@ -88,17 +97,23 @@ impl Trainer {
         let global = self.config.batch_size.global(self.progress.consumed_samples);
         let tokens = (global * samples.seq_length()) as u64;
         let (before, updates) = (self.progress.clone(), self.optimizer.steps());
-        self.compute(&prepared)?;
-        self.reports.push(Given { lr, loss_scale, tokens, started, before, updates });
-
+        let given = Given { lr, loss_scale, tokens, started, before, updates };
+        self.set_numbers()?;
+        // A graph has the whole step: nobody looks at the numbers before the update.
+        let whole = self.config.execution == Execution::CudaGraph && !self.scope.device().is_dry();
+        if whole {
+            self.take_as_graph(&prepared)?;
+        } else {
+            self.compute(&prepared, &self.microbatches(&prepared)?)?;
+        }
+        self.reports.push(given);
         let local = self.data_parallel.loss_ranks().size() < self.mesh.axis(Axis::Data).size();
         if self.loss_scaler.skips() || local || self.reports.is_full() {
             self.read(samples)?;
         }
         let overflow = self.reports.last().is_some_and(|report| report.skipped);
-        if !overflow {
-            let _span = trace_span!("optimizer").entered();
-            self.data_parallel.update_with(&mut self.optimizer, &self.step)?;
+        if !overflow && !whole {
+            self.update()?;
         }
         self.loss_scaler.update(overflow);
         self.progress.loss_scaler = self.loss_scaler.skips().then(|| self.loss_scaler.state());
@@ -132,16 +147,37 @@ impl Trainer {
         Ok(Prepared { batches, pass, schedule, scale, loss_scale, tokens, lr })
     }
 
+    /// What a pass over one of the batches needs to know.
+    pub(super) fn context(&self, prepared: &Prepared, batch: &Batch) -> Context {
+        let first = (batch.first_sample - self.progress.consumed_samples) as usize;
+        prepared.pass.clone().micro_batch(first, self.config.batch_size.micro())
+    }
+
+    /// The batches on the device.
+    pub(super) fn microbatches(&self, prepared: &Prepared) -> Result<Vec<Microbatch>> {
+        let device = self.scope.device();
+        let microbatch = |batch: &Batch| {
+            Microbatch::new(device, &self.mesh, batch, self.context(prepared, batch))
+        };
+        prepared.batches.iter().map(microbatch).collect()
+    }
+
+    /// Puts the optimizer's numbers on the device.
+    pub(super) fn set_numbers(&mut self) -> Result<()> {
+        let numbers = self.optimizer.numbers(&self.step_config());
+        self.step.set(&numbers)
+    }
+
     /// Gives the device all of a step but the update: gradients, and in the optimizer's numbers what becomes of them.
-    fn compute(&mut self, prepared: &Prepared) -> Result<()> {
-        let Prepared { batches, pass, schedule, scale, loss_scale, tokens, .. } = prepared;
-        let (consumed, micro) = (self.progress.consumed_samples, self.config.batch_size.micro());
-        self.step.set(&self.optimizer.numbers(&self.step_config()))?;
-        let mut model = StageModel::new(&self.parts, &self.mesh, batches, |batch| {
-            pass.clone().micro_batch((batch.first_sample - consumed) as usize, micro)
-        })?
-        .reduced_by(&self.data_parallel);
-        self.data_parallel.begin_step(batches.len());
+    pub(super) fn compute(
+        &mut self,
+        prepared: &Prepared,
+        microbatches: &[Microbatch],
+    ) -> Result<()> {
+        let Prepared { schedule, scale, loss_scale, tokens, .. } = prepared;
+        let model = StageModel::new(&self.parts, &self.mesh, microbatches)?;
+        let mut model = model.reduced_by(&self.data_parallel);
+        self.data_parallel.begin_step(microbatches.len());
         execute(schedule, &mut model, &self.mesh, scale * loss_scale)?;
         let loss = model.into_loss()?;
         let loss = &self.mesh.world().all_reduce(loss, Reduction::Sum)?.wait()?;
@@ -161,6 +197,12 @@ impl Trainer {
             overflow: if self.loss_scaler.skips() { Overflow::Skips } else { Overflow::Stops },
         };
         outcome(&mut self.step, &mut self.reports.outcomes, &config, &sums)
+    }
+
+    /// Gives the device the update.
+    pub(super) fn update(&mut self) -> Result<()> {
+        let _span = trace_span!("optimizer").entered();
+        self.data_parallel.update_with(&mut self.optimizer, &self.step)
     }
 
     /// The schedule's learning rate. What the gradients are multiplied with is found on the device.

@@ -6,7 +6,7 @@ use ferrotron_models::trainer::PrecisionConfig;
 use ferrotron_nn::{AdafactorConfig, LossScale, OptimizerConfig, Rounding};
 
 /// Every number that a trainer keeps.
-fn numbers(trainer: &Trainer) -> Result<Vec<f64>> {
+pub fn numbers(trainer: &Trainer) -> Result<Vec<f64>> {
     let mut all = Vec::new();
     for param in trainer.buffers().params() {
         all.extend(param.leaf().value()?.to_f64()?);
@@ -18,7 +18,11 @@ fn numbers(trainer: &Trainer) -> Result<Vec<f64>> {
     Ok(all)
 }
 
-fn trainer(case: &Case, device: &Device, change: impl Fn(&mut TrainerConfig)) -> Result<Trainer> {
+pub fn trainer(
+    case: &Case,
+    device: &Device,
+    change: impl Fn(&mut TrainerConfig),
+) -> Result<Trainer> {
     let batch_size = BatchSize::new(BatchSizeConfig {
         micro_batch_size: 2,
         global_batch_size: Some(BATCH),

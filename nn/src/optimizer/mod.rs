@@ -249,6 +249,12 @@ impl Optimizer {
         Ok(())
     }
 
+    /// Counts a step that the device takes without a call, as a replayed CUDA graph does.
+    pub fn count_step(&mut self, buffers: &ParamBuffers) {
+        self.step += 1;
+        buffers.mark_updated();
+    }
+
     /// How many numbers each call of [`Optimizer::step_with`]'s `sum` gets in a step.
     pub fn part_sums(&self) -> Vec<usize> {
         match &self.config {
