@@ -14,6 +14,7 @@ use crate::library::Search;
 use crate::modules::Modules;
 use crate::nvrtc::Nvrtc;
 use crate::stream::Stream;
+use crate::uploads::Uploads;
 
 /// How a [`Gpu`] is found and used.
 #[derive(Debug, Clone)]
@@ -39,6 +40,7 @@ pub struct Gpu {
     context: Arc<Context>,
     modules: Modules,
     products: CublasLt,
+    uploads: Uploads,
     compute: Stream,
     cells: Cells,
     launches: AtomicU64,
@@ -54,9 +56,9 @@ impl Gpu {
         let modules = Modules::new(&context, nvrtc, config.cache.clone(), rows);
         let products = CublasLt::new(&config.search, &context)?;
         let compute = Stream::new(&context)?;
-        let cells = Cells::new(&context)?;
+        let (cells, uploads) = (Cells::new(&context, &compute)?, Uploads::new(&context));
         let launches = AtomicU64::new(0);
-        Ok(Gpu { context, modules, products, compute, cells, launches })
+        Ok(Gpu { context, modules, products, uploads, compute, cells, launches })
     }
 
     /// The GPU's context.
@@ -67,6 +69,19 @@ impl Gpu {
     /// The stream of all kernels.
     pub fn compute(&self) -> &Stream {
         &self.compute
+    }
+
+    /// Copies bytes of the host to the GPU's address `to`, in the compute stream. The slice is free when this returns, and
+    /// up to 4 MiB nobody waits for the stream.
+    ///
+    /// Errors if the host has no more memory that may be pinned, or the stream is recorded.
+    ///
+    /// # Safety
+    /// As for [`Stream::upload`].
+    pub unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
+        self.compute.expect_running("upload")?;
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.uploads.give(&self.compute, to, from) }
     }
 
     /// A launch of the kernel `name` of `file` for elements of `element`, to be put together.
@@ -88,19 +103,28 @@ impl Gpu {
         self.launches.load(Ordering::Relaxed)
     }
 
-    /// The training step `number` in the GPU's memory, for kernels that draw random numbers.
+    /// The training step `number` in the GPU's memory, for kernels that draw random numbers. While the GPU's work is
+    /// recorded nothing is written: the number is that of the [launch](crate::graph::Graph::launch).
     ///
-    /// Errors if the GPU has failed.
+    /// Errors if the GPU has failed, or the work that is being recorded drew numbers of another step.
     pub fn step(&self, number: u64) -> Result<StepCell<'_>> {
-        self.cells.step(&self.compute, number)
+        self.cells.step(number, |address, step| {
+            let kernel = self.kernel("step", ElementType::F64, "set_step")?;
+            // SAFETY: the kernel writes one step to the cell, which only kernels of this stream use.
+            unsafe { kernel.value(address).value(step).run([1, 1, 1], [32, 1, 1]) }
+        })
+    }
+
+    pub(crate) fn cells(&self) -> &Cells {
+        &self.cells
     }
 
     /// The address at which kernels of `op` put the smallest position whose index is bad: a `u64`, which is
     /// [`NO_BAD_INDEX`](crate::arguments::NO_BAD_INDEX) until then.
     ///
-    /// Errors if the GPU has failed.
+    /// Errors if there are too many operations.
     pub fn bad_index(&self, op: &'static str) -> Result<u64> {
-        self.cells.bad_index(&self.compute, op)
+        self.cells.bad_index(op)
     }
 
     /// Waits for the compute stream and says whether any kernel has found a bad index since the last time.

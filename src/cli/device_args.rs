@@ -5,6 +5,7 @@ use ferrotron::cuda::gpu::GpuConfig;
 use ferrotron::cuda::library::Search;
 use ferrotron::cuda::probe::devices;
 use ferrotron::models::checkpoint::Checkpoint;
+use ferrotron::models::trainer::Execution;
 use ferrotron::{DType, Device, Error, Result};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -29,6 +30,26 @@ pub struct DeviceArgs {
     /// The same as --dtype f16
     #[arg(long, overrides_with_all = ["dtype", "bf16"])]
     pub fp16: bool,
+}
+
+/// How a GPU is given its work.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Device")]
+pub struct ExecutionArgs {
+    /// Capture a step as one CUDA graph, and replay it for those that are alike
+    #[arg(long)]
+    enable_cuda_graph: bool,
+}
+
+impl ExecutionArgs {
+    /// What was chosen. Errors if it is not for a CPU and that is what computes.
+    pub fn execution(&self, device: &DeviceArgs) -> Result<Execution> {
+        match (self.enable_cuda_graph, device.place()?) {
+            (false, _) => Ok(Execution::Eager),
+            (true, Place::Cpu) => Err(Error::config("--enable-cuda-graph", Execution::NEEDS_GPU)),
+            (true, Place::Gpus | Place::Gpu(_)) => Ok(Execution::CudaGraph),
+        }
+    }
 }
 
 /// What `--device` says.

@@ -73,6 +73,21 @@ pub fn stand_in(test: &str) -> Option<GpuConfig> {
     Some(GpuConfig { ordinal: 0, search: Search::only(vec![folder]), cache })
 }
 
+/// How often this thread has waited for the stand-in of a GPU so far, and how often it has copied from its memory.
+///
+/// Panics if g++ refuses the stand-in.
+pub fn waits() -> (u64, u64) {
+    // SAFETY: the library's initialisers make empty containers; it is loaded already where there is a device.
+    let driver = unsafe { libloading::Library::new(folder().join("libcuda.so.1")) }.unwrap();
+    let mut counts = [0; 2];
+    // SAFETY: this is the function's type, and it writes two numbers.
+    unsafe {
+        let count = driver.get::<unsafe extern "C" fn(*mut u64)>(b"stand_in_waits").unwrap();
+        count(counts.as_mut_ptr());
+    }
+    (counts[0], counts[1])
+}
+
 /// A folder with the stand-ins, under the names that NVIDIA's libraries have.
 ///
 /// Panics if g++ refuses one.
