@@ -39,6 +39,7 @@ pub struct Gpu {
     modules: Modules,
     products: CublasLt,
     compute: Stream,
+    copies: Stream,
     cells: Cells,
 }
 
@@ -51,9 +52,9 @@ impl Gpu {
         let nvrtc = Nvrtc::load(&config.search)?;
         let modules = Modules::new(&context, nvrtc, config.cache.clone(), rows);
         let products = CublasLt::new(&config.search, &context)?;
-        let compute = Stream::new(&context)?;
+        let (compute, copies) = (Stream::new(&context)?, Stream::new(&context)?);
         let cells = Cells::new(&context)?;
-        Ok(Gpu { context, modules, products, compute, cells })
+        Ok(Gpu { context, modules, products, compute, copies, cells })
     }
 
     /// The GPU's context.
@@ -64,6 +65,11 @@ impl Gpu {
     /// The stream of all kernels.
     pub fn compute(&self) -> &Stream {
         &self.compute
+    }
+
+    /// The stream of copies between the GPU's memory and the host's that go on while kernels run.
+    pub fn copies(&self) -> &Stream {
+        &self.copies
     }
 
     /// A launch of the kernel `name` of `file` for elements of `element`, to be put together.
@@ -121,7 +127,8 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // Kernels that were given are still needed.
+        // What was given is still needed.
         let _ = self.compute.synchronize();
+        let _ = self.copies.synchronize();
     }
 }

@@ -1,5 +1,7 @@
 //! Training on a GPU, which here is a stand-in, is training on the CPU: alone, and in layouts of ranks that share the GPU.
 
+mod offload;
+
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::data::{Batch, Samples};
 use ferrotron_models::gpt::GptConfig;
