@@ -42,6 +42,11 @@ impl Cells {
         Ok(Cells { memory, step: Mutex::default(), ops: Mutex::default() })
     }
 
+    /// Bytes of the GPU's memory that they take.
+    pub(crate) fn bytes(&self) -> usize {
+        self.memory.len()
+    }
+
     pub(crate) fn step(&self, stream: &Stream, number: u64) -> Result<StepCell<'_>> {
         let mut current = self.step.lock().unwrap_or_else(PoisonError::into_inner);
         let address = self.memory.base();

@@ -10,8 +10,8 @@ use crate::cublaslt::{CublasLt, Product};
 use crate::kernels::ElementType;
 use crate::launch::Launch;
 use crate::library::Search;
-use crate::modules::Modules;
-use crate::nvrtc::Nvrtc;
+use crate::modules::{Function, Modules};
+use crate::nvrtc::{Architecture, Nvrtc};
 use crate::stream::Stream;
 
 /// How a [`Gpu`] is found and used.
@@ -36,7 +36,8 @@ impl GpuConfig {
 #[derive(Debug)]
 pub struct Gpu {
     context: Arc<Context>,
-    modules: Modules,
+    /// Nothing where no kernel runs.
+    modules: Option<Modules>,
     products: CublasLt,
     compute: Stream,
     copies: Stream,
@@ -50,11 +51,32 @@ impl Gpu {
     pub fn new(config: &GpuConfig, rows: String) -> Result<Gpu> {
         let context = Context::new(&config.search, config.ordinal)?;
         let nvrtc = Nvrtc::load(&config.search)?;
-        let modules = Modules::new(&context, nvrtc, config.cache.clone(), rows);
+        let modules = Some(Modules::new(&context, nvrtc, config.cache.clone(), rows));
         let products = CublasLt::new(&config.search, &context)?;
         let (compute, copies) = (Stream::new(&context)?, Stream::new(&context)?);
         let cells = Cells::new(&context)?;
         Ok(Gpu { context, modules, products, compute, copies, cells })
+    }
+
+    /// In place of a GPU of `architecture` one that does nothing: no library is needed, and what is given to it is done
+    /// at once. To find out what memory a computation takes.
+    pub fn dry(architecture: Architecture) -> Result<Gpu> {
+        let context = Context::dry(architecture);
+        let products = CublasLt::dry(&context)?;
+        let (compute, copies) = (Stream::new(&context)?, Stream::new(&context)?);
+        let cells = Cells::new(&context)?;
+        Ok(Gpu { context, modules: None, products, compute, copies, cells })
+    }
+
+    /// Whether it does nothing.
+    pub fn is_dry(&self) -> bool {
+        self.context.is_dry()
+    }
+
+    /// Bytes of its memory that it takes itself: what matrix products may write while they run, and numbers at addresses
+    /// that stay.
+    pub fn own_bytes(&self) -> usize {
+        self.products.workspace_bytes() + self.cells.bytes()
     }
 
     /// The GPU's context.
@@ -81,7 +103,10 @@ impl Gpu {
         element: ElementType,
         name: &'static str,
     ) -> Result<Launch<'_>> {
-        let function = self.modules.function(file, element, name)?;
+        let function = match &self.modules {
+            Some(modules) => modules.function(file, element, name)?,
+            None => Function::dry(),
+        };
         Ok(Launch::new(&self.compute, function, name))
     }
 

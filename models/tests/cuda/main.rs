@@ -1,5 +1,6 @@
 //! Training on a GPU, which here is a stand-in, is training on the CPU: alone, and in layouts of ranks that share the GPU.
 
+mod memory;
 mod offload;
 
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
