@@ -2,7 +2,7 @@
 
 use ferrotron_tensor::ops::pointwise::{add_assign, own};
 use ferrotron_tensor::ops::reduce::sum_to;
-use ferrotron_tensor::{Error, Result, Tensor};
+use ferrotron_tensor::{DType, Error, Result, Tensor};
 
 use crate::engine::{DeferredGrads, Pending, WeightGrads};
 use crate::node::{Node, Source};
@@ -103,13 +103,15 @@ impl Grads<'_> {
     }
 
     /// Hands over the gradient of operand `i`. It may have the dims that the operand was broadcast to:
-    /// it is summed back. Ignored if nobody wants it, or if this optional operand was not given.
+    /// it is summed back. It may have the accumulator's dtype: where the gradient is collected in it, nothing is
+    /// rounded. Ignored if nobody wants it, or if this optional operand was not given.
     pub fn give(&mut self, i: usize, gradient: Tensor) -> Result<()> {
         let Some((Some(source), slot)) = self.node.inputs.get(i) else { return Ok(()) };
         let gradient = sum_to(&gradient, &slot.dims)?;
         match source {
             Source::Leaf(leaf) => leaf.give(gradient),
             Source::Node(node, output) => {
+                let gradient = in_dtype(gradient, slot.dtype)?;
                 let entry = self.pending.slot(node, *output);
                 *entry = Some(match entry.take() {
                     None => gradient,
@@ -183,4 +185,9 @@ impl Grads<'_> {
             None => self.accumulate(i, write),
         }
     }
+}
+
+/// The tensor in another dtype; one that has it stays as unique as it was.
+pub(crate) fn in_dtype(tensor: Tensor, dtype: DType) -> Result<Tensor> {
+    if tensor.dtype() == dtype { Ok(tensor) } else { tensor.cast(dtype) }
 }

@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use crate::backward::in_dtype;
 use crate::node::Source;
 use crate::{Accum, Var};
 
@@ -341,7 +342,7 @@ impl Leaf {
         if gradient.contributions == 0
             && let GradientPlace::Own(place) = &mut gradient.place
         {
-            *place = Some(own(contribution)?);
+            *place = Some(own(in_dtype(contribution, self.dtype())?)?);
             return self.arrived(gradient);
         }
         drop(gradient);

@@ -36,8 +36,8 @@ impl Backward for LayerNormBackward {
         }
         let (to_x, to_weight, to_bias) = layer_norm_backward(&dy, &x, &mean, &rstd, &weight)?;
         dx.give(0, to_x)?;
-        dx.give(1, to_weight.cast(weight.dtype())?)?;
-        dx.give(2, to_bias.cast(weight.dtype())?)
+        dx.give(1, to_weight)?;
+        dx.give(2, to_bias)
     }
 }
 
@@ -64,7 +64,7 @@ impl Backward for RmsNormBackward {
         }
         let (to_x, to_weight) = rms_norm_backward(&dy, &x, &rstd, &weight)?;
         dx.give(0, to_x)?;
-        dx.give(1, to_weight.cast(weight.dtype())?)
+        dx.give(1, to_weight)
     }
 }
 

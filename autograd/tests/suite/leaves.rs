@@ -1,7 +1,8 @@
 //! Leaves: hooks, deferred weight gradients, missing gradients, and gradients that are written in place.
 
 use ferrotron_autograd::{Leaf, SharedFlat, Var, WeightGrads, backward, missing_gradients};
-use ferrotron_tensor::{Category, DType, Device, Flat, Result, Tensor};
+use ferrotron_tensor::ops::layer_norm::{layer_norm, layer_norm_backward};
+use ferrotron_tensor::{Category, DType, Device, Error, Flat, Result, Tensor, bf16};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -193,6 +194,34 @@ fn a_gradient_may_be_wider_than_its_leaf() -> Result<()> {
             assert!((got - want).abs() <= 8.0 * 2.0_f64.powi(-8) * largest, "{got} {want}");
         }
     }
+    Ok(())
+}
+
+#[test]
+fn what_a_norm_adds_up_in_f32_is_not_rounded_on_its_way() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let leaf = |name: &str, dims: &[usize]| {
+        let numel = dims.iter().product::<usize>();
+        let numbers: Vec<bf16> = (0..numel).map(|i| bf16::from_f32((i * i % 23) as f32)).collect();
+        Ok::<_, Error>(Leaf::new(name, Tensor::from_slice(&device, &numbers, dims)?))
+    };
+    let (x, w, b) = (leaf("x", &[5, 4])?, leaf("w", &[4])?, leaf("b", &[4])?);
+    let parts = [("weight".to_string(), vec![4]), ("bias".to_string(), vec![4])];
+    let flat = Flat::new(&device, DType::F32, Category::Gradients, &parts)?;
+    let flat: SharedFlat = Arc::new(Mutex::new(flat));
+    w.move_gradient(&flat, 0);
+    let dy = leaf("dy", &[5, 4])?.value()?;
+    let y = x.var()?.layer_norm(&w.var()?, Some(&b.var()?), 1e-5)?;
+    backward(&[(&y, dy.clone())], WeightGrads::Now)?;
+
+    let (_, mean, rstd) = layer_norm(&x.value()?, &w.value()?, None, 1e-5)?;
+    let (_, of_w, of_b) = layer_norm_backward(&dy, &x.value()?, &mean, &rstd, &w.value()?)?;
+    let exact = of_w.to_f64()?;
+    assert_ne!(exact, of_w.cast(DType::BF16)?.to_f64()?, "the sums need more than 16 bits");
+    assert_eq!(gradient(&w)?, exact);
+    // A gradient that is collected in 16 bits is rounded once.
+    assert_eq!(b.gradient()?.unwrap().dtype(), DType::BF16);
+    assert_eq!(gradient(&b)?, of_b.cast(DType::BF16)?.to_f64()?);
     Ok(())
 }
 
