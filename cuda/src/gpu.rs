@@ -13,6 +13,7 @@ use crate::library::Search;
 use crate::modules::{Function, Modules};
 use crate::nvrtc::{Architecture, Nvrtc};
 use crate::stream::Stream;
+use crate::uploads::Uploads;
 
 /// How a [`Gpu`] is found and used.
 #[derive(Debug, Clone)]
@@ -39,6 +40,7 @@ pub struct Gpu {
     /// Nothing where no kernel runs.
     modules: Option<Modules>,
     products: CublasLt,
+    uploads: Uploads,
     compute: Stream,
     copies: Stream,
     cells: Cells,
@@ -54,8 +56,8 @@ impl Gpu {
         let modules = Some(Modules::new(&context, nvrtc, config.cache.clone(), rows));
         let products = CublasLt::new(&config.search, &context)?;
         let (compute, copies) = (Stream::new(&context)?, Stream::new(&context)?);
-        let cells = Cells::new(&context)?;
-        Ok(Gpu { context, modules, products, compute, copies, cells })
+        let (cells, uploads) = (Cells::new(&context, &compute)?, Uploads::new(&context));
+        Ok(Gpu { context, modules, products, uploads, compute, copies, cells })
     }
 
     /// In place of a GPU of `architecture` one that does nothing: no library is needed, and what is given to it is done
@@ -64,8 +66,8 @@ impl Gpu {
         let context = Context::dry(architecture);
         let products = CublasLt::dry(&context)?;
         let (compute, copies) = (Stream::new(&context)?, Stream::new(&context)?);
-        let cells = Cells::new(&context)?;
-        Ok(Gpu { context, modules: None, products, compute, copies, cells })
+        let (cells, uploads) = (Cells::new(&context, &compute)?, Uploads::new(&context));
+        Ok(Gpu { context, modules: None, products, uploads, compute, copies, cells })
     }
 
     /// Whether it does nothing.
@@ -94,6 +96,22 @@ impl Gpu {
         &self.copies
     }
 
+    /// Copies bytes of the host to the GPU's address `to`, in the compute stream. The slice is free when this returns, and
+    /// up to 4 MiB nobody waits for the stream.
+    ///
+    /// Errors if the host has no more memory that may be pinned, or the stream is recorded.
+    ///
+    /// # Safety
+    /// As for [`Stream::upload`].
+    pub unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
+        if self.is_dry() {
+            return Ok(());
+        }
+        self.compute.expect_running("upload")?;
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.uploads.give(&self.compute, to, from) }
+    }
+
     /// A launch of the kernel `name` of `file` for elements of `element`, to be put together.
     ///
     /// Errors if there is no such kernel, or it cannot be compiled.
@@ -110,19 +128,28 @@ impl Gpu {
         Ok(Launch::new(&self.compute, function, name))
     }
 
-    /// The training step `number` in the GPU's memory, for kernels that draw random numbers.
+    /// The training step `number` in the GPU's memory, for kernels that draw random numbers. While the GPU's work is
+    /// recorded nothing is written: the number is that of the [launch](crate::graph::Graph::launch).
     ///
-    /// Errors if the GPU has failed.
+    /// Errors if the GPU has failed, or the work that is being recorded drew numbers of another step.
     pub fn step(&self, number: u64) -> Result<StepCell<'_>> {
-        self.cells.step(&self.compute, number)
+        self.cells.step(number, |address, step| {
+            let kernel = self.kernel("step", ElementType::F64, "set_step")?;
+            // SAFETY: the kernel writes one step to the cell, which only kernels of this stream use.
+            unsafe { kernel.value(address).value(step).run([1, 1, 1], [32, 1, 1]) }
+        })
+    }
+
+    pub(crate) fn cells(&self) -> &Cells {
+        &self.cells
     }
 
     /// The address at which kernels of `op` put the smallest position whose index is bad: a `u64`, which is
     /// [`NO_BAD_INDEX`](crate::arguments::NO_BAD_INDEX) until then.
     ///
-    /// Errors if the GPU has failed.
+    /// Errors if there are too many operations.
     pub fn bad_index(&self, op: &'static str) -> Result<u64> {
-        self.cells.bad_index(&self.compute, op)
+        self.cells.bad_index(op)
     }
 
     /// Waits for the compute stream and says whether any kernel has found a bad index since the last time.

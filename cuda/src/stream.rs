@@ -1,14 +1,15 @@
 //! Streams, in which work is done in the order in which it was given, and events, for which another stream can wait.
 
 use cudarc::driver::sys::CUstream_flags_enum as StreamFlags;
+use cudarc::driver::sys::CUstreamCaptureStatus_enum as CaptureStatus;
 use cudarc::driver::sys::{self, CUevent, CUevent_flags_enum as EventFlags, CUresult, CUstream};
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
 
-use crate::Result;
 use crate::context::Context;
 use crate::driver::check;
+use crate::{Error, Result};
 
 /// A queue of work on a GPU.
 #[derive(Debug)]
@@ -61,7 +62,7 @@ impl Stream {
 
     /// The moment at which everything that was given so far is done.
     pub fn record(&self) -> Result<Event> {
-        let event = Event::new(&self.context, EventFlags::CU_EVENT_DISABLE_TIMING)?;
+        let event = Event::new(&self.context)?;
         event.record(self)?;
         Ok(event)
     }
@@ -78,13 +79,15 @@ impl Stream {
 
     /// Copies bytes of the host to the GPU's address `to`. The slice is free when this returns.
     ///
+    /// Errors if the stream is recorded: when the copy is done, the slice is gone.
+    ///
     /// # Safety
     /// As many bytes from `to` on are memory of the GPU that nothing outside of this stream uses meanwhile.
     pub unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
         if self.context.is_dry() {
             return Ok(());
         }
-        self.context.bind()?;
+        self.expect_running("cuMemcpyHtoD")?;
         // SAFETY: the caller answers for the destination. Of pageable memory the driver has taken a copy when it
         // returns, and of pinned memory slices are never made.
         let status = unsafe {
@@ -95,19 +98,36 @@ impl Stream {
 
     /// Copies bytes from the GPU's address `from` to the host, after everything that was given so far.
     ///
+    /// Errors if the stream is recorded: nothing is done then.
+    ///
     /// # Safety
     /// As many bytes from `from` on are memory of the GPU that nothing outside of this stream writes meanwhile.
     pub unsafe fn download(&self, to: &mut [u8], from: u64) -> Result<()> {
         if self.context.is_dry() {
             return Ok(());
         }
-        self.context.bind()?;
+        self.expect_running("cuMemcpyDtoH")?;
         // SAFETY: the caller answers for the source; the slice is borrowed until the copy has arrived.
         let status = unsafe {
             sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast::<c_void>(), from, to.len(), self.handle)
         };
         check("cuMemcpyDtoH", status)?;
         self.synchronize()
+    }
+
+    /// Errors if the stream is recorded, in which case a driver might record a copy of memory that does not stay.
+    pub(crate) fn expect_running(&self, op: &'static str) -> Result<()> {
+        self.context.bind()?;
+        let mut status = CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream is alive, and the pointer is to a live variable.
+        check(op, unsafe { sys::cuStreamIsCapturing(self.handle, &mut status) })?;
+        match status {
+            CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
+            _ => Err(Error::new(
+                op,
+                "the stream is recorded: nothing runs that the host could wait for, or that reads what it has now",
+            )),
+        }
     }
 
     /// Copies `len` bytes between addresses that the GPU reaches.
@@ -162,18 +182,21 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    fn new(context: &Arc<Context>, flags: EventFlags) -> Result<Event> {
+    /// A moment that has passed.
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Event> {
         let mut handle = ptr::null_mut();
         if context.is_dry() {
             return Ok(Event { context: context.clone(), handle });
         }
         context.bind()?;
+        let flags = EventFlags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: the pointer is to a live variable; `drop` destroys the event.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, flags as u32) })?;
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, flags) })?;
         Ok(Event { context: context.clone(), handle })
     }
 
-    fn record(&self, stream: &Stream) -> Result<()> {
+    /// From now on the moment at which everything is done that `stream` was given so far.
+    pub(crate) fn record(&self, stream: &Stream) -> Result<()> {
         if self.context.is_dry() {
             return Ok(());
         }

@@ -6,7 +6,9 @@
 #![deny(missing_docs)]
 
 mod buffer;
+mod capture;
 mod cuda;
+mod cuda_graph;
 mod device;
 mod disjoint;
 mod dtype;
@@ -28,6 +30,7 @@ mod tensor;
 mod transfer;
 mod view;
 
+pub use cuda_graph::CudaGraph;
 pub use device::Device;
 pub use dtype::{DType, Element, Index, Scalar};
 pub use error::{At, Error, ErrorKind, Result};

@@ -41,13 +41,13 @@ impl Tensor {
     ) -> Result<Tensor> {
         let layout = Layout::contiguous(dims)?;
         let bytes = layout.numel() * dtype.size();
-        let buffer = Buffer::new(device.pool_of(kind), bytes, Category::Workspace)?;
+        let buffer = Buffer::new(&device.pool_of(kind), bytes, Category::Workspace)?;
         Ok(Self::view_of(Arc::new(buffer), layout, dtype, device))
     }
 
     /// In which of the device's two kinds of memory the buffer is.
     pub fn memory_kind(&self) -> MemoryKind {
-        match self.buffer().is_in(self.device().pool_of(MemoryKind::Host)) {
+        match self.device().has_in_host_memory(self.buffer()) {
             true => MemoryKind::Host,
             false => MemoryKind::Device,
         }

@@ -95,7 +95,7 @@ impl Pass<'_> {
             (Rounding::Stochastic { seed }, Some(Piece { param, place, .. })) => {
                 self.rule(exact, elements, None)?;
                 let key = RandomKey::new(seed, self.count, param);
-                round(weights, exact, Some(Stochastic { key: &key, place }))
+                round(weights, exact, Some(Stochastic { key: &key, place, step: Some(self.step) }))
             }
             _ => self.rule(exact, elements, Some(weights)),
         }

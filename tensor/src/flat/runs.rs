@@ -5,7 +5,7 @@ use std::ops::Range as Span;
 use super::Flat;
 use crate::lent::{Copy, give};
 use crate::pool::Category;
-use crate::{Error, Lent, MemoryKind, Result, Tensor};
+use crate::{Error, Lent, Result, Tensor};
 
 impl Flat {
     /// Lends the elements `runs` of each of `flats`, which are as long and on one device, one run after another to `f`: its
@@ -48,8 +48,8 @@ impl Flat {
 
     /// Whether kernels had better not work on it: see [`Tensor::is_far`].
     fn is_far(&self) -> bool {
-        let host = self.device.pool_of(MemoryKind::Host);
-        self.device.is_gpu() && self.ranges.first().is_some_and(|range| range.buffer.is_in(host))
+        let mut first = self.ranges.iter().take(1);
+        self.device.is_gpu() && first.any(|range| self.device.has_in_host_memory(&range.buffer))
     }
 }
 
@@ -127,6 +127,7 @@ fn copy(
         if !near.is_unique() {
             return Err(Error::memory("flat", format!("{near:?} has other holders")));
         }
+        flat.keep_in_capture();
         let size = flat.dtype.size();
         let (to, from) = way(flat.pointer() as u64 + (run.start * size) as u64, near.address());
         copies.push(Copy { to, from, len: run.len() * size });

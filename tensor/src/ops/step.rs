@@ -38,13 +38,27 @@ impl Step {
     ///
     /// Errors if `update` is 0.
     pub fn new(device: &Device, numbers: &StepNumbers) -> Result<Step> {
+        let mut step = match device.gpu() {
+            None => Step(Kept::Host(*numbers)),
+            Some(_) => Step(Kept::Gpu(cuda::step::room(device)?)),
+        };
+        step.set(numbers)?;
+        Ok(step)
+    }
+
+    /// Puts other numbers in the place of these, in the order of the device's work: for the next replay of a
+    /// [captured](crate::CudaGraph) step. Nobody waits for that.
+    ///
+    /// Errors if `update` is 0, and while the device's work is captured.
+    pub fn set(&mut self, numbers: &StepNumbers) -> Result<()> {
         if numbers.update == 0 {
             return Err(Error::value("step", "steps are counted from 1, got 0"));
         }
-        match device.gpu() {
-            None => Ok(Step(Kept::Host(*numbers))),
-            Some(_) => Ok(Step(Kept::Gpu(cuda::step::step(device, numbers)?))),
+        match &mut self.0 {
+            Kept::Host(kept) => *kept = *numbers,
+            Kept::Gpu(memory) => cuda::step::set(memory, numbers)?,
         }
+        Ok(())
     }
 
     /// The numbers, for kernels of the CPU.

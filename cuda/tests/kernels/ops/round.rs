@@ -31,8 +31,12 @@ fn check_type<T: Element<Acc = f32>>(simulator: &Simulator) {
         let kernel = kernel.value(n as u64).value(words).input(std::slice::from_ref(&step));
         kernel.value(device_place(&place)).run(grid, block);
         let mut want = tensor_of(&vec![T::from_acc(0.0); n]);
-        round(&mut want, &tensor_of(&source), Some(Stochastic { key: &key, place: &place }))
-            .unwrap();
+        round(
+            &mut want,
+            &tensor_of(&source),
+            Some(Stochastic { key: &key, place: &place, step: None }),
+        )
+        .unwrap();
         assert_same(&format!("round of {place:?}"), &tensor_of(&out), &want);
         assert!(
             T::DTYPE != DType::BF16
