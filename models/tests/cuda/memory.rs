@@ -2,7 +2,7 @@
 
 use ferrotron_autograd::PackingConfig;
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
-use ferrotron_models::gpt::{ActivationKind, GptConfig, Recompute, SavedActivations};
+use ferrotron_models::gpt::{GptConfig, Recompute, SavedActivations};
 use ferrotron_models::memory::{Plan, PlannedDevice, RankMemory};
 use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::Schedule;
@@ -46,7 +46,6 @@ fn the_number_before_the_start_is_that_of_the_gpu() -> Result<()> {
     let Some(gpu) = ferrotron_cuda_stand_in::gpu(name) else { return Ok(()) };
     let gpt2 = GptConfig::gpt2(VOCAB, 3, 32, 4, LENGTH);
     let dropping = GptConfig { hidden_dropout: 0.1, attention_dropout: 0.1, ..gpt2.clone() };
-    let relu = GptConfig { activation: ActivationKind::Relu, ..gpt2.clone() };
     let llama = GptConfig::llama(VOCAB, 3, 32, 4, 2, LENGTH);
     let narrow = GptConfig::gpt2(VOCAB, 2, 30, 5, LENGTH);
     let adafactor = AdafactorConfig { beta1: 0.9, ..AdafactorConfig::default() };
@@ -66,12 +65,10 @@ fn the_number_before_the_start_is_that_of_the_gpu() -> Result<()> {
         (&gpt2, DType::BF16, adamw, plain),
         (&dropping, DType::BF16, adamw, selective),
         (&dropping, DType::F16, adamw, full),
-        (&relu, DType::F32, adamw, full),
         (&llama, DType::F32, adamw, plain),
         (&llama, DType::BF16, adamw, selective),
         (&narrow, DType::BF16, adamw, plain),
         (&gpt2, DType::BF16, adafactor, plain),
-        (&gpt2, DType::F32, adafactor, states),
         (&gpt2, DType::BF16, adamw, states),
         (&gpt2, DType::F32, adamw, offloaded),
         (&llama, DType::F32, adamw, packed),
