@@ -54,6 +54,11 @@ impl Cells {
         Ok(cells)
     }
 
+    /// Bytes of the GPU's memory that they take.
+    pub(crate) fn bytes(&self) -> usize {
+        self.memory.len()
+    }
+
     /// The cell with `number`, which `set` writes to it if it holds another. Recorded work has one step, whatever it is
     /// when it runs.
     pub(crate) fn step(

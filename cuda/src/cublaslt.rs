@@ -135,7 +135,7 @@ impl CublasLt {
     pub fn new(search: &Search, context: &Arc<Context>) -> Result<CublasLt> {
         load(search)?;
         context.bind()?;
-        let bytes = if context.architecture().major >= 9 { 32 << 20 } else { 4 << 20 };
+        let bytes = workspace_bytes(context);
         let mut workspace = Arena::reserve(context, bytes)?;
         workspace.map(0, bytes)?;
         let mut handle = ptr::null_mut();
@@ -145,6 +145,19 @@ impl CublasLt {
         Ok(CublasLt { context, handle, workspace, plans, searches })
     }
 
+    /// Takes as much, and multiplies nothing.
+    pub(crate) fn dry(context: &Arc<Context>) -> Result<CublasLt> {
+        let workspace = Arena::reserve(context, workspace_bytes(context))?;
+        let (context, handle) = (context.clone(), ptr::null_mut());
+        let (plans, searches) = (Mutex::default(), AtomicU64::new(0));
+        Ok(CublasLt { context, handle, workspace, plans, searches })
+    }
+
+    /// Bytes that algorithms may write while they run.
+    pub fn workspace_bytes(&self) -> usize {
+        self.workspace.len()
+    }
+
     /// How often an algorithm was searched for. It stays the same once every kind of product was seen.
     pub fn searches(&self) -> u64 {
         self.searches.load(Ordering::Relaxed)
@@ -152,6 +165,9 @@ impl CublasLt {
 
     /// Whether there is an algorithm for such a product: not every type has every epilogue.
     pub fn supports(&self, product: &Product) -> Result<bool> {
+        if self.context.is_dry() {
+            return Ok(true);
+        }
         self.planned(product, |plan| Ok(plan.is_some()))
     }
 
@@ -181,6 +197,9 @@ impl CublasLt {
     /// outside of the stream uses meanwhile; what is written overlaps neither itself nor anything else. All products are
     /// given to the same stream.
     pub(crate) unsafe fn run(&self, stream: &Stream, product: &Product) -> Result<()> {
+        if self.context.is_dry() {
+            return Ok(());
+        }
         self.planned(product, |plan| {
             let plan = plan.ok_or_else(|| {
                 let message = format!("cuBLASLt has no algorithm for {}", Shape::of(product));
@@ -227,10 +246,17 @@ impl CublasLt {
 
 impl Drop for CublasLt {
     fn drop(&mut self) {
+        if self.context.is_dry() {
+            return;
+        }
         let _ = self.context.bind();
         // SAFETY: nobody has the handle any more.
         let _ = unsafe { sys::cublasLtDestroy(self.handle) };
     }
+}
+
+fn workspace_bytes(context: &Context) -> usize {
+    if context.architecture().major >= 9 { 32 << 20 } else { 4 << 20 }
 }
 
 /// A factor in the type in which a product is summed.

@@ -11,8 +11,8 @@ use crate::cublaslt::{CublasLt, Product};
 use crate::kernels::ElementType;
 use crate::launch::Launch;
 use crate::library::Search;
-use crate::modules::Modules;
-use crate::nvrtc::Nvrtc;
+use crate::modules::{Function, Modules};
+use crate::nvrtc::{Architecture, Nvrtc};
 use crate::stream::Stream;
 use crate::uploads::Uploads;
 
@@ -38,10 +38,12 @@ impl GpuConfig {
 #[derive(Debug)]
 pub struct Gpu {
     context: Arc<Context>,
-    modules: Modules,
+    /// Nothing where no kernel runs.
+    modules: Option<Modules>,
     products: CublasLt,
     uploads: Uploads,
     compute: Stream,
+    copies: Stream,
     cells: Cells,
     launches: AtomicU64,
 }
@@ -53,12 +55,34 @@ impl Gpu {
     pub fn new(config: &GpuConfig, rows: String) -> Result<Gpu> {
         let context = Context::new(&config.search, config.ordinal)?;
         let nvrtc = Nvrtc::load(&config.search)?;
-        let modules = Modules::new(&context, nvrtc, config.cache.clone(), rows);
+        let modules = Some(Modules::new(&context, nvrtc, config.cache.clone(), rows));
         let products = CublasLt::new(&config.search, &context)?;
-        let compute = Stream::new(&context)?;
+        let (compute, copies) = (Stream::new(&context)?, Stream::new(&context)?);
         let (cells, uploads) = (Cells::new(&context, &compute)?, Uploads::new(&context));
         let launches = AtomicU64::new(0);
-        Ok(Gpu { context, modules, products, uploads, compute, cells, launches })
+        Ok(Gpu { context, modules, products, uploads, compute, copies, cells, launches })
+    }
+
+    /// In place of a GPU of `architecture` one that does nothing: no library is needed, and what is given to it is done
+    /// at once. To find out what memory a computation takes.
+    pub fn dry(architecture: Architecture) -> Result<Gpu> {
+        let context = Context::dry(architecture);
+        let products = CublasLt::dry(&context)?;
+        let (compute, copies) = (Stream::new(&context)?, Stream::new(&context)?);
+        let (cells, uploads) = (Cells::new(&context, &compute)?, Uploads::new(&context));
+        let launches = AtomicU64::new(0);
+        Ok(Gpu { context, modules: None, products, uploads, compute, copies, cells, launches })
+    }
+
+    /// Whether it does nothing.
+    pub fn is_dry(&self) -> bool {
+        self.context.is_dry()
+    }
+
+    /// Bytes of its memory that it takes itself: what matrix products may write while they run, and numbers at addresses
+    /// that stay.
+    pub fn own_bytes(&self) -> usize {
+        self.products.workspace_bytes() + self.cells.bytes()
     }
 
     /// The GPU's context.
@@ -71,6 +95,11 @@ impl Gpu {
         &self.compute
     }
 
+    /// The stream of copies between the GPU's memory and the host's that go on while kernels run.
+    pub fn copies(&self) -> &Stream {
+        &self.copies
+    }
+
     /// Copies bytes of the host to the GPU's address `to`, in the compute stream. The slice is free when this returns, and
     /// up to 4 MiB nobody waits for the stream.
     ///
@@ -79,6 +108,9 @@ impl Gpu {
     /// # Safety
     /// As for [`Stream::upload`].
     pub unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
+        if self.is_dry() {
+            return Ok(());
+        }
         self.compute.expect_running("upload")?;
         // SAFETY: the caller's promise, passed on.
         unsafe { self.uploads.give(&self.compute, to, from) }
@@ -93,7 +125,10 @@ impl Gpu {
         element: ElementType,
         name: &'static str,
     ) -> Result<Launch<'_>> {
-        let function = self.modules.function(file, element, name)?;
+        let function = match &self.modules {
+            Some(modules) => modules.function(file, element, name)?,
+            None => Function::dry(),
+        };
         self.launches.fetch_add(1, Ordering::Relaxed);
         Ok(Launch::new(&self.compute, function, name))
     }
@@ -154,7 +189,8 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // Kernels that were given are still needed.
+        // What was given is still needed.
         let _ = self.compute.synchronize();
+        let _ = self.copies.synchronize();
     }
 }

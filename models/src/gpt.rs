@@ -287,6 +287,9 @@ impl Gpt {
                 None => y,
             };
         }
+        if let Some(last) = before {
+            x = x.on_backward(move || last.prefetch())?;
+        }
         // Whoever offloads the last block, too, wants its room for what follows.
         self.packing.wait()?;
         Ok(x)

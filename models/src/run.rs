@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use crate::checkpoint;
 use crate::data::{Dataset, Sampler, Validation};
 use crate::evaluate::{Evaluation, evaluate};
+use crate::memory::RankMemory;
 use crate::plot::{LossCurve, plot};
 use crate::tokenizer::Tokenizer;
 use crate::trainer::{StepReport, Trainer};
@@ -128,7 +129,7 @@ pub struct Metrics {
     pub tokens_per_s: f64,
     /// 10^12 floating-point operations per second.
     pub tflops: f64,
-    /// Most bytes of the pool in use at once so far.
+    /// Most bytes of the pool in use at once so far, and what a GPU takes beside it.
     pub mem_peak_bytes: usize,
     /// Most bytes of host memory in use at once so far, if any were.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -361,7 +362,7 @@ fn metrics(trainer: &Trainer, config: &RunConfig, report: &StepReport) -> Metric
         step_ms: report.seconds * 1e3,
         tokens_per_s,
         tflops: trainer.model().flops(report.tokens, config.seq_length) / report.seconds / 1e12,
-        mem_peak_bytes: device.memory().peak,
+        mem_peak_bytes: RankMemory::of(device).total_bytes,
         host_peak_bytes: Some(device.memory_of(MemoryKind::Host).peak).filter(|&bytes| bytes > 0),
         validation_loss: None,
     }

@@ -83,7 +83,7 @@ impl Trainer {
         }
         let loss_scaler = config.precision.loss_scaler(&config.parallel)?;
         let ParallelConfig { recompute, saved_activations, optimizer_states, .. } = config.parallel;
-        let offloader = saved_activations.offloader()?;
+        let offloader = saved_activations.offloader(scope.device())?;
         let configured = |gpt: Gpt| {
             gpt.with_recompute(recompute)
                 .with_saved_activations(saved_activations, offloader.clone())

@@ -135,6 +135,48 @@ fn optimizers_step_as_on_the_cpu() -> Result<()> {
     Ok(())
 }
 
+/// What waits in host memory comes near in three runs of a sixty-fourth each.
+#[test]
+fn offloaded_states_take_a_twentieth() -> Result<()> {
+    let name = "offloaded_states_take_a_twentieth";
+    let Some(config) = ferrotron_cuda_stand_in::gpu(name) else { return Ok(()) };
+    const NUMEL: usize = 64 * 16384;
+    for (dtype, kept) in [(DType::F32, 2), (DType::BF16, 3)] {
+        let run = |states, hasty: Option<()>| -> Result<(Vec<f64>, usize)> {
+            let device = Device::cuda(&config)?;
+            if let (Some(()), Some(gpu)) = (hasty, device.gpu()) {
+                ferrotron_cuda_stand_in::hasten(gpu.copies());
+            }
+            let scope = Scope::new(&device, dtype, 3);
+            let params = [scope.param("w", &[64, 16384], Init::Normal { std: 0.5 }, Decay::Yes)];
+            let buffers = ParamBuffers::new(&params)?;
+            let update = UpdateConfig { states, ..UpdateConfig::default() };
+            let mut optimizer = Optimizer::with_update(OptimizerConfig::ADAMW, &buffers, &update)?;
+            buffers.zero_gradients();
+            params[0].leaf().accumulate(|gradient, _| gradient.fill_zero())?;
+            device.reset_memory_peaks();
+            for _ in 0..2 {
+                optimizer.step(&buffers, &StepConfig { lr: 1e-2, grad_scale: 0.5 })?;
+            }
+            let peak = device.memory().peak;
+            let mut numbers = params[0].leaf().value()?.to_f64()?;
+            optimizer.visit(|_, _, _, value| {
+                numbers.extend(value.to_f64()?);
+                Ok(())
+            })?;
+            Ok((numbers, peak))
+        };
+        let (want, all) = run(MemoryKind::Device, None)?;
+        for hasty in [None, Some(())] {
+            let (got, peak) = run(MemoryKind::Host, hasty)?;
+            assert!(got == want, "{dtype}: other numbers");
+            let (offloaded, near) = (4 * kept * NUMEL, 3 * 4 * kept * NUMEL / 64);
+            assert_eq!(all - peak, offloaded - near, "{dtype}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn shards_are_kept_and_placed() -> Result<()> {
     let Some(gpu) = gpu("shards_are_kept_and_placed")? else { return Ok(()) };

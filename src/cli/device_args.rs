@@ -3,8 +3,10 @@
 use clap::Args;
 use ferrotron::cuda::gpu::GpuConfig;
 use ferrotron::cuda::library::Search;
+use ferrotron::cuda::nvrtc::Architecture;
 use ferrotron::cuda::probe::devices;
 use ferrotron::models::checkpoint::Checkpoint;
+use ferrotron::models::memory::PlannedDevice;
 use ferrotron::models::trainer::Execution;
 use ferrotron::{DType, Device, Error, Result};
 use std::ops::Range;
@@ -76,6 +78,19 @@ impl DeviceArgs {
             Ok(Place::Gpus | Place::Gpu(_)) => 1,
             _ => self.threads.unwrap_or_else(|| (cores() / ranks.max(1)).max(1)),
         }
+    }
+
+    /// What one of `ranks` on this machine computes on, as far as its memory is concerned.
+    pub fn planned(&self, ranks: usize) -> PlannedDevice {
+        /// Of a GPU that is not here: Hopper's.
+        const USUAL: Architecture = Architecture { major: 9, minor: 0 };
+        let ordinal = match self.place() {
+            Ok(Place::Gpus) => 0,
+            Ok(Place::Gpu(ordinal)) => ordinal,
+            _ => return PlannedDevice::Cpu { threads: self.shared_threads(ranks) },
+        };
+        let found = devices(&Search::from_environment()).unwrap_or_default();
+        PlannedDevice::Gpu(found.get(ordinal).map_or(USUAL, |device| device.architecture))
     }
 
     pub fn place(&self) -> Result<Place> {

@@ -80,8 +80,8 @@ impl TrainArgs {
                 microbatches,
             })?;
         }
-        let threads = self.device.shared_threads(local);
-        Ok(memory::Plan { model, layout, sequence_parallel, trainer, dtype, seq_length, threads })
+        let device = self.device.planned(local);
+        Ok(memory::Plan { model, layout, sequence_parallel, trainer, dtype, seq_length, device })
     }
 
     /// After which steps something is done.

@@ -10,6 +10,7 @@
 //! ```
 
 use ferrotron_cuda::gpu::{Gpu, GpuConfig};
+use ferrotron_cuda::nvrtc::Architecture;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::fmt;
@@ -110,6 +111,13 @@ impl Device {
         Ok(Self::with(Workers::Gpu(Box::new(worker)), backing, host))
     }
 
+    /// As [`Device::dry`], in place of a GPU of this architecture.
+    pub fn dry_cuda(architecture: Architecture) -> Result<Device> {
+        let gpu = Arc::new(Gpu::dry(architecture).map_err(Error::of_gpu)?);
+        let worker = GpuWorker { gpu, capture: RwLock::default() };
+        Ok(Self::with(Workers::Gpu(Box::new(worker)), Backing::Addresses, Backing::Addresses))
+    }
+
     fn with(workers: Workers, backing: Backing, host: Backing) -> Device {
         let (pool, host) = (Pool::new(backing), Pool::new(host));
         Device(Arc::new(Cpu { pool, host, workers, turn: Mutex::default() }))
@@ -117,7 +125,11 @@ impl Device {
 
     /// Whether nothing is computed: see [`Device::dry`].
     pub fn is_dry(&self) -> bool {
-        matches!(self.0.workers, Workers::Nobody(_))
+        match &self.0.workers {
+            Workers::Threads(_) => false,
+            Workers::Nobody(_) => true,
+            Workers::Gpu(worker) => worker.gpu.is_dry(),
+        }
     }
 
     /// Whether a GPU computes.

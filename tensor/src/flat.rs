@@ -4,6 +4,8 @@
 //! a collective needs no packing. Each range is a buffer of its own: a kernel may write one range in
 //! place while it is the only holder, and elements of several only while nobody holds any of these.
 
+mod runs;
+
 use std::ops::{Bound, Range as Span, RangeBounds};
 use std::sync::Arc;
 

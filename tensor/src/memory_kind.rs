@@ -73,16 +73,6 @@ impl Tensor {
         })
     }
 
-    /// This tensor where kernels work best: of what a GPU has in host memory, a copy in its own; else itself.
-    pub fn near(&self) -> Result<Tensor> {
-        if self.device().gpu().is_none() || self.memory_kind() == MemoryKind::Device {
-            return Ok(self.clone());
-        }
-        let mut near = Self::empty(self.device(), self.dtype(), self.dims())?;
-        near.write(self)?;
-        Ok(near)
-    }
-
     /// Begins to read the buffer if it is in host memory, since it is going to be used soon.
     pub fn prefetch(&self) {
         self.buffer().prefetch(0, self.buffer_bytes());

@@ -44,6 +44,13 @@ fn a_run_moves_between_devices() {
     // Five steps there, as many here; what is made of them does not depend on where they were taken.
     let (_, told) = started("run", &["--device", "cuda:1", "--train-iters", "5"]);
     assert!(told.contains("cuda:1"), "{told}");
+    // What it took is what it was said to take.
+    let words = ["memory", "--data", "text.txt", "--device", "cuda:1", "--json"];
+    let (said, _) = lines(here, &[&words[..], TINY].concat());
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let metrics = std::fs::read_to_string(here.join("run/metrics.jsonl")).unwrap();
+    let last: serde_json::Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+    assert_eq!(last["mem_peak_bytes"], said["total_bytes"]);
     let goes_on = ["train", "--load", "run", "--train-iters", "10", "--sample-length", "0"];
     let (_, told) = lines(here, &goes_on);
     assert!(told.contains("1 thread"), "a checkpoint does not remember the device: {told}");

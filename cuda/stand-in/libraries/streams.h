@@ -53,6 +53,7 @@ struct Stream {
     std::shared_ptr<Graph> graph = nullptr;  // what is given is recorded here
     size_t lane = 0;
     bool busy = false;  // its next piece is being asked whether it may run
+    bool hasty = false; // what is given is done at once, as far as it waits for nobody
 };
 std::recursive_mutex lock;
 int running = 0;                       // nested work
@@ -133,6 +134,7 @@ int give(Stream* stream, std::function<void()> work) {
     } else {
         stream->work.push_back({std::move(work)});
         stream->given++;
+        if (stream->hasty) finish(stream, UINT64_MAX);
     }
     return 0;
 }

@@ -1,6 +1,8 @@
 //! Training on a GPU, which here is a stand-in, is training on the CPU: alone, and in layouts of ranks that share the GPU.
 
 mod graphs;
+mod memory;
+mod offload;
 mod waits;
 
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};

@@ -68,6 +68,7 @@ pub struct UpdateConfig {
 pub struct Optimizer {
     config: OptimizerConfig,
     rounding: Rounding,
+    states: MemoryKind,
     groups: Vec<State>,
     step: u64,
 }
@@ -166,7 +167,8 @@ impl Optimizer {
             .iter()
             .map(|group| Self::state(&config, group, update))
             .collect::<Result<_>>()?;
-        Ok(Optimizer { config, rounding: update.rounding, groups, step: 0 })
+        let UpdateConfig { rounding, states, .. } = *update;
+        Ok(Optimizer { config, rounding, states, groups, step: 0 })
     }
 
     fn state(config: &OptimizerConfig, group: &ParamGroup, update: &UpdateConfig) -> Result<State> {
@@ -226,7 +228,8 @@ impl Optimizer {
         sum: &mut SumParts,
     ) -> Result<()> {
         self.check_writable(buffers)?;
-        let (config, rounding, count) = (self.config, self.rounding, self.step + 1);
+        let (config, rounding, states) = (self.config, self.rounding, self.states);
+        let count = self.step + 1;
         let Some(param) = buffers.params().next() else { return Ok(()) };
         let device = &param.leaf().device().clone();
         let adafactor = match &config {
@@ -241,8 +244,16 @@ impl Optimizer {
                 next.prefetch(&(0..RUN));
             }
             let state = &mut self.groups[index];
-            let pass =
-                Pass { device, config, rounding, step, count, decay: group.decay, adafactor };
+            let pass = Pass {
+                device,
+                config,
+                rounding,
+                states,
+                step,
+                count,
+                decay: group.decay,
+                adafactor,
+            };
             group.with_owned(|weights, gradients| pass.group(state, weights, gradients))?;
         }
         buffers.mark_updated();

@@ -5,7 +5,9 @@ use ferrotron_tensor::ops::index::gather;
 use ferrotron_tensor::ops::sq_norm::all_finite;
 use ferrotron_tensor::ops::step::Step;
 use ferrotron_tensor::ops::zero_bitmap::compress;
-use ferrotron_tensor::{CudaGraph, DType, MemoryKind, Place, RandomKey, Result, Tensor};
+use ferrotron_tensor::{
+    CudaGraph, DType, MemoryKind, Place, RandomKey, Result, Tensor, copy_aside,
+};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::small_model::{Model, numbers};
@@ -202,7 +204,10 @@ fn a_first_call_may_be_captured_and_graphs_may_follow_one_another() -> Result<()
         let mut host = Tensor::empty_in(MemoryKind::Host, &device, F64, &[2])?;
         host.write(&gather(&x, 0, &ids)?)?;
         assert_eq!(host.memory_kind(), MemoryKind::Host);
-        host.near()?.exp()
+        // In the stream of copies, which is captured with the other.
+        let near = Tensor::empty(&device, F64, &[2])?;
+        let mut coming = copy_aside(vec![(host, near)])?;
+        coming.remove(0).take_back()?.1.exp()
     })?;
     let (mut second, z) = CudaGraph::capture(&device, || {
         // The memory of a graph that is dropped here stays until somebody can wait.
