@@ -115,14 +115,21 @@ impl Cells {
         Ok(at)
     }
 
-    pub(crate) fn take_bad_index(&self, stream: &Stream) -> Result<Option<BadIndex>> {
+    /// Copies bytes to the host, and says with them whether any kernel has found a bad index since the last time.
+    ///
+    /// # Safety
+    /// As for [`Stream::download`].
+    pub(crate) unsafe fn download(
+        &self,
+        stream: &Stream,
+        to: &mut [u8],
+        from: u64,
+    ) -> Result<Option<BadIndex>> {
         let ops = self.ops.lock().unwrap_or_else(PoisonError::into_inner);
-        if ops.is_empty() {
-            return Ok(None);
-        }
         let mut positions = vec![NO_BAD_INDEX; ops.len()];
-        // SAFETY: the memory is this one's own, and only work of the stream uses it.
-        unsafe { stream.download(bytemuck::cast_slice_mut(&mut positions), self.position(0)) }?;
+        let found = (bytemuck::cast_slice_mut(&mut positions), self.position(0));
+        // SAFETY: the caller's promise; the positions are this one's own, and only work of the stream uses them.
+        unsafe { stream.download_all(&mut [(to, from), found]) }?;
         let bad = ops.iter().zip(&positions).find(|(_, position)| **position != NO_BAD_INDEX);
         if bad.is_some() {
             self.forget_positions(stream, ops.len())?;

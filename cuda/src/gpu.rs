@@ -162,11 +162,16 @@ impl Gpu {
         self.cells.bad_index(op)
     }
 
-    /// Waits for the compute stream and says whether any kernel has found a bad index since the last time.
+    /// Copies bytes from the GPU's address `from` to the host, after everything that the compute stream was given so far,
+    /// and says whether any kernel has found a bad index since the last time.
     ///
     /// Errors if the GPU has failed.
-    pub fn take_bad_index(&self) -> Result<Option<BadIndex>> {
-        self.cells.take_bad_index(&self.compute)
+    ///
+    /// # Safety
+    /// As for [`Stream::download`].
+    pub unsafe fn download(&self, to: &mut [u8], from: u64) -> Result<Option<BadIndex>> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.cells.download(&self.compute, to, from) }
     }
 
     /// Gives a matrix product to the stream of all kernels.

@@ -103,19 +103,29 @@ impl Stream {
     /// # Safety
     /// As many bytes from `from` on are memory of the GPU that nothing outside of this stream writes meanwhile.
     pub unsafe fn download(&self, to: &mut [u8], from: u64) -> Result<()> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.download_all(&mut [(to, from)]) }
+    }
+
+    /// As [`Stream::download`] from several addresses, which are waited for together.
+    ///
+    /// # Safety
+    /// As for [`Stream::download`], for each.
+    pub unsafe fn download_all(&self, pieces: &mut [(&mut [u8], u64)]) -> Result<()> {
         if self.context.is_dry() {
             return Ok(());
         }
         self.expect_running("cuMemcpyDtoH")?;
-        if to.is_empty() {
-            return self.synchronize();
-        }
-        // SAFETY: the caller answers for the source; the slice is borrowed until the copy has arrived.
-        let status = unsafe {
-            sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast::<c_void>(), from, to.len(), self.handle)
-        };
-        check("cuMemcpyDtoH", status)?;
-        self.synchronize()
+        let mut filled = pieces.iter_mut().filter(|(to, _)| !to.is_empty());
+        let given = filled.try_for_each(|(to, from)| {
+            let (start, len) = (to.as_mut_ptr().cast::<c_void>(), to.len());
+            // SAFETY: the caller answers for the source; the slice is borrowed until the copy has arrived.
+            let status = unsafe { sys::cuMemcpyDtoHAsync_v2(start, *from, len, self.handle) };
+            check("cuMemcpyDtoH", status)
+        });
+        // After an error, too: some of the copies may be under way.
+        let arrived = self.synchronize();
+        given.and(arrived)
     }
 
     /// Errors if the stream is recorded, in which case a driver might record a copy of memory that does not stay.

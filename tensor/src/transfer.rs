@@ -138,8 +138,7 @@ impl Tensor {
         self.device().expect_no_capture(op)?;
         self.expect_contiguous(op)?;
         // SAFETY: a contiguous view's bytes are within its buffer, and only kernels of this stream write them.
-        unsafe { gpu.compute().download(to, self.address()) }.map_err(Error::of_gpu)?;
-        match gpu.take_bad_index().map_err(Error::of_gpu)? {
+        match unsafe { gpu.download(to, self.address()) }.map_err(Error::of_gpu)? {
             None => Ok(()),
             Some(BadIndex { op, position }) => {
                 let message =

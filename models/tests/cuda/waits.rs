@@ -1,9 +1,13 @@
 //! A GPU takes steps while the host goes on: it is waited for when their numbers are read, and nowhere else.
 
 use super::*;
+use ferrotron_cuda::gpu::GpuConfig;
 use ferrotron_models::gpt::Recompute;
 use ferrotron_models::trainer::PrecisionConfig;
 use ferrotron_nn::{AdafactorConfig, LossScale, OptimizerConfig, Rounding};
+use ferrotron_parallel::collective::NcclConfig;
+use ferrotron_tensor::Error;
+use std::time::Duration;
 
 /// Every number that a trainer keeps.
 pub fn numbers(trainer: &Trainer) -> Result<Vec<f64>> {
@@ -62,9 +66,9 @@ fn nobody_waits_for_a_gpu_before_its_numbers_are_read() -> Result<()> {
         (0..4).try_for_each(|_| ahead.advance(&Noise))?;
         assert_eq!(ferrotron_cuda_stand_in::waits(), before, "{what}");
         let reports = ahead.reports(&Noise)?;
-        // The numbers, and whether an index was bad.
+        // For the numbers of all steps, and whether an index was bad.
         let (waits, reads) = ferrotron_cuda_stand_in::waits();
-        assert_eq!((waits - before.0, reads - before.1), (2, 2), "{what}");
+        assert_eq!((waits - before.0, reads - before.1), (1, 2), "{what}");
 
         let mut each = trainer(case, &Device::cuda(&gpu)?, change)?;
         each.step(&Noise)?;
@@ -146,5 +150,53 @@ fn steps_that_overflow_are_passed_over_on_a_gpu() -> Result<()> {
     // Where the largest gradient is just below 65504, another order of additions may bring it beyond.
     let there = gpu.iter().filter(|(skipped, _)| *skipped).count();
     assert!(there.abs_diff(skipped) <= 1, "{cpu:?}, on the GPU {gpu:?}");
+    Ok(())
+}
+
+/// Ranks that each have a GPU, between which NCCL moves tensors, do not wait for theirs either.
+#[test]
+fn ranks_with_nccl_wait_for_no_gpu() -> Result<()> {
+    let test = "ranks_with_nccl_wait_for_no_gpu";
+    let Some(gpu) = ferrotron_cuda_stand_in::stand_in(test) else { return Ok(()) };
+    let [case, ..] = Case::all();
+    for (tp, pp, sharding, optimizer) in [
+        (2, 1, Sharding::None, OptimizerConfig::Adafactor(AdafactorConfig::default())),
+        (1, 2, Sharding::None, OptimizerConfig::ADAMW),
+        (1, 1, Sharding::Optimizer, OptimizerConfig::ADAMW),
+    ] {
+        let what = format!("tp {tp}, pp {pp}, {sharding:?}");
+        let ranks = run_threads(2, &WorldConfig::default(), |world| {
+            let device = Device::cuda(&GpuConfig { ordinal: world.rank(), ..gpu.clone() })?;
+            let mesh = Mesh::new(&world, Layout::new(2, tp, 1, pp)?, SequenceParallel::Off)?;
+            let (search, timeout) = (gpu.search.clone(), Duration::from_secs(60));
+            let mesh = mesh.with_nccl(&device, &NcclConfig { search, timeout })?;
+            let batch_size = BatchSize::new(BatchSizeConfig {
+                micro_batch_size: 1,
+                data_parallel_size: mesh.layout().size(ferrotron_nn::Axis::Data),
+                global_batch_size: Some(BATCH),
+                ..BatchSizeConfig::default()
+            })?;
+            let data_parallel = DataParallelConfig { sharding, ..DataParallelConfig::default() };
+            let config = TrainerConfig {
+                optimizer,
+                parallel: ParallelConfig { data_parallel, ..ParallelConfig::default() },
+                ..TrainerConfig::new(7, Schedule::constant(1e-2)?, batch_size)
+            };
+            let scope = Scope::new(&device, case.dtype, 1234);
+            let mut trainer = Trainer::on_mesh(&scope, &mesh, &case.model, config)?;
+            trainer.step(&Noise)?;
+            let before = ferrotron_cuda_stand_in::waits();
+            (0..3).try_for_each(|_| trainer.advance(&Noise))?;
+            let after = ferrotron_cuda_stand_in::waits();
+            let losses = trainer.reports(&Noise)?.iter().map(|report| report.loss).collect();
+            Ok::<(_, _, Vec<f64>), Error>((before, after, losses))
+        });
+        let ranks = ranks.into_iter().collect::<Result<Vec<_>>>()?;
+        for (rank, (before, after, losses)) in ranks.iter().enumerate() {
+            assert_eq!(before, after, "{what}, rank {rank}");
+            assert_eq!(*losses, ranks[0].2, "{what}, rank {rank}");
+            assert_eq!(losses.len(), 3);
+        }
+    }
     Ok(())
 }
