@@ -12,9 +12,6 @@ pub trait Packed: Send + Sync {
 
     /// The tensor in the device's memory that is kept for it, if there is one: what a memory report counts.
     fn held(&self) -> Option<Tensor>;
-
-    /// Begins to fetch what [`Packed::unpack`] will need soon.
-    fn prefetch(&self) {}
 }
 
 /// What gradients need a kept tensor for.
@@ -39,11 +36,6 @@ impl KeptTensor {
         self.0.upgrade().map(|cell| cell.packed().unpack()).transpose()
     }
 
-    /// Whether backward still needs it.
-    pub fn is_kept(&self) -> bool {
-        self.0.strong_count() > 0
-    }
-
     /// What it is needed for.
     pub fn role(&self) -> Role {
         self.0.upgrade().map_or(Role::Statistic, |cell| *lock(&cell.role))
@@ -55,13 +47,6 @@ impl KeptTensor {
             let packed: Arc<dyn Packed> = Arc::new(packed);
             let old = std::mem::replace(&mut *lock(&cell.packed), packed);
             drop(old); // without the lock
-        }
-    }
-
-    /// Begins to fetch what backward will need soon.
-    pub fn prefetch(&self) {
-        if let Some(cell) = self.0.upgrade() {
-            cell.packed().prefetch();
         }
     }
 }

@@ -7,10 +7,13 @@ mod inputs;
 #[path = "suite/table.rs"]
 mod table;
 
-use ferrotron_autograd::Var;
-use ferrotron_tensor::{DType, Device, Result, Tensor};
+use ferrotron_autograd::{Leaf, SharedFlat, Var};
+use ferrotron_tensor::{
+    Category, CudaGraph, DType, Device, Flat, Place, RandomKey, Result, Tensor,
+};
+use std::sync::{Arc, Mutex};
 
-use crate::inputs::{Seen, report, run, samples, which};
+use crate::inputs::{Seen, bits, report, run, samples, which};
 use crate::table::{OpCase, Shapes, table};
 
 /// Allowed difference. Both compute in f32 or f64, by functions that are some ulps apart and sums in another order. Where
@@ -111,4 +114,77 @@ fn a_gpu_agrees_with_the_cpu_in_bf16() {
 #[test]
 fn a_gpu_agrees_with_the_cpu_in_f16() {
     every_row_agrees("a_gpu_agrees_with_the_cpu_in_f16", DType::F16);
+}
+
+/// Two micro-batches through a layer that is used twice, with gradients in a flat.
+struct Training {
+    batches: [Tensor; 2],
+    weight: Leaf,
+    gradients: SharedFlat,
+}
+
+impl Training {
+    fn new(device: &Device) -> Result<Training> {
+        let numbers =
+            |n: usize| (0..n).map(|i| (i * 7 % 23) as f32 / 8.0 - 1.0).collect::<Vec<_>>();
+        let weight = Leaf::new("weight", Tensor::from_slice(device, &numbers(64), &[8, 8])?);
+        let parts = [("weight".to_string(), vec![8, 8])];
+        let flat = Flat::new(device, DType::F32, Category::Gradients, &parts)?;
+        let gradients = Arc::new(Mutex::new(flat));
+        weight.move_gradient(&gradients, 0);
+        let batch = || Tensor::zeros(device, DType::F32, &[5, 8]);
+        Ok(Training { batches: [batch()?, batch()?], weight, gradients })
+    }
+
+    fn feed(&mut self, step: u64) -> Result<()> {
+        for (i, batch) in self.batches.iter_mut().enumerate() {
+            let numbers: Vec<f32> =
+                (0..40).map(|n| (n as f32 + step as f32 * (i + 1) as f32).sin()).collect();
+            batch.write_slice(&numbers)?;
+        }
+        Ok(())
+    }
+
+    /// The losses. The gradient of the first replaces what was there, that of the second is added.
+    fn step(&self, step: u64) -> Result<Vec<Tensor>> {
+        self.weight.zero_gradient();
+        let key = RandomKey::new(3, step, "dropout");
+        let losses = self.batches.iter().map(|batch| {
+            let weight = self.weight.var()?;
+            let hidden = Var::constant(batch.clone()).linear(&weight, None)?;
+            let hidden = hidden.dropout(0.3, &key, &Place::whole(&[5, 8]))?;
+            let loss = hidden.linear(&weight, None)?.sum_all()?;
+            loss.backward_scaled(0.25)?;
+            Ok(loss.into_value())
+        });
+        losses.collect()
+    }
+
+    fn gradient(&self) -> Result<Vec<u64>> {
+        bits(&self.gradients.lock().unwrap().tensor(0)?)
+    }
+}
+
+#[test]
+fn a_captured_step_gives_the_gradients_of_the_step() -> Result<()> {
+    let test = "a_captured_step_gives_the_gradients_of_the_step";
+    let Some(config) = ferrotron_cuda_stand_in::gpu(test) else { return Ok(()) };
+    let device = Device::cuda(&config)?;
+    let (mut want, mut got) = (Training::new(&Device::cuda(&config)?)?, Training::new(&device)?);
+    drop(got.step(0)?);
+    let (mut graph, losses) = CudaGraph::capture(&device, || got.step(0))?;
+    let mut seen = vec![];
+    for step in 1..4 {
+        want.feed(step)?;
+        got.feed(step)?;
+        let expected = want.step(step)?;
+        graph.replay(step)?;
+        assert_eq!(got.gradient()?, want.gradient()?, "gradient of step {step}");
+        for (got, want) in losses.iter().zip(&expected) {
+            assert_eq!(bits(got)?, bits(want)?, "loss of step {step}");
+        }
+        seen.push(got.gradient()?);
+    }
+    assert!(seen[0] != seen[1] && seen[1] != seen[2]);
+    Ok(())
 }

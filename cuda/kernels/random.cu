@@ -3,8 +3,8 @@
 
 #include "philox.cuh"
 
-KERNEL(256, uniform)(T* y, u64 n, u64 key, u64 step, double low, double width, Place place) {
-    Draws draws(key, step);
+KERNEL(256, uniform)(T* y, u64 n, u64 key, const Step* step, double low, double width, Place place) {
+    Draws draws(key, step->number);
     for (u64 i = thread_number(); i < n; i += thread_count()) {
         double u = draws.at(global_index(place, i)) * (1.0 / 4294967296.0);
         y[i] = rounded<T>((A)(low + width * u));
@@ -54,8 +54,8 @@ INLINE double polynomial_turn(u32 b, bool want_sine) {
 }
 
 // Box and Muller (1958): elements 2k and 2k + 1 share two uniform numbers and take the cosine and the sine.
-KERNEL(256, normal)(T* y, u64 n, u64 key, u64 step, double mean, double std, Place place) {
-    Draws draws(key, step);
+KERNEL(256, normal)(T* y, u64 n, u64 key, const Step* step, double mean, double std, Place place) {
+    Draws draws(key, step->number);
     for (u64 i = thread_number(); i < n; i += thread_count()) {
         const u64 index = global_index(place, i);
         const u32 a = draws.at(index & ~1ull), b = draws.at(index | 1);

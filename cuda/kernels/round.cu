@@ -1,6 +1,6 @@
 // Stochastic rounding from A: of the two storable neighbours low <= x <= high, high with probability
 // (x - low) / (high - low) (Gupta et al., arXiv 1502.02551, section 3.1). What lies beyond the largest number is
-// rounded to nearest.
+// rounded to nearest. Where a step has changed nothing, nothing is rounded anew.
 
 #include "philox.cuh"
 
@@ -13,6 +13,7 @@ INLINE T neighbour(T x, bool above) {
 }
 
 KERNEL(256, round_stochastic)(const A* source, T* target, u64 n, u64 key, const Step* step, Place place) {
+    if (step->found_inf) return;
     Draws draws(key, step->number);
     const u64 quads = (n + 3) / 4;
     for (u64 quad = thread_number(); quad < quads; quad += thread_count()) {

@@ -129,6 +129,22 @@ pub struct Step {
     pub found_inf: u64,
 }
 
+/// What a step is judged by.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+pub struct Outcome {
+    /// What the sum of the losses is divided by.
+    pub tokens: f64,
+    /// What the gradients were multiplied with.
+    pub loss_scale: f64,
+    /// Largest norm of the gradients; 0 for any.
+    pub max_norm: f64,
+    /// Not 0: gradients that overflow are passed over, and the next step goes on.
+    pub skips: u64,
+    /// Outcomes that are kept.
+    pub rows: u64,
+}
+
 /// Adafactor: the constants of a step.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]

@@ -77,6 +77,24 @@ impl Context {
         Ok(Arc::new(context))
     }
 
+    /// Stands for a GPU that does nothing: whoever works in it calls no driver.
+    pub(crate) fn dry(architecture: Architecture) -> Arc<Context> {
+        Arc::new(Context {
+            ordinal: 0,
+            device: 0,
+            handle: ptr::null_mut(),
+            name: "dry".to_string(),
+            architecture,
+            multiprocessors: 1,
+            memory: usize::MAX,
+        })
+    }
+
+    /// Whether there is no GPU behind it.
+    pub(crate) fn is_dry(&self) -> bool {
+        self.handle.is_null()
+    }
+
     /// Makes this the context of the calling thread: before every call of the driver that works in one.
     pub(crate) fn bind(&self) -> Result<()> {
         // SAFETY: the context is alive as long as `self`.

@@ -4,6 +4,9 @@
 //! Matrices are row-major here. cuBLASLt's are column-major unless its slower ways are asked for, and a row-major matrix
 //! is the transpose of a column-major one: so out = left right is computed as out^T = right^T left^T, with the operands
 //! exchanged (cuBLAS documentation, "Data Layout").
+//!
+//! What belongs to a product is computed in its pass, by an [`Epilogue`]: a bias, GELU with the argument that backward
+//! needs, the gradient of a bias with that of the weight. Not every type and size has each; the plan knows.
 
 mod plan;
 
@@ -61,7 +64,28 @@ pub struct Matrices {
     pub batch_stride: usize,
 }
 
-/// out = left right + beta out + bias for matrices (M, K), (K, N) and (M, N).
+/// What is computed along with a product, in the same pass over it. Vectors have no gaps.
+#[derive(Debug, Clone, Copy)]
+pub enum Epilogue {
+    /// Nothing.
+    None,
+    /// N elements of the type of the results at this address are added to every row.
+    Bias(u64),
+    /// What would be the results, a bias added to every row if there is one, goes through GELU, tanh form.
+    Gelu {
+        /// As in [`Epilogue::Bias`].
+        bias: Option<u64>,
+        /// Where it is put before, in rows of the type of the results.
+        input: u64,
+        /// Elements from one of these rows to the next: a multiple of 8.
+        leading: usize,
+    },
+    /// The sum of each row of the left factor goes to this address: M elements of the type of the results. They are
+    /// overwritten, whatever beta is.
+    RowSums(u64),
+}
+
+/// out = left right + beta out for matrices (M, K), (K, N) and (M, N), and what the epilogue says.
 ///
 /// Sums run in f32, those of f64 in f64: true f32, never TF32. A 16-bit result is rounded once.
 #[derive(Debug, Clone, Copy)]
@@ -82,8 +106,8 @@ pub struct Product {
     pub out: Matrices,
     /// What the results' old values are multiplied with; with 0 they are not read.
     pub beta: f64,
-    /// The address of N elements of the type of the results, added to every row.
-    pub bias: Option<u64>,
+    /// What else is computed; a batch of several products has nothing.
+    pub epilogue: Epilogue,
 }
 
 /// cuBLASLt on one GPU, for products that run one after another.
@@ -111,7 +135,7 @@ impl CublasLt {
     pub fn new(search: &Search, context: &Arc<Context>) -> Result<CublasLt> {
         load(search)?;
         context.bind()?;
-        let bytes = if context.architecture().major >= 9 { 32 << 20 } else { 4 << 20 };
+        let bytes = workspace_bytes(context);
         let mut workspace = Arena::reserve(context, bytes)?;
         workspace.map(0, bytes)?;
         let mut handle = ptr::null_mut();
@@ -121,13 +145,29 @@ impl CublasLt {
         Ok(CublasLt { context, handle, workspace, plans, searches })
     }
 
+    /// Takes as much, and multiplies nothing.
+    pub(crate) fn dry(context: &Arc<Context>) -> Result<CublasLt> {
+        let workspace = Arena::reserve(context, workspace_bytes(context))?;
+        let (context, handle) = (context.clone(), ptr::null_mut());
+        let (plans, searches) = (Mutex::default(), AtomicU64::new(0));
+        Ok(CublasLt { context, handle, workspace, plans, searches })
+    }
+
+    /// Bytes that algorithms may write while they run.
+    pub fn workspace_bytes(&self) -> usize {
+        self.workspace.len()
+    }
+
     /// How often an algorithm was searched for. It stays the same once every kind of product was seen.
     pub fn searches(&self) -> u64 {
         self.searches.load(Ordering::Relaxed)
     }
 
-    /// Whether there is an algorithm for such a product: not every one takes every bias.
+    /// Whether there is an algorithm for such a product: not every type has every epilogue.
     pub fn supports(&self, product: &Product) -> Result<bool> {
+        if self.context.is_dry() {
+            return Ok(true);
+        }
         self.planned(product, |plan| Ok(plan.is_some()))
     }
 
@@ -144,7 +184,7 @@ impl CublasLt {
             return f(plan.as_ref());
         }
         self.searches.fetch_add(1, Ordering::Relaxed);
-        let plan = Plan::new(self.handle, &shape, product.bias, self.workspace.len())?;
+        let plan = Plan::new(self.handle, &shape, &product.epilogue, self.workspace.len())?;
         f(plans.entry(shape).or_insert(plan).as_ref())
     }
 
@@ -153,10 +193,13 @@ impl CublasLt {
     /// Errors if cuBLASLt has no algorithm for it.
     ///
     /// # Safety
-    /// The addresses are memory of the GPU with all the elements that the matrices describe, which nothing outside of the
-    /// stream uses meanwhile; the results overlap neither each other nor anything else. All products are given to the
-    /// same stream.
+    /// The addresses are memory of the GPU with all the elements that the matrices and the epilogue describe, which nothing
+    /// outside of the stream uses meanwhile; what is written overlaps neither itself nor anything else. All products are
+    /// given to the same stream.
     pub(crate) unsafe fn run(&self, stream: &Stream, product: &Product) -> Result<()> {
+        if self.context.is_dry() {
+            return Ok(());
+        }
         self.planned(product, |plan| {
             let plan = plan.ok_or_else(|| {
                 let message = format!("cuBLASLt has no algorithm for {}", Shape::of(product));
@@ -169,9 +212,7 @@ impl CublasLt {
 
     /// As [`CublasLt::run`], by the plan of such products.
     unsafe fn run_planned(&self, stream: &Stream, product: &Product, plan: &Plan) -> Result<()> {
-        if let Some(bias) = product.bias {
-            plan.set_bias(bias)?;
-        }
+        plan.point_at(&product.epilogue)?;
         let (alpha, beta) = (Scale::of(product, 1.0), Scale::of(product, product.beta));
         let address = |address: u64| address as *const c_void;
         let out = address(product.out.address).cast_mut();
@@ -205,10 +246,17 @@ impl CublasLt {
 
 impl Drop for CublasLt {
     fn drop(&mut self) {
+        if self.context.is_dry() {
+            return;
+        }
         let _ = self.context.bind();
         // SAFETY: nobody has the handle any more.
         let _ = unsafe { sys::cublasLtDestroy(self.handle) };
     }
+}
+
+fn workspace_bytes(context: &Context) -> usize {
+    if context.architecture().major >= 9 { 32 << 20 } else { 4 << 20 }
 }
 
 /// A factor in the type in which a product is summed.

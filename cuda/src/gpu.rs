@@ -1,6 +1,7 @@
 //! A GPU with all that work on it needs: streams, kernels, matrix products.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Result;
 use crate::cells::{BadIndex, Cells, StepCell};
@@ -10,9 +11,10 @@ use crate::cublaslt::{CublasLt, Product};
 use crate::kernels::ElementType;
 use crate::launch::Launch;
 use crate::library::Search;
-use crate::modules::Modules;
-use crate::nvrtc::Nvrtc;
+use crate::modules::{Function, Modules};
+use crate::nvrtc::{Architecture, Nvrtc};
 use crate::stream::Stream;
+use crate::uploads::Uploads;
 
 /// How a [`Gpu`] is found and used.
 #[derive(Debug, Clone)]
@@ -36,10 +38,14 @@ impl GpuConfig {
 #[derive(Debug)]
 pub struct Gpu {
     context: Arc<Context>,
-    modules: Modules,
+    /// Nothing where no kernel runs.
+    modules: Option<Modules>,
     products: CublasLt,
+    uploads: Uploads,
     compute: Stream,
+    copies: Stream,
     cells: Cells,
+    launches: AtomicU64,
 }
 
 impl Gpu {
@@ -49,11 +55,34 @@ impl Gpu {
     pub fn new(config: &GpuConfig, rows: String) -> Result<Gpu> {
         let context = Context::new(&config.search, config.ordinal)?;
         let nvrtc = Nvrtc::load(&config.search)?;
-        let modules = Modules::new(&context, nvrtc, config.cache.clone(), rows);
+        let modules = Some(Modules::new(&context, nvrtc, config.cache.clone(), rows));
         let products = CublasLt::new(&config.search, &context)?;
-        let compute = Stream::new(&context)?;
-        let cells = Cells::new(&context)?;
-        Ok(Gpu { context, modules, products, compute, cells })
+        let (compute, copies) = (Stream::new(&context)?, Stream::new(&context)?);
+        let (cells, uploads) = (Cells::new(&context, &compute)?, Uploads::new(&context));
+        let launches = AtomicU64::new(0);
+        Ok(Gpu { context, modules, products, uploads, compute, copies, cells, launches })
+    }
+
+    /// In place of a GPU of `architecture` one that does nothing: no library is needed, and what is given to it is done
+    /// at once. To find out what memory a computation takes.
+    pub fn dry(architecture: Architecture) -> Result<Gpu> {
+        let context = Context::dry(architecture);
+        let products = CublasLt::dry(&context)?;
+        let (compute, copies) = (Stream::new(&context)?, Stream::new(&context)?);
+        let (cells, uploads) = (Cells::new(&context, &compute)?, Uploads::new(&context));
+        let launches = AtomicU64::new(0);
+        Ok(Gpu { context, modules: None, products, uploads, compute, copies, cells, launches })
+    }
+
+    /// Whether it does nothing.
+    pub fn is_dry(&self) -> bool {
+        self.context.is_dry()
+    }
+
+    /// Bytes of its memory that it takes itself: what matrix products may write while they run, and numbers at addresses
+    /// that stay.
+    pub fn own_bytes(&self) -> usize {
+        self.products.workspace_bytes() + self.cells.bytes()
     }
 
     /// The GPU's context.
@@ -66,6 +95,27 @@ impl Gpu {
         &self.compute
     }
 
+    /// The stream of copies between the GPU's memory and the host's that go on while kernels run.
+    pub fn copies(&self) -> &Stream {
+        &self.copies
+    }
+
+    /// Copies bytes of the host to the GPU's address `to`, in the compute stream. The slice is free when this returns, and
+    /// up to 4 MiB nobody waits for the stream.
+    ///
+    /// Errors if the host has no more memory that may be pinned, or the stream is recorded.
+    ///
+    /// # Safety
+    /// As for [`Stream::upload`].
+    pub unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
+        if self.is_dry() {
+            return Ok(());
+        }
+        self.compute.expect_running("upload")?;
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.uploads.give(&self.compute, to, from) }
+    }
+
     /// A launch of the kernel `name` of `file` for elements of `element`, to be put together.
     ///
     /// Errors if there is no such kernel, or it cannot be compiled.
@@ -75,23 +125,41 @@ impl Gpu {
         element: ElementType,
         name: &'static str,
     ) -> Result<Launch<'_>> {
-        let function = self.modules.function(file, element, name)?;
+        let function = match &self.modules {
+            Some(modules) => modules.function(file, element, name)?,
+            None => Function::dry(),
+        };
+        self.launches.fetch_add(1, Ordering::Relaxed);
         Ok(Launch::new(&self.compute, function, name))
     }
 
-    /// The training step `number` in the GPU's memory, for kernels that draw random numbers.
+    /// How many launches [`Gpu::kernel`] has begun.
+    pub fn launches(&self) -> u64 {
+        self.launches.load(Ordering::Relaxed)
+    }
+
+    /// The training step `number` in the GPU's memory, for kernels that draw random numbers. While the GPU's work is
+    /// recorded nothing is written: the number is that of the [launch](crate::graph::Graph::launch).
     ///
-    /// Errors if the GPU has failed.
+    /// Errors if the GPU has failed, or the work that is being recorded drew numbers of another step.
     pub fn step(&self, number: u64) -> Result<StepCell<'_>> {
-        self.cells.step(&self.compute, number)
+        self.cells.step(number, |address, step| {
+            let kernel = self.kernel("step", ElementType::F64, "set_step")?;
+            // SAFETY: the kernel writes one step to the cell, which only kernels of this stream use.
+            unsafe { kernel.value(address).value(step).run([1, 1, 1], [32, 1, 1]) }
+        })
+    }
+
+    pub(crate) fn cells(&self) -> &Cells {
+        &self.cells
     }
 
     /// The address at which kernels of `op` put the smallest position whose index is bad: a `u64`, which is
     /// [`NO_BAD_INDEX`](crate::arguments::NO_BAD_INDEX) until then.
     ///
-    /// Errors if the GPU has failed.
+    /// Errors if there are too many operations.
     pub fn bad_index(&self, op: &'static str) -> Result<u64> {
-        self.cells.bad_index(&self.compute, op)
+        self.cells.bad_index(op)
     }
 
     /// Waits for the compute stream and says whether any kernel has found a bad index since the last time.
@@ -106,8 +174,8 @@ impl Gpu {
     /// Errors if cuBLASLt has no algorithm for it.
     ///
     /// # Safety
-    /// The addresses are memory of this GPU with all the elements that the matrices describe, which nothing outside of the
-    /// stream uses meanwhile; the results overlap neither each other nor anything else.
+    /// The addresses are memory of this GPU with all the elements that the matrices and the epilogue describe, which nothing
+    /// outside of the stream uses meanwhile; what is written overlaps neither itself nor anything else.
     pub unsafe fn product(&self, product: &Product) -> Result<()> {
         // SAFETY: the caller's promise, passed on; this is the one stream of all products.
         unsafe { self.products.run(&self.compute, product) }
@@ -121,7 +189,8 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // Kernels that were given are still needed.
+        // What was given is still needed.
         let _ = self.compute.synchronize();
+        let _ = self.copies.synchronize();
     }
 }

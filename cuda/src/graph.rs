@@ -14,37 +14,45 @@ use std::sync::Arc;
 use crate::Result;
 use crate::context::Context;
 use crate::driver::check;
+use crate::gpu::Gpu;
 use crate::stream::Stream;
 
-/// A stream that is recorded. Dropped before its [end](Recording::end) it is forgotten, and the stream goes on as before.
+/// A GPU whose compute stream is recorded. Dropped before its [end](Recording::end) it is forgotten, and the stream goes
+/// on as before.
 #[derive(Debug)]
 #[must_use]
 pub struct Recording<'a> {
-    stream: &'a Stream,
+    gpu: &'a Gpu,
 }
 
 impl<'a> Recording<'a> {
-    /// From now on what is given to `stream` is recorded.
+    /// From now on what is given to the compute stream of `gpu` is recorded.
     ///
-    /// Until the end this thread must not wait for the stream, nor copy memory of the host that is not pinned: both are
-    /// errors, after which nothing can be made of the recording.
+    /// Until the end nobody can wait for the stream, nor copy memory of the host that is not pinned: these are errors,
+    /// after the first of which nothing can be made of the recording.
     ///
     /// Errors if the stream is recorded already.
-    pub fn begin(stream: &'a Stream) -> Result<Recording<'a>> {
-        stream.context().bind()?;
-        // Other threads, which may be other ranks, may meanwhile do what they like.
-        let mode = Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    pub fn begin(gpu: &'a Gpu) -> Result<Recording<'a>> {
+        gpu.cells().begin_recording()?;
+        let recording = Recording { gpu };
+        gpu.context().bind()?;
+        // Memory may be mapped and pinned, and kernels loaded, meanwhile: that is done at once, and stays. Stricter modes
+        // forbid it, since a driver cannot know that (driver API, "cuThreadExchangeStreamCaptureMode").
+        let mode = Mode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is alive; `end` or `drop` ends what begins here.
-        let status = unsafe { sys::cuStreamBeginCapture_v2(stream.handle(), mode) };
+        let status = unsafe { sys::cuStreamBeginCapture_v2(gpu.compute().handle(), mode) };
         check("cuStreamBeginCapture", status)?;
-        Ok(Recording { stream })
+        Ok(recording)
     }
 
     /// What was recorded.
     ///
-    /// Errors if another stream was recorded with this one, and this one has not waited for it.
+    /// Errors if another stream was recorded with this one, and this one has not waited for it; or if there was an error
+    /// on the way.
     pub fn end(self) -> Result<Graph> {
-        let recorded = end(std::mem::ManuallyDrop::new(self).stream)?;
+        let gpu = std::mem::ManuallyDrop::new(self).gpu;
+        gpu.cells().end_recording();
+        let recorded = end(gpu.compute())?;
         let mut runnable = ptr::null_mut();
         // SAFETY: the recording is alive, and the pointer is to a live variable; `drop` destroys what is made.
         let status = unsafe { sys::cuGraphInstantiateWithFlags(&mut runnable, recorded.handle, 0) };
@@ -55,7 +63,8 @@ impl<'a> Recording<'a> {
 
 impl Drop for Recording<'_> {
     fn drop(&mut self) {
-        let _ = end(self.stream);
+        self.gpu.cells().end_recording();
+        let _ = end(self.gpu.compute());
     }
 }
 
@@ -93,15 +102,18 @@ pub struct Graph {
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Gives all that was recorded to `stream`, after what it was given before.
+    /// Gives all that was recorded to the compute stream of `gpu`, after what it was given before. Random numbers are
+    /// those of the training step `step`.
     ///
     /// # Safety
-    /// All memory that the work was recorded with is still there, and nothing outside of the stream uses it meanwhile; so
-    /// are the kernels.
-    pub unsafe fn launch(&mut self, stream: &Stream) -> Result<()> {
+    /// It was recorded on this GPU. All memory that the work was recorded with is still there, and nothing outside of the
+    /// stream uses it meanwhile; so are the kernels.
+    pub unsafe fn launch(&mut self, gpu: &Gpu, step: u64) -> Result<()> {
+        let _step = gpu.step(step)?;
         self.context.bind()?;
+        let stream = gpu.compute().handle();
         // SAFETY: graph and stream are alive; the caller answers for the memory.
-        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.runnable, stream.handle()) })
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.runnable, stream) })
     }
 }
 

@@ -49,7 +49,7 @@ impl ElementType {
         &[ElementType::U8, ElementType::BF16, ElementType::U32, ElementType::I64];
     /// Only unsigned 32 bits, for kernels that write indices.
     const ONLY_U32: &[ElementType] = &[ElementType::U32];
-    /// Only f64, for kernels that write numbers of the host.
+    /// Only f64, for kernels of single numbers.
     const ONLY_F64: &[ElementType] = &[ElementType::F64];
 
     /// The name, as at the end of an entry's.
@@ -126,6 +126,7 @@ files! {
     "dropout" FLOATS [];
     "index" FLOATS [];
     "norm" FLOATS [];
+    "outcome" ONLY_F64 [];
     "pointwise" FLOATS [];
     "random" FLOATS ["--fmad=false"];
     "reduce" FLOATS [];

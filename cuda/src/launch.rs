@@ -81,6 +81,9 @@ impl<'a> Launch<'a> {
         if grid.contains(&0) {
             return Ok(());
         }
+        if self.stream.context().is_dry() {
+            return Ok(());
+        }
         self.stream.context().bind()?;
         self.function.allow_shared(self.shared)?;
         let words = self.words.as_mut_ptr();

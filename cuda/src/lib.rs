@@ -24,5 +24,6 @@ pub mod nccl;
 pub mod nvrtc;
 pub mod probe;
 pub mod stream;
+mod uploads;
 
 pub use error::{Error, Result};

@@ -32,6 +32,9 @@ pub struct Arena {
 impl Arena {
     /// `len` addresses without memory, a multiple of [`GRANULE`].
     pub fn reserve(context: &Arc<Context>, len: usize) -> Result<Arena> {
+        if context.is_dry() {
+            return Ok(Arena { context: context.clone(), base: 0, len, mapped: BTreeSet::new() });
+        }
         context.bind()?;
         let mut granule = 0;
         let (properties, smallest) =
@@ -70,6 +73,9 @@ impl Arena {
     ///
     /// Errors if the GPU has no more; then nothing has changed.
     pub fn map(&mut self, offset: usize, len: usize) -> Result<()> {
+        if self.context.is_dry() {
+            return Ok(());
+        }
         self.context.bind()?;
         for at in (offset..offset + len).step_by(GRANULE) {
             if let Err(error) = self.map_granule(at) {
@@ -119,6 +125,9 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
+        if self.context.is_dry() {
+            return;
+        }
         let _ = self.unmap(0, self.len);
         // SAFETY: the addresses are this arena's and have no memory any more.
         let _ = unsafe { sys::cuMemAddressFree(self.base, self.len) };

@@ -1,14 +1,15 @@
 //! Streams, in which work is done in the order in which it was given, and events, for which another stream can wait.
 
 use cudarc::driver::sys::CUstream_flags_enum as StreamFlags;
+use cudarc::driver::sys::CUstreamCaptureStatus_enum as CaptureStatus;
 use cudarc::driver::sys::{self, CUevent, CUevent_flags_enum as EventFlags, CUresult, CUstream};
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
 
-use crate::Result;
 use crate::context::Context;
 use crate::driver::check;
+use crate::{Error, Result};
 
 /// A queue of work on a GPU.
 #[derive(Debug)]
@@ -25,8 +26,11 @@ unsafe impl Sync for Stream {}
 impl Stream {
     /// A stream that waits for no other.
     pub fn new(context: &Arc<Context>) -> Result<Stream> {
-        context.bind()?;
         let mut handle = ptr::null_mut();
+        if context.is_dry() {
+            return Ok(Stream { context: context.clone(), handle });
+        }
+        context.bind()?;
         let flags = StreamFlags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the pointer is to a live variable; `drop` destroys the stream.
         let status = unsafe { sys::cuStreamCreateWithPriority(&mut handle, flags, 0) };
@@ -48,6 +52,9 @@ impl Stream {
     ///
     /// Errors if any of it failed.
     pub fn synchronize(&self) -> Result<()> {
+        if self.context.is_dry() {
+            return Ok(());
+        }
         self.context.bind()?;
         // SAFETY: the stream is alive.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.handle) })
@@ -55,13 +62,16 @@ impl Stream {
 
     /// The moment at which everything that was given so far is done.
     pub fn record(&self) -> Result<Event> {
-        let event = Event::new(&self.context, EventFlags::CU_EVENT_DISABLE_TIMING)?;
+        let event = Event::new(&self.context)?;
         event.record(self)?;
         Ok(event)
     }
 
     /// What is given from now on waits for `event`.
     pub fn wait(&self, event: &Event) -> Result<()> {
+        if self.context.is_dry() {
+            return Ok(());
+        }
         self.context.bind()?;
         // SAFETY: both are alive; the driver keeps of the event what it needs.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.handle, event.handle, 0) })
@@ -69,13 +79,15 @@ impl Stream {
 
     /// Copies bytes of the host to the GPU's address `to`. The slice is free when this returns.
     ///
+    /// Errors if the stream is recorded: when the copy is done, the slice is gone.
+    ///
     /// # Safety
     /// As many bytes from `to` on are memory of the GPU that nothing outside of this stream uses meanwhile.
     pub unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
-        self.context.bind()?;
-        if from.is_empty() {
+        if from.is_empty() || self.context.is_dry() {
             return Ok(()); // drivers need not take copies of nothing
         }
+        self.expect_running("cuMemcpyHtoD")?;
         // SAFETY: the caller answers for the destination. Of pageable memory the driver has taken a copy when it
         // returns, and of pinned memory slices are never made.
         let status = unsafe {
@@ -86,10 +98,15 @@ impl Stream {
 
     /// Copies bytes from the GPU's address `from` to the host, after everything that was given so far.
     ///
+    /// Errors if the stream is recorded: nothing is done then.
+    ///
     /// # Safety
     /// As many bytes from `from` on are memory of the GPU that nothing outside of this stream writes meanwhile.
     pub unsafe fn download(&self, to: &mut [u8], from: u64) -> Result<()> {
-        self.context.bind()?;
+        if self.context.is_dry() {
+            return Ok(());
+        }
+        self.expect_running("cuMemcpyDtoH")?;
         if to.is_empty() {
             return self.synchronize();
         }
@@ -101,13 +118,28 @@ impl Stream {
         self.synchronize()
     }
 
+    /// Errors if the stream is recorded, in which case a driver might record a copy of memory that does not stay.
+    pub(crate) fn expect_running(&self, op: &'static str) -> Result<()> {
+        self.context.bind()?;
+        let mut status = CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream is alive, and the pointer is to a live variable.
+        check(op, unsafe { sys::cuStreamIsCapturing(self.handle, &mut status) })?;
+        match status {
+            CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
+            _ => Err(Error::new(
+                op,
+                "the stream is recorded: nothing runs that the host could wait for, or that reads what it has now",
+            )),
+        }
+    }
+
     /// Copies `len` bytes between addresses that the GPU reaches.
     ///
     /// # Safety
     /// Both ranges are memory that the GPU reaches, they do not overlap, and nothing outside of this stream uses them
     /// meanwhile.
     pub unsafe fn copy(&self, to: u64, from: u64, len: usize) -> Result<()> {
-        if len == 0 {
+        if len == 0 || self.context.is_dry() {
             return Ok(());
         }
         self.context.bind()?;
@@ -120,7 +152,7 @@ impl Stream {
     /// # Safety
     /// They are memory that the GPU reaches and that nothing outside of this stream uses meanwhile.
     pub unsafe fn fill_zero(&self, at: u64, len: usize) -> Result<()> {
-        if len == 0 {
+        if len == 0 || self.context.is_dry() {
             return Ok(());
         }
         self.context.bind()?;
@@ -131,6 +163,9 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
+        if self.context.is_dry() {
+            return;
+        }
         let _ = self.context.bind();
         // SAFETY: nobody has the handle any more. Work that was given is still done.
         let _ = unsafe { sys::cuStreamDestroy_v2(self.handle) };
@@ -150,15 +185,24 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    fn new(context: &Arc<Context>, flags: EventFlags) -> Result<Event> {
-        context.bind()?;
+    /// A moment that has passed.
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Event> {
         let mut handle = ptr::null_mut();
+        if context.is_dry() {
+            return Ok(Event { context: context.clone(), handle });
+        }
+        context.bind()?;
+        let flags = EventFlags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: the pointer is to a live variable; `drop` destroys the event.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, flags as u32) })?;
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, flags) })?;
         Ok(Event { context: context.clone(), handle })
     }
 
-    fn record(&self, stream: &Stream) -> Result<()> {
+    /// From now on the moment at which everything is done that `stream` was given so far.
+    pub(crate) fn record(&self, stream: &Stream) -> Result<()> {
+        if self.context.is_dry() {
+            return Ok(());
+        }
         self.context.bind()?;
         // SAFETY: both are alive.
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.handle, stream.handle) })
@@ -168,6 +212,9 @@ impl Event {
     ///
     /// Errors if something failed that was given before it.
     pub fn has_passed(&self) -> Result<bool> {
+        if self.context.is_dry() {
+            return Ok(true);
+        }
         self.context.bind()?;
         // SAFETY: the event is alive.
         match unsafe { sys::cuEventQuery(self.handle) } {
@@ -178,6 +225,9 @@ impl Event {
 
     /// Waits until the moment has passed.
     pub fn synchronize(&self) -> Result<()> {
+        if self.context.is_dry() {
+            return Ok(());
+        }
         self.context.bind()?;
         // SAFETY: the event is alive.
         check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.handle) })
@@ -186,6 +236,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
+        if self.context.is_dry() {
+            return;
+        }
         let _ = self.context.bind();
         // SAFETY: nobody has the handle any more.
         let _ = unsafe { sys::cuEventDestroy_v2(self.handle) };

@@ -1,7 +1,7 @@
 //! Plans of matrix products: one search for each kind of product, and what cuBLASLt refuses.
 
 use ferrotron_cuda::Result;
-use ferrotron_cuda::cublaslt::{Matrices, Order, Product};
+use ferrotron_cuda::cublaslt::{Epilogue, Matrices, Order, Product};
 use ferrotron_cuda::gpu::{Gpu, GpuConfig};
 use ferrotron_cuda::kernels::ElementType;
 use ferrotron_cuda::memory::{Arena, GRANULE};
@@ -42,19 +42,30 @@ impl Bench {
             right: self.at(16, 2),
             out: self.at(64, 2),
             beta: 0.0,
-            bias: None,
+            epilogue: Epilogue::None,
         }
     }
 
     /// The four numbers from where results go, after a product.
     fn run(&self, product: &Product) -> Result<[f32; 4]> {
-        let mut bytes = [0; 16];
         // SAFETY: all matrices are within the memory, which is used in this stream alone.
-        unsafe {
-            self.gpu.product(product)?;
-            self.gpu.compute().download(&mut bytes, product.out.address)?;
-        }
-        Ok([0, 4, 8, 12].map(|i| f32::from_le_bytes(bytes[i..i + 4].try_into().unwrap())))
+        unsafe { self.gpu.product(product) }?;
+        self.numbers(product.out.address)
+    }
+
+    /// The numbers from an address on.
+    fn numbers<const N: usize>(&self, address: u64) -> Result<[f32; N]> {
+        let mut bytes = [[0; 4]; N];
+        // SAFETY: within the memory, which is used in this stream alone.
+        unsafe { self.gpu.compute().download(bytes.as_flattened_mut(), address) }?;
+        Ok(bytes.map(f32::from_le_bytes))
+    }
+
+    /// Puts numbers `offset` elements from the start.
+    fn put(&self, offset: usize, numbers: &[f32]) -> Result<()> {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+        // SAFETY: as above.
+        unsafe { self.gpu.compute().upload(self.at(offset, 0).address, &bytes) }
     }
 }
 
@@ -80,6 +91,7 @@ fn an_algorithm_is_searched_for_once() -> Result<()> {
     let columns = Matrices { order: Order::Columns, ..product.left };
     let rows = |matrices| Matrices { batch_stride: 2, ..matrices };
     let (left, out) = (rows(product.left), rows(product.out));
+    let bias = |at: usize| Epilogue::Bias(bench.at(at, 0).address);
     let both = Product { batch: 2, sizes: [1, 2, 2], left, out, ..product };
     let kinds = [
         (
@@ -88,8 +100,8 @@ fn an_algorithm_is_searched_for_once() -> Result<()> {
         ),
         (Product { right: bench.at(16, 4), ..product }, [17.0 + 42.0, 18.0 + 44.0, 135.0, 142.0]),
         (Product { left: bench.at(1, 2), ..product }, [91.0, 96.0, 163.0, 172.0]),
-        (Product { bias: Some(bench.at(0, 0).address), ..product }, [56.0, 60.0, 128.0, 136.0]),
-        (Product { bias: Some(bench.at(1, 0).address), ..product }, [57.0, 61.0, 129.0, 137.0]),
+        (Product { epilogue: bias(0), ..product }, [56.0, 60.0, 128.0, 136.0]),
+        (Product { epilogue: bias(1), ..product }, [57.0, 61.0, 129.0, 137.0]),
         (Product { sizes: [1, 2, 2], ..product }, [55.0, 58.0, 129.0, 137.0]),
         (both, [55.0, 58.0, 127.0, 134.0]),
     ];
@@ -102,7 +114,7 @@ fn an_algorithm_is_searched_for_once() -> Result<()> {
         assert_eq!(searches(), kinds.len() as u64 + 1, "kind {i}");
     }
     // Of a bias only its alignment is planned for.
-    let biased = Product { bias: Some(bench.at(4, 0).address), ..product };
+    let biased = Product { epilogue: bias(4), ..product };
     assert_eq!(bench.run(&biased)?, [60.0, 64.0, 132.0, 140.0]);
     assert_eq!(searches(), kinds.len() as u64 + 1);
     Ok(())
@@ -122,13 +134,98 @@ fn what_has_no_algorithm_is_an_error_that_names_it() -> Result<()> {
     let error = refused(Product { result: ElementType::BF16, ..product });
     let want = "matmul: cuBLASLt has no algorithm for 1 x (2, 2) (2, 2) of f32 into bf16";
     assert_eq!(error, want);
-    let bias = Some(bench.at(0, 0).address);
+    let epilogue = Epilogue::Bias(bench.at(0, 0).address);
     let doubles = Product { operands: ElementType::F64, result: ElementType::F64, ..product };
     assert!(bench.gpu.products().supports(&doubles)?);
-    // The stand-in adds no bias in f64.
-    assert!(!bench.gpu.products().supports(&Product { bias, ..doubles })?);
+    // The stand-in has no epilogue in f64.
+    let biased = Product { epilogue, ..doubles };
+    assert!(!bench.gpu.products().supports(&biased)?);
+    let error = refused(biased);
+    let want = "of f64 into f64 with CUBLASLT_EPILOGUE_BIAS";
+    assert!(error.ends_with(want), "{error}");
     let error = refused(Product { left: bench.at(0, 1), ..product });
     assert!(error.ends_with("f32 into f32: CUBLAS_STATUS_INVALID_VALUE"), "{error}");
     assert_eq!(bench.run(&product)?, [55.0, 58.0, 127.0, 134.0]);
+    Ok(())
+}
+
+/// A row of 1 and 0 picks the first of two rows, of numbers from -1 to 1.
+#[test]
+fn gelu_leaves_what_went_in() -> Result<()> {
+    let Some(bench) = Bench::new(stand_in::stand_in("gelu_leaves_what_went_in"))? else {
+        return Ok(());
+    };
+    let row: [f32; 8] = std::array::from_fn(|i| i as f32 / 4.0 - 1.0);
+    bench.put(512, &[1.0, 0.0])?;
+    bench.put(520, &row)?;
+    bench.put(528, &[9.0; 8])?;
+    let product = Product {
+        sizes: [1, 8, 2],
+        left: bench.at(512, 2),
+        right: bench.at(520, 8),
+        out: bench.at(536, 8),
+        ..bench.product()
+    };
+    for (bias, added) in [(None, 0.0), (Some(bench.at(0, 0).address), 1.0)] {
+        // A row of what goes in is wider than one of results.
+        bench.put(560, &[-7.0; 17])?;
+        let input = bench.at(560, 16).address;
+        let product = Product { epilogue: Epilogue::Gelu { bias, input, leading: 16 }, ..product };
+        // SAFETY: as in `run`.
+        unsafe { bench.gpu.product(&product) }?;
+        let found: [f32; 17] = bench.numbers(input)?;
+        let values: [f32; 8] = bench.numbers(product.out.address)?;
+        for i in 0..8 {
+            let want = row[i] + if added == 0.0 { 0.0 } else { (i + 1) as f32 };
+            assert_eq!(found[i], want, "input {i}");
+            let x = f64::from(want);
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            let want = 0.5 * x * (1.0 + inner.tanh());
+            let off = (f64::from(values[i]) - want).abs();
+            assert!(off <= f64::from(f32::EPSILON) * want.abs(), "{i}: {} not {want}", values[i]);
+        }
+        assert_eq!(found[8..], [-7.0; 9], "beside the row");
+    }
+    // What GELU demands is no matter of luck: rows of 4 elements are refused, without a call that could go wrong.
+    let narrow = Product { sizes: [1, 4, 2], ..product };
+    let input = bench.at(560, 0).address;
+    for (product, leading, takes) in [(product, 8, true), (product, 12, false), (narrow, 4, false)]
+    {
+        let epilogue = Epilogue::Gelu { bias: None, input, leading };
+        let product = Product { epilogue, ..product };
+        assert_eq!(bench.gpu.products().supports(&product)?, takes, "{leading}");
+    }
+    // Of what goes in, too, the alignment is part of the kind.
+    let searches = bench.gpu.products().searches();
+    for (at, more) in [(564, 0), (561, 1)] {
+        let input = bench.at(at, 0).address;
+        let epilogue = Epilogue::Gelu { bias: None, input, leading: 8 };
+        bench.run(&Product { epilogue, ..product })?;
+        assert_eq!(bench.gpu.products().searches(), searches + more, "at {at}");
+    }
+    Ok(())
+}
+
+#[test]
+fn sums_of_rows_come_with_a_product_and_are_never_added_to() -> Result<()> {
+    let test = "sums_of_rows_come_with_a_product_and_are_never_added_to";
+    let Some(bench) = Bench::new(stand_in::stand_in(test))? else { return Ok(()) };
+    let product = bench.product();
+    // (1 2; 3 4), then (1 3; 2 4): as it lies, and as the transpose that the gradient of a layer is.
+    for (order, result, sums) in [
+        (Order::Rows, [55.0, 58.0, 127.0, 134.0], [3.0, 7.0]),
+        (Order::Columns, [74.0, 78.0, 110.0, 116.0], [4.0, 6.0]),
+    ] {
+        let to = bench.at(640, 0).address;
+        let left = Matrices { order, ..product.left };
+        let product = Product { left, epilogue: Epilogue::RowSums(to), ..product };
+        bench.put(640, &[-1.0; 3])?;
+        assert!(bench.gpu.products().supports(&product)?);
+        assert_eq!(bench.run(&product)?, result);
+        assert_eq!(bench.numbers::<3>(to)?, [sums[0], sums[1], -1.0]);
+        let twice = bench.run(&Product { beta: 1.0, ..product })?;
+        assert_eq!(twice, result.map(|x| 2.0 * x));
+        assert_eq!(bench.numbers::<3>(to)?, [sums[0], sums[1], -1.0]);
+    }
     Ok(())
 }

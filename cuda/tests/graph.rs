@@ -1,7 +1,7 @@
 //! Recorded work: that it waits for its launch, can be given again and again, and takes other streams along.
 
 use ferrotron_cuda::Result;
-use ferrotron_cuda::cublaslt::{Matrices, Order, Product};
+use ferrotron_cuda::cublaslt::{Epilogue, Matrices, Order, Product};
 use ferrotron_cuda::gpu::Gpu;
 use ferrotron_cuda::graph::Recording;
 use ferrotron_cuda::kernels::ElementType;
@@ -63,7 +63,7 @@ impl Bench {
             right: number(1),
             out: number(4),
             beta: 1.0,
-            bias: None,
+            epilogue: Epilogue::None,
         };
         // SAFETY: three numbers of the memory, which streams use one after another.
         unsafe { self.gpu.product(&product) }
@@ -81,14 +81,14 @@ fn recorded_work_runs_as_often_as_it_is_launched() -> Result<()> {
         return Ok(());
     };
     let compute = bench.gpu.compute();
-    let recording = Recording::begin(compute)?;
+    let recording = Recording::begin(&bench.gpu)?;
     bench.add_six()?;
     bench.copy(compute, 8, 4)?;
     let mut graph = recording.end()?;
     assert_eq!(bench.number(4)?, 0.0);
     for launch in 1..=3 {
         // SAFETY: the memory is still there.
-        unsafe { graph.launch(compute) }?;
+        unsafe { graph.launch(&bench.gpu, 0) }?;
         // What is given afterwards runs afterwards.
         bench.add_six()?;
         assert_eq!(bench.number(8)?, 12.0 * launch as f32 - 6.0);
@@ -104,7 +104,7 @@ fn streams_that_wait_for_one_another_are_recorded_together() -> Result<()> {
         return Ok(());
     };
     let (compute, side) = (bench.gpu.compute(), &bench.side);
-    let recording = Recording::begin(compute)?;
+    let recording = Recording::begin(&bench.gpu)?;
     bench.add_six()?;
     side.wait(&compute.record()?)?;
     bench.copy(side, 8, 4)?;
@@ -118,7 +118,7 @@ fn streams_that_wait_for_one_another_are_recorded_together() -> Result<()> {
     assert_eq!([bench.number(20)?, bench.number(4)?, bench.number(16)?], [2.0, 0.0, 0.0]);
     for launch in 1..=2 {
         // SAFETY: the memory is still there.
-        unsafe { graph.launch(compute) }?;
+        unsafe { graph.launch(&bench.gpu, 0) }?;
         let sum = 6.0 * launch as f32;
         assert_eq!([4, 8, 12, 16].map(|at| bench.number(at)), [(); 4].map(|()| Ok(sum)));
     }
@@ -132,24 +132,73 @@ fn a_recording_that_cannot_be_is_forgotten() -> Result<()> {
     };
     let (compute, side) = (bench.gpu.compute(), &bench.side);
     // Nobody waits for the second stream.
-    let recording = Recording::begin(compute)?;
+    let recording = Recording::begin(&bench.gpu)?;
     side.wait(&compute.record()?)?;
     bench.copy(side, 8, 0)?;
     let error = recording.end().unwrap_err().to_string();
     assert!(error.contains("CUDA_ERROR_STREAM_CAPTURE_UNJOINED"), "{error}");
-    // The host waits for what does not run.
-    let recording = Recording::begin(compute)?;
+    // The host wants what was not computed, or gives what will be gone: nothing has happened to the recording.
+    let recording = Recording::begin(&bench.gpu)?;
     bench.add_six()?;
     let error = bench.number(4).unwrap_err().to_string();
-    assert!(error.contains("CUDA_ERROR_STREAM_CAPTURE_"), "{error}");
-    drop(recording);
+    assert_eq!(
+        error,
+        "cuMemcpyDtoH: the stream is recorded: nothing runs that the host could wait for, or that reads what it has now"
+    );
+    // SAFETY: the memory is larger, and nobody else has it.
+    assert!(unsafe { compute.upload(bench.at(8), &[0; 4]) }.is_err());
+    let _ = recording.end()?;
+    // The host waits for what does not run: nothing can be made of the recording.
+    let event = side.record()?;
+    for wait in [
+        &(|| compute.synchronize()) as &dyn Fn() -> Result<()>,
+        &|| compute.record()?.synchronize(),
+        &|| compute.record()?.has_passed().map(drop),
+    ] {
+        let recording = Recording::begin(&bench.gpu)?;
+        bench.add_six()?;
+        assert!(Recording::begin(&bench.gpu).is_err(), "recorded twice");
+        event.synchronize()?; // that one is done
+        let error = wait().unwrap_err().to_string();
+        assert!(error.contains("CUDA_ERROR_"), "{error}");
+        assert!(error.contains("CAPTURE"), "{error}");
+        let error = bench.copy(compute, 12, 8).unwrap_err().to_string();
+        assert!(error.contains("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"), "{error}");
+        let error = recording.end().unwrap_err().to_string();
+        assert!(error.contains("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"), "{error}");
+    }
     // An event of before the recording is none of its moments.
     let before = side.record()?;
-    let recording = Recording::begin(compute)?;
+    let recording = Recording::begin(&bench.gpu)?;
     let error = compute.wait(&before).unwrap_err().to_string();
     assert!(error.contains("CUDA_ERROR_STREAM_CAPTURE_ISOLATION"), "{error}");
     drop(recording);
     bench.add_six()?;
     assert_eq!([bench.number(4)?, bench.number(8)?], [6.0, 0.0]);
+    Ok(())
+}
+
+#[test]
+fn recorded_work_draws_with_the_step_of_its_launch() -> Result<()> {
+    let Some(bench) = Bench::new("recorded_work_draws_with_the_step_of_its_launch")? else {
+        return Ok(());
+    };
+    let recording = Recording::begin(&bench.gpu)?;
+    let cell = bench.gpu.step(3)?.address();
+    // SAFETY: the cell is longer than eight bytes, and the memory is larger.
+    unsafe { bench.gpu.compute().copy(bench.at(4), cell, 8) }?;
+    let error = bench.gpu.step(4).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "random: draws random numbers of step 4 after some of step 3: recorded work has one step"
+    );
+    let mut graph = recording.end()?;
+    let step = |bench: &Bench| bench.number(4).map(f32::to_bits);
+    for number in [3, 3, 7] {
+        // SAFETY: the memory is still there.
+        unsafe { graph.launch(&bench.gpu, number) }?;
+        drop(bench.gpu.step(100)?); // of other work in between
+        assert_eq!(step(&bench)?, number as u32);
+    }
     Ok(())
 }

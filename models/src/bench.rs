@@ -10,7 +10,7 @@ use std::time::Instant;
 use crate::batch_size::{BatchSize, BatchSizeConfig};
 use crate::data::{Sampler, TokenSource};
 use crate::gpt::GptConfig;
-use crate::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
+use crate::trainer::{Execution, ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
 
 /// What to time.
 #[derive(Debug, Clone)]
@@ -33,6 +33,8 @@ pub struct BenchConfig {
     pub parallel: ParallelConfig,
     /// How weights of 16 bits are trained.
     pub precision: PrecisionConfig,
+    /// How a GPU is given a step.
+    pub execution: Execution,
 }
 
 impl BenchConfig {
@@ -48,6 +50,7 @@ impl BenchConfig {
             optimizer: OptimizerConfig::ADAMW,
             parallel: ParallelConfig::default(),
             precision: PrecisionConfig::default(),
+            execution: Execution::Eager,
         }
     }
 }
@@ -96,6 +99,7 @@ pub fn trainer(config: &BenchConfig, device: &Device, mesh: &Mesh) -> Result<(Tr
         optimizer: config.optimizer,
         parallel: config.parallel,
         precision: config.precision,
+        execution: config.execution,
         ..TrainerConfig::new(0, Schedule::constant(6e-4)?, batch_size)
     };
     let trainer = Trainer::on_mesh(&scope, mesh, &config.model, trainer)?;
@@ -106,15 +110,15 @@ pub fn trainer(config: &BenchConfig, device: &Device, mesh: &Mesh) -> Result<(Tr
 pub fn bench(config: &BenchConfig, device: &Device) -> Result<BenchReport> {
     let (mut trainer, sampler) = trainer(config, device, &Mesh::single())?;
     let model = &config.model;
-    let mut seconds = Vec::new();
-    let mut last_loss = f64::NAN;
-    for step in 0..config.warmup + config.steps {
-        let report = trainer.step(&sampler)?;
-        last_loss = report.loss;
-        if step >= config.warmup {
-            seconds.push(report.seconds);
-        }
-    }
+    // One step after another, as in training: of a GPU, the mean of all is known.
+    let mut steps = |count: usize| {
+        (0..count).try_for_each(|_| trainer.advance(&sampler))?;
+        trainer.reports(&sampler)
+    };
+    steps(config.warmup)?;
+    let reports = steps(config.steps)?;
+    let last_loss = reports.last().map_or(f64::NAN, |report| report.loss);
+    let seconds = reports.iter().map(|report| report.seconds).collect();
     let memory = device.memory();
     // Before the products alone are timed, which take memory of their own.
     let peak_rss_mb = peak_rss_bytes() >> 20;

@@ -8,7 +8,7 @@ use ferrotron_tensor::{Error, Result};
 
 use crate::data::Validation;
 use crate::gpt::Gpt;
-use crate::stage::StageModel;
+use crate::stage::{Microbatch, StageModel};
 
 /// What an evaluation found.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,9 +43,10 @@ pub fn evaluate(
         let batch = validation.batch(index)?;
         let ctx = Context::new(0, 0, Mode::Eval, batch.micro_batch, batch.seq_length);
         tokens += batch.counted();
-        let mut model = StageModel::new(parts, mesh, &[batch], |_| ctx.clone())?;
+        let microbatch = [Microbatch::new(device, mesh, &batch, ctx)?];
+        let mut model = StageModel::new(parts, mesh, &microbatch)?;
         device.run(|| no_grad(|| execute(&schedule, &mut model, mesh, 1.0)))?;
-        sum += model.loss()?;
+        sum += model.into_loss()?.item()?;
     }
     let tokens = data.sum(device, tokens as f64)?;
     if tokens == 0.0 {

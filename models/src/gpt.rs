@@ -59,7 +59,7 @@ impl Embeddings {
             return Err(Error::shape("gpt", message));
         }
         if let Some(wpe) = &self.wpe {
-            let positions = Tensor::from_slice(tokens.device(), &positions, &[positions.len()])?;
+            let positions = Tensor::constant(tokens.device(), &positions, &[positions.len()])?;
             x = x.add(&wpe.forward(&positions)?)?; // (B, T, C) + (T, C)
         }
         self.dropout.forward(ctx, &x)
@@ -286,6 +286,9 @@ impl Gpt {
                 Some(before) => y.on_backward(move || before.prefetch())?,
                 None => y,
             };
+        }
+        if let Some(last) = before {
+            x = x.on_backward(move || last.prefetch())?;
         }
         // Whoever offloads the last block, too, wants its room for what follows.
         self.packing.wait()?;

@@ -6,6 +6,8 @@
 //! graphs, reductions, update. So there are no formulas here that could fall behind the code: what is found is what
 //! the counters of the run will show.
 
+use ferrotron_cuda::gpu::Gpu;
+use ferrotron_cuda::nvrtc::Architecture;
 use ferrotron_nn::{Axis, AxisSet, Scope, ShardUnit, Sharding};
 use ferrotron_parallel::mesh::{Layout, Mesh};
 use ferrotron_parallel::pipeline::ScheduleKind;
@@ -23,7 +25,7 @@ use crate::trainer::{Trainer, TrainerConfig};
 /// ```
 /// use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 /// use ferrotron_models::gpt::GptConfig;
-/// use ferrotron_models::memory::Plan;
+/// use ferrotron_models::memory::{Plan, PlannedDevice};
 /// use ferrotron_models::trainer::TrainerConfig;
 /// use ferrotron_nn::schedule::Schedule;
 /// use ferrotron_parallel::mesh::Layout;
@@ -40,7 +42,7 @@ use crate::trainer::{Trainer, TrainerConfig};
 ///     trainer: TrainerConfig::new(1, Schedule::constant(1e-3)?, BatchSize::new(batch_size)?),
 ///     dtype: DType::BF16,
 ///     seq_length: 1024,
-///     threads: 2,
+///     device: PlannedDevice::Cpu { threads: 2 },
 /// };
 /// let memory = plan.stages()?[0].memory;
 /// assert_eq!(memory.weights_bytes as u64, 2 * parameters);
@@ -62,11 +64,33 @@ pub struct Plan {
     pub dtype: DType,
     /// Tokens per sequence.
     pub seq_length: usize,
-    /// Threads of each rank: some kernels take workspace for each.
-    pub threads: usize,
+    /// What each rank computes on.
+    pub device: PlannedDevice,
 }
 
-/// Most bytes of a rank's pool in use at once: of each category, perhaps at different moments, and in all.
+/// What a rank computes on, as far as its memory is concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PlannedDevice {
+    /// A CPU.
+    Cpu {
+        /// Of each rank: some kernels take workspace for each.
+        threads: usize,
+    },
+    /// A GPU of its own.
+    Gpu(Architecture),
+}
+
+impl PlannedDevice {
+    /// One that computes nothing in its place.
+    fn dry(&self) -> Result<Device> {
+        match *self {
+            PlannedDevice::Cpu { threads } => Device::dry(threads),
+            PlannedDevice::Gpu(architecture) => Device::dry_cuda(architecture),
+        }
+    }
+}
+
+/// Most bytes of a rank's memory in use at once: of each category, perhaps at different moments, and in all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct RankMemory {
     /// Parameters.
@@ -90,9 +114,9 @@ pub struct RankMemory {
 }
 
 impl RankMemory {
-    /// What the counters of a device show.
+    /// What the counters of a device show; what a GPU takes beside its pool is workspace.
     pub fn of(device: &Device) -> RankMemory {
-        let stats = device.memory();
+        let (stats, own) = (device.memory(), device.gpu().map_or(0, Gpu::own_bytes));
         RankMemory {
             weights_bytes: stats.peak_of(Category::Weights),
             gradients_bytes: stats.peak_of(Category::Gradients),
@@ -100,8 +124,8 @@ impl RankMemory {
             activations_bytes: stats.peak_of(Category::Saved),
             logits_bytes: stats.peak_of(Category::Logits),
             buffers_bytes: stats.peak_of(Category::Communication),
-            workspace_bytes: stats.peak_of(Category::Workspace),
-            total_bytes: stats.peak,
+            workspace_bytes: stats.peak_of(Category::Workspace) + own,
+            total_bytes: stats.peak + own,
             host_bytes: device.memory_of(MemoryKind::Host).peak,
         }
     }
@@ -169,7 +193,7 @@ impl Plan {
 
     fn dry_trainer(&self, rank: usize, config: TrainerConfig) -> Result<Trainer> {
         let mesh = Mesh::dry(self.layout, rank, self.sequence_parallel)?;
-        let scope = Scope::new(&Device::dry(self.threads)?, self.dtype, config.seed);
+        let scope = Scope::new(&self.device.dry()?, self.dtype, config.seed);
         Trainer::on_mesh(&scope, &mesh, &self.model, config)
     }
 

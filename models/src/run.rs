@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use crate::checkpoint;
 use crate::data::{Dataset, Sampler, Validation};
 use crate::evaluate::{Evaluation, evaluate};
+use crate::memory::RankMemory;
 use crate::plot::{LossCurve, plot};
 use crate::tokenizer::Tokenizer;
 use crate::trainer::{StepReport, Trainer};
@@ -51,6 +52,9 @@ pub struct Intervals {
     pub eval_interval: u64,
     /// Stop when the step number is a multiple of this.
     pub exit_interval: Option<u64>,
+    /// Steps from one time that a GPU is waited for to the next, to see what its steps found; 0 for none before it has to
+    /// be. Of a CPU, every step is seen.
+    pub log_interval: u64,
 }
 
 impl Intervals {
@@ -64,6 +68,7 @@ impl Intervals {
     ///     save_interval: 100,
     ///     eval_interval: 0,
     ///     exit_interval: None,
+    ///     log_interval: 100,
     /// };
     /// assert!(intervals.check(4).is_ok());
     /// assert!(intervals.check(8).unwrap_err().to_string().ends_with("take 96 or 104"));
@@ -124,7 +129,7 @@ pub struct Metrics {
     pub tokens_per_s: f64,
     /// 10^12 floating-point operations per second.
     pub tflops: f64,
-    /// Most bytes of the pool in use at once so far.
+    /// Most bytes of the pool in use at once so far, and what a GPU takes beside it.
     pub mem_peak_bytes: usize,
     /// Most bytes of host memory in use at once so far, if any were.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -136,7 +141,9 @@ pub struct Metrics {
 
 /// Someone who watches a run.
 pub trait Observer {
-    /// After every step.
+    /// After every step, as soon as it was given to the device.
+    fn advanced(&mut self, _step: u64) {}
+    /// After every step, when its numbers are known: several may come at once.
     fn step(&mut self, metrics: &Metrics);
     /// After every evaluation.
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation);
@@ -180,7 +187,8 @@ pub fn run(
     observer: &mut dyn Observer,
 ) -> Result<Outcome> {
     config.intervals.check(trainer.config().parallel.data_parallel.synchronize_every)?;
-    let Intervals { train_iters, save_interval, eval_interval, exit_interval } = config.intervals;
+    let Intervals { train_iters, save_interval, eval_interval, exit_interval, log_interval } =
+        config.intervals;
     let sampler = Sampler::new(dataset.train.clone(), config.seq_length, trainer.config().seed)?;
     let micro = trainer.config().batch_size.micro();
     let validation =
@@ -207,32 +215,41 @@ pub fn run(
         if steps > 0 && exit_interval.is_some_and(|every| done.is_multiple_of(every)) {
             break Ended::ExitInterval;
         }
-        let report = tracing.step(trainer, &sampler)?;
+        tracing.step(trainer, &sampler)?;
         steps += 1;
-        let last = report.step == train_iters;
-        let due = |every: u64| report.step.is_multiple_of(every) && !last;
-        let mut metrics = measure(trainer, config, &report);
-        if let Some(validation) = validation.as_ref().filter(|_| last || due(eval_interval)) {
+        let step = trainer.progress().step;
+        if first {
+            observer.advanced(step);
+        }
+        let last = step == train_iters;
+        let due = |every: u64| step.is_multiple_of(every) && !last;
+        let evaluates = last || due(eval_interval);
+        let reads = !trainer.scope().device().is_gpu() || due(log_interval);
+        if !(reads || evaluates || due(save_interval)) {
+            continue;
+        }
+        let mut metrics = measure(trainer, config, &sampler)?;
+        if let Some(validation) = validation.as_ref().filter(|_| evaluates) {
             let limit = (!last).then_some(config.eval_iters);
             let found = evaluate(trainer.parts(), trainer.mesh(), validation, limit)?;
-            metrics.validation_loss = Some(found.loss);
+            if let Some(metrics) = metrics.last_mut() {
+                metrics.validation_loss = Some(found.loss);
+            }
             if first {
-                observer.evaluated(report.step, &found);
+                observer.evaluated(step, &found);
             }
             evaluation = last.then_some(found);
         }
-        if let Some(log) = &mut log {
-            log.write(&metrics)?;
-            observer.step(&metrics);
-        }
+        tell(&mut log, &metrics, observer)?;
         if due(save_interval) {
             let folder = save(trainer, tokenizer, config)?;
             if first {
                 observer.saved(&folder);
             }
-            saved = Some((report.step, folder));
+            saved = Some((step, folder));
         }
     };
+    tell(&mut log, &measure(trainer, config, &sampler)?, observer)?;
     tracing.finish()?;
     let checkpoint = match saved {
         Some((step, folder)) if step == trainer.progress().step => folder,
@@ -262,19 +279,20 @@ impl Tracing {
         Ok(Tracing(config.map(begin).transpose()?))
     }
 
-    /// The trainer's next step.
-    fn step(&mut self, trainer: &mut Trainer, sampler: &Sampler) -> Result<StepReport> {
+    /// The trainer's next step. One that is traced is waited for.
+    fn step(&mut self, trainer: &mut Trainer, sampler: &Sampler) -> Result<()> {
         let number = trainer.progress().step + 1;
-        let report = match &self.0 {
-            Some((steps, trace)) if steps.contains(&number) => {
-                trace.record(|| trainer.step(sampler))
-            }
-            _ => trainer.step(sampler),
+        match &self.0 {
+            Some((steps, trace)) if steps.contains(&number) => trace.record(|| {
+                trainer.advance(sampler)?;
+                trainer.scope().device().synchronize()
+            }),
+            _ => trainer.advance(sampler),
         }?;
-        if self.0.as_ref().is_some_and(|(steps, _)| number >= *steps.end()) {
-            self.finish()?;
+        match &self.0 {
+            Some((steps, _)) if number >= *steps.end() => self.finish(),
+            _ => Ok(()),
         }
-        Ok(report)
     }
 
     fn finish(&mut self) -> Result<()> {
@@ -284,7 +302,7 @@ impl Tracing {
 
 /// Whether `here` is true on any rank.
 fn on_any_rank(trainer: &Trainer, here: bool) -> Result<bool> {
-    let found = trainer.mesh().world().sum(trainer.scope().device(), f64::from(u8::from(here)))?;
+    let found = trainer.mesh().world().sum(trainer.host(), f64::from(u8::from(here)))?;
     Ok(found > 0.0)
 }
 
@@ -310,7 +328,27 @@ fn save(trainer: &Trainer, tokenizer: &Tokenizer, config: &RunConfig) -> Result<
     Ok(folder)
 }
 
-fn measure(trainer: &Trainer, config: &RunConfig, report: &StepReport) -> Metrics {
+/// Writes and shows what is new, on the rank that does.
+fn tell(
+    log: &mut Option<MetricsLog>,
+    metrics: &[Metrics],
+    observer: &mut dyn Observer,
+) -> Result<()> {
+    let Some(log) = log else { return Ok(()) };
+    metrics.iter().try_for_each(|metrics| {
+        log.write(metrics)?;
+        observer.step(metrics);
+        Ok(())
+    })
+}
+
+/// What is known of the steps since the last time.
+fn measure(trainer: &mut Trainer, config: &RunConfig, sampler: &Sampler) -> Result<Vec<Metrics>> {
+    let reports = trainer.reports(sampler)?;
+    Ok(reports.iter().map(|report| metrics(trainer, config, report)).collect())
+}
+
+fn metrics(trainer: &Trainer, config: &RunConfig, report: &StepReport) -> Metrics {
     let tokens_per_s = report.tokens as f64 / report.seconds;
     let device = trainer.scope().device();
     Metrics {
@@ -324,7 +362,7 @@ fn measure(trainer: &Trainer, config: &RunConfig, report: &StepReport) -> Metric
         step_ms: report.seconds * 1e3,
         tokens_per_s,
         tflops: trainer.model().flops(report.tokens, config.seq_length) / report.seconds / 1e12,
-        mem_peak_bytes: device.memory().peak,
+        mem_peak_bytes: RankMemory::of(device).total_bytes,
         host_peak_bytes: Some(device.memory_of(MemoryKind::Host).peak).filter(|&bytes| bytes > 0),
         validation_loss: None,
     }

@@ -1,7 +1,7 @@
 //! What becomes of the activations that blocks keep for backward: packed, and in host memory.
 
 use ferrotron_autograd::{Offloaded, Offloader, Packing, PackingConfig, Zeros};
-use ferrotron_tensor::Result;
+use ferrotron_tensor::{Device, Result};
 use std::sync::Arc;
 
 /// What becomes of the activations that blocks keep for backward. Nothing here changes a bit of what is computed, but
@@ -15,11 +15,11 @@ pub struct SavedActivations {
 }
 
 impl SavedActivations {
-    /// The thread that offloads, if one is needed.
+    /// What offloads from `device`, if anything is to be.
     ///
     /// Errors as [`Offloader::start`].
-    pub fn offloader(&self) -> Result<Option<Arc<Offloader>>> {
-        (self.offloaded_layers > 0).then(|| Offloader::start().map(Arc::new)).transpose()
+    pub fn offloader(&self, device: &Device) -> Result<Option<Arc<Offloader>>> {
+        (self.offloaded_layers > 0).then(|| Offloader::start(device).map(Arc::new)).transpose()
     }
 }
 

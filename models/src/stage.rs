@@ -15,39 +15,51 @@ use crate::gpt::Gpt;
 pub(crate) struct StageModel<'a> {
     parts: &'a [Gpt],
     data_parallel: Option<&'a DataParallel>,
-    /// For each micro-batch, what the pass needs to know, and inputs and targets of this rank's positions.
-    microbatches: Vec<Microbatch>,
+    microbatches: &'a [Microbatch],
     /// Whether this rank's losses count: one of those along the tensor axis, which all have the same.
     counts: bool,
-    /// The summed loss of the micro-batches that ended here, in f64. It is read when the step is given, so that a GPU
-    /// never waits for the host.
+    /// The summed loss of the micro-batches that ended here, in f64.
     sum: Tensor,
 }
 
-struct Microbatch {
+/// A micro-batch: what the pass needs to know, and inputs and targets of this rank's positions.
+pub(crate) struct Microbatch {
     ctx: Context,
     inputs: Tensor,
     targets: Tensor,
 }
 
+impl Microbatch {
+    /// `ctx` says which samples of the global batch it holds.
+    pub fn new(device: &Device, mesh: &Mesh, batch: &Batch, ctx: Context) -> Result<Microbatch> {
+        let ctx = mesh.context(ctx)?;
+        let dims = [batch.micro_batch, ctx.sequence.len()];
+        let (inputs, targets) = held_tokens(batch, &ctx.sequence);
+        let inputs = Tensor::from_slice(device, &inputs, &dims)?;
+        Ok(Microbatch { inputs, targets: Tensor::from_slice(device, &targets, &dims)?, ctx })
+    }
+
+    /// Puts another one of the same dims into the same memory.
+    pub fn set(&mut self, mesh: &Mesh, batch: &Batch, ctx: Context) -> Result<()> {
+        self.ctx = mesh.context(ctx)?;
+        let (inputs, targets) = held_tokens(batch, &self.ctx.sequence);
+        self.inputs.write_slice(&inputs)?;
+        self.targets.write_slice(&targets)
+    }
+}
+
 impl<'a> StageModel<'a> {
-    /// The chunks `parts` run `batches`; `pass` says which samples of the global batch one holds.
+    /// The chunks `parts` run `microbatches`.
     pub fn new(
         parts: &'a [Gpt],
         mesh: &Mesh,
-        batches: &[Batch],
-        pass: impl Fn(&Batch) -> Context,
+        microbatches: &'a [Microbatch],
     ) -> Result<StageModel<'a>> {
         let device = parts[0].scope().device();
-        let microbatch = |batch: &Batch| {
-            let ctx = mesh.context(pass(batch))?;
-            let (inputs, targets) = batch_tensors(device, batch, &ctx.sequence)?;
-            Ok(Microbatch { ctx, inputs, targets })
-        };
         Ok(StageModel {
             parts,
             data_parallel: None,
-            microbatches: batches.iter().map(microbatch).collect::<Result<_>>()?,
+            microbatches,
             counts: mesh.axis(Axis::Tensor).rank() == 0,
             // Written by the host: a dry device adds nothing.
             sum: Tensor::full(device, DType::F64, &[], 0.0)?,
@@ -60,11 +72,11 @@ impl<'a> StageModel<'a> {
         self
     }
 
-    /// The summed loss of what ran here; the world's sum of it is that of the global batch.
-    pub fn loss(&self) -> Result<f64> {
+    /// The summed loss of what ran here, one number of f64; the world's sum of it is that of the global batch.
+    pub fn into_loss(self) -> Result<Tensor> {
         match self.counts {
-            true => self.sum.item(),
-            false => Ok(0.0),
+            true => Ok(self.sum),
+            false => Tensor::full(self.sum.device(), DType::F64, &[], 0.0),
         }
     }
 }
@@ -94,16 +106,10 @@ impl PipelineModel for StageModel<'_> {
     }
 }
 
-/// The tensors of a batch: inputs and targets (B, T) of the positions that are here.
-pub fn batch_tensors(
-    device: &Device,
-    batch: &Batch,
-    sequence: &Extent,
-) -> Result<(Tensor, Tensor)> {
-    let dims = [batch.micro_batch, sequence.len()];
-    let inputs = held(&batch.inputs, batch.seq_length, sequence);
-    let targets = held(&batch.targets, batch.seq_length, sequence);
-    Ok((Tensor::from_slice(device, &inputs, &dims)?, Tensor::from_slice(device, &targets, &dims)?))
+/// Inputs and targets of the positions that are here.
+fn held_tokens(batch: &Batch, sequence: &Extent) -> (Vec<u32>, Vec<i64>) {
+    let length = batch.seq_length;
+    (held(&batch.inputs, length, sequence), held(&batch.targets, length, sequence))
 }
 
 /// The positions that are here of rows of `length`.

@@ -1,47 +1,27 @@
 //! One training step after another: the loop's parts, without a terminal.
 
 mod config;
+mod graph;
+mod report;
+mod step;
 
 use ferrotron_nn::{
-    Axis, Context, LossScaler, Mode, Module, Optimizer, ParamBuffers, Scope, StepConfig,
-    UpdateConfig, clip_coefficient,
+    Axis, LossScaler, Module, Optimizer, ParamBuffers, Scope, StepConfig, UpdateConfig,
 };
 use ferrotron_parallel::data_parallel::DataParallel;
 use ferrotron_parallel::mesh::Mesh;
-use ferrotron_parallel::pipeline::{PipelineConfig, Schedule, execute};
-use ferrotron_tensor::{Error, Result};
+use ferrotron_tensor::ops::step::Step;
+use ferrotron_tensor::{Device, Error, Result};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
-use tracing::trace_span;
 
 use crate::checkpoint::{self, Checkpoint, Held, Moments, Progress, Snapshot};
-use crate::data::{Batch, Samples};
 use crate::gpt::{Gpt, GptConfig, GptPart};
-use crate::stage::StageModel;
 use crate::tokenizer::Tokenizer;
 
-pub use config::{ParallelConfig, PrecisionConfig, TrainerConfig};
-
-/// What one step found.
-#[derive(Debug, Clone, Copy)]
-pub struct StepReport {
-    /// Number of the step, from 1.
-    pub step: u64,
-    /// Mean loss over the counted tokens of the global batch.
-    pub loss: f64,
-    /// Learning rate used.
-    pub lr: f64,
-    /// Global gradient norm before clipping; not finite in a step that was skipped.
-    pub grad_norm: f64,
-    /// What the loss was multiplied with before backward.
-    pub loss_scale: f64,
-    /// Whether the gradients overflowed and nothing was updated.
-    pub skipped: bool,
-    /// Tokens seen.
-    pub tokens: u64,
-    /// Duration in seconds.
-    pub seconds: f64,
-}
+pub use config::{Execution, ParallelConfig, PrecisionConfig, TrainerConfig};
+use graph::StepGraph;
+use report::Reports;
+pub use report::StepReport;
 
 /// A model in training, or one rank's share of it.
 pub struct Trainer {
@@ -55,6 +35,13 @@ pub struct Trainer {
     optimizer: Optimizer,
     loss_scaler: LossScaler,
     progress: Progress,
+    /// For numbers that ranks agree on before a step: of a GPU they would have to be waited for.
+    host: Device,
+    /// What the optimizer's kernels read.
+    step: Step,
+    reports: Reports,
+    /// The steps that are replayed, with [`Execution::CudaGraph`].
+    graph: Option<StepGraph>,
 }
 
 impl Trainer {
@@ -89,9 +76,14 @@ impl Trainer {
         mut config: TrainerConfig,
     ) -> Result<Trainer> {
         config.parallel.data_parallel.shard_unit = config.optimizer.shard_unit();
+        config.check_execution(mesh.world().size())?;
+        let device = scope.device();
+        if config.execution == Execution::CudaGraph && !device.is_gpu() && !device.is_dry() {
+            return Err(Error::config("enable-cuda-graph", Execution::NEEDS_GPU));
+        }
         let loss_scaler = config.precision.loss_scaler(&config.parallel)?;
         let ParallelConfig { recompute, saved_activations, optimizer_states, .. } = config.parallel;
-        let offloader = saved_activations.offloader()?;
+        let offloader = saved_activations.offloader(scope.device())?;
         let configured = |gpt: Gpt| {
             gpt.with_recompute(recompute)
                 .with_saved_activations(saved_activations, offloader.clone())
@@ -103,6 +95,9 @@ impl Trainer {
         let PrecisionConfig { weight_update, rounding, .. } = config.precision;
         let update = UpdateConfig { weights: weight_update, rounding, states: optimizer_states };
         let optimizer = Optimizer::with_update(config.optimizer, data_parallel.buffers(), &update)?;
+        let host = if device.is_gpu() { Device::cpu(1)? } else { device.clone() };
+        let step = Step::new(device, &optimizer.numbers(&StepConfig { lr: 0.0, grad_scale: 1.0 }))?;
+        let reports = Reports::new(device)?;
         Ok(Trainer {
             model: parts[0].config().clone(),
             config,
@@ -113,6 +108,10 @@ impl Trainer {
             optimizer,
             loss_scaler,
             progress: Progress::default(),
+            host,
+            step,
+            reports,
+            graph: None,
         })
     }
 
@@ -134,6 +133,12 @@ impl Trainer {
     /// Where the model was made.
     pub fn scope(&self) -> &Scope {
         &self.scope
+    }
+
+    /// The device on which ranks agree on numbers of the host, so that none waits for a GPU: the scope's, where that is
+    /// a CPU.
+    pub fn host(&self) -> &Device {
+        &self.host
     }
 
     /// The ranks that train together.
@@ -226,116 +231,10 @@ impl Trainer {
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         checkpoint.check_config(&self.model)?;
         checkpoint.verify(self.mesh.world())?;
+        self.graph = None; // it knows where weights and moments were
         self.data_parallel.load(|params| checkpoint.load_params_of_part(params))?;
         checkpoint.load_optimizer(&mut self.optimizer)?;
         self.set_progress(checkpoint.progress().clone());
         Ok(())
-    }
-
-    /// Takes one step over the next global batch of `samples`.
-    ///
-    /// Where the loss scale is dynamic and gradients overflow, neither weights nor moments change; the step counts,
-    /// and its samples are consumed.
-    ///
-    /// Errors on every rank, without touching weights or moments, if the loss or, with another scale, the gradient
-    /// norm of any replica is not finite; the message names the step and the first offending parameter.
-    pub fn step(&mut self, samples: &dyn Samples) -> Result<StepReport> {
-        let started = Instant::now();
-        let device = self.scope.device().clone();
-        let _span = trace_span!("step", step = self.progress.step + 1).entered();
-        let report = device.run(|| self.step_on_device(samples))?;
-        Ok(StepReport { seconds: started.elapsed().as_secs_f64(), ..report })
-    }
-
-    fn step_on_device(&mut self, samples: &dyn Samples) -> Result<StepReport> {
-        let consumed = self.progress.consumed_samples;
-        let sizes = self.config.batch_size;
-        let (global, micro) = (sizes.global(consumed), sizes.micro());
-        let data = self.mesh.axis(Axis::Data).clone();
-        let batches = (0..sizes.microbatches(consumed))
-            .map(|i| samples.batch(sizes.first_sample(consumed, i, data.rank()), micro))
-            .collect::<Result<Vec<Batch>>>()?;
-        // Known before the first forward, so that the scale of the loss depends on no layout.
-        let counted: u64 = batches.iter().map(Batch::counted).sum();
-        let ranks = self.data_parallel.loss_ranks();
-        let own = ranks.sum(self.scope.device(), counted as f64)?;
-        // Where ranks take steps of their own, one may have nothing to learn from.
-        let scale = if own > 0.0 { 1.0 / own } else { 0.0 };
-        let together = ranks.size() == data.size();
-        let total = if together { own } else { data.sum(self.scope.device(), counted as f64)? };
-        let seed = self.config.seed;
-        let pass =
-            Context::new(seed, self.progress.step, Mode::Train, global, samples.seq_length());
-        let schedule = self.schedule(batches.len())?;
-
-        self.data_parallel.begin_step(batches.len());
-        let mut model = StageModel::new(&self.parts, &self.mesh, &batches, |batch| {
-            pass.clone().micro_batch((batch.first_sample - consumed) as usize, micro)
-        })?
-        .reduced_by(&self.data_parallel);
-        let loss_scale = self.loss_scaler.scale();
-        execute(&schedule, &mut model, &self.mesh, scale * loss_scale)?;
-        let loss = self.mesh.world().sum(self.scope.device(), model.loss()?)? / total;
-        self.data_parallel.finish_step()?;
-
-        let grad_norm = self.data_parallel.grad_norm()? / loss_scale;
-        let overflow = !grad_norm.is_finite();
-        let lost = !loss.is_finite() || (overflow && !self.loss_scaler.skips());
-        // The norm is the replica's own where it takes steps of its own: all go on, or none.
-        let lost_anywhere = match together {
-            true => lost,
-            false => data.sum(self.scope.device(), f64::from(u8::from(lost)))? > 0.0,
-        };
-        if lost_anywhere {
-            return Err(self.not_finite(loss, grad_norm)?);
-        }
-        let update = self.optimizer.steps() + 1;
-        let lr = self.config.schedule.lr(update);
-        let lr = self.config.optimizer.learning_rate(lr, update);
-        if !overflow {
-            let _span = trace_span!("optimizer").entered();
-            let grad_scale = clip_coefficient(grad_norm, self.config.clip_grad) / loss_scale;
-            self.data_parallel.update(&mut self.optimizer, &StepConfig { lr, grad_scale })?;
-        }
-        self.loss_scaler.update(overflow);
-        self.progress.loss_scaler = self.loss_scaler.skips().then(|| self.loss_scaler.state());
-        self.progress.step += 1;
-        self.progress.consumed_samples += global as u64;
-        let tokens = (global * samples.seq_length()) as u64;
-        Ok(StepReport {
-            step: self.progress.step,
-            loss,
-            lr,
-            grad_norm,
-            loss_scale,
-            skipped: overflow,
-            tokens,
-            seconds: 0.0,
-        })
-    }
-
-    fn schedule(&self, microbatches: usize) -> Result<Schedule> {
-        Schedule::new(&PipelineConfig {
-            kind: self.config.parallel.pipeline_schedule,
-            stages: self.mesh.axis(Axis::Pipeline).size(),
-            microbatches,
-            chunks: self.config.parallel.chunks,
-        })
-    }
-
-    fn not_finite(&self, loss: f64, grad_norm: f64) -> Result<Error> {
-        let culprit = self.buffers().first_non_finite()?;
-        let culprit = match culprit {
-            Some(name) => format!("first offender: {name}"),
-            None if loss.is_finite() && grad_norm.is_finite() => {
-                "another replica's gradient norm is not finite".into()
-            }
-            None => "every parameter of this rank is finite".into(),
-        };
-        let step = self.progress.step + 1;
-        Ok(Error::value(
-            "train",
-            format!("step {step}: loss {loss}, gradient norm {grad_norm}; {culprit}"),
-        ))
     }
 }

@@ -4,7 +4,7 @@ use ferrotron_autograd::{PackingConfig, Zeros};
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::data::{Batch, Samples};
 use ferrotron_models::gpt::{GptConfig, Recompute, SavedActivations};
-use ferrotron_models::memory::{Plan, RankMemory, StageMemory};
+use ferrotron_models::memory::{Plan, PlannedDevice, RankMemory, StageMemory};
 use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::Schedule;
 use ferrotron_nn::{AdafactorConfig, OptimizerConfig, Scope, Sharding};
@@ -103,7 +103,7 @@ impl Case {
             },
             dtype: self.dtype,
             seq_length: SEQ_LENGTH,
-            threads: 1,
+            device: PlannedDevice::Cpu { threads: 1 },
         })
     }
 }
@@ -112,7 +112,7 @@ impl Case {
 fn measured(plan: &Plan) -> Result<Vec<RankMemory>> {
     let ranks = run_threads(plan.layout.world(), &WorldConfig::default(), |world| {
         let mesh = Mesh::new(&world, plan.layout, plan.sequence_parallel)?;
-        let device = Device::cpu(plan.threads)?;
+        let device = Device::cpu(1)?;
         let scope = Scope::new(&device, plan.dtype, 1);
         let mut trainer = Trainer::on_mesh(&scope, &mesh, &plan.model, plan.trainer.clone())?;
         for _ in 0..2 {

@@ -4,7 +4,7 @@
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::bench::peak_rss_bytes;
 use ferrotron_models::gpt::Recompute;
-use ferrotron_models::memory::Plan;
+use ferrotron_models::memory::{Plan, PlannedDevice};
 use ferrotron_models::presets::Preset;
 use ferrotron_models::trainer::{ParallelConfig, TrainerConfig};
 use ferrotron_nn::schedule::Schedule;
@@ -30,7 +30,7 @@ fn a_trillion_parameters_are_planned_in_a_second_and_100_megabytes() {
         },
         dtype: DType::BF16,
         seq_length: preset.seq_length,
-        threads: 2,
+        device: PlannedDevice::Cpu { threads: 2 },
     };
     let timed = || {
         let started = Instant::now();

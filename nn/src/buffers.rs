@@ -155,9 +155,3 @@ fn owner(params: &[Param], param: &Param, ranks: usize) -> usize {
     let owner = (2 * before + numel(param)) * ranks as u128 / (2 * all).max(1);
     (owner as usize).min(ranks - 1)
 }
-
-/// The factor that brings a gradient of norm `norm` down to `max_norm`: Megatron's
-/// max / (norm + 1e-6), at most 1.
-pub fn clip_coefficient(norm: f64, max_norm: f64) -> f64 {
-    if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 }
-}

@@ -26,7 +26,7 @@ pub use attention::{Attention, AttentionConfig, KvCache};
 pub use attention_heads::AttentionHeads;
 pub use axis::{Axis, AxisSet};
 pub use buffer_config::{BufferConfig, GradientType, ShardUnit, Sharding};
-pub use buffers::{ParamBuffers, clip_coefficient};
+pub use buffers::ParamBuffers;
 pub use context::{Context, Extent, Mode};
 pub use dropout::Dropout;
 pub use embedding::Embedding;
@@ -41,3 +41,5 @@ pub use optimizer::{
 };
 pub use param::{Decay, Module, Param, Scope};
 pub use param_group::ParamGroup;
+
+pub use ferrotron_tensor::ops::outcome::clip_coefficient;

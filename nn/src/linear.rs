@@ -70,6 +70,12 @@ impl Linear {
         x.linear(&self.weight.var()?, bias.as_ref()).at(&self.path)
     }
 
+    /// GELU of [`Linear::forward`], tanh form, as one operation: see [`Var::linear_gelu`].
+    pub fn forward_gelu(&self, x: &Var) -> Result<Var> {
+        let bias = self.bias.as_ref().map(Param::var).transpose()?;
+        x.linear_gelu(&self.weight.var()?, bias.as_ref()).at(&self.path)
+    }
+
     /// W (out, in).
     pub fn weight(&self) -> &Param {
         &self.weight

@@ -108,8 +108,13 @@ impl Mlp {
 
     /// (B, T, C) -> (B, T, C)
     pub fn forward(&self, x: &Var) -> Result<Var> {
-        let x = self.fc.forward(x)?; // (B, T, F), or (B, T, 2F) for SwiGLU
-        let x = self.activation.apply(&x).at(&self.path)?; // (B, T, F)
+        let x = match self.activation {
+            Activation::GeluTanh => self.fc.forward_gelu(x)?, // (B, T, F)
+            activation => {
+                let x = self.fc.forward(x)?; // (B, T, F), or (B, T, 2F) for SwiGLU
+                activation.apply(&x).at(&self.path)? // (B, T, F)
+            }
+        };
         self.proj.forward(&x) // (B, T, C)
     }
 }

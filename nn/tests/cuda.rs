@@ -1,11 +1,11 @@
 //! Optimizers over flats of a GPU, which here is a stand-in on the CPU: what they make of a few parameters is what they
-//! make of them on the CPU.
+//! make of them on the CPU. And the kernels that an MLP does not need.
 
-use ferrotron_autograd::Accum;
+use ferrotron_autograd::{Accum, Leaf, WeightGrads, backward};
 use ferrotron_nn::{
-    AdafactorConfig, BufferConfig, Decay, GradientType, Init, Optimizer, OptimizerConfig, Param,
-    ParamBuffers, Rounding, Scope, ShardUnit, Sharding, StepConfig, StepSize, UpdateConfig,
-    WeightUpdate,
+    Activation, AdafactorConfig, Bias, BufferConfig, Decay, GradientType, Init, Mlp, MlpConfig,
+    Module, Optimizer, OptimizerConfig, Param, ParamBuffers, Rounding, Scope, ShardUnit, Sharding,
+    StepConfig, StepSize, UpdateConfig, WeightUpdate,
 };
 use ferrotron_tensor::{DType, Device, MemoryKind, RandomKey, Result, Tensor};
 
@@ -135,6 +135,48 @@ fn optimizers_step_as_on_the_cpu() -> Result<()> {
     Ok(())
 }
 
+/// What waits in host memory comes near in three runs of a sixty-fourth each.
+#[test]
+fn offloaded_states_take_a_twentieth() -> Result<()> {
+    let name = "offloaded_states_take_a_twentieth";
+    let Some(config) = ferrotron_cuda_stand_in::gpu(name) else { return Ok(()) };
+    const NUMEL: usize = 64 * 16384;
+    for (dtype, kept) in [(DType::F32, 2), (DType::BF16, 3)] {
+        let run = |states, hasty: Option<()>| -> Result<(Vec<f64>, usize)> {
+            let device = Device::cuda(&config)?;
+            if let (Some(()), Some(gpu)) = (hasty, device.gpu()) {
+                ferrotron_cuda_stand_in::hasten(gpu.copies());
+            }
+            let scope = Scope::new(&device, dtype, 3);
+            let params = [scope.param("w", &[64, 16384], Init::Normal { std: 0.5 }, Decay::Yes)];
+            let buffers = ParamBuffers::new(&params)?;
+            let update = UpdateConfig { states, ..UpdateConfig::default() };
+            let mut optimizer = Optimizer::with_update(OptimizerConfig::ADAMW, &buffers, &update)?;
+            buffers.zero_gradients();
+            params[0].leaf().accumulate(|gradient, _| gradient.fill_zero())?;
+            device.reset_memory_peaks();
+            for _ in 0..2 {
+                optimizer.step(&buffers, &StepConfig { lr: 1e-2, grad_scale: 0.5 })?;
+            }
+            let peak = device.memory().peak;
+            let mut numbers = params[0].leaf().value()?.to_f64()?;
+            optimizer.visit(|_, _, _, value| {
+                numbers.extend(value.to_f64()?);
+                Ok(())
+            })?;
+            Ok((numbers, peak))
+        };
+        let (want, all) = run(MemoryKind::Device, None)?;
+        for hasty in [None, Some(())] {
+            let (got, peak) = run(MemoryKind::Host, hasty)?;
+            assert!(got == want, "{dtype}: other numbers");
+            let (offloaded, near) = (4 * kept * NUMEL, 3 * 4 * kept * NUMEL / 64);
+            assert_eq!(all - peak, offloaded - near, "{dtype}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn shards_are_kept_and_placed() -> Result<()> {
     let Some(gpu) = gpu("shards_are_kept_and_placed")? else { return Ok(()) };
@@ -179,5 +221,45 @@ fn shards_are_kept_and_placed() -> Result<()> {
         Ok(outcome)
     };
     assert_same("shards", &run(&gpu)?, &run(&Device::cpu(1)?)?);
+    Ok(())
+}
+
+#[test]
+fn an_mlp_needs_no_kernels_for_biases_and_gelu() -> Result<()> {
+    let Some(device) = gpu("an_mlp_needs_no_kernels_for_biases_and_gelu")? else { return Ok(()) };
+    let launches = || device.gpu().map_or(0, |gpu| gpu.launches());
+    for (dtype, bias) in
+        [DType::BF16, DType::F16, DType::F32].iter().flat_map(|d| [(*d, Bias::Yes), (*d, Bias::No)])
+    {
+        let normal = Init::Normal { std: 0.5 };
+        let config = MlpConfig {
+            hidden: 16,
+            ffn_hidden: 32,
+            activation: Activation::GeluTanh,
+            bias,
+            init: normal,
+            residual_init: normal,
+        };
+        let mlp = Mlp::new(&Scope::new(&device, dtype, 3), &config)?;
+        let gradients = GradientType::Accumulator;
+        let buffers = BufferConfig { gradients, ..BufferConfig::default() };
+        let buffers = ParamBuffers::with_config(&mlp.params(), &buffers)?;
+        let x = Leaf::input("x", Tensor::full(&device, dtype, &[2, 3, 16], 0.5)?);
+        buffers.zero_gradients();
+        for micro_batch in 0..2 {
+            let before = launches();
+            let y = mlp.forward(&x.var()?)?;
+            // Both of 16 bits are two products and nothing else.
+            let forward = u64::from(dtype == DType::F32);
+            assert_eq!(launches() - before, forward, "{dtype} {bias:?} forward {micro_batch}");
+            let dy = Tensor::full(&device, dtype, &[2, 3, 16], 1.0)?;
+            let before = launches();
+            backward(&[(&y, dy)], WeightGrads::Now)?.run()?;
+            // GELU's value is made again, then its derivative. A bias's gradient is copied to its place, or added there.
+            let biases = if bias == Bias::Yes { 2 * micro_batch } else { 0 };
+            let what = format!("{dtype} {bias:?} backward {micro_batch}");
+            assert_eq!(launches() - before, 2 + biases, "{what}");
+        }
+    }
     Ok(())
 }

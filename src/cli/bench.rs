@@ -5,7 +5,7 @@ use ferrotron::models::bench::{BenchConfig, bench as measure};
 use ferrotron::{Error, Result};
 use std::process::ExitCode;
 
-use super::device_args::DeviceArgs;
+use super::device_args::{DeviceArgs, ExecutionArgs};
 use super::model_args::ModelArgs;
 use super::output;
 
@@ -30,6 +30,8 @@ pub struct BenchArgs {
     json: bool,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    execution: ExecutionArgs,
 }
 
 /// Prints one JSON line.
@@ -47,6 +49,7 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
         steps: args.steps,
         warmup: args.warmup,
         dtype: args.device.dtype()?,
+        execution: args.execution.execution(&args.device)?,
         ..BenchConfig::new(args.model.config(args.vocab_size)?)
     };
     let report = measure(&config, &device)?;

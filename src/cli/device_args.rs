@@ -3,8 +3,11 @@
 use clap::Args;
 use ferrotron::cuda::gpu::GpuConfig;
 use ferrotron::cuda::library::Search;
+use ferrotron::cuda::nvrtc::Architecture;
 use ferrotron::cuda::probe::devices;
 use ferrotron::models::checkpoint::Checkpoint;
+use ferrotron::models::memory::PlannedDevice;
+use ferrotron::models::trainer::Execution;
 use ferrotron::{DType, Device, Error, Result};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -31,6 +34,26 @@ pub struct DeviceArgs {
     pub fp16: bool,
 }
 
+/// How a GPU is given its work.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Device")]
+pub struct ExecutionArgs {
+    /// Capture a step as one CUDA graph, and replay it for those that are alike
+    #[arg(long)]
+    enable_cuda_graph: bool,
+}
+
+impl ExecutionArgs {
+    /// What was chosen. Errors if it is not for a CPU and that is what computes.
+    pub fn execution(&self, device: &DeviceArgs) -> Result<Execution> {
+        match (self.enable_cuda_graph, device.place()?) {
+            (false, _) => Ok(Execution::Eager),
+            (true, Place::Cpu) => Err(Error::config("--enable-cuda-graph", Execution::NEEDS_GPU)),
+            (true, Place::Gpus | Place::Gpu(_)) => Ok(Execution::CudaGraph),
+        }
+    }
+}
+
 /// What `--device` says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
@@ -55,6 +78,19 @@ impl DeviceArgs {
             Ok(Place::Gpus | Place::Gpu(_)) => 1,
             _ => self.threads.unwrap_or_else(|| (cores() / ranks.max(1)).max(1)),
         }
+    }
+
+    /// What one of `ranks` on this machine computes on, as far as its memory is concerned.
+    pub fn planned(&self, ranks: usize) -> PlannedDevice {
+        /// Of a GPU that is not here: Hopper's.
+        const USUAL: Architecture = Architecture { major: 9, minor: 0 };
+        let ordinal = match self.place() {
+            Ok(Place::Gpus) => 0,
+            Ok(Place::Gpu(ordinal)) => ordinal,
+            _ => return PlannedDevice::Cpu { threads: self.shared_threads(ranks) },
+        };
+        let found = devices(&Search::from_environment()).unwrap_or_default();
+        PlannedDevice::Gpu(found.get(ordinal).map_or(USUAL, |device| device.architecture))
     }
 
     pub fn place(&self) -> Result<Place> {

@@ -131,7 +131,7 @@ fn refused(args: &TrainArgs, plan: &Plan, stages: &[StageMemory], why: &str) -> 
     // What does not go with the rest of the run, or saves nothing, is of no help.
     let less = |args: &TrainArgs| {
         let changed = args.plan(plan.layout.world(), 1, plan.model.vocab_size).ok()?;
-        let found = Plan { threads: plan.threads, ..changed }.stage(stage).ok()?.memory;
+        let found = Plan { device: plan.device, ..changed }.stage(stage).ok()?.memory;
         Some(found.total_bytes).filter(|&total| total < memory.total_bytes)
     };
     let (mut together, mut found) = (args.clone(), Vec::new());

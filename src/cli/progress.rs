@@ -52,6 +52,12 @@ impl Progress {
 }
 
 impl Observer for Progress {
+    fn advanced(&mut self, step: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(step);
+        }
+    }
+
     fn step(&mut self, metrics: &Metrics) {
         let loss = self.loss.map_or(metrics.loss, |mean| 0.95 * mean + 0.05 * metrics.loss);
         self.loss = Some(loss);
@@ -71,7 +77,6 @@ impl Observer for Progress {
         }
         if let Some(bar) = &self.bar {
             bar.set_message(format!("loss {loss:.3}  {speed:.0} tokens/s"));
-            bar.set_position(metrics.step);
         } else if self.log_interval > 0
             && (metrics.step.is_multiple_of(self.log_interval) || metrics.step == self.last_step)
         {

@@ -42,6 +42,7 @@ const PASSING: &[&str] = &[
     "--transport",
     "--memory-limit",
     "--device",
+    "--enable-cuda-graph",
 ];
 
 /// Validation sets beyond this many tokens are not searched for their bigrams, which takes memory and

@@ -7,7 +7,7 @@ use ferrotron::models::memory;
 use ferrotron::models::run::{Intervals, TraceConfig};
 use ferrotron::models::support;
 use ferrotron::models::tokenizer::TokenizerChoice;
-use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, TrainerConfig};
+use ferrotron::models::trainer::{Execution, ParallelConfig, PrecisionConfig, TrainerConfig};
 use ferrotron::nn::schedule::{DecayStyle, Schedule, ScheduleConfig, WsdDecayStyle};
 use ferrotron::nn::{Axis, OptimizerConfig};
 use ferrotron::{Error, Result};
@@ -16,7 +16,7 @@ use std::path::PathBuf;
 
 use super::adafactor_args::{AdafactorArgs, StepSizeArg};
 use super::bytes;
-use super::device_args::DeviceArgs;
+use super::device_args::{DeviceArgs, ExecutionArgs};
 use super::model_args::ModelArgs;
 use super::offload_args::OffloadArgs;
 use super::parallel_args::ParallelArgs;
@@ -50,6 +50,8 @@ pub struct TrainArgs {
     pub offload: OffloadArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
+    #[command(flatten)]
+    pub execution: ExecutionArgs,
 }
 
 impl TrainArgs {
@@ -63,6 +65,9 @@ impl TrainArgs {
         let precision = self.precision.config(dtype, self.optimization.seed)?;
         precision.loss_scaler(&parallel)?;
         let trainer = self.optimization.config(layout.size(Axis::Data), parallel, precision)?;
+        let execution = self.execution.execution(&self.device)?;
+        let trainer = TrainerConfig { execution, ..trainer };
+        trainer.check_execution(world)?;
         let sequence_parallel = self.parallel.sequence();
         let seq_length = self.model.seq_length()?;
         for microbatches in trainer.batch_size.all_microbatches() {
@@ -75,8 +80,8 @@ impl TrainArgs {
                 microbatches,
             })?;
         }
-        let threads = self.device.shared_threads(local);
-        Ok(memory::Plan { model, layout, sequence_parallel, trainer, dtype, seq_length, threads })
+        let device = self.device.planned(local);
+        Ok(memory::Plan { model, layout, sequence_parallel, trainer, dtype, seq_length, device })
     }
 
     /// After which steps something is done.
@@ -88,6 +93,7 @@ impl TrainArgs {
             save_interval: steps(self.run.save_interval, 500, parallel),
             eval_interval: steps(self.run.eval_interval, 250, parallel),
             exit_interval: self.run.exit_interval,
+            log_interval: self.run.log_interval,
         };
         intervals.check(parallel.data_parallel.synchronize_every)?;
         Ok(intervals)
@@ -267,6 +273,7 @@ impl OptimizationArgs {
             })?,
             parallel,
             precision,
+            execution: Execution::Eager,
         })
     }
 
@@ -316,7 +323,7 @@ pub struct RunArgs {
     /// Validation batches of an evaluation while training [default: 20; the last one takes all]
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub eval_iters: u64,
-    /// Steps between lines where there is no terminal for a progress bar
+    /// Steps between lines where there is no terminal for a progress bar; a GPU is waited for as often
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub log_interval: u64,
     /// One JSON object per step [default: metrics.jsonl in the run folder]

@@ -103,9 +103,9 @@ impl Buffer {
         unsafe { self.allocation.pointer().add(self.offset) }
     }
 
-    /// Whether it is a part of this pool.
-    pub(crate) fn is_in(&self, pool: &Arc<Pool>) -> bool {
-        std::ptr::eq(self.allocation.pool(), &**pool)
+    /// The block of memory that it is a range of.
+    pub(crate) fn allocation(&self) -> &Arc<Allocation> {
+        &self.allocation
     }
 
     /// What its bytes count as.

@@ -10,13 +10,16 @@
 //! ```
 
 use ferrotron_cuda::gpu::{Gpu, GpuConfig};
+use ferrotron_cuda::nvrtc::Architecture;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use tracing::{Dispatch, dispatcher};
 
+use crate::buffer::Buffer;
+use crate::capture::Capture;
 use crate::ops::rows::{SERIAL, for_rows};
 use crate::ops::table::kernel_rows;
 use crate::pool::{Backing, MemoryStats, Pool};
@@ -44,7 +47,13 @@ enum Workers {
     /// Nobody, in place of so many threads.
     Nobody(usize),
     /// A GPU: whatever loop is left runs on the calling thread.
-    Gpu(Arc<Gpu>),
+    Gpu(Box<GpuWorker>),
+}
+
+struct GpuWorker {
+    gpu: Arc<Gpu>,
+    /// While its work is captured.
+    capture: RwLock<Option<Arc<Capture>>>,
 }
 
 impl Device {
@@ -98,7 +107,15 @@ impl Device {
     pub fn cuda(config: &GpuConfig) -> Result<Device> {
         let gpu = Arc::new(Gpu::new(config, kernel_rows()).map_err(Error::of_gpu)?);
         let (backing, host) = (Backing::Gpu(gpu.clone()), Backing::Pinned(gpu.clone()));
-        Ok(Self::with(Workers::Gpu(gpu), backing, host))
+        let worker = GpuWorker { gpu, capture: RwLock::default() };
+        Ok(Self::with(Workers::Gpu(Box::new(worker)), backing, host))
+    }
+
+    /// As [`Device::dry`], in place of a GPU of this architecture.
+    pub fn dry_cuda(architecture: Architecture) -> Result<Device> {
+        let gpu = Arc::new(Gpu::dry(architecture).map_err(Error::of_gpu)?);
+        let worker = GpuWorker { gpu, capture: RwLock::default() };
+        Ok(Self::with(Workers::Gpu(Box::new(worker)), Backing::Addresses, Backing::Addresses))
     }
 
     fn with(workers: Workers, backing: Backing, host: Backing) -> Device {
@@ -108,7 +125,11 @@ impl Device {
 
     /// Whether nothing is computed: see [`Device::dry`].
     pub fn is_dry(&self) -> bool {
-        matches!(self.0.workers, Workers::Nobody(_))
+        match &self.0.workers {
+            Workers::Threads(_) => false,
+            Workers::Nobody(_) => true,
+            Workers::Gpu(worker) => worker.gpu.is_dry(),
+        }
     }
 
     /// Whether a GPU computes.
@@ -119,8 +140,51 @@ impl Device {
     /// The GPU that computes, if one does.
     pub fn gpu(&self) -> Option<&Gpu> {
         match &self.0.workers {
-            Workers::Gpu(gpu) => Some(gpu),
+            Workers::Gpu(worker) => Some(&worker.gpu),
             _ => None,
+        }
+    }
+
+    /// The capture that its work is part of, if it is being captured.
+    pub(crate) fn capture(&self) -> Option<Arc<Capture>> {
+        match &self.0.workers {
+            Workers::Gpu(worker) => {
+                worker.capture.read().unwrap_or_else(PoisonError::into_inner).clone()
+            }
+            _ => None,
+        }
+    }
+
+    /// From now on tensors come from the capture's pools. Errors if that is so already.
+    pub(crate) fn begin_capture(&self) -> Result<Arc<Capture>> {
+        self.expect_no_capture("cuda_graph")?;
+        // What waits there to be used again would be taken from the GPU twice.
+        self.0.pool.trim();
+        let capture = Arc::new(Capture::new(&self.0.pool, &self.0.host));
+        self.set_capture(Some(capture.clone()));
+        Ok(capture)
+    }
+
+    pub(crate) fn end_capture(&self) {
+        self.set_capture(None);
+    }
+
+    fn set_capture(&self, capture: Option<Arc<Capture>>) {
+        if let Workers::Gpu(worker) = &self.0.workers {
+            *worker.capture.write().unwrap_or_else(PoisonError::into_inner) = capture;
+        }
+    }
+
+    /// Errors while the device's work is captured, which the host can neither wait for nor send anything.
+    pub(crate) fn expect_no_capture(&self, op: &'static str) -> Result<()> {
+        match self.capture() {
+            None => Ok(()),
+            Some(_) => {
+                let message = format!(
+                    "work of {self:?} is being captured and does not run: the host does this before, or after a replay"
+                );
+                Err(Error::device(op, message))
+            }
         }
     }
 
@@ -176,6 +240,7 @@ impl Device {
     ///
     /// Errors if any of it failed.
     pub fn synchronize(&self) -> Result<()> {
+        self.expect_no_capture("synchronize")?;
         match self.gpu() {
             Some(gpu) => gpu.compute().synchronize().map_err(Error::of_gpu),
             None => Ok(()),
@@ -189,7 +254,7 @@ impl Device {
 
     /// Counters of one of the two pools: [`Device::memory`] is that of the device's own.
     pub fn memory_of(&self, kind: MemoryKind) -> MemoryStats {
-        self.pool_of(kind).stats()
+        self.own_pool(kind).stats()
     }
 
     /// Starts the peaks and the numbers of allocations anew.
@@ -198,7 +263,19 @@ impl Device {
         self.0.host.reset_stats();
     }
 
-    pub(crate) fn pool_of(&self, kind: MemoryKind) -> &Arc<Pool> {
+    /// The pool that tensors come from.
+    pub(crate) fn pool_of(&self, kind: MemoryKind) -> Arc<Pool> {
+        match self.capture() {
+            Some(capture) => capture.pool(kind).clone(),
+            None => self.own_pool(kind).clone(),
+        }
+    }
+
+    pub(crate) fn has_in_host_memory(&self, buffer: &Buffer) -> bool {
+        buffer.allocation().is_of(&self.0.host)
+    }
+
+    fn own_pool(&self, kind: MemoryKind) -> &Arc<Pool> {
         match kind {
             MemoryKind::Device => &self.0.pool,
             MemoryKind::Host => &self.0.host,
@@ -260,7 +337,7 @@ impl fmt::Debug for Device {
         match &self.0.workers {
             Workers::Threads(_) => write!(f, "cpu({} threads)", self.threads()),
             Workers::Nobody(threads) => write!(f, "dry({threads} threads)"),
-            Workers::Gpu(gpu) => write!(f, "cuda:{}", gpu.context().ordinal()),
+            Workers::Gpu(worker) => write!(f, "cuda:{}", worker.gpu.context().ordinal()),
         }
     }
 }

@@ -4,6 +4,8 @@
 //! a collective needs no packing. Each range is a buffer of its own: a kernel may write one range in
 //! place while it is the only holder, and elements of several only while nobody holds any of these.
 
+mod runs;
+
 use std::ops::{Bound, Range as Span, RangeBounds};
 use std::sync::Arc;
 
@@ -81,7 +83,7 @@ impl Flat {
         let layouts =
             parts.iter().map(|(_, dims)| Layout::contiguous(dims)).collect::<Result<Vec<_>>>()?;
         let lens: Vec<usize> = layouts.iter().map(|layout| layout.numel() * dtype.size()).collect();
-        let buffers = Buffer::split(device.pool_of(kind), &lens, category)?;
+        let buffers = Buffer::split(&device.pool_of(kind), &lens, category)?;
         let ranges = parts
             .iter()
             .zip(layouts)
@@ -259,6 +261,13 @@ impl Flat {
     /// Errors, naming the range, if a tensor still reads one.
     pub fn check_writable(&mut self) -> Result<()> {
         self.check_unique(0..self.ranges.len())
+    }
+
+    /// Its address is taken for work of the device.
+    pub(crate) fn keep_in_capture(&self) {
+        if let (Some(capture), Some(range)) = (self.device.capture(), self.ranges.first()) {
+            capture.uses(range.buffer.allocation());
+        }
     }
 
     pub(crate) fn pointer(&self) -> *mut u8 {

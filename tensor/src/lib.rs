@@ -6,7 +6,9 @@
 #![deny(missing_docs)]
 
 mod buffer;
+mod capture;
 mod cuda;
+mod cuda_graph;
 mod device;
 mod disjoint;
 mod dtype;
@@ -14,6 +16,7 @@ mod error;
 mod flat;
 pub mod gemm;
 mod layout;
+mod lent;
 mod mapped_file;
 mod memory_kind;
 pub mod ops;
@@ -27,12 +30,14 @@ mod tensor;
 mod transfer;
 mod view;
 
+pub use cuda_graph::CudaGraph;
 pub use device::Device;
 pub use dtype::{DType, Element, Index, Scalar};
 pub use error::{At, Error, ErrorKind, Result};
 pub use flat::Flat;
 pub use half::{bf16, f16};
 pub use layout::{Dims, Layout, broadcast_dims};
+pub use lent::{Lent, copy_aside};
 pub use memory_kind::MemoryKind;
 pub use philox::{RandomKey, philox4x32_10};
 pub use place::{Place, balanced};

@@ -41,13 +41,13 @@ impl Tensor {
     ) -> Result<Tensor> {
         let layout = Layout::contiguous(dims)?;
         let bytes = layout.numel() * dtype.size();
-        let buffer = Buffer::new(device.pool_of(kind), bytes, Category::Workspace)?;
+        let buffer = Buffer::new(&device.pool_of(kind), bytes, Category::Workspace)?;
         Ok(Self::view_of(Arc::new(buffer), layout, dtype, device))
     }
 
     /// In which of the device's two kinds of memory the buffer is.
     pub fn memory_kind(&self) -> MemoryKind {
-        match self.buffer().is_in(self.device().pool_of(MemoryKind::Host)) {
+        match self.device().has_in_host_memory(self.buffer()) {
             true => MemoryKind::Host,
             false => MemoryKind::Device,
         }
@@ -71,16 +71,6 @@ impl Tensor {
             bytes.copy_from_slice(&self.bytes()?);
             Ok(())
         })
-    }
-
-    /// This tensor where kernels work best: of what a GPU has in host memory, a copy in its own; else itself.
-    pub fn near(&self) -> Result<Tensor> {
-        if self.device().gpu().is_none() || self.memory_kind() == MemoryKind::Device {
-            return Ok(self.clone());
-        }
-        let mut near = Self::empty(self.device(), self.dtype(), self.dims())?;
-        near.write(self)?;
-        Ok(near)
     }
 
     /// Begins to read the buffer if it is in host memory, since it is going to be used soon.

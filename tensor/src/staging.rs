@@ -22,7 +22,8 @@ impl Staging {
     /// # Safety
     /// They are memory of the GPU of `device` that only its compute stream writes.
     unsafe fn new(device: &Device, address: u64, len: usize) -> Result<Staging> {
-        let gpu = device.expect_gpu("staging")?;
+        let gpu = device.expect_gpu("stage")?;
+        device.expect_no_capture("stage")?;
         let bytes = Tensor::empty_in(MemoryKind::Host, device, DType::U8, &[len])?;
         bytes.set_category(Category::Communication);
         // Whatever used the block before was given to the same stream.
@@ -154,6 +155,7 @@ impl Flat {
 
     fn unique_bytes(&mut self) -> Result<(u64, usize)> {
         self.check_writable()?;
+        self.keep_in_capture();
         Ok((self.pointer() as u64, self.numel() * self.dtype().size()))
     }
 }

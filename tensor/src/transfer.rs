@@ -19,12 +19,53 @@ impl Tensor {
                 format!("{} elements do not fill {dims:?}", data.len()),
             ));
         }
+        device.expect_no_capture("from_slice")?;
         let mut tensor = Self::empty(device, T::DTYPE, dims)?;
-        tensor.write_bytes(|bytes| {
-            bytes.copy_from_slice(bytemuck::cast_slice(data));
-            Ok(())
-        })?;
+        tensor.write_slice(data)?;
         Ok(tensor)
+    }
+
+    /// As [`Tensor::from_slice`], for what follows from the arguments of an operation alone: captured work has it as it is.
+    pub fn constant<T: Scalar>(device: &Device, data: &[T], dims: &[usize]) -> Result<Tensor> {
+        let (Some(capture), Some(gpu)) = (device.capture(), device.gpu()) else {
+            return Self::from_slice(device, data, dims);
+        };
+        let tensor = Self::empty(device, T::DTYPE, dims)?;
+        let bytes = bytemuck::cast_slice::<T, u8>(data);
+        if bytes.len() != tensor.buffer_bytes() {
+            let message = format!("{} elements do not fill {dims:?}", data.len());
+            return Err(Error::shape("constant", message));
+        }
+        let from = capture.constant(bytes)?;
+        // SAFETY: both are as long. The buffer is new, and used in the order of the compute stream; the capture keeps both.
+        unsafe { gpu.compute().copy(tensor.address(), from, bytes.len()) }
+            .map_err(Error::of_gpu)?;
+        Ok(tensor)
+    }
+
+    /// Overwrites this unique, contiguous tensor with the elements of `data`; on a GPU, in the order of its work, for
+    /// which the host does not wait (but for more than 4 MiB).
+    ///
+    /// ```
+    /// use ferrotron_tensor::{Device, Tensor};
+    /// let mut x = Tensor::from_slice(&Device::cpu(1)?, &[1_u32, 2], &[2])?;
+    /// x.write_slice(&[3_u32, 4])?;
+    /// assert_eq!(x.to_vec::<u32>()?, [3, 4]);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    ///
+    /// Errors if dtype or number of elements differ, somebody else holds the buffer, or the view has gaps.
+    pub fn write_slice<T: Scalar>(&mut self, data: &[T]) -> Result<()> {
+        self.check_dtype::<T>("write_slice")?;
+        if data.len() != self.numel() {
+            let message = format!("{} elements do not fill {self:?}", data.len());
+            return Err(Error::shape("write_slice", message));
+        }
+        if self.device().gpu().is_some() {
+            return self.upload("write_slice", bytemuck::cast_slice(data));
+        }
+        self.as_mut_slice()?.copy_from_slice(data);
+        Ok(())
     }
 
     /// A copy of the elements in row-major order.
@@ -35,7 +76,7 @@ impl Tensor {
             return Ok(dense.as_slice::<T>()?.to_vec());
         }
         let mut elements = vec![T::zeroed(); self.numel()];
-        dense.download(bytemuck::cast_slice_mut(&mut elements))?;
+        dense.download("to_vec", bytemuck::cast_slice_mut(&mut elements))?;
         Ok(elements)
     }
 
@@ -63,7 +104,7 @@ impl Tensor {
             return dispatch_any!(self.dtype(), T => Ok(bytemuck::cast_slice(self.as_slice::<T>()?).into()));
         }
         let mut bytes = vec![0; self.numel() * self.dtype().size()];
-        self.download(&mut bytes)?;
+        self.download("bytes", &mut bytes)?;
         Ok(bytes.into())
     }
 
@@ -77,21 +118,25 @@ impl Tensor {
         }
         let mut bytes = vec![0; self.numel() * self.dtype().size()];
         let result = f(&mut bytes)?;
-        self.upload(&bytes)?;
+        self.upload("write_bytes", &bytes)?;
         Ok(result)
     }
 
-    /// The address of the view's first element.
+    /// The address of the view's first element, for work of the device.
     pub(crate) fn address(&self) -> u64 {
+        if let Some(capture) = self.device().capture() {
+            capture.uses(self.buffer().allocation());
+        }
         self.buffer().pointer() as u64 + (self.layout().offset() * self.dtype().size()) as u64
     }
 
     /// Copies a contiguous tensor of a GPU, when everything that was given to the GPU is done.
     ///
     /// Errors if any of it has failed, or an operation has found an index out of range since the last time.
-    fn download(&self, to: &mut [u8]) -> Result<()> {
-        let gpu = self.device().expect_gpu("download")?;
-        self.expect_contiguous("download")?;
+    fn download(&self, op: &'static str, to: &mut [u8]) -> Result<()> {
+        let gpu = self.device().expect_gpu(op)?;
+        self.device().expect_no_capture(op)?;
+        self.expect_contiguous(op)?;
         // SAFETY: a contiguous view's bytes are within its buffer, and only kernels of this stream write them.
         unsafe { gpu.compute().download(to, self.address()) }.map_err(Error::of_gpu)?;
         match gpu.take_bad_index().map_err(Error::of_gpu)? {
@@ -104,14 +149,15 @@ impl Tensor {
         }
     }
 
-    fn upload(&mut self, from: &[u8]) -> Result<()> {
-        self.expect_contiguous("upload")?;
+    fn upload(&mut self, op: &'static str, from: &[u8]) -> Result<()> {
+        self.device().expect_no_capture(op)?;
+        self.expect_contiguous(op)?;
         if !self.is_unique() {
-            return Err(Error::memory("upload", format!("{self:?} has other holders")));
+            return Err(Error::memory(op, format!("{self:?} has other holders")));
         }
-        let gpu = self.device().expect_gpu("upload")?;
+        let gpu = self.device().expect_gpu(op)?;
         // SAFETY: as above, and nobody else holds the buffer.
-        unsafe { gpu.compute().upload(self.address(), from) }.map_err(Error::of_gpu)
+        unsafe { gpu.upload(self.address(), from) }.map_err(Error::of_gpu)
     }
 
     pub(crate) fn expect_contiguous(&self, op: &'static str) -> Result<()> {

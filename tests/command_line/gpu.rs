@@ -44,6 +44,13 @@ fn a_run_moves_between_devices() {
     // Five steps there, as many here; what is made of them does not depend on where they were taken.
     let (_, told) = started("run", &["--device", "cuda:1", "--train-iters", "5"]);
     assert!(told.contains("cuda:1"), "{told}");
+    // What it took is what it was said to take.
+    let words = ["memory", "--data", "text.txt", "--device", "cuda:1", "--json"];
+    let (said, _) = lines(here, &[&words[..], TINY].concat());
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let metrics = std::fs::read_to_string(here.join("run/metrics.jsonl")).unwrap();
+    let last: serde_json::Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+    assert_eq!(last["mem_peak_bytes"], said["total_bytes"]);
     let goes_on = ["train", "--load", "run", "--train-iters", "10", "--sample-length", "0"];
     let (_, told) = lines(here, &goes_on);
     assert!(told.contains("1 thread"), "a checkpoint does not remember the device: {told}");
@@ -65,6 +72,47 @@ fn a_run_moves_between_devices() {
         lines(here, &[&words[..], &["--temperature", "0", "--device", device]].concat()).0
     };
     assert_eq!(generate("cuda:0"), generate("cpu"));
+}
+
+#[test]
+fn a_run_as_a_graph_has_the_same_losses() {
+    if !ferrotron_cuda_stand_in::available("a_run_as_a_graph_has_the_same_losses") {
+        return;
+    }
+    let folder = folder_with_text();
+    let here = folder.path();
+    let train = |save: &str, more: &[&str]| {
+        let run = ["--train-iters", "8", "--eval-interval", "5", "--log-interval", "2"];
+        let words = ["train", "--data", "text.txt", "--save", save, "--sample-length", "8"];
+        let (_, told) = lines(here, &[&words[..], TINY, &run, more].concat());
+        let shown = told.lines().filter(|line| line.starts_with("step ")).count();
+        assert_eq!(shown, 6, "four lines, two evaluations: {told}");
+        let metrics = std::fs::read_to_string(here.join(save).join("metrics.jsonl")).unwrap();
+        let steps = metrics.lines().map(|line| serde_json::from_str(line).unwrap());
+        let steps = steps.map(|line: serde_json::Value| {
+            (line["step"].clone(), line["loss"].clone(), line["validation_loss"].clone())
+        });
+        steps.collect::<Vec<_>>()
+    };
+    let plain = train("plain", &["--device", "cuda"]);
+    assert_eq!(plain.len(), 8);
+    assert_eq!(train("graph", &["--device", "cuda", "--enable-cuda-graph"]), plain);
+    // A checkpoint does not remember it: the run may go on elsewhere.
+    lines(here, &["train", "--load", "graph", "--train-iters", "9", "--sample-length", "0"]);
+
+    for (part, more) in [
+        ("add --device cuda", &["--device", "cpu"][..]),
+        ("one rank, got 2", &["--device", "cuda:0", "--nproc", "2"]),
+        ("dynamic loss scale", &["--device", "cuda", "--fp16"]),
+        ("offloading", &["--device", "cuda", "--offload-optimizer-states"]),
+    ] {
+        let words = ["train", "--data", "text.txt", "--enable-cuda-graph"];
+        let output = ferrotron(here, &[&words[..], TINY, more].concat());
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{more:?}: {told}");
+        assert!(told.contains("enable-cuda-graph") && told.contains(part), "{told}");
+        assert_eq!(told.lines().count(), 1, "{told}");
+    }
 }
 
 #[test]

@@ -4,7 +4,9 @@ use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron::models::checkpoint::Held;
 use ferrotron::models::data::{Batch, Samples};
 use ferrotron::models::gpt::GptConfig;
-use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
+use ferrotron::models::trainer::{
+    Execution, ParallelConfig, PrecisionConfig, Trainer, TrainerConfig,
+};
 use ferrotron::nn::schedule::Schedule;
 use ferrotron::nn::{GradientType, OptimizerConfig, Scope, clip_coefficient};
 use ferrotron::parallel::collective::{Collective, WorldConfig, run_threads};
@@ -184,6 +186,7 @@ fn train_rank(
         })?,
         parallel: ParallelConfig { data_parallel, ..parallel },
         precision,
+        execution: Execution::Eager,
     };
     let samples = Noise { vocab: model.vocab_size };
     let mut trainer = Trainer::on_mesh(&scope, mesh, model, config)?;

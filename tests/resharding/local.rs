@@ -83,6 +83,7 @@ fn a_run_is_saved_when_replicas_agree_or_refused() -> Result<()> {
                 save_interval,
                 eval_interval: 100,
                 exit_interval: None,
+                log_interval: 100,
             },
             seq_length: SEQ_LENGTH,
             save_retain: 5,

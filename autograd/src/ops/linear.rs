@@ -1,11 +1,16 @@
 //! Gradient of the linear layer y = x W^T + b: dx = dy W, dW += dy^T x, db += sum of dy over rows.
 //!
-//! The weight's gradient is written with beta = 1 straight into its buffer, and may be deferred.
+//! The weight's gradient is written with beta = 1 straight into its buffer, and may be deferred. Where the device sums dy in
+//! the same pass, db is made with it.
 
-use ferrotron_tensor::ops::matmul::{linear, linear_input_gradient, linear_weight_gradient};
-use ferrotron_tensor::ops::reduce::sum_to;
+use ferrotron_tensor::ops::matmul::{
+    linear, linear_bias_gradient, linear_gelu, linear_input_gradient, linear_parameter_gradients,
+    linear_weight_gradient,
+};
+use ferrotron_tensor::ops::table::Unary;
 use ferrotron_tensor::{Result, Tensor};
 
+use super::pointwise::record_unary;
 use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
 
 struct LinearBackward {
@@ -28,15 +33,35 @@ impl Backward for LinearBackward {
             let weight = weight.value()?; // (N, K)
             dx.accumulate(0, |out, accum| linear_input_gradient(out, accum, &dy, &weight))?;
         }
-        if dx.needs(2) {
-            dx.give(2, sum_to(&dy.as_matrix()?, &dy.dims()[dy.rank() - 1..])?)?;
-        }
-        if let Some(x) = self.x {
-            dx.accumulate_weight(1, move |out, accum| {
-                linear_weight_gradient(out, accum, &dy, &x.value()?)
+        give_parameter_gradients(dx, dy, self.x.map(|x| move || x.value()))
+    }
+}
+
+/// Gives dW of operand 1 and db of operand 2, if there is one, for dy (.., N). `x` gives x (.., K), unless nobody wants
+/// dW. Where dW is deferred, db is not.
+pub fn give_parameter_gradients(
+    dx: &mut Grads,
+    dy: Tensor,
+    x: Option<impl FnOnce() -> Result<Tensor> + Send + 'static>,
+) -> Result<()> {
+    match x {
+        Some(x) if dx.needs(2) && !dx.defers_weight(1) => {
+            let mut dbias = None;
+            dx.accumulate(1, |out, accum| {
+                dbias = linear_parameter_gradients(out, accum, &dy, &x()?)?;
+                Ok(())
             })?;
+            dx.give(2, dbias.map_or_else(|| linear_bias_gradient(&dy), Ok)?)
         }
-        Ok(())
+        x => {
+            if dx.needs(2) {
+                dx.give(2, linear_bias_gradient(&dy)?)?;
+            }
+            let Some(x) = x else { return Ok(()) };
+            dx.accumulate_weight(1, move |out, accum| {
+                linear_weight_gradient(out, accum, &dy, &x()?)
+            })
+        }
     }
 }
 
@@ -45,11 +70,32 @@ impl Var {
     pub fn linear(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
         let _span = forward_span("linear");
         let value = linear(self.value(), weight.value(), bias.map(Var::value))?;
+        self.record_linear(weight, bias, value)
+    }
+
+    /// gelu(x W^T + b), tanh form, for x (.., K), W (N, K), b (N): (.., N). What is kept, and backward, are those of
+    /// [`Var::linear`] and [`Var::gelu_tanh`], of which a GPU makes one call in 16 bits.
+    pub fn linear_gelu(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
+        let span = forward_span("linear");
+        let (hidden, value) = linear_gelu(self.value(), weight.value(), bias.map(Var::value))?;
+        drop(span);
+        gelu_of(&self.record_linear(weight, bias, hidden)?, value)
+    }
+
+    fn record_linear(&self, weight: &Var, bias: Option<&Var>, value: Tensor) -> Result<Var> {
         let mut inputs = vec![self, weight];
         inputs.extend(bias);
         Var::record(&inputs, value, || LinearBackward {
             x: weight.needs_gradient().then(|| self.save()),
             weight: self.needs_gradient().then(|| weight.save()),
         })
+    }
+}
+
+/// gelu(h), tanh form, whose value a linear layer may have made together with h.
+pub fn gelu_of(hidden: &Var, value: Option<Tensor>) -> Result<Var> {
+    match value {
+        Some(value) => record_unary(Unary::GeluTanh, 0.0, hidden, value),
+        None => hidden.gelu_tanh(),
     }
 }

@@ -30,7 +30,11 @@ impl Backward for UnaryBackward {
 /// `op(x)`; `p` is the parameter of the rows that take one.
 pub fn apply_unary(op: Unary, p: f64, x: &Var) -> Result<Var> {
     let _span = forward_span(op.name());
-    let value = unary(op, p, x.value())?;
+    record_unary(op, p, x, unary(op, p, x.value())?)
+}
+
+/// As [`apply_unary`], of which the value is there already, up to the rounding of `x`.
+pub(super) fn record_unary(op: Unary, p: f64, x: &Var, value: Tensor) -> Result<Var> {
     let saved = match op.saves() {
         Saves::Input => Some(x.save()),
         Saves::Output if x.needs_gradient() => Some(match op {

@@ -10,7 +10,7 @@ mod stored;
 pub use offloader::Offloader;
 
 use ferrotron_tensor::{Category, DType, MemoryKind, Result, Tensor};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::{KeptTensor, saved_tensors_hooks};
 use offloader::Move;
@@ -48,13 +48,13 @@ pub struct Packing {
 /// What [`Packing::run`] has moved to host memory.
 pub struct Offloaded {
     offloader: Arc<Offloader>,
-    kept: Vec<KeptTensor>,
+    stored: Vec<Weak<Stored>>,
 }
 
 impl Offloaded {
     /// Begins to bring it back near: it will be needed soon.
     pub fn prefetch(self) -> Result<()> {
-        self.offloader.fetch(self.kept)
+        self.offloader.fetch(self.stored)
     }
 }
 
@@ -74,7 +74,7 @@ impl Packing {
     /// let device = Device::cpu(1)?;
     /// let x = Leaf::new("x", Tensor::full(&device, DType::F32, &[8], 3.0)?);
     /// let y = x.var()?.mul_scalar(2.0)?;
-    /// let offloader = Arc::new(Offloader::start()?);
+    /// let offloader = Arc::new(Offloader::start(&device)?);
     /// let packing = Packing::new(PackingConfig::default(), Some(offloader.clone()));
     /// let (z, _) = packing.run(move || y.square()?.sum_all())?; // keeps y
     /// offloader.wait()?;
@@ -105,16 +105,17 @@ impl Packing {
             let stored = Stored::encode(&self.config, tensor, kept.role())?;
             kept.replace(stored.clone());
             if self.offloader.is_some() {
-                let like = &stored.tensor;
+                let like = stored.tensor();
                 // From here, so that a full disk is an error of this step.
                 let to =
                     Tensor::empty_in(MemoryKind::Host, like.device(), like.dtype(), like.dims())?;
                 to.set_category(Category::Saved);
-                moves.push(Move { kept: kept.clone(), from: stored, to });
+                moves.push(Move { stored, to });
             }
         }
         let Some(offloader) = self.offloader.clone() else { return Ok(None) };
+        let stored = moves.iter().map(|one| Arc::downgrade(&one.stored)).collect();
         offloader.begin(moves)?;
-        Ok(Some(Offloaded { offloader, kept }))
+        Ok(Some(Offloaded { offloader, stored }))
     }
 }

@@ -153,7 +153,7 @@ fn backward_tells_when_it_arrives() -> Result<()> {
 /// Every row of the table: what was in host memory, or stored with a bit for each zero, gives the same bits.
 #[test]
 fn exact_packing_changes_no_bit_of_any_gradient() {
-    let offloader = Arc::new(Offloader::start().unwrap());
+    let offloader = Arc::new(Offloader::start(&Device::cpu(1).unwrap()).unwrap());
     let bitmap = PackingConfig { zeros: Zeros::Bitmap, ..PackingConfig::default() };
     let mut failures = Vec::new();
     for case in table() {
@@ -203,7 +203,7 @@ fn exact_packing_changes_no_bit_of_any_gradient() {
 #[test]
 fn packing_moves_and_narrows_the_bytes_it_says() -> Result<()> {
     let device = Device::cpu(1)?;
-    let offloader = Arc::new(Offloader::start()?);
+    let offloader = Arc::new(Offloader::start(&device)?);
     let (n, saved) = (1 << 12, Category::Saved);
     // Half of the elements are positive.
     let values: Vec<f32> = (0..n).map(|i| if i % 2 == 0 { 1.0 } else { -1.0 } * i as f32).collect();

@@ -115,6 +115,7 @@ fn products_keep_operands_but_no_parameters() -> Result<()> {
         ("linear of data", x.detach().linear(&w, None)?, 21 * F),
         ("linear with a frozen weight", x.linear(&w.detach(), None)?, 15 * F),
         ("linear of a parameter", parameter(&device, &[2, 3])?.linear(&w, None)?, 0),
+        ("linear_gelu", x.linear_gelu(&w, Some(&b))?, (21 + 35) * F),
         ("matmul", x.matmul(&computed(&device, &[3, 4])?)?, (21 + 12) * F),
         ("matmul by data", x.matmul(&computed(&device, &[3, 4])?.detach())?, 12 * F),
     ] {

@@ -75,6 +75,17 @@ const PLAIN_LINEAR: &[Shapes] = &[
     &[&[2, 0], &[5, 0]],
     &[&[2, 4], &[0, 4]],
 ];
+/// Eight outputs, of which a GPU makes one call in 16 bits, and others.
+const LINEAR_GELU: &[Shapes] = &[
+    &[&[2, 3, 4], &[8, 4], &[8]],
+    &[&[2, 3], &[5, 3], &[5]],
+    &[&[4], &[8, 4], &[8]],
+    &[&[0, 4], &[8, 4], &[8]],
+    &[&[2, 0], &[8, 0], &[8]],
+    &[&[2, 4], &[0, 4], &[0]],
+];
+const PLAIN_LINEAR_GELU: &[Shapes] =
+    &[&[&[2, 3, 4], &[8, 4]], &[&[2, 1], &[5, 1]], &[&[0, 4], &[8, 4]]];
 const MATMUL: &[Shapes] = &[
     &[&[2, 3], &[3, 4]],
     &[&[3, 3], &[3, 3]],
@@ -208,6 +219,8 @@ fn products_and_norms() -> Vec<OpCase> {
         row("matmul", "", MATMUL, |x| x[0].matmul(&x[1])),
         row("linear", "", PLAIN_LINEAR, |x| x[0].linear(&x[1], None)),
         row("linear", "with bias", LINEAR, |x| x[0].linear(&x[1], Some(&x[2]))),
+        row("linear_gelu", "", PLAIN_LINEAR_GELU, |x| x[0].linear_gelu(&x[1], None)),
+        row("linear_gelu", "with bias", LINEAR_GELU, |x| x[0].linear_gelu(&x[1], Some(&x[2]))),
         row("layer_norm", "", PLAIN_NORM, |x| x[0].layer_norm(&x[1], None, EPS)),
         row("layer_norm", "with bias", NORM, |x| x[0].layer_norm(&x[1], Some(&x[2]), EPS)),
         row("rms_norm", "", PLAIN_NORM, |x| x[0].rms_norm(&x[1], EPS)),

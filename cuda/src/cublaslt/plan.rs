@@ -12,7 +12,7 @@ use cudarc::cublaslt::sys::{
 use std::ffi::c_void;
 use std::ptr;
 
-use super::{Matrices, Order, Product, check};
+use super::{Epilogue, Matrices, Order, Product, check};
 use crate::kernels::ElementType;
 use crate::{Error, Result};
 
@@ -23,6 +23,9 @@ const ALIGNMENT: u64 = 16;
 /// Algorithms that are asked for. They come best first, and the first that is possible is taken.
 const CANDIDATES: usize = 8;
 
+/// The leading dimension of what goes into GELU is a multiple of it ("CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD").
+const GELU_LEADING: usize = 8;
+
 /// Products of one shape have one plan.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
@@ -32,18 +35,69 @@ pub(super) struct Shape {
     result: ElementType,
     /// Order, leading dimension, batch stride and alignment of left, right and out.
     matrices: [(Order, usize, usize, u64); 3],
-    /// Its alignment.
-    bias: Option<u64>,
+    epilogue: cublasLtEpilogue_t,
+    /// The alignment of its vector.
+    vector: Option<u64>,
+    /// The alignment of GELU's input, and its leading dimension.
+    input: Option<(u64, usize)>,
 }
 
 impl Shape {
     pub(super) fn of(product: &Product) -> Shape {
-        let &Product { batch, sizes, operands, result, left, right, out, bias, .. } = product;
+        let &Product { batch, sizes, operands, result, left, right, out, epilogue, .. } = product;
         let matrices =
             [left, right, out].map(|Matrices { address, order, leading, batch_stride }| {
                 (order, leading, if batch == 1 { 0 } else { batch_stride }, alignment(address))
             });
-        Shape { batch, sizes, operands, result, matrices, bias: bias.map(alignment) }
+        Shape {
+            batch,
+            sizes,
+            operands,
+            result,
+            matrices,
+            epilogue: epilogue.kind(),
+            vector: epilogue.vector().map(alignment),
+            input: epilogue.input().map(|(address, leading)| (alignment(address), leading)),
+        }
+    }
+
+    /// Whether the epilogue is one at all. What it demands of sizes need not be asked of the library.
+    fn is_possible(&self) -> bool {
+        let plain = self.epilogue == cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT;
+        let fits = |(_, leading): (_, usize)| {
+            leading.is_multiple_of(GELU_LEADING) && leading >= self.sizes[1]
+        };
+        plain || (self.batch == 1 && self.input.is_none_or(fits))
+    }
+}
+
+impl Epilogue {
+    fn kind(&self) -> cublasLtEpilogue_t {
+        match self {
+            Epilogue::None => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
+            Epilogue::Bias(_) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+            Epilogue::Gelu { bias: None, .. } => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX,
+            Epilogue::Gelu { .. } => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+            // The left factor is cuBLASLt's B, the gradient of whose bias this is to it.
+            Epilogue::RowSums(_) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BGRADB,
+        }
+    }
+
+    /// What is added, or where sums go.
+    fn vector(&self) -> Option<u64> {
+        match *self {
+            Epilogue::None => None,
+            Epilogue::Bias(vector) | Epilogue::RowSums(vector) => Some(vector),
+            Epilogue::Gelu { bias, .. } => bias,
+        }
+    }
+
+    /// Where GELU's input goes, and its leading dimension.
+    fn input(&self) -> Option<(u64, usize)> {
+        match *self {
+            Epilogue::Gelu { input, leading, .. } => Some((input, leading)),
+            _ => None,
+        }
     }
 }
 
@@ -51,7 +105,11 @@ impl std::fmt::Display for Shape {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let ([m, n, k], batch) = (self.sizes, self.batch);
         let (operands, result) = (self.operands.name(), self.result.name());
-        write!(f, "{batch} x ({m}, {k}) ({k}, {n}) of {operands} into {result}")
+        write!(f, "{batch} x ({m}, {k}) ({k}, {n}) of {operands} into {result}")?;
+        match self.epilogue {
+            cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT => Ok(()),
+            epilogue => write!(f, " with {epilogue:?}"),
+        }
     }
 }
 
@@ -70,14 +128,17 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Lets cuBLASLt choose an algorithm that needs at most `workspace` bytes, if it has one. `bias` is one of the
-    /// alignment that later ones have.
+    /// Lets cuBLASLt choose an algorithm that needs at most `workspace` bytes, if it has one. The addresses of `epilogue`
+    /// have the alignment that later ones have.
     pub(super) fn new(
         handle: cublasLtHandle_t,
         shape: &Shape,
-        bias: Option<u64>,
+        epilogue: &Epilogue,
         workspace: usize,
     ) -> Result<Option<Plan>> {
+        if !shape.is_possible() {
+            return Ok(None);
+        }
         let [m, n, k] = shape.sizes;
         let [left, right, out] = shape.matrices;
         let (compute, scale) = match shape.operands {
@@ -93,11 +154,10 @@ impl Plan {
         let operation = Owned { raw, destroy: sys::cublasLtMatmulDescDestroy };
         operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_TRANSA, transposed(right.0))?;
         operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_TRANSB, transposed(left.0))?;
-        if let Some(bias) = bias {
-            let epilogue = cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
-            operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)?;
-            // Its alignment counts ("cublasLtMatmulDescAttributes_t").
-            operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)?;
+        operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, shape.epilogue as u32)?;
+        if let Some((_, leading)) = shape.input {
+            let leading = leading as i64;
+            operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, leading)?;
         }
         let layout = |element, (rows, columns), (order, leading, stride, _)| {
             matrix(element, rows, columns, (order, leading, stride), shape.batch)
@@ -109,6 +169,8 @@ impl Plan {
             out: layout(shape.result, (m, n), out)?,
             algorithm: cublasLtMatmulAlgo_t { data: [0; 8] },
         };
+        // The addresses' alignment counts ("cublasLtMatmulDescAttributes_t").
+        plan.point_at(epilogue)?;
         let found = plan.search(handle, shape, workspace)?;
         Ok(found.map(|algorithm| Plan { algorithm, ..plan }))
     }
@@ -158,8 +220,12 @@ impl Plan {
                 &mut count,
             )
         };
-        if status == cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
-            return Ok(None);
+        // Some epilogues of some types are called invalid. If the product itself is, it will be so without one.
+        let plain = shape.epilogue == cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT;
+        match status {
+            cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED => return Ok(None),
+            cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE if !plain => return Ok(None),
+            _ => {}
         }
         check("cublasLtMatmulAlgoGetHeuristic", status)
             .map_err(|error| Error::new("matmul", format!("{shape}: {}", error.context())))?;
@@ -168,9 +234,18 @@ impl Plan {
         Ok(possible.map(|found| found.algo))
     }
 
-    /// Where the bias lies from now on.
-    pub(super) fn set_bias(&self, address: u64) -> Result<()> {
-        self.operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, address)
+    /// Sets the addresses of the next product's epilogue.
+    pub(super) fn point_at(&self, epilogue: &Epilogue) -> Result<()> {
+        let set = |attribute, address: u64| self.operation.set(attribute, address);
+        if let Some(vector) = epilogue.vector() {
+            set(OperationAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector)?;
+        }
+        match epilogue.input() {
+            Some((input, _)) => {
+                set(OperationAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, input)
+            }
+            None => Ok(()),
+        }
     }
 
     pub(super) fn operation(&self) -> cublasLtMatmulDesc_t {

@@ -3,7 +3,8 @@
 // Sums run in f64 and are rounded once to the type that the product asks for, whatever the order of the operands: so what
 // differs from the CPU's own kernels is their rounding alone. An algorithm is valid for the descriptors that it was found
 // for; other descriptors, a pointer that is less aligned than was said or a workspace that is too small are errors. While
-// a product runs it writes garbage to all of the workspace that it asked for.
+// a product runs it writes garbage to all of the workspace that it asked for. Epilogues see the product in the type of the
+// sum, before it is rounded.
 #include <dlfcn.h>
 #include <math.h>
 #include <stdint.h>
@@ -16,13 +17,20 @@ namespace {
 enum Status { SUCCESS = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
 enum Type { F32 = 0, F64 = 1, F16 = 2, BF16 = 14 };
 enum Compute { COMPUTE_32F = 68, COMPUTE_64F = 70 };
-enum Epilogue { DEFAULT = 1, BIAS = 4 };
+enum Epilogue { DEFAULT = 1, BIAS = 4, GELU_AUX = 160, GELU_AUX_BIAS = 164, BGRADB = 512 };
 constexpr uint64_t MAGIC = 0x6c74616c676f0001, WORKSPACE = 8192;
 
-struct Operation { int compute, scale, left = 0, right = 0; unsigned epilogue = DEFAULT; const void* bias = nullptr; };
+struct Operation {
+    int compute, scale, left = 0, right = 0;
+    unsigned epilogue = DEFAULT;
+    char *bias = nullptr, *aux = nullptr;
+    int64_t aux_leading = 0;
+    bool adds_bias() const { return epilogue == BIAS || epilogue == GELU_AUX_BIAS; }
+    bool is_gelu() const { return epilogue == GELU_AUX || epilogue == GELU_AUX_BIAS; }
+};
 struct Layout { int type; uint64_t rows, columns; int64_t leading; int batch = 1; int64_t stride = 0; };
 struct Preference { uint64_t workspace = 0; uint32_t schemes = 7, alignment[4] = {256, 256, 256, 256}; };
-struct Algorithm { uint64_t magic, shape, alignment[4], bias, reserved; };
+struct Algorithm { uint64_t magic, shape, alignment[4], bias, aux; };
 struct Found { Algorithm algorithm; size_t workspace; int state; float waves; int reserved[4]; };
 
 size_t size(int type) { return type == F64 ? 8 : type == F32 ? 4 : type == F16 || type == BF16 ? 2 : 0; }
@@ -86,7 +94,8 @@ uint64_t mixed(uint64_t hash, const Layout& layout) {
 
 uint64_t shape(const Operation& operation, const Layout& a, const Layout& b, const Layout& c, const Layout& d) {
     uint64_t hash = 1;
-    for (int value : {operation.compute, operation.scale, operation.left, operation.right, (int)operation.epilogue}) hash = mixed(hash, value);
+    for (int value : {operation.compute, operation.scale, operation.left, operation.right, (int)operation.epilogue, (int)operation.aux_leading})
+        hash = mixed(hash, value);
     return mixed(mixed(mixed(mixed(hash, a), b), c), d);
 }
 
@@ -100,12 +109,24 @@ int verdict(const Operation& operation, const Layout& a, const Layout& b, const 
     const bool doubles = operation.compute == COMPUTE_64F;
     if (operation.scale != (doubles ? F64 : F32) || a.type != b.type || c.type != d.type) return NOT_SUPPORTED;
     if ((a.type == F64) != doubles || !(d.type == a.type || (size(a.type) == 2 && d.type == F32))) return NOT_SUPPORTED;
-    // No bias in f64, so that there is something which must do without.
-    if (operation.epilogue != DEFAULT && (operation.epilogue != BIAS || doubles)) return NOT_SUPPORTED;
-    return operation.epilogue == BIAS && !operation.bias ? INVALID_VALUE : SUCCESS;
+    if (operation.epilogue == DEFAULT) return SUCCESS;
+    if ((operation.adds_bias() || operation.epilogue == BGRADB) && !operation.bias) return INVALID_VALUE;
+    if (operation.is_gelu() && (!operation.aux || operation.aux_leading % 8 || operation.aux_leading < (int64_t)m)) return INVALID_VALUE;
+    // No epilogue in f64, so that there is something which must do without; of a batch none is asked for.
+    const bool known = operation.adds_bias() || operation.is_gelu() || operation.epilogue == BGRADB;
+    return known && !doubles && d.batch == 1 ? SUCCESS : NOT_SUPPORTED;
 }
 
-uint64_t alignment(const void* address) { return (uintptr_t)address & -(uintptr_t)address; }
+// Of the epilogue's pointers no more than 16 bytes matter.
+uint64_t alignment(const void* address) {
+    const uint64_t found = (uintptr_t)address & -(uintptr_t)address;
+    return found < 16 ? found : 16;
+}
+
+bool aligned(const void* address, uint64_t alignment) { return !alignment || (uintptr_t)address % alignment == 0; }
+
+// GELU, tanh form: Hendrycks and Gimpel, arXiv 1606.08415.
+double gelu(double x) { return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); }
 
 struct Product {
     Operation operation;
@@ -129,13 +150,21 @@ std::vector<double> read(const char* at, const Layout& layout, int transposed, i
 
 void compute(const Product& product) {
     const Layout& d = product.d;
-    const uint64_t m = d.rows, n = d.columns, k = product.operation.left ? product.a.rows : product.a.columns;
-    const bool doubles = product.operation.compute == COMPUTE_64F;
+    const Operation& operation = product.operation;
+    const uint64_t m = d.rows, n = d.columns, k = operation.left ? product.a.rows : product.a.columns;
+    const bool doubles = operation.compute == COMPUTE_64F;
     memset(product.workspace, 0xa5, WORKSPACE);
     for (int index = 0; index < d.batch; index++) {
-        const std::vector<double> a = read(product.at_a, product.a, product.operation.left, index);
-        const std::vector<double> b = read(product.at_b, product.b, product.operation.right, index);
+        const std::vector<double> a = read(product.at_a, product.a, operation.left, index);
+        const std::vector<double> b = read(product.at_b, product.b, operation.right, index);
         std::vector<double> row(n);
+        // The columns of B alone: neither alpha nor beta has a part in it.
+        if (operation.epilogue == BGRADB)
+            for (uint64_t j = 0; j < n; j++) {
+                double sum = 0;
+                for (uint64_t l = 0; l < k; l++) sum += b[l * n + j];
+                store(operation.bias + j * size(d.type), d.type, (float)sum);
+            }
         for (uint64_t i = 0; i < m; i++) {
             row.assign(n, 0.0);
             for (uint64_t l = 0; l < k; l++)
@@ -145,7 +174,11 @@ void compute(const Product& product) {
                 const int64_t at = (index * product.c.stride + j * product.c.leading + i) * (int64_t)size(product.c.type);
                 // With 0 the old values are not read: they may be no numbers.
                 if (product.beta != 0) value += product.beta * load(product.at_c + at, product.c.type);
-                if (product.operation.epilogue == BIAS) value += load((const char*)product.operation.bias + i * size(d.type), d.type);
+                if (operation.adds_bias()) value += load(operation.bias + i * size(d.type), d.type);
+                if (operation.is_gelu()) {
+                    store(operation.aux + (j * operation.aux_leading + i) * size(d.type), d.type, (float)value);
+                    value = gelu((float)value);
+                }
                 store(product.at_d + (index * d.stride + j * d.leading + i) * (int64_t)size(d.type), d.type, doubles ? value : (float)value);
             }
         }
@@ -174,6 +207,8 @@ API int cublasLtMatmulDescSetAttribute(void* handle, int attribute, const void* 
         case 4: return take(operation.right, from, bytes);
         case 7: return take(operation.epilogue, from, bytes);
         case 8: return take(operation.bias, from, bytes);
+        case 11: return take(operation.aux, from, bytes);
+        case 12: return take(operation.aux_leading, from, bytes);
         default: return INVALID_VALUE;
     }
 }
@@ -209,7 +244,7 @@ API int cublasLtMatmulAlgoGetHeuristic(void* handle, const Operation* operation,
     const int status = verdict(*operation, *a, *b, *c, *d);
     if (status != SUCCESS || preference->workspace < WORKSPACE || most < 1) return status != SUCCESS ? status : NOT_SUPPORTED;
     const uint32_t* needed = preference->alignment;
-    found[0] = Found{{MAGIC, shape(*operation, *a, *b, *c, *d), {needed[0], needed[1], needed[2], needed[3]}, alignment(operation->bias), 0}, WORKSPACE, SUCCESS, 1};
+    found[0] = Found{{MAGIC, shape(*operation, *a, *b, *c, *d), {needed[0], needed[1], needed[2], needed[3]}, alignment(operation->bias), alignment(operation->aux)}, WORKSPACE, SUCCESS, 1};
     *count = 1;
     return SUCCESS;
 }
@@ -224,8 +259,7 @@ API int cublasLtMatmul(void* handle, const Operation* operation, const void* alp
     const void* addresses[] = {at_a, at_b, at_c, at_d};
     for (int i = 0; i < 4; i++)
         if ((uintptr_t)addresses[i] % algorithm->alignment[i]) return INVALID_VALUE;
-    // Of the bias no more than 16 bytes matter.
-    if (operation->bias && (uintptr_t)operation->bias % (algorithm->bias < 16 ? algorithm->bias : 16)) return INVALID_VALUE;
+    if (!aligned(operation->bias, algorithm->bias) || !aligned(operation->aux, algorithm->aux)) return INVALID_VALUE;
     if (bytes < WORKSPACE || (uintptr_t)workspace % 256) return INVALID_VALUE;
     const bool doubles = operation->scale == F64;
     const auto scale = [&](const void* at) { return doubles ? *(const double*)at : *(const float*)at; };

@@ -20,7 +20,8 @@
 namespace {
 enum Status {
     SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NOT_FOUND = 500, NOT_READY = 600, LAUNCH_FAILED = 719,
-    CAPTURE_UNSUPPORTED = 900, CAPTURE_MERGE = 902, CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907
+    CAPTURE_MERGE = 902, CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907,
+    CAPTURE_WRONG_THREAD = 908
 };
 constexpr size_t GRANULE = 2 << 20, MEMORY = 4ull << 30;
 constexpr int GARBAGE = 0x7b;  // 1.3e36 in f32 and bf16, 61e3 in f16
@@ -35,10 +36,16 @@ struct Function { Launch launch; const size_t* sizes; std::string name; };
 
 size_t used = 0;                       // bytes that are mapped
 const char* failure = nullptr;         // of any kernel: it stays
-std::map<char*, size_t> reserved;
+std::map<char*, size_t> reserved, pinned;
 thread_local void* current = nullptr;  // the context
+thread_local uint64_t waits = 0, reads = 0;  // of this thread: for the GPU, and copies from there
 
 int outcome() { return failure ? LAUNCH_FAILED : SUCCESS; }
+
+bool is_within(const std::map<char*, size_t>& ranges, const void* at) {
+    auto after = ranges.upper_bound((char*)at);
+    return after != ranges.begin() && (after--, (char*)at < after->first + after->second);
+}
 }  // namespace
 
 #define API extern "C" __attribute__((visibility("default"))) int
@@ -55,6 +62,7 @@ extern "C" __attribute__((visibility("default"))) void stand_in_give(void* strea
 extern "C" __attribute__((visibility("default"))) uint64_t stand_in_give_when(void* handle, bool (*ready)(void*), void (*call)(void*), void* data) {
     LOCKED;
     Stream* stream = (Stream*)handle;
+    if (stream->graph) refuse(stream->graph, CAPTURE_UNSUPPORTED);  // the stand-in records no collective
     stream->work.push_back({[=] { call(data); }, [=] { return ready(data); }});
     return stream->given++;
 }
@@ -63,6 +71,15 @@ extern "C" __attribute__((visibility("default"))) uint64_t stand_in_give_when(vo
 extern "C" __attribute__((visibility("default"))) bool stand_in_finish(void* stream, uint64_t number) {
     LOCKED;
     return finish((Stream*)stream, number);
+}
+
+// How often this thread has waited for a stream, and how often it has read memory of the GPU.
+extern "C" __attribute__((visibility("default"))) void stand_in_waits(uint64_t* out) { out[0] = waits; out[1] = reads; }
+// From now on a stream does what it is given at once, as far as it waits for nobody: a wait that it lacks shows as work that
+// was done too early.
+extern "C" __attribute__((visibility("default"))) void stand_in_hasten(void* stream) {
+    LOCKED;
+    ((Stream*)stream)->hasty = true;
 }
 
 API cuInit(unsigned) { return SUCCESS; }
@@ -88,6 +105,9 @@ API cuGetErrorName(int status, const char** text) {
         case OUT_OF_MEMORY: *text = "CUDA_ERROR_OUT_OF_MEMORY"; break;
         case LAUNCH_FAILED: *text = "CUDA_ERROR_LAUNCH_FAILED"; break;
         case CAPTURE_UNSUPPORTED: *text = "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"; break;
+        case CAPTURE_INVALIDATED: *text = "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"; break;
+        case CAPTURED_EVENT: *text = "CUDA_ERROR_CAPTURED_EVENT"; break;
+        case CAPTURE_WRONG_THREAD: *text = "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"; break;
         case CAPTURE_UNJOINED: *text = "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"; break;
         case CAPTURE_ISOLATION: *text = "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"; break;
         default: *text = "CUDA_ERROR";
@@ -115,8 +135,10 @@ API cuStreamSynchronize(void* handle) {
     Stream* stream = (Stream*)handle;
     {
         LOCKED;
-        if (stream->graph) return CAPTURE_UNSUPPORTED;
+        if (stream->graph) return refuse(stream->graph, CAPTURE_UNSUPPORTED);
+        if (int status = unsafe_call()) return status;
     }
+    waits++;
     wait_for(stream, UINT64_MAX);
     return outcome();
 }
@@ -125,6 +147,7 @@ API cuEventDestroy_v2(void* event) { LOCKED; delete (std::shared_ptr<Event>*)eve
 API cuEventRecord(void* event, void* handle) {
     LOCKED;
     Stream* stream = (Stream*)handle;
+    if (stream->graph && stream->graph->invalid) return CAPTURE_INVALIDATED;
     const uint64_t number = stream->graph ? stream->graph->lanes[stream->lane].size() : stream->given;
     **(std::shared_ptr<Event>*)event = Event{stream, number, stream->graph, stream->lane};
     return SUCCESS;
@@ -134,36 +157,55 @@ API cuStreamWaitEvent(void* handle, void* event, unsigned) {
     const Event moment = **(std::shared_ptr<Event>*)event;
     Stream* stream = (Stream*)handle;
     if (!moment.stream) return SUCCESS;
+    if (stream->graph && stream->graph->invalid) return CAPTURE_INVALIDATED;
     if (moment.graph) {
         if (moment.graph->streams.empty()) return CAPTURED_EVENT;
+        if (moment.graph->invalid) return CAPTURE_INVALIDATED;
         if (!stream->graph) join(stream, moment.graph);
-        if (stream->graph != moment.graph) return CAPTURE_MERGE;
+        if (stream->graph != moment.graph) return refuse(moment.graph, CAPTURE_MERGE), refuse(stream->graph, CAPTURE_MERGE);
         moment.graph->lanes[stream->lane].push_back({nullptr, moment.lane, moment.number});
         return SUCCESS;
     }
-    if (stream->graph) return CAPTURE_ISOLATION;
+    if (stream->graph) return refuse(stream->graph, CAPTURE_ISOLATION);
     if (moment.stream == stream) return SUCCESS;
     stream->work.push_back({[] {}, [=] { return finish(moment.stream, moment.number); }});
     stream->given++;
     return SUCCESS;
 }
 API cuEventSynchronize(void* event) {
-    const Event moment = [=] { LOCKED; return **(std::shared_ptr<Event>*)event; }();
-    if (moment.graph) return CAPTURED_EVENT;
+    Event moment;
+    {
+        LOCKED;
+        moment = **(std::shared_ptr<Event>*)event;
+        if (moment.graph) return refuse(moment.graph, CAPTURED_EVENT);
+        if (int status = unsafe_call()) return status;
+    }
+    waits++;
     if (moment.stream) wait_for(moment.stream, moment.number);
     return outcome();
 }
 API cuEventQuery(void* event) {
     LOCKED;
-    const Event moment = **(std::shared_ptr<Event>*)event;
-    if (moment.graph) return CAPTURED_EVENT;
+    Event& moment = **(std::shared_ptr<Event>*)event;
+    if (moment.graph) return refuse(moment.graph, CAPTURED_EVENT);
+    if (int status = unsafe_call()) return status;
+    // Who asks once is too early.
+    if (moment.stream && moment.stream->done < moment.number && !moment.asked) return moment.asked = true, NOT_READY;
     return moment.stream && !finish(moment.stream, moment.number) ? NOT_READY : outcome();
 }
 
-API cuStreamBeginCapture_v2(void* stream, int) {
+API cuStreamBeginCapture_v2(void* stream, int mode) {
     LOCKED;
     if (((Stream*)stream)->graph) return INVALID_VALUE;
-    join((Stream*)stream, std::make_shared<Graph>());
+    captures.push_back(std::make_shared<Graph>());
+    captures.back()->mode = (CaptureMode)mode;
+    join((Stream*)stream, captures.back());
+    return SUCCESS;
+}
+API cuStreamIsCapturing(void* handle, int* status) {
+    LOCKED;
+    const Stream* stream = (const Stream*)handle;
+    *status = !stream->graph ? 0 : stream->graph->invalid ? 2 : 1;
     return SUCCESS;
 }
 API cuStreamEndCapture(void* handle, void** out) {
@@ -172,8 +214,11 @@ API cuStreamEndCapture(void* handle, void** out) {
     const std::shared_ptr<Graph> graph = stream->graph;
     *out = nullptr;
     if (!graph || stream->lane != 0) return CAPTURE_UNMATCHED;
+    if (graph->mode != RELAXED && graph->thread != std::this_thread::get_id()) return CAPTURE_WRONG_THREAD;
     for (Stream* joined : graph->streams) joined->graph = nullptr;
     graph->streams.clear();
+    std::erase(captures, graph);
+    if (graph->invalid) return CAPTURE_INVALIDATED;
     // Whatever the first stream does not wait for would have no end.
     std::vector<size_t> done(graph->lanes.size());
     graph->run(done, 0, graph->lanes[0].size(), false);
@@ -191,7 +236,7 @@ API cuGraphInstantiateWithFlags(void** out, void* graph, unsigned long long) {
 API cuGraphExecDestroy(void* graph) { return cuGraphDestroy(graph); }
 API cuGraphLaunch(void* handle, void* stream) {
     LOCKED;
-    if (((Stream*)stream)->graph) return CAPTURE_UNSUPPORTED;
+    if (((Stream*)stream)->graph) return refuse(((Stream*)stream)->graph, CAPTURE_UNSUPPORTED);
     const std::shared_ptr<Graph> graph = *(std::shared_ptr<Graph>*)handle;
     return give((Stream*)stream, [=] {
         std::vector<size_t> done(graph->lanes.size());
@@ -248,26 +293,45 @@ API cuMemUnmap(uint64_t address, size_t length) {
     used -= length;
     return SUCCESS;
 }
-API cuMemHostRegister_v2(void*, size_t, unsigned) { return SUCCESS; }
-API cuMemHostUnregister(void*) { return SUCCESS; }
-// Copies of nothing are refused, as a driver may. Memory of the host that is not pinned cannot be part of a recording.
-API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t length, void* stream) {
+API cuMemHostRegister_v2(void* at, size_t length, unsigned) {
+    LOCKED;
+    if (int status = unsafe_call()) return status;
+    pinned[(char*)at] = length;
+    return SUCCESS;
+}
+API cuMemHostUnregister(void* at) {
+    LOCKED;
+    if (int status = unsafe_call()) return status;
+    return pinned.erase((char*)at) ? SUCCESS : INVALID_VALUE;
+}
+// Copies of nothing are refused, as a driver may. Pinned memory of the host is read and written when the copy's turn comes. Other memory must be staged, which cannot be part of
+// a recording. Of more than a little of it the driver takes no copy before the stream has come so far.
+API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t length, void* handle) {
     LOCKED;
     if (!length) return INVALID_VALUE;
-    if (((Stream*)stream)->graph) return CAPTURE_UNSUPPORTED;
+    Stream* stream = (Stream*)handle;
+    if (is_within(pinned, from)) return give(stream, [=] { memcpy((void*)to, from, length); });
+    if (stream->graph) return refuse(stream->graph, CAPTURE_UNSUPPORTED);
+    waits += length > (64 << 10);
     auto staged = std::make_shared<std::string>((const char*)from, length);
-    return give((Stream*)stream, [=] { memcpy((void*)to, staged->data(), length); });
+    return give(stream, [=] { memcpy((void*)to, staged->data(), length); });
 }
-API cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t length, void* stream) {
+API cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t length, void* handle) {
     LOCKED;
     if (!length) return INVALID_VALUE;
-    if (((Stream*)stream)->graph) return CAPTURE_UNSUPPORTED;
-    return give((Stream*)stream, [=] { memcpy(to, (const void*)from, length); });
+    Stream* stream = (Stream*)handle;
+    if (stream->graph && !is_within(pinned, to)) return refuse(stream->graph, CAPTURE_UNSUPPORTED);
+    reads++;
+    return give(stream, [=] { memcpy(to, (const void*)from, length); });
 }
-API cuMemcpyAsync(uint64_t to, uint64_t from, size_t length, void* stream) {
+API cuMemcpyAsync(uint64_t to, uint64_t from, size_t length, void* handle) {
     LOCKED;
     if (!length) return INVALID_VALUE;
-    return give((Stream*)stream, [=] { memcpy((void*)to, (const void*)from, length); });
+    Stream* stream = (Stream*)handle;
+    for (uint64_t at : {to, from})
+        if (stream->graph && !is_within(pinned, (void*)at) && !is_within(reserved, (void*)at))
+            return refuse(stream->graph, CAPTURE_UNSUPPORTED);
+    return give(stream, [=] { memcpy((void*)to, (const void*)from, length); });
 }
 API cuMemsetD8Async(uint64_t at, unsigned char value, size_t length, void* stream) {
     LOCKED;
@@ -277,6 +341,10 @@ API cuMemsetD8Async(uint64_t at, unsigned char value, size_t length, void* strea
 
 // An image is what the stand-in of NVRTC made: the path of a library for the CPU.
 API cuModuleLoadData(void** module, const void* image) {
+    {
+        LOCKED;
+        if (int status = unsafe_call()) return status;
+    }
     void* library = dlopen((const char*)image, RTLD_NOW | RTLD_LOCAL);
     Launch launch = library ? (Launch)dlsym(library, "cusim_launch") : nullptr;
     if (!launch) {

@@ -9,9 +9,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 namespace {
+constexpr int CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901;
+enum CaptureMode { GLOBAL, THREAD_LOCAL, RELAXED };
+
 struct Stream;
 struct Work {
     std::function<void()> run;
@@ -23,6 +27,9 @@ struct Graph {
     struct Piece { std::function<void()> work; size_t lane, number; };
     std::vector<std::vector<Piece>> lanes;
     std::vector<Stream*> streams;  // empty once the recording has ended
+    CaptureMode mode = GLOBAL;
+    std::thread::id thread = std::this_thread::get_id();  // that began the recording
+    bool invalid = false;          // something was done that a recording does not allow: nothing comes of it
 
     // Does the lane's first pieces; `done` counts what each lane has done.
     void run(std::vector<size_t>& done, size_t lane, size_t number, bool works) const {
@@ -38,6 +45,7 @@ struct Event {
     uint64_t number = 0;
     std::shared_ptr<Graph> graph = nullptr;  // of a moment of a recording
     size_t lane = 0;
+    bool asked = false;  // whether it has passed
 };
 struct Stream {
     std::deque<Work> work;
@@ -45,10 +53,12 @@ struct Stream {
     std::shared_ptr<Graph> graph = nullptr;  // what is given is recorded here
     size_t lane = 0;
     bool busy = false;  // its next piece is being asked whether it may run
+    bool hasty = false; // what is given is done at once, as far as it waits for nobody
 };
 std::recursive_mutex lock;
 int running = 0;                       // nested work
 std::map<char*, size_t> mapped;        // granules with memory
+std::vector<std::shared_ptr<Graph>> captures;  // recordings that have not ended
 
 // Opens or closes the memory of the GPU to everybody.
 void protect(int protection) {
@@ -101,12 +111,30 @@ void wait_for(Stream* stream, uint64_t number) {
     }
 }
 
+// What a recording does not allow makes it invalid (CUDA programming guide, "Prohibited and Unhandled Operations", "Invalidation").
+int refuse(const std::shared_ptr<Graph>& graph, int status) {
+    if (graph->invalid) return CAPTURE_INVALIDATED;
+    graph->invalid = true;
+    return status;
+}
+
+// The status of a "potentially unsafe" call, which does not belong to a stream: not while this thread records, unless it said
+// that it knows what it does (driver API, "cuThreadExchangeStreamCaptureMode").
+int unsafe_call() {
+    for (auto& graph : captures)
+        if (graph->mode == GLOBAL || (graph->mode == THREAD_LOCAL && graph->thread == std::this_thread::get_id()))
+            return refuse(graph, CAPTURE_UNSUPPORTED);
+    return 0;
+}
+
 int give(Stream* stream, std::function<void()> work) {
+    if (stream->graph && stream->graph->invalid) return CAPTURE_INVALIDATED;
     if (stream->graph) {
         stream->graph->lanes[stream->lane].push_back({std::move(work), 0, 0});
     } else {
         stream->work.push_back({std::move(work)});
         stream->given++;
+        if (stream->hasty) finish(stream, UINT64_MAX);
     }
     return 0;
 }

@@ -9,7 +9,9 @@
 
 use ferrotron_cuda::cubin_cache::CubinCache;
 use ferrotron_cuda::gpu::GpuConfig;
-use ferrotron_cuda::library::Search;
+use ferrotron_cuda::library::{Kind, Search};
+use ferrotron_cuda::stream::Stream;
+use std::ffi::c_void;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -71,6 +73,37 @@ pub fn stand_in(test: &str) -> Option<GpuConfig> {
     let folder = folder();
     let cache = CubinCache::new(folder.join("cubin"));
     Some(GpuConfig { ordinal: 0, search: Search::only(vec![folder]), cache })
+}
+
+/// How often this thread has waited for the stand-in of a GPU so far, and how often it has copied from its memory.
+///
+/// Panics if g++ refuses the stand-in.
+pub fn waits() -> (u64, u64) {
+    // SAFETY: the library's initialisers make empty containers; it is loaded already where there is a device.
+    let driver = unsafe { libloading::Library::new(folder().join("libcuda.so.1")) }.unwrap();
+    let mut counts = [0; 2];
+    // SAFETY: this is the function's type, and it writes two numbers.
+    unsafe {
+        let count = driver.get::<unsafe extern "C" fn(*mut u64)>(b"stand_in_waits").unwrap();
+        count(counts.as_mut_ptr());
+    }
+    (counts[0], counts[1])
+}
+
+/// Makes a stream of the stand-in as early as a driver may be, where others are as late as one may be: then a wait that it
+/// lacks shows as work that was done before that of another stream. Nothing on a real GPU, which does what it likes.
+///
+/// Panics if the stand-in cannot be loaded.
+pub fn hasten(stream: &Stream) {
+    if std::env::var_os("FERROTRON_TEST_GPU").is_some() {
+        return;
+    }
+    let driver = Search::only(vec![folder()]).load(Kind::Driver).unwrap();
+    // SAFETY: this is how libraries/cuda.cpp declares it, and the stream is alive.
+    unsafe {
+        let hasten = driver.function::<unsafe extern "C" fn(*mut c_void)>("stand_in_hasten");
+        hasten.unwrap()(stream.handle().cast());
+    }
 }
 
 /// A folder with the stand-ins, under the names that NVIDIA's libraries have.

@@ -90,6 +90,9 @@ const MUTANTS: &[Mutant] = mutants! {
     columns_of_another_matrix in "adafactor": "column_factors + row / height * width" => "column_factors";
     decay_of_the_new_moment in "adamw": "w * c.keep - c.step_size" => "w - c.step_size";
     update_in_spite_of_infinity in "sgd": "if (step->found_inf) return;" => "";
+    update_after_a_step_that_is_lost in "outcome": "overflow || outcomes[1] != 0" => "overflow";
+    clipped_before_the_loss_scale_is_taken_out in "outcome": "real::sqrt(*sq_norm) / c.loss_scale" => "real::sqrt(*sq_norm)";
+    rows_beyond_the_last in "outcome": "before % c.rows" => "before";
     target_of_the_whole_vocabulary in "cross_entropy":
         "const i64 local = target - targets.offset;" => "const i64 local = target;";
     // Random numbers

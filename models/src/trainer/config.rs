@@ -1,5 +1,6 @@
 //! What a trainer needs besides model and data.
 
+use ferrotron_autograd::Zeros;
 use ferrotron_nn::schedule::Schedule as LearningRate;
 use ferrotron_nn::{LossScale, LossScaler, OptimizerConfig, Rounding, WeightUpdate};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
@@ -26,6 +27,24 @@ pub struct TrainerConfig {
     pub parallel: ParallelConfig,
     /// How weights of 16 bits are trained.
     pub precision: PrecisionConfig,
+    /// How a GPU is given a step.
+    pub execution: Execution,
+}
+
+/// How a GPU is given the work of a step. Nothing here changes a bit of what is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Execution {
+    /// Operation by operation.
+    #[default]
+    Eager,
+    /// As a whole: steps that are alike are captured once and replayed, which takes the host's time for the operations
+    /// away. See [`Trainer::step`](super::Trainer::step).
+    CudaGraph,
+}
+
+impl Execution {
+    /// Why a CPU is refused.
+    pub const NEEDS_GPU: &str = "captures what a GPU is given: add --device cuda";
 }
 
 impl TrainerConfig {
@@ -49,7 +68,42 @@ impl TrainerConfig {
             batch_size,
             parallel: ParallelConfig::default(),
             precision: PrecisionConfig::default(),
+            execution: Execution::Eager,
         }
+    }
+
+    /// Errors, in one line, if steps of `ranks` ranks are to be captured and cannot be.
+    ///
+    /// | refused | since |
+    /// |---|---|
+    /// | more than one rank | what ranks send one another is not captured |
+    /// | a dynamic loss scale | the host looks at the numbers of every step |
+    /// | offloaded activations or optimizer states | the host directs their copies while a step runs |
+    /// | sparse saved activations | the host learns their size while a step runs |
+    pub fn check_execution(&self, ranks: usize) -> Result<()> {
+        let ParallelConfig { saved_activations, optimizer_states, .. } = self.parallel;
+        let offloads =
+            saved_activations.offloaded_layers > 0 || optimizer_states == MemoryKind::Host;
+        let sparse = saved_activations.packing.zeros == Zeros::Bitmap;
+        let why = match (self.execution, self.precision.loss_scale) {
+            (Execution::Eager, _) => return Ok(()),
+            (Execution::CudaGraph, _) if ranks > 1 => {
+                format!("is for one rank, got {ranks}: what ranks send one another is not captured")
+            }
+            (Execution::CudaGraph, LossScale::Dynamic { .. }) => {
+                "does not go with a dynamic loss scale, for which the host looks at every step: use bf16, or give a \
+                 constant one"
+                    .to_string()
+            }
+            (Execution::CudaGraph, _) if offloads => {
+                "does not go with offloading, which the host directs while a step runs".to_string()
+            }
+            (Execution::CudaGraph, _) if sparse => {
+                "does not go with sparse saved activations, whose size the host learns while a step runs".to_string()
+            }
+            (Execution::CudaGraph, _) => return Ok(()),
+        };
+        Err(Error::config("enable-cuda-graph", why))
     }
 }
 

@@ -1,5 +1,10 @@
 //! Training on a GPU, which here is a stand-in, is training on the CPU: alone, and in layouts of ranks that share the GPU.
 
+mod graphs;
+mod memory;
+mod offload;
+mod waits;
+
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::data::{Batch, Samples};
 use ferrotron_models::gpt::GptConfig;
@@ -21,6 +26,7 @@ const BATCH: usize = 4;
 type Steps = Vec<(f64, f64)>;
 
 /// A model, and what it is trained in.
+#[derive(Clone)]
 struct Case {
     name: &'static str,
     model: GptConfig,

@@ -80,7 +80,7 @@ pub fn pass(
 ) -> Result<Pass> {
     let device = Device::cpu(1)?;
     let blocks = GptPart { blocks: 0..model.num_layers, first: false, last: false };
-    let offloader = saved.offloader()?;
+    let offloader = saved.offloader(&device)?;
     let gpt = Gpt::part(&Scope::new(&device, dtype, 7), mesh, model, &blocks)?
         .with_recompute(recompute)
         .with_saved_activations(saved, offloader.clone());

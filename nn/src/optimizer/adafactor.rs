@@ -5,6 +5,7 @@
 //! updates' squares.
 
 use ferrotron_tensor::ops::adafactor::{Decay, SquareSums, square_sums, update_sq_norm};
+use ferrotron_tensor::ops::concat::concat;
 use ferrotron_tensor::ops::sq_norm::add_sq_norm;
 use ferrotron_tensor::ops::step::Step;
 use ferrotron_tensor::{DType, Device, Result, Tensor};
@@ -23,9 +24,9 @@ pub enum PartSum {
     Updates,
 }
 
-/// Adds up numbers, in place, over the ranks that hold the other parts of the same parameters: see
+/// Adds up numbers over the ranks that hold the other parts of the same parameters: see
 /// [`Optimizer::step_with`](super::Optimizer::step_with).
-pub type SumParts<'a> = dyn FnMut(PartSum, &mut [f64]) -> Result<()> + 'a;
+pub type SumParts<'a> = dyn FnMut(PartSum, Tensor) -> Result<Tensor> + 'a;
 
 /// The sums of one block: of this rank's part, then of the whole.
 struct Sums {
@@ -187,17 +188,15 @@ fn add_up(all: &mut [Vec<Sums>], what: PartSum, sum: &mut SumParts) -> Result<()
     for kind in kinds(sums.iter().map(|sums| &sums.block)) {
         let alike = sums.iter_mut().filter(|sums| sums.block.piece.replicated == kind);
         let mut parts: Vec<&mut Tensor> = alike.flat_map(|sums| sums.parts(what)).collect();
-        let own = parts.iter().map(|part| part.to_vec::<f64>()).collect::<Result<Vec<_>>>()?;
-        let mut message = own.concat();
-        if message.is_empty() {
+        let own: Vec<&Tensor> = parts.iter().map(|part| &**part).collect();
+        if own.iter().all(|part| part.numel() == 0) {
             continue;
         }
-        sum(what, &mut message)?;
-        let mut rest = message.as_slice();
+        let sums = sum(what, concat(&own, 0)?)?;
+        let mut start = 0;
         for part in &mut parts {
-            let (own, others) = rest.split_at(part.numel());
-            **part = Tensor::from_slice(part.device(), own, &[own.len()])?;
-            rest = others;
+            **part = sums.narrow(0, start, part.numel())?.copy()?;
+            start += part.numel();
         }
     }
     Ok(())

@@ -68,6 +68,7 @@ pub struct UpdateConfig {
 pub struct Optimizer {
     config: OptimizerConfig,
     rounding: Rounding,
+    states: MemoryKind,
     groups: Vec<State>,
     step: u64,
 }
@@ -166,7 +167,8 @@ impl Optimizer {
             .iter()
             .map(|group| Self::state(&config, group, update))
             .collect::<Result<_>>()?;
-        Ok(Optimizer { config, rounding: update.rounding, groups, step: 0 })
+        let UpdateConfig { rounding, states, .. } = *update;
+        Ok(Optimizer { config, rounding, states, groups, step: 0 })
     }
 
     fn state(config: &OptimizerConfig, group: &ParamGroup, update: &UpdateConfig) -> Result<State> {
@@ -200,28 +202,36 @@ impl Optimizer {
     /// Errors if a weight is still held by a graph that was not walked; nothing has changed then. Errors for
     /// Adafactor where other ranks hold parts of the same parameters: see [`Optimizer::step_with`].
     pub fn step(&mut self, buffers: &ParamBuffers, step: &StepConfig) -> Result<()> {
-        self.step_with(buffers, step, &mut |_, _| {
+        let Some(param) = buffers.params().next() else { return Ok(()) };
+        let step = Step::new(param.leaf().device(), &self.numbers(step))?;
+        self.step_with(buffers, &step, &mut |_, _| {
             let message = "parameters are cut between ranks, whose sums have to be added up";
             Err(Error::config("optimizer", message))
         })
     }
 
-    /// As [`Optimizer::step`] on a rank that holds parts of parameters. What Adafactor has to know of the whole
-    /// are sums: `sum` adds them up over the ranks that hold the other parts, which all call it equally often,
-    /// each time with as many numbers that mean the same. Nobody calls it where nothing is cut.
+    /// The numbers of the next step.
+    pub fn numbers(&self, step: &StepConfig) -> StepNumbers {
+        let update = self.step + 1;
+        let lr = self.config.learning_rate(step.lr, update);
+        StepNumbers { update, lr, grad_scale: step.grad_scale }
+    }
+
+    /// As [`Optimizer::step`] with the next step's [numbers](Optimizer::numbers) where the device has them, on a rank
+    /// that may hold parts of parameters. What Adafactor has to know of the whole are sums: `sum` adds them up over
+    /// the ranks that hold the other parts, which all call it equally often, each time with as many numbers that mean
+    /// the same. Nobody calls it where nothing is cut.
     pub fn step_with(
         &mut self,
         buffers: &ParamBuffers,
-        step: &StepConfig,
+        step: &Step,
         sum: &mut SumParts,
     ) -> Result<()> {
         self.check_writable(buffers)?;
-        let (config, rounding, count) = (self.config, self.rounding, self.step + 1);
+        let (config, rounding, states) = (self.config, self.rounding, self.states);
+        let count = self.step + 1;
         let Some(param) = buffers.params().next() else { return Ok(()) };
         let device = &param.leaf().device().clone();
-        let lr = config.learning_rate(step.lr, count);
-        let numbers = StepNumbers { update: count, lr, grad_scale: step.grad_scale };
-        let step = &Step::new(device, &numbers)?;
         let adafactor = match &config {
             OptimizerConfig::Adafactor(rule) => {
                 adafactor::prepare(rule, (step, device), buffers.groups(), &mut self.groups, sum)?
@@ -234,12 +244,26 @@ impl Optimizer {
                 next.prefetch(&(0..RUN));
             }
             let state = &mut self.groups[index];
-            let pass =
-                Pass { device, config, rounding, step, count, decay: group.decay, adafactor };
+            let pass = Pass {
+                device,
+                config,
+                rounding,
+                states,
+                step,
+                count,
+                decay: group.decay,
+                adafactor,
+            };
             group.with_owned(|weights, gradients| pass.group(state, weights, gradients))?;
         }
         buffers.mark_updated();
         Ok(())
+    }
+
+    /// Counts a step that the device takes without a call, as a replayed CUDA graph does.
+    pub fn count_step(&mut self, buffers: &ParamBuffers) {
+        self.step += 1;
+        buffers.mark_updated();
     }
 
     /// How many numbers each call of [`Optimizer::step_with`]'s `sum` gets in a step.

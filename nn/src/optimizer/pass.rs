@@ -5,20 +5,26 @@ use ferrotron_tensor::ops::adamw::{AdamW, adamw};
 use ferrotron_tensor::ops::round::{Stochastic, round, widen};
 use ferrotron_tensor::ops::sgd::{Sgd, sgd};
 use ferrotron_tensor::ops::step::Step;
-use ferrotron_tensor::{Device, Flat, RandomKey, Result, Tensor};
+use ferrotron_tensor::{Device, Flat, MemoryKind, RandomKey, Result, Tensor};
 use std::ops::Range;
 
-use super::{Moment, OptimizerConfig, Piece, Rounding, State};
+use super::{OptimizerConfig, Piece, Rounding, State};
 use crate::Decay;
 
-/// Most elements that a CPU updates at once: 16 MiB of each moment. The next are fetched meanwhile.
+/// Most elements that are updated at once: 16 MiB of each moment. The next are fetched meanwhile.
 pub(super) const RUN: usize = 1 << 22;
+
+/// A GPU has three runs near of what is in host memory: less than a twentieth of it, if there is much.
+const RUNS: usize = 64;
+/// No copy between GPU and host is worth its while for fewer elements.
+const LEAST: usize = 1 << 14;
 
 /// One step over a group.
 pub(super) struct Pass<'a> {
     pub device: &'a Device,
     pub config: OptimizerConfig,
     pub rounding: Rounding,
+    pub states: MemoryKind,
     pub step: &'a Step,
     /// Number of the step, from 1.
     pub count: u64,
@@ -31,11 +37,9 @@ pub(super) struct Pass<'a> {
 type Factored<'a> = (&'a SquareSums, Factors);
 
 /// Some elements: what moves them, and what is kept of them.
-struct Elements<'a> {
+struct Elements<'a, 'k> {
     gradients: Tensor,
-    moments: &'a mut [Moment],
-    /// Of the moments.
-    range: Range<usize>,
+    moments: &'a mut [&'k mut Tensor],
     factored: Option<Factored<'a>>,
 }
 
@@ -53,32 +57,30 @@ impl Pass<'_> {
         let whole_pieces = rounds || state.mean_squares.is_some();
         let runs = if whole_pieces { pieces(state) } else { self.runs(owned.len()) };
         let behind = |range: &Range<usize>, start: usize| start + range.start..start + range.end;
-        for (index, range) in runs.iter().enumerate() {
-            if let Some(next) = runs.get(index + 1) {
-                state.prefetch(next);
-            }
-            let State { pieces, moments, mean_squares, master } = &mut *state;
+        let State { pieces, moments, mean_squares, master } = state;
+        let n_moments = moments.len();
+        let kept = moments.iter_mut().chain(master).map(|moment| &mut moment.flat);
+        Flat::update_runs(&mut kept.collect::<Vec<_>>(), &runs, |index, kept| {
+            let range = &runs[index];
             let factored = match mean_squares {
                 Some(means) => Some((&self.adafactor[index], means.factors(index)?)),
                 None => None,
             };
             let gradients = gradients.elements(behind(range, owned_gradients.start))?;
-            let elements = Elements { gradients, moments, range: range.clone(), factored };
+            let (moments, master) = kept.split_at_mut(n_moments);
+            let elements = Elements { gradients, moments, factored };
             let piece = pieces.get(index).filter(|_| whole_pieces);
             weights.update_elements(behind(range, owned.start), |weights| match master {
                 _ if in_place => self.rule(weights, elements, None),
-                Some(master) => master.flat.update_elements(range.clone(), |exact| {
-                    self.exact(exact, weights, elements, piece)
-                }),
-                None => {
+                [master, ..] => self.exact(master, weights, elements, piece),
+                [] => {
                     let dims = [range.len()];
                     let mut exact = Tensor::empty(self.device, dtype.accumulator(), &dims)?;
                     widen(&mut exact, weights)?;
                     self.exact(&mut exact, weights, elements, piece)
                 }
-            })?;
-        }
-        Ok(())
+            })
+        })
     }
 
     /// Updates copies of weights in the type that is computed in, and rounds them into the weights.
@@ -93,7 +95,7 @@ impl Pass<'_> {
             (Rounding::Stochastic { seed }, Some(Piece { param, place, .. })) => {
                 self.rule(exact, elements, None)?;
                 let key = RandomKey::new(seed, self.count, param);
-                round(weights, exact, Some(Stochastic { key: &key, place }))
+                round(weights, exact, Some(Stochastic { key: &key, place, step: Some(self.step) }))
             }
             _ => self.rule(exact, elements, Some(weights)),
         }
@@ -109,20 +111,15 @@ impl Pass<'_> {
         rounded: Option<&mut Tensor>,
     ) -> Result<()> {
         let decay = |weight_decay| if self.decay == Decay::Yes { weight_decay } else { 0.0 };
-        let Elements { gradients, moments, range, factored } = elements;
+        let Elements { gradients, moments, factored } = elements;
         match (self.config, moments, factored) {
             (OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay }, [m, v], None) => {
                 let config = AdamW { beta1, beta2, eps, weight_decay: decay(weight_decay) };
-                m.flat.update_elements(range.clone(), |m| {
-                    v.flat.update_elements(range, |v| {
-                        adamw(&config, self.step, weights, &gradients, m, v, rounded)
-                    })
-                })
+                adamw(&config, self.step, weights, &gradients, m, v, rounded)
             }
             (OptimizerConfig::Sgd { momentum, weight_decay }, [m], None) => {
                 let config = Sgd { momentum, weight_decay: decay(weight_decay) };
-                m.flat
-                    .update_elements(range, |m| sgd(&config, self.step, weights, &gradients, m))?;
+                sgd(&config, self.step, weights, &gradients, m)?;
                 rounded.map_or(Ok(()), |rounded| round(rounded, weights, None))
             }
             (OptimizerConfig::Adafactor(config), means, Some((sums, factors))) => {
@@ -132,22 +129,21 @@ impl Pass<'_> {
                     beta1: config.beta1,
                     weight_decay: decay(config.weight_decay),
                 };
-                let mut step = |mean: Option<&mut Tensor>| {
-                    adafactor(&config, self.step, weights, &gradients, &factors, sums, mean)
-                };
-                match means.first_mut() {
-                    Some(mean) => mean.flat.update_elements(range, |mean| step(Some(mean))),
-                    None => step(None),
-                }?;
+                let mean = means.first_mut().map(|mean| &mut **mean);
+                adafactor(&config, self.step, weights, &gradients, &factors, sums, mean)?;
                 rounded.map_or(Ok(()), |rounded| round(rounded, weights, None))
             }
             _ => unreachable!("`new` made as many moments as the optimizer has"),
         }
     }
 
-    /// Elements that need nothing of each other, some at a time; a GPU, which fetches nothing, takes all at once.
+    /// Elements that need nothing of each other, some at a time where that lets the next be fetched.
     fn runs(&self, numel: usize) -> Vec<Range<usize>> {
-        let run = if self.device.is_gpu() { numel.max(1) } else { RUN };
+        let run = match (self.device.is_gpu(), self.states) {
+            (false, _) => RUN,
+            (true, MemoryKind::Device) => numel.max(1),
+            (true, MemoryKind::Host) => numel.div_ceil(RUNS).clamp(LEAST, RUN),
+        };
         (0..numel).step_by(run).map(|start| start..numel.min(start + run)).collect()
     }
 }

@@ -32,7 +32,8 @@ use ferrotron_nn::{
     Axis, AxisSet, BufferConfig, GradientType, Module, Optimizer, Param, ParamBuffers, ParamGroup,
     PartSum, ShardUnit, Sharding, StepConfig,
 };
-use ferrotron_tensor::{DType, Error, Place, Result, Tensor};
+use ferrotron_tensor::ops::step::Step;
+use ferrotron_tensor::{DType, Device, Error, Place, Result, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -297,22 +298,30 @@ impl DataParallel {
     /// The global gradient norm, the same on every rank: every element of the model counts once. Where
     /// ranks take steps of their own, each has that of its own gradients.
     pub fn grad_norm(&self) -> Result<f64> {
+        Ok(self.sq_norm()?.item()?.sqrt())
+    }
+
+    /// The square of [`DataParallel::grad_norm`], one number of f64 that stays on the device: nobody waits for it,
+    /// unless a GPU's numbers go to other ranks through memory of the host.
+    pub fn sq_norm(&self) -> Result<Tensor> {
         let shared = &self.shared;
-        let device = self.buffers().groups()[0].params[0].leaf().device().clone();
         // Written by the host: a dry device adds nothing, and its norm is a number.
-        let mut sum = Tensor::full(&device, DType::F64, &[1], 0.0)?;
+        let mut sum = Tensor::full(self.device(), DType::F64, &[1], 0.0)?;
         for group in shared.buffers.groups().iter().filter(|group| shared.counts(group.replicated))
         {
             group.add_sq_norm(&mut sum)?;
         }
-        let mut sum = sum.item()?;
         for axis in [Axis::Tensor, Axis::Pipeline] {
-            sum = shared.mesh.axis(axis).sum(&device, sum)?;
+            sum = shared.mesh.axis(axis).all_reduce(sum, Reduction::Sum)?.wait()?;
         }
         if shared.sharding() > Sharding::None {
-            sum = shared.mesh.batch().sum(&device, sum)?;
+            sum = shared.mesh.batch().all_reduce(sum, Reduction::Sum)?.wait()?;
         }
-        Ok(sum.sqrt())
+        Ok(sum)
+    }
+
+    fn device(&self) -> &Device {
+        self.buffers().groups()[0].params[0].leaf().device()
     }
 
     /// Updates the weights that this rank owns; where ranks own parts of weights that all hold, gathers
@@ -320,14 +329,19 @@ impl DataParallel {
     ///
     /// Every rank of the batch must call this in every step, or none.
     pub fn update(&self, optimizer: &mut Optimizer, step: &StepConfig) -> Result<()> {
+        let step = Step::new(self.device(), &optimizer.numbers(step))?;
+        self.update_with(optimizer, &step)
+    }
+
+    /// As [`DataParallel::update`], with the next step's [numbers](Optimizer::numbers) where the device has them.
+    pub fn update_with(&self, optimizer: &mut Optimizer, step: &Step) -> Result<()> {
         let shared = &self.shared;
         shared.free_weights()?;
         let tensor = shared.mesh.axis(Axis::Tensor);
-        let device = self.buffers().groups()[0].params[0].leaf().device().clone();
         optimizer.step_with(&shared.buffers, step, &mut |what, parts| match what {
             // A call is known by its line: to those who read what is missing, and to tests.
-            PartSum::Squares => whole_parameters::add_up(tensor, &device, parts),
-            PartSum::Updates => whole_parameters::add_up(tensor, &device, parts),
+            PartSum::Squares => tensor.all_reduce(parts, Reduction::Sum)?.wait(),
+            PartSum::Updates => tensor.all_reduce(parts, Reduction::Sum)?.wait(),
         })?;
         match shared.sharding() {
             Sharding::None if shared.is_local() => {

@@ -1,12 +1,12 @@
 //! What an optimizer needs that sees parameters whole: gradients are summed on a parameter's owner and its weights
-//! go out from there, and sums over a parameter that is cut are added up.
+//! go out from there.
 //!
 //! Unlike the shares of a flat, parameters are of any size: each is a call of its own, which is waited for before
 //! the next is made.
 
 use ferrotron_autograd::{SharedFlat, lock};
 use ferrotron_nn::ParamGroup;
-use ferrotron_tensor::{Device, Result, Tensor};
+use ferrotron_tensor::{Result, Tensor};
 
 use crate::collective::{Group, Reduction};
 
@@ -44,14 +44,5 @@ fn exchange(
             Ok(())
         })?;
     }
-    Ok(())
-}
-
-/// Adds up the numbers of all ranks.
-#[track_caller]
-pub(super) fn add_up(ranks: &Group, device: &Device, parts: &mut [f64]) -> Result<()> {
-    let own = Tensor::from_slice(device, parts, &[parts.len()])?;
-    let sums = ranks.all_reduce(own, Reduction::Sum)?.wait()?;
-    parts.copy_from_slice(&sums.to_vec::<f64>()?);
     Ok(())
 }

@@ -11,10 +11,12 @@
 //! computed: only this rank's positions are kept. The mappings in [`mappings`](super::mappings) around a
 //! plain linear layer compute the same.
 
+use ferrotron_autograd::ops::linear::{gelu_of, give_parameter_gradients};
 use ferrotron_autograd::{Accum, Backward, Cotangents, Grads, Saved, Var, forward_span};
 use ferrotron_nn::{Axis, Bias, Decay, Init, Module, Param, Scope};
-use ferrotron_tensor::ops::matmul::{linear, linear_input_gradient, linear_weight_gradient};
-use ferrotron_tensor::ops::reduce::sum_to;
+use ferrotron_tensor::ops::matmul::{
+    linear, linear_bias_gradient, linear_gelu, linear_input_gradient, linear_weight_gradient,
+};
 use ferrotron_tensor::{At, Error, Result, Tensor};
 
 use super::mappings::{all_gather_dim, reduce_scatter_dim};
@@ -86,6 +88,29 @@ impl TensorParallel {
                 bias.map_or(Ok(sum.clone()), |bias| sum.add(bias.value()))?
             }
         };
+        self.record(x, weight, bias, cut, value)
+    }
+
+    /// GELU of the product with a weight that is cut by rows, tanh form: see [`Var::linear_gelu`].
+    fn linear_gelu(&self, x: &Var, weight: &Var, bias: Option<&Var>) -> Result<Var> {
+        if self.group.size() == 1 {
+            return x.linear_gelu(weight, bias);
+        }
+        let span = forward_span(Cut::Column.name());
+        let whole = self.gathered(x.value())?.wait()?;
+        let (hidden, value) = linear_gelu(&whole, weight.value(), bias.map(Var::value))?;
+        drop((span, whole));
+        gelu_of(&self.record(x, weight, bias, Cut::Column, hidden)?, value)
+    }
+
+    fn record(
+        &self,
+        x: &Var,
+        weight: &Var,
+        bias: Option<&Var>,
+        cut: Cut,
+        value: Tensor,
+    ) -> Result<Var> {
         let inputs: Vec<&Var> = [x, weight].into_iter().chain(bias).collect();
         Var::record(&inputs, value, || ParallelLinear {
             tp: self.clone(),
@@ -115,14 +140,18 @@ impl Backward for ParallelLinear {
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
         let ParallelLinear { tp, cut, x, weight } = *self;
         let dy = dy.single()?;
-        let whole = match cut {
-            Cut::Column => Work::ready(dy.clone()),
-            Cut::Row => tp.gathered(&dy)?, // under way while the bias's gradient is computed
+        // The bias's gradient is that of this rank's positions alone.
+        let part = cut == Cut::Row && tp.sequence == SequenceParallel::On;
+        let dy = match part {
+            false => dy,
+            true => {
+                let whole = tp.gathered(&dy)?; // under way while the bias's gradient is computed
+                if dx.needs(2) {
+                    dx.give(2, linear_bias_gradient(&dy)?)?;
+                }
+                whole.wait()?
+            }
         };
-        if dx.needs(2) {
-            dx.give(2, sum_to(&dy.as_matrix()?, &dy.dims()[dy.rank() - 1..])?)?;
-        }
-        let dy = whole.wait()?;
         let x = x.map(|x| match cut {
             Cut::Row => Ok(Work::ready(()).map(move |()| x.value())),
             Cut::Column if dx.defers_weight(1) => {
@@ -147,10 +176,12 @@ impl Backward for ParallelLinear {
                 }
             }
         }
-        if let Some(x) = x {
-            dx.accumulate_weight(1, move |out, accum| {
+        match (part, x) {
+            (false, x) => give_parameter_gradients(dx, dy, x.map(|x| move || x.wait()))?,
+            (true, Some(x)) => dx.accumulate_weight(1, move |out, accum| {
                 linear_weight_gradient(out, accum, &dy, &x.wait()?)
-            })?;
+            })?,
+            (true, None) => {}
         }
         summing.map_or(Ok(()), |work| dx.give(0, work.wait()?))
     }
@@ -212,6 +243,12 @@ impl ColumnParallelLinear {
     /// (B, T, in), or (B, T/tp, in) under sequence parallelism -> (B, T, out/tp)
     pub fn forward(&self, x: &Var) -> Result<Var> {
         forward(&self.tp, x, &self.weight, self.bias.as_ref(), Cut::Column).at(&self.path)
+    }
+
+    /// GELU of [`ColumnParallelLinear::forward`], tanh form, as one operation: see [`Var::linear_gelu`].
+    pub fn forward_gelu(&self, x: &Var) -> Result<Var> {
+        let bias = self.bias.as_ref().map(Param::var).transpose()?;
+        self.tp.linear_gelu(x, &self.weight.var()?, bias.as_ref()).at(&self.path)
     }
 }
 

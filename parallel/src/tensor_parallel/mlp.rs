@@ -33,8 +33,13 @@ impl ParallelMlp {
 
     /// (B, T, C) -> (B, T, C); T/tp positions on both sides under sequence parallelism.
     pub fn forward(&self, x: &Var) -> Result<Var> {
-        let x = self.fc.forward(x)?; // (B, T, F/tp), or (B, T, 2F/tp) for SwiGLU
-        let x = self.activation.apply(&x).at(&self.path)?; // (B, T, F/tp)
+        let x = match self.activation {
+            Activation::GeluTanh => self.fc.forward_gelu(x)?, // (B, T, F/tp)
+            activation => {
+                let x = self.fc.forward(x)?; // (B, T, F/tp), or (B, T, 2F/tp) for SwiGLU
+                activation.apply(&x).at(&self.path)? // (B, T, F/tp)
+            }
+        };
         self.proj.forward(&x) // (B, T, C)
     }
 }

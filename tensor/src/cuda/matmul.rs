@@ -1,15 +1,16 @@
 //! Matrix products, by cuBLASLt.
 
-use ferrotron_cuda::cublaslt::{Matrices, Order, Product};
+use ferrotron_cuda::cublaslt::{Epilogue, Matrices, Order, Product};
+use ferrotron_cuda::gpu::Gpu;
 use smallvec::SmallVec;
 
 use super::copy::{copy, fill_zero};
 use crate::gemm::Accum;
 use crate::layout::{Dims, Layout};
-use crate::{Error, Result, Tensor};
+use crate::{DType, Error, Result, Tensor};
 
 /// `out = [out +] lhs rhs [+ bias]` over the last two dims; the others are those of `out`, to which the operands are
-/// broadcast. The bias is contiguous.
+/// broadcast. A bias is contiguous, and there are no other dims.
 pub(crate) fn product(
     out: &mut Tensor,
     accum: Accum,
@@ -41,18 +42,95 @@ pub(crate) fn product(
         product(&mut dense, accum, lhs, rhs, bias)?;
         return copy(&dense, out);
     }
-    products(out, accum, &readable(lhs)?, &readable(rhs)?, bias)
+    let (lhs, rhs) = (readable(lhs)?, readable(rhs)?);
+    match bias {
+        None => products(out, accum, &lhs, &rhs),
+        Some(bias) if with(out, accum, &lhs, &rhs, Epilogue::Bias(bias.address()))? => Ok(()),
+        Some(bias) => {
+            copy(&bias.broadcast_to(out.dims())?, out)?;
+            products(out, Accum::Add, &lhs, &rhs)
+        }
+    }
 }
 
-/// The products themselves, of operands that cuBLASLt can read and a result that it can write.
-fn products(
+/// h = x W^T + b and gelu(h), tanh form, in one pass, for x (M, K), W^T (K, N) and a contiguous b; `None` if there is none
+/// for these.
+pub(crate) fn linear_gelu(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<Option<(Tensor, Tensor)>> {
+    // How precise cuBLASLt's hyperbolic tangent is nobody says. Rounding to 16 bits hides it, to f32 it might not.
+    if !matches!(x.dtype(), DType::BF16 | DType::F16) {
+        return Ok(None);
+    }
+    let dims = [x.dim(0)?, weight.dim(1)?];
+    let empty = || Tensor::empty(x.device(), x.dtype(), &dims);
+    let (input, mut out) = (empty()?, empty()?);
+    let leading = dims[1];
+    let epilogue =
+        Epilogue::Gelu { bias: bias.map(Tensor::address), input: input.address(), leading };
+    let done = with(&mut out, Accum::Replace, &readable(x)?, &readable(weight)?, epilogue)?;
+    Ok(done.then_some((input, out)))
+}
+
+/// As [`product`] of two matrices, with the sums of the rows of `lhs` in the same pass, of the dtype of `out`. `None` if
+/// there is none for these: then nothing was done.
+pub(crate) fn product_and_row_sums(
     out: &mut Tensor,
     accum: Accum,
     lhs: &Tensor,
     rhs: &Tensor,
-    bias: Option<&Tensor>,
-) -> Result<()> {
-    let gpu = out.device().gpu().ok_or_else(|| Error::device("matmul", "the device is no GPU"))?;
+) -> Result<Option<Tensor>> {
+    let sums = Tensor::empty(out.device(), out.dtype(), &lhs.dims()[..1])?;
+    let epilogue = Epilogue::RowSums(sums.address());
+    let done = with(out, accum, &readable(lhs)?, &readable(rhs)?, epilogue)?;
+    Ok(done.then_some(sums))
+}
+
+/// The product of two matrices with an epilogue whose addresses are of tensors of their own. If cuBLASLt has none for these
+/// types and sizes, it is false, and nothing was done.
+fn with(
+    out: &mut Tensor,
+    accum: Accum,
+    lhs: &Tensor,
+    rhs: &Tensor,
+    epilogue: Epilogue,
+) -> Result<bool> {
+    let empty = out.numel() == 0 || lhs.numel() == 0;
+    if empty || out.rank() != 2 || !out.is_unique() || rows(out.layout()).is_none() {
+        return Ok(false);
+    }
+    let gpu = gpu(out)?;
+    for call in calls(out, accum, lhs, rhs)? {
+        let call = Product { epilogue, ..call };
+        if !gpu.products().supports(&call).map_err(Error::of_gpu)? {
+            return Ok(false);
+        }
+        // SAFETY: as in `products`. It is the only call, and the epilogue's tensors, which nobody else has, or which are
+        // read alone, have the elements that it says.
+        unsafe { gpu.product(&call) }.map_err(Error::of_gpu)?;
+    }
+    Ok(true)
+}
+
+/// The products themselves, of operands that cuBLASLt can read and a result that it can write.
+fn products(out: &mut Tensor, accum: Accum, lhs: &Tensor, rhs: &Tensor) -> Result<()> {
+    let gpu = gpu(out)?;
+    for call in calls(out, accum, lhs, rhs)? {
+        // SAFETY: the matrices are within the buffers by construction of the layouts, and no two elements of `out`, whose
+        // buffer has no other holder, overlap. Memory comes back to the pool in the order of the one stream.
+        unsafe { gpu.product(&call) }.map_err(Error::of_gpu)?;
+    }
+    Ok(())
+}
+
+fn gpu(out: &Tensor) -> Result<&Gpu> {
+    out.device().gpu().ok_or_else(|| Error::device("matmul", "the device is no GPU"))
+}
+
+/// The calls that make a product: one for two matrices.
+fn calls(out: &Tensor, accum: Accum, lhs: &Tensor, rhs: &Tensor) -> Result<SmallVec<[Product; 1]>> {
     let outer = &out.dims()[..out.rank() - 2];
     let stretched = |operand: &Tensor| {
         let mut dims: Dims = outer.into();
@@ -66,9 +144,9 @@ fn products(
         return Err(Error::shape("matmul", "a view without dense rows or columns"));
     };
     let base = [lhs.address(), rhs.address(), out.address()];
-    let calls = others.iter().map(|(size, _)| size).product::<usize>();
-    for call in 0..calls {
-        // Bytes to the call's first matrices.
+    let sizes = [out.dim(-2)?, out.dim(-1)?, lhs.dim(-1)?];
+    let call = |call: usize| {
+        // Elements to the call's first matrices.
         let mut offsets = [0; 3];
         let mut rest = call;
         for &(size, strides) in others.iter().rev() {
@@ -77,34 +155,26 @@ fn products(
             }
             rest /= size;
         }
-        let matrices = |i: usize, dtype: crate::DType, (order, leading)| Matrices {
+        let matrices = |i: usize, dtype: DType, (order, leading)| Matrices {
             address: base[i] + (offsets[i] * dtype.size()) as u64,
             order,
             leading,
             batch_stride: batch.1[i],
         };
-        let product = Product {
+        Product {
             batch: batch.0,
-            sizes: [out.dim(-2)?, out.dim(-1)?, lhs.dim(-1)?],
+            sizes,
             operands: lhs.dtype().into(),
             result: out.dtype().into(),
             left: matrices(0, lhs.dtype(), left),
             right: matrices(1, rhs.dtype(), right),
             out: matrices(2, out.dtype(), (Order::Rows, leading)),
             beta: if accum == Accum::Add { 1.0 } else { 0.0 },
-            bias: bias.map(Tensor::address),
-        };
-        if let Some(bias) = bias
-            && !gpu.products().supports(&product).map_err(Error::of_gpu)?
-        {
-            copy(&bias.broadcast_to(out.dims())?, out)?;
-            return products(out, Accum::Add, lhs, rhs, None);
+            epilogue: Epilogue::None,
         }
-        // SAFETY: the matrices are within the buffers by construction of the layouts, and no two elements of `out`, whose
-        // buffer has no other holder, overlap. Memory comes back to the pool in the order of the one stream.
-        unsafe { gpu.product(&product) }.map_err(Error::of_gpu)?;
-    }
-    Ok(())
+    };
+    let count = others.iter().map(|(size, _)| size).product::<usize>();
+    Ok((0..count).map(call).collect())
 }
 
 /// A product over k = 0.

@@ -14,6 +14,7 @@ pub(crate) mod index;
 mod kernel;
 pub(crate) mod matmul;
 pub(crate) mod norm;
+pub(crate) mod outcome;
 pub(crate) mod pointwise;
 pub(crate) mod random;
 pub(crate) mod reduce;

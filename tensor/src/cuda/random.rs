@@ -12,12 +12,10 @@ pub(crate) fn fill(
     [first, second]: [f64; 2],
 ) -> Result<()> {
     let (device, dtype, n) = (y.device().clone(), y.dtype(), y.numel());
-    let (words, step) = key.words();
     kernel(&device, "random", dtype, name)?
         .output(y)
         .value(n as u64)
-        .value(words)
-        .value(step)
+        .draws(key)
         .value(first)
         .value(second)
         .place(place)

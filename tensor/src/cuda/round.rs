@@ -10,18 +10,20 @@ pub(crate) fn round(
     source: &Tensor,
     stochastic: Option<Stochastic>,
 ) -> Result<()> {
-    let Some(Stochastic { key, place }) = stochastic else { return convert(source, target) };
+    let Some(Stochastic { key, place, step }) = stochastic else { return convert(source, target) };
     if source.dtype() == target.dtype() {
         return convert(source, target); // all numbers are storable
     }
     let n = source.numel();
-    kernel(source.device(), "round", target.dtype(), "round_stochastic")?
+    let launch = kernel(source.device(), "round", target.dtype(), "round_stochastic")?
         .input(source)
         .output(target)
-        .value(n as u64)
-        .draws(key)
-        .place(place)
-        .run_elements(n)
+        .value(n as u64);
+    let launch = match step {
+        Some(step) => launch.value(key.words().0).input(step.gpu()?),
+        None => launch.draws(key),
+    };
+    launch.place(place).run_elements(n)
 }
 
 /// `to = from`, rounded to nearest.

@@ -34,6 +34,7 @@ pub(crate) fn add_up(total: &mut Tensor, partials: &Tensor) -> Result<()> {
 /// Whether no element of a dense `x` is infinite or NaN. Waits for the GPU.
 pub(crate) fn all_finite(x: &Tensor) -> Result<bool> {
     let n = x.numel();
+    x.device().expect_no_capture("all_finite")?;
     let mut found = Tensor::zeros(x.device(), DType::I64, &[1])?;
     kernel(x.device(), "sq_norm", x.dtype(), "find_not_finite")?
         .input(x)

@@ -6,16 +6,22 @@ use super::kernel;
 use crate::ops::step::StepNumbers;
 use crate::{DType, Device, Error, Result, Tensor};
 
-/// The numbers of an optimizer step as kernels read them.
-pub(crate) fn step(device: &Device, numbers: &StepNumbers) -> Result<Tensor> {
+/// Memory for the numbers of an optimizer step.
+pub(crate) fn room(device: &Device) -> Result<Tensor> {
+    Tensor::empty(device, DType::U8, &[size_of::<arguments::Step>()])
+}
+
+/// Puts the numbers where kernels read them.
+pub(crate) fn set(step: &mut Tensor, numbers: &StepNumbers) -> Result<()> {
     let StepNumbers { update, lr, grad_scale } = *numbers;
     let value = arguments::Step { number: update, update, lr, grad_scale, found_inf: 0 };
-    let mut step = Tensor::empty(device, DType::U8, &[size_of::<arguments::Step>()])?;
-    kernel(device, "step", DType::F64, "set_step")?
-        .output(&mut step)
+    let device = step.device().clone();
+    // They would be the arguments of a kernel, which captured work keeps.
+    device.expect_no_capture("step")?;
+    kernel(&device, "step", DType::F64, "set_step")?
+        .output(step)
         .value(value)
-        .run([1, 1, 1], [32, 1, 1])?;
-    Ok(step)
+        .run([1, 1, 1], [32, 1, 1])
 }
 
 /// The types of weights and of their gradients, as kernels of an optimizer tell them apart by their names.

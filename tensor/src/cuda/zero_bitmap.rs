@@ -15,6 +15,7 @@ pub(crate) fn compress(x: &Tensor) -> Result<Option<Tensor>> {
         return Err(Error::shape("zero_bitmap", format!("{x:?} is not contiguous")));
     }
     let (device, dtype, n) = (x.device(), by_size(x.dtype()), x.numel());
+    device.expect_no_capture("zero_bitmap")?;
     let head = mask_bytes(n);
     let mut mask = Tensor::empty(device, DType::I64, &[head / 8])?;
     kernel(device, "zero_bitmap", dtype, "zero_mask")?

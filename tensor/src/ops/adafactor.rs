@@ -190,7 +190,8 @@ pub fn update_sq_norm(step: &Step, grads: &Tensor, factors: &Factors) -> Result<
     if grads.device().gpu().is_some() {
         return cuda::adafactor::update_sq_norm(step.gpu()?, grads, factors);
     }
-    let (device, scale) = (grads.device(), step.host()?.grad_scale);
+    // Where the step changes nothing, nobody asks.
+    let (device, scale) = (grads.device(), step.host()?.map_or(0.0, |numbers| numbers.grad_scale));
     let sum = dispatch_float!("adafactor", grads.dtype(), G => {
         let (rows, columns) = (rows.as_slice()?, columns.as_slice()?);
         sum_updates::<G>(device, shape, grads.as_slice()?, scale, rows, columns)
@@ -254,7 +255,7 @@ pub fn adafactor(
             mean,
         );
     }
-    let numbers = step.host()?;
+    let Some(numbers) = step.host()? else { return Ok(()) };
     let of_weights = sums.weights.as_ref().map(Tensor::item).transpose()?;
     let size = Size::new(config, &numbers, of_weights, sums.update.item()?, sums.numel);
     dispatch_update!("adafactor", weights, grads, (T, G) => {

@@ -94,7 +94,7 @@ pub fn adamw(
     if weights.device().gpu().is_some() {
         return cuda::adamw::adamw(config, step.gpu()?, weights, grads, [m, v], copy);
     }
-    let numbers = step.host()?;
+    let Some(numbers) = step.host()? else { return Ok(()) };
     dispatch_update!("adamw", weights, grads, (T, G) => {
         step_all::<T, G>(config, &numbers, weights, grads.as_slice()?, [m, v])?;
     });

@@ -10,6 +10,7 @@ use crate::cuda;
 use crate::disjoint::Disjoint;
 use crate::gemm::{MatMut, MatRef, gemm};
 use crate::layout::{Dims, Layout, broadcast_dims};
+use crate::ops::reduce::sum_to;
 use crate::tensor::{check_device, check_pair};
 use crate::{DType, Element, Error, Real, Result, Tensor, bf16, dispatch_float, f16};
 
@@ -45,6 +46,37 @@ pub fn matmul_into(out: &mut Tensor, accum: Accum, lhs: &Tensor, rhs: &Tensor) -
 
 /// The linear layer x W^T + b for x (.., K), W (N, K) and b (N): (.., N).
 pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let dims = linear_dims(x, weight, bias)?;
+    let rows = x.as_matrix()?;
+    let matrix = [rows.dims()[0], weight.dims()[0]];
+    let mut out = Tensor::empty(x.device(), x.dtype(), &matrix)?;
+    let bias = bias.map(Tensor::contiguous).transpose()?;
+    let weight = weight.transpose(0, 1)?;
+    product_into(&mut out, Accum::Replace, &rows, &weight, bias.as_ref(), &matrix)?;
+    out.reshape(&dims)
+}
+
+/// h = x W^T + b as [`linear`], and gelu(h), tanh form, where the device computes both in one pass: cuBLASLt does in 16
+/// bits, and takes gelu of h before h is rounded.
+pub fn linear_gelu(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<(Tensor, Option<Tensor>)> {
+    let dims = linear_dims(x, weight, bias)?;
+    if x.device().is_gpu() {
+        let bias = bias.map(Tensor::contiguous).transpose()?;
+        let weight = weight.transpose(0, 1)?;
+        let both = cuda::matmul::linear_gelu(&x.as_matrix()?, &weight, bias.as_ref())?;
+        if let Some((input, value)) = both {
+            return Ok((input.reshape(&dims)?, Some(value.reshape(&dims)?)));
+        }
+    }
+    Ok((linear(x, weight, bias)?, None))
+}
+
+/// The dims of a linear layer's result.
+fn linear_dims(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Dims> {
     let (&[n, k], Some(&width)) = (weight.dims(), x.dims().last()) else {
         return Err(Error::shape(
             "linear",
@@ -58,20 +90,11 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
             format!("x {:?}, W {:?} and bias {bias:?} do not fit", x.dims(), weight.dims()),
         ));
     }
+    check_pair("linear", x, weight)?;
+    bias.map_or(Ok(()), |bias| check_pair("linear", x, bias))?;
     let mut dims: Dims = x.dims().into();
     dims[x.rank() - 1] = n;
-    let rows = x.as_matrix()?;
-    let mut out = Tensor::empty(x.device(), x.dtype(), &[rows.dims()[0], n])?;
-    let bias = bias.map(Tensor::contiguous).transpose()?;
-    product_into(
-        &mut out,
-        Accum::Replace,
-        &rows,
-        &weight.transpose(0, 1)?,
-        bias.as_ref(),
-        &[rows.dims()[0], n],
-    )?;
-    out.reshape(&dims)
+    Ok(dims)
 }
 
 /// dx = dy W of [`linear`] for dy (.., N) and W (N, K), into or onto the unique `dx` (.., K).
@@ -96,6 +119,30 @@ pub fn linear_weight_gradient(
     matmul_into(dweight, accum, &dy.as_matrix()?.transpose(0, 1)?, &x.as_matrix()?)
 }
 
+/// db of [`linear`], the sum of dy (.., N) over rows: (N).
+pub fn linear_bias_gradient(dy: &Tensor) -> Result<Tensor> {
+    sum_to(&dy.as_matrix()?, &dy.dims()[dy.rank() - 1..])
+}
+
+/// As [`linear_weight_gradient`], and [`linear_bias_gradient`] where the device computes both in one pass: in the dtype of
+/// `dweight`.
+pub fn linear_parameter_gradients(
+    dweight: &mut Tensor,
+    accum: Accum,
+    dy: &Tensor,
+    x: &Tensor,
+) -> Result<Option<Tensor>> {
+    if dy.device().is_gpu() {
+        let (lhs, rhs) = (dy.as_matrix()?.transpose(0, 1)?, x.as_matrix()?);
+        check_place(dweight, &lhs, &product_dims(&lhs, &rhs)?)?;
+        if let Some(dbias) = cuda::matmul::product_and_row_sums(dweight, accum, &lhs, &rhs)? {
+            return Ok(Some(dbias));
+        }
+    }
+    linear_weight_gradient(dweight, accum, dy, x)?;
+    Ok(None)
+}
+
 fn product_dims(lhs: &Tensor, rhs: &Tensor) -> Result<Dims> {
     check_pair("matmul", lhs, rhs)?;
     let (l, r) = (lhs.dims(), rhs.dims());
@@ -116,6 +163,17 @@ fn product_dims(lhs: &Tensor, rhs: &Tensor) -> Result<Dims> {
     Ok(dims)
 }
 
+/// Errors unless `out` is a place for a product of `dims`.
+fn check_place(out: &Tensor, lhs: &Tensor, dims: &[usize]) -> Result<()> {
+    if out.dims() != dims {
+        return Err(Error::shape(
+            "matmul",
+            format!("the result is {dims:?}, the destination {:?}", out.dims()),
+        ));
+    }
+    check_device("matmul", out, lhs)
+}
+
 fn product_into(
     out: &mut Tensor,
     accum: Accum,
@@ -124,16 +182,7 @@ fn product_into(
     bias: Option<&Tensor>,
     dims: &[usize],
 ) -> Result<()> {
-    if out.dims() != dims {
-        return Err(Error::shape(
-            "matmul",
-            format!("the result is {dims:?}, the destination {:?}", out.dims()),
-        ));
-    }
-    check_device("matmul", out, lhs)?;
-    if let Some(bias) = bias {
-        check_pair("linear", lhs, bias)?;
-    }
+    check_place(out, lhs, dims)?;
     dispatch_float!("matmul", lhs.dtype(), T => match (lhs.dtype(), out.dtype()) {
         (a, b) if a == b => product::<T, T>(out, accum, lhs, rhs, bias),
         (DType::BF16, DType::F32) => product::<bf16, f32>(out, accum, lhs, rhs, None),

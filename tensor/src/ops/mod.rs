@@ -13,6 +13,7 @@ pub mod index;
 pub mod layer_norm;
 pub mod linear_cross_entropy;
 pub mod matmul;
+pub mod outcome;
 pub mod pointwise;
 pub mod random;
 pub mod reduce;

@@ -75,7 +75,7 @@ impl RotaryTable {
                 if device.gpu().is_some() {
                     let mut table = vec![Acc::ZERO; dims[0] * dims[1]];
                     fill(&mut table);
-                    return Tensor::from_slice(device, &table, &dims);
+                    return Tensor::constant(device, &table, &dims);
                 }
                 let mut table = Tensor::empty(device, Acc::DTYPE, &dims)?;
                 fill(table.as_mut_slice()?);

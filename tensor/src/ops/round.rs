@@ -12,7 +12,7 @@
 
 use super::random::{for_numbers, for_stretches};
 use super::rows::{CHEAP, for_rows};
-use super::step::check_vectors;
+use super::step::{Step, check_vectors};
 use crate::simd::vectorized;
 use crate::{
     DType, Device, Element, Error, Place, RandomKey, Real, Result, Tensor, cuda, dispatch_float,
@@ -25,6 +25,9 @@ pub struct Stochastic<'a> {
     pub key: &'a RandomKey,
     /// Which part of the global tensor is rounded.
     pub place: &'a Place,
+    /// The step of the optimizer that has made the numbers, if one has: where it changed nothing, nothing is rounded
+    /// anew. Its number is the key's.
+    pub step: Option<&'a Step>,
 }
 
 /// Rounds `source`, which is of the type that numbers like those of `target` are computed in, into `target`: to
@@ -38,7 +41,7 @@ pub struct Stochastic<'a> {
 /// let mut y = Tensor::zeros(&device, DType::BF16, &[10_000])?;
 /// round(&mut y, &x, None)?;
 /// assert!(y.to_f64()?.iter().all(|&y| y == 1.0)); // bf16 has nothing between 1 and 1.0078125
-/// let stochastic = Stochastic { key: &RandomKey::new(1, 0, "weight"), place: &Place::whole(&[10_000]) };
+/// let stochastic = Stochastic { key: &RandomKey::new(1, 0, "weight"), place: &Place::whole(&[10_000]), step: None };
 /// round(&mut y, &x, Some(stochastic))?;
 /// let mean = y.to_f64()?.iter().sum::<f64>() / 10_000.0;
 /// assert!((mean - 1.001).abs() < 1e-4);
@@ -57,6 +60,11 @@ pub fn round(target: &mut Tensor, source: &Tensor, stochastic: Option<Stochastic
     check_pair("round", target.dtype(), source.dtype())?;
     if target.device().gpu().is_some() {
         return cuda::round::round(target, source, stochastic);
+    }
+    if let Some(step) = stochastic.and_then(|it| it.step)
+        && step.host()?.is_none()
+    {
+        return Ok(());
     }
     dispatch_float!("round", target.dtype(), T => {
         let device = target.device().clone();
@@ -88,7 +96,7 @@ fn round_all<T: Element>(
         let source = &source[first * width..][..out.len()];
         match stochastic {
             None => to_nearest(out, source),
-            Some(Stochastic { key, place }) => {
+            Some(Stochastic { key, place, .. }) => {
                 for_stretches(place, first, out.len() / width, |global, range| {
                     at_random(key, global, &mut out[range.clone()], &source[range]);
                 });
@@ -212,7 +220,7 @@ mod tests {
         for x in [1.0 + 0.3 * epsilon, -3.7 * smallest, 0.25 * smallest, -1.0, 0.0, -300.123, 1e-3]
         {
             let n = 40_000;
-            let stochastic = Stochastic { key: &key, place: &Place::whole(&[n]) };
+            let stochastic = Stochastic { key: &key, place: &Place::whole(&[n]), step: None };
             let target: Vec<T> = rounded(&device, &vec![x; n], Some(stochastic));
             let nearest = T::from_acc(x).acc();
             let spacing = (neighbour(T::from_acc(x), true).acc() - nearest).abs();
@@ -242,7 +250,8 @@ mod tests {
         let device = Device::cpu(1).unwrap();
         let source = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 65_519.0, 65_521.0, 1e9];
         let (key, place) = (RandomKey::new(0, 0, ""), Place::whole(&[6]));
-        let target = rounded(&device, &source, Some(Stochastic { key: &key, place: &place }));
+        let target =
+            rounded(&device, &source, Some(Stochastic { key: &key, place: &place, step: None }));
         let bits = |x: &[f16]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&target), bits(&source.map(f16::from_f32)));
     }
@@ -254,7 +263,7 @@ mod tests {
         let key = RandomKey::new(9, 4, "blocks.0.weight");
         let all = Place::whole(&[70, 31]);
         let last = Place::new(&[70, 31], &[&[(50, 20)], &[(0, 31)]]).unwrap();
-        let stochastic = |place| Some(Stochastic { key: &key, place });
+        let stochastic = |place| Some(Stochastic { key: &key, place, step: None });
         let whole: Vec<bf16> = rounded(&device, &source, stochastic(&all));
         let part: Vec<bf16> = rounded(&device, &source[50 * 31..], stochastic(&last));
         assert_eq!(part, whole[50 * 31..]);

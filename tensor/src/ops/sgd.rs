@@ -43,7 +43,7 @@ pub fn sgd(
     if weights.device().gpu().is_some() {
         return cuda::sgd::sgd(config, step.gpu()?, weights, grads, buffer);
     }
-    let numbers = step.host()?;
+    let Some(numbers) = step.host()? else { return Ok(()) };
     dispatch_update!("sgd", weights, grads, (T, G) => {
         step_all::<T, G>(config, &numbers, weights, grads.as_slice()?, buffer)
     })

@@ -17,7 +17,8 @@ pub struct Step(Kept);
 
 #[derive(Debug)]
 enum Kept {
-    Host(StepNumbers),
+    /// With nothing where the step changes nothing.
+    Host(Option<StepNumbers>),
     /// In a GPU's memory, so that a recorded step can be repeated with other numbers.
     Gpu(Tensor),
 }
@@ -38,17 +39,49 @@ impl Step {
     ///
     /// Errors if `update` is 0.
     pub fn new(device: &Device, numbers: &StepNumbers) -> Result<Step> {
+        let kept = match device.gpu() {
+            None => Kept::Host(None),
+            Some(_) => Kept::Gpu(cuda::step::room(device)?),
+        };
+        let mut step = Step(kept);
+        step.set(numbers)?;
+        Ok(step)
+    }
+
+    /// Puts the numbers of another step into the same place: for the next replay of a [captured](crate::CudaGraph) one,
+    /// too. Nobody waits for that, nor for those who still read the old ones.
+    ///
+    /// Errors if `update` is 0, and while the device's work is captured.
+    pub fn set(&mut self, numbers: &StepNumbers) -> Result<()> {
         if numbers.update == 0 {
             return Err(Error::value("step", "steps are counted from 1, got 0"));
         }
-        match device.gpu() {
-            None => Ok(Step(Kept::Host(*numbers))),
-            Some(_) => Ok(Step(Kept::Gpu(cuda::step::step(device, numbers)?))),
+        match &mut self.0 {
+            Kept::Host(kept) => *kept = Some(*numbers),
+            Kept::Gpu(memory) => cuda::step::set(memory, numbers)?,
+        }
+        Ok(())
+    }
+
+    /// Sets what depends on the gradients: what they are multiplied with, and whether nothing is to change.
+    pub(crate) fn judge(&mut self, grad_scale: f64, found_inf: bool) -> Result<()> {
+        match &mut self.0 {
+            Kept::Host(kept) => {
+                let numbers = kept.filter(|_| !found_inf);
+                *kept = numbers.map(|numbers| StepNumbers { grad_scale, ..numbers });
+                Ok(())
+            }
+            Kept::Gpu(_) => Err(Error::device("step", "the numbers are in memory of the GPU")),
         }
     }
 
-    /// The numbers, for kernels of the CPU.
-    pub(crate) fn host(&self) -> Result<StepNumbers> {
+    /// Whether kernels of a GPU read the numbers.
+    pub(crate) fn is_on_gpu(&self) -> bool {
+        matches!(self.0, Kept::Gpu(_))
+    }
+
+    /// The numbers, for kernels of the CPU; nothing if the step changes nothing.
+    pub(crate) fn host(&self) -> Result<Option<StepNumbers>> {
         match &self.0 {
             Kept::Host(numbers) => Ok(*numbers),
             Kept::Gpu(memory) => {
@@ -60,6 +93,14 @@ impl Step {
     /// The numbers as kernels of a GPU read them.
     pub(crate) fn gpu(&self) -> Result<&Tensor> {
         match &self.0 {
+            Kept::Gpu(memory) => Ok(memory),
+            Kept::Host(_) => Err(Error::device("step", "the numbers are in memory of the host")),
+        }
+    }
+
+    /// The same, for the kernel that writes them.
+    pub(crate) fn gpu_mut(&mut self) -> Result<&mut Tensor> {
+        match &mut self.0 {
             Kept::Gpu(memory) => Ok(memory),
             Kept::Host(_) => Err(Error::device("step", "the numbers are in memory of the host")),
         }

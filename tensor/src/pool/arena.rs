@@ -20,6 +20,8 @@ pub(crate) enum Backing {
     Files(PathBuf),
     /// Memory of a GPU.
     Gpu(Arc<Gpu>),
+    /// Memory of a GPU that stays where it is as long as the pool is there.
+    GpuGraph(Arc<Gpu>),
     /// Memory of the host that a GPU reaches, each piece an arena. It is never given back.
     Pinned(Arc<Gpu>),
 }
@@ -30,10 +32,23 @@ impl Backing {
         matches!(self, Backing::Files(_) | Backing::Pinned(_))
     }
 
+    /// Whether nothing is given back while the pool is there.
+    pub(super) fn keeps(&self) -> bool {
+        matches!(self, Backing::GpuGraph(_))
+    }
+
+    /// The same kind of memory for captured work, which goes on using what its tensors gave back.
+    pub(super) fn of_graph(&self) -> Backing {
+        match self {
+            Backing::Gpu(gpu) => Backing::GpuGraph(gpu.clone()),
+            other => other.clone(),
+        }
+    }
+
     /// Memory comes in multiples of this from and to the system, where `most` is the most ever in use.
     pub(super) fn grain(&self, most: usize) -> usize {
         match self {
-            Backing::Gpu(_) => GRANULE,
+            Backing::Gpu(_) | Backing::GpuGraph(_) => GRANULE,
             _ if most < 64 << 20 => 64 << 10,
             _ => HUGE_PAGE,
         }
@@ -42,7 +57,7 @@ impl Backing {
     /// Memory goes back in multiples of this, from multiples of it on.
     pub(super) fn page(&self) -> usize {
         match self {
-            Backing::Gpu(_) => GRANULE,
+            Backing::Gpu(_) | Backing::GpuGraph(_) => GRANULE,
             _ => PAGE,
         }
     }
@@ -63,7 +78,7 @@ impl Backing {
                 Ok(Arena::Mapped(arena))
             }
             Backing::Files(folder) => map_unnamed(folder, len).map(Arena::Mapped),
-            Backing::Gpu(gpu) => {
+            Backing::Gpu(gpu) | Backing::GpuGraph(gpu) => {
                 memory::Arena::reserve(gpu.context(), len.next_multiple_of(GRANULE))
                     .map(|arena| Arena::Gpu(gpu.clone(), arena))
                     .map_err(|error| error.to_string())

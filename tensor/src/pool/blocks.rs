@@ -118,6 +118,10 @@ impl Blocks {
         }
     }
 
+    pub(super) fn backing(&self) -> &Backing {
+        &self.backing
+    }
+
     /// Bytes that are not the system's: in use, or free to be used again.
     pub(super) fn reserved(&self) -> usize {
         self.reserved
@@ -138,9 +142,7 @@ impl Blocks {
         let block = match found {
             Some(block) => block,
             None => {
-                for block in std::mem::take(&mut self.bins).into_values().flatten() {
-                    self.free.insert(block);
-                }
+                self.empty_bins();
                 match self.free.take(size) {
                     Some(block) => block,
                     None => self.grow(size)?,
@@ -150,6 +152,12 @@ impl Blocks {
         self.live += size;
         self.most = self.most.max(self.live);
         Ok(block)
+    }
+
+    fn empty_bins(&mut self) {
+        for block in std::mem::take(&mut self.bins).into_values().flatten() {
+            self.free.insert(block);
+        }
     }
 
     pub(super) fn give_back(&mut self, block: Block) {
@@ -206,7 +214,23 @@ impl Blocks {
 
     /// Gives up to `excess` bytes of the largest free range back to the system; false if there is nothing to give.
     fn shrink(&mut self, excess: usize) -> bool {
-        let Some(Block { arena, offset, size }) = self.free.largest() else { return false };
+        self.free.largest().is_some_and(|block| self.release(block, excess))
+    }
+
+    /// Gives all that is free back to the system, as far as it takes it.
+    pub(super) fn trim(&mut self) {
+        self.empty_bins();
+        let free = self.free.by_place.iter();
+        let free: Vec<Block> =
+            free.map(|(&(arena, offset), &size)| Block { arena, offset, size }).collect();
+        for block in free {
+            self.release(block, block.size);
+        }
+    }
+
+    /// Gives up to `excess` bytes of a free range back to the system; false if that takes nothing.
+    fn release(&mut self, block: Block, excess: usize) -> bool {
+        let Block { arena, offset, size } = block;
         let page = self.backing.page();
         let end = (offset + size) / page * page;
         let start =
@@ -214,11 +238,11 @@ impl Blocks {
         if start >= end {
             return false;
         }
-        if !self.arenas[arena].release(start, end - start) {
+        if self.backing.keeps() || !self.arenas[arena].release(start, end - start) {
             return false;
         }
         let range = |start: usize, end: usize| Block { arena, offset: start, size: end - start };
-        self.free.remove(Block { arena, offset, size });
+        self.free.remove(block);
         self.free.insert(range(offset, start));
         self.free.insert(range(end, offset + size));
         self.bare.insert(range(start, end));

@@ -6,6 +6,7 @@ mod both;
 mod cross_entropy;
 mod embedding;
 mod flat;
+mod graph;
 mod indices;
 mod linear_cross_entropy;
 mod matmul;
@@ -16,5 +17,6 @@ mod optimizers;
 #[path = "../reference/mod.rs"]
 mod reference;
 mod rotary;
+mod small_model;
 mod softmax;
 mod support;

@@ -1,7 +1,8 @@
 //! Matrix products against the CPU's: bitwise for integers, whose sums are exact in any order.
 
 use ferrotron_tensor::ops::matmul::{
-    Accum, linear, linear_input_gradient, linear_weight_gradient, matmul, matmul_into,
+    Accum, linear, linear_bias_gradient, linear_gelu, linear_input_gradient,
+    linear_parameter_gradients, linear_weight_gradient, matmul, matmul_into,
 };
 
 use ferrotron_tensor::{DType, Device, ErrorKind, RandomKey, Result, Tensor};
@@ -201,6 +202,51 @@ fn a_linear_layer_and_its_gradients() -> Result<()> {
                         linear_weight_gradient(&mut dw, accum, &dy(device)?, &x(device)?)?;
                         Ok(dw)
                     })?;
+                    for gradient in ["dw with db", "db"] {
+                        same(&what(gradient), &device, |device| {
+                            let mut dw = integers(device, wider, &[n, k], 5)?;
+                            let (dy, x) = (dy(device)?, x(device)?);
+                            let db = linear_parameter_gradients(&mut dw, accum, &dy, &x)?;
+                            assert_eq!(db.is_some(), device.is_gpu() && dtype != DType::F64);
+                            let db =
+                                db.map_or_else(|| linear_bias_gradient(&dy)?.cast(wider), Ok)?;
+                            Ok(if gradient == "db" { db } else { dw })
+                        })?;
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn gelu_comes_with_its_linear_layer() -> Result<()> {
+    let Some(device) = gpu("gelu_comes_with_its_linear_layer")? else { return Ok(()) };
+    for dtype in FLOATS {
+        for (rows, k, n) in [(&[2_usize, 3][..], 5, 16), (&[7], 8, 8), (&[3], 4, 12), (&[0], 4, 8)]
+        {
+            let on = |device: &Device, seed, dims: &[usize]| integers(device, dtype, dims, seed);
+            let x = |device: &Device| on(device, 1, &[rows, &[k]].concat());
+            let w = |device: &Device| on(device, 2, &[n + 1, k])?.narrow(0, 1, n);
+            for bias in [false, true] {
+                let b = |device: &Device| on(device, 3, &[n]);
+                let what = format!("{dtype} {rows:?} {k} {n} {bias}");
+                let b = |device: &Device| bias.then(|| b(device)).transpose();
+                let layer =
+                    |device: &Device| linear_gelu(&x(device)?, &w(device)?, b(device)?.as_ref());
+                same(&what, &device, |device| Ok(layer(device)?.0))?;
+                let (hidden, value) = layer(&device)?;
+                let together = dtype.size() == 2 && n % 8 == 0 && rows != [0];
+                assert_eq!(value.is_some(), together, "{what}");
+                let Some(value) = value else { continue };
+                let (x, values) = (hidden.to_f64()?, value.to_f64()?);
+                for (i, (x, got)) in x.iter().zip(values).enumerate() {
+                    let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+                    let want = 0.5 * x * (1.0 + inner.tanh());
+                    // A GPU's own hyperbolic tangent is off by 2^-11 (PTX ISA, "tanh"), and the result is rounded.
+                    let bound = 2_f64.powi(-12) * x.abs() + dtype.epsilon() * want.abs();
+                    assert!((got - want).abs() <= bound, "{what} [{i}]: {got}, not {want}");
                 }
             }
         }

@@ -20,6 +20,29 @@ fn elements_go_there_and_back() -> Result<()> {
     Ok(())
 }
 
+/// What is uploaded may change at once, though the GPU fetches it later.
+#[test]
+fn uploads_are_not_waited_for() -> Result<()> {
+    let Some(device) = stand_in("uploads_are_not_waited_for")? else { return Ok(()) };
+    let before = ferrotron_cuda_stand_in::waits();
+    let mut numbers = vec![0.0_f32; 40_000];
+    let given = (0..40)
+        .map(|i| {
+            let length = [40_000, 3, 20_000, 1][i % 4];
+            numbers[..length].fill(i as f32);
+            Tensor::from_slice(&device, &numbers[..length], &[length])
+        })
+        .collect::<Result<Vec<_>>>()?;
+    assert_eq!(ferrotron_cuda_stand_in::waits(), before);
+    for (i, x) in given.iter().enumerate() {
+        assert!(x.to_vec::<f32>()?.iter().all(|&x| x == i as f32), "upload {i}");
+    }
+    // The driver's own way, for large ones.
+    let large = vec![7_u32; (4 << 20) / 4 + 1];
+    assert_eq!(Tensor::from_slice(&device, &large, &[large.len()])?.to_vec::<u32>()?, large);
+    Ok(())
+}
+
 #[test]
 fn the_host_has_no_slices_of_it() -> Result<()> {
     let Some(device) = gpu("the_host_has_no_slices_of_it")? else { return Ok(()) };

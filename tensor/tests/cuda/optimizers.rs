@@ -122,7 +122,7 @@ fn numbers_are_rounded_and_widened() -> Result<()> {
         let wide = |device: &Device| {
             random(device, dtype.accumulator(), &[n], 1)?.mul_scalar(1.003)?.exp()
         };
-        for stochastic in [None, Some(Stochastic { key: &key, place: &place })] {
+        for stochastic in [None, Some(Stochastic { key: &key, place: &place, step: None })] {
             // What is rounded is the CPU's: a last place of the exponential would decide where the bits fall.
             let source = wide(&Device::cpu(1)?)?.to_f64()?;
             assert_like_cpu("round", &gpu, 0.0, |device| {

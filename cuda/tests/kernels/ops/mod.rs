@@ -11,6 +11,7 @@ mod cross_entropy;
 mod dropout;
 mod index;
 mod norm;
+mod outcome;
 mod pointwise;
 mod random;
 mod reduce;
@@ -42,6 +43,7 @@ const CHECKS: &[Check] = &[
     ("dropout", dropout::check),
     ("index", index::check),
     ("norm", norm::check),
+    ("outcome", outcome::check),
     ("pointwise", pointwise::check),
     ("random", random::check),
     ("reduce", reduce::check),
@@ -88,4 +90,4 @@ macro_rules! tests {
         }
     };
 }
-tests! { adafactor adamw attention attention_rows cast compare copy cross_entropy dropout index norm pointwise random reduce rotary round sgd softmax sort sq_norm step zero_bitmap }
+tests! { adafactor adamw attention attention_rows cast compare copy cross_entropy dropout index norm outcome pointwise random reduce rotary round sgd softmax sort sq_norm step zero_bitmap }

@@ -6,7 +6,7 @@ use crate::support::*;
 
 pub fn check(simulator: &Simulator) {
     let key = RandomKey::new(7, 3, "blocks.0.weight");
-    let (words, step) = key.words();
+    let (words, step) = draws(&key);
     for place in places() {
         let n: usize = place.dims().iter().product();
         let (grid, block) = elementwise(n);
@@ -15,7 +15,7 @@ pub fn check(simulator: &Simulator) {
                 let mut out = room(dtype, n);
                 let kernel =
                     simulator.kernel(name, element(dtype)).output(&mut out).value(n as u64);
-                let kernel = kernel.value(words).value(step).value(first);
+                let kernel = kernel.value(words).input(std::slice::from_ref(&step)).value(first);
                 // From a low end and a width, or a mean and a deviation.
                 let width = if name == "uniform" { second - first } else { second };
                 kernel.value(width).value(device_place(&place)).run(grid, block);

@@ -1,3 +1,4 @@
+use ferrotron_cuda::arguments::Step;
 use ferrotron_tensor::ops::round::{Stochastic, round};
 use ferrotron_tensor::{DType, Element, RandomKey, bf16, f16};
 
@@ -30,9 +31,23 @@ fn check_type<T: Element<Acc = f32>>(simulator: &Simulator) {
             simulator.kernel("round_stochastic", element(T::DTYPE)).input(&source).output(&mut out);
         let kernel = kernel.value(n as u64).value(words).input(std::slice::from_ref(&step));
         kernel.value(device_place(&place)).run(grid, block);
+        // Where the step has changed nothing, the target stays.
+        let (mut kept, none) = (out.clone(), Step { found_inf: 1, number: 77, ..step });
+        let kernel = simulator.kernel("round_stochastic", element(T::DTYPE)).input(&source);
+        let kernel = kernel
+            .in_out(&mut kept)
+            .value(n as u64)
+            .value(words)
+            .input(std::slice::from_ref(&none));
+        kernel.value(device_place(&place)).run(grid, block);
+        assert_eq!(bytemuck::cast_slice::<T, u8>(&kept), bytemuck::cast_slice::<T, u8>(&out));
         let mut want = tensor_of(&vec![T::from_acc(0.0); n]);
-        round(&mut want, &tensor_of(&source), Some(Stochastic { key: &key, place: &place }))
-            .unwrap();
+        round(
+            &mut want,
+            &tensor_of(&source),
+            Some(Stochastic { key: &key, place: &place, step: None }),
+        )
+        .unwrap();
         assert_same(&format!("round of {place:?}"), &tensor_of(&out), &want);
         assert!(
             T::DTYPE != DType::BF16

@@ -18,8 +18,8 @@ mod worker;
 
 use ferrotron_cuda::library::Search;
 use ferrotron_cuda::nccl::{Communicator, ID_BYTES, Nccl};
-use ferrotron_cuda::stream::{Event, Stream};
-use ferrotron_tensor::{Device, Error, Result, Tensor};
+use ferrotron_cuda::stream::Stream;
+use ferrotron_tensor::{Device, Error, Lent, Result, Tensor};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -96,7 +96,7 @@ impl NcclCollective {
         })
     }
 
-    fn give(&self, call: Call, memory: Memory) -> Result<Receiver<Result<Done>>> {
+    fn give(&self, call: Call, memory: Memory) -> Result<Receiver<Result<Lent<Memory>>>> {
         let gone = || Error::communication("nccl", "the group's thread has ended");
         let (Some(gpu), Some(jobs)) = (self.device.gpu(), &self.jobs) else { return Err(gone()) };
         // What the compute stream was given until now comes before the call.
@@ -127,7 +127,7 @@ impl Collective for NcclCollective {
         let given = self.give(call, memory);
         Work::of(move || {
             let gone = |_| Error::communication("nccl", "the group's thread has ended");
-            given?.recv().map_err(gone)??.wait()
+            given?.recv().map_err(gone)??.take_back()
         })
     }
 
@@ -151,35 +151,6 @@ impl Drop for NcclCollective {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join(); // whoever waited knows of a panic
-        }
-    }
-}
-
-/// A call that is in its stream, and the memory that it works on there.
-struct Done {
-    memory: Option<Memory>,
-    event: Arc<Event>,
-    device: Device,
-}
-
-impl Done {
-    /// The memory, for whatever the compute stream is given from now on.
-    fn wait(mut self) -> Result<Memory> {
-        self.join()?;
-        self.memory.take().ok_or_else(|| Error::graph("nccl", "a call was waited for twice"))
-    }
-
-    fn join(&self) -> Result<()> {
-        let gpu = self.device.gpu();
-        gpu.map_or(Ok(()), |gpu| gpu.compute().wait(&self.event)).map_err(Error::of_gpu)
-    }
-}
-
-impl Drop for Done {
-    fn drop(&mut self) {
-        // Work that nobody waits for: its memory goes back to the pool in the order of the compute stream all the same.
-        if self.memory.is_some() {
-            let _ = self.join();
         }
     }
 }

@@ -2,14 +2,13 @@
 
 use ferrotron_cuda::nccl::Communicator;
 use ferrotron_cuda::stream::{Event, Stream};
-use ferrotron_tensor::{Device, Error, Result};
+use ferrotron_tensor::{Device, Error, Lent, Result};
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::super::{Call, Collective, Memory, Traffic};
-use super::Done;
 use super::calls::{bytes_sent, give};
 
 /// How long nobody looks after calls that are under way.
@@ -27,7 +26,7 @@ pub struct Job {
     pub memory: Memory,
     /// What the compute stream must have done before.
     pub given: Event,
-    pub completion: Sender<Result<Done>>,
+    pub completion: Sender<Result<Lent<Memory>>>,
 }
 
 /// A call in the stream.
@@ -105,14 +104,14 @@ impl Worker {
         }
         // Also where the call has failed: some of it may be in the stream.
         let result = self.stream.record().map_err(Error::of_gpu).and_then(|end| {
-            let event = Arc::new(end);
-            let done = Done { memory: Some(memory), event, device: self.device.clone() };
-            begun.map(|()| done)
+            let end = Arc::new(end);
+            let lent = Lent::new(&self.device, end.clone(), memory);
+            begun.map(|()| {
+                let until = Instant::now() + self.timeout;
+                self.under_way.push_back(UnderWay { call, number: self.calls, end, until });
+                lent
+            })
         });
-        if let Ok(Done { event, .. }) = &result {
-            let (end, until) = (event.clone(), Instant::now() + self.timeout);
-            self.under_way.push_back(UnderWay { call, number: self.calls, end, until });
-        }
         let _ = completion.send(result); // nobody may be waiting any more
     }
 
@@ -126,7 +125,7 @@ impl Worker {
         };
         self.stream.wait(given).map_err(Error::of_gpu)?;
         let (rank, size) = (self.host.rank(), self.host.size());
-        // SAFETY: what the call works on is nobody else's until `Done` has made the compute stream wait for its end, and
+        // SAFETY: what the call works on is nobody else's until `Lent` has made the compute stream wait for its end, and
         // the stream has waited for what the compute stream was given before.
         unsafe { give(communicator, &self.stream, (rank, size), call, memory)? };
         until_ready(communicator, &*self.host, self.timeout, &|| format!("{place} did not begin"))?;

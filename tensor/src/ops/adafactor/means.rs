@@ -9,7 +9,7 @@
 
 use super::{Factors, Matrices};
 use crate::ops::rows::for_rows;
-use crate::ops::step::{Step, check_vectors};
+use crate::ops::step::{Step, StepNumbers, check_vectors};
 use crate::{DType, Element, Error, Real, Result, Tensor, cuda, dispatch_float};
 
 /// How fast means of squares forget.
@@ -23,10 +23,10 @@ pub struct Decay {
 
 impl Decay {
     /// What a mean becomes, of what it was and a new square.
-    fn mixed<A: Real>(&self, step: &Step) -> Result<impl Fn(A, f64) -> A + Send + Sync> {
-        let (beta2, eps1) = (1.0 - (step.host()?.update as f64).powf(-self.rate), self.eps1);
+    fn mixed<A: Real>(&self, update: u64) -> impl Fn(A, f64) -> A + Send + Sync {
+        let (beta2, eps1) = (1.0 - (update as f64).powf(-self.rate), self.eps1);
         let share = 1.0 - beta2;
-        Ok(move |mean: A, square| A::of(beta2 * mean.f64() + share * (square + eps1)))
+        move |mean: A, square| A::of(beta2 * mean.f64() + share * (square + eps1))
     }
 }
 
@@ -44,10 +44,11 @@ pub fn update_means(
     if means.device().gpu().is_some() {
         return cuda::adafactor::update_means(decay, step.gpu()?, means, sums, count);
     }
-    let scale = step.host()?.grad_scale.powi(2);
+    let Some(StepNumbers { update, grad_scale, .. }) = step.host()? else { return Ok(()) };
+    let scale = grad_scale.powi(2);
     let (device, sums) = (sums.device(), sums.as_slice::<f64>()?);
     dispatch_float!("adafactor", means.dtype(), A => {
-        let mixed = decay.mixed::<<A as Element>::Acc>(step)?;
+        let mixed = decay.mixed::<<A as Element>::Acc>(update);
         for_rows(device, (means.as_mut_slice::<A>()?, 1), sums.len(), |first, means| {
             for (mean, sum) in means.iter_mut().zip(&sums[first..]) {
                 *mean = A::from_acc(mixed(mean.acc(), scale * sum / count as f64));
@@ -70,9 +71,10 @@ pub fn update_mean_squares(
     if means.device().gpu().is_some() {
         return cuda::adafactor::update_mean_squares(decay, step.gpu()?, means, grads);
     }
-    let scale = step.host()?.grad_scale.powi(2);
+    let Some(StepNumbers { update, grad_scale, .. }) = step.host()? else { return Ok(()) };
+    let scale = grad_scale.powi(2);
     dispatch_float!("adafactor", grads.dtype(), G => {
-        let mixed = decay.mixed::<<G as Element>::Acc>(step)?;
+        let mixed = decay.mixed::<<G as Element>::Acc>(update);
         let (device, grads) = (grads.device(), grads.as_slice::<G>()?);
         let means = means.as_mut_slice::<<G as Element>::Acc>()?;
         for_rows(device, (means, 1), grads.len(), |first, means| {

@@ -1,0 +1,237 @@
+//! One step: what the host prepares, what the device is given, and what is known of it afterwards.
+
+use ferrotron_nn::{Axis, Context, Mode, StepConfig};
+use ferrotron_parallel::collective::Reduction;
+use ferrotron_parallel::pipeline::{PipelineConfig, Schedule, execute};
+use ferrotron_tensor::ops::outcome::{OutcomeConfig, Overflow, StepSums, outcome};
+use ferrotron_tensor::{Error, Result};
+use std::time::Instant;
+use tracing::trace_span;
+
+use super::report::{Given, Lost};
+use super::{Execution, StepReport, Trainer};
+use crate::data::{Batch, Samples};
+use crate::stage::{Microbatch, StageModel};
+
+/// What is known of a step before the device is given anything.
+pub(super) struct Prepared {
+    pub batches: Vec<Batch>,
+    pub pass: Context,
+    schedule: Schedule,
+    /// One over the tokens that count for this rank's gradients.
+    pub scale: f64,
+    pub loss_scale: f64,
+    /// Counted tokens of the global batch.
+    pub tokens: f64,
+    lr: f64,
+}
+
+impl Trainer {
+    /// Takes one step over the next global batch of `samples`, and waits for its numbers.
+    ///
+    /// Where the loss scale is dynamic and gradients overflow, neither weights nor moments change; the step counts,
+    /// and its samples are consumed.
+    ///
+    /// With [`Execution::CudaGraph`] the first steps are taken as they are, the next is captured, and those after it
+    /// replay it for as long as they are alike: in their number of micro-batches, the length of samples, the counted
+    /// tokens and the loss scale. The first that differs begins anew.
+    ///
+    /// Errors on every rank, without touching weights or moments, if the loss or, with another scale, the gradient
+    /// norm of any replica is not finite; the message names the step and the first offending parameter.
+    pub fn step(&mut self, samples: &dyn Samples) -> Result<StepReport> {
+        self.advance(samples)?;
+        let reports = self.reports(samples)?;
+        reports.last().copied().ok_or_else(|| Error::value("train", "the step has no report"))
+    }
+
+    /// As [`Trainer::step`], without waiting for a GPU: it takes the step when it has taken those before. What the steps
+    /// found is in [`Trainer::reports`], to be read every now and then.
+    ///
+    /// It is waited for all the same where the host has to know what a step found: with a dynamic loss scale, with
+    /// replicas that take steps of their own, and each time that a thousand steps have not been read. Ranks that share
+    /// a GPU or have no NCCL wait for each of their collectives.
+    ///
+    /// Errors as [`Trainer::reports`], if it had to be waited for.
+    pub fn advance(&mut self, samples: &dyn Samples) -> Result<()> {
+        let started = Instant::now();
+        let device = self.scope.device().clone();
+        let _span = trace_span!("step", step = self.progress.step + 1).entered();
+        device.run(|| self.step_on_device(samples, started))?;
+        if let Some(report) = self.reports.last() {
+            report.seconds = started.elapsed().as_secs_f64();
+        }
+        Ok(())
+    }
+
+    /// What the steps found that were taken since the last call, in their order; waits for them.
+    ///
+    /// Errors on every rank if the loss or gradient norm of one is not finite, as [`Trainer::step`]. The steps after it
+    /// have changed nothing, and the trainer is again as it was before it. If others came after it, it is taken again
+    /// over `samples`, without an update, to find the offending parameter.
+    pub fn reports(&mut self, samples: &dyn Samples) -> Result<Vec<StepReport>> {
+        self.read(samples)?;
+        Ok(self.reports.take())
+    }
+
+    fn read(&mut self, samples: &dyn Samples) -> Result<()> {
+        let Some(lost) = self.reports.read()? else { return Ok(()) };
+        let Lost { given, loss, grad_norm, later } = lost;
+        self.progress = given.before;
+        self.optimizer.set_steps(given.updates);
+        self.graph = None;
+        if later > 0 {
+            let device = self.scope.device().clone();
+            device.run(|| {
+                let prepared = self.prepare(samples)?;
+                self.set_numbers()?;
+                self.compute(&prepared, &self.microbatches(&prepared)?)
+            })?;
+        }
+        self.reports.outcomes.clear()?;
+        Err(self.not_finite(loss, grad_norm)?)
+    }
+
+    fn step_on_device(&mut self, samples: &dyn Samples, started: Instant) -> Result<()> {
+        let prepared = self.prepare(samples)?;
+        let Prepared { loss_scale, lr, .. } = prepared;
+        let global = self.config.batch_size.global(self.progress.consumed_samples);
+        let tokens = (global * samples.seq_length()) as u64;
+        let (before, updates) = (self.progress.clone(), self.optimizer.steps());
+        let given = Given { lr, loss_scale, tokens, started, before, updates };
+        self.set_numbers()?;
+        // A graph has the whole step: nobody looks at the numbers before the update.
+        let whole = self.config.execution == Execution::CudaGraph && !self.scope.device().is_dry();
+        if whole {
+            self.take_as_graph(&prepared)?;
+        } else {
+            self.compute(&prepared, &self.microbatches(&prepared)?)?;
+        }
+        self.reports.push(given);
+        let local = self.data_parallel.loss_ranks().size() < self.mesh.axis(Axis::Data).size();
+        if self.loss_scaler.skips() || local || self.reports.is_full() {
+            self.read(samples)?;
+        }
+        let overflow = self.reports.last().is_some_and(|report| report.skipped);
+        if !overflow && !whole {
+            self.update()?;
+        }
+        self.loss_scaler.update(overflow);
+        self.progress.loss_scaler = self.loss_scaler.skips().then(|| self.loss_scaler.state());
+        self.progress.step += 1;
+        self.progress.consumed_samples += global as u64;
+        Ok(())
+    }
+
+    /// The next global batch, and all numbers that are known before its first forward.
+    fn prepare(&self, samples: &dyn Samples) -> Result<Prepared> {
+        let consumed = self.progress.consumed_samples;
+        let sizes = self.config.batch_size;
+        let (global, micro) = (sizes.global(consumed), sizes.micro());
+        let data = self.mesh.axis(Axis::Data);
+        let batches = (0..sizes.microbatches(consumed))
+            .map(|i| samples.batch(sizes.first_sample(consumed, i, data.rank()), micro))
+            .collect::<Result<Vec<Batch>>>()?;
+        // Known before the first forward, so that the scale of the loss depends on no layout.
+        let counted: u64 = batches.iter().map(Batch::counted).sum();
+        let ranks = self.data_parallel.loss_ranks();
+        let own = ranks.sum(&self.host, counted as f64)?;
+        // Where ranks take steps of their own, one may have nothing to learn from.
+        let scale = if own > 0.0 { 1.0 / own } else { 0.0 };
+        let together = ranks.size() == data.size();
+        let tokens = if together { own } else { data.sum(&self.host, counted as f64)? };
+        let (seed, length) = (self.config.seed, samples.seq_length());
+        let pass = Context::new(seed, self.progress.step, Mode::Train, global, length);
+        let schedule = self.schedule(batches.len())?;
+        let lr = self.optimizer.numbers(&self.step_config()).lr;
+        let loss_scale = self.loss_scaler.scale();
+        Ok(Prepared { batches, pass, schedule, scale, loss_scale, tokens, lr })
+    }
+
+    /// What a pass over one of the batches needs to know.
+    pub(super) fn context(&self, prepared: &Prepared, batch: &Batch) -> Context {
+        let first = (batch.first_sample - self.progress.consumed_samples) as usize;
+        prepared.pass.clone().micro_batch(first, self.config.batch_size.micro())
+    }
+
+    /// The batches on the device.
+    pub(super) fn microbatches(&self, prepared: &Prepared) -> Result<Vec<Microbatch>> {
+        let device = self.scope.device();
+        let microbatch = |batch: &Batch| {
+            Microbatch::new(device, &self.mesh, batch, self.context(prepared, batch))
+        };
+        prepared.batches.iter().map(microbatch).collect()
+    }
+
+    /// Puts the optimizer's numbers on the device.
+    pub(super) fn set_numbers(&mut self) -> Result<()> {
+        let numbers = self.optimizer.numbers(&self.step_config());
+        self.step.set(&numbers)
+    }
+
+    /// Gives the device all of a step but the update: gradients, and in the optimizer's numbers what becomes of them.
+    pub(super) fn compute(
+        &mut self,
+        prepared: &Prepared,
+        microbatches: &[Microbatch],
+    ) -> Result<()> {
+        let Prepared { schedule, scale, loss_scale, tokens, .. } = prepared;
+        let model = StageModel::new(&self.parts, &self.mesh, microbatches)?;
+        let mut model = model.reduced_by(&self.data_parallel);
+        self.data_parallel.begin_step(microbatches.len());
+        execute(schedule, &mut model, &self.mesh, scale * loss_scale)?;
+        let loss = model.into_loss()?;
+        let loss = &self.mesh.world().all_reduce(loss, Reduction::Sum)?.wait()?;
+        self.data_parallel.finish_step()?;
+        let sq_norm = &self.data_parallel.sq_norm()?;
+        // The norm is the replica's own where it takes steps of its own: all go on, or none.
+        let data = self.mesh.axis(Axis::Data);
+        let others = match self.data_parallel.loss_ranks().size() < data.size() {
+            true => Some(data.all_reduce(sq_norm.copy()?, Reduction::Sum)?.wait()?),
+            false => None,
+        };
+        let sums = StepSums { loss, sq_norm, others: others.as_ref() };
+        let config = OutcomeConfig {
+            tokens: *tokens,
+            loss_scale: *loss_scale,
+            max_norm: self.config.clip_grad,
+            overflow: if self.loss_scaler.skips() { Overflow::Skips } else { Overflow::Stops },
+        };
+        outcome(&mut self.step, &mut self.reports.outcomes, &config, &sums)
+    }
+
+    /// Gives the device the update.
+    pub(super) fn update(&mut self) -> Result<()> {
+        let _span = trace_span!("optimizer").entered();
+        self.data_parallel.update_with(&mut self.optimizer, &self.step)
+    }
+
+    /// The schedule's learning rate. What the gradients are multiplied with is found on the device.
+    fn step_config(&self) -> StepConfig {
+        StepConfig { lr: self.config.schedule.lr(self.optimizer.steps() + 1), grad_scale: 1.0 }
+    }
+
+    fn schedule(&self, microbatches: usize) -> Result<Schedule> {
+        Schedule::new(&PipelineConfig {
+            kind: self.config.parallel.pipeline_schedule,
+            stages: self.mesh.axis(Axis::Pipeline).size(),
+            microbatches,
+            chunks: self.config.parallel.chunks,
+        })
+    }
+
+    fn not_finite(&self, loss: f64, grad_norm: f64) -> Result<Error> {
+        let culprit = self.buffers().first_non_finite()?;
+        let culprit = match culprit {
+            Some(name) => format!("first offender: {name}"),
+            None if loss.is_finite() && grad_norm.is_finite() => {
+                "another replica's gradient norm is not finite".into()
+            }
+            None => "every parameter of this rank is finite".into(),
+        };
+        let step = self.progress.step + 1;
+        Ok(Error::value(
+            "train",
+            format!("step {step}: loss {loss}, gradient norm {grad_norm}; {culprit}"),
+        ))
+    }
+}

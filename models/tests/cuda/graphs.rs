@@ -1,0 +1,208 @@
+//! A step as a CUDA graph is the step as it is, to the last bit.
+
+use super::waits::{numbers, trainer};
+use super::*;
+use ferrotron_autograd::{PackingConfig, Zeros};
+use ferrotron_models::checkpoint::Checkpoint;
+use ferrotron_models::data::{TokenSource, Validation};
+use ferrotron_models::evaluate::evaluate;
+use ferrotron_models::generate::{Sampling, generate};
+use ferrotron_models::gpt::SavedActivations;
+use ferrotron_models::trainer::Execution;
+use ferrotron_nn::{AdafactorConfig, LossScale, OptimizerConfig, Rounding};
+use ferrotron_tensor::MemoryKind;
+
+/// Samples of which from `since` on some positions do not count.
+struct Masked {
+    since: u64,
+}
+
+impl Samples for Masked {
+    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+        let mut batch = Noise.batch(first_sample, micro_batch)?;
+        if first_sample >= self.since {
+            batch.targets[3] = -1;
+        }
+        Ok(batch)
+    }
+
+    fn seq_length(&self) -> usize {
+        LENGTH
+    }
+}
+
+fn graph(config: &mut TrainerConfig) {
+    config.execution = Execution::CudaGraph;
+}
+
+/// Losses and norms of steps, which may be read every now and then.
+fn found(trainer: &mut Trainer, samples: &dyn Samples) -> Result<Vec<(u64, f64, f64)>> {
+    let reports = trainer.reports(samples)?;
+    Ok(reports.iter().map(|report| (report.step, report.loss, report.grad_norm)).collect())
+}
+
+#[test]
+fn a_graph_trains_as_its_steps_do() -> Result<()> {
+    let Some(gpu) = ferrotron_cuda_stand_in::gpu("a_graph_trains_as_its_steps_do") else {
+        return Ok(());
+    };
+    let [_, llama, bf16] = Case::all();
+    let adamw = |_: &mut TrainerConfig| {};
+    let adafactor = |config: &mut TrainerConfig| {
+        config.optimizer = OptimizerConfig::Adafactor(AdafactorConfig::default());
+        config.precision.rounding = Rounding::Stochastic { seed: 5 };
+    };
+    type Change<'a> = &'a dyn Fn(&mut TrainerConfig);
+    let cases: [(&Case, Change); 3] = [(&bf16, &adamw), (&llama, &adamw), (&bf16, &adafactor)];
+    for (index, (case, change)) in cases.into_iter().enumerate() {
+        let what = format!("{}, case {index}", case.name);
+        let device = Device::cuda(&gpu)?;
+        let mut plain = trainer(case, &device, change)?;
+        let mut graphed = trainer(case, &device, |config| {
+            change(config);
+            graph(config);
+        })?;
+        for step in 0..6 {
+            plain.advance(&Noise)?;
+            graphed.advance(&Noise)?;
+            // In between, what is computed takes memory where it likes.
+            if step % 2 == 1 {
+                let (want, got) = (found(&mut plain, &Noise)?, found(&mut graphed, &Noise)?);
+                assert_eq!(got, want, "{what}");
+                assert!(numbers(&graphed)? == numbers(&plain)?, "{what}: other weights");
+            }
+        }
+        assert_eq!(graphed.optimizer().steps(), 6);
+    }
+    Ok(())
+}
+
+/// Evaluations, samples and checkpoints come between replays; other steps are captured anew.
+#[test]
+fn other_work_comes_between_replays() -> Result<()> {
+    let Some(gpu) = ferrotron_cuda_stand_in::gpu("other_work_comes_between_replays") else {
+        return Ok(());
+    };
+    let [_, _, case] = Case::all();
+    // Four steps of 4 samples, then those with fewer counted tokens.
+    let samples = Masked { since: 16 };
+    let run = |execution: Execution| -> Result<_> {
+        let device = Device::cuda(&gpu)?;
+        let configured = |config: &mut TrainerConfig| config.execution = execution;
+        let mut trainer = trainer(&case, &device, configured)?;
+        let folder = tempfile::tempdir().unwrap();
+        let tokens = (0..400_u32).map(|i| i * 7 % VOCAB as u32).collect();
+        let validation = Validation::new(TokenSource::from_tokens(tokens, VOCAB)?, LENGTH, 2)?;
+        let mut all = Vec::new();
+        for step in 0..12 {
+            trainer.advance(&samples)?;
+            if step == 3 || step == 6 {
+                let loss = evaluate(trainer.parts(), trainer.mesh(), &validation, None)?.loss;
+                let text = generate(&trainer.parts()[0], &[1, 2], 4, &Sampling::GREEDY, |_| {})?;
+                all.push((0, loss, text.iter().map(|&token| f64::from(token)).sum()));
+            }
+            if step == 7 {
+                let saved = trainer.save(folder.path(), None, serde_json::Value::Null)?;
+                all.extend(found(&mut trainer, &samples)?);
+                trainer.advance(&samples)?;
+                trainer.reports(&samples)?;
+                trainer.load(&Checkpoint::open(&saved)?)?;
+            }
+        }
+        all.extend(found(&mut trainer, &samples)?);
+        Ok((all, numbers(&trainer)?))
+    };
+    let (want, got) = (run(Execution::Eager)?, run(Execution::CudaGraph)?);
+    assert_eq!(got.0, want.0);
+    assert!(got.1 == want.1, "other weights");
+    assert_eq!(got.0.len(), 14);
+    Ok(())
+}
+
+/// A replayed step asks nothing of the host but its tokens and numbers.
+#[test]
+fn a_replayed_step_is_one_launch() -> Result<()> {
+    let test = "a_replayed_step_is_one_launch";
+    let Some(gpu) = ferrotron_cuda_stand_in::stand_in(test) else { return Ok(()) };
+    let [case, ..] = Case::all();
+    let device = Device::cuda(&gpu)?;
+    let mut trainer = trainer(&case, &device, graph)?;
+    (0..4).try_for_each(|_| trainer.advance(&Noise))?;
+    let (before, blocks) = (ferrotron_cuda_stand_in::waits(), device.memory().n_alloc);
+    (0..4).try_for_each(|_| trainer.advance(&Noise))?;
+    assert_eq!(ferrotron_cuda_stand_in::waits(), before);
+    assert_eq!(device.memory().n_alloc, blocks, "tensors were made");
+    assert_eq!(trainer.reports(&Noise)?.len(), 8);
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_captured_is_refused() -> Result<()> {
+    let Some(gpu) = ferrotron_cuda_stand_in::gpu("what_cannot_be_captured_is_refused") else {
+        return Ok(());
+    };
+    let [case, ..] = Case::all();
+    let refused = |device: &Device, change: &dyn Fn(&mut TrainerConfig)| {
+        let made = trainer(&case, device, |config| {
+            graph(config);
+            change(config);
+        });
+        made.err().expect("it is refused").to_string()
+    };
+    let device = Device::cuda(&gpu)?;
+    for (part, told) in [
+        ("add --device cuda", refused(&Device::cpu(1)?, &|_| {})),
+        ("dynamic", refused(&device, &|config| config.precision.loss_scale = LossScale::DYNAMIC)),
+        (
+            "offloading",
+            refused(&device, &|config| config.parallel.optimizer_states = MemoryKind::Host),
+        ),
+        (
+            "sparse",
+            refused(&device, &|config| {
+                let packing = PackingConfig { zeros: Zeros::Bitmap, ..PackingConfig::default() };
+                config.parallel.saved_activations =
+                    SavedActivations { packing, ..SavedActivations::default() };
+            }),
+        ),
+    ] {
+        assert!(told.starts_with("enable-cuda-graph: ") && told.contains(part), "{told}");
+        assert_eq!(told.lines().count(), 1, "{told}");
+    }
+    let config = TrainerConfig { execution: Execution::CudaGraph, ..some_config()? };
+    let told = config.check_execution(2).unwrap_err().to_string();
+    assert!(told.contains("one rank, got 2"), "{told}");
+    Ok(())
+}
+
+fn some_config() -> Result<TrainerConfig> {
+    let batch_size = BatchSize::new(BatchSizeConfig::default())?;
+    Ok(TrainerConfig::new(7, Schedule::constant(1e-2)?, batch_size))
+}
+
+/// A lost step is found behind replays too, and named by the step alone.
+#[test]
+fn a_graph_stops_where_a_step_is_lost() -> Result<()> {
+    let Some(gpu) = ferrotron_cuda_stand_in::gpu("a_graph_stops_where_a_step_is_lost") else {
+        return Ok(());
+    };
+    let [case, ..] = Case::all();
+    let mut trainer = trainer(&case, &Device::cuda(&gpu)?, graph)?;
+    (0..4).try_for_each(|_| trainer.advance(&Noise))?;
+    let norm = trainer.buffers().params().find(|param| param.name() == "norm_f.weight");
+    let leaf = norm.expect("the last norm").leaf().clone();
+    let fine = leaf.value()?.copy()?;
+    leaf.set_value(&fine.mul_scalar(3e38)?)?; // so that logits are infinite
+    let before = numbers(&trainer)?;
+    (0..3).try_for_each(|_| trainer.advance(&Noise))?;
+    let told = trainer.reports(&Noise).unwrap_err().to_string();
+    assert!(
+        told.contains("step 5: loss ") && told.contains("first offender: the gradient of"),
+        "{told}"
+    );
+    assert!(numbers(&trainer)? == before, "something has changed");
+    assert_eq!((trainer.progress().step, trainer.optimizer().steps()), (4, 4));
+    leaf.set_value(&fine)?;
+    assert_eq!(trainer.step(&Noise)?.step, 5);
+    Ok(())
+}

@@ -1,0 +1,150 @@
+//! A GPU takes steps while the host goes on: it is waited for when their numbers are read, and nowhere else.
+
+use super::*;
+use ferrotron_models::gpt::Recompute;
+use ferrotron_models::trainer::PrecisionConfig;
+use ferrotron_nn::{AdafactorConfig, LossScale, OptimizerConfig, Rounding};
+
+/// Every number that a trainer keeps.
+pub fn numbers(trainer: &Trainer) -> Result<Vec<f64>> {
+    let mut all = Vec::new();
+    for param in trainer.buffers().params() {
+        all.extend(param.leaf().value()?.to_f64()?);
+    }
+    trainer.optimizer().visit(|_, _, _, value| {
+        all.extend(value.to_f64()?);
+        Ok(())
+    })?;
+    Ok(all)
+}
+
+pub fn trainer(
+    case: &Case,
+    device: &Device,
+    change: impl Fn(&mut TrainerConfig),
+) -> Result<Trainer> {
+    let batch_size = BatchSize::new(BatchSizeConfig {
+        micro_batch_size: 2,
+        global_batch_size: Some(BATCH),
+        ..BatchSizeConfig::default()
+    })?;
+    let mut config = TrainerConfig::new(7, Schedule::constant(1e-2)?, batch_size);
+    change(&mut config);
+    Trainer::new(&Scope::new(device, case.dtype, 1234), &case.model, config)
+}
+
+#[test]
+fn nobody_waits_for_a_gpu_before_its_numbers_are_read() -> Result<()> {
+    let test = "nobody_waits_for_a_gpu_before_its_numbers_are_read";
+    let Some(gpu) = ferrotron_cuda_stand_in::stand_in(test) else { return Ok(()) };
+    let [gpt2, llama, bf16] = Case::all();
+    let plain = |_: &mut TrainerConfig| {};
+    let recomputing = |config: &mut TrainerConfig| config.parallel.recompute = Recompute::FULL;
+    let adafactor = |config: &mut TrainerConfig| {
+        config.optimizer = OptimizerConfig::Adafactor(AdafactorConfig::default());
+    };
+    let rounding = |config: &mut TrainerConfig| {
+        config.precision.rounding = Rounding::Stochastic { seed: 5 };
+    };
+    type Change<'a> = &'a dyn Fn(&mut TrainerConfig);
+    let cases: [(&Case, Change); 5] = [
+        (&gpt2, &plain),
+        (&llama, &recomputing),
+        (&gpt2, &adafactor),
+        (&bf16, &plain),
+        (&bf16, &rounding),
+    ];
+    for (index, (case, change)) in cases.into_iter().enumerate() {
+        let what = format!("{}, case {index}", case.name);
+        let mut ahead = trainer(case, &Device::cuda(&gpu)?, change)?;
+        ahead.step(&Noise)?; // kernels are loaded, memory is there
+        let before = ferrotron_cuda_stand_in::waits();
+        (0..4).try_for_each(|_| ahead.advance(&Noise))?;
+        assert_eq!(ferrotron_cuda_stand_in::waits(), before, "{what}");
+        let reports = ahead.reports(&Noise)?;
+        // The numbers, and whether an index was bad.
+        let (waits, reads) = ferrotron_cuda_stand_in::waits();
+        assert_eq!((waits - before.0, reads - before.1), (2, 2), "{what}");
+
+        let mut each = trainer(case, &Device::cuda(&gpu)?, change)?;
+        each.step(&Noise)?;
+        for (step, found) in reports.iter().enumerate() {
+            let want = each.step(&Noise)?;
+            let got = (found.step, found.loss, found.grad_norm, found.lr, found.tokens);
+            let want = (want.step, want.loss, want.grad_norm, want.lr, want.tokens);
+            assert_eq!(got, want, "{what}, step {step}");
+        }
+        assert!(numbers(&ahead)? == numbers(&each)?, "{what}: other weights");
+        assert_eq!(reports.len(), 4);
+    }
+    Ok(())
+}
+
+/// What is found late is the error that it would have been at once, and nothing has changed since.
+#[test]
+fn a_step_that_is_lost_is_the_last_however_late_it_is_found() -> Result<()> {
+    let test = "a_step_that_is_lost_is_the_last_however_late_it_is_found";
+    let Some(gpu) = ferrotron_cuda_stand_in::gpu(test) else { return Ok(()) };
+    let [case, _, bf16] = Case::all();
+    let stochastic = |config: &mut TrainerConfig| {
+        config.precision.rounding = Rounding::Stochastic { seed: 5 };
+    };
+    for (case, device) in
+        [(&case, &Device::cpu(1)?), (&case, &Device::cuda(&gpu)?), (&bf16, &Device::cuda(&gpu)?)]
+    {
+        let mut trainer = trainer(case, device, stochastic)?;
+        trainer.advance(&Noise)?;
+        trainer.advance(&Noise)?;
+        let norm = trainer.buffers().params().find(|param| param.name() == "norm_f.weight");
+        let leaf = norm.expect("the last norm").leaf().clone();
+        let fine = leaf.value()?.copy()?;
+        leaf.set_value(&fine.mul_scalar(3e38)?)?; // so that logits are infinite
+        let before = numbers(&trainer)?;
+        let ahead = if device.is_gpu() { 3 } else { 1 };
+        let given = (0..ahead).try_for_each(|_| trainer.advance(&Noise));
+        let told = given.and_then(|()| trainer.reports(&Noise)).unwrap_err().to_string();
+        assert!(
+            told.contains("step 3: loss ") && told.contains("first offender: the gradient of"),
+            "{told}"
+        );
+        assert!(numbers(&trainer)? == before, "{} on {device:?} has changed", case.name);
+        let progress = (trainer.progress().step, trainer.progress().consumed_samples);
+        assert_eq!((progress, trainer.optimizer().steps()), ((2, 2 * BATCH as u64), 2));
+        assert_eq!(trainer.reports(&Noise)?.len(), 2);
+        // Nothing of it stays.
+        leaf.set_value(&fine)?;
+        assert_eq!(trainer.step(&Noise)?.step, 3);
+    }
+    Ok(())
+}
+
+/// With a dynamic loss scale the host reads each step, and passes over those that overflow.
+#[test]
+fn steps_that_overflow_are_passed_over_on_a_gpu() -> Result<()> {
+    let test = "steps_that_overflow_are_passed_over_on_a_gpu";
+    let Some(gpu) = ferrotron_cuda_stand_in::gpu(test) else { return Ok(()) };
+    let case = Case { dtype: DType::F16, ..Case::all()[0].clone() };
+    let dynamic = |config: &mut TrainerConfig| {
+        config.precision = PrecisionConfig { loss_scale: LossScale::DYNAMIC, ..config.precision };
+    };
+    let found = [Device::cpu(1)?, Device::cuda(&gpu)?].map(|device| -> Result<_> {
+        let mut trainer = trainer(&case, &device, dynamic)?;
+        let mut steps = Vec::new();
+        for _ in 0..24 {
+            let (before, taken) = (numbers(&trainer)?, trainer.optimizer().steps());
+            trainer.advance(&Noise)?;
+            let report = trainer.reports(&Noise)?[0];
+            assert_eq!(numbers(&trainer)? == before, report.skipped, "{report:?}");
+            assert_eq!(trainer.optimizer().steps() - taken, u64::from(!report.skipped));
+            steps.push((report.skipped, report.loss_scale));
+        }
+        Ok(steps)
+    });
+    let [cpu, gpu] = found.map(Result::unwrap);
+    let skipped = cpu.iter().filter(|(skipped, _)| *skipped).count();
+    assert!((3..22).contains(&skipped), "{cpu:?}");
+    // Where the largest gradient is just below 65504, another order of additions may bring it beyond.
+    let there = gpu.iter().filter(|(skipped, _)| *skipped).count();
+    assert!(there.abs_diff(skipped) <= 1, "{cpu:?}, on the GPU {gpu:?}");
+    Ok(())
+}

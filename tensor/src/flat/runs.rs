@@ -1,0 +1,144 @@
+//! Elements of flats, some at a time: those of a GPU's host memory come near before they are used and go back behind.
+
+use std::ops::Range as Span;
+
+use super::Flat;
+use crate::lent::{Copy, give};
+use crate::pool::Category;
+use crate::{Error, Lent, Result, Tensor};
+
+impl Flat {
+    /// Lends the elements `runs` of each of `flats`, which are as long and on one device, one run after another to `f`: its
+    /// number, and a vector of each flat, which `f` may write.
+    ///
+    /// What is in host memory is fetched a run ahead. On a GPU it comes into the device's own memory, beside the run that `f`
+    /// works on and the one before, which goes back: three runs are near at a time, and no more than the GPU waits.
+    ///
+    /// ```
+    /// use ferrotron_tensor::{Category, DType, Device, Flat};
+    /// let (device, parts) = (Device::cpu(1)?, [("a".to_string(), vec![5])]);
+    /// let flat = || Flat::new(&device, DType::F32, Category::Optimizer, &parts);
+    /// let (mut ones, mut twos) = (flat()?, flat()?);
+    /// Flat::update_runs(&mut [&mut ones, &mut twos], &[0..3, 3..5], |index, tensors| {
+    ///     tensors[0].as_mut_slice::<f32>()?.fill(1.0);
+    ///     tensors[1].as_mut_slice::<f32>()?.fill(2.0 + index as f32);
+    ///     Ok(())
+    /// })?;
+    /// assert_eq!(twos.elements(..)?.to_vec::<f32>()?, [2.0, 2.0, 2.0, 3.0, 3.0]);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    ///
+    /// Errors as [`Flat::update_elements`], and if `f` does: of what is in host memory, the runs before are updated then.
+    pub fn update_runs(
+        flats: &mut [&mut Flat],
+        runs: &[Span<usize>],
+        mut f: impl FnMut(usize, &mut [&mut Tensor]) -> Result<()>,
+    ) -> Result<()> {
+        if flats.iter().any(|flat| flat.is_far()) {
+            return through(flats, runs, &mut f);
+        }
+        for (index, run) in runs.iter().enumerate() {
+            if let Some(next) = runs.get(index + 1) {
+                flats.iter().for_each(|flat| flat.prefetch(next.clone()));
+            }
+            lend(flats, run, Vec::new(), &mut |tensors| f(index, tensors))?;
+        }
+        Ok(())
+    }
+
+    /// Whether kernels had better not work on it: see [`Tensor::is_far`].
+    fn is_far(&self) -> bool {
+        let mut first = self.ranges.iter().take(1);
+        self.device.is_gpu() && first.any(|range| self.device.has_in_host_memory(&range.buffer))
+    }
+}
+
+/// Lends the elements `run` of flats to `f`, where they are.
+fn lend(
+    flats: &mut [&mut Flat],
+    run: &Span<usize>,
+    mut lent: Vec<&mut Tensor>,
+    f: &mut dyn FnMut(&mut [&mut Tensor]) -> Result<()>,
+) -> Result<()> {
+    match flats.split_first_mut() {
+        None => f(&mut lent),
+        Some((first, rest)) => first.update_elements(run.clone(), |tensor| {
+            lend(rest, run, lent.into_iter().chain([tensor]).collect(), f)
+        }),
+    }
+}
+
+/// Lends runs to `f` as copies in the device's own memory.
+fn through(
+    flats: &mut [&mut Flat],
+    runs: &[Span<usize>],
+    f: &mut dyn FnMut(usize, &mut [&mut Tensor]) -> Result<()>,
+) -> Result<()> {
+    flats.iter_mut().try_for_each(|flat| flat.check_writable())?;
+    let mut coming = runs.first().map(|run| fetch(flats, run)).transpose()?;
+    let mut going = None;
+    for (index, run) in runs.iter().enumerate() {
+        let here = coming.take();
+        coming = runs.get(index + 1).map(|run| fetch(flats, run)).transpose()?;
+        let mut here = here.map_or(Ok(Vec::new()), Lent::take_back)?;
+        f(index, &mut here.iter_mut().collect::<Vec<_>>())?;
+        let before = going.replace(bring_back(flats, run, here)?);
+        before.map(Lent::take_back).transpose()?;
+    }
+    // From here on the flats may be used by anybody, or go.
+    going.map(Lent::take_back).transpose().map(drop)
+}
+
+/// Begins to copy elements of flats into tensors.
+fn fetch(flats: &mut [&mut Flat], run: &Span<usize>) -> Result<Lent<Vec<Tensor>>> {
+    let near = |flat: &&mut Flat| {
+        let near = Tensor::empty(&flat.device, flat.dtype, &[run.len()])?;
+        near.set_category(Category::Workspace);
+        Ok(near)
+    };
+    let near = flats.iter().map(near).collect::<Result<Vec<_>>>()?;
+    copy(flats, run, near, |flat, near| (near, flat))
+}
+
+/// Begins to copy tensors back into flats.
+fn bring_back(
+    flats: &mut [&mut Flat],
+    run: &Span<usize>,
+    near: Vec<Tensor>,
+) -> Result<Lent<Vec<Tensor>>> {
+    copy(flats, run, near, |flat, near| (flat, near))
+}
+
+/// Copies between flats and tensors; `way` puts the address that is written before the one that is read.
+fn copy(
+    flats: &mut [&mut Flat],
+    run: &Span<usize>,
+    near: Vec<Tensor>,
+    way: impl Fn(u64, u64) -> (u64, u64),
+) -> Result<Lent<Vec<Tensor>>> {
+    let mut copies = Vec::with_capacity(near.len());
+    for (flat, near) in flats.iter_mut().zip(&near) {
+        let inside = run.start <= run.end && run.end <= flat.numel();
+        let fits = near.numel() == run.len() && near.dtype() == flat.dtype;
+        if !inside || !fits || !near.is_contiguous() || *near.device() != flat.device {
+            let message = format!("{near:?} is not elements {run:?} of {}", flat.numel());
+            return Err(Error::shape("flat", message));
+        }
+        if !near.is_unique() {
+            return Err(Error::memory("flat", format!("{near:?} has other holders")));
+        }
+        flat.keep_in_capture();
+        let size = flat.dtype.size();
+        let (to, from) = way(flat.pointer() as u64 + (run.start * size) as u64, near.address());
+        copies.push(Copy { to, from, len: run.len() * size });
+    }
+    let Some(device) = flats.first().map(|flat| flat.device.clone()) else {
+        return Err(Error::memory("flat", "there are no flats to update"));
+    };
+    // SAFETY: the run lies within each flat, whose ranges lie end to end, have been found unique, and are borrowed until the
+    // last of these moments was waited for. Copies follow one another in one stream. The tensors have no other holder and are
+    // held until they are taken back.
+    let (until, copied) = unsafe { give(&device, &copies) }?;
+    let lent = Lent::new(&device, until, near);
+    copied.map(|()| lent)
+}

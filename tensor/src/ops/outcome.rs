@@ -1,0 +1,233 @@
+//! What becomes of a training step: of the sum of its losses and that of its squared gradients, the scale of the gradients
+//! and whether the optimizer changes anything, without the host's looking at either.
+//!
+//!   loss = loss_sum / tokens, norm = sqrt(sq_norm) / loss_scale
+//!   grad_scale = min(1, max_norm / (norm + 1e-6)) / loss_scale, Megatron's rule
+//!
+//! A norm that is not finite is an overflow, after which the step changes nothing. With a dynamic loss scale the next one
+//! goes on. A loss that is not finite, or any other overflow, is the end: no later step changes anything either, so that
+//! the host, which may be many steps ahead, finds weights and moments as they were before. All of it is computed in f64,
+//! alike on every device. No gradient.
+
+use super::step::Step;
+use crate::{DType, Device, Error, Result, Tensor, cuda};
+
+/// What a step is judged by.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OutcomeConfig {
+    /// What the sum of the losses is divided by.
+    pub tokens: f64,
+    /// What the gradients were multiplied with.
+    pub loss_scale: f64,
+    /// Largest norm of the gradients; 0 for any.
+    pub max_norm: f64,
+    /// What an overflow means.
+    pub overflow: Overflow,
+}
+
+/// What gradients mean that are not finite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Overflow {
+    /// The step is passed over, as one whose loss scale was too large.
+    Skips,
+    /// No further step is taken.
+    Stops,
+}
+
+/// The sums of a step, each one number of f64.
+#[derive(Debug, Clone, Copy)]
+pub struct StepSums<'a> {
+    /// Of the losses.
+    pub loss: &'a Tensor,
+    /// Of the squares of the gradients.
+    pub sq_norm: &'a Tensor,
+    /// Finite unless the gradients of another replica of the model, which has a norm of its own, are not.
+    pub others: Option<&'a Tensor>,
+}
+
+/// Loss and gradient norm of a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Outcome {
+    /// Mean loss of the counted tokens.
+    pub loss: f64,
+    /// Norm of the gradients, before they are clipped.
+    pub grad_norm: f64,
+}
+
+/// The outcomes of the latest steps, on the device that takes them.
+///
+/// ```
+/// use ferrotron_tensor::ops::outcome::{OutcomeConfig, Outcomes, Overflow, StepSums, outcome};
+/// use ferrotron_tensor::ops::step::{Step, StepNumbers};
+/// use ferrotron_tensor::{Device, Tensor};
+/// let device = Device::cpu(1)?;
+/// let number = |x: f64| Tensor::from_slice(&device, &[x], &[1]);
+/// let mut step = Step::new(&device, &StepNumbers { update: 1, lr: 0.1, grad_scale: 1.0 })?;
+/// let mut outcomes = Outcomes::new(&device, 2)?;
+/// let config = OutcomeConfig { tokens: 4.0, loss_scale: 1.0, max_norm: 1.0, overflow: Overflow::Stops };
+/// for sq_norm in [9.0, f64::INFINITY] {
+///     let (loss, sq_norm) = (&number(12.0)?, &number(sq_norm)?);
+///     outcome(&mut step, &mut outcomes, &config, &StepSums { loss, sq_norm, others: None })?;
+/// }
+/// let (found, stopped) = outcomes.read(2)?;
+/// assert_eq!((found[0].loss, found[0].grad_norm, stopped), (3.0, 3.0, Some(1)));
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Outcomes {
+    /// How many steps there were, the first of them that must not be gone on from, and rows.
+    numbers: Tensor,
+}
+
+/// Numbers before the rows, and of each.
+const HEADER: usize = 2;
+const ROW: usize = 2;
+
+impl Outcomes {
+    /// Of no step yet; the latest `rows` of those that come are kept.
+    pub fn new(device: &Device, rows: usize) -> Result<Outcomes> {
+        // Written by the host: also a dry device has numbers here.
+        let numbers = Tensor::full(device, DType::F64, &[HEADER + ROW * rows.max(1)], 0.0)?;
+        Ok(Outcomes { numbers })
+    }
+
+    /// Forgets all steps, so that one that was not gone on from may be taken again.
+    pub fn clear(&mut self) -> Result<()> {
+        self.numbers.write_bytes(|bytes| {
+            bytes.fill(0);
+            Ok(())
+        })
+    }
+
+    /// How many are kept.
+    pub fn rows(&self) -> usize {
+        (self.numbers.numel() - HEADER) / ROW
+    }
+
+    /// The outcomes of the latest `count` steps, the earliest first, and the position among them of the first that must
+    /// not be gone on from. Waits for them.
+    ///
+    /// Errors if not so many are kept.
+    pub fn read(&self, count: usize) -> Result<(Vec<Outcome>, Option<usize>)> {
+        let numbers = self.numbers.to_vec::<f64>()?;
+        let (seen, stopped, rows) = (numbers[0] as usize, numbers[1] as usize, self.rows());
+        if count > rows.min(seen) {
+            let message = format!("{count} of {seen} steps are asked for, {rows} are kept");
+            return Err(Error::value("outcomes", message));
+        }
+        let first = seen - count;
+        let outcome = |step: usize| {
+            let row = &numbers[HEADER + ROW * (step % rows)..][..ROW];
+            Outcome { loss: row[0], grad_norm: row[1] }
+        };
+        let stopped = stopped.checked_sub(1).map(|step| step.saturating_sub(first));
+        Ok(((first..seen).map(outcome).collect(), stopped))
+    }
+}
+
+/// The factor that brings a gradient of norm `norm` down to `max_norm`: Megatron's max / (norm + 1e-6), at most 1; 1 where
+/// `max_norm` is 0.
+pub fn clip_coefficient(norm: f64, max_norm: f64) -> f64 {
+    if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 }
+}
+
+/// Sets the scale of the gradients in `step`, and whether it changes anything; puts the outcome down. Nobody waits.
+///
+/// Errors if a sum is no number of f64.
+pub fn outcome(
+    step: &mut Step,
+    outcomes: &mut Outcomes,
+    config: &OutcomeConfig,
+    sums: &StepSums,
+) -> Result<()> {
+    let StepSums { loss, sq_norm, others } = *sums;
+    for x in [loss, sq_norm].into_iter().chain(others) {
+        if (x.dtype(), x.numel()) != (DType::F64, 1) {
+            return Err(Error::shape("outcome", format!("{x:?} is no number of f64")));
+        }
+    }
+    let rows = outcomes.rows();
+    if step.is_on_gpu() {
+        return cuda::outcome::outcome(
+            step.gpu_mut()?,
+            (&mut outcomes.numbers, rows),
+            config,
+            sums,
+        );
+    }
+    let OutcomeConfig { tokens, loss_scale, max_norm, overflow } = *config;
+    let (loss, norm) = (loss.item()? / tokens, sq_norm.item()?.sqrt() / loss_scale);
+    let overflows = !norm.is_finite();
+    let others_go_on = others.map_or(Ok(true), |others| others.item().map(f64::is_finite))?;
+    let lost = !loss.is_finite() || (overflows && overflow == Overflow::Stops) || !others_go_on;
+    let numbers = outcomes.numbers.as_mut_slice::<f64>()?;
+    let before = numbers[0] as usize;
+    numbers[HEADER + ROW * (before % rows)..][..ROW].copy_from_slice(&[loss, norm]);
+    numbers[0] += 1.0;
+    if lost && numbers[1] == 0.0 {
+        numbers[1] = numbers[0];
+    }
+    let found_inf = overflows || numbers[1] != 0.0;
+    step.judge(clip_coefficient(norm, max_norm) / loss_scale, found_inf)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::step::StepNumbers;
+
+    /// The outcomes of steps with these sums, and what each step's numbers were then.
+    fn outcomes(
+        config: OutcomeConfig,
+        sums: &[(f64, f64, Option<f64>)],
+    ) -> (Outcomes, Vec<Option<f64>>) {
+        let device = Device::cpu(1).unwrap();
+        let number = |x: f64| Tensor::from_slice(&device, &[x], &[1]).unwrap();
+        let mut outcomes = Outcomes::new(&device, 3).unwrap();
+        let mut scales = Vec::new();
+        for &(loss, sq_norm, others) in sums {
+            let numbers = StepNumbers { update: 1, lr: 0.1, grad_scale: 7.0 };
+            let mut step = Step::new(&device, &numbers).unwrap();
+            let (loss, sq_norm, others) = (number(loss), number(sq_norm), others.map(number));
+            let sums = StepSums { loss: &loss, sq_norm: &sq_norm, others: others.as_ref() };
+            outcome(&mut step, &mut outcomes, &config, &sums).unwrap();
+            scales.push(step.host().unwrap().map(|numbers| numbers.grad_scale));
+        }
+        (outcomes, scales)
+    }
+
+    const CONFIG: OutcomeConfig =
+        OutcomeConfig { tokens: 2.0, loss_scale: 8.0, max_norm: 1.0, overflow: Overflow::Skips };
+
+    #[test]
+    fn an_overflow_is_passed_over_and_the_rest_is_clipped() {
+        let sums =
+            [(4.0, 64.0, None), (6.0, f64::NAN, None), (8.0, 6400.0, None), (2.0, 1.0, None)];
+        let (found, scales) = outcomes(CONFIG, &sums);
+        let clipped = |norm| Some(clip_coefficient(norm, 1.0) / 8.0);
+        assert_eq!(scales, [clipped(1.0), None, clipped(10.0), Some(0.125)]);
+        let (latest, stopped) = found.read(3).unwrap();
+        assert_eq!(
+            (latest[1], latest[2]),
+            (Outcome { loss: 4.0, grad_norm: 10.0 }, Outcome { loss: 1.0, grad_norm: 0.125 })
+        );
+        assert!(latest[0].loss == 3.0 && latest[0].grad_norm.is_nan() && stopped.is_none());
+        assert!(found.read(4).unwrap_err().to_string().contains("4 of 4 steps"));
+    }
+
+    #[test]
+    fn after_a_loss_that_is_not_finite_no_step_changes_anything() {
+        let stops = OutcomeConfig { overflow: Overflow::Stops, ..CONFIG };
+        let fine = (4.0, 64.0, Some(0.0));
+        for (config, bad) in [
+            (CONFIG, (f64::NAN, 64.0, None)),
+            (stops, (4.0, f64::INFINITY, None)),
+            (CONFIG, (4.0, 64.0, Some(f64::INFINITY))),
+        ] {
+            let (found, scales) = outcomes(config, &[fine, bad, fine, bad]);
+            let changed: Vec<bool> = scales.iter().map(Option::is_some).collect();
+            assert_eq!(changed, [true, false, false, false], "{bad:?}");
+            assert_eq!(found.read(3).unwrap().1, Some(0), "{bad:?}");
+        }
+    }
+}
