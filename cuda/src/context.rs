@@ -81,7 +81,6 @@ impl Context {
     pub(crate) fn dry(architecture: Architecture) -> Arc<Context> {
         Arc::new(Context {
             ordinal: 0,
-            device: 0,
             handle: ptr::null_mut(),
             name: "dry".to_string(),
             architecture,

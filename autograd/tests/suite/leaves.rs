@@ -212,7 +212,7 @@ fn what_a_norm_adds_up_in_f32_is_not_rounded_on_its_way() -> Result<()> {
     w.move_gradient(&flat, 0);
     let dy = leaf("dy", &[5, 4])?.value()?;
     let y = x.var()?.layer_norm(&w.var()?, Some(&b.var()?), 1e-5)?;
-    backward(&[(&y, dy.clone())], WeightGrads::Now)?;
+    backward(&[(&y, dy.clone())], WeightGrads::Now)?.run()?;
 
     let (_, mean, rstd) = layer_norm(&x.value()?, &w.value()?, None, 1e-5)?;
     let (_, of_w, of_b) = layer_norm_backward(&dy, &x.value()?, &mean, &rstd, &w.value()?)?;

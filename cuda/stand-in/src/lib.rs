@@ -9,7 +9,7 @@
 
 use ferrotron_cuda::cubin_cache::CubinCache;
 use ferrotron_cuda::gpu::GpuConfig;
-use ferrotron_cuda::library::{Kind, Search};
+use ferrotron_cuda::library::{Kind, Library, Search};
 use ferrotron_cuda::stream::Stream;
 use std::ffi::c_void;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -79,13 +79,11 @@ pub fn stand_in(test: &str) -> Option<GpuConfig> {
 ///
 /// Panics if g++ refuses the stand-in.
 pub fn waits() -> (u64, u64) {
-    // SAFETY: the library's initialisers make empty containers; it is loaded already where there is a device.
-    let driver = unsafe { libloading::Library::new(folder().join("libcuda.so.1")) }.unwrap();
     let mut counts = [0; 2];
-    // SAFETY: this is the function's type, and it writes two numbers.
+    // SAFETY: this is how libraries/cuda.cpp declares it, and it writes two numbers.
     unsafe {
-        let count = driver.get::<unsafe extern "C" fn(*mut u64)>(b"stand_in_waits").unwrap();
-        count(counts.as_mut_ptr());
+        let count = driver().function::<unsafe extern "C" fn(*mut u64)>("stand_in_waits");
+        count.unwrap()(counts.as_mut_ptr());
     }
     (counts[0], counts[1])
 }
@@ -98,12 +96,15 @@ pub fn hasten(stream: &Stream) {
     if std::env::var_os("FERROTRON_TEST_GPU").is_some() {
         return;
     }
-    let driver = Search::only(vec![folder()]).load(Kind::Driver).unwrap();
     // SAFETY: this is how libraries/cuda.cpp declares it, and the stream is alive.
     unsafe {
-        let hasten = driver.function::<unsafe extern "C" fn(*mut c_void)>("stand_in_hasten");
+        let hasten = driver().function::<unsafe extern "C" fn(*mut c_void)>("stand_in_hasten");
         hasten.unwrap()(stream.handle().cast());
     }
+}
+
+fn driver() -> Library {
+    Search::only(vec![folder()]).load(Kind::Driver).unwrap()
 }
 
 /// A folder with the stand-ins, under the names that NVIDIA's libraries have.

@@ -120,11 +120,6 @@ impl Kernel<'_> {
         }
     }
 
-    /// A key of random numbers, and an optimizer's step, whose number stands for that of the key.
-    pub(crate) fn draws_in(self, key: &RandomKey, step: &Tensor) -> Self {
-        self.value(key.words().0).input(step)
-    }
-
     /// Which part of the global tensor is here.
     pub(crate) fn place(self, place: &Place) -> Self {
         let pieces: Vec<_> = (0..place.dims().len()).map(|d| place.pieces(d)).collect();
