@@ -183,7 +183,7 @@ fn prefixes(python: PathBuf) -> Vec<PathBuf> {
     let target = |python: &PathBuf| Some(python.parent()?.join(std::fs::read_link(python).ok()?));
     std::iter::successors(python.exists().then_some(python), target)
         .take(MOST_LINKS)
-        .filter_map(|python| Some(python.parent()?.parent()?.to_path_buf()))
+        .filter_map(|python| python.parent()?.parent()?.canonicalize().ok())
         .collect()
 }
 

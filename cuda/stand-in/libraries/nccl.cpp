@@ -43,7 +43,7 @@ struct Call {
 };
 struct World {
     int size;
-    std::map<int, bool> come;
+    std::map<int, bool> come, gone;
     std::map<std::tuple<int, int, uint64_t>, std::shared_ptr<Call>> calls;  // by kind or pair of ranks, and number
 };
 struct Communicator {
@@ -257,11 +257,24 @@ API int ncclCommGetAsyncError(Communicator* communicator, int* state) {
     return SUCCESS;
 }
 API int ncclCommFinalize(Communicator* communicator) { communicator->pending = true; return IN_PROGRESS; }
-API int ncclCommDestroy(Communicator* communicator) { delete communicator; return SUCCESS; }
-API int ncclCommAbort(Communicator* communicator) {
-    *communicator->aborted = true;
+API int ncclCommDestroy(Communicator* communicator) {
+    std::lock_guard<std::mutex> guard(lock);
+    communicator->world->gone[communicator->rank] = true;
     delete communicator;
     return SUCCESS;
+}
+// Calls end at once; that a rank is freed takes all others (NVIDIA/nccl issue 863).
+API int ncclCommAbort(Communicator* communicator) {
+    const std::shared_ptr<World> world = communicator->world;
+    *communicator->aborted = true;
+    ncclCommDestroy(communicator);
+    for (;;) {
+        {
+            std::lock_guard<std::mutex> guard(lock);
+            if (world->gone.size() == world->come.size()) return SUCCESS;
+        }
+        usleep(1000);
+    }
 }
 API int ncclGroupStart() { depth++; return SUCCESS; }
 API int ncclGroupEnd() { return --depth ? SUCCESS : submit(); }

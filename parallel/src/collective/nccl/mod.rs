@@ -26,7 +26,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::{Buffer, Call, Collective, Group, Memory, Op, Traffic, Work};
-use worker::{Job, Worker, until_ready};
+use worker::{Job, Worker, abort, until_ready};
 
 /// How ranks find and use NCCL.
 #[derive(Debug, Clone)]
@@ -68,9 +68,11 @@ impl NcclCollective {
         let (rank, size) = (host.rank(), host.size());
         let communicator = Communicator::begin(&nccl, gpu.context(), id, rank, size);
         let mut communicator = communicator.map_err(Error::of_gpu)?;
-        until_ready(&mut communicator, &*host, config.timeout, &|| {
-            format!("the ranks of group {} did not meet", host.name())
-        })?;
+        let late = || format!("the ranks of group {} did not meet", host.name());
+        if let Err(error) = until_ready(&mut communicator, &*host, config.timeout, &late) {
+            abort(communicator);
+            return Err(error);
+        }
         let stream = Stream::new(gpu.context()).map_err(Error::of_gpu)?;
         let traffic = Arc::default();
         let worker = Worker::new(&host, communicator, stream, device, config.timeout, &traffic);

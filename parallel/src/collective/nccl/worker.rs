@@ -4,7 +4,7 @@ use ferrotron_cuda::nccl::Communicator;
 use ferrotron_cuda::stream::{Event, Stream};
 use ferrotron_tensor::{Device, Error, Lent, Result};
 use std::collections::VecDeque;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,9 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 /// How long the others may take to leave before what is left of the group is given up.
 const LEAVE: Duration = Duration::from_secs(5);
+
+/// How long a communicator that is given up may take to free what it has.
+const ABORT: Duration = Duration::from_secs(2);
 
 /// A call on its way to the stream.
 pub struct Job {
@@ -172,7 +175,9 @@ impl Worker {
             self.host.fail(&reason);
             self.failure = Some(reason);
         }
-        self.communicator = None; // dropping it aborts what is under way
+        if let Some(communicator) = self.communicator.take() {
+            abort(communicator);
+        }
     }
 
     /// Takes leave of the others, so that nobody's memory goes while another reads it.
@@ -181,9 +186,23 @@ impl Worker {
         let left = communicator.begin_leave().map_err(Error::of_gpu).and_then(|()| {
             until_ready(&mut communicator, &*self.host, LEAVE, &|| "the others stay".to_string())
         });
-        if left.is_ok() {
-            communicator.destroy();
+        match left {
+            Ok(()) => communicator.destroy(),
+            Err(_) => abort(communicator),
         }
+    }
+}
+
+/// Ends the calls of a communicator. That is done at once, but what it frees afterwards may be waited for until the other
+/// ranks of the machine have come as far, who may be waiting for this one: nobody here waits for long.
+pub fn abort(communicator: Communicator) {
+    let (told, freed) = channel();
+    let free = move || {
+        drop(communicator);
+        let _ = told.send(());
+    };
+    if std::thread::Builder::new().name("nccl abort".into()).spawn(free).is_ok() {
+        let _ = freed.recv_timeout(ABORT);
     }
 }
 
