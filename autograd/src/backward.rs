@@ -107,11 +107,12 @@ impl Grads<'_> {
     /// rounded. Ignored if nobody wants it, or if this optional operand was not given.
     pub fn give(&mut self, i: usize, gradient: Tensor) -> Result<()> {
         let Some((Some(source), slot)) = self.node.inputs.get(i) else { return Ok(()) };
-        let gradient = sum_to(&gradient, &slot.dims)?;
+        let summed = sum_to(&gradient, &slot.dims)?;
+        drop(gradient); // often the same tensor, which then has one holder
         match source {
-            Source::Leaf(leaf) => leaf.give(gradient),
+            Source::Leaf(leaf) => leaf.give(summed),
             Source::Node(node, output) => {
-                let gradient = in_dtype(gradient, slot.dtype)?;
+                let gradient = in_dtype(summed, slot.dtype)?;
                 let entry = self.pending.slot(node, *output);
                 *entry = Some(match entry.take() {
                     None => gradient,

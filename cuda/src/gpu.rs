@@ -46,6 +46,7 @@ pub struct Gpu {
     copies: Stream,
     cells: Cells,
     launches: AtomicU64,
+    product_launches: AtomicU64,
 }
 
 impl Gpu {
@@ -57,10 +58,7 @@ impl Gpu {
         let nvrtc = Nvrtc::load(&config.search)?;
         let modules = Some(Modules::new(&context, nvrtc, config.cache.clone(), rows));
         let products = CublasLt::new(&config.search, &context)?;
-        let (compute, copies) = (Stream::new(&context)?, Stream::new(&context)?);
-        let (cells, uploads) = (Cells::new(&context, &compute)?, Uploads::new(&context));
-        let launches = AtomicU64::new(0);
-        Ok(Gpu { context, modules, products, uploads, compute, copies, cells, launches })
+        Self::of(context, modules, products)
     }
 
     /// In place of a GPU of `architecture` one that does nothing: no library is needed, and what is given to it is done
@@ -68,10 +66,24 @@ impl Gpu {
     pub fn dry(architecture: Architecture) -> Result<Gpu> {
         let context = Context::dry(architecture);
         let products = CublasLt::dry(&context)?;
+        Self::of(context, None, products)
+    }
+
+    fn of(context: Arc<Context>, modules: Option<Modules>, products: CublasLt) -> Result<Gpu> {
         let (compute, copies) = (Stream::new(&context)?, Stream::new(&context)?);
         let (cells, uploads) = (Cells::new(&context, &compute)?, Uploads::new(&context));
-        let launches = AtomicU64::new(0);
-        Ok(Gpu { context, modules: None, products, uploads, compute, copies, cells, launches })
+        let [launches, product_launches] = [0, 0].map(AtomicU64::new);
+        Ok(Gpu {
+            context,
+            modules,
+            products,
+            uploads,
+            compute,
+            copies,
+            cells,
+            launches,
+            product_launches,
+        })
     }
 
     /// Whether it does nothing.
@@ -138,6 +150,11 @@ impl Gpu {
         self.launches.load(Ordering::Relaxed)
     }
 
+    /// How many matrix products were given to the GPU, each a launch or more of cuBLASLt's.
+    pub fn product_launches(&self) -> u64 {
+        self.product_launches.load(Ordering::Relaxed)
+    }
+
     /// The training step `number` in the GPU's memory, for kernels that draw random numbers. While the GPU's work is
     /// recorded nothing is written: the number is that of the [launch](crate::graph::Graph::launch).
     ///
@@ -182,6 +199,7 @@ impl Gpu {
     /// The addresses are memory of this GPU with all the elements that the matrices and the epilogue describe, which nothing
     /// outside of the stream uses meanwhile; what is written overlaps neither itself nor anything else.
     pub unsafe fn product(&self, product: &Product) -> Result<()> {
+        self.product_launches.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the caller's promise, passed on; this is the one stream of all products.
         unsafe { self.products.run(&self.compute, product) }
     }

@@ -78,6 +78,8 @@ pub struct BenchReport {
     pub peak_rss_mb: u64,
     /// Most bytes of the pool in use at once.
     pub peak_pool_mb: u64,
+    /// Kernels and matrix products that a GPU was given in a step, on average; a CUDA graph is one launch, not counted.
+    pub launches_per_step: Option<f64>,
     /// Bytes of the pool in use after the last step.
     pub pool_bytes: usize,
     /// Loss of the last step.
@@ -116,7 +118,10 @@ pub fn bench(config: &BenchConfig, device: &Device) -> Result<BenchReport> {
         trainer.reports(&sampler)
     };
     steps(config.warmup)?;
+    let launches = || device.gpu().map_or(0, |gpu| gpu.launches() + gpu.product_launches());
+    let before = launches();
     let reports = steps(config.steps)?;
+    let given = (launches() - before) as f64 / config.steps.max(1) as f64;
     let last_loss = reports.last().map_or(f64::NAN, |report| report.loss);
     let seconds = reports.iter().map(|report| report.seconds).collect();
     let memory = device.memory();
@@ -136,6 +141,7 @@ pub fn bench(config: &BenchConfig, device: &Device) -> Result<BenchReport> {
         gemm_floor_s: gemm_floor(config, device)?,
         peak_rss_mb,
         peak_pool_mb: (memory.peak >> 20) as u64,
+        launches_per_step: device.is_gpu().then_some(given),
         pool_bytes: memory.current,
         last_loss,
     })
