@@ -1,0 +1,84 @@
+//! How gradients are reduced, and what of that is refused.
+
+use ferrotron_nn::{Axis, GradientType, ShardUnit, Sharding};
+
+use crate::mesh::Layout;
+
+/// How gradients are reduced.
+#[derive(Debug, Clone, Copy)]
+pub struct DataParallelConfig {
+    /// What each rank keeps for itself.
+    pub sharding: Sharding,
+    /// Of what its shards are made: the optimizer's
+    /// [`shard_unit`](ferrotron_nn::OptimizerConfig::shard_unit).
+    pub shard_unit: ShardUnit,
+    /// Elements at which a bucket is closed; `None` is one bucket for all that can share one.
+    pub bucket_numel: Option<usize>,
+    /// Steps from one synchronization to the next. 1 sums gradients in every step. With more, the ranks
+    /// along the data axis take steps of their own and then average their weights; moments are never
+    /// averaged.
+    pub synchronize_every: usize,
+    /// In which type the gradients of 16-bit weights are summed.
+    pub gradients: GradientType,
+}
+
+impl Default for DataParallelConfig {
+    /// Nothing sharded, one bucket, gradients summed in every step, in f32.
+    fn default() -> DataParallelConfig {
+        DataParallelConfig {
+            sharding: Sharding::None,
+            shard_unit: ShardUnit::Elements,
+            bucket_numel: None,
+            synchronize_every: 1,
+            gradients: GradientType::Accumulator,
+        }
+    }
+}
+
+/// Why a combination makes no sense, in one line; `None` if it does.
+///
+/// | refused | since |
+/// |---|---|
+/// | sharded gradients or weights, more than one pipeline stage | buckets are reduced after each micro-batch, of which a pipeline has several in flight |
+/// | a bucket of no elements | nothing fits |
+/// | `synchronize_every` 0 | there is no such step |
+/// | `synchronize_every > 1`, anything sharded | ranks would own parts of weights that differ |
+/// | `synchronize_every > 1`, cp > 1 | ranks along cp share samples: none has a loss of its own |
+///
+/// ```
+/// use ferrotron_nn::Sharding;
+/// use ferrotron_parallel::data_parallel::{DataParallelConfig, refusal};
+/// use ferrotron_parallel::mesh::Layout;
+/// let config = DataParallelConfig { sharding: Sharding::Gradients, ..DataParallelConfig::default() };
+/// assert!(refusal(&config, &Layout::new(4, 1, 1, 1)?).is_none());
+/// assert!(refusal(&config, &Layout::new(4, 1, 1, 2)?).unwrap().contains("pipeline"));
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub fn refusal(config: &DataParallelConfig, layout: &Layout) -> Option<String> {
+    let DataParallelConfig { sharding, bucket_numel, synchronize_every, .. } = *config;
+    let (stages, context) = (layout.size(Axis::Pipeline), layout.size(Axis::Context));
+    if sharding >= Sharding::Gradients && stages > 1 {
+        return Some(format!(
+            "ZeRO stage {} reduces gradients after each micro-batch and does not go with {stages} pipeline stages; \
+             use stage 0 or 1",
+            sharding as usize
+        ));
+    }
+    if bucket_numel == Some(0) {
+        return Some("buckets need at least 1 element, got 0".to_string());
+    }
+    match (synchronize_every, sharding) {
+        (0, _) => Some("weights are synchronized every 1 or more steps, got 0".to_string()),
+        (1, _) => None,
+        (every, Sharding::None) if context > 1 => Some(format!(
+            "synchronizing every {every} steps needs ranks with samples of their own; along the context axis {context} \
+             ranks share them"
+        )),
+        (_, Sharding::None) => None,
+        (every, _) => Some(format!(
+            "synchronizing every {every} steps does not go with ZeRO stage {}: the ranks' weights differ in between; \
+             use stage 0",
+            sharding as usize
+        )),
+    }
+}
