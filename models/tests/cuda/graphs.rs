@@ -7,7 +7,7 @@ use ferrotron_models::checkpoint::Checkpoint;
 use ferrotron_models::data::{TokenSource, Validation};
 use ferrotron_models::evaluate::evaluate;
 use ferrotron_models::generate::{Sampling, generate};
-use ferrotron_models::gpt::SavedActivations;
+use ferrotron_models::gpt::{Recompute, SavedActivations};
 use ferrotron_models::trainer::Execution;
 use ferrotron_nn::{AdafactorConfig, LossScale, OptimizerConfig, Rounding};
 use ferrotron_tensor::MemoryKind;
@@ -46,14 +46,16 @@ fn a_graph_trains_as_its_steps_do() -> Result<()> {
     let Some(gpu) = ferrotron_cuda_stand_in::gpu("a_graph_trains_as_its_steps_do") else {
         return Ok(());
     };
-    let [_, llama, bf16] = Case::all();
+    let [gpt2, llama, bf16] = Case::all();
     let adamw = |_: &mut TrainerConfig| {};
+    let recomputing = |config: &mut TrainerConfig| config.parallel.recompute = Recompute::FULL;
     let adafactor = |config: &mut TrainerConfig| {
         config.optimizer = OptimizerConfig::Adafactor(AdafactorConfig::default());
         config.precision.rounding = Rounding::Stochastic { seed: 5 };
     };
     type Change<'a> = &'a dyn Fn(&mut TrainerConfig);
-    let cases: [(&Case, Change); 3] = [(&bf16, &adamw), (&llama, &adamw), (&bf16, &adafactor)];
+    let cases: [(&Case, Change); 4] =
+        [(&bf16, &adamw), (&llama, &adamw), (&bf16, &adafactor), (&gpt2, &recomputing)];
     for (index, (case, change)) in cases.into_iter().enumerate() {
         let what = format!("{}, case {index}", case.name);
         let device = Device::cuda(&gpu)?;
