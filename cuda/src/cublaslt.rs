@@ -8,9 +8,10 @@
 //! What belongs to a product is computed in its pass, by an [`Epilogue`]: a bias, GELU with the argument that backward
 //! needs, the gradient of a bias with that of the weight. Not every type and size has each; the plan knows.
 
+mod functions;
 mod plan;
 
-use cudarc::cublaslt::sys::{self, cublasLtHandle_t, cublasStatus_t};
+use cudarc::cublaslt::sys::cublasLtHandle_t;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr;
@@ -19,28 +20,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::context::Context;
 use crate::kernels::ElementType;
-use crate::library::{Kind, Library, Search};
+use crate::library::{Kind, Search};
 use crate::memory::Arena;
 use crate::stream::Stream;
 use crate::{Error, Result};
+use functions::Functions;
 use plan::{Plan, Shape};
-
-/// Functions that are called: the binding would panic at a missing one.
-const FUNCTIONS: &[&str] = &[
-    "cublasLtCreate",
-    "cublasLtDestroy",
-    "cublasLtMatmul",
-    "cublasLtMatmulAlgoGetHeuristic",
-    "cublasLtMatmulDescCreate",
-    "cublasLtMatmulDescDestroy",
-    "cublasLtMatmulDescSetAttribute",
-    "cublasLtMatmulPreferenceCreate",
-    "cublasLtMatmulPreferenceDestroy",
-    "cublasLtMatmulPreferenceSetAttribute",
-    "cublasLtMatrixLayoutCreate",
-    "cublasLtMatrixLayoutDestroy",
-    "cublasLtMatrixLayoutSetAttribute",
-];
 
 /// How the elements of a matrix lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -114,7 +99,8 @@ pub struct Product {
 #[derive(Debug)]
 pub struct CublasLt {
     context: Arc<Context>,
-    handle: cublasLtHandle_t,
+    /// Nothing where nothing is multiplied.
+    library: Option<Handle>,
     /// What algorithms may write while they run.
     workspace: Arena,
     /// Nothing for what cuBLASLt has no algorithm for.
@@ -122,10 +108,24 @@ pub struct CublasLt {
     searches: AtomicU64,
 }
 
+/// The library, and what it keeps for one GPU.
+#[derive(Debug)]
+struct Handle {
+    functions: Functions,
+    raw: cublasLtHandle_t,
+}
+
 // SAFETY: the handle may be used from any thread, also at the same time.
-unsafe impl Send for CublasLt {}
+unsafe impl Send for Handle {}
 // SAFETY: as above.
-unsafe impl Sync for CublasLt {}
+unsafe impl Sync for Handle {}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: nobody has the handle any more.
+        let _ = unsafe { (self.functions.destroy)(self.raw) };
+    }
+}
 
 impl CublasLt {
     /// Finds the library, and takes the workspace: 32 MiB from Hopper on, 4 MiB before, as the cuBLAS documentation
@@ -133,24 +133,24 @@ impl CublasLt {
     ///
     /// Errors, naming the remedy, if the library is missing or too old, or the GPU has no memory for the workspace.
     pub fn new(search: &Search, context: &Arc<Context>) -> Result<CublasLt> {
-        load(search)?;
+        let functions = Functions::of(&search.load(Kind::CublasLt)?)?;
         context.bind()?;
         let bytes = workspace_bytes(context);
         let mut workspace = Arena::reserve(context, bytes)?;
         workspace.map(0, bytes)?;
-        let mut handle = ptr::null_mut();
+        let mut raw = ptr::null_mut();
         // SAFETY: the pointer is to a live variable; `drop` destroys the handle.
-        check("cublasLtCreate", unsafe { sys::cublasLtCreate(&mut handle) })?;
-        let (context, plans, searches) = (context.clone(), Mutex::default(), AtomicU64::new(0));
-        Ok(CublasLt { context, handle, workspace, plans, searches })
+        functions.check("cublasLtCreate", unsafe { (functions.create)(&mut raw) })?;
+        let (context, library) = (context.clone(), Some(Handle { functions, raw }));
+        let (plans, searches) = (Mutex::default(), AtomicU64::new(0));
+        Ok(CublasLt { context, library, workspace, plans, searches })
     }
 
     /// Takes as much, and multiplies nothing.
     pub(crate) fn dry(context: &Arc<Context>) -> Result<CublasLt> {
         let workspace = Arena::reserve(context, workspace_bytes(context))?;
-        let (context, handle) = (context.clone(), ptr::null_mut());
         let (plans, searches) = (Mutex::default(), AtomicU64::new(0));
-        Ok(CublasLt { context, handle, workspace, plans, searches })
+        Ok(CublasLt { context: context.clone(), library: None, workspace, plans, searches })
     }
 
     /// Bytes that algorithms may write while they run.
@@ -165,15 +165,14 @@ impl CublasLt {
 
     /// Whether there is an algorithm for such a product: not every type has every epilogue.
     pub fn supports(&self, product: &Product) -> Result<bool> {
-        if self.context.is_dry() {
-            return Ok(true);
-        }
-        self.planned(product, |plan| Ok(plan.is_some()))
+        let Some(library) = &self.library else { return Ok(true) };
+        self.planned(library, product, |plan| Ok(plan.is_some()))
     }
 
     /// Calls `f` with the plan, if there is one.
     fn planned<R>(
         &self,
+        library: &Handle,
         product: &Product,
         f: impl FnOnce(Option<&Plan>) -> Result<R>,
     ) -> Result<R> {
@@ -184,7 +183,7 @@ impl CublasLt {
             return f(plan.as_ref());
         }
         self.searches.fetch_add(1, Ordering::Relaxed);
-        let plan = Plan::new(self.handle, &shape, &product.epilogue, self.workspace.len())?;
+        let plan = Plan::new(library, &shape, &product.epilogue, self.workspace.len())?;
         f(plans.entry(shape).or_insert(plan).as_ref())
     }
 
@@ -197,30 +196,35 @@ impl CublasLt {
     /// outside of the stream uses meanwhile; what is written overlaps neither itself nor anything else. All products are
     /// given to the same stream.
     pub(crate) unsafe fn run(&self, stream: &Stream, product: &Product) -> Result<()> {
-        if self.context.is_dry() {
-            return Ok(());
-        }
-        self.planned(product, |plan| {
+        let Some(library) = &self.library else { return Ok(()) };
+        self.planned(library, product, |plan| {
             let plan = plan.ok_or_else(|| {
                 let message = format!("cuBLASLt has no algorithm for {}", Shape::of(product));
                 Error::new("matmul", message)
             })?;
             // SAFETY: the caller's promise, passed on.
-            unsafe { self.run_planned(stream, product, plan) }
+            unsafe { self.run_planned(library, stream, product, plan) }
         })
     }
 
     /// As [`CublasLt::run`], by the plan of such products.
-    unsafe fn run_planned(&self, stream: &Stream, product: &Product, plan: &Plan) -> Result<()> {
-        plan.point_at(&product.epilogue)?;
+    unsafe fn run_planned(
+        &self,
+        library: &Handle,
+        stream: &Stream,
+        product: &Product,
+        plan: &Plan,
+    ) -> Result<()> {
+        let Handle { functions, raw } = library;
+        plan.point_at(functions, &product.epilogue)?;
         let (alpha, beta) = (Scale::of(product, 1.0), Scale::of(product, product.beta));
         let address = |address: u64| address as *const c_void;
         let out = address(product.out.address).cast_mut();
         // SAFETY: descriptors, algorithm and handle are alive and of one kind of product; the scales are of the type that
         // the plan names; the caller answers for the addresses, and the workspace serves one product after another.
         let status = unsafe {
-            sys::cublasLtMatmul(
-                self.handle,
+            (functions.matmul)(
+                *raw,
                 plan.operation(),
                 alpha.address(),
                 address(product.right.address),
@@ -238,20 +242,9 @@ impl CublasLt {
                 stream.handle().cast(),
             )
         };
-        check("cublasLtMatmul", status).map_err(|error| {
+        functions.check("cublasLtMatmul", status).map_err(|error| {
             Error::new("matmul", format!("{}: {}", Shape::of(product), error.context()))
         })
-    }
-}
-
-impl Drop for CublasLt {
-    fn drop(&mut self) {
-        if self.context.is_dry() {
-            return;
-        }
-        let _ = self.context.bind();
-        // SAFETY: nobody has the handle any more.
-        let _ = unsafe { sys::cublasLtDestroy(self.handle) };
     }
 }
 
@@ -275,34 +268,5 @@ impl Scale {
 
     fn address(&self) -> *const c_void {
         ptr::from_ref(self).cast()
-    }
-}
-
-/// Loads the library, unless that was done before: the first that is found serves the whole process.
-fn load(search: &Search) -> Result<()> {
-    static LOADED: Mutex<Option<Library>> = Mutex::new(None);
-    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-    if loaded.is_some() {
-        return Ok(());
-    }
-    let library = search.load(Kind::CublasLt)?;
-    for name in FUNCTIONS {
-        // SAFETY: the address is not used.
-        unsafe { library.function::<*const c_void>(name) }?;
-    }
-    // SAFETY: the library that was just loaded answers to its name; looking is all that happens.
-    if !unsafe { sys::is_culib_present() } {
-        let message = format!("{} is not found by its name", library.path().display());
-        return Err(Error::new(Kind::CublasLt.stem(), message));
-    }
-    *loaded = Some(library);
-    Ok(())
-}
-
-/// Errors unless a call succeeded.
-fn check(op: &'static str, status: cublasStatus_t) -> Result<()> {
-    match status {
-        cublasStatus_t::CUBLAS_STATUS_SUCCESS => Ok(()),
-        status => Err(Error::new(op, format!("{status:?}"))),
     }
 }

@@ -5,14 +5,13 @@ use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t as OperationAttribute;
 use cudarc::cublaslt::sys::cublasLtMatmulPreferenceAttributes_t as PreferenceAttribute;
 use cudarc::cublaslt::sys::cublasLtMatrixLayoutAttribute_t as LayoutAttribute;
 use cudarc::cublaslt::sys::{
-    self, cublasComputeType_t, cublasLtEpilogue_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
-    cublasLtMatmulDesc_t, cublasLtMatmulHeuristicResult_t, cublasLtMatrixLayout_t,
-    cublasLtReductionScheme_t, cublasStatus_t, cudaDataType,
+    cublasComputeType_t, cublasLtEpilogue_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
+    cublasLtMatrixLayout_t, cublasLtReductionScheme_t, cudaDataType,
 };
-use std::ffi::c_void;
 use std::ptr;
 
-use super::{Epilogue, Matrices, Order, Product, check};
+use super::functions::{Candidate, Destroy, Functions, INVALID_VALUE, NOT_SUPPORTED, SUCCESS, Set};
+use super::{Epilogue, Handle, Matrices, Order, Product};
 use crate::kernels::ElementType;
 use crate::{Error, Result};
 
@@ -117,13 +116,15 @@ fn alignment(address: u64) -> u64 {
     (1 << address.trailing_zeros().min(63)).min(ALIGNMENT)
 }
 
+type Layout = Owned<cublasLtMatrixLayout_t, LayoutAttribute>;
+
 /// Descriptors and an algorithm.
 #[derive(Debug)]
 pub(super) struct Plan {
-    operation: Owned<cublasLtMatmulDesc_t>,
-    left: Owned<cublasLtMatrixLayout_t>,
-    right: Owned<cublasLtMatrixLayout_t>,
-    out: Owned<cublasLtMatrixLayout_t>,
+    operation: Owned<cublasLtMatmulDesc_t, OperationAttribute>,
+    left: Layout,
+    right: Layout,
+    out: Layout,
     algorithm: cublasLtMatmulAlgo_t,
 }
 
@@ -131,7 +132,7 @@ impl Plan {
     /// Lets cuBLASLt choose an algorithm that needs at most `workspace` bytes, if it has one. The addresses of `epilogue`
     /// have the alignment that later ones have.
     pub(super) fn new(
-        handle: cublasLtHandle_t,
+        library: &Handle,
         shape: &Shape,
         epilogue: &Epilogue,
         workspace: usize,
@@ -139,6 +140,7 @@ impl Plan {
         if !shape.is_possible() {
             return Ok(None);
         }
+        let functions = &library.functions;
         let [m, n, k] = shape.sizes;
         let [left, right, out] = shape.matrices;
         let (compute, scale) = match shape.operands {
@@ -149,18 +151,21 @@ impl Plan {
         let transposed = |order| i32::from(order == Order::Columns);
         let mut raw = ptr::null_mut();
         // SAFETY: the pointer is to a live variable; `Owned` destroys what was made.
-        let status = unsafe { sys::cublasLtMatmulDescCreate(&mut raw, compute, scale) };
-        check("cublasLtMatmulDescCreate", status)?;
-        let operation = Owned { raw, destroy: sys::cublasLtMatmulDescDestroy };
-        operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_TRANSA, transposed(right.0))?;
-        operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_TRANSB, transposed(left.0))?;
-        operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, shape.epilogue as u32)?;
+        let status = unsafe { (functions.operation_create)(&mut raw, compute, scale) };
+        functions.check("cublasLtMatmulDescCreate", status)?;
+        let (destroy, set) = (functions.operation_destroy, functions.operation_set);
+        let operation = Owned { raw, destroy, set };
+        use OperationAttribute as Attribute;
+        let set = |attribute, value: i32| operation.set(functions, attribute, value);
+        set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, transposed(right.0))?;
+        set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, transposed(left.0))?;
+        set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, shape.epilogue as i32)?;
         if let Some((_, leading)) = shape.input {
-            let leading = leading as i64;
-            operation.set(OperationAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, leading)?;
+            let attribute = Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD;
+            operation.set(functions, attribute, leading as i64)?;
         }
         let layout = |element, (rows, columns), (order, leading, stride, _)| {
-            matrix(element, rows, columns, (order, leading, stride), shape.batch)
+            matrix(functions, element, [rows, columns], (order, leading, stride), shape.batch)
         };
         let plan = Plan {
             operation,
@@ -170,25 +175,28 @@ impl Plan {
             algorithm: cublasLtMatmulAlgo_t { data: [0; 8] },
         };
         // The addresses' alignment counts ("cublasLtMatmulDescAttributes_t").
-        plan.point_at(epilogue)?;
-        let found = plan.search(handle, shape, workspace)?;
+        plan.point_at(functions, epilogue)?;
+        let found = plan.search(library, shape, workspace)?;
         Ok(found.map(|algorithm| Plan { algorithm, ..plan }))
     }
 
     fn search(
         &self,
-        handle: cublasLtHandle_t,
+        library: &Handle,
         shape: &Shape,
         workspace: usize,
     ) -> Result<Option<cublasLtMatmulAlgo_t>> {
+        let functions = &library.functions;
         let mut raw = ptr::null_mut();
         // SAFETY: the pointer is to a live variable; `Owned` destroys what was made.
-        let status = unsafe { sys::cublasLtMatmulPreferenceCreate(&mut raw) };
-        check("cublasLtMatmulPreferenceCreate", status)?;
-        let preference = Owned { raw, destroy: sys::cublasLtMatmulPreferenceDestroy };
-        let set = |attribute, value: u32| preference.set(attribute, value);
+        let status = unsafe { (functions.preference_create)(&mut raw) };
+        functions.check("cublasLtMatmulPreferenceCreate", status)?;
+        let (destroy, set) = (functions.preference_destroy, functions.preference_set);
+        let preference = Owned { raw, destroy, set };
+        let set = |attribute, value: u32| preference.set(functions, attribute, value);
         use PreferenceAttribute as Attribute;
-        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace as u64)?;
+        let limit = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        preference.set(functions, limit, workspace as u64)?;
         // Parts of a sum over k that are computed side by side are added in the type of the sum, never in 16 bits.
         let scheme = cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
         set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, scheme)?;
@@ -197,18 +205,18 @@ impl Plan {
         set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, left)?;
         set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out)?;
         set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out)?;
-        let unknown = cublasLtMatmulHeuristicResult_t {
-            algo: cublasLtMatmulAlgo_t { data: [0; 8] },
-            workspaceSize: 0,
-            state: cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED,
-            wavesCount: 0.0,
+        let unknown = Candidate {
+            algorithm: cublasLtMatmulAlgo_t { data: [0; 8] },
+            workspace: 0,
+            state: NOT_SUPPORTED,
+            waves: 0.0,
             reserved: [0; 4],
         };
         let (mut found, mut count) = ([unknown; CANDIDATES], 0);
         // SAFETY: descriptors and handle are alive, and the pointers are to live variables with room for as many results.
         let status = unsafe {
-            sys::cublasLtMatmulAlgoGetHeuristic(
-                handle,
+            (functions.heuristic)(
+                library.raw,
                 self.operation(),
                 self.right(),
                 self.left(),
@@ -223,20 +231,21 @@ impl Plan {
         // Some epilogues of some types are called invalid. If the product itself is, it will be so without one.
         let plain = shape.epilogue == cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT;
         match status {
-            cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED => return Ok(None),
-            cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE if !plain => return Ok(None),
+            NOT_SUPPORTED => return Ok(None),
+            INVALID_VALUE if !plain => return Ok(None),
             _ => {}
         }
-        check("cublasLtMatmulAlgoGetHeuristic", status)
+        functions
+            .check("cublasLtMatmulAlgoGetHeuristic", status)
             .map_err(|error| Error::new("matmul", format!("{shape}: {}", error.context())))?;
         let mut found = found[..(count as usize).min(CANDIDATES)].iter();
-        let possible = found.find(|found| found.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS);
-        Ok(possible.map(|found| found.algo))
+        let possible = found.find(|found| found.state == SUCCESS);
+        Ok(possible.map(|found| found.algorithm))
     }
 
     /// Sets the addresses of the next product's epilogue.
-    pub(super) fn point_at(&self, epilogue: &Epilogue) -> Result<()> {
-        let set = |attribute, address: u64| self.operation.set(attribute, address);
+    pub(super) fn point_at(&self, functions: &Functions, epilogue: &Epilogue) -> Result<()> {
+        let set = |attribute, address: u64| self.operation.set(functions, attribute, address);
         if let Some(vector) = epilogue.vector() {
             set(OperationAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector)?;
         }
@@ -274,12 +283,12 @@ unsafe impl Send for Plan {}
 
 /// The descriptor of a row-major matrix (`rows`, `columns`), which cuBLASLt sees transposed.
 fn matrix(
+    functions: &Functions,
     element: ElementType,
-    rows: usize,
-    columns: usize,
+    [rows, columns]: [usize; 2],
     (order, leading, stride): (Order, usize, usize),
     batch: usize,
-) -> Result<Owned<cublasLtMatrixLayout_t>> {
+) -> Result<Layout> {
     let element = match element {
         ElementType::F64 => cudaDataType::CUDA_R_64F,
         ElementType::F32 => cudaDataType::CUDA_R_32F,
@@ -297,68 +306,42 @@ fn matrix(
     // SAFETY: the pointer is to a live variable; `Owned` destroys what was made.
     let status = unsafe {
         let (inner, outer, leading) = (inner as u64, outer as u64, leading as i64);
-        sys::cublasLtMatrixLayoutCreate(&mut raw, element, inner, outer, leading)
+        (functions.layout_create)(&mut raw, element, inner, outer, leading)
     };
-    check("cublasLtMatrixLayoutCreate", status)?;
-    let layout = Owned { raw, destroy: sys::cublasLtMatrixLayoutDestroy };
+    functions.check("cublasLtMatrixLayoutCreate", status)?;
+    let layout = Owned { raw, destroy: functions.layout_destroy, set: functions.layout_set };
     if batch > 1 {
         let count = i32::try_from(batch)
             .map_err(|_| Error::new("matmul", format!("{batch} products are too many at once")))?;
-        layout.set(LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, count)?;
-        let stride = stride as i64;
-        layout.set(LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride)?;
+        layout.set(functions, LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, count)?;
+        let attribute = LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+        layout.set(functions, attribute, stride as i64)?;
     }
     Ok(layout)
 }
 
-/// Something of cuBLASLt that is destroyed with this.
+/// Something of cuBLASLt that is destroyed with this, and has attributes.
 #[derive(Debug)]
-struct Owned<T: Copy> {
+struct Owned<T: Copy, A> {
     raw: T,
-    destroy: unsafe fn(T) -> cublasStatus_t,
+    destroy: Destroy<T>,
+    set: Set<T, A>,
 }
 
-impl<T: Copy> Drop for Owned<T> {
+impl<T: Copy, A> Drop for Owned<T, A> {
     fn drop(&mut self) {
         // SAFETY: it was made by the function that belongs to this one, and nobody else has it.
         let _ = unsafe { (self.destroy)(self.raw) };
     }
 }
 
-/// What attributes are set by.
-trait Attribute<T> {
-    const SET: unsafe fn(T, Self, *const c_void, usize) -> cublasStatus_t;
-}
-
-impl Attribute<cublasLtMatmulDesc_t> for OperationAttribute {
-    const SET: unsafe fn(cublasLtMatmulDesc_t, Self, *const c_void, usize) -> cublasStatus_t =
-        sys::cublasLtMatmulDescSetAttribute;
-}
-
-impl Attribute<cublasLtMatrixLayout_t> for LayoutAttribute {
-    const SET: unsafe fn(cublasLtMatrixLayout_t, Self, *const c_void, usize) -> cublasStatus_t =
-        sys::cublasLtMatrixLayoutSetAttribute;
-}
-
-impl Attribute<sys::cublasLtMatmulPreference_t> for PreferenceAttribute {
-    const SET: unsafe fn(
-        sys::cublasLtMatmulPreference_t,
-        Self,
-        *const c_void,
-        usize,
-    ) -> cublasStatus_t = sys::cublasLtMatmulPreferenceSetAttribute;
-}
-
-impl<T: Copy> Owned<T> {
-    fn set<A: Attribute<T> + std::fmt::Debug + Copy, V: NoUninit>(
-        &self,
-        attribute: A,
-        value: V,
-    ) -> Result<()> {
+impl<T: Copy, A: std::fmt::Debug + Copy> Owned<T, A> {
+    fn set<V: NoUninit>(&self, functions: &Functions, attribute: A, value: V) -> Result<()> {
         let bytes = bytemuck::bytes_of(&value);
         // SAFETY: the descriptor is alive, and takes a copy of as many bytes.
-        let status = unsafe { A::SET(self.raw, attribute, bytes.as_ptr().cast(), bytes.len()) };
-        check("cublasLt", status)
+        let status = unsafe { (self.set)(self.raw, attribute, bytes.as_ptr().cast(), bytes.len()) };
+        functions
+            .check("cublasLt", status)
             .map_err(|error| Error::new("cublasLt", format!("{attribute:?}: {error}")))
     }
 }

@@ -196,6 +196,16 @@ template <class T> int take(T& value, const void* from, size_t bytes) {
 
 API size_t cublasLtGetVersion() { return 130000; }
 API int cublasLtCreate(void** handle) { *handle = new int(0); return SUCCESS; }
+API const char* cublasLtGetStatusName(int status) {
+    switch (status) {
+        case SUCCESS: return "CUBLAS_STATUS_SUCCESS";
+        case NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
+        case INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
+        case EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
+        case NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
+        default: return nullptr;
+    }
+}
 API int cublasLtDestroy(void* handle) { delete (int*)handle; return SUCCESS; }
 
 API int cublasLtMatmulDescCreate(void** operation, int compute, int scale) { *operation = new Operation{compute, scale}; return SUCCESS; }
