@@ -117,7 +117,7 @@ pub fn bench(config: &BenchConfig, device: &Device) -> Result<BenchReport> {
         (0..count).try_for_each(|_| trainer.advance(&sampler))?;
         trainer.reports(&sampler)
     };
-    steps(config.warmup)?;
+    steps(config.warmup + config.execution.first_steps())?;
     let launches = || device.gpu().map_or(0, |gpu| gpu.launches() + gpu.product_launches());
     let before = launches();
     let reports = steps(config.steps)?;

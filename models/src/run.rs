@@ -16,7 +16,7 @@ use crate::data::{Dataset, Sampler, Validation};
 use crate::evaluate::{Evaluation, evaluate};
 use crate::plot::plot;
 use crate::tokenizer::Tokenizer;
-use crate::trainer::Trainer;
+use crate::trainer::{StepReport, Trainer};
 
 pub use metrics::Metrics;
 use metrics::{MetricsLog, unwritable};
@@ -54,7 +54,7 @@ pub struct Intervals {
     /// Stop when the step number is a multiple of this.
     pub exit_interval: Option<u64>,
     /// Steps from one time that a GPU is waited for to the next, to see what its steps found; 0 for none before it has to
-    /// be. Of a CPU, every step is seen.
+    /// be. The first step of a process is seen at once, and of a CPU every step.
     pub log_interval: u64,
 }
 
@@ -181,7 +181,8 @@ pub fn run(
         if steps > 0 && exit_interval.is_some_and(|every| done.is_multiple_of(every)) {
             break Ended::ExitInterval;
         }
-        tracing.step(trainer, &sampler)?;
+        let taken = tracing.step(trainer, &sampler);
+        or_tell_what_is_known(taken, trainer, config, &mut log, observer)?;
         steps += 1;
         let step = trainer.progress().step;
         if first {
@@ -190,13 +191,18 @@ pub fn run(
         let last = step == train_iters;
         let due = |every: u64| step.is_multiple_of(every) && !last;
         let evaluates = last || due(eval_interval);
-        let reads = !trainer.scope().device().is_gpu() || due(log_interval);
+        let reads = !trainer.scope().device().is_gpu() || due(log_interval) || steps == 1;
         if !(reads || evaluates || due(save_interval)) {
             continue;
         }
-        let mut metrics = measure(trainer, config, &sampler)?;
+        let found = measure(trainer, config, &sampler);
+        let mut metrics = or_tell_what_is_known(found, trainer, config, &mut log, observer)?;
+        let newest = metrics.pop();
+        tell(&mut log, &metrics, observer)?;
+        let mut metrics = Vec::from_iter(newest);
         if let Some(validation) = validation.as_ref().filter(|_| evaluates) {
             let limit = (!last).then_some(config.eval_iters);
+            trainer.release_graph();
             let found = evaluate(trainer.parts(), trainer.mesh(), validation, limit)?;
             if let Some(metrics) = metrics.last_mut() {
                 metrics.validation_loss = Some(found.loss);
@@ -215,7 +221,10 @@ pub fn run(
             saved = Some((step, folder));
         }
     };
-    tell(&mut log, &measure(trainer, config, &sampler)?, observer)?;
+    let found = measure(trainer, config, &sampler);
+    let metrics = or_tell_what_is_known(found, trainer, config, &mut log, observer)?;
+    tell(&mut log, &metrics, observer)?;
+    trainer.release_graph();
     tracing.finish()?;
     let checkpoint = match saved {
         Some((step, folder)) if step == trainer.progress().step => folder,
@@ -306,5 +315,24 @@ fn tell(
 /// What is known of the steps since the last time.
 fn measure(trainer: &mut Trainer, config: &RunConfig, sampler: &Sampler) -> Result<Vec<Metrics>> {
     let reports = trainer.reports(sampler)?;
-    Ok(reports.iter().map(|report| Metrics::of(trainer, config.seq_length, report)).collect())
+    Ok(metrics(trainer, config, &reports))
+}
+
+fn metrics(trainer: &Trainer, config: &RunConfig, reports: &[StepReport]) -> Vec<Metrics> {
+    reports.iter().map(|report| Metrics::of(trainer, config.seq_length, report)).collect()
+}
+
+/// The result; if it is an error, the steps before the one that was lost are told of first.
+fn or_tell_what_is_known<T>(
+    result: Result<T>,
+    trainer: &mut Trainer,
+    config: &RunConfig,
+    log: &mut Option<MetricsLog>,
+    observer: &mut dyn Observer,
+) -> Result<T> {
+    if result.is_err() {
+        let known = trainer.known_reports();
+        tell(log, &metrics(trainer, config, &known), observer)?;
+    }
+    result
 }

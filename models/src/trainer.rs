@@ -166,6 +166,12 @@ impl Trainer {
         &self.progress
     }
 
+    /// Gives back the memory of a step that was captured, with [`Execution::CudaGraph`]: for an evaluation, which then
+    /// takes no more beside the weights than a step did. The steps after it begin anew.
+    pub fn release_graph(&mut self) {
+        self.graph = None;
+    }
+
     /// Continues from where a checkpoint was; its weights and moments are loaded by themselves.
     pub fn set_progress(&mut self, progress: Progress) {
         if let Some(state) = progress.loss_scaler {
@@ -185,8 +191,13 @@ impl Trainer {
     /// Where replicas take steps of their own they have the same weights now and then, but never the same
     /// moments: a checkpoint has those of the first replica, with which all of them go on.
     ///
-    /// Errors, with the step at which it is possible, while the replicas' weights differ.
+    /// Errors, with the step at which it is possible, while the replicas' weights differ; and while nobody has asked for the
+    /// [reports](Trainer::reports) of all steps.
     pub fn held(&self) -> Result<(Vec<Held>, Moments)> {
+        if self.reports.is_unread() {
+            let message = "nobody knows yet whether a step was lost: ask for the reports first";
+            return Err(Error::config("checkpoint", message));
+        }
         let (step, wait) = (self.progress.step, self.steps_to_synchronization());
         if wait > 0 {
             let every = self.config.parallel.data_parallel.synchronize_every;
@@ -232,6 +243,7 @@ impl Trainer {
         checkpoint.check_config(&self.model)?;
         checkpoint.verify(self.mesh.world())?;
         self.graph = None; // it knows where weights and moments were
+        self.reports.forget()?;
         self.data_parallel.load(|params| checkpoint.load_params_of_part(params))?;
         checkpoint.load_optimizer(&mut self.optimizer)?;
         self.set_progress(checkpoint.progress().clone());

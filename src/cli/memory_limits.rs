@@ -58,14 +58,14 @@ pub fn check(args: &TrainArgs, plan: &Plan, stages: &[StageMemory], job: &Job) -
 }
 
 /// The same for a run that is only thought of: nothing is known of other machines, so ranks with GPUs of their own are
-/// compared with the first one here.
+/// compared with the first one here, if there is one.
 pub fn check_thought(args: &TrainArgs, plan: &Plan, stages: &[StageMemory]) -> Result<()> {
     if args.run.memory_limit.is_some() {
         return check_ranks(args, plan, stages);
     }
-    match args.device.gpu_memory(0..1)? {
-        Some(gpu) => check_gpu(args, plan, stages, 0..plan.layout.world(), gpu),
-        None => Ok(()),
+    match args.device.gpu_memory(0..1) {
+        Ok(Some(gpu)) => check_gpu(args, plan, stages, 0..plan.layout.world(), gpu),
+        Ok(None) | Err(_) => Ok(()),
     }
 }
 

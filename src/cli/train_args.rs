@@ -323,7 +323,8 @@ pub struct RunArgs {
     /// Validation batches of an evaluation while training [default: 20; the last one takes all]
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub eval_iters: u64,
-    /// Steps between lines where there is no terminal for a progress bar; a GPU is waited for as often
+    /// Steps between lines where there is no terminal for a progress bar, 0 for none; a GPU is waited for, and the
+    /// metrics written, as often
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub log_interval: u64,
     /// One JSON object per step [default: metrics.jsonl in the run folder]

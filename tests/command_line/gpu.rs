@@ -90,12 +90,13 @@ fn a_run_as_a_graph_has_the_same_losses() {
         let metrics = std::fs::read_to_string(here.join(save).join("metrics.jsonl")).unwrap();
         let steps = metrics.lines().map(|line| serde_json::from_str(line).unwrap());
         let steps = steps.map(|line: serde_json::Value| {
-            (line["step"].clone(), line["loss"].clone(), line["validation_loss"].clone())
+            ["step", "loss", "validation_loss", "mem_peak_bytes"].map(|field| line[field].clone())
         });
         steps.collect::<Vec<_>>()
     };
     let plain = train("plain", &["--device", "cuda"]);
     assert_eq!(plain.len(), 8);
+    // A graph is let go before an evaluation, so even the memory is the same.
     assert_eq!(train("graph", &["--device", "cuda", "--enable-cuda-graph"]), plain);
     // A checkpoint does not remember it: the run may go on elsewhere.
     lines(here, &["train", "--load", "graph", "--train-iters", "9", "--sample-length", "0"]);
@@ -113,6 +114,28 @@ fn a_run_as_a_graph_has_the_same_losses() {
         assert!(told.contains("enable-cuda-graph") && told.contains(part), "{told}");
         assert_eq!(told.lines().count(), 1, "{told}");
     }
+}
+
+#[test]
+fn steps_before_a_lost_one_are_in_the_metrics() {
+    if !ferrotron_cuda_stand_in::available("steps_before_a_lost_one_are_in_the_metrics") {
+        return;
+    }
+    let folder = folder_with_text();
+    let here = folder.path();
+    let train = |device: &str| {
+        let lost = ["--lr", "1e6", "--clip-grad", "0", "--log-interval", "10"];
+        let words = ["train", "--data", "text.txt", "--save", device, "--device", device];
+        let output = ferrotron(here, &[&words[..], TINY, &lost].concat());
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        let told = told.lines().last().unwrap().split("; ").last().unwrap().to_string();
+        let metrics = std::fs::read_to_string(here.join(device).join("metrics.jsonl")).unwrap();
+        (told, metrics.lines().count())
+    };
+    let (here_it_is, there) = (train("cpu"), train("cuda"));
+    assert!(here_it_is.0.starts_with("first offender: ") && here_it_is.1 > 1, "{here_it_is:?}");
+    assert_eq!(there, here_it_is);
 }
 
 #[test]

@@ -31,6 +31,10 @@ pub struct TrainerConfig {
     pub execution: Execution,
 }
 
+/// Steps that are taken as they are before one is captured. Kernels are compiled in them and products planned, and their
+/// reports say whether the step works at all.
+pub(super) const EAGER_STEPS: usize = 2;
+
 /// How a GPU is given the work of a step. Nothing here changes a bit of what is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Execution {
@@ -43,6 +47,14 @@ pub enum Execution {
 }
 
 impl Execution {
+    /// Steps that are taken before one is as fast as those after it.
+    pub(crate) const fn first_steps(self) -> usize {
+        match self {
+            Execution::Eager => 0,
+            Execution::CudaGraph => EAGER_STEPS + 1, // and the one that is captured
+        }
+    }
+
     /// Why a CPU is refused.
     pub const NEEDS_GPU: &str = "captures what a GPU is given: add --device cuda";
 }

@@ -1,14 +1,16 @@
 //! Steps as CUDA graphs: what the device does in one is captured once, and replayed for those that are like it.
 
-use ferrotron_tensor::{CudaGraph, Result};
+use ferrotron_cuda::stream::Event;
+use ferrotron_tensor::{CudaGraph, Error, Result};
+use std::collections::VecDeque;
 
 use super::Trainer;
+use super::config::EAGER_STEPS;
 use super::step::Prepared;
 use crate::stage::Microbatch;
 
-/// Steps that are taken as they are before one is captured. Kernels are compiled in them and products planned, and
-/// their reports say whether the step works at all.
-const BEFORE: usize = 2;
+/// Replays that a GPU has before it at most: more would only make a run's end come later.
+const AHEAD: usize = 4;
 
 /// Every number of a step that a graph keeps. What else changes from step to step lies in memory of the device.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -29,6 +31,8 @@ pub(super) struct StepGraph {
     /// Steps that were taken as they are.
     taken: usize,
     captured: Option<CudaGraph>,
+    /// When the last replays are done.
+    under_way: VecDeque<Event>,
 }
 
 impl Trainer {
@@ -51,16 +55,31 @@ impl Trainer {
             }
             None => {
                 let microbatches = self.microbatches(prepared)?;
-                StepGraph { frozen, microbatches, taken: 0, captured: None }
+                StepGraph {
+                    frozen,
+                    microbatches,
+                    taken: 0,
+                    captured: None,
+                    under_way: VecDeque::new(),
+                }
             }
         };
         let step = self.progress.step; // of the random numbers
         match &mut graph.captured {
             Some(captured) => {
+                if graph.under_way.len() == AHEAD
+                    && let Some(oldest) = graph.under_way.pop_front()
+                {
+                    oldest.synchronize().map_err(Error::of_gpu)?;
+                }
                 captured.replay(step)?;
+                if let Some(gpu) = self.scope.device().gpu() {
+                    let done = gpu.compute().record().map_err(Error::of_gpu)?;
+                    graph.under_way.push_back(done);
+                }
                 self.optimizer.count_step(self.data_parallel.buffers());
             }
-            None if graph.taken < BEFORE => {
+            None if graph.taken < EAGER_STEPS => {
                 self.take(prepared, &graph.microbatches)?;
                 graph.taken += 1;
             }

@@ -1,6 +1,7 @@
 //! What steps found, and how the host learns of it: on a GPU it reads the numbers of many steps at once, when somebody
 //! wants to know them.
 
+use ferrotron_parallel::collective::Group;
 use ferrotron_tensor::ops::outcome::Outcomes;
 use ferrotron_tensor::{Device, Result};
 use std::time::Instant;
@@ -24,7 +25,7 @@ pub struct StepReport {
     pub skipped: bool,
     /// Tokens seen.
     pub tokens: u64,
-    /// Duration in seconds: the mean of the steps that were read together.
+    /// Duration in seconds: the mean of the steps that were read together, where there were several.
     pub seconds: f64,
 }
 
@@ -78,11 +79,19 @@ impl Reports {
         self.unread.len() == self.outcomes.rows()
     }
 
+    /// Whether there are steps whose numbers were not read.
+    pub fn is_unread(&self) -> bool {
+        !self.unread.is_empty()
+    }
+
     /// Reads the numbers of all steps, in one transfer; the first that must not be gone on from, if there is one. Nothing
     /// is known of those after it.
-    pub fn read(&mut self) -> Result<Option<Lost>> {
+    ///
+    /// Errors if a collective of `world` has failed, which leaves numbers of no meaning.
+    pub fn read(&mut self, world: &Group) -> Result<Option<Lost>> {
         let Some(first) = self.unread.first() else { return Ok(None) };
         let (found, stopped) = self.outcomes.read(self.unread.len())?;
+        world.check()?;
         let seconds = first.started.elapsed().as_secs_f64() / found.len() as f64;
         let (mut lost, count) = (None, found.len());
         for (index, (given, found)) in self.unread.drain(..).zip(found).enumerate() {
@@ -108,6 +117,13 @@ impl Reports {
     /// The report of the step that was given last, if it was read.
     pub fn last(&mut self) -> Option<&mut StepReport> {
         self.read.last_mut().filter(|_| self.unread.is_empty())
+    }
+
+    /// Forgets all steps.
+    pub fn forget(&mut self) -> Result<()> {
+        self.unread.clear();
+        self.read.clear();
+        self.outcomes.clear()
     }
 
     /// The reports that were read.

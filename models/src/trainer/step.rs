@@ -48,16 +48,20 @@ impl Trainer {
     /// found is in [`Trainer::reports`], to be read every now and then.
     ///
     /// It is waited for all the same where the host has to know what a step found: with a dynamic loss scale, with
-    /// replicas that take steps of their own, and each time that a thousand steps have not been read. Ranks that share
+    /// replicas that take steps of their own, and each time that 1024 steps have not been read. Ranks that share
     /// a GPU or have no NCCL wait for each of their collectives.
+    ///
+    /// Before a checkpoint is saved the numbers must be read: one of the steps may have been lost.
     ///
     /// Errors as [`Trainer::reports`], if it had to be waited for.
     pub fn advance(&mut self, samples: &dyn Samples) -> Result<()> {
         let started = Instant::now();
         let device = self.scope.device().clone();
         let _span = trace_span!("step", step = self.progress.step + 1).entered();
+        let alone = !self.reports.is_unread();
         device.run(|| self.step_on_device(samples, started))?;
-        if let Some(report) = self.reports.last() {
+        // Of steps that were read together, only the mean of their durations is known.
+        if let Some(report) = self.reports.last().filter(|_| alone) {
             report.seconds = started.elapsed().as_secs_f64();
         }
         Ok(())
@@ -67,14 +71,20 @@ impl Trainer {
     ///
     /// Errors on every rank if the loss or gradient norm of one is not finite, as [`Trainer::step`]. The steps after it
     /// have changed nothing, and the trainer is again as it was before it. If others came after it, it is taken again
-    /// over `samples`, without an update, to find the offending parameter.
+    /// over `samples`, without an update, to find the offending parameter. The steps before it are those of
+    /// [`Trainer::known_reports`].
     pub fn reports(&mut self, samples: &dyn Samples) -> Result<Vec<StepReport>> {
         self.read(samples)?;
-        Ok(self.reports.take())
+        Ok(self.known_reports())
+    }
+
+    /// Those of [`Trainer::reports`] that nobody has to be waited for: what was found before an error.
+    pub fn known_reports(&mut self) -> Vec<StepReport> {
+        self.reports.take()
     }
 
     fn read(&mut self, samples: &dyn Samples) -> Result<()> {
-        let Some(lost) = self.reports.read()? else { return Ok(()) };
+        let Some(lost) = self.reports.read(self.mesh.world())? else { return Ok(()) };
         let Lost { given, loss, grad_norm, later } = lost;
         self.progress = given.before;
         self.optimizer.set_steps(given.updates);

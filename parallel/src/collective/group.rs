@@ -77,6 +77,11 @@ impl Group {
         self.0.as_ref().map_or(1, |collective| collective.size())
     }
 
+    /// Errors if another rank is known to have failed or left: what its calls have left in memory has no meaning.
+    pub fn check(&self) -> Result<()> {
+        self.0.as_ref().map_or(Ok(()), |collective| collective.check())
+    }
+
     /// What this rank has sent so far: nothing in a group of one.
     pub fn traffic(&self) -> Traffic {
         self.0.as_ref().map_or_else(Traffic::default, |collective| collective.traffic())
