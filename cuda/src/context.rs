@@ -95,7 +95,12 @@ impl Context {
     }
 
     /// Makes this the context of the calling thread: before every call of the driver that works in one.
+    ///
+    /// Errors for a GPU that does nothing, whose users call no driver.
     pub(crate) fn bind(&self) -> Result<()> {
+        if self.is_dry() {
+            return Err(Error::new("cuda", "a dry GPU does nothing"));
+        }
         // SAFETY: the context is alive as long as `self`.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.handle) })
     }

@@ -113,6 +113,8 @@ pub struct CublasLt {
 struct Handle {
     functions: Functions,
     raw: cublasLtHandle_t,
+    /// It frees what it has there.
+    context: Arc<Context>,
 }
 
 // SAFETY: the handle may be used from any thread, also at the same time.
@@ -122,6 +124,7 @@ unsafe impl Sync for Handle {}
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        let _ = self.context.bind();
         // SAFETY: nobody has the handle any more.
         let _ = unsafe { (self.functions.destroy)(self.raw) };
     }
@@ -141,9 +144,9 @@ impl CublasLt {
         let mut raw = ptr::null_mut();
         // SAFETY: the pointer is to a live variable; `drop` destroys the handle.
         functions.check("cublasLtCreate", unsafe { (functions.create)(&mut raw) })?;
-        let (context, library) = (context.clone(), Some(Handle { functions, raw }));
+        let library = Some(Handle { functions, raw, context: context.clone() });
         let (plans, searches) = (Mutex::default(), AtomicU64::new(0));
-        Ok(CublasLt { context, library, workspace, plans, searches })
+        Ok(CublasLt { context: context.clone(), library, workspace, plans, searches })
     }
 
     /// Takes as much, and multiplies nothing.
@@ -165,7 +168,9 @@ impl CublasLt {
 
     /// Whether there is an algorithm for such a product: not every type has every epilogue.
     pub fn supports(&self, product: &Product) -> Result<bool> {
-        let Some(library) = &self.library else { return Ok(true) };
+        let Some(library) = &self.library else {
+            return Ok(Shape::of(product).is_possible()); // what is refused on every GPU
+        };
         self.planned(library, product, |plan| Ok(plan.is_some()))
     }
 
@@ -215,7 +220,7 @@ impl CublasLt {
         product: &Product,
         plan: &Plan,
     ) -> Result<()> {
-        let Handle { functions, raw } = library;
+        let Handle { functions, raw, .. } = library;
         plan.point_at(functions, &product.epilogue)?;
         let (alpha, beta) = (Scale::of(product, 1.0), Scale::of(product, product.beta));
         let address = |address: u64| address as *const c_void;

@@ -67,13 +67,20 @@ pub(crate) fn load(search: &Search) -> Result<()> {
             // SAFETY: the address is not used.
             unsafe { library.function::<*const c_void>(name) }?;
         }
-        // SAFETY: the library that was just loaded answers to its name; looking is all that happens.
-        if !unsafe { sys::is_culib_present() } {
+        // The binding looks for the driver itself, by other names first: `libcuda.so` may be a toolkit's stub.
+        // SAFETY: it loads a library of that name only if one is there; the addresses are not used.
+        let (own, bound) = unsafe {
+            let own = library.function::<*const c_void>("cuInit")?;
+            let present = sys::is_culib_present();
+            let bound = present.then(|| sys::culib().get::<*const c_void>(b"cuInit\0").ok());
+            (own, bound.flatten().map(|symbol| *symbol))
+        };
+        if bound != Some(own) {
             let path = library.path().display();
-            return Err(Error::new(
-                "cuda",
-                format!("{path} is not found by its name, libcuda.so.1"),
-            ));
+            let message = format!(
+                "{path} is not what the system's loader finds as libcuda.so or libcuda.so.1: take other drivers and stubs off LD_LIBRARY_PATH"
+            );
+            return Err(Error::new("cuda", message));
         }
         // SAFETY: `cuInit` may be called at any time.
         check("cuInit", unsafe { sys::cuInit(0) })

@@ -51,8 +51,9 @@ impl<'a> Recording<'a> {
     /// on the way.
     pub fn end(self) -> Result<Graph> {
         let gpu = std::mem::ManuallyDrop::new(self).gpu;
-        gpu.cells().end_recording();
-        let recorded = end(gpu.compute())?;
+        let recorded = end(gpu.compute());
+        gpu.cells().end_recording(); // not before: a step that is set meanwhile would be recorded
+        let recorded = recorded?;
         let mut runnable = ptr::null_mut();
         // SAFETY: the recording is alive, and the pointer is to a live variable; `drop` destroys what is made.
         let status = unsafe { sys::cuGraphInstantiateWithFlags(&mut runnable, recorded.handle, 0) };
@@ -63,8 +64,8 @@ impl<'a> Recording<'a> {
 
 impl Drop for Recording<'_> {
     fn drop(&mut self) {
-        self.gpu.cells().end_recording();
         let _ = end(self.gpu.compute());
+        self.gpu.cells().end_recording();
     }
 }
 
@@ -105,10 +106,13 @@ impl Graph {
     /// Gives all that was recorded to the compute stream of `gpu`, after what it was given before. Random numbers are
     /// those of the training step `step`.
     ///
+    /// Errors if the stream is recorded: the step would be that of the outer launch.
+    ///
     /// # Safety
     /// It was recorded on this GPU. All memory that the work was recorded with is still there, and nothing outside of the
     /// stream uses it meanwhile; so are the kernels.
     pub unsafe fn launch(&mut self, gpu: &Gpu, step: u64) -> Result<()> {
+        gpu.compute().expect_running("cuGraphLaunch")?;
         let _step = gpu.step(step)?;
         self.context.bind()?;
         let stream = gpu.compute().handle();

@@ -77,9 +77,9 @@ impl Stream {
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.handle, event.handle, 0) })
     }
 
-    /// Copies bytes of the host to the GPU's address `to`. The slice is free when this returns.
+    /// Copies bytes of the host to the GPU's address `to`, after everything that was given so far, and waits for that.
     ///
-    /// Errors if the stream is recorded: when the copy is done, the slice is gone.
+    /// Errors if the stream is recorded: nothing is done then.
     ///
     /// # Safety
     /// As many bytes from `to` on are memory of the GPU that nothing outside of this stream uses meanwhile.
@@ -88,12 +88,14 @@ impl Stream {
             return Ok(()); // drivers need not take copies of nothing
         }
         self.expect_running("cuMemcpyHtoD")?;
-        // SAFETY: the caller answers for the destination. Of pageable memory the driver has taken a copy when it
-        // returns, and of pinned memory slices are never made.
+        // SAFETY: the caller answers for the destination; the slice is borrowed until the copy has arrived.
         let status = unsafe {
             sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast::<c_void>(), from.len(), self.handle)
         };
-        check("cuMemcpyHtoD", status)
+        // Pinned memory is read when the copy's turn comes, and of other memory a driver need not have taken a copy. After
+        // an error, too: some of it may be under way.
+        let arrived = self.synchronize();
+        check("cuMemcpyHtoD", status).and(arrived)
     }
 
     /// Copies bytes from the GPU's address `from` to the host, after everything that was given so far.

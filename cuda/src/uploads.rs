@@ -10,7 +10,9 @@ use crate::stream::{Event, Stream};
 
 /// More bytes than this are copied by the driver, and waited for: whole weights, which no step uploads.
 const LARGEST: usize = 4 << 20;
-/// Pieces under way before the oldest is waited for.
+/// The least that is pinned: a page.
+const SMALLEST: usize = 4096;
+/// Pieces under way before the oldest is waited for: no more than 1 GiB, which no counter has.
 const MOST: usize = 256;
 
 /// A piece of pinned memory, and when the GPU has fetched what was last in it.
@@ -20,7 +22,7 @@ struct Piece {
     fetched: Event,
 }
 
-/// Pinned memory for uploads into one stream: as much as was ever under way at once.
+/// Pinned memory for uploads into one stream: of each size, a power of two, as much as was ever under way at once.
 #[derive(Debug)]
 pub(crate) struct Uploads {
     context: Arc<Context>,
@@ -52,15 +54,17 @@ impl Uploads {
             std::ptr::copy_nonoverlapping(from.as_ptr(), bytes, from.len());
             stream.copy(to, piece.memory.base(), from.len())?;
         }
-        piece.fetched.record(stream)?;
+        // Without a moment to wait for, the GPU must be done before the piece goes.
+        piece.fetched.record(stream).inspect_err(|_| drop(stream.synchronize()))?;
         pieces.push(piece);
         Ok(())
     }
 
     /// A piece of at least `len` bytes that nobody uses.
     fn free(&self, pieces: &mut Vec<Piece>, len: usize) -> Result<Piece> {
-        // If the GPU has not fetched from the first that is large enough, it has not from any.
-        if let Some(index) = pieces.iter().position(|piece| piece.memory.len() >= len)
+        let wanted = len.next_power_of_two().max(SMALLEST);
+        // If the GPU has not fetched from the first of this size, it has not from any.
+        if let Some(index) = pieces.iter().position(|piece| piece.memory.len() == wanted)
             && pieces[index].fetched.has_passed()?
         {
             return Ok(pieces.remove(index));
@@ -68,11 +72,11 @@ impl Uploads {
         if pieces.len() == MOST {
             let oldest = pieces.remove(0);
             oldest.fetched.synchronize()?;
-            if oldest.memory.len() >= len {
+            if oldest.memory.len() == wanted {
                 return Ok(oldest);
             }
         }
-        let memory = PinnedMemory::new(&self.context, len.next_power_of_two())?;
+        let memory = PinnedMemory::new(&self.context, wanted)?;
         Ok(Piece { memory, fetched: Event::new(&self.context)? })
     }
 }

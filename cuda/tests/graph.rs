@@ -193,6 +193,12 @@ fn recorded_work_draws_with_the_step_of_its_launch() -> Result<()> {
         "random: draws random numbers of step 4 after some of step 3: recorded work has one step"
     );
     let mut graph = recording.end()?;
+    // No graph within a recording: the step would be that of the outer one.
+    let recording = Recording::begin(&bench.gpu)?;
+    // SAFETY: the memory is still there.
+    let error = unsafe { graph.launch(&bench.gpu, 9) }.unwrap_err().to_string();
+    assert!(error.starts_with("cuGraphLaunch: the stream is recorded"), "{error}");
+    let _ = recording.end()?;
     let step = |bench: &Bench| bench.number(4).map(f32::to_bits);
     for number in [3, 3, 7] {
         // SAFETY: the memory is still there.

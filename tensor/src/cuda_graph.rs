@@ -20,7 +20,8 @@
 //! **Memory.** What the closure takes from the device comes from a pool that belongs to the graph. What it gives back is
 //! used again within the closure only, so no tensor of others lies where the graph writes. Tensors that outlive the
 //! closure hold the results of the last replay. Tensors from outside that it reads or writes keep their place for as long
-//! as the graph lives, even if everybody else drops them. [`Device::memory`] counts a graph as the most that it ever used.
+//! as the graph lives, even if everybody else drops them; while one of them is in a collective that was not waited for,
+//! there must be no replay. [`Device::memory`] counts a graph as the most of its own memory that it ever used.
 //!
 //! **Frozen** is whatever the host decides while it captures: shapes, which operations, their order, and every number that
 //! an operation takes as an argument. What differs from replay to replay lies in memory of the GPU: tensors from outside,
@@ -28,8 +29,8 @@
 //! a graph, which each replay sets; with their seeds and sites it says what [dropout](crate::ops::dropout) drops.
 //!
 //! **Not possible** in a capture is whatever the host would wait for or send: `to_vec`, `item`, `from_slice`,
-//! `write_slice`, `synchronize`, a new `Step`, collectives through memory of the host. These are errors that say so. After
-//! an error there is no graph; device and pool are as before, and what the closure did to values of the host remains.
+//! `write_slice`, `synchronize`, a new `Step`, collectives. These are errors that say so. After an error there is no
+//! graph; device and pool are as before, and what the closure did to values of the host remains.
 
 use ferrotron_cuda::graph::{Graph, Recording};
 use std::sync::Arc;
@@ -79,7 +80,7 @@ impl CudaGraph {
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
     pub fn capture<R>(device: &Device, f: impl FnOnce() -> Result<R>) -> Result<(CudaGraph, R)> {
-        let Some(gpu) = device.gpu() else {
+        let Some(gpu) = device.gpu().filter(|gpu| !gpu.is_dry()) else {
             let message = format!("{device:?} is no GPU, whose work could be captured");
             return Err(Error::device("cuda_graph", message));
         };
@@ -100,8 +101,11 @@ impl CudaGraph {
     pub fn replay(&mut self, step: u64) -> Result<()> {
         let gpu = self.device.expect_gpu("cuda_graph")?;
         self.device.expect_no_capture("cuda_graph")?;
+        // A graph holds blocks, not tensors, so nobody has seen whether the stream of copies works on one of them.
+        let copied = gpu.copies().record().and_then(|until| gpu.compute().wait(&until));
+        copied.map_err(Error::of_gpu)?;
         // SAFETY: it was captured on this GPU. The capture holds the memory that addresses were taken of. It is used in the
-        // order of the compute stream, as all memory of the device. Kernels live as long as the GPU.
+        // order of the compute stream, which has waited for that of copies. Kernels live as long as the GPU.
         unsafe { self.graph.launch(gpu, step) }.map_err(Error::of_gpu)
     }
 }

@@ -1,4 +1,4 @@
-//! A device: a memory pool and a budget of threads.
+//! A device: memory pools, and a budget of threads or a GPU.
 //!
 //! ```
 //! use ferrotron_tensor::{Device, Tensor};
@@ -30,9 +30,9 @@ use crate::{Error, MemoryKind, Result};
 /// Each device owns its threads, so that several ranks in one process share the cores as they were
 /// told to. Results never depend on the number of threads.
 #[derive(Clone)]
-pub struct Device(Arc<Cpu>);
+pub struct Device(Arc<Inner>);
 
-struct Cpu {
+struct Inner {
     pool: Arc<Pool>,
     host: Arc<Pool>,
     workers: Workers,
@@ -120,7 +120,7 @@ impl Device {
 
     fn with(workers: Workers, backing: Backing, host: Backing) -> Device {
         let (pool, host) = (Pool::new(backing), Pool::new(host));
-        Device(Arc::new(Cpu { pool, host, workers, turn: Mutex::default() }))
+        Device(Arc::new(Inner { pool, host, workers, turn: Mutex::default() }))
     }
 
     /// Whether nothing is computed: see [`Device::dry`].
@@ -157,35 +157,36 @@ impl Device {
 
     /// From now on tensors come from the capture's pools. Errors if that is so already.
     pub(crate) fn begin_capture(&self) -> Result<Arc<Capture>> {
-        self.expect_no_capture("cuda_graph")?;
+        let Workers::Gpu(worker) = &self.0.workers else {
+            return Err(Error::device("cuda_graph", "the device is no GPU"));
+        };
+        // Looked at and set at once: of two threads one captures, and nobody takes its pools away.
+        let mut current = worker.capture.write().unwrap_or_else(PoisonError::into_inner);
+        if current.is_some() {
+            return Err(self.captured("cuda_graph"));
+        }
         // What waits there to be used again would be taken from the GPU twice.
         self.0.pool.trim();
-        let capture = Arc::new(Capture::new(&self.0.pool, &self.0.host));
-        self.set_capture(Some(capture.clone()));
-        Ok(capture)
+        Ok(current.insert(Arc::new(Capture::new(&self.0.pool, &self.0.host))).clone())
     }
 
     pub(crate) fn end_capture(&self) {
-        self.set_capture(None);
-    }
-
-    fn set_capture(&self, capture: Option<Arc<Capture>>) {
         if let Workers::Gpu(worker) = &self.0.workers {
-            *worker.capture.write().unwrap_or_else(PoisonError::into_inner) = capture;
+            *worker.capture.write().unwrap_or_else(PoisonError::into_inner) = None;
         }
     }
 
-    /// Errors while the device's work is captured, which the host can neither wait for nor send anything.
-    pub(crate) fn expect_no_capture(&self, op: &'static str) -> Result<()> {
-        match self.capture() {
-            None => Ok(()),
-            Some(_) => {
-                let message = format!(
-                    "work of {self:?} is being captured and does not run: the host does this before, or after a replay"
-                );
-                Err(Error::device(op, message))
-            }
-        }
+    /// Errors while the device's work is [captured](crate::CudaGraph), which the host can neither wait for nor send
+    /// anything, nor other streams work with: what `op` would do.
+    pub fn expect_no_capture(&self, op: &'static str) -> Result<()> {
+        self.capture().map_or(Ok(()), |_| Err(self.captured(op)))
+    }
+
+    fn captured(&self, op: &'static str) -> Error {
+        let message = format!(
+            "work of {self:?} is being captured and does not run: the host does this before, or after a replay"
+        );
+        Error::device(op, message)
     }
 
     /// The GPU that computes. Errors if none does.
@@ -337,6 +338,7 @@ impl fmt::Debug for Device {
         match &self.0.workers {
             Workers::Threads(_) => write!(f, "cpu({} threads)", self.threads()),
             Workers::Nobody(threads) => write!(f, "dry({threads} threads)"),
+            Workers::Gpu(worker) if worker.gpu.is_dry() => write!(f, "dry(cuda)"),
             Workers::Gpu(worker) => write!(f, "cuda:{}", worker.gpu.context().ordinal()),
         }
     }

@@ -41,8 +41,10 @@ impl<T> Lent<T> {
 
 impl<T> Drop for Lent<T> {
     fn drop(&mut self) {
-        if self.what.is_some() {
-            let _ = self.join(); // a GPU that has failed works on nothing any more
+        // While work is captured the compute stream cannot wait for a moment of before, but the host can. A GPU that has
+        // failed works on nothing any more.
+        if self.what.is_some() && self.join().is_err() {
+            let _ = self.until.synchronize();
         }
     }
 }
@@ -67,17 +69,17 @@ pub fn copy_aside(pairs: Vec<(Tensor, Tensor)>) -> Result<Vec<Lent<(Tensor, Tens
             return Err(Error::memory("copy_aside", format!("{to:?} has other holders")));
         }
         let len = from.numel() * from.dtype().size();
-        copies.push(Copy { to: to.address(), from: from.address(), len });
+        copies.push(Transfer { to: to.address(), from: from.address(), len });
     }
     // SAFETY: the bytes of contiguous views are within their buffers. Those that are written have no other holder, and all
     // are held by what is returned.
-    let (until, copied) = unsafe { give(&device, &copies) }?;
+    let (until, copied) = unsafe { give_copies(&device, &copies) }?;
     let lent = pairs.into_iter().map(|pair| Lent::new(&device, until.clone(), pair)).collect();
     copied.map(|()| lent)
 }
 
 /// Bytes to be copied.
-pub(crate) struct Copy {
+pub(crate) struct Transfer {
     pub to: u64,
     pub from: u64,
     pub len: usize,
@@ -89,15 +91,20 @@ pub(crate) struct Copy {
 /// # Safety
 /// The addresses are memory of the device's pools, which nobody writes, nor reads what is written, before the compute
 /// stream has waited for the moment that is returned, and which stays until then.
-pub(crate) unsafe fn give(device: &Device, copies: &[Copy]) -> Result<(Arc<Event>, Result<()>)> {
+pub(crate) unsafe fn give_copies(
+    device: &Device,
+    copies: &[Transfer],
+) -> Result<(Arc<Event>, Result<()>)> {
     let gpu = device.expect_gpu("copy_aside")?;
     let given = gpu.compute().record().map_err(Error::of_gpu)?;
     gpu.copies().wait(&given).map_err(Error::of_gpu)?;
-    let copied = copies.iter().try_for_each(|&Copy { to, from, len }| {
+    let copied = copies.iter().try_for_each(|&Transfer { to, from, len }| {
         // SAFETY: the caller answers for the memory, and the stream has waited for what used it before.
         unsafe { gpu.copies().copy(to, from, len) }.map_err(Error::of_gpu)
     });
-    let until = gpu.copies().record().map_err(Error::of_gpu)?;
+    // Without a moment to wait for, what may be under way is waited for here.
+    let until = gpu.copies().record().inspect_err(|_| drop(gpu.copies().synchronize()));
+    let until = until.map_err(Error::of_gpu)?;
     Ok((Arc::new(until), copied))
 }
 

@@ -59,6 +59,11 @@ impl RandomKey {
         RandomKey { key: [block[0], block[1]], step }
     }
 
+    /// The stream of the same seed and site at another step.
+    pub(crate) fn at_step(&self, step: u64) -> Self {
+        RandomKey { step, ..*self }
+    }
+
     /// What a kernel of another device draws with: the Philox key, its first word in the lower half, and the step.
     pub fn words(&self) -> (u64, u64) {
         (u64::from(self.key[0]) | u64::from(self.key[1]) << 32, self.step)

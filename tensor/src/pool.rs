@@ -55,7 +55,8 @@ pub struct MemoryStats {
     pub current: usize,
     /// Most ever in use at once since the last reset.
     pub peak: usize,
-    /// Taken from the system and not given back: at most 3 % more than was ever in use, or a mebibyte.
+    /// Taken from the system and not given back: at most 3 % more than was ever in use, or a mebibyte, beside
+    /// what graphs keep.
     pub reserved: usize,
     /// Given back to the system since the last reset, for memory elsewhere.
     pub returned: usize,

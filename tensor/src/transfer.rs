@@ -13,12 +13,7 @@ impl Tensor {
     ///
     /// Errors if the number of elements differs.
     pub fn from_slice<T: Scalar>(device: &Device, data: &[T], dims: &[usize]) -> Result<Tensor> {
-        if data.len() != count("from_slice", dims)? {
-            return Err(Error::shape(
-                "from_slice",
-                format!("{} elements do not fill {dims:?}", data.len()),
-            ));
-        }
+        check_len("from_slice", data.len(), dims)?;
         device.expect_no_capture("from_slice")?;
         let mut tensor = Self::empty(device, T::DTYPE, dims)?;
         tensor.write_slice(data)?;
@@ -30,12 +25,9 @@ impl Tensor {
         let (Some(capture), Some(gpu)) = (device.capture(), device.gpu()) else {
             return Self::from_slice(device, data, dims);
         };
+        check_len("constant", data.len(), dims)?;
         let tensor = Self::empty(device, T::DTYPE, dims)?;
         let bytes = bytemuck::cast_slice::<T, u8>(data);
-        if bytes.len() != tensor.buffer_bytes() {
-            let message = format!("{} elements do not fill {dims:?}", data.len());
-            return Err(Error::shape("constant", message));
-        }
         let from = capture.constant(bytes)?;
         // SAFETY: both are as long. The buffer is new, and used in the order of the compute stream; the capture keeps both.
         unsafe { gpu.compute().copy(tensor.address(), from, bytes.len()) }
@@ -182,5 +174,13 @@ impl Tensor {
                 Err(Error::device(op, message))
             }
         }
+    }
+}
+
+/// Errors unless so many elements fill `dims`.
+fn check_len(op: &'static str, len: usize, dims: &[usize]) -> Result<()> {
+    match len == count(op, dims)? {
+        true => Ok(()),
+        false => Err(Error::shape(op, format!("{len} elements do not fill {dims:?}"))),
     }
 }

@@ -61,7 +61,7 @@ impl Shape {
     }
 
     /// Whether the epilogue is one at all. What it demands of sizes need not be asked of the library.
-    fn is_possible(&self) -> bool {
+    pub(super) fn is_possible(&self) -> bool {
         let plain = self.epilogue == cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT;
         let fits = |(_, leading): (_, usize)| {
             leading.is_multiple_of(GELU_LEADING) && leading >= self.sizes[1]

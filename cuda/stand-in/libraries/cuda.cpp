@@ -46,6 +46,13 @@ bool is_within(const std::map<char*, size_t>& ranges, const void* at) {
     auto after = ranges.upper_bound((char*)at);
     return after != ranges.begin() && (after--, (char*)at < after->first + after->second);
 }
+
+// Whether some of it was given back.
+bool is_gone(uint64_t at, size_t length) {
+    for (uint64_t byte : {at, at + length - 1})
+        if (!is_within(pinned, (void*)byte) && !is_within(reserved, (void*)byte)) return true;
+    return false;
+}
 }  // namespace
 
 #define API extern "C" __attribute__((visibility("default"))) int
@@ -304,8 +311,9 @@ API cuMemHostUnregister(void* at) {
     if (int status = unsafe_call()) return status;
     return pinned.erase((char*)at) ? SUCCESS : INVALID_VALUE;
 }
-// Copies of nothing are refused, as a driver may. Pinned memory of the host is read and written when the copy's turn comes. Other memory must be staged, which cannot be part of
-// a recording. Of more than a little of it the driver takes no copy before the stream has come so far.
+// Copies of nothing are refused, as a driver may. Pinned memory of the host is read and written when the copy's turn comes.
+// Other memory must be staged, which cannot be part of a recording. Of more than a little of it the driver takes no copy
+// before the stream has come so far.
 API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t length, void* handle) {
     LOCKED;
     if (!length) return INVALID_VALUE;
@@ -331,7 +339,11 @@ API cuMemcpyAsync(uint64_t to, uint64_t from, size_t length, void* handle) {
     for (uint64_t at : {to, from})
         if (stream->graph && !is_within(pinned, (void*)at) && !is_within(reserved, (void*)at))
             return refuse(stream->graph, CAPTURE_UNSUPPORTED);
-    return give(stream, [=] { memcpy((void*)to, (const void*)from, length); });
+    return give(stream, [=] {
+        const bool gone = is_gone(to, length) || is_gone(from, length);
+        if (!gone) memcpy((void*)to, (const void*)from, length);
+        else if (!failure) failure = "a copy's memory is gone when its turn comes";
+    });
 }
 API cuMemsetD8Async(uint64_t at, unsigned char value, size_t length, void* stream) {
     LOCKED;

@@ -66,7 +66,10 @@ fn a_graph_trains_as_its_steps_do() -> Result<()> {
         })?;
         for step in 0..6 {
             plain.advance(&Noise)?;
+            let blocks = device.memory().n_alloc;
             graphed.advance(&Noise)?;
+            // From the fourth on they are replays, which make no tensors.
+            assert_eq!(device.memory().n_alloc == blocks, step >= 3, "{what}, step {step}");
             // In between, what is computed takes memory where it likes.
             if step % 2 == 1 {
                 let (want, got) = (found(&mut plain, &Noise)?, found(&mut graphed, &Noise)?);
@@ -132,10 +135,14 @@ fn a_replayed_step_is_one_launch() -> Result<()> {
     let device = Device::cuda(&gpu)?;
     let mut trainer = trainer(&case, &device, graph)?;
     (0..4).try_for_each(|_| trainer.advance(&Noise))?;
+    let launches = || device.gpu().map_or(0, |gpu| gpu.launches() + gpu.product_launches());
     let (before, blocks) = (ferrotron_cuda_stand_in::waits(), device.memory().n_alloc);
+    let launched = launches();
     (0..3).try_for_each(|_| trainer.advance(&Noise))?;
     assert_eq!(ferrotron_cuda_stand_in::waits(), before);
     assert_eq!(device.memory().n_alloc, blocks, "tensors were made");
+    // The optimizer's numbers, and the step of random numbers.
+    assert_eq!(launches() - launched, 3 * 2, "kernels beside the graph");
     // The host is four replays ahead at most.
     trainer.advance(&Noise)?;
     assert_eq!(ferrotron_cuda_stand_in::waits(), (before.0 + 1, before.1));

@@ -6,7 +6,7 @@ use ferrotron_cuda::library::Search;
 use ferrotron_parallel::collective::{
     Group, NcclConfig, Reduction, World, WorldConfig, balanced, run_threads,
 };
-use ferrotron_tensor::{Category, DType, Error, Flat, Result, Tensor};
+use ferrotron_tensor::{Category, CudaGraph, DType, Error, Flat, Result, Tensor};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -140,6 +140,21 @@ fn flats_and_work_that_nobody_waits_for() {
         group.all_reduce(make(DType::F32, &[1], |_| 1.0)?, Reduction::Sum)?.wait()?;
         assert_eq!(group.traffic().of("all_reduce").0, 21);
         Ok(())
+    });
+}
+
+#[test]
+fn a_call_in_a_capture_is_refused_and_harms_nobody() {
+    if !ferrotron_cuda_stand_in::available("nccl::a_call_in_a_capture_is_refused_and_harms_nobody")
+    {
+        return;
+    }
+    run(2, |_, group| {
+        let x = make(DType::F32, &[4], |_| 1.0)?;
+        let sum = || group.all_reduce(x.square()?, Reduction::Sum)?.wait();
+        let error = CudaGraph::capture(&device()?, sum).err().expect("it is refused").to_string();
+        assert!(error.contains("nccl: work of cuda:"), "{error}");
+        check("all_reduce", &sum()?, 4, |_| 2.0)
     });
 }
 

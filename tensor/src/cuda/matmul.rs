@@ -45,7 +45,11 @@ pub(crate) fn product(
     let (lhs, rhs) = (readable(lhs)?, readable(rhs)?);
     match bias {
         None => products(out, accum, &lhs, &rhs),
-        Some(bias) if with(out, accum, &lhs, &rhs, Epilogue::Bias(bias.address()))? => Ok(()),
+        Some(bias)
+            if product_with_epilogue(out, accum, &lhs, &rhs, Epilogue::Bias(bias.address()))? =>
+        {
+            Ok(())
+        }
         Some(bias) => {
             copy(&bias.broadcast_to(out.dims())?, out)?;
             products(out, Accum::Add, &lhs, &rhs)
@@ -70,7 +74,13 @@ pub(crate) fn linear_gelu(
     let leading = dims[1];
     let epilogue =
         Epilogue::Gelu { bias: bias.map(Tensor::address), input: input.address(), leading };
-    let done = with(&mut out, Accum::Replace, &readable(x)?, &readable(weight)?, epilogue)?;
+    let done = product_with_epilogue(
+        &mut out,
+        Accum::Replace,
+        &readable(x)?,
+        &readable(weight)?,
+        epilogue,
+    )?;
     Ok(done.then_some((input, out)))
 }
 
@@ -84,13 +94,13 @@ pub(crate) fn product_and_row_sums(
 ) -> Result<Option<Tensor>> {
     let sums = Tensor::empty(out.device(), out.dtype(), &lhs.dims()[..1])?;
     let epilogue = Epilogue::RowSums(sums.address());
-    let done = with(out, accum, &readable(lhs)?, &readable(rhs)?, epilogue)?;
+    let done = product_with_epilogue(out, accum, &readable(lhs)?, &readable(rhs)?, epilogue)?;
     Ok(done.then_some(sums))
 }
 
 /// The product of two matrices with an epilogue whose addresses are of tensors of their own. If cuBLASLt has none for these
 /// types and sizes, it is false, and nothing was done.
-fn with(
+fn product_with_epilogue(
     out: &mut Tensor,
     accum: Accum,
     lhs: &Tensor,

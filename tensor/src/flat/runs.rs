@@ -3,13 +3,13 @@
 use std::ops::Range as Span;
 
 use super::Flat;
-use crate::lent::{Copy, give};
+use crate::lent::{Transfer, give_copies};
 use crate::pool::Category;
 use crate::{Error, Lent, Result, Tensor};
 
 impl Flat {
     /// Lends the elements `runs` of each of `flats`, which are as long and on one device, one run after another to `f`: its
-    /// number, and a vector of each flat, which `f` may write.
+    /// number, and a vector of each flat, which `f` may write. Runs ascend and do not overlap.
     ///
     /// What is in host memory is fetched a run ahead. On a GPU it comes into the device's own memory, beside the run that `f`
     /// works on and the one before, which goes back: three runs are near at a time, and no more than the GPU waits.
@@ -28,12 +28,18 @@ impl Flat {
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
     ///
-    /// Errors as [`Flat::update_elements`], and if `f` does: of what is in host memory, the runs before are updated then.
+    /// Errors as [`Flat::update_elements`], if a run begins before the end of the last, and if `f` does: of what is in host
+    /// memory, the runs before are updated then.
     pub fn update_runs(
         flats: &mut [&mut Flat],
         runs: &[Span<usize>],
         mut f: impl FnMut(usize, &mut [&mut Tensor]) -> Result<()>,
     ) -> Result<()> {
+        // A run is fetched before the one before it is back.
+        if let Some(pair) = runs.windows(2).find(|pair| pair[1].start < pair[0].end) {
+            let message = format!("run {:?} begins before the end of {:?}", pair[1], pair[0]);
+            return Err(Error::shape("flat", message));
+        }
         if flats.iter().any(|flat| flat.is_far()) {
             return through(flats, runs, &mut f);
         }
@@ -130,7 +136,7 @@ fn copy(
         flat.keep_in_capture();
         let size = flat.dtype.size();
         let (to, from) = way(flat.pointer() as u64 + (run.start * size) as u64, near.address());
-        copies.push(Copy { to, from, len: run.len() * size });
+        copies.push(Transfer { to, from, len: run.len() * size });
     }
     let Some(device) = flats.first().map(|flat| flat.device.clone()) else {
         return Err(Error::memory("flat", "there are no flats to update"));
@@ -138,7 +144,7 @@ fn copy(
     // SAFETY: the run lies within each flat, whose ranges lie end to end, have been found unique, and are borrowed until the
     // last of these moments was waited for. Copies follow one another in one stream. The tensors have no other holder and are
     // held until they are taken back.
-    let (until, copied) = unsafe { give(&device, &copies) }?;
+    let (until, copied) = unsafe { give_copies(&device, &copies) }?;
     let lent = Lent::new(&device, until, near);
     copied.map(|()| lent)
 }

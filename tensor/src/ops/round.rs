@@ -26,7 +26,7 @@ pub struct Stochastic<'a> {
     /// Which part of the global tensor is rounded.
     pub place: &'a Place,
     /// The step of the optimizer that has made the numbers, if one has: where it changed nothing, nothing is rounded
-    /// anew. Its number is the key's.
+    /// anew. Its number takes the place of the key's step.
     pub step: Option<&'a Step>,
 }
 
@@ -61,11 +61,15 @@ pub fn round(target: &mut Tensor, source: &Tensor, stochastic: Option<Stochastic
     if target.device().gpu().is_some() {
         return cuda::round::round(target, source, stochastic);
     }
-    if let Some(step) = stochastic.and_then(|it| it.step)
-        && step.host()?.is_none()
-    {
-        return Ok(());
-    }
+    let own; // the key of the optimizer's step
+    let stochastic = match stochastic {
+        Some(it @ Stochastic { step: Some(step), .. }) => {
+            let Some(numbers) = step.host()? else { return Ok(()) };
+            own = it.key.at_step(numbers.update);
+            Some(Stochastic { key: &own, ..it })
+        }
+        other => other,
+    };
     dispatch_float!("round", target.dtype(), T => {
         let device = target.device().clone();
         round_all::<T>(&device, target.as_mut_slice()?, source.as_slice()?, stochastic);

@@ -37,3 +37,25 @@ fn elements_are_read_and_written_over_any_ranges() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn runs_that_overlap_are_refused_everywhere() -> Result<()> {
+    let Some(device) = gpu("runs_that_overlap_are_refused_everywhere")? else { return Ok(()) };
+    let parts = [("a".to_string(), vec![7])];
+    for kind in [MemoryKind::Device, MemoryKind::Host] {
+        let mut flat = Flat::new_in(kind, &device, DType::F32, Category::Weights, &parts)?;
+        let mut add = |runs: &[std::ops::Range<usize>]| {
+            Flat::update_runs(&mut [&mut flat], runs, |index, tensors| {
+                let more =
+                    Tensor::full(&device, DType::F32, tensors[0].dims(), index as f64 + 1.0)?;
+                add_assign(tensors[0], &more)
+            })
+        };
+        let error = add(&[0..4, 3..7]).unwrap_err().to_string();
+        assert_eq!(error, "flat: run 3..7 begins before the end of 0..4");
+        assert!(add(&[4..7, 0..4]).is_err());
+        add(&[0..3, 3..4, 5..7])?;
+        assert_eq!(flat.elements(..)?.to_vec::<f32>()?, [1.0, 1.0, 1.0, 2.0, 0.0, 3.0, 3.0]);
+    }
+    Ok(())
+}

@@ -1,12 +1,13 @@
 //! Captured work: that replays give what the work itself gives, from memory of their own, and what cannot be captured.
 
+use ferrotron_cuda::nvrtc::Architecture;
 use ferrotron_tensor::ops::dropout::dropout;
 use ferrotron_tensor::ops::index::gather;
 use ferrotron_tensor::ops::sq_norm::all_finite;
 use ferrotron_tensor::ops::step::Step;
 use ferrotron_tensor::ops::zero_bitmap::compress;
 use ferrotron_tensor::{
-    CudaGraph, DType, MemoryKind, Place, RandomKey, Result, Tensor, copy_aside,
+    CudaGraph, DType, Device, MemoryKind, Place, RandomKey, Result, Tensor, copy_aside,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -192,6 +193,14 @@ fn what_the_host_waits_for_or_sends_cannot_be_captured() -> Result<()> {
 }
 
 #[test]
+fn a_gpu_that_does_nothing_captures_nothing() -> Result<()> {
+    let device = Device::dry_cuda(Architecture { major: 9, minor: 0 })?;
+    let error = CudaGraph::capture(&device, || Ok(())).err().unwrap().to_string();
+    assert_eq!(error, "cuda_graph: dry(cuda) is no GPU, whose work could be captured");
+    Ok(())
+}
+
+#[test]
 fn a_first_call_may_be_captured_and_graphs_may_follow_one_another() -> Result<()> {
     let Some(device) = gpu("a_first_call_may_be_captured_and_graphs_may_follow_one_another")?
     else {
@@ -209,11 +218,7 @@ fn a_first_call_may_be_captured_and_graphs_may_follow_one_another() -> Result<()
         let mut coming = copy_aside(vec![(host, near)])?;
         coming.remove(0).take_back()?.1.exp()
     })?;
-    let (mut second, z) = CudaGraph::capture(&device, || {
-        // The memory of a graph that is dropped here stays until somebody can wait.
-        let (third, mine) = (&y, y.square()?);
-        third.add(&mine)
-    })?;
+    let (mut second, z) = CudaGraph::capture(&device, || y.add(&y.square()?))?;
     first.replay(0)?;
     second.replay(0)?;
     let e = 1.0_f64.exp();
@@ -226,7 +231,7 @@ fn a_first_call_may_be_captured_and_graphs_may_follow_one_another() -> Result<()
     first.replay(0)?;
     let error = x.to_vec::<f64>().unwrap_err().to_string();
     assert_eq!(error, "gather: the index at position 1 in row-major order is out of range");
-    // A graph goes in the midst of another's capture.
+    // A graph goes in the midst of another's capture: its memory stays until somebody can wait.
     let (_, ()) = CudaGraph::capture(&device, || {
         drop((second, z));
         Ok(())

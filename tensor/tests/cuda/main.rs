@@ -1,6 +1,7 @@
 //! Operations on a GPU, which here is a stand-in on the CPU: driver, compiler and matrix products are libraries with
 //! NVIDIA's interface, and everything above them is what a real GPU runs.
 
+mod aside;
 mod attention;
 mod both;
 mod cross_entropy;

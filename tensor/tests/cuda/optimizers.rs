@@ -122,6 +122,27 @@ fn numbers_are_rounded_and_widened() -> Result<()> {
         let wide = |device: &Device| {
             random(device, dtype.accumulator(), &[n], 1)?.mul_scalar(1.003)?.exp()
         };
+        // Of an optimizer's step, whose number is not the key's.
+        let numbers = StepNumbers { update: 4, lr: 0.1, grad_scale: 1.0 };
+        let of_steps = std::cell::RefCell::new(Vec::new());
+        for from in ["the key", "a step"] {
+            assert_like_cpu(&format!("round, number of {from}"), &gpu, 0.0, |device| {
+                let x =
+                    random(&Device::cpu(1)?, dtype.accumulator(), &[n], 1)?.mul_scalar(1.003)?;
+                let x =
+                    Tensor::from_slice(device, &x.to_f64()?, &[n])?.cast(dtype.accumulator())?;
+                let mut target = Tensor::zeros(device, dtype, &[n])?;
+                let step = Step::new(device, &numbers)?;
+                let (key, step) = match from {
+                    "a step" => (&key, Some(&step)),
+                    _ => (&RandomKey::new(7, 4, "weight"), None),
+                };
+                round(&mut target, &x, Some(Stochastic { key, place: &place, step }))?;
+                of_steps.borrow_mut().push(target.to_f64()?);
+                Ok(target)
+            })?;
+        }
+        assert!(of_steps.borrow().windows(2).all(|pair| pair[0] == pair[1]), "{dtype}");
         for stochastic in [None, Some(Stochastic { key: &key, place: &place, step: None })] {
             // What is rounded is the CPU's: a last place of the exponential would decide where the bits fall.
             let source = wide(&Device::cpu(1)?)?.to_f64()?;

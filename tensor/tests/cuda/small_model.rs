@@ -16,8 +16,9 @@ use ferrotron_tensor::ops::dropout::dropout;
 use ferrotron_tensor::ops::embedding::{embedding, embedding_backward};
 use ferrotron_tensor::ops::layer_norm::{layer_norm, layer_norm_backward};
 use ferrotron_tensor::ops::matmul::{
-    linear, linear_input_gradient, linear_weight_gradient, matmul,
+    linear_gelu, linear_input_gradient, linear_parameter_gradients, matmul,
 };
+use ferrotron_tensor::ops::outcome::{OutcomeConfig, Outcomes, Overflow, StepSums, outcome};
 use ferrotron_tensor::ops::random::normal;
 use ferrotron_tensor::ops::rotary::{Direction, RotaryTable, rotary};
 use ferrotron_tensor::ops::round::{Stochastic, round, widen};
@@ -38,6 +39,7 @@ pub struct Model {
     ids: Tensor,
     targets: Tensor,
     step: Step,
+    outcomes: Outcomes,
     /// The embedding, rounded from its master copy, for AdamW.
     table: Tensor,
     master: Tensor,
@@ -69,6 +71,7 @@ impl Model {
             ids: Tensor::zeros(device, U32, &[batch, length])?,
             targets: Tensor::zeros(device, U32, &[batch * length])?,
             step: Step::new(device, &numbers(1))?,
+            outcomes: Outcomes::new(device, 3)?,
             table: random(device, BF16, &[n], 1)?,
             master: random(device, F32, &[n], 1)?,
             moments: [zeros(&[n])?, zeros(&[n])?],
@@ -95,7 +98,7 @@ impl Model {
         self.step.set(&numbers(step + 1))
     }
 
-    /// Forward, backward and both optimizers; the loss, the last activations, and fresh noise.
+    /// Forward, backward and both optimizers; the loss, activations, a bias's gradient, and fresh noise.
     pub fn work(&mut self, step: u64) -> Result<Vec<Tensor>> {
         let [batch, length, classes, heads, width] = SIZES;
         let (inner, tokens) = (heads * width, batch * length);
@@ -107,7 +110,7 @@ impl Model {
         let whole = Place::whole(&[batch, length, inner]);
         let h = dropout(&h, 0.25, &key("dropout"), &whole)?;
         let weight = self.projection.reshape(&[3 * inner, inner])?;
-        let packed = linear(&h, &weight, Some(&self.bias))?;
+        let (packed, gelu) = linear_gelu(&h, &weight, Some(&self.bias))?;
         let by_head = packed.reshape(&[batch, length, 3 * heads, width])?;
         let positions = RotaryTable::new(device, BF16, 0..length, width, 1e4)?;
         let turned = rotary(&by_head, &positions, 2 * heads, Direction::Forward)?;
@@ -131,7 +134,8 @@ impl Model {
             length,
             3 * inner,
         ])?;
-        linear_weight_gradient(&mut self.dprojection, Accum::Replace, &dpacked, &h)?;
+        let place = &mut self.dprojection;
+        let dbias = linear_parameter_gradients(place, Accum::Replace, &dpacked, &h)?;
         let mut dh = Tensor::empty(device, BF16, &[batch, length, inner])?;
         linear_input_gradient(&mut dh, Accum::Replace, &dpacked, &weight)?;
         let dh = dropout(&dh, 0.25, &key("dropout"), &whole)?;
@@ -139,10 +143,23 @@ impl Model {
         self.dtable.fill_zero()?;
         embedding_backward(&dx, &self.ids, &mut self.dtable)?;
         drop((table, weight));
+        self.judge(&loss)?;
         self.adamw()?;
         self.adafactor()?;
         let noise = normal(device, F32, &Place::whole(&[5]), &key("noise"), 0.0, 1.0)?;
-        Ok(vec![loss, y, noise])
+        Ok([loss, y, noise].into_iter().chain(gelu).chain(dbias).collect())
+    }
+
+    /// Clips the gradients, without the host's looking at them.
+    fn judge(&mut self, loss: &Tensor) -> Result<()> {
+        let loss = loss.cast(F64)?;
+        let mut sq_norm = Tensor::zeros(self.dtable.device(), F64, &[1])?;
+        add_sq_norm(&mut sq_norm, &self.dtable.reshape(&[self.dtable.numel()])?)?;
+        let tokens = self.targets.numel() as f64;
+        let overflow = Overflow::Skips;
+        let config = OutcomeConfig { tokens, loss_scale: 1.0, max_norm: 0.01, overflow };
+        let sums = StepSums { loss: &loss, sq_norm: &sq_norm, others: None };
+        outcome(&mut self.step, &mut self.outcomes, &config, &sums)
     }
 
     fn adamw(&mut self) -> Result<()> {

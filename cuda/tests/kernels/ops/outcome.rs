@@ -1,3 +1,5 @@
+//! What becomes of a step.
+
 use ferrotron_cuda::arguments;
 use ferrotron_cuda::kernels::ElementType;
 use ferrotron_tensor::ops::outcome::{

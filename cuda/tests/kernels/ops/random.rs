@@ -1,3 +1,5 @@
+//! Random numbers.
+
 use ferrotron_tensor::RandomKey;
 use ferrotron_tensor::ops::random::{normal, uniform};
 

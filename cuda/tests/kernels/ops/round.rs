@@ -1,3 +1,5 @@
+//! Rounding at random.
+
 use ferrotron_cuda::arguments::Step;
 use ferrotron_tensor::ops::round::{Stochastic, round};
 use ferrotron_tensor::{DType, Element, RandomKey, bf16, f16};

@@ -99,6 +99,8 @@ impl NcclCollective {
     fn give(&self, call: Call, memory: Memory) -> Result<Receiver<Result<Lent<Memory>>>> {
         let gone = || Error::communication("nccl", "the group's thread has ended");
         let (Some(gpu), Some(jobs)) = (self.device.gpu(), &self.jobs) else { return Err(gone()) };
+        // A group whose calls were captured could not be looked after: it would be given up.
+        self.device.expect_no_capture("nccl")?;
         // What the compute stream was given until now comes before the call.
         let given = gpu.compute().record().map_err(Error::of_gpu)?;
         let (completion, done) = channel();

@@ -140,6 +140,10 @@ impl Worker {
             match first.end.has_passed() {
                 Ok(true) => {
                     self.under_way.pop_front();
+                    // The host may be far ahead: a call's time begins when the one before it has ended.
+                    if let Some(next) = self.under_way.front_mut() {
+                        next.until = Instant::now() + self.timeout;
+                    }
                     continue;
                 }
                 Ok(false) => {}
