@@ -168,62 +168,67 @@ pub fn run(
     };
     let mut tracing = Tracing::start(config.trace.as_ref(), trainer)?;
     let (mut evaluation, mut saved, mut steps) = (None, None, 0_u64);
-    let ended = loop {
-        let done = trainer.progress().step;
-        if done >= train_iters {
-            break Ended::Finished;
-        }
-        // What is left behind is a checkpoint, for which replicas must have the same weights.
-        let stopped = on_any_rank(trainer, stop.load(Relaxed))?;
-        if stopped && trainer.steps_to_synchronization() == 0 {
-            break Ended::Stopped;
-        }
-        if steps > 0 && exit_interval.is_some_and(|every| done.is_multiple_of(every)) {
-            break Ended::ExitInterval;
-        }
-        let taken = tracing.step(trainer, &sampler);
-        or_tell_what_is_known(taken, trainer, config, &mut log, observer)?;
-        steps += 1;
-        let step = trainer.progress().step;
-        if first {
-            observer.advanced(step);
-        }
-        let last = step == train_iters;
-        let due = |every: u64| step.is_multiple_of(every) && !last;
-        let evaluates = last || due(eval_interval);
-        let reads = !trainer.scope().device().is_gpu() || due(log_interval) || steps == 1;
-        if !(reads || evaluates || due(save_interval)) {
-            continue;
-        }
-        let found = measure(trainer, config, &sampler);
-        let mut metrics = or_tell_what_is_known(found, trainer, config, &mut log, observer)?;
-        let newest = metrics.pop();
-        tell(&mut log, &metrics, observer)?;
-        let mut metrics = Vec::from_iter(newest);
-        if let Some(validation) = validation.as_ref().filter(|_| evaluates) {
-            let limit = (!last).then_some(config.eval_iters);
-            trainer.release_graph();
-            let found = evaluate(trainer.parts(), trainer.mesh(), validation, limit)?;
-            if let Some(metrics) = metrics.last_mut() {
-                metrics.validation_loss = Some(found.loss);
+    let mut take_steps = || -> Result<Ended> {
+        let ended = loop {
+            let done = trainer.progress().step;
+            if done >= train_iters {
+                break Ended::Finished;
             }
+            // What is left behind is a checkpoint, for which replicas must have the same weights.
+            let stopped = on_any_rank(trainer, stop.load(Relaxed))?;
+            if stopped && trainer.steps_to_synchronization() == 0 {
+                break Ended::Stopped;
+            }
+            if steps > 0 && exit_interval.is_some_and(|every| done.is_multiple_of(every)) {
+                break Ended::ExitInterval;
+            }
+            tracing.step(trainer, &sampler)?;
+            steps += 1;
+            let step = trainer.progress().step;
             if first {
-                observer.evaluated(step, &found);
+                observer.advanced(step);
             }
-            evaluation = last.then_some(found);
-        }
-        tell(&mut log, &metrics, observer)?;
-        if due(save_interval) {
-            let folder = save(trainer, tokenizer, config)?;
-            if first {
-                observer.saved(&folder);
+            let last = step == train_iters;
+            let due = |every: u64| step.is_multiple_of(every) && !last;
+            let evaluates = last || due(eval_interval);
+            let reads = !trainer.scope().device().is_gpu() || due(log_interval) || steps == 1;
+            if !(reads || evaluates || due(save_interval)) {
+                continue;
             }
-            saved = Some((step, folder));
-        }
+            let mut metrics = measure(trainer, config, &sampler)?;
+            let mut newest = metrics.pop();
+            tell(&mut log, &metrics, observer)?;
+            if let Some(validation) = validation.as_ref().filter(|_| evaluates) {
+                let limit = (!last).then_some(config.eval_iters);
+                trainer.release_graph();
+                let found = evaluate(trainer.parts(), trainer.mesh(), validation, limit)?;
+                if let Some(metrics) = &mut newest {
+                    metrics.validation_loss = Some(found.loss);
+                }
+                if first {
+                    observer.evaluated(step, &found);
+                }
+                evaluation = last.then_some(found);
+            }
+            tell(&mut log, newest.as_slice(), observer)?;
+            if due(save_interval) {
+                let folder = save(trainer, tokenizer, config)?;
+                if first {
+                    observer.saved(&folder);
+                }
+                saved = Some((step, folder));
+            }
+        };
+        tell(&mut log, &measure(trainer, config, &sampler)?, observer)?;
+        Ok(ended)
     };
-    let found = measure(trainer, config, &sampler);
-    let metrics = or_tell_what_is_known(found, trainer, config, &mut log, observer)?;
-    tell(&mut log, &metrics, observer)?;
+    let ended = take_steps();
+    if ended.is_err() {
+        // The steps before one that was lost are known.
+        let known = trainer.known_reports();
+        tell(&mut log, &metrics(trainer, config, &known), observer)?;
+    }
+    let ended = ended?;
     trainer.release_graph();
     tracing.finish()?;
     let checkpoint = match saved {
@@ -320,19 +325,4 @@ fn measure(trainer: &mut Trainer, config: &RunConfig, sampler: &Sampler) -> Resu
 
 fn metrics(trainer: &Trainer, config: &RunConfig, reports: &[StepReport]) -> Vec<Metrics> {
     reports.iter().map(|report| Metrics::of(trainer, config.seq_length, report)).collect()
-}
-
-/// The result; if it is an error, the steps before the one that was lost are told of first.
-fn or_tell_what_is_known<T>(
-    result: Result<T>,
-    trainer: &mut Trainer,
-    config: &RunConfig,
-    log: &mut Option<MetricsLog>,
-    observer: &mut dyn Observer,
-) -> Result<T> {
-    if result.is_err() {
-        let known = trainer.known_reports();
-        tell(log, &metrics(trainer, config, &known), observer)?;
-    }
-    result
 }

@@ -1,5 +1,8 @@
 //! Training in 16 bits: steps that overflow, checkpoints between precisions, and what scaling the loss is for.
 
+#[path = "common/numbers.rs"]
+mod numbers;
+
 use ferrotron_autograd::lock;
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::checkpoint::Checkpoint;
@@ -17,6 +20,8 @@ use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{DType, Device, RandomKey, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
+
+use numbers::numbers;
 
 const SEQ_LENGTH: usize = 8;
 
@@ -76,19 +81,6 @@ fn state(trainer: &Trainer) -> Result<BTreeMap<String, Vec<f64>>> {
     let (weights, moments) = trainer.held()?;
     let all = weights.iter().chain(&moments.held);
     all.map(|held| Ok((format!("{} {:?}", held.name, held.place), held.tensor.to_f64()?))).collect()
-}
-
-/// Every number that this rank has, also of what another one would save.
-fn numbers(trainer: &Trainer) -> Result<Vec<f64>> {
-    let mut all = Vec::new();
-    for param in trainer.buffers().params() {
-        all.extend(param.leaf().value()?.to_f64()?);
-    }
-    trainer.optimizer().visit(|_, _, _, value| {
-        all.extend(value.to_f64()?);
-        Ok(())
-    })?;
-    Ok(all)
 }
 
 fn saved(trainer: &Trainer, folder: &Path) -> Result<Checkpoint> {

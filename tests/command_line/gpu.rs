@@ -23,6 +23,12 @@ fn lines(folder: &Path, arguments: &[&str]) -> (String, String) {
     (String::from_utf8_lossy(&output.stdout).into_owned(), error)
 }
 
+/// What a run wrote of each of its steps.
+fn metrics(run: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
 #[test]
 fn a_run_moves_between_devices() {
     if !ferrotron_cuda_stand_in::available("a_run_moves_between_devices") {
@@ -37,9 +43,7 @@ fn a_run_moves_between_devices() {
         lines(here, &[&words[..], TINY, &constant, more].concat())
     };
     let losses = |run: &str| -> Vec<f64> {
-        let text = std::fs::read_to_string(here.join(run).join("metrics.jsonl")).unwrap();
-        let steps = text.lines().map(|line| serde_json::from_str(line).unwrap());
-        steps.filter_map(|line: serde_json::Value| line["loss"].as_f64()).collect()
+        metrics(&here.join(run)).iter().filter_map(|line| line["loss"].as_f64()).collect()
     };
     // Five steps there, as many here; what is made of them does not depend on where they were taken.
     let (_, told) = started("run", &["--device", "cuda:1", "--train-iters", "5"]);
@@ -48,9 +52,8 @@ fn a_run_moves_between_devices() {
     let words = ["memory", "--data", "text.txt", "--device", "cuda:1", "--json"];
     let (said, _) = lines(here, &[&words[..], TINY].concat());
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
-    let metrics = std::fs::read_to_string(here.join("run/metrics.jsonl")).unwrap();
-    let last: serde_json::Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
-    assert_eq!(last["mem_peak_bytes"], said["total_bytes"]);
+    let run = metrics(&here.join("run"));
+    assert_eq!(run.last().unwrap()["mem_peak_bytes"], said["total_bytes"]);
     let goes_on = ["train", "--load", "run", "--train-iters", "10", "--sample-length", "0"];
     let (_, told) = lines(here, &goes_on);
     assert!(told.contains("1 thread"), "a checkpoint does not remember the device: {told}");
@@ -87,9 +90,7 @@ fn a_run_as_a_graph_has_the_same_losses() {
         let (_, told) = lines(here, &[&words[..], TINY, &run, more].concat());
         let shown = told.lines().filter(|line| line.starts_with("step ")).count();
         assert_eq!(shown, 6, "four lines, two evaluations: {told}");
-        let metrics = std::fs::read_to_string(here.join(save).join("metrics.jsonl")).unwrap();
-        let steps = metrics.lines().map(|line| serde_json::from_str(line).unwrap());
-        let steps = steps.map(|line: serde_json::Value| {
+        let steps = metrics(&here.join(save)).into_iter().map(|line| {
             ["step", "loss", "validation_loss", "mem_peak_bytes"].map(|field| line[field].clone())
         });
         steps.collect::<Vec<_>>()
@@ -130,8 +131,7 @@ fn steps_before_a_lost_one_are_in_the_metrics() {
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{told}");
         let told = told.lines().last().unwrap().split("; ").last().unwrap().to_string();
-        let metrics = std::fs::read_to_string(here.join(device).join("metrics.jsonl")).unwrap();
-        (told, metrics.lines().count())
+        (told, metrics(&here.join(device)).len())
     };
     let (here_it_is, there) = (train("cpu"), train("cuda"));
     assert!(here_it_is.0.starts_with("first offender: ") && here_it_is.1 > 1, "{here_it_is:?}");

@@ -17,7 +17,6 @@ const AHEAD: usize = 4;
 struct Frozen {
     microbatches: usize,
     seq_length: usize,
-    global_batch: usize,
     scale: f64,
     loss_scale: f64,
     tokens: f64,
@@ -41,7 +40,6 @@ impl Trainer {
         let frozen = Frozen {
             microbatches: prepared.batches.len(),
             seq_length: prepared.batches.first().map_or(0, |batch| batch.seq_length),
-            global_batch: self.config.batch_size.global(self.progress.consumed_samples),
             scale: prepared.scale,
             loss_scale: prepared.loss_scale,
             tokens: prepared.tokens,

@@ -1,6 +1,7 @@
 //! A step as a CUDA graph is the step as it is, to the last bit.
 
-use super::waits::{numbers, trainer};
+use super::numbers::numbers;
+use super::waits::trainer;
 use super::*;
 use ferrotron_autograd::{PackingConfig, Zeros};
 use ferrotron_models::checkpoint::Checkpoint;

@@ -2,6 +2,8 @@
 
 mod graphs;
 mod memory;
+#[path = "../common/numbers.rs"]
+mod numbers;
 mod offload;
 mod waits;
 

@@ -1,5 +1,6 @@
 //! A GPU takes steps while the host goes on: it is waited for when their numbers are read, and nowhere else.
 
+use super::numbers::numbers;
 use super::*;
 use ferrotron_cuda::gpu::GpuConfig;
 use ferrotron_models::gpt::Recompute;
@@ -8,19 +9,6 @@ use ferrotron_nn::{AdafactorConfig, LossScale, OptimizerConfig, Rounding};
 use ferrotron_parallel::collective::NcclConfig;
 use ferrotron_tensor::Error;
 use std::time::Duration;
-
-/// Every number that a trainer keeps.
-pub fn numbers(trainer: &Trainer) -> Result<Vec<f64>> {
-    let mut all = Vec::new();
-    for param in trainer.buffers().params() {
-        all.extend(param.leaf().value()?.to_f64()?);
-    }
-    trainer.optimizer().visit(|_, _, _, value| {
-        all.extend(value.to_f64()?);
-        Ok(())
-    })?;
-    Ok(all)
-}
 
 pub fn trainer(
     case: &Case,
