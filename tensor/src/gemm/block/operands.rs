@@ -16,7 +16,7 @@ impl<T: Element> Blocks<T> {
     /// rows. Steps come to lie `to_row` apart.
     ///
     /// # Safety
-    /// `from` holds its elements, `to` the rows' steps of `to_row` elements, a multiple of [`PAD`] not less
+    /// `from` holds its elements, `to` the rows' steps of `to_row` elements, a multiple of [`super::PAD`] not less
     /// than `columns`.
     pub(crate) unsafe fn pack(
         &self,
@@ -31,7 +31,7 @@ impl<T: Element> Blocks<T> {
     /// As [`Blocks::pack`], transposed: the sum runs over the columns.
     ///
     /// # Safety
-    /// `from` holds its elements, `to` the columns' steps of `to_row` elements, a multiple of [`PAD`] not
+    /// `from` holds its elements, `to` the columns' steps of `to_row` elements, a multiple of [`super::PAD`] not
     /// less than `rows`.
     pub(crate) unsafe fn pack_transposed(
         &self,
@@ -70,7 +70,7 @@ impl<T: Element> Blocks<T> {
     /// Packs `rows` rows of `columns` elements, `row_stride` apart, for the left: the sum runs over the columns.
     ///
     /// # Safety
-    /// `from` holds its elements, `to` rows of `to_row` elements, a multiple of [`PAD`] not less than `columns`.
+    /// `from` holds its elements, `to` rows of `to_row` elements, a multiple of [`super::PAD`] not less than `columns`.
     pub(crate) unsafe fn pack_left(
         &self,
         (from, row_stride): (*const T, usize),
