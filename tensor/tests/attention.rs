@@ -322,14 +322,16 @@ fn empty_and_unseen_rows_pass() -> Result<()> {
         [1, 9, 4, 1, 1, 2],
     ] {
         let [b, t, _, h, _, d] = sizes;
-        let (q, k, v) = operands(&device, DType::F32, sizes)?;
-        let config = config(sizes, AttentionMask::Causal);
-        let (out, lse) = attention(&q, &k, &v, &config)?;
-        assert_eq!((out.dims(), lse.dims()), (&[b, t, h, d][..], &[b, h, t][..]));
-        let (dq, dk, dv) = attention_backward(&out, (&q, &k, &v), (&out, &lse), &config)?;
-        assert_eq!((dq.dims(), dk.dims(), dv.dims()), (q.dims(), k.dims(), v.dims()));
-        for x in [&out, &dq, &dk, &dv] {
-            assert!(x.to_f64()?.iter().all(|x| x.is_finite()), "{sizes:?} {x:?}");
+        for dtype in [DType::F32, DType::BF16] {
+            let (q, k, v) = operands(&device, dtype, sizes)?;
+            let config = config(sizes, AttentionMask::Causal);
+            let (out, lse) = attention(&q, &k, &v, &config)?;
+            assert_eq!((out.dims(), lse.dims()), (&[b, t, h, d][..], &[b, h, t][..]));
+            let (dq, dk, dv) = attention_backward(&out, (&q, &k, &v), (&out, &lse), &config)?;
+            assert_eq!((dq.dims(), dk.dims(), dv.dims()), (q.dims(), k.dims(), v.dims()));
+            for x in [&out, &dq, &dk, &dv] {
+                assert!(x.to_f64()?.iter().all(|x| x.is_finite()), "{sizes:?} {x:?}");
+            }
         }
     }
     Ok(())

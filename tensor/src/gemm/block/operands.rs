@@ -70,7 +70,8 @@ impl<T: Element> Blocks<T> {
     /// Packs `rows` rows of `columns` elements, `row_stride` apart, for the left: the sum runs over the columns.
     ///
     /// # Safety
-    /// `from` holds its elements, `to` rows of `to_row` elements, a multiple of [`super::PAD`] not less than `columns`.
+    /// `from` holds its elements, `to` rows of `to_row` elements, not less than the columns' steps; where a step is an
+    /// element, as [`Blocks::pack`].
     pub(crate) unsafe fn pack_left(
         &self,
         (from, row_stride): (*const T, usize),
@@ -85,7 +86,9 @@ impl<T: Element> Blocks<T> {
                 let to = to.wrapping_add(i * to_row);
                 // SAFETY: elements lie in a row as they do in words; the last word may have one of two.
                 unsafe {
-                    to.add(self.steps(columns) - 1).write(T::Acc::ZERO);
+                    if !columns.is_multiple_of(self.per_step) {
+                        to.add(columns / self.per_step).write(T::Acc::ZERO);
+                    }
                     from.add(i * row_stride).copy_to_nonoverlapping(to.cast(), columns);
                 }
             }

@@ -154,6 +154,17 @@ fn small_blocks_are_multiplied_as_by_hand() {
 }
 
 #[test]
+fn rows_without_elements_are_packed_as_nothing() {
+    for level in Level::available() {
+        let blocks = Blocks::<bf16>::at(level);
+        let (from, mut to) = ([bf16::ONE; 2], [7.0; 2 * PAD]);
+        // SAFETY: nothing is read, and around the place that nothing is written to is room.
+        unsafe { blocks.pack_left((from.as_ptr(), 1), (2, 0), (to[PAD..].as_mut_ptr(), 0)) };
+        assert_eq!(to, [7.0; 2 * PAD], "{level:?}");
+    }
+}
+
+#[test]
 fn rounding_keeps_the_elements() {
     let blocks = Blocks::<bf16>::best();
     let (rows, columns) = (19, 21);
