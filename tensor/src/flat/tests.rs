@@ -130,10 +130,15 @@ fn elements_of_any_ranges_are_found_and_lent() -> Result<()> {
     for (start, end) in (0..=6).flat_map(|end| (0..=end).map(move |start| (start, end))) {
         let value = (10 * start + end) as f32;
         want[start..end].fill(value);
+        // Others may be read meanwhile.
+        let elsewhere = |(first, len): (usize, usize)| first + len <= start || end <= first;
+        let others = (0..parts.len()).filter(|&range| elsewhere(flat.span(range)));
+        let others = others.map(|range| flat.tensor(range)).collect::<Result<Vec<_>>>()?;
         flat.update_elements(start..end, |x| {
             x.as_mut_slice::<f32>()?.fill(value);
             Ok(())
         })?;
+        drop(others);
         assert_eq!(flat.elements(..)?.to_vec::<f32>()?, want, "{start}..{end}");
         assert_eq!(flat.elements(start..end)?.to_vec::<f32>()?, want[start..end]);
         for (range, (name, dims)) in parts.iter().enumerate() {
