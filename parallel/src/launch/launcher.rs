@@ -150,16 +150,17 @@ fn watch(
         }
         std::thread::sleep(PAUSE);
     }
-    // Whoever still runs is killed when the ranks are dropped. If one has failed, that is the cause.
+    // Whoever still runs is killed when the ranks are dropped.
     let late: Vec<String> = ranks
         .iter()
         .enumerate()
         .filter(|(_, rank)| rank.is_running())
         .map(|(number, _)| number.to_string())
         .collect();
+    let end = summary(&ends);
     Ok(match stop {
-        Some(stop) if !late.is_empty() && !ends.iter().any(End::is_failure) => stop.missed(&late),
-        _ => summary(&ends),
+        Some(stop) if !late.is_empty() => stop.missed(&late, end),
+        _ => end,
     })
 }
 
@@ -188,14 +189,22 @@ impl Stop {
         self.asked.elapsed() >= self.within
     }
 
-    /// The end of a job of which these ranks had to be killed.
-    fn missed(&self, late: &[String]) -> JobEnd {
+    /// The end of a job of which these ranks had to be killed, the others having ended so.
+    fn missed(&self, late: &[String], others: JobEnd) -> JobEnd {
         let (ranks, were) = if late.len() == 1 { ("rank", "was") } else { ("ranks", "were") };
-        let (late, seconds) = (late.join(", "), self.within.as_secs_f64());
-        let failure = format!(
+        let (late, seconds) = (late.join(", "), self.asked.elapsed().as_secs_f64());
+        let killed = format!(
             "{ranks} {late} had not ended {seconds:.1} s after a signal and {were} killed (SIGKILL)"
         );
-        JobEnd { code: 128 + Signal::KILL.as_raw() as u8, failure: Some(failure) }
+        let (code, failure) = match others.failure {
+            None => (128 + Signal::KILL.as_raw() as u8, killed),
+            // Whom calls between ranks failed may have waited for just these.
+            Some(noticed) if others.code == COMMUNICATION_FAILED => {
+                (others.code, format!("{noticed}; {killed}"))
+            }
+            Some(cause) => (others.code, cause),
+        };
+        JobEnd { code, failure: Some(failure) }
     }
 }
 
