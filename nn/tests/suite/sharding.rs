@@ -106,14 +106,18 @@ fn every_element_is_in_one_piece_of_one_rank() -> Result<()> {
 /// whatever the buckets are.
 #[test]
 fn parameters_are_owned_whole() -> Result<()> {
-    for bucket_numel in [1, 13, 30, usize::MAX] {
-        let mut owned = vec![Vec::new(); 2];
+    // Of 15, 24 (12 of them here) and 24 elements that decay, and of 7 and 1 that do not.
+    let among_two = vec![vec!["a", "b", "c"], vec!["d", "e"]];
+    let among_three = vec![vec!["a"], vec!["b", "c"], vec!["d", "e"]];
+    let cases = [1, 13, 30, usize::MAX].map(|numel| [(numel, &among_two), (numel, &among_three)]);
+    for (bucket_numel, want) in cases.into_iter().flatten() {
+        let mut owned = vec![Vec::new(); want.len()];
         for (rank, owned) in owned.iter_mut().enumerate() {
             let config = BufferConfig {
                 bucket_numel,
                 sharding: Sharding::Optimizer,
                 shard_unit: ShardUnit::Parameters,
-                shard: (rank, 2),
+                shard: (rank, want.len()),
                 ..BufferConfig::default()
             };
             for group in buffers(&config)?.groups() {
@@ -130,8 +134,7 @@ fn parameters_are_owned_whole() -> Result<()> {
             }
             owned.sort();
         }
-        // Of 15, 24 (12 of them here) and 24 elements that decay, and of 7 and 1 that do not.
-        assert_eq!(owned, [vec!["a", "b", "c"], vec!["d", "e"]], "buckets of {bucket_numel}");
+        assert_eq!(owned, *want, "buckets of {bucket_numel}");
     }
     Ok(())
 }

@@ -270,6 +270,10 @@ fn combinations_that_make_no_sense_are_refused() {
     let never = DataParallelConfig { synchronize_every: 0, ..config };
     assert!(DataParallel::new(&[&layers], &Mesh::single(), &never).is_err());
     assert!(DataParallel::new(&[], &Mesh::single(), &config).is_err());
+    // Another parameter of the same name is not the same parameter.
+    let others = Layers::new(&Device::cpu(1).unwrap(), 1, 2).unwrap();
+    let error = DataParallel::new(&[&layers, &others], &Mesh::single(), &config).err().unwrap();
+    assert!(error.to_string().contains("two parameters are named '0.weight'"), "{error}");
 }
 
 /// y = W2 (W1 x) + g (V x): whole numbers throughout, and no part of V where g is 0.
