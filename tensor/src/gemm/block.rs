@@ -84,9 +84,12 @@ impl<A: Real + Element<Acc = A>> Blocks<A> {
                         b_step: rhs_row as isize,
                         c: dst.add(row * dst_row + first * lanes),
                         c_row: dst_row as isize,
+                        add: accum == Accum::Add,
+                        to: dst.add(row * dst_row + first * lanes).cast(),
+                        to_row: dst_row as isize,
+                        dtype: A::DTYPE,
                         last_lanes: lanes,
                         alpha,
-                        add: accum == Accum::Add,
                         bias: std::ptr::null(),
                     });
                 }
