@@ -86,19 +86,21 @@ fn products(c: &mut Criterion) {
 fn attentions(c: &mut Criterion) {
     let device = device();
     let mut group = group(c, "attention");
-    for &(name, b, t, h, d) in ATTENTION {
-        let packed = random(&device, &[b, t, 3 * h * d]).unwrap();
+    let calls =
+        ATTENTION.iter().flat_map(|row| [DType::F32, DType::BF16].map(|dtype| (dtype, row)));
+    for (dtype, &(name, b, t, h, d)) in calls {
+        let packed = random(&device, &[b, t, 3 * h * d]).unwrap().cast(dtype).unwrap();
         let (q, k, v) = split_packed(&packed, h, h).unwrap();
         let config = AttentionConfig::causal(d);
         let (out, lse) = attention(&q, &k, &v, &config).unwrap();
         // Two products of T x T / 2 x D a head forward, five backward.
         let product = (b * h * t * t * d) as u64;
         group.throughput(Throughput::Elements(2 * product));
-        group.bench_function(format!("{name} forward"), |bench| {
+        group.bench_function(format!("{name} {dtype} forward"), |bench| {
             bench.iter(|| device.run(|| attention(&q, &k, &v, &config)).unwrap());
         });
         group.throughput(Throughput::Elements(5 * product));
-        group.bench_function(format!("{name} backward"), |bench| {
+        group.bench_function(format!("{name} {dtype} backward"), |bench| {
             bench.iter(|| {
                 device
                     .run(|| attention_backward_packed(&out, (&q, &k, &v), (&out, &lse), &config))

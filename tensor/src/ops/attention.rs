@@ -10,7 +10,8 @@
 //!
 //! The sums over j run over the keys that query i sees; m is 1, or the dropout's 0 and 1/(1-p), drawn
 //! again in backward. A gradient needs q, k, v, out and lse. Everything is computed in Acc (f32; f64 for
-//! f64), lse is kept in it, and 16-bit results are rounded once. Keys are visited in blocks from key 0 on
+//! f64), lse is kept in it, and 16-bit results are rounded once; where bf16 is multiplied in pairs (AVX512-BF16,
+//! AMX), p and ds are rounded for their products, too. Keys are visited in blocks from key 0 on
 //! and summed in order: the bits of a query's result depend neither on the number of threads nor on the
 //! batch, the other heads or the other queries around it. In backward, dk and dv of a key-value head are
 //! the sums of its query heads in their order.

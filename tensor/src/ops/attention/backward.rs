@@ -7,7 +7,6 @@ use super::tile::{
 };
 use crate::disjoint::Disjoint;
 use crate::gemm::Accum;
-use crate::gemm::block::Factor;
 use crate::simd::vectorized;
 use crate::{Device, Element, Real, Result, Scalar, Tensor};
 
@@ -19,6 +18,9 @@ pub(super) fn run<T: Element>(
     [dq, dk, dv]: [Target<'_, T>; 3],
 ) -> Result<()> {
     let Shape { batch, queries, keys, heads, groups, width } = call.shape;
+    if width == 0 {
+        return Ok(());
+    }
     let share = call.shape.share();
     let row = padded(width);
     // Where query heads share a key-value head, each leaves its part of dk and dv here.
@@ -26,10 +28,11 @@ pub(super) fn run<T: Element>(
     let mut parts = Tensor::empty(device, T::Acc::DTYPE, &dims)?;
     let shared = Disjoint::new(parts.as_mut_slice::<T::Acc>()?);
     let (query_rows, key_rows) = (queries.next_multiple_of(QUERIES), keys.next_multiple_of(KEYS));
-    let size = key_rows * (2 * width + row)
+    let size = call.blocks.steps(key_rows) * row
         + query_rows * (3 * row + 1)
-        + KEYS * 2 * row
-        + QUERIES * 3 * KEYS;
+        + KEYS * 2 * (call.blocks.steps(width) + row)
+        + QUERIES * 3 * KEYS
+        + 2 * call.blocks.transposed_elements(QUERIES, KEYS);
     for_each_task(device, batch * heads, call.shape.work(), size, |task, workspace| {
         let (b, head) = (task / heads, task % heads);
         let store = |key: usize, rows: usize, dk_block: &[T::Acc], dv_block: &[T::Acc]| {
@@ -89,9 +92,10 @@ fn one_head<T: Element>(
     let lse = &lse[(b * heads + head) * queries..][..queries];
     let (query_rows, key_rows) = (queries.next_multiple_of(QUERIES), keys.next_multiple_of(KEYS));
     let mut rest = workspace;
-    let k_turned = take(&mut rest, key_rows * width);
-    let v_turned = take(&mut rest, key_rows * width);
-    let k = take(&mut rest, key_rows * row);
+    let width_steps = call.blocks.steps(width);
+    let k_turned = take(&mut rest, KEYS * width_steps);
+    let v_turned = take(&mut rest, KEYS * width_steps);
+    let k = take(&mut rest, call.blocks.steps(key_rows) * row);
     let q = take(&mut rest, query_rows * row);
     let g = take(&mut rest, query_rows * row);
     let dq_sums = take(&mut rest, query_rows * row);
@@ -101,30 +105,35 @@ fn one_head<T: Element>(
     let ds = take(&mut rest, QUERIES * KEYS);
     let factors = take(&mut rest, QUERIES * KEYS);
     let delta = &mut take(&mut rest, query_rows)[..queries];
+    let turned_elements = call.blocks.transposed_elements(QUERIES, KEYS);
+    let p_turned = take(&mut rest, turned_elements);
+    let ds_turned = take(&mut rest, turned_elements);
+    let turned = |block: &mut [T::Acc], to: &mut [T::Acc]| {
+        call.blocks.transposed((block.as_ptr(), KEYS), QUERIES, to.as_mut_ptr())
+    };
     // SAFETY: the operands hold these rows, the workspace has room for whole blocks.
-    unsafe {
+    let (q, g) = unsafe {
         let size = (queries, width);
-        call.blocks.widen(call.q.row(b, 0, head), size, (q.as_mut_ptr(), row));
-        call.blocks.widen(dout.row(b, 0, head), size, (g.as_mut_ptr(), row));
-        // The sums' place holds out until its products with dout are taken.
-        call.blocks.widen(out.row(b, 0, head), size, (dq_sums.as_mut_ptr(), row));
-        call.blocks.widen(call.k.row(b, 0, group), (keys, width), (k.as_mut_ptr(), row));
-    }
-    row_products(g, dq_sums, row, width, delta);
+        call.blocks.pack(call.k.row(b, 0, group), (keys, width), (k.as_mut_ptr(), row));
+        (
+            call.blocks.pack_both(call.q.row(b, 0, head), size, (q.as_mut_ptr(), row)),
+            call.blocks.pack_both(dout.row(b, 0, head), size, (g.as_mut_ptr(), row)),
+        )
+    };
+    row_products(dout.rows(b, head), out.rows(b, head), width, delta);
     dq_sums.fill(zero);
     let mut limits = [0; QUERIES];
     for key in (0..keys).step_by(KEYS) {
         let key_count = KEYS.min(keys - key);
-        let (kt, vt) = (&mut k_turned[key * width..], &mut v_turned[key * width..]);
         // SAFETY: as above.
         unsafe {
             let size = (key_count, width);
-            let to = (kt.as_mut_ptr(), KEYS);
-            call.blocks.widen_transposed(call.k.row(b, key, group), size, to);
-            let to = (vt.as_mut_ptr(), KEYS);
-            call.blocks.widen_transposed(call.v.row(b, key, group), size, to);
+            let to = (k_turned.as_mut_ptr(), KEYS);
+            call.blocks.pack_transposed(call.k.row(b, key, group), size, to);
+            let to = (v_turned.as_mut_ptr(), KEYS);
+            call.blocks.pack_transposed(call.v.row(b, key, group), size, to);
         }
-        let k = &k[key * row..];
+        let k = &k[call.blocks.step_of(key) * row..];
         dk.fill(zero);
         dv.fill(zero);
         for first in (0..queries).step_by(QUERIES) {
@@ -134,18 +143,17 @@ fn one_head<T: Element>(
             if limits[rows - 1] == 0 {
                 continue;
             }
-            let (q, g) = (&q[first * row..], &g[first * row..]);
             by_limit(limits, |i, rows, limit| {
                 let (p, ds) = (&mut p[i * KEYS..], &mut ds[i * KEYS..]);
-                let size = (rows, limit, width);
+                let size = (rows, limit, width_steps);
                 // SAFETY: blocks of QUERIES or KEYS padded rows each.
                 unsafe {
-                    let lhs = Factor { data: q[i * row..].as_ptr(), row, step: 1 };
+                    let lhs = q.left.at(first + i, 0);
                     let dst = (p.as_mut_ptr(), KEYS, Accum::Replace);
-                    call.blocks.product(size, dst, call.scale, lhs, (kt.as_ptr(), KEYS));
-                    let lhs = Factor { data: g[i * row..].as_ptr(), row, step: 1 };
+                    call.blocks.product(size, dst, call.scale, lhs, (k_turned.as_ptr(), KEYS));
+                    let lhs = g.left.at(first + i, 0);
                     let dst = (ds.as_mut_ptr(), KEYS, Accum::Replace);
-                    call.blocks.product(size, dst, one, lhs, (vt.as_ptr(), KEYS));
+                    call.blocks.product(size, dst, one, lhs, (v_turned.as_ptr(), KEYS));
                 }
                 if let Some(dropout) = call.dropout {
                     for r in 0..rows {
@@ -163,14 +171,21 @@ fn one_head<T: Element>(
                         multiply(&mut p[r * KEYS..][..limit], factors);
                     }
                 }
-                // SAFETY: as above.
+                // SAFETY: as above; what is not visible up to the padded limit is zero.
                 unsafe {
+                    let seen = (rows, padded(limit));
+                    call.blocks.operands((p.as_mut_ptr(), KEYS), seen);
+                    let lhs = call.blocks.operands((ds.as_mut_ptr(), KEYS), seen);
                     let dst = (dq_sums[(first + i) * row..].as_mut_ptr(), row, Accum::Add);
-                    let lhs = Factor { data: ds.as_ptr(), row: KEYS, step: 1 };
-                    let size = (rows, width, limit);
+                    let size = (rows, width, call.blocks.steps(limit));
                     call.blocks.product(size, dst, call.scale, lhs, (k.as_ptr(), row));
+                    for (block, to) in [(p, &mut *p_turned), (ds, &mut *ds_turned)] {
+                        let to = turned(block, to).at(0, call.blocks.step_of(i));
+                        call.blocks.transpose((block.as_ptr(), KEYS), seen, to);
+                    }
                 }
             });
+            let (p_turned, ds_turned) = (turned(p, p_turned), turned(ds, ds_turned));
             // dk and dv: rows are keys, the sum runs over the queries that see the group's first key.
             let step = if limits[0] >= key_count { KEYS } else { GROUP };
             for j in (0..key_count).step_by(step) {
@@ -178,17 +193,18 @@ fn one_head<T: Element>(
                 if from == rows {
                     break;
                 }
-                let size = (step.min(key_count - j), width, rows - from);
+                // A step that begins before `from` does so in the same group, with zeros for these keys.
+                let from = call.blocks.step_of(from);
+                let size = (step.min(key_count - j), width, call.blocks.steps(rows) - from);
+                let at = call.blocks.step_of(first) + from;
                 // SAFETY: as above; scores of queries from `from` on are set up to the group's end.
                 unsafe {
                     let dst = (dv[j * row..].as_mut_ptr(), row, Accum::Add);
-                    let lhs = Factor { data: p[from * KEYS + j..].as_ptr(), row: 1, step: KEYS };
-                    let rhs = (g[from * row..].as_ptr(), row);
-                    call.blocks.product(size, dst, one, lhs, rhs);
+                    let rhs = (g.right.add(at * row), row);
+                    call.blocks.product(size, dst, one, p_turned.at(j, from), rhs);
                     let dst = (dk[j * row..].as_mut_ptr(), row, Accum::Add);
-                    let lhs = Factor { data: ds[from * KEYS + j..].as_ptr(), row: 1, step: KEYS };
-                    let rhs = (q[from * row..].as_ptr(), row);
-                    call.blocks.product(size, dst, call.scale, lhs, rhs);
+                    let rhs = (q.right.add(at * row), row);
+                    call.blocks.product(size, dst, call.scale, ds_turned.at(j, from), rhs);
                 }
             }
         }
@@ -224,14 +240,21 @@ vectorized! {
         }
     }
 
-    /// out\[i\] = the product of row i of `a` and `b`, in the order of the columns.
-    fn row_products<A: Real>(a: &[A], b: &[A], row: usize, width: usize, out: &mut [A]) {
+    /// out\[i\] = the product of row i of `a` and `b`, each with the distance between its rows, in the order of
+    /// the columns.
+    fn row_products<T: Element>(
+        a: (&[T], usize),
+        b: (&[T], usize),
+        width: usize,
+        out: &mut [T::Acc],
+    ) {
+        let ((a, a_row), (b, b_row)) = (a, b);
         for (i, out) in out.iter_mut().enumerate() {
-            let (a, b) = (&a[i * row..i * row + width], &b[i * row..i * row + width]);
-            let mut lanes = [A::ZERO; 16];
+            let (a, b) = (&a[i * a_row..][..width], &b[i * b_row..][..width]);
+            let mut lanes = [T::Acc::ZERO; 16];
             for (a, b) in a.chunks(16).zip(b.chunks(16)) {
-                for ((lane, &a), &b) in lanes.iter_mut().zip(a).zip(b) {
-                    *lane += a * b;
+                for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
+                    *lane += a.acc() * b.acc();
                 }
             }
             *out = lanes.into_iter().sum();

@@ -5,7 +5,7 @@ use super::tile::{
 };
 use crate::disjoint::Disjoint;
 use crate::gemm::Accum;
-use crate::gemm::block::{Factor, PAD};
+use crate::gemm::block::PAD;
 use crate::simd::vectorized;
 use crate::{Device, Element, Real, Result};
 
@@ -25,24 +25,25 @@ pub(super) fn run<T: Element>(
     let wanted = 4 * device.threads();
     let parts = wanted.div_ceil((batch * groups).max(1)).min(units).max(1);
     let row = padded(width);
-    let packed = key_blocks * KEYS * (width + row);
+    let (width_steps, key_steps) = (call.blocks.steps(width), call.blocks.steps(KEYS));
+    let packed = key_blocks * (KEYS * width_steps + key_steps * row);
     let size = packed + QUERIES * (2 * row + 2 * KEYS + 2);
     for_each_task(device, batch * groups * parts, call.shape.work(), size, |task, workspace| {
         let (part, group) = (task % parts, task / parts % groups);
         let b = task / parts / groups;
         let mut rest = workspace;
-        let k = take(&mut rest, key_blocks * KEYS * width);
-        let v = take(&mut rest, key_blocks * KEYS * row);
+        let k = take(&mut rest, key_blocks * KEYS * width_steps);
+        let v = take(&mut rest, key_blocks * key_steps * row);
         for block in 0..key_blocks {
             let rows = KEYS.min(keys - block * KEYS);
             // SAFETY: the operands hold these rows, the workspace has room for whole blocks.
             unsafe {
-                let to = k[block * KEYS * width..].as_mut_ptr();
+                let to = k[block * KEYS * width_steps..].as_mut_ptr();
                 let from = call.k.row(b, block * KEYS, group);
-                call.blocks.widen_transposed(from, (rows, width), (to, KEYS));
-                let to = v[block * KEYS * row..].as_mut_ptr();
+                call.blocks.pack_transposed(from, (rows, width), (to, KEYS));
+                let to = v[block * key_steps * row..].as_mut_ptr();
                 let from = call.v.row(b, block * KEYS, group);
-                call.blocks.widen(from, (rows, width), (to, row));
+                call.blocks.pack(from, (rows, width), (to, row));
             }
         }
         for unit in (part..units).step_by(parts) {
@@ -78,9 +79,9 @@ fn query_block<T: Element>(
     let maxima = &mut take(&mut rest, QUERIES)[..rows];
     let totals = &mut take(&mut rest, QUERIES)[..rows];
     // SAFETY: the operand holds these rows, the block has room for them.
-    unsafe {
-        call.blocks.widen(call.q.row(b, first, head), (rows, width), (q.as_mut_ptr(), row));
-    }
+    let q = unsafe {
+        call.blocks.pack_left(call.q.row(b, first, head), (rows, width), (q.as_mut_ptr(), row))
+    };
     sums.fill(zero);
     maxima.fill(T::Acc::NEG_INFINITY);
     totals.fill(zero);
@@ -88,15 +89,15 @@ fn query_block<T: Element>(
     for key in (0..call.visible(first + rows - 1)).step_by(KEYS) {
         call.limits(first, rows, key, &mut limits);
         let limits = &limits[..rows];
-        let (k, v) = (&k[key * width..], &v[key * row..]);
+        let k = &k[key * call.blocks.steps(width)..];
+        let v = &v[call.blocks.step_of(key) * row..];
         by_limit(limits, |i, rows, limit| {
             let tile = &mut tile[i * KEYS..];
             // SAFETY: blocks of QUERIES or KEYS padded rows each.
             unsafe {
                 let dst = (tile.as_mut_ptr(), KEYS, Accum::Replace);
-                let lhs = Factor { data: q[i * row..].as_ptr(), row, step: 1 };
-                let size = (rows, limit, width);
-                call.blocks.product(size, dst, call.scale, lhs, (k.as_ptr(), KEYS));
+                let size = (rows, limit, call.blocks.steps(width));
+                call.blocks.product(size, dst, call.scale, q.at(i, 0), (k.as_ptr(), KEYS));
             }
             let sums = &mut sums[i * row..];
             let (maxima, totals) = (&mut maxima[i..i + rows], &mut totals[i..i + rows]);
@@ -111,8 +112,9 @@ fn query_block<T: Element>(
             // SAFETY: as above.
             unsafe {
                 let dst = (sums.as_mut_ptr(), row, Accum::Add);
-                let lhs = Factor { data: tile.as_ptr(), row: KEYS, step: 1 };
-                call.blocks.product((rows, width, limit), dst, one, lhs, (v.as_ptr(), row));
+                let lhs = call.blocks.operands((tile.as_mut_ptr(), KEYS), (rows, limit));
+                let size = (rows, width, call.blocks.steps(limit));
+                call.blocks.product(size, dst, one, lhs, (v.as_ptr(), row));
             }
         });
     }

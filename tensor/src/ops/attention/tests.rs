@@ -1,7 +1,94 @@
-//! What attention refuses, and how it says so.
+//! Every instruction set's blocks, and what attention refuses.
 
 use super::*;
-use crate::{DType, Device};
+use crate::gemm::block::Blocks;
+use crate::ops::testing::assert_close;
+use crate::{DType, Device, bf16, ops::random::normal};
+
+/// bf16 attention with the blocks of each instruction set against f64.
+#[test]
+fn every_instruction_set_agrees_with_f64() -> Result<()> {
+    let device = &Device::cpu(2)?;
+    let shape = |queries, keys, heads, groups, width| Shape {
+        batch: 2,
+        queries,
+        keys,
+        heads,
+        groups,
+        width,
+    };
+    // Torn steps along keys, queries and width; tiles on, below and beside the diagonal.
+    for shape in [
+        shape(67, 70, 4, 2, 5),
+        shape(64, 64, 2, 2, 32),
+        shape(129, 200, 2, 1, 16),
+        shape(3, 131, 2, 2, 64),
+        shape(70, 33, 2, 2, 7),
+        shape(1, 1, 1, 1, 1),
+    ] {
+        for mask in [AttentionMask::Causal, AttentionMask::None] {
+            for p in [0.0, 0.2] {
+                every_instruction_set(device, shape, mask, p)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn every_instruction_set(device: &Device, shape: Shape, mask: AttentionMask, p: f64) -> Result<()> {
+    let Shape { batch, queries, keys, heads, groups, width } = shape;
+    let random = |name: &str, length, heads| {
+        let place = Place::whole(&[batch, length, heads, width]);
+        normal(device, DType::BF16, &place, &RandomKey::new(5, 0, name), 0.0, 1.0)
+    };
+    let (q, k, v) =
+        (random("q", queries, heads)?, random("k", keys, groups)?, random("v", keys, groups)?);
+    let dout = random("dout", queries, heads)?;
+    let mut config = AttentionConfig { mask, ..AttentionConfig::causal(width) };
+    if p > 0.0 {
+        let place = Place::whole(&[batch, heads, queries, keys]);
+        config.dropout = Some(AttentionDropout::new(p, RandomKey::new(6, 0, "dropout"), place)?);
+    }
+    let wide = |x: &Tensor| x.cast(DType::F64);
+    let (q64, k64, v64) = (wide(&q)?, wide(&k)?, wide(&v)?);
+    let (out, lse) = attention(&q64, &k64, &v64, &config)?;
+    let (dq, dk, dv) =
+        attention_backward(&wide(&dout)?, (&q64, &k64, &v64), (&out, &lse), &config)?;
+    // p, ds and results are rounded to 2^-9 of themselves. |v| and |k| are at most 4, a row of p sums to 1, one of
+    // |ds| to 2 |dp| at most; errors of a sum of n independent ones grow with sqrt(n).
+    let eps = DType::BF16.epsilon();
+    let each = 8.0 * eps * (width as f64).sqrt() / (1.0 - p);
+    let sums = each * ((queries * heads / groups) as f64).sqrt();
+    let saved = (out.cast(DType::BF16)?, lse.cast(DType::F32)?);
+    for (level, blocks) in Blocks::<bf16>::available() {
+        let name = format!("{level} {shape:?} {mask:?} {p}");
+        let views = (View::of(&q)?, View::of(&k)?, View::of(&v)?);
+        let call = Call { blocks, ..Call::new(shape, views.0, views.1, views.2, &config) };
+        let mut got = Tensor::zeros(device, DType::BF16, q.dims())?;
+        let mut got_lse = Tensor::zeros(device, DType::F32, lse.dims())?;
+        let slice = Disjoint::new(got.as_mut_slice()?);
+        let to = Target::dense(&slice, queries, heads, width);
+        forward::run::<bf16>(device, &call, to, Disjoint::new(got_lse.as_mut_slice()?))?;
+        assert_close(&format!("{name} out"), &got, &out.to_f64()?, 4.0 * eps / (1.0 - p));
+        assert_close(&format!("{name} lse"), &got_lse, &lse.to_f64()?, 1e-5 * width as f64);
+        let mut grads = [&q, &k, &v].map(|x| Tensor::zeros(device, DType::BF16, x.dims()).unwrap());
+        let [dq_to, dk_to, dv_to] =
+            grads.each_mut().map(|x| Disjoint::new(x.as_mut_slice::<bf16>().unwrap()));
+        let targets = [
+            Target::dense(&dq_to, queries, heads, width),
+            Target::dense(&dk_to, keys, groups, width),
+            Target::dense(&dv_to, keys, groups, width),
+        ];
+        let outputs = (View::of(&dout)?, View::of(&saved.0)?, saved.1.as_slice()?);
+        backward::run(device, &call, outputs, targets)?;
+        for ((what, got), (want, tolerance)) in
+            ["dq", "dk", "dv"].into_iter().zip(&grads).zip([(&dq, each), (&dk, sums), (&dv, sums)])
+        {
+            assert_close(&format!("{name} {what}"), got, &want.to_f64()?, tolerance);
+        }
+    }
+    Ok(())
+}
 
 #[test]
 fn wrong_operands_are_refused_by_name() -> Result<()> {

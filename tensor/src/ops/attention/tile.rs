@@ -58,6 +58,13 @@ impl<'a, T: Scalar> View<'a, T> {
         let start = self.offset + b * batch + t * position + h * head;
         (self.data.as_ptr().wrapping_add(start), position)
     }
+
+    /// The memory from row (b, 0, h) on, and the distance between rows.
+    pub(super) fn rows(&self, b: usize, h: usize) -> (&'a [T], usize) {
+        let [batch, position, head] = self.strides;
+        let start = self.offset + b * batch + h * head;
+        (self.data.get(start..).unwrap_or_default(), position)
+    }
 }
 
 /// A result (B, T, H, D), perhaps a run of the heads of a larger one.
@@ -101,7 +108,7 @@ pub(super) struct Call<'a, T: Element> {
     pub scale: T::Acc,
     pub mask: AttentionMask,
     pub dropout: Option<&'a AttentionDropout>,
-    pub blocks: Blocks<T::Acc>,
+    pub blocks: Blocks<T>,
 }
 
 impl<'a, T: Element> Call<'a, T> {
