@@ -62,17 +62,11 @@ pub(super) unsafe fn tile<V: Vector, M: Multiply<V>, const R: usize, const N: us
     let (mut a, mut b) = (tile.a, tile.b);
     // SAFETY: as promised by the caller; prefetching has no effect but on caches.
     unsafe {
-        for i in 0..R {
-            for v in 0..N {
-                let offset = |row: isize| i as isize * row + (v * V::LANES) as isize;
-                if tile.add {
-                    prefetch(c.wrapping_offset(offset(c_row)));
-                }
-                if !tile.add || to.cast_const() != c.cast() {
-                    let size = tile.dtype.size() as isize;
-                    prefetch(to.wrapping_offset(offset(to_row) * size));
-                }
-            }
+        if tile.add {
+            prefetch::<R, N>(c.cast(), c_row, size_of::<V::Scalar>(), V::LANES);
+        }
+        if !tile.add || to.cast_const() != c.cast() {
+            prefetch::<R, N>(to, to_row, tile.dtype.size(), V::LANES);
         }
         let mask = V::first(tile.last_lanes);
         let mut sums = [[V::splat(V::Scalar::ZERO); N]; R];
@@ -140,16 +134,27 @@ unsafe fn widen_lanes<V: Vector, S: Element<Acc = V::Scalar>>(from: *const S, la
     unsafe { if lanes == V::LANES { V::widen(from) } else { V::widen_first(from, lanes) } }
 }
 
+/// Fetches `R` rows of `N` times `lanes` elements for writing, `row` elements of `size` bytes apart.
 #[inline(always)]
-fn prefetch<T>(address: *const T) {
+fn prefetch<const R: usize, const N: usize>(
+    from: *const u8,
+    row: isize,
+    size: usize,
+    lanes: usize,
+) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch of any address is allowed; SSE is part of x86-64.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_ET0>(address.cast());
+    for i in 0..R {
+        let from = from.wrapping_offset(i as isize * (row * size as isize));
+        for v in 0..N {
+            // SAFETY: a prefetch of any address is allowed; SSE is part of x86-64.
+            unsafe {
+                use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+                _mm_prefetch::<_MM_HINT_ET0>(from.wrapping_add(v * (lanes * size)).cast());
+            }
+        }
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
+    let _ = (from, row, size, lanes);
 }
 
 /// A compiled [`tile`].
