@@ -11,7 +11,8 @@ use ferrotron_nn::schedule::Schedule;
 use ferrotron_parallel::mesh::Layout;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::DType;
-use std::time::{Duration, Instant};
+use rustix::time::{ClockId, clock_gettime};
+use std::time::Duration;
 
 /// As in arXiv 2205.05198, table 3, with recomputation as in its baseline.
 #[test]
@@ -32,14 +33,12 @@ fn a_trillion_parameters_are_planned_in_a_second_and_100_megabytes() {
         seq_length: preset.seq_length,
         device: PlannedDevice::Cpu { threads: 2 },
     };
-    let timed = || {
-        let started = Instant::now();
-        (plan.stages().unwrap(), started.elapsed())
-    };
-    // The machine may be busy with other things.
-    let runs: Vec<_> = (0..3).map(|_| timed()).collect();
-    let (stages, fastest) = runs.iter().min_by_key(|(_, seconds)| *seconds).unwrap();
-    assert!(*fastest < Duration::from_secs(1), "{fastest:?}");
+    // The machine may be busy with other things, so what counts is the processor's time, of all threads.
+    let processor = || Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap();
+    let before = processor();
+    let stages = plan.stages().unwrap();
+    let took = processor() - before;
+    assert!(took < Duration::from_secs(1), "{took:?}");
     let resident = peak_rss_bytes();
     assert!(resident < 100_000_000, "{resident} bytes");
 

@@ -3,6 +3,7 @@
 
 use ferrotron_autograd::{Leaf, missing_gradients};
 use ferrotron_tensor::{DType, Error, Result, Tensor};
+use std::collections::{HashMap, HashSet};
 
 use crate::{AxisSet, BufferConfig, Decay, Param, ParamGroup, ShardUnit, Sharding};
 
@@ -43,11 +44,12 @@ impl ParamBuffers {
 
     /// As [`ParamBuffers::new`], in groups of bounded size of which this rank may keep a part.
     pub fn with_config(params: &[Param], config: &BufferConfig) -> Result<ParamBuffers> {
-        for (i, param) in params.iter().enumerate() {
-            if let Some(first) = params[..i].iter().find(|first| first.name() == param.name()) {
+        let mut names = HashSet::new();
+        for param in params {
+            if !names.insert(param.name()) {
                 return Err(Error::config(
                     "parameters",
-                    format!("two parameters are named '{}'", first.name()),
+                    format!("two parameters are named '{}'", param.name()),
                 ));
             }
             if param.leaf().dtype() != params[0].leaf().dtype() {
@@ -59,11 +61,12 @@ impl ParamBuffers {
         }
         let by_parameter =
             config.shard_unit == ShardUnit::Parameters && config.sharding > Sharding::None;
+        let owners = if by_parameter { owners(params, config.shard.1) } else { HashMap::new() };
         let groups = buckets(params, config.bucket_numel)
             .into_iter()
             .map(|bucket| {
-                let owner = |param: &Param| owner(params, param, config.shard.1);
-                let owners = bucket.iter().filter(|_| by_parameter).map(owner).collect();
+                let owner = |param: &Param| owners.get(param.name()).copied();
+                let owners = bucket.iter().filter_map(owner).collect();
                 ParamGroup::new(bucket, owners, config)
             })
             .collect::<Result<_>>()?;
@@ -125,18 +128,20 @@ impl ParamBuffers {
 /// Parameters of equal facts together, in groups that are closed once they have `numel` elements. Filled from
 /// the last parameter to the first, since that is the order in which gradients are complete.
 fn buckets(params: &[Param], numel: usize) -> Vec<Vec<Param>> {
-    let size = |bucket: &[Param]| bucket.iter().map(|p| p.leaf().numel()).sum::<usize>();
-    let mut buckets: Vec<Vec<Param>> = Vec::new();
+    let mut buckets: Vec<(usize, Vec<Param>)> = Vec::new(); // with their elements
     for param in params.iter().rev() {
         // Only the last bucket of these facts can be open.
-        let last = buckets.iter_mut().rev().find(|bucket| facts(&bucket[0]) == facts(param));
-        match last.filter(|bucket| size(bucket) < numel) {
-            Some(open) => open.push(param.clone()),
-            None => buckets.push(vec![param.clone()]),
+        let last = buckets.iter_mut().rev().find(|(_, bucket)| facts(&bucket[0]) == facts(param));
+        match last.filter(|(size, _)| *size < numel) {
+            Some((size, open)) => {
+                *size += param.leaf().numel();
+                open.push(param.clone());
+            }
+            None => buckets.push((param.leaf().numel(), vec![param.clone()])),
         }
     }
-    buckets.iter_mut().for_each(|bucket| bucket.reverse());
-    buckets
+    buckets.iter_mut().for_each(|(_, bucket)| bucket.reverse());
+    buckets.into_iter().map(|(_, bucket)| bucket).collect()
 }
 
 /// What all parameters of a group have in common.
@@ -144,14 +149,20 @@ fn facts(param: &Param) -> (Decay, AxisSet, AxisSet) {
     (param.decay(), param.replicated(), param.grad_partial())
 }
 
-/// Which of `ranks` owns the whole of a parameter: that in whose equal share of the parameters of equal facts its
-/// middle lies. Counted are global elements, so that ranks which hold other parts of a parameter, or share
-/// nothing but it, agree.
-fn owner(params: &[Param], param: &Param, ranks: usize) -> usize {
+/// Which of `ranks` owns the whole of each parameter, by name: that in whose equal share of the parameters of equal
+/// facts its middle lies. Counted are global elements, so that ranks which hold other parts of a parameter, or
+/// share nothing but it, agree.
+fn owners(params: &[Param], ranks: usize) -> HashMap<&str, usize> {
     let numel = |param: &Param| param.place().global_dims().iter().product::<usize>() as u128;
-    let alike = || params.iter().filter(|other| facts(other) == facts(param));
-    let before: u128 = alike().take_while(|other| other.name() != param.name()).map(numel).sum();
-    let all: u128 = alike().map(numel).sum();
-    let owner = (2 * before + numel(param)) * ranks as u128 / (2 * all).max(1);
-    (owner as usize).min(ranks - 1)
+    let mut all: HashMap<_, u128> = HashMap::new();
+    params.iter().for_each(|param| *all.entry(facts(param)).or_default() += numel(param));
+    let mut before: HashMap<_, u128> = HashMap::new();
+    let owner = |param| {
+        let before = before.entry(facts(param)).or_default();
+        let middle = 2 * *before + numel(param);
+        *before += numel(param);
+        let owner = (middle * ranks as u128 / (2 * all[&facts(param)]).max(1)) as usize;
+        (param.name(), owner.min(ranks - 1))
+    };
+    params.iter().map(owner).collect()
 }

@@ -8,7 +8,7 @@ use ferrotron_tensor::{DType, Device, Error, Place, RandomKey, Result};
 use crate::{Axis, AxisSet, Init};
 
 /// Whether weight decay applies to a parameter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Decay {
     /// It does: matrices and embeddings.
     Yes,

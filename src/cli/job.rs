@@ -15,6 +15,7 @@ use std::ops::Range;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use super::device_args::Place;
 use super::parallel_args::ParallelArgs;
@@ -143,13 +144,15 @@ pub fn between_gpus(args: &TrainArgs, mesh: &Mesh, device: &Device) -> Result<Me
     mesh.with_nccl(device, &NcclConfig { search, timeout: parallel.timeout() })
 }
 
-/// Starts `ranks` processes of this program with the same arguments, and ends as they do.
-pub fn start_ranks(ranks: usize) -> Result<ExitCode> {
+/// Starts `ranks` processes of this program with the same arguments, and ends as they do. After a signal they have
+/// `stop_timeout` to finish their step and save.
+pub fn start_ranks(ranks: usize, stop_timeout: Duration) -> Result<ExitCode> {
     let unknown = |error| Error::io("--nproc", format!("this program cannot find itself: {error}"));
     let config = LaunchConfig {
         program: std::env::current_exe().map_err(unknown)?,
         arguments: std::env::args_os().skip(1).collect(),
         ranks,
+        stop_timeout,
     };
     let signals = SignalFlags::default();
     flag::register(SIGINT, signals.interrupt.clone()).map_err(unhandled)?;

@@ -99,7 +99,8 @@ pub struct ParallelArgs {
     /// Where rank 0 listens for the others [default: MASTER_PORT + 1, or 29501]
     #[arg(long, value_name = "PORT")]
     pub rendezvous_port: Option<u16>,
-    /// How long ranks wait for one another, to meet and in each call
+    /// How long ranks wait for one another, to meet and in each call; also how long those that --nproc
+    /// starts have to save and end after a signal
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=525_600))]
     pub distributed_timeout_minutes: u64,
     /// What carries data: auto is NCCL between GPUs of which each rank has its own, shared memory on one machine and TCP

@@ -109,7 +109,7 @@ pub fn train(
         Job::Alone => Plan::new(args, &job)?.train(&job, &Mesh::single(), remembered),
         Job::Launcher(ranks) => {
             Plan::new(args, &job)?; // what is refused is refused here, once
-            job::start_ranks(*ranks)
+            job::start_ranks(*ranks, args.parallel.timeout())
         }
         Job::Rank(rank) => {
             let train = || {

@@ -23,8 +23,16 @@ pub struct Flat {
 
 struct Range {
     name: String,
+    /// Its first element within the whole.
+    start: usize,
     layout: Layout,
     buffer: Arc<Buffer>,
+}
+
+impl Range {
+    fn end(&self) -> usize {
+        self.start + self.layout.numel()
+    }
 }
 
 impl Flat {
@@ -84,14 +92,16 @@ impl Flat {
             parts.iter().map(|(_, dims)| Layout::contiguous(dims)).collect::<Result<Vec<_>>>()?;
         let lens: Vec<usize> = layouts.iter().map(|layout| layout.numel() * dtype.size()).collect();
         let buffers = Buffer::split(&device.pool_of(kind), &lens, category)?;
+        let mut end = 0;
         let ranges = parts
             .iter()
             .zip(layouts)
             .zip(buffers)
-            .map(|(((name, _), layout), buffer)| Range {
-                name: name.clone(),
-                layout,
-                buffer: Arc::new(buffer),
+            .map(|(((name, _), layout), buffer)| {
+                let (name, buffer) = (name.clone(), Arc::new(buffer));
+                let range = Range { name, start: end, layout, buffer };
+                end = range.end();
+                range
             })
             .collect();
         Ok(Flat { ranges, dtype, device: device.clone() })
@@ -109,7 +119,7 @@ impl Flat {
 
     /// Number of elements of all ranges.
     pub fn numel(&self) -> usize {
-        self.ranges.iter().map(|range| range.buffer.len()).sum::<usize>() / self.dtype.size()
+        self.ranges.last().map_or(0, Range::end)
     }
 
     /// Type of the elements.
@@ -129,8 +139,8 @@ impl Flat {
 
     /// First element and number of elements of a range within the whole.
     pub fn span(&self, range: usize) -> (usize, usize) {
-        let elements = |range: &Range| range.buffer.len() / self.dtype.size();
-        (self.ranges[..range].iter().map(elements).sum(), elements(&self.ranges[range]))
+        let range = &self.ranges[range];
+        (range.start, range.layout.numel())
     }
 
     /// A tensor that reads a range; while it lives, the range cannot be written.
@@ -163,7 +173,7 @@ impl Flat {
         // The tensor takes the range's own `Arc`, so that it is unique. Meanwhile the flat has no ranges:
         // should `f` panic, nothing reaches the memory that went with the tensor.
         let mut ranges = std::mem::take(&mut self.ranges);
-        let Range { name, layout, buffer } = ranges.swap_remove(range);
+        let Range { name, start, layout, buffer } = ranges.swap_remove(range);
         let place = (buffer.pointer(), buffer.len());
         let mut tensor = Tensor::view_of(buffer, layout.clone(), self.dtype, &self.device);
         let result = f(&mut tensor);
@@ -171,7 +181,7 @@ impl Flat {
         if (buffer.pointer(), buffer.len()) != place {
             return Err(replaced());
         }
-        ranges.push(Range { name, layout, buffer });
+        ranges.push(Range { name, start, layout, buffer });
         let last = ranges.len() - 1;
         ranges.swap(range, last); // where it was, and the former last one at the end again
         self.ranges = ranges;
@@ -222,11 +232,17 @@ impl Flat {
         let elements = self.resolve(elements)?;
         let (over, first) = self.over(&elements);
         self.check_unique(over.clone())?;
-        // As in `update`: the tensor takes the ranges' own buffers.
+        // As in `update`: the tensor takes the ranges' own buffers. They change places with the last ones and back, so
+        // that it costs nothing how many others there are.
         let mut ranges = std::mem::take(&mut self.ranges);
-        let lent: Vec<Range> = ranges.splice(over.clone(), []).collect();
-        let (known, parts): (Vec<_>, Vec<_>) =
-            lent.into_iter().map(|range| ((range.name, range.layout), range.buffer)).unzip();
+        let places_at_end = ranges.len() - over.len()..ranges.len();
+        let swaps = over.zip(places_at_end.clone());
+        swaps.clone().rev().for_each(|(place, at_end)| ranges.swap(place, at_end));
+        let lent = ranges.split_off(places_at_end.start);
+        let (known, parts): (Vec<_>, Vec<_>) = lent
+            .into_iter()
+            .map(|range| ((range.name, range.start, range.layout), range.buffer))
+            .unzip();
         let lent = places(&parts);
         let mut tensor = self.vector(parts, elements.start - first, elements.len())?;
         let result = f(&mut tensor);
@@ -237,8 +253,10 @@ impl Flat {
         // A copy of the tensor that `f` kept holds them too: then they cannot be written any more.
         let parts = buffer.parts().iter().cloned();
         let back = known.into_iter().zip(parts);
-        let back = back.map(|((name, layout), buffer)| Range { name, layout, buffer });
-        ranges.splice(over.start..over.start, back);
+        let back =
+            back.map(|((name, start, layout), buffer)| Range { name, start, layout, buffer });
+        ranges.extend(back);
+        swaps.for_each(|(place, at_end)| ranges.swap(place, at_end));
         self.ranges = ranges;
         result
     }
@@ -309,18 +327,12 @@ impl Flat {
 
     /// The ranges in which these elements are, and the first element of the first of them; none for no elements.
     fn over(&self, elements: &Span<usize>) -> (Span<usize>, usize) {
-        let (mut ranges, mut first, mut start) = (0..0, elements.start, 0);
-        for (index, range) in self.ranges.iter().enumerate() {
-            let end = start + range.buffer.len() / self.dtype.size();
-            if start < elements.end && elements.start < end && !elements.is_empty() {
-                if ranges.is_empty() {
-                    (ranges, first) = (index..index, start);
-                }
-                ranges.end = index + 1;
-            }
-            start = end;
+        if elements.is_empty() {
+            return (0..0, elements.start);
         }
-        (ranges, first)
+        let before = self.ranges.partition_point(|range| range.end() <= elements.start);
+        let end = self.ranges.partition_point(|range| range.start < elements.end);
+        (before..end, self.ranges[before].start)
     }
 
     /// Errors unless nobody else holds the ranges. `Arc::get_mut`, unlike a look at the count, also makes

@@ -240,9 +240,9 @@ fn packed_strided_and_broadcast_operands_change_no_bit() -> Result<()> {
 #[test]
 fn bits_do_not_depend_on_threads_batch_or_heads() -> Result<()> {
     let sizes = [2, 150, 150, 4, 2, 32];
-    let run = |threads: usize| -> Result<[Tensor; 5]> {
+    let run = |dtype: DType, threads: usize| -> Result<[Tensor; 5]> {
         let device = Device::cpu(threads)?;
-        let (q, k, v) = operands(&device, DType::F32, sizes)?;
+        let (q, k, v) = operands(&device, dtype, sizes)?;
         let config = config(sizes, AttentionMask::Causal);
         let (out, lse) = attention(&q, &k, &v, &config)?;
         let (dq, dk, dv) = attention_backward(&q, (&q, &k, &v), (&out, &lse), &config)?;
@@ -259,10 +259,12 @@ fn bits_do_not_depend_on_threads_batch_or_heads() -> Result<()> {
         assert_same_bits("with a cache", &last, &out1.narrow(1, 149, 1)?);
         Ok([out, lse, dq, dk, dv])
     };
-    let one = run(1)?;
-    for threads in [2, 3] {
-        for (a, b) in one.iter().zip(run(threads)?) {
-            assert_same_bits(&format!("{threads} threads"), a, &b);
+    for dtype in [DType::F32, DType::BF16] {
+        let one = run(dtype, 1)?;
+        for threads in [2, 3] {
+            for (a, b) in one.iter().zip(run(dtype, threads)?) {
+                assert_same_bits(&format!("{dtype}, {threads} threads"), a, &b);
+            }
         }
     }
     Ok(())

@@ -10,6 +10,7 @@ use ferrotron_tensor::ops::adafactor::{
 };
 use ferrotron_tensor::ops::step::Step;
 use ferrotron_tensor::{Error, Flat, Place, Result, Tensor};
+use std::collections::HashMap;
 use std::ops::Range;
 
 use super::{Moment, Piece, Store};
@@ -33,9 +34,10 @@ impl Block {
     /// summed over.
     pub fn all(group: &ParamGroup) -> Result<Vec<Block>> {
         let mut all = Vec::new();
+        let params: HashMap<_, _> =
+            group.params.iter().map(|param| (param.name(), param)).collect();
         for (name, place) in group.pieces() {
-            let param = group.params.iter().find(|param| param.name() == name);
-            let param = param.expect("the pieces of a group are those of its parameters");
+            let param = params[&name[..]]; // the pieces of a group are those of its parameters
             if *param.place() != place {
                 let message = format!(
                     "has to see the whole of '{name}', of which this rank's shard ends within: shard by parameters"

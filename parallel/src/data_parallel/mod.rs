@@ -36,6 +36,7 @@ use ferrotron_nn::{
 };
 use ferrotron_tensor::ops::step::Step;
 use ferrotron_tensor::{DType, Device, Error, Place, Result, Tensor};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -107,15 +108,22 @@ impl DataParallel {
         if let Some(why) = refusal(config, mesh.layout()) {
             return Err(Error::config("data_parallel", why));
         }
-        let mut params: Vec<Param> = Vec::new();
+        let (mut params, mut uses): (Vec<Param>, Vec<usize>) = Default::default();
+        let mut positions: HashMap<String, usize> = HashMap::new();
         let mut visited: Vec<usize> = Vec::new(); // positions in `params`
         for module in modules {
             module.visit(&mut |param| {
-                let known = params.iter().position(|known| known.leaf() == param.leaf());
-                visited.push(known.unwrap_or(params.len()));
+                let known = positions.get(param.name()).copied();
+                // Others of the same name are refused below.
+                let known = known.filter(|&known| params[known].leaf() == param.leaf());
+                let position = known.unwrap_or(params.len());
                 if known.is_none() {
+                    positions.insert(param.name().to_string(), position);
                     params.push(param.clone());
+                    uses.push(0);
                 }
+                uses[position] += 1;
+                visited.push(position);
             });
         }
         if params.is_empty() {
@@ -131,17 +139,13 @@ impl DataParallel {
             gradients: config.gradients,
         };
         let buffers = ParamBuffers::with_config(&params, &layout)?;
-        let bucket_of = |param: &Param| {
-            let holds = |group: &ParamGroup| group.params.iter().any(|p| p.leaf() == param.leaf());
-            buffers.groups().iter().position(holds).expect("every parameter is in a bucket")
-        };
-        let buckets: Vec<usize> = params.iter().map(bucket_of).collect();
+        let mut buckets = vec![0; params.len()];
+        for (bucket, group) in buffers.groups().iter().enumerate() {
+            group.params.iter().for_each(|param| buckets[positions[param.name()]] = bucket);
+        }
         let visit = |&index: &usize| (params[index].leaf().clone(), buckets[index]);
         let visits = visited.iter().map(visit).collect();
-        let uses_of = |param: &Param| {
-            let index = params.iter().position(|known| known.leaf() == param.leaf());
-            visited.iter().filter(|&&other| Some(other) == index).count()
-        };
+        let uses_of = |param: &Param| uses[positions[param.name()]];
         let uses = buffers
             .groups()
             .iter()

@@ -19,7 +19,8 @@ use super::{COMMUNICATION_FAILED, INTERRUPTED, JOB_SECRET};
 /// Pause between looks at the ranks.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// How long other ranks may take to notice that one has failed, and to say so, before they are killed.
+/// How long ranks have to end when their work is no longer waited for, before they are killed: the others when one has
+/// failed, to notice it and say so; all of them at an interrupt behind another signal.
 const KILL_AFTER: Duration = Duration::from_secs(5);
 
 /// Services mostly have ports below this.
@@ -34,6 +35,8 @@ pub struct LaunchConfig {
     pub arguments: Vec<OsString>,
     /// How many ranks.
     pub ranks: usize,
+    /// How long ranks may take to end after a signal was passed on to them, before they are killed.
+    pub stop_timeout: Duration,
 }
 
 /// Signals that the launcher was sent and passes on to the ranks: whoever handles signals sets one.
@@ -55,8 +58,12 @@ pub struct JobEnd {
 }
 
 /// Runs a job of several processes on this machine, each with the environment variables of its rank, and
-/// returns when all have ended. If one fails, the others have some seconds to end and are then killed. None
+/// returns when all have ended. If one fails, the others have 5 seconds to end and are then killed. None
 /// outlives the calling thread, however that ends.
+///
+/// Ranks begin with the system's reaction to SIGINT and SIGTERM, which is to end, even if this process ignores them.
+/// Those that have not ended [`LaunchConfig::stop_timeout`] after a signal was passed on are killed. An interrupt
+/// behind another signal means not to wait: then they have 5 seconds.
 ///
 /// Rank 0 writes where this process does. Of the others, each line goes to `out` or `err` in one `write_all`,
 /// with `[rank N]` in front.
@@ -67,6 +74,7 @@ pub struct JobEnd {
 ///     program: "sh".into(),
 ///     arguments: ["-c", "test $WORLD_SIZE = 2 && exit $RANK"].map(Into::into).to_vec(),
 ///     ranks: 2,
+///     stop_timeout: std::time::Duration::from_secs(30),
 /// };
 /// let end = launch(&config, &SignalFlags::default(), std::io::stdout(), std::io::stderr())?;
 /// assert_eq!(end, JobEnd { code: 1, failure: Some("rank 1 ended with exit code 1".into()) });
@@ -103,20 +111,26 @@ pub fn launch(
         }
         ranks.push(process);
     }
-    let end = watch(&mut ranks, flags)?;
+    let end = watch(ranks, flags, config.stop_timeout)?;
     lines.finish();
     Ok(end)
 }
 
-/// Waits until all ranks have ended.
-fn watch(ranks: &mut [RankProcess], flags: &SignalFlags) -> Result<JobEnd> {
+/// Waits until all ranks have ended, or those that still run are killed.
+fn watch(
+    mut ranks: Vec<RankProcess>,
+    flags: &SignalFlags,
+    stop_timeout: Duration,
+) -> Result<JobEnd> {
     let signals = [(&flags.interrupt, Signal::INT), (&flags.terminate, Signal::TERM)];
     let mut ends = Vec::new();
     let mut patience: Option<Instant> = None;
+    let mut stop: Option<Stop> = None;
     while ranks.iter().any(RankProcess::is_running) {
         for (flag, signal) in signals {
             if flag.swap(false, Relaxed) {
                 ranks.iter().for_each(|rank| rank.signal(signal));
+                stop = Some(Stop::by(signal, stop, stop_timeout));
             }
         }
         for (number, rank) in ranks.iter_mut().enumerate() {
@@ -129,13 +143,60 @@ fn watch(ranks: &mut [RankProcess], flags: &SignalFlags) -> Result<JobEnd> {
         if patience.is_none() && ends.iter().any(End::is_failure) {
             patience = Some(Instant::now() + KILL_AFTER);
         }
-        if patience.is_some_and(|until| Instant::now() >= until) {
+        if patience.is_some_and(|until| Instant::now() >= until)
+            || stop.as_ref().is_some_and(Stop::is_over)
+        {
             break;
         }
         std::thread::sleep(PAUSE);
     }
-    // Whoever still runs is killed when the ranks are dropped, and is not to blame.
-    Ok(summary(&ends))
+    // Whoever still runs is killed when the ranks are dropped. If one has failed, that is the cause.
+    let late: Vec<String> = ranks
+        .iter()
+        .enumerate()
+        .filter(|(_, rank)| rank.is_running())
+        .map(|(number, _)| number.to_string())
+        .collect();
+    Ok(match stop {
+        Some(stop) if !late.is_empty() && !ends.iter().any(End::is_failure) => stop.missed(&late),
+        _ => summary(&ends),
+    })
+}
+
+/// Ranks were asked to end.
+struct Stop {
+    /// When first.
+    asked: Instant,
+    /// How long after that those which have not are killed.
+    within: Duration,
+}
+
+impl Stop {
+    /// What follows from a signal, behind others or as the first.
+    fn by(signal: Signal, before: Option<Stop>, timeout: Duration) -> Stop {
+        match before {
+            None => Stop { asked: Instant::now(), within: timeout },
+            // A second Ctrl-C does not wait. A second SIGTERM may be the first one, sent by two.
+            Some(Stop { asked, within }) if signal == Signal::INT => {
+                Stop { asked, within: within.min(asked.elapsed() + KILL_AFTER) }
+            }
+            Some(stop) => stop,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.asked.elapsed() >= self.within
+    }
+
+    /// The end of a job of which these ranks had to be killed.
+    fn missed(&self, late: &[String]) -> JobEnd {
+        let (ranks, were) = if late.len() == 1 { ("rank", "was") } else { ("ranks", "were") };
+        let (late, seconds) = (late.join(", "), self.within.as_secs_f64());
+        let failure = format!(
+            "{ranks} {late} had not ended {seconds:.1} s after a signal and {were} killed (SIGKILL)"
+        );
+        JobEnd { code: 128 + Signal::KILL.as_raw() as u8, failure: Some(failure) }
+    }
 }
 
 /// How one rank has ended.
@@ -208,145 +269,4 @@ fn random_bytes<const N: usize>() -> Result<[u8; N]> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::path::Path;
-
-    /// A place that the test can read.
-    #[derive(Clone, Default)]
-    struct Kept(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Kept {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-
-    impl Kept {
-        /// Its lines, sorted: ranks print when they like.
-        fn lines(&self) -> Vec<String> {
-            let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
-            let mut lines: Vec<_> = text.lines().map(str::to_string).collect();
-            lines.sort();
-            lines
-        }
-    }
-
-    fn shell(ranks: usize, script: &str) -> LaunchConfig {
-        LaunchConfig {
-            program: "sh".into(),
-            arguments: ["-c", script].map(OsString::from).to_vec(),
-            ranks,
-        }
-    }
-
-    fn run(ranks: usize, script: &str) -> (JobEnd, Vec<String>, Vec<String>) {
-        let (out, err) = (Kept::default(), Kept::default());
-        let flags = SignalFlags::default();
-        let end = launch(&shell(ranks, script), &flags, out.clone(), err.clone()).unwrap();
-        (end, out.lines(), err.lines())
-    }
-
-    fn ended_well(code: u8) -> JobEnd {
-        JobEnd { code, failure: None }
-    }
-
-    #[test]
-    fn every_rank_learns_who_it_is_and_its_lines_are_marked() {
-        let script = "test $RANK = 0 && exit
-            echo $LOCAL_RANK of $WORLD_SIZE, $LOCAL_WORLD_SIZE here, at $MASTER_ADDR
-            test $MASTER_PORT -gt 0 && test ${#FERROTRON_JOB_SECRET} = 32 && echo fine >&2";
-        let (end, out, err) = run(3, script);
-        assert_eq!(end, ended_well(0));
-        let want = [1, 2].map(|rank| format!("[rank {rank}] {rank} of 3, 3 here, at 127.0.0.1"));
-        assert_eq!(out, want);
-        assert_eq!(err, ["[rank 1] fine", "[rank 2] fine"]);
-    }
-
-    #[test]
-    fn each_job_has_its_own_secret() {
-        let secrets: Vec<_> = (0..2).map(|_| run(2, "echo $FERROTRON_JOB_SECRET").1).collect();
-        assert_ne!(secrets[0], secrets[1]);
-    }
-
-    #[test]
-    fn rank_0_gets_a_port_that_no_connection_gets() {
-        for _ in 0..20 {
-            let port = free_port().unwrap() + 1;
-            assert!((LOWEST_PORT..first_connection_port()).contains(&port), "{port}");
-        }
-    }
-
-    #[test]
-    fn a_rank_that_fails_ends_the_others_and_is_named() {
-        let started = Instant::now();
-        let (end, ..) = run(3, "test $RANK = 1 && exit 7; exec sleep 60");
-        assert_eq!(end.code, 7);
-        assert_eq!(end.failure.as_deref(), Some("rank 1 ended with exit code 7"));
-        assert!(
-            started.elapsed() < KILL_AFTER + Duration::from_secs(20),
-            "{:?}",
-            started.elapsed()
-        );
-    }
-
-    #[test]
-    fn a_killed_rank_is_named_with_its_signal() {
-        // The others notice, and end with an exit code of their own, before or after.
-        let (end, ..) = run(3, "test $RANK = 2 && sleep 0.2 && kill -KILL $$; exit 3");
-        assert_eq!(end.code, 128 + 9);
-        assert_eq!(end.failure.as_deref(), Some("rank 2 was killed by signal 9 (SIGKILL)"));
-    }
-
-    #[test]
-    fn who_noticed_is_not_the_cause() {
-        let (end, ..) = run(3, "test $RANK = 2 && sleep 0.2 && exit 1; exit 3");
-        assert_eq!(end.failure.as_deref(), Some("rank 2 ended with exit code 1"));
-        let (end, ..) = run(2, "exit 3");
-        assert_eq!(end.code, COMMUNICATION_FAILED, "{end:?}");
-    }
-
-    #[test]
-    fn signals_are_passed_on_and_stopping_is_no_failure() {
-        let folder = std::env::temp_dir().join(format!("ferrotron-launch-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        for signal in ["INT", "TERM"] {
-            let flags = SignalFlags::default();
-            // Says that it is ready only when it is.
-            let ready = |rank| folder.join(format!("{signal}-{rank}"));
-            let script = format!(
-                "trap 'exit 130' {signal}; : >{}/{signal}-$RANK; while :; do sleep 0.05; done",
-                folder.display()
-            );
-            let config = shell(2, &script);
-            let flag = if signal == "INT" { &flags.interrupt } else { &flags.terminate };
-            let end = std::thread::scope(|scope| {
-                let job = scope.spawn(|| launch(&config, &flags, Kept::default(), Kept::default()));
-                let start = Instant::now();
-                let begun = || (0..2).all(|rank| ready(rank).exists());
-                while !begun() && start.elapsed() < Duration::from_secs(60) {
-                    std::thread::sleep(PAUSE);
-                }
-                // Also if they have not begun, so that the job ends.
-                let begun = begun();
-                flag.store(true, Relaxed);
-                assert!(begun, "the ranks did not begin");
-                job.join().unwrap().unwrap()
-            });
-            assert_eq!(end, ended_well(INTERRUPTED), "{signal}");
-        }
-        std::fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn a_program_that_is_not_there_is_named() {
-        let config = LaunchConfig { program: Path::new("/no/such").into(), ..shell(2, "") };
-        let error = launch(&config, &SignalFlags::default(), Kept::default(), Kept::default());
-        assert!(error.unwrap_err().to_string().contains("/no/such"));
-    }
-}
+mod tests;

@@ -15,10 +15,17 @@ pub struct RankProcess {
 
 impl RankProcess {
     /// Starts `command` in a process group of its own, so that Ctrl-C on a terminal reaches it once: from
-    /// the launcher.
+    /// the launcher. It reacts to SIGINT and SIGTERM as the system does, until it handles them itself.
     pub fn start(mut command: Command) -> Result<RankProcess> {
         let launcher = getpid();
-        let tie_to_launcher = move || {
+        let prepare = move || {
+            // Shells have their jobs in the background ignore SIGINT, which would be inherited.
+            for signal in [libc::SIGINT, libc::SIGTERM] {
+                // SAFETY: the call takes and runs no handler of ours, and is allowed between fork and exec.
+                if unsafe { libc::signal(signal, libc::SIG_DFL) } == libc::SIG_ERR {
+                    return Err(std::io::Error::last_os_error());
+                }
+            }
             set_parent_process_death_signal(Some(Signal::KILL))?;
             match getppid() == Some(launcher) {
                 true => Ok(()),
@@ -26,8 +33,8 @@ impl RankProcess {
                 false => Err(std::io::ErrorKind::Interrupted.into()),
             }
         };
-        // SAFETY: between fork and exec the closure makes two system calls and touches no memory of others.
-        unsafe { command.pre_exec(tie_to_launcher) };
+        // SAFETY: between fork and exec the closure makes a few system calls and touches no memory of others.
+        unsafe { command.pre_exec(prepare) };
         let child = command.process_group(0).spawn().map_err(|error| {
             let program = command.get_program().display();
             Error::io("launch", format!("{program} cannot be started: {error}"))

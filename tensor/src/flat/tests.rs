@@ -122,6 +122,28 @@ fn a_copy_that_leaves_an_update_keeps_the_flat_from_being_written() -> Result<()
 }
 
 #[test]
+fn elements_of_any_ranges_are_found_and_lent() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let parts = [0, 2, 0, 0, 3, 1, 0].map(|len| (format!("{len}"), vec![len]));
+    let mut flat = Flat::new(&device, DType::F32, Category::Weights, &parts)?;
+    let mut want = vec![0.0; 6];
+    for (start, end) in (0..=6).flat_map(|end| (0..=end).map(move |start| (start, end))) {
+        let value = (10 * start + end) as f32;
+        want[start..end].fill(value);
+        flat.update_elements(start..end, |x| {
+            x.as_mut_slice::<f32>()?.fill(value);
+            Ok(())
+        })?;
+        assert_eq!(flat.elements(..)?.to_vec::<f32>()?, want, "{start}..{end}");
+        assert_eq!(flat.elements(start..end)?.to_vec::<f32>()?, want[start..end]);
+        for (range, (name, dims)) in parts.iter().enumerate() {
+            assert_eq!((flat.name(range), flat.tensor(range)?.dims()), (&name[..], &dims[..]));
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn elements_that_are_not_there_are_an_error() -> Result<()> {
     let device = Device::cpu(1)?;
     let mut flat = two(&device)?;

@@ -1,0 +1,113 @@
+//! Jobs that are killed, whole or in part, and jobs that are asked to stop.
+
+use super::{MODEL, PATIENCE, command, folder_with_text, metrics, texts, wait};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// What starts a job that would train for ever.
+fn endless_command(folder: &Path, options: &str) -> Command {
+    let line = format!("{MODEL} --train-iters 1000000 --save-interval 0 --save run {options}");
+    command(folder, &line.replace("--eval-interval 3", "--eval-interval 0"))
+}
+
+/// The same from a shell that ignores SIGINT, as those do that start a job in the background.
+fn in_the_background(command: Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell.current_dir(command.get_current_dir().unwrap());
+    shell.args(["-c", "trap '' INT; exec \"$0\" \"$@\""]);
+    shell.arg(command.get_program()).args(command.get_args());
+    for (name, _) in command.get_envs() {
+        shell.env_remove(name);
+    }
+    shell
+}
+
+/// A job that would train for ever, once its first step is done.
+fn endless(folder: &Path, options: &str) -> Child {
+    started(folder, endless_command(folder, options))
+}
+
+/// A job of [`endless_command`], once its first step is done.
+fn started(folder: &Path, mut command: Command) -> Child {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (metrics, started) = (folder.join("run/metrics.jsonl"), Instant::now());
+    while std::fs::metadata(&metrics).map_or(0, |data| data.len()) == 0 {
+        assert!(started.elapsed() < PATIENCE, "no first step");
+        assert!(child.try_wait().unwrap().is_none(), "ended before its first step");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child
+}
+
+/// The ranks that a launcher has started, in order.
+fn ranks_of(launcher: &Child) -> Vec<u32> {
+    let path = format!("/proc/{0}/task/{0}/children", launcher.id());
+    let text = std::fs::read_to_string(path).unwrap();
+    text.split_whitespace().map(|id| id.parse().unwrap()).collect()
+}
+
+fn send(signal: &str, process: u32) {
+    assert!(Command::new("kill").args([signal, &process.to_string()]).status().unwrap().success());
+}
+
+/// Whether a process computes, or could.
+fn is_alive(process: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // A zombie waits for its parent to take notice only.
+    !stat.is_empty() && !stat.contains(") Z ")
+}
+
+#[test]
+fn a_killed_rank_ends_the_job_and_is_named() {
+    let folder = folder_with_text();
+    let layout = "--nproc 4 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2";
+    let mut job = endless(folder.path(), layout);
+    let ranks = ranks_of(&job);
+    assert_eq!(ranks.len(), 4);
+    send("-KILL", ranks[2]);
+    wait(&mut job);
+    let output = job.wait_with_output().unwrap();
+    let (_, message) = texts(&output);
+    assert_eq!(output.status.code(), Some(128 + 9), "{message}");
+    assert!(message.contains("ferrotron: rank 2 was killed by signal 9 (SIGKILL)"), "{message}");
+    let marked = message.lines().find(|line| line.starts_with("[rank 1] ferrotron: rank 1: "));
+    assert!(marked.is_some_and(|line| line.contains("rank 2 is gone")), "{message}");
+    assert!(!ranks.into_iter().any(is_alive));
+}
+
+#[test]
+fn an_interrupt_of_the_launcher_finishes_the_step_and_saves() {
+    let as_it_is: fn(Command) -> Command = std::convert::identity;
+    for (signal, start, ranks) in [
+        ("-INT", as_it_is, "--nproc 2"),
+        ("-TERM", as_it_is, "--nproc 2"),
+        ("-INT", in_the_background, "--nproc 2"),
+        ("-INT", in_the_background, "--nproc 1"),
+    ] {
+        let folder = folder_with_text();
+        let mut job = started(folder.path(), start(endless_command(folder.path(), ranks)));
+        send(signal, job.id());
+        wait(&mut job);
+        let output = job.wait_with_output().unwrap();
+        let (_, message) = texts(&output);
+        assert_eq!(output.status.code(), Some(130), "{signal} {ranks}: {message}");
+        let last = metrics(&folder.path().join("run")).len();
+        assert!(folder.path().join(format!("run/iter_{last:07}/index.json")).exists(), "{message}");
+        assert!(!message.contains("ferrotron:"), "{message}");
+    }
+}
+
+#[test]
+fn no_rank_outlives_a_killed_launcher() {
+    let folder = folder_with_text();
+    let mut job = endless(folder.path(), "--nproc 2");
+    let ranks = ranks_of(&job);
+    job.kill().unwrap();
+    job.wait().unwrap();
+    let started = Instant::now();
+    while ranks.iter().any(|&rank| is_alive(rank)) {
+        assert!(started.elapsed() < Duration::from_secs(10), "{ranks:?} are alive");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
