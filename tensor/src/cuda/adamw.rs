@@ -3,7 +3,7 @@
 use super::kernel;
 use super::step::{Types, check_accumulators, types};
 use crate::ops::adamw::AdamW;
-use crate::{Error, Result, Tensor};
+use crate::{Result, Tensor};
 
 /// How many numbers `adamw_coefficients` writes.
 const COEFFICIENTS: usize = 9;
@@ -19,10 +19,6 @@ pub(crate) fn adamw(
 ) -> Result<()> {
     let (element, found) = types("adamw", weights, grads, copy.as_deref())?;
     check_accumulators("adamw", element, &[m, v])?;
-    if let Some(copy) = copy.as_ref().filter(|copy| copy.numel() != weights.numel()) {
-        let message = format!("{} weights, copies of {}", weights.numel(), copy.numel());
-        return Err(Error::shape("adamw", message));
-    }
     let (device, n) = (weights.device().clone(), weights.numel());
     let mut coefficients = Tensor::empty(&device, element.accumulator(), &[COEFFICIENTS])?;
     kernel(&device, "adamw", element, "adamw_coefficients")?

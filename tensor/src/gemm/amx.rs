@@ -12,7 +12,7 @@
 pub(super) mod emulator;
 
 use super::avx512::{F32, F32x16};
-use super::kernel::{Kernels, Tile, TileFn, put};
+use super::kernel::{Compute, Kernels, Tile, TileFn};
 use super::pack::Strip;
 use super::vector::Vector;
 use super::{avx512_bf16, pairs};
@@ -221,11 +221,8 @@ unsafe fn rows<const N: usize>(tile: &Tile<f32>, rows: usize) {
             accumulate::<N>(tile, rows, (times * SIDE, 1, rest), sums);
         }
         asm!("tilerelease", options(nostack, nomem, preserves_flags));
-        for i in 0..rows {
-            for v in 0..N {
-                put::<F32x16, N>(tile, i, v, F32x16::load(sums.add(i * PITCH + v * SIDE)));
-            }
-        }
+        let row = |i| std::array::from_fn(|v| F32x16::load(sums.add(i * PITCH + v * SIDE)));
+        f32::put::<F32x16, N>(tile, (0..rows).map(row));
     }
 }
 

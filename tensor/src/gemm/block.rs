@@ -12,7 +12,7 @@ use super::Accum;
 use super::kernel::{Compute, Kernels, Level, Tile};
 use super::pack::Finish;
 use super::pairs;
-use crate::{DType, Element, Real};
+use crate::{DType, Element, Real, Scalar};
 use std::any::{Any, TypeId};
 use std::slice;
 
@@ -122,9 +122,12 @@ impl<T: Element> Blocks<T> {
                         b_step: rhs_row as isize,
                         c: dst.add(row * dst_row + first * lanes),
                         c_row: dst_row as isize,
+                        add: accum == Accum::Add,
+                        to: dst.add(row * dst_row + first * lanes).cast(),
+                        to_row: dst_row as isize,
+                        dtype: T::Acc::DTYPE,
                         last_lanes: lanes,
                         alpha,
-                        add: accum == Accum::Add,
                         bias: std::ptr::null(),
                     });
                 }

@@ -5,9 +5,10 @@
 //! the phases before is done. Only work that some thread is in the midst of is ever waited for, so
 //! nothing can hang, and one thread alone finishes everything if the others are busy elsewhere.
 
+use super::Accum;
 use super::kernel::{Compute, Kernels};
 use super::plan::{Plan, Size};
-use super::problem::Problem;
+use super::problem::{Bias, Problem};
 use super::side::{Access, Order, Range, Side};
 use super::workspace::with_workspace;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -71,9 +72,13 @@ pub(super) unsafe fn run<T: Compute>(
         padded: plan.columns,
         panels: std::ptr::null_mut(),
     };
-    let direct = target.dtype == T::DTYPE && (target.column_stride == 1 || rhs.operand.lanes == 1);
+    let contiguous = target.column_stride == 1 || rhs.operand.lanes == 1;
+    let direct = target.dtype == T::DTYPE && contiguous;
+    let lands = contiguous && !matches!(problem.bias, Bias::Rows(_));
+    let held = problem.accum == Accum::Add || k > plan.block || !lands;
     let slots = if plan.chapters[2] == 1 { threads } else { plan.tiles(plan.rows, plan.columns) };
-    let scratch_elements = if direct { 0 } else { slots * plan.tile_rows * plan.tile_columns };
+    let tile_elements = plan.tile_rows * plan.tile_columns;
+    let scratch_elements = if direct || !held { 0 } else { slots * tile_elements };
     let lhs_elements = lhs.panel_elements(plan.depth, threads);
     let rhs_elements = rhs.panel_elements(plan.depth, threads);
 
@@ -83,7 +88,8 @@ pub(super) unsafe fn run<T: Compute>(
         let scratch = (!direct).then(|| rhs.panels.wrapping_add(rhs_elements));
         let counters = [const { AtomicUsize::new(0) }; 3];
         let [drawn, done, arrived] = counters;
-        let job = Job { kernels, problem, plan, alpha, lhs, rhs, scratch, drawn, done, arrived };
+        let job =
+            Job { kernels, problem, plan, alpha, lhs, rhs, scratch, lands, drawn, done, arrived };
         fan_out(threads, &job);
     });
 }
@@ -106,8 +112,10 @@ pub(super) struct Job<T: 'static> {
     pub alpha: T,
     pub lhs: Side<T>,
     pub rhs: Side<T>,
-    /// Where tiles are accumulated when the target cannot take them.
+    /// Where tiles are accumulated when the target cannot take sums; without room where all is one block.
     pub scratch: Option<*mut T>,
+    /// Whether the microkernel writes the last block's sums to the target, with the bias.
+    pub lands: bool,
     /// Work handed out.
     drawn: AtomicUsize,
     /// Work finished.

@@ -1,11 +1,11 @@
 //! The microkernel: a small tile of the product, held in registers while k runs.
 
 use super::vector::Vector;
-use crate::{DType, Element, Real};
+use crate::{DType, Element, Real, bf16, f16};
 
 /// One call of the microkernel. Row i, step p of the left operand is at `a + i * a_row + p * a_step`;
-/// the right operand's step p is a contiguous row at `b + p * b_step`; row i of the destination is
-/// contiguous at `c + i * c_row`.
+/// the right operand's step p is a contiguous row at `b + p * b_step`; row i of the sums so far is
+/// contiguous at `c + i * c_row`, row i of the result at `to + i * to_row`, which may be the same place.
 pub(super) struct Tile<T> {
     /// Steps of the sum, at least 1.
     pub depth: usize,
@@ -14,15 +14,19 @@ pub(super) struct Tile<T> {
     pub a_step: isize,
     pub b: *const T,
     pub b_step: isize,
-    pub c: *mut T,
+    pub c: *const T,
     pub c_row: isize,
+    /// Add the sums so far; otherwise they are not read.
+    pub add: bool,
+    /// First element of the result, of type `dtype`: the sums' own, or one that they are rounded to.
+    pub to: *mut u8,
+    pub to_row: isize,
+    pub dtype: DType,
     /// Valid lanes of the last vector of columns, 1 to LANES.
     pub last_lanes: usize,
     pub alpha: T,
-    /// Add to what the destination holds instead of replacing it.
-    pub add: bool,
-    /// A row to add to every row of the result, or null.
-    pub bias: *const T,
+    /// A row of `dtype` to add to every row of the result, or null.
+    pub bias: *const u8,
 }
 
 /// What the microkernel does with a step of both operands.
@@ -42,7 +46,7 @@ impl<V: Vector> Multiply<V> for Single {
     }
 }
 
-/// c = [c +] alpha * a b [+ bias] for `R` rows and `N` vectors of columns.
+/// to = round([c +] alpha * a b [+ bias]) for `R` rows and `N` vectors of columns.
 ///
 /// Every element is one chain of fused multiply-adds in the order of k, from zero: it depends
 /// neither on `R` nor on `N`.
@@ -54,14 +58,15 @@ impl<V: Vector> Multiply<V> for Single {
 pub(super) unsafe fn tile<V: Vector, M: Multiply<V>, const R: usize, const N: usize>(
     tile: &Tile<V::Scalar>,
 ) {
-    let Tile { depth, a_row, a_step, b_step, c, c_row, .. } = *tile;
+    let Tile { depth, a_row, a_step, b_step, c, c_row, to, to_row, .. } = *tile;
     let (mut a, mut b) = (tile.a, tile.b);
     // SAFETY: as promised by the caller; prefetching has no effect but on caches.
     unsafe {
-        for i in 0..R {
-            for v in 0..N {
-                prefetch(c.wrapping_offset(i as isize * c_row).wrapping_add(v * V::LANES));
-            }
+        if tile.add {
+            prefetch::<R, N>(c.cast(), c_row, size_of::<V::Scalar>(), V::LANES);
+        }
+        if !tile.add || to.cast_const() != c.cast() {
+            prefetch::<R, N>(to, to_row, tile.dtype.size(), V::LANES);
         }
         let mask = V::first(tile.last_lanes);
         let mut sums = [[V::splat(V::Scalar::ZERO); N]; R];
@@ -81,51 +86,75 @@ pub(super) unsafe fn tile<V: Vector, M: Multiply<V>, const R: usize, const N: us
             a = a.wrapping_offset(a_step);
             b = b.wrapping_offset(b_step);
         }
-        for (i, row) in sums.into_iter().enumerate() {
-            for (v, sum) in row.into_iter().enumerate() {
-                put::<V, N>(tile, i, v, sum);
-            }
-        }
+        V::Scalar::put(tile, sums.into_iter());
     }
 }
 
-/// Vector `v` of row `i` of a tile of `N` vectors of columns: c = [c +] alpha * sum [+ bias].
+/// to = round([c +] alpha * sums [+ bias]) for rows of sums in `N` vectors of columns, `D` being the result's type.
 ///
 /// # Safety
 /// As [`tile`].
 #[inline(always)]
-pub(super) unsafe fn put<V: Vector, const N: usize>(
+unsafe fn put<V: Vector, D: Element<Acc = V::Scalar>, const N: usize>(
     tile: &Tile<V::Scalar>,
-    i: usize,
-    v: usize,
-    sum: V,
+    rows: impl Iterator<Item = [V; N]>,
 ) {
     // SAFETY: as promised by the caller.
     unsafe {
-        let (last, column, mask) = (v + 1 == N, v * V::LANES, V::first(tile.last_lanes));
-        let load = |from: *const V::Scalar| {
-            if last { V::load_first(from, mask) } else { V::load(from) }
-        };
-        let to = tile.c.offset(i as isize * tile.c_row).add(column);
-        let held = if tile.add { load(to) } else { V::splat(V::Scalar::ZERO) };
-        let mut value = V::splat(tile.alpha).mul_add(sum, held);
-        if !tile.bias.is_null() {
-            value = value.add(load(tile.bias.add(column)));
+        let (mut c, mut to, bias) = (tile.c, tile.to.cast::<D>(), tile.bias.cast::<D>());
+        let alpha = V::splat(tile.alpha);
+        for row in rows {
+            for (v, sum) in row.into_iter().enumerate() {
+                let column = v * V::LANES;
+                let lanes = if v + 1 == N { tile.last_lanes } else { V::LANES };
+                let held = match tile.add {
+                    true => widen_lanes(c.add(column), lanes),
+                    false => V::splat(V::Scalar::ZERO),
+                };
+                let mut value = alpha.mul_add(sum, held);
+                if !bias.is_null() {
+                    value = value.add(widen_lanes(bias.add(column), lanes));
+                }
+                let to = to.add(column);
+                if lanes == V::LANES { value.narrow(to) } else { value.narrow_first(to, lanes) }
+            }
+            c = c.wrapping_offset(tile.c_row);
+            to = to.wrapping_offset(tile.to_row);
         }
-        if last { value.store_first(to, mask) } else { value.store(to) }
     }
 }
 
+/// The first `lanes` values of a storage type, widened.
+///
+/// # Safety
+/// They are there.
 #[inline(always)]
-fn prefetch<T>(address: *const T) {
+unsafe fn widen_lanes<V: Vector, S: Element<Acc = V::Scalar>>(from: *const S, lanes: usize) -> V {
+    // SAFETY: the caller's promise.
+    unsafe { if lanes == V::LANES { V::widen(from) } else { V::widen_first(from, lanes) } }
+}
+
+/// Fetches `R` rows of `N` times `lanes` elements for writing, `row` elements of `size` bytes apart.
+#[inline(always)]
+fn prefetch<const R: usize, const N: usize>(
+    from: *const u8,
+    row: isize,
+    size: usize,
+    lanes: usize,
+) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch of any address is allowed; SSE is part of x86-64.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_ET0>(address.cast());
+    for i in 0..R {
+        let from = from.wrapping_offset(i as isize * (row * size as isize));
+        for v in 0..N {
+            // SAFETY: a prefetch of any address is allowed; SSE is part of x86-64.
+            unsafe {
+                use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+                _mm_prefetch::<_MM_HINT_ET0>(from.wrapping_add(v * (lanes * size)).cast());
+            }
+        }
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
+    let _ = (from, row, size, lanes);
 }
 
 /// A compiled [`tile`].
@@ -256,10 +285,18 @@ impl Level {
 pub(super) trait Compute: Real + Element<Acc = Self> {
     /// The code for one instruction set.
     fn kernels(level: Level) -> &'static Kernels<Self>;
+    /// [`put`] for the type that the tile names.
+    ///
+    /// # Safety
+    /// As [`put`].
+    unsafe fn put<V: Vector<Scalar = Self>, const N: usize>(
+        tile: &Tile<Self>,
+        rows: impl Iterator<Item = [V; N]>,
+    );
 }
 
 macro_rules! compute {
-    ($type:ty, $table:ident) => {
+    ($type:ty, $table:ident, [$($dtype:ident $storage:ty),*]) => {
         impl Compute for $type {
             fn kernels(level: Level) -> &'static Kernels<Self> {
                 match level {
@@ -274,11 +311,24 @@ macro_rules! compute {
                     Level::Amx => &super::avx512::$table,
                 }
             }
+            #[inline(always)]
+            unsafe fn put<V: Vector<Scalar = Self>, const N: usize>(
+                tile: &Tile<Self>,
+                rows: impl Iterator<Item = [V; N]>,
+            ) {
+                // SAFETY: the caller's promise, passed on.
+                unsafe {
+                    match tile.dtype {
+                        $(DType::$dtype => put::<V, $storage, N>(tile, rows),)*
+                        _ => put::<V, Self, N>(tile, rows),
+                    }
+                }
+            }
         }
     };
 }
-compute!(f32, F32);
-compute!(f64, F64);
+compute!(f32, F32, [BF16 bf16, F16 f16]);
+compute!(f64, F64, []);
 
 /// Compiles the generic kernels for an instruction set: the tables `F32` and `F64`.
 macro_rules! isa {

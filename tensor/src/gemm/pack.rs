@@ -182,7 +182,7 @@ pub(super) unsafe fn finish<V: Vector, D: Element<Acc = V::Scalar>>(finish: &Fin
             let from = from.offset(i as isize * from_row);
             let to = finish.to.cast::<D>().offset(i as isize * row_stride);
             let mut done = 0;
-            while column_stride == 1 && done < columns {
+            while column_stride == 1 && bias_column == 0 && done < columns {
                 let lanes = (columns - done).min(V::LANES);
                 let whole = lanes == V::LANES;
                 let mut value = if whole {
@@ -192,10 +192,6 @@ pub(super) unsafe fn finish<V: Vector, D: Element<Acc = V::Scalar>>(finish: &Fin
                 };
                 if bias_row == 1 {
                     value = value.add(V::splat((*bias.add(i)).acc()));
-                } else if bias_column == 1 && whole {
-                    value = value.add(V::widen(bias.add(done)));
-                } else if bias_column == 1 {
-                    value = value.add(V::widen_first(bias.add(done), lanes));
                 }
                 if whole {
                     value.narrow(to.add(done));

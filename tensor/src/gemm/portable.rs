@@ -1,13 +1,13 @@
 //! Kernels in plain Rust, for processors without the other instruction sets.
 
+use super::kernel::Compute;
 use super::vector::Vector;
-use crate::{Element, Real};
 
 /// Four lanes, left to the compiler.
 #[derive(Clone, Copy)]
 struct Lanes<T>([T; 4]);
 
-impl<T: Real + Element<Acc = T>> Vector for Lanes<T> {
+impl<T: Compute> Vector for Lanes<T> {
     type Scalar = T;
     type Mask = usize;
     type Square = [Self; 4];
@@ -34,8 +34,10 @@ impl<T: Real + Element<Acc = T>> Vector for Lanes<T> {
     }
     #[inline(always)]
     unsafe fn load_first(from: *const T, mask: usize) -> Self {
+        let mut lanes = Lanes([T::ZERO; 4]);
         // SAFETY: the caller vouches for the masked elements.
-        unsafe { Self::widen_first(from, mask) }
+        unsafe { std::ptr::copy_nonoverlapping(from, lanes.0.as_mut_ptr(), mask) };
+        lanes
     }
     #[inline(always)]
     unsafe fn store_first(self, to: *mut T, mask: usize) {

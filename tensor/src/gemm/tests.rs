@@ -37,17 +37,21 @@ enum Layout {
 const LAYOUTS: [Layout; 5] =
     [Layout::Rows, Layout::Columns, Layout::Padded, Layout::General, Layout::Backward];
 
+/// Elements before and behind each matrix: more than a register, so that nothing is written there unseen.
+const MARGIN: usize = 64;
+
 impl Layout {
     /// Row stride, column stride, offset of element (0, 0) and length of the memory.
     fn place(self, rows: usize, cols: usize) -> (isize, isize, usize, usize) {
         let (r, c) = (rows as isize, cols as isize);
-        match self {
+        let (row, col, start, len) = match self {
             Layout::Rows => (c, 1, 0, rows * cols),
             Layout::Columns => (1, r, 0, rows * cols),
             Layout::Padded => (c + 3, 1, 0, rows * (cols + 3)),
             Layout::General => (3 * c + 2, 3, 0, rows * (3 * cols + 2)),
             Layout::Backward => (-c, 1, rows.saturating_sub(1) * cols, rows * cols),
-        }
+        };
+        (row, col, MARGIN + start, MARGIN + len + MARGIN)
     }
 }
 
@@ -111,16 +115,8 @@ struct Case {
 
 impl Case {
     fn new(level: Level, m: usize, k: usize, n: usize) -> Case {
-        let layouts = [Layout::Rows; 3];
-        Case {
-            level,
-            dims: [m, k, n],
-            layouts,
-            accum: Accum::Replace,
-            alpha: 1.0,
-            bias: false,
-            seed: 7,
-        }
+        let (dims, layouts) = ([m, k, n], [Layout::Rows; 3]);
+        Case { level, dims, layouts, accum: Accum::Replace, alpha: 1.0, bias: false, seed: 7 }
     }
 
     /// Computes the case, compares it with a naive product, and that nothing else was written.
@@ -244,6 +240,7 @@ fn sizes_around_block_edges_match_the_naive_product() {
             (800, 1500, 1),
             (17, 300, 2049),
             (33, 2047, 50),
+            (40, 2100, 60),
         ] {
             for layouts in [
                 [Layout::Rows, Layout::Rows, Layout::Rows],
@@ -254,6 +251,7 @@ fn sizes_around_block_edges_match_the_naive_product() {
                 let case = Case { layouts, bias: true, ..Case::new(level, m, k, n) };
                 case.check::<f32, f32, f32>();
                 Case { accum: Accum::Add, ..case }.check::<f64, f64, f64>();
+                case.check::<bf16, bf16, bf16>();
                 Case { accum: Accum::Add, ..case }.check::<bf16, f32, f16>();
                 Case { accum: Accum::Add, ..case }.check::<bf16, bf16, f32>();
             }
@@ -317,9 +315,10 @@ struct Part<'a, T, D> {
     rhs: MatRef<T>,
     held: &'a [D],
     bias: &'a [D],
+    accum: Accum,
 }
 
-/// The bits of held + 0.3 * lhs * rhs + bias, every row holding the same before, computed by a pool
+/// The bits of [held +] 0.3 * lhs * rhs + bias, every row holding the same before, computed by a pool
 /// of `threads`.
 fn bits<T: Element, D: Element<Acc = T::Acc>>(
     level: Level,
@@ -340,18 +339,18 @@ fn bits<T: Element, D: Element<Acc = T::Acc>>(
     let (lhs, rhs) = (part.lhs, part.rhs);
     // SAFETY: the matrices own their memory and do not overlap; the level is available.
     pool.install(|| unsafe {
-        gemm_at(level, threads, view, Accum::Add, alpha, lhs, rhs, Some(part.bias));
+        gemm_at(level, threads, view, part.accum, alpha, lhs, rhs, Some(part.bias));
     });
     dst.values()
 }
 
-fn check_bits<T: Element, D: Element<Acc = T::Acc>>(level: Level) {
+fn check_bits<T: Element, D: Element<Acc = T::Acc>>(level: Level, accum: Accum) {
     for (m, k, n) in [(70, 90, 110), (300, 600, 500), (45, 2300, 210)] {
         let mut numbers = Numbers(5);
         let lhs = Matrix::<T>::new(m, k, Layout::Rows, &mut numbers);
         let rhs = Matrix::<T>::new(k, n, Layout::Columns, &mut numbers);
         let (held, bias) = (numbers.fill::<D>(n), numbers.fill::<D>(n));
-        let all = Part { lhs: lhs.view(), rhs: rhs.view(), held: &held, bias: &bias };
+        let all = Part { lhs: lhs.view(), rhs: rhs.view(), held: &held, bias: &bias, accum };
         let whole = bits(level, 1, Layout::Rows, all);
         for threads in [2, 3] {
             let same = bits(level, threads, Layout::Rows, all) == whole;
@@ -382,9 +381,11 @@ fn check_bits<T: Element, D: Element<Acc = T::Acc>>(level: Level) {
 #[test]
 fn bits_depend_on_k_alone() {
     for level in Level::available() {
-        check_bits::<f32, f32>(level);
-        check_bits::<f64, f64>(level);
-        check_bits::<bf16, bf16>(level);
-        check_bits::<bf16, f32>(level);
+        check_bits::<f32, f32>(level, Accum::Add);
+        check_bits::<f64, f64>(level, Accum::Add);
+        check_bits::<bf16, f32>(level, Accum::Add);
+        check_bits::<bf16, bf16>(level, Accum::Add);
+        check_bits::<bf16, bf16>(level, Accum::Replace);
+        check_bits::<f32, f16>(level, Accum::Replace);
     }
 }

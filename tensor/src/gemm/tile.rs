@@ -65,8 +65,7 @@ impl<T: Compute> Job<T> {
                 let last = last && start + plan.block >= rows.steps;
                 self.block(&place, rows, columns, start, [add, last], thread);
             }
-            let by_row = matches!(self.problem.bias, Bias::Rows(_));
-            if last && (self.scratch.is_some() || by_row) {
+            if last && !self.lands {
                 self.finish(&place);
             }
         }
@@ -88,16 +87,21 @@ impl<T: Compute> Job<T> {
         let (i0, j0) = (place.row - rows.lane, place.column - columns.lane);
         let a = lhs.view(rows, i0, start, depth, thread);
         let b = rhs.view(columns, j0, start, depth, thread);
+        let (target, lands) = (self.problem.target, last && self.lands);
+        let (to, to_row, dtype) = match lands {
+            true => (target.at(place.row, place.column), target.row_stride, target.dtype),
+            false => (place.sums.cast(), place.sums_row, T::DTYPE),
+        };
+        let size = dtype.size();
         let bias = match self.problem.bias {
-            Bias::Columns(bias) if last && self.scratch.is_none() => {
-                bias.cast::<T>().wrapping_add(place.column)
-            }
+            Bias::Columns(bias) if lands => bias.wrapping_add(place.column * size),
             _ => std::ptr::null(),
         };
         for i in (0..place.rows).step_by(kernel_rows) {
             let tiles = &kernels.tiles[kernel_rows.min(place.rows - i) - 1];
             let a_data = a.data.wrapping_offset((i / kernel_rows) as isize * a.panel);
-            let c_row = place.sums.wrapping_offset(i as isize * place.sums_row);
+            let c = place.sums.wrapping_offset(i as isize * place.sums_row);
+            let to = to.wrapping_offset(i as isize * to_row * size as isize);
             for (panel, j) in (0..place.columns).step_by(plan.panel_columns).enumerate() {
                 let lanes = plan.panel_columns.min(place.columns - j);
                 let vectors = lanes.div_ceil(kernels.lanes);
@@ -114,12 +118,15 @@ impl<T: Compute> Job<T> {
                     a_step: a.step,
                     b: b.data.wrapping_offset(panel as isize * b.panel),
                     b_step: b.step,
-                    c: c_row.wrapping_add(j),
+                    c: c.wrapping_add(j),
                     c_row: place.sums_row,
+                    add,
+                    to: to.wrapping_add(j * size),
+                    to_row,
+                    dtype,
                     last_lanes: lanes - (vectors - 1) * kernels.lanes,
                     alpha: self.alpha,
-                    add,
-                    bias: if bias.is_null() { bias } else { bias.wrapping_add(j) },
+                    bias: if bias.is_null() { bias } else { bias.wrapping_add(j * size) },
                 };
                 // SAFETY: the pointers lie within panels or operands, and the target or scratch.
                 unsafe { tiles[vectors - 1](&tile) };
@@ -145,7 +152,7 @@ impl<T: Compute> Job<T> {
         unsafe { (self.kernels.widen)(target.dtype)(&strip) };
     }
 
-    /// Rounds a tile to the target, adding the bias.
+    /// Rounds a tile to a target whose columns are apart, or that has a bias for each row.
     unsafe fn finish(&self, place: &Place<T>) {
         let target = self.problem.target;
         let size = target.dtype.size();

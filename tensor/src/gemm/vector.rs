@@ -1,6 +1,7 @@
 //! One SIMD register of accumulators, as the generic kernels see it.
 
-use crate::{Element, Real};
+use super::kernel::Compute;
+use crate::{Element, Real, Scalar};
 
 /// A register of `LANES` f32 or f64 values.
 ///
@@ -8,7 +9,7 @@ use crate::{Element, Real};
 /// unsafe because the processor must have that instruction set.
 pub(super) trait Vector: Copy {
     /// What a lane holds.
-    type Scalar: Real + Element<Acc = Self::Scalar>;
+    type Scalar: Compute;
     /// Selects the first lanes.
     type Mask: Copy;
     /// `LANES` registers: a square block to transpose.
@@ -62,6 +63,10 @@ pub(super) trait Vector: Copy {
     /// `LANES` consecutive values of a storage type, widened.
     #[inline(always)]
     unsafe fn widen<S: Element<Acc = Self::Scalar>>(from: *const S) -> Self {
+        if S::DTYPE == Self::Scalar::DTYPE {
+            // SAFETY: as below.
+            return unsafe { Self::load(from.cast()) };
+        }
         let mut lanes = [Self::Scalar::ZERO; 16];
         for (lane, value) in lanes[..Self::LANES].iter_mut().enumerate() {
             // SAFETY: the caller vouches for LANES elements.
@@ -74,6 +79,10 @@ pub(super) trait Vector: Copy {
     /// Rounds to a storage type and writes `LANES` consecutive values.
     #[inline(always)]
     unsafe fn narrow<D: Element<Acc = Self::Scalar>>(self, to: *mut D) {
+        if D::DTYPE == Self::Scalar::DTYPE {
+            // SAFETY: as below.
+            return unsafe { self.store(to.cast()) };
+        }
         let mut lanes = [Self::Scalar::ZERO; 16];
         // SAFETY: 16 lanes are there and LANES is at most 16.
         unsafe { self.store(lanes.as_mut_ptr()) };
@@ -86,6 +95,10 @@ pub(super) trait Vector: Copy {
     /// The first `count` values of a storage type, widened; the other lanes are zero.
     #[inline(always)]
     unsafe fn widen_first<S: Element<Acc = Self::Scalar>>(from: *const S, count: usize) -> Self {
+        if S::DTYPE == Self::Scalar::DTYPE {
+            // SAFETY: as below.
+            return unsafe { Self::load_first(from.cast(), Self::first(count)) };
+        }
         let mut lanes = [S::from_acc(Self::Scalar::ZERO); 16];
         // SAFETY: the caller vouches for `count` elements, at most LANES, which is at most 16.
         unsafe {
@@ -97,6 +110,10 @@ pub(super) trait Vector: Copy {
     /// Rounds to a storage type and writes the first `count` values.
     #[inline(always)]
     unsafe fn narrow_first<D: Element<Acc = Self::Scalar>>(self, to: *mut D, count: usize) {
+        if D::DTYPE == Self::Scalar::DTYPE {
+            // SAFETY: as below.
+            return unsafe { self.store_first(to.cast(), Self::first(count)) };
+        }
         let mut lanes = [D::from_acc(Self::Scalar::ZERO); 16];
         // SAFETY: the caller vouches for `count` elements, at most LANES, which is at most 16.
         unsafe {

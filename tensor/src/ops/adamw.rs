@@ -8,7 +8,7 @@
 //! Computed in `Element::Acc`; the coefficients in f64 before. Elements do not depend on one another, so
 //! nothing depends on the number of threads.
 
-use super::round::round;
+use super::round::check_pair;
 use super::step::{Step, StepNumbers, check_vectors, dispatch_update};
 use crate::disjoint::Disjoint;
 use crate::simd::vectorized;
@@ -86,6 +86,14 @@ pub fn adamw(
             format!("{n} weights, {} gradients, moments of {} and {}", lens.0, lens.1, lens.2);
         return Err(Error::shape("adamw", message));
     }
+    if let Some(copy) = &copy {
+        check_vectors("adamw", &[weights, copy])?;
+        check_pair("adamw", copy.dtype(), weights.dtype())?;
+        if copy.numel() != n {
+            let message = format!("{n} weights, copies of {}", copy.numel());
+            return Err(Error::shape("adamw", message));
+        }
+    }
     let (AdamW { beta1, beta2, .. }, decay) = (*config, 0.0..1.0);
     if !decay.contains(&beta1) || !decay.contains(&beta2) {
         let message = format!("needs betas on [0, 1), got {beta1} and {beta2}");
@@ -95,18 +103,24 @@ pub fn adamw(
         return cuda::adamw::adamw(config, step.gpu()?, weights, grads, [m, v], copy);
     }
     let Some(numbers) = step.host()? else { return Ok(()) };
-    dispatch_update!("adamw", weights, grads, (T, G) => {
-        step_all::<T, G>(config, &numbers, weights, grads.as_slice()?, [m, v])?;
-    });
-    copy.map_or(Ok(()), |copy| round(copy, weights, None))
+    match copy {
+        None => dispatch_update!("adamw", weights, grads, (T, G) => {
+            step_all::<T, G, T>(config, &numbers, weights, grads.as_slice()?, [m, v], None)
+        }),
+        Some(copy) => dispatch_update!("adamw", copy, grads, (D, G) => {
+            let (grads, copy) = (grads.as_slice()?, Some(copy.as_mut_slice()?));
+            step_all::<<D as Element>::Acc, G, D>(config, &numbers, weights, grads, [m, v], copy)
+        }),
+    }
 }
 
-fn step_all<T: Element, G: Element<Acc = T::Acc>>(
+fn step_all<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
     config: &AdamW,
     numbers: &StepNumbers,
     weights: &mut Tensor,
     grads: &[G],
     [m, v]: [&mut Tensor; 2],
+    copy: Option<&mut [D]>,
 ) -> Result<()> {
     let AdamW { beta1, beta2, eps, weight_decay } = *config;
     let StepNumbers { update, lr, grad_scale } = *numbers;
@@ -126,13 +140,21 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>>(
     let (n, device) = (grads.len(), weights.device().clone());
     let weights = Disjoint::new(weights.as_mut_slice::<T>()?);
     let (m, v) = (Disjoint::new(m.as_mut_slice()?), Disjoint::new(v.as_mut_slice()?));
+    let copy = copy.map(Disjoint::new);
     device.for_each(n.div_ceil(CHUNK), n, |task| {
         let start = task * CHUNK;
         let len = CHUNK.min(n - start);
         // SAFETY: tasks take consecutive chunks.
         let (w, m, v) =
             unsafe { (weights.part(start, len), m.part(start, len), v.part(start, len)) };
-        step_chunk(w, &grads[start..start + len], m, v, &coefficients);
+        let grads = &grads[start..start + len];
+        match &copy {
+            None => step_chunk(w, grads, m, v, &coefficients),
+            // SAFETY: as above.
+            Some(copy) => unsafe {
+                step_chunk_and_copy(w, grads, m, v, &coefficients, copy.part(start, len));
+            },
+        }
     });
     Ok(())
 }
@@ -147,13 +169,34 @@ vectorized! {
     ) {
         let c = *c;
         for (((w, g), m), v) in weights.iter_mut().zip(grads).zip(m).zip(v) {
-            let g = g.acc() * c.grad_scale;
-            *m = *m * c.beta1 + g * c.one_minus_beta1;
-            *v = *v * c.beta2 + g * g * c.one_minus_beta2;
-            let root = v.sqrt() * c.inverse_root + c.eps;
-            *w = T::from_acc(w.acc() * c.keep - c.step_size * *m / root);
+            *w = T::from_acc(step_element(w.acc(), g.acc(), m, v, &c));
         }
     }
+
+    fn step_chunk_and_copy<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
+        weights: &mut [T],
+        grads: &[G],
+        m: &mut [T::Acc],
+        v: &mut [T::Acc],
+        c: &Coefficients<T::Acc>,
+        copy: &mut [D],
+    ) {
+        let c = *c;
+        for ((((w, g), m), v), copy) in weights.iter_mut().zip(grads).zip(m).zip(v).zip(copy) {
+            *w = T::from_acc(step_element(w.acc(), g.acc(), m, v, &c));
+            *copy = D::from_acc(w.acc());
+        }
+    }
+}
+
+/// Updates the moments; the weight after the step.
+#[inline(always)]
+fn step_element<A: Real>(w: A, g: A, m: &mut A, v: &mut A, c: &Coefficients<A>) -> A {
+    let g = g * c.grad_scale;
+    *m = *m * c.beta1 + g * c.one_minus_beta1;
+    *v = *v * c.beta2 + g * g * c.one_minus_beta2;
+    let root = v.sqrt() * c.inverse_root + c.eps;
+    w * c.keep - c.step_size * *m / root
 }
 
 #[cfg(test)]
@@ -252,6 +295,24 @@ mod tests {
         assert_eq!(
             attempt(&AdamW::default(), 2, DType::F64),
             "adamw: f32 weights cannot be updated from f64 gradients"
+        );
+        let with_copy = |weights, mut copy| {
+            let mut w = zeros(2, weights);
+            let accumulators = || zeros(2, weights.accumulator());
+            let (g, mut m, mut v) = (accumulators(), accumulators(), accumulators());
+            let (config, step) = (AdamW::default(), step(device, 1, 0.1, 1.0));
+            let result = adamw(&config, &step, &mut w, &g, &mut m, &mut v, Some(&mut copy));
+            assert_eq!(m.to_f64().unwrap(), [0.0; 2], "nothing has been updated");
+            message(result)
+        };
+        assert_eq!(with_copy(DType::F32, zeros(1, DType::BF16)), "adamw: 2 weights, copies of 1");
+        assert_eq!(
+            with_copy(DType::BF16, zeros(2, DType::BF16)),
+            "adamw: bf16 goes with f32, got bf16"
+        );
+        assert_eq!(
+            with_copy(DType::F64, zeros(2, DType::F32)),
+            "adamw: f32 goes with f32, got f64"
         );
     }
 }

@@ -78,7 +78,7 @@ pub fn round(target: &mut Tensor, source: &Tensor, stochastic: Option<Stochastic
 }
 
 /// Errors unless `wide` is the type that numbers of `narrow` are computed in.
-fn check_pair(op: &'static str, narrow: DType, wide: DType) -> Result<()> {
+pub(super) fn check_pair(op: &'static str, narrow: DType, wide: DType) -> Result<()> {
     let accumulator = narrow.accumulator();
     match wide == accumulator {
         true => Ok(()),

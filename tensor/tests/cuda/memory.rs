@@ -58,22 +58,3 @@ fn the_host_has_no_slices_of_it() -> Result<()> {
     assert_eq!(x.add(&y).unwrap_err().to_string(), "add: operands are on different devices");
     Ok(())
 }
-
-#[test]
-fn the_pool_counts_uses_again_and_refuses() -> Result<()> {
-    let Some(device) = stand_in("the_pool_counts_uses_again_and_refuses")? else { return Ok(()) };
-    let x = Tensor::zeros(&device, DType::F32, &[1 << 20])?;
-    assert_eq!((device.memory().current, device.memory().reserved), (4 << 20, 4 << 20));
-    drop(x);
-    let x = Tensor::zeros(&device, DType::F32, &[1 << 20])?;
-    assert_eq!((device.memory().reserved, device.memory().returned), (4 << 20, 0));
-    let error = Tensor::zeros(&device, DType::F32, &[2 << 30]).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Memory);
-    assert!(error.to_string().contains("out of memory"), "{error}");
-    assert!(error.to_string().ends_with("; in use: Workspace 4194304"), "{error}");
-    // Nothing is left of the attempt, so what fits still fits.
-    let y = Tensor::zeros(&device, DType::F32, &[700 << 20])?;
-    assert_eq!(device.memory().current, 2804 << 20);
-    drop((x, y));
-    Ok(())
-}
