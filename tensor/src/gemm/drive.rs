@@ -74,11 +74,11 @@ pub(super) unsafe fn run<T: Compute>(
     };
     let contiguous = target.column_stride == 1 || rhs.operand.lanes == 1;
     let direct = target.dtype == T::DTYPE && contiguous;
-    let lands = contiguous && !matches!(problem.bias, Bias::Rows(_));
-    let held = problem.accum == Accum::Add || k > plan.block || !lands;
+    let stores_result = contiguous && !matches!(problem.bias, Bias::Rows(_));
+    let needs_sums = problem.accum == Accum::Add || k > plan.block || !stores_result;
     let slots = if plan.chapters[2] == 1 { threads } else { plan.tiles(plan.rows, plan.columns) };
     let tile_elements = plan.tile_rows * plan.tile_columns;
-    let scratch_elements = if direct || !held { 0 } else { slots * tile_elements };
+    let scratch_elements = if direct || !needs_sums { 0 } else { slots * tile_elements };
     let lhs_elements = lhs.panel_elements(plan.depth, threads);
     let rhs_elements = rhs.panel_elements(plan.depth, threads);
 
@@ -88,8 +88,19 @@ pub(super) unsafe fn run<T: Compute>(
         let scratch = (!direct).then(|| rhs.panels.wrapping_add(rhs_elements));
         let counters = [const { AtomicUsize::new(0) }; 3];
         let [drawn, done, arrived] = counters;
-        let job =
-            Job { kernels, problem, plan, alpha, lhs, rhs, scratch, lands, drawn, done, arrived };
+        let job = Job {
+            kernels,
+            problem,
+            plan,
+            alpha,
+            lhs,
+            rhs,
+            scratch,
+            stores_result,
+            drawn,
+            done,
+            arrived,
+        };
         fan_out(threads, &job);
     });
 }
@@ -115,7 +126,7 @@ pub(super) struct Job<T: 'static> {
     /// Where tiles are accumulated when the target cannot take sums; without room where all is one block.
     pub scratch: Option<*mut T>,
     /// Whether the microkernel writes the last block's sums to the target, with the bias.
-    pub lands: bool,
+    pub stores_result: bool,
     /// Work handed out.
     drawn: AtomicUsize,
     /// Work finished.

@@ -65,7 +65,7 @@ impl<T: Compute> Job<T> {
                 let last = last && start + plan.block >= rows.steps;
                 self.block(&place, rows, columns, start, [add, last], thread);
             }
-            if last && !self.lands {
+            if last && !self.stores_result {
                 self.finish(&place);
             }
         }
@@ -87,14 +87,14 @@ impl<T: Compute> Job<T> {
         let (i0, j0) = (place.row - rows.lane, place.column - columns.lane);
         let a = lhs.view(rows, i0, start, depth, thread);
         let b = rhs.view(columns, j0, start, depth, thread);
-        let (target, lands) = (self.problem.target, last && self.lands);
-        let (to, to_row, dtype) = match lands {
+        let (target, stores_result) = (self.problem.target, last && self.stores_result);
+        let (to, to_row, dtype) = match stores_result {
             true => (target.at(place.row, place.column), target.row_stride, target.dtype),
             false => (place.sums.cast(), place.sums_row, T::DTYPE),
         };
         let size = dtype.size();
         let bias = match self.problem.bias {
-            Bias::Columns(bias) if lands => bias.wrapping_add(place.column * size),
+            Bias::Columns(bias) if stores_result => bias.wrapping_add(place.column * size),
             _ => std::ptr::null(),
         };
         for i in (0..place.rows).step_by(kernel_rows) {
