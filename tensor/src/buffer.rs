@@ -1,8 +1,8 @@
-//! A buffer is an owned, disjoint range of an allocation.
+//! A buffer is an owned, disjoint byte range of an allocation.
 //!
-//! Whoever holds the only `Arc` of a buffer may write to it: ownership takes the place of version
-//! counters. Several buffers may share one allocation ([`crate::Flat`]), never one byte, but for those that
-//! span others: they hold them, and are written only while they are the only holder of each.
+//! The sole holder of a buffer's `Arc` may write to it: unique ownership replaces version counters.
+//! Several buffers may share one allocation ([`crate::Flat`]) but never a byte. The exception is a buffer that spans
+//! others: it holds them, and can be written only while it is the sole holder of each.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -16,12 +16,12 @@ pub(crate) struct Buffer {
     offset: usize,
     len: usize,
     category: AtomicU8,
-    /// The buffers that this one goes over, which are counted themselves.
+    /// The buffers that this one spans; they count their own bytes.
     parts: Vec<Arc<Buffer>>,
 }
 
 impl Buffer {
-    /// A buffer of its own of `len` initialised bytes with unspecified contents.
+    /// A buffer in an allocation of its own: `len` initialised bytes with unspecified contents.
     pub(crate) fn new(pool: &Arc<Pool>, len: usize, category: Category) -> Result<Buffer> {
         Ok(Self::range(Arc::new(pool.take(len)?), 0, len, category))
     }
@@ -52,10 +52,10 @@ impl Buffer {
         Buffer { allocation, offset, len, category, parts: Vec::new() }
     }
 
-    /// The `len` bytes from `offset` on of consecutive buffers of one allocation, one or more, counted from the first
-    /// one's first byte.
+    /// A buffer over `len` bytes of one or more consecutive buffers of one allocation. `offset` is relative to the
+    /// first byte of the first buffer.
     ///
-    /// Errors if they are not consecutive, or have not as many bytes.
+    /// Errors if the buffers are not consecutive or have fewer than `offset + len` bytes.
     pub(crate) fn span(parts: Vec<Arc<Buffer>>, offset: usize, len: usize) -> Result<Buffer> {
         let consecutive = parts.windows(2).all(|pair| {
             Arc::ptr_eq(&pair[0].allocation, &pair[1].allocation)
@@ -69,24 +69,25 @@ impl Buffer {
             return Err(Error::memory("buffer", message));
         };
         let (allocation, offset) = (first.allocation.clone(), first.offset + offset);
-        // That of the parts is asked for.
+        // Not used: `category` asks the parts.
         let category = AtomicU8::new(Category::Workspace as u8);
         Ok(Buffer { allocation, offset, len, category, parts })
     }
 
-    /// The buffers that this one goes over; none if it is no span.
+    /// The buffers that this one spans; empty if it spans none.
     pub(crate) fn parts(&self) -> &[Arc<Buffer>] {
         &self.parts
     }
 
-    /// How many hold the buffer, or the one of its parts that most do.
+    /// Number of holders of the buffer, or of its most shared part if that is larger.
     pub(crate) fn holders(buffer: &Arc<Buffer>) -> usize {
         let of_parts = buffer.parts.iter().map(Arc::strong_count).max();
         Arc::strong_count(buffer).max(of_parts.unwrap_or(1))
     }
 
-    /// The buffer, if nobody else holds it or one of its parts. `Arc::get_mut`, unlike a look at the count, also makes
-    /// the reads of those who held one on other threads happen before the writes that follow.
+    /// The buffer, if it and all its parts have no other holder.
+    /// Unlike reading the count, `Arc::get_mut` orders reads by former holders on other threads before the following
+    /// writes.
     pub(crate) fn unique(buffer: &mut Arc<Buffer>) -> Option<&mut Buffer> {
         let buffer = Arc::get_mut(buffer)?;
         buffer.parts.iter_mut().all(|part| Arc::get_mut(part).is_some()).then_some(buffer)
@@ -97,18 +98,18 @@ impl Buffer {
         self.len
     }
 
-    /// The first byte. Reading through it needs a reference to the buffer, writing a unique one.
+    /// The first byte. Reading through it needs a reference to the buffer; writing needs a unique one.
     pub(crate) fn pointer(&self) -> *mut u8 {
         // SAFETY: the constructors only make ranges that lie inside the allocation.
         unsafe { self.allocation.pointer().add(self.offset) }
     }
 
-    /// The block of memory that it is a range of.
+    /// The allocation that contains the buffer.
     pub(crate) fn allocation(&self) -> &Arc<Allocation> {
         &self.allocation
     }
 
-    /// What its bytes count as.
+    /// The category under which its bytes are counted.
     pub(crate) fn category(&self) -> Category {
         match self.parts.first() {
             Some(part) => part.category(),
@@ -116,14 +117,14 @@ impl Buffer {
         }
     }
 
-    /// Begins to read `len` bytes from `offset` on, and of the buffers behind this one as far as that reaches, if they
-    /// are in a file.
+    /// Starts reading `len` bytes from `offset` on if the allocation is a mapped file. The range may extend into the
+    /// buffers that follow.
     pub(crate) fn prefetch(&self, offset: usize, len: usize) {
         self.allocation.prefetch(self.offset + offset, len);
     }
 
-    /// Counts bytes that were workspace under another category from now on; bytes that already have
-    /// a purpose (a weight that an operation keeps) stay with it.
+    /// Recounts workspace bytes under `category`. Bytes that already have another category (a weight saved by an
+    /// operation) keep it.
     pub(crate) fn set_category(&self, category: Category) {
         if !self.parts.is_empty() {
             self.parts.iter().for_each(|part| part.set_category(category));

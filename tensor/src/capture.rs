@@ -1,4 +1,4 @@
-//! What belongs to a GPU's work while it is captured: memory of its own, and the blocks of others that it uses.
+//! Memory of a GPU capture: its own pools, and the blocks of other pools that captured work uses.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,22 +6,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::pool::{Allocation, Pool};
 use crate::{MemoryKind, Result};
 
-/// Memory that captured work has been given addresses of. It stays as long as this is held.
+/// Memory whose addresses captured work contains. Holding this value keeps it allocated.
 pub(crate) struct Capture {
     device: Arc<Pool>,
     host: Arc<Pool>,
-    /// Blocks of other pools, by their address.
+    /// Blocks of other pools, keyed by address.
     kept: Mutex<HashMap<usize, Arc<Allocation>>>,
-    /// Pinned memory that the work copies to the GPU, the same each time. Nothing is given back to this pool.
+    /// Pinned memory with constants that every replay copies to the GPU. No block returns to this pool.
     constants: Arc<Pool>,
     copied: Mutex<Vec<Allocation>>,
-    /// Until the capture ends, the memory of other graphs. It is given back when the GPU is done with it, which nobody can
-    /// wait for meanwhile.
+    /// Memory of other graphs, held until the capture ends: freeing it waits for the GPU, which is not allowed during
+    /// capture.
     others: Mutex<Vec<Arc<Pool>>>,
 }
 
 impl Capture {
-    /// Whatever is taken from now on is not part of the blocks that `device` and `host` hand out.
+    /// Allocates from new sub-pools of `device` and `host`, whose blocks are not handed out elsewhere.
     pub(crate) fn new(device: &Arc<Pool>, host: &Arc<Pool>) -> Capture {
         let others = Mutex::new([device.parts(), host.parts()].concat());
         let (device, host, constants) = (device.part(), host.part(), host.part());
@@ -36,7 +36,7 @@ impl Capture {
         }
     }
 
-    /// The work uses this block: if it is not of its own pools, nobody else gets it.
+    /// Records that captured work uses this block. A block of another pool is kept from reuse.
     pub(crate) fn uses(&self, block: &Arc<Allocation>) {
         if [&self.device, &self.host].iter().any(|pool| block.is_of(pool)) {
             return;
@@ -45,7 +45,7 @@ impl Capture {
         kept.entry(Arc::as_ptr(block) as usize).or_insert_with(|| block.clone());
     }
 
-    /// The address of a copy of `bytes`, which the GPU reaches and which stays as it is.
+    /// The address of a pinned copy of `bytes` that the GPU can read and that never changes.
     pub(crate) fn constant(&self, bytes: &[u8]) -> Result<u64> {
         let block = self.constants.take(bytes.len())?;
         // SAFETY: pinned memory has the same address for the host, and nobody had this block before.
@@ -55,13 +55,13 @@ impl Capture {
         Ok(address)
     }
 
-    /// The capture has ended: from now on all of its memory counts as in use.
+    /// Ends the capture: all of its memory counts as in use from now on.
     pub(crate) fn end(&self) {
         self.others.lock().unwrap_or_else(PoisonError::into_inner).clear();
         [&self.device, &self.host].into_iter().for_each(|pool| pool.fix());
     }
 
-    /// What its tensors hold counts from now on, no more.
+    /// Counts only the memory that its tensors hold from now on.
     pub(crate) fn release(&self) {
         [&self.device, &self.host].into_iter().for_each(|pool| pool.release());
     }

@@ -1,4 +1,4 @@
-//! The passes of Adafactor.
+//! Launches the passes of Adafactor.
 
 use ferrotron_cuda::arguments;
 
@@ -7,11 +7,11 @@ use super::{kernel, sq_norm};
 use crate::ops::adafactor::{Adafactor, Decay, Factors, Matrices, MeanOf, SquareSums};
 use crate::{DType, Result, Tensor};
 
-/// Columns of a block, and threads among which their rows are dealt out.
+/// Columns of a block, and the number of threads that share the rows of each column.
 const COLUMNS: usize = 32;
 const DEALT: usize = 16;
 
-/// The squares of the rows and columns.
+/// Sums of squares over each row and each column.
 pub(crate) fn square_sums(
     shape: &Matrices,
     grads: &Tensor,
@@ -37,7 +37,7 @@ pub(crate) fn square_sums(
         .run([shape.count * blocks, 1, 1], [COLUMNS, DEALT, 1])
 }
 
-/// Takes sums of the squares of `count` gradients each into means.
+/// Updates the means with sums of the squares of `count` gradients each.
 pub(crate) fn update_means(
     decay: &Decay,
     step: &Tensor,
@@ -58,7 +58,7 @@ pub(crate) fn update_means(
         .run_elements(n)
 }
 
-/// Takes the squares of gradients into the means of each.
+/// Updates the elementwise means with the squares of the gradients.
 pub(crate) fn update_mean_squares(
     decay: &Decay,
     step: &Tensor,
@@ -77,7 +77,7 @@ pub(crate) fn update_mean_squares(
         .run_elements(n)
 }
 
-/// What multiplies rows and columns.
+/// The factors that multiply rows and columns.
 pub(crate) fn matrix_factors(
     shape: &Matrices,
     rows: &Tensor,
@@ -111,7 +111,7 @@ pub(crate) fn inverse_roots(x: &Tensor) -> Result<Tensor> {
     Ok(y)
 }
 
-/// The sum of the squares of the update.
+/// The sum of squares of the unclipped update.
 pub(crate) fn update_sq_norm(step: &Tensor, grads: &Tensor, factors: &Factors) -> Result<Tensor> {
     let Factors { shape, rows, columns } = factors;
     check_accumulators("adafactor", grads.dtype(), &[rows, columns])?;
@@ -132,7 +132,7 @@ pub(crate) fn update_sq_norm(step: &Tensor, grads: &Tensor, factors: &Factors) -
     Ok(total)
 }
 
-/// Steps the weights.
+/// Updates the weights.
 pub(crate) fn adafactor(
     config: &Adafactor,
     step: &Tensor,

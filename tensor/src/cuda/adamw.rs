@@ -1,14 +1,14 @@
-//! AdamW.
+//! Launches AdamW.
 
 use super::kernel;
 use super::step::{Types, check_accumulators, types};
 use crate::ops::adamw::AdamW;
 use crate::{Result, Tensor};
 
-/// How many numbers `adamw_coefficients` writes.
+/// Number of values that `adamw_coefficients` writes.
 const COEFFICIENTS: usize = 9;
 
-/// One pass over all weights; `copy` gets them rounded.
+/// One pass over all weights; `copy` receives the rounded weights.
 pub(crate) fn adamw(
     config: &AdamW,
     step: &Tensor,

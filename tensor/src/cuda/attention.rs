@@ -1,4 +1,4 @@
-//! Attention: tensor cores for 16 bits, a warp for each row for f32 and f64.
+//! Launches attention: tensor cores for 16-bit types, one warp per row for f32 and f64.
 
 use ferrotron_cuda::arguments::Attention;
 
@@ -7,19 +7,19 @@ use crate::ops::attention::{AttentionConfig, AttentionDropout, AttentionMask, Op
 use crate::ops::random::last_dropped;
 use crate::{DType, Error, Result, Tensor};
 
-/// Threads of a block of attention.
+/// Threads of an attention block.
 const BLOCK: [usize; 3] = [128, 1, 1];
-/// Rows of a tile of tensor cores.
+/// Rows of a tensor-core tile.
 const ROWS: usize = 64;
-/// Threads of a block of small sums, a warp for each.
+/// Threads of a block that computes row sums, one warp per row.
 const SUMS: usize = 256;
 
-/// Which kernels compute a call.
+/// The kernel family for a call.
 #[derive(Clone, Copy)]
 enum Kernels {
-    /// Tensor cores, for heads of so many elements at most.
+    /// Tensor cores, for head dims of at most this many elements.
     Tiles(usize),
-    /// A warp for each row.
+    /// One warp per row.
     Rows,
 }
 
@@ -46,7 +46,7 @@ impl Kernels {
         }
     }
 
-    /// Blocks that `rows` queries or keys are cut into.
+    /// Number of blocks for `rows` queries or keys.
     fn blocks(self, rows: usize) -> usize {
         match self {
             Kernels::Tiles(_) => rows.div_ceil(ROWS),
@@ -54,7 +54,7 @@ impl Kernels {
         }
     }
 
-    /// Bytes of shared memory for `rows` rows of a tile, which are padded by 8 elements.
+    /// Bytes of shared memory for `rows` rows of a tile; each row is padded by 8 elements.
     fn shared(self, rows: usize) -> usize {
         match self {
             Kernels::Tiles(width) => rows * (width + 8) * 2,
@@ -62,7 +62,7 @@ impl Kernels {
         }
     }
 
-    /// The kernel of `pass` for these heads, with dropout or without.
+    /// The kernel of `pass` for these heads, with or without dropout.
     fn name(self, pass: Pass, dropout: Option<&AttentionDropout>) -> &'static str {
         let [plain, dropping] = match (self, pass) {
             (Kernels::Tiles(64), Pass::Forward) => ["attention_64", "attention_dropout_64"],
@@ -91,7 +91,7 @@ impl Kernels {
     }
 }
 
-/// What a kernel computes.
+/// A pass of attention, named by its outputs.
 #[derive(Clone, Copy)]
 enum Pass {
     /// out and lse.
@@ -102,13 +102,13 @@ enum Pass {
     Keys,
 }
 
-/// A call: its operands as kernels take them.
+/// A call, with its operands in the form the kernels take.
 struct Call<'a> {
     kernels: Kernels,
     shape: Shape,
-    /// Queries, keys and values, of heads as wide as `width`.
+    /// Queries, keys and values, with heads padded to `width`.
     operands: [Tensor; 3],
-    /// Elements of a head with the zeros that fill it up.
+    /// Elements of a head, including the zero padding.
     width: usize,
     dropout: Option<&'a AttentionDropout>,
     a: Attention,
@@ -147,7 +147,7 @@ impl<'a> Call<'a> {
         Ok(Call { kernels, shape, operands, width, dropout, a })
     }
 
-    /// The kernel of a pass, with the queries, keys and values.
+    /// The kernel of a pass, with queries, keys and values as its first arguments.
     fn kernel(&self, pass: Pass) -> Result<Kernel<'_>> {
         let q = &self.operands[0];
         let name = self.kernels.name(pass, self.dropout);
@@ -155,7 +155,7 @@ impl<'a> Call<'a> {
         Ok(self.operands.iter().fold(kernel, Kernel::input))
     }
 
-    /// Adds what follows the tensors, and launches a block for each of `blocks` of each of `heads`.
+    /// Adds the arguments that follow the tensors, and launches `blocks` x `heads` x batch blocks.
     fn run(
         &self,
         kernel: Kernel<'_>,
@@ -174,13 +174,13 @@ impl<'a> Call<'a> {
         kernel.run([blocks, heads, self.shape.batch], BLOCK)
     }
 
-    /// A tensor (B, `positions`, `heads`, D) with room for the zeros.
+    /// An uninitialised tensor (B, `positions`, `heads`, D) with padded heads.
     fn room(&self, positions: usize, heads: usize) -> Result<Tensor> {
         let q = &self.operands[0];
         Tensor::empty(q.device(), q.dtype(), &[self.shape.batch, positions, heads, self.width])
     }
 
-    /// A result without what filled it up.
+    /// The result without the padding of its heads.
     fn trimmed(&self, x: Tensor) -> Result<Tensor> {
         match self.width == self.shape.width {
             true => Ok(x),
@@ -207,7 +207,7 @@ pub(crate) fn forward(
     Ok((call.trimmed(out)?, lse))
 }
 
-/// dq, dk and dv, dense.
+/// dq, dk and dv, contiguous.
 pub(crate) fn backward(
     shape: Shape,
     operands: &Operands,
@@ -226,7 +226,7 @@ pub(crate) fn backward(
     Ok((call.trimmed(dq)?, call.trimmed(dk)?, call.trimmed(dv)?))
 }
 
-/// The gradients as one (B, T, H + 2G, D).
+/// The gradients as one tensor (B, T, H + 2G, D).
 pub(crate) fn backward_packed(
     shape: Shape,
     operands: &Operands,
@@ -248,7 +248,7 @@ pub(crate) fn backward_packed(
     call.trimmed(packed)
 }
 
-/// Launches the gradients' kernels; `to` adds their results.
+/// Launches the gradient kernels; `to` adds their outputs.
 fn gradients(
     call: &Call<'_>,
     a: Attention,
@@ -259,7 +259,7 @@ fn gradients(
     let dout = readable(call.kernels, dout, call.width)?;
     let (device, rows) = (out.device(), batch * heads * queries);
     let mut delta = Tensor::empty(device, lse.dtype(), &[batch, heads, queries])?;
-    // What fills heads up is zero in dout, so the sum needs only what there is.
+    // The padding is zero in dout, so the sum needs only the unpadded elements.
     let width = call.shape.width as i64;
     let a = Attention { dout: strides(&dout), out: strides(out), ..a };
     kernel(device, call.kernels.file(), out.dtype(), "attention_delta")?
@@ -272,7 +272,7 @@ fn gradients(
     let with = |pass| -> Result<_> { Ok(call.kernel(pass)?.input(&dout).input(lse).input(&delta)) };
     let kernel = to(with(Pass::Queries)?, Pass::Queries);
     call.run(kernel, a, 4 * ROWS, [call.kernels.blocks(queries), heads])?;
-    // With wide heads the queries come in smaller tiles.
+    // Heads of 128 use smaller tiles of queries.
     let shared_rows = match call.kernels {
         Kernels::Tiles(128) => 3 * ROWS,
         _ => 4 * ROWS,
@@ -281,7 +281,8 @@ fn gradients(
     call.run(kernel, a, shared_rows, [call.kernels.blocks(keys), groups])
 }
 
-/// Adds a block of keys to `out` (B, T, H, D) and `lse` (B, H, T), for the block's queries, from `first` on.
+/// Merges a block of keys into `out` (B, T, H, D) and `lse` (B, H, T), for the block's queries, which start at
+/// `first`.
 pub(crate) fn merge(
     out: &mut Tensor,
     lse: &mut Tensor,
@@ -316,8 +317,9 @@ pub(crate) fn merge(
         .run([(batch * rows * heads).div_ceil(SUMS / 32), 1, 1], [SUMS, 1, 1])
 }
 
-/// `x` (B, T, H, D), whose last dim is dense, for kernels that load 16 bytes at a time: a copy with zeros behind each
-/// head where it is narrower than `width`, a dense one where heads begin elsewhere than at multiples of 16 bytes.
+/// `x` (B, T, H, D), whose last dim is dense, in a form that kernels can load in units of 16 bytes.
+/// Heads narrower than `width` are copied with zero padding. Heads that do not start at multiples of 16 bytes are
+/// copied densely.
 fn readable(kernels: Kernels, x: &Tensor, width: usize) -> Result<Tensor> {
     if matches!(kernels, Kernels::Rows) {
         return Ok(x.clone());
@@ -334,7 +336,7 @@ fn readable(kernels: Kernels, x: &Tensor, width: usize) -> Result<Tensor> {
     if aligned { Ok(x.clone()) } else { dense(x) }
 }
 
-/// A dense tensor in a buffer of its own, which begins at a multiple of 16 bytes.
+/// A contiguous copy in a buffer of its own, which is aligned to 16 bytes.
 fn dense(x: &Tensor) -> Result<Tensor> {
     let mut out = Tensor::empty(x.device(), x.dtype(), x.dims())?;
     out.write(x)?;

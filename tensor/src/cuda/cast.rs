@@ -1,4 +1,4 @@
-//! Changes of dtype.
+//! Launches dtype conversions.
 
 use super::kernel;
 use crate::{DType, Result, Tensor};

@@ -1,4 +1,4 @@
-//! Copies between views.
+//! Launches copies between views.
 
 use ferrotron_cuda::arguments::Layout;
 
@@ -6,7 +6,7 @@ use super::kernel;
 use crate::tensor::check_device;
 use crate::{DType, Error, Result, Tensor};
 
-/// The side of a tile of the transposing kernel.
+/// Tile size of the transpose kernel, in rows and columns.
 const TILE: usize = 32;
 
 /// `out = x` for views of equal dims and dtype.
@@ -38,7 +38,7 @@ pub(crate) fn copy(x: &Tensor, out: &mut Tensor) -> Result<()> {
         .run_elements(n)
 }
 
-/// How many neighbouring elements may be copied as one of up to 8 bytes.
+/// Number of adjacent elements that can be copied as one unit of up to 8 bytes.
 fn units(x: &Tensor, out: &Tensor) -> usize {
     let size = x.dtype().size();
     let fits = |units: usize| {
@@ -53,21 +53,21 @@ fn units(x: &Tensor, out: &Tensor) -> usize {
     [8 / size, 4 / size, 2 / size].into_iter().find(|&units| units > 1 && fits(units)).unwrap_or(1)
 }
 
-/// The layout of two views of equal dims, of which `units` neighbouring elements are one.
+/// The layout of two views of equal dims, in units of `units` adjacent elements.
 fn layout_of_units(units: usize, x: &Tensor, out: &Tensor) -> Result<Layout> {
     let mut dims = x.dims().to_vec();
     let strides = [x, out].map(|view| {
         let steps = view.layout().strides().iter().map(|&step| step.div_ceil(units) as isize);
         steps.collect::<Vec<_>>()
     });
-    // The innermost dim that is long is the dense one, whose stride stays 1.
+    // The innermost dim longer than 1 is dense and keeps stride 1.
     if let Some(size) = dims.iter_mut().rev().find(|size| **size != 1) {
         *size /= units;
     }
     Layout::new(&dims, &[&strides[0], &strides[1]]).map_err(Error::of_gpu)
 }
 
-/// `out = x` for contiguous tensors: the GPU's copy engine does it, also from and to memory of the host.
+/// `out = x` for contiguous tensors, by the GPU's copy engine. Either may be in pinned host memory.
 fn copy_bytes(x: &Tensor, out: &mut Tensor) -> Result<()> {
     check_device("copy", x, out)?;
     if !out.is_unique() {
@@ -75,30 +75,30 @@ fn copy_bytes(x: &Tensor, out: &mut Tensor) -> Result<()> {
     }
     let Some(gpu) = x.device().gpu() else { return Ok(()) };
     let len = x.numel() * x.dtype().size();
-    // SAFETY: a contiguous view's bytes are within its buffer; that of `out` is nobody else's, so it is not that of `x`.
-    // Both are used in the order of this stream.
+    // SAFETY: a contiguous view's bytes are within its buffer. `out` has no other holder, so its buffer is not that
+    // of `x`. Both are used in the order of this stream.
     unsafe { gpu.compute().copy(out.address(), x.address(), len) }.map_err(Error::of_gpu)
 }
 
-/// Sets every element of a unique, contiguous tensor to zero.
+/// Zero-fills a unique, contiguous tensor.
 pub(crate) fn fill_zero(x: &mut Tensor) -> Result<()> {
     if !x.is_contiguous() || !x.is_unique() {
         let message = format!("{x:?} must be contiguous and have a single holder");
         return Err(Error::memory("fill_zero", message));
     }
     let Some(gpu) = x.device().gpu() else { return Ok(()) };
-    // SAFETY: a contiguous view's bytes are within its buffer, which nobody else holds.
+    // SAFETY: a contiguous view's bytes are within its buffer, which has no other holder.
     unsafe { gpu.compute().fill_zero(x.address(), x.numel() * x.dtype().size()) }
         .map_err(Error::of_gpu)
 }
 
-/// Batch, rows and columns of the dense matrices whose transposes `x` shows, and the strides of batch and rows; nothing
-/// if it shows something else.
+/// Batch, rows and columns of the dense matrices of which `x` is the transpose, and the strides of batch and rows.
+/// `None` if `x` is not a transpose.
 fn transposed(x: &Tensor) -> Option<[usize; 5]> {
     let (dims, strides) = (x.dims(), x.layout().strides());
     let &[ref outer @ .., columns, rows] = dims else { return None };
     let &[ref steps @ .., column_stride, row_stride] = strides else { return None };
-    // One dim of batch at most: others would have to be joined.
+    // At most one batch dim: several would have to be merged.
     let (batch, batch_stride) = match (outer, steps) {
         ([], []) => (1, 0),
         (&[batch], &[stride]) => (batch, stride),
@@ -109,7 +109,7 @@ fn transposed(x: &Tensor) -> Option<[usize; 5]> {
     fits.then_some([batch, rows, columns, batch_stride, row_stride])
 }
 
-/// The dtype for which the kernels that only move elements are compiled.
+/// The dtype of the same size for which the copy kernels are compiled.
 pub(super) fn by_size(dtype: DType) -> DType {
     of_size(dtype.size())
 }

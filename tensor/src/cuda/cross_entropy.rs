@@ -1,4 +1,4 @@
-//! Cross-entropy of rows of logits.
+//! Launches cross-entropy of rows of logits.
 
 use ferrotron_cuda::arguments::CrossEntropy;
 
@@ -7,20 +7,20 @@ use crate::ops::cross_entropy::{CrossEntropyConfig, JoinShards, VocabShard, join
 use crate::ops::rows::owned;
 use crate::{DType, Result, Tensor};
 
-/// Threads of a block in which each takes a row.
+/// Threads of a block with one row per thread.
 const THREADS: usize = 256;
 
 /// The targets of a call.
 pub(crate) struct Targets {
     op: &'static str,
-    /// Dense, without other dims.
+    /// Contiguous and one-dimensional.
     classes: Tensor,
     config: CrossEntropyConfig,
     shard: VocabShard,
 }
 
 impl Targets {
-    /// Dense targets of any dims.
+    /// Contiguous targets of any dims.
     pub(crate) fn new(
         op: &'static str,
         targets: &Tensor,
@@ -31,8 +31,7 @@ impl Targets {
         Ok(Targets { op, classes, config: *config, shard })
     }
 
-    /// Writes lse and losses of the dense `logits` (rows, classes), whose first is row `first`, to their places among
-    /// those of all rows.
+    /// Computes lse and losses of contiguous `logits` (rows, classes) and writes them from row `first` on.
     pub(crate) fn forward(
         &self,
         logits: &Tensor,
@@ -67,7 +66,7 @@ impl Targets {
             .run_rows(rows, width)
     }
 
-    /// What this shard finds is joined with what others do, maxima first.
+    /// Reduces this shard's statistics with those of the other shards, maxima first.
     fn shard(
         &self,
         logits: &Tensor,
@@ -106,8 +105,8 @@ impl Targets {
             .run(grid, block)
     }
 
-    /// The gradient of `logits` (rows, classes), whose first is row `first`, over them if nobody else holds them.
-    /// `lse` is that of these rows.
+    /// The gradient of `logits` (rows, classes), whose first row is row `first` of all. It overwrites `logits` if
+    /// they have no other holder. `lse` covers these rows only.
     pub(crate) fn backward(
         &self,
         logits: Tensor,
@@ -128,7 +127,7 @@ impl Targets {
         Ok(dx)
     }
 
-    /// The targets of `rows` rows from `first` on, and which of them count.
+    /// Adds the targets of `rows` rows from `first` on, and the loss options.
     fn with_classes<'a>(
         &self,
         launch: Kernel<'a>,
@@ -146,7 +145,7 @@ impl Targets {
     }
 }
 
-/// The sum of the losses of all rows, in what `dtype` is computed in.
+/// The sum of the losses of all rows, in the accumulator type of `dtype`.
 pub(crate) fn total(losses: &Tensor, dtype: DType) -> Result<Tensor> {
     let mut loss = Tensor::empty(losses.device(), dtype.accumulator(), &[])?;
     kernel(losses.device(), "cross_entropy", dtype, "cross_entropy_total")?

@@ -1,17 +1,17 @@
-//! Reading and adding at indices. A bad index is an error when the host next waits for the GPU.
+//! Launches gather, scatter and index operations. A bad index is reported by the next synchronization with the GPU.
 
 use super::copy::by_size;
 use super::{kernel, layout};
 use crate::{DType, Error, Result, Tensor};
 
-/// Threads that add slices: each has a column.
+/// Threads that add slices, one column each.
 const COLUMNS: usize = 128;
-/// Threads of a block that sorts.
+/// Threads of a sorting block.
 const SORTED: usize = 256;
-/// Blocks of a grid along z at most.
+/// Maximum grid size along z.
 const MOST_BLOCKS: usize = 65_535;
 
-/// `y = x` at `index` along `dim`; `y` has the index' dims.
+/// `y = x` at `index` along `dim`; `y` has the dims of `index`.
 pub(crate) fn gather(x: &Tensor, dim: usize, index: &Tensor, y: &mut Tensor) -> Result<()> {
     let (n, size) = (index.numel(), x.dims()[dim]);
     if n == 0 {
@@ -38,7 +38,7 @@ pub(crate) fn scatter_add(y: &mut Tensor, dim: usize, index: &Tensor, src: &Tens
     }
     let size = y.dims()[dim];
     expect_any("scatter_add", size)?;
-    // Dense, so that where a bad index lies is its position.
+    // Contiguous, so that the reported offset of a bad index is its row-major position.
     let index = index.contiguous()?;
     let along = |x: &Tensor| x.layout().strides()[dim] as i64;
     let strides = [along(y), along(&index), along(src)];
@@ -64,8 +64,8 @@ pub(crate) fn scatter_add(y: &mut Tensor, dim: usize, index: &Tensor, src: &Tens
         .run_elements(rows * size)
 }
 
-/// `y` (outer, count, inner) = the slices of `x` (outer, size, inner) that the list `ids` names; all of them dense.
-/// `x` has the ids from `offset` on of `global`: zeros for those of others.
+/// `y` (outer, count, inner) = the slices of `x` (outer, size, inner) at `ids`; all contiguous.
+/// `x` holds ids `offset..offset + size` of `global`; other ids give zeros.
 pub(crate) fn select(
     op: &'static str,
     x: &Tensor,
@@ -91,9 +91,9 @@ pub(crate) fn select(
         .run([blocks, 1, 1], [width.next_multiple_of(32).clamp(32, 256), 1, 1])
 }
 
-/// Adds to `y` (outer, size, inner) the slices of `x` (outer, count, inner) where the list `ids` says, in its order; all
-/// of them dense. `y` has the ids from `offset` on of `global`; nothing is added for those of others. Its dtype is that
-/// of `x`, or the one that this is computed in.
+/// Adds the slices of `x` (outer, count, inner) to `y` (outer, size, inner) at `ids`, in the order of `ids`; all
+/// contiguous. `y` holds ids `offset..offset + size` of `global`; other ids are ignored. Its dtype is that of `x` or
+/// its accumulator type.
 pub(crate) fn add(
     op: &'static str,
     x: &Tensor,
@@ -127,13 +127,13 @@ pub(crate) fn add(
         .run([count, inner.div_ceil(COLUMNS), outer.min(MOST_BLOCKS)], [COLUMNS, 1, 1])
 }
 
-/// One slice of `x` along `dim`, as far as `dims` go otherwise.
+/// The first slice of `x` along `dim`, narrowed to `dims` along the other dims.
 fn slice(x: &Tensor, dim: usize, dims: &[usize]) -> Result<Tensor> {
     let sizes = dims.iter().enumerate().map(|(d, &size)| if d == dim { 1 } else { size });
     sizes.enumerate().try_fold(x.clone(), |x, (d, size)| x.narrow(d as isize, 0, size))
 }
 
-/// Where there is nothing, every index is bad.
+/// Errors if the dim is empty, where every index is out of range.
 fn expect_any(op: &'static str, size: usize) -> Result<()> {
     match size {
         0 => Err(Error::value(op, "there is nothing to index: the dim has size 0")),

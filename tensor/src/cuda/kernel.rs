@@ -1,4 +1,4 @@
-//! A launch whose operands are tensors.
+//! A kernel launch with tensor operands.
 
 use bytemuck::NoUninit;
 use ferrotron_cuda::arguments::{self, IndexType, Layout};
@@ -10,25 +10,25 @@ use smallvec::SmallVec;
 
 use crate::{DType, Device, Error, Place, RandomKey, Result, Tensor};
 
-/// Threads of a block that goes over elements.
+/// Threads of a block of an elementwise kernel.
 const THREADS: usize = 256;
-/// Elements that a thread of such a block takes, if there are enough.
+/// Elements per thread of an elementwise kernel, if there are enough.
 const ELEMENTS: usize = 8;
 
-/// A launch on the device of its operands. The first thing that is wrong with one is the error of `run`.
+/// A launch on the device of its operands. `run` returns the first error of any argument.
 #[must_use]
 pub(crate) struct Kernel<'a> {
     launch: Launch<'a>,
     device: &'a Device,
     gpu: &'a Gpu,
-    /// Held until the launch, for a kernel that draws random numbers.
+    /// Held until the launch by a kernel that draws random numbers.
     step: Option<StepCell<'a>>,
     error: Option<Error>,
 }
 
 /// The kernel `name` of `file` for elements of `dtype`.
 ///
-/// Errors if `device` is no GPU, or has no such kernel.
+/// Errors if `device` is not a GPU, or if there is no such kernel.
 pub(crate) fn kernel<'a>(
     device: &'a Device,
     file: &'static str,
@@ -44,18 +44,18 @@ pub(crate) fn kernel<'a>(
 }
 
 impl Kernel<'_> {
-    /// A tensor that is read, from the view's first element on.
+    /// Adds a tensor that the kernel reads, from the view's first element on.
     pub(crate) fn input(self, x: &Tensor) -> Self {
         let elsewhere = self.elsewhere(x);
         self.refuse(elsewhere).value(x.address())
     }
 
-    /// A tensor that is written, from the view's first element on: nobody else may hold its buffer.
+    /// Adds a tensor that the kernel writes, from the view's first element on. Its buffer must have no other holder.
     pub(crate) fn output(self, y: &mut Tensor) -> Self {
         self.output_from(y, 0)
     }
 
-    /// As [`Kernel::output`], from element `start` of a dense tensor on.
+    /// Like [`Kernel::output`], from element `start` of a contiguous tensor on.
     pub(crate) fn output_from(self, y: &mut Tensor, start: usize) -> Self {
         let name = self.launch.name();
         let shared = (!y.is_unique()).then(|| {
@@ -77,7 +77,7 @@ impl Kernel<'_> {
             .then(|| Error::device(self.launch.name(), format!("{x:?} is on {:?}", x.device())))
     }
 
-    /// A tensor that is read, or nothing.
+    /// Adds a tensor that the kernel reads, or a null pointer.
     pub(crate) fn optional(self, x: Option<&Tensor>) -> Self {
         match x {
             Some(x) => self.input(x),
@@ -85,7 +85,7 @@ impl Kernel<'_> {
         }
     }
 
-    /// A tensor of indices, and their type.
+    /// Adds a tensor of indices and their type.
     pub(crate) fn indices(self, ids: &Tensor) -> Self {
         let (kind, wrong) = match ids.dtype() {
             DType::U8 => (IndexType::U8, None),
@@ -99,8 +99,8 @@ impl Kernel<'_> {
         self.refuse(wrong).input(ids).value(kind as i32)
     }
 
-    /// Where the kernel puts the smallest position in row-major order whose index is bad: an error of `op` when the
-    /// host next waits for the GPU.
+    /// Adds the address where the kernel records the smallest row-major position of a bad index. The next
+    /// synchronization with the GPU reports it as an error of `op`.
     pub(crate) fn bad_index(self, op: &'static str) -> Self {
         match self.gpu.bad_index(op) {
             Ok(address) => self.value(address),
@@ -108,7 +108,7 @@ impl Kernel<'_> {
         }
     }
 
-    /// A key of random numbers, and the step that belongs to it.
+    /// Adds a random key and the address of its step number.
     pub(crate) fn draws(self, key: &RandomKey) -> Self {
         let (words, number) = key.words();
         match self.gpu.step(number) {
@@ -120,7 +120,7 @@ impl Kernel<'_> {
         }
     }
 
-    /// Which part of the global tensor is here.
+    /// Adds the shard of the global tensor.
     pub(crate) fn place(self, place: &Place) -> Self {
         let pieces: Vec<_> = (0..place.dims().len()).map(|d| place.pieces(d)).collect();
         match arguments::Place::new(place.global_dims(), &pieces) {
@@ -134,39 +134,39 @@ impl Kernel<'_> {
         Kernel { error, ..self }
     }
 
-    /// A number or a struct.
+    /// Adds a number or a struct.
     pub(crate) fn value<T: NoUninit>(self, value: T) -> Self {
         Kernel { launch: self.launch.value(value), ..self }
     }
 
-    /// Bytes of dynamic shared memory.
+    /// Sets the bytes of dynamic shared memory.
     pub(crate) fn shared(self, bytes: usize) -> Self {
         Kernel { launch: self.launch.shared(bytes), ..self }
     }
 
-    /// Gives the kernel to the GPU; an empty grid has nothing to do.
+    /// Enqueues the kernel; an empty grid does nothing.
     pub(crate) fn run(self, grid: Dim3, block: Dim3) -> Result<()> {
         if let Some(error) = self.error {
             return Err(error);
         }
-        // SAFETY: every address is of a tensor on this GPU. What is written has no other holder, and blocks of memory
-        // come back to the pool in the order of the one stream in which all kernels run. That a kernel stays within
-        // what its sizes and layouts say is what the kernels' tests assert.
+        // SAFETY: every address is of a tensor on this GPU. Written tensors have no other holder. Blocks return to
+        // the pool in the order of the one stream that runs all kernels. The kernel tests assert that kernels stay
+        // within their sizes and layouts.
         unsafe { self.launch.run(grid, block) }.map_err(Error::of_gpu)?;
         drop(self.step);
         Ok(())
     }
 
-    /// Gives a kernel that goes over `n` elements to the GPU.
+    /// Enqueues an elementwise kernel over `n` elements.
     pub(crate) fn run_elements(self, n: usize) -> Result<()> {
         let most = self.gpu.context().multiprocessors() * 16;
         let blocks = n.div_ceil(THREADS * ELEMENTS).min(most);
         self.run([blocks, 1, 1], [THREADS, 1, 1])
     }
 
-    /// Gives a kernel to the GPU that gives each of `rows` rows of `width` a group of threads.
+    /// Enqueues a kernel that assigns a group of threads to each of `rows` rows of `width`.
     pub(crate) fn run_rows(self, rows: usize, width: usize) -> Result<()> {
-        // A warp for a short row, a block of four for a long one.
+        // One warp for a short row, a block of four warps for a long one.
         let (grid, block) = match width <= 256 {
             true => ([rows.div_ceil(4), 1, 1], [32, 4, 1]),
             false => ([rows, 1, 1], [128, 1, 1]),
@@ -175,7 +175,7 @@ impl Kernel<'_> {
     }
 }
 
-/// Dims, and the strides of each operand's view broadcast to them.
+/// The layout of `dims` with the strides of each operand broadcast to them.
 pub(crate) fn layout(dims: &[usize], operands: &[&Tensor]) -> Result<Layout> {
     let strides = operands
         .iter()

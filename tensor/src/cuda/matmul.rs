@@ -1,4 +1,4 @@
-//! Matrix products, by cuBLASLt.
+//! Launches matrix products with cuBLASLt.
 
 use ferrotron_cuda::cublaslt::{Epilogue, Matrices, Order, Product};
 use ferrotron_cuda::gpu::Gpu;
@@ -9,8 +9,8 @@ use crate::gemm::Accum;
 use crate::layout::{Dims, Layout};
 use crate::{DType, Error, Result, Tensor};
 
-/// `out = [out +] lhs rhs [+ bias]` over the last two dims; the others are those of `out`, to which the operands are
-/// broadcast. A bias is contiguous, and there are no other dims.
+/// `out = [out +] lhs rhs [+ bias]` over the last two dims. The leading dims are those of `out`, to which the
+/// operands are broadcast. A bias must be contiguous and excludes leading dims.
 pub(crate) fn product(
     out: &mut Tensor,
     accum: Accum,
@@ -57,14 +57,14 @@ pub(crate) fn product(
     }
 }
 
-/// h = x W^T + b and gelu(h), tanh form, in one pass, for x (M, K), W^T (K, N) and a contiguous b; `None` if there is none
-/// for these.
+/// h = x W^T + b and gelu(h), tanh form, in one pass, for x (M, K), W^T (K, N) and a contiguous b. `None` if cuBLASLt
+/// does not support these operands.
 pub(crate) fn linear_gelu(
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
 ) -> Result<Option<(Tensor, Tensor)>> {
-    // How precise cuBLASLt's hyperbolic tangent is nobody says. Rounding to 16 bits hides it, to f32 it might not.
+    // The precision of cuBLASLt's tanh is undocumented. Rounding to 16 bits hides it; f32 might not.
     if !matches!(x.dtype(), DType::BF16 | DType::F16) {
         return Ok(None);
     }
@@ -84,8 +84,8 @@ pub(crate) fn linear_gelu(
     Ok(done.then_some((input, out)))
 }
 
-/// As [`product`] of two matrices, with the sums of the rows of `lhs` in the same pass, of the dtype of `out`. `None` if
-/// there is none for these: then nothing was done.
+/// Like [`product`] of two matrices, and computes the row sums of `lhs`, in the dtype of `out`, in the same pass.
+/// `None` if cuBLASLt does not support these operands; then nothing was written.
 pub(crate) fn product_and_row_sums(
     out: &mut Tensor,
     accum: Accum,
@@ -98,8 +98,8 @@ pub(crate) fn product_and_row_sums(
     Ok(done.then_some(sums))
 }
 
-/// The product of two matrices with an epilogue whose addresses are of tensors of their own. If cuBLASLt has none for these
-/// types and sizes, it is false, and nothing was done.
+/// The product of two matrices with an epilogue whose addresses belong to other tensors. Returns false, without
+/// writing, if cuBLASLt does not support it for these types and sizes.
 fn product_with_epilogue(
     out: &mut Tensor,
     accum: Accum,
@@ -117,14 +117,14 @@ fn product_with_epilogue(
         if !gpu.products().supports(&call).map_err(Error::of_gpu)? {
             return Ok(false);
         }
-        // SAFETY: as in `products`. It is the only call, and the epilogue's tensors, which nobody else has, or which are
-        // read alone, have the elements that it says.
+        // SAFETY: as in `products`. There is one call. The epilogue's tensors have the declared sizes, and are either
+        // uniquely held or only read.
         unsafe { gpu.product(&call) }.map_err(Error::of_gpu)?;
     }
     Ok(true)
 }
 
-/// The products themselves, of operands that cuBLASLt can read and a result that it can write.
+/// Products of operands that cuBLASLt can read into a result that it can write.
 fn products(out: &mut Tensor, accum: Accum, lhs: &Tensor, rhs: &Tensor) -> Result<()> {
     let gpu = gpu(out)?;
     for call in calls(out, accum, lhs, rhs)? {
@@ -139,7 +139,7 @@ fn gpu(out: &Tensor) -> Result<&Gpu> {
     out.device().gpu().ok_or_else(|| Error::device("matmul", "the device is no GPU"))
 }
 
-/// The calls that make a product: one for two matrices.
+/// The cuBLASLt calls of a product; exactly one for two matrices.
 fn calls(out: &Tensor, accum: Accum, lhs: &Tensor, rhs: &Tensor) -> Result<SmallVec<[Product; 1]>> {
     let outer = &out.dims()[..out.rank() - 2];
     let stretched = |operand: &Tensor| {
@@ -156,7 +156,7 @@ fn calls(out: &Tensor, accum: Accum, lhs: &Tensor, rhs: &Tensor) -> Result<Small
     let base = [lhs.address(), rhs.address(), out.address()];
     let sizes = [out.dim(-2)?, out.dim(-1)?, lhs.dim(-1)?];
     let call = |call: usize| {
-        // Elements to the call's first matrices.
+        // Element offsets of the first matrices of the call.
         let mut offsets = [0; 3];
         let mut rest = call;
         for &(size, strides) in others.iter().rev() {
@@ -187,7 +187,7 @@ fn calls(out: &Tensor, accum: Accum, lhs: &Tensor, rhs: &Tensor) -> Result<Small
     Ok((0..count).map(call).collect())
 }
 
-/// A product over k = 0.
+/// A product with k = 0.
 fn nothing(out: &mut Tensor, accum: Accum, bias: Option<&Tensor>) -> Result<()> {
     match (accum, bias) {
         (Accum::Add, _) => Ok(()),
@@ -197,7 +197,7 @@ fn nothing(out: &mut Tensor, accum: Accum, bias: Option<&Tensor>) -> Result<()> 
     }
 }
 
-/// Itself if cuBLASLt can read it, else a dense copy.
+/// The operand itself if cuBLASLt can read it, else a contiguous copy.
 fn readable(operand: &Tensor) -> Result<Tensor> {
     match lies(operand.layout()) {
         Some(_) => Ok(operand.clone()),
@@ -205,10 +205,10 @@ fn readable(operand: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// How the matrices of the last two dims lie, and their leading dimension.
+/// The storage order of the matrices in the last two dims, and their leading dimension.
 fn lies(layout: &Layout) -> Option<(Order, usize)> {
     let [matrix, transpose] = [last_two(layout), last_two(layout).map(|[a, b]| [b, a])];
-    // A single row or column lies in both; the longer leading dimension is the one of its length.
+    // A single row or column fits both orders; the larger leading dimension is its length.
     match (leading(matrix), leading(transpose)) {
         (Some(rows), Some(columns)) if rows < columns => Some((Order::Columns, columns)),
         (Some(rows), _) => Some((Order::Rows, rows)),
@@ -216,12 +216,12 @@ fn lies(layout: &Layout) -> Option<(Order, usize)> {
     }
 }
 
-/// The leading dimension of matrices that lie in rows.
+/// The leading dimension of row-major matrices.
 fn rows(layout: &Layout) -> Option<usize> {
     leading(last_two(layout))
 }
 
-/// Elements from row to row, if those of a row lie side by side and rows do not overlap.
+/// The stride between rows, if the elements of a row are adjacent and rows do not overlap.
 fn leading([[rows, columns], [row_stride, column_stride]]: [[usize; 2]; 2]) -> Option<usize> {
     let leading = if rows == 1 { columns } else { row_stride };
     ((column_stride == 1 || columns == 1) && leading >= columns).then_some(leading)
@@ -241,8 +241,8 @@ fn transposed(layout: &Layout) -> Result<Layout> {
 /// A dim of a batch: its size, and the strides of the three matrices.
 type BatchDim = (usize, [usize; 3]);
 
-/// The longest dim of the batch, which is one call's, and the others, which are gone through: dims that lie one in the
-/// other are one.
+/// The longest batch dim, which one call covers, and the remaining dims, which are looped over. Contiguously nested
+/// dims are merged first.
 fn batch(layouts: &[Layout; 3]) -> (BatchDim, SmallVec<[BatchDim; 4]>) {
     let mut joined: SmallVec<[BatchDim; 4]> = SmallVec::new();
     for d in 0..layouts[0].rank() - 2 {

@@ -1,8 +1,7 @@
-//! The GPU side of tensors: each file launches the kernels of the operation that it is named after.
+//! Launches GPU kernels; each file belongs to the operation that it is named after.
 //!
-//! An operation checks its operands where it always does, in `ops`, and asks [`Device::gpu`](crate::Device) who computes.
-//! Whatever has no kernel here cannot go wrong silently: memory of a GPU has no slices, so the CPU's kernels return an
-//! error.
+//! An operation checks its operands in `ops` and dispatches by [`Device::gpu`](crate::Device).
+//! An operation without a kernel here returns an error: GPU memory has no slices, so the CPU kernels reject it.
 
 pub(crate) mod adafactor;
 pub(crate) mod adamw;
@@ -31,8 +30,8 @@ pub(crate) use kernel::{kernel, layout};
 use crate::Error;
 
 impl Error {
-    /// What the GPU side below tensors reports. Not `From`: with a second error that `?` takes, closures of users would
-    /// have to spell out their result types.
+    /// Converts an error of the CUDA layer. There is no `From`: a second source type for `?` would make users
+    /// annotate the result types of their closures.
     pub fn of_gpu(error: ferrotron_cuda::Error) -> Error {
         Error::device(error.op(), error.context())
     }

@@ -1,13 +1,13 @@
-//! LayerNorm and RMSNorm.
+//! Launches LayerNorm and RMSNorm.
 
 use super::kernel;
 use crate::ops::norm::{Gradients, Norm, Wanted};
 use crate::{Result, Tensor};
 
-/// Threads of a block that goes over columns.
+/// Threads of a block over columns.
 const COLUMNS: usize = 128;
 
-/// y, mean (empty for RMSNorm) and reciprocal deviation of each row of dense operands.
+/// y, mean (empty for RMSNorm) and reciprocal standard deviation of each row of contiguous operands.
 pub(crate) fn forward<N: Norm>(
     x: &Tensor,
     weight: &Tensor,
@@ -35,7 +35,7 @@ pub(crate) fn forward<N: Norm>(
     Ok((y, mean, rstd))
 }
 
-/// The gradients that are wanted, from dense operands.
+/// The selected gradients, from contiguous operands.
 pub(crate) fn backward<N: Norm>(
     dy: &Tensor,
     x: &Tensor,
@@ -82,7 +82,7 @@ fn backward_weights<N: Norm>(
     width: usize,
 ) -> Result<(Tensor, Tensor)> {
     let (device, rows, acc) = (x.device(), rstd.numel(), x.dtype().accumulator());
-    // As on the CPU: at most 128 blocks, whose partial sums stay small beside the input.
+    // As on the CPU: at most 128 blocks, so partial sums stay small relative to the input.
     let block = rows.div_ceil(128).max(32);
     let blocks = rows.div_ceil(block);
     let mut partials = Tensor::empty(device, acc, &[blocks, 2, width])?;

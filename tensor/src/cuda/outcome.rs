@@ -1,4 +1,4 @@
-//! What becomes of a training step, decided where its numbers are.
+//! Decides on the device whether a step is applied, and the gradient scale.
 
 use ferrotron_cuda::arguments;
 
@@ -6,7 +6,7 @@ use super::kernel;
 use crate::ops::outcome::{OutcomeConfig, Overflow, StepSums};
 use crate::{DType, Result, Tensor};
 
-/// Sets what depends on the sums in `step`, and puts the outcome into one of the rows of `outcomes`.
+/// Updates `step` from the sums, and writes the outcome to a row of `outcomes`.
 pub(crate) fn outcome(
     step: &mut Tensor,
     (outcomes, rows): (&mut Tensor, usize),

@@ -1,4 +1,4 @@
-//! Pointwise operations.
+//! Launches pointwise operations.
 
 use super::copy::by_size;
 use super::{kernel, layout};
@@ -17,8 +17,8 @@ pub(crate) fn unary(op: Unary, p: f64, x: &Tensor, out: &mut Tensor) -> Result<(
         .run_elements(n)
 }
 
-/// `out = name(lhs, rhs)` for a contiguous `out`, to which the others are broadcast: a row of the table, or its
-/// derivative times what `out` held.
+/// `out = name(lhs, rhs)` for a contiguous `out`, to which the operands are broadcast. `name` is a row of the table,
+/// or its derivative, which multiplies the old contents of `out`.
 pub(crate) fn binary(
     name: &'static str,
     lhs: &Tensor,

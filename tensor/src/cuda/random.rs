@@ -1,9 +1,10 @@
-//! Random tensors and dropout: the numbers that the CPU draws.
+//! Launches random fills and dropout, with the same random numbers as the CPU.
 
 use super::kernel;
 use crate::{Place, RandomKey, Result, Tensor};
 
-/// Fills `y` by the kernel `name`: "uniform" from a low end and a width, "normal" from a mean and a deviation.
+/// Fills `y` with the kernel `name`: "uniform" takes a lower bound and a width, "normal" a mean and a standard
+/// deviation.
 pub(crate) fn fill(
     name: &'static str,
     y: &mut Tensor,
@@ -22,7 +23,7 @@ pub(crate) fn fill(
         .run_elements(n)
 }
 
-/// `y = scale x` where the element's random bits are larger than `last_dropped`, else 0; both contiguous.
+/// `y = scale x` where the element's random bits exceed `last_dropped`, else 0; both contiguous.
 pub(crate) fn dropout(
     x: &Tensor,
     y: &mut Tensor,

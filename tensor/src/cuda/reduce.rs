@@ -1,20 +1,20 @@
-//! Reductions of a dense (outer, reduced, inner): blocks along the reduced dim, then their values joined in order. How
-//! it is cut into blocks follows from the sizes alone.
+//! Launches reductions of a contiguous (outer, reduced, inner) tensor: blocks along the reduced dim, then an ordered
+//! reduction of their values. The block sizes depend on the shape only.
 
 use super::kernel;
 use crate::{DType, Result, Tensor};
 
-/// Elements of a row that a group of threads takes at least, and of a column that a thread does.
+/// Minimum elements of a row per thread group, and of a column per thread.
 const ROW_BLOCK: usize = 4096;
 const COLUMN_BLOCK: usize = 64;
-/// Values of one result that are joined at most: a thread does it.
+/// Maximum number of blocks per result; one thread reduces their values.
 const MOST_BLOCKS: usize = 512;
-/// Threads of a block that goes over columns or joins values.
+/// Threads of a block that processes columns or reduces block values.
 const COLUMNS: usize = 128;
-/// Blocks of a grid along y at most.
+/// Maximum grid size along y.
 const MOST_ROWS: usize = 65_535;
 
-/// A dense tensor as (outer, reduced, inner), of which the middle goes.
+/// A contiguous tensor as (outer, reduced, inner); the middle dim is reduced.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand<'a> {
     pub(crate) x: &'a Tensor,
@@ -38,8 +38,8 @@ impl Operand<'_> {
         self.outer * self.inner
     }
 
-    /// The values of the blocks, (outer, blocks, inner), by the kernel for rows or the one for columns; `max` holds the
-    /// maximum of each row for the kernel that wants it.
+    /// The values of the blocks, (outer, blocks, inner), from the kernel for rows or for columns. `max` holds the
+    /// maximum of each row for the kernel that needs it.
     fn fold(&self, [rows, columns]: [&'static str; 2], max: Option<&Tensor>) -> Result<Tensor> {
         let Operand { x, outer, reduced, inner } = *self;
         let (block, blocks) = (self.block(), self.blocks());
@@ -66,7 +66,7 @@ impl Operand<'_> {
         Ok(partials)
     }
 
-    /// Sums divided by `divisor`, into `y`.
+    /// Writes the sums divided by `divisor` to `y`.
     pub(crate) fn sum(&self, divisor: f64, y: &mut Tensor) -> Result<()> {
         let partials = self.fold(["sum_rows", "sum_columns"], None)?;
         kernel(self.x.device(), "reduce", self.x.dtype(), "sum_finish")?
@@ -79,7 +79,7 @@ impl Operand<'_> {
             .run([self.results().div_ceil(COLUMNS), 1, 1], [COLUMNS, 1, 1])
     }
 
-    /// Maxima, into `y`: of the dtype of `x`, or of the one that it is computed in.
+    /// Writes the maxima to `y`, whose dtype is that of `x` or its accumulator type.
     pub(crate) fn max(&self, y: &mut Tensor) -> Result<()> {
         let partials = self.fold(["max_rows", "max_columns"], None)?;
         let kernel = kernel(self.x.device(), "reduce", self.x.dtype(), "max_finish")?;
@@ -95,7 +95,7 @@ impl Operand<'_> {
             .run([self.results().div_ceil(COLUMNS), 1, 1], [COLUMNS, 1, 1])
     }
 
-    /// ln of the sums of e^x of rows, into `y`.
+    /// Writes ln(sum(e^x)) of each row to `y`.
     pub(crate) fn log_sum_exp(&self, y: &mut Tensor) -> Result<()> {
         let acc = self.x.dtype().accumulator();
         let mut max = Tensor::empty(self.x.device(), acc, &[self.outer])?;
@@ -110,7 +110,7 @@ impl Operand<'_> {
             .run([self.outer.div_ceil(COLUMNS), 1, 1], [COLUMNS, 1, 1])
     }
 
-    /// Indices of the first maximum of each row, into `y`.
+    /// Writes the index of the first maximum of each row to `y`.
     pub(crate) fn argmax(&self, y: &mut Tensor) -> Result<()> {
         debug_assert_eq!(y.dtype(), DType::I64);
         kernel(self.x.device(), "reduce", self.x.dtype(), "argmax_rows")?

@@ -1,11 +1,11 @@
-//! Rotary position embedding.
+//! Launches rotary position embedding.
 
 use super::kernel;
 use crate::ops::rotary::{Direction, RotaryTable};
 use crate::{Result, Tensor};
 
-/// `y` = the first `heads` heads of `x` (B, T, H, D) turned, the others as they are. The last dim of `x` is dense, and
-/// all of `y`.
+/// `y` = `x` (B, T, H, D) with the first `heads` heads rotated and the others copied. The last dim of `x` is dense;
+/// `y` is contiguous.
 pub(crate) fn rotary(
     x: &Tensor,
     table: &RotaryTable,

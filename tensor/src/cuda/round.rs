@@ -1,10 +1,10 @@
-//! Rounding into 16 bits, and widening.
+//! Launches rounding to 16 bits, and widening.
 
 use super::{cast, kernel};
 use crate::ops::round::Stochastic;
 use crate::{Result, Tensor};
 
-/// `target = source`, to nearest or at random.
+/// `target = source`, rounded to nearest or stochastically.
 pub(crate) fn round(
     target: &mut Tensor,
     source: &Tensor,

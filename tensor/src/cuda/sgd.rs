@@ -1,11 +1,11 @@
-//! SGD with momentum.
+//! Launches SGD with momentum.
 
 use super::kernel;
 use super::step::{Types, check_accumulators, types};
 use crate::ops::sgd::Sgd;
 use crate::{Result, Tensor};
 
-/// One pass over all weights; an empty `buffer` stands for no momentum.
+/// One pass over all weights; an empty `buffer` means no momentum.
 pub(crate) fn sgd(
     config: &Sgd,
     step: &Tensor,

@@ -1,9 +1,9 @@
-//! Softmax and log-softmax.
+//! Launches softmax and log-softmax.
 
 use super::kernel;
 use crate::{Result, Tensor};
 
-/// `y` = the softmax or, as `op` says, its logarithm of the rows of `x`; both dense.
+/// `y` = softmax or log-softmax of the rows of `x`, selected by `op`; both contiguous.
 pub(crate) fn forward(op: &'static str, x: &Tensor, y: &mut Tensor) -> Result<()> {
     let (rows, width) = rows(x);
     kernel(x.device(), "softmax", x.dtype(), op)?
@@ -14,7 +14,7 @@ pub(crate) fn forward(op: &'static str, x: &Tensor, y: &mut Tensor) -> Result<()
         .run_rows(rows, width)
 }
 
-/// Overwrites the dense `dy` with dx, of the operation that `op` is the gradient of.
+/// Overwrites the contiguous `dy` with dx; `op` names the gradient kernel.
 pub(crate) fn backward(op: &'static str, y: &Tensor, dy: &mut Tensor) -> Result<()> {
     let (rows, width) = rows(y);
     kernel(y.device(), "softmax", y.dtype(), op)?

@@ -1,15 +1,15 @@
-//! Sums of squares, and whether all elements are finite.
+//! Launches sums of squares and tests for finite elements.
 
 use super::kernel;
 use crate::{DType, Result, Tensor};
 
 /// Threads of a block.
 const THREADS: usize = 256;
-/// Elements of a block, if there are fewer than [`BLOCKS`] blocks. Both decide the order of additions.
+/// Elements per block, for fewer than [`BLOCKS`] blocks. Both constants determine the order of additions.
 const ELEMENTS: usize = 16 * THREADS;
 const BLOCKS: usize = 1024;
 
-/// Adds the sum of the squares of a dense `x` to `total`.
+/// Adds the sum of squares of a contiguous `x` to `total`.
 pub(crate) fn add_sq_norm(total: &mut Tensor, x: &Tensor) -> Result<()> {
     let (device, n) = (x.device(), x.numel());
     let blocks = n.div_ceil(ELEMENTS).min(BLOCKS);
@@ -31,7 +31,7 @@ pub(crate) fn add_up(total: &mut Tensor, partials: &Tensor) -> Result<()> {
         .run([1, 1, 1], [THREADS, 1, 1])
 }
 
-/// Whether no element of a dense `x` is infinite or NaN. Waits for the GPU.
+/// Returns whether all elements of a contiguous `x` are finite. Synchronizes with the GPU.
 pub(crate) fn all_finite(x: &Tensor) -> Result<bool> {
     let n = x.numel();
     x.device().expect_no_capture("all_finite")?;

@@ -1,4 +1,4 @@
-//! What changes from one step to the next, in device memory, and which kernel updates which weights.
+//! Optimizer step parameters in device memory, and the choice of update kernels by dtype.
 
 use ferrotron_cuda::arguments;
 
@@ -6,17 +6,17 @@ use super::kernel;
 use crate::ops::step::StepNumbers;
 use crate::{DType, Device, Error, Result, Tensor};
 
-/// Memory for the numbers of an optimizer step.
+/// Allocates device memory for the step parameters.
 pub(crate) fn room(device: &Device) -> Result<Tensor> {
     Tensor::empty(device, DType::U8, &[size_of::<arguments::Step>()])
 }
 
-/// Puts the numbers where kernels read them.
+/// Writes the step parameters to device memory.
 pub(crate) fn set(step: &mut Tensor, numbers: &StepNumbers) -> Result<()> {
     let StepNumbers { update, lr, grad_scale } = *numbers;
     let value = arguments::Step { number: update, update, lr, grad_scale, found_inf: 0 };
     let device = step.device().clone();
-    // They would be the arguments of a kernel, which captured work keeps.
+    // The parameters would be kernel arguments, which a captured graph freezes.
     device.expect_no_capture("step")?;
     kernel(&device, "step", DType::F64, "set_step")?
         .output(step)
@@ -24,22 +24,22 @@ pub(crate) fn set(step: &mut Tensor, numbers: &StepNumbers) -> Result<()> {
         .run([1, 1, 1], [32, 1, 1])
 }
 
-/// The types of weights and of their gradients, as kernels of an optimizer tell them apart by their names.
+/// Dtype combinations of weights and gradients, as encoded in the names of optimizer kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Types {
-    /// Both of the element type.
+    /// Weights and gradients in the element type.
     Same,
-    /// Gradients in the type that is computed in.
+    /// Gradients in the accumulator type.
     Wide,
-    /// Weights in the type that is computed in.
+    /// Weights in the accumulator type.
     Master,
-    /// Both in that, and copies of the element type.
+    /// Both in the accumulator type, with copies in the element type.
     MasterWide,
 }
 
-/// Which kernel updates `weights` from `grads`, and the element type that it is compiled for.
+/// The kernel variant that updates `weights` from `grads`, and the element type that it is compiled for.
 ///
-/// Errors if the types do not fit.
+/// Errors if there is no kernel for these types.
 pub(crate) fn types(
     op: &'static str,
     weights: &Tensor,
@@ -65,7 +65,7 @@ pub(crate) fn types(
     found.map(|found| (element, found)).ok_or_else(|| Error::dtype(op, message()))
 }
 
-/// Errors unless these are of the type in which numbers of `element` are computed.
+/// Errors unless the non-empty tensors are of the accumulator type of `element`.
 pub(crate) fn check_accumulators(op: &'static str, element: DType, x: &[&Tensor]) -> Result<()> {
     let accumulator = element.accumulator();
     match x.iter().find(|x| x.dtype() != accumulator && x.numel() > 0) {

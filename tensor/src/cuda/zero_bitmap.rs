@@ -1,15 +1,15 @@
-//! Exact storage of vectors with many zeros. How many there are decides what memory is taken, so compressing waits for the
-//! GPU.
+//! Launches lossless compression of vectors with many zeros. The size of the result depends on the number of zeros,
+//! so compressing synchronizes with the GPU.
 
 use super::copy::by_size;
 use super::kernel;
 use crate::ops::zero_bitmap::{CHUNK, mask_bytes};
 use crate::{DType, Error, Result, Tensor};
 
-/// Threads of the one block that adds the counts of all chunks.
+/// Threads of the single block that sums the counts of all chunks.
 const SUMMED: usize = 256;
 
-/// As [`crate::ops::zero_bitmap::compress`].
+/// GPU version of [`crate::ops::zero_bitmap::compress`].
 pub(crate) fn compress(x: &Tensor) -> Result<Option<Tensor>> {
     if !x.is_contiguous() {
         return Err(Error::shape("zero_bitmap", format!("{x:?} is not contiguous")));
@@ -42,8 +42,8 @@ pub(crate) fn compress(x: &Tensor) -> Result<Option<Tensor>> {
     Ok(Some(packed))
 }
 
-/// Fills the vector `y` with what [`compress`] made `packed` of. A `packed` of as many bytes that is something else gives
-/// anything.
+/// Fills the vector `y` from the `packed` result of [`compress`]. Other bytes of the same length give unspecified
+/// values.
 pub(crate) fn expand(packed: &Tensor, y: &mut Tensor) -> Result<()> {
     let (device, n, size) = (packed.device(), y.numel(), y.dtype().size());
     let (head, dtype) = (mask_bytes(n), by_size(y.dtype()));
@@ -65,7 +65,7 @@ pub(crate) fn expand(packed: &Tensor, y: &mut Tensor) -> Result<()> {
         .run_elements(n.div_ceil(64))
 }
 
-/// How many of `n` elements are kept before each chunk, and in all, from the words at the beginning of `mask`.
+/// Prefix sums of the kept elements per chunk and their total, from the mask at the beginning of `mask`.
 fn starts(mask: &Tensor, dtype: DType, n: usize) -> Result<Tensor> {
     let (device, chunks) = (mask.device(), n.div_ceil(CHUNK));
     let mut counts = Tensor::empty(device, DType::I64, &[chunks])?;
