@@ -1,4 +1,4 @@
-//! The gradient of one operation: the trait, and the place where gradients go.
+//! The gradient of one operation: the `Backward` trait and the destinations of gradients.
 
 use ferrotron_tensor::ops::pointwise::{add_assign, own};
 use ferrotron_tensor::ops::reduce::sum_to;
@@ -8,10 +8,9 @@ use crate::engine::{DeferredGrads, Pending, WeightGrads};
 use crate::node::{Node, Source};
 use crate::{Accum, Leaf};
 
-/// What an operation keeps, and how it turns the gradient of its results into those of its operands.
+/// An operation's saved values, and the map from the gradients of its results to those of its operands.
 ///
-/// The library's operations are small structs whose fields are exactly what is kept. A closure works
-/// too:
+/// The library's operations are small structs whose fields are exactly the saved values. A closure also works:
 ///
 /// ```
 /// use ferrotron_autograd::{Grads, Leaf, Var};
@@ -37,12 +36,12 @@ pub trait Backward: Send + 'static {
         "closure"
     }
 
-    /// The tensors that are kept in the device's memory: [`Saved::held`](crate::Saved::held) of what is kept.
+    /// The saved tensors in device memory: [`Saved::held`](crate::Saved::held) of each saved value.
     fn saved(&self) -> Vec<Tensor> {
         Vec::new()
     }
 
-    /// Gives the operands' gradients. Consumes what was kept, so that it is freed at once.
+    /// Computes the operands' gradients. Consumes the saved values, so that they are freed immediately.
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()>;
 }
 
@@ -52,7 +51,7 @@ impl<F: FnOnce(Tensor, &mut Grads) -> Result<()> + Send + 'static> Backward for 
     }
 }
 
-/// A closure under the name of its operation, for those that keep no tensor.
+/// A closure with the name of its operation, for operations that save no tensor.
 pub(crate) struct Named<F>(pub(crate) &'static str, pub(crate) F);
 
 impl<F: FnOnce(Tensor, &mut Grads) -> Result<()> + Send + 'static> Backward for Named<F> {
@@ -65,7 +64,7 @@ impl<F: FnOnce(Tensor, &mut Grads) -> Result<()> + Send + 'static> Backward for 
     }
 }
 
-/// The gradients of an operation's results; those of results that nobody used are missing.
+/// The gradients of an operation's results. They are `None` for unused results.
 pub struct Cotangents(pub(crate) Vec<Option<Tensor>>);
 
 impl Cotangents {
@@ -87,7 +86,7 @@ impl Cotangents {
     }
 }
 
-/// Where an operation puts the gradients of its operands.
+/// The destinations of the gradients of an operation's operands.
 pub struct Grads<'a> {
     pub(crate) node: &'a Node,
     pub(crate) pending: &'a mut Pending,
@@ -96,15 +95,14 @@ pub struct Grads<'a> {
 }
 
 impl Grads<'_> {
-    /// Whether anybody wants the gradient of operand `i`; an optional operand that was not given is
-    /// not wanted.
+    /// Returns whether the gradient of operand `i` is needed; false for an omitted optional operand.
     pub fn needs(&self, i: usize) -> bool {
         self.node.inputs.get(i).is_some_and(|(source, _)| source.is_some())
     }
 
-    /// Hands over the gradient of operand `i`. It may have the dims that the operand was broadcast to:
-    /// it is summed back. It may have the accumulator's dtype: where the gradient is collected in it, nothing is
-    /// rounded. Ignored if nobody wants it, or if this optional operand was not given.
+    /// Adds the gradient of operand `i`. It may have the dims that the operand was broadcast to: they are summed. It
+    /// may have the accumulator dtype, and is not rounded if the gradient is accumulated in that dtype. Ignored if
+    /// the gradient is not needed.
     pub fn give(&mut self, i: usize, gradient: Tensor) -> Result<()> {
         let Some((Some(source), slot)) = self.node.inputs.get(i) else { return Ok(()) };
         let summed = sum_to(&gradient, &slot.dims)?;
@@ -117,8 +115,8 @@ impl Grads<'_> {
                 *entry = Some(match entry.take() {
                     None => gradient,
                     Some(first) => {
-                        // Either may be written if nobody else holds it; the order of the sum is kept
-                        // bitwise, since addition commutes.
+                        // Either tensor may be overwritten if it has no other holder. Addition is commutative, so the
+                        // bits do not depend on the choice.
                         let (mut sum, other) = if first.is_unique() || !gradient.is_unique() {
                             (own(first)?, gradient)
                         } else {
@@ -133,9 +131,8 @@ impl Grads<'_> {
         }
     }
 
-    /// Lets `write` put the gradient of operand `i` straight where it belongs: it gets a unique,
-    /// contiguous tensor of the operand's dims and whether to replace or to add to what is there.
-    /// Not called if nobody wants the gradient.
+    /// Passes the destination of operand `i`'s gradient to `write`: a unique, contiguous tensor of the operand's
+    /// dims, and whether to replace its contents or add to them. Not called if the gradient is not needed.
     pub fn accumulate(
         &mut self,
         i: usize,
@@ -157,7 +154,7 @@ impl Grads<'_> {
         }
     }
 
-    /// Whether [`Grads::accumulate_weight`] queues the gradient of operand `i` instead of computing it.
+    /// Returns whether [`Grads::accumulate_weight`] queues the gradient of operand `i` instead of computing it.
     pub fn defers_weight(&self, i: usize) -> bool {
         self.deferred_leaf(i).is_some()
     }
@@ -171,8 +168,8 @@ impl Grads<'_> {
         }
     }
 
-    /// As [`Grads::accumulate`] for the weight of a linear layer: with [`WeightGrads::Deferred`] and a
-    /// parameter as operand, `write` is queued instead of called.
+    /// Like [`Grads::accumulate`], for the weight of a linear layer. With [`WeightGrads::Deferred`] and a parameter
+    /// as operand, `write` is queued instead of called.
     pub fn accumulate_weight(
         &mut self,
         i: usize,
@@ -188,7 +185,7 @@ impl Grads<'_> {
     }
 }
 
-/// The tensor in another dtype; one that has it stays as unique as it was.
+/// Casts to another dtype; a tensor that has it keeps its number of holders.
 pub(crate) fn in_dtype(tensor: Tensor, dtype: DType) -> Result<Tensor> {
     if tensor.dtype() == dtype { Ok(tensor) } else { tensor.cast(dtype) }
 }

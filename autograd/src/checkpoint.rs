@@ -1,7 +1,7 @@
-//! Checkpoint regions: run forward without keeping anything but the inputs, and again in backward.
+//! Activation checkpointing: a region's forward saves only its inputs, and backward recomputes the rest.
 //!
-//! A region's output is kept by those who use it, as any operand. Where that is most of what the region could save, it
-//! is discarded too: its users ask the region to run again.
+//! Operations that use a region's output save it like any operand. If the output is most of what the region could
+//! save, [`checkpoint_without_outputs`] discards it too, and its users recompute the region.
 //!
 //! Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
 
@@ -13,11 +13,11 @@ use crate::node::{Edge, Slot, Source};
 use crate::recording::{Recording, with};
 use crate::{Backward, Cotangents, Grads, Leaf, Saved, Var, forward_span, lock};
 
-/// Runs `f` on `inputs`, keeping only the inputs; backward runs it again and then walks its graph.
+/// Runs `f` on `inputs` and saves only the inputs; backward reruns `f` and then backpropagates through its graph.
 ///
-/// Parameters that `f` captures get their gradients. Any other variable must be an input: capturing one
-/// is an error. Since all randomness is a function of its key, the second run draws the same numbers,
-/// and the gradients are the same bits as without the region.
+/// Parameters captured by `f` get their gradients. Any other variable must be an input: capturing one is an error.
+/// Random numbers are functions of their keys, so the recomputation draws the same ones, and the gradients have the
+/// same bits as without the region.
 ///
 /// ```
 /// use ferrotron_autograd::{Leaf, Var, checkpoint};
@@ -41,12 +41,12 @@ pub fn checkpoint(
     Var::record_edges(edges(inputs, &leaves), values, || Region::new(f, inputs, leaves))
 }
 
-/// As [`checkpoint`], of a region whose outputs are not kept either: who needs one in backward makes the region
-/// run again, once for all of them and for its own gradient.
+/// Like [`checkpoint`], for a region whose outputs are not saved either. The first backward that needs an output
+/// recomputes the region, once for all users and for its own gradient.
 ///
-/// This pays where the outputs are much of what the region computes, such as attention, whose output its own
-/// gradient and the next layer would keep. It needs the operation behind the region to run backward before the region
-/// does, which it always does, or to be deferred, and then the outputs live until it runs.
+/// This pays if the outputs are a large share of the region's activations: attention, for example, whose output its
+/// own gradient and the next layer would save. The operation after the region must run backward before the region,
+/// which always holds. If that operation is deferred, the outputs live until it runs.
 ///
 /// ```
 /// use ferrotron_autograd::{Leaf, checkpoint_without_outputs};
@@ -96,13 +96,13 @@ fn run_unrecorded(
     let Recording::Region(mut touched) = ended else {
         unreachable!("the mode set above comes back")
     };
-    // A variable may be returned without having been an operand of anything.
+    // An output may be a variable that no operation used.
     outputs.iter().try_for_each(|output| output.log_use(&mut touched))?;
     Ok((outputs.into_iter().map(Var::into_value).collect(), distinct(touched)))
 }
 
-/// The parameters that the region read are its operands too: the graph leads to them even if no input wants a
-/// gradient, and an outer region learns of them.
+/// Edges to the inputs and to the parameters that the region read. The graph reaches the parameters even if no input
+/// needs a gradient, and an outer region logs them.
 fn edges(inputs: &[&Var], leaves: &[Leaf]) -> Vec<Edge> {
     let of_input = |input: &&Var| (input.source().cloned(), Slot::of(input.value()));
     let of_leaf = |leaf: &Leaf| (Some(Source::Leaf(leaf.clone())), Slot::of_leaf(leaf));
@@ -123,7 +123,7 @@ type Forward = Box<dyn Fn(&[Var]) -> Result<Vec<Var>> + Send>;
 
 struct Region {
     f: Forward,
-    /// Parameters that the region read: only that they are unchanged is of interest.
+    /// Parameters that the region read, saved only to check that they are unchanged.
     captured: Vec<Saved>,
     inputs: Vec<Saved>,
     wanted: Vec<bool>,
@@ -161,9 +161,9 @@ impl Region {
     }
 }
 
-/// A region's graph.
+/// The recorded graph of a rerun region.
 struct Ran {
-    /// Leaves of the graph stand in for the inputs that want a gradient.
+    /// Leaves of the graph that replace the inputs which need a gradient.
     stand_ins: Vec<Option<Leaf>>,
     outputs: Vec<Var>,
 }
@@ -205,13 +205,13 @@ impl Backward for Region {
     }
 }
 
-/// What the users of a region's outputs and the region's own gradient share.
+/// State shared by the region's gradient and the users of its outputs.
 struct Rerun {
-    /// Until it has run again.
+    /// `None` after the rerun.
     region: Option<Region>,
-    /// The graph, from when somebody made the region run again until its gradient takes it.
+    /// The recorded graph, from the rerun until the region's gradient takes it.
     ran: Option<Ran>,
-    /// Those of the second run, while anybody may ask for them.
+    /// The recomputed outputs, as long as they may be needed.
     outputs: Vec<Tensor>,
 }
 
@@ -228,7 +228,7 @@ impl Rerun {
 }
 
 struct WithoutOutputs {
-    /// The inputs of the region once more, for a memory report.
+    /// The saved inputs of the region, for memory reports.
     kept: Vec<Saved>,
     rerun: Arc<Mutex<Rerun>>,
 }

@@ -1,8 +1,8 @@
-//! The walk back through the graph.
+//! The backward pass through the graph.
 //!
-//! Nodes run by descending sequence number, so each runs after all that used its results, and in the
-//! same order on every rank: collectives inside backward cannot deadlock. Each node's backward is
-//! consumed, so what it kept is freed while the walk goes on.
+//! Nodes run by descending sequence number. Each therefore runs after all users of its results, and in the same order
+//! on every rank, so collectives inside backward cannot deadlock. A node's backward is consumed, so its saved values
+//! are freed during the pass.
 
 use ferrotron_tensor::{At, Error, Result, Tensor};
 use std::collections::BTreeMap;
@@ -13,18 +13,18 @@ use crate::node::{Node, Slot, Source};
 use crate::recording::{Recording, with};
 use crate::{Accum, Cotangents, Grads, Leaf, Var};
 
-/// When the weight gradients of linear layers are computed.
+/// The time at which weight gradients of linear layers are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightGrads {
     /// Within backward.
     Now,
-    /// When [`DeferredGrads::run`] is called: a zero-bubble pipeline fills its gaps with them.
+    /// In [`DeferredGrads::run`]: a zero-bubble pipeline schedules them into its bubbles.
     Deferred,
 }
 
 type Write = Box<dyn FnOnce(&mut Tensor, Accum) -> Result<()> + Send>;
 
-/// Weight gradients still to be computed, in the order in which backward met them.
+/// Deferred weight gradients, in backward order.
 #[derive(Default)]
 #[must_use = "deferred weight gradients are lost unless they are run"]
 pub struct DeferredGrads(Vec<(Leaf, Write)>);
@@ -38,12 +38,12 @@ impl DeferredGrads {
         self.0.append(&mut other.0);
     }
 
-    /// How many are waiting.
+    /// Number of deferred gradients.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether none is waiting.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -62,15 +62,15 @@ impl DeferredGrads {
 pub(crate) struct Pending(BTreeMap<u64, (Arc<Node>, Vec<Option<Tensor>>)>);
 
 impl Pending {
-    /// The place for the gradient of a node's result.
+    /// The slot for the gradient of a node's result.
     pub(crate) fn slot(&mut self, node: &Arc<Node>, output: usize) -> &mut Option<Tensor> {
         let fresh = || (node.clone(), node.outputs.iter().map(|_| None).collect());
         &mut self.0.entry(node.seq).or_insert_with(fresh).1[output]
     }
 }
 
-/// Where a walk back begins: a variable without its value. A pipeline stage that has sent its output keeps
-/// this much of it.
+/// A start of a backward pass: a variable without its value. A pipeline stage keeps this for an output that it has
+/// sent.
 #[derive(Clone)]
 pub struct Root {
     source: Option<Source>,
@@ -78,26 +78,25 @@ pub struct Root {
 }
 
 impl Root {
-    /// The root of a variable's history.
+    /// Creates the root for a variable.
     pub fn of(var: &Var) -> Root {
         Root { source: var.source().cloned(), slot: Slot::of(var.value()) }
     }
 
-    /// A cotangent of which every element is `value`.
+    /// A cotangent filled with `value`.
     pub fn full(&self, value: f64) -> Result<Tensor> {
         Tensor::full(&self.slot.device, self.slot.dtype, &self.slot.dims, value)
     }
 
-    /// Walks back from here. See [`backward`].
+    /// Runs backward from this root. See [`backward`].
     pub fn backward(self, cotangent: Tensor, mode: WeightGrads) -> Result<DeferredGrads> {
         backward_from(vec![(self, cotangent)], mode)
     }
 }
 
-/// Walks back from `outputs`, each with its cotangent (the gradient that arrives there), and
-/// accumulates into the leaves.
+/// Runs backward from `outputs`, each with its cotangent, and accumulates gradients into the leaves.
 ///
-/// Errors if an output carries no gradient, a cotangent has other dims, or a node was consumed before.
+/// Errors if an output does not need a gradient, a cotangent has other dims, or a node was already consumed.
 pub fn backward(outputs: &[(&Var, Tensor)], mode: WeightGrads) -> Result<DeferredGrads> {
     let roots = outputs.iter().map(|(var, cotangent)| (Root::of(var), cotangent.clone()));
     backward_from(roots.collect(), mode)
@@ -130,7 +129,7 @@ fn backward_from(outputs: Vec<(Root, Tensor)>, mode: WeightGrads) -> Result<Defe
             }
         }
     }
-    // Backward formulas work on tensors, but a closure of the user's might not: nothing is recorded.
+    // Backward formulas use tensors, but a user's closure might use variables: recording is off.
     with(Recording::Off, || walk(&mut pending, mode, &mut deferred)).0?;
     Ok(deferred)
 }

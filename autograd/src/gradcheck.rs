@@ -1,8 +1,8 @@
-//! Finite differences: is a gradient the derivative of the value?
+//! Gradient checks by finite differences.
 //!
-//! Central differences in f64 with step h = cbrt(eps) max(1, |x|), which balances truncation against
-//! rounding (Press et al., Numerical Recipes, section 5.7). The result is weighted with a random
-//! cotangent, never summed: the sum of a softmax is constant and would hide any error.
+//! Central differences in f64 with step h = cbrt(eps) max(1, |x|), which balances truncation against rounding (Press
+//! et al., Numerical Recipes, section 5.7). The result is weighted by a random cotangent rather than summed: the sum
+//! of a softmax is constant and would hide any error.
 
 use ferrotron_tensor::{DType, Device, Error, Place, RandomKey, Result, Tensor};
 use std::fmt;
@@ -10,17 +10,18 @@ use std::fmt;
 use crate::engine::{WeightGrads, backward};
 use crate::{Leaf, Var, no_grad};
 
-/// How [`gradcheck`] compares.
+/// Options of [`gradcheck`].
 #[derive(Debug, Clone, Copy)]
 pub struct GradcheckOptions {
     /// Allowed difference relative to the larger of the two.
     pub relative: f64,
     /// Allowed absolute difference.
     pub absolute: f64,
-    /// Up to this many elements of input and of output the full Jacobian is compared; up to as many
-    /// elements of an input each element under a random cotangent; beyond, random directions.
+    /// Size limit for exhaustive checks. If inputs and outputs have at most this many elements, the full Jacobian is
+    /// compared. Otherwise each element of an input of at most this size is compared under a random cotangent, and
+    /// larger inputs along random directions.
     pub full: usize,
-    /// How many random directions stand for a large input.
+    /// Number of random directions for a large input.
     pub directions: usize,
     /// Seed of cotangents and directions.
     pub seed: u64,
@@ -32,16 +33,16 @@ impl Default for GradcheckOptions {
     }
 }
 
-/// Where analytic and numeric gradient differ.
+/// A difference between analytic and numeric gradient.
 #[derive(Debug, Clone)]
 pub struct Mismatch {
     /// Name of the leaf ("input 0" in [`gradcheck`]).
     pub input: String,
     /// Element of that leaf, or `None` for a random direction.
     pub element: Option<usize>,
-    /// What backward says.
+    /// The derivative computed by backward.
     pub analytic: f64,
-    /// What central differences say.
+    /// The derivative computed by central differences.
     pub numeric: f64,
 }
 
@@ -60,8 +61,7 @@ impl fmt::Display for Mismatch {
 
 /// Checks the gradient of `f` with respect to each of `inputs` (f64 tensors) by finite differences.
 ///
-/// Errors if `f` fails, an input is not f64, or a gradient differs; the message names input, element
-/// and both values.
+/// Errors if `f` fails, an input is not f64, or a gradient differs; the message names input, element and both values.
 ///
 /// ```
 /// use ferrotron_autograd::{GradcheckOptions, Grads, Var, gradcheck};
@@ -98,8 +98,8 @@ pub fn gradcheck(
     )
 }
 
-/// Checks the gradient of `f` with respect to `leaves` (the parameters of a model, say), whose values
-/// are perturbed and put back.
+/// Checks the gradient of `f` with respect to `leaves`, for example a model's parameters. Their values are perturbed
+/// and then restored.
 pub fn gradcheck_leaves(
     f: impl Fn() -> Result<Var>,
     leaves: &[Leaf],
@@ -174,7 +174,7 @@ fn compare(
 ) -> Result<()> {
     let original = leaf.value()?.copy()?;
     let base = original.to_f64()?;
-    // The derivative along `direction`, whose step is scaled to the point.
+    // The derivative along `direction`, with a step scaled to the magnitude of the point.
     let derivative = |direction: &dyn Fn(usize) -> f64, size: f64| -> Result<f64> {
         let h = f64::EPSILON.cbrt() * size.max(1.0);
         let at = |sign: f64| -> Result<f64> {
@@ -189,7 +189,7 @@ fn compare(
     };
     let mut judge = |element: Option<usize>, analytic: f64, numeric: f64| {
         let allowed = options.absolute + options.relative * analytic.abs().max(numeric.abs());
-        let close = (analytic - numeric).abs() <= allowed; // never true of a NaN
+        let close = (analytic - numeric).abs() <= allowed; // false for NaN
         if !close {
             found.push(Mismatch { input: leaf.name().to_string(), element, analytic, numeric });
         }

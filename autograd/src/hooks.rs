@@ -1,5 +1,5 @@
-//! Hooks of what is kept for backward: something else may be kept in its place, from which it is made again when it
-//! is needed. Moving it to other memory and storing it in fewer bytes are hooks.
+//! Saved-tensor hooks: they replace a tensor saved for backward by another object, which restores it on demand.
+//! Offloading and compression are such hooks.
 
 use ferrotron_tensor::Result;
 
@@ -7,13 +7,15 @@ use crate::KeptTensor;
 use crate::kept::HookScope;
 use crate::recording::{Recording, current, with};
 
-/// Runs `f`, and lets `pack` decide what is kept of the tensors that its operations keep for backward: each buffer
-/// once, however many operations keep it, and only those that are kept for backward alone. Parameters, and what is
-/// computed again, are not among them.
+/// Runs `f`, and lets `pack` replace the tensors that its operations save for backward. `pack` gets each buffer once,
+/// even if several operations save it, and only buffers saved for backward alone: no parameters, and nothing that is
+/// recomputed.
 ///
-/// `pack` is called once, when `f` is done. It may hold on to the handles and replace tensors later, from any thread:
-/// until then they stay what they are. What a [checkpoint](crate::checkpoint) computes again in backward, it keeps for
-/// moments only, and without hooks. Where this thread records nothing, `f` simply runs.
+/// `pack` is called once, after `f`. It may keep the handles and replace tensors later, from any thread. Tensors that
+/// a [checkpoint](crate::checkpoint) recomputes in backward are short-lived and bypass the hooks. If recording is
+/// off, `f` runs without hooks.
+///
+/// Errors as `f` and `pack` do.
 ///
 /// ```
 /// use ferrotron_autograd::{Leaf, Packed, saved_tensors_hooks};
@@ -50,8 +52,6 @@ use crate::recording::{Recording, current, with};
 /// assert_eq!(x.gradient()?.unwrap().to_f64()?, [24.0; 8]); // 2 (2 x) 2
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-///
-/// Errors as `f` and `pack` do.
 pub fn saved_tensors_hooks<R>(
     pack: impl FnOnce(Vec<KeptTensor>) -> Result<()>,
     f: impl FnOnce() -> Result<R>,

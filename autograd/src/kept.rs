@@ -1,47 +1,46 @@
-//! A tensor that is kept for backward, or what is kept in its place.
+//! A tensor saved for backward, or its replacement by hooks.
 
 use ferrotron_tensor::{Category, Layout, Result, Tensor};
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::lock;
 
-/// What is kept in place of a tensor: see [`saved_tensors_hooks`](crate::saved_tensors_hooks).
+/// A replacement of a saved tensor: see [`saved_tensors_hooks`](crate::saved_tensors_hooks).
 pub trait Packed: Send + Sync {
-    /// The tensor again: a vector of the elements and the type that [`KeptTensor::tensor`] had.
+    /// Restores the tensor: a vector of the elements and dtype of [`KeptTensor::tensor`].
     fn unpack(&self) -> Result<Tensor>;
 
-    /// The tensor in the device's memory that is kept for it, if there is one: what a memory report counts.
+    /// The tensor in device memory that represents it, if there is one; memory reports count it.
     fn held(&self) -> Option<Tensor>;
 }
 
-/// What gradients need a kept tensor for.
+/// The precision that gradients need from a saved tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// The values of an activation: a small change of them changes gradients a little.
+    /// An activation: a small change causes a small change of gradients.
     Activation,
-    /// The same, of which many are zero: the result of a ReLU.
+    /// An activation with many zeros: the result of a ReLU.
     Sparse,
-    /// Numbers of which every bit counts, such as the log-sum-exp of a row.
+    /// A value that must be exact, such as the log-sum-exp of a row.
     Statistic,
 }
 
-/// A handle of a tensor that is kept for backward. It keeps nothing itself.
+/// A weak handle of a tensor saved for backward.
 #[derive(Clone)]
 pub struct KeptTensor(Weak<Cell>);
 
 impl KeptTensor {
-    /// All elements of the tensor's buffer as a vector, whatever views of it are kept; `None` once nobody needs it any
-    /// more.
+    /// All elements of the tensor's buffer as a vector, regardless of the saved views; `None` after its last use.
     pub fn tensor(&self) -> Result<Option<Tensor>> {
         self.0.upgrade().map(|cell| cell.packed().unpack()).transpose()
     }
 
-    /// What it is needed for.
+    /// The precision that gradients need.
     pub fn role(&self) -> Role {
         self.0.upgrade().map_or(Role::Statistic, |cell| *lock(&cell.role))
     }
 
-    /// Keeps `packed` in its place from now on.
+    /// Replaces the tensor by `packed`.
     pub fn replace(&self, packed: impl Packed + 'static) {
         if let Some(cell) = self.0.upgrade() {
             let packed: Arc<dyn Packed> = Arc::new(packed);
@@ -51,7 +50,7 @@ impl KeptTensor {
     }
 }
 
-/// What several views of one buffer share.
+/// The state shared by several views of one buffer.
 pub(crate) struct Cell {
     role: Mutex<Role>,
     packed: Mutex<Arc<dyn Packed>>,
@@ -63,7 +62,7 @@ impl Cell {
     }
 }
 
-/// A tensor that is kept as it is.
+/// A saved tensor that was not replaced.
 struct Plain(Tensor);
 
 impl Packed for Plain {
@@ -76,12 +75,12 @@ impl Packed for Plain {
     }
 }
 
-/// A kept tensor.
+/// A saved tensor.
 #[derive(Clone)]
 pub(crate) enum Kept {
     /// The value itself.
     Tensor(Tensor),
-    /// What hooks know of, and how its buffer is seen.
+    /// A tensor that hooks can replace, and the layout of the view.
     Hooked(Arc<Cell>, Layout),
 }
 
@@ -101,14 +100,14 @@ impl Kept {
     }
 }
 
-/// What was kept while hooks were set, by the identity of its buffer, which lives at least as long as this.
+/// The tensors saved while hooks were set, keyed by buffer identity. A buffer lives at least as long as its key.
 #[derive(Default)]
 pub(crate) struct HookScope(Vec<(usize, Arc<Cell>)>);
 
 impl HookScope {
-    /// Takes up a tensor that was just counted as kept.
+    /// Registers a saved tensor, which was just counted as saved.
     pub fn keep(&mut self, value: &Tensor, role: Role) -> Kept {
-        // Weights, for example, live anyway.
+        // Tensors of other categories, such as weights, are kept alive elsewhere.
         if value.category() != Category::Saved {
             return Kept::Tensor(value.clone());
         }
@@ -120,14 +119,14 @@ impl HookScope {
             self.0.push((id, cell.clone()));
             cell
         });
-        // The strictest role counts of those that several operations need it in.
+        // If several operations save the buffer, the strictest role applies.
         let mut strictest = lock(&cell.role);
         *strictest = role.max(*strictest);
         drop(strictest);
         Kept::Hooked(cell, value.layout().clone())
     }
 
-    /// Handles of what is still kept by somebody else.
+    /// Handles of the tensors that are still saved.
     pub fn into_handles(self) -> Vec<KeptTensor> {
         let handles: Vec<_> = self.0.iter().map(|(_, cell)| Arc::downgrade(cell)).collect();
         drop(self);

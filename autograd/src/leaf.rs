@@ -10,20 +10,20 @@ use crate::backward::in_dtype;
 use crate::node::Source;
 use crate::{Accum, Var};
 
-/// A flat that leaves and an optimizer share.
+/// A flat buffer shared by leaves and an optimizer.
 pub type SharedFlat = Arc<Mutex<Flat>>;
 
 type Init = Box<dyn FnOnce(&mut Tensor) -> Result<()> + Send>;
 type Hook = Box<dyn FnMut(&Leaf) -> Result<()> + Send>;
 
-/// Provides the flat that a leaf's value or gradient is in: called before each use.
+/// Provides the flat buffer of a leaf's value or gradient. Called before each use.
 pub type Fetch = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
-/// A trainable value with its gradient. Cloning gives another handle of the same leaf.
+/// A trainable value with its gradient. Cloning returns another handle of the same leaf.
 ///
-/// Operations keep the leaf, not its value, and ask for the value again in backward. The gradient is a
-/// persistent buffer that backward adds to; [`Leaf::zero_gradient`] makes the next contribution
-/// overwrite it, so nothing is ever filled with zeros.
+/// Operations save the leaf, not its value, and read the value again in backward. The gradient is a persistent buffer
+/// that backward adds to. After [`Leaf::zero_gradient`] the next contribution overwrites it, so no zero fill is
+/// needed.
 #[derive(Clone)]
 pub struct Leaf(Arc<Inner>);
 
@@ -32,7 +32,7 @@ struct Inner {
     dims: Dims,
     dtype: DType,
     device: Device,
-    /// Whether this is the input of a part of a graph instead of a parameter.
+    /// Whether this is the input of a subgraph instead of a parameter.
     is_input: bool,
     version: AtomicU64,
     value: Mutex<Value>,
@@ -43,7 +43,7 @@ struct Inner {
 }
 
 enum Value {
-    /// Not asked for yet.
+    /// Not initialised yet.
     Init(Option<Init>),
     Own(Tensor),
     Flat(SharedFlat, usize),
@@ -51,7 +51,7 @@ enum Value {
 
 struct Gradient {
     place: GradientPlace,
-    /// How many contributions arrived since the last `zero_gradient`.
+    /// Number of contributions since the last `zero_gradient`.
     contributions: usize,
 }
 
@@ -68,8 +68,8 @@ impl Leaf {
         Self::with_value(name.into(), device, dtype, dims, Value::Own(value))
     }
 
-    /// A leaf whose value is made when it is first asked for: by then it may have been given a place in
-    /// a [`Flat`], and a model can be described without being allocated.
+    /// A leaf that is initialised on first use. By then it may have been assigned to a [`Flat`], and a model can be
+    /// described without being allocated.
     pub fn lazy(
         name: impl Into<String>,
         device: &Device,
@@ -86,8 +86,8 @@ impl Leaf {
         )
     }
 
-    /// A leaf at which a part of a graph begins, to find out the gradient there: of a checkpoint region, of a
-    /// pipeline stage. It is no parameter: the gradient is wanted at once, never deferred, and counts as workspace.
+    /// A leaf that is the input of a subgraph, such as a checkpoint region or a pipeline stage, and collects the
+    /// gradient there. Unlike a parameter's, its gradient is never deferred and counts as workspace.
     pub fn input(name: impl Into<String>, value: Tensor) -> Leaf {
         let (device, dtype, dims) = (value.device().clone(), value.dtype(), value.dims().into());
         let mut leaf = Self::with_value(name.into(), device, dtype, dims, Value::Own(value));
@@ -95,12 +95,12 @@ impl Leaf {
         leaf
     }
 
-    /// Whether it was made by [`Leaf::input`].
+    /// Returns whether it was made by [`Leaf::input`].
     pub(crate) fn is_input(&self) -> bool {
         self.0.is_input
     }
 
-    /// The gradient, handed over to the only one who wants it.
+    /// Moves the gradient out, to its only user.
     pub(crate) fn take_gradient(&self) -> Result<Option<Tensor>> {
         let mut gradient = lock(&self.0.gradient);
         match &mut gradient.place {
@@ -146,29 +146,29 @@ impl Leaf {
         self.0.dtype
     }
 
-    /// Where the elements are.
+    /// The device of the elements.
     pub fn device(&self) -> &Device {
         &self.0.device
     }
 
-    /// Counts updates; an operation that kept the leaf refuses to go back with another version.
+    /// Number of updates. Backward fails if an operation saved the leaf at another version.
     pub fn version(&self) -> u64 {
         self.0.version.load(Relaxed)
     }
 
-    /// To be called after the value was changed through its flat.
+    /// Increments the version. To be called after the value was changed through its flat buffer.
     pub fn mark_updated(&self) {
         self.0.version.fetch_add(1, Relaxed);
     }
 
-    /// Lets `fetch` fill the flat of the value before each use from now on: a sharded parameter has no memory
-    /// of its own in between. Errors if there is such a function already.
+    /// Registers `fetch`, which fills the flat buffer of the value before each use: a sharded parameter has no memory
+    /// between uses. Errors if a function is already registered.
     pub fn fetch_value_by(&self, fetch: Fetch) -> Result<()> {
         self.0.fetch_value.set(fetch).map_err(|_| self.fetched_already())
     }
 
-    /// Lets `fetch` provide the flat of the gradient before each contribution from now on. Errors if there is
-    /// such a function already.
+    /// Registers `fetch`, which provides the flat buffer of the gradient before each contribution. Errors if a
+    /// function is already registered.
     pub fn fetch_gradient_by(&self, fetch: Fetch) -> Result<()> {
         self.0.fetch_gradient.set(fetch).map_err(|_| self.fetched_already())
     }
@@ -202,14 +202,14 @@ impl Leaf {
         )
     }
 
-    /// The value as a variable that leads back here.
+    /// The value as a variable whose gradient accumulates in this leaf.
     pub fn var(&self) -> Result<Var> {
         Ok(Var::with_source(self.value()?, Source::Leaf(self.clone())))
     }
 
     /// Replaces the value.
     ///
-    /// Errors if dims or dtype differ, or a flat's range is being read.
+    /// Errors if dims or dtype differ, or if a tensor still reads the range of the flat buffer.
     pub fn set_value(&self, new: &Tensor) -> Result<()> {
         if new.dims() != self.dims() || new.dtype() != self.dtype() {
             return Err(Error::shape(
@@ -235,11 +235,11 @@ impl Leaf {
         Ok(())
     }
 
-    /// Lets `write` fill the value in place: it gets a unique, contiguous tensor of the leaf's dims with
-    /// unspecified contents, all of which it has to overwrite. A value not made yet is not made first.
+    /// Lets `write` fill the value in place. It gets a unique, contiguous tensor of the leaf's dims with unspecified
+    /// contents and must overwrite all of it. A lazy value is not initialised first.
     ///
-    /// Errors if a flat's range is being read, or `write` does; then a value that was there may be half
-    /// overwritten.
+    /// Errors if a tensor still reads the range of the flat buffer, or `write` does; an existing value may then be
+    /// partly overwritten.
     pub fn write_value(&self, write: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
         let mut value = lock(&self.0.value);
         match &mut *value {
@@ -256,7 +256,7 @@ impl Leaf {
         Ok(())
     }
 
-    /// Moves the value into a range of `flat`; a value not made yet is made there.
+    /// Moves the value into a range of `flat`; a lazy value is initialised there.
     pub fn move_value(&self, flat: &SharedFlat, range: usize) -> Result<()> {
         let mut value = lock(&self.0.value);
         let old = std::mem::replace(&mut *value, Value::Flat(flat.clone(), range));
@@ -273,14 +273,14 @@ impl Leaf {
         })
     }
 
-    /// Lets the gradient live in a range of `flat` from now on, whose dtype may be wider. What was
-    /// accumulated before is dropped.
+    /// Places the gradient in a range of `flat`, whose dtype may be wider. The gradient accumulated so far is
+    /// dropped.
     pub fn move_gradient(&self, flat: &SharedFlat, range: usize) {
         *lock(&self.0.gradient) =
             Gradient { place: GradientPlace::Flat(flat.clone(), range), contributions: 0 };
     }
 
-    /// The gradient accumulated since the last [`Leaf::zero_gradient`], if any arrived.
+    /// The gradient accumulated since the last [`Leaf::zero_gradient`]; `None` without contributions.
     pub fn gradient(&self) -> Result<Option<Tensor>> {
         let gradient = lock(&self.0.gradient);
         Ok(match &gradient.place {
@@ -290,18 +290,18 @@ impl Leaf {
         })
     }
 
-    /// Forgets the gradient: the next contribution overwrites it.
+    /// Discards the gradient: the next contribution overwrites it.
     pub fn zero_gradient(&self) {
         lock(&self.0.gradient).contributions = 0;
     }
 
-    /// How many contributions arrived since the last [`Leaf::zero_gradient`]: uses times microbatches.
+    /// Number of contributions since the last [`Leaf::zero_gradient`]: uses times micro-batches.
     pub fn contributions(&self) -> usize {
         lock(&self.0.gradient).contributions
     }
 
-    /// Calls `hook` whenever `expected` contributions (uses times microbatches, deferred ones included)
-    /// have arrived since the last [`Leaf::zero_gradient`]: the gradient is complete and may be reduced.
+    /// Calls `hook` when `expected` contributions (uses times micro-batches, including deferred ones) have arrived
+    /// since the last [`Leaf::zero_gradient`]. The gradient is then complete and can be reduced.
     pub fn set_hook(
         &self,
         expected: usize,
@@ -310,8 +310,8 @@ impl Leaf {
         *lock(&self.0.hook) = Some((expected, Box::new(hook)));
     }
 
-    /// Lets `write` add a contribution: it gets a unique, contiguous tensor of the leaf's dims and
-    /// whether to replace what is there or to add to it.
+    /// Lets `write` add a contribution. It gets a unique, contiguous tensor of the leaf's dims, and whether to
+    /// replace its contents or add to them.
     pub fn accumulate(&self, write: impl FnOnce(&mut Tensor, Accum) -> Result<()>) -> Result<()> {
         self.0.fetch_gradient.get().map_or(Ok(()), |fetch| fetch()).at(self.name())?;
         let mut gradient = lock(&self.0.gradient);
@@ -336,7 +336,7 @@ impl Leaf {
         self.arrived(gradient)
     }
 
-    /// Adds a contribution that is a tensor already.
+    /// Adds a contribution that exists as a tensor.
     pub(crate) fn give(&self, contribution: Tensor) -> Result<()> {
         let mut gradient = lock(&self.0.gradient);
         if gradient.contributions == 0
@@ -355,7 +355,7 @@ impl Leaf {
         })
     }
 
-    /// Counts a contribution and calls the hook if it was the last expected one.
+    /// Counts a contribution, and calls the hook on the last expected one.
     fn arrived(&self, mut gradient: MutexGuard<'_, Gradient>) -> Result<()> {
         gradient.contributions += 1;
         let contributions = gradient.contributions;
@@ -379,8 +379,8 @@ impl fmt::Debug for Leaf {
     }
 }
 
-/// The names of the leaves that got no gradient since their last [`Leaf::zero_gradient`]: usually a
-/// part of the model that the loss does not depend on by mistake.
+/// The names of the leaves without a gradient since their last [`Leaf::zero_gradient`]. Usually these are part of a
+/// model that the loss does not depend on by mistake.
 pub fn missing_gradients<'a>(leaves: impl IntoIterator<Item = &'a Leaf>) -> Vec<String> {
     leaves
         .into_iter()
@@ -389,8 +389,8 @@ pub fn missing_gradients<'a>(leaves: impl IntoIterator<Item = &'a Leaf>) -> Vec<
         .collect()
 }
 
-/// Locks a value whose every change is a single assignment: a poisoned lock means that another thread
-/// panicked, not that the value is torn.
+/// Locks a value that changes only by single assignments. A poisoned lock then means that another thread panicked,
+/// not that the value is inconsistent.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,5 @@
-//! Gradients: variables that remember how they came to be, leaves that collect gradients, the engine
-//! that walks back, checkpoint regions and finite-difference checks.
+//! Automatic differentiation: variables with history, leaves that collect gradients, the backward engine, checkpoint
+//! regions and gradient checks.
 //!
 //! ```
 //! use ferrotron_autograd::{Leaf, Var};
@@ -16,8 +16,8 @@
 //! # Ok::<(), ferrotron_tensor::Error>(())
 //! ```
 //!
-//! There is no global tape. A [`Var`] owns its node, a node owns what its gradient needs, and whatever
-//! nobody refers to is freed. Second-order gradients are not supported.
+//! There is no global tape. A [`Var`] owns its node, and a node owns the values that its gradient needs; unreferenced
+//! nodes are freed. Second-order gradients are not supported.
 #![deny(missing_docs)]
 
 mod backward;

@@ -1,5 +1,4 @@
-//! A node of the graph: a sequence number, edges to where the operands came from, and one consumable
-//! backward.
+//! A node of the graph: a sequence number, edges to the sources of its operands, and one consumable backward.
 
 use ferrotron_tensor::{DType, Device, Dims, Tensor};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -7,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{Backward, Leaf};
 
-/// Where a variable's value came from.
+/// The source of a variable's value.
 #[derive(Clone)]
 pub(crate) enum Source {
     /// An output of an operation.
@@ -16,7 +15,7 @@ pub(crate) enum Source {
     Leaf(Leaf),
 }
 
-/// What the gradient of one operand or output looks like.
+/// Dims, dtype and device of the gradient of an operand or output.
 #[derive(Clone)]
 pub(crate) struct Slot {
     pub(crate) dims: Dims,
@@ -29,13 +28,13 @@ impl Slot {
         Slot { dims: value.dims().into(), dtype: value.dtype(), device: value.device().clone() }
     }
 
-    /// That of a leaf, whose value is not asked for: it may be sharded.
+    /// The slot of a leaf. It does not read the value, which may be sharded.
     pub(crate) fn of_leaf(leaf: &Leaf) -> Slot {
         Slot { dims: leaf.dims().into(), dtype: leaf.dtype(), device: leaf.device().clone() }
     }
 }
 
-/// An operand: where it came from, if a gradient is wanted, and what that looks like.
+/// An operand: its source, if a gradient is needed, and the slot of that gradient.
 pub(crate) type Edge = (Option<Source>, Slot);
 
 /// One recorded operation.
@@ -60,19 +59,19 @@ impl Node {
         }
     }
 
-    /// The backward, the first time it is asked for.
+    /// The backward; `None` if it was already taken.
     pub(crate) fn take(&self) -> Option<Box<dyn Backward>> {
         self.backward.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Calls `f` with the backward while it has not been consumed.
+    /// Calls `f` with the backward if it has not been consumed.
     pub(crate) fn peek<R>(&self, f: impl FnOnce(&dyn Backward) -> R) -> Option<R> {
         self.backward.lock().unwrap_or_else(PoisonError::into_inner).as_deref().map(f)
     }
 }
 
 impl Drop for Node {
-    /// Takes chains apart one by one: dropping a graph of a million nodes must not recurse.
+    /// Drops chains iteratively: dropping a graph of a million nodes must not recurse.
     fn drop(&mut self) {
         let mut orphans: Vec<Source> =
             self.inputs.drain(..).filter_map(|(source, _)| source).collect();

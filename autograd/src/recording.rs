@@ -1,24 +1,24 @@
-//! Whether operations are recorded. This is the crate's only thread-local, and no graph lives in it.
+//! Controls whether operations are recorded, by the crate's only thread-local. It holds no graph.
 
 use std::cell::RefCell;
 
 use crate::Leaf;
 use crate::kept::HookScope;
 
-/// What [`crate::Var::record`] does on this thread.
+/// The effect of [`crate::Var::record`] on this thread.
 pub(crate) enum Recording {
-    /// Makes nodes.
+    /// Creates nodes.
     On,
-    /// Makes nodes, and takes up what they keep.
+    /// Creates nodes, and collects the tensors that they save.
     Hooked(HookScope),
-    /// Makes none.
+    /// Creates no nodes.
     Off,
-    /// Makes none, but lists the leaves that were used: the forward of a checkpoint region.
+    /// Creates no nodes, but logs the leaves that were used: the forward pass of a checkpoint region.
     Region(Vec<Leaf>),
 }
 
 impl Recording {
-    /// Whether operations are recorded.
+    /// Returns whether operations are recorded.
     pub(crate) fn makes_nodes(&self) -> bool {
         matches!(self, Recording::On | Recording::Hooked(_))
     }
@@ -28,8 +28,8 @@ thread_local! {
     static RECORDING: RefCell<Recording> = const { RefCell::new(Recording::On) };
 }
 
-/// Runs `f` with this thread's recording set to `mode`; returns what it was when `f` ended, for the
-/// log of a region. The previous mode comes back even if `f` panics.
+/// Runs `f` with this thread's recording mode set to `mode`. Returns the mode at the end of `f`, which holds the log
+/// of a region. The previous mode is restored even if `f` panics.
 pub(crate) fn with<R>(mode: Recording, f: impl FnOnce() -> R) -> (R, Recording) {
     struct Restore(Option<Recording>);
     impl Restore {
@@ -48,12 +48,12 @@ pub(crate) fn with<R>(mode: Recording, f: impl FnOnce() -> R) -> (R, Recording) 
     (result, ended)
 }
 
-/// Calls `f` with this thread's mode.
+/// Calls `f` with this thread's recording mode.
 pub(crate) fn current<R>(f: impl FnOnce(&mut Recording) -> R) -> R {
     RECORDING.with(|cell| f(&mut cell.borrow_mut()))
 }
 
-/// Runs `f` without recording: its results carry no gradient and nothing is kept for one.
+/// Runs `f` without recording: its results need no gradient and nothing is saved for backward.
 ///
 /// ```
 /// use ferrotron_autograd::{Leaf, no_grad};

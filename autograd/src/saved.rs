@@ -1,4 +1,4 @@
-//! What an operation keeps of an operand for its gradient.
+//! Values that operations save of their operands.
 
 use ferrotron_tensor::{Category, Error, Result, Tensor};
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use crate::Leaf;
 use crate::kept::{Kept, Role};
 use crate::recording::{Recording, current};
 
-/// An operand, or a result, as kept for backward.
+/// An operand or a result, saved for backward.
 ///
-/// It is one of three things: the value itself (or what [hooks](crate::saved_tensors_hooks) keep in its place); a
-/// parameter and its version, whose value is asked for again in backward, so that a sharded parameter need not stay
-/// gathered in between; a value that is cheaper to compute again than to keep.
+/// There are three kinds. The value itself, or its replacement by [hooks](crate::saved_tensors_hooks). A parameter
+/// and its version: backward reads the value again, so that a sharded parameter need not stay gathered. A value that
+/// is cheaper to recompute than to store.
 #[derive(Clone)]
 pub struct Saved(Inner);
 
@@ -22,12 +22,12 @@ enum Inner {
     Recompute(Recipe<Kept>),
 }
 
-/// How a value is computed again.
+/// A way to recompute a value.
 #[derive(Clone)]
 pub(crate) enum Recipe<Part> {
-    /// From what its producer keeps anyway.
+    /// From values that its producer saves anyway.
     Whole(Compute),
-    /// From what is kept for that alone.
+    /// From a tensor saved for this purpose.
     From(Part, Expand),
 }
 
@@ -35,22 +35,22 @@ type Compute = Arc<dyn Fn() -> Result<Tensor> + Send + Sync>;
 type Expand = Arc<dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync>;
 
 impl Saved {
-    /// The values of an activation.
+    /// Saves an activation.
     pub fn tensor(value: &Tensor) -> Saved {
         Saved(Inner::Tensor(keep(value, Role::Activation)))
     }
 
-    /// Numbers that gradients need as they are, such as the log-sum-exp of a row.
+    /// Saves values that gradients need exactly, such as the log-sum-exp of a row.
     pub fn statistic(value: &Tensor) -> Saved {
         Saved(Inner::Tensor(keep(value, Role::Statistic)))
     }
 
-    /// The values of an activation of which many are zero.
+    /// Saves an activation with many zeros.
     pub fn sparse(value: &Tensor) -> Saved {
         Saved(Inner::Tensor(keep(value, Role::Sparse)))
     }
 
-    /// What a recipe computes, of which its part is kept.
+    /// Saves a recipe and the tensor that it needs.
     pub(crate) fn recipe(recipe: &Recipe<Tensor>) -> Saved {
         Saved(Inner::Recompute(match recipe {
             Recipe::Whole(compute) => Recipe::Whole(compute.clone()),
@@ -58,7 +58,7 @@ impl Saved {
         }))
     }
 
-    /// A parameter as it is now.
+    /// Saves a parameter at its current version.
     pub(crate) fn leaf(leaf: Leaf) -> Saved {
         let version = leaf.version();
         Saved(Inner::Leaf(leaf, version))
@@ -91,7 +91,7 @@ impl Saved {
         }
     }
 
-    /// The tensor that the device's memory holds for it, if there is one: what a memory report counts.
+    /// The tensor in device memory that represents it, if there is one; memory reports count it.
     pub fn held(&self) -> Option<Tensor> {
         match &self.0 {
             Inner::Tensor(kept) | Inner::Recompute(Recipe::From(kept, _)) => kept.held(),
@@ -100,7 +100,7 @@ impl Saved {
     }
 }
 
-/// Counts the value as kept, unless this thread records nothing: then it is not. Hooks learn of it.
+/// Counts the value as saved and registers it with hooks, if this thread records; otherwise it is not saved.
 fn keep(value: &Tensor, role: Role) -> Kept {
     current(|recording| match recording {
         Recording::On => {

@@ -1,4 +1,4 @@
-//! Variables: values that know where they came from.
+//! Variables: values with their history.
 
 use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 use std::fmt;
@@ -11,7 +11,7 @@ use crate::recording::{Recording, current};
 use crate::saved::Recipe;
 use crate::{Backward, Grads, Leaf, Saved};
 
-/// A tensor and, if a gradient is wanted, the node that made it.
+/// A tensor and, if a gradient is needed, the node that produced it.
 #[derive(Clone)]
 pub struct Var {
     value: Tensor,
@@ -34,7 +34,7 @@ impl Var {
         &self.value
     }
 
-    /// The value alone, cut from its history.
+    /// The value, without its history.
     pub fn into_value(self) -> Tensor {
         self.value
     }
@@ -54,18 +54,18 @@ impl Var {
         self.value.dtype()
     }
 
-    /// Where the elements are.
+    /// The device of the elements.
     pub fn device(&self) -> &Device {
         self.value.device()
     }
 
-    /// Whether a gradient flows back from here.
+    /// Returns whether a gradient flows back from this variable.
     pub fn needs_gradient(&self) -> bool {
         self.source.is_some()
     }
 
-    /// What an operation keeps of this operand: a parameter itself, not its value; a recipe where the
-    /// producer left one; else the value.
+    /// Saves this operand: a parameter as itself, not its value; a recipe if the producer provided one; else the
+    /// value.
     pub fn save(&self) -> Saved {
         match (&self.source, &self.recompute) {
             (Some(Source::Leaf(leaf)), _) => Saved::leaf(leaf.clone()),
@@ -74,8 +74,7 @@ impl Var {
         }
     }
 
-    /// Tells the consumers of this variable to keep `recompute` instead of the value. It must return
-    /// the same bits.
+    /// Makes consumers of this variable save `recompute` instead of the value. It must return the same bits.
     #[must_use]
     pub fn recomputed_by(
         mut self,
@@ -87,10 +86,10 @@ impl Var {
         self
     }
 
-    /// Tells the consumers of this variable to keep `part` instead of the value, which `whole` makes of it
-    /// again: a compressed form, or a share of what other ranks hold too. It must return the same bits.
+    /// Makes consumers of this variable save `part` instead of the value, which `whole` restores from it: a
+    /// compressed form, or a shard of a value that other ranks also hold. It must return the same bits.
     ///
-    /// A parameter is still asked for itself.
+    /// A parameter is still saved as itself.
     ///
     /// ```
     /// use ferrotron_autograd::Leaf;
@@ -117,8 +116,8 @@ impl Var {
         self
     }
 
-    /// The same value. Backward calls `f` when it arrives here, before it goes on to what made the value: to fetch
-    /// ahead, for example. Where nothing is recorded, `f` is dropped.
+    /// Returns the same value, and calls `f` in backward when the gradient reaches it, before the value's producer
+    /// runs: for example to prefetch. If recording is off, `f` is dropped.
     ///
     /// Errors as `f` does, from backward.
     pub fn on_backward(self, f: impl FnOnce() -> Result<()> + Send + 'static) -> Result<Var> {
@@ -130,10 +129,10 @@ impl Var {
         })
     }
 
-    /// The result of an operation on `inputs`. `make` builds what the gradient needs; it is called only
-    /// if some input needs a gradient and this thread records.
+    /// Records the result of an operation on `inputs`. `make` builds the operation's backward; it is called only if
+    /// an input needs a gradient and this thread records.
     ///
-    /// A closure `FnOnce(Tensor, &mut Grads) -> Result<()>` will do: see [`Backward`].
+    /// A closure `FnOnce(Tensor, &mut Grads) -> Result<()>` also works: see [`Backward`].
     pub fn record<B: Backward>(
         inputs: &[&Var],
         value: Tensor,
@@ -144,7 +143,7 @@ impl Var {
             .expect("one value makes one variable"))
     }
 
-    /// As [`Var::record`] for an operation with several results.
+    /// Like [`Var::record`], for an operation with several results.
     pub fn record_many<B: Backward>(
         inputs: &[&Var],
         values: Vec<Tensor>,
@@ -155,7 +154,7 @@ impl Var {
         Self::record_edges(edges, values, make)
     }
 
-    /// As [`Var::record_many`], of operands whose values need not be here.
+    /// Like [`Var::record_many`], for operands whose values need not be in memory.
     pub(crate) fn record_edges<B: Backward>(
         edges: Vec<Edge>,
         values: Vec<Tensor>,
@@ -180,22 +179,22 @@ impl Var {
         Ok(values.into_iter().enumerate().map(with_node).collect())
     }
 
-    /// Adds this variable to the leaves that a checkpoint region uses, if it is one.
+    /// Logs this variable as a leaf used by a checkpoint region, if it is one.
     ///
-    /// Errors if an operation made it: within a region none does, so it came from outside.
+    /// Errors if an operation produced it: recording is off inside a region, so it was made outside.
     pub(crate) fn log_use(&self, log: &mut Vec<Leaf>) -> Result<()> {
         log_source(self.source.as_ref(), log)
     }
 
     /// Accumulates the gradient of this scalar into the leaves it depends on.
     ///
-    /// Errors if this is no scalar, no gradient was recorded, or the graph was walked before.
+    /// Errors if this is not a scalar, no gradient was recorded, or the graph was already consumed.
     pub fn backward(&self) -> Result<()> {
         self.backward_scaled(1.0)
     }
 
-    /// As [`Var::backward`] for `scale` times this scalar: one over the number of counted tokens and
-    /// the loss scale enter here, and nowhere else.
+    /// Like [`Var::backward`], for `scale` times this scalar. The division by the number of valid tokens and the loss
+    /// scale enter only here.
     pub fn backward_scaled(&self, scale: f64) -> Result<()> {
         if self.value.numel() != 1 {
             return Err(Error::shape(
@@ -210,8 +209,8 @@ impl Var {
         backward(&[(self, cotangent)], WeightGrads::Now)?.run()
     }
 
-    /// Bytes of the device's memory kept for backward by every node reachable from here, each buffer once;
-    /// parameters do not count, nor does what went to [host memory](ferrotron_tensor::MemoryKind::Host).
+    /// Bytes of device memory saved for backward by all nodes reachable from here, each buffer counted once. Excludes
+    /// parameters and tensors in [host memory](ferrotron_tensor::MemoryKind::Host).
     pub fn saved_bytes(&self) -> usize {
         let mut nodes = std::collections::BTreeMap::new();
         let mut stack: Vec<&Source> = self.source.iter().collect();

@@ -5,16 +5,16 @@ use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 
 use crate::{AttentionHeads, Bias, Context, Init, Linear, Module, Param, Scope};
 
-/// What an [`Attention`] is made of.
+/// Configuration of an [`Attention`].
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionConfig {
     /// Width of input and output, C.
     pub hidden: usize,
     /// Query heads, H.
     pub heads: usize,
-    /// Key and value heads, G: H for multi-head, fewer for grouped-query (arXiv 2305.13245).
+    /// Key and value heads, G: H for multi-head, fewer for grouped-query attention (arXiv 2305.13245).
     pub groups: usize,
-    /// Width of a head, D: usually C / H.
+    /// Dim of a head, D: usually C / H.
     pub head_dim: usize,
     /// Whether both layers have a bias.
     pub bias: Bias,
@@ -22,23 +22,23 @@ pub struct AttentionConfig {
     pub rotary_base: Option<f64>,
     /// Probability that an attention weight is dropped.
     pub dropout: f64,
-    /// Start of the first layer.
+    /// Initialisation of the first layer.
     pub init: Init,
-    /// Start of the second layer, which ends on the residual stream.
+    /// Initialisation of the second layer, whose output is added to the residual stream.
     pub residual_init: Init,
 }
 
 impl AttentionConfig {
-    /// Outputs of the first layer: of queries, keys and values, (H + 2G) D together.
+    /// Output widths of the first layer for queries, keys and values, (H + 2G) D in total.
     pub fn packed_widths(&self) -> [usize; 3] {
         [self.heads, self.groups, self.groups].map(|heads| heads * self.head_dim)
     }
 }
 
-/// softmax(q k^T / sqrt(D)) v, causal: Vaswani et al., arXiv 1706.03762.
+/// Causal self-attention, softmax(q k^T / sqrt(D)) v: Vaswani et al., arXiv 1706.03762.
 ///
-/// Two linear layers: `qkv` from C to (H + 2G) D, whose outputs are the query heads, then the key heads, then
-/// the value heads; and `proj` from H D back to C.
+/// It has two linear layers. `qkv` maps C to (H + 2G) D: query heads, then key heads, then value heads. `proj` maps H
+/// D back to C.
 ///
 /// ```
 /// use ferrotron_autograd::Var;
@@ -65,10 +65,9 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Makes the two layers.
+    /// Creates the two layers.
     ///
-    /// Errors unless the groups divide the heads, no size is 0 and, with rotary positions, the width of a head
-    /// is even.
+    /// Errors unless the groups divide the heads, no size is 0 and, with rotary positions, the head dim is even.
     pub fn new(scope: &Scope, config: &AttentionConfig) -> Result<Attention> {
         let AttentionConfig { hidden, heads, bias, init, residual_init, .. } = *config;
         let (proj, widths) = (scope.child("proj"), config.packed_widths());
@@ -80,10 +79,10 @@ impl Attention {
         })
     }
 
-    /// (B, T, C) -> (B, T, C). With a cache, the positions follow those that it holds, and it takes up
-    /// the new ones; no gradient then flows back through attention.
+    /// (B, T, C) -> (B, T, C). With a cache, positions continue after the cached ones, the new keys and values are
+    /// appended, and no gradient flows back through attention.
     ///
-    /// Errors if `x` has other dims, or the cache has no room for T more positions.
+    /// Errors if `x` has other dims, or the cache has no capacity for T more positions.
     pub fn forward(&self, ctx: &Context, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
         let qkv = self.qkv.forward(x)?; // (B, T, (H + 2G) D)
         let y = self.heads.forward(ctx, qkv, cache)?; // (B, T, H D)
@@ -107,7 +106,8 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// Room for `capacity` positions of `batch` sequences: 2 x batch x capacity x G x D elements of `dtype`.
+    /// An empty cache for `capacity` positions of `batch` sequences: 2 x batch x capacity x G x D elements of
+    /// `dtype`.
     pub fn new(
         device: &Device,
         dtype: DType,
@@ -123,17 +123,17 @@ impl KvCache {
         })
     }
 
-    /// How many positions are held.
+    /// Number of cached positions.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing is held.
+    /// Returns whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Takes up keys and values (B, T, G, D); returns all of them so far.
+    /// Appends keys and values (B, T, G, D), and returns all cached ones.
     pub(crate) fn append(&mut self, keys: &Tensor, values: &Tensor) -> Result<(Tensor, Tensor)> {
         let (start, count) = (self.len, keys.dims()[1]);
         if start + count > self.keys.dims()[1] {

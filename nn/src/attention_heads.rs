@@ -1,5 +1,5 @@
-//! What lies between the two projections of attention: rotary positions, scores, the weighted sum. Each head
-//! is computed by itself, so a rank that holds some of the heads needs nothing from the others.
+//! Attention between its two projections: rotary positions, scores, and the weighted sum. Heads are independent, so a
+//! rank that holds some of the heads needs no communication.
 
 use ferrotron_autograd::Var;
 use ferrotron_autograd::ops::attention::packed_attention;
@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use crate::{AttentionConfig, Context, Extent, KvCache, Mode, Scope};
 
-/// Some of the query heads of an attention layer, with the key and value heads that they share.
+/// A shard of the query heads of an attention layer, with the key and value heads that they share.
 #[derive(Debug, Clone)]
 pub struct AttentionHeads {
     path: String,
@@ -23,8 +23,8 @@ pub struct AttentionHeads {
 impl AttentionHeads {
     /// The query heads `held` of the layer at `scope`.
     ///
-    /// Errors unless the groups divide the heads, `held` has whole groups, no size is 0 and, with rotary
-    /// positions, the width of a head is even.
+    /// Errors unless the groups divide the heads, `held` consists of whole groups, no size is 0 and, with rotary
+    /// positions, the head dim is even.
     pub fn new(
         scope: &Scope,
         config: &AttentionConfig,
@@ -47,12 +47,12 @@ impl AttentionHeads {
         Ok(AttentionHeads { path: scope.path().to_string(), config: *config, held })
     }
 
-    /// How many query heads are held.
+    /// Number of local query heads.
     pub fn heads(&self) -> usize {
         self.held.len()
     }
 
-    /// How many key and value heads are held.
+    /// Number of local key and value heads.
     pub fn groups(&self) -> usize {
         self.held.len() * self.config.groups / self.config.heads
     }
@@ -62,10 +62,10 @@ impl AttentionHeads {
         &self.path
     }
 
-    /// The packed projection (B, T, (H + 2G) D) of these heads -> (B, T, H D). With a cache, the positions
-    /// follow those that it holds, and it takes up the new ones; no gradient then flows back from here.
+    /// The packed projection (B, T, (H + 2G) D) of these heads -> (B, T, H D). With a cache, positions continue after
+    /// the cached ones, the new keys and values are appended, and no gradient flows back.
     ///
-    /// Errors if `qkv` has other dims, or the cache has no room for T more positions.
+    /// Errors if `qkv` has other dims, or the cache has no capacity for T more positions.
     pub fn forward(&self, ctx: &Context, qkv: Var, cache: Option<&mut KvCache>) -> Result<Var> {
         self.attend(ctx, qkv, cache).at(&self.path)
     }
@@ -87,8 +87,8 @@ impl AttentionHeads {
         Ok(Var::constant(y.reshape(&joined)?))
     }
 
-    /// Turns the queries and keys of a packed projection by the given positions, where the layer has rotary
-    /// ones.
+    /// Applies rotary embeddings of `positions` to the queries and keys of a packed projection. Returns it unchanged
+    /// if the layer has none.
     pub fn turn(&self, qkv: Var, positions: impl IntoIterator<Item = usize>) -> Result<Var> {
         let AttentionConfig { head_dim, rotary_base, .. } = self.config;
         let Some(base) = rotary_base else { return Ok(qkv) };
@@ -103,7 +103,7 @@ impl AttentionHeads {
         by_head.rotary(&table, heads + groups)?.reshape(&packed)
     }
 
-    /// What attention of the given queries to the given keys computes, dropout included.
+    /// The attention options for these queries and keys, including dropout.
     pub fn scores(&self, ctx: &Context, queries: &Extent, keys: &Extent) -> Result<Scores> {
         let AttentionConfig { heads, head_dim, dropout, .. } = self.config;
         let mut scores = Scores::causal(head_dim);

@@ -1,17 +1,17 @@
-//! The axes along which the ranks of a run are laid out, as parameters speak of them.
+//! The parallelism axes of a run, as used by parameters.
 
 use std::fmt;
 
-/// An axis of the mesh of ranks, in the order of Megatron-LM: neighbours along the first are nearest.
+/// An axis of the device mesh, in the order of Megatron-LM: ranks that are adjacent along the first axis are nearest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Axis {
-    /// Tensor parallel (tp): layers are cut.
+    /// Tensor parallel (tp): layers are sharded.
     Tensor,
-    /// Context parallel (cp): sequences are cut.
+    /// Context parallel (cp): sequences are sharded.
     Context,
-    /// Data parallel (dp): the batch is cut.
+    /// Data parallel (dp): the batch is sharded.
     Data,
-    /// Pipeline parallel (pp): the model is cut into stages.
+    /// Pipeline parallel (pp): the model is split into stages.
     Pipeline,
 }
 
@@ -20,7 +20,7 @@ impl Axis {
     pub const ALL: [Axis; 4] = [Axis::Tensor, Axis::Context, Axis::Data, Axis::Pipeline];
 }
 
-/// Some of the axes.
+/// A set of axes.
 ///
 /// ```
 /// use ferrotron_nn::{Axis, AxisSet};
@@ -32,23 +32,23 @@ impl Axis {
 pub struct AxisSet(u8);
 
 impl AxisSet {
-    /// None of them.
+    /// The empty set.
     pub const fn none() -> AxisSet {
         AxisSet(0)
     }
 
-    /// Whether `axis` is among them.
+    /// Returns whether the set contains `axis`.
     pub fn contains(self, axis: Axis) -> bool {
         self.0 & (1 << axis as u8) != 0
     }
 
-    /// These and `axis`.
+    /// Adds `axis`.
     #[must_use]
     pub fn with(self, axis: Axis) -> AxisSet {
         AxisSet(self.0 | (1 << axis as u8))
     }
 
-    /// These but `axis`.
+    /// Removes `axis`.
     #[must_use]
     pub fn without(self, axis: Axis) -> AxisSet {
         AxisSet(self.0 & !(1 << axis as u8))

@@ -1,7 +1,6 @@
-//! How parameters are laid out in flats: how large groups are, what of them each rank keeps, and in which type
-//! their gradients are.
+//! Layout of parameters in flat buffers: bucket size, sharding, and dtype of gradients.
 
-/// How parameters are laid out.
+/// Configuration of the layout of parameters.
 ///
 /// ```
 /// use ferrotron_nn::{Bias, BufferConfig, Init, Linear, Module, ParamBuffers, Scope, Sharding};
@@ -21,20 +20,20 @@
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct BufferConfig {
-    /// A group is closed when it has this many elements or more.
+    /// A bucket is closed once it has at least this many elements.
     pub bucket_numel: usize,
-    /// What each of the sharding ranks keeps for itself.
+    /// The state that is sharded over the ranks.
     pub sharding: Sharding,
-    /// Of what its shards are made.
+    /// The granularity of shards.
     pub shard_unit: ShardUnit,
-    /// This rank's number among those that share, and how many they are.
+    /// This rank's index among the sharding ranks, and their number.
     pub shard: (usize, usize),
-    /// In which type the gradients of 16-bit weights are added up and reduced.
+    /// The dtype in which gradients of 16-bit weights are accumulated and reduced.
     pub gradients: GradientType,
 }
 
 impl Default for BufferConfig {
-    /// Everything on this rank, in as few groups as there are different facts.
+    /// No sharding, and as few buckets as possible.
     fn default() -> BufferConfig {
         BufferConfig {
             bucket_numel: usize::MAX,
@@ -46,43 +45,43 @@ impl Default for BufferConfig {
     }
 }
 
-/// What of a group each rank keeps for itself: the stages of ZeRO, Rajbhandari et al., arXiv 1910.02054.
+/// The state of a bucket that is sharded: the stages of ZeRO, Rajbhandari et al., arXiv 1910.02054.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Sharding {
-    /// Nothing: stage 0.
+    /// None: stage 0.
     #[default]
     None,
-    /// The optimizer's state: stage 1.
+    /// The optimizer state: stage 1.
     Optimizer,
-    /// Gradients as well: stage 2.
+    /// Also gradients: stage 2.
     Gradients,
-    /// Weights as well: stage 3.
+    /// Also weights: stage 3.
     Weights,
 }
 
 impl Sharding {
-    /// The stages in their order.
+    /// The stages, in order.
     pub const ALL: [Sharding; 4] =
         [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights];
 }
 
-/// Of what the shards are made that ranks keep of a group.
+/// The granularity at which a bucket is sharded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ShardUnit {
-    /// Elements: equal shares of each group, wherever that cuts its parameters.
+    /// Elements: equal ranges of each bucket, which may split parameters.
     #[default]
     Elements,
-    /// Parameters, for optimizers that have to see the whole of one: each belongs to the rank in whose equal
-    /// share of all parameters of the same facts its middle lies.
+    /// Parameters, for optimizers that need whole tensors. All parameters with equal sharding and decay are divided
+    /// into equal ranges of elements; a parameter belongs to the rank whose range contains its midpoint.
     Parameters,
 }
 
-/// In which type the gradients of 16-bit weights are added up and reduced. Those of others are in the weights'.
+/// The dtype in which gradients of 16-bit weights are accumulated and reduced. Other weights use their own dtype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GradientType {
-    /// f32, in which they are computed too.
+    /// f32, in which they are also computed.
     #[default]
     Accumulator,
-    /// The weights' own: half the memory and traffic, and sums of micro-batches and ranks are rounded.
+    /// The weights' dtype: half the memory and communication, but sums over micro-batches and ranks are rounded.
     Weight,
 }

@@ -1,5 +1,5 @@
-//! The parameters of a model laid out for the optimizer: weights and gradients in flats, a pair for each
-//! group of parameters of which the same is true.
+//! The parameters of a model in flat buffers for the optimizer: one weight and one gradient buffer per group of
+//! parameters with equal sharding and decay.
 
 use ferrotron_autograd::{Leaf, missing_gradients};
 use ferrotron_tensor::{DType, Error, Result, Tensor};
@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::{AxisSet, BufferConfig, Decay, Param, ParamGroup, ShardUnit, Sharding};
 
-/// All parameters of a model, grouped.
+/// All parameters of a model, in groups.
 ///
 /// ```
 /// use ferrotron_autograd::Var;
@@ -35,14 +35,14 @@ pub struct ParamBuffers {
 }
 
 impl ParamBuffers {
-    /// Moves the values of `params` into flats; those not made yet are made there.
+    /// Moves the values of `params` into flat buffers; lazy values are initialised there.
     ///
     /// Errors if two parameters have the same name or their dtypes differ.
     pub fn new(params: &[Param]) -> Result<ParamBuffers> {
         Self::with_config(params, &BufferConfig::default())
     }
 
-    /// As [`ParamBuffers::new`], in groups of bounded size of which this rank may keep a part.
+    /// Like [`ParamBuffers::new`], with bounded bucket sizes and optional sharding.
     pub fn with_config(params: &[Param], config: &BufferConfig) -> Result<ParamBuffers> {
         let mut names = HashSet::new();
         for param in params {
@@ -88,12 +88,12 @@ impl ParamBuffers {
         self.params().map(|param| param.leaf().numel()).sum()
     }
 
-    /// Forgets all gradients: the next backward overwrites them.
+    /// Discards all gradients: the next backward overwrites them.
     pub fn zero_gradients(&self) {
         self.params().for_each(|param| param.leaf().zero_gradient());
     }
 
-    /// Errors, naming them, if parameters got no gradient since [`ParamBuffers::zero_gradients`].
+    /// Errors, naming them, if parameters received no gradient since [`ParamBuffers::zero_gradients`].
     pub fn check_gradients(&self) -> Result<()> {
         let missing = missing_gradients(self.params().map(Param::leaf));
         if missing.is_empty() {
@@ -102,7 +102,7 @@ impl ParamBuffers {
         Err(Error::graph("backward", format!("the loss does not depend on {}", missing.join(", "))))
     }
 
-    /// Sum of the squares of all gradients that this rank updates, in f64.
+    /// Sum of squares of all gradients that this rank updates, in f64.
     pub fn sq_norm(&self) -> Result<f64> {
         let Some(first) = self.params().next() else { return Ok(0.0) };
         let mut total = Tensor::full(first.leaf().device(), DType::F64, &[1], 0.0)?;
@@ -110,12 +110,12 @@ impl ParamBuffers {
         total.item()
     }
 
-    /// Whether every weight that this rank updates is a finite number.
+    /// Returns whether every weight that this rank updates is finite.
     pub fn weights_are_finite(&self) -> Result<bool> {
         self.groups.iter().try_fold(true, |finite, group| Ok(finite && group.weights_are_finite()?))
     }
 
-    /// The first parameter whose value or gradient is not finite, for an error message.
+    /// The first parameter with a value or gradient that is not finite, for error messages.
     pub fn first_non_finite(&self) -> Result<Option<String>> {
         self.groups.iter().find_map(|group| group.first_non_finite().transpose()).transpose()
     }
@@ -125,12 +125,12 @@ impl ParamBuffers {
     }
 }
 
-/// Parameters of equal facts together, in groups that are closed once they have `numel` elements. Filled from
-/// the last parameter to the first, since that is the order in which gradients are complete.
+/// Buckets of parameters with equal properties, each closed once it has `numel` elements. Filled from the last
+/// parameter to the first, the order in which gradients become complete.
 fn buckets(params: &[Param], numel: usize) -> Vec<Vec<Param>> {
     let mut buckets: Vec<(usize, Vec<Param>)> = Vec::new(); // with their elements
     for param in params.iter().rev() {
-        // Only the last bucket of these facts can be open.
+        // Only the last bucket with these properties can be open.
         let last = buckets.iter_mut().rev().find(|(_, bucket)| facts(&bucket[0]) == facts(param));
         match last.filter(|(size, _)| *size < numel) {
             Some((size, open)) => {
@@ -144,14 +144,14 @@ fn buckets(params: &[Param], numel: usize) -> Vec<Vec<Param>> {
     buckets.into_iter().map(|(_, bucket)| bucket).collect()
 }
 
-/// What all parameters of a group have in common.
+/// The properties that all parameters of a group share.
 fn facts(param: &Param) -> (Decay, AxisSet, AxisSet) {
     (param.decay(), param.replicated(), param.grad_partial())
 }
 
-/// Which of `ranks` owns the whole of each parameter, by name: that in whose equal share of the parameters of equal
-/// facts its middle lies. Counted are global elements, so that ranks which hold other parts of a parameter, or
-/// share nothing but it, agree.
+/// The rank that owns each whole parameter, by name. All parameters with equal properties are divided into `ranks`
+/// equal ranges of elements; the owner's range contains the parameter's midpoint. Global elements are counted, so
+/// that ranks with other shards of a parameter, or that share no other parameter, agree.
 fn owners(params: &[Param], ranks: usize) -> HashMap<&str, usize> {
     let numel = |param: &Param| param.place().global_dims().iter().product::<usize>() as u128;
     let mut all: HashMap<_, u128> = HashMap::new();

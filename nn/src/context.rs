@@ -1,12 +1,11 @@
-//! What a forward pass needs to know besides its input: seed, step, mode, and which samples and
-//! positions of the global batch it sees. From these come all random numbers, so nothing depends on
-//! the layout.
+//! The context of a forward pass: seed, step, mode, and the samples and positions of the global batch on this rank.
+//! Random numbers are functions of these, so they do not depend on the sharding.
 
 use ferrotron_tensor::{Place, RandomKey, Result};
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 
-/// Whether dropout drops.
+/// Whether dropout is active.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Training: dropout is active.
@@ -15,38 +14,38 @@ pub enum Mode {
     Eval,
 }
 
-/// Which part of a global dim is present: (offset, length) pieces in local order.
+/// A shard of one global dim: (offset, length) ranges in local order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extent {
     /// Size of the whole dim.
     pub global: usize,
-    /// The pieces that are here.
+    /// The local (offset, length) ranges.
     pub pieces: SmallVec<[(usize, usize); 2]>,
 }
 
 impl Extent {
-    /// All of it.
+    /// The unsharded dim.
     pub fn whole(size: usize) -> Extent {
         Extent::part(size, 0, size)
     }
 
-    /// One piece.
+    /// A shard of one range.
     pub fn part(global: usize, offset: usize, len: usize) -> Extent {
         Extent { global, pieces: smallvec![(offset, len)] }
     }
 
-    /// How much is here.
+    /// Local length.
     #[expect(clippy::len_without_is_empty, reason = "an extent is not a collection")]
     pub fn len(&self) -> usize {
         self.pieces.iter().map(|&(_, len)| len).sum()
     }
 
-    /// The global coordinates that are here, in local order.
+    /// The global coordinates of the local elements, in local order.
     pub fn coordinates(&self) -> impl Iterator<Item = usize> + '_ {
         self.pieces.iter().flat_map(|&(offset, len)| offset..offset + len)
     }
 
-    /// Of what is here, `range`.
+    /// The sub-range `range` of this shard, in local coordinates.
     #[must_use]
     pub fn narrow(&self, range: Range<usize>) -> Extent {
         let mut pieces = SmallVec::new();
@@ -77,19 +76,19 @@ pub struct Context {
     pub seed: u64,
     /// Training step, from 0.
     pub step: u64,
-    /// Whether dropout drops.
+    /// Whether dropout is active.
     pub mode: Mode,
-    /// Samples of the global batch that are here.
+    /// The local samples of the global batch.
     pub batch: Extent,
-    /// Positions of the sequence that are here: what attention sees.
+    /// The local positions of the sequence, as seen by attention.
     pub sequence: Extent,
-    /// Of these, the positions between the parts of a block, on the residual stream: fewer only under
+    /// The local positions on the residual stream, between the layers of a block. Fewer than in `sequence` only with
     /// sequence parallelism.
     pub residual: Extent,
 }
 
 impl Context {
-    /// A pass over a whole global batch of sequences.
+    /// The context of a pass over a whole global batch of sequences.
     pub fn new(
         seed: u64,
         step: u64,
@@ -107,7 +106,7 @@ impl Context {
         }
     }
 
-    /// The same pass over the `len` samples from `offset` of the global batch.
+    /// Restricts the pass to `len` samples of the global batch from `offset` on.
     #[must_use]
     pub fn micro_batch(mut self, offset: usize, len: usize) -> Context {
         self.batch = Extent::part(self.batch.global, offset, len);
@@ -119,7 +118,7 @@ impl Context {
         RandomKey::new(self.seed, self.step, site)
     }
 
-    /// The place of a (batch, sequence, features..) activation of the residual stream.
+    /// The shard that a local (batch, sequence, features..) activation of the residual stream holds.
     pub fn place(&self, features: &[usize]) -> Result<Place> {
         let mut global = vec![self.batch.global, self.residual.global];
         global.extend(features);

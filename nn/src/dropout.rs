@@ -1,4 +1,4 @@
-//! Dropout whose mask is a function of seed, step, place in the model and place in the global batch.
+//! Dropout with a mask that is a function of seed, step, position in the model and position in the global batch.
 
 use ferrotron_autograd::Var;
 use ferrotron_tensor::{At, Error, Result};
@@ -13,7 +13,7 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// Errors unless `p` is in \[0, 1\].
+    /// Creates the layer at `scope`. Errors unless `p` is in \[0, 1\].
     pub fn new(scope: &Scope, p: f64) -> Result<Dropout> {
         if !(0.0..=1.0).contains(&p) {
             return Err(Error::config(
@@ -25,10 +25,10 @@ impl Dropout {
         Ok(Dropout { path: scope.path().to_string(), p })
     }
 
-    /// (batch, sequence, features..) -> the same dims; what is kept is divided by 1 - p. The identity unless
+    /// (batch, sequence, features..) -> the same dims. Kept elements are divided by 1 - p. The identity unless
     /// training.
     ///
-    /// Errors if batch or sequence are not as long as `ctx` says.
+    /// Errors if batch or sequence differ from `ctx`.
     pub fn forward(&self, ctx: &Context, x: &Var) -> Result<Var> {
         if ctx.mode == Mode::Eval || self.p == 0.0 {
             return Ok(x.clone());
@@ -46,7 +46,7 @@ impl Dropout {
         self.p
     }
 
-    /// The global path, the site of the mask.
+    /// The global path, which is the random site of the mask.
     pub fn path(&self) -> &str {
         &self.path
     }

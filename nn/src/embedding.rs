@@ -1,11 +1,11 @@
-//! A table of vectors, one per token or position.
+//! Embedding tables: one vector per token or position.
 
 use ferrotron_autograd::Var;
 use ferrotron_tensor::{At, Error, Result, Tensor};
 
 use crate::{Decay, Init, Module, Param, Scope};
 
-/// Rows of a trainable table (count, width).
+/// A trainable table (count, width).
 #[derive(Debug, Clone)]
 pub struct Embedding {
     path: String,

@@ -1,18 +1,18 @@
-//! Initial values. Each is a function of (seed, global name, global index), so every sharding starts
-//! from slices of the same global tensor.
+//! Parameter initialisation. Each value is a function of (seed, global name, global index), so every sharding
+//! initialises slices of the same global tensor.
 
 use ferrotron_tensor::ops::random;
 use ferrotron_tensor::{Place, RandomKey, Result, Tensor};
 
-/// How a parameter starts.
+/// The initialisation of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Init {
     /// All zero: biases.
     Zeros,
     /// All one: norm weights.
     Ones,
-    /// Normal with mean 0: GPT-2 uses a standard deviation of 0.02, divided by sqrt(2 layers) for the
-    /// projections that end on the residual stream (arXiv 1909.08053, section 4).
+    /// Normal with mean 0. GPT-2 uses a standard deviation of 0.02, divided by sqrt(2 layers) for projections whose
+    /// output is added to the residual stream (arXiv 1909.08053, section 4).
     Normal {
         /// Standard deviation.
         std: f64,
@@ -24,7 +24,7 @@ pub enum Init {
 }
 
 impl Init {
-    /// Fills `tensor`, which holds `place` of a global tensor, with the stream of `key`.
+    /// Fills `tensor`, the shard `place` of a global tensor, with values from the stream of `key`.
     pub fn fill(self, tensor: &mut Tensor, place: &Place, key: &RandomKey) -> Result<()> {
         let (device, dtype) = (tensor.device().clone(), tensor.dtype());
         let fans: usize = place.global_dims().iter().sum(); // (out, in) for a matrix

@@ -1,7 +1,7 @@
 //! Layers, losses, initialisation, optimizers and schedules.
 //!
-//! A layer is a struct of [`Param`]s with a `forward`; there is no registration and no state outside
-//! the parameters. Whatever a pass needs besides its input is in a [`Context`].
+//! A layer is a struct of [`Param`]s with a `forward`; there is no registration and no state besides the parameters.
+//! All other inputs of a pass are in a [`Context`].
 #![deny(missing_docs)]
 
 mod attention;

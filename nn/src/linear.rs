@@ -5,12 +5,12 @@ use ferrotron_tensor::{At, Error, Result};
 
 use crate::{Decay, Init, Module, Param, Scope};
 
-/// Whether a layer adds a bias.
+/// Whether a layer has a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bias {
-    /// It does, starting from zeros.
+    /// With a bias, initialised to zeros.
     Yes,
-    /// It does not.
+    /// Without a bias.
     No,
 }
 
@@ -57,14 +57,14 @@ impl Linear {
         })
     }
 
-    /// The same layer, whose outputs are blocks of these sizes: see [`Param::packed`].
+    /// Declares that the outputs are blocks of these sizes: see [`Param::packed`].
     pub fn packed(self, blocks: &[usize]) -> Result<Linear> {
         let Linear { path, weight, bias } = self;
         let bias = bias.map(|bias| bias.packed(blocks)).transpose()?;
         Ok(Linear { path, weight: weight.packed(blocks)?, bias })
     }
 
-    /// (.., in) -> (.., out). Errors if the last dim of `x` is another.
+    /// (.., in) -> (.., out). Errors if the last dim of `x` differs.
     pub fn forward(&self, x: &Var) -> Result<Var> {
         let bias = self.bias.as_ref().map(Param::var).transpose()?;
         x.linear(&self.weight.var()?, bias.as_ref()).at(&self.path)

@@ -1,13 +1,13 @@
-//! Scaling the loss, so that gradients which f16 could not hold are not lost: Micikevicius et al., "Mixed Precision
-//! Training", arXiv 1710.03740, section 3.2.
+//! Loss scaling, which keeps small gradients representable in f16: Micikevicius et al., "Mixed Precision Training",
+//! arXiv 1710.03740, section 3.2.
 //!
-//! Backward begins with the scale instead of 1, and the optimizer divides by it. Gradients that overflow show in
-//! their norm, which all ranks have: the step is skipped, weights and moments stay what they are. The rule by which
-//! the scale changes is Megatron-LM's (`grad_scaler.py`).
+//! Backward starts from the scale instead of 1, and the optimizer divides by it. An overflow makes the gradient norm,
+//! which all ranks have, not finite. The step is then skipped, and weights and moments are unchanged. The scale is
+//! updated by the rule of Megatron-LM (`grad_scaler.py`).
 
 use ferrotron_tensor::{Error, Result};
 
-/// How the scale is chosen.
+/// The choice of the loss scale.
 ///
 /// ```
 /// use ferrotron_nn::{LossScale, LossScaler};
@@ -24,45 +24,46 @@ use ferrotron_tensor::{Error, Result};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum LossScale {
-    /// Always this one. An overflow is an error.
+    /// A constant scale. An overflow is an error.
     Constant(f64),
-    /// As large as does not overflow.
+    /// A dynamic scale: as large as possible without overflow.
     Dynamic {
-        /// The first one.
+        /// The initial scale.
         initial: f64,
-        /// Steps without an overflow after which it is doubled.
+        /// Steps without an overflow after which the scale is doubled.
         window: u64,
-        /// Overflows after which it is halved at each further one, until it is doubled again.
+        /// Number of overflows until the scale is halved. Each further overflow halves it again, until it has been
+        /// doubled.
         hysteresis: u64,
-        /// It is never less.
+        /// Lower bound of the scale.
         minimum: f64,
     },
 }
 
 impl LossScale {
-    /// None: for types with the range of f32.
+    /// No scaling: for dtypes with the exponent range of f32.
     pub const NONE: LossScale = LossScale::Constant(1.0);
 
-    /// Megatron's: from 2^32, doubled after 1000 steps, halved at the second overflow, at least 1.
+    /// Megatron's defaults: from 2^32, doubled after 1000 steps, halved at the second overflow, at least 1.
     pub const DYNAMIC: LossScale =
         LossScale::Dynamic { initial: 4_294_967_296.0, window: 1000, hysteresis: 2, minimum: 1.0 };
 }
 
-/// The scale of a run and how it came about.
+/// The current scale of a run and its history.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossScaler {
     config: LossScale,
     scale: f64,
-    /// Steps without an overflow since the scale changed or one was found.
+    /// Steps without an overflow since the last overflow or change of scale.
     steady: u64,
-    /// Overflows that are still forgiven, and the first that is not.
+    /// Overflows left until the scale is halved.
     patience: u64,
 }
 
 impl LossScaler {
-    /// Before the first step.
+    /// The state before the first step.
     ///
-    /// Errors, naming it, if a constant is out of its range.
+    /// Errors, naming it, if a constant is out of range.
     pub fn new(config: LossScale) -> Result<LossScaler> {
         let (name, scale, patience) = match config {
             LossScale::Constant(scale) => ("loss-scale", scale, 0),
@@ -90,17 +91,17 @@ impl LossScaler {
         Ok(LossScaler { config, scale, steady: 0, patience })
     }
 
-    /// What the loss is multiplied with in the next step.
+    /// Factor of the loss in the next step.
     pub fn scale(&self) -> f64 {
         self.scale
     }
 
-    /// Whether a step that overflows is skipped: where a smaller scale can be tried.
+    /// Returns whether a step with an overflow is skipped, which requires a dynamic scale.
     pub fn skips(&self) -> bool {
         matches!(self.config, LossScale::Dynamic { .. })
     }
 
-    /// Learns whether the gradients of a step overflowed.
+    /// Updates the scale after a step with or without an overflow.
     pub fn update(&mut self, overflow: bool) {
         let LossScale::Dynamic { window, hysteresis, minimum, .. } = self.config else { return };
         if overflow {
@@ -119,12 +120,12 @@ impl LossScaler {
         }
     }
 
-    /// Scale, steps without an overflow, and overflows left until it is halved: what a checkpoint keeps.
+    /// The state for a checkpoint: scale, steps without an overflow, and overflows left until the scale is halved.
     pub fn state(&self) -> (f64, u64, u64) {
         (self.scale, self.steady, self.patience)
     }
 
-    /// Goes on from a [`LossScaler::state`]; a constant scale stays what it is.
+    /// Restores a [`LossScaler::state`]; a constant scale is unchanged.
     pub fn set_state(&mut self, (scale, steady, patience): (f64, u64, u64)) {
         if self.skips() {
             (self.scale, self.steady, self.patience) = (scale, steady, patience);

@@ -1,4 +1,4 @@
-//! The feed-forward part of a transformer block.
+//! The feed-forward layer of a transformer block.
 
 use ferrotron_autograd::Var;
 use ferrotron_tensor::{At, Result};
@@ -19,7 +19,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// The name of the first layer, and its outputs for each feature in between.
+    /// The name of the first layer, and its number of outputs per hidden feature.
     pub fn first_layer(self) -> (&'static str, usize) {
         match self {
             Activation::SwiGlu => ("gate_up", 2),
@@ -27,7 +27,7 @@ impl Activation {
         }
     }
 
-    /// (.., F) -> (.., F); SwiGLU takes gate and up (.., 2F).
+    /// (.., F) -> (.., F). SwiGLU takes gate and up, (.., 2F).
     pub fn apply(self, x: &Var) -> Result<Var> {
         match self {
             Activation::GeluTanh => x.gelu_tanh(),
@@ -42,25 +42,25 @@ impl Activation {
     }
 }
 
-/// What an [`Mlp`] is made of.
+/// Configuration of an [`Mlp`].
 #[derive(Debug, Clone, Copy)]
 pub struct MlpConfig {
     /// Width of input and output.
     pub hidden: usize,
-    /// Width in between.
+    /// Hidden width, F.
     pub ffn_hidden: usize,
     /// The nonlinearity.
     pub activation: Activation,
     /// Whether both layers have a bias.
     pub bias: Bias,
-    /// Start of the first layer.
+    /// Initialisation of the first layer.
     pub init: Init,
-    /// Start of the second layer, which ends on the residual stream.
+    /// Initialisation of the second layer, whose output is added to the residual stream.
     pub residual_init: Init,
 }
 
-/// proj(activation(fc(x))), where SwiGLU's first layer computes gate and up side by side: the first half of
-/// its outputs is the gate.
+/// proj(activation(fc(x))). With SwiGLU the first layer computes gate and up together: the first half of its outputs
+/// is the gate.
 ///
 /// ```
 /// use ferrotron_autograd::Var;
@@ -86,7 +86,7 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// Makes the two layers. Errors if a width is 0.
+    /// Creates the two layers. Errors if a width is 0.
     pub fn new(scope: &Scope, config: &MlpConfig) -> Result<Mlp> {
         let (name, blocks) = config.activation.first_layer();
         let blocks = vec![config.ffn_hidden; blocks];

@@ -72,12 +72,12 @@ impl Module for RmsNorm {
     }
 }
 
-/// Either norm, chosen by a model's configuration.
+/// Either norm, selected by a model's configuration.
 #[derive(Debug, Clone)]
 pub enum Norm {
-    /// With mean and (optional) bias.
+    /// With mean and optional bias.
     Layer(LayerNorm),
-    /// Without.
+    /// Without mean and bias.
     Rms(RmsNorm),
 }
 

@@ -1,6 +1,6 @@
-//! Parameters know where they live: a leaf, the part of the global tensor that it holds, which ranks hold the
-//! same part, over which its gradient is spread, and its decay group. Initialisation, the reductions of
-//! gradients, their norm, checkpoints and the optimizer follow from these facts, and from nothing else.
+//! Parameters: a leaf with its shard of the global tensor, the axes along which it is replicated, the axes along
+//! which its gradient is partial, and its weight decay. Initialisation, gradient reductions, norms, checkpoints and
+//! the optimizer depend on these properties only.
 
 use ferrotron_autograd::{Leaf, Var};
 use ferrotron_tensor::{DType, Device, Error, Place, RandomKey, Result};
@@ -10,20 +10,20 @@ use crate::{Axis, AxisSet, Init};
 /// Whether weight decay applies to a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Decay {
-    /// It does: matrices and embeddings.
+    /// Decays: matrices and embeddings.
     Yes,
-    /// It does not: biases and norms.
+    /// Does not decay: biases and norms.
     No,
 }
 
-/// A trainable tensor of a model. Cloning gives another handle of the same parameter.
+/// A trainable tensor of a model. Cloning returns another handle of the same parameter.
 #[derive(Debug, Clone)]
 pub struct Param {
     leaf: Leaf,
     facts: Facts,
 }
 
-/// What is true of a parameter besides its value.
+/// The properties of a parameter besides its value.
 #[derive(Debug, Clone, PartialEq)]
 struct Facts {
     place: Place,
@@ -49,18 +49,18 @@ impl Param {
         self.leaf.name()
     }
 
-    /// Which part of the global tensor is held.
+    /// The local shard of the global tensor.
     pub fn place(&self) -> &Place {
         &self.facts.place
     }
 
-    /// The axes along which every rank holds the same part. It counts once in a norm, and is written once
-    /// into a checkpoint: by the first rank along each of them.
+    /// The axes along which all ranks hold the same shard. The shard counts once in a norm, and only the first rank
+    /// along each of these axes writes it to a checkpoint.
     pub fn replicated(&self) -> AxisSet {
         self.facts.replicated
     }
 
-    /// The axes along which every rank's gradient is only a part of the gradient, which is their sum.
+    /// The axes along which gradients are partial: the gradient is the sum over the ranks.
     pub fn grad_partial(&self) -> AxisSet {
         self.facts.grad_partial
     }
@@ -70,16 +70,15 @@ impl Param {
         self.facts.decay
     }
 
-    /// The lengths, along dim 0, of the tensors that are packed in this one: of queries, keys and values, or of gate
-    /// and up. Where there are none it is one tensor. Who looks at a tensor as a whole, such as a mean over all of
-    /// it, looks at each of these.
+    /// The lengths, along dim 0, of the tensors packed in this parameter: of queries, keys and values, or of gate and
+    /// up. Empty for a single tensor. Computations over whole tensors, such as means, treat each of these separately.
     pub fn blocks(&self) -> &[usize] {
         &self.facts.blocks
     }
 
-    /// The same parameter, in which tensors of these lengths along dim 0 are packed.
+    /// Declares that tensors of these lengths along dim 0 are packed in this parameter.
     ///
-    /// Errors unless they are its global dim 0 together.
+    /// Errors unless they add up to its global dim 0.
     pub fn packed(mut self, blocks: &[usize]) -> Result<Param> {
         let dims = self.facts.place.global_dims();
         if dims.first() != Some(&blocks.iter().sum()) {
@@ -92,13 +91,13 @@ impl Param {
     }
 }
 
-/// Something with parameters.
+/// A component with parameters.
 pub trait Module {
-    /// Calls `f` with every parameter, in the order of the forward pass, once for each time that the pass uses
-    /// it: a token embedding that is the head too is met twice.
+    /// Calls `f` with every parameter in the order of the forward pass, once per use: a token embedding that is also
+    /// the head is visited twice.
     fn visit(&self, f: &mut dyn FnMut(&Param));
 
-    /// Every parameter, each once.
+    /// All parameters, each once.
     fn params(&self) -> Vec<Param> {
         let mut params: Vec<Param> = Vec::new();
         self.visit(&mut |param| {
@@ -110,8 +109,8 @@ pub trait Module {
     }
 }
 
-/// Where a module is being built: its path in the model, device, dtype and seed, and which part of the
-/// batch its parameters' gradients see.
+/// The context in which a module is built: path in the model, device, dtype, seed, and the replicated and
+/// gradient-partial axes of its parameters.
 ///
 /// ```
 /// use ferrotron_nn::{Decay, Init, Scope};
@@ -132,8 +131,8 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// The root of a model. Ranks that see other samples or positions hold the same parameters, and each
-    /// sees a part of their gradients.
+    /// The root scope of a model. Ranks with other samples or positions hold the same parameters, and their gradients
+    /// are partial.
     pub fn new(device: &Device, dtype: DType, seed: u64) -> Scope {
         let batch = AxisSet::from([Axis::Context, Axis::Data]);
         Scope {
@@ -146,35 +145,35 @@ impl Scope {
         }
     }
 
-    /// The scope of parameters whose gradients are parts along `axis` too: of a norm that sees some of the
-    /// positions, or of a tensor that two pipeline stages use.
+    /// Declares gradients partial along `axis` too: for a norm that sees only some positions, or a tensor shared by
+    /// two pipeline stages.
     #[must_use]
     pub fn with_partial_gradients(mut self, axis: Axis) -> Scope {
         self.grad_partial = self.grad_partial.with(axis);
         self
     }
 
-    /// The scope of parameters that are the same along `axis`.
+    /// Declares parameters replicated along `axis`.
     #[must_use]
     pub fn replicated_along(mut self, axis: Axis) -> Scope {
         self.replicated = self.replicated.with(axis);
         self
     }
 
-    /// The scope of parameters that are cut along `axis`.
+    /// Declares parameters sharded along `axis`.
     #[must_use]
     pub fn sharded_along(mut self, axis: Axis) -> Scope {
         self.replicated = self.replicated.without(axis);
         self
     }
 
-    /// The scope of a part.
+    /// The scope of a submodule.
     #[must_use]
     pub fn child(&self, name: &str) -> Scope {
         Scope { path: self.join(name), ..self.clone() }
     }
 
-    /// The global path, the site of random numbers.
+    /// The global path, which is the site of random numbers.
     pub fn path(&self) -> &str {
         &self.path
     }
@@ -184,17 +183,17 @@ impl Scope {
         self.dtype
     }
 
-    /// Where parameters are made.
+    /// The device of the parameters.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// A parameter that is held whole. Its memory is taken when the value is first asked for.
+    /// An unsharded parameter. Its memory is allocated when the value is first read.
     pub fn param(&self, name: &str, dims: &[usize], init: Init, decay: Decay) -> Param {
         self.param_at(name, Place::whole(dims), init, decay)
     }
 
-    /// A parameter of which `place` is held.
+    /// A parameter with the local shard `place`.
     pub fn param_at(&self, name: &str, place: Place, init: Init, decay: Decay) -> Param {
         let name = self.join(name);
         let key = RandomKey::new(self.seed, 0, &name);

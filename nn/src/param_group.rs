@@ -1,5 +1,5 @@
-//! A group of parameters in flats, of which every rank may keep a part: the memory side of ZeRO. What is sent
-//! between the ranks is the business of whoever shards.
+//! A bucket of parameters in flat buffers, optionally sharded: the memory side of ZeRO. The `parallel` crate does the
+//! communication.
 
 use ferrotron_autograd::{Accum, SharedFlat, lock};
 use ferrotron_tensor::ops::pointwise::add_assign;
@@ -10,36 +10,35 @@ use std::sync::{Arc, Mutex};
 
 use crate::{AxisSet, BufferConfig, Decay, GradientType, Param, ShardUnit, Sharding};
 
-/// Parameters of which the same is true, in one pair of flats. The reductions of their gradients, their share
-/// of the norm and their optimizer are one for all.
+/// Parameters with equal sharding and decay, in one weight and one gradient buffer. They share gradient reductions,
+/// norms and optimizer passes.
 pub struct ParamGroup {
     /// Whether weight decay applies.
     pub decay: Decay,
-    /// The axes along which every rank holds the same parameters.
+    /// The axes along which all ranks hold the same parameters.
     pub replicated: AxisSet,
-    /// The axes along which every rank's gradients are parts.
+    /// The axes along which gradients are partial.
     pub grad_partial: AxisSet,
-    /// The parameters, in the order of the flats.
+    /// The parameters, in the order of the flat buffers.
     pub params: Vec<Param>,
-    /// Their values; empty between uses where weights are sharded.
+    /// Their values; empty between uses if weights are sharded.
     pub weights: SharedFlat,
-    /// Their gradients; empty between uses where gradients are sharded.
+    /// Their gradients; empty between uses if gradients are sharded.
     pub gradients: SharedFlat,
-    /// The elements of the flats that this rank updates.
+    /// The elements of the flat buffers that this rank updates.
     pub owned: Range<usize>,
-    /// Which of the sharding ranks updates each parameter, in rising order, where shards are made of
-    /// [`ShardUnit::Parameters`]; else empty.
+    /// The rank that updates each parameter, ascending, if shards consist of [`ShardUnit::Parameters`]; else empty.
     pub owners: Vec<usize>,
-    /// The owned weights, where weights are sharded.
+    /// The owned weights, if weights are sharded.
     pub weight_shard: Option<SharedFlat>,
-    /// The owned gradients, where gradients are sharded.
+    /// The owned gradients, if gradients are sharded.
     pub gradient_shard: Option<SharedFlat>,
-    /// This rank's number among the owners.
+    /// This rank's index among the sharding ranks.
     rank: usize,
 }
 
 impl ParamGroup {
-    /// A group whose parameters belong to `owners`, unless shards are made of elements.
+    /// A group whose parameters belong to `owners`, unless shards consist of elements.
     pub(crate) fn new(
         params: Vec<Param>,
         owners: Vec<usize>,
@@ -96,8 +95,8 @@ impl ParamGroup {
         Ok(group)
     }
 
-    /// The parts of the parameters that this rank updates, in the order of the flats: each a box of a global
-    /// tensor. Whole parameters where nothing is sharded.
+    /// The shards of parameters that this rank updates, in the order of the flat buffers, each a box of a global
+    /// tensor. Whole parameters if nothing is sharded.
     pub fn pieces(&self) -> Vec<(String, Place)> {
         if !self.owners.is_empty() {
             let params = self.params.iter().zip(&self.owners);
@@ -125,14 +124,14 @@ impl ParamGroup {
         self.params.iter().map(|param| param.leaf().numel()).sum()
     }
 
-    /// Where the sums of gradients are that this rank needs: in its shard, or in the whole.
+    /// The flat buffer with the reduced gradients that this rank needs: its shard, or the whole.
     pub fn sums(&self) -> &SharedFlat {
         self.gradient_shard.as_ref().unwrap_or(&self.gradients)
     }
 
-    /// Divides all weights by `count`: they were summed over as many replicas.
+    /// Divides all weights, which are sums over `count` replicas, by `count`.
     ///
-    /// Errors if a tensor reads one.
+    /// Errors if a tensor reads one of them.
     pub fn divide_weights(&self, count: usize) -> Result<()> {
         let mut weights = lock(&self.weights);
         weights.check_writable()?;
@@ -148,12 +147,12 @@ impl ParamGroup {
         Ok(())
     }
 
-    /// Gives the weights' flat memory to be filled, if it has none.
+    /// Allocates the weight buffer, uninitialised, if it is freed.
     pub fn take_weights(&self) -> Result<()> {
         self.take(&self.weights)
     }
 
-    /// Gives the gradients' flat memory, if it has none.
+    /// Allocates the gradient buffer, uninitialised, if it is freed.
     pub fn take_gradients(&self) -> Result<()> {
         self.take(&self.gradients)
     }
@@ -167,7 +166,7 @@ impl ParamGroup {
         Ok(())
     }
 
-    /// Keeps the owned weights and frees the whole.
+    /// Copies the owned weights to this rank's shard and frees the whole buffer.
     pub fn store_weights(&self) -> Result<()> {
         if let Some(shard) = &self.weight_shard {
             let (whole, mut shard) = (lock(&self.weights), lock(shard));
@@ -178,14 +177,14 @@ impl ParamGroup {
         Ok(())
     }
 
-    /// Puts the owned weights into their place in the whole, to be completed by the other ranks'.
+    /// Copies the owned weights to their range of the whole buffer, before an all-gather.
     pub fn place_weights(&self) -> Result<()> {
         let Some(shard) = &self.weight_shard else { return Ok(()) };
         let (shard, mut whole) = (lock(shard), lock(&self.weights));
         whole.update_elements(self.owned.clone(), |own| own.write(&shard.elements(..)?))
     }
 
-    /// Adds the owned gradients to what is kept of them, or puts them there, and frees the whole.
+    /// Writes or adds the owned gradients to this rank's shard and frees the whole buffer.
     pub fn store_gradients(&self, accum: Accum) -> Result<()> {
         let Some(shard) = &self.gradient_shard else { return Ok(()) };
         let (whole, mut shard) = (lock(&self.gradients), lock(shard));
@@ -200,18 +199,17 @@ impl ParamGroup {
         Ok(())
     }
 
-    /// Frees the whole weights; tensors that read them keep what they read.
+    /// Frees the whole weight buffer; tensors that read it keep their memory.
     pub fn free_weights(&self) {
         free(&self.weights);
     }
 
-    /// Frees the whole gradients.
+    /// Frees the whole gradient buffer.
     fn free_gradients(&self) {
         free(&self.gradients);
     }
 
-    /// Lends the owned weights and gradients to `f`: the flat with the weights, the elements of it that are
-    /// owned, and the same of the gradients.
+    /// Passes the owned weights and gradients to `f`, each as a flat buffer and the range of owned elements in it.
     pub(crate) fn with_owned<R>(
         &self,
         f: impl FnOnce((&mut Flat, Range<usize>), (&Flat, Range<usize>)) -> Result<R>,
@@ -225,17 +223,17 @@ impl ParamGroup {
         f((&mut lock(&weights), weight_range), (&lock(&gradients), gradient_range))
     }
 
-    /// Adds the sum of the squares of the gradients that this rank updates to `total`, one number of f64.
+    /// Adds the sum of squares of the gradients that this rank updates to `total`, an f64 tensor of one element.
     pub fn add_sq_norm(&self, total: &mut Tensor) -> Result<()> {
         self.with_owned(|_, (gradients, range)| add_sq_norm(total, &gradients.elements(range)?))
     }
 
-    /// Whether every weight that this rank updates is a finite number.
+    /// Returns whether every weight that this rank updates is finite.
     pub fn weights_are_finite(&self) -> Result<bool> {
         self.with_owned(|(weights, range), _| finite(weights, range))
     }
 
-    /// The first value or gradient that is not finite, of those that this rank updates.
+    /// The first value or gradient that is not finite, among those that this rank updates.
     pub fn first_non_finite(&self) -> Result<Option<String>> {
         self.with_owned(|(weights, mut weight_range), (gradients, mut gradient_range)| {
             for (name, place) in self.pieces() {
@@ -255,8 +253,7 @@ impl ParamGroup {
         })
     }
 
-    /// Calls `f` with each part of a weight that this rank keeps: the parameter's name, which part of the
-    /// global tensor it is, and its value.
+    /// Calls `f` with each local shard of a weight: parameter name, shard of the global tensor, and value.
     pub fn visit_weights(
         &self,
         mut f: impl FnMut(&str, &Place, Tensor) -> Result<()>,

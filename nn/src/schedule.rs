@@ -16,10 +16,10 @@
 //! | WSD, `step <= D - wsd_decay_steps` | `m` |
 //! | WSD, later | `l + (m - l) * coefficient(q)`, `q = (step - D + wsd_decay_steps) / wsd_decay_steps` |
 //!
-//! **The step convention.** `lr(step)` is Megatron's: `step` counts the updates *already made*, so a
-//! run that asks in Megatron's way uses `lr(0) = warmup_init` for its very first update, which with
-//! the default `warmup_init = 0` does not move the weights. Asking with the number of the update
-//! about to be made, from 1, skips that idle update and reaches `max_lr` at update `W`.
+//! **Step convention.** `lr(step)` is Megatron's: `step` counts the updates *already made*. A run that follows
+//! Megatron uses `lr(0) = warmup_init` for its first update, which does not change the weights with the default
+//! `warmup_init = 0`. Passing the number of the next update instead, counted from 1, avoids that and reaches `max_lr`
+//! at update `W`.
 
 use ferrotron_tensor::{Error, Result};
 use std::{f64::consts::PI, fmt, str::FromStr};
@@ -27,9 +27,9 @@ use std::{f64::consts::PI, fmt, str::FromStr};
 /// The shape of the schedule after the warm-up (`--lr-decay-style`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DecayStyle {
-    /// `max_lr` for ever.
+    /// Constant `max_lr`.
     Constant,
-    /// A straight line from `max_lr` to `min_lr`: Megatron's default.
+    /// Linear from `max_lr` to `min_lr`: Megatron's default.
     #[default]
     Linear,
     /// Half a cosine from `max_lr` to `min_lr`.
@@ -40,8 +40,8 @@ pub enum DecayStyle {
     Wsd,
 }
 
-/// The shape of the decay at the end of [`DecayStyle::Wsd`] (`--lr-wsd-decay-style`), as the
-/// coefficient between `max_lr` (1) and `min_lr` (0) over `q` in 0..=1.
+/// The shape of the decay at the end of [`DecayStyle::Wsd`] (`--lr-wsd-decay-style`): the coefficient between
+/// `max_lr` (1) and `min_lr` (0) as a function of `q` in 0..=1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WsdDecayStyle {
     /// `2 * 0.5^q - 1`: Megatron's default.
@@ -72,7 +72,7 @@ const WSD_DECAY_STYLES: [(&str, WsdDecayStyle); 4] = [
     ("minus_sqrt", WsdDecayStyle::MinusSqrt),
 ];
 
-/// The style called `name` in `table`, upper or lower case, `-` or `_`.
+/// The style called `name` in `table`, ignoring case, with `-` equal to `_`.
 fn style_named<T: Copy>(option: &str, name: &str, table: &[(&str, T)]) -> Result<T> {
     let plain = |text: &str| text.to_ascii_lowercase().replace('_', "-");
     table.iter().find(|row| plain(row.0) == plain(name)).map(|row| row.1).ok_or_else(|| {
@@ -111,20 +111,20 @@ impl fmt::Display for WsdDecayStyle {
     }
 }
 
-/// What a [`Schedule`] is made from; steps are optimizer updates.
+/// Configuration of a [`Schedule`]; steps are optimizer updates.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScheduleConfig {
     /// The shape after the warm-up.
     pub style: DecayStyle,
-    /// The peak (`--lr`).
+    /// Maximum learning rate (`--lr`).
     pub max_lr: f64,
-    /// The floor (`--min-lr`).
+    /// Minimum learning rate (`--min-lr`).
     pub min_lr: f64,
-    /// Where the warm-up starts (`--lr-warmup-init`).
+    /// Learning rate at the start of the warm-up (`--lr-warmup-init`).
     pub warmup_init: f64,
     /// Length of the warm-up (`--lr-warmup-iters`); 0 for none.
     pub warmup_steps: u64,
-    /// Step at which `min_lr` is reached, warm-up included (`--lr-decay-iters`).
+    /// Step at which `min_lr` is reached, including the warm-up (`--lr-decay-iters`).
     pub decay_steps: u64,
     /// Length of the decay at the end of a WSD schedule (`--lr-wsd-decay-iters`).
     pub wsd_decay_steps: u64,
@@ -208,7 +208,7 @@ impl Schedule {
         Ok(Schedule(config))
     }
 
-    /// `lr` in every step.
+    /// A constant learning rate of `lr`.
     ///
     /// # Errors
     /// A rate that is negative or not finite.
@@ -216,12 +216,12 @@ impl Schedule {
         Schedule::new(ScheduleConfig { max_lr: lr, ..ScheduleConfig::default() })
     }
 
-    /// The configuration it was made from.
+    /// The configuration.
     pub fn config(&self) -> &ScheduleConfig {
         &self.0
     }
 
-    /// The learning rate after `step` updates (see the module's page for the convention).
+    /// The learning rate after `step` updates (see the module documentation for the convention).
     pub fn lr(&self, step: u64) -> f64 {
         let ScheduleConfig { style, max_lr, min_lr, warmup_steps, decay_steps, .. } = self.0;
         if warmup_steps > 0 && step <= warmup_steps {

@@ -1,36 +1,36 @@
-//! CUDA graphs: work of a GPU that is captured once and replayed as one piece, so that the host's time for each kernel is
-//! spent once. A training step is such work.
+//! CUDA graphs: GPU work that is captured once and replayed as a unit, so that the host launches its kernels only
+//! once. A training step is such work.
 //!
-//! # What a graph is
+//! # Usage
 //!
-//! [`CudaGraph::capture`] calls a closure whose operations do not run: what they would have given the GPU is captured.
-//! [`CudaGraph::replay`] gives it all to the GPU, any number of times.
+//! [`CudaGraph::capture`] calls a closure and records its GPU work instead of running it.
+//! [`CudaGraph::replay`] enqueues the recorded work, any number of times.
 //!
 //! ```text
-//!  work(&x)?;                                        once as it is: loads kernels, plans products
+//!  work(&x)?;                                        once without capture: loads kernels, plans products
 //!  let (mut graph, loss) = CudaGraph::capture(&device, || work(&x))?;
 //!  for step in .. {
 //!      x.write_slice(&next)?;                        inputs, in place
-//!      numbers.set(&StepNumbers { .. })?;            an optimizer's numbers, in place
+//!      numbers.set(&StepNumbers { .. })?;            optimizer step parameters, in place
 //!      graph.replay(step)?;                          random numbers of this step
-//!      loss.item()?;                                 where somebody wants to know
+//!      loss.item()?;                                 if the host needs the value
 //!  }
 //! ```
 //!
-//! **Memory.** What the closure takes from the device comes from a pool that belongs to the graph. What it gives back is
-//! used again within the closure only, so no tensor of others lies where the graph writes. Tensors that outlive the
-//! closure hold the results of the last replay. Tensors from outside that it reads or writes keep their place for as long
-//! as the graph lives, even if everybody else drops them; while one of them is in a collective that was not waited for,
-//! there must be no replay. [`Device::memory`] counts a graph as the most of its own memory that it ever used.
+//! **Memory.** The closure allocates device memory from a pool that belongs to the graph. Memory that it frees is
+//! reused only within the closure, so replays never write to unrelated tensors. Tensors that outlive the closure hold
+//! the results of the last replay. Tensors from outside that the closure reads or writes stay allocated for the life
+//! of the graph, even if all other handles are dropped. There must be no replay while one of them is in a collective
+//! that was not waited for. [`Device::memory`] counts a graph at the peak of its own memory.
 //!
-//! **Frozen** is whatever the host decides while it captures: shapes, which operations, their order, and every number that
-//! an operation takes as an argument. What differs from replay to replay lies in memory of the GPU: tensors from outside,
-//! the numbers of a [`Step`](crate::ops::step::Step), and the step of [random keys](crate::RandomKey), one for all keys of
-//! a graph, which each replay sets; with their seeds and sites it says what [dropout](crate::ops::dropout) drops.
+//! **Frozen** are all decisions of the host during capture: shapes, the operations and their order, and every number
+//! passed to an operation. Values that change between replays are in GPU memory: tensors from outside, the parameters
+//! of a [`Step`](crate::ops::step::Step), and the step of [random keys](crate::RandomKey). Each replay sets that step
+//! for all keys of the graph; with seed and site it determines the mask of [dropout](crate::ops::dropout).
 //!
-//! **Not possible** in a capture is whatever the host would wait for or send: `to_vec`, `item`, `from_slice`,
-//! `write_slice`, `synchronize`, a new `Step`, collectives. These are errors that say so. After an error there is no
-//! graph; device and pool are as before, and what the closure did to values of the host remains.
+//! **Rejected** during capture is everything that synchronizes with or sends data from the host: `to_vec`, `item`,
+//! `from_slice`, `write_slice`, `synchronize`, a new `Step`, collectives. Each returns an error. After an error there
+//! is no graph; device and pool are unchanged, but the closure's effects on host values remain.
 
 use ferrotron_cuda::graph::{Graph, Recording};
 use std::sync::Arc;
@@ -38,9 +38,9 @@ use std::sync::Arc;
 use crate::capture::Capture;
 use crate::{Device, Error, Result};
 
-/// Captured work of a GPU.
+/// GPU work that was captured.
 ///
-/// A tensor that the work writes changes with each replay, whoever holds it.
+/// A tensor that the work writes changes with each replay, in all of its handles.
 ///
 /// ```no_run
 /// use ferrotron_cuda::gpu::GpuConfig;
@@ -59,19 +59,22 @@ use crate::{Device, Error, Result};
 /// ```
 pub struct CudaGraph {
     graph: Graph,
-    /// The memory that it uses.
+    /// The memory that the graph uses.
     capture: Arc<Capture>,
     device: Device,
 }
 
 impl CudaGraph {
-    /// Calls `f`, and captures what it gives the GPU of `device` instead of doing it. Nothing has run when this returns:
-    /// the tensors among `f`'s results have their contents after a [replay](CudaGraph::replay).
+    /// Calls `f` and captures its GPU work of `device` instead of running it. Tensors in the result have valid
+    /// contents only after a [replay](CudaGraph::replay).
     ///
-    /// Call `f` once before as it is. Kernels are compiled then, and its results say whether it works at all. Memory that
-    /// the device's pool keeps for later is given back to the GPU first, which the host waits for.
+    /// Call `f` once without capture first: that compiles kernels and shows whether `f` succeeds. Before capturing,
+    /// the pool returns its unused memory to the GPU, which synchronizes with the host.
     ///
-    /// Errors if `device` is no GPU, its work is being captured already, or `f` errors or does what cannot be captured.
+    /// # Errors
+    ///
+    /// Errors if `device` is not a GPU, or its work is already being captured. Errors if `f` does, or if it uses an
+    /// operation that cannot be captured.
     ///
     /// ```
     /// use ferrotron_tensor::{CudaGraph, Device};
@@ -94,18 +97,20 @@ impl CudaGraph {
         Ok((CudaGraph { graph, capture, device: device.clone() }, result))
     }
 
-    /// Gives the GPU the captured work, after what it was given before; nobody waits for it. Random numbers are those of
-    /// training step `step`, whichever the keys had that it was captured with.
+    /// Enqueues the captured work after all earlier work, without synchronizing. Random numbers are those of training
+    /// step `step`, regardless of the step of the captured keys.
     ///
     /// Errors if the GPU has failed, or its work is being captured.
     pub fn replay(&mut self, step: u64) -> Result<()> {
         let gpu = self.device.expect_gpu("cuda_graph")?;
         self.device.expect_no_capture("cuda_graph")?;
-        // A graph holds blocks, not tensors, so nobody has seen whether the stream of copies works on one of them.
+        // A graph holds blocks, not tensors, so pending work of the copy stream on them is unknown: wait for all of
+        // it.
         let copied = gpu.copies().record().and_then(|until| gpu.compute().wait(&until));
         copied.map_err(Error::of_gpu)?;
-        // SAFETY: it was captured on this GPU. The capture holds the memory that addresses were taken of. It is used in the
-        // order of the compute stream, which has waited for that of copies. Kernels live as long as the GPU.
+        // SAFETY: the work was captured on this GPU. The capture holds all memory whose addresses it contains. The
+        // memory is used in the order of the compute stream, which waits for the copy stream. Kernels live as long as
+        // the GPU.
         unsafe { self.graph.launch(gpu, step) }.map_err(Error::of_gpu)
     }
 }
@@ -116,7 +121,7 @@ impl Drop for CudaGraph {
     }
 }
 
-/// A device whose work is being captured, until this is dropped.
+/// A device whose work is being captured until this is dropped.
 struct Capturing<'a>(&'a Device, Arc<Capture>);
 
 impl Drop for Capturing<'_> {

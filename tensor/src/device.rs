@@ -25,10 +25,10 @@ use crate::ops::table::kernel_rows;
 use crate::pool::{Backing, MemoryStats, Pool};
 use crate::{Error, MemoryKind, Result};
 
-/// Where tensors live and who computes on them. Cloning gives another handle of the same device.
+/// A device that holds tensors and computes on them. Cloning returns another handle of the same device.
 ///
-/// Each device owns its threads, so that several ranks in one process share the cores as they were
-/// told to. Results never depend on the number of threads.
+/// Each device owns its threads, so several ranks in one process share the cores as configured.
+/// Results never depend on the number of threads.
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
 
@@ -36,35 +36,34 @@ struct Inner {
     pool: Arc<Pool>,
     host: Arc<Pool>,
     workers: Workers,
-    /// Held by the call of [`Device::run`] that has the threads.
+    /// Held by the [`Device::run`] call that uses the threads.
     turn: Mutex<()>,
 }
 
-/// Who carries out the loops of kernels.
+/// Executes the loops of kernels.
 enum Workers {
-    /// Threads of the device's own.
+    /// Threads owned by the device.
     Threads(ThreadPool),
-    /// Nobody, in place of so many threads.
+    /// None: a fake device with a nominal number of threads.
     Nobody(usize),
-    /// A GPU: whatever loop is left runs on the calling thread.
+    /// A GPU; loops that remain on the host run on the calling thread.
     Gpu(Box<GpuWorker>),
 }
 
 struct GpuWorker {
     gpu: Arc<Gpu>,
-    /// While its work is captured.
+    /// Set while the GPU's work is captured.
     capture: RwLock<Option<Arc<Capture>>>,
 }
 
 impl Device {
-    /// A CPU device that computes on `threads` threads of its own. Its host memory is in the system's folder for
-    /// temporary files.
+    /// Creates a CPU device with `threads` threads of its own. Its host memory is in the system's temporary folder.
     pub fn cpu(threads: usize) -> Result<Device> {
         Self::cpu_with_offload_folder(threads, std::env::temp_dir())
     }
 
-    /// As [`Device::cpu`], with [host memory](MemoryKind::Host) in files of `folder`. They are made when they are
-    /// needed, and have no names: nothing is left of them when the process has ended.
+    /// Like [`Device::cpu`], with [host memory](MemoryKind::Host) in files of `folder`. Files are created on demand
+    /// and have no names, so none remain after the process ends.
     pub fn cpu_with_offload_folder(threads: usize, folder: impl Into<PathBuf>) -> Result<Device> {
         let pool = ThreadPoolBuilder::new()
             .num_threads(checked(threads)?)
@@ -77,13 +76,12 @@ impl Device {
         Ok(Self::with(Workers::Threads(pool), Backing::Memory, host))
     }
 
-    /// A device that computes nothing, in place of one with `threads` threads: to find out what the memory of a
-    /// computation would be.
+    /// Creates a fake CPU device with `threads` nominal threads; it executes nothing and is used to estimate memory.
     ///
-    /// Operations check their operands and take their results from the pool, which counts as any does, but the
-    /// loops of kernels do nothing. So hardly any memory is touched, and an operation costs about a microsecond,
-    /// whatever its size. What a tensor holds is unspecified, unless the host wrote it
-    /// ([`Tensor::from_slice`](crate::Tensor::from_slice), [`Tensor::full`](crate::Tensor::full)).
+    /// Operations check their operands and allocate results from a counting pool, but kernel loops are skipped.
+    /// Memory is hardly touched, and an operation takes about a microsecond at any size. Tensor contents are
+    /// unspecified unless the host wrote them ([`Tensor::from_slice`](crate::Tensor::from_slice),
+    /// [`Tensor::full`](crate::Tensor::full)).
     ///
     /// ```
     /// use ferrotron_tensor::{DType, Device, Tensor, ops::matmul::matmul};
@@ -98,12 +96,12 @@ impl Device {
         Ok(Self::with(workers, Backing::Addresses, Backing::Addresses))
     }
 
-    /// A GPU, with its streams and kernels. Its host memory is pinned memory of the host.
+    /// Creates a GPU device, with its streams and kernels. Its host memory is pinned.
     ///
-    /// Work is done in the order in which it is given, and nobody waits for it before its result is read. Several
-    /// devices may be on one GPU, for example one of each rank.
+    /// Work is enqueued in program order; the host synchronizes only when it reads a result. Several devices may use
+    /// one GPU, for example one per rank.
     ///
-    /// Errors, naming the remedy, if the driver, a library or the GPU is missing.
+    /// Errors, with the remedy, if the driver, a library or the GPU is missing.
     pub fn cuda(config: &GpuConfig) -> Result<Device> {
         let gpu = Arc::new(Gpu::new(config, kernel_rows()).map_err(Error::of_gpu)?);
         let (backing, host) = (Backing::Gpu(gpu.clone()), Backing::Pinned(gpu.clone()));
@@ -111,7 +109,7 @@ impl Device {
         Ok(Self::with(Workers::Gpu(Box::new(worker)), backing, host))
     }
 
-    /// As [`Device::dry`], in place of a GPU of this architecture.
+    /// Creates a fake GPU of this architecture, like [`Device::dry`].
     pub fn dry_cuda(architecture: Architecture) -> Result<Device> {
         let gpu = Arc::new(Gpu::dry(architecture).map_err(Error::of_gpu)?);
         let worker = GpuWorker { gpu, capture: RwLock::default() };
@@ -123,7 +121,7 @@ impl Device {
         Device(Arc::new(Inner { pool, host, workers, turn: Mutex::default() }))
     }
 
-    /// Whether nothing is computed: see [`Device::dry`].
+    /// Returns whether the device is fake: see [`Device::dry`].
     pub fn is_dry(&self) -> bool {
         match &self.0.workers {
             Workers::Threads(_) => false,
@@ -132,12 +130,12 @@ impl Device {
         }
     }
 
-    /// Whether a GPU computes.
+    /// Returns whether the device is a GPU.
     pub fn is_gpu(&self) -> bool {
         self.gpu().is_some()
     }
 
-    /// The GPU that computes, if one does.
+    /// The GPU, if the device is one.
     pub fn gpu(&self) -> Option<&Gpu> {
         match &self.0.workers {
             Workers::Gpu(worker) => Some(&worker.gpu),
@@ -145,7 +143,7 @@ impl Device {
         }
     }
 
-    /// The capture that its work is part of, if it is being captured.
+    /// The capture in progress, if there is one.
     pub(crate) fn capture(&self) -> Option<Arc<Capture>> {
         match &self.0.workers {
             Workers::Gpu(worker) => {
@@ -155,17 +153,17 @@ impl Device {
         }
     }
 
-    /// From now on tensors come from the capture's pools. Errors if that is so already.
+    /// Starts a capture: tensors are allocated from its pools from now on. Errors if a capture is in progress.
     pub(crate) fn begin_capture(&self) -> Result<Arc<Capture>> {
         let Workers::Gpu(worker) = &self.0.workers else {
             return Err(Error::device("cuda_graph", "the device is no GPU"));
         };
-        // Looked at and set at once: of two threads one captures, and nobody takes its pools away.
+        // Tested and set under one lock: only one thread can capture, and no other thread can replace its pools.
         let mut current = worker.capture.write().unwrap_or_else(PoisonError::into_inner);
         if current.is_some() {
             return Err(self.captured("cuda_graph"));
         }
-        // What waits there to be used again would be taken from the GPU twice.
+        // Cached blocks would otherwise occupy GPU memory in addition to the graph's pools.
         self.0.pool.trim();
         Ok(current.insert(Arc::new(Capture::new(&self.0.pool, &self.0.host))).clone())
     }
@@ -176,8 +174,8 @@ impl Device {
         }
     }
 
-    /// Errors while the device's work is [captured](crate::CudaGraph), which the host can neither wait for nor send
-    /// anything, nor other streams work with: what `op` would do.
+    /// Errors while the device's work is [captured](crate::CudaGraph). During a capture the host cannot synchronize
+    /// with or write to the GPU, and other streams cannot join; `op` names the operation that would.
     pub fn expect_no_capture(&self, op: &'static str) -> Result<()> {
         self.capture().map_or(Ok(()), |_| Err(self.captured(op)))
     }
@@ -189,12 +187,12 @@ impl Device {
         Error::device(op, message)
     }
 
-    /// The GPU that computes. Errors if none does.
+    /// The GPU. Errors if the device is not one.
     pub(crate) fn expect_gpu(&self, op: &'static str) -> Result<&Gpu> {
         self.gpu().ok_or_else(|| Error::device(op, "the device is no GPU"))
     }
 
-    /// How many threads compute.
+    /// Number of compute threads.
     pub fn threads(&self) -> usize {
         match &self.0.workers {
             Workers::Gpu(_) => 1,
@@ -203,11 +201,11 @@ impl Device {
         }
     }
 
-    /// Runs `f` on one of the device's own threads, so that the operations inside fork without a
-    /// detour: worth it around a whole training step of a small model.
+    /// Runs `f` on one of the device's own threads, so that its operations fork without a thread switch. Use it
+    /// around a whole training step of a small model.
     ///
-    /// Calls from several threads take turns, so `f` must not wait for another thread's call on the same
-    /// device. A call from within `f` runs at once. The caller's subscriber of `tracing` gets the spans of `f`.
+    /// Calls from several threads are serialized, so `f` must not wait for another thread's call on the same device.
+    /// A nested call runs immediately. Spans of `f` go to the caller's `tracing` subscriber.
     ///
     /// ```
     /// let device = ferrotron_tensor::Device::cpu(2)?;
@@ -215,20 +213,20 @@ impl Device {
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
     pub fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
-        // A thread that waits for its part of a loop takes up whatever work there is. Another caller's
-        // closure would run in the midst of this one's, under its thread-locals and its locks.
+        // While a thread waits for its share of a loop, it executes any queued work. Another caller's closure would
+        // then run inside this one, under its thread-locals and locks.
         let own = match &self.0.workers {
             Workers::Threads(threads) => threads.current_thread_index().is_some(),
             Workers::Nobody(_) | Workers::Gpu(_) => return f(),
         };
         let _turn = (!own).then(|| self.0.turn.lock().unwrap_or_else(PoisonError::into_inner));
-        // Whoever watches the caller watches `f`, on whichever thread it runs.
+        // Spans of `f` go to the caller's subscriber, whichever thread runs it.
         let watcher = dispatcher::get_default(Dispatch::clone);
         self.install(|| dispatcher::with_default(&watcher, f))
     }
 
-    /// As [`Device::run`] without taking turns: for loops of kernels, which hold no lock and read no
-    /// thread-local that anybody else sets.
+    /// Like [`Device::run`] without serialization: for kernel loops, which hold no lock and read no thread-local set
+    /// by callers.
     pub(crate) fn install<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         match &self.0.workers {
             Workers::Threads(threads) => threads.install(f),
@@ -236,10 +234,9 @@ impl Device {
         }
     }
 
-    /// Waits until everything that was given to the device is done: a GPU works while the host goes on. To measure
-    /// times; results wait by themselves when they are read.
+    /// Waits until all enqueued work is done. For timing only: reading a result synchronizes by itself.
     ///
-    /// Errors if any of it failed.
+    /// Errors if any of the work failed.
     pub fn synchronize(&self) -> Result<()> {
         self.expect_no_capture("synchronize")?;
         match self.gpu() {
@@ -248,23 +245,23 @@ impl Device {
         }
     }
 
-    /// Counters of the memory pool.
+    /// Counters of the device memory pool.
     pub fn memory(&self) -> MemoryStats {
         self.memory_of(MemoryKind::Device)
     }
 
-    /// Counters of one of the two pools: [`Device::memory`] is that of the device's own.
+    /// Counters of one of the two pools; [`Device::memory`] is [`MemoryKind::Device`].
     pub fn memory_of(&self, kind: MemoryKind) -> MemoryStats {
         self.own_pool(kind).stats()
     }
 
-    /// Starts the peaks and the numbers of allocations anew.
+    /// Resets peaks and allocation counts.
     pub fn reset_memory_peaks(&self) {
         self.0.pool.reset_stats();
         self.0.host.reset_stats();
     }
 
-    /// The pool that tensors come from.
+    /// The pool that new tensors are allocated from.
     pub(crate) fn pool_of(&self, kind: MemoryKind) -> Arc<Pool> {
         match self.capture() {
             Some(capture) => capture.pool(kind).clone(),
@@ -283,8 +280,8 @@ impl Device {
         }
     }
 
-    /// Calls `f(task)` for every task below `tasks`, on all threads when `work` (elements touched in
-    /// all) is worth it; a dry device calls nothing. Tasks must not depend on one another.
+    /// Calls `f(task)` for every task below `tasks`. It uses all threads if `work` (total elements touched) is large
+    /// enough. A fake device calls nothing. Tasks must be independent.
     pub(crate) fn for_each(&self, tasks: usize, work: usize, f: impl Fn(usize) + Send + Sync) {
         if self.is_dry() {
             return;
@@ -296,14 +293,14 @@ impl Device {
         }
     }
 
-    /// The parallel loop itself, compiled once: each kernel would otherwise bring its own copy of the
-    /// thread pool's machinery.
+    /// The parallel loop, compiled once: each kernel would otherwise instantiate its own copy of the thread pool
+    /// code.
     fn fork(&self, tasks: usize, f: &(dyn Fn(usize) + Send + Sync)) {
         self.install(|| (0..tasks).into_par_iter().for_each(f));
     }
 
-    /// Cuts `out` into rows of `width` and calls `f(first_row, rows)` on runs of whole rows, on all threads where
-    /// that is worth it; a dry device calls nothing.
+    /// Splits `out` into rows of `width` and calls `f(first_row, rows)` on blocks of whole rows, on all threads where
+    /// that pays. A fake device calls nothing.
     ///
     /// ```
     /// let device = ferrotron_tensor::Device::cpu(2)?;
@@ -344,7 +341,7 @@ impl fmt::Debug for Device {
     }
 }
 
-/// More threads than any machine has cores: systems refuse so many in ways that no program survives.
+/// An upper bound on threads, above any machine's core count: systems fail unrecoverably at much larger numbers.
 const MOST_THREADS: usize = 4096;
 
 fn checked(threads: usize) -> Result<usize> {

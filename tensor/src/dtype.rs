@@ -1,8 +1,7 @@
-//! Element types: the run-time [`DType`], the compile-time [`Element`] behind it, and the macros
-//! that join the two.
+//! Element types: the run-time [`DType`], the compile-time [`Element`], and the macros that dispatch between them.
 //!
-//! Arithmetic never happens in 16 bits: an [`Element`] is stored as itself and computed with as its
-//! [`Element::Acc`] (16-bit and f32 -> f32, f64 -> f64).
+//! Arithmetic never happens in 16 bits: an [`Element`] is stored in its own type and computed in [`Element::Acc`]
+//! (16-bit and f32 -> f32, f64 -> f64).
 
 use bytemuck::Pod;
 use ferrotron_cuda::kernels::ElementType;
@@ -26,7 +25,7 @@ pub enum DType {
     U8,
     /// Token ids and indices.
     U32,
-    /// Signed indices, as in other systems' files; negative values mean "ignore".
+    /// Signed indices, as in files of other systems; negative values mean "ignore".
     I64,
 }
 
@@ -45,13 +44,12 @@ impl DType {
         }
     }
 
-    /// Whether this is a floating-point type, the only ones that carry gradients.
+    /// Returns whether this is a floating-point type. Only these carry gradients.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F64 | DType::F32 | DType::BF16 | DType::F16)
     }
 
-    /// The type that numbers of this one are computed with and added up in: [`Element::Acc`]. That of integers is
-    /// their own.
+    /// The type in which values of this type are computed and accumulated: [`Element::Acc`]. Integers are their own.
     pub const fn accumulator(self) -> DType {
         match self {
             DType::BF16 | DType::F16 => DType::F32,
@@ -72,7 +70,7 @@ impl DType {
 }
 
 impl From<DType> for ElementType {
-    /// The type that kernels of a GPU know it by.
+    /// The element type for which GPU kernels are compiled.
     fn from(dtype: DType) -> ElementType {
         match dtype {
             DType::F64 => ElementType::F64,
@@ -113,25 +111,25 @@ impl std::str::FromStr for DType {
     }
 }
 
-/// A type that a tensor may hold.
+/// A type that tensors can hold.
 pub trait Scalar: Pod + Send + Sync + PartialEq + PartialOrd + fmt::Debug + fmt::Display {
     /// The run-time name of this type.
     const DTYPE: DType;
 }
 
-/// A floating-point storage type with the type it is computed in.
+/// A floating-point storage type with its accumulator type.
 pub trait Element: Scalar {
-    /// Reductions and arithmetic happen in this type.
+    /// The type for reductions and arithmetic.
     type Acc: Real + Element<Acc = Self::Acc>;
-    /// Widens for computing; exact.
+    /// Widens to the accumulator type; exact.
     fn acc(self) -> Self::Acc;
-    /// Rounds to nearest even for storing.
+    /// Rounds to nearest even for storage.
     fn from_acc(value: Self::Acc) -> Self;
 }
 
 /// An integer type that can index: token ids, targets, gather indices.
 pub trait Index: Scalar {
-    /// The index, or `None` where it is negative.
+    /// The index, or `None` if it is negative.
     fn index(self) -> Option<usize>;
 }
 
@@ -158,14 +156,14 @@ element! {
     f16, f32, f16_to_f32, f16_from_f32;
 }
 
-/// Exact. Without the branch of `bf16::to_f32` for signalling NaNs, which keeps loops scalar.
+/// Exact. It omits the signalling-NaN branch of `bf16::to_f32`, which would prevent vectorization.
 #[inline(always)]
 fn bf16_to_f32(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
 }
 
-/// Rounds to nearest even without a branch: adds half of what is cut off, minus one when the kept part is
-/// even. A NaN keeps its upper half and becomes quiet.
+/// Rounds to nearest even without a branch: adds half of the discarded unit, minus one if the kept bits are even.
+/// A NaN keeps its upper half and becomes quiet.
 #[inline(always)]
 fn bf16_from_f32(value: f32) -> bf16 {
     let bits = value.to_bits();
@@ -174,9 +172,8 @@ fn bf16_from_f32(value: f32) -> bf16 {
     bf16::from_bits(if value.is_nan() { quiet } else { rounded } as u16)
 }
 
-/// Widens without a branch, so that a loop over it becomes vector instructions; `f16::to_f32` asks for the
-/// processor's abilities at every element. Scaling by 2^112 moves the exponent's bias from 15 to 127,
-/// subnormal numbers included.
+/// Widens without a branch, so that loops vectorize; `f16::to_f32` queries CPU features for every element.
+/// Scaling by 2^112 moves the exponent bias from 15 to 127, also for subnormals.
 #[inline(always)]
 fn f16_to_f32(value: f16) -> f32 {
     let bits = u32::from(value.to_bits());
@@ -193,13 +190,13 @@ fn f16_to_f32(value: f16) -> f32 {
 fn f16_from_f32(value: f32) -> f16 {
     let bits = value.to_bits();
     let magnitude = bits & 0x7FFF_FFFF;
-    // Normal results: rebias the exponent, then round the 13 bits that go to even by an addition.
+    // Normal results: rebias the exponent, then round away the low 13 bits to even by an addition.
     let odd = (magnitude >> 13) & 1;
     let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0xFFF + odd) >> 13;
     // Results below 2^-14: adding 0.5 leaves them, rounded to even, in the sum's low bits.
     let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits());
     let rounded = if magnitude < (113 << 23) { subnormal } else { normal };
-    // 65520 and more round to infinity; NaN stays one.
+    // 65520 and more round to infinity; NaN stays NaN.
     let rounded = if magnitude >= 0x477F_F000 { 0x7C00 } else { rounded };
     let rounded = if magnitude > 0x7F80_0000 { 0x7E00 } else { rounded };
     f16::from_bits((rounded | (bits >> 16 & 0x8000)) as u16)
@@ -213,8 +210,8 @@ macro_rules! index {
 }
 index!(u8, u32, i64);
 
-/// Runs a generic body with `$T` bound to the [`Element`] behind a run-time float dtype; other
-/// dtypes return an error that names `$op`.
+/// Runs a generic body with `$T` bound to the [`Element`] of a run-time float dtype; other dtypes return an error of
+/// `$op`.
 #[macro_export]
 macro_rules! dispatch_float {
     ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
@@ -245,7 +242,7 @@ macro_rules! dispatch_float {
     };
 }
 
-/// Runs a generic body with `$T` bound to the [`Index`] type behind a run-time integer dtype.
+/// Runs a generic body with `$T` bound to the [`Index`] type of a run-time integer dtype.
 #[macro_export]
 macro_rules! dispatch_index {
     ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
@@ -269,7 +266,7 @@ macro_rules! dispatch_index {
     };
 }
 
-/// Runs a generic body with `$T` bound to the [`Scalar`] behind any dtype.
+/// Runs a generic body with `$T` bound to the [`Scalar`] of any dtype.
 #[macro_export]
 macro_rules! dispatch_any {
     ($dtype:expr, $T:ident => $body:expr) => {
@@ -332,7 +329,7 @@ mod tests {
                 got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()),
                 "{bits:#x}"
             );
-            // The value itself, its neighbours in f32, and the halfway point to the next with its own.
+            // The value itself, its neighbours in f32, and the midpoint to the next f16.
             for half in [0, 0x1000] {
                 for step in [-1_i32, 0, 1] {
                     let near = f32::from_bits(want.to_bits().wrapping_add_signed(half + step));

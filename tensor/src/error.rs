@@ -1,4 +1,4 @@
-//! The one error of the project: what went wrong, in which op, where in the model.
+//! The error type of the project: kind, operation, module path and values.
 //!
 //! ```
 //! use ferrotron_tensor::{Error, ErrorKind};
@@ -14,35 +14,35 @@
 
 use std::fmt;
 
-/// Every fallible function of the project returns this.
+/// The result of every fallible function of the project.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The class of an [`Error`], for callers that react to it.
+/// The class of an [`Error`], for callers that handle it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// Shapes, strides or indices do not fit the operation.
     Shape,
-    /// The operation does not take this dtype, or two operands differ in theirs.
+    /// The operation does not support this dtype, or the operands' dtypes differ.
     DType,
     /// A value is out of its domain (an index beyond a table, a negative size).
     Value,
-    /// Memory cannot be had, or is still held by somebody else.
+    /// Memory cannot be allocated, or still has another holder.
     Memory,
-    /// The graph cannot be walked: consumed twice, a changed parameter, a captured variable.
+    /// The graph cannot run backward: consumed twice, a changed parameter, a captured variable.
     Graph,
-    /// A file or stream could not be read or written, or holds something else than promised.
+    /// A file or stream could not be read or written, or has invalid contents.
     Io,
-    /// A device is missing, failed, or is not the one that an operation needs.
+    /// A device is missing, failed, or is not the one an operation needs.
     Device,
-    /// A configuration, flag or combination is refused.
+    /// A configuration, flag or combination is rejected.
     Config,
-    /// Ranks disagree about a collective, or one of them is late or gone.
+    /// Ranks disagree about a collective, or one of them is late or has exited.
     Communication,
 }
 
-/// What went wrong: a kind, the operation that noticed and the values involved. The place in the
-/// model is added on the way up with [`Error::at`].
+/// An error: its kind, the operation that detected it, and the values involved. [`Error::at`] adds the module path as
+/// the error propagates.
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -53,17 +53,17 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of `kind` noticed by `op`; `context` names the values and the remedy.
+    /// An error of `kind` detected by `op`; `context` states the values and the remedy.
     pub fn new(kind: ErrorKind, op: &'static str, context: impl Into<String>) -> Self {
         Error(Box::new(Inner { kind, op, path: String::new(), context: context.into() }))
     }
 
-    /// Shapes that do not fit.
+    /// Incompatible shapes.
     pub fn shape(op: &'static str, context: impl Into<String>) -> Self {
         Self::new(ErrorKind::Shape, op, context)
     }
 
-    /// A dtype that the operation does not take.
+    /// A dtype that the operation does not support.
     pub fn dtype(op: &'static str, context: impl Into<String>) -> Self {
         Self::new(ErrorKind::DType, op, context)
     }
@@ -73,17 +73,17 @@ impl Error {
         Self::new(ErrorKind::Value, op, context)
     }
 
-    /// Memory that is not there or still held.
+    /// Memory that cannot be allocated or still has another holder.
     pub fn memory(op: &'static str, context: impl Into<String>) -> Self {
         Self::new(ErrorKind::Memory, op, context)
     }
 
-    /// A device that is missing, failed, or is not the one that is needed.
+    /// A device that is missing, failed, or is not the one needed.
     pub fn device(op: &'static str, context: impl Into<String>) -> Self {
         Self::new(ErrorKind::Device, op, context)
     }
 
-    /// A graph that cannot be walked.
+    /// A graph that cannot run backward.
     pub fn graph(op: &'static str, context: impl Into<String>) -> Self {
         Self::new(ErrorKind::Graph, op, context)
     }
@@ -93,12 +93,12 @@ impl Error {
         Self::new(ErrorKind::Io, op, context)
     }
 
-    /// A refused configuration.
+    /// A rejected configuration.
     pub fn config(op: &'static str, context: impl Into<String>) -> Self {
         Self::new(ErrorKind::Config, op, context)
     }
 
-    /// A collective that ranks disagree about, or that one of them does not take part in.
+    /// A collective that ranks disagree about, or that one of them does not join.
     pub fn communication(op: &'static str, context: impl Into<String>) -> Self {
         Self::new(ErrorKind::Communication, op, context)
     }
@@ -108,7 +108,7 @@ impl Error {
         self.0.kind
     }
 
-    /// The operation that noticed.
+    /// The operation that detected the error.
     pub fn op(&self) -> &'static str {
         self.0.op
     }
@@ -118,7 +118,7 @@ impl Error {
         &self.0.context
     }
 
-    /// Puts a module's name in front of the path: called by each module on the way up.
+    /// Prepends a module name to the path. Each module calls it as the error propagates.
     #[must_use]
     pub fn at(mut self, module: &str) -> Self {
         if !module.is_empty() {
@@ -150,9 +150,9 @@ impl fmt::Debug for Error {
 
 impl std::error::Error for Error {}
 
-/// Adds the place in the model to the error of a `Result`.
+/// Adds a module path to the error of a `Result`.
 pub trait At<T> {
-    /// `result.at("blocks.3")` prefixes the error's path, if there is one.
+    /// Prepends `module` to the error's path, if this is an error: `result.at("blocks.3")`.
     fn at(self, module: &str) -> Result<T>;
 }
 

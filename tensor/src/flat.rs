@@ -1,8 +1,8 @@
-//! Many tensors laid end to end in one allocation.
+//! A flat buffer: many tensors contiguous in one allocation.
 //!
-//! Weights, gradients and moments live in flats, so that the optimizer is one pass over one tensor and
-//! a collective needs no packing. Each range is a buffer of its own: a kernel may write one range in
-//! place while it is the only holder, and elements of several only while nobody holds any of these.
+//! Weights, gradients and moments are in flat buffers, so the optimizer is one pass and a collective needs no
+//! packing. Each range is a [`Buffer`]: a kernel may write a range in place while it is the sole holder, and elements
+//! across ranges only while none of those ranges has another holder.
 
 mod runs;
 
@@ -14,7 +14,7 @@ use crate::layout::Layout;
 use crate::pool::Category;
 use crate::{DType, Device, Error, MemoryKind, Result, Tensor};
 
-/// Consecutive named ranges of one dtype.
+/// Consecutive named ranges of one dtype in one allocation.
 pub struct Flat {
     ranges: Vec<Range>,
     dtype: DType,
@@ -23,7 +23,7 @@ pub struct Flat {
 
 struct Range {
     name: String,
-    /// Its first element within the whole.
+    /// Offset of its first element in the flat buffer.
     start: usize,
     layout: Layout,
     buffer: Arc<Buffer>,
@@ -36,7 +36,7 @@ impl Range {
 }
 
 impl Flat {
-    /// A flat of zeros with a range of `dims` for each name.
+    /// A zero-filled flat buffer with a range of `dims` for each name.
     ///
     /// ```
     /// use ferrotron_tensor::{Category, DType, Device, Flat, Tensor};
@@ -58,7 +58,7 @@ impl Flat {
         Self::new_in(MemoryKind::Device, device, dtype, category, parts)
     }
 
-    /// As [`Flat::new`], in one of the device's two kinds of memory.
+    /// Like [`Flat::new`], in one of the device's two kinds of memory.
     pub fn new_in(
         kind: MemoryKind,
         device: &Device,
@@ -71,7 +71,7 @@ impl Flat {
         Ok(flat)
     }
 
-    /// As [`Flat::new`], with unspecified contents.
+    /// Like [`Flat::new`], with unspecified contents.
     pub fn empty(
         device: &Device,
         dtype: DType,
@@ -107,7 +107,7 @@ impl Flat {
         Ok(Flat { ranges, dtype, device: device.clone() })
     }
 
-    /// A flat without ranges and without memory.
+    /// A flat buffer without ranges or memory.
     pub fn none(device: &Device, dtype: DType) -> Flat {
         Flat { ranges: Vec::new(), dtype, device: device.clone() }
     }
@@ -117,7 +117,7 @@ impl Flat {
         self.ranges.len()
     }
 
-    /// Number of elements of all ranges.
+    /// Number of elements in all ranges.
     pub fn numel(&self) -> usize {
         self.ranges.last().map_or(0, Range::end)
     }
@@ -127,7 +127,7 @@ impl Flat {
         self.dtype
     }
 
-    /// Where the elements are.
+    /// The device of the elements.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -137,13 +137,13 @@ impl Flat {
         &self.ranges[range].name
     }
 
-    /// First element and number of elements of a range within the whole.
+    /// Offset and number of elements of a range.
     pub fn span(&self, range: usize) -> (usize, usize) {
         let range = &self.ranges[range];
         (range.start, range.layout.numel())
     }
 
-    /// A tensor that reads a range; while it lives, the range cannot be written.
+    /// A tensor that reads a range. While it lives, the range cannot be written.
     ///
     /// Errors if there is no such range.
     pub fn tensor(&self, range: usize) -> Result<Tensor> {
@@ -157,10 +157,12 @@ impl Flat {
         Error::memory("flat", format!("asked for range {range} of {count}: its memory is not here"))
     }
 
-    /// Lends a range as a unique tensor to `f`, which may write it.
+    /// Passes a range as a unique tensor to `f`, which may write it.
     ///
-    /// Errors, naming the range, if a tensor still reads it. If `f` panics, or puts another tensor in the
-    /// place of the one it was lent, the flat is empty from then on.
+    /// # Errors
+    ///
+    /// Errors, naming the range, if a tensor still reads it. If `f` panics or replaces the tensor it was passed, the
+    /// flat buffer is empty afterwards.
     pub fn update<R>(
         &mut self,
         range: usize,
@@ -170,8 +172,8 @@ impl Flat {
             return Err(self.no_range(range));
         }
         self.check_unique(range..range + 1)?;
-        // The tensor takes the range's own `Arc`, so that it is unique. Meanwhile the flat has no ranges:
-        // should `f` panic, nothing reaches the memory that went with the tensor.
+        // The tensor takes the range's own `Arc`, so that it is unique. Meanwhile `self.ranges` is empty: if `f`
+        // panics, nothing refers to the memory that the tensor freed.
         let mut ranges = std::mem::take(&mut self.ranges);
         let Range { name, start, layout, buffer } = ranges.swap_remove(range);
         let place = (buffer.pointer(), buffer.len());
@@ -183,12 +185,12 @@ impl Flat {
         }
         ranges.push(Range { name, start, layout, buffer });
         let last = ranges.len() - 1;
-        ranges.swap(range, last); // where it was, and the former last one at the end again
+        ranges.swap(range, last); // Restores the order: the range at its index, the former last range at the end.
         self.ranges = ranges;
         result
     }
 
-    /// Begins to read these elements if the flat is in host memory, since they are going to be used soon.
+    /// Starts reading these elements if they are in a mapped file, because they will be used soon.
     pub fn prefetch(&self, elements: Span<usize>) {
         if let Some(first) = self.ranges.first() {
             let size = self.dtype.size();
@@ -196,8 +198,10 @@ impl Flat {
         }
     }
 
-    /// A tensor that reads elements, in whichever ranges they are, as a vector. While it lives, none of these ranges
-    /// can be written.
+    /// A vector that reads a range of elements, across named ranges. While it lives, none of these ranges can be
+    /// written.
+    ///
+    /// Errors if the buffer has fewer elements.
     ///
     /// ```
     /// use ferrotron_tensor::{Category, DType, Device, Flat};
@@ -211,8 +215,6 @@ impl Flat {
     /// assert_eq!(flat.elements(..3)?.to_vec::<f32>()?, [0.0, 1.0, 2.0]);
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
-    ///
-    /// Errors if there are not as many elements.
     pub fn elements(&self, elements: impl RangeBounds<usize>) -> Result<Tensor> {
         let elements = self.resolve(elements)?;
         let (ranges, first) = self.over(&elements);
@@ -220,10 +222,12 @@ impl Flat {
         self.vector(parts, elements.start - first, elements.len())
     }
 
-    /// Lends elements, in whichever ranges they are, as a vector to `f`, which may write it.
+    /// Passes a range of elements, across named ranges, as a vector to `f`, which may write it.
     ///
-    /// Errors if there are not as many elements, or, naming it, a tensor still reads one of the ranges. If `f` panics,
-    /// or puts another tensor in the place of the one it was lent, the flat is empty from then on.
+    /// # Errors
+    ///
+    /// Errors if the buffer has fewer elements. Errors, naming the range, if a tensor still reads one of the ranges.
+    /// If `f` panics or replaces the tensor it was passed, the flat buffer is empty afterwards.
     pub fn update_elements<R>(
         &mut self,
         elements: impl RangeBounds<usize>,
@@ -232,8 +236,8 @@ impl Flat {
         let elements = self.resolve(elements)?;
         let (over, first) = self.over(&elements);
         self.check_unique(over.clone())?;
-        // As in `update`: the tensor takes the ranges' own buffers. They change places with the last ones and back, so
-        // that it costs nothing how many others there are.
+        // As in `update`: the tensor takes the ranges' own buffers. They are swapped to the end and back, so the cost
+        // does not depend on the number of other ranges.
         let mut ranges = std::mem::take(&mut self.ranges);
         let places_at_end = ranges.len() - over.len()..ranges.len();
         let swaps = over.zip(places_at_end.clone());
@@ -250,7 +254,7 @@ impl Flat {
         if places(buffer.parts()) != lent {
             return Err(replaced());
         }
-        // A copy of the tensor that `f` kept holds them too: then they cannot be written any more.
+        // A clone that `f` kept also holds the ranges; they then cannot be written.
         let parts = buffer.parts().iter().cloned();
         let back = known.into_iter().zip(parts);
         let back =
@@ -261,9 +265,9 @@ impl Flat {
         result
     }
 
-    /// The bytes of all elements, in the memory of the host.
+    /// The bytes of all elements, in host memory.
     ///
-    /// Errors, naming the range, if a tensor still reads one, and if they are in a GPU's memory.
+    /// Errors, naming the range, if a tensor still reads one, and if the elements are in GPU memory.
     pub fn host_bytes_mut(&mut self) -> Result<&mut [u8]> {
         self.check_writable()?;
         if self.device.gpu().is_some() {
@@ -271,8 +275,8 @@ impl Flat {
             return Err(Error::device("flat", message));
         }
         let (pointer, len) = (self.pointer(), self.numel() * self.dtype.size());
-        // SAFETY: the ranges are consecutive parts of one allocation of initialised bytes. Every range's `Arc` has just
-        // been found unique and `self` is borrowed mutably, so nobody else can reach a byte.
+        // SAFETY: the ranges are consecutive in one allocation of initialised bytes. Every range's `Arc` has just
+        // been found unique and `self` is borrowed mutably, so there is no other reference to these bytes.
         Ok(unsafe { std::slice::from_raw_parts_mut(pointer, len) })
     }
 
@@ -281,7 +285,7 @@ impl Flat {
         self.check_unique(0..self.ranges.len())
     }
 
-    /// Its address is taken for work of the device.
+    /// Keeps the allocation for the capture in progress, whose work contains its address.
     pub(crate) fn keep_in_capture(&self) {
         if let (Some(capture), Some(range)) = (self.device.capture(), self.ranges.first()) {
             capture.uses(range.buffer.allocation());
@@ -294,7 +298,7 @@ impl Flat {
             .map_or(std::ptr::dangling_mut::<u64>().cast(), |range| range.buffer.pointer())
     }
 
-    /// A vector of `len` elements from `start` on of the buffers of consecutive ranges.
+    /// A vector of `len` elements from `start` on over the buffers of consecutive ranges.
     fn vector(&self, parts: Vec<Arc<Buffer>>, start: usize, len: usize) -> Result<Tensor> {
         if parts.is_empty() {
             return Tensor::empty(&self.device, self.dtype, &[0]);
@@ -304,7 +308,7 @@ impl Flat {
         Ok(Tensor::view_of(buffer, Layout::vector(len), self.dtype, &self.device))
     }
 
-    /// First and last element of what was asked for.
+    /// The requested elements as a half-open range. Errors if they are out of bounds.
     fn resolve(&self, elements: impl RangeBounds<usize>) -> Result<Span<usize>> {
         let start = match elements.start_bound() {
             Bound::Included(&start) => Some(start),
@@ -325,7 +329,7 @@ impl Flat {
         }
     }
 
-    /// The ranges in which these elements are, and the first element of the first of them; none for no elements.
+    /// The ranges that contain these elements, and the first element of the first of them; empty for no elements.
     fn over(&self, elements: &Span<usize>) -> (Span<usize>, usize) {
         if elements.is_empty() {
             return (0..0, elements.start);
@@ -335,8 +339,8 @@ impl Flat {
         (before..end, self.ranges[before].start)
     }
 
-    /// Errors unless nobody else holds the ranges. `Arc::get_mut`, unlike a look at the count, also makes
-    /// the reads of those who held one on other threads happen before the writes that follow.
+    /// Errors unless the ranges have no other holder. Unlike reading the count, `Arc::get_mut` orders reads by former
+    /// holders on other threads before the following writes.
     fn check_unique(&mut self, ranges: Span<usize>) -> Result<()> {
         for range in &mut self.ranges[ranges] {
             let holders = Arc::strong_count(&range.buffer);
@@ -355,7 +359,7 @@ impl Flat {
     }
 }
 
-/// Where buffers lie.
+/// Addresses and lengths of buffers.
 fn places(buffers: &[Arc<Buffer>]) -> Vec<(*mut u8, usize)> {
     buffers.iter().map(|buffer| (buffer.pointer(), buffer.len())).collect()
 }

@@ -1,7 +1,7 @@
-//! Where a view's elements lie: dims, strides and an offset, all in elements.
+//! The memory layout of a view: dims, strides and an offset, all in elements.
 //!
-//! Views never copy. A broadcast dim has stride 0; strides are never negative. Every layout has few enough
-//! elements that sizes, strides and bytes are computed without overflow: the constructors see to it.
+//! Views never copy. A broadcast dim has stride 0; strides are never negative. The constructors limit the number of
+//! elements so that sizes, strides and bytes never overflow.
 
 use crate::{Error, Result};
 use smallvec::SmallVec;
@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 /// Sizes or strides, inline up to six dims.
 pub type Dims = SmallVec<[usize; 6]>;
 
-/// Most elements of a layout: those of the widest dtype, 8 bytes, fill what a slice may span.
+/// Maximum elements of a layout: in the widest dtype, 8 bytes, they fill the largest possible slice.
 const MOST_ELEMENTS: usize = isize::MAX as usize / 8;
 
 /// The dims, strides and offset of a view into a buffer.
@@ -21,15 +21,15 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Row-major, dense, from offset 0.
+    /// Row-major and dense, with offset 0.
     ///
-    /// Errors if no memory could hold so many elements.
+    /// Errors if the elements exceed the address space.
     pub fn contiguous(dims: &[usize]) -> Result<Self> {
         count("layout", dims)?;
         Ok(Layout { strides: row_major(dims), dims: dims.into(), offset: 0 })
     }
 
-    /// A dense vector. The caller has memory of so many elements, so it is not too long.
+    /// A dense vector. The caller already has memory for `len` elements, so the size needs no check.
     pub(crate) fn vector(len: usize) -> Self {
         Layout { dims: Dims::from_elem(len, 1), strides: Dims::from_elem(1, 1), offset: 0 }
     }
@@ -39,7 +39,7 @@ impl Layout {
         &self.dims
     }
 
-    /// Distance in elements between neighbours along each dim.
+    /// Stride of each dim, in elements.
     pub fn strides(&self) -> &[usize] {
         &self.strides
     }
@@ -59,7 +59,7 @@ impl Layout {
         self.dims.iter().product()
     }
 
-    /// One more than the index of the last element; 0 if there is none.
+    /// One more than the index of the last element; 0 if there are no elements.
     pub(crate) fn end(&self) -> usize {
         if self.numel() == 0 {
             return 0;
@@ -68,7 +68,7 @@ impl Layout {
         1 + self.offset + self.dims.iter().zip(&self.strides).map(reach).sum::<usize>()
     }
 
-    /// Whether the elements lie densely in row-major order (dims of size 1 have no say).
+    /// Returns whether the elements are dense in row-major order (dims of size 1 are ignored).
     pub fn is_contiguous(&self) -> bool {
         let mut expected = 1;
         for (&size, &stride) in self.dims.iter().zip(&self.strides).rev() {
@@ -83,14 +83,14 @@ impl Layout {
         true
     }
 
-    /// Whether some element shows at more than one index, so that nobody may write through this view.
+    /// Returns whether an element appears at more than one index, so that writing through this view is not allowed.
     pub(crate) fn overlaps(&self) -> bool {
-        // Only broadcasting makes two indices meet, and its strides are 0.
+        // Only broadcasting makes indices alias, and its strides are 0.
         self.numel() > 0
             && self.dims.iter().zip(&self.strides).any(|(&n, &stride)| n > 1 && stride == 0)
     }
 
-    /// The same elements under other dims, if strides can express it without a copy.
+    /// The same elements under other dims, or `None` if that needs a copy.
     pub fn reshape(&self, dims: &[usize]) -> Option<Layout> {
         if count("reshape", dims).ok()? != self.numel() {
             return None;
@@ -102,8 +102,7 @@ impl Layout {
                 offset: self.offset,
             });
         }
-        // Walk both shapes from the inside; each group of old dims that is dense within itself may be
-        // cut into new dims freely.
+        // Walks both shapes from the innermost dim; each dense group of old dims can be split into new dims freely.
         let old: Vec<(usize, usize)> = self
             .dims
             .iter()
@@ -143,7 +142,7 @@ impl Layout {
         Some(Layout { dims: dims.into(), strides, offset: self.offset })
     }
 
-    /// Dims in the order given: `permute(&[1, 0])` transposes a matrix.
+    /// Reorders the dims: `permute(&[1, 0])` transposes a matrix.
     pub fn permute(&self, order: &[usize]) -> Result<Layout> {
         let mut seen = Dims::from_elem(0, self.rank());
         let valid = order.len() == self.rank()
@@ -161,9 +160,9 @@ impl Layout {
         })
     }
 
-    /// Elements `start .. start + len` of one dim.
+    /// Restricts one dim to elements `start..start + len`.
     pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Layout> {
-        let end = start.saturating_add(len); // the largest number is outside of every dim
+        let end = start.saturating_add(len); // `usize::MAX` is out of bounds for every dim
         if dim >= self.rank() || end > self.dims[dim] {
             return Err(Error::shape(
                 "narrow",
@@ -172,14 +171,14 @@ impl Layout {
         }
         let mut layout = self.clone();
         layout.dims[dim] = len;
-        // A view of no element stays where it is: behind the last one there may be nothing to point to.
+        // An empty view keeps its offset: past the last element there may be no memory.
         if layout.numel() > 0 {
             layout.offset += start * layout.strides[dim];
         }
         Ok(layout)
     }
 
-    /// Stretches dims of size 1, and adds leading ones, by stride 0 (NumPy's rule).
+    /// Expands dims of size 1, and adds leading dims, with stride 0 (NumPy's rule).
     pub fn broadcast_to(&self, dims: &[usize]) -> Result<Layout> {
         let refuse = || {
             Err(Error::shape(
@@ -200,7 +199,7 @@ impl Layout {
         Ok(Layout { dims: dims.into(), strides, offset: self.offset })
     }
 
-    /// Size and stride of the last dim: (1, 1) for a scalar.
+    /// Size and stride of the last dim; (1, 1) for a scalar.
     pub(crate) fn row(&self) -> (usize, usize) {
         match (self.dims.last(), self.strides.last()) {
             (Some(&size), Some(&stride)) => (size, stride),
@@ -223,8 +222,8 @@ impl Layout {
 
 /// Number of elements of `dims`.
 ///
-/// Errors if there are more than memory could hold, dims of size 0 counted as 1: then no part of the
-/// product overflows either.
+/// Errors if it exceeds the address space with dims of size 0 counted as 1, so that no partial product overflows
+/// either.
 pub(crate) fn count(op: &'static str, dims: &[usize]) -> Result<usize> {
     let product = dims.iter().try_fold(1_usize, |product, &size| product.checked_mul(size.max(1)));
     match product {
@@ -242,7 +241,7 @@ fn row_major(dims: &[usize]) -> Dims {
     strides
 }
 
-/// The dims that two shapes broadcast to (NumPy's rule), or an error that names `op`.
+/// The dims that two shapes broadcast to (NumPy's rule). Errors, naming `op`, if they are incompatible.
 pub fn broadcast_dims(op: &'static str, lhs: &[usize], rhs: &[usize]) -> Result<Dims> {
     let rank = lhs.len().max(rhs.len());
     let size = |dims: &[usize], d: usize| (d + dims.len()).checked_sub(rank).map_or(1, |d| dims[d]);

@@ -1,31 +1,32 @@
-//! Memory that another stream of a GPU works on: copies between the two kinds of memory, collectives.
+//! Values in use by another GPU stream: offload copies and collectives.
 //!
-//! A pool gives blocks out in the order of the compute stream. So whatever another stream uses is held until the compute
-//! stream has been told to wait for that; the host waits for nothing.
+//! A pool reuses blocks in the order of the compute stream. Memory used by another stream is therefore held until the
+//! compute stream has enqueued a wait for that use; the host does not wait.
 
 use ferrotron_cuda::stream::Event;
 use std::sync::Arc;
 
 use crate::{Device, Error, MemoryKind, Result, Tensor};
 
-/// What a stream of its own works on until a moment in it. Nobody else may write it before, nor read what is written.
+/// A value in use by another stream until an event. It must not be written, and its results not read, before the
+/// event.
 ///
-/// Dropped, it goes back to its pool behind that moment all the same.
+/// If dropped, the memory returns to its pool after the event.
 #[derive(Debug)]
 pub struct Lent<T> {
-    /// Until it is given back.
+    /// `None` once taken back.
     what: Option<T>,
     until: Arc<Event>,
     device: Device,
 }
 
 impl<T> Lent<T> {
-    /// `what`, which a stream of the GPU of `device` uses before `until`.
+    /// Wraps `what`, which a stream of the GPU of `device` uses until the event `until`.
     pub fn new(device: &Device, until: Arc<Event>, what: T) -> Lent<T> {
         Lent { what: Some(what), until, device: device.clone() }
     }
 
-    /// What was lent, for whatever the compute stream is given from now on.
+    /// Makes the compute stream wait for the event and returns the value.
     ///
     /// Errors if the GPU has failed.
     pub fn take_back(mut self) -> Result<T> {
@@ -41,19 +42,21 @@ impl<T> Lent<T> {
 
 impl<T> Drop for Lent<T> {
     fn drop(&mut self) {
-        // While work is captured the compute stream cannot wait for a moment of before, but the host can. A GPU that has
-        // failed works on nothing any more.
+        // During a capture the compute stream cannot wait for an event recorded before it, but the host can. A failed
+        // GPU no longer uses the memory.
         if self.what.is_some() && self.join().is_err() {
             let _ = self.until.synchronize();
         }
     }
 }
 
-/// Begins to copy the first tensor of each pair to the second one, in a GPU's stream of copies, behind what the GPU was
-/// given before. What it is given afterwards runs at the same time, up to where the pairs are taken back.
+/// Starts copying the first tensor of each pair to the second in the GPU's copy stream, after all work enqueued so
+/// far. Later compute work overlaps with the copies until the pairs are taken back.
 ///
-/// Errors if there is no GPU, the tensors of a pair differ in more than their place or have gaps, or somebody else holds a
-/// second one.
+/// # Errors
+///
+/// Errors if the device is not a GPU. Errors if the tensors of a pair differ in dims, dtype or device, are not
+/// contiguous, or if the destination has another holder.
 pub fn copy_aside(pairs: Vec<(Tensor, Tensor)>) -> Result<Vec<Lent<(Tensor, Tensor)>>> {
     let Some((first, _)) = pairs.first() else { return Ok(Vec::new()) };
     let device = first.device().clone();
@@ -71,26 +74,25 @@ pub fn copy_aside(pairs: Vec<(Tensor, Tensor)>) -> Result<Vec<Lent<(Tensor, Tens
         let len = from.numel() * from.dtype().size();
         copies.push(Transfer { to: to.address(), from: from.address(), len });
     }
-    // SAFETY: the bytes of contiguous views are within their buffers. Those that are written have no other holder, and all
-    // are held by what is returned.
+    // SAFETY: the bytes of contiguous views are within their buffers. The destinations have no other holder, and the
+    // returned values hold all of them.
     let (until, copied) = unsafe { give_copies(&device, &copies) }?;
     let lent = pairs.into_iter().map(|pair| Lent::new(&device, until.clone(), pair)).collect();
     copied.map(|()| lent)
 }
 
-/// Bytes to be copied.
+/// A copy of `len` bytes between two addresses.
 pub(crate) struct Transfer {
     pub to: u64,
     pub from: u64,
     pub len: usize,
 }
 
-/// Gives copies to the stream of copies. Also where one was refused, others may be under way until the moment that comes
-/// with the refusal.
+/// Enqueues copies in the copy stream. If one is rejected, earlier ones may still run until the returned event.
 ///
 /// # Safety
-/// The addresses are memory of the device's pools, which nobody writes, nor reads what is written, before the compute
-/// stream has waited for the moment that is returned, and which stays until then.
+/// The addresses are in pools of the device. Until the compute stream has waited for the returned event, the memory
+/// must stay allocated, must not be written, and the destinations must not be read.
 pub(crate) unsafe fn give_copies(
     device: &Device,
     copies: &[Transfer],
@@ -99,17 +101,17 @@ pub(crate) unsafe fn give_copies(
     let given = gpu.compute().record().map_err(Error::of_gpu)?;
     gpu.copies().wait(&given).map_err(Error::of_gpu)?;
     let copied = copies.iter().try_for_each(|&Transfer { to, from, len }| {
-        // SAFETY: the caller answers for the memory, and the stream has waited for what used it before.
+        // SAFETY: the caller guarantees the memory, and the stream has waited for its earlier uses.
         unsafe { gpu.copies().copy(to, from, len) }.map_err(Error::of_gpu)
     });
-    // Without a moment to wait for, what may be under way is waited for here.
+    // Without an event, synchronize with any copies that have started.
     let until = gpu.copies().record().inspect_err(|_| drop(gpu.copies().synchronize()));
     let until = until.map_err(Error::of_gpu)?;
     Ok((Arc::new(until), copied))
 }
 
 impl Tensor {
-    /// Whether kernels had better not work on it: host memory of a GPU.
+    /// Returns whether the tensor is offloaded: in host memory of a GPU, where kernels are slow.
     pub fn is_far(&self) -> bool {
         self.device().is_gpu() && self.memory_kind() == MemoryKind::Host
     }

@@ -1,8 +1,8 @@
-//! Values: tensors over pooled memory, views, counter-based randomness and CPU kernels.
+//! Tensors over pooled memory, views, counter-based random numbers, and CPU and GPU kernels.
 //!
-//! A [`Tensor`] is a typed, immutable view of a buffer from its [`Device`]'s pool; it never records
-//! anything. Operations are methods of [`Tensor`] or functions of [`ops`]; each lives in the file that
-//! bears its name. Gradients are the business of the crate above.
+//! A [`Tensor`] is a typed, immutable view of a buffer from its [`Device`]'s pool; it records no graph. Operations
+//! are methods of [`Tensor`] or functions of [`ops`], each in a file of its name. The `autograd` crate adds
+//! gradients.
 #![deny(missing_docs)]
 
 mod buffer;

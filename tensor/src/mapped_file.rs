@@ -1,4 +1,4 @@
-//! Memory in a file: pages that the kernel may write to the disk and drop, and reads again when they are touched.
+//! File-backed memory: pages that the operating system can write to disk, evict, and read again on access.
 
 use memmap2::{MmapMut, MmapOptions};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -7,12 +7,11 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// `bytes` of zeros in a file of `folder` that has no name: it is gone when the process is, however that ends.
+/// Maps `bytes` zero bytes in an unnamed file of `folder`, which disappears with the process.
 ///
-/// The disk sets the bytes aside first, so that no write through the mapping can meet a full disk, which would
-/// kill the process.
+/// Disk space is reserved first: a write through the mapping to a full disk would kill the process.
 ///
-/// Errors, with the reason and the remedy, if the folder cannot be written or the disk has no room.
+/// Errors, with the reason and the remedy, if the folder cannot be written or the disk has too little space.
 pub(crate) fn map_unnamed(folder: &Path, bytes: usize) -> Result<MmapMut, String> {
     let refused = |what: &str, error: io::Error, remedy: &str| {
         format!("{what} '{}': {error}; {remedy} --offload-folder", folder.display())
@@ -23,7 +22,7 @@ pub(crate) fn map_unnamed(folder: &Path, bytes: usize) -> Result<MmapMut, String
     };
     let map = |file: File| {
         reserve(&file, bytes)?;
-        // SAFETY: the file has no name and its only handle is here: nobody else writes or shortens it.
+        // SAFETY: the file is unnamed and this is its only handle, so no other process writes or truncates it.
         unsafe { MmapOptions::new().len(bytes).map_mut(&file) }
     };
     let file = make().map_err(|error| refused("cannot make a file in", error, "choose another"))?;
@@ -36,7 +35,7 @@ pub(crate) fn map_unnamed(folder: &Path, bytes: usize) -> Result<MmapMut, String
 fn reserve(mut file: &File, bytes: usize) -> io::Result<()> {
     const ZEROS: [u8; 4096] = [0; 4096];
     match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, bytes as u64)) {
-        // A file system that sets nothing aside has to be given the bytes.
+        // File systems without `fallocate` get the bytes written.
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => (0..bytes)
             .step_by(ZEROS.len())
             .try_for_each(|start| file.write_all(&ZEROS[..ZEROS.len().min(bytes - start)])),

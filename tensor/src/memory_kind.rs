@@ -1,4 +1,4 @@
-//! The two kinds of memory that a device has, and tensors in either.
+//! The two kinds of memory of a device, and tensors in either.
 
 use std::sync::Arc;
 
@@ -8,19 +8,21 @@ use crate::layout::Layout;
 use crate::pool::Category;
 use crate::{DType, Device, Error, Result, Tensor};
 
-/// Which memory of a device.
+/// A kind of memory of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MemoryKind {
-    /// Its own.
+    /// The device's own memory.
     #[default]
     Device,
-    /// Memory beside it, for what is not needed for a while. A CPU's is in files, which it reads and writes like any
-    /// memory: the kernel keeps of them in RAM what there is room for.
+    /// Offload memory. On a CPU device it is file-backed: accessed like any memory, and cached in RAM by the
+    /// operating system. On a GPU it is pinned host memory.
     Host,
 }
 
 impl Tensor {
-    /// As [`Tensor::empty`], in one of the device's two kinds of memory.
+    /// Like [`Tensor::empty`], in one of the device's two kinds of memory.
+    ///
+    /// Errors if the memory cannot be allocated: a full disk, for example.
     ///
     /// ```
     /// use ferrotron_tensor::{DType, Device, MemoryKind, Tensor};
@@ -31,8 +33,6 @@ impl Tensor {
     /// assert_eq!((device.memory().current, device.memory_of(MemoryKind::Host).current), (0, 12));
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
-    ///
-    /// Errors if the memory cannot be had: a full disk, for example.
     pub fn empty_in(
         kind: MemoryKind,
         device: &Device,
@@ -45,7 +45,7 @@ impl Tensor {
         Ok(Self::view_of(Arc::new(buffer), layout, dtype, device))
     }
 
-    /// In which of the device's two kinds of memory the buffer is.
+    /// The kind of memory of the tensor's buffer.
     pub fn memory_kind(&self) -> MemoryKind {
         match self.device().has_in_host_memory(self.buffer()) {
             true => MemoryKind::Host,
@@ -53,10 +53,10 @@ impl Tensor {
         }
     }
 
-    /// Fills a contiguous `target` of the same bytes, in either kind of memory, without the device's threads, which may be
-    /// busy; on a GPU, in the order of its work.
+    /// Copies into a contiguous `target` of equal dims and dtype, in either kind of memory. It does not use the
+    /// device's threads, which may be busy; on a GPU the copy is enqueued in the compute stream.
     ///
-    /// Errors if the tensors differ in more than their place, have gaps, or somebody else holds `target`.
+    /// Errors if dims or dtypes differ, if a tensor is not contiguous, or if `target` has another holder.
     pub fn move_to(&self, target: &mut Tensor) -> Result<()> {
         if self.dims() != target.dims() || self.dtype() != target.dtype() {
             return Err(Error::shape("move_to", format!("{self:?} does not fill {target:?}")));
@@ -73,7 +73,7 @@ impl Tensor {
         })
     }
 
-    /// Begins to read the buffer if it is in host memory, since it is going to be used soon.
+    /// Starts reading the buffer if it is in a mapped file, because it will be used soon.
     pub fn prefetch(&self) {
         self.buffer().prefetch(0, self.buffer_bytes());
     }

@@ -1,19 +1,19 @@
-//! Philox4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy
-//! as 1, 2, 3" (SC 2011), and the keys that make randomness independent of the layout.
+//! Philox4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC
+//! 2011), and keys that make random numbers independent of sharding.
 //!
 //! There is no generator state. A number is a pure function of
 //!
-//! - `seed`: the run's,
+//! - `seed`: the seed of the run,
 //! - `step`: the training step,
-//! - `site`: the place in the model, a hash of the module's global path,
+//! - `site`: the position in the model, a hash of the module's global path,
 //! - `index`: the element's index in the **global, unsharded** tensor.
 //!
-//! So every sharding, every recomputation and every device draws the same numbers.
+//! Every sharding, every recomputation and every device therefore draws the same numbers.
 
 /// One Philox4x32-10 block: four 32-bit numbers from a 128-bit counter and a 64-bit key.
 #[inline(always)]
 pub fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
-    // Multipliers and Weyl increments of the paper, section 4 and its reference implementation.
+    // Multipliers and Weyl increments from section 4 of the paper and its reference implementation.
     const M0: u64 = 0xD251_1F53;
     const M1: u64 = 0xCD9E_8D57;
     const W0: u32 = 0x9E37_79B9;
@@ -34,7 +34,7 @@ pub fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// The coordinates of a stream of random numbers: (seed, step, site).
+/// Identifies a stream of random numbers: (seed, step, site).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RandomKey {
     /// The Philox key: a hash of seed and site.
@@ -54,7 +54,7 @@ impl RandomKey {
     /// ```
     pub fn new(seed: u64, step: u64, site: &str) -> Self {
         let site = fnv1a(site.as_bytes());
-        let counter = [site as u32, (site >> 32) as u32, 0x6B65_7930, 0]; // "key0" keeps it apart from draws
+        let counter = [site as u32, (site >> 32) as u32, 0x6B65_7930, 0]; // "key0" separates key derivation from draws
         let block = philox4x32_10(counter, [seed as u32, (seed >> 32) as u32]);
         RandomKey { key: [block[0], block[1]], step }
     }
@@ -64,12 +64,13 @@ impl RandomKey {
         RandomKey { step, ..*self }
     }
 
-    /// What a kernel of another device draws with: the Philox key, its first word in the lower half, and the step.
+    /// The values that kernels of another device need: the Philox key, with its first word in the lower half, and the
+    /// step.
     pub fn words(&self) -> (u64, u64) {
         (u64::from(self.key[0]) | u64::from(self.key[1]) << 32, self.step)
     }
 
-    /// The block of four numbers for elements `4 * block .. 4 * block + 4`.
+    /// The block of four numbers for elements `4 * block..4 * block + 4`.
     #[inline(always)]
     pub fn block(&self, block: u64) -> [u32; 4] {
         philox4x32_10(
@@ -84,14 +85,14 @@ impl RandomKey {
         self.block(index >> 2)[(index & 3) as usize]
     }
 
-    /// Uniform on [0, 1): a multiple of 2^-32, the same value in every dtype before rounding.
+    /// A uniform number in [0, 1), a multiple of 2^-32: the same in every dtype before rounding.
     #[inline(always)]
     pub fn uniform(&self, index: u64) -> f64 {
         f64::from(self.bits(index)) * (1.0 / 4_294_967_296.0)
     }
 
-    /// Standard normal by Box and Muller (1958): elements 2k and 2k + 1 share two uniforms and take
-    /// the cosine and the sine.
+    /// A standard normal number by Box and Muller (1958): elements 2k and 2k + 1 are the cosine and the sine of the
+    /// same two uniform numbers.
     #[inline]
     pub fn normal(&self, index: u64) -> f64 {
         let block = self.block(index >> 2);
@@ -103,12 +104,12 @@ impl RandomKey {
 
 /// Two independent standard normals from two 32-bit numbers (Box and Muller, 1958).
 ///
-/// Free of branches and of the platform's mathematical library, so that a loop over it becomes vector
-/// instructions and every machine draws the same bits. Logarithm, sine and cosine are the polynomials
-/// of FreeBSD's msun (`e_log.c`, `k_sin.c`, `k_cos.c`), with all digits of the source, within 1 ulp.
+/// It has no branches and does not call the platform's mathematical library, so loops vectorize and every machine
+/// draws the same bits. Logarithm, sine and cosine are the polynomials of FreeBSD's msun (`e_log.c`, `k_sin.c`,
+/// `k_cos.c`), with all digits of the source, within 1 ulp.
 #[inline(always)]
 pub(crate) fn box_muller(a: u32, b: u32) -> (f64, f64) {
-    // u = (a + 1) / 2^32 is on (0, 1]: the logarithm stays finite.
+    // u = (a + 1) / 2^32 is in (0, 1], so the logarithm is finite.
     let radius = (-2.0 * ln((f64::from(a) + 1.0) * (1.0 / 4_294_967_296.0))).sqrt();
     let (cosine, sine) = turn(b);
     (radius * cosine, radius * sine)
@@ -142,7 +143,7 @@ fn ln(x: f64) -> f64 {
 #[inline(always)]
 #[allow(clippy::excessive_precision)]
 fn turn(b: u32) -> (f64, f64) {
-    // The nearest quarter of the turn, and the angle from there, at most pi / 4 either way.
+    // The nearest quarter turn, and the remaining angle, at most pi / 4 in magnitude.
     let quarter = b.wrapping_add(1 << 29) >> 30;
     let x =
         f64::from(b.wrapping_sub(quarter << 30) as i32) * (std::f64::consts::TAU / 4_294_967_296.0);
@@ -205,7 +206,7 @@ mod tests {
             let bits = if i < 1000 { i } else { i.wrapping_mul(2_654_435_761) };
             let x = (f64::from(bits) + 1.0) / 4_294_967_296.0;
             assert!(near(ln(x), x.ln()), "ln({x}): got {}, want {}", ln(x), x.ln());
-            // The standard library sees a rounded angle, off by up to its own ulp.
+            // The standard library receives a rounded angle, off by up to its own ulp.
             let angle = std::f64::consts::TAU * (f64::from(bits) / 4_294_967_296.0);
             let (c, s) = turn(bits);
             let eps = 8.0 * f64::EPSILON;

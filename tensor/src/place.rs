@@ -1,4 +1,4 @@
-//! Which part of a global tensor a rank holds.
+//! Shards: the coordinates of a global tensor that a rank holds.
 
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
@@ -6,8 +6,8 @@ use std::ops::Range;
 use crate::layout::Dims;
 use crate::{Error, Result};
 
-/// The global dims of a tensor and, for each, the (offset, length) pieces that are held here, in
-/// local order. Randomness is indexed by what this says, so it does not depend on the sharding.
+/// A shard of a tensor: the global dims and, for each, the local (offset, length) ranges in local order. Random
+/// numbers are indexed by global coordinates, so they do not depend on the sharding.
 ///
 /// ```
 /// use ferrotron_tensor::Place;
@@ -28,7 +28,7 @@ pub struct Place {
 type Pieces = SmallVec<[(usize, usize); 2]>;
 
 impl Place {
-    /// The whole tensor.
+    /// The unsharded tensor.
     pub fn whole(dims: &[usize]) -> Place {
         Place {
             global: dims.into(),
@@ -37,10 +37,12 @@ impl Place {
         }
     }
 
-    /// The given pieces of each dim.
+    /// A shard with these (offset, length) ranges of each dim.
     ///
-    /// Errors if there are not as many lists as dims, a piece reaches outside, or the pieces of a dim are
-    /// longer together than can be counted.
+    /// # Errors
+    ///
+    /// Errors if the number of lists is not that of the dims, or a range is out of bounds. Errors if the total length
+    /// of a dim's ranges overflows.
     pub fn new(global: &[usize], pieces: &[&[(usize, usize)]]) -> Result<Place> {
         let inside = |(&size, list): (&usize, &&[(usize, usize)])| {
             list.iter().all(|&(offset, len)| offset.checked_add(len).is_some_and(|end| end <= size))
@@ -69,17 +71,17 @@ impl Place {
         &self.dims
     }
 
-    /// The dims of the whole tensor.
+    /// The dims of the global tensor.
     pub fn global_dims(&self) -> &[usize] {
         &self.global
     }
 
-    /// The (offset, length) pieces of one dim that are held, in local order.
+    /// The local (offset, length) ranges of one dim, in local order.
     pub fn pieces(&self, dim: usize) -> &[(usize, usize)] {
         &self.pieces[dim]
     }
 
-    /// What of this part has coordinates `range` of the whole along one dim.
+    /// Intersects this shard with `range` of global dim `dim`.
     ///
     /// ```
     /// use ferrotron_tensor::Place;
@@ -100,7 +102,7 @@ impl Place {
         part
     }
 
-    /// The place of what is left of the tensor when one dim is summed over: all dims but that one.
+    /// The shard that remains after a reduction over one dim: all other dims.
     ///
     /// ```
     /// use ferrotron_tensor::Place;
@@ -118,8 +120,8 @@ impl Place {
         rest
     }
 
-    /// The runs of consecutive global indices that make up local row `row` (a row runs along the last
-    /// dim): (first global index, length).
+    /// The ranges of consecutive global indices in local row `row` (a row is along the last dim): (first global
+    /// index, length).
     pub fn runs(&self, row: usize) -> impl Iterator<Item = (u64, usize)> + '_ {
         let outer = self.global.len().saturating_sub(1);
         let width = self.global.last().map_or(1, |&size| size as u64);
@@ -137,8 +139,8 @@ impl Place {
         last.iter().map(move |&(offset, len)| (start + offset as u64, len))
     }
 
-    /// The boxes that the local elements `range` make up, in row-major order, each as a place of its own: a
-    /// shard of a flat is written to a checkpoint as these.
+    /// The boxes that make up the local elements `range`, in row-major order, each as a shard. Checkpoints store
+    /// shards of flat buffers as these boxes.
     ///
     /// ```
     /// use ferrotron_tensor::Place;
@@ -153,7 +155,7 @@ impl Place {
         found.iter().map(|local| self.narrowed(local)).collect()
     }
 
-    /// The part at the local box `local`, (offset, length) for each dim.
+    /// The sub-shard at the local box `local`, an (offset, length) per dim.
     fn narrowed(&self, local: &[(usize, usize)]) -> Place {
         let pieces = self.pieces.iter().zip(local).map(|(pieces, &(from, count))| {
             let mut before = 0;
@@ -184,8 +186,8 @@ impl Place {
     }
 }
 
-/// Part `index` of `len` elements cut into `parts` parts that differ by at most one in length. The same cut
-/// everywhere: parts of collectives, rows of a vocabulary, shards of an optimizer.
+/// Range `index` of `len` elements partitioned into `parts` ranges, whose lengths differ by at most one. Collectives,
+/// vocabulary shards and optimizer shards all use this partition.
 ///
 /// ```
 /// use ferrotron_tensor::balanced;
@@ -198,8 +200,8 @@ pub fn balanced(len: usize, parts: usize, index: usize) -> Range<usize> {
     bound(index)..bound(index + 1)
 }
 
-/// Cuts the row-major elements `range` of a box of `dims` into boxes. `outer` holds (offset, length) for the
-/// dims before these.
+/// Splits the row-major elements `range` of a box of `dims` into boxes. `outer` holds (offset, length) of the
+/// preceding dims.
 fn cut(
     dims: &[usize],
     range: Range<usize>,
@@ -214,7 +216,7 @@ fn cut(
     if range.is_empty() || row == 0 {
         return;
     }
-    // Part of a row, then whole rows, then part of a row; any of them may be missing.
+    // The end of a row, then whole rows, then the beginning of a row; each may be empty.
     let last = range.end / row;
     let first = range.start.div_ceil(row).min(last);
     let head = range.start..range.end.min(first * row);
@@ -240,7 +242,7 @@ fn cut(
 mod tests {
     use super::*;
 
-    /// The boxes of every range, element by element, are its elements in order.
+    /// For every range, the elements of its boxes are its elements, in order.
     #[test]
     fn boxes_hold_the_elements_of_a_range() {
         let elements = |place: &Place| -> Vec<u64> {
@@ -250,7 +252,7 @@ mod tests {
             runs.flat_map(|(start, len)| start..start + len as u64).collect()
         };
         for dims in [&[][..], &[7], &[3, 4], &[2, 1, 3], &[2, 3, 2, 2], &[3, 0]] {
-            // Every other coordinate of a tensor twice as large, so that pieces matter.
+            // Every other coordinate of a tensor twice as large, so that there are several ranges per dim.
             let global: Vec<usize> = dims.iter().map(|&len| 2 * len).collect();
             let pieces: Vec<Vec<(usize, usize)>> =
                 dims.iter().map(|&len| (0..len).map(|i| (2 * i, 1)).collect()).collect();

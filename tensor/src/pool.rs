@@ -1,8 +1,8 @@
-//! The memory pool of a device: whose blocks are handed out, and counted by what they are for.
+//! The memory pool of a device, with counters by category.
 //!
-//! Freed blocks stay with the pool, so that the second step of a training run allocates nothing from the system. Memory
-//! of the host is zero when it first comes from the system and is never handed out uninitialised; a GPU's holds anything,
-//! and only its kernels reach it. Where blocks lie is the business of `blocks.rs`.
+//! Freed blocks stay in the pool, so from the second training step on, nothing is allocated from the system. Host
+//! memory is zero when it comes from the system and is never handed out uninitialised. GPU memory is uninitialised,
+//! and only kernels access it. `blocks.rs` manages addresses.
 
 mod arena;
 mod blocks;
@@ -15,23 +15,23 @@ use crate::{Error, ErrorKind, Result};
 pub(crate) use arena::Backing;
 use blocks::{Block, Blocks};
 
-/// What memory is used for, so that reports and limits can tell weights from activations.
+/// The use of memory, so that reports and limits can distinguish weights from activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Category {
-    /// Temporaries of an operation and values in flight.
+    /// Temporaries of operations and unsaved values.
     Workspace,
     /// Trainable parameters.
     Weights,
-    /// Their gradients.
+    /// Gradients of parameters.
     Gradients,
-    /// Moments and master copies.
+    /// Optimizer state: moments and master weights.
     Optimizer,
-    /// Kept from forward for backward.
+    /// Activations saved for backward.
     Saved,
-    /// Logits of a linear head, kept or not.
+    /// Logits of a linear head, saved or not.
     Logits,
-    /// What ranks gather for a while.
+    /// Temporary buffers of collectives.
     Communication,
 }
 
@@ -53,18 +53,17 @@ impl Category {
 pub struct MemoryStats {
     /// In use now.
     pub current: usize,
-    /// Most ever in use at once since the last reset.
+    /// Peak of `current` since the last reset.
     pub peak: usize,
-    /// Taken from the system and not given back: at most 3 % more than was ever in use, or a mebibyte, beside
-    /// what graphs keep.
+    /// Allocated from the system: at most 3 % or one MiB more than the peak in use, plus the memory of graphs.
     pub reserved: usize,
-    /// Given back to the system since the last reset, for memory elsewhere.
+    /// Returned to the system since the last reset to allocate elsewhere.
     pub returned: usize,
-    /// Buffers handed out since the last reset.
+    /// Number of buffers allocated since the last reset.
     pub n_alloc: usize,
     /// In use now, by [`Category`].
     pub by_category: [usize; Category::ALL.len()],
-    /// Peak of each category since the last reset (not all at the same moment).
+    /// Peak of each category since the last reset; the peaks need not coincide.
     pub peak_by_category: [usize; Category::ALL.len()],
 }
 
@@ -74,7 +73,7 @@ impl MemoryStats {
         self.by_category[category as usize]
     }
 
-    /// Most bytes in use at once for `category` since the last reset.
+    /// Peak bytes in use for `category` since the last reset.
     pub fn peak_of(&self, category: Category) -> usize {
         self.peak_by_category[category as usize]
     }
@@ -97,7 +96,7 @@ impl Gauge {
     }
 }
 
-/// Bytes of buffers, in all and by what they are for.
+/// Bytes of buffers, in total and by category.
 #[derive(Default)]
 struct Gauges {
     total: Gauge,
@@ -110,32 +109,32 @@ impl Gauges {
     }
 }
 
-/// A device's memory, or a part of it that a graph of captured work has for itself.
+/// A device's memory, or a sub-pool for the work of one graph.
 pub(crate) struct Pool {
     blocks: Mutex<Blocks>,
     gauges: Gauges,
     n_alloc: AtomicUsize,
-    /// Pools that are parts of this one.
+    /// Sub-pools of this one.
     parts: Mutex<Vec<Weak<Pool>>>,
     whole: Option<Whole>,
 }
 
-/// The pool that another is a part of.
+/// The parent of a sub-pool.
 struct Whole {
     pool: Arc<Pool>,
-    /// The peaks of a part that counts as if all of it were in use, whatever is given back: those of `Gauges::all`.
+    /// The peaks of `Gauges::all`, while the sub-pool is counted as if all of it were in use.
     fixed: Mutex<Option<Vec<usize>>>,
 }
 
-/// A block taken from a pool; dropping it gives the block back.
+/// A block allocated from a pool; dropping it frees the block.
 pub(crate) struct Allocation {
     pool: Arc<Pool>,
     block: Block,
     pointer: *mut u8,
 }
 
-// SAFETY: an allocation is plain memory that belongs to this value alone until it is dropped; who may
-// read and write which part is decided by `Buffer`, which hands out disjoint ranges.
+// SAFETY: an allocation is plain memory that this value owns until it is dropped. `Buffer` controls access by handing
+// out disjoint ranges.
 unsafe impl Send for Allocation {}
 // SAFETY: as above; the pointer itself is never written through a shared reference.
 unsafe impl Sync for Allocation {}
@@ -149,13 +148,13 @@ impl Allocation {
         &self.pool
     }
 
-    /// Whether it is a block of `pool` or of a part of it.
+    /// Returns whether the block is from `pool` or one of its sub-pools.
     pub(crate) fn is_of(&self, pool: &Arc<Pool>) -> bool {
         let whole = self.pool.whole.as_ref().map(|whole| &whole.pool);
         [Some(&self.pool), whole].into_iter().flatten().any(|own| Arc::ptr_eq(own, pool))
     }
 
-    /// Begins to read `len` bytes from `offset` on, as far as they are this block's, if they are in a file.
+    /// Starts reading `len` bytes from `offset` on, limited to this block, if they are in a file.
     pub(crate) fn prefetch(&self, offset: usize, len: usize) {
         self.pool.lock().prefetch(self.block, offset, len);
     }
@@ -182,7 +181,8 @@ impl Pool {
         }
     }
 
-    /// A pool with memory of its own, of which nothing goes back to the system before all of it. It is counted here.
+    /// Creates a sub-pool with memory of its own, which returns to the system all at once. This pool's counters
+    /// include it.
     pub(crate) fn part(self: &Arc<Pool>) -> Arc<Pool> {
         let backing = self.lock().backing().of_graph();
         let whole = Whole { pool: self.clone(), fixed: Mutex::default() };
@@ -193,18 +193,18 @@ impl Pool {
         part
     }
 
-    /// The pools that are parts of this one.
+    /// The sub-pools of this pool.
     pub(crate) fn parts(&self) -> Vec<Arc<Pool>> {
         let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         parts.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// From now on a part counts as much as it ever did, and does so until it is [released](Pool::release).
+    /// Counts the sub-pool at its peak from now on, until it is [released](Pool::release).
     pub(crate) fn fix(&self) {
         self.count_as(|part| part.peak.load(Relaxed), true);
     }
 
-    /// From now on a part counts what is in use again.
+    /// Counts the sub-pool by its current use again.
     pub(crate) fn release(&self) {
         self.count_as(|part| part.current.load(Relaxed), false);
     }
@@ -224,12 +224,12 @@ impl Pool {
         *fixed = is_fixed.then_some(new);
     }
 
-    /// Gives all memory that is not in use back to the system.
+    /// Returns all unused memory to the system.
     pub(crate) fn trim(&self) {
         self.lock().trim();
     }
 
-    /// Calls `f` with the gauges of this pool and of the one that it is a part of, unless it counts as fixed there.
+    /// Calls `f` with the counters of this pool and of its parent, unless the parent counts it as fixed.
     fn gauge(&self, f: impl Fn(&Gauges)) {
         let Some(Whole { pool, fixed }) = &self.whole else { return f(&self.gauges) };
         let fixed = fixed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -239,8 +239,8 @@ impl Pool {
         }
     }
 
-    /// An error of memory that cannot be had, with what the memory is used for, the largest first. A
-    /// folder's error is none of these.
+    /// Adds the current use by category, largest first, to an allocation error. Errors of the offload folder are
+    /// unchanged.
     fn with_consumers(&self, error: Error) -> Error {
         if error.kind() == ErrorKind::Io {
             return error;
@@ -259,7 +259,7 @@ impl Pool {
         Error::memory("pool", context)
     }
 
-    /// A block of at least `bytes` bytes, aligned to 64; on the host they are initialised.
+    /// Allocates at least `bytes` bytes, aligned to 64; host memory is initialised.
     pub(crate) fn take(self: &Arc<Pool>, bytes: usize) -> Result<Allocation> {
         let (block, pointer) = {
             let mut blocks = self.lock();
@@ -322,7 +322,7 @@ impl Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, Blocks> {
-        // A panic elsewhere cannot leave the lists half changed: nothing in here panics.
+        // A panic cannot leave the lists inconsistent: no code under this lock panics.
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,7 +1,7 @@
-//! The arithmetic of an accumulator: f32 and f64 behind one trait.
+//! Accumulator arithmetic: f32 and f64 behind one trait.
 //!
-//! The f32 exponential and hyperbolic tangent are branch-free polynomials, so that a loop over them
-//! becomes vector instructions; the f64 ones are the standard library's.
+//! The f32 exponential and hyperbolic tangent are branch-free polynomials, so that loops vectorize; the f64 ones are
+//! the standard library's.
 
 use std::ops::{Add, AddAssign, Div, DivAssign, Mul, MulAssign, Neg, Sub, SubAssign};
 
@@ -51,11 +51,11 @@ pub trait Real:
     fn cos(self) -> Self;
     /// Magnitude.
     fn abs(self) -> Self;
-    /// The larger of two; the other one where `self` is NaN.
+    /// The larger of two; `other` if `self` is NaN.
     fn max(self, other: Self) -> Self;
-    /// The smaller of two; the other one where `self` is NaN.
+    /// The smaller of two; `other` if `self` is NaN.
     fn min(self, other: Self) -> Self;
-    /// Neither infinite nor NaN.
+    /// Returns whether the value is neither infinite nor NaN.
     fn is_finite(self) -> bool;
     /// 1 / (1 + e^-self).
     #[inline(always)]
@@ -135,7 +135,7 @@ impl Real for f64 {
 impl Real for f32 {
     common!(f32);
 
-    /// Within 2 ulp on [-87.3, 88.7]; below it 0, above it infinity.
+    /// Within 2 ulp on [-87.3, 88.7]; 0 below and infinity above.
     ///
     /// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln(2)/2, and a degree-6 polynomial for e^r
     /// (coefficients: Cephes `expf`).
@@ -157,9 +157,9 @@ impl Real for f32 {
         p = p * r + 1.666_666_5e-1;
         p = p * r + 5e-1;
         let e = p * r * r + r + 1.0;
-        // 2^n in two factors, so that the largest results do not overflow on the way.
-        // The low bits of the shifted value are n: a float-to-integer cast, which saturates, would keep the
-        // loop from becoming vector instructions. For NaN they are anything, times a NaN.
+        // 2^n in two factors, so that intermediate results do not overflow.
+        // The low bits of the shifted value are n: a float-to-integer cast saturates, which would prevent
+        // vectorization. For NaN the bits are arbitrary, and the product is NaN.
         let n = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
         let half = n >> 1;
         let scale = |k: i32| f32::from_bits((k.wrapping_add(127) as u32) << 23);
@@ -168,7 +168,7 @@ impl Real for f32 {
         if self > 88.722_83 { f32::INFINITY } else { y }
     }
 
-    /// Within 2 ulp: an odd polynomial below 0.625 (coefficients: Cephes `tanhf`), else from the
+    /// Within 2 ulp: an odd polynomial below 0.625 (coefficients: Cephes `tanhf`), else computed from the
     /// exponential.
     #[inline(always)]
     fn tanh(self) -> Self {

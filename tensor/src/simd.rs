@@ -1,11 +1,11 @@
-//! One kernel text, compiled for several instruction sets and chosen at run time.
+//! Compiles one kernel source for several instruction sets and dispatches at run time.
 //!
-//! The default x86-64 target knows SSE2 only. [`vectorized!`] compiles a function three times (as it
-//! is, for AVX2 and for AVX-512) and calls the best the machine has; the compiler vectorises the loops.
-//! The three differ in speed, never in the order of operations.
+//! The default x86-64 target assumes SSE2 only. [`vectorized!`] compiles a function three times (for the target, for
+//! AVX2 and for AVX-512) and calls the best one for the machine; the compiler vectorizes the loops. The variants
+//! differ in speed, never in the order of operations.
 
-/// Puts the features of [`SimdLevel::Avx2`] in front of a macro's arguments: one list says what code is
-/// compiled for and what the machine is asked for.
+/// Prepends the CPU features of [`SimdLevel::Avx2`] to a macro's arguments. One list serves both compilation and
+/// detection.
 #[cfg(target_arch = "x86_64")]
 macro_rules! with_avx2 {
     ($then:ident! $($rest:tt)*) => {
@@ -15,7 +15,7 @@ macro_rules! with_avx2 {
     };
 }
 
-/// As [`with_avx2!`] for [`SimdLevel::Avx512`].
+/// Like [`with_avx2!`] for [`SimdLevel::Avx512`].
 #[cfg(target_arch = "x86_64")]
 macro_rules! with_avx512 {
     ($then:ident! $($rest:tt)*) => {
@@ -26,13 +26,13 @@ macro_rules! with_avx512 {
     };
 }
 
-/// Whether the machine has all of the features.
+/// Tests whether the machine has all of the features.
 #[cfg(target_arch = "x86_64")]
 macro_rules! detected {
     ([$($feature:tt)*]) => { true $(&& is_x86_feature_detected!($feature))* };
 }
 
-/// Compiles a function for the features.
+/// Compiles a function with the features enabled.
 #[cfg(target_arch = "x86_64")]
 macro_rules! enabled {
     ([$($feature:tt)*] $($function:tt)*) => {
@@ -43,10 +43,10 @@ macro_rules! enabled {
 #[cfg(target_arch = "x86_64")]
 pub(crate) use {detected, enabled, with_avx2, with_avx512};
 
-/// Instruction sets that kernels are compiled for.
+/// Instruction sets for which kernels are compiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SimdLevel {
-    /// What the target guarantees.
+    /// The instructions that the compilation target guarantees.
     Portable,
     /// AVX2, FMA and F16C (x86-64-v3).
     Avx2,
@@ -55,7 +55,7 @@ pub enum SimdLevel {
 }
 
 impl SimdLevel {
-    /// The best level of this machine; the standard library caches the answer.
+    /// The best level of this machine; the standard library caches the detection.
     #[inline]
     pub fn detect() -> SimdLevel {
         #[cfg(target_arch = "x86_64")]
@@ -92,7 +92,7 @@ macro_rules! vectorized {
                     fn avx512<$($generic: $bound),*>($($arg: $type),*) $(-> $ret)? { body::<$($generic),*>($($arg),*) }
                 }
                 match $crate::simd::SimdLevel::detect() {
-                    // SAFETY: the machine has just been found to have these features.
+                    // SAFETY: the machine has these features.
                     $crate::simd::SimdLevel::Avx512 => return unsafe { avx512::<$($generic),*>($($arg),*) },
                     // SAFETY: as above.
                     $crate::simd::SimdLevel::Avx2 => return unsafe { avx2::<$($generic),*>($($arg),*) },
@@ -115,7 +115,7 @@ mod tests {
         let (avx2, avx512) = (with_avx2!(detected!), with_avx512!(detected!));
         assert_eq!(SimdLevel::detect() >= SimdLevel::Avx2, avx2);
         assert_eq!(SimdLevel::detect() == SimdLevel::Avx512, avx512);
-        // What the list for code must not leave out: AVX-512 code is AVX2 code too.
+        // The AVX-512 list must contain the AVX2 features, since AVX-512 code uses them.
         assert!(avx2 || !avx512);
     }
 }

@@ -1,5 +1,4 @@
-//! What a GPU's tensor or flat holds, for whoever works on it elsewhere: collectives. In memory of the host, or by its
-//! address.
+//! Gives collectives access to GPU data: a pinned host copy or the device address.
 
 use ferrotron_cuda::stream::Event;
 
@@ -7,35 +6,35 @@ use crate::flat::Flat;
 use crate::pool::Category;
 use crate::{DType, Device, Error, MemoryKind, Result, Tensor};
 
-/// A copy of bytes of a GPU in pinned memory of the host. What the GPU was given before comes first in it, and what it is
-/// given after it was [taken back](Tensor::take_back) finds what the host has made of it; nobody else waits.
+/// A copy of GPU data in pinned host memory. The copy follows all work enqueued before it. Work enqueued after it was
+/// [taken back](Tensor::take_back) sees the host's changes; the host waits only in [`Staging::wait`].
 #[derive(Debug)]
 pub struct Staging {
     bytes: Tensor,
-    /// When the copy is done, until somebody has waited for that.
+    /// Completion of the copy; `None` once waited for.
     arrival: Option<Event>,
 }
 
 impl Staging {
-    /// `len` bytes from `address` on.
+    /// Enqueues a copy of `len` bytes from `address` on.
     ///
     /// # Safety
-    /// They are memory of the GPU of `device` that only its compute stream writes.
+    /// The bytes are in memory of the GPU of `device` that only its compute stream writes.
     unsafe fn new(device: &Device, address: u64, len: usize) -> Result<Staging> {
         let gpu = device.expect_gpu("stage")?;
         device.expect_no_capture("stage")?;
         let bytes = Tensor::empty_in(MemoryKind::Host, device, DType::U8, &[len])?;
         bytes.set_category(Category::Communication);
-        // Whatever used the block before was given to the same stream.
-        // SAFETY: nobody else holds the block, and the caller answers for the source.
+        // Earlier uses of the block were enqueued in the same stream.
+        // SAFETY: the block has no other holder, and the caller guarantees the source.
         unsafe { gpu.compute().copy(bytes.address(), address, len) }.map_err(Error::of_gpu)?;
         let arrival = Some(gpu.compute().record().map_err(Error::of_gpu)?);
         Ok(Staging { bytes, arrival })
     }
 
-    /// Waits until the bytes are there.
+    /// Waits until the copy is complete.
     ///
-    /// Errors if something failed that the GPU was given before.
+    /// Errors if any work enqueued before it failed.
     pub fn wait(&mut self) -> Result<()> {
         if let Some(arrival) = &self.arrival {
             arrival.synchronize().map_err(Error::of_gpu)?;
@@ -44,36 +43,37 @@ impl Staging {
         Ok(())
     }
 
-    /// The bytes, to be changed.
+    /// The bytes, for the host to change.
     ///
-    /// Errors unless they were [waited for](Staging::wait).
+    /// Errors unless [`Staging::wait`] was called.
     pub fn bytes(&mut self) -> Result<&mut [u8]> {
         if self.arrival.is_some() {
             return Err(Error::device("staging", "the copy was not waited for"));
         }
         let len = self.bytes.numel();
-        // SAFETY: pinned memory has the same address for the host, nobody else has the block, the copy into it is over,
-        // and `write_to`, which copies out of it, takes it.
+        // SAFETY: pinned memory has the same address for the host. The block has no other holder, the copy into it is
+        // complete, and `write_to`, which copies out of it, consumes the value.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.bytes.address() as *mut u8, len) })
     }
 
-    /// Gives the GPU the copy back.
+    /// Enqueues a copy back to the GPU.
     ///
     /// # Safety
-    /// As for `new`, and nobody else holds the memory.
+    /// As for `new`, and the memory has no other holder.
     unsafe fn write_to(self, device: &Device, address: u64, len: usize) -> Result<()> {
         if self.bytes.device() != device || self.bytes.numel() != len {
             let message = format!("{self:?} does not fit {len} bytes of {device:?}");
             return Err(Error::memory("staging", message));
         }
         let gpu = device.expect_gpu("staging")?;
-        // SAFETY: the block goes back to the pool in the order of this stream, and the caller answers for the target.
+        // SAFETY: the block returns to the pool in the order of this stream, and the caller guarantees the
+        // destination.
         unsafe { gpu.compute().copy(address, self.bytes.address(), len) }.map_err(Error::of_gpu)
     }
 }
 
 impl Tensor {
-    /// Begins to copy a contiguous tensor to the host; `None` if it is there already.
+    /// Starts copying a contiguous tensor to the host; `None` if it is in host-accessible memory already.
     ///
     /// ```
     /// use ferrotron_tensor::{Device, Tensor};
@@ -91,23 +91,24 @@ impl Tensor {
         unsafe { Staging::new(self.device(), self.address(), len) }.map(Some)
     }
 
-    /// Fills this unique, contiguous tensor with what the host has made of its copy.
+    /// Enqueues overwriting this unique, contiguous tensor with the staged copy.
     pub fn take_back(&mut self, staging: Staging) -> Result<()> {
         self.expect_contiguous("take_back")?;
         if !self.is_unique() {
             return Err(Error::memory("take_back", format!("{self:?} has other holders")));
         }
         let len = self.numel() * self.dtype().size();
-        // SAFETY: as in `stage`, and nobody else holds the buffer.
+        // SAFETY: as in `stage`, and the buffer has no other holder.
         unsafe { staging.write_to(self.device(), self.address(), len) }
     }
 }
 
 impl Tensor {
-    /// The address of the first element of this unique, contiguous tensor of a GPU, for a library that works on it. It may
-    /// do so in another stream between two moments of the compute stream, and until the second the tensor must be kept.
+    /// The device address of the first element of this unique, contiguous GPU tensor, for use by a library. The
+    /// library may use another stream between two events of the compute stream; the tensor must be kept until the
+    /// second.
     ///
-    /// Errors unless there are `numel` elements.
+    /// Errors unless the tensor has `numel` elements.
     pub fn lend_address(&mut self, numel: usize) -> Result<u64> {
         self.device().expect_gpu("lend_address")?;
         self.expect_contiguous("lend_address")?;
@@ -129,27 +130,27 @@ fn check_numel(got: usize, want: usize) -> Result<()> {
 }
 
 impl Flat {
-    /// As [`Tensor::lend_address`], for all elements.
+    /// Like [`Tensor::lend_address`], for all elements.
     pub fn lend_address(&mut self, numel: usize) -> Result<u64> {
         self.device().expect_gpu("lend_address")?;
         check_numel(self.numel(), numel)?;
         Ok(self.unique_bytes()?.0)
     }
 
-    /// As [`Tensor::stage`], for all elements. Errors, naming the range, if a tensor still reads one.
+    /// Like [`Tensor::stage`], for all elements. Errors, naming the range, if a tensor still reads one.
     pub fn stage(&mut self) -> Result<Option<Staging>> {
         if self.device().gpu().is_none() {
             return Ok(None);
         }
         let (address, len) = self.unique_bytes()?;
-        // SAFETY: the ranges lie end to end, and only kernels of this stream write them.
+        // SAFETY: the ranges are contiguous, and only kernels of this stream write them.
         unsafe { Staging::new(self.device(), address, len) }.map(Some)
     }
 
-    /// As [`Tensor::take_back`], for all elements.
+    /// Like [`Tensor::take_back`], for all elements.
     pub fn take_back(&mut self, staging: Staging) -> Result<()> {
         let (address, len) = self.unique_bytes()?;
-        // SAFETY: as in `stage`, and nobody holds a range.
+        // SAFETY: as in `stage`, and no range has another holder.
         unsafe { staging.write_to(self.device(), address, len) }
     }
 

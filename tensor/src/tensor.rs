@@ -1,7 +1,7 @@
 //! The tensor: a typed view of a pooled buffer.
 //!
-//! A tensor is immutable to its users, never records anything and holds no lock; cloning it and taking
-//! views of it is free. Kernels write to a tensor only while it is the buffer's single owner.
+//! A tensor is immutable to its users, records no graph and holds no lock; cloning and views are free. Kernels write
+//! to a tensor only while it is the sole owner of its buffer.
 
 use std::fmt;
 use std::slice;
@@ -36,7 +36,7 @@ pub struct Tensor {
 impl Tensor {
     /// A tensor with unspecified (but initialised) contents, for a kernel to fill.
     ///
-    /// Errors if the memory cannot be had.
+    /// Errors if the memory cannot be allocated.
     pub fn empty(device: &Device, dtype: DType, dims: &[usize]) -> Result<Tensor> {
         Self::empty_in(MemoryKind::Device, device, dtype, dims)
     }
@@ -48,7 +48,7 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// A floating-point tensor of one value.
+    /// A floating-point tensor filled with one value.
     pub fn full(device: &Device, dtype: DType, dims: &[usize], value: f64) -> Result<Tensor> {
         if device.gpu().is_some() {
             return Self::zeros(device, dtype, dims)?.add_scalar(value);
@@ -86,7 +86,7 @@ impl Tensor {
         self.layout.dims()
     }
 
-    /// Size of one dim, counted from the end if negative; errors if there is none.
+    /// Size of one dim, counted from the end if negative. Errors if there is no such dim.
     pub fn dim(&self, dim: isize) -> Result<usize> {
         Ok(self.dims()[self.resolve("dim", dim)?])
     }
@@ -106,7 +106,7 @@ impl Tensor {
         self.dtype
     }
 
-    /// Where the elements are.
+    /// The device of the elements.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -116,39 +116,39 @@ impl Tensor {
         &self.layout
     }
 
-    /// Whether nobody else holds the buffer, so that a kernel may write to it.
+    /// Returns whether the buffer has no other holder, so that a kernel may write to it.
     pub fn is_unique(&self) -> bool {
         Buffer::holders(&self.buffer) == 1
     }
 
-    /// Whether the elements lie densely in row-major order.
+    /// Returns whether the elements are dense in row-major order.
     pub fn is_contiguous(&self) -> bool {
         self.layout.is_contiguous()
     }
 
-    /// Bytes of the buffer behind the view, whole.
+    /// Bytes of the whole buffer behind the view.
     pub fn buffer_bytes(&self) -> usize {
         self.buffer.len()
     }
 
-    /// An identity of the buffer behind the view: equal for two views of the same one.
+    /// An identifier of the buffer behind the view, equal for all views of it.
     pub fn buffer_id(&self) -> usize {
         Arc::as_ptr(&self.buffer) as usize
     }
 
-    /// What the buffer's bytes count as.
+    /// The category under which the buffer's bytes are counted.
     pub fn category(&self) -> Category {
         self.buffer.category()
     }
 
-    /// Counts the buffer's bytes under `category` from now on, if they were workspace until now.
+    /// Counts the buffer's bytes under `category` from now on, if they were workspace before.
     pub fn set_category(&self, category: Category) {
         self.buffer.set_category(category);
     }
 
     /// The elements of a contiguous tensor.
     ///
-    /// Errors if `T` is not the dtype or the view has gaps.
+    /// Errors if `T` is not the dtype or the view is not contiguous.
     pub fn as_slice<T: Scalar>(&self) -> Result<&[T]> {
         self.check_dtype::<T>("as_slice")?;
         if !self.is_contiguous() {
@@ -166,7 +166,7 @@ impl Tensor {
 
     /// The elements of a contiguous tensor, for writing.
     ///
-    /// Errors if somebody else holds the buffer, `T` is not the dtype or the view has gaps.
+    /// Errors if the buffer has another holder, `T` is not the dtype or the view is not contiguous.
     pub fn as_mut_slice<T: Scalar>(&mut self) -> Result<&mut [T]> {
         if !self.is_contiguous() {
             return Err(Error::shape(
@@ -183,8 +183,8 @@ impl Tensor {
 
     /// The whole buffer behind the view, for writing.
     ///
-    /// Errors if somebody else holds it, `T` is not the dtype, or the view shows an element twice: kernels
-    /// write what the view shows, some of them from several threads.
+    /// Errors if the buffer has another holder, `T` is not the dtype, or the view contains an element twice: kernels
+    /// write elements of the view from several threads.
     pub(crate) fn buffer_slice_mut<T: Scalar>(&mut self) -> Result<&mut [T]> {
         self.check_dtype::<T>("as_mut_slice")?;
         self.expect_host("as_mut_slice")?;
@@ -202,15 +202,14 @@ impl Tensor {
             ));
         };
         let len = buffer.len() / size_of::<T>();
-        // SAFETY: the buffer's range is `len` initialised elements of the plain type T, aligned since
-        // ranges start at multiples of the dtype; nobody else can reach them while the unique `Arc` is
-        // borrowed mutably.
+        // SAFETY: the buffer's range is `len` initialised elements of the plain type T, aligned since ranges start at
+        // multiples of the dtype. The unique `Arc` is borrowed mutably, so there is no other reference to them.
         Ok(unsafe { slice::from_raw_parts_mut(buffer.pointer().cast::<T>(), len) })
     }
 
-    /// Lends this tensor to `f` under another layout of the same elements.
+    /// Passes this tensor to `f` under another layout of the same elements.
     ///
-    /// Errors if `f` does, or puts another tensor in its place.
+    /// Errors if `f` does, or if `f` replaces the tensor.
     pub(crate) fn with_layout_mut<R>(
         &mut self,
         layout: Layout,
@@ -221,7 +220,7 @@ impl Tensor {
         let original = std::mem::replace(&mut self.layout, layout);
         let result = f(self);
         if place(self) != lent {
-            // The layout of the old buffer might reach beyond the new one.
+            // The old buffer's layout might exceed the new buffer.
             return Err(Error::memory("view", "a lent view was replaced instead of written"));
         }
         self.layout = original;
@@ -234,8 +233,8 @@ impl Tensor {
     pub(crate) fn buffer_slice<T: Scalar>(&self) -> Result<&[T]> {
         self.check_dtype::<T>("as_slice")?;
         self.expect_host("as_slice")?;
-        // SAFETY: as in `buffer_slice_mut`; writers need the unique `Arc`, which cannot be while this
-        // reference lives.
+        // SAFETY: as in `buffer_slice_mut`; writers need a unique `Arc`, which cannot exist while this reference
+        // lives.
         Ok(unsafe {
             slice::from_raw_parts(
                 self.buffer.pointer().cast::<T>(),
@@ -244,7 +243,7 @@ impl Tensor {
         })
     }
 
-    /// The same elements, dense in row-major order: this tensor if it is already, else a copy.
+    /// The same elements, dense in row-major order: this tensor if it is contiguous, else a copy.
     pub fn contiguous(&self) -> Result<Tensor> {
         if self.is_contiguous() {
             return Ok(self.clone());
@@ -274,7 +273,7 @@ impl Tensor {
         Ok(out)
     }
 
-    /// A contiguous copy with a buffer of its own.
+    /// A contiguous copy in a buffer of its own.
     pub fn copy(&self) -> Result<Tensor> {
         let dense = self.contiguous()?;
         if dense.is_unique() {
@@ -299,7 +298,7 @@ impl Tensor {
 
     /// Overwrites this unique tensor with the elements of `source`.
     ///
-    /// Errors if dims or dtype differ, or somebody else holds the buffer.
+    /// Errors if dims or dtype differ, or the buffer has another holder.
     pub fn write(&mut self, source: &Tensor) -> Result<()> {
         if self.dims() != source.dims() || self.dtype != source.dtype {
             return Err(Error::shape("write", format!("{source:?} does not fill {self:?}")));
@@ -332,7 +331,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// The position of a dim that may be counted from the end.
+    /// The index of a dim that may be counted from the end. Errors if there is none.
     pub(crate) fn resolve(&self, op: &'static str, dim: isize) -> Result<usize> {
         let rank = self.rank() as isize;
         let resolved = if dim < 0 { dim + rank } else { dim };
@@ -344,7 +343,7 @@ impl Tensor {
     }
 }
 
-/// Errors unless both tensors have the same dtype and live on the same device.
+/// Errors unless both tensors have the same dtype and device.
 pub(crate) fn check_pair(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Result<()> {
     if lhs.dtype() != rhs.dtype() {
         return Err(Error::dtype(
@@ -355,7 +354,7 @@ pub(crate) fn check_pair(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Result
     check_device(op, lhs, rhs)
 }
 
-/// Errors unless both tensors live on the same device.
+/// Errors unless both tensors are on the same device.
 pub(crate) fn check_device(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Result<()> {
     if lhs.device() != rhs.device() {
         return Err(Error::value(op, "operands are on different devices"));

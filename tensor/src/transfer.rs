@@ -1,4 +1,4 @@
-//! Elements from the host to a tensor and back, on any device.
+//! Transfers between host memory and tensors on any device.
 
 use ferrotron_cuda::cells::BadIndex;
 use std::borrow::Cow;
@@ -20,7 +20,8 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// As [`Tensor::from_slice`], for what follows from the arguments of an operation alone: captured work has it as it is.
+    /// Like [`Tensor::from_slice`], for data that depends only on an operation's arguments. A captured graph replays
+    /// it unchanged.
     pub fn constant<T: Scalar>(device: &Device, data: &[T], dims: &[usize]) -> Result<Tensor> {
         let (Some(capture), Some(gpu)) = (device.capture(), device.gpu()) else {
             return Self::from_slice(device, data, dims);
@@ -29,14 +30,18 @@ impl Tensor {
         let tensor = Self::empty(device, T::DTYPE, dims)?;
         let bytes = bytemuck::cast_slice::<T, u8>(data);
         let from = capture.constant(bytes)?;
-        // SAFETY: both are as long. The buffer is new, and used in the order of the compute stream; the capture keeps both.
+        // SAFETY: both have the same length. The buffer is new and used in the order of the compute stream; the
+        // capture holds both.
         unsafe { gpu.compute().copy(tensor.address(), from, bytes.len()) }
             .map_err(Error::of_gpu)?;
         Ok(tensor)
     }
 
-    /// Overwrites this unique, contiguous tensor with the elements of `data`; on a GPU, in the order of its work, for
-    /// which the host does not wait (but for more than 4 MiB).
+    /// Overwrites this unique, contiguous tensor with the elements of `data`. On a GPU the copy is enqueued in the
+    /// compute stream, and the host waits only for more than 4 MiB.
+    ///
+    /// Errors if the dtype or number of elements differs, the buffer has another holder, or the view is not
+    /// contiguous.
     ///
     /// ```
     /// use ferrotron_tensor::{Device, Tensor};
@@ -45,8 +50,6 @@ impl Tensor {
     /// assert_eq!(x.to_vec::<u32>()?, [3, 4]);
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
-    ///
-    /// Errors if dtype or number of elements differ, somebody else holds the buffer, or the view has gaps.
     pub fn write_slice<T: Scalar>(&mut self, data: &[T]) -> Result<()> {
         self.check_dtype::<T>("write_slice")?;
         if data.len() != self.numel() {
@@ -90,7 +93,7 @@ impl Tensor {
         }
     }
 
-    /// The bytes of a contiguous tensor: its own where the host can read them, else a copy.
+    /// The bytes of a contiguous tensor: borrowed if the host can read them, else a copy.
     pub fn bytes(&self) -> Result<Cow<'_, [u8]>> {
         if self.device().gpu().is_none() {
             return dispatch_any!(self.dtype(), T => Ok(bytemuck::cast_slice(self.as_slice::<T>()?).into()));
@@ -100,10 +103,10 @@ impl Tensor {
         Ok(bytes.into())
     }
 
-    /// Lets `f` write the bytes of this unique, contiguous tensor: its own where the host can write them, else zeros
-    /// that are copied to the device afterwards.
+    /// Passes the bytes of this unique, contiguous tensor to `f` for writing. If the host cannot write them, `f` gets
+    /// zeros, which are copied to the device afterwards.
     ///
-    /// Errors if `f` does, somebody else holds the buffer, or the view has gaps.
+    /// Errors if `f` does, the buffer has another holder, or the view is not contiguous.
     pub fn write_bytes<R>(&mut self, f: impl FnOnce(&mut [u8]) -> Result<R>) -> Result<R> {
         if self.device().gpu().is_none() {
             return dispatch_any!(self.dtype(), T => f(bytemuck::cast_slice_mut(self.as_mut_slice::<T>()?)));
@@ -114,7 +117,7 @@ impl Tensor {
         Ok(result)
     }
 
-    /// The address of the view's first element, for work of the device.
+    /// The address of the view's first element, for device work. A capture in progress keeps the allocation.
     pub(crate) fn address(&self) -> u64 {
         if let Some(capture) = self.device().capture() {
             capture.uses(self.buffer().allocation());
@@ -122,9 +125,9 @@ impl Tensor {
         self.buffer().pointer() as u64 + (self.layout().offset() * self.dtype().size()) as u64
     }
 
-    /// Copies a contiguous tensor of a GPU, when everything that was given to the GPU is done.
+    /// Copies a contiguous GPU tensor to the host, after waiting for all enqueued work.
     ///
-    /// Errors if any of it has failed, or an operation has found an index out of range since the last time.
+    /// Errors if any of that work failed, or an operation has found an index out of range since the last call.
     fn download(&self, op: &'static str, to: &mut [u8]) -> Result<()> {
         let gpu = self.device().expect_gpu(op)?;
         self.device().expect_no_capture(op)?;
@@ -147,7 +150,7 @@ impl Tensor {
             return Err(Error::memory(op, format!("{self:?} has other holders")));
         }
         let gpu = self.device().expect_gpu(op)?;
-        // SAFETY: as above, and nobody else holds the buffer.
+        // SAFETY: as above, and the buffer has no other holder.
         unsafe { gpu.upload(self.address(), from) }.map_err(Error::of_gpu)
     }
 
@@ -160,7 +163,7 @@ impl Tensor {
         }
     }
 
-    /// Errors if the host cannot follow the tensor's addresses.
+    /// Errors if the host cannot dereference the tensor's addresses.
     pub(crate) fn expect_host(&self, op: &'static str) -> Result<()> {
         match self.device().gpu() {
             None => Ok(()),
@@ -177,7 +180,7 @@ impl Tensor {
     }
 }
 
-/// Errors unless so many elements fill `dims`.
+/// Errors unless `dims` has `len` elements.
 fn check_len(op: &'static str, len: usize, dims: &[usize]) -> Result<()> {
     match len == count(op, dims)? {
         true => Ok(()),

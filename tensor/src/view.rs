@@ -1,10 +1,10 @@
-//! Views: the same elements seen under other dims. None of them copies, except where said.
+//! Views: the same elements under other dims. Views do not copy unless stated.
 
 use crate::layout::{Layout, count};
 use crate::{Error, Result, Tensor};
 
 impl Tensor {
-    /// The elements under other dims, in row-major order. A view where strides allow it, else a copy.
+    /// The same elements under other dims, in row-major order: a view if strides permit, else a copy.
     ///
     /// Errors if the number of elements differs.
     pub fn reshape(&self, dims: &[usize]) -> Result<Tensor> {
@@ -32,25 +32,25 @@ impl Tensor {
         self.permute(&order)
     }
 
-    /// Dims in the given order.
+    /// Reorders the dims.
     pub fn permute(&self, order: &[usize]) -> Result<Tensor> {
         Ok(self.with_layout(self.layout().permute(order)?))
     }
 
-    /// Elements `start .. start + len` of one dim, counted from the end if negative.
+    /// Elements `start..start + len` of one dim, counted from the end if negative.
     pub fn narrow(&self, dim: isize, start: usize, len: usize) -> Result<Tensor> {
         let dim = self.resolve("narrow", dim)?;
         Ok(self.with_layout(self.layout().narrow(dim, start, len)?))
     }
 
-    /// Stretches dims of size 1 and adds leading ones (NumPy's rule).
+    /// Expands dims of size 1 and adds leading dims (NumPy's rule).
     pub fn broadcast_to(&self, dims: &[usize]) -> Result<Tensor> {
         Ok(self.with_layout(self.layout().broadcast_to(dims)?))
     }
 
-    /// Cuts one dim into consecutive parts of the given sizes.
+    /// Splits one dim into consecutive ranges of these sizes.
     ///
-    /// Errors if they do not add up to the dim.
+    /// Errors if the sizes do not add up to the dim.
     pub fn split(&self, dim: isize, sizes: &[usize]) -> Result<Vec<Tensor>> {
         let resolved = self.resolve("split", dim)?;
         let sum = sizes.iter().try_fold(0_usize, |sum, &size| sum.checked_add(size));
@@ -71,9 +71,9 @@ impl Tensor {
             .collect()
     }
 
-    /// Lends this tensor to `f` under other dims, so that it can be written through them.
+    /// Passes this tensor to `f` under other dims, for writing.
     ///
-    /// Errors if the number of elements differs or strides forbid a view.
+    /// Errors if the number of elements differs or strides do not permit a view.
     pub fn reshape_mut<R>(
         &mut self,
         dims: &[usize],
@@ -88,7 +88,7 @@ impl Tensor {
         self.with_layout_mut(layout, f)
     }
 
-    /// Lends a part of one dim to `f`, so that it can be written.
+    /// Passes a range of one dim to `f`, for writing.
     pub fn narrow_mut<R>(
         &mut self,
         dim: isize,
@@ -106,10 +106,10 @@ impl Tensor {
         self.with_layout(Layout::vector(elements))
     }
 
-    /// The buffer behind the view, seen through another layout: with [`Tensor::whole_buffer`] a view can be made again
-    /// over a copy of its buffer.
+    /// The buffer behind the view under another layout. With [`Tensor::whole_buffer`] it recreates a view over a copy
+    /// of the buffer.
     ///
-    /// Errors if the layout reaches beyond the buffer.
+    /// Errors if the layout exceeds the buffer.
     ///
     /// ```
     /// use ferrotron_tensor::{Device, Tensor};
@@ -128,7 +128,7 @@ impl Tensor {
         Ok(self.with_layout(layout.clone()))
     }
 
-    /// All dims but the last joined into one: (rows, width). A copy only where strides forbid a view.
+    /// Merges all dims but the last: (rows, width). Copies only if strides do not permit a view.
     pub fn as_matrix(&self) -> Result<Tensor> {
         let width = self.dims().last().copied().unwrap_or(1);
         let rows =
@@ -187,7 +187,7 @@ mod tests {
         assert!(x.narrow(0, 0, 1)?.broadcast_to(&[1 << 32, 1 << 32]).is_err());
         assert!(Tensor::empty(&device, DType::F64, &[1 << 61]).is_err());
         assert!(Tensor::from_slice::<f32>(&device, &[], &[1 << 63, 2]).is_err());
-        // Few enough elements to be addressed, but more than the system gives.
+        // Few enough elements to be addressed, but more than the system provides.
         let error = Tensor::empty(&device, DType::F64, &[1 << 59]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Memory);
         Ok(())
@@ -208,7 +208,7 @@ mod tests {
             stretched.reshape_mut(&[2, 2, 4], |x| x.write(&ones.reshape(&[2, 2, 4])?)).is_err()
         );
         assert!(stretched.narrow_mut(0, 1, 2, |x| x.write(&ones.narrow(0, 0, 2)?)).is_err());
-        // One row of it alone is no overlap.
+        // A single row of it does not overlap.
         stretched.narrow_mut(0, 1, 1, |x| x.write(&ones.narrow(0, 0, 1)?))?;
         assert_eq!(stretched.to_f64()?, [1.0; 16]);
         Ok(())

@@ -1,5 +1,5 @@
-//! Gradient of attention: q, k, v, the output and the log-sum-exp of each row are kept; no matrix of
-//! scores ever exists.
+//! Gradient of attention. It saves q, k, v, the output and the log-sum-exp of each row, and never materializes a
+//! score matrix.
 
 use ferrotron_tensor::ops::attention::{
     AttentionConfig, attention as attend, attention_backward, attention_backward_packed,
@@ -75,8 +75,8 @@ impl Backward for PackedBackward {
     }
 }
 
-/// Self-attention of a packed projection (B, T, (H + 2G) D): (B, T, H D). As [`attention`] of its parts,
-/// without a copy of the gradient.
+/// Self-attention of a packed projection (B, T, (H + 2G) D): (B, T, H D). Like [`attention`] of its three parts,
+/// without copying the gradient.
 pub fn packed_attention(
     qkv: &Var,
     heads: usize,

@@ -1,4 +1,4 @@
-//! Gradient of a change of dtype: the change back.
+//! Gradient of a cast: the inverse cast.
 
 use ferrotron_tensor::{DType, Result, Tensor};
 
@@ -6,7 +6,7 @@ use crate::backward::Named;
 use crate::{Grads, Var, forward_span};
 
 impl Var {
-    /// The same values in another floating-point dtype.
+    /// Casts to another floating-point dtype.
     pub fn cast(&self, dtype: DType) -> Result<Var> {
         let _span = forward_span("cast");
         let original = self.dtype();

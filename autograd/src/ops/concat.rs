@@ -1,4 +1,4 @@
-//! Gradient of the concatenation: each part's slice.
+//! Gradient of the concatenation: the slice of each operand.
 
 use ferrotron_tensor::ops::concat::concat as concat_values;
 use ferrotron_tensor::{Result, Tensor};
@@ -6,7 +6,7 @@ use ferrotron_tensor::{Result, Tensor};
 use crate::backward::Named;
 use crate::{Grads, Var, forward_span};
 
-/// The parts one after another along `dim`.
+/// Concatenates `parts` along `dim`.
 pub fn concat(parts: &[&Var], dim: isize) -> Result<Var> {
     let _span = forward_span("concat");
     let values: Vec<&Tensor> = parts.iter().map(|part| part.value()).collect();

@@ -1,7 +1,7 @@
-//! Gradient of the cross-entropy: softmax minus target, written over the logits. Kept are the logits, the
-//! targets and the log-sum-exp of each row.
+//! Gradient of the cross-entropy: softmax minus target, written over the logits. It saves the logits, the targets and
+//! the log-sum-exp of each row.
 //!
-//! The value is the **sum** over the counted tokens; one over their number enters as the cotangent.
+//! The value is the **sum** over the valid tokens; the cotangent contains the division by their number.
 
 use ferrotron_tensor::ops::cross_entropy::{
     CrossEntropyConfig, counted, cross_entropy, cross_entropy_backward,
@@ -10,17 +10,17 @@ use ferrotron_tensor::{Category, Result, Tensor};
 
 use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
 
-/// A summed loss, and of which tokens.
+/// A summed loss and its targets.
 #[derive(Debug, Clone)]
 pub struct Loss {
-    /// Sum over the counted tokens, a scalar in the accumulation dtype.
+    /// Sum over the valid tokens, a scalar in the accumulator dtype.
     pub sum: Var,
     pub(super) targets: Tensor,
     pub(super) config: CrossEntropyConfig,
 }
 
 impl Loss {
-    /// How many tokens count: reads the targets, so it waits for a GPU.
+    /// Number of valid tokens. Reads the targets, so it synchronizes with a GPU.
     pub fn counted(&self) -> Result<usize> {
         counted(&self.targets, &self.config)
     }

@@ -1,6 +1,5 @@
-//! Gradient of the embedding: rows of the cotangent are added to the rows of the table that they came
-//! from, in the order of the tokens, straight into the table's gradient. The ids are kept. A shard of a table
-//! takes what belongs to its rows.
+//! Gradient of the embedding: adds rows of the cotangent to their table rows, in token order, directly into the
+//! table's gradient. It saves the ids. A shard of a table accumulates only its own rows.
 
 use ferrotron_tensor::ops::cross_entropy::VocabShard;
 use ferrotron_tensor::ops::embedding::{embedding_shard, embedding_shard_backward};
@@ -34,13 +33,13 @@ impl Backward for EmbeddingBackward {
 }
 
 impl Var {
-    /// Rows of this table (V, C) for `ids` (..): (.., C).
+    /// Looks up rows of this table (V, C) for `ids` (..): (.., C).
     pub fn embedding(&self, ids: &Tensor) -> Result<Var> {
         self.embedding_shard(ids, VocabShard::whole(self.value().dim(0)?))
     }
 
-    /// [`Var::embedding`] of a table in shards, of which this is the one that `shard` names: zeros for the ids of
-    /// other shards, so that the sum over the shards is that of the whole table.
+    /// [`Var::embedding`] of a sharded table; this variable holds `shard`. Ids of other shards give zeros,
+    /// so that the sum over the shards equals the result of the whole table.
     pub fn embedding_shard(&self, ids: &Tensor, shard: VocabShard) -> Result<Var> {
         let _span = forward_span("embedding");
         let value = embedding_shard(self.value(), ids, shard)?;

@@ -1,5 +1,5 @@
-//! Gradients of indexing: gather and scatter-add are each other's, index-select adds rows back. The indices
-//! are kept.
+//! Gradients of indexing: gather and scatter-add are each other's adjoints, and index-select's adds rows back. The
+//! indices are saved.
 
 use ferrotron_tensor::ops::index::{gather, index_add, index_select, scatter_add};
 use ferrotron_tensor::{Result, Tensor};
@@ -83,7 +83,7 @@ impl Var {
         })
     }
 
-    /// This tensor with the elements of `source` added at `index` along `dim`.
+    /// Adds the elements of `source` to this tensor at `index` along `dim`.
     pub fn scatter_add(&self, dim: isize, index: &Tensor, source: &Var) -> Result<Var> {
         let _span = forward_span("scatter_add");
         let value = scatter_add(self.value().clone(), dim, index, source.value())?;

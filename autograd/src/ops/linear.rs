@@ -1,7 +1,7 @@
 //! Gradient of the linear layer y = x W^T + b: dx = dy W, dW += dy^T x, db += sum of dy over rows.
 //!
-//! The weight's gradient is written with beta = 1 straight into its buffer, and may be deferred. Where the device sums dy in
-//! the same pass, db is made with it.
+//! The weight gradient is accumulated directly in its buffer, and may be deferred. If the device can sum dy in the
+//! same pass, db is computed with it.
 
 use ferrotron_tensor::ops::matmul::{
     linear, linear_bias_gradient, linear_gelu, linear_input_gradient, linear_parameter_gradients,
@@ -37,8 +37,8 @@ impl Backward for LinearBackward {
     }
 }
 
-/// Gives dW of operand 1 and db of operand 2, if there is one, for dy (.., N). `x` gives x (.., K), unless nobody wants
-/// dW. Where dW is deferred, db is not.
+/// Computes dW of operand 1 and, if present, db of operand 2, for dy (.., N). `x` returns x (.., K), and is `None` if
+/// dW is not needed. If dW is deferred, db is still computed now.
 pub fn give_parameter_gradients(
     dx: &mut Grads,
     dy: Tensor,
@@ -73,8 +73,8 @@ impl Var {
         self.record_linear(weight, bias, value)
     }
 
-    /// gelu(x W^T + b), tanh form, for x (.., K), W (N, K), b (N): (.., N). What is kept, and backward, are those of
-    /// [`Var::linear`] and [`Var::gelu_tanh`], of which a GPU makes one call in 16 bits.
+    /// gelu(x W^T + b), tanh form, for x (.., K), W (N, K), b (N): (.., N). Saved values and backward are those of
+    /// [`Var::linear`] and [`Var::gelu_tanh`]; a GPU fuses both in 16 bits.
     pub fn linear_gelu(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
         let span = forward_span("linear");
         let (hidden, value) = linear_gelu(self.value(), weight.value(), bias.map(Var::value))?;
@@ -92,7 +92,7 @@ impl Var {
     }
 }
 
-/// gelu(h), tanh form, whose value a linear layer may have made together with h.
+/// gelu(h), tanh form. `value` is the result if a linear layer has already computed it with h.
 pub fn gelu_of(hidden: &Var, value: Option<Tensor>) -> Result<Var> {
     match value {
         Some(value) => record_unary(Unary::GeluTanh, 0.0, hidden, value),

@@ -1,8 +1,8 @@
-//! Gradient of the linear layer fused with the cross-entropy behind it, over chunks of tokens.
+//! Gradient of the linear layer fused with cross-entropy, over chunks of tokens.
 //!
-//! Kept are x, the head's leaf, the log-sum-exp of each token and as many logits as the bound allows;
-//! the gradient of the head goes straight into its buffer. The vocabulary may be cut into shards, one a
-//! process; what they exchange is the caller's.
+//! It saves x, the head's leaf, the log-sum-exp of each token, and the logits if they fit the limit. The gradient of
+//! the head accumulates directly in its buffer. The vocabulary may be sharded over ranks; the caller provides their
+//! communication.
 
 use std::sync::Arc;
 
@@ -16,25 +16,25 @@ use ferrotron_tensor::{Category, Result, Tensor};
 use super::cross_entropy::Loss;
 use crate::{Accum, Backward, Cotangents, Grads, Saved, Var, forward_span};
 
-/// Waits for the gradient of an input that is on its way, and gives it.
+/// Waits for the reduction of an input gradient and returns it.
 pub type PendingGradient = Box<dyn FnOnce() -> Result<Tensor>>;
 
-/// What the shards of a vocabulary exchange around [`Var::linear_cross_entropy_shard`]; every shard makes the
-/// same calls in the same order.
+/// The communication between vocabulary shards around [`Var::linear_cross_entropy_shard`]. Every shard makes the same
+/// calls in the same order.
 pub trait ExchangeShards: JoinShards {
-    /// The tokens that all shards work on, from those that the variable x holds here: the same, or those of
-    /// all shards where each holds a part (sequence parallelism). Asked in forward and again in backward.
+    /// The tokens that all shards process, from this rank's x: x itself, or an all-gather if each shard holds some of
+    /// the tokens (sequence parallelism). Called in forward and again in backward.
     fn gather_input(&self, x: Tensor) -> Result<Tensor>;
 
-    /// Begins to add up dx, of which this is the shard's part, over the shards; the result has the dims of
-    /// the variable x. The gradient of the head is computed before the result is waited for.
+    /// Starts summing dx over the shards; `dx` is this shard's term. The result has the dims of the variable x. The
+    /// gradient of the head is computed before the result is waited for.
     fn reduce_input_gradient(&self, dx: Tensor) -> Result<PendingGradient>;
 }
 
 impl Var {
-    /// Cross-entropy of x W^T against `targets` (..), for x (.., C) and W (V, C), over chunks of tokens.
-    /// Logits of all tokens are kept for backward if they fit into `max_logits_bytes`, else each chunk's
-    /// are computed again.
+    /// Cross-entropy of x W^T against `targets` (..), for x (.., C) and W (V, C), over chunks of tokens. If the
+    /// logits of all tokens fit into `max_logits_bytes` they are saved for backward, else each chunk's are
+    /// recomputed.
     pub fn linear_cross_entropy(
         &self,
         weight: &Var,
@@ -48,9 +48,9 @@ impl Var {
         self.record_loss(weight, targets, config, None, found)
     }
 
-    /// [`Var::linear_cross_entropy`] of a vocabulary in shards: `weight` holds the rows that `shard` names,
-    /// `targets` are classes of the whole vocabulary and `exchange` talks to the other shards. The loss is that
-    /// of all shards, the same on each, and its cotangent must be; the bound is on the logits of one shard.
+    /// [`Var::linear_cross_entropy`] of a sharded vocabulary. `weight` holds the rows of `shard`, `targets` are
+    /// classes of the whole vocabulary, and `exchange` communicates with the other shards. The loss covers all shards
+    /// and is equal on each, and its cotangent must be too. The limit applies to the logits of one shard.
     pub fn linear_cross_entropy_shard(
         &self,
         weight: &Var,

@@ -1,5 +1,5 @@
-//! Operations on variables: the gradient of each operation of `ferrotron_tensor::ops`, in a file of the
-//! same name. Each keeps exactly the fields of its struct.
+//! Operations on variables: the gradient of each operation of `ferrotron_tensor::ops`, in a file of the same name.
+//! Each saves exactly the fields of its struct.
 
 pub mod attention;
 pub mod cast;

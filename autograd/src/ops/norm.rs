@@ -1,5 +1,5 @@
-//! Gradients of LayerNorm and RMSNorm. Both keep x and the statistics of each row; the value is computed
-//! again from these by whoever needs it, so it need not be kept beside x.
+//! Gradients of LayerNorm and RMSNorm. Both save x and the statistics of each row. Users of the result recompute it
+//! from these instead of saving it.
 
 use ferrotron_tensor::ops::layer_norm::{
     layer_norm, layer_norm_backward, layer_norm_backward_input,

@@ -1,4 +1,4 @@
-//! Gradients of the pointwise table: dx = dy f'(x), summed back where an operand was broadcast.
+//! Gradients of the pointwise table: dx = dy f'(x), summed over the dims along which an operand was broadcast.
 
 use ferrotron_tensor::ops::pointwise::{binary, binary_backward, select, unary, unary_backward};
 use ferrotron_tensor::ops::table::{Binary, Saves, Unary};
@@ -27,13 +27,13 @@ impl Backward for UnaryBackward {
     }
 }
 
-/// `op(x)`; `p` is the parameter of the rows that take one.
+/// `op(x)`. `p` is the parameter of the rows that take one.
 pub fn apply_unary(op: Unary, p: f64, x: &Var) -> Result<Var> {
     let _span = forward_span(op.name());
     record_unary(op, p, x, unary(op, p, x.value())?)
 }
 
-/// As [`apply_unary`], of which the value is there already, up to the rounding of `x`.
+/// Like [`apply_unary`], with a value that was already computed, possibly from an unrounded `x`.
 pub(super) fn record_unary(op: Unary, p: f64, x: &Var, value: Tensor) -> Result<Var> {
     let saved = match op.saves() {
         Saves::Input => Some(x.save()),
@@ -45,7 +45,7 @@ pub(super) fn record_unary(op: Unary, p: f64, x: &Var, value: Tensor) -> Result<
     };
     let y = Var::record(&[x], value, || UnaryBackward { op, p, saved: saved.clone() })?;
     Ok(match (op.saves(), saved) {
-        // The argument is kept anyway, so consumers need not keep the value as well.
+        // The argument is saved anyway, so consumers need not save the value as well.
         (Saves::Input, Some(saved)) => y.recomputed_by(move || unary(op, p, &saved.value()?)),
         _ => y,
     })
@@ -71,7 +71,7 @@ impl Backward for BinaryBackward {
         let lhs = self.lhs.as_ref().map(Saved::value).transpose()?;
         let rhs = self.rhs.as_ref().map(Saved::value).transpose()?;
         if dx.needs(0) {
-            // The second operand's gradient still needs `dy`; without one, the buffer may be reused.
+            // The second operand's gradient still needs `dy`; without it, the buffer may be reused.
             let dy = dy.clone();
             dx.give(0, binary_backward(self.op, 0, dy, lhs.as_ref(), rhs.as_ref())?)?;
         }
@@ -82,7 +82,7 @@ impl Backward for BinaryBackward {
     }
 }
 
-/// `op(lhs, rhs)`, broadcast.
+/// `op(lhs, rhs)`, with broadcasting.
 pub fn apply_binary(op: Binary, lhs: &Var, rhs: &Var) -> Result<Var> {
     let _span = forward_span(op.name());
     let value = binary(op, lhs.value(), rhs.value())?;

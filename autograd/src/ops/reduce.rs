@@ -1,4 +1,4 @@
-//! Gradients of reductions: the cotangent is spread back over the dims that were reduced.
+//! Gradients of reductions: the cotangent is broadcast over the reduced dims.
 
 use ferrotron_tensor::ops::pointwise::{Comparison, compare};
 use ferrotron_tensor::ops::reduce::{self, KeepDims};
@@ -7,7 +7,7 @@ use ferrotron_tensor::{Result, Tensor};
 use crate::backward::Named;
 use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
 
-/// Keeps the operand and the value, with the reduced dim as size 1.
+/// Saves the operand and the value, with the reduced dim as size 1.
 struct MaxBackward {
     x: Saved,
     kept: Saved,
@@ -31,7 +31,7 @@ impl Backward for MaxBackward {
     }
 }
 
-/// Keeps the operand and the value, with the reduced dims as size 1.
+/// Saves the operand and the value, with the reduced dims as size 1.
 struct LogSumExpBackward {
     x: Saved,
     kept: Saved,
@@ -82,7 +82,7 @@ impl Var {
         self.sum_all()?.mul_scalar(1.0 / self.value().numel() as f64)
     }
 
-    /// The largest element along `dim`; equal ones share the gradient.
+    /// Maximum along `dim`; equal elements share the gradient.
     pub fn max(&self, dim: isize, keep: KeepDims) -> Result<Var> {
         let _span = forward_span("max");
         let kept = reduce::max(self.value(), &[dim], KeepDims::Keep)?;
@@ -105,7 +105,7 @@ impl Var {
         })
     }
 
-    /// The reduction `value` of this variable, whose gradient is `factor` times the cotangent.
+    /// Records the reduction `value` of this variable, whose gradient is `factor` times the broadcast cotangent.
     fn spread(
         &self,
         name: &'static str,
@@ -124,7 +124,7 @@ impl Var {
     }
 }
 
-/// The dims of `x` with the reduced ones set to 1; the reduction itself has checked them.
+/// The dims of `x` with the reduced ones set to 1; the reduction has already checked them.
 fn kept_dims(x: &Var, dims: &[isize]) -> Vec<usize> {
     let rank = x.dims().len() as isize;
     let mut kept = x.dims().to_vec();

@@ -1,4 +1,4 @@
-//! Gradient of the rotary embedding: the rotation back. Nothing is kept but the table.
+//! Gradient of the rotary embedding: the inverse rotation. It saves only the table.
 
 use ferrotron_tensor::ops::rotary::{Direction, RotaryTable, rotary};
 use ferrotron_tensor::{Result, Tensor};
@@ -28,8 +28,8 @@ impl Backward for RotaryBackward {
 }
 
 impl Var {
-    /// Turns the first `heads` heads of (B, T, H, D) by their positions and leaves the others:
-    /// Su et al., arXiv 2104.09864, in the half-rotation convention of Hugging Face.
+    /// Rotates the first `heads` heads of (B, T, H, D) by their positions and leaves the others unchanged: Su et al.,
+    /// arXiv 2104.09864, in the rotate-half convention of Hugging Face.
     pub fn rotary(&self, table: &RotaryTable, heads: usize) -> Result<Var> {
         let _span = forward_span("rotary");
         let value = rotary(self.value(), table, heads, Direction::Forward)?;

@@ -1,4 +1,4 @@
-//! Gradients of softmax and log-softmax, from their values, which are kept.
+//! Gradients of softmax and log-softmax, computed from their saved values.
 
 use ferrotron_tensor::ops::softmax::{
     log_softmax, log_softmax_backward, softmax, softmax_backward,

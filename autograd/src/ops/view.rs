@@ -1,4 +1,4 @@
-//! Gradients of views: the inverse view, or writing into the part that was seen.
+//! Gradients of views: the inverse view, or accumulation into the viewed range.
 
 use ferrotron_tensor::ops::concat::concat;
 use ferrotron_tensor::ops::pointwise::add_assign;
@@ -8,7 +8,7 @@ use crate::backward::Named;
 use crate::{Accum, Backward, Cotangents, Grads, Var, forward_span};
 
 impl Var {
-    /// The elements under other dims, in row-major order.
+    /// The same elements under other dims, in row-major order.
     pub fn reshape(&self, dims: &[usize]) -> Result<Var> {
         let _span = forward_span("reshape");
         let original = self.dims().to_vec();
@@ -25,7 +25,7 @@ impl Var {
         })
     }
 
-    /// Dims in the given order.
+    /// Reorders the dims.
     pub fn permute(&self, order: &[usize]) -> Result<Var> {
         let _span = forward_span("permute");
         let value = self.value().permute(order)?;
@@ -38,7 +38,7 @@ impl Var {
         })
     }
 
-    /// Stretches dims of size 1 and adds leading ones (NumPy's rule).
+    /// Expands dims of size 1 and adds leading dims (NumPy's rule).
     pub fn broadcast_to(&self, dims: &[usize]) -> Result<Var> {
         let _span = forward_span("broadcast_to");
         // `give` sums a gradient back to the operand's dims.
@@ -47,7 +47,7 @@ impl Var {
         })
     }
 
-    /// Elements `start .. start + len` of one dim, counted from the end if negative.
+    /// Elements `start..start + len` of one dim, counted from the end if negative.
     pub fn narrow(&self, dim: isize, start: usize, len: usize) -> Result<Var> {
         let _span = forward_span("narrow");
         Var::record(&[self], self.value().narrow(dim, start, len)?, || {
@@ -64,8 +64,7 @@ impl Var {
         })
     }
 
-    /// Cuts one dim into consecutive parts of the given sizes; their gradients are joined in one
-    /// buffer.
+    /// Splits one dim into consecutive ranges of these sizes; their gradients are concatenated in one buffer.
     pub fn split(&self, dim: isize, sizes: &[usize]) -> Result<Vec<Var>> {
         let _span = forward_span("split");
         let parts = self.value().split(dim, sizes)?;

@@ -1,8 +1,8 @@
-//! What is kept for backward in fewer bytes, and in host memory: hooks that a model sets around its layers.
+//! Compresses saved activations and offloads them, using saved-tensor hooks.
 //!
-//! Between the forward and the backward use of an activation lies most of a step. Jain et al., "Gist: Efficient Data
-//! Encoding for Deep Neural Network Training", ISCA 2018, encode it for that time: exactly, where many elements are
-//! zero (section 4.1 there), or in fewer bits, after forward has used all of them (section 4.2).
+//! Most of a step's time lies between the forward and the backward use of an activation. Jain et al., "Gist:
+//! Efficient Data Encoding for Deep Neural Network Training", ISCA 2018, encode it for that time: losslessly if many
+//! elements are zero (section 4.1 there), or with reduced precision after the last forward use (section 4.2).
 
 mod offloader;
 mod stored;
@@ -16,56 +16,60 @@ use crate::{KeptTensor, saved_tensors_hooks};
 use offloader::Move;
 use stored::Stored;
 
-/// In which form activations are kept for backward.
+/// The storage format of saved activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PackingConfig {
-    /// f32 activations are rounded to this type of 16 bits, and widened again in backward. Statistics, such as those
-    /// of norms and of attention, stay as they are.
+    /// 16-bit type to which f32 activations are rounded; backward widens them. Statistics, such as those of norms and
+    /// attention, are not rounded.
     pub dtype: Option<DType>,
-    /// What becomes of zeros in the result of a ReLU.
+    /// Encoding of zeros in the result of a ReLU.
     pub zeros: Zeros,
 }
 
-/// What becomes of the zeros in an activation of which many elements are zero.
+/// Encoding of zeros in an activation with many zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Zeros {
-    /// They are kept like other numbers.
+    /// Zeros are stored like other numbers.
     #[default]
     Kept,
-    /// One bit for each element says whether it is zero, and only the others are kept. This is exact; activations
-    /// with too few zeros stay as they are.
+    /// A bitmap marks the nonzero elements, and only these are stored. Lossless; activations with too few zeros are
+    /// stored as they are.
     Bitmap,
 }
 
-/// Packs what is kept for backward.
+/// Compresses and offloads saved activations.
 #[derive(Debug, Clone)]
 pub struct Packing {
     config: PackingConfig,
-    /// Moves it to host memory.
+    /// Offloads to host memory if present.
     offloader: Option<Arc<Offloader>>,
 }
 
-/// What [`Packing::run`] has moved to host memory.
+/// The activations that [`Packing::run`] offloaded.
 pub struct Offloaded {
     offloader: Arc<Offloader>,
     stored: Vec<Weak<Stored>>,
 }
 
 impl Offloaded {
-    /// Begins to bring it back near: it will be needed soon.
+    /// Starts prefetching them to device memory.
     pub fn prefetch(self) -> Result<()> {
         self.offloader.fetch(self.stored)
     }
 }
 
 impl Packing {
-    /// Packs as `config` says; with an `offloader`, into host memory.
+    /// Creates a packing with this format; with an `offloader`, activations also go to host memory.
     pub fn new(config: PackingConfig, offloader: Option<Arc<Offloader>>) -> Packing {
         Packing { config, offloader }
     }
 
-    /// Runs `f` and packs what its operations keep for backward. What goes to host memory is copied after this has
-    /// returned; the device's is free from the next call's end, or [`Offloader::wait`], on.
+    /// Runs `f` and packs the tensors that its operations save for backward. Copies to host memory run after this
+    /// returns. The device memory is freed at the end of the next call, or by [`Offloader::wait`].
+    ///
+    /// # Errors
+    ///
+    /// Errors as `f` does, if memory cannot be allocated, or if the disk behind host memory is full.
     ///
     /// ```
     /// use ferrotron_autograd::{Leaf, Offloader, Packing, PackingConfig};
@@ -84,8 +88,6 @@ impl Packing {
     /// assert_eq!(x.gradient()?.unwrap().to_f64()?, [24.0; 8]); // 2 (2 x) 2
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
-    ///
-    /// Errors as `f` does, if memory cannot be had, or if the disk behind host memory is full.
     pub fn run<R>(&self, f: impl FnOnce() -> Result<R>) -> Result<(R, Option<Offloaded>)> {
         let mut offloaded = None;
         let result = saved_tensors_hooks(
@@ -106,7 +108,7 @@ impl Packing {
             kept.replace(stored.clone());
             if self.offloader.is_some() {
                 let like = stored.tensor();
-                // From here, so that a full disk is an error of this step.
+                // Allocated before the copy starts, so that a full disk is an error of this step.
                 let to =
                     Tensor::empty_in(MemoryKind::Host, like.device(), like.dtype(), like.dims())?;
                 to.set_category(Category::Saved);

@@ -1,5 +1,5 @@
-//! Moves what is kept for backward to host memory, and brings it back, while others compute: a thread on a CPU, a stream
-//! on a GPU.
+//! Offloads saved activations to host memory and prefetches them, overlapped with compute: with a thread on a CPU,
+//! with the copy stream on a GPU.
 
 use ferrotron_tensor::{Device, Error, Result, Tensor, copy_aside};
 use std::fmt;
@@ -11,28 +11,28 @@ use tracing::trace_span;
 use super::stored::Stored;
 use crate::lock;
 
-/// Copies to host memory and fetches ahead, on a device of one kind.
+/// Copies to and from host memory, on one kind of device.
 ///
-/// What was moved stays in the device's memory until it is waited for, or the next is moved. So how much is in use at a time
-/// does not depend on how fast copies are.
+/// Offloaded tensors stay in device memory until the next offload or [`Offloader::wait`]. Memory use therefore does
+/// not depend on the speed of copies.
 pub struct Offloader(Way);
 
 enum Way {
     Thread(Worker),
-    /// The GPU's own stream of copies: what was given to it last.
+    /// The GPU's copy stream, with the most recently enqueued tensors.
     Stream(Mutex<Vec<Weak<Stored>>>),
 }
 
-/// A thread of its own. It ends when this is dropped.
+/// A worker thread, which ends when this is dropped.
 struct Worker {
-    /// Until it is dropped.
+    /// `None` once dropped.
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
-    /// Says when what was handed over last is in host memory.
+    /// Receives the completion of the last batch of moves.
     under_way: Mutex<Option<Receiver<Moved>>>,
 }
 
-/// The tensors that are in host memory now, as the device has them: whoever waits frees these.
+/// The device tensors of a completed batch; the receiver frees them.
 type Moved = Result<Vec<Tensor>>;
 
 enum Job {
@@ -40,17 +40,17 @@ enum Job {
     Fetch(Vec<Weak<Stored>>),
 }
 
-/// A tensor to be moved.
+/// A tensor to offload.
 pub(super) struct Move {
     pub stored: Arc<Stored>,
-    /// Its place, which nobody else holds.
+    /// Its destination, which has no other holder.
     pub to: Tensor,
 }
 
 impl Offloader {
-    /// For tensors of `device`, or of one that works like it.
+    /// Creates an offloader for tensors of `device`, or of a device of the same kind.
     ///
-    /// Errors if the system has no thread for it.
+    /// Errors if the thread cannot be started.
     pub fn start(device: &Device) -> Result<Offloader> {
         match device.is_gpu() {
             true => Ok(Offloader(Way::Stream(Mutex::default()))),
@@ -58,8 +58,8 @@ impl Offloader {
         }
     }
 
-    /// Waits until everything that was handed over is in host memory, and frees the device's. On a GPU it is what is
-    /// computed from now on that waits.
+    /// Waits until all enqueued tensors are in host memory, and frees their device memory. On a GPU, the compute
+    /// stream waits instead of the host.
     ///
     /// Errors if the thread has ended, or the GPU has failed.
     pub fn wait(&self) -> Result<()> {
@@ -72,8 +72,8 @@ impl Offloader {
         }
     }
 
-    /// Begins to move tensors. What was handed over before is waited for, so that a disk slower than the computation
-    /// does not let it pile up.
+    /// Starts offloading tensors after waiting for the previous batch, so that a slow disk does not accumulate device
+    /// memory.
     pub(super) fn begin(&self, moves: Vec<Move>) -> Result<()> {
         let _span = trace_span!("offload", name = "move").entered();
         self.wait()?;
@@ -92,7 +92,7 @@ impl Offloader {
         }
     }
 
-    /// Begins to fetch tensors that backward will need soon.
+    /// Starts prefetching tensors that backward will need soon.
     pub(super) fn fetch(&self, kept: Vec<Weak<Stored>>) -> Result<()> {
         let _span = trace_span!("fetch", name = "ahead").entered();
         match &self.0 {
@@ -134,9 +134,9 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.jobs = None; // the end of the queue is that of the thread
+        self.jobs = None; // closing the queue ends the thread
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join(); // whoever waited knows of a panic
+            let _ = thread.join(); // a panic was already reported to the caller that waited
         }
     }
 }
@@ -151,7 +151,7 @@ impl Move {
     fn run(self) -> Result<Tensor> {
         let Move { stored, mut to } = self;
         let tensor = stored.tensor();
-        // Unless backward needs it no more.
+        // Skipped if backward no longer needs the tensor.
         if Arc::strong_count(&stored) > 1 {
             tensor.move_to(&mut to)?;
             stored.put(to);
@@ -165,7 +165,7 @@ fn work(queue: &Receiver<Job>) {
         match job {
             Job::Move(moves, done) => {
                 let moved = moves.into_iter().map(Move::run).collect();
-                let _ = done.send(moved); // nobody may be there any more
+                let _ = done.send(moved); // the receiver may have been dropped
             }
             Job::Fetch(kept) => {
                 kept.iter().filter_map(Weak::upgrade).for_each(|stored| stored.tensor().prefetch());

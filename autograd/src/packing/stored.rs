@@ -1,4 +1,4 @@
-//! A kept tensor in other bytes, or in other memory.
+//! A saved tensor in compressed form or in other memory.
 
 use ferrotron_tensor::ops::zero_bitmap;
 use ferrotron_tensor::{Category, DType, Lent, MemoryKind, Result, Tensor, copy_aside};
@@ -9,24 +9,24 @@ use crate::{Packed, Role, lock};
 
 use super::{PackingConfig, Zeros};
 
-/// A tensor as it is stored, and what makes the original of it.
+/// A stored tensor, and the information to decode it.
 pub(super) struct Stored {
     place: Mutex<Place>,
-    /// Type of the original.
+    /// Dtype of the original.
     original: DType,
-    /// Number of elements and their type, where the tensor is what [`zero_bitmap::compress`] made of them.
+    /// Number of elements and their dtype, if the tensor is a result of [`zero_bitmap::compress`].
     bitmap: Option<(usize, DType)>,
 }
 
-/// Where a tensor is.
+/// The location of a tensor.
 struct Place {
     tensor: Tensor,
-    /// A copy of it by a GPU, to where it is going to be: the tensor, and the copy.
+    /// A GPU copy in progress: the tensor, and its copy in the other memory.
     moving: Option<Lent<(Tensor, Tensor)>>,
 }
 
 impl Place {
-    /// It is where it was going, for whatever the GPU is given from now on.
+    /// Makes work enqueued from now on use the copy.
     fn arrive(&mut self) -> Result<()> {
         if let Some(moving) = self.moving.take() {
             self.tensor = moving.take_back()?.1;
@@ -36,7 +36,7 @@ impl Place {
 }
 
 impl Stored {
-    /// What is stored of a vector; itself, if nothing is to be gained.
+    /// Encodes a vector; stores the vector itself if encoding does not save memory.
     pub fn encode(config: &PackingConfig, vector: Tensor, role: Role) -> Result<Arc<Stored>> {
         let original = vector.dtype();
         let narrow = match (config.dtype, role) {
@@ -45,7 +45,7 @@ impl Stored {
         };
         let mut tensor = vector.cast(narrow)?;
         let mut bitmap = None;
-        // How many elements are zero, a dry device does not know: that they take what they take at most.
+        // A fake device does not know the number of zeros and assumes the worst case.
         if config.zeros == Zeros::Bitmap
             && role == Role::Sparse
             && !tensor.device().is_dry()
@@ -59,28 +59,28 @@ impl Stored {
         Ok(Arc::new(Stored { place, original, bitmap }))
     }
 
-    /// The bytes, where they are now.
+    /// The stored bytes, at their current location.
     pub fn tensor(&self) -> Tensor {
         lock(&self.place).tensor.clone()
     }
 
-    /// The same bytes are there from now on.
+    /// Replaces the tensor by a copy of the same bytes.
     pub fn put(&self, tensor: Tensor) {
         let old = std::mem::replace(&mut lock(&self.place).tensor, tensor);
         drop(old); // without the lock
     }
 
-    /// Takes up that a GPU copies the bytes to another place, where they are from [`Stored::arrive`] on.
+    /// Registers a GPU copy of the bytes; [`Stored::arrive`] switches to it.
     pub fn set_moving(&self, moving: Lent<(Tensor, Tensor)>) {
         lock(&self.place).moving = Some(moving);
     }
 
-    /// Whatever the GPU is given from now on finds the bytes where they were going.
+    /// Makes work enqueued from now on use the copy.
     pub fn arrive(&self) -> Result<()> {
         lock(&self.place).arrive()
     }
 
-    /// Begins to bring near what a GPU has in host memory. What was kept last is needed first.
+    /// Starts prefetching offloaded tensors to GPU memory, last saved first, in the order of backward.
     pub fn fetch(all: &[Arc<Stored>]) -> Result<()> {
         let mut far = Vec::new();
         for stored in all.iter().rev() {
@@ -104,7 +104,7 @@ impl Packed for Arc<Stored> {
         if self.tensor().is_far() {
             let coming = lock(&self.place).moving.is_some();
             if !coming {
-                // Nobody has seen it coming.
+                // The tensor was not prefetched.
                 let _span = trace_span!("fetch", name = "late").entered();
                 Stored::fetch(std::slice::from_ref(self))?;
             }

@@ -1,8 +1,7 @@
-//! The sums that a step of Adafactor needs before weights are updated: Shazeer and Stern, arXiv 1804.04235,
-//! algorithms 4 to 6.
+//! The sums that a step of Adafactor needs before the update: Shazeer and Stern, arXiv 1804.04235, algorithms 4 to 6.
 //!
-//! Where ranks hold parts of a tensor, their sums are added up twice in a step: those of squares, and those of the
-//! updates' squares.
+//! If tensors are sharded over ranks, a step has two all-reduces: of sums of squared gradients and weights, and of
+//! sums of squared updates.
 
 use ferrotron_tensor::ops::adafactor::{Decay, SquareSums, square_sums, update_sq_norm};
 use ferrotron_tensor::ops::concat::concat;
@@ -15,20 +14,20 @@ use super::mean_squares::Block;
 use super::{AdafactorConfig, State, StepSize};
 use crate::{AxisSet, ParamGroup};
 
-/// What is added up over the ranks that hold parts of the same parameters.
+/// A kind of sum that is reduced over the ranks that hold shards of the same parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PartSum {
-    /// The squares of gradients by row and column, and of the weights.
+    /// Sums of squared gradients by row and column, and of squared weights.
     Squares,
-    /// The squares of updates.
+    /// Sums of squared updates.
     Updates,
 }
 
-/// Adds up numbers over the ranks that hold the other parts of the same parameters: see
+/// All-reduces sums over the ranks that hold the other shards of the same parameters: see
 /// [`Optimizer::step_with`](super::Optimizer::step_with).
 pub type SumParts<'a> = dyn FnMut(PartSum, Tensor) -> Result<Tensor> + 'a;
 
-/// The sums of one block: of this rank's part, then of the whole.
+/// The sums of one block: local first, then global.
 struct Sums {
     block: Block,
     rows: Tensor,
@@ -37,7 +36,7 @@ struct Sums {
 }
 
 impl Sums {
-    /// For each block of a group.
+    /// Zeros for each block of a group.
     fn zeros(config: &AdafactorConfig, device: &Device, state: &State) -> Result<Vec<Sums>> {
         let zeros = |n| Tensor::zeros(device, DType::F64, &[n]);
         let of = |block: &Block| {
@@ -54,7 +53,7 @@ impl Sums {
         state.mean_squares.iter().flat_map(|means| &means.blocks).map(of).collect()
     }
 
-    /// Those that go on in other ranks' parts.
+    /// The sums that span ranks, and therefore need a reduction.
     fn parts(&mut self, what: PartSum) -> Vec<&mut Tensor> {
         if !self.block.is_part() {
             return Vec::new();
@@ -69,7 +68,7 @@ impl Sums {
     }
 }
 
-/// Updates the mean squares of all groups; for each block of each group, the sums that its step needs.
+/// Updates the mean squares of all groups. Returns the sums that the step needs, per block of each group.
 pub(super) fn prepare(
     config: &AdafactorConfig,
     (step, device): (&Step, &Device),
@@ -101,7 +100,7 @@ pub(super) fn prepare(
     Ok(all.into_iter().map(totals).collect())
 }
 
-/// How many numbers each call of `sum` gets in a step.
+/// The number of elements in each call of `sum` in a step.
 pub(super) fn part_sums(config: &AdafactorConfig, states: &[State]) -> Vec<usize> {
     let means = states.iter().filter_map(|state| state.mean_squares.as_ref());
     let mut blocks: Vec<&Block> = means.flat_map(|means| &means.blocks).collect();
@@ -130,7 +129,7 @@ pub(super) fn part_sums(config: &AdafactorConfig, states: &[State]) -> Vec<usize
     lengths
 }
 
-/// The axes along which all ranks keep the same, each set once.
+/// The distinct sets of axes along which blocks are replicated.
 fn kinds<'a>(blocks: impl Iterator<Item = &'a Block>) -> Vec<AxisSet> {
     let mut kinds = Vec::new();
     for block in blocks {
@@ -141,11 +140,11 @@ fn kinds<'a>(blocks: impl Iterator<Item = &'a Block>) -> Vec<AxisSet> {
     kinds
 }
 
-/// Adds the squares of this rank's parts to the sums of a group's blocks.
+/// Adds the squares of this rank's shards to the sums of a group's blocks.
 fn add_squares(group: &ParamGroup, state: &State, all: &mut [Sums]) -> Result<()> {
     group.with_owned(|(weights, weight_range), (gradients, range)| {
         let first = range.start;
-        // The exact weights.
+        // Master weights if there are any.
         let (weights, weight_start) = match &state.master {
             Some(master) => (&master.flat, 0),
             None => (&*weights, weight_range.start),
@@ -164,7 +163,7 @@ fn add_squares(group: &ParamGroup, state: &State, all: &mut [Sums]) -> Result<()
     })
 }
 
-/// Calls `f` with every block's number, sums and elements within `owned`.
+/// Calls `f` with every block's index, sums and elements within `owned`.
 fn for_blocks(
     sums: &mut [Sums],
     owned: Range<usize>,
@@ -179,9 +178,9 @@ fn for_blocks(
     Ok(())
 }
 
-/// Adds up `what`, in one call for all parameters of which the same is true along the axes. Two stages that hold the
-/// same parameter then send the same message, and get the same bits: in which order numbers are added depends on
-/// their place in it. Ordered by name, since groups may differ between the ranks.
+/// Reduces the sums `what`, in one call per set of replicated axes. Two stages that hold the same parameter then send
+/// messages of the same layout and get the same bits, since the order of additions depends on the position in the
+/// message. Sorted by name, since groups may differ between ranks.
 fn add_up(all: &mut [Vec<Sums>], what: PartSum, sum: &mut SumParts) -> Result<()> {
     let mut sums: Vec<&mut Sums> = all.iter_mut().flatten().collect();
     sums.sort_by(|a, b| a.block.piece.param.cmp(&b.block.piece.param));

@@ -1,42 +1,43 @@
-//! The constants of the optimizers.
+//! Hyperparameters of the optimizers.
 
 use ferrotron_tensor::{Error, Result};
 
 use crate::ShardUnit;
 
-/// The constants of an optimizer.
+/// An optimizer with its hyperparameters.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum OptimizerConfig {
     /// Adam with decoupled weight decay: Loshchilov and Hutter, arXiv 1711.05101, as `torch.optim.AdamW`.
     AdamW {
-        /// Decay of the mean of the gradient.
+        /// Decay of the running mean of gradients.
         beta1: f64,
-        /// Decay of the mean of its square.
+        /// Decay of the running mean of squared gradients.
         beta2: f64,
-        /// Added to the root of the latter.
+        /// Added to the denominator.
         eps: f64,
-        /// Decoupled decay per unit of learning rate, for parameters that decay.
+        /// Decoupled decay per unit of learning rate, for parameters with weight decay.
         weight_decay: f64,
     },
     /// Gradient descent with momentum, as `torch.optim.SGD`.
     Sgd {
-        /// Share of the last update that goes on.
+        /// Momentum factor.
         momentum: f64,
-        /// Added to the gradient per unit of weight, for parameters that decay.
+        /// L2 penalty, added to the gradient per unit of weight, for parameters with weight decay.
         weight_decay: f64,
     },
-    /// Adafactor, which keeps of the mean squares of a matrix's gradient those of its rows and columns alone.
+    /// Adafactor, which stores mean squares of a matrix's gradient per row and per column only.
     Adafactor(AdafactorConfig),
 }
 
-/// The constants of Adafactor: Shazeer and Stern, arXiv 1804.04235, named as in Hugging Face transformers' `Adafactor`.
+/// Hyperparameters of Adafactor: Shazeer and Stern, arXiv 1804.04235, named as in Hugging Face transformers'
+/// `Adafactor`.
 ///
-/// Queries, keys and values are tensors of their own to it, as gate and up are, though they are stored as one
+/// Queries, keys and values are separate tensors to it, and so are gate and up, although each set is stored as one
 /// parameter ([`Param::blocks`](crate::Param::blocks)).
 ///
-/// `torch.optim.Adafactor` differs in that it bounds the mean squares from below where eps1 is added here, takes
-/// the smaller of a learning rate and 1 / sqrt(t) and always scales it with the parameter, decays weights by the
-/// learning rate before that scaling, and has no beta1.
+/// `torch.optim.Adafactor` differs as follows. It uses eps1 as a lower bound of the mean squares instead of adding
+/// it. It takes the smaller of the learning rate and 1 / sqrt(t), and always scales it by the parameter. It decays
+/// weights by the learning rate before that scaling, and it has no beta1.
 ///
 /// ```
 /// use ferrotron_nn::{AdafactorConfig, OptimizerConfig, StepSize};
@@ -47,34 +48,34 @@ pub enum OptimizerConfig {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdafactorConfig {
-    /// Where the size of a step comes from.
+    /// The source of the step size.
     pub step_size: StepSize,
-    /// Decay of the mean of updates; 0 keeps none.
+    /// Decay of the running mean of updates; 0 disables it.
     pub beta1: f64,
-    /// The mean squares of step t decay by 1 - t^-decay_rate.
+    /// The decay of the mean squares at step t is 1 - t^-decay_rate.
     pub decay_rate: f64,
-    /// Added to squares of gradients.
+    /// Added to squared gradients.
     pub eps1: f64,
-    /// Smallest scale of a relative step: that of tensors whose RMS is smaller.
+    /// Lower bound of the parameter RMS that scales a relative step.
     pub eps2: f64,
-    /// Largest RMS of an update, d in the paper.
+    /// Upper bound of the RMS of an update, d in the paper.
     pub clip_threshold: f64,
-    /// Decoupled decay per unit of step size, for parameters that decay.
+    /// Decoupled decay per unit of step size, for parameters with weight decay.
     pub weight_decay: f64,
 }
 
-/// Where the size of a step of Adafactor comes from.
+/// The source of the step size of Adafactor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StepSize {
-    /// It is min(0.01, 1 / sqrt(t)) in step t, times the tensor's RMS or eps2 if that is larger: section 8.
+    /// min(0.01, 1 / sqrt(t)) at step t, times the larger of the tensor's RMS and eps2: section 8.
     #[default]
     Relative,
-    /// It is the schedule's learning rate, for all tensors.
+    /// The schedule's learning rate, for all tensors.
     Scheduled,
 }
 
 impl Default for AdafactorConfig {
-    /// The paper's, of algorithm 6.
+    /// The defaults of algorithm 6 of the paper.
     fn default() -> AdafactorConfig {
         AdafactorConfig {
             step_size: StepSize::Relative,
@@ -89,15 +90,16 @@ impl Default for AdafactorConfig {
 }
 
 impl OptimizerConfig {
-    /// AdamW with the constants of GPT-3: Brown et al., arXiv 2005.14165, appendix B. `torch.optim.AdamW` has a beta2
-    /// of 0.999 and a weight decay of 0.01.
+    /// AdamW with the hyperparameters of GPT-3: Brown et al., arXiv 2005.14165, appendix B. `torch.optim.AdamW`
+    /// defaults to a beta2 of 0.999 and a weight decay of 0.01.
     pub const ADAMW: OptimizerConfig =
         OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 
-    /// Gradient descent and nothing else.
+    /// Plain gradient descent.
     pub const SGD: OptimizerConfig = OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 };
 
-    /// The learning rate of a step, from 1, for which the schedule has `scheduled`. Relative steps have their own.
+    /// The learning rate of a step, counted from 1, if the schedule's is `scheduled`. Relative step sizes ignore the
+    /// schedule.
     pub fn learning_rate(&self, scheduled: f64, step: u64) -> f64 {
         match self {
             OptimizerConfig::Adafactor(config) if config.step_size == StepSize::Relative => {
@@ -107,7 +109,7 @@ impl OptimizerConfig {
         }
     }
 
-    /// Of what the shards of its state are made.
+    /// The granularity at which optimizer state is sharded.
     pub fn shard_unit(&self) -> ShardUnit {
         match self {
             OptimizerConfig::Adafactor(_) => ShardUnit::Parameters,
@@ -115,7 +117,7 @@ impl OptimizerConfig {
         }
     }
 
-    /// The moments that are of the weights' layout.
+    /// The names of the moments with the layout of the weights.
     pub(super) fn moments(&self) -> &'static [&'static str] {
         match self {
             OptimizerConfig::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
@@ -177,7 +179,7 @@ impl OptimizerConfig {
 mod tests {
     use super::*;
 
-    /// Rows without gradient have this as their mean square, in f32.
+    /// Rows without gradient have this mean square, in f32.
     #[test]
     fn an_eps1_that_is_zero_in_f32_is_refused() {
         let with = |eps1| {

@@ -1,8 +1,7 @@
-//! What Adafactor keeps of the gradients: of a matrix the mean squares of its rows and of its columns, of a vector
-//! those of its elements. Shazeer and Stern, arXiv 1804.04235, algorithms 4 and 5.
+//! The second moments of Adafactor: mean squares per row and per column for a matrix, per element for a vector.
+//! Shazeer and Stern, arXiv 1804.04235, algorithms 4 and 5.
 //!
-//! A tensor is what the model calls one. Queries, keys and values are three, though they are stored as one
-//! parameter, so that nothing that becomes of one of them depends on the others.
+//! Queries, keys and values are three independent tensors here, although they are stored as one parameter.
 
 use ferrotron_tensor::ops::adafactor::{
     Decay, Factors, Matrices, MeanOf, matrix_factors, update_mean_squares, update_means,
@@ -16,28 +15,28 @@ use std::ops::Range;
 use super::{Moment, Piece, Store};
 use crate::{Axis, Param, ParamGroup};
 
-/// A tensor as the rule sees it, as far as it is here: a parameter, or a block of one in which several are packed.
+/// The local shard of a tensor in the sense of Adafactor: a parameter, or one block of a packed parameter.
 #[derive(Debug, Clone)]
 pub(super) struct Block {
-    /// Which part of which parameter.
+    /// The shard and its parameter.
     pub piece: Piece,
-    /// Its number among the blocks of the parameter, and how many they are.
+    /// The block's index within the parameter, and the number of its blocks.
     number: (usize, usize),
-    /// The dims of the whole block.
+    /// The global dims of the block.
     whole: Vec<usize>,
 }
 
 impl Block {
-    /// The blocks of the parameters that this rank updates, in the order of the flats.
+    /// The blocks of the parameters that this rank updates, in the order of the flat buffers.
     ///
-    /// Errors if it does not update all that it has of a parameter, or one is cut in both of the dims that are
-    /// summed over.
+    /// Errors if this rank updates only a part of its shard of a parameter, or if a parameter is sharded along both
+    /// of the dims that are reduced.
     pub fn all(group: &ParamGroup) -> Result<Vec<Block>> {
         let mut all = Vec::new();
         let params: HashMap<_, _> =
             group.params.iter().map(|param| (param.name(), param)).collect();
         for (name, place) in group.pieces() {
-            let param = params[&name[..]]; // the pieces of a group are those of its parameters
+            let param = params[&name[..]]; // a group's pieces are of its parameters
             if *param.place() != place {
                 let message = format!(
                     "has to see the whole of '{name}', of which this rank's shard ends within: shard by parameters"
@@ -55,7 +54,7 @@ impl Block {
         }
     }
 
-    /// Those of one parameter.
+    /// The blocks of one parameter.
     fn of(param: &Param, group: &ParamGroup) -> Vec<Block> {
         let (place, replicated) = (param.place(), group.replicated);
         let piece = |place| Piece { param: param.name().to_string(), place, replicated };
@@ -73,43 +72,43 @@ impl Block {
         param.blocks().iter().enumerate().map(block).collect()
     }
 
-    /// The dims of the part that is here.
+    /// The dims of the local shard.
     pub fn dims(&self) -> &[usize] {
         self.piece.place.dims()
     }
 
-    /// The matrices that it consists of.
+    /// The local matrices of the block.
     pub fn shape(&self) -> Matrices {
         Matrices::of(self.dims())
     }
 
-    /// Whether it has no rows and columns.
+    /// Returns whether the block has fewer than two dims.
     pub fn is_vector(&self) -> bool {
         self.whole.len() < 2
     }
 
-    /// Rows and columns of the whole, if it is no vector.
+    /// Global numbers of rows and columns, if the block is not a vector.
     pub fn sides(&self) -> (usize, usize) {
         let n = self.whole.len();
         (self.whole[n - 2], self.whole[n - 1])
     }
 
-    /// Number of elements of the whole.
+    /// Global number of elements.
     pub fn numel(&self) -> usize {
         self.whole.iter().product()
     }
 
-    /// Whether other ranks have other parts of it.
+    /// Returns whether the block is sharded over ranks.
     pub fn is_part(&self) -> bool {
         (0..self.dims().len()).any(|dim| self.is_cut(dim))
     }
 
-    /// Whether other ranks have other coordinates of a dim.
+    /// Returns whether a dim is sharded over ranks.
     fn is_cut(&self, dim: usize) -> bool {
         self.dims()[dim] < self.whole[dim]
     }
 
-    /// Whether rows go on on other ranks, and whether columns do.
+    /// Whether rows span ranks, and whether columns do.
     pub fn goes_on(&self) -> (bool, bool) {
         match self.whole.len() {
             0 | 1 => (false, false),
@@ -117,12 +116,12 @@ impl Block {
         }
     }
 
-    /// What is kept of its rows.
+    /// The shard of the means over rows.
     fn rows(&self) -> Piece {
         self.summed_over(self.whole.len() - 1)
     }
 
-    /// What is kept of its columns: one behind another for the blocks of a parameter.
+    /// The shard of the means over columns. Those of a parameter's blocks are concatenated.
     fn columns(&self) -> Result<Piece> {
         let columns = self.summed_over(self.whole.len() - 2);
         let (number, count) = self.number;
@@ -134,7 +133,7 @@ impl Block {
         Ok(Piece { place, ..columns })
     }
 
-    /// What is left when `dim` is summed over: the same on all ranks, if only that was cut.
+    /// The shard that remains after a reduction over `dim`. It is replicated if only that dim was sharded.
     fn summed_over(&self, dim: usize) -> Piece {
         let Piece { param, place, replicated } = &self.piece;
         let cut = (0..self.whole.len()).any(|other| other != dim && self.is_cut(other));
@@ -146,14 +145,14 @@ impl Block {
 /// The mean squares of a group's parameters.
 pub(super) struct MeanSquares {
     pub blocks: Vec<Block>,
-    /// Of the rows of matrices, of their columns, and of every element of vectors.
+    /// Means over rows of matrices, over columns, and of every element of vectors.
     pub moments: [Moment; 3],
-    /// For each block its range in the first two or in the last.
+    /// For each block its range in the first two moments or in the last.
     ranges: Vec<usize>,
 }
 
 impl MeanSquares {
-    /// Zeros.
+    /// Mean squares of zero.
     pub fn new(blocks: Vec<Block>, store: &Store) -> Result<Self> {
         let mut parts: [Vec<Piece>; 3] = Default::default();
         let mut ranges = Vec::new();
@@ -177,7 +176,7 @@ impl MeanSquares {
         Ok(MeanSquares { blocks, moments, ranges })
     }
 
-    /// What multiplies the gradient of a block.
+    /// The factors that multiply the gradient of a block.
     pub fn factors(&self, index: usize) -> Result<Factors> {
         let (block, range) = (&self.blocks[index], self.ranges[index]);
         let [rows, columns, full] = self.moments.each_ref().map(|moment| &moment.flat);
@@ -193,8 +192,8 @@ impl MeanSquares {
         matrix_factors(&block.shape(), &rows, &columns, mean_of)
     }
 
-    /// Takes the squares of a step into the means of a block: the sums over its whole rows and columns, or the
-    /// gradients of a vector.
+    /// Updates the means of a block with the squares of a step: sums over global rows and columns, or the gradients
+    /// of a vector.
     pub fn update(
         &mut self,
         index: usize,
@@ -219,7 +218,7 @@ impl MeanSquares {
     }
 }
 
-/// The elements of a range.
+/// The elements of a range of the flat buffer.
 fn span(flat: &Flat, range: usize) -> Range<usize> {
     let (start, len) = flat.span(range);
     start..start + len

@@ -1,5 +1,5 @@
-//! Optimizers over flats: AdamW and SGD with momentum, each one fused pass; Adafactor, parameter by parameter. What
-//! they keep may live in host memory, from which the next elements are fetched while some are updated.
+//! Optimizers over flat buffers: AdamW and SGD with momentum in one fused pass, and Adafactor per parameter. Their
+//! state may be offloaded to host memory, and is prefetched in chunks during the update.
 
 mod adafactor;
 mod config;
@@ -18,53 +18,53 @@ use self::mean_squares::{Block, MeanSquares};
 use self::pass::{Pass, RUN};
 use crate::{AxisSet, ParamBuffers, ParamGroup};
 
-/// What one step needs besides the gradients.
+/// The inputs of a step besides the gradients.
 #[derive(Debug, Clone, Copy)]
 pub struct StepConfig {
     /// Learning rate of this step.
     pub lr: f64,
-    /// What the gradients are multiplied with: the clip coefficient.
+    /// Factor of the gradients: the clip coefficient.
     pub grad_scale: f64,
 }
 
-/// How 16-bit weights are updated; others are updated in place.
+/// The update of 16-bit weights; other weights are updated in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WeightUpdate {
-    /// In a copy of them in f32, the master weights, which is rounded afterwards: Micikevicius et al., "Mixed
-    /// Precision Training", arXiv 1710.03740, section 3.1.
+    /// Update an f32 copy, the master weights, and round it to the weights: Micikevicius et al., "Mixed Precision
+    /// Training", arXiv 1710.03740, section 3.1.
     #[default]
     MasterCopy,
-    /// In place: what is below half the spacing of the weights is lost, unless it is rounded at random.
+    /// Update in place. Changes below half the spacing of the weights are lost, unless rounding is stochastic.
     InPlace,
 }
 
-/// How updated weights are rounded to 16 bits.
+/// The rounding of updated weights to 16 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Rounding {
     /// To nearest even.
     #[default]
     Nearest,
-    /// Up or down at random, right in the mean, by the element's index in the global tensor: see
-    /// [`round`](ferrotron_tensor::ops::round).
+    /// Stochastic rounding: up or down at random with expectation equal to the value, by the element's index in the
+    /// global tensor. See [`round`](ferrotron_tensor::ops::round).
     Stochastic {
-        /// Of the run.
+        /// Seed of the run.
         seed: u64,
     },
 }
 
-/// How an optimizer keeps and updates what it has beside its constants.
+/// Options of weight updates and of the placement of optimizer state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct UpdateConfig {
-    /// How 16-bit weights are updated.
+    /// The update of 16-bit weights.
     pub weights: WeightUpdate,
-    /// How they are rounded.
+    /// The rounding of 16-bit weights.
     pub rounding: Rounding,
-    /// In which of the device's memories moments and master weights live: ZeRO-Offload, Ren et al., arXiv
-    /// 2101.06840, keeps them in the host's.
+    /// Memory kind of moments and master weights. ZeRO-Offload, Ren et al., arXiv 2101.06840, keeps them in host
+    /// memory.
     pub states: MemoryKind,
 }
 
-/// The state of an optimizer: its moments and master weights, laid out like the weights that this rank updates.
+/// An optimizer with its state: moments and master weights in the layout of the weights that this rank updates.
 pub struct Optimizer {
     config: OptimizerConfig,
     rounding: Rounding,
@@ -75,21 +75,21 @@ pub struct Optimizer {
 
 /// The state of one parameter group.
 struct State {
-    /// What the weights are cut into: parameters, the parts of them that this rank updates, or Adafactor's blocks.
+    /// The ranges of the weights: parameters, the shards of them that this rank updates, or Adafactor's blocks.
     pieces: Vec<Piece>,
-    /// Those of the weights' layout.
+    /// Moments with the layout of the weights.
     moments: Vec<Moment>,
-    /// Adafactor's.
+    /// Mean squares of Adafactor.
     mean_squares: Option<MeanSquares>,
     master: Option<Moment>,
 }
 
-/// A part of a parameter, or of what is kept of one.
+/// A shard of a parameter, or of state derived from one.
 #[derive(Debug, Clone)]
 struct Piece {
     param: String,
     place: Place,
-    /// The axes along which every rank keeps the same.
+    /// The axes along which all ranks hold the same values.
     replicated: AxisSet,
 }
 
@@ -99,18 +99,18 @@ impl Piece {
     }
 }
 
-/// Numbers that are kept for the parameters of a group, with their name in checkpoints.
+/// Optimizer state for the parameters of a group, with its name in checkpoints.
 struct Moment {
     name: &'static str,
-    /// What the ranges of the flat are.
+    /// The shard that each range of the flat buffer holds.
     pieces: Vec<Piece>,
     flat: Flat,
 }
 
-/// What a checkpoint calls the master weights.
+/// Name of the master weights in checkpoints.
 pub const MASTER: &str = "master";
 
-/// Where moments are made, and of what type.
+/// Placement and dtype of moments.
 struct Store {
     kind: MemoryKind,
     device: Device,
@@ -118,7 +118,7 @@ struct Store {
 }
 
 impl Moment {
-    /// Zeros.
+    /// A moment of zeros.
     fn new(name: &'static str, pieces: Vec<Piece>, store: &Store) -> Result<Self> {
         let Store { kind, device, dtype } = store;
         let dims = |piece: &Piece| (piece.param.clone(), piece.place.dims().to_vec());
@@ -129,7 +129,7 @@ impl Moment {
 }
 
 impl State {
-    /// Begins to read what is kept for these elements.
+    /// Starts reading the state of these elements, if it is in mapped files.
     fn prefetch(&self, elements: &Range<usize>) {
         let kept = self.moments.iter().chain(&self.master);
         kept.for_each(|moment| moment.flat.prefetch(elements.clone()));
@@ -147,15 +147,15 @@ impl State {
 }
 
 impl Optimizer {
-    /// Zero moments for every weight that this rank updates, in the accumulation type (f32, or f64 for f64
-    /// weights), and master weights where weights have 16 bits.
+    /// Creates zero moments for every weight that this rank updates, in the accumulator dtype (f32, or f64 for f64
+    /// weights), and master weights for 16-bit weights.
     ///
-    /// Errors, naming it, if a constant is out of its range.
+    /// Errors, naming it, if a hyperparameter is out of range.
     pub fn new(config: OptimizerConfig, buffers: &ParamBuffers) -> Result<Optimizer> {
         Self::with_update(config, buffers, &UpdateConfig::default())
     }
 
-    /// As [`Optimizer::new`], with a choice of how 16-bit weights are updated and where the state lives.
+    /// Like [`Optimizer::new`], with options for 16-bit weights and the placement of state.
     pub fn with_update(
         config: OptimizerConfig,
         buffers: &ParamBuffers,
@@ -197,10 +197,12 @@ impl Optimizer {
         })
     }
 
-    /// Updates the weights from their gradients, one pass over each group.
+    /// Updates the weights from their gradients, in one pass per group.
     ///
-    /// Errors if a weight is still held by a graph that was not walked; nothing has changed then. Errors for
-    /// Adafactor where other ranks hold parts of the same parameters: see [`Optimizer::step_with`].
+    /// # Errors
+    ///
+    /// Errors, without any change, if a graph that was not consumed still holds a weight. Errors for Adafactor if
+    /// parameters are sharded over ranks: see [`Optimizer::step_with`].
     pub fn step(&mut self, buffers: &ParamBuffers, step: &StepConfig) -> Result<()> {
         let Some(param) = buffers.params().next() else { return Ok(()) };
         let step = Step::new(param.leaf().device(), &self.numbers(step))?;
@@ -210,17 +212,18 @@ impl Optimizer {
         })
     }
 
-    /// The numbers of the next step.
+    /// The parameters of the next step.
     pub fn numbers(&self, step: &StepConfig) -> StepNumbers {
         let update = self.step + 1;
         let lr = self.config.learning_rate(step.lr, update);
         StepNumbers { update, lr, grad_scale: step.grad_scale }
     }
 
-    /// As [`Optimizer::step`] with the next step's [numbers](Optimizer::numbers) where the device has them, on a rank
-    /// that may hold parts of parameters. What Adafactor has to know of the whole are sums: `sum` adds them up over
-    /// the ranks that hold the other parts, which all call it equally often, each time with as many numbers that mean
-    /// the same. Nobody calls it where nothing is cut.
+    /// Like [`Optimizer::step`], with the next step's [parameters](Optimizer::numbers) in device memory, on a rank
+    /// that may hold shards of parameters.
+    ///
+    /// `sum` all-reduces Adafactor's partial sums over the ranks that hold the other shards. All of these ranks make
+    /// the same calls, with the same number of elements in the same order. It is not called if nothing is sharded.
     pub fn step_with(
         &mut self,
         buffers: &ParamBuffers,
@@ -260,13 +263,13 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Counts a step that the device takes without a call, as a replayed CUDA graph does.
+    /// Counts a step that the device executes without a call of `step`, as in a replayed CUDA graph.
     pub fn count_step(&mut self, buffers: &ParamBuffers) {
         self.step += 1;
         buffers.mark_updated();
     }
 
-    /// How many numbers each call of [`Optimizer::step_with`]'s `sum` gets in a step.
+    /// The number of elements in each call of `sum` by [`Optimizer::step_with`] in a step.
     pub fn part_sums(&self) -> Vec<usize> {
         match &self.config {
             OptimizerConfig::Adafactor(config) => adafactor::part_sums(config, &self.groups),
@@ -274,8 +277,8 @@ impl Optimizer {
         }
     }
 
-    /// Errors if anybody reads a weight or a moment: a step that ends in the middle would leave some groups
-    /// updated and others not.
+    /// Errors if a tensor reads a weight or a moment: stopping in the middle of a step would leave only some groups
+    /// updated.
     fn check_writable(&mut self, buffers: &ParamBuffers) -> Result<()> {
         for (group, state) in buffers.groups().iter().zip(&mut self.groups) {
             group.with_owned(|(weights, _), _| {
@@ -286,18 +289,18 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Steps taken.
+    /// Number of steps taken.
     pub fn steps(&self) -> u64 {
         self.step
     }
 
-    /// Continues after `steps` steps: bias correction goes on from there.
+    /// Resumes after `steps` steps, for bias correction.
     pub fn set_steps(&mut self, steps: u64) {
         self.step = steps;
     }
 
-    /// Calls `f` with every part of a moment, and of the [`MASTER`] weights, that this rank keeps: the parameter's
-    /// name, the moment's, which part of the global tensor it is, and its value.
+    /// Calls `f` with every local shard of a moment, and of the [`MASTER`] weights: parameter name, moment name,
+    /// shard of the global tensor, and value.
     pub fn visit(
         &self,
         f: impl FnMut(&str, &'static str, &Place, Tensor) -> Result<()>,
@@ -305,8 +308,8 @@ impl Optimizer {
         self.visit_where(|_| true, f)
     }
 
-    /// As [`Optimizer::visit`], of what `is_wanted` says of the axes along which every rank keeps the same: those
-    /// of a parameter, and of Adafactor's sums over a dim that is cut, the axis along which it is.
+    /// Like [`Optimizer::visit`], restricted to entries whose replicated axes satisfy the filter. For Adafactor's
+    /// reductions over a sharded dim, these include the axis along which it is sharded.
     pub fn visit_where(
         &self,
         is_wanted: impl Fn(AxisSet) -> bool,
@@ -322,7 +325,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// As [`Optimizer::visit`], with the value to overwrite.
+    /// Like [`Optimizer::visit`], with the value to overwrite.
     pub fn visit_mut(
         &mut self,
         mut f: impl FnMut(&str, &'static str, &Place, &mut Tensor) -> Result<()>,

@@ -1,4 +1,4 @@
-//! One step over the elements of a group: what is updated from which gradients, and how it comes back into 16 bits.
+//! One optimizer step over the elements of a group: update, then rounding to 16 bits.
 
 use ferrotron_tensor::ops::adafactor::{Adafactor, Factors, SquareSums, adafactor};
 use ferrotron_tensor::ops::adamw::{AdamW, adamw};
@@ -11,15 +11,15 @@ use std::ops::Range;
 use super::{OptimizerConfig, Piece, Rounding, State};
 use crate::Decay;
 
-/// Most elements that are updated at once: 16 MiB of each moment. The next are fetched meanwhile.
+/// Maximum number of elements updated at once: 16 MiB of each moment. The next chunk is prefetched meanwhile.
 pub(super) const RUN: usize = 1 << 22;
 
-/// A GPU has three runs near of what is in host memory: less than a twentieth of it, if there is much.
+/// Number of chunks of offloaded state. A GPU holds three of them, less than a twentieth of a large state.
 const RUNS: usize = 64;
-/// No copy between GPU and host is worth its while for fewer elements.
+/// Minimum chunk size for copies between GPU and host.
 const LEAST: usize = 1 << 14;
 
-/// One step over a group.
+/// One optimizer step over a group.
 pub(super) struct Pass<'a> {
     pub device: &'a Device,
     pub config: OptimizerConfig,
@@ -29,14 +29,14 @@ pub(super) struct Pass<'a> {
     /// Number of the step, from 1.
     pub count: u64,
     pub decay: Decay,
-    /// Of Adafactor, for each piece.
+    /// Adafactor's sums, per piece.
     pub adafactor: &'a [SquareSums],
 }
 
-/// What Adafactor makes of one piece.
+/// Adafactor's sums and factors of one piece.
 type Factored<'a> = (&'a SquareSums, Factors);
 
-/// Some elements: what moves them, and what is kept of them.
+/// A range of elements: gradients, moments and factors.
 struct Elements<'a, 'k> {
     gradients: Tensor,
     moments: &'a mut [&'k mut Tensor],
@@ -83,7 +83,7 @@ impl Pass<'_> {
         })
     }
 
-    /// Updates copies of weights in the type that is computed in, and rounds them into the weights.
+    /// Updates copies of weights in the accumulator dtype, and rounds them into the weights.
     fn exact(
         &self,
         exact: &mut Tensor,
@@ -101,9 +101,8 @@ impl Pass<'_> {
         }
     }
 
-    /// The optimizer's own: updates `weights`, which are those of the parameters or copies of them, in one pass over
-    /// all. The gradients have the parameters' type or that in which these are added up. `rounded` gets the weights
-    /// rounded to nearest.
+    /// The optimizer's update rule, in one pass over `weights`, which are the parameters or copies of them. Gradients
+    /// are in the parameters' dtype or its accumulator dtype. `rounded` receives the weights rounded to nearest.
     fn rule(
         &self,
         weights: &mut Tensor,
@@ -137,7 +136,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Elements that need nothing of each other, some at a time where that lets the next be fetched.
+    /// Ranges of independent elements: chunked if that allows prefetching.
     fn runs(&self, numel: usize) -> Vec<Range<usize>> {
         let run = match (self.device.is_gpu(), self.states) {
             (false, _) => RUN,
@@ -148,7 +147,7 @@ impl Pass<'_> {
     }
 }
 
-/// The elements of each piece.
+/// The element range of each piece.
 fn pieces(state: &State) -> Vec<Range<usize>> {
     let mut end = 0;
     let next = |piece: &Piece| {

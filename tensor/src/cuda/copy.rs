@@ -92,7 +92,7 @@ pub(crate) fn fill_zero(x: &mut Tensor) -> Result<()> {
         .map_err(Error::of_gpu)
 }
 
-/// Batch, rows and columns of the dense matrices of which `x` is the transpose, and the strides of batch and rows.
+/// Batch, rows and columns of the dense matrices whose transpose is `x`, and the strides of batch and rows.
 /// `None` if `x` is not a transpose.
 fn transposed(x: &Tensor) -> Option<[usize; 5]> {
     let (dims, strides) = (x.dims(), x.layout().strides());

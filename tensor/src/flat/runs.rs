@@ -1,4 +1,4 @@
-//! Elements of flats, some at a time: those of a GPU's host memory come near before they are used and go back behind.
+//! Streams offloaded flat buffers in chunks: prefetch i+1, update i, write back i-1.
 
 use std::ops::Range as Span;
 
@@ -8,11 +8,18 @@ use crate::pool::Category;
 use crate::{Error, Lent, Result, Tensor};
 
 impl Flat {
-    /// Lends the elements `runs` of each of `flats`, which are as long and on one device, one run after another to `f`: its
-    /// number, and a vector of each flat, which `f` may write. Runs ascend and do not overlap.
+    /// Passes the element ranges `runs` of each flat buffer, one range after another, to `f`: the range's number, and
+    /// a vector per buffer that `f` may write. The buffers have equal lengths and one device. Runs ascend and do not
+    /// overlap.
     ///
-    /// What is in host memory is fetched a run ahead. On a GPU it comes into the device's own memory, beside the run that `f`
-    /// works on and the one before, which goes back: three runs are near at a time, and no more than the GPU waits.
+    /// Offloaded elements are prefetched one run ahead. On a GPU they are copied to device memory while `f` works on
+    /// the current run and the previous one is written back. Three runs are in device memory at a time; only the GPU
+    /// waits.
+    ///
+    /// # Errors
+    ///
+    /// Errors as [`Flat::update_elements`], if a run begins before the end of the previous one, and if `f` does.
+    /// Offloaded elements of earlier runs are then already updated.
     ///
     /// ```
     /// use ferrotron_tensor::{Category, DType, Device, Flat};
@@ -27,15 +34,12 @@ impl Flat {
     /// assert_eq!(twos.elements(..)?.to_vec::<f32>()?, [2.0, 2.0, 2.0, 3.0, 3.0]);
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
-    ///
-    /// Errors as [`Flat::update_elements`], if a run begins before the end of the last, and if `f` does: of what is in host
-    /// memory, the runs before are updated then.
     pub fn update_runs(
         flats: &mut [&mut Flat],
         runs: &[Span<usize>],
         mut f: impl FnMut(usize, &mut [&mut Tensor]) -> Result<()>,
     ) -> Result<()> {
-        // A run is fetched before the one before it is back.
+        // A run is fetched before the previous one is written back, so they must not overlap.
         if let Some(pair) = runs.windows(2).find(|pair| pair[1].start < pair[0].end) {
             let message = format!("run {:?} begins before the end of {:?}", pair[1], pair[0]);
             return Err(Error::shape("flat", message));
@@ -52,14 +56,14 @@ impl Flat {
         Ok(())
     }
 
-    /// Whether kernels had better not work on it: see [`Tensor::is_far`].
+    /// Returns whether the elements are offloaded from a GPU: see [`Tensor::is_far`].
     fn is_far(&self) -> bool {
         let mut first = self.ranges.iter().take(1);
         self.device.is_gpu() && first.any(|range| self.device.has_in_host_memory(&range.buffer))
     }
 }
 
-/// Lends the elements `run` of flats to `f`, where they are.
+/// Passes the elements `run` of the flat buffers to `f`, in place.
 fn lend(
     flats: &mut [&mut Flat],
     run: &Span<usize>,
@@ -74,7 +78,7 @@ fn lend(
     }
 }
 
-/// Lends runs to `f` as copies in the device's own memory.
+/// Passes runs to `f` as copies in device memory.
 fn through(
     flats: &mut [&mut Flat],
     runs: &[Span<usize>],
@@ -91,11 +95,11 @@ fn through(
         let before = going.replace(bring_back(flats, run, here)?);
         before.map(Lent::take_back).transpose()?;
     }
-    // From here on the flats may be used by anybody, or go.
+    // After this wait the flat buffers may be used elsewhere or dropped.
     going.map(Lent::take_back).transpose().map(drop)
 }
 
-/// Begins to copy elements of flats into tensors.
+/// Starts copying elements of flat buffers into device tensors.
 fn fetch(flats: &mut [&mut Flat], run: &Span<usize>) -> Result<Lent<Vec<Tensor>>> {
     let near = |flat: &&mut Flat| {
         let near = Tensor::empty(&flat.device, flat.dtype, &[run.len()])?;
@@ -106,7 +110,7 @@ fn fetch(flats: &mut [&mut Flat], run: &Span<usize>) -> Result<Lent<Vec<Tensor>>
     copy(flats, run, near, |flat, near| (near, flat))
 }
 
-/// Begins to copy tensors back into flats.
+/// Starts copying device tensors back into flat buffers.
 fn bring_back(
     flats: &mut [&mut Flat],
     run: &Span<usize>,
@@ -115,7 +119,7 @@ fn bring_back(
     copy(flats, run, near, |flat, near| (flat, near))
 }
 
-/// Copies between flats and tensors; `way` puts the address that is written before the one that is read.
+/// Copies between flat buffers and tensors; `way` orders a pair of addresses as (destination, source).
 fn copy(
     flats: &mut [&mut Flat],
     run: &Span<usize>,
@@ -141,9 +145,9 @@ fn copy(
     let Some(device) = flats.first().map(|flat| flat.device.clone()) else {
         return Err(Error::memory("flat", "there are no flats to update"));
     };
-    // SAFETY: the run lies within each flat, whose ranges lie end to end, have been found unique, and are borrowed until the
-    // last of these moments was waited for. Copies follow one another in one stream. The tensors have no other holder and are
-    // held until they are taken back.
+    // SAFETY: the run lies within each flat buffer, whose ranges are contiguous, unique, and borrowed until the last
+    // of these events was waited for. Copies execute in the order of one stream. The tensors have no other holder and
+    // are held until they are taken back.
     let (until, copied) = unsafe { give_copies(&device, &copies) }?;
     let lent = Lent::new(&device, until, near);
     copied.map(|()| lent)

@@ -1,4 +1,4 @@
-//! Who may write which elements of a flat, and what becomes of those who keep some.
+//! Tests of exclusive writes to flat buffers, and of tensors that outlive an update.
 
 use super::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -53,7 +53,7 @@ fn a_replaced_range_empties_the_flat() -> Result<()> {
     let device = Device::cpu(1)?;
     let mut flat = two(&device)?;
     let error = flat.update(1, |tensor| {
-        // The lent tensor goes first, so that the new one may get its place among the allocations.
+        // The original tensor is dropped first, so that the allocator may reuse its address.
         *tensor = Tensor::zeros(&device, DType::F32, &[1])?;
         *tensor = Tensor::zeros(&device, DType::F32, &[3])?;
         Ok(())
@@ -90,7 +90,8 @@ fn whoever_reads_elements_keeps_their_ranges_from_being_written() -> Result<()> 
     drop(first);
     flat.update_elements(.., one)?;
     let parts = (flat.tensor(0)?, flat.elements(1..4)?, flat.elements(3..)?);
-    // None of them may be written while another reads the same, whether the flat is there or not.
+    // None of them may be written while another tensor reads the same range, whether or not the flat buffer still
+    // exists.
     drop(flat);
     let (mut a, mut middle, end) = parts;
     assert!(!a.is_unique() && !middle.is_unique() && !end.is_unique());
@@ -130,7 +131,7 @@ fn elements_of_any_ranges_are_found_and_lent() -> Result<()> {
     for (start, end) in (0..=6).flat_map(|end| (0..=end).map(move |start| (start, end))) {
         let value = (10 * start + end) as f32;
         want[start..end].fill(value);
-        // Others may be read meanwhile.
+        // Other ranges may be read meanwhile.
         let elsewhere = |(first, len): (usize, usize)| first + len <= start || end <= first;
         let others = (0..parts.len()).filter(|&range| elsewhere(flat.span(range)));
         let others = others.map(|range| flat.tensor(range)).collect::<Result<Vec<_>>>()?;

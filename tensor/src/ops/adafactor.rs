@@ -12,11 +12,11 @@
 //!     keep = 1 - alpha * weight_decay
 //! ```
 //!
-//! Sums may be of a part of the parameter: then those of the other parts are added before they are used. A vector is
-//! a matrix of one row.
+//! Sums may cover one shard of the parameter; the other shards' sums are added before use. A vector is a matrix of
+//! one row.
 //!
-//! Sums are accumulated in f64 and in an order that is given by the shape; updates are computed in
-//! `Element::Acc`, each element for itself. Nothing depends on the number of threads.
+//! Sums are accumulated in f64, in an order that depends on the shape only. Updates are computed elementwise in
+//! `Element::Acc`. Nothing depends on the number of threads.
 
 mod means;
 #[cfg(test)]
@@ -32,14 +32,14 @@ use crate::disjoint::Disjoint;
 use crate::simd::vectorized;
 use crate::{DType, Device, Element, Error, Real, Result, Tensor, cuda, dispatch_float};
 
-/// Columns whose sums a task makes: of f32, four cache lines in each row.
+/// Columns per task of column sums: in f32, four cache lines of each row.
 const COLUMNS: usize = 64;
 const LANES: usize = 16;
 
-/// Matrices laid end to end, the last two dims of a tensor.
+/// The last two dims of a tensor, as contiguous matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Matrices {
-    /// How many.
+    /// Number of matrices.
     pub count: usize,
     /// Rows of each.
     pub rows: usize,
@@ -48,7 +48,7 @@ pub struct Matrices {
 }
 
 impl Matrices {
-    /// Those of a tensor of `dims`; one of a single row if there are fewer than two dims.
+    /// The matrices of a tensor of `dims`; one matrix of a single row if there are fewer than two dims.
     ///
     /// ```
     /// use ferrotron_tensor::ops::adafactor::Matrices;
@@ -69,7 +69,7 @@ impl Matrices {
         self.count * self.rows * self.columns
     }
 
-    /// Errors unless the vectors have as many elements, rows and columns.
+    /// Errors unless the vectors match the number of elements, rows and columns.
     fn check(&self, elements: &Tensor, rows: &Tensor, columns: &Tensor) -> Result<()> {
         check_vectors("adafactor", &[elements, rows, columns])?;
         let want = [self.numel(), self.count * self.rows, self.count * self.columns];
@@ -82,49 +82,51 @@ impl Matrices {
         Err(Error::shape("adafactor", message))
     }
 
-    /// Rows that are about [`CHUNK`] elements.
+    /// Number of rows with about [`CHUNK`] elements.
     fn rows_per_task(&self) -> usize {
         (CHUNK / self.columns.max(1)).max(1)
     }
 }
 
-/// What multiplies the gradient's element in row i and column j: `rows[i] * columns[j]`. Of the type that is computed
-/// in.
+/// Factors of the gradient: the element in row i and column j is multiplied by `rows[i] * columns[j]`. Both are in
+/// the accumulator type.
 #[derive(Debug)]
 pub struct Factors {
-    /// Of the parameter.
+    /// Shape of the parameter.
     pub shape: Matrices,
-    /// For each row of each matrix.
+    /// One factor per row of each matrix.
     pub rows: Tensor,
-    /// For each column of each matrix.
+    /// One factor per column of each matrix.
     pub columns: Tensor,
 }
 
-/// The constants of a step.
+/// Hyperparameters of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Adafactor {
-    /// Smallest scale of a relative step.
+    /// Lower bound of the parameter scale for relative steps.
     pub eps2: f64,
-    /// Largest RMS of an update.
+    /// Upper bound of the RMS of an update.
     pub clip_threshold: f64,
-    /// Decay of the mean of updates, where there is one.
+    /// Decay of the running mean of updates, if there is one.
     pub beta1: f64,
-    /// Share of a weight that is taken off per unit of step size.
+    /// Fraction of a weight that is subtracted per unit of step size.
     pub weight_decay: f64,
 }
 
-/// Sums over a whole parameter, each one number of f64.
+/// Sums over a whole parameter, each an f64 tensor of one element.
 #[derive(Debug)]
 pub struct SquareSums {
-    /// Of the squares of its weights, where steps are relative to their size.
+    /// Sum of squares of the weights, for relative steps.
     pub weights: Option<Tensor>,
-    /// Of the squares of its update.
+    /// Sum of squares of the update.
     pub update: Tensor,
-    /// How many elements it has.
+    /// Number of elements of the parameter.
     pub numel: usize,
 }
 
-/// The sums of the squares of `grads` along every row and every column, in f64.
+/// Sums of squares of `grads` over every row and every column, in f64.
+///
+/// Errors if the lengths do not match `shape`.
 ///
 /// ```
 /// use ferrotron_tensor::ops::adafactor::{Matrices, square_sums};
@@ -138,8 +140,6 @@ pub struct SquareSums {
 /// assert_eq!(columns.to_f64()?, [17.0, 29.0, 45.0]);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-///
-/// Errors if the lengths do not fit `shape`.
 pub fn square_sums(
     shape: &Matrices,
     grads: &Tensor,
@@ -181,16 +181,16 @@ fn sum_squares<G: Element>(
     });
 }
 
-/// The sum of the squares of the update, before it is clipped: one number of f64.
+/// The sum of squares of the unclipped update, as one f64 element.
 ///
-/// Errors if the lengths do not fit the factors' shape.
+/// Errors if the lengths do not match the factors' shape.
 pub fn update_sq_norm(step: &Step, grads: &Tensor, factors: &Factors) -> Result<Tensor> {
     let Factors { shape, rows, columns } = factors;
     shape.check(grads, rows, columns)?;
     if grads.device().gpu().is_some() {
         return cuda::adafactor::update_sq_norm(step.gpu()?, grads, factors);
     }
-    // Where the step changes nothing, nobody asks.
+    // A skipped step never reads this sum, so any value will do.
     let (device, scale) = (grads.device(), step.host()?.map_or(0.0, |numbers| numbers.grad_scale));
     let sum = dispatch_float!("adafactor", grads.dtype(), G => {
         let (rows, columns) = (rows.as_slice()?, columns.as_slice()?);
@@ -220,10 +220,10 @@ fn sum_updates<G: Element>(
     sums.iter().sum()
 }
 
-/// Steps `weights` along the update; where there is a `mean`, along its running mean, which comes into it multiplied
-/// with the step already (as in Hugging Face's Adafactor).
+/// Updates `weights` by the clipped update or, with a `mean`, by its running mean. The mean accumulates updates
+/// already multiplied by the step size (as in Hugging Face's Adafactor).
 ///
-/// Errors if the lengths do not fit the factors' shape, or the types do not fit.
+/// Errors if the lengths do not match the factors' shape, or the dtypes are not supported.
 pub fn adafactor(
     config: &Adafactor,
     step: &Step,
@@ -264,7 +264,7 @@ pub fn adafactor(
     })
 }
 
-/// What weights and updates are multiplied with.
+/// The factors of weights and updates in a step.
 #[derive(Clone, Copy)]
 struct Size {
     keep: f64,
@@ -272,7 +272,7 @@ struct Size {
 }
 
 impl Size {
-    /// The size of a step, of the sums of squares of weights and of the update, `numel` of each.
+    /// The factors from the sums of squares of weights and update, each over `numel` elements.
     fn new(
         config: &Adafactor,
         numbers: &StepNumbers,

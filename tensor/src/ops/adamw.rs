@@ -5,8 +5,8 @@
 //! m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2
 //! w = w (1 - lr * weight_decay) - lr / (1 - beta1^step) * m / (sqrt(v / (1 - beta2^step)) + eps)
 //!
-//! Computed in `Element::Acc`; the coefficients in f64 before. Elements do not depend on one another, so
-//! nothing depends on the number of threads.
+//! Computed in `Element::Acc`, from coefficients computed in f64. The update is elementwise, so it does not depend on
+//! the number of threads.
 
 use super::round::check_pair;
 use super::step::{Step, StepNumbers, check_vectors, dispatch_update};
@@ -14,30 +14,30 @@ use crate::disjoint::Disjoint;
 use crate::simd::vectorized;
 use crate::{Element, Error, Real, Result, Tensor, cuda};
 
-/// Elements a task takes.
+/// Elements per task.
 pub(crate) const CHUNK: usize = 16 * 1024;
 
-/// The constants of AdamW.
+/// Hyperparameters of AdamW.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW {
-    /// Decay of the mean of the gradients.
+    /// Decay of the running mean of gradients.
     pub beta1: f64,
-    /// Decay of the mean of their squares.
+    /// Decay of the running mean of squared gradients.
     pub beta2: f64,
-    /// Keeps the quotient finite.
+    /// Added to the denominator, which keeps the quotient finite.
     pub eps: f64,
-    /// Share of a weight that is taken off at learning rate 1.
+    /// Fraction of a weight that is subtracted at learning rate 1.
     pub weight_decay: f64,
 }
 
 impl Default for AdamW {
-    /// PyTorch's.
+    /// PyTorch's defaults.
     fn default() -> Self {
         AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 1e-2 }
     }
 }
 
-/// The numbers of one step, in the arithmetic of the pass.
+/// Coefficients of one step, in the accumulator type.
 #[derive(Clone, Copy)]
 struct Coefficients<A> {
     grad_scale: A,
@@ -51,8 +51,10 @@ struct Coefficients<A> {
     eps: A,
 }
 
-/// Steps `weights` along `grads`, updating the moments `m` and `v`, which are of the type that is computed in. Where
-/// the weights are, too, `copy` gets them rounded to nearest.
+/// Updates `weights` from `grads`, and the moments `m` and `v`, which are in the accumulator type. If the weights are
+/// too, `copy` receives them rounded to nearest.
+///
+/// Errors if the lengths differ, the dtypes are not supported, or a beta is outside [0, 1).
 ///
 /// ```
 /// use ferrotron_tensor::ops::adamw::{AdamW, adamw};
@@ -67,8 +69,6 @@ struct Coefficients<A> {
 /// assert!((w.item()? - 0.9).abs() < 1e-8); // the first step is the learning rate, whatever the gradient
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-///
-/// Errors if the lengths differ, the types do not fit, or a beta is outside of [0, 1).
 pub fn adamw(
     config: &AdamW,
     step: &Step,
@@ -189,7 +189,7 @@ vectorized! {
     }
 }
 
-/// Updates the moments; the weight after the step.
+/// Updates the moments and returns the updated weight.
 #[inline(always)]
 fn step_element<A: Real>(w: A, g: A, m: &mut A, v: &mut A, c: &Coefficients<A>) -> A {
     let g = g * c.grad_scale;
@@ -231,7 +231,7 @@ mod tests {
         let (mut w, mut m, mut v) = (f64s(&start), f64s(&[0.0; 3]), f64s(&[0.0; 3]));
         let config = AdamW { beta2: 0.99, weight_decay: 0.1, ..AdamW::default() };
         for update in 1..=3 {
-            // Twice the gradients at half the scale.
+            // The gradients are doubled at half the scale.
             let g = f64s(&g.map(|g| 2.0 * g * update as f64));
             let step = step(&device, update, 0.1, 0.5);
             adamw(&config, &step, &mut w, &g, &mut m, &mut v, None).unwrap();

@@ -8,13 +8,12 @@
 //! - backward: `dp_ij = m_ij (dout_i . v_j)`, `delta_i = dout_i . out_i`, `ds_ij = p_ij (dp_ij - delta_i)`,
 //!   `dq_i = scale sum_j ds_ij k_j`, `dk_j = scale sum_i ds_ij q_i`, `dv_j = sum_i m_ij p_ij dout_i`.
 //!
-//! The sums over j run over the keys that query i sees; m is 1, or the dropout's 0 and 1/(1-p), drawn
-//! again in backward. A gradient needs q, k, v, out and lse. Everything is computed in Acc (f32; f64 for
-//! f64), lse is kept in it, and 16-bit results are rounded once; where bf16 is multiplied in pairs (AVX512-BF16,
-//! AMX), p and ds are rounded for their products, too. Keys are visited in blocks from key 0 on
-//! and summed in order: the bits of a query's result depend neither on the number of threads nor on the
-//! batch, the other heads or the other queries around it. In backward, dk and dv of a key-value head are
-//! the sums of its query heads in their order.
+//! The sums over j run over the keys visible to query i. m is 1, or the dropout factor 0 or 1/(1-p), which backward
+//! recomputes. A gradient needs q, k, v, out and lse. Everything is computed in Acc (f32; f64 for f64) and lse is
+//! stored in it; 16-bit results are rounded once. Where bf16 is multiplied in pairs (AVX512-BF16, AMX), p and ds are
+//! also rounded before their products. Keys are processed in blocks from key 0 on and summed in order. The bits of a
+//! query's result therefore depend neither on the number of threads nor on the batch, the other heads or the other
+//! queries. In backward, dk and dv of a key-value head are the sums over its query heads in order.
 
 mod backward;
 mod forward;
@@ -32,22 +31,22 @@ use crate::{Element, Error, Place, RandomKey, Result, Scalar, Tensor, dispatch_f
 pub(crate) use tile::Shape;
 use tile::{Call, Target, View};
 
-/// Which keys a query sees.
+/// The keys visible to a query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionMask {
-    /// All of them.
+    /// All keys.
     None,
-    /// Query i of T sees keys j <= i + S - T: the queries are the last T of S positions, so that a
-    /// cache of keys may precede them. A query that sees none has out = 0 and lse = -infinity.
+    /// Query i of T sees keys j <= i + S - T: the queries are the last T of S positions, so cached keys may precede
+    /// them. A query that sees no key has out = 0 and lse = -infinity.
     Causal,
 }
 
-/// What attention computes.
+/// Options of attention.
 #[derive(Debug, Clone)]
 pub struct AttentionConfig {
-    /// Which keys a query sees.
+    /// The keys visible to a query.
     pub mask: AttentionMask,
-    /// Multiplies the scores; 1 / sqrt(D) as a rule.
+    /// Factor of the scores, usually 1 / sqrt(D).
     pub scale: f64,
     /// Dropout of the probabilities.
     pub dropout: Option<AttentionDropout>,
@@ -61,10 +60,10 @@ impl AttentionConfig {
     }
 }
 
-/// Dropout of attention probabilities: kept with probability 1 - p and then divided by it.
+/// Dropout of attention probabilities: kept with probability 1 - p and then divided by 1 - p.
 ///
-/// Element (sample, head, query position, key position) of the global tensor of probabilities is kept
-/// where the uniform number of its index is at least p; `place` says which part of it is computed here.
+/// Element (sample, head, query position, key position) of the global probability tensor is kept if the uniform
+/// number of its index is at least p. `place` is the shard of that tensor which is computed locally.
 #[derive(Debug, Clone)]
 pub struct AttentionDropout {
     pub(crate) p: f64,
@@ -73,7 +72,7 @@ pub struct AttentionDropout {
 }
 
 impl AttentionDropout {
-    /// Errors unless 0 <= p < 1 and `place` has the four dims (B, H, T, S).
+    /// Creates the dropout. Errors unless 0 <= p < 1 and `place` has the four dims (B, H, T, S).
     pub fn new(p: f64, key: RandomKey, place: Place) -> Result<AttentionDropout> {
         if !(0.0..1.0).contains(&p) {
             return Err(Error::value(OP, format!("dropout must be in 0 <= p < 1, got {p}")));
@@ -94,7 +93,7 @@ const OP_BACKWARD: &str = "attention_backward";
 /// Views of the queries (B, T, H, D), keys and values (B, T, G, D) in a packed projection
 /// (B, T, (H + 2G) D).
 ///
-/// Errors if the last dim is not (heads + 2 groups) times something.
+/// Errors if the last dim is not a multiple of heads + 2 groups.
 pub fn split_packed(
     packed: &Tensor,
     heads: usize,
@@ -121,10 +120,10 @@ pub fn split_packed(
     ))
 }
 
-/// Attention of q (B, T, H, D) to k and v (B, S, G, D), where G divides H: returns out (B, T, H, D),
-/// dense, and lse (B, H, T) in Acc.
+/// Attention of q (B, T, H, D) to k and v (B, S, G, D), where G divides H: returns out (B, T, H, D), contiguous, and
+/// lse (B, H, T) in Acc.
 ///
-/// Operands may be views with any strides; they are copied only where the last dim is not dense.
+/// Operands may have any strides; one whose last dim is not dense is copied.
 ///
 /// ```
 /// use ferrotron_tensor::ops::attention::{AttentionConfig, attention, split_packed};
@@ -160,10 +159,10 @@ pub fn attention(
     })
 }
 
-/// The gradients (dq, dk, dv) of [`attention`], each dense in the shape of its operand.
+/// The gradients (dq, dk, dv) of [`attention`], each contiguous with the dims of its operand.
 ///
-/// Where k and v are one block of the keys, and `out` and `lse` those of all of them, dk and dv are the block's
-/// and dq is its part of the sum over the blocks. In 16 bits each part is rounded once; add them up in Acc.
+/// If k and v are one block of the keys, and `out` and `lse` cover all keys, then dk and dv are the block's gradients
+/// and dq is the block's term of the sum over blocks. In 16 bits each term is rounded once; sum the terms in Acc.
 pub fn attention_backward(
     dout: &Tensor,
     (q, k, v): (&Tensor, &Tensor, &Tensor),
@@ -196,8 +195,8 @@ pub fn attention_backward(
     Ok((dq, dk, dv))
 }
 
-/// [`attention_backward`] into one tensor (B, T, (H + 2G) D), laid out as the packed projection that
-/// [`split_packed`] cuts: the gradient goes to the projection without a copy.
+/// Like [`attention_backward`], into one tensor (B, T, (H + 2G) D) in the layout that [`split_packed`] splits. The
+/// gradient reaches the projection without a copy.
 ///
 /// Errors unless there are as many keys as queries.
 pub fn attention_backward_packed(
@@ -230,14 +229,14 @@ pub fn attention_backward_packed(
     Ok(packed)
 }
 
-/// What a gradient is computed from, each with a dense last dim.
+/// The inputs of the gradient, each with a dense last dim.
 pub(crate) struct Operands {
     pub q: Tensor,
     pub k: Tensor,
     pub v: Tensor,
     pub dout: Tensor,
     pub out: Tensor,
-    /// Dense.
+    /// Contiguous.
     pub lse: Tensor,
 }
 
@@ -284,7 +283,7 @@ fn write_gradients<T: Element>(
     backward::run(q.device(), &call, outputs, targets)
 }
 
-/// The tensor itself where its last dim is dense, else a dense copy.
+/// The tensor itself if its last dim is dense, else a contiguous copy.
 fn dense_rows(tensor: &Tensor) -> Result<Tensor> {
     match tensor.layout().row() {
         (_, 1) | (0 | 1, _) => Ok(tensor.clone()),

@@ -1,8 +1,8 @@
 //! Casts between any two dtypes.
 //!
-//! y = x in the other dtype. Floats round to nearest even, to and from 16 bits by way of f32 (as in PyTorch);
-//! float to integer truncates towards zero and saturates (NaN becomes 0); integer to integer wraps as Rust's
-//! `as`.
+//! y = x in the target dtype. Floats round to nearest even; conversions to and from 16 bits go through f32 (as in
+//! PyTorch). Float to integer truncates towards zero and saturates (NaN becomes 0). Integer to integer wraps like
+//! Rust's `as`.
 //! Gradient, float to float: dx = dy cast back; needs only the dtype.
 
 use half::{bf16, f16};
@@ -12,7 +12,7 @@ use crate::cuda;
 use crate::simd::vectorized;
 use crate::{DType, Element, Result, Scalar, Tensor, dispatch_any};
 
-/// Rounds a `From` to this type.
+/// Converts a `From` to this type, rounding if necessary.
 trait CastFrom<From>: Sized {
     fn cast_from(value: From) -> Self;
 }
@@ -65,7 +65,7 @@ vectorized! {
     }
 }
 
-/// `x` in `dtype`; `x` itself if it is already.
+/// Casts `x` to `dtype`; returns `x` itself if it already has it.
 ///
 /// ```
 /// use ferrotron_tensor::{DType, Device, Tensor, ops::cast::cast};
@@ -94,7 +94,7 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
 }
 
 impl Tensor {
-    /// The same values in another dtype; this tensor itself if it has it already.
+    /// Casts to another dtype; returns this tensor itself if it already has it.
     pub fn cast(&self, dtype: DType) -> Result<Tensor> {
         cast(self, dtype)
     }
@@ -132,7 +132,7 @@ mod tests {
             cast(&cast(&x, dtype).unwrap(), DType::F64).unwrap().to_f64().unwrap()
         };
         let eps = DType::BF16.epsilon();
-        // Halfway between two neighbours, and a hair above that an f32 still sees.
+        // Halfway between two neighbours, and slightly above, where f32 still distinguishes them.
         let x = [1.0 + eps / 2.0, 1.0 + 1.5 * eps, 1.0 + eps / 2.0 + f64::from(f32::EPSILON)];
         assert_eq!(casted(&x, DType::BF16), [1.0, 1.0 + 2.0 * eps, 1.0 + eps]);
         let x = [-1.5, 300.7, f64::NAN, f64::INFINITY];

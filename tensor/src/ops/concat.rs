@@ -1,8 +1,7 @@
-//! Joining along one dim, and the adjoint of a narrow view.
+//! Concatenation along one dim, and the adjoint of a narrow view.
 //!
-//! - concat: y = x_0, x_1, ... one behind another along `dim`. Gradient: the narrow views of dy; needs
-//!   only the sizes.
-//! - pad_narrow: the gradient of `narrow(dim, start, len)`: dx = 0 but dy at `start`. Its own gradient is
+//! - concat: y = x_0, x_1, ... along `dim`. Gradient: the narrow views of dy; needs only the sizes.
+//! - pad_narrow: the gradient of `narrow(dim, start, len)`: dx is dy at `start` and 0 elsewhere. Its own gradient is
 //!   that narrow view.
 //!
 //! Copies only; every dtype.
@@ -11,7 +10,7 @@ use super::rows::{CHEAP, around, for_rows};
 use crate::tensor::check_pair;
 use crate::{Error, Result, Scalar, Tensor, dispatch_any};
 
-/// The tensors one behind another along `dim`; the other dims must be equal.
+/// Concatenates the tensors along `dim`; the other dims must be equal.
 ///
 /// ```
 /// use ferrotron_tensor::{Device, Tensor, ops::concat::concat};
@@ -46,9 +45,9 @@ pub fn concat(parts: &[&Tensor], dim: isize) -> Result<Tensor> {
     Ok(y)
 }
 
-/// Zeros of size `full` along `dim`, with `dy` from `start` on.
+/// Zeros of size `full` along `dim`, with `dy` written from `start` on.
 ///
-/// Errors if it does not fit in.
+/// Errors if `start` plus the size of `dy` exceeds `full`.
 pub fn pad_narrow(dy: &Tensor, dim: isize, start: usize, full: usize) -> Result<Tensor> {
     let resolved = dy.resolve("pad_narrow", dim)?;
     let len = dy.dims()[resolved];
@@ -67,7 +66,7 @@ pub fn pad_narrow(dy: &Tensor, dim: isize, start: usize, full: usize) -> Result<
     Ok(dx)
 }
 
-/// Overwrites the narrow view of the dense, unique `y` that begins at `start` along `dim`.
+/// Overwrites the narrow view of the contiguous, unique `y` that begins at `start` along `dim`.
 fn copy_in(y: &mut Tensor, dim: usize, start: usize, part: &Tensor) -> Result<()> {
     if y.device().gpu().is_some() {
         return y.narrow_mut(dim as isize, start, part.dims()[dim], |place| place.write(part));

@@ -1,17 +1,17 @@
-//! Cross-entropy of logits against target classes, summed over the counted tokens.
+//! Cross-entropy of logits against target classes, summed over the valid tokens.
 //!
 //! With p = softmax(x), V classes and label smoothing e (as PyTorch):
-//! loss = sum over counted rows of (1 - e) (-ln p_t) + e/V sum_j (-ln p_j)
-//!      = sum over counted rows of lse - (1 - e) x_t - e/V sum_j x_j, lse = ln sum_j e^(x_j).
-//! Gradient: dx_j = scale (e^(x_j - lse) - e/V - (1 - e) \[j = t\]), 0 in rows that are ignored; needs the
-//! logits, which it may overwrite, and lse.
+//! loss = sum over valid rows of (1 - e) (-ln p_t) + e/V sum_j (-ln p_j)
+//!      = sum over valid rows of lse - (1 - e) x_t - e/V sum_j x_j, lse = ln sum_j e^(x_j).
+//! Gradient: dx_j = scale (e^(x_j - lse) - e/V - (1 - e) \[j = t\]), 0 in ignored rows. It needs lse and the logits,
+//! which it may overwrite.
 //!
-//! Accumulates in `Element::Acc` in 32 lanes within blocks of 1024 classes that are joined in f64; rows are
-//! summed in f64 in order. Nothing is divided by the number of tokens: that is the caller's `scale`.
+//! Accumulates in `Element::Acc` in 32 lanes within blocks of 1024 classes, which are combined in f64; rows are
+//! summed in f64 in order. The loss is not divided by the number of tokens: the caller's `scale` does that.
 //!
-//! The classes may be cut into shards. Then max_j x_j and, with it, sum_j e^(x_j - max), x_t (0 where t is in
-//! another shard) and, if labels are smoothed, sum_j x_j are joined over the shards in `Element::Acc`: 3 or
-//! 4 numbers a row. The gradient needs nothing of another shard, since lse is that of all classes.
+//! The classes may be sharded. The shards then reduce, in `Element::Acc`, max_j x_j and with it sum_j e^(x_j - max),
+//! x_t (0 if t is in another shard) and, with label smoothing, sum_j x_j: 3 or 4 numbers per row. The gradient needs
+//! no communication, since lse covers all classes.
 
 mod rows;
 mod shard;
@@ -23,34 +23,34 @@ pub(crate) use targets::{RowLosses, Targets, joined};
 use crate::tensor::check_device;
 use crate::{Error, Index, Result, Tensor, dispatch_index};
 
-/// Which tokens count, and how sharp their targets are.
+/// Selects the valid tokens, and sets the label smoothing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CrossEntropyConfig {
-    /// Targets of this value are not counted; negative ones never are.
+    /// Tokens with this target are not valid; neither are tokens with negative targets.
     pub ignore_index: i64,
-    /// Probability on [0, 1] that is spread over all classes.
+    /// Probability in [0, 1] that is distributed over all classes.
     pub label_smoothing: f64,
 }
 
 impl Default for CrossEntropyConfig {
-    /// PyTorch's: -100 and 0.
+    /// PyTorch's defaults: -100 and 0.
     fn default() -> Self {
         CrossEntropyConfig { ignore_index: -100, label_smoothing: 0.0 }
     }
 }
 
-/// The loss, and what its gradient needs.
+/// The loss, and the value that its gradient needs.
 #[derive(Debug, Clone)]
 pub struct CrossEntropy {
-    /// Sum over the counted tokens, without dims, in the accumulation dtype.
+    /// Sum over the valid tokens, without dims, in the accumulator dtype.
     pub loss: Tensor,
-    /// ln sum_j e^(x_j) of every row, with the dims of the targets, in the accumulation dtype.
+    /// ln sum_j e^(x_j) of every row, with the dims of the targets, in the accumulator dtype.
     pub lse: Tensor,
 }
 
-/// How many of the targets count.
+/// Number of valid tokens.
 ///
-/// Reads them, so it waits for a GPU.
+/// Reads the targets, so it synchronizes with a GPU.
 ///
 /// ```
 /// use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, counted};
@@ -67,7 +67,7 @@ pub fn counted(targets: &Tensor, config: &CrossEntropyConfig) -> Result<usize> {
     })
 }
 
-/// Cross-entropy of `logits` (.., V) against `targets` (..), summed over the counted tokens.
+/// Cross-entropy of `logits` (.., V) against `targets` (..), summed over the valid tokens.
 ///
 /// ```
 /// use ferrotron_tensor::{Device, Tensor};
@@ -87,8 +87,8 @@ pub fn cross_entropy(
     forward(logits, targets, config, None)
 }
 
-/// [`cross_entropy`] of a vocabulary in shards, from this shard's `logits` (.., its classes). Targets are
-/// classes of the whole vocabulary; loss and lse are those of all shards, and the same on each.
+/// [`cross_entropy`] of a sharded vocabulary, from this shard's `logits` (.., classes of the shard). Targets are
+/// classes of the whole vocabulary. Loss and lse cover all shards and are equal on each.
 ///
 /// ```
 /// use ferrotron_tensor::ops::cross_entropy::{
@@ -140,8 +140,8 @@ fn forward(
     Ok(CrossEntropy { loss: found.total()?, lse: found.lse.reshape(targets.dims())? })
 }
 
-/// Gradient of `scale` x [`cross_entropy`] with respect to the logits, which are overwritten if nobody else
-/// holds them. `lse` is that of the forward pass; `scale` has one element and its dtype.
+/// The gradient of `scale` x [`cross_entropy`] with respect to the logits, which are overwritten if they have no
+/// other holder. `lse` is the result of the forward pass; `scale` has one element and the dtype of `lse`.
 pub fn cross_entropy_backward(
     logits: Tensor,
     targets: &Tensor,
@@ -152,7 +152,7 @@ pub fn cross_entropy_backward(
     backward(logits, targets, lse, config, scale, None)
 }
 
-/// As [`cross_entropy_backward`], of [`cross_entropy_shard`]: the gradient of this shard's logits.
+/// Like [`cross_entropy_backward`], for [`cross_entropy_shard`]: the gradient of this shard's logits.
 pub fn cross_entropy_shard_backward(
     logits: Tensor,
     targets: &Tensor,
@@ -186,7 +186,7 @@ fn backward(
     rows.backward(matrix, 0, lse, scale)?.reshape(&dims)
 }
 
-/// The number of classes, if the operands fit together.
+/// The number of classes. Errors if the shapes do not match.
 fn check(op: &'static str, logits: &Tensor, targets: &Tensor) -> Result<usize> {
     check_device(op, logits, targets)?;
     match logits.dims().split_last() {

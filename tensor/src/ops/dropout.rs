@@ -1,17 +1,15 @@
-//! Dropout: y = x / (1 - p) where the element's uniform number is at least p, else 0.
+//! Dropout: y = x / (1 - p) if the element's uniform number is at least p, else 0.
 //!
-//! Gradient: dropout of dy with the same p, key and place. Nothing is saved: the mask is drawn again, a
+//! Gradient: dropout of dy with the same p, key and place. Nothing is saved: backward recomputes the mask, which is a
 //! function of the key and the element's index in the global, unsharded tensor.
-//!
-//! Computed in `Element::Acc`.
 
 use super::random::{for_stretches, keep_some, last_dropped};
 use super::rows::for_rows;
 use crate::cuda;
 use crate::{Element, Error, Place, RandomKey, Real, Result, Tensor, dispatch_float};
 
-/// Drops elements of `x` with probability `p` on [0, 1] and scales the others up; of the part of a tensor
-/// that `place` says. Also its own gradient, applied to dy.
+/// Drops elements of `x` with probability `p` in [0, 1] and divides the others by 1 - p. `place` is the shard of the
+/// global tensor that `x` holds. Applied to dy, it is its own gradient.
 ///
 /// ```
 /// use ferrotron_tensor::{DType, Device, Place, RandomKey, Tensor, ops::dropout::dropout};
@@ -93,7 +91,7 @@ mod tests {
             assert_eq!(bits(&part), bits(&whole.narrow(0, 3, 190)?.narrow(1, 7, 90)?));
             let kept = whole.to_f64()?.iter().filter(|&&y| y != 0.0).count() as f64;
             let nonzero = x.to_f64()?.iter().filter(|&&x| x != 0.0).count() as f64;
-            // Five standard errors of a binomial share.
+            // Five standard errors of a binomial proportion.
             assert!((kept / nonzero - 0.9).abs() < 5.0 * (0.09 / nonzero).sqrt());
             Ok(vec![whole, part])
         });

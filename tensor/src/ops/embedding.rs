@@ -1,12 +1,12 @@
-//! Embedding: rows of a table, one for each id.
+//! Embedding: one row of a table per id.
 //!
 //! y\[t\] = weight\[ids\[t\]\]. Gradient: dweight\[ids\[t\]\] += dy\[t\]; needs the ids.
 //!
-//! A table may be cut into shards of rows: an id of another shard gives a row of zeros and no gradient, so that
-//! the sum over the shards is that of the whole table.
+//! A table may be sharded by rows: an id of another shard gives a row of zeros and no gradient, so that the sum over
+//! the shards equals the result of the whole table.
 //!
-//! The gradient accumulates in `Element::Acc`, the rows of one id in the order of their positions. Each row
-//! of the table belongs to one thread, so nothing depends on their number.
+//! The gradient accumulates in `Element::Acc`, the rows of one id in the order of their positions. Each table row
+//! belongs to one thread, so the result does not depend on the number of threads.
 
 use bytemuck::Zeroable;
 
@@ -17,7 +17,9 @@ use crate::cuda;
 use crate::tensor::check_device;
 use crate::{Element, Error, Result, Scalar, Tensor, dispatch_any, dispatch_float};
 
-/// Rows of `weight` (V, C) for `ids` of any dims: (ids.., C).
+/// Looks up rows of `weight` (V, C) for `ids` of any dims: (ids.., C).
+///
+/// Errors, with position and value, if an id is not below V.
 ///
 /// ```
 /// use ferrotron_tensor::{Device, Tensor, ops::embedding::embedding};
@@ -27,15 +29,14 @@ use crate::{Element, Error, Result, Scalar, Tensor, dispatch_any, dispatch_float
 /// assert_eq!(embedding(&weight, &ids)?.to_vec::<f32>()?, [1.0, 1.1, 0.0, 0.1, 1.0, 1.1]);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-///
-/// Errors, naming position and value, if an id is not below V.
 pub fn embedding(weight: &Tensor, ids: &Tensor) -> Result<Tensor> {
     let rows = check_table("embedding", weight)?.0;
     embedding_shard(weight, ids, VocabShard::whole(rows))
 }
 
-/// [`embedding`] of a table in shards, for the rows of `weight` (V, C) that are here: zeros for the ids of other
-/// shards.
+/// [`embedding`] of a sharded table, where `weight` (V, C) holds the shard's rows: zeros for the ids of other shards.
+///
+/// Errors, with position and value, if an id is not below the number of all rows; every shard returns the same error.
 ///
 /// ```
 /// use ferrotron_tensor::ops::{cross_entropy::VocabShard, embedding::embedding_shard};
@@ -47,8 +48,6 @@ pub fn embedding(weight: &Tensor, ids: &Tensor) -> Result<Tensor> {
 /// assert_eq!(embedding_shard(&weight, &ids, shard)?.to_vec::<f32>()?, [4.0, 4.1, 0.0, 0.0]);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-///
-/// Errors, naming position and value, if an id is not below the number of all rows; then it does on every shard.
 pub fn embedding_shard(weight: &Tensor, ids: &Tensor, shard: VocabShard) -> Result<Tensor> {
     check_device("embedding", weight, ids)?;
     let (rows, width) = check_table("embedding", weight)?;
@@ -76,8 +75,8 @@ pub fn embedding_shard(weight: &Tensor, ids: &Tensor, shard: VocabShard) -> Resu
     Ok(y)
 }
 
-/// Adds dy (ids.., C) to the rows of the unique, contiguous `dweight` (V, C) that `ids` names. Its dtype is
-/// that of dy, or the one that dy accumulates in.
+/// Adds dy (ids.., C) to the rows `ids` of the unique, contiguous `dweight` (V, C). Its dtype is that of dy or the
+/// accumulator dtype of dy.
 pub fn embedding_backward(dy: &Tensor, ids: &Tensor, dweight: &mut Tensor) -> Result<()> {
     let rows = check_table(OP_BACKWARD, dweight)?.0;
     embedding_shard_backward(dy, ids, VocabShard::whole(rows), dweight)
@@ -131,9 +130,9 @@ fn check_table(op: &'static str, table: &Tensor) -> Result<(usize, usize)> {
     }
 }
 
-/// For each id, in row-major order, its row among the `rows` of the shard, or `rows` if another shard has it.
+/// The local row of each id, in row-major order, or `rows` for an id of another shard.
 fn held_rows(op: &'static str, ids: &Tensor, rows: usize, shard: VocabShard) -> Result<Vec<usize>> {
-    // Positions in errors are those of the tensor.
+    // Error positions are those of the tensor.
     let mut list = indices(op, ids, ids.rank().saturating_sub(1), shard.global)?;
     list.iter_mut().for_each(|id| *id = id.wrapping_sub(shard.offset).min(rows));
     Ok(list)
@@ -147,9 +146,9 @@ fn add<W: Element, T: Element<Acc = W::Acc>>(
     let &[rows, width] = dweight.dims() else { return Ok(()) };
     let device = dy.device();
     let source = dy.as_slice::<T>()?;
-    // The last group is that of the other shards.
+    // The last group holds the ids of other shards.
     let groups = Groups::new(list, rows + 1);
-    // Consecutive rows of the table with about as many tokens each: a few ids are most of a text.
+    // Consecutive table rows with about equal numbers of tokens: token frequencies are very uneven.
     let pieces = if source.len() < 16 * 1024 { 1 } else { 4 * device.threads() };
     let mut rest = dweight.as_mut_slice::<W>()?;
     let mut tasks = Vec::with_capacity(pieces);
@@ -193,7 +192,7 @@ mod tests {
             (3, 2, &[0]),
         ] {
             let n: usize = dims.iter().product();
-            // Squares make small ids frequent.
+            // Squares favour small ids.
             let ids: Vec<u32> = (0..n).map(|i| (i * i * 7 % 11 * i % v) as u32).collect();
             let (table, dy) = (values(v * c, 1), values(n * c, 2));
             let want: Vec<f64> =
@@ -231,7 +230,7 @@ mod tests {
     #[test]
     fn shards_hold_the_rows_of_the_whole() {
         let device = Device::cpu(2).unwrap();
-        // More shards than rows among them: some are empty.
+        // More shards than rows, so some are empty.
         for (v, c, n, shards) in [(13, 3, 40, 4), (3, 2, 7, 5), (300, 48, 600, 3), (2, 5, 0, 2)] {
             let list: Vec<i64> = (0..n).map(|i| (i * i * 7 + i) % v as i64).collect();
             let ids = Tensor::from_slice(&device, &list, &[n as usize]).unwrap();

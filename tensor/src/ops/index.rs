@@ -1,4 +1,4 @@
-//! Reading and adding at indices: gather and scatter-add, index-select and index-add.
+//! Indexing: gather and scatter-add, index-select and index-add.
 //!
 //! - gather: y\[.., k, ..\] = x\[.., index\[.., k, ..\], ..\] along one dim.
 //!   Gradient: dx = scatter_add(zeros, dim, index, dy); needs the index.
@@ -7,8 +7,8 @@
 //! - index_select: y\[.., k, ..\] = x\[.., ids\[k\], ..\], one list of ids for all rows.
 //!   Gradient: dx = index_add(dy, dim, ids, size); needs the ids.
 //!
-//! Sums accumulate in `Element::Acc`, in the order of the index: each element of the result belongs to
-//! one thread, so nothing depends on their number.
+//! Sums accumulate in `Element::Acc`, in the order of the index. Each element of the result belongs to one thread, so
+//! the result does not depend on the number of threads.
 
 use super::rows::{CHEAP, around, for_rows, owned};
 use crate::cuda;
@@ -20,7 +20,7 @@ use crate::{
 
 /// The indices in row-major order with `dim` and the last dim exchanged, each below `size`.
 ///
-/// Errors name the position and the value of one that is not.
+/// Errors, with position and value, if an index is not below `size`.
 pub(crate) fn indices(
     op: &'static str,
     index: &Tensor,
@@ -60,8 +60,8 @@ fn coordinates(dims: &[usize], flat: usize) -> Vec<usize> {
     all
 }
 
-/// Elements of `x` along `dim` at `index`, whose dims are those of the result: as many as `x` has, and
-/// none larger than that of `x` but `dim`.
+/// Elements of `x` along `dim` at `index`. The result has the dims of `index`, which has the rank of `x` and, except
+/// along `dim`, no larger sizes.
 ///
 /// ```
 /// use ferrotron_tensor::{Device, Tensor, ops::index::gather};
@@ -106,8 +106,8 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
     y.transpose(resolved as isize, -1)
 }
 
-/// `base` with the elements of `src` added along `dim` at `index`, which has the dims of `src`. The base
-/// is overwritten if nobody else holds it. Indices may repeat.
+/// Adds the elements of `src` to `base` along `dim` at `index`, which has the dims of `src`. The base is overwritten
+/// if it has no other holder. Indices may repeat.
 pub fn scatter_add(base: Tensor, dim: isize, index: &Tensor, src: &Tensor) -> Result<Tensor> {
     let resolved = base.resolve("scatter_add", dim)?;
     check_fits("scatter_add", &base, resolved, index)?;
@@ -132,7 +132,7 @@ pub fn scatter_add(base: Tensor, dim: isize, index: &Tensor, src: &Tensor) -> Re
     let (width, count) = (y.dim(-1)?, src.dim(-1)?);
     let dims = y.dims().to_vec();
     let device = y.device().clone();
-    // The row of the index that belongs to a row of the base, if there is one.
+    // The row of the index for a row of the base, if there is one.
     let outer = dims.len() - 1;
     let index_row = |row: usize| {
         let at = coordinates(&dims[..outer], row);
@@ -157,7 +157,7 @@ pub fn scatter_add(base: Tensor, dim: isize, index: &Tensor, src: &Tensor) -> Re
     y.transpose(last, -1)
 }
 
-/// The slices of `x` along `dim` that the list `ids` names, in its order.
+/// The slices of `x` along `dim` at `ids`, in the order of `ids`.
 pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
     let resolved = x.resolve("index_select", dim)?;
     check_list("index_select", x, ids)?;
@@ -184,8 +184,8 @@ pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
     Ok(y)
 }
 
-/// The adjoint of [`index_select`]: zeros with `size` slices along `dim`, to which the slices of `dy` are
-/// added where `ids` says.
+/// The adjoint of [`index_select`]: zeros with `size` slices along `dim`, to which the slices of `dy` are added at
+/// `ids`.
 pub fn index_add(dy: &Tensor, dim: isize, ids: &Tensor, size: usize) -> Result<Tensor> {
     let resolved = dy.resolve("index_add", dim)?;
     check_list("index_add", dy, ids)?;
@@ -216,7 +216,7 @@ pub fn index_add(dy: &Tensor, dim: isize, ids: &Tensor, size: usize) -> Result<T
     Ok(dx)
 }
 
-/// For each id the positions that name it, ascending: what makes a scattered sum deterministic.
+/// The positions of each id, ascending. Summing in this order makes scattered sums deterministic.
 pub(crate) struct Groups {
     starts: Vec<usize>,
     positions: Vec<usize>,
@@ -239,19 +239,19 @@ impl Groups {
         Groups { starts, positions }
     }
 
-    /// The positions that name `id`.
+    /// The positions of `id`.
     pub(crate) fn of(&self, id: usize) -> &[usize] {
         &self.positions[self.starts[id]..self.starts[id + 1]]
     }
 
-    /// How many positions name an id below `id`.
+    /// Number of positions whose id is below `id`.
     pub(crate) fn before(&self, id: usize) -> usize {
         self.starts[id]
     }
 }
 
 vectorized! {
-    /// Adds the rows of `source` at `positions` to `row`, one after another.
+    /// Adds the rows of `source` at `positions` to `row`, in order.
     pub(crate) fn add_rows<T: Element, S: Element<Acc = T::Acc>>(row: &mut [T], source: &[S], positions: &[usize]) {
         const STRIPE: usize = 512;
         if positions.is_empty() {

@@ -1,8 +1,8 @@
 //! Layer normalisation over the last dim (Ba, Kiros and Hinton, 2016).
 //!
 //! `y = (x - mean) rstd weight + bias` with `rstd = 1 / sqrt(variance + eps)` (the biased variance).
-//! A gradient needs x, mean, rstd and weight. Everything is computed in Acc (f32; f64 for f64); mean and
-//! rstd are kept in it. Formulas and kernels: `norm.rs`, shared with RMSNorm.
+//! A gradient needs x, mean, rstd and weight. Everything is computed in Acc (f32; f64 for f64), and mean and rstd are
+//! stored in it. Formulas and kernels: `norm.rs`, shared with RMSNorm.
 
 use super::norm::{self, Norm, Wanted};
 use crate::{Result, Tensor};

@@ -1,35 +1,33 @@
-//! The linear head and its cross-entropy, over chunks of tokens: the logits never take more memory than
-//! they are allowed to.
+//! The linear head fused with its cross-entropy, over chunks of tokens, so that logits stay within a memory limit.
 //!
-//! logits = x W^T, then [`cross_entropy`](super::cross_entropy). Gradient: with d = dlogits, chunk by chunk,
-//! dx = d W and dW += d^T x; needs x, W, the targets and lse, and the logits where all of them fit the
-//! bound: those are overwritten by d. Where they do not fit, each chunk's are computed again.
+//! logits = x W^T, then [`cross_entropy`](super::cross_entropy). Gradient, chunk by chunk with d = dlogits: dx = d W
+//! and dW += d^T x. It needs x, W, the targets and lse. If all logits fit the limit they are saved, and d overwrites
+//! them; otherwise each chunk's logits are recomputed.
 //!
-//! W may hold one shard of the vocabulary: lse is joined over the shards chunk by chunk, dx is then this
-//! shard's part of the sum over the shards, and dW is the shard's own.
+//! W may hold one shard of the vocabulary. Then lse is reduced over the shards chunk by chunk, dx is this shard's
+//! term of the sum over the shards, and dW is the shard's own.
 //!
-//! Products and exponentials accumulate in `Element::Acc`, the loss in f64 in order of the tokens. Loss, lse
-//! and dx do not depend on the bound, bitwise; dW is added up in the order of the chunks.
+//! Products and exponentials accumulate in `Element::Acc`, the loss in f64 in the order of the tokens. Loss, lse and
+//! dx do not depend on the limit, bitwise; dW is summed in the order of the chunks.
 
 use super::cross_entropy::{CrossEntropyConfig, JoinShards, RowLosses, Targets, VocabShard};
 use super::matmul::{Accum, matmul_into};
 use crate::tensor::{check_device, check_pair};
 use crate::{Category, Error, Result, Tensor};
 
-/// The loss, and what its gradient needs.
+/// The loss, and the values that its gradient needs.
 #[derive(Debug)]
 pub struct LinearCrossEntropy {
-    /// Sum over the counted tokens, without dims, in the accumulation dtype; of all shards.
+    /// Sum over the valid tokens of all shards, without dims, in the accumulator dtype.
     pub loss: Tensor,
-    /// ln sum_j e^(logit_j) of every token, with the dims of the targets, in the accumulation dtype; of
-    /// all shards.
+    /// ln sum_j e^(logit_j) of every token over all shards, with the dims of the targets, in the accumulator dtype.
     pub lse: Tensor,
-    /// To be handed to [`linear_cross_entropy_backward`].
+    /// Saved state for [`linear_cross_entropy_backward`].
     pub kept: KeptLogits,
 }
 
-/// The logits of all tokens, if they fit the bound, how many tokens are a chunk, and which classes they are
-/// of.
+/// State saved for backward: the logits of all tokens, if they fit the limit, the chunk size and the vocabulary
+/// shard.
 #[derive(Debug)]
 pub struct KeptLogits {
     logits: Option<Tensor>,
@@ -38,33 +36,33 @@ pub struct KeptLogits {
 }
 
 impl KeptLogits {
-    /// The logits (N, V), if they are kept.
+    /// The logits (N, V), if they were saved.
     pub fn logits(&self) -> Option<&Tensor> {
         self.logits.as_ref()
     }
 
-    /// Tokens whose logits exist at once where they are not kept.
+    /// Number of tokens per chunk if the logits were not saved.
     pub fn tokens_per_chunk(&self) -> usize {
         self.chunk
     }
 }
 
-/// Takes the gradient of the input.
+/// A callback that consumes the gradient of the input.
 pub type TakeGradient<'a> = &'a mut dyn FnMut(Tensor) -> Result<()>;
 
-/// What [`linear_cross_entropy_backward`] computes.
+/// The gradients that [`linear_cross_entropy_backward`] computes.
 pub struct Gradients<'a> {
-    /// What the summed loss is multiplied with: loss scale / number of tokens of the global batch. One element, of
-    /// the loss's dtype.
+    /// Factor of the summed loss: loss scale / number of valid tokens of the global batch. One element, in the dtype
+    /// of the loss.
     pub scale: &'a Tensor,
-    /// Who takes dx, if it is wanted. It is handed over as soon as it is complete, before the last product
-    /// of dW, so that an exchange over the shards may begin.
+    /// Consumes dx, if needed. It is called as soon as dx is complete, before the last product of dW, so that the
+    /// reduction over the shards can overlap.
     pub input: Option<TakeGradient<'a>>,
-    /// Where dW goes: a unique (V, C) of the dtype of the weight or, from 16 bits, in f32.
+    /// Destination of dW: a unique (V, C) in the dtype of the weight or, for 16-bit weights, in f32.
     pub weight: Option<(&'a mut Tensor, Accum)>,
 }
 
-/// Operands that fit together, x as a matrix (N, C).
+/// Checked operands, with x as a matrix (N, C).
 struct Problem {
     x: Tensor,
     weight: Tensor,
@@ -127,8 +125,8 @@ impl Problem {
     }
 }
 
-/// Cross-entropy, summed over the counted tokens, of the logits x W^T for x (.., C), W (V, C) and targets
-/// (..). Logits take at most `max_logits_bytes`, but at least those of one token.
+/// Cross-entropy of the logits x W^T, summed over the valid tokens, for x (.., C), W (V, C) and targets (..). Logits
+/// take at most `max_logits_bytes`, or the bytes of one token if that is more.
 ///
 /// ```
 /// use ferrotron_tensor::{Device, Tensor};
@@ -154,12 +152,12 @@ pub fn linear_cross_entropy(
     forward(x, weight, targets, config, max_logits_bytes, None)
 }
 
-/// [`linear_cross_entropy`] of a vocabulary in shards, for the rows of W (V, C) that are here. Targets are
-/// classes of the whole vocabulary.
+/// [`linear_cross_entropy`] of a sharded vocabulary, where W (V, C) holds the shard's rows. Targets are classes of
+/// the whole vocabulary.
 ///
-/// Each shard has the same x, targets, configuration and bound, and makes the same calls of the join: for
-/// each chunk a maximum of one number a token and a sum of two, or of three with label smoothing. The bound is
-/// on the logits of the largest shard.
+/// Each shard must have the same x, targets, configuration and limit, and makes the same reductions: per chunk a
+/// maximum of one number per token and a sum of two, or three with label smoothing. The limit applies to the logits
+/// of the largest shard.
 pub fn linear_cross_entropy_shard(
     x: &Tensor,
     weight: &Tensor,
@@ -198,10 +196,10 @@ fn forward(
     Ok(LinearCrossEntropy { loss, lse, kept })
 }
 
-/// dx of `wanted.scale` x [`linear_cross_entropy`], if wanted, to who takes it, and dW into or onto its
-/// place. The kept logits are overwritten; `lse` is that of the forward pass.
+/// Computes dx of `wanted.scale` x [`linear_cross_entropy`], if needed, and writes or adds dW to its destination. The
+/// saved logits are overwritten; `lse` is the result of the forward pass.
 ///
-/// Of [`linear_cross_entropy_shard`], dx is this shard's part: the gradient is the sum over the shards.
+/// For [`linear_cross_entropy_shard`], dx is this shard's term of the sum over the shards.
 pub fn linear_cross_entropy_backward(
     kept: KeptLogits,
     x: &Tensor,

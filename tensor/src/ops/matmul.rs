@@ -1,8 +1,8 @@
-//! The matrix product C = A B of the last two dims, batched over the others, and the linear layer.
+//! Matrix products C = A B of the last two dims, batched over the others, and the linear layer.
 //!
-//! Operands may have any strides: transposes cost nothing. The sum runs in [`Element::Acc`] and is
-//! rounded once. Results go to a new tensor or, with [`Accum`], into an existing one, which may be
-//! wider than the operands: a weight's gradient is added up in f32 from 16-bit operands.
+//! Operands may have any strides, so transposes are free. Sums accumulate in [`Element::Acc`] and are rounded once.
+//! Results go to a new tensor or, with [`Accum`], into an existing one, which may have a wider dtype than the
+//! operands: gradients of 16-bit weights accumulate in f32.
 
 use smallvec::SmallVec;
 
@@ -16,7 +16,7 @@ use crate::{DType, Element, Error, Real, Result, Tensor, bf16, dispatch_float, f
 
 pub use crate::gemm::Accum;
 
-/// Products with fewer multiplications than this are not worth a fork of their own.
+/// Products with fewer multiplications than this are not forked individually.
 const SMALL: usize = 64 * 64 * 64;
 
 /// A B for (.., M, K) and (.., K, N): (.., M, N). Leading dims are broadcast.
@@ -38,7 +38,7 @@ pub fn matmul(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
     Ok(out)
 }
 
-/// As [`matmul`], into the unique `out`, replacing what it holds or adding to it.
+/// Like [`matmul`], into the unique `out`, replacing or adding to its contents.
 pub fn matmul_into(out: &mut Tensor, accum: Accum, lhs: &Tensor, rhs: &Tensor) -> Result<()> {
     let dims = product_dims(lhs, rhs)?;
     product_into(out, accum, lhs, rhs, None, &dims)
@@ -56,8 +56,8 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     out.reshape(&dims)
 }
 
-/// h = x W^T + b as [`linear`], and gelu(h), tanh form, where the device computes both in one pass: cuBLASLt does in 16
-/// bits, and takes gelu of h before h is rounded.
+/// h = x W^T + b as in [`linear`], and gelu(h), tanh form, if the device fuses both. cuBLASLt does so in 16 bits and
+/// applies gelu before h is rounded.
 pub fn linear_gelu(
     x: &Tensor,
     weight: &Tensor,
@@ -75,7 +75,7 @@ pub fn linear_gelu(
     Ok((linear(x, weight, bias)?, None))
 }
 
-/// The dims of a linear layer's result.
+/// The dims of the result of a linear layer.
 fn linear_dims(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Dims> {
     let (&[n, k], Some(&width)) = (weight.dims(), x.dims().last()) else {
         return Err(Error::shape(
@@ -97,7 +97,7 @@ fn linear_dims(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Dim
     Ok(dims)
 }
 
-/// dx = dy W of [`linear`] for dy (.., N) and W (N, K), into or onto the unique `dx` (.., K).
+/// dx = dy W of [`linear`] for dy (.., N) and W (N, K), written or added to the unique `dx` (.., K).
 pub fn linear_input_gradient(
     dx: &mut Tensor,
     accum: Accum,
@@ -109,7 +109,7 @@ pub fn linear_input_gradient(
     dx.reshape_mut(&dims, |dx| matmul_into(dx, accum, &dy, weight))
 }
 
-/// dW = dy^T x of [`linear`] for dy (.., N) and x (.., K), into or onto the unique `dweight` (N, K).
+/// dW = dy^T x of [`linear`] for dy (.., N) and x (.., K), written or added to the unique `dweight` (N, K).
 pub fn linear_weight_gradient(
     dweight: &mut Tensor,
     accum: Accum,
@@ -124,8 +124,7 @@ pub fn linear_bias_gradient(dy: &Tensor) -> Result<Tensor> {
     sum_to(&dy.as_matrix()?, &dy.dims()[dy.rank() - 1..])
 }
 
-/// As [`linear_weight_gradient`], and [`linear_bias_gradient`] where the device computes both in one pass: in the dtype of
-/// `dweight`.
+/// Like [`linear_weight_gradient`], and [`linear_bias_gradient`] if the device fuses both, in the dtype of `dweight`.
 pub fn linear_parameter_gradients(
     dweight: &mut Tensor,
     accum: Accum,
@@ -163,7 +162,7 @@ fn product_dims(lhs: &Tensor, rhs: &Tensor) -> Result<Dims> {
     Ok(dims)
 }
 
-/// Errors unless `out` is a place for a product of `dims`.
+/// Errors unless `out` has the dims and device of the product.
 fn check_place(out: &Tensor, lhs: &Tensor, dims: &[usize]) -> Result<()> {
     if out.dims() != dims {
         return Err(Error::shape(

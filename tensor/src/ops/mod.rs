@@ -1,5 +1,5 @@
-//! Operations, one file each: the formula, what a gradient needs, the accumulation type, then the CPU
-//! kernels of both directions.
+//! Operations, one file each: the formula, the values a gradient needs, the accumulator type, then the CPU kernels of
+//! both directions.
 
 pub mod adafactor;
 pub mod adamw;

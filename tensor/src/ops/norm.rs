@@ -1,5 +1,4 @@
-//! What LayerNorm and RMSNorm share: one pass over each row, and the sums over rows of the weight
-//! gradients.
+//! Kernels shared by LayerNorm and RMSNorm: one pass over each row, and sums over rows for the weight gradients.
 //!
 //! With `m` the row's mean (0 for RMSNorm), `r = 1 / sqrt(mean((x - m)^2) + eps)` and `h = (x - m) r`:
 //!
@@ -7,8 +6,8 @@
 //! - backward: `dx = r (dy w - mean(dy w) - h mean(dy w h))` (RMSNorm: without the middle term),
 //!   `dw = sum over rows of dy h`, `db = sum over rows of dy`.
 //!
-//! A gradient needs x, m, r and w. Sums over rows are taken in blocks whose size follows from the shape
-//! alone and added in their order, so they do not depend on the number of threads.
+//! A gradient needs x, m, r and w. Sums over rows are computed in blocks, whose size depends on the shape only, and
+//! added in order. They do not depend on the number of threads.
 
 use super::rows::{CHEAP, for_rows2};
 use crate::cuda;
@@ -17,16 +16,16 @@ use crate::simd::vectorized;
 use crate::tensor::{check_device, check_pair};
 use crate::{Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
 
-/// Partial sums of a row: wide enough for four AVX-512 registers of f32, the same on every machine.
+/// Partial sums of a row: four AVX-512 registers of f32, the same on every machine.
 const LANES: usize = 64;
 
-/// Elements normalised in a nanosecond, roughly: what decides whether a fork is worth it.
+/// Approximate elements normalised per nanosecond, for the fork threshold.
 const PER_NANOSECOND: usize = 4;
 
-/// Elements that a forward task normalises.
+/// Elements per forward task.
 const TASK: usize = 16 * 1024;
 
-/// Which norm a kernel computes.
+/// The normalisation that a kernel computes.
 pub(crate) trait Norm {
     /// Name in errors.
     const OP: &'static str;
@@ -36,7 +35,7 @@ pub(crate) trait Norm {
     const CENTRED: bool;
 }
 
-/// Which gradients a caller wants.
+/// The gradients that a caller needs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
     Input,
@@ -44,7 +43,7 @@ pub(crate) enum Wanted {
     All,
 }
 
-/// y, mean (empty for RMSNorm) and reciprocal deviation of each row.
+/// y, mean (empty for RMSNorm) and reciprocal standard deviation of each row.
 pub(super) fn forward<N: Norm>(
     x: &Tensor,
     weight: &Tensor,
@@ -88,7 +87,7 @@ pub(super) fn forward<N: Norm>(
                 let first = task * block;
                 let n = block.min(rows - first);
                 let span = first * width..(first + n) * width;
-                // SAFETY: tasks own disjoint runs of rows.
+                // SAFETY: tasks own disjoint blocks of rows.
                 let (y, mean, rstd) = unsafe {
                     let mean = if N::CENTRED { mean.part(first, n) } else { mean.part(0, 0) };
                     (y.part(span.start, span.len()), mean, rstd.part(first, n))
@@ -136,10 +135,10 @@ vectorized! {
     }
 }
 
-/// dx, and (dweight, dbias) in Acc, so that a caller that adds them up loses nothing.
+/// dx, and (dweight, dbias) in Acc so that callers accumulate without loss.
 pub(crate) type Gradients = (Option<Tensor>, Option<(Tensor, Tensor)>);
 
-/// The gradients that are wanted.
+/// Computes the selected gradients.
 pub(super) fn backward<N: Norm>(
     dy: &Tensor,
     x: &Tensor,
@@ -177,7 +176,7 @@ pub(super) fn backward<N: Norm>(
         }
         let want_input = wanted != Wanted::Weights;
         let want_weights = wanted != Wanted::Input;
-        // At most 128 blocks: their partial sums stay small beside the input.
+        // At most 128 blocks, so partial sums stay small relative to the input.
         let block = rows.div_ceil(128).max(32);
         let blocks = rows.div_ceil(block);
         let dx_dims = if want_input { x.dims() } else { &[0] };
@@ -194,7 +193,7 @@ pub(super) fn backward<N: Norm>(
                 let first = task * block;
                 let n = block.min(rows - first);
                 let span = first * width..(first + n) * width;
-                // SAFETY: tasks own disjoint runs of rows and a row of partial sums each.
+                // SAFETY: tasks own disjoint blocks of rows and one row of partial sums each.
                 let (dx, sums) = unsafe {
                     let dx = if want_input { dx.part(span.start, span.len()) } else { dx.part(0, 0) };
                     (dx, partials.part(task * partial, partial))
@@ -221,7 +220,7 @@ pub(super) fn backward<N: Norm>(
 }
 
 vectorized! {
-    /// `dx` and `sums` (dweight, then dbias) are empty where they are not wanted.
+    /// `dx` and `sums` (dweight, then dbias) are empty if not needed.
     fn backward_rows<T: Element, N: Norm>(
         dy: &[T],
         x: &[T],
@@ -268,7 +267,7 @@ vectorized! {
         }
     }
 
-    /// Of the columns from `first` on, as many as there are totals.
+    /// Adds the partial sums of `dweight.len()` columns from `first` on.
     fn add_partials<A: Real>(sums: &[A], width: usize, first: usize, dweight: &mut [A], dbias: &mut [A]) {
         for sums in sums.chunks_exact(2 * width) {
             for (total, &part) in dweight.iter_mut().zip(&sums[first..width]) {
@@ -281,7 +280,7 @@ vectorized! {
     }
 }
 
-/// Adds `dy h` and `dy` of R rows with the given means and deviations to the sums.
+/// Adds `dy h` and `dy` of R rows, with their means and reciprocal deviations, to the sums.
 #[inline(always)]
 fn add_rows<T: Element, const R: usize>(
     dy: &[T],
@@ -305,7 +304,7 @@ fn add_rows<T: Element, const R: usize>(
     }
 }
 
-/// Sums over a row of `dy w` and `dy w h`.
+/// Sums of `dy w` and `dy w h` over a row.
 #[inline(always)]
 fn row_means<T: Element>(
     dy: &[T],
@@ -329,7 +328,7 @@ fn row_means<T: Element>(
     if rest.len() == 0 {
         return sums;
     }
-    // Lanes of their own: indexed by a variable, they live in memory, the others in registers.
+    // Separate lanes: arrays indexed by a variable are in memory, the others in registers.
     let mut total = [T::Acc::ZERO; LANES];
     let mut along = [T::Acc::ZERO; LANES];
     for (i, ((dy, x), w)) in rest.enumerate() {
@@ -353,7 +352,7 @@ fn sum<T: Element>(row: &[T], f: impl Fn(T) -> T::Acc) -> T::Acc {
     if rest.is_empty() {
         return total;
     }
-    // Lanes of their own: indexed by a variable, they live in memory, the others in registers.
+    // Separate lanes: arrays indexed by a variable are in memory, the others in registers.
     let mut lanes = [T::Acc::ZERO; LANES];
     for (lane, &x) in lanes.iter_mut().zip(rest) {
         *lane = f(x);
@@ -361,7 +360,7 @@ fn sum<T: Element>(row: &[T], f: impl Fn(T) -> T::Acc) -> T::Acc {
     total + fold(lanes)
 }
 
-/// Adds neighbouring registers, then halves: each step is one a compiler turns into vector additions.
+/// Adds registers pairwise, then halves, so that each step compiles to vector additions.
 #[inline(always)]
 fn fold<A: Real>(lanes: [A; LANES]) -> A {
     let mut sixteen = [A::ZERO; 16];
@@ -379,7 +378,7 @@ fn fold<A: Real>(lanes: [A; LANES]) -> A {
     (four[0] + four[2]) + (four[1] + four[3])
 }
 
-/// The row width and the outer dims of `x`, if `weight` fits them.
+/// The row width and the outer dims of `x`. Errors if `weight` does not match.
 fn check_weight<'a, N: Norm>(
     op: &'static str,
     x: &'a Tensor,

@@ -1,60 +1,59 @@
-//! What becomes of a training step: of the sum of its losses and that of its squared gradients, the scale of the gradients
-//! and whether the optimizer changes anything, without the host's looking at either.
+//! Decides on the device whether a step is applied, and the gradient scale.
 //!
 //!   loss = loss_sum / tokens, norm = sqrt(sq_norm) / loss_scale
 //!   grad_scale = min(1, max_norm / (norm + 1e-6)) / loss_scale, Megatron's rule
 //!
-//! A norm that is not finite is an overflow, after which the step changes nothing. With a dynamic loss scale the next one
-//! goes on. A loss that is not finite, or any other overflow, is the end: no later step changes anything either, so that
-//! the host, which may be many steps ahead, finds weights and moments as they were before. All of it is computed in f64,
-//! alike on every device. No gradient.
+//! A norm that is not finite is an overflow, and the step is not applied. With a dynamic loss scale, training
+//! continues with the next step. Any other overflow, or a loss that is not finite, stops training: no later step is
+//! applied either. The host may have enqueued many more steps, but weights and moments stay as they were. Everything
+//! is computed in f64, identically on every device. No gradient.
 
 use super::step::Step;
 use crate::{DType, Device, Error, Result, Tensor, cuda};
 
-/// What a step is judged by.
+/// Parameters of the decision.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OutcomeConfig {
-    /// What the sum of the losses is divided by.
+    /// Divisor of the summed loss.
     pub tokens: f64,
-    /// What the gradients were multiplied with.
+    /// Factor that the gradients were multiplied with.
     pub loss_scale: f64,
-    /// Largest norm of the gradients; 0 for any.
+    /// Maximum gradient norm; 0 disables clipping.
     pub max_norm: f64,
-    /// What an overflow means.
+    /// Reaction to an overflow.
     pub overflow: Overflow,
 }
 
-/// What gradients mean that are not finite.
+/// Reaction to gradients that are not finite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Overflow {
-    /// The step is passed over, as one whose loss scale was too large.
+    /// Skip the step: its loss scale was too large.
     Skips,
-    /// No further step is taken.
+    /// Apply no further step.
     Stops,
 }
 
-/// The sums of a step, each one number of f64.
+/// The sums of a step, each an f64 tensor of one element.
 #[derive(Debug, Clone, Copy)]
 pub struct StepSums<'a> {
-    /// Of the losses.
+    /// Sum of the losses.
     pub loss: &'a Tensor,
-    /// Of the squares of the gradients.
+    /// Sum of the squared gradients.
     pub sq_norm: &'a Tensor,
-    /// Finite unless the gradients of another replica of the model, which has a norm of its own, are not.
+    /// Not finite if gradients of another replica of the model, with a norm of its own, are not.
     pub others: Option<&'a Tensor>,
 }
 
 /// Loss and gradient norm of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Outcome {
-    /// Mean loss of the counted tokens.
+    /// Mean loss of the valid tokens.
     pub loss: f64,
-    /// Norm of the gradients, before they are clipped.
+    /// Norm of the gradients before clipping.
     pub grad_norm: f64,
 }
 
-/// The outcomes of the latest steps, on the device that takes them.
+/// The outcomes of the latest steps, on the device.
 ///
 /// ```
 /// use ferrotron_tensor::ops::outcome::{OutcomeConfig, Outcomes, Overflow, StepSums, outcome};
@@ -75,23 +74,23 @@ pub struct Outcome {
 /// ```
 #[derive(Debug)]
 pub struct Outcomes {
-    /// How many steps there were, the first of them that must not be gone on from, and rows.
+    /// Number of steps, one plus the index of the first failed step (0 if none), then the rows.
     numbers: Tensor,
 }
 
-/// Numbers before the rows, and of each.
+/// Header length, and row length.
 const HEADER: usize = 2;
 const ROW: usize = 2;
 
 impl Outcomes {
-    /// Of no step yet; the latest `rows` of those that come are kept.
+    /// Creates an empty log that keeps the latest `rows` steps.
     pub fn new(device: &Device, rows: usize) -> Result<Outcomes> {
-        // Written by the host: also a dry device has numbers here.
+        // Written by the host, so that a fake device also has valid numbers.
         let numbers = Tensor::full(device, DType::F64, &[HEADER + ROW * rows.max(1)], 0.0)?;
         Ok(Outcomes { numbers })
     }
 
-    /// Forgets all steps, so that one that was not gone on from may be taken again.
+    /// Clears the log, so that a failed step can be repeated.
     pub fn clear(&mut self) -> Result<()> {
         self.numbers.write_bytes(|bytes| {
             bytes.fill(0);
@@ -99,15 +98,15 @@ impl Outcomes {
         })
     }
 
-    /// How many are kept.
+    /// Number of steps kept.
     pub fn rows(&self) -> usize {
         (self.numbers.numel() - HEADER) / ROW
     }
 
-    /// The outcomes of the latest `count` steps, the earliest first, and the position among them of the first that must
-    /// not be gone on from. Waits for them.
+    /// The outcomes of the latest `count` steps, earliest first, and the position among them of the first failed
+    /// step. Synchronizes with the device. A fake device returns zeros.
     ///
-    /// Errors if not so many are kept. A dry device has found zeros.
+    /// Errors if fewer than `count` steps are kept.
     pub fn read(&self, count: usize) -> Result<(Vec<Outcome>, Option<usize>)> {
         if self.numbers.device().is_dry() {
             return Ok((vec![Outcome { loss: 0.0, grad_norm: 0.0 }; count], None));
@@ -128,15 +127,15 @@ impl Outcomes {
     }
 }
 
-/// The factor that brings a gradient of norm `norm` down to `max_norm`: Megatron's max / (norm + 1e-6), at most 1; 1 where
-/// `max_norm` is 0.
+/// The factor that clips a gradient of norm `norm` to `max_norm`: Megatron's max / (norm + 1e-6), at most 1. It is 1
+/// if `max_norm` is 0.
 pub fn clip_coefficient(norm: f64, max_norm: f64) -> f64 {
     if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 }
 }
 
-/// Sets the scale of the gradients in `step`, and whether it changes anything; puts the outcome down. Nobody waits.
+/// Sets the gradient scale in `step` and whether the step is applied, and appends the outcome, without synchronizing.
 ///
-/// Errors if a sum is no number of f64.
+/// Errors if a sum is not an f64 tensor of one element.
 pub fn outcome(
     step: &mut Step,
     outcomes: &mut Outcomes,
@@ -179,7 +178,7 @@ mod tests {
     use super::*;
     use crate::ops::step::StepNumbers;
 
-    /// The outcomes of steps with these sums, and what each step's numbers were then.
+    /// The outcomes of steps with these sums, and the step parameters after each.
     fn outcomes(
         config: OutcomeConfig,
         sums: &[(f64, f64, Option<f64>)],

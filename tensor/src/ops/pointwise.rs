@@ -1,8 +1,7 @@
-//! Pointwise operations: the kernels that run the rows of [`super::table`], and their methods.
+//! Pointwise operations: the kernels that execute the rows of [`super::table`], and their methods.
 //!
-//! Values and derivatives are computed in [`Element::Acc`] and rounded once. Binary operations
-//! broadcast by NumPy's rule. Gradients reuse the buffer of the incoming one where it has no other
-//! holder.
+//! Values and derivatives are computed in [`Element::Acc`] and rounded once. Binary operations broadcast by NumPy's
+//! rule. A gradient reuses the buffer of the incoming one if it has no other holder.
 
 use super::rows::for_elements;
 use super::table::{Binary, BinaryRow, Saves, Unary, UnaryRow, with_binary, with_unary};
@@ -58,7 +57,7 @@ vectorized! {
     }
 }
 
-/// `op(x)`; `p` is the parameter of the rows that take one and ignored by the others.
+/// `op(x)`. `p` is the parameter of rows that take one; the others ignore it.
 pub fn unary(op: Unary, p: f64, x: &Tensor) -> Result<Tensor> {
     let x = x.contiguous()?;
     let mut out = Tensor::empty(x.device(), x.dtype(), x.dims())?;
@@ -75,7 +74,7 @@ pub fn unary(op: Unary, p: f64, x: &Tensor) -> Result<Tensor> {
     Ok(out)
 }
 
-/// `dy * op'(saved)`, where `saved` is what [`Unary::saves`] says (`None` for nothing).
+/// `dy * op'(saved)`, where `saved` is the value named by [`Unary::saves`] (`None` for nothing).
 pub fn unary_backward(op: Unary, p: f64, dy: Tensor, saved: Option<&Tensor>) -> Result<Tensor> {
     let mut dx = own(dy)?;
     let saved = saved.map(Tensor::contiguous).transpose()?;
@@ -108,12 +107,12 @@ pub fn unary_backward(op: Unary, p: f64, dy: Tensor, saved: Option<&Tensor>) -> 
     Ok(dx)
 }
 
-/// The tensor itself if it is unique and contiguous, so that it may be written, else a copy.
+/// The tensor itself if it is unique and contiguous, so that it can be written, else a copy.
 pub fn own(x: Tensor) -> Result<Tensor> {
     if x.is_unique() && x.is_contiguous() { Ok(x) } else { x.copy() }
 }
 
-/// `op(lhs, rhs)`, broadcast.
+/// `op(lhs, rhs)`, with broadcasting.
 pub fn binary(op: Binary, lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
     check_pair(op.name(), lhs, rhs)?;
     let dims = broadcast_dims(op.name(), lhs.dims(), rhs.dims())?;
@@ -128,8 +127,8 @@ pub fn binary(op: Binary, lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
     Ok(out)
 }
 
-/// `dy * d op / d lhs` (`side` 0) or `dy * d op / d rhs` (`side` 1), in the broadcast dims of the
-/// result. `lhs` and `rhs` may be missing where [`Binary::reads`] says that they are not read.
+/// `dy * d op / d lhs` (`side` 0) or `dy * d op / d rhs` (`side` 1), in the broadcast dims of the result. An operand
+/// may be `None` if [`Binary::reads`] says that the derivative does not read it.
 pub fn binary_backward(
     op: Binary,
     side: usize,
@@ -146,7 +145,7 @@ pub fn binary_backward(
             unary_backward(Unary::MulScalar, factor, dy, None)
         };
     };
-    // An operand that is not read may be missing: the other one stands in for it.
+    // An operand that is not read may be missing; the other one replaces it.
     let (lhs, rhs) = (lhs.unwrap_or(any), rhs.unwrap_or(any));
     let mut dx = own(dy)?;
     if dx.device().gpu().is_some() {
@@ -164,8 +163,8 @@ pub fn binary_backward(
     Ok(dx)
 }
 
-/// Calls `f(out_row, lhs_row, lhs_stride, rhs_row, rhs_stride)` for runs of the contiguous `out` with the
-/// operands broadcast to it.
+/// Calls `f(out_row, lhs_row, lhs_stride, rhs_row, rhs_stride)` for blocks of the contiguous `out`, with the operands
+/// broadcast to it.
 fn zip_rows<T: Scalar, O: Scalar>(
     out: &mut Tensor,
     lhs: &Tensor,
@@ -196,7 +195,7 @@ fn zip_rows<T: Scalar, O: Scalar>(
     Ok(())
 }
 
-/// Adds `x` to the unique `out` in place.
+/// Adds `x` to the unique `out`, in place.
 ///
 /// Errors if dims or dtype differ, or `out` has another holder.
 pub fn add_assign(out: &mut Tensor, x: &Tensor) -> Result<()> {
@@ -224,7 +223,7 @@ pub fn add_assign(out: &mut Tensor, x: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// How two elements compare.
+/// A comparison of two elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Comparison {
     /// a == b
@@ -241,7 +240,7 @@ pub enum Comparison {
     Ge,
 }
 
-/// A u8 tensor, 1 where the comparison holds; broadcast, any dtype.
+/// A u8 tensor that is 1 where the comparison holds; broadcasts, any dtype.
 pub fn compare(comparison: Comparison, lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
     check_pair("compare", lhs, rhs)?;
     let dims = broadcast_dims("compare", lhs.dims(), rhs.dims())?;

@@ -1,5 +1,5 @@
-//! Random tensors. There is no generator state: an element is a function of the key and of its index in
-//! the global, unsharded tensor, so every sharding and every number of threads draws the same numbers.
+//! Random tensors without generator state: an element is a function of the key and its index in the global, unsharded
+//! tensor. Every sharding and every number of threads draws the same numbers.
 //!
 //! - uniform: low + (high - low) u, u = bits / 2^32.
 //! - normal: mean + std z, two z from two numbers by Box and Muller.
@@ -14,15 +14,15 @@ use crate::{
     DType, Device, Element, Error, Place, RandomKey, Real, Result, Tensor, dispatch_float,
 };
 
-/// Philox blocks that are drawn side by side, one a lane.
+/// Philox blocks that are drawn together, one per lane.
 const LANES: usize = 16;
-/// Numbers in that many blocks.
+/// Numbers per group of blocks.
 const GROUP: usize = 4 * LANES;
 
-/// The numbers of `LANES` blocks: `bits[word][lane]` belongs to element `4 * lane + word`.
+/// The random bits of `LANES` blocks: `bits[word][lane]` belongs to element `4 * lane + word`.
 type Bits = [[u32; LANES]; 4];
 
-/// Draws `LANES` consecutive blocks: the lanes make it vector instructions.
+/// Draws `LANES` consecutive blocks in a loop that vectorizes.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // lanes in the inner loop is the point
 fn draw(key: &RandomKey, first_block: u64) -> Bits {
@@ -36,8 +36,8 @@ fn draw(key: &RandomKey, first_block: u64) -> Bits {
     bits
 }
 
-/// Calls `f(place in out, numbers)` for the elements from global index `first` on; `make` turns the bits of
-/// a group into its numbers, in order.
+/// Calls `f(offset in out, numbers)` for the elements from global index `first` on; `make` converts the bits of a
+/// group to numbers, in order.
 #[inline(always)]
 fn for_groups<N: Copy>(
     key: &RandomKey,
@@ -59,7 +59,7 @@ fn for_groups<N: Copy>(
     }
 }
 
-/// Calls `f(place in out, bits)` for the elements from global index `first` on.
+/// Calls `f(offset in out, bits)` for the elements from global index `first` on.
 #[inline(always)]
 pub(crate) fn for_numbers(key: &RandomKey, first: u64, len: usize, f: impl FnMut(usize, &[u32])) {
     for_groups(key, first, len, ordered, f);
@@ -109,8 +109,8 @@ fn normals(bits: &Bits) -> [f64; GROUP] {
     out
 }
 
-/// The largest bits that dropout with probability `p` > 0 drops: it keeps an element where its uniform
-/// number, bits / 2^32, is at least `p`. Exact, since a product with a power of 2 is.
+/// The largest bits that dropout with probability `p` > 0 drops: an element is kept if its uniform number, bits /
+/// 2^32, is at least `p`. Exact, since multiplication by a power of 2 is.
 pub(crate) fn last_dropped(p: f64) -> u32 {
     ((p * 4_294_967_296.0).ceil() - 1.0) as u32
 }
@@ -132,7 +132,7 @@ vectorized! {
         });
     }
 
-    /// y = x * scale where the element's bits are larger than `last_dropped`, else 0.
+    /// y = x * scale if the element's bits exceed `last_dropped`, else 0.
     pub(crate) fn keep_some<T: Element>(key: &RandomKey, first: u64, x: &[T], y: &mut [T], last_dropped: u32, scale: T::Acc) {
         for_numbers(key, first, x.len(), |at, numbers| {
             for ((y, x), bits) in y[at..].iter_mut().zip(&x[at..]).zip(numbers) {
@@ -143,8 +143,8 @@ vectorized! {
     }
 }
 
-/// Cuts rows `first ..` of a dense local tensor, `len` elements in all, into stretches of consecutive global
-/// indices as long as they go, and calls `f(global index, local range)` for each.
+/// Splits `rows` rows of a contiguous local tensor, from `first_row` on, into maximal ranges of consecutive global
+/// indices, and calls `f(global index, local range)` for each.
 pub(crate) fn for_stretches(
     place: &Place,
     first_row: usize,
@@ -169,8 +169,8 @@ pub(crate) fn for_stretches(
     }
 }
 
-/// Uniform numbers on \[low, high): the part that `place` says of the tensor that `key` means. Rounding to a
-/// narrow dtype may reach `high`.
+/// Uniform numbers on \[low, high): the shard `place` of the tensor identified by `key`. Rounding to a narrow dtype
+/// may reach `high`.
 ///
 /// ```
 /// use ferrotron_tensor::{DType, Device, Place, RandomKey, ops::random::uniform};
@@ -203,7 +203,7 @@ pub fn uniform(
     }))
 }
 
-/// Normal numbers: the part that `place` says of the tensor that `key` means.
+/// Normal numbers: the shard `place` of the tensor identified by `key`.
 pub fn normal(
     device: &Device,
     dtype: DType,

@@ -1,25 +1,24 @@
-//! Reductions over any dims: sum, mean, max, arg-max and log-sum-exp, and `sum_to`, which undoes a
-//! broadcast.
+//! Reductions over any dims: sum, mean, max, arg-max and log-sum-exp, and `sum_to`, the adjoint of a broadcast.
 //!
 //! - sum: y = sum_i x_i. Gradient: dy broadcast; needs only the dims. An empty sum is 0.
 //! - mean: y = sum_i x_i / n. Gradient: dy / n broadcast. An empty mean is NaN (0 / 0).
 //! - max: gradient: dy where x = y; needs x and y. An empty maximum is an error; NaN wins.
 //! - log_sum_exp: y = m + ln sum_i e^(x_i - m), m = max_i x_i. Gradient: dy e^(x_i - y); needs x and y.
 //!
-//! Accumulates in `Element::Acc` within fixed blocks (32 lanes of a row of 4096, or the 256 rows above one
-//! another), then joins the blocks in f64 in order: the result does not depend on the number of threads.
+//! Accumulates in `Element::Acc` within fixed blocks (32 lanes of 4096 row elements, or 256 elements of a column),
+//! then combines the blocks in f64 in order. The result does not depend on the number of threads.
 
 use super::rows::{CHEAP, around, for_rows};
 use crate::cuda::reduce::Operand;
 use crate::simd::vectorized;
 use crate::{DType, Dims, Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
 
-/// Whether a reduced dim stays with size 1 or goes.
+/// Whether a reduced dim is kept with size 1 or dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeepDims {
-    /// The reduced dims have size 1 in the result.
+    /// Reduced dims have size 1 in the result.
     Keep,
-    /// The reduced dims are not in the result.
+    /// Reduced dims are removed from the result.
     Drop,
 }
 
@@ -27,7 +26,7 @@ const LANES: usize = 32;
 const ROW_BLOCK: usize = 4096;
 const COLUMN_BLOCK: usize = 256;
 
-/// A running value: `step` takes an element in, `join` another running value.
+/// A reduction: `step` adds an element to an accumulator, `join` combines two accumulators.
 trait Fold {
     const START: f64;
     const PER_NANOSECOND: usize = CHEAP;
@@ -78,7 +77,7 @@ impl Fold for SumExp {
 }
 
 vectorized! {
-    /// One value from consecutive elements.
+    /// Reduces consecutive elements to one value.
     fn fold_row<F: Fold, T: Element>(x: &[T], shift: T::Acc) -> T::Acc {
         if x.len() < LANES {
             return x.iter().fold(T::Acc::of(F::START), |acc, x| F::step(acc, x.acc(), shift));
@@ -97,7 +96,7 @@ vectorized! {
         lanes.into_iter().fold(T::Acc::of(F::START), F::join)
     }
 
-    /// One value for each column of consecutive rows.
+    /// Reduces each column of consecutive rows to one value.
     fn fold_columns<F: Fold, T: Element>(x: &[T], out: &mut [T::Acc]) {
         let width = out.len();
         let zero = T::Acc::ZERO;
@@ -120,19 +119,19 @@ vectorized! {
     }
 }
 
-/// A dense tensor seen as (outer, reduced, inner), of which the middle goes.
+/// A contiguous tensor as (outer, reduced, inner); the middle dim is reduced.
 struct View {
     x: Tensor,
     outer: usize,
     reduced: usize,
     inner: usize,
-    /// The dims of the result with the reduced ones kept, and without.
+    /// The dims of the result with and without the reduced ones.
     keep: Dims,
     drop: Dims,
 }
 
 impl View {
-    /// On a GPU a result of `dtype` that `f` fills; nothing elsewhere.
+    /// A result of `dtype` that `f` fills on a GPU; `None` on other devices.
     fn on_gpu(
         &self,
         dtype: DType,
@@ -153,7 +152,7 @@ impl View {
     }
 }
 
-/// Which dims go, checked.
+/// A flag per dim: whether it is reduced. Errors if a dim is out of range or repeated.
 fn chosen(op: &'static str, x: &Tensor, dims: &[isize]) -> Result<Vec<bool>> {
     let mut goes = vec![false; x.rank()];
     for &dim in dims {
@@ -164,7 +163,7 @@ fn chosen(op: &'static str, x: &Tensor, dims: &[isize]) -> Result<Vec<bool>> {
     Ok(goes)
 }
 
-/// Brings `x` into one of the forms that the kernels read; `rows` asks for inner = 1.
+/// Permutes `x` to a form that the kernels read; `rows` requires inner = 1.
 fn view(x: &Tensor, goes: &[bool], rows: bool) -> Result<View> {
     let dims = x.dims();
     let (kept, reduced): (Vec<usize>, Vec<usize>) = (0..x.rank()).partition(|&d| !goes[d]);
@@ -198,7 +197,7 @@ fn view(x: &Tensor, goes: &[bool], rows: bool) -> Result<View> {
     Ok(made(kept_first.contiguous()?, size(&kept), 1))
 }
 
-/// The folded values (outer, inner) in the accumulation dtype. `shift` has one value for each row.
+/// The reduced values (outer, inner) in the accumulator dtype. `shift` has one value per row.
 fn fold<F: Fold, T: Element>(view: &View, shift: Option<&[T::Acc]>) -> Result<Tensor> {
     let View { x, outer, reduced, inner, .. } = view;
     let (outer, reduced, inner) = (*outer, *reduced, *inner);
@@ -239,7 +238,7 @@ fn fold<F: Fold, T: Element>(view: &View, shift: Option<&[T::Acc]>) -> Result<Te
     Ok(joined)
 }
 
-/// Folded values as a tensor of dtype T and the given dims, each through `f`.
+/// Applies `f` to the reduced values, and returns them in dtype T with the given dims.
 fn finish<T: Element>(
     mut folded: Tensor,
     dims: &[usize],
@@ -295,9 +294,9 @@ pub fn mean(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
     })
 }
 
-/// Maximum over `dims`; NaN where there is one.
+/// Maximum over `dims`; NaN if there is one.
 ///
-/// Errors if there is nothing to choose from.
+/// Errors if the reduced dims are empty.
 pub fn max(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
     let view = view(x, &chosen("max", x, dims)?, false)?;
     refuse_empty("max", x, dims, view.reduced)?;
@@ -307,14 +306,14 @@ pub fn max(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
     dispatch_float!("max", x.dtype(), T => finish::<T>(fold::<Max, T>(&view, None)?, view.dims(keep), |x| x))
 }
 
-/// ln of the sum of e^x over `dims`, without overflow; minus infinity where there is nothing.
+/// ln of the sum of e^x over `dims`, without overflow; minus infinity if the reduced dims are empty.
 pub fn log_sum_exp(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
     let view = view(x, &chosen("log_sum_exp", x, dims)?, true)?;
     if let Some(y) = view.on_gpu(x.dtype(), keep, |x, y| x.log_sum_exp(y))? {
         return Ok(y);
     }
     dispatch_float!("log_sum_exp", x.dtype(), T => {
-        // An infinite maximum must not meet itself: infinity minus infinity is NaN.
+        // An infinite maximum is not subtracted: infinity minus infinity is NaN.
         let mut shift = fold::<Max, T>(&view, None)?;
         for x in shift.as_mut_slice::<<T as Element>::Acc>()? {
             *x = if x.is_finite() { *x } else { Real::ZERO };
@@ -328,9 +327,9 @@ pub fn log_sum_exp(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor>
     })
 }
 
-/// Index (i64) of the first maximum along `dim`, of the first NaN if there is one.
+/// Index (i64) of the first maximum along `dim`, or of the first NaN if there is one.
 ///
-/// Errors if there is nothing to choose from.
+/// Errors if the dim is empty.
 pub fn argmax(x: &Tensor, dim: isize, keep: KeepDims) -> Result<Tensor> {
     let view = view(x, &chosen("argmax", x, &[dim])?, true)?;
     refuse_empty("argmax", x, &[dim], view.reduced)?;
@@ -365,8 +364,8 @@ fn refuse_empty(op: &'static str, x: &Tensor, dims: &[isize], reduced: usize) ->
     Ok(())
 }
 
-/// Undoes a broadcast: sums `x` down to `dims`, which broadcast to the dims of `x`. It is the gradient of
-/// `broadcast_to`; the gradient of a bias is the case (N, C) to (C). Returns `x` if nothing was stretched.
+/// The adjoint of a broadcast: sums `x` down to `dims`, which broadcast to the dims of `x`. It is the gradient of
+/// `broadcast_to`; a bias gradient is the case (N, C) to (C). Returns `x` itself if no dim was broadcast.
 ///
 /// ```
 /// use ferrotron_tensor::{Device, Tensor, ops::reduce::sum_to};

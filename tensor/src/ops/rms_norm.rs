@@ -1,7 +1,7 @@
 //! Root-mean-square normalisation over the last dim (Zhang and Sennrich, 2019).
 //!
 //! `y = x rstd weight` with `rstd = 1 / sqrt(mean(x^2) + eps)`. A gradient needs x, rstd and weight.
-//! Everything is computed in Acc (f32; f64 for f64); rstd is kept in it. Formulas and kernels: `norm.rs`,
+//! Everything is computed in Acc (f32; f64 for f64), and rstd is stored in it. Formulas and kernels: `norm.rs`,
 //! shared with LayerNorm.
 
 use super::norm::{self, Norm, Wanted};

@@ -5,24 +5,24 @@
 //! - forward: `y[i] = x[i] cos - x[i+h] sin`, `y[i+h] = x[i+h] cos + x[i] sin`;
 //! - backward: the inverse rotation, the same with -sin.
 //!
-//! Elements from R on, and heads beyond the rotated ones, pass unchanged. A gradient needs nothing but
-//! the table. Angles are computed in f64, rotations in Acc.
+//! Elements from R on, and heads beyond the rotated ones, are unchanged. A gradient needs only the table. Angles are
+//! computed in f64, rotations in Acc.
 
 use crate::cuda;
 use crate::simd::vectorized;
 use crate::tensor::check_device;
 use crate::{DType, Device, Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
 
-/// Which way to rotate.
+/// The direction of a rotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// By the angle: the embedding.
+    /// Rotate by the angle: the embedding.
     Forward,
-    /// By minus the angle: its inverse, and its gradient.
+    /// Rotate by minus the angle: the inverse, which is also the gradient.
     Backward,
 }
 
-/// Cosines and sines of each position, computed once for many layers and steps.
+/// Cosines and sines of each position, computed once for all layers and steps.
 #[derive(Debug, Clone)]
 pub struct RotaryTable {
     cos: Tensor, // (T, R/2)
@@ -30,10 +30,9 @@ pub struct RotaryTable {
 }
 
 impl RotaryTable {
-    /// The table of the given positions for tensors of `dtype`, rotating the first `dim` elements of
-    /// each head.
+    /// The table of these positions for tensors of `dtype`, which rotates the first `dim` elements of each head.
     ///
-    /// Errors if `dim` is odd, `base` is not positive or `dtype` is no float.
+    /// Errors if `dim` is odd, `base` is not positive or `dtype` is not a float.
     ///
     /// ```
     /// use ferrotron_tensor::{DType, Device, ops::rotary::RotaryTable};
@@ -85,7 +84,7 @@ impl RotaryTable {
         })
     }
 
-    /// Rows `start .. start + len`, for a tensor that starts later in the sequence.
+    /// Rows `start..start + len`, for a tensor that begins later in the sequence.
     pub fn narrow(&self, start: usize, len: usize) -> Result<RotaryTable> {
         Ok(RotaryTable {
             cos: self.cos.narrow(0, start, len)?,
@@ -93,14 +92,14 @@ impl RotaryTable {
         })
     }
 
-    /// How many positions the table holds.
+    /// Number of positions in the table.
     pub fn positions(&self) -> usize {
         self.cos.dims()[0]
     }
 
-    /// The table of cosines and sines, each (T, R/2).
+    /// A table from cosines and sines, each (T, R/2).
     ///
-    /// Errors if their dims or types differ.
+    /// Errors if their dims or dtypes differ.
     pub fn from_tensors(cos: Tensor, sin: Tensor) -> Result<RotaryTable> {
         if cos.rank() != 2 || (cos.dims(), cos.dtype()) != (sin.dims(), sin.dtype()) {
             let message = format!("needs two of (T, R/2), got {cos:?} and {sin:?}");
@@ -114,17 +113,17 @@ impl RotaryTable {
         [&self.cos, &self.sin]
     }
 
-    /// How many elements of each head are rotated.
+    /// Number of elements of each head that are rotated.
     pub fn dim(&self) -> usize {
         2 * self.cos.dims()[1]
     }
 }
 
-/// Rotates the first `heads` heads of x (B, T, H, D) by the table's row of each position and copies the
-/// others: with x a packed (B, T, H + 2G, D) and `heads` = H + G, queries and keys turn and values stay.
-/// The result is dense.
+/// Rotates the first `heads` heads of x (B, T, H, D) by the table row of each position and copies the other heads.
+/// With a packed x (B, T, H + 2G, D) and `heads` = H + G, it rotates queries and keys and leaves values unchanged.
+/// The result is contiguous.
 ///
-/// Errors if the table has not T rows, its dim exceeds D, or `heads` exceeds H.
+/// Errors if the table does not have T rows, its dim exceeds D, or `heads` exceeds H.
 pub fn rotary(
     x: &Tensor,
     table: &RotaryTable,
@@ -146,7 +145,7 @@ pub fn rotary(
         ));
     }
     check_device("rotary", x, &table.cos)?;
-    // Rows of D elements are read where they lie; only a strided last dim is worth a copy.
+    // Rows of D elements are read in place; only a strided last dim needs a copy.
     let x = if x.layout().row().1 == 1 || width == 1 { x.clone() } else { x.contiguous()? };
     let device = x.device();
     let mut y = Tensor::empty(device, x.dtype(), x.dims())?;
@@ -174,7 +173,7 @@ pub fn rotary(
             Direction::Backward => -Acc::ONE,
         };
         let stride = x.layout().strides()[2];
-        // One row of the loop is one position: its heads share the angles.
+        // One row of the loop is one position, whose heads share the angles.
         let position_layout = x.narrow(2, 0, 1)?;
         device.for_each_rows(y.as_mut_slice::<T>()?, all * width, |first, rows| {
             for (i, y) in rows.chunks_exact_mut(all * width).enumerate() {

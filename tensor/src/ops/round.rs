@@ -1,14 +1,14 @@
-//! Rounding what was computed in the accumulation type to the type it is stored in.
+//! Rounds values from the accumulator type to the storage type.
 //!
-//! - nearest: the nearest storable number, of two the even one.
-//! - stochastic: of the two storable neighbours low <= x <= high, high with probability (x - low) / (high - low), so
-//!   that the expectation is x and an update far below the spacing still counts in the mean (Gupta et al., "Deep
-//!   Learning with Limited Numerical Precision", arXiv 1502.02551, section 3.1). What lies beyond the largest number
-//!   is rounded to nearest.
+//! - nearest: the nearest representable number, ties to even.
+//! - stochastic: of the two representable neighbours low <= x <= high, high with probability (x - low) / (high -
+//!   low). The expectation is x, so updates far below the spacing still contribute to the mean (Gupta et al., "Deep
+//!   Learning with Limited Numerical Precision", arXiv 1502.02551, section 3.1). Numbers beyond the largest are
+//!   rounded to nearest.
 //!
-//! An element's random number depends on the key and on its index in the global, unsharded tensor, as everywhere.
-//! A storable x stays what it is. No gradient: weights are rounded, after the optimizer's step, for which they are
-//! widened where no copy of them is kept in the accumulation type.
+//! An element's random number depends on the key and on its index in the global, unsharded tensor. A representable x
+//! is unchanged. No gradient: weights are rounded after the optimizer step, and widened before it if no copy of them
+//! is kept in the accumulator type.
 
 use super::random::{for_numbers, for_stretches};
 use super::rows::{CHEAP, for_rows};
@@ -18,20 +18,21 @@ use crate::{
     DType, Device, Element, Error, Place, RandomKey, Real, Result, Tensor, cuda, dispatch_float,
 };
 
-/// Where the random numbers of a rounding come from.
+/// The source of random numbers for stochastic rounding.
 #[derive(Debug, Clone, Copy)]
 pub struct Stochastic<'a> {
     /// Seed, step and site.
     pub key: &'a RandomKey,
-    /// Which part of the global tensor is rounded.
+    /// The shard of the global tensor that is rounded.
     pub place: &'a Place,
-    /// The step of the optimizer that has made the numbers, if one has: where it changed nothing, nothing is rounded
-    /// anew. Its number takes the place of the key's step.
+    /// The optimizer step that produced the values, if any. If that step was skipped, nothing is rounded. Its number
+    /// replaces the key's step.
     pub step: Option<&'a Step>,
 }
 
-/// Rounds `source`, which is of the type that numbers like those of `target` are computed in, into `target`: to
-/// nearest, or at random.
+/// Rounds `source`, in the accumulator type of `target`, into `target`: to nearest, or stochastically.
+///
+/// Errors if the lengths differ, or the dtypes are not a pair of storage and accumulator type.
 ///
 /// ```
 /// use ferrotron_tensor::ops::round::{Stochastic, round};
@@ -47,8 +48,6 @@ pub struct Stochastic<'a> {
 /// assert!((mean - 1.001).abs() < 1e-4);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-///
-/// Errors if the lengths differ, or the types do not fit.
 pub fn round(target: &mut Tensor, source: &Tensor, stochastic: Option<Stochastic>) -> Result<()> {
     check_vectors("round", &[target, source])?;
     let numel = stochastic.map_or(source.numel(), |it| it.place.dims().iter().product());
@@ -77,7 +76,7 @@ pub fn round(target: &mut Tensor, source: &Tensor, stochastic: Option<Stochastic
     Ok(())
 }
 
-/// Errors unless `wide` is the type that numbers of `narrow` are computed in.
+/// Errors unless `wide` is the accumulator type of `narrow`.
 pub(super) fn check_pair(op: &'static str, narrow: DType, wide: DType) -> Result<()> {
     let accumulator = narrow.accumulator();
     match wide == accumulator {
@@ -111,6 +110,8 @@ fn round_all<T: Element>(
 
 /// Widens `source` into `target`, exactly.
 ///
+/// Errors if the lengths differ, or the dtypes are not a pair of storage and accumulator type.
+///
 /// ```
 /// use ferrotron_tensor::{DType, Device, Tensor, ops::round::widen};
 /// let device = Device::cpu(1)?;
@@ -120,8 +121,6 @@ fn round_all<T: Element>(
 /// assert_eq!(y.to_vec::<f32>()?, [-0.5, -0.5]);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-///
-/// Errors if the lengths differ, or the types do not fit.
 pub fn widen(target: &mut Tensor, source: &Tensor) -> Result<()> {
     check_vectors("widen", &[target, source])?;
     if target.numel() != source.numel() {
@@ -164,20 +163,20 @@ vectorized! {
     }
 }
 
-/// The nearest number, or its neighbour on the other side of `x` where the uniform number bits / 2^32 is below
-/// the share of the way to it.
+/// The nearest number, or its neighbour on the other side of `x` if the uniform number bits / 2^32 is below the
+/// fraction of the distance to it.
 #[inline(always)]
 fn up_or_down<T: Element>(x: T::Acc, bits: u32) -> T {
     let nearest = T::from_acc(x);
     let error = x - nearest.acc();
     let neighbour = neighbour(nearest, error > T::Acc::ZERO);
     let uniform = f64::from(bits) * (1.0 / 4_294_967_296.0);
-    // A NaN, or the distance to or from infinity, compares as false.
+    // Comparison with NaN, from x or from an infinite distance, is false.
     let share = (error / (neighbour.acc() - nearest.acc())).f64();
     if uniform < share { neighbour } else { nearest }
 }
 
-/// The next number of a type above or below: numbers of one sign are in the order of their bits.
+/// The next representable number above or below: numbers of one sign are ordered by their bits.
 #[inline(always)]
 fn neighbour<T: Element>(x: T, above: bool) -> T {
     let mut bytes = [0_u8; 8];
@@ -187,7 +186,7 @@ fn neighbour<T: Element>(x: T, above: bool) -> T {
     let sign = 1_u64 << (8 * size - 1);
     let negative = bits & sign != 0;
     let next = match (bits & !sign == 0, negative == above) {
-        (true, _) => (u64::from(!above) * sign) | 1, // the smallest number of the other side's sign
+        (true, _) => (u64::from(!above) * sign) | 1, // the smallest number of the opposite sign
         (false, true) => bits - 1,
         (false, false) => bits + 1,
     };
@@ -219,7 +218,7 @@ mod tests {
         let device = Device::cpu(2).unwrap();
         let key = RandomKey::new(3, 1, "round");
         let epsilon = T::DTYPE.epsilon() as f32;
-        // From subnormal to large, of both signs, zero and what is storable among them.
+        // Subnormal to large, of both signs, with zero and representable numbers.
         let smallest = neighbour(T::from_acc(0.0), true).acc();
         for x in [1.0 + 0.3 * epsilon, -3.7 * smallest, 0.25 * smallest, -1.0, 0.0, -300.123, 1e-3]
         {
@@ -229,7 +228,7 @@ mod tests {
             let nearest = T::from_acc(x).acc();
             let spacing = (neighbour(T::from_acc(x), true).acc() - nearest).abs();
             let mean = target.iter().map(|y| f64::from(y.acc())).sum::<f64>() / n as f64;
-            // Five deviations of the mean of numbers that are `spacing` apart.
+            // Five standard deviations of the mean of numbers that are `spacing` apart.
             let tolerance = 5.0 * 0.5 * f64::from(spacing) / (n as f64).sqrt();
             assert!(
                 (mean - f64::from(x)).abs() <= tolerance,

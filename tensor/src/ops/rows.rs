@@ -1,20 +1,19 @@
-//! What the row-wise ops share: parallel loops over rows of several slices at once, and the buffer
-//! of an operand that nobody else holds.
+//! Helpers of row-wise operations: parallel loops over rows of several slices, and reuse of uniquely held operands.
 
 use crate::disjoint::Disjoint;
 use crate::{Device, Result, Scalar, Tensor};
 
-/// Elements that are copied or added in a nanosecond.
+/// Elements that are copied or added per nanosecond.
 pub(crate) const CHEAP: usize = 8;
 
-/// Loops of less work than this run on the calling thread: a fork costs microseconds.
+/// Loops with less work than this run on the calling thread, since a fork costs microseconds.
 ///
-/// Work is counted in nanoseconds, roughly: an exponential or a random number is one, [`CHEAP`] elements that
-/// are only copied or added are one.
+/// Work is estimated in nanoseconds: an exponential or a random number counts as one, and so do [`CHEAP`] copied or
+/// added elements.
 pub(crate) const SERIAL: usize = 16 * 1024;
 
-/// Rows a task takes of `rows` that are `work` together; all of them if a fork is not worth it. Only who
-/// computes a row depends on it, never what is computed.
+/// Number of rows per task, for `rows` rows with total `work`; all rows if a fork does not pay. It affects only the
+/// assignment of rows to threads, never the result.
 fn rows_per_task(device: &Device, rows: usize, work: usize) -> usize {
     if work < SERIAL || device.threads() == 1 {
         return rows;
@@ -22,8 +21,8 @@ fn rows_per_task(device: &Device, rows: usize, work: usize) -> usize {
     rows.div_ceil(4 * device.threads()).max((SERIAL / 4).saturating_mul(rows).div_ceil(work))
 }
 
-/// Cuts `out` into rows of `width` and calls `f(first_row, rows)` on runs of whole rows, on all
-/// threads when `work` is worth it.
+/// Splits `out` into rows of `width` and calls `f(first_row, rows)` on blocks of whole rows, on all threads if `work`
+/// is large enough.
 pub(crate) fn for_rows<A: Send>(
     device: &Device,
     (out, width): (&mut [A], usize),
@@ -41,12 +40,12 @@ pub(crate) fn for_rows<A: Send>(
     let parts = Disjoint::new(out);
     device.for_each(rows.div_ceil(step), work, |task| {
         let (first, count) = (task * step, step.min(rows - task * step));
-        // SAFETY: tasks take consecutive runs of rows.
+        // SAFETY: tasks take consecutive blocks of rows.
         f(first, unsafe { parts.part(first * width, count * width) });
     });
 }
 
-/// As [`for_rows`] for two slices that are cut into as many rows.
+/// Like [`for_rows`], for two slices with the same number of rows.
 pub(crate) fn for_rows2<A: Send, B: Send>(
     device: &Device,
     (a, a_width): (&mut [A], usize),
@@ -66,7 +65,7 @@ pub(crate) fn for_rows2<A: Send, B: Send>(
     let (a, b) = (Disjoint::new(a), Disjoint::new(b));
     device.for_each(rows.div_ceil(step), work, |task| {
         let (first, count) = (task * step, step.min(rows - task * step));
-        // SAFETY: tasks take consecutive runs of rows.
+        // SAFETY: tasks take consecutive blocks of rows.
         let (a, b) = unsafe {
             (a.part(first * a_width, count * a_width), b.part(first * b_width, count * b_width))
         };
@@ -74,8 +73,8 @@ pub(crate) fn for_rows2<A: Send, B: Send>(
     });
 }
 
-/// Calls `f(element, source element)` for every element of the unique `out`, whose view may have gaps, and the dense
-/// `source`, which has as many.
+/// Calls `f(element, source element)` for every element of the unique `out`, which may be strided, and of the
+/// contiguous `source` of the same length.
 pub(crate) fn for_elements<T: Scalar>(
     out: &mut Tensor,
     source: &[T],
@@ -88,7 +87,7 @@ pub(crate) fn for_elements<T: Scalar>(
     device.for_each(rows, source.len() / CHEAP, |row| {
         let start = layout.row_offset(row);
         for (j, x) in source[row * width..][..width].iter().enumerate() {
-            // SAFETY: a view that may be written shows no element twice.
+            // SAFETY: a writable view contains no element twice.
             let element = unsafe { out.part(start + j * stride, 1) };
             f(&mut element[0], x);
         }
@@ -96,17 +95,17 @@ pub(crate) fn for_elements<T: Scalar>(
     Ok(())
 }
 
-/// `x` itself if a kernel may overwrite it (contiguous, nobody else holds its buffer), else a copy.
+/// `x` itself if a kernel may overwrite it (contiguous, no other holder), else a copy.
 pub(crate) fn owned(x: Tensor) -> Result<Tensor> {
     if overwritable(&x) { Ok(x) } else { x.copy() }
 }
 
-/// Whether a kernel may overwrite `x`.
+/// Returns whether a kernel may overwrite `x`.
 pub(crate) fn overwritable(x: &Tensor) -> bool {
     x.is_contiguous() && x.is_unique()
 }
 
-/// Elements before, along and behind one dim of a dense tensor.
+/// Products of the dims before, at and after `dim` of a contiguous tensor.
 pub(crate) fn around(dims: &[usize], dim: usize) -> (usize, usize, usize) {
     (dims[..dim].iter().product(), dims[dim], dims[dim + 1..].iter().product())
 }

@@ -2,7 +2,7 @@
 //!
 //! As `torch.optim.SGD` without dampening or Nesterov's variant:
 //! g = grad_scale * gradient + weight_decay * w, m = momentum * m + g, w = w - lr m.
-//! The momentum buffer begins at 0, which makes the first step the plain gradient as in PyTorch.
+//! The momentum buffer starts at 0, so the first step is the plain gradient, as in PyTorch.
 //!
 //! Computed in `Element::Acc`.
 
@@ -12,19 +12,19 @@ use crate::disjoint::Disjoint;
 use crate::simd::vectorized;
 use crate::{Element, Error, Real, Result, Tensor, cuda};
 
-/// The constants of SGD.
+/// Hyperparameters of SGD.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sgd {
-    /// Share of the past step that goes on.
+    /// Momentum factor.
     pub momentum: f64,
-    /// Weight of the L2 penalty, which enters through the gradient.
+    /// Coefficient of the L2 penalty, which is added to the gradient.
     pub weight_decay: f64,
 }
 
-/// Steps `weights` along `grads`, updating `buffer`, the momentum, which is of the type that is computed in. Without
-/// momentum the buffer may be empty.
+/// Updates `weights` from `grads`, and the momentum `buffer`, which is in the accumulator type. Without momentum the
+/// buffer may be empty.
 ///
-/// Errors if the lengths differ, or the types do not fit.
+/// Errors if the lengths differ, or the dtypes are not supported.
 pub fn sgd(
     config: &Sgd,
     step: &Step,
@@ -62,7 +62,7 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>>(
     let [lr, momentum, decay, scale] = [lr, momentum, weight_decay, grad_scale].map(T::Acc::of);
     let weights = weights.as_mut_slice::<T>()?;
     let buffer = buffer.as_mut_slice()?;
-    // Without momentum the buffer is empty, and so is each of its parts.
+    // Without momentum the buffer and each chunk of it are empty.
     let kept = if plain { 0 } else { CHUNK };
     let (weights, buffer) = (Disjoint::new(weights), Disjoint::new(buffer));
     device.for_each(n.div_ceil(CHUNK), n, |task| {

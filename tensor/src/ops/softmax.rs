@@ -4,8 +4,8 @@
 //!   Gradient: dx = y (dy - sum_j dy_j y_j); needs y.
 //! - log_softmax: y_i = x_i - m - ln sum_j e^(x_j - m). Gradient: dx = dy - e^y sum_j dy_j; needs y.
 //!
-//! Accumulates in `Element::Acc`, in 32 lanes within blocks of 1024 elements that are joined in f64.
-//! A row that is minus infinity throughout gives NaN, as in PyTorch.
+//! Accumulates in `Element::Acc`, in 32 lanes within blocks of 1024 elements that are combined in f64.
+//! A row of minus infinity gives NaN, as in PyTorch.
 
 use super::rows::{for_rows, overwritable};
 use crate::cuda;
@@ -16,7 +16,7 @@ use crate::{Element, Error, Real, Result, Tensor, dispatch_float};
 const LANES: usize = 32;
 const BLOCK: usize = 1024;
 
-/// What one pass over a row of logits finds.
+/// Statistics of a row of logits, computed in one pass.
 #[derive(Clone, Copy)]
 pub(crate) struct RowStatistics<A> {
     /// max_j x_j.
@@ -35,8 +35,8 @@ impl<A: Real> RowStatistics<A> {
 }
 
 vectorized! {
-    /// Reads a row once from memory: each block is read for its maximum, and again, from the nearest
-    /// cache, for its sums; a maximum that grows rescales the sum so far.
+    /// Reads a row from memory once: each block is read for its maximum, and again from cache for its sums. A larger
+    /// maximum rescales the earlier sum.
     pub(crate) fn row_statistics<T: Element>(row: &[T]) -> RowStatistics<T::Acc> {
         let mut all = RowStatistics { max: T::Acc::NEG_INFINITY, sum_exp: 0.0, sum: 0.0 };
         for block in row.chunks(BLOCK) {
@@ -58,7 +58,7 @@ vectorized! {
             }
             let mut exps = [T::Acc::ZERO; LANES];
             let mut sums = [T::Acc::ZERO; LANES];
-            // Where everything so far is minus infinity, so are the differences: 0 stands in for it.
+            // If all elements so far are minus infinity, their differences are NaN; 0 replaces the maximum.
             let shift = if all.max == T::Acc::NEG_INFINITY { T::Acc::ZERO } else { all.max };
             for chunk in chunks {
                 for ((exp, sum), x) in exps.iter_mut().zip(&mut sums).zip(chunk) {
@@ -112,7 +112,7 @@ vectorized! {
     }
 }
 
-/// How the two gradients differ.
+/// The difference between the two gradients.
 trait Weight {
     fn weight<A: Real>(y: A) -> A;
     fn gradient<A: Real>(y: A, dy: A, dot: A) -> A;
@@ -165,12 +165,12 @@ pub fn log_softmax(x: &Tensor, dim: isize) -> Result<Tensor> {
     }))
 }
 
-/// dx of [`softmax`] from its result and dy, which is overwritten if nobody else holds it.
+/// dx of [`softmax`] from its result and dy, which is overwritten if it has no other holder.
 pub fn softmax_backward(y: &Tensor, dy: Tensor, dim: isize) -> Result<Tensor> {
     backward::<Softmax>("softmax_backward", y, dy, dim)
 }
 
-/// dx of [`log_softmax`] from its result and dy, which is overwritten if nobody else holds it.
+/// dx of [`log_softmax`] from its result and dy, which is overwritten if it has no other holder.
 pub fn log_softmax_backward(y: &Tensor, dy: Tensor, dim: isize) -> Result<Tensor> {
     backward::<LogSoftmax>("log_softmax_backward", y, dy, dim)
 }
@@ -270,7 +270,7 @@ mod tests {
         let x = tensor(&device, DType::F32, &[4, 2], &rows.concat());
         let want = [0.0, 1.0, nan, nan, nan, nan, 1.0, 0.0];
         assert_close("softmax", &softmax(&x, 1).unwrap(), &want, 0.0);
-        // A block without a finite value before one that has some.
+        // A block of minus infinities before one with finite values.
         let mut long = vec![-inf; 3000];
         long[2500] = 2.0;
         let y = softmax(&tensor(&device, DType::F32, &[3000], &long), 0).unwrap().to_f64().unwrap();

@@ -1,8 +1,8 @@
-//! The local halves of gradient clipping and loss scaling: the sum of squares of a flat's elements, and
-//! whether all of them are finite.
+//! Local kernels of gradient clipping and loss scaling: the sum of squares of a flat buffer, and a test for finite
+//! elements.
 //!
-//! sq_norm = sum_i x_i^2, accumulated in f64 (squares of any f32 fit) in 16 lanes within blocks of 16384
-//! elements, which are added in order: the result does not depend on the number of threads. No gradient.
+//! sq_norm = sum_i x_i^2, accumulated in f64 (squares of any f32 fit) in 16 lanes within blocks of 16384 elements,
+//! which are added in order. The result does not depend on the number of threads. No gradient.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -32,7 +32,7 @@ vectorized! {
         lanes.into_iter().sum()
     }
 
-    /// Looks at every element: leaving early would be a branch in the loop.
+    /// Visits every element: an early exit would put a branch into the loop.
     fn all_finite_block<T: Element>(x: &[T]) -> bool {
         let mut finite = true;
         for x in x {
@@ -42,7 +42,9 @@ vectorized! {
     }
 }
 
-/// Adds the sum of the squares of a dense tensor to `total`, one number of f64 on the same device.
+/// Adds the sum of squares of a contiguous tensor to `total`, an f64 tensor of one element on the same device.
+///
+/// Errors if `total` has another dtype or size, or if `x` is not contiguous.
 ///
 /// ```
 /// use ferrotron_tensor::{DType, Device, Tensor, ops::sq_norm::add_sq_norm};
@@ -52,8 +54,6 @@ vectorized! {
 /// assert_eq!(total.item()?, 25.0);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-///
-/// Errors if `total` is something else, or the tensor has gaps.
 pub fn add_sq_norm(total: &mut Tensor, x: &Tensor) -> Result<()> {
     check_vectors("sq_norm", &[total, x])?;
     if (total.dtype(), total.numel()) != (DType::F64, 1) {
@@ -78,7 +78,7 @@ fn sq_norm<T: Element>(device: &Device, x: &[T]) -> f64 {
     blocks.iter().sum()
 }
 
-/// Whether no element of a dense tensor is infinite or NaN.
+/// Returns whether all elements of a contiguous tensor are finite.
 pub fn all_finite(x: &Tensor) -> Result<bool> {
     check_vectors("all_finite", &[x])?;
     if x.device().gpu().is_some() {

@@ -1,8 +1,8 @@
-//! What changes from one step of an optimizer to the next, in the place where the device's kernels read it.
+//! Optimizer step parameters, stored in the memory from which the device's kernels read them.
 
 use crate::{Device, Error, Result, Tensor, cuda};
 
-/// The numbers of one step of an optimizer, the same for all of its parameters.
+/// The parameters of one optimizer step, shared by all model parameters.
 ///
 /// ```
 /// use ferrotron_tensor::{Device, ops::step::{Step, StepNumbers}};
@@ -17,25 +17,25 @@ pub struct Step(Kept);
 
 #[derive(Debug)]
 enum Kept {
-    /// With nothing where the step changes nothing.
+    /// `None` if the step is skipped.
     Host(Option<StepNumbers>),
-    /// In a GPU's memory, so that a recorded step can be repeated with other numbers.
+    /// In GPU memory, so that a captured step can be replayed with other values.
     Gpu(Tensor),
 }
 
-/// What a [`Step`] is made of.
+/// The values of a [`Step`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepNumbers {
-    /// Number of this step, from 1: moments begin at 0, and early ones are scaled up.
+    /// Number of this step, from 1: moments start at 0, and bias correction scales up early ones.
     pub update: u64,
     /// Learning rate.
     pub lr: f64,
-    /// What the gradients are multiplied with: clip coefficient x inverse loss scale.
+    /// Factor of the gradients: clip coefficient x inverse loss scale.
     pub grad_scale: f64,
 }
 
 impl Step {
-    /// Puts the numbers where kernels of `device` read them. Nobody waits for that.
+    /// Enqueues writing the values to memory that kernels of `device` read, without synchronizing.
     ///
     /// Errors if `update` is 0.
     pub fn new(device: &Device, numbers: &StepNumbers) -> Result<Step> {
@@ -48,8 +48,8 @@ impl Step {
         Ok(step)
     }
 
-    /// Puts the numbers of another step into the same place: for the next replay of a [captured](crate::CudaGraph) one,
-    /// too. Nobody waits for that, nor for those who still read the old ones.
+    /// Enqueues writing the values of another step to the same memory, without synchronizing. The next replay of a
+    /// [captured](crate::CudaGraph) step reads them; work enqueued before still reads the old ones.
     ///
     /// Errors if `update` is 0, and while the device's work is captured.
     pub fn set(&mut self, numbers: &StepNumbers) -> Result<()> {
@@ -63,7 +63,7 @@ impl Step {
         Ok(())
     }
 
-    /// Sets what depends on the gradients: what they are multiplied with, and whether nothing is to change.
+    /// Sets the gradient scale, and skips the step if `found_inf`.
     pub(crate) fn judge(&mut self, grad_scale: f64, found_inf: bool) -> Result<()> {
         match &mut self.0 {
             Kept::Host(kept) => {
@@ -75,12 +75,12 @@ impl Step {
         }
     }
 
-    /// Whether kernels of a GPU read the numbers.
+    /// Returns whether the values are in GPU memory.
     pub(crate) fn is_on_gpu(&self) -> bool {
         matches!(self.0, Kept::Gpu(_))
     }
 
-    /// The numbers, for kernels of the CPU; nothing if the step changes nothing.
+    /// The values, for CPU kernels; `None` if the step is skipped.
     pub(crate) fn host(&self) -> Result<Option<StepNumbers>> {
         match &self.0 {
             Kept::Host(numbers) => Ok(*numbers),
@@ -90,7 +90,7 @@ impl Step {
         }
     }
 
-    /// The numbers as kernels of a GPU read them.
+    /// The values in GPU memory, for GPU kernels.
     pub(crate) fn gpu(&self) -> Result<&Tensor> {
         match &self.0 {
             Kept::Gpu(memory) => Ok(memory),
@@ -98,7 +98,7 @@ impl Step {
         }
     }
 
-    /// The same, for the kernel that writes them.
+    /// Like [`Step::gpu`], for the kernel that writes them.
     pub(crate) fn gpu_mut(&mut self) -> Result<&mut Tensor> {
         match &mut self.0 {
             Kept::Gpu(memory) => Ok(memory),
@@ -107,8 +107,8 @@ impl Step {
     }
 }
 
-/// Runs a body with `$T` bound to the type of weights and `$G` to that of their gradients: the same, or one of them
-/// the type in which numbers of the other are computed.
+/// Runs a body with `$T` bound to the dtype of weights and `$G` to that of their gradients. The two are equal, or one
+/// is the accumulator type of the other.
 macro_rules! dispatch_update {
     ($op:expr, $weights:expr, $grads:expr, ($T:ident, $G:ident) => $body:expr) => {
         $crate::ops::step::dispatch_update!(@ $op, $weights, $grads, ($T, $G) => $body,
@@ -134,7 +134,7 @@ macro_rules! dispatch_update {
 }
 pub(crate) use dispatch_update;
 
-/// Errors unless all are dense vectors on one device.
+/// Errors unless all tensors are contiguous vectors on one device.
 pub(crate) fn check_vectors(op: &'static str, vectors: &[&Tensor]) -> Result<()> {
     let strange = |x: &&&Tensor| x.rank() != 1 || !x.is_contiguous();
     if let Some(x) = vectors.iter().find(strange) {

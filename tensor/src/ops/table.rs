@@ -1,18 +1,18 @@
 //! The pointwise table: every elementwise function with its derivative, one row each.
 //!
-//! A unary row is `Name "name" saves Input|Output|Nothing: value, derivative`, where the derivative
-//! may use `s`, the saved input or output. `p` is the parameter of the rows that take one. A binary row
-//! holds the value, both partial derivatives and which operands each of them reads. Every row also holds these as
-//! CUDA expressions, from which the kernels of the GPU are made; their tests compare the two.
+//! A unary row is `Name "name" saves Input|Output|Nothing: value, derivative`. The derivative may use `s`, the saved
+//! input or output; `p` is the parameter of rows that take one. A binary row has the value, both partial derivatives
+//! and the operands that each of them reads. Every row also has these as CUDA expressions, from which the GPU kernels
+//! are generated; tests compare the two.
 //!
-//! Adding a row and a method of the same name in `pointwise.rs` makes a new operation; the gradient,
-//! the finite-difference check and the dtype tests follow from the table.
+//! A new row and a method of the same name in `pointwise.rs` make a new operation. The gradient, the
+//! finite-difference check and the dtype tests follow from the table.
 
 use ferrotron_cuda::kernels::{self, BinaryRow as BinaryKernel, UnaryRow as UnaryKernel};
 
 use crate::Real;
 
-/// What the derivative of a unary row is computed from.
+/// The saved value from which a unary row's derivative is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Saves {
     /// The argument.
@@ -23,13 +23,13 @@ pub enum Saves {
     Nothing,
 }
 
-/// The two functions of a unary row; monomorphised into kernels.
+/// The two functions of a unary row, monomorphised into kernels.
 pub(crate) trait UnaryRow: 'static {
     fn value<R: Real>(x: R, p: R) -> R;
     fn derivative<R: Real>(s: R, p: R) -> R;
 }
 
-/// The three functions of a binary row; monomorphised into kernels.
+/// The three functions of a binary row, monomorphised into kernels.
 pub(crate) trait BinaryRow: 'static {
     fn value<R: Real>(a: R, b: R) -> R;
     fn d_lhs<R: Real>(a: R, b: R) -> R;
@@ -52,12 +52,12 @@ macro_rules! unary_table {
                 match self { $(Unary::$row => $name),* }
             }
 
-            /// The name of the derivative's kernel.
+            /// The kernel name of the derivative.
             pub(crate) const fn derivative_name(self) -> &'static str {
                 match self { $(Unary::$row => concat!($name, "_backward")),* }
             }
 
-            /// What the derivative needs.
+            /// The saved value that the derivative needs.
             pub const fn saves(self) -> Saves {
                 match self { $(Unary::$row => Saves::$saves),* }
             }
@@ -107,12 +107,12 @@ macro_rules! binary_table {
                 match self { $(Binary::$row => $name),* }
             }
 
-            /// The names of the kernels of the derivatives by lhs and rhs.
+            /// The kernel names of the derivatives by lhs and rhs.
             pub(crate) const fn derivative_names(self) -> [&'static str; 2] {
                 match self { $(Binary::$row => [concat!($name, "_d_lhs"), concat!($name, "_d_rhs")]),* }
             }
 
-            /// Which operands the derivatives by lhs and by rhs read: `[[lhs, rhs], [lhs, rhs]]`.
+            /// The operands that the derivatives by lhs and by rhs read: `[[lhs, rhs], [lhs, rhs]]`.
             pub const fn reads(self) -> [[bool; 2]; 2] {
                 #[allow(non_upper_case_globals, dead_code)]
                 const a: usize = 1;
@@ -273,7 +273,7 @@ fn share<R: Real>(wins: bool, equal: bool) -> R {
     }
 }
 
-/// The table as kernels of a GPU: the CUDA expressions of all rows.
+/// The GPU kernels of the table: the CUDA expressions of all rows.
 pub fn kernel_rows() -> String {
     let unary: Vec<_> = Unary::ALL
         .iter()

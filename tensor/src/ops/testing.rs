@@ -1,10 +1,10 @@
-//! What the tests of the ops share: inputs, strided variants, comparisons and finite differences.
+//! Test helpers for operations: inputs, strided variants, comparisons and finite differences.
 
 use crate::{DType, Device, RandomKey, Real, Result, Tensor, dispatch_any, dispatch_float};
 
 pub(crate) const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
 
-/// `n` numbers on [-2, 2), multiples of 1/64, so that every dtype represents them.
+/// `n` numbers in [-2, 2), multiples of 1/64, so that every dtype represents them.
 pub(crate) fn values(n: usize, seed: u64) -> Vec<f64> {
     let key = RandomKey::new(seed, 0, "testing");
     (0..n as u64).map(|i| (key.uniform(i) * 256.0).floor() / 64.0 - 2.0).collect()
@@ -21,7 +21,7 @@ pub(crate) fn tensor(device: &Device, dtype: DType, dims: &[usize], values: &[f6
     make().unwrap()
 }
 
-/// The same elements dense, transposed in memory, and with a gap after each row.
+/// The same elements as a contiguous tensor, transposed in memory, and with a gap after each row.
 pub(crate) fn variants(x: &Tensor) -> Vec<Tensor> {
     let make = || -> Result<Vec<Tensor>> {
         let mut all = vec![x.clone()];
@@ -59,7 +59,7 @@ pub(crate) fn assert_close(what: &str, got: &Tensor, want: &[f64], tolerance: f6
     }
 }
 
-/// Everything of a tensor that must not differ.
+/// The bytes of a tensor, for bitwise comparison.
 pub(crate) fn bits(x: &Tensor) -> Vec<u8> {
     dispatch_any!(x.dtype(), T => bytemuck::cast_slice(&x.to_vec::<T>().unwrap()).to_vec())
 }
@@ -75,8 +75,8 @@ pub(crate) fn assert_same_bits(what: &str, f: impl Fn(&Device) -> Result<Vec<Ten
     }
 }
 
-/// Asserts that `got` is the gradient of `f` at `x`, by central differences with step 2^-17: the error
-/// of the differences is h^2 f''' / 6 + eps |f| / h, both near 1e-10 here.
+/// Asserts that `got` is the gradient of `f` at `x`, by central differences with step 2^-17. Their error is
+/// h^2 f''' / 6 + eps |f| / h, both near 1e-10 here.
 pub(crate) fn assert_gradient(what: &str, x: &[f64], got: &Tensor, f: impl Fn(&[f64]) -> f64) {
     const STEP: f64 = 1.0 / 131_072.0;
     let want: Vec<f64> = (0..x.len())

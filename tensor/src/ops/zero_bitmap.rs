@@ -1,24 +1,29 @@
-//! Exact storage of vectors of which many elements are zero: a bit for each element, and those that are not zero.
+//! Lossless compression of vectors with many zeros: a bitmap, and the nonzero elements.
 //!
-//! With d of n elements not zero, n / 8 + d w bytes (rounded up to whole words and cache lines) in place of n w. Gist
-//! (Jain et al., ISCA 2018, section 4.1) keeps such activations as compressed rows, with a byte for the column of each
-//! element that is not zero; bits are fewer where more than an eighth of the elements is not zero.
+//! For d nonzero of n elements of w bytes, it takes n / 8 + d w bytes (rounded up to whole words and cache lines)
+//! instead of n w. Gist (Jain et al., ISCA 2018, section 4.1) stores such activations as compressed rows with a
+//! one-byte column index per nonzero element. A bitmap is smaller if more than an eighth of the elements is nonzero.
 //!
-//! Zero is what has no bit set: -0 and NaN are kept, so that the same bits come back.
+//! Only elements with all bits zero count as zero: -0 and NaN are stored, so that decompression restores the same
+//! bits.
 
 use crate::cuda;
 use crate::disjoint::Disjoint;
 use crate::{DType, Device, Error, Result, Scalar, Tensor, dispatch_any};
 
-/// Elements of a task: a whole number of words.
+/// Elements per task: a whole number of words.
 pub(crate) const CHUNK: usize = 64 * 64;
 
-/// Bytes of the bits of `numel` elements; what follows is aligned to a cache line.
+/// Bytes of the bitmap of `numel` elements; the values after it are aligned to a cache line.
 pub(crate) fn mask_bytes(numel: usize) -> usize {
     numel.div_ceil(8).next_multiple_of(64)
 }
 
-/// `x`, a contiguous tensor, as bytes; `None` if these would not be fewer.
+/// Compresses `x`, a contiguous tensor; `None` if the result would not be smaller.
+///
+/// Synchronizes with a GPU, since the size depends on the elements.
+///
+/// Errors if `x` is not contiguous or memory cannot be allocated.
 ///
 /// ```
 /// use ferrotron_tensor::{DType, Device, Tensor, ops::zero_bitmap::{compress, expand}};
@@ -30,10 +35,6 @@ pub(crate) fn mask_bytes(numel: usize) -> usize {
 /// assert_eq!(expand(&bytes, DType::F32, 4096)?.to_vec::<f32>()?, values);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-///
-/// Waits for a GPU, as the answer depends on the elements.
-///
-/// Errors if `x` is not contiguous or memory cannot be had.
 pub fn compress(x: &Tensor) -> Result<Option<Tensor>> {
     if x.device().gpu().is_some() {
         return cuda::zero_bitmap::compress(x);
@@ -47,7 +48,7 @@ fn compress_slice<T: Scalar>(device: &Device, x: &[T]) -> Result<Option<Tensor>>
     let words = Disjoint::new(&mut mask);
     device.for_each(x.len().div_ceil(CHUNK), work, |task| {
         let chunk = &x[task * CHUNK..x.len().min((task + 1) * CHUNK)];
-        // SAFETY: tasks take consecutive runs of words.
+        // SAFETY: tasks take consecutive ranges of words.
         let words = unsafe { words.part(task * (CHUNK / 64), chunk.len().div_ceil(64)) };
         for (word, elements) in words.iter_mut().zip(chunk.chunks(64)) {
             let bit = |(i, x): (usize, &T)| u64::from(!is_zero(x)) << i;
@@ -65,7 +66,7 @@ fn compress_slice<T: Scalar>(device: &Device, x: &[T]) -> Result<Option<Tensor>>
     head.copy_from_slice(bytemuck::cast_slice(&mask));
     let values = Disjoint::new(bytemuck::cast_slice_mut::<u8, T>(tail));
     device.for_each(starts.len() - 1, work, |task| {
-        // SAFETY: tasks take consecutive runs of values.
+        // SAFETY: tasks take consecutive ranges of values.
         let values = unsafe { values.part(starts[task], starts[task + 1] - starts[task]) };
         let chunk = &x[task * CHUNK..x.len().min((task + 1) * CHUNK)];
         let others = chunk.iter().filter(|x| !is_zero(*x));
@@ -74,9 +75,10 @@ fn compress_slice<T: Scalar>(device: &Device, x: &[T]) -> Result<Option<Tensor>>
     Ok(Some(out))
 }
 
-/// The vector of `numel` elements of `dtype` that [`compress`] made `bytes` of.
+/// Decompresses `bytes`, a result of [`compress`], to a vector of `numel` elements of `dtype`.
 ///
-/// Errors if it is of another length, or memory cannot be had. A GPU sees only what no vector of `numel` elements has.
+/// Errors if the length of `bytes` does not match, or memory cannot be allocated. A GPU rejects only lengths that no
+/// vector of `numel` elements has.
 pub fn expand(bytes: &Tensor, dtype: DType, numel: usize) -> Result<Tensor> {
     let mut out = Tensor::empty(bytes.device(), dtype, &[numel])?;
     if bytes.device().gpu().is_some() {
@@ -104,7 +106,7 @@ fn expand_slice<T: Scalar>(device: &Device, packed: &[u8], out: &mut [T]) -> Res
     let elements = Disjoint::new(out);
     device.for_each(starts.len() - 1, numel / 2, |task| {
         let first = task * CHUNK;
-        // SAFETY: tasks take consecutive runs of elements.
+        // SAFETY: tasks take consecutive ranges of elements.
         let chunk = unsafe { elements.part(first, CHUNK.min(numel - first)) };
         let mut values = values[starts[task]..starts[task + 1]].iter();
         for (elements, word) in chunk.chunks_mut(64).zip(&mask[first / 64..]) {
@@ -117,7 +119,7 @@ fn expand_slice<T: Scalar>(device: &Device, packed: &[u8], out: &mut [T]) -> Res
     Ok(())
 }
 
-/// How many elements are not zero before each chunk, and in all.
+/// Prefix sums of the nonzero elements per chunk, with their total at the end.
 fn starts(mask: &[u64], numel: usize) -> Vec<usize> {
     let words = &mask[..numel.div_ceil(64)];
     let counts = words.chunks(CHUNK / 64).map(|chunk| chunk.iter().map(|word| word.count_ones()));

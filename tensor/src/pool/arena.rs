@@ -1,4 +1,4 @@
-//! What is behind the addresses of a pool: memory of the system, of a GPU, pinned memory, files, or nothing.
+//! Memory backends of a pool: system memory, GPU memory, pinned memory, files, or none.
 
 use ferrotron_cuda::gpu::Gpu;
 use ferrotron_cuda::memory::{self, GRANULE, PinnedMemory};
@@ -9,35 +9,35 @@ use std::sync::Arc;
 use super::blocks::{HUGE_PAGE, PAGE};
 use crate::mapped_file::map_unnamed;
 
-/// What is behind the addresses of a pool.
+/// The kind of memory behind the addresses of a pool.
 #[derive(Debug, Clone)]
 pub(crate) enum Backing {
-    /// Memory of the system.
+    /// System memory.
     Memory,
-    /// Nothing: it is counted, and hardly any of it touched.
+    /// None: allocations are counted, and hardly any memory is touched.
     Addresses,
-    /// Files without a name in this folder, each an arena. They are never given back.
+    /// Unnamed files in this folder, one per arena. They are never returned.
     Files(PathBuf),
-    /// Memory of a GPU.
+    /// GPU memory.
     Gpu(Arc<Gpu>),
-    /// Memory of a GPU that stays where it is as long as the pool is there.
+    /// GPU memory that stays mapped as long as the pool exists.
     GpuGraph(Arc<Gpu>),
-    /// Memory of the host that a GPU reaches, each piece an arena. It is never given back.
+    /// Pinned host memory that the GPU can access, one allocation per arena. It is never returned.
     Pinned(Arc<Gpu>),
 }
 
 impl Backing {
-    /// Whether an arena has memory as soon as it is made, and for as long as the pool is there.
+    /// Returns whether an arena has memory from its creation until the pool is dropped.
     pub(super) fn is_whole(&self) -> bool {
         matches!(self, Backing::Files(_) | Backing::Pinned(_))
     }
 
-    /// Whether nothing is given back while the pool is there.
+    /// Returns whether no memory is returned to the system while the pool exists.
     pub(super) fn keeps(&self) -> bool {
         matches!(self, Backing::GpuGraph(_))
     }
 
-    /// The same kind of memory for captured work, which goes on using what its tensors gave back.
+    /// The same kind of memory for captured work, which keeps using blocks that its tensors freed.
     pub(super) fn of_graph(&self) -> Backing {
         match self {
             Backing::Gpu(gpu) => Backing::GpuGraph(gpu.clone()),
@@ -45,7 +45,7 @@ impl Backing {
         }
     }
 
-    /// Memory comes in multiples of this from and to the system, where `most` is the most ever in use.
+    /// Granularity of allocation from the system, for a peak use of `most` bytes.
     pub(super) fn grain(&self, most: usize) -> usize {
         match self {
             Backing::Gpu(_) | Backing::GpuGraph(_) => GRANULE,
@@ -54,7 +54,7 @@ impl Backing {
         }
     }
 
-    /// Memory goes back in multiples of this, from multiples of it on.
+    /// Granularity and alignment of memory returned to the system.
     pub(super) fn page(&self) -> usize {
         match self {
             Backing::Gpu(_) | Backing::GpuGraph(_) => GRANULE,
@@ -62,17 +62,17 @@ impl Backing {
         }
     }
 
-    /// `len` addresses.
+    /// Reserves `len` addresses.
     ///
     /// Errors with the system's reason.
     pub(super) fn arena(&self, len: usize) -> std::result::Result<Arena, String> {
         match self {
-            // Without a claim to memory, which is made when some of it is taken.
+            // Without reserving memory, which is committed on allocation.
             Backing::Memory | Backing::Addresses => {
                 let arena = MmapOptions::new().len(len).no_reserve_swap().map_anon();
                 let arena = arena.map_err(|error| error.to_string())?;
                 if let Backing::Memory = self {
-                    // Huge pages are a matter of speed only: a system without them says no, and that is fine.
+                    // Huge pages only affect speed, so a refusal is ignored.
                     let _ = arena.advise(Advice::HugePage);
                 }
                 Ok(Arena::Mapped(arena))
@@ -90,7 +90,7 @@ impl Backing {
     }
 }
 
-/// Addresses of one kind of memory.
+/// A range of addresses of one kind of memory.
 pub(super) enum Arena {
     Mapped(MmapMut),
     Gpu(Arc<Gpu>, memory::Arena),
@@ -98,7 +98,7 @@ pub(super) enum Arena {
 }
 
 impl Arena {
-    /// The first address. Only the owner of a block of host memory may follow it.
+    /// The first address. Only the owner of a block of host memory may dereference it.
     pub(super) fn base(&self) -> *mut u8 {
         match self {
             Arena::Mapped(arena) => arena.as_ptr().cast_mut(),
@@ -107,9 +107,9 @@ impl Arena {
         }
     }
 
-    /// Makes sure that these bytes, which have none, get memory.
+    /// Commits memory for these bytes, which have none.
     ///
-    /// Errors if there is no more: touching what is not there would end the process.
+    /// Errors if there is none left: touching uncommitted memory would kill the process.
     pub(super) fn commit(&mut self, offset: usize, len: usize) -> std::result::Result<(), String> {
         match self {
             Arena::Mapped(_) => {
@@ -121,14 +121,14 @@ impl Arena {
         }
     }
 
-    /// Gives the memory of these bytes, which nobody has, back to the system; false if it does not take it.
+    /// Returns the memory of these unused bytes to the system; false if the system refuses.
     pub(super) fn release(&mut self, offset: usize, len: usize) -> bool {
         match self {
-            // SAFETY: nobody has a pointer to these bytes. Whoever gets them next finds zeros.
+            // SAFETY: there is no pointer to these bytes; the next owner reads zeros.
             Arena::Mapped(arena) => unsafe {
                 arena.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, len).is_ok()
             },
-            // Kernels that were given may still use what their tensors gave back.
+            // Enqueued kernels may still use memory that their tensors freed.
             Arena::Gpu(gpu, arena) => {
                 gpu.compute().synchronize().is_ok() && arena.unmap(offset, len).is_ok()
             }
@@ -136,10 +136,10 @@ impl Arena {
         }
     }
 
-    /// Begins to read these bytes, if they are in a file.
+    /// Starts reading these bytes, if they are in a file.
     pub(super) fn prefetch(&self, offset: usize, len: usize) {
         if let Arena::Mapped(arena) = self {
-            // Only the time depends on whether the kernel follows.
+            // A refusal only costs time.
             let _ = arena.advise_range(Advice::WillNeed, offset, len);
         }
     }
@@ -148,7 +148,7 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         if let Arena::Gpu(gpu, _) | Arena::Pinned(gpu, _) = self {
-            // Kernels that were given may still use what their tensors gave back.
+            // Enqueued kernels may still use memory that their tensors freed.
             let _ = gpu.compute().synchronize();
         }
     }

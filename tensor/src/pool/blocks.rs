@@ -1,13 +1,12 @@
-//! Where the blocks of a pool lie: best fit with split and coalesce, in addresses of which the system has many more
-//! than memory.
+//! Block allocation of a pool: best fit with split and coalesce, in a reserved address space much larger than memory.
 //!
-//! Addresses come in arenas, far apart and far larger than what is needed. Each arena is cut into blocks in use, free
-//! ranges, and bare ones: those have no memory, since nobody touched them yet or it was given back. What is reserved
-//! is all but the bare ranges. It may exceed the most ever in use by [`slack`] only: where the free ranges are too
-//! scattered for a request, as much of the largest goes back to the system as is taken elsewhere. So tensors whose
-//! sizes vary from step to step do not let a process grow.
+//! Addresses come in arenas, far larger than needed. Each arena consists of blocks in use, free ranges, and bare
+//! ranges, which have no memory because it was never touched or was returned. Reserved memory is everything but the
+//! bare ranges. It may exceed the peak in use by at most [`slack`]. If the free ranges are too fragmented for a
+//! request, as much memory of the largest one is returned to the system as is committed elsewhere. Tensors whose
+//! sizes vary between steps therefore do not make a process grow.
 //!
-//! Freed blocks up to 1 MiB wait in bins of their size, unjoined: the next step of a training run asks for the same.
+//! Freed blocks up to 1 MiB wait in bins by size without coalescing: the next training step requests the same sizes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,16 +15,16 @@ use crate::{Error, Result};
 
 /// Alignment of every block: a cache line and an AVX-512 register.
 const ALIGNMENT: usize = 64;
-/// Blocks up to this size wait in bins.
+/// Freed blocks up to this size wait in bins.
 const LARGEST_BIN: usize = 1 << 20;
 /// Larger blocks are rounded up to pages.
 pub(super) const PAGE: usize = 4096;
-/// Where arenas begin, so that the system can give huge pages.
+/// Alignment of arenas, so that the system can use huge pages.
 pub(super) const HUGE_PAGE: usize = 2 << 20;
-/// Addresses of an arena, if a request does not need more.
+/// Addresses per arena, unless a request needs more.
 const ARENA: usize = 64 << 30;
 
-/// How far what is reserved may exceed it: by 3 %, or a mebibyte. Less would only be fetched and given back again.
+/// Bound on reserved memory beyond the peak in use: 3 % or one MiB. Less would cause repeated returns and requests.
 fn slack(most: usize) -> usize {
     (most / 32).max(1 << 20)
 }
@@ -38,7 +37,7 @@ pub(super) struct Block {
     size: usize,
 }
 
-/// Ranges that do not touch one another, by place and by size.
+/// Disjoint ranges that are not adjacent, indexed by address and by size.
 #[derive(Default)]
 struct Ranges {
     by_size: BTreeSet<(usize, usize, usize)>,
@@ -46,7 +45,7 @@ struct Ranges {
 }
 
 impl Ranges {
-    /// Adds a range, joined with its neighbours.
+    /// Adds a range and coalesces it with its neighbours.
     fn insert(&mut self, block: Block) {
         let Block { arena, mut offset, mut size } = block;
         if size == 0 {
@@ -72,7 +71,7 @@ impl Ranges {
         self.by_place.remove(&(block.arena, block.offset));
     }
 
-    /// Cuts `size` from the beginning of the smallest range that has as much.
+    /// Splits `size` bytes off the beginning of the smallest sufficient range.
     fn take(&mut self, size: usize) -> Option<Block> {
         let &(whole, arena, offset) = self.by_size.range((size, 0, 0)..).next()?;
         self.remove(Block { arena, offset, size: whole });
@@ -91,15 +90,15 @@ pub(super) struct Blocks {
     arenas: Vec<Arena>,
     /// Freed small blocks, by size.
     bins: BTreeMap<usize, Vec<Block>>,
-    /// Ranges whose memory is there.
+    /// Ranges with memory.
     free: Ranges,
     /// Ranges without memory.
     bare: Ranges,
-    /// Bytes of blocks in use, and the most there ever were.
+    /// Bytes of blocks in use, and their peak.
     live: usize,
     most: usize,
     reserved: usize,
-    /// Bytes that went back to the system since the last reset.
+    /// Bytes returned to the system since the last reset.
     pub(super) returned: usize,
 }
 
@@ -122,7 +121,7 @@ impl Blocks {
         &self.backing
     }
 
-    /// Bytes that are not the system's: in use, or free to be used again.
+    /// Bytes held from the system: in use or free.
     pub(super) fn reserved(&self) -> usize {
         self.reserved
     }
@@ -131,9 +130,9 @@ impl Blocks {
         self.arenas[block.arena].base().wrapping_add(block.offset)
     }
 
-    /// A block of at least `bytes`, which were zero when they came from the system.
+    /// Allocates at least `bytes` bytes; memory from the system is zero.
     pub(super) fn take(&mut self, bytes: usize) -> Result<Block> {
-        // No slice spans more; below it, rounding up cannot overflow.
+        // The maximum size of a slice; below it, rounding up cannot overflow.
         if bytes > isize::MAX as usize {
             return Err(Error::memory("pool", format!("{bytes} bytes exceed any memory")));
         }
@@ -168,7 +167,7 @@ impl Blocks {
         }
     }
 
-    /// Begins to read `len` bytes of a block from `offset` on, if they are in a file.
+    /// Starts reading `len` bytes of a block from `offset` on, if they are in a file.
     pub(super) fn prefetch(&self, block: Block, offset: usize, len: usize) {
         let Block { arena, offset: start, size } = block;
         if matches!(self.backing, Backing::Files(_)) && offset < size {
@@ -176,10 +175,10 @@ impl Blocks {
         }
     }
 
-    /// A block of `size` bytes with memory of the system's.
+    /// Allocates `size` bytes from the system.
     fn grow(&mut self, size: usize) -> Result<Block> {
         if self.backing.is_whole() {
-            // Few pieces where much is kept, and not much more than is needed.
+            // Few arenas for large totals, and not much more than requested.
             let bytes = size.max(self.reserved / 8).next_multiple_of(HUGE_PAGE);
             self.arenas.push(self.backing.arena(bytes).map_err(|why| self.refused(bytes, &why))?);
             self.reserved += bytes;
@@ -212,12 +211,12 @@ impl Blocks {
         Ok(self.free.take(size).expect("what has grown has room for the request"))
     }
 
-    /// Gives up to `excess` bytes of the largest free range back to the system; false if there is nothing to give.
+    /// Returns up to `excess` bytes of the largest free range to the system; false if there is nothing to return.
     fn shrink(&mut self, excess: usize) -> bool {
         self.free.largest().is_some_and(|block| self.release(block, excess))
     }
 
-    /// Gives all that is free back to the system, as far as it takes it.
+    /// Returns all free memory that the system accepts.
     pub(super) fn trim(&mut self) {
         self.empty_bins();
         let free = self.free.by_place.iter();
@@ -228,7 +227,7 @@ impl Blocks {
         }
     }
 
-    /// Gives up to `excess` bytes of a free range back to the system; false if that takes nothing.
+    /// Returns up to `excess` bytes of a free range to the system; false if nothing was returned.
     fn release(&mut self, block: Block, excess: usize) -> bool {
         let Block { arena, offset, size } = block;
         let page = self.backing.page();
@@ -251,7 +250,7 @@ impl Blocks {
         true
     }
 
-    /// Addresses for at least `bytes`.
+    /// Reserves an arena for at least `bytes`.
     fn add_arena(&mut self, bytes: usize) -> Result<()> {
         let needed = bytes.next_multiple_of(HUGE_PAGE) + HUGE_PAGE;
         let mut len = needed.max(ARENA);
@@ -279,7 +278,7 @@ impl Blocks {
     }
 }
 
-/// Small sizes are rounded to cache lines, large ones to pages.
+/// Rounds small sizes up to cache lines, large ones to pages.
 fn rounded(bytes: usize) -> usize {
     bytes.max(1).next_multiple_of(if bytes > LARGEST_BIN { PAGE } else { ALIGNMENT })
 }
@@ -314,17 +313,17 @@ mod tests {
         let mut blocks = blocks();
         let mut taken: Vec<Block> = (0..64).map(|_| blocks.take(2 << 20).unwrap()).collect();
         for &block in &taken {
-            // SAFETY: 2 MiB that belong to this test.
+            // SAFETY: 2 MiB that only this test uses.
             unsafe { blocks.pointer(block).write_bytes(7, 2 << 20) };
         }
-        // Every other one: half of the memory, in which nothing larger fits.
+        // Every other block: half of the memory is free, but no larger block fits.
         for at in (0..32).rev() {
             blocks.give_back(taken.remove(2 * at));
         }
         let large = blocks.take(60 << 20).unwrap();
         assert!(blocks.reserved() <= blocks.most + slack(blocks.most), "{}", blocks.reserved());
-        // What comes back from the system is zero.
-        // SAFETY: 60 MiB that belong to this test.
+        // Memory from the system is zero.
+        // SAFETY: 60 MiB that only this test uses.
         let bytes = unsafe { std::slice::from_raw_parts(blocks.pointer(large), 60 << 20) };
         assert!(bytes.iter().all(|&byte| byte == 0));
         for &block in &taken {
@@ -334,7 +333,7 @@ mod tests {
         }
     }
 
-    /// Requests and releases at random: blocks in use never overlap, and what is reserved keeps to its bound.
+    /// Random requests and frees: blocks in use never overlap, and reserved memory stays within its bound.
     #[test]
     fn blocks_do_not_overlap_and_reserved_memory_is_bounded() {
         let key = crate::RandomKey::new(1, 0, "pool");
@@ -350,7 +349,7 @@ mod tests {
                 taken.push(blocks.take(bytes).unwrap());
             }
             let reserved = blocks.reserved();
-            // At each end of a free range a part of a page may be left.
+            // Each end of a free range may leave a partial page.
             let edges = 2 * PAGE * (taken.len() + 1);
             assert!(reserved <= blocks.most + slack(blocks.most) + edges, "step {i}: {reserved}");
             if i % 100 == 0 {

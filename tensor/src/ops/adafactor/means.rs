@@ -1,28 +1,28 @@
-//! What Adafactor keeps of the gradients, and what of it multiplies them.
+//! Running means of squared gradients for Adafactor, and the factors computed from them.
 //!
 //! With t the number of the step, g = grad_scale * gradient, and means over the *whole* rows, columns and matrices:
 //!   beta2 = 1 - t^-decay_rate
 //!   R = beta2 R + (1 - beta2) (mean_j g^2 + eps1), C the same over i; a vector keeps V, of each element
-//!   what multiplies g: 1 / sqrt(R C / mean(R)), or 1 / sqrt(V)
+//!   the factor of g: 1 / sqrt(R C / mean(R)), or 1 / sqrt(V)
 //!
-//! The mean of R is that of C: it is taken of the one that is here whole.
+//! The mean of R equals that of C; it is taken of the one that is not sharded.
 
 use super::{Factors, Matrices};
 use crate::ops::rows::for_rows;
 use crate::ops::step::{Step, StepNumbers, check_vectors};
 use crate::{DType, Element, Error, Real, Result, Tensor, cuda, dispatch_float};
 
-/// How fast means of squares forget.
+/// Decay of the running means of squares.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Decay {
-    /// The mean squares of step t decay by 1 - t^-rate.
+    /// The decay of step t is 1 - t^-rate.
     pub rate: f64,
     /// Added to squares.
     pub eps1: f64,
 }
 
 impl Decay {
-    /// What a mean becomes, of what it was and a new square.
+    /// The update of a mean: maps its old value and a new square to its new value.
     fn mixed<A: Real>(&self, update: u64) -> impl Fn(A, f64) -> A + Send + Sync {
         let (beta2, eps1) = (1.0 - (update as f64).powf(-self.rate), self.eps1);
         let share = 1.0 - beta2;
@@ -30,9 +30,9 @@ impl Decay {
     }
 }
 
-/// Takes `sums`, each of the squares of `count` gradients before they are scaled, into the running `means`.
+/// Updates the running `means` with `sums`, each over the squares of `count` unscaled gradients.
 ///
-/// Errors if the lengths differ, or the sums are not of f64.
+/// Errors if the lengths differ, or the sums are not f64.
 pub fn update_means(
     decay: &Decay,
     step: &Step,
@@ -58,9 +58,9 @@ pub fn update_means(
     Ok(())
 }
 
-/// Takes the squares of `grads` into the running means of each.
+/// Updates the running elementwise means with the squares of `grads`.
 ///
-/// Errors if the lengths differ, or the means are not of the type that is computed in.
+/// Errors if the lengths differ, or the means are not in the accumulator type.
 pub fn update_mean_squares(
     decay: &Decay,
     step: &Step,
@@ -87,18 +87,18 @@ pub fn update_mean_squares(
     Ok(())
 }
 
-/// Of which means the mean is taken: of those that are here whole.
+/// The means whose mean normalizes the factors: those that are not sharded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MeanOf {
-    /// Those of rows.
+    /// Means over rows.
     Rows,
-    /// Those of columns.
+    /// Means over columns.
     Columns,
 }
 
-/// What multiplies the gradient of matrices, of the mean squares of their rows and columns.
+/// Factors of the gradients of matrices, from the mean squares of their rows and columns.
 ///
-/// Errors if the lengths do not fit `shape`.
+/// Errors if the lengths do not match `shape`.
 pub fn matrix_factors(
     shape: &Matrices,
     rows: &Tensor,
@@ -132,9 +132,9 @@ pub fn matrix_factors(
     })
 }
 
-/// What multiplies the gradient of a vector, of the mean squares of its elements.
+/// Factors of the gradient of a vector, from the mean squares of its elements.
 ///
-/// Errors if the means are no vector of floating-point numbers.
+/// Errors if the means are not a vector of floating-point numbers.
 pub fn vector_factors(means: &Tensor) -> Result<Factors> {
     check_vectors("adafactor", &[means])?;
     let shape = Matrices { count: 1, rows: 1, columns: means.numel() };

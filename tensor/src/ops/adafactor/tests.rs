@@ -1,9 +1,9 @@
-//! Every pass against plain loops.
+//! Tests every pass against plain loops.
 
 use super::*;
 use crate::ops::testing::{bits, message, tensor, values};
 
-/// Shapes with several tasks each way, rests, and nothing.
+/// Shapes with several tasks in each dim, with remainders, and empty.
 const SHAPES: [&[usize]; 7] =
     [&[300, 150], &[2, 70, 65], &[1, 40_000], &[40_000, 1], &[5], &[0, 3], &[3, 0]];
 
@@ -63,7 +63,7 @@ fn sums_and_steps_equal_loops_on_any_number_of_threads() {
             let (mut w, mut means) = (of(&device, &vec![2.0; n]), of(&device, &vec![1.0; n]));
             let weights = Some(of(&device, &[4.0 * n as f64]));
             let sums = SquareSums { weights, update: found, numel: n };
-            // alpha = 0.25 * 2, of which the clipped update is a half.
+            // alpha = 0.25 * 2, and clipping halves the update.
             adafactor(&config, &step, &mut w, &g, &factors, &sums, None).unwrap();
             let got = w.to_f64().unwrap();
             let close = |got: f64, want: f64| (got - want).abs() <= 16.0 * f64::EPSILON;

@@ -1,4 +1,4 @@
-//! The CPU's loops of cross-entropy over rows of logits, in both directions.
+//! CPU kernels of cross-entropy over rows of logits, forward and backward.
 
 use super::targets::joined;
 use super::{CrossEntropyConfig, JoinShards, VocabShard};
@@ -7,7 +7,7 @@ use crate::ops::softmax::{RowStatistics, row_statistics};
 use crate::simd::vectorized;
 use crate::{Element, Error, Index, Real, Result, Scalar, Tensor, dispatch_index};
 
-/// The class of each row, counted from the first that is here; or [`IGNORED`], or [`ELSEWHERE`].
+/// The class of each row relative to the shard's first, or [`IGNORED`], or [`ELSEWHERE`].
 pub(crate) struct HostTargets {
     rows: Vec<usize>,
     config: CrossEntropyConfig,
@@ -17,12 +17,14 @@ pub(crate) struct HostTargets {
 
 const IGNORED: usize = usize::MAX;
 
-/// A class of another shard.
+/// A class in another shard.
 const ELSEWHERE: usize = usize::MAX - 1;
 
 impl HostTargets {
-    /// Reads dense targets of the whole vocabulary for a shard of `classes`; an error names the position and value
-    /// of one that is not below its size. Every shard finds the same error.
+    /// Reads contiguous targets of the whole vocabulary for a shard of `classes`.
+    ///
+    /// Errors, with position and value, if a target is not below the vocabulary size; every shard returns the same
+    /// error.
     pub(super) fn new(
         op: &'static str,
         targets: &Tensor,
@@ -119,7 +121,7 @@ impl HostTargets {
         let (sum_exps, rest) = sums.as_mut_slice::<T::Acc>()?.split_at_mut(count);
         let (predicted, totals) = rest.split_at_mut(count);
         for (i, (found, &max)) in found.iter().zip(maxima).enumerate() {
-            // Two infinities of one sign have no difference, yet their exponentials are one.
+            // The difference of two equal infinities is NaN, but the ratio of their exponentials must be 1.
             let shrink = if found.max == max { 1.0 } else { (found.max - max).f64().exp() };
             sum_exps[i] = T::Acc::of(found.sum_exp * shrink);
             let x = &elements[i * width..][..width];
@@ -157,8 +159,8 @@ impl HostTargets {
         let uniform = T::Acc::of(smoothing / self.global as f64 * scale);
         let peak = T::Acc::of((1.0 - smoothing) * scale);
         let scale = T::Acc::of(scale);
-        // `x_t` is read before the row is overwritten, so that 16 bits are rounded to once. A target of
-        // another shard has no element here.
+        // `x_t` is read before the row is overwritten, so that 16-bit values are rounded once. A target in another
+        // shard has no element here.
         let finish = |dx: &mut [T], class: usize, x_t: Option<T::Acc>, lse: T::Acc| {
             if let Some(x_t) = x_t {
                 dx[class] = T::from_acc((x_t - lse).exp() * scale - uniform - peak);

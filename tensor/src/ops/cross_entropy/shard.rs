@@ -1,8 +1,8 @@
-//! A vocabulary that is cut into shards: which rows are here, and how statistics of a token are joined.
+//! Vocabulary sharding: the classes of a shard, and the reduction of per-token statistics.
 
 use crate::{Error, Result, Tensor};
 
-/// Which classes of a vocabulary are held: those from `offset` on, as many as there are local logits.
+/// A contiguous shard of a vocabulary: the classes from `offset` on, as many as there are local logits.
 ///
 /// ```
 /// use ferrotron_tensor::ops::cross_entropy::VocabShard;
@@ -12,28 +12,27 @@ use crate::{Error, Result, Tensor};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VocabShard {
-    /// The first class that is here.
+    /// The first class of this shard.
     pub offset: usize,
     /// Classes of the whole vocabulary, V.
     pub global: usize,
-    /// Into how many shards it is cut; none has more than ceil(V / shards) classes.
+    /// Number of shards; none has more than ceil(V / shards) classes.
     pub shards: usize,
 }
 
 impl VocabShard {
-    /// A vocabulary that is all here.
+    /// A vocabulary that is not sharded.
     pub fn whole(classes: usize) -> VocabShard {
         VocabShard { offset: 0, global: classes, shards: 1 }
     }
 
-    /// The most classes a shard may have, ceil(V / shards). What must be the same on all shards, such as
-    /// the number of chunks of tokens, is computed from it.
+    /// The maximum number of classes per shard, ceil(V / shards). Values that must agree on all shards, such as the
+    /// number of token chunks, are computed from it.
     pub fn largest(&self) -> usize {
         self.global.div_ceil(self.shards.max(1))
     }
 
-    /// Errors unless `classes` from the offset on lie in the vocabulary and are no more than the largest
-    /// shard may have.
+    /// Errors unless `classes` from the offset on are within the vocabulary and at most the largest shard size.
     pub(crate) fn check(&self, op: &'static str, classes: usize) -> Result<()> {
         let inside = self.offset.checked_add(classes).is_some_and(|end| end <= self.global);
         if inside && classes <= self.largest() {
@@ -51,12 +50,11 @@ impl VocabShard {
     }
 }
 
-/// Joins what each shard of a vocabulary found about the tokens at hand: an all-reduce over the group that
-/// holds the shards. Every shard makes the same calls in the same order, and every shard must get the same
-/// bits.
+/// Reduces per-token statistics over the shards of a vocabulary: an all-reduce over the group that holds them. Every
+/// shard makes the same calls in the same order and must get the same bits.
 ///
-/// (Vocab-parallel cross-entropy of Shoeybi et al., "Megatron-LM", 2019, section 3: scalars of a token are
-/// exchanged instead of its logits.)
+/// (Vocab-parallel cross-entropy of Shoeybi et al., "Megatron-LM", 2019, section 3: shards exchange scalars per token
+/// instead of logits.)
 pub trait JoinShards: Send + Sync {
     /// The elementwise maximum over the shards of (tokens).
     fn max(&self, per_token: Tensor) -> Result<Tensor>;

@@ -1,4 +1,4 @@
-//! The targets of a call, on either device, and what is found about them: losses and gradients of chunks of rows.
+//! The targets of a call on either device, with the losses and gradients of chunks of rows.
 
 use super::rows::HostTargets;
 use super::{CrossEntropyConfig, JoinShards, VocabShard};
@@ -6,15 +6,17 @@ use crate::cuda;
 use crate::tensor::check_device;
 use crate::{DType, Element, Error, Result, Tensor, dispatch_float};
 
-/// The targets of a call, as the device reads them.
+/// The targets of a call, in the form of the device.
 pub(crate) enum Targets {
     Host(HostTargets),
     Gpu(cuda::cross_entropy::Targets),
 }
 
 impl Targets {
-    /// Targets of the whole vocabulary for a shard of `classes`. One that is not below the vocabulary's size is an
-    /// error, on a GPU when the host next waits for it; the same on every shard.
+    /// Targets of the whole vocabulary for a shard of `classes`.
+    ///
+    /// Errors if a target is not below the vocabulary size; on a GPU the next synchronization reports it. Every shard
+    /// returns the same error.
     pub(crate) fn new(
         op: &'static str,
         targets: &Tensor,
@@ -36,8 +38,8 @@ impl Targets {
         Ok(Targets::Host(HostTargets::new(op, &targets, classes, shard, config)?))
     }
 
-    /// Losses of dense rows of `logits` from row `first` of the targets on, and their lse; joined over the
-    /// shards where the classes have some.
+    /// Computes losses and lse of contiguous rows of `logits`, which start at row `first` of the targets. If the
+    /// classes are sharded, they are reduced over the shards.
     pub(crate) fn forward(
         &self,
         logits: &Tensor,
@@ -57,8 +59,8 @@ impl Targets {
         }
     }
 
-    /// The gradient of `scale` times the losses of `logits` (rows, classes), over them if nobody else holds them.
-    /// `lse` is that of all rows.
+    /// The gradient of `scale` times the losses of `logits` (rows, classes). It overwrites `logits` if they have no
+    /// other holder. `lse` covers all rows.
     pub(crate) fn backward(
         &self,
         logits: Tensor,
@@ -86,9 +88,9 @@ impl Targets {
     }
 }
 
-/// What is found about each row.
+/// The statistics of each row.
 pub(crate) struct RowLosses {
-    /// (rows), in what the logits are computed in.
+    /// (rows), in the accumulator dtype of the logits.
     pub lse: Tensor,
     /// (rows), in f64.
     pub losses: Tensor,
@@ -97,7 +99,7 @@ pub(crate) struct RowLosses {
 }
 
 impl RowLosses {
-    /// Room for `rows` rows of `logits`, or of others like them.
+    /// Allocates for `rows` rows of logits like `like`.
     pub(crate) fn new(like: &Tensor, rows: usize) -> Result<RowLosses> {
         let room = |dtype| Tensor::empty(like.device(), dtype, &[rows]);
         let (lse, losses) = (room(like.dtype().accumulator())?, room(DType::F64)?);
@@ -114,7 +116,7 @@ impl RowLosses {
     }
 }
 
-/// What a join gave back, if it is what it was given.
+/// Checks that the result of a reduction has the dtype and dims of its operand.
 pub(crate) fn joined(tensor: Tensor, dtype: DType, dims: &[usize]) -> Result<Tensor> {
     if tensor.dims() != dims {
         let message = format!("joining {dims:?} gave {:?}", tensor.dims());

@@ -4,7 +4,7 @@ use crate::{DType, Device};
 
 const SMOOTH: CrossEntropyConfig = CrossEntropyConfig { ignore_index: 2, label_smoothing: 0.125 };
 
-/// Loss and gradient of the mean formula, straight from its definition.
+/// Loss and gradient, computed directly from the definition.
 fn naive(x: &[f64], targets: &[i64], v: usize, config: &CrossEntropyConfig) -> (f64, Vec<f64>) {
     let (mut loss, mut dx) = (0.0, vec![]);
     let e = config.label_smoothing;

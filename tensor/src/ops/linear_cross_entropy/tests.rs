@@ -16,12 +16,12 @@ fn targets(device: &Device, dims: &[usize]) -> Tensor {
     Tensor::from_slice(device, &list, dims).unwrap()
 }
 
-/// A number of the dtype of the loss of `x`.
+/// A scalar in the dtype of the loss of `x`.
 fn scalar(x: &Tensor, value: f64) -> Tensor {
     Tensor::full(x.device(), x.dtype().accumulator(), &[], value).unwrap()
 }
 
-/// dx, and dW into or onto `dweight`.
+/// dx, and dW written or added to `dweight`.
 fn backward(
     found: LinearCrossEntropy,
     (x, w, t): (&Tensor, &Tensor, &Tensor),
@@ -70,7 +70,7 @@ fn every_bound_gives_what_the_composed_ops_give() {
                 assert_eq!(got.kept.logits().is_some(), kept);
                 assert_eq!(bits(&got.loss), bits(&want.loss));
                 assert_eq!(bits(&got.lse), bits(&want.lse));
-                // One rounding of the running sum for each chunk.
+                // The running sum is rounded once per chunk.
                 let eps = 4.0 * (N / chunk) as f64 * dtype.epsilon();
                 let mut dweight = Tensor::full(&device, dtype, &[V, C], 1.0).unwrap();
                 let dx = backward(got, (x, &w, &t), &SMOOTH, 0.5, (&mut dweight, Accum::Add));

@@ -2,7 +2,7 @@ use super::*;
 use crate::Device;
 use crate::ops::testing::*;
 
-/// Folds the elements of each result, in f64.
+/// Reduces the elements of each result, in f64.
 fn naive(
     x: &[f64],
     dims: &[usize],
@@ -54,7 +54,7 @@ fn reductions_equal_naive_ones_in_every_dtype_and_layout() {
         let exps = naive(&values, dims, &goes, 0.0, |a, x| a + x.exp());
         let logs: Vec<f64> = exps.iter().map(|x| x.ln()).collect();
         for dtype in FLOATS {
-            // One rounding of the result, and of at most 128 + 32 partial sums in f32.
+            // One rounding of the result, and of up to 128 + 32 partial sums in f32.
             let eps = dtype.epsilon().max(160.0 * f32::EPSILON as f64 * largest);
             let eps = if dtype == DType::F64 { 160.0 * dtype.epsilon() * largest } else { eps };
             for x in variants(&tensor(&device, dtype, dims, &values)) {
