@@ -1,8 +1,8 @@
-// The passes of Adafactor over matrices laid end to end (Shazeer and Stern, arXiv 1804.04235, algorithms 4 and 5), as
-// tensor/src/ops/adafactor.rs has them. Sums are in f64, in an order that is given by the shape. Nothing changes where a
-// gradient is not finite.
+// Adafactor over contiguous matrices (Shazeer and Stern, arXiv 1804.04235, algorithms 4 and 5), with the formulas of
+// tensor/src/ops/adafactor.rs. Sums are in f64, in an order that depends on the shape only. If a gradient is not
+// finite, nothing changes.
 
-// The squares of each row: a group of threads for a row.
+// Sums of squares of each row: one group of threads per row.
 KERNEL(512, adafactor_row_sums)(const T* grads, double* sums, u64 rows, u64 width) {
     const u64 row = group_row();
     if (row >= rows) return;
@@ -12,8 +12,8 @@ KERNEL(512, adafactor_row_sums)(const T* grads, double* sums, u64 rows, u64 widt
     if (threadIdx.x == 0) sums[row] = sum;
 }
 
-// The squares of each column: a block for 32 columns of one matrix, whose rows are dealt out along y. `blocks` are those
-// of a matrix.
+// Sums of squares of each column: one block per 32 columns of a matrix, with rows distributed along y. `blocks` is
+// the number of blocks per matrix.
 KERNEL(512, adafactor_column_sums)(const T* grads, double* sums, u64 height, u64 width, u64 blocks) {
     SHARED(double, parts, 512);
     const u64 matrix = blockIdx.x / blocks, column = blockIdx.x % blocks * 32 + threadIdx.x;
@@ -32,7 +32,7 @@ KERNEL(512, adafactor_column_sums)(const T* grads, double* sums, u64 height, u64
     sums[matrix * width + column] = sum;
 }
 
-// A running mean of squares: beta2 = 1 - update^-rate.
+// The update of a running mean of squares: beta2 = 1 - update^-rate.
 struct Mixed {
     double beta2, scale, eps1;
     INLINE Mixed(const Step* step, double rate, double eps1)
@@ -42,7 +42,7 @@ struct Mixed {
     }
 };
 
-// Of sums of the squares of `count` gradients each.
+// Updates means with sums over the squares of `count` gradients each.
 KERNEL(256, adafactor_means)(const Step* step, A* means, const double* sums, u64 n, u64 count, double rate, double eps1) {
     if (step->found_inf) return;
     const Mixed mixed(step, rate, eps1);
@@ -51,7 +51,7 @@ KERNEL(256, adafactor_means)(const Step* step, A* means, const double* sums, u64
     }
 }
 
-// Of single gradients.
+// Updates elementwise means with the squares of gradients.
 KERNEL(256, adafactor_mean_squares)(const Step* step, A* means, const T* grads, u64 n, double rate, double eps1) {
     if (step->found_inf) return;
     const Mixed mixed(step, rate, eps1);
@@ -61,8 +61,8 @@ KERNEL(256, adafactor_mean_squares)(const Step* step, A* means, const T* grads, 
     }
 }
 
-// What multiplies rows: sqrt(mean / row), with the mean of each matrix' `count` numbers of `others`. A group of threads
-// for a matrix.
+// Row factors: sqrt(mean / row), where mean is over each matrix' `count` numbers of `others`. One group of threads
+// per matrix.
 KERNEL(512, adafactor_row_factors)(const A* rows, const A* others, A* factors, u64 matrices, u64 height, u64 count) {
     const u64 matrix = group_row();
     if (matrix >= matrices) return;
@@ -74,12 +74,12 @@ KERNEL(512, adafactor_row_factors)(const A* rows, const A* others, A* factors, u
     }
 }
 
-// What multiplies columns, or the elements of a vector.
+// Factors of columns, or of the elements of a vector.
 KERNEL(256, adafactor_inverse_roots)(const A* x, A* y, u64 n) {
     for (u64 i = thread_number(); i < n; i += thread_count()) y[i] = (A)(1 / real::sqrt((double)x[i]));
 }
 
-// The squares of the update, row by row.
+// Sums of squares of the unclipped update, per row.
 KERNEL(512, adafactor_update_sums)
 (const Step* step, const T* grads, const A* row_factors, const A* column_factors, double* sums, u64 rows, u64 height, u64 width) {
     const u64 row = group_row();
@@ -101,8 +101,8 @@ struct Adafactor {
     u64 numel;  // of the whole parameter
 };
 
-// A group of threads for each row. `weight_sum`, where steps are relative, and `update_sum` are sums of squares over the
-// whole parameter; where there is a `mean`, it is that of updates.
+// One group of threads per row. `weight_sum` (null unless steps are relative) and `update_sum` are sums of squares
+// over the whole parameter. A non-null `mean` is the running mean of updates.
 template <class W, class G>
 INLINE void step_rows(const Step* step, W* weights, const G* grads, const A* row_factors, const A* column_factors, A* mean,
                       const double* weight_sum, const double* update_sum, u64 rows, u64 height, u64 width, const Adafactor& c) {
@@ -126,7 +126,7 @@ INLINE void step_rows(const Step* step, W* weights, const G* grads, const A* row
     }
 }
 
-// Weights and gradients of the element type.
+// Weights and gradients in the element type.
 KERNEL(512, adafactor)
 (const Step* step, T* weights, const T* grads, const A* row_factors, const A* column_factors, A* mean, const double* weight_sum,
  const double* update_sum, u64 rows, u64 height, u64 width, Adafactor c) {

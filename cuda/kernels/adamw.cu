@@ -3,8 +3,8 @@
 // m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2
 // w = w (1 - lr * weight_decay) - lr / (1 - beta1^update) * m / (sqrt(v / (1 - beta2^update)) + eps)
 //
-// Coefficients are computed in f64 by one thread before, from what changes from step to step. Nothing changes where
-// a gradient is not finite.
+// One thread computes the coefficients in f64 beforehand, from the step parameters. If a gradient is not finite,
+// nothing changes.
 
 struct Coefficients {
     A grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, keep, step_size, inverse_root, eps;
@@ -30,7 +30,7 @@ template <class N> INLINE bool by_four(const N* pointer) {
     return (reinterpret_cast<u64>(pointer) & (4 * sizeof(N) - 1)) == 0;
 }
 
-// One weight: the new one in A.
+// Updates the moments of one weight and returns the new weight in A.
 INLINE A updated(const Coefficients& c, A w, A g, A& m, A& v) {
     g *= c.grad_scale;
     m = m * c.beta1 + g * c.one_minus_beta1;
@@ -38,7 +38,7 @@ INLINE A updated(const Coefficients& c, A w, A g, A& m, A& v) {
     return w * c.keep - c.step_size * m / (real::sqrt(v) * c.inverse_root + c.eps);
 }
 
-// Weights W from gradients G; where there is a `copy`, it is W's rounded to T.
+// Updates weights W from gradients G; a `copy` receives the weights rounded to T.
 template <class W, class G, bool COPIES>
 INLINE void step_weights(const Coefficients* coefficients, const Step* step, W* weights, const G* grads, A* m, A* v, T* copy, u64 n) {
     if (step->found_inf) return;
@@ -69,7 +69,7 @@ INLINE void step_weights(const Coefficients* coefficients, const Step* step, W* 
     }
 }
 
-// Weights and gradients of the element type.
+// Weights and gradients in the element type.
 KERNEL(256, adamw)(const Coefficients* c, const Step* step, T* weights, const T* grads, A* m, A* v, u64 n) {
     step_weights<T, T, false>(c, step, weights, grads, m, v, nullptr, n);
 }
@@ -79,7 +79,7 @@ KERNEL(256, adamw_wide)(const Coefficients* c, const Step* step, T* weights, con
     step_weights<T, A, false>(c, step, weights, grads, m, v, nullptr, n);
 }
 
-// Master weights in A with copies of the element type, and gradients of either.
+// Master weights in A with copies in the element type, and gradients of either type.
 KERNEL(256, adamw_master)(const Coefficients* c, const Step* step, A* master, const T* grads, A* m, A* v, T* copy, u64 n) {
     step_weights<A, T, true>(c, step, master, grads, m, v, copy, n);
 }

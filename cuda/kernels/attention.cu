@@ -7,18 +7,18 @@
 // - with dropout, whose factors m_ij are 0 or 1 / (1 - probability): out_i = sum_j m_ij p_ij v_j,
 //   dp_ij = m_ij (dout_i . v_j), dv_j = sum_i m_ij p_ij dout_i.
 //
-// A block is four warps of 16 rows: queries in forward and for dq, keys for dk and dv. Sums are f32 and in one order
-// always, since nobody adds to another block's result; p and ds are rounded to the element type for their products.
-// Heads narrower than the tile are filled up with zeros; they begin at multiples of 16 bytes.
+// A block is four warps of 16 rows: queries in forward and for dq, keys for dk and dv. Sums are f32 in a fixed order,
+// since no block adds to another's result; p and ds are rounded to the element type for their products. Heads
+// narrower than the tile are padded with zeros; heads begin at multiples of 16 bytes.
 
 #include "philox.cuh"
 #include "attention.cuh"
 #include "mma.cuh"
 
-constexpr int WARPS = 4, ROWS = 16 * WARPS, PAD = 8;  // padded rows of shared memory: no two of 8 share a bank
+constexpr int WARPS = 4, ROWS = 16 * WARPS, PAD = 8;  // row padding in shared memory: no two of 8 rows share a bank
 constexpr float LOG2E = 1.4426950408889634f;
 
-// Starts copying COUNT rows from `first` on of one head to shared memory; what is not there becomes zero.
+// Starts copying COUNT rows of one head from `first` on to shared memory; rows out of bounds become zero.
 template <int D, int COUNT>
 INLINE void load_rows(T* to, const T* head, i64 stride, i64 first, i64 rows, i64 width) {
 #pragma unroll
@@ -29,7 +29,7 @@ INLINE void load_rows(T* to, const T* head, i64 stride, i64 first, i64 rows, i64
     }
 }
 
-// c (16, 8 N) += a (16, D) b (8 N, D)^T: rows of both lie in shared memory.
+// c (16, 8 N) += a (16, D) b (8 N, D)^T, with the rows of both in shared memory.
 template <int D, int N> INLINE void multiply_rows(float (*c)[4], const T* a, const T* b) {
     const int lane = threadIdx.x & 31;
 #pragma unroll
@@ -47,7 +47,7 @@ template <int D, int N> INLINE void multiply_rows(float (*c)[4], const T* a, con
     }
 }
 
-// c (16, D) += p (16, 8 N) b (8 N, D): p as the fragments of a result, b in shared memory.
+// c (16, D) += p (16, 8 N) b (8 N, D), with p in result fragments and b in shared memory.
 template <int D, int N> INLINE void multiply_fragments(float (*c)[4], const float (*p)[4], const T* b) {
     const int lane = threadIdx.x & 31;
 #pragma unroll
@@ -64,7 +64,7 @@ template <int D, int N> INLINE void multiply_fragments(float (*c)[4], const floa
     }
 }
 
-// Writes a warp's 16 rows of results times a factor for each of this thread's two.
+// Writes a warp's 16 rows of results, multiplied by a factor for each of this thread's two rows.
 template <int D>
 INLINE void store_rows(T* head, i64 stride, i64 first, i64 rows, i64 width, const float (*c)[4], float upper, float lower) {
     const int lane = threadIdx.x & 31;
@@ -88,7 +88,7 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
     DYNAMIC_SHARED(T, memory);
     T *q_tile = memory, *k_tile = q_tile + ROWS * TILE, *v_tile = k_tile + KEYS * TILE;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    // The last queries see the most keys: they begin first.
+    // The last queries see the most keys, so their blocks start first.
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y, batch = blockIdx.z;
     const i64 group = head * a.groups / a.heads;
     q += batch * a.q[0] + head * a.q[2];
@@ -105,7 +105,7 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
     if (end > 0) load_rows<D, KEYS>(k_tile, k, a.k[1], 0, a.keys, a.width);
     copy_commit();
     for (int key = 0; key < end; key += KEYS) {
-        // Values arrive while scores are computed, the next keys while values are summed.
+        // Values are loaded while scores are computed, and the next keys while values are summed.
         load_rows<D, KEYS>(v_tile, v, a.v[1], key, a.keys, a.width);
         copy_commit();
         const u32 kept = drops.template rows_of_queries<KEYS / 8>(batch, head, own_first + lane / 4, key + lane % 4 * 2);
@@ -134,7 +134,7 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
             // The four lanes of a row.
             largest[half] = real::max(largest[half], __shfl_xor_sync(0xffffffffu, largest[half], 1));
             largest[half] = real::max(largest[half], __shfl_xor_sync(0xffffffffu, largest[half], 2));
-            // A row that has seen no key yet must not subtract infinities.
+            // A row without visible keys so far must not subtract infinities.
             shift[half] = largest[half] == -real::infinity<float>() ? 0.0f : largest[half];
             const float shrink = fast_exp2(max[half] - shift[half]);
             max[half] = largest[half];
@@ -166,7 +166,7 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
         sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 2);
         factor[half] = sum[half] > 0 ? 1 / sum[half] : 0.0f;
         const i64 row = own_first + lane / 4 + half * 8;
-        // ln sum_j e^(s_j) = (max + log2 sum) ln 2; minus infinity where no key is seen.
+        // ln sum_j e^(s_j) = (max + log2 sum) ln 2; minus infinity if no key is visible.
         if (lane % 4 == 0 && row < a.queries)
             lse[(batch * a.heads + head) * a.queries + row] =
                 sum[half] > 0 ? max[half] * 0.6931471805599453f + real::ln(sum[half]) : -real::infinity<float>();
@@ -174,8 +174,8 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
     store_rows<D>(out, a.out[1], own_first, a.queries, a.width, result, factor[0], factor[1]);
 }
 
-// p and ds from scores and dp, in place; rows are this thread's, lse, delta and the factor of p those of element e of
-// column tile n.
+// Computes p and ds from scores and dp, in place. `row` and `column` give this thread's indices; `of` gives lse and
+// delta, `factor` the dropout factor of element e of column tile n.
 template <int N, class Row, class Column, class Statistics, class Factor>
 INLINE void score_gradients(float (*s)[4], float (*dp)[4], const Attention& a, bool keys_are_rows, Row row, Column column, Statistics of, Factor factor) {
     const float scale = (float)a.scale * LOG2E;
@@ -245,7 +245,7 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
     store_rows<D>(dq, a.dq[1], own_first, a.queries, a.width, result, (float)a.scale, (float)a.scale);
 }
 
-// dk and dv of 64 keys of a key-value head: the sums over its query heads in their order.
+// dk and dv of 64 keys of a key-value head: sums over its query heads in order.
 template <int D, int QUERIES, class Drops>
 INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dk, T* dv, const Attention& a, Drops drops) {
     constexpr int TILE = D + PAD;
@@ -304,8 +304,8 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
     store_rows<D>(dv, a.dv[1], own_first, a.keys, a.width, dv_sum, 1, 1);
 }
 
-// The grid is (tiles of 64 rows, heads, batch), key-value heads for dk and dv. Shared memory holds (64 + 64 + 64),
-// (64 + 64 + 64 + 64) and (64 + 64 + 2 QUERIES) rows of D + 8 elements.
+// The grid is (tiles of 64 rows, heads, batch), with key-value heads for dk and dv. Shared memory holds (64 + 64 +
+// 64), (64 + 64 + 64 + 64) and (64 + 64 + 2 QUERIES) rows of D + 8 elements, respectively.
 KERNEL(128, attention_64)(const T* q, const T* k, const T* v, T* out, float* lse, Attention a) {
     forward<64>(q, k, v, out, lse, a, KeepAll());
 }

@@ -1,7 +1,6 @@
-// What the kernels of attention share: its sizes, which keys a query sees, which probabilities are dropped. Follows
-// philox.cuh.
+// Shared code of the attention kernels: sizes, mask and dropout. Included after philox.cuh.
 
-// Strides are of (batch, position, head), in elements; heads are dense. As `arguments::Attention` on the host.
+// Mirrors `arguments::Attention` on the host. Strides are for (batch, position, head), in elements; heads are dense.
 struct Attention {
     i64 queries, keys, heads, groups, width;
     i64 causal;  // not 0: query i sees keys j <= i + keys - queries
@@ -19,11 +18,11 @@ INLINE bool visible(const Attention& a, i64 query, i64 key) {
     return key < a.keys && query < a.queries && (!a.causal || key <= query + a.keys - a.queries);
 }
 
-// Factors of the probabilities, 0 or what makes up for it: element (sample, head, query, key) of the global tensor is
-// kept where its random bits are larger than `last_dropped`.
+// Dropout factors of the probabilities, 0 or `scale`: element (sample, head, query, key) of the global tensor is kept
+// if its random bits exceed `last_dropped`.
 //
-// Which elements of a tile are kept is drawn before its scores are there, as bits, so that the numbers of both need not
-// be in registers at once: bit 4 n + e for element e of column tile n, whose rows and columns are those of a fragment.
+// The mask of a tile is drawn before its scores are computed, and stored as bits, so that random numbers and scores
+// are not in registers at the same time. Bit 4 n + e is element e of column tile n, in the layout of a fragment.
 struct KeepAll {
     INLINE A factor(i64, i64, i64, i64) const { return A(1); }
     template <int N> INLINE u32 rows_of_queries(i64, i64, i64, i64) const { return 0; }
@@ -46,12 +45,12 @@ struct DropSome {
         Draws draws(key, step->number);
         return draws.at(row(batch, head, query) + coordinate(3, own_key)) > last_dropped ? scale : A(0);
     }
-    // Of the rows `query` and `query` + 8, and the columns from `first_key` on.
+    // The mask of rows `query` and `query` + 8, for columns from `first_key` on.
     template <int N> INLINE u32 rows_of_queries(i64 batch, i64 head, i64 query, i64 first_key) const {
         const u64 rows[2] = {row(batch, head, query), row(batch, head, query + 8)};
         return draw<N>([&](int n, int e) { return rows[e / 2] + coordinate(3, first_key + n * 8 + e % 2); });
     }
-    // Of the rows `own_key` and `own_key` + 8, and the columns from `first_query` on.
+    // The mask of rows `own_key` and `own_key` + 8, for columns from `first_query` on.
     template <int N> INLINE u32 rows_of_keys(i64 batch, i64 head, i64 own_key, i64 first_query) const {
         const u64 keys[2] = {coordinate(3, own_key), coordinate(3, own_key + 8)};
         return draw<N>([&](int n, int e) { return row(batch, head, first_query + n * 8 + e % 2) + keys[e / 2]; });
@@ -68,7 +67,7 @@ struct DropSome {
     INLINE A factor(u32 kept, int bit) const { return kept >> bit & 1 ? scale : A(0); }
 };
 
-// delta_i = dout_i . out_i (batch, heads, queries): a warp for each.
+// delta_i = dout_i . out_i (batch, heads, queries): one warp per row.
 KERNEL(256, attention_delta)(const T* dout, const T* out, A* delta, u64 batch, Attention a) {
     const u64 row = thread_number() / 32, lane = threadIdx.x & 31;
     if (row >= batch * a.heads * a.queries) return;
@@ -81,8 +80,8 @@ KERNEL(256, attention_delta)(const T* dout, const T* out, A* delta, u64 batch, A
     if (lane == 0) delta[row] = sum;
 }
 
-// Adds a block of keys to what was found so far: out (batch, queries, heads, width) and lse (batch, heads, queries)
-// become those of all keys. The block's are of `rows` queries from `first` on; a warp for each and its heads.
+// Merges a block of keys into out (batch, queries, heads, width) and lse (batch, heads, queries). The block covers
+// `rows` queries from `first` on; one warp per query and head.
 KERNEL(256, attention_merge)
 (A* out, A* lse, const T* block_out, const A* block_lse, u64 batch, u64 queries, u64 rows, u64 heads, u64 width, u64 first) {
     const u64 index = thread_number() / 32, lane = threadIdx.x & 31;
@@ -92,7 +91,7 @@ KERNEL(256, attention_merge)
     const A before = *own, other = block_lse[(sample * heads + head) * rows + row];
     const A max = real::max(before, other);
     A kept = A(0), gained = A(0);
-    __syncwarp();  // every lane has read what one overwrites
+    __syncwarp();  // every lane has read lse before one lane overwrites it
     if (max > -real::infinity<A>()) {
         kept = real::exp(before - max);
         gained = real::exp(other - max);
@@ -103,6 +102,6 @@ KERNEL(256, attention_merge)
     }
     out += ((sample * queries + first + row) * heads + head) * width;
     block_out += index * width;
-    // Where nothing is kept, what is there does not matter: it may be no number.
+    // If `kept` is 0, the old contents are ignored: they may be NaN.
     for (u64 i = lane; i < width; i += 32) out[i] = gained * widen(block_out[i]) + (kept == A(0) ? A(0) : kept * out[i]);
 }

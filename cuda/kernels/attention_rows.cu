@@ -1,13 +1,13 @@
-// Attention in f32 and f64, for which tensor cores have no exact products: a warp for each query, and for each key in
-// the gradients of keys and values. Formulas and order of the sums as in attention.cu; heads have 256 elements at
-// most. It is for checking and small models, not for speed.
+// Attention in f32 and f64, for which tensor cores have no exact products. One warp per query, and one per key for
+// the gradients of keys and values. Formulas and the order of sums are those of attention.cu; heads have at most 256
+// elements. For checks and small models; not optimized for speed.
 
 #include "philox.cuh"
 #include "attention.cuh"
 
 constexpr int WARPS = 4, MAX_WIDTH = 256, PER_LANE = MAX_WIDTH / 32;
 
-// Keeps a row where its warp reads it.
+// Loads a row into shared memory of its warp.
 INLINE void keep_row(A* row, const T* from, i64 width) {
     for (i64 d = threadIdx.x & 31; d < width; d += 32) row[d] = widen(from[d]);
 }

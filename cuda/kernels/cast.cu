@@ -1,5 +1,5 @@
-// Casts to every other type. Floats round to nearest even, to and from 16 bits by way of f32; float to integer
-// truncates towards zero and saturates, NaN becomes 0; integer to integer wraps.
+// Casts to every other type. Floats round to nearest even, and conversions to and from 16 bits go through f32. Float
+// to integer truncates towards zero and saturates, NaN becomes 0. Integer to integer wraps.
 
 constexpr bool FLOATING = A(0.5) != A(0);
 
@@ -20,7 +20,7 @@ INLINE void convert(A x, i64& y) {
     y = FLOATING ? truncated<i64>((double)x, -9223372036854775808.0, 9223372036854775808.0, -largest - 1, largest) : (i64)x;
 }
 
-// Several loads of the narrower type are on their way before the first is needed.
+// Unrolled, so that several loads of the narrower type are in flight.
 template <class To> INLINE void cast(const T* x, To* y, u64 n) {
     const u64 step = thread_count();
 #pragma unroll 4

@@ -1,5 +1,4 @@
-// Comparisons of any two elements of a type, broadcast: 1 where it holds, else 0. Nothing compares with NaN, except
-// that it is unequal.
+// Elementwise comparisons with broadcasting: 1 if true, else 0. Comparisons with NaN are false, except UNEQUAL.
 
 enum Comparison { EQUAL, UNEQUAL, LESS, LESS_OR_EQUAL, GREATER, GREATER_OR_EQUAL };
 

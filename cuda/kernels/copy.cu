@@ -1,7 +1,7 @@
-// Copies of any strides, transposed copies, and reading at indices: what does not look at the elements, only at
-// their size.
+// Strided copies, transposes, and reads at indices. These kernels depend only on the element size, not on the element
+// type.
 
-// y = x, both with their strides: contiguous copies of views, parts of concatenations, slices with zeros around.
+// y = x with arbitrary strides of both: contiguous copies of views, concatenation, zero padding.
 KERNEL(256, copy)(const T* x, T* y, u64 n, Layout layout) {
     if (layout.dense) {
         map_row(x, y, n, (u32)thread_number(), (u32)thread_count(), [](u64, T x, T) { return x; });
@@ -14,8 +14,8 @@ KERNEL(256, copy)(const T* x, T* y, u64 n, Layout layout) {
     }
 }
 
-// y (batch, columns, rows) = x (batch, rows, columns) with both last dims exchanged, by tiles of 32 x 32 through
-// shared memory, so that loads and stores run along rows. A block is (32, 8); x's matrices and rows have strides.
+// y (batch, columns, rows) = x (batch, rows, columns) with the last dims exchanged, by tiles of 32 x 32 in shared
+// memory, so that loads and stores are coalesced. A block is (32, 8); x's matrices and rows are strided.
 KERNEL(256, transpose)(const T* x, T* y, u64 rows, u64 columns, i64 batch_stride, i64 row_stride) {
     SHARED(T, tile, 32 * 33);
     x += (i64)blockIdx.z * batch_stride;
@@ -32,8 +32,9 @@ KERNEL(256, transpose)(const T* x, T* y, u64 rows, u64 columns, i64 batch_stride
         if (row < rows && column + k < columns) y[(column + k) * rows + row] = tile[threadIdx.x * 33 + threadIdx.y + k];
 }
 
-// y = x at `index` along one dim: `layout` has the dims of the index, x's strides with 0 along that dim, and the
-// index's; y is dense. An index that is not below `size` leaves zero bits, and its position in `bad` if it is the first.
+// y = x at `index` along one dim. `layout` has the dims of the index, x's strides with 0 along that dim, and the
+// index's strides; y is contiguous. An index out of range yields zero bits, and `bad` receives the first such
+// position.
 KERNEL(256, gather)
 (const T* x, const void* index, int type, T* y, u64 n, i64 size, i64 dim_stride, u64* bad, Layout layout) {
     for (u64 i = thread_number(); i < n; i += thread_count()) {
@@ -46,8 +47,8 @@ KERNEL(256, gather)
     }
 }
 
-// y (outer, count, inner) = slices of x (outer, size, inner) that the list `ids` names: rows of an embedding where
-// outer = 1. x holds the ids from `offset` on of `global`; those of other shards give zero bits.
+// y (outer, count, inner) = slices of x (outer, size, inner) at `ids`; rows of an embedding if outer = 1. x holds ids
+// offset .. offset + size of `global`; ids of other shards yield zero bits.
 KERNEL(256, index_select)
 (const T* x, const void* ids, int type, T* y, u64 outer, u64 size, u64 count, u64 inner, i64 offset, i64 global, u64* bad) {
     for (u64 row = blockIdx.x; row < outer * count; row += gridDim.x) {

@@ -1,20 +1,20 @@
-// Cross-entropy of dense rows of logits, one group of threads a row. With V classes, label smoothing e and
+// Cross-entropy of contiguous rows of logits, one group of threads per row. With V classes, label smoothing e and
 // lse = ln sum_j e^(x_j):
 //
-// - loss = lse - (1 - e) x_t - e/V sum_j x_j, 0 in rows that are ignored;
+// - loss = lse - (1 - e) x_t - e/V sum_j x_j, 0 in ignored rows;
 // - dx_j = scale (e^(x_j - lse) - e/V - (1 - e) [j = t]).
 //
-// The classes may be cut into shards: then maxima, and after them sums, are joined over the shards between kernels.
+// The classes may be sharded: maxima, and then sums, are all-reduced over the shards between kernels.
 
 #include "statistics.cuh"
 
-// As `arguments::CrossEntropy` on the host. Classes are numbered in the whole vocabulary.
+// Mirrors `arguments::CrossEntropy` on the host. Class numbers are those of the whole vocabulary.
 struct CrossEntropy {
     i64 ignore_index;
-    i64 offset;  // of the first class that is here
+    i64 offset;  // first class of this shard
     i64 global;  // classes in all shards
     double smoothing;
-    i64 first;  // row of the whole call that is row 0 here
+    i64 first;  // row of the whole call that corresponds to row 0
 };
 struct Targets : CrossEntropy {
     const void* classes;
@@ -23,7 +23,7 @@ struct Targets : CrossEntropy {
 };
 enum : i64 { IGNORED = -1, ELSEWHERE = -2 };
 
-// The class of a row among the `width` that are here.
+// The target class of a row relative to this shard's `width` classes.
 INLINE i64 local_target(const Targets& targets, u64 row, u64 width) {
     const i64 target = read_index(targets.classes, targets.type, row);
     if (target < 0 || target == targets.ignore_index) return IGNORED;
@@ -41,7 +41,7 @@ INLINE void check_target(const Targets& targets, u64 row, u64* bad) {
     if (target >= targets.global && target != targets.ignore_index) atomicMin(bad, (u64)targets.first + row);
 }
 
-// The statistics of a row, and the sum of its logits where labels are smoothed.
+// The statistics of a row, and the sum of its logits if labels are smoothed.
 INLINE Statistics row_statistics(const Targets& targets, const T* x, u64 width, double& total) {
     Statistics own;
     A sum = A(0);
@@ -68,7 +68,7 @@ KERNEL(512, cross_entropy)(const T* logits, const void* classes, int type, Cross
     losses[row] = row_loss(targets, target, log_sum, target >= 0 ? (double)widen(x[target]) : 0, total);
 }
 
-// Of a shard: `max` (rows), and `sums` (2 or, with smoothing, 3, rows): sum_j e^(x_j - max), x_t or 0, sum_j x_j.
+// For a shard: `max` (rows), and `sums` (2 or, with smoothing, 3, rows): sum_j e^(x_j - max), x_t or 0, sum_j x_j.
 KERNEL(512, cross_entropy_shard)(const T* logits, const void* classes, int type, CrossEntropy config, A* max, A* sums, u64 rows, u64 width, u64* bad) {
     const u64 row = group_row();
     if (row >= rows) return;
@@ -85,14 +85,14 @@ KERNEL(512, cross_entropy_shard)(const T* logits, const void* classes, int type,
     if (targets.smoothing != 0) sums[2 * rows + row] = (A)total;
 }
 
-// Rescales a shard's sums from its own maximum to that of all.
+// Rescales a shard's sums from its own maximum to the global one.
 KERNEL(256, cross_entropy_rescale)(A* sums, const A* own_max, const A* max, u64 rows) {
     const u64 row = thread_number();
-    // Two infinities of one sign have no difference, yet their exponentials are one.
+    // The difference of two equal infinities is NaN, but the ratio of their exponentials must be 1.
     if (row < rows && own_max[row] != max[row]) sums[row] *= real::exp(own_max[row] - max[row]);
 }
 
-// lse and losses from what the shards have joined.
+// lse and losses from the reduced statistics.
 KERNEL(256, cross_entropy_finish)(const A* max, const A* sums, const void* classes, int type, CrossEntropy config, A* lse, double* losses, u64 rows) {
     const u64 row = thread_number();
     if (row >= rows) return;
@@ -103,7 +103,7 @@ KERNEL(256, cross_entropy_finish)(const A* max, const A* sums, const void* class
     losses[row] = row_loss(targets, local_target(targets, row, 0), log_sum, (double)sums[rows + row], total);
 }
 
-// Overwrites logits with their gradient. `scale` lies in device memory: loss scale / number of counted tokens.
+// Overwrites logits with their gradient. `scale` is in device memory: loss scale / number of valid tokens.
 KERNEL(512, cross_entropy_backward)(T* logits, const void* classes, int type, CrossEntropy config, const A* lse, const A* scale, u64 rows, u64 width) {
     const u64 row = group_row();
     if (row >= rows) return;

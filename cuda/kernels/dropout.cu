@@ -1,4 +1,4 @@
-// Dropout: y = x scale where the element's random bits are larger than `last_dropped`, else 0. Its own gradient.
+// Dropout: y = x scale if the element's random bits exceed `last_dropped`, else 0. It is its own gradient.
 
 #include "philox.cuh"
 

@@ -1,8 +1,7 @@
-// Adding at indices, in the order of the index, so that the result is always the same: the gradients of an
-// embedding, of index_select and of gather.
+// Deterministic addition at indices, in the order of the index: the gradients of embedding, index_select and gather.
 
-// y (outer, size, inner) += slices of x (outer, count, inner) where the sorted ids say. A block of the grid takes a
-// sorted position, 128 elements of a slice and some of `outer`; it works if its position is the first of its id.
+// y (outer, size, inner) += slices of x (outer, count, inner) at the sorted ids. A block of the grid handles a sorted
+// position, 128 elements of a slice and a share of `outer`; only the first position of each id does the work.
 template <class Y>
 INLINE void add_slices(const T* x, const void* ids, int type, const u32* order, Y* y, u64 outer, u64 count, i64 size, u64 inner, i64 offset) {
     const u64 first = blockIdx.x, column = (u64)blockIdx.y * blockDim.x + threadIdx.x;
@@ -28,15 +27,15 @@ KERNEL(128, index_add)
     add_slices(x, ids, type, order, y, outer, count, size, inner, offset);
 }
 
-// Into sums in A.
+// Accumulates into sums in A.
 KERNEL(128, index_add_wide)
 (const T* x, const void* ids, int type, const u32* order, A* y, u64 outer, u64 count, i64 size, u64 inner, i64 offset) {
     add_slices(x, ids, type, order, y, outer, count, size, inner, offset);
 }
 
-// y[.., index[.., k, ..], ..] += x[.., k, ..]: a thread for each element of y along the dim, of `size`, in each of the
-// rows that the index has. `layout` has the other dims, with the strides of y, index and x. `bad` is where in the
-// index's memory the first bad one lies.
+// y[.., index[.., k, ..], ..] += x[.., k, ..]. One thread per element of y along the dim (of `size`) and row of the
+// index. `layout` has the other dims, with the strides of y, index and x. `bad` receives the memory offset of the
+// first bad index.
 KERNEL(256, scatter_add)
 (T* y, const void* index, int type, const T* x, u64 rows, u64 size, u64 count, i64 y_stride, i64 index_stride, i64 x_stride,
  u64* bad, Layout layout) {

@@ -1,19 +1,20 @@
-// Tensor cores and what feeds them, as thin names over PTX: copies to shared memory that are waited for, matrices of
-// 8 x 8 halves from shared memory to registers, and products of 16 x 16 with 16 x 8 in f32. Compute capability 8.0.
-// In the tests the shim supplies the same names.
+// Tensor-core primitives as thin wrappers over PTX: asynchronous copies to shared memory, loads of 8 x 8 matrices of
+// 16-bit elements from shared memory to registers, and products of 16 x 16 by 16 x 8 in f32. Requires compute
+// capability 8.0. In the tests the shim supplies the same names.
 
 #ifndef CUSIM
 INLINE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 
-// 16 bytes to shared memory, zeros if not `valid`.
+// Copies 16 bytes to shared memory, or zeros if not `valid`.
 INLINE void copy_async(void* to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0));
 }
 INLINE void copy_commit() { asm volatile("cp.async.commit_group;"); }
-// Waits until all groups but the last N have arrived, for this thread.
+// Waits until all but the last N groups of this thread have completed.
 template <int N> INLINE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
-// Four matrices; lane l gives the address of row l % 8 of matrix l / 8, and gets two neighbours of row l / 4 of each.
+// Loads four matrices. Lane l passes the address of row l % 8 of matrix l / 8, and receives two adjacent elements of
+// row l / 4 of each matrix.
 INLINE void load_matrices(u32* r, const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");

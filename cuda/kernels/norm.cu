@@ -1,12 +1,12 @@
-// LayerNorm and RMSNorm of dense rows, and their gradients. With m the row's mean (0 for RMSNorm),
+// LayerNorm and RMSNorm of contiguous rows, and their gradients. With m the row's mean (0 for RMSNorm),
 // r = 1 / sqrt(mean((x - m)^2) + eps) and h = (x - m) r:
 //
 // - forward: y = h w + b;
 // - backward: dx = r (dy w - mean(dy w) - h mean(dy w h)) (RMSNorm: without the middle term),
 //   dw = sum over rows of dy h, db = sum over rows of dy.
 //
-// Rows are one group of threads each. The sums over rows are taken in blocks of rows, a thread a column, and then
-// added in their order: `partials` is (blocks, 2, width).
+// One group of threads per row. Sums over rows are computed in blocks of rows, one thread per column, and then added
+// in order: `partials` is (blocks, 2, width).
 
 template <bool CENTRED>
 INLINE void forward(const T* x, const T* weight, const T* bias, T* y, A* mean, A* rstd, u64 rows, u64 width, double eps) {
@@ -73,7 +73,7 @@ KERNEL(512, rms_norm_backward_input)
     backward_input<false>(dy, x, nullptr, rstd, weight, dx, rows, width);
 }
 
-// Block (i, j) of the grid takes 128 columns and `block_rows` rows.
+// Block (i, j) of the grid handles 128 columns and `block_rows` rows.
 template <bool CENTRED>
 INLINE void backward_partials(const T* dy, const T* x, const A* mean, const A* rstd, A* partials, u64 rows, u64 width, u64 block_rows) {
     const u64 column = thread_number();

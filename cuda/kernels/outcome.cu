@@ -1,15 +1,15 @@
-// What becomes of a step: of its loss and of the squares of its gradients, what the optimizer multiplies these with, and
-// whether it changes anything. Both numbers are put down for the host, which reads them when it likes.
+// Decides whether a step is applied, and the gradient scale, from the loss and the squared gradient norm. Both
+// numbers are recorded for the host, which reads them later.
 
-// As `arguments::Outcome` on the host.
+// Mirrors `arguments::Outcome` on the host.
 struct Outcome {
     double tokens, loss_scale, max_norm;
-    u64 skips;  // not 0: gradients that overflow are passed over
+    u64 skips;  // not 0: a step whose gradients overflow is skipped
     u64 rows;
 };
 
-// `outcomes` begins with the number of steps so far and the first of them, from 1, that must not be gone on from, or 0;
-// rows of loss and norm follow. `others`, if there is one, is finite unless another replica must not go on.
+// `outcomes` starts with the number of steps so far and the number (from 1) of the first failed step, or 0; rows of
+// loss and norm follow. `others`, if not null, is not finite if another replica has failed.
 KERNEL(32, outcome)(Step* step, double* outcomes, const double* loss_sum, const double* sq_norm, const double* others, Outcome c) {
     if (thread_number() > 0) return;
     const auto is_finite = [](double x) { return real::abs(x) < real::infinity<double>(); };

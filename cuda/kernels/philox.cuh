@@ -1,6 +1,6 @@
-// Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011), and which part of a global
-// tensor is here. The same numbers as tensor/src/philox.rs: an element's depend on the key, the step and its index
-// in the global, unsharded tensor.
+// Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011), and shards of global
+// tensors. The numbers are those of tensor/src/philox.rs: functions of the key, the step and the element's index in
+// the global, unsharded tensor.
 
 struct Block { u32 word[4]; };
 
@@ -17,8 +17,8 @@ INLINE Block philox(u64 counter, u64 step, u64 key) {
     return c;
 }
 
-// For each dim of the local tensor its size, the stride in the global one, and the pieces that are here. As
-// `arguments::Place` on the host.
+// A shard: for each dim the local size, the global stride, and the local ranges. Mirrors `arguments::Place` on the
+// host.
 constexpr int MAX_PLACE_RANK = 6, MAX_PIECES = 4;
 struct Place {
     i64 rank;
@@ -56,7 +56,7 @@ INLINE u64 global_index(const Place& place, u64 index) {
     return global;
 }
 
-// The 32 random bits of elements, one block at a time: neighbours share it.
+// The 32 random bits of elements. Four adjacent elements share a block, which is drawn once.
 struct Draws {
     u64 key, step, drawn;
     Block block;
@@ -66,7 +66,7 @@ struct Draws {
             drawn = index >> 2;
             block = philox(drawn, step, key);
         }
-        // Selected, not indexed: a register has no address.
+        // Selected, not indexed: registers cannot be indexed.
         u32 low = index & 1 ? block.word[1] : block.word[0], high = index & 1 ? block.word[3] : block.word[2];
         return index & 2 ? high : low;
     }

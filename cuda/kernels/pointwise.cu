@@ -1,4 +1,4 @@
-// Elementwise functions. The rows themselves, UNARY and BINARY lines, are the CPU's table and follow this text.
+// Elementwise functions. The rows, UNARY and BINARY lines generated from the CPU's table, are appended to this text.
 //
 // Values and derivatives are computed in A and rounded once.
 
@@ -27,7 +27,7 @@ template <class F> INLINE void unary_backward(T* dx, const T* saved, u64 n, F f)
             [&](u64, T s, T d) { return rounded<T>(widen(d) * f(widen(s))); });
 }
 
-// f(y, a, b) for the elements of a broadcast to n; the two operands have any strides, y is contiguous.
+// f(y, a, b) elementwise, with a and b broadcast to n elements; y is contiguous.
 template <class F> INLINE void binary(const T* a, const T* b, T* y, u64 n, const Layout& layout, F f) {
     u64 first = thread_number(), step = thread_count(), vectors = 0;
     if (layout.dense && aligned16(a) && aligned16(b) && aligned16(y)) vectors = n / Vector<T>::SIZE;
@@ -47,7 +47,7 @@ template <class F> INLINE void binary(const T* a, const T* b, T* y, u64 n, const
     }
 }
 
-// y += x for a y of any strides and a contiguous x.
+// y += x for a strided y and a contiguous x.
 KERNEL(256, add_assign)(T* y, const T* x, u64 n, Layout layout) {
     for (u64 i = thread_number(); i < n; i += thread_count()) {
         i64 at[1] = {(i64)i};

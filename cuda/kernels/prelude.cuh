@@ -1,11 +1,11 @@
-// What every kernel file begins with: number types and their conversions, arithmetic in f32 or f64 behind one
-// name, vectors of 16 bytes, and sums and maxima over groups of threads.
+// The common prefix of all kernel files: number types and conversions, arithmetic in f32 or f64 under one name,
+// 16-byte vectors, and sums and maxima over groups of threads.
 //
-// A kernel file is compiled once for each element type. It sees `T`, the type that tensors hold; `A`, the type that
-// is computed in (f64 for f64, else f32); and KERNEL(threads, name), which names the entry after the element type.
-// No header is included: a user's machine has the run-time compiler, not the toolkit.
+// A kernel file is compiled once per element type. It uses `T`, the storage type; `A`, the accumulator type (f64 for
+// f64, else f32); and KERNEL(threads, name), which appends the element type to the entry's name. There are no
+// includes of system headers: a user's machine has the run-time compiler, not the toolkit.
 //
-// What is hardware stands behind CUSIM: the tests run this text on a CPU, where the shim supplies those names.
+// Hardware-specific code is guarded by CUSIM: the tests run this text on a CPU, where the shim supplies those names.
 
 using u8 = unsigned char;
 using u16 = unsigned short;
@@ -13,7 +13,7 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
-// Halves of 32 bits that are stored, never computed with.
+// 16-bit floats are stored, never computed with.
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
 
@@ -37,7 +37,7 @@ INLINE i64 widen(i64 x) { return x; }
 INLINE void narrow(float x, float& y) { y = x; }
 INLINE void narrow(double x, double& y) { y = x; }
 
-// Rounds to the nearest number of the type, of two the even one.
+// Rounds to the nearest number of the type, ties to even.
 template <class T, class A> INLINE T rounded(A x) { T y; narrow(x, y); return y; }
 
 // The functions of Rust's trait `Real`, in f32 and f64.
@@ -66,14 +66,15 @@ template <class A> INLINE A infinity() { return infinity(A(0)); }
 INLINE u64 thread_number() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 INLINE u64 thread_count() { return (u64)gridDim.x * blockDim.x; }
 
-// 16 bytes of elements: what one instruction loads or stores.
+// 16 bytes of elements, the widest load or store of one instruction.
 template <class T> struct alignas(16) Vector {
     static constexpr int SIZE = 16 / sizeof(T);
     T at[SIZE];
 };
 INLINE bool aligned16(const void* pointer) { return (reinterpret_cast<u64>(pointer) & 15) == 0; }
 
-// Calls f(i, x) for the elements of a row that are this thread's of `threads`: by 16 bytes where the row allows.
+// Calls f(i, x) for this thread's elements of a row, among `threads` threads; in units of 16 bytes if the row is
+// aligned.
 template <class T, class F> INLINE void for_row(const T* row, u64 width, u32 thread, u32 threads, F f) {
     u64 vectors = aligned16(row) ? width / Vector<T>::SIZE : 0;
     for (u64 i = thread; i < vectors; i += threads) {
@@ -84,7 +85,7 @@ template <class T, class F> INLINE void for_row(const T* row, u64 width, u32 thr
     for (u64 i = vectors * Vector<T>::SIZE + thread; i < width; i += threads) f(i, row[i]);
 }
 
-// The same for two rows of the same width, whose second is overwritten by what f(i, x, y) returns.
+// Like for_row for two rows of equal width; the second is overwritten with f(i, x, y).
 template <class T, class F>
 INLINE void map_row(const T* row, T* out, u64 width, u32 thread, u32 threads, F f) {
     u64 vectors = aligned16(row) && aligned16(out) ? width / Vector<T>::SIZE : 0;
@@ -98,11 +99,11 @@ INLINE void map_row(const T* row, T* out, u64 width, u32 thread, u32 threads, F 
     for (u64 i = vectors * Vector<T>::SIZE + thread; i < width; i += threads) out[i] = f(i, row[i], out[i]);
 }
 
-// Groups of threads that work on one row: blockDim.x threads, 32 or a multiple of it; the rows of a block lie
-// along y where blockDim.x is 32, else there is one. Every thread of a group gets the result, and the order of the
-// additions follows from blockDim.x alone.
+// Groups of threads that work on one row: blockDim.x threads, a multiple of 32. If blockDim.x is 32, the rows of a
+// block are along y, else a block has one row. Every thread of a group gets the result, and the order of additions
+// depends on blockDim.x only.
 struct Plus { template <class A> INLINE A operator()(A x, A y) const { return x + y; } };
-// NaN wins, whichever side it is on.
+// NaN wins on either side.
 struct Larger { template <class A> INLINE A operator()(A x, A y) const { return y > x || y != y ? y : x; } };
 
 template <class A, class Op> INLINE A join_warp(A x, Op op) {
@@ -116,7 +117,7 @@ template <class A, class Op> INLINE A join_group(A x, A start, Op op) {
     if (blockDim.x == 32) return x;
     SHARED(A, parts, 32);
     const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
-    __syncthreads();  // the parts of an earlier call have been read
+    __syncthreads();  // all values of an earlier call have been read
     if (lane == 0) parts[warp] = x;
     __syncthreads();
     return join_warp(lane < warps ? parts[lane] : start, op);
@@ -128,7 +129,7 @@ template <class A> INLINE A group_max(A x) { return join_group(x, -real::infinit
 // The row of this group of threads.
 INLINE u64 group_row() { return (u64)blockIdx.x * blockDim.y + threadIdx.y; }
 
-// Dims and strides of up to three operands, outermost first. As `arguments::Layout` on the host.
+// Dims and strides of up to three operands, outermost first. Mirrors `arguments::Layout` on the host.
 constexpr int MAX_RANK = 8;
 struct Layout {
     int rank;
@@ -137,7 +138,7 @@ struct Layout {
     i64 strides[3][MAX_RANK];
 };
 
-// Where element `index`, in row-major order, lies in each of the first N operands.
+// The offsets of element `index`, in row-major order, in each of the first N operands.
 template <int N> INLINE void locate(const Layout& layout, u64 index, i64* at) {
 #pragma unroll
     for (int k = 0; k < N; k++) at[k] = 0;
@@ -151,7 +152,7 @@ template <int N> INLINE void locate(const Layout& layout, u64 index, i64* at) {
     }
 }
 
-// Indices of one of three types, as ids and targets come.
+// Dtypes of ids, indices and targets.
 enum IndexType { INDEX_U8, INDEX_U32, INDEX_I64 };
 INLINE i64 read_index(const void* indices, int type, u64 at) {
     if (type == INDEX_U8) return static_cast<const u8*>(indices)[at];
@@ -159,7 +160,7 @@ INLINE i64 read_index(const void* indices, int type, u64 at) {
     return static_cast<const i64*>(indices)[at];
 }
 
-// What changes from step to step lies in device memory, so that a recorded step can be replayed. As
+// Optimizer step parameters in device memory, so that a captured step can be replayed with other values. Mirrors
 // `arguments::Step` on the host.
 struct Step {
     u64 number;        // the training step: counter of the random numbers

@@ -1,5 +1,5 @@
-// Uniform and normal numbers of an element's key and global index, computed in f64 as tensor/src/philox.rs does,
-// operation by operation: this file is compiled without fused multiply-add, and both give the same bits.
+// Uniform and normal numbers of an element's key and global index, computed in f64 with the same operations as
+// tensor/src/philox.rs. This file is compiled without fused multiply-add, so both give the same bits.
 
 #include "philox.cuh"
 
@@ -26,7 +26,7 @@ INLINE double polynomial_ln(double x) {
     return k * 6.93147180369123816490e-01 - ((half - low) - f);
 }
 
-// Cosine or sine of the angle 2 pi b / 2^32, the polynomials of FreeBSD's k_cos.c and k_sin.c.
+// Cosine or sine of the angle 2 pi b / 2^32, by the polynomials of FreeBSD's k_cos.c and k_sin.c.
 INLINE double polynomial_turn(u32 b, bool want_sine) {
     const u32 quarter = (b + (1u << 29)) >> 30;
     const double x = (double)(int)(b - (quarter << 30)) * (6.283185307179586 / 4294967296.0);
@@ -53,7 +53,7 @@ INLINE double polynomial_turn(u32 b, bool want_sine) {
     return (quarter + 1) & 2 ? -c : c;
 }
 
-// Box and Muller (1958): elements 2k and 2k + 1 share two uniform numbers and take the cosine and the sine.
+// Box and Muller (1958): elements 2k and 2k + 1 are the cosine and the sine of the same two uniform numbers.
 KERNEL(256, normal)(T* y, u64 n, u64 key, const Step* step, double mean, double std, Place place) {
     Draws draws(key, step->number);
     for (u64 i = thread_number(); i < n; i += thread_count()) {

@@ -1,9 +1,9 @@
-// Reductions of a dense (outer, reduced, inner): blocks along the reduced dim give partial values in A, which are
-// then joined in f64 in their order, so that nothing depends on who was first.
+// Reductions of a contiguous (outer, reduced, inner) tensor. Blocks along the reduced dim give partial values in A,
+// which are combined in f64 in a fixed order, so that results are deterministic.
 //
-// `partials` is (outer, blocks, inner). NaN wins a maximum; a reduction of nothing has no blocks.
+// `partials` is (outer, blocks, inner). NaN wins a maximum; an empty reduction has no blocks.
 
-// inner = 1: one group of threads for each (outer, block).
+// inner = 1: one group of threads per (outer, block).
 template <class Fold> INLINE A fold_block(const T* x, u64 reduced, u64 blocks, u64 block_size, Fold step, A start) {
     const u64 row = group_row(), at = row / blocks, first = row % blocks * block_size;
     const u64 end = first + block_size < reduced ? first + block_size : reduced;
@@ -24,10 +24,10 @@ KERNEL(512, max_rows)(const T* x, A* partials, u64 outer, u64 reduced, u64 block
     if (threadIdx.x == 0) partials[group_row()] = max;
 }
 
-// An infinite maximum must not meet itself: infinity minus infinity is NaN.
+// An infinite maximum is not subtracted: infinity minus infinity is NaN.
 INLINE A finite_or_zero(A x) { return real::abs(x) < real::infinity<A>() ? x : A(0); }
 
-// Sums of e^(x - max) for the maximum of each row.
+// Sums of e^(x - max), with the maximum of each row.
 KERNEL(512, sum_exp_rows)(const T* x, const A* max, A* partials, u64 outer, u64 reduced, u64 blocks, u64 block_size) {
     const u64 row = group_row();
     if (row >= outer * blocks) return;
@@ -52,7 +52,7 @@ KERNEL(512, argmax_rows)(const T* x, i64* index, u64 outer, u64 reduced) {
     if (threadIdx.x == 0) index[row] = first;
 }
 
-// inner > 1: a thread for each column, block y of the grid for each (outer, block).
+// inner > 1: one thread per column, block y of the grid for each (outer, block).
 template <class Fold>
 INLINE void fold_columns(const T* x, A* partials, u64 outer, u64 reduced, u64 inner, u64 blocks, u64 block_size, Fold step, A start) {
     const u64 column = thread_number();
@@ -75,7 +75,7 @@ KERNEL(128, max_columns)(const T* x, A* partials, u64 outer, u64 reduced, u64 in
     fold_columns(x, partials, outer, reduced, inner, blocks, block_size, Larger(), -real::infinity<A>());
 }
 
-// Joined partials of one result.
+// The combined partials of one result.
 template <class Op> INLINE double joined(const A* partials, u64 i, u64 blocks, u64 inner, Op op, double start) {
     double value = start;
     for (u64 block = 0; block < blocks; block++) value = op(value, (double)partials[(i / inner * blocks + block) * inner + i % inner]);
@@ -88,7 +88,7 @@ KERNEL(128, sum_finish)(const A* partials, T* y, u64 outer, u64 inner, u64 block
     if (i < outer * inner) y[i] = rounded<T>((A)joined(partials, i, blocks, inner, Plus(), 0.0) / (A)divisor);
 }
 
-// Maxima, rounded to T, in A, or both; the other one is null.
+// Maxima, rounded to T, in A, or both; an unused output is null.
 KERNEL(128, max_finish)(const A* partials, T* y, A* max, u64 outer, u64 inner, u64 blocks) {
     const u64 i = thread_number();
     if (i >= outer * inner) return;

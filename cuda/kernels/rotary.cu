@@ -1,7 +1,8 @@
-// Rotary position embedding (Su et al., 2021), rotate-half. With h = R/2 and the angle of position and i < h:
-// y[i] = x[i] cos - x[i+h] sin, y[i+h] = x[i+h] cos + x[i] sin; the gradient turns the other way, sign = -1.
+// Rotary position embedding (Su et al., 2021), rotate-half. With h = R/2, i < h and the angle of the position and i:
+// y[i] = x[i] cos - x[i+h] sin, y[i+h] = x[i+h] cos + x[i] sin. The gradient is the inverse rotation, sign = -1.
 //
-// x is (B, T, H, D) with a dense last dim, y is dense; heads from `heads` on, and elements from R on, are copied.
+// x is (B, T, H, D) with a dense last dim, y is contiguous; heads from `heads` on, and elements from R on, are
+// copied.
 
 KERNEL(256, rotary)
 (const T* x, const A* cos, const A* sin, T* y, u64 batch, u64 positions, u64 all, u64 heads, u64 width, u64 half, i64 batch_stride,

@@ -1,10 +1,10 @@
-// Stochastic rounding from A: of the two storable neighbours low <= x <= high, high with probability
-// (x - low) / (high - low) (Gupta et al., arXiv 1502.02551, section 3.1). What lies beyond the largest number is
-// rounded to nearest. Where a step has changed nothing, nothing is rounded anew.
+// Stochastic rounding from A: of the two representable neighbours low <= x <= high, high with probability
+// (x - low) / (high - low) (Gupta et al., arXiv 1502.02551, section 3.1). Numbers beyond the largest are rounded to
+// nearest. After a skipped step nothing is rounded.
 
 #include "philox.cuh"
 
-// The next number above or below: numbers of one sign are in the order of their bits.
+// The next representable number above or below: numbers of one sign are ordered by their bits.
 INLINE T neighbour(T x, bool above) {
     const u16 sign = 0x8000;
     const bool negative = x.bits & sign;
@@ -25,7 +25,7 @@ KERNEL(256, round_stochastic)(const A* source, T* target, u64 n, u64 key, const 
             const A error = x - widen(nearest);
             const T other = neighbour(nearest, error > A(0));
             const double uniform = draws.at(global_index(place, i)) * (1.0 / 4294967296.0);
-            // A NaN, or the distance to or from infinity, compares as false.
+            // Comparison with NaN, from x or from an infinite distance, is false.
             const double share = (double)(error / (widen(other) - widen(nearest)));
             target[i] = uniform < share ? other : nearest;
         }

@@ -1,5 +1,5 @@
 // SGD with momentum: g = grad_scale * gradient + weight_decay * w, m = momentum * m + g, w = w - lr m. Without
-// momentum there is no m, and g stands in for it. Nothing changes where a gradient is not finite.
+// momentum m is null, and g replaces it. If a gradient is not finite, nothing changes.
 
 template <class W, class G>
 INLINE void step_weights(const Step* step, W* weights, const G* grads, A* m, u64 n, double momentum, double weight_decay) {

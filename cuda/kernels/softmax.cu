@@ -1,4 +1,4 @@
-// Softmax and log-softmax of dense rows, and their gradients; one group of threads a row.
+// Softmax and log-softmax of contiguous rows, and their gradients; one group of threads per row.
 //
 // - softmax: y_i = e^(x_i - m) / sum_j e^(x_j - m), m = max_j x_j; dx = y (dy - sum_j dy_j y_j).
 // - log_softmax: y_i = x_i - m - ln sum_j e^(x_j - m); dx = dy - e^y sum_j dy_j.

@@ -1,23 +1,22 @@
-// The order of ids: the positions of equal ids one behind another, ascending. It is what makes scattered sums
-// deterministic.
+// Sorts ids: positions grouped by id, ascending. The order makes scattered sums deterministic.
 //
-// A position's place is the number of smaller ids and of equal ones before it, counted against all others: n^2
-// comparisons, but of integers in shared memory, and n is the tokens of a micro-batch.
+// The rank of a position is the number of smaller ids plus the number of equal ones before it: n^2 comparisons, but
+// of integers in shared memory, and n is the number of tokens of a micro-batch.
 
-// Ids that are not here, of offset .. offset + size, come last, as `size`.
+// Ids outside offset .. offset + size, those of other shards, are mapped to `size` and sort last.
 INLINE i64 local_id(const void* ids, int type, u64 at, i64 offset, i64 size) {
     const i64 id = read_index(ids, type, at) - offset;
     return id >= 0 && id < size ? id : size;
 }
 
-// An id that is not below `global`, whichever part of them is here, leaves its position in `bad` if it is the first.
+// `bad` receives the first position of an id that is not below `global`; it is the same on every shard.
 KERNEL(256, sort_ids)(const void* ids, int type, T* order, u64 n, i64 offset, i64 size, i64 global, u64* bad) {
     SHARED(i64, tile, 256);
     const u64 own = thread_number();
     const i64 id = own < n ? local_id(ids, type, own, offset, size) : 0;
     u64 place = 0;
     for (u64 first = 0; first < n; first += 256) {
-        __syncthreads();  // the tile before has been read
+        __syncthreads();  // the previous tile has been read
         if (first + threadIdx.x < n) tile[threadIdx.x] = local_id(ids, type, first + threadIdx.x, offset, size);
         __syncthreads();
         const u32 count = n - first < 256 ? (u32)(n - first) : 256;

@@ -1,5 +1,5 @@
-// The sum of squares, in f64: each block's, then theirs. It is not finite exactly where an element is not: squares
-// of any f32 fit into f64.
+// The sum of squares, in f64: per block, then over blocks. It is not finite exactly if an element is not: squares of
+// any f32 are finite in f64.
 
 KERNEL(512, sq_norm_partials)(const T* x, double* partials, u64 n) {
     double sum = 0;
@@ -8,7 +8,7 @@ KERNEL(512, sq_norm_partials)(const T* x, double* partials, u64 n) {
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-// One block adds them to what there is of other tensors.
+// One block adds the partial sums to the total.
 KERNEL(512, sq_norm_finish)(const double* partials, double* total, u64 count) {
     double sum = 0;
     for (u64 i = threadIdx.x; i < count; i += blockDim.x) sum += partials[i];
@@ -16,11 +16,11 @@ KERNEL(512, sq_norm_finish)(const double* partials, double* total, u64 count) {
     if (threadIdx.x == 0) *total += sum;
 }
 
-// Sets `found` where an element is infinite or NaN.
+// Sets `found` if an element is infinite or NaN.
 KERNEL(256, find_not_finite)(const T* x, u64* found, u64 n) {
     bool finite = true;
     for_row(x, n, (u32)thread_number(), (u32)thread_count(), [&](u64, T x) {
         finite = finite && real::abs(widen(x)) < real::infinity<A>();
     });
-    if (!finite) *found = 1;  // all who do write the same
+    if (!finite) *found = 1;  // all writers write the same value
 }

@@ -1,5 +1,5 @@
-// The maximum of a row and the sum of e^(x - maximum), in one pass over memory: a maximum that grows rescales the
-// sum so far.
+// The maximum of a row and the sum of e^(x - maximum), in one pass over memory: a larger maximum rescales the earlier
+// sum.
 
 struct Statistics {
     A max, sum_exp;
@@ -9,10 +9,10 @@ struct Statistics {
             sum_exp *= real::exp(max - x);
             max = x;
         }
-        // While all is minus infinity, so are the differences: 0 stands in for the maximum.
+        // While all elements are minus infinity, their differences are NaN: the maximum is not subtracted.
         sum_exp += real::exp(max == -real::infinity<A>() ? x : x - max);
     }
-    // Of all threads of a group.
+    // Combines the statistics of all threads of a group.
     INLINE Statistics joined() const {
         Statistics all;
         all.max = group_max(max);

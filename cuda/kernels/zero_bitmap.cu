@@ -1,14 +1,15 @@
-// Vectors of which many elements are zero, as a bit for each element and those that are not zero, the same bytes as the
-// CPU's: `head` bytes of words, of 64 bits each, then the elements. Zero is what has no bit set.
+// Vectors with many zeros as a bitmap and the nonzero elements, byte-compatible with the CPU: `head` bytes of 64-bit
+// words, then the elements. Only elements with all bits zero count as zero.
 //
-// Chunks are of 4096 elements: before each, `starts` says how many elements are kept, and last how many in all.
+// A chunk is 4096 elements. `starts` has the number of nonzero elements before each chunk, and their total at the
+// end.
 
 constexpr u64 CHUNK_WORDS = 64;
 
 template <class I> INLINE bool is_zero(I x) { return x == 0; }
 INLINE bool is_zero(bf16 x) { return x.bits == 0; }
 
-// The words of x, and zeros behind them up to `words`.
+// The bitmap words of x, followed by zeros up to `words`.
 KERNEL(256, zero_mask)(const T* x, u64* mask, u64 n, u64 words) {
     for (u64 at = thread_number(); at < words; at += thread_count()) {
         const u64 first = at * 64, end = first + 64 < n ? first + 64 : n;
@@ -18,7 +19,7 @@ KERNEL(256, zero_mask)(const T* x, u64* mask, u64 n, u64 words) {
     }
 }
 
-// How many bits are set in each chunk of words.
+// The number of bits set in each chunk of words.
 KERNEL(256, zero_counts)(const u64* mask, i64* counts, u64 words, u64 chunks) {
     for (u64 chunk = thread_number(); chunk < chunks; chunk += thread_count()) {
         i64 count = 0;
@@ -27,7 +28,7 @@ KERNEL(256, zero_counts)(const u64* mask, i64* counts, u64 words, u64 chunks) {
     }
 }
 
-// Sums of the counts before each, and of all: one block, of which each thread has a run of them.
+// Prefix sums of the counts and their total, by one block whose threads each sum a range.
 KERNEL(256, zero_starts)(const i64* counts, i64* starts, u64 chunks) {
     SHARED(i64, sums, 256);
     const u64 run = (chunks + blockDim.x - 1) / blockDim.x, first = threadIdx.x * run;
@@ -45,7 +46,7 @@ KERNEL(256, zero_starts)(const i64* counts, i64* starts, u64 chunks) {
     if (threadIdx.x == blockDim.x - 1) starts[chunks] = before;
 }
 
-// Where the elements of a word begin.
+// The index of a word's first nonzero element.
 INLINE i64 word_start(const u64* mask, const i64* starts, u64 at) {
     const u64 chunk = at / CHUNK_WORDS;
     i64 start = starts[chunk];
@@ -66,7 +67,7 @@ KERNEL(256, zero_pack)(const T* x, const u64* mask, const i64* starts, u8* packe
     }
 }
 
-// `kept` elements are there: what lies behind them is zero.
+// `kept` elements are stored; elements beyond them are zero.
 KERNEL(256, zero_expand)(const u8* packed, const i64* starts, T* y, u64 n, u64 head, i64 kept) {
     const u64* mask = reinterpret_cast<const u64*>(packed);
     const T* values = reinterpret_cast<const T*>(packed + head);

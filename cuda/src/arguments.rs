@@ -1,18 +1,18 @@
-//! What kernels take beside pointers and numbers, laid out as their text declares it.
+//! Structs that are passed to kernels by value, in the layout that the kernel sources declare.
 
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 
 use crate::{Error, Result};
 
-/// Dims that a [`Layout`] holds.
+/// Maximum number of dims of a [`Layout`].
 pub const MAX_RANK: usize = 8;
-/// Dims that a [`Place`] holds.
+/// Maximum number of dims of a [`Place`].
 pub const MAX_PLACE_RANK: usize = 6;
-/// Pieces of each dim that a [`Place`] holds.
+/// Maximum number of ranges per dim of a [`Place`].
 pub const MAX_PIECES: usize = 4;
 
-/// Dims and strides, in elements, of up to three operands.
+/// Dims, and strides in elements, of up to three operands.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct Layout {
@@ -23,10 +23,9 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The dims and, for each operand, its strides. Neighbouring dims that every operand runs through as through one
-    /// are joined, and dims of size 1 left out.
+    /// Merges adjacent dims that are contiguously nested in every operand, and drops dims of size 1.
     ///
-    /// Errors if there are more than three operands, or more than [`MAX_RANK`] dims that cannot be joined.
+    /// Errors if there are more than three operands, or more than [`MAX_RANK`] dims after merging.
     ///
     /// ```
     /// use ferrotron_cuda::arguments::Layout;
@@ -69,7 +68,7 @@ impl Layout {
     }
 }
 
-/// Which part of a global tensor is here: what an element's random numbers depend on.
+/// A shard of a global tensor; the random numbers of elements depend on it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct Place {
@@ -88,9 +87,9 @@ struct PlaceDim {
 }
 
 impl Place {
-    /// The global dims and, for each, the (offset, length) pieces that are here, in local order.
+    /// The global dims and, for each, the local (offset, length) ranges in local order.
     ///
-    /// Errors if there are more than [`MAX_PLACE_RANK`] dims, or more than [`MAX_PIECES`] pieces of one.
+    /// Errors if there are more than [`MAX_PLACE_RANK`] dims, or more than [`MAX_PIECES`] ranges per dim.
     pub fn new(global: &[usize], pieces: &[&[(usize, usize)]]) -> Result<Place> {
         if global.len() > MAX_PLACE_RANK || pieces.iter().any(|list| list.len() > MAX_PIECES) {
             let message = format!(
@@ -113,72 +112,73 @@ impl Place {
     }
 }
 
-/// What changes from step to step. It lies in device memory, where kernels read it.
+/// Optimizer step parameters, stored in device memory where kernels read them.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 pub struct Step {
-    /// The training step: counter of the random numbers.
+    /// The training step, which is the counter of random numbers.
     pub number: u64,
     /// Number of this optimizer step, from 1.
     pub update: u64,
     /// Learning rate.
     pub lr: f64,
-    /// What gradients are multiplied with: clip coefficient x inverse loss scale.
+    /// Factor of the gradients: clip coefficient x inverse loss scale.
     pub grad_scale: f64,
-    /// Not 0 where a gradient is not finite: then no weight changes.
+    /// Not 0 if a gradient is not finite: the step is then skipped.
     pub found_inf: u64,
 }
 
-/// What a step is judged by.
+/// Parameters of the decision whether a step is applied.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 pub struct Outcome {
-    /// What the sum of the losses is divided by.
+    /// Divisor of the summed loss.
     pub tokens: f64,
-    /// What the gradients were multiplied with.
+    /// Factor that the gradients were multiplied with.
     pub loss_scale: f64,
-    /// Largest norm of the gradients; 0 for any.
+    /// Maximum gradient norm; 0 disables clipping.
     pub max_norm: f64,
-    /// Not 0: gradients that overflow are passed over, and the next step goes on.
+    /// Not 0: a step whose gradients overflow is skipped, and training continues.
     pub skips: u64,
-    /// Outcomes that are kept.
+    /// Number of outcomes kept.
     pub rows: u64,
 }
 
-/// Adafactor: the constants of a step.
+/// Hyperparameters of an Adafactor step.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 pub struct Adafactor {
-    /// Smallest scale of a relative step.
+    /// Lower bound of the parameter scale for relative steps.
     pub eps2: f64,
-    /// Largest RMS of an update.
+    /// Upper bound of the RMS of an update.
     pub clip_threshold: f64,
-    /// Decay of the mean of updates.
+    /// Decay of the running mean of updates.
     pub beta1: f64,
-    /// Share of a weight that is taken off per unit of step size.
+    /// Fraction of a weight that is subtracted per unit of step size.
     pub weight_decay: f64,
     /// Elements of the whole parameter.
     pub numel: u64,
 }
 
-/// Cross-entropy: which tokens count, how sharp their targets are, and which classes are here.
+/// Cross-entropy: ignored targets, label smoothing, and the vocabulary shard.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 pub struct CrossEntropy {
-    /// Targets of this value are not counted; negative ones never are.
+    /// Tokens with this target are not valid; neither are tokens with negative targets.
     pub ignore_index: i64,
-    /// Number of the first class that is here.
+    /// The first class of this shard.
     pub offset: i64,
     /// Classes of the whole vocabulary.
     pub global: i64,
-    /// Probability that is spread over all classes.
+    /// Probability that is distributed over all classes.
     pub smoothing: f64,
-    /// The call's row that is the first here: positions of bad targets are counted from the call's first.
+    /// The row of the whole call that is the first of this launch; positions of bad targets are relative to the whole
+    /// call.
     pub first: i64,
 }
 
 /// Attention: sizes, and for each operand the strides of batch, position and head, in elements. Heads are dense and
-/// begin at multiples of 16 bytes, so strides and `width` are multiples of 8.
+/// aligned to 16 bytes, so strides and `width` are multiples of 8.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 pub struct Attention {
@@ -190,11 +190,11 @@ pub struct Attention {
     pub heads: i64,
     /// Key-value heads, G, a divisor of H.
     pub groups: i64,
-    /// Elements of a head, at most those of the kernel.
+    /// Elements of a head, at most the maximum of the kernel.
     pub width: i64,
     /// Not 0: query i sees keys j <= i + S - T.
     pub causal: i64,
-    /// Multiplies the scores.
+    /// Factor of the scores.
     pub scale: f64,
     /// Strides of the queries.
     pub q: [i64; 3],
@@ -214,7 +214,7 @@ pub struct Attention {
     pub dv: [i64; 3],
 }
 
-/// The type of a kernel's indices.
+/// The dtype of a kernel's indices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum IndexType {
@@ -226,5 +226,5 @@ pub enum IndexType {
     I64,
 }
 
-/// What a kernel that reads indices finds in the memory for the first bad one's position, if there is none.
+/// The initial value of the position of the first bad index, which means that there is none.
 pub const NO_BAD_INDEX: u64 = u64::MAX;

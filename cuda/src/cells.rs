@@ -1,9 +1,9 @@
-//! Numbers in a GPU's memory, at addresses that stay: the training step, which kernels draw random numbers with, and
-//! where kernels say that an index is out of range.
+//! Scalars at fixed device addresses, readable by captured graphs: the training step for random numbers, and the
+//! positions of bad indices.
 //!
-//! A kernel can neither stop nor be waited for, so it puts down the first position whose index is bad, and goes on.
-//! Whoever waits for the GPU next looks there and gets an error. As addresses stay, a recorded step can be launched again
-//! with another number: while it is recorded, nothing is written.
+//! A kernel cannot report an error to the host, so it records the first position with a bad index and continues. The
+//! next download reads the position and returns an error. Since addresses are fixed, a captured step can be replayed
+//! with another step number; during a capture the number is not written.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,35 +13,35 @@ use crate::memory::{Arena, GRANULE};
 use crate::stream::Stream;
 use crate::{Error, Result};
 
-/// Where the positions of bad indices begin, behind the step.
+/// Offset of the positions of bad indices, after the step.
 const POSITIONS: u64 = 256;
-/// Operations that may report one.
+/// Maximum number of operations with a position.
 const MOST: usize = 64;
 
-/// A bad index that a kernel has found.
+/// A bad index that a kernel has recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BadIndex {
     /// The operation.
     pub op: &'static str,
-    /// The first bad index' position in row-major order.
+    /// The row-major position of the first bad index.
     pub position: u64,
 }
 
-/// The numbers. All work on them is in one stream.
+/// The scalars of a GPU. All accesses are enqueued in one stream.
 #[derive(Debug)]
 pub(crate) struct Cells {
     memory: Arena,
     step: Mutex<StepNumber>,
-    /// Operations that have a position.
+    /// Operations with a position, in order.
     ops: Mutex<Vec<&'static str>>,
 }
 
-/// Which step the cell holds.
+/// The step number in device memory.
 #[derive(Debug, Default)]
 struct StepNumber {
-    /// What was written last.
+    /// The value written last.
     current: Option<u64>,
-    /// While work is recorded: the step that it draws for, once it has drawn.
+    /// During a capture: the step number of the captured work, once a kernel has used it.
     recorded: Option<Option<u64>>,
 }
 
@@ -54,13 +54,13 @@ impl Cells {
         Ok(cells)
     }
 
-    /// Bytes of the GPU's memory that they take.
+    /// Bytes of device memory.
     pub(crate) fn bytes(&self) -> usize {
         self.memory.len()
     }
 
-    /// The cell with `number`, which `set` writes to it if it holds another. Recorded work has one step, whatever it is
-    /// when it runs.
+    /// Locks the step number at `number`; `set` writes it if it differs. Captured work must use a single step number,
+    /// which each launch sets.
     pub(crate) fn step(
         &self,
         number: u64,
@@ -88,7 +88,8 @@ impl Cells {
         Ok(StepCell { address, _step: step })
     }
 
-    /// From now on, until the [end](Cells::end_recording), no number is written. Errors if that is so already.
+    /// Starts a capture: no number is written until its [end](Cells::end_recording). Errors if a capture is in
+    /// progress.
     pub(crate) fn begin_recording(&self) -> Result<()> {
         let mut step = self.step.lock().unwrap_or_else(PoisonError::into_inner);
         if step.recorded.is_some() {
@@ -115,7 +116,7 @@ impl Cells {
         Ok(at)
     }
 
-    /// Copies bytes to the host, and says with them whether any kernel has found a bad index since the last time.
+    /// Copies bytes to the host, and returns any bad index recorded since the last call.
     ///
     /// # Safety
     /// As for [`Stream::download`].
@@ -128,7 +129,7 @@ impl Cells {
         let ops = self.ops.lock().unwrap_or_else(PoisonError::into_inner);
         let mut positions = vec![NO_BAD_INDEX; ops.len()];
         let found = (bytemuck::cast_slice_mut(&mut positions), self.position(0));
-        // SAFETY: the caller's promise; the positions are this one's own, and only work of the stream uses them.
+        // SAFETY: the caller's promise; the positions belong to `self`, and only work of the stream uses them.
         unsafe { stream.download_all(&mut [(to, from), found]) }?;
         let bad = ops.iter().zip(&positions).find(|(_, position)| **position != NO_BAD_INDEX);
         if bad.is_some() {
@@ -137,10 +138,10 @@ impl Cells {
         Ok(bad.map(|(&op, &position)| BadIndex { op, position }))
     }
 
-    /// No bad index at the first `count` positions.
+    /// Resets the first `count` positions.
     fn forget_positions(&self, stream: &Stream, count: usize) -> Result<()> {
         let none = vec![NO_BAD_INDEX; count];
-        // SAFETY: the memory is this one's own, and only work of the stream uses it.
+        // SAFETY: the memory belongs to `self`, and only work of the stream uses it.
         unsafe { stream.upload(self.position(0), bytemuck::cast_slice(&none)) }
     }
 
@@ -150,7 +151,8 @@ impl Cells {
     }
 }
 
-/// The training step in a GPU's memory. It stays what it is for the kernels that are launched while this is held.
+/// A lock on the training step in device memory. The step does not change for kernels launched while the lock is
+/// held.
 #[derive(Debug)]
 pub struct StepCell<'a> {
     address: u64,
@@ -158,7 +160,7 @@ pub struct StepCell<'a> {
 }
 
 impl StepCell<'_> {
-    /// Where a [`Step`] lies, of which the number is set.
+    /// The device address of a [`Step`] with the locked number.
     pub fn address(&self) -> u64 {
         self.address
     }

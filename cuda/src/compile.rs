@@ -1,4 +1,4 @@
-//! From a kernel file to the cubin for one element type and one GPU, by way of the cache.
+//! Compiles a kernel file to a cubin for one element type and architecture, through the cache.
 
 use crate::Result;
 use crate::cubin_cache::{CubinCache, Key};
@@ -8,7 +8,7 @@ use crate::nvrtc::{Architecture, Nvrtc};
 /// The cubin of `file` for elements of `element`, from the cache or compiled. `rows` is
 /// [`pointwise_rows`](crate::kernels::pointwise_rows) for the file "pointwise", else empty.
 ///
-/// Errors with the compiler's log if it refuses the text.
+/// Errors with the compiler's log if compilation fails.
 pub fn cubin(
     nvrtc: &Nvrtc,
     cache: &CubinCache,

@@ -1,4 +1,4 @@
-//! A GPU that work can be given to.
+//! Contexts of GPUs.
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice_attribute_enum as Attribute};
 use std::ffi::{CStr, c_char, c_int};
@@ -10,11 +10,11 @@ use crate::library::Search;
 use crate::nvrtc::Architecture;
 use crate::{Error, Result};
 
-/// The least compute capability, before the point: the first with asynchronous copies and bf16.
+/// Minimum major compute capability: the first with asynchronous copies and bf16.
 const OLDEST: u32 = 8;
 
-/// One GPU's primary context, which every user of the GPU in this process shares. It stays as long as the process:
-/// libraries keep what they have loaded into it, and would not notice that it was destroyed and made anew.
+/// The primary context of a GPU, shared by all its users in this process. It is never released: libraries cache what
+/// they load into it, and would not notice that it was recreated.
 #[derive(Debug)]
 pub struct Context {
     ordinal: usize,
@@ -25,7 +25,7 @@ pub struct Context {
     memory: usize,
 }
 
-// SAFETY: contexts may be used from any thread, also at the same time.
+// SAFETY: contexts may be used from any thread, concurrently.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -33,7 +33,7 @@ unsafe impl Sync for Context {}
 impl Context {
     /// The context of GPU number `ordinal`.
     ///
-    /// Errors, naming the remedy, if there is no driver, no such GPU, or it is older than the kernels are for.
+    /// Errors, with the remedy, if there is no driver, no such GPU, or its compute capability is too low.
     pub fn new(search: &Search, ordinal: usize) -> Result<Arc<Context>> {
         driver::load(search)?;
         let (mut device, mut handle, mut memory) = (0, ptr::null_mut(), 0);
@@ -77,7 +77,7 @@ impl Context {
         Ok(Arc::new(context))
     }
 
-    /// Stands for a GPU that does nothing: whoever works in it calls no driver.
+    /// A fake context for a GPU that executes nothing: its users make no driver calls.
     pub(crate) fn dry(architecture: Architecture) -> Arc<Context> {
         Arc::new(Context {
             ordinal: 0,
@@ -89,14 +89,14 @@ impl Context {
         })
     }
 
-    /// Whether there is no GPU behind it.
+    /// Returns whether the context is fake.
     pub(crate) fn is_dry(&self) -> bool {
         self.handle.is_null()
     }
 
-    /// Makes this the context of the calling thread: before every call of the driver that works in one.
+    /// Makes this the calling thread's current context, before driver calls that need one.
     ///
-    /// Errors for a GPU that does nothing, whose users call no driver.
+    /// Errors for a fake GPU, whose users make no driver calls.
     pub(crate) fn bind(&self) -> Result<()> {
         if self.is_dry() {
             return Err(Error::new("cuda", "a dry GPU does nothing"));
@@ -105,7 +105,7 @@ impl Context {
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.handle) })
     }
 
-    /// The GPU's number.
+    /// The GPU's index.
     pub fn ordinal(&self) -> usize {
         self.ordinal
     }
@@ -115,23 +115,23 @@ impl Context {
         &self.name
     }
 
-    /// Its compute capability.
+    /// The GPU's compute capability.
     pub fn architecture(&self) -> Architecture {
         self.architecture
     }
 
-    /// How many blocks run at the same time at least.
+    /// Number of multiprocessors: at least this many blocks run concurrently.
     pub fn multiprocessors(&self) -> usize {
         self.multiprocessors
     }
 
-    /// Bytes of its memory.
+    /// Bytes of device memory.
     pub fn memory(&self) -> usize {
         self.memory
     }
 }
 
-/// What the driver has written to an array of zeros of which it left the last.
+/// The driver's text in a zero-initialised array whose last byte it did not write.
 pub(crate) fn text_of(text: &[c_char; 256]) -> String {
     // SAFETY: the array ends with a zero.
     unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()

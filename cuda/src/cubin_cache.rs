@@ -1,10 +1,10 @@
-//! Compiled kernels on disk, so that a program compiles them once on a machine.
+//! A disk cache of compiled kernels, so that each is compiled once per machine.
 //!
-//! An entry is named by the SHA-256 of source, options (the architecture is one) and version of the compiler, and
-//! begins with the SHA-256 of what follows. There is no lock: an entry is written under a name of its own and renamed,
-//! so ranks that miss at the same time compile the same thing and the last one's stays, and a process that is killed
-//! leaves nothing that another waits for. What is cut short or changed is compiled again. A folder that cannot be
-//! written to costs time, not the run.
+//! An entry's name is the SHA-256 of source, options (including the architecture) and compiler version; its contents
+//! start with the SHA-256 of the rest. There are no locks: an entry is written under a temporary name and renamed.
+//! Ranks that miss at the same time compile the same entry and the last rename wins; a killed process leaves nothing
+//! that others wait for. Truncated or modified entries are compiled again. If the folder is not writable, only
+//! compile time is lost.
 
 use sha2::{Digest, Sha256};
 use std::fs;
@@ -14,21 +14,21 @@ use std::time::Duration;
 
 use crate::Result;
 
-/// Temporary files that are older than this belong to nobody any more.
+/// Age after which temporary files are considered abandoned.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
-/// Entries in a folder.
+/// A cache in a folder.
 #[derive(Debug, Clone)]
 pub struct CubinCache {
     folder: PathBuf,
 }
 
-/// What an entry depends on.
+/// The inputs of a compilation, which identify an entry.
 #[derive(Debug, Clone, Copy)]
 pub struct Key<'a> {
-    /// The whole text.
+    /// The whole source text.
     pub source: &'a str,
-    /// All options, the architecture among them.
+    /// All options, including the architecture.
     pub options: &'a [String],
     /// Version of the compiler.
     pub version: (u32, u32),
@@ -38,7 +38,7 @@ impl Key<'_> {
     /// The entry's name.
     fn name(&self) -> String {
         let mut hash = Sha256::new();
-        // Lengths keep neighbours apart: ("ab", "c") is not ("a", "bc").
+        // Lengths separate fields: ("ab", "c") differs from ("a", "bc").
         let mut add = |bytes: &[u8]| {
             hash.update((bytes.len() as u64).to_le_bytes());
             hash.update(bytes);
@@ -51,25 +51,25 @@ impl Key<'_> {
 }
 
 impl CubinCache {
-    /// The cache in `folder`, which is made when the first entry is stored.
+    /// The cache in `folder`, which is created with the first entry.
     pub fn new(folder: impl Into<PathBuf>) -> CubinCache {
         CubinCache { folder: folder.into() }
     }
 
-    /// The user's: `ferrotron/cubin` in `XDG_CACHE_HOME` or `~/.cache`; without a home, in the system's temporary
-    /// folder.
+    /// The user's cache: `ferrotron/cubin` in `XDG_CACHE_HOME` or `~/.cache`; without a home, in the system's
+    /// temporary folder.
     pub fn of_user() -> CubinCache {
         let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
         let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
         CubinCache::new(cache.unwrap_or_else(std::env::temp_dir).join("ferrotron/cubin"))
     }
 
-    /// Where the entries lie.
+    /// The folder of the entries.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The entry of `key`, made by `compile` if it is not there or damaged.
+    /// The entry of `key`. If it is missing or damaged, `compile` creates it.
     ///
     /// Errors only if `compile` does.
     ///
@@ -88,7 +88,7 @@ impl CubinCache {
             return Ok(bytes);
         }
         let bytes = compile()?;
-        // A cache that cannot be written is no reason to stop.
+        // Failure to write the cache is not an error.
         let _ = self.store(&path, &bytes);
         Ok(bytes)
     }
@@ -107,7 +107,7 @@ impl CubinCache {
         written
     }
 
-    /// Removes what killed processes left behind.
+    /// Removes temporary files of killed processes.
     fn remove_abandoned(&self) -> std::io::Result<()> {
         for entry in fs::read_dir(&self.folder)?.flatten() {
             let path = entry.path();
@@ -120,7 +120,7 @@ impl CubinCache {
     }
 }
 
-/// What an entry holds, if it is whole.
+/// The contents of an entry, if its digest matches.
 fn read_entry(path: &Path) -> Option<Vec<u8>> {
     let entry = fs::read(path).ok()?;
     let (digest, bytes) = entry.split_at_checked(32)?;

@@ -1,12 +1,11 @@
-//! Matrix products by cuBLASLt. A product is planned when one of its kind is first asked for; from then on it is one
-//! call.
+//! Matrix products with cuBLASLt. The first product of a kind creates a plan; later ones are a single call.
 //!
-//! Matrices are row-major here. cuBLASLt's are column-major unless its slower ways are asked for, and a row-major matrix
-//! is the transpose of a column-major one: so out = left right is computed as out^T = right^T left^T, with the operands
-//! exchanged (cuBLAS documentation, "Data Layout").
+//! Matrices are row-major here. cuBLASLt's are column-major unless slower paths are requested, and a row-major matrix
+//! is the transpose of a column-major one. Therefore out = left right is computed as out^T = right^T left^T, with the
+//! operands exchanged (cuBLAS documentation, "Data Layout").
 //!
-//! What belongs to a product is computed in its pass, by an [`Epilogue`]: a bias, GELU with the argument that backward
-//! needs, the gradient of a bias with that of the weight. Not every type and size has each; the plan knows.
+//! An [`Epilogue`] is fused with a product: a bias, GELU with the input that backward needs, or a bias gradient with
+//! the weight gradient. Not every type and size supports each; the plan records which do.
 
 mod functions;
 mod plan;
@@ -27,97 +26,97 @@ use crate::{Error, Result};
 use functions::Functions;
 use plan::{Plan, Shape};
 
-/// How the elements of a matrix lie.
+/// The storage order of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// Those of a row side by side.
+    /// Row-major.
     Rows,
-    /// Those of a column side by side.
+    /// Column-major.
     Columns,
 }
 
-/// Matrices in memory of the GPU, one for each product of a batch.
+/// Matrices in device memory, one per product of a batch.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrices {
-    /// Of the first element.
+    /// Address of the first element.
     pub address: u64,
-    /// How the elements of each lie.
+    /// Storage order of each matrix.
     pub order: Order,
-    /// Elements from one row, or column, to the next.
+    /// Stride in elements between rows or columns.
     pub leading: usize,
-    /// Elements from one matrix to the next; 0 for the same one in every product.
+    /// Stride in elements between matrices; 0 uses the same matrix in every product.
     pub batch_stride: usize,
 }
 
-/// What is computed along with a product, in the same pass over it. Vectors have no gaps.
+/// A computation fused with a product. Vectors are contiguous.
 #[derive(Debug, Clone, Copy)]
 pub enum Epilogue {
     /// Nothing.
     None,
-    /// N elements of the type of the results at this address are added to every row.
+    /// Adds N elements at this address, of the result type, to every row.
     Bias(u64),
-    /// What would be the results, a bias added to every row if there is one, goes through GELU, tanh form.
+    /// Applies GELU, tanh form, to the product plus an optional bias.
     Gelu {
-        /// As in [`Epilogue::Bias`].
+        /// Address of the bias, as in [`Epilogue::Bias`].
         bias: Option<u64>,
-        /// Where it is put before, in rows of the type of the results.
+        /// Address to which the input of GELU is written, in rows of the result type.
         input: u64,
-        /// Elements from one of these rows to the next: a multiple of 8.
+        /// Stride in elements between these rows: a multiple of 8.
         leading: usize,
     },
-    /// The sum of each row of the left factor goes to this address: M elements of the type of the results. They are
-    /// overwritten, whatever beta is.
+    /// Writes the sum of each row of the left factor to this address: M elements of the result type. They are
+    /// overwritten for any beta.
     RowSums(u64),
 }
 
-/// out = left right + beta out for matrices (M, K), (K, N) and (M, N), and what the epilogue says.
+/// out = left right + beta out for matrices (M, K), (K, N) and (M, N), followed by the epilogue.
 ///
-/// Sums run in f32, those of f64 in f64: true f32, never TF32. A 16-bit result is rounded once.
+/// Sums are in f32 (f64 for f64): true f32, never TF32. A 16-bit result is rounded once.
 #[derive(Debug, Clone, Copy)]
 pub struct Product {
-    /// How many products.
+    /// Number of products.
     pub batch: usize,
     /// M, N and K; none is 0.
     pub sizes: [usize; 3],
-    /// f64, f32, bf16 or f16: of both factors.
+    /// Type of both factors: f64, f32, bf16 or f16.
     pub operands: ElementType,
-    /// The same, or f32 from 16 bits.
+    /// The same type, or f32 for 16-bit factors.
     pub result: ElementType,
-    /// First factors.
+    /// Left factors.
     pub left: Matrices,
-    /// Second factors.
+    /// Right factors.
     pub right: Matrices,
-    /// Results, in the order of rows.
+    /// Results, row-major.
     pub out: Matrices,
-    /// What the results' old values are multiplied with; with 0 they are not read.
+    /// Factor of the old results; if it is 0 they are not read.
     pub beta: f64,
-    /// What else is computed; a batch of several products has nothing.
+    /// The fused computation; `None` is required for batches of several products.
     pub epilogue: Epilogue,
 }
 
-/// cuBLASLt on one GPU, for products that run one after another.
+/// A cuBLASLt handle of one GPU, for products that run sequentially.
 #[derive(Debug)]
 pub struct CublasLt {
     context: Arc<Context>,
-    /// Nothing where nothing is multiplied.
+    /// `None` for a fake GPU.
     library: Option<Handle>,
-    /// What algorithms may write while they run.
+    /// Workspace of algorithms.
     workspace: Arena,
-    /// Nothing for what cuBLASLt has no algorithm for.
+    /// `None` for products without a cuBLASLt algorithm.
     plans: Mutex<HashMap<Shape, Option<Plan>>>,
     searches: AtomicU64,
 }
 
-/// The library, and what it keeps for one GPU.
+/// The library and its handle for one GPU.
 #[derive(Debug)]
 struct Handle {
     functions: Functions,
     raw: cublasLtHandle_t,
-    /// It frees what it has there.
+    /// Bound before the handle is destroyed, which frees device memory.
     context: Arc<Context>,
 }
 
-// SAFETY: the handle may be used from any thread, also at the same time.
+// SAFETY: the handle may be used from any thread, concurrently.
 unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
@@ -125,16 +124,16 @@ unsafe impl Sync for Handle {}
 impl Drop for Handle {
     fn drop(&mut self) {
         let _ = self.context.bind();
-        // SAFETY: nobody has the handle any more.
+        // SAFETY: the handle has no other user.
         let _ = unsafe { (self.functions.destroy)(self.raw) };
     }
 }
 
 impl CublasLt {
-    /// Finds the library, and takes the workspace: 32 MiB from Hopper on, 4 MiB before, as the cuBLAS documentation
-    /// recommends ("cublasSetWorkspace()").
+    /// Loads the library and allocates the workspace: 32 MiB from Hopper on, 4 MiB before, as the cuBLAS
+    /// documentation recommends ("cublasSetWorkspace()").
     ///
-    /// Errors, naming the remedy, if the library is missing or too old, or the GPU has no memory for the workspace.
+    /// Errors, with the remedy, if the library is missing or too old, or if there is no memory for the workspace.
     pub fn new(search: &Search, context: &Arc<Context>) -> Result<CublasLt> {
         let functions = Functions::of(&search.load(Kind::CublasLt)?)?;
         context.bind()?;
@@ -149,32 +148,32 @@ impl CublasLt {
         Ok(CublasLt { context: context.clone(), library, workspace, plans, searches })
     }
 
-    /// Takes as much, and multiplies nothing.
+    /// A fake handle with a workspace of the same size.
     pub(crate) fn dry(context: &Arc<Context>) -> Result<CublasLt> {
         let workspace = Arena::reserve(context, workspace_bytes(context))?;
         let (plans, searches) = (Mutex::default(), AtomicU64::new(0));
         Ok(CublasLt { context: context.clone(), library: None, workspace, plans, searches })
     }
 
-    /// Bytes that algorithms may write while they run.
+    /// Bytes of the workspace.
     pub fn workspace_bytes(&self) -> usize {
         self.workspace.len()
     }
 
-    /// How often an algorithm was searched for. It stays the same once every kind of product was seen.
+    /// Number of algorithm searches. It is constant once every kind of product has been used.
     pub fn searches(&self) -> u64 {
         self.searches.load(Ordering::Relaxed)
     }
 
-    /// Whether there is an algorithm for such a product: not every type has every epilogue.
+    /// Returns whether there is an algorithm for the product: not every type supports every epilogue.
     pub fn supports(&self, product: &Product) -> Result<bool> {
         let Some(library) = &self.library else {
-            return Ok(Shape::of(product).is_possible()); // what is refused on every GPU
+            return Ok(Shape::of(product).is_possible()); // rejected on every GPU
         };
         self.planned(library, product, |plan| Ok(plan.is_some()))
     }
 
-    /// Calls `f` with the plan, if there is one.
+    /// Calls `f` with the plan of the product, if there is one.
     fn planned<R>(
         &self,
         library: &Handle,
@@ -192,14 +191,14 @@ impl CublasLt {
         f(plans.entry(shape).or_insert(plan).as_ref())
     }
 
-    /// Gives a product to the stream.
+    /// Enqueues a product in the stream.
     ///
     /// Errors if cuBLASLt has no algorithm for it.
     ///
     /// # Safety
-    /// The addresses are memory of the GPU with all the elements that the matrices and the epilogue describe, which nothing
-    /// outside of the stream uses meanwhile; what is written overlaps neither itself nor anything else. All products are
-    /// given to the same stream.
+    /// The addresses are device memory that contains all elements described by the matrices and the epilogue. Nothing
+    /// outside of the stream uses them meanwhile; outputs overlap neither themselves nor anything else. All products
+    /// use the same stream.
     pub(crate) unsafe fn run(&self, stream: &Stream, product: &Product) -> Result<()> {
         let Some(library) = &self.library else { return Ok(()) };
         self.planned(library, product, |plan| {
@@ -207,12 +206,12 @@ impl CublasLt {
                 let message = format!("cuBLASLt has no algorithm for {}", Shape::of(product));
                 Error::new("matmul", message)
             })?;
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: the caller's promise.
             unsafe { self.run_planned(library, stream, product, plan) }
         })
     }
 
-    /// As [`CublasLt::run`], by the plan of such products.
+    /// Like [`CublasLt::run`], with the product's plan.
     unsafe fn run_planned(
         &self,
         library: &Handle,
@@ -225,8 +224,9 @@ impl CublasLt {
         let (alpha, beta) = (Scale::of(product, 1.0), Scale::of(product, product.beta));
         let address = |address: u64| address as *const c_void;
         let out = address(product.out.address).cast_mut();
-        // SAFETY: descriptors, algorithm and handle are alive and of one kind of product; the scales are of the type that
-        // the plan names; the caller answers for the addresses, and the workspace serves one product after another.
+        // SAFETY: descriptors, algorithm and handle are alive and belong to this kind of product; the scales have the
+        // type named by the plan. The caller guarantees the addresses, and products use the workspace one after
+        // another.
         let status = unsafe {
             (functions.matmul)(
                 *raw,
@@ -257,7 +257,7 @@ fn workspace_bytes(context: &Context) -> usize {
     if context.architecture().major >= 9 { 32 << 20 } else { 4 << 20 }
 }
 
-/// A factor in the type in which a product is summed.
+/// A scalar factor in the accumulator type of a product.
 union Scale {
     single: f32,
     double: f64,

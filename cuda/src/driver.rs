@@ -1,4 +1,4 @@
-//! NVIDIA's driver: loaded once in a process, its statuses as errors.
+//! The CUDA driver: loaded once per process, with status codes converted to errors.
 
 use cudarc::driver::sys::{self, CUresult};
 use std::ffi::{CStr, c_void};
@@ -8,7 +8,8 @@ use std::sync::OnceLock;
 use crate::library::{Kind, Search};
 use crate::{Error, Result};
 
-/// Functions that are called. They are looked for when the driver is loaded: the binding would panic at a missing one.
+/// The driver functions in use. They are checked when the driver is loaded: the binding would panic if one were
+/// missing.
 const FUNCTIONS: &[&str] = &[
     "cuCtxSetCurrent",
     "cuDeviceGet",
@@ -56,9 +57,9 @@ const FUNCTIONS: &[&str] = &[
     "cuStreamWaitEvent",
 ];
 
-/// Loads the driver and starts it, unless that was done before: the first call decides from where.
+/// Loads and initialises the driver on the first call, whose `search` is used.
 ///
-/// Errors, naming the remedy, if there is none or it is too old.
+/// Errors, with the remedy, if there is no driver or it is too old.
 pub(crate) fn load(search: &Search) -> Result<()> {
     static DRIVER: OnceLock<Result<()>> = OnceLock::new();
     let start = || {
@@ -67,8 +68,8 @@ pub(crate) fn load(search: &Search) -> Result<()> {
             // SAFETY: the address is not used.
             unsafe { library.function::<*const c_void>(name) }?;
         }
-        // The binding looks for the driver itself, by other names first: `libcuda.so` may be a toolkit's stub.
-        // SAFETY: it loads a library of that name only if one is there; the addresses are not used.
+        // The binding loads the driver itself and tries other names first: `libcuda.so` may be a toolkit's stub.
+        // SAFETY: the binding loads a library only if it exists; the addresses are not used.
         let (own, bound) = unsafe {
             let own = library.function::<*const c_void>("cuInit")?;
             let present = sys::is_culib_present();
@@ -88,7 +89,7 @@ pub(crate) fn load(search: &Search) -> Result<()> {
     DRIVER.get_or_init(start).clone()
 }
 
-/// Errors unless a call succeeded.
+/// Errors unless the call of `op` succeeded.
 pub(crate) fn check(op: &'static str, status: CUresult) -> Result<()> {
     match status {
         CUresult::CUDA_SUCCESS => Ok(()),
@@ -99,7 +100,7 @@ pub(crate) fn check(op: &'static str, status: CUresult) -> Result<()> {
 fn reason(status: CUresult) -> String {
     let text = |get: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
         let mut text = ptr::null();
-        // SAFETY: the driver writes the address of a text that stays, or null for a status that it does not know.
+        // SAFETY: the driver writes the address of a static string, or null for an unknown status.
         unsafe {
             get(status, &mut text);
             (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())

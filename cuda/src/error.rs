@@ -1,11 +1,11 @@
-//! The error of this crate: what was attempted, and what went wrong.
+//! The error type of this crate: an operation and the reason for its failure.
 
 use std::fmt;
 
-/// Every fallible function of this crate returns this.
+/// The result of every fallible function of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What was attempted, and why it failed, with the remedy where there is one.
+/// An error: the operation, the reason, and the remedy if there is one.
 ///
 /// ```
 /// let error = ferrotron_cuda::Error::new("nvrtc", "libnvrtc was not found");
@@ -18,12 +18,12 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error that `op` noticed.
+    /// An error detected by `op`.
     pub fn new(op: &'static str, context: impl Into<String>) -> Error {
         Error { op, context: context.into() }
     }
 
-    /// What noticed it.
+    /// The operation that detected the error.
     pub fn op(&self) -> &'static str {
         self.op
     }

@@ -1,4 +1,4 @@
-//! A GPU with all that work on it needs: streams, kernels, matrix products.
+//! A GPU with its streams, kernels and matrix products.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,29 +16,29 @@ use crate::nvrtc::{Architecture, Nvrtc};
 use crate::stream::Stream;
 use crate::uploads::Uploads;
 
-/// How a [`Gpu`] is found and used.
+/// Options to find and use a [`Gpu`].
 #[derive(Debug, Clone)]
 pub struct GpuConfig {
-    /// Which GPU of the machine.
+    /// Index of the GPU.
     pub ordinal: usize,
-    /// Where NVIDIA's libraries lie.
+    /// Folders with NVIDIA's libraries.
     pub search: Search,
-    /// Where compiled kernels are kept.
+    /// Cache of compiled kernels.
     pub cache: CubinCache,
 }
 
 impl GpuConfig {
-    /// GPU number `ordinal`, libraries and cache as the environment says.
+    /// GPU number `ordinal`, with libraries and cache from the environment.
     pub fn new(ordinal: usize) -> GpuConfig {
         GpuConfig { ordinal, search: Search::from_environment(), cache: CubinCache::of_user() }
     }
 }
 
-/// A GPU that one rank works on.
+/// A GPU used by one rank.
 #[derive(Debug)]
 pub struct Gpu {
     context: Arc<Context>,
-    /// Nothing where no kernel runs.
+    /// `None` for a fake GPU.
     modules: Option<Modules>,
     products: CublasLt,
     uploads: Uploads,
@@ -50,9 +50,9 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Finds the libraries and the GPU. `rows` is [`pointwise_rows`](crate::kernels::pointwise_rows).
+    /// Loads the libraries and opens the GPU. `rows` is [`pointwise_rows`](crate::kernels::pointwise_rows).
     ///
-    /// Errors, naming the remedy, if anything is missing.
+    /// Errors, with the remedy, if anything is missing.
     pub fn new(config: &GpuConfig, rows: String) -> Result<Gpu> {
         let context = Context::new(&config.search, config.ordinal)?;
         let nvrtc = Nvrtc::load(&config.search)?;
@@ -61,8 +61,8 @@ impl Gpu {
         Self::of(context, modules, products)
     }
 
-    /// In place of a GPU of `architecture` one that does nothing: no library is needed, and what is given to it is done
-    /// at once. To find out what memory a computation takes.
+    /// A fake GPU of `architecture` that executes nothing; used to estimate memory. It needs no library, and its work
+    /// completes immediately.
     pub fn dry(architecture: Architecture) -> Result<Gpu> {
         let context = Context::dry(architecture);
         let products = CublasLt::dry(&context)?;
@@ -86,13 +86,12 @@ impl Gpu {
         })
     }
 
-    /// Whether it does nothing.
+    /// Returns whether the GPU is fake.
     pub fn is_dry(&self) -> bool {
         self.context.is_dry()
     }
 
-    /// Bytes of its memory that it takes itself: what matrix products may write while they run, and numbers at addresses
-    /// that stay.
+    /// Bytes of device memory for internal use: the workspace of matrix products, and scalars at fixed addresses.
     pub fn own_bytes(&self) -> usize {
         self.products.workspace_bytes() + self.cells.bytes()
     }
@@ -102,20 +101,20 @@ impl Gpu {
         &self.context
     }
 
-    /// The stream of all kernels.
+    /// The compute stream, which runs all kernels.
     pub fn compute(&self) -> &Stream {
         &self.compute
     }
 
-    /// The stream of copies between the GPU's memory and the host's that go on while kernels run.
+    /// The copy stream for transfers between device and host memory that overlap with kernels.
     pub fn copies(&self) -> &Stream {
         &self.copies
     }
 
-    /// Copies bytes of the host to the GPU's address `to`, in the compute stream. The slice is free when this returns, and
-    /// up to 4 MiB nobody waits for the stream.
+    /// Enqueues a copy of host bytes to device address `to` in the compute stream. The slice can be reused when this
+    /// returns; only copies of more than 4 MiB synchronize.
     ///
-    /// Errors if the host has no more memory that may be pinned, or the stream is recorded.
+    /// Errors if the host cannot pin more memory, or if the stream is being captured.
     ///
     /// # Safety
     /// As for [`Stream::upload`].
@@ -124,11 +123,11 @@ impl Gpu {
             return Ok(());
         }
         self.compute.expect_running("upload")?;
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller's promise.
         unsafe { self.uploads.give(&self.compute, to, from) }
     }
 
-    /// A launch of the kernel `name` of `file` for elements of `element`, to be put together.
+    /// Starts building a launch of the kernel `name` of `file` for elements of `element`.
     ///
     /// Errors if there is no such kernel, or it cannot be compiled.
     pub fn kernel(
@@ -145,20 +144,20 @@ impl Gpu {
         Ok(Launch::new(&self.compute, function, name))
     }
 
-    /// How many launches [`Gpu::kernel`] has begun.
+    /// Number of launches started by [`Gpu::kernel`].
     pub fn launches(&self) -> u64 {
         self.launches.load(Ordering::Relaxed)
     }
 
-    /// How many matrix products were given to the GPU, each a launch or more of cuBLASLt's.
+    /// Number of matrix products enqueued; each is one or more launches of cuBLASLt.
     pub fn product_launches(&self) -> u64 {
         self.product_launches.load(Ordering::Relaxed)
     }
 
-    /// The training step `number` in the GPU's memory, for kernels that draw random numbers. While the GPU's work is
-    /// recorded nothing is written: the number is that of the [launch](crate::graph::Graph::launch).
+    /// Sets the training step `number` in device memory, for kernels that draw random numbers. During a capture
+    /// nothing is written: each [launch](crate::graph::Graph::launch) sets the number.
     ///
-    /// Errors if the GPU has failed, or the work that is being recorded drew numbers of another step.
+    /// Errors if the GPU has failed, or if the captured work already uses another step.
     pub fn step(&self, number: u64) -> Result<StepCell<'_>> {
         self.cells.step(number, |address, step| {
             let kernel = self.kernel("step", ElementType::F64, "set_step")?;
@@ -171,40 +170,40 @@ impl Gpu {
         &self.cells
     }
 
-    /// The address at which kernels of `op` put the smallest position whose index is bad: a `u64`, which is
-    /// [`NO_BAD_INDEX`](crate::arguments::NO_BAD_INDEX) until then.
+    /// The address where kernels of `op` record the smallest position of a bad index: a `u64`, initially
+    /// [`NO_BAD_INDEX`](crate::arguments::NO_BAD_INDEX).
     ///
     /// Errors if there are too many operations.
     pub fn bad_index(&self, op: &'static str) -> Result<u64> {
         self.cells.bad_index(op)
     }
 
-    /// Copies bytes from the GPU's address `from` to the host, after everything that the compute stream was given so far,
-    /// and says whether any kernel has found a bad index since the last time.
+    /// Waits for all work of the compute stream, copies bytes from device address `from` to the host, and returns any
+    /// bad index recorded since the last call.
     ///
     /// Errors if the GPU has failed.
     ///
     /// # Safety
     /// As for [`Stream::download`].
     pub unsafe fn download(&self, to: &mut [u8], from: u64) -> Result<Option<BadIndex>> {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller's promise.
         unsafe { self.cells.download(&self.compute, to, from) }
     }
 
-    /// Gives a matrix product to the stream of all kernels.
+    /// Enqueues a matrix product in the compute stream.
     ///
     /// Errors if cuBLASLt has no algorithm for it.
     ///
     /// # Safety
-    /// The addresses are memory of this GPU with all the elements that the matrices and the epilogue describe, which nothing
-    /// outside of the stream uses meanwhile; what is written overlaps neither itself nor anything else.
+    /// The addresses are memory of this GPU that contains all elements described by the matrices and the epilogue.
+    /// Nothing outside of the stream uses them meanwhile; outputs overlap neither themselves nor anything else.
     pub unsafe fn product(&self, product: &Product) -> Result<()> {
         self.product_launches.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise, passed on; this is the one stream of all products.
+        // SAFETY: the caller's promise; all products use this stream.
         unsafe { self.products.run(&self.compute, product) }
     }
 
-    /// What the GPU's matrix products are made with.
+    /// The cuBLASLt handle.
     pub fn products(&self) -> &CublasLt {
         &self.products
     }
@@ -212,7 +211,7 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // What was given is still needed.
+        // Enqueued work still uses streams and memory.
         let _ = self.compute.synchronize();
         let _ = self.copies.synchronize();
     }

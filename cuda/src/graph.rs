@@ -1,11 +1,11 @@
-//! Work that is recorded once and given again as one piece: a training step without the host's time for each kernel.
+//! CUDA graphs: work that is captured once and launched as a unit, without host time per kernel.
 //!
-//! While a stream is recorded, what it is given does not run. A stream that waits for an event of a recorded one is
-//! recorded with it from then on, and the first must wait for it before the end (CUDA programming guide, "CUDA Graphs",
+//! While a stream is captured, enqueued work does not run. A stream that waits for an event of a captured stream
+//! joins the capture, and the captured stream must wait for it before the end (CUDA programming guide, "CUDA Graphs",
 //! "Cross-stream Dependencies and Events").
 //!
-//! Kernels keep the arguments that they were recorded with. So addresses must stay, and what changes from one time to the
-//! next is read from memory.
+//! Kernels keep the arguments of the capture. Addresses must therefore be fixed, and values that change between
+//! launches are read from memory.
 
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode_enum as Mode};
 use std::ptr;
@@ -17,8 +17,8 @@ use crate::driver::check;
 use crate::gpu::Gpu;
 use crate::stream::Stream;
 
-/// A GPU whose compute stream is recorded. Dropped before its [end](Recording::end) it is forgotten, and the stream goes
-/// on as before.
+/// A capture of a GPU's compute stream. If it is dropped before its [end](Recording::end), the capture is discarded
+/// and the stream continues as before.
 #[derive(Debug)]
 #[must_use]
 pub struct Recording<'a> {
@@ -26,36 +26,38 @@ pub struct Recording<'a> {
 }
 
 impl<'a> Recording<'a> {
-    /// From now on what is given to the compute stream of `gpu` is recorded.
+    /// Starts capturing the compute stream of `gpu`.
     ///
-    /// Until the end nobody can wait for the stream, nor copy memory of the host that is not pinned: these are errors,
-    /// after the first of which nothing can be made of the recording.
+    /// Until the end, synchronizing with the stream and copying host memory that is not pinned are errors. The first
+    /// such error invalidates the capture.
     ///
-    /// Errors if the stream is recorded already.
+    /// Errors if the stream is already being captured.
     pub fn begin(gpu: &'a Gpu) -> Result<Recording<'a>> {
         gpu.cells().begin_recording()?;
         let recording = Recording { gpu };
         gpu.context().bind()?;
-        // Memory may be mapped and pinned, and kernels loaded, meanwhile: that is done at once, and stays. Stricter modes
-        // forbid it, since a driver cannot know that (driver API, "cuThreadExchangeStreamCaptureMode").
+        // In relaxed mode, mapping and pinning memory and loading kernels during the capture take effect immediately
+        // and persist. Stricter modes forbid them, since the driver cannot know that (driver API,
+        // "cuThreadExchangeStreamCaptureMode").
         let mode = Mode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream is alive; `end` or `drop` ends what begins here.
+        // SAFETY: the stream is alive; `end` or `drop` ends the capture.
         let status = unsafe { sys::cuStreamBeginCapture_v2(gpu.compute().handle(), mode) };
         check("cuStreamBeginCapture", status)?;
         Ok(recording)
     }
 
-    /// What was recorded.
+    /// Ends the capture and returns the graph.
     ///
-    /// Errors if another stream was recorded with this one, and this one has not waited for it; or if there was an error
-    /// on the way.
+    /// Errors if another stream joined the capture and this one has not waited for it, or if an error invalidated the
+    /// capture.
     pub fn end(self) -> Result<Graph> {
         let gpu = std::mem::ManuallyDrop::new(self).gpu;
         let recorded = end(gpu.compute());
-        gpu.cells().end_recording(); // not before: a step that is set meanwhile would be recorded
+        gpu.cells().end_recording(); // not earlier: a step written before the capture ends would be captured
         let recorded = recorded?;
         let mut runnable = ptr::null_mut();
-        // SAFETY: the recording is alive, and the pointer is to a live variable; `drop` destroys what is made.
+        // SAFETY: the captured graph is alive, and the pointer is to a live variable; `drop` destroys the executable
+        // graph.
         let status = unsafe { sys::cuGraphInstantiateWithFlags(&mut runnable, recorded.handle, 0) };
         check("cuGraphInstantiate", status)?;
         Ok(Graph { context: recorded.context.clone(), runnable })
@@ -69,7 +71,7 @@ impl Drop for Recording<'_> {
     }
 }
 
-/// What was given while a stream was recorded, not yet in a form that runs.
+/// A captured graph that is not yet executable.
 struct Recorded {
     context: Arc<Context>,
     handle: CUgraph,
@@ -79,7 +81,7 @@ fn end(stream: &Stream) -> Result<Recorded> {
     let context = stream.context().clone();
     context.bind()?;
     let mut handle = ptr::null_mut();
-    // SAFETY: the stream is alive, and the pointer is to a live variable; `drop` destroys what is made.
+    // SAFETY: the stream is alive, and the pointer is to a live variable; `drop` destroys the graph.
     check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(stream.handle(), &mut handle) })?;
     Ok(Recorded { context, handle })
 }
@@ -87,12 +89,12 @@ fn end(stream: &Stream) -> Result<Recorded> {
 impl Drop for Recorded {
     fn drop(&mut self) {
         let _ = self.context.bind();
-        // SAFETY: nobody else has the handle.
+        // SAFETY: the handle has no other user.
         let _ = unsafe { sys::cuGraphDestroy(self.handle) };
     }
 }
 
-/// Recorded work, which may be given again and again.
+/// An executable graph, which can be launched repeatedly.
 #[derive(Debug)]
 pub struct Graph {
     context: Arc<Context>,
@@ -103,20 +105,20 @@ pub struct Graph {
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Gives all that was recorded to the compute stream of `gpu`, after what it was given before. Random numbers are
-    /// those of the training step `step`.
+    /// Enqueues the graph in the compute stream of `gpu`, after all earlier work. Random numbers are those of
+    /// training step `step`.
     ///
-    /// Errors if the stream is recorded: the step would be that of the outer launch.
+    /// Errors if the stream is being captured: the step would be that of the outer launch.
     ///
     /// # Safety
-    /// It was recorded on this GPU. All memory that the work was recorded with is still there, and nothing outside of the
-    /// stream uses it meanwhile; so are the kernels.
+    /// The graph was captured on this GPU. All memory and kernels that the captured work uses still exist, and
+    /// nothing outside of the stream uses the memory meanwhile.
     pub unsafe fn launch(&mut self, gpu: &Gpu, step: u64) -> Result<()> {
         gpu.compute().expect_running("cuGraphLaunch")?;
         let _step = gpu.step(step)?;
         self.context.bind()?;
         let stream = gpu.compute().handle();
-        // SAFETY: graph and stream are alive; the caller answers for the memory.
+        // SAFETY: graph and stream are alive; the caller guarantees the memory.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.runnable, stream) })
     }
 }
@@ -124,7 +126,7 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         let _ = self.context.bind();
-        // SAFETY: nobody has the handle any more. Work that was given is still done.
+        // SAFETY: the handle has no other user. Enqueued work still completes.
         let _ = unsafe { sys::cuGraphExecDestroy(self.runnable) };
     }
 }

@@ -1,12 +1,12 @@
-//! The kernels: text that is compiled for one element type at a time.
+//! Kernel sources, which are compiled for one element type at a time.
 //!
-//! A file of `kernels/` holds the entries `KERNEL(threads, name)(...)`; [`File::source`] is the whole text for one
-//! element type, in which the entry is called `name_f32`. The rows of the pointwise table come from the crate that
-//! owns it, as CUDA expressions.
+//! A file of `kernels/` contains entries `KERNEL(threads, name)(...)`. [`File::source`] generates the complete text
+//! for one element type, in which the entry's name is `name_f32`. The crate with the pointwise table supplies its
+//! rows as CUDA expressions.
 
 use std::fmt::Write;
 
-/// What the elements of a kernel's tensors are.
+/// The element type of a kernel's tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ElementType {
     /// IEEE 754 binary64
@@ -26,12 +26,12 @@ pub enum ElementType {
 }
 
 impl ElementType {
-    /// The types that are computed with.
+    /// Floating-point types.
     pub const FLOATS: &[ElementType] =
         &[ElementType::F64, ElementType::F32, ElementType::BF16, ElementType::F16];
-    /// The types of 16 bits, which tensor cores multiply.
+    /// 16-bit types, which tensor cores multiply.
     pub const HALVES: &[ElementType] = &[ElementType::BF16, ElementType::F16];
-    /// The floats that are computed in as they are.
+    /// Floating-point types that are their own accumulator type.
     pub const EXACT: &[ElementType] = &[ElementType::F64, ElementType::F32];
     /// Every type.
     pub const ALL: &[ElementType] = &[
@@ -44,15 +44,15 @@ impl ElementType {
         ElementType::I64,
     ];
 
-    /// One type of each size, for kernels that only move elements: 1, 2, 4 and 8 bytes.
+    /// One type per size of 1, 2, 4 and 8 bytes, for kernels that only move elements.
     pub const SIZES: &[ElementType] =
         &[ElementType::U8, ElementType::BF16, ElementType::U32, ElementType::I64];
     /// Only unsigned 32 bits, for kernels that write indices.
     const ONLY_U32: &[ElementType] = &[ElementType::U32];
-    /// Only f64, for kernels of single numbers.
+    /// Only f64, for kernels on scalars.
     const ONLY_F64: &[ElementType] = &[ElementType::F64];
 
-    /// The name, as at the end of an entry's.
+    /// The name, which is the suffix of entry names.
     pub const fn name(self) -> &'static str {
         match self {
             ElementType::F64 => "f64",
@@ -65,7 +65,7 @@ impl ElementType {
         }
     }
 
-    /// The type in kernels, and the one it is computed in.
+    /// The C++ names of the type and of its accumulator type.
     const fn text(self) -> (&'static str, &'static str) {
         match self {
             ElementType::F64 => ("double", "double"),
@@ -79,23 +79,23 @@ impl ElementType {
     }
 }
 
-/// One file of kernels.
+/// A file of kernels.
 #[derive(Debug, Clone, Copy)]
 pub struct File {
-    /// Its name, that of the CPU's file of the same operation.
+    /// The file's name, equal to that of the CPU file of the same operation.
     pub name: &'static str,
-    /// The text.
+    /// The source text.
     pub text: &'static str,
-    /// The element types that it is compiled for.
+    /// The element types for which it is compiled.
     pub types: &'static [ElementType],
-    /// Options of the compiler beside the architecture.
+    /// Compiler options besides the architecture.
     pub options: &'static [&'static str],
 }
 
-/// What every file begins with.
+/// The common prefix of all files.
 pub const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
 
-/// What files name in `#include`: their text is put in place, and no compiler looks for a file.
+/// Headers of `#include` lines. Their text is substituted, so the compiler reads no files.
 const HEADERS: &[(&str, &str)] = &[
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
     ("mma.cuh", include_str!("../kernels/mma.cuh")),
@@ -146,7 +146,7 @@ impl File {
         FILES.iter().find(|file| file.name == name)
     }
 
-    /// The whole text for one element type. `rows` is [`pointwise_rows`] for the file "pointwise", else empty.
+    /// The complete text for one element type. `rows` is [`pointwise_rows`] for the file "pointwise", else empty.
     pub fn source(&self, element: ElementType, rows: &str) -> String {
         format!("{PRELUDE}\n{}", instance(self.text, element, rows))
     }
@@ -157,7 +157,7 @@ pub fn instance(text: &str, element: ElementType, rows: &str) -> String {
     let (name, (t, a)) = (element.name(), element.text());
     let mut out = format!("namespace of_{name} {{\nusing T = {t};\nusing A = {a};\n");
     let mut add = |line: &str| {
-        // KERNEL(threads, entry) begins a definition.
+        // `KERNEL(threads, entry)` begins a definition.
         let parts = line.strip_prefix("KERNEL(").and_then(|rest| rest.split_once(')'));
         let definition = parts.and_then(|(inside, rest)| Some((inside.split_once(", ")?, rest)));
         let _ = match definition {
@@ -178,10 +178,10 @@ pub fn instance(text: &str, element: ElementType, rows: &str) -> String {
     out
 }
 
-/// How a definition begins in a source.
+/// The beginning of a kernel definition in a generated source.
 const ENTRY: &str = "extern \"C\" __global__ void __launch_bounds__(";
 
-/// The entries of a source, with their threads a block at most: (threads, name).
+/// The entries of a source, each with its maximum number of threads per block: (threads, name).
 ///
 /// ```
 /// use ferrotron_cuda::kernels::{ElementType, File, entries};
@@ -197,30 +197,30 @@ pub fn entries(source: &str) -> Vec<(u32, String)> {
     source.lines().filter_map(parse).collect()
 }
 
-/// A function of one element, as CUDA expressions.
+/// A pointwise function of one element, as CUDA expressions.
 #[derive(Debug, Clone, Copy)]
 pub struct UnaryRow<'a> {
     /// The entry's name.
     pub name: &'a str,
-    /// The value, of `x` and the parameter `p`.
+    /// The value, in terms of `x` and the parameter `p`.
     pub value: &'a str,
-    /// The derivative, of what is saved, `s`, and `p`; unless it is constant.
+    /// The derivative, in terms of the saved value `s` and `p`; `None` if constant.
     pub derivative: Option<&'a str>,
 }
 
-/// A function of two elements, as CUDA expressions of `a` and `b`.
+/// A pointwise function of two elements, as CUDA expressions of `a` and `b`.
 #[derive(Debug, Clone, Copy)]
 pub struct BinaryRow<'a> {
     /// The entry's name.
     pub name: &'a str,
     /// The value.
     pub value: &'a str,
-    /// The derivatives by `a` and by `b`, unless they are constant.
+    /// The derivatives by `a` and by `b`; `None` if constant.
     pub derivatives: [Option<&'a str>; 2],
 }
 
-/// The entries of the pointwise table: `name` and `name_backward` of a unary row, `name`, `name_d_lhs` and
-/// `name_d_rhs` of a binary one.
+/// Generates the entries of the pointwise table: `name` and `name_backward` of a unary row; `name`, `name_d_lhs` and
+/// `name_d_rhs` of a binary row.
 ///
 /// ```
 /// use ferrotron_cuda::kernels::{UnaryRow, pointwise_rows};

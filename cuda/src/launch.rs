@@ -1,4 +1,4 @@
-//! A launch of a kernel that is being put together: arguments in the kernel's order.
+//! Builder of a kernel launch, with arguments in the kernel's order.
 
 use bytemuck::NoUninit;
 use cudarc::driver::sys;
@@ -11,18 +11,18 @@ use crate::modules::Function;
 use crate::stream::Stream;
 use crate::{Error, Result};
 
-/// Blocks along x, y and z, or threads of a block.
+/// Number of blocks along x, y and z, or of threads in a block.
 pub type Dim3 = [usize; 3];
 
-/// Arguments, a grid and a block for a kernel.
+/// Arguments of a kernel launch.
 #[must_use]
 pub struct Launch<'a> {
     stream: &'a Stream,
     function: Function,
     name: &'static str,
-    /// The arguments, each from a multiple of 16 bytes on.
+    /// The arguments, each aligned to 16 bytes.
     words: SmallVec<[u128; 32]>,
-    /// Where each begins.
+    /// The first word of each argument.
     starts: SmallVec<[usize; 16]>,
     shared: usize,
 }
@@ -44,7 +44,7 @@ impl<'a> Launch<'a> {
         self.name
     }
 
-    /// A number, a struct, or an address of the GPU.
+    /// Adds a number, a struct, or a device address.
     pub fn value<T: NoUninit>(mut self, value: T) -> Self {
         let bytes = bytemuck::bytes_of(&value);
         let start = self.words.len();
@@ -55,19 +55,19 @@ impl<'a> Launch<'a> {
         self
     }
 
-    /// Bytes of dynamic shared memory.
+    /// Sets the bytes of dynamic shared memory.
     pub fn shared(mut self, bytes: usize) -> Self {
         self.shared = bytes;
         self
     }
 
-    /// Gives the kernel to the stream. An empty grid has nothing to do.
+    /// Enqueues the kernel. An empty grid does nothing.
     ///
-    /// Errors if the GPU refuses grid, block or shared memory.
+    /// Errors if the GPU rejects grid, block or shared memory.
     ///
     /// # Safety
-    /// The arguments are those that the kernel declares, and every address is memory that the kernel may use as it
-    /// does, from now until it is done.
+    /// The arguments match the kernel's declaration, and every address is memory that the kernel may use as it does
+    /// until it completes.
     pub unsafe fn run(mut self, grid: Dim3, block: Dim3) -> Result<()> {
         let threads: usize = block.iter().product();
         let fits = grid[0] < 1 << 31 && grid[1] < 1 << 16 && grid[2] < 1 << 16;
@@ -90,7 +90,7 @@ impl<'a> Launch<'a> {
         let mut pointers: SmallVec<[*mut c_void; 16]> =
             self.starts.iter().map(|&start| words.wrapping_add(start).cast()).collect();
         let ([gx, gy, gz], [bx, by, bz]) = (grid.map(|n| n as u32), block.map(|n| n as u32));
-        // SAFETY: the pointers are to the arguments, which the driver copies; the caller answers for what they say.
+        // SAFETY: the pointers are to the arguments, which the driver copies; the caller guarantees their values.
         let status = unsafe {
             sys::cuLaunchKernel(
                 self.function.handle,

@@ -1,8 +1,8 @@
-//! The CUDA side below the tensors: the driver's contexts, streams and memory, kernels as text with the run-time
-//! compiler and the cache of what it compiled, and the search for NVIDIA's libraries.
+//! CUDA below the tensor level: contexts, streams, memory, kernel sources with the run-time compiler and its cache,
+//! and the search for NVIDIA's libraries.
 //!
-//! Nothing of CUDA is needed to build this crate or to start a program that has it inside. Libraries are found and
-//! loaded when they are asked for; a missing one is an [`Error`] that says where to get it, never a panic.
+//! Neither building this crate nor starting a program that contains it needs CUDA. Libraries are found and loaded on
+//! first use; if one is missing, the [`Error`] says where to get it.
 #![deny(missing_docs)]
 
 pub mod arguments;

@@ -1,11 +1,16 @@
-//! Where NVIDIA's libraries lie, and loading them from there.
+//! Finds and loads NVIDIA's libraries.
 //!
-//! Folders are searched in this order: those that `FERROTRON_CUDA_PATH` lists; `lib64` of `CUDA_HOME` and
-//! `CUDA_PATH`; the folders of pip's `nvidia-*` packages in the active Python environment (`VIRTUAL_ENV`,
-//! `CONDA_PREFIX`, then those of each `python3` on `PATH`, there and where its links lead), for this user (`~/.local`)
-//! and for all (`/usr/local`); `lib` of `CONDA_PREFIX`; `/usr/local/cuda/lib64`; `/usr/local/nvidia/lib64`;
-//! `/usr/lib/wsl/lib`; last what the system's loader knows. A library is loaded by its absolute path, so
-//! `LD_LIBRARY_PATH` is not needed.
+//! Folders are searched in this order:
+//!
+//! - the folders in `FERROTRON_CUDA_PATH`;
+//! - `lib64` of `CUDA_HOME` and `CUDA_PATH`;
+//! - pip's `nvidia-*` packages in the active Python environment (`VIRTUAL_ENV`, `CONDA_PREFIX`), then those of each
+//!   `python3` on `PATH` and of its link targets, then the user's (`~/.local`) and the system's (`/usr/local`);
+//! - `lib` of `CONDA_PREFIX`;
+//! - `/usr/local/cuda/lib64`, `/usr/local/nvidia/lib64`, `/usr/lib/wsl/lib`;
+//! - the system's loader.
+//!
+//! A library is loaded by its absolute path, so `LD_LIBRARY_PATH` is not needed.
 
 use libloading::os::unix::{Library as Handle, RTLD_GLOBAL, RTLD_NOW, Symbol};
 use std::collections::HashSet;
@@ -15,16 +20,16 @@ use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-/// A library that the GPU side needs.
+/// A library used on GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// The driver's interface, `libcuda`
+    /// The driver, `libcuda`
     Driver,
-    /// The run-time compiler
+    /// The run-time compiler, NVRTC
     Nvrtc,
-    /// Matrix products
+    /// Matrix products, cuBLASLt
     CublasLt,
-    /// Collectives between GPUs
+    /// Collectives between GPUs, NCCL
     Nccl,
 }
 
@@ -32,7 +37,7 @@ impl Kind {
     /// Every library.
     pub const ALL: [Kind; 4] = [Kind::Driver, Kind::Nvrtc, Kind::CublasLt, Kind::Nccl];
 
-    /// The file's name without its version.
+    /// The file name without the version.
     pub const fn stem(self) -> &'static str {
         match self {
             Kind::Driver => "libcuda.so",
@@ -42,7 +47,7 @@ impl Kind {
         }
     }
 
-    /// Versions that the system's loader is asked for, best first.
+    /// Versions requested from the system's loader, best first.
     const fn versions(self) -> &'static [&'static str] {
         match self {
             Kind::Driver => &["1"],
@@ -51,7 +56,7 @@ impl Kind {
         }
     }
 
-    /// Files of the same folder that must be loaded before it: they are looked up by name, not by folder.
+    /// Libraries in the same folder that must be loaded first: the library looks them up by name only.
     const fn before(self) -> &'static [&'static str] {
         match self {
             Kind::Nvrtc => &["libnvrtc-builtins.so"],
@@ -59,7 +64,7 @@ impl Kind {
         }
     }
 
-    /// What it is needed for.
+    /// The purpose, for error messages.
     pub const fn purpose(self) -> &'static str {
         match self {
             Kind::Driver => "everything on a GPU",
@@ -69,7 +74,7 @@ impl Kind {
         }
     }
 
-    /// Where to get it.
+    /// How to install it, for error messages.
     pub const fn remedy(self) -> &'static str {
         match self {
             Kind::Driver => "install NVIDIA's driver, R580 or later for CUDA 13 (needs root)",
@@ -93,12 +98,12 @@ pub struct Search {
 }
 
 impl Search {
-    /// As the environment of this process says.
+    /// The search path from this process's environment.
     pub fn from_environment() -> Search {
         Search::with(&|name| std::env::var_os(name))
     }
 
-    /// As an environment says in which `variable` looks up a name.
+    /// The search path from an environment in which `variable` looks up names.
     pub fn with(variable: &dyn Fn(&str) -> Option<OsString>) -> Search {
         let mut folders = Vec::new();
         if let Some(list) = variable("FERROTRON_CUDA_PATH") {
@@ -116,7 +121,7 @@ impl Search {
         for bin in std::env::split_paths(&path) {
             folders.extend(prefixes(bin.join("python3")).iter().flat_map(|at| package_folders(at)));
         }
-        // Where pip puts packages beside the Python of a system.
+        // Folders where pip installs packages for a system Python.
         folders.extend(
             variable("HOME")
                 .iter()
@@ -141,15 +146,14 @@ impl Search {
         &self.folders
     }
 
-    /// The file of a library in the first folder that has it.
+    /// The newest file of a library in the first folder that has it.
     pub fn find(&self, kind: Kind) -> Option<PathBuf> {
         self.folders.iter().find_map(|folder| newest(folder, kind.stem()))
     }
 
     /// Finds and loads a library.
     ///
-    /// Errors, naming the remedy, if no folder has it and the system's loader does not know it, or if what
-    /// was found cannot be loaded.
+    /// Errors, with the remedy, if neither a folder nor the system's loader has it, or if it cannot be loaded.
     pub fn load(&self, kind: Kind) -> Result<Library> {
         let Some(path) = self.find(kind) else {
             let named = kind.versions().iter().find_map(|version| {
@@ -166,7 +170,7 @@ impl Search {
         let folder = path.parent().unwrap_or(Path::new("/"));
         for stem in kind.before() {
             if let Some(path) = newest(folder, stem) {
-                // It stays loaded: the library finds it by name.
+                // Leaked, so that it stays loaded: the library finds it by name.
                 std::mem::forget(open(&path).map_err(|error| Error::new(kind.stem(), error))?);
             }
         }
@@ -175,10 +179,10 @@ impl Search {
     }
 }
 
-/// The Python environment of an interpreter, and those of the interpreters that its links lead to, one after another: a
-/// link may lead to a virtual environment, whose own leads to the system's.
+/// The prefixes of a Python interpreter and of its chain of link targets: a link may lead to a virtual environment,
+/// whose own interpreter links to the system's.
 fn prefixes(python: PathBuf) -> Vec<PathBuf> {
-    /// Links are followed as far as Linux does.
+    /// Maximum number of links followed, as in Linux.
     const MOST_LINKS: usize = 40;
     let target = |python: &PathBuf| Some(python.parent()?.join(std::fs::read_link(python).ok()?));
     std::iter::successors(python.exists().then_some(python), target)
@@ -187,7 +191,7 @@ fn prefixes(python: PathBuf) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The folders of libraries of pip's packages below a Python environment: `nvidia/*/lib`.
+/// The library folders of pip's packages in a Python environment: `nvidia/*/lib`.
 fn package_folders(prefix: &Path) -> Vec<PathBuf> {
     let entries = |folder: &Path| -> Vec<PathBuf> {
         let Ok(list) = std::fs::read_dir(folder) else { return Vec::new() };
@@ -227,12 +231,12 @@ fn newest(folder: &Path, stem: &str) -> Option<PathBuf> {
 }
 
 fn open(path: &Path) -> std::result::Result<Handle, String> {
-    // SAFETY: NVIDIA's libraries may be initialised at any time, from any thread.
+    // SAFETY: NVIDIA's libraries may be loaded at any time, from any thread.
     unsafe { Handle::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }
         .map_err(|error| format!("{} cannot be loaded: {error}", path.display()))
 }
 
-/// A loaded library. It stays for the life of the process: NVIDIA's leave threads behind, which need its code.
+/// A loaded library. It is never unloaded: NVIDIA's libraries leave threads running, which need its code.
 #[derive(Debug)]
 pub struct Library {
     handle: ManuallyDrop<Handle>,
@@ -240,19 +244,19 @@ pub struct Library {
 }
 
 impl Library {
-    /// The file; only its name where the system's loader found it.
+    /// The file's path, or only its name if the system's loader found it.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// The function called `name`.
     ///
-    /// Errors if the library has no such function: it is older than what is asked of it.
+    /// Errors if the library does not have it because it is too old.
     ///
     /// # Safety
     /// `F` is the function's type, as its header declares it.
     pub unsafe fn function<F: Copy>(&self, name: &'static str) -> Result<F> {
-        // SAFETY: the caller knows the type.
+        // SAFETY: the caller guarantees the type.
         let symbol: std::result::Result<Symbol<F>, _> = unsafe { self.handle.get(name) };
         symbol.map(|symbol| *symbol).map_err(|_| {
             let path = self.path.display();

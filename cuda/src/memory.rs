@@ -1,4 +1,4 @@
-//! Memory of a GPU, and memory of the host that a GPU reaches.
+//! Device memory, and pinned host memory.
 
 use cudarc::driver::sys::CUmemAccess_flags_enum as Access;
 use cudarc::driver::sys::CUmemAllocationGranularity_flags_enum as Granularity;
@@ -14,23 +14,23 @@ use crate::context::Context;
 use crate::driver::check;
 use crate::{Error, Result};
 
-/// Memory of a GPU comes and goes in pieces of so many bytes.
+/// Device memory is mapped in multiples of this many bytes.
 pub const GRANULE: usize = 2 << 20;
 
-/// Addresses of a GPU, of which any granule may have memory or not.
+/// A range of device addresses in which each granule may have memory or not.
 ///
-/// Addresses stay the same for life, so memory that is scattered can be given back and used under others.
+/// Addresses are fixed, and memory of any granules can be unmapped and used at other addresses.
 #[derive(Debug)]
 pub struct Arena {
     context: Arc<Context>,
     base: u64,
     len: usize,
-    /// Offsets of the granules that have memory.
+    /// Offsets of the granules with memory.
     mapped: BTreeSet<usize>,
 }
 
 impl Arena {
-    /// `len` addresses without memory, a multiple of [`GRANULE`].
+    /// Reserves `len` addresses, a multiple of [`GRANULE`], without memory.
     pub fn reserve(context: &Arc<Context>, len: usize) -> Result<Arena> {
         if context.is_dry() {
             return Ok(Arena { context: context.clone(), base: 0, len, mapped: BTreeSet::new() });
@@ -64,14 +64,14 @@ impl Arena {
         self.len
     }
 
-    /// Whether there is no address.
+    /// Returns whether the arena has no addresses.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Gives the `len` bytes from `offset` on memory; both are multiples of [`GRANULE`], and the bytes had none.
+    /// Maps memory to the `len` bytes from `offset` on, which have none; both are multiples of [`GRANULE`].
     ///
-    /// Errors if the GPU has no more; then nothing has changed.
+    /// Errors, without any change, if the GPU has no memory left.
     pub fn map(&mut self, offset: usize, len: usize) -> Result<()> {
         if self.context.is_dry() {
             return Ok(());
@@ -87,7 +87,7 @@ impl Arena {
             location: properties(&self.context).location,
             flags: Access::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // SAFETY: the range has just got memory.
+        // SAFETY: the range has just been mapped.
         let status = unsafe { sys::cuMemSetAccess(self.base + offset as u64, len, &access, 1) };
         check("cuMemSetAccess", status).or_else(|error| {
             self.unmap(offset, len)?;
@@ -99,7 +99,7 @@ impl Arena {
         let mut handle = 0;
         let properties = properties(&self.context);
         // SAFETY: the pointers are to live variables. The granule is within the reserved addresses and has no memory;
-        // the mapping keeps the memory after its handle is gone.
+        // the mapping keeps the memory after its handle is released.
         unsafe {
             check("cuMemCreate", sys::cuMemCreate(&mut handle, GRANULE, &properties, 0))?;
             let status = sys::cuMemMap(self.base + at as u64, GRANULE, 0, handle, 0);
@@ -110,12 +110,12 @@ impl Arena {
         Ok(())
     }
 
-    /// Gives the memory of these bytes back, as far as they have any. The GPU must be done with them.
+    /// Unmaps the memory of these bytes, where they have any. The GPU must have finished using it.
     pub fn unmap(&mut self, offset: usize, len: usize) -> Result<()> {
         self.context.bind()?;
         let granules: Vec<usize> = self.mapped.range(offset..offset + len).copied().collect();
         for at in granules {
-            // SAFETY: this is exactly what one call has mapped.
+            // SAFETY: exactly this range was mapped by one call.
             check("cuMemUnmap", unsafe { sys::cuMemUnmap(self.base + at as u64, GRANULE) })?;
             self.mapped.remove(&at);
         }
@@ -129,7 +129,7 @@ impl Drop for Arena {
             return;
         }
         let _ = self.unmap(0, self.len);
-        // SAFETY: the addresses are this arena's and have no memory any more.
+        // SAFETY: the arena owns the addresses, and they have no memory left.
         let _ = unsafe { sys::cuMemAddressFree(self.base, self.len) };
     }
 }
@@ -143,10 +143,10 @@ fn properties(context: &Context) -> CUmemAllocationProp {
     properties
 }
 
-/// Memory of the host that stays where it is, so that a GPU reaches it.
+/// Pinned host memory, which a GPU can access.
 ///
-/// It is ordinary memory that is registered with the driver. What the driver would allocate itself, other processes could
-/// not read with `process_vm_readv`, as collectives do.
+/// It is ordinary memory that is registered with the driver. Memory allocated by the driver could not be read by
+/// other processes with `process_vm_readv`, as collectives do.
 #[derive(Debug)]
 pub struct PinnedMemory {
     context: Arc<Context>,
@@ -155,11 +155,11 @@ pub struct PinnedMemory {
 }
 
 impl PinnedMemory {
-    /// `len` bytes.
+    /// Allocates `len` zero bytes.
     ///
-    /// Errors if the host has no more that may be pinned.
+    /// Errors if the host cannot pin more memory.
     pub fn new(context: &Arc<Context>, len: usize) -> Result<PinnedMemory> {
-        /// Every context reaches it, at the host's own addresses.
+        /// Accessible in every context, at the host's addresses.
         const PORTABLE_AND_MAPPED: u32 = 3;
         const PAGE: usize = 4096;
         context.bind()?;
@@ -171,28 +171,28 @@ impl PinnedMemory {
         if pointer.is_null() {
             return Err(none());
         }
-        // SAFETY: the memory was just allocated; `drop` takes it back before it is freed.
+        // SAFETY: the memory was just allocated; `drop` unregisters it before freeing it.
         let status =
             unsafe { sys::cuMemHostRegister_v2(pointer.cast(), rounded, PORTABLE_AND_MAPPED) };
         if let Err(error) = check("cuMemHostRegister", status) {
-            // SAFETY: it came from the call above, and nobody has it.
+            // SAFETY: it is from the call above, and has no user.
             unsafe { alloc::dealloc(pointer, layout) };
             return Err(error);
         }
         Ok(PinnedMemory { context: context.clone(), base: pointer as u64, layout })
     }
 
-    /// The first address, the same for host and GPU.
+    /// The first address, equal on host and GPU.
     pub fn base(&self) -> u64 {
         self.base
     }
 
-    /// Number of bytes, whole pages.
+    /// Number of bytes, a multiple of the page size.
     pub fn len(&self) -> usize {
         self.layout.size()
     }
 
-    /// Whether there is no byte.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -201,8 +201,8 @@ impl PinnedMemory {
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
         let _ = self.context.bind();
-        // SAFETY: it was registered by `new`, and nobody uses it any more. Memory that the driver does not give back stays
-        // allocated.
+        // SAFETY: `new` registered the memory, and it has no user left. If the driver fails to unregister it, it is
+        // leaked.
         unsafe {
             if check("cuMemHostUnregister", sys::cuMemHostUnregister(self.base as *mut c_void))
                 .is_ok()

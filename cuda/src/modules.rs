@@ -1,4 +1,4 @@
-//! Kernels that the GPU has loaded: compiled when they are first asked for, kept for life.
+//! Loaded kernels: compiled on first use and kept until the GPU is dropped.
 
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute_enum as Attribute, CUmodule};
 use std::collections::HashMap;
@@ -14,21 +14,21 @@ use crate::kernels::{self, ElementType, File};
 use crate::nvrtc::Nvrtc;
 use crate::{Error, Result};
 
-/// More dynamic shared memory than this must be asked for.
+/// Dynamic shared memory that needs no opt-in.
 const SHARED_BY_DEFAULT: usize = 48 << 10;
 
 /// A kernel of a loaded module.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Function {
     pub(crate) handle: CUfunction,
-    /// Threads of a block at most.
+    /// Maximum number of threads per block.
     pub(crate) threads: usize,
 }
 
 impl Function {
-    /// In place of one that a GPU would have, which is never launched.
+    /// A placeholder for a fake GPU, which is never launched.
     pub(crate) fn dry() -> Function {
-        /// What the most allow.
+        /// The limit of current GPUs.
         const THREADS: usize = 1024;
         Function { handle: ptr::null_mut(), threads: THREADS }
     }
@@ -44,7 +44,7 @@ unsafe impl Sync for Function {}
 struct Module {
     context: Arc<Context>,
     handle: CUmodule,
-    /// By name without the element type.
+    /// Functions by name without the element type.
     functions: HashMap<String, Function>,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Modules {
     context: Arc<Context>,
     nvrtc: Nvrtc,
     cache: CubinCache,
-    /// The pointwise table as kernels.
+    /// The pointwise table as kernel source.
     rows: String,
     loaded: RwLock<HashMap<(&'static str, ElementType), Module>>,
 }
@@ -76,7 +76,7 @@ impl Modules {
 
     /// The kernel `name` of `file` for elements of `element`.
     ///
-    /// Errors if there is none, or it cannot be compiled or loaded.
+    /// Errors if there is no such kernel, or if it cannot be compiled or loaded.
     pub(crate) fn function(
         &self,
         file: &'static str,
@@ -103,7 +103,7 @@ impl Modules {
         let cubin = compile::cubin(&self.nvrtc, &self.cache, key, self.context.architecture())?;
         self.context.bind()?;
         let mut handle = ptr::null_mut();
-        // SAFETY: the image is a whole cubin, of which the driver takes what it needs.
+        // SAFETY: the image is a complete cubin, which the driver copies.
         let status = unsafe { sys::cuModuleLoadData(&mut handle, cubin.as_ptr().cast::<c_void>()) };
         check("cuModuleLoadData", status).map_err(|error| {
             let (major, minor) = self.nvrtc.version();
@@ -146,13 +146,13 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         let _ = self.context.bind();
-        // SAFETY: nobody has its functions any more.
+        // SAFETY: its functions have no user left.
         let _ = unsafe { sys::cuModuleUnload(self.handle) };
     }
 }
 
 impl Function {
-    /// Allows `bytes` of dynamic shared memory.
+    /// Opts in to `bytes` of dynamic shared memory.
     pub(crate) fn allow_shared(&self, bytes: usize) -> Result<()> {
         if bytes <= SHARED_BY_DEFAULT {
             return Ok(());

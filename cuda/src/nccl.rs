@@ -1,5 +1,5 @@
-//! NCCL: collectives between GPUs. Nothing here waits: communicators do not block, so that whoever has one can look for
-//! dead peers meanwhile, and give up.
+//! NCCL: collectives between GPUs. Nothing blocks: communicators are non-blocking, so that their user can check for
+//! dead peers and abort.
 
 mod functions;
 
@@ -18,34 +18,34 @@ use functions::{Functions, Status};
 const SUCCESS: Status = 0;
 const IN_PROGRESS: Status = 7;
 
-/// Bytes of what names a communicator that is to be made.
+/// Bytes of the id of a new communicator.
 pub const ID_BYTES: usize = 128;
 
-/// How elements of different ranks become one.
+/// The reduction of elements over ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduction {
     /// Their sum.
     Sum,
-    /// The largest.
+    /// Their maximum.
     Max,
 }
 
-/// The library.
+/// The loaded NCCL library.
 #[derive(Debug)]
 pub struct Nccl {
     functions: Functions,
 }
 
 impl Nccl {
-    /// Loads it.
+    /// Loads the library.
     ///
-    /// Errors, naming the remedy, if it is missing or too old.
+    /// Errors, with the remedy, if it is missing or too old.
     pub fn load(search: &Search) -> Result<Arc<Nccl>> {
         let functions = Functions::of(&search.load(Kind::Nccl)?)?;
         Ok(Arc::new(Nccl { functions }))
     }
 
-    /// What the ranks of a communicator must all have: one of them makes it and gives it to the others.
+    /// Creates the id that all ranks of a new communicator need; one rank distributes it to the others.
     pub fn unique_id(&self) -> Result<[u8; ID_BYTES]> {
         // SAFETY: zero is a valid byte, and the pointer is to a live variable.
         let (id, status) = unsafe {
@@ -57,12 +57,12 @@ impl Nccl {
         Ok(id.internal.map(|byte| byte as u8))
     }
 
-    /// Errors unless a call succeeded, or was begun.
+    /// Errors unless a call succeeded or is in progress.
     fn check(&self, op: &'static str, status: Status, comm: ncclComm_t) -> Result<()> {
         match status {
             SUCCESS | IN_PROGRESS => Ok(()),
             status => {
-                // SAFETY: both give texts that stay, or null.
+                // SAFETY: both return static strings or null.
                 let texts = unsafe {
                     [(self.functions.error_string)(status), (self.functions.last_error)(comm)]
                         .map(|text| (!text.is_null()).then(|| CStr::from_ptr(text)))
@@ -75,8 +75,8 @@ impl Nccl {
     }
 }
 
-/// One rank's end of a group of ranks, each on a GPU. Calls must be made in the same order on all, and each only when the
-/// one before has [begun](Communicator::is_ready).
+/// One rank's handle of a group of GPUs. All ranks must make the same calls in the same order, each after the
+/// previous one is [ready](Communicator::is_ready).
 #[derive(Debug)]
 pub struct Communicator {
     nccl: Arc<Nccl>,
@@ -84,22 +84,22 @@ pub struct Communicator {
     handle: ncclComm_t,
 }
 
-// SAFETY: a communicator may be used from any thread, by one at a time, which `&mut self` sees to.
+// SAFETY: a communicator may be used from any thread, one at a time, which `&mut self` ensures.
 unsafe impl Send for Communicator {}
 
-/// A part of the memory that a call works on.
+/// A range of device memory used by a call.
 #[derive(Debug, Clone, Copy)]
 pub struct Elements {
-    /// Of the first one.
+    /// Address of the first element.
     pub address: u64,
-    /// How many.
+    /// Number of elements.
     pub count: usize,
-    /// Their type.
+    /// Element type.
     pub element: ElementType,
 }
 
 impl Communicator {
-    /// Begins to meet the others that have `id`; they must all do so. It is made when it is
+    /// Starts creating a communicator with all ranks that have `id`; each must call this. It can be used once it is
     /// [ready](Communicator::is_ready).
     pub fn begin(
         nccl: &Arc<Nccl>,
@@ -112,7 +112,7 @@ impl Communicator {
         let mut config = config();
         let id = ncclUniqueId { internal: id.map(|byte| byte as c_char) };
         let mut handle = ptr::null_mut();
-        // SAFETY: the pointers are to live variables; `drop` gives the communicator up.
+        // SAFETY: the pointers are to live variables; `drop` aborts the communicator.
         let status = unsafe {
             (nccl.functions.init)(&mut handle, size as c_int, id, rank as c_int, &mut config)
         };
@@ -121,9 +121,9 @@ impl Communicator {
         Ok(communicator)
     }
 
-    /// Whether what was begun last is in the stream.
+    /// Returns whether the last call is enqueued in its stream.
     ///
-    /// Errors if it failed, or the communicator has: a peer is gone, for example.
+    /// Errors if it failed, or if the communicator did, for example because a peer has exited.
     pub fn is_ready(&mut self) -> Result<bool> {
         let mut state = SUCCESS;
         // SAFETY: the communicator is alive, the pointer is to a live variable.
@@ -133,7 +133,7 @@ impl Communicator {
         Ok(state == SUCCESS)
     }
 
-    /// Gives several calls to the stream as one, so that none waits for another.
+    /// Enqueues several calls as one, so that they progress concurrently.
     pub fn group(&mut self, f: impl FnOnce(&mut Communicator) -> Result<()>) -> Result<()> {
         self.context.bind()?;
         // SAFETY: the group is ended below, on this thread.
@@ -146,11 +146,11 @@ impl Communicator {
         self.nccl.check("ncclGroupEnd", status, self.handle)
     }
 
-    /// The reduction of all ranks' elements, in place.
+    /// Reduces all ranks' elements, in place.
     ///
     /// # Safety
-    /// For this and all that follow: the addresses are memory of the GPU that nothing uses outside of `stream` until that
-    /// has come to the call's end.
+    /// For this and the following calls: the addresses are device memory that nothing outside of `stream` uses until
+    /// the call has completed in the stream.
     pub unsafe fn all_reduce(
         &mut self,
         stream: &Stream,
@@ -159,14 +159,14 @@ impl Communicator {
     ) -> Result<()> {
         let (pointer, dtype, op) = (at.address as *mut c_void, dtype(at.element), op(reduction));
         let Functions { all_reduce, .. } = self.nccl.functions;
-        // SAFETY: the caller answers for the memory.
+        // SAFETY: the caller guarantees the memory.
         self.call("ncclAllReduce", stream, |comm, stream| unsafe {
             all_reduce(pointer, pointer, at.count, dtype, op, comm, stream)
         })
     }
 
-    /// The reduction of part `rank` of all ranks' parts of `at.count` elements each, which begin at `whole`; it comes to
-    /// `at`, which lies there.
+    /// Reduces the ranks' buffers at `whole`, which have `at.count` elements per rank, and writes this rank's part to
+    /// `at`, which is its range of `whole`.
     ///
     /// # Safety
     /// As for [`Communicator::all_reduce`].
@@ -180,13 +180,13 @@ impl Communicator {
         let (from, to) = (whole as *const c_void, at.address as *mut c_void);
         let (dtype, op) = (dtype(at.element), op(reduction));
         let Functions { reduce_scatter, .. } = self.nccl.functions;
-        // SAFETY: the caller answers for the memory.
+        // SAFETY: the caller guarantees the memory.
         self.call("ncclReduceScatter", stream, |comm, stream| unsafe {
             reduce_scatter(from, to, at.count, dtype, op, comm, stream)
         })
     }
 
-    /// All ranks' parts of `at.count` elements, side by side from `whole` on; this rank's is at `at`, which lies there.
+    /// Gathers all ranks' `at.count` elements contiguously at `whole`; `at` is this rank's range of it.
     ///
     /// # Safety
     /// As for [`Communicator::all_reduce`].
@@ -194,26 +194,26 @@ impl Communicator {
         let (from, to) = (at.address as *const c_void, whole as *mut c_void);
         let dtype = dtype(at.element);
         let Functions { all_gather, .. } = self.nccl.functions;
-        // SAFETY: the caller answers for the memory.
+        // SAFETY: the caller guarantees the memory.
         self.call("ncclAllGather", stream, |comm, stream| unsafe {
             all_gather(from, to, at.count, dtype, comm, stream)
         })
     }
 
-    /// The root's elements, in place.
+    /// Broadcasts the root's elements, in place.
     ///
     /// # Safety
     /// As for [`Communicator::all_reduce`].
     pub unsafe fn broadcast(&mut self, stream: &Stream, at: Elements, root: usize) -> Result<()> {
         let (pointer, dtype) = (at.address as *mut c_void, dtype(at.element));
         let Functions { broadcast, .. } = self.nccl.functions;
-        // SAFETY: the caller answers for the memory.
+        // SAFETY: the caller guarantees the memory.
         self.call("ncclBroadcast", stream, |comm, stream| unsafe {
             broadcast(pointer, pointer, at.count, dtype, root as c_int, comm, stream)
         })
     }
 
-    /// The reduction of all ranks' elements, in place on the root; the others keep theirs.
+    /// Reduces all ranks' elements to the root, in place; the other ranks keep theirs.
     ///
     /// # Safety
     /// As for [`Communicator::all_reduce`].
@@ -226,33 +226,33 @@ impl Communicator {
     ) -> Result<()> {
         let (pointer, dtype, op) = (at.address as *mut c_void, dtype(at.element), op(reduction));
         let Functions { reduce, .. } = self.nccl.functions;
-        // SAFETY: the caller answers for the memory.
+        // SAFETY: the caller guarantees the memory.
         self.call("ncclReduce", stream, |comm, stream| unsafe {
             reduce(pointer, pointer, at.count, dtype, op, root as c_int, comm, stream)
         })
     }
 
-    /// Elements for rank `to`.
+    /// Sends elements to rank `to`.
     ///
     /// # Safety
     /// As for [`Communicator::all_reduce`].
     pub unsafe fn send(&mut self, stream: &Stream, at: Elements, to: usize) -> Result<()> {
         let (pointer, dtype) = (at.address as *const c_void, dtype(at.element));
         let Functions { send, .. } = self.nccl.functions;
-        // SAFETY: the caller answers for the memory.
+        // SAFETY: the caller guarantees the memory.
         self.call("ncclSend", stream, |comm, stream| unsafe {
             send(pointer, at.count, dtype, to as c_int, comm, stream)
         })
     }
 
-    /// Elements from rank `from`.
+    /// Receives elements from rank `from`.
     ///
     /// # Safety
     /// As for [`Communicator::all_reduce`].
     pub unsafe fn recv(&mut self, stream: &Stream, at: Elements, from: usize) -> Result<()> {
         let (pointer, dtype) = (at.address as *mut c_void, dtype(at.element));
         let Functions { recv, .. } = self.nccl.functions;
-        // SAFETY: the caller answers for the memory.
+        // SAFETY: the caller guarantees the memory.
         self.call("ncclRecv", stream, |comm, stream| unsafe {
             recv(pointer, at.count, dtype, from as c_int, comm, stream)
         })
@@ -269,17 +269,17 @@ impl Communicator {
         self.nccl.check(op, status, self.handle)
     }
 
-    /// Begins to take leave of the others, who must do so as well; it has when it is [ready](Communicator::is_ready).
+    /// Starts finalizing, which all ranks must do; it is complete when it is [ready](Communicator::is_ready).
     pub fn begin_leave(&mut self) -> Result<()> {
         // SAFETY: the communicator is alive.
         let status = unsafe { (self.nccl.functions.finalize)(self.handle) };
         self.nccl.check("ncclCommFinalize", status, self.handle)
     }
 
-    /// Frees it after all have taken leave. Dropping it gives up whatever is under way instead.
+    /// Frees the communicator after all ranks have finalized. Dropping it instead aborts pending calls.
     pub fn destroy(mut self) {
         let handle = std::mem::replace(&mut self.handle, ptr::null_mut());
-        // SAFETY: nobody has the handle any more.
+        // SAFETY: the handle has no other user.
         let _ = unsafe { (self.nccl.functions.destroy)(handle) };
     }
 }
@@ -288,21 +288,21 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         if !self.handle.is_null() {
             let _ = self.context.bind();
-            // SAFETY: nobody has the handle any more. Calls in a stream end.
+            // SAFETY: the handle has no other user. Enqueued calls end.
             let _ = unsafe { (self.nccl.functions.abort)(self.handle) };
         }
     }
 }
 
-/// `NCCL_CONFIG_INITIALIZER` of nccl.h, but for a communicator that does not block.
+/// `NCCL_CONFIG_INITIALIZER` of nccl.h, for a non-blocking communicator.
 fn config() -> ncclConfig_t {
-    /// What nccl.h calls `NCCL_CONFIG_UNDEF_INT`.
+    /// `NCCL_CONFIG_UNDEF_INT` of nccl.h.
     const UNDEFINED: c_int = c_int::MIN;
     // SAFETY: zero is a valid value of integers and pointers.
     let mut config: ncclConfig_t = unsafe { std::mem::zeroed() };
     config.size = size_of::<ncclConfig_t>();
     config.magic = 0xcafe_beef;
-    config.version = 23000; // 2.30, whose structure this is; earlier ones read the beginning
+    config.version = 23000; // 2.30, whose structure this is; earlier versions read a prefix of it
     config.blocking = 0;
     config.cgaClusterSize = UNDEFINED;
     config.minCTAs = UNDEFINED;

@@ -1,7 +1,7 @@
-//! NVRTC, the run-time compiler: kernel text to a cubin for one architecture. It needs no GPU.
+//! NVRTC, the run-time compiler: compiles kernel source to a cubin for one architecture. It needs no GPU.
 //!
-//! Never to PTX: PTX from a newer compiler than the driver is refused ("unsupported toolchain"), a cubin runs on any
-//! driver of the same major version.
+//! It never produces PTX: drivers reject PTX from a newer compiler ("unsupported toolchain"), but run cubins of the
+//! same major version.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::Path;
@@ -12,9 +12,9 @@ use crate::{Error, Result};
 /// A GPU architecture: compute capability 9.0 is `Architecture { major: 9, minor: 0 }`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Architecture {
-    /// Before the point.
+    /// Major version.
     pub major: u32,
-    /// Behind it.
+    /// Minor version.
     pub minor: u32,
 }
 
@@ -24,12 +24,12 @@ impl std::fmt::Display for Architecture {
     }
 }
 
-/// A compiled module, and what the compiler said about it.
+/// A compiled module, with the compiler's log.
 #[derive(Debug, Clone)]
 pub struct Cubin {
-    /// What the driver loads.
+    /// The cubin, which the driver loads.
     pub bytes: Vec<u8>,
-    /// Warnings, and the registers of each kernel where `--ptxas-options=-v` asks for them.
+    /// Warnings, and each kernel's register count if `--ptxas-options=-v` is set.
     pub log: String,
 }
 
@@ -65,7 +65,7 @@ pub struct Nvrtc {
 impl Nvrtc {
     /// Finds and loads the compiler.
     ///
-    /// Errors if it is not there, or too old to make cubins (before CUDA 11.1).
+    /// Errors if it is missing, or too old to produce cubins (before CUDA 11.1).
     pub fn load(search: &Search) -> Result<Nvrtc> {
         let library = search.load(Kind::Nvrtc)?;
         // SAFETY: the types are those of nvrtc.h.
@@ -92,7 +92,7 @@ impl Nvrtc {
         Ok(nvrtc)
     }
 
-    /// Major and minor version, that of the toolkit.
+    /// Major and minor version of the toolkit.
     pub fn version(&self) -> (u32, u32) {
         self.version
     }
@@ -102,16 +102,16 @@ impl Nvrtc {
         self.library.path()
     }
 
-    /// All options of a compilation: language, architecture, and those of the file.
+    /// All options of a compilation: language, architecture, and the file's own.
     pub fn options(architecture: Architecture, of_file: &[&str]) -> Vec<String> {
         let mut options = vec!["--std=c++17".into(), format!("--gpu-architecture={architecture}")];
         options.extend(of_file.iter().map(|option| option.to_string()));
         options
     }
 
-    /// Compiles `source`; `name` is what it is called in messages.
+    /// Compiles `source`; messages refer to it as `name`.
     ///
-    /// Errors with the compiler's log if the text or an option is refused.
+    /// Errors with the compiler's log if compilation fails or an option is rejected.
     pub fn compile(&self, name: &str, source: &str, options: &[String]) -> Result<Cubin> {
         let text = |text: &str| {
             CString::new(text)
@@ -122,7 +122,7 @@ impl Nvrtc {
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let mut program = OwnedProgram { handle: std::ptr::null_mut(), nvrtc: self };
         let none = std::ptr::null();
-        // SAFETY: strings and lists outlive the calls; the handle is destroyed by its owner.
+        // SAFETY: strings and lists outlive the calls; `OwnedProgram` destroys the handle.
         unsafe {
             let status =
                 (self.create)(&mut program.handle, source.as_ptr(), file.as_ptr(), 0, none, none);
@@ -149,7 +149,7 @@ impl Nvrtc {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: the function gives a static string for every number.
+        // SAFETY: the function returns a static string for every number.
         let reason = unsafe { CStr::from_ptr((self.error_string)(status)) }.to_string_lossy();
         Err(Error::new("nvrtc", format!("{name}: {reason}\n{log}")))
     }
@@ -163,13 +163,13 @@ struct OwnedProgram<'a> {
 impl Drop for OwnedProgram<'_> {
     fn drop(&mut self) {
         if !self.handle.is_null() {
-            // SAFETY: the handle is of nvrtcCreateProgram and nobody else has it.
+            // SAFETY: the handle is from nvrtcCreateProgram and has no other user.
             unsafe { (self.nvrtc.destroy)(&mut self.handle) };
         }
     }
 }
 
-/// Bytes from a pair of functions, for their number and for themselves.
+/// Reads bytes with a pair of functions that return their number and contents.
 fn read(
     size: impl FnOnce(&mut usize) -> Status,
     fill: impl FnOnce(*mut c_char) -> Status,

@@ -1,4 +1,4 @@
-//! What a machine offers: NVIDIA's libraries with their versions, and the devices.
+//! Probes a machine for NVIDIA's libraries with their versions, and for devices.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::path::{Path, PathBuf};
@@ -8,19 +8,19 @@ use crate::library::{Kind, Library, Search};
 use crate::nvrtc::{Architecture, Nvrtc};
 use crate::{Error, Result};
 
-/// A library that was found, and its version.
+/// A library that was found, with its version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Version {
-    /// The file; only its name where the system's loader found it.
+    /// The file's path, or only its name if the system's loader found it.
     pub path: PathBuf,
-    /// As NVIDIA writes it: `13.2`, `2.30.7`.
+    /// The version in NVIDIA's notation: `13.2`, `2.30.7`.
     pub version: String,
 }
 
 /// One GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// As the driver calls it.
+    /// The name reported by the driver.
     pub name: String,
     /// Compute capability.
     pub architecture: Architecture,
@@ -28,16 +28,16 @@ pub struct Device {
     pub memory: usize,
 }
 
-/// What was found.
+/// The result of a probe.
 #[derive(Debug, Clone)]
 pub struct Probe {
     /// The libraries, in the order of [`Kind::ALL`].
     pub libraries: Vec<(Kind, Result<Version>)>,
-    /// The devices, or why they cannot be counted.
+    /// The devices, or the reason why they cannot be enumerated.
     pub devices: Result<Vec<Device>>,
 }
 
-/// Looks for everything. Creates no context on any device.
+/// Probes all libraries and devices. Creates no context on any device.
 pub fn probe(search: &Search) -> Probe {
     let driver = search.load(Kind::Driver);
     let devices = match &driver {
@@ -95,15 +95,15 @@ fn nccl_version(library: &Library) -> Result<Version> {
     Ok(found(library.path(), version))
 }
 
-/// The devices. Creates no context on any.
+/// Enumerates the devices without creating contexts.
 ///
-/// Errors, naming the remedy, if there is no driver, or it sees no GPU.
+/// Errors, with the remedy, if there is no driver or it sees no GPU.
 pub fn devices(search: &Search) -> Result<Vec<Device>> {
     devices_of(&search.load(Kind::Driver)?)
 }
 
 fn devices_of(driver: &Library) -> Result<Vec<Device>> {
-    // CUdevice_attribute: the two halves of the compute capability.
+    // CUdevice_attribute: major and minor compute capability.
     const MAJOR: c_int = 75;
     const MINOR: c_int = 76;
     // SAFETY: the types are those of cuda.h, and every pointer is to a live variable of that type.
@@ -140,7 +140,7 @@ fn devices_of(driver: &Library) -> Result<Vec<Device>> {
     }
 }
 
-/// Statuses that people meet, of CUresult.
+/// Converts a CUresult to an error, with text for common statuses.
 fn check(op: &'static str, status: c_int) -> Result<()> {
     let reason = match status {
         0 => return Ok(()),

@@ -1,4 +1,4 @@
-//! Streams, in which work is done in the order in which it was given, and events, for which another stream can wait.
+//! Streams, which execute work in the order of enqueueing, and events, for which streams can wait.
 
 use cudarc::driver::sys::CUstream_flags_enum as StreamFlags;
 use cudarc::driver::sys::CUstreamCaptureStatus_enum as CaptureStatus;
@@ -18,13 +18,13 @@ pub struct Stream {
     handle: CUstream,
 }
 
-// SAFETY: streams may be used from any thread, also at the same time.
+// SAFETY: streams may be used from any thread, concurrently.
 unsafe impl Send for Stream {}
 // SAFETY: as above.
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// A stream that waits for no other.
+    /// Creates a stream that does not synchronize with others implicitly.
     pub fn new(context: &Arc<Context>) -> Result<Stream> {
         let mut handle = ptr::null_mut();
         if context.is_dry() {
@@ -48,7 +48,7 @@ impl Stream {
         self.handle
     }
 
-    /// Waits until everything that was given is done.
+    /// Waits until all enqueued work is done.
     ///
     /// Errors if any of it failed.
     pub fn synchronize(&self) -> Result<()> {
@@ -60,59 +60,59 @@ impl Stream {
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.handle) })
     }
 
-    /// The moment at which everything that was given so far is done.
+    /// Records an event that completes when all work enqueued so far is done.
     pub fn record(&self) -> Result<Event> {
         let event = Event::new(&self.context)?;
         event.record(self)?;
         Ok(event)
     }
 
-    /// What is given from now on waits for `event`.
+    /// Makes work enqueued from now on wait for `event`.
     pub fn wait(&self, event: &Event) -> Result<()> {
         if self.context.is_dry() {
             return Ok(());
         }
         self.context.bind()?;
-        // SAFETY: both are alive; the driver keeps of the event what it needs.
+        // SAFETY: both are alive; the driver keeps what it needs of the event.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.handle, event.handle, 0) })
     }
 
-    /// Copies bytes of the host to the GPU's address `to`, after everything that was given so far, and waits for that.
+    /// Copies host bytes to device address `to`, after all earlier work, and synchronizes.
     ///
-    /// Errors if the stream is recorded: nothing is done then.
+    /// Errors, without copying, if the stream is being captured.
     ///
     /// # Safety
-    /// As many bytes from `to` on are memory of the GPU that nothing outside of this stream uses meanwhile.
+    /// `from.len()` bytes from `to` on are device memory that nothing outside of this stream uses meanwhile.
     pub unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
         if from.is_empty() || self.context.is_dry() {
-            return Ok(()); // drivers need not take copies of nothing
+            return Ok(()); // drivers need not accept empty copies
         }
         self.expect_running("cuMemcpyHtoD")?;
-        // SAFETY: the caller answers for the destination; the slice is borrowed until the copy has arrived.
+        // SAFETY: the caller guarantees the destination; the slice is borrowed until the copy is complete.
         let status = unsafe {
             sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast::<c_void>(), from.len(), self.handle)
         };
-        // Pinned memory is read when the copy's turn comes, and of other memory a driver need not have taken a copy. After
-        // an error, too: some of it may be under way.
+        // Pinned memory is read when the stream reaches the copy, and pageable memory may not have been staged. After
+        // an error, a part of the copy may be in progress.
         let arrived = self.synchronize();
         check("cuMemcpyHtoD", status).and(arrived)
     }
 
-    /// Copies bytes from the GPU's address `from` to the host, after everything that was given so far.
+    /// Copies bytes from device address `from` to the host, after all earlier work, and synchronizes.
     ///
-    /// Errors if the stream is recorded: nothing is done then.
+    /// Errors, without copying, if the stream is being captured.
     ///
     /// # Safety
-    /// As many bytes from `from` on are memory of the GPU that nothing outside of this stream writes meanwhile.
+    /// `to.len()` bytes from `from` on are device memory that nothing outside of this stream writes meanwhile.
     pub unsafe fn download(&self, to: &mut [u8], from: u64) -> Result<()> {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller's promise.
         unsafe { self.download_all(&mut [(to, from)]) }
     }
 
-    /// As [`Stream::download`] from several addresses, which are waited for together.
+    /// Like [`Stream::download`] from several addresses, with one synchronization.
     ///
     /// # Safety
-    /// As for [`Stream::download`], for each.
+    /// As for [`Stream::download`], for each address.
     pub unsafe fn download_all(&self, pieces: &mut [(&mut [u8], u64)]) -> Result<()> {
         if self.context.is_dry() {
             return Ok(());
@@ -121,16 +121,16 @@ impl Stream {
         let mut filled = pieces.iter_mut().filter(|(to, _)| !to.is_empty());
         let given = filled.try_for_each(|(to, from)| {
             let (start, len) = (to.as_mut_ptr().cast::<c_void>(), to.len());
-            // SAFETY: the caller answers for the source; the slice is borrowed until the copy has arrived.
+            // SAFETY: the caller guarantees the source; the slice is borrowed until the copy is complete.
             let status = unsafe { sys::cuMemcpyDtoHAsync_v2(start, *from, len, self.handle) };
             check("cuMemcpyDtoH", status)
         });
-        // After an error, too: some of the copies may be under way.
+        // After an error, some of the copies may be in progress.
         let arrived = self.synchronize();
         given.and(arrived)
     }
 
-    /// Errors if the stream is recorded, in which case a driver might record a copy of memory that does not stay.
+    /// Errors if the stream is being captured, when a driver might capture a copy of memory that does not persist.
     pub(crate) fn expect_running(&self, op: &'static str) -> Result<()> {
         self.context.bind()?;
         let mut status = CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
@@ -145,30 +145,30 @@ impl Stream {
         }
     }
 
-    /// Copies `len` bytes between addresses that the GPU reaches.
+    /// Enqueues a copy of `len` bytes between addresses that the GPU can access.
     ///
     /// # Safety
-    /// Both ranges are memory that the GPU reaches, they do not overlap, and nothing outside of this stream uses them
-    /// meanwhile.
+    /// Both ranges are memory that the GPU can access, they do not overlap, and nothing outside of this stream uses
+    /// them meanwhile.
     pub unsafe fn copy(&self, to: u64, from: u64, len: usize) -> Result<()> {
         if len == 0 || self.context.is_dry() {
             return Ok(());
         }
         self.context.bind()?;
-        // SAFETY: the caller answers for both.
+        // SAFETY: the caller guarantees both ranges.
         check("cuMemcpy", unsafe { sys::cuMemcpyAsync(to, from, len, self.handle) })
     }
 
-    /// Sets `len` bytes to zero.
+    /// Enqueues setting `len` bytes to zero.
     ///
     /// # Safety
-    /// They are memory that the GPU reaches and that nothing outside of this stream uses meanwhile.
+    /// They are memory that the GPU can access and that nothing outside of this stream uses meanwhile.
     pub unsafe fn fill_zero(&self, at: u64, len: usize) -> Result<()> {
         if len == 0 || self.context.is_dry() {
             return Ok(());
         }
         self.context.bind()?;
-        // SAFETY: the caller answers for the range.
+        // SAFETY: the caller guarantees the range.
         check("cuMemsetD8", unsafe { sys::cuMemsetD8Async(at, 0, len, self.handle) })
     }
 }
@@ -179,25 +179,25 @@ impl Drop for Stream {
             return;
         }
         let _ = self.context.bind();
-        // SAFETY: nobody has the handle any more. Work that was given is still done.
+        // SAFETY: the handle has no other user. Enqueued work still completes.
         let _ = unsafe { sys::cuStreamDestroy_v2(self.handle) };
     }
 }
 
-/// A moment in a stream.
+/// A point in a stream's order of work.
 #[derive(Debug)]
 pub struct Event {
     context: Arc<Context>,
     handle: CUevent,
 }
 
-// SAFETY: events may be used from any thread, also at the same time.
+// SAFETY: events may be used from any thread, concurrently.
 unsafe impl Send for Event {}
 // SAFETY: as above.
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// A moment that has passed.
+    /// Creates an event that counts as complete until it is recorded.
     pub(crate) fn new(context: &Arc<Context>) -> Result<Event> {
         let mut handle = ptr::null_mut();
         if context.is_dry() {
@@ -210,7 +210,7 @@ impl Event {
         Ok(Event { context: context.clone(), handle })
     }
 
-    /// From now on the moment at which everything is done that `stream` was given so far.
+    /// Records the event in `stream`, after all work enqueued so far.
     pub(crate) fn record(&self, stream: &Stream) -> Result<()> {
         if self.context.is_dry() {
             return Ok(());
@@ -220,9 +220,9 @@ impl Event {
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.handle, stream.handle) })
     }
 
-    /// Whether the moment has passed.
+    /// Returns whether the event is complete.
     ///
-    /// Errors if something failed that was given before it.
+    /// Errors if work enqueued before it failed.
     pub fn has_passed(&self) -> Result<bool> {
         if self.context.is_dry() {
             return Ok(true);
@@ -235,7 +235,7 @@ impl Event {
         }
     }
 
-    /// Waits until the moment has passed.
+    /// Waits until the event is complete.
     pub fn synchronize(&self) -> Result<()> {
         if self.context.is_dry() {
             return Ok(());
@@ -252,7 +252,7 @@ impl Drop for Event {
             return;
         }
         let _ = self.context.bind();
-        // SAFETY: nobody has the handle any more.
+        // SAFETY: the handle has no other user.
         let _ = unsafe { sys::cuEventDestroy_v2(self.handle) };
     }
 }

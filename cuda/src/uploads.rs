@@ -1,5 +1,5 @@
-//! Bytes of the host on their way to a GPU. They are copied into pinned memory first, from which the GPU fetches them when
-//! it comes to it: of other memory the driver would copy no more than a little before the stream has come so far.
+//! Uploads of host bytes to a GPU, staged in pinned memory. A copy from pageable memory would block until the stream
+//! reaches it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,25 +8,26 @@ use crate::context::Context;
 use crate::memory::PinnedMemory;
 use crate::stream::{Event, Stream};
 
-/// More bytes than this are copied by the driver, and waited for: whole weights, which no step uploads.
+/// Larger uploads are copied by the driver with synchronization: whole weights, which no training step uploads.
 const LARGEST: usize = 4 << 20;
-/// The least that is pinned: a page.
+/// Minimum size of a staging buffer: a page.
 const SMALLEST: usize = 4096;
-/// Pieces under way before the oldest is waited for: no more than 1 GiB, which no counter has.
+/// Maximum number of staging buffers in flight before the oldest is waited for: at most 1 GiB.
 const MOST: usize = 256;
 
-/// A piece of pinned memory, and when the GPU has fetched what was last in it.
+/// A staging buffer, and the completion of its last copy.
 #[derive(Debug)]
 struct Piece {
     memory: PinnedMemory,
     fetched: Event,
 }
 
-/// Pinned memory for uploads into one stream: of each size, a power of two, as much as was ever under way at once.
+/// Staging buffers for uploads into one stream. There are as many of each size, a power of two, as were ever in
+/// flight at once.
 #[derive(Debug)]
 pub(crate) struct Uploads {
     context: Arc<Context>,
-    /// The one that was used longest ago first.
+    /// Least recently used first.
     pieces: Mutex<Vec<Piece>>,
 }
 
@@ -35,35 +36,36 @@ impl Uploads {
         Uploads { context: context.clone(), pieces: Mutex::default() }
     }
 
-    /// Copies bytes to the GPU's address `to`, after everything that `stream` was given so far. The slice is free when
-    /// this returns, which it does without waiting for the stream.
+    /// Enqueues a copy of bytes to device address `to`, after all earlier work of `stream`. The slice can be reused
+    /// when this returns; it does not synchronize.
     ///
     /// # Safety
     /// As for [`Stream::upload`].
     pub(crate) unsafe fn give(&self, stream: &Stream, to: u64, from: &[u8]) -> Result<()> {
         if from.len() > LARGEST {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: the caller's promise.
             return unsafe { stream.upload(to, from) };
         }
         let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
         let piece = self.free(&mut pieces, from.len())?;
         let bytes = piece.memory.base() as *mut u8;
-        // SAFETY: the piece is as long, has the same address for the host, and was fetched from: nobody uses it. The
-        // caller answers for the target; the memory stays as it is until the event has passed, or the stream has ended.
+        // SAFETY: the buffer is long enough, has the same address for the host, and its last copy is complete, so it
+        // has no user. The caller guarantees the destination; the buffer is unchanged until the event completes or
+        // the stream ends.
         unsafe {
             std::ptr::copy_nonoverlapping(from.as_ptr(), bytes, from.len());
             stream.copy(to, piece.memory.base(), from.len())?;
         }
-        // Without a moment to wait for, the GPU must be done before the piece goes.
+        // Without an event, the GPU must be done before the buffer is dropped.
         piece.fetched.record(stream).inspect_err(|_| drop(stream.synchronize()))?;
         pieces.push(piece);
         Ok(())
     }
 
-    /// A piece of at least `len` bytes that nobody uses.
+    /// A staging buffer of at least `len` bytes that is not in use.
     fn free(&self, pieces: &mut Vec<Piece>, len: usize) -> Result<Piece> {
         let wanted = len.next_power_of_two().max(SMALLEST);
-        // If the GPU has not fetched from the first of this size, it has not from any.
+        // If the first copy of this size is not complete, no later one is.
         if let Some(index) = pieces.iter().position(|piece| piece.memory.len() == wanted)
             && pieces[index].fetched.has_passed()?
         {

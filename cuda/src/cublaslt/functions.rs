@@ -1,4 +1,4 @@
-//! The functions of cuBLASLt, with the types of cublasLt.h.
+//! Function pointers of cuBLASLt, with the types of cublasLt.h.
 
 use cudarc::cublaslt::sys::{
     cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
@@ -11,7 +11,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use crate::library::Library;
 use crate::{Error, Result};
 
-/// `cublasStatus_t`, of which later versions may have more values than are known here.
+/// `cublasStatus_t`; later versions may have values that are not listed here.
 pub(super) type Status = c_int;
 pub(super) const SUCCESS: Status = 0;
 pub(super) const INVALID_VALUE: Status = 7;
@@ -33,8 +33,8 @@ pub(super) type Set<T, A> = unsafe extern "C" fn(T, A, *const c_void, usize) -> 
 /// Destroys a descriptor.
 pub(super) type Destroy<T> = unsafe extern "C" fn(T) -> Status;
 
-/// The functions that are called. The binding's own loader asks for `libcublasLt.so` first, which may be another than the
-/// one that was found.
+/// The functions in use. The binding's own loader looks for `libcublasLt.so` first, which may differ from the library
+/// that was found.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Functions {
     pub(super) create: unsafe extern "C" fn(*mut cublasLtHandle_t) -> Status,
@@ -88,9 +88,9 @@ pub(super) struct Functions {
 }
 
 impl Functions {
-    /// Those of a library.
+    /// Looks up the functions in a library.
     ///
-    /// Errors if it is too old to have one.
+    /// Errors if one is missing because the library is too old.
     pub(super) fn of(library: &Library) -> Result<Functions> {
         // SAFETY: the types are those of cublasLt.h.
         unsafe {
@@ -113,12 +113,12 @@ impl Functions {
         }
     }
 
-    /// Errors unless a call of `op` succeeded.
+    /// Errors unless the call of `op` succeeded.
     pub(super) fn check(&self, op: &'static str, status: Status) -> Result<()> {
         if status == SUCCESS {
             return Ok(());
         }
-        // SAFETY: the library answers with a text that stays, or with none.
+        // SAFETY: the library returns a static string or null.
         let name = unsafe {
             let name = (self.status_name)(status);
             (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy())

@@ -1,4 +1,4 @@
-//! What cuBLASLt must be told about a kind of product, and the algorithm that it chose.
+//! Plans of matrix products: cuBLASLt's descriptors for a kind of product, and the algorithm that it chose.
 
 use bytemuck::NoUninit;
 use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t as OperationAttribute;
@@ -15,17 +15,17 @@ use super::{Epilogue, Handle, Matrices, Order, Product};
 use crate::kernels::ElementType;
 use crate::{Error, Result};
 
-/// Pointers are told apart by alignment up to so many bytes: what tensor cores ask for ("Tensor Core Usage"). More would
-/// let the choice of an algorithm, and with it the last bits, depend on where memory happens to lie.
+/// Maximum alignment that distinguishes addresses, as tensor cores require ("Tensor Core Usage"). With more, the
+/// choice of algorithm, and thus the last bits of results, would depend on where memory happens to be allocated.
 const ALIGNMENT: u64 = 16;
 
-/// Algorithms that are asked for. They come best first, and the first that is possible is taken.
+/// Number of algorithms requested. They are sorted best first, and the first usable one is taken.
 const CANDIDATES: usize = 8;
 
-/// The leading dimension of what goes into GELU is a multiple of it ("CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD").
+/// Required multiple of the leading dimension of GELU's input ("CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD").
 const GELU_LEADING: usize = 8;
 
-/// Products of one shape have one plan.
+/// The key of a plan: products with equal shapes share one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
     batch: usize,
@@ -35,9 +35,9 @@ pub(super) struct Shape {
     /// Order, leading dimension, batch stride and alignment of left, right and out.
     matrices: [(Order, usize, usize, u64); 3],
     epilogue: cublasLtEpilogue_t,
-    /// The alignment of its vector.
+    /// Alignment of the epilogue's vector.
     vector: Option<u64>,
-    /// The alignment of GELU's input, and its leading dimension.
+    /// Alignment and leading dimension of GELU's input.
     input: Option<(u64, usize)>,
 }
 
@@ -60,7 +60,7 @@ impl Shape {
         }
     }
 
-    /// Whether the epilogue is one at all. What it demands of sizes need not be asked of the library.
+    /// Returns whether the epilogue's constraints on sizes hold, without asking the library.
     pub(super) fn is_possible(&self) -> bool {
         let plain = self.epilogue == cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT;
         let fits = |(_, leading): (_, usize)| {
@@ -77,12 +77,12 @@ impl Epilogue {
             Epilogue::Bias(_) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
             Epilogue::Gelu { bias: None, .. } => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX,
             Epilogue::Gelu { .. } => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
-            // The left factor is cuBLASLt's B, the gradient of whose bias this is to it.
+            // The left factor is cuBLASLt's B, and the row sums are its bias gradient.
             Epilogue::RowSums(_) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BGRADB,
         }
     }
 
-    /// What is added, or where sums go.
+    /// The address of the bias or of the row sums.
     fn vector(&self) -> Option<u64> {
         match *self {
             Epilogue::None => None,
@@ -91,7 +91,7 @@ impl Epilogue {
         }
     }
 
-    /// Where GELU's input goes, and its leading dimension.
+    /// The address of GELU's input, and its leading dimension.
     fn input(&self) -> Option<(u64, usize)> {
         match *self {
             Epilogue::Gelu { input, leading, .. } => Some((input, leading)),
@@ -118,7 +118,7 @@ fn alignment(address: u64) -> u64 {
 
 type Layout = Owned<cublasLtMatrixLayout_t, LayoutAttribute>;
 
-/// Descriptors and an algorithm.
+/// The descriptors and the algorithm of a kind of product.
 #[derive(Debug)]
 pub(super) struct Plan {
     operation: Owned<cublasLtMatmulDesc_t, OperationAttribute>,
@@ -129,8 +129,8 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Lets cuBLASLt choose an algorithm that needs at most `workspace` bytes, if it has one. The addresses of `epilogue`
-    /// have the alignment that later ones have.
+    /// Lets cuBLASLt choose an algorithm that needs at most `workspace` bytes; `None` if there is none. The addresses
+    /// of `epilogue` have the same alignment as later ones.
     pub(super) fn new(
         library: &Handle,
         shape: &Shape,
@@ -147,10 +147,11 @@ impl Plan {
             ElementType::F64 => (cublasComputeType_t::CUBLAS_COMPUTE_64F, cudaDataType::CUDA_R_64F),
             _ => (cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType::CUDA_R_32F),
         };
-        // A factor that lies in rows is its own transpose to cuBLASLt, which is what is asked for.
+        // A row-major factor is transposed for cuBLASLt, as intended, so only column-major ones need the transpose
+        // flag.
         let transposed = |order| i32::from(order == Order::Columns);
         let mut raw = ptr::null_mut();
-        // SAFETY: the pointer is to a live variable; `Owned` destroys what was made.
+        // SAFETY: the pointer is to a live variable; `Owned` destroys the descriptor.
         let status = unsafe { (functions.operation_create)(&mut raw, compute, scale) };
         functions.check("cublasLtMatmulDescCreate", status)?;
         let (destroy, set) = (functions.operation_destroy, functions.operation_set);
@@ -174,7 +175,7 @@ impl Plan {
             out: layout(shape.result, (m, n), out)?,
             algorithm: cublasLtMatmulAlgo_t { data: [0; 8] },
         };
-        // The addresses' alignment counts ("cublasLtMatmulDescAttributes_t").
+        // The alignment of the addresses matters ("cublasLtMatmulDescAttributes_t").
         plan.point_at(functions, epilogue)?;
         let found = plan.search(library, shape, workspace)?;
         Ok(found.map(|algorithm| Plan { algorithm, ..plan }))
@@ -188,7 +189,7 @@ impl Plan {
     ) -> Result<Option<cublasLtMatmulAlgo_t>> {
         let functions = &library.functions;
         let mut raw = ptr::null_mut();
-        // SAFETY: the pointer is to a live variable; `Owned` destroys what was made.
+        // SAFETY: the pointer is to a live variable; `Owned` destroys the preference.
         let status = unsafe { (functions.preference_create)(&mut raw) };
         functions.check("cublasLtMatmulPreferenceCreate", status)?;
         let (destroy, set) = (functions.preference_destroy, functions.preference_set);
@@ -197,7 +198,7 @@ impl Plan {
         use PreferenceAttribute as Attribute;
         let limit = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         preference.set(functions, limit, workspace as u64)?;
-        // Parts of a sum over k that are computed side by side are added in the type of the sum, never in 16 bits.
+        // Partial sums over k are added in the accumulator type, never in 16 bits.
         let scheme = cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
         set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, scheme)?;
         let [left, right, out] = shape.matrices.map(|(_, _, _, alignment)| alignment as u32);
@@ -213,7 +214,8 @@ impl Plan {
             reserved: [0; 4],
         };
         let (mut found, mut count) = ([unknown; CANDIDATES], 0);
-        // SAFETY: descriptors and handle are alive, and the pointers are to live variables with room for as many results.
+        // SAFETY: descriptors and handle are alive, and the pointers are to live variables with capacity for
+        // `CANDIDATES` results.
         let status = unsafe {
             (functions.heuristic)(
                 library.raw,
@@ -228,7 +230,8 @@ impl Plan {
                 &mut count,
             )
         };
-        // Some epilogues of some types are called invalid. If the product itself is, it will be so without one.
+        // cuBLASLt reports some epilogues of some types as invalid. If the product itself is invalid, it also is
+        // without an epilogue.
         let plain = shape.epilogue == cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT;
         match status {
             NOT_SUPPORTED => return Ok(None),
@@ -243,7 +246,7 @@ impl Plan {
         Ok(possible.map(|found| found.algorithm))
     }
 
-    /// Sets the addresses of the next product's epilogue.
+    /// Sets the addresses of the next product's epilogue in the descriptor.
     pub(super) fn point_at(&self, functions: &Functions, epilogue: &Epilogue) -> Result<()> {
         let set = |attribute, address: u64| self.operation.set(functions, attribute, address);
         if let Some(vector) = epilogue.vector() {
@@ -278,10 +281,10 @@ impl Plan {
     }
 }
 
-// SAFETY: descriptors are memory of the host that nobody but the plan has.
+// SAFETY: descriptors are host memory that only the plan uses.
 unsafe impl Send for Plan {}
 
-/// The descriptor of a row-major matrix (`rows`, `columns`), which cuBLASLt sees transposed.
+/// The descriptor of a row-major matrix (`rows`, `columns`), which is transposed for cuBLASLt.
 fn matrix(
     functions: &Functions,
     element: ElementType,
@@ -303,7 +306,7 @@ fn matrix(
         Order::Columns => (rows, columns),
     };
     let mut raw = ptr::null_mut();
-    // SAFETY: the pointer is to a live variable; `Owned` destroys what was made.
+    // SAFETY: the pointer is to a live variable; `Owned` destroys the layout.
     let status = unsafe {
         let (inner, outer, leading) = (inner as u64, outer as u64, leading as i64);
         (functions.layout_create)(&mut raw, element, inner, outer, leading)
@@ -320,7 +323,7 @@ fn matrix(
     Ok(layout)
 }
 
-/// Something of cuBLASLt that is destroyed with this, and has attributes.
+/// An owned cuBLASLt object with attributes.
 #[derive(Debug)]
 struct Owned<T: Copy, A> {
     raw: T,
@@ -330,7 +333,7 @@ struct Owned<T: Copy, A> {
 
 impl<T: Copy, A> Drop for Owned<T, A> {
     fn drop(&mut self) {
-        // SAFETY: it was made by the function that belongs to this one, and nobody else has it.
+        // SAFETY: the object was created by the matching function, and has no other user.
         let _ = unsafe { (self.destroy)(self.raw) };
     }
 }
@@ -338,7 +341,7 @@ impl<T: Copy, A> Drop for Owned<T, A> {
 impl<T: Copy, A: std::fmt::Debug + Copy> Owned<T, A> {
     fn set<V: NoUninit>(&self, functions: &Functions, attribute: A, value: V) -> Result<()> {
         let bytes = bytemuck::bytes_of(&value);
-        // SAFETY: the descriptor is alive, and takes a copy of as many bytes.
+        // SAFETY: the descriptor is alive, and copies `bytes.len()` bytes.
         let status = unsafe { (self.set)(self.raw, attribute, bytes.as_ptr().cast(), bytes.len()) };
         functions
             .check("cublasLt", status)

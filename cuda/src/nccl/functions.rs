@@ -1,4 +1,4 @@
-//! The functions of NCCL, with the types of nccl.h.
+//! Function pointers of NCCL, with the types of nccl.h.
 
 use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 use std::ffi::{c_char, c_int, c_void};
@@ -6,10 +6,10 @@ use std::ffi::{c_char, c_int, c_void};
 use crate::Result;
 use crate::library::Library;
 
-/// `ncclResult_t`, of which later versions may have more values than are known here.
+/// `ncclResult_t`; later versions may have values that are not listed here.
 pub(super) type Status = c_int;
 
-/// The functions that are called. The binding's own loader asks for `libnccl.so` only, which packages do not have.
+/// The functions in use. The binding's own loader looks for `libnccl.so` only, which packages do not contain.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Functions {
     pub(super) get_unique_id: unsafe extern "C" fn(*mut ncclUniqueId) -> Status,
@@ -86,9 +86,9 @@ type Reduce = unsafe extern "C" fn(
 ) -> Status;
 
 impl Functions {
-    /// Those of a library.
+    /// Looks up the functions in a library.
     ///
-    /// Errors if it is too old to have one.
+    /// Errors if one is missing because the library is too old.
     pub(super) fn of(library: &Library) -> Result<Functions> {
         // SAFETY: the types are those of nccl.h.
         unsafe {
