@@ -117,7 +117,7 @@ template <class A, class Op> INLINE A join_group(A x, A start, Op op) {
     if (blockDim.x == 32) return x;
     SHARED(A, parts, 32);
     const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
-    __syncthreads();  // all values of an earlier call have been read
+    __syncthreads();  // the parts of an earlier call have been read
     if (lane == 0) parts[warp] = x;
     __syncthreads();
     return join_warp(lane < warps ? parts[lane] : start, op);

@@ -16,7 +16,7 @@ KERNEL(256, sort_ids)(const void* ids, int type, T* order, u64 n, i64 offset, i6
     const i64 id = own < n ? local_id(ids, type, own, offset, size) : 0;
     u64 place = 0;
     for (u64 first = 0; first < n; first += 256) {
-        __syncthreads();  // the previous tile has been read
+        __syncthreads();  // the tile before has been read
         if (first + threadIdx.x < n) tile[threadIdx.x] = local_id(ids, type, first + threadIdx.x, offset, size);
         __syncthreads();
         const u32 count = n - first < 256 ? (u32)(n - first) : 256;

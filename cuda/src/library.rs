@@ -74,7 +74,7 @@ impl Kind {
         }
     }
 
-    /// How to install it, for error messages.
+    /// The installation instructions, for error messages.
     pub const fn remedy(self) -> &'static str {
         match self {
             Kind::Driver => "install NVIDIA's driver, R580 or later for CUDA 13 (needs root)",

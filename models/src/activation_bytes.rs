@@ -1,30 +1,30 @@
-//! How many bytes of activations a block keeps from forward to backward, as a formula: `docs/memory.md` derives
-//! it, after Korthikanti et al., arXiv 2205.05198, section 4.
+//! Formula for the activation bytes that a block saves from forward to backward. `docs/memory.md` derives it, after
+//! Korthikanti et al., arXiv 2205.05198, section 4.
 
 use ferrotron_tensor::DType;
 
 use crate::config::{ActivationKind, GptConfig, Normalization, PositionEmbedding};
 use crate::gpt::{RecomputeModules, RecomputedAttention, RecomputedMlp};
 
-/// One micro-batch on one rank, as far as its activations are concerned.
+/// The activations of one micro-batch on one rank.
 #[derive(Debug, Clone, Copy)]
 pub struct Activations<'a> {
-    /// What the model is made of.
+    /// The model.
     pub model: &'a GptConfig,
-    /// Type of the activations.
+    /// Dtype of the activations.
     pub dtype: DType,
     /// Sequences.
     pub batch: usize,
-    /// Positions of each that this rank has: all, or its share along the context axis.
+    /// Local positions of each sequence: all, or the shard along the context axis.
     pub positions: usize,
-    /// Tensor-parallel ranks.
+    /// Number of tensor-parallel ranks.
     pub tensor: usize,
-    /// Ranks that share the residual stream's positions: those, or one without sequence parallelism.
+    /// Number of ranks that shard the positions of the residual stream: `tensor`, or 1 without sequence parallelism.
     pub sequence: usize,
 }
 
 impl Activations<'_> {
-    /// What a region of blocks keeps: the input of its first.
+    /// Bytes that a recomputed region of blocks saves: the input of its first block.
     ///
     /// ```
     /// use ferrotron_models::activation_bytes::Activations;
@@ -42,7 +42,7 @@ impl Activations<'_> {
         self.residual_tokens() * self.model.hidden_size * self.dtype.size()
     }
 
-    /// What a block keeps, its input with it, of which the parts `again` are computed a second time.
+    /// Bytes that a block saves, including its input, if the modules `again` are recomputed.
     pub fn block(&self, again: RecomputeModules) -> usize {
         let attention = match again.attention {
             RecomputedAttention::None => self.norm() + self.projected() + self.attended(),
@@ -64,12 +64,12 @@ impl Activations<'_> {
         self.tokens() / self.sequence
     }
 
-    /// Bytes of a number that 16 bits are not enough for.
+    /// Bytes of a value that needs more than 16 bits.
     fn statistic(&self) -> usize {
         self.dtype.size().max(4)
     }
 
-    /// Statistics of each row; the norm's output is computed again from them.
+    /// Statistics of each row, from which the norm's output is recomputed.
     fn norm(&self) -> usize {
         let numbers = match self.model.normalization {
             Normalization::LayerNorm => 2,
@@ -84,7 +84,8 @@ impl Activations<'_> {
         self.tokens() * width / self.tensor * self.dtype.size()
     }
 
-    /// The result of attention, the log-sum-exp of each row and, with rotary positions, cosines and sines.
+    /// The result of attention, the log-sum-exp of each row and, with rotary positions, the table of cosines and
+    /// sines.
     fn attended(&self) -> usize {
         let GptConfig { num_attention_heads: heads, kv_channels, .. } = *self.model;
         let result = heads * kv_channels * self.dtype.size();
@@ -95,7 +96,7 @@ impl Activations<'_> {
         self.tokens() * (result + heads * self.statistic()) / self.tensor + table
     }
 
-    /// The activation's argument; for SwiGLU also its result.
+    /// The input of the activation function; for SwiGLU also its result.
     fn mlp(&self) -> usize {
         let widths = match self.model.activation {
             ActivationKind::Swiglu => 3,

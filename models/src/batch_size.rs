@@ -1,38 +1,36 @@
 //! Batch arithmetic: global batch = micro batch x data-parallel size x accumulation.
 //!
-//! The global batch is what the optimizer sees; ranks and accumulation only decide how it is cut.
-//! Sample numbers are counted from the start of the run (`consumed`), so the same samples meet in
-//! the same update however many ranks there are.
+//! The optimizer sees only the global batch; ranks and accumulation determine how it is split. Sample numbers count
+//! from the start of the run (`consumed`), so the same samples are in the same update for any number of ranks.
 //!
-//! A ramp-up ([`Rampup`], Megatron-LM's `--rampup-batch-size <start> <increment> <samples>`) begins
-//! with `start` samples per update and grows to the full global batch in equal increments, spread
-//! evenly over the first `samples` samples: with `n = (global - start) / increment` increments, the
-//! batch after `consumed` samples is `start + increment * floor(consumed * n / samples)`, and the
-//! full one from `consumed = samples` on.
+//! A ramp-up ([`Rampup`], Megatron-LM's `--rampup-batch-size <start> <increment> <samples>`) starts with `start`
+//! samples per update and grows to the full global batch in equal increments, spread evenly over the first `samples`
+//! samples. With `n = (global - start) / increment` increments, the batch after `consumed` samples is `start +
+//! increment * floor(consumed * n / samples)`, and the full batch from `consumed = samples` on.
 
 use ferrotron_tensor::{Error, Result};
 
-/// `--rampup-batch-size <start> <increment> <samples>`.
+/// A batch-size ramp-up: `--rampup-batch-size <start> <increment> <samples>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rampup {
     /// Global batch of the first update.
     pub start: usize,
-    /// Samples by which it grows each time.
+    /// Samples by which the batch grows per increment.
     pub increment: usize,
     /// Samples over which the growth is spread.
     pub samples: u64,
 }
 
-/// What a [`BatchSize`] is made from.
+/// Configuration of a [`BatchSize`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchSizeConfig {
-    /// Samples that one rank takes through the model at a time (`--micro-batch-size`).
+    /// Samples per forward pass of one rank (`--micro-batch-size`).
     pub micro_batch_size: usize,
-    /// Ranks that hold different samples.
+    /// Number of ranks with different samples.
     pub data_parallel_size: usize,
     /// Samples per update (`--global-batch-size`); `None` means micro x data-parallel.
     pub global_batch_size: Option<usize>,
-    /// Growth at the start of the run, if any.
+    /// Optional ramp-up at the start of the run.
     pub rampup: Option<Rampup>,
 }
 
@@ -48,7 +46,7 @@ impl Default for BatchSizeConfig {
     }
 }
 
-/// Validated batch sizes; everything that varies is a function of the consumed samples.
+/// Validated batch sizes. Sizes that vary are functions of the consumed samples.
 ///
 /// ```
 /// use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
@@ -72,11 +70,11 @@ pub struct BatchSize {
 }
 
 impl BatchSize {
-    /// Checks that every batch of the run can be cut into whole microbatches on every rank.
+    /// Checks that every batch of the run consists of whole micro-batches on every rank.
     ///
     /// # Errors
-    /// A size of zero; a global batch, ramp-up start or increment that micro x data-parallel does not
-    /// divide; a ramp-up that does not reach the global batch in whole increments.
+    /// Errors if a size is zero, if micro x data-parallel does not divide the global batch, the ramp-up start or the
+    /// increment, or if the ramp-up does not reach the global batch in whole increments.
     pub fn new(config: BatchSizeConfig) -> Result<Self> {
         let BatchSizeConfig { micro_batch_size: micro, data_parallel_size, rampup, .. } = config;
         let refuse = |context: String| Error::config("batch size", context);
@@ -117,12 +115,12 @@ impl BatchSize {
         Ok(BatchSize { micro, data_parallel: data_parallel_size, global, rampup })
     }
 
-    /// Samples of one microbatch on one rank.
+    /// Samples of one micro-batch on one rank.
     pub fn micro(&self) -> usize {
         self.micro
     }
 
-    /// Samples per update once the ramp-up is over.
+    /// Samples per update after the ramp-up.
     pub fn full(&self) -> usize {
         self.global
     }
@@ -132,7 +130,7 @@ impl BatchSize {
         match self.rampup {
             Some(Rampup { start, increment, samples }) if consumed < samples => {
                 let increments = ((self.global - start) / increment) as u128;
-                // In u128 the floor is exact; increments * consumed can exceed 64 bits.
+                // The floor is exact in u128; increments * consumed can exceed 64 bits.
                 let done = u128::from(consumed) * increments / u128::from(samples);
                 start + done as usize * increment
             }
@@ -140,12 +138,12 @@ impl BatchSize {
         }
     }
 
-    /// Microbatches each rank runs in the update that starts after `consumed` samples.
+    /// Micro-batches per rank in the update that starts after `consumed` samples.
     pub fn microbatches(&self, consumed: u64) -> usize {
         self.global(consumed) / (self.micro * self.data_parallel)
     }
 
-    /// Every number of microbatches that an update of the run may have.
+    /// All numbers of micro-batches that updates of the run may have.
     pub fn all_microbatches(&self) -> impl Iterator<Item = usize> {
         let unit = self.micro * self.data_parallel;
         let (start, increment) = self
@@ -154,9 +152,8 @@ impl BatchSize {
         (start..=self.global).step_by(increment).map(move |global| global / unit)
     }
 
-    /// The number of the first sample that rank `data_parallel_rank` takes in microbatch `microbatch`
-    /// of the update that starts after `consumed` samples. Ranks lie next to each other within a
-    /// microbatch, as in Megatron-LM.
+    /// The first sample of rank `data_parallel_rank` in micro-batch `microbatch` of the update that starts after
+    /// `consumed` samples. Ranks are adjacent within a micro-batch, as in Megatron-LM.
     pub fn first_sample(&self, consumed: u64, microbatch: usize, data_parallel_rank: usize) -> u64 {
         let chunk = microbatch * self.data_parallel + data_parallel_rank;
         consumed + chunk as u64 * self.micro as u64
@@ -183,7 +180,7 @@ mod tests {
 
     #[test]
     fn microbatches_are_megatrons() {
-        // Megatron-LM's test_num_microbatches_calculator.py, without decreasing silently.
+        // Values of Megatron-LM's test_num_microbatches_calculator.py, except where that decreases sizes silently.
         assert_eq!(sizes(8, 2, Some(32), None).unwrap().microbatches(0), 2);
         assert_eq!(
             sizes(8, 3, Some(32), None).unwrap_err().to_string(),
@@ -226,7 +223,7 @@ mod tests {
     #[test]
     fn a_ramp_up_grows_in_equal_parts_and_ends_at_the_global_batch() {
         let sizes = sizes(4, 2, Some(32), Some((8, 8, 300))).unwrap();
-        // Three increments over 300 samples: one each hundred.
+        // Three increments over 300 samples: one per hundred.
         for (consumed, want) in
             [(0, 8), (99, 8), (100, 16), (199, 16), (200, 24), (299, 24), (300, 32), (u64::MAX, 32)]
         {

@@ -1,4 +1,4 @@
-//! How long a training step takes: random tokens, the whole step (forward, backward, clip, optimizer).
+//! Benchmark of training steps on random tokens: forward, backward, clipping and optimizer.
 
 use ferrotron_nn::schedule::Schedule;
 use ferrotron_nn::{Axis, OptimizerConfig, Scope};
@@ -12,7 +12,7 @@ use crate::data::{Sampler, TokenSource};
 use crate::gpt::GptConfig;
 use crate::trainer::{Execution, ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
 
-/// What to time.
+/// Configuration of a benchmark.
 #[derive(Debug, Clone)]
 pub struct BenchConfig {
     /// The model.
@@ -21,24 +21,25 @@ pub struct BenchConfig {
     pub micro_batch_size: usize,
     /// Tokens per sample.
     pub seq_length: usize,
-    /// Timed steps.
+    /// Number of timed steps.
     pub steps: usize,
-    /// Steps before those.
+    /// Number of steps before the timed ones.
     pub warmup: usize,
-    /// Type of weights and activations.
+    /// Dtype of weights and activations.
     pub dtype: DType,
-    /// Which optimizer, with its constants.
+    /// The optimizer with its hyperparameters.
     pub optimizer: OptimizerConfig,
-    /// How the work is spread, and what is computed again.
+    /// Parallelism and recomputation.
     pub parallel: ParallelConfig,
-    /// How weights of 16 bits are trained.
+    /// Training of 16-bit weights.
     pub precision: PrecisionConfig,
-    /// How a GPU is given a step.
+    /// Execution of steps on a GPU.
     pub execution: Execution,
 }
 
 impl BenchConfig {
-    /// Five steps of four samples as long as the model takes, after one, in f32, with AdamW and all else by default.
+    /// Five steps of four samples of maximum length after one warm-up step, in f32, with AdamW and defaults
+    /// otherwise.
     pub fn new(model: GptConfig) -> BenchConfig {
         BenchConfig {
             micro_batch_size: 4,
@@ -55,7 +56,7 @@ impl BenchConfig {
     }
 }
 
-/// What was measured.
+/// Results of a benchmark.
 #[derive(Debug, Clone, Serialize)]
 pub struct BenchReport {
     /// Number of parameters.
@@ -64,7 +65,7 @@ pub struct BenchReport {
     pub micro_batch_size: usize,
     /// Tokens per sample.
     pub seq_length: usize,
-    /// Threads that computed.
+    /// Number of compute threads.
     pub threads: usize,
     /// Median duration of a step.
     pub s_per_step: f64,
@@ -72,13 +73,13 @@ pub struct BenchReport {
     pub tokens_per_s: f64,
     /// 10^9 floating-point operations per second at the median, by [`GptConfig::flops`].
     pub gflops: f64,
-    /// Seconds that the step's matrix products alone take.
+    /// Seconds of the step's matrix products alone.
     pub gemm_floor_s: f64,
-    /// Most resident memory of the process.
+    /// Peak resident memory of the process.
     pub peak_rss_mb: u64,
-    /// Most bytes of the pool in use at once.
+    /// Peak memory of the pool in use.
     pub peak_pool_mb: u64,
-    /// Kernels and matrix products that a GPU was given in a step, on average; a CUDA graph is one launch, not counted.
+    /// Average kernels and matrix products enqueued per step on a GPU; a CUDA graph counts as none.
     pub launches_per_step: Option<f64>,
     /// Bytes of the pool in use after the last step.
     pub pool_bytes: usize,
@@ -86,8 +87,7 @@ pub struct BenchReport {
     pub last_loss: f64,
 }
 
-/// The training that is timed, and its samples: this rank's share of it, on `device`. Ranks that hold different samples
-/// share the micro-batch.
+/// This rank's trainer and samples for the benchmark, on `device`. Data-parallel ranks split the micro-batch.
 pub fn trainer(config: &BenchConfig, device: &Device, mesh: &Mesh) -> Result<(Trainer, Sampler)> {
     let scope = Scope::new(device, config.dtype, 0);
     let data_parallel_size = mesh.layout().size(Axis::Data);
@@ -108,11 +108,11 @@ pub fn trainer(config: &BenchConfig, device: &Device, mesh: &Mesh) -> Result<(Tr
     Ok((trainer, Sampler::new(random_tokens(config)?, config.seq_length, 0)?))
 }
 
-/// Times training steps on `device`.
+/// Measures training steps on `device`.
 pub fn bench(config: &BenchConfig, device: &Device) -> Result<BenchReport> {
     let (mut trainer, sampler) = trainer(config, device, &Mesh::single())?;
     let model = &config.model;
-    // One step after another, as in training: of a GPU, the mean of all is known.
+    // Without waiting in between, as in training; on a GPU only the mean duration is known.
     let mut steps = |count: usize| {
         (0..count).try_for_each(|_| trainer.advance(&sampler))?;
         trainer.reports(&sampler)
@@ -125,7 +125,7 @@ pub fn bench(config: &BenchConfig, device: &Device) -> Result<BenchReport> {
     let last_loss = reports.last().map_or(f64::NAN, |report| report.loss);
     let seconds = reports.iter().map(|report| report.seconds).collect();
     let memory = device.memory();
-    // Before the products alone are timed, which take memory of their own.
+    // Before timing the products alone, which allocates memory.
     let peak_rss_mb = peak_rss_bytes() >> 20;
     drop(trainer);
     let s_per_step = median(seconds);
@@ -147,7 +147,7 @@ pub fn bench(config: &BenchConfig, device: &Device) -> Result<BenchReport> {
     })
 }
 
-/// Uniform tokens, enough for every step to see others.
+/// Uniform random tokens, enough for every step to get different ones.
 fn random_tokens(config: &BenchConfig) -> Result<TokenSource> {
     let key = RandomKey::new(0, 0, "bench tokens");
     let count =
@@ -158,8 +158,8 @@ fn random_tokens(config: &BenchConfig) -> Result<TokenSource> {
     TokenSource::from_tokens(tokens, vocab)
 }
 
-/// Times the matrix products of a step alone: y = x W^T, dx = dy W and dW = dy^T x of every linear
-/// layer, without attention.
+/// Times the matrix products of a step alone: y = x W^T, dx = dy W and dW = dy^T x of every linear layer, without
+/// attention.
 fn gemm_floor(config: &BenchConfig, device: &Device) -> Result<f64> {
     use ferrotron_tensor::ops::matmul::{Accum, matmul_into};
     use ferrotron_tensor::ops::random::uniform;
@@ -194,7 +194,7 @@ fn gemm_floor(config: &BenchConfig, device: &Device) -> Result<f64> {
             device.synchronize()?;
             Ok(started.elapsed().as_secs_f64())
         };
-        // The first time touches the memory; small products are repeated, as they are in a step.
+        // The first run touches the memory and is not counted; small products are repeated, as in a step.
         let repeats = (1_000_000_000 / (rows * inputs * outputs)).clamp(3, 100);
         let seconds =
             device.run(|| (0..=repeats).map(|_| products()).collect::<Result<Vec<f64>>>())?;
@@ -203,13 +203,13 @@ fn gemm_floor(config: &BenchConfig, device: &Device) -> Result<f64> {
     Ok(total)
 }
 
-/// The middle one of `values`, the upper one of two; NaN of none.
+/// The median of `values`, the upper one of an even number; NaN if empty.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Most resident memory of this process so far, from the kernel's own count; 0 where there is none.
+/// Peak resident memory of this process, as reported by the kernel; 0 if unavailable.
 pub fn peak_rss_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

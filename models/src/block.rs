@@ -1,4 +1,4 @@
-//! A transformer block, and which parts of it run forward again in backward.
+//! A transformer block, with recomputation of its modules.
 
 use ferrotron_autograd::{Var, checkpoint};
 use ferrotron_nn::{Context, Dropout, KvCache, Mode, Module, Norm, Param, Scope};
@@ -10,7 +10,7 @@ use tracing::trace_span;
 use crate::config::GptConfig;
 use crate::recompute::{RecomputeModules, RecomputedAttention, RecomputedMlp};
 
-/// Attention or the feed-forward part, norm first, without the residual connection around it.
+/// Attention or MLP with the norm before it, without the residual connection.
 #[derive(Debug, Clone)]
 pub(crate) struct Normed<M> {
     norm: Norm,
@@ -24,7 +24,7 @@ impl<M: Module> Module for Normed<M> {
     }
 }
 
-/// One transformer block, norms first.
+/// A pre-norm transformer block.
 #[derive(Debug, Clone)]
 pub(crate) struct Block {
     path: String,
@@ -53,7 +53,7 @@ impl Block {
         })
     }
 
-    /// (B, T, C) -> (B, T, C). In training without a cache, `again` runs forward again in backward.
+    /// (B, T, C) -> (B, T, C). In training without a cache, backward recomputes the modules `again`.
     pub fn forward(
         &self,
         ctx: &Context,
@@ -100,7 +100,7 @@ impl Block {
         }
     }
 
-    /// Those of its modules that run forward again.
+    /// The modules of the block that are recomputed.
     pub fn recomputed(&self, again: RecomputeModules) -> impl Iterator<Item = &dyn Module> {
         let attention = again.attention == RecomputedAttention::Layer;
         let mlp = again.mlp == RecomputedMlp::Layer;

@@ -1,4 +1,4 @@
-//! What a GPT is made of: sizes, choices and what follows from them.
+//! Configuration of a GPT: sizes, choices and derived values.
 
 use ferrotron_nn::{
     Activation, AttentionConfig, Bias, Init, LayerNorm, MlpConfig, Norm, RmsNorm, Scope,
@@ -6,17 +6,17 @@ use ferrotron_nn::{
 use ferrotron_tensor::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// Where a position enters the model.
+/// The kind of position embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PositionEmbedding {
-    /// A trained vector per position, added to the token's: GPT-2.
+    /// A trained vector per position, added to the token embedding: GPT-2.
     LearnedAbsolute,
-    /// Queries and keys turned by their position: Llama.
+    /// Queries and keys rotated by their position: Llama.
     Rope,
 }
 
-/// The norm in front of attention, MLP and head.
+/// The norm before attention, MLP and head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Normalization {
     /// With mean and, if the model has biases, a bias.
@@ -26,7 +26,7 @@ pub enum Normalization {
     RmsNorm,
 }
 
-/// The nonlinearity of the MLP.
+/// The activation function of the MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActivationKind {
@@ -40,7 +40,7 @@ pub enum ActivationKind {
     Swiglu,
 }
 
-/// Everything that decides the shape of a GPT. Field names are Megatron's.
+/// The architecture of a GPT. Field names are Megatron's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GptConfig {
@@ -50,25 +50,25 @@ pub struct GptConfig {
     pub num_layers: usize,
     /// C: width of the residual stream.
     pub hidden_size: usize,
-    /// Width inside the MLP: 4 C in GPT-2.
+    /// Hidden width of the MLP: 4 C in GPT-2.
     pub ffn_hidden_size: usize,
     /// H: number of query heads.
     pub num_attention_heads: usize,
     /// G: number of key and value heads.
     pub num_query_groups: usize,
-    /// D: width of a head, usually C / H.
+    /// D: dim of a head, usually C / H.
     pub kv_channels: usize,
-    /// Longest sequence.
+    /// Maximum sequence length.
     pub max_position_embeddings: usize,
-    /// Where positions enter.
+    /// The kind of position embedding.
     pub position_embedding_type: PositionEmbedding,
     /// Base of the rotary angles.
     pub rotary_base: f64,
-    /// Which norm.
+    /// The kind of norm.
     pub normalization: Normalization,
     /// Added to the variance.
     pub norm_epsilon: f64,
-    /// The MLP's nonlinearity.
+    /// The activation function of the MLP.
     pub activation: ActivationKind,
     /// Whether linear layers and norms have biases.
     pub add_bias: bool,
@@ -76,7 +76,7 @@ pub struct GptConfig {
     pub tie_embeddings: bool,
     /// Standard deviation of the initial weights.
     pub init_method_std: f64,
-    /// Dropout on embeddings and on what enters the residual stream.
+    /// Dropout on embeddings and on the inputs of residual additions.
     pub hidden_dropout: f64,
     /// Dropout on attention weights.
     pub attention_dropout: f64,
@@ -113,7 +113,7 @@ impl GptConfig {
         }
     }
 
-    /// Llama style: rotary positions, RMSNorm, SwiGLU of width 8/3 C, no biases, a head of its own.
+    /// Llama style: rotary positions, RMSNorm, SwiGLU of width 8/3 C, no biases, untied head.
     pub fn llama(
         vocab_size: usize,
         num_layers: usize,
@@ -123,7 +123,7 @@ impl GptConfig {
         positions: usize,
     ) -> GptConfig {
         GptConfig {
-            // Two thirds of 4 C keep the number of parameters (arXiv 2002.05202), rounded up to 64.
+            // Two thirds of 4 C keep the number of parameters (arXiv 2002.05202), rounded up to a multiple of 64.
             ffn_hidden_size: (hidden_size.saturating_mul(8) / 3).next_multiple_of(64),
             num_query_groups: groups,
             position_embedding_type: PositionEmbedding::Rope,
@@ -135,7 +135,7 @@ impl GptConfig {
         }
     }
 
-    /// Errors, naming the values, if the sizes do not fit together.
+    /// Errors, naming the values, if the sizes are inconsistent.
     pub fn validate(&self) -> Result<()> {
         let refuse = |message: String| Err(Error::config("gpt", message));
         let sizes = [
@@ -184,7 +184,7 @@ impl GptConfig {
         Ok(())
     }
 
-    /// Number of parameters, computed without making any.
+    /// Number of parameters, computed without allocating them.
     pub fn num_parameters(&self) -> u64 {
         let [v, l, c, f] =
             [self.vocab_size, self.num_layers, self.hidden_size, self.ffn_hidden_size]
@@ -236,7 +236,7 @@ impl GptConfig {
         }
     }
 
-    /// What every block's attention is made of.
+    /// The configuration of every block's attention.
     pub fn attention(&self) -> AttentionConfig {
         AttentionConfig {
             hidden: self.hidden_size,
@@ -272,7 +272,8 @@ impl GptConfig {
         Init::Normal { std: self.init_method_std }
     }
 
-    /// The projections that end on the residual stream start smaller, by the root of their number.
+    /// Initialisation of projections whose output is added to the residual stream: smaller by the root of their
+    /// number.
     fn residual_init(&self) -> Init {
         Init::Normal { std: self.init_method_std / (2.0 * self.num_layers as f64).sqrt() }
     }

@@ -1,16 +1,15 @@
-//! How predictable a token stream is without a model: the yardstick for a training run.
+//! Entropy of a token stream, a baseline for training losses.
 //!
-//! A model that has learned only how often tokens occur reaches the unigram entropy; one that looks
-//! at the previous token as well, and at nothing else, reaches the bigram entropy. A loss **below**
-//! the bigram entropy therefore shows that the model uses longer context. All values are in nats per
-//! token, the unit of the cross-entropy loss (divide by ln 2 for bits).
+//! A model that has only learned token frequencies reaches the unigram entropy; one that also uses the previous
+//! token, and nothing else, reaches the bigram entropy. A loss **below** the bigram entropy therefore shows that the
+//! model uses longer context. All values are in nats per token, the unit of the cross-entropy loss (divide by ln 2
+//! for bits).
 //!
-//! Both are the entropies of the stream's own counts. That is the lowest loss which any unigram or
-//! bigram table can have on this very stream, even one fitted to it, so beating it is never luck of
-//! the split. With a large vocabulary and a short text most pairs occur once and the bigram entropy
-//! falls towards zero: it says little there.
+//! Both are entropies of the stream's own counts: the lowest losses that any unigram or bigram table can reach on
+//! this stream, even if fitted to it. With a large vocabulary and a short text most pairs occur once, and the bigram
+//! entropy approaches zero, so it says little.
 
-/// `H(x) = -sum p(a) ln p(a)` of the tokens' frequencies, in nats. 0 for an empty stream.
+/// `H(x) = -sum p(a) ln p(a)` of the token frequencies, in nats. 0 for an empty stream.
 ///
 /// ```
 /// use ferrotron_models::entropy::unigram_entropy;
@@ -21,8 +20,8 @@ pub fn unigram_entropy(tokens: &[u32]) -> f64 {
     entropy(counts.into_iter().map(|(_, count)| count), tokens.len() as u64)
 }
 
-/// `H(next | previous) = -sum p(a, b) ln p(b | a)` of neighbouring pairs, in nats. 0 for fewer than
-/// two tokens. Takes 8 bytes of memory per token.
+/// `H(next | previous) = -sum p(a, b) ln p(b | a)` of adjacent pairs, in nats. 0 for fewer than two tokens. Takes 8
+/// bytes of memory per token.
 ///
 /// ```
 /// use ferrotron_models::entropy::bigram_entropy;
@@ -31,7 +30,7 @@ pub fn unigram_entropy(tokens: &[u32]) -> f64 {
 pub fn bigram_entropy(tokens: &[u32]) -> f64 {
     let pairs = counts(tokens.windows(2).map(|pair| u64::from(pair[0]) << 32 | u64::from(pair[1])));
     let total = tokens.len().saturating_sub(1) as f64;
-    // Pairs are sorted, so those with the same first token lie together.
+    // Pairs are sorted, so those with equal first tokens are adjacent.
     pairs
         .chunk_by(|a, b| a.0 >> 32 == b.0 >> 32)
         .map(|rows| {
@@ -41,8 +40,8 @@ pub fn bigram_entropy(tokens: &[u32]) -> f64 {
         .sum()
 }
 
-/// Distinct keys in ascending order with their counts: sorted, not hashed, so that the sums above
-/// have the same bits in every run.
+/// Distinct keys in ascending order with their counts. Sorted instead of hashed, so that the sums above are
+/// deterministic.
 fn counts(keys: impl Iterator<Item = u64>) -> Vec<(u64, u64)> {
     let mut keys: Vec<u64> = keys.collect();
     keys.sort_unstable();
@@ -84,7 +83,7 @@ mod tests {
         let key = RandomKey::new(1, 0, "test");
         let tokens: Vec<u32> = (0..100_000).map(|i| key.bits(i) % 4).collect();
         let (unigram, bigram) = (unigram_entropy(&tokens), bigram_entropy(&tokens));
-        // The plug-in bias of m free parameters is m / (2 n): 3 and 12 of them; a factor of ten over it.
+        // The plug-in bias of m free parameters is m / (2 n), with m = 3 and 12; the bounds are ten times larger.
         assert!((unigram - 4f64.ln()).abs() < 10.0 * 3.0 / 2e5, "{unigram}");
         assert!((bigram - 4f64.ln()).abs() < 10.0 * 12.0 / 2e5, "{bigram}");
         assert!(bigram <= unigram + 1e-4);

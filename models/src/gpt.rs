@@ -1,7 +1,6 @@
-//! The GPT: GPT-2 style and Llama style from one configuration.
+//! The GPT model: GPT-2 style and Llama style from one configuration.
 //!
-//! Shapes are trailing comments in one alphabet: batch B, positions T, width C, heads H, head width D,
-//! vocabulary V.
+//! Trailing comments give shapes: batch B, positions T, width C, heads H, head dim D, vocabulary V.
 
 use ferrotron_autograd::ops::cross_entropy::Loss;
 use ferrotron_autograd::{Offloaded, Offloader, Var, checkpoint};
@@ -25,7 +24,7 @@ pub use crate::recompute::{
 };
 pub use crate::saved_activations::SavedActivations;
 
-/// Tokens and positions become vectors.
+/// Token and position embeddings.
 #[derive(Debug, Clone)]
 struct Embeddings {
     wte: VocabParallelEmbedding,
@@ -51,7 +50,7 @@ impl Embeddings {
         })
     }
 
-    /// tokens (B, T) at `positions` -> (B, T, C), of which those on the residual stream are here
+    /// tokens (B, T) at `positions` -> (B, T, C), or this rank's positions of the residual stream
     fn forward(&self, ctx: &Context, tokens: &Tensor, positions: Vec<u32>) -> Result<Var> {
         let mut x = self.wte.forward(tokens)?; // (B, T, C)
         if positions.len() != x.dims()[1] {
@@ -66,22 +65,21 @@ impl Embeddings {
     }
 }
 
-/// The last norm, and the matrix (V, C) whose rows the result is compared with: the token embedding itself if
-/// they are tied.
+/// The final norm and the output projection (V, C), which is the token embedding if they are tied.
 #[derive(Debug, Clone)]
 struct Head {
     norm_f: Norm,
     weight: Param,
 }
 
-/// Which part of a model: some blocks, perhaps with the embeddings before or the head behind them.
+/// A chunk of a model: a range of blocks, optionally with the embeddings or the head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GptPart {
     /// The blocks.
     pub blocks: Range<usize>,
-    /// Whether the embeddings come before them.
+    /// Whether the chunk includes the embeddings.
     pub first: bool,
-    /// Whether the head comes behind them.
+    /// Whether the chunk includes the head.
     pub last: bool,
 }
 
@@ -91,8 +89,8 @@ impl GptPart {
         GptPart { blocks: 0..config.num_layers, first: true, last: true }
     }
 
-    /// The chunks of the model on pipeline rank `rank` of `ranks`: chunk i is virtual stage `i * ranks + rank`.
-    /// Layers are spread evenly over the stages, up to one.
+    /// The model chunks of pipeline rank `rank` of `ranks`: chunk i is virtual stage `i * ranks + rank`. Layers are
+    /// distributed over the stages, whose numbers of layers differ by at most one.
     ///
     /// Errors if there are fewer layers than stages.
     pub fn chunks(
@@ -118,7 +116,7 @@ impl GptPart {
     }
 }
 
-/// A decoder-only transformer language model, or one rank's part of it.
+/// A decoder-only transformer language model, or one rank's chunk of it.
 ///
 /// ```
 /// use ferrotron_models::gpt::{Gpt, GptConfig};
@@ -146,17 +144,17 @@ pub struct Gpt {
 }
 
 impl Gpt {
-    /// Describes the model; its memory is taken when it first runs or is given to an optimizer.
+    /// Describes the model. Memory is allocated when it first runs or is placed in optimizer buffers.
     pub fn new(scope: &Scope, config: &GptConfig) -> Result<Gpt> {
         Self::part(scope, &Mesh::single(), config, &GptPart::whole(config))
     }
 
-    /// Describes a part of the model, of which this rank of `mesh` holds its share.
+    /// Describes a chunk of the model, sharded over `mesh`.
     pub fn part(scope: &Scope, mesh: &Mesh, config: &GptConfig, part: &GptPart) -> Result<Gpt> {
         config.validate()?;
         let tp = mesh.tensor_parallel();
         let [v, c] = [config.vocab_size, config.hidden_size];
-        // Tied ends on two stages are one tensor with two holders, each of which sees a part of its gradient.
+        // Tied embeddings on two stages are one parameter with two holders, whose gradients are partial.
         let shared = config.tie_embeddings && part.first != part.last;
         let ends = match shared {
             true => scope
@@ -198,14 +196,14 @@ impl Gpt {
         })
     }
 
-    /// The same model, which recomputes as said.
+    /// Sets recomputation.
     #[must_use]
     pub fn with_recompute(mut self, recompute: Recompute) -> Gpt {
         self.recompute = recompute;
         self
     }
 
-    /// The same model, whose blocks keep activations as said; `offloader` moves what waits in host memory.
+    /// Sets the storage of saved activations; `offloader` moves offloaded ones to host memory.
     #[must_use]
     pub fn with_saved_activations(
         mut self,
@@ -216,7 +214,7 @@ impl Gpt {
         self
     }
 
-    /// The regions that run forward again in backward: the parameters that each reads, in order.
+    /// The regions that backward recomputes, as the parameters that each reads, in order.
     pub fn recomputed(&self) -> impl Iterator<Item = Vec<Param>> {
         let params = |blocks: Range<usize>| self.blocks[blocks].iter().flat_map(Module::params);
         let regions = self.recompute.regions(self.blocks.len()).into_iter();
@@ -226,22 +224,22 @@ impl Gpt {
         regions.chain(parts.map(Module::params))
     }
 
-    /// What the model is made of.
+    /// The configuration of the whole model.
     pub fn config(&self) -> &GptConfig {
         &self.config
     }
 
-    /// Which part of the model it is.
+    /// The chunk of the model.
     pub fn held(&self) -> &GptPart {
         &self.held
     }
 
-    /// Where the model was made.
+    /// The scope in which the model was created.
     pub fn scope(&self) -> &Scope {
         &self.scope
     }
 
-    /// tokens (B, T) -> (B, T, C), before the first block. Only where the part has the embeddings.
+    /// tokens (B, T) -> (B, T, C), the input of the first block. Only for chunks with the embeddings.
     pub fn embed(&self, ctx: &Context, tokens: &Tensor) -> Result<Var> {
         self.embed_at(ctx, tokens, ctx.residual.coordinates())
     }
@@ -281,7 +279,7 @@ impl Gpt {
                 false => self.blocks[first].forward(ctx, &x, None, modules),
             };
             let (y, offloaded) = self.packing.run(first, run)?;
-            // While backward is in these blocks, it fetches what those before them have kept.
+            // While backward runs these blocks, it prefetches the activations of the previous ones.
             x = match std::mem::replace(&mut before, offloaded) {
                 Some(before) => y.on_backward(move || before.prefetch())?,
                 None => y,
@@ -290,12 +288,12 @@ impl Gpt {
         if let Some(last) = before {
             x = x.on_backward(move || last.prefetch())?;
         }
-        // Whoever offloads the last block, too, wants its room for what follows.
+        // If the last block is offloaded too, frees its device memory before the head runs.
         self.packing.wait()?;
         Ok(x)
     }
 
-    /// (B, T, C) -> (B, T, C), through blocks of which only the input is kept.
+    /// (B, T, C) -> (B, T, C), through blocks of which only the input is saved.
     fn run_region(&self, ctx: &Context, mut x: Var, range: Range<usize>) -> Result<Var> {
         if self.recompute.inputs() == RegionInputs::Distributed {
             x = self.tp.kept_in_parts(x)?;
@@ -309,8 +307,8 @@ impl Gpt {
         Ok(checkpoint(&[&x], run)?.remove(0))
     }
 
-    /// The summed cross-entropy of (B, T, C) behind the last block against targets (B, T), negative ones
-    /// ignored. Only where the part has the head.
+    /// The summed cross-entropy of (B, T, C), the output of the last block, against targets (B, T); negative targets
+    /// are ignored. Only for chunks with the head.
     pub fn head_loss(&self, x: &Var, targets: &Tensor) -> Result<Loss> {
         let (head, config) = (self.head()?, CrossEntropyConfig::default());
         let (x, weight) = (head.norm_f.forward(x)?, &head.weight);
@@ -328,18 +326,18 @@ impl Gpt {
         self.head.as_ref().ok_or_else(absent)
     }
 
-    /// tokens (B, T) -> logits (B, T, V), of a whole model.
+    /// tokens (B, T) -> logits (B, T, V), for a whole model.
     pub fn forward(&self, ctx: &Context, tokens: &Tensor) -> Result<Var> {
         self.logits(&self.run_blocks(ctx, self.embed(ctx, tokens)?)?)
     }
 
-    /// The summed cross-entropy of tokens (B, T) against targets (B, T), negative ones ignored, of a whole
-    /// model.
+    /// The summed cross-entropy of tokens (B, T) against targets (B, T), for a whole model; negative targets are
+    /// ignored.
     pub fn loss(&self, ctx: &Context, tokens: &Tensor, targets: &Tensor) -> Result<Loss> {
         self.head_loss(&self.run_blocks(ctx, self.embed(ctx, tokens)?)?, targets)
     }
 
-    /// The logits (B, V) of the position after `tokens` (B, T), which follow those in the caches.
+    /// The logits (B, V) for the position after `tokens` (B, T), which continue the cached positions.
     pub fn next_token_logits(
         &self,
         ctx: &Context,
@@ -365,7 +363,7 @@ impl Gpt {
     }
 }
 
-/// Logits of up to this many bytes are kept from forward to backward; beyond, they are computed twice.
+/// Maximum bytes of logits that are saved from forward to backward; larger ones are recomputed.
 const MAX_LOGITS_BYTES: usize = 256 << 20;
 
 impl Module for Gpt {

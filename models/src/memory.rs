@@ -1,10 +1,9 @@
-//! What a training step takes of memory, before anything is taken: the very step, on a device that computes
-//! nothing.
+//! Memory estimates, from a training step on a fake device.
 //!
-//! A [dry device](Device::dry) hands out memory that nobody touches, and counts it as every device does. On it, with
-//! [other ranks that do not exist](Mesh::dry), the trainer lays out its parameters and takes one step: schedule,
-//! graphs, reductions, update. So there are no formulas here that could fall behind the code: what is found is what
-//! the counters of the run will show.
+//! A [fake device](Device::dry) counts allocations without touching memory. On it, with [fake groups](Mesh::dry)
+//! instead of other ranks, the trainer places its parameters and takes one step: schedule, graphs, reductions,
+//! update. There are no separate formulas that could diverge from the code: the estimates are what the counters of
+//! the run will show.
 
 use ferrotron_cuda::gpu::Gpu;
 use ferrotron_cuda::nvrtc::Architecture;
@@ -20,7 +19,7 @@ use crate::data::{Batch, Samples};
 use crate::gpt::{GptConfig, GptPart};
 use crate::trainer::{Trainer, TrainerConfig};
 
-/// A run as far as its memory is concerned.
+/// A run whose memory is estimated.
 ///
 /// ```
 /// use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
@@ -52,36 +51,36 @@ use crate::trainer::{Trainer, TrainerConfig};
 /// ```
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// What the model is made of.
+    /// The model.
     pub model: GptConfig,
     /// Sizes of the axes.
     pub layout: Layout,
-    /// Whether activations are cut along the sequence.
+    /// Whether activations are sharded along the sequence.
     pub sequence_parallel: SequenceParallel,
-    /// How it is trained.
+    /// The training configuration.
     pub trainer: TrainerConfig,
-    /// Type of weights and activations.
+    /// Dtype of weights and activations.
     pub dtype: DType,
     /// Tokens per sequence.
     pub seq_length: usize,
-    /// What each rank computes on.
+    /// The device of each rank.
     pub device: PlannedDevice,
 }
 
-/// What a rank computes on, as far as its memory is concerned.
+/// The kind of device of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlannedDevice {
     /// A CPU.
     Cpu {
-        /// Of each rank: some kernels take workspace for each.
+        /// Threads per rank: some kernels allocate workspace per thread.
         threads: usize,
     },
-    /// A GPU of its own.
+    /// A GPU per rank.
     Gpu(Architecture),
 }
 
 impl PlannedDevice {
-    /// One that computes nothing in its place.
+    /// The corresponding fake device.
     fn dry(&self) -> Result<Device> {
         match *self {
             PlannedDevice::Cpu { threads } => Device::dry(threads),
@@ -90,31 +89,31 @@ impl PlannedDevice {
     }
 }
 
-/// Most bytes of a rank's memory in use at once: of each category, perhaps at different moments, and in all.
+/// Peak bytes of a rank's memory, in total and per category; the peaks may be at different times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct RankMemory {
     /// Parameters.
     pub weights_bytes: usize,
-    /// Their gradients.
+    /// Gradients of parameters.
     pub gradients_bytes: usize,
     /// Moments and master weights.
     pub optimizer_bytes: usize,
-    /// Kept from forward for backward, but for logits.
+    /// Activations saved for backward, without logits.
     pub activations_bytes: usize,
     /// Logits of the head.
     pub logits_bytes: usize,
-    /// Sharded weights and gradients while they are whole.
+    /// Sharded weights and gradients while they are gathered.
     pub buffers_bytes: usize,
-    /// Values in flight and temporaries of operations.
+    /// Unsaved values, and temporaries of operations.
     pub workspace_bytes: usize,
-    /// Everything.
+    /// All device memory.
     pub total_bytes: usize,
-    /// Of host memory, beside that.
+    /// Host memory, in addition.
     pub host_bytes: usize,
 }
 
 impl RankMemory {
-    /// What the counters of a device show; what a GPU takes beside its pool is workspace.
+    /// The peaks of a device's counters; a GPU's memory outside of its pool counts as workspace.
     pub fn of(device: &Device) -> RankMemory {
         let (stats, own) = (device.memory(), device.gpu().map_or(0, Gpu::own_bytes));
         RankMemory {
@@ -131,33 +130,33 @@ impl RankMemory {
     }
 }
 
-/// What each rank of a pipeline stage takes, at most.
+/// The peak memory of the ranks of a pipeline stage.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct StageMemory {
-    /// Number of the stage.
+    /// Index of the stage.
     pub stage: usize,
-    /// How many blocks of the model it has, in all of its chunks.
+    /// Number of blocks of the stage, in all of its chunks.
     pub layers: usize,
-    /// How many ranks share it.
+    /// Number of ranks of the stage.
     pub ranks: usize,
-    /// The one of them that takes most.
+    /// The rank with the highest peak.
     #[serde(skip)]
     pub rank: usize,
-    /// What that one takes.
+    /// The peak memory of that rank.
     #[serde(flatten)]
     pub memory: RankMemory,
 }
 
 impl Plan {
-    /// What the ranks of each pipeline stage take.
+    /// Estimates the memory of each pipeline stage.
     ///
-    /// Errors as [`Trainer::on_mesh`], if a micro-batch has more than 2^24 tokens, and if the system has not enough
-    /// addresses.
+    /// Errors as [`Trainer::on_mesh`], if a micro-batch has more than 2^24 tokens, and if the system has too little
+    /// address space.
     pub fn stages(&self) -> Result<Vec<StageMemory>> {
         (0..self.layout.size(Axis::Pipeline)).map(|stage| self.stage(stage)).collect()
     }
 
-    /// What the ranks of one pipeline stage take.
+    /// Estimates the memory of one pipeline stage.
     ///
     /// Errors as [`Plan::stages`].
     pub fn stage(&self, stage: usize) -> Result<StageMemory> {
@@ -165,13 +164,13 @@ impl Plan {
         let ranks = self.layout.world() / pipeline;
         let parts = GptPart::chunks(&self.model, stage, pipeline, self.trainer.parallel.chunks)?;
         let layers = parts.iter().map(|part| part.blocks.len()).sum();
-        // The last rank has most of what cannot be cut evenly.
+        // The last rank has the largest share of what cannot be sharded evenly.
         let rank = self.fullest((stage + 1) * ranks - 1)?;
         Ok(StageMemory { stage, layers, ranks, rank, memory: self.rank(rank)? })
     }
 
-    /// Of the ranks that share the work of the optimizer with `rank`, one that owns most: `rank`, unless they own whole
-    /// parameters.
+    /// The rank with the most optimizer state among those that shard it with `rank`: `rank` itself, unless whole
+    /// parameters are the units.
     fn fullest(&self, rank: usize) -> Result<usize> {
         let TrainerConfig { optimizer, parallel, .. } = &self.trainer;
         if optimizer.shard_unit() == ShardUnit::Elements
@@ -197,7 +196,7 @@ impl Plan {
         Trainer::on_mesh(&scope, &mesh, &self.model, config)
     }
 
-    /// What one rank takes.
+    /// Estimates the memory of one rank.
     ///
     /// Errors as [`Plan::stages`].
     pub fn rank(&self, rank: usize) -> Result<RankMemory> {
@@ -211,7 +210,7 @@ impl Plan {
             return Err(Error::config("memory", message));
         }
         let micro = self.trainer.batch_size.micro();
-        // Of the largest step, where steps grow.
+        // For the largest step, if batch sizes ramp up.
         let all = self.trainer.batch_size.microbatches(u64::MAX);
         let taken = self.telling(all, self.layout.coordinate(rank, Axis::Pipeline));
         let data_parallel_size = self.layout.size(Axis::Data);
@@ -225,7 +224,7 @@ impl Plan {
         let mut trainer = self.dry_trainer(rank, trainer)?;
         trainer.step(&SameToken { seq_length: self.seq_length })?;
         let mut found = RankMemory::of(trainer.scope().device());
-        // Inputs and targets of all micro-batches are there from the beginning of a step to its end.
+        // Inputs and targets of all micro-batches are in memory throughout a step.
         let token = size_of::<u32>() + size_of::<i64>();
         let positions = self.seq_length / self.layout.size(Axis::Context);
         let left_out = (all - taken) * micro * positions * token;
@@ -234,23 +233,23 @@ impl Plan {
         Ok(found)
     }
 
-    /// How many of `all` micro-batches show all that there is to see on a pipeline stage: enough for a turn of the
-    /// schedule's steady state, in which as many are in flight as ever.
+    /// The number of micro-batches, out of `all`, that reach the peak of a pipeline stage: enough for one round of
+    /// the schedule's steady state, in which the maximum number is in flight.
     fn telling(&self, all: usize, stage: usize) -> usize {
         let stages = self.layout.size(Axis::Pipeline);
         all.min(match self.trainer.parallel.pipeline_schedule {
             ScheduleKind::Naive | ScheduleKind::OneFOneB => stages - stage + 2,
             ScheduleKind::ZbH1 => stages + 2,
-            ScheduleKind::Interleaved => 2 * stages, // they go in groups of as many as there are stages
+            ScheduleKind::Interleaved => 2 * stages, // groups have as many micro-batches as there are stages
             ScheduleKind::GPipe => all,
         })
     }
 }
 
-/// Of a micro-batch: these alone are there in numbers, and would else be the first that do not fit.
+/// Maximum tokens of a micro-batch: token ids are allocated even on a fake device.
 const MOST_TOKENS: usize = 1 << 24;
 
-/// Samples of nothing but the token 0.
+/// Samples of token 0 only.
 struct SameToken {
     seq_length: usize,
 }

@@ -1,4 +1,4 @@
-//! The loss curve as a picture.
+//! Draws the loss curve.
 
 use ferrotron_tensor::{Error, Result};
 use plotters::prelude::*;
@@ -17,7 +17,7 @@ const TRAINING: RGBColor = RGBColor(150, 170, 200);
 const SMOOTHED: RGBColor = RGBColor(30, 80, 160);
 const VALIDATION: RGBColor = RGBColor(210, 90, 30);
 
-/// Draws the curve as SVG: every step pale, their running mean dark, evaluations as dots.
+/// Draws the curve as SVG: steps in a pale colour, their running mean in a dark one, evaluations as dots.
 pub fn plot(curve: &LossCurve, path: &Path) -> Result<()> {
     if curve.training.is_empty() {
         return Ok(());
@@ -90,7 +90,7 @@ fn draw(
     Ok(())
 }
 
-/// Exponential running mean over about a fiftieth of the run, corrected for its start.
+/// Exponential running mean over about a fiftieth of the run, with bias correction.
 fn smoothed(points: &[(u64, f64)]) -> Vec<(u64, f64)> {
     let keep = 1.0 - 1.0 / (points.len() as f64 / 50.0).max(1.0);
     let (mut sum, mut weight) = (0.0, 0.0);

@@ -1,13 +1,12 @@
 //! Published model sizes by name.
 //!
-//! GPT-2: Radford et al. (2019). Megatron 2019: arXiv 1909.08053, table 1. PTD-P: arXiv 2104.04473,
-//! table 1. Vocabularies are the tokenizer's own 50257; padding is the layout's business, not the
-//! model's.
+//! GPT-2: Radford et al. (2019). Megatron 2019: arXiv 1909.08053, table 1. PTD-P: arXiv 2104.04473, table 1. The
+//! vocabulary is the tokenizer's 50257; padding depends on the layout, not on the model.
 
 use crate::config::GptConfig;
 use ferrotron_tensor::{Error, Result};
 
-/// A named size.
+/// A named model size.
 #[derive(Debug, Clone, Copy)]
 pub struct Preset {
     /// Name on the command line.
@@ -18,11 +17,11 @@ pub struct Preset {
     pub hidden_size: usize,
     /// Number of heads.
     pub num_attention_heads: usize,
-    /// Length of the sequences it was trained on.
+    /// Length of the training sequences.
     pub seq_length: usize,
 }
 
-/// Tokens of the GPT-2 vocabulary.
+/// Size of the GPT-2 vocabulary.
 const GPT2_VOCAB: usize = 50_257;
 
 /// Every preset.
@@ -58,7 +57,7 @@ const fn preset(
 }
 
 impl Preset {
-    /// The preset of that name; the error lists all names.
+    /// The preset called `name`. Errors, listing all names, if there is none.
     pub fn find(name: &str) -> Result<Preset> {
         PRESETS.iter().copied().find(|preset| preset.name == name).ok_or_else(|| {
             let names: Vec<&str> = PRESETS.iter().map(|preset| preset.name).collect();
@@ -69,7 +68,7 @@ impl Preset {
         })
     }
 
-    /// The model, GPT-2 style.
+    /// The model configuration, GPT-2 style.
     ///
     /// ```
     /// use ferrotron_models::presets::Preset;
@@ -95,8 +94,8 @@ mod tests {
 
     #[test]
     fn sizes_are_those_published() {
-        // Billions of parameters as the papers round them; equation (2) of arXiv 2104.04473 for PTD-P,
-        // whose tables count a vocabulary of 51200.
+        // Billions of parameters as rounded in the papers; for PTD-P equation (2) of arXiv 2104.04473, whose tables
+        // use a vocabulary of 51200.
         let published = [
             ("gpt2-124m", 0.124),
             ("gpt2-350m", 0.355),

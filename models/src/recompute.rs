@@ -1,108 +1,110 @@
-//! What is computed again in backward instead of being kept: which layers, and which parts of them.
+//! Activation recomputation: the layers and modules that backward recomputes instead of saving.
 //!
-//! The choices and their names are Megatron-LM's; `docs/memory.md` derives what each keeps.
+//! The choices and their names are Megatron-LM's; `docs/memory.md` derives the memory of each.
 
 use std::ops::Range;
 
-/// What the blocks of a model compute again.
+/// The recomputation of a model's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Recompute {
-    /// Nothing: they keep what backward needs.
+    /// None: blocks save all activations that backward needs.
     #[default]
     None,
-    /// Parts of every block: Korthikanti et al., arXiv 2205.05198, section 5.
+    /// Modules of every block: Korthikanti et al., arXiv 2205.05198, section 5.
     Selective(RecomputeModules),
-    /// Whole blocks, of which only inputs are kept: Chen et al., arXiv 1604.06174.
+    /// Whole blocks, which save only inputs of regions: Chen et al., arXiv 1604.06174.
     Full {
-        /// How blocks are put into regions.
+        /// The grouping of blocks into regions.
         method: RecomputeMethod,
-        /// How many: of a region, or of each chunk of the model that are regions.
+        /// Blocks per region, or recomputed blocks per model chunk, depending on the method.
         layers: usize,
-        /// What tensor-parallel ranks keep of a region's input.
+        /// Storage of a region's input on tensor-parallel ranks.
         inputs: RegionInputs,
     },
 }
 
-/// What each tensor-parallel rank keeps of a region's input, which is the same on all.
+/// Storage of a region's input, which is replicated over tensor-parallel ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RegionInputs {
-    /// All of it.
+    /// Every rank saves all of it.
     Whole,
-    /// Some positions, which are gathered in backward: ZeRO-R, arXiv 1910.02054, section 6.1. The input of a
-    /// pipeline stage, which the stage before has sent, stays whole.
+    /// Every rank saves a shard of the positions, which backward gathers: ZeRO-R, arXiv 1910.02054, section 6.1. The
+    /// input of a pipeline stage, received from the previous stage, is not sharded.
     Distributed,
 }
 
-/// How blocks are put into regions that keep their input.
+/// The grouping of blocks into recomputed regions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecomputeMethod {
-    /// Every so many consecutive blocks are one region; the last of a chunk may be shorter.
+    /// Every `layers` consecutive blocks form a region; the last of a chunk may be shorter.
     Uniform,
-    /// The first so many blocks of each chunk of the model are a region each, the others keep everything.
+    /// The first `layers` blocks of each model chunk are a region each; the others save all activations.
     Block,
 }
 
-/// Parts of a block that keep their input and run forward again.
+/// Modules of a block that save only their input and are recomputed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecomputeModules {
-    /// What of attention.
+    /// Recomputation of attention.
     pub attention: RecomputedAttention,
-    /// What of the feed-forward part.
+    /// Recomputation of the MLP.
     pub mlp: RecomputedMlp,
 }
 
-/// What of attention runs forward again.
+/// The recomputed part of attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecomputedAttention {
-    /// Nothing.
+    /// None.
     None,
-    /// Between the two linear layers: queries, keys and values are kept, but not the result and the log-sum-exp.
+    /// Attention between the two linear layers: queries, keys and values are saved; the result and the log-sum-exp
+    /// are not.
     Core,
-    /// The norm before it, both linear layers, and all between.
+    /// The norm before it, both linear layers, and attention between them.
     Layer,
 }
 
-/// What of the feed-forward part runs forward again.
+/// The recomputed part of the MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecomputedMlp {
-    /// Nothing.
+    /// None.
     None,
-    /// The norm before it, and all of it.
+    /// The norm before it, and all of the MLP.
     Layer,
 }
 
-/// How many blocks run each part forward twice.
+/// Number of blocks that recompute each module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TwiceRun {
     /// Attention between the linear layers.
     pub core: usize,
     /// The linear layers around it.
     pub attention: usize,
-    /// The feed-forward part.
+    /// The MLP.
     pub mlp: usize,
 }
 
 impl RecomputeModules {
-    /// No part.
+    /// No modules.
     pub const NONE: RecomputeModules =
         RecomputeModules { attention: RecomputedAttention::None, mlp: RecomputedMlp::None };
 }
 
 impl Recompute {
-    /// Every block keeps its input and nothing else.
+    /// Full recomputation: every block saves only its input.
     pub const FULL: Recompute = Recompute::Full {
         method: RecomputeMethod::Uniform,
         layers: 1,
         inputs: RegionInputs::Whole,
     };
 
-    /// The core of attention alone: what is called selective where nothing more is said.
+    /// Selective recomputation of the core of attention only, the default of "selective".
     pub const SELECTIVE: Recompute = Recompute::Selective(RecomputeModules {
         attention: RecomputedAttention::Core,
         mlp: RecomputedMlp::None,
     });
 
-    /// Why a chunk of `blocks` at most cannot be recomputed like this, in one line; `None` if it can.
+    /// The reason why chunks of at most `blocks` blocks cannot be recomputed like this, in one line; `None` if they
+    /// can.
     pub fn refusal(&self, blocks: usize) -> Option<String> {
         match *self {
             Recompute::Full { layers, .. } if !(1..=blocks).contains(&layers) => Some(format!(
@@ -115,7 +117,7 @@ impl Recompute {
         }
     }
 
-    /// The regions of consecutive blocks, of a chunk of `blocks`, that keep nothing but their input.
+    /// The recomputed regions of consecutive blocks, in a chunk of `blocks`.
     pub fn regions(&self, blocks: usize) -> Vec<Range<usize>> {
         let (size, end) = match *self {
             Recompute::Full { method: RecomputeMethod::Uniform, layers, .. } => (layers, blocks),
@@ -127,7 +129,7 @@ impl Recompute {
         (0..end).step_by(size).map(|start| start..end.min(start + size)).collect()
     }
 
-    /// What is kept of the inputs of regions of blocks.
+    /// Storage of the inputs of regions.
     pub fn inputs(&self) -> RegionInputs {
         match *self {
             Recompute::Full { inputs, .. } => inputs,
@@ -135,7 +137,7 @@ impl Recompute {
         }
     }
 
-    /// The parts that are regions of their own in every block.
+    /// The modules that are regions of their own in every block.
     pub fn modules(&self) -> RecomputeModules {
         match *self {
             Recompute::Selective(modules) => modules,
@@ -143,7 +145,7 @@ impl Recompute {
         }
     }
 
-    /// What runs twice of a chunk of `blocks`.
+    /// Number of blocks of a chunk of `blocks` that recompute each module.
     pub(crate) fn twice_run(&self, blocks: usize) -> TwiceRun {
         let whole = self.regions(blocks).iter().map(ExactSizeIterator::len).sum();
         let counted = |yes: bool| if yes { blocks } else { whole };

@@ -1,21 +1,21 @@
-//! What becomes of the activations that blocks keep for backward: packed, and in host memory.
+//! Storage of the activations that blocks save for backward: compression and offloading.
 
 use ferrotron_autograd::{Offloaded, Offloader, Packing, PackingConfig, Zeros};
 use ferrotron_tensor::{Device, Result};
 use std::sync::Arc;
 
-/// What becomes of the activations that blocks keep for backward. Nothing here changes a bit of what is computed, but
-/// for a type of 16 bits.
+/// Storage of the activations that blocks save for backward. Results are bitwise unchanged, except with a 16-bit
+/// dtype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SavedActivations {
-    /// Of how many blocks, the first of each chunk of the model, they wait in the device's host memory.
+    /// Number of blocks, the first of each model chunk, whose activations are offloaded to host memory.
     pub offloaded_layers: usize,
-    /// In which form those of all blocks wait.
+    /// Storage format of all blocks' activations.
     pub packing: PackingConfig,
 }
 
 impl SavedActivations {
-    /// What offloads from `device`, if anything is to be.
+    /// Creates the offloader for `device`, if anything is offloaded.
     ///
     /// Errors as [`Offloader::start`].
     pub fn offloader(&self, device: &Device) -> Result<Option<Arc<Offloader>>> {
@@ -23,7 +23,7 @@ impl SavedActivations {
     }
 }
 
-/// Runs blocks so that what they keep is packed.
+/// Runs blocks with compression and offloading of their activations.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct BlockPacking {
     config: SavedActivations,
@@ -44,7 +44,7 @@ impl BlockPacking {
         }
     }
 
-    /// Runs `f`, which is the chunk's block `block`, or blocks from there on.
+    /// Runs `f`, which computes block `block` of the chunk, or several blocks from there on.
     pub fn run<R>(
         &self,
         block: usize,
@@ -59,12 +59,12 @@ impl BlockPacking {
             Some(here) => here.run(f)?,
             None => (f()?, None),
         };
-        // As after a block that is offloaded itself: no more than two wait to be moved.
+        // As after an offloaded block: at most two blocks wait for their copies.
         self.wait()?;
         Ok(done)
     }
 
-    /// Waits until what goes to host memory is there.
+    /// Waits until all offloaded activations are in host memory.
     pub fn wait(&self) -> Result<()> {
         self.offloader.as_ref().map_or(Ok(()), |offloader| offloader.wait())
     }

@@ -1,4 +1,4 @@
-//! What a rank's part of the model does with the micro-batches of a step.
+//! Runs a rank's model chunks on the micro-batches of a step.
 
 use ferrotron_autograd::Var;
 use ferrotron_nn::{Axis, Context, Extent};
@@ -11,18 +11,18 @@ use ferrotron_tensor::{DType, Device, Result, Tensor};
 use crate::data::Batch;
 use crate::gpt::Gpt;
 
-/// The chunks of a rank, and the batches that they run.
+/// The chunks of a rank, and their micro-batches.
 pub(crate) struct StageModel<'a> {
     parts: &'a [Gpt],
     data_parallel: Option<&'a DataParallel>,
     microbatches: &'a [Microbatch],
-    /// Whether this rank's losses count: one of those along the tensor axis, which all have the same.
+    /// Whether this rank counts the loss, which is equal on all ranks along the tensor axis.
     counts: bool,
-    /// The summed loss of the micro-batches that ended here, in f64.
+    /// The summed loss of the micro-batches on this rank, in f64.
     sum: Tensor,
 }
 
-/// A micro-batch: what the pass needs to know, and inputs and targets of this rank's positions.
+/// A micro-batch: context, inputs and targets of this rank's positions.
 pub(crate) struct Microbatch {
     ctx: Context,
     inputs: Tensor,
@@ -30,7 +30,7 @@ pub(crate) struct Microbatch {
 }
 
 impl Microbatch {
-    /// `ctx` says which samples of the global batch it holds.
+    /// Uploads a micro-batch; `ctx` identifies its samples in the global batch.
     pub fn new(device: &Device, mesh: &Mesh, batch: &Batch, ctx: Context) -> Result<Microbatch> {
         let ctx = mesh.context(ctx)?;
         let dims = [batch.micro_batch, ctx.sequence.len()];
@@ -39,7 +39,7 @@ impl Microbatch {
         Ok(Microbatch { inputs, targets: Tensor::from_slice(device, &targets, &dims)?, ctx })
     }
 
-    /// Puts another one of the same dims into the same memory.
+    /// Overwrites the micro-batch in place with another one of the same dims.
     pub fn set(&mut self, mesh: &Mesh, batch: &Batch, ctx: Context) -> Result<()> {
         self.ctx = mesh.context(ctx)?;
         let (inputs, targets) = held_tokens(batch, &self.ctx.sequence);
@@ -49,7 +49,7 @@ impl Microbatch {
 }
 
 impl<'a> StageModel<'a> {
-    /// The chunks `parts` run `microbatches`.
+    /// The chunks `parts`, to run `microbatches`.
     pub fn new(
         parts: &'a [Gpt],
         mesh: &Mesh,
@@ -61,18 +61,18 @@ impl<'a> StageModel<'a> {
             data_parallel: None,
             microbatches,
             counts: mesh.axis(Axis::Tensor).rank() == 0,
-            // Written by the host: a dry device adds nothing.
+            // Written by the host, since a fake device computes nothing.
             sum: Tensor::full(device, DType::F64, &[], 0.0)?,
         })
     }
 
-    /// The same, with gradients that `data_parallel` reduces.
+    /// Sets `data_parallel` to reduce gradients.
     pub fn reduced_by(mut self, data_parallel: &'a DataParallel) -> StageModel<'a> {
         self.data_parallel = Some(data_parallel);
         self
     }
 
-    /// The summed loss of what ran here, one number of f64; the world's sum of it is that of the global batch.
+    /// The summed loss on this rank, an f64 scalar; its sum over the world is that of the global batch.
     pub fn into_loss(self) -> Result<Tensor> {
         match self.counts {
             true => Ok(self.sum),
@@ -106,13 +106,13 @@ impl PipelineModel for StageModel<'_> {
     }
 }
 
-/// Inputs and targets of the positions that are here.
+/// Inputs and targets of this rank's positions.
 fn held_tokens(batch: &Batch, sequence: &Extent) -> (Vec<u32>, Vec<i64>) {
     let length = batch.seq_length;
     (held(&batch.inputs, length, sequence), held(&batch.targets, length, sequence))
 }
 
-/// The positions that are here of rows of `length`.
+/// This rank's positions of rows of `length`.
 fn held<T: Copy>(rows: &[T], length: usize, sequence: &Extent) -> Vec<T> {
     let pieces = |row: &[T]| {
         let piece = |&(offset, len): &(usize, usize)| &row[offset..offset + len];

@@ -1,20 +1,19 @@
-//! Which models can be trained in which layouts: the one place that refuses combinations, before anything
-//! starts.
+//! Validates combinations of model and layout, before anything starts. All such rejections are made here.
 //!
-//! | refused | since |
+//! | rejected | reason |
 //! |---|---|
-//! | ranks that are not tp x cp x pp times a whole number | the data axis takes what remains |
-//! | heads or key/value groups that tp does not divide | a rank holds whole heads with what they share |
-//! | a vocabulary or an inner width below tp | a rank would hold nothing |
+//! | ranks that are not a multiple of tp x cp x pp | the data axis takes the remaining factor |
+//! | heads or key/value groups that tp does not divide | a rank holds whole heads with their keys and values |
+//! | a vocabulary or MLP width below tp | a rank would hold nothing |
 //! | fewer layers than stages x chunks | a stage would hold nothing |
 //! | a sequence that 2 cp does not divide | every rank holds two chunks of it |
-//! | sequence parallelism, and positions of a rank that tp does not divide | they are cut evenly |
-//! | `recompute-num-layers` beyond the layers of a stage's chunk, `recompute-modules` without a module | nothing would be recomputed, or not as said |
-//! | `cpu-offloading-num-layers` beyond the layers of a stage's chunk | not as many can be offloaded |
-//! | sparse saved activations without a ReLU, or where every MLP is recomputed | no ReLU's result is kept |
-//! | distributed region inputs without tensor parallelism, with sequence parallelism, or of positions that tp does not divide | there is nothing to distribute; they are cut evenly |
-//! | a schedule that [`pipeline::refusal`] refuses | see there |
-//! | sharding or local SGD that [`data_parallel::refusal`] refuses | see there |
+//! | sequence parallelism, and local positions that tp does not divide | they are sharded evenly |
+//! | `recompute-num-layers` beyond the layers of a stage's chunk, `recompute-modules` without a module | nothing would be recomputed, or not as requested |
+//! | `cpu-offloading-num-layers` beyond the layers of a stage's chunk | there are not enough layers to offload |
+//! | sparse saved activations without a ReLU, or if every MLP is recomputed | no result of a ReLU is saved |
+//! | distributed region inputs without tensor parallelism, with sequence parallelism, or of positions that tp does not divide | nothing to distribute; they are sharded evenly |
+//! | a schedule that [`pipeline::refusal`] rejects | see there |
+//! | sharding or local SGD that [`data_parallel::refusal`] rejects | see there |
 
 use ferrotron_autograd::Zeros;
 use ferrotron_nn::Axis;
@@ -27,24 +26,24 @@ use ferrotron_tensor::{Error, Result};
 use crate::gpt::{ActivationKind, GptConfig, GptPart, RegionInputs, SavedActivations};
 use crate::trainer::ParallelConfig;
 
-/// A run as far as its layout is concerned.
+/// The model, layout and parallelism of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan<'a> {
-    /// What the model is made of.
+    /// The model.
     pub model: &'a GptConfig,
     /// Sizes of the axes.
     pub layout: Layout,
-    /// Whether activations are cut along the sequence.
+    /// Whether activations are sharded along the sequence.
     pub sequence_parallel: SequenceParallel,
     /// Schedule, sharding and recomputation.
     pub parallel: &'a ParallelConfig,
     /// Tokens per sequence.
     pub seq_length: usize,
-    /// Micro-batches of a step: each number that occurs is checked by itself.
+    /// Micro-batches of a step; every number that occurs in a run is checked separately.
     pub microbatches: usize,
 }
 
-/// Errors, in one line that says what to change, if the combination is refused.
+/// Errors, in one line with a remedy, if the combination is rejected.
 ///
 /// ```
 /// use ferrotron_models::gpt::GptConfig;

@@ -1,17 +1,17 @@
-//! How many bytes a rank sends in a training step, by what the ranks share.
+//! Computes the bytes that a rank sends in a training step, per kind of group.
 //!
-//! With a = micro-batch x positions of the rank x hidden size elements, for each micro-batch:
+//! With a = micro-batch x local positions x hidden size elements, per micro-batch:
 //!
-//! | axis | what | elements sent |
+//! | axis | communication | elements sent |
 //! |---|---|---|
-//! | tp | two all-reduces each way in a block (Shoeybi et al., arXiv 1909.08053, figure 4); one behind the embedding, one of the head's gradient | 2 (t-1)/t a each |
-//! | tp, sequence parallel | six all-gathers and four reduce-scatters in a block (Korthikanti et al., arXiv 2205.05198, section 4.2.2), of which two gather again what backward needs | (t-1)/t a each |
-//! | tp, last stage | three numbers a token join the cross-entropy's parts of the vocabulary, in f32 or wider | 2 (t-1)/t x 3 tokens |
-//! | tp, pipeline | what arrives in t parts is put together | (t-1)/t a each |
-//! | cp | in a block, keys and values go round, in backward with their gradients (Liu et al., arXiv 2310.01889) | (3c - 2) times those of the rank |
-//! | pp | activations to the next stage, gradients to the one before | a/t each |
-//! | recomputation | what a part sends on its way forward, again | two halves each of attention and MLP, (c - 1) of a ring; a half for each input that is distributed |
-//! | tp, Adafactor | of each tensor that is cut the sums of rows or columns that go on elsewhere, and two numbers, in f64, once a step | 2 (t-1)/t each |
+//! | tp | two all-reduces per direction in a block (Shoeybi et al., arXiv 1909.08053, figure 4); one after the embedding, one of the head's gradient | 2 (t-1)/t a each |
+//! | tp, sequence parallel | six all-gathers and four reduce-scatters in a block (Korthikanti et al., arXiv 2205.05198, section 4.2.2); two of these gather again for backward | (t-1)/t a each |
+//! | tp, last stage | all-reduce of three numbers per token in vocabulary-parallel cross-entropy, in f32 or wider | 2 (t-1)/t x 3 tokens |
+//! | tp, pipeline | all-gather of a message received in t shards | (t-1)/t a each |
+//! | cp | rings of keys and values in a block, in backward with their gradients (Liu et al., arXiv 2310.01889) | (3c - 2) times those of the rank |
+//! | pp | activations to the next stage, gradients to the previous one | a/t each |
+//! | recomputation | the forward communication of recomputed modules | two halves each of attention and MLP, (c - 1) of a ring; a half for each distributed input |
+//! | tp, Adafactor | sums over rows or columns of sharded tensors that span ranks, and two numbers per tensor, in f64, once per step | 2 (t-1)/t each |
 //! | dp | gradients and weights | see [`DataParallel::expected_traffic`] |
 //!
 //! [`DataParallel::expected_traffic`]: ferrotron_parallel::data_parallel::DataParallel::expected_traffic
@@ -23,25 +23,24 @@ use ferrotron_tensor::balanced;
 use crate::gpt::{Gpt, RegionInputs};
 use crate::trainer::Trainer;
 
-/// Bytes that a rank sends in a step, but for single numbers: norm, loss, number of tokens.
+/// Bytes that a rank sends in a step, without the scalars norm, loss and number of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepTraffic {
-    /// To ranks that share layers.
+    /// To ranks along the tensor axis.
     pub tensor: u64,
-    /// To ranks with other positions: keys and values.
+    /// To ranks along the context axis: keys and values.
     pub context: u64,
-    /// To neighbouring stages.
+    /// To adjacent pipeline stages.
     pub pipeline: u64,
-    /// Gradients and weights, to all ranks that hold the same parameters.
+    /// Gradients and weights, to all ranks with the same parameters.
     pub data: u64,
-    /// The sums of Adafactor over tensors of which ranks that share layers have parts.
+    /// Adafactor's partial sums of tensors that are sharded along the tensor axis.
     pub optimizer: u64,
-    /// Weights, where replicas take steps of their own: each time these are averaged, which is part of no
-    /// step here.
+    /// Weights, per averaging, if replicas take independent steps. Averaging is not part of a step here.
     pub average: u64,
 }
 
-/// What this rank sends in its next step over sequences of `seq_length`.
+/// The bytes that this rank sends in its next step over sequences of `seq_length`.
 pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
     let (model, mesh) = (trainer.model(), trainer.mesh());
     let (tp, cp) = (mesh.axis(Axis::Tensor), mesh.axis(Axis::Context));
@@ -53,7 +52,7 @@ pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
     let tokens = sizes.micro() * seq_length / cp.size();
     let activation = tokens * model.hidden_size;
     let t = tp.size();
-    // Of an all-gather or a reduce-scatter; an all-reduce is both.
+    // An all-gather or a reduce-scatter; an all-reduce is both.
     let half = activation * (t - 1) / t;
     let groups = balanced(model.num_query_groups, t, tp.rank()).len();
     let key_values = tokens * 2 * groups * model.kv_channels;
@@ -72,7 +71,7 @@ pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
             };
         layers += half * 2 * (again.attention + again.mlp);
         if parallel.recompute.inputs() == RegionInputs::Distributed {
-            // But what the stage before has sent is here.
+            // Without the input received from the previous stage.
             let inputs = parallel.recompute.regions(blocks).len();
             layers += half * (inputs - usize::from(!part.first));
         }
@@ -158,8 +157,8 @@ mod tests {
         Trainer::on_mesh(&Scope::new(&Device::cpu(1)?, dtype, 1), mesh, &model, config)
     }
 
-    /// What the groups have counted: along cp, along pp, and all else. The sums over the tensor axis of
-    /// gradients and of what layers share are not told apart.
+    /// Counted bytes of the groups: along cp, along pp, and all others. Gradient reductions along the tensor axis and
+    /// the layers' communication are not distinguished.
     fn counted(mesh: &Mesh) -> [u64; 3] {
         let bytes = |group: &Group| group.traffic().bytes();
         let stages = mesh.stages();
@@ -168,8 +167,8 @@ mod tests {
         [bytes(mesh.axis(Axis::Context)), pipeline, others.map(bytes).iter().sum()]
     }
 
-    /// Asserts that every rank of a layout sends in a step what is expected; returns what they send for the sums of
-    /// an optimizer.
+    /// Asserts that every rank of a layout sends the expected bytes in a step; returns the bytes of the optimizer's
+    /// sums.
     fn check(
         (ranks, (t, c, p), sequence): (usize, (usize, usize, usize), SequenceParallel),
         parallel: ParallelConfig,
@@ -188,7 +187,7 @@ mod tests {
             let StepTraffic { tensor, context, pipeline, data, optimizer, .. } = want;
             let what = format!("{layout:?} {sequence:?} {parallel:?} {numbers:?} rank {rank}");
             assert_eq!(got[..2], [context, pipeline], "{what}: context, pipeline");
-            // Beyond the formula: the sums of a few single numbers.
+            // In addition to the formula: all-reduces of a few scalars.
             let over = got[2].checked_sub(tensor + data + optimizer);
             assert!(over.is_some_and(|over| over <= 64), "{what}: {} of {want:?}", got[2]);
             optimizer
@@ -216,7 +215,7 @@ mod tests {
         for (layout, parallel, config, dtype) in [
             ((2, (2, 1, 1), off), wide(Sharding::None), plain, f32),
             ((8, (2, 2, 2), off), wide(Sharding::None), relative, f32),
-            // Tied ends, each with ranks of their own along the tensor axis.
+            // Tied embeddings, on two stages with separate ranks along the tensor axis.
             ((4, (2, 1, 2), on), wide(Sharding::None), relative, f32),
             ((8, (2, 1, 2), off), wide(Sharding::Optimizer), relative, f32),
             ((4, (2, 1, 1), on), wide(Sharding::Weights), plain, f32),
@@ -231,9 +230,9 @@ mod tests {
             let cut = layout.1.0 > 1;
             assert!(sent.iter().all(|&bytes| (bytes > 0) == cut), "{layout:?}: {sent:?}");
         }
-        // In a block of two ranks: of queries, keys, values and fc (64 inputs each) the sums of columns, of the two
-        // projections (64 outputs) those of rows. Before it and behind it the matrix of the tokens. In the second
-        // call a number each for these 6 + 1 matrices and the biases of the 4.
+        // In a block on two ranks: sums of columns for queries, keys, values and fc (64 inputs each), sums of rows
+        // for the two projections (64 outputs). Before and after the blocks the token matrix. In the second call one
+        // number each for these 6 + 1 matrices and for the biases of the 4.
         let sums = |blocks: usize| (blocks * 6 + 1) * 64;
         let numbers = |blocks: usize| blocks * 10 + 1;
         let of_two_ranks = check(
@@ -261,7 +260,7 @@ mod tests {
         let attention = parts(RecomputedAttention::Layer, RecomputedMlp::None);
         let mlp = parts(RecomputedAttention::Core, RecomputedMlp::Layer);
         let full = with(Recompute::FULL);
-        // Several buckets a block, and tied ends.
+        // Several buckets per block, and tied embeddings.
         let zero = |sharding, recompute| ParallelConfig {
             data_parallel: DataParallelConfig {
                 sharding,

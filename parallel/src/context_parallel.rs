@@ -1,14 +1,14 @@
-//! Context parallelism: every rank has some positions of each sequence; attention sees all of them.
+//! Context parallelism: each rank holds some positions of every sequence, and attention covers all of them.
 //!
-//! Ring attention (Liu et al., arXiv 2310.01889, section 3): keys and values travel round a ring of ranks, each
-//! rank attends to the block that it has while the next is on its way, and results are merged by their
-//! log-sum-exp. In backward the blocks travel once more, and with each, one turn behind, the sum of its
-//! gradients so far, which comes home in the end.
+//! Ring attention (Liu et al., arXiv 2310.01889, section 3): blocks of keys and values rotate around a ring of ranks.
+//! Each rank attends to its current block while the next one is in transit, and merges the results by their
+//! log-sum-exp. Backward rotates the blocks again. The accumulated gradient of each block follows it one step behind
+//! and ends at the block's owner.
 //!
-//! A rank r of n has the chunks r and 2n - 1 - r of 2n, so that causal attention is the same work for all in
-//! every turn (Megatron-LM's `--context-parallel-size` cuts alike): of its own block each sees the half above
-//! the diagonal; of an earlier rank's, all its queries see the first chunk; of a later rank's, its second chunk
-//! of queries sees both.
+//! Rank r of n holds chunks r and 2n - 1 - r of 2n, which balances causal attention in every step (Megatron-LM's
+//! `--context-parallel-size` shards the same way). In a rank's own block, queries attend below the diagonal. In an
+//! earlier rank's block, all queries attend to the first chunk; in a later rank's, only the second chunk of queries
+//! attends, to both chunks.
 
 use ferrotron_autograd::{Backward, Cotangents, Grads, Saved, Var, forward_span};
 use ferrotron_nn::{AttentionHeads, Context, Extent, KvCache};
@@ -22,19 +22,19 @@ use std::cmp::Ordering;
 
 use crate::collective::{Group, Work};
 
-/// How sequences are spread along the context axis.
+/// The sharding of sequences along the context axis.
 #[derive(Debug, Clone)]
 pub struct ContextParallel {
     group: Group,
 }
 
 impl ContextParallel {
-    /// Sequences spread over `group`.
+    /// Sequences sharded over `group`.
     pub fn new(group: Group) -> ContextParallel {
         ContextParallel { group }
     }
 
-    /// Whole sequences on this rank.
+    /// Unsharded sequences.
     pub fn single() -> ContextParallel {
         ContextParallel::new(Group::single())
     }
@@ -44,9 +44,9 @@ impl ContextParallel {
         &self.group
     }
 
-    /// The positions that this rank has of sequences of `length`: two chunks, in this order.
+    /// The local positions of sequences of `length`: two chunks, in this order.
     ///
-    /// Errors unless they can be cut evenly.
+    /// Errors unless `length` is a multiple of twice the number of ranks.
     ///
     /// ```
     /// use ferrotron_parallel::collective::{WorldConfig, run_threads};
@@ -75,10 +75,10 @@ impl ContextParallel {
         Ok(held_by(self.group.rank(), ranks, length))
     }
 
-    /// [`AttentionHeads::forward`] of the positions `ctx.sequence`, which are those of
+    /// [`AttentionHeads::forward`] of the positions `ctx.sequence`, which must be those of
     /// [`ContextParallel::sequence`]: (B, T/cp, (H + 2G) D) -> (B, T/cp, H D).
     ///
-    /// Errors if there are other positions, or a cache: generation does not cut sequences.
+    /// Errors if the positions differ, or if there is a cache: generation does not shard sequences.
     pub fn attend(
         &self,
         heads: &AttentionHeads,
@@ -132,15 +132,14 @@ fn held_by(rank: usize, ranks: usize, length: usize) -> Extent {
     Extent { global: length, pieces: smallvec![piece(rank), piece(2 * ranks - 1 - rank)] }
 }
 
-/// Attention over the ring, as one rank does it.
+/// Ring attention on one rank.
 struct Ring {
     group: Group,
     heads: AttentionHeads,
     ctx: Context,
 }
 
-/// What a rank computes while it has a block of keys: its queries from `first` on see the first `keys` of the
-/// block.
+/// A rank's computation on one block of keys: its queries from `first` on attend to the first `keys` of the block.
 struct Turn {
     first: usize,
     queries: usize,
@@ -153,7 +152,7 @@ impl Turn {
         x.narrow(dim, self.first, self.queries)
     }
 
-    /// Keys and values out of a block (B, S, 2G, D).
+    /// Splits keys and values out of a block (B, S, 2G, D).
     fn keys_and_values(&self, block: &Tensor) -> Result<(Tensor, Tensor)> {
         let seen = block.narrow(1, 0, self.keys)?;
         let groups = seen.dims()[2] / 2;
@@ -162,7 +161,7 @@ impl Turn {
 }
 
 impl Ring {
-    /// The turn in which this rank has the block of the rank `step` places back.
+    /// The computation of ring step `step`, on the block of the rank that is `step` positions before this one.
     fn turn(&self, step: usize) -> Result<Turn> {
         let (rank, ranks) = (self.group.rank(), self.group.size());
         let other = (rank + ranks - step) % ranks;
@@ -178,13 +177,13 @@ impl Ring {
         Ok(Turn { first, queries: positions - first, keys, config })
     }
 
-    /// Begins to hand `block` on and to take that of the rank before.
+    /// Starts sending `block` to the next rank and receiving the previous rank's block.
     fn pass(&self, block: Tensor) -> Result<Work<Tensor>> {
         let (rank, ranks) = (self.group.rank(), self.group.size());
         self.group.exchange(block, (rank + 1) % ranks, (rank + ranks - 1) % ranks)
     }
 
-    /// The queries (B, S, H, D), and keys and values (B, S, 2G, D), of a packed projection.
+    /// Queries (B, S, H, D), and keys and values (B, S, 2G, D), of a packed projection.
     fn split(&self, packed: &Tensor) -> Result<(Tensor, Tensor)> {
         let (heads, groups) = (self.heads.heads(), self.heads.groups());
         let (q, k, _) = split_packed(packed, heads, groups)?;
@@ -239,7 +238,7 @@ impl Ring {
                 &turn.config,
             )?;
             dq_sum.narrow_mut(1, turn.first, turn.queries, |sum| add(sum, &dq))?;
-            // The sum for this block has followed it here.
+            // The accumulated gradient of this block arrives one step behind it.
             let mut sum = match travelling.take() {
                 Some(travelling) => travelling.wait()?,
                 None => Tensor::zeros(q.device(), acc, block.dims())?,

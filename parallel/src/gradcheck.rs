@@ -1,5 +1,5 @@
-//! Finite differences through collectives: is the gradient that each rank finds the derivative of what all ranks
-//! compute together?
+//! Gradient checks by finite differences through collectives: compares each rank's gradient with the derivative of
+//! the value that all ranks compute together.
 
 use ferrotron_autograd::{GradcheckOptions, Leaf, Var, gradcheck_leaves};
 use ferrotron_nn::{Axis, Param};
@@ -7,17 +7,16 @@ use ferrotron_tensor::{DType, Device, Result, Tensor};
 
 use crate::collective::Group;
 
-/// Checks the gradient of `f` with respect to `params` (f64) by finite differences, on all ranks of `group`, which
-/// lie along `axis` and call this together.
+/// Checks the gradient of `f` with respect to `params` (f64) by finite differences. All ranks of `group`, which is
+/// along `axis`, call this together.
 ///
-/// `f` has to return the same value on every rank: a loss, or what
-/// [`reduce_from_tp`](crate::tensor_parallel::mappings::reduce_from_tp) makes of each rank's part of one. A
-/// parameter that is cut along the axis, or of whose gradient each rank has a part, is perturbed on one rank at
-/// a time, while the others evaluate `f` with theirs as they are; any other is perturbed on all at once.
+/// `f` must return the same value on every rank: a loss, or the result of
+/// [`reduce_from_tp`](crate::tensor_parallel::mappings::reduce_from_tp) on partial losses. A parameter that is
+/// sharded along the axis, or whose gradient is partial, is perturbed on one rank at a time, while the other ranks
+/// evaluate `f` with their unchanged parameters. Other parameters are perturbed on all ranks at once.
 ///
-/// For functions of inputs that are whole on every rank, and cut within,
-/// [`gradcheck`](ferrotron_autograd::gradcheck()) itself will do: it evaluates the same calls in the same order on
-/// every rank.
+/// For functions of replicated inputs that are sharded internally, use
+/// [`gradcheck`](ferrotron_autograd::gradcheck()): it evaluates the same calls in the same order on every rank.
 ///
 /// Errors as [`gradcheck_leaves`], or if ranks have different numbers of parameters.
 ///
@@ -54,7 +53,7 @@ pub fn gradcheck_params(
     let leaves = |params: &[&Param]| -> Vec<Leaf> {
         params.iter().map(|param| param.leaf().clone()).collect()
     };
-    // A mismatch on one rank must not keep it from the evaluations of the others.
+    // A mismatch on one rank must not stop it from joining the other ranks' evaluations.
     let mut found = gradcheck_leaves(&f, &leaves(&alike), options);
     let device =
         params.first().map_or_else(|| Device::cpu(1), |p| Ok(p.leaf().device().clone()))?;
@@ -66,8 +65,8 @@ pub fn gradcheck_params(
             found = found.and(gradcheck_leaves(&f, &leaves(&own), options));
             continue;
         }
-        // Leaves of the same sizes that `f` does not use: they call for the same evaluations, and whatever
-        // they seem to do to the value is the doing of the rank whose turn it is.
+        // Leaves of equal sizes that `f` does not use: they cause the same evaluations. Any change of the value comes
+        // from the rank that is perturbing its parameters.
         let decoys = sizes.iter().map(|&numel| {
             Ok(Leaf::new("decoy", Tensor::zeros(&device, DType::F64, &[numel as usize])?))
         });

@@ -1,4 +1,4 @@
-//! How the ranks of a run are laid out along the four axes, and the groups that this makes.
+//! The layout of a run's ranks along the four axes, and the resulting groups.
 
 use ferrotron_nn::{Axis, AxisSet, Context};
 use ferrotron_tensor::{Device, Error, Result};
@@ -9,8 +9,8 @@ use crate::collective::{Collective, Group, NcclConfig, World};
 use crate::context_parallel::ContextParallel;
 use crate::tensor_parallel::{SequenceParallel, TensorParallel};
 
-/// The sizes of the axes. Ranks are numbered with tensor fastest, then context, data and pipeline, as
-/// Megatron-LM's order "tp-cp-dp-pp", so the ranks that talk most are neighbours.
+/// The sizes of the axes. Ranks are numbered with tensor fastest, then context, data and pipeline, as in
+/// Megatron-LM's order "tp-cp-dp-pp", so that ranks which communicate most are adjacent.
 ///
 /// ```
 /// use ferrotron_nn::{Axis, AxisSet, Context};
@@ -27,8 +27,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout of `world` ranks with the given sizes of the tensor, context and pipeline axes; the data
-    /// axis takes what remains.
+    /// The layout of `world` ranks with these sizes of the tensor, context and pipeline axes; the data axis gets the
+    /// remaining factor.
     ///
     /// Errors if a size is 0 or their product does not divide `world`.
     pub fn new(world: usize, tensor: usize, context: usize, pipeline: usize) -> Result<Layout> {
@@ -48,7 +48,7 @@ impl Layout {
         }
     }
 
-    /// One rank.
+    /// The layout of one rank.
     pub fn single() -> Layout {
         Layout { sizes: [1; 4] }
     }
@@ -58,12 +58,12 @@ impl Layout {
         self.sizes.iter().product()
     }
 
-    /// How many ranks lie along an axis.
+    /// Number of ranks along an axis.
     pub fn size(&self, axis: Axis) -> usize {
         self.sizes[axis as usize]
     }
 
-    /// Where `rank` lies on an axis.
+    /// The coordinate of `rank` on an axis.
     pub fn coordinate(&self, rank: usize, axis: Axis) -> usize {
         rank / self.stride(axis) % self.size(axis)
     }
@@ -81,7 +81,7 @@ impl Layout {
     }
 }
 
-/// Makes the group of a name whose members are these ranks.
+/// Creates the group with a name and these ranks as members.
 type MakeGroup<'a> = &'a dyn Fn(&str, &[usize]) -> Result<Group>;
 
 /// The groups of one rank in a layout.
@@ -96,24 +96,24 @@ pub struct Mesh {
     stages: Stages,
 }
 
-/// The groups in which neighbouring pipeline stages talk, each of two ranks and for one direction, so that no
-/// transfer waits for another. Stages form a ring, for schedules with several chunks a rank.
+/// The groups of adjacent pipeline stages. Each has two ranks and one direction, so that no transfer waits for
+/// another. Stages form a ring, for schedules with several chunks per rank.
 #[derive(Debug, Clone)]
 pub struct Stages {
-    /// Activations from the stage before.
+    /// Activations from the previous stage.
     pub forward_in: Group,
-    /// Activations to the stage behind.
+    /// Activations to the next stage.
     pub forward_out: Group,
-    /// Gradients from the stage behind.
+    /// Gradients from the next stage.
     pub backward_in: Group,
-    /// Gradients to the stage before.
+    /// Gradients to the previous stage.
     pub backward_out: Group,
-    /// The first and the last stage, which hold tied embeddings; this rank alone if it is neither.
+    /// The first and the last stage, which hold tied embeddings; this rank alone on other stages.
     pub ends: Group,
 }
 
 impl Mesh {
-    /// This rank alone.
+    /// The mesh of a single rank.
     pub fn single() -> Mesh {
         Mesh {
             layout: Layout::single(),
@@ -126,9 +126,9 @@ impl Mesh {
         }
     }
 
-    /// The groups of this rank of `world`, whose ranks all call this with the same arguments.
+    /// Creates the groups of this rank of `world`. All ranks must call this with the same arguments.
     ///
-    /// Errors if the layout is of another number of ranks.
+    /// Errors if the layout has another number of ranks.
     pub fn new(world: &World, layout: Layout, sequence: SequenceParallel) -> Result<Mesh> {
         if layout.world() != world.size() {
             let message = format!("{layout:?} is not of {} ranks", world.size());
@@ -138,8 +138,9 @@ impl Mesh {
         Self::with_groups(layout, world.rank(), sequence, &group)
     }
 
-    /// The groups of rank `rank` of a layout whose other ranks do not exist: every call is done at once and leaves
-    /// its memory as it is. For [dry devices](ferrotron_tensor::Device::dry), which find out what the rank would take.
+    /// Creates fake groups of rank `rank` of a layout without other ranks: every call completes immediately and
+    /// leaves its memory unchanged. For [fake devices](ferrotron_tensor::Device::dry), which estimate the rank's
+    /// memory.
     ///
     /// Errors if there is no such rank.
     pub fn dry(layout: Layout, rank: usize, sequence: SequenceParallel) -> Result<Mesh> {
@@ -182,7 +183,7 @@ impl Mesh {
         &self.layout
     }
 
-    /// This rank's number among all.
+    /// This rank's global number.
     pub fn rank(&self) -> usize {
         self.rank
     }
@@ -192,7 +193,7 @@ impl Mesh {
         &self.axes[axis as usize]
     }
 
-    /// The ranks that see other samples or positions, along data and context: gradients are sums over them.
+    /// The ranks along data and context, which have other samples or positions: gradients are summed over them.
     pub fn batch(&self) -> &Group {
         &self.batch
     }
@@ -207,37 +208,36 @@ impl Mesh {
         &self.stages
     }
 
-    /// Whether activations between the parallel layers are cut along the sequence.
+    /// Whether activations on the residual stream are sharded along the sequence.
     pub fn sequence(&self) -> SequenceParallel {
         self.sequence
     }
 
-    /// How sequences are spread along the context axis.
+    /// The sharding of sequences along the context axis.
     pub fn context_parallel(&self) -> ContextParallel {
         ContextParallel::new(self.axis(Axis::Context).clone())
     }
 
-    /// What this rank sees of a pass over whole sequences: its positions in attention, and those on the
-    /// residual stream.
+    /// Restricts the context of a pass over whole sequences to this rank's positions in attention and on the residual
+    /// stream.
     ///
-    /// Errors if they cannot be cut evenly.
+    /// Errors if they cannot be sharded evenly.
     pub fn context(&self, mut whole: Context) -> Result<Context> {
         whole.sequence = self.context_parallel().sequence(whole.sequence.global)?;
         whole.residual = self.tensor_parallel().residual(&whole.sequence)?;
         Ok(whole)
     }
 
-    /// The same mesh, whose collectives are carried out by what `wrap` makes of them: to trace them, for
-    /// example.
+    /// The same mesh with every collective replaced by the result of `wrap`, for example to trace it.
     #[must_use]
     pub fn wrapped(&self, wrap: &dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective>) -> Mesh {
         let Ok(mesh) = self.mapped(|group| Ok::<_, Infallible>(group.wrapped(wrap)));
         mesh
     }
 
-    /// The same mesh, whose tensors on `device` NCCL moves: see [`Group::with_nccl`].
+    /// The same mesh, with NCCL for tensors on `device`: see [`Group::with_nccl`].
     pub fn with_nccl(&self, device: &Device, config: &NcclConfig) -> Result<Mesh> {
-        // A group may have several places here.
+        // The same group may occur several times in a mesh.
         let mut made: Vec<(Group, Group)> = Vec::new();
         self.mapped(|group| {
             if let Some((_, known)) = made.iter().find(|(host, _)| host.is_same(group)) {
@@ -249,7 +249,7 @@ impl Mesh {
         })
     }
 
-    /// The mesh of what `one` makes of each group, in an order in which all ranks meet.
+    /// Maps each group with `one`, in an order that is the same on all ranks.
     fn mapped<E>(
         &self,
         mut one: impl FnMut(&Group) -> std::result::Result<Group, E>,
@@ -257,7 +257,7 @@ impl Mesh {
         let [tensor, context, data, pipeline] = &self.axes;
         let axes = [one(tensor)?, one(context)?, one(data)?, one(pipeline)?];
         let (batch, world) = (one(&self.batch)?, one(&self.world)?);
-        // Link by link around the ring, as they were made.
+        // Link by link around the ring, in the order of creation.
         let mut stages = self.stages.clone();
         let links = |stages: &mut Stages, out: bool, one: &mut dyn FnMut(&Group) -> _| {
             let [forward, backward] = match out {
@@ -276,7 +276,7 @@ impl Mesh {
         Ok(Mesh { layout, rank, sequence, axes, batch, world, stages })
     }
 
-    /// How layers are spread along the tensor axis.
+    /// The sharding of layers along the tensor axis.
     pub fn tensor_parallel(&self) -> TensorParallel {
         TensorParallel::new(self.axis(Axis::Tensor).clone(), self.sequence)
     }
@@ -300,8 +300,8 @@ impl Stages {
         if count == 1 {
             return Ok(stages);
         }
-        // Link by link around the ring, so that all ranks meet in the same order. With two stages there are
-        // two links between the same ranks, with names of their own.
+        // Link by link around the ring, so that all ranks create groups in the same order. With two stages there are
+        // two links between the same ranks, with different names.
         for from in 0..count {
             let to = (from + 1) % count;
             let link =
@@ -325,7 +325,7 @@ impl Stages {
 mod tests {
     use super::*;
 
-    /// Every group of every axis set by the definition: ranks as digits in the mixed radix of the sizes.
+    /// Checks every group of every axis set against the definition: ranks as digits in the mixed radix of the sizes.
     #[test]
     fn ranks_are_those_of_megatron() {
         for (tensor, context, data, pipeline) in

@@ -1,10 +1,10 @@
-//! One token per character: the vocabulary is the set of characters of the training text, sorted by
-//! code point, as in nanoGPT's Shakespeare example.
+//! Character-level tokenizer: the vocabulary is the set of characters of the training text, sorted by code point, as
+//! in nanoGPT's Shakespeare example.
 
 use ferrotron_tensor::{Error, Result};
 use std::collections::{BTreeSet, HashMap};
 
-/// A vocabulary of characters; an id is a character's place in it.
+/// A vocabulary of characters; a character's id is its index.
 #[derive(Debug, Clone)]
 pub struct CharTokenizer {
     chars: Vec<char>,
@@ -15,16 +15,16 @@ impl CharTokenizer {
     /// The characters of `text`, sorted by code point.
     ///
     /// # Errors
-    /// An empty text.
+    /// Errors if the text is empty.
     pub fn from_text(text: &str) -> Result<Self> {
         let chars: BTreeSet<char> = text.chars().collect();
         CharTokenizer::new(&chars.into_iter().collect::<String>())
     }
 
-    /// The vocabulary `chars`, ids in the order given.
+    /// The vocabulary `chars`, with ids in this order.
     ///
     /// # Errors
-    /// No character, or one that occurs twice.
+    /// Errors if `chars` is empty or contains a character twice.
     pub fn new(chars: &str) -> Result<Self> {
         let chars: Vec<char> = chars.chars().collect();
         if chars.is_empty() {

@@ -1,5 +1,5 @@
-//! GPT-2's byte pair encoding (Radford et al., 2019), from the `tiktoken-rs` crate, which carries
-//! the ranks inside the program: nothing is downloaded.
+//! GPT-2's byte pair encoding (Radford et al., 2019), from the `tiktoken-rs` crate, which embeds the merge ranks:
+//! nothing is downloaded.
 
 use ferrotron_tensor::{Error, Result};
 use std::collections::HashSet;
@@ -11,7 +11,7 @@ pub(super) const VOCAB_SIZE: usize = 50_257;
 /// `<|endoftext|>`, which separates documents.
 pub(super) const END_OF_TEXT: u32 = 50_256;
 
-/// OpenAI's name for GPT-2's vocabulary is r50k_base. Built at the first use.
+/// GPT-2's vocabulary, which OpenAI calls r50k_base. Built on first use.
 fn bpe() -> &'static CoreBPE {
     r50k_base_singleton()
 }

@@ -1,5 +1,5 @@
-//! Tokenizers described by a Hugging Face `tokenizer.json`, run by their own `tokenizers` crate
-//! (with a regex engine in Rust: no C library).
+//! Tokenizers described by a Hugging Face `tokenizer.json`, run by the `tokenizers` crate with a regex engine in
+//! Rust, without a C library.
 
 use ferrotron_tensor::{Error, Result};
 use std::sync::Arc;
@@ -15,16 +15,16 @@ struct Loaded {
 }
 
 impl HuggingFaceTokenizer {
-    /// The text of a `tokenizer.json`. Truncation and padding that it asks for are switched off: a
-    /// training text is one long sequence.
+    /// Loads the text of a `tokenizer.json`. Its truncation and padding are disabled: a training text is one long
+    /// sequence.
     ///
     /// # Errors
-    /// Text that the `tokenizers` crate refuses, in its words.
+    /// Errors, with the message of the `tokenizers` crate, if it rejects the text.
     pub fn from_json(json: &str) -> Result<Self> {
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(failed("load"))?;
         tokenizer.with_truncation(None).map_err(failed("load"))?;
         tokenizer.with_padding(None);
-        // Ids may have gaps, so that the table's length is not enough.
+        // Ids may have gaps, so the largest id determines the size.
         let largest = tokenizer.get_vocab(true).into_values().max();
         let Some(largest) = largest else {
             return Err(Error::io("tokenizer", "the vocabulary of the tokenizer.json is empty"));
@@ -56,7 +56,7 @@ impl HuggingFaceTokenizer {
     pub(super) fn decode(&self, tokens: &[u32]) -> String {
         let unknown = |token: &u32| self.0.tokenizer.id_to_token(*token).is_none();
         let mut text = String::new();
-        // The crate drops ids that it does not know; ours are shown.
+        // The crate drops unknown ids; here they become replacement characters.
         for run in tokens.chunk_by(|a, b| unknown(a) == unknown(b)) {
             match self.0.tokenizer.decode(run, false) {
                 Ok(decoded) if !unknown(&run[0]) => text.push_str(&decoded),
@@ -67,7 +67,7 @@ impl HuggingFaceTokenizer {
     }
 }
 
-/// Words an error of the `tokenizers` crate.
+/// Converts an error of the `tokenizers` crate.
 fn failed(what: &'static str) -> impl Fn(tokenizers::Error) -> Error {
     move |error| Error::io("tokenizer", format!("cannot {what} with the tokenizer.json: {error}"))
 }

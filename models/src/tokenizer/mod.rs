@@ -1,4 +1,4 @@
-//! Tokenizers: text to token ids and back.
+//! Tokenizers, which convert text to token ids and back.
 //!
 //! | `--tokenizer` | vocabulary | file |
 //! |---|---|---|
@@ -7,9 +7,9 @@
 //! | `gpt2` | GPT-2's 50257 byte pairs, embedded in the program | `gpt2.rs` |
 //! | a path | a Hugging Face `tokenizer.json`, or one that Ferrotron wrote | `hugging_face.rs` |
 //!
-//! A checkpoint carries its tokenizer as `tokenizer.json` ([`Tokenizer::to_json`]): the first three
-//! as a small object of our own, `{"kind": "char", "chars": "..."}`, a Hugging Face one word for
-//! word, so that `transformers` can read it from the checkpoint's folder.
+//! A checkpoint contains its tokenizer as `tokenizer.json` ([`Tokenizer::to_json`]). The first three are a small JSON
+//! object, `{"kind": "char", "chars": "..."}`; a Hugging Face file is copied verbatim, so that `transformers` can
+//! read it from the checkpoint's folder.
 
 mod char_level;
 mod gpt2;
@@ -22,7 +22,7 @@ use std::{fmt, path::Path, path::PathBuf, str::FromStr};
 pub use char_level::CharTokenizer;
 pub use hugging_face::HuggingFaceTokenizer;
 
-/// Text to token ids and back.
+/// A tokenizer.
 ///
 /// ```
 /// use ferrotron_models::tokenizer::Tokenizer;
@@ -42,23 +42,23 @@ pub enum Tokenizer {
     Char(CharTokenizer),
     /// GPT-2's byte pair encoding.
     Gpt2,
-    /// Whatever a Hugging Face `tokenizer.json` describes.
+    /// The tokenizer described by a Hugging Face `tokenizer.json`.
     HuggingFace(HuggingFaceTokenizer),
 }
 
 impl Tokenizer {
-    /// The characters of `text`, sorted by code point.
+    /// A character-level tokenizer for the characters of `text`, sorted by code point.
     ///
     /// # Errors
-    /// An empty text.
+    /// Errors if the text is empty.
     pub fn char(text: &str) -> Result<Self> {
         CharTokenizer::from_text(text).map(Tokenizer::Char)
     }
 
-    /// A `tokenizer.json`, of Hugging Face or of a Ferrotron checkpoint.
+    /// Loads a `tokenizer.json` of Hugging Face or of a Ferrotron checkpoint.
     ///
     /// # Errors
-    /// A file that cannot be read or is neither.
+    /// Errors if the file cannot be read or is neither.
     pub fn from_file(path: &Path) -> Result<Self> {
         let json = std::fs::read_to_string(path).map_err(|error| {
             Error::io("tokenizer", format!("cannot read '{}': {error}", path.display()))
@@ -68,12 +68,12 @@ impl Tokenizer {
         })
     }
 
-    /// The text of a `tokenizer.json`, of Hugging Face or from [`Tokenizer::to_json`].
+    /// Parses the text of a `tokenizer.json` of Hugging Face or from [`Tokenizer::to_json`].
     ///
     /// # Errors
-    /// Text that is not JSON, or describes no known tokenizer.
+    /// Errors if the text is not JSON, or describes no known tokenizer.
     pub fn from_json(json: &str) -> Result<Self> {
-        // Hugging Face files have no "kind" at their top; ours have nothing else required.
+        // Hugging Face files have no top-level "kind"; it is the only required key of ours.
         match serde_json::from_str::<Saved>(json) {
             Ok(Saved { kind: Some(kind), chars }) => match (kind.as_str(), chars) {
                 ("byte", _) => Ok(Tokenizer::Byte),
@@ -90,7 +90,7 @@ impl Tokenizer {
         }
     }
 
-    /// The text of this tokenizer's `tokenizer.json`, from which [`Tokenizer::from_json`] restores it.
+    /// The text of this tokenizer's `tokenizer.json`, which [`Tokenizer::from_json`] restores.
     pub fn to_json(&self) -> String {
         let (kind, chars) = match self {
             Tokenizer::Byte => ("byte", None),
@@ -112,7 +112,7 @@ impl Tokenizer {
         }
     }
 
-    /// Every id is below this.
+    /// The vocabulary size: an upper bound of all ids.
     pub fn vocab_size(&self) -> usize {
         match self {
             Tokenizer::Byte => 256,
@@ -122,8 +122,8 @@ impl Tokenizer {
         }
     }
 
-    /// The token that separates documents, where there is one: GPT-2's 50256, or the `<|endoftext|>`,
-    /// `</s>` or `<|end_of_text|>` of a file.
+    /// The token that separates documents, if there is one: GPT-2's 50256, or the `<|endoftext|>`, `</s>` or
+    /// `<|end_of_text|>` of a file.
     pub fn end_of_text(&self) -> Option<u32> {
         match self {
             Tokenizer::Byte | Tokenizer::Char(_) => None,
@@ -132,11 +132,11 @@ impl Tokenizer {
         }
     }
 
-    /// The token ids of `text`. Special tokens written out in it (`<|endoftext|>`) become their id, as
-    /// in Hugging Face's tokenizers; none is added at either end.
+    /// Encodes `text`. Special tokens spelled out in it (`<|endoftext|>`) become their id, as in Hugging Face's
+    /// tokenizers; none is added at either end.
     ///
     /// # Errors
-    /// A character outside the vocabulary of a char tokenizer, named with its position.
+    /// Errors, with the position, if a character is not in the vocabulary of a char tokenizer.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         match self {
             Tokenizer::Byte => Ok(text.bytes().map(u32::from).collect()),
@@ -146,8 +146,8 @@ impl Tokenizer {
         }
     }
 
-    /// The text of `tokens`. Never fails: bytes that are not UTF-8 (a character cut in two) and ids
-    /// beyond the vocabulary become U+FFFD, the replacement character.
+    /// Decodes `tokens`. It never fails: bytes that are not UTF-8 (a split character) and ids beyond the vocabulary
+    /// become U+FFFD, the replacement character.
     pub fn decode(&self, tokens: &[u32]) -> String {
         match self {
             Tokenizer::Byte => lossy(tokens, |token, bytes| match u8::try_from(token) {
@@ -167,7 +167,7 @@ impl fmt::Debug for Tokenizer {
     }
 }
 
-/// The small format of [`Tokenizer::to_json`].
+/// The JSON object of [`Tokenizer::to_json`].
 #[derive(Serialize, Deserialize)]
 struct Saved {
     kind: Option<String>,
@@ -178,7 +178,7 @@ struct Saved {
 /// U+FFFD in UTF-8.
 const REPLACEMENT: &[u8] = "\u{FFFD}".as_bytes();
 
-/// Joins each token's bytes, then decodes: characters may span tokens.
+/// Concatenates the bytes of all tokens and then decodes, since characters may span tokens.
 fn lossy(tokens: &[u32], mut append: impl FnMut(u32, &mut Vec<u8>)) -> String {
     let mut bytes = Vec::with_capacity(tokens.len());
     tokens.iter().for_each(|&token| append(token, &mut bytes));
@@ -205,15 +205,15 @@ pub enum TokenizerChoice {
     Char,
     /// `gpt2`
     Gpt2,
-    /// Anything else: a path.
+    /// A path: any other value.
     File(PathBuf),
 }
 
 impl TokenizerChoice {
-    /// The tokenizer; `training_text` is asked for only where the vocabulary comes from it.
+    /// Builds the tokenizer. `training_text` is called only if the vocabulary depends on it.
     ///
     /// # Errors
-    /// Those of `training_text`, [`Tokenizer::char`] and [`Tokenizer::from_file`].
+    /// Errors as `training_text`, [`Tokenizer::char`] and [`Tokenizer::from_file`] do.
     pub fn build(&self, training_text: impl FnOnce() -> Result<String>) -> Result<Tokenizer> {
         match self {
             TokenizerChoice::Byte => Ok(Tokenizer::Byte),

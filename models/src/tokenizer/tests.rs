@@ -4,7 +4,7 @@ use super::*;
 use proptest::prelude::*;
 use std::path::Path;
 
-/// A byte-level BPE with five merges and one special token, as `tokenizers` writes it.
+/// A byte-level BPE with five merges and one special token, in the format of `tokenizers`.
 fn small_hugging_face_json() -> String {
     // Byte-level BPE spells a space as U+0120.
     let mut vocab: Vec<String> = (b'a'..=b'z').map(|c| (c as char).to_string()).collect();

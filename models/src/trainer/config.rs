@@ -1,4 +1,4 @@
-//! What a trainer needs besides model and data.
+//! Configuration of a trainer.
 
 use ferrotron_autograd::Zeros;
 use ferrotron_nn::schedule::Schedule as LearningRate;
@@ -10,57 +10,57 @@ use ferrotron_tensor::{Error, MemoryKind, Result};
 use crate::batch_size::BatchSize;
 use crate::gpt::{Recompute, SavedActivations};
 
-/// What a trainer needs besides model and data.
+/// Configuration of a trainer, besides model and data.
 #[derive(Debug, Clone)]
 pub struct TrainerConfig {
     /// Seed of initial weights, dropout and sample order.
     pub seed: u64,
-    /// Which optimizer, with its constants.
+    /// The optimizer with its hyperparameters.
     pub optimizer: OptimizerConfig,
     /// Learning rate by step.
     pub schedule: LearningRate,
-    /// Largest global gradient norm; 0 switches clipping off.
+    /// Maximum global gradient norm; 0 disables clipping.
     pub clip_grad: f64,
     /// Samples per step and per micro-batch.
     pub batch_size: BatchSize,
-    /// How the work is spread over the ranks of the mesh.
+    /// Parallelism besides the sizes of the mesh.
     pub parallel: ParallelConfig,
-    /// How weights of 16 bits are trained.
+    /// Training of 16-bit weights.
     pub precision: PrecisionConfig,
-    /// How a GPU is given a step.
+    /// Execution of steps on a GPU.
     pub execution: Execution,
 }
 
-/// Steps that are taken as they are before one is captured. Kernels are compiled in them and products planned, and their
-/// reports say whether the step works at all.
+/// Number of eager steps before a capture. They compile kernels and plan products, and their reports show whether the
+/// step succeeds.
 pub(super) const EAGER_STEPS: usize = 2;
 
-/// How a GPU is given the work of a step. Nothing here changes a bit of what is computed.
+/// Execution of steps on a GPU. It does not change a bit of the results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Execution {
-    /// Operation by operation.
+    /// Enqueue operations one by one.
     #[default]
     Eager,
-    /// As a whole: steps that are alike are captured once and replayed, which takes the host's time for the operations
-    /// away. See [`Trainer::step`](super::Trainer::step).
+    /// Capture equal steps once as a CUDA graph and replay it, which saves the host's time per operation. See
+    /// [`Trainer::step`](super::Trainer::step).
     CudaGraph,
 }
 
 impl Execution {
-    /// Steps that are taken before one is as fast as those after it.
+    /// Number of steps before steps run at full speed.
     pub(crate) const fn first_steps(self) -> usize {
         match self {
             Execution::Eager => 0,
-            Execution::CudaGraph => EAGER_STEPS + 1, // and the one that is captured
+            Execution::CudaGraph => EAGER_STEPS + 1, // plus the captured step
         }
     }
 
-    /// Why a CPU is refused.
+    /// The reason why CUDA graphs are rejected on a CPU.
     pub const NEEDS_GPU: &str = "captures what a GPU is given: add --device cuda";
 }
 
 impl TrainerConfig {
-    /// AdamW with the constants of GPT-3, which clips at 1 too, and all else by default.
+    /// AdamW with the hyperparameters and the clipping at 1 of GPT-3, and defaults otherwise.
     ///
     /// ```
     /// use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
@@ -84,14 +84,14 @@ impl TrainerConfig {
         }
     }
 
-    /// Errors, in one line, if steps of `ranks` ranks are to be captured and cannot be.
+    /// Errors, in one line, if the steps of `ranks` ranks cannot be captured as configured.
     ///
-    /// | refused | since |
+    /// | rejected | reason |
     /// |---|---|
-    /// | more than one rank | what ranks send one another is not captured |
-    /// | a dynamic loss scale | the host looks at the numbers of every step |
-    /// | offloaded activations or optimizer states | the host directs their copies while a step runs |
-    /// | sparse saved activations | the host learns their size while a step runs |
+    /// | more than one rank | collectives are not captured |
+    /// | a dynamic loss scale | the host reads the results of every step |
+    /// | offloaded activations or optimizer states | the host controls their copies during a step |
+    /// | sparse saved activations | the host reads their size during a step |
     pub fn check_execution(&self, ranks: usize) -> Result<()> {
         let ParallelConfig { saved_activations, optimizer_states, .. } = self.parallel;
         let offloads =
@@ -119,20 +119,20 @@ impl TrainerConfig {
     }
 }
 
-/// How weights of 16 bits are trained: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740. In
-/// which type their gradients are summed is a matter of [`DataParallelConfig`].
+/// Training of 16-bit weights: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740.
+/// [`DataParallelConfig`] has the dtype in which their gradients are summed.
 #[derive(Debug, Clone, Copy)]
 pub struct PrecisionConfig {
-    /// Where they are updated.
+    /// The copy of the weights that is updated.
     pub weight_update: WeightUpdate,
-    /// How they are rounded.
+    /// The rounding of updated weights.
     pub rounding: Rounding,
-    /// What the loss is multiplied with before backward.
+    /// Factor of the loss before backward.
     pub loss_scale: LossScale,
 }
 
 impl Default for PrecisionConfig {
-    /// Master weights, rounded to nearest, and no scale.
+    /// Master weights, rounding to nearest, and no loss scale.
     fn default() -> PrecisionConfig {
         PrecisionConfig {
             weight_update: WeightUpdate::default(),
@@ -142,26 +142,26 @@ impl Default for PrecisionConfig {
     }
 }
 
-/// How the work of a step is spread, besides the sizes of the mesh, and what waits where. Nothing here changes the
-/// loss, but for local SGD and activations kept in 16 bits.
+/// Parallelism besides the sizes of the mesh, and the placement of activations and state. The loss is unchanged,
+/// except by local SGD and 16-bit saved activations.
 #[derive(Debug, Clone, Copy)]
 pub struct ParallelConfig {
-    /// Order of the pipeline's work.
+    /// The pipeline schedule.
     pub pipeline_schedule: ScheduleKind,
-    /// Chunks of the model on each pipeline stage.
+    /// Model chunks per pipeline stage.
     pub chunks: usize,
-    /// How gradients are reduced, and what of the optimizer's work is sharded.
+    /// Gradient reductions and sharding.
     pub data_parallel: DataParallelConfig,
-    /// What is computed again in backward.
+    /// Activation recomputation.
     pub recompute: Recompute,
-    /// What becomes of the activations that are kept for it.
+    /// Storage of saved activations.
     pub saved_activations: SavedActivations,
-    /// In which of the device's memories the optimizer's moments and master weights live.
+    /// Memory kind of the optimizer's moments and master weights.
     pub optimizer_states: MemoryKind,
 }
 
 impl Default for ParallelConfig {
-    /// 1F1B, one chunk, nothing sharded, recomputed, packed or offloaded.
+    /// 1F1B with one chunk; nothing sharded, recomputed, compressed or offloaded.
     fn default() -> ParallelConfig {
         ParallelConfig {
             pipeline_schedule: ScheduleKind::OneFOneB,
@@ -175,9 +175,9 @@ impl Default for ParallelConfig {
 }
 
 impl PrecisionConfig {
-    /// The loss scale at its start.
+    /// The initial loss scaler.
     ///
-    /// Errors if it is out of its range, or dynamic where every replica would have one of its own.
+    /// Errors if the scale is out of range, or if it is dynamic and replicas take independent steps.
     pub fn loss_scaler(&self, parallel: &ParallelConfig) -> Result<LossScaler> {
         let scaler = LossScaler::new(self.loss_scale)?;
         match parallel.data_parallel.synchronize_every {

@@ -1,4 +1,4 @@
-//! Steps as CUDA graphs: what the device does in one is captured once, and replayed for those that are like it.
+//! Training steps as CUDA graphs: one step is captured, and replayed for equal steps.
 
 use ferrotron_cuda::stream::Event;
 use ferrotron_tensor::{CudaGraph, Error, Result};
@@ -9,10 +9,10 @@ use super::config::EAGER_STEPS;
 use super::step::Prepared;
 use crate::stage::Microbatch;
 
-/// Replays that a GPU has before it at most: more would only make a run's end come later.
+/// Maximum number of replays in flight: more would only delay the end of a run.
 const AHEAD: usize = 4;
 
-/// Every number of a step that a graph keeps. What else changes from step to step lies in memory of the device.
+/// The values that a graph freezes. Other values that change between steps are in device memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Frozen {
     microbatches: usize,
@@ -22,20 +22,20 @@ struct Frozen {
     tokens: f64,
 }
 
-/// Steps that are alike.
+/// A graph for steps with equal frozen values.
 pub(super) struct StepGraph {
     frozen: Frozen,
-    /// Each step's batches, in the same memory.
+    /// The batches of a step, at fixed addresses.
     microbatches: Vec<Microbatch>,
-    /// Steps that were taken as they are.
+    /// Number of eager steps so far.
     taken: usize,
     captured: Option<CudaGraph>,
-    /// When the last replays are done.
+    /// Completion events of the replays in flight.
     under_way: VecDeque<Event>,
 }
 
 impl Trainer {
-    /// Gives the device a step whose numbers it has already: as it is, or as a graph if enough were like it.
+    /// Enqueues a step whose parameters are on the device: eagerly, or as a graph after enough equal steps.
     pub(super) fn take_as_graph(&mut self, prepared: &Prepared) -> Result<()> {
         let frozen = Frozen {
             microbatches: prepared.batches.len(),
@@ -93,7 +93,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// All of a step that the device does.
+    /// Enqueues all device work of a step.
     fn take(&mut self, prepared: &Prepared, microbatches: &[Microbatch]) -> Result<()> {
         self.compute(prepared, microbatches)?;
         self.update()

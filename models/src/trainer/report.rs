@@ -1,5 +1,4 @@
-//! What steps found, and how the host learns of it: on a GPU it reads the numbers of many steps at once, when somebody
-//! wants to know them.
+//! Step reports, read back from the device. On a GPU the host reads the results of many steps at once, on request.
 
 use ferrotron_parallel::collective::Group;
 use ferrotron_tensor::ops::outcome::Outcomes;
@@ -8,86 +7,86 @@ use std::time::Instant;
 
 use crate::checkpoint::Progress;
 
-/// What one step found.
+/// The results of one step.
 #[derive(Debug, Clone, Copy)]
 pub struct StepReport {
-    /// Number of the step, from 1.
+    /// Index of the step, from 1.
     pub step: u64,
-    /// Mean loss over the counted tokens of the global batch.
+    /// Mean loss over the valid tokens of the global batch.
     pub loss: f64,
-    /// Learning rate used.
+    /// Learning rate of the step.
     pub lr: f64,
-    /// Global gradient norm before clipping; not finite in a step that was skipped.
+    /// Global gradient norm before clipping; not finite if the step was skipped.
     pub grad_norm: f64,
-    /// What the loss was multiplied with before backward.
+    /// Factor of the loss before backward.
     pub loss_scale: f64,
-    /// Whether the gradients overflowed and nothing was updated.
+    /// Whether the gradients overflowed and the update was skipped.
     pub skipped: bool,
-    /// Tokens seen.
+    /// Tokens of the global batch.
     pub tokens: u64,
-    /// Duration in seconds: the mean of the steps that were read together, where there were several.
+    /// Duration in seconds; the mean if several steps were read together.
     pub seconds: f64,
 }
 
-/// Steps of which a GPU keeps the numbers. Beyond that many they are read, whether anybody wants them or not.
+/// Number of steps whose results a GPU keeps. When it is reached, they are read.
 const KEPT: usize = 1024;
 
-/// The steps of which nobody has got the report yet.
+/// The steps whose reports were not returned yet.
 pub(super) struct Reports {
-    /// The numbers, where they are computed.
+    /// The results, in device memory.
     pub outcomes: Outcomes,
-    /// Steps whose numbers were not read.
+    /// Steps whose results were not read.
     unread: Vec<Given>,
-    /// Those that were.
+    /// Reports that were read.
     read: Vec<StepReport>,
 }
 
-/// What the host knows of a step that the device was given.
+/// The host's record of a step that was enqueued.
 pub(super) struct Given {
     pub lr: f64,
     pub loss_scale: f64,
     pub tokens: u64,
     pub started: Instant,
-    /// How far the run was before it, and the optimizer.
+    /// The state of the run and of the optimizer before the step.
     pub before: Progress,
     pub updates: u64,
 }
 
-/// A step that must not be gone on from.
+/// A step whose loss or gradient norm was not finite.
 pub(super) struct Lost {
     pub given: Given,
     pub loss: f64,
     pub grad_norm: f64,
-    /// How many steps came after it.
+    /// Number of later steps.
     pub later: usize,
 }
 
 impl Reports {
-    /// Of no step yet. Where nobody has to be waited for, the numbers of each step are read at once.
+    /// Creates an empty log. On a CPU the results of each step are read immediately.
     pub fn new(device: &Device) -> Result<Reports> {
         let kept = if device.is_gpu() { KEPT } else { 1 };
         Ok(Reports { outcomes: Outcomes::new(device, kept)?, unread: Vec::new(), read: Vec::new() })
     }
 
-    /// A step whose outcome the device will find.
+    /// Adds a step that was enqueued.
     pub fn push(&mut self, given: Given) {
         self.unread.push(given);
     }
 
-    /// Whether no further step can be kept.
+    /// Returns whether the log is full.
     pub fn is_full(&self) -> bool {
         self.unread.len() == self.outcomes.rows()
     }
 
-    /// Whether there are steps whose numbers were not read.
+    /// Returns whether there are unread steps.
     pub fn is_unread(&self) -> bool {
         !self.unread.is_empty()
     }
 
-    /// Reads the numbers of all steps, in one transfer; the first that must not be gone on from, if there is one. Nothing
-    /// is known of those after it.
+    /// Reads the results of all steps, in one transfer, and returns the first failed step, if any. Later steps get no
+    /// reports.
     ///
-    /// Errors if a collective of `world` has failed, which leaves numbers of no meaning.
+    /// Errors if a collective of `world` has failed, which makes the results invalid.
     pub fn read(&mut self, world: &Group) -> Result<Option<Lost>> {
         let Some(first) = self.unread.first() else { return Ok(None) };
         let (found, stopped) = self.outcomes.read(self.unread.len())?;
@@ -114,19 +113,19 @@ impl Reports {
         Ok(lost)
     }
 
-    /// The report of the step that was given last, if it was read.
+    /// The report of the most recent step, if it was read.
     pub fn last(&mut self) -> Option<&mut StepReport> {
         self.read.last_mut().filter(|_| self.unread.is_empty())
     }
 
-    /// Forgets all steps.
+    /// Discards all steps.
     pub fn forget(&mut self) -> Result<()> {
         self.unread.clear();
         self.read.clear();
         self.outcomes.clear()
     }
 
-    /// The reports that were read.
+    /// Takes the reports that were read.
     pub fn take(&mut self) -> Vec<StepReport> {
         std::mem::take(&mut self.read)
     }

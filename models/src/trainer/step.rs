@@ -1,4 +1,4 @@
-//! One step: what the host prepares, what the device is given, and what is known of it afterwards.
+//! A training step: preparation on the host, work enqueued on the device, and reading its results.
 
 use ferrotron_nn::{Axis, Context, Mode, StepConfig};
 use ferrotron_parallel::collective::Reduction;
@@ -13,72 +13,74 @@ use super::{Execution, StepReport, Trainer};
 use crate::data::{Batch, Samples};
 use crate::stage::{Microbatch, StageModel};
 
-/// What is known of a step before the device is given anything.
+/// The values of a step that are known before any device work.
 pub(super) struct Prepared {
     pub batches: Vec<Batch>,
     pub pass: Context,
     schedule: Schedule,
-    /// One over the tokens that count for this rank's gradients.
+    /// One over the number of valid tokens for this rank's gradients.
     pub scale: f64,
     pub loss_scale: f64,
-    /// Counted tokens of the global batch.
+    /// Number of valid tokens of the global batch.
     pub tokens: f64,
     lr: f64,
 }
 
 impl Trainer {
-    /// Takes one step over the next global batch of `samples`, and waits for its numbers.
+    /// Takes one step over the next global batch of `samples`, and synchronizes.
     ///
-    /// Where the loss scale is dynamic and gradients overflow, neither weights nor moments change; the step counts,
+    /// If the loss scale is dynamic and gradients overflow, weights and moments are unchanged, but the step counts
     /// and its samples are consumed.
     ///
-    /// With [`Execution::CudaGraph`] the first steps are taken as they are, the next is captured, and those after it
-    /// replay it for as long as they are alike: in their number of micro-batches, the length of samples, the counted
-    /// tokens and the loss scale. The first that differs begins anew.
+    /// With [`Execution::CudaGraph`] the first steps are eager, the next one is captured, and later ones replay it as
+    /// long as they have the same number of micro-batches, sample length, number of valid tokens and loss scale. A
+    /// step that differs starts over.
     ///
-    /// Errors on every rank, without touching weights or moments, if the loss or, with another scale, the gradient
-    /// norm of any replica is not finite; the message names the step and the first offending parameter.
+    /// # Errors
+    /// Errors on every rank, without changing weights or moments, if the loss is not finite, or, with a constant loss
+    /// scale, the gradient norm of any replica. The message names the step and the first parameter that is not
+    /// finite.
     pub fn step(&mut self, samples: &dyn Samples) -> Result<StepReport> {
         self.advance(samples)?;
         let reports = self.reports(samples)?;
         reports.last().copied().ok_or_else(|| Error::value("train", "the step has no report"))
     }
 
-    /// As [`Trainer::step`], without waiting for a GPU: it takes the step when it has taken those before. What the steps
-    /// found is in [`Trainer::reports`], to be read every now and then.
+    /// Like [`Trainer::step`], without synchronizing with a GPU: the step is enqueued after the previous ones. Its
+    /// results are in [`Trainer::reports`], which should be called periodically.
     ///
-    /// It is waited for all the same where the host has to know what a step found: with a dynamic loss scale, with
-    /// replicas that take steps of their own, and each time that 1024 steps have not been read. Ranks that share
-    /// a GPU or have no NCCL wait for each of their collectives.
+    /// It synchronizes if the host needs the results: with a dynamic loss scale, if replicas take independent steps,
+    /// and whenever 1024 steps are unread. Ranks that share a GPU or have no NCCL synchronize in each collective.
     ///
-    /// Before a checkpoint is saved the numbers must be read: one of the steps may have been lost.
+    /// Reports must be read before a checkpoint is saved: one of the steps may have failed.
     ///
-    /// Errors as [`Trainer::reports`], if it had to be waited for.
+    /// Errors as [`Trainer::reports`], if it synchronizes.
     pub fn advance(&mut self, samples: &dyn Samples) -> Result<()> {
         let started = Instant::now();
         let device = self.scope.device().clone();
         let _span = trace_span!("step", step = self.progress.step + 1).entered();
         let alone = !self.reports.is_unread();
         device.run(|| self.step_on_device(samples, started))?;
-        // Of steps that were read together, only the mean of their durations is known.
+        // For steps that are read together, only the mean duration is known.
         if let Some(report) = self.reports.last().filter(|_| alone) {
             report.seconds = started.elapsed().as_secs_f64();
         }
         Ok(())
     }
 
-    /// What the steps found that were taken since the last call, in their order; waits for them.
+    /// Synchronizes and returns the reports of the steps since the last call, in order.
     ///
-    /// Errors on every rank if the loss or gradient norm of one is not finite, as [`Trainer::step`]. The steps after it
-    /// have changed nothing, and the trainer is again as it was before it. If others came after it, it is taken again
-    /// over `samples`, without an update, to find the offending parameter. The steps before it are those of
-    /// [`Trainer::known_reports`].
+    /// # Errors
+    /// Errors on every rank if a step's loss or gradient norm is not finite, as [`Trainer::step`]. Later steps had no
+    /// effect, and the trainer is in its state before the failed step. If there were later steps, the failed one is
+    /// repeated over `samples`, without an update, to find the first parameter that is not finite. Reports of earlier
+    /// steps are in [`Trainer::known_reports`].
     pub fn reports(&mut self, samples: &dyn Samples) -> Result<Vec<StepReport>> {
         self.read(samples)?;
         Ok(self.known_reports())
     }
 
-    /// Those of [`Trainer::reports`] that nobody has to be waited for: what was found before an error.
+    /// Returns the reports already read back, without synchronizing: after an error, those of earlier steps.
     pub fn known_reports(&mut self) -> Vec<StepReport> {
         self.reports.take()
     }
@@ -109,7 +111,7 @@ impl Trainer {
         let (before, updates) = (self.progress.clone(), self.optimizer.steps());
         let given = Given { lr, loss_scale, tokens, started, before, updates };
         self.set_numbers()?;
-        // A graph has the whole step: nobody looks at the numbers before the update.
+        // A graph contains the whole step, so the host does not read the results before the update.
         let whole = self.config.execution == Execution::CudaGraph && !self.scope.device().is_dry();
         if whole {
             self.take_as_graph(&prepared)?;
@@ -132,7 +134,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// The next global batch, and all numbers that are known before its first forward.
+    /// Fetches the next global batch, and computes all values that are known before its first forward.
     fn prepare(&self, samples: &dyn Samples) -> Result<Prepared> {
         let consumed = self.progress.consumed_samples;
         let sizes = self.config.batch_size;
@@ -141,11 +143,11 @@ impl Trainer {
         let batches = (0..sizes.microbatches(consumed))
             .map(|i| samples.batch(sizes.first_sample(consumed, i, data.rank()), micro))
             .collect::<Result<Vec<Batch>>>()?;
-        // Known before the first forward, so that the scale of the loss depends on no layout.
+        // Counted before the first forward, so that the loss scale does not depend on the layout.
         let counted: u64 = batches.iter().map(Batch::counted).sum();
         let ranks = self.data_parallel.loss_ranks();
         let own = ranks.sum(&self.host, counted as f64)?;
-        // Where ranks take steps of their own, one may have nothing to learn from.
+        // If ranks take independent steps, one of them may have no valid tokens.
         let scale = if own > 0.0 { 1.0 / own } else { 0.0 };
         let together = ranks.size() == data.size();
         let tokens = if together { own } else { data.sum(&self.host, counted as f64)? };
@@ -157,13 +159,13 @@ impl Trainer {
         Ok(Prepared { batches, pass, schedule, scale, loss_scale, tokens, lr })
     }
 
-    /// What a pass over one of the batches needs to know.
+    /// The context of a pass over one of the batches.
     pub(super) fn context(&self, prepared: &Prepared, batch: &Batch) -> Context {
         let first = (batch.first_sample - self.progress.consumed_samples) as usize;
         prepared.pass.clone().micro_batch(first, self.config.batch_size.micro())
     }
 
-    /// The batches on the device.
+    /// Uploads the batches to the device.
     pub(super) fn microbatches(&self, prepared: &Prepared) -> Result<Vec<Microbatch>> {
         let device = self.scope.device();
         let microbatch = |batch: &Batch| {
@@ -172,13 +174,13 @@ impl Trainer {
         prepared.batches.iter().map(microbatch).collect()
     }
 
-    /// Puts the optimizer's numbers on the device.
+    /// Writes the optimizer step parameters to the device.
     pub(super) fn set_numbers(&mut self) -> Result<()> {
         let numbers = self.optimizer.numbers(&self.step_config());
         self.step.set(&numbers)
     }
 
-    /// Gives the device all of a step but the update: gradients, and in the optimizer's numbers what becomes of them.
+    /// Enqueues a step up to the update: computes gradients, and decides on the device whether the update is applied.
     pub(super) fn compute(
         &mut self,
         prepared: &Prepared,
@@ -193,7 +195,7 @@ impl Trainer {
         let loss = &self.mesh.world().all_reduce(loss, Reduction::Sum)?.wait()?;
         self.data_parallel.finish_step()?;
         let sq_norm = &self.data_parallel.sq_norm()?;
-        // The norm is the replica's own where it takes steps of its own: all go on, or none.
+        // If replicas take independent steps, each has its own norm, but all must stop together.
         let data = self.mesh.axis(Axis::Data);
         let others = match self.data_parallel.loss_ranks().size() < data.size() {
             true => Some(data.all_reduce(sq_norm.copy()?, Reduction::Sum)?.wait()?),
@@ -209,13 +211,13 @@ impl Trainer {
         outcome(&mut self.step, &mut self.reports.outcomes, &config, &sums)
     }
 
-    /// Gives the device the update.
+    /// Enqueues the update.
     pub(super) fn update(&mut self) -> Result<()> {
         let _span = trace_span!("optimizer").entered();
         self.data_parallel.update_with(&mut self.optimizer, &self.step)
     }
 
-    /// The schedule's learning rate. What the gradients are multiplied with is found on the device.
+    /// The schedule's learning rate. The gradient scale is computed on the device.
     fn step_config(&self) -> StepConfig {
         StepConfig { lr: self.config.schedule.lr(self.optimizer.steps() + 1), grad_scale: 1.0 }
     }

@@ -1,29 +1,27 @@
-//! How gradients are reduced, and what of that is refused.
+//! Configuration of gradient reductions, and the rejected combinations.
 
 use ferrotron_nn::{Axis, GradientType, ShardUnit, Sharding};
 
 use crate::mesh::Layout;
 
-/// How gradients are reduced.
+/// Configuration of gradient reductions.
 #[derive(Debug, Clone, Copy)]
 pub struct DataParallelConfig {
-    /// What each rank keeps for itself.
+    /// The state that is sharded over the ranks.
     pub sharding: Sharding,
-    /// Of what its shards are made: the optimizer's
-    /// [`shard_unit`](ferrotron_nn::OptimizerConfig::shard_unit).
+    /// The granularity of shards: the optimizer's [`shard_unit`](ferrotron_nn::OptimizerConfig::shard_unit).
     pub shard_unit: ShardUnit,
-    /// Elements at which a bucket is closed; `None` is one bucket for all that can share one.
+    /// Elements at which a bucket is closed; `None` puts all compatible parameters into one bucket.
     pub bucket_numel: Option<usize>,
-    /// Steps from one synchronization to the next. 1 sums gradients in every step. With more, the ranks
-    /// along the data axis take steps of their own and then average their weights; moments are never
-    /// averaged.
+    /// Steps between synchronizations. 1 reduces gradients in every step. With more, each rank along the data axis
+    /// takes independent steps and the ranks then average their weights; moments are never averaged.
     pub synchronize_every: usize,
-    /// In which type the gradients of 16-bit weights are summed.
+    /// The dtype in which gradients of 16-bit weights are reduced.
     pub gradients: GradientType,
 }
 
 impl Default for DataParallelConfig {
-    /// Nothing sharded, one bucket, gradients summed in every step, in f32.
+    /// No sharding, one bucket, and a reduction in f32 in every step.
     fn default() -> DataParallelConfig {
         DataParallelConfig {
             sharding: Sharding::None,
@@ -35,15 +33,15 @@ impl Default for DataParallelConfig {
     }
 }
 
-/// Why a combination makes no sense, in one line; `None` if it does.
+/// The reason why a combination is rejected, in one line; `None` if it is supported.
 ///
-/// | refused | since |
+/// | rejected | reason |
 /// |---|---|
-/// | sharded gradients or weights, more than one pipeline stage | buckets are reduced after each micro-batch, of which a pipeline has several in flight |
-/// | a bucket of no elements | nothing fits |
-/// | `synchronize_every` 0 | there is no such step |
-/// | `synchronize_every > 1`, anything sharded | ranks would own parts of weights that differ |
-/// | `synchronize_every > 1`, cp > 1 | ranks along cp share samples: none has a loss of its own |
+/// | sharded gradients or weights, more than one pipeline stage | buckets are reduced after each micro-batch, but a pipeline has several in flight |
+/// | a bucket of no elements | no parameter fits |
+/// | `synchronize_every` 0 | the period must be positive |
+/// | `synchronize_every > 1`, any sharding | ranks would own shards of different weights |
+/// | `synchronize_every > 1`, cp > 1 | ranks along cp share samples, so none has a loss of its own |
 ///
 /// ```
 /// use ferrotron_nn::Sharding;

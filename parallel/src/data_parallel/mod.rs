@@ -1,24 +1,24 @@
-//! Data parallelism and ZeRO: gradients become sums over the ranks that see other samples or positions, in
-//! buckets, while backward goes on; each rank may keep a part of moments, gradients and weights.
+//! Data parallelism and ZeRO: gradients are summed over the ranks with other samples or positions, in buckets,
+//! overlapped with backward. Moments, gradients and weights may be sharded.
 //!
-//! Rajbhandari et al., arXiv 1910.02054. With Psi parameters, N ranks along the batch axes and m
-//! micro-batches a step, a rank sends, up to the rounding of parts (times (N - 1) / N):
+//! Rajbhandari et al., arXiv 1910.02054. With Psi parameters, N ranks along the batch axes and m micro-batches per
+//! step, a rank sends, up to the rounding of shards (times (N - 1) / N):
 //!
-//! | [`Sharding`] | when a bucket's gradients are complete | after the update | elements a step |
+//! | [`Sharding`] | when a bucket's gradients are complete | after the update | elements per step |
 //! |---|---|---|---|
-//! | `None` | all-reduce, once a step | - | 2 Psi |
-//! | `Optimizer` | reduce-scatter, once a step | all-gather | 2 Psi |
+//! | `None` | all-reduce, once per step | - | 2 Psi |
+//! | `Optimizer` | reduce-scatter, once per step | all-gather | 2 Psi |
 //! | `Gradients` | reduce-scatter, every micro-batch | all-gather | (m + 1) Psi |
-//! | `Weights` | reduce-scatter, every micro-batch; weights are gathered in forward and in backward | - | 3 m Psi |
+//! | `Weights` | reduce-scatter, every micro-batch; all-gather of weights in forward and in backward | - | 3 m Psi |
 //!
-//! `Weights` sends less than that, since the two buckets at a turn-around stay where they are:
-//! [`DataParallel::expected_traffic`] has the exact bytes.
+//! `Weights` sends less than that, since two buckets stay gathered between forward and backward:
+//! [`DataParallel::expected_traffic`] computes the exact bytes.
 //!
-//! Buckets are filled in the order in which backward completes them. What a bucket waits for is known from
-//! [`Module::visit`], which meets a parameter once for each use.
+//! Buckets are filled in the order in which backward completes them. The number of contributions that a bucket waits
+//! for comes from [`Module::visit`], which visits a parameter once per use.
 //!
-//! With [`DataParallelConfig::synchronize_every`] above 1 this is local SGD (Stich, arXiv 1805.09767): ranks
-//! train by themselves and average their weights now and then.
+//! With [`DataParallelConfig::synchronize_every`] above 1 this is local SGD (Stich, arXiv 1805.09767): ranks train
+//! independently and average their weights periodically.
 
 mod config;
 mod reductions;
@@ -44,9 +44,9 @@ use crate::collective::{Group, Reduction, Work};
 use crate::mesh::Mesh;
 use reductions::{Shared, check_facts};
 
-/// The parameters of this rank, their gradients' reductions, and their norm.
+/// The parameters of this rank, with the reductions of their gradients and their norm.
 ///
-/// The order of a step, which is the same with one rank and with many:
+/// The order of calls in a step, for one rank or many:
 ///
 /// ```
 /// use ferrotron_autograd::Var;
@@ -88,18 +88,20 @@ use reductions::{Shared, check_facts};
 /// ```
 pub struct DataParallel {
     shared: Arc<Shared>,
-    /// Each parameter with its bucket, in the order in which a forward pass uses them.
+    /// Each parameter with its bucket, in the order of use in a forward pass.
     visits: Vec<(Leaf, usize)>,
-    /// The visits of modules whose forward runs again in backward.
+    /// The ranges of visits whose forward is recomputed in backward.
     recomputed: Vec<Range<usize>>,
 }
 
 impl DataParallel {
-    /// Lays out the parameters of `modules`, which are all that this rank has, in buckets, and lets their
-    /// gradients be reduced over `mesh`.
+    /// Places the parameters of `modules`, which are all parameters of this rank, in buckets, and registers the
+    /// reductions of their gradients over `mesh`.
     ///
-    /// Errors if there is no parameter, two have the same name, their dtypes differ, or [`refusal`] has a
-    /// reason.
+    /// # Errors
+    ///
+    /// Errors if there is no parameter, two have the same name, or their dtypes differ. Errors if [`refusal`] rejects
+    /// the configuration.
     pub fn new(
         modules: &[&dyn Module],
         mesh: &Mesh,
@@ -114,7 +116,7 @@ impl DataParallel {
         for module in modules {
             module.visit(&mut |param| {
                 let known = positions.get(param.name()).copied();
-                // Others of the same name are refused below.
+                // Duplicate names are rejected below.
                 let known = known.filter(|&known| params[known].leaf() == param.leaf());
                 let position = known.unwrap_or(params.len());
                 if known.is_none() {
@@ -155,9 +157,8 @@ impl DataParallel {
         Ok(DataParallel { shared, visits, recomputed: Vec::new() })
     }
 
-    /// The same, of which `regions` keep nothing but their input and run forward again before their backward: the
-    /// parameters that each reads, in the order of the modules. Only [`DataParallel::expected_traffic`] has to
-    /// know.
+    /// Declares the recomputed regions by their parameters, in the order of the modules. Only
+    /// [`DataParallel::expected_traffic`] uses this.
     #[must_use]
     pub fn recomputing(mut self, regions: impl IntoIterator<Item = Vec<Param>>) -> DataParallel {
         let place = |params: Vec<Param>| {
@@ -172,14 +173,13 @@ impl DataParallel {
         self
     }
 
-    /// The parameters, laid out for the optimizer.
+    /// The parameters in flat buffers for the optimizer.
     pub fn buffers(&self) -> &ParamBuffers {
         &self.shared.buffers
     }
 
-    /// The ranks along the data axis whose losses this rank's gradients are the derivatives of: all, or
-    /// this one where ranks take steps of their own. One over the tokens that count among them is the
-    /// scale of the loss.
+    /// The group over which the loss is averaged: all ranks along the data axis, or this rank alone if ranks take
+    /// independent steps. The loss is scaled by one over the number of valid tokens in this group.
     pub fn loss_ranks(&self) -> Group {
         if self.shared.is_local() {
             return Group::single();
@@ -187,27 +187,27 @@ impl DataParallel {
         self.shared.mesh.axis(Axis::Data).clone()
     }
 
-    /// Before the first forward of a step of `microbatches` micro-batches: forgets all gradients.
+    /// Starts a step of `microbatches` micro-batches: discards all gradients. To be called before the first forward.
     pub fn begin_step(&self, microbatches: usize) {
         self.shared.begin_step(microbatches);
     }
 
-    /// After the backward of each micro-batch: where gradients are sharded, those of the micro-batch are
-    /// summed and their memory is free.
+    /// To be called after the backward of each micro-batch. If gradients are sharded, reduces those of the
+    /// micro-batch and frees their memory.
     pub fn end_backward(&self) -> Result<()> {
         if self.shared.keeps_gradients() { Ok(()) } else { self.shared.settle_all() }
     }
 
-    /// After the last backward of a step: waits until every gradient is the sum over all ranks that have a
-    /// part of it.
+    /// To be called after the last backward of a step. Waits until every gradient is summed over all ranks with a
+    /// partial gradient.
     ///
     /// Errors, naming them, if parameters got fewer or more contributions than they have uses.
     pub fn finish_step(&self) -> Result<()> {
         let shared = &self.shared;
         shared.settle_all()?;
         shared.check_complete()?;
-        // The few gradients that are parts along other axes too: norms under sequence parallelism, then
-        // embeddings that two stages hold.
+        // Gradients that are partial along other axes too: of norms with sequence parallelism, then of embeddings
+        // shared by two stages.
         for (axis, group) in shared.holders() {
             let partial = |bucket: &&ParamGroup| bucket.grad_partial.contains(axis);
             let works: Vec<Work<()>> = shared
@@ -222,17 +222,17 @@ impl DataParallel {
         Ok(())
     }
 
-    /// The global gradient norm, the same on every rank: every element of the model counts once. Where
-    /// ranks take steps of their own, each has that of its own gradients.
+    /// The global gradient norm, equal on every rank: each element of the model counts once. If ranks take
+    /// independent steps, it is the norm of this rank's own gradients.
     pub fn grad_norm(&self) -> Result<f64> {
         Ok(self.sq_norm()?.item()?.sqrt())
     }
 
-    /// The square of [`DataParallel::grad_norm`], one number of f64 that stays on the device: nobody waits for it,
-    /// unless a GPU's numbers go to other ranks through memory of the host.
+    /// The square of [`DataParallel::grad_norm`], an f64 tensor of one element on the device. It does not
+    /// synchronize, unless collectives of GPU tensors go through host memory.
     pub fn sq_norm(&self) -> Result<Tensor> {
         let shared = &self.shared;
-        // Written by the host: a dry device adds nothing, and its norm is a number.
+        // Written by the host, so that a fake device also has a valid number.
         let mut sum = Tensor::full(self.device(), DType::F64, &[1], 0.0)?;
         for group in shared.buffers.groups().iter().filter(|group| shared.counts(group.replicated))
         {
@@ -251,22 +251,22 @@ impl DataParallel {
         self.buffers().groups()[0].params[0].leaf().device()
     }
 
-    /// Updates the weights that this rank owns; where ranks own parts of weights that all hold, gathers
-    /// them; where ranks take steps of their own and it is time, averages the weights.
+    /// Updates the weights that this rank owns. If ranks own shards of replicated weights, it then gathers the
+    /// weights; if ranks take independent steps and the period has ended, it averages them.
     ///
-    /// Every rank of the batch must call this in every step, or none.
+    /// All ranks along the batch axes must call this in the same steps.
     pub fn update(&self, optimizer: &mut Optimizer, step: &StepConfig) -> Result<()> {
         let step = Step::new(self.device(), &optimizer.numbers(step))?;
         self.update_with(optimizer, &step)
     }
 
-    /// As [`DataParallel::update`], with the next step's [numbers](Optimizer::numbers) where the device has them.
+    /// Like [`DataParallel::update`], with the next step's [parameters](Optimizer::numbers) in device memory.
     pub fn update_with(&self, optimizer: &mut Optimizer, step: &Step) -> Result<()> {
         let shared = &self.shared;
         shared.free_weights()?;
         let tensor = shared.mesh.axis(Axis::Tensor);
         optimizer.step_with(&shared.buffers, step, &mut |what, parts| match what {
-            // A call is known by its line: to those who read what is missing, and to tests.
+            // Two separate call sites: error messages and tests identify collectives by their line.
             PartSum::Squares => tensor.all_reduce(parts, Reduction::Sum)?.wait(),
             PartSum::Updates => tensor.all_reduce(parts, Reduction::Sum)?.wait(),
         })?;
@@ -286,9 +286,9 @@ impl DataParallel {
         }
     }
 
-    /// Steps that are still to be taken, where the optimizer has taken `steps`, until all ranks of the batch
-    /// have the same weights: 0 unless they take steps of their own. Counted are the steps of the run, not of
-    /// this process, so that a run that goes on synchronizes when it would have.
+    /// Number of steps, after `steps` steps of the run, until all ranks along the batch axes have equal weights: 0
+    /// unless they take independent steps. It depends on the steps of the run, not of this process, so a resumed run
+    /// keeps the same period.
     pub fn steps_to_synchronization(&self, steps: u64) -> u64 {
         self.shared.steps_to_synchronization(steps)
     }
@@ -304,26 +304,26 @@ impl DataParallel {
         Ok(())
     }
 
-    /// Whether this rank is the one that writes what it owns of a group, such as moments, to checkpoints.
+    /// Returns whether this rank writes the state that it owns of a group, such as moments, to checkpoints.
     pub fn owns(&self, group: &ParamGroup) -> bool {
         self.owns_replicated(group.replicated)
     }
 
-    /// The same of something that every rank along the axes `replicated` has.
+    /// Like [`DataParallel::owns`], for state that is replicated along the axes `replicated`.
     pub fn owns_replicated(&self, replicated: AxisSet) -> bool {
-        // Where anything is sharded, the ranks along the batch own different parts.
+        // With any sharding, the ranks along the batch axes own different shards.
         let batch = self.shared.sharding() > Sharding::None || self.shared.mesh.batch().rank() == 0;
         batch && self.shared.counts(replicated)
     }
 
-    /// Calls `f` with every part of a weight that this rank writes to checkpoints: all ranks together with
-    /// every element once.
+    /// Calls `f` with every shard of a weight that this rank writes to checkpoints. Together the ranks write every
+    /// element once.
     pub fn visit_weights(
         &self,
         mut f: impl FnMut(&str, &Place, Tensor) -> Result<()>,
     ) -> Result<()> {
         for group in self.buffers().groups().iter().filter(|group| self.owns(group)) {
-            // Ranks along the batch have the same weights, unless they have parts.
+            // Ranks along the batch axes hold equal weights, unless weights are sharded.
             if group.weight_shard.is_some() || self.shared.mesh.batch().rank() == 0 {
                 group.visit_weights(&mut f)?;
             }

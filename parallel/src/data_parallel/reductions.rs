@@ -1,4 +1,4 @@
-//! The reductions of buckets: begun by the last gradient that arrives, waited for when the sums are needed.
+//! Gradient reductions of buckets: started by the last gradient that arrives, waited for when the sums are needed.
 
 use ferrotron_autograd::{Accum, Fetch, Leaf, lock, missing_gradients};
 use ferrotron_nn::{Axis, AxisSet, Param, ParamBuffers, ParamGroup, Sharding};
@@ -11,34 +11,34 @@ use super::whole_parameters;
 use crate::collective::{Group, Reduction, Work};
 use crate::mesh::Mesh;
 
-/// What the hooks of leaves refer to.
+/// The reduction state, to which hooks of leaves refer.
 pub(super) struct Shared {
     pub mesh: Mesh,
     pub config: DataParallelConfig,
     pub buffers: ParamBuffers,
-    /// How often a forward pass uses each parameter of each bucket.
+    /// Number of uses of each parameter of each bucket in a forward pass.
     uses: Vec<Vec<usize>>,
     reductions: Vec<Mutex<Reducing>>,
     weights: Mutex<GatheredWeights>,
 }
 
-/// How far the gradients of a bucket are.
+/// The progress of a bucket's gradients.
 #[derive(Default)]
 struct Reducing {
-    /// Parameters whose contributions are not complete yet.
+    /// Number of parameters with missing contributions.
     missing: usize,
     /// Micro-batches of the step.
     microbatches: usize,
-    /// How often the bucket has still to be complete in this step: once, or after each micro-batch.
+    /// Number of times that the bucket is still to be completed in this step: once per step or per micro-batch.
     rounds: usize,
-    /// The reduction under way.
+    /// The reduction in progress.
     work: Option<Work<()>>,
-    /// Whether sums are kept to which the next is added.
+    /// Whether the shard holds sums, to which the next reduction is added.
     has_sums: bool,
 }
 
 impl Shared {
-    /// The reductions of `buffers`, whose leaves from now on ask here for what is sharded.
+    /// Creates the reductions of `buffers`, and registers hooks for sharded values with their leaves.
     pub fn new(
         mesh: &Mesh,
         config: &DataParallelConfig,
@@ -70,7 +70,7 @@ impl Shared {
         Ok(shared)
     }
 
-    /// A function for leaves. They belong to `shared`, which they must not keep alive.
+    /// Wraps a function for leaves. `shared` owns the leaves, so they must not keep it alive.
     fn lend(
         shared: &Arc<Shared>,
         f: impl Fn(&Shared) -> Result<()> + Send + Sync + 'static,
@@ -86,25 +86,25 @@ impl Shared {
         self.config.sharding
     }
 
-    /// Whether ranks take steps of their own.
+    /// Returns whether ranks take independent steps.
     pub fn is_local(&self) -> bool {
         self.config.synchronize_every > 1
     }
 
-    /// Whether the gradients of all micro-batches are added up here before they are reduced, once a step.
+    /// Returns whether gradients of all micro-batches are accumulated locally and reduced once per step.
     pub fn keeps_gradients(&self) -> bool {
         self.sharding() < Sharding::Gradients
     }
 
-    /// Whether this rank's part of what is the same along the axes `replicated` counts in the norm: within a
-    /// replica of the model, every element counts once.
+    /// Returns whether this rank counts a value that is replicated along `replicated` in the norm: within a model
+    /// replica, every element counts once.
     pub fn counts(&self, replicated: AxisSet) -> bool {
         let first = |(axis, ranks): (Axis, &Group)| !replicated.contains(axis) || ranks.rank() == 0;
         self.holders().into_iter().all(first)
     }
 
-    /// The axes besides those of the batch along which ranks hold the same parameters, and the ranks that
-    /// do. Along the pipeline they are its two ends.
+    /// The axes besides the batch axes along which ranks hold the same parameters, with their groups. Along the
+    /// pipeline these are the first and the last stage.
     pub fn holders(&self) -> [(Axis, &Group); 2] {
         [(Axis::Tensor, self.mesh.axis(Axis::Tensor)), (Axis::Pipeline, &self.mesh.stages().ends)]
     }
@@ -114,7 +114,7 @@ impl Shared {
     }
 
     pub fn begin_step(self: &Arc<Shared>, microbatches: usize) {
-        // How often a bucket is complete, and after how many micro-batches.
+        // The number of completions of a bucket, and the micro-batches of each.
         let (rounds, each) =
             if self.keeps_gradients() { (1, microbatches) } else { (microbatches, 1) };
         for (bucket, group) in self.buffers.groups().iter().enumerate() {
@@ -129,7 +129,7 @@ impl Shared {
         }
     }
 
-    /// A parameter's gradient is complete.
+    /// Registers that a parameter's gradient is complete.
     fn arrived(&self, bucket: usize) -> Result<()> {
         {
             let mut reducing = lock(&self.reductions[bucket]);
@@ -162,7 +162,7 @@ impl Shared {
         if self.keeps_gradients() {
             return Ok(());
         }
-        // Only this bucket and those being filled are whole.
+        // Only this bucket and those being filled are unsharded.
         (0..self.reductions.len())
             .filter(|&other| other != bucket)
             .try_for_each(|other| self.settle(other))
@@ -172,7 +172,7 @@ impl Shared {
         (0..self.reductions.len()).try_for_each(|bucket| self.settle(bucket))
     }
 
-    /// Waits for a bucket's reduction and, where gradients are sharded, adds the sum to what is kept.
+    /// Waits for a bucket's reduction and, if gradients are sharded, adds the sum to the shard.
     fn settle(&self, bucket: usize) -> Result<()> {
         let mut reducing = lock(&self.reductions[bucket]);
         let Some(work) = reducing.work.take() else { return Ok(()) };
@@ -208,7 +208,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Errors unless every parameter of a bucket got the contributions of `microbatches`.
+    /// Errors unless every parameter of a bucket got the contributions of `microbatches` micro-batches.
     fn check_counts(&self, bucket: usize, microbatches: usize) -> Result<()> {
         let params = self.buffers.groups()[bucket].params.iter().zip(&self.uses[bucket]);
         let mut counts = params.map(|(param, uses)| (param.leaf().contributions(), uses));
@@ -218,7 +218,7 @@ impl Shared {
         Err(self.miscounted(bucket, microbatches))
     }
 
-    /// Why not every parameter of a bucket got the contributions of `microbatches`.
+    /// The error for a bucket whose contributions do not match `microbatches` micro-batches.
     fn miscounted(&self, bucket: usize, microbatches: usize) -> Error {
         let params = &self.buffers.groups()[bucket].params;
         let missing = missing_gradients(params.iter().map(Param::leaf));
@@ -243,7 +243,7 @@ impl Shared {
         Error::graph("backward", "a gradient arrived outside of a step: call `begin_step` first")
     }
 
-    /// Gathers the weights of a group, of which each rank has updated what it owns.
+    /// Starts gathering the weights of a group, after each rank has updated its shard.
     pub fn gather_weights(&self, group: &ParamGroup) -> Result<Work<()>> {
         if group.owners.is_empty() {
             return Ok(self.mesh.batch().all_gather_flat(&group.weights));
@@ -252,13 +252,13 @@ impl Shared {
         Ok(Work::ready(()))
     }
 
-    /// Steps that are still to be taken, after `steps` of them, until all ranks have the same weights.
+    /// Number of steps, after `steps` steps, until all ranks have equal weights.
     pub fn steps_to_synchronization(&self, steps: u64) -> u64 {
         let every = self.config.synchronize_every as u64;
         steps.next_multiple_of(every) - steps
     }
 
-    /// The mean of the weights of all ranks of the batch, on each of them.
+    /// Averages the weights over all ranks along the batch axes.
     pub fn average_weights(&self) -> Result<()> {
         let batch = self.mesh.batch();
         let sum = |group: &ParamGroup| batch.all_reduce_flat(&group.weights, Reduction::Sum);
@@ -273,8 +273,8 @@ fn fewer(found: usize, told: usize) -> Error {
     Error::graph("backward", message)
 }
 
-/// Errors unless the facts of a parameter are such that its gradients can be reduced: parts along the axes of
-/// the batch, and along another axis only if all ranks there hold the same elements.
+/// Errors unless a parameter's gradients can be reduced. They must be partial along the batch axes, and along another
+/// axis only if all its ranks hold the same elements.
 pub(super) fn check_facts(param: &Param) -> Result<()> {
     let (partial, replicated) = (param.grad_partial(), param.replicated());
     let batch = [Axis::Context, Axis::Data]

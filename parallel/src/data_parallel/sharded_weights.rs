@@ -1,8 +1,8 @@
-//! Weights that are gathered just in time and freed when the next are in use: ZeRO stage 3.
+//! ZeRO stage 3: prefetches sharded weights one bucket ahead of their use, and frees them afterwards.
 //!
-//! Buckets of equal facts form a line, in the order in which backward needs them. Walking along a line, in
-//! either direction, a bucket is gathered while the one before it is in use; the one behind is freed. Tensors
-//! that still read a freed bucket keep its memory until they are gone.
+//! Buckets with equal properties form a line, in the order in which backward needs them. While a bucket is in use,
+//! the next one in the direction of travel is gathered, and the previous one is freed. Tensors that still read a
+//! freed bucket keep its memory.
 
 use ferrotron_nn::ParamGroup;
 use ferrotron_tensor::Result;
@@ -10,20 +10,20 @@ use ferrotron_tensor::Result;
 use super::reductions::Shared;
 use crate::collective::Work;
 
-/// All lines, and what of them is here.
+/// All lines, with their gathered buckets.
 pub(super) struct GatheredWeights {
     lines: Vec<Line>,
 }
 
-/// Buckets of equal facts.
+/// Buckets with equal properties.
 struct Line {
     buckets: Vec<usize>,
     walk: Walk,
-    /// Positions whose weights are here or, with work, on their way: those of the walk.
+    /// Positions with gathered weights or, with work, weights in transit.
     here: Vec<(usize, Option<Work<()>>)>,
 }
 
-/// Which positions of a line are whole: the one in use and a companion.
+/// The gathered positions of a line: the one in use and a companion.
 #[derive(Debug, Default)]
 pub(super) struct Walk {
     len: usize,
@@ -37,11 +37,11 @@ impl Walk {
         Walk { len, ..Walk::default() }
     }
 
-    /// Goes to a position and returns those that have to be gathered: this one first, if it is not here.
+    /// Moves to a position and returns the positions to gather, this one first if it is not gathered yet.
     ///
-    /// The companion is the next in the direction of the walk. At an end the walk turns around, so that it
-    /// is the one before, which is here. A jump, to a tied embedding for example, says nothing of what
-    /// follows, except that a jump back is likely: the companion is where it came from.
+    /// The companion is the next position in the direction of travel. At an end the direction reverses, so it is the
+    /// previous position, which is already gathered. After a jump, for example to a tied embedding, the companion is
+    /// the origin of the jump, since a jump back is likely.
     pub fn go(&mut self, position: usize) -> Vec<usize> {
         if self.current == Some(position) {
             return Vec::new();
@@ -57,14 +57,14 @@ impl Walk {
         wanted.into_iter().filter(|place| !known.contains(place)).flatten().collect()
     }
 
-    /// The neighbour of a position in a direction, or the other one at an end.
+    /// The neighbour of a position in a direction, or the other neighbour at an end.
     fn turning(&self, position: usize, up: bool) -> Option<usize> {
         let above = Some(position + 1).filter(|&above| above < self.len);
         let below = position.checked_sub(1);
         if up { above.or(below) } else { below.or(above) }
     }
 
-    /// Whether a position is here.
+    /// Returns whether a position is gathered.
     fn holds(&self, position: usize) -> bool {
         [self.current, self.companion].contains(&Some(position))
     }
@@ -95,7 +95,7 @@ impl GatheredWeights {
         GatheredWeights { lines: lines(groups).into_iter().map(line).collect() }
     }
 
-    /// Makes sure that the weights of a bucket are here, and begins to gather those that come next.
+    /// Waits until the weights of a bucket are gathered, and starts gathering the next ones.
     pub fn fetch(&mut self, shared: &Shared, bucket: usize) -> Result<()> {
         let found = self.lines.iter_mut().find_map(|line| {
             let position = line.buckets.iter().position(|&other| other == bucket)?;
@@ -108,7 +108,7 @@ impl GatheredWeights {
         line.arrive(position)
     }
 
-    /// Frees all weights: they are about to change.
+    /// Frees all gathered weights, because they are about to change.
     pub fn free_all(&mut self, shared: &Shared) -> Result<()> {
         self.lines.iter_mut().try_for_each(|line| {
             line.walk = Walk::new(line.buckets.len());
@@ -131,7 +131,7 @@ impl Line {
         entry.and_then(|(_, work)| work.take()).map_or(Ok(()), Work::wait)
     }
 
-    /// Frees what the walk has left.
+    /// Frees the positions that are no longer needed.
     fn free(&mut self, shared: &Shared) -> Result<()> {
         for (position, work) in std::mem::take(&mut self.here) {
             if self.walk.holds(position) {
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn a_jump_keeps_where_it_came_from() {
         let mut walk = Walk::new(5);
-        // Forward, with the first matrix again at the end; then back.
+        // Forward, with the first matrix again at the end, then backward.
         gathered(&mut walk, &[4, 3, 2, 1, 0]);
         assert_eq!(
             gathered(&mut walk, &[4, 4, 0, 1, 2, 3, 4]),

@@ -1,4 +1,4 @@
-//! What a step sends, known before it is taken.
+//! Computes the communication volume of a step in advance.
 
 use ferrotron_autograd::lock;
 use ferrotron_nn::{Axis, Optimizer, ParamGroup, Sharding};
@@ -13,30 +13,29 @@ use crate::collective::{Group, balanced};
 pub struct ExpectedTraffic {
     /// To the ranks along the batch axes ([`Mesh::batch`](crate::mesh::Mesh::batch)).
     pub batch: u64,
-    /// To other holders of the same parameters: of norms under sequence parallelism, along the tensor axis,
-    /// and of tied embeddings, at the other end of the pipeline.
+    /// To other holders of the same parameters: along the tensor axis for norms with sequence parallelism, and to the
+    /// other end of the pipeline for tied embeddings.
     pub holders: u64,
 }
 
 impl DataParallel {
-    /// The bytes that this rank sends in `steps` steps of `microbatches` micro-batches each, the first of
-    /// them right after weights were synchronized. The single number of a norm is not among them.
+    /// The bytes that this rank sends in `steps` steps of `microbatches` micro-batches each, the first of them right
+    /// after a synchronization. The reduction of the scalar norm is not included.
     ///
-    /// With `bytes` of parameters, N ranks and m micro-batches this is (N - 1) / N times, up to the rounding
-    /// of parts and where gradients have the type of the weights (half of each sum is the gathering of what was
-    /// reduced),
+    /// With `bytes` of parameters, N ranks and m micro-batches, it sends (N - 1) / N times the following. This is
+    /// exact up to the rounding of shards, and if gradients have the dtype of the weights (half of each sum is an
+    /// all-gather of reduced values).
     ///
     /// - 2 `bytes` without sharding (once in `synchronize_every` steps) and with a sharded optimizer,
     /// - (m + 1) `bytes` with sharded gradients,
-    /// - with sharded weights m `bytes` for gradients and 2 m `bytes` for weights, less what is still here
-    ///   at the turn from forward to backward and back. Of the buckets b1..bn of a line, in the order of a
-    ///   forward pass, the last two are not gathered again in each of m backwards, nor the first two in each
-    ///   of the m - 1 forwards after the first. A matrix used a second time at the end is gathered once more
-    ///   on its way, if its bucket is not one of those. Regions that are [recomputed](Self::recomputing) walk
-    ///   along their buckets forward and back again.
+    /// - with sharded weights, m `bytes` for gradients and 2 m `bytes` for weights, minus the buckets that stay
+    ///   gathered between forward and backward. Of the buckets b1..bn of a line, in forward order, the last two are
+    ///   not gathered again in each of m backwards, nor the first two in each of the m - 1 forwards after the first.
+    ///   A matrix that is used again at the end is gathered once more, unless its bucket is one of those.
+    ///   [Recomputed](Self::recomputing) regions traverse their buckets forward and back again.
     ///
-    /// Sharded weights are counted as if backward read some parameter of every bucket: one of nothing but
-    /// biases is gathered less often.
+    /// The count for sharded weights assumes that backward reads a parameter of every bucket: one with only biases is
+    /// gathered less often.
     pub fn expected_traffic(&self, microbatches: usize, steps: usize) -> ExpectedTraffic {
         let shared = &self.shared;
         let batch = shared.mesh.batch();
@@ -73,15 +72,15 @@ impl DataParallel {
         ExpectedTraffic { batch: in_batch as u64, holders: to_holders as u64 }
     }
 
-    /// The bytes that this rank sends in each step for what `optimizer` adds up over the ranks along the tensor axis:
-    /// [`Optimizer::part_sums`].
+    /// The bytes that this rank sends in each step for the partial sums that `optimizer` reduces along the tensor
+    /// axis: [`Optimizer::part_sums`].
     pub fn expected_part_sums(&self, optimizer: &Optimizer) -> u64 {
         let ranks = self.shared.mesh.axis(Axis::Tensor);
         let sent = |&len: &usize| scatter(ranks, len) + gather(ranks, len);
         (DType::F64.size() * optimizer.part_sums().iter().map(sent).sum::<usize>()) as u64
     }
 
-    /// How often each bucket is gathered in a step with sharded weights.
+    /// Number of gathers of each bucket in a step with sharded weights.
     fn gathers(&self, microbatches: usize) -> Vec<usize> {
         let mut gathers = vec![0; self.shared.buffers.groups().len()];
         for line in lines(self.shared.buffers.groups()) {
@@ -98,7 +97,7 @@ impl DataParallel {
         gathers
     }
 
-    /// The visits in the order in which backward makes them.
+    /// The visits in the order of backward.
     fn backward_visits(&self) -> Vec<usize> {
         let mut order = Vec::new();
         let mut end = self.visits.len();
@@ -113,20 +112,20 @@ impl DataParallel {
     }
 }
 
-/// Elements that this rank sends when `len` are reduced and scattered: every part but its own.
+/// Elements that this rank sends in a reduce-scatter of `len` elements: every shard but its own.
 fn scatter(ranks: &Group, len: usize) -> usize {
     let own = balanced(len, ranks.size(), ranks.rank());
     if ranks.size() == 1 { 0 } else { len - own.len() }
 }
 
-/// As [`scatter`] when they are gathered: every part but the next rank's.
+/// Elements that this rank sends in an all-gather: every shard but the next rank's.
 fn gather(ranks: &Group, len: usize) -> usize {
     let next = balanced(len, ranks.size(), (ranks.rank() + 1) % ranks.size());
     if ranks.size() == 1 { 0 } else { len - next.len() }
 }
 
-/// Elements that this rank sends when each parameter is summed on its owner: all but its own. Sums of 16-bit numbers
-/// are made in parts, by all ranks; of what it owns it then sends those that others make.
+/// Elements that this rank sends when each parameter is reduced to its owner: all but its own. Sums of 16-bit numbers
+/// are computed in shards by all ranks; the owner then also sends the shards that other ranks compute.
 fn reduce(ranks: &Group, group: &ParamGroup, dtype: DType) -> usize {
     let parts_of_others = |numel: usize, rows: usize| {
         let row = numel.checked_div(rows).unwrap_or(0);
@@ -138,7 +137,7 @@ fn reduce(ranks: &Group, group: &ParamGroup, dtype: DType) -> usize {
     numel_of_others(ranks.rank(), group) + own.sum::<usize>()
 }
 
-/// As [`reduce`] when they go out from there, round the ring: all but those that begin at the next rank.
+/// Elements that this rank sends when owners broadcast around the ring: all but those owned by the next rank.
 fn broadcast(ranks: &Group, group: &ParamGroup) -> usize {
     numel_of_others((ranks.rank() + 1) % ranks.size(), group)
 }

@@ -1,8 +1,8 @@
-//! What an optimizer needs that sees parameters whole: gradients are summed on a parameter's owner and its weights
-//! go out from there.
+//! Communication for optimizers that need whole parameters: gradients are reduced to each parameter's owner, and
+//! owners broadcast the updated weights.
 //!
-//! Unlike the shares of a flat, parameters are of any size: each is a call of its own, which is waited for before
-//! the next is made.
+//! Unlike shards of a flat buffer, parameters have arbitrary sizes: each is a separate call, which is waited for
+//! before the next one.
 
 use ferrotron_autograd::{SharedFlat, lock};
 use ferrotron_nn::ParamGroup;
@@ -10,19 +10,19 @@ use ferrotron_tensor::{Result, Tensor};
 
 use crate::collective::{Group, Reduction};
 
-/// Sums each gradient of a group on the rank that owns it; the others' are worth nothing then.
+/// Reduces each gradient of a group to its owner; on other ranks its contents are then undefined.
 pub(super) fn reduce(ranks: &Group, group: &ParamGroup) -> Result<()> {
     exchange(ranks, group, &group.gradients, |tensor, owner| {
         ranks.reduce(tensor, owner, Reduction::Sum)?.wait()
     })
 }
 
-/// Gives every rank the weights that their owners have.
+/// Broadcasts the weights from their owners to every rank.
 pub(super) fn gather(ranks: &Group, group: &ParamGroup) -> Result<()> {
     exchange(ranks, group, &group.weights, |tensor, owner| ranks.broadcast(tensor, owner)?.wait())
 }
 
-/// Calls `f` with each range of a group's flat and its owner, for what is to be in its place.
+/// Replaces each range of a group's flat buffer by the result of `f` for the range and its owner.
 fn exchange(
     ranks: &Group,
     group: &ParamGroup,

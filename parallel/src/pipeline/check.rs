@@ -1,4 +1,4 @@
-//! The checker: proves a schedule complete and free of deadlock, and counts what lives at once.
+//! Validates schedules: proves completeness and freedom from deadlock, and counts peak activations.
 
 use ferrotron_tensor::{Error, Result};
 use std::collections::HashMap;
@@ -7,29 +7,29 @@ use super::instruction::{Direction, Instruction, Message};
 use super::rendezvous::Rendezvous;
 use super::schedule::Schedule;
 
-/// Most activations that live on a rank at once, counted in microbatches of one chunk.
+/// The peak number of activations in memory on a rank, in units of one micro-batch of one chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Peak {
-    /// Activations whose forward has begun and whose backward (its input part, if it is split) is not done.
+    /// Activations between the start of their forward and the end of their backward (its input part, if split).
     pub activations: usize,
-    /// Weight gradients that wait: their closures keep the input and the output gradient of each layer.
+    /// Deferred weight gradients, which save each layer's input and output gradient.
     pub deferred: usize,
-    /// Both together. It may be less than the sum, since the peaks come at different times.
+    /// Peak of the sum of both, which may be less than the sum of the peaks.
     pub total: usize,
 }
 
-/// Proves that a schedule can run and gives the peak of each rank.
+/// Proves that a schedule can run, and returns the peak of each rank.
 ///
-/// It must do each microbatch's forward exactly once on every virtual stage, after its input has
-/// arrived; then its backward, after the gradient of its output has; then, if the backward is split, the
-/// weight part. Every tensor between virtual stages on different ranks must be sent once, after it was
-/// made, and received once. On each channel (a direction between a pair of ranks) both ends must list
-/// the same messages in the same order. And with sends that wait for their receivers, nothing buffered,
-/// every rank must reach the end of its list; then it does with buffered sends too.
+/// It checks the following conditions.
+///
+/// - Each micro-batch has exactly one forward on every virtual stage, after its input has arrived; then one backward,
+///   after the gradient of its output has; then, if the backward is split, its weight part.
+/// - Every tensor between virtual stages on different ranks is sent once, after it was computed, and received once.
+/// - On each channel (a direction between a pair of ranks) both ends list the same messages in the same order.
+/// - With blocking, unbuffered sends every rank reaches the end of its list. It then does with buffered sends too.
 ///
 /// # Errors
-/// The first violation, with rank, index of the instruction and the instruction; for a deadlock, those
-/// of every rank that waits.
+/// The first violation, with rank, instruction index and instruction; for a deadlock, those of every waiting rank.
 pub fn check(schedule: &Schedule) -> Result<Vec<Peak>> {
     let sizes = [schedule.stages(), schedule.microbatches(), schedule.chunks()];
     if sizes.contains(&0) {
@@ -51,7 +51,7 @@ fn wrong(context: String) -> Error {
     Error::value("pipeline schedule", context)
 }
 
-/// What happened so far to a microbatch on one chunk of a rank.
+/// The progress of a micro-batch on one chunk of a rank.
 #[derive(Debug, Clone, Copy, Default)]
 struct Progress {
     input_received: bool,
@@ -63,7 +63,7 @@ struct Progress {
     weight_gradient_done: bool,
 }
 
-/// Goes through the list of a rank: order and completeness as far as the rank itself can tell.
+/// Checks order and completeness of a rank's list, as far as they depend on this rank alone.
 fn follow(schedule: &Schedule, rank: usize) -> Result<Peak> {
     let mut walk = Walk {
         schedule,
@@ -208,12 +208,12 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The first thing that never happened to a microbatch on a chunk.
+    /// The first missing step of a micro-batch on a chunk.
     fn missing(&self, microbatch: usize, chunk: usize) -> Option<&'static str> {
         let at = self.progress[chunk * self.schedule.microbatches() + microbatch];
         let sends =
             |direction| self.schedule.sent(direction, self.rank, microbatch, chunk).is_some();
-        // What was received is not asked for: no forward or backward ran without it.
+        // Receives need no check: without them no forward or backward ran.
         [
             (at.forward_done, "the forward"),
             (at.output_sent || !sends(Direction::Forward), "sending the output"),
@@ -239,10 +239,10 @@ fn addressed(message: &Message, expected: Option<Message>) -> Rule {
 /// Direction, sender, receiver.
 type Channel = (Direction, usize, usize);
 
-/// A message as its receiver names it, with rank and index of the instruction that it belongs to.
+/// A message as named by its receiver, with rank and index of its instruction.
 type Listed = (Message, usize, usize);
 
-/// Both ends of every channel list the same messages in the same order.
+/// Checks that both ends of every channel list the same messages in the same order.
 fn compare_channels(schedule: &Schedule) -> Result<()> {
     let mut sent: HashMap<Channel, Vec<Listed>> = HashMap::new();
     let mut received: Vec<(Channel, Listed)> = Vec::new();
@@ -250,7 +250,7 @@ fn compare_channels(schedule: &Schedule) -> Result<()> {
         for (index, instruction) in list.iter().enumerate() {
             for message in instruction.sends() {
                 let channel = (message.direction, rank, message.peer);
-                // `follow` has seen that there is such a receiver.
+                // `follow` has checked that the receiver exists.
                 if let Some(named) = schedule.at_receiver(rank, message) {
                     sent.entry(channel).or_default().push((named, rank, index));
                 }
@@ -261,7 +261,7 @@ fn compare_channels(schedule: &Schedule) -> Result<()> {
             }
         }
     }
-    // Every send and receive happens once, so equal numbers follow from equal contents.
+    // Every send and receive happens once, so equal contents imply equal numbers.
     let mut taken: HashMap<Channel, usize> = HashMap::new();
     for (channel, (message, rank, index)) in received {
         let next = taken.entry(channel).or_default();

@@ -1,12 +1,12 @@
-//! What a schedule is made from, and the table of refused combinations.
+//! Configuration of schedules, and the rejected combinations.
 
 use ferrotron_tensor::{Error, Result};
 use std::{fmt, str::FromStr};
 
-/// The published schedules. [`Schedule::new`](super::Schedule::new) describes the order of each.
+/// The published schedules. [`Schedule::new`](super::Schedule::new) describes their orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScheduleKind {
-    /// One microbatch at a time, through all stages and back.
+    /// One micro-batch at a time, through all stages and back.
     Naive,
     /// All forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965).
     GPipe,
@@ -15,8 +15,8 @@ pub enum ScheduleKind {
     OneFOneB,
     /// 1F1B with several chunks of the model on each rank (arXiv:2104.04473, section 2.2.2).
     Interleaved,
-    /// Zero-bubble ZB-H1: 1F1B whose weight gradients wait for what would be a bubble (Qi et al. 2023,
-    /// arXiv:2401.10241, section 2.1). The optimizer steps once all ranks are done.
+    /// Zero-bubble ZB-H1: 1F1B that defers weight gradients into its bubbles (Qi et al. 2023, arXiv:2401.10241,
+    /// section 2.1). The optimizer steps after all ranks are done.
     ZbH1,
 }
 
@@ -32,7 +32,7 @@ impl ScheduleKind {
     /// Every kind.
     pub const ALL: [ScheduleKind; 5] = [KINDS[0].1, KINDS[1].1, KINDS[2].1, KINDS[3].1, KINDS[4].1];
 
-    /// Whether the backward comes as two instructions, for the input and for the weights.
+    /// Returns whether the backward is split into two instructions, for the input and for the weights.
     pub fn splits_backward(self) -> bool {
         self == ScheduleKind::ZbH1
     }
@@ -58,33 +58,33 @@ impl FromStr for ScheduleKind {
     }
 }
 
-/// What a schedule is made from.
+/// Configuration of a schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PipelineConfig {
-    /// Which order.
+    /// The order of computations.
     pub kind: ScheduleKind,
-    /// Ranks of the pipeline, p in the papers.
+    /// Number of pipeline ranks, p in the papers.
     pub stages: usize,
-    /// Microbatches of a step, m.
+    /// Number of micro-batches per step, m.
     pub microbatches: usize,
-    /// Chunks of the model on each rank, v; 1 unless interleaved.
+    /// Number of model chunks per rank, v; 1 unless interleaved.
     pub chunks: usize,
 }
 
-/// Largest number of forwards over all ranks: a schedule is a list in memory.
+/// Maximum number of forwards over all ranks, since a schedule is a list in memory.
 const MOST_FORWARDS: usize = 1 << 22;
 
-/// Why a combination makes no sense, in one line; `None` if it does. This is the only place that
-/// decides.
+/// The reason why a combination is rejected, in one line; `None` if it is supported. All such decisions are made
+/// here.
 ///
-/// | refused | since |
+/// | rejected | reason |
 /// |---|---|
-/// | no stage, microbatch or chunk | there is nothing to do |
-/// | `chunks > 1`, not interleaved | the other schedules cut the model once for each rank |
-/// | interleaved, `chunks == 1` | that is 1F1B |
-/// | interleaved, `stages == 1` | there is nobody to interleave with |
-/// | interleaved, `microbatches` not a multiple of `stages` | its groups have one microbatch for each rank |
-/// | more than 2^22 forwards over all ranks | the list would not fit |
+/// | no stage, micro-batch or chunk | nothing to do |
+/// | `chunks > 1`, not interleaved | other schedules have one chunk per rank |
+/// | interleaved, `chunks == 1` | equal to 1F1B |
+/// | interleaved, `stages == 1` | no other rank to interleave with |
+/// | interleaved, `microbatches` not a multiple of `stages` | its groups have one micro-batch per rank |
+/// | more than 2^22 forwards over all ranks | the list would not fit into memory |
 pub fn refusal(config: &PipelineConfig) -> Option<String> {
     let PipelineConfig { kind, stages, microbatches, chunks } = *config;
     if stages == 0 || microbatches == 0 || chunks == 0 {

@@ -1,14 +1,14 @@
-//! Carries out a rank's instructions, whatever the schedule.
+//! Executes a rank's instructions of any schedule.
 //!
-//! Sends are asynchronous, and each direction between two ranks is a channel of its own. Receives are started
-//! where they are listed and waited for where their tensor is needed. A stage's output is handed to its send
-//! and freed with it, before the next message of that direction begins: backward needs only where the output came
-//! from, not its value. So one message a direction is on its way at most, however slow its receiver is, and what a
-//! step takes of memory does not depend on who is faster.
+//! Sends are asynchronous, and each direction between two ranks is a separate channel. Receives are started where
+//! they are listed and waited for where their tensor is needed. A stage's output is moved to its send, and freed
+//! before the next message of that direction starts: backward needs only the output's history, not its value. At most
+//! one message per direction is therefore in transit, however slow the receiver is, and memory use does not depend on
+//! relative speed.
 //!
-//! Along the tensor axis every rank has the same activations, unless they are cut along the sequence. Then
-//! each rank sends its part only, and the receivers gather: the scatter/gather optimization of Narayanan et
-//! al., arXiv 2104.04473, section 4.1.
+//! Along the tensor axis all ranks have the same activations, unless these are sharded along the sequence. Each rank
+//! then sends only its shard and the receivers all-gather: the scatter/gather optimization of Narayanan et al., arXiv
+//! 2104.04473, section 4.1.
 
 use ferrotron_autograd::{DeferredGrads, Leaf, Root, Var, WeightGrads};
 use ferrotron_nn::Axis;
@@ -22,7 +22,7 @@ use crate::collective::{Group, Work};
 use crate::mesh::Mesh;
 use crate::tensor_parallel::SequenceParallel;
 
-/// The part of a model that a rank runs.
+/// The chunks of a model that a rank runs.
 ///
 /// ```
 /// use ferrotron_autograd::Var;
@@ -65,32 +65,31 @@ use crate::tensor_parallel::SequenceParallel;
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 pub trait PipelineModel {
-    /// What passes between stages for a microbatch: dims (those of this rank), dtype and device.
+    /// Dims (local), dtype and device of the tensors between stages for a micro-batch.
     fn activation(&self, microbatch: usize) -> (Vec<usize>, DType, Device);
 
-    /// Runs a chunk of this rank on a microbatch: from the activation of the virtual stage before, or from
-    /// the data where there is none, to the activation that the next one gets, or to the loss.
+    /// Runs a chunk of this rank on a micro-batch. The input is the previous virtual stage's activation, or `None` on
+    /// the first, which reads the data. The result is the activation for the next virtual stage, or the loss.
     fn forward(&mut self, microbatch: usize, chunk: usize, input: Option<Var>) -> Result<Var>;
 
-    /// The gradients of a microbatch in a chunk are complete, those of the weights included.
+    /// Called when all gradients of a micro-batch in a chunk are complete, including weight gradients.
     fn end_backward(&mut self, microbatch: usize, chunk: usize) -> Result<()>;
 }
 
-/// What a rank did.
+/// The record of an execution.
 #[derive(Debug, Clone)]
 pub struct Execution {
-    /// When each instruction began and ended, since the first one began; in order.
+    /// Start and end of each instruction, relative to the first start; in order.
     pub spans: Vec<(Instruction, Duration, Duration)>,
-    /// Most microbatches of a chunk that were in flight at once, those with deferred gradients included:
-    /// what [`check`](super::check) calls the peak.
+    /// Peak number of micro-batches of a chunk in flight, including those with deferred gradients; equal to the peak
+    /// of [`check`](super::check).
     pub peak: usize,
 }
 
-/// Runs this rank's instructions of `schedule`. The gradient of the loss is `scale`: one over the number of
-/// counted tokens of the global batch, times the loss scale.
+/// Runs this rank's instructions of `schedule`. `scale` is the gradient of the loss: the loss scale over the number
+/// of valid tokens of the global batch.
 ///
-/// Errors if the schedule is not complete or of another number of stages, and as the model and the
-/// communication do.
+/// Errors if the schedule is incomplete or has another number of stages, and as the model and the collectives do.
 pub fn execute(
     schedule: &Schedule,
     model: &mut dyn PipelineModel,
@@ -128,7 +127,7 @@ pub fn execute(
     }
 }
 
-/// A microbatch of a chunk between forward and backward.
+/// A micro-batch of a chunk between forward and backward.
 struct Flight {
     input: Option<Leaf>,
     output: Root,
@@ -147,7 +146,7 @@ struct Run<'a> {
     deferred: HashMap<(usize, usize), DeferredGrads>,
 }
 
-/// A tensor on its way here, and the dims that it will have.
+/// A tensor being received, and its unscattered dims.
 struct Arriving {
     work: Work<Tensor>,
     dims: Vec<usize>,
@@ -156,7 +155,7 @@ struct Arriving {
 impl Run<'_> {
     fn step(&mut self, model: &mut dyn PipelineModel, instruction: &Instruction) -> Result<()> {
         let arrived = self.take(instruction)?;
-        // Behind the wait, so that a trace shows the bubble between instructions.
+        // After the wait, so that a trace shows bubbles between instructions.
         let (microbatch, chunk) = instruction.place().unzip();
         let _span = trace_span!("instruction", name = %instruction, microbatch, chunk).entered();
         match *instruction {
@@ -199,7 +198,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What a complete schedule would have used up.
+    /// The first kind of leftover state, which a complete schedule does not have.
     fn left(&self) -> Option<&'static str> {
         [
             (self.flying.is_empty(), "a forward that has no backward"),
@@ -211,7 +210,7 @@ impl Run<'_> {
         .find_map(|(done, what)| (!done).then_some(what))
     }
 
-    /// Walks back from a microbatch's output and hands on the gradient of its input.
+    /// Runs backward from a micro-batch's output and stashes the gradient of its input for sending.
     fn backward(
         &mut self,
         instruction: &Instruction,
@@ -231,7 +230,7 @@ impl Run<'_> {
         Ok(deferred)
     }
 
-    /// What a computation needs from another stage.
+    /// Waits for the tensor that a computation needs from another stage.
     fn take(&mut self, instruction: &Instruction) -> Result<Option<Tensor>> {
         let Some(message) = self.schedule.needed(self.stage, instruction) else { return Ok(None) };
         let Arriving { work, dims } =
@@ -244,7 +243,7 @@ impl Run<'_> {
         whole.reshape(&dims).map(Some)
     }
 
-    /// Keeps what a computation made for its send.
+    /// Stashes a computation's result for its send.
     fn hand_on(&mut self, instruction: &Instruction, tensor: Tensor) {
         if let Some(message) = self.schedule.made(self.stage, instruction) {
             self.leaving.insert(message, tensor);
@@ -263,7 +262,7 @@ impl Run<'_> {
         Ok(Arriving { work: channel.recv(part, 1 - channel.rank())?, dims })
     }
 
-    /// Starts to send what was made for a message; nothing if nothing was.
+    /// Starts sending the tensor stashed for a message; `None` if there is none.
     fn send(&mut self, message: &Message) -> Option<Result<()>> {
         let tensor = self.leaving.remove(message)?;
         Some(self.start_to_send(message.direction, tensor))
@@ -290,7 +289,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The ranks among which activations are scattered on their way.
+    /// The group over which activations are scattered for transfers, if they are.
     fn scattered(&self) -> Option<&Group> {
         let whole = self.mesh.sequence() == SequenceParallel::Off;
         Some(self.mesh.axis(Axis::Tensor)).filter(|tp| whole && tp.size() > 1)

@@ -1,14 +1,14 @@
-//! What the papers promise of each schedule: bubble, time of a step, activations.
+//! Formulas from the papers for each schedule: bubble, step time, peak activations.
 //!
-//! With p stages, m microbatches, v chunks and the times of a microbatch on one rank: t_f forward, t_b
-//! gradient of the input, t_w gradients of the weights. In arXiv:2104.04473, whose backward is not
-//! split, t_b stands for our t_b + t_w. Communication takes no time.
+//! With p stages, m micro-batches, v chunks and the times of a micro-batch on one rank: t_f forward, t_b gradient of
+//! the input, t_w gradients of the weights. In arXiv:2104.04473, whose backward is not split, t_b stands for t_b +
+//! t_w here. Communication takes no time.
 
 use super::check::Peak;
 use super::config::{PipelineConfig, ScheduleKind};
 use super::simulate::Times;
 
-/// The bubble as text, in the letters of this module.
+/// The bubble as text, in the symbols of this module.
 pub fn bubble_text(kind: ScheduleKind) -> &'static str {
     match kind {
         ScheduleKind::Naive => "m (p-1) (tf+tb+tw)",
@@ -18,7 +18,7 @@ pub fn bubble_text(kind: ScheduleKind) -> &'static str {
     }
 }
 
-/// The bubble as a share of the ideal time, as text; `None` where it depends on the times.
+/// The bubble as a fraction of the ideal time, as text; `None` if it depends on the times.
 pub fn bubble_share_text(kind: ScheduleKind) -> Option<&'static str> {
     match kind {
         ScheduleKind::Naive => Some("p-1"),
@@ -28,7 +28,7 @@ pub fn bubble_share_text(kind: ScheduleKind) -> Option<&'static str> {
     }
 }
 
-/// The time of a step as text.
+/// The step time, as text.
 pub fn iteration_text(kind: ScheduleKind) -> &'static str {
     match kind {
         ScheduleKind::Naive => "m p (tf+tb+tw)",
@@ -38,18 +38,17 @@ pub fn iteration_text(kind: ScheduleKind) -> &'static str {
     }
 }
 
-/// Whether [`bubble`] and [`iteration_time`] are exact; if not, they are lower bounds. They are without
-/// communication and, for ZB-H1, where t_w is neither longer than t_f nor than t_b.
+/// Returns whether [`bubble`] and [`iteration_time`] are exact; otherwise they are lower bounds. They are exact
+/// without communication and, for ZB-H1, if t_w is at most t_f and t_b.
 pub fn is_exact(kind: ScheduleKind, times: &Times) -> bool {
     let fills = times.backward_weight <= times.forward.min(times.backward_input);
     times.communication == 0.0 && (kind != ScheduleKind::ZbH1 || fills)
 }
 
-/// Time that a step takes beyond the m (t_f + t_b + t_w) in which a rank computes.
+/// Time of a step in excess of the m (t_f + t_b + t_w) that a rank computes.
 ///
-/// Sections 2.2.1 and 2.2.2 of arXiv:2104.04473 for GPipe, 1F1B and interleaved 1F1B. Table 2 of
-/// arXiv:2401.10241 for ZB-H1, (p-1) (t_f + t_b - t_w); here with fewer microbatches than stages too.
-/// See [`is_exact`].
+/// Sections 2.2.1 and 2.2.2 of arXiv:2104.04473 for GPipe, 1F1B and interleaved 1F1B. Table 2 of arXiv:2401.10241 for
+/// ZB-H1, (p-1) (t_f + t_b - t_w), extended here to fewer micro-batches than stages. See [`is_exact`].
 pub fn bubble(config: &PipelineConfig, times: &Times) -> f64 {
     let microbatches = config.microbatches as f64;
     let others = config.stages as f64 - 1.0;
@@ -65,16 +64,16 @@ pub fn bubble(config: &PipelineConfig, times: &Times) -> f64 {
 }
 
 /// Time of a step without its optimizer. For GPipe and 1F1B this is equation (1) of arXiv:2104.04473,
-/// (b'/b + p - 1) (t_f + t_b), where b'/b is the number of microbatches.
+/// (b'/b + p - 1) (t_f + t_b), where b'/b is the number of micro-batches.
 pub fn iteration_time(config: &PipelineConfig, times: &Times) -> f64 {
     config.microbatches as f64 * times.microbatch() + bubble(config, times)
 }
 
-/// Most activations that live on a rank at once, in microbatches of one chunk.
+/// Peak number of activations on a rank, in micro-batches of one chunk.
 ///
-/// A rank holds one activation more than the forwards of its warm-up: [`Schedule::new`] lists these.
-/// With ZB-H1, weight gradients wait too: one after each input gradient, r + 1 at most on rank r, so that
-/// every rank holds p in all.
+/// A rank holds one activation more than its warm-up has forwards: [`Schedule::new`] lists these. With ZB-H1 weight
+/// gradients are also deferred, one per input gradient and at most r + 1 on rank r, so that every rank holds p in
+/// total.
 ///
 /// [`Schedule::new`]: super::Schedule::new
 pub fn peak(config: &PipelineConfig, rank: usize) -> Peak {

@@ -1,4 +1,4 @@
-//! The published schedules: in which order a rank computes.
+//! Generates the published schedules: each rank's order of computations.
 
 use ferrotron_tensor::{Error, Result};
 use std::collections::VecDeque;
@@ -11,27 +11,26 @@ use super::transfers;
 impl Schedule {
     /// The instructions of a published schedule.
     ///
-    /// The order of computations, with p stages, m microbatches and v chunks, on rank r:
+    /// The order of computations, with p stages, m micro-batches and v chunks, on rank r:
     ///
-    /// - *naive*: forward and backward of each microbatch in turn.
-    /// - *GPipe*: all forwards, then all backwards, both in the order of the microbatches (as drawn in
-    ///   figure 3 of arXiv:2104.04473), so that gradients add up in the order of serial training.
-    /// - *1F1B*: p - r - 1 forwards, then one forward and one backward in turns, then the backwards that
-    ///   are left.
-    /// - *interleaved*: microbatches go in groups of p; a group passes through chunk 0, then 1, and so
-    ///   on, backwards through the chunks in reverse. The order is that of 1F1B over these m v passes
-    ///   after 2 (p - r - 1) + (v - 1) p forwards, as in Megatron-LM.
-    /// - *ZB-H1*: forwards and input gradients as 1F1B. Rank r runs a weight gradient after each input
-    ///   gradient too, but r behind it; so all ranks hold p activations at most. What is left over
-    ///   at the end fills the time in which 1F1B waits for gradients.
+    /// - *naive*: forward and backward of each micro-batch in turn.
+    /// - *GPipe*: all forwards, then all backwards, both in the order of the micro-batches (as drawn in figure 3 of
+    ///   arXiv:2104.04473), so that gradients accumulate in the order of serial training.
+    /// - *1F1B*: a warm-up of p - r - 1 forwards, then one forward and one backward alternately, then the remaining
+    ///   backwards.
+    /// - *interleaved*: micro-batches form groups of p. A group passes through chunk 0, then 1, and so on, and
+    ///   backward through the chunks in reverse. The order is that of 1F1B over these m v passes after a warm-up of 2
+    ///   (p - r - 1) + (v - 1) p forwards, as in Megatron-LM.
+    /// - *ZB-H1*: forwards and input gradients as in 1F1B. Rank r also runs a weight gradient after each input
+    ///   gradient, r micro-batches behind it, so that all ranks hold at most p activations. The remaining weight
+    ///   gradients fill the time in which 1F1B waits for gradients at the end.
     ///
-    /// A send follows the computation that made the tensor and a receive precedes the one that needs
-    /// it; both are one [`Instruction::Exchange`] where nothing is between them. A receive comes earlier
-    /// where a schedule would otherwise deadlock if sends waited for their receivers; that is so on
-    /// the way back from the last rank to the first.
+    /// A send follows the computation that produces its tensor, and a receive precedes the one that consumes it;
+    /// adjacent ones form one [`Instruction::Exchange`]. A receive is moved earlier if the schedule would otherwise
+    /// deadlock with blocking sends; that is the case for messages from the last rank to the first.
     ///
     /// # Errors
-    /// What [`refusal`] refuses.
+    /// Errors if [`refusal`] rejects the configuration.
     pub fn new(config: &PipelineConfig) -> Result<Schedule> {
         if let Some(why) = refusal(config) {
             return Err(Error::config("pipeline schedule", why));
@@ -43,7 +42,7 @@ impl Schedule {
     }
 }
 
-/// The computations of a rank; messages are put between them later.
+/// The computations of a rank, without messages.
 fn computations(config: &PipelineConfig, rank: usize) -> Vec<Instruction> {
     let PipelineConfig { kind, stages, microbatches, chunks } = *config;
     let after = stages - rank - 1;
@@ -58,7 +57,7 @@ fn computations(config: &PipelineConfig, rank: usize) -> Vec<Instruction> {
     }
 }
 
-/// `warm_up` forwards, then a forward and a backward in turns, then the backwards that are left.
+/// `warm_up` forwards, then forwards and backwards alternately, then the remaining backwards.
 fn one_forward_one_backward(config: &PipelineConfig, warm_up: usize) -> Vec<Instruction> {
     let passes = config.microbatches * config.chunks;
     let warm_up = warm_up.min(passes);
@@ -80,16 +79,16 @@ fn one_forward_one_backward(config: &PipelineConfig, warm_up: usize) -> Vec<Inst
     list
 }
 
-/// Microbatch and chunk of a rank's n-th forward: a group of one microbatch for each rank goes through
-/// all chunks before the next group begins. With one chunk, microbatch n.
+/// Micro-batch and chunk of a rank's n-th forward: a group with one micro-batch per rank passes through all chunks
+/// before the next group starts. With one chunk, micro-batch n.
 fn pass_of(config: &PipelineConfig, pass: usize) -> (usize, usize) {
     let PipelineConfig { stages, chunks, .. } = *config;
     let (group, within) = (pass / (stages * chunks), pass % (stages * chunks));
     (group * stages + within % stages, within / stages)
 }
 
-/// Cuts each backward in two. The weight part of a microbatch follows the input part of the one that is
-/// `behind` later, the last ones come at the end.
+/// Splits each backward in two. A micro-batch's weight part follows the input part of the one that is `behind` later;
+/// the last ones are at the end.
 fn split_backward(list: Vec<Instruction>, behind: usize) -> Vec<Instruction> {
     let mut split = Vec::with_capacity(list.len() * 3 / 2);
     let mut deferred = VecDeque::new();

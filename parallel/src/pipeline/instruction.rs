@@ -1,9 +1,9 @@
-//! What a rank of a pipeline is told to do: the instructions, and how a rank names its messages.
+//! Pipeline instructions and messages of a rank.
 
 use std::fmt;
 
-/// Which way a message travels. Each direction between two ranks is a channel of its own, whose
-/// messages arrive in the order in which they were sent.
+/// The direction of a message. Each direction between two ranks is a separate channel, which delivers messages in the
+/// order of sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Direction {
     /// Activations, from a virtual stage to the next one.
@@ -12,73 +12,72 @@ pub enum Direction {
     Backward,
 }
 
-/// One tensor on its way between neighbouring virtual stages, as the rank that handles it names it.
+/// A tensor between adjacent virtual stages, as named by the rank that sends or receives it.
 ///
-/// Both ends name their own chunk, so that a rank need not know how the other one counts. Sending
-/// forward, `chunk` is the one whose output leaves; receiving forward, the one whose input arrives.
-/// Sending backward, it is the one whose input gradient leaves; receiving backward, the one whose output
-/// gradient arrives. The two differ where a message goes between the last rank and the first.
+/// Each end uses its own chunk number. For a forward send, `chunk` is the one whose output is sent; for a forward
+/// receive, the one whose input arrives. For a backward send it is the one whose input gradient is sent; for a
+/// backward receive, the one whose output gradient arrives. The two numbers differ for messages between the last rank
+/// and the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Message {
     /// The channel.
     pub direction: Direction,
-    /// Number of the microbatch.
+    /// Index of the micro-batch.
     pub microbatch: usize,
-    /// This rank's chunk that made the tensor or needs it.
+    /// This rank's chunk that produces or consumes the tensor.
     pub chunk: usize,
     /// The rank at the other end.
     pub peer: usize,
 }
 
-/// One step of a rank.
+/// An instruction of a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Instruction {
-    /// Run the chunk on a microbatch. Its input was received before, unless it is the first virtual stage.
+    /// Run the chunk on a micro-batch. Its input was received before, unless this is the first virtual stage.
     Forward {
-        /// Number of the microbatch.
+        /// Index of the micro-batch.
         microbatch: usize,
         /// Chunk of this rank.
         chunk: usize,
     },
     /// The whole backward: gradients of the input and of the weights.
     Backward {
-        /// Number of the microbatch.
+        /// Index of the micro-batch.
         microbatch: usize,
         /// Chunk of this rank.
         chunk: usize,
     },
-    /// The gradient of the input alone; that of the weights is deferred.
+    /// The gradient of the input; the gradients of the weights are deferred.
     BackwardInput {
-        /// Number of the microbatch.
+        /// Index of the micro-batch.
         microbatch: usize,
         /// Chunk of this rank.
         chunk: usize,
     },
     /// The deferred gradients of the weights.
     BackwardWeight {
-        /// Number of the microbatch.
+        /// Index of the micro-batch.
         microbatch: usize,
         /// Chunk of this rank.
         chunk: usize,
     },
-    /// Hand a tensor to another rank.
+    /// Send a tensor to another rank.
     Send(Message),
-    /// Take a tensor from another rank. It is enough to start this: the computation that needs the
-    /// tensor, which may come later, waits for it.
+    /// Receive a tensor from another rank. Executors only start it: the computation that consumes the tensor waits
+    /// for it.
     Receive(Message),
-    /// Sends and receives that are started together and may end in any order. A rank that sends first
-    /// and receives later would wait for ever for one that does the same towards it, if sends wait for
-    /// their receivers.
+    /// Sends and receives that are started together and complete in any order. With blocking sends, two ranks that
+    /// both send first and receive afterwards would deadlock.
     Exchange {
-        /// What leaves.
+        /// Messages sent.
         sends: Vec<Message>,
-        /// What arrives.
+        /// Messages received.
         receives: Vec<Message>,
     },
 }
 
 impl Instruction {
-    /// The messages that the instruction sends.
+    /// The messages sent by the instruction.
     pub fn sends(&self) -> &[Message] {
         match self {
             Instruction::Send(message) => std::slice::from_ref(message),
@@ -87,7 +86,7 @@ impl Instruction {
         }
     }
 
-    /// The messages that the instruction receives.
+    /// The messages received by the instruction.
     pub fn receives(&self) -> &[Message] {
         match self {
             Instruction::Receive(message) => std::slice::from_ref(message),
@@ -96,7 +95,7 @@ impl Instruction {
         }
     }
 
-    /// The microbatch and the chunk of a computation; `None` for messages.
+    /// Micro-batch and chunk of a computation; `None` for messages.
     pub fn place(&self) -> Option<(usize, usize)> {
         match *self {
             Instruction::Forward { microbatch, chunk }
@@ -107,8 +106,8 @@ impl Instruction {
         }
     }
 
-    /// Which way a computation passes its result on, its microbatch and chunk; `None` for the weight part
-    /// of a backward, whose result stays, and for messages.
+    /// The direction of a computation's result, with its micro-batch and chunk. `None` for messages and for the
+    /// weight part of a backward, whose result stays local.
     pub(super) fn along(&self) -> Option<(Direction, usize, usize)> {
         match *self {
             Instruction::Forward { microbatch, chunk } => {

@@ -1,12 +1,12 @@
-//! Runs the messages of a schedule as if every send waited for its receiver, to find where it stops.
+//! Runs the messages of a schedule with blocking sends, to find where it deadlocks.
 //!
-//! Time does not matter: a rank stays at an instruction until each of its messages has met the other
-//! end, and which pairs meet first cannot change where all ranks stop.
+//! Timing does not matter: a rank stays at an instruction until each of its messages has met its counterpart, and the
+//! order of meetings does not affect where the ranks stop.
 
 use super::instruction::{Instruction, Message};
 use super::schedule::Schedule;
 
-/// Where every rank is, and which of its messages there have not met their other end.
+/// The position of every rank, and its pending messages there.
 pub struct Rendezvous<'a> {
     schedule: &'a Schedule,
     position: Vec<usize>,
@@ -15,8 +15,8 @@ pub struct Rendezvous<'a> {
 }
 
 impl<'a> Rendezvous<'a> {
-    /// All ranks before their first instruction. The schedule says who is whose neighbour; the
-    /// instructions come with [`advance`](Self::advance), since they may change between calls.
+    /// All ranks before their first instruction. The schedule defines neighbours; the instructions are passed to
+    /// [`advance`](Self::advance), since they may change between calls.
     pub fn new(schedule: &'a Schedule, lists: &[Vec<Instruction>]) -> Self {
         let ranks = lists.len();
         let empty = vec![Vec::new(); ranks];
@@ -32,7 +32,7 @@ impl<'a> Rendezvous<'a> {
         start
     }
 
-    /// Goes on until no rank can; true if all have reached their ends.
+    /// Advances until no rank can move; true if all have reached their ends.
     pub fn advance(&mut self, lists: &[Vec<Instruction>]) -> bool {
         let mut moved = true;
         while moved {
@@ -52,7 +52,7 @@ impl<'a> Rendezvous<'a> {
         self.position.iter().zip(lists).all(|(&position, list)| position == list.len())
     }
 
-    /// Where a rank is.
+    /// The index of a rank's current instruction.
     pub fn position(&self, rank: usize) -> usize {
         self.position[rank]
     }
@@ -62,7 +62,7 @@ impl<'a> Rendezvous<'a> {
         &self.sends[rank]
     }
 
-    /// A receive was added to the instruction at which a rank is.
+    /// Registers a receive that was added to a rank's current instruction.
     pub fn add_receive(&mut self, rank: usize, message: Message) {
         self.receives[rank].push(message);
     }
@@ -74,7 +74,7 @@ impl<'a> Rendezvous<'a> {
         }
     }
 
-    /// Takes away the sends of a rank whose receivers are there. Receives are met by their senders.
+    /// Removes the sends of a rank whose receivers are waiting, and those receives.
     fn meet(&mut self, rank: usize) -> bool {
         let before = self.sends[rank].len();
         let mut sends = std::mem::take(&mut self.sends[rank]);

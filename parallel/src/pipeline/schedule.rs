@@ -1,8 +1,8 @@
-//! A schedule: the instructions of every rank, and who neighbours whom.
+//! Schedules: the instructions of every rank, and the topology of virtual stages.
 
 use super::instruction::{Direction, Instruction, Message};
 
-/// The instructions of every rank of a pipeline for one step.
+/// The instructions of every pipeline rank for one step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Schedule {
     stages: usize,
@@ -12,8 +12,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// A schedule written by hand, one list for each of the stages. Nothing is checked here: see
-    /// [`check`](super::check).
+    /// A custom schedule, with one list per stage. It is not checked here: see [`check`](super::check).
     pub fn from_instructions(
         ranks: Vec<Vec<Instruction>>,
         microbatches: usize,
@@ -22,7 +21,7 @@ impl Schedule {
         Schedule { stages: ranks.len(), microbatches, chunks, ranks }
     }
 
-    /// One microbatch through all chunks, without backward: for evaluation.
+    /// One micro-batch through all chunks, without backward, for evaluation.
     pub fn forward_only(stages: usize, chunks: usize) -> Schedule {
         let mut schedule = Schedule::from_instructions(vec![Vec::new(); stages], 1, chunks);
         let forward = |chunk| Instruction::Forward { microbatch: 0, chunk };
@@ -40,42 +39,42 @@ impl Schedule {
         schedule
     }
 
-    /// Ranks of the pipeline.
+    /// Number of pipeline ranks.
     pub fn stages(&self) -> usize {
         self.stages
     }
 
-    /// Microbatches of the step.
+    /// Number of micro-batches per step.
     pub fn microbatches(&self) -> usize {
         self.microbatches
     }
 
-    /// Chunks on each rank.
+    /// Number of chunks per rank.
     pub fn chunks(&self) -> usize {
         self.chunks
     }
 
-    /// What a rank does, in order. Panics if there is no such rank.
+    /// A rank's instructions, in order. Panics if there is no such rank.
     pub fn instructions(&self, rank: usize) -> &[Instruction] {
         &self.ranks[rank]
     }
 
-    /// What every rank does.
+    /// Every rank's instructions.
     pub fn ranks(&self) -> &[Vec<Instruction>] {
         &self.ranks
     }
 
-    /// Number of the virtual stage that a rank's chunk is: `chunk * stages + rank`.
+    /// The virtual stage of a rank's chunk: `chunk * stages + rank`.
     pub(super) fn virtual_stage(&self, rank: usize, chunk: usize) -> usize {
         chunk * self.stages + rank
     }
 
-    /// Number of the virtual stages: the last one is `virtual_stages() - 1`.
+    /// Number of virtual stages.
     fn virtual_stages(&self) -> usize {
         self.stages * self.chunks
     }
 
-    /// What a rank's chunk receives before its forward or backward; `None` at the ends of the model.
+    /// The message that a chunk receives before its forward or backward; `None` at the ends of the model.
     pub(super) fn received(
         &self,
         direction: Direction,
@@ -91,7 +90,7 @@ impl Schedule {
         Some(Message { direction, microbatch, chunk, peer: from % self.stages })
     }
 
-    /// What a rank's chunk sends after its forward or backward; `None` at the ends of the model.
+    /// The message that a chunk sends after its forward or backward; `None` at the ends of the model.
     pub(super) fn sent(
         &self,
         direction: Direction,
@@ -108,20 +107,20 @@ impl Schedule {
         Some(Message { direction, ..message })
     }
 
-    /// The message whose tensor a computation needs; `None` at the ends of the model, for the weight part
-    /// of a backward, and for messages.
+    /// The message that a computation waits for. `None` at the ends of the model, for the weight part of a backward,
+    /// and for messages.
     pub fn needed(&self, rank: usize, instruction: &Instruction) -> Option<Message> {
         let (direction, microbatch, chunk) = instruction.along()?;
         self.received(direction, rank, microbatch, chunk)
     }
 
-    /// The message that carries on what a computation made; `None` as for [`needed`](Self::needed).
+    /// The message that carries a computation's result; `None` as for [`needed`](Self::needed).
     pub fn made(&self, rank: usize, instruction: &Instruction) -> Option<Message> {
         let (direction, microbatch, chunk) = instruction.along()?;
         self.sent(direction, rank, microbatch, chunk)
     }
 
-    /// How the receiver names what `rank` sends; `None` if there is no such receiver.
+    /// The receiver's name for a message that `rank` sends; `None` if there is no such receiver.
     pub(super) fn at_receiver(&self, rank: usize, sent: &Message) -> Option<Message> {
         let stage = self.virtual_stage(rank, sent.chunk);
         let to = match sent.direction {

@@ -1,4 +1,4 @@
-//! The simulator: when each instruction begins and ends, for given durations.
+//! Simulates schedules: the start and end of each instruction, for given durations.
 
 use ferrotron_tensor::{Error, Result};
 use std::collections::HashMap;
@@ -7,28 +7,28 @@ use super::check::check;
 use super::instruction::{Instruction, Message};
 use super::schedule::Schedule;
 
-/// Durations in seconds on a whole rank: with v chunks each chunk takes a v-th.
+/// Durations in seconds for a whole rank; with v chunks, each chunk takes a v-th.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Times {
-    /// Forward of a microbatch, t_f.
+    /// Forward of a micro-batch, t_f.
     pub forward: f64,
-    /// Gradient of the input, t_b of the zero-bubble paper. An unsplit backward takes this and the weights'.
+    /// Gradient of the input, t_b of the zero-bubble paper. An unsplit backward takes t_b + t_w.
     pub backward_input: f64,
     /// Gradients of the weights, t_w.
     pub backward_weight: f64,
-    /// From the end of a send's computation until the tensor is there. It costs the sender no time.
+    /// Time from the end of the producing computation until the tensor has arrived. It does not block the sender.
     pub communication: f64,
 }
 
 impl Default for Times {
-    /// Equal parts, as the matrix products of a linear layer have, and no communication.
+    /// Equal times, as for the matrix products of a linear layer, and no communication.
     fn default() -> Self {
         Times { forward: 1.0, backward_input: 1.0, backward_weight: 1.0, communication: 0.0 }
     }
 }
 
 impl Times {
-    /// Forward and backward of a microbatch.
+    /// Forward and backward of a micro-batch.
     pub fn microbatch(&self) -> f64 {
         self.forward + self.backward_input + self.backward_weight
     }
@@ -49,7 +49,7 @@ impl Times {
         ))
     }
 
-    /// Duration of an instruction that computes; none for messages.
+    /// Duration of a computation; 0 for messages.
     fn of(&self, instruction: &Instruction, chunks: usize) -> f64 {
         let whole = match instruction {
             Instruction::Forward { .. } => self.forward,
@@ -62,18 +62,18 @@ impl Times {
     }
 }
 
-/// When an instruction ran. Messages take no time: a computation begins when its tensor is there.
+/// An instruction with its time span. Messages take no time: a computation starts when its tensor has arrived.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Span {
-    /// What ran.
+    /// The instruction.
     pub instruction: Instruction,
-    /// Its begin in seconds, from the begin of the step.
+    /// Start in seconds, relative to the start of the step.
     pub start: f64,
-    /// Its end.
+    /// End in seconds.
     pub end: f64,
 }
 
-/// When every rank did what.
+/// The time spans of all ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Timeline {
     /// The instructions of each rank in order.
@@ -89,22 +89,22 @@ impl Timeline {
         ends.fold(0.0, |total, span| span.end.max(total))
     }
 
-    /// Time in which a rank computes.
+    /// Compute time of a rank.
     fn busy(&self, rank: usize) -> f64 {
         self.computations(rank).map(|span| span.end - span.start).sum()
     }
 
-    /// The time that the step would take if no rank ever waited: that of the busiest.
+    /// Time of the step if no rank waited: the compute time of the busiest rank.
     pub fn ideal(&self) -> f64 {
         (0..self.ranks.len()).fold(0.0, |ideal, rank| self.busy(rank).max(ideal))
     }
 
-    /// What the pipeline costs: the total time beyond the ideal one.
+    /// The bubble: total minus ideal time.
     pub fn bubble(&self) -> f64 {
         self.total() - self.ideal()
     }
 
-    /// What a rank computes and when, without messages.
+    /// The computations of a rank with their time spans, without messages.
     pub fn computations(&self, rank: usize) -> impl Iterator<Item = &Span> {
         let spans = self.ranks[rank].iter();
         spans.filter(|span| {
@@ -113,17 +113,16 @@ impl Timeline {
     }
 }
 
-/// Times a schedule as an executor runs it: each rank goes through its list in order, messages are only
-/// started there and cost no time, and a computation waits until the tensor that it needs has arrived.
-/// The same input gives the same timeline to the last bit.
+/// Simulates the executor: each rank processes its list in order, messages are started without cost, and a
+/// computation waits until its tensor has arrived. Results are deterministic to the last bit.
 ///
 /// # Errors
-/// Durations that are negative, not finite or all zero; a schedule that [`check`] refuses.
+/// Errors if durations are negative, not finite or all zero, or if [`check`] rejects the schedule.
 pub fn simulate(schedule: &Schedule, times: &Times) -> Result<Timeline> {
     times.validated()?;
     check(schedule)?;
     let mut ranks: Vec<Vec<Span>> = vec![Vec::new(); schedule.stages()];
-    // When each tensor is there, by receiver and its name for the message.
+    // Arrival times by receiver and its name for the message.
     let mut arrivals: HashMap<(usize, Message), f64> = HashMap::new();
     let mut moved = true;
     while moved {
@@ -133,7 +132,7 @@ pub fn simulate(schedule: &Schedule, times: &Times) -> Result<Timeline> {
                 let before = spans.last().map_or(0.0, |span| span.end);
                 let needed = schedule.needed(rank, instruction);
                 let arrival = needed.map(|message| arrivals.get(&(rank, message)).copied());
-                // Made later: this rank goes on in the next round.
+                // Not sent yet: this rank continues in the next round.
                 let Some(arrival) = arrival.unwrap_or(Some(before)) else { break };
                 let start = arrival.max(before);
                 let end = start + times.of(instruction, schedule.chunks());

@@ -1,5 +1,5 @@
-//! A timeline as a picture, in the manner of figure 4 of arXiv:2104.04473: a row for each rank, a box
-//! with the number of the microbatch for each computation, a shade for each chunk.
+//! Draws a timeline as SVG, in the style of figure 4 of arXiv:2104.04473: one row per rank, one box with the
+//! micro-batch number per computation, one shade per chunk.
 
 use std::fmt::Write;
 
@@ -12,7 +12,7 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 62.0;
 const LEGEND: f64 = 74.0;
-/// Width that the shortest computation gets, as long as the picture does not exceed [`WIDEST`].
+/// Width of the shortest computation, unless the picture would exceed [`WIDEST`].
 const BOX: f64 = 24.0;
 const WIDEST: f64 = 6000.0;
 const NARROWEST: f64 = 640.0;
@@ -20,7 +20,7 @@ const FONT: f64 = 12.0;
 /// Width of a digit in units of the font size, in common sans-serif fonts.
 const DIGIT: f64 = 0.56;
 
-/// What is drawn: name and colour as red, green and blue.
+/// Names and RGB colours of the kinds of computations.
 const KINDS: [(&str, [f64; 3]); 4] = [
     ("forward", [38.0, 92.0, 170.0]),
     ("backward", [40.0, 128.0, 74.0]),
@@ -28,7 +28,7 @@ const KINDS: [(&str, [f64; 3]); 4] = [
     ("backward, weights", [190.0, 104.0, 20.0]),
 ];
 
-/// Row of [`KINDS`].
+/// The row of [`KINDS`] for an instruction.
 fn kind(instruction: &Instruction) -> usize {
     match instruction {
         Instruction::Backward { .. } => 1,
@@ -38,7 +38,7 @@ fn kind(instruction: &Instruction) -> usize {
     }
 }
 
-/// The colour of a kind, lighter with each chunk, and that of the number on it.
+/// The fill colour of a kind, lighter for later chunks, and the colour of its number.
 fn colours(kind: usize, chunk: usize, chunks: usize) -> (String, &'static str) {
     let light = 0.72 * chunk as f64 / (chunks.max(2) - 1) as f64;
     let [red, green, blue] = KINDS[kind].1.map(|part| (part + (255.0 - part) * light).round());
@@ -89,7 +89,7 @@ pub fn draw(timeline: &Timeline, title: &str) -> String {
     svg.0
 }
 
-/// Marks of the time at 1, 2 or 5 times a power of ten.
+/// Draws the time axis, with marks at 1, 2 or 5 times a power of ten.
 fn axis(svg: &mut Svg, total: f64, scale: f64, y: f64) {
     let (per_second, name) = time_unit(total);
     let least = 44.0 / scale;
@@ -108,7 +108,7 @@ fn axis(svg: &mut Svg, total: f64, scale: f64, y: f64) {
     svg.text(LEFT - 10.0, y + 18.0, "end", "fill=\"#555\"", &format!("time/{name}"));
 }
 
-/// The colours that occur, a box for each chunk.
+/// Draws the legend: the kinds that occur, with a box per chunk.
 fn legend(svg: &mut Svg, timeline: &Timeline, y: f64) {
     let mut x = LEFT;
     for (row, (name, _)) in KINDS.iter().enumerate() {
@@ -132,7 +132,7 @@ fn legend(svg: &mut Svg, timeline: &Timeline, y: f64) {
     }
 }
 
-/// The text of the picture as it grows.
+/// The SVG text under construction.
 struct Svg(String);
 
 impl Svg {

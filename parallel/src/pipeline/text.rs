@@ -1,4 +1,4 @@
-//! A timeline as text: a row for each rank, a column for each unit of time.
+//! Draws a timeline as text: one row per rank, one column per unit of time.
 //!
 //! ```text
 //! time/s  0           4           8
@@ -6,9 +6,8 @@
 //! rank 1  .  F0 B0--- F1 B1--- .  .
 //! ```
 //!
-//! F is a forward, B a backward (or its input part), W the weight part; the number is the microbatch's,
-//! with more than one chunk followed by a point and the chunk's. Dashes go on to the end, a point is a
-//! unit of waiting.
+//! F is a forward, B a backward (or its input part), W the weight part. The number is the micro-batch; with more than
+//! one chunk, a point and the chunk follow. Dashes extend to the end of a computation; a point is a unit of waiting.
 
 use super::instruction::Instruction;
 use super::simulate::{Span, Timeline};
@@ -16,10 +15,10 @@ use super::simulate::{Span, Timeline};
 /// Columns between two marks of the time axis.
 const MARK_EVERY: usize = 4;
 
-/// Most columns of a timeline. Where one has more units, a column stands for several.
+/// Maximum number of columns of a timeline. Longer timelines use a larger unit per column.
 const MOST_COLUMNS: f64 = 4000.0;
 
-/// Letter, microbatch and chunk of a computation.
+/// Letter, micro-batch and chunk of a computation.
 pub(super) fn parts(instruction: &Instruction) -> Option<(char, usize, usize)> {
     match *instruction {
         Instruction::Forward { microbatch, chunk } => Some(('F', microbatch, chunk)),
@@ -30,8 +29,8 @@ pub(super) fn parts(instruction: &Instruction) -> Option<(char, usize, usize)> {
     }
 }
 
-/// Draws a timeline with lines of at most `width` characters, if that is possible; what is longer goes on
-/// in a block below. Where durations have no common unit, begins and ends are rounded to columns.
+/// Draws a timeline with lines of at most `width` characters if possible; longer timelines continue in a block below.
+/// If durations have no common unit, starts and ends are rounded to columns.
 pub fn draw(timeline: &Timeline, width: usize) -> String {
     let unit = unit(timeline);
     let label = |span: &Span| {
@@ -87,7 +86,7 @@ fn push_line(text: &mut String, line: &str) {
     text.push('\n');
 }
 
-/// The unit in which times up to `total` seconds are written, as a factor and a name.
+/// The display unit for times up to `total` seconds, as a factor and a name.
 pub(super) fn time_unit(total: f64) -> (f64, &'static str) {
     match total {
         1.0.. => (1.0, "s"),
@@ -96,12 +95,12 @@ pub(super) fn time_unit(total: f64) -> (f64, &'static str) {
     }
 }
 
-/// A time with as many digits as it has, four after the point at most.
+/// Rounds a time to at most four decimals.
 pub(super) fn rounded(time: f64) -> f64 {
     (time * 1e4).round() / 1e4
 }
 
-/// The largest time of which all durations are multiples, within reason: else the shortest duration.
+/// The largest common divisor of all durations, with a limit on its smallness; otherwise the shortest duration.
 fn unit(timeline: &Timeline) -> f64 {
     let mut durations: Vec<f64> = Vec::new();
     let total = timeline.total();

@@ -1,11 +1,10 @@
-//! Puts sends and receives between the computations of a schedule.
+//! Inserts sends and receives between the computations of a schedule.
 //!
-//! Between two computations there is one place for messages. A send goes right behind the computation
-//! that made the tensor, a receive right before the one that needs it. With sends that wait for their
-//! receivers this can deadlock where a tensor is needed long after it was made, which happens between
-//! the last rank and the first of an interleaved pipeline. There the receive is moved to the place at
-//! which its rank waits anyhow. It may be started there long before its tensor exists; an executor waits
-//! where the tensor is needed, so this costs no time.
+//! There is one slot for messages between two computations. A send is placed right after the computation that
+//! produces its tensor, a receive right before the one that consumes it. With blocking sends this can deadlock if a
+//! tensor is consumed long after it was produced, which happens between the last and the first rank of an interleaved
+//! pipeline. The receive is then moved to the slot where its rank waits anyway. It may be started long before its
+//! tensor exists; since an executor waits only where the tensor is consumed, this costs no time.
 
 use ferrotron_tensor::{Error, Result};
 
@@ -13,7 +12,7 @@ use super::instruction::{Instruction, Message};
 use super::rendezvous::Rendezvous;
 use super::schedule::Schedule;
 
-/// The instructions of every rank: the computations that `order` lists, with their messages.
+/// The instructions of every rank: the computations of `order`, with their messages.
 pub fn insert(order: &Schedule) -> Result<Vec<Vec<Instruction>>> {
     let mut lists: Vec<Vec<Instruction>> =
         (0..order.stages()).map(|rank| with_places(order, rank)).collect();
@@ -34,7 +33,7 @@ pub fn insert(order: &Schedule) -> Result<Vec<Vec<Instruction>>> {
     Ok(lists.into_iter().map(|list| list.into_iter().filter_map(simplified).collect()).collect())
 }
 
-/// The computations of a rank with an exchange, perhaps empty, before, between and behind them.
+/// The computations of a rank with an exchange, possibly empty, before, between and after them.
 fn with_places(order: &Schedule, rank: usize) -> Vec<Instruction> {
     let mut list = Vec::new();
     let mut sent = None;
@@ -61,7 +60,7 @@ struct EarlyReceive {
     message: Message,
 }
 
-/// Of all ranks that wait at their places, the first whose send is received at a later one.
+/// Finds a rank with a pending send whose receive is in a later slot of the receiver.
 fn find_early_receive(
     order: &Schedule,
     lists: &[Vec<Instruction>],
@@ -78,7 +77,7 @@ fn find_early_receive(
     })
 }
 
-/// A place as what it is: nothing, a send, a receive, or several of them together.
+/// Simplifies a slot: to nothing, a send, a receive, or an exchange.
 fn simplified(instruction: Instruction) -> Option<Instruction> {
     let Instruction::Exchange { sends, receives } = &instruction else { return Some(instruction) };
     match (&sends[..], &receives[..]) {

@@ -1,4 +1,4 @@
-//! Attention whose heads are spread over the ranks.
+//! Attention with heads sharded over the ranks.
 
 use ferrotron_autograd::{Var, checkpoint_without_outputs};
 use ferrotron_nn::{AttentionConfig, AttentionHeads, Context, KvCache, Module, Param, Scope};
@@ -7,9 +7,9 @@ use ferrotron_tensor::{Error, Result};
 use super::{ColumnParallelLinear, RowParallelLinear, TensorParallel};
 use crate::context_parallel::ContextParallel;
 
-/// Attention as [`ferrotron_nn::Attention`], every rank with some heads and one sum over the ranks at the
-/// end: Shoeybi et al., figure 3b. A softmax belongs to one head, so it needs nothing from the ranks with other
-/// heads; where sequences are cut too, keys and values come from the ranks with other positions.
+/// Attention like [`ferrotron_nn::Attention`], with heads sharded over the ranks and one all-reduce at the end:
+/// Shoeybi et al., figure 3b. A softmax belongs to one head, so it needs no communication with ranks of other heads.
+/// With context parallelism, keys and values also come from ranks of other positions.
 #[derive(Debug, Clone)]
 pub struct ParallelAttention {
     qkv: ColumnParallelLinear,
@@ -19,17 +19,17 @@ pub struct ParallelAttention {
 }
 
 impl ParallelAttention {
-    /// Why attention cannot be spread over `ranks`, in one line; `None` if it can: a rank holds whole heads,
-    /// with the keys and values that they share.
+    /// The reason why attention cannot be sharded over `ranks`, in one line; `None` if it can. Ranks need whole
+    /// heads, with the keys and values that they share.
     pub fn refusal(config: &AttentionConfig, ranks: usize) -> Option<String> {
         let sizes = [("num-attention-heads", config.heads), ("num-query-groups", config.groups)];
         let (name, size) = sizes.into_iter().find(|(_, size)| !size.is_multiple_of(ranks))?;
         Some(format!("{name} {size} is not a multiple of tensor-model-parallel-size {ranks}"))
     }
 
-    /// Makes the two layers.
+    /// Creates the two layers.
     ///
-    /// Errors as [`AttentionHeads::new`], or if [`refusal`](ParallelAttention::refusal) has a reason.
+    /// Errors as [`AttentionHeads::new`], or if [`refusal`](ParallelAttention::refusal) returns a reason.
     pub fn new(
         scope: &Scope,
         tp: &TensorParallel,
@@ -51,9 +51,9 @@ impl ParallelAttention {
         })
     }
 
-    /// (B, T, C) -> (B, T, C), T/tp positions on both sides under sequence parallelism. With a cache, the
-    /// positions follow those that it holds, and it takes up the new ones; no gradient then flows back
-    /// through attention. T counts the positions `ctx.sequence`.
+    /// (B, T, C) -> (B, T, C), with T/tp positions on both sides with sequence parallelism. T counts the positions
+    /// `ctx.sequence`. With a cache, positions continue after the cached ones, the new keys and values are appended,
+    /// and no gradient flows back through attention.
     ///
     /// Errors as [`ContextParallel::attend`].
     pub fn forward(&self, ctx: &Context, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
@@ -62,8 +62,8 @@ impl ParallelAttention {
         self.proj.forward(&y) // (B, T, C)
     }
 
-    /// [`forward`](ParallelAttention::forward) without a cache, of which backward runs what is between the two
-    /// linear layers again: queries, keys and values are kept, but not their result.
+    /// Like [`forward`](ParallelAttention::forward) without a cache, but backward recomputes attention between the
+    /// two linear layers: queries, keys and values are saved, their result is not.
     pub fn forward_twice(&self, ctx: &Context, x: &Var) -> Result<Var> {
         let qkv = self.qkv.forward(x)?; // (B, T, (H + 2G) D / tp)
         let (cp, heads, ctx) = (self.cp.clone(), self.heads.clone(), ctx.clone());

@@ -1,7 +1,7 @@
-//! The head, its classes spread over the ranks: logits, and their cross-entropy without gathering them.
+//! The head with vocabulary sharding: logits, and cross-entropy without gathering them.
 //!
-//! Of each token the ranks exchange the largest logit, the sum of exponentials and the logit of the target
-//! (Shoeybi et al., section 3), and with label smoothing the sum of logits: 3 or 4 numbers instead of V.
+//! Per token the ranks reduce the largest logit, the sum of exponentials and the target's logit (Shoeybi et al.,
+//! section 3), and with label smoothing the sum of logits: 3 or 4 numbers instead of V.
 
 use ferrotron_autograd::Var;
 use ferrotron_autograd::ops::cross_entropy::Loss;
@@ -17,19 +17,19 @@ use super::mappings::gather_from_tp;
 use crate::collective::Reduction;
 
 impl TensorParallel {
-    /// Which rows of a table (V, ..) a parameter holds that is cut by rows.
+    /// The vocabulary shard of a parameter that is sharded by rows of a table (V, ..).
     pub(super) fn vocab_shard(&self, weight: &Param) -> VocabShard {
         let place = weight.place();
         let offset = place.pieces(0).first().map_or(0, |&(offset, _)| offset);
         VocabShard { offset, global: place.global_dims()[0], shards: self.group().size() }
     }
 
-    /// [`Var::linear_cross_entropy`] of a head whose rows are spread over the ranks, such as the weight of a
-    /// [`VocabParallelEmbedding`](super::VocabParallelEmbedding): x (B, T, C), or (B, T/tp, C) under sequence
-    /// parallelism, and targets (B, T) of all positions. The loss is that of all of them, on every rank.
+    /// [`Var::linear_cross_entropy`] of a head with sharded rows, such as the weight of a
+    /// [`VocabParallelEmbedding`](super::VocabParallelEmbedding). x is (B, T, C), or (B, T/tp, C) with sequence
+    /// parallelism; targets (B, T) cover all positions. The loss covers all positions and is equal on every rank.
     ///
-    /// Logits of all tokens are kept for backward if a rank's fit into `max_logits_bytes`, else each chunk's are
-    /// computed again.
+    /// If a rank's logits of all tokens fit into `max_logits_bytes` they are saved for backward, else each chunk's
+    /// are recomputed.
     ///
     /// ```
     /// use ferrotron_autograd::Var;
@@ -64,7 +64,7 @@ impl TensorParallel {
         x.linear_cross_entropy_shard(&weight, targets, config, max_logits_bytes, shard)
     }
 
-    /// The logits (B, T, V) of that head for x as in [`TensorParallel::linear_cross_entropy`], on every rank.
+    /// The logits (B, T, V) of the head, on every rank, for x as in [`TensorParallel::linear_cross_entropy`].
     pub fn logits(&self, x: &Var, weight: &Param) -> Result<Var> {
         let classes = weight.place().global_dims()[0];
         let part = self.linear(x, &weight.var()?, None, Cut::Column)?; // (B, T, V/tp)
@@ -72,7 +72,7 @@ impl TensorParallel {
     }
 }
 
-/// What the ranks exchange around the head.
+/// The communication of the head between ranks.
 struct Exchange(TensorParallel);
 
 impl JoinShards for Exchange {

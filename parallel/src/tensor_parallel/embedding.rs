@@ -1,4 +1,4 @@
-//! The token embedding, its rows spread over the ranks.
+//! The token embedding with rows sharded over the ranks.
 
 use ferrotron_autograd::Var;
 use ferrotron_nn::{Axis, Decay, Init, Module, Param, Scope};
@@ -8,9 +8,8 @@ use super::linear::SEQUENCE;
 use super::mappings::{reduce_from_tp, reduce_scatter_to_sp};
 use super::{SequenceParallel, TensorParallel};
 
-/// Rows of a trainable table (V, C), of which every rank has some: it looks up the ids that it has, gives zeros
-/// for the others, and the ranks' results are summed (Shoeybi et al., section 3). V need not be a multiple of
-/// the ranks.
+/// A trainable table (V, C) with sharded rows. Each rank looks up the ids in its shard, gives zeros for the others,
+/// and the ranks' results are summed (Shoeybi et al., section 3). V need not be a multiple of the number of ranks.
 ///
 /// ```
 /// use ferrotron_nn::{Init, Scope};
@@ -53,9 +52,9 @@ impl VocabParallelEmbedding {
         })
     }
 
-    /// ids (B, T) of all positions -> (B, T, C), or (B, T/tp, C) under sequence parallelism.
+    /// ids (B, T) of all positions -> (B, T, C), or (B, T/tp, C) with sequence parallelism.
     ///
-    /// Errors if an id is not below V: on every rank, whoever would have had it.
+    /// Errors on every rank if an id is not below V.
     pub fn forward(&self, ids: &Tensor) -> Result<Var> {
         self.look_up(ids).at(&self.path)
     }
@@ -69,7 +68,7 @@ impl VocabParallelEmbedding {
         }
     }
 
-    /// The rows of the table that are here (V/tp, C).
+    /// The local rows of the table, (V/tp, C).
     pub fn weight(&self) -> &Param {
         &self.weight
     }

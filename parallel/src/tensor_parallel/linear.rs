@@ -1,15 +1,15 @@
-//! The linear layers whose weight is cut by rows (outputs) or by columns (inputs).
+//! Linear layers with weights sharded by rows (column parallel) or by columns (row parallel).
 //!
-//! Both are one operation each, so that communication and arithmetic overlap. With x whole or, under
-//! sequence parallelism, gathered:
+//! Each is a single operation, so that communication and compute overlap. With x replicated or, with sequence
+//! parallelism, gathered:
 //!
-//! - column: y_r = x W_r^T + b_r. Backward: dx_r = dy_r W_r, begin to sum dx over the ranks; meanwhile
-//!   dW_r = dy_r^T x; then wait.
-//! - row: y = sum over the ranks of x_r W_r^T, plus b. Backward: dx_r = dy W_r, dW_r = dy^T x_r.
+//! - column: y_r = x W_r^T + b_r. Backward: dx_r = dy_r W_r, start the all-reduce of dx, compute dW_r = dy_r^T x,
+//!   then wait.
+//! - row: y = sum over ranks of x_r W_r^T, plus b. Backward: dx_r = dy W_r, dW_r = dy^T x_r.
 //!
-//! Under sequence parallelism sums are scattered, and the column's backward gathers x again while dx_r is
-//! computed: only this rank's positions are kept. The mappings in [`mappings`](super::mappings) around a
-//! plain linear layer compute the same.
+//! With sequence parallelism the sums are reduce-scattered, and the column's backward gathers x again while dx_r is
+//! computed: only this rank's positions are saved. The mappings in [`mappings`](super::mappings) around a plain
+//! linear layer are equivalent.
 
 use ferrotron_autograd::ops::linear::{gelu_of, give_parameter_gradients};
 use ferrotron_autograd::{Accum, Backward, Cotangents, Grads, Saved, Var, forward_span};
@@ -23,7 +23,7 @@ use super::mappings::{all_gather_dim, reduce_scatter_dim};
 use super::{SequenceParallel, TensorParallel};
 use crate::collective::{Reduction, Work};
 
-/// Which dim of the weight is cut.
+/// The sharded dim of the weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cut {
     /// Outputs.
@@ -41,11 +41,11 @@ impl Cut {
     }
 }
 
-/// The dim of activations (B, T, ..) that sequence parallelism cuts.
+/// The dim of activations (B, T, ..) that sequence parallelism shards.
 pub(super) const SEQUENCE: usize = 1;
 
 impl TensorParallel {
-    /// All positions of an activation of the residual stream.
+    /// Gathers all positions of an activation on the residual stream.
     #[track_caller]
     pub(super) fn gathered(&self, x: &Tensor) -> Result<Work<Tensor>> {
         match self.sequence {
@@ -57,7 +57,7 @@ impl TensorParallel {
         }
     }
 
-    /// The sum over the ranks, of it the positions of the residual stream.
+    /// Sums over the ranks, and scatters the positions with sequence parallelism.
     #[track_caller]
     pub(super) fn reduced(&self, x: Tensor) -> Result<Work<Tensor>> {
         match self.sequence {
@@ -66,7 +66,7 @@ impl TensorParallel {
         }
     }
 
-    /// The product with a weight that is cut, as one operation.
+    /// The product with a sharded weight, as one operation.
     pub(super) fn linear(
         &self,
         x: &Var,
@@ -91,7 +91,7 @@ impl TensorParallel {
         self.record(x, weight, bias, cut, value)
     }
 
-    /// GELU of the product with a weight that is cut by rows, tanh form: see [`Var::linear_gelu`].
+    /// GELU, tanh form, of the product with a weight sharded by rows: see [`Var::linear_gelu`].
     fn linear_gelu(&self, x: &Var, weight: &Var, bias: Option<&Var>) -> Result<Var> {
         if self.group.size() == 1 {
             return x.linear_gelu(weight, bias);
@@ -140,12 +140,12 @@ impl Backward for ParallelLinear {
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
         let ParallelLinear { tp, cut, x, weight } = *self;
         let dy = dy.single()?;
-        // The bias's gradient is that of this rank's positions alone.
+        // The bias gradient covers only this rank's positions.
         let part = cut == Cut::Row && tp.sequence == SequenceParallel::On;
         let dy = match part {
             false => dy,
             true => {
-                let whole = tp.gathered(&dy)?; // under way while the bias's gradient is computed
+                let whole = tp.gathered(&dy)?; // overlaps with the bias gradient
                 if dx.needs(2) {
                     dx.give(2, linear_bias_gradient(&dy)?)?;
                 }
@@ -158,7 +158,7 @@ impl Backward for ParallelLinear {
                 let tp = tp.clone();
                 Ok(Work::ready(()).map(move |()| tp.gathered(&x.value()?)?.wait()))
             }
-            Cut::Column => tp.gathered(&x.value()?), // under way while dx is computed
+            Cut::Column => tp.gathered(&x.value()?), // overlaps with dx
         });
         let x = x.transpose()?;
         let mut summing = None;
@@ -187,9 +187,9 @@ impl Backward for ParallelLinear {
     }
 }
 
-/// y = x W^T + b of which every rank computes some outputs: the weight (out, in) is cut by rows.
+/// y = x W^T + b with sharded outputs: the weight (out, in) is sharded by rows.
 ///
-/// x is the same on every rank or, under sequence parallelism, holds this rank's positions.
+/// x is equal on every rank or, with sequence parallelism, holds this rank's positions.
 #[derive(Debug, Clone)]
 pub struct ColumnParallelLinear {
     tp: TensorParallel,
@@ -199,7 +199,7 @@ pub struct ColumnParallelLinear {
 }
 
 impl ColumnParallelLinear {
-    /// A layer from `inputs` features to blocks of `outputs` features, each of which is cut by itself.
+    /// A layer from `inputs` features to blocks of `outputs` features; each block is sharded separately.
     ///
     /// Errors if a size is 0.
     ///
@@ -259,8 +259,8 @@ impl Module for ColumnParallelLinear {
     }
 }
 
-/// y = x W^T + b of which every rank has some inputs: the weight (out, in) is cut by columns, the products
-/// are summed, and the bias is added once.
+/// y = x W^T + b with sharded inputs: the weight (out, in) is sharded by columns, the products are summed, and the
+/// bias is added once.
 #[derive(Debug, Clone)]
 pub struct RowParallelLinear {
     tp: TensorParallel,

@@ -1,18 +1,18 @@
-//! Communication that gradients flow through: Megatron-LM's conjugate pairs.
+//! Differentiable collectives: Megatron-LM's conjugate pairs.
 //!
-//! Each is named for what it asserts about its operand, and its backward is the forward of its partner:
+//! A mapping is defined by the state of its operand, and its backward is the forward of its conjugate:
 //!
 //! | mapping | operand | forward | backward |
 //! |---|---|---|---|
-//! | [`copy_to_tp`] | the same on every rank | identity | all-reduce |
-//! | [`reduce_from_tp`] | a part of a sum | all-reduce | identity |
-//! | [`scatter_to_tp`] | the same on every rank | this rank's part of a dim | all-gather |
-//! | [`gather_from_tp`] | a part of a dim | all-gather | this rank's part |
-//! | [`gather_from_sp`] | a part of a dim | all-gather | reduce-scatter |
-//! | [`reduce_scatter_to_sp`] | a part of a sum | reduce-scatter | all-gather |
-//! | [`all_to_all`] | a part of one dim | a part of another dim | the way back |
+//! | [`copy_to_tp`] | replicated | identity | all-reduce |
+//! | [`reduce_from_tp`] | partial sum | all-reduce | identity |
+//! | [`scatter_to_tp`] | replicated | this rank's shard of a dim | all-gather |
+//! | [`gather_from_tp`] | shard of a dim | all-gather | this rank's shard |
+//! | [`gather_from_sp`] | shard of a dim | all-gather | reduce-scatter |
+//! | [`reduce_scatter_to_sp`] | partial sum | reduce-scatter | all-gather |
+//! | [`all_to_all`] | shard of one dim | shard of another dim | the inverse |
 //!
-//! There is no differentiable all-reduce: its gradient depends on what its operand is.
+//! There is no plain differentiable all-reduce: its gradient depends on the state of its operand.
 
 use ferrotron_autograd::{Backward, Cotangents, Grads, Var, forward_span};
 use ferrotron_tensor::ops::concat::concat;
@@ -35,7 +35,7 @@ impl<F: FnOnce(Tensor) -> Result<Tensor> + Send + 'static> Backward for Conjugat
     }
 }
 
-/// Records `forward` of x with `backward` as its gradient; in a group of one both are the identity.
+/// Records `forward` of x with `backward` as its gradient; both are the identity in a group of one.
 fn map(
     name: &'static str,
     x: &Var,
@@ -51,19 +51,19 @@ fn map(
     Var::record(&[x], value, || Conjugate { name, backward: move |dy| backward(dy, &group) })
 }
 
-/// The identity on what is the same on every rank; each rank's gradient is a part of the sum.
+/// The identity on a replicated value whose gradients are partial sums.
 pub fn copy_to_tp(x: &Var, group: &Group) -> Result<Var> {
     let backward = |dy, group: &Group| group.all_reduce(dy, Reduction::Sum)?.wait();
     map("copy_to_tp", x, group, |x| Ok(x.clone()), backward)
 }
 
-/// The sum of parts, the same on every rank; so is its gradient.
+/// The all-reduce of partial sums; the result and its gradient are replicated.
 pub fn reduce_from_tp(x: &Var, group: &Group) -> Result<Var> {
     let forward = |x: &Tensor| group.all_reduce(x.clone(), Reduction::Sum)?.wait();
     map("reduce_from_tp", x, group, forward, |dy, _| Ok(dy))
 }
 
-/// This rank's part of dim `dim` of what is the same on every rank.
+/// This rank's shard of dim `dim` of a replicated value.
 pub fn scatter_to_tp(x: &Var, dim: usize, group: &Group) -> Result<Var> {
     let len = x.value().dim(dim as isize)?;
     map(
@@ -75,20 +75,20 @@ pub fn scatter_to_tp(x: &Var, dim: usize, group: &Group) -> Result<Var> {
     )
 }
 
-/// All of dim `dim`, `len` long, of which every rank has its part. What follows is the same on every rank.
+/// All-gathers dim `dim`, `len` long, from shards. Subsequent computation is equal on every rank.
 pub fn gather_from_tp(x: &Var, dim: usize, len: usize, group: &Group) -> Result<Var> {
     let forward = |x: &Tensor| all_gather_dim(x, dim, len, group)?.wait();
     map("gather_from_tp", x, group, forward, move |dy, group| part(&dy, dim, group))
 }
 
-/// All of dim `dim`, `len` long, of which every rank has its part. What follows differs from rank to rank.
+/// All-gathers dim `dim`, `len` long, from shards. Subsequent computation differs between ranks.
 pub fn gather_from_sp(x: &Var, dim: usize, len: usize, group: &Group) -> Result<Var> {
     let forward = |x: &Tensor| all_gather_dim(x, dim, len, group)?.wait();
     let backward = move |dy: Tensor, group: &Group| reduce_scatter_dim(&dy, dim, group)?.wait();
     map("gather_from_sp", x, group, forward, backward)
 }
 
-/// This rank's part of dim `dim` of the sum of parts.
+/// This rank's shard of dim `dim` of the sum of partial sums.
 pub fn reduce_scatter_to_sp(x: &Var, dim: usize, group: &Group) -> Result<Var> {
     let len = x.value().dim(dim as isize)?;
     let forward = |x: &Tensor| reduce_scatter_dim(x, dim, group)?.wait();
@@ -96,22 +96,22 @@ pub fn reduce_scatter_to_sp(x: &Var, dim: usize, group: &Group) -> Result<Var> {
     map("reduce_scatter_to_sp", x, group, forward, backward)
 }
 
-/// From this rank's part of dim `to` to its part of dim `from`: every rank gives every other its share.
+/// Changes the sharding from dim `to` to dim `from`, by an all-to-all.
 ///
-/// Errors unless `from` can be cut evenly. The parts of `to` must be equal.
+/// Errors unless `from` can be sharded evenly. The shards of `to` must have equal sizes.
 pub fn all_to_all(x: &Var, from: usize, to: usize, group: &Group) -> Result<Var> {
     let forward = |x: &Tensor| all_to_all_dim(x, from, to, group);
     let backward = move |dy: Tensor, group: &Group| all_to_all_dim(&dy, to, from, group);
     map("all_to_all", x, group, forward, backward)
 }
 
-/// This rank's part of dim `dim`.
+/// This rank's shard of dim `dim`.
 pub(crate) fn part(x: &Tensor, dim: usize, group: &Group) -> Result<Tensor> {
     let own = group.part(x.dim(dim as isize)?);
     x.narrow(dim as isize, own.start, own.len())
 }
 
-/// All of dim `dim`, `len` long, of which every rank has its part.
+/// All-gathers dim `dim`, `len` long, from shards.
 #[track_caller]
 pub(crate) fn all_gather_dim(
     x: &Tensor,
@@ -127,7 +127,7 @@ pub(crate) fn all_gather_dim(
     Ok(work.map(move |whole| whole.transpose(0, dim)))
 }
 
-/// This rank's part of dim `dim` of the sum over all ranks.
+/// This rank's shard of dim `dim` of the sum over all ranks.
 #[track_caller]
 pub(crate) fn reduce_scatter_dim(x: &Tensor, dim: usize, group: &Group) -> Result<Work<Tensor>> {
     if group.size() == 1 {
@@ -144,7 +144,7 @@ fn all_to_all_dim(x: &Tensor, from: usize, to: usize, group: &Group) -> Result<T
         let message = format!("{ranks} ranks do not divide dim {from} of {:?}", x.dims());
         return Err(Error::shape("all_to_all", message));
     }
-    // (ranks x own part of `from`, ..), one block from each rank with its part of `to`.
+    // (ranks x local size of `from`, ..): one block from each rank, with its shard of `to`.
     let own = cut / ranks;
     let received = group.all_to_all(x.transpose(0, from as isize)?)?.wait()?;
     let blocks: Vec<Tensor> = (0..ranks)

@@ -1,4 +1,4 @@
-//! The feed-forward part of a block, its inner features spread over the ranks.
+//! The feed-forward layer of a block with sharded hidden features.
 
 use ferrotron_autograd::Var;
 use ferrotron_nn::{Activation, MlpConfig, Module, Param, Scope};
@@ -6,8 +6,8 @@ use ferrotron_tensor::{At, Result};
 
 use super::{ColumnParallelLinear, RowParallelLinear, TensorParallel};
 
-/// proj(activation(fc(x))) as [`ferrotron_nn::Mlp`], with one sum over the ranks at the end: Shoeybi et al.,
-/// figure 3a. Gate and up of SwiGLU are cut each by itself, so that a rank holds matching features.
+/// proj(activation(fc(x))) like [`ferrotron_nn::Mlp`], with one all-reduce at the end: Shoeybi et al., figure 3a.
+/// Gate and up of SwiGLU are sharded separately, so that a rank holds matching features.
 #[derive(Debug, Clone)]
 pub struct ParallelMlp {
     path: String,
@@ -17,7 +17,7 @@ pub struct ParallelMlp {
 }
 
 impl ParallelMlp {
-    /// Makes the two layers. Errors if a width is 0.
+    /// Creates the two layers. Errors if a width is 0.
     pub fn new(scope: &Scope, tp: &TensorParallel, config: &MlpConfig) -> Result<ParallelMlp> {
         let MlpConfig { hidden, ffn_hidden, activation, bias, init, residual_init } = *config;
         let (name, blocks) = activation.first_layer();
@@ -31,7 +31,7 @@ impl ParallelMlp {
         })
     }
 
-    /// (B, T, C) -> (B, T, C); T/tp positions on both sides under sequence parallelism.
+    /// (B, T, C) -> (B, T, C), with T/tp positions on both sides with sequence parallelism.
     pub fn forward(&self, x: &Var) -> Result<Var> {
         let x = match self.activation {
             Activation::GeluTanh => self.fc.forward_gelu(x)?, // (B, T, F/tp)

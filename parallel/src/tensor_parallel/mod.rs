@@ -1,4 +1,4 @@
-//! Tensor and sequence parallelism: layers of which every rank along the tensor axis holds a part.
+//! Tensor and sequence parallelism: layers sharded over the ranks along the tensor axis.
 //!
 //! Shoeybi et al., arXiv 1909.08053, section 3 (tensor parallel); Korthikanti et al., arXiv 2205.05198,
 //! section 4.2 (sequence parallel). A layer in a group of one is the plain layer.
@@ -36,16 +36,16 @@ use linear::SEQUENCE;
 
 use crate::collective::{Group, balanced};
 
-/// Whether activations between the parallel layers are cut along the sequence.
+/// Whether activations on the residual stream are sharded along the sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SequenceParallel {
-    /// Every rank along the tensor axis has a part of the positions.
+    /// Every rank along the tensor axis holds some of the positions.
     On,
-    /// Every rank has all of them.
+    /// Every rank holds all positions.
     Off,
 }
 
-/// How a layer is spread along the tensor axis.
+/// The sharding of layers along the tensor axis.
 #[derive(Debug, Clone)]
 pub struct TensorParallel {
     group: Group,
@@ -53,12 +53,12 @@ pub struct TensorParallel {
 }
 
 impl TensorParallel {
-    /// Layers spread over `group`.
+    /// Layers sharded over `group`.
     pub fn new(group: Group, sequence: SequenceParallel) -> TensorParallel {
         TensorParallel { group, sequence }
     }
 
-    /// Plain layers, all on this rank.
+    /// Plain layers on one rank.
     pub fn single() -> TensorParallel {
         TensorParallel::new(Group::single(), SequenceParallel::Off)
     }
@@ -68,13 +68,13 @@ impl TensorParallel {
         &self.group
     }
 
-    /// Whether activations between the layers are cut along the sequence.
+    /// Whether activations on the residual stream are sharded along the sequence.
     pub fn sequence(&self) -> SequenceParallel {
         self.sequence
     }
 
-    /// The scope of parameters that act on the residual stream: norms, and biases added there. Under
-    /// sequence parallelism each rank's gradient is that of its positions.
+    /// The scope of parameters on the residual stream: norms, and biases added there. With sequence parallelism their
+    /// gradients are partial, since each rank sees only its positions.
     pub fn residual_scope(&self, scope: &Scope) -> Scope {
         match self.sequence {
             SequenceParallel::On => scope.clone().with_partial_gradients(Axis::Tensor),
@@ -82,9 +82,9 @@ impl TensorParallel {
         }
     }
 
-    /// The same activation (B, T, ..) of the residual stream, of which those who keep it for backward keep this
-    /// rank's positions and gather the others when they need them: partitioned activation checkpoints of ZeRO-R
-    /// (Rajbhandari et al., arXiv 1910.02054, section 6.1). For activations that every rank has whole.
+    /// Makes consumers of a replicated residual activation (B, T, ..) save only this rank's positions and all-gather
+    /// the others in backward: partitioned activation checkpoints of ZeRO-R (Rajbhandari et al., arXiv 1910.02054,
+    /// section 6.1).
     pub fn kept_in_parts(&self, x: Var) -> Result<Var> {
         if self.group.size() == 1 {
             return Ok(x);
@@ -97,9 +97,9 @@ impl TensorParallel {
         Ok(x.kept_as(own, gather))
     }
 
-    /// The positions of the residual stream that this rank has, of those that attention sees.
+    /// This rank's positions on the residual stream, out of the positions of attention.
     ///
-    /// Errors unless, under sequence parallelism, they can be cut evenly.
+    /// Errors if, with sequence parallelism, they cannot be sharded evenly.
     pub fn residual(&self, sequence: &Extent) -> Result<Extent> {
         let (positions, ranks) = (sequence.len(), self.group.size());
         match self.sequence {
@@ -117,8 +117,8 @@ impl TensorParallel {
         }
     }
 
-    /// The part of a tensor of `dims` that this rank holds if `dim` is cut. The dim consists of blocks that
-    /// are cut each by itself: q, k and v; or gate and up.
+    /// This rank's shard of a tensor of `dims` along `dim`. The dim consists of blocks that are sharded separately:
+    /// q, k and v, or gate and up.
     pub fn shard(&self, dims: &[usize], dim: usize, blocks: &[usize]) -> Result<Place> {
         let mut start = 0;
         let own: Vec<(usize, usize)> = blocks

@@ -1,5 +1,5 @@
-//! What the generators promise: the checker's proof, the papers' bubbles and peaks, and the cases that
-//! Megatron-LM and DeepSpeed test.
+//! Tests of generated schedules: the checker's proof, the papers' bubbles and peaks, and test cases of Megatron-LM
+//! and DeepSpeed.
 
 use proptest::prelude::*;
 
@@ -21,7 +21,7 @@ fn keeps_its_promises(config: &PipelineConfig, times: &Times) {
     }
     let timeline = simulate(&schedule, times).unwrap();
     let (total, want) = (timeline.total(), formula::iteration_time(config, times));
-    // Every end is a sum of at most this many durations.
+    // Every end time is a sum of at most this many durations.
     let operations = 3 * (config.stages + config.microbatches) * config.stages * config.chunks;
     let tolerance = operations as f64 * f64::EPSILON * want;
     assert!((total - want).abs() <= tolerance, "{config:?}, {times:?}: total {total}, want {want}");
@@ -32,7 +32,7 @@ fn keeps_its_promises(config: &PipelineConfig, times: &Times) {
     );
 }
 
-/// Stages, microbatches and chunks that the kind takes.
+/// Random stages, micro-batches and chunks that the kind accepts.
 fn configs() -> impl Strategy<Value = PipelineConfig> {
     let kinds = prop::sample::select(ScheduleKind::ALL.to_vec());
     (kinds, 1_usize..=8, 1_usize..=24, 2_usize..=5).prop_map(|(kind, stages, count, chunks)| {
@@ -46,7 +46,7 @@ fn configs() -> impl Strategy<Value = PipelineConfig> {
     })
 }
 
-/// Durations for which all formulas hold: the weights' part is not longer than the others.
+/// Random durations for which all formulas hold: the weight part is not longer than the others.
 fn times() -> impl Strategy<Value = Times> {
     (0.1_f64..3.0, 0.1_f64..3.0, 0.0_f64..=1.0).prop_map(|(forward, backward_input, share)| Times {
         forward,
@@ -91,7 +91,7 @@ proptest! {
     }
 }
 
-/// The papers' own numbers, by hand: 4 stages, 8 microbatches, t_f = t_b = t_w = 1.
+/// The papers' example, by hand: 4 stages, 8 micro-batches, t_f = t_b = t_w = 1.
 #[test]
 fn bubbles_of_four_stages_and_eight_microbatches() {
     use ScheduleKind::{GPipe, Interleaved, Naive, OneFOneB, ZbH1};
@@ -109,8 +109,7 @@ fn bubbles_of_four_stages_and_eight_microbatches() {
         let got: Vec<usize> = check(&schedule).unwrap().iter().map(|peak| peak.total).collect();
         assert_eq!(got, peaks, "{kind}");
     }
-    // Table 2 of arXiv:2401.10241: rank i of p holds p - i activations and i weight parts beside the one
-    // that runs.
+    // Table 2 of arXiv:2401.10241: rank i of p holds p - i activations and i weight parts, besides the one that runs.
     let schedule = Schedule::new(&config(ZbH1, 4, 8, 1)).unwrap();
     let peaks = check(&schedule).unwrap();
     let want = [(4, 1), (3, 2), (2, 3), (1, 4)];
@@ -118,7 +117,7 @@ fn bubbles_of_four_stages_and_eight_microbatches() {
     assert_eq!(peaks, want);
 }
 
-/// The first rank of figure 4 of arXiv:2104.04473, whose microbatches count from 1.
+/// The first rank of figure 4 of arXiv:2104.04473, which numbers micro-batches from 1.
 #[test]
 fn the_interleaved_order_is_that_of_the_paper() {
     let schedule = Schedule::new(&config(ScheduleKind::Interleaved, 4, 8, 2)).unwrap();
@@ -137,9 +136,9 @@ fn the_interleaved_order_is_that_of_the_paper() {
     );
 }
 
-/// Megatron-LM's table of pipeline sizes, microbatches and chunks (test_schedules.py), with groups of as
-/// many microbatches as there are stages: on every rank each forward has a later backward, and never
-/// are there more backwards than forwards.
+/// Megatron-LM's table of pipeline sizes, micro-batches and chunks (test_schedules.py), with groups of as many
+/// micro-batches as stages. On every rank each forward has a later backward, and no prefix has more backwards than
+/// forwards.
 #[test]
 fn every_forward_has_a_later_backward() {
     for stages in [1, 2, 4, 8] {
@@ -175,8 +174,8 @@ fn every_forward_has_a_later_backward() {
     }
 }
 
-/// DeepSpeed's cases for 1F1B (test_pipe_schedule.py): 2 (m + p - 1) steps of equal length, no gradient
-/// leaves the first stage and no activation the last, and max(2, min(p - rank, m)) buffers do.
+/// DeepSpeed's cases for 1F1B (test_pipe_schedule.py): 2 (m + p - 1) steps of equal length; no gradient leaves the
+/// first stage and no activation the last; max(2, min(p - rank, m)) buffers suffice.
 #[test]
 fn one_f_one_b_has_the_steps_and_buffers_of_deepspeed() {
     let times = Times { backward_weight: 0.0, ..Times::default() };
@@ -202,8 +201,7 @@ fn one_f_one_b_has_the_steps_and_buffers_of_deepspeed() {
     }
 }
 
-/// Time on the way delays what needs it and nothing else: a chain of 2 p - 1 computations waits 2 (p - 1)
-/// times.
+/// Communication delays only the consumers of a tensor: a chain of 2 p - 1 computations waits 2 (p - 1) times.
 #[test]
 fn communication_takes_time_and_no_rank() {
     let config = config(ScheduleKind::Naive, 3, 2, 1);
@@ -212,8 +210,8 @@ fn communication_takes_time_and_no_rank() {
     assert_eq!(timeline.total(), 2.0 * 3.0 * 3.0 + 2.0 * 4.0 * 0.25);
     assert_eq!(timeline.ideal(), 6.0);
 
-    // A receive that was moved forward does not hold up what is before the computation that needs it:
-    // without any message between, each computation begins at once or when its tensor arrives.
+    // A receive that was moved earlier does not delay computations before its consumer: without another message
+    // between, each computation starts at once or when its tensor arrives.
     let config =
         PipelineConfig { kind: ScheduleKind::Interleaved, microbatches: 9, chunks: 4, ..config };
     let times = Times { communication: 1.0, ..times };
@@ -229,7 +227,7 @@ fn communication_takes_time_and_no_rank() {
         let mut free = 0.0;
         for span in timeline.computations(rank) {
             let made = schedule.needed(rank, &span.instruction).map(|message| {
-                // The sender's own name for it: its chunk differs on the way round the ranks.
+                // The sender's name for the message: its chunk differs on the wrap-around link.
                 let stage = schedule.virtual_stage(rank, message.chunk);
                 let from = match message.direction {
                     Direction::Forward => stage - 1,

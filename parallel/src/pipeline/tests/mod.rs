@@ -1,4 +1,4 @@
-//! Tests of schedules as a whole: what the checker refuses, and what the generators promise.
+//! Tests of whole schedules: rejections by the checker, and properties of generated schedules.
 
 mod generated;
 mod refused;

@@ -1,4 +1,4 @@
-//! Schedules with one thing wrong each, and what the checker says of them.
+//! Schedules with one defect each, and the checker's messages.
 
 use super::super::{
     Direction, Instruction, Message, PipelineConfig, Schedule, ScheduleKind, Times, check, refusal,
@@ -26,7 +26,7 @@ fn backward(microbatch: usize) -> Instruction {
     Backward { microbatch, chunk: 0 }
 }
 
-/// 1F1B of two microbatches on two ranks, by hand.
+/// 1F1B of two micro-batches on two ranks, by hand.
 fn sound() -> [Vec<Instruction>; 2] {
     [
         vec![
@@ -50,7 +50,7 @@ fn sound() -> [Vec<Instruction>; 2] {
     ]
 }
 
-/// What the checker says of the sound schedule after a change.
+/// The checker's message after a change to the valid schedule.
 #[track_caller]
 fn refused(change: impl FnOnce(&mut [Vec<Instruction>; 2]), named: &[&str]) {
     let mut lists = sound();
@@ -77,7 +77,7 @@ fn the_sound_schedule_is_the_generated_one() {
 
 #[test]
 fn a_deadlock_names_every_rank_that_waits() {
-    // Each sends first and receives later: the classic reason for an exchange.
+    // Both ranks send first and receive afterwards: the classic deadlock that an exchange avoids.
     let unfused = |lists: &mut [Vec<Instruction>; 2]| {
         lists[0].splice(3..4, [Send(output(1, 1)), Receive(gradient(0, 1))]);
         lists[1].splice(3..4, [Send(gradient(0, 0)), Receive(output(1, 0))]);
@@ -90,7 +90,7 @@ fn a_deadlock_names_every_rank_that_waits() {
             "rank 1, instruction 3, SendBackward(microbatch 0, chunk 0, peer 0)",
         ],
     );
-    // One side that receives first would do.
+    // It suffices if one side receives first.
     let mut lists = sound();
     unfused(&mut lists);
     lists[1].swap(3, 4);
@@ -129,8 +129,8 @@ fn a_forgotten_microbatch_is_missed() {
 
 #[test]
 fn swapped_messages_are_found() {
-    // The receiver expects the gradients in the other order. Its backwards are swapped as well, so
-    // that its own list is in order.
+    // The receiver expects the gradients in the other order. Its backwards are swapped too, so that its own list is
+    // valid.
     let swap = |lists: &mut [Vec<Instruction>; 2]| {
         lists[0][3] = Exchange { sends: vec![output(1, 1)], receives: vec![gradient(1, 1)] };
         lists[0][4] = backward(1);
@@ -141,7 +141,7 @@ fn swapped_messages_are_found() {
         swap,
         &["rank 0, instruction 3", "ReceiveBackward(microbatch 1", "rank 1", "instruction 3"],
     );
-    // Together they would meet in any order, but a channel hands over what was sent first.
+    // As an exchange they could complete in any order, but a channel delivers in the order of sending.
     let (both, swapped) = (vec![output(0, 1), output(1, 1)], vec![output(1, 0), output(0, 0)]);
     refused(
         |lists| {
@@ -166,7 +166,7 @@ fn swapped_messages_are_found() {
         },
         &["rank 1, instruction 0", "next message of rank 0 is another one", "instruction 2"],
     );
-    // A receive for what was meant for another microbatch leaves a forward without its input.
+    // A receive for another micro-batch leaves a forward without its input.
     refused(
         |lists| lists[1][0] = Receive(output(1, 0)),
         &["rank 1, instruction 1, Forward(microbatch 0, chunk 0)", "not been received"],
@@ -238,7 +238,7 @@ fn combinations_without_sense_are_refused_in_one_place() {
         (ZbH1, 4, 8, 2, Some("zb-h1 has one chunk")),
         (Interleaved, 4, 8, 1, Some("at least 2 chunks")),
         (Interleaved, 1, 8, 2, Some("at least 2 stages")),
-        // The case of Megatron-LM's tests.
+        // A case of Megatron-LM's tests.
         (Interleaved, 4, 7, 2, Some("7 microbatches and 4 stages")),
         (GPipe, 1 << 20, 1 << 20, 1, Some("more than")),
         (GPipe, usize::MAX, usize::MAX, 1, Some("more than")),
