@@ -4,9 +4,9 @@
 //! from the start of the run (`consumed`), so the same samples are in the same update for any number of ranks.
 //!
 //! A ramp-up ([`Rampup`], Megatron-LM's `--rampup-batch-size <start> <increment> <samples>`) starts with `start`
-//! samples per update and grows to the full global batch in equal increments, spread evenly over the first `samples`
-//! samples. With `n = (global - start) / increment` increments, the batch after `consumed` samples is `start +
-//! increment * floor(consumed * n / samples)`, and the full batch from `consumed = samples` on.
+//! samples per update. It grows to the full global batch in equal increments, spread evenly over the first `samples`
+//! samples. With `n = (global - start) / increment` increments, the batch after `consumed` samples is
+//! `start + increment * floor(consumed * n / samples)`, and the full batch from `consumed = samples` on.
 
 use ferrotron_tensor::{Error, Result};
 
@@ -73,8 +73,8 @@ impl BatchSize {
     /// Checks that every batch of the run consists of whole micro-batches on every rank.
     ///
     /// # Errors
-    /// Errors if a size is zero, if micro x data-parallel does not divide the global batch, the ramp-up start or the
-    /// increment, or if the ramp-up does not reach the global batch in whole increments.
+    /// Errors if a size is zero, or if micro x data-parallel does not divide the global batch, the ramp-up start or the
+    /// increment. Errors if the ramp-up does not reach the global batch in whole increments.
     pub fn new(config: BatchSizeConfig) -> Result<Self> {
         let BatchSizeConfig { micro_batch_size: micro, data_parallel_size, rampup, .. } = config;
         let refuse = |context: String| Error::config("batch size", context);

@@ -172,8 +172,8 @@ impl Schedule {
     /// Checks the configuration.
     ///
     /// # Errors
-    /// A rate that is negative or not finite, `min_lr` or `warmup_init` above `max_lr`, a warm-up
-    /// that is not shorter than the decay, a WSD decay that does not fit behind the warm-up.
+    /// Errors if a rate is negative or not finite, or if `min_lr` or `warmup_init` exceeds `max_lr`. Errors if the warm-up
+    /// is not shorter than the decay, or if a WSD decay does not fit after the warm-up.
     pub fn new(config: ScheduleConfig) -> Result<Self> {
         let ScheduleConfig { max_lr, min_lr, warmup_init, warmup_steps, decay_steps, .. } = config;
         let refuse = |context: String| Err(Error::config("schedule", context));

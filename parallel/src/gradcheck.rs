@@ -12,8 +12,8 @@ use crate::collective::Group;
 ///
 /// `f` must return the same value on every rank: a loss, or the result of
 /// [`reduce_from_tp`](crate::tensor_parallel::mappings::reduce_from_tp) on partial losses. A parameter that is
-/// sharded along the axis, or whose gradient is partial, is perturbed on one rank at a time, while the other ranks
-/// evaluate `f` with their unchanged parameters. Other parameters are perturbed on all ranks at once.
+/// sharded along the axis, or whose gradient is partial, is perturbed on one rank at a time; the other ranks then
+/// evaluate `f` with unchanged parameters. Other parameters are perturbed on all ranks at once.
 ///
 /// For functions of replicated inputs that are sharded internally, use
 /// [`gradcheck`](ferrotron_autograd::gradcheck()): it evaluates the same calls in the same order on every rank.

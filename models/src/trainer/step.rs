@@ -32,9 +32,9 @@ impl Trainer {
     /// If the loss scale is dynamic and gradients overflow, weights and moments are unchanged, but the step counts
     /// and its samples are consumed.
     ///
-    /// With [`Execution::CudaGraph`] the first steps are eager, the next one is captured, and later ones replay it as
-    /// long as they have the same number of micro-batches, sample length, number of valid tokens and loss scale. A
-    /// step that differs starts over.
+    /// With [`Execution::CudaGraph`] the first steps are eager, the next one is captured, and later ones replay it.
+    /// Replays need the same number of micro-batches, sample length, number of valid tokens and loss scale. A step
+    /// that differs starts over.
     ///
     /// # Errors
     /// Errors on every rank, without changing weights or moments, if the loss is not finite, or, with a constant loss

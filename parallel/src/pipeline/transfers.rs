@@ -2,8 +2,8 @@
 //!
 //! There is one slot for messages between two computations. A send is placed right after the computation that
 //! produces its tensor, a receive right before the one that consumes it. With blocking sends this can deadlock if a
-//! tensor is consumed long after it was produced, which happens between the last and the first rank of an interleaved
-//! pipeline. The receive is then moved to the slot where its rank waits anyway. It may be started long before its
+//! tensor is consumed long after it was produced: between the last and the first rank of an interleaved pipeline. The
+//! receive is then moved to the slot where its rank waits anyway. It may be started long before its
 //! tensor exists; since an executor waits only where the tensor is consumed, this costs no time.
 
 use ferrotron_tensor::{Error, Result};

@@ -161,7 +161,7 @@ pub fn attention(
 
 /// The gradients (dq, dk, dv) of [`attention`], each contiguous with the dims of its operand.
 ///
-/// If k and v are one block of the keys, and `out` and `lse` cover all keys, then dk and dv are the block's gradients
+/// k and v may be one block of the keys, if `out` and `lse` cover all keys. Then dk and dv are the block's gradients,
 /// and dq is the block's term of the sum over blocks. In 16 bits each term is rounded once; sum the terms in Acc.
 pub fn attention_backward(
     dout: &Tensor,

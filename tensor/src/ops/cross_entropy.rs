@@ -9,9 +9,9 @@
 //! Accumulates in `Element::Acc` in 32 lanes within blocks of 1024 classes, which are combined in f64; rows are
 //! summed in f64 in order. The loss is not divided by the number of tokens: the caller's `scale` does that.
 //!
-//! The classes may be sharded. The shards then reduce, in `Element::Acc`, max_j x_j and with it sum_j e^(x_j - max),
-//! x_t (0 if t is in another shard) and, with label smoothing, sum_j x_j: 3 or 4 numbers per row. The gradient needs
-//! no communication, since lse covers all classes.
+//! The classes may be sharded. The shards then reduce max_j x_j in `Element::Acc`, and with it sum_j e^(x_j - max), x_t
+//! (0 if t is in another shard) and, with label smoothing, sum_j x_j. These are 3 or 4 numbers per row. The gradient
+//! needs no communication, since lse covers all classes.
 
 mod rows;
 mod shard;

@@ -107,7 +107,7 @@ impl Arena {
         }
     }
 
-    /// Commits memory for these bytes, which have none.
+    /// Ensures that these bytes, which have no memory yet, can get some.
     ///
     /// Errors if there is none left: touching uncommitted memory would kill the process.
     pub(super) fn commit(&mut self, offset: usize, len: usize) -> std::result::Result<(), String> {
