@@ -86,8 +86,8 @@ impl Var {
         self
     }
 
-    /// Makes consumers of this variable save `part` instead of the value, which `whole` restores from it: a
-    /// compressed form, or a shard of a value that other ranks also hold. It must return the same bits.
+    /// Makes consumers of this variable save `part` instead of the value: a compressed form, or a shard of a value
+    /// that other ranks also hold. `whole` restores the value from it, with the same bits.
     ///
     /// A parameter is still saved as itself.
     ///

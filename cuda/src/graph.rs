@@ -1,7 +1,7 @@
 //! CUDA graphs: work that is captured once and launched as a unit, without host time per kernel.
 //!
 //! While a stream is captured, enqueued work does not run. A stream that waits for an event of a captured stream
-//! joins the capture, and the captured stream must wait for it before the end (CUDA programming guide, "CUDA Graphs",
+//! joins the capture. The captured stream must wait for it before the end (CUDA programming guide, "CUDA Graphs",
 //! "Cross-stream Dependencies and Events").
 //!
 //! Kernels keep the arguments of the capture. Addresses must therefore be fixed, and values that change between

@@ -204,8 +204,8 @@ impl GptConfig {
         v * c + positions + l * (attention + mlp + 2 * norm) + norm + head
     }
 
-    /// Floating-point operations of one training step over `tokens` tokens in sequences of `seq_length`:
-    /// 6 N for the matrices plus 12 L (H D) T for attention, not halved (PaLM, arXiv 2204.02311, appendix B).
+    /// Floating-point operations of one training step over `tokens` tokens in sequences of `seq_length`. Per token, 6
+    /// N for the matrices plus 12 L (H D) T for attention, not halved (PaLM, arXiv 2204.02311, appendix B).
     pub fn flops(&self, tokens: u64, seq_length: usize) -> f64 {
         let positions = match self.position_embedding_type {
             PositionEmbedding::LearnedAbsolute => {

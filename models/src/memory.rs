@@ -233,8 +233,8 @@ impl Plan {
         Ok(found)
     }
 
-    /// The number of micro-batches, out of `all`, that reach the peak of a pipeline stage: enough for one round of
-    /// the schedule's steady state, in which the maximum number is in flight.
+    /// The number of micro-batches, at most `all`, that reach the peak of a pipeline stage. They suffice for one
+    /// round of the schedule's steady state, in which the maximum number is in flight.
     fn telling(&self, all: usize, stage: usize) -> usize {
         let stages = self.layout.size(Axis::Pipeline);
         all.min(match self.trainer.parallel.pipeline_schedule {

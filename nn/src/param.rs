@@ -1,4 +1,4 @@
-//! Parameters: a leaf with its shard of the global tensor, the axes along which it is replicated, the axes along
+//! Parameters. Each is a leaf with its shard of the global tensor, the axes along which it is replicated, those along
 //! which its gradient is partial, and its weight decay. Initialisation, gradient reductions, norms, checkpoints and
 //! the optimizer depend on these properties only.
 

@@ -5,8 +5,8 @@
 //! log-sum-exp. Backward rotates the blocks again. The accumulated gradient of each block follows it one step behind
 //! and ends at the block's owner.
 //!
-//! Rank r of n holds chunks r and 2n - 1 - r of 2n, which balances causal attention in every step (Megatron-LM's
-//! `--context-parallel-size` shards the same way). In a rank's own block, queries attend below the diagonal. In an
+//! Rank r of n holds chunks r and 2n - 1 - r of 2n, which balances causal attention in every step. Megatron-LM's
+//! `--context-parallel-size` shards the same way. In a rank's own block, queries attend below the diagonal. In an
 //! earlier rank's block, all queries attend to the first chunk; in a later rank's, only the second chunk of queries
 //! attends, to both chunks.
 

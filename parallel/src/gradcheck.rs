@@ -12,7 +12,7 @@ use crate::collective::Group;
 ///
 /// `f` must return the same value on every rank: a loss, or the result of
 /// [`reduce_from_tp`](crate::tensor_parallel::mappings::reduce_from_tp) on partial losses. A parameter that is
-/// sharded along the axis, or whose gradient is partial, is perturbed on one rank at a time; the other ranks then
+/// sharded along the axis, or whose gradient is partial, is perturbed on one rank at a time. The other ranks then
 /// evaluate `f` with unchanged parameters. Other parameters are perturbed on all ranks at once.
 ///
 /// For functions of replicated inputs that are sharded internally, use

@@ -1,8 +1,8 @@
 //! A flat buffer: many tensors contiguous in one allocation.
 //!
 //! Weights, gradients and moments are in flat buffers, so the optimizer is one pass and a collective needs no
-//! packing. Each range is a [`Buffer`]: a kernel may write a range in place while it is the sole holder, and elements
-//! across ranges only while none of those ranges has another holder.
+//! packing. Each range is a [`Buffer`]. A kernel may write a range in place while it is the sole holder, and elements
+//! across ranges only while none of them has another holder.
 
 mod runs;
 

@@ -1,7 +1,7 @@
 //! Compiles one kernel source for several instruction sets and dispatches at run time.
 //!
 //! The default x86-64 target assumes SSE2 only. [`vectorized!`] compiles a function three times (for the target, for
-//! AVX2 and for AVX-512) and calls the best one for the machine; the compiler vectorizes the loops. The variants
+//! AVX2 and for AVX-512) and calls the best one for the machine. The compiler vectorizes the loops. The variants
 //! differ in speed, never in the order of operations.
 
 /// Prepends the CPU features of [`SimdLevel::Avx2`] to a macro's arguments. One list serves both compilation and

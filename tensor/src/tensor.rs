@@ -183,7 +183,7 @@ impl Tensor {
 
     /// The whole buffer behind the view, for writing.
     ///
-    /// Errors if the buffer has another holder, `T` is not the dtype, or the view contains an element twice: kernels
+    /// Errors if the buffer has another holder, `T` is not the dtype, or the view contains an element twice. Kernels
     /// write elements of the view from several threads.
     pub(crate) fn buffer_slice_mut<T: Scalar>(&mut self) -> Result<&mut [T]> {
         self.check_dtype::<T>("as_mut_slice")?;

@@ -1,8 +1,8 @@
 //! Compresses saved activations and offloads them, using saved-tensor hooks.
 //!
-//! Most of a step's time lies between the forward and the backward use of an activation. Jain et al., "Gist:
-//! Efficient Data Encoding for Deep Neural Network Training", ISCA 2018, encode it for that time: losslessly if many
-//! elements are zero (section 4.1 there), or with reduced precision after the last forward use (section 4.2).
+//! Most of a step's time lies between the forward and the backward use of an activation. Gist encodes it for that
+//! time: losslessly if many elements are zero (section 4.1), or with reduced precision after the last forward use
+//! (section 4.2). Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA 2018.
 
 mod offloader;
 mod stored;

@@ -8,7 +8,7 @@
 //! | a path | a Hugging Face `tokenizer.json`, or one that Ferrotron wrote | `hugging_face.rs` |
 //!
 //! A checkpoint contains its tokenizer as `tokenizer.json` ([`Tokenizer::to_json`]). The first three are a small JSON
-//! object, `{"kind": "char", "chars": "..."}`; a Hugging Face file is copied verbatim, so that `transformers` can
+//! object, `{"kind": "char", "chars": "..."}`. A Hugging Face file is copied verbatim, so that `transformers` can
 //! read it from the checkpoint's folder.
 
 mod char_level;

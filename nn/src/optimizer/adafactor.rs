@@ -178,9 +178,9 @@ fn for_blocks(
     Ok(())
 }
 
-/// Reduces the sums `what`, in one call per set of replicated axes. The order of additions depends on the
-/// position in the message, so two stages that hold the same parameter must send messages of the same layout to get
-/// the same bits. Sorted by name, since groups may differ between ranks.
+/// Reduces the sums `what`, in one call per set of replicated axes. The order of additions depends on the position in
+/// the message. Two stages that hold the same parameter get the same bits only from messages of the same layout. The
+/// sums are sorted by name, since groups may differ between ranks.
 fn add_up(all: &mut [Vec<Sums>], what: PartSum, sum: &mut SumParts) -> Result<()> {
     let mut sums: Vec<&mut Sums> = all.iter_mut().flatten().collect();
     sums.sort_by(|a, b| a.block.piece.param.cmp(&b.block.piece.param));

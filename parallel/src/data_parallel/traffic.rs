@@ -23,19 +23,19 @@ impl DataParallel {
     /// after a synchronization. The reduction of the scalar norm is not included.
     ///
     /// With `bytes` of parameters, N ranks and m micro-batches, it sends (N - 1) / N times the following. This is
-    /// exact up to the rounding of shards, and if gradients have the dtype of the weights (half of each sum is an
-    /// all-gather of reduced values).
+    /// exact up to the rounding of shards. Gradients must have the dtype of the weights, as half of each sum is an
+    /// all-gather of reduced values.
     ///
     /// - 2 `bytes` without sharding (once in `synchronize_every` steps) and with a sharded optimizer,
     /// - (m + 1) `bytes` with sharded gradients,
     /// - with sharded weights, m `bytes` for gradients and 2 m `bytes` for weights, minus the buckets that stay
-    ///   gathered between forward and backward. Of the buckets b1..bn of a line, in forward order, the last two are
-    ///   not gathered again in each of m backwards, nor the first two in each of the m - 1 forwards after the first.
-    ///   A matrix that is used again at the end is gathered once more, unless its bucket is one of those.
+    ///   gathered between forward and backward. With buckets b1..bn in forward order, each of m backwards does not
+    ///   gather the last two again. Each of the m - 1 forwards after the first does not gather the first two again. A
+    ///   matrix that is used again at the end is gathered once more, unless its bucket is one of those.
     ///   [Recomputed](Self::recomputing) regions traverse their buckets forward and back again.
     ///
-    /// The count for sharded weights assumes that backward reads a parameter of every bucket: one with only biases is
-    /// gathered less often.
+    /// The count for sharded weights assumes that backward reads a parameter of every bucket. A bucket of biases only
+    /// is gathered less often.
     pub fn expected_traffic(&self, microbatches: usize, steps: usize) -> ExpectedTraffic {
         let shared = &self.shared;
         let batch = shared.mesh.batch();

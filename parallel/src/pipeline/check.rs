@@ -22,8 +22,8 @@ pub struct Peak {
 ///
 /// It checks the following conditions.
 ///
-/// - Each micro-batch has exactly one forward on every virtual stage, after its input has arrived; then one backward,
-///   after the gradient of its output has; then, if the backward is split, its weight part.
+/// - Each micro-batch has exactly one forward on every virtual stage, after its input has arrived. Its one backward
+///   follows after the gradient of its output has arrived. If the backward is split, its weight part comes last.
 /// - Every tensor between virtual stages on different ranks is sent once, after it was computed, and received once.
 /// - On each channel (a direction between a pair of ranks) both ends list the same messages in the same order.
 /// - With blocking, unbuffered sends every rank reaches the end of its list. It then does with buffered sends too.

@@ -2,7 +2,7 @@
 //!
 //! Sends are asynchronous, and each direction between two ranks is a separate channel. Receives are started where
 //! they are listed and waited for where their tensor is needed. A stage's output is moved to its send, and freed
-//! before the next message of that direction starts: backward needs only the output's history, not its value. At most
+//! before the next message of that direction starts. Backward needs only the output's history, not its value. At most
 //! one message per direction is therefore in transit, however slow the receiver is, and memory use does not depend on
 //! relative speed.
 //!

@@ -72,8 +72,7 @@ pub fn iteration_time(config: &PipelineConfig, times: &Times) -> f64 {
 /// Peak number of activations on a rank, in micro-batches of one chunk.
 ///
 /// A rank holds one activation more than its warm-up has forwards: [`Schedule::new`] lists these. With ZB-H1 weight
-/// gradients are also deferred, one per input gradient and at most r + 1 on rank r, so that every rank holds p in
-/// total.
+/// gradients are also deferred, one per input gradient and at most r + 1 on rank r. Every rank then holds p in total.
 ///
 /// [`Schedule::new`]: super::Schedule::new
 pub fn peak(config: &PipelineConfig, rank: usize) -> Peak {

@@ -14,8 +14,8 @@ impl Schedule {
     /// The order of computations, with p stages, m micro-batches and v chunks, on rank r:
     ///
     /// - *naive*: forward and backward of each micro-batch in turn.
-    /// - *GPipe*: all forwards, then all backwards, both in the order of the micro-batches (as drawn in figure 3 of
-    ///   arXiv:2104.04473), so that gradients accumulate in the order of serial training.
+    /// - *GPipe*: all forwards, then all backwards, both in the order of the micro-batches (as in figure 3 of
+    ///   arXiv:2104.04473). Gradients therefore accumulate in the order of serial training.
     /// - *1F1B*: a warm-up of p - r - 1 forwards, then one forward and one backward alternately, then the remaining
     ///   backwards.
     /// - *interleaved*: micro-batches form groups of p. A group passes through chunk 0, then 1, and so on, and
@@ -27,7 +27,7 @@ impl Schedule {
     ///
     /// A send follows the computation that produces its tensor, and a receive precedes the one that consumes it;
     /// adjacent ones form one [`Instruction::Exchange`]. A receive is moved earlier if the schedule would otherwise
-    /// deadlock with blocking sends; that is the case for messages from the last rank to the first.
+    /// deadlock with blocking sends. This happens for messages from the last rank to the first.
     ///
     /// # Errors
     /// Errors if [`refusal`] rejects the configuration.

@@ -1,7 +1,7 @@
 //! Runs the messages of a schedule with blocking sends, to find where it deadlocks.
 //!
-//! Timing does not matter: a rank stays at an instruction until each of its messages has met its counterpart, and the
-//! order of meetings does not affect where the ranks stop.
+//! Timing does not matter. A rank stays at an instruction until each of its messages has met its counterpart, and the
+//! order of these matches does not affect where the ranks stop.
 
 use super::instruction::{Instruction, Message};
 use super::schedule::Schedule;

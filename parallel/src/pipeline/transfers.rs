@@ -2,9 +2,9 @@
 //!
 //! There is one slot for messages between two computations. A send is placed right after the computation that
 //! produces its tensor, a receive right before the one that consumes it. With blocking sends this can deadlock if a
-//! tensor is consumed long after it was produced: between the last and the first rank of an interleaved pipeline. The
-//! receive is then moved to the slot where its rank waits anyway. It may be started long before its
-//! tensor exists; since an executor waits only where the tensor is consumed, this costs no time.
+//! tensor is consumed long after it was produced. This happens between the last and the first rank of an interleaved
+//! pipeline. The receive is then moved to the slot where its rank waits anyway. It may be started long before its
+//! tensor exists. This costs no time, since an executor waits only where the tensor is consumed.
 
 use ferrotron_tensor::{Error, Result};
 

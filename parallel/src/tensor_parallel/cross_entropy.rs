@@ -1,7 +1,7 @@
 //! The head with vocabulary sharding: logits, and cross-entropy without gathering them.
 //!
 //! Per token the ranks reduce the largest logit, the sum of exponentials and the target's logit (Shoeybi et al.,
-//! section 3), and with label smoothing the sum of logits: 3 or 4 numbers instead of V.
+//! section 3). Label smoothing adds the sum of logits: 3 or 4 numbers instead of V.
 
 use ferrotron_autograd::Var;
 use ferrotron_autograd::ops::cross_entropy::Loss;

@@ -83,8 +83,8 @@ impl TensorParallel {
     }
 
     /// Makes consumers of a replicated residual activation (B, T, ..) save only this rank's positions and all-gather
-    /// the others in backward: partitioned activation checkpoints of ZeRO-R (Rajbhandari et al., arXiv 1910.02054,
-    /// section 6.1).
+    /// the others in backward. These are the partitioned activation checkpoints of ZeRO-R (Rajbhandari et al., arXiv
+    /// 1910.02054, section 6.1).
     pub fn kept_in_parts(&self, x: Var) -> Result<Var> {
         if self.group.size() == 1 {
             return Ok(x);

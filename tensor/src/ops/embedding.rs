@@ -2,8 +2,8 @@
 //!
 //! y\[t\] = weight\[ids\[t\]\]. Gradient: dweight\[ids\[t\]\] += dy\[t\]; needs the ids.
 //!
-//! A table may be sharded by rows: an id of another shard gives a row of zeros and no gradient, so that the sum over
-//! the shards equals the result of the whole table.
+//! A table may be sharded by rows. An id of another shard gives a row of zeros and no gradient. The sum over the
+//! shards therefore equals the result of the whole table.
 //!
 //! The gradient accumulates in `Element::Acc`, the rows of one id in the order of their positions. Each table row
 //! belongs to one thread, so the result does not depend on the number of threads.

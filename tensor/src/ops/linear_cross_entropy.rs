@@ -4,8 +4,8 @@
 //! and dW += d^T x. It needs x, W, the targets and lse. If all logits fit the limit they are saved, and d overwrites
 //! them; otherwise each chunk's logits are recomputed.
 //!
-//! W may hold one shard of the vocabulary. Then lse is reduced over the shards chunk by chunk, dx is this shard's
-//! term of the sum over the shards, and dW is the shard's own.
+//! W may hold one shard of the vocabulary. Then lse is reduced over the shards chunk by chunk. dx is this shard's
+//! term of the sum over the shards, and dW is the gradient of its own rows.
 //!
 //! Products and exponentials accumulate in `Element::Acc`, the loss in f64 in the order of the tokens. Loss, lse and
 //! dx do not depend on the limit, bitwise; dW is summed in the order of the chunks.
@@ -155,7 +155,7 @@ pub fn linear_cross_entropy(
 /// [`linear_cross_entropy`] of a sharded vocabulary, where W (V, C) holds the shard's rows. Targets are classes of
 /// the whole vocabulary.
 ///
-/// Each shard must have the same x, targets, configuration and limit, and makes the same reductions: per chunk a
+/// Each shard must have the same x, targets, configuration and limit. It makes the same reductions: per chunk a
 /// maximum of one number per token and a sum of two, or three with label smoothing. The limit applies to the logits
 /// of the largest shard.
 pub fn linear_cross_entropy_shard(

@@ -1,7 +1,7 @@
 //! Matrix products C = A B of the last two dims, batched over the others, and the linear layer.
 //!
 //! Operands may have any strides, so transposes are free. Sums accumulate in [`Element::Acc`] and are rounded once.
-//! Results go to a new tensor or, with [`Accum`], into an existing one, which may have a wider dtype than the
+//! Results go to a new tensor or, with [`Accum`], into an existing one. Its dtype may be wider than that of the
 //! operands: gradients of 16-bit weights accumulate in f32.
 
 use smallvec::SmallVec;

@@ -174,8 +174,8 @@ fn every_forward_has_a_later_backward() {
     }
 }
 
-/// DeepSpeed's cases for 1F1B (test_pipe_schedule.py): 2 (m + p - 1) steps of equal length; no gradient leaves the
-/// first stage and no activation the last; max(2, min(p - rank, m)) buffers suffice.
+/// DeepSpeed's cases for 1F1B (test_pipe_schedule.py): 2 (m + p - 1) steps of equal length. No gradient leaves the
+/// first stage and no activation the last, and max(2, min(p - rank, m)) buffers suffice.
 #[test]
 fn one_f_one_b_has_the_steps_and_buffers_of_deepspeed() {
     let times = Times { backward_weight: 0.0, ..Times::default() };
