@@ -97,6 +97,7 @@ fn child_rank() {
         master: "127.0.0.1".to_string(),
         port: number(PORT),
         secret: None,
+        job_id: None,
         transport: Transport::Tcp,
         world: WorldConfig { timeout: Duration::from_secs(30) },
     };

@@ -51,6 +51,7 @@ fn main() -> Result<()> {
         master: "127.0.0.1".to_string(),
         port: port as u16,
         secret: None,
+        job_id: None,
         transport,
         world: WorldConfig::default(),
     };

@@ -5,6 +5,7 @@
 pub mod collective;
 pub mod context_parallel;
 pub mod data_parallel;
+mod descriptors;
 pub mod gradcheck;
 pub mod launch;
 pub mod mesh;

@@ -118,6 +118,7 @@ pub fn connect<T>(
         master: rank.master_addr.clone(),
         port: rank.rendezvous_port(args.rendezvous_port)?,
         secret: std::env::var(JOB_SECRET).ok().filter(|secret| !secret.is_empty()),
+        job_id: rank.job_id.clone(),
         transport: args.transport(),
         world: WorldConfig { timeout: args.timeout() },
     };

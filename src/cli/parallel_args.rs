@@ -96,7 +96,8 @@ pub struct ParallelArgs {
     /// them in backward
     #[arg(long)]
     pub distribute_saved_activations: bool,
-    /// Where rank 0 listens for the others [default: MASTER_PORT + 1, or 29501]
+    /// Where rank 0 listens for the others [default: MASTER_PORT + 1, or one that
+    /// follows from the id that the launcher gives the job]
     #[arg(long, value_name = "PORT")]
     pub rendezvous_port: Option<u16>,
     /// How long ranks wait for one another, to meet and in each call; also how long those that --nproc

@@ -6,6 +6,7 @@
 mod killed_or_stopped;
 mod local_steps;
 mod trace;
+mod two_jobs;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -86,20 +87,18 @@ fn assert_same(what: &str, got: &Path, want: &Path, tolerance: f64) {
     }
 }
 
-/// Trains six steps alone in f64, into the run folder `alone`.
-fn alone(folder: &Path) -> PathBuf {
-    succeeded(finished(command(
-        folder,
-        &format!("{MODEL} --dtype f64 --train-iters 6 --save alone"),
-    )));
-    folder.join("alone")
+/// Trains six steps alone in f64, into the run folder `name`.
+fn alone(folder: &Path, name: &str, options: &str) -> PathBuf {
+    let line = format!("{MODEL} --dtype f64 --train-iters 6 --save {name} {options}");
+    succeeded(finished(command(folder, &line)));
+    folder.join(name)
 }
 
 #[test]
 fn layouts_of_processes_give_the_losses_of_one() {
     let folder = folder_with_text();
     let path = folder.path();
-    let alone = alone(path);
+    let alone = alone(path, "alone", "");
     for (name, layout) in [
         ("tp-pp", "--nproc 4 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"),
         ("sp-tcp", "--nproc 2 --tensor-model-parallel-size 2 --sequence-parallel --transport tcp"),
@@ -141,7 +140,7 @@ fn a_trace_shows_every_rank() {
 fn a_run_goes_on_in_another_layout() {
     let folder = folder_with_text();
     let path = folder.path();
-    let alone = alone(path);
+    let alone = alone(path, "alone", "");
     let layout = "--nproc 4 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2";
     for (name, layout_after, ranks) in [
         ("same", "", Some("4 ranks: tensor 2 x context 1 x data 1 x pipeline 2")),
@@ -257,7 +256,7 @@ fn tool(name: &str) -> Option<PathBuf> {
 fn under(tool: &Path, words: &str, name: &str, layout: &str) {
     let folder = folder_with_text();
     let path = folder.path();
-    let alone = alone(path);
+    let alone = alone(path, "alone", "");
     let train = format!("{MODEL} --dtype f64 --train-iters 6 --save {name} {layout}");
     let inner = command(path, &train);
     let mut outer = Command::new(tool);
@@ -288,10 +287,8 @@ fn torchrun_starts_ranks() {
 #[test]
 fn mpirun_starts_ranks() {
     if let Some(mpirun) = tool("mpirun") {
-        // The default port may be another job's.
-        let layout =
-            format!("--pipeline-model-parallel-size 2 --zero-stage 1 --rendezvous-port {}", port());
-        under(&mpirun, "--allow-run-as-root --oversubscribe -n 4", "mpirun", &layout);
+        let layout = "--pipeline-model-parallel-size 2 --zero-stage 1";
+        under(&mpirun, "--allow-run-as-root --oversubscribe -n 4", "mpirun", layout);
     }
 }
 
@@ -299,15 +296,17 @@ fn mpirun_starts_ranks() {
 fn srun_variables_are_understood() {
     let folder = folder_with_text();
     let path = folder.path();
-    let alone = alone(path);
-    let line =
-        format!("{MODEL} --dtype f64 --train-iters 6 --save srun --rendezvous-port {}", port());
+    let alone = alone(path, "alone", "");
+    let line = format!("{MODEL} --dtype f64 --train-iters 6 --save srun");
+    // Of a job that no other test has, so that the port is its own.
+    let job = std::process::id().to_string();
     let mut tasks: Vec<Child> = (0..2)
         .map(|task| {
             let mut command = command(path, &line);
             let number = task.to_string();
             command.envs([("SLURM_PROCID", &*number), ("SLURM_LOCALID", &*number)]);
             command.envs([("SLURM_NTASKS", "2"), ("SLURM_NODEID", "0"), ("SLURM_STEP_ID", "0")]);
+            command.env("SLURM_JOB_ID", &job);
             command.envs([("SLURM_STEP_TASKS_PER_NODE", "2"), ("SLURM_STEP_NODELIST", "node7")]);
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
         })

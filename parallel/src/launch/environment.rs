@@ -1,12 +1,12 @@
 //! Which rank a process is, from the environment variables of whoever has started it.
 
-use ferrotron_tensor::{Error, Result};
+use ferrotron_tensor::Result;
 use std::collections::BTreeMap;
 
+use super::JOB_SECRET;
+use super::job_id::{self, NamesJobs};
 use super::slurm;
-
-/// Where rank 0 listens if nothing says where: the port behind torchrun's default for `MASTER_PORT`, 29500.
-pub const DEFAULT_PORT: u16 = 29501;
+use super::variables::{Variables, refuse};
 
 /// Which rank of which job a process is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +23,9 @@ pub struct RankEnvironment {
     pub master_addr: String,
     /// `MASTER_PORT`: torchrun's own store listens there.
     pub master_port: Option<u16>,
+    /// The job's id, by its launcher or its secret, if there is either: the same on all ranks and of no other job that
+    /// runs at the same time.
+    pub job_id: Option<String>,
 }
 
 /// The variables of one launcher, each by its names in order of preference.
@@ -31,6 +34,7 @@ struct Launcher {
     world_size: &'static [&'static str],
     local_rank: &'static [&'static str],
     local_size: &'static [&'static str],
+    job: NamesJobs,
 }
 
 /// In order of precedence. Slurm comes last: where mpirun runs in a job of Slurm, the ranks inherit the
@@ -42,6 +46,7 @@ const LAUNCHERS: &[Launcher] = &[
         world_size: &["WORLD_SIZE"],
         local_rank: &["LOCAL_RANK"],
         local_size: &["LOCAL_WORLD_SIZE"],
+        job: NamesJobs::Torchrun,
     },
     // Open MPI.
     Launcher {
@@ -49,6 +54,7 @@ const LAUNCHERS: &[Launcher] = &[
         world_size: &["OMPI_COMM_WORLD_SIZE"],
         local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
         local_size: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
+        job: NamesJobs::By("Open MPI", &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"]),
     },
     // MPICH, Intel MPI, Cray PALS.
     Launcher {
@@ -56,6 +62,11 @@ const LAUNCHERS: &[Launcher] = &[
         world_size: &["PMI_SIZE"],
         local_rank: &["MPI_LOCALRANKID", "PALS_LOCAL_RANKID"],
         local_size: &["MPI_LOCALNRANKS"],
+        // PALS; Intel MPI; plugins of srun. MPICH's Hydra has none.
+        job: NamesJobs::By(
+            "MPI",
+            &["PALS_APID", "I_MPI_HYDRA_UUID", "PMIX_NAMESPACE", "PMI_JOBID"],
+        ),
     },
     // srun. In an interactive step SLURM_NTASKS is that of the allocation.
     Launcher {
@@ -63,38 +74,9 @@ const LAUNCHERS: &[Launcher] = &[
         world_size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
         local_rank: &["SLURM_LOCALID"],
         local_size: &[],
+        job: NamesJobs::Slurm,
     },
 ];
-
-/// Set by srun for the tasks of a step.
-const STEP: &[&str] = &["SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS"];
-
-/// Variables, of which empty ones do not count.
-struct Variables<'a>(&'a BTreeMap<String, String>);
-
-impl Variables<'_> {
-    /// The first of `names` that is set.
-    fn first(&self, names: &[&'static str]) -> Option<(&'static str, &str)> {
-        names.iter().find_map(|&name| {
-            let value = self.0.get(name)?.trim();
-            (!value.is_empty()).then_some((name, value))
-        })
-    }
-
-    fn number(&self, names: &[&'static str]) -> Result<Option<(&'static str, usize)>> {
-        let Some((name, value)) = self.first(names) else { return Ok(None) };
-        let number = value.parse().map_err(|_| refuse(format!("{name} '{value}' is no number")))?;
-        Ok(Some((name, number)))
-    }
-
-    /// Whether Slurm's variables speak of this process: a batch script has them too, but is no rank.
-    fn slurm_counts(&self) -> bool {
-        let task = self.first(&["SLURM_PROCID"]);
-        task.is_some_and(|(_, task)| task != "0")
-            || self.first(STEP).is_some()
-            || self.first(&["MASTER_ADDR"]).is_some()
-    }
-}
 
 impl RankEnvironment {
     /// Which rank the process with these environment variables is; `None` if no launcher has started it.
@@ -121,6 +103,10 @@ impl RankEnvironment {
     /// assert_eq!((found.rank, found.world_size, &*found.master_addr), (5, 8, "node07"));
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
+    ///
+    /// The job's id is torchrun's `TORCHELASTIC_RUN_ID`, Open MPI's `PMIX_NAMESPACE`, `PALS_APID`, Intel MPI's
+    /// `I_MPI_HYDRA_UUID`, or Slurm's `SLURM_JOB_ID` with `SLURM_STEP_ID`, by the launcher that has numbered the ranks;
+    /// where it has none, one made of `FERROTRON_JOB_SECRET`.
     ///
     /// Errors if what is needed is missing, is no number, or contradicts itself.
     pub fn from_variables(variables: &BTreeMap<String, String>) -> Result<Option<RankEnvironment>> {
@@ -184,6 +170,7 @@ impl RankEnvironment {
             None => None,
         };
         let master_addr = master_address(&variables, local_size == Some(world_size))?;
+        let job_id = own.and_then(|own| own.job.job_id(&variables));
         Ok(Some(RankEnvironment {
             rank,
             world_size,
@@ -191,21 +178,29 @@ impl RankEnvironment {
             local_size,
             master_addr,
             master_port,
+            job_id,
         }))
     }
 
-    /// Where rank 0 listens: `asked`, else the port behind `MASTER_PORT`, else [`DEFAULT_PORT`].
+    /// Returns the port at which rank 0 listens: `asked`, else the port behind `MASTER_PORT`, else one that follows
+    /// from the job's id: 20000 + the first 8 bytes of its SHA-256, as a big-endian number, modulo 9000.
     ///
-    /// Errors if there is no port behind `MASTER_PORT`.
+    /// Errors if none of these is there, or is no port.
     pub fn rendezvous_port(&self, asked: Option<u16>) -> Result<u16> {
-        match (asked, self.master_port) {
-            (Some(port), _) => Ok(port),
-            (None, Some(port)) => port.checked_add(1).ok_or_else(|| {
+        match (asked, self.master_port, &self.job_id) {
+            (Some(0), ..) => Err(refuse("--rendezvous-port must be positive, got 0".to_string())),
+            (Some(port), ..) => Ok(port),
+            (None, Some(port), _) => port.checked_add(1).ok_or_else(|| {
                 refuse(format!(
                     "there is no port behind MASTER_PORT {port}: give --rendezvous-port"
                 ))
             }),
-            (None, None) => Ok(DEFAULT_PORT),
+            (None, None, Some(job_id)) => Ok(job_id::port(job_id)),
+            (None, None, None) => Err(refuse(format!(
+                "rank {} of {} has no port to meet the others at, and no job id to choose one by: give all ranks \
+                 --rendezvous-port PORT, MASTER_PORT or {JOB_SECRET}, others than other jobs have",
+                self.rank, self.world_size
+            ))),
         }
     }
 }
@@ -235,156 +230,5 @@ fn master_address(variables: &Variables, one_machine: bool) -> Result<String> {
     }
 }
 
-fn refuse(why: String) -> Error {
-    Error::config("environment", why)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(variables: &str) -> Result<Option<RankEnvironment>> {
-        let pair = |word: &str| {
-            let (name, value) = word.split_once('=').unwrap();
-            (name.to_string(), value.to_string())
-        };
-        RankEnvironment::from_variables(&variables.split_whitespace().map(pair).collect())
-    }
-
-    /// rank/size, local rank/local size, address, port to meet at.
-    fn text(found: &RankEnvironment) -> String {
-        let RankEnvironment { rank, world_size, local_rank, local_size, master_addr, .. } = found;
-        let local = local_size.map_or("?".to_string(), |size| size.to_string());
-        let port = found.rendezvous_port(None).unwrap();
-        format!("{rank}/{world_size} {local_rank}/{local} {master_addr}:{port}")
-    }
-
-    #[test]
-    fn ranks_of_every_launcher() {
-        for (variables, want) in [
-            (
-                "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=node7 MASTER_PORT=29500",
-                "5/8 1/4 node7:29501",
-            ),
-            // On one machine, what torchrun calls it does not matter.
-            (
-                "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=box.lan MASTER_PORT=4000",
-                "1/2 1/2 127.0.0.1:4001",
-            ),
-            ("RANK=0 WORLD_SIZE=1", "0/1 0/1 127.0.0.1:29501"),
-            ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1", "0/2 0/? 10.0.0.1:29501"),
-            // mpirun on one machine, and on two.
-            (
-                "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=3 \
-                 OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_RANK=3",
-                "3/4 3/4 127.0.0.1:29501",
-            ),
-            (
-                "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 \
-                 OMPI_COMM_WORLD_LOCAL_SIZE=2 MASTER_ADDR=node1 MASTER_PORT=7000",
-                "3/4 1/2 node1:7001",
-            ),
-            // mpirun in a job of Slurm: the tasks that start the ranks have numbers of their own.
-            (
-                "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 \
-                 OMPI_COMM_WORLD_LOCAL_SIZE=2 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_ID=0 SLURM_STEP_NODELIST=n[1-2]",
-                "3/4 1/2 n1:29501",
-            ),
-            (
-                "PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2",
-                "1/2 1/2 127.0.0.1:29501",
-            ),
-            ("PMI_RANK=6 PMI_SIZE=8 PALS_LOCAL_RANKID=2 MASTER_ADDR=x1000", "6/8 2/? x1000:29501"),
-            ("PMIX_RANK=1 PMI_SIZE=2 MASTER_ADDR=a", "1/2 0/? a:29501"),
-            // srun over four nodes, on one, and with its pmix plugin.
-            (
-                "SLURM_PROCID=5 SLURM_NTASKS=7 SLURM_LOCALID=1 SLURM_NODEID=2 \
-                 SLURM_STEP_TASKS_PER_NODE=2(x3),1 SLURM_STEP_NODELIST=node[01-04,7]",
-                "5/7 1/2 node01:29501",
-            ),
-            (
-                "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=1 SLURM_NODEID=0 \
-                 SLURM_STEP_TASKS_PER_NODE=2 SLURM_STEP_NODELIST=node3",
-                "1/2 1/2 127.0.0.1:29501",
-            ),
-            (
-                "PMIX_RANK=1 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_STEP_NODELIST=a,b",
-                "1/2 0/? a:29501",
-            ),
-            // A script that says some of it in torchrun's names and lets srun count.
-            (
-                "WORLD_SIZE=4 MASTER_ADDR=head MASTER_PORT=1234 SLURM_PROCID=3 SLURM_NTASKS=4 SLURM_LOCALID=1",
-                "3/4 1/? head:1235",
-            ),
-            // RANK goes before SLURM_PROCID, as in Megatron-LM.
-            (
-                "RANK=2 WORLD_SIZE=4 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=head \
-                 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_ID=0",
-                "2/4 0/2 head:29501",
-            ),
-            // One task in an interactive step of an allocation for four.
-            ("SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_STEP_NUM_TASKS=1", "0/1 0/1 127.0.0.1:29501"),
-        ] {
-            let found = read(variables).unwrap_or_else(|error| panic!("{variables}: {error}"));
-            assert_eq!(found.map(|found| text(&found)).as_deref(), Some(want), "{variables}");
-        }
-    }
-
-    #[test]
-    fn a_process_that_nobody_has_started_as_a_rank() {
-        for variables in [
-            "",
-            "WORLD_SIZE=1",
-            "RANK= WORLD_SIZE=",
-            "MASTER_ADDR=a MASTER_PORT=1",
-            "SLURM_NTASKS=4 SLURM_JOB_NODELIST=n[1-2]",
-            // The batch script itself.
-            "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_LOCALID=0 SLURM_JOB_NODELIST=gnode[10,20]",
-        ] {
-            assert_eq!(read(variables).unwrap(), None, "{variables}");
-        }
-    }
-
-    #[test]
-    fn what_is_missing_or_contradicts_itself_is_named() {
-        for (variables, named) in [
-            ("WORLD_SIZE=4", &["WORLD_SIZE is 4", "set RANK"][..]),
-            ("RANK=1", &["RANK is 1", "set WORLD_SIZE"]),
-            ("PMIX_RANK=1", &["PMIX_RANK is 1", "set WORLD_SIZE"]),
-            ("RANK=4 WORLD_SIZE=4", &["RANK is 4", "WORLD_SIZE is 4"]),
-            ("RANK=-1 WORLD_SIZE=4", &["RANK '-1'"]),
-            ("RANK=0 WORLD_SIZE=four", &["WORLD_SIZE 'four'"]),
-            ("RANK=0 WORLD_SIZE=0", &["RANK is 0", "WORLD_SIZE is 0"]),
-            ("RANK=0 WORLD_SIZE=2", &["set MASTER_ADDR"]),
-            (
-                "RANK=0 WORLD_SIZE=2 LOCAL_RANK=2 LOCAL_WORLD_SIZE=2",
-                &["LOCAL_RANK is 2", "LOCAL_WORLD_SIZE is 2"],
-            ),
-            (
-                "RANK=0 WORLD_SIZE=2 LOCAL_RANK=2 LOCAL_WORLD_SIZE=4",
-                &["LOCAL_WORLD_SIZE is 4", "WORLD_SIZE is 2"],
-            ),
-            ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=http", &["MASTER_PORT 'http'"]),
-            (
-                "WORLD_SIZE=8 MASTER_ADDR=a SLURM_PROCID=1 SLURM_NTASKS=4 SLURM_STEP_ID=0",
-                &["WORLD_SIZE is 8", "SLURM_NTASKS", "SLURM_PROCID", "is 4"],
-            ),
-            ("SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_NODELIST=n[", &["SLURM_STEP_NODELIST 'n['"]),
-            ("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2", &["set MASTER_ADDR"]),
-        ] {
-            let error = read(variables).unwrap_err().to_string();
-            assert!(!error.contains('\n'), "{error}");
-            for part in named {
-                assert!(error.contains(part), "{variables}: {part} is missing in: {error}");
-            }
-        }
-    }
-
-    #[test]
-    fn the_port_is_the_one_asked_for_or_behind_torchruns() {
-        let last = read("RANK=0 WORLD_SIZE=1 MASTER_PORT=65535").unwrap().unwrap();
-        assert_eq!(last.rendezvous_port(Some(77)).unwrap(), 77);
-        let error = last.rendezvous_port(None).unwrap_err().to_string();
-        assert!(error.contains("65535") && error.contains("--rendezvous-port"), "{error}");
-    }
-}
+mod tests;

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use super::lines::Lines;
 use super::rank_process::{RankProcess, describe};
 use super::{COMMUNICATION_FAILED, INTERRUPTED, JOB_SECRET};
+use crate::descriptors;
 
 /// Pause between looks at the ranks.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -81,13 +82,14 @@ pub struct JobEnd {
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 ///
-/// Errors if a rank cannot be started.
+/// Errors if a rank cannot be started, or may not have as many files open as it needs.
 pub fn launch(
     config: &LaunchConfig,
     flags: &SignalFlags,
     out: impl Write + Send + 'static,
     err: impl Write + Send + 'static,
 ) -> Result<JobEnd> {
+    descriptors::provide(config.ranks)?; // ranks inherit what is raised
     let (out, err) = (Arc::new(Mutex::new(out)), Arc::new(Mutex::new(err)));
     let (port, secret, lines) = (free_port()?, secret()?, Lines::new());
     let mut ranks = Vec::with_capacity(config.ranks);

@@ -11,12 +11,14 @@
 //! | `FERROTRON_JOB_SECRET` | yes | what only the ranks of the job know; needed where they are on several machines |
 
 mod environment;
+mod job_id;
 mod launcher;
 mod lines;
 mod rank_process;
 mod slurm;
+mod variables;
 
-pub use environment::{DEFAULT_PORT, RankEnvironment};
+pub use environment::RankEnvironment;
 pub use launcher::{JobEnd, LaunchConfig, SignalFlags, launch};
 
 /// The environment variable that holds the job's secret.

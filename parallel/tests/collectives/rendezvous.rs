@@ -4,6 +4,7 @@ use ferrotron_parallel::collective::{RankConfig, Reduction, Transport, World, ru
 use ferrotron_tensor::{DType, ErrorKind, Result};
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::Barrier;
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
@@ -62,7 +63,7 @@ fn strays_neither_join_nor_disturb() {
                 assert!(is_hung_up(&stream), "{:?}...", &text[..10]);
             }
             // These are waited for.
-            for text in [&b"ferrojob01"[..], b""] {
+            for text in [&b"ferrojob02"[..], b""] {
                 let mut stream = stray(&config);
                 stream.write_all(text).unwrap();
                 open.push(stream);
@@ -203,6 +204,91 @@ fn impostors_of_the_same_job_are_refused() {
         assert!(error.contains("there is no rank 2 of 2"), "{error}");
         run_rank_process(&RankConfig { rank: 1, ..config.clone() }, work).unwrap();
         first.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_rank_of_another_job_is_refused_at_once_and_disturbs_nobody() {
+    let job = |id: Option<&str>| Some(id?.to_string());
+    let config = rank_config(0, 2, TIMEOUT, Transport::Tcp);
+    let config = RankConfig { job_id: job(Some("Slurm 12.0")), ..config };
+    scope(|scope| {
+        let first = scope.spawn(|| run_rank_process(&config, work));
+        for (id, named) in
+            [(Some("Slurm 13.0"), "belongs to job 'Slurm 13.0'"), (None, "a job without an id")]
+        {
+            let start = Instant::now();
+            // Also for a rank of it that rank 0 still waits for.
+            let other = RankConfig { rank: 1, job_id: job(id), ..config.clone() };
+            let error = run_rank_process(&other, work).expect_err("another job").to_string();
+            let port = format!("at 127.0.0.1:{}", config.port);
+            for part in [named, "that of job 'Slurm 12.0'", "--rendezvous-port", &port] {
+                assert!(error.contains(part), "no '{part}' in '{error}'");
+            }
+            assert!(start.elapsed() < TIMEOUT / 2, "{:?}", start.elapsed());
+        }
+        run_rank_process(&RankConfig { rank: 1, ..config.clone() }, work).unwrap();
+        first.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_rank_that_comes_to_a_complete_job_is_refused() {
+    let config = rank_config(0, 2, TIMEOUT, Transport::Tcp);
+    let (met, done) = (Barrier::new(3), Barrier::new(3));
+    scope(|scope| {
+        let ranks = [0, 1].map(|rank| {
+            let config = RankConfig { rank, ..config.clone() };
+            let (met, done) = (&met, &done);
+            scope.spawn(move || {
+                run_rank_process(&config, |world| {
+                    met.wait();
+                    done.wait();
+                    work(world)
+                })
+            })
+        });
+        met.wait();
+        let late = RankConfig { rank: 1, ..config.clone() };
+        let error = run_rank_process(&late, work).expect_err("the job is complete").to_string();
+        done.wait();
+        assert!(
+            error.contains("has all its ranks") && error.contains("--rendezvous-port"),
+            "{error}"
+        );
+        ranks.into_iter().for_each(|rank| rank.join().unwrap().unwrap());
+    });
+}
+
+#[test]
+fn a_port_that_is_taken_is_named_with_the_remedy() {
+    let config = rank_config(0, 2, TIMEOUT, Transport::Tcp);
+    let _other = std::net::TcpListener::bind(("127.0.0.1", config.port)).unwrap();
+    let error = run_rank_process(&config, work).unwrap_err().to_string();
+    let port = format!("cannot listen at 127.0.0.1:{}", config.port);
+    for part in [&port, "probably another job", "another --rendezvous-port"] {
+        assert!(error.contains(part), "no '{part}' in '{error}'");
+    }
+}
+
+#[test]
+fn who_did_not_know_the_secret_is_named_when_ranks_are_missing() {
+    let config = rank_config(0, 2, SHORT * 2, Transport::Tcp);
+    scope(|scope| {
+        let first = scope.spawn(|| run_rank_process(&config, work).expect_err("one is missing"));
+        let wrong = RankConfig { rank: 1, secret: Some("open barley".into()), ..config.clone() };
+        let error = run_rank_process(&wrong, work).expect_err("the secret is wrong").to_string();
+        assert!(error.contains("FERROTRON_JOB_SECRET"), "{error}");
+        // A version of the program that says another hello.
+        stray(&config).write_all(b"ferrojob99").unwrap();
+        let error = first.join().unwrap().to_string();
+        for part in [
+            "ranks [1] of 2 did not come",
+            "turned away: 127.0.0.1, it does not know the job's secret",
+            "turned away: 127.0.0.1, it is of another version",
+        ] {
+            assert!(error.contains(part), "no '{part}' in '{error}'");
+        }
     });
 }
 

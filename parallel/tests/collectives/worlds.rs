@@ -119,6 +119,7 @@ pub fn rank_config(
         master: "127.0.0.1".to_string(),
         port: free_port(),
         secret: Some("open sesame".to_string()),
+        job_id: None,
         transport,
         world: WorldConfig { timeout },
     }

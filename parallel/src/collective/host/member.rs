@@ -2,7 +2,6 @@
 //! one cannot be.
 
 use ferrotron_tensor::{Error, Result};
-use std::collections::BTreeSet;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -21,6 +20,7 @@ use super::header::Header;
 use super::links::Links;
 use super::pipe::{Fault, PipeResult};
 use super::run::{Locked, run};
+use super::silence::{blame, list};
 use super::threads::panicked;
 use super::world::Meeting;
 
@@ -39,7 +39,7 @@ pub struct Job {
 /// How long a rank that closes its pipes may take to say why.
 const GRACE: Duration = Duration::from_millis(300);
 
-/// How many ranks are named at most.
+/// How many ranks say how far they are, at most.
 const NAMED: usize = 8;
 
 /// A rank's part in one group.
@@ -94,12 +94,13 @@ impl Member {
             Ok(Err(Fault::Wrong(what))) => Some(self.describe(call, entry, &what)),
             Ok(Err(Fault::Gone(what))) => {
                 // Why it has gone is better to know than that it has.
-                tokio::select! {
+                let silent = tokio::select! {
                     biased;
-                    () = shared.failed() => {}
-                    () = self.wait_for_reason(&entries) => {}
-                }
-                Some(self.describe(call, entry, &what))
+                    () = shared.failed() => None,
+                    silent = self.wait_for_reason() => blame(&silent),
+                };
+                let why = silent.map_or(what.clone(), |silent| format!("{silent}; {what}"));
+                Some(self.describe(call, entry, &why))
             }
             Err(_) => tokio::select! {
                 biased;
@@ -162,50 +163,43 @@ impl Member {
         entries.iter().flat_map(of_one).collect()
     }
 
-    /// Returns when the reason why a rank has closed its pipes should have come: it has been asked, and it,
-    /// or rank 0 for one that has left, has answered, or nobody has for long.
-    async fn wait_for_reason(&self, entries: &[Entry]) {
-        self.meeting.ask(&self.id, &self.awaited(entries)).await;
-        // It answers as soon as it has closed its pipes, and says a moment later if it was for an error.
+    /// Returns when the reason why a rank has closed its pipes should have come: all have been asked, and it, or
+    /// rank 0 for one that has left, has answered, or nobody has for long. Returns the ranks that do not answer, for
+    /// which the one that has gone may have waited.
+    async fn wait_for_reason(&self) -> Vec<usize> {
+        // It takes leave, and says a moment after it has closed its pipes if that was for an error.
         sleep(GRACE).await;
+        self.meeting.silent().await
     }
 
     /// Whom this call has waited for in vain.
     async fn diagnose(&self, call: &Call, entries: &[Entry]) -> String {
         let questions = self.awaited(entries);
-        let replies = self.meeting.ask(&self.id, &questions).await;
-        let (mut missing, mut silent) = (Vec::new(), BTreeSet::new());
-        for ((rank, entry), reply) in questions.into_iter().zip(replies) {
-            match reply {
-                Ok(answer) if answer.entered => {}
-                Ok(answer) => missing.push((rank, entry, answer.last)),
-                Err(rank) => {
-                    silent.insert(rank);
-                }
-            }
-        }
-        missing.truncate(NAMED);
+        let (replies, silent) =
+            tokio::join!(self.meeting.ask(&self.id, &questions), self.meeting.silent());
+        let missing: Vec<_> = questions
+            .into_iter()
+            .zip(replies)
+            .filter_map(|((rank, entry), reply)| match reply {
+                Ok(answer) if !answer.entered => Some((rank, entry, answer.last)),
+                Ok(_) | Err(_) => None,
+            })
+            .take(NAMED)
+            .collect();
         let (op, name, me) = (call.op.name(), &self.name, self.ranks[self.links.rank]);
         let (entry, limit) = (entries[0], self.timeout);
-        let silent = (!silent.is_empty()).then(|| {
-            let verb = if silent.len() == 1 { "does" } else { "do" };
-            format!("{} {verb} not answer", list(silent.into_iter().take(NAMED)))
-        });
-        let Some((_, awaited, _)) = missing.first() else {
-            let why = match silent {
-                Some(silent) => {
-                    format!("and {silent}: look for a process that is stopped or stuck")
-                }
-                None => {
-                    "though all ranks entered it: allow more time, or look for a rank that is stuck"
-                        .to_string()
-                }
-            };
+        // A rank that does not answer, in whatever group: those who are missing here may wait for it.
+        let silent = blame(&silent).map(|silent| format!("and {silent}"));
+        let (Some((_, awaited, _)), None) = (missing.first(), &silent) else {
+            let why = silent.unwrap_or_else(|| {
+                "though all ranks entered it: allow more time, or look for a rank that is stuck"
+                    .into()
+            });
             return format!(
                 "{op}: {entry} of group {name} ({call}) did not end within {limit:?} on rank {me}, {why}"
             );
         };
-        let mut last: Vec<_> = missing
+        let last: Vec<_> = missing
             .iter()
             .map(
                 |(rank, _, last)| {
@@ -213,7 +207,6 @@ impl Member {
                 },
             )
             .collect();
-        last.extend(silent);
         format!(
             "{op}: {} did not enter {awaited} of group {name} ({call}) within {limit:?} of rank {me}; {}",
             list(missing.iter().map(|(rank, ..)| *rank)),
@@ -230,12 +223,6 @@ async fn next(jobs: &mut UnboundedReceiver<Job>) -> Option<Job> {
         yield_now().await;
     }
     jobs.recv().await
-}
-
-/// "rank 3", or "ranks 3, 5".
-fn list(ranks: impl Iterator<Item = usize>) -> String {
-    let ranks: Vec<_> = ranks.map(|rank| rank.to_string()).collect();
-    format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, ranks.join(", "))
 }
 
 /// A call that panics fails like any other: its memory must be taken back, and its caller and the other
@@ -300,6 +287,14 @@ mod tests {
                 self.was_locked.store(is_locked(&self.flat), Ordering::SeqCst);
                 let entered = |_| Ok(Answer { entered: true, last: String::new() });
                 questions.iter().map(entered).collect()
+            })
+        }
+
+        fn silent(&self) -> Pin<Box<dyn Future<Output = Vec<usize>> + '_>> {
+            Box::pin(async {
+                sleep(PAUSE).await;
+                self.was_locked.store(is_locked(&self.flat), Ordering::SeqCst);
+                Vec::new()
             })
         }
     }

@@ -25,6 +25,7 @@ mod ring;
 mod rooted;
 mod run;
 mod shm;
+mod silence;
 mod tcp;
 mod threads;
 mod world;

@@ -291,9 +291,9 @@ mod tests {
         let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (far, _) = listener.accept().await.unwrap();
         let ((near_offer, near_ring), (far_offer, far_ring)) =
-            (shm::offer().unwrap(), shm::offer().unwrap());
-        let (_, from_far) = shm::accept(&near_offer, &far_offer);
-        let (_, from_near) = shm::accept(&far_offer, &near_offer);
+            (shm::offer().unwrap().unwrap(), shm::offer().unwrap().unwrap());
+        let (_, from_far) = shm::accept(&near_offer, &far_offer).unwrap();
+        let (_, from_near) = shm::accept(&far_offer, &near_offer).unwrap();
         let pid = std::process::id();
         let (writer, _reader) = shm::pipes(near_ring, from_far.unwrap(), pid, false, near);
         let (_writer, reader) = shm::pipes(far_ring, from_near.unwrap(), pid, false, far);

@@ -120,6 +120,10 @@ impl Meeting for ThreadMeeting {
         let answer = |&(rank, entry)| Ok(self.shared.answer(group, rank, entry));
         Box::pin(ready(questions.iter().map(answer).collect()))
     }
+
+    fn silent(&self) -> Pin<Box<dyn Future<Output = Vec<usize>> + '_>> {
+        Box::pin(ready(Vec::new())) // threads are not stopped one by one
+    }
 }
 
 /// The pipes of every rank of a group.

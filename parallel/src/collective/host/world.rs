@@ -63,6 +63,9 @@ pub trait Meeting: Send + Sync {
         group: &'a Arc<str>,
         questions: &'a [(usize, Entry)],
     ) -> Pin<Box<dyn Future<Output = Vec<Reply>> + 'a>>;
+
+    /// Asks all ranks of the world whether they are there; returns those that do not answer.
+    fn silent(&self) -> Pin<Box<dyn Future<Output = Vec<usize>> + '_>>;
 }
 
 impl World {

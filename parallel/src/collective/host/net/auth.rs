@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 /// What the first bytes are. The last two are the version of the protocol.
-const HELLO: [u8; 10] = *b"ferrojob01";
+const HELLO: [u8; 10] = *b"ferrojob02";
 
 /// What the acceptor says to a wrong proof: trying again would not help, as it may after a hang-up.
 const REFUSED: [u8; 32] = [0; 32];
@@ -50,17 +50,24 @@ impl Secret {
         stream.write_all(&proof).await?;
         let theirs = read(stream).await?;
         if theirs == REFUSED {
-            let what = "it refuses this rank's proof of the job's secret";
+            let what = "it refuses this rank's proof of the job's secret: give all ranks the same \
+                FERROTRON_JOB_SECRET, or, if another job listens there, another --rendezvous-port";
             return Err(Error::new(ErrorKind::PermissionDenied, what));
         }
         self.check("acceptor", &randoms, &theirs)
     }
 
     /// As [`Secret::connect`] for the end that has accepted.
+    ///
+    /// The error of a rank which cannot belong to this job is [`ErrorKind::PermissionDenied`].
     pub async fn accept(&self, stream: &mut TcpStream) -> Result<()> {
         let hello: [u8; HELLO.len()] = read(stream).await?;
         if hello != HELLO {
-            return Err(Error::new(ErrorKind::InvalidData, "it speaks something else"));
+            let (kind, what) = match hello.starts_with(b"ferrojob") {
+                true => (ErrorKind::PermissionDenied, "it is of another version of the program"),
+                false => (ErrorKind::InvalidData, "it speaks something else"),
+            };
+            return Err(Error::new(kind, what));
         }
         let theirs = read(stream).await?;
         let randoms = [theirs, random()?];
@@ -76,8 +83,12 @@ impl Secret {
 
     fn check(&self, side: &str, randoms: &[[u8; 32]; 2], proof: &[u8]) -> Result<()> {
         // Takes as long wherever the first difference is.
-        let wrong =
-            |_| Error::new(ErrorKind::PermissionDenied, "it does not know the job's secret");
+        let wrong = |_| {
+            Error::new(
+                ErrorKind::PermissionDenied,
+                "it does not know the job's secret (FERROTRON_JOB_SECRET)",
+            )
+        };
         self.proof(side, randoms).verify_slice(proof).map_err(wrong)
     }
 }

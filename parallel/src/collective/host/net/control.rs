@@ -18,7 +18,7 @@ use super::super::board::{Answer, Entry, Kind, Reply, Shared};
 use super::frame::{self, Body, ControlMessage};
 
 /// How long an answer may take: the other side's progress thread is never busy for long.
-pub const ANSWER: Duration = Duration::from_secs(3);
+const ANSWER: Duration = Duration::from_secs(3);
 
 /// How long a rank that leaves waits for its last messages to be read.
 const LAST_MESSAGES: Duration = Duration::from_secs(1);
@@ -90,6 +90,16 @@ impl Control {
             answer.ok_or(if relay_is_silent { 0 } else { rank })
         };
         questions.iter().zip(answers).map(reply).collect()
+    }
+
+    /// Asks all ranks whether they are there; returns those that do not answer, or rank 0 alone if it does not.
+    pub async fn silent(&self) -> Vec<usize> {
+        let anything = Entry { kind: Kind::Call, number: 0 };
+        let others = (0..self.size).filter(|&rank| rank != self.rank);
+        let questions: Vec<_> = others.map(|rank| (rank, anything)).collect();
+        let replies = self.ask("", &questions).await;
+        let silent: BTreeSet<usize> = replies.into_iter().filter_map(Reply::err).collect();
+        silent.into_iter().collect()
     }
 
     /// Asks one rank; returns the question's number and where the answer will be.

@@ -5,18 +5,27 @@ use std::io::{Error, ErrorKind, Result};
 use std::net::SocketAddr;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::super::board::{Answer, Entry};
+use super::super::board::{self, Entry};
 
 /// Bytes of the longest message; the addresses of some ten thousand ranks fit.
 const LONGEST: usize = 1 << 20;
 
 /// The first message on a connection.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Introduction {
+    /// The job of the rank that has connected.
+    pub job_id: Option<String>,
+    /// Its number in the world.
+    pub rank: usize,
+    /// Why it comes.
+    pub purpose: Purpose,
+}
+
+/// Why a rank connects to another.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Purpose {
     /// A rank comes to rank 0.
     Join {
-        /// Its number.
-        rank: usize,
         /// How many ranks it believes in.
         size: usize,
         /// Where it listens for pipes.
@@ -26,15 +35,15 @@ pub enum Purpose {
     Pipe {
         /// Which group.
         group: String,
-        /// The member's number in the world.
-        rank: usize,
     },
 }
 
-/// What rank 0 answers to a rank that has come.
+/// An answer to a rank that has connected.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Welcome {
-    /// All are there; this is where they listen, from rank 0 on.
+pub enum Answer {
+    /// The connection is the one it asked for.
+    Admitted,
+    /// From rank 0: all are there; this is where they listen, from rank 0 on.
     Addresses(Vec<SocketAddr>),
     /// There is no place for this rank.
     Refused(String),
@@ -70,7 +79,7 @@ pub enum Body {
         /// Which question.
         question: u64,
         /// The answer.
-        answer: Answer,
+        answer: board::Answer,
     },
     /// This rank is done and will close its connection.
     Bye,
@@ -114,10 +123,10 @@ mod tests {
     #[test]
     fn messages_come_back_and_long_ones_are_refused() {
         let mut bytes = Vec::new();
-        let purpose = Purpose::Pipe { group: "dp [0, 1] #1".to_string(), rank: 1 };
+        let purpose = Purpose::Pipe { group: "dp [0, 1] #1".to_string() };
         run(write(&mut bytes, &purpose)).unwrap();
         let read_back = run(read::<Purpose>(&mut &bytes[..])).unwrap();
-        assert!(matches!(read_back, Purpose::Pipe { group, rank: 1 } if group == "dp [0, 1] #1"));
+        assert!(matches!(read_back, Purpose::Pipe { group } if group == "dp [0, 1] #1"));
 
         let long = ControlMessage { from: 0, to: 1, body: Body::Failed("x".repeat(LONGEST)) };
         assert!(run(write(&mut bytes, &long)).is_err());

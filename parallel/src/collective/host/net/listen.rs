@@ -2,7 +2,10 @@
 //! asks for them.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::fmt;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
@@ -11,8 +14,10 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::{AbortHandle, spawn_local};
 use tokio::time::{sleep, timeout};
 
+use super::super::board::Shared;
 use super::auth::Secret;
-use super::frame::{self, Purpose};
+use super::frame::{self, Answer, Introduction, Purpose};
+use crate::descriptors::explained;
 
 /// How long a connection may take to prove itself.
 const PROOF: Duration = Duration::from_secs(5);
@@ -20,6 +25,9 @@ const PROOF: Duration = Duration::from_secs(5);
 /// Connections that may be at it at once. One more, and the oldest is dropped: a rank needs a moment only, and
 /// tries again.
 const STRANGERS: usize = 128;
+
+/// Pause after a connection that could not be accepted.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// A rank that has come to rank 0.
 pub struct Joined {
@@ -33,17 +41,72 @@ pub struct Joined {
     pub stream: TcpStream,
 }
 
+/// A process that has come to rank 0 but cannot belong to the job.
+#[derive(Debug, PartialEq, Eq)]
+pub struct TurnedAway {
+    /// The machine that it has come from.
+    pub address: IpAddr,
+    /// The reason.
+    pub why: String,
+}
+
+impl fmt::Display for TurnedAway {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", self.address, self.why)
+    }
+}
+
+/// News for rank 0 while it waits for the others.
+pub enum Arrival {
+    /// A rank has come.
+    Joined(Joined),
+    /// A process was turned away.
+    TurnedAway(TurnedAway),
+}
+
+/// What decides who is let in, and where they go.
+#[derive(Clone)]
+pub struct Entrance {
+    /// The job's secret.
+    pub secret: Secret,
+    /// The job's id.
+    pub job_id: Option<String>,
+    /// The connections of groups go here.
+    pub pending: Arc<PendingConnections>,
+    /// The other ranks go here, on rank 0.
+    pub arrivals: Option<UnboundedSender<Arrival>>,
+}
+
 /// Connections of other members that wait for this rank to make the group.
 #[derive(Default)]
 pub struct PendingConnections {
+    /// Connections that are waited for now.
+    awaited: AtomicUsize,
     streams: Mutex<HashMap<(String, usize), TcpStream>>,
     changed: Notify,
+}
+
+/// Counts as long as it lives: a wait may be given up.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl Counted<'_> {
+    fn new(count: &AtomicUsize) -> Counted<'_> {
+        count.fetch_add(1, Ordering::Relaxed);
+        Counted(count)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl PendingConnections {
     /// Waits for the connection of world rank `rank` for a group.
     pub async fn take(&self, group: &str, rank: usize) -> TcpStream {
         let key = (group.to_string(), rank);
+        let _counted = Counted::new(&self.awaited);
         loop {
             let changed = self.changed.notified(); // from here on nothing is missed
             if let Some(stream) = self.streams().remove(&key) {
@@ -64,18 +127,29 @@ impl PendingConnections {
 }
 
 /// Accepts connections for ever. Strangers are dropped and disturb nobody.
-pub async fn listen(
-    listener: TcpListener,
-    secret: Secret,
-    pending: Arc<PendingConnections>,
-    joined: Option<UnboundedSender<Joined>>,
-) {
+///
+/// A rank that waits for others and has no descriptor for their connections ends the world.
+pub async fn listen(listener: TcpListener, rank: usize, entrance: Entrance, shared: Arc<Shared>) {
     let mut strangers: VecDeque<AbortHandle> = VecDeque::new();
     loop {
-        let Ok((mut stream, address)) = listener.accept().await else {
-            // Out of file descriptors, for example: it may pass.
-            sleep(Duration::from_millis(50)).await;
-            continue;
+        let (mut stream, address) = match listener.accept().await.map_err(explained) {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                sleep(PAUSE).await;
+                strangers.retain(|stranger| !stranger.is_finished());
+                if error.kind() != ErrorKind::QuotaExceeded {
+                    continue;
+                }
+                // No stranger may keep a rank out by taking what it needs.
+                match strangers.pop_front() {
+                    Some(oldest) => oldest.abort(),
+                    None if entrance.awaits_others() => {
+                        shared.fail(&format!("rank {rank} cannot let others in: {error}"));
+                    }
+                    None => {} // nobody is kept waiting
+                }
+                continue;
+            }
         };
         strangers.retain(|stranger| !stranger.is_finished());
         if strangers.len() == STRANGERS
@@ -83,35 +157,77 @@ pub async fn listen(
         {
             oldest.abort();
         }
-        let (secret, pending, joined) = (secret.clone(), pending.clone(), joined.clone());
+        let entrance = entrance.clone();
         let stranger = spawn_local(async move {
-            if let Ok(Ok(())) = timeout(PROOF, secret.accept(&mut stream)).await {
+            match timeout(PROOF, entrance.secret.accept(&mut stream)).await {
                 // No stranger any more.
-                spawn_local(timeout(PROOF, admit(stream, address, pending, joined)));
+                Ok(Ok(())) => drop(spawn_local(timeout(PROOF, entrance.admit(stream, address)))),
+                Ok(Err(error)) if error.kind() == ErrorKind::PermissionDenied => {
+                    entrance.turned_away(address, error.to_string());
+                }
+                Ok(Err(_)) | Err(_) => {}
             }
         });
         strangers.push_back(stranger.abort_handle());
     }
 }
 
-async fn admit(
-    mut stream: TcpStream,
-    address: SocketAddr,
-    pending: Arc<PendingConnections>,
-    joined: Option<UnboundedSender<Joined>>,
-) -> std::io::Result<()> {
-    stream.set_nodelay(true)?;
-    match (frame::read(&mut stream).await?, joined) {
-        (Purpose::Pipe { group, rank }, _) => pending.park(group, rank, stream),
-        (Purpose::Join { rank, size, port }, Some(joined)) => {
-            // An IPv6 socket takes IPv4 connections too.
-            let address = SocketAddr::new(address.ip().to_canonical(), port);
-            let _ = joined.send(Joined { rank, size, address, stream });
+impl Entrance {
+    async fn admit(self, mut stream: TcpStream, address: SocketAddr) -> std::io::Result<()> {
+        stream.set_nodelay(true)?;
+        let Introduction { job_id, rank, purpose } = frame::read(&mut stream).await?;
+        let named = |id: &Option<String>| match id {
+            Some(id) => format!("job '{id}'"),
+            None => "a job without an id".to_string(),
+        };
+        let refusal = if job_id != self.job_id {
+            let theirs = named(&job_id);
+            self.turned_away(address, format!("it belongs to {theirs}"));
+            Some(format!(
+                "the port is that of {}, this rank belongs to {theirs}: give one of them another \
+                 --rendezvous-port",
+                named(&self.job_id)
+            ))
+        } else {
+            match (&purpose, &self.arrivals) {
+                (Purpose::Join { .. }, Some(arrivals)) if arrivals.is_closed() => Some(
+                    "a job has all its ranks there already: give another --rendezvous-port".into(),
+                ),
+                (Purpose::Join { .. }, None) => Some("rank 0 listens elsewhere".into()),
+                _ => None,
+            }
+        };
+        if let Some(refusal) = refusal {
+            return frame::write(&mut stream, &Answer::Refused(refusal)).await;
         }
-        // Only rank 0 is joined.
-        (Purpose::Join { .. }, None) => {}
+        frame::write(&mut stream, &Answer::Admitted).await?;
+        match purpose {
+            Purpose::Pipe { group } => self.pending.park(group, rank, stream),
+            Purpose::Join { size, port } => {
+                // An IPv6 socket takes IPv4 connections too.
+                let address = SocketAddr::new(address.ip().to_canonical(), port);
+                self.tell(Arrival::Joined(Joined { rank, size, address, stream }));
+            }
+        }
+        Ok(())
     }
-    Ok(())
+
+    fn awaits_others(&self) -> bool {
+        self.pending.awaited.load(Ordering::Relaxed) > 0
+            || self.arrivals.as_ref().is_some_and(|arrivals| !arrivals.is_closed())
+    }
+
+    fn turned_away(&self, address: SocketAddr, why: String) {
+        let address = address.ip().to_canonical();
+        self.tell(Arrival::TurnedAway(TurnedAway { address, why }));
+    }
+
+    /// Tells rank 0, if it still waits for others.
+    fn tell(&self, arrival: Arrival) {
+        if let Some(arrivals) = &self.arrivals {
+            let _ = arrivals.send(arrival);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -129,7 +245,13 @@ mod tests {
             let address = listener.local_addr().unwrap();
             let (secret, pending) =
                 (Secret::new(Some("sesame")), Arc::new(PendingConnections::default()));
-            spawn_local(listen(listener, secret.clone(), pending.clone(), None));
+            let entrance = Entrance {
+                secret: secret.clone(),
+                job_id: None,
+                pending: pending.clone(),
+                arrivals: None,
+            };
+            spawn_local(listen(listener, 0, entrance, Shared::new()));
             let start = Instant::now();
             let mut silent = Vec::new();
             for _ in 0..STRANGERS + 10 {
@@ -137,9 +259,17 @@ mod tests {
             }
             let mut rank = TcpStream::connect(address).await.unwrap();
             secret.connect(&mut rank).await.unwrap();
-            let purpose = Purpose::Pipe { group: "dp".to_string(), rank: 3 };
-            frame::write(&mut rank, &purpose).await.unwrap();
+            let purpose = Purpose::Pipe { group: "dp".to_string() };
+            let introduction = Introduction { job_id: None, rank: 3, purpose };
+            frame::write(&mut rank, &introduction).await.unwrap();
             pending.take("dp", 3).await;
+            // A member of another job's group is told so.
+            let mut other = TcpStream::connect(address).await.unwrap();
+            secret.connect(&mut other).await.unwrap();
+            let other_job = Introduction { job_id: Some("B".to_string()), ..introduction };
+            frame::write(&mut other, &other_job).await.unwrap();
+            let answer: Answer = frame::read(&mut other).await.unwrap();
+            assert!(matches!(answer, Answer::Refused(why) if why.contains("job 'B'")));
             assert!(start.elapsed() < PROOF, "let in after {:?}", start.elapsed());
             // The oldest were dropped at once, the newest has had its time.
             assert_eq!(silent[0].read(&mut [0]).await.unwrap_or(0), 0);

@@ -9,18 +9,19 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::super::board::{Entry, Reply, Shared};
 use super::super::links::Links;
 use super::super::pipe::{Incoming, IncomingKind, Outgoing, OutgoingKind};
 use super::super::progress::ProgressThread;
+use super::super::silence::{blame, list};
 use super::super::world::Meeting;
 use super::super::{shm, tcp};
 use super::Transport;
 use super::auth::Secret;
-use super::control::{ANSWER, Control};
-use super::frame::{self, Purpose};
+use super::control::Control;
+use super::frame::{self, Introduction, Purpose};
 use super::listen::PendingConnections;
 use super::rendezvous::{connect, deadline};
 
@@ -33,6 +34,8 @@ pub struct NetMeeting {
     pub addresses: Arc<[SocketAddr]>,
     /// Proves that this rank belongs to the job.
     pub secret: Secret,
+    /// The job's id.
+    pub job_id: Option<String>,
     /// Which pipes may be used.
     pub transport: Transport,
     /// Longest time that a group may take to form.
@@ -76,6 +79,10 @@ impl Meeting for NetMeeting {
     ) -> Pin<Box<dyn Future<Output = Vec<Reply>> + 'a>> {
         Box::pin(self.control.ask(group, questions))
     }
+
+    fn silent(&self) -> Pin<Box<dyn Future<Output = Vec<usize>> + '_>> {
+        Box::pin(self.control.silent())
+    }
 }
 
 impl NetMeeting {
@@ -105,8 +112,15 @@ impl NetMeeting {
                 }
                 Ok(Err(error)) => {
                     // Why a rank has gone is better to know than that it has.
-                    let _ = timeout(ANSWER, self.shared.failed()).await;
-                    return Err(failed(format!("{id}: no pipe to rank {rank}: {error}")));
+                    let silent = match error.kind() {
+                        io::ErrorKind::QuotaExceeded => None,
+                        _ => self.blame_silent().await,
+                    };
+                    let why = silent.map_or(String::new(), |silent| format!("{silent}; "));
+                    let me = self.rank;
+                    return Err(failed(format!(
+                        "{why}{id}: rank {me} has no pipe to rank {rank}: {error}"
+                    )));
                 }
                 Err(_) => missing.push(rank),
             }
@@ -115,21 +129,36 @@ impl NetMeeting {
             return Ok(links);
         }
         missing.sort_unstable();
-        let limit = self.timeout;
+        let (limit, me) = (self.timeout, self.rank);
+        if let Some(silent) = self.blame_silent().await {
+            return Err(failed(format!(
+                "{id} was not made within {limit:?} of rank {me}, {silent}"
+            )));
+        }
         let verb = if missing.len() == 1 { "has" } else { "have" };
-        let (missing, rank): (Vec<_>, _) =
-            (missing.iter().map(usize::to_string).collect(), self.rank);
-        let missing = missing.join(", ");
-        Err(failed(format!("rank {missing} {verb} not made {id} within {limit:?} of rank {rank}")))
+        let missing = list(missing.into_iter());
+        Err(failed(format!("{missing} {verb} not made {id} within {limit:?} of rank {me}")))
+    }
+
+    /// Why others wait too, unless the world fails meanwhile for another reason: ranks that do not answer.
+    async fn blame_silent(&self) -> Option<String> {
+        tokio::select! {
+            biased;
+            () = self.shared.failed() => None,
+            silent = self.control.silent() => blame(&silent),
+        }
     }
 
     /// The pipes to and from one other member.
     async fn pair(&self, id: &str, rank: usize, deadline: Instant) -> io::Result<Pipes> {
         let mut stream = if self.rank > rank {
-            let purpose = Purpose::Pipe { group: id.to_string(), rank: self.rank };
-            let stream =
-                connect(rank, self.addresses[rank], &self.secret, &purpose, deadline).await;
-            stream.map_err(|error| io::Error::other(error.to_string()))?
+            let introduction = Introduction {
+                job_id: self.job_id.clone(),
+                rank: self.rank,
+                purpose: Purpose::Pipe { group: id.to_string() },
+            };
+            let address = self.addresses[rank];
+            connect(rank, address, &self.secret, &introduction, deadline).await?
         } else {
             self.pending.take(id, rank).await
         };
@@ -147,13 +176,13 @@ impl NetMeeting {
         stream: &mut TcpStream,
     ) -> io::Result<Option<impl FnOnce(TcpStream) -> Pipes + use<>>> {
         let mine = match self.transport {
-            Transport::Auto => shm::offer(),
+            Transport::Auto => shm::offer()?,
             Transport::Tcp => None,
         };
         frame::write(stream, &mine.as_ref().map(|(offer, _)| offer)).await?;
         let theirs: Option<shm::Offer> = frame::read(stream).await?;
         let (Some((offer, offered)), Some(theirs)) = (mine, theirs) else { return Ok(None) };
-        let (verdict, ring) = shm::accept(&offer, &theirs);
+        let (verdict, ring) = shm::accept(&offer, &theirs)?;
         frame::write(stream, &verdict).await?;
         let other: shm::Verdict = frame::read(stream).await?;
         let Some(ring) = ring.filter(|_| other.maps) else { return Ok(None) };

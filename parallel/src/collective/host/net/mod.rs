@@ -14,6 +14,7 @@ use super::board::Shared;
 use super::progress::ProgressThread;
 use super::threads::run_rank;
 use super::world::{World, WorldConfig};
+use crate::descriptors;
 use auth::Secret;
 use control::Control;
 use meeting::NetMeeting;
@@ -42,6 +43,8 @@ pub struct RankConfig {
     /// What all ranks of the job know and nobody else does. Without it, or if it is empty, only the loopback
     /// interface is used, and whoever can connect there is trusted.
     pub secret: Option<String>,
+    /// The job's id, if it has one: a rank of another job, at the same port by mistake, is refused.
+    pub job_id: Option<String>,
     /// What carries data.
     pub transport: Transport,
     /// What all ranks agree on. Its timeout also holds for ranks to come together.
@@ -59,6 +62,7 @@ pub struct RankConfig {
 ///     master: "127.0.0.1".into(),
 ///     port: 0,
 ///     secret: None,
+///     job_id: None,
 ///     transport: Transport::Auto,
 ///     world: WorldConfig::default(),
 /// };
@@ -66,11 +70,16 @@ pub struct RankConfig {
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 ///
-/// Errors, naming the ranks, if not all come within the timeout.
+/// The soft limit of open files is raised if the job may need more.
+///
+/// Errors, naming the ranks, if not all come within the timeout; and if the limit of open files is too low.
 pub fn run_rank_process<T>(config: &RankConfig, f: impl FnOnce(World) -> Result<T>) -> Result<T> {
     let RankConfig { rank, size, .. } = *config;
     if rank >= size {
         return Err(Error::config("rendezvous", format!("there is no rank {rank} of {size}")));
+    }
+    if size > 1 {
+        descriptors::provide(size)?;
     }
     let shared = Shared::new();
     let progress = Arc::new(ProgressThread::start(rank, shared.clone())?);
@@ -89,12 +98,13 @@ fn meet(
     let (config, shared, timeout) = (config.clone(), shared.clone(), config.world.timeout);
     progress.serve(move || async move {
         let secret = Secret::new(config.secret.as_deref());
-        let met = rendezvous::meet(&config, &secret).await;
+        let met = rendezvous::meet(&config, &secret, &shared).await;
         let _ = sender.send(met.map(|met| {
             let control = Control::start(config.rank, config.size, &shared, met.control);
             NetMeeting {
                 rank: config.rank,
                 addresses: met.addresses.into(),
+                job_id: config.job_id,
                 secret,
                 transport: config.transport,
                 timeout,

@@ -3,6 +3,7 @@
 
 use ferrotron_tensor::{Error, Result};
 use std::collections::btree_map::{BTreeMap, Entry};
+use std::fmt::Write as _;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -11,13 +12,22 @@ use tokio::net::{TcpListener, TcpStream, lookup_host};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{Instant, sleep, timeout_at};
 
+use super::super::board::Shared;
 use super::RankConfig;
 use super::auth::Secret;
-use super::frame::{self, Purpose, Welcome};
-use super::listen::{Joined, PendingConnections, listen};
+use super::frame::{self, Answer, Introduction, Purpose};
+use super::listen::{Arrival, Entrance, Joined, PendingConnections, TurnedAway, listen};
+use crate::descriptors::explained;
 
 /// Pause before rank 0 is tried again.
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// Processes that were turned away and are named at most.
+const NAMED: usize = 8;
+
+/// The remedy where a rank may have come to the wrong job.
+const ANOTHER_PORT: &str =
+    "if this is the port of another job, give one of them another --rendezvous-port";
 
 /// What a rank knows when all have come.
 pub struct Met {
@@ -30,8 +40,8 @@ pub struct Met {
 }
 
 /// Meets all other ranks.
-pub async fn meet(config: &RankConfig, secret: &Secret) -> Result<Met> {
-    let RankConfig { rank, size, master, port, .. } = config;
+pub async fn meet(config: &RankConfig, secret: &Secret, shared: &Arc<Shared>) -> Result<Met> {
+    let RankConfig { rank, size, master, port, job_id, .. } = config;
     let deadline = self::deadline(config.world.timeout);
     let address = resolve(master, *port).await?;
     // Anybody can know the empty one.
@@ -55,25 +65,40 @@ pub async fn meet(config: &RankConfig, secret: &Secret) -> Result<Met> {
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     let here = SocketAddr::new(local, if *rank == 0 { *port } else { 0 });
-    let listener = TcpListener::bind(here).await.map_err(|error| {
-        failed(format!("rank {rank} of {size} cannot listen at {here}: {error}"))
+    let listener = TcpListener::bind(here).await.map_err(explained).map_err(|error| {
+        let taken = match error.kind() {
+            ErrorKind::AddrInUse => {
+                "; probably another job uses this port: give one of them another --rendezvous-port"
+            }
+            _ => "",
+        };
+        failed(format!("rank {rank} of {size} cannot listen at {here}: {error}{taken}"))
     })?;
     let port = listener.local_addr().map_err(|error| failed(error.to_string()))?.port();
 
     let pending = Arc::new(PendingConnections::default());
-    let (sender, joined) = unbounded_channel();
-    let sender = (*rank == 0).then_some(sender);
-    tokio::task::spawn_local(listen(listener, secret.clone(), pending.clone(), sender));
+    let (sender, arrivals) = unbounded_channel();
+    let entrance = Entrance {
+        secret: secret.clone(),
+        job_id: job_id.clone(),
+        pending: pending.clone(),
+        arrivals: (*rank == 0).then_some(sender),
+    };
+    tokio::task::spawn_local(listen(listener, *rank, entrance, shared.clone()));
     let (mut addresses, control) = if *rank == 0 {
-        welcome(*size, address, joined, deadline, config.world.timeout).await?
+        welcome(*size, address, arrivals, deadline, config.world.timeout, shared).await?
     } else {
-        let purpose = Purpose::Join { rank: *rank, size: *size, port };
-        let mut stream = connect(0, address, secret, &purpose, deadline).await?;
+        let purpose = Purpose::Join { size: *size, port };
+        let introduction = Introduction { job_id: job_id.clone(), rank: *rank, purpose };
+        let mut stream = connect(0, address, secret, &introduction, deadline)
+            .await
+            .map_err(|error| failed(error.to_string()))?;
         let what = format!("rank {rank}: not all of the {size} ranks came");
         let answer = timeout_at(deadline + PAUSE * 20, frame::read(&mut stream)).await;
         match answer.map_err(|_| failed(what.clone()))? {
-            Ok(Welcome::Addresses(addresses)) => (addresses, vec![(0, stream)]),
-            Ok(Welcome::Refused(why)) => return Err(failed(why)),
+            Ok(Answer::Addresses(addresses)) => (addresses, vec![(0, stream)]),
+            Ok(Answer::Refused(why)) => return Err(failed(why)),
+            Ok(Answer::Admitted) => return Err(failed("rank 0 answers twice".to_string())),
             Err(error) => return Err(failed(format!("{what}; rank 0 is gone: {error}"))),
         }
     };
@@ -91,19 +116,42 @@ pub async fn meet(config: &RankConfig, secret: &Secret) -> Result<Met> {
 async fn welcome(
     size: usize,
     own: SocketAddr,
-    mut joined: UnboundedReceiver<Joined>,
+    mut arrivals: UnboundedReceiver<Arrival>,
     deadline: Instant,
     limit: Duration,
+    shared: &Shared,
 ) -> Result<(Vec<SocketAddr>, Vec<(usize, TcpStream)>)> {
     let mut ranks: BTreeMap<usize, Joined> = BTreeMap::new();
+    let mut turned_away: Vec<TurnedAway> = Vec::new();
     while ranks.len() + 1 < size {
-        let Ok(Some(mut new)) = timeout_at(deadline, joined.recv()).await else {
-            let missing: Vec<_> = (1..size).filter(|rank| !ranks.contains_key(rank)).collect();
-            let text = format!("ranks {missing:?} of {size} did not come within {limit:?}");
-            for joined in ranks.values_mut() {
-                let _ = frame::write(&mut joined.stream, &Welcome::Refused(text.clone())).await;
+        let arrival = tokio::select! {
+            arrival = timeout_at(deadline, arrivals.recv()) => arrival,
+            () = shared.failed() => Ok(None),
+        };
+        let mut new = match arrival {
+            Ok(Some(Arrival::Joined(new))) => new,
+            Ok(Some(Arrival::TurnedAway(process))) => {
+                if turned_away.len() < NAMED && !turned_away.contains(&process) {
+                    // At once: whoever started it may be waiting for it.
+                    eprintln!("rank 0: a process is turned away: {process}; {ANOTHER_PORT}");
+                    turned_away.push(process);
+                }
+                continue;
             }
-            return Err(failed(text));
+            Ok(None) | Err(_) => {
+                let missing: Vec<_> = (1..size).filter(|rank| !ranks.contains_key(rank)).collect();
+                let mut text = match shared.check() {
+                    Ok(()) => format!("ranks {missing:?} of {size} did not come within {limit:?}"),
+                    Err(reason) => reason.to_string(),
+                };
+                for process in &turned_away {
+                    let _ = write!(text, "; turned away: {process}");
+                }
+                for joined in ranks.values_mut() {
+                    let _ = frame::write(&mut joined.stream, &Answer::Refused(text.clone())).await;
+                }
+                return Err(failed(text));
+            }
         };
         let rank = new.rank;
         let refusal = if new.size != size {
@@ -116,43 +164,62 @@ async fn welcome(
         } else {
             format!("rank {rank} is here already")
         };
-        let _ = frame::write(&mut new.stream, &Welcome::Refused(refusal)).await;
+        refuse(&mut new.stream, refusal).await;
+    }
+    arrivals.close();
+    while let Ok(arrival) = arrivals.try_recv() {
+        if let Arrival::Joined(mut late) = arrival {
+            refuse(&mut late.stream, format!("all {size} ranks are here already")).await;
+        }
     }
     let mut addresses = vec![own];
     addresses.extend(ranks.values().map(|joined| joined.address));
     let mut control = Vec::new();
     for (rank, mut joined) in ranks {
         // A rank that has gone meanwhile is noticed by its control connection.
-        let _ = frame::write(&mut joined.stream, &Welcome::Addresses(addresses.clone())).await;
+        let _ = frame::write(&mut joined.stream, &Answer::Addresses(addresses.clone())).await;
         control.push((rank, joined.stream));
     }
     Ok((addresses, control))
 }
 
+/// Tells a rank that there is no place for it.
+async fn refuse(stream: &mut TcpStream, why: String) {
+    let _ = frame::write(stream, &Answer::Refused(format!("{why}; {ANOTHER_PORT}"))).await;
+}
+
 /// Connects to a rank, which may not listen yet, and says what for.
+///
+/// Errors at once if the rank refuses, or if this process has no descriptor left.
 pub async fn connect(
     rank: usize,
     address: SocketAddr,
     secret: &Secret,
-    purpose: &Purpose,
+    introduction: &Introduction,
     deadline: Instant,
-) -> Result<TcpStream> {
+) -> std::io::Result<TcpStream> {
     loop {
         let attempt = async {
-            let mut stream = TcpStream::connect(address).await?;
+            let mut stream = TcpStream::connect(address).await.map_err(explained)?;
             stream.set_nodelay(true)?;
             secret.connect(&mut stream).await?;
-            frame::write(&mut stream, purpose).await?;
-            Ok::<_, std::io::Error>(stream)
+            frame::write(&mut stream, introduction).await?;
+            match frame::read(&mut stream).await? {
+                Answer::Refused(why) => Err(std::io::Error::new(ErrorKind::PermissionDenied, why)),
+                Answer::Admitted | Answer::Addresses(_) => Ok(stream),
+            }
         };
         let late = Err(ErrorKind::TimedOut.into());
         match timeout_at(deadline, attempt).await.unwrap_or(late) {
             Ok(stream) => return Ok(stream),
             Err(error)
-                if error.kind() == ErrorKind::PermissionDenied
-                    || Instant::now() + PAUSE >= deadline =>
+                if matches!(
+                    error.kind(),
+                    ErrorKind::PermissionDenied | ErrorKind::QuotaExceeded
+                ) || Instant::now() + PAUSE >= deadline =>
             {
-                return Err(failed(format!("no connection to rank {rank} at {address}: {error}")));
+                let what = format!("no connection to rank {rank} at {address}: {error}");
+                return Err(std::io::Error::new(error.kind(), what));
             }
             Err(_) => sleep(PAUSE).await,
         }

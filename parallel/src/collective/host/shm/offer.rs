@@ -6,12 +6,14 @@
 
 use serde::{Deserialize, Serialize};
 use std::fs::File;
+use std::io::{ErrorKind, Result};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use tokio::net::TcpStream;
 
 use super::ring::Ring;
 use super::{Bell, Reader, Writer, remote};
+use crate::descriptors::explained;
 
 /// What one end says of itself.
 #[derive(Debug, Serialize, Deserialize)]
@@ -40,31 +42,49 @@ pub struct Offered {
     _word: Box<u64>,
 }
 
-/// An offer of a new ring, or `None` where the system has no such memory.
-pub fn offer() -> Option<(Offer, Offered)> {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+/// Makes an offer of a new ring, or `None` where the system has no such memory.
+///
+/// Errors if there are no file descriptors for it.
+pub fn offer() -> Result<Option<(Offer, Offered)>> {
+    let Some(boot) = unless_missing(std::fs::read_to_string("/proc/sys/kernel/random/boot_id"))?
+    else {
+        return Ok(None);
+    };
     let mut token = [0; 8];
-    getrandom::fill(&mut token).ok()?;
+    if getrandom::fill(&mut token).is_err() {
+        return Ok(None);
+    }
     let token = u64::from_le_bytes(token);
-    let (ring, file) = Ring::create(token).ok()?;
+    let Some((ring, file)) = unless_missing(Ring::create(token))? else { return Ok(None) };
     let word = Box::new(token);
     let address = &raw const *word as u64;
     let offer = Offer { boot, pid: std::process::id(), fd: file.as_raw_fd(), token, address };
-    Some((offer, Offered { ring, _file: file, _word: word }))
+    Ok(Some((offer, Offered { ring, _file: file, _word: word })))
 }
 
-/// What this end can do with an offer.
-pub fn accept(mine: &Offer, theirs: &Offer) -> (Verdict, Option<Ring>) {
+/// Finds out what this end can do with an offer.
+///
+/// Errors if there are no file descriptors to find out.
+pub fn accept(mine: &Offer, theirs: &Offer) -> Result<(Verdict, Option<Ring>)> {
     if mine.boot != theirs.boot {
-        return (Verdict { maps: false, reads: false }, None);
+        return Ok((Verdict { maps: false, reads: false }, None));
     }
     let path = format!("/proc/{}/fd/{}", theirs.pid, theirs.fd);
     let file = File::options().read(true).write(true).open(path);
-    let ring = file.and_then(|file| Ring::open(&file, theirs.token)).ok();
+    let ring = unless_missing(file.and_then(|file| Ring::open(&file, theirs.token)))?;
     let mut word = [0; 8];
     let reads = remote::read(theirs.pid, theirs.address, &mut word).is_ok()
         && u64::from_ne_bytes(word) == theirs.token;
-    (Verdict { maps: ring.is_some(), reads }, ring)
+    Ok((Verdict { maps: ring.is_some(), reads }, ring))
+}
+
+/// Without shared memory there is still TCP; without descriptors there is neither.
+fn unless_missing<T>(result: Result<T>) -> Result<Option<T>> {
+    match result.map_err(explained) {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind() == ErrorKind::QuotaExceeded => Err(error),
+        Err(_) => Ok(None),
+    }
 }
 
 /// The pipes of both directions, when both ends have mapped. `reads` says whether the other end may read
@@ -103,7 +123,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     fn offered() -> (Offer, Offered) {
-        offer().expect("the system has such memory")
+        offer().unwrap().expect("the system has such memory")
     }
 
     #[test]
@@ -112,7 +132,7 @@ mod tests {
         let verdict = |spoil: &dyn Fn(&mut Offer)| {
             let (mut theirs, _theirs) = offered();
             spoil(&mut theirs);
-            let (verdict, ring) = accept(&mine, &theirs);
+            let (verdict, ring) = accept(&mine, &theirs).unwrap();
             assert_eq!(verdict.maps, ring.is_some());
             (verdict.maps, verdict.reads)
         };
@@ -131,7 +151,8 @@ mod tests {
             let connect = TcpStream::connect(listener.local_addr().unwrap());
             let (left, right) = tokio::join!(connect, listener.accept());
             let ((one, ones), (two, twos)) = (offered(), offered());
-            let (ring_of_one, ring_of_two) = (accept(&two, &one).1, accept(&one, &two).1);
+            let (ring_of_one, ring_of_two) =
+                (accept(&two, &one).unwrap().1, accept(&one, &two).unwrap().1);
             let end = |mine, ring: Option<Ring>, stream| {
                 pipes(mine, ring.unwrap(), std::process::id(), false, stream)
             };
