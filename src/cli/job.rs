@@ -5,10 +5,12 @@ use ferrotron::cuda::nccl::Nccl;
 use ferrotron::parallel::collective::{
     NcclConfig, RankConfig, Transport, World, WorldConfig, run_rank_process,
 };
-use ferrotron::parallel::launch::{JOB_SECRET, LaunchConfig, RankEnvironment, SignalFlags, launch};
+use ferrotron::parallel::launch::{
+    JOB_SECRET, LaunchConfig, RankEnvironment, SignalFlags, launch, stop_signals,
+};
 use ferrotron::parallel::mesh::Mesh;
 use ferrotron::{Device, Error, Result};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT};
 use signal_hook::flag;
 use std::io::{IsTerminal, Stderr, Write};
 use std::ops::Range;
@@ -19,6 +21,7 @@ use std::time::Duration;
 
 use super::device_args::Place;
 use super::parallel_args::ParallelArgs;
+use super::terminal;
 use super::train_args::TrainArgs;
 
 /// What this process is.
@@ -156,8 +159,9 @@ pub fn start_ranks(ranks: usize, stop_timeout: Duration) -> Result<ExitCode> {
         stop_timeout,
     };
     let signals = SignalFlags::default();
-    flag::register(SIGINT, signals.interrupt.clone()).map_err(unhandled)?;
-    flag::register(SIGTERM, signals.terminate.clone()).map_err(unhandled)?;
+    for (signal, flag) in signals.iter() {
+        register(signal, flag)?;
+    }
     let end = launch(&config, &signals, std::io::stdout(), AboveBar(std::io::stderr()))?;
     if let Some(failure) = end.failure {
         eprintln!("ferrotron: {failure}; the job has ended");
@@ -165,16 +169,23 @@ pub fn start_ranks(ranks: usize, stop_timeout: Duration) -> Result<ExitCode> {
     Ok(ExitCode::from(end.code))
 }
 
-/// A flag that Ctrl-C or SIGTERM sets; a second Ctrl-C ends the process with `code` at once. A second SIGTERM
-/// does not: some send it to a job's processes and to their parents, who pass it on.
+/// Returns a flag that Ctrl-C and the other [`stop_signals`] set; a second Ctrl-C ends the process with `code` at
+/// once. A second SIGTERM does not: some send it to a job's processes and to their parents, who pass it on.
 pub fn stop_on_signals(code: u8) -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let second = flag::register_conditional_shutdown(SIGINT, i32::from(code), stop.clone());
     second.map_err(unhandled)?;
-    for signal in [SIGINT, SIGTERM] {
-        flag::register(signal, stop.clone()).map_err(unhandled)?;
+    for signal in stop_signals() {
+        register(signal, &stop)?;
     }
     Ok(stop)
+}
+
+fn register(signal: i32, flag: &Arc<AtomicBool>) -> Result<()> {
+    if signal == SIGHUP {
+        terminal::outlive().map_err(unhandled)?;
+    }
+    flag::register(signal, flag.clone()).map(drop).map_err(unhandled)
 }
 
 fn unhandled(error: std::io::Error) -> Error {

@@ -22,6 +22,7 @@ mod precision_args;
 mod progress;
 mod run_folder;
 mod schedule;
+mod terminal;
 mod train;
 mod train_args;
 

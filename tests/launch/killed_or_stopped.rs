@@ -84,6 +84,10 @@ fn an_interrupt_of_the_launcher_finishes_the_step_and_saves() {
         ("-TERM", as_it_is, "--nproc 2"),
         ("-INT", in_the_background, "--nproc 2"),
         ("-INT", in_the_background, "--nproc 1"),
+        ("-HUP", as_it_is, "--nproc 2"),
+        ("-USR1", as_it_is, "--nproc 2"),
+        ("-USR1", as_it_is, "--nproc 1"),
+        ("-USR2", as_it_is, "--nproc 1"),
     ] {
         let folder = folder_with_text();
         let mut job = started(folder.path(), start(endless_command(folder.path(), ranks)));
@@ -110,4 +114,105 @@ fn no_rank_outlives_a_killed_launcher() {
         assert!(started.elapsed() < Duration::from_secs(10), "{ranks:?} are alive");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+#[test]
+fn a_rank_that_is_stopped_goes_on_at_a_signal_and_saves() {
+    let folder = folder_with_text();
+    let mut job = endless(folder.path(), "--nproc 3 --pipeline-model-parallel-size 3");
+    let ranks = ranks_of(&job);
+    send("-STOP", ranks[1]);
+    std::thread::sleep(Duration::from_millis(1500)); // long enough to be named
+    let asked = Instant::now();
+    send("-TERM", job.id());
+    wait(&mut job);
+    assert!(asked.elapsed() < Duration::from_secs(30), "{:?}", asked.elapsed());
+    let (code, message) = code_and_message(job);
+    assert_eq!(code, Some(130), "{message}");
+    let named = format!("[launcher] rank 1 is stopped (process {})", ranks[1]);
+    assert!(message.contains(&named), "{message}");
+    let last = metrics(&folder.path().join("run")).len();
+    assert!(folder.path().join(format!("run/iter_{last:07}/index.json")).exists(), "{message}");
+}
+
+fn code_and_message(job: Child) -> (Option<i32>, String) {
+    let output = job.wait_with_output().unwrap();
+    (output.status.code(), texts(&output).1)
+}
+
+/// `nohup` starts its program so.
+#[test]
+fn a_job_that_ignores_hangups_trains_on() {
+    for ranks in ["--nproc 2", "--nproc 1"] {
+        let folder = folder_with_text();
+        let inner = endless_command(folder.path(), ranks);
+        let mut shell = Command::new("sh");
+        shell.current_dir(folder.path()).args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]);
+        shell.arg(inner.get_program()).args(inner.get_args());
+        let mut job = started(folder.path(), shell);
+        send("-HUP", job.id());
+        let before = metrics(&folder.path().join("run")).len();
+        let begun = Instant::now();
+        while metrics(&folder.path().join("run")).len() < before + 20 {
+            assert!(job.try_wait().unwrap().is_none(), "{ranks}: it has ended");
+            assert!(begun.elapsed() < PATIENCE, "{ranks}: it hangs");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        send("-TERM", job.id());
+        wait(&mut job);
+        let (code, message) = code_and_message(job);
+        assert_eq!(code, Some(130), "{ranks}: {message}");
+    }
+}
+
+/// A window is closed: `script` gives a shell a terminal, which ends with it, and the shell tells its job.
+#[test]
+fn a_job_whose_terminal_is_closed_saves() {
+    for ranks in ["--nproc 2", "--nproc 1"] {
+        let folder = folder_with_text();
+        let path = folder.path();
+        let inner = endless_command(path, ranks);
+        let words: Vec<_> = inner.get_args().map(|word| word.to_str().unwrap()).collect();
+        let (program, words) = (inner.get_program().display(), words.join(" "));
+        let shell = format!(
+            "{program} {words} &
+            trap \"kill -HUP $!\" HUP
+            wait $!
+            wait $!
+            echo $? >code.part && mv code.part code"
+        );
+        std::fs::write(path.join("job.sh"), shell).unwrap();
+        let mut script = Command::new("script");
+        script.args(["-qefc", "exec sh job.sh", "/dev/null"]).env("SHELL", "/bin/sh");
+        script.current_dir(path).stdin(Stdio::null());
+        let mut terminal = started(path, script);
+        terminal.kill().unwrap();
+        terminal.wait().unwrap();
+        let begun = Instant::now();
+        while !path.join("code").exists() {
+            assert!(begun.elapsed() < PATIENCE, "{ranks}: it hangs");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(std::fs::read_to_string(path.join("code")).unwrap(), "130\n", "{ranks}");
+        let last = metrics(&path.join("run")).len();
+        assert!(path.join(format!("run/iter_{last:07}/index.json")).exists(), "{ranks}");
+    }
+}
+
+#[test]
+fn too_low_a_limit_of_open_files_is_refused_before_anything_starts() {
+    let folder = folder_with_text();
+    let inner = endless_command(folder.path(), "--nproc 16 --global-batch-size 32");
+    let mut shell = Command::new("sh");
+    shell.current_dir(folder.path()).args(["-c", "ulimit -n 64; exec \"$0\" \"$@\""]);
+    shell.arg(inner.get_program()).args(inner.get_args());
+    shell.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut job = shell.spawn().unwrap();
+    wait(&mut job);
+    let (code, message) = code_and_message(job);
+    assert_eq!(code, Some(2), "{message}");
+    for part in ["a rank of 16 needs 160", "the limit is 64", "ulimit -n 160"] {
+        assert!(message.contains(part), "no '{part}' in {message}");
+    }
+    assert_eq!(message.lines().count(), 1, "{message}");
 }

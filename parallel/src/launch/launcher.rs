@@ -8,12 +8,14 @@ use std::io::Write;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::lines::Lines;
 use super::rank_process::{RankProcess, describe};
+use super::signals::SignalFlags;
+use super::stopped_ranks::StoppedRanks;
 use super::{COMMUNICATION_FAILED, INTERRUPTED, JOB_SECRET};
 use crate::descriptors;
 
@@ -23,6 +25,9 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// How long ranks have to end when their work is no longer waited for, before they are killed: the others when one has
 /// failed, to notice it and say so; all of them at an interrupt behind another signal.
 const KILL_AFTER: Duration = Duration::from_secs(5);
+
+/// Exit code that stands for SIGKILL.
+const KILLED: u8 = 128 + Signal::KILL.as_raw() as u8;
 
 /// Services mostly have ports below this.
 const LOWEST_PORT: u16 = 10_000;
@@ -40,15 +45,6 @@ pub struct LaunchConfig {
     pub stop_timeout: Duration,
 }
 
-/// Signals that the launcher was sent and passes on to the ranks: whoever handles signals sets one.
-#[derive(Debug, Clone, Default)]
-pub struct SignalFlags {
-    /// SIGINT: Ctrl-C.
-    pub interrupt: Arc<AtomicBool>,
-    /// SIGTERM.
-    pub terminate: Arc<AtomicBool>,
-}
-
 /// How a job has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobEnd {
@@ -62,15 +58,16 @@ pub struct JobEnd {
 /// returns when all have ended. If one fails, the others have 5 seconds to end and are then killed. None
 /// outlives the calling thread, however that ends.
 ///
-/// Ranks begin with the system's reaction to SIGINT and SIGTERM, which is to end, even if this process ignores them.
-/// Those that have not ended [`LaunchConfig::stop_timeout`] after a signal was passed on are killed. An interrupt
-/// behind another signal means not to wait: then they have 5 seconds.
+/// Ranks begin with the system's reaction to [`stop_signals`](super::stop_signals), which is to end, even if this
+/// process ignores SIGINT. Those that have not ended [`LaunchConfig::stop_timeout`] after a signal was passed on are
+/// killed. An interrupt behind another signal means not to wait: then they have 5 seconds. A rank that is stopped, as
+/// by SIGSTOP, is continued behind the signal, so that it can save; if it stays stopped for 5 seconds, all are killed.
 ///
 /// Rank 0 writes where this process does. Of the others, each line goes to `out` or `err` in one `write_all`,
-/// with `[rank N]` in front.
+/// with `[rank N]` in front. A line to `err` names a rank that is stopped.
 ///
 /// ```
-/// use ferrotron_parallel::launch::{SignalFlags, JobEnd, LaunchConfig, launch};
+/// use ferrotron_parallel::launch::{JobEnd, LaunchConfig, SignalFlags, launch};
 /// let config = LaunchConfig {
 ///     program: "sh".into(),
 ///     arguments: ["-c", "test $WORLD_SIZE = 2 && exit $RANK"].map(Into::into).to_vec(),
@@ -113,28 +110,35 @@ pub fn launch(
         }
         ranks.push(process);
     }
-    let end = watch(ranks, flags, config.stop_timeout)?;
+    let end = watch(ranks, flags, config.stop_timeout, &err)?;
     lines.finish();
     Ok(end)
 }
 
 /// Waits until all ranks have ended, or those that still run are killed.
-fn watch(
+fn watch<W: Write>(
     mut ranks: Vec<RankProcess>,
     flags: &SignalFlags,
     stop_timeout: Duration,
+    err: &Mutex<W>,
 ) -> Result<JobEnd> {
-    let signals = [(&flags.interrupt, Signal::INT), (&flags.terminate, Signal::TERM)];
+    let mut stopped = StoppedRanks::default();
     let mut ends = Vec::new();
     let mut patience: Option<Instant> = None;
     let mut stop: Option<Stop> = None;
     while ranks.iter().any(RankProcess::is_running) {
-        for (flag, signal) in signals {
-            if flag.swap(false, Relaxed) {
-                ranks.iter().for_each(|rank| rank.signal(signal));
+        for (number, flag) in flags.iter() {
+            if let Some(signal) = Signal::from_named_raw(number)
+                && flag.swap(false, Relaxed)
+            {
+                for rank in &ranks {
+                    rank.signal(signal);
+                    rank.signal(Signal::CONT); // one that is stopped could not save
+                }
                 stop = Some(Stop::by(signal, stop, stop_timeout));
             }
         }
+        stopped.look(&ranks, err);
         for (number, rank) in ranks.iter_mut().enumerate() {
             if let Some(status) = rank.ended()? {
                 let (text, code) = describe(status);
@@ -146,24 +150,37 @@ fn watch(
             patience = Some(Instant::now() + KILL_AFTER);
         }
         if patience.is_some_and(|until| Instant::now() >= until)
-            || stop.as_ref().is_some_and(Stop::is_over)
+            || stop.as_ref().is_some_and(|stop| {
+                stop.is_over() || stopped.longest_since(stop.asked) >= KILL_AFTER
+            })
         {
             break;
         }
         std::thread::sleep(PAUSE);
     }
     // Whoever still runs is killed when the ranks are dropped.
-    let late: Vec<String> = ranks
-        .iter()
-        .enumerate()
-        .filter(|(_, rank)| rank.is_running())
-        .map(|(number, _)| number.to_string())
-        .collect();
+    let numbers = |is: fn(&RankProcess) -> bool| -> Vec<String> {
+        let found = ranks.iter().enumerate().filter(|(_, rank)| is(rank));
+        found.map(|(number, _)| number.to_string()).collect()
+    };
+    let (late, stopped) = (numbers(RankProcess::is_running), numbers(RankProcess::is_stopped));
     let end = summary(&ends);
-    Ok(match stop {
+    let end = match stop {
         Some(stop) if !late.is_empty() => stop.missed(&late, end),
         _ => end,
-    })
+    };
+    Ok(blame_stopped(&stopped, end))
+}
+
+/// The end of a job of which these ranks were stopped to the end, if nothing but waiting for them has ended the others.
+fn blame_stopped(stopped: &[String], end: JobEnd) -> JobEnd {
+    if stopped.is_empty() || !matches!(end.code, COMMUNICATION_FAILED | KILLED) {
+        return end;
+    }
+    let (ranks, were) = if stopped.len() == 1 { ("rank", "was") } else { ("ranks", "were") };
+    let failure = end.failure.map_or(String::new(), |failure| format!("; {failure}"));
+    let failure = format!("{ranks} {} {were} stopped (SIGSTOP){failure}", stopped.join(", "));
+    JobEnd { code: end.code, failure: Some(failure) }
 }
 
 /// Ranks were asked to end.
@@ -199,7 +216,7 @@ impl Stop {
             "{ranks} {late} had not ended {seconds:.1} s after a signal and {were} killed (SIGKILL)"
         );
         let (code, failure) = match others.failure {
-            None => (128 + Signal::KILL.as_raw() as u8, killed),
+            None => (KILLED, killed),
             // Whom calls between ranks failed may have waited for just these.
             Some(noticed) if others.code == COMMUNICATION_FAILED => {
                 (others.code, format!("{noticed}; {killed}"))

@@ -15,11 +15,14 @@ mod job_id;
 mod launcher;
 mod lines;
 mod rank_process;
+mod signals;
 mod slurm;
+mod stopped_ranks;
 mod variables;
 
 pub use environment::RankEnvironment;
-pub use launcher::{JobEnd, LaunchConfig, SignalFlags, launch};
+pub use launcher::{JobEnd, LaunchConfig, launch};
+pub use signals::{SignalFlags, stop_signals};
 
 /// The environment variable that holds the job's secret.
 pub const JOB_SECRET: &str = "FERROTRON_JOB_SECRET";

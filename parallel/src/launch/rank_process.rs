@@ -7,6 +7,8 @@ use rustix::process::{
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 
+use super::signals::{reset, stop_signals};
+
 /// A started rank, which does not outlive this value, nor the thread that has started it.
 pub struct RankProcess {
     child: Child,
@@ -15,17 +17,12 @@ pub struct RankProcess {
 
 impl RankProcess {
     /// Starts `command` in a process group of its own, so that Ctrl-C on a terminal reaches it once: from
-    /// the launcher. It reacts to SIGINT and SIGTERM as the system does, until it handles them itself.
+    /// the launcher. It reacts to [`stop_signals`] as the system does, until it handles them itself.
     pub fn start(mut command: Command) -> Result<RankProcess> {
-        let launcher = getpid();
+        let (launcher, signals) = (getpid(), stop_signals());
         let prepare = move || {
             // Shells have their jobs in the background ignore SIGINT, which would be inherited.
-            for signal in [libc::SIGINT, libc::SIGTERM] {
-                // SAFETY: the call takes and runs no handler of ours, and is allowed between fork and exec.
-                if unsafe { libc::signal(signal, libc::SIG_DFL) } == libc::SIG_ERR {
-                    return Err(std::io::Error::last_os_error());
-                }
-            }
+            reset(&signals)?;
             set_parent_process_death_signal(Some(Signal::KILL))?;
             match getppid() == Some(launcher) {
                 true => Ok(()),
@@ -47,6 +44,11 @@ impl RankProcess {
         &mut self.child
     }
 
+    /// Returns the number of its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// How it has ended, told once.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         if self.status.is_some() {
@@ -60,6 +62,15 @@ impl RankProcess {
     /// Whether it has not been seen to end.
     pub fn is_running(&self) -> bool {
         self.status.is_none()
+    }
+
+    /// Returns whether it is stopped, by a signal or a debugger.
+    pub fn is_stopped(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
+        // The name before the state, in parentheses, may hold anything.
+        let state =
+            stat.as_deref().ok().and_then(|stat| stat.rsplit(')').next()?.trim().chars().next());
+        self.is_running() && matches!(state, Some('T' | 't'))
     }
 
     /// Sends a signal, if it runs.
@@ -84,14 +95,17 @@ impl Drop for RankProcess {
 
 /// What a process that ended so leaves to say, and the exit code that stands for it.
 pub fn describe(status: ExitStatus) -> (String, u8) {
-    const NAMES: [(i32, &str); 8] = [
+    const NAMES: [(i32, &str); 11] = [
+        (1, "SIGHUP"),
         (2, "SIGINT"),
         (4, "SIGILL"),
         (6, "SIGABRT"),
         (7, "SIGBUS"),
         (8, "SIGFPE"),
         (9, "SIGKILL"),
+        (10, "SIGUSR1"),
         (11, "SIGSEGV"),
+        (12, "SIGUSR2"),
         (15, "SIGTERM"),
     ];
     match (status.code(), status.signal()) {

@@ -118,7 +118,7 @@ fn signalled(script: &str, stop_timeout: Duration, signals: &[Signal]) -> (JobEn
         let (begun, asked) = (begun(), Instant::now());
         for (index, &signal) in signals.iter().enumerate() {
             std::thread::sleep(Duration::from_millis(500 * index.min(1) as u64));
-            let flag = if signal == Signal::INT { &flags.interrupt } else { &flags.terminate };
+            let (_, flag) = flags.iter().find(|(number, _)| *number == signal.as_raw()).unwrap();
             flag.store(true, Relaxed);
         }
         let end = job.join().unwrap().unwrap();
@@ -129,7 +129,13 @@ fn signalled(script: &str, stop_timeout: Duration, signals: &[Signal]) -> (JobEn
 
 #[test]
 fn signals_are_passed_on_and_stopping_is_no_failure() {
-    for (signal, name) in [(Signal::INT, "INT"), (Signal::TERM, "TERM")] {
+    for (signal, name) in [
+        (Signal::INT, "INT"),
+        (Signal::TERM, "TERM"),
+        (Signal::HUP, "HUP"),
+        (Signal::USR1, "USR1"),
+        (Signal::USR2, "USR2"),
+    ] {
         let script = format!("trap 'exit 130' {name}; : >$READY; while :; do sleep 0.05; done");
         let (end, _) = signalled(&script, Duration::from_secs(60), &[signal]);
         assert_eq!(end, ended_well(INTERRUPTED), "{name}");
@@ -180,6 +186,31 @@ fn who_has_waited_for_a_rank_that_is_killed_is_not_blamed_alone() {
     assert!(failure.starts_with("rank 0 ended with exit code 3; rank 1 had not"), "{failure}");
     let (end, _) = signalled(&script(7), Duration::from_secs(1), &[Signal::INT]);
     assert_eq!(end, JobEnd { code: 7, failure: Some("rank 0 ended with exit code 7".into()) });
+}
+
+#[test]
+fn a_stopped_rank_is_named_and_goes_on_to_end_at_a_signal() {
+    let script = "trap 'exit 130' TERM; : >$READY; test $RANK = 1 && kill -STOP $$
+        while :; do sleep 0.05; done";
+    let (end, took) = signalled(script, Duration::from_secs(60), &[Signal::TERM]);
+    assert_eq!(end, ended_well(INTERRUPTED));
+    assert!(took < KILL_AFTER, "{took:?}");
+    // Somebody stops it again and again.
+    let script = "trap 'exit 130' TERM; : >$READY
+        test $RANK = 1 && { trap : TERM; while :; do kill -STOP $$; done; }
+        while :; do sleep 0.05; done";
+    let (end, took) = signalled(script, Duration::from_secs(60), &[Signal::TERM]);
+    assert_eq!(end.code, KILLED);
+    let failure = end.failure.unwrap();
+    assert!(failure.starts_with("rank 1 was stopped (SIGSTOP); rank 1 had not ended"), "{failure}");
+    assert!((KILL_AFTER..KILL_AFTER * 3).contains(&took), "{took:?}");
+    // The others have waited for it in vain.
+    let (end, _, err) = run(2, "test $RANK = 1 && kill -STOP $$; sleep 1.5; exit 3");
+    assert_eq!(end.code, COMMUNICATION_FAILED);
+    let failure = end.failure.unwrap();
+    assert_eq!(failure, "rank 1 was stopped (SIGSTOP); rank 0 ended with exit code 3");
+    let named = |line: &&String| line.starts_with("[launcher] rank 1 is stopped (process ");
+    assert_eq!(err.iter().filter(named).count(), 1, "{err:?}");
 }
 
 #[test]
