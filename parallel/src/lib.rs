@@ -1,7 +1,8 @@
 //! Parallel training: collectives between ranks, the mesh of ranks, layers and gradients that know how
-//! they are sharded, pipelines, and traces of all that.
+//! they are sharded, pipelines, agreement of ranks on what they train, and traces of all that.
 #![deny(missing_docs)]
 
+pub mod agreement;
 pub mod collective;
 pub mod context_parallel;
 pub mod data_parallel;

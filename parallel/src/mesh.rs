@@ -81,6 +81,9 @@ impl Layout {
     }
 }
 
+/// Name of the group of all ranks.
+const WORLD: &str = "world";
+
 /// Creates the group with a name and these ranks as members.
 type MakeGroup<'a> = &'a dyn Fn(&str, &[usize]) -> Result<Group>;
 
@@ -134,7 +137,10 @@ impl Mesh {
             let message = format!("{layout:?} is not of {} ranks", world.size());
             return Err(Error::config("mesh", message));
         }
-        let group = |name: &str, ranks: &[usize]| world.group(name, ranks);
+        let group = |name: &str, ranks: &[usize]| match name {
+            WORLD => world.everyone(),
+            _ => world.group(name, ranks),
+        };
         Self::with_groups(layout, world.rank(), sequence, &group)
     }
 
@@ -173,7 +179,7 @@ impl Mesh {
                 along("pp", AxisSet::from([Axis::Pipeline]))?,
             ],
             batch: along("dp-cp", AxisSet::from([Axis::Context, Axis::Data]))?,
-            world: along("world", AxisSet::from(Axis::ALL))?,
+            world: along(WORLD, AxisSet::from(Axis::ALL))?,
             stages: Stages::new(&layout, rank, group)?,
         })
     }

@@ -12,8 +12,8 @@ use std::process::ExitCode;
 use super::corpus;
 use super::device_args::DeviceArgs;
 use super::generate::Loaded;
-use super::options::values;
 use super::output;
+use super::remembered;
 
 #[derive(Debug, Args)]
 pub struct EvalArgs {
@@ -42,13 +42,14 @@ pub struct EvalArgs {
 /// Measures the loss over every token of the validation part.
 pub fn eval(args: &EvalArgs) -> Result<ExitCode> {
     let (loaded, tokenizer) = Loaded::with_tokenizer(args.load.as_ref(), &args.device)?;
-    let saved = |name: &str| values(&loaded.options, name).unwrap_or_default();
+    let saved = loaded.checkpoint.as_ref().map(remembered::of_checkpoint).transpose()?;
+    let (saved, _) = saved.unwrap_or_default();
     let data = if args.data.is_empty() {
-        saved("--data").into_iter().map(PathBuf::from).collect()
+        saved.values("data").into_iter().map(PathBuf::from).collect()
     } else {
         args.data.clone()
     };
-    let saved_split = saved("--split").first().and_then(|text| text.to_str()?.parse().ok());
+    let saved_split = saved.values("split").first().and_then(|text| text.parse().ok());
     let split = args.split.or(saved_split).unwrap_or(0.1);
     // All of it is what training would get if nothing were kept for validation.
     let whole = split == 1.0;

@@ -8,14 +8,12 @@ use ferrotron::models::hugging_face;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::nn::{Module, Scope};
 use ferrotron::{Error, Result};
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::device_args::DeviceArgs;
 use super::output;
 use super::run_folder::newest_run;
-use super::train::saved_options;
 
 #[derive(Debug, Args)]
 pub struct GenerateArgs {
@@ -48,8 +46,8 @@ pub struct GenerateArgs {
 pub struct Loaded {
     pub gpt: Gpt,
     pub tokenizer: Option<Tokenizer>,
-    /// The options with which a run was started.
-    pub options: Vec<OsString>,
+    /// Where both come from, if that is no Hugging Face folder.
+    pub checkpoint: Option<Checkpoint>,
 }
 
 impl Loaded {
@@ -61,18 +59,14 @@ impl Loaded {
             return Ok(Loaded {
                 gpt,
                 tokenizer: hugging_face::read_tokenizer(path)?,
-                options: Vec::new(),
+                checkpoint: None,
             });
         }
         let checkpoint = Checkpoint::open(path)?;
         let scope = Scope::new(&device_handle, device.dtype_of(&checkpoint)?, 0);
         let gpt = Gpt::new(&scope, checkpoint.config())?;
         checkpoint.load_params(&gpt.params())?;
-        Ok(Loaded {
-            gpt,
-            tokenizer: checkpoint.tokenizer().cloned(),
-            options: saved_options(&checkpoint),
-        })
+        Ok(Loaded { gpt, tokenizer: checkpoint.tokenizer().cloned(), checkpoint: Some(checkpoint) })
     }
 
     /// As [`Loaded::open`], of the newest run if none is named, with the tokenizer that text needs.

@@ -133,13 +133,14 @@ pub fn between_gpus(args: &TrainArgs, mesh: &Mesh, device: &Device) -> Result<Me
     let parallel = &args.parallel;
     let ranks = mesh.layout().world();
     let own = args.device.place()? == Place::Gpus && parallel.transport() == Transport::Auto;
-    if ranks == 1 || !own {
+    if ranks == 1 {
         return Ok(mesh.clone());
     }
+    // Ranks may have devices of different kinds, so all of them count together.
     let search = Search::from_environment();
-    let found = f64::from(u8::from(Nccl::load(&search).is_ok()));
+    let found = f64::from(u8::from(own && Nccl::load(&search).is_ok()));
     if mesh.world().sum(&Device::cpu(1)?, found)? < ranks as f64 {
-        if mesh.rank() == 0 {
+        if own && mesh.rank() == 0 {
             let remedy = Kind::Nccl.remedy();
             eprintln!("tensors go through memory of the hosts: not all ranks find NCCL ({remedy})");
         }

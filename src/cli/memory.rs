@@ -1,15 +1,16 @@
 //! `ferrotron memory`.
 
-use clap::Args;
+use clap::{Args, FromArgMatches};
 use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::memory::StageMemory;
 use ferrotron::{Error, Result};
 use serde_json::json;
 use std::process::ExitCode;
 
+use super::options::Options;
 use super::train::open_tokenizer;
 use super::train_args::TrainArgs;
-use super::{bytes, memory_limits, output};
+use super::{bytes, memory_limits, output, parse, remembered};
 
 /// Tokens of the GPT-2 vocabulary, with which the presets were trained.
 const PRESET_VOCAB: usize = 50_257;
@@ -26,8 +27,20 @@ pub struct MemoryArgs {
     json: bool,
 }
 
-/// Prints what each rank of every pipeline stage would take.
-pub fn memory(args: &MemoryArgs) -> Result<ExitCode> {
+/// Prints what each rank of every pipeline stage would take, with the options `given` over those of `--load`.
+pub fn memory(args: &MemoryArgs, given: Options) -> Result<ExitCode> {
+    let resumed = args.train.run.load.as_deref().map(Checkpoint::peek).transpose()?;
+    let options = match &resumed {
+        Some(checkpoint) => remembered::resumed(given, checkpoint, None)?,
+        None => given,
+    };
+    let matches = parse("memory", &options)?;
+    let matches = matches.subcommand_matches("memory").expect("it was parsed");
+    let args = MemoryArgs::from_arg_matches(matches).unwrap_or_else(|error| error.exit());
+    report(&args, resumed.as_ref()).map_err(|error| options.name_sources(error))
+}
+
+fn report(args: &MemoryArgs, resumed: Option<&Checkpoint>) -> Result<ExitCode> {
     let train = &args.train;
     train.device.place()?;
     let parallel = &train.parallel;
@@ -38,7 +51,7 @@ pub fn memory(args: &MemoryArgs) -> Result<ExitCode> {
     ];
     let smallest = sizes.iter().try_fold(1_usize, |ranks, &size| ranks.checked_mul(size));
     let world = parallel.nproc.or(smallest).unwrap_or(0);
-    let plan = train.plan(world, parallel.nproc.unwrap_or(1), vocab_size(args)?)?;
+    let plan = train.plan(world, parallel.nproc.unwrap_or(1), vocab_size(args, resumed)?)?;
     let stages = plan.stages()?;
     if args.json {
         let report = json!({
@@ -55,19 +68,14 @@ pub fn memory(args: &MemoryArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn vocab_size(args: &MemoryArgs) -> Result<usize> {
+fn vocab_size(args: &MemoryArgs, resumed: Option<&Checkpoint>) -> Result<usize> {
     let train = &args.train;
     let unsaid = train.data.data.is_empty() && train.data.tokenizer == "char";
     match args.vocab_size {
         Some(0) => Err(Error::config("--vocab-size", "must be positive, got 0")),
         Some(size) => Ok(size),
-        None if unsaid && train.model.preset.is_some() && train.run.load.is_none() => {
-            Ok(PRESET_VOCAB)
-        }
-        None => {
-            let resumed = train.run.load.as_deref().map(Checkpoint::peek).transpose()?;
-            Ok(open_tokenizer(train, resumed.as_ref())?.vocab_size())
-        }
+        None if unsaid && train.model.preset.is_some() && resumed.is_none() => Ok(PRESET_VOCAB),
+        None => Ok(open_tokenizer(train, resumed)?.vocab_size()),
     }
 }
 

@@ -48,15 +48,6 @@ pub struct OffloadArgs {
     pub saved_activations_encoding: EncodingArg,
 }
 
-/// The options that together say what waits where: a run that goes on with one of them typed forgets the others that
-/// it was started with.
-pub const OFFLOAD: &[&str] = &[
-    "--offload-optimizer-states",
-    "--cpu-offloading-num-layers",
-    "--saved-activations-dtype",
-    "--saved-activations-encoding",
-];
-
 impl OffloadArgs {
     /// `parallel` with these options, for activations of `dtype`.
     pub fn config(&self, parallel: ParallelConfig, dtype: DType) -> Result<ParallelConfig> {

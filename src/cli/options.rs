@@ -1,95 +1,306 @@
-//! Options before they are parsed: groups of a flag and its values, so that a file or a checkpoint can
-//! supply some and the command line override them.
+//! Options of a subcommand by name, and where each value comes from.
+//!
+//! An option may be typed, stand in the TOML file of `--config`, or be remembered by the checkpoint of `--load`; the
+//! first of these that states it decides. The merged options become words again, which clap parses like typed ones, so
+//! that names, values, defaults and conflicts are checked in one place.
 
-use std::ffi::{OsStr, OsString};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use ferrotron::{Error, ErrorKind, Result};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
 
-/// Flags that decide the same thing: the one that was typed replaces the other.
-const ALIASES: &[(&str, &str)] =
-    &[("--swiglu", "--activation"), ("--lr-warmup-fraction", "--lr-warmup-iters")];
+/// Options that state the same thing: one of them replaces all of them that a lower source states.
+const SYNONYMS: &[&[&str]] = &[
+    &["activation", "swiglu"],
+    &["lr-warmup-iters", "lr-warmup-fraction"],
+    &["dtype", "bf16", "fp16"],
+];
 
-/// A flag with its values, as written.
-type Group = Vec<OsString>;
+/// Where the value of an option comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    Typed,
+    /// The file of `--config`, by its path.
+    File(String),
+    /// The checkpoint of `--load`, in words.
+    Checkpoint(String),
+}
 
-/// Cuts options into groups; a group starts at each word that begins with two dashes.
-fn groups(options: &[OsString]) -> Vec<Group> {
-    let mut groups: Vec<Group> = Vec::new();
-    for option in options {
-        match groups.last_mut() {
-            Some(group) if flag(option).is_none() => group.push(option.clone()),
-            _ => groups.push(vec![option.clone()]),
+/// Values by the options' long names, without dashes: a bool, a scalar, or an array of scalars.
+#[derive(Debug, Clone, Default)]
+pub struct Options(BTreeMap<String, (Value, Source)>);
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Typed => f.write_str("the command line"),
+            Source::File(name) | Source::Checkpoint(name) => f.write_str(name),
         }
     }
-    groups
 }
 
-/// The flag that a word sets, `--flag` or `--flag=value`.
-fn flag(word: &OsStr) -> Option<&str> {
-    let bytes = word.as_encoded_bytes();
-    let name = bytes.split(|&byte| byte == b'=').next().unwrap_or(bytes);
-    std::str::from_utf8(name).ok().filter(|name| name.starts_with("--"))
+impl Source {
+    /// The error of a source that states something wrong.
+    pub fn refuse(&self, why: impl fmt::Display) -> Error {
+        let op = match self {
+            Source::Typed => "",
+            Source::File(_) => "--config",
+            Source::Checkpoint(_) => "--load",
+        };
+        Error::config(op, format!("{self}: {why}"))
+    }
 }
 
-/// What the flag of a group decides.
-fn decides(group: &Group) -> Option<&str> {
-    let flag = group.first().and_then(|word| flag(word))?;
-    Some(ALIASES.iter().find(|(alias, _)| *alias == flag).map_or(flag, |(_, name)| name))
+impl Options {
+    /// The options that stand in the words of which clap has made `matches`; defaults do not count.
+    ///
+    /// # Errors
+    /// A value that is not UTF-8, which no checkpoint could remember.
+    pub fn from_matches(
+        definition: &Command,
+        matches: &ArgMatches,
+        source: &Source,
+    ) -> Result<Options> {
+        let mut options = Options::default();
+        for arg in definition.get_arguments() {
+            let (Some(name), id) = (arg.get_long(), arg.get_id().as_str()) else { continue };
+            if matches.value_source(id) != Some(ValueSource::CommandLine) {
+                continue;
+            }
+            let text = |word: &std::ffi::OsStr| match word.to_str() {
+                Some(text) => Ok(text.to_string()),
+                None => Err(source.refuse(format!("--{name}: {word:?} is not UTF-8"))),
+            };
+            let words = matches.get_raw(id).into_iter().flatten().map(text);
+            let mut words = words.collect::<Result<Vec<String>>>()?;
+            let value = match words.pop() {
+                Some(word) if is_flag(arg) => Value::Bool(word == "true"),
+                Some(word) if words.is_empty() && !takes_several(arg) => Value::String(word),
+                last => words.into_iter().chain(last).collect(),
+            };
+            options.0.insert(name.to_string(), (value, source.clone()));
+        }
+        Ok(options)
+    }
+
+    /// The options of a map, whose keys may have `_` for `-`.
+    ///
+    /// # Errors
+    /// A key that is no option; a value that no option can have, or not this one.
+    pub fn from_map(
+        definition: &Command,
+        map: Map<String, Value>,
+        source: &Source,
+    ) -> Result<Options> {
+        let is_scalar = |value: &Value| value.is_string() || value.is_number();
+        let mut options = Options::default();
+        for (key, value) in map {
+            let name = key.replace('_', "-");
+            let named = |arg: &&Arg| arg.get_long() == Some(name.as_str());
+            let Some(arg) = definition.get_arguments().find(named) else {
+                return Err(source.refuse(format!("there is no option --{name}")));
+            };
+            let why = match &value {
+                Value::Object(_) => Some("is a table; keys are the options' names"),
+                Value::Bool(_) if is_flag(arg) => None,
+                Value::Bool(_) => Some("needs a value, not true or false"),
+                _ if is_flag(arg) => Some("must be true or false"),
+                Value::Array(values) if values.iter().all(is_scalar) => None,
+                value if is_scalar(value) => None,
+                _ => Some("holds a value that is no option"),
+            };
+            if let Some(why) = why {
+                return Err(source.refuse(format!("'{key}' {why}")));
+            }
+            options.0.insert(name, (value, source.clone()));
+        }
+        Ok(options)
+    }
+
+    /// These options, and those of a lower source that these do not decide.
+    pub fn over(mut self, lower: Options) -> Options {
+        let decided = |name: &str| {
+            let same = SYNONYMS.iter().find(|names| names.contains(&name));
+            self.contains(name) || same.is_some_and(|names| self.contains_any(names))
+        };
+        let kept: Vec<_> = lower.0.into_iter().filter(|(name, _)| !decided(name)).collect();
+        self.0.extend(kept);
+        self
+    }
+
+    /// The value of an option, if a source states it.
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        self.0.get(name).map(|(value, _)| value)
+    }
+
+    /// The words of an option's value; none if no source states it.
+    pub fn values(&self, name: &str) -> Vec<String> {
+        match self.get(name) {
+            Some(Value::Array(values)) => values.iter().map(text).collect(),
+            value => value.map(text).into_iter().collect(),
+        }
+    }
+
+    pub fn contains(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    pub fn contains_any(&self, names: &[&str]) -> bool {
+        names.iter().any(|name| self.contains(name))
+    }
+
+    /// Forgets options; returns the names of those that there were.
+    pub fn remove(&mut self, names: &[&str]) -> Vec<String> {
+        let removed = names.iter().filter_map(|name| self.0.remove_entry(*name));
+        removed.map(|(name, _)| name).collect()
+    }
+
+    /// Names and values, of all sources.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.0.iter().map(|(name, (value, _))| (name.as_str(), value))
+    }
+
+    /// What a checkpoint has decided, of the options `names`, as it would be typed.
+    pub fn from_checkpoint(&self, names: &[&str]) -> Vec<String> {
+        let remembered = names
+            .iter()
+            .filter(|name| matches!(self.0.get(**name), Some((_, Source::Checkpoint(_)))));
+        remembered.map(|name| format!("--{name} {}", self.values(name).join(" "))).collect()
+    }
+
+    /// The options as words of a command line.
+    pub fn words(&self) -> Vec<OsString> {
+        let words = self.iter().flat_map(|(name, value)| match value {
+            Value::Bool(true) => vec![format!("--{name}")],
+            Value::Bool(false) => Vec::new(), // a flag's default
+            Value::Array(_) => [format!("--{name}")].into_iter().chain(self.values(name)).collect(),
+            scalar => vec![format!("--{name}={}", text(scalar))],
+        });
+        words.map(OsString::from).collect()
+    }
+
+    /// The same error, behind which stand the options that it is about and that nobody has typed, with their sources.
+    pub fn name_sources(&self, error: Error) -> Error {
+        if !matches!(error.kind(), ErrorKind::Config | ErrorKind::Io) {
+            return error;
+        }
+        let message = error.to_string();
+        let about = |name: &&String| {
+            error.op().trim_start_matches('-') == **name
+                || mentions(&message, &format!("--{name}"))
+                || (name.contains('-') && mentions(&message, name))
+        };
+        let untyped = self.0.iter().filter(|(_, (_, source))| *source != Source::Typed);
+        let mut sources: Vec<(&Source, Vec<String>)> = Vec::new();
+        for (name, (_, source)) in untyped.filter(|(name, _)| about(name)) {
+            match sources.iter_mut().find(|(known, _)| *known == source) {
+                Some((_, names)) => names.push(format!("--{name}")),
+                None => sources.push((source, vec![format!("--{name}")])),
+            }
+        }
+        if sources.is_empty() {
+            return error;
+        }
+        let parts = sources.into_iter().map(|(source, names)| {
+            let verb = if names.len() == 1 { "is" } else { "are" };
+            format!("{} {verb} from {source}", names.join(", "))
+        });
+        let parts = parts.collect::<Vec<_>>().join("; ");
+        Error::new(error.kind(), "", format!("{message} ({parts})"))
+    }
 }
 
-/// The options of `base` that `typed` does not decide, then `typed`.
-pub fn overridden(base: &[OsString], typed: &[OsString]) -> Vec<OsString> {
-    let typed_groups = groups(typed);
-    let kept = groups(base).into_iter().filter(|group| {
-        decides(group)
-            .is_none_or(|name| !typed_groups.iter().any(|typed| decides(typed) == Some(name)))
-    });
-    kept.flatten().chain(typed.iter().cloned()).collect()
+/// Whether an option is a flag, which `--flag=false` switches off.
+fn is_flag(arg: &Arg) -> bool {
+    arg.get_num_args().is_some_and(|count| count.min_values() == 0)
 }
 
-/// The options without those named.
-pub fn without(options: &[OsString], names: &[&str]) -> Vec<OsString> {
-    let named = |group: &Group| {
-        group.first().and_then(|word| flag(word)).is_some_and(|flag| names.contains(&flag))
-    };
-    groups(options).into_iter().filter(|group| !named(group)).flatten().collect()
+fn takes_several(arg: &Arg) -> bool {
+    matches!(arg.get_action(), ArgAction::Append)
 }
 
-/// The values of the last occurrence of a flag.
-pub fn values(options: &[OsString], name: &str) -> Option<Vec<OsString>> {
-    let all = groups(options);
-    let group =
-        all.iter().rev().find(|group| group.first().and_then(|word| flag(word)) == Some(name))?;
-    let inline = group[0]
-        .as_encoded_bytes()
-        .iter()
-        .position(|&byte| byte == b'=')
-        .and_then(|at| group[0].to_str().map(|text| OsString::from(&text[at + 1..])));
-    Some(inline.into_iter().chain(group[1..].iter().cloned()).collect())
+/// A scalar as it would be typed.
+fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Whether `message` has `name` as a word.
+fn mentions(message: &str, name: &str) -> bool {
+    let inside = |c: char| c.is_alphanumeric() || c == '-' || c == '_';
+    message.match_indices(name).any(|(at, _)| {
+        let (before, after) = (&message[..at], &message[at + name.len()..]);
+        !before.ends_with(inside) && !after.starts_with(inside)
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
-    fn words(text: &str) -> Vec<OsString> {
-        text.split_whitespace().map(OsString::from).collect()
+    fn options(source: Source, value: Value) -> Options {
+        let map = value.as_object().unwrap().clone();
+        Options::from_map(&super::super::definition("train"), map, &source).unwrap()
+    }
+
+    fn typed(value: Value) -> Options {
+        options(Source::Typed, value)
     }
 
     #[test]
-    fn what_is_typed_replaces_lists_and_aliases_whole() {
-        let base = words("--data a.txt b.txt --lr 1 --swiglu --rampup-batch-size 1 2 3");
-        let typed = words("--data=c.txt --activation relu");
-        assert_eq!(
-            overridden(&base, &typed),
-            words("--lr 1 --rampup-batch-size 1 2 3 --data=c.txt --activation relu")
-        );
+    fn a_higher_source_replaces_lists_and_synonyms_whole() {
+        let lower = json!({ "data": ["a.txt", "b.txt"], "lr": 1, "swiglu": true, "rampup_batch_size": [1, 2, 3] });
+        let higher =
+            typed(json!({ "data": ["c.txt"], "activation": "relu", "sequence-parallel": false }));
+        let merged = higher.over(options(Source::File("run.toml".into()), lower));
+        let words = "--activation=relu --data c.txt --lr=1 --rampup-batch-size 1 2 3";
+        assert_eq!(merged.words(), words.split(' ').map(OsString::from).collect::<Vec<_>>());
     }
 
     #[test]
-    fn values_are_those_of_the_last_occurrence() {
-        let options = words("--load a --data x y --load=b");
-        assert_eq!(values(&options, "--load"), Some(words("b")));
-        assert_eq!(values(&options, "--data"), Some(words("x y")));
-        assert_eq!(values(&options, "--save"), None);
-        assert_eq!(without(&options, &["--load"]), words("--data x y"));
+    fn what_is_no_option_is_refused_by_name() {
+        for (value, part) in [
+            (json!({ "no_such_key": 1 }), "there is no option --no-such-key"),
+            (json!({ "lr": true }), "'lr' needs a value"),
+            (json!({ "swiglu": "yes" }), "'swiglu' must be true or false"),
+            (json!({ "lr": { "max": 1 } }), "'lr' is a table"),
+            (json!({ "data": [["a"]] }), "'data' holds a value that is no option"),
+            (json!({ "lr": null }), "'lr' holds a value that is no option"),
+        ] {
+            let definition = super::super::definition("train");
+            let map = value.as_object().unwrap().clone();
+            let error = Options::from_map(&definition, map, &Source::File("run.toml".into()));
+            let error = error.unwrap_err().to_string();
+            assert!(error.starts_with("--config: run.toml: ") && error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_error_names_the_sources_of_what_was_not_typed() {
+        let file = options(Source::File("run.toml".into()), json!({ "min-lr": 2, "seed": 1 }));
+        let saved = json!({ "lr": "1", "data": ["a"], "local-sgd-steps": 8 });
+        let saved = options(Source::Checkpoint("the checkpoint 'k'".into()), saved);
+        let options = typed(json!({ "seq-length": 0 })).over(file).over(saved);
+        for (error, suffix) in [
+            (
+                Error::config("schedule", "--min-lr 2 is above --lr 1"),
+                " (--lr is from the checkpoint 'k'; --min-lr is from run.toml)",
+            ),
+            (Error::config("--seq-length", "must be positive, got 0"), ""),
+            (Error::io("data", "no file"), " (--data is from the checkpoint 'k')"),
+            (
+                Error::config("train", "not a multiple of local-sgd-steps 8"),
+                " (--local-sgd-steps is from the checkpoint 'k')",
+            ),
+        ] {
+            let want = format!("{error}{suffix}");
+            assert_eq!(options.name_sources(error).to_string(), want);
+        }
     }
 }

@@ -110,26 +110,6 @@ pub struct ParallelArgs {
     pub transport: TransportArg,
 }
 
-/// The options that together say which rank has which part of the model: a run that goes on with one of them
-/// typed forgets the others that it was started with.
-pub const LAYOUT: &[&str] = &[
-    "--tensor-model-parallel-size",
-    "--pipeline-model-parallel-size",
-    "--context-parallel-size",
-    "--sequence-parallel",
-    "--pipeline-schedule",
-    "--num-virtual-stages-per-pipeline-rank",
-];
-
-/// The options that together say what is computed again, likewise.
-pub const RECOMPUTE: &[&str] = &[
-    "--recompute-granularity",
-    "--recompute-method",
-    "--recompute-num-layers",
-    "--recompute-modules",
-    "--distribute-saved-activations",
-];
-
 impl ParallelArgs {
     /// Sizes of the axes for `world` ranks.
     pub fn layout(&self, world: usize) -> Result<Layout> {

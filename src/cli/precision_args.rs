@@ -4,9 +4,6 @@ use clap::Args;
 use ferrotron::models::trainer::PrecisionConfig;
 use ferrotron::nn::{GradientType, LossScale, Rounding, WeightUpdate};
 use ferrotron::{DType, Error, Result};
-use std::ffi::OsString;
-
-use super::options::values;
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Mixed precision")]
@@ -35,22 +32,6 @@ pub struct PrecisionArgs {
     /// Round updated 16-bit weights up or down at random, right in the mean
     #[arg(long)]
     pub stochastic_rounding: bool,
-}
-
-/// The options of a run that mean nothing when it goes on with what is `typed`, if that names a precision.
-pub fn meaningless_in(typed: &[OsString]) -> &'static [&'static str] {
-    let is_typed = |flag: &str| values(typed, flag).is_some();
-    let dtype = match (is_typed("--bf16"), is_typed("--fp16")) {
-        (true, _) => Some(DType::BF16),
-        (_, true) => Some(DType::F16),
-        _ => values(typed, "--dtype").and_then(|words| words.first()?.to_str()?.parse().ok()),
-    };
-    match dtype {
-        Some(DType::BF16) => &["--saved-activations-dtype"],
-        Some(DType::F16) => &["--grad-reduce-in-bf16", "--saved-activations-dtype"],
-        Some(_) => &["--grad-reduce-in-bf16", "--no-master-weights", "--stochastic-rounding"],
-        None => &[],
-    }
 }
 
 impl PrecisionArgs {

@@ -1,8 +1,9 @@
 //! Where a run leaves its files.
 
 use ferrotron::models::checkpoint::Checkpoint;
+use ferrotron::parallel::agreement::broadcast_bytes;
 use ferrotron::parallel::collective::Group;
-use ferrotron::{Device, Error, Result, Tensor};
+use ferrotron::{Error, Result};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
@@ -16,27 +17,12 @@ pub fn check(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<()> {
 
 /// The folder of the run: as asked for, that of the checkpoint, or the next free number. The first rank of
 /// `world` chooses.
-pub fn make(
-    args: &TrainArgs,
-    resumed: Option<&Checkpoint>,
-    world: &Group,
-    device: &Device,
-) -> Result<PathBuf> {
+pub fn make(args: &TrainArgs, resumed: Option<&Checkpoint>, world: &Group) -> Result<PathBuf> {
     let folder = match world.rank() {
         0 => asked_for(args, resumed)?.map_or_else(new_run, Ok)?,
         _ => PathBuf::new(),
     };
-    if world.size() == 1 {
-        return Ok(folder);
-    }
-    let bytes = folder.into_os_string().into_vec();
-    let length = Tensor::from_slice(device, &[bytes.len() as i64], &[1])?;
-    let length = world.broadcast(length, 0)?.wait()?.to_vec::<i64>()?[0] as usize;
-    // What the others have only says how long it is.
-    let own = if world.rank() == 0 { bytes } else { vec![0_u8; length] };
-    let name = Tensor::from_slice(device, &own, &[length])?;
-    let name = world.broadcast(name, 0)?.wait()?.to_vec::<u8>()?;
-    Ok(OsString::from_vec(name).into())
+    Ok(OsString::from_vec(broadcast_bytes(world, folder.into_os_string().into_vec())?).into())
 }
 
 fn asked_for(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<Option<PathBuf>> {

@@ -1,136 +1,85 @@
-//! `ferrotron train`.
+//! `ferrotron train`: alone, as one rank of a job, or as the launcher of one.
 
 use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::data::Dataset;
-use ferrotron::models::entropy::bigram_entropy;
 use ferrotron::models::memory::{self, StageMemory};
-use ferrotron::models::run::{Ended, Intervals, Outcome, RunConfig, run};
+use ferrotron::models::run::{Ended, Intervals, RunConfig, run};
 use ferrotron::models::tokenizer::Tokenizer;
-use ferrotron::models::traffic::{StepTraffic, expected_traffic};
 use ferrotron::models::trainer::Trainer;
-use ferrotron::nn::{Axis, Scope, Sharding};
+use ferrotron::nn::Scope;
+use ferrotron::parallel::agreement::agree;
+use ferrotron::parallel::collective::World;
 use ferrotron::parallel::launch::{INTERRUPTED, RankEnvironment};
 use ferrotron::parallel::mesh::Mesh;
-use ferrotron::{Device, Error, Result};
+use ferrotron::{Error, Result};
 use serde_json::json;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use super::configuration::{Configuration, data_facts};
 use super::device_args::Place;
-use super::generate::sample;
 use super::job::{self, Job};
-use super::offload_args::OFFLOAD;
-use super::options::{overridden, values, without};
-use super::parallel_args::{LAYOUT, RECOMPUTE};
-use super::precision_args::meaningless_in;
+use super::options::Options;
 use super::progress::Progress;
 use super::train_args::TrainArgs;
-use super::{bytes, corpus, exit_code, memory_limits, output, run_folder};
+use super::{corpus, exit_code, memory_limits, report, resume, run_folder};
 
-/// Options that belong to one process of a run and are not remembered.
-const PASSING: &[&str] = &[
-    "--load",
-    "--save",
-    "--metrics",
-    "--trace",
-    "--trace-steps",
-    "--exit-interval",
-    "--offload-folder",
-    "--rendezvous-port",
-    "--distributed-timeout-minutes",
-    "--transport",
-    "--memory-limit",
-    "--device",
-    "--enable-cuda-graph",
-];
-
-/// Validation sets beyond this many tokens are not searched for their bigrams, which takes memory and
-/// time of its own.
-const BIGRAM_TOKENS: u64 = 10_000_000;
-
-/// Puts the options with which a run was started in front of those that continue it; returns them all
-/// and those that the next checkpoint remembers.
-///
-/// How many ranks there were does not matter to `rank`, which a launcher has started. The options of the
-/// layout are remembered together or not at all, and so are those of recomputation, and those of offloading. What
-/// the precision that is typed does not have is forgotten.
-pub fn with_saved_options(
-    typed: &[OsString],
-    rank: Option<&RankEnvironment>,
-) -> Result<(Vec<OsString>, Vec<String>)> {
-    let saved = match values(typed, "--load").as_deref() {
-        Some([path]) => {
-            if values(typed, "--tokenizer").is_some() {
-                return Err(Error::config(
-                    "--tokenizer",
-                    "a run keeps the tokenizer that it was started with",
-                ));
+/// Trains, reports and leaves a run folder behind; or starts processes that do. The options `given`, of which `args` is
+/// made, were typed or stand in the file of `--config`.
+pub fn train(args: &TrainArgs, given: Options) -> Result<ExitCode> {
+    let load = args.run.load.as_deref();
+    let rank = job::rank_environment()?;
+    let Some(rank) = rank else {
+        let resumed = load.map(Checkpoint::peek).transpose()?;
+        let plan = Plan::new(given, resumed, None)?; // what is refused is refused here, once
+        return match plan.job {
+            Job::Launcher(ranks) => {
+                job::start_ranks(ranks, plan.configuration.args.parallel.timeout())
             }
-            let mut saved = saved_options(&Checkpoint::peek(Path::new(path))?);
-            if rank.is_some() {
-                saved = without(&saved, &["--nproc"]);
+            _ => {
+                let dataset = plan.dataset()?;
+                plan.train(&Mesh::single(), &dataset)
             }
-            let alone = values(typed, "--nproc").is_some_and(|nproc| nproc == ["1"]);
-            let any = |names: &[&str]| names.iter().any(|name| values(typed, name).is_some());
-            if alone || any(LAYOUT) {
-                saved = without(&saved, LAYOUT);
-            }
-            for together in [RECOMPUTE, OFFLOAD] {
-                if any(together) {
-                    saved = without(&saved, together);
-                }
-            }
-            saved = without(&saved, meaningless_in(typed));
-            saved
-        }
-        _ => Vec::new(),
+        };
     };
-    let options = overridden(&saved, typed);
-    let remembered = without(&options, PASSING);
-    let remembered = remembered.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    Ok((options, remembered))
+    Job::new(&args.parallel, Some(rank.clone()))?;
+    // How ranks meet is no matter of a checkpoint, which they choose together.
+    let trained =
+        job::connect(&args.parallel, &rank, |world| train_as_rank(&world, load, given, &rank));
+    Ok(trained.unwrap_or_else(|error| {
+        // Under other launchers nothing else says whose error it is.
+        eprintln!("ferrotron: rank {}: {error}", rank.rank);
+        exit_code(&error)
+    }))
 }
 
-/// The options with which a checkpoint's run was started.
-pub fn saved_options(checkpoint: &Checkpoint) -> Vec<OsString> {
-    let words = checkpoint.run().as_array().map(Vec::as_slice).unwrap_or_default();
-    words.iter().filter_map(|word| word.as_str().map(OsString::from)).collect()
-}
-
-/// Trains, reports and leaves a run folder behind; or starts processes that do.
-pub fn train(
-    args: &TrainArgs,
-    remembered: Vec<String>,
-    rank: Option<RankEnvironment>,
+/// Trains as one rank of `world`, after all ranks have found that they are about the same.
+fn train_as_rank(
+    world: &World,
+    load: Option<&Path>,
+    given: Options,
+    rank: &RankEnvironment,
 ) -> Result<ExitCode> {
-    let job = Job::new(&args.parallel, rank)?;
-    match &job {
-        Job::Alone => Plan::new(args, &job)?.train(&job, &Mesh::single(), remembered),
-        Job::Launcher(ranks) => {
-            Plan::new(args, &job)?; // what is refused is refused here, once
-            job::start_ranks(*ranks, args.parallel.timeout())
-        }
-        Job::Rank(rank) => {
-            let train = || {
-                let plan = Plan::new(args, &job)?;
-                job::connect(&args.parallel, rank, |world| {
-                    let mesh = Mesh::new(&world, plan.run.layout, args.parallel.sequence())?;
-                    plan.train(&job, &mesh, remembered)
-                })
-            };
-            // Under other launchers nothing else says whose error it is.
-            Ok(train().unwrap_or_else(|error| {
-                eprintln!("ferrotron: rank {}: {error}", rank.rank);
-                exit_code(&error)
-            }))
-        }
-    }
+    let everyone = world.everyone()?;
+    let resumed = resume::open_together(&everyone, load)?;
+    let planned = Plan::new(given, resumed, Some(rank)).and_then(|plan| {
+        let dataset = plan.dataset()?;
+        let mut facts = data_facts(&dataset, &plan.tokenizer)?;
+        facts.extend(plan.configuration.facts.clone());
+        Ok((plan, dataset, facts))
+    });
+    let agreed = agree(&everyone, planned.as_ref().map(|(_, _, facts)| facts));
+    let (plan, dataset, _) = planned?;
+    agreed?;
+    let sequence = plan.configuration.args.parallel.sequence();
+    let mesh = Mesh::new(world, plan.run.layout, sequence)?;
+    plan.train(&mesh, &dataset)
 }
 
 /// A run of which everything that can be refused has been checked, before anything starts.
-struct Plan<'a> {
-    args: &'a TrainArgs,
+struct Plan {
+    configuration: Configuration,
+    job: Job,
     resumed: Option<Checkpoint>,
     tokenizer: Tokenizer,
     run: memory::Plan,
@@ -138,33 +87,58 @@ struct Plan<'a> {
     intervals: Intervals,
 }
 
-impl Plan<'_> {
-    fn new<'a>(args: &'a TrainArgs, job: &Job) -> Result<Plan<'a>> {
-        args.run.validate()?;
-        args.device.dtype()?;
-        let resumed = args.run.load.as_deref().map(Checkpoint::peek).transpose()?;
-        run_folder::check(args, resumed.as_ref())?;
-        let tokenizer = open_tokenizer(args, resumed.as_ref())?;
-        let run = args.plan(job.world_size(), job.local_size(), tokenizer.vocab_size())?;
-        if let Some(checkpoint) = &resumed {
-            checkpoint.check_config(&run.model)?;
-        }
-        let intervals = args.intervals(&run.trainer.parallel)?;
-        let stages = run.stages()?;
-        memory_limits::check(args, &run, &stages, job)?;
-        if args.device.place()? == Place::Cpu {
-            args.offload.check(&args.run)?;
-        }
-        Ok(Plan { args, resumed, tokenizer, run, stages, intervals })
+impl Plan {
+    fn new(
+        given: Options,
+        resumed: Option<Checkpoint>,
+        rank: Option<&RankEnvironment>,
+    ) -> Result<Plan> {
+        let configuration = Configuration::new(given, resumed.as_ref(), rank)?;
+        let Configuration { args, options, .. } = &configuration;
+        let check = || {
+            let job = Job::new(&args.parallel, rank.cloned())?;
+            args.run.validate()?;
+            args.device.dtype()?;
+            run_folder::check(args, resumed.as_ref())?;
+            let tokenizer = open_tokenizer(args, resumed.as_ref())?;
+            let run = args.plan(job.world_size(), job.local_size(), tokenizer.vocab_size())?;
+            if let Some(checkpoint) = &resumed {
+                checkpoint.check_config(&run.model)?;
+            }
+            let intervals = args.intervals(&run.trainer.parallel)?;
+            let stages = run.stages()?;
+            memory_limits::check(args, &run, &stages, &job)?;
+            if args.device.place()? == Place::Cpu {
+                args.offload.check(&args.run)?;
+            }
+            Ok((job, tokenizer, run, stages, intervals))
+        };
+        let (job, tokenizer, run, stages, intervals) =
+            check().map_err(|error| options.name_sources(error))?;
+        Ok(Plan { configuration, job, resumed, tokenizer, run, stages, intervals })
+    }
+
+    fn dataset(&self) -> Result<Dataset> {
+        let Configuration { args, options, .. } = &self.configuration;
+        let opened = match args.data.data.is_empty() {
+            true => Dataset::from_text(&corpus::text(), &self.tokenizer, args.data.split),
+            false => Dataset::open(&args.data.config(), &self.tokenizer),
+        };
+        opened.map_err(|error| options.name_sources(error))
     }
 
     /// Trains as one rank of `mesh`; the first one reports.
-    fn train(self, job: &Job, mesh: &Mesh, remembered: Vec<String>) -> Result<ExitCode> {
-        let Plan { args, resumed, tokenizer, run: plan, stages, intervals } = self;
+    fn train(self, mesh: &Mesh, dataset: &Dataset) -> Result<ExitCode> {
+        let options = self.configuration.options.clone();
+        self.take_steps(mesh, dataset).map_err(|error| options.name_sources(error))
+    }
+
+    fn take_steps(self, mesh: &Mesh, dataset: &Dataset) -> Result<ExitCode> {
+        let Plan { configuration, job, resumed, tokenizer, run: plan, stages, intervals } = self;
+        let args = &configuration.args;
         let folder = args.offload.folder(&args.run);
         let device = args.device.open_shared(job.local_size(), job.local_rank(), folder)?;
         let mesh = &job::between_gpus(args, mesh, &device)?;
-        let dataset = open_dataset(args, &tokenizer)?;
         let scope = Scope::new(&device, args.device.dtype()?, args.optimization.seed);
         let mut trainer = Trainer::on_mesh(&scope, mesh, &plan.model, plan.trainer)?;
         if let Some(checkpoint) = &resumed {
@@ -172,28 +146,11 @@ impl Plan<'_> {
         }
         same_data(&mut trainer, dataset.train.len())?;
 
-        let folder = run_folder::make(args, resumed.as_ref(), mesh.world(), &device)?;
-        let config = run_config(args, &trainer, intervals, folder, remembered)?;
+        let folder = run_folder::make(args, resumed.as_ref(), mesh.world())?;
+        let config = run_config(&configuration, &trainer, intervals, folder)?;
         let first = mesh.rank() == 0;
         if first {
-            eprintln!(
-                "{:.2} M parameters, {} training tokens, {} tokenizer of {}, {}, {}",
-                plan.model.num_parameters() as f64 / 1e6,
-                dataset.train.len(),
-                tokenizer.name(),
-                tokenizer.vocab_size(),
-                place(args, &device)?,
-                config.folder.display()
-            );
-            if let Some(lines) = layout_lines(&trainer, config.seq_length) {
-                eprintln!("{lines}");
-            }
-            let memory = memory_limits::largest(&stages).memory;
-            let host = match memory.host_bytes {
-                0 => String::new(),
-                bytes => format!(", and {} of host memory", bytes::display(bytes as u64)),
-            };
-            eprintln!("memory of a rank: at most {}{host}", memory_limits::sentence(&memory));
+            report::before(&configuration, &trainer, dataset, &tokenizer, &stages, &config)?;
         }
         let done = trainer.progress().step;
         let mut progress = match first {
@@ -201,110 +158,17 @@ impl Plan<'_> {
             false => Progress::silent(),
         };
         let stop = job::stop_on_signals(INTERRUPTED)?;
-        let outcome = run(&mut trainer, &dataset, &tokenizer, &config, &stop, &mut progress);
+        let outcome = run(&mut trainer, dataset, &tokenizer, &config, &stop, &mut progress);
         progress.finish();
         let outcome = outcome?;
         if first {
-            report(args, &trainer, &dataset, &tokenizer, &outcome)?;
+            report::after(args, &trainer, dataset, &tokenizer, &outcome)?;
         }
         Ok(match outcome.ended {
             Ended::Stopped => ExitCode::from(INTERRUPTED),
             Ended::Finished | Ended::ExitInterval => ExitCode::SUCCESS,
         })
     }
-}
-
-/// Where the run computes.
-fn place(args: &TrainArgs, device: &Device) -> Result<String> {
-    Ok(match (args.device.place()?, device.threads()) {
-        (Place::Cpu, 1) => "1 thread".to_string(),
-        (Place::Cpu, threads) => format!("{threads} threads"),
-        (Place::Gpus | Place::Gpu(_), _) => format!("{device:?}"),
-    })
-}
-
-/// How several ranks are laid out, and what they will send.
-fn layout_lines(trainer: &Trainer, seq_length: usize) -> Option<String> {
-    let layout = trainer.mesh().layout();
-    let [tp, cp, dp, pp] = Axis::ALL.map(|axis| layout.size(axis));
-    let parallel = &trainer.config().parallel;
-    let chunks = match parallel.chunks {
-        1 => String::new(),
-        chunks => format!(", {chunks} chunks"),
-    };
-    let microbatches =
-        trainer.config().batch_size.microbatches(trainer.progress().consumed_samples);
-    (layout.world() > 1).then(|| {
-        let StepTraffic { tensor, context, pipeline, data, optimizer, average } =
-            expected_traffic(trainer, seq_length);
-        let parts = [
-            (tensor, "of activations of shared layers"),
-            (context, "of keys and values"),
-            (pipeline, "between stages"),
-            (data, "of gradients and weights"),
-            (optimizer, "of the optimizer's sums"),
-        ];
-        let sent: Vec<String> = parts
-            .iter()
-            .filter(|(bytes, _)| *bytes > 0)
-            .map(|(bytes, what)| format!("{} {what}", bytes::display(*bytes)))
-            .collect();
-        let mut sent = match (sent.is_empty(), average) {
-            (false, _) => format!("in a step: {}", sent.join(", ")),
-            (true, 0) => "in a step: nothing but numbers".to_string(),
-            (true, _) => String::new(),
-        };
-        if average > 0 {
-            let every = parallel.data_parallel.synchronize_every;
-            let and = if sent.is_empty() { "" } else { "; " };
-            sent += &format!("{and}every {every} steps: {} of weights", bytes::display(average));
-        }
-        format!(
-            "{} ranks: tensor {tp} x context {cp} x data {dp} x pipeline {pp} ({}{chunks}), ZeRO {}, \
-             {microbatches} x {} samples a step on each data-parallel rank\n\
-             rank 0 sends {sent}",
-            layout.world(),
-            parallel.pipeline_schedule,
-            parallel.data_parallel.sharding as usize,
-            trainer.config().batch_size.micro(),
-        )
-    })
-}
-
-/// Prints what came out.
-fn report(
-    args: &TrainArgs,
-    trainer: &Trainer,
-    dataset: &Dataset,
-    tokenizer: &Tokenizer,
-    outcome: &Outcome,
-) -> Result<()> {
-    if let (Some(evaluation), Some(source)) = (&outcome.evaluation, &dataset.validation) {
-        let mut line = format!("validation loss {:.4}", evaluation.loss);
-        if source.len() <= BIGRAM_TOKENS {
-            line +=
-                &format!(" (bigrams of the same text: {:.4})", bigram_entropy(&source.to_vec()?));
-        }
-        output::line(&line);
-    }
-    if outcome.ended == Ended::Finished && args.run.sample_length > 0 {
-        if one_rank_has_all(trainer) {
-            let text = sample(&trainer.parts()[0], tokenizer, args.run.sample_length)?;
-            output::line(&format!("sample: {text}"));
-        } else {
-            output::line("no sample: no rank has the whole model");
-        }
-    }
-    let checkpoint = outcome.checkpoint.display();
-    output::line(&format!("continue a text: ferrotron generate --load {checkpoint} --prompt TEXT"));
-    Ok(())
-}
-
-/// Whether this rank can run the model without others.
-fn one_rank_has_all(trainer: &Trainer) -> bool {
-    let layout = trainer.mesh().layout();
-    let sharded = trainer.config().parallel.data_parallel.sharding == Sharding::Weights;
-    layout.size(Axis::Data) == layout.world() && !(sharded && layout.world() > 1)
 }
 
 pub fn open_tokenizer(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<Tokenizer> {
@@ -321,13 +185,6 @@ pub fn open_tokenizer(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<
             .data
             .tokenizer()?
             .build(|| if embedded { Ok(corpus::text()) } else { args.data.config().text() }),
-    }
-}
-
-fn open_dataset(args: &TrainArgs, tokenizer: &Tokenizer) -> Result<Dataset> {
-    match args.data.data.is_empty() {
-        true => Dataset::from_text(&corpus::text(), tokenizer, args.data.split),
-        false => Dataset::open(&args.data.config(), tokenizer),
     }
 }
 
@@ -352,17 +209,12 @@ fn same_data(trainer: &mut Trainer, tokens: u64) -> Result<()> {
 }
 
 fn run_config(
-    args: &TrainArgs,
+    configuration: &Configuration,
     trainer: &Trainer,
     intervals: Intervals,
     folder: PathBuf,
-    mut remembered: Vec<String>,
 ) -> Result<RunConfig> {
-    // Its default depends on the layout, which whoever goes on may change; the run shall not.
-    if args.optimization.global_batch_size.is_none() {
-        let size = trainer.config().batch_size.full();
-        remembered.extend(["--global-batch-size".to_string(), size.to_string()]);
-    }
+    let args = &configuration.args;
     Ok(RunConfig {
         metrics: args.run.metrics.clone().unwrap_or_else(|| folder.join("metrics.jsonl")),
         folder,
@@ -371,6 +223,6 @@ fn run_config(
         save_retain: args.run.save_retain,
         eval_iters: args.run.eval_iters,
         trace: args.run.trace(trainer.progress().step),
-        options: json!(remembered),
+        options: configuration.remembered(trainer.config().batch_size.full()),
     })
 }

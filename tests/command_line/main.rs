@@ -2,6 +2,7 @@
 
 mod gpu;
 mod memory;
+mod options;
 mod precision;
 mod refusals;
 

@@ -3,6 +3,7 @@
 
 #![cfg(target_os = "linux")]
 
+mod agreement;
 mod killed_or_stopped;
 mod local_steps;
 mod trace;
@@ -164,6 +165,22 @@ fn a_run_goes_on_in_another_layout() {
 }
 
 #[test]
+fn a_run_resumes_with_as_many_ranks_each_time() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let layout = "--nproc 2 --tensor-model-parallel-size 2";
+    let line = format!("{MODEL} --train-iters 8 --exit-interval 2 --save k {layout}");
+    let mut texts = vec![succeeded(finished(command(path, &line)))];
+    for _ in 0..2 {
+        texts.push(succeeded(finished(command(path, "train --load k --exit-interval 2"))));
+    }
+    for text in texts {
+        assert!(text.contains("2 ranks: tensor 2 x context 1 x data 1"), "{text}");
+    }
+    assert_eq!(metrics(&path.join("k")).len(), 6);
+}
+
+#[test]
 fn the_global_batch_of_a_run_survives_another_layout() {
     let folder = folder_with_text();
     let path = folder.path();
@@ -230,7 +247,6 @@ fn what_is_refused_is_refused_once_before_anything_starts() {
         (&[("RANK", "0")][..], "", "WORLD_SIZE"),
         (&[("RANK", "2"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")], "", "RANK is 2"),
         (&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a")], "--nproc 4", "rank 0 of 2"),
-        (&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a")], "--num-layers 0", "rank 0: "),
     ] {
         let mut command = command(path, &format!("{MODEL} --save refused {options}"));
         command.envs(variables.iter().copied());

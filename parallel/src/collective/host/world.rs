@@ -4,7 +4,7 @@ use ferrotron_tensor::{Error, Result};
 use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::board::{Entry, Reply, Shared};
@@ -43,6 +43,7 @@ pub struct World {
     progress: Arc<ProgressThread>,
     /// How often this rank has made a group of the same name and ranks.
     made: Mutex<HashMap<String, usize>>,
+    everyone: OnceLock<Group>,
 }
 
 /// How the members of a group come to have pipes to each other.
@@ -78,7 +79,16 @@ impl World {
         meeting: Arc<dyn Meeting>,
     ) -> World {
         let config = config.clone();
-        World { rank, size, config, shared, meeting, progress, made: Mutex::default() }
+        World {
+            rank,
+            size,
+            config,
+            shared,
+            meeting,
+            progress,
+            made: Mutex::default(),
+            everyone: OnceLock::new(),
+        }
     }
 
     /// This rank's number in the job.
@@ -89,6 +99,18 @@ impl World {
     /// How many ranks the job has.
     pub fn size(&self) -> usize {
         self.size
+    }
+
+    /// Returns the group of all ranks, "world", which the first call forms: all ranks make that one together.
+    ///
+    /// # Errors
+    /// Those of [`World::group`].
+    pub fn everyone(&self) -> Result<Group> {
+        if let Some(group) = self.everyone.get() {
+            return Ok(group.clone());
+        }
+        let group = self.group("world", &(0..self.size).collect::<Vec<_>>())?;
+        Ok(self.everyone.get_or_init(|| group).clone())
     }
 
     /// Forms the group of `ranks` with the others in it, who call this with the same arguments. Numbers

@@ -1,0 +1,106 @@
+//! The options of one `train` after all sources are merged: as arguments, as a checkpoint will remember them, and as
+//! facts that ranks compare.
+
+use clap::{ArgMatches, FromArgMatches};
+use ferrotron::Result;
+use ferrotron::models::checkpoint::Checkpoint;
+use ferrotron::models::data::{Dataset, TokenSource};
+use ferrotron::models::tokenizer::Tokenizer;
+use ferrotron::parallel::agreement::{Facts, digest};
+use ferrotron::parallel::launch::RankEnvironment;
+use serde_json::Value;
+
+use super::options::Options;
+use super::remembered::{self, MAY_DIFFER, canonical};
+use super::train_args::TrainArgs;
+use super::{definition, parse};
+
+/// The merged options.
+#[derive(Debug)]
+pub struct Configuration {
+    pub options: Options,
+    pub args: TrainArgs,
+    /// Every option that all ranks must have alike, defaults included.
+    pub facts: Facts,
+}
+
+impl Configuration {
+    /// Puts the options `given`, which were typed or stand in a file, over those of the checkpoint, if there is one.
+    ///
+    /// # Errors
+    /// Options that do not parse or do not fit together.
+    pub fn new(
+        given: Options,
+        resumed: Option<&Checkpoint>,
+        rank: Option<&RankEnvironment>,
+    ) -> Result<Configuration> {
+        let options = match resumed {
+            Some(checkpoint) => remembered::resumed(given, checkpoint, rank)?,
+            None => given,
+        };
+        let matches = parse("train", &options)?;
+        let matches = matches.subcommand_matches("train").expect("it was parsed");
+        let args = TrainArgs::from_arg_matches(matches).unwrap_or_else(|error| error.exit());
+        Ok(Configuration { options, args, facts: facts(matches) })
+    }
+
+    /// What the next checkpoint remembers, of a run with this global batch size.
+    pub fn remembered(&self, global_batch_size: usize) -> Value {
+        let mut remembered = remembered::of_options(&self.options);
+        // Its default depends on the layout, which may change when the run resumes; the batch must not.
+        remembered.entry("global-batch-size").or_insert(global_batch_size.into());
+        remembered.into()
+    }
+}
+
+/// Facts about the data of a run: as many tokens, with the same content.
+pub fn data_facts(dataset: &Dataset, tokenizer: &Tokenizer) -> Result<Facts> {
+    let name = format!("{} {}", tokenizer.name(), digest(tokenizer.to_json().as_bytes()));
+    let mut facts = Facts::from([("the tokenizer".to_string(), name)]);
+    let sources = [("training", Some(&dataset.train)), ("validation", dataset.validation.as_ref())];
+    for (name, source) in sources {
+        let content = match source {
+            Some(source) => format!("{} tokens with digest {}", source.len(), content(source)?),
+            None => "none".to_string(),
+        };
+        facts.insert(format!("the {name} data"), content);
+    }
+    Ok(facts)
+}
+
+/// A digest of the tokens: of all of them, or of parts at equal distances where there are many.
+fn content(source: &TokenSource) -> Result<String> {
+    const CHUNK: u64 = 1 << 16;
+    const CHUNKS: u64 = 256;
+    let stride = CHUNK.max(source.len().div_ceil(CHUNKS));
+    let mut digests = String::new();
+    for at in (0..source.len()).step_by(stride as usize) {
+        let mut tokens = vec![0; CHUNK.min(source.len() - at) as usize];
+        source.read(at, &mut tokens)?;
+        digests += &digest(&tokens.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<u8>>());
+    }
+    Ok(digest(digests.as_bytes()))
+}
+
+fn facts(matches: &ArgMatches) -> Facts {
+    let definition = definition("train");
+    let names = definition.get_arguments().filter_map(|arg| Some((arg.get_long()?, arg.get_id())));
+    let compared = names.filter(|(name, _)| !MAY_DIFFER.contains(name));
+    let fact = |(name, id): (&str, &clap::Id)| {
+        let words = matches.get_raw(id.as_str()).into_iter().flatten();
+        let words: Vec<String> =
+            words.map(|word| number(&canonical(name, &word.to_string_lossy()))).collect();
+        let value = if words.is_empty() { "not given".to_string() } else { words.join(" ") };
+        (format!("--{name}"), value)
+    };
+    compared.map(fact).collect()
+}
+
+/// A number in the one way in which equal ones are written, and any other text as it is.
+fn number(text: &str) -> String {
+    match (text.parse::<u64>(), text.parse::<f64>()) {
+        (Ok(integer), _) => integer.to_string(),
+        (_, Ok(real)) => real.to_string(),
+        _ => text.to_string(),
+    }
+}

@@ -1,0 +1,147 @@
+//! What `train` prints before the first step and after the last.
+
+use ferrotron::models::data::Dataset;
+use ferrotron::models::entropy::bigram_entropy;
+use ferrotron::models::memory::StageMemory;
+use ferrotron::models::run::{Ended, Outcome, RunConfig};
+use ferrotron::models::tokenizer::Tokenizer;
+use ferrotron::models::traffic::{StepTraffic, expected_traffic};
+use ferrotron::models::trainer::Trainer;
+use ferrotron::nn::{Axis, Sharding};
+use ferrotron::{Device, Result};
+
+use super::configuration::Configuration;
+use super::device_args::Place;
+use super::generate::sample;
+use super::train_args::TrainArgs;
+use super::{bytes, memory_limits, output, remembered};
+
+/// Validation sets beyond this many tokens are not searched for their bigrams, which takes memory and
+/// time of its own.
+const BIGRAM_TOKENS: u64 = 10_000_000;
+
+/// Prints what is about to be trained, on what and where.
+pub fn before(
+    configuration: &Configuration,
+    trainer: &Trainer,
+    dataset: &Dataset,
+    tokenizer: &Tokenizer,
+    stages: &[StageMemory],
+    config: &RunConfig,
+) -> Result<()> {
+    if let Some(line) = remembered::inputs_line(&configuration.options) {
+        eprintln!("{line}");
+    }
+    eprintln!(
+        "{:.2} M parameters, {} training tokens, {} tokenizer of {}, {}, {}",
+        trainer.model().num_parameters() as f64 / 1e6,
+        dataset.train.len(),
+        tokenizer.name(),
+        tokenizer.vocab_size(),
+        place(&configuration.args, trainer.scope().device())?,
+        config.folder.display()
+    );
+    if let Some(lines) = layout_lines(trainer, config.seq_length) {
+        eprintln!("{lines}");
+    }
+    let memory = memory_limits::largest(stages).memory;
+    let host = match memory.host_bytes {
+        0 => String::new(),
+        bytes => format!(", and {} of host memory", bytes::display(bytes as u64)),
+    };
+    eprintln!("memory of a rank: at most {}{host}", memory_limits::sentence(&memory));
+    Ok(())
+}
+
+/// Where the run computes.
+fn place(args: &TrainArgs, device: &Device) -> Result<String> {
+    Ok(match (args.device.place()?, device.threads()) {
+        (Place::Cpu, 1) => "1 thread".to_string(),
+        (Place::Cpu, threads) => format!("{threads} threads"),
+        (Place::Gpus | Place::Gpu(_), _) => format!("{device:?}"),
+    })
+}
+
+/// How several ranks are laid out, and what they will send.
+fn layout_lines(trainer: &Trainer, seq_length: usize) -> Option<String> {
+    let layout = trainer.mesh().layout();
+    let [tp, cp, dp, pp] = Axis::ALL.map(|axis| layout.size(axis));
+    let parallel = &trainer.config().parallel;
+    let chunks = match parallel.chunks {
+        1 => String::new(),
+        chunks => format!(", {chunks} chunks"),
+    };
+    let microbatches =
+        trainer.config().batch_size.microbatches(trainer.progress().consumed_samples);
+    (layout.world() > 1).then(|| {
+        let StepTraffic { tensor, context, pipeline, data, optimizer, average } =
+            expected_traffic(trainer, seq_length);
+        let parts = [
+            (tensor, "of activations of shared layers"),
+            (context, "of keys and values"),
+            (pipeline, "between stages"),
+            (data, "of gradients and weights"),
+            (optimizer, "of the optimizer's sums"),
+        ];
+        let sent: Vec<String> = parts
+            .iter()
+            .filter(|(bytes, _)| *bytes > 0)
+            .map(|(bytes, what)| format!("{} {what}", bytes::display(*bytes)))
+            .collect();
+        let mut sent = match (sent.is_empty(), average) {
+            (false, _) => format!("in a step: {}", sent.join(", ")),
+            (true, 0) => "in a step: nothing but numbers".to_string(),
+            (true, _) => String::new(),
+        };
+        if average > 0 {
+            let every = parallel.data_parallel.synchronize_every;
+            let and = if sent.is_empty() { "" } else { "; " };
+            sent += &format!("{and}every {every} steps: {} of weights", bytes::display(average));
+        }
+        format!(
+            "{} ranks: tensor {tp} x context {cp} x data {dp} x pipeline {pp} ({}{chunks}), ZeRO {}, \
+             {microbatches} x {} samples a step on each data-parallel rank\n\
+             rank 0 sends {sent}",
+            layout.world(),
+            parallel.pipeline_schedule,
+            parallel.data_parallel.sharding as usize,
+            trainer.config().batch_size.micro(),
+        )
+    })
+}
+
+/// Prints the results.
+pub fn after(
+    args: &TrainArgs,
+    trainer: &Trainer,
+    dataset: &Dataset,
+    tokenizer: &Tokenizer,
+    outcome: &Outcome,
+) -> Result<()> {
+    if let (Some(evaluation), Some(source)) = (&outcome.evaluation, &dataset.validation) {
+        let mut line = format!("validation loss {:.4}", evaluation.loss);
+        if source.len() <= BIGRAM_TOKENS {
+            line +=
+                &format!(" (bigrams of the same text: {:.4})", bigram_entropy(&source.to_vec()?));
+        }
+        output::line(&line);
+    }
+    if outcome.ended == Ended::Finished && args.run.sample_length > 0 {
+        if one_rank_has_all(trainer) {
+            let text = sample(&trainer.parts()[0], tokenizer, args.run.sample_length)?;
+            output::line(&format!("sample: {text}"));
+        } else {
+            output::line("no sample: no rank has the whole model");
+        }
+    }
+    let checkpoint = outcome.checkpoint.display();
+    output::line(&format!("continue a text: ferrotron generate --load {checkpoint} --prompt TEXT"));
+    Ok(())
+}
+
+/// Whether this rank can run the model without others.
+fn one_rank_has_all(trainer: &Trainer) -> bool {
+    let layout = trainer.mesh().layout();
+    let sharded = trainer.config().parallel.data_parallel.sharding == Sharding::Weights;
+    layout.size(Axis::Data) == layout.world() && !(sharded && layout.world() > 1)
+}

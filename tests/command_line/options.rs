@@ -1,0 +1,217 @@
+//! Where options come from: the command line, a file, a checkpoint.
+
+use super::{ferrotron, folder_with_text, succeeded, train};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::Output;
+
+/// What the newest checkpoint of a run remembers.
+fn remembered(run: &Path) -> Value {
+    let latest = std::fs::read_to_string(run.join("latest")).unwrap();
+    let config = std::fs::read(run.join(latest.trim()).join("config.json")).unwrap();
+    serde_json::from_slice::<Value>(&config).unwrap()["run"].clone()
+}
+
+/// Lets the newest checkpoint of a run remember something else, under a correct checksum.
+fn rewrite(run: &Path, change: impl Fn(&mut Value)) {
+    let latest = std::fs::read_to_string(run.join("latest")).unwrap();
+    let folder = run.join(latest.trim());
+    let read = |file: &str| -> Value {
+        serde_json::from_slice(&std::fs::read(folder.join(file)).unwrap()).unwrap()
+    };
+    let (mut config, mut index) = (read("config.json"), read("index.json"));
+    change(&mut config["run"]);
+    let text = config.to_string();
+    let record = &mut index["files"]["config.json"];
+    record["bytes"] = text.len().into();
+    record["crc32"] = crc32fast::hash(text.as_bytes()).into();
+    std::fs::write(folder.join("config.json"), text).unwrap();
+    std::fs::write(folder.join("index.json"), index.to_string()).unwrap();
+}
+
+fn message(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Resumes the run `run` for `steps` steps in all.
+fn resume(folder: &Path, steps: u64, more: &[&str]) -> Output {
+    let steps = steps.to_string();
+    let start = ["train", "--load", "run", "--train-iters", &steps];
+    ferrotron(folder, &[&start, more].concat())
+}
+
+#[test]
+fn what_is_typed_goes_before_the_file_and_the_file_before_the_checkpoint() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    succeeded(train(path, &["--save", "run", "--lr", "1e-4", "--min-lr", "0", "--seed", "7"]));
+    std::fs::write(path.join("more.toml"), "lr = 2e-4\nmin_lr = 1e-5\nsample_length = 0\n")
+        .unwrap();
+    succeeded(resume(path, 21, &["--config", "more.toml", "--lr", "3e-4"]));
+    let run = remembered(&path.join("run"));
+    assert_eq!(run["lr"], "3e-4", "{run}");
+    assert_eq!(run["min-lr"], 1e-5, "{run}");
+    assert_eq!((&run["seed"], &run["train-iters"]), (&json!("7"), &json!("21")), "{run}");
+    assert!(run.get("load").is_none() && run.get("save").is_none(), "{run}");
+}
+
+#[test]
+fn a_remembered_flag_can_be_switched_off() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let flags = ["--bf16", "--grad-reduce-in-bf16", "--stochastic-rounding", "--swiglu"];
+    succeeded(train(path, &[&flags[..], &["--save", "run"]].concat()));
+    let run = || remembered(&path.join("run"));
+    assert_eq!(run()["grad-reduce-in-bf16"], true);
+    succeeded(resume(path, 21, &["--grad-reduce-in-bf16=false"]));
+    assert_eq!(run()["grad-reduce-in-bf16"], false);
+    std::fs::write(path.join("off.toml"), "stochastic_rounding = false\n").unwrap();
+    succeeded(resume(path, 22, &["--config", "off.toml"]));
+    let found = run();
+    assert_eq!(found["stochastic-rounding"], false, "{found}");
+    assert_eq!(found["grad-reduce-in-bf16"], false, "{found}");
+    // Without --bf16 the others mean nothing.
+    succeeded(resume(path, 23, &["--bf16=false"]));
+    assert!(run().get("grad-reduce-in-bf16").is_none(), "{}", run());
+    // The flag decides: another model does not fit.
+    let refused = resume(path, 24, &["--swiglu=false"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", message(&refused));
+    assert!(message(&refused).contains("activation"), "{}", message(&refused));
+    let typo = resume(path, 24, &["--swiglu=off"]);
+    assert!(message(&typo).contains("'off' for '--swiglu"), "{}", message(&typo));
+}
+
+#[test]
+fn a_refusal_says_where_the_option_comes_from() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    succeeded(train(path, &["--save", "run", "--clip-grad", "0.5", "--lr", "1e-3"]));
+    let files = [
+        ("low.toml", "lr = 1e-9\nmin_lr = 1e-8\n"),
+        ("text.toml", "data = \"text.txt\"\nlr = \"fast\"\n"),
+        ("both.toml", "swiglu = true\nactivation = \"relu\"\n"),
+        ("flag.toml", "lr = true\n"),
+    ];
+    for (name, text) in files {
+        std::fs::write(path.join(name), text).unwrap();
+    }
+    let folder_of_checkpoint = "run/iter_0000020'";
+    rewrite(&path.join("run"), |run| run["clip-grad"] = json!("-1"));
+    let checkpoint = format!("(--clip-grad is from the checkpoint '{folder_of_checkpoint})");
+    for (words, parts) in [
+        (&["train", "--load", "run"][..], &["--clip-grad: must be", "got -1", &checkpoint][..]),
+        (&["memory", "--load", "run"], &["got -1", &checkpoint]),
+        (
+            &["train", "--config", "low.toml"],
+            &["--min-lr 0.00000001 is above", "(--lr, --min-lr are from low.toml)"],
+        ),
+        (&["train", "--config", "low.toml", "--lr", "1e-10"], &["(--min-lr is from low.toml)"]),
+        (&["train", "--config", "text.toml"], &["'fast'", "(--lr is from text.toml)"]),
+        (&["train", "--config", "both.toml"], &["cannot be used with", "from both.toml)"]),
+        (&["train", "--config", "flag.toml"], &["flag.toml: 'lr' needs a value"]),
+        (&["train", "--load", "run", "--clip-grad", "-1"], &["--clip-grad: must be", "got -1\n"]),
+    ] {
+        let output = ferrotron(path, words);
+        let message = message(&output);
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {message}");
+        assert_eq!(message.lines().count(), 1, "{words:?}: {message}");
+        for part in parts {
+            assert!(message.contains(part), "{words:?}: {part} is missing: {message}");
+        }
+    }
+    rewrite(&path.join("run"), |run| run["no-such-option"] = json!(1));
+    let output = ferrotron(path, &["train", "--load", "run"]);
+    let want = format!(
+        "--load: the checkpoint '{folder_of_checkpoint}: there is no option --no-such-option"
+    );
+    assert!(message(&output).contains(&want), "{}", message(&output));
+}
+
+/// Whoever gets a checkpoint from somebody else gets no files overwritten.
+#[test]
+fn a_checkpoint_does_not_decide_which_files_are_written() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    succeeded(train(path, &["--save", "run", "--exit-interval", "10"]));
+    let victims = ["victim", "other"].map(|name| path.join(name));
+    let [victim, other] = victims.each_ref().map(|path| path.to_str().unwrap());
+    let as_map = json!({
+        "metrics": victim, "trace": victim, "save": other, "offload-folder": other,
+        "memory-limit": 1, "device": "cuda:7", "load": other, "exit-interval": 11,
+    });
+    let as_words = ["--metrics", victim, "--trace", victim, "--save", other, "--exit-interval=11"];
+    for (name, at_end) in [("map", 20), ("words", 21)] {
+        std::fs::write(victim, "precious").unwrap();
+        rewrite(&path.join("run"), |run| match name {
+            "map" => run.as_object_mut().unwrap().extend(as_map.as_object().unwrap().clone()),
+            _ => *run = words(run).into_iter().chain(as_words.map(Value::from)).collect(),
+        });
+        let output = resume(path, at_end, &[]);
+        let told = message(&output);
+        succeeded(output);
+        assert_eq!(std::fs::read_to_string(victim).unwrap(), "precious", "{name}");
+        assert!(!path.join("other").exists(), "{name}");
+        assert!(path.join(format!("run/iter_00000{at_end}")).exists(), "{name}");
+        assert!(told.contains("ignored: ") && told.contains("--metrics"), "{name}: {told}");
+    }
+}
+
+/// A map as the words that earlier versions remembered.
+fn words(run: &Value) -> Vec<Value> {
+    let map = run.as_object().unwrap().iter();
+    let words = map.flat_map(|(name, value)| match value {
+        Value::Bool(_) => vec![format!("--{name}")],
+        Value::Array(values) => {
+            let values = values.iter().map(|value| value.as_str().unwrap().to_string());
+            [format!("--{name}")].into_iter().chain(values).collect()
+        }
+        Value::String(text) => vec![format!("--{name}={text}")],
+        number => vec![format!("--{name}"), number.to_string()],
+    });
+    words.map(Value::from).collect()
+}
+
+#[test]
+fn words_of_earlier_checkpoints_are_understood() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    succeeded(train(path, &["--save", "run", "--swiglu", "--rampup-batch-size", "2", "2", "8"]));
+    let before = remembered(&path.join("run"));
+    rewrite(&path.join("run"), |run| *run = words(run).into());
+    succeeded(resume(path, 21, &[]));
+    let mut after = remembered(&path.join("run"));
+    assert_eq!(after["train-iters"], "21");
+    after["train-iters"] = before["train-iters"].clone();
+    after["global-batch-size"] = before["global-batch-size"].clone(); // a text and a number
+    assert_eq!(after, before);
+    let report = ferrotron(path, &["eval", "--load", "run"]);
+    assert!(succeeded(report).contains("loss"), "the data is known");
+    rewrite(&path.join("run"), |run| *run = json!(["--no-such-option"]));
+    let output = resume(path, 22, &[]);
+    assert_eq!(output.status.code(), Some(2), "{}", message(&output));
+    assert!(message(&output).contains("the checkpoint 'run/iter_0000021'"), "{}", message(&output));
+}
+
+#[test]
+fn a_run_resumes_from_another_folder_and_names_what_it_reads() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    succeeded(train(path, &["--save", "run", "--exit-interval", "10"]));
+    std::fs::create_dir(path.join("below")).unwrap();
+    let output = ferrotron(&path.join("below"), &["train", "--load", "../run"]);
+    let told = message(&output);
+    succeeded(output);
+    let text = path.canonicalize().unwrap().join("text.txt");
+    let want = format!("as the checkpoint remembers: --data {}\n", text.display());
+    assert!(told.contains(&want), "{told}");
+    assert!(path.join("run/iter_0000020").exists());
+    // What is typed is not what is remembered.
+    let told = message(&resume(path, 21, &["--data", "./text.txt"]));
+    assert!(!told.contains("as the checkpoint remembers"), "{told}");
+    std::fs::rename(path.join("text.txt"), path.join("moved.txt")).unwrap();
+    let output = resume(path, 22, &[]);
+    let told = message(&output);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains(&*text.to_string_lossy()), "{told}");
+    assert!(told.contains("(--data is from the checkpoint 'run/iter_0000021')"), "{told}");
+}

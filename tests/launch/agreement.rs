@@ -1,0 +1,197 @@
+//! Ranks that were started with different options, checkpoints or data, as by a script: all end with one line.
+
+use super::{MODEL, command, finished, folder_with_text, metrics, port, succeeded, texts, wait};
+use std::path::Path;
+use std::process::{Child, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest that ranks may take to find a difference, on a machine with other work.
+const SOON: Duration = Duration::from_secs(30);
+
+/// Runs one rank for each of `ranks`, its words, which stand behind `start`.
+fn job<T: AsRef<str>>(folder: &Path, start: &str, ranks: &[T]) -> Vec<Output> {
+    let port = port();
+    let size = ranks.len().to_string();
+    let started = Instant::now();
+    let spawn = |(rank, words): (usize, &T)| {
+        let words = format!("{start} --rendezvous-port {port} {}", words.as_ref());
+        let mut command = command(folder, &words);
+        let rank = rank.to_string();
+        command.envs([("RANK", &rank), ("LOCAL_RANK", &rank)]);
+        command.envs([("WORLD_SIZE", &size), ("LOCAL_WORLD_SIZE", &size)]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut ranks: Vec<Child> = ranks.iter().enumerate().map(spawn).collect();
+    ranks.iter_mut().for_each(wait);
+    assert!(started.elapsed() < SOON, "it took {:?}", started.elapsed());
+    ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect()
+}
+
+/// Asserts that all ranks refuse the job with the line `want`.
+fn assert_refused(outputs: &[Output], want: &str) {
+    for (rank, output) in outputs.iter().enumerate() {
+        let (_, message) = texts(output);
+        assert_eq!(output.status.code(), Some(2), "rank {rank}: {message}\nwant: {want}");
+        assert_eq!(message, format!("ferrotron: rank {rank}: {want}\n"));
+    }
+}
+
+#[test]
+fn ranks_with_other_options_end_with_the_same_line() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let text = std::fs::read_to_string(path.join("text.txt")).unwrap();
+    std::fs::write(path.join("other.txt"), text.replace("0 of it", "1 of it")).unwrap();
+    std::fs::create_dir(path.join("copy")).unwrap();
+    std::fs::write(path.join("copy/text.txt"), text).unwrap();
+    let here = path.canonicalize().unwrap();
+    let start = format!("{MODEL} --save run --train-iters 6 --global-batch-size 12");
+    for (rank_0, rank_1, option, values) in [
+        ("--lr 1e-3", "--lr 0.002", "--lr", ["0.001", "0.002"]),
+        ("--seed 1", "--seed 2", "--seed", ["1", "2"]),
+        ("--train-iters 6", "--train-iters 8", "--train-iters", ["6", "8"]),
+        ("", "--swiglu", "--swiglu", ["false", "true"]),
+        ("", "--num-layers 4", "--num-layers", ["3", "4"]),
+        ("", "--min-lr 0", "--min-lr", ["not given", "0"]),
+    ] {
+        let want = format!(
+            "{option} is {} on ranks 0, 2 and {} on rank 1: give all ranks the same",
+            values[0], values[1]
+        );
+        assert_refused(&job(path, &start, &[rank_0, rank_1, rank_0]), &want);
+    }
+    let in_folder = |name: &str| here.join(name).display().to_string();
+    let paths = [
+        ("--save", "run", "elsewhere"),
+        // The same text under another name.
+        ("--data", "text.txt", "copy/text.txt"),
+    ];
+    for (option, known, other) in paths {
+        let want = format!(
+            "{option} is {} on rank 0 and {} on rank 1: give all ranks the same",
+            in_folder(known),
+            in_folder(other)
+        );
+        assert_refused(&job(path, &start, &["", &format!("{option} {other}")]), &want);
+    }
+    assert!(!path.join("run").exists() && !path.join("elsewhere").exists());
+
+    // Each rank may have its own of these, and paths may be written in any way.
+    let ranks = ["--threads 2 --data ./text.txt", "--memory-limit 8GiB --lr 0.001 --save ./run"];
+    for output in job(path, &format!("{start} --lr 1e-3"), &ranks) {
+        succeeded(output);
+    }
+    assert_eq!(metrics(&path.join("run")).len(), 6);
+}
+
+/// As on machines with disks of their own: the same path, another content.
+#[test]
+fn ranks_with_other_data_of_equal_length_end_with_the_same_line() {
+    let folder = folder_with_text();
+    let machine = folder_with_text();
+    let text = std::fs::read_to_string(folder.path().join("text.txt")).unwrap();
+    assert!(text.contains("line 0 of"));
+    std::fs::write(machine.path().join("text.txt"), text.replace("line 0 of", "line 1 of"))
+        .unwrap();
+    // A rank's folder is its machine: `text.txt` is read by a name that is the same for both.
+    let start = MODEL.replace("--data text.txt", "--data /proc/self/cwd/text.txt");
+    let port = port();
+    let rank = |folder: &Path, rank: usize| {
+        let words =
+            format!("{start} --save /proc/self/cwd/run --train-iters 4 --rendezvous-port {port}");
+        let mut command = command(folder, &words);
+        let rank = rank.to_string();
+        command.envs([("RANK", &*rank), ("LOCAL_RANK", &*rank)]);
+        command.envs([("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut ranks = [rank(folder.path(), 0), rank(machine.path(), 1)];
+    ranks.iter_mut().for_each(wait);
+    for rank in ranks {
+        let output = rank.wait_with_output().unwrap();
+        let (_, message) = texts(&output);
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(message.contains("the training data is "), "{message}");
+        assert!(
+            message.contains(" tokens with digest ") && message.lines().count() == 1,
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn ranks_resume_from_the_checkpoint_that_rank_0_names() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let here = path.canonicalize().unwrap();
+    for (run, seed) in [("k", 1), ("m", 2)] {
+        let start = format!("{MODEL} --seed {seed} --train-iters 6 --save-interval 2 --save {run}");
+        succeeded(finished(command(path, &format!("{start} --exit-interval 4"))));
+    }
+    let on = |values: [&str; 2]| {
+        let [first, second] = values.map(|run| here.join(run).display().to_string());
+        format!("--load is {first} on rank 0 and {second} on rank 1")
+    };
+    for (ranks, parts) in [
+        (["--load k", "--load m"], vec![on(["k", "m"]), "the checkpoint is step 4 with".into()]),
+        (
+            ["--load k/iter_0000002", "--load k/iter_0000004"],
+            vec![on(["k/iter_0000002", "k/iter_0000004"]), "step 2 with index ".into()],
+        ),
+        (["--load k", ""], vec!["and not given on rank 1".into()]),
+        (["", "--load k"], vec!["--load is not given on rank 0 and ".into()]),
+        (
+            ["--load k", "--load absent"],
+            vec![on(["k", "absent"]), "there is no 'absent/iter_0000004' on rank 1".into()],
+        ),
+    ] {
+        let outputs = job(path, &format!("{MODEL} --save together"), &ranks);
+        let (_, first) = texts(&outputs[0]);
+        let line =
+            first.trim_end().strip_prefix("ferrotron: rank 0: ").expect("a line").to_string();
+        assert_refused(&outputs, &line);
+        for part in parts {
+            assert!(line.contains(&part), "{ranks:?}: {part} is missing: {line}");
+        }
+    }
+    // What rank 0 cannot open, nobody trains.
+    for (rank, output) in job(path, "train", &["--load absent", "--load k"]).iter().enumerate() {
+        let (_, message) = texts(output);
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        let who = if rank == 0 { "rank 0: " } else { "rank 1: rank 0: " };
+        assert_eq!(message, format!("ferrotron: {who}checkpoint: there is no 'absent'\n"));
+    }
+    // An option of one rank alone.
+    let want = "--lr is not given on rank 0 and 0.5 on rank 1: give all ranks the same";
+    assert_refused(&job(path, "train --load k", &["", "--lr 0.5"]), want);
+    // The same in other words.
+    let here = here.display();
+    for output in job(path, "train", &["--load ./k", &format!("--load {here}/k")]) {
+        succeeded(output);
+    }
+    assert_eq!(metrics(&path.join("k")).len(), 6);
+}
+
+#[test]
+fn a_rank_that_refuses_ends_all_ranks_with_its_reason() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let start = format!("{MODEL} --save refused --train-iters 6 --global-batch-size 12");
+    // All ranks say it themselves.
+    let outputs = job(path, &format!("{start} --num-attention-heads 5"), &["", ""]);
+    for (rank, output) in outputs.iter().enumerate() {
+        let (_, message) = texts(output);
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(message.starts_with(&format!("ferrotron: rank {rank}: ")), "{message}");
+        assert!(message.lines().count() == 1 && message.contains('5'), "{message}");
+    }
+    let outputs = job(path, &start, &["", "--memory-limit 1000", ""]);
+    for (rank, output) in outputs.iter().enumerate() {
+        let (_, message) = texts(output);
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        let who = if rank == 1 { "rank 1: memory: " } else { ": rank 1: memory: " };
+        assert!(message.contains(who) && message.contains("--memory-limit"), "{message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+    }
+    assert!(!path.join("refused").exists());
+}
