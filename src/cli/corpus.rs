@@ -11,7 +11,9 @@ pub fn text() -> String {
         include_str!("../../CONTRIBUTING.md"),
         include_str!("../../docs/custom-op.md"),
         include_str!("../../docs/data.md"),
+        include_str!("../../docs/memory.md"),
         include_str!("../../docs/numerics.md"),
+        include_str!("../../docs/parallelism.md"),
         include_str!("../../docs/command-line.md"),
     ]
     .concat()
