@@ -8,7 +8,8 @@ use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::traffic::{StepTraffic, expected_traffic};
 use ferrotron::models::trainer::Trainer;
 use ferrotron::nn::{Axis, Sharding};
-use ferrotron::{Device, Result};
+use ferrotron::tensor::gemm::instruction_sets;
+use ferrotron::{DType, Device, Result};
 
 use super::configuration::Configuration;
 use super::device_args::Place;
@@ -50,6 +51,11 @@ pub fn before(
         bytes => format!(", and {} of host memory", bytes::display(bytes as u64)),
     };
     eprintln!("memory of a rank: at most {}{host}", memory_limits::sentence(&memory));
+    let in_bf16_on_cpu =
+        trainer.scope().dtype() == DType::BF16 && !trainer.scope().device().is_gpu();
+    if let Some(refusal) = instruction_sets().refusal.filter(|_| in_bf16_on_cpu) {
+        eprintln!("{refusal}");
+    }
     Ok(())
 }
 
