@@ -164,7 +164,11 @@ impl Plan<'_> {
         let folder = args.offload.folder(&args.run);
         let device = args.device.open_shared(job.local_size(), job.local_rank(), folder)?;
         let mesh = &job::between_gpus(args, mesh, &device)?;
-        let dataset = open_dataset(args, &tokenizer)?;
+        let dataset = corpus::open(&args.data.config(), &tokenizer, |warning| {
+            if mesh.rank() == 0 {
+                eprintln!("{warning}");
+            }
+        })?;
         let scope = Scope::new(&device, args.device.dtype()?, args.optimization.seed);
         let mut trainer = Trainer::on_mesh(&scope, mesh, &plan.model, plan.trainer)?;
         if let Some(checkpoint) = &resumed {
@@ -321,13 +325,6 @@ pub fn open_tokenizer(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<
             .data
             .tokenizer()?
             .build(|| if embedded { Ok(corpus::text()) } else { args.data.config().text() }),
-    }
-}
-
-fn open_dataset(args: &TrainArgs, tokenizer: &Tokenizer) -> Result<Dataset> {
-    match args.data.data.is_empty() {
-        true => Dataset::from_text(&corpus::text(), tokenizer, args.data.split),
-        false => Dataset::open(&args.data.config(), tokenizer),
     }
 }
 
