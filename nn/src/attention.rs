@@ -133,6 +133,11 @@ impl KvCache {
         self.len == 0
     }
 
+    /// Forgets all positions; the room stays.
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+
     /// Takes up keys and values (B, T, G, D); returns all of them so far.
     pub(crate) fn append(&mut self, keys: &Tensor, values: &Tensor) -> Result<(Tensor, Tensor)> {
         let (start, count) = (self.len, keys.dims()[1]);
