@@ -7,7 +7,8 @@ use ferrotron::models::gpt::Gpt;
 use ferrotron::models::hugging_face;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::nn::{Module, Scope};
-use ferrotron::{Error, Result};
+use ferrotron::tensor::At;
+use ferrotron::{DType, Error, Result};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -50,6 +51,8 @@ pub struct Loaded {
     pub tokenizer: Option<Tokenizer>,
     /// The options with which a run was started.
     pub options: Vec<OsString>,
+    /// Whether the options say on what data: those of a run do.
+    pub has_data: bool,
 }
 
 impl Loaded {
@@ -57,11 +60,12 @@ impl Loaded {
     pub fn open(path: &Path, device: &DeviceArgs) -> Result<Loaded> {
         let device_handle = device.open()?;
         if hugging_face::is_folder(path) {
-            let gpt = hugging_face::import(path, &device_handle, device.dtype()?)?;
+            let gpt = hugging_face::import(path, &device_handle, folder_dtype(path, device)?)?;
             return Ok(Loaded {
                 gpt,
                 tokenizer: hugging_face::read_tokenizer(path)?,
                 options: Vec::new(),
+                has_data: false,
             });
         }
         let checkpoint = Checkpoint::open(path)?;
@@ -72,6 +76,7 @@ impl Loaded {
             gpt,
             tokenizer: checkpoint.tokenizer().cloned(),
             options: saved_options(&checkpoint),
+            has_data: checkpoint.run().is_array(),
         })
     }
 
@@ -91,16 +96,41 @@ impl Loaded {
         let mut loaded = Self::open(&path, device)?;
         match loaded.tokenizer.take() {
             Some(tokenizer) => Ok((loaded, tokenizer)),
-            None => Err(Error::config("--load", format!("{} has no tokenizer", path.display()))),
+            None => Err(Error::config(
+                "--load",
+                format!("{0} has no tokenizer: put its tokenizer.json into {0}", path.display()),
+            )),
         }
     }
+}
+
+/// The dtype that was asked for, or the one in which no weight of a Hugging Face folder is rounded.
+fn folder_dtype(folder: &Path, device: &DeviceArgs) -> Result<DType> {
+    if let Some(dtype) = device.given_dtype()? {
+        return Ok(dtype);
+    }
+    let stored = hugging_face::stored_dtypes(folder)?;
+    let dtype = hugging_face::common_dtype(&stored);
+    if stored.len() > 1 {
+        let names: Vec<String> = stored.iter().map(DType::to_string).collect();
+        eprintln!(
+            "'{}' has weights in {}: read as {dtype}, which holds all of them exactly",
+            folder.display(),
+            names.join(" and ")
+        );
+    }
+    Ok(dtype)
 }
 
 /// Continues the prompt and prints each piece as it comes.
 pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
     let (loaded, tokenizer) = Loaded::with_tokenizer(args.load.as_ref(), &args.device)?;
-    let prompt = match &args.prompt {
-        Some(text) => tokenizer.encode(text)?,
+    let prompt = match args.prompt.as_deref() {
+        Some("") => {
+            let message = "is empty: name a text, or leave it out to begin with a line break";
+            return Err(Error::config("--prompt", message));
+        }
+        Some(text) => tokenizer.encode(text).at("--prompt")?,
         None => line_break(&tokenizer),
     };
     let sampling = Sampling {
@@ -111,11 +141,11 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
         end_of_text: tokenizer.end_of_text(),
     };
     let mut printer = Printer::new(&tokenizer, &prompt);
-    continue_tokens(&loaded.gpt, &prompt, args.max_new_tokens, &sampling, |token| {
+    let all = continue_tokens(&loaded.gpt, &prompt, args.max_new_tokens, &sampling, |token| {
         printer.push(token);
-    })?;
+    });
     printer.finish();
-    Ok(ExitCode::SUCCESS)
+    all.map(|_| ExitCode::SUCCESS)
 }
 
 /// A short sample.
