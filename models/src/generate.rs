@@ -1,9 +1,10 @@
-//! Continuing a sequence of tokens: temperature, top-k, top-p, and a cache of keys and values.
+//! Autoregressive sampling: temperature, top-k, top-p, a key-value cache, and a sliding window past the context.
 
 use ferrotron_autograd::no_grad;
 use ferrotron_nn::{Context, KvCache, Mode};
 use ferrotron_tensor::{Error, RandomKey, Result, Tensor};
 
+use crate::finite::first_not_finite;
 use crate::gpt::Gpt;
 
 /// How the next token is chosen.
@@ -30,14 +31,17 @@ impl Sampling {
     fn validate(&self) -> Result<()> {
         let refuse = |message: String| Err(Error::config("generate", message));
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
-            return refuse(format!("the temperature must be at least 0, got {}", self.temperature));
+            return refuse(format!(
+                "--temperature must be at least 0 and finite, got {}",
+                self.temperature
+            ));
         }
         if self.top_k == Some(0) {
-            return refuse("top-k must be positive, got 0".into());
+            return refuse("--top-k must be at least 1, got 0".into());
         }
         match self.top_p {
             Some(p) if !(p > 0.0 && p <= 1.0) => {
-                refuse(format!("top-p must be in (0, 1], got {p}"))
+                refuse(format!("--top-p must be above 0 and at most 1, got {p}"))
             }
             _ => Ok(()),
         }
@@ -77,8 +81,13 @@ impl Sampling {
 
 /// Appends up to `max_new_tokens` tokens to `prompt`, calling `on_token` with each as it comes; returns all.
 ///
-/// When the model's longest sequence is full, the second half of it is read again and becomes the
-/// context of what follows. Errors if the prompt is empty or holds a token outside the vocabulary.
+/// Each token follows from the last `max_position_embeddings` tokens before it, at positions counted from 0, as in
+/// nanoGPT. While they fit, keys and values are cached and a token costs a forward over one position. Once the
+/// window slides, every position and every hidden state behind the first block changes (with rotary positions, too:
+/// a state has seen tokens that leave the window), so a token costs a forward over the whole window.
+///
+/// # Errors
+/// An empty prompt, or a token of it outside the vocabulary; a [`Sampling`] out of range; logits that are not finite.
 pub fn generate(
     gpt: &Gpt,
     prompt: &[u32],
@@ -98,25 +107,33 @@ pub fn generate(
         ));
     }
     let ctx = Context::new(sampling.seed, 0, Mode::Eval, 1, longest);
+    let device = gpt.scope().device();
     let mut tokens = prompt.to_vec();
-    let mut caches: Vec<KvCache> = Vec::new();
-    let mut read = tokens.len(); // so that the first round starts a cache
+    let mut caches: Vec<KvCache> = gpt.caches(1)?;
+    // The first token of the window, and the first that is not in the caches.
+    let (mut first, mut unread) = (0, 0);
     for _ in 0..max_new_tokens {
-        if caches.first().is_none_or(|cache| cache.len() + tokens.len() - read > longest) {
-            caches = gpt.caches(1)?;
-            let context = if tokens.len() < longest { tokens.len() } else { (longest / 2).max(1) };
-            read = tokens.len() - context;
+        let start = tokens.len().saturating_sub(longest);
+        if start > first {
+            caches.iter_mut().for_each(KvCache::clear);
+            (first, unread) = (start, start);
         }
-        let device = gpt.scope().device();
-        let new = Tensor::from_slice(device, &tokens[read..], &[1, tokens.len() - read])?;
+        let new = Tensor::from_slice(device, &tokens[unread..], &[1, tokens.len() - unread])?;
         let logits = device.run(|| no_grad(|| gpt.next_token_logits(&ctx, &new, &mut caches)))?;
-        read = tokens.len();
+        unread = tokens.len();
         let logits = logits.value().to_f64()?;
         if let Some(bad) = logits.iter().find(|logit| !logit.is_finite()) {
-            return Err(Error::value(
-                "generate",
-                format!("a logit is {bad}: the weights are damaged"),
-            ));
+            return Err(match first_not_finite(gpt)? {
+                Some(weight) => Error::value("generate", weight),
+                None => Error::value(
+                    "generate",
+                    format!(
+                        "a logit after token {} is {bad}, though all weights are finite: {} overflows",
+                        tokens.len(),
+                        gpt.scope().dtype()
+                    ),
+                ),
+            });
         }
         let token = sampling.choose(&logits, tokens.len() as u64);
         if sampling.end_of_text == Some(token) {
@@ -132,44 +149,47 @@ pub fn generate(
 mod tests {
     use super::*;
     use crate::gpt::GptConfig;
-    use ferrotron_nn::Scope;
+    use ferrotron_nn::{Module, Scope};
     use ferrotron_tensor::{DType, Device};
 
     fn gpt(positions: usize) -> Result<Gpt> {
-        let scope = Scope::new(&Device::cpu(1)?, DType::F64, 3);
-        let config = GptConfig { init_method_std: 0.5, ..GptConfig::gpt2(11, 2, 8, 2, positions) };
-        Gpt::new(&scope, &config)
+        of_style(GptConfig::gpt2(11, 2, 8, 2, positions))
     }
 
-    /// Greedy without a cache: the whole context goes through the model for every token.
+    fn of_style(style: GptConfig) -> Result<Gpt> {
+        let scope = Scope::new(&Device::cpu(1)?, DType::F64, 3);
+        Gpt::new(&scope, &GptConfig { init_method_std: 0.5, ..style })
+    }
+
+    /// Greedy without a cache: the last tokens that fit go through the model for every new one.
     fn without_cache(gpt: &Gpt, prompt: &[u32], count: usize) -> Result<Vec<u32>> {
         let mut tokens = prompt.to_vec();
         for _ in 0..count {
-            let input = Tensor::from_slice(gpt.scope().device(), &tokens, &[1, tokens.len()])?;
-            let ctx = Context::new(0, 0, Mode::Eval, 1, tokens.len());
+            let window =
+                &tokens[tokens.len().saturating_sub(gpt.config().max_position_embeddings)..];
+            let input = Tensor::from_slice(gpt.scope().device(), window, &[1, window.len()])?;
+            let ctx = Context::new(0, 0, Mode::Eval, 1, window.len());
             let logits = gpt.forward(&ctx, &input)?.value().to_f64()?;
             tokens.push(Sampling::GREEDY.choose(&logits[logits.len() - 11..], 0));
         }
         Ok(tokens)
     }
 
+    /// Before, at and past the context's length, with learned positions and with rotary ones, from prompts that are
+    /// shorter than the context, fill it exactly and exceed it.
     #[test]
-    fn greedy_with_a_cache_is_greedy_without() -> Result<()> {
-        let gpt = gpt(32)?;
-        let prompt = [3, 1, 4, 1, 5];
-        let got = generate(&gpt, &prompt, 20, &Sampling::GREEDY, |_| {})?;
-        assert_eq!(got, without_cache(&gpt, &prompt, 20)?);
-        Ok(())
-    }
-
-    #[test]
-    fn a_full_context_goes_on_from_its_second_half() -> Result<()> {
-        let gpt = gpt(8)?;
-        let mut seen = Vec::new();
-        let all = generate(&gpt, &[1, 2, 3], 30, &Sampling::GREEDY, |token| seen.push(token))?;
-        assert_eq!((all.len(), &all[3..]), (33, &seen[..]));
-        // The ninth token is the first that does not fit: it follows from the last four.
-        assert_eq!(all[8], without_cache(&gpt, &all[4..8], 1)?[4]);
+    fn every_token_follows_from_the_last_ones_that_fit() -> Result<()> {
+        for style in [GptConfig::gpt2(11, 2, 8, 2, 8), GptConfig::llama(11, 2, 8, 2, 1, 8)] {
+            let gpt = of_style(style)?;
+            for length in [1, 5, 7, 8, 9, 16, 21] {
+                let prompt: Vec<u32> = (0..length).map(|i| i * i * 7 % 11).collect();
+                let mut seen = Vec::new();
+                let got = generate(&gpt, &prompt, 20, &Sampling::GREEDY, |token| seen.push(token))?;
+                assert_eq!(got, without_cache(&gpt, &prompt, 20)?, "a prompt of {length}");
+                assert_eq!((&got[..prompt.len()], &got[prompt.len()..]), (&prompt[..], &seen[..]));
+                assert_eq!(generate(&gpt, &prompt, 0, &Sampling::GREEDY, |_| {})?, prompt);
+            }
+        }
         Ok(())
     }
 
@@ -220,6 +240,20 @@ mod tests {
         assert!(refused(&[1], Sampling { temperature: -1.0, ..Sampling::GREEDY }).contains("-1"));
         assert!(refused(&[1], Sampling { top_k: Some(0), ..Sampling::GREEDY }).contains("top-k"));
         assert!(refused(&[1], Sampling { top_p: Some(1.5), ..Sampling::GREEDY }).contains("1.5"));
+        assert!(
+            refused(&[1], Sampling { temperature: f64::NAN, ..Sampling::GREEDY }).contains("NaN")
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn damaged_weights_are_named() -> Result<()> {
+        let gpt = gpt(8)?;
+        let params = gpt.params();
+        let bias = params.iter().find(|param| param.name() == "blocks.1.mlp.fc.bias").unwrap();
+        bias.leaf().set_value(&Tensor::full(gpt.scope().device(), DType::F64, &[32], f64::NAN)?)?;
+        let error = generate(&gpt, &[1], 1, &Sampling::GREEDY, |_| {}).unwrap_err().to_string();
+        assert!(error.contains("blocks.1.mlp.fc.bias[0] is NaN"), "{error}");
         Ok(())
     }
 }

@@ -10,6 +10,7 @@ mod config;
 pub mod data;
 pub mod entropy;
 pub mod evaluate;
+pub mod finite;
 pub mod generate;
 pub mod gpt;
 pub mod hugging_face;

@@ -208,6 +208,11 @@ impl TensorFile {
         Ok(TensorFile { path: path.to_path_buf(), header, reader, start, position: start })
     }
 
+    /// The file that was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The names of all tensors, sorted.
     pub fn names(&self) -> Vec<String> {
         let mut names = self.header.offset_keys();

@@ -133,6 +133,11 @@ impl KvCache {
         self.len == 0
     }
 
+    /// Removes all positions and keeps the memory.
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+
     /// Appends keys and values (B, T, G, D), and returns all cached ones.
     pub(crate) fn append(&mut self, keys: &Tensor, values: &Tensor) -> Result<(Tensor, Tensor)> {
         let (start, count) = (self.len, keys.dims()[1]);

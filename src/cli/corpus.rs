@@ -1,4 +1,22 @@
-//! The corpus that the program carries: its own documentation.
+//! The data of a command: what `--data` names, or the corpus that the program carries, its own documentation.
+
+use ferrotron::Result;
+use ferrotron::models::data::{DataConfig, Dataset};
+use ferrotron::models::tokenizer::Tokenizer;
+
+/// Opens what `config` names, or else the program's own corpus. Empty files are left out, which `warn` is told.
+pub fn open(config: &DataConfig, tokenizer: &Tokenizer, warn: impl Fn(&str)) -> Result<Dataset> {
+    if config.data.is_empty() {
+        return Dataset::from_text(&text(), tokenizer, config.split);
+    }
+    let dataset = Dataset::open(config, tokenizer)?;
+    let empty = config.empty_files()?;
+    if !empty.is_empty() {
+        let names: Vec<String> = empty.iter().map(|file| format!("'{}'", file.display())).collect();
+        warn(&format!("warning: left out, for they are empty: {}", names.join(", ")));
+    }
+    Ok(dataset)
+}
 
 /// Everything that is read when `--data` is not given.
 ///

@@ -23,7 +23,7 @@ pub struct DeviceArgs {
     /// Threads that compute [default: all cores, shared out among the ranks of the machine]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Type of weights and activations: f32, f64, bf16 or f16 [default: that of the checkpoint, or f32]
+    /// Type of weights and activations: f32, f64, bf16 or f16 [default: that of the checkpoint or folder, or f32]
     #[arg(long, value_name = "DTYPE", overrides_with_all = ["bf16", "fp16"])]
     pub dtype: Option<String>,
     /// The same as --dtype bf16
@@ -167,7 +167,8 @@ impl DeviceArgs {
         Ok(self.given_dtype()?.unwrap_or(DType::F32))
     }
 
-    fn given_dtype(&self) -> Result<Option<DType>> {
+    /// The dtype that was asked for.
+    pub fn given_dtype(&self) -> Result<Option<DType>> {
         let name = match (self.bf16, self.fp16) {
             (true, _) => Some("bf16"),
             (_, true) => Some("f16"),

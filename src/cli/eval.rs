@@ -1,9 +1,12 @@
 //! `ferrotron eval`.
 
 use clap::Args;
-use ferrotron::models::data::{DataConfig, Dataset, Validation};
+use ferrotron::models::data::{DataConfig, TokenSource, Validation};
 use ferrotron::models::evaluate::{Evaluation, evaluate};
+use ferrotron::models::finite::first_not_finite;
+use ferrotron::models::gpt::Gpt;
 use ferrotron::parallel::mesh::Mesh;
+use ferrotron::tensor::At;
 use ferrotron::{Error, Result};
 use serde_json::json;
 use std::path::PathBuf;
@@ -45,30 +48,91 @@ pub fn eval(args: &EvalArgs) -> Result<ExitCode> {
     let saved = loaded.checkpoint.as_ref().map(remembered::of_checkpoint).transpose()?;
     let (saved, _) = saved.unwrap_or_default();
     let data = if args.data.is_empty() {
+        if loaded.checkpoint.as_ref().is_none_or(|checkpoint| checkpoint.run().is_null()) {
+            let message = "must be given: --load names no run, which would name its data";
+            return Err(Error::config("--data", message));
+        }
         saved.values("data").into_iter().map(PathBuf::from).collect()
     } else {
         args.data.clone()
     };
     let saved_split = saved.values("split").first().and_then(|text| text.parse().ok());
     let split = args.split.or(saved_split).unwrap_or(0.1);
+    if !(split > 0.0 && split <= 1.0) {
+        let message = format!("is the share that is evaluated: above 0, at most 1, got {split}");
+        return Err(Error::config("--split", message));
+    }
+    let longest = loaded.gpt.config().max_position_embeddings;
+    let seq_length = args.seq_length.unwrap_or(longest);
+    if seq_length > longest {
+        let message =
+            format!("{seq_length} is more than the {longest} tokens that the model takes");
+        return Err(Error::config("--seq-length", message));
+    }
     // All of it is what training would get if nothing were kept for validation.
     let whole = split == 1.0;
     let kept = if whole { 0.0 } else { split };
-    let dataset = if data.is_empty() {
-        Dataset::from_text(&corpus::text(), &tokenizer, kept)?
-    } else {
-        Dataset::open(&DataConfig { data, validation_data: Vec::new(), split: kept }, &tokenizer)?
-    };
+    let config = DataConfig { data, validation_data: Vec::new(), split: kept };
+    let origin = if args.data.is_empty() { "--data of the run" } else { "" };
+    let dataset = corpus::open(&config, &tokenizer, |warning| eprintln!("{warning}")).at(origin)?;
     let source = if whole { Some(dataset.train) } else { dataset.validation };
-    let source = source.ok_or_else(|| Error::config("--split", "0 leaves nothing to evaluate"))?;
-    let seq_length = args.seq_length.unwrap_or(loaded.gpt.config().max_position_embeddings);
-    let validation = Validation::new(source, seq_length, args.micro_batch_size)?;
-    let found = evaluate(&[loaded.gpt], &Mesh::single(), &validation, None)?;
-    let Evaluation { loss, perplexity, tokens } = found;
+    let source = source.ok_or_else(|| {
+        Error::config("--split", format!("{split} of this data leaves no token to evaluate"))
+    })?;
+    let batches = Batches { source, seq_length, micro_batch_size: args.micro_batch_size };
+    let Evaluation { loss, perplexity, tokens } = batches.evaluate(&loaded.gpt)?;
     output::line(&if args.json {
         json!({ "loss": loss, "perplexity": perplexity, "tokens": tokens }).to_string()
     } else {
         format!("loss {loss:.4} over {tokens} tokens (perplexity {perplexity:.2})")
     });
     Ok(ExitCode::SUCCESS)
+}
+
+/// The data of an evaluation, and how it is cut.
+struct Batches {
+    source: TokenSource,
+    seq_length: usize,
+    micro_batch_size: usize,
+}
+
+impl Batches {
+    /// Evaluates all of it.
+    ///
+    /// # Errors
+    /// A loss that is not finite, with the weight or else the batch that it comes from.
+    fn evaluate(&self, gpt: &Gpt) -> Result<Evaluation> {
+        let found = self.of(gpt, &self.source)?;
+        if found.loss.is_finite() {
+            return Ok(found);
+        }
+        let context = match first_not_finite(gpt)? {
+            Some(weight) => weight,
+            None => self.first_bad_batch(gpt)?,
+        };
+        Err(Error::value("eval", format!("the loss is {}: {context}", found.loss)))
+    }
+
+    fn of(&self, gpt: &Gpt, source: &TokenSource) -> Result<Evaluation> {
+        let validation = Validation::new(source.clone(), self.seq_length, self.micro_batch_size)?;
+        evaluate(std::slice::from_ref(gpt), &Mesh::single(), &validation, None)
+    }
+
+    fn first_bad_batch(&self, gpt: &Gpt) -> Result<String> {
+        let (size, length) =
+            (self.seq_length as u64 * self.micro_batch_size as u64, self.source.len());
+        // Each batch predicts `size` tokens, of which the first follows from the last one before it.
+        for (batch, start) in (0..length - 1).step_by(size as usize).enumerate() {
+            let end = length.min(start + size + 1);
+            let loss = self.of(gpt, &self.source.slice(start..end)?)?.loss;
+            if !loss.is_finite() {
+                return Ok(format!(
+                    "first in batch {batch}, tokens {start} to {}, though all weights are finite: {} overflows",
+                    end - 1,
+                    gpt.scope().dtype()
+                ));
+            }
+        }
+        Ok("the sum over all batches overflows".into())
+    }
 }

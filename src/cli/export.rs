@@ -2,6 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use ferrotron::Result;
+use ferrotron::models::finite::first_not_finite;
 use ferrotron::models::hugging_face;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -37,6 +38,9 @@ pub fn export(args: &ExportArgs) -> Result<ExitCode> {
     match args.format {
         Format::Hf => {
             hugging_face::export(&gpt, &args.output)?;
+            if let Some(weight) = first_not_finite(&gpt)? {
+                eprintln!("warning: {weight}; written as it is");
+            }
             if let Some(tokenizer) = tokenizer {
                 hugging_face::export_tokenizer(&tokenizer, &args.output)?;
             }

@@ -7,7 +7,8 @@ use ferrotron::models::gpt::Gpt;
 use ferrotron::models::hugging_face;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::nn::{Module, Scope};
-use ferrotron::{Error, Result};
+use ferrotron::tensor::At;
+use ferrotron::{DType, Error, Result};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -55,7 +56,7 @@ impl Loaded {
     pub fn open(path: &Path, device: &DeviceArgs) -> Result<Loaded> {
         let device_handle = device.open()?;
         if hugging_face::is_folder(path) {
-            let gpt = hugging_face::import(path, &device_handle, device.dtype()?)?;
+            let gpt = hugging_face::import(path, &device_handle, folder_dtype(path, device)?)?;
             return Ok(Loaded {
                 gpt,
                 tokenizer: hugging_face::read_tokenizer(path)?,
@@ -85,16 +86,41 @@ impl Loaded {
         let mut loaded = Self::open(&path, device)?;
         match loaded.tokenizer.take() {
             Some(tokenizer) => Ok((loaded, tokenizer)),
-            None => Err(Error::config("--load", format!("{} has no tokenizer", path.display()))),
+            None => Err(Error::config(
+                "--load",
+                format!("{0} has no tokenizer: put its tokenizer.json into {0}", path.display()),
+            )),
         }
     }
+}
+
+/// The dtype that was asked for, or the one in which no weight of a Hugging Face folder is rounded.
+fn folder_dtype(folder: &Path, device: &DeviceArgs) -> Result<DType> {
+    if let Some(dtype) = device.given_dtype()? {
+        return Ok(dtype);
+    }
+    let stored = hugging_face::stored_dtypes(folder)?;
+    let dtype = hugging_face::common_dtype(&stored);
+    if stored.len() > 1 {
+        let names: Vec<String> = stored.iter().map(DType::to_string).collect();
+        eprintln!(
+            "'{}' has weights in {}: read as {dtype}, which holds all of them exactly",
+            folder.display(),
+            names.join(" and ")
+        );
+    }
+    Ok(dtype)
 }
 
 /// Continues the prompt and prints each piece as it comes.
 pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
     let (loaded, tokenizer) = Loaded::with_tokenizer(args.load.as_ref(), &args.device)?;
-    let prompt = match &args.prompt {
-        Some(text) => tokenizer.encode(text)?,
+    let prompt = match args.prompt.as_deref() {
+        Some("") => {
+            let message = "is empty: name a text, or leave it out to begin with a line break";
+            return Err(Error::config("--prompt", message));
+        }
+        Some(text) => tokenizer.encode(text).at("--prompt")?,
         None => line_break(&tokenizer),
     };
     let sampling = Sampling {
@@ -105,11 +131,11 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
         end_of_text: tokenizer.end_of_text(),
     };
     let mut printer = Printer::new(&tokenizer, &prompt);
-    continue_tokens(&loaded.gpt, &prompt, args.max_new_tokens, &sampling, |token| {
+    let all = continue_tokens(&loaded.gpt, &prompt, args.max_new_tokens, &sampling, |token| {
         printer.push(token);
-    })?;
+    });
     printer.finish();
-    Ok(ExitCode::SUCCESS)
+    all.map(|_| ExitCode::SUCCESS)
 }
 
 /// A short sample.

@@ -120,10 +120,13 @@ impl Plan {
 
     fn dataset(&self) -> Result<Dataset> {
         let Configuration { args, options, .. } = &self.configuration;
-        let opened = match args.data.data.is_empty() {
-            true => Dataset::from_text(&corpus::text(), &self.tokenizer, args.data.split),
-            false => Dataset::open(&args.data.config(), &self.tokenizer),
+        let first = !matches!(&self.job, Job::Rank(rank) if rank.rank > 0);
+        let warn = |warning: &str| {
+            if first {
+                eprintln!("{warning}");
+            }
         };
+        let opened = corpus::open(&args.data.config(), &self.tokenizer, warn);
         opened.map_err(|error| options.name_sources(error))
     }
 

@@ -171,7 +171,7 @@ pub struct OptimizationArgs {
     /// Steps over which the learning rate falls [default: all]
     #[arg(long, value_name = "N")]
     pub lr_decay_iters: Option<u64>,
-    /// Steps over which the learning rate rises first [default: a twentieth of all, at most 100]
+    /// Steps over which the learning rate rises first [default: a twentieth of all or of the decay steps, at most 100]
     #[arg(long, value_name = "N", conflicts_with = "lr_warmup_fraction")]
     pub lr_warmup_iters: Option<u64>,
     /// The same as a share of the decay steps
@@ -180,7 +180,7 @@ pub struct OptimizationArgs {
     /// Learning rate from which it rises
     #[arg(long, value_name = "X", default_value_t = 0.0)]
     pub lr_warmup_init: f64,
-    /// Steps of the final decay of WSD [default: a tenth of the decay steps]
+    /// Steps of the final decay of WSD [default: a tenth of the decay steps, at most those after the warm-up]
     #[arg(long, value_name = "N")]
     pub lr_wsd_decay_iters: Option<u64>,
     /// exponential, linear, cosine or minus-sqrt
@@ -285,7 +285,10 @@ impl OptimizationArgs {
         let max_lr = self.lr.unwrap_or(1e-3);
         let decay_steps = self.lr_decay_iters.unwrap_or(train_iters);
         let share = self.lr_warmup_fraction.map(|share| (share * decay_steps as f64) as u64);
-        let warmup_steps = self.lr_warmup_iters.or(share).unwrap_or((train_iters / 20).min(100));
+        // What nobody typed is never refused: the defaults fit any --lr-decay-iters and any warm-up.
+        let warmup_default = (train_iters.min(decay_steps) / 20).min(100);
+        let warmup_steps = self.lr_warmup_iters.or(share).unwrap_or(warmup_default);
+        let wsd_default = (decay_steps / 10).min(decay_steps.saturating_sub(warmup_steps)).max(1);
         Schedule::new(ScheduleConfig {
             style: self.lr_decay_style.parse::<DecayStyle>()?,
             max_lr,
@@ -293,7 +296,7 @@ impl OptimizationArgs {
             warmup_init: self.lr_warmup_init,
             warmup_steps,
             decay_steps,
-            wsd_decay_steps: self.lr_wsd_decay_iters.unwrap_or(decay_steps / 10),
+            wsd_decay_steps: self.lr_wsd_decay_iters.unwrap_or(wsd_default),
             wsd_decay_style: self.lr_wsd_decay_style.parse::<WsdDecayStyle>()?,
         })
     }

@@ -2,6 +2,7 @@
 
 mod gpu;
 mod memory;
+mod models_and_data;
 mod options;
 mod precision;
 mod refusals;

@@ -115,7 +115,8 @@ fn gradients_of_one_replica_that_overflow_end_all() {
         let mesh = Mesh::new(&world, mesh::Layout::new(2, 1, 1, 1)?, SequenceParallel::Off)?;
         let scope = Scope::new(&Device::cpu(1)?, DType::F64, 1);
         let mut trainer = Trainer::on_mesh(&scope, &mesh, &tied(), trainer_config(&local)?)?;
-        let noise = Noise { vocab: tied().vocab_size, asked: Mutex::default() };
+        let noise =
+            Noise { vocab: tied().vocab_size, distinct_samples: 1 << 32, asked: Mutex::default() };
         trainer.step(&noise)?;
         if mesh.rank() == 1 {
             // A finite loss, and gradients whose squares are not.

@@ -5,12 +5,14 @@
 //! dropout, and a vocabulary, widths and layers that nothing divides, is trained for two steps in one
 //! layout, saved, loaded and saved in another, loaded in the first, and goes on in both.
 
+mod chains;
 mod local;
 #[path = "../common/tensors.rs"]
 mod tensors;
 mod train;
 
 use ferrotron::models::gpt::GptConfig;
+use ferrotron::models::trainer::PrecisionConfig;
 use ferrotron::nn::{AdafactorConfig, OptimizerConfig, Sharding, StepSize};
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::tensor::{DType, Result};
@@ -43,6 +45,9 @@ fn task(model: &GptConfig, layout: Layout) -> Task<'_> {
         model,
         optimizer: OptimizerConfig::ADAMW,
         dtype: DType::F64,
+        precision: PrecisionConfig::default(),
+        learning_rate: 1e-2,
+        distinct_samples: 1 << 32,
         layout,
         seed: 1234,
         load: None,

@@ -6,7 +6,7 @@ use ferrotron::models::data::{Batch, Samples, TokenSource, Validation};
 use ferrotron::models::evaluate::evaluate;
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::support::{Plan, check};
-use ferrotron::models::trainer::{ParallelConfig, Trainer, TrainerConfig};
+use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
 use ferrotron::nn::schedule::Schedule;
 use ferrotron::nn::{OptimizerConfig, Scope, Sharding};
 use ferrotron::parallel::collective::{WorldConfig, run_threads};
@@ -112,6 +112,8 @@ impl fmt::Display for Layout {
 /// Tokens by sample number; remembers which samples it was asked for.
 pub struct Noise {
     pub vocab: usize,
+    /// After so many samples the same ones come again.
+    pub distinct_samples: u64,
     pub asked: Mutex<BTreeSet<u64>>,
 }
 
@@ -119,9 +121,11 @@ impl Samples for Noise {
     fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
         self.asked.lock().unwrap().extend(first_sample..first_sample + micro_batch as u64);
         let key = RandomKey::new(3, 0, "tokens");
-        let first = first_sample * SEQ_LENGTH as u64;
         let token = |i: u64| (key.uniform(i) * self.vocab as f64) as u32;
+        let first = first_sample * SEQ_LENGTH as u64;
         let numbers = first..first + (micro_batch * SEQ_LENGTH) as u64;
+        let period = self.distinct_samples * SEQ_LENGTH as u64;
+        let numbers = numbers.map(|i| i % period);
         Ok(Batch {
             inputs: numbers.clone().map(|i| token(2 * i)).collect(),
             targets: numbers.map(|i| i64::from(token(2 * i + 1))).collect(),
@@ -142,6 +146,11 @@ pub struct Task<'a> {
     pub model: &'a GptConfig,
     pub optimizer: OptimizerConfig,
     pub dtype: DType,
+    pub precision: PrecisionConfig,
+    /// Constant.
+    pub learning_rate: f64,
+    /// After so many samples the same ones come again.
+    pub distinct_samples: u64,
     pub layout: Layout,
     /// Of the initial weights.
     pub seed: u64,
@@ -160,6 +169,8 @@ pub struct Task<'a> {
 pub struct Found {
     /// Loss of every step.
     pub losses: Vec<f64>,
+    /// Gradient norm of every step.
+    pub norms: Vec<f64>,
     /// Loss of every evaluation.
     pub evaluations: Vec<f64>,
     /// Numbers of the samples of every step.
@@ -171,6 +182,7 @@ pub struct Found {
 
 struct RankFound {
     losses: Vec<f64>,
+    norms: Vec<f64>,
     evaluations: Vec<f64>,
     samples: Vec<BTreeSet<u64>>,
     held: Vec<Part>,
@@ -193,18 +205,19 @@ pub fn load_errors(task: &Task) -> Vec<String> {
 pub fn run(task: &Task) -> Result<Found> {
     let ranks = run_ranks(task).into_iter().collect::<Result<Vec<_>>>()?;
     let (losses, progress) = (ranks[0].losses.clone(), ranks[0].progress.clone());
-    let evaluations = ranks[0].evaluations.clone();
+    let (norms, evaluations) = (ranks[0].norms.clone(), ranks[0].evaluations.clone());
     let mut samples = vec![BTreeSet::new(); task.steps];
     let mut held = Vec::new();
     for (rank, found) in ranks.into_iter().enumerate() {
-        let seen = (&found.losses, &found.evaluations, &found.progress);
-        assert_eq!(seen, (&losses, &evaluations, &progress), "rank {rank} of {}", task.layout);
+        let seen = (&found.losses, &found.norms, &found.evaluations, &found.progress);
+        let wanted = (&losses, &norms, &evaluations, &progress);
+        assert_eq!(seen, wanted, "rank {rank} of {}", task.layout);
         for (all, own) in samples.iter_mut().zip(found.samples) {
             all.extend(own);
         }
         held.extend(found.held);
     }
-    Ok(Found { losses, evaluations, samples, tensors: assemble(held), progress })
+    Ok(Found { losses, norms, evaluations, samples, tensors: assemble(held), progress })
 }
 
 pub fn trainer_config(layout: &Layout) -> Result<TrainerConfig> {
@@ -222,15 +235,27 @@ pub fn trainer_config(layout: &Layout) -> Result<TrainerConfig> {
 
 fn run_rank(task: &Task, mesh: &Mesh) -> Result<RankFound> {
     let scope = Scope::new(&Device::cpu(1)?, task.dtype, task.seed);
-    let config = TrainerConfig { optimizer: task.optimizer, ..trainer_config(&task.layout)? };
+    let config = TrainerConfig {
+        optimizer: task.optimizer,
+        precision: task.precision,
+        schedule: Schedule::constant(task.learning_rate)?,
+        ..trainer_config(&task.layout)?
+    };
     let mut trainer = Trainer::on_mesh(&scope, mesh, task.model, config)?;
     if let Some(path) = task.load {
         trainer.load(&Checkpoint::peek(path)?)?;
     }
-    let noise = Noise { vocab: task.model.vocab_size, asked: Mutex::default() };
-    let (mut losses, mut evaluations, mut samples) = (Vec::new(), Vec::new(), Vec::new());
+    let noise = Noise {
+        vocab: task.model.vocab_size,
+        distinct_samples: task.distinct_samples,
+        asked: Mutex::default(),
+    };
+    let (mut losses, mut norms) = (Vec::new(), Vec::new());
+    let (mut evaluations, mut samples) = (Vec::new(), Vec::new());
     for _ in 0..task.steps {
-        losses.push(trainer.step(&noise)?.loss);
+        let report = trainer.step(&noise)?;
+        losses.push(report.loss);
+        norms.push(report.grad_norm);
         samples.push(std::mem::take(&mut *noise.asked.lock().unwrap()));
         if let Some(folder) = task.between {
             evaluations.push(validation_loss(&trainer)?);
@@ -243,7 +268,14 @@ fn run_rank(task: &Task, mesh: &Mesh) -> Result<RankFound> {
     let (weights, moments) = trainer.held()?;
     let part = |held: Held| Ok((held.name, held.place, held.tensor.to_f64()?));
     let held = weights.into_iter().chain(moments.held).map(part).collect::<Result<_>>()?;
-    Ok(RankFound { losses, evaluations, samples, held, progress: trainer.progress().clone() })
+    Ok(RankFound {
+        losses,
+        norms,
+        evaluations,
+        samples,
+        held,
+        progress: trainer.progress().clone(),
+    })
 }
 
 /// Over three sequences of other tokens, the last one cut short.

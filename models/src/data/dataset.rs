@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 /// Which files to train and validate on.
 ///
 /// A path is a file of any format on the [module's page](super), or a folder: then its `.bin` files
-/// are taken, or its `.txt` files where there is no `.bin`, sorted by name and not looking into
-/// folders below. Among a folder's files, those with `val`, `valid` or `validation` as a word of
-/// their name (`val.bin`, `fineweb_val_000000.bin`) are for validation and those with `test` are
-/// left alone.
+/// are taken, or its `.txt` files where there is no `.bin`, sorted by name, without hidden files and
+/// not looking into folders below. Among a folder's files, those with `val`, `valid` or `validation`
+/// as a word of their name (`val.bin`, `fineweb_val_000000.bin`) are for validation and those with
+/// `test` are left alone. Files of 0 bytes are left out ([`DataConfig::empty_files`]).
 #[derive(Debug, Clone, PartialEq)]
 pub struct DataConfig {
     /// Files and folders to train on, in this order.
@@ -29,11 +29,26 @@ impl DataConfig {
         DataConfig { data: vec![data.into()], validation_data: Vec::new(), split: 0.1 }
     }
 
-    /// The files to train and to validate on, folders resolved.
+    /// The files to train and to validate on, folders resolved, without empty ones.
     ///
     /// # Errors
-    /// No path; a path that does not exist; a folder without data.
+    /// No path; a folder without data; only empty files to train on, or to validate on.
     pub fn files(&self) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
+        let (train, validation) = self.resolved()?;
+        Ok((without_empty(train)?, without_empty(validation)?))
+    }
+
+    /// The files of 0 bytes, which [`DataConfig::files`] leaves out: a caller should name them in a warning.
+    ///
+    /// # Errors
+    /// No path; a folder without data.
+    pub fn empty_files(&self) -> Result<Vec<PathBuf>> {
+        let (train, validation) = self.resolved()?;
+        Ok(train.into_iter().chain(validation).filter(|file| is_empty(file)).collect())
+    }
+
+    /// The files to train and to validate on, folders resolved.
+    fn resolved(&self) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
         if self.data.is_empty() {
             return Err(Error::config("data", "no data file given"));
         }
@@ -98,24 +113,56 @@ impl Role {
     }
 }
 
-/// The data files of a folder, sorted by name.
+/// Whether this is a file of 0 bytes. One that does not exist is not: opening it says so.
+fn is_empty(file: &Path) -> bool {
+    file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() == 0)
+}
+
+/// Errors, naming them, if all of several files are empty.
+fn without_empty(files: Vec<PathBuf>) -> Result<Vec<PathBuf>> {
+    let rest: Vec<PathBuf> = files.iter().filter(|file| !is_empty(file)).cloned().collect();
+    match (&files[..], rest.is_empty()) {
+        ([], _) | (_, false) => Ok(rest),
+        ([one], _) => Err(Error::io("data", format!("'{}' is empty", one.display()))),
+        ([first, .., last], _) => Err(Error::io(
+            "data",
+            format!(
+                "all {} files are empty, from '{}' to '{}'",
+                files.len(),
+                first.display(),
+                last.display()
+            ),
+        )),
+    }
+}
+
+/// The data files of a folder, sorted by name. Hidden files are left alone: those of editors and file managers have
+/// the extensions of what they belong to.
 fn folder(path: &Path) -> Result<Vec<PathBuf>> {
     let failed =
         |error| Error::io("data", format!("cannot list folder '{}': {error}", path.display()));
     let mut all = Vec::new();
     for entry in std::fs::read_dir(path).map_err(failed)? {
-        all.push(entry.map_err(failed)?.path());
+        let entry = entry.map_err(failed)?;
+        if !entry.file_name().as_encoded_bytes().starts_with(b".") {
+            all.push(entry.path());
+        }
     }
     all.sort();
     for extension in ["bin", "txt"] {
-        let matches =
-            |file: &&PathBuf| file.extension().is_some_and(|e| e == extension) && file.is_file();
+        let matches = |file: &&PathBuf| {
+            file.extension().is_some_and(|e| e.eq_ignore_ascii_case(extension)) && file.is_file()
+        };
         let files: Vec<PathBuf> = all.iter().filter(matches).cloned().collect();
         if !files.is_empty() {
             return Ok(files);
         }
     }
-    Err(Error::io("data", format!("folder '{}' has no .bin or .txt file", path.display())))
+    let below = match all.iter().any(|entry| entry.is_dir()) {
+        true => ", and folders below are not read: name them",
+        false => "",
+    };
+    Err(Error::io("data", format!("folder '{}' has no .bin or .txt file{below}", path.display())))
 }
 
 /// The two streams of a run.

@@ -1,7 +1,7 @@
 //! Token data: from files on disk to batches, in an order that needs no state.
 //!
 //! ```text
-//! files ---------> Shard (mapped file) --+
+//! files ---------> Shard (open file) ----+
 //! (text, .bin)                           +--> TokenSource --split--> train      --> Sampler    --> Batch
 //! text + tokenizer ----------------------+                          validation --> Validation --> Batch
 //! ```
@@ -13,11 +13,11 @@
 //! | llm.c shard, GPT-2 | i32 20240520, version 1 | 256 x i32 header, header\[2\] tokens of u16 |
 //! | llm.c shard, Llama 3 | i32 20240801, version 7 | the same with u32 tokens |
 //! | nanoGPT | extension `.bin` | u16 tokens, no header |
-//! | text | anything else | UTF-8 (any bytes with the byte tokenizer) |
+//! | text | anything else | UTF-8 (any bytes with the byte tokenizer), a leading byte-order mark left out |
 //!
-//! Token files, and text under the byte tokenizer, are mapped into memory and never copied as a whole;
-//! several files count as one stream, laid end to end. Other text is tokenized when it is opened. A
-//! mapped file must not change while a run reads it.
+//! Of token files, and of text under the byte tokenizer, only what a batch needs is read, at the time; several
+//! files count as one stream, laid end to end. Other text is tokenized when it is opened. A file must not change
+//! while a run reads it: one that becomes shorter is an error, one that is overwritten is read as it is then.
 //!
 //! **Order.** [`Sampler`] numbers the samples of a run from 0 and gives each a place in the data as a
 //! function of the seed alone, so that micro batch, accumulation and ranks cut the same sequence of

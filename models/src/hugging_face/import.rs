@@ -16,12 +16,43 @@ pub fn is_folder(path: &Path) -> bool {
     path.join("config.json").exists() && !path.join("index.json").exists()
 }
 
-/// The GPT-2 in `folder`, one file or several, with weights of the given dtype.
+/// The dtypes of the weights in `folder`, each once, the first stored first.
+///
+/// # Errors
+/// Malformed or missing files; a weight that is no floating-point number.
+pub fn stored_dtypes(folder: &Path) -> Result<Vec<DType>> {
+    let read = || {
+        let files = open_files(folder)?;
+        let mut dtypes = Vec::new();
+        for (file, key) in stored_weights(&files).into_values() {
+            let (dtype, _) = describe(&files[file], &key)?;
+            if !dtypes.contains(&dtype) {
+                dtypes.push(dtype);
+            }
+        }
+        Ok(dtypes)
+    };
+    read().map_err(|fault: Fault| Error::io("hugging_face", fault))
+}
+
+/// The narrowest dtype that holds every number of all `dtypes` exactly: for two that differ f32, unless one is f64.
+pub fn common_dtype(dtypes: &[DType]) -> DType {
+    match dtypes {
+        [one] => *one,
+        several if several.contains(&DType::F64) => DType::F64,
+        _ => DType::F32,
+    }
+}
+
+/// The GPT-2 in `folder`, one file or several, with weights of the given dtype: the same bits where they are stored in
+/// it, else rounded to nearest. [`stored_dtypes`] and [`common_dtype`] say in which type nothing is lost.
 ///
 /// ```no_run
 /// use ferrotron_models::hugging_face;
-/// use ferrotron_tensor::{DType, Device};
-/// let gpt = hugging_face::import("models/gpt2".as_ref(), &Device::cpu(2)?, DType::F32)?;
+/// use ferrotron_tensor::Device;
+/// # let folder = std::path::Path::new("models/gpt2");
+/// let dtype = hugging_face::common_dtype(&hugging_face::stored_dtypes(folder)?);
+/// let gpt = hugging_face::import(folder, &Device::cpu(2)?, dtype)?;
 /// println!("{} parameters", gpt.config().num_parameters());
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
@@ -52,12 +83,13 @@ pub fn read_tokenizer(folder: &Path) -> Result<Option<Tokenizer>> {
 /// A tensor's file and its name there.
 type Stored = (usize, String);
 
-fn fill(folder: &Path, gpt: &Gpt) -> std::result::Result<(), Fault> {
-    let mut files = weight_files(folder)?
-        .iter()
-        .map(|path| TensorFile::open(path))
-        .collect::<std::result::Result<Vec<_>, _>>()?;
-    let mut stored: BTreeMap<String, Stored> = BTreeMap::new();
+fn open_files(folder: &Path) -> std::result::Result<Vec<TensorFile>, Fault> {
+    weight_files(folder)?.iter().map(|path| TensorFile::open(path)).collect()
+}
+
+/// The weights of `files` by their names without the prefix; masks are none.
+fn stored_weights(files: &[TensorFile]) -> BTreeMap<String, Stored> {
+    let mut stored = BTreeMap::new();
     for (file, opened) in files.iter().enumerate() {
         for key in opened.names() {
             let name = key.strip_prefix(PREFIX).unwrap_or(&key).to_string();
@@ -66,6 +98,27 @@ fn fill(folder: &Path, gpt: &Gpt) -> std::result::Result<(), Fault> {
             }
         }
     }
+    stored
+}
+
+/// Dtype and dims of a weight.
+fn describe<'a>(
+    file: &'a TensorFile,
+    key: &str,
+) -> std::result::Result<(DType, &'a [usize]), Fault> {
+    let (dtype, dims) = file.describe(key)?;
+    match dtype {
+        DType::F64 | DType::F32 | DType::BF16 | DType::F16 => Ok((dtype, dims)),
+        _ => Err(format!(
+            "'{key}' in '{}' has dtype {dtype}: weights must be f64, f32, bf16 or f16",
+            file.path().display()
+        )),
+    }
+}
+
+fn fill(folder: &Path, gpt: &Gpt) -> std::result::Result<(), Fault> {
+    let mut files = open_files(folder)?;
+    let mut stored = stored_weights(&files);
     let head = stored.remove(HEAD);
     let embedding = stored.get("wte.weight").cloned();
     for param in gpt.params() {
@@ -79,7 +132,7 @@ fn fill(folder: &Path, gpt: &Gpt) -> std::result::Result<(), Fault> {
             Orientation::Transposed => dims.iter().rev().copied().collect(),
         };
         let wanted: Vec<usize> = dims(param.leaf().dims());
-        let found = files[file].describe(&key)?.1;
+        let found = describe(&files[file], &key)?.1;
         if found != wanted {
             let path = folder.display();
             return Err(format!(
@@ -103,7 +156,8 @@ fn fill(folder: &Path, gpt: &Gpt) -> std::result::Result<(), Fault> {
         let device = gpt.params()[0].leaf().device().clone();
         let head = read(&mut files[file], &key, &device)?;
         let wte = read(&mut files[wte_file], &wte, &device)?;
-        let same = || Ok(head.bytes()? == wte.bytes()?);
+        let dtype = common_dtype(&[head.dtype(), wte.dtype()]);
+        let same = || Ok(head.cast(dtype)?.bytes()? == wte.cast(dtype)?.bytes()?);
         let same_bytes = same().map_err(|error: Error| error.to_string())?;
         if head.dims() != wte.dims() || !same_bytes {
             return Err(format!(

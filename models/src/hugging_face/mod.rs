@@ -20,7 +20,7 @@ mod import;
 
 pub use config::read_config;
 pub use export::{export, export_tokenizer};
-pub use import::{import, is_folder, read_tokenizer};
+pub use import::{common_dtype, import, is_folder, read_tokenizer, stored_dtypes};
 
 /// What precedes every name but the head's.
 const PREFIX: &str = "transformer.";

@@ -94,6 +94,89 @@ fn what_goes_out_comes_back_bit_by_bit() -> Result<()> {
     Ok(())
 }
 
+/// The fixture's tensors with random bits (NaN, infinities and denormal numbers among them) of `dtype`, which
+/// decides by name.
+fn folder_of_random_bits(folder: &Path, dtype: impl Fn(&str) -> DType) -> Result<()> {
+    let device = Device::cpu(1)?;
+    let mut tensors = Vec::new();
+    for (seed, param) in import(&fixture(), DType::F32)?.params().iter().enumerate() {
+        let (name, orientation) = their_name(param.name()).unwrap();
+        let mut dims = param.leaf().dims().to_vec();
+        if orientation == Orientation::Transposed {
+            dims.reverse();
+        }
+        let mut tensor = Tensor::empty(&device, dtype(&name), &dims)?;
+        let mut state = seed as u64 + 1;
+        tensor.write_bytes(|bytes| {
+            bytes.iter_mut().for_each(|byte| {
+                // Constants of Knuth's MMIX generator.
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
+                *byte = (state >> 56) as u8;
+            });
+            Ok(())
+        })?;
+        tensors.push((format!("{PREFIX}{name}"), tensor));
+    }
+    fs::copy(fixture().join("config.json"), folder.join("config.json")).unwrap();
+    crate::tensor_file::write_tensors(&folder.join("model.safetensors"), None, tensors).unwrap();
+    Ok(())
+}
+
+#[test]
+fn every_dtype_comes_in_and_goes_out_bit_by_bit() -> Result<()> {
+    for (dtype, name) in [
+        (DType::F64, "float64"),
+        (DType::F32, "float32"),
+        (DType::BF16, "bfloat16"),
+        (DType::F16, "float16"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("out");
+        folder_of_random_bits(dir.path(), |_| dtype)?;
+        let stored = stored_dtypes(dir.path())?;
+        assert_eq!((&stored[..], common_dtype(&stored)), (&[dtype][..], dtype));
+        export(&import(dir.path(), dtype)?, &out)?;
+        let read = |folder: &Path| fs::read(folder.join("model.safetensors")).unwrap();
+        let (before, after) = (read(dir.path()), read(&out));
+        let before = safetensors::SafeTensors::deserialize(&before).unwrap();
+        let after = safetensors::SafeTensors::deserialize(&after).unwrap();
+        assert_eq!(after.len(), before.len());
+        for (name, tensor) in before.tensors() {
+            assert_eq!(after.tensor(&name).unwrap(), tensor, "{dtype} {name}");
+        }
+        let config: Value =
+            serde_json::from_slice(&fs::read(out.join("config.json")).unwrap()).unwrap();
+        assert_eq!(config["dtype"], name);
+    }
+    Ok(())
+}
+
+#[test]
+fn of_several_dtypes_the_narrowest_that_holds_all_is_taken() -> Result<()> {
+    use DType::{BF16, F16, F32, F64};
+    for (norms, others, wanted) in
+        [(F32, BF16, F32), (BF16, F16, F32), (F16, F64, F64), (F32, F64, F64), (BF16, F32, F32)]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let is_norm = |name: &str| name.contains("ln_");
+        folder_of_random_bits(dir.path(), |name| if is_norm(name) { norms } else { others })?;
+        let stored = stored_dtypes(dir.path())?;
+        assert!(stored.len() == 2 && stored.contains(&norms) && stored.contains(&others));
+        assert_eq!(common_dtype(&stored), wanted);
+        let gpt = import(dir.path(), wanted)?;
+        for param in gpt.params() {
+            let own = if is_norm(&their_name(param.name()).unwrap().0) { norms } else { others };
+            let wide = param.leaf().value()?;
+            let back = wide.cast(own)?.cast(wanted)?;
+            let same = |(a, b): (&f64, &f64)| a == b || (a.is_nan() && b.is_nan());
+            assert!(wide.to_f64()?.iter().zip(&back.to_f64()?).all(same), "{}", param.name());
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn training_goes_on_from_its_weights() -> Result<()> {
     let gpt = import(&fixture(), DType::F64)?;
@@ -216,6 +299,11 @@ fn malformed_files_are_named() -> Result<()> {
         ("h.0.ln_1.weight", "h.0.ln_9.weight", "has no tensor 'h.0.ln_1.weight'"),
         ("[16,48]", "[48,16]", "is [48, 16], but config.json makes it [16, 48]"),
         ("\"F32\",\"shape\":[40,16]", "\"I32\",\"shape\":[40,16]", "has dtype I32"),
+        (
+            "\"F32\",\"shape\":[40,16]",
+            "\"U32\",\"shape\":[40,16]",
+            "has dtype u32: weights must be",
+        ),
     ] {
         let mut broken = bytes.clone();
         assert!(header.contains(what), "{header}");

@@ -63,7 +63,9 @@ impl Tokenizer {
         let json = std::fs::read_to_string(path).map_err(|error| {
             Error::io("tokenizer", format!("cannot read '{}': {error}", path.display()))
         })?;
-        Tokenizer::from_json(&json).map_err(|error| {
+        // Some editors write a byte-order mark in front of UTF-8.
+        let json = json.strip_prefix('\u{FEFF}').unwrap_or(&json);
+        Tokenizer::from_json(json).map_err(|error| {
             Error::io("tokenizer", format!("'{}' is no tokenizer: {error}", path.display()))
         })
     }

@@ -169,3 +169,12 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_byte_order_mark_before_a_tokenizer_json_is_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    let tokenizer = Tokenizer::char("abc").unwrap();
+    std::fs::write(&path, format!("\u{FEFF}{}", tokenizer.to_json())).unwrap();
+    assert_eq!(Tokenizer::from_file(&path).unwrap().encode("cab").unwrap(), [2, 0, 1]);
+}

@@ -102,6 +102,112 @@ fn wrong_files_get_one_line_that_says_what_is_wrong() {
     assert!(error.starts_with("data: cannot open 'no such file': "), "{error}");
 }
 
+/// The same words, the other way round.
+fn big_endian(bytes: &[u8], width: usize) -> Vec<u8> {
+    bytes.chunks(width).flat_map(|word| word.iter().rev().copied().collect::<Vec<_>>()).collect()
+}
+
+#[test]
+fn big_endian_files_are_named_as_such() {
+    for (magic, version, width) in [(20_240_520, 1, 2), (20_240_801, 7, 4)] {
+        let tokens: Vec<u8> = (0..2 * width as u8).collect();
+        let shard = llm_c(magic, version, 2, &tokens);
+        let swapped = [big_endian(&shard[..1024], 4), big_endian(&tokens, width)].concat();
+        for name in ["a.bin", "no_extension"] {
+            let error = open(name, &swapped, &Tokenizer::Gpt2).unwrap_err().to_string();
+            assert!(error.contains(&format!("{name}' is a big-endian llm.c shard")), "{error}");
+            assert!(error.contains(&magic.to_string()) && !error.contains('\n'), "{error}");
+        }
+    }
+    // Two tokens of a nanoGPT file that happen to be the magic are tokens.
+    let mut tokens = big_endian(&20_240_520_u32.to_le_bytes(), 4);
+    tokens.extend(nano_gpt(&[9, 9]));
+    assert_eq!(open("a.bin", &tokens, &Tokenizer::Gpt2).unwrap()[2..], [9, 9]);
+    // Without a header, only tokens beyond the vocabulary tell.
+    let error = open("a.bin", &big_endian(&nano_gpt(&[5, 200, 7]), 2), &Tokenizer::Gpt2);
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("has token 51200 at position 1"), "{error}");
+    assert!(error.contains("is it big-endian?"), "{error}");
+}
+
+#[test]
+fn byte_order_marks_are_no_characters() {
+    let char_level = Tokenizer::char("ab").unwrap();
+    let marked = b"\xEF\xBB\xBFab";
+    assert_eq!(open("a.txt", marked, &char_level).unwrap(), [0, 1]);
+    assert_eq!(open("a.txt", marked, &Tokenizer::Byte).unwrap(), [97, 98]);
+    assert!(open("a.txt", &marked[..3], &Tokenizer::Byte).unwrap().is_empty());
+    assert!(open("a.txt", &marked[..3], &Tokenizer::Gpt2).unwrap().is_empty());
+    let folder = folder_of(&[("a.txt", marked), ("b.txt", marked)]);
+    assert_eq!(DataConfig::new(folder.path()).text().unwrap(), "abab");
+    let error = open("a.txt", b"\xEF\xBB\xBFab\xFF", &Tokenizer::Gpt2).unwrap_err().to_string();
+    assert!(error.contains("(byte 5)"), "{error}");
+
+    for (bytes, encoding) in [
+        (&b"\xFF\xFEa\0b\0"[..], "UTF-16"),
+        (b"\xFE\xFF\0a\0b", "UTF-16"),
+        (b"\xFF\xFE\0\0a\0\0\0", "UTF-32"),
+        (b"\0\0\xFE\xFF\0\0\0a", "UTF-32"),
+    ] {
+        let error = open("a.txt", bytes, &Tokenizer::Gpt2).unwrap_err().to_string();
+        let wanted = format!("convert it with iconv -f {encoding} -t UTF-8");
+        assert!(error.contains(&wanted) && error.contains("a.txt"), "{error}");
+        // Who asks for bytes gets them.
+        assert_eq!(open("a.txt", bytes, &Tokenizer::Byte).unwrap().len(), bytes.len());
+    }
+}
+
+#[test]
+fn empty_files_are_left_out_and_named() {
+    let folder = folder_of(&[("1.txt", b""), ("2.txt", b"ab"), ("3.txt", b""), ("val.txt", b"")]);
+    let config = DataConfig::new(folder.path());
+    let error = Dataset::open(&config, &Tokenizer::Byte).unwrap_err().to_string();
+    assert!(error.contains("val.txt' is empty"), "{error}");
+    fs::write(folder.path().join("val.txt"), "cd").unwrap();
+    let dataset = Dataset::open(&config, &Tokenizer::Byte).unwrap();
+    assert_eq!(dataset.train.to_vec().unwrap(), [97, 98]);
+    assert_eq!(config.text().unwrap(), "ab");
+    let names = ["1.txt", "3.txt"].map(|name| folder.path().join(name));
+    assert_eq!(config.empty_files().unwrap(), names);
+
+    let config = DataConfig { data: names.to_vec(), ..config };
+    let error = Dataset::open(&config, &Tokenizer::Byte).unwrap_err().to_string();
+    assert!(error.contains("all 2 files are empty, from "), "{error}");
+    let config = DataConfig { data: names[..1].to_vec(), ..config };
+    let error = Dataset::open(&config, &Tokenizer::Byte).unwrap_err().to_string();
+    assert!(error.contains("1.txt' is empty"), "{error}");
+}
+
+#[test]
+fn hidden_files_and_folders_below_are_left_alone() {
+    let folder = folder_of(&[(".a.txt", b"x"), ("A.TXT", b"ab"), ("b.txt~", b"x")]);
+    fs::create_dir(folder.path().join("below.txt")).unwrap();
+    let config = DataConfig::new(folder.path());
+    assert_eq!(config.text().unwrap(), "ab");
+    fs::remove_file(folder.path().join("A.TXT")).unwrap();
+    let error = config.files().unwrap_err().to_string();
+    assert!(error.contains("no .bin or .txt file, and folders below are not read"), "{error}");
+}
+
+/// A file that is cut short is an error, whatever is left of it is read, and one that is overwritten is read as it is.
+#[test]
+fn a_file_that_changes_while_it_is_read() {
+    let folder = folder_of(&[("a.bin", &nano_gpt(&[1, 2, 3, 4]))]);
+    let path = folder.path().join("a.bin");
+    let source = TokenSource::open(&[&path], &Tokenizer::Gpt2).unwrap();
+    fs::write(&path, nano_gpt(&[5, 6])).unwrap();
+    let mut out = [0; 2];
+    source.read(0, &mut out).unwrap();
+    assert_eq!(out, [5, 6]);
+    let error = source.read(2, &mut out).unwrap_err().to_string();
+    assert!(error.contains("a.bin': it ends before its 4 tokens"), "{error}");
+    // A file that takes its name leaves the open one as it was.
+    fs::write(folder.path().join("new"), nano_gpt(&[7, 8])).unwrap();
+    fs::rename(folder.path().join("new"), &path).unwrap();
+    source.read(0, &mut out).unwrap();
+    assert_eq!(out, [5, 6]);
+}
+
 #[test]
 fn shards_read_as_one_stream_across_their_borders() {
     let first = llm_c(20_240_520, 1, 3, &nano_gpt(&[0, 1, 2]));
