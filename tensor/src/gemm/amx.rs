@@ -10,6 +10,8 @@
 
 #[cfg(test)]
 pub(super) mod emulator;
+#[cfg(test)]
+mod tests;
 
 use super::avx512::{F32, F32x16};
 use super::kernel::{Compute, Kernels, Tile, TileFn};

@@ -1,0 +1,102 @@
+//! AMX products against a model of them in plain Rust, bit for bit.
+
+use super::super::kernel::Level;
+use super::super::{Accum, MatMut, MatRef, gemm_at};
+use crate::{Element, bf16};
+
+/// Whether the instructions can be tested here.
+fn is_available() -> bool {
+    let available = Level::available().any(|level| level == Level::Amx);
+    if !available {
+        println!("skipped: AMX is emulated with AVX-512, which this processor lacks");
+    }
+    available
+}
+
+/// Seeded numbers in -1..1 (Knuth's MMIX constants).
+fn numbers<T: Element<Acc = f32>>(len: usize, seed: u64) -> Vec<T> {
+    let mut state = seed;
+    let next = |_| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        T::from_acc((state >> 33) as f32 / (1_u64 << 30) as f32 - 1.0)
+    };
+    (0..len).map(next).collect()
+}
+
+/// One element of a product: sums over blocks of k, in groups of 16 pairs whose two halves are summed apart.
+fn model(lhs: &[bf16], rhs: &[bf16], alpha: f32, held: f32, bias: f32) -> f32 {
+    let pairs = lhs.len().div_ceil(2);
+    let block = pairs.div_ceil(pairs.div_ceil(512)).next_multiple_of(16);
+    let mut value = held;
+    for (lhs, rhs) in lhs.chunks(2 * block).zip(rhs.chunks(2 * block)) {
+        let mut sum = 0.0_f32;
+        for (lhs, rhs) in lhs.chunks(32).zip(rhs.chunks(32)) {
+            let mut parts = [0.0_f32; 2];
+            for (i, (a, b)) in lhs.iter().zip(rhs).enumerate() {
+                parts[i % 2] = a.to_f32().mul_add(b.to_f32(), parts[i % 2]);
+            }
+            sum += parts[0] + parts[1];
+        }
+        value = alpha.mul_add(sum, value);
+    }
+    value + bias
+}
+
+/// Compares a product into `D` with the model: (m, k, n), threads, accumulation, alpha, bias.
+fn check<D: Element<Acc = f32>>(
+    [m, k, n]: [usize; 3],
+    threads: usize,
+    accum: Accum,
+    alpha: f32,
+    has_bias: bool,
+) {
+    let (lhs, rhs) = (numbers::<bf16>(m * k, 1), numbers::<bf16>(n * k, 2));
+    let (mut dst, bias) = (numbers::<D>(m * n, 3), numbers::<D>(n, 4));
+    let before = dst.clone();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    let to = MatMut::row_major(dst.as_mut_ptr(), m, n);
+    let (a, b) = (MatRef::row_major(lhs.as_ptr(), m, k), MatRef::row_major(rhs.as_ptr(), n, k));
+    // SAFETY: the vectors hold the matrices; the level is available.
+    pool.install(|| unsafe {
+        let bias = has_bias.then_some(&bias[..]);
+        gemm_at(Level::Amx, threads, to, accum, alpha, a, b.transposed(), bias);
+    });
+    // Every element of a small product, some of a large one.
+    for at in (0..m * n).step_by(1 + m * n * k / 40_000_000) {
+        let (i, j) = (at / n, at % n);
+        let held = if accum == Accum::Add { before[at].acc() } else { 0.0 };
+        let bias = if has_bias { bias[j].acc() } else { -0.0 };
+        let want = model(&lhs[i * k..][..k], &rhs[j * k..][..k], alpha, held, bias);
+        let (got, want) = (dst[at].acc(), D::from_acc(want).acc());
+        assert_eq!(
+            got.to_bits(),
+            want.to_bits(),
+            "({m}, {k}, {n}) {} {accum:?} alpha {alpha} bias {has_bias}: ({i}, {j}) got {got}, want {want}",
+            D::DTYPE
+        );
+    }
+}
+
+#[test]
+fn products_have_the_bits_of_the_model() {
+    if !is_available() {
+        return;
+    }
+    for (dims, threads) in [
+        ([64, 64, 64], 1),
+        ([33, 70, 65], 1),
+        ([1, 301, 97], 1),
+        ([96, 768, 160], 2),
+        ([40, 1000, 96], 1),
+        ([64, 1026, 64], 1),
+        ([70, 2304, 130], 3),
+        ([64, 5000, 96], 2),
+    ] {
+        for accum in [Accum::Replace, Accum::Add] {
+            for (alpha, bias) in [(1.0, true), (0.3, false)] {
+                check::<bf16>(dims, threads, accum, alpha, bias);
+                check::<f32>(dims, threads, accum, alpha, bias);
+            }
+        }
+    }
+}
