@@ -9,7 +9,8 @@ mod operands;
 mod tests;
 
 use super::Accum;
-use super::kernel::{Compute, Kernels, Level, Tile};
+use super::kernel::{Compute, Kernels, Tile};
+use super::level::Level;
 use super::pack::Finish;
 use super::pairs;
 use crate::{DType, Element, Real, Scalar};

@@ -1,5 +1,6 @@
 //! The microkernel: a small tile of the product, held in registers while k runs.
 
+use super::level::Level;
 use super::vector::Vector;
 use crate::{DType, Element, Real, bf16, f16};
 
@@ -174,8 +175,7 @@ pub(super) struct Kernels<T: 'static> {
     pub tiles: &'static [&'static [TileFn<T>]],
     /// The packing routine for operands of a storage type.
     pub pack: fn(DType) -> PackFn<T>,
-    /// Another one for the left operand, where the microkernel reads the steps of a row together: see
-    /// [`Order::Lanes`](super::side::Order).
+    /// Another one for left factors of blocks, where the microkernel reads the steps of a row together.
     pub pack_rows: Option<PackFn<T>>,
     /// The same for values that are accumulators, whatever the operands' steps are.
     pub widen: fn(DType) -> PackFn<T>,
@@ -187,97 +187,6 @@ impl<T> Kernels<T> {
     /// Vectors of columns that the widest tile holds.
     pub(super) fn vectors(&self) -> usize {
         self.tiles[0].len()
-    }
-}
-
-/// An instruction set to run with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Level {
-    #[cfg(test)]
-    PortablePairs,
-    Portable,
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
-    #[cfg(target_arch = "x86_64")]
-    Avx512Bf16,
-    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    Amx,
-}
-
-impl Level {
-    /// Every one, the best last.
-    const ALL: &[Level] = &[
-        #[cfg(test)]
-        Level::PortablePairs,
-        Level::Portable,
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx2,
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx512,
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx512Bf16,
-        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        Level::Amx,
-    ];
-
-    /// Whether this processor has it.
-    fn is_here(self) -> bool {
-        match self {
-            #[cfg(test)]
-            Level::PortablePairs => true,
-            Level::Portable => true,
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => {
-                is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => {
-                Level::Avx2.is_here()
-                    && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512bw")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512Bf16 => Level::Avx512.is_here() && is_x86_feature_detected!("avx512bf16"),
-            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Level::Amx => Level::Avx512.is_here() && super::amx::granted(),
-        }
-    }
-
-    /// What can be tested here, AMX also where it must be emulated.
-    #[cfg(test)]
-    pub(super) fn available() -> impl Iterator<Item = Level> {
-        Level::ALL.iter().copied().filter(|&level| {
-            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            if level == Level::Amx && Level::Avx512.is_here() {
-                return level.is_here() || super::amx::emulator::install();
-            }
-            level.is_here()
-        })
-    }
-
-    /// The best that this processor has.
-    pub(super) fn best() -> Level {
-        let here = Level::ALL.iter().rev().find(|level| level.is_here());
-        *here.expect("plain Rust runs everywhere")
-    }
-
-    /// Kernels for products of two bf16 matrices in words, if the instruction set has them.
-    pub(super) fn pairs(self) -> Option<&'static Kernels<f32>> {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512Bf16 => Some(&super::avx512_bf16::PAIRS),
-            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Level::Amx => Some(&super::amx::PAIRS),
-            #[cfg(test)]
-            Level::PortablePairs => Some(&super::portable::PAIRS),
-            _ => None,
-        }
     }
 }
 

@@ -21,11 +21,13 @@ mod avx512_bf16;
 pub(crate) mod block;
 mod drive;
 mod kernel;
+mod level;
 mod pack;
 mod pairs;
 mod plan;
 mod portable;
 mod problem;
+mod scheduler;
 mod side;
 #[cfg(test)]
 mod tests;
@@ -34,7 +36,8 @@ mod vector;
 mod workspace;
 
 use crate::{DType, Element, Scalar};
-use kernel::{Compute, Level};
+use kernel::Compute;
+use level::Level;
 use problem::{Bias, Operand, Problem, Target};
 
 /// What happens to the values that a destination holds.
@@ -116,6 +119,27 @@ impl<T> MatMut<T> {
         let MatMut { data, rows, cols, row_stride, col_stride } = self;
         MatMut { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
     }
+}
+
+/// Instruction sets that products use on this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InstructionSets {
+    /// For f32, and for f16, whose elements are widened.
+    pub f32: &'static str,
+    /// For two bf16 operands.
+    pub bf16: &'static str,
+    /// Why a better one that the processor has cannot be used, as a sentence for the user.
+    pub refusal: Option<String>,
+}
+
+/// Returns the instruction sets that products use on this machine.
+pub fn instruction_sets() -> InstructionSets {
+    let best = Level::best();
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    let refusal = amx::permission().refusal();
+    #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+    let refusal = None;
+    InstructionSets { f32: best.for_f32().name(), bf16: best.name(), refusal }
 }
 
 /// dst = \[dst +\] alpha * lhs * rhs \[+ bias\], summed in the accumulator's type.
@@ -200,8 +224,9 @@ unsafe fn gemm_at<L, R, D>(
         unsafe { add_nothing(dst, accum, bias) };
         return;
     }
-    let pairs =
-        (L::DTYPE == DType::BF16 && R::DTYPE == DType::BF16).then(|| level.pairs()).flatten();
+    let bf16 = L::DTYPE == DType::BF16 && R::DTYPE == DType::BF16;
+    // AMX packs elements into tiles by itself.
+    let pairs = (bf16 && !level.has_tiles()).then(|| level.pairs()).flatten();
     let per_step = if pairs.is_some() { pairs::PAIR } else { 1 };
     let problem = Problem {
         k: k.div_ceil(per_step),
@@ -234,6 +259,11 @@ unsafe fn gemm_at<L, R, D>(
     };
     // SAFETY: the caller's promise, passed on. The accumulator is named by its dtype.
     unsafe {
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        if bf16 && level.has_tiles() {
+            amx::product::run(threads, problem, crate::Real::f64(alpha) as f32);
+            return;
+        }
         if L::Acc::DTYPE == DType::F64 {
             drive::run(f64::kernels(level), threads, problem, crate::Real::f64(alpha));
         } else {

@@ -58,6 +58,12 @@ fn even(total: usize, most: usize, grain: usize) -> usize {
     total.div_ceil(total.div_ceil(most)).next_multiple_of(grain)
 }
 
+/// Steps of a block of words or f32 values.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub(super) fn sum_block_steps(k: usize) -> usize {
+    even(k, BLOCK_BYTES / size_of::<f32>(), GRAIN)
+}
+
 impl Plan {
     /// The cuts; what needs no packing in chapters is one chapter.
     pub(super) fn new(size: Size, packing: bool) -> Plan {

@@ -27,22 +27,12 @@ pub(super) enum Access {
     Panel,
 }
 
-/// What lies together in the panels of an operand.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Order {
-    /// The lanes of a step.
-    Steps,
-    /// The steps of a lane.
-    Lanes,
-}
-
 impl Access {
     /// Rows are broadcast element by element, so it is enough that a row's steps lie together; they
-    /// are also used in place where a step's rows lie together and all is near, unless the microkernel reads
-    /// several steps of a row at once.
-    pub(super) fn of_rows<T: Compute>(operand: &Operand, size: &Size, order: Order) -> Access {
+    /// are also used in place where a step's rows lie together and all is near.
+    pub(super) fn of_rows<T: Compute>(operand: &Operand, size: &Size) -> Access {
         let steps = operand.step_stride == operand.per_step as isize;
-        let near = order == Order::Steps && near(operand, size.k, size_of::<T>());
+        let near = near(operand, size.k, size_of::<T>());
         let in_place = operand.has_steps_of::<T>() && (steps || near);
         if in_place { Access::InPlace } else { Access::Chapter }
     }
@@ -106,7 +96,6 @@ pub(super) struct View<T> {
 pub(super) struct Side<T> {
     pub operand: Operand,
     pub access: Access,
-    pub order: Order,
     pub pack: PackFn<T>,
     /// Steps of a block.
     pub block: usize,
@@ -170,8 +159,7 @@ impl<T: Compute> Side<T> {
                 step: chapter.step + start + step,
                 steps: chunk.steps.min(depth - step),
             };
-            let step_to = if self.order == Order::Steps { self.width } else { 1 };
-            let to = start * self.padded + lane * depth + step * step_to;
+            let to = start * self.padded + lane * depth + step * self.width;
             // SAFETY: the range lies within the operand, and its panels within those of the
             // chapter, where lanes are padded to whole registers.
             unsafe { self.pack_range(range, self.panels.wrapping_add(to), self.width * depth) };
@@ -226,11 +214,7 @@ impl<T: Compute> Side<T> {
             }
             Access::Chapter => {
                 let data = self.panels.wrapping_add(start * self.padded + lane * depth);
-                let (lane, step) = match self.order {
-                    Order::Steps => (1, width),
-                    Order::Lanes => (depth as isize, 1),
-                };
-                View { data, panel: width * depth as isize, lane, step }
+                View { data, panel: width * depth as isize, lane: 1, step: width }
             }
             Access::Panel => {
                 let data = self.panels.wrapping_add(thread * self.width * self.block);

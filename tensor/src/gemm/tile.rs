@@ -24,7 +24,7 @@ impl<T: Compute> Job<T> {
     ///
     /// # Safety
     /// The chapter is packed, nobody else computes this tile, and `thread` is this thread's number.
-    pub(super) unsafe fn compute(
+    pub(super) unsafe fn compute_tile(
         &self,
         rows: Range,
         columns: Range,

@@ -27,6 +27,57 @@ thread_local! {
     };
 }
 
+/// An instruction that was carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Event {
+    Configure,
+    Zero {
+        register: usize,
+    },
+    /// From rows `stride` bytes apart; `far` for the hint that the lines are not used again soon.
+    Load {
+        register: usize,
+        address: usize,
+        stride: isize,
+        far: bool,
+    },
+    Store {
+        register: usize,
+        address: usize,
+        stride: isize,
+    },
+    Multiply {
+        sums: usize,
+    },
+}
+
+thread_local! {
+    static TRACE: UnsafeCell<Option<Vec<Event>>> = const { UnsafeCell::new(None) };
+}
+
+/// The instructions that `body` executes on this thread.
+pub(crate) fn trace(body: impl FnOnce()) -> Vec<Event> {
+    // SAFETY: nobody else uses the thread's trace; the handler runs inside instructions of `body` only.
+    TRACE.with(|trace| unsafe { *trace.get() = Some(Vec::new()) });
+    body();
+    // SAFETY: as above.
+    TRACE.with(|trace| unsafe { (*trace.get()).take() }).expect("set above")
+}
+
+/// Notes that this thread has been given shapes: a processor that refuses tile registers to the process still lets it
+/// configure them, so that instruction may not trap.
+pub(super) fn configured(shapes: &super::config::Shapes) {
+    // SAFETY: nobody else uses the thread's state and trace; shapes are 64 bytes.
+    unsafe {
+        STATE.with(|state| (*state.get()).configure(&*(&raw const *shapes).cast::<[u8; 64]>()));
+        TRACE.with(|trace| {
+            if let Some(trace) = &mut *trace.get() {
+                trace.push(Event::Configure);
+            }
+        });
+    }
+}
+
 /// From now on the instructions are carried out; true if they are.
 pub(crate) fn install() -> bool {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
@@ -172,13 +223,30 @@ impl Instruction {
             return None;
         }
         let Instruction { reg, extra, rm, .. } = *self;
+        let event = match (self.opcode, self.prefix, self.memory) {
+            (0x49, 3, None) => Some(Event::Zero { register: reg }),
+            (0x4b, prefix @ (1 | 3), Some((from, stride))) => {
+                Some(Event::Load { register: reg, address: from.addr(), stride, far: prefix == 1 })
+            }
+            (0x4b, 2, Some((to, stride))) => {
+                Some(Event::Store { register: reg, address: to.addr(), stride })
+            }
+            (0x5c, 2, None) => Some(Event::Multiply { sums: reg }),
+            _ => None,
+        };
+        // SAFETY: nobody else uses the thread's trace; no allocation is under way where a tile instruction stands.
+        TRACE.with(|trace| unsafe {
+            if let (Some(trace), Some(event)) = (&mut *trace.get(), event) {
+                trace.push(event);
+            }
+        });
         // SAFETY: the caller's promise.
         unsafe {
             match (self.opcode, self.prefix, self.memory) {
                 (0x49, 0, Some((shapes, _))) => state.configure(&*shapes.cast::<[u8; 64]>()),
                 (0x49, 0, None) => state.configured = false,
                 (0x49, 3, None) => state.shaped(reg).words = [[0; 16]; 16],
-                (0x4b, 3, Some((from, stride))) => state.shaped(reg).load(from, stride),
+                (0x4b, 1 | 3, Some((from, stride))) => state.shaped(reg).load(from, stride),
                 (0x4b, 2, Some((to, stride))) => state.shaped(reg).store(to, stride),
                 (0x5c, 2, None) => state.multiply_add(reg, rm, extra),
                 _ => return None,

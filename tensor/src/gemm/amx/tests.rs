@@ -1,11 +1,34 @@
 //! AMX products against a model of them in plain Rust, bit for bit.
 
-use super::super::kernel::Level;
+use super::super::level::Level;
+use super::super::problem::{Bias, Operand, Problem, Target};
 use super::super::{Accum, MatMut, MatRef, gemm_at};
-use crate::{Element, bf16};
+use super::blocking::Blocking;
+use super::product;
+use crate::{DType, Element, bf16};
+
+/// Set in a process whose tile instructions are all emulated.
+const TRACED: &str = "FERROTRON_TEST_AMX_TRACED";
+
+pub(super) fn is_traced() -> bool {
+    std::env::var_os(TRACED).is_some()
+}
+
+/// Runs the named test again in a process whose tile instructions are all emulated; true in that process.
+pub(super) fn trace_in_child(test: &str) -> bool {
+    if !is_available() || is_traced() {
+        return is_traced(); // in the child, the emulator is installed now
+    }
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = child.args([test, "--exact"]).env(TRACED, "1").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("1 passed"), "no test {test}: {text}");
+    false
+}
 
 /// Whether the instructions can be tested here.
-fn is_available() -> bool {
+pub(super) fn is_available() -> bool {
     let available = Level::available().any(|level| level == Level::Amx);
     if !available {
         println!("skipped: AMX is emulated with AVX-512, which this processor lacks");
@@ -14,7 +37,7 @@ fn is_available() -> bool {
 }
 
 /// Seeded numbers in -1..1 (Knuth's MMIX constants).
-fn numbers<T: Element<Acc = f32>>(len: usize, seed: u64) -> Vec<T> {
+pub(super) fn numbers<T: Element<Acc = f32>>(len: usize, seed: u64) -> Vec<T> {
     let mut state = seed;
     let next = |_| {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -98,5 +121,57 @@ fn products_have_the_bits_of_the_model() {
                 check::<f32>(dims, threads, accum, alpha, bias);
             }
         }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_the_k_block() {
+    if !is_available() {
+        return;
+    }
+    let [m, k, n] = [64, 2080, 160];
+    let (lhs, rhs) = (numbers::<bf16>(m * k, 1), numbers::<bf16>(n * k, 2));
+    let product = |k_block| {
+        let mut dst = vec![0.0_f32; m * n];
+        let problem = problem(&lhs, &rhs, &mut dst, [m, k, n]);
+        let blocking = Blocking { k_block, ..Blocking::new([m, n, k], 1) };
+        // SAFETY: the vectors hold the matrices; the instructions are available.
+        unsafe { product::run_with(blocking, 1, problem, 1.0) };
+        dst.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+    };
+    let want = product(16);
+    for k_block in [1, 8, 12] {
+        assert!(product(k_block) == want, "k-blocks of {k_block} steps");
+    }
+}
+
+/// dst = lhs rhs^T of row-major matrices.
+pub(super) fn problem(
+    lhs: &[bf16],
+    rhs: &[bf16],
+    dst: &mut [f32],
+    [m, k, n]: [usize; 3],
+) -> Problem {
+    let operand = |data: &[bf16], lanes| Operand {
+        data: data.as_ptr().cast(),
+        dtype: DType::BF16,
+        lanes,
+        lane_stride: k as isize,
+        step_stride: 1,
+        elements: k,
+        per_step: 1,
+    };
+    Problem {
+        k,
+        lhs: operand(lhs, m),
+        rhs: operand(rhs, n),
+        target: Target {
+            data: dst.as_mut_ptr().cast(),
+            dtype: DType::F32,
+            row_stride: n as isize,
+            column_stride: 1,
+        },
+        accum: Accum::Replace,
+        bias: Bias::None,
     }
 }

@@ -1,0 +1,178 @@
+//! The order and the addresses of a product's tile instructions, read while they are emulated: what its speed rests
+//! on, checked on any machine.
+
+use super::blocking::Blocking;
+use super::emulator::{Event, trace};
+use super::product;
+use super::tests::{numbers, problem, trace_in_child};
+use std::collections::{HashMap, HashSet};
+
+/// (m, k, n): one sum block and two chunks, several sum blocks, several chapters along k.
+const SIZES: [[usize; 3]; 3] = [[96, 768, 1536], [64, 3072, 384], [64, 4096, 128]];
+
+fn is_operand(register: usize) -> bool {
+    register >= 4
+}
+
+/// Registers 4 and 5 hold rows, which stay in L1, 6 and 7 columns, which are read from L2.
+fn is_rows(register: usize) -> bool {
+    matches!(register, 4 | 5)
+}
+
+/// The instructions of a product of one thread, and its cuts.
+fn traced([m, k, n]: [usize; 3]) -> (Vec<Event>, Blocking) {
+    let (lhs, rhs) = (numbers(m * k, 1), numbers(n * k, 2));
+    let mut dst = vec![0.0_f32; m * n];
+    let problem = problem(&lhs, &rhs, &mut dst, [m, k, n]);
+    let blocking = Blocking::new([m, n, k], 1);
+    // SAFETY: the vectors hold the matrices; the instructions are emulated.
+    let events = trace(|| unsafe { product::run_with(blocking, 1, problem, 1.0) });
+    (events, blocking)
+}
+
+#[test]
+fn instructions_come_in_the_order_that_keeps_the_units_busy() {
+    if !trace_in_child(
+        "gemm::amx::trace_tests::instructions_come_in_the_order_that_keeps_the_units_busy",
+    ) {
+        return;
+    }
+    for size in SIZES {
+        let [m, _, n] = size;
+        let (events, blocking) = traced(size);
+        let count =
+            |wanted: fn(&Event) -> bool| events.iter().filter(|&event| wanted(event)).count();
+        assert_eq!(count(|event| *event == Event::Configure), 1, "{size:?}: configurations");
+        let multiplications = count(|event| matches!(event, Event::Multiply { .. }));
+        let loads =
+            count(|event| matches!(event, Event::Load { register, .. } if is_operand(*register)));
+        assert_eq!(loads, multiplications, "{size:?}: operand loads");
+        let (mut done, mut last_into, mut waiting) = (0, [None; 8], 0);
+        for event in &events {
+            match *event {
+                Event::Load { stride, register, far, .. } => {
+                    assert_eq!(stride, 64, "{size:?}: rows of a tile lie together");
+                    assert_eq!(far, matches!(register, 6 | 7), "{size:?}: register {register}");
+                }
+                Event::Store { register, stride, .. } => {
+                    assert_eq!(stride, 64, "{size:?}: rows of a tile lie together");
+                    waiting += usize::from(last_into[register].is_some_and(|last| done - last < 3));
+                    last_into[register] = None;
+                }
+                Event::Multiply { sums } => {
+                    done += 1;
+                    last_into[sums] = Some(done);
+                }
+                _ => {}
+            }
+        }
+        // The three of the last microtile of each piece, behind which there is nothing to do meanwhile.
+        let chunks = n.div_ceil(blocking.chunk) * blocking.chapters[2];
+        assert_eq!(waiting, 3 * m.div_ceil(32) * chunks, "{size:?}: stores that wait");
+    }
+}
+
+/// A cache of lines of 64 bytes, each set from the least to the most recently used.
+struct Cache {
+    sets: Vec<Vec<usize>>,
+    ways: usize,
+}
+
+impl Cache {
+    fn new(bytes: usize, ways: usize) -> Cache {
+        Cache { sets: vec![Vec::new(); bytes / 64 / ways], ways }
+    }
+
+    /// Touches a line and says whether it was there; with `far` a new line is the first to go.
+    fn touch(&mut self, line: usize, far: bool) -> bool {
+        let index = line % self.sets.len();
+        let set = &mut self.sets[index];
+        let found = set.iter().position(|&held| held == line);
+        match found {
+            Some(place) => {
+                set.remove(place);
+            }
+            None if set.len() == self.ways => {
+                set.remove(0);
+            }
+            None => {}
+        }
+        if far {
+            set.insert(0, line)
+        } else {
+            set.push(line)
+        }
+        found.is_some()
+    }
+}
+
+#[test]
+fn operands_stay_in_the_caches_that_they_are_cut_for() {
+    if !trace_in_child("gemm::amx::trace_tests::operands_stay_in_the_caches_that_they_are_cut_for")
+    {
+        return;
+    }
+    for size in SIZES {
+        let (events, blocking) = traced(size);
+        let (mut l1, mut l2) = (Cache::new(48 << 10, 12), Cache::new(2 << 20, 16));
+        // Misses of rows in L1 and of columns in L2, by line.
+        let (mut rows, mut columns) = (HashMap::<usize, usize>::new(), HashSet::new());
+        for event in events {
+            let (register, address, far) = match event {
+                Event::Load { register, address, far, .. } => (register, address, far),
+                Event::Store { register, address, .. } => (register, address, false),
+                _ => continue,
+            };
+            for line in (address / 64..).take(16) {
+                if l1.touch(line, far) {
+                    continue;
+                }
+                if is_rows(register) {
+                    *rows.entry(line).or_default() += 1;
+                }
+                let is_new = !l2.touch(line, false);
+                if is_new && is_operand(register) && !is_rows(register) {
+                    assert!(columns.insert(line), "{size:?}: columns left L2");
+                }
+            }
+        }
+        // Each chunk reads the rows anew; panels of later chapters lie where the first did.
+        let passes = size[2].div_ceil(blocking.chunk) * blocking.chapters[2];
+        let most = rows.values().max().copied().unwrap_or(0);
+        assert!(
+            most <= passes,
+            "{size:?}: a line of rows was read {most} times in {passes} passes"
+        );
+    }
+}
+
+#[test]
+fn cuts_fit_the_caches() {
+    for m in [1, 64, 1024, 50_304] {
+        for n in [1, 65, 768, 3072, 50_304] {
+            for k in [1, 64, 768, 1024, 3072, 50_304] {
+                for threads in [1, 2, 16] {
+                    let blocking = Blocking::new([m, n, k], threads);
+                    let what = format!("({m}, {k}, {n}), {threads} threads: {blocking:?}");
+                    assert!(blocking.k_block * 2048 <= 32 << 10, "{what}");
+                    let bytes = 2 * blocking.chunk * blocking.depth.next_multiple_of(32);
+                    let most = if m == 50_304 { 1600 << 10 } else { 1200 << 10 };
+                    assert!(bytes <= most || blocking.chunk == 32, "{what}");
+                    assert_eq!(blocking.chunk % 32, 0, "{what}");
+                    for (whole, part, chapters) in [
+                        (m, blocking.rows, blocking.chapters[0]),
+                        (n, blocking.columns, blocking.chapters[1]),
+                        (k, blocking.depth, blocking.chapters[2]),
+                    ] {
+                        assert!(
+                            part * chapters >= whole && part * (chapters - 1) < whole,
+                            "{what}"
+                        );
+                    }
+                    let deep = blocking.chapters[2] > 1;
+                    assert!(!deep || blocking.depth.is_multiple_of(blocking.sum_block), "{what}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Instruction sets that products run with, and which of them this processor has.
+
+use super::kernel::Kernels;
+
+/// An instruction set to run with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Level {
+    #[cfg(test)]
+    PortablePairs,
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16,
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    Amx,
+}
+
+impl Level {
+    /// Every one, the best last.
+    const ALL: &[Level] = &[
+        #[cfg(test)]
+        Level::PortablePairs,
+        Level::Portable,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512Bf16,
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        Level::Amx,
+    ];
+
+    /// Whether this processor has it.
+    fn is_here(self) -> bool {
+        match self {
+            #[cfg(test)]
+            Level::PortablePairs => true,
+            Level::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => {
+                Level::Avx2.is_here()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512bw")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Bf16 => Level::Avx512.is_here() && is_x86_feature_detected!("avx512bf16"),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Level::Amx => {
+                Level::Avx512.is_here()
+                    && super::amx::permission() == super::amx::Permission::Granted
+            }
+        }
+    }
+
+    /// What can be tested here, AMX also where it must be emulated.
+    #[cfg(test)]
+    pub(super) fn available() -> impl Iterator<Item = Level> {
+        Level::ALL.iter().copied().filter(|&level| {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            if level == Level::Amx && Level::Avx512.is_here() {
+                return level.is_here() || super::amx::emulator::install();
+            }
+            level.is_here()
+        })
+    }
+
+    /// The best that this processor has.
+    pub(super) fn best() -> Level {
+        let here = Level::ALL.iter().rev().find(|level| level.is_here());
+        *here.expect("plain Rust runs everywhere")
+    }
+
+    /// The name of the instruction set.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            #[cfg(test)]
+            Level::PortablePairs => "portable pairs",
+            Level::Portable => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => "AVX2",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => "AVX-512",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Bf16 => "AVX512-BF16",
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Level::Amx => "AMX",
+        }
+    }
+
+    /// The instruction set that f32 products use where this one is the best.
+    pub(super) fn for_f32(self) -> Level {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Bf16 => Level::Avx512,
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Level::Amx => Level::Avx512,
+            other => other,
+        }
+    }
+
+    /// Whether products of two bf16 matrices are computed in tile registers.
+    pub(super) fn has_tiles(self) -> bool {
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        return self == Level::Amx;
+        #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+        false
+    }
+
+    /// Kernels for products of two bf16 matrices in words, if the instruction set has them.
+    pub(super) fn pairs(self) -> Option<&'static Kernels<f32>> {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Bf16 => Some(&super::avx512_bf16::PAIRS),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Level::Amx => Some(&super::amx::block_kernel::PAIRS),
+            #[cfg(test)]
+            Level::PortablePairs => Some(&super::portable::PAIRS),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Hands out the work of a product: a list that the threads take from until nothing is left.
+//!
+//! The list alternates between packing a chapter's panels and computing its tiles. Threads draw
+//! numbers from one counter; before its first work of a new phase a thread waits until all work of
+//! the phases before is done. Only work that some thread is in the midst of is ever waited for, so
+//! nothing can hang, and one thread alone finishes everything if the others are busy elsewhere.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Operations below which another thread is not worth waking.
+const OPERATIONS_PER_THREAD: usize = 2 << 20;
+
+/// The threads that a product of (rows, k) by (k, columns) is worth, at most `threads`.
+pub(super) fn useful_threads(threads: usize, [rows, k, columns]: [usize; 3]) -> usize {
+    let operations = rows.saturating_mul(columns).saturating_mul(2 * k);
+    threads.clamp(1, 1 + operations / OPERATIONS_PER_THREAD)
+}
+
+/// A product that is cut into chapters, each packed and then computed piece by piece.
+pub(super) trait Work: Sync {
+    /// Number of chapters along rows, columns and k.
+    fn chapters(&self) -> [usize; 3];
+    /// Into how many pieces a chapter's packing is cut.
+    fn packing_pieces(&self, chapter: Chapter) -> usize;
+    /// Into how many pieces a chapter's computation is cut.
+    fn computing_pieces(&self, chapter: Chapter) -> usize;
+    /// Packs piece `number` of a chapter.
+    ///
+    /// # Safety
+    /// The chapters before are done, and no other thread does this piece.
+    unsafe fn pack(&self, chapter: Chapter, number: usize);
+    /// Computes piece `number` of a chapter as thread `thread`.
+    ///
+    /// # Safety
+    /// The chapter is packed, the chapters before are done, and no other thread does this piece.
+    unsafe fn compute(&self, chapter: Chapter, number: usize, thread: usize);
+    /// Prepares a thread before its first piece.
+    fn enter(&self) {}
+    /// Undoes [`Work::enter`] after the thread's last piece.
+    fn leave(&self) {}
+}
+
+/// A chapter: its numbers along rows, columns and k.
+#[derive(Clone, Copy)]
+pub(super) struct Chapter {
+    pub index: [usize; 3],
+    /// Whether rows and columns differ from those of the chapter before.
+    pub fresh: [bool; 2],
+}
+
+/// Packing or computing one chapter.
+#[derive(Clone, Copy)]
+struct Phase {
+    chapter: Chapter,
+    packing: bool,
+    /// Number of its first piece in the list, and how many there are.
+    start: usize,
+    len: usize,
+}
+
+/// The state of a list that threads work on.
+struct List<'a, W> {
+    work: &'a W,
+    /// Pieces handed out.
+    drawn: AtomicUsize,
+    /// Pieces finished.
+    done: AtomicUsize,
+    /// Threads that have come.
+    arrived: AtomicUsize,
+}
+
+/// Does all work with `threads` threads of the current rayon pool; threads are numbered from 0 as they come.
+///
+/// # Safety
+/// Pieces of one phase may be done at the same time.
+pub(super) unsafe fn run<W: Work>(threads: usize, work: &W) {
+    let [drawn, done, arrived] = [const { AtomicUsize::new(0) }; 3];
+    fan_out(threads, &List { work, drawn, done, arrived });
+}
+
+/// Lets `threads` threads draw from the list; returns when it is done.
+fn fan_out<W: Work>(threads: usize, list: &List<W>) {
+    if threads == 1 {
+        list.draw();
+    } else {
+        let half = threads / 2;
+        rayon::join(|| fan_out(half, list), || fan_out(threads - half, list));
+    }
+}
+
+impl<W: Work> List<'_, W> {
+    /// Draws and does pieces until none is left.
+    fn draw(&self) {
+        let thread = self.arrived.fetch_add(1, Ordering::Relaxed);
+        let mut phase = self.phase(Chapter { index: [0; 3], fresh: [true; 2] }, true, 0);
+        let mut entered = false;
+        loop {
+            let number = self.drawn.fetch_add(1, Ordering::Relaxed);
+            while number >= phase.start + phase.len {
+                match self.next(phase) {
+                    Some(next) => phase = next,
+                    None => {
+                        if entered {
+                            self.work.leave();
+                        }
+                        return;
+                    }
+                }
+            }
+            let mut patience = 0_u32;
+            while self.done.load(Ordering::Acquire) < phase.start {
+                patience += 1;
+                // The thread that is waited for may need this processor.
+                if patience.is_multiple_of(1024) {
+                    std::thread::yield_now();
+                } else {
+                    std::hint::spin_loop();
+                }
+            }
+            if !std::mem::replace(&mut entered, true) {
+                self.work.enter();
+            }
+            let number = number - phase.start;
+            // SAFETY: each number is drawn once, and the phases before are done.
+            unsafe {
+                match phase.packing {
+                    true => self.work.pack(phase.chapter, number),
+                    false => self.work.compute(phase.chapter, number, thread),
+                }
+            }
+            self.done.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    fn phase(&self, chapter: Chapter, packing: bool, start: usize) -> Phase {
+        let len = match packing {
+            true => self.work.packing_pieces(chapter),
+            false => self.work.computing_pieces(chapter),
+        };
+        Phase { chapter, packing, start, len }
+    }
+
+    fn next(&self, phase: Phase) -> Option<Phase> {
+        let start = phase.start + phase.len;
+        if phase.packing {
+            return Some(self.phase(phase.chapter, false, start));
+        }
+        // Along k first, so that a tile is finished soon; along columns last.
+        let old = phase.chapter.index;
+        let mut index = old;
+        for axis in [2, 0, 1] {
+            index[axis] += 1;
+            if index[axis] < self.work.chapters()[axis] {
+                let along_k = index[2] != old[2];
+                let fresh = [along_k || index[0] != old[0], along_k || index[1] != old[1]];
+                return Some(self.phase(Chapter { index, fresh }, true, start));
+            }
+            index[axis] = 0;
+        }
+        None
+    }
+}
