@@ -5,6 +5,7 @@ use ferrotron::Result;
 use ferrotron::cuda::cubin_cache::CubinCache;
 use ferrotron::cuda::library::{Kind, Search};
 use ferrotron::cuda::probe::{Probe, probe};
+use ferrotron::tensor::gemm::{InstructionSets, instruction_sets};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -18,18 +19,26 @@ pub struct DoctorArgs {
     json: bool,
 }
 
-/// Prints what this machine offers for GPUs: libraries with versions, devices with memory, and what is missing and
-/// how to get it.
+/// Prints what this machine offers: instruction sets of the processor; for GPUs libraries with versions, devices with
+/// memory, and what is missing and how to get it.
 pub fn doctor(args: &DoctorArgs) -> Result<ExitCode> {
     let search = Search::from_environment();
     let found = probe(&search);
     let cache = CubinCache::of_user();
     if args.json {
-        output::line(&object(&found, &cache).to_string());
+        output::line(&object(&found, &cache, &instruction_sets()).to_string());
     } else {
+        output::print(&processor(&instruction_sets()));
         output::print(&text(&found, &search, &cache));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The line about the processor, and one about what it is refused.
+fn processor(sets: &InstructionSets) -> String {
+    let refusal = sets.refusal.iter().map(|refusal| format!("{:<16} {refusal}\n", ""));
+    let line = format!("{:<16} products by {}, of bf16 by {}\n", "processor", sets.f32, sets.bf16);
+    refusal.fold(line, |lines, refusal| lines + &refusal)
 }
 
 fn text(found: &Probe, search: &Search, cache: &CubinCache) -> String {
@@ -98,7 +107,7 @@ fn too_new(found: &Probe) -> Option<(Kind, u32, u32)> {
     versions.find(|(_, own, driver)| own > driver)
 }
 
-fn object(found: &Probe, cache: &CubinCache) -> Value {
+fn object(found: &Probe, cache: &CubinCache, sets: &InstructionSets) -> Value {
     let libraries: serde_json::Map<String, Value> = found
         .libraries
         .iter()
@@ -120,13 +129,23 @@ fn object(found: &Probe, cache: &CubinCache) -> Value {
             })
             .collect(),
     };
-    json!({ "libraries": libraries, "devices": devices, "cubin_cache": cache.folder() })
+    let processor = json!({ "f32": sets.f32, "bf16": sets.bf16, "refusal": sets.refusal });
+    json!({ "processor": processor, "libraries": libraries, "devices": devices, "cubin_cache": cache.folder() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use ferrotron::cuda::probe::Version;
+
+    #[test]
+    fn a_refused_instruction_set_is_named_with_its_reason() {
+        let refusal = Some("this processor has AMX, but".to_string());
+        let sets = InstructionSets { f32: "AVX-512", bf16: "AVX512-BF16", refusal };
+        let told = processor(&sets);
+        assert!(told.contains("products by AVX-512, of bf16 by AVX512-BF16\n"), "{told}");
+        assert!(told.contains("this processor has AMX, but"), "{told}");
+    }
 
     #[test]
     fn a_library_that_is_newer_than_the_driver_is_named() {

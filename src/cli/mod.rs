@@ -64,7 +64,7 @@ enum Command {
     /// Draw and time the schedule of a pipeline
     #[command(allow_negative_numbers = true)]
     Schedule(schedule::ScheduleArgs),
-    /// Say what this machine offers for GPUs, and what is missing
+    /// Say what this machine offers: instruction sets, GPUs, libraries, and what is missing
     Doctor(doctor::DoctorArgs),
 }
 

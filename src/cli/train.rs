@@ -11,7 +11,8 @@ use ferrotron::models::trainer::Trainer;
 use ferrotron::nn::{Axis, Scope, Sharding};
 use ferrotron::parallel::launch::{INTERRUPTED, RankEnvironment};
 use ferrotron::parallel::mesh::Mesh;
-use ferrotron::{Device, Error, Result};
+use ferrotron::tensor::gemm::instruction_sets;
+use ferrotron::{DType, Device, Error, Result};
 use serde_json::json;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -165,7 +166,8 @@ impl Plan<'_> {
         let device = args.device.open_shared(job.local_size(), job.local_rank(), folder)?;
         let mesh = &job::between_gpus(args, mesh, &device)?;
         let dataset = open_dataset(args, &tokenizer)?;
-        let scope = Scope::new(&device, args.device.dtype()?, args.optimization.seed);
+        let dtype = args.device.dtype()?;
+        let scope = Scope::new(&device, dtype, args.optimization.seed);
         let mut trainer = Trainer::on_mesh(&scope, mesh, &plan.model, plan.trainer)?;
         if let Some(checkpoint) = &resumed {
             trainer.load(checkpoint)?;
@@ -194,6 +196,10 @@ impl Plan<'_> {
                 bytes => format!(", and {} of host memory", bytes::display(bytes as u64)),
             };
             eprintln!("memory of a rank: at most {}{host}", memory_limits::sentence(&memory));
+            let refusal = instruction_sets().refusal;
+            if let Some(refusal) = refusal.filter(|_| !device.is_gpu() && dtype == DType::BF16) {
+                eprintln!("{refusal}");
+            }
         }
         let done = trainer.progress().step;
         let mut progress = match first {

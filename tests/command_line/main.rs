@@ -213,6 +213,8 @@ fn the_doctor_names_every_library_with_its_version_or_remedy() {
         let found = &report["libraries"][library];
         assert_ne!(found["version"].is_string(), found["missing"].is_string(), "{report}");
     }
+    assert!(text.starts_with("processor        products by "), "{text}");
+    assert!(report["processor"]["bf16"].is_string(), "{report}");
     assert!(report["devices"].is_array() || report["devices"]["missing"].is_string(), "{report}");
 }
 
