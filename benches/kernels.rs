@@ -1,10 +1,11 @@
 //! Kernels at the shapes of GPT-2 124M (4 sequences of 256 tokens) and of the char model, as tables of
 //! named shapes. Throughput is in elements: floating-point operations for products and attention, bytes
-//! for what memory bounds.
+//! for what memory bounds. `cargo bench --bench kernels -- gemm` prints products alone.
 
-use criterion::{
-    BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main, measurement::WallTime,
-};
+#[path = "kernels/gemm.rs"]
+mod gemm;
+
+use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, measurement::WallTime};
 use ferrotron::tensor::ops::adamw::{AdamW, adamw};
 use ferrotron::tensor::ops::attention::{
     AttentionConfig, attention, attention_backward_packed, split_packed,
@@ -20,19 +21,10 @@ use ferrotron::tensor::{Place, RandomKey};
 use ferrotron::{DType, Device, Result, Tensor};
 use std::time::Duration;
 
-/// A product: name, rows, inner dim, columns, and whether lhs and rhs are stored transposed.
+/// A product of the char model: name, rows, inner dim, columns, and whether lhs and rhs are stored transposed.
 type Product = (&'static str, usize, usize, usize, bool, bool);
 
 const PRODUCTS: &[Product] = &[
-    ("qkv forward", 1024, 768, 2304, false, true),
-    ("proj forward", 1024, 768, 768, false, true),
-    ("fc forward", 1024, 768, 3072, false, true),
-    ("fc2 forward", 1024, 3072, 768, false, true),
-    ("head forward", 1024, 768, 50_304, false, true),
-    ("fc dgrad", 1024, 3072, 768, false, false),
-    ("fc wgrad", 3072, 1024, 768, true, false),
-    ("head dgrad", 1024, 50_304, 768, false, false),
-    ("head wgrad", 50_304, 1024, 768, true, false),
     ("char fc forward", 768, 128, 512, false, true),
     ("char fc dgrad", 768, 512, 128, false, false),
     ("char fc wgrad", 512, 768, 128, true, false),
@@ -167,4 +159,15 @@ fn memory_bound(c: &mut Criterion) {
 }
 
 criterion_group!(benches, products, attentions, memory_bound);
-criterion_main!(benches);
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut filters = arguments.iter().filter(|argument| !argument.starts_with('-'));
+    if arguments.iter().all(|argument| argument.starts_with('-'))
+        || filters.any(|filter| "gemm".contains(&filter[..]))
+    {
+        gemm::table();
+    }
+    benches();
+    Criterion::default().configure_from_args().final_summary();
+}

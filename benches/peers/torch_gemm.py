@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""The yardstick of `cargo bench --bench kernels -- gemm`: the products of a GPT-2 124M step in PyTorch (oneDNN, MKL).
+
+Prints a row for each product with GFLOP/s: median and best of the samples taken while the core had its units to
+itself ("alone") and while it shared them ("shared"). A small product before and after each sample tells the two
+apart: both at 0.75 of the fast ones' speed or more is "alone", both below is "shared".
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+
+ROWS = 1024
+LAYERS = 12
+# (k, n, times in a step)
+LINEARS = [(768, 2304, LAYERS), (768, 768, LAYERS), (768, 3072, LAYERS), (3072, 768, LAYERS), (768, 50304, 1)]
+
+
+def timed(function):
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def product(kind, k, n, dtype):
+    def random(*shape):
+        return torch.randn(shape).to(dtype)
+
+    if kind == "y":
+        x, weight, bias, out = random(ROWS, k), random(n, k), random(n), random(ROWS, n)
+        return lambda: torch.addmm(bias, x, weight.t(), out=out)
+    if kind == "dx":
+        dy, weight, out = random(ROWS, n), random(n, k), random(ROWS, k)
+        return lambda: torch.mm(dy, weight, out=out)
+    dy, x, out = random(ROWS, n), random(ROWS, k), random(n, k)
+    return lambda: torch.mm(dy.t(), x, out=out)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", choices=["f32", "bf16"], default="bf16")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time for each product")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.set_grad_enabled(False)
+    dtype = torch.bfloat16 if args.dtype == "bf16" else torch.float32
+    a, b, c = (torch.randn(256, 256).to(dtype) for _ in range(3))
+
+    def probe():
+        return timed(lambda: torch.mm(a, b, out=c))
+
+    for _ in range(200):
+        probe()
+    rows, probes = [], []
+    for kind in ("y", "dx", "dw"):
+        for k, n, times in LINEARS:
+            run, samples = product(kind, k, n, dtype), []
+            run()
+            start = time.perf_counter()
+            while time.perf_counter() - start < args.seconds or len(samples) < 5:
+                # The first probe after a product only brings the caches back.
+                before, seconds, _ = probe(), timed(run), probe()
+                samples.append((before, seconds, probe()))
+            probes += [probe for before, _, after in samples for probe in (before, after)]
+            rows.append((kind, k, n, times, samples))
+
+    limit = sorted(probes)[len(probes) // 20] / 0.75
+    print(f"{'product':16}{'alone: median / best (samples)':>32}{'shared':>28}   GFLOP/s, {args.dtype}")
+    totals = {"alone": [0.0, 0.0], "shared": [0.0, 0.0]}
+    for kind, k, n, times, samples in rows:
+        work = 2e-9 * ROWS * k * n
+        cells = []
+        for state, belongs in (
+            ("alone", lambda p: p <= limit),
+            ("shared", lambda p: p > limit),
+        ):
+            taken = [s for before, s, after in samples if belongs(before) and belongs(after)]
+            if not taken:
+                cells.append("-")
+                continue
+            median = statistics.median(taken)
+            totals[state][0] += times * work
+            totals[state][1] += times * median
+            cells.append(f"{work / median:.0f} / {work / min(taken):.0f} ({len(taken)})")
+        print(f"{f'{kind} {k} {n}':16}{cells[0]:>32}{cells[1]:>28}")
+    for state, (work, seconds) in totals.items():
+        if seconds:
+            print(f"a step's products, {state}: {work / seconds:.0f} GFLOP/s over {work:.0f} GFLOP")
+
+
+if __name__ == "__main__":
+    main()
