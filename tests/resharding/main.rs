@@ -6,6 +6,7 @@
 //! layout, saved, loaded and saved in another, loaded in the first, and goes on in both.
 
 mod local;
+mod real_size;
 #[path = "../common/tensors.rs"]
 mod tensors;
 mod train;
