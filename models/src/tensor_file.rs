@@ -169,14 +169,14 @@ fn file_dtype(dtype: DType) -> Dtype {
     DTYPES.iter().find(|(ours, _)| *ours == dtype).expect("the table lists every dtype").1
 }
 
-/// A safetensors file, open for reading.
+/// A safetensors file whose header has been read.
 pub(crate) struct TensorFile {
     path: PathBuf,
     header: Metadata,
-    reader: BufReader<File>,
-    /// Where the tensors' bytes begin, and where the next byte comes from.
+    /// Where the tensors' bytes begin.
     start: u64,
-    position: u64,
+    /// The open file, and the position of its next byte.
+    reader: Option<(BufReader<File>, u64)>,
 }
 
 impl TensorFile {
@@ -212,8 +212,13 @@ impl TensorFile {
                 size - start
             )));
         }
-        let reader = BufReader::with_capacity(CHUNK, file);
-        Ok(TensorFile { path: path.to_path_buf(), header, reader, start, position: start })
+        let reader = Some((BufReader::with_capacity(CHUNK, file), start));
+        Ok(TensorFile { path: path.to_path_buf(), header, start, reader })
+    }
+
+    /// Gives the file descriptor and the buffer back; the next [`TensorFile::read`] opens the file again.
+    pub fn close(&mut self) {
+        self.reader = None;
     }
 
     /// The names of all tensors, sorted.
@@ -248,13 +253,17 @@ impl TensorFile {
             return Err(format!("'{name}' in '{}' is too short", self.path.display()));
         }
         let from = self.start + (first + offset) as u64;
-        let mut read = |reader: &mut BufReader<File>| {
-            reader.seek_relative(from.wrapping_sub(self.position) as i64)?;
-            reader.read_exact(target)
+        let mut read = || {
+            let (mut reader, position) = match self.reader.take() {
+                Some(opened) => opened,
+                None => (BufReader::with_capacity(CHUNK, File::open(&self.path)?), 0),
+            };
+            reader.seek_relative(from.wrapping_sub(position) as i64)?;
+            reader.read_exact(target)?;
+            self.reader = Some((reader, from + target.len() as u64));
+            Ok(())
         };
-        read(&mut self.reader).map_err(|error| cannot("read", &self.path, &error))?;
-        self.position = from + target.len() as u64;
-        Ok(())
+        read().map_err(|error| cannot("read", &self.path, &error))
     }
 }
 
@@ -286,6 +295,7 @@ mod tests {
             assert_eq!(file.names().len(), count);
             for i in [0, count / 2, count - 1] {
                 let mut bytes = [0; 4];
+                file.close();
                 file.read(&format!("{i:0>length$}"), 0, &mut bytes).unwrap();
                 assert_eq!(f32::from_le_bytes(bytes), i as f32);
             }
