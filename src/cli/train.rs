@@ -143,7 +143,7 @@ impl Plan<'_> {
         args.run.validate()?;
         args.device.dtype()?;
         let resumed = args.run.load.as_deref().map(Checkpoint::peek).transpose()?;
-        run_folder::check(args, resumed.as_ref())?;
+        run_folder::check(args, resumed.as_ref(), job)?;
         let tokenizer = open_tokenizer(args, resumed.as_ref())?;
         let run = args.plan(job.world_size(), job.local_size(), tokenizer.vocab_size())?;
         if let Some(checkpoint) = &resumed {
