@@ -1,7 +1,7 @@
 //! `ferrotron train`.
 
 use ferrotron::models::checkpoint::Checkpoint;
-use ferrotron::models::data::Dataset;
+use ferrotron::models::data::{DataFingerprint, Dataset};
 use ferrotron::models::entropy::bigram_entropy;
 use ferrotron::models::memory::{self, StageMemory};
 use ferrotron::models::run::{Ended, Intervals, Outcome, RunConfig, run};
@@ -31,6 +31,7 @@ use super::{bytes, corpus, exit_code, memory_limits, output, run_folder};
 /// Options that belong to one process of a run and are not remembered.
 const PASSING: &[&str] = &[
     "--load",
+    "--allow-data-change",
     "--save",
     "--metrics",
     "--trace",
@@ -165,12 +166,18 @@ impl Plan<'_> {
         let device = args.device.open_shared(job.local_size(), job.local_rank(), folder)?;
         let mesh = &job::between_gpus(args, mesh, &device)?;
         let dataset = open_dataset(args, &tokenizer)?;
+        let fingerprint = DataFingerprint::new(&dataset, &tokenizer)?;
+        if let Some(checkpoint) = &resumed {
+            fingerprint.check(&checkpoint.progress().extra, args.data.change())?;
+        }
         let scope = Scope::new(&device, args.device.dtype()?, args.optimization.seed);
         let mut trainer = Trainer::on_mesh(&scope, mesh, &plan.model, plan.trainer)?;
         if let Some(checkpoint) = &resumed {
             trainer.load(checkpoint)?;
         }
-        same_data(&mut trainer, dataset.train.len())?;
+        let mut progress = trainer.progress().clone();
+        fingerprint.record(&mut progress.extra);
+        trainer.set_progress(progress);
 
         let folder = run_folder::make(args, resumed.as_ref(), mesh.world(), &device)?;
         let config = run_config(args, &trainer, intervals, folder, remembered)?;
@@ -328,26 +335,6 @@ fn open_dataset(args: &TrainArgs, tokenizer: &Tokenizer) -> Result<Dataset> {
     match args.data.data.is_empty() {
         true => Dataset::from_text(&corpus::text(), tokenizer, args.data.split),
         false => Dataset::open(&args.data.config(), tokenizer),
-    }
-}
-
-/// The order of samples is a function of the number of tokens: a run goes on with the data that it was
-/// started with, or not at all.
-fn same_data(trainer: &mut Trainer, tokens: u64) -> Result<()> {
-    const KEY: &str = "training_tokens";
-    let mut progress = trainer.progress().clone();
-    match progress.extra.get(KEY).and_then(serde_json::Value::as_u64) {
-        Some(before) if before != tokens => Err(Error::config(
-            "--data",
-            format!(
-                "holds {tokens} training tokens, the run was started with {before}: give the same data and --split"
-            ),
-        )),
-        _ => {
-            progress.extra.insert(KEY.into(), json!(tokens));
-            trainer.set_progress(progress);
-            Ok(())
-        }
     }
 }
 
