@@ -103,7 +103,7 @@ pub fn generate(
     let mut read = tokens.len(); // so that the first round starts a cache
     for _ in 0..max_new_tokens {
         if caches.first().is_none_or(|cache| cache.len() + tokens.len() - read > longest) {
-            caches = gpt.caches(1)?;
+            caches = gpt.caches(1, prompt.len().saturating_add(max_new_tokens))?;
             let context = if tokens.len() < longest { tokens.len() } else { (longest / 2).max(1) };
             read = tokens.len() - context;
         }
