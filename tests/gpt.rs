@@ -74,7 +74,7 @@ fn step_by_step_generation_equals_the_full_forward_pass() -> Result<()> {
         let gpt = model(&device, DType::F64, &config)?;
         let full = gpt.forward(&ctx, &tokens)?.into_value(); // (B, T, V)
         for prompt in [1, 3, LENGTH] {
-            let mut caches = gpt.caches(BATCH)?;
+            let mut caches = gpt.caches(BATCH, usize::MAX)?;
             for end in prompt..=LENGTH {
                 let start = if end == prompt { 0 } else { end - 1 };
                 let part = tokens.narrow(1, start, end - start)?;

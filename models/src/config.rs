@@ -6,6 +6,17 @@ use ferrotron_nn::{
 use ferrotron_tensor::{Error, Result};
 use serde::{Deserialize, Serialize};
 
+/// Most layers: a hundred times as many as the deepest models have. Every layer is an object before anything of it is
+/// memory of a device.
+const MAX_LAYERS: usize = 10_000;
+
+/// Most parameters, a thousand times as many as the largest models have: byte counts of weights, gradients and optimizer
+/// states stay below 2^63, and so do numbers of floating-point operations of a token.
+const MAX_PARAMETERS: u64 = 1_000_000_000_000_000;
+
+/// Most tokens of a vocabulary, and most positions: their ids are u32.
+const MAX_IDS: usize = 1 << 32;
+
 /// The kind of position embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -150,6 +161,9 @@ impl GptConfig {
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             return refuse(format!("{name} must be positive, got 0"));
         }
+        if self.num_layers > MAX_LAYERS {
+            return refuse(format!("num-layers {} is more than {MAX_LAYERS}", self.num_layers));
+        }
         if self.kv_channels == 0
             || (self.kv_channels == self.hidden_size / self.num_attention_heads
                 && !self.hidden_size.is_multiple_of(self.num_attention_heads))
@@ -163,6 +177,23 @@ impl GptConfig {
             return refuse(format!(
                 "num-query-groups {} does not divide num-attention-heads {}",
                 self.num_query_groups, self.num_attention_heads
+            ));
+        }
+        for (name, ids) in [
+            ("vocab-size", self.vocab_size),
+            ("max-position-embeddings", self.max_position_embeddings),
+        ] {
+            if ids > MAX_IDS {
+                return refuse(format!(
+                    "{name} {ids} is more than {MAX_IDS}, the number of ids of 32 bits"
+                ));
+            }
+        }
+        if self.checked_num_parameters().is_none_or(|number| number > MAX_PARAMETERS) {
+            let sizes = sizes.map(|(name, size)| format!("{name} {size}")).join(", ");
+            return refuse(format!(
+                "a model of {sizes}, kv-channels {} would have more than 10^15 parameters: check these sizes",
+                self.kv_channels
             ));
         }
         for (name, value) in [
@@ -184,41 +215,71 @@ impl GptConfig {
         Ok(())
     }
 
-    /// Number of parameters, computed without allocating them.
+    /// Number of parameters, computed without allocating them; 2^64 - 1 if it is not below that, which
+    /// [`GptConfig::validate`] refuses.
     pub fn num_parameters(&self) -> u64 {
-        let [v, l, c, f] =
-            [self.vocab_size, self.num_layers, self.hidden_size, self.ffn_hidden_size]
-                .map(|n| n as u64);
-        let heads = self.num_attention_heads as u64 * self.kv_channels as u64;
-        let groups = self.num_query_groups as u64 * self.kv_channels as u64;
-        let bias = u64::from(self.add_bias);
-        let norm = c * (1 + bias * u64::from(self.normalization == Normalization::LayerNorm));
-        let fc = if self.activation == ActivationKind::Swiglu { 2 * f } else { f };
-        let attention = (heads + 2 * groups) * (c + bias) + heads * c + bias * c;
-        let mlp = fc * (c + bias) + f * c + bias * c;
-        let positions = match self.position_embedding_type {
-            PositionEmbedding::LearnedAbsolute => self.max_position_embeddings as u64 * c,
-            PositionEmbedding::Rope => 0,
+        self.checked_num_parameters().unwrap_or(u64::MAX)
+    }
+
+    /// Number of parameters, unless it is beyond a `u64`.
+    fn checked_num_parameters(&self) -> Option<u64> {
+        // A product of three sizes of 64 bits does not fit into 128 bits.
+        let product = |sizes: &[usize]| {
+            sizes.iter().try_fold(1_u128, |product, &size| product.checked_mul(size as u128))
         };
-        let head = if self.tie_embeddings { 0 } else { v * c };
-        v * c + positions + l * (attention + mlp + 2 * norm) + norm + head
+        let sum = |terms: &[Option<u128>]| {
+            terms.iter().try_fold(0_u128, |sum, term| sum.checked_add((*term)?))
+        };
+        let (v, l, c, f) =
+            (self.vocab_size, self.num_layers, self.hidden_size, self.ffn_hidden_size);
+        let (h, g, d) = (self.num_attention_heads, self.num_query_groups, self.kv_channels);
+        let bias = usize::from(self.add_bias);
+        let norm_bias = bias * usize::from(self.normalization == Normalization::LayerNorm);
+        let gated = 1 + usize::from(self.activation == ActivationKind::Swiglu);
+        let learned = self.position_embedding_type == PositionEmbedding::LearnedAbsolute;
+        let positions = self.max_position_embeddings;
+        let block = [
+            product(&[h, d, c]), // queries
+            product(&[h, d, bias]),
+            product(&[2, g, d, c]), // keys and values
+            product(&[2, g, d, bias]),
+            product(&[h, d, c]), // projection
+            product(&[bias, c]),
+            product(&[gated, f, c]), // MLP
+            product(&[gated, f, bias]),
+            product(&[f, c]),
+            product(&[bias, c]),
+            product(&[2, 1 + norm_bias, c]),
+        ];
+        let embeddings = [
+            product(&[v, c]),
+            product(&[usize::from(learned), positions, c]),
+            product(&[1 + norm_bias, c]),
+            product(&[usize::from(!self.tie_embeddings), v, c]),
+        ];
+        let blocks = sum(&block)?.checked_mul(l as u128);
+        u64::try_from(sum(&[blocks, sum(&embeddings)])?).ok()
     }
 
     /// Floating-point operations of one training step over `tokens` tokens in sequences of `seq_length`. Per token, 6
     /// N for the matrices plus 12 L (H D) T for attention, not halved (PaLM, arXiv 2204.02311, appendix B).
     pub fn flops(&self, tokens: u64, seq_length: usize) -> f64 {
+        let [v, l, c, h, d, positions] = [
+            self.vocab_size,
+            self.num_layers,
+            self.hidden_size,
+            self.num_attention_heads,
+            self.kv_channels,
+            self.max_position_embeddings,
+        ]
+        .map(|size| size as f64);
         let positions = match self.position_embedding_type {
-            PositionEmbedding::LearnedAbsolute => {
-                (self.max_position_embeddings * self.hidden_size) as u64
-            }
-            PositionEmbedding::Rope => 0,
+            PositionEmbedding::LearnedAbsolute => positions * c,
+            PositionEmbedding::Rope => 0.0,
         };
-        let untied =
-            if self.tie_embeddings { 0 } else { (self.vocab_size * self.hidden_size) as u64 };
-        let matrices = self.num_parameters() - positions - untied;
-        let attention =
-            12 * self.num_layers * self.num_attention_heads * self.kv_channels * seq_length;
-        (6 * matrices + attention as u64) as f64 * tokens as f64
+        let untied = if self.tie_embeddings { 0.0 } else { v * c };
+        let matrices = self.num_parameters() as f64 - positions - untied;
+        (6.0 * matrices + 12.0 * l * h * d * seq_length as f64) * tokens as f64
     }
 
     pub(crate) fn bias(&self) -> Bias {

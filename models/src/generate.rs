@@ -109,7 +109,8 @@ pub fn generate(
     let ctx = Context::new(sampling.seed, 0, Mode::Eval, 1, longest);
     let device = gpt.scope().device();
     let mut tokens = prompt.to_vec();
-    let mut caches: Vec<KvCache> = gpt.caches(1)?;
+    let mut caches: Vec<KvCache> =
+        gpt.caches(1, prompt.len().saturating_add(max_new_tokens))?;
     // The first token of the window, and the first that is not in the caches.
     let (mut first, mut unread) = (0, 0);
     for _ in 0..max_new_tokens {

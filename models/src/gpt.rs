@@ -354,9 +354,10 @@ impl Gpt {
         self.logits(&last)?.reshape(&[batch, self.config.vocab_size]) // (B, V)
     }
 
-    /// Empty caches for every block.
-    pub fn caches(&self, batch: usize) -> Result<Vec<KvCache>> {
-        let (config, capacity) = (self.config.attention(), self.config.max_position_embeddings);
+    /// Empty caches for every block, with room for `positions` positions or the longest sequence, if that is less.
+    pub fn caches(&self, batch: usize, positions: usize) -> Result<Vec<KvCache>> {
+        let config = self.config.attention();
+        let capacity = positions.min(self.config.max_position_embeddings);
         let (device, dtype) = (self.scope.device(), self.scope.dtype());
         let cache = |_: &Block| KvCache::new(device, dtype, batch, capacity, &config);
         self.blocks.iter().map(cache).collect()

@@ -20,6 +20,7 @@ pub mod plot;
 pub mod presets;
 mod recompute;
 pub mod run;
+pub mod run_lock;
 mod saved_activations;
 mod stage;
 pub mod support;

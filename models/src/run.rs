@@ -15,11 +15,12 @@ use crate::checkpoint;
 use crate::data::{Dataset, Sampler, Validation};
 use crate::evaluate::{Evaluation, evaluate};
 use crate::plot::plot;
+use crate::run_lock::RunLock;
 use crate::tokenizer::Tokenizer;
 use crate::trainer::{StepReport, Trainer};
 
 pub use metrics::Metrics;
-use metrics::{MetricsLog, unwritable};
+use metrics::MetricsLog;
 
 /// How long a run is and what it leaves behind.
 #[derive(Debug, Clone)]
@@ -115,6 +116,11 @@ pub trait Observer {
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation);
     /// After every checkpoint.
     fn saved(&mut self, folder: &Path);
+    /// Before the first step, if the folder of the run cannot be locked: one line, to standard error unless this is
+    /// defined otherwise.
+    fn warned(&mut self, message: &str) {
+        eprintln!("{message}");
+    }
 }
 
 /// Why a run ended.
@@ -160,8 +166,11 @@ pub fn run(
     let validation =
         dataset.validation.clone().map(|source| Validation::new(source, config.seq_length, micro));
     let validation = validation.transpose()?;
-    std::fs::create_dir_all(&config.folder).map_err(|error| unwritable(&config.folder, &error))?;
     let first = trainer.mesh().rank() == 0;
+    let _lock = match first {
+        true => Some(claim(&config.folder, trainer.progress().step, observer)?),
+        false => None,
+    };
     let mut log = match first {
         true => Some(MetricsLog::open(&config.metrics, trainer.progress().step)?),
         false => None,
@@ -245,6 +254,21 @@ pub fn run(
         plot(&log.curve, &config.folder.join("loss.svg"))?;
     }
     Ok(Outcome { ended, evaluation, checkpoint })
+}
+
+/// Takes `folder` for a run of which `done` steps are behind, before anything there is written, and removes what a killed
+/// run left.
+fn claim(folder: &Path, done: u64, observer: &mut dyn Observer) -> Result<RunLock> {
+    let lock = RunLock::acquire(folder)?;
+    if let Some(warning) = lock.warning() {
+        observer.warned(warning);
+    }
+    // A run that was stopped before its first step goes on from its checkpoint of step 0.
+    if done == 0 && !folder.join("iter_0000000").exists() {
+        RunLock::check_new(folder)?;
+    }
+    checkpoint::clean(folder)?;
+    Ok(lock)
 }
 
 /// The trace of a run's steps, if one is wanted and not written yet.

@@ -54,6 +54,9 @@ impl FileRecord {
     }
 }
 
+/// Largest header in bytes: the limit of the `safetensors` crate.
+const MAX_HEADER: u64 = 100_000_000;
+
 /// How many bytes pass through at a time: they stay in the cache between checksum and copy.
 const CHUNK: usize = 256 << 10;
 
@@ -89,7 +92,7 @@ pub(crate) fn write_tensors(
 ) -> Result<FileRecord, Fault> {
     // Wide types first, so that every tensor is aligned; the order of the names makes files equal.
     tensors.sort_by(|(a, x), (b, y)| y.dtype().size().cmp(&x.dtype().size()).then(a.cmp(b)));
-    let mut end = 0;
+    let (count, mut end) = (tensors.len(), 0);
     let infos = tensors.iter().map(|(name, tensor)| {
         let start = end;
         end += tensor.numel() * tensor.dtype().size();
@@ -102,9 +105,17 @@ pub(crate) fn write_tensors(
         .and_then(|header| serde_json::to_string(&header).map_err(|error| error.to_string()))
         .map_err(|error| format!("cannot describe '{}': {error}", path.display()))?;
     let padded = header.len().next_multiple_of(8); // the bytes that follow are aligned
+    if padded as u64 > MAX_HEADER {
+        return Err(format!(
+            "cannot write '{}': {count} tensors need a header of {padded} bytes, and a safetensors file takes at \
+             most {MAX_HEADER}",
+            path.display()
+        ));
+    }
     write_chunks(path, |writer| {
         writer.put(&(padded as u64).to_le_bytes())?;
-        writer.put(format!("{header:padded$}").as_bytes())?;
+        writer.put(header.as_bytes())?;
+        writer.put(&b"       "[..padded - header.len()])?;
         for (_, tensor) in tensors {
             let dense = tensor.contiguous().map_err(std::io::Error::other)?;
             writer.put(&dense.bytes().map_err(std::io::Error::other)?)?;
@@ -158,18 +169,15 @@ fn file_dtype(dtype: DType) -> Dtype {
     DTYPES.iter().find(|(ours, _)| *ours == dtype).expect("the table lists every dtype").1
 }
 
-/// A safetensors file, open for reading.
+/// A safetensors file whose header has been read.
 pub(crate) struct TensorFile {
     path: PathBuf,
     header: Metadata,
-    reader: BufReader<File>,
-    /// Where the tensors' bytes begin, and where the next byte comes from.
+    /// Where the tensors' bytes begin.
     start: u64,
-    position: u64,
+    /// The open file, and the position of its next byte.
+    reader: Option<(BufReader<File>, u64)>,
 }
-
-/// The header may take this much: the limit of the `safetensors` crate.
-const MAX_HEADER: u64 = 100_000_000;
 
 impl TensorFile {
     /// Reads the header.
@@ -204,8 +212,13 @@ impl TensorFile {
                 size - start
             )));
         }
-        let reader = BufReader::with_capacity(CHUNK, file);
-        Ok(TensorFile { path: path.to_path_buf(), header, reader, start, position: start })
+        let reader = Some((BufReader::with_capacity(CHUNK, file), start));
+        Ok(TensorFile { path: path.to_path_buf(), header, start, reader })
+    }
+
+    /// Gives the file descriptor and the buffer back; the next [`TensorFile::read`] opens the file again.
+    pub fn close(&mut self) {
+        self.reader = None;
     }
 
     /// The file that was opened.
@@ -245,12 +258,61 @@ impl TensorFile {
             return Err(format!("'{name}' in '{}' is too short", self.path.display()));
         }
         let from = self.start + (first + offset) as u64;
-        let mut read = |reader: &mut BufReader<File>| {
-            reader.seek_relative(from.wrapping_sub(self.position) as i64)?;
-            reader.read_exact(target)
+        let mut read = || {
+            let (mut reader, position) = match self.reader.take() {
+                Some(opened) => opened,
+                None => (BufReader::with_capacity(CHUNK, File::open(&self.path)?), 0),
+            };
+            reader.seek_relative(from.wrapping_sub(position) as i64)?;
+            reader.read_exact(target)?;
+            self.reader = Some((reader, from + target.len() as u64));
+            Ok(())
         };
-        read(&mut self.reader).map_err(|error| cannot("read", &self.path, &error))?;
-        self.position = from + target.len() as u64;
-        Ok(())
+        read().map_err(|error| cannot("read", &self.path, &error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrotron_tensor::Device;
+
+    /// `count` scalars whose names have `length` characters each, in order.
+    fn scalars(count: usize, length: usize) -> Vec<(String, Tensor)> {
+        let device = Device::cpu(1).unwrap();
+        let scalar = |i: usize| Tensor::full(&device, DType::F32, &[], i as f64).unwrap();
+        (0..count).map(|i| (format!("{i:0>length$}"), scalar(i))).collect()
+    }
+
+    #[test]
+    fn headers_of_any_length_come_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("many.safetensors");
+        // Headers of 200 kB and 6 MB, and every number of padding bytes.
+        let sizes = [(2100, 40), (30_000, 140)].into_iter().chain((1..=8).map(|n| (1, n)));
+        for (count, length) in sizes {
+            let record =
+                write_tensors(&path, Some(("format", "pt")), scalars(count, length)).unwrap();
+            record.verify(&path).unwrap();
+            let mut file = TensorFile::open(&path).unwrap();
+            assert_eq!(file.start % 8, 0);
+            assert!(count == 1 || file.start > 200_000, "{}", file.start);
+            assert_eq!(file.names().len(), count);
+            for i in [0, count / 2, count - 1] {
+                let mut bytes = [0; 4];
+                file.close();
+                file.read(&format!("{i:0>length$}"), 0, &mut bytes).unwrap();
+                assert_eq!(f32::from_le_bytes(bytes), i as f32);
+            }
+        }
+    }
+
+    #[test]
+    fn a_header_beyond_the_limit_is_refused_before_anything_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("many.safetensors");
+        let fault = write_tensors(&path, None, scalars(1_700, 60_000)).unwrap_err();
+        assert!(fault.contains("1700 tensors need a header of 102"), "{fault}");
+        assert!(fault.contains("at most 100000000") && !path.exists(), "{fault}");
     }
 }

@@ -4,7 +4,7 @@
 use clap::{ArgMatches, FromArgMatches};
 use ferrotron::Result;
 use ferrotron::models::checkpoint::Checkpoint;
-use ferrotron::models::data::{Dataset, TokenSource};
+use ferrotron::models::data::{DataFingerprint, Dataset, tokens_in_words};
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::parallel::agreement::{Facts, digest};
 use ferrotron::parallel::launch::RankEnvironment;
@@ -54,32 +54,18 @@ impl Configuration {
 }
 
 /// Facts about the data of a run: as many tokens, with the same content.
-pub fn data_facts(dataset: &Dataset, tokenizer: &Tokenizer) -> Result<Facts> {
+pub fn data_facts(
+    fingerprint: &DataFingerprint,
+    dataset: &Dataset,
+    tokenizer: &Tokenizer,
+) -> Result<Facts> {
     let name = format!("{} {}", tokenizer.name(), digest(tokenizer.to_json().as_bytes()));
-    let mut facts = Facts::from([("the tokenizer".to_string(), name)]);
-    let sources = [("training", Some(&dataset.train)), ("validation", dataset.validation.as_ref())];
-    for (name, source) in sources {
-        let content = match source {
-            Some(source) => format!("{} tokens with digest {}", source.len(), content(source)?),
-            None => "none".to_string(),
-        };
-        facts.insert(format!("the {name} data"), content);
-    }
-    Ok(facts)
-}
-
-/// A digest of the tokens: of all of them, or of parts at equal distances where there are many.
-fn content(source: &TokenSource) -> Result<String> {
-    const CHUNK: u64 = 1 << 16;
-    const CHUNKS: u64 = 256;
-    let stride = CHUNK.max(source.len().div_ceil(CHUNKS));
-    let mut digests = String::new();
-    for at in (0..source.len()).step_by(stride as usize) {
-        let mut tokens = vec![0; CHUNK.min(source.len() - at) as usize];
-        source.read(at, &mut tokens)?;
-        digests += &digest(&tokens.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<u8>>());
-    }
-    Ok(digest(digests.as_bytes()))
+    let validation = dataset.validation.as_ref().map(tokens_in_words).transpose()?;
+    Ok(Facts::from([
+        ("the tokenizer".to_string(), name),
+        ("the training data".to_string(), fingerprint.training()),
+        ("the validation data".to_string(), validation.unwrap_or_else(|| "none".to_string())),
+    ]))
 }
 
 fn facts(matches: &ArgMatches) -> Facts {

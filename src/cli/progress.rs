@@ -98,4 +98,8 @@ impl Observer for Progress {
     fn saved(&mut self, folder: &Path) {
         self.say(&format!("saved {}", folder.display()));
     }
+
+    fn warned(&mut self, message: &str) {
+        self.say(message);
+    }
 }

@@ -17,6 +17,7 @@ use super::{definition, words_of};
 const NOT_REMEMBERED: &[&str] = &[
     "load",
     "save",
+    "allow-data-change",
     "metrics",
     "trace",
     "trace-steps",

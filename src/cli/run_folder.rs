@@ -2,17 +2,33 @@
 
 use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::parallel::agreement::broadcast_bytes;
+use ferrotron::models::run_lock::RunLock;
 use ferrotron::parallel::collective::Group;
 use ferrotron::{Error, Result};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
+use super::job::Job;
 use super::train_args::TrainArgs;
 
-/// Errors if the folder that was asked for holds another run.
-pub fn check(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<()> {
+/// Errors if the folder that was asked for holds another run or is in use, which the first rank or the launcher of `job`
+/// finds out for all.
+pub fn check(args: &TrainArgs, resumed: Option<&Checkpoint>, job: &Job) -> Result<()> {
+    if matches!(job, Job::Rank(rank) if rank.rank > 0) {
+        return Ok(());
+    }
+    let loaded = resumed.map(run_of);
+    if let Some(folder) = args.run.save.as_deref().or(loaded) {
+        RunLock::check(folder)?;
+    }
     asked_for(args, resumed).map(drop)
+}
+
+/// The folder of the run to which a checkpoint belongs.
+fn run_of(checkpoint: &Checkpoint) -> &Path {
+    let parent = checkpoint.folder().parent();
+    parent.filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// The folder of the run: as asked for, that of the checkpoint, or the next free number. The first rank of
@@ -26,17 +42,15 @@ pub fn make(args: &TrainArgs, resumed: Option<&Checkpoint>, world: &Group) -> Re
 }
 
 fn asked_for(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<Option<PathBuf>> {
-    let loaded = resumed.and_then(|checkpoint| checkpoint.folder().parent());
+    let loaded = resumed.map(run_of);
+    // A folder has many names: relative, absolute, through a link.
+    let same = |folder: &Path| {
+        let names = loaded.map(|loaded| (loaded.canonicalize(), folder.canonicalize()));
+        matches!(names, Some((Ok(loaded), Ok(folder))) if loaded == folder)
+    };
     match (&args.run.save, loaded) {
-        (Some(folder), _) if loaded == Some(folder) => Ok(Some(folder.clone())),
-        (Some(folder), _) if folder.join("latest").exists() => Err(Error::config(
-            "--save",
-            format!(
-                "{0} holds a run: go on with --load {0}, or choose another folder",
-                folder.display()
-            ),
-        )),
-        (Some(folder), _) => Ok(Some(folder.clone())),
+        (Some(folder), _) if same(folder) => Ok(Some(folder.clone())),
+        (Some(folder), _) => RunLock::check_new(folder).map(|()| Some(folder.clone())),
         (None, loaded) => Ok(loaded.map(Path::to_path_buf)),
     }
 }

@@ -1,7 +1,7 @@
 //! `ferrotron train`: alone, as one rank of a job, or as the launcher of one.
 
 use ferrotron::models::checkpoint::Checkpoint;
-use ferrotron::models::data::Dataset;
+use ferrotron::models::data::{DataFingerprint, Dataset};
 use ferrotron::models::memory::{self, StageMemory};
 use ferrotron::models::run::{Ended, Intervals, RunConfig, run};
 use ferrotron::models::tokenizer::Tokenizer;
@@ -12,7 +12,6 @@ use ferrotron::parallel::collective::World;
 use ferrotron::parallel::launch::{INTERRUPTED, RankEnvironment};
 use ferrotron::parallel::mesh::Mesh;
 use ferrotron::{Error, Result};
-use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -37,8 +36,8 @@ pub fn train(args: &TrainArgs, given: Options) -> Result<ExitCode> {
                 job::start_ranks(ranks, plan.configuration.args.parallel.timeout())
             }
             _ => {
-                let dataset = plan.dataset()?;
-                plan.train(&Mesh::single(), &dataset)
+                let data = plan.data()?;
+                plan.train(&Mesh::single(), &data)
             }
         };
     };
@@ -63,17 +62,23 @@ fn train_as_rank(
     let everyone = world.everyone()?;
     let resumed = resume::open_together(&everyone, load)?;
     let planned = Plan::new(given, resumed, Some(rank)).and_then(|plan| {
-        let dataset = plan.dataset()?;
-        let mut facts = data_facts(&dataset, &plan.tokenizer)?;
+        let data = plan.data()?;
+        let mut facts = data_facts(&data.fingerprint, &data.dataset, &plan.tokenizer)?;
         facts.extend(plan.configuration.facts.clone());
-        Ok((plan, dataset, facts))
+        Ok((plan, data, facts))
     });
     let agreed = agree(&everyone, planned.as_ref().map(|(_, _, facts)| facts));
-    let (plan, dataset, _) = planned?;
+    let (plan, data, _) = planned?;
     agreed?;
     let sequence = plan.configuration.args.parallel.sequence();
     let mesh = Mesh::new(world, plan.run.layout, sequence)?;
-    plan.train(&mesh, &dataset)
+    plan.train(&mesh, &data)
+}
+
+/// The opened data of a run.
+struct Data {
+    dataset: Dataset,
+    fingerprint: DataFingerprint,
 }
 
 /// A run of which everything that can be refused has been checked, before anything starts.
@@ -99,7 +104,7 @@ impl Plan {
             let job = Job::new(&args.parallel, rank.cloned())?;
             args.run.validate()?;
             args.device.dtype()?;
-            run_folder::check(args, resumed.as_ref())?;
+            run_folder::check(args, resumed.as_ref(), &job)?;
             let tokenizer = open_tokenizer(args, resumed.as_ref())?;
             let run = args.plan(job.world_size(), job.local_size(), tokenizer.vocab_size())?;
             if let Some(checkpoint) = &resumed {
@@ -118,7 +123,8 @@ impl Plan {
         Ok(Plan { configuration, job, resumed, tokenizer, run, stages, intervals })
     }
 
-    fn dataset(&self) -> Result<Dataset> {
+    /// Opens the data, and compares it with that of the checkpoint.
+    fn data(&self) -> Result<Data> {
         let Configuration { args, options, .. } = &self.configuration;
         let first = !matches!(&self.job, Job::Rank(rank) if rank.rank > 0);
         let warn = |warning: &str| {
@@ -126,17 +132,25 @@ impl Plan {
                 eprintln!("{warning}");
             }
         };
-        let opened = corpus::open(&args.data.config(), &self.tokenizer, warn);
-        opened.map_err(|error| options.name_sources(error))
+        let open = || {
+            let dataset = corpus::open(&args.data.config(), &self.tokenizer, warn)?;
+            let fingerprint = DataFingerprint::new(&dataset, &self.tokenizer)?;
+            if let Some(checkpoint) = &self.resumed {
+                fingerprint.check(&checkpoint.progress().extra, args.data.change())?;
+            }
+            Ok(Data { dataset, fingerprint })
+        };
+        open().map_err(|error| options.name_sources(error))
     }
 
     /// Trains as one rank of `mesh`; the first one reports.
-    fn train(self, mesh: &Mesh, dataset: &Dataset) -> Result<ExitCode> {
+    fn train(self, mesh: &Mesh, data: &Data) -> Result<ExitCode> {
         let options = self.configuration.options.clone();
-        self.take_steps(mesh, dataset).map_err(|error| options.name_sources(error))
+        self.take_steps(mesh, data).map_err(|error| options.name_sources(error))
     }
 
-    fn take_steps(self, mesh: &Mesh, dataset: &Dataset) -> Result<ExitCode> {
+    fn take_steps(self, mesh: &Mesh, data: &Data) -> Result<ExitCode> {
+        let Data { dataset, fingerprint } = data;
         let Plan { configuration, job, resumed, tokenizer, run: plan, stages, intervals } = self;
         let args = &configuration.args;
         let folder = args.offload.folder(&args.run);
@@ -147,7 +161,9 @@ impl Plan {
         if let Some(checkpoint) = &resumed {
             trainer.load(checkpoint)?;
         }
-        same_data(&mut trainer, dataset.train.len())?;
+        let mut progress = trainer.progress().clone();
+        fingerprint.record(&mut progress.extra);
+        trainer.set_progress(progress);
 
         let folder = run_folder::make(args, resumed.as_ref(), mesh.world())?;
         let config = run_config(&configuration, &trainer, intervals, folder)?;
@@ -188,26 +204,6 @@ pub fn open_tokenizer(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<
             .data
             .tokenizer()?
             .build(|| if embedded { Ok(corpus::text()) } else { args.data.config().text() }),
-    }
-}
-
-/// The order of samples is a function of the number of tokens: a run goes on with the data that it was
-/// started with, or not at all.
-fn same_data(trainer: &mut Trainer, tokens: u64) -> Result<()> {
-    const KEY: &str = "training_tokens";
-    let mut progress = trainer.progress().clone();
-    match progress.extra.get(KEY).and_then(serde_json::Value::as_u64) {
-        Some(before) if before != tokens => Err(Error::config(
-            "--data",
-            format!(
-                "holds {tokens} training tokens, the run was started with {before}: give the same data and --split"
-            ),
-        )),
-        _ => {
-            progress.extra.insert(KEY.into(), json!(tokens));
-            trainer.set_progress(progress);
-            Ok(())
-        }
     }
 }
 

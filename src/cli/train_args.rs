@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig, Rampup};
-use ferrotron::models::data::DataConfig;
+use ferrotron::models::data::{DataChange, DataConfig};
 use ferrotron::models::memory;
 use ferrotron::models::run::{Intervals, TraceConfig};
 use ferrotron::models::support;
@@ -119,6 +119,10 @@ pub struct DataArgs {
     /// Share of the data kept for validation
     #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
     pub split: f64,
+    /// Go on with --load although data, split or tokenizer are not those of the run: from the next sample on, the order
+    /// is that of the data given now, which the next checkpoint records
+    #[arg(long, requires = "load")]
+    pub allow_data_change: bool,
     /// byte, char, gpt2 or the path of a Hugging Face tokenizer.json
     #[arg(long, value_name = "TOKENIZER", default_value = "char")]
     pub tokenizer: String,
@@ -131,6 +135,10 @@ impl DataArgs {
             validation_data: self.valid_data.clone(),
             split: self.split,
         }
+    }
+
+    pub fn change(&self) -> DataChange {
+        if self.allow_data_change { DataChange::Allowed } else { DataChange::Refused }
     }
 
     pub fn tokenizer(&self) -> Result<TokenizerChoice> {

@@ -1,11 +1,13 @@
 //! The program as a user meets it: what it leaves behind, tells and refuses.
 
+mod data_change;
 mod gpu;
 mod memory;
 mod models_and_data;
 mod options;
 mod precision;
 mod refusals;
+mod two_runs;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

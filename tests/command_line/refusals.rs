@@ -1,6 +1,24 @@
 //! What the program refuses, with which exit code and what it says.
 
+use std::path::Path;
+
 use super::{ferrotron, folder_with_text, succeeded, train};
+
+/// Writes another number of layers into the configuration of a checkpoint, and what follows from that into its index.
+fn give_layers(checkpoint: &Path, layers: u64) {
+    let edit = |file: &str, change: &dyn Fn(&mut serde_json::Value)| {
+        let text = std::fs::read(checkpoint.join(file)).unwrap();
+        let mut value = serde_json::from_slice(&text).unwrap();
+        change(&mut value);
+        std::fs::write(checkpoint.join(file), value.to_string()).unwrap();
+        value.to_string()
+    };
+    let config = edit("config.json", &|value| value["model"]["num_layers"] = layers.into());
+    edit("index.json", &|value| {
+        let crc32 = crc32fast::hash(config.as_bytes());
+        value["files"]["config.json"] = serde_json::json!({"bytes": config.len(), "crc32": crc32});
+    });
+}
 
 #[test]
 fn bad_input_gets_one_clear_line() {
@@ -13,7 +31,12 @@ fn bad_input_gets_one_clear_line() {
     std::fs::create_dir(path.join("broken")).unwrap();
     std::fs::write(path.join("broken/config.json"), "{\"model_type\": \"gpt2\"}").unwrap();
     std::fs::write(path.join("broken/model.safetensors"), "not a header").unwrap();
+    std::fs::create_dir(path.join("deep")).unwrap();
+    let deep = r#"{"model_type": "gpt2", "vocab_size": 65, "n_layer": 1000000000, "n_embd": 8, "n_head": 2, "n_positions": 8}"#;
+    std::fs::write(path.join("deep/config.json"), deep).unwrap();
     succeeded(train(path, &["--save", "run"]));
+    succeeded(train(path, &["--save", "deep-run", "--train-iters", "1"]));
+    give_layers(&path.join("deep-run/iter_0000001"), 1_000_000_000);
     // Arguments, exit code, and what the line must name.
     let cases: &[(&[&str], i32, &[&str])] = &[
         (&["train", "--data", "absent.txt"], 1, &["absent.txt"]),
@@ -26,6 +49,21 @@ fn bad_input_gets_one_clear_line() {
             &["4", "10"],
         ),
         (&["train", "--data", "text.txt", "--num-query-groups", "3"], 2, &["3", "4"]),
+        (
+            &["train", "--data", "text.txt", "--num-layers", "1000000000"],
+            2,
+            &["num-layers", "10000"],
+        ),
+        (&["memory", "--hidden-size", "1000000000000"], 2, &["hidden-size 1000000000000", "10^15"]),
+        (&["memory", "--hidden-size", "400000000"], 2, &[]),
+        (
+            &["memory", "--max-position-embeddings", "99999999999"],
+            2,
+            &["99999999999", "4294967296"],
+        ),
+        (&["export", "--load", "deep", "--output", "out"], 2, &["num-layers 1000000000"]),
+        (&["generate", "--load", "deep-run"], 2, &["num-layers 1000000000"]),
+        (&["train", "--load", "deep-run", "--data", "text.txt"], 2, &["num_layers 1000000000"]),
         (&["train", "--data", "text.txt", "--micro-batch-size", "0"], 2, &["micro"]),
         (
             &["train", "--data", "text.txt", "--micro-batch-size", "3", "--global-batch-size", "4"],

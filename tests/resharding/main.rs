@@ -7,6 +7,7 @@
 
 mod chains;
 mod local;
+mod real_size;
 #[path = "../common/tensors.rs"]
 mod tensors;
 mod train;

@@ -127,7 +127,7 @@ pub(super) fn delete(folder: &Path) -> Result<(), Fault> {
 }
 
 /// Removes what killed processes left in `dir`.
-fn clean(dir: &Path) -> Result<(), Fault> {
+pub(super) fn clean(dir: &Path) -> Result<(), Fault> {
     let entries = fs::read_dir(dir).map_err(|error| cannot("read", dir, &error))?;
     for entry in entries {
         let entry = entry.map_err(|error| cannot("read", dir, &error))?;

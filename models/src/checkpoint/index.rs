@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::Path;
 
-use super::slices::{Slice, numel};
+use super::slices::{Slice, is_tiled, numel};
 use crate::tensor_file::{Fault, FileRecord, TensorFile, cannot};
 
 /// Name of the file.
@@ -14,6 +14,9 @@ pub(super) const INDEX: &str = "index.json";
 
 const FORMAT: &str = "ferrotron checkpoint";
 const VERSION: u32 = 1;
+
+/// Most dims of a tensor: a box has 2^dims corners, all of which are looked at.
+const MAX_DIMS: usize = 8;
 
 /// The contents of `index.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -115,25 +118,22 @@ impl Index {
             return Err(format!("it lists '{file}', which is no plain file name"));
         }
         for (name, tensor) in &self.tensors {
+            if tensor.shape.len() > MAX_DIMS {
+                let dims = tensor.shape.len();
+                return Err(format!("'{name}' has {dims} dims, more than {MAX_DIMS}"));
+            }
             let outside = |piece: &&Piece| {
                 !piece.slice.lies_in(&tensor.shape) || !self.files.contains_key(&piece.file)
             };
             if let Some(piece) = tensor.pieces.iter().find(outside) {
                 return Err(format!("piece '{}' of '{name}' is outside of it", piece.key));
             }
-            let overlap = tensor.pieces.iter().enumerate().any(|(i, piece)| {
-                let earlier = &tensor.pieces[..i];
-                earlier.iter().any(|other| {
-                    !piece.slice.shape.is_empty()
-                        && piece.slice.intersection(&other.slice).is_some()
-                })
-            });
             let held = tensor
                 .pieces
                 .iter()
                 .fold(0_usize, |sum, piece| sum.saturating_add(piece.slice.numel()));
             let numel = numel(&tensor.shape);
-            if overlap || held != numel {
+            if !is_tiled(&tensor.shape, tensor.pieces.iter().map(|piece| &piece.slice)) {
                 return Err(format!("the pieces of '{name}' hold {held} of its {numel} elements"));
             }
         }
@@ -154,20 +154,23 @@ impl Index {
         for (file, record) in &self.files {
             record.verify_length(&folder.join(file))?;
         }
-        let mut files: BTreeMap<&str, TensorFile> = BTreeMap::new();
+        // File by file, so that one is open at a time.
+        let mut files: BTreeMap<&str, Vec<(&str, &TensorRecord, &Piece)>> = BTreeMap::new();
         for (name, tensor) in &self.tensors {
             for piece in &tensor.pieces {
-                if !files.contains_key(piece.file.as_str()) {
-                    files.insert(&piece.file, TensorFile::open(&folder.join(&piece.file))?);
-                }
-                let (dtype, dims) = files[piece.file.as_str()].describe(&piece.key)?;
+                files.entry(&piece.file).or_default().push((name, tensor, piece));
+            }
+        }
+        for (file, pieces) in files {
+            let opened = TensorFile::open(&folder.join(file))?;
+            for (name, tensor, piece) in pieces {
+                let (dtype, dims) = opened.describe(&piece.key)?;
                 if dtype.to_string() != tensor.dtype || dims != piece.slice.shape {
                     return Err(format!(
-                        "'{}' is damaged: '{name}' should be {} {:?} in '{}', which has {dtype} {dims:?}",
+                        "'{}' is damaged: '{name}' should be {} {:?} in '{file}', which has {dtype} {dims:?}",
                         folder.join(INDEX).display(),
                         tensor.dtype,
                         piece.slice.shape,
-                        piece.file,
                     ));
                 }
             }

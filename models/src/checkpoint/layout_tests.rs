@@ -2,13 +2,15 @@
 
 use super::Checkpoint;
 use super::folder::Staging;
-use super::index::{INDEX, Index};
+use super::index::{INDEX, Index, Piece};
 use super::save::{Held, write_slices};
+use super::slices::Slice;
 use crate::gpt::GptConfig;
-use crate::tensor_file::{write_bytes, write_tensors};
+use crate::tensor_file::{FileRecord, write_bytes, write_tensors};
 use ferrotron_nn::{Decay, Init, Scope};
 use ferrotron_tensor::{DType, Device, Place, Result, Tensor};
 use std::fs;
+use std::path::Path;
 
 fn config() -> GptConfig {
     GptConfig::gpt2(13, 2, 8, 2, 8)
@@ -77,6 +79,81 @@ fn finish(staging: Staging, index: &mut Index) {
     let text = serde_json::to_vec(index).unwrap();
     write_bytes(&staging.folder.join(INDEX), &text).unwrap();
     staging.publish().unwrap();
+}
+
+/// Number of files of a checkpoint, and how many a process may have open.
+const FILES: usize = 2000;
+const LIMIT: usize = 100;
+
+/// Names the checkpoint to a child.
+const MANY: &str = "FERROTRON_TEST_MANY_FILES";
+
+/// A checkpoint of a matrix whose rows lie in files of their own.
+fn many_files(dir: &Path) -> Result<()> {
+    let staging = Staging::begin(dir, 1).unwrap();
+    let mut index = Index::new();
+    let row = Tensor::full(&Device::cpu(1)?, DType::F32, &[1, 2], 0.0)?;
+    let file_name = |i: usize| format!("model-{i:05}.safetensors");
+    for i in 0..FILES {
+        let place = Place::new(&[FILES, 2], &[&[(i, 1)], &[(0, 2)]])?;
+        let held = vec![Held { name: "w".into(), place, tensor: row.clone() }];
+        // The disk need not have each of them: the last bytes are the values.
+        if i == 0 {
+            write_slices(&staging.folder, &mut index, &file_name(i), held).unwrap();
+            continue;
+        }
+        let mut bytes = fs::read(staging.folder.join(file_name(0))).unwrap();
+        let end = bytes.len();
+        bytes[end - 4..].copy_from_slice(&(i as f32).to_le_bytes());
+        fs::write(staging.folder.join(file_name(i)), &bytes).unwrap();
+        let record = FileRecord { bytes: end as u64, crc32: crc32fast::hash(&bytes) };
+        index.files.insert(file_name(i), record);
+        let slice = Slice { offset: vec![i, 0], shape: vec![1, 2] };
+        let piece = Piece { file: file_name(i), key: "w#0".into(), slice };
+        index.tensors.get_mut("w").unwrap().pieces.push(piece);
+    }
+    finish(staging, &mut index);
+    Ok(())
+}
+
+#[test]
+fn child_of_a_limit_on_open_files() -> Result<()> {
+    let Some(dir) = std::env::var_os(MANY) else { return Ok(()) };
+    assert!(
+        (0..LIMIT)
+            .map(|_| fs::File::open("/dev/null"))
+            .collect::<Vec<_>>()
+            .iter()
+            .any(|f| f.is_err())
+    );
+    let checkpoint = Checkpoint::open(Path::new(&dir))?;
+    let scope = Scope::new(&Device::cpu(1)?, DType::F32, 0);
+    let (whole, column) =
+        (Place::whole(&[FILES, 2]), Place::new(&[FILES, 2], &[&[(0, FILES)], &[(1, 1)]])?);
+    for (place, stride) in [(whole, 2), (column, 1)] {
+        let param = scope.param_at("w", place, Init::Zeros, Decay::Yes);
+        checkpoint.load_params(std::slice::from_ref(&param))?;
+        let values = param.leaf().value()?.to_vec::<f32>()?;
+        let last = values.iter().skip(stride - 1).step_by(stride);
+        assert!(last.copied().eq((0..FILES).map(|i| i as f32)));
+    }
+    println!("loaded");
+    Ok(())
+}
+
+#[test]
+#[cfg(unix)]
+fn two_thousand_files_load_where_a_hundred_may_be_open() -> Result<()> {
+    let dir = tempfile::tempdir().unwrap();
+    many_files(dir.path())?;
+    let script =
+        format!("ulimit -n {LIMIT}; exec \"$0\" child_of_a_limit --nocapture --test-threads 1");
+    let mut command = std::process::Command::new("sh");
+    command.arg("-c").arg(script).arg(std::env::current_exe().unwrap()).env(MANY, dir.path());
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("loaded"), "{text}");
+    Ok(())
 }
 
 #[test]

@@ -42,8 +42,8 @@ impl Checkpoint {
     /// checksums.
     ///
     /// # Errors
-    /// A path that is neither; a damaged checkpoint, with what is wrong and the newest undamaged one
-    /// beside it.
+    /// A path that is neither; a damaged checkpoint, with what is wrong and the newest other one beside it whose
+    /// headers and lengths are right.
     pub fn open(path: &Path) -> Result<Checkpoint> {
         let checkpoint = Self::peek(path)?;
         checkpoint.verify(&Group::single())?;
@@ -74,7 +74,7 @@ impl Checkpoint {
     /// some of the files, and none goes on before all have found theirs undamaged.
     ///
     /// # Errors
-    /// A damaged file, with the newest undamaged checkpoint beside this one; another rank's error.
+    /// A damaged file, with the newest other checkpoint beside this one; another rank's error.
     pub fn verify(&self, world: &Group) -> Result<()> {
         if !self.verified.load(Relaxed) {
             let share = self.index.verify_share(&self.folder, world.rank(), world.size());
@@ -332,16 +332,17 @@ fn resolve(path: &Path) -> std::result::Result<Option<PathBuf>, Fault> {
     Ok(Some(folder::find(path, name.trim())))
 }
 
-/// What to load instead, for the end of an error message.
+/// Another checkpoint to load instead, for the end of an error message. Of that one, headers and lengths are looked at:
+/// comparing the checksums of large checkpoints would hold the error back for minutes.
 fn offer(dir: &Path, damaged: Option<&Path>) -> String {
-    let whole = |folder: &Path| {
-        Checkpoint::read(folder).is_ok_and(|found| found.index.verify_share(folder, 0, 1).is_ok())
-    };
-    let complete = folder::list(dir)
+    let other = folder::list(dir)
         .into_iter()
-        .find(|folder| Some(folder.as_path()) != damaged && whole(folder));
-    match complete {
-        Some(folder) => format!("; the newest complete one is --load {}", folder.display()),
-        None => format!("; there is no complete one in '{}'", dir.display()),
+        .find(|folder| Some(folder.as_path()) != damaged && Checkpoint::read(folder).is_ok());
+    match other {
+        Some(folder) => format!(
+            "; the newest other one is --load {} (its checksums have not been compared)",
+            folder.display()
+        ),
+        None => format!("; there is no other one in '{}'", dir.display()),
     }
 }

@@ -41,7 +41,7 @@ mod save;
 mod slices;
 
 pub use load::Checkpoint;
-pub use save::{Held, Moments, Snapshot, retain, save};
+pub use save::{Held, Moments, Snapshot, clean, retain, save};
 
 use serde::{Deserialize, Serialize};
 

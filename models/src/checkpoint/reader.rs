@@ -1,22 +1,46 @@
 //! Reading parts of tensors out of the files that hold their pieces.
 
 use ferrotron_tensor::{Error, Place, Result, Tensor};
-use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 
 use super::index::TensorRecord;
 use super::slices::{Copy, boxes};
 use crate::tensor_file::TensorFile;
 
-/// The files of a checkpoint, opened as they are needed.
+/// Most files of a checkpoint that are open at once: systems allow a process 256 to 1024 in all.
+const MAX_OPEN: usize = 64;
+
+/// The files of a checkpoint, opened as they are needed. Their headers stay in memory.
 pub(super) struct Reader<'a> {
     folder: &'a Path,
     files: BTreeMap<&'a str, TensorFile>,
+    /// The files that are open, the one used last at the end.
+    open: VecDeque<&'a str>,
 }
 
 impl<'a> Reader<'a> {
     pub fn new(folder: &'a Path) -> Reader<'a> {
-        Reader { folder, files: BTreeMap::new() }
+        Reader { folder, files: BTreeMap::new(), open: VecDeque::new() }
+    }
+
+    /// The file of this name, ready to be read.
+    fn file(&mut self, name: &'a str) -> Result<&mut TensorFile> {
+        self.open.retain(|other| *other != name);
+        if self.open.len() == MAX_OPEN
+            && let Some(oldest) = self.open.pop_front().and_then(|name| self.files.get_mut(name))
+        {
+            oldest.close();
+        }
+        self.open.push_back(name);
+        match self.files.entry(name) {
+            Entry::Occupied(file) => Ok(file.into_mut()),
+            Entry::Vacant(entry) => {
+                let file = TensorFile::open(&self.folder.join(name));
+                Ok(entry.insert(file.map_err(|fault| Error::io("checkpoint", fault))?))
+            }
+        }
     }
 
     /// Writes what lies at `place` to `target`, a contiguous tensor of its local dims, in the target's type.
@@ -52,12 +76,7 @@ impl<'a> Reader<'a> {
         for (wanted, local) in boxes(place) {
             for piece in &record.pieces {
                 let Some(both) = wanted.intersection(&piece.slice) else { continue };
-                if !self.files.contains_key(piece.file.as_str()) {
-                    let file = TensorFile::open(&self.folder.join(&piece.file));
-                    self.files
-                        .insert(&piece.file, file.map_err(|fault| Error::io("checkpoint", fault))?);
-                }
-                let file = self.files.get_mut(piece.file.as_str()).expect("just inserted");
+                let file = self.file(&piece.file)?;
                 let from = difference(&both.offset, &piece.slice.offset);
                 let to: Vec<usize> = difference(&both.offset, &wanted.offset)
                     .iter()

@@ -78,6 +78,9 @@ impl Moments {
 /// Writes a checkpoint of step `snapshot.progress.step` into `dir`; returns its folder. All ranks of `world`
 /// call this, each with what it holds, on one file system.
 ///
+/// One job at a time saves into `dir`, and removes what killed ones left: a [`RunLock`](crate::run_lock::RunLock) held
+/// on `dir` keeps others out.
+///
 /// It takes the place of one of the same step. If anything fails, what was there before is untouched.
 ///
 /// Each rank writes its own files. The first one then puts the lists of what is in them together, checks that
@@ -288,6 +291,14 @@ pub(super) fn write_slices(
     let record = write_tensors(&folder.join(file), Some(("format", "pt")), tensors)?;
     index.files.insert(file.to_string(), record);
     Ok(())
+}
+
+/// Removes what killed processes left in `dir`: half-written and half-deleted checkpoints. Nobody may be saving there.
+///
+/// # Errors
+/// A folder that cannot be read or written.
+pub fn clean(dir: &Path) -> Result<()> {
+    folder::clean(dir).map_err(|fault| Error::io("checkpoint", fault))
 }
 
 /// Deletes all but the `keep` checkpoints of `dir` that were written last. The one that `latest` names

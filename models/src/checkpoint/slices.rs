@@ -49,6 +49,28 @@ pub(super) fn numel(dims: &[usize]) -> usize {
     dims.iter().fold(1, |n: usize, &size| n.saturating_mul(size))
 }
 
+/// Whether `boxes` of a tensor of `dims` hold every element of it once.
+///
+/// The number of boxes that hold an element is a sum over the corners of all boxes at or before it: each corner counts
+/// 1 or, with an odd number of upper coordinates, -1. So the boxes tile the whole exactly if their corners, added up,
+/// are those of the whole. That takes O(n log n) time for n boxes of few dims.
+pub(super) fn is_tiled<'a>(dims: &[usize], boxes: impl Iterator<Item = &'a Slice>) -> bool {
+    let mut corners: Vec<(Vec<usize>, i64)> = Vec::new();
+    let mut add = |offset: &[usize], shape: &[usize], count: i64| {
+        for upper in 0_usize..1 << dims.len() {
+            let coordinate = |d: usize| offset[d] + if upper >> d & 1 == 1 { shape[d] } else { 0 };
+            let sign = if upper.count_ones() % 2 == 0 { count } else { -count };
+            corners.push(((0..dims.len()).map(coordinate).collect(), sign));
+        }
+    };
+    boxes.for_each(|slice| add(&slice.offset, &slice.shape, 1));
+    add(&vec![0; dims.len()], dims, -1);
+    corners.sort_unstable();
+    corners
+        .chunk_by(|a, b| a.0 == b.0)
+        .all(|same| same.iter().map(|corner| corner.1).sum::<i64>() == 0)
+}
+
 /// The boxes that a place consists of, each with its offset in the local tensor.
 pub(super) fn boxes(place: &Place) -> Vec<(Slice, Vec<usize>)> {
     let mut all = vec![(Slice { offset: vec![], shape: vec![] }, vec![])];
@@ -128,6 +150,78 @@ mod tests {
         assert_eq!(boxes(&place), [(slice([4, 0]), vec![0, 0]), (slice([4, 4]), vec![0, 2])]);
         let scalar = Slice { offset: vec![], shape: vec![] };
         assert_eq!(boxes(&Place::whole(&[])), [(scalar, vec![])]);
+    }
+
+    /// The same by looking at every pair of boxes.
+    fn is_tiled_by_pairs(dims: &[usize], boxes: &[Slice]) -> bool {
+        let pairs = (0..boxes.len()).flat_map(|i| (0..i).map(move |j| (i, j)));
+        let overlap = pairs.into_iter().any(|(i, j)| boxes[i].intersection(&boxes[j]).is_some());
+        !overlap && boxes.iter().map(Slice::numel).sum::<usize>() == numel(dims)
+    }
+
+    /// Cuts a box in two again and again.
+    fn cut(mut boxes: Vec<Slice>, cuts: &[(usize, usize, usize)]) -> Vec<Slice> {
+        for &(which, dim, at) in cuts {
+            let cut = boxes.swap_remove(which % boxes.len());
+            let dim = dim % cut.shape.len();
+            let (mut low, mut high) = (cut.clone(), cut);
+            low.shape[dim] = at % (low.shape[dim] + 1);
+            high.offset[dim] += low.shape[dim];
+            high.shape[dim] -= low.shape[dim];
+            boxes.extend([low, high]);
+        }
+        boxes
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn corners_find_what_pairs_find(
+            dims in proptest::collection::vec(1..7_usize, 1..4),
+            cuts in proptest::collection::vec((0..9_usize, 0..3_usize, 0..7_usize), 0..9),
+            fault in (0..5_usize, 0..9_usize, 0..3_usize),
+        ) {
+            let whole = Slice { offset: vec![0; dims.len()], shape: dims.clone() };
+            let mut boxes = cut(vec![whole], &cuts);
+            assert!(is_tiled(&dims, boxes.iter()) && is_tiled_by_pairs(&dims, &boxes));
+            let (kind, which, dim) = (fault.0, fault.1 % boxes.len(), fault.2 % dims.len());
+            match kind {
+                0 => drop(boxes.swap_remove(which)),
+                1 => boxes.push(boxes[which].clone()),
+                2 if boxes[which].offset[dim] > 0 => boxes[which].offset[dim] -= 1,
+                3 if boxes[which].shape[dim] > 0 => boxes[which].shape[dim] -= 1,
+                _ => {
+                    let other = boxes[(which + 1) % boxes.len()].offset.clone();
+                    boxes[which].offset = other;
+                }
+            }
+            let inside = boxes.iter().all(|slice| slice.lies_in(&dims));
+            assert!(!inside || is_tiled(&dims, boxes.iter()) == is_tiled_by_pairs(&dims, &boxes));
+        }
+    }
+
+    #[test]
+    fn a_hundred_thousand_boxes_take_a_moment() {
+        let (rows, columns) = (500, 200);
+        let cell =
+            |i: usize| Slice { offset: vec![2 * (i / columns), i % columns], shape: vec![2, 1] };
+        let mut boxes: Vec<Slice> = (0..rows * columns).map(cell).collect();
+        let start = std::time::Instant::now();
+        assert!(is_tiled(&[2 * rows, columns], boxes.iter()));
+        boxes[77_777].offset[0] -= 1;
+        assert!(!is_tiled(&[2 * rows, columns], boxes.iter()));
+        // Pairs would take minutes.
+        assert!(start.elapsed() < std::time::Duration::from_secs(10), "{:?}", start.elapsed());
+    }
+
+    #[test]
+    fn tensors_without_dims_or_elements_are_tiled_once() {
+        let scalar = Slice { offset: vec![], shape: vec![] };
+        let tiled = |count: usize| is_tiled(&[], std::iter::repeat_n(&scalar, count));
+        assert_eq!([tiled(0), tiled(1), tiled(2)], [false, true, false]);
+        let empty = Slice { offset: vec![0, 0], shape: vec![0, 3] };
+        assert!(
+            is_tiled(&[0, 3], [].into_iter()) && is_tiled(&[0, 3], [&empty, &empty].into_iter())
+        );
     }
 
     #[test]

@@ -149,7 +149,10 @@ fn damage_is_named_and_the_previous_checkpoint_offered() -> Result<()> {
         fs::write(&path, original).unwrap();
         for error in &errors {
             assert!(error.contains(file) && !error.contains('\n'), "{error}");
-            let offer = format!("; the newest complete one is --load {}", first.display());
+            let offer = format!(
+                "; the newest other one is --load {} (its checksums have not been compared)",
+                first.display()
+            );
             assert!(error.ends_with(&offer), "{error}");
         }
         errors[0].clone()
@@ -162,6 +165,15 @@ fn damage_is_named_and_the_previous_checkpoint_offered() -> Result<()> {
     assert!(damage("index.json", &half).contains("is damaged: "));
     assert!(damage("config.json", &|bytes| bytes.push(b' ')).contains("is damaged: "));
 
+    // To word an error, tensors of other checkpoints are not read: this one is damaged, too.
+    let weights = first.join("model.safetensors");
+    let mut bytes = fs::read(&weights).unwrap();
+    flip(&mut bytes);
+    fs::write(&weights, &bytes).unwrap();
+    assert!(damage("model.safetensors", &flip).contains("is damaged: checksum "));
+    flip(&mut bytes);
+    fs::write(&weights, &bytes).unwrap();
+
     // Undamaged again, then without a file, then without the folder.
     assert_eq!(Checkpoint::open(dir.path())?.folder(), second);
     fs::remove_file(second.join("model.safetensors")).unwrap();
@@ -171,11 +183,11 @@ fn damage_is_named_and_the_previous_checkpoint_offered() -> Result<()> {
     assert!(error.contains("iter_0000002") && error.contains("--load"), "{error}");
     fs::remove_file(dir.path().join("latest")).unwrap();
     let error = message(Checkpoint::open(dir.path()));
-    assert!(error.contains("latest' is missing; the newest complete one"), "{error}");
+    assert!(error.contains("latest' is missing; the newest other one"), "{error}");
     fs::write(dir.path().join("latest"), "../elsewhere").unwrap();
     assert!(message(Checkpoint::open(dir.path())).contains("does not name a checkpoint"));
     fs::remove_dir_all(&first).unwrap();
-    assert!(message(Checkpoint::open(dir.path())).contains("there is no complete one"));
+    assert!(message(Checkpoint::open(dir.path())).contains("there is no other one"));
     fs::remove_file(dir.path().join("latest")).unwrap();
     assert!(message(Checkpoint::open(dir.path())).contains("is not a checkpoint"));
     assert!(message(Checkpoint::open(&first)).contains("there is no '"));

@@ -25,6 +25,7 @@
 
 mod batch;
 mod dataset;
+mod fingerprint;
 mod permutation;
 mod sampler;
 mod shard;
@@ -33,6 +34,7 @@ mod validation;
 
 pub use batch::{Batch, IGNORE};
 pub use dataset::{DataConfig, Dataset};
+pub use fingerprint::{DataChange, DataFingerprint, tokens_in_words};
 pub use permutation::Permutation;
 pub use sampler::{Sampler, Samples};
 pub use source::TokenSource;

@@ -74,6 +74,11 @@ impl TokenSource {
         self.range.end - self.range.start
     }
 
+    /// Number of tokens of all of its files, with those outside of this part.
+    pub fn stream_len(&self) -> u64 {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
     /// Whether there is no token.
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()

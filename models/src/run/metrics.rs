@@ -69,7 +69,7 @@ impl Metrics {
     }
 }
 
-pub(super) fn unwritable(path: &Path, error: &std::io::Error) -> Error {
+fn unwritable(path: &Path, error: &std::io::Error) -> Error {
     Error::io("train", format!("cannot write {}: {error}", path.display()))
 }
 

@@ -1,0 +1,42 @@
+//! A model of real size: GPT-2 of 124 million parameters in bf16 is trained, saved, continued in another layout and
+//! exported.
+
+use std::path::Path;
+use std::process::Command;
+
+fn ferrotron(folder: &Path, words: &str) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ferrotron"));
+    let output = command.current_dir(folder).args(words.split_whitespace()).output().unwrap();
+    let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success(), "{words}: {:?}\n{out}\n{err}", output.status);
+    out.into_owned()
+}
+
+fn steps(run: &Path) -> Vec<f64> {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let loss =
+        |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["loss"].as_f64();
+    text.lines().map(|line| loss(line).unwrap()).collect()
+}
+
+#[test]
+fn gpt2_in_bf16_goes_on_in_another_layout_and_is_exported() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let text: String = (0..300).map(|i| format!("line {} of it.\n", i * 7919 % 1000)).collect();
+    std::fs::write(path.join("text.txt"), text).unwrap();
+    let run = path.join("run");
+    ferrotron(
+        path,
+        "train --data text.txt --preset gpt2-124m --bf16 --tokenizer gpt2 --seq-length 64 --micro-batch-size 1 --lr 1e-4 \
+         --global-batch-size 1 --train-iters 3 --eval-iters 1 --sample-length 0 --save-retain 1 --save run",
+    );
+    ferrotron(path, "train --load run --nproc 2 --tensor-model-parallel-size 2 --train-iters 4");
+    let losses = steps(&run);
+    assert_eq!(losses.len(), 4);
+    // Weights of a random initialisation guess among 50257 tokens with ln(50257) = 10.8; then they learn.
+    assert!((10.0..12.0).contains(&losses[0]) && losses[3] < losses[0], "{losses:?}");
+    ferrotron(path, "export --load run --output exported");
+    let bytes = std::fs::metadata(path.join("exported/model.safetensors")).unwrap().len();
+    assert!((248_000_000..250_000_000).contains(&bytes), "{bytes}");
+}
