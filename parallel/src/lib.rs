@@ -8,6 +8,7 @@ pub mod data_parallel;
 pub mod gradcheck;
 pub mod launch;
 pub mod mesh;
+pub mod output_file;
 pub mod pipeline;
 pub mod tensor_parallel;
 pub mod trace;
