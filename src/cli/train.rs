@@ -26,7 +26,7 @@ use super::parallel_args::{LAYOUT, RECOMPUTE};
 use super::precision_args::meaningless_in;
 use super::progress::Progress;
 use super::train_args::TrainArgs;
-use super::{bytes, corpus, exit_code, memory_limits, output, run_folder};
+use super::{bytes, corpus, failed, memory_limits, output, run_folder};
 
 /// Options that belong to one process of a run and are not remembered.
 const PASSING: &[&str] = &[
@@ -120,10 +120,7 @@ pub fn train(
                 })
             };
             // Under other launchers nothing else says whose error it is.
-            Ok(train().unwrap_or_else(|error| {
-                eprintln!("ferrotron: rank {}: {error}", rank.rank);
-                exit_code(&error)
-            }))
+            Ok(train().unwrap_or_else(|error| failed(&format!("rank {}: ", rank.rank), &error)))
         }
     }
 }
@@ -176,7 +173,7 @@ impl Plan<'_> {
         let config = run_config(args, &trainer, intervals, folder, remembered)?;
         let first = mesh.rank() == 0;
         if first {
-            eprintln!(
+            output::note(&format!(
                 "{:.2} M parameters, {} training tokens, {} tokenizer of {}, {}, {}",
                 plan.model.num_parameters() as f64 / 1e6,
                 dataset.train.len(),
@@ -184,16 +181,17 @@ impl Plan<'_> {
                 tokenizer.vocab_size(),
                 place(args, &device)?,
                 config.folder.display()
-            );
+            ));
             if let Some(lines) = layout_lines(&trainer, config.seq_length) {
-                eprintln!("{lines}");
+                output::note(&lines);
             }
             let memory = memory_limits::largest(&stages).memory;
             let host = match memory.host_bytes {
                 0 => String::new(),
                 bytes => format!(", and {} of host memory", bytes::display(bytes as u64)),
             };
-            eprintln!("memory of a rank: at most {}{host}", memory_limits::sentence(&memory));
+            let sentence = memory_limits::sentence(&memory);
+            output::note(&format!("memory of a rank: at most {sentence}{host}"));
         }
         let done = trainer.progress().step;
         let mut progress = match first {
@@ -285,18 +283,20 @@ fn report(
             line +=
                 &format!(" (bigrams of the same text: {:.4})", bigram_entropy(&source.to_vec()?));
         }
-        output::line(&line);
+        output::report(&line);
     }
     if outcome.ended == Ended::Finished && args.run.sample_length > 0 {
         if one_rank_has_all(trainer) {
             let text = sample(&trainer.parts()[0], tokenizer, args.run.sample_length)?;
-            output::line(&format!("sample: {text}"));
+            output::report(&format!("sample: {text}"));
         } else {
-            output::line("no sample: no rank has the whole model");
+            output::report("no sample: no rank has the whole model");
         }
     }
     let checkpoint = outcome.checkpoint.display();
-    output::line(&format!("continue a text: ferrotron generate --load {checkpoint} --prompt TEXT"));
+    output::report(&format!(
+        "continue a text: ferrotron generate --load {checkpoint} --prompt TEXT"
+    ));
     Ok(())
 }
 

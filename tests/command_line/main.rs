@@ -4,6 +4,7 @@ mod gpu;
 mod memory;
 mod precision;
 mod refusals;
+mod streams;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
