@@ -5,6 +5,7 @@
 
 mod metrics;
 
+use ferrotron_parallel::output_file::unwritable;
 use ferrotron_parallel::trace::Trace;
 use ferrotron_tensor::{Error, Result};
 use std::ops::RangeInclusive;
@@ -18,8 +19,8 @@ use crate::plot::plot;
 use crate::tokenizer::Tokenizer;
 use crate::trainer::{StepReport, Trainer};
 
-pub use metrics::Metrics;
-use metrics::{MetricsLog, unwritable};
+use metrics::MetricsLog;
+pub use metrics::{Metrics, check_metrics};
 
 /// How long a run is and what it leaves behind.
 #[derive(Debug, Clone)]
@@ -160,7 +161,8 @@ pub fn run(
     let validation =
         dataset.validation.clone().map(|source| Validation::new(source, config.seq_length, micro));
     let validation = validation.transpose()?;
-    std::fs::create_dir_all(&config.folder).map_err(|error| unwritable(&config.folder, &error))?;
+    std::fs::create_dir_all(&config.folder)
+        .map_err(|error| unwritable("train", &config.folder, &error))?;
     let first = trainer.mesh().rank() == 0;
     let mut log = match first {
         true => Some(MetricsLog::open(&config.metrics, trainer.progress().step)?),

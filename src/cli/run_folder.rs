@@ -1,7 +1,9 @@
 //! Where a run leaves its files.
 
 use ferrotron::models::checkpoint::Checkpoint;
+use ferrotron::models::run::check_metrics;
 use ferrotron::parallel::collective::Group;
+use ferrotron::parallel::trace::check_target;
 use ferrotron::{Device, Error, Result, Tensor};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -12,6 +14,23 @@ use super::train_args::TrainArgs;
 /// Errors if the folder that was asked for holds another run.
 pub fn check(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<()> {
     asked_for(args, resumed).map(drop)
+}
+
+/// Errors if the metrics or the trace would replace what is no metrics or no trace.
+pub fn check_files(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<()> {
+    // A folder that is still to be made is empty.
+    let folder = asked_for(args, resumed)?;
+    let metrics = match &args.run.metrics {
+        Some(file) => Some(file.clone()),
+        None => folder.map(|folder| metrics(args, &folder)),
+    };
+    metrics.as_deref().map_or(Ok(()), check_metrics)?;
+    args.run.trace.as_deref().map_or(Ok(()), check_target)
+}
+
+/// Where the metrics go.
+pub fn metrics(args: &TrainArgs, folder: &Path) -> PathBuf {
+    args.run.metrics.clone().unwrap_or_else(|| folder.join("metrics.jsonl"))
 }
 
 /// The folder of the run: as asked for, that of the checkpoint, or the next free number. The first rank of

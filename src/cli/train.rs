@@ -141,6 +141,9 @@ impl Plan<'_> {
         args.device.dtype()?;
         let resumed = args.run.load.as_deref().map(Checkpoint::peek).transpose()?;
         run_folder::check(args, resumed.as_ref())?;
+        if !matches!(job, Job::Rank(rank) if rank.rank > 0) {
+            run_folder::check_files(args, resumed.as_ref())?;
+        }
         let tokenizer = open_tokenizer(args, resumed.as_ref())?;
         let run = args.plan(job.world_size(), job.local_size(), tokenizer.vocab_size())?;
         if let Some(checkpoint) = &resumed {
@@ -364,7 +367,7 @@ fn run_config(
         remembered.extend(["--global-batch-size".to_string(), size.to_string()]);
     }
     Ok(RunConfig {
-        metrics: args.run.metrics.clone().unwrap_or_else(|| folder.join("metrics.jsonl")),
+        metrics: run_folder::metrics(args, &folder),
         folder,
         intervals,
         seq_length: args.model.seq_length()?,
