@@ -33,7 +33,7 @@ pub fn evaluate(
     limit: Option<u64>,
 ) -> Result<Evaluation> {
     let (data, device) = (mesh.axis(Axis::Data), parts[0].scope().device());
-    let schedule = Schedule::forward_only(mesh.axis(Axis::Pipeline).size(), parts.len());
+    let schedule = Schedule::forward_only(mesh.axis(Axis::Pipeline).size(), 1, parts.len())?;
     let batches = limit.unwrap_or(u64::MAX).min(validation.batches());
     let (mut sum, mut tokens) = (0.0, 0);
     for round in 0..batches.div_ceil(data.size() as u64) {

@@ -22,7 +22,8 @@ pub struct Peak {
 ///
 /// It must do each microbatch's forward exactly once on every virtual stage, after its input has
 /// arrived; then its backward, after the gradient of its output has; then, if the backward is split, the
-/// weight part. Every tensor between virtual stages on different ranks must be sent once, after it was
+/// weight part. A schedule in which no rank runs a backward is one for evaluation: then no microbatch may have
+/// one, and nothing is kept. Every tensor between virtual stages on different ranks must be sent once, after it was
 /// made, and received once. On each channel (a direction between a pair of ranks) both ends must list
 /// the same messages in the same order. And with sends that wait for their receivers, nothing buffered,
 /// every rank must reach the end of its list; then it does with buffered sends too.
@@ -68,6 +69,7 @@ fn follow(schedule: &Schedule, rank: usize) -> Result<Peak> {
     let mut walk = Walk {
         schedule,
         rank,
+        forward_only: schedule.is_forward_only(),
         progress: vec![Progress::default(); schedule.microbatches() * schedule.chunks()],
         live: Peak::default(),
         peak: Peak::default(),
@@ -94,6 +96,8 @@ fn follow(schedule: &Schedule, rank: usize) -> Result<Peak> {
 struct Walk<'a> {
     schedule: &'a Schedule,
     rank: usize,
+    /// Nobody runs a backward: no activation is kept.
+    forward_only: bool,
     progress: Vec<Progress>,
     live: Peak,
     peak: Peak,
@@ -161,7 +165,7 @@ impl Walk<'_> {
         must(!at.forward_done, "it is a second forward")?;
         must(needs.is_none() || at.input_received, "its input has not been received")?;
         at.forward_done = true;
-        self.live.activations += 1;
+        self.live.activations += usize::from(!self.forward_only);
         Ok(())
     }
 
@@ -214,15 +218,15 @@ impl Walk<'_> {
         let sends =
             |direction| self.schedule.sent(direction, self.rank, microbatch, chunk).is_some();
         // What was received is not asked for: no forward or backward ran without it.
-        [
+        let steps = [
             (at.forward_done, "the forward"),
             (at.output_sent || !sends(Direction::Forward), "sending the output"),
             (at.input_gradient_done, "the backward"),
             (at.gradient_sent || !sends(Direction::Backward), "sending the gradient of the input"),
             (at.weight_gradient_done, "the weight part of the backward"),
-        ]
-        .into_iter()
-        .find_map(|(done, what)| (!done).then_some(what))
+        ];
+        let steps = if self.forward_only { &steps[..2] } else { &steps[..] };
+        steps.iter().find_map(|&(done, what)| (!done).then_some(what))
     }
 }
 
