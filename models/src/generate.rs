@@ -3,6 +3,7 @@
 use ferrotron_autograd::no_grad;
 use ferrotron_nn::{Context, KvCache, Mode};
 use ferrotron_tensor::{Error, RandomKey, Result, Tensor};
+use std::ops::ControlFlow;
 
 use crate::gpt::Gpt;
 
@@ -75,7 +76,8 @@ impl Sampling {
     }
 }
 
-/// Appends up to `max_new_tokens` tokens to `prompt`, calling `on_token` with each as it comes; returns all.
+/// Appends up to `max_new_tokens` tokens to `prompt`, calling `on_token` with each as it comes, until that breaks off;
+/// returns all.
 ///
 /// When the model's longest sequence is full, the second half of it is read again and becomes the
 /// context of what follows. Errors if the prompt is empty or holds a token outside the vocabulary.
@@ -84,7 +86,7 @@ pub fn generate(
     prompt: &[u32],
     max_new_tokens: usize,
     sampling: &Sampling,
-    mut on_token: impl FnMut(u32),
+    mut on_token: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Vec<u32>> {
     sampling.validate()?;
     let (longest, vocab) = (gpt.config().max_position_embeddings, gpt.config().vocab_size);
@@ -123,7 +125,9 @@ pub fn generate(
             break;
         }
         tokens.push(token);
-        on_token(token);
+        if on_token(token).is_break() {
+            break;
+        }
     }
     Ok(tokens)
 }
@@ -134,6 +138,7 @@ mod tests {
     use crate::gpt::GptConfig;
     use ferrotron_nn::Scope;
     use ferrotron_tensor::{DType, Device};
+    use std::ops::ControlFlow::{Break, Continue};
 
     fn gpt(positions: usize) -> Result<Gpt> {
         let scope = Scope::new(&Device::cpu(1)?, DType::F64, 3);
@@ -157,7 +162,7 @@ mod tests {
     fn greedy_with_a_cache_is_greedy_without() -> Result<()> {
         let gpt = gpt(32)?;
         let prompt = [3, 1, 4, 1, 5];
-        let got = generate(&gpt, &prompt, 20, &Sampling::GREEDY, |_| {})?;
+        let got = generate(&gpt, &prompt, 20, &Sampling::GREEDY, |_| Continue(()))?;
         assert_eq!(got, without_cache(&gpt, &prompt, 20)?);
         Ok(())
     }
@@ -166,8 +171,15 @@ mod tests {
     fn a_full_context_goes_on_from_its_second_half() -> Result<()> {
         let gpt = gpt(8)?;
         let mut seen = Vec::new();
-        let all = generate(&gpt, &[1, 2, 3], 30, &Sampling::GREEDY, |token| seen.push(token))?;
+        let all = generate(&gpt, &[1, 2, 3], 30, &Sampling::GREEDY, |token| {
+            seen.push(token);
+            Continue(())
+        })?;
         assert_eq!((all.len(), &all[3..]), (33, &seen[..]));
+        let until = |end| move |token| if token == end { Break(()) } else { Continue(()) };
+        let cut = generate(&gpt, &[1, 2, 3], 30, &Sampling::GREEDY, until(all[4]))?;
+        let end = all[3..].iter().position(|&token| token == all[4]).expect("it was chosen");
+        assert_eq!(cut, all[..=3 + end]);
         // The ninth token is the first that does not fit: it follows from the last four.
         assert_eq!(all[8], without_cache(&gpt, &all[4..8], 1)?[4]);
         Ok(())
@@ -202,10 +214,10 @@ mod tests {
     #[test]
     fn the_end_of_a_text_ends_it() -> Result<()> {
         let gpt = gpt(32)?;
-        let all = generate(&gpt, &[3, 1], 20, &Sampling::GREEDY, |_| {})?;
+        let all = generate(&gpt, &[3, 1], 20, &Sampling::GREEDY, |_| Continue(()))?;
         let sampling = Sampling { end_of_text: Some(all[6]), ..Sampling::GREEDY };
         let first = all[2..].iter().position(|&token| token == all[6]).expect("it was chosen");
-        assert_eq!(generate(&gpt, &[3, 1], 20, &sampling, |_| {})?, all[..2 + first]);
+        assert_eq!(generate(&gpt, &[3, 1], 20, &sampling, |_| Continue(()))?, all[..2 + first]);
         Ok(())
     }
 
@@ -213,7 +225,7 @@ mod tests {
     fn bad_requests_are_refused() -> Result<()> {
         let gpt = gpt(8)?;
         let refused = |prompt: &[u32], sampling: Sampling| {
-            generate(&gpt, prompt, 1, &sampling, |_| {}).unwrap_err().to_string()
+            generate(&gpt, prompt, 1, &sampling, |_| Continue(())).unwrap_err().to_string()
         };
         assert!(refused(&[], Sampling::GREEDY).contains("empty"));
         assert!(refused(&[11], Sampling::GREEDY).contains("token 11"));

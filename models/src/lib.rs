@@ -21,6 +21,7 @@ mod recompute;
 pub mod run;
 mod saved_activations;
 mod stage;
+pub mod stop;
 pub mod support;
 mod tensor_file;
 pub mod tokenizer;

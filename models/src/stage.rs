@@ -72,6 +72,12 @@ impl<'a> StageModel<'a> {
         self
     }
 
+    /// The same, whose losses are added to `sum`, which [`StageModel::into_loss`] of other micro-batches returned.
+    pub fn adding_to(mut self, sum: Tensor) -> StageModel<'a> {
+        self.sum = sum;
+        self
+    }
+
     /// The summed loss of what ran here, one number of f64; the world's sum of it is that of the global batch.
     pub fn into_loss(self) -> Result<Tensor> {
         match self.counts {

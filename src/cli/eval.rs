@@ -1,8 +1,10 @@
 //! `ferrotron eval`.
 
 use clap::Args;
+use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron::models::data::{DataConfig, Dataset, Validation};
 use ferrotron::models::evaluate::{Evaluation, evaluate};
+use ferrotron::models::stop::StopFlag;
 use ferrotron::parallel::mesh::Mesh;
 use ferrotron::{Error, Result};
 use serde_json::json;
@@ -61,9 +63,15 @@ pub fn eval(args: &EvalArgs) -> Result<ExitCode> {
     let source = if whole { Some(dataset.train) } else { dataset.validation };
     let source = source.ok_or_else(|| Error::config("--split", "0 leaves nothing to evaluate"))?;
     let seq_length = args.seq_length.unwrap_or(loaded.gpt.config().max_position_embeddings);
-    let validation = Validation::new(source, seq_length, args.micro_batch_size)?;
-    let found = evaluate(&[loaded.gpt], &Mesh::single(), &validation, None)?;
-    let Evaluation { loss, perplexity, tokens } = found;
+    let validation = Validation::new(source, seq_length)?;
+    let micro_batch_size = args.micro_batch_size;
+    let sizes = BatchSize::new(BatchSizeConfig { micro_batch_size, ..BatchSizeConfig::default() })?;
+    // A signal ends the process: there is nothing to save.
+    let never = StopFlag::default();
+    let found = evaluate(&[loaded.gpt], &Mesh::single(), &validation, sizes, &never)?;
+    let Some(Evaluation { loss, perplexity, tokens }) = found else {
+        return Ok(ExitCode::FAILURE);
+    };
     output::line(&if args.json {
         json!({ "loss": loss, "perplexity": perplexity, "tokens": tokens }).to_string()
     } else {

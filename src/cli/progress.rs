@@ -100,4 +100,8 @@ impl Observer for Progress {
     fn saved(&mut self, folder: &Path) {
         self.say(&format!("saved {}", folder.display()));
     }
+
+    fn warning(&mut self, message: &str) {
+        self.say(&format!("ferrotron: warning: {message}"));
+    }
 }

@@ -3,8 +3,10 @@
 use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::data::Dataset;
 use ferrotron::models::entropy::bigram_entropy;
+use ferrotron::models::evaluate::Evaluation;
 use ferrotron::models::memory::{self, StageMemory};
 use ferrotron::models::run::{Ended, Intervals, Outcome, RunConfig, run};
+use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::traffic::{StepTraffic, expected_traffic};
 use ferrotron::models::trainer::Trainer;
@@ -45,7 +47,7 @@ const PASSING: &[&str] = &[
     "--enable-cuda-graph",
 ];
 
-/// Validation sets beyond this many tokens are not searched for their bigrams, which takes memory and
+/// Evaluations of more tokens than this are not searched for their bigrams, which takes memory and
 /// time of its own.
 const BIGRAM_TOKENS: u64 = 10_000_000;
 
@@ -201,16 +203,18 @@ impl Plan<'_> {
             true => Progress::new(done, intervals.train_iters, args.run.log_interval),
             false => Progress::silent(),
         };
-        let stop = job::stop_on_signals(INTERRUPTED)?;
+        // Until here there is nothing to save: a signal ends the process as it ends any other.
+        let stop = StopFlag::from(job::stop_on_signals(INTERRUPTED)?);
         let outcome = run(&mut trainer, &dataset, &tokenizer, &config, &stop, &mut progress);
         progress.finish();
         let outcome = outcome?;
         if first {
-            report(args, &trainer, &dataset, &tokenizer, &outcome)?;
+            report(args, &trainer, &dataset, &tokenizer, &outcome, &stop)?;
         }
+        // All steps may be taken, and something behind them left out.
         Ok(match outcome.ended {
-            Ended::Stopped => ExitCode::from(INTERRUPTED),
-            Ended::Finished | Ended::ExitInterval => ExitCode::SUCCESS,
+            Ended::Finished | Ended::ExitInterval if !stop.is_set() => ExitCode::SUCCESS,
+            _ => ExitCode::from(INTERRUPTED),
         })
     }
 }
@@ -279,19 +283,22 @@ fn report(
     dataset: &Dataset,
     tokenizer: &Tokenizer,
     outcome: &Outcome,
+    stop: &StopFlag,
 ) -> Result<()> {
     if let (Some(evaluation), Some(source)) = (&outcome.evaluation, &dataset.validation) {
-        let mut line = format!("validation loss {:.4}", evaluation.loss);
-        if source.len() <= BIGRAM_TOKENS {
-            line +=
-                &format!(" (bigrams of the same text: {:.4})", bigram_entropy(&source.to_vec()?));
-        }
-        output::report(&line);
+        let Evaluation { loss, tokens, .. } = *evaluation;
+        output::report(&if tokens < BIGRAM_TOKENS && !stop.is_set() {
+            // Those that were evaluated, and the one before them.
+            let bigrams = bigram_entropy(&source.slice(0..tokens + 1)?.to_vec()?);
+            format!("validation loss {loss:.4} (bigrams of the same {tokens} tokens: {bigrams:.4})")
+        } else {
+            format!("validation loss {loss:.4} over {tokens} tokens")
+        });
     }
-    if outcome.ended == Ended::Finished && args.run.sample_length > 0 {
+    if outcome.ended == Ended::Finished && args.run.sample_length > 0 && !stop.is_set() {
         if one_rank_has_all(trainer) {
-            let text = sample(&trainer.parts()[0], tokenizer, args.run.sample_length)?;
-            output::report(&format!("sample: {text}"));
+            let text = sample(&trainer.parts()[0], tokenizer, args.run.sample_length, stop)?;
+            text.iter().for_each(|text| output::report(&format!("sample: {text}")));
         } else {
             output::report("no sample: no rank has the whole model");
         }
@@ -372,7 +379,7 @@ fn run_config(
         intervals,
         seq_length: args.model.seq_length()?,
         save_retain: args.run.save_retain,
-        eval_iters: args.run.eval_iters,
+        eval_iters: args.run.eval_iters.0,
         trace: args.run.trace(trainer.progress().step),
         options: json!(remembered),
     })

@@ -2,8 +2,10 @@
 
 mod gpu;
 mod memory;
+mod output_files;
 mod precision;
 mod refusals;
+mod stopping;
 mod streams;
 
 use std::path::{Path, PathBuf};
@@ -119,6 +121,41 @@ fn a_run_leaves_metrics_a_picture_and_a_checkpoint_that_generates() {
         folder.path().join("hf/model.safetensors").exists()
             && folder.path().join("hf/config.json").exists()
     );
+}
+
+/// The same samples in every evaluation, the last one included, and none where none is wanted.
+#[test]
+fn an_evaluation_covers_as_much_as_was_asked_for() {
+    let folder = folder_with_text();
+    let evaluated = |options: &str| {
+        let _ = std::fs::remove_dir_all(folder.path().join("run"));
+        let options: Vec<&str> = options.split_whitespace().collect();
+        let output = train(folder.path(), &[&options[..], &["--save", "run"]].concat());
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        let out = succeeded(output);
+        let tokens =
+            told.lines().filter_map(|line| line.split_once(" over ")?.1.split_once(" tok"));
+        let tokens: Vec<u64> = tokens.map(|found| found.0.parse().unwrap()).collect();
+        let metrics = std::fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap();
+        assert_eq!(metrics.matches("validation_loss").count(), tokens.len(), "{told}");
+        assert_eq!(metrics.lines().count(), 20);
+        assert_eq!(out.contains("validation loss"), !tokens.is_empty(), "{out}");
+        if let Some(last) = tokens.last() {
+            assert!(metrics.lines().last().unwrap().contains("validation_loss"));
+            assert!(out.contains(&format!("(bigrams of the same {last} tokens: ")), "{out}");
+        }
+        tokens
+    };
+    // Steps 10 and 20; samples of 8 tokens, of which a global batch has 2 or 6.
+    assert_eq!(evaluated("--eval-iters 3"), [48, 48]);
+    assert_eq!(evaluated("--eval-iters 3 --global-batch-size 6"), [144, 144]);
+    assert_eq!(evaluated("--eval-iters 3 --nproc 3"), [144, 144]);
+    let length = std::fs::metadata(folder.path().join("text.txt")).unwrap().len();
+    let held_out = length - (length as f64 * 0.9) as u64 - 1;
+    assert_eq!(evaluated("--eval-iters all"), [held_out; 2]);
+    assert_eq!(evaluated("--eval-iters all --eval-interval 100"), [held_out]);
+    assert!(evaluated("--eval-iters 0").is_empty());
+    assert!(evaluated("--eval-interval 0").is_empty());
 }
 
 #[test]
