@@ -5,8 +5,5 @@ mod cli;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    cli::run(std::env::args_os().collect()).unwrap_or_else(|error| {
-        eprintln!("ferrotron: {error}");
-        cli::exit_code(&error)
-    })
+    cli::run(std::env::args_os().collect()).unwrap_or_else(|error| cli::failed("", &error))
 }

@@ -2,13 +2,16 @@
 
 use ferrotron_autograd::no_grad;
 use ferrotron_nn::{Axis, Context, Mode};
+use ferrotron_parallel::collective::Reduction;
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::pipeline::{Schedule, execute};
-use ferrotron_tensor::{Error, Result};
+use ferrotron_tensor::{DType, Device, Result, Tensor};
 
+use crate::batch_size::BatchSize;
 use crate::data::Validation;
 use crate::gpt::Gpt;
 use crate::stage::{Microbatch, StageModel};
+use crate::stop::StopFlag;
 
 /// What an evaluation found.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,40 +24,58 @@ pub struct Evaluation {
     pub tokens: u64,
 }
 
-/// Evaluates a model, of which this rank of `mesh` has the chunks `parts`, on the first `limit` batches, or on
-/// all. Ranks that see different samples take batches in turn.
+/// Evaluates a model, of which this rank of `mesh` has the chunks `parts`, on all samples of `validation`. All ranks
+/// call this; `None` if one of them was asked to stop.
 ///
-/// Sums are f64, so neither the size of a micro-batch nor the layout changes the result but by rounding.
-/// Errors if there is nothing to predict.
+/// Samples meet in batches of `sizes` as they do in training. The micro-batches of a global batch go through a
+/// pipeline one behind another; without a pipeline each is a batch of its own, so that a request to stop waits for
+/// two micro-batches at most. The sum of the losses stays on the device until the last batch is done.
+///
+/// Which samples count does not depend on `sizes` or the layout. Losses of micro-batches are added in f64, so these
+/// change the result by the rounding of sums alone.
+///
+/// # Errors
+/// As the model, the data and the communication do.
 pub fn evaluate(
     parts: &[Gpt],
     mesh: &Mesh,
     validation: &Validation,
-    limit: Option<u64>,
-) -> Result<Evaluation> {
+    sizes: BatchSize,
+    stop: &StopFlag,
+) -> Result<Option<Evaluation>> {
     let (data, device) = (mesh.axis(Axis::Data), parts[0].scope().device());
-    let schedule = Schedule::forward_only(mesh.axis(Axis::Pipeline).size(), parts.len());
-    let batches = limit.unwrap_or(u64::MAX).min(validation.batches());
-    let (mut sum, mut tokens) = (0.0, 0);
-    for round in 0..batches.div_ceil(data.size() as u64) {
-        let index = round * data.size() as u64 + data.rank() as u64;
-        // A rank that has no batch in the last round runs one in which nothing counts.
-        let index = if index < batches { index } else { validation.batches() };
-        let batch = validation.batch(index)?;
-        let ctx = Context::new(0, 0, Mode::Eval, batch.micro_batch, batch.seq_length);
-        tokens += batch.counted();
-        let microbatch = [Microbatch::new(device, mesh, &batch, ctx)?];
-        let mut model = StageModel::new(parts, mesh, &microbatch)?;
+    // Not the device's memory, of which an evaluation takes no more than a step.
+    let host = Device::cpu(1)?;
+    let (stages, micro) = (mesh.axis(Axis::Pipeline).size(), sizes.micro());
+    let (samples, unit) = (validation.samples(), (micro * data.size()) as u64);
+    let together = if stages == 1 { unit } else { sizes.full() as u64 };
+    let mut sum = Tensor::full(device, DType::F64, &[], 0.0)?;
+    // Ranks agree on the end, but do not wait for one another: each batch asks for the next one.
+    let mut stops = stop.ask_all(mesh.world(), &host)?;
+    for first in (0..samples).step_by(together as usize) {
+        let next = stop.ask_all(mesh.world(), &host)?;
+        if std::mem::replace(&mut stops, next).wait()? {
+            stops.wait()?;
+            return Ok(None);
+        }
+        let count = (samples - first).min(together).div_ceil(unit) as usize;
+        let microbatches = (0..count)
+            .map(|index| {
+                // Beyond the last sample, rows in which nothing counts.
+                let batch =
+                    validation.batch(sizes.first_sample(first, index, data.rank()), micro)?;
+                let ctx = Context::new(0, 0, Mode::Eval, micro, batch.seq_length);
+                Microbatch::new(device, mesh, &batch, ctx)
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let schedule = Schedule::forward_only(stages, count, parts.len())?;
+        let mut model = StageModel::new(parts, mesh, &microbatches)?.adding_to(sum);
         device.run(|| no_grad(|| execute(&schedule, &mut model, mesh, 1.0)))?;
-        sum += model.into_loss()?.item()?;
+        sum = model.into_loss()?;
     }
-    let tokens = data.sum(device, tokens as f64)?;
-    if tokens == 0.0 {
-        return Err(Error::value(
-            "evaluate",
-            "there is no token to predict: --eval-iters is 0 or the data is empty",
-        ));
-    }
-    let loss = mesh.world().sum(device, sum)? / tokens;
-    Ok(Evaluation { loss, perplexity: loss.exp(), tokens: tokens as u64 })
+    stops.wait()?;
+    let tokens = validation.predicted();
+    let sum = mesh.world().all_reduce(sum, Reduction::Sum)?.wait()?.item()?;
+    let loss = sum / tokens as f64;
+    Ok(Some(Evaluation { loss, perplexity: loss.exp(), tokens }))
 }

@@ -3,6 +3,7 @@
 use ferrotron_autograd::no_grad;
 use ferrotron_nn::{Context, KvCache, Mode};
 use ferrotron_tensor::{Error, RandomKey, Result, Tensor};
+use std::ops::ControlFlow;
 
 use crate::finite::first_not_finite;
 use crate::gpt::Gpt;
@@ -79,7 +80,8 @@ impl Sampling {
     }
 }
 
-/// Appends up to `max_new_tokens` tokens to `prompt`, calling `on_token` with each as it comes; returns all.
+/// Appends up to `max_new_tokens` tokens to `prompt`, calling `on_token` with each as it comes, until that breaks off;
+/// returns all.
 ///
 /// Each token follows from the last `max_position_embeddings` tokens before it, at positions counted from 0, as in
 /// nanoGPT. While they fit, keys and values are cached and a token costs a forward over one position. Once the
@@ -93,7 +95,7 @@ pub fn generate(
     prompt: &[u32],
     max_new_tokens: usize,
     sampling: &Sampling,
-    mut on_token: impl FnMut(u32),
+    mut on_token: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Vec<u32>> {
     sampling.validate()?;
     let (longest, vocab) = (gpt.config().max_position_embeddings, gpt.config().vocab_size);
@@ -109,8 +111,7 @@ pub fn generate(
     let ctx = Context::new(sampling.seed, 0, Mode::Eval, 1, longest);
     let device = gpt.scope().device();
     let mut tokens = prompt.to_vec();
-    let mut caches: Vec<KvCache> =
-        gpt.caches(1, prompt.len().saturating_add(max_new_tokens))?;
+    let mut caches: Vec<KvCache> = gpt.caches(1, prompt.len().saturating_add(max_new_tokens))?;
     // The first token of the window, and the first that is not in the caches.
     let (mut first, mut unread) = (0, 0);
     for _ in 0..max_new_tokens {
@@ -141,7 +142,9 @@ pub fn generate(
             break;
         }
         tokens.push(token);
-        on_token(token);
+        if on_token(token).is_break() {
+            break;
+        }
     }
     Ok(tokens)
 }
@@ -152,6 +155,7 @@ mod tests {
     use crate::gpt::GptConfig;
     use ferrotron_nn::{Module, Scope};
     use ferrotron_tensor::{DType, Device};
+    use std::ops::ControlFlow::{Break, Continue};
 
     fn gpt(positions: usize) -> Result<Gpt> {
         of_style(GptConfig::gpt2(11, 2, 8, 2, positions))
@@ -185,10 +189,18 @@ mod tests {
             for length in [1, 5, 7, 8, 9, 16, 21] {
                 let prompt: Vec<u32> = (0..length).map(|i| i * i * 7 % 11).collect();
                 let mut seen = Vec::new();
-                let got = generate(&gpt, &prompt, 20, &Sampling::GREEDY, |token| seen.push(token))?;
+                let got = generate(&gpt, &prompt, 20, &Sampling::GREEDY, |token| {
+                    seen.push(token);
+                    Continue(())
+                })?;
                 assert_eq!(got, without_cache(&gpt, &prompt, 20)?, "a prompt of {length}");
                 assert_eq!((&got[..prompt.len()], &got[prompt.len()..]), (&prompt[..], &seen[..]));
-                assert_eq!(generate(&gpt, &prompt, 0, &Sampling::GREEDY, |_| {})?, prompt);
+                let none = generate(&gpt, &prompt, 0, &Sampling::GREEDY, |_| Continue(()))?;
+                assert_eq!(none, prompt);
+                let until = |end| move |token| if token == end { Break(()) } else { Continue(()) };
+                let cut = generate(&gpt, &prompt, 20, &Sampling::GREEDY, until(seen[4]))?;
+                let end = seen.iter().position(|token| *token == seen[4]).expect("it was chosen");
+                assert_eq!(cut, got[..=prompt.len() + end]);
             }
         }
         Ok(())
@@ -223,10 +235,10 @@ mod tests {
     #[test]
     fn the_end_of_a_text_ends_it() -> Result<()> {
         let gpt = gpt(32)?;
-        let all = generate(&gpt, &[3, 1], 20, &Sampling::GREEDY, |_| {})?;
+        let all = generate(&gpt, &[3, 1], 20, &Sampling::GREEDY, |_| Continue(()))?;
         let sampling = Sampling { end_of_text: Some(all[6]), ..Sampling::GREEDY };
         let first = all[2..].iter().position(|&token| token == all[6]).expect("it was chosen");
-        assert_eq!(generate(&gpt, &[3, 1], 20, &sampling, |_| {})?, all[..2 + first]);
+        assert_eq!(generate(&gpt, &[3, 1], 20, &sampling, |_| Continue(()))?, all[..2 + first]);
         Ok(())
     }
 
@@ -234,7 +246,7 @@ mod tests {
     fn bad_requests_are_refused() -> Result<()> {
         let gpt = gpt(8)?;
         let refused = |prompt: &[u32], sampling: Sampling| {
-            generate(&gpt, prompt, 1, &sampling, |_| {}).unwrap_err().to_string()
+            generate(&gpt, prompt, 1, &sampling, |_| Continue(())).unwrap_err().to_string()
         };
         assert!(refused(&[], Sampling::GREEDY).contains("empty"));
         assert!(refused(&[11], Sampling::GREEDY).contains("token 11"));
@@ -253,7 +265,8 @@ mod tests {
         let params = gpt.params();
         let bias = params.iter().find(|param| param.name() == "blocks.1.mlp.fc.bias").unwrap();
         bias.leaf().set_value(&Tensor::full(gpt.scope().device(), DType::F64, &[32], f64::NAN)?)?;
-        let error = generate(&gpt, &[1], 1, &Sampling::GREEDY, |_| {}).unwrap_err().to_string();
+        let error =
+            generate(&gpt, &[1], 1, &Sampling::GREEDY, |_| Continue(())).unwrap_err().to_string();
         assert!(error.contains("blocks.1.mlp.fc.bias[0] is NaN"), "{error}");
         Ok(())
     }

@@ -23,6 +23,7 @@ pub mod run;
 pub mod run_lock;
 mod saved_activations;
 mod stage;
+pub mod stop;
 pub mod support;
 mod tensor_file;
 pub mod tokenizer;

@@ -1,8 +1,12 @@
 //! Draws the loss curve.
 
+use ferrotron_parallel::output_file::{self, unwritable};
 use ferrotron_tensor::{Error, Result};
 use plotters::prelude::*;
+use std::io::{self, Write};
 use std::path::Path;
+
+const OPERATION: &str = "plot";
 
 /// Losses by step.
 #[derive(Debug, Clone, Default)]
@@ -17,15 +21,24 @@ const TRAINING: RGBColor = RGBColor(150, 170, 200);
 const SMOOTHED: RGBColor = RGBColor(30, 80, 160);
 const VALIDATION: RGBColor = RGBColor(210, 90, 30);
 
-/// Draws the curve as SVG: steps in a pale colour, their running mean in a dark one, evaluations as dots.
+/// The first bytes of every picture.
+const BEGIN: &[u8] = b"<svg width=\"900\" height=\"500\"";
+
+/// Draws the curve as SVG: steps in a pale colour, their running mean in a dark one, evaluations as dots. Replaces
+/// nothing but an earlier picture.
 pub fn plot(curve: &LossCurve, path: &Path) -> Result<()> {
     if curve.training.is_empty() {
         return Ok(());
     }
     let mut svg = String::new();
-    draw(curve, &mut svg).map_err(|error| Error::io("plot", error.to_string()))?;
-    std::fs::write(path, svg)
-        .map_err(|error| Error::io("plot", format!("cannot write {}: {error}", path.display())))
+    draw(curve, &mut svg).map_err(|error| Error::io(OPERATION, error.to_string()))?;
+    let fail = |error: io::Error| unwritable(OPERATION, path, &error);
+    let mut file = output_file::open(OPERATION, path)?;
+    let found = output_file::beginning(&mut file, BEGIN.len() as u64).map_err(fail)?;
+    if !BEGIN.starts_with(&found) {
+        return Err(output_file::not_own(OPERATION, path, "a loss curve"));
+    }
+    output_file::truncate(&file, 0).and_then(|()| file.write_all(svg.as_bytes())).map_err(fail)
 }
 
 fn draw(
@@ -113,6 +126,29 @@ mod tests {
         draw(&LossCurve { training, validation: vec![(50, 1.0)] }, &mut svg).unwrap();
         for part in ["<svg", "Training loss", "cross-entropy", "validation", "</svg>"] {
             assert!(svg.contains(part), "{part} is missing");
+        }
+    }
+
+    #[test]
+    fn a_picture_replaces_a_picture_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("loss.svg");
+        let curve = |steps: u64| LossCurve {
+            training: (1..=steps).map(|step| (step, 1.0)).collect(),
+            validation: Vec::new(),
+        };
+        let read = || std::fs::read_to_string(&path).unwrap();
+        plot(&curve(9), &path).unwrap();
+        let nine = read();
+        plot(&curve(90), &path).unwrap();
+        assert_ne!(read(), nine);
+        plot(&curve(9), &path).unwrap();
+        assert_eq!(read(), nine);
+        for foreign in ["<svg width=\"90\" height=\"500\"/>", "notes"] {
+            std::fs::write(&path, foreign).unwrap();
+            let refused = plot(&curve(9), &path).unwrap_err().to_string();
+            assert!(refused.contains("something else than a loss curve"), "{refused}");
+            assert_eq!(read(), foreign);
         }
     }
 

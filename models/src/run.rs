@@ -2,109 +2,31 @@
 //!
 //! The folder of a run holds `metrics.jsonl` (one object per step), `loss.svg`, and the checkpoints
 //! `iter_NNNNNNN` with `latest` naming the newest. Whoever wants to watch gives an [`Observer`].
+//!
+//! Where several things are due after a step, the checkpoint comes first. What may take long behind it, an
+//! evaluation, ends when the run is asked to stop, and what is only told of the run (metrics, traces, pictures) cannot
+//! end it: a file that cannot be written is an [`Observer::warning`].
 
+mod config;
 mod metrics;
+mod tracing;
 
-use ferrotron_parallel::trace::Trace;
-use ferrotron_tensor::{Error, Result};
-use std::ops::RangeInclusive;
+use ferrotron_tensor::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::checkpoint;
 use crate::data::{Dataset, Sampler, Validation};
 use crate::evaluate::{Evaluation, evaluate};
 use crate::plot::plot;
 use crate::run_lock::RunLock;
+use crate::stop::StopFlag;
 use crate::tokenizer::Tokenizer;
 use crate::trainer::{StepReport, Trainer};
 
-pub use metrics::Metrics;
+pub use config::{Intervals, RunConfig, TraceConfig};
 use metrics::MetricsLog;
-
-/// How long a run is and what it leaves behind.
-#[derive(Debug, Clone)]
-pub struct RunConfig {
-    /// Folder of the run.
-    pub folder: PathBuf,
-    /// After which steps something is done.
-    pub intervals: Intervals,
-    /// Tokens per sequence.
-    pub seq_length: usize,
-    /// Checkpoints to keep.
-    pub save_retain: usize,
-    /// Validation batches of an evaluation before the last.
-    pub eval_iters: u64,
-    /// Where metrics go.
-    pub metrics: PathBuf,
-    /// What to trace, if anything.
-    pub trace: Option<TraceConfig>,
-    /// What the checkpoint says of how the run was started.
-    pub options: serde_json::Value,
-}
-
-/// After which steps of a run something is done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Intervals {
-    /// Number of the last step.
-    pub train_iters: u64,
-    /// Steps between checkpoints; 0 for none before the last.
-    pub save_interval: u64,
-    /// Steps between evaluations; 0 for none before the last.
-    pub eval_interval: u64,
-    /// Stop when the step number is a multiple of this.
-    pub exit_interval: Option<u64>,
-    /// Steps from one time that a GPU is waited for to the next, to see what its steps found; 0 for none before it has to
-    /// be. The first step of a process is seen at once, and of a CPU every step.
-    pub log_interval: u64,
-}
-
-impl Intervals {
-    /// Errors, with what to choose instead, if a checkpoint or an evaluation would be due while replicas that
-    /// are synchronized every `synchronize_every` steps differ.
-    ///
-    /// ```
-    /// use ferrotron_models::run::Intervals;
-    /// let intervals = Intervals {
-    ///     train_iters: 800,
-    ///     save_interval: 100,
-    ///     eval_interval: 0,
-    ///     exit_interval: None,
-    ///     log_interval: 100,
-    /// };
-    /// assert!(intervals.check(4).is_ok());
-    /// assert!(intervals.check(8).unwrap_err().to_string().ends_with("take 96 or 104"));
-    /// ```
-    pub fn check(&self, synchronize_every: usize) -> Result<()> {
-        let every = synchronize_every.max(1) as u64;
-        let numbers = [
-            ("train-iters", self.train_iters),
-            ("save-interval", self.save_interval),
-            ("eval-interval", self.eval_interval),
-            ("exit-interval", self.exit_interval.unwrap_or(0)),
-        ];
-        let Some((name, steps)) = numbers.into_iter().find(|(_, n)| !n.is_multiple_of(every))
-        else {
-            return Ok(());
-        };
-        let (below, above) = (steps / every * every, steps.next_multiple_of(every));
-        let below = if below > 0 { format!("{below} or ") } else { String::new() };
-        let message = format!(
-            "{name} {steps} is not a multiple of local-sgd-steps {every}, and in between the replicas' weights \
-             differ: take {below}{above}"
-        );
-        Err(Error::config("train", message))
-    }
-}
-
-/// Which steps of a run are traced, and where to.
-#[derive(Debug, Clone)]
-pub struct TraceConfig {
-    /// The file, written by the first rank when the last of the steps is done or the run ends.
-    pub path: PathBuf,
-    /// Numbers of the steps.
-    pub steps: RangeInclusive<u64>,
-}
+pub use metrics::{Metrics, check_metrics};
+use tracing::Tracing;
 
 /// Someone who watches a run.
 pub trait Observer {
@@ -116,11 +38,8 @@ pub trait Observer {
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation);
     /// After every checkpoint.
     fn saved(&mut self, folder: &Path);
-    /// Before the first step, if the folder of the run cannot be locked: one line, to standard error unless this is
-    /// defined otherwise.
-    fn warned(&mut self, message: &str) {
-        eprintln!("{message}");
-    }
+    /// When something failed without which the run goes on. Any rank may say this.
+    fn warning(&mut self, message: &str);
 }
 
 /// Why a run ended.
@@ -139,7 +58,7 @@ pub enum Ended {
 pub struct Outcome {
     /// Why it ended.
     pub ended: Ended,
-    /// The last evaluation, if there is validation data.
+    /// The evaluation behind the last step, if one was wanted and nobody asked to stop before it was done.
     pub evaluation: Option<Evaluation>,
     /// The last checkpoint.
     pub checkpoint: PathBuf,
@@ -148,122 +67,69 @@ pub struct Outcome {
 /// Trains until the last step, or until `stop` is set on any rank: the step is finished and saved first. All
 /// ranks of the trainer's mesh call this; the first one writes metrics and is watched.
 ///
-/// Where replicas take steps of their own, it stops at the next step after which they are the same; errors as
-/// [`Intervals::check`].
+/// Where replicas take steps of their own, it stops at the next step after which they are the same.
+///
+/// # Errors
+/// Before the first step as [`Intervals::check`], [`check_metrics`] and
+/// [`Trace::start`](ferrotron_parallel::trace::Trace::start). Later if a step is lost ([`Trainer::step`]), a checkpoint
+/// cannot be saved, or the communication fails.
 pub fn run(
     trainer: &mut Trainer,
     dataset: &Dataset,
     tokenizer: &Tokenizer,
     config: &RunConfig,
-    stop: &AtomicBool,
+    stop: &StopFlag,
     observer: &mut dyn Observer,
 ) -> Result<Outcome> {
     config.intervals.check(trainer.config().parallel.data_parallel.synchronize_every)?;
-    let Intervals { train_iters, save_interval, eval_interval, exit_interval, log_interval } =
-        config.intervals;
     let sampler = Sampler::new(dataset.train.clone(), config.seq_length, trainer.config().seed)?;
-    let micro = trainer.config().batch_size.micro();
-    let validation =
-        dataset.validation.clone().map(|source| Validation::new(source, config.seq_length, micro));
-    let validation = validation.transpose()?;
+    let validation = config.validation(dataset, trainer.config().batch_size.full())?;
     let first = trainer.mesh().rank() == 0;
     let _lock = match first {
         true => Some(claim(&config.folder, trainer.progress().step, observer)?),
         false => None,
     };
-    let mut log = match first {
-        true => Some(MetricsLog::open(&config.metrics, trainer.progress().step)?),
-        false => None,
+    let open = || MetricsLog::open(&config.metrics, trainer.progress().step);
+    let log = first.then(open).transpose()?;
+    let tracing = Tracing::start(config.trace.as_ref(), trainer)?;
+    let (evaluation, saved, unlogged) = (None, None, false);
+    let mut run = Run {
+        trainer,
+        sampler,
+        validation,
+        tokenizer,
+        config,
+        stop,
+        observer,
+        first,
+        log,
+        unlogged,
+        tracing,
+        evaluation,
+        saved,
     };
-    let mut tracing = Tracing::start(config.trace.as_ref(), trainer)?;
-    let (mut evaluation, mut saved, mut steps) = (None, None, 0_u64);
-    let mut take_steps = || -> Result<Ended> {
-        let ended = loop {
-            let done = trainer.progress().step;
-            if done >= train_iters {
-                break Ended::Finished;
-            }
-            // What is left behind is a checkpoint, for which replicas must have the same weights.
-            let stopped = on_any_rank(trainer, stop.load(Relaxed))?;
-            if stopped && trainer.steps_to_synchronization() == 0 {
-                break Ended::Stopped;
-            }
-            if steps > 0 && exit_interval.is_some_and(|every| done.is_multiple_of(every)) {
-                break Ended::ExitInterval;
-            }
-            tracing.step(trainer, &sampler)?;
-            steps += 1;
-            let step = trainer.progress().step;
-            if first {
-                observer.advanced(step);
-            }
-            let last = step == train_iters;
-            let due = |every: u64| step.is_multiple_of(every) && !last;
-            let evaluates = last || due(eval_interval);
-            let reads = !trainer.scope().device().is_gpu() || due(log_interval) || steps == 1;
-            if !(reads || evaluates || due(save_interval)) {
-                continue;
-            }
-            let mut metrics = measure(trainer, config, &sampler)?;
-            let mut newest = metrics.pop();
-            tell(&mut log, &metrics, observer)?;
-            if let Some(validation) = validation.as_ref().filter(|_| evaluates) {
-                let limit = (!last).then_some(config.eval_iters);
-                trainer.release_graph();
-                let found = evaluate(trainer.parts(), trainer.mesh(), validation, limit)?;
-                if let Some(metrics) = &mut newest {
-                    metrics.validation_loss = Some(found.loss);
-                }
-                if first {
-                    observer.evaluated(step, &found);
-                }
-                evaluation = last.then_some(found);
-            }
-            tell(&mut log, newest.as_slice(), observer)?;
-            if due(save_interval) {
-                let folder = save(trainer, tokenizer, config)?;
-                if first {
-                    observer.saved(&folder);
-                }
-                saved = Some((step, folder));
-            }
-        };
-        tell(&mut log, &measure(trainer, config, &sampler)?, observer)?;
-        Ok(ended)
-    };
-    let ended = take_steps();
+    let ended = run.take_steps();
     if ended.is_err() {
         // The steps before one that was lost are known.
-        let known = trainer.known_reports();
-        tell(&mut log, &metrics(trainer, config, &known), observer)?;
+        let known = run.trainer.known_reports();
+        run.tell(&run.metrics(&known));
     }
     let ended = ended?;
-    trainer.release_graph();
-    tracing.finish()?;
-    let checkpoint = match saved {
-        Some((step, folder)) if step == trainer.progress().step => folder,
-        _ => {
-            let folder = save(trainer, tokenizer, config)?;
-            if first {
-                observer.saved(&folder);
-            }
-            folder
-        }
-    };
-    if let Some(log) = &log {
-        plot(&log.curve, &config.folder.join("loss.svg"))?;
-    }
-    Ok(Outcome { ended, evaluation, checkpoint })
+    run.trainer.release_graph();
+    let checkpoint = run.save()?;
+    run.finish_trace()?;
+    run.draw();
+    Ok(Outcome { ended, evaluation: run.evaluation, checkpoint })
 }
 
-/// Takes `folder` for a run of which `done` steps are behind, before anything there is written, and removes what a killed
-/// run left.
+/// Locks `folder` for a run of which `done` steps are taken, before anything there is written, and removes the remains of a
+/// killed run.
 fn claim(folder: &Path, done: u64, observer: &mut dyn Observer) -> Result<RunLock> {
     let lock = RunLock::acquire(folder)?;
     if let Some(warning) = lock.warning() {
-        observer.warned(warning);
+        observer.warning(warning);
     }
-    // A run that was stopped before its first step goes on from its checkpoint of step 0.
+    // A run that was stopped before its first step resumes from its checkpoint of step 0.
     if done == 0 && !folder.join("iter_0000000").exists() {
         RunLock::check_new(folder)?;
     }
@@ -271,49 +137,169 @@ fn claim(folder: &Path, done: u64, observer: &mut dyn Observer) -> Result<RunLoc
     Ok(lock)
 }
 
-/// The trace of a run's steps, if one is wanted and not written yet.
-struct Tracing(Option<(RangeInclusive<u64>, Trace)>);
+/// A run on its way.
+struct Run<'a> {
+    trainer: &'a mut Trainer,
+    sampler: Sampler,
+    /// What evaluations cover, if there are any.
+    validation: Option<Validation>,
+    tokenizer: &'a Tokenizer,
+    config: &'a RunConfig,
+    stop: &'a StopFlag,
+    observer: &'a mut dyn Observer,
+    /// Whether this rank writes and is watched.
+    first: bool,
+    log: Option<MetricsLog>,
+    /// Whether it was said that lines of metrics are lost.
+    unlogged: bool,
+    tracing: Tracing,
+    /// That behind the last step.
+    evaluation: Option<Evaluation>,
+    /// The last step that was saved, and where.
+    saved: Option<(u64, PathBuf)>,
+}
 
-impl Tracing {
-    fn start(config: Option<&TraceConfig>, trainer: &Trainer) -> Result<Tracing> {
-        let begin = |TraceConfig { path, steps }: &TraceConfig| {
-            let trace = Trace::start(path, trainer.mesh(), trainer.scope().device())?;
-            Ok((steps.clone(), trace))
+impl Run<'_> {
+    fn take_steps(&mut self) -> Result<Ended> {
+        let Intervals { train_iters, save_interval, eval_interval, exit_interval, log_interval } =
+            self.config.intervals;
+        let mut steps = 0_u64;
+        let ended = loop {
+            let done = self.trainer.progress().step;
+            if done >= train_iters {
+                break Ended::Finished;
+            }
+            // What is left behind is a checkpoint, for which replicas must have the same weights.
+            if self.is_stopped()? && self.trainer.steps_to_synchronization() == 0 {
+                break Ended::Stopped;
+            }
+            if steps > 0 && exit_interval.is_some_and(|every| done.is_multiple_of(every)) {
+                break Ended::ExitInterval;
+            }
+            self.tracing.step(self.trainer, &self.sampler)?;
+            steps += 1;
+            let step = self.trainer.progress().step;
+            if self.first {
+                self.observer.advanced(step);
+            }
+            if self.tracing.ends_with(step) {
+                self.finish_trace()?;
+            }
+            let last = step == train_iters;
+            let due = |every: u64| step.is_multiple_of(every);
+            let saves = last || due(save_interval);
+            let evaluates = self.validation.is_some() && (last || due(eval_interval));
+            let reads = !self.trainer.scope().device().is_gpu() || due(log_interval) || steps == 1;
+            if !(reads || evaluates || saves) {
+                continue;
+            }
+            let mut metrics = self.measure()?;
+            let newest = metrics.pop();
+            self.tell(&metrics);
+            if evaluates {
+                self.trainer.release_graph(); // before anything else takes memory beside it
+            }
+            let saved = if saves { self.save().map(drop) } else { Ok(()) };
+            let found = match &saved {
+                Ok(()) if evaluates => self.evaluate(step),
+                _ => Ok(None),
+            };
+            // The step's line has the evaluation that follows it, and is there whatever fails.
+            let validation_loss = found.as_ref().ok().and_then(|found| Some(found.as_ref()?.loss));
+            if let Some(newest) = newest {
+                self.tell(&[Metrics { validation_loss, ..newest }]);
+            }
+            saved?;
+            self.evaluation = found?.filter(|_| last);
         };
-        Ok(Tracing(config.map(begin).transpose()?))
+        let rest = self.measure()?;
+        self.tell(&rest);
+        Ok(ended)
     }
 
-    /// The trainer's next step. One that is traced is waited for.
-    fn step(&mut self, trainer: &mut Trainer, sampler: &Sampler) -> Result<()> {
-        let number = trainer.progress().step + 1;
-        match &self.0 {
-            Some((steps, trace)) if steps.contains(&number) => trace.record(|| {
-                trainer.advance(sampler)?;
-                trainer.scope().device().synchronize()
-            }),
-            _ => trainer.advance(sampler),
-        }?;
-        match &self.0 {
-            Some((steps, _)) if number >= *steps.end() => self.finish(),
-            _ => Ok(()),
+    fn is_stopped(&self) -> Result<bool> {
+        self.stop.is_set_on_any_rank(self.trainer.mesh().world(), self.trainer.host())
+    }
+
+    /// What the model makes of the validation set; nothing if the run is asked to stop.
+    fn evaluate(&mut self, step: u64) -> Result<Option<Evaluation>> {
+        let Some(validation) = &self.validation else { return Ok(None) };
+        let sizes = self.trainer.config().batch_size;
+        let (parts, mesh) = (self.trainer.parts(), self.trainer.mesh());
+        let found = evaluate(parts, mesh, validation, sizes, self.stop)?;
+        if let Some(found) = found.as_ref().filter(|_| self.first) {
+            self.observer.evaluated(step, found);
+        }
+        Ok(found)
+    }
+
+    /// The checkpoint of the step that was taken last, which is made if there is none.
+    fn save(&mut self) -> Result<PathBuf> {
+        let step = self.trainer.progress().step;
+        if let Some((saved, folder)) = &self.saved
+            && *saved == step
+        {
+            return Ok(folder.clone());
+        }
+        let folder = save(self.trainer, self.tokenizer, self.config)?;
+        if self.first {
+            self.observer.saved(&folder);
+        }
+        self.saved = Some((step, folder.clone()));
+        Ok(folder)
+    }
+
+    /// What is known of the steps since the last time.
+    fn measure(&mut self) -> Result<Vec<Metrics>> {
+        let reports = self.trainer.reports(&self.sampler)?;
+        Ok(self.metrics(&reports))
+    }
+
+    fn metrics(&self, reports: &[StepReport]) -> Vec<Metrics> {
+        let of = |report| Metrics::of(self.trainer, self.config.seq_length, report);
+        reports.iter().map(of).collect()
+    }
+
+    /// Writes and shows what is new, on the rank that does.
+    fn tell(&mut self, metrics: &[Metrics]) {
+        let Some(log) = &mut self.log else { return };
+        for metrics in metrics {
+            if let Err(error) = log.write(metrics)
+                && !std::mem::replace(&mut self.unlogged, true)
+            {
+                let message =
+                    format!("{error}; training goes on, and the lines of such steps are lost");
+                self.observer.warning(&message);
+            }
+            self.observer.step(metrics);
         }
     }
 
-    fn finish(&mut self) -> Result<()> {
-        self.0.take().map_or(Ok(()), |(_, trace)| trace.finish())
+    /// Writes the trace, if there is one and it is not written. Errors as the communication does.
+    fn finish_trace(&mut self) -> Result<()> {
+        match self.tracing.finish() {
+            Err(error) if error.kind() == ErrorKind::Io => {
+                self.observer.warning(&format!("{error}; the trace is not complete"));
+                Ok(())
+            }
+            finished => finished,
+        }
     }
-}
 
-/// Whether `here` is true on any rank.
-fn on_any_rank(trainer: &Trainer, here: bool) -> Result<bool> {
-    let found = trainer.mesh().world().sum(trainer.host(), f64::from(u8::from(here)))?;
-    Ok(found > 0.0)
+    /// Draws the loss curve, on the rank that does.
+    fn draw(&mut self) {
+        let Some(log) = &self.log else { return };
+        if let Err(error) = plot(&log.curve, &self.config.folder.join("loss.svg")) {
+            self.observer.warning(&error.to_string());
+        }
+    }
 }
 
 fn save(trainer: &Trainer, tokenizer: &Tokenizer, config: &RunConfig) -> Result<PathBuf> {
     let step = trainer.progress().step;
     let damaged = !trainer.buffers().weights_are_finite()?;
-    if on_any_rank(trainer, damaged)? {
+    let damaged = f64::from(u8::from(damaged));
+    if trainer.mesh().world().sum(trainer.host(), damaged)? > 0.0 {
         let culprit = trainer.buffers().first_non_finite()?;
         let culprit = culprit.unwrap_or_else(|| "a weight of another rank".into());
         let message = format!("step {step}: not saved; first offender: {culprit}");
@@ -325,28 +311,4 @@ fn save(trainer: &Trainer, tokenizer: &Tokenizer, config: &RunConfig) -> Result<
         checkpoint::retain(&config.folder, config.save_retain)?;
     }
     Ok(folder)
-}
-
-/// Writes and shows what is new, on the rank that does.
-fn tell(
-    log: &mut Option<MetricsLog>,
-    metrics: &[Metrics],
-    observer: &mut dyn Observer,
-) -> Result<()> {
-    let Some(log) = log else { return Ok(()) };
-    metrics.iter().try_for_each(|metrics| {
-        log.write(metrics)?;
-        observer.step(metrics);
-        Ok(())
-    })
-}
-
-/// What is known of the steps since the last time.
-fn measure(trainer: &mut Trainer, config: &RunConfig, sampler: &Sampler) -> Result<Vec<Metrics>> {
-    let reports = trainer.reports(sampler)?;
-    Ok(metrics(trainer, config, &reports))
-}
-
-fn metrics(trainer: &Trainer, config: &RunConfig, reports: &[StepReport]) -> Vec<Metrics> {
-    reports.iter().map(|report| Metrics::of(trainer, config.seq_length, report)).collect()
 }

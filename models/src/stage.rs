@@ -72,6 +72,12 @@ impl<'a> StageModel<'a> {
         self
     }
 
+    /// Adds the losses to `sum`, which [`StageModel::into_loss`] of other micro-batches returned.
+    pub fn adding_to(mut self, sum: Tensor) -> StageModel<'a> {
+        self.sum = sum;
+        self
+    }
+
     /// The summed loss on this rank, an f64 scalar; its sum over the world is that of the global batch.
     pub fn into_loss(self) -> Result<Tensor> {
         match self.counts {

@@ -10,6 +10,7 @@ mod descriptors;
 pub mod gradcheck;
 pub mod launch;
 pub mod mesh;
+pub mod output_file;
 pub mod pipeline;
 pub mod tensor_parallel;
 pub mod trace;

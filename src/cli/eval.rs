@@ -1,10 +1,12 @@
 //! `ferrotron eval`.
 
 use clap::Args;
+use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron::models::data::{DataConfig, TokenSource, Validation};
 use ferrotron::models::evaluate::{Evaluation, evaluate};
 use ferrotron::models::finite::first_not_finite;
 use ferrotron::models::gpt::Gpt;
+use ferrotron::models::stop::StopFlag;
 use ferrotron::parallel::mesh::Mesh;
 use ferrotron::tensor::At;
 use ferrotron::{Error, Result};
@@ -74,7 +76,7 @@ pub fn eval(args: &EvalArgs) -> Result<ExitCode> {
     let kept = if whole { 0.0 } else { split };
     let config = DataConfig { data, validation_data: Vec::new(), split: kept };
     let origin = if args.data.is_empty() { "--data of the run" } else { "" };
-    let dataset = corpus::open(&config, &tokenizer, |warning| eprintln!("{warning}")).at(origin)?;
+    let dataset = corpus::open(&config, &tokenizer, output::note).at(origin)?;
     let source = if whole { Some(dataset.train) } else { dataset.validation };
     let source = source.ok_or_else(|| {
         Error::config("--split", format!("{split} of this data leaves no token to evaluate"))
@@ -114,8 +116,14 @@ impl Batches {
     }
 
     fn of(&self, gpt: &Gpt, source: &TokenSource) -> Result<Evaluation> {
-        let validation = Validation::new(source.clone(), self.seq_length, self.micro_batch_size)?;
-        evaluate(std::slice::from_ref(gpt), &Mesh::single(), &validation, None)
+        let validation = Validation::new(source.clone(), self.seq_length)?;
+        let micro_batch_size = self.micro_batch_size;
+        let sizes = BatchSizeConfig { micro_batch_size, ..BatchSizeConfig::default() };
+        // A signal ends the process: there is nothing to save.
+        let never = StopFlag::default();
+        let (gpt, mesh) = (std::slice::from_ref(gpt), Mesh::single());
+        let found = evaluate(gpt, &mesh, &validation, BatchSize::new(sizes)?, &never)?;
+        Ok(found.expect("an evaluation that is not asked to stop has a result"))
     }
 
     fn first_bad_batch(&self, gpt: &Gpt) -> Result<String> {

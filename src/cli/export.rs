@@ -39,7 +39,7 @@ pub fn export(args: &ExportArgs) -> Result<ExitCode> {
         Format::Hf => {
             hugging_face::export(&gpt, &args.output)?;
             if let Some(weight) = first_not_finite(&gpt)? {
-                eprintln!("warning: {weight}; written as it is");
+                output::note(&format!("warning: {weight}; written as it is"));
             }
             if let Some(tokenizer) = tokenizer {
                 hugging_face::export_tokenizer(&tokenizer, &args.output)?;

@@ -5,10 +5,12 @@ use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::generate::{Sampling, generate as continue_tokens};
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::hugging_face;
+use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::nn::{Module, Scope};
 use ferrotron::tensor::At;
 use ferrotron::{DType, Error, Result};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -103,11 +105,11 @@ fn folder_dtype(folder: &Path, device: &DeviceArgs) -> Result<DType> {
     let dtype = hugging_face::common_dtype(&stored);
     if stored.len() > 1 {
         let names: Vec<String> = stored.iter().map(DType::to_string).collect();
-        eprintln!(
+        output::note(&format!(
             "'{}' has weights in {}: read as {dtype}, which holds all of them exactly",
             folder.display(),
             names.join(" and ")
-        );
+        ));
     }
     Ok(dtype)
 }
@@ -133,17 +135,27 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
     let mut printer = Printer::new(&tokenizer, &prompt);
     let all = continue_tokens(&loaded.gpt, &prompt, args.max_new_tokens, &sampling, |token| {
         printer.push(token);
+        ControlFlow::Continue(())
     });
     printer.finish();
     all.map(|_| ExitCode::SUCCESS)
 }
 
-/// A short sample.
-pub fn sample(gpt: &Gpt, tokenizer: &Tokenizer, length: usize) -> Result<String> {
+/// A short sample; `None` if the program is asked to stop.
+pub fn sample(
+    gpt: &Gpt,
+    tokenizer: &Tokenizer,
+    length: usize,
+    stop: &StopFlag,
+) -> Result<Option<String>> {
     let end_of_text = tokenizer.end_of_text();
     let sampling = Sampling { temperature: 0.8, top_k: None, top_p: None, seed: 1234, end_of_text };
-    let tokens = continue_tokens(gpt, &line_break(tokenizer), length, &sampling, |_| {})?;
-    Ok(tokenizer.decode(&tokens))
+    let until_stopped = |_| match stop.is_set() {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    };
+    let tokens = continue_tokens(gpt, &line_break(tokenizer), length, &sampling, until_stopped)?;
+    Ok((!stop.is_set()).then(|| tokenizer.decode(&tokens)))
 }
 
 /// The tokens of a line break, or the first of a vocabulary that has none.

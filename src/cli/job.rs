@@ -20,6 +20,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::device_args::Place;
+use super::output;
 use super::parallel_args::ParallelArgs;
 use super::terminal;
 use super::train_args::TrainArgs;
@@ -142,7 +143,9 @@ pub fn between_gpus(args: &TrainArgs, mesh: &Mesh, device: &Device) -> Result<Me
     if mesh.world().sum(&Device::cpu(1)?, found)? < ranks as f64 {
         if own && mesh.rank() == 0 {
             let remedy = Kind::Nccl.remedy();
-            eprintln!("tensors go through memory of the hosts: not all ranks find NCCL ({remedy})");
+            output::note(&format!(
+                "tensors go through memory of the hosts: not all ranks find NCCL ({remedy})"
+            ));
         }
         return Ok(mesh.clone());
     }
@@ -165,7 +168,7 @@ pub fn start_ranks(ranks: usize, stop_timeout: Duration) -> Result<ExitCode> {
     }
     let end = launch(&config, &signals, std::io::stdout(), AboveBar(std::io::stderr()))?;
     if let Some(failure) = end.failure {
-        eprintln!("ferrotron: {failure}; the job has ended");
+        output::note(&format!("ferrotron: {failure}; the job has ended"));
     }
     Ok(ExitCode::from(end.code))
 }

@@ -79,8 +79,10 @@ enum Command {
     Doctor(doctor::DoctorArgs),
 }
 
-/// The exit code for an error: as for flags that do not parse, 2 for what the user asked for.
-pub fn exit_code(error: &Error) -> ExitCode {
+/// Says what went wrong, and where if `place` is not empty; returns the exit code: as for flags that do not parse, 2 for
+/// what the user asked for.
+pub fn failed(place: &str, error: &Error) -> ExitCode {
+    output::note(&format!("ferrotron: {place}{error}"));
     ExitCode::from(match error.kind() {
         ErrorKind::Config => 2,
         ErrorKind::Communication => COMMUNICATION_FAILED,

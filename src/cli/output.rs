@@ -1,23 +1,45 @@
-//! Standard output for results. A reader that has seen enough closes the pipe; then the program ends
-//! without a word, as if by SIGPIPE.
+//! All that the program prints.
+//!
+//! Standard output has results, standard error the rest. A reader of results that has seen enough closes the pipe;
+//! then the program ends without a word, as if by SIGPIPE. What is only told of a run must not end it: a stream that
+//! is closed, broken or full is written to in vain.
 
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, Write};
 
 /// Exit code of a program that SIGPIPE ended, as shells report it.
 const CLOSED_PIPE: i32 = 141;
 
-/// Prints `text` at once.
+/// Prints results at once. Where nobody takes them, the program ends.
 pub fn print(text: &str) {
-    let mut stdout = std::io::stdout().lock();
-    if let Err(error) = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        if error.kind() != ErrorKind::BrokenPipe {
-            eprintln!("ferrotron: cannot write to standard output: {error}");
+    if let Err(error) = write(io::stdout().lock(), text) {
+        if error.kind() == ErrorKind::BrokenPipe {
+            std::process::exit(CLOSED_PIPE);
         }
-        std::process::exit(CLOSED_PIPE);
+        note(&format!("ferrotron: cannot write to standard output: {error}"));
+        std::process::exit(1);
     }
 }
 
-/// Prints a line.
+/// Prints a line of results, as [`print`].
 pub fn line(text: &str) {
     print(&format!("{text}\n"));
+}
+
+/// Prints a line of results that are also elsewhere: the program goes on without a reader.
+pub fn report(text: &str) {
+    if let Err(error) = write(io::stdout().lock(), &format!("{text}\n"))
+        && error.kind() != ErrorKind::BrokenPipe
+    {
+        note(&format!("ferrotron: cannot write to standard output: {error}"));
+    }
+}
+
+/// Prints a line on standard error, if anybody reads it.
+pub fn note(text: &str) {
+    let _ = write(io::stderr().lock(), &format!("{text}\n"));
+}
+
+fn write(mut stream: impl Write, text: &str) -> io::Result<()> {
+    stream.write_all(text.as_bytes())?;
+    stream.flush()
 }

@@ -6,6 +6,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::Path;
 
+use super::output;
+
 /// Writes to standard error, so that standard output stays for results.
 pub struct Progress {
     bar: Option<ProgressBar>,
@@ -39,7 +41,7 @@ impl Progress {
     pub fn say(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.println(line),
-            None => eprintln!("{line}"),
+            None => output::note(line),
         }
     }
 
@@ -81,10 +83,10 @@ impl Observer for Progress {
             && (metrics.step.is_multiple_of(self.log_interval) || metrics.step == self.last_step)
         {
             let left = (self.last_step - metrics.step) as f64 * self.seconds;
-            eprintln!(
+            output::note(&format!(
                 "step {:>6}/{}  loss {:.4}  lr {:.2e}  grad norm {:.3}  {speed:.0} tokens/s  ETA {left:.0} s",
                 metrics.step, self.last_step, metrics.loss, metrics.lr, metrics.grad_norm
-            );
+            ));
         }
     }
 
@@ -99,7 +101,7 @@ impl Observer for Progress {
         self.say(&format!("saved {}", folder.display()));
     }
 
-    fn warned(&mut self, message: &str) {
-        self.say(message);
+    fn warning(&mut self, message: &str) {
+        self.say(&format!("ferrotron: warning: {message}"));
     }
 }

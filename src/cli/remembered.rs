@@ -10,7 +10,7 @@ use ferrotron::{DType, Error, Result};
 use serde_json::{Map, Value};
 
 use super::options::{Options, Source};
-use super::{definition, words_of};
+use super::{definition, output, words_of};
 
 /// Options of one start of a run, or of one process of it: a checkpoint neither remembers them nor decides them, even
 /// if they stand in it.
@@ -152,7 +152,9 @@ pub fn resumed(
     let (mut saved, ignored) = of_checkpoint(checkpoint)?;
     if rank.is_none_or(|rank| rank.rank == 0) && !ignored.is_empty() {
         let names = ignored.iter().map(|name| format!("--{name}")).collect::<Vec<_>>().join(", ");
-        eprintln!("ignored: {names} of the checkpoint {checkpoint}, which does not decide this");
+        output::note(&format!(
+            "ignored: {names} of the checkpoint {checkpoint}, which does not decide this"
+        ));
     }
     let words = |options: &Options, name: &str| {
         options.values(name).iter().map(|text| canonical(name, text)).collect::<Vec<_>>()

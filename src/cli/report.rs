@@ -2,8 +2,10 @@
 
 use ferrotron::models::data::Dataset;
 use ferrotron::models::entropy::bigram_entropy;
+use ferrotron::models::evaluate::Evaluation;
 use ferrotron::models::memory::StageMemory;
 use ferrotron::models::run::{Ended, Outcome, RunConfig};
+use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::traffic::{StepTraffic, expected_traffic};
 use ferrotron::models::trainer::Trainer;
@@ -17,7 +19,7 @@ use super::generate::sample;
 use super::train_args::TrainArgs;
 use super::{bytes, memory_limits, output, remembered};
 
-/// Validation sets beyond this many tokens are not searched for their bigrams, which takes memory and
+/// Evaluations of more tokens than this are not searched for their bigrams, which takes memory and
 /// time of its own.
 const BIGRAM_TOKENS: u64 = 10_000_000;
 
@@ -31,9 +33,9 @@ pub fn before(
     config: &RunConfig,
 ) -> Result<()> {
     if let Some(line) = remembered::inputs_line(&configuration.options) {
-        eprintln!("{line}");
+        output::note(&line);
     }
-    eprintln!(
+    output::note(&format!(
         "{:.2} M parameters, {} training tokens, {} tokenizer of {}, {}, {}",
         trainer.model().num_parameters() as f64 / 1e6,
         dataset.train.len(),
@@ -41,20 +43,21 @@ pub fn before(
         tokenizer.vocab_size(),
         place(&configuration.args, trainer.scope().device())?,
         config.folder.display()
-    );
+    ));
     if let Some(lines) = layout_lines(trainer, config.seq_length) {
-        eprintln!("{lines}");
+        output::note(&lines);
     }
     let memory = memory_limits::largest(stages).memory;
     let host = match memory.host_bytes {
         0 => String::new(),
         bytes => format!(", and {} of host memory", bytes::display(bytes as u64)),
     };
-    eprintln!("memory of a rank: at most {}{host}", memory_limits::sentence(&memory));
+    let sentence = memory_limits::sentence(&memory);
+    output::note(&format!("memory of a rank: at most {sentence}{host}"));
     let in_bf16_on_cpu =
         trainer.scope().dtype() == DType::BF16 && !trainer.scope().device().is_gpu();
     if let Some(refusal) = instruction_sets().refusal.filter(|_| in_bf16_on_cpu) {
-        eprintln!("{refusal}");
+        output::note(&refusal);
     }
     Ok(())
 }
@@ -123,25 +126,30 @@ pub fn after(
     dataset: &Dataset,
     tokenizer: &Tokenizer,
     outcome: &Outcome,
+    stop: &StopFlag,
 ) -> Result<()> {
     if let (Some(evaluation), Some(source)) = (&outcome.evaluation, &dataset.validation) {
-        let mut line = format!("validation loss {:.4}", evaluation.loss);
-        if source.len() <= BIGRAM_TOKENS {
-            line +=
-                &format!(" (bigrams of the same text: {:.4})", bigram_entropy(&source.to_vec()?));
-        }
-        output::line(&line);
-    }
-    if outcome.ended == Ended::Finished && args.run.sample_length > 0 {
-        if one_rank_has_all(trainer) {
-            let text = sample(&trainer.parts()[0], tokenizer, args.run.sample_length)?;
-            output::line(&format!("sample: {text}"));
+        let Evaluation { loss, tokens, .. } = *evaluation;
+        output::report(&if tokens < BIGRAM_TOKENS && !stop.is_set() {
+            // Those that were evaluated, and the one before them.
+            let bigrams = bigram_entropy(&source.slice(0..tokens + 1)?.to_vec()?);
+            format!("validation loss {loss:.4} (bigrams of the same {tokens} tokens: {bigrams:.4})")
         } else {
-            output::line("no sample: no rank has the whole model");
+            format!("validation loss {loss:.4} over {tokens} tokens")
+        });
+    }
+    if outcome.ended == Ended::Finished && args.run.sample_length > 0 && !stop.is_set() {
+        if one_rank_has_all(trainer) {
+            let text = sample(&trainer.parts()[0], tokenizer, args.run.sample_length, stop)?;
+            text.iter().for_each(|text| output::report(&format!("sample: {text}")));
+        } else {
+            output::report("no sample: no rank has the whole model");
         }
     }
     let checkpoint = outcome.checkpoint.display();
-    output::line(&format!("continue a text: ferrotron generate --load {checkpoint} --prompt TEXT"));
+    output::report(&format!(
+        "continue a text: ferrotron generate --load {checkpoint} --prompt TEXT"
+    ));
     Ok(())
 }
 

@@ -1,9 +1,11 @@
 //! Where a run leaves its files.
 
 use ferrotron::models::checkpoint::Checkpoint;
-use ferrotron::parallel::agreement::broadcast_bytes;
+use ferrotron::models::run::check_metrics;
 use ferrotron::models::run_lock::RunLock;
+use ferrotron::parallel::agreement::broadcast_bytes;
 use ferrotron::parallel::collective::Group;
+use ferrotron::parallel::trace::check_target;
 use ferrotron::{Error, Result};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -12,8 +14,8 @@ use std::path::{Path, PathBuf};
 use super::job::Job;
 use super::train_args::TrainArgs;
 
-/// Errors if the folder that was asked for holds another run or is in use, which the first rank or the launcher of `job`
-/// finds out for all.
+/// Errors if the requested folder holds another run or is in use, or if files in it are of another kind. The first rank or
+/// the launcher of `job` checks for all.
 pub fn check(args: &TrainArgs, resumed: Option<&Checkpoint>, job: &Job) -> Result<()> {
     if matches!(job, Job::Rank(rank) if rank.rank > 0) {
         return Ok(());
@@ -22,13 +24,28 @@ pub fn check(args: &TrainArgs, resumed: Option<&Checkpoint>, job: &Job) -> Resul
     if let Some(folder) = args.run.save.as_deref().or(loaded) {
         RunLock::check(folder)?;
     }
-    asked_for(args, resumed).map(drop)
+    check_files(args, asked_for(args, resumed)?.as_deref())
 }
 
 /// The folder of the run to which a checkpoint belongs.
 fn run_of(checkpoint: &Checkpoint) -> &Path {
     let parent = checkpoint.folder().parent();
     parent.filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Errors if the metrics or the trace would replace a file of another kind. A `folder` that is still to be made is empty.
+fn check_files(args: &TrainArgs, folder: Option<&Path>) -> Result<()> {
+    let metrics = match &args.run.metrics {
+        Some(file) => Some(file.clone()),
+        None => folder.map(|folder| metrics(args, folder)),
+    };
+    metrics.as_deref().map_or(Ok(()), check_metrics)?;
+    args.run.trace.as_deref().map_or(Ok(()), check_target)
+}
+
+/// Where the metrics go.
+pub fn metrics(args: &TrainArgs, folder: &Path) -> PathBuf {
+    args.run.metrics.clone().unwrap_or_else(|| folder.join("metrics.jsonl"))
 }
 
 /// The folder of the run: as asked for, that of the checkpoint, or the next free number. The first rank of

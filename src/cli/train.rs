@@ -4,6 +4,7 @@ use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::data::{DataFingerprint, Dataset};
 use ferrotron::models::memory::{self, StageMemory};
 use ferrotron::models::run::{Ended, Intervals, RunConfig, run};
+use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::trainer::Trainer;
 use ferrotron::nn::Scope;
@@ -21,7 +22,7 @@ use super::job::{self, Job};
 use super::options::Options;
 use super::progress::Progress;
 use super::train_args::TrainArgs;
-use super::{corpus, exit_code, memory_limits, report, resume, run_folder};
+use super::{corpus, failed, memory_limits, output, report, resume, run_folder};
 
 /// Trains, reports and leaves a run folder behind; or starts processes that do. The options `given`, of which `args` is
 /// made, were typed or stand in the file of `--config`.
@@ -45,11 +46,8 @@ pub fn train(args: &TrainArgs, given: Options) -> Result<ExitCode> {
     // How ranks meet is no matter of a checkpoint, which they choose together.
     let trained =
         job::connect(&args.parallel, &rank, |world| train_as_rank(&world, load, given, &rank));
-    Ok(trained.unwrap_or_else(|error| {
-        // Under other launchers nothing else says whose error it is.
-        eprintln!("ferrotron: rank {}: {error}", rank.rank);
-        exit_code(&error)
-    }))
+    // Under other launchers nothing else says whose error it is.
+    Ok(trained.unwrap_or_else(|error| failed(&format!("rank {}: ", rank.rank), &error)))
 }
 
 /// Trains as one rank of `world`, after all ranks have found that they are about the same.
@@ -129,7 +127,7 @@ impl Plan {
         let first = !matches!(&self.job, Job::Rank(rank) if rank.rank > 0);
         let warn = |warning: &str| {
             if first {
-                eprintln!("{warning}");
+                output::note(warning);
             }
         };
         let open = || {
@@ -176,16 +174,18 @@ impl Plan {
             true => Progress::new(done, intervals.train_iters, args.run.log_interval),
             false => Progress::silent(),
         };
-        let stop = job::stop_on_signals(INTERRUPTED)?;
+        // Until here there is nothing to save: a signal ends the process as it ends any other.
+        let stop = StopFlag::from(job::stop_on_signals(INTERRUPTED)?);
         let outcome = run(&mut trainer, dataset, &tokenizer, &config, &stop, &mut progress);
         progress.finish();
         let outcome = outcome?;
         if first {
-            report::after(args, &trainer, dataset, &tokenizer, &outcome)?;
+            report::after(args, &trainer, dataset, &tokenizer, &outcome, &stop)?;
         }
+        // All steps may be taken, and something behind them left out.
         Ok(match outcome.ended {
-            Ended::Stopped => ExitCode::from(INTERRUPTED),
-            Ended::Finished | Ended::ExitInterval => ExitCode::SUCCESS,
+            Ended::Finished | Ended::ExitInterval if !stop.is_set() => ExitCode::SUCCESS,
+            _ => ExitCode::from(INTERRUPTED),
         })
     }
 }
@@ -215,12 +215,12 @@ fn run_config(
 ) -> Result<RunConfig> {
     let args = &configuration.args;
     Ok(RunConfig {
-        metrics: args.run.metrics.clone().unwrap_or_else(|| folder.join("metrics.jsonl")),
+        metrics: run_folder::metrics(args, &folder),
         folder,
         intervals,
         seq_length: args.model.seq_length()?,
         save_retain: args.run.save_retain,
-        eval_iters: args.run.eval_iters,
+        eval_iters: args.run.eval_iters.0,
         trace: args.run.trace(trainer.progress().step),
         options: configuration.remembered(trainer.config().batch_size.full()),
     })

@@ -13,6 +13,7 @@ use ferrotron::nn::{Axis, OptimizerConfig};
 use ferrotron::{Error, Result};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use super::adafactor_args::{AdafactorArgs, StepSizeArg};
 use super::bytes;
@@ -328,20 +329,21 @@ pub struct RunArgs {
     /// Stop cleanly when the step number is a multiple of this
     #[arg(long, value_name = "N")]
     exit_interval: Option<u64>,
-    /// Steps between evaluations; one is always made at the end [default: 250]
+    /// Steps between evaluations, one of which follows the last step; 0 for none at all [default: 250]
     #[arg(long, value_name = "N")]
     eval_interval: Option<u64>,
-    /// Validation batches of an evaluation while training [default: 20; the last one takes all]
-    #[arg(long, value_name = "N", default_value_t = 20)]
-    pub eval_iters: u64,
+    /// Global batches of validation data that an evaluation covers, from the beginning, the one behind the last step
+    /// too; 'all' for all of it, 0 for no evaluation
+    #[arg(long, value_name = "N", default_value = "20")]
+    pub eval_iters: EvalIters,
     /// Steps between lines where there is no terminal for a progress bar, 0 for none; a GPU is waited for, and the
     /// metrics written, as often
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub log_interval: u64,
-    /// One JSON object per step [default: metrics.jsonl in the run folder]
+    /// One JSON object per step [default: metrics.jsonl in the run folder]; a file that is there must hold metrics
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
-    /// Write what every rank did and when, as JSON for ui.perfetto.dev
+    /// Write what every rank did and when, as JSON for ui.perfetto.dev; replaces nothing but an earlier trace
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// Steps to trace [default: the first 10 of this process]
@@ -353,6 +355,24 @@ pub struct RunArgs {
     /// Tokens of the sample that is printed at the end; 0 prints none
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub sample_length: usize,
+}
+
+/// Global batches of an evaluation; `None` for the whole validation set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EvalIters(pub Option<u64>);
+
+impl FromStr for EvalIters {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "all" => Ok(EvalIters(None)),
+            number => number
+                .parse()
+                .map(|number| EvalIters(Some(number)))
+                .map_err(|_| "must be a number of global batches, or 'all'".into()),
+        }
+    }
 }
 
 /// `7-9`, or `7` for one step.
@@ -375,12 +395,6 @@ impl RunArgs {
 
     /// Errors for intervals that mean nothing.
     pub fn validate(&self) -> Result<()> {
-        if self.eval_iters == 0 {
-            return Err(Error::config(
-                "--eval-iters",
-                "must be positive, got 0; --eval-interval 0 switches evaluations off",
-            ));
-        }
         if self.exit_interval == Some(0) {
             return Err(Error::config("--exit-interval", "must be positive, got 0"));
         }

@@ -5,8 +5,13 @@ mod gpu;
 mod memory;
 mod models_and_data;
 mod options;
+mod output_files;
+mod precision;
 mod precision;
 mod refusals;
+mod refusals;
+mod stopping;
+mod streams;
 mod two_runs;
 
 use std::path::{Path, PathBuf};
@@ -124,6 +129,41 @@ fn a_run_leaves_metrics_a_picture_and_a_checkpoint_that_generates() {
     );
 }
 
+/// The same samples in every evaluation, the last one included, and none where none is wanted.
+#[test]
+fn an_evaluation_covers_as_much_as_was_asked_for() {
+    let folder = folder_with_text();
+    let evaluated = |options: &str| {
+        let _ = std::fs::remove_dir_all(folder.path().join("run"));
+        let options: Vec<&str> = options.split_whitespace().collect();
+        let output = train(folder.path(), &[&options[..], &["--save", "run"]].concat());
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        let out = succeeded(output);
+        let tokens =
+            told.lines().filter_map(|line| line.split_once(" over ")?.1.split_once(" tok"));
+        let tokens: Vec<u64> = tokens.map(|found| found.0.parse().unwrap()).collect();
+        let metrics = std::fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap();
+        assert_eq!(metrics.matches("validation_loss").count(), tokens.len(), "{told}");
+        assert_eq!(metrics.lines().count(), 20);
+        assert_eq!(out.contains("validation loss"), !tokens.is_empty(), "{out}");
+        if let Some(last) = tokens.last() {
+            assert!(metrics.lines().last().unwrap().contains("validation_loss"));
+            assert!(out.contains(&format!("(bigrams of the same {last} tokens: ")), "{out}");
+        }
+        tokens
+    };
+    // Steps 10 and 20; samples of 8 tokens, of which a global batch has 2 or 6.
+    assert_eq!(evaluated("--eval-iters 3"), [48, 48]);
+    assert_eq!(evaluated("--eval-iters 3 --global-batch-size 6"), [144, 144]);
+    assert_eq!(evaluated("--eval-iters 3 --nproc 3"), [144, 144]);
+    let length = std::fs::metadata(folder.path().join("text.txt")).unwrap().len();
+    let held_out = length - (length as f64 * 0.9) as u64 - 1;
+    assert_eq!(evaluated("--eval-iters all"), [held_out; 2]);
+    assert_eq!(evaluated("--eval-iters all --eval-interval 100"), [held_out]);
+    assert!(evaluated("--eval-iters 0").is_empty());
+    assert!(evaluated("--eval-interval 0").is_empty());
+}
+
 #[test]
 fn a_resumed_run_is_the_same_run_to_the_last_bit() {
     let folder = folder_with_text();
@@ -137,7 +177,8 @@ fn a_resumed_run_is_the_same_run_to_the_last_bit() {
     succeeded(train(folder.path(), &half));
     let metrics = folder.path().join("parts/metrics.jsonl");
     let mut lost = std::fs::read_to_string(&metrics).unwrap();
-    lost.push_str("{\"step\":11,\"loss\":0.0}\n{\"step\":12,\"lo");
+    let line = "{\"step\":11,\"loss\":0.0,\"lr\":0.1,\"grad_norm\":1.0,\"tokens\":32}\n";
+    lost.push_str(&format!("{line}{}", &line.replace("11", "12")[..14]));
     std::fs::write(&metrics, lost).unwrap();
     // Options that are typed again replace those of the run; they do not add to them.
     // Where the optimizer's state and activations wait changes nothing.

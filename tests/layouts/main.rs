@@ -2,8 +2,10 @@
 //!
 //! A small GPT with dropout, tied embeddings, clipping, ignored labels, and a vocabulary and layers that
 //! nothing divides, is trained in f64 in layouts that cover every pair of values of the axes, every rank a
-//! thread, and compared with a training loop on one rank that knows no layout.
+//! thread, and compared with a training loop on one rank that knows no layout. Evaluations of such models are compared
+//! as well.
 
+mod evaluation;
 mod layout;
 mod mutants;
 mod precision;

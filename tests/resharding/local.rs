@@ -3,6 +3,7 @@
 use ferrotron::models::data::Dataset;
 use ferrotron::models::evaluate::Evaluation;
 use ferrotron::models::run::{self, Ended, Intervals, Metrics, Observer, RunConfig};
+use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::trainer::Trainer;
 use ferrotron::nn::{Scope, Sharding};
@@ -11,8 +12,7 @@ use ferrotron::parallel::mesh::{self, Mesh};
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::tensor::{DType, Device, Result};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use super::train::{Layout, Noise, SEQ_LENGTH, Task, difference, run, trainer_config};
 use super::{task, tied};
@@ -51,17 +51,23 @@ fn local_steps_are_saved_when_replicas_agree() -> Result<()> {
 /// Asks for the end after the first step, if it is to.
 struct Watch {
     ends: bool,
-    stop: Arc<AtomicBool>,
+    stop: StopFlag,
 }
 
 impl Observer for Watch {
     fn step(&mut self, _: &Metrics) {
-        self.stop.store(self.ends, Relaxed);
+        if self.ends {
+            self.stop.set();
+        }
     }
 
     fn evaluated(&mut self, _: u64, _: &Evaluation) {}
 
     fn saved(&mut self, _: &Path) {}
+
+    fn warning(&mut self, message: &str) {
+        panic!("{message}");
+    }
 }
 
 #[test]
@@ -87,10 +93,10 @@ fn a_run_is_saved_when_replicas_agree_or_refused() -> Result<()> {
             },
             seq_length: SEQ_LENGTH,
             save_retain: 5,
-            eval_iters: 1,
+            eval_iters: Some(1),
             options: serde_json::Value::Null,
         };
-        let stop = Arc::new(AtomicBool::new(false));
+        let stop = StopFlag::default();
         let mut watch = Watch { ends, stop: stop.clone() };
         let ended = run::run(&mut trainer, &dataset, &tokenizer, &config, &stop, &mut watch)?;
         Ok((ended.ended, trainer.progress().step))

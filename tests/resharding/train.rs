@@ -5,6 +5,7 @@ use ferrotron::models::checkpoint::{Checkpoint, Held, Progress};
 use ferrotron::models::data::{Batch, Samples, TokenSource, Validation};
 use ferrotron::models::evaluate::evaluate;
 use ferrotron::models::gpt::GptConfig;
+use ferrotron::models::stop::StopFlag;
 use ferrotron::models::support::{Plan, check};
 use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
 use ferrotron::nn::schedule::Schedule;
@@ -283,8 +284,10 @@ fn validation_loss(trainer: &Trainer) -> Result<f64> {
     let vocab = trainer.model().vocab_size;
     let tokens = (0..3 * SEQ_LENGTH - 2).map(|i| (i * i % vocab) as u32).collect();
     let source = TokenSource::from_tokens(tokens, vocab)?;
-    let validation = Validation::new(source, SEQ_LENGTH, 1)?;
-    Ok(evaluate(trainer.parts(), trainer.mesh(), &validation, None)?.loss)
+    let validation = Validation::new(source, SEQ_LENGTH)?;
+    let (sizes, never) = (trainer.config().batch_size, StopFlag::default());
+    let found = evaluate(trainer.parts(), trainer.mesh(), &validation, sizes, &never)?;
+    Ok(found.expect("nobody asks to stop").loss)
 }
 
 /// The first element that is not the same to the last bit, or `None`.

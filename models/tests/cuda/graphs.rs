@@ -9,9 +9,11 @@ use ferrotron_models::data::{TokenSource, Validation};
 use ferrotron_models::evaluate::evaluate;
 use ferrotron_models::generate::{Sampling, generate};
 use ferrotron_models::gpt::{Recompute, SavedActivations};
+use ferrotron_models::stop::StopFlag;
 use ferrotron_models::trainer::Execution;
 use ferrotron_nn::{AdafactorConfig, LossScale, OptimizerConfig, Rounding};
 use ferrotron_tensor::MemoryKind;
+use std::ops::ControlFlow::Continue;
 
 /// Samples of which from `since` on some positions do not count.
 struct Masked {
@@ -98,13 +100,17 @@ fn other_work_comes_between_replays() -> Result<()> {
         let mut trainer = trainer(&case, &device, configured)?;
         let folder = tempfile::tempdir().unwrap();
         let tokens = (0..400_u32).map(|i| i * 7 % VOCAB as u32).collect();
-        let validation = Validation::new(TokenSource::from_tokens(tokens, VOCAB)?, LENGTH, 2)?;
+        let validation = Validation::new(TokenSource::from_tokens(tokens, VOCAB)?, LENGTH)?;
         let mut all = Vec::new();
         for step in 0..12 {
             trainer.advance(&samples)?;
             if step == 3 || step == 6 {
-                let loss = evaluate(trainer.parts(), trainer.mesh(), &validation, None)?.loss;
-                let text = generate(&trainer.parts()[0], &[1, 2], 4, &Sampling::GREEDY, |_| {})?;
+                let (sizes, never) = (trainer.config().batch_size, StopFlag::default());
+                let (parts, mesh) = (trainer.parts(), trainer.mesh());
+                let found = evaluate(parts, mesh, &validation, sizes, &never)?;
+                let loss = found.expect("nobody asks to stop").loss;
+                let text =
+                    generate(&trainer.parts()[0], &[1, 2], 4, &Sampling::GREEDY, |_| Continue(()))?;
                 all.push((0, loss, text.iter().map(|&token| f64::from(token)).sum()));
             }
             if step == 7 {

@@ -23,7 +23,8 @@ pub struct Peak {
 /// It checks the following conditions.
 ///
 /// - Each micro-batch has exactly one forward on every virtual stage, after its input has arrived. Its one backward
-///   follows after the gradient of its output has arrived. If the backward is split, its weight part comes last.
+///   follows after the gradient of its output has arrived. If the backward is split, its weight part comes last. In a
+///   schedule for evaluation, no rank runs a backward, and nothing is kept.
 /// - Every tensor between virtual stages on different ranks is sent once, after it was computed, and received once.
 /// - On each channel (a direction between a pair of ranks) both ends list the same messages in the same order.
 /// - With blocking, unbuffered sends every rank reaches the end of its list. It then does with buffered sends too.
@@ -68,6 +69,7 @@ fn follow(schedule: &Schedule, rank: usize) -> Result<Peak> {
     let mut walk = Walk {
         schedule,
         rank,
+        forward_only: schedule.is_forward_only(),
         progress: vec![Progress::default(); schedule.microbatches() * schedule.chunks()],
         live: Peak::default(),
         peak: Peak::default(),
@@ -94,6 +96,8 @@ fn follow(schedule: &Schedule, rank: usize) -> Result<Peak> {
 struct Walk<'a> {
     schedule: &'a Schedule,
     rank: usize,
+    /// Nobody runs a backward: no activation is kept.
+    forward_only: bool,
     progress: Vec<Progress>,
     live: Peak,
     peak: Peak,
@@ -161,7 +165,7 @@ impl Walk<'_> {
         must(!at.forward_done, "it is a second forward")?;
         must(needs.is_none() || at.input_received, "its input has not been received")?;
         at.forward_done = true;
-        self.live.activations += 1;
+        self.live.activations += usize::from(!self.forward_only);
         Ok(())
     }
 
@@ -214,15 +218,15 @@ impl Walk<'_> {
         let sends =
             |direction| self.schedule.sent(direction, self.rank, microbatch, chunk).is_some();
         // Receives need no check: without them no forward or backward ran.
-        [
+        let steps = [
             (at.forward_done, "the forward"),
             (at.output_sent || !sends(Direction::Forward), "sending the output"),
             (at.input_gradient_done, "the backward"),
             (at.gradient_sent || !sends(Direction::Backward), "sending the gradient of the input"),
             (at.weight_gradient_done, "the weight part of the backward"),
-        ]
-        .into_iter()
-        .find_map(|(done, what)| (!done).then_some(what))
+        ];
+        let steps = if self.forward_only { &steps[..2] } else { &steps[..] };
+        steps.iter().find_map(|&(done, what)| (!done).then_some(what))
     }
 }
 

@@ -87,16 +87,8 @@ const MOST_FORWARDS: usize = 1 << 22;
 /// | more than 2^22 forwards over all ranks | the list would not fit into memory |
 pub fn refusal(config: &PipelineConfig) -> Option<String> {
     let PipelineConfig { kind, stages, microbatches, chunks } = *config;
-    if stages == 0 || microbatches == 0 || chunks == 0 {
-        return Some(format!(
-            "stages, microbatches and chunks must be positive, got {stages}, {microbatches} and {chunks}"
-        ));
-    }
-    let forwards = stages.checked_mul(microbatches).and_then(|product| product.checked_mul(chunks));
-    if forwards.is_none_or(|forwards| forwards > MOST_FORWARDS) {
-        return Some(format!(
-            "{stages} stages x {microbatches} microbatches x {chunks} chunks are more than {MOST_FORWARDS} forwards"
-        ));
+    if let Some(why) = refused_sizes([stages, microbatches, chunks]) {
+        return Some(why);
     }
     match (kind == ScheduleKind::Interleaved, chunks) {
         (false, 1) => None,
@@ -113,4 +105,19 @@ pub fn refusal(config: &PipelineConfig) -> Option<String> {
         )),
         (true, _) => None,
     }
+}
+
+/// Why no schedule of any kind has these stages, microbatches and chunks; `None` if one may.
+pub(super) fn refused_sizes([stages, microbatches, chunks]: [usize; 3]) -> Option<String> {
+    if stages == 0 || microbatches == 0 || chunks == 0 {
+        return Some(format!(
+            "stages, microbatches and chunks must be positive, got {stages}, {microbatches} and {chunks}"
+        ));
+    }
+    let forwards = stages.checked_mul(microbatches).and_then(|product| product.checked_mul(chunks));
+    forwards.is_none_or(|forwards| forwards > MOST_FORWARDS).then(|| {
+        format!(
+            "{stages} stages x {microbatches} microbatches x {chunks} chunks are more than {MOST_FORWARDS} forwards"
+        )
+    })
 }

@@ -3,7 +3,7 @@
 use ferrotron_tensor::{Error, Result};
 use std::collections::VecDeque;
 
-use super::config::{PipelineConfig, ScheduleKind, refusal};
+use super::config::{PipelineConfig, ScheduleKind, refusal, refused_sizes};
 use super::instruction::Instruction;
 use super::schedule::Schedule;
 use super::transfers;
@@ -37,9 +37,40 @@ impl Schedule {
         }
         let PipelineConfig { stages, microbatches, chunks, .. } = *config;
         let computations = (0..stages).map(|rank| computations(config, rank)).collect();
-        let order = Schedule::from_instructions(computations, microbatches, chunks);
-        Ok(Schedule::from_instructions(transfers::insert(&order)?, microbatches, chunks))
+        with_transfers(computations, microbatches, chunks)
     }
+
+    /// Forwards without backwards, for evaluation: all microbatches follow one another through the stages. With
+    /// several chunks, a group of one microbatch for each rank passes through all chunks before the next group
+    /// begins; the last group may be smaller.
+    ///
+    /// # Errors
+    /// A number that is zero; more forwards than [`refusal`] allows.
+    pub fn forward_only(stages: usize, microbatches: usize, chunks: usize) -> Result<Schedule> {
+        let sizes = [stages, microbatches, chunks];
+        if let Some(why) = refused_sizes(sizes) {
+            return Err(Error::config("pipeline schedule", why));
+        }
+        let group = |first: usize| {
+            let group = first..(first + stages).min(microbatches);
+            (0..chunks).flat_map(move |chunk| {
+                group.clone().map(move |microbatch| Instruction::Forward { microbatch, chunk })
+            })
+        };
+        let forwards: Vec<Instruction> =
+            (0..microbatches).step_by(stages).flat_map(group).collect();
+        with_transfers(vec![forwards; stages], microbatches, chunks)
+    }
+}
+
+/// The computations of every rank with their messages.
+fn with_transfers(
+    computations: Vec<Vec<Instruction>>,
+    microbatches: usize,
+    chunks: usize,
+) -> Result<Schedule> {
+    let order = Schedule::from_instructions(computations, microbatches, chunks);
+    Ok(Schedule::from_instructions(transfers::insert(&order)?, microbatches, chunks))
 }
 
 /// The computations of a rank, without messages.

@@ -21,22 +21,12 @@ impl Schedule {
         Schedule { stages: ranks.len(), microbatches, chunks, ranks }
     }
 
-    /// One micro-batch through all chunks, without backward, for evaluation.
-    pub fn forward_only(stages: usize, chunks: usize) -> Schedule {
-        let mut schedule = Schedule::from_instructions(vec![Vec::new(); stages], 1, chunks);
-        let forward = |chunk| Instruction::Forward { microbatch: 0, chunk };
-        schedule.ranks = (0..stages)
-            .map(|rank| {
-                let around = |chunk| {
-                    let forward = forward(chunk);
-                    let receive = schedule.needed(rank, &forward).map(Instruction::Receive);
-                    let send = schedule.made(rank, &forward).map(Instruction::Send);
-                    receive.into_iter().chain([forward]).chain(send)
-                };
-                (0..chunks).flat_map(around).collect()
-            })
-            .collect();
-        schedule
+    /// Whether no rank runs any backward: a schedule for evaluation.
+    pub fn is_forward_only(&self) -> bool {
+        let is_backward = |instruction: &Instruction| {
+            instruction.place().is_some() && !matches!(instruction, Instruction::Forward { .. })
+        };
+        !self.ranks.iter().flatten().any(is_backward)
     }
 
     /// Number of pipeline ranks.

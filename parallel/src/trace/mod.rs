@@ -26,16 +26,16 @@
 //! microseconds since the trace began.
 //!
 //! Each rank writes to a temporary file of its own, so memory does not grow with the run. In the end rank 0
-//! fetches the files of the others through the world's group and joins them. The clock is described in
-//! `clock.rs`.
+//! fetches the files of the others through the world's group and joins them. A file that cannot be read or written
+//! loses events and holds up nobody: all ranks still make the same calls. The clock is described in `clock.rs`.
 
 mod clock;
 mod recorder;
 
 use ferrotron_nn::Axis;
-use ferrotron_tensor::{Device, Error, Result, Tensor};
+use ferrotron_tensor::{Device, Result, Tensor};
 use std::fs::File;
-use std::io::{BufWriter, Read, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tracing::callsite::rebuild_interest_cache;
@@ -43,10 +43,19 @@ use tracing::{Dispatch, dispatcher};
 
 use crate::collective::Group;
 use crate::mesh::Mesh;
+use crate::output_file::{self, unwritable};
 use recorder::Recorder;
 
 /// Bytes that are sent at a time to the rank that writes the file.
 const CHUNK: usize = 1 << 20;
+
+const OPERATION: &str = "trace";
+
+/// With what every file begins; behind it comes the name of a rank, if any could be recorded.
+const BEGIN: &str = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
+
+/// With what every file ends.
+const END: &[u8] = b"\n]}\n";
 
 /// The trace of one rank. See the [module](self).
 ///
@@ -79,18 +88,24 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Begins the trace that rank 0 will write to `path`. All ranks of the mesh call this; `device` holds what
-    /// they tell each other.
+    /// Begins the trace that rank 0 will write to `path` in the end. All ranks of the mesh call this; `device` holds
+    /// what they tell each other.
     ///
-    /// Errors if a file cannot be made, or as the communication does.
+    /// Errors if a file cannot be made, if there is one that is no trace (as [`check_target`]), or as the
+    /// communication does.
     pub fn start(path: &Path, mesh: &Mesh, device: &Device) -> Result<Trace> {
         let target = match mesh.rank() {
             // Now rather than after hours of training.
-            0 => Some((path.to_path_buf(), File::create(path).map_err(|e| unwritable(path, &e))?)),
+            0 => {
+                let mut file = output_file::open(OPERATION, path)?;
+                check_own(&mut file, path)?;
+                Some((path.to_path_buf(), file))
+            }
             _ => None,
         };
         let zero = clock::common_zero(mesh.world(), device)?;
-        let part = tempfile::tempfile().map_err(|e| unwritable(&std::env::temp_dir(), &e))?;
+        let temporary = std::env::temp_dir();
+        let part = tempfile::tempfile().map_err(|e| unwritable(OPERATION, &temporary, &e))?;
         let recorder = Arc::new(Recorder::new(mesh.rank(), &rank_name(mesh), zero, part));
         let watchers = [Dispatch::new(recorder.clone()), Dispatch::new(recorder.clone())];
         let (world, device) = (mesh.world().clone(), device.clone());
@@ -104,29 +119,46 @@ impl Trace {
 
     /// Ends the trace. All ranks call this; when rank 0 returns, the file is complete.
     ///
-    /// Errors if a file cannot be written, or as the communication does.
+    /// Errors if a file cannot be read or written ([`Io`](ferrotron_tensor::ErrorKind::Io)): that of this rank alone,
+    /// and everybody else's part is written all the same. Else as the communication does.
     pub fn finish(self) -> Result<()> {
         let part = self.recorder.finish();
         drop(self.watchers);
         // tracing-core does not notice by itself that nobody watches any more.
         rebuild_interest_cache();
-        let mut part = part.map_err(|error| unwritable(&std::env::temp_dir(), &error))?;
-        match self.target {
+        let mut part = Part::new(part);
+        let joined = match self.target {
             None => send(&mut part, &self.world, &self.device),
             Some((path, file)) => {
-                let failed = |error: std::io::Error| unwritable(&path, &error);
-                let mut file = BufWriter::new(file);
-                let begin = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
-                file.write_all(begin.as_bytes()).map_err(failed)?;
-                std::io::copy(&mut part, &mut file).map_err(failed)?;
-                for rank in 1..self.world.size() {
-                    file.write_all(b",\n").map_err(failed)?;
-                    receive(&mut file, rank, &self.world, &self.device, &path)?;
-                }
-                file.write_all(b"\n]}\n").and_then(|()| file.flush()).map_err(failed)
+                let joined = join(&mut part, file, &self.world, &self.device)?;
+                joined.map_err(|error| unwritable(OPERATION, &path, &error))
             }
-        }
+        };
+        let temporary = |error: io::Error| unwritable(OPERATION, &std::env::temp_dir(), &error);
+        joined.and(part.failure.map_or(Ok(()), |error| Err(temporary(error))))
     }
+}
+
+/// Errors if the file at `path` is there and is not a trace that this program wrote, or cannot be written. Changes
+/// nothing.
+pub fn check_target(path: &Path) -> Result<()> {
+    let file = output_file::open_existing(OPERATION, path)?;
+    file.map_or(Ok(()), |mut file| check_own(&mut file, path))
+}
+
+fn check_own(file: &mut File, path: &Path) -> Result<()> {
+    let found = output_file::beginning(file, BEGIN.len() as u64 + 200);
+    let found = found.map_err(|error| unwritable(OPERATION, path, &error))?;
+    // One that a killed process has begun may end anywhere.
+    let own = match found.strip_prefix(BEGIN.as_bytes()) {
+        Some(events) => events.is_empty() || events == END || contains(events, b"\"rank "),
+        None => BEGIN.as_bytes().starts_with(&found),
+    };
+    if own { Ok(()) } else { Err(output_file::not_own(OPERATION, path, "a trace")) }
+}
+
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
 }
 
 /// What a rank is called: its number, and where it lies on the axes that are longer than one.
@@ -140,42 +172,135 @@ fn rank_name(mesh: &Mesh) -> String {
     format!("rank {}{}", mesh.rank(), places.collect::<String>())
 }
 
-/// Sends a rank's part to rank 0: its length, then its bytes.
-fn send(part: &mut File, world: &Group, device: &Device) -> Result<()> {
-    let unreadable = |error: std::io::Error| {
-        Error::io("trace", format!("a temporary file cannot be read: {error}"))
+/// What one rank has recorded, read in chunks.
+struct Part {
+    file: Option<File>,
+    /// Bytes that are not read yet.
+    left: usize,
+    /// The first failure. What cannot be read is blanks.
+    failure: Option<io::Error>,
+}
+
+impl Part {
+    fn new(recorded: io::Result<File>) -> Part {
+        let sized = recorded.and_then(|file| Ok((file.metadata()?.len() as usize, file)));
+        match sized {
+            Ok((left, file)) => Part { file: Some(file), left, failure: None },
+            Err(error) => Part { file: None, left: 0, failure: Some(error) },
+        }
+    }
+
+    /// The next bytes; `None` behind the last.
+    fn next(&mut self) -> Option<Vec<u8>> {
+        let file = self.file.as_mut().filter(|_| self.left > 0)?;
+        let mut chunk = vec![0; CHUNK.min(self.left)];
+        self.left -= chunk.len();
+        if let Err(error) = file.read_exact(&mut chunk) {
+            chunk.fill(b' ');
+            self.failure.get_or_insert(error);
+        }
+        Some(chunk)
+    }
+}
+
+/// Writes the parts of all ranks, this rank's first. What cannot be written is received all the same; the inner
+/// result is the first failure.
+fn join(part: &mut Part, file: File, world: &Group, device: &Device) -> Result<io::Result<()>> {
+    let mut written = output_file::truncate(&file, 0);
+    let mut file = BufWriter::new(file);
+    let mut write = |bytes: &[u8]| {
+        if written.is_ok() {
+            written = file.write_all(bytes);
+        }
     };
-    let mut left = part.metadata().map_err(unreadable)?.len() as usize;
-    world.send(Tensor::from_slice(device, &[left as i64], &[1])?, 0)?.wait()?;
-    let mut bytes = vec![0; CHUNK.min(left)];
-    while left > 0 {
-        let chunk = &mut bytes[..CHUNK.min(left)];
-        part.read_exact(chunk).map_err(unreadable)?;
-        left -= chunk.len();
-        world.send(Tensor::from_slice(device, chunk, &[chunk.len()])?, 0)?.wait()?;
+    write(BEGIN.as_bytes());
+    let mut separator: &[u8] = b"";
+    while let Some(chunk) = part.next() {
+        write(&chunk);
+        separator = b",\n";
+    }
+    for rank in 1..world.size() {
+        let length = world.recv(Tensor::from_slice(device, &[0_i64], &[1])?, rank)?.wait()?;
+        let mut left = length.to_vec::<i64>()?[0] as usize;
+        if left > 0 {
+            write(separator);
+            separator = b",\n";
+        }
+        while left > 0 {
+            let place = vec![0_u8; CHUNK.min(left)];
+            let chunk = world.recv(Tensor::from_slice(device, &place, &[place.len()])?, rank)?;
+            write(&chunk.wait()?.to_vec::<u8>()?);
+            left -= place.len();
+        }
+    }
+    write(END);
+    Ok(written.and_then(|()| file.flush()))
+}
+
+/// Sends a rank's part to rank 0: its length, then its bytes.
+fn send(part: &mut Part, world: &Group, device: &Device) -> Result<()> {
+    world.send(Tensor::from_slice(device, &[part.left as i64], &[1])?, 0)?.wait()?;
+    while let Some(chunk) = part.next() {
+        world.send(Tensor::from_slice(device, &chunk, &[chunk.len()])?, 0)?.wait()?;
     }
     Ok(())
 }
 
-/// Appends what [`send`] sends.
-fn receive(
-    file: &mut impl Write,
-    rank: usize,
-    world: &Group,
-    device: &Device,
-    path: &Path,
-) -> Result<()> {
-    let length = world.recv(Tensor::from_slice(device, &[0_i64], &[1])?, rank)?.wait()?;
-    let mut left = length.to_vec::<i64>()?[0] as usize;
-    while left > 0 {
-        let chunk = Tensor::from_slice(device, &vec![0_u8; CHUNK.min(left)], &[CHUNK.min(left)])?;
-        let chunk = world.recv(chunk, rank)?.wait()?.to_vec::<u8>()?;
-        file.write_all(&chunk).map_err(|error| unwritable(path, &error))?;
-        left -= chunk.len();
-    }
-    Ok(())
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn unwritable(path: &Path, error: &std::io::Error) -> Error {
-    Error::io("trace", format!("cannot write {}: {error}", path.display()))
+    #[test]
+    fn only_traces_are_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace.json");
+        let device = Device::cpu(1).unwrap();
+        let traced = || {
+            let trace = Trace::start(&path, &Mesh::single(), &device)?;
+            trace.record(|| tracing::trace_span!("forward", name = "something").in_scope(|| {}));
+            trace.finish()
+        };
+        check_target(&path).unwrap();
+        assert!(!path.exists());
+        traced().unwrap();
+        let first = std::fs::read_to_string(&path).unwrap();
+        serde_json::from_str::<serde_json::Value>(&first).unwrap();
+        // Longer than the next, and cut where a killed process may have been.
+        for length in [0, 1, BEGIN.len(), first.len() / 2] {
+            let cut = first.repeat(2)[..length].to_string();
+            std::fs::write(&path, cut).unwrap();
+            check_target(&path).unwrap();
+            traced().unwrap();
+            let again = std::fs::read_to_string(&path).unwrap();
+            serde_json::from_str::<serde_json::Value>(&again).unwrap();
+        }
+        for foreign in
+            ["notes", "{\"traceEvents\":[]}", "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{}]}"]
+        {
+            std::fs::write(&path, foreign).unwrap();
+            let refused = traced().unwrap_err().to_string();
+            assert!(refused.contains("something else than a trace"), "{refused}");
+            assert_eq!(check_target(&path).unwrap_err().to_string(), refused);
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), foreign);
+        }
+        // Until it ends, a trace changes nothing.
+        std::fs::write(&path, &first).unwrap();
+        let trace = Trace::start(&path, &Mesh::single(), &device).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), first);
+        trace.finish().unwrap();
+    }
+
+    /// Ranks whose files fail still tell the others what they wait for.
+    #[test]
+    fn a_part_that_cannot_be_read_is_blank() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("part");
+        std::fs::write(&path, [b'x'; 10]).unwrap();
+        let mut part = Part::new(File::open(&path));
+        std::fs::write(&path, "xxx").unwrap();
+        assert_eq!(part.next().unwrap(), [b' '; 10]);
+        assert!(part.next().is_none() && part.failure.is_some());
+        let mut absent = Part::new(File::open(folder.path().join("absent")));
+        assert!(absent.next().is_none() && absent.left == 0 && absent.failure.is_some());
+    }
 }

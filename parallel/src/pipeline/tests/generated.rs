@@ -75,6 +75,23 @@ proptest! {
         keeps_its_promises(&config, &times);
     }
 
+    /// All stages work at once: m forwards of v chunks and the way through the other stages take no longer than
+    /// that, where the microbatches fill groups of one for each rank.
+    #[test]
+    fn forwards_alone_fill_the_pipeline_and_keep_nothing(
+        stages in 1_usize..=8, microbatches in 1_usize..=24, chunks in 1_usize..=4,
+    ) {
+        let schedule = Schedule::forward_only(stages, microbatches, chunks).unwrap();
+        prop_assert!(schedule.is_forward_only());
+        prop_assert_eq!(check(&schedule).unwrap(), vec![Peak::default(); stages]);
+        let total = simulate(&schedule, &Times::default()).unwrap().total() * chunks as f64;
+        let most = if chunks == 1 { microbatches } else { microbatches.next_multiple_of(stages) * chunks };
+        let (forwards, way) = (microbatches * chunks, stages - 1);
+        prop_assert!((total.round() - total).abs() < 1e-9, "{total}");
+        prop_assert!(total.round() as usize >= forwards + way, "{total}");
+        prop_assert!(total.round() as usize <= most + way, "{total}");
+    }
+
     #[test]
     fn zb_h1_is_never_slower_than_1f1b(
         stages in 1_usize..=8, microbatches in 1_usize..=24,

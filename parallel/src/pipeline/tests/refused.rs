@@ -128,6 +128,21 @@ fn a_forgotten_microbatch_is_missed() {
 }
 
 #[test]
+fn backwards_are_missed_unless_there_is_none() {
+    let schedule = Schedule::forward_only(2, 3, 1).unwrap();
+    assert!(!Schedule::from_instructions(sound().to_vec(), 2, 1).is_forward_only());
+    let mut lists = schedule.ranks().to_vec();
+    lists[1].push(backward(0));
+    let error = check(&Schedule::from_instructions(lists, 3, 1)).unwrap_err().to_string();
+    assert!(error.contains("rank 0 ends") && error.contains("without the backward"), "{error}");
+    for sizes in [[0, 1, 1], [1, 0, 1], [1, 1, 0], [1 << 11, 1 << 11, 2]] {
+        let [stages, microbatches, chunks] = sizes;
+        let error = Schedule::forward_only(stages, microbatches, chunks).unwrap_err();
+        assert!(error.to_string().contains("microbatches"), "{error}");
+    }
+}
+
+#[test]
 fn swapped_messages_are_found() {
     // The receiver expects the gradients in the other order. Its backwards are swapped too, so that its own list is
     // valid.

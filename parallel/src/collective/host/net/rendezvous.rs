@@ -133,7 +133,10 @@ async fn welcome(
             Ok(Some(Arrival::TurnedAway(process))) => {
                 if turned_away.len() < NAMED && !turned_away.contains(&process) {
                     // At once: whoever started it may be waiting for it.
-                    eprintln!("rank 0: a process is turned away: {process}; {ANOTHER_PORT}");
+                    let line =
+                        format!("rank 0: a process is turned away: {process}; {ANOTHER_PORT}\n");
+                    // In vain if standard error is closed.
+                    let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
                     turned_away.push(process);
                 }
                 continue;

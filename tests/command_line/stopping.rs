@@ -1,0 +1,116 @@
+//! Signals in every phase of a run: the program ends within seconds, and the last step is saved.
+
+use super::{TINY, losses};
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How long after a signal a program may run here: 2 s, and as much again for a machine that does other things too.
+const SOON: Duration = Duration::from_secs(4);
+
+/// Longest that a phase may take to begin.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A folder with 30 MB of text: to tokenize it, or to evaluate on half of it, takes far longer than [`SOON`].
+fn folder_with_long_text() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let page: String =
+        (0..5000).map(|i| format!("{} of a long text.\n", i * 7919 % 9973)).collect();
+    std::fs::write(folder.path().join("text.txt"), page.repeat(30_000_000 / page.len())).unwrap();
+    folder
+}
+
+fn start(folder: &Path, more: &str) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ferrotron"));
+    command.current_dir(folder).args(["train", "--data", "text.txt", "--save", "run"]).args(TINY);
+    command.args(["--split", "0.5", "--save-interval", "0", "--log-interval", "1"]);
+    command.args(more.split_whitespace());
+    command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Waits until the program has said that it trains.
+fn wait_for_training(child: &mut Child) {
+    let mut lines = BufReader::new(child.stderr.as_mut().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("memory of a rank")), "it does not train");
+}
+
+fn wait_for(what: &Path) {
+    let started = Instant::now();
+    while !what.exists() {
+        assert!(started.elapsed() < PATIENCE, "no {}", what.display());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Sends a signal in a second, when the phase is on its way, and returns how the program ended.
+fn stop(mut child: Child) -> ExitStatus {
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(child.try_wait().unwrap().is_none(), "it had ended before the signal");
+    assert!(
+        Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success()
+    );
+    let asked = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if asked.elapsed() > SOON {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("it had not ended {SOON:?} after the signal");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn assert_saved(folder: &Path, steps: u64) {
+    let run = folder.join("run");
+    let latest = std::fs::read_to_string(run.join("latest")).unwrap();
+    assert_eq!(latest.trim(), format!("iter_{steps:07}"));
+    let logged: Vec<u64> =
+        losses(run.join("metrics.jsonl")).into_iter().map(|line| line.0).collect();
+    assert_eq!(logged, (1..=steps).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_signal_while_tokenizing_ends_the_program() {
+    let folder = folder_with_long_text();
+    let status = stop(start(folder.path(), "--tokenizer gpt2"));
+    // Nothing is there to be saved: as the system ends a program.
+    assert_eq!(status.signal(), Some(15), "{status}");
+    assert!(!folder.path().join("run").exists());
+}
+
+#[test]
+fn a_signal_ends_an_evaluation_and_the_steps_are_saved() {
+    let folder = folder_with_long_text();
+    let mut child = start(folder.path(), "--eval-interval 1 --eval-iters all");
+    wait_for_training(&mut child);
+    assert_eq!(stop(child).code(), Some(130));
+    assert_saved(folder.path(), 1);
+}
+
+#[test]
+fn the_last_step_is_saved_before_the_last_evaluation() {
+    for ranks in ["", "--nproc 2", "--nproc 2 --pipeline-model-parallel-size 2 --num-layers 2"] {
+        let folder = folder_with_long_text();
+        let options = "--train-iters 3 --eval-interval 100 --eval-iters all";
+        let child = start(folder.path(), &format!("{options} {ranks}"));
+        wait_for(&folder.path().join("run/latest"));
+        assert_eq!(stop(child).code(), Some(130), "{ranks}");
+        assert_saved(folder.path(), 3);
+    }
+}
+
+#[test]
+fn a_signal_ends_the_sample() {
+    let folder = folder_with_long_text();
+    let options = "--train-iters 2 --eval-interval 0 --sample-length 100000000";
+    let child = start(folder.path(), options);
+    wait_for(&folder.path().join("run/latest"));
+    assert_eq!(stop(child).code(), Some(130));
+    assert_saved(folder.path(), 2);
+}

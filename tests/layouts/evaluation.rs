@@ -1,0 +1,118 @@
+//! Evaluations: the same samples and the same loss in every layout, and an end on all ranks together.
+
+use super::layout::{GLOBAL_BATCH, Layout, SEQ_LENGTH, all, covering};
+use super::train::{SEED, WEIGHTS, schedule};
+use super::{gpt2, llama};
+use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
+use ferrotron::models::data::{TokenSource, Validation};
+use ferrotron::models::evaluate::{Evaluation, evaluate};
+use ferrotron::models::gpt::GptConfig;
+use ferrotron::models::stop::StopFlag;
+use ferrotron::models::trainer::{Trainer, TrainerConfig};
+use ferrotron::nn::Scope;
+use ferrotron::parallel::collective::{WorldConfig, run_threads};
+use ferrotron::parallel::mesh::Mesh;
+use ferrotron::tensor::{DType, Device, RandomKey, Result};
+use std::time::Duration;
+
+/// Windows of the validation stream: two global batches, and a third with too few windows for every rank, the last of
+/// which is cut short.
+const WINDOWS: usize = 2 * GLOBAL_BATCH + 5;
+
+/// What each rank finds over the first `batches` global batches, or all; rank `asked` is asked to stop before.
+fn evaluations(
+    model: &GptConfig,
+    layout: &Layout,
+    dtype: DType,
+    batches: Option<u64>,
+    asked: Option<usize>,
+) -> Result<Vec<Option<Evaluation>>> {
+    let config = WorldConfig { timeout: Duration::from_secs(60) };
+    let ranks = run_threads(layout.ranks(), &config, |world| {
+        let mesh = Mesh::new(&world, layout.mesh(), layout.sequence())?;
+        let scope = Scope::new(&Device::cpu(1)?, dtype, WEIGHTS);
+        let sizes = BatchSize::new(BatchSizeConfig {
+            micro_batch_size: layout.micro,
+            data_parallel_size: layout.dp,
+            global_batch_size: Some(GLOBAL_BATCH),
+            rampup: None,
+        })?;
+        let config = TrainerConfig {
+            parallel: layout.parallel(),
+            ..TrainerConfig::new(SEED, schedule()?, sizes)
+        };
+        let trainer = Trainer::on_mesh(&scope, &mesh, model, config)?;
+        let key = RandomKey::new(9, 0, "validation");
+        let token = |i| (key.uniform(i) * model.vocab_size as f64) as u32;
+        let tokens = (0..(WINDOWS * SEQ_LENGTH - 3) as u64).map(token).collect();
+        let source = TokenSource::from_tokens(tokens, model.vocab_size)?;
+        let all = Validation::new(source, SEQ_LENGTH)?;
+        let validation = match batches {
+            Some(batches) => all.first(batches * GLOBAL_BATCH as u64)?,
+            None => all,
+        };
+        let stop = StopFlag::default();
+        if asked == Some(mesh.rank()) {
+            stop.set();
+        }
+        evaluate(trainer.parts(), &mesh, &validation, sizes, &stop)
+    });
+    ranks.into_iter().collect()
+}
+
+/// The one thing that all ranks find.
+fn agreed(model: &GptConfig, layout: &Layout, dtype: DType, batches: Option<u64>) -> Evaluation {
+    let found = evaluations(model, layout, dtype, batches, None);
+    let found = found.unwrap_or_else(|error| panic!("{layout}: {error}"));
+    assert!(found.iter().all(|other| *other == found[0]), "{layout}: {found:?}");
+    found[0].expect("nobody asks to stop")
+}
+
+#[test]
+fn an_evaluation_finds_the_same_in_every_layout() {
+    for model in [gpt2(), llama()] {
+        for (dtype, tolerance) in [(DType::F64, 1e-12), (DType::F32, 1e-6)] {
+            let few = [
+                Layout { micro: 1, ..Layout::SERIAL },
+                Layout { micro: 4, ..Layout::SERIAL },
+                Layout { dp: 3, micro: 1, ..Layout::SERIAL },
+                Layout { dp: 3, micro: 4, ..Layout::SERIAL },
+                Layout { tp: 2, micro: 4, ..Layout::SERIAL },
+                Layout { pp: 2, micro: 1, ..Layout::SERIAL },
+                Layout { pp: 2, micro: 4, ..Layout::SERIAL },
+            ];
+            for batches in [Some(1), Some(2), None] {
+                let layouts = match (dtype, batches) {
+                    (DType::F64, None) => [&few[..], &covering(&all(&model))].concat(),
+                    _ => few.to_vec(),
+                };
+                let want = agreed(&model, &Layout::SERIAL, dtype, batches);
+                let predicted = match batches {
+                    Some(batches) => batches as usize * GLOBAL_BATCH * SEQ_LENGTH,
+                    None => WINDOWS * SEQ_LENGTH - 4,
+                };
+                assert_eq!(want.tokens, predicted as u64);
+                for layout in &layouts {
+                    let got = agreed(&model, layout, dtype, batches);
+                    assert_eq!(got.tokens, want.tokens, "{layout}");
+                    let difference = (got.loss - want.loss).abs();
+                    assert!(difference <= tolerance * want.loss, "{layout}: {got:?}, {want:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_is_asked_to_stop_ends_the_evaluation_of_all() {
+    for layout in [
+        Layout { micro: 1, ..Layout::SERIAL },
+        Layout { dp: 2, micro: 2, ..Layout::SERIAL },
+        Layout { tp: 2, pp: 2, micro: 2, ..Layout::SERIAL },
+    ] {
+        for rank in 0..layout.ranks() {
+            let found = evaluations(&gpt2(), &layout, DType::F32, None, Some(rank)).unwrap();
+            assert!(found.iter().all(Option::is_none), "{layout}: {found:?}");
+        }
+    }
+}
