@@ -43,20 +43,21 @@ fn a_second_run_is_refused_until_the_first_one_has_ended() {
 
     let holder = format!("process {} on ", first.id());
     let absolute = run.to_str().unwrap().to_string();
-    for save in ["run", "./run", "link", &absolute] {
-        for arguments in
-            [&["--save", save][..], &["--load", "run", "--save", save], &["--load", save]]
-        {
-            let before = steps();
-            let output = train(path, arguments);
-            let message = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
-            assert_eq!(message.lines().count(), 1, "{message}");
-            for part in ["is used by another run", &holder, "started \"20", "--save"] {
-                assert!(message.contains(part), "{arguments:?} lacks {part}: {message}");
-            }
-            assert!(steps() >= before && staging.exists());
+    for arguments in [
+        &["--save", "run"][..],
+        &["--save", &absolute],
+        &["--load", "run", "--save", "link"],
+        &["--load", "./run"],
+    ] {
+        let before = steps();
+        let output = train(path, arguments);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+        for part in ["is used by another run", &holder, "started \"20", "--save"] {
+            assert!(message.contains(part), "{arguments:?} lacks {part}: {message}");
         }
+        assert!(steps() >= before && staging.exists());
     }
     // Who only reads may.
     succeeded(ferrotron(path, &["generate", "--load", "run", "--max-new-tokens", "3"]));

@@ -38,5 +38,6 @@ fn gpt2_in_bf16_goes_on_in_another_layout_and_is_exported() {
     assert!((10.0..12.0).contains(&losses[0]) && losses[3] < losses[0], "{losses:?}");
     ferrotron(path, "export --load run --output exported");
     let bytes = std::fs::metadata(path.join("exported/model.safetensors")).unwrap().len();
-    assert!((248_000_000..250_000_000).contains(&bytes), "{bytes}");
+    // Two bytes for each of 123.7 million parameters: there are 64 positions instead of 1024.
+    assert!((247_400_000..247_500_000).contains(&bytes), "{bytes}");
 }
