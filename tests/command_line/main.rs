@@ -7,8 +7,6 @@ mod models_and_data;
 mod options;
 mod output_files;
 mod precision;
-mod precision;
-mod refusals;
 mod refusals;
 mod stopping;
 mod streams;
