@@ -74,7 +74,12 @@ pub fn eval(args: &EvalArgs) -> Result<ExitCode> {
     // All of it is what training would get if nothing were kept for validation.
     let whole = split == 1.0;
     let kept = if whole { 0.0 } else { split };
-    let config = DataConfig { data, validation_data: Vec::new(), split: kept };
+    // Data for validation alone that the run had is evaluated whole.
+    let validation_data = match args.data.is_empty() && args.split.is_none() {
+        true => saved.values("valid-data").into_iter().map(PathBuf::from).collect(),
+        false => Vec::new(),
+    };
+    let config = DataConfig { data, validation_data, split: kept };
     let origin = if args.data.is_empty() { "--data of the run" } else { "" };
     let dataset = corpus::open(&config, &tokenizer, output::note).at(origin)?;
     let source = if whole { Some(dataset.train) } else { dataset.validation };

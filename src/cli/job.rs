@@ -2,6 +2,7 @@
 
 use ferrotron::cuda::library::{Kind, Search};
 use ferrotron::cuda::nccl::Nccl;
+use ferrotron::models::stop::StopFlag;
 use ferrotron::parallel::collective::{
     NcclConfig, RankConfig, Transport, World, WorldConfig, run_rank_process,
 };
@@ -175,14 +176,14 @@ pub fn start_ranks(ranks: usize, stop_timeout: Duration) -> Result<ExitCode> {
 
 /// Returns a flag that Ctrl-C and the other [`stop_signals`] set; a second Ctrl-C ends the process with `code` at
 /// once. A second SIGTERM does not: some send it to a job's processes and to their parents, who pass it on.
-pub fn stop_on_signals(code: u8) -> Result<Arc<AtomicBool>> {
+pub fn stop_on_signals(code: u8) -> Result<StopFlag> {
     let stop = Arc::new(AtomicBool::new(false));
     let second = flag::register_conditional_shutdown(SIGINT, i32::from(code), stop.clone());
     second.map_err(unhandled)?;
     for signal in stop_signals() {
         register(signal, &stop)?;
     }
-    Ok(stop)
+    Ok(StopFlag::from(stop))
 }
 
 fn register(signal: i32, flag: &Arc<AtomicBool>) -> Result<()> {

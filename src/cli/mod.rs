@@ -24,6 +24,7 @@ mod progress;
 mod remembered;
 mod report;
 mod resume;
+mod run_args;
 mod run_folder;
 mod schedule;
 mod terminal;

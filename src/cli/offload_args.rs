@@ -8,7 +8,7 @@ use ferrotron::models::trainer::ParallelConfig;
 use ferrotron::{DType, Device, Error, MemoryKind, Result, Tensor};
 use std::path::{Path, PathBuf};
 
-use super::train_args::RunArgs;
+use super::run_args::RunArgs;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum HalfArg {

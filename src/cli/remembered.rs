@@ -83,6 +83,9 @@ fn meaningless_in(dtype: Option<DType>) -> &'static [&'static str] {
     }
 }
 
+/// The tokenizer of a run that names none: the default of `--tokenizer`.
+const DEFAULT_TOKENIZER: &str = "char";
+
 /// Files that a run reads.
 const INPUTS: &[&str] = &["data", "valid-data", "tokenizer"];
 
@@ -156,11 +159,11 @@ pub fn resumed(
             "ignored: {names} of the checkpoint {checkpoint}, which does not decide this"
         ));
     }
-    let words = |options: &Options, name: &str| {
-        options.values(name).iter().map(|text| canonical(name, text)).collect::<Vec<_>>()
+    let tokenizer = |options: &Options| {
+        let word = options.values("tokenizer").pop();
+        canonical("tokenizer", word.as_deref().unwrap_or(DEFAULT_TOKENIZER))
     };
-    let tokenizer = [words(&given, "tokenizer"), words(&saved, "tokenizer")];
-    if given.contains("tokenizer") && tokenizer[0] != tokenizer[1] {
+    if given.contains("tokenizer") && tokenizer(&given) != tokenizer(&saved) {
         let message = "a run keeps the tokenizer that it was started with";
         return Err(given.name_sources(Error::config("--tokenizer", message)));
     }

@@ -4,7 +4,6 @@ use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::data::{DataFingerprint, Dataset};
 use ferrotron::models::memory::{self, StageMemory};
 use ferrotron::models::run::{Ended, Intervals, RunConfig, run};
-use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::trainer::Trainer;
 use ferrotron::nn::Scope;
@@ -42,8 +41,8 @@ pub fn train(args: &TrainArgs, given: Options) -> Result<ExitCode> {
             }
         };
     };
-    Job::new(&args.parallel, Some(rank.clone()))?;
-    // How ranks meet is no matter of a checkpoint, which they choose together.
+    // How ranks meet is no matter of a checkpoint, which they choose together. What one of them cannot do is told to all
+    // behind that.
     let trained =
         job::connect(&args.parallel, &rank, |world| train_as_rank(&world, load, given, &rank));
     // Under other launchers nothing else says whose error it is.
@@ -175,7 +174,7 @@ impl Plan {
             false => Progress::silent(),
         };
         // Until here there is nothing to save: a signal ends the process as it ends any other.
-        let stop = StopFlag::from(job::stop_on_signals(INTERRUPTED)?);
+        let stop = job::stop_on_signals(INTERRUPTED)?;
         let outcome = run(&mut trainer, dataset, &tokenizer, &config, &stop, &mut progress);
         progress.finish();
         let outcome = outcome?;

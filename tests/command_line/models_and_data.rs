@@ -210,7 +210,8 @@ fn evaluations_of_the_wrong_thing() {
     }
     std::fs::remove_file(path.join("text.txt")).unwrap();
     let line = refused(ferrotron(path, &["eval", "--load", "run"]), 1);
-    assert!(line.contains("--data of the run: data: cannot open 'text.txt'"), "{line}");
+    assert!(line.contains("--data of the run: data: cannot open '/"), "{line}");
+    assert!(line.contains("/text.txt'"), "{line}");
 }
 
 #[test]
@@ -226,7 +227,7 @@ fn data_files_that_are_empty_or_of_another_machine() {
     assert!(warning.contains("left out, for they are empty: 'texts/a.txt'"), "{warning}");
     let output = ferrotron(path, &["eval", "--load", "run"]);
     let warning = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && warning.contains("'texts/a.txt'"), "{warning}");
+    assert!(output.status.success() && warning.contains("/texts/a.txt'"), "{warning}");
 
     let header = [20_240_520_i32, 1, 4].iter().flat_map(|word| word.to_be_bytes());
     let mut shard: Vec<u8> = header.collect();

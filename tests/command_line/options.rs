@@ -41,6 +41,13 @@ fn resume(folder: &Path, steps: u64, more: &[&str]) -> Output {
 }
 
 #[test]
+fn a_run_without_a_tokenizer_option_resumes_with_its_tokenizer_by_name() {
+    let folder = folder_with_text();
+    succeeded(train(folder.path(), &["--save", "run"]));
+    succeeded(resume(folder.path(), 21, &["--tokenizer", "char"]));
+}
+
+#[test]
 fn what_is_typed_goes_before_the_file_and_the_file_before_the_checkpoint() {
     let folder = folder_with_text();
     let path = folder.path();

@@ -117,7 +117,7 @@ fn ranks_with_other_data_of_equal_length_end_with_the_same_line() {
         assert_eq!(output.status.code(), Some(2), "{message}");
         assert!(message.contains("the training data is "), "{message}");
         assert!(
-            message.contains(" tokens with digest ") && message.lines().count() == 1,
+            message.contains(" tokens with checksum ") && message.lines().count() == 1,
             "{message}"
         );
     }

@@ -13,14 +13,23 @@ fn endless_command(folder: &Path, options: &str) -> Command {
 
 /// The same from a shell that ignores SIGINT, as those do that start a job in the background.
 fn in_the_background(command: Command) -> Command {
-    let mut shell = Command::new("sh");
-    shell.current_dir(command.get_current_dir().unwrap());
-    shell.args(["-c", "trap '' INT; exec \"$0\" \"$@\""]);
-    shell.arg(command.get_program()).args(command.get_args());
+    by("sh", &["-c", "trap '' INT; exec \"$0\" \"$@\""], command)
+}
+
+/// The same with the default reaction to SIGHUP, which these tests may have been started without (`nohup`).
+fn heeding_hangups(command: Command) -> Command {
+    by("env", &["--default-signal=HUP"], command)
+}
+
+/// `command` as the last arguments of another program, which becomes it.
+fn by(program: &str, arguments: &[&str], command: Command) -> Command {
+    let mut outer = Command::new(program);
+    outer.current_dir(command.get_current_dir().unwrap()).args(arguments);
+    outer.arg(command.get_program()).args(command.get_args());
     for (name, _) in command.get_envs() {
-        shell.env_remove(name);
+        outer.env_remove(name);
     }
-    shell
+    outer
 }
 
 /// A job that would train for ever, once its first step is done.
@@ -84,7 +93,7 @@ fn an_interrupt_of_the_launcher_finishes_the_step_and_saves() {
         ("-TERM", as_it_is, "--nproc 2"),
         ("-INT", in_the_background, "--nproc 2"),
         ("-INT", in_the_background, "--nproc 1"),
-        ("-HUP", as_it_is, "--nproc 2"),
+        ("-HUP", heeding_hangups, "--nproc 2"),
         ("-USR1", as_it_is, "--nproc 2"),
         ("-USR1", as_it_is, "--nproc 1"),
         ("-USR2", as_it_is, "--nproc 1"),
@@ -183,7 +192,9 @@ fn a_job_whose_terminal_is_closed_saves() {
         );
         std::fs::write(path.join("job.sh"), shell).unwrap();
         let mut script = Command::new("script");
-        script.args(["-qefc", "exec sh job.sh", "/dev/null"]).env("SHELL", "/bin/sh");
+        script
+            .args(["-qefc", "exec env --default-signal=HUP sh job.sh", "/dev/null"])
+            .env("SHELL", "/bin/sh");
         script.current_dir(path).stdin(Stdio::null());
         let mut terminal = started(path, script);
         terminal.kill().unwrap();

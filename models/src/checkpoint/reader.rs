@@ -10,7 +10,7 @@ use super::slices::{Copy, boxes};
 use crate::tensor_file::TensorFile;
 
 /// Most files of a checkpoint that are open at once: systems allow a process 256 to 1024 in all.
-const MAX_OPEN: usize = 64;
+const MAX_OPEN: usize = 32;
 
 /// The files of a checkpoint, opened as they are needed. Their headers stay in memory.
 pub(super) struct Reader<'a> {

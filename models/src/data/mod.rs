@@ -30,6 +30,7 @@ mod permutation;
 mod sampler;
 mod shard;
 mod source;
+mod token_file;
 mod validation;
 
 pub use batch::{Batch, IGNORE};

@@ -3,10 +3,10 @@
 //! Token files are read with `pread`, not mapped: a file that another program cuts short is an error with its name,
 //! where reading a map would end the process by SIGBUS.
 
+use super::token_file::TokenFile;
 use crate::tokenizer::Tokenizer;
 use ferrotron_tensor::{Error, Result};
 use std::io::Read;
-use std::os::unix::fs::FileExt;
 use std::{fs, fs::File, path::Path};
 
 /// llm.c's header: 256 x i32.
@@ -47,7 +47,7 @@ pub(super) struct Shard {
 
 enum Storage {
     /// Tokens of `width` bytes, little-endian, from byte `offset` of a file.
-    File { file: File, offset: u64, width: usize },
+    File { file: TokenFile, offset: u64, width: usize },
     /// Tokens of a text that was tokenized here.
     Owned(Vec<u32>),
 }
@@ -76,7 +76,16 @@ impl Shard {
         };
         let len = (input.bytes - offset) / width as u64;
         let name = input.name();
-        Ok(Shard { name, storage: Storage::File { file: input.file, offset, width }, len })
+        let file = TokenFile::new(path, input.file)
+            .map_err(|error| Error::io("data", format!("cannot open '{name}': {error}")))?;
+        Ok(Shard { name, storage: Storage::File { file, offset, width }, len })
+    }
+
+    /// Gives the file descriptor back. From now on each read opens the file.
+    pub(super) fn close(&mut self) {
+        if let Storage::File { file, .. } = &mut self.storage {
+            file.close();
+        }
     }
 
     /// Copies tokens `at .. at + out.len()`, which the caller has checked against `len`.

@@ -5,6 +5,10 @@ use crate::tokenizer::Tokenizer;
 use ferrotron_tensor::{Error, Result};
 use std::{fmt, ops::Range, path::Path, sync::Arc};
 
+/// Files of a source that stay open; later ones are opened for each read. Samples come in random order, so no other choice
+/// of files reads fewer of them anew.
+const MAX_OPEN: usize = 8;
+
 /// Streams up to this many tokens are checked against the vocabulary when opened (a fraction of a
 /// second), so that a wrong tokenizer shows at once. Longer ones are checked as they are read.
 const CHECK_AT_OPENING: u64 = 1 << 27;
@@ -49,8 +53,14 @@ impl TokenSource {
     /// beyond the vocabulary, found here in streams up to 2^27 tokens and by [`TokenSource::read`] in
     /// longer ones.
     pub fn open<P: AsRef<Path>>(paths: &[P], tokenizer: &Tokenizer) -> Result<Self> {
-        let shards: Result<Vec<Shard>> =
-            paths.iter().map(|path| Shard::open(path.as_ref(), tokenizer)).collect();
+        let open = |(index, path): (usize, &P)| {
+            let mut shard = Shard::open(path.as_ref(), tokenizer)?;
+            if index >= MAX_OPEN {
+                shard.close();
+            }
+            Ok(shard)
+        };
+        let shards: Result<Vec<Shard>> = paths.iter().enumerate().map(open).collect();
         TokenSource::from_shards(shards?, tokenizer.vocab_size())
     }
 

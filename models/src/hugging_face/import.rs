@@ -19,8 +19,9 @@ pub fn is_folder(path: &Path) -> bool {
 /// The dtypes of the weights in `folder`, each once, the first stored first.
 ///
 /// # Errors
-/// Malformed or missing files; a weight that is no floating-point number.
+/// Those of [`read_config`]; malformed or missing files; a weight that is no floating-point number.
 pub fn stored_dtypes(folder: &Path) -> Result<Vec<DType>> {
+    read_config(folder)?;
     let read = || {
         let files = open_files(folder)?;
         let mut dtypes = Vec::new();

@@ -208,6 +208,31 @@ fn a_file_that_changes_while_it_is_read() {
     assert_eq!(out, [5, 6]);
 }
 
+/// Of many files most are opened for each read; a file that has taken the name of such a one is an error.
+#[test]
+fn many_files_are_read_with_few_of_them_open() {
+    let names: Vec<String> = (0..20).map(|number| format!("{number:02}.bin")).collect();
+    let contents: Vec<Vec<u8>> = (0..20).map(|number| nano_gpt(&[number, number + 100])).collect();
+    let files = names.iter().map(String::as_str).zip(contents.iter().map(Vec::as_slice));
+    let folder = folder_of(&files.collect::<Vec<_>>());
+    let paths: Vec<_> = names.iter().map(|name| folder.path().join(name)).collect();
+    let source = TokenSource::open(&paths, &Tokenizer::Gpt2).unwrap();
+    let all: Vec<u32> = (0..20).flat_map(|number| [number, number + 100]).collect();
+    assert_eq!(source.to_vec().unwrap(), all);
+    let mut out = [0; 2];
+    for (number, is_open) in [(0, true), (19, false)] {
+        fs::write(folder.path().join("new"), nano_gpt(&[7, 8])).unwrap();
+        fs::rename(folder.path().join("new"), &paths[number]).unwrap();
+        match source.read(2 * number as u64, &mut out) {
+            Ok(()) => assert!(is_open && out == [number as u32, number as u32 + 100], "{out:?}"),
+            Err(error) => assert!(
+                !is_open && error.to_string().contains("19.bin': another file has taken its name"),
+                "{error}"
+            ),
+        }
+    }
+}
+
 #[test]
 fn shards_read_as_one_stream_across_their_borders() {
     let first = llm_c(20_240_520, 1, 3, &nano_gpt(&[0, 1, 2]));
