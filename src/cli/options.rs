@@ -164,7 +164,7 @@ impl Options {
     }
 
     /// What a checkpoint has decided, of the options `names`, as it would be typed.
-    pub fn from_checkpoint(&self, names: &[&str]) -> Vec<String> {
+    pub fn remembered_words(&self, names: &[&str]) -> Vec<String> {
         let remembered = names
             .iter()
             .filter(|name| matches!(self.0.get(**name), Some((_, Source::Checkpoint(_)))));

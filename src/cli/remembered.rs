@@ -196,6 +196,6 @@ fn dtype(options: &Options) -> Option<DType> {
 
 /// The line that names the files that a resumed run reads since its checkpoint says so.
 pub fn inputs_line(options: &Options) -> Option<String> {
-    let inputs = options.from_checkpoint(INPUTS);
+    let inputs = options.remembered_words(INPUTS);
     (!inputs.is_empty()).then(|| format!("as the checkpoint remembers: {}", inputs.join(" ")))
 }
