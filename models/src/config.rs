@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 /// memory of a device.
 const MAX_LAYERS: usize = 10_000;
 
+/// Widest head: rotary positions take a table of that width for each position.
+const MAX_HEAD_WIDTH: usize = 65_536;
+
 /// Most parameters, a thousand times as many as the largest models have: byte counts of weights, gradients and optimizer
 /// states stay below 2^63, and so do numbers of floating-point operations of a token.
 const MAX_PARAMETERS: u64 = 1_000_000_000_000_000;
@@ -160,6 +163,12 @@ impl GptConfig {
         ];
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             return refuse(format!("{name} must be positive, got 0"));
+        }
+        if self.kv_channels > MAX_HEAD_WIDTH {
+            return refuse(format!(
+                "kv-channels {} is more than {MAX_HEAD_WIDTH}",
+                self.kv_channels
+            ));
         }
         if self.num_layers > MAX_LAYERS {
             return refuse(format!("num-layers {} is more than {MAX_LAYERS}", self.num_layers));
