@@ -164,12 +164,6 @@ impl GptConfig {
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             return refuse(format!("{name} must be positive, got 0"));
         }
-        if self.kv_channels > MAX_HEAD_WIDTH {
-            return refuse(format!(
-                "kv-channels {} is more than {MAX_HEAD_WIDTH}",
-                self.kv_channels
-            ));
-        }
         if self.num_layers > MAX_LAYERS {
             return refuse(format!("num-layers {} is more than {MAX_LAYERS}", self.num_layers));
         }
@@ -202,6 +196,12 @@ impl GptConfig {
             let sizes = sizes.map(|(name, size)| format!("{name} {size}")).join(", ");
             return refuse(format!(
                 "a model of {sizes}, kv-channels {} would have more than 10^15 parameters: check these sizes",
+                self.kv_channels
+            ));
+        }
+        if self.kv_channels > MAX_HEAD_WIDTH {
+            return refuse(format!(
+                "kv-channels {} is more than {MAX_HEAD_WIDTH}",
                 self.kv_channels
             ));
         }
