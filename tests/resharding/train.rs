@@ -210,9 +210,12 @@ pub fn run(task: &Task) -> Result<Found> {
     let mut samples = vec![BTreeSet::new(); task.steps];
     let mut held = Vec::new();
     for (rank, found) in ranks.into_iter().enumerate() {
-        let seen = (&found.losses, &found.norms, &found.evaluations, &found.progress);
-        let wanted = (&losses, &norms, &evaluations, &progress);
-        assert_eq!(seen, wanted, "rank {rank} of {}", task.layout);
+        let seen = (&found.losses, &found.evaluations, &found.progress);
+        assert_eq!(seen, (&losses, &evaluations, &progress), "rank {rank} of {}", task.layout);
+        // Replicas that take steps of their own have gradients of their own.
+        if task.synchronize_every == 1 {
+            assert_eq!(found.norms, norms, "rank {rank} of {}", task.layout);
+        }
         for (all, own) in samples.iter_mut().zip(found.samples) {
             all.extend(own);
         }
