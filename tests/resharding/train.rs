@@ -213,7 +213,7 @@ pub fn run(task: &Task) -> Result<Found> {
         let seen = (&found.losses, &found.evaluations, &found.progress);
         assert_eq!(seen, (&losses, &evaluations, &progress), "rank {rank} of {}", task.layout);
         // Replicas that take steps of their own have gradients of their own.
-        if task.synchronize_every == 1 {
+        if task.layout.synchronize_every == 1 {
             assert_eq!(found.norms, norms, "rank {rank} of {}", task.layout);
         }
         for (all, own) in samples.iter_mut().zip(found.samples) {
