@@ -11,8 +11,8 @@ use ferrotron::tensor::ops::attention::{
 use ferrotron::tensor::ops::layer_norm::{layer_norm, layer_norm_backward};
 use ferrotron::tensor::ops::matmul::{Accum, matmul_into};
 use ferrotron::tensor::ops::random::normal;
-use ferrotron::tensor::ops::step::{Step, StepNumbers};
-use ferrotron::tensor::{Place, RandomKey};
+use ferrotron::tensor::ops::step::{DeviceStepParams, StepParams};
+use ferrotron::tensor::{RandomKey, ShardSpec};
 use ferrotron::{DType, Device, Result, Tensor};
 use std::time::Instant;
 
@@ -35,7 +35,14 @@ fn main() -> Result<()> {
 }
 
 fn random(device: &Device, dims: &[usize]) -> Result<Tensor> {
-    normal(device, DType::BF16, &Place::whole(dims), &RandomKey::new(0, 0, "bench"), 0.0, 1.0)
+    normal(
+        device,
+        DType::BF16,
+        &ShardSpec::unsharded(dims),
+        &RandomKey::new(0, 0, "bench"),
+        0.0,
+        1.0,
+    )
 }
 
 /// Prints what `f` does in a second, where a call does `work` of `unit` x 10^9 or 10^12.
@@ -76,7 +83,7 @@ fn teraflops(operations: f64) -> (f64, &'static str) {
 fn copies(device: &Device) -> Result<()> {
     let x = Tensor::zeros(device, DType::BF16, &[1 << 29])?;
     let mut y = Tensor::empty(device, DType::BF16, x.dims())?;
-    report(device, "copy", gigabytes(2 * x.buffer_bytes()), || y.write(&x))
+    report(device, "copy", gigabytes(2 * x.buffer_bytes()), || y.copy_from(&x))
 }
 
 fn products(device: &Device) -> Result<()> {
@@ -131,7 +138,7 @@ fn optimizer(device: &Device) -> Result<()> {
     let f32s = |value| numbers(DType::F32, value);
     let (mut w, g, mut m, mut v) = (f32s(0.1)?, f32s(0.01)?, f32s(0.0)?, f32s(0.0)?);
     let mut copy = numbers(DType::BF16, 0.1)?;
-    let step = Step::new(device, &StepNumbers { update: 1, lr: 1e-4, grad_scale: 1.0 })?;
+    let step = DeviceStepParams::new(device, &StepParams { update: 1, lr: 1e-4, grad_scale: 1.0 })?;
     // Weights and moments are read and written, gradients read, copies written.
     let work = gigabytes(7 * g.buffer_bytes() + copy.buffer_bytes());
     report(device, "adamw", work, || {

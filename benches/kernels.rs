@@ -16,8 +16,8 @@ use ferrotron::tensor::ops::cross_entropy::{
 use ferrotron::tensor::ops::layer_norm::{layer_norm, layer_norm_backward};
 use ferrotron::tensor::ops::matmul::{Accum, matmul_into};
 use ferrotron::tensor::ops::random::normal;
-use ferrotron::tensor::ops::step::{Step, StepNumbers};
-use ferrotron::tensor::{Place, RandomKey};
+use ferrotron::tensor::ops::step::{DeviceStepParams, StepParams};
+use ferrotron::tensor::{RandomKey, ShardSpec};
 use ferrotron::{DType, Device, Result, Tensor};
 use std::time::Duration;
 
@@ -40,7 +40,14 @@ fn device() -> Device {
 }
 
 fn random(device: &Device, dims: &[usize]) -> Result<Tensor> {
-    normal(device, DType::F32, &Place::whole(dims), &RandomKey::new(0, 0, "bench"), 0.0, 1.0)
+    normal(
+        device,
+        DType::F32,
+        &ShardSpec::unsharded(dims),
+        &RandomKey::new(0, 0, "bench"),
+        0.0,
+        1.0,
+    )
 }
 
 fn group<'a>(c: &'a mut Criterion, name: &str) -> BenchmarkGroup<'a, WallTime> {
@@ -146,8 +153,8 @@ fn memory_bound(c: &mut Criterion) {
     let n = 32 << 20;
     let full = |x| Tensor::full(&device, DType::F32, &[n], x).unwrap();
     let (mut w, g, mut m, mut v) = (full(0.1), full(0.01), full(0.0), full(0.0));
-    let step = StepNumbers { update: 1, lr: 1e-3, grad_scale: 1.0 };
-    let step = Step::new(&device, &step).unwrap();
+    let step = StepParams { update: 1, lr: 1e-3, grad_scale: 1.0 };
+    let step = DeviceStepParams::new(&device, &step).unwrap();
     group.throughput(Throughput::Bytes(7 * 4 * n as u64));
     group.bench_function("adamw", |b| {
         b.iter(|| {

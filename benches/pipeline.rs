@@ -86,7 +86,7 @@ impl PipelineModel for Sleeper {
                 dx.give(0, dy.clone())?;
                 dx.accumulate_weight(1, move |out, _| {
                     sleep(unit);
-                    out.write(&dy.mul(&saved.value()?)?)
+                    out.copy_from(&dy.mul(&saved.value()?)?)
                 })
             }
         })

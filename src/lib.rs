@@ -40,7 +40,7 @@ pub mod prelude {
         LayerNorm, Linear, Mlp, MlpConfig, Mode, Module, Norm, Optimizer, OptimizerConfig, Param,
         ParamBuffers, RmsNorm, Scope, StepConfig, clip_coefficient,
     };
-    pub use ferrotron_tensor::{At, DType, Device, Error, Place, RandomKey, Result, Tensor};
+    pub use ferrotron_tensor::{At, DType, Device, Error, RandomKey, Result, ShardSpec, Tensor};
 }
 
 /// The examples of the documentation, compiled and run.

@@ -5,7 +5,7 @@ use ferrotron_autograd::{GradcheckOptions, Leaf, gradcheck_leaves, missing_gradi
 use ferrotron_models::gpt::{Gpt, GptConfig};
 use ferrotron_nn::{Context, Mode, Module, Param, Scope};
 use ferrotron_tensor::ops::random;
-use ferrotron_tensor::{DType, Device, Place, RandomKey, Result, Tensor};
+use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
 
 const BATCH: usize = 2;
 const LENGTH: usize = 5;
@@ -25,7 +25,8 @@ fn model(device: &Device, dtype: DType, config: &GptConfig) -> Result<Gpt> {
     let gpt = Gpt::new(&Scope::new(device, dtype, 1234), config)?;
     for param in gpt.params() {
         let (leaf, key) = (param.leaf(), RandomKey::new(5, 0, param.name()));
-        let noise = random::normal(device, dtype, &Place::whole(leaf.dims()), &key, 0.0, 0.2)?;
+        let noise =
+            random::normal(device, dtype, &ShardSpec::unsharded(leaf.dims()), &key, 0.0, 0.2)?;
         leaf.set_value(&leaf.value()?.add(&noise)?)?;
     }
     Ok(gpt)

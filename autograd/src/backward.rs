@@ -1,7 +1,7 @@
 //! The gradient of one operation: the `Backward` trait and the destinations of gradients.
 
-use ferrotron_tensor::ops::pointwise::{add_assign, own};
-use ferrotron_tensor::ops::reduce::sum_to;
+use ferrotron_tensor::ops::pointwise::{add_assign, into_unique};
+use ferrotron_tensor::ops::reduce::sum_to_size;
 use ferrotron_tensor::{DType, Error, Result, Tensor};
 
 use crate::engine::{DeferredGrads, Pending, WeightGrads};
@@ -105,7 +105,7 @@ impl Grads<'_> {
     /// the gradient is not needed.
     pub fn give(&mut self, i: usize, gradient: Tensor) -> Result<()> {
         let Some((Some(source), slot)) = self.node.inputs.get(i) else { return Ok(()) };
-        let summed = sum_to(&gradient, &slot.dims)?;
+        let summed = sum_to_size(&gradient, &slot.dims)?;
         drop(gradient); // often the same tensor, which then has one holder
         match source {
             Source::Leaf(leaf) => leaf.give(summed),
@@ -118,9 +118,9 @@ impl Grads<'_> {
                         // Either tensor may be overwritten if it has no other holder. Addition is commutative, so the
                         // bits do not depend on the choice.
                         let (mut sum, other) = if first.is_unique() || !gradient.is_unique() {
-                            (own(first)?, gradient)
+                            (into_unique(first)?, gradient)
                         } else {
-                            (own(gradient)?, first)
+                            (into_unique(gradient)?, first)
                         };
                         add_assign(&mut sum, &other)?;
                         sum
@@ -145,7 +145,7 @@ impl Grads<'_> {
                 let entry = self.pending.slot(node, *output);
                 let (mut sum, accum) = match entry.take() {
                     None => (Tensor::empty(&slot.device, slot.dtype, &slot.dims)?, Accum::Replace),
-                    Some(first) => (own(first)?, Accum::Add),
+                    Some(first) => (into_unique(first)?, Accum::Add),
                 };
                 write(&mut sum, accum)?;
                 *entry = Some(sum);

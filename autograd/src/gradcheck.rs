@@ -4,7 +4,7 @@
 //! et al., Numerical Recipes, section 5.7). The result is weighted by a random cotangent rather than summed: the sum
 //! of a softmax is constant and would hide any error.
 
-use ferrotron_tensor::{DType, Device, Error, Place, RandomKey, Result, Tensor};
+use ferrotron_tensor::{DType, Device, Error, RandomKey, Result, ShardSpec, Tensor};
 use std::fmt;
 
 use crate::engine::{WeightGrads, backward};
@@ -212,7 +212,14 @@ fn compare(
 
 fn random(device: &Device, dims: &[usize], seed: u64, site: &str) -> Result<Tensor> {
     let key = RandomKey::new(seed, 0, site);
-    ferrotron_tensor::ops::random::normal(device, DType::F64, &Place::whole(dims), &key, 0.0, 1.0)
+    ferrotron_tensor::ops::random::normal(
+        device,
+        DType::F64,
+        &ShardSpec::unsharded(dims),
+        &key,
+        0.0,
+        1.0,
+    )
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {

@@ -1,7 +1,7 @@
 //! Leaves: trainable values that collect gradients.
 
-use ferrotron_tensor::ops::pointwise::{add_assign, own};
-use ferrotron_tensor::{At, Category, DType, Device, Dims, Error, Flat, Result, Tensor};
+use ferrotron_tensor::ops::pointwise::{add_assign, into_unique};
+use ferrotron_tensor::{At, Category, DType, Device, Dims, Error, FlatBuffer, Result, Tensor};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -11,7 +11,7 @@ use crate::node::Source;
 use crate::{Accum, Var};
 
 /// A flat buffer shared by leaves and an optimizer.
-pub type SharedFlat = Arc<Mutex<Flat>>;
+pub type SharedFlat = Arc<Mutex<FlatBuffer>>;
 
 type Init = Box<dyn FnOnce(&mut Tensor) -> Result<()> + Send>;
 type Hook = Box<dyn FnMut(&Leaf) -> Result<()> + Send>;
@@ -68,7 +68,7 @@ impl Leaf {
         Self::with_value(name.into(), device, dtype, dims, Value::Own(value))
     }
 
-    /// A leaf that is initialised on first use. By then it may have been assigned to a [`Flat`], and a model can be
+    /// A leaf that is initialised on first use. By then it may have been assigned to a [`FlatBuffer`], and a model can be
     /// described without being allocated.
     pub fn lazy(
         name: impl Into<String>,
@@ -224,7 +224,9 @@ impl Leaf {
         }
         let mut value = lock(&self.0.value);
         match &mut *value {
-            Value::Flat(flat, range) => lock(flat).update(*range, |tensor| tensor.write(new))?,
+            Value::Flat(flat, range) => {
+                lock(flat).with_mut(*range, |tensor| tensor.copy_from(new))?
+            }
             own => {
                 let copy = new.copy()?;
                 copy.set_category(Category::Weights);
@@ -243,7 +245,7 @@ impl Leaf {
     pub fn write_value(&self, write: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
         let mut value = lock(&self.0.value);
         match &mut *value {
-            Value::Flat(flat, range) => lock(flat).update(*range, write)?,
+            Value::Flat(flat, range) => lock(flat).with_mut(*range, write)?,
             Value::Own(tensor) if tensor.is_unique() && tensor.is_contiguous() => write(tensor)?,
             own => {
                 let mut tensor = Tensor::empty(self.device(), self.dtype(), self.dims())?;
@@ -260,11 +262,11 @@ impl Leaf {
     pub fn move_value(&self, flat: &SharedFlat, range: usize) -> Result<()> {
         let mut value = lock(&self.0.value);
         let old = std::mem::replace(&mut *value, Value::Flat(flat.clone(), range));
-        lock(flat).update(range, |tensor| match old {
+        lock(flat).with_mut(range, |tensor| match old {
             Value::Init(Some(init)) => init(tensor),
-            Value::Own(source) => tensor.write(&source),
+            Value::Own(source) => tensor.copy_from(&source),
             Value::Flat(from, range) if !Arc::ptr_eq(&from, flat) => {
-                tensor.write(&lock(&from).tensor(range)?)
+                tensor.copy_from(&lock(&from).tensor(range)?)
             }
             _ => Err(Error::value(
                 "leaf",
@@ -318,11 +320,11 @@ impl Leaf {
         let accum = if gradient.contributions == 0 { Accum::Replace } else { Accum::Add };
         match &mut gradient.place {
             GradientPlace::Flat(flat, range) => {
-                lock(flat).update(*range, |tensor| write(tensor, accum))?
+                lock(flat).with_mut(*range, |tensor| write(tensor, accum))?
             }
             GradientPlace::Own(place) => {
                 let mut tensor = match place.take() {
-                    Some(tensor) if accum == Accum::Add => own(tensor)?,
+                    Some(tensor) if accum == Accum::Add => into_unique(tensor)?,
                     Some(tensor) if tensor.is_unique() => tensor,
                     _ => Tensor::empty(self.device(), self.dtype(), self.dims())?,
                 };
@@ -342,14 +344,14 @@ impl Leaf {
         if gradient.contributions == 0
             && let GradientPlace::Own(place) = &mut gradient.place
         {
-            *place = Some(own(in_dtype(contribution, self.dtype())?)?);
+            *place = Some(into_unique(in_dtype(contribution, self.dtype())?)?);
             return self.arrived(gradient);
         }
         drop(gradient);
         self.accumulate(|tensor, accum| {
             let contribution = contribution.cast(tensor.dtype())?;
             match accum {
-                Accum::Replace => tensor.write(&contribution),
+                Accum::Replace => tensor.copy_from(&contribution),
                 Accum::Add => add_assign(tensor, &contribution),
             }
         })

@@ -9,7 +9,7 @@ mod table;
 
 use ferrotron_autograd::{Leaf, SharedFlat, Var};
 use ferrotron_tensor::{
-    Category, CudaGraph, DType, Device, Flat, Place, RandomKey, Result, Tensor,
+    Category, CudaGraph, DType, Device, FlatBuffer, RandomKey, Result, ShardSpec, Tensor,
 };
 use std::sync::{Arc, Mutex};
 
@@ -129,7 +129,7 @@ impl Training {
             |n: usize| (0..n).map(|i| (i * 7 % 23) as f32 / 8.0 - 1.0).collect::<Vec<_>>();
         let weight = Leaf::new("weight", Tensor::from_slice(device, &numbers(64), &[8, 8])?);
         let parts = [("weight".to_string(), vec![8, 8])];
-        let flat = Flat::new(device, DType::F32, Category::Gradients, &parts)?;
+        let flat = FlatBuffer::new(device, DType::F32, Category::Gradients, &parts)?;
         let gradients = Arc::new(Mutex::new(flat));
         weight.move_gradient(&gradients, 0);
         let batch = || Tensor::zeros(device, DType::F32, &[5, 8]);
@@ -152,7 +152,7 @@ impl Training {
         let losses = self.batches.iter().map(|batch| {
             let weight = self.weight.var()?;
             let hidden = Var::constant(batch.clone()).linear(&weight, None)?;
-            let hidden = hidden.dropout(0.3, &key, &Place::whole(&[5, 8]))?;
+            let hidden = hidden.dropout(0.3, &key, &ShardSpec::unsharded(&[5, 8]))?;
             let loss = hidden.linear(&weight, None)?.sum_all()?;
             loss.backward_scaled(0.25)?;
             Ok(loss.into_value())

@@ -78,11 +78,11 @@ impl Context {
     }
 
     /// A fake context for a GPU that executes nothing: its users make no driver calls.
-    pub(crate) fn dry(architecture: Architecture) -> Arc<Context> {
+    pub(crate) fn fake(architecture: Architecture) -> Arc<Context> {
         Arc::new(Context {
             ordinal: 0,
             handle: ptr::null_mut(),
-            name: "dry".to_string(),
+            name: "fake".to_string(),
             architecture,
             multiprocessors: 1,
             memory: usize::MAX,
@@ -99,7 +99,7 @@ impl Context {
     /// Errors for a fake GPU, whose users make no driver calls.
     pub(crate) fn bind(&self) -> Result<()> {
         if self.is_dry() {
-            return Err(Error::new("cuda", "a dry GPU does nothing"));
+            return Err(Error::new("cuda", "a fake GPU does nothing"));
         }
         // SAFETY: the context is alive as long as `self`.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.handle) })

@@ -149,7 +149,7 @@ impl CublasLt {
     }
 
     /// A fake handle with a workspace of the same size.
-    pub(crate) fn dry(context: &Arc<Context>) -> Result<CublasLt> {
+    pub(crate) fn fake(context: &Arc<Context>) -> Result<CublasLt> {
         let workspace = Arena::reserve(context, workspace_bytes(context))?;
         let (plans, searches) = (Mutex::default(), AtomicU64::new(0));
         Ok(CublasLt { context: context.clone(), library: None, workspace, plans, searches })

@@ -63,9 +63,9 @@ impl Gpu {
 
     /// A fake GPU of `architecture` that executes nothing; used to estimate memory. It needs no library, and its work
     /// completes immediately.
-    pub fn dry(architecture: Architecture) -> Result<Gpu> {
-        let context = Context::dry(architecture);
-        let products = CublasLt::dry(&context)?;
+    pub fn fake(architecture: Architecture) -> Result<Gpu> {
+        let context = Context::fake(architecture);
+        let products = CublasLt::fake(&context)?;
         Self::of(context, None, products)
     }
 
@@ -138,7 +138,7 @@ impl Gpu {
     ) -> Result<Launch<'_>> {
         let function = match &self.modules {
             Some(modules) => modules.function(file, element, name)?,
-            None => Function::dry(),
+            None => Function::fake(),
         };
         self.launches.fetch_add(1, Ordering::Relaxed);
         Ok(Launch::new(&self.compute, function, name))

@@ -27,7 +27,7 @@ pub(crate) struct Function {
 
 impl Function {
     /// A placeholder for a fake GPU, which is never launched.
-    pub(crate) fn dry() -> Function {
+    pub(crate) fn fake() -> Function {
         /// The limit of current GPUs.
         const THREADS: usize = 1024;
         Function { handle: ptr::null_mut(), threads: THREADS }

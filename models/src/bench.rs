@@ -3,7 +3,7 @@
 use ferrotron_nn::schedule::Schedule;
 use ferrotron_nn::{Axis, OptimizerConfig, Scope};
 use ferrotron_parallel::mesh::Mesh;
-use ferrotron_tensor::{DType, Device, Place, RandomKey, Result, Tensor};
+use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
 use serde::Serialize;
 use std::time::Instant;
 
@@ -179,7 +179,7 @@ fn gemm_floor(config: &BenchConfig, device: &Device) -> Result<f64> {
     for (inputs, outputs, count) in shapes {
         let random = |dims: [usize; 2]| {
             let key = RandomKey::new(0, 0, "floor");
-            uniform(device, config.dtype, &Place::whole(&dims), &key, -1.0, 1.0)
+            uniform(device, config.dtype, &ShardSpec::unsharded(&dims), &key, -1.0, 1.0)
         };
         let (x, w, dy) =
             (random([rows, inputs])?, random([outputs, inputs])?, random([rows, outputs])?);

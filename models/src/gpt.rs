@@ -7,7 +7,7 @@ use ferrotron_autograd::{Offloaded, Offloader, Var, checkpoint};
 use ferrotron_nn::{
     Axis, Context, Decay, Dropout, Embedding, KvCache, Mode, Module, Norm, Param, Scope,
 };
-use ferrotron_parallel::collective::balanced;
+use ferrotron_parallel::collective::partition_range;
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::tensor_parallel::{TensorParallel, VocabParallelEmbedding};
 use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
@@ -108,7 +108,7 @@ impl GptPart {
             return Err(Error::config("layout", message));
         }
         let part = |stage: usize| GptPart {
-            blocks: balanced(layers, stages, stage),
+            blocks: partition_range(layers, stages, stage),
             first: stage == 0,
             last: stage + 1 == stages,
         };
@@ -127,7 +127,7 @@ impl GptPart {
 /// let tokens = Tensor::from_slice(&device, &[7_u32; 2 * 16], &[2, 16])?;
 /// let targets = Tensor::from_slice(&device, &[3_i64; 2 * 16], &[2, 16])?;
 /// let loss = gpt.loss(&Context::new(1234, 0, Mode::Train, 2, 16), &tokens, &targets)?;
-/// loss.sum.backward_scaled(1.0 / loss.counted()? as f64)?;
+/// loss.sum.backward_scaled(1.0 / loss.num_valid_tokens()? as f64)?;
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 #[derive(Debug, Clone)]

@@ -1,6 +1,6 @@
 //! Memory estimates, from a training step on a fake device.
 //!
-//! A [fake device](Device::dry) counts allocations without touching memory. On it, with [fake groups](Mesh::dry)
+//! A [fake device](Device::fake) counts allocations without touching memory. On it, with [fake groups](Mesh::fake)
 //! instead of other ranks, the trainer places its parameters and takes one step: schedule, graphs, reductions,
 //! update. There are no separate formulas that could diverge from the code: the estimates are what the counters of
 //! the run will show.
@@ -81,10 +81,10 @@ pub enum PlannedDevice {
 
 impl PlannedDevice {
     /// The corresponding fake device.
-    fn dry(&self) -> Result<Device> {
+    fn fake(&self) -> Result<Device> {
         match *self {
-            PlannedDevice::Cpu { threads } => Device::dry(threads),
-            PlannedDevice::Gpu(architecture) => Device::dry_cuda(architecture),
+            PlannedDevice::Cpu { threads } => Device::fake(threads),
+            PlannedDevice::Gpu(architecture) => Device::fake_cuda(architecture),
         }
     }
 }
@@ -117,13 +117,13 @@ impl RankMemory {
     pub fn of(device: &Device) -> RankMemory {
         let (stats, own) = (device.memory(), device.gpu().map_or(0, Gpu::own_bytes));
         RankMemory {
-            weights_bytes: stats.peak_of(Category::Weights),
-            gradients_bytes: stats.peak_of(Category::Gradients),
-            optimizer_bytes: stats.peak_of(Category::Optimizer),
-            activations_bytes: stats.peak_of(Category::Saved),
-            logits_bytes: stats.peak_of(Category::Logits),
-            buffers_bytes: stats.peak_of(Category::Communication),
-            workspace_bytes: stats.peak_of(Category::Workspace) + own,
+            weights_bytes: stats.peak_bytes(Category::Weights),
+            gradients_bytes: stats.peak_bytes(Category::Gradients),
+            optimizer_bytes: stats.peak_bytes(Category::Optimizer),
+            activations_bytes: stats.peak_bytes(Category::Saved),
+            logits_bytes: stats.peak_bytes(Category::Logits),
+            buffers_bytes: stats.peak_bytes(Category::Communication),
+            workspace_bytes: stats.peak_bytes(Category::Workspace) + own,
             total_bytes: stats.peak + own,
             host_bytes: device.memory_of(MemoryKind::Host).peak,
         }
@@ -178,7 +178,7 @@ impl Plan {
         {
             return Ok(rank);
         }
-        let trainer = self.dry_trainer(rank, self.trainer.clone())?;
+        let trainer = self.fake_trainer(rank, self.trainer.clone())?;
         let sharing = self.layout.ranks(rank, AxisSet::from([Axis::Context, Axis::Data]));
         let mut owned = vec![0; sharing.len()];
         for group in trainer.buffers().groups() {
@@ -190,9 +190,9 @@ impl Plan {
         Ok(most.map_or(rank, |owner| sharing[owner]))
     }
 
-    fn dry_trainer(&self, rank: usize, config: TrainerConfig) -> Result<Trainer> {
-        let mesh = Mesh::dry(self.layout, rank, self.sequence_parallel)?;
-        let scope = Scope::new(&self.device.dry()?, self.dtype, config.seed);
+    fn fake_trainer(&self, rank: usize, config: TrainerConfig) -> Result<Trainer> {
+        let mesh = Mesh::fake(self.layout, rank, self.sequence_parallel)?;
+        let scope = Scope::new(&self.device.fake()?, self.dtype, config.seed);
         Trainer::on_mesh(&scope, &mesh, &self.model, config)
     }
 
@@ -221,7 +221,7 @@ impl Plan {
             rampup: None,
         })?;
         let trainer = TrainerConfig { batch_size, ..self.trainer.clone() };
-        let mut trainer = self.dry_trainer(rank, trainer)?;
+        let mut trainer = self.fake_trainer(rank, trainer)?;
         trainer.step(&SameToken { seq_length: self.seq_length })?;
         let mut found = RankMemory::of(trainer.scope().device());
         // Inputs and targets of all micro-batches are in memory throughout a step.

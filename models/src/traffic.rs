@@ -18,7 +18,7 @@
 
 use ferrotron_nn::Axis;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
-use ferrotron_tensor::balanced;
+use ferrotron_tensor::partition_range;
 
 use crate::gpt::{Gpt, RegionInputs};
 use crate::trainer::Trainer;
@@ -54,7 +54,7 @@ pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
     let t = tp.size();
     // An all-gather or a reduce-scatter; an all-reduce is both.
     let half = activation * (t - 1) / t;
-    let groups = balanced(model.num_query_groups, t, tp.rank()).len();
+    let groups = partition_range(model.num_query_groups, t, tp.rank()).len();
     let key_values = tokens * 2 * groups * model.kv_channels;
 
     let (mut layers, mut joined, mut rings, mut messages) = (0, 0, 0, 0);

@@ -10,7 +10,7 @@ use ferrotron_nn::{
 };
 use ferrotron_parallel::data_parallel::DataParallel;
 use ferrotron_parallel::mesh::Mesh;
-use ferrotron_tensor::ops::step::Step;
+use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::{Device, Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -38,7 +38,7 @@ pub struct Trainer {
     /// For numbers that ranks agree on before a step: of a GPU they would have to be waited for.
     host: Device,
     /// What the optimizer's kernels read.
-    step: Step,
+    step: DeviceStepParams,
     reports: Reports,
     /// The steps that are replayed, with [`Execution::CudaGraph`].
     graph: Option<StepGraph>,
@@ -78,7 +78,7 @@ impl Trainer {
         config.parallel.data_parallel.shard_unit = config.optimizer.shard_unit();
         config.check_execution(mesh.world().size())?;
         let device = scope.device();
-        if config.execution == Execution::CudaGraph && !device.is_gpu() && !device.is_dry() {
+        if config.execution == Execution::CudaGraph && !device.is_gpu() && !device.is_fake() {
             return Err(Error::config("enable-cuda-graph", Execution::NEEDS_GPU));
         }
         let loss_scaler = config.precision.loss_scaler(&config.parallel)?;
@@ -96,7 +96,10 @@ impl Trainer {
         let update = UpdateConfig { weights: weight_update, rounding, states: optimizer_states };
         let optimizer = Optimizer::with_update(config.optimizer, data_parallel.buffers(), &update)?;
         let host = if device.is_gpu() { Device::cpu(1)? } else { device.clone() };
-        let step = Step::new(device, &optimizer.numbers(&StepConfig { lr: 0.0, grad_scale: 1.0 }))?;
+        let step = DeviceStepParams::new(
+            device,
+            &optimizer.numbers(&StepConfig { lr: 0.0, grad_scale: 1.0 }),
+        )?;
         let reports = Reports::new(device)?;
         Ok(Trainer {
             model: parts[0].config().clone(),

@@ -10,7 +10,7 @@ use ferrotron_nn::{Module, Scope};
 use ferrotron_parallel::collective::{
     Group, RankConfig, Transport, WorldConfig, run_rank_process, run_threads,
 };
-use ferrotron_tensor::{DType, Device, Place, Result, Tensor};
+use ferrotron_tensor::{DType, Device, Result, ShardSpec, Tensor};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -71,7 +71,7 @@ fn save_shares(dir: &Path, world: &Group, step: u64, large: usize) -> Result<Pat
     let start: usize = lengths[..rank].iter().sum();
     let value = (step * 10) as f64 + rank as f64;
     let tensor = Tensor::full(&Device::cpu(1)?, DType::F32, &[lengths[rank]], value)?;
-    let place = Place::new(&[whole], &[&[(start, lengths[rank])]])?;
+    let place = ShardSpec::new(&[whole], &[&[(start, lengths[rank])]])?;
     let snapshot = Snapshot {
         weights: vec![Held { name: "w".into(), place, tensor }],
         moments: None,
@@ -236,7 +236,7 @@ fn tensors_that_do_not_fit_together_are_not_published() -> Result<()> {
         run_threads(2, &config, |world| {
             let world = world.group("world", &[0, 1])?;
             let rank = world.rank();
-            let place = Place::new(&[rows[rank]], &[&[(starts[rank], 2)]])?;
+            let place = ShardSpec::new(&[rows[rank]], &[&[(starts[rank], 2)]])?;
             let tensor = Tensor::full(&Device::cpu(1)?, DType::F32, &[2], 0.0)?;
             let snapshot = Snapshot {
                 weights: vec![Held { name: "w".into(), place, tensor }],

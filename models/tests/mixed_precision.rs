@@ -221,7 +221,7 @@ fn zeros(scale: f64) -> Result<f64> {
     let (mut zeros, mut all) = (0, 0);
     for group in trainer.buffers().groups() {
         let gradients = lock(&group.gradients);
-        for range in 0..gradients.n_ranges() {
+        for range in 0..gradients.len() {
             // A token that no sample has gets no gradient, whatever the scale.
             if gradients.name(range) != "embedding.weight" {
                 let values = gradients.tensor(range)?.to_f64()?;

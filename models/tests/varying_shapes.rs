@@ -1,6 +1,6 @@
 //! What the pool reserves keeps close to what is in use, whatever the lengths of the sequences that are trained on.
 //!
-//! On a dry device, whose pool hands out the same blocks as any.
+//! On a fake device, whose pool hands out the same blocks as any.
 
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::data::{Batch, Samples};
@@ -36,7 +36,7 @@ fn trainer(model: &GptConfig, micro: usize, dtype: DType, recompute: Recompute) 
         parallel: ParallelConfig { recompute, ..ParallelConfig::default() },
         ..TrainerConfig::new(1, schedule.unwrap(), batch_size.unwrap())
     };
-    let scope = Scope::new(&Device::dry(2).unwrap(), dtype, 1);
+    let scope = Scope::new(&Device::fake(2).unwrap(), dtype, 1);
     Trainer::new(&scope, model, config).unwrap()
 }
 

@@ -147,8 +147,8 @@ impl KvCache {
                 format!("{start} + {count} positions exceed the room for {}", self.keys.dims()[1]),
             ));
         }
-        self.keys.narrow_mut(1, start, count, |place| place.write(keys))?;
-        self.values.narrow_mut(1, start, count, |place| place.write(values))?;
+        self.keys.narrow_mut(1, start, count, |place| place.copy_from(keys))?;
+        self.values.narrow_mut(1, start, count, |place| place.copy_from(values))?;
         self.len += count;
         Ok((self.keys.narrow(1, 0, self.len)?, self.values.narrow(1, 0, self.len)?))
     }

@@ -7,7 +7,7 @@ use ferrotron_tensor::ops::attention::{
     AttentionConfig as Scores, AttentionDropout, attention, split_packed,
 };
 use ferrotron_tensor::ops::rotary::RotaryTable;
-use ferrotron_tensor::{At, Error, Place, Result};
+use ferrotron_tensor::{At, Error, Result, ShardSpec};
 use std::ops::Range;
 
 use crate::{AttentionConfig, Context, Extent, KvCache, Mode, Scope};
@@ -109,7 +109,7 @@ impl AttentionHeads {
         let mut scores = Scores::causal(head_dim);
         if ctx.mode == Mode::Train && dropout > 0.0 {
             // The global tensor of weights is (samples, heads, positions, positions).
-            let place = Place::new(
+            let place = ShardSpec::new(
                 &[ctx.batch.global, heads, queries.global, keys.global],
                 &[
                     &ctx.batch.pieces,

@@ -1,7 +1,7 @@
 //! The context of a forward pass: seed, step, mode, and the samples and positions of the global batch on this rank.
 //! Random numbers are functions of these, so they do not depend on the sharding.
 
-use ferrotron_tensor::{Place, RandomKey, Result};
+use ferrotron_tensor::{RandomKey, Result, ShardSpec};
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 
@@ -119,12 +119,12 @@ impl Context {
     }
 
     /// The shard that a local (batch, sequence, features..) activation of the residual stream holds.
-    pub fn place(&self, features: &[usize]) -> Result<Place> {
+    pub fn place(&self, features: &[usize]) -> Result<ShardSpec> {
         let mut global = vec![self.batch.global, self.residual.global];
         global.extend(features);
         let whole: Vec<[(usize, usize); 1]> = features.iter().map(|&size| [(0, size)]).collect();
         let mut pieces: Vec<&[(usize, usize)]> = vec![&self.batch.pieces, &self.residual.pieces];
         pieces.extend(whole.iter().map(|piece| piece.as_slice()));
-        Place::new(&global, &pieces)
+        ShardSpec::new(&global, &pieces)
     }
 }

@@ -2,7 +2,7 @@
 //! initialises slices of the same global tensor.
 
 use ferrotron_tensor::ops::random;
-use ferrotron_tensor::{Place, RandomKey, Result, Tensor};
+use ferrotron_tensor::{RandomKey, Result, ShardSpec, Tensor};
 
 /// The initialisation of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -25,11 +25,11 @@ pub enum Init {
 
 impl Init {
     /// Fills `tensor`, the shard `place` of a global tensor, with values from the stream of `key`.
-    pub fn fill(self, tensor: &mut Tensor, place: &Place, key: &RandomKey) -> Result<()> {
+    pub fn fill(self, tensor: &mut Tensor, place: &ShardSpec, key: &RandomKey) -> Result<()> {
         let (device, dtype) = (tensor.device().clone(), tensor.dtype());
         let fans: usize = place.global_dims().iter().sum(); // (out, in) for a matrix
         let values = match self {
-            Init::Zeros => return tensor.fill_zero(),
+            Init::Zeros => return tensor.zero_fill(),
             Init::Ones => Tensor::full(&device, dtype, place.dims(), 1.0)?,
             Init::Normal { std } => random::normal(&device, dtype, place, key, 0.0, std)?,
             Init::XavierNormal => {
@@ -40,6 +40,6 @@ impl Init {
                 random::uniform(&device, dtype, place, key, -bound, bound)?
             }
         };
-        tensor.write(&values)
+        tensor.copy_from(&values)
     }
 }

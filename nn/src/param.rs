@@ -3,7 +3,7 @@
 //! the optimizer depend on these properties only.
 
 use ferrotron_autograd::{Leaf, Var};
-use ferrotron_tensor::{DType, Device, Error, Place, RandomKey, Result};
+use ferrotron_tensor::{DType, Device, Error, RandomKey, Result, ShardSpec};
 
 use crate::{Axis, AxisSet, Init};
 
@@ -26,7 +26,7 @@ pub struct Param {
 /// The properties of a parameter besides its value.
 #[derive(Debug, Clone, PartialEq)]
 struct Facts {
-    place: Place,
+    place: ShardSpec,
     replicated: AxisSet,
     grad_partial: AxisSet,
     decay: Decay,
@@ -50,7 +50,7 @@ impl Param {
     }
 
     /// The local shard of the global tensor.
-    pub fn place(&self) -> &Place {
+    pub fn place(&self) -> &ShardSpec {
         &self.facts.place
     }
 
@@ -190,11 +190,11 @@ impl Scope {
 
     /// An unsharded parameter. Its memory is allocated when the value is first read.
     pub fn param(&self, name: &str, dims: &[usize], init: Init, decay: Decay) -> Param {
-        self.param_at(name, Place::whole(dims), init, decay)
+        self.param_at(name, ShardSpec::unsharded(dims), init, decay)
     }
 
     /// A parameter with the local shard `place`.
-    pub fn param_at(&self, name: &str, place: Place, init: Init, decay: Decay) -> Param {
+    pub fn param_at(&self, name: &str, place: ShardSpec, init: Init, decay: Decay) -> Param {
         let name = self.join(name);
         let key = RandomKey::new(self.seed, 0, &name);
         let held = place.clone();

@@ -4,7 +4,7 @@
 use ferrotron_autograd::{Accum, SharedFlat, lock};
 use ferrotron_tensor::ops::pointwise::add_assign;
 use ferrotron_tensor::ops::sq_norm::{add_sq_norm, all_finite};
-use ferrotron_tensor::{Category, Flat, Place, Result, Tensor, balanced};
+use ferrotron_tensor::{Category, FlatBuffer, Result, ShardSpec, Tensor, partition_range};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
@@ -46,14 +46,15 @@ impl ParamGroup {
     ) -> Result<ParamGroup> {
         let first = &params[0];
         let (device, dtype) = (first.leaf().device().clone(), first.leaf().dtype());
-        let shared = |flat: Result<Flat>| flat.map(|flat| Arc::new(Mutex::new(flat)));
+        let shared = |flat: Result<FlatBuffer>| flat.map(|flat| Arc::new(Mutex::new(flat)));
         let whole = parts(&params);
-        let weights = shared(Flat::empty(&device, dtype, Category::Weights, &whole))?;
+        let weights = shared(FlatBuffer::uninit(&device, dtype, Category::Weights, &whole))?;
         let gradient_dtype = match config.gradients {
             GradientType::Accumulator => dtype.accumulator(),
             GradientType::Weight => dtype,
         };
-        let gradients = shared(Flat::new(&device, gradient_dtype, Category::Gradients, &whole))?;
+        let gradients =
+            shared(FlatBuffer::new(&device, gradient_dtype, Category::Gradients, &whole))?;
         for (range, param) in params.iter().enumerate() {
             param.leaf().move_value(&weights, range)?;
             param.leaf().move_gradient(&gradients, range);
@@ -66,7 +67,7 @@ impl ParamGroup {
         };
         let owned = match (config.sharding, config.shard_unit) {
             (Sharding::None, _) => 0..numel,
-            (_, ShardUnit::Elements) => balanced(numel, ranks, rank),
+            (_, ShardUnit::Elements) => partition_range(numel, ranks, rank),
             (_, ShardUnit::Parameters) => before(rank)..before(rank + 1),
         };
         let mut group = ParamGroup {
@@ -83,7 +84,7 @@ impl ParamGroup {
             gradient_shard: None,
         };
         let pieces = piece_parts(&group.pieces());
-        let shard = |dtype, category| shared(Flat::new(&device, dtype, category, &pieces));
+        let shard = |dtype, category| shared(FlatBuffer::new(&device, dtype, category, &pieces));
         if config.sharding >= Sharding::Gradients {
             group.gradient_shard = Some(shard(gradient_dtype, Category::Gradients)?);
             group.free_gradients();
@@ -97,7 +98,7 @@ impl ParamGroup {
 
     /// The shards of parameters that this rank updates, in the order of the flat buffers, each a box of a global
     /// tensor. Whole parameters if nothing is sharded.
-    pub fn pieces(&self) -> Vec<(String, Place)> {
+    pub fn pieces(&self) -> Vec<(String, ShardSpec)> {
         if !self.owners.is_empty() {
             let params = self.params.iter().zip(&self.owners);
             let own = params.filter(|&(_, &owner)| owner == self.rank);
@@ -138,10 +139,10 @@ impl ParamGroup {
         let (device, dtype) = (weights.device().clone(), weights.dtype());
         let accumulator = dtype.accumulator();
         let count = Tensor::full(&device, accumulator, &[1], count as f64)?;
-        for range in 0..weights.n_ranges() {
-            weights.update(range, |tensor| {
+        for range in 0..weights.len() {
+            weights.with_mut(range, |tensor| {
                 let quotient = tensor.cast(accumulator)?.div(&count)?.cast(dtype)?;
-                tensor.write(&quotient)
+                tensor.copy_from(&quotient)
             })?;
         }
         Ok(())
@@ -159,9 +160,10 @@ impl ParamGroup {
 
     fn take(&self, flat: &SharedFlat) -> Result<()> {
         let mut flat = lock(flat);
-        if flat.n_ranges() == 0 {
+        if flat.is_empty() {
             let (device, dtype) = (flat.device().clone(), flat.dtype());
-            *flat = Flat::empty(&device, dtype, Category::Communication, &parts(&self.params))?;
+            *flat =
+                FlatBuffer::uninit(&device, dtype, Category::Communication, &parts(&self.params))?;
         }
         Ok(())
     }
@@ -170,7 +172,7 @@ impl ParamGroup {
     pub fn store_weights(&self) -> Result<()> {
         if let Some(shard) = &self.weight_shard {
             let (whole, mut shard) = (lock(&self.weights), lock(shard));
-            shard.update_elements(.., |own| own.write(&whole.elements(self.owned.clone())?))?;
+            shard.with_slice_mut(.., |own| own.copy_from(&whole.slice(self.owned.clone())?))?;
             drop(whole);
             self.free_weights();
         }
@@ -181,16 +183,16 @@ impl ParamGroup {
     pub fn place_weights(&self) -> Result<()> {
         let Some(shard) = &self.weight_shard else { return Ok(()) };
         let (shard, mut whole) = (lock(shard), lock(&self.weights));
-        whole.update_elements(self.owned.clone(), |own| own.write(&shard.elements(..)?))
+        whole.with_slice_mut(self.owned.clone(), |own| own.copy_from(&shard.slice(..)?))
     }
 
     /// Writes or adds the owned gradients to this rank's shard and frees the whole buffer.
     pub fn store_gradients(&self, accum: Accum) -> Result<()> {
         let Some(shard) = &self.gradient_shard else { return Ok(()) };
         let (whole, mut shard) = (lock(&self.gradients), lock(shard));
-        let source = whole.elements(self.owned.clone())?;
-        shard.update_elements(.., |own| match accum {
-            Accum::Replace => own.write(&source),
+        let source = whole.slice(self.owned.clone())?;
+        shard.with_slice_mut(.., |own| match accum {
+            Accum::Replace => own.copy_from(&source),
             Accum::Add => add_assign(own, &source),
         })?;
         drop(source);
@@ -212,7 +214,7 @@ impl ParamGroup {
     /// Passes the owned weights and gradients to `f`, each as a flat buffer and the range of owned elements in it.
     pub(crate) fn with_owned<R>(
         &self,
-        f: impl FnOnce((&mut Flat, Range<usize>), (&Flat, Range<usize>)) -> Result<R>,
+        f: impl FnOnce((&mut FlatBuffer, Range<usize>), (&FlatBuffer, Range<usize>)) -> Result<R>,
     ) -> Result<R> {
         let own = |whole, shard: &Option<SharedFlat>| match shard {
             Some(shard) => (shard.clone(), 0..self.owned.len()),
@@ -225,7 +227,7 @@ impl ParamGroup {
 
     /// Adds the sum of squares of the gradients that this rank updates to `total`, an f64 tensor of one element.
     pub fn add_sq_norm(&self, total: &mut Tensor) -> Result<()> {
-        self.with_owned(|_, (gradients, range)| add_sq_norm(total, &gradients.elements(range)?))
+        self.with_owned(|_, (gradients, range)| add_sq_norm(total, &gradients.slice(range)?))
     }
 
     /// Returns whether every weight that this rank updates is finite.
@@ -256,7 +258,7 @@ impl ParamGroup {
     /// Calls `f` with each local shard of a weight: parameter name, shard of the global tensor, and value.
     pub fn visit_weights(
         &self,
-        mut f: impl FnMut(&str, &Place, Tensor) -> Result<()>,
+        mut f: impl FnMut(&str, &ShardSpec, Tensor) -> Result<()>,
     ) -> Result<()> {
         match &self.weight_shard {
             Some(shard) => {
@@ -271,19 +273,19 @@ impl ParamGroup {
     }
 }
 
-fn finite(flat: &Flat, range: Range<usize>) -> Result<bool> {
-    all_finite(&flat.elements(range)?)
+fn finite(flat: &FlatBuffer, range: Range<usize>) -> Result<bool> {
+    all_finite(&flat.slice(range)?)
 }
 
 fn parts(params: &[Param]) -> Vec<(String, Vec<usize>)> {
     params.iter().map(|param| (param.name().to_string(), param.leaf().dims().to_vec())).collect()
 }
 
-fn piece_parts(pieces: &[(String, Place)]) -> Vec<(String, Vec<usize>)> {
+fn piece_parts(pieces: &[(String, ShardSpec)]) -> Vec<(String, Vec<usize>)> {
     pieces.iter().map(|(name, place)| (name.clone(), place.dims().to_vec())).collect()
 }
 
 fn free(flat: &SharedFlat) {
     let mut flat = lock(flat);
-    *flat = Flat::none(flat.device(), flat.dtype());
+    *flat = FlatBuffer::empty(flat.device(), flat.dtype());
 }

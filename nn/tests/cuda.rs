@@ -54,7 +54,7 @@ fn add_gradients(params: &[Param], step: usize) -> Result<()> {
         param.leaf().accumulate(|gradient, accum| {
             assert_eq!(accum, Accum::Replace);
             let values = Tensor::from_slice(gradient.device(), &numbers, gradient.dims())?;
-            gradient.write(&values.cast(gradient.dtype())?)
+            gradient.copy_from(&values.cast(gradient.dtype())?)
         })?;
     }
     Ok(())
@@ -158,7 +158,7 @@ fn offloaded_states_take_a_twentieth() -> Result<()> {
                 (0..NUMEL).map(|i| ((i * 7 % 23) as f32 - 11.0) / 8.0).collect();
             params[0].leaf().accumulate(|gradient, _| {
                 let numbers = Tensor::from_slice(&device, &numbers, gradient.dims())?;
-                gradient.write(&numbers.cast(gradient.dtype())?)
+                gradient.copy_from(&numbers.cast(gradient.dtype())?)
             })?;
             device.reset_memory_peaks();
             for _ in 0..2 {
@@ -201,10 +201,10 @@ fn shards_are_kept_and_placed() -> Result<()> {
             for accum in [Accum::Replace, Accum::Add] {
                 group.take_gradients()?;
                 let flat = &group.gradients;
-                ferrotron_autograd::lock(flat).update_elements(.., |gradients| {
+                ferrotron_autograd::lock(flat).with_slice_mut(.., |gradients| {
                     let numbers = (0..gradients.numel()).map(|i| (i % 64) as f32 / 64.0);
                     let numbers: Vec<f32> = numbers.collect();
-                    gradients.write(&Tensor::from_slice(device, &numbers, gradients.dims())?)
+                    gradients.copy_from(&Tensor::from_slice(device, &numbers, gradients.dims())?)
                 })?;
                 group.store_gradients(accum)?;
             }
@@ -217,11 +217,11 @@ fn shards_are_kept_and_placed() -> Result<()> {
             let mut weights = ferrotron_autograd::lock(&group.weights);
             // Those of the others are not here.
             for other in [0..group.owned.start, group.owned.end..weights.numel()] {
-                weights.update_elements(other, Tensor::fill_zero)?;
+                weights.with_slice_mut(other, Tensor::zero_fill)?;
             }
             drop(weights);
             group.divide_weights(3)?;
-            let weights = ferrotron_autograd::lock(&group.weights).elements(..)?;
+            let weights = ferrotron_autograd::lock(&group.weights).slice(..)?;
             outcome.push(("weights".into(), DType::BF16, weights.to_f64()?));
         }
         Ok(outcome)

@@ -12,7 +12,7 @@
 use ferrotron_parallel::collective::{
     Group, RankConfig, Reduction, Transport, World, WorldConfig, run_rank_process,
 };
-use ferrotron_tensor::{Category, DType, Device, Error, Flat, Result};
+use ferrotron_tensor::{Category, DType, Device, Error, FlatBuffer, Result};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -86,7 +86,7 @@ fn time_all(world: &World, max_bytes: usize) -> Result<()> {
 
 fn time(group: &Group, op: &str, bytes: usize) -> Result<f64> {
     let ranges = [("buffer".to_string(), vec![bytes / 4])];
-    let flat = Flat::new(&Device::cpu(1)?, DType::F32, Category::Communication, &ranges)?;
+    let flat = FlatBuffer::new(&Device::cpu(1)?, DType::F32, Category::Communication, &ranges)?;
     let flat = Arc::new(Mutex::new(flat));
     let call = || match op {
         "all_reduce" => group.all_reduce_flat(&flat, Reduction::Sum).wait(),

@@ -257,8 +257,8 @@ impl Ring {
         let (heads, blocks) = (q.dims()[2], block.dims()[2]);
         let dims = [&q.dims()[..2], &[heads + blocks, q.dims()[3]]].concat();
         let mut gradient = Tensor::empty(q.device(), q.dtype(), &dims)?;
-        gradient.narrow_mut(2, 0, heads, |place| place.write(&dq_sum.cast(q.dtype())?))?;
-        gradient.narrow_mut(2, heads, blocks, |place| place.write(&home.cast(q.dtype())?))?;
+        gradient.narrow_mut(2, 0, heads, |place| place.copy_from(&dq_sum.cast(q.dtype())?))?;
+        gradient.narrow_mut(2, heads, blocks, |place| place.copy_from(&home.cast(q.dtype())?))?;
         gradient.reshape(packed.dims())
     }
 }

@@ -145,18 +145,18 @@ impl Mesh {
     }
 
     /// Creates fake groups of rank `rank` of a layout without other ranks: every call completes immediately and
-    /// leaves its memory unchanged. For [fake devices](ferrotron_tensor::Device::dry), which estimate the rank's
+    /// leaves its memory unchanged. For [fake devices](ferrotron_tensor::Device::fake), which estimate the rank's
     /// memory.
     ///
     /// Errors if there is no such rank.
-    pub fn dry(layout: Layout, rank: usize, sequence: SequenceParallel) -> Result<Mesh> {
+    pub fn fake(layout: Layout, rank: usize, sequence: SequenceParallel) -> Result<Mesh> {
         if rank >= layout.world() {
             let message = format!("{layout:?} has no rank {rank}");
             return Err(Error::config("mesh", message));
         }
         let group = |name: &str, ranks: &[usize]| {
             let own = ranks.iter().position(|&other| other == rank).unwrap_or(0);
-            Ok(Group::dry(name, own, ranks.len()))
+            Ok(Group::fake(name, own, ranks.len()))
         };
         Self::with_groups(layout, rank, sequence, &group)
     }

@@ -12,10 +12,10 @@ use std::time::Duration;
 fn give_what_fails(device: &Device) -> Result<()> {
     let gpu = device.gpu().expect("a GPU");
     let mut step = Tensor::zeros(device, DType::U8, &[64])?;
-    let kernel = gpu.kernel("step", ElementType::F64, "set_step").map_err(Error::of_gpu)?;
-    let launch = kernel.value(step.lend_address(64)?).value([0_u64; 5]);
+    let kernel = gpu.kernel("step", ElementType::F64, "set_step").map_err(Error::from_gpu)?;
+    let launch = kernel.value(step.device_ptr(64)?).value([0_u64; 5]);
     // SAFETY: the memory is as large as what the kernel would write.
-    unsafe { launch.run([1, 1, 1], [16, 1, 1]) }.map_err(Error::of_gpu)
+    unsafe { launch.run([1, 1, 1], [16, 1, 1]) }.map_err(Error::from_gpu)
 }
 
 #[test]

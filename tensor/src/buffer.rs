@@ -1,7 +1,7 @@
 //! A buffer is an owned, disjoint byte range of an allocation.
 //!
 //! The sole holder of a buffer's `Arc` may write to it: unique ownership replaces version counters.
-//! Several buffers may share one allocation ([`crate::Flat`]) but never a byte. The exception is a buffer that spans
+//! Several buffers may share one allocation ([`crate::FlatBuffer`]) but never a byte. The exception is a buffer that spans
 //! others: it holds them, and can be written only while it is the sole holder of each.
 
 use std::sync::Arc;

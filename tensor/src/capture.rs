@@ -38,7 +38,7 @@ impl Capture {
 
     /// Records that captured work uses this block. A block of another pool is kept from reuse.
     pub(crate) fn uses(&self, block: &Arc<Allocation>) {
-        if [&self.device, &self.host].iter().any(|pool| block.is_of(pool)) {
+        if [&self.device, &self.host].iter().any(|pool| block.belongs_to(pool)) {
             return;
         }
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);

@@ -11,7 +11,7 @@
 //!  let (mut graph, loss) = CudaGraph::capture(&device, || work(&x))?;
 //!  for step in .. {
 //!      x.write_slice(&next)?;                        inputs, in place
-//!      numbers.set(&StepNumbers { .. })?;            optimizer step parameters, in place
+//!      numbers.set(&StepParams { .. })?;            optimizer step parameters, in place
 //!      graph.replay(step)?;                          random numbers of this step
 //!      loss.item()?;                                 if the host needs the value
 //!  }
@@ -25,11 +25,11 @@
 //!
 //! **Frozen** are all decisions of the host during capture: shapes, the operations and their order, and every number
 //! passed to an operation. Values that change between replays are in GPU memory: tensors from outside, the parameters
-//! of a [`Step`](crate::ops::step::Step), and the step of [random keys](crate::RandomKey). Each replay sets that step
+//! of a [`DeviceStepParams`](crate::ops::step::DeviceStepParams), and the step of [random keys](crate::RandomKey). Each replay sets that step
 //! for all keys of the graph; with seed and site it determines the mask of [dropout](crate::ops::dropout).
 //!
 //! **Rejected** during capture is everything that synchronizes with or sends data from the host: `to_vec`, `item`,
-//! `from_slice`, `write_slice`, `synchronize`, a new `Step`, collectives. Each returns an error. After an error there
+//! `from_slice`, `write_slice`, `synchronize`, a new `DeviceStepParams`, collectives. Each returns an error. After an error there
 //! is no graph; device and pool are unchanged, but the closure's effects on host values remain.
 
 use ferrotron_cuda::graph::{Graph, Recording};
@@ -88,9 +88,9 @@ impl CudaGraph {
             return Err(Error::device("cuda_graph", message));
         };
         let capturing = Capturing(device, device.begin_capture()?);
-        let recording = Recording::begin(gpu).map_err(Error::of_gpu)?;
+        let recording = Recording::begin(gpu).map_err(Error::from_gpu)?;
         let result = f()?;
-        let graph = recording.end().map_err(Error::of_gpu)?;
+        let graph = recording.end().map_err(Error::from_gpu)?;
         let capture = capturing.1.clone();
         drop(capturing);
         capture.end();
@@ -107,11 +107,11 @@ impl CudaGraph {
         // A graph holds blocks, not tensors, so pending work of the copy stream on them is unknown: wait for all of
         // it.
         let copied = gpu.copies().record().and_then(|until| gpu.compute().wait(&until));
-        copied.map_err(Error::of_gpu)?;
+        copied.map_err(Error::from_gpu)?;
         // SAFETY: the work was captured on this GPU. The capture holds all memory whose addresses it contains. The
         // memory is used in the order of the compute stream, which waits for the copy stream. Kernels live as long as
         // the GPU.
-        unsafe { self.graph.launch(gpu, step) }.map_err(Error::of_gpu)
+        unsafe { self.graph.launch(gpu, step) }.map_err(Error::from_gpu)
     }
 }
 

@@ -30,14 +30,14 @@ use crate::{Error, MemoryKind, Result};
 /// Each device owns its threads, so several ranks in one process share the cores as configured.
 /// Results never depend on the number of threads.
 #[derive(Clone)]
-pub struct Device(Arc<Inner>);
+pub struct Device(Arc<DeviceInner>);
 
-struct Inner {
+struct DeviceInner {
     pool: Arc<Pool>,
     host: Arc<Pool>,
     workers: Workers,
     /// Held by the [`Device::run`] call that uses the threads.
-    turn: Mutex<()>,
+    run_lock: Mutex<()>,
 }
 
 /// Executes the loops of kernels.
@@ -85,13 +85,13 @@ impl Device {
     ///
     /// ```
     /// use ferrotron_tensor::{DType, Device, Tensor, ops::matmul::matmul};
-    /// let device = Device::dry(1)?;
+    /// let device = Device::fake(1)?;
     /// let x = Tensor::zeros(&device, DType::F32, &[1 << 17, 1 << 17])?; // 64 GiB
     /// matmul(&x, &x)?;
     /// assert_eq!(device.memory().peak, 128 << 30);
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
-    pub fn dry(threads: usize) -> Result<Device> {
+    pub fn fake(threads: usize) -> Result<Device> {
         let workers = Workers::Nobody(checked(threads)?);
         Ok(Self::with(workers, Backing::Addresses, Backing::Addresses))
     }
@@ -103,26 +103,26 @@ impl Device {
     ///
     /// Errors, with the remedy, if the driver, a library or the GPU is missing.
     pub fn cuda(config: &GpuConfig) -> Result<Device> {
-        let gpu = Arc::new(Gpu::new(config, kernel_rows()).map_err(Error::of_gpu)?);
+        let gpu = Arc::new(Gpu::new(config, kernel_rows()).map_err(Error::from_gpu)?);
         let (backing, host) = (Backing::Gpu(gpu.clone()), Backing::Pinned(gpu.clone()));
         let worker = GpuWorker { gpu, capture: RwLock::default() };
         Ok(Self::with(Workers::Gpu(Box::new(worker)), backing, host))
     }
 
-    /// Creates a fake GPU of this architecture, like [`Device::dry`].
-    pub fn dry_cuda(architecture: Architecture) -> Result<Device> {
-        let gpu = Arc::new(Gpu::dry(architecture).map_err(Error::of_gpu)?);
+    /// Creates a fake GPU of this architecture, like [`Device::fake`].
+    pub fn fake_cuda(architecture: Architecture) -> Result<Device> {
+        let gpu = Arc::new(Gpu::fake(architecture).map_err(Error::from_gpu)?);
         let worker = GpuWorker { gpu, capture: RwLock::default() };
         Ok(Self::with(Workers::Gpu(Box::new(worker)), Backing::Addresses, Backing::Addresses))
     }
 
     fn with(workers: Workers, backing: Backing, host: Backing) -> Device {
         let (pool, host) = (Pool::new(backing), Pool::new(host));
-        Device(Arc::new(Inner { pool, host, workers, turn: Mutex::default() }))
+        Device(Arc::new(DeviceInner { pool, host, workers, run_lock: Mutex::default() }))
     }
 
-    /// Returns whether the device is fake: see [`Device::dry`].
-    pub fn is_dry(&self) -> bool {
+    /// Returns whether the device is fake: see [`Device::fake`].
+    pub fn is_fake(&self) -> bool {
         match &self.0.workers {
             Workers::Threads(_) => false,
             Workers::Nobody(_) => true,
@@ -219,7 +219,7 @@ impl Device {
             Workers::Threads(threads) => threads.current_thread_index().is_some(),
             Workers::Nobody(_) | Workers::Gpu(_) => return f(),
         };
-        let _turn = (!own).then(|| self.0.turn.lock().unwrap_or_else(PoisonError::into_inner));
+        let _turn = (!own).then(|| self.0.run_lock.lock().unwrap_or_else(PoisonError::into_inner));
         // Spans of `f` go to the caller's subscriber, whichever thread runs it.
         let watcher = dispatcher::get_default(Dispatch::clone);
         self.install(|| dispatcher::with_default(&watcher, f))
@@ -240,7 +240,7 @@ impl Device {
     pub fn synchronize(&self) -> Result<()> {
         self.expect_no_capture("synchronize")?;
         match self.gpu() {
-            Some(gpu) => gpu.compute().synchronize().map_err(Error::of_gpu),
+            Some(gpu) => gpu.compute().synchronize().map_err(Error::from_gpu),
             None => Ok(()),
         }
     }
@@ -270,7 +270,7 @@ impl Device {
     }
 
     pub(crate) fn has_in_host_memory(&self, buffer: &Buffer) -> bool {
-        buffer.allocation().is_of(&self.0.host)
+        buffer.allocation().belongs_to(&self.0.host)
     }
 
     fn own_pool(&self, kind: MemoryKind) -> &Arc<Pool> {
@@ -283,7 +283,7 @@ impl Device {
     /// Calls `f(task)` for every task below `tasks`. It uses all threads if `work` (total elements touched) is large
     /// enough. A fake device calls nothing. Tasks must be independent.
     pub(crate) fn for_each(&self, tasks: usize, work: usize, f: impl Fn(usize) + Send + Sync) {
-        if self.is_dry() {
+        if self.is_fake() {
             return;
         }
         if tasks <= 1 || work < SERIAL || self.threads() == 1 {
@@ -334,8 +334,8 @@ impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0.workers {
             Workers::Threads(_) => write!(f, "cpu({} threads)", self.threads()),
-            Workers::Nobody(threads) => write!(f, "dry({threads} threads)"),
-            Workers::Gpu(worker) if worker.gpu.is_dry() => write!(f, "dry(cuda)"),
+            Workers::Nobody(threads) => write!(f, "fake({threads} threads)"),
+            Workers::Gpu(worker) if worker.gpu.is_dry() => write!(f, "fake(cuda)"),
             Workers::Gpu(worker) => write!(f, "cuda:{}", worker.gpu.context().ordinal()),
         }
     }
@@ -362,7 +362,7 @@ mod tests {
     fn numbers_of_threads_that_no_machine_has_are_refused() {
         for threads in [0, 4097, usize::MAX] {
             let got = format!("got {threads}");
-            for refused in [Device::cpu(threads), Device::dry(threads)] {
+            for refused in [Device::cpu(threads), Device::fake(threads)] {
                 let error = refused.unwrap_err().to_string();
                 assert!(error.ends_with(&got), "{error}");
             }

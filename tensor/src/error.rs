@@ -43,9 +43,9 @@ pub enum ErrorKind {
 
 /// An error: its kind, the operation that detected it, and the values involved. [`Error::at`] adds the module path as
 /// the error propagates.
-pub struct Error(Box<Inner>);
+pub struct Error(Box<ErrorInner>);
 
-struct Inner {
+struct ErrorInner {
     kind: ErrorKind,
     op: &'static str,
     path: String,
@@ -55,7 +55,7 @@ struct Inner {
 impl Error {
     /// An error of `kind` detected by `op`; `context` states the values and the remedy.
     pub fn new(kind: ErrorKind, op: &'static str, context: impl Into<String>) -> Self {
-        Error(Box::new(Inner { kind, op, path: String::new(), context: context.into() }))
+        Error(Box::new(ErrorInner { kind, op, path: String::new(), context: context.into() }))
     }
 
     /// Incompatible shapes.
@@ -131,7 +131,7 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { op, path, context, .. } = &*self.0;
+        let ErrorInner { op, path, context, .. } = &*self.0;
         if !path.is_empty() {
             write!(f, "{path}: ")?;
         }

@@ -15,7 +15,7 @@ use crate::pool::Category;
 use crate::{DType, Device, Error, MemoryKind, Result, Tensor};
 
 /// Consecutive named ranges of one dtype in one allocation.
-pub struct Flat {
+pub struct FlatBuffer {
     ranges: Vec<Range>,
     dtype: DType,
     device: Device,
@@ -35,17 +35,17 @@ impl Range {
     }
 }
 
-impl Flat {
+impl FlatBuffer {
     /// A zero-filled flat buffer with a range of `dims` for each name.
     ///
     /// ```
-    /// use ferrotron_tensor::{Category, DType, Device, Flat, Tensor};
+    /// use ferrotron_tensor::{Category, DType, Device, FlatBuffer, Tensor};
     /// let device = Device::cpu(1)?;
     /// let parts = [("weight".to_string(), vec![2, 3]), ("bias".to_string(), vec![3])];
-    /// let mut flat = Flat::new(&device, DType::F32, Category::Weights, &parts)?;
+    /// let mut flat = FlatBuffer::new(&device, DType::F32, Category::Weights, &parts)?;
     /// let bias = flat.tensor(1)?;
     /// assert_eq!(bias.to_vec::<f32>()?, [0.0; 3]);
-    /// let error = flat.update_elements(.., Tensor::fill_zero).unwrap_err(); // `bias` still reads it
+    /// let error = flat.with_slice_mut(.., Tensor::zero_fill).unwrap_err(); // `bias` still reads it
     /// assert!(error.to_string().contains("'bias'"));
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
@@ -54,40 +54,40 @@ impl Flat {
         dtype: DType,
         category: Category,
         parts: &[(String, Vec<usize>)],
-    ) -> Result<Flat> {
+    ) -> Result<FlatBuffer> {
         Self::new_in(MemoryKind::Device, device, dtype, category, parts)
     }
 
-    /// Like [`Flat::new`], in one of the device's two kinds of memory.
+    /// Like [`FlatBuffer::new`], in one of the device's two kinds of memory.
     pub fn new_in(
         kind: MemoryKind,
         device: &Device,
         dtype: DType,
         category: Category,
         parts: &[(String, Vec<usize>)],
-    ) -> Result<Flat> {
-        let mut flat = Self::empty_in(kind, device, dtype, category, parts)?;
-        flat.update_elements(.., Tensor::fill_zero)?;
+    ) -> Result<FlatBuffer> {
+        let mut flat = Self::uninit_in(kind, device, dtype, category, parts)?;
+        flat.with_slice_mut(.., Tensor::zero_fill)?;
         Ok(flat)
     }
 
-    /// Like [`Flat::new`], with unspecified contents.
-    pub fn empty(
+    /// Like [`FlatBuffer::new`], with unspecified contents.
+    pub fn uninit(
         device: &Device,
         dtype: DType,
         category: Category,
         parts: &[(String, Vec<usize>)],
-    ) -> Result<Flat> {
-        Self::empty_in(MemoryKind::Device, device, dtype, category, parts)
+    ) -> Result<FlatBuffer> {
+        Self::uninit_in(MemoryKind::Device, device, dtype, category, parts)
     }
 
-    fn empty_in(
+    fn uninit_in(
         kind: MemoryKind,
         device: &Device,
         dtype: DType,
         category: Category,
         parts: &[(String, Vec<usize>)],
-    ) -> Result<Flat> {
+    ) -> Result<FlatBuffer> {
         let layouts =
             parts.iter().map(|(_, dims)| Layout::contiguous(dims)).collect::<Result<Vec<_>>>()?;
         let lens: Vec<usize> = layouts.iter().map(|layout| layout.numel() * dtype.size()).collect();
@@ -104,17 +104,22 @@ impl Flat {
                 range
             })
             .collect();
-        Ok(Flat { ranges, dtype, device: device.clone() })
+        Ok(FlatBuffer { ranges, dtype, device: device.clone() })
     }
 
     /// A flat buffer without ranges or memory.
-    pub fn none(device: &Device, dtype: DType) -> Flat {
-        Flat { ranges: Vec::new(), dtype, device: device.clone() }
+    pub fn empty(device: &Device, dtype: DType) -> FlatBuffer {
+        FlatBuffer { ranges: Vec::new(), dtype, device: device.clone() }
     }
 
     /// Number of ranges.
-    pub fn n_ranges(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.ranges.len()
+    }
+
+    /// Whether there are no ranges.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
     }
 
     /// Number of elements in all ranges.
@@ -138,7 +143,7 @@ impl Flat {
     }
 
     /// Offset and number of elements of a range.
-    pub fn span(&self, range: usize) -> (usize, usize) {
+    pub fn range(&self, range: usize) -> (usize, usize) {
         let range = &self.ranges[range];
         (range.start, range.layout.numel())
     }
@@ -153,7 +158,7 @@ impl Flat {
     }
 
     fn no_range(&self, range: usize) -> Error {
-        let count = self.n_ranges();
+        let count = self.len();
         Error::memory("flat", format!("asked for range {range} of {count}: its memory is not here"))
     }
 
@@ -163,12 +168,12 @@ impl Flat {
     ///
     /// Errors, naming the range, if a tensor still reads it. If `f` panics or replaces the tensor it was passed, the
     /// flat buffer is empty afterwards.
-    pub fn update<R>(
+    pub fn with_mut<R>(
         &mut self,
         range: usize,
         f: impl FnOnce(&mut Tensor) -> Result<R>,
     ) -> Result<R> {
-        if range >= self.n_ranges() {
+        if range >= self.len() {
             return Err(self.no_range(range));
         }
         self.check_unique(range..range + 1)?;
@@ -204,18 +209,18 @@ impl Flat {
     /// Errors if the buffer has fewer elements.
     ///
     /// ```
-    /// use ferrotron_tensor::{Category, DType, Device, Flat};
+    /// use ferrotron_tensor::{Category, DType, Device, FlatBuffer};
     /// let parts = [("a".to_string(), vec![2]), ("b".to_string(), vec![2, 2])];
-    /// let mut flat = Flat::new(&Device::cpu(1)?, DType::F32, Category::Weights, &parts)?;
-    /// flat.update_elements(1..4, |x| {
+    /// let mut flat = FlatBuffer::new(&Device::cpu(1)?, DType::F32, Category::Weights, &parts)?;
+    /// flat.with_slice_mut(1..4, |x| {
     ///     x.as_mut_slice::<f32>()?.copy_from_slice(&[1.0, 2.0, 3.0]);
     ///     Ok(())
     /// })?;
     /// assert_eq!(flat.tensor(1)?.to_vec::<f32>()?, [2.0, 3.0, 0.0, 0.0]);
-    /// assert_eq!(flat.elements(..3)?.to_vec::<f32>()?, [0.0, 1.0, 2.0]);
+    /// assert_eq!(flat.slice(..3)?.to_vec::<f32>()?, [0.0, 1.0, 2.0]);
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
-    pub fn elements(&self, elements: impl RangeBounds<usize>) -> Result<Tensor> {
+    pub fn slice(&self, elements: impl RangeBounds<usize>) -> Result<Tensor> {
         let elements = self.resolve(elements)?;
         let (ranges, first) = self.over(&elements);
         let parts = self.ranges[ranges].iter().map(|range| range.buffer.clone()).collect();
@@ -228,7 +233,7 @@ impl Flat {
     ///
     /// Errors if the buffer has fewer elements. Errors, naming the range, if a tensor still reads one of the ranges.
     /// If `f` panics or replaces the tensor it was passed, the flat buffer is empty afterwards.
-    pub fn update_elements<R>(
+    pub fn with_slice_mut<R>(
         &mut self,
         elements: impl RangeBounds<usize>,
         f: impl FnOnce(&mut Tensor) -> Result<R>,
@@ -236,7 +241,7 @@ impl Flat {
         let elements = self.resolve(elements)?;
         let (over, first) = self.over(&elements);
         self.check_unique(over.clone())?;
-        // As in `update`: the tensor takes the ranges' own buffers. They are swapped to the end and back, so the cost
+        // As in `with_mut`: the tensor takes the ranges' own buffers. They are swapped to the end and back, so the cost
         // does not depend on the number of other ranges.
         let mut ranges = std::mem::take(&mut self.ranges);
         let places_at_end = ranges.len() - over.len()..ranges.len();

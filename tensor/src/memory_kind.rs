@@ -61,7 +61,7 @@ impl Tensor {
         if self.dims() != target.dims() || self.dtype() != target.dtype() {
             return Err(Error::shape("move_to", format!("{self:?} does not fill {target:?}")));
         }
-        if self.device().is_dry() {
+        if self.device().is_fake() {
             return Ok(());
         }
         if self.device().gpu().is_some() {

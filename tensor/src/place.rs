@@ -10,16 +10,16 @@ use crate::{Error, Result};
 /// numbers are indexed by global coordinates, so they do not depend on the sharding.
 ///
 /// ```
-/// use ferrotron_tensor::Place;
+/// use ferrotron_tensor::ShardSpec;
 /// // Rows 4..6 of an (8, 6) tensor, and of each row the columns 0..2 and 4..6.
-/// let place = Place::new(&[8, 6], &[&[(4, 2)], &[(0, 2), (4, 2)]])?;
+/// let place = ShardSpec::new(&[8, 6], &[&[(4, 2)], &[(0, 2), (4, 2)]])?;
 /// assert_eq!(place.dims(), [2, 4]);
 /// let runs: Vec<_> = place.runs(1).collect();
 /// assert_eq!(runs, [(30, 2), (34, 2)]);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct ShardSpec {
     global: Dims,
     pieces: Vec<Pieces>,
     dims: Dims,
@@ -27,10 +27,10 @@ pub struct Place {
 
 type Pieces = SmallVec<[(usize, usize); 2]>;
 
-impl Place {
+impl ShardSpec {
     /// The unsharded tensor.
-    pub fn whole(dims: &[usize]) -> Place {
-        Place {
+    pub fn unsharded(dims: &[usize]) -> ShardSpec {
+        ShardSpec {
             global: dims.into(),
             pieces: dims.iter().map(|&len| smallvec![(0, len)]).collect(),
             dims: dims.into(),
@@ -43,7 +43,7 @@ impl Place {
     ///
     /// Errors if the number of lists is not that of the dims, or a range is out of bounds. Errors if the total length
     /// of a dim's ranges overflows.
-    pub fn new(global: &[usize], pieces: &[&[(usize, usize)]]) -> Result<Place> {
+    pub fn new(global: &[usize], pieces: &[&[(usize, usize)]]) -> Result<ShardSpec> {
         let inside = |(&size, list): (&usize, &&[(usize, usize)])| {
             list.iter().all(|&(offset, len)| offset.checked_add(len).is_some_and(|end| end <= size))
         };
@@ -59,7 +59,7 @@ impl Place {
                 format!("pieces {pieces:?} do not lie in {global:?}"),
             ));
         };
-        Ok(Place {
+        Ok(ShardSpec {
             global: global.into(),
             pieces: pieces.iter().map(|&list| list.into()).collect(),
             dims,
@@ -84,14 +84,14 @@ impl Place {
     /// Intersects this shard with `range` of global dim `dim`.
     ///
     /// ```
-    /// use ferrotron_tensor::Place;
+    /// use ferrotron_tensor::ShardSpec;
     /// // Of a (12, 4) the rows 0..2, 4..6 and 8..10: a half of each of three blocks of four rows.
-    /// let place = Place::new(&[12, 4], &[&[(0, 2), (4, 2), (8, 2)], &[(0, 4)]])?;
-    /// assert_eq!(place.within(0, 4..8), Place::new(&[12, 4], &[&[(4, 2)], &[(0, 4)]])?);
+    /// let place = ShardSpec::new(&[12, 4], &[&[(0, 2), (4, 2), (8, 2)], &[(0, 4)]])?;
+    /// assert_eq!(place.intersect_dim(0, 4..8), ShardSpec::new(&[12, 4], &[&[(4, 2)], &[(0, 4)]])?);
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
     #[must_use]
-    pub fn within(&self, dim: usize, range: Range<usize>) -> Place {
+    pub fn intersect_dim(&self, dim: usize, range: Range<usize>) -> ShardSpec {
         let mut part = self.clone();
         let inside = self.pieces[dim].iter().filter_map(|&(offset, len)| {
             let (start, end) = (offset.max(range.start), (offset + len).min(range.end));
@@ -105,14 +105,14 @@ impl Place {
     /// The shard that remains after a reduction over one dim: all other dims.
     ///
     /// ```
-    /// use ferrotron_tensor::Place;
-    /// let rows = Place::new(&[8, 6], &[&[(4, 2)], &[(0, 6)]])?;
-    /// assert_eq!(rows.without(1), Place::new(&[8], &[&[(4, 2)]])?);
-    /// assert_eq!(rows.without(0), Place::whole(&[6]));
+    /// use ferrotron_tensor::ShardSpec;
+    /// let rows = ShardSpec::new(&[8, 6], &[&[(4, 2)], &[(0, 6)]])?;
+    /// assert_eq!(rows.drop_dim(1), ShardSpec::new(&[8], &[&[(4, 2)]])?);
+    /// assert_eq!(rows.drop_dim(0), ShardSpec::unsharded(&[6]));
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
     #[must_use]
-    pub fn without(&self, dim: usize) -> Place {
+    pub fn drop_dim(&self, dim: usize) -> ShardSpec {
         let mut rest = self.clone();
         rest.global.remove(dim);
         rest.pieces.remove(dim);
@@ -143,20 +143,20 @@ impl Place {
     /// shards of flat buffers as these boxes.
     ///
     /// ```
-    /// use ferrotron_tensor::Place;
+    /// use ferrotron_tensor::ShardSpec;
     /// // Elements 2..7 of a (3, 3): the end of row 0, row 1, the beginning of row 2.
-    /// let boxes = Place::whole(&[3, 3]).boxes(2..7);
+    /// let boxes = ShardSpec::unsharded(&[3, 3]).boxes(2..7);
     /// let dims: Vec<_> = boxes.iter().map(|part| part.dims().to_vec()).collect();
     /// assert_eq!(dims, [[1, 1], [1, 3], [1, 1]]);
     /// ```
-    pub fn boxes(&self, range: Range<usize>) -> Vec<Place> {
+    pub fn boxes(&self, range: Range<usize>) -> Vec<ShardSpec> {
         let mut found = Vec::new();
         cut(&self.dims, range, &[], &mut found);
         found.iter().map(|local| self.narrowed(local)).collect()
     }
 
     /// The sub-shard at the local box `local`, an (offset, length) per dim.
-    fn narrowed(&self, local: &[(usize, usize)]) -> Place {
+    fn narrowed(&self, local: &[(usize, usize)]) -> ShardSpec {
         let pieces = self.pieces.iter().zip(local).map(|(pieces, &(from, count))| {
             let mut before = 0;
             let inside = pieces.iter().filter_map(|&(offset, len)| {
@@ -167,7 +167,7 @@ impl Place {
             });
             inside.collect()
         });
-        Place {
+        ShardSpec {
             global: self.global.clone(),
             pieces: pieces.collect(),
             dims: local.iter().map(|&(_, len)| len).collect(),
@@ -190,11 +190,11 @@ impl Place {
 /// vocabulary shards and optimizer shards all use this partition.
 ///
 /// ```
-/// use ferrotron_tensor::balanced;
-/// let parts: Vec<_> = (0..4).map(|i| balanced(10, 4, i)).collect();
+/// use ferrotron_tensor::partition_range;
+/// let parts: Vec<_> = (0..4).map(|i| partition_range(10, 4, i)).collect();
 /// assert_eq!(parts, [0..2, 2..5, 5..7, 7..10]);
 /// ```
-pub fn balanced(len: usize, parts: usize, index: usize) -> Range<usize> {
+pub fn partition_range(len: usize, parts: usize, index: usize) -> Range<usize> {
     // u128, so that no length overflows.
     let bound = |i: usize| (len as u128 * i as u128 / parts as u128) as usize;
     bound(index)..bound(index + 1)
@@ -245,7 +245,7 @@ mod tests {
     /// For every range, the elements of its boxes are its elements, in order.
     #[test]
     fn boxes_hold_the_elements_of_a_range() {
-        let elements = |place: &Place| -> Vec<u64> {
+        let elements = |place: &ShardSpec| -> Vec<u64> {
             let numel: usize = place.dims().iter().product();
             let rows = numel.checked_div(place.dims().last().copied().unwrap_or(1)).unwrap_or(0);
             let runs = (0..rows).flat_map(|row| place.runs(row).collect::<Vec<_>>());
@@ -257,7 +257,7 @@ mod tests {
             let pieces: Vec<Vec<(usize, usize)>> =
                 dims.iter().map(|&len| (0..len).map(|i| (2 * i, 1)).collect()).collect();
             let pieces: Vec<&[(usize, usize)]> = pieces.iter().map(Vec::as_slice).collect();
-            let place = Place::new(&global, &pieces).unwrap();
+            let place = ShardSpec::new(&global, &pieces).unwrap();
             let (all, numel) = (elements(&place), dims.iter().product());
             for start in 0..=numel {
                 for end in start..=numel {
@@ -274,9 +274,9 @@ mod tests {
     fn pieces_that_reach_outside_are_refused() {
         let max = usize::MAX;
         for pieces in [[(3, 2)], [(max, 2)]] {
-            assert!(Place::new(&[4], &[&pieces]).is_err(), "{pieces:?}");
+            assert!(ShardSpec::new(&[4], &[&pieces]).is_err(), "{pieces:?}");
         }
-        assert!(Place::new(&[max], &[&[(0, max), (0, 2)]]).is_err());
-        assert_eq!(Place::new(&[4], &[&[(3, 1), (0, 2)]]).unwrap().dims(), [3]);
+        assert!(ShardSpec::new(&[max], &[&[(0, max), (0, 2)]]).is_err());
+        assert_eq!(ShardSpec::new(&[4], &[&[(3, 1), (0, 2)]]).unwrap().dims(), [3]);
     }
 }

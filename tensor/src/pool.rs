@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::{Error, ErrorKind, Result};
 pub(crate) use arena::Backing;
-use blocks::{Block, Blocks};
+use blocks::{BlockAllocator, MemoryBlock};
 
 /// The use of memory, so that reports and limits can distinguish weights from activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,12 +69,12 @@ pub struct MemoryStats {
 
 impl MemoryStats {
     /// Bytes in use now for `category`.
-    pub fn of(&self, category: Category) -> usize {
+    pub fn bytes(&self, category: Category) -> usize {
         self.by_category[category as usize]
     }
 
     /// Peak bytes in use for `category` since the last reset.
-    pub fn peak_of(&self, category: Category) -> usize {
+    pub fn peak_bytes(&self, category: Category) -> usize {
         self.peak_by_category[category as usize]
     }
 }
@@ -111,7 +111,7 @@ impl Gauges {
 
 /// A device's memory, or a sub-pool for the work of one graph.
 pub(crate) struct Pool {
-    blocks: Mutex<Blocks>,
+    blocks: Mutex<BlockAllocator>,
     gauges: Gauges,
     n_alloc: AtomicUsize,
     /// Sub-pools of this one.
@@ -129,7 +129,7 @@ struct Whole {
 /// A block allocated from a pool; dropping it frees the block.
 pub(crate) struct Allocation {
     pool: Arc<Pool>,
-    block: Block,
+    block: MemoryBlock,
     pointer: *mut u8,
 }
 
@@ -149,7 +149,7 @@ impl Allocation {
     }
 
     /// Returns whether the block is from `pool` or one of its sub-pools.
-    pub(crate) fn is_of(&self, pool: &Arc<Pool>) -> bool {
+    pub(crate) fn belongs_to(&self, pool: &Arc<Pool>) -> bool {
         let whole = self.pool.whole.as_ref().map(|whole| &whole.pool);
         [Some(&self.pool), whole].into_iter().flatten().any(|own| Arc::ptr_eq(own, pool))
     }
@@ -173,7 +173,7 @@ impl Pool {
 
     fn with(backing: Backing, whole: Option<Whole>) -> Pool {
         Pool {
-            blocks: Mutex::new(Blocks::new(backing)),
+            blocks: Mutex::new(BlockAllocator::new(backing)),
             gauges: Gauges::default(),
             n_alloc: AtomicUsize::new(0),
             parts: Mutex::default(),
@@ -184,7 +184,7 @@ impl Pool {
     /// Creates a sub-pool with memory of its own, which returns to the system all at once. This pool's counters
     /// include it.
     pub(crate) fn part(self: &Arc<Pool>) -> Arc<Pool> {
-        let backing = self.lock().backing().of_graph();
+        let backing = self.lock().backing().for_graph();
         let whole = Whole { pool: self.clone(), fixed: Mutex::default() };
         let part = Arc::new(Self::with(backing, Some(whole)));
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -321,7 +321,7 @@ impl Pool {
         self.lock().returned = 0;
     }
 
-    fn lock(&self) -> MutexGuard<'_, Blocks> {
+    fn lock(&self) -> MutexGuard<'_, BlockAllocator> {
         // A panic cannot leave the lists inconsistent: no code under this lock panics.
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -30,7 +30,7 @@ pub trait Real:
     /// Minus infinity, the neutral element of a maximum.
     const NEG_INFINITY: Self;
     /// The nearest representable value.
-    fn of(value: f64) -> Self;
+    fn from_f64(value: f64) -> Self;
     /// Widens; exact.
     fn f64(self) -> f64;
     /// e^self.
@@ -70,7 +70,7 @@ macro_rules! common {
         const ONE: Self = 1.0;
         const NEG_INFINITY: Self = $type::NEG_INFINITY;
         #[inline(always)]
-        fn of(value: f64) -> Self {
+        fn from_f64(value: f64) -> Self {
             value as $type
         }
         #[inline(always)]

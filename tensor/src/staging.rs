@@ -2,7 +2,7 @@
 
 use ferrotron_cuda::stream::Event;
 
-use crate::flat::Flat;
+use crate::flat::FlatBuffer;
 use crate::pool::Category;
 use crate::{DType, Device, Error, MemoryKind, Result, Tensor};
 
@@ -27,8 +27,8 @@ impl Staging {
         bytes.set_category(Category::Communication);
         // Earlier uses of the block were enqueued in the same stream.
         // SAFETY: the block has no other holder, and the caller guarantees the source.
-        unsafe { gpu.compute().copy(bytes.address(), address, len) }.map_err(Error::of_gpu)?;
-        let arrival = Some(gpu.compute().record().map_err(Error::of_gpu)?);
+        unsafe { gpu.compute().copy(bytes.address(), address, len) }.map_err(Error::from_gpu)?;
+        let arrival = Some(gpu.compute().record().map_err(Error::from_gpu)?);
         Ok(Staging { bytes, arrival })
     }
 
@@ -37,7 +37,7 @@ impl Staging {
     /// Errors if any work enqueued before it failed.
     pub fn wait(&mut self) -> Result<()> {
         if let Some(arrival) = &self.arrival {
-            arrival.synchronize().map_err(Error::of_gpu)?;
+            arrival.synchronize().map_err(Error::from_gpu)?;
             self.arrival = None;
         }
         Ok(())
@@ -68,7 +68,7 @@ impl Staging {
         let gpu = device.expect_gpu("staging")?;
         // SAFETY: the block returns to the pool in the order of this stream, and the caller guarantees the
         // destination.
-        unsafe { gpu.compute().copy(address, self.bytes.address(), len) }.map_err(Error::of_gpu)
+        unsafe { gpu.compute().copy(address, self.bytes.address(), len) }.map_err(Error::from_gpu)
     }
 }
 
@@ -109,11 +109,11 @@ impl Tensor {
     /// second.
     ///
     /// Errors unless the tensor has `numel` elements.
-    pub fn lend_address(&mut self, numel: usize) -> Result<u64> {
-        self.device().expect_gpu("lend_address")?;
-        self.expect_contiguous("lend_address")?;
+    pub fn device_ptr(&mut self, numel: usize) -> Result<u64> {
+        self.device().expect_gpu("device_ptr")?;
+        self.expect_contiguous("device_ptr")?;
         if !self.is_unique() {
-            return Err(Error::memory("lend_address", format!("{self:?} has other holders")));
+            return Err(Error::memory("device_ptr", format!("{self:?} has other holders")));
         }
         check_numel(self.numel(), numel)?;
         Ok(self.address())
@@ -124,15 +124,15 @@ fn check_numel(got: usize, want: usize) -> Result<()> {
     match got == want {
         true => Ok(()),
         false => {
-            Err(Error::shape("lend_address", format!("there are {got} elements, {want} are due")))
+            Err(Error::shape("device_ptr", format!("there are {got} elements, {want} are due")))
         }
     }
 }
 
-impl Flat {
-    /// Like [`Tensor::lend_address`], for all elements.
-    pub fn lend_address(&mut self, numel: usize) -> Result<u64> {
-        self.device().expect_gpu("lend_address")?;
+impl FlatBuffer {
+    /// Like [`Tensor::device_ptr`], for all elements.
+    pub fn device_ptr(&mut self, numel: usize) -> Result<u64> {
+        self.device().expect_gpu("device_ptr")?;
         check_numel(self.numel(), numel)?;
         Ok(self.unique_bytes()?.0)
     }

@@ -44,7 +44,7 @@ impl Tensor {
     /// A tensor of zeros.
     pub fn zeros(device: &Device, dtype: DType, dims: &[usize]) -> Result<Tensor> {
         let mut tensor = Self::empty(device, dtype, dims)?;
-        tensor.fill_zero()?;
+        tensor.zero_fill()?;
         Ok(tensor)
     }
 
@@ -54,12 +54,12 @@ impl Tensor {
             return Self::zeros(device, dtype, dims)?.add_scalar(value);
         }
         let mut tensor = Self::empty(device, dtype, dims)?;
-        // Large tensors of a dry device are not touched; single numbers are, since the host reads some of them.
-        if device.is_dry() && tensor.numel() > 1024 {
+        // Large tensors of a fake device are not touched; single numbers are, since the host reads some of them.
+        if device.is_fake() && tensor.numel() > 1024 {
             return Ok(tensor);
         }
         dispatch_float!("full", dtype, T => {
-            tensor.as_mut_slice::<T>()?.fill(T::from_acc(Real::of(value)));
+            tensor.as_mut_slice::<T>()?.fill(T::from_acc(Real::from_f64(value)));
         });
         Ok(tensor)
     }
@@ -284,14 +284,14 @@ impl Tensor {
             return Ok(dense);
         }
         let mut out = Self::empty(&self.device, self.dtype, self.dims())?;
-        out.write(&dense)?;
+        out.copy_from(&dense)?;
         Ok(out)
     }
 
     /// Sets every element of this unique, contiguous tensor to zero.
-    pub fn fill_zero(&mut self) -> Result<()> {
+    pub fn zero_fill(&mut self) -> Result<()> {
         if self.device.gpu().is_some() {
-            return cuda::copy::fill_zero(self);
+            return cuda::copy::zero_fill(self);
         }
         dispatch_any!(self.dtype, T => {
             let device = self.device.clone();
@@ -303,9 +303,9 @@ impl Tensor {
     /// Overwrites this unique tensor with the elements of `source`.
     ///
     /// Errors if dims or dtype differ, or the buffer has another holder.
-    pub fn write(&mut self, source: &Tensor) -> Result<()> {
+    pub fn copy_from(&mut self, source: &Tensor) -> Result<()> {
         if self.dims() != source.dims() || self.dtype != source.dtype {
-            return Err(Error::shape("write", format!("{source:?} does not fill {self:?}")));
+            return Err(Error::shape("copy_from", format!("{source:?} does not fill {self:?}")));
         }
         if self.device.gpu().is_some() {
             return cuda::copy::copy(source, self);

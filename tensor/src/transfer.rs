@@ -33,7 +33,7 @@ impl Tensor {
         // SAFETY: both have the same length. The buffer is new and used in the order of the compute stream; the
         // capture holds both.
         unsafe { gpu.compute().copy(tensor.address(), from, bytes.len()) }
-            .map_err(Error::of_gpu)?;
+            .map_err(Error::from_gpu)?;
         Ok(tensor)
     }
 
@@ -133,7 +133,7 @@ impl Tensor {
         self.device().expect_no_capture(op)?;
         self.expect_contiguous(op)?;
         // SAFETY: a contiguous view's bytes are within its buffer, and only kernels of this stream write them.
-        match unsafe { gpu.download(to, self.address()) }.map_err(Error::of_gpu)? {
+        match unsafe { gpu.download(to, self.address()) }.map_err(Error::from_gpu)? {
             None => Ok(()),
             Some(BadIndex { op, position }) => {
                 let message =
@@ -151,7 +151,7 @@ impl Tensor {
         }
         let gpu = self.device().expect_gpu(op)?;
         // SAFETY: as above, and the buffer has no other holder.
-        unsafe { gpu.upload(self.address(), from) }.map_err(Error::of_gpu)
+        unsafe { gpu.upload(self.address(), from) }.map_err(Error::from_gpu)
     }
 
     pub(crate) fn expect_contiguous(&self, op: &'static str) -> Result<()> {

@@ -200,16 +200,16 @@ mod tests {
         let mut stretched = Tensor::zeros(&device, DType::F32, &[1, 4])?.broadcast_to(&[4, 4])?;
         assert!(stretched.is_unique());
         let refused = "as_mut_slice: the elements of the broadcast view [4, 4] overlap";
-        assert_eq!(stretched.write(&ones).unwrap_err().to_string(), refused);
+        assert_eq!(stretched.copy_from(&ones).unwrap_err().to_string(), refused);
         assert_eq!(add_assign(&mut stretched, &ones).unwrap_err().to_string(), refused);
         let product = matmul_into(&mut stretched, Accum::Replace, &ones, &ones);
         assert_eq!(product.unwrap_err().to_string(), refused);
         assert!(
-            stretched.reshape_mut(&[2, 2, 4], |x| x.write(&ones.reshape(&[2, 2, 4])?)).is_err()
+            stretched.reshape_mut(&[2, 2, 4], |x| x.copy_from(&ones.reshape(&[2, 2, 4])?)).is_err()
         );
-        assert!(stretched.narrow_mut(0, 1, 2, |x| x.write(&ones.narrow(0, 0, 2)?)).is_err());
+        assert!(stretched.narrow_mut(0, 1, 2, |x| x.copy_from(&ones.narrow(0, 0, 2)?)).is_err());
         // A single row of it does not overlap.
-        stretched.narrow_mut(0, 1, 1, |x| x.write(&ones.narrow(0, 0, 1)?))?;
+        stretched.narrow_mut(0, 1, 1, |x| x.copy_from(&ones.narrow(0, 0, 1)?))?;
         assert_eq!(stretched.to_f64()?, [1.0; 16]);
         Ok(())
     }

@@ -3,7 +3,7 @@
 mod reference;
 
 use ferrotron_tensor::ops::attention::*;
-use ferrotron_tensor::{DType, Device, Place, RandomKey, Result, Tensor};
+use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
 use reference::*;
 
 /// (B, T, S, H, G, D)
@@ -109,7 +109,7 @@ fn check(dtype: DType, sizes: Sizes, mask: AttentionMask, p: f64) -> Result<()> 
     let key = RandomKey::new(3, 1, "attention");
     let drawn = (p > 0.0).then(|| factors(sizes, key, p));
     if p > 0.0 {
-        config.dropout = Some(AttentionDropout::new(p, key, Place::whole(&[b, h, t, s]))?);
+        config.dropout = Some(AttentionDropout::new(p, key, ShardSpec::unsharded(&[b, h, t, s]))?);
     }
     let want = naive(sizes, (&q, &k, &v), &dout.to_f64()?, &config, drawn.as_deref())?;
     let name = format!("{dtype} {sizes:?} {mask:?} {p}");
@@ -185,7 +185,7 @@ fn gradients_agree_with_finite_differences() -> Result<()> {
         let (q, k, v) = operands(&device, DType::F64, sizes)?;
         let dout = normal(&device, DType::F64, &[b, t, h, d], "dout")?;
         let mut config = config(sizes, AttentionMask::Causal);
-        let place = Place::whole(&[b, h, t, s]);
+        let place = ShardSpec::unsharded(&[b, h, t, s]);
         config.dropout = Some(AttentionDropout::new(p, RandomKey::new(5, 2, "x"), place)?);
         let (out, lse) = attention(&q, &k, &v, &config)?;
         let (dq, dk, dv) = attention_backward(&dout, (&q, &k, &v), (&out, &lse), &config)?;
@@ -287,7 +287,7 @@ fn dropout_keeps_the_expectation_and_follows_the_place() -> Result<()> {
     let draws = 400;
     let mut mean = vec![0.0; want.len()];
     for step in 0..draws {
-        let config = with(RandomKey::new(1, step, "p"), Place::whole(&[b, h, t, t]))?;
+        let config = with(RandomKey::new(1, step, "p"), ShardSpec::unsharded(&[b, h, t, t]))?;
         let out = attention(&q, &k, &v, &config)?.0.to_f64()?;
         mean.iter_mut().zip(out).for_each(|(mean, x)| *mean += x / draws as f64);
     }
@@ -298,9 +298,9 @@ fn dropout_keeps_the_expectation_and_follows_the_place() -> Result<()> {
     }
     // A rank with sample 1 and heads 1 and 3 draws what the whole draws there.
     let key = RandomKey::new(1, 0, "p");
-    let whole = attention(&q, &k, &v, &with(key, Place::whole(&[b, h, t, t]))?)?.0;
+    let whole = attention(&q, &k, &v, &with(key, ShardSpec::unsharded(&[b, h, t, t]))?)?.0;
     let pieces: [&[(usize, usize)]; 4] = [&[(1, 1)], &[(1, 1), (3, 1)], &[(0, t)], &[(0, t)]];
-    let config = with(key, Place::new(&[b, h, t, t], &pieces)?)?;
+    let config = with(key, ShardSpec::new(&[b, h, t, t], &pieces)?)?;
     // Heads 1 and 3: the second of each pair.
     let part = |x: &Tensor| -> Result<Tensor> {
         x.narrow(0, 1, 1)?.reshape(&[1, t, 2, 2, d])?.narrow(3, 1, 1)?.reshape(&[1, t, 2, d])

@@ -5,7 +5,7 @@ mod reference;
 use ferrotron_tensor::ops::attention::*;
 use ferrotron_tensor::ops::concat::concat;
 use ferrotron_tensor::ops::pointwise::add_assign;
-use ferrotron_tensor::{DType, Device, Place, RandomKey, Result, Tensor};
+use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
 use reference::*;
 
 const B: usize = 2;
@@ -68,7 +68,7 @@ impl Ring {
         let mask = turn.map_or(AttentionMask::Causal, |turn| turn.mask);
         let all = [(0, t)];
         let (queries, keys) = turn.map_or((&all[..], &all[..]), |t| (&t.queries, &t.keys));
-        let place = Place::new(&[B, H, t, t], &[&[(0, B)], &[(0, H)], queries, keys])?;
+        let place = ShardSpec::new(&[B, H, t, t], &[&[(0, B)], &[(0, H)], queries, keys])?;
         let key = RandomKey::new(3, 1, "ring");
         let dropout =
             if self.p > 0.0 { Some(AttentionDropout::new(self.p, key, place)?) } else { None };

@@ -256,7 +256,7 @@ fn every_shard_finds_the_same_error() -> Result<()> {
         "linear_cross_entropy: 3 classes from 11 on are no shard of 13 classes in 4 shards of at most 4"
     );
     struct Scalar;
-    impl JoinShards for Scalar {
+    impl VocabAllReduce for Scalar {
         fn max(&self, per_token: Tensor) -> Result<Tensor> {
             per_token.narrow(0, 0, 1)
         }

@@ -1,13 +1,13 @@
 //! Global tensors, put together from what ranks hold of them.
 
-use ferrotron::tensor::Place;
+use ferrotron::tensor::ShardSpec;
 use std::collections::BTreeMap;
 
 /// Global tensors by name.
 pub type Tensors = BTreeMap<String, Vec<f64>>;
 
 /// A part of a global tensor.
-pub type Part = (String, Place, Vec<f64>);
+pub type Part = (String, ShardSpec, Vec<f64>);
 
 /// The global tensors of which the ranks hold parts: every element once.
 pub fn assemble(parts: Vec<Part>) -> Tensors {
@@ -29,7 +29,7 @@ pub fn assemble(parts: Vec<Part>) -> Tensors {
 }
 
 /// The global indices of a part's elements, in local order.
-pub fn indices(place: &Place) -> impl Iterator<Item = usize> + '_ {
+pub fn indices(place: &ShardSpec) -> impl Iterator<Item = usize> + '_ {
     let width = place.dims().last().copied().unwrap_or(1);
     let numel: usize = place.dims().iter().product();
     let runs = (0..numel.checked_div(width).unwrap_or(0)).flat_map(|row| place.runs(row));

@@ -4,7 +4,7 @@
 //! The value is the **sum** over the valid tokens; the cotangent contains the division by their number.
 
 use ferrotron_tensor::ops::cross_entropy::{
-    CrossEntropyConfig, counted, cross_entropy, cross_entropy_backward,
+    CrossEntropyConfig, cross_entropy, cross_entropy_backward, num_valid_tokens,
 };
 use ferrotron_tensor::{Category, Result, Tensor};
 
@@ -22,7 +22,7 @@ pub struct Loss {
 impl Loss {
     /// Number of valid tokens. Reads the targets, so it synchronizes with a GPU.
     pub fn counted(&self) -> Result<usize> {
-        counted(&self.targets, &self.config)
+        num_valid_tokens(&self.targets, &self.config)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Gradient of dropout: the same mask, recomputed from its key. No mask is saved.
 
 use ferrotron_tensor::ops::dropout::dropout;
-use ferrotron_tensor::{Place, RandomKey, Result, Tensor};
+use ferrotron_tensor::{RandomKey, Result, ShardSpec, Tensor};
 
 use crate::backward::Named;
 use crate::{Grads, Var, forward_span};
@@ -9,7 +9,7 @@ use crate::{Grads, Var, forward_span};
 impl Var {
     /// Zeros elements with probability `p` and scales the others by 1 / (1 - p): Srivastava et al. (2014). The mask
     /// is a function of `key` and the elements' `place` in the global tensor.
-    pub fn dropout(&self, p: f64, key: &RandomKey, place: &Place) -> Result<Var> {
+    pub fn dropout(&self, p: f64, key: &RandomKey, place: &ShardSpec) -> Result<Var> {
         if p == 0.0 {
             return Ok(self.clone());
         }

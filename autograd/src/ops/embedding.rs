@@ -25,7 +25,7 @@ impl Backward for EmbeddingBackward {
         let dy = dy.single()?;
         dx.accumulate(0, |table, accum| {
             if accum == Accum::Replace {
-                table.fill_zero()?;
+                table.zero_fill()?;
             }
             embedding_shard_backward(&dy, &self.ids, self.shard, table)
         })
@@ -35,7 +35,7 @@ impl Backward for EmbeddingBackward {
 impl Var {
     /// Looks up rows of this table (V, C) for `ids` (..): (.., C).
     pub fn embedding(&self, ids: &Tensor) -> Result<Var> {
-        self.embedding_shard(ids, VocabShard::whole(self.value().dim(0)?))
+        self.embedding_shard(ids, VocabShard::unsharded(self.value().dim(0)?))
     }
 
     /// [`Var::embedding`] of a sharded table; this variable holds `shard`. Ids of other shards give zeros,

@@ -6,9 +6,9 @@
 
 use std::sync::Arc;
 
-use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, JoinShards, VocabShard};
+use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, VocabAllReduce, VocabShard};
 use ferrotron_tensor::ops::linear_cross_entropy::{
-    Gradients, KeptLogits, LinearCrossEntropy, TakeGradient, linear_cross_entropy,
+    GradSink, Gradients, LinearCrossEntropy, SavedLogits, linear_cross_entropy,
     linear_cross_entropy_backward, linear_cross_entropy_shard,
 };
 use ferrotron_tensor::{Category, Result, Tensor};
@@ -21,7 +21,7 @@ pub type PendingGradient = Box<dyn FnOnce() -> Result<Tensor>>;
 
 /// The communication between vocabulary shards around [`Var::linear_cross_entropy_shard`]. Every shard makes the same
 /// calls in the same order.
-pub trait ExchangeShards: JoinShards {
+pub trait ExchangeShards: VocabAllReduce {
     /// The tokens that all shards process, from this rank's x: x itself, or an all-gather if each shard holds some of
     /// the tokens (sequence parallelism). Called in forward and again in backward.
     fn gather_input(&self, x: Tensor) -> Result<Tensor>;
@@ -101,7 +101,7 @@ struct LinearCrossEntropyBackward {
     weight: Saved,
     targets: Tensor,
     lse: Tensor,
-    kept: KeptLogits,
+    kept: SavedLogits,
     config: CrossEntropyConfig,
     exchange: Option<Arc<dyn ExchangeShards>>,
 }
@@ -133,7 +133,7 @@ impl Backward for LinearCrossEntropyBackward {
         };
         let needs_input = dx.needs(0);
         let run = |to_weight: Option<(&mut Tensor, Accum)>| {
-            let input: Option<TakeGradient<'_>> = if needs_input { Some(&mut take) } else { None };
+            let input: Option<GradSink<'_>> = if needs_input { Some(&mut take) } else { None };
             let wanted = Gradients { scale: &scale, input, weight: to_weight };
             linear_cross_entropy_backward(kept, &x, &weight, &targets, &lse, &config, wanted)
         };

@@ -1,6 +1,8 @@
 //! Gradients of the pointwise table: dx = dy f'(x), summed over the dims along which an operand was broadcast.
 
-use ferrotron_tensor::ops::pointwise::{binary, binary_backward, select, unary, unary_backward};
+use ferrotron_tensor::ops::pointwise::{
+    binary, binary_backward, unary, unary_backward, where_cond,
+};
 use ferrotron_tensor::ops::table::{Binary, Saves, Unary};
 use ferrotron_tensor::{Result, Tensor};
 
@@ -116,10 +118,10 @@ impl Backward for SelectBackward {
         let dy = dy.single()?;
         let zero = Tensor::zeros(dy.device(), dy.dtype(), &[])?;
         if dx.needs(0) {
-            dx.give(0, select(&self.condition, &dy, &zero)?)?;
+            dx.give(0, where_cond(&self.condition, &dy, &zero)?)?;
         }
         if dx.needs(1) {
-            dx.give(1, select(&self.condition, &zero, &dy)?)?;
+            dx.give(1, where_cond(&self.condition, &zero, &dy)?)?;
         }
         Ok(())
     }
@@ -128,7 +130,7 @@ impl Backward for SelectBackward {
 /// Elements of `yes` where the u8 `condition` is not 0, else of `no`; all three broadcast.
 pub fn apply_select(condition: &Tensor, yes: &Var, no: &Var) -> Result<Var> {
     let _span = forward_span("where");
-    let value = select(condition, yes.value(), no.value())?;
+    let value = where_cond(condition, yes.value(), no.value())?;
     Var::record(&[yes, no], value, || SelectBackward { condition: condition.clone() })
 }
 

@@ -54,7 +54,7 @@ impl Var {
             Named("narrow", move |dy: Tensor, dx: &mut Grads| {
                 dx.accumulate(0, |whole, accum| {
                     if accum == Accum::Replace {
-                        whole.fill_zero()?;
+                        whole.zero_fill()?;
                     }
                     whole.narrow_mut(dim, start, len, |part| {
                         add_assign(part, &dy.cast(part.dtype())?)

@@ -83,7 +83,7 @@ impl Packing {
     /// let (z, _) = packing.run(move || y.square()?.sum_all())?; // keeps y
     /// offloader.wait()?;
     /// assert_eq!(z.saved_bytes(), 0);
-    /// assert_eq!(device.memory_of(MemoryKind::Host).of(Category::Saved), 8 * 4);
+    /// assert_eq!(device.memory_of(MemoryKind::Host).bytes(Category::Saved), 8 * 4);
     /// z.backward()?;
     /// assert_eq!(x.gradient()?.unwrap().to_f64()?, [24.0; 8]); // 2 (2 x) 2
     /// # Ok::<(), ferrotron_tensor::Error>(())

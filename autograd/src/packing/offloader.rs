@@ -1,7 +1,7 @@
 //! Offloads saved activations to host memory and prefetches them, overlapped with compute: with a thread on a CPU,
 //! with the copy stream on a GPU.
 
-use ferrotron_tensor::{Device, Error, Result, Tensor, copy_aside};
+use ferrotron_tensor::{Device, Error, Result, Tensor, copy_async};
 use std::fmt;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
@@ -84,7 +84,7 @@ impl Offloader {
                     .into_iter()
                     .map(|Move { stored, to }| (stored.clone(), (stored.tensor(), to)))
                     .unzip();
-                let lent = copy_aside(pairs)?;
+                let lent = copy_async(pairs)?;
                 all.iter().zip(lent).for_each(|(stored, lent)| stored.set_moving(lent));
                 *lock(under_way) = all.iter().map(Arc::downgrade).collect();
                 Ok(())

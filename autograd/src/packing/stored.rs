@@ -1,7 +1,7 @@
 //! A saved tensor in compressed form or in other memory.
 
 use ferrotron_tensor::ops::zero_bitmap;
-use ferrotron_tensor::{Category, DType, Lent, MemoryKind, Result, Tensor, copy_aside};
+use ferrotron_tensor::{Category, DType, MemoryKind, Result, StreamGuard, Tensor, copy_async};
 use std::sync::{Arc, Mutex};
 use tracing::trace_span;
 
@@ -22,14 +22,14 @@ pub(super) struct Stored {
 struct Place {
     tensor: Tensor,
     /// A GPU copy in progress: the tensor, and its copy in the other memory.
-    moving: Option<Lent<(Tensor, Tensor)>>,
+    moving: Option<StreamGuard<(Tensor, Tensor)>>,
 }
 
 impl Place {
     /// Makes work enqueued from now on use the copy.
     fn arrive(&mut self) -> Result<()> {
         if let Some(moving) = self.moving.take() {
-            self.tensor = moving.take_back()?.1;
+            self.tensor = moving.into_inner()?.1;
         }
         Ok(())
     }
@@ -48,7 +48,7 @@ impl Stored {
         // A fake device does not know the number of zeros and assumes the worst case.
         if config.zeros == Zeros::Bitmap
             && role == Role::Sparse
-            && !tensor.device().is_dry()
+            && !tensor.device().is_fake()
             && let Some(compressed) = zero_bitmap::compress(&tensor)?
         {
             bitmap = Some((tensor.numel(), narrow));
@@ -71,7 +71,7 @@ impl Stored {
     }
 
     /// Registers a GPU copy of the bytes; [`Stored::arrive`] switches to it.
-    pub fn set_moving(&self, moving: Lent<(Tensor, Tensor)>) {
+    pub fn set_moving(&self, moving: StreamGuard<(Tensor, Tensor)>) {
         lock(&self.place).moving = Some(moving);
     }
 
@@ -85,7 +85,7 @@ impl Stored {
         let mut far = Vec::new();
         for stored in all.iter().rev() {
             let place = lock(&stored.place);
-            if place.tensor.is_far() && place.moving.is_none() {
+            if place.tensor.is_offloaded() && place.moving.is_none() {
                 let tensor = place.tensor.clone();
                 let near = Tensor::empty(tensor.device(), tensor.dtype(), tensor.dims())?;
                 near.set_category(Category::Saved);
@@ -93,7 +93,7 @@ impl Stored {
             }
         }
         let (stored, pairs): (Vec<_>, Vec<_>) = far.into_iter().unzip();
-        let lent = copy_aside(pairs)?;
+        let lent = copy_async(pairs)?;
         stored.into_iter().zip(lent).for_each(|(stored, lent)| stored.set_moving(lent));
         Ok(())
     }
@@ -101,7 +101,7 @@ impl Stored {
 
 impl Packed for Arc<Stored> {
     fn unpack(&self) -> Result<Tensor> {
-        if self.tensor().is_far() {
+        if self.tensor().is_offloaded() {
             let coming = lock(&self.place).moving.is_some();
             if !coming {
                 // The tensor was not prefetched.

@@ -4,7 +4,7 @@ use ferrotron_autograd::{
     Leaf, Var, WeightGrads, backward, checkpoint, checkpoint_without_outputs, no_grad,
 };
 use ferrotron_tensor::ops::reduce::KeepDims;
-use ferrotron_tensor::{Category, DType, Device, ErrorKind, Place, RandomKey, Result, Tensor};
+use ferrotron_tensor::{Category, DType, Device, ErrorKind, RandomKey, Result, ShardSpec, Tensor};
 
 use crate::inputs::{bits, values};
 use crate::table::Domain;
@@ -153,7 +153,7 @@ fn a_captured_variable_is_an_error_but_a_captured_leaf_is_not() -> Result<()> {
 fn block(w: &Leaf, x: &[Var]) -> Result<Vec<Var>> {
     let key = RandomKey::new(3, 1, "block.dropout");
     let hidden = x[0].linear(&x[1], None)?.gelu_tanh()?;
-    let dropped = hidden.dropout(0.5, &key, &Place::whole(hidden.dims()))?;
+    let dropped = hidden.dropout(0.5, &key, &ShardSpec::unsharded(hidden.dims()))?;
     Ok(vec![dropped.linear(&w.var()?, None)?, hidden])
 }
 
@@ -250,7 +250,7 @@ fn a_forward_that_is_not_walked_leaves_nothing_behind() -> Result<()> {
     y.backward()?;
     let gradients = 8 * (4 * 6 + 6 * 6);
     let now = device.memory();
-    assert_eq!(now.of(Category::Saved), 0);
+    assert_eq!(now.bytes(Category::Saved), 0);
     assert_eq!(now.current, before.iter().sum::<usize>() + gradients + y.value().buffer_bytes());
     Ok(())
 }

@@ -217,7 +217,7 @@ fn packing_moves_and_narrows_the_bytes_it_says() -> Result<()> {
         (in_16_bits(Zeros::Bitmap), n / 8 + 2 * positive),
     ] {
         for offloader in [None, Some(offloader.clone())] {
-            let before = device.memory().of(saved);
+            let before = device.memory().bytes(saved);
             let packing = Packing::new(config, offloader.clone());
             let x = x.var()?.mul_scalar(1.0)?;
             // The ReLU keeps its result, which the square keeps too.
@@ -228,15 +228,15 @@ fn packing_moves_and_narrows_the_bytes_it_says() -> Result<()> {
                     while y.saved_bytes() > 0 {
                         std::thread::yield_now();
                     }
-                    assert_eq!(device.memory().of(saved) - before, here, "{config:?}");
+                    assert_eq!(device.memory().bytes(saved) - before, here, "{config:?}");
                     offloader.wait()?;
                     here
                 }
                 None => 0,
             };
             assert_eq!(y.saved_bytes(), here - there, "{config:?}");
-            assert_eq!(device.memory().of(saved) - before, here - there, "{config:?}");
-            assert_eq!(device.memory_of(MemoryKind::Host).of(saved), there, "{config:?}");
+            assert_eq!(device.memory().bytes(saved) - before, here - there, "{config:?}");
+            assert_eq!(device.memory_of(MemoryKind::Host).bytes(saved), there, "{config:?}");
             assert_eq!(offloaded.is_some(), there > 0);
             offloaded.map_or(Ok(()), |offloaded| offloaded.prefetch())?;
             let sum = y.sum_all()?;

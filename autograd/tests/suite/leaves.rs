@@ -2,7 +2,7 @@
 
 use ferrotron_autograd::{Leaf, SharedFlat, Var, WeightGrads, backward, missing_gradients};
 use ferrotron_tensor::ops::layer_norm::{layer_norm, layer_norm_backward};
-use ferrotron_tensor::{Category, DType, Device, Error, Flat, Result, Tensor, bf16};
+use ferrotron_tensor::{Category, DType, Device, Error, FlatBuffer, Result, Tensor, bf16};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -129,7 +129,7 @@ fn gradients_are_written_in_place() -> Result<()> {
     let [x, w, b] = three(&device)?;
     let parts = [("weight".to_string(), vec![3, 3]), ("bias".to_string(), vec![3])];
     let flat = |category| -> Result<SharedFlat> {
-        Ok(Arc::new(Mutex::new(Flat::new(&device, DType::F64, category, &parts)?)))
+        Ok(Arc::new(Mutex::new(FlatBuffer::new(&device, DType::F64, category, &parts)?)))
     };
     // Gradients of leaves on their own first, then of leaves in flats.
     twice(&x, &w, &b)?.backward()?;
@@ -147,18 +147,18 @@ fn gradients_are_written_in_place() -> Result<()> {
         assert_eq!(bits(&leaf.value()?)?, bits(&values[range])?);
     }
     drop(values);
-    let base = gradients.lock().unwrap().elements(..)?.as_slice::<f64>()?.as_ptr();
-    let allocated = device.memory().of(Category::Gradients);
+    let base = gradients.lock().unwrap().slice(..)?.as_slice::<f64>()?.as_ptr();
+    let allocated = device.memory().bytes(Category::Gradients);
     for _ in 0..2 {
         [&w, &b].into_iter().for_each(Leaf::zero_gradient);
         twice(&x, &w, &b)?.backward()?;
         assert_eq!([gradient(&w)?, gradient(&b)?], want);
         assert_eq!([pointer(&w)?, pointer(&b)?], [base, base.wrapping_add(9)]);
-        assert_eq!(device.memory().of(Category::Gradients), allocated);
+        assert_eq!(device.memory().bytes(Category::Gradients), allocated);
     }
-    assert_eq!(gradients.lock().unwrap().elements(..)?.to_vec::<f64>()?, want.concat());
+    assert_eq!(gradients.lock().unwrap().slice(..)?.to_vec::<f64>()?, want.concat());
     // The weights are free to be written as soon as the graph is gone.
-    weights.lock().unwrap().update_elements(.., |weights| {
+    weights.lock().unwrap().with_slice_mut(.., |weights| {
         weights.as_mut_slice::<f64>()?.fill(0.5);
         Ok(())
     })?;
@@ -173,7 +173,7 @@ fn a_gradient_may_be_wider_than_its_leaf() -> Result<()> {
     let narrow = |x: &Leaf| Ok(Leaf::new(x.name(), x.value()?.cast(DType::BF16)?));
     let [x, w, b] = three(&device)?.map(|leaf| narrow(&leaf)).map(Result::unwrap);
     let parts = [("weight".to_string(), vec![3, 3]), ("bias".to_string(), vec![3])];
-    let flat = Flat::new(&device, DType::F32, Category::Gradients, &parts)?;
+    let flat = FlatBuffer::new(&device, DType::F32, Category::Gradients, &parts)?;
     let flat: SharedFlat = Arc::new(Mutex::new(flat));
     w.move_gradient(&flat, 0);
     b.move_gradient(&flat, 1);
@@ -207,7 +207,7 @@ fn what_a_norm_adds_up_in_f32_is_not_rounded_on_its_way() -> Result<()> {
     };
     let (x, w, b) = (leaf("x", &[5, 4])?, leaf("w", &[4])?, leaf("b", &[4])?);
     let parts = [("weight".to_string(), vec![4]), ("bias".to_string(), vec![4])];
-    let flat = Flat::new(&device, DType::F32, Category::Gradients, &parts)?;
+    let flat = FlatBuffer::new(&device, DType::F32, Category::Gradients, &parts)?;
     let flat: SharedFlat = Arc::new(Mutex::new(flat));
     w.move_gradient(&flat, 0);
     let dy = leaf("dy", &[5, 4])?.value()?;
@@ -237,9 +237,10 @@ fn a_lazy_leaf_is_made_once_and_where_it_belongs() -> Result<()> {
     });
     assert_eq!((device.memory().current, w.numel()), (0, 2));
     let parts = [("w".to_string(), vec![2])];
-    let flat = Arc::new(Mutex::new(Flat::new(&device, DType::F64, Category::Weights, &parts)?));
+    let flat =
+        Arc::new(Mutex::new(FlatBuffer::new(&device, DType::F64, Category::Weights, &parts)?));
     w.move_value(&flat, 0)?;
-    assert_eq!(flat.lock().unwrap().elements(..)?.to_vec::<f64>()?, [1.5, -0.5]);
+    assert_eq!(flat.lock().unwrap().slice(..)?.to_vec::<f64>()?, [1.5, -0.5]);
     assert_eq!(w.value()?.to_f64()?, [1.5, -0.5]);
     assert_eq!(calls.load(Relaxed), 1);
     let failing = Leaf::lazy("w", &device, DType::F64, &[2], |_| {

@@ -7,7 +7,7 @@ use ferrotron_tensor::ops::attention::AttentionConfig;
 use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
 use ferrotron_tensor::ops::reduce::KeepDims;
 use ferrotron_tensor::ops::table::{Binary, Saves, Unary};
-use ferrotron_tensor::{Category, DType, Device, Place, RandomKey, Result, Tensor};
+use ferrotron_tensor::{Category, DType, Device, RandomKey, Result, ShardSpec, Tensor};
 
 /// Bytes of an f32 and of an i64.
 const F: usize = 4;
@@ -63,7 +63,7 @@ fn pointwise_operations_keep_what_their_rows_say() -> Result<()> {
 fn views_sums_and_dropout_keep_nothing() -> Result<()> {
     let device = Device::cpu(1)?;
     let x = computed(&device, &[2, 3])?;
-    let place = Place::whole(&[2, 3]);
+    let place = ShardSpec::unsharded(&[2, 3]);
     let all = [
         x.reshape(&[6])?,
         x.transpose(0, 1)?,
@@ -152,7 +152,7 @@ fn an_mlp_keeps_neither_the_norm_nor_the_activation() -> Result<()> {
     let values = (21 + 7 * 12 + 21) * F + statistics;
     let parameters = (21 + 3 + 36 + 36) * F; // and the leaf behind x
     assert_eq!(device.memory().current, values + parameters);
-    assert_eq!(device.memory().of(Category::Saved), values - 21 * F);
+    assert_eq!(device.memory().bytes(Category::Saved), values - 21 * F);
     gelu.sum_all()?.backward()
 }
 

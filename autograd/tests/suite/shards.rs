@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use ferrotron_autograd::ops::linear_cross_entropy::{ExchangeShards, PendingGradient};
 use ferrotron_autograd::{Leaf, WeightGrads, backward};
 use ferrotron_tensor::ops::concat::concat;
-use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, JoinShards};
+use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, VocabAllReduce};
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 
 use crate::inputs::{tensor, values};
@@ -37,7 +37,7 @@ struct Exchange {
     gathers: AtomicUsize,
 }
 
-impl JoinShards for Exchange {
+impl VocabAllReduce for Exchange {
     fn max(&self, per_token: Tensor) -> Result<Tensor> {
         self.rank.max(per_token)
     }

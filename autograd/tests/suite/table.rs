@@ -9,11 +9,11 @@ use ferrotron_autograd::ops::concat::concat;
 use ferrotron_autograd::ops::linear_cross_entropy::{ExchangeShards, PendingGradient};
 use ferrotron_autograd::ops::pointwise::{apply_binary, apply_select, apply_unary};
 use ferrotron_tensor::ops::attention::{AttentionConfig, AttentionDropout, AttentionMask};
-use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, JoinShards, VocabShard};
+use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, VocabAllReduce, VocabShard};
 use ferrotron_tensor::ops::reduce::KeepDims;
 use ferrotron_tensor::ops::rotary::RotaryTable;
 use ferrotron_tensor::ops::table::{Binary, Unary};
-use ferrotron_tensor::{DType, Device, Place, RandomKey, Result, Tensor};
+use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
 
 /// What an operation is called with: the dims of each input.
 pub type Shapes = &'static [&'static [usize]];
@@ -235,7 +235,7 @@ fn products_and_norms() -> Vec<OpCase> {
             },
         ),
         row("dropout", "", &[&[&[4, 5]], &[&[1, 6]], &[&[0, 3]]], |x| {
-            x[0].dropout(0.4, &RandomKey::new(7, 0, "dropout"), &Place::whole(x[0].dims()))
+            x[0].dropout(0.4, &RandomKey::new(7, 0, "dropout"), &ShardSpec::unsharded(x[0].dims()))
         }),
     ]
 }
@@ -339,7 +339,7 @@ fn losses_and_attention() -> Vec<OpCase> {
 /// The exchange of a process that holds the whole vocabulary.
 struct Alone;
 
-impl JoinShards for Alone {
+impl VocabAllReduce for Alone {
     fn max(&self, per_token: Tensor) -> Result<Tensor> {
         Ok(per_token)
     }
@@ -363,7 +363,7 @@ fn scores(mask: AttentionMask, p: f64, place: &[usize], width: usize) -> Result<
     let mut config = AttentionConfig { mask, ..AttentionConfig::causal(width) };
     if p > 0.0 {
         let key = RandomKey::new(11, 0, "attention");
-        config.dropout = Some(AttentionDropout::new(p, key, Place::whole(place))?);
+        config.dropout = Some(AttentionDropout::new(p, key, ShardSpec::unsharded(place))?);
     }
     Ok(config)
 }

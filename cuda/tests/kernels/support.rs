@@ -2,7 +2,7 @@
 
 use ferrotron_cuda::arguments::{IndexType, Layout, Place as DevicePlace, Step};
 use ferrotron_cuda::kernels::ElementType;
-use ferrotron_tensor::{DType, Device, Element, Place, RandomKey, Tensor, dispatch_any};
+use ferrotron_tensor::{DType, Device, Element, RandomKey, ShardSpec, Tensor, dispatch_any};
 use std::sync::OnceLock;
 
 pub const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
@@ -77,7 +77,7 @@ pub fn layout(dims: &[usize], operands: &[&Tensor]) -> Layout {
 }
 
 /// A place as kernels take it.
-pub fn device_place(place: &Place) -> DevicePlace {
+pub fn device_place(place: &ShardSpec) -> DevicePlace {
     let pieces: Vec<_> = (0..place.dims().len()).map(|d| place.pieces(d)).collect();
     DevicePlace::new(place.global_dims(), &pieces).unwrap()
 }
@@ -144,14 +144,14 @@ pub fn draws(key: &RandomKey) -> (u64, Step) {
 }
 
 /// Places that cut tensors in every way: whole, in pieces, and beyond 2^32 elements.
-pub fn places() -> Vec<Place> {
+pub fn places() -> Vec<ShardSpec> {
     vec![
-        Place::whole(&[1]),
-        Place::whole(&[5, 33]),
-        Place::whole(&[2, 3, 4, 5, 6]),
-        Place::new(&[6, 5, 33], &[&[(1, 3)], &[(0, 5)], &[(0, 33)]]).unwrap(),
-        Place::new(&[6, 5, 33], &[&[(0, 6)], &[(2, 1), (4, 1)], &[(3, 9), (20, 13)]]).unwrap(),
-        Place::new(&[1 << 21, 1 << 14], &[&[(2_000_000, 3)], &[(5, 70)]]).unwrap(),
+        ShardSpec::unsharded(&[1]),
+        ShardSpec::unsharded(&[5, 33]),
+        ShardSpec::unsharded(&[2, 3, 4, 5, 6]),
+        ShardSpec::new(&[6, 5, 33], &[&[(1, 3)], &[(0, 5)], &[(0, 33)]]).unwrap(),
+        ShardSpec::new(&[6, 5, 33], &[&[(0, 6)], &[(2, 1), (4, 1)], &[(3, 9), (20, 13)]]).unwrap(),
+        ShardSpec::new(&[1 << 21, 1 << 14], &[&[(2_000_000, 3)], &[(5, 70)]]).unwrap(),
     ]
 }
 

@@ -8,7 +8,7 @@ use super::slices::Slice;
 use crate::gpt::GptConfig;
 use crate::tensor_file::{FileRecord, write_bytes, write_tensors};
 use ferrotron_nn::{Decay, Init, Scope};
-use ferrotron_tensor::{DType, Device, Place, Result, Tensor};
+use ferrotron_tensor::{DType, Device, Result, ShardSpec, Tensor};
 use std::fs;
 use std::path::Path;
 
@@ -25,7 +25,7 @@ fn one_layout_loads_another() -> Result<()> {
     let whole = Tensor::from_slice(&device, &values, &[6, 4])?;
     let staging = Staging::begin(dir.path(), 1).unwrap();
     let mut index = Index::new();
-    let owner = |pieces: [&[(usize, usize)]; 2]| Place::new(&[6, 4], &pieces).unwrap();
+    let owner = |pieces: [&[(usize, usize)]; 2]| ShardSpec::new(&[6, 4], &pieces).unwrap();
     let (top, left, right) = (
         owner([&[(0, 2)], &[(0, 4)]]),
         owner([&[(2, 4)], &[(0, 1), (3, 1)]]),
@@ -39,7 +39,7 @@ fn one_layout_loads_another() -> Result<()> {
 
     let scope = Scope::new(&device, DType::F32, 0);
     for place in [
-        Place::whole(&[6, 4]),
+        ShardSpec::unsharded(&[6, 4]),
         top,
         left,
         right,
@@ -57,7 +57,7 @@ fn one_layout_loads_another() -> Result<()> {
 }
 
 /// The elements of `whole` at `place`.
-fn read(whole: &Tensor, place: &Place) -> Tensor {
+fn read(whole: &Tensor, place: &ShardSpec) -> Tensor {
     let all = whole.to_vec::<f32>().unwrap();
     let rows: usize = place.dims()[..place.dims().len() - 1].iter().product();
     let values: Vec<f32> = (0..rows)
@@ -95,7 +95,7 @@ fn many_files(dir: &Path) -> Result<()> {
     let row = Tensor::full(&Device::cpu(1)?, DType::F32, &[1, 2], 0.0)?;
     let file_name = |i: usize| format!("model-{i:05}.safetensors");
     for i in 0..FILES {
-        let place = Place::new(&[FILES, 2], &[&[(i, 1)], &[(0, 2)]])?;
+        let place = ShardSpec::new(&[FILES, 2], &[&[(i, 1)], &[(0, 2)]])?;
         let held = vec![Held { name: "w".into(), place, tensor: row.clone() }];
         // The disk need not have each of them: the last bytes are the values.
         if i == 0 {
@@ -128,8 +128,10 @@ fn child_of_a_limit_on_open_files() -> Result<()> {
     );
     let checkpoint = Checkpoint::open(Path::new(&dir))?;
     let scope = Scope::new(&Device::cpu(1)?, DType::F32, 0);
-    let (whole, column) =
-        (Place::whole(&[FILES, 2]), Place::new(&[FILES, 2], &[&[(0, FILES)], &[(1, 1)]])?);
+    let (whole, column) = (
+        ShardSpec::unsharded(&[FILES, 2]),
+        ShardSpec::new(&[FILES, 2], &[&[(0, FILES)], &[(1, 1)]])?,
+    );
     for (place, stride) in [(whole, 2), (column, 1)] {
         let param = scope.param_at("w", place, Init::Zeros, Decay::Yes);
         checkpoint.load_params(std::slice::from_ref(&param))?;
@@ -192,13 +194,13 @@ fn an_index_written_by_hand_loads() -> Result<()> {
     let checkpoint = Checkpoint::open(&folder)?;
     assert_eq!(checkpoint.progress().extra["loss_scale"], 0.1);
     let scope = Scope::new(&device, DType::F32, 0);
-    let load = |place: Place| {
+    let load = |place: ShardSpec| {
         let param = scope.param_at("w", place, Init::Zeros, Decay::Yes);
         checkpoint.load_params(std::slice::from_ref(&param))?;
         param.leaf().value()?.to_vec::<f32>()
     };
-    assert_eq!(load(Place::whole(&[3, 4]))?, (0..12).map(|i| i as f32).collect::<Vec<_>>());
-    assert_eq!(load(Place::new(&[3, 4], &[&[(1, 2)], &[(1, 2)]])?)?, [5.0, 6.0, 9.0, 10.0]);
+    assert_eq!(load(ShardSpec::unsharded(&[3, 4]))?, (0..12).map(|i| i as f32).collect::<Vec<_>>());
+    assert_eq!(load(ShardSpec::new(&[3, 4], &[&[(1, 2)], &[(1, 2)]])?)?, [5.0, 6.0, 9.0, 10.0]);
 
     for (what, broken) in [
         ("\"offset\":[0,2]", "\"offset\":[0,1]"),   // overlaps

@@ -2,7 +2,7 @@
 
 use ferrotron_nn::{MASTER, Optimizer, Param};
 use ferrotron_parallel::collective::Group;
-use ferrotron_tensor::{DType, Error, Place, Result};
+use ferrotron_tensor::{DType, Error, Result, ShardSpec};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeSet;
@@ -222,7 +222,7 @@ impl Checkpoint {
                 format!("{self} holds weights, but no optimizer state to go on from"),
             ));
         }
-        let find = |name: &str, moment: &str, place: &Place, dtype| match moment {
+        let find = |name: &str, moment: &str, place: &ShardSpec, dtype| match moment {
             // Weights of a run in f32 are as good as master weights.
             MASTER => self.find_weight(name, place, dtype),
             _ => self.find(&moment_name(moment, name), place, dtype),
@@ -239,7 +239,7 @@ impl Checkpoint {
     }
 
     /// The record of a weight: where more than 16 bits are wanted, of the master weight if there is one.
-    fn find_weight(&self, name: &str, place: &Place, dtype: DType) -> Result<&TensorRecord> {
+    fn find_weight(&self, name: &str, place: &ShardSpec, dtype: DType) -> Result<&TensorRecord> {
         let master = moment_name(MASTER, name);
         let wide = matches!(dtype, DType::F32 | DType::F64);
         let name = if wide && self.index.tensors.contains_key(&master) { &master } else { name };
@@ -248,7 +248,7 @@ impl Checkpoint {
 
     /// The record of a tensor that is wanted with these global dims, in a type that it can be read in: f32,
     /// bf16 and f16 are rounded or widened to one another.
-    fn find(&self, name: &str, place: &Place, dtype: DType) -> Result<&TensorRecord> {
+    fn find(&self, name: &str, place: &ShardSpec, dtype: DType) -> Result<&TensorRecord> {
         let Some(record) = self.index.tensors.get(name) else {
             let names =
                 self.index.tensors.keys().filter(|other| is_moment(other) == is_moment(name));

@@ -14,7 +14,7 @@
 //! hold, the first one. They need one file system that all of them see.
 //!
 //! `index.json` says for each global tensor which boxes of it lie in which file under which name. Who
-//! loads asks for the [`Place`](ferrotron_tensor::Place)s that it holds, so what was saved in one layout
+//! loads asks for the [`ShardSpec`](ferrotron_tensor::ShardSpec)s that it holds, so what was saved in one layout
 //! loads in any other. Names and dims are those of the whole model: nothing is padded, whatever divides it.
 //!
 //! A checkpoint is written under a temporary name, file by file to the disk, then renamed, then named in

@@ -1,6 +1,6 @@
 //! Reading parts of tensors out of the files that hold their pieces.
 
-use ferrotron_tensor::{Error, Place, Result, Tensor};
+use ferrotron_tensor::{Error, Result, ShardSpec, Tensor};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -47,7 +47,7 @@ impl<'a> Reader<'a> {
     pub fn read(
         &mut self,
         record: &'a TensorRecord,
-        place: &Place,
+        place: &ShardSpec,
         target: &mut Tensor,
     ) -> Result<()> {
         if record.dtype()? == target.dtype() {
@@ -55,11 +55,16 @@ impl<'a> Reader<'a> {
         }
         let mut stored = Tensor::empty(target.device(), record.dtype()?, target.dims())?;
         self.fill(record, place, &mut stored)?;
-        target.write(&stored.cast(target.dtype())?)
+        target.copy_from(&stored.cast(target.dtype())?)
     }
 
     /// Writes what lies at `place` to `target`, a contiguous tensor of its local dims and the stored type.
-    fn fill(&mut self, record: &'a TensorRecord, place: &Place, target: &mut Tensor) -> Result<()> {
+    fn fill(
+        &mut self,
+        record: &'a TensorRecord,
+        place: &ShardSpec,
+        target: &mut Tensor,
+    ) -> Result<()> {
         let size = target.dtype().size();
         let dims = target.dims().to_vec();
         target.write_bytes(|bytes| self.fill_bytes(record, place, (size, &dims), bytes))
@@ -69,7 +74,7 @@ impl<'a> Reader<'a> {
     fn fill_bytes(
         &mut self,
         record: &'a TensorRecord,
-        place: &Place,
+        place: &ShardSpec,
         (size, dims): (usize, &[usize]),
         target: &mut [u8],
     ) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use ferrotron_nn::{AxisSet, Optimizer, Param};
 use ferrotron_parallel::collective::Group;
-use ferrotron_tensor::{Error, Place, Result, Tensor};
+use ferrotron_tensor::{Error, Result, ShardSpec, Tensor};
 use serde_json::json;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ pub struct Held {
     /// The global name.
     pub name: String,
     /// Which part of the global tensor it is.
-    pub place: Place,
+    pub place: ShardSpec,
     /// Its value.
     pub tensor: Tensor,
 }
@@ -120,14 +120,14 @@ impl Moments {
 /// use ferrotron_models::gpt::GptConfig;
 /// use ferrotron_nn::{Decay, Init, Scope};
 /// use ferrotron_parallel::collective::{WorldConfig, run_threads};
-/// use ferrotron_tensor::{DType, Device, Place, Tensor};
+/// use ferrotron_tensor::{DType, Device, ShardSpec, Tensor};
 ///
 /// # let folder = tempfile::tempdir().unwrap();
 /// # let runs = folder.path();
 /// let saved = run_threads(2, &WorldConfig::default(), |world| {
 ///     let group = world.group("world", &[0, 1])?;
 ///     let rows = Tensor::full(&Device::cpu(1)?, DType::F32, &[2, 3], group.rank() as f64)?;
-///     let place = Place::new(&[4, 3], &[&[(2 * group.rank(), 2)], &[(0, 3)]])?;
+///     let place = ShardSpec::new(&[4, 3], &[&[(2 * group.rank(), 2)], &[(0, 3)]])?;
 ///     save(runs, &group, Snapshot {
 ///         weights: vec![Held { name: "w".into(), place, tensor: rows }],
 ///         moments: None,
@@ -140,7 +140,7 @@ impl Moments {
 /// saved.into_iter().collect::<ferrotron_tensor::Result<Vec<_>>>()?;
 ///
 /// // Whoever loads may hold the columns instead.
-/// let column = Place::new(&[4, 3], &[&[(0, 4)], &[(1, 1)]])?;
+/// let column = ShardSpec::new(&[4, 3], &[&[(0, 4)], &[(1, 1)]])?;
 /// let scope = Scope::new(&Device::cpu(1)?, DType::F32, 0);
 /// let param = scope.param_at("w", column, Init::Zeros, Decay::Yes);
 /// Checkpoint::open(runs)?.load_params(std::slice::from_ref(&param))?;

@@ -1,6 +1,6 @@
 //! Boxes of global tensors: which part of one lies where in another.
 
-use ferrotron_tensor::Place;
+use ferrotron_tensor::ShardSpec;
 use serde::{Deserialize, Serialize};
 
 /// A box of a global tensor.
@@ -72,7 +72,7 @@ pub(super) fn is_tiled<'a>(dims: &[usize], boxes: impl Iterator<Item = &'a Slice
 }
 
 /// The boxes that a place consists of, each with its offset in the local tensor.
-pub(super) fn boxes(place: &Place) -> Vec<(Slice, Vec<usize>)> {
+pub(super) fn boxes(place: &ShardSpec) -> Vec<(Slice, Vec<usize>)> {
     let mut all = vec![(Slice { offset: vec![], shape: vec![] }, vec![])];
     for d in 0..place.dims().len() {
         all = all
@@ -145,11 +145,11 @@ mod tests {
 
     #[test]
     fn a_place_is_cut_into_boxes_in_local_order() {
-        let place = Place::new(&[8, 6], &[&[(4, 2)], &[(0, 2), (4, 2)]]).unwrap();
+        let place = ShardSpec::new(&[8, 6], &[&[(4, 2)], &[(0, 2), (4, 2)]]).unwrap();
         let slice = |offset: [usize; 2]| Slice { offset: offset.to_vec(), shape: vec![2, 2] };
         assert_eq!(boxes(&place), [(slice([4, 0]), vec![0, 0]), (slice([4, 4]), vec![0, 2])]);
         let scalar = Slice { offset: vec![], shape: vec![] };
-        assert_eq!(boxes(&Place::whole(&[])), [(scalar, vec![])]);
+        assert_eq!(boxes(&ShardSpec::unsharded(&[])), [(scalar, vec![])]);
     }
 
     /// The same by looking at every pair of boxes.

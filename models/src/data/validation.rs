@@ -12,7 +12,7 @@ use ferrotron_tensor::{Error, Result};
 /// let source = TokenSource::from_tokens((0..100).collect(), 100)?;
 /// let validation = Validation::new(source, 8)?;
 /// assert_eq!((validation.samples(), validation.predicted()), (13, 99));
-/// assert_eq!(validation.batch(12, 4)?.counted(), 3); // the rest of the last window, and rows beyond it
+/// assert_eq!(validation.batch(12, 4)?.num_valid_tokens(), 3); // the rest of the last window, and rows beyond it
 /// assert_eq!(validation.first(2)?.predicted(), 16);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```

@@ -144,8 +144,8 @@ fn fill(folder: &Path, gpt: &Gpt) -> std::result::Result<(), Fault> {
         let write = |target: &mut Tensor| {
             let value = value.cast(target.dtype())?;
             match orientation {
-                Orientation::Same => target.write(&value),
-                Orientation::Transposed => target.write(&value.transpose(0, 1)?),
+                Orientation::Same => target.copy_from(&value),
+                Orientation::Transposed => target.copy_from(&value.transpose(0, 1)?),
             }
         };
         param.leaf().write_value(write).map_err(|error| error.to_string())?;

@@ -68,11 +68,11 @@ impl Trainer {
                 if graph.under_way.len() == AHEAD
                     && let Some(oldest) = graph.under_way.pop_front()
                 {
-                    oldest.synchronize().map_err(Error::of_gpu)?;
+                    oldest.synchronize().map_err(Error::from_gpu)?;
                 }
                 captured.replay(step)?;
                 if let Some(gpu) = self.scope.device().gpu() {
-                    let done = gpu.compute().record().map_err(Error::of_gpu)?;
+                    let done = gpu.compute().record().map_err(Error::from_gpu)?;
                     graph.under_way.push_back(done);
                 }
                 self.optimizer.count_step(self.data_parallel.buffers());

@@ -1,7 +1,7 @@
 //! Step reports, read back from the device. On a GPU the host reads the results of many steps at once, on request.
 
 use ferrotron_parallel::collective::Group;
-use ferrotron_tensor::ops::outcome::Outcomes;
+use ferrotron_tensor::ops::outcome::StepMetricsLog;
 use ferrotron_tensor::{Device, Result};
 use std::time::Instant;
 
@@ -34,7 +34,7 @@ const KEPT: usize = 1024;
 /// The steps whose reports were not returned yet.
 pub(super) struct Reports {
     /// The results, in device memory.
-    pub outcomes: Outcomes,
+    pub outcomes: StepMetricsLog,
     /// Steps whose results were not read.
     unread: Vec<Given>,
     /// Reports that were read.
@@ -65,7 +65,11 @@ impl Reports {
     /// Creates an empty log. On a CPU the results of each step are read immediately.
     pub fn new(device: &Device) -> Result<Reports> {
         let kept = if device.is_gpu() { KEPT } else { 1 };
-        Ok(Reports { outcomes: Outcomes::new(device, kept)?, unread: Vec::new(), read: Vec::new() })
+        Ok(Reports {
+            outcomes: StepMetricsLog::new(device, kept)?,
+            unread: Vec::new(),
+            read: Vec::new(),
+        })
     }
 
     /// Adds a step that was enqueued.

@@ -3,7 +3,7 @@
 use ferrotron_nn::{Axis, Context, Mode, StepConfig};
 use ferrotron_parallel::collective::Reduction;
 use ferrotron_parallel::pipeline::{PipelineConfig, Schedule, execute};
-use ferrotron_tensor::ops::outcome::{OutcomeConfig, Overflow, StepSums, outcome};
+use ferrotron_tensor::ops::outcome::{CheckStepConfig, OverflowPolicy, StepSums, check_step};
 use ferrotron_tensor::{Error, Result};
 use std::time::Instant;
 use tracing::trace_span;
@@ -112,7 +112,7 @@ impl Trainer {
         let given = Given { lr, loss_scale, tokens, started, before, updates };
         self.set_numbers()?;
         // A graph contains the whole step, so the host does not read the results before the update.
-        let whole = self.config.execution == Execution::CudaGraph && !self.scope.device().is_dry();
+        let whole = self.config.execution == Execution::CudaGraph && !self.scope.device().is_fake();
         if whole {
             self.take_as_graph(&prepared)?;
         } else {
@@ -202,13 +202,17 @@ impl Trainer {
             false => None,
         };
         let sums = StepSums { loss, sq_norm, others: others.as_ref() };
-        let config = OutcomeConfig {
+        let config = CheckStepConfig {
             tokens: *tokens,
             loss_scale: *loss_scale,
             max_norm: self.config.clip_grad,
-            overflow: if self.loss_scaler.skips() { Overflow::Skips } else { Overflow::Stops },
+            overflow: if self.loss_scaler.skips() {
+                OverflowPolicy::SkipStep
+            } else {
+                OverflowPolicy::Stop
+            },
         };
-        outcome(&mut self.step, &mut self.reports.outcomes, &config, &sums)
+        check_step(&mut self.step, &mut self.reports.outcomes, &config, &sums)
     }
 
     /// Enqueues the update.

@@ -92,7 +92,7 @@ fn other_work_comes_between_replays() -> Result<()> {
         return Ok(());
     };
     let [_, _, case] = Case::all();
-    // Four steps of 4 samples, then those with fewer counted tokens.
+    // Four steps of 4 samples, then those with fewer valid tokens.
     let samples = Masked { since: 16 };
     let run = |execution: Execution| -> Result<_> {
         let device = Device::cuda(&gpu)?;

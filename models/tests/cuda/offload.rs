@@ -128,7 +128,7 @@ fn what_waits_in_host_memory_of_a_gpu_changes_no_bit() -> Result<()> {
             let found = run.train(&device)?;
             assert!(found.bits == want.bits, "other bits: {run:?}");
             assert!(found.host.peak > 0);
-            let kept = found.device.peak_of(Category::Optimizer);
+            let kept = found.device.peak_bytes(Category::Optimizer);
             assert_eq!(kept == 0, states == MemoryKind::Host, "{run:?}");
         }
     }
@@ -143,7 +143,7 @@ fn the_peak_of_a_gpu_falls_by_what_is_offloaded() -> Result<()> {
     let Some(gpu) = ferrotron_cuda_stand_in::gpu(name) else { return Ok(()) };
     let plain = Run { layers: 12, ..PLAIN };
     let all = plain.train(&Device::cuda(&gpu)?)?.device;
-    let saved = |stats: &MemoryStats| stats.peak_of(Category::Saved);
+    let saved = |stats: &MemoryStats| stats.peak_bytes(Category::Saved);
     for offloaded_layers in [10, 12] {
         let run = Run { offloaded_layers, ..plain };
         let Found { device, host, .. } = run.train(&Device::cuda(&gpu)?)?;

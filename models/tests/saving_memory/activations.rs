@@ -204,7 +204,7 @@ fn offloaded_activations_change_nothing() {
                 let mut waited = 0;
                 for (found, want) in found.iter().zip(&want) {
                     assert!(found.bits == want.bits, "other bits: {what}");
-                    waited += found.memory[1].peak_of(Category::Saved);
+                    waited += found.memory[1].peak_bytes(Category::Saved);
                 }
                 assert!(waited > 0, "{what}"); // but what a pipeline stage has received stays
             }
@@ -237,8 +237,8 @@ fn the_peak_falls_by_what_is_offloaded() {
         let found = case.train(ParallelConfig { saved_activations, ..plain });
         for (rank, (found, want)) in found.iter().zip(&want).enumerate() {
             let ([device, host], [all, _]) = (found.memory, want.memory);
-            let offloaded = host.peak_of(Category::Saved);
-            let saved = all.peak_of(Category::Saved) - device.peak_of(Category::Saved);
+            let offloaded = host.peak_bytes(Category::Saved);
+            let saved = all.peak_bytes(Category::Saved) - device.peak_bytes(Category::Saved);
             let pool = match case.schedule {
                 ScheduleKind::ZbH1 => saved,
                 _ => all.peak - device.peak,

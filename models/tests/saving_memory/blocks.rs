@@ -10,7 +10,7 @@ use ferrotron_nn::{Context, Mode, Module, Scope};
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::ops::random;
-use ferrotron_tensor::{Category, DType, Device, MemoryKind, Place, RandomKey, Result};
+use ferrotron_tensor::{Category, DType, Device, MemoryKind, RandomKey, Result, ShardSpec};
 
 use crate::training::{BATCH, SEQ_LENGTH};
 
@@ -85,7 +85,7 @@ pub fn pass(
         .with_recompute(recompute)
         .with_saved_activations(saved, offloader.clone());
     let ctx = mesh.context(Context::new(3, 1, Mode::Train, BATCH, SEQ_LENGTH))?;
-    let place = Place::whole(&[BATCH, ctx.residual.len(), model.hidden_size]);
+    let place = ShardSpec::unsharded(&[BATCH, ctx.residual.len(), model.hidden_size]);
     let draw =
         |what: &str| random::normal(&device, dtype, &place, &RandomKey::new(1, 0, what), 0.0, 1.0);
     let (x, dy) = (Leaf::new("x", draw("x")?), draw("dy")?);
@@ -94,11 +94,11 @@ pub fn pass(
     device.reset_memory_peaks();
     let y = gpt.run_blocks(&ctx, x.var()?.mul_scalar(1.0)?)?;
     offloader.map_or(Ok(()), |offloader| offloader.wait())?;
-    let in_pool = |kind| device.memory_of(kind).of(Category::Saved);
+    let in_pool = |kind| device.memory_of(kind).bytes(Category::Saved);
     let kept = [y.saved_bytes(), in_pool(MemoryKind::Device), in_pool(MemoryKind::Host)];
     let mut values = vec![y.value().to_f64()?];
     backward(&[(&y, dy)], WeightGrads::Now)?.run()?;
-    let peak = device.memory().peak_of(Category::Saved);
+    let peak = device.memory().peak_bytes(Category::Saved);
     for leaf in [&x].into_iter().chain(gpt.params().iter().map(|param| param.leaf())) {
         values.push(leaf.gradient()?.expect("a gradient").to_f64()?);
     }

@@ -16,10 +16,10 @@ fn optimizer_states_wait_in_host_memory() {
         for (found, want) in found.iter().zip(&want) {
             assert!(found.bits == want.bits, "other bits: {case:?}");
             let ([device, host], [all, none]) = (found.memory, want.memory);
-            let offloaded = host.of(Category::Optimizer);
+            let offloaded = host.bytes(Category::Optimizer);
             assert!(offloaded > 0 && none.peak == 0, "{case:?}");
-            assert_eq!(offloaded, all.of(Category::Optimizer), "{case:?}");
-            assert_eq!(device.peak_of(Category::Optimizer), 0, "{case:?}");
+            assert_eq!(offloaded, all.bytes(Category::Optimizer), "{case:?}");
+            assert_eq!(device.peak_bytes(Category::Optimizer), 0, "{case:?}");
             let fell = all.peak - device.peak;
             assert!(fell * 100 >= 95 * offloaded, "{fell} of {offloaded} bytes: {case:?}");
         }

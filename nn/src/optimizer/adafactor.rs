@@ -3,10 +3,12 @@
 //! If tensors are sharded over ranks, a step has two all-reduces: of sums of squared gradients and weights, and of
 //! sums of squared updates.
 
-use ferrotron_tensor::ops::adafactor::{Decay, SquareSums, square_sums, update_sq_norm};
+use ferrotron_tensor::ops::adafactor::{
+    SecondMomentDecay, SquareSums, square_sums, update_sq_norm,
+};
 use ferrotron_tensor::ops::concat::concat;
 use ferrotron_tensor::ops::sq_norm::add_sq_norm;
-use ferrotron_tensor::ops::step::Step;
+use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 use std::ops::Range;
 
@@ -71,7 +73,7 @@ impl Sums {
 /// Updates the mean squares of all groups. Returns the sums that the step needs, per block of each group.
 pub(super) fn prepare(
     config: &AdafactorConfig,
-    (step, device): (&Step, &Device),
+    (step, device): (&DeviceStepParams, &Device),
     groups: &[ParamGroup],
     states: &mut [State],
     sum: &mut SumParts,
@@ -83,12 +85,12 @@ pub(super) fn prepare(
     }
     add_up(&mut all, PartSum::Squares, sum)?;
 
-    let decay = Decay { rate: config.decay_rate, eps1: config.eps1 };
+    let decay = SecondMomentDecay { rate: config.decay_rate, eps1: config.eps1 };
     for ((group, state), sums) in groups.iter().zip(&mut *states).zip(&mut all) {
         let means = state.mean_squares.as_mut().expect("`new` made them");
         group.with_owned(|_, (gradients, range)| {
             for_blocks(sums, range, |index, sums, range| {
-                let grads = gradients.elements(range)?;
+                let grads = gradients.slice(range)?;
                 means.update(index, (&sums.rows, &sums.columns), &grads, (&decay, step))?;
                 sums.total.update = update_sq_norm(step, &grads, &means.factors(index)?)?;
                 Ok(())
@@ -152,12 +154,12 @@ fn add_squares(group: &ParamGroup, state: &State, all: &mut [Sums]) -> Result<()
         for_blocks(all, range, |_, sums, range| {
             if let Some(sum) = &mut sums.total.weights {
                 let start = weight_start + range.start - first;
-                add_sq_norm(sum, &weights.elements(start..start + range.len())?)?;
+                add_sq_norm(sum, &weights.slice(start..start + range.len())?)?;
             }
             if sums.block.is_vector() {
                 return Ok(());
             }
-            let grads = gradients.elements(range)?;
+            let grads = gradients.slice(range)?;
             square_sums(&sums.block.shape(), &grads, &mut sums.rows, &mut sums.columns)
         })
     })

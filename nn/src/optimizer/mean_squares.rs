@@ -4,11 +4,11 @@
 //! Queries, keys and values are three independent tensors here, although they are stored as one parameter.
 
 use ferrotron_tensor::ops::adafactor::{
-    Decay, Factors, Matrices, MeanOf, matrix_factors, update_mean_squares, update_means,
-    vector_factors,
+    MatrixBatch, NormalizeBy, RowColFactors, SecondMomentDecay, matrix_factors,
+    update_mean_squares, update_means, vector_factors,
 };
-use ferrotron_tensor::ops::step::Step;
-use ferrotron_tensor::{Error, Flat, Place, Result, Tensor};
+use ferrotron_tensor::ops::step::DeviceStepParams;
+use ferrotron_tensor::{Error, FlatBuffer, Result, ShardSpec, Tensor};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -64,7 +64,7 @@ impl Block {
         }
         let mut start = 0;
         let block = |(number, &len): (usize, &usize)| {
-            let place = place.within(0, start..start + len);
+            let place = place.intersect_dim(0, start..start + len);
             start += len;
             let whole = [&[len], &whole[1..]].concat();
             Block { piece: piece(place), number: (number, param.blocks().len()), whole }
@@ -78,8 +78,8 @@ impl Block {
     }
 
     /// The local matrices of the block.
-    pub fn shape(&self) -> Matrices {
-        Matrices::of(self.dims())
+    pub fn shape(&self) -> MatrixBatch {
+        MatrixBatch::from_dims(self.dims())
     }
 
     /// Returns whether the block has fewer than two dims.
@@ -129,7 +129,7 @@ impl Block {
             return Ok(columns);
         }
         let (width, pieces) = (columns.place.global_dims()[0], columns.place.pieces(0));
-        let place = Place::new(&[count, width], &[&[(number, 1)], pieces])?;
+        let place = ShardSpec::new(&[count, width], &[&[(number, 1)], pieces])?;
         Ok(Piece { place, ..columns })
     }
 
@@ -138,7 +138,7 @@ impl Block {
         let Piece { param, place, replicated } = &self.piece;
         let cut = (0..self.whole.len()).any(|other| other != dim && self.is_cut(other));
         let replicated = if cut { *replicated } else { replicated.with(Axis::Tensor) };
-        Piece { param: param.clone(), place: place.without(dim), replicated }
+        Piece { param: param.clone(), place: place.drop_dim(dim), replicated }
     }
 }
 
@@ -177,17 +177,17 @@ impl MeanSquares {
     }
 
     /// The factors that multiply the gradient of a block.
-    pub fn factors(&self, index: usize) -> Result<Factors> {
+    pub fn factors(&self, index: usize) -> Result<RowColFactors> {
         let (block, range) = (&self.blocks[index], self.ranges[index]);
         let [rows, columns, full] = self.moments.each_ref().map(|moment| &moment.flat);
         if block.is_vector() {
-            return vector_factors(&full.elements(span(full, range))?);
+            return vector_factors(&full.slice(span(full, range))?);
         }
-        let rows = rows.elements(span(rows, range))?;
-        let columns = columns.elements(span(columns, range))?;
+        let rows = rows.slice(span(rows, range))?;
+        let columns = columns.slice(span(columns, range))?;
         let mean_of = match block.goes_on() {
-            (_, false) => MeanOf::Rows,
-            (_, true) => MeanOf::Columns,
+            (_, false) => NormalizeBy::Rows,
+            (_, true) => NormalizeBy::Columns,
         };
         matrix_factors(&block.shape(), &rows, &columns, mean_of)
     }
@@ -199,18 +199,18 @@ impl MeanSquares {
         index: usize,
         (row_sums, column_sums): (&Tensor, &Tensor),
         grads: &Tensor,
-        (decay, step): (&Decay, &Step),
+        (decay, step): (&SecondMomentDecay, &DeviceStepParams),
     ) -> Result<()> {
         let (block, range) = (&self.blocks[index], self.ranges[index]);
         let [rows, columns, full] = self.moments.each_mut().map(|moment| &mut moment.flat);
         if block.is_vector() {
-            return full.update_elements(span(full, range), |means| {
+            return full.with_slice_mut(span(full, range), |means| {
                 update_mean_squares(decay, step, means, grads)
             });
         }
         let (height, width) = block.sides();
         for (flat, sums, count) in [(rows, row_sums, width), (columns, column_sums, height)] {
-            flat.update_elements(span(flat, range), |means| {
+            flat.with_slice_mut(span(flat, range), |means| {
                 update_means(decay, step, means, sums, count)
             })?;
         }
@@ -219,7 +219,7 @@ impl MeanSquares {
 }
 
 /// The elements of a range of the flat buffer.
-fn span(flat: &Flat, range: usize) -> Range<usize> {
-    let (start, len) = flat.span(range);
+fn span(flat: &FlatBuffer, range: usize) -> Range<usize> {
+    let (start, len) = flat.range(range);
     start..start + len
 }

@@ -10,8 +10,10 @@ pub use adafactor::{PartSum, SumParts};
 pub use config::{AdafactorConfig, OptimizerConfig, StepSize};
 
 use ferrotron_tensor::ops::round::widen;
-use ferrotron_tensor::ops::step::{Step, StepNumbers};
-use ferrotron_tensor::{Category, DType, Device, Error, Flat, MemoryKind, Place, Result, Tensor};
+use ferrotron_tensor::ops::step::{DeviceStepParams, StepParams};
+use ferrotron_tensor::{
+    Category, DType, Device, Error, FlatBuffer, MemoryKind, Result, ShardSpec, Tensor,
+};
 use std::ops::Range;
 
 use self::mean_squares::{Block, MeanSquares};
@@ -88,7 +90,7 @@ struct State {
 #[derive(Debug, Clone)]
 struct Piece {
     param: String,
-    place: Place,
+    place: ShardSpec,
     /// The axes along which all ranks hold the same values.
     replicated: AxisSet,
 }
@@ -104,7 +106,7 @@ struct Moment {
     name: &'static str,
     /// The shard that each range of the flat buffer holds.
     pieces: Vec<Piece>,
-    flat: Flat,
+    flat: FlatBuffer,
 }
 
 /// Name of the master weights in checkpoints.
@@ -123,7 +125,7 @@ impl Moment {
         let Store { kind, device, dtype } = store;
         let dims = |piece: &Piece| (piece.param.clone(), piece.place.dims().to_vec());
         let parts: Vec<_> = pieces.iter().map(dims).collect();
-        let flat = Flat::new_in(*kind, device, *dtype, Category::Optimizer, &parts)?;
+        let flat = FlatBuffer::new_in(*kind, device, *dtype, Category::Optimizer, &parts)?;
         Ok(Moment { name, pieces, flat })
     }
 }
@@ -190,8 +192,8 @@ impl Optimizer {
             let has_master = weights.dtype() != dtype && update.weights == WeightUpdate::MasterCopy;
             let mut master = has_master.then(|| moment(&MASTER)).transpose()?;
             if let Some(master) = &mut master {
-                let weights = weights.elements(range)?;
-                master.flat.update_elements(.., |master| widen(master, &weights))?;
+                let weights = weights.slice(range)?;
+                master.flat.with_slice_mut(.., |master| widen(master, &weights))?;
             }
             Ok(State { pieces: pieces.clone(), moments, mean_squares, master })
         })
@@ -205,7 +207,7 @@ impl Optimizer {
     /// parameters are sharded over ranks: see [`Optimizer::step_with`].
     pub fn step(&mut self, buffers: &ParamBuffers, step: &StepConfig) -> Result<()> {
         let Some(param) = buffers.params().next() else { return Ok(()) };
-        let step = Step::new(param.leaf().device(), &self.numbers(step))?;
+        let step = DeviceStepParams::new(param.leaf().device(), &self.numbers(step))?;
         self.step_with(buffers, &step, &mut |_, _| {
             let message = "parameters are cut between ranks, whose sums have to be added up";
             Err(Error::config("optimizer", message))
@@ -213,10 +215,10 @@ impl Optimizer {
     }
 
     /// The parameters of the next step.
-    pub fn numbers(&self, step: &StepConfig) -> StepNumbers {
+    pub fn numbers(&self, step: &StepConfig) -> StepParams {
         let update = self.step + 1;
         let lr = self.config.learning_rate(step.lr, update);
-        StepNumbers { update, lr, grad_scale: step.grad_scale }
+        StepParams { update, lr, grad_scale: step.grad_scale }
     }
 
     /// Like [`Optimizer::step`], with the next step's [parameters](Optimizer::numbers) in device memory, on a rank
@@ -227,7 +229,7 @@ impl Optimizer {
     pub fn step_with(
         &mut self,
         buffers: &ParamBuffers,
-        step: &Step,
+        step: &DeviceStepParams,
         sum: &mut SumParts,
     ) -> Result<()> {
         self.check_writable(buffers)?;
@@ -283,7 +285,7 @@ impl Optimizer {
         for (group, state) in buffers.groups().iter().zip(&mut self.groups) {
             group.with_owned(|(weights, _), _| {
                 let flats = state.all_mut().map(|moment| &mut moment.flat);
-                [weights].into_iter().chain(flats).try_for_each(Flat::check_writable)
+                [weights].into_iter().chain(flats).try_for_each(FlatBuffer::check_writable)
             })?;
         }
         Ok(())
@@ -303,7 +305,7 @@ impl Optimizer {
     /// shard of the global tensor, and value.
     pub fn visit(
         &self,
-        f: impl FnMut(&str, &'static str, &Place, Tensor) -> Result<()>,
+        f: impl FnMut(&str, &'static str, &ShardSpec, Tensor) -> Result<()>,
     ) -> Result<()> {
         self.visit_where(|_| true, f)
     }
@@ -313,7 +315,7 @@ impl Optimizer {
     pub fn visit_where(
         &self,
         is_wanted: impl Fn(AxisSet) -> bool,
-        mut f: impl FnMut(&str, &'static str, &Place, Tensor) -> Result<()>,
+        mut f: impl FnMut(&str, &'static str, &ShardSpec, Tensor) -> Result<()>,
     ) -> Result<()> {
         for moment in self.groups.iter().flat_map(State::all) {
             for (range, piece) in moment.pieces.iter().enumerate() {
@@ -328,11 +330,11 @@ impl Optimizer {
     /// Like [`Optimizer::visit`], with the value to overwrite.
     pub fn visit_mut(
         &mut self,
-        mut f: impl FnMut(&str, &'static str, &Place, &mut Tensor) -> Result<()>,
+        mut f: impl FnMut(&str, &'static str, &ShardSpec, &mut Tensor) -> Result<()>,
     ) -> Result<()> {
         for Moment { name, pieces, flat } in self.groups.iter_mut().flat_map(State::all_mut) {
             for (range, piece) in pieces.iter().enumerate() {
-                flat.update(range, |tensor| f(&piece.param, name, &piece.place, tensor))?;
+                flat.with_mut(range, |tensor| f(&piece.param, name, &piece.place, tensor))?;
             }
         }
         Ok(())

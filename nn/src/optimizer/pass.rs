@@ -1,11 +1,11 @@
 //! One optimizer step over the elements of a group: update, then rounding to 16 bits.
 
-use ferrotron_tensor::ops::adafactor::{Adafactor, Factors, SquareSums, adafactor};
+use ferrotron_tensor::ops::adafactor::{Adafactor, RowColFactors, SquareSums, adafactor};
 use ferrotron_tensor::ops::adamw::{AdamW, adamw};
 use ferrotron_tensor::ops::round::{Stochastic, round, widen};
 use ferrotron_tensor::ops::sgd::{Sgd, sgd};
-use ferrotron_tensor::ops::step::Step;
-use ferrotron_tensor::{Device, Flat, MemoryKind, RandomKey, Result, Tensor};
+use ferrotron_tensor::ops::step::DeviceStepParams;
+use ferrotron_tensor::{Device, FlatBuffer, MemoryKind, RandomKey, Result, Tensor};
 use std::ops::Range;
 
 use super::{OptimizerConfig, Piece, Rounding, State};
@@ -25,7 +25,7 @@ pub(super) struct Pass<'a> {
     pub config: OptimizerConfig,
     pub rounding: Rounding,
     pub states: MemoryKind,
-    pub step: &'a Step,
+    pub step: &'a DeviceStepParams,
     /// Number of the step, from 1.
     pub count: u64,
     pub decay: Decay,
@@ -34,7 +34,7 @@ pub(super) struct Pass<'a> {
 }
 
 /// Adafactor's sums and factors of one piece.
-type Factored<'a> = (&'a SquareSums, Factors);
+type Factored<'a> = (&'a SquareSums, RowColFactors);
 
 /// A range of elements: gradients, moments and factors.
 struct Elements<'a, 'k> {
@@ -48,8 +48,8 @@ impl Pass<'_> {
     pub fn group(
         &self,
         state: &mut State,
-        (weights, owned): (&mut Flat, Range<usize>),
-        (gradients, owned_gradients): (&Flat, Range<usize>),
+        (weights, owned): (&mut FlatBuffer, Range<usize>),
+        (gradients, owned_gradients): (&FlatBuffer, Range<usize>),
     ) -> Result<()> {
         let dtype = weights.dtype();
         let rounds = dtype != dtype.accumulator() && self.rounding != Rounding::Nearest;
@@ -60,17 +60,17 @@ impl Pass<'_> {
         let State { pieces, moments, mean_squares, master } = state;
         let n_moments = moments.len();
         let kept = moments.iter_mut().chain(master).map(|moment| &mut moment.flat);
-        Flat::update_runs(&mut kept.collect::<Vec<_>>(), &runs, |index, kept| {
+        FlatBuffer::for_each_chunk_mut(&mut kept.collect::<Vec<_>>(), &runs, |index, kept| {
             let range = &runs[index];
             let factored = match mean_squares {
                 Some(means) => Some((&self.adafactor[index], means.factors(index)?)),
                 None => None,
             };
-            let gradients = gradients.elements(behind(range, owned_gradients.start))?;
+            let gradients = gradients.slice(behind(range, owned_gradients.start))?;
             let (moments, master) = kept.split_at_mut(n_moments);
             let elements = Elements { gradients, moments, factored };
             let piece = pieces.get(index).filter(|_| whole_pieces);
-            weights.update_elements(behind(range, owned.start), |weights| match master {
+            weights.with_slice_mut(behind(range, owned.start), |weights| match master {
                 _ if in_place => self.rule(weights, elements, None),
                 [master, ..] => self.exact(master, weights, elements, piece),
                 [] => {

@@ -5,7 +5,7 @@ use ferrotron_nn::{
     MASTER, Mlp, MlpConfig, Module, Optimizer, OptimizerConfig, Param, ParamBuffers, Scope,
     ShardUnit, Sharding, StepConfig, StepSize,
 };
-use ferrotron_tensor::{Category, DType, Device, ErrorKind, Place, Result};
+use ferrotron_tensor::{Category, DType, Device, ErrorKind, Result, ShardSpec};
 
 use crate::adafactor_reference::Reference;
 use crate::gradients::{give_gradients, values};
@@ -182,7 +182,7 @@ fn the_state_of_a_block_of_gpt_2_is_next_to_nothing() -> Result<()> {
     let bytes = |beta1| -> Result<f64> {
         let config = AdafactorConfig { beta1, ..AdafactorConfig::default() };
         let optimizer = Optimizer::new(OptimizerConfig::Adafactor(config), &buffers)?;
-        let bytes = device.memory().of(Category::Optimizer) as f64 / buffers.numel() as f64;
+        let bytes = device.memory().bytes(Category::Optimizer) as f64 / buffers.numel() as f64;
         drop(optimizer);
         Ok(bytes)
     };
@@ -210,7 +210,7 @@ fn it_keeps_rows_and_columns() -> Result<()> {
         let numel = 300 * 200 + 200;
         let copies = usize::from(beta1 > 0.0) + usize::from(dtype == DType::BF16);
         let numbers = (300 + 3 * 200) + 200 + copies * numel;
-        assert_eq!(device.memory().of(Category::Optimizer), numbers * per_number);
+        assert_eq!(device.memory().bytes(Category::Optimizer), numbers * per_number);
         let mut names = Vec::new();
         optimizer.visit(|name, moment, place, _| {
             names.push(format!("{moment}.{name} {:?}", place.dims()));
@@ -275,7 +275,7 @@ fn what_it_cannot_see_whole_is_refused() -> Result<()> {
     let whole = BufferConfig { shard_unit: ShardUnit::Parameters, ..sharded };
     Optimizer::new(config, &ParamBuffers::with_config(&params, &whole)?)?;
 
-    let rows = Place::new(&[6, 4], &[&[(0, 3)], &[(0, 4)]])?;
+    let rows = ShardSpec::new(&[6, 4], &[&[(0, 3)], &[(0, 4)]])?;
     let scope = Scope::new(&device, DType::F32, 1);
     let part = [scope.param_at("rows", rows, Init::Ones, Decay::Yes)];
     let buffers = ParamBuffers::new(&part)?;

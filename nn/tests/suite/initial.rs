@@ -1,7 +1,7 @@
 //! Initial values: slices of one global tensor, with the right spread.
 
 use ferrotron_nn::{Decay, Init, Scope};
-use ferrotron_tensor::{DType, Device, Place, Result};
+use ferrotron_tensor::{DType, Device, Result, ShardSpec};
 
 #[test]
 fn a_part_starts_as_a_slice_of_the_whole() -> Result<()> {
@@ -10,7 +10,7 @@ fn a_part_starts_as_a_slice_of_the_whole() -> Result<()> {
     let columns = [(0, 2), (4, 1)];
     for init in [Init::Normal { std: 0.02 }, Init::XavierNormal, Init::XavierUniform, Init::Ones] {
         let whole = scope.param("weight", &[8, 6], init, Decay::Yes);
-        let place = Place::new(&[8, 6], &[&[(2, 3)], &columns])?;
+        let place = ShardSpec::new(&[8, 6], &[&[(2, 3)], &columns])?;
         let part = scope.param_at("weight", place, init, Decay::Yes);
         assert_eq!(part.name(), "blocks.0.attn.qkv.weight");
         let whole = whole.leaf().value()?.to_vec::<f32>()?;

@@ -7,7 +7,7 @@ use ferrotron_nn::{
     LayerNorm, Linear, Mlp, MlpConfig, Mode, Module, Norm, Param, RmsNorm, Scope,
 };
 use ferrotron_tensor::ops::random;
-use ferrotron_tensor::{DType, Device, Place, RandomKey, Result, Tensor};
+use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
 
 /// Batch, positions, width.
 const DIMS: [usize; 3] = [2, 3, 4];
@@ -19,7 +19,7 @@ fn scope(device: &Device) -> Scope {
 
 fn normal(device: &Device, dims: &[usize], site: &str) -> Result<Tensor> {
     let key = RandomKey::new(99, 0, site);
-    random::normal(device, DType::F64, &Place::whole(dims), &key, 0.0, 0.7)
+    random::normal(device, DType::F64, &ShardSpec::unsharded(dims), &key, 0.0, 0.7)
 }
 
 fn context(mode: Mode) -> Context {

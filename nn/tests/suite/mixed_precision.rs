@@ -16,7 +16,7 @@ fn ones(dtype: DType, numel: usize, config: &BufferConfig) -> Result<ParamBuffer
     if config.sharding < Sharding::Gradients {
         param.leaf().accumulate(|gradient, _| {
             let minus = Tensor::full(gradient.device(), gradient.dtype(), &[numel], -1.0)?;
-            gradient.write(&minus)
+            gradient.copy_from(&minus)
         })?;
     }
     Ok(buffers)
@@ -138,7 +138,7 @@ fn bytes_are_those_of_zero() -> Result<()> {
             let optimizer = Optimizer::new(OptimizerConfig::ADAMW, &buffers)?;
             let stats = device.memory();
             let found = [Category::Weights, Category::Gradients, Category::Optimizer]
-                .map(|category| stats.of(category) as f64 / NUMEL as f64);
+                .map(|category| stats.bytes(category) as f64 / NUMEL as f64);
             assert_eq!(found, wanted, "{sharding:?}, {gradients:?}, {ranks} ranks");
             drop(optimizer);
         }
@@ -159,7 +159,7 @@ fn gradients_of_16_bit_weights_are_added_up_in_f32() -> Result<()> {
             leaf.accumulate(|sum, accum| {
                 let part = Tensor::full(sum.device(), sum.dtype(), &[8], part)?;
                 match accum {
-                    Accum::Replace => sum.write(&part),
+                    Accum::Replace => sum.copy_from(&part),
                     Accum::Add => ferrotron_tensor::ops::pointwise::add_assign(sum, &part),
                 }
             })?;

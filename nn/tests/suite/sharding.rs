@@ -5,7 +5,7 @@ use ferrotron_nn::{
     BufferConfig, Decay, Init, Optimizer, OptimizerConfig, Param, ParamBuffers, Scope, ShardUnit,
     Sharding,
 };
-use ferrotron_tensor::{DType, Device, Place, Result, Tensor};
+use ferrotron_tensor::{DType, Device, Result, ShardSpec, Tensor};
 use std::collections::BTreeMap;
 
 const SGD: OptimizerConfig = OptimizerConfig::Sgd { momentum: 0.9, weight_decay: 0.0 };
@@ -14,7 +14,7 @@ const SGD: OptimizerConfig = OptimizerConfig::Sgd { momentum: 0.9, weight_decay:
 fn params() -> Result<Vec<Param>> {
     let scope = Scope::new(&Device::cpu(1)?, DType::F64, 5);
     let init = Init::Normal { std: 1.0 };
-    let rows = Place::new(&[6, 4], &[&[(0, 1), (3, 2)], &[(0, 4)]])?;
+    let rows = ShardSpec::new(&[6, 4], &[&[(0, 1), (3, 2)], &[(0, 4)]])?;
     Ok(vec![
         scope.param("a", &[5, 3], init, Decay::Yes),
         scope.param("b", &[7], init, Decay::No),
@@ -50,7 +50,7 @@ fn configs() -> impl Iterator<Item = (usize, impl Fn(usize) -> BufferConfig)> {
 }
 
 /// The elements of the global tensor that a place holds, in the order in which it holds them.
-fn elements(place: &Place) -> Vec<usize> {
+fn elements(place: &ShardSpec) -> Vec<usize> {
     let mut found = vec![0];
     for (dim, &size) in place.global_dims().iter().enumerate() {
         let here = || place.pieces(dim).iter().flat_map(|&(offset, len)| offset..offset + len);
@@ -61,7 +61,7 @@ fn elements(place: &Place) -> Vec<usize> {
 
 type Global = BTreeMap<(String, usize), f64>;
 
-fn add(global: &mut Global, name: &str, place: &Place, value: &Tensor) -> Result<()> {
+fn add(global: &mut Global, name: &str, place: &ShardSpec, value: &Tensor) -> Result<()> {
     let values = value.to_vec::<f64>()?;
     let elements = elements(place);
     assert_eq!(values.len(), elements.len(), "{name} {place:?}");
@@ -170,17 +170,17 @@ fn gradients_are_kept_in_shards() -> Result<()> {
         for group in buffers.groups() {
             for (accum, times) in [(Accum::Replace, 1.0), (Accum::Add, 2.0), (Accum::Replace, 1.0)]
             {
-                assert_eq!(lock(&group.gradients).n_ranges(), 0, "nothing is whole in between");
+                assert_eq!(lock(&group.gradients).len(), 0, "nothing is whole in between");
                 group.take_gradients()?;
                 let fill = |(i, x): (usize, &mut f64)| *x = i as f64 + 1.0;
-                lock(&group.gradients).update_elements(.., |gradients| {
+                lock(&group.gradients).with_slice_mut(.., |gradients| {
                     gradients.as_mut_slice::<f64>()?.iter_mut().enumerate().for_each(fill);
                     Ok(())
                 })?;
                 group.store_gradients(accum)?;
                 let want: Vec<f64> =
                     group.owned.clone().map(|i| times * (i as f64 + 1.0)).collect();
-                let sums = lock(group.sums()).elements(..)?.to_vec::<f64>()?;
+                let sums = lock(group.sums()).slice(..)?.to_vec::<f64>()?;
                 assert_eq!(sums, want, "{config:?}, {accum:?}");
             }
             let squares: f64 = group.owned.clone().map(|i| (i as f64 + 1.0).powi(2)).sum();
@@ -199,12 +199,12 @@ fn gradients_are_kept_in_shards() -> Result<()> {
 fn sums_of_replicas_are_divided() -> Result<()> {
     let buffers = buffers(&BufferConfig::default())?;
     for group in buffers.groups() {
-        lock(&group.weights).update_elements(.., |weights| {
+        lock(&group.weights).with_slice_mut(.., |weights| {
             weights.as_mut_slice::<f64>()?.fill(6.0);
             Ok(())
         })?;
         group.divide_weights(4)?;
-        assert!(lock(&group.weights).elements(..)?.to_f64()?.iter().all(|&x| x == 1.5));
+        assert!(lock(&group.weights).slice(..)?.to_f64()?.iter().all(|&x| x == 1.5));
         let held = group.params[0].leaf().value()?;
         let error = group.divide_weights(2).unwrap_err().to_string();
         assert!(error.contains(group.params[0].name()), "{error}");

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::panic::Location;
 
-use super::balanced;
+use super::partition_range;
 
 /// How elements of different ranks become one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum Reduction {
 }
 
 /// The operations. Ranks are numbers within the group; "part i" is the i-th of as many balanced parts as
-/// there are ranks, see [`balanced`](super::balanced).
+/// there are ranks, see [`partition_range`](super::partition_range).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     /// Every rank gets the reduction of all buffers.
@@ -133,7 +133,7 @@ pub struct Call {
 impl Call {
     /// The elements of part `index` of `parts`.
     pub fn part(&self, parts: usize, index: usize) -> Range<usize> {
-        let rows = balanced(self.len / self.unit, parts, index);
+        let rows = partition_range(self.len / self.unit, parts, index);
         rows.start * self.unit..rows.end * self.unit
     }
 }

@@ -3,13 +3,13 @@
 use super::{Call, Collective, Memory, Traffic, Work};
 
 /// One rank's end of a group that has no other members.
-pub(super) struct Dry {
+pub(super) struct Fake {
     pub name: String,
     pub rank: usize,
     pub size: usize,
 }
 
-impl Collective for Dry {
+impl Collective for Fake {
     fn name(&self) -> &str {
         &self.name
     }

@@ -6,9 +6,9 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 
-use super::dry::Dry;
+use super::dry::Fake;
 use super::nccl::{NcclCollective, NcclConfig};
-use super::{Buffer, Call, Collective, Memory, Op, Reduction, Traffic, Work, balanced};
+use super::{Buffer, Call, Collective, Memory, Op, Reduction, Traffic, Work, partition_range};
 
 /// The ranks that carry out collectives together. Cloning gives another handle of the same group.
 ///
@@ -38,8 +38,8 @@ impl Group {
     }
 
     /// A group of which only this rank exists: every call is done at once and leaves its memory as it is.
-    pub fn dry(name: &str, rank: usize, size: usize) -> Group {
-        Group::new(Arc::new(Dry { name: name.to_string(), rank, size }))
+    pub fn fake(name: &str, rank: usize, size: usize) -> Group {
+        Group::new(Arc::new(Fake { name: name.to_string(), rank, size }))
     }
 
     /// The same group, whose calls are carried out by what `wrap` makes of whoever does now.
@@ -89,7 +89,7 @@ impl Group {
 
     /// This rank's part of `len` elements.
     pub fn part(&self, len: usize) -> std::ops::Range<usize> {
-        balanced(len, self.size(), self.rank())
+        partition_range(len, self.size(), self.rank())
     }
 
     /// The reduction of every rank's `tensor`, on every rank; in place where nobody else holds it.
@@ -122,7 +122,7 @@ impl Group {
         let Some(collective) = &self.0 else { return Ok(Work::ready(part)) };
         let own = self.check_part("all_gather", &part, rows)?;
         let mut whole = with_rows(&part, rows)?;
-        whole.narrow_mut(0, own.start, own.len(), |place| place.write(&part))?;
+        whole.narrow_mut(0, own.start, own.len(), |place| place.copy_from(&part))?;
         let call = call(Op::AllGather, &whole);
         Ok(collective.start(call, Memory::in_place(Buffer::Tensor(whole))).map(output))
     }

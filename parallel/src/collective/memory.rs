@@ -1,8 +1,8 @@
 //! The memory that a collective reads and writes: it owns it until it is waited for.
 
 use ferrotron_autograd::SharedFlat;
-use ferrotron_tensor::ops::pointwise::own;
-use ferrotron_tensor::{Error, Flat, Result, Staging, Tensor, dispatch_any};
+use ferrotron_tensor::ops::pointwise::into_unique;
+use ferrotron_tensor::{Error, FlatBuffer, Result, Staging, Tensor, dispatch_any};
 use std::sync::{MutexGuard, TryLockError};
 use std::time::Duration;
 use tokio::task::spawn_blocking;
@@ -22,7 +22,7 @@ pub enum Buffer {
 impl Buffer {
     /// Takes a tensor; one that others hold too, or that is not dense, is copied first.
     pub fn of(tensor: Tensor) -> Result<Buffer> {
-        own(tensor).map(Buffer::Tensor)
+        into_unique(tensor).map(Buffer::Tensor)
     }
 
     /// The bytes, for as long as the result lives; a flat stays locked until then. Where somebody else has
@@ -83,7 +83,7 @@ pub struct Bytes<'a> {
 enum Owner<'a> {
     Tensor(&'a mut Tensor),
     /// Locked.
-    Flat(MutexGuard<'a, Flat>),
+    Flat(MutexGuard<'a, FlatBuffer>),
 }
 
 impl Bytes<'_> {

@@ -34,8 +34,8 @@ use ferrotron_nn::{
     Axis, AxisSet, BufferConfig, Module, Optimizer, Param, ParamBuffers, ParamGroup, PartSum,
     Sharding, StepConfig,
 };
-use ferrotron_tensor::ops::step::Step;
-use ferrotron_tensor::{DType, Device, Error, Place, Result, Tensor};
+use ferrotron_tensor::ops::step::DeviceStepParams;
+use ferrotron_tensor::{DType, Device, Error, Result, ShardSpec, Tensor};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -256,12 +256,12 @@ impl DataParallel {
     ///
     /// All ranks along the batch axes must call this in the same steps.
     pub fn update(&self, optimizer: &mut Optimizer, step: &StepConfig) -> Result<()> {
-        let step = Step::new(self.device(), &optimizer.numbers(step))?;
+        let step = DeviceStepParams::new(self.device(), &optimizer.numbers(step))?;
         self.update_with(optimizer, &step)
     }
 
     /// Like [`DataParallel::update`], with the next step's [parameters](Optimizer::numbers) in device memory.
-    pub fn update_with(&self, optimizer: &mut Optimizer, step: &Step) -> Result<()> {
+    pub fn update_with(&self, optimizer: &mut Optimizer, step: &DeviceStepParams) -> Result<()> {
         let shared = &self.shared;
         shared.free_weights()?;
         let tensor = shared.mesh.axis(Axis::Tensor);
@@ -320,7 +320,7 @@ impl DataParallel {
     /// element once.
     pub fn visit_weights(
         &self,
-        mut f: impl FnMut(&str, &Place, Tensor) -> Result<()>,
+        mut f: impl FnMut(&str, &ShardSpec, Tensor) -> Result<()>,
     ) -> Result<()> {
         for group in self.buffers().groups().iter().filter(|group| self.owns(group)) {
             // Ranks along the batch axes hold equal weights, unless weights are sharded.

@@ -6,7 +6,7 @@ use ferrotron_tensor::DType;
 
 use super::DataParallel;
 use super::sharded_weights::{Walk, lines};
-use crate::collective::{Group, balanced};
+use crate::collective::{Group, partition_range};
 
 /// Bytes that a rank sends for gradients and weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -114,13 +114,13 @@ impl DataParallel {
 
 /// Elements that this rank sends in a reduce-scatter of `len` elements: every shard but its own.
 fn scatter(ranks: &Group, len: usize) -> usize {
-    let own = balanced(len, ranks.size(), ranks.rank());
+    let own = partition_range(len, ranks.size(), ranks.rank());
     if ranks.size() == 1 { 0 } else { len - own.len() }
 }
 
 /// Elements that this rank sends in an all-gather: every shard but the next rank's.
 fn gather(ranks: &Group, len: usize) -> usize {
-    let next = balanced(len, ranks.size(), (ranks.rank() + 1) % ranks.size());
+    let next = partition_range(len, ranks.size(), (ranks.rank() + 1) % ranks.size());
     if ranks.size() == 1 { 0 } else { len - next.len() }
 }
 
@@ -129,7 +129,7 @@ fn gather(ranks: &Group, len: usize) -> usize {
 fn reduce(ranks: &Group, group: &ParamGroup, dtype: DType) -> usize {
     let parts_of_others = |numel: usize, rows: usize| {
         let row = numel.checked_div(rows).unwrap_or(0);
-        numel - row * balanced(rows, ranks.size(), ranks.rank()).len()
+        numel - row * partition_range(rows, ranks.size(), ranks.rank()).len()
     };
     let params = group.params.iter().zip(&group.owners);
     let own = params.filter(|&(_, &owner)| dtype.size() == 2 && owner == ranks.rank());

@@ -38,7 +38,7 @@ fn exchange(
             continue;
         }
         let nothing = Tensor::empty(param.leaf().device(), flat.dtype(), &[0])?;
-        flat.update(range, |tensor| {
+        flat.with_mut(range, |tensor| {
             // The only handle, so that the call works in place.
             *tensor = f(std::mem::replace(tensor, nothing), owner)?;
             Ok(())

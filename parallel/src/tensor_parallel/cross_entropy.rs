@@ -7,7 +7,7 @@ use ferrotron_autograd::Var;
 use ferrotron_autograd::ops::cross_entropy::Loss;
 use ferrotron_autograd::ops::linear_cross_entropy::{ExchangeShards, PendingGradient};
 use ferrotron_nn::Param;
-use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, JoinShards, VocabShard};
+use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, VocabAllReduce, VocabShard};
 use ferrotron_tensor::{Result, Tensor};
 use std::sync::Arc;
 
@@ -75,7 +75,7 @@ impl TensorParallel {
 /// The communication of the head between ranks.
 struct Exchange(TensorParallel);
 
-impl JoinShards for Exchange {
+impl VocabAllReduce for Exchange {
     fn max(&self, per_token: Tensor) -> Result<Tensor> {
         self.0.group().all_reduce(per_token, Reduction::Max)?.wait()
     }

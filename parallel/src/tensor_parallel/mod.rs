@@ -31,10 +31,10 @@ pub use mlp::ParallelMlp;
 
 use ferrotron_autograd::Var;
 use ferrotron_nn::{Axis, Extent, Scope};
-use ferrotron_tensor::{Error, Place, Result, Tensor};
+use ferrotron_tensor::{Error, Result, ShardSpec, Tensor};
 use linear::SEQUENCE;
 
-use crate::collective::{Group, balanced};
+use crate::collective::{Group, partition_range};
 
 /// Whether activations on the residual stream are sharded along the sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,12 +119,12 @@ impl TensorParallel {
 
     /// This rank's shard of a tensor of `dims` along `dim`. The dim consists of blocks that are sharded separately:
     /// q, k and v, or gate and up.
-    pub fn shard(&self, dims: &[usize], dim: usize, blocks: &[usize]) -> Result<Place> {
+    pub fn shard(&self, dims: &[usize], dim: usize, blocks: &[usize]) -> Result<ShardSpec> {
         let mut start = 0;
         let own: Vec<(usize, usize)> = blocks
             .iter()
             .map(|&len| {
-                let part = balanced(len, self.group.size(), self.group.rank());
+                let part = partition_range(len, self.group.size(), self.group.rank());
                 let piece = (start + part.start, part.len());
                 start += len;
                 piece
@@ -133,6 +133,6 @@ impl TensorParallel {
         let whole: Vec<[(usize, usize); 1]> = dims.iter().map(|&len| [(0, len)]).collect();
         let pieces: Vec<&[(usize, usize)]> =
             (0..dims.len()).map(|d| if d == dim { &own[..] } else { &whole[d][..] }).collect();
-        Place::new(dims, &pieces)
+        ShardSpec::new(dims, &pieces)
     }
 }

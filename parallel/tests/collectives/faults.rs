@@ -2,7 +2,7 @@
 
 use ferrotron_autograd::SharedFlat;
 use ferrotron_parallel::collective::{Call, Group, Memory, Op, Reduction, World};
-use ferrotron_tensor::{Category, DType, Device, ErrorKind, Flat, Result};
+use ferrotron_tensor::{Category, DType, Device, ErrorKind, FlatBuffer, Result};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -296,7 +296,7 @@ pub fn a_tensor_that_holds_a_flat_is_named(backend: Backend) {
     let errors = backend.errors(2, LONG, |world| {
         let group = world.group("dp", &all(&world))?;
         let ranges = [("tok_emb.weight".to_string(), vec![8])];
-        let flat = Flat::new(&Device::cpu(1)?, DType::F32, Category::Gradients, &ranges)?;
+        let flat = FlatBuffer::new(&Device::cpu(1)?, DType::F32, Category::Gradients, &ranges)?;
         let flat: SharedFlat = Arc::new(Mutex::new(flat));
         group.all_reduce_flat(&flat, Reduction::Sum).wait()?;
         let _held = (world.rank() == 0).then(|| flat.lock().unwrap().tensor(0));

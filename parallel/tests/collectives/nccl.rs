@@ -4,9 +4,9 @@
 use ferrotron_autograd::SharedFlat;
 use ferrotron_cuda::library::Search;
 use ferrotron_parallel::collective::{
-    Group, NcclConfig, Reduction, World, WorldConfig, balanced, run_threads,
+    Group, NcclConfig, Reduction, World, WorldConfig, partition_range, run_threads,
 };
-use ferrotron_tensor::{Category, CudaGraph, DType, Error, Flat, Result, Tensor};
+use ferrotron_tensor::{Category, CudaGraph, DType, Error, FlatBuffer, Result, Tensor};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -57,10 +57,12 @@ fn every_call_is_what_it_is_on_the_host() {
                 // Parts are equal, differ, and are empty for some.
                 for rows in [0, 1, 6, 7] {
                     let whole = |rank: usize| make(dtype, &[rows, 2], |i| value(rank, i));
-                    let own = balanced(rows, size, rank);
+                    let own = partition_range(rows, size, rank);
                     let part = whole(rank)?.narrow(0, own.start, own.len())?.copy()?;
                     let owner = |i: usize| {
-                        (0..size).find(|&r| balanced(rows, size, r).contains(&(i / 2))).unwrap()
+                        (0..size)
+                            .find(|&r| partition_range(rows, size, r).contains(&(i / 2)))
+                            .unwrap()
                     };
                     let (len, here) = (rows * 2, own.len() * 2);
                     let y = group.all_reduce(whole(rank)?, Reduction::Sum)?.wait()?;
@@ -113,12 +115,12 @@ fn flats_and_work_that_nobody_waits_for() {
     }
     run(2, |world, group| {
         let ranges = [("a".to_string(), vec![4]), ("b".to_string(), vec![2, 2])];
-        let flat = Flat::empty(&device()?, DType::F32, Category::Gradients, &ranges)?;
+        let flat = FlatBuffer::uninit(&device()?, DType::F32, Category::Gradients, &ranges)?;
         let flat: SharedFlat = Arc::new(Mutex::new(flat));
         for range in 0..2 {
-            flat.lock().unwrap().update(range, |part| {
+            flat.lock().unwrap().with_mut(range, |part| {
                 let ones = Tensor::full(part.device(), DType::F32, part.dims(), 1.0)?;
-                part.write(&ones)
+                part.copy_from(&ones)
             })?;
         }
         // One after another, though nobody waits in between.

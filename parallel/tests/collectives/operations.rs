@@ -1,8 +1,8 @@
 //! Every operation against what it is defined to do: sizes, dtypes, numbers of ranks.
 
 use ferrotron_autograd::SharedFlat;
-use ferrotron_parallel::collective::{Reduction, balanced};
-use ferrotron_tensor::{Category, DType, Error, Flat, Tensor};
+use ferrotron_parallel::collective::{Reduction, partition_range};
+use ferrotron_tensor::{Category, DType, Error, FlatBuffer, Tensor};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -51,7 +51,7 @@ pub fn reduce_scatter_gives_every_rank_its_part(backend: Backend) {
                     for reduction in REDUCTIONS {
                         let x = make(dtype, &[rows, 3], |i| value(world.rank(), i))?;
                         let y = group.reduce_scatter(x, reduction)?.wait()?;
-                        let own = balanced(rows, n, world.rank());
+                        let own = partition_range(rows, n, world.rank());
                         assert_eq!(y.dims(), [own.len(), 3]);
                         let what = format!("reduce_scatter {reduction:?} of {n} ranks");
                         check(&what, &y, own.len() * 3, |i| {
@@ -71,7 +71,7 @@ pub fn all_gather_gives_every_rank_all_parts(backend: Backend) {
             let group = world.group("all", &all(&world))?;
             for dtype in DType::ALL {
                 for rows in SIZES {
-                    let own = balanced(rows, n, world.rank());
+                    let own = partition_range(rows, n, world.rank());
                     let part = make(dtype, &[own.len(), 3], |i| value(0, own.start * 3 + i))?;
                     let y = group.all_gather(part, rows)?.wait()?;
                     assert_eq!(y.dims(), [rows, 3]);
@@ -104,7 +104,7 @@ pub fn rooted_operations_move_what_they_name(backend: Backend) {
                         check(&what("reduce"), &y, rows * 2, want)?;
                     }
 
-                    let own = balanced(rows, n, rank);
+                    let own = partition_range(rows, n, rank);
                     let part = make(dtype, &[own.len(), 2], |i| value(0, own.start * 2 + i))?;
                     let y = group.gather(part.copy()?, rows, root)?.wait()?;
                     assert_eq!(y.is_some(), rank == root, "{}", what("gather"));
@@ -132,7 +132,7 @@ pub fn all_to_all_sends_part_i_to_rank_i(backend: Backend) {
                 for rows in SIZES {
                     let x = make(dtype, &[rows, 2], |i| value(world.rank(), i))?;
                     let y = group.all_to_all(x)?.wait()?;
-                    let own = balanced(rows, n, world.rank());
+                    let own = partition_range(rows, n, world.rank());
                     assert_eq!(y.dims(), [own.len() * n, 2]);
                     check(&format!("all_to_all of {n} ranks"), &y, own.len() * n * 2, |i| {
                         let (from, offset) = (i / (own.len() * 2), i % (own.len() * 2));
@@ -195,7 +195,7 @@ pub fn large_buffers_go_through_small_pipes(backend: Backend) {
     for (n, len) in [(2, 3_000_001), (3, 2_500_003), (8, 1_300_001)] {
         backend.run(n, |world| {
             let (group, rank) = (world.group("all", &all(&world))?, world.rank());
-            let own = balanced(len, n, rank);
+            let own = partition_range(len, n, rank);
             for dtype in [DType::F32, DType::BF16, DType::U8] {
                 let mine = || make(dtype, &[len], |i| value(rank, i));
                 let sum = |i| reduced(n, i, Reduction::Sum);
@@ -207,7 +207,7 @@ pub fn large_buffers_go_through_small_pipes(backend: Backend) {
                 check(&what("reduce_scatter"), &y, own.len(), |i| sum(own.start + i))?;
                 let part = mine()?.narrow(0, own.start, own.len())?;
                 let y = group.all_gather(part.copy()?, len)?.wait()?;
-                let owner = |i| (0..n).find(|&r| balanced(len, n, r).contains(&i)).unwrap();
+                let owner = |i| (0..n).find(|&r| partition_range(len, n, r).contains(&i)).unwrap();
                 check(&what("all_gather"), &y, len, |i| value(owner(i), i))?;
                 let y = group.broadcast(mine()?, n - 1)?.wait()?;
                 check(&what("broadcast"), &y, len, |i| value(n - 1, i))?;
@@ -241,24 +241,24 @@ pub fn flats_are_reduced_where_they_lie(backend: Backend) {
         backend.run(n, |world| {
             let (group, rank) = (world.group("all", &all(&world))?, world.rank());
             let ranges = [("a".to_string(), vec![5, 3]), ("b".to_string(), vec![8])];
-            let flat = Flat::empty(&device()?, DType::F32, Category::Gradients, &ranges)?;
+            let flat = FlatBuffer::uninit(&device()?, DType::F32, Category::Gradients, &ranges)?;
             let flat: SharedFlat = Arc::new(Mutex::new(flat));
             let len = flat.lock().unwrap().numel();
             let fill = || {
                 let mut flat = flat.lock().unwrap();
-                for range in 0..flat.n_ranges() {
-                    let (start, len) = flat.span(range);
+                for range in 0..flat.len() {
+                    let (start, len) = flat.range(range);
                     let values: Vec<f32> =
                         (start..start + len).map(|i| value(rank, i) as f32).collect();
-                    flat.update(range, |part| {
-                        part.write(&Tensor::from_slice(part.device(), &values, part.dims())?)
+                    flat.with_mut(range, |part| {
+                        part.copy_from(&Tensor::from_slice(part.device(), &values, part.dims())?)
                     })?;
                 }
                 Ok::<_, Error>(())
             };
             let read = || {
                 let flat = flat.lock().unwrap();
-                let parts = (0..flat.n_ranges()).map(|range| flat.tensor(range)?.to_vec::<f32>());
+                let parts = (0..flat.len()).map(|range| flat.tensor(range)?.to_vec::<f32>());
                 Ok::<_, Error>(parts.collect::<Result<Vec<_>, Error>>()?.concat())
             };
             let sum = |i| reduced(n, i, Reduction::Sum) as f32;

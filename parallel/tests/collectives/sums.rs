@@ -1,6 +1,6 @@
 //! Which bits a reduction gives.
 
-use ferrotron_parallel::collective::{Reduction, balanced};
+use ferrotron_parallel::collective::{Reduction, partition_range};
 use ferrotron_tensor::{DType, bf16, f16};
 
 use crate::values::make;
@@ -43,7 +43,7 @@ pub fn wide_floats_are_added_round_the_ring(backend: Backend) {
             assert_eq!(ranks[0].len(), len);
             for (i, got) in ranks[0].iter().enumerate() {
                 // ((x[c+1] + x[c+2]) + ...) + x[c] in part c: the same bits whatever carries them.
-                let c = (0..n).find(|&c| balanced(len, n, c).contains(&i)).unwrap();
+                let c = (0..n).find(|&c| partition_range(len, n, c).contains(&i)).unwrap();
                 let x = (1..=n).map(|steps| rough((c + steps) % n, i));
                 let want = match dtype {
                     DType::F64 => x.reduce(|a, b| a + b).unwrap(),

@@ -1,6 +1,6 @@
 //! How many bytes are sent.
 
-use ferrotron_parallel::collective::{Reduction, balanced};
+use ferrotron_parallel::collective::{Reduction, partition_range};
 use ferrotron_tensor::DType;
 
 use crate::values::{make, value};
@@ -18,7 +18,7 @@ pub fn bytes_are_those_of_the_ring(backend: Backend) {
                 Ok(group.traffic().of("all_reduce"))
             });
             let size = dtype.size();
-            let part = |rank: usize| (balanced(len, n, rank % n).len() * size) as u64;
+            let part = |rank: usize| (partition_range(len, n, rank % n).len() * size) as u64;
             for (rank, &(calls, bytes)) in sent.iter().enumerate() {
                 if n == 1 {
                     assert_eq!((calls, bytes), (0, 0));

@@ -218,13 +218,13 @@ fn masks_are_those_of_the_place_in_the_batch() -> Result<()> {
     let x = Var::constant(normal(&dims, "x"));
     let y = SerialBlock::new(&config)?.forward(&ctx, &x)?;
     let without = BlockConfig { dropout: 0.0, ..config };
-    let dry = SerialBlock::new(&without)?.forward(&ctx, &x)?;
+    let fake = SerialBlock::new(&without)?.forward(&ctx, &x)?;
     let kept = y
         .value()
         .to_f64()?
         .iter()
-        .zip(dry.value().to_f64()?)
-        .filter(|(y, dry)| **y == *dry)
+        .zip(fake.value().to_f64()?)
+        .filter(|(y, fake)| **y == *fake)
         .count();
     assert_eq!(kept, 0, "dropout changes every element");
     let x = x.value();

@@ -3,7 +3,7 @@
 
 use ferrotron_autograd::{Leaf, Var, WeightGrads, backward};
 use ferrotron_nn::Axis;
-use ferrotron_parallel::collective::{Group, balanced};
+use ferrotron_parallel::collective::{Group, partition_range};
 use ferrotron_parallel::mesh::{Layout, Mesh};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_parallel::tensor_parallel::mappings::*;
@@ -123,7 +123,7 @@ fn uneven_parts_come_together_again() {
             for dims in [[7, 3, 2], [2, 1, 9], [3, 4, 1]] {
                 let whole = normal(&dims, "whole");
                 for (dim, &len) in dims.iter().enumerate() {
-                    let cut = balanced(len, ranks, group.rank());
+                    let cut = partition_range(len, ranks, group.rank());
                     let own = whole.narrow(dim as isize, cut.start, cut.len())?;
                     let what = format!("dim {dim} of {dims:?} on {ranks} ranks");
                     let (y, dx) = both(&whole, &own, |x| scatter_to_tp(x, dim, group))?;

@@ -7,7 +7,7 @@ use ferrotron_parallel::context_parallel::ContextParallel;
 use ferrotron_parallel::mesh::{Layout, Mesh};
 use ferrotron_parallel::tensor_parallel::{SequenceParallel, TensorParallel};
 use ferrotron_tensor::ops::concat::concat;
-use ferrotron_tensor::{DType, Device, Place, RandomKey, Result, Tensor};
+use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -55,7 +55,7 @@ pub fn tensor(values: &[f64], dims: &[usize]) -> Tensor {
 }
 
 /// The part of a global tensor that is at `place`.
-pub fn part(whole: &Tensor, place: &Place) -> Tensor {
+pub fn part(whole: &Tensor, place: &ShardSpec) -> Tensor {
     let mut x = whole.clone();
     for dim in 0..place.dims().len() {
         let cut = |&(at, len): &(usize, usize)| x.narrow(dim as isize, at, len).unwrap();

@@ -11,7 +11,7 @@ use ferrotron_parallel::mesh::{Layout, Mesh};
 use ferrotron_parallel::pipeline::{
     PipelineConfig, PipelineModel, Schedule, ScheduleKind, execute,
 };
-use ferrotron_tensor::{DType, Device, Result, Tensor, balanced};
+use ferrotron_tensor::{DType, Device, Result, Tensor, partition_range};
 use std::collections::BTreeMap;
 
 use crate::harness::{Plan, on_mesh, ranks};
@@ -140,11 +140,11 @@ fn the_owner_has_the_sum_and_the_rest_is_untouched() {
                 fill_with_one(&layers)?;
                 parallel.finish_step()?;
                 for group in parallel.buffers().groups() {
-                    let own = balanced(group.numel(), 3, mesh.rank());
+                    let own = partition_range(group.numel(), 3, mesh.rank());
                     let own = if sharding == Sharding::None { 0..group.numel() } else { own };
                     assert_eq!(group.owned, own);
                     let sums = lock(group.sums());
-                    let sums = sums.elements(..)?.to_vec::<f64>()?;
+                    let sums = sums.slice(..)?.to_vec::<f64>()?;
                     let kept = if sums.len() == own.len() { 0..own.len() } else { own };
                     for (i, &x) in sums.iter().enumerate() {
                         let want = if kept.contains(&i) { 3.0 } else { 1.0 };

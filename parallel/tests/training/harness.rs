@@ -9,7 +9,7 @@ use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig};
 use ferrotron_parallel::mesh::{Layout, Mesh};
 use ferrotron_parallel::pipeline::{Execution, PipelineConfig, Schedule, ScheduleKind, execute};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
-use ferrotron_tensor::{Device, Flat, Result};
+use ferrotron_tensor::{Device, FlatBuffer, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
@@ -184,8 +184,8 @@ impl Rank {
 }
 
 /// All of a flat. The toy is in f64.
-fn elements(flat: &Flat) -> Vec<f64> {
-    flat.elements(..).and_then(|all| all.to_vec()).expect("the host reads a flat of f64")
+fn elements(flat: &FlatBuffer) -> Vec<f64> {
+    flat.slice(..).and_then(|all| all.to_vec()).expect("the host reads a flat of f64")
 }
 
 /// The values of a range of a group's elements, by parameter.
@@ -205,7 +205,7 @@ fn cut(params: &[Param], range: Range<usize>, values: &[f64], own: bool) -> Vec<
     pieces
 }
 
-/// One over the counted tokens of a step's global batch.
+/// One over the valid tokens of a step's global batch.
 pub fn scale(plan: &Plan, step: usize) -> Result<f64> {
     let device = Device::cpu(1)?;
     let mut counted = 0;

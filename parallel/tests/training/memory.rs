@@ -61,7 +61,7 @@ fn a_parameter_takes_sixteen_bytes_before_sharding() {
                     (Category::Gradients, 4, sharding >= Sharding::Gradients),
                     (Category::Optimizer, 8, sharding >= Sharding::Optimizer),
                 ] {
-                    let found = memory.of(category);
+                    let found = memory.bytes(category);
                     let at = format!("{plan:?}, rank {rank}: {category:?}: {found} bytes");
                     if sharded {
                         // Parts differ by one element at most.
@@ -70,7 +70,7 @@ fn a_parameter_takes_sixteen_bytes_before_sharding() {
                         assert_eq!(found, numel * bytes, "{at}");
                     }
                 }
-                assert_eq!(memory.of(Category::Communication), 0, "{plan:?}, rank {rank}");
+                assert_eq!(memory.bytes(Category::Communication), 0, "{plan:?}, rank {rank}");
             }
         }
     }
@@ -141,8 +141,8 @@ fn stages_hold_their_own_parameters() {
         let block = 32 * 32 + 32;
         let ends = [50 * 32, 0, 50 * 32 + 32];
         assert_eq!(numel, 2 * block + ends[stage]);
-        assert_eq!(memory.of(Category::Weights), 4 * numel);
-        assert_eq!(memory.of(Category::Gradients), 4 * numel);
-        assert!(memory.of(Category::Optimizer).abs_diff(4 * numel) <= 2 * 8);
+        assert_eq!(memory.bytes(Category::Weights), 4 * numel);
+        assert_eq!(memory.bytes(Category::Gradients), 4 * numel);
+        assert!(memory.bytes(Category::Optimizer).abs_diff(4 * numel) <= 2 * 8);
     }
 }

@@ -6,7 +6,7 @@ use ferrotron_nn::{Axis, Bias, Embedding, Init, LayerNorm, Linear, Module, Param
 use ferrotron_parallel::data_parallel::DataParallel;
 use ferrotron_parallel::pipeline::PipelineModel;
 use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
-use ferrotron_tensor::{DType, Device, Result, Tensor, balanced};
+use ferrotron_tensor::{DType, Device, Result, Tensor, partition_range};
 
 pub const VOCAB: usize = 7;
 pub const WIDTH: usize = 4;
@@ -127,7 +127,9 @@ impl Toy {
             shape,
             device: device.clone(),
             table: first.then(|| Embedding::new(&table_scope, vocab, width, init)).transpose()?,
-            blocks: balanced(shape.blocks, stages, stage).map(block).collect::<Result<_>>()?,
+            blocks: partition_range(shape.blocks, stages, stage)
+                .map(block)
+                .collect::<Result<_>>()?,
             norm: last.then(|| LayerNorm::new(&scope.child("norm"), width, Bias::No, 1e-5)),
             head: has_head.then(head).transpose()?,
             probe: None,

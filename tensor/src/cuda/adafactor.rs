@@ -4,7 +4,9 @@ use ferrotron_cuda::arguments;
 
 use super::step::{Types, check_accumulators, types};
 use super::{kernel, sq_norm};
-use crate::ops::adafactor::{Adafactor, Decay, Factors, Matrices, MeanOf, SquareSums};
+use crate::ops::adafactor::{
+    Adafactor, MatrixBatch, NormalizeBy, RowColFactors, SecondMomentDecay, SquareSums,
+};
 use crate::{DType, Result, Tensor};
 
 /// Columns of a block, and the number of threads that share the rows of each column.
@@ -13,7 +15,7 @@ const DEALT: usize = 16;
 
 /// Sums of squares over each row and each column.
 pub(crate) fn square_sums(
-    shape: &Matrices,
+    shape: &MatrixBatch,
     grads: &Tensor,
     rows: &mut Tensor,
     columns: &mut Tensor,
@@ -39,7 +41,7 @@ pub(crate) fn square_sums(
 
 /// Updates the means with sums of the squares of `count` gradients each.
 pub(crate) fn update_means(
-    decay: &Decay,
+    decay: &SecondMomentDecay,
     step: &Tensor,
     means: &mut Tensor,
     sums: &Tensor,
@@ -60,7 +62,7 @@ pub(crate) fn update_means(
 
 /// Updates the elementwise means with the squares of the gradients.
 pub(crate) fn update_mean_squares(
-    decay: &Decay,
+    decay: &SecondMomentDecay,
     step: &Tensor,
     means: &mut Tensor,
     grads: &Tensor,
@@ -79,15 +81,15 @@ pub(crate) fn update_mean_squares(
 
 /// The factors that multiply rows and columns.
 pub(crate) fn matrix_factors(
-    shape: &Matrices,
+    shape: &MatrixBatch,
     rows: &Tensor,
     columns: &Tensor,
-    mean_of: MeanOf,
-) -> Result<Factors> {
+    mean_of: NormalizeBy,
+) -> Result<RowColFactors> {
     let mut scaled = Tensor::empty(rows.device(), rows.dtype(), rows.dims())?;
     let (others, count) = match mean_of {
-        MeanOf::Rows => (rows, shape.rows),
-        MeanOf::Columns => (columns, shape.columns),
+        NormalizeBy::Rows => (rows, shape.rows),
+        NormalizeBy::Columns => (columns, shape.columns),
     };
     kernel(rows.device(), "adafactor", rows.dtype(), "adafactor_row_factors")?
         .input(rows)
@@ -97,7 +99,7 @@ pub(crate) fn matrix_factors(
         .value(shape.rows as u64)
         .value(count as u64)
         .run_rows(shape.count, shape.rows.max(count))?;
-    Ok(Factors { shape: *shape, rows: scaled, columns: inverse_roots(columns)? })
+    Ok(RowColFactors { shape: *shape, rows: scaled, columns: inverse_roots(columns)? })
 }
 
 /// 1 / sqrt(x).
@@ -112,8 +114,12 @@ pub(crate) fn inverse_roots(x: &Tensor) -> Result<Tensor> {
 }
 
 /// The sum of squares of the unclipped update.
-pub(crate) fn update_sq_norm(step: &Tensor, grads: &Tensor, factors: &Factors) -> Result<Tensor> {
-    let Factors { shape, rows, columns } = factors;
+pub(crate) fn update_sq_norm(
+    step: &Tensor,
+    grads: &Tensor,
+    factors: &RowColFactors,
+) -> Result<Tensor> {
+    let RowColFactors { shape, rows, columns } = factors;
     check_accumulators("adafactor", grads.dtype(), &[rows, columns])?;
     let (device, count) = (grads.device(), shape.count * shape.rows);
     let mut sums = Tensor::empty(device, DType::F64, &[count])?;
@@ -138,12 +144,12 @@ pub(crate) fn adafactor(
     step: &Tensor,
     weights: &mut Tensor,
     grads: &Tensor,
-    factors: &Factors,
+    factors: &RowColFactors,
     sums: &SquareSums,
     mean: Option<&mut Tensor>,
 ) -> Result<()> {
     let (element, found) = types("adafactor", weights, grads, None)?;
-    let Factors { shape, rows, columns } = factors;
+    let RowColFactors { shape, rows, columns } = factors;
     check_accumulators("adafactor", element, &[rows, columns])?;
     if let Some(mean) = &mean {
         check_accumulators("adafactor", element, &[mean])?;

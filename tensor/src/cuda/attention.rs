@@ -16,19 +16,19 @@ const SUMS: usize = 256;
 
 /// The kernel family for a call.
 #[derive(Clone, Copy)]
-enum Kernels {
+enum AttentionKernels {
     /// Tensor cores, for head dims of at most this many elements.
     Tiles(usize),
     /// One warp per row.
     Rows,
 }
 
-impl Kernels {
-    fn of(op: &'static str, dtype: DType, width: usize) -> Result<Kernels> {
+impl AttentionKernels {
+    fn new(op: &'static str, dtype: DType, width: usize) -> Result<AttentionKernels> {
         let (kernels, most) = match (dtype, width) {
-            (DType::BF16 | DType::F16, 0..=64) => (Kernels::Tiles(64), 128),
-            (DType::BF16 | DType::F16, _) => (Kernels::Tiles(128), 128),
-            _ => (Kernels::Rows, 256),
+            (DType::BF16 | DType::F16, 0..=64) => (AttentionKernels::Tiles(64), 128),
+            (DType::BF16 | DType::F16, _) => (AttentionKernels::Tiles(128), 128),
+            _ => (AttentionKernels::Rows, 256),
         };
         match width <= most {
             true => Ok(kernels),
@@ -41,49 +41,53 @@ impl Kernels {
 
     fn file(self) -> &'static str {
         match self {
-            Kernels::Tiles(_) => "attention",
-            Kernels::Rows => "attention_rows",
+            AttentionKernels::Tiles(_) => "attention",
+            AttentionKernels::Rows => "attention_rows",
         }
     }
 
     /// Number of blocks for `rows` queries or keys.
     fn blocks(self, rows: usize) -> usize {
         match self {
-            Kernels::Tiles(_) => rows.div_ceil(ROWS),
-            Kernels::Rows => rows.div_ceil(4),
+            AttentionKernels::Tiles(_) => rows.div_ceil(ROWS),
+            AttentionKernels::Rows => rows.div_ceil(4),
         }
     }
 
     /// Bytes of shared memory for `rows` rows of a tile; each row is padded by 8 elements.
     fn shared(self, rows: usize) -> usize {
         match self {
-            Kernels::Tiles(width) => rows * (width + 8) * 2,
-            Kernels::Rows => 0,
+            AttentionKernels::Tiles(width) => rows * (width + 8) * 2,
+            AttentionKernels::Rows => 0,
         }
     }
 
     /// The kernel of `pass` for these heads, with or without dropout.
     fn name(self, pass: Pass, dropout: Option<&AttentionDropout>) -> &'static str {
         let [plain, dropping] = match (self, pass) {
-            (Kernels::Tiles(64), Pass::Forward) => ["attention_64", "attention_dropout_64"],
-            (Kernels::Tiles(_), Pass::Forward) => ["attention_128", "attention_dropout_128"],
-            (Kernels::Tiles(64), Pass::Queries) => {
+            (AttentionKernels::Tiles(64), Pass::Forward) => {
+                ["attention_64", "attention_dropout_64"]
+            }
+            (AttentionKernels::Tiles(_), Pass::Forward) => {
+                ["attention_128", "attention_dropout_128"]
+            }
+            (AttentionKernels::Tiles(64), Pass::Queries) => {
                 ["attention_backward_queries_64", "attention_backward_queries_dropout_64"]
             }
-            (Kernels::Tiles(_), Pass::Queries) => {
+            (AttentionKernels::Tiles(_), Pass::Queries) => {
                 ["attention_backward_queries_128", "attention_backward_queries_dropout_128"]
             }
-            (Kernels::Tiles(64), Pass::Keys) => {
+            (AttentionKernels::Tiles(64), Pass::Keys) => {
                 ["attention_backward_keys_64", "attention_backward_keys_dropout_64"]
             }
-            (Kernels::Tiles(_), Pass::Keys) => {
+            (AttentionKernels::Tiles(_), Pass::Keys) => {
                 ["attention_backward_keys_128", "attention_backward_keys_dropout_128"]
             }
-            (Kernels::Rows, Pass::Forward) => ["attention_rows", "attention_rows_dropout"],
-            (Kernels::Rows, Pass::Queries) => {
+            (AttentionKernels::Rows, Pass::Forward) => ["attention_rows", "attention_rows_dropout"],
+            (AttentionKernels::Rows, Pass::Queries) => {
                 ["attention_rows_backward_queries", "attention_rows_backward_queries_dropout"]
             }
-            (Kernels::Rows, Pass::Keys) => {
+            (AttentionKernels::Rows, Pass::Keys) => {
                 ["attention_rows_backward_keys", "attention_rows_backward_keys_dropout"]
             }
         };
@@ -103,8 +107,8 @@ enum Pass {
 }
 
 /// A call, with its operands in the form the kernels take.
-struct Call<'a> {
-    kernels: Kernels,
+struct AttentionLaunch<'a> {
+    kernels: AttentionKernels,
     shape: Shape,
     /// Queries, keys and values, with heads padded to `width`.
     operands: [Tensor; 3],
@@ -114,18 +118,18 @@ struct Call<'a> {
     a: Attention,
 }
 
-impl<'a> Call<'a> {
+impl<'a> AttentionLaunch<'a> {
     fn new(
         op: &'static str,
         shape: Shape,
         operands: [&Tensor; 3],
         config: &'a AttentionConfig,
-    ) -> Result<Call<'a>> {
+    ) -> Result<AttentionLaunch<'a>> {
         let Shape { queries, keys, heads, groups, width, .. } = shape;
-        let kernels = Kernels::of(op, operands[0].dtype(), width)?;
+        let kernels = AttentionKernels::new(op, operands[0].dtype(), width)?;
         let width = match kernels {
-            Kernels::Tiles(_) => width.next_multiple_of(8),
-            Kernels::Rows => width,
+            AttentionKernels::Tiles(_) => width.next_multiple_of(8),
+            AttentionKernels::Rows => width,
         };
         let [q, k, v] = operands.map(|x| readable(kernels, x, width));
         let operands = [q?, k?, v?];
@@ -144,7 +148,7 @@ impl<'a> Call<'a> {
             ..bytemuck::Zeroable::zeroed()
         };
         let dropout = config.dropout.as_ref().filter(|dropout| dropout.p > 0.0);
-        Ok(Call { kernels, shape, operands, width, dropout, a })
+        Ok(AttentionLaunch { kernels, shape, operands, width, dropout, a })
     }
 
     /// The kernel of a pass, with queries, keys and values as its first arguments.
@@ -195,7 +199,7 @@ pub(crate) fn forward(
     operands: [&Tensor; 3],
     config: &AttentionConfig,
 ) -> Result<(Tensor, Tensor)> {
-    let call = Call::new("attention", shape, operands, config)?;
+    let call = AttentionLaunch::new("attention", shape, operands, config)?;
     let Shape { batch, queries, heads, .. } = shape;
     let q = operands[0];
     let mut out = call.room(queries, heads)?;
@@ -214,7 +218,7 @@ pub(crate) fn backward(
     config: &AttentionConfig,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let Operands { q, k, v, .. } = operands;
-    let call = Call::new("attention_backward", shape, [q, k, v], config)?;
+    let call = AttentionLaunch::new("attention_backward", shape, [q, k, v], config)?;
     let Shape { queries, keys, heads, groups, .. } = shape;
     let mut dq = call.room(queries, heads)?;
     let (mut dk, mut dv) = (call.room(keys, groups)?, call.room(keys, groups)?);
@@ -233,7 +237,7 @@ pub(crate) fn backward_packed(
     config: &AttentionConfig,
 ) -> Result<Tensor> {
     let Operands { q, k, v, .. } = operands;
-    let call = Call::new("attention_backward", shape, [q, k, v], config)?;
+    let call = AttentionLaunch::new("attention_backward", shape, [q, k, v], config)?;
     let Shape { queries, heads, groups, .. } = shape;
     let mut packed = call.room(queries, heads + 2 * groups)?;
     let steps = strides(&packed);
@@ -250,7 +254,7 @@ pub(crate) fn backward_packed(
 
 /// Launches the gradient kernels; `to` adds their outputs.
 fn gradients(
-    call: &Call<'_>,
+    call: &AttentionLaunch<'_>,
     a: Attention,
     Operands { dout, out, lse, .. }: &Operands,
     mut to: impl for<'k> FnMut(Kernel<'k>, Pass) -> Kernel<'k>,
@@ -274,7 +278,7 @@ fn gradients(
     call.run(kernel, a, 4 * ROWS, [call.kernels.blocks(queries), heads])?;
     // Heads of 128 use smaller tiles of queries.
     let shared_rows = match call.kernels {
-        Kernels::Tiles(128) => 3 * ROWS,
+        AttentionKernels::Tiles(128) => 3 * ROWS,
         _ => 4 * ROWS,
     };
     let kernel = to(with(Pass::Keys)?, Pass::Keys);
@@ -320,14 +324,14 @@ pub(crate) fn merge(
 /// `x` (B, T, H, D), whose last dim is dense, in a form that kernels can load in units of 16 bytes.
 /// Heads narrower than `width` are copied with zero padding. Heads that do not start at multiples of 16 bytes are
 /// copied densely.
-fn readable(kernels: Kernels, x: &Tensor, width: usize) -> Result<Tensor> {
-    if matches!(kernels, Kernels::Rows) {
+fn readable(kernels: AttentionKernels, x: &Tensor, width: usize) -> Result<Tensor> {
+    if matches!(kernels, AttentionKernels::Rows) {
         return Ok(x.clone());
     }
     let dims = x.dims();
     if dims[3] < width {
         let mut wide = Tensor::zeros(x.device(), x.dtype(), &[dims[0], dims[1], dims[2], width])?;
-        wide.narrow_mut(-1, 0, dims[3], |part| part.write(x))?;
+        wide.narrow_mut(-1, 0, dims[3], |part| part.copy_from(x))?;
         return Ok(wide);
     }
     let steps = dims[..3].iter().zip(x.layout().strides());
@@ -339,7 +343,7 @@ fn readable(kernels: Kernels, x: &Tensor, width: usize) -> Result<Tensor> {
 /// A contiguous copy in a buffer of its own, which is aligned to 16 bytes.
 fn dense(x: &Tensor) -> Result<Tensor> {
     let mut out = Tensor::empty(x.device(), x.dtype(), x.dims())?;
-    out.write(x)?;
+    out.copy_from(x)?;
     Ok(out)
 }
 

@@ -30,7 +30,7 @@ pub(crate) fn copy(x: &Tensor, out: &mut Tensor) -> Result<()> {
     let units = units(x, out);
     let layout = layout_of_units(units, x, out)?;
     let n = x.numel() / units;
-    kernel(x.device(), "copy", of_size(units * x.dtype().size()), "copy")?
+    kernel(x.device(), "copy", dtype_with_size(units * x.dtype().size()), "copy")?
         .input(x)
         .output(out)
         .value(n as u64)
@@ -64,7 +64,7 @@ fn layout_of_units(units: usize, x: &Tensor, out: &Tensor) -> Result<Layout> {
     if let Some(size) = dims.iter_mut().rev().find(|size| **size != 1) {
         *size /= units;
     }
-    Layout::new(&dims, &[&strides[0], &strides[1]]).map_err(Error::of_gpu)
+    Layout::new(&dims, &[&strides[0], &strides[1]]).map_err(Error::from_gpu)
 }
 
 /// `out = x` for contiguous tensors, by the GPU's copy engine. Either may be in pinned host memory.
@@ -77,19 +77,19 @@ fn copy_bytes(x: &Tensor, out: &mut Tensor) -> Result<()> {
     let len = x.numel() * x.dtype().size();
     // SAFETY: a contiguous view's bytes are within its buffer. `out` has no other holder, so its buffer is not that
     // of `x`. Both are used in the order of this stream.
-    unsafe { gpu.compute().copy(out.address(), x.address(), len) }.map_err(Error::of_gpu)
+    unsafe { gpu.compute().copy(out.address(), x.address(), len) }.map_err(Error::from_gpu)
 }
 
 /// Zero-fills a unique, contiguous tensor.
-pub(crate) fn fill_zero(x: &mut Tensor) -> Result<()> {
+pub(crate) fn zero_fill(x: &mut Tensor) -> Result<()> {
     if !x.is_contiguous() || !x.is_unique() {
         let message = format!("{x:?} must be contiguous and have a single holder");
-        return Err(Error::memory("fill_zero", message));
+        return Err(Error::memory("zero_fill", message));
     }
     let Some(gpu) = x.device().gpu() else { return Ok(()) };
     // SAFETY: a contiguous view's bytes are within its buffer, which has no other holder.
     unsafe { gpu.compute().fill_zero(x.address(), x.numel() * x.dtype().size()) }
-        .map_err(Error::of_gpu)
+        .map_err(Error::from_gpu)
 }
 
 /// Batch, rows and columns of the dense matrices whose transpose is `x`, and the strides of batch and rows.
@@ -111,10 +111,10 @@ fn transposed(x: &Tensor) -> Option<[usize; 5]> {
 
 /// The dtype of the same size for which the copy kernels are compiled.
 pub(super) fn by_size(dtype: DType) -> DType {
-    of_size(dtype.size())
+    dtype_with_size(dtype.size())
 }
 
-fn of_size(size: usize) -> DType {
+fn dtype_with_size(size: usize) -> DType {
     match size {
         1 => DType::U8,
         2 => DType::BF16,
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_transpose_has_no_more_tiles_than_a_grid_takes() {
-        let device = Device::dry(1).unwrap();
+        let device = Device::fake(1).unwrap();
         let most = TILE * 65_535;
         for (rows, fits) in [(most, true), (most + 1, false)] {
             let x = Tensor::zeros(&device, DType::U8, &[rows, 2]).unwrap().transpose(0, 1).unwrap();

@@ -3,7 +3,7 @@
 use ferrotron_cuda::arguments::CrossEntropy;
 
 use super::kernel::{Kernel, kernel};
-use crate::ops::cross_entropy::{CrossEntropyConfig, JoinShards, VocabShard, joined};
+use crate::ops::cross_entropy::{CrossEntropyConfig, VocabAllReduce, VocabShard, joined};
 use crate::ops::rows::owned;
 use crate::{DType, Result, Tensor};
 
@@ -36,7 +36,7 @@ impl Targets {
         &self,
         logits: &Tensor,
         first: usize,
-        join: Option<&dyn JoinShards>,
+        join: Option<&dyn VocabAllReduce>,
         (lse, losses): (&mut Tensor, &mut Tensor),
     ) -> Result<()> {
         let rows = logits.dims()[0];
@@ -71,7 +71,7 @@ impl Targets {
         &self,
         logits: &Tensor,
         first: usize,
-        join: &dyn JoinShards,
+        join: &dyn VocabAllReduce,
         lse: &mut Tensor,
         losses: &mut Tensor,
     ) -> Result<()> {

@@ -8,7 +8,7 @@ use ferrotron_cuda::kernels::File;
 use ferrotron_cuda::launch::{Dim3, Launch};
 use smallvec::SmallVec;
 
-use crate::{DType, Device, Error, Place, RandomKey, Result, Tensor};
+use crate::{DType, Device, Error, RandomKey, Result, ShardSpec, Tensor};
 
 /// Threads of a block of an elementwise kernel.
 const THREADS: usize = 256;
@@ -39,7 +39,7 @@ pub(crate) fn kernel<'a>(
     if File::named(file).is_some_and(|file| !file.types.contains(&dtype.into())) {
         return Err(Error::dtype(name, format!("there is no kernel for {dtype}")));
     }
-    let launch = gpu.kernel(file, dtype.into(), name).map_err(Error::of_gpu)?;
+    let launch = gpu.kernel(file, dtype.into(), name).map_err(Error::from_gpu)?;
     Ok(Kernel { launch, device, gpu, step: None, error: None })
 }
 
@@ -104,7 +104,7 @@ impl Kernel<'_> {
     pub(crate) fn bad_index(self, op: &'static str) -> Self {
         match self.gpu.bad_index(op) {
             Ok(address) => self.value(address),
-            Err(error) => self.refuse(Some(Error::of_gpu(error))),
+            Err(error) => self.refuse(Some(Error::from_gpu(error))),
         }
     }
 
@@ -116,16 +116,16 @@ impl Kernel<'_> {
                 let kernel = self.value(words).value(step.address());
                 Kernel { step: Some(step), ..kernel }
             }
-            Err(error) => self.refuse(Some(Error::of_gpu(error))),
+            Err(error) => self.refuse(Some(Error::from_gpu(error))),
         }
     }
 
     /// Adds the shard of the global tensor.
-    pub(crate) fn place(self, place: &Place) -> Self {
+    pub(crate) fn place(self, place: &ShardSpec) -> Self {
         let pieces: Vec<_> = (0..place.dims().len()).map(|d| place.pieces(d)).collect();
         match arguments::Place::new(place.global_dims(), &pieces) {
             Ok(place) => self.value(place),
-            Err(error) => self.refuse(Some(Error::of_gpu(error))),
+            Err(error) => self.refuse(Some(Error::from_gpu(error))),
         }
     }
 
@@ -152,7 +152,7 @@ impl Kernel<'_> {
         // SAFETY: every address is of a tensor on this GPU. Written tensors have no other holder. Blocks return to
         // the pool in the order of the one stream that runs all kernels. The kernel tests assert that kernels stay
         // within their sizes and layouts.
-        unsafe { self.launch.run(grid, block) }.map_err(Error::of_gpu)?;
+        unsafe { self.launch.run(grid, block) }.map_err(Error::from_gpu)?;
         drop(self.step);
         Ok(())
     }
@@ -185,5 +185,5 @@ pub(crate) fn layout(dims: &[usize], operands: &[&Tensor]) -> Result<Layout> {
         })
         .collect::<Result<SmallVec<[SmallVec<[isize; 6]>; 3]>>>()?;
     let strides: SmallVec<[&[isize]; 3]> = strides.iter().map(SmallVec::as_slice).collect();
-    Layout::new(dims, &strides).map_err(Error::of_gpu)
+    Layout::new(dims, &strides).map_err(Error::from_gpu)
 }

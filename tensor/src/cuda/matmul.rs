@@ -4,7 +4,7 @@ use ferrotron_cuda::cublaslt::{Epilogue, Matrices, Order, Product};
 use ferrotron_cuda::gpu::Gpu;
 use smallvec::SmallVec;
 
-use super::copy::{copy, fill_zero};
+use super::copy::{copy, zero_fill};
 use crate::gemm::Accum;
 use crate::layout::{Dims, Layout};
 use crate::{DType, Error, Result, Tensor};
@@ -114,12 +114,12 @@ fn product_with_epilogue(
     let gpu = gpu(out)?;
     for call in calls(out, accum, lhs, rhs)? {
         let call = Product { epilogue, ..call };
-        if !gpu.products().supports(&call).map_err(Error::of_gpu)? {
+        if !gpu.products().supports(&call).map_err(Error::from_gpu)? {
             return Ok(false);
         }
         // SAFETY: as in `products`. There is one call. The epilogue's tensors have the declared sizes, and are either
         // uniquely held or only read.
-        unsafe { gpu.product(&call) }.map_err(Error::of_gpu)?;
+        unsafe { gpu.product(&call) }.map_err(Error::from_gpu)?;
     }
     Ok(true)
 }
@@ -130,7 +130,7 @@ fn products(out: &mut Tensor, accum: Accum, lhs: &Tensor, rhs: &Tensor) -> Resul
     for call in calls(out, accum, lhs, rhs)? {
         // SAFETY: the matrices are within the buffers by construction of the layouts, and no two elements of `out`, whose
         // buffer has no other holder, overlap. Memory comes back to the pool in the order of the one stream.
-        unsafe { gpu.product(&call) }.map_err(Error::of_gpu)?;
+        unsafe { gpu.product(&call) }.map_err(Error::from_gpu)?;
     }
     Ok(())
 }
@@ -192,7 +192,7 @@ fn nothing(out: &mut Tensor, accum: Accum, bias: Option<&Tensor>) -> Result<()> 
     match (accum, bias) {
         (Accum::Add, _) => Ok(()),
         (Accum::Replace, Some(bias)) => copy(&bias.broadcast_to(out.dims())?, out),
-        (Accum::Replace, None) if out.is_contiguous() => fill_zero(out),
+        (Accum::Replace, None) if out.is_contiguous() => zero_fill(out),
         (Accum::Replace, None) => copy(&Tensor::zeros(out.device(), out.dtype(), out.dims())?, out),
     }
 }

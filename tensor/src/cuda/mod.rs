@@ -32,7 +32,7 @@ use crate::Error;
 impl Error {
     /// Converts an error of the CUDA layer. There is no `From`: a second source type for `?` would make users
     /// annotate the result types of their closures.
-    pub fn of_gpu(error: ferrotron_cuda::Error) -> Error {
+    pub fn from_gpu(error: ferrotron_cuda::Error) -> Error {
         Error::device(error.op(), error.context())
     }
 }

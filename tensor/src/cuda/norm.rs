@@ -1,14 +1,14 @@
 //! Launches LayerNorm and RMSNorm.
 
 use super::kernel;
-use crate::ops::norm::{Gradients, Norm, Wanted};
+use crate::ops::norm::{GradSelection, Gradients, NormKind};
 use crate::{Result, Tensor};
 
 /// Threads of a block over columns.
 const COLUMNS: usize = 128;
 
 /// y, mean (empty for RMSNorm) and reciprocal standard deviation of each row of contiguous operands.
-pub(crate) fn forward<N: Norm>(
+pub(crate) fn forward<N: NormKind>(
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
@@ -36,25 +36,25 @@ pub(crate) fn forward<N: Norm>(
 }
 
 /// The selected gradients, from contiguous operands.
-pub(crate) fn backward<N: Norm>(
+pub(crate) fn backward<N: NormKind>(
     dy: &Tensor,
     x: &Tensor,
     statistics: (Option<&Tensor>, &Tensor),
     weight: &Tensor,
-    wanted: Wanted,
+    wanted: GradSelection,
 ) -> Result<Gradients> {
     let dx = match wanted {
-        Wanted::Weights => None,
+        GradSelection::Weights => None,
         _ => Some(backward_input::<N>(dy, x, statistics, weight)?),
     };
     let weights = match wanted {
-        Wanted::Input => None,
+        GradSelection::Input => None,
         _ => Some(backward_weights::<N>(dy, x, statistics, weight.numel())?),
     };
     Ok((dx, weights))
 }
 
-fn backward_input<N: Norm>(
+fn backward_input<N: NormKind>(
     dy: &Tensor,
     x: &Tensor,
     (mean, rstd): (Option<&Tensor>, &Tensor),
@@ -75,7 +75,7 @@ fn backward_input<N: Norm>(
     Ok(dx)
 }
 
-fn backward_weights<N: Norm>(
+fn backward_weights<N: NormKind>(
     dy: &Tensor,
     x: &Tensor,
     (mean, rstd): (Option<&Tensor>, &Tensor),

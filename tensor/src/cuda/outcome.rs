@@ -3,18 +3,18 @@
 use ferrotron_cuda::arguments;
 
 use super::kernel;
-use crate::ops::outcome::{OutcomeConfig, Overflow, StepSums};
+use crate::ops::outcome::{CheckStepConfig, OverflowPolicy, StepSums};
 use crate::{DType, Result, Tensor};
 
 /// Updates `step` from the sums, and writes the outcome to a row of `outcomes`.
-pub(crate) fn outcome(
+pub(crate) fn check_step(
     step: &mut Tensor,
     (outcomes, rows): (&mut Tensor, usize),
-    config: &OutcomeConfig,
+    config: &CheckStepConfig,
     sums: &StepSums,
 ) -> Result<()> {
-    let OutcomeConfig { tokens, loss_scale, max_norm, overflow } = *config;
-    let skips = u64::from(overflow == Overflow::Skips);
+    let CheckStepConfig { tokens, loss_scale, max_norm, overflow } = *config;
+    let skips = u64::from(overflow == OverflowPolicy::SkipStep);
     let rows = rows as u64;
     kernel(&step.device().clone(), "outcome", DType::F64, "outcome")?
         .output(step)

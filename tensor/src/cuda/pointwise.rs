@@ -87,7 +87,12 @@ pub(crate) fn compare(
 }
 
 /// `y`, contiguous, is `yes` where the u8 `condition` is not 0, else `no`; the operands are broadcast to it.
-pub(crate) fn select(condition: &Tensor, yes: &Tensor, no: &Tensor, y: &mut Tensor) -> Result<()> {
+pub(crate) fn where_cond(
+    condition: &Tensor,
+    yes: &Tensor,
+    no: &Tensor,
+    y: &mut Tensor,
+) -> Result<()> {
     let (n, layout) = (y.numel(), layout(y.dims(), &[condition, yes, no])?);
     kernel(yes.device(), "copy", by_size(yes.dtype()), "select")?
         .input(condition)

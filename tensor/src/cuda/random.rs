@@ -1,14 +1,14 @@
 //! Launches random fills and dropout, with the same random numbers as the CPU.
 
 use super::kernel;
-use crate::{Place, RandomKey, Result, Tensor};
+use crate::{RandomKey, Result, ShardSpec, Tensor};
 
 /// Fills `y` with the kernel `name`: "uniform" takes a lower bound and a width, "normal" a mean and a standard
 /// deviation.
 pub(crate) fn fill(
     name: &'static str,
     y: &mut Tensor,
-    place: &Place,
+    place: &ShardSpec,
     key: &RandomKey,
     [first, second]: [f64; 2],
 ) -> Result<()> {
@@ -28,7 +28,7 @@ pub(crate) fn dropout(
     x: &Tensor,
     y: &mut Tensor,
     key: &RandomKey,
-    place: &Place,
+    place: &ShardSpec,
     (last_dropped, scale): (u32, f64),
 ) -> Result<()> {
     let n = x.numel();

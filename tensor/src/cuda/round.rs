@@ -28,5 +28,5 @@ pub(crate) fn round(
 
 /// `to = from`, rounded to nearest.
 pub(crate) fn convert(from: &Tensor, to: &mut Tensor) -> Result<()> {
-    if from.dtype() == to.dtype() { to.write(from) } else { cast::cast(from, to) }
+    if from.dtype() == to.dtype() { to.copy_from(from) } else { cast::cast(from, to) }
 }

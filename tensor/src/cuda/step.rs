@@ -3,7 +3,7 @@
 use ferrotron_cuda::arguments;
 
 use super::kernel;
-use crate::ops::step::StepNumbers;
+use crate::ops::step::StepParams;
 use crate::{DType, Device, Error, Result, Tensor};
 
 /// Allocates device memory for the step parameters.
@@ -12,8 +12,8 @@ pub(crate) fn room(device: &Device) -> Result<Tensor> {
 }
 
 /// Writes the step parameters to device memory.
-pub(crate) fn set(step: &mut Tensor, numbers: &StepNumbers) -> Result<()> {
-    let StepNumbers { update, lr, grad_scale } = *numbers;
+pub(crate) fn set(step: &mut Tensor, numbers: &StepParams) -> Result<()> {
+    let StepParams { update, lr, grad_scale } = *numbers;
     let value = arguments::Step { number: update, update, lr, grad_scale, found_inf: 0 };
     let device = step.device().clone();
     // The parameters would be kernel arguments, which a captured graph freezes.

@@ -8,42 +8,44 @@ fn ranges_are_written_in_place_and_lie_end_to_end() -> Result<()> {
     let device = Device::cpu(1)?;
     let parts =
         [("a".to_string(), vec![2]), ("empty".to_string(), vec![0]), ("b".to_string(), vec![1, 3])];
-    let mut flat = Flat::new(&device, DType::F64, Category::Gradients, &parts)?;
-    assert_eq!(device.memory().of(Category::Gradients), 40);
+    let mut flat = FlatBuffer::new(&device, DType::F64, Category::Gradients, &parts)?;
+    assert_eq!(device.memory().bytes(Category::Gradients), 40);
     let pointer = flat.host_bytes_mut()?.as_ptr();
-    flat.update(2, |b| {
+    flat.with_mut(2, |b| {
         b.as_mut_slice::<f64>()?.copy_from_slice(&[1.0, 2.0, 3.0]);
         Ok(())
     })?;
     assert_eq!(flat.host_bytes_mut()?.as_ptr(), pointer);
-    assert_eq!(flat.elements(..)?.to_vec::<f64>()?, [0.0, 0.0, 1.0, 2.0, 3.0]);
-    assert_eq!((flat.span(0), flat.span(1), flat.span(2)), ((0, 2), (2, 0), (2, 3)));
+    assert_eq!(flat.slice(..)?.to_vec::<f64>()?, [0.0, 0.0, 1.0, 2.0, 3.0]);
+    assert_eq!((flat.range(0), flat.range(1), flat.range(2)), ((0, 2), (2, 0), (2, 3)));
     assert_eq!(device.memory().current, 40);
     let held = flat.tensor(0)?;
-    assert!(flat.update(0, |_| Ok(())).unwrap_err().to_string().contains("'a' cannot be written"));
+    assert!(
+        flat.with_mut(0, |_| Ok(())).unwrap_err().to_string().contains("'a' cannot be written")
+    );
     drop(held);
     assert!(flat.check_writable().is_ok());
     Ok(())
 }
 
-fn two(device: &Device) -> Result<Flat> {
+fn two(device: &Device) -> Result<FlatBuffer> {
     let parts = [("a".to_string(), vec![2]), ("b".to_string(), vec![3])];
-    Flat::new(device, DType::F32, Category::Weights, &parts)
+    FlatBuffer::new(device, DType::F32, Category::Weights, &parts)
 }
 
 #[test]
 fn a_panic_in_an_update_empties_the_flat() -> Result<()> {
     let device = Device::cpu(1)?;
     let mut flat = two(&device)?;
-    let update = || flat.update(0, |_| -> Result<()> { panic!("on purpose") });
+    let update = || flat.with_mut(0, |_| -> Result<()> { panic!("on purpose") });
     assert!(catch_unwind(AssertUnwindSafe(update)).is_err());
-    assert_eq!((flat.n_ranges(), flat.numel()), (0, 0));
-    assert!(flat.elements(..)?.numel() == 0 && flat.host_bytes_mut()?.is_empty());
+    assert_eq!((flat.len(), flat.numel()), (0, 0));
+    assert!(flat.slice(..)?.numel() == 0 && flat.host_bytes_mut()?.is_empty());
     assert_eq!(device.memory().current, 0);
     let mut flat = two(&device)?;
-    let update = || flat.update_elements(1..4, |_| -> Result<()> { panic!("on purpose") });
+    let update = || flat.with_slice_mut(1..4, |_| -> Result<()> { panic!("on purpose") });
     assert!(catch_unwind(AssertUnwindSafe(update)).is_err());
-    assert_eq!((flat.n_ranges(), flat.numel()), (0, 0));
+    assert_eq!((flat.len(), flat.numel()), (0, 0));
     assert_eq!(device.memory().current, 0);
     Ok(())
 }
@@ -52,23 +54,23 @@ fn a_panic_in_an_update_empties_the_flat() -> Result<()> {
 fn a_replaced_range_empties_the_flat() -> Result<()> {
     let device = Device::cpu(1)?;
     let mut flat = two(&device)?;
-    let error = flat.update(1, |tensor| {
+    let error = flat.with_mut(1, |tensor| {
         // The original tensor is dropped first, so that the allocator may reuse its address.
         *tensor = Tensor::zeros(&device, DType::F32, &[1])?;
         *tensor = Tensor::zeros(&device, DType::F32, &[3])?;
         Ok(())
     });
     assert!(error.unwrap_err().to_string().contains("replaced instead of written"));
-    assert_eq!(flat.n_ranges(), 0);
+    assert_eq!(flat.len(), 0);
     let mut flat = two(&device)?;
-    let error = flat.update_elements(.., |tensor| {
+    let error = flat.with_slice_mut(.., |tensor| {
         *tensor = Tensor::zeros(&device, DType::F32, &[5])?;
         Ok(())
     });
     assert!(error.unwrap_err().to_string().contains("replaced instead of written"));
-    assert_eq!((flat.n_ranges(), device.memory().current), (0, 0));
+    assert_eq!((flat.len(), device.memory().current), (0, 0));
     let huge = [("a".to_string(), vec![1 << 59]), ("b".to_string(), vec![1 << 59])];
-    assert!(Flat::new(&device, DType::F64, Category::Weights, &huge).is_err());
+    assert!(FlatBuffer::new(&device, DType::F64, Category::Weights, &huge).is_err());
     Ok(())
 }
 fn one(x: &mut Tensor) -> Result<()> {
@@ -80,16 +82,16 @@ fn one(x: &mut Tensor) -> Result<()> {
 fn whoever_reads_elements_keeps_their_ranges_from_being_written() -> Result<()> {
     let device = Device::cpu(1)?;
     let mut flat = two(&device)?;
-    let (current, first) = (device.memory().current, flat.elements(..1)?);
+    let (current, first) = (device.memory().current, flat.slice(..1)?);
     let message = |result: Result<()>| result.unwrap_err().to_string();
-    assert!(message(flat.update_elements(1..3, one)).contains("'a' cannot be written"));
-    assert!(message(flat.update(0, one)).contains("'a' cannot be written"));
+    assert!(message(flat.with_slice_mut(1..3, one)).contains("'a' cannot be written"));
+    assert!(message(flat.with_mut(0, one)).contains("'a' cannot be written"));
     assert_eq!(device.memory().current, current);
-    flat.update_elements(2.., one)?;
-    flat.update(1, one)?;
+    flat.with_slice_mut(2.., one)?;
+    flat.with_mut(1, one)?;
     drop(first);
-    flat.update_elements(.., one)?;
-    let parts = (flat.tensor(0)?, flat.elements(1..4)?, flat.elements(3..)?);
+    flat.with_slice_mut(.., one)?;
+    let parts = (flat.tensor(0)?, flat.slice(1..4)?, flat.slice(3..)?);
     // None of them may be written while another tensor reads the same range, whether or not the flat buffer still
     // exists.
     drop(flat);
@@ -108,40 +110,40 @@ fn whoever_reads_elements_keeps_their_ranges_from_being_written() -> Result<()> 
 fn a_copy_that_leaves_an_update_keeps_the_flat_from_being_written() -> Result<()> {
     let device = Device::cpu(1)?;
     let mut flat = two(&device)?;
-    let mut kept = flat.update_elements(1..3, |x| {
+    let mut kept = flat.with_slice_mut(1..3, |x| {
         one(x)?;
         Ok(x.clone())
     })?;
     assert!(!kept.is_unique() && kept.as_mut_slice::<f32>().is_err());
     for range in [0, 1] {
-        assert!(flat.update(range, one).is_err());
+        assert!(flat.with_mut(range, one).is_err());
     }
-    assert!(flat.update_elements(4.., one).is_err() && flat.check_writable().is_err());
-    assert_eq!(flat.elements(..)?.to_vec::<f32>()?, [0.0, 1.0, 1.0, 0.0, 0.0]);
+    assert!(flat.with_slice_mut(4.., one).is_err() && flat.check_writable().is_err());
+    assert_eq!(flat.slice(..)?.to_vec::<f32>()?, [0.0, 1.0, 1.0, 0.0, 0.0]);
     drop(kept);
-    flat.update_elements(4.., one)
+    flat.with_slice_mut(4.., one)
 }
 
 #[test]
 fn elements_of_any_ranges_are_found_and_lent() -> Result<()> {
     let device = Device::cpu(1)?;
     let parts = [0, 2, 0, 0, 3, 1, 0].map(|len| (format!("{len}"), vec![len]));
-    let mut flat = Flat::new(&device, DType::F32, Category::Weights, &parts)?;
+    let mut flat = FlatBuffer::new(&device, DType::F32, Category::Weights, &parts)?;
     let mut want = vec![0.0; 6];
     for (start, end) in (0..=6).flat_map(|end| (0..=end).map(move |start| (start, end))) {
         let value = (10 * start + end) as f32;
         want[start..end].fill(value);
         // Other ranges may be read meanwhile.
         let elsewhere = |(first, len): (usize, usize)| first + len <= start || end <= first;
-        let others = (0..parts.len()).filter(|&range| elsewhere(flat.span(range)));
+        let others = (0..parts.len()).filter(|&range| elsewhere(flat.range(range)));
         let others = others.map(|range| flat.tensor(range)).collect::<Result<Vec<_>>>()?;
-        flat.update_elements(start..end, |x| {
+        flat.with_slice_mut(start..end, |x| {
             x.as_mut_slice::<f32>()?.fill(value);
             Ok(())
         })?;
         drop(others);
-        assert_eq!(flat.elements(..)?.to_vec::<f32>()?, want, "{start}..{end}");
-        assert_eq!(flat.elements(start..end)?.to_vec::<f32>()?, want[start..end]);
+        assert_eq!(flat.slice(..)?.to_vec::<f32>()?, want, "{start}..{end}");
+        assert_eq!(flat.slice(start..end)?.to_vec::<f32>()?, want[start..end]);
         for (range, (name, dims)) in parts.iter().enumerate() {
             assert_eq!((flat.name(range), flat.tensor(range)?.dims()), (&name[..], &dims[..]));
         }
@@ -153,13 +155,13 @@ fn elements_of_any_ranges_are_found_and_lent() -> Result<()> {
 fn elements_that_are_not_there_are_an_error() -> Result<()> {
     let device = Device::cpu(1)?;
     let mut flat = two(&device)?;
-    assert_eq!((flat.elements(2..2)?.numel(), flat.elements(5..)?.numel()), (0, 0));
+    assert_eq!((flat.slice(2..2)?.numel(), flat.slice(5..)?.numel()), (0, 0));
     #[allow(clippy::reversed_empty_ranges)]
     for range in [2..6, 6..6, 4..2] {
-        assert!(flat.elements(range.clone()).is_err(), "{range:?}");
-        assert!(flat.update_elements(range.clone(), one).is_err(), "{range:?}");
+        assert!(flat.slice(range.clone()).is_err(), "{range:?}");
+        assert!(flat.with_slice_mut(range.clone(), one).is_err(), "{range:?}");
     }
-    assert!(flat.elements(..=usize::MAX).is_err());
-    assert_eq!(flat.n_ranges(), 2);
-    flat.update_elements(3..3, |x| x.fill_zero())
+    assert!(flat.slice(..=usize::MAX).is_err());
+    assert_eq!(flat.len(), 2);
+    flat.with_slice_mut(3..3, |x| x.zero_fill())
 }

@@ -17,7 +17,7 @@ impl Numbers {
     }
     fn fill<T: Element>(&mut self, len: usize) -> Vec<T> {
         let uniform = |bits: u64| bits as f64 / (1_u64 << 30) as f64 - 1.0;
-        (0..len).map(|_| T::from_acc(T::Acc::of(uniform(self.next())))).collect()
+        (0..len).map(|_| T::from_acc(T::Acc::from_f64(uniform(self.next())))).collect()
     }
 }
 
@@ -134,7 +134,7 @@ impl Case {
         let bias = self.bias.then(|| numbers.fill::<D>(n));
         if self.accum == Accum::Replace {
             // What is overwritten must not be read: a NaN would show.
-            let nan = D::from_acc(D::Acc::of(f64::NAN));
+            let nan = D::from_acc(D::Acc::from_f64(f64::NAN));
             (0..m).for_each(|i| {
                 (0..n).for_each(|j| {
                     let index = dst.index(i, j);
@@ -143,7 +143,7 @@ impl Case {
             });
         }
         let before = dst.data.clone();
-        let alpha = L::Acc::of(self.alpha);
+        let alpha = L::Acc::from_f64(self.alpha);
         // SAFETY: the matrices own their memory and do not overlap; the level is available.
         unsafe {
             let (lhs, rhs) = (lhs.view(), rhs.view());
@@ -335,7 +335,7 @@ fn bits<T: Element, D: Element<Acc = T::Acc>>(
         }
     }
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-    let (view, alpha) = (dst.view_mut(), T::Acc::of(0.3));
+    let (view, alpha) = (dst.view_mut(), T::Acc::from_f64(0.3));
     let (lhs, rhs) = (part.lhs, part.rhs);
     // SAFETY: the matrices own their memory and do not overlap; the level is available.
     pool.install(|| unsafe {

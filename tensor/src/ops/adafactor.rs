@@ -22,12 +22,15 @@ mod means;
 #[cfg(test)]
 mod tests;
 
-pub use means::{Decay, MeanOf, matrix_factors, update_mean_squares, update_means, vector_factors};
+pub use means::{
+    NormalizeBy, SecondMomentDecay, matrix_factors, update_mean_squares, update_means,
+    vector_factors,
+};
 
 use super::adamw::CHUNK;
 use super::rows::for_rows;
 use super::sq_norm::sq_norm_block;
-use super::step::{Step, StepNumbers, check_vectors, dispatch_update};
+use super::step::{DeviceStepParams, StepParams, check_vectors, dispatch_update};
 use crate::disjoint::Disjoint;
 use crate::simd::vectorized;
 use crate::{DType, Device, Element, Error, Real, Result, Tensor, cuda, dispatch_float};
@@ -38,7 +41,7 @@ const LANES: usize = 16;
 
 /// The last two dims of a tensor, as contiguous matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Matrices {
+pub struct MatrixBatch {
     /// Number of matrices.
     pub count: usize,
     /// Rows of each.
@@ -47,20 +50,20 @@ pub struct Matrices {
     pub columns: usize,
 }
 
-impl Matrices {
+impl MatrixBatch {
     /// The matrices of a tensor of `dims`; one matrix of a single row if there are fewer than two dims.
     ///
     /// ```
-    /// use ferrotron_tensor::ops::adafactor::Matrices;
-    /// assert_eq!(Matrices::of(&[5, 2, 3]), Matrices { count: 5, rows: 2, columns: 3 });
-    /// assert_eq!(Matrices::of(&[7]), Matrices { count: 1, rows: 1, columns: 7 });
+    /// use ferrotron_tensor::ops::adafactor::MatrixBatch;
+    /// assert_eq!(MatrixBatch::from_dims(&[5, 2, 3]), MatrixBatch { count: 5, rows: 2, columns: 3 });
+    /// assert_eq!(MatrixBatch::from_dims(&[7]), MatrixBatch { count: 1, rows: 1, columns: 7 });
     /// ```
-    pub fn of(dims: &[usize]) -> Matrices {
+    pub fn from_dims(dims: &[usize]) -> MatrixBatch {
         match dims {
             [outer @ .., rows, columns] => {
-                Matrices { count: outer.iter().product(), rows: *rows, columns: *columns }
+                MatrixBatch { count: outer.iter().product(), rows: *rows, columns: *columns }
             }
-            _ => Matrices { count: 1, rows: 1, columns: dims.iter().product() },
+            _ => MatrixBatch { count: 1, rows: 1, columns: dims.iter().product() },
         }
     }
 
@@ -91,9 +94,9 @@ impl Matrices {
 /// Factors of the gradient: the element in row i and column j is multiplied by `rows[i] * columns[j]`. Both are in
 /// the accumulator type.
 #[derive(Debug)]
-pub struct Factors {
+pub struct RowColFactors {
     /// Shape of the parameter.
-    pub shape: Matrices,
+    pub shape: MatrixBatch,
     /// One factor per row of each matrix.
     pub rows: Tensor,
     /// One factor per column of each matrix.
@@ -129,19 +132,19 @@ pub struct SquareSums {
 /// Errors if the lengths do not match `shape`.
 ///
 /// ```
-/// use ferrotron_tensor::ops::adafactor::{Matrices, square_sums};
+/// use ferrotron_tensor::ops::adafactor::{MatrixBatch, square_sums};
 /// use ferrotron_tensor::{DType, Device, Tensor};
 /// let device = Device::cpu(1)?;
 /// let grads = Tensor::from_slice(&device, &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0], &[6])?;
 /// let mut rows = Tensor::empty(&device, DType::F64, &[2])?;
 /// let mut columns = Tensor::empty(&device, DType::F64, &[3])?;
-/// square_sums(&Matrices::of(&[2, 3]), &grads, &mut rows, &mut columns)?;
+/// square_sums(&MatrixBatch::from_dims(&[2, 3]), &grads, &mut rows, &mut columns)?;
 /// assert_eq!(rows.to_f64()?, [14.0, 77.0]);
 /// assert_eq!(columns.to_f64()?, [17.0, 29.0, 45.0]);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 pub fn square_sums(
-    shape: &Matrices,
+    shape: &MatrixBatch,
     grads: &Tensor,
     rows: &mut Tensor,
     columns: &mut Tensor,
@@ -159,7 +162,7 @@ pub fn square_sums(
 
 fn sum_squares<G: Element>(
     device: &Device,
-    shape: &Matrices,
+    shape: &MatrixBatch,
     grads: &[G],
     rows: &mut [f64],
     columns: &mut [f64],
@@ -184,8 +187,12 @@ fn sum_squares<G: Element>(
 /// The sum of squares of the unclipped update, as one f64 element.
 ///
 /// Errors if the lengths do not match the factors' shape.
-pub fn update_sq_norm(step: &Step, grads: &Tensor, factors: &Factors) -> Result<Tensor> {
-    let Factors { shape, rows, columns } = factors;
+pub fn update_sq_norm(
+    step: &DeviceStepParams,
+    grads: &Tensor,
+    factors: &RowColFactors,
+) -> Result<Tensor> {
+    let RowColFactors { shape, rows, columns } = factors;
     shape.check(grads, rows, columns)?;
     if grads.device().gpu().is_some() {
         return cuda::adafactor::update_sq_norm(step.gpu()?, grads, factors);
@@ -201,7 +208,7 @@ pub fn update_sq_norm(step: &Step, grads: &Tensor, factors: &Factors) -> Result<
 
 fn sum_updates<G: Element>(
     device: &Device,
-    shape: &Matrices,
+    shape: &MatrixBatch,
     grads: &[G],
     grad_scale: f64,
     rows: &[G::Acc],
@@ -226,14 +233,14 @@ fn sum_updates<G: Element>(
 /// Errors if the lengths do not match the factors' shape, or the dtypes are not supported.
 pub fn adafactor(
     config: &Adafactor,
-    step: &Step,
+    step: &DeviceStepParams,
     weights: &mut Tensor,
     grads: &Tensor,
-    factors: &Factors,
+    factors: &RowColFactors,
     sums: &SquareSums,
     mean: Option<&mut Tensor>,
 ) -> Result<()> {
-    let Factors { shape, rows, columns } = factors;
+    let RowColFactors { shape, rows, columns } = factors;
     shape.check(grads, rows, columns)?;
     shape.check(weights, rows, columns)?;
     if let Some(mean) = mean.as_ref().filter(|mean| mean.numel() != weights.numel()) {
@@ -275,7 +282,7 @@ impl Size {
     /// The factors from the sums of squares of weights and update, each over `numel` elements.
     fn new(
         config: &Adafactor,
-        numbers: &StepNumbers,
+        numbers: &StepParams,
         weights: Option<f64>,
         update: f64,
         numel: usize,
@@ -292,10 +299,10 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>>(
     size: Size,
     weights: &mut Tensor,
     grads: &Tensor,
-    factors: &Factors,
+    factors: &RowColFactors,
     mean: &mut [T::Acc],
 ) -> Result<()> {
-    let a = T::Acc::of;
+    let a = T::Acc::from_f64;
     let (keep, beta1, one_minus_beta1) = (a(size.keep), a(beta1), a(1.0 - beta1));
     let (shape, has_mean, device) = (&factors.shape, !mean.is_empty(), grads.device());
     let (factor_rows, columns) = (factors.rows.as_slice::<T::Acc>()?, factors.columns.as_slice()?);

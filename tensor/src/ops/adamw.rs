@@ -9,7 +9,7 @@
 //! the number of threads.
 
 use super::round::check_pair;
-use super::step::{Step, StepNumbers, check_vectors, dispatch_update};
+use super::step::{DeviceStepParams, StepParams, check_vectors, dispatch_update};
 use crate::disjoint::Disjoint;
 use crate::simd::vectorized;
 use crate::{Element, Error, Real, Result, Tensor, cuda};
@@ -58,11 +58,11 @@ struct Coefficients<A> {
 ///
 /// ```
 /// use ferrotron_tensor::ops::adamw::{AdamW, adamw};
-/// use ferrotron_tensor::ops::step::{Step, StepNumbers};
+/// use ferrotron_tensor::ops::step::{DeviceStepParams, StepParams};
 /// use ferrotron_tensor::{DType, Device, Tensor};
 /// let device = Device::cpu(1)?;
 /// let config = AdamW { weight_decay: 0.0, ..AdamW::default() };
-/// let step = Step::new(&device, &StepNumbers { update: 1, lr: 0.1, grad_scale: 1.0 })?;
+/// let step = DeviceStepParams::new(&device, &StepParams { update: 1, lr: 0.1, grad_scale: 1.0 })?;
 /// let number = |x| Tensor::full(&device, DType::F64, &[1], x);
 /// let (mut w, mut m, mut v) = (number(1.0)?, number(0.0)?, number(0.0)?);
 /// adamw(&config, &step, &mut w, &number(3.0)?, &mut m, &mut v, None)?;
@@ -71,7 +71,7 @@ struct Coefficients<A> {
 /// ```
 pub fn adamw(
     config: &AdamW,
-    step: &Step,
+    step: &DeviceStepParams,
     weights: &mut Tensor,
     grads: &Tensor,
     m: &mut Tensor,
@@ -116,16 +116,16 @@ pub fn adamw(
 
 fn step_all<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
     config: &AdamW,
-    numbers: &StepNumbers,
+    numbers: &StepParams,
     weights: &mut Tensor,
     grads: &[G],
     [m, v]: [&mut Tensor; 2],
     copy: Option<&mut [D]>,
 ) -> Result<()> {
     let AdamW { beta1, beta2, eps, weight_decay } = *config;
-    let StepNumbers { update, lr, grad_scale } = *numbers;
+    let StepParams { update, lr, grad_scale } = *numbers;
     let power = |beta: f64| beta.powf(update as f64);
-    let a = T::Acc::of;
+    let a = T::Acc::from_f64;
     let coefficients = Coefficients {
         grad_scale: a(grad_scale),
         beta1: a(beta1),
@@ -205,8 +205,8 @@ mod tests {
     use crate::ops::testing::{bits, message, tensor, values};
     use crate::{DType, Device};
 
-    fn step(device: &Device, update: u64, lr: f64, grad_scale: f64) -> Step {
-        Step::new(device, &StepNumbers { update, lr, grad_scale }).unwrap()
+    fn step(device: &Device, update: u64, lr: f64, grad_scale: f64) -> DeviceStepParams {
+        DeviceStepParams::new(device, &StepParams { update, lr, grad_scale }).unwrap()
     }
 
     #[test]

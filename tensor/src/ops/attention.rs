@@ -27,9 +27,9 @@ pub use merge::merge_attention;
 use crate::cuda;
 use crate::disjoint::Disjoint;
 use crate::tensor::{check_device, check_pair};
-use crate::{Element, Error, Place, RandomKey, Result, Scalar, Tensor, dispatch_float};
+use crate::{Element, Error, RandomKey, Result, Scalar, ShardSpec, Tensor, dispatch_float};
 pub(crate) use tile::Shape;
-use tile::{Call, Target, View};
+use tile::{AttentionOperands, HeadView, Target};
 
 /// The keys visible to a query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,12 +68,12 @@ impl AttentionConfig {
 pub struct AttentionDropout {
     pub(crate) p: f64,
     pub(crate) key: RandomKey,
-    pub(crate) place: Place,
+    pub(crate) place: ShardSpec,
 }
 
 impl AttentionDropout {
     /// Creates the dropout. Errors unless 0 <= p < 1 and `place` has the four dims (B, H, T, S).
-    pub fn new(p: f64, key: RandomKey, place: Place) -> Result<AttentionDropout> {
+    pub fn new(p: f64, key: RandomKey, place: ShardSpec) -> Result<AttentionDropout> {
         if !(0.0..1.0).contains(&p) {
             return Err(Error::value(OP, format!("dropout must be in 0 <= p < 1, got {p}")));
         }
@@ -151,7 +151,7 @@ pub fn attention(
     dispatch_float!(OP, q.dtype(), T => {
         type Acc = <T as Element>::Acc;
         let mut lse = Tensor::empty(device, Acc::DTYPE, &[batch, heads, queries])?;
-        let call = Call::<T>::new(shape, View::of(&q)?, View::of(&k)?, View::of(&v)?, config);
+        let call = AttentionOperands::<T>::new(shape, HeadView::from_tensor(&q)?, HeadView::from_tensor(&k)?, HeadView::from_tensor(&v)?, config);
         let target = Disjoint::new(out.as_mut_slice::<T>()?);
         let to = Target::dense(&target, queries, heads, width);
         forward::run(device, &call, to, Disjoint::new(lse.as_mut_slice::<Acc>()?))?;
@@ -278,8 +278,15 @@ fn write_gradients<T: Element>(
     targets: [Target<'_, T>; 3],
 ) -> Result<()> {
     let Operands { q, k, v, dout, out, lse } = operands;
-    let call = Call::<T>::new(shape, View::of(q)?, View::of(k)?, View::of(v)?, config);
-    let outputs = (View::of(dout)?, View::of(out)?, lse.as_slice::<T::Acc>()?);
+    let call = AttentionOperands::<T>::new(
+        shape,
+        HeadView::from_tensor(q)?,
+        HeadView::from_tensor(k)?,
+        HeadView::from_tensor(v)?,
+        config,
+    );
+    let outputs =
+        (HeadView::from_tensor(dout)?, HeadView::from_tensor(out)?, lse.as_slice::<T::Acc>()?);
     backward::run(q.device(), &call, outputs, targets)
 }
 

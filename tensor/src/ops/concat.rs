@@ -69,7 +69,7 @@ pub fn pad_narrow(dy: &Tensor, dim: isize, start: usize, full: usize) -> Result<
 /// Overwrites the narrow view of the contiguous, unique `y` that begins at `start` along `dim`.
 fn copy_in(y: &mut Tensor, dim: usize, start: usize, part: &Tensor) -> Result<()> {
     if y.device().gpu().is_some() {
-        return y.narrow_mut(dim as isize, start, part.dims()[dim], |place| place.write(part));
+        return y.narrow_mut(dim as isize, start, part.dims()[dim], |place| place.copy_from(part));
     }
     dispatch_any!(part.dtype(), T => copy_in_slice::<T>(y, dim, start, part))
 }

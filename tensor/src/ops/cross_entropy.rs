@@ -17,7 +17,7 @@ mod rows;
 mod shard;
 mod targets;
 
-pub use shard::{JoinShards, VocabShard};
+pub use shard::{VocabAllReduce, VocabShard};
 pub(crate) use targets::{RowLosses, Targets, joined};
 
 use crate::tensor::check_device;
@@ -53,13 +53,13 @@ pub struct CrossEntropy {
 /// Reads the targets, so it synchronizes with a GPU.
 ///
 /// ```
-/// use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, counted};
+/// use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, num_valid_tokens};
 /// use ferrotron_tensor::{Device, Tensor};
 /// let targets = Tensor::from_slice(&Device::cpu(1)?, &[3_i64, -100, 0], &[3])?;
-/// assert_eq!(counted(&targets, &CrossEntropyConfig::default())?, 2);
+/// assert_eq!(num_valid_tokens(&targets, &CrossEntropyConfig::default())?, 2);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-pub fn counted(targets: &Tensor, config: &CrossEntropyConfig) -> Result<usize> {
+pub fn num_valid_tokens(targets: &Tensor, config: &CrossEntropyConfig) -> Result<usize> {
     let ignored = usize::try_from(config.ignore_index).ok();
     dispatch_index!("cross_entropy", targets.dtype(), I => {
         let counts = |target: &&I| target.index().is_some_and(|class| Some(class) != ignored);
@@ -92,12 +92,12 @@ pub fn cross_entropy(
 ///
 /// ```
 /// use ferrotron_tensor::ops::cross_entropy::{
-///     CrossEntropyConfig, JoinShards, VocabShard, cross_entropy_shard,
+///     CrossEntropyConfig, VocabAllReduce, VocabShard, cross_entropy_shard,
 /// };
 /// use ferrotron_tensor::{Device, Result, Tensor};
 /// /// One process that holds the only shard.
 /// struct Alone;
-/// impl JoinShards for Alone {
+/// impl VocabAllReduce for Alone {
 ///     fn max(&self, per_token: Tensor) -> Result<Tensor> {
 ///         Ok(per_token)
 ///     }
@@ -118,7 +118,7 @@ pub fn cross_entropy_shard(
     logits: &Tensor,
     targets: &Tensor,
     config: &CrossEntropyConfig,
-    shard: (VocabShard, &dyn JoinShards),
+    shard: (VocabShard, &dyn VocabAllReduce),
 ) -> Result<CrossEntropy> {
     forward(logits, targets, config, Some(shard))
 }
@@ -127,12 +127,12 @@ fn forward(
     logits: &Tensor,
     targets: &Tensor,
     config: &CrossEntropyConfig,
-    shard: Option<(VocabShard, &dyn JoinShards)>,
+    shard: Option<(VocabShard, &dyn VocabAllReduce)>,
 ) -> Result<CrossEntropy> {
     const OP: &str = "cross_entropy";
     let classes = check(OP, logits, targets)?;
     let (shard, join) = shard.unzip();
-    let shard = shard.unwrap_or_else(|| VocabShard::whole(classes));
+    let shard = shard.unwrap_or_else(|| VocabShard::unsharded(classes));
     let rows = Targets::new(OP, targets, classes, shard, config)?;
     let logits = logits.contiguous()?.as_matrix()?;
     let mut found = RowLosses::new(&logits, targets.numel())?;
@@ -178,7 +178,7 @@ fn backward(
         let message = format!("lse is {:?}, targets {:?}", lse.dims(), targets.dims());
         return Err(Error::shape(OP, message));
     }
-    let shard = shard.unwrap_or_else(|| VocabShard::whole(classes));
+    let shard = shard.unwrap_or_else(|| VocabShard::unsharded(classes));
     let rows = Targets::new(OP, targets, classes, shard, config)?;
     let dims = logits.dims().to_vec();
     let matrix = logits.as_matrix()?;

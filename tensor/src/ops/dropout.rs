@@ -6,20 +6,20 @@
 use super::random::{for_stretches, keep_some, last_dropped};
 use super::rows::for_rows;
 use crate::cuda;
-use crate::{Element, Error, Place, RandomKey, Real, Result, Tensor, dispatch_float};
+use crate::{Element, Error, RandomKey, Real, Result, ShardSpec, Tensor, dispatch_float};
 
 /// Drops elements of `x` with probability `p` in [0, 1] and divides the others by 1 - p. `place` is the shard of the
 /// global tensor that `x` holds. Applied to dy, it is its own gradient.
 ///
 /// ```
-/// use ferrotron_tensor::{DType, Device, Place, RandomKey, Tensor, ops::dropout::dropout};
+/// use ferrotron_tensor::{DType, Device, ShardSpec, RandomKey, Tensor, ops::dropout::dropout};
 /// let x = Tensor::full(&Device::cpu(1)?, DType::F32, &[1000], 1.0)?;
 /// let key = RandomKey::new(1234, 0, "blocks.0.dropout");
-/// let y = dropout(&x, 0.5, &key, &Place::whole(&[1000]))?.to_vec::<f32>()?;
+/// let y = dropout(&x, 0.5, &key, &ShardSpec::unsharded(&[1000]))?.to_vec::<f32>()?;
 /// assert!(y.iter().all(|&y| y == 0.0 || y == 2.0));
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-pub fn dropout(x: &Tensor, p: f64, key: &RandomKey, place: &Place) -> Result<Tensor> {
+pub fn dropout(x: &Tensor, p: f64, key: &RandomKey, place: &ShardSpec) -> Result<Tensor> {
     if !(0.0..=1.0).contains(&p) {
         return Err(Error::value("dropout", format!("a probability is on [0, 1], got {p}")));
     }
@@ -43,7 +43,7 @@ pub fn dropout(x: &Tensor, p: f64, key: &RandomKey, place: &Place) -> Result<Ten
     }
     dispatch_float!("dropout", x.dtype(), T => {
         let elements = x.as_slice::<T>()?;
-        let scale = <T as Element>::Acc::of(1.0 / (1.0 - p));
+        let scale = <T as Element>::Acc::from_f64(1.0 / (1.0 - p));
         for_rows(x.device(), (y.as_mut_slice::<T>()?, width), elements.len(), |first, out| {
             let x = &elements[first * width..][..out.len()];
             for_stretches(place, first, out.len() / width, |global, range| {
@@ -64,7 +64,7 @@ mod tests {
     fn elements_are_kept_by_their_global_bits() {
         let device = Device::cpu(2).unwrap();
         let key = RandomKey::new(1, 2, "dropout");
-        let place = Place::new(&[9, 50], &[&[(1, 7)], &[(2, 3), (10, 38)]]).unwrap();
+        let place = ShardSpec::new(&[9, 50], &[&[(1, 7)], &[(2, 3), (10, 38)]]).unwrap();
         let x = values(7 * 41, 1);
         let global: Vec<u64> = (0..7)
             .flat_map(|row| place.runs(row).flat_map(|(i, n)| i..i + n as u64).collect::<Vec<_>>())
@@ -84,8 +84,8 @@ mod tests {
         let key = RandomKey::new(1, 2, "dropout");
         assert_same_bits("dropout", |device| {
             let x = tensor(device, DType::F32, &[200, 101], &values(20_200, 1));
-            let whole = dropout(&x, 0.1, &key, &Place::whole(&[200, 101]))?;
-            let place = Place::new(&[200, 101], &[&[(3, 190)], &[(7, 90)]])?;
+            let whole = dropout(&x, 0.1, &key, &ShardSpec::unsharded(&[200, 101]))?;
+            let place = ShardSpec::new(&[200, 101], &[&[(3, 190)], &[(7, 90)]])?;
             let part = x.narrow(0, 3, 190)?.narrow(1, 7, 90)?;
             let part = dropout(&part, 0.1, &key, &place)?;
             assert_eq!(bits(&part), bits(&whole.narrow(0, 3, 190)?.narrow(1, 7, 90)?));
@@ -101,7 +101,7 @@ mod tests {
     fn certain_probabilities_draw_nothing_and_others_are_refused() {
         let device = Device::cpu(1).unwrap();
         let x = tensor(&device, DType::F32, &[2], &[1.0, f64::INFINITY]);
-        let (key, place) = (RandomKey::new(0, 0, ""), Place::whole(&[2]));
+        let (key, place) = (RandomKey::new(0, 0, ""), ShardSpec::unsharded(&[2]));
         assert_eq!(dropout(&x, 0.0, &key, &place).unwrap().buffer_id(), x.buffer_id());
         assert_eq!(dropout(&x, 1.0, &key, &place).unwrap().to_f64().unwrap(), [0.0, 0.0]);
         for p in [-0.1, 1.1, f64::NAN] {
@@ -111,7 +111,7 @@ mod tests {
             );
         }
         assert_eq!(
-            message(dropout(&x, 0.5, &key, &Place::whole(&[3]))),
+            message(dropout(&x, 0.5, &key, &ShardSpec::unsharded(&[3]))),
             "dropout: x is [2], its place [3]"
         );
     }

@@ -31,7 +31,7 @@ use crate::{Element, Error, Result, Scalar, Tensor, dispatch_any, dispatch_float
 /// ```
 pub fn embedding(weight: &Tensor, ids: &Tensor) -> Result<Tensor> {
     let rows = check_table("embedding", weight)?.0;
-    embedding_shard(weight, ids, VocabShard::whole(rows))
+    embedding_shard(weight, ids, VocabShard::unsharded(rows))
 }
 
 /// [`embedding`] of a sharded table, where `weight` (V, C) holds the shard's rows: zeros for the ids of other shards.
@@ -79,7 +79,7 @@ pub fn embedding_shard(weight: &Tensor, ids: &Tensor, shard: VocabShard) -> Resu
 /// accumulator dtype of dy.
 pub fn embedding_backward(dy: &Tensor, ids: &Tensor, dweight: &mut Tensor) -> Result<()> {
     let rows = check_table(OP_BACKWARD, dweight)?.0;
-    embedding_shard_backward(dy, ids, VocabShard::whole(rows), dweight)
+    embedding_shard_backward(dy, ids, VocabShard::unsharded(rows), dweight)
 }
 
 /// [`embedding_backward`] of [`embedding_shard`]: adds to the rows of this shard.
@@ -111,7 +111,7 @@ pub fn embedding_shard_backward(
         return cuda::index::add(OP, &dy, &ids.contiguous()?, dweight, sizes, bounds);
     }
     let list = held_rows(OP, ids, rows, shard)?;
-    if dy.device().is_dry() {
+    if dy.device().is_fake() {
         return Ok(()); // the groups of ids would take memory for every row of the table
     }
     dispatch_float!(OP, dy.dtype(), T => {
@@ -169,7 +169,7 @@ fn add<W: Element, T: Element<Acc = W::Acc>>(
     for_rows(device, (&mut tasks, 1), source.len(), |_, tasks| {
         for (first, part) in tasks {
             for (i, row) in part.chunks_exact_mut(width.max(1)).enumerate() {
-                add_rows::<W, T>(row, source, groups.of(*first + i));
+                add_rows::<W, T>(row, source, groups.positions(*first + i));
             }
         }
     });
@@ -180,7 +180,7 @@ fn add<W: Element, T: Element<Acc = W::Acc>>(
 mod tests {
     use super::*;
     use crate::ops::testing::*;
-    use crate::{DType, Device, balanced};
+    use crate::{DType, Device, partition_range};
 
     #[test]
     fn rows_and_their_gradient_equal_naive_ones() {
@@ -245,7 +245,7 @@ mod tests {
                 let mut dweight = weight.copy().unwrap();
                 embedding_backward(&dy, &ids, &mut dweight).unwrap();
                 for rank in 0..shards {
-                    let own = balanced(v, shards, rank);
+                    let own = partition_range(v, shards, rank);
                     let shard = VocabShard { offset: own.start, global: v, shards };
                     let part = weight.narrow(0, own.start, own.len()).unwrap();
                     let held = |t: usize| own.contains(&(list[t] as usize));

@@ -209,7 +209,7 @@ pub fn index_add(dy: &Tensor, dim: isize, ids: &Tensor, size: usize) -> Result<T
         for_rows(dy.device(), (dx.as_mut_slice::<T>()?, inner), source.len(), |first, rows| {
             for (i, row) in rows.chunks_exact_mut(inner).enumerate() {
                 let (block, id) = ((first + i) / size, (first + i) % size);
-                add_rows(row, &source[block * count * inner..], groups.of(id));
+                add_rows(row, &source[block * count * inner..], groups.positions(id));
             }
         });
     });
@@ -240,7 +240,7 @@ impl Groups {
     }
 
     /// The positions of `id`.
-    pub(crate) fn of(&self, id: usize) -> &[usize] {
+    pub(crate) fn positions(&self, id: usize) -> &[usize] {
         &self.positions[self.starts[id]..self.starts[id + 1]]
     }
 

@@ -4,12 +4,12 @@
 //! A gradient needs x, mean, rstd and weight. Everything is computed in Acc (f32; f64 for f64), and mean and rstd are
 //! stored in it. Formulas and kernels: `norm.rs`, shared with RMSNorm.
 
-use super::norm::{self, Norm, Wanted};
+use super::norm::{self, GradSelection, NormKind};
 use crate::{Result, Tensor};
 
 struct Layer;
 
-impl Norm for Layer {
+impl NormKind for Layer {
     const OP: &'static str = "layer_norm";
     const OP_BACKWARD: &'static str = "layer_norm_backward";
     const CENTRED: bool = true;
@@ -46,7 +46,7 @@ pub fn layer_norm_backward(
     rstd: &Tensor,
     weight: &Tensor,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    match norm::backward::<Layer>(dy, x, Some(mean), rstd, weight, Wanted::All)? {
+    match norm::backward::<Layer>(dy, x, Some(mean), rstd, weight, GradSelection::All)? {
         (Some(dx), Some((dweight, dbias))) => Ok((dx, dweight, dbias)),
         _ => unreachable!("all gradients were wanted"),
     }
@@ -60,7 +60,7 @@ pub fn layer_norm_backward_input(
     rstd: &Tensor,
     weight: &Tensor,
 ) -> Result<Tensor> {
-    match norm::backward::<Layer>(dy, x, Some(mean), rstd, weight, Wanted::Input)? {
+    match norm::backward::<Layer>(dy, x, Some(mean), rstd, weight, GradSelection::Input)? {
         (Some(dx), _) => Ok(dx),
         _ => unreachable!("dx was wanted"),
     }
@@ -74,7 +74,7 @@ pub fn layer_norm_backward_weights(
     rstd: &Tensor,
     weight: &Tensor,
 ) -> Result<(Tensor, Tensor)> {
-    match norm::backward::<Layer>(dy, x, Some(mean), rstd, weight, Wanted::Weights)? {
+    match norm::backward::<Layer>(dy, x, Some(mean), rstd, weight, GradSelection::Weights)? {
         (_, Some(weights)) => Ok(weights),
         _ => unreachable!("the weights' gradients were wanted"),
     }

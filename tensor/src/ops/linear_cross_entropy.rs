@@ -10,7 +10,7 @@
 //! Products and exponentials accumulate in `Element::Acc`, the loss in f64 in the order of the tokens. Loss, lse and
 //! dx do not depend on the limit, bitwise; dW is summed in the order of the chunks.
 
-use super::cross_entropy::{CrossEntropyConfig, JoinShards, RowLosses, Targets, VocabShard};
+use super::cross_entropy::{CrossEntropyConfig, RowLosses, Targets, VocabAllReduce, VocabShard};
 use super::matmul::{Accum, matmul_into};
 use crate::tensor::{check_device, check_pair};
 use crate::{Category, Error, Result, Tensor};
@@ -23,19 +23,19 @@ pub struct LinearCrossEntropy {
     /// ln sum_j e^(logit_j) of every token over all shards, with the dims of the targets, in the accumulator dtype.
     pub lse: Tensor,
     /// Saved state for [`linear_cross_entropy_backward`].
-    pub kept: KeptLogits,
+    pub kept: SavedLogits,
 }
 
 /// State saved for backward: the logits of all tokens, if they fit the limit, the chunk size and the vocabulary
 /// shard.
 #[derive(Debug)]
-pub struct KeptLogits {
+pub struct SavedLogits {
     logits: Option<Tensor>,
     chunk: usize,
     shard: VocabShard,
 }
 
-impl KeptLogits {
+impl SavedLogits {
     /// The logits (N, V), if they were saved.
     pub fn logits(&self) -> Option<&Tensor> {
         self.logits.as_ref()
@@ -48,7 +48,7 @@ impl KeptLogits {
 }
 
 /// A callback that consumes the gradient of the input.
-pub type TakeGradient<'a> = &'a mut dyn FnMut(Tensor) -> Result<()>;
+pub type GradSink<'a> = &'a mut dyn FnMut(Tensor) -> Result<()>;
 
 /// The gradients that [`linear_cross_entropy_backward`] computes.
 pub struct Gradients<'a> {
@@ -57,7 +57,7 @@ pub struct Gradients<'a> {
     pub scale: &'a Tensor,
     /// Consumes dx, if needed. It is called as soon as dx is complete, before the last product of dW, so that the
     /// reduction over the shards can overlap.
-    pub input: Option<TakeGradient<'a>>,
+    pub input: Option<GradSink<'a>>,
     /// Destination of dW: a unique (V, C) in the dtype of the weight or, for 16-bit weights, in f32.
     pub weight: Option<(&'a mut Tensor, Accum)>,
 }
@@ -99,7 +99,7 @@ impl Problem {
             ));
         }
         let classes = weight.dims()[0];
-        let shard = shard.unwrap_or_else(|| VocabShard::whole(classes));
+        let shard = shard.unwrap_or_else(|| VocabShard::unsharded(classes));
         Ok(Problem {
             x: x.as_matrix()?,
             weight: weight.clone(),
@@ -164,7 +164,7 @@ pub fn linear_cross_entropy_shard(
     targets: &Tensor,
     config: &CrossEntropyConfig,
     max_logits_bytes: usize,
-    shard: (VocabShard, &dyn JoinShards),
+    shard: (VocabShard, &dyn VocabAllReduce),
 ) -> Result<LinearCrossEntropy> {
     forward(x, weight, targets, config, max_logits_bytes, Some(shard))
 }
@@ -175,7 +175,7 @@ fn forward(
     targets: &Tensor,
     config: &CrossEntropyConfig,
     max_logits_bytes: usize,
-    shard: Option<(VocabShard, &dyn JoinShards)>,
+    shard: Option<(VocabShard, &dyn VocabAllReduce)>,
 ) -> Result<LinearCrossEntropy> {
     const OP: &str = "linear_cross_entropy";
     let (shard, join) = shard.unzip();
@@ -191,7 +191,7 @@ fn forward(
         problem.targets.forward(&logits, first, join, &mut found)?;
         kept = (fit >= problem.tokens).then_some(logits);
     }
-    let kept = KeptLogits { logits: kept, chunk, shard: problem.shard };
+    let kept = SavedLogits { logits: kept, chunk, shard: problem.shard };
     let (loss, lse) = (found.total()?, found.lse.reshape(targets.dims())?);
     Ok(LinearCrossEntropy { loss, lse, kept })
 }
@@ -201,7 +201,7 @@ fn forward(
 ///
 /// For [`linear_cross_entropy_shard`], dx is this shard's term of the sum over the shards.
 pub fn linear_cross_entropy_backward(
-    kept: KeptLogits,
+    kept: SavedLogits,
     x: &Tensor,
     weight: &Tensor,
     targets: &Tensor,
@@ -210,7 +210,7 @@ pub fn linear_cross_entropy_backward(
     wanted: Gradients<'_>,
 ) -> Result<()> {
     const OP: &str = "linear_cross_entropy_backward";
-    let KeptLogits { mut logits, chunk, shard } = kept;
+    let SavedLogits { mut logits, chunk, shard } = kept;
     let problem = Problem::new(OP, x, weight, targets, Some(shard), config)?;
     let stale =
         logits.as_ref().is_some_and(|logits| logits.dims() != [problem.tokens, problem.classes]);
@@ -230,7 +230,7 @@ pub fn linear_cross_entropy_backward(
     if problem.tokens == 0 {
         hand_over(&mut dx)?;
         if let Some((dweight, Accum::Replace)) = &mut dweight {
-            dweight.fill_zero()?;
+            dweight.zero_fill()?;
         }
     }
     let lse = lse.contiguous()?;

@@ -10,7 +10,7 @@ use crate::cuda;
 use crate::disjoint::Disjoint;
 use crate::gemm::{MatMut, MatRef, gemm};
 use crate::layout::{Dims, Layout, broadcast_dims};
-use crate::ops::reduce::sum_to;
+use crate::ops::reduce::sum_to_size;
 use crate::tensor::{check_device, check_pair};
 use crate::{DType, Element, Error, Real, Result, Tensor, bf16, dispatch_float, f16};
 
@@ -121,7 +121,7 @@ pub fn linear_weight_gradient(
 
 /// db of [`linear`], the sum of dy (.., N) over rows: (N).
 pub fn linear_bias_gradient(dy: &Tensor) -> Result<Tensor> {
-    sum_to(&dy.as_matrix()?, &dy.dims()[dy.rank() - 1..])
+    sum_to_size(&dy.as_matrix()?, &dy.dims()[dy.rank() - 1..])
 }
 
 /// Like [`linear_weight_gradient`], and [`linear_bias_gradient`] if the device fuses both, in the dtype of `dweight`.
@@ -245,7 +245,7 @@ fn product<T: Element, D: Element<Acc = T::Acc>>(
         unsafe { gemm(threads, dst, accum, T::Acc::ONE, lhs, rhs, bias) }
     };
     let work = m.saturating_mul(n).saturating_mul(k);
-    if count == 0 || m * n == 0 || device.is_dry() {
+    if count == 0 || m * n == 0 || device.is_fake() {
         return Ok(());
     }
     if count >= device.threads() && count > 1 {

@@ -26,7 +26,7 @@ const PER_NANOSECOND: usize = 4;
 const TASK: usize = 16 * 1024;
 
 /// The normalisation that a kernel computes.
-pub(crate) trait Norm {
+pub(crate) trait NormKind {
     /// Name in errors.
     const OP: &'static str;
     /// Name of the gradient in errors.
@@ -37,14 +37,14 @@ pub(crate) trait Norm {
 
 /// The gradients that a caller needs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum GradSelection {
     Input,
     Weights,
     All,
 }
 
 /// y, mean (empty for RMSNorm) and reciprocal standard deviation of each row.
-pub(super) fn forward<N: Norm>(
+pub(super) fn forward<N: NormKind>(
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
@@ -92,7 +92,7 @@ pub(super) fn forward<N: Norm>(
                     let mean = if N::CENTRED { mean.part(first, n) } else { mean.part(0, 0) };
                     (y.part(span.start, span.len()), mean, rstd.part(first, n))
                 };
-                forward_rows::<T, N>(&x[span], weight, bias, Real::of(eps), y, mean, rstd);
+                forward_rows::<T, N>(&x[span], weight, bias, Real::from_f64(eps), y, mean, rstd);
             });
         }
         Ok((y, mean, rstd))
@@ -100,7 +100,7 @@ pub(super) fn forward<N: Norm>(
 }
 
 vectorized! {
-    fn forward_rows<T: Element, N: Norm>(
+    fn forward_rows<T: Element, N: NormKind>(
         x: &[T],
         weight: &[T],
         bias: &[T],
@@ -110,7 +110,7 @@ vectorized! {
         rstd: &mut [T::Acc],
     ) {
         let width = weight.len();
-        let count = <T::Acc as Real>::of(width.max(1) as f64);
+        let count = <T::Acc as Real>::from_f64(width.max(1) as f64);
         for (row, rstd) in rstd.iter_mut().enumerate() {
             let x = &x[row * width..(row + 1) * width];
             let y = &mut y[row * width..(row + 1) * width];
@@ -139,13 +139,13 @@ vectorized! {
 pub(crate) type Gradients = (Option<Tensor>, Option<(Tensor, Tensor)>);
 
 /// Computes the selected gradients.
-pub(super) fn backward<N: Norm>(
+pub(super) fn backward<N: NormKind>(
     dy: &Tensor,
     x: &Tensor,
     mean: Option<&Tensor>,
     rstd: &Tensor,
     weight: &Tensor,
-    wanted: Wanted,
+    wanted: GradSelection,
 ) -> Result<Gradients> {
     let op = N::OP_BACKWARD;
     let (width, outer) = check_weight::<N>(op, x, weight)?;
@@ -174,8 +174,8 @@ pub(super) fn backward<N: Norm>(
         if device.gpu().is_some() {
             return cuda::norm::backward::<N>(&dy, &x, (mean.as_ref(), &rstd), &weight, wanted);
         }
-        let want_input = wanted != Wanted::Weights;
-        let want_weights = wanted != Wanted::Input;
+        let want_input = wanted != GradSelection::Weights;
+        let want_weights = wanted != GradSelection::Input;
         // At most 128 blocks, so partial sums stay small relative to the input.
         let block = rows.div_ceil(128).max(32);
         let blocks = rows.div_ceil(block);
@@ -221,7 +221,7 @@ pub(super) fn backward<N: Norm>(
 
 vectorized! {
     /// `dx` and `sums` (dweight, then dbias) are empty if not needed.
-    fn backward_rows<T: Element, N: Norm>(
+    fn backward_rows<T: Element, N: NormKind>(
         dy: &[T],
         x: &[T],
         mean: &[T::Acc],
@@ -231,7 +231,7 @@ vectorized! {
         sums: &mut [T::Acc],
     ) {
         let width = weight.len();
-        let count = <T::Acc as Real>::of(width.max(1) as f64);
+        let count = <T::Acc as Real>::from_f64(width.max(1) as f64);
         let zero = T::Acc::ZERO;
         sums.fill(zero);
         let (dweight, dbias) = sums.split_at_mut(sums.len() / 2);
@@ -379,7 +379,7 @@ fn fold<A: Real>(lanes: [A; LANES]) -> A {
 }
 
 /// The row width and the outer dims of `x`. Errors if `weight` does not match.
-fn check_weight<'a, N: Norm>(
+fn check_weight<'a, N: NormKind>(
     op: &'static str,
     x: &'a Tensor,
     weight: &Tensor,

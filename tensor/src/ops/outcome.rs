@@ -8,12 +8,12 @@
 //! applied either. The host may have enqueued many more steps, but weights and moments stay as they were. Everything
 //! is computed in f64, identically on every device. No gradient.
 
-use super::step::Step;
+use super::step::DeviceStepParams;
 use crate::{DType, Device, Error, Result, Tensor, cuda};
 
 /// Parameters of the decision.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct OutcomeConfig {
+pub struct CheckStepConfig {
     /// Divisor of the summed loss.
     pub tokens: f64,
     /// Factor that the gradients were multiplied with.
@@ -21,16 +21,16 @@ pub struct OutcomeConfig {
     /// Maximum gradient norm; 0 disables clipping.
     pub max_norm: f64,
     /// Reaction to an overflow.
-    pub overflow: Overflow,
+    pub overflow: OverflowPolicy,
 }
 
 /// Reaction to gradients that are not finite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Overflow {
+pub enum OverflowPolicy {
     /// Skip the step: its loss scale was too large.
-    Skips,
+    SkipStep,
     /// Apply no further step.
-    Stops,
+    Stop,
 }
 
 /// The sums of a step, each an f64 tensor of one element.
@@ -46,7 +46,7 @@ pub struct StepSums<'a> {
 
 /// Loss and gradient norm of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Outcome {
+pub struct StepMetrics {
     /// Mean loss of the valid tokens.
     pub loss: f64,
     /// Norm of the gradients before clipping.
@@ -56,24 +56,24 @@ pub struct Outcome {
 /// The outcomes of the latest steps, on the device.
 ///
 /// ```
-/// use ferrotron_tensor::ops::outcome::{OutcomeConfig, Outcomes, Overflow, StepSums, outcome};
-/// use ferrotron_tensor::ops::step::{Step, StepNumbers};
+/// use ferrotron_tensor::ops::check_step::{CheckStepConfig, StepMetricsLog, OverflowPolicy, StepSums, check_step};
+/// use ferrotron_tensor::ops::step::{DeviceStepParams, StepParams};
 /// use ferrotron_tensor::{Device, Tensor};
 /// let device = Device::cpu(1)?;
 /// let number = |x: f64| Tensor::from_slice(&device, &[x], &[1]);
-/// let mut step = Step::new(&device, &StepNumbers { update: 1, lr: 0.1, grad_scale: 1.0 })?;
-/// let mut outcomes = Outcomes::new(&device, 2)?;
-/// let config = OutcomeConfig { tokens: 4.0, loss_scale: 1.0, max_norm: 1.0, overflow: Overflow::Stops };
+/// let mut step = DeviceStepParams::new(&device, &StepParams { update: 1, lr: 0.1, grad_scale: 1.0 })?;
+/// let mut outcomes = StepMetricsLog::new(&device, 2)?;
+/// let config = CheckStepConfig { tokens: 4.0, loss_scale: 1.0, max_norm: 1.0, overflow: OverflowPolicy::Stop };
 /// for sq_norm in [9.0, f64::INFINITY] {
 ///     let (loss, sq_norm) = (&number(12.0)?, &number(sq_norm)?);
-///     outcome(&mut step, &mut outcomes, &config, &StepSums { loss, sq_norm, others: None })?;
+///     check_step(&mut step, &mut outcomes, &config, &StepSums { loss, sq_norm, others: None })?;
 /// }
 /// let (found, stopped) = outcomes.read(2)?;
 /// assert_eq!((found[0].loss, found[0].grad_norm, stopped), (3.0, 3.0, Some(1)));
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct Outcomes {
+pub struct StepMetricsLog {
     /// Number of steps, one plus the index of the first failed step (0 if none), then the rows.
     numbers: Tensor,
 }
@@ -82,12 +82,12 @@ pub struct Outcomes {
 const HEADER: usize = 2;
 const ROW: usize = 2;
 
-impl Outcomes {
+impl StepMetricsLog {
     /// Creates an empty log that keeps the latest `rows` steps.
-    pub fn new(device: &Device, rows: usize) -> Result<Outcomes> {
+    pub fn new(device: &Device, rows: usize) -> Result<StepMetricsLog> {
         // Written by the host, so that a fake device also has valid numbers.
         let numbers = Tensor::full(device, DType::F64, &[HEADER + ROW * rows.max(1)], 0.0)?;
-        Ok(Outcomes { numbers })
+        Ok(StepMetricsLog { numbers })
     }
 
     /// Clears the log, so that a failed step can be repeated.
@@ -107,9 +107,9 @@ impl Outcomes {
     /// step. Synchronizes with the device. A fake device returns zeros.
     ///
     /// Errors if fewer than `count` steps are kept.
-    pub fn read(&self, count: usize) -> Result<(Vec<Outcome>, Option<usize>)> {
-        if self.numbers.device().is_dry() {
-            return Ok((vec![Outcome { loss: 0.0, grad_norm: 0.0 }; count], None));
+    pub fn read(&self, count: usize) -> Result<(Vec<StepMetrics>, Option<usize>)> {
+        if self.numbers.device().is_fake() {
+            return Ok((vec![StepMetrics { loss: 0.0, grad_norm: 0.0 }; count], None));
         }
         let numbers = self.numbers.to_vec::<f64>()?;
         let (seen, stopped, rows) = (numbers[0] as usize, numbers[1] as usize, self.rows());
@@ -120,7 +120,7 @@ impl Outcomes {
         let first = seen - count;
         let outcome = |step: usize| {
             let row = &numbers[HEADER + ROW * (step % rows)..][..ROW];
-            Outcome { loss: row[0], grad_norm: row[1] }
+            StepMetrics { loss: row[0], grad_norm: row[1] }
         };
         let stopped = stopped.checked_sub(1).map(|step| step.saturating_sub(first));
         Ok(((first..seen).map(outcome).collect(), stopped))
@@ -136,10 +136,10 @@ pub fn clip_coefficient(norm: f64, max_norm: f64) -> f64 {
 /// Sets the gradient scale in `step` and whether the step is applied, and appends the outcome, without synchronizing.
 ///
 /// Errors if a sum is not an f64 tensor of one element.
-pub fn outcome(
-    step: &mut Step,
-    outcomes: &mut Outcomes,
-    config: &OutcomeConfig,
+pub fn check_step(
+    step: &mut DeviceStepParams,
+    outcomes: &mut StepMetricsLog,
+    config: &CheckStepConfig,
     sums: &StepSums,
 ) -> Result<()> {
     let StepSums { loss, sq_norm, others } = *sums;
@@ -150,18 +150,19 @@ pub fn outcome(
     }
     let rows = outcomes.rows();
     if step.is_on_gpu() {
-        return cuda::outcome::outcome(
+        return cuda::outcome::check_step(
             step.gpu_mut()?,
             (&mut outcomes.numbers, rows),
             config,
             sums,
         );
     }
-    let OutcomeConfig { tokens, loss_scale, max_norm, overflow } = *config;
+    let CheckStepConfig { tokens, loss_scale, max_norm, overflow } = *config;
     let (loss, norm) = (loss.item()? / tokens, sq_norm.item()?.sqrt() / loss_scale);
     let overflows = !norm.is_finite();
     let others_go_on = others.map_or(Ok(true), |others| others.item().map(f64::is_finite))?;
-    let lost = !loss.is_finite() || (overflows && overflow == Overflow::Stops) || !others_go_on;
+    let lost =
+        !loss.is_finite() || (overflows && overflow == OverflowPolicy::Stop) || !others_go_on;
     let numbers = outcomes.numbers.as_mut_slice::<f64>()?;
     let before = numbers[0] as usize;
     numbers[HEADER + ROW * (before % rows)..][..ROW].copy_from_slice(&[loss, norm]);
@@ -170,36 +171,40 @@ pub fn outcome(
         numbers[1] = numbers[0];
     }
     let found_inf = overflows || numbers[1] != 0.0;
-    step.judge(clip_coefficient(norm, max_norm) / loss_scale, found_inf)
+    step.set_found_inf(clip_coefficient(norm, max_norm) / loss_scale, found_inf)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::step::StepNumbers;
+    use crate::ops::step::StepParams;
 
     /// The outcomes of steps with these sums, and the step parameters after each.
     fn outcomes(
-        config: OutcomeConfig,
+        config: CheckStepConfig,
         sums: &[(f64, f64, Option<f64>)],
-    ) -> (Outcomes, Vec<Option<f64>>) {
+    ) -> (StepMetricsLog, Vec<Option<f64>>) {
         let device = Device::cpu(1).unwrap();
         let number = |x: f64| Tensor::from_slice(&device, &[x], &[1]).unwrap();
-        let mut outcomes = Outcomes::new(&device, 3).unwrap();
+        let mut outcomes = StepMetricsLog::new(&device, 3).unwrap();
         let mut scales = Vec::new();
         for &(loss, sq_norm, others) in sums {
-            let numbers = StepNumbers { update: 1, lr: 0.1, grad_scale: 7.0 };
-            let mut step = Step::new(&device, &numbers).unwrap();
+            let numbers = StepParams { update: 1, lr: 0.1, grad_scale: 7.0 };
+            let mut step = DeviceStepParams::new(&device, &numbers).unwrap();
             let (loss, sq_norm, others) = (number(loss), number(sq_norm), others.map(number));
             let sums = StepSums { loss: &loss, sq_norm: &sq_norm, others: others.as_ref() };
-            outcome(&mut step, &mut outcomes, &config, &sums).unwrap();
+            check_step(&mut step, &mut outcomes, &config, &sums).unwrap();
             scales.push(step.host().unwrap().map(|numbers| numbers.grad_scale));
         }
         (outcomes, scales)
     }
 
-    const CONFIG: OutcomeConfig =
-        OutcomeConfig { tokens: 2.0, loss_scale: 8.0, max_norm: 1.0, overflow: Overflow::Skips };
+    const CONFIG: CheckStepConfig = CheckStepConfig {
+        tokens: 2.0,
+        loss_scale: 8.0,
+        max_norm: 1.0,
+        overflow: OverflowPolicy::SkipStep,
+    };
 
     #[test]
     fn an_overflow_is_passed_over_and_the_rest_is_clipped() {
@@ -211,7 +216,10 @@ mod tests {
         let (latest, stopped) = found.read(3).unwrap();
         assert_eq!(
             (latest[1], latest[2]),
-            (Outcome { loss: 4.0, grad_norm: 10.0 }, Outcome { loss: 1.0, grad_norm: 0.125 })
+            (
+                StepMetrics { loss: 4.0, grad_norm: 10.0 },
+                StepMetrics { loss: 1.0, grad_norm: 0.125 }
+            )
         );
         assert!(latest[0].loss == 3.0 && latest[0].grad_norm.is_nan() && stopped.is_none());
         assert!(found.read(4).unwrap_err().to_string().contains("4 of 4 steps"));
@@ -219,7 +227,7 @@ mod tests {
 
     #[test]
     fn after_a_loss_that_is_not_finite_no_step_changes_anything() {
-        let stops = OutcomeConfig { overflow: Overflow::Stops, ..CONFIG };
+        let stops = CheckStepConfig { overflow: OverflowPolicy::Stop, ..CONFIG };
         let fine = (4.0, 64.0, Some(0.0));
         for (config, bad) in [
             (CONFIG, (f64::NAN, 64.0, None)),

@@ -13,21 +13,21 @@ use crate::{DType, Element, Error, Real, Result, Scalar, Tensor, dispatch_any, d
 
 vectorized! {
     fn unary_chunk<T: Element, Op: UnaryRow>(out: &mut [T], x: &[T], p: f64) {
-        let p = T::Acc::of(p);
+        let p = T::Acc::from_f64(p);
         for (y, x) in out.iter_mut().zip(x) {
             *y = T::from_acc(Op::value(x.acc(), p));
         }
     }
 
     fn unary_gradient_chunk<T: Element, Op: UnaryRow>(dx: &mut [T], saved: &[T], p: f64) {
-        let p = T::Acc::of(p);
+        let p = T::Acc::from_f64(p);
         for (d, s) in dx.iter_mut().zip(saved) {
             *d = T::from_acc(d.acc() * Op::derivative(s.acc(), p));
         }
     }
 
     fn scale_chunk<T: Element>(dx: &mut [T], factor: f64) {
-        let factor = T::Acc::of(factor);
+        let factor = T::Acc::from_f64(factor);
         for d in dx {
             *d = T::from_acc(d.acc() * factor);
         }
@@ -76,7 +76,7 @@ pub fn unary(op: Unary, p: f64, x: &Tensor) -> Result<Tensor> {
 
 /// `dy * op'(saved)`, where `saved` is the value named by [`Unary::saves`] (`None` for nothing).
 pub fn unary_backward(op: Unary, p: f64, dy: Tensor, saved: Option<&Tensor>) -> Result<Tensor> {
-    let mut dx = own(dy)?;
+    let mut dx = into_unique(dy)?;
     let saved = saved.map(Tensor::contiguous).transpose()?;
     let constant = || with_unary!(op, Op => <Op as UnaryRow>::derivative(0.0_f64, p));
     let device = dx.device().clone();
@@ -108,7 +108,7 @@ pub fn unary_backward(op: Unary, p: f64, dy: Tensor, saved: Option<&Tensor>) -> 
 }
 
 /// The tensor itself if it is unique and contiguous, so that it can be written, else a copy.
-pub fn own(x: Tensor) -> Result<Tensor> {
+pub fn into_unique(x: Tensor) -> Result<Tensor> {
     if x.is_unique() && x.is_contiguous() { Ok(x) } else { x.copy() }
 }
 
@@ -147,7 +147,7 @@ pub fn binary_backward(
     };
     // An operand that is not read may be missing; the other one replaces it.
     let (lhs, rhs) = (lhs.unwrap_or(any), rhs.unwrap_or(any));
-    let mut dx = own(dy)?;
+    let mut dx = into_unique(dy)?;
     if dx.device().gpu().is_some() {
         cuda::pointwise::binary(op.derivative_names()[side], lhs, rhs, &mut dx)?;
         return Ok(dx);
@@ -266,7 +266,7 @@ pub fn compare(comparison: Comparison, lhs: &Tensor, rhs: &Tensor) -> Result<Ten
 }
 
 /// Elements of `yes` where the u8 `condition` is not 0, else of `no`; all three broadcast.
-pub fn select(condition: &Tensor, yes: &Tensor, no: &Tensor) -> Result<Tensor> {
+pub fn where_cond(condition: &Tensor, yes: &Tensor, no: &Tensor) -> Result<Tensor> {
     check_pair("where", yes, no)?;
     condition.check_dtype::<u8>("where")?;
     let dims = broadcast_dims(
@@ -276,7 +276,7 @@ pub fn select(condition: &Tensor, yes: &Tensor, no: &Tensor) -> Result<Tensor> {
     )?;
     let mut out = Tensor::empty(yes.device(), yes.dtype(), &dims)?;
     if yes.device().gpu().is_some() {
-        cuda::pointwise::select(condition, yes, no, &mut out)?;
+        cuda::pointwise::where_cond(condition, yes, no, &mut out)?;
         return Ok(out);
     }
     let condition = condition.broadcast_to(&dims)?.contiguous()?;

@@ -11,7 +11,7 @@ use crate::cuda;
 use crate::philox::box_muller;
 use crate::simd::vectorized;
 use crate::{
-    DType, Device, Element, Error, Place, RandomKey, Real, Result, Tensor, dispatch_float,
+    DType, Device, Element, Error, RandomKey, Real, Result, ShardSpec, Tensor, dispatch_float,
 };
 
 /// Philox blocks that are drawn together, one per lane.
@@ -119,7 +119,7 @@ vectorized! {
     fn fill_uniform<T: Element>(key: &RandomKey, first: u64, out: &mut [T], low: f64, width: f64) {
         for_groups(key, first, out.len(), uniforms, |at, numbers| {
             for (out, u) in out[at..].iter_mut().zip(numbers) {
-                *out = T::from_acc(Real::of(low + width * u));
+                *out = T::from_acc(Real::from_f64(low + width * u));
             }
         });
     }
@@ -127,7 +127,7 @@ vectorized! {
     fn fill_normal<T: Element>(key: &RandomKey, first: u64, out: &mut [T], mean: f64, std: f64) {
         for_groups(key, first, out.len(), normals, |at, numbers| {
             for (out, z) in out[at..].iter_mut().zip(numbers) {
-                *out = T::from_acc(Real::of(mean + std * z));
+                *out = T::from_acc(Real::from_f64(mean + std * z));
             }
         });
     }
@@ -146,7 +146,7 @@ vectorized! {
 /// Splits `rows` rows of a contiguous local tensor, from `first_row` on, into maximal ranges of consecutive global
 /// indices, and calls `f(global index, local range)` for each.
 pub(crate) fn for_stretches(
-    place: &Place,
+    place: &ShardSpec,
     first_row: usize,
     rows: usize,
     mut f: impl FnMut(u64, std::ops::Range<usize>),
@@ -173,11 +173,11 @@ pub(crate) fn for_stretches(
 /// may reach `high`.
 ///
 /// ```
-/// use ferrotron_tensor::{DType, Device, Place, RandomKey, ops::random::uniform};
+/// use ferrotron_tensor::{DType, Device, ShardSpec, RandomKey, ops::random::uniform};
 /// let device = Device::cpu(1)?;
 /// let key = RandomKey::new(1234, 0, "embedding.weight");
-/// let whole = uniform(&device, DType::F32, &Place::whole(&[8, 4]), &key, -1.0, 1.0)?;
-/// let rows = Place::new(&[8, 4], &[&[(2, 3)], &[(0, 4)]])?;
+/// let whole = uniform(&device, DType::F32, &ShardSpec::unsharded(&[8, 4]), &key, -1.0, 1.0)?;
+/// let rows = ShardSpec::new(&[8, 4], &[&[(2, 3)], &[(0, 4)]])?;
 /// let part = uniform(&device, DType::F32, &rows, &key, -1.0, 1.0)?;
 /// assert_eq!(part.to_vec::<f32>()?, whole.narrow(0, 2, 3)?.to_vec::<f32>()?);
 /// # Ok::<(), ferrotron_tensor::Error>(())
@@ -185,7 +185,7 @@ pub(crate) fn for_stretches(
 pub fn uniform(
     device: &Device,
     dtype: DType,
-    place: &Place,
+    place: &ShardSpec,
     key: &RandomKey,
     low: f64,
     high: f64,
@@ -207,7 +207,7 @@ pub fn uniform(
 pub fn normal(
     device: &Device,
     dtype: DType,
-    place: &Place,
+    place: &ShardSpec,
     key: &RandomKey,
     mean: f64,
     std: f64,
@@ -230,7 +230,7 @@ pub fn normal(
 
 fn generate<T: Element>(
     device: &Device,
-    place: &Place,
+    place: &ShardSpec,
     f: impl Fn(u64, &mut [T]) + Send + Sync,
 ) -> Result<Tensor> {
     let mut out = Tensor::empty(device, T::DTYPE, place.dims())?;
@@ -272,7 +272,7 @@ mod tests {
         let device = Device::cpu(2).unwrap();
         let key = RandomKey::new(7, 3, "weight");
         for pieces in PLACES {
-            let place = Place::new(&[6, 5, 33], pieces).unwrap();
+            let place = ShardSpec::new(&[6, 5, 33], pieces).unwrap();
             let rows = place.dims()[0] * place.dims()[1];
             let global: Vec<u64> = (0..rows)
                 .flat_map(|row| {
@@ -290,7 +290,8 @@ mod tests {
                 assert_close("normal", &got, &want, if exact { 0.0 } else { eps });
             }
         }
-        let scalar = normal(&device, DType::F64, &Place::whole(&[]), &key, 0.0, 1.0).unwrap();
+        let scalar =
+            normal(&device, DType::F64, &ShardSpec::unsharded(&[]), &key, 0.0, 1.0).unwrap();
         assert_eq!(scalar.item().unwrap(), key.normal(0));
     }
 
@@ -298,8 +299,9 @@ mod tests {
     fn a_part_has_the_bits_of_the_whole_on_any_number_of_threads() {
         let key = RandomKey::new(7, 3, "weight");
         assert_same_bits("normal", |device| {
-            let whole = normal(device, DType::F32, &Place::whole(&[300, 77]), &key, 0.0, 0.02)?;
-            let place = Place::new(&[300, 77], &[&[(10, 280)], &[(5, 3), (9, 60)]])?;
+            let whole =
+                normal(device, DType::F32, &ShardSpec::unsharded(&[300, 77]), &key, 0.0, 0.02)?;
+            let place = ShardSpec::new(&[300, 77], &[&[(10, 280)], &[(5, 3), (9, 60)]])?;
             let part = normal(device, DType::F32, &place, &key, 0.0, 0.02)?;
             let rows = whole.narrow(0, 10, 280)?;
             assert_eq!(bits(&part.narrow(1, 0, 3)?), bits(&rows.narrow(1, 5, 3)?));
@@ -311,7 +313,7 @@ mod tests {
     #[test]
     fn errors_name_the_values() {
         let device = Device::cpu(1).unwrap();
-        let (place, key) = (Place::whole(&[2]), RandomKey::new(0, 0, ""));
+        let (place, key) = (ShardSpec::unsharded(&[2]), RandomKey::new(0, 0, ""));
         let got = uniform(&device, DType::F32, &place, &key, 1.0, 0.0);
         assert_eq!(message(got), "uniform: 1..0 is no range");
         let got = normal(&device, DType::F32, &place, &key, 0.0, -1.0);

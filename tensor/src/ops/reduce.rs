@@ -1,4 +1,4 @@
-//! Reductions over any dims: sum, mean, max, arg-max and log-sum-exp, and `sum_to`, the adjoint of a broadcast.
+//! Reductions over any dims: sum, mean, max, arg-max and log-sum-exp, and `sum_to_size`, the adjoint of a broadcast.
 //!
 //! - sum: y = sum_i x_i. Gradient: dy broadcast; needs only the dims. An empty sum is 0.
 //! - mean: y = sum_i x_i / n. Gradient: dy / n broadcast. An empty mean is NaN (0 / 0).
@@ -80,9 +80,9 @@ vectorized! {
     /// Reduces consecutive elements to one value.
     fn fold_row<F: Fold, T: Element>(x: &[T], shift: T::Acc) -> T::Acc {
         if x.len() < LANES {
-            return x.iter().fold(T::Acc::of(F::START), |acc, x| F::step(acc, x.acc(), shift));
+            return x.iter().fold(T::Acc::from_f64(F::START), |acc, x| F::step(acc, x.acc(), shift));
         }
-        let mut lanes = [T::Acc::of(F::START); LANES];
+        let mut lanes = [T::Acc::from_f64(F::START); LANES];
         let chunks = x.chunks_exact(LANES);
         let rest = chunks.remainder();
         for chunk in chunks {
@@ -93,14 +93,14 @@ vectorized! {
         for (lane, x) in lanes.iter_mut().zip(rest) {
             *lane = F::step(*lane, x.acc(), shift);
         }
-        lanes.into_iter().fold(T::Acc::of(F::START), F::join)
+        lanes.into_iter().fold(T::Acc::from_f64(F::START), F::join)
     }
 
     /// Reduces each column of consecutive rows to one value.
     fn fold_columns<F: Fold, T: Element>(x: &[T], out: &mut [T::Acc]) {
         let width = out.len();
         let zero = T::Acc::ZERO;
-        out.fill(T::Acc::of(F::START));
+        out.fill(T::Acc::from_f64(F::START));
         let fours = x.chunks_exact(4 * width);
         let rest = fours.remainder();
         for four in fours {
@@ -120,7 +120,7 @@ vectorized! {
 }
 
 /// A contiguous tensor as (outer, reduced, inner); the middle dim is reduced.
-struct View {
+struct ReduceView {
     x: Tensor,
     outer: usize,
     reduced: usize,
@@ -130,7 +130,7 @@ struct View {
     drop: Dims,
 }
 
-impl View {
+impl ReduceView {
     /// A result of `dtype` that `f` fills on a GPU; `None` on other devices.
     fn on_gpu(
         &self,
@@ -142,7 +142,7 @@ impl View {
             return Ok(None);
         }
         let mut out = Tensor::empty(self.x.device(), dtype, self.dims(keep))?;
-        let View { x, outer, reduced, inner, .. } = self;
+        let ReduceView { x, outer, reduced, inner, .. } = self;
         f(Operand { x, outer: *outer, reduced: *reduced, inner: *inner }, &mut out)?;
         Ok(Some(out))
     }
@@ -164,11 +164,11 @@ fn chosen(op: &'static str, x: &Tensor, dims: &[isize]) -> Result<Vec<bool>> {
 }
 
 /// Permutes `x` to a form that the kernels read; `rows` requires inner = 1.
-fn view(x: &Tensor, goes: &[bool], rows: bool) -> Result<View> {
+fn view(x: &Tensor, goes: &[bool], rows: bool) -> Result<ReduceView> {
     let dims = x.dims();
     let (kept, reduced): (Vec<usize>, Vec<usize>) = (0..x.rank()).partition(|&d| !goes[d]);
     let size = |set: &[usize]| set.iter().map(|&d| dims[d]).product::<usize>();
-    let made = |x: Tensor, outer, inner| View {
+    let made = |x: Tensor, outer, inner| ReduceView {
         x,
         outer,
         inner,
@@ -198,8 +198,8 @@ fn view(x: &Tensor, goes: &[bool], rows: bool) -> Result<View> {
 }
 
 /// The reduced values (outer, inner) in the accumulator dtype. `shift` has one value per row.
-fn fold<F: Fold, T: Element>(view: &View, shift: Option<&[T::Acc]>) -> Result<Tensor> {
-    let View { x, outer, reduced, inner, .. } = view;
+fn fold<F: Fold, T: Element>(view: &ReduceView, shift: Option<&[T::Acc]>) -> Result<Tensor> {
+    let ReduceView { x, outer, reduced, inner, .. } = view;
     let (outer, reduced, inner) = (*outer, *reduced, *inner);
     let block = if inner == 1 { ROW_BLOCK } else { COLUMN_BLOCK };
     let blocks = reduced.div_ceil(block).max(1);
@@ -232,7 +232,7 @@ fn fold<F: Fold, T: Element>(view: &View, shift: Option<&[T::Acc]>) -> Result<Te
         for (i, value) in values.iter_mut().enumerate() {
             let (at, column) = ((first + i) / inner, (first + i) % inner);
             let parts = (0..blocks).map(|b| partial[(at * blocks + b) * inner + column].f64());
-            *value = T::Acc::of(parts.fold(F::START, F::join));
+            *value = T::Acc::from_f64(parts.fold(F::START, F::join));
         }
     });
     Ok(joined)
@@ -289,7 +289,7 @@ pub fn mean(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
         return Ok(y);
     }
     dispatch_float!("mean", x.dtype(), T => {
-        let n = <T as Element>::Acc::of(view.reduced as f64);
+        let n = <T as Element>::Acc::from_f64(view.reduced as f64);
         finish::<T>(fold::<Sum, T>(&view, None)?, view.dims(keep), |x| x / n)
     })
 }
@@ -368,20 +368,20 @@ fn refuse_empty(op: &'static str, x: &Tensor, dims: &[isize], reduced: usize) ->
 /// `broadcast_to`; a bias gradient is the case (N, C) to (C). Returns `x` itself if no dim was broadcast.
 ///
 /// ```
-/// use ferrotron_tensor::{Device, Tensor, ops::reduce::sum_to};
+/// use ferrotron_tensor::{Device, Tensor, ops::reduce::sum_to_size};
 /// let x = Tensor::from_slice(&Device::cpu(1)?, &[1.0_f32, 2.0, 3.0, 4.0], &[2, 2])?;
-/// assert_eq!(sum_to(&x, &[2])?.to_vec::<f32>()?, [4.0, 6.0]);
-/// assert_eq!(sum_to(&x, &[2, 1])?.to_vec::<f32>()?, [3.0, 7.0]);
+/// assert_eq!(sum_to_size(&x, &[2])?.to_vec::<f32>()?, [4.0, 6.0]);
+/// assert_eq!(sum_to_size(&x, &[2, 1])?.to_vec::<f32>()?, [3.0, 7.0]);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-pub fn sum_to(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
+pub fn sum_to_size(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
     if x.dims() == dims {
         return Ok(x.clone());
     }
     let fits = |extra: usize| dims.iter().zip(&x.dims()[extra..]).all(|(&d, &n)| d == n || d == 1);
     let Some(extra) = x.rank().checked_sub(dims.len()).filter(|&extra| fits(extra)) else {
         let message = format!("{dims:?} does not broadcast to {:?}", x.dims());
-        return Err(Error::shape("sum_to", message));
+        return Err(Error::shape("sum_to_size", message));
     };
     let stretched: Vec<isize> = (0..x.rank())
         .filter(|&d| d < extra || dims[d - extra] != x.dims()[d])

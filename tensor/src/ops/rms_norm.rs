@@ -4,12 +4,12 @@
 //! Everything is computed in Acc (f32; f64 for f64), and rstd is stored in it. Formulas and kernels: `norm.rs`,
 //! shared with LayerNorm.
 
-use super::norm::{self, Norm, Wanted};
+use super::norm::{self, GradSelection, NormKind};
 use crate::{Result, Tensor};
 
 struct RootMeanSquare;
 
-impl Norm for RootMeanSquare {
+impl NormKind for RootMeanSquare {
     const OP: &'static str = "rms_norm";
     const OP_BACKWARD: &'static str = "rms_norm_backward";
     const CENTRED: bool = false;
@@ -41,7 +41,7 @@ pub fn rms_norm_backward(
     rstd: &Tensor,
     weight: &Tensor,
 ) -> Result<(Tensor, Tensor)> {
-    match norm::backward::<RootMeanSquare>(dy, x, None, rstd, weight, Wanted::All)? {
+    match norm::backward::<RootMeanSquare>(dy, x, None, rstd, weight, GradSelection::All)? {
         (Some(dx), Some((dweight, _))) => Ok((dx, dweight)),
         _ => unreachable!("all gradients were wanted"),
     }
@@ -54,7 +54,7 @@ pub fn rms_norm_backward_input(
     rstd: &Tensor,
     weight: &Tensor,
 ) -> Result<Tensor> {
-    match norm::backward::<RootMeanSquare>(dy, x, None, rstd, weight, Wanted::Input)? {
+    match norm::backward::<RootMeanSquare>(dy, x, None, rstd, weight, GradSelection::Input)? {
         (Some(dx), _) => Ok(dx),
         _ => unreachable!("dx was wanted"),
     }
@@ -67,7 +67,7 @@ pub fn rms_norm_backward_weights(
     rstd: &Tensor,
     weight: &Tensor,
 ) -> Result<Tensor> {
-    match norm::backward::<RootMeanSquare>(dy, x, None, rstd, weight, Wanted::Weights)? {
+    match norm::backward::<RootMeanSquare>(dy, x, None, rstd, weight, GradSelection::Weights)? {
         (_, Some((dweight, _))) => Ok(dweight),
         _ => unreachable!("dweight was wanted"),
     }

@@ -65,7 +65,7 @@ impl RotaryTable {
                         let rows = rows.chunks_exact_mut(half).zip(&positions[first..]);
                         for (row, position) in rows {
                             for (x, frequency) in row.iter_mut().zip(&frequencies) {
-                                *x = Real::of(f(position * frequency));
+                                *x = Real::from_f64(f(position * frequency));
                             }
                         }
                     });

@@ -12,10 +12,10 @@
 
 use super::random::{for_numbers, for_stretches};
 use super::rows::{CHEAP, for_rows};
-use super::step::{Step, check_vectors};
+use super::step::{DeviceStepParams, check_vectors};
 use crate::simd::vectorized;
 use crate::{
-    DType, Device, Element, Error, Place, RandomKey, Real, Result, Tensor, cuda, dispatch_float,
+    DType, Device, Element, Error, RandomKey, Real, Result, ShardSpec, Tensor, cuda, dispatch_float,
 };
 
 /// The source of random numbers for stochastic rounding.
@@ -24,10 +24,10 @@ pub struct Stochastic<'a> {
     /// Seed, step and site.
     pub key: &'a RandomKey,
     /// The shard of the global tensor that is rounded.
-    pub place: &'a Place,
+    pub place: &'a ShardSpec,
     /// The optimizer step that produced the values, if any. If that step was skipped, nothing is rounded. Its number
     /// replaces the key's step.
-    pub step: Option<&'a Step>,
+    pub step: Option<&'a DeviceStepParams>,
 }
 
 /// Rounds `source`, in the accumulator type of `target`, into `target`: to nearest, or stochastically.
@@ -36,13 +36,13 @@ pub struct Stochastic<'a> {
 ///
 /// ```
 /// use ferrotron_tensor::ops::round::{Stochastic, round};
-/// use ferrotron_tensor::{DType, Device, Place, RandomKey, Tensor};
+/// use ferrotron_tensor::{DType, Device, ShardSpec, RandomKey, Tensor};
 /// let device = Device::cpu(1)?;
 /// let x = Tensor::full(&device, DType::F32, &[10_000], 1.001)?;
 /// let mut y = Tensor::zeros(&device, DType::BF16, &[10_000])?;
 /// round(&mut y, &x, None)?;
 /// assert!(y.to_f64()?.iter().all(|&y| y == 1.0)); // bf16 has nothing between 1 and 1.0078125
-/// let stochastic = Stochastic { key: &RandomKey::new(1, 0, "weight"), place: &Place::whole(&[10_000]), step: None };
+/// let stochastic = Stochastic { key: &RandomKey::new(1, 0, "weight"), place: &ShardSpec::unsharded(&[10_000]), step: None };
 /// round(&mut y, &x, Some(stochastic))?;
 /// let mean = y.to_f64()?.iter().sum::<f64>() / 10_000.0;
 /// assert!((mean - 1.001).abs() < 1e-4);
@@ -223,7 +223,8 @@ mod tests {
         for x in [1.0 + 0.3 * epsilon, -3.7 * smallest, 0.25 * smallest, -1.0, 0.0, -300.123, 1e-3]
         {
             let n = 40_000;
-            let stochastic = Stochastic { key: &key, place: &Place::whole(&[n]), step: None };
+            let stochastic =
+                Stochastic { key: &key, place: &ShardSpec::unsharded(&[n]), step: None };
             let target: Vec<T> = rounded(&device, &vec![x; n], Some(stochastic));
             let nearest = T::from_acc(x).acc();
             let spacing = (neighbour(T::from_acc(x), true).acc() - nearest).abs();
@@ -252,7 +253,7 @@ mod tests {
     fn what_is_beyond_all_numbers_is_rounded_to_nearest() {
         let device = Device::cpu(1).unwrap();
         let source = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 65_519.0, 65_521.0, 1e9];
-        let (key, place) = (RandomKey::new(0, 0, ""), Place::whole(&[6]));
+        let (key, place) = (RandomKey::new(0, 0, ""), ShardSpec::unsharded(&[6]));
         let target =
             rounded(&device, &source, Some(Stochastic { key: &key, place: &place, step: None }));
         let bits = |x: &[f16]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -264,8 +265,8 @@ mod tests {
         let device = Device::cpu(3).unwrap();
         let source: Vec<f32> = (0..70 * 31).map(|i| 1.0 + i as f32 * 1e-5).collect();
         let key = RandomKey::new(9, 4, "blocks.0.weight");
-        let all = Place::whole(&[70, 31]);
-        let last = Place::new(&[70, 31], &[&[(50, 20)], &[(0, 31)]]).unwrap();
+        let all = ShardSpec::unsharded(&[70, 31]);
+        let last = ShardSpec::new(&[70, 31], &[&[(50, 20)], &[(0, 31)]]).unwrap();
         let stochastic = |place| Some(Stochastic { key: &key, place, step: None });
         let whole: Vec<bf16> = rounded(&device, &source, stochastic(&all));
         let part: Vec<bf16> = rounded(&device, &source[50 * 31..], stochastic(&last));

@@ -32,7 +32,7 @@ pub(crate) fn for_rows<A: Send>(
     let rows = out.len().checked_div(width).unwrap_or(0);
     let step = rows_per_task(device, rows, work);
     if step >= rows {
-        if rows > 0 && !device.is_dry() {
+        if rows > 0 && !device.is_fake() {
             f(0, out);
         }
         return;
@@ -57,7 +57,7 @@ pub(crate) fn for_rows2<A: Send, B: Send>(
     debug_assert_eq!(rows * b_width, b.len());
     let step = rows_per_task(device, rows, work);
     if step >= rows || b_width == 0 {
-        if rows > 0 && !device.is_dry() {
+        if rows > 0 && !device.is_fake() {
             f(0, a, b);
         }
         return;
@@ -97,11 +97,11 @@ pub(crate) fn for_elements<T: Scalar>(
 
 /// `x` itself if a kernel may overwrite it (contiguous, no other holder), else a copy.
 pub(crate) fn owned(x: Tensor) -> Result<Tensor> {
-    if overwritable(&x) { Ok(x) } else { x.copy() }
+    if can_reuse(&x) { Ok(x) } else { x.copy() }
 }
 
 /// Returns whether a kernel may overwrite `x`.
-pub(crate) fn overwritable(x: &Tensor) -> bool {
+pub(crate) fn can_reuse(x: &Tensor) -> bool {
     x.is_contiguous() && x.is_unique()
 }
 

@@ -7,7 +7,7 @@
 //! Computed in `Element::Acc`.
 
 use super::adamw::CHUNK;
-use super::step::{Step, StepNumbers, check_vectors, dispatch_update};
+use super::step::{DeviceStepParams, StepParams, check_vectors, dispatch_update};
 use crate::disjoint::Disjoint;
 use crate::simd::vectorized;
 use crate::{Element, Error, Real, Result, Tensor, cuda};
@@ -27,7 +27,7 @@ pub struct Sgd {
 /// Errors if the lengths differ, or the dtypes are not supported.
 pub fn sgd(
     config: &Sgd,
-    step: &Step,
+    step: &DeviceStepParams,
     weights: &mut Tensor,
     grads: &Tensor,
     buffer: &mut Tensor,
@@ -51,15 +51,16 @@ pub fn sgd(
 
 fn step_all<T: Element, G: Element<Acc = T::Acc>>(
     config: &Sgd,
-    numbers: &StepNumbers,
+    numbers: &StepParams,
     weights: &mut Tensor,
     grads: &[G],
     buffer: &mut Tensor,
 ) -> Result<()> {
     let (n, plain, device) = (grads.len(), buffer.numel() == 0, weights.device().clone());
-    let StepNumbers { lr, grad_scale, .. } = *numbers;
+    let StepParams { lr, grad_scale, .. } = *numbers;
     let Sgd { momentum, weight_decay } = *config;
-    let [lr, momentum, decay, scale] = [lr, momentum, weight_decay, grad_scale].map(T::Acc::of);
+    let [lr, momentum, decay, scale] =
+        [lr, momentum, weight_decay, grad_scale].map(T::Acc::from_f64);
     let weights = weights.as_mut_slice::<T>()?;
     let buffer = buffer.as_mut_slice()?;
     // Without momentum the buffer and each chunk of it are empty.
@@ -112,7 +113,7 @@ mod tests {
         let n = 2 * CHUNK + 5;
         let (start, grads) = (values(n, 1), values(n, 2));
         let config = Sgd { momentum: 0.9, weight_decay: 0.01 };
-        let numbers = StepNumbers { update: 1, lr: 0.1, grad_scale: 0.5 };
+        let numbers = StepParams { update: 1, lr: 0.1, grad_scale: 0.5 };
         let (mut want, mut velocity) = (start.clone(), vec![0.0; n]);
         for _ in 0..2 {
             for ((w, g), m) in want.iter_mut().zip(&grads).zip(&mut velocity) {
@@ -122,7 +123,7 @@ mod tests {
         }
         for threads in [1, 2, 3] {
             let device = Device::cpu(threads).unwrap();
-            let step = Step::new(&device, &numbers).unwrap();
+            let step = DeviceStepParams::new(&device, &numbers).unwrap();
             let of = |x: &[f64]| tensor(&device, DType::F64, &[x.len()], x);
             let (mut w, mut m, grads) = (of(&start), of(&vec![0.0; n]), of(&grads));
             sgd(&config, &step, &mut w, &grads, &mut m).unwrap();
@@ -141,8 +142,8 @@ mod tests {
     fn errors_name_the_lengths() {
         let device = Device::cpu(1).unwrap();
         let zeros = |n| Tensor::zeros(&device, DType::F32, &[n]).unwrap();
-        let step = StepNumbers { update: 1, lr: 0.1, grad_scale: 1.0 };
-        let step = Step::new(&device, &step).unwrap();
+        let step = StepParams { update: 1, lr: 0.1, grad_scale: 1.0 };
+        let step = DeviceStepParams::new(&device, &step).unwrap();
         let config = Sgd { momentum: 0.9, weight_decay: 0.0 };
         assert_eq!(
             message(sgd(&config, &step, &mut zeros(1), &zeros(1), &mut zeros(0))),

@@ -7,7 +7,7 @@
 //! Accumulates in `Element::Acc`, in 32 lanes within blocks of 1024 elements that are combined in f64.
 //! A row of minus infinity gives NaN, as in PyTorch.
 
-use super::rows::{for_rows, overwritable};
+use super::rows::{can_reuse, for_rows};
 use crate::cuda;
 use crate::simd::vectorized;
 use crate::tensor::check_pair;
@@ -154,14 +154,14 @@ impl Weight for LogSoftmax {
 pub fn softmax(x: &Tensor, dim: isize) -> Result<Tensor> {
     dispatch_float!("softmax", x.dtype(), T => rows_of::<T>("softmax", x, dim, |x, y| {
         let found = row_statistics(x);
-        softmax_row(x, y, found.max, <T as Element>::Acc::of(1.0 / found.sum_exp));
+        softmax_row(x, y, found.max, <T as Element>::Acc::from_f64(1.0 / found.sum_exp));
     }))
 }
 
 /// Logarithm of [`softmax`], without its underflow.
 pub fn log_softmax(x: &Tensor, dim: isize) -> Result<Tensor> {
     dispatch_float!("log_softmax", x.dtype(), T => rows_of::<T>("log_softmax", x, dim, |x, y| {
-        log_softmax_row(x, y, <T as Element>::Acc::of(row_statistics(x).log_sum_exp()));
+        log_softmax_row(x, y, <T as Element>::Acc::from_f64(row_statistics(x).log_sum_exp()));
     }))
 }
 
@@ -207,7 +207,7 @@ fn backward<W: Weight>(op: &'static str, y: &Tensor, dy: Tensor, dim: isize) -> 
     let y = y.transpose(dim, -1)?.contiguous()?;
     let moved = dy.transpose(dim, -1)?;
     drop(dy);
-    let mut dx = if overwritable(&moved) { moved } else { moved.copy()? };
+    let mut dx = if can_reuse(&moved) { moved } else { moved.copy()? };
     let width = y.dim(-1)?;
     if y.device().gpu().is_some() {
         cuda::softmax::backward(op, &y, &mut dx)?;

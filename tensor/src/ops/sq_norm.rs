@@ -69,7 +69,7 @@ pub fn add_sq_norm(total: &mut Tensor, x: &Tensor) -> Result<()> {
 }
 
 fn sq_norm<T: Element>(device: &Device, x: &[T]) -> f64 {
-    if device.is_dry() {
+    if device.is_fake() {
         return 0.0; // the sums of blocks would take memory that grows with the model
     }
     let mut blocks = vec![0.0; x.len().div_ceil(BLOCK)];

@@ -5,27 +5,27 @@ use crate::{Device, Error, Result, Tensor, cuda};
 /// The parameters of one optimizer step, shared by all model parameters.
 ///
 /// ```
-/// use ferrotron_tensor::{Device, ops::step::{Step, StepNumbers}};
+/// use ferrotron_tensor::{Device, ops::step::{DeviceStepParams, StepParams}};
 /// let device = Device::cpu(1)?;
-/// let step = Step::new(&device, &StepNumbers { update: 1, lr: 0.1, grad_scale: 1.0 })?;
-/// assert!(Step::new(&device, &StepNumbers { update: 0, lr: 0.1, grad_scale: 1.0 }).is_err());
+/// let step = DeviceStepParams::new(&device, &StepParams { update: 1, lr: 0.1, grad_scale: 1.0 })?;
+/// assert!(DeviceStepParams::new(&device, &StepParams { update: 0, lr: 0.1, grad_scale: 1.0 }).is_err());
 /// # drop(step);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct Step(Kept);
+pub struct DeviceStepParams(StepStorage);
 
 #[derive(Debug)]
-enum Kept {
+enum StepStorage {
     /// `None` if the step is skipped.
-    Host(Option<StepNumbers>),
+    Host(Option<StepParams>),
     /// In GPU memory, so that a captured step can be replayed with other values.
     Gpu(Tensor),
 }
 
-/// The values of a [`Step`].
+/// The values of a [`DeviceStepParams`].
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct StepNumbers {
+pub struct StepParams {
     /// Number of this step, from 1: moments start at 0, and bias correction scales up early ones.
     pub update: u64,
     /// Learning rate.
@@ -34,16 +34,16 @@ pub struct StepNumbers {
     pub grad_scale: f64,
 }
 
-impl Step {
+impl DeviceStepParams {
     /// Enqueues writing the values to memory that kernels of `device` read, without synchronizing.
     ///
     /// Errors if `update` is 0.
-    pub fn new(device: &Device, numbers: &StepNumbers) -> Result<Step> {
+    pub fn new(device: &Device, numbers: &StepParams) -> Result<DeviceStepParams> {
         let kept = match device.gpu() {
-            None => Kept::Host(None),
-            Some(_) => Kept::Gpu(cuda::step::room(device)?),
+            None => StepStorage::Host(None),
+            Some(_) => StepStorage::Gpu(cuda::step::room(device)?),
         };
-        let mut step = Step(kept);
+        let mut step = DeviceStepParams(kept);
         step.set(numbers)?;
         Ok(step)
     }
@@ -52,39 +52,41 @@ impl Step {
     /// [captured](crate::CudaGraph) step reads them; work enqueued before still reads the old ones.
     ///
     /// Errors if `update` is 0, and while the device's work is captured.
-    pub fn set(&mut self, numbers: &StepNumbers) -> Result<()> {
+    pub fn set(&mut self, numbers: &StepParams) -> Result<()> {
         if numbers.update == 0 {
             return Err(Error::value("step", "steps are counted from 1, got 0"));
         }
         match &mut self.0 {
-            Kept::Host(kept) => *kept = Some(*numbers),
-            Kept::Gpu(memory) => cuda::step::set(memory, numbers)?,
+            StepStorage::Host(kept) => *kept = Some(*numbers),
+            StepStorage::Gpu(memory) => cuda::step::set(memory, numbers)?,
         }
         Ok(())
     }
 
     /// Sets the gradient scale, and skips the step if `found_inf`.
-    pub(crate) fn judge(&mut self, grad_scale: f64, found_inf: bool) -> Result<()> {
+    pub(crate) fn set_found_inf(&mut self, grad_scale: f64, found_inf: bool) -> Result<()> {
         match &mut self.0 {
-            Kept::Host(kept) => {
+            StepStorage::Host(kept) => {
                 let numbers = kept.filter(|_| !found_inf);
-                *kept = numbers.map(|numbers| StepNumbers { grad_scale, ..numbers });
+                *kept = numbers.map(|numbers| StepParams { grad_scale, ..numbers });
                 Ok(())
             }
-            Kept::Gpu(_) => Err(Error::device("step", "the numbers are in memory of the GPU")),
+            StepStorage::Gpu(_) => {
+                Err(Error::device("step", "the numbers are in memory of the GPU"))
+            }
         }
     }
 
     /// Returns whether the values are in GPU memory.
     pub(crate) fn is_on_gpu(&self) -> bool {
-        matches!(self.0, Kept::Gpu(_))
+        matches!(self.0, StepStorage::Gpu(_))
     }
 
     /// The values, for CPU kernels; `None` if the step is skipped.
-    pub(crate) fn host(&self) -> Result<Option<StepNumbers>> {
+    pub(crate) fn host(&self) -> Result<Option<StepParams>> {
         match &self.0 {
-            Kept::Host(numbers) => Ok(*numbers),
-            Kept::Gpu(memory) => {
+            StepStorage::Host(numbers) => Ok(*numbers),
+            StepStorage::Gpu(memory) => {
                 Err(Error::device("step", format!("the numbers are on {:?}", memory.device())))
             }
         }
@@ -93,16 +95,20 @@ impl Step {
     /// The values in GPU memory, for GPU kernels.
     pub(crate) fn gpu(&self) -> Result<&Tensor> {
         match &self.0 {
-            Kept::Gpu(memory) => Ok(memory),
-            Kept::Host(_) => Err(Error::device("step", "the numbers are in memory of the host")),
+            StepStorage::Gpu(memory) => Ok(memory),
+            StepStorage::Host(_) => {
+                Err(Error::device("step", "the numbers are in memory of the host"))
+            }
         }
     }
 
-    /// Like [`Step::gpu`], for the kernel that writes them.
+    /// Like [`DeviceStepParams::gpu`], for the kernel that writes them.
     pub(crate) fn gpu_mut(&mut self) -> Result<&mut Tensor> {
         match &mut self.0 {
-            Kept::Gpu(memory) => Ok(memory),
-            Kept::Host(_) => Err(Error::device("step", "the numbers are in memory of the host")),
+            StepStorage::Gpu(memory) => Ok(memory),
+            StepStorage::Host(_) => {
+                Err(Error::device("step", "the numbers are in memory of the host"))
+            }
         }
     }
 }

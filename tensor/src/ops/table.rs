@@ -168,7 +168,7 @@ unary_table! {
     Log "log" saves Input: |x, _p| x.ln(), |s, _p| R::ONE / s,
         cuda "real::ln(x)", "A(1) / s";
     /// Square root
-    Sqrt "sqrt" saves Output: |x, _p| x.sqrt(), |s, _p| R::of(0.5) / s,
+    Sqrt "sqrt" saves Output: |x, _p| x.sqrt(), |s, _p| R::from_f64(0.5) / s,
         cuda "real::sqrt(x)", "A(0.5) / s";
     /// 1 / x
     Recip "recip" saves Output: |x, _p| R::ONE / x, |s, _p| -s * s,
@@ -198,7 +198,7 @@ unary_table! {
         cuda "gelu_tanh(x)", "gelu_tanh_derivative(s)";
     /// Exact GELU, x Phi(x): arXiv 1606.08415, section 2
     GeluErf "gelu_erf" saves Input: |x, _p| x * normal_cdf(x),
-        |s, _p| normal_cdf(s) + s * (R::of(-0.5) * s * s).exp() * R::of(FRAC_1_SQRT_2PI),
+        |s, _p| normal_cdf(s) + s * (R::from_f64(-0.5) * s * s).exp() * R::from_f64(FRAC_1_SQRT_2PI),
         cuda "x * normal_cdf(x)", "normal_cdf(s) + s * real::exp(A(-0.5) * s * s) * A(0.3989422804014327)";
     /// x + p
     AddScalar "add_scalar" saves Nothing: |x, p| x + p, |_s, _p| R::ONE,
@@ -244,22 +244,22 @@ const GELU_CUBIC: f64 = 0.044_715;
 #[inline(always)]
 fn gelu_tanh<R: Real>(x: R) -> R {
     // 0.5 (1 + tanh u) = sigmoid(2u): one exponential instead of a hyperbolic tangent.
-    let u = R::of(2.0 * SQRT_2_OVER_PI) * (x + R::of(GELU_CUBIC) * x * x * x);
+    let u = R::from_f64(2.0 * SQRT_2_OVER_PI) * (x + R::from_f64(GELU_CUBIC) * x * x * x);
     x * u.sigmoid()
 }
 
 #[inline(always)]
 fn gelu_tanh_derivative<R: Real>(x: R) -> R {
     let square = x * x;
-    let u = R::of(2.0 * SQRT_2_OVER_PI) * (x + R::of(GELU_CUBIC) * square * x);
-    let du = R::of(2.0 * SQRT_2_OVER_PI) * (R::ONE + R::of(3.0 * GELU_CUBIC) * square);
+    let u = R::from_f64(2.0 * SQRT_2_OVER_PI) * (x + R::from_f64(GELU_CUBIC) * square * x);
+    let du = R::from_f64(2.0 * SQRT_2_OVER_PI) * (R::ONE + R::from_f64(3.0 * GELU_CUBIC) * square);
     let y = u.sigmoid();
     y + x * y * (R::ONE - y) * du
 }
 
 #[inline(always)]
 fn normal_cdf<R: Real>(x: R) -> R {
-    R::of(0.5) * (R::ONE + (x * R::of(std::f64::consts::FRAC_1_SQRT_2)).erf())
+    R::from_f64(0.5) * (R::ONE + (x * R::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erf())
 }
 
 #[inline(always)]
@@ -267,7 +267,7 @@ fn share<R: Real>(wins: bool, equal: bool) -> R {
     if wins {
         R::ONE
     } else if equal {
-        R::of(0.5)
+        R::from_f64(0.5)
     } else {
         R::ZERO
     }

@@ -14,7 +14,7 @@ pub(crate) fn tensor(device: &Device, dtype: DType, dims: &[usize], values: &[f6
     let make = || -> Result<Tensor> {
         dispatch_float!("testing", dtype, T => {
             use crate::Element;
-            let values: Vec<T> = values.iter().map(|&x| T::from_acc(Real::of(x))).collect();
+            let values: Vec<T> = values.iter().map(|&x| T::from_acc(Real::from_f64(x))).collect();
             Tensor::from_slice(device, &values, dims)
         })
     };

@@ -38,7 +38,7 @@ impl Backing {
     }
 
     /// The same kind of memory for captured work, which keeps using blocks that its tensors freed.
-    pub(super) fn of_graph(&self) -> Backing {
+    pub(super) fn for_graph(&self) -> Backing {
         match self {
             Backing::Gpu(gpu) => Backing::GpuGraph(gpu.clone()),
             other => other.clone(),

@@ -31,7 +31,7 @@ fn slack(most: usize) -> usize {
 
 /// A range of addresses.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Block {
+pub(super) struct MemoryBlock {
     arena: usize,
     offset: usize,
     size: usize,
@@ -46,72 +46,72 @@ struct Ranges {
 
 impl Ranges {
     /// Adds a range and coalesces it with its neighbours.
-    fn insert(&mut self, block: Block) {
-        let Block { arena, mut offset, mut size } = block;
+    fn insert(&mut self, block: MemoryBlock) {
+        let MemoryBlock { arena, mut offset, mut size } = block;
         if size == 0 {
             return;
         }
         if let Some(&after) = self.by_place.get(&(arena, offset + size)) {
-            self.remove(Block { arena, offset: offset + size, size: after });
+            self.remove(MemoryBlock { arena, offset: offset + size, size: after });
             size += after;
         }
         let before = self.by_place.range((arena, 0)..(arena, offset)).next_back();
         if let Some((&(_, start), &length)) = before
             && start + length == offset
         {
-            self.remove(Block { arena, offset: start, size: length });
+            self.remove(MemoryBlock { arena, offset: start, size: length });
             (offset, size) = (start, size + length);
         }
         self.by_size.insert((size, arena, offset));
         self.by_place.insert((arena, offset), size);
     }
 
-    fn remove(&mut self, block: Block) {
+    fn remove(&mut self, block: MemoryBlock) {
         self.by_size.remove(&(block.size, block.arena, block.offset));
         self.by_place.remove(&(block.arena, block.offset));
     }
 
     /// Splits `size` bytes off the beginning of the smallest sufficient range.
-    fn take(&mut self, size: usize) -> Option<Block> {
+    fn take(&mut self, size: usize) -> Option<MemoryBlock> {
         let &(whole, arena, offset) = self.by_size.range((size, 0, 0)..).next()?;
-        self.remove(Block { arena, offset, size: whole });
-        self.insert(Block { arena, offset: offset + size, size: whole - size });
-        Some(Block { arena, offset, size })
+        self.remove(MemoryBlock { arena, offset, size: whole });
+        self.insert(MemoryBlock { arena, offset: offset + size, size: whole - size });
+        Some(MemoryBlock { arena, offset, size })
     }
 
-    fn largest(&self) -> Option<Block> {
-        self.by_size.last().map(|&(size, arena, offset)| Block { arena, offset, size })
+    fn largest(&self) -> Option<MemoryBlock> {
+        self.by_size.last().map(|&(size, arena, offset)| MemoryBlock { arena, offset, size })
     }
 }
 
 /// The blocks of a pool.
-pub(super) struct Blocks {
+pub(super) struct BlockAllocator {
     backing: Backing,
     arenas: Vec<Arena>,
     /// Freed small blocks, by size.
-    bins: BTreeMap<usize, Vec<Block>>,
+    bins: BTreeMap<usize, Vec<MemoryBlock>>,
     /// Ranges with memory.
     free: Ranges,
     /// Ranges without memory.
     bare: Ranges,
     /// Bytes of blocks in use, and their peak.
     live: usize,
-    most: usize,
+    peak: usize,
     reserved: usize,
     /// Bytes returned to the system since the last reset.
     pub(super) returned: usize,
 }
 
-impl Blocks {
-    pub(super) fn new(backing: Backing) -> Blocks {
-        Blocks {
+impl BlockAllocator {
+    pub(super) fn new(backing: Backing) -> BlockAllocator {
+        BlockAllocator {
             backing,
             arenas: Vec::new(),
             bins: BTreeMap::new(),
             free: Ranges::default(),
             bare: Ranges::default(),
             live: 0,
-            most: 0,
+            peak: 0,
             reserved: 0,
             returned: 0,
         }
@@ -126,12 +126,12 @@ impl Blocks {
         self.reserved
     }
 
-    pub(super) fn pointer(&self, block: Block) -> *mut u8 {
+    pub(super) fn pointer(&self, block: MemoryBlock) -> *mut u8 {
         self.arenas[block.arena].base().wrapping_add(block.offset)
     }
 
     /// Allocates at least `bytes` bytes; memory from the system is zero.
-    pub(super) fn take(&mut self, bytes: usize) -> Result<Block> {
+    pub(super) fn take(&mut self, bytes: usize) -> Result<MemoryBlock> {
         // The maximum size of a slice; below it, rounding up cannot overflow.
         if bytes > isize::MAX as usize {
             return Err(Error::memory("pool", format!("{bytes} bytes exceed any memory")));
@@ -149,7 +149,7 @@ impl Blocks {
             }
         };
         self.live += size;
-        self.most = self.most.max(self.live);
+        self.peak = self.peak.max(self.live);
         Ok(block)
     }
 
@@ -159,7 +159,7 @@ impl Blocks {
         }
     }
 
-    pub(super) fn give_back(&mut self, block: Block) {
+    pub(super) fn give_back(&mut self, block: MemoryBlock) {
         self.live -= block.size;
         match block.size <= LARGEST_BIN {
             true => self.bins.entry(block.size).or_default().push(block),
@@ -168,24 +168,24 @@ impl Blocks {
     }
 
     /// Starts reading `len` bytes of a block from `offset` on, if they are in a file.
-    pub(super) fn prefetch(&self, block: Block, offset: usize, len: usize) {
-        let Block { arena, offset: start, size } = block;
+    pub(super) fn prefetch(&self, block: MemoryBlock, offset: usize, len: usize) {
+        let MemoryBlock { arena, offset: start, size } = block;
         if matches!(self.backing, Backing::Files(_)) && offset < size {
             self.arenas[arena].prefetch(start + offset, len.min(size - offset));
         }
     }
 
     /// Allocates `size` bytes from the system.
-    fn grow(&mut self, size: usize) -> Result<Block> {
+    fn grow(&mut self, size: usize) -> Result<MemoryBlock> {
         if self.backing.is_whole() {
             // Few arenas for large totals, and not much more than requested.
             let bytes = size.max(self.reserved / 8).next_multiple_of(HUGE_PAGE);
             self.arenas.push(self.backing.arena(bytes).map_err(|why| self.refused(bytes, &why))?);
             self.reserved += bytes;
-            self.free.insert(Block { arena: self.arenas.len() - 1, offset: 0, size: bytes });
+            self.free.insert(MemoryBlock { arena: self.arenas.len() - 1, offset: 0, size: bytes });
             return Ok(self.free.take(size).expect("the new arena has room for the request"));
         }
-        let most = self.most.max(self.live + size);
+        let most = self.peak.max(self.live + size);
         let grown = size.next_multiple_of(self.backing.grain(most));
         let allowed = most + slack(most);
         while let Some(excess) = (self.reserved + grown).checked_sub(allowed).filter(|&n| n > 0) {
@@ -220,16 +220,16 @@ impl Blocks {
     pub(super) fn trim(&mut self) {
         self.empty_bins();
         let free = self.free.by_place.iter();
-        let free: Vec<Block> =
-            free.map(|(&(arena, offset), &size)| Block { arena, offset, size }).collect();
+        let free: Vec<MemoryBlock> =
+            free.map(|(&(arena, offset), &size)| MemoryBlock { arena, offset, size }).collect();
         for block in free {
             self.release(block, block.size);
         }
     }
 
     /// Returns up to `excess` bytes of a free range to the system; false if nothing was returned.
-    fn release(&mut self, block: Block, excess: usize) -> bool {
-        let Block { arena, offset, size } = block;
+    fn release(&mut self, block: MemoryBlock, excess: usize) -> bool {
+        let MemoryBlock { arena, offset, size } = block;
         let page = self.backing.page();
         let end = (offset + size) / page * page;
         let start =
@@ -240,7 +240,8 @@ impl Blocks {
         if self.backing.keeps() || !self.arenas[arena].release(start, end - start) {
             return false;
         }
-        let range = |start: usize, end: usize| Block { arena, offset: start, size: end - start };
+        let range =
+            |start: usize, end: usize| MemoryBlock { arena, offset: start, size: end - start };
         self.free.remove(block);
         self.free.insert(range(offset, start));
         self.free.insert(range(end, offset + size));
@@ -263,7 +264,7 @@ impl Blocks {
         };
         let offset = arena.base().align_offset(HUGE_PAGE);
         let size = (len - offset) / HUGE_PAGE * HUGE_PAGE;
-        self.bare.insert(Block { arena: self.arenas.len(), offset, size });
+        self.bare.insert(MemoryBlock { arena: self.arenas.len(), offset, size });
         self.arenas.push(arena);
         Ok(())
     }
@@ -287,15 +288,16 @@ fn rounded(bytes: usize) -> usize {
 mod tests {
     use super::*;
 
-    fn blocks() -> Blocks {
-        Blocks::new(Backing::Memory)
+    fn blocks() -> BlockAllocator {
+        BlockAllocator::new(Backing::Memory)
     }
 
     #[test]
     fn freed_blocks_are_used_again_and_neighbours_join() {
         let mut blocks = blocks();
         let sizes = [3 << 20, 5 << 20, 1000, 4 << 20];
-        let taken: Vec<Block> = sizes.iter().map(|&bytes| blocks.take(bytes).unwrap()).collect();
+        let taken: Vec<MemoryBlock> =
+            sizes.iter().map(|&bytes| blocks.take(bytes).unwrap()).collect();
         let reserved = blocks.reserved();
         taken.into_iter().for_each(|block| blocks.give_back(block));
         let whole = blocks.take(12 << 20).unwrap();
@@ -311,7 +313,7 @@ mod tests {
     #[test]
     fn scattered_memory_goes_back_to_the_system() {
         let mut blocks = blocks();
-        let mut taken: Vec<Block> = (0..64).map(|_| blocks.take(2 << 20).unwrap()).collect();
+        let mut taken: Vec<MemoryBlock> = (0..64).map(|_| blocks.take(2 << 20).unwrap()).collect();
         for &block in &taken {
             // SAFETY: 2 MiB that only this test uses.
             unsafe { blocks.pointer(block).write_bytes(7, 2 << 20) };
@@ -321,7 +323,7 @@ mod tests {
             blocks.give_back(taken.remove(2 * at));
         }
         let large = blocks.take(60 << 20).unwrap();
-        assert!(blocks.reserved() <= blocks.most + slack(blocks.most), "{}", blocks.reserved());
+        assert!(blocks.reserved() <= blocks.peak + slack(blocks.peak), "{}", blocks.reserved());
         // Memory from the system is zero.
         // SAFETY: 60 MiB that only this test uses.
         let bytes = unsafe { std::slice::from_raw_parts(blocks.pointer(large), 60 << 20) };
@@ -337,8 +339,8 @@ mod tests {
     #[test]
     fn blocks_do_not_overlap_and_reserved_memory_is_bounded() {
         let key = crate::RandomKey::new(1, 0, "pool");
-        let mut blocks = Blocks::new(Backing::Addresses);
-        let mut taken: Vec<Block> = Vec::new();
+        let mut blocks = BlockAllocator::new(Backing::Addresses);
+        let mut taken: Vec<MemoryBlock> = Vec::new();
         for i in 0..20_000 {
             let draw = |what: u64| key.uniform(4 * i + what);
             if taken.len() > 100 || (draw(0) < 0.45 && !taken.is_empty()) {
@@ -351,7 +353,7 @@ mod tests {
             let reserved = blocks.reserved();
             // Each end of a free range may leave a partial page.
             let edges = 2 * PAGE * (taken.len() + 1);
-            assert!(reserved <= blocks.most + slack(blocks.most) + edges, "step {i}: {reserved}");
+            assert!(reserved <= blocks.peak + slack(blocks.peak) + edges, "step {i}: {reserved}");
             if i % 100 == 0 {
                 let mut ranges: Vec<(usize, usize, usize)> =
                     taken.iter().map(|block| (block.arena, block.offset, block.size)).collect();
@@ -367,7 +369,7 @@ mod tests {
     #[test]
     fn files_are_few_and_hardly_larger_than_what_is_kept() {
         let folder = tempfile::tempdir().unwrap();
-        let mut blocks = Blocks::new(Backing::Files(folder.path().to_path_buf()));
+        let mut blocks = BlockAllocator::new(Backing::Files(folder.path().to_path_buf()));
         let live: usize = (0..32).map(|_| blocks.take(9 << 20).unwrap().size).sum();
         assert!(4 * blocks.reserved() <= 5 * live, "{} of {live}", blocks.reserved());
         assert!(blocks.arenas.len() < 24, "{} files", blocks.arenas.len());

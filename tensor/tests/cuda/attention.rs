@@ -4,7 +4,7 @@ use ferrotron_tensor::ops::attention::{
     AttentionConfig, AttentionDropout, AttentionMask, attention, attention_backward,
     attention_backward_packed, merge_attention, split_packed,
 };
-use ferrotron_tensor::{DType, Device, Place, RandomKey, Result, Tensor};
+use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
 
 use crate::both::{assert_close, cpu, rounding, small, there, views};
 use crate::support::{FLOATS, gpu};
@@ -24,7 +24,7 @@ impl Sizes {
             true => {
                 // Some heads, two pieces of the queries, the end of the keys.
                 let half = queries / 2;
-                let place = Place::new(
+                let place = ShardSpec::new(
                     &[batch + 1, 2 * heads, 3 * queries, keys + 5],
                     &[
                         &[(1, batch)],

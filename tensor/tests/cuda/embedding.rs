@@ -4,7 +4,7 @@ use ferrotron_tensor::ops::cross_entropy::VocabShard;
 use ferrotron_tensor::ops::embedding::{
     embedding, embedding_backward, embedding_shard, embedding_shard_backward,
 };
-use ferrotron_tensor::{DType, Device, Result, Tensor, balanced};
+use ferrotron_tensor::{DType, Device, Result, Tensor, partition_range};
 
 use crate::both::{assert_close, cpu, there, views};
 use crate::support::{FLOATS, gpu, ids, random};
@@ -52,7 +52,7 @@ fn rows_and_their_gradients_are_those_of_the_cpu_to_the_bit() -> Result<()> {
 fn in_shards(gpu: &Device, weight: &Tensor, tokens: &Tensor, dy: &Tensor) -> Result<()> {
     let (rows, tokens_there) = (weight.dims()[0], there(gpu, tokens)?);
     for rank in 0..4 {
-        let own = balanced(rows, 4, rank);
+        let own = partition_range(rows, 4, rank);
         let shard = VocabShard { offset: own.start, global: rows, shards: 4 };
         let part = weight.narrow(0, own.start, own.len())?.copy()?;
         let got = embedding_shard(&there(gpu, &part)?, &tokens_there, shard)?;

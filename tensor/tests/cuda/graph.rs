@@ -4,10 +4,10 @@ use ferrotron_cuda::nvrtc::Architecture;
 use ferrotron_tensor::ops::dropout::dropout;
 use ferrotron_tensor::ops::index::gather;
 use ferrotron_tensor::ops::sq_norm::all_finite;
-use ferrotron_tensor::ops::step::Step;
+use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::ops::zero_bitmap::compress;
 use ferrotron_tensor::{
-    CudaGraph, DType, Device, MemoryKind, Place, RandomKey, Result, Tensor, copy_aside,
+    CudaGraph, DType, Device, MemoryKind, RandomKey, Result, ShardSpec, Tensor, copy_async,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -44,7 +44,7 @@ fn a_replay_gives_what_the_work_gives() -> Result<()> {
         graph.replay(step)?;
         // Other work comes and goes between replays, and draws numbers of other steps.
         for (i, n) in [1, 1000, 100_000, 3].into_iter().enumerate() {
-            let place = Place::whole(&[n]);
+            let place = ShardSpec::unsharded(&[n]);
             let key = RandomKey::new(1, 100 + step, "other");
             let x = Tensor::full(&device, F32, &[n], step as f64)?;
             drop(dropout(&x, 0.5, &key, &place)?);
@@ -74,7 +74,7 @@ fn inputs_are_sent_while_the_gpu_is_behind() -> Result<()> {
     let mut sum = Tensor::zeros(&device, F32, &[3000])?;
     let mut add = || -> Result<()> {
         let next = sum.add(&x)?;
-        sum.write(&next)
+        sum.copy_from(&next)
     };
     add()?;
     let (mut graph, ()) = CudaGraph::capture(&device, add)?;
@@ -96,7 +96,7 @@ fn a_graph_has_memory_of_its_own() -> Result<()> {
         let square = x.square()?;
         let cube = square.mul(&x)?;
         let fourth = cube.mul(&x)?;
-        written.write(&fourth)?;
+        written.copy_from(&fourth)?;
         square.add(&fourth)
     };
     drop(work()?);
@@ -110,13 +110,13 @@ fn a_graph_has_memory_of_its_own() -> Result<()> {
     assert!(stats.reserved <= most + (2 << 20), "{stats:?}");
     device.reset_memory_peaks();
     // Nobody else holds these, but the graph reads and writes them.
-    let addresses = [x, written].map(|mut x| x.lend_address(N).unwrap());
+    let addresses = [x, written].map(|mut x| x.device_ptr(N).unwrap());
     graph.replay(0)?;
     let mut others = (0..6)
         .map(|i| Tensor::full(&device, F32, &[N], f64::from(i)))
         .collect::<Result<Vec<_>>>()?;
     for (i, other) in others.iter_mut().enumerate() {
-        assert!(!addresses.contains(&other.lend_address(N)?), "the graph's memory was given away");
+        assert!(!addresses.contains(&other.device_ptr(N)?), "the graph's memory was given away");
         graph.replay(i as u64)?;
     }
     for (i, other) in others.iter().enumerate() {
@@ -139,8 +139,8 @@ fn what_the_host_waits_for_or_sends_cannot_be_captured() -> Result<()> {
     let device = &device;
     let mut x = Tensor::from_slice(device, &[1.0_f32, 0.0, 2.0], &[3])?;
     let (a, b) = (RandomKey::new(0, 3, "a"), RandomKey::new(0, 4, "b"));
-    let place = Place::whole(&[3]);
-    let mut step = Step::new(device, &numbers(1))?;
+    let place = ShardSpec::unsharded(&[3]);
+    let mut step = DeviceStepParams::new(device, &numbers(1))?;
     let mut y = x.copy()?;
     let cases: [(&str, &mut dyn FnMut() -> Result<()>); 13] = [
         ("to_vec", &mut || x.square()?.to_vec::<f32>().map(drop)),
@@ -149,7 +149,7 @@ fn what_the_host_waits_for_or_sends_cannot_be_captured() -> Result<()> {
         ("from_slice", &mut || Tensor::from_slice(device, &[1.0], &[1]).map(drop)),
         ("write_slice", &mut || y.write_slice(&[1.0_f32; 3])),
         ("synchronize", &mut || device.synchronize()),
-        ("step", &mut || Step::new(device, &numbers(1)).map(drop)),
+        ("step", &mut || DeviceStepParams::new(device, &numbers(1)).map(drop)),
         ("step", &mut || step.set(&numbers(1))),
         ("stage", &mut || x.stage().map(drop)),
         ("all_finite", &mut || all_finite(&x).map(drop)),
@@ -194,9 +194,9 @@ fn what_the_host_waits_for_or_sends_cannot_be_captured() -> Result<()> {
 
 #[test]
 fn a_gpu_that_does_nothing_captures_nothing() -> Result<()> {
-    let device = Device::dry_cuda(Architecture { major: 9, minor: 0 })?;
+    let device = Device::fake_cuda(Architecture { major: 9, minor: 0 })?;
     let error = CudaGraph::capture(&device, || Ok(())).err().unwrap().to_string();
-    assert_eq!(error, "cuda_graph: dry(cuda) is no GPU, whose work could be captured");
+    assert_eq!(error, "cuda_graph: fake(cuda) is no GPU, whose work could be captured");
     Ok(())
 }
 
@@ -211,12 +211,12 @@ fn a_first_call_may_be_captured_and_graphs_may_follow_one_another() -> Result<()
     let mut ids = Tensor::from_slice(&device, &[0_u32, 1], &[2])?;
     let (mut first, y) = CudaGraph::capture(&device, || {
         let mut host = Tensor::empty_in(MemoryKind::Host, &device, F64, &[2])?;
-        host.write(&gather(&x, 0, &ids)?)?;
+        host.copy_from(&gather(&x, 0, &ids)?)?;
         assert_eq!(host.memory_kind(), MemoryKind::Host);
         // In the stream of copies, which is captured with the other.
         let near = Tensor::empty(&device, F64, &[2])?;
-        let mut coming = copy_aside(vec![(host, near)])?;
-        coming.remove(0).take_back()?.1.exp()
+        let mut coming = copy_async(vec![(host, near)])?;
+        coming.remove(0).into_inner()?.1.exp()
     })?;
     let (mut second, z) = CudaGraph::capture(&device, || y.add(&y.square()?))?;
     first.replay(0)?;

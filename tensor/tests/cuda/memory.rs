@@ -15,7 +15,7 @@ fn elements_go_there_and_back() -> Result<()> {
     assert_eq!(Tensor::full(&device, DType::BF16, &[2], 1.5)?.to_f64()?, [1.5, 1.5]);
     assert_eq!(Tensor::zeros(&device, DType::I64, &[2])?.to_vec::<i64>()?, [0, 0]);
     let mut y = Tensor::empty_in(MemoryKind::Host, &device, DType::F32, &[3])?;
-    y.write(&x.narrow(0, 1, 1)?.reshape(&[3])?)?;
+    y.copy_from(&x.narrow(0, 1, 1)?.reshape(&[3])?)?;
     assert_eq!((y.memory_kind(), y.to_vec::<f32>()?), (MemoryKind::Host, vec![4.0, 5.0, 6.0]));
     Ok(())
 }

@@ -3,11 +3,11 @@
 use ferrotron_tensor::ops::cast::cast;
 use ferrotron_tensor::ops::concat::{concat, pad_narrow};
 use ferrotron_tensor::ops::dropout::dropout;
-use ferrotron_tensor::ops::pointwise::{Comparison, add_assign, compare, select};
+use ferrotron_tensor::ops::pointwise::{Comparison, add_assign, compare, where_cond};
 use ferrotron_tensor::ops::random::{normal, uniform};
 use ferrotron_tensor::ops::reduce::{KeepDims, argmax, log_sum_exp, max, mean, sum};
 use ferrotron_tensor::ops::zero_bitmap::{compress, expand};
-use ferrotron_tensor::{DType, Device, Place, RandomKey, Result, Tensor};
+use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
 
 use crate::support::{FLOATS, assert_like_cpu, gpu, random};
 
@@ -88,7 +88,7 @@ fn copies_of_any_views_have_their_elements() -> Result<()> {
                 let mut wide = x.dims().to_vec();
                 wide[2] = 24;
                 let mut y = Tensor::zeros(device, dtype, &wide)?;
-                y.narrow_mut(2, 3 * (start % 2) + 4, len, |part| part.write(&x))?;
+                y.narrow_mut(2, 3 * (start % 2) + 4, len, |part| part.copy_from(&x))?;
                 Ok(y)
             })?;
         }
@@ -120,7 +120,7 @@ fn comparisons_and_choices_take_every_dtype() -> Result<()> {
         }
         assert_like_cpu("select", &gpu, 0.0, |device| {
             let (a, b) = (few(device, &[5, 1], 1)?, few(device, &[7, 5, 3], 2)?);
-            select(&compare(Comparison::Gt, &a, &b)?, &a, &b)
+            where_cond(&compare(Comparison::Gt, &a, &b)?, &a, &b)
         })?;
         assert_like_cpu("concat", &gpu, 0.0, |device| {
             let (a, b) = (few(device, &[4, 2], 1)?, few(device, &[4, 3], 2)?);
@@ -153,9 +153,9 @@ fn casts_between_any_two_dtypes_give_what_the_cpu_gives() -> Result<()> {
 fn random_numbers_are_those_of_the_cpu() -> Result<()> {
     let Some(gpu) = gpu("random_numbers_are_those_of_the_cpu")? else { return Ok(()) };
     let places = [
-        Place::whole(&[]),
-        Place::whole(&[5, 33]),
-        Place::new(&[6, 5, 33], &[&[(0, 6)], &[(2, 1), (4, 1)], &[(3, 9), (20, 13)]])?,
+        ShardSpec::unsharded(&[]),
+        ShardSpec::unsharded(&[5, 33]),
+        ShardSpec::new(&[6, 5, 33], &[&[(0, 6)], &[(2, 1), (4, 1)], &[(3, 9), (20, 13)]])?,
     ];
     for place in &places {
         for dtype in FLOATS {

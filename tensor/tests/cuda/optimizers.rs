@@ -1,15 +1,17 @@
 //! The passes of optimizers, for every pair of types of weights and gradients.
 
 use ferrotron_tensor::ops::adafactor::{
-    Adafactor, Decay, Matrices, MeanOf, SquareSums, adafactor, matrix_factors, square_sums,
-    update_mean_squares, update_means, update_sq_norm, vector_factors,
+    Adafactor, MatrixBatch, NormalizeBy, SecondMomentDecay, SquareSums, adafactor, matrix_factors,
+    square_sums, update_mean_squares, update_means, update_sq_norm, vector_factors,
 };
 use ferrotron_tensor::ops::adamw::{AdamW, adamw};
 use ferrotron_tensor::ops::round::{Stochastic, round, widen};
 use ferrotron_tensor::ops::sgd::{Sgd, sgd};
 use ferrotron_tensor::ops::sq_norm::{add_sq_norm, all_finite};
-use ferrotron_tensor::ops::step::{Step, StepNumbers};
-use ferrotron_tensor::{DType, Device, ErrorKind, MemoryKind, Place, RandomKey, Result, Tensor};
+use ferrotron_tensor::ops::step::{DeviceStepParams, StepParams};
+use ferrotron_tensor::{
+    DType, Device, ErrorKind, MemoryKind, RandomKey, Result, ShardSpec, Tensor,
+};
 
 use crate::support::{FLOATS, assert_like_cpu, gpu, random};
 
@@ -31,8 +33,8 @@ const TYPES: [(DType, DType, Option<DType>); 12] = [
     (F32, F16, Some(F16)),
 ];
 
-fn step(device: &Device) -> Result<Step> {
-    Step::new(device, &StepNumbers { update: 3, lr: 0.03, grad_scale: 0.4 })
+fn step(device: &Device) -> Result<DeviceStepParams> {
+    DeviceStepParams::new(device, &StepParams { update: 3, lr: 0.03, grad_scale: 0.4 })
 }
 
 /// Asserts that all tensors that `f` makes are those of the CPU, but for a few units in the last place.
@@ -115,7 +117,8 @@ fn types_that_do_not_fit_are_refused() -> Result<()> {
 #[test]
 fn numbers_are_rounded_and_widened() -> Result<()> {
     let Some(gpu) = gpu("numbers_are_rounded_and_widened")? else { return Ok(()) };
-    let place = Place::new(&[6, 40, 33], &[&[(1, 3)], &[(2, 1), (4, 20)], &[(3, 9), (20, 13)]])?;
+    let place =
+        ShardSpec::new(&[6, 40, 33], &[&[(1, 3)], &[(2, 1), (4, 20)], &[(3, 9), (20, 13)]])?;
     let n = place.dims().iter().product();
     let key = RandomKey::new(7, 3, "weight");
     for dtype in FLOATS {
@@ -123,7 +126,7 @@ fn numbers_are_rounded_and_widened() -> Result<()> {
             random(device, dtype.accumulator(), &[n], 1)?.mul_scalar(1.003)?.exp()
         };
         // Of an optimizer's step, whose number is not the key's.
-        let numbers = StepNumbers { update: 4, lr: 0.1, grad_scale: 1.0 };
+        let numbers = StepParams { update: 4, lr: 0.1, grad_scale: 1.0 };
         let of_steps = std::cell::RefCell::new(Vec::new());
         for from in ["the key", "a step"] {
             assert_like_cpu(&format!("round, number of {from}"), &gpu, 0.0, |device| {
@@ -132,7 +135,7 @@ fn numbers_are_rounded_and_widened() -> Result<()> {
                 let x =
                     Tensor::from_slice(device, &x.to_f64()?, &[n])?.cast(dtype.accumulator())?;
                 let mut target = Tensor::zeros(device, dtype, &[n])?;
-                let step = Step::new(device, &numbers)?;
+                let step = DeviceStepParams::new(device, &numbers)?;
                 let (key, step) = match from {
                     "a step" => (&key, Some(&step)),
                     _ => (&RandomKey::new(7, 4, "weight"), None),
@@ -197,7 +200,7 @@ fn adafactor_is_that_of_the_cpu() -> Result<()> {
     let types = TYPES.iter().filter(|(.., copy)| copy.is_none());
     for &(weights, grads, _) in types {
         for dims in [&[90, 70][..], &[2, 5, 300], &[40]] {
-            for mean_of in [MeanOf::Rows, MeanOf::Columns] {
+            for mean_of in [NormalizeBy::Rows, NormalizeBy::Columns] {
                 let what = format!("adafactor, {weights} weights, {grads} gradients, {dims:?}");
                 check(&what, &gpu, |device| whole_step(device, weights, grads, dims, mean_of))?;
             }
@@ -212,11 +215,11 @@ fn whole_step(
     weights: DType,
     grads: DType,
     dims: &[usize],
-    mean_of: MeanOf,
+    mean_of: NormalizeBy,
 ) -> Result<Vec<Tensor>> {
-    let (shape, kept) = (Matrices::of(dims), weights.accumulator());
+    let (shape, kept) = (MatrixBatch::from_dims(dims), weights.accumulator());
     let (n, is_vector) = (shape.numel(), dims.len() < 2);
-    let (step, decay) = (step(device)?, Decay { rate: 0.8, eps1: 1e-3 });
+    let (step, decay) = (step(device)?, SecondMomentDecay { rate: 0.8, eps1: 1e-3 });
     let g = random(device, grads, &[n], 2)?;
     let ones = |n| Tensor::full(device, kept, &[n], 1.0);
     let (factors, means) = if is_vector {
@@ -251,7 +254,7 @@ fn moments_may_be_in_memory_of_the_host() -> Result<()> {
     check("adamw with moments of the host", &gpu, |device| {
         let kept = |seed| -> Result<Tensor> {
             let mut kept = Tensor::empty_in(MemoryKind::Host, device, F32, &[3000])?;
-            kept.write(&random(device, F32, &[3000], seed)?.square()?)?;
+            kept.copy_from(&random(device, F32, &[3000], seed)?.square()?)?;
             Ok(kept)
         };
         let (mut master, mut m, mut v) = (kept(1)?, kept(2)?, kept(3)?);

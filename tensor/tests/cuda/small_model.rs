@@ -2,8 +2,8 @@
 
 use ferrotron_tensor::gemm::Accum;
 use ferrotron_tensor::ops::adafactor::{
-    Adafactor, Decay, Matrices, MeanOf, SquareSums, adafactor, matrix_factors, square_sums,
-    update_means, update_sq_norm,
+    Adafactor, MatrixBatch, NormalizeBy, SecondMomentDecay, SquareSums, adafactor, matrix_factors,
+    square_sums, update_means, update_sq_norm,
 };
 use ferrotron_tensor::ops::adamw::{AdamW, adamw};
 use ferrotron_tensor::ops::attention::{
@@ -18,14 +18,16 @@ use ferrotron_tensor::ops::layer_norm::{layer_norm, layer_norm_backward};
 use ferrotron_tensor::ops::matmul::{
     linear_gelu, linear_input_gradient, linear_parameter_gradients, matmul,
 };
-use ferrotron_tensor::ops::outcome::{OutcomeConfig, Outcomes, Overflow, StepSums, outcome};
+use ferrotron_tensor::ops::outcome::{
+    CheckStepConfig, OverflowPolicy, StepMetricsLog, StepSums, check_step,
+};
 use ferrotron_tensor::ops::random::normal;
 use ferrotron_tensor::ops::rotary::{Direction, RotaryTable, rotary};
 use ferrotron_tensor::ops::round::{Stochastic, round, widen};
 use ferrotron_tensor::ops::softmax::softmax;
 use ferrotron_tensor::ops::sq_norm::add_sq_norm;
-use ferrotron_tensor::ops::step::{Step, StepNumbers};
-use ferrotron_tensor::{DType, Device, Place, RandomKey, Result, Tensor};
+use ferrotron_tensor::ops::step::{DeviceStepParams, StepParams};
+use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
 
 use crate::support::random;
 
@@ -38,8 +40,8 @@ const SIZES: [usize; 5] = [2, 24, 40, 2, 16];
 pub struct Model {
     ids: Tensor,
     targets: Tensor,
-    step: Step,
-    outcomes: Outcomes,
+    step: DeviceStepParams,
+    outcomes: StepMetricsLog,
     /// The embedding, rounded from its master copy, for AdamW.
     table: Tensor,
     master: Tensor,
@@ -55,9 +57,9 @@ pub struct Model {
     mean: Tensor,
 }
 
-pub fn numbers(update: u64) -> StepNumbers {
+pub fn numbers(update: u64) -> StepParams {
     let update_f = update as f64;
-    StepNumbers { update, lr: 0.02 / update_f, grad_scale: 1.0 - 0.1 * update_f }
+    StepParams { update, lr: 0.02 / update_f, grad_scale: 1.0 - 0.1 * update_f }
 }
 
 impl Model {
@@ -70,8 +72,8 @@ impl Model {
         Ok(Model {
             ids: Tensor::zeros(device, U32, &[batch, length])?,
             targets: Tensor::zeros(device, U32, &[batch * length])?,
-            step: Step::new(device, &numbers(1))?,
-            outcomes: Outcomes::new(device, 3)?,
+            step: DeviceStepParams::new(device, &numbers(1))?,
+            outcomes: StepMetricsLog::new(device, 3)?,
             table: random(device, BF16, &[n], 1)?,
             master: random(device, F32, &[n], 1)?,
             moments: [zeros(&[n])?, zeros(&[n])?],
@@ -107,7 +109,7 @@ impl Model {
         let table = self.table.reshape(&[classes, inner])?;
         let x = embedding(&table, &self.ids)?;
         let (h, mean, rstd) = layer_norm(&x, &self.gain, None, 1e-5)?;
-        let whole = Place::whole(&[batch, length, inner]);
+        let whole = ShardSpec::unsharded(&[batch, length, inner]);
         let h = dropout(&h, 0.25, &key("dropout"), &whole)?;
         let weight = self.projection.reshape(&[3 * inner, inner])?;
         let (packed, gelu) = linear_gelu(&h, &weight, Some(&self.bias))?;
@@ -115,7 +117,7 @@ impl Model {
         let positions = RotaryTable::new(device, BF16, 0..length, width, 1e4)?;
         let turned = rotary(&by_head, &positions, 2 * heads, Direction::Forward)?;
         let (q, k, v) = split_packed(&turned.reshape(&[batch, length, 3 * inner])?, heads, heads)?;
-        let weights = Place::whole(&[batch, heads, length, length]);
+        let weights = ShardSpec::unsharded(&[batch, heads, length, length]);
         let mut scores = AttentionConfig::causal(width);
         scores.dropout = Some(AttentionDropout::new(0.2, key("attention"), weights)?);
         let (out, lse) = attention(&q, &k, &v, &scores)?;
@@ -140,13 +142,13 @@ impl Model {
         linear_input_gradient(&mut dh, Accum::Replace, &dpacked, &weight)?;
         let dh = dropout(&dh, 0.25, &key("dropout"), &whole)?;
         let (dx, ..) = layer_norm_backward(&dh, &x, &mean, &rstd, &self.gain)?;
-        self.dtable.fill_zero()?;
+        self.dtable.zero_fill()?;
         embedding_backward(&dx, &self.ids, &mut self.dtable)?;
         drop((table, weight));
         self.judge(&loss)?;
         self.adamw()?;
         self.adafactor()?;
-        let noise = normal(device, F32, &Place::whole(&[5]), &key("noise"), 0.0, 1.0)?;
+        let noise = normal(device, F32, &ShardSpec::unsharded(&[5]), &key("noise"), 0.0, 1.0)?;
         Ok([loss, y, noise].into_iter().chain(gelu).chain(dbias).collect())
     }
 
@@ -156,10 +158,10 @@ impl Model {
         let mut sq_norm = Tensor::zeros(self.dtable.device(), F64, &[1])?;
         add_sq_norm(&mut sq_norm, &self.dtable.reshape(&[self.dtable.numel()])?)?;
         let tokens = self.targets.numel() as f64;
-        let overflow = Overflow::Skips;
-        let config = OutcomeConfig { tokens, loss_scale: 1.0, max_norm: 0.01, overflow };
+        let overflow = OverflowPolicy::SkipStep;
+        let config = CheckStepConfig { tokens, loss_scale: 1.0, max_norm: 0.01, overflow };
         let sums = StepSums { loss: &loss, sq_norm: &sq_norm, others: None };
-        outcome(&mut self.step, &mut self.outcomes, &config, &sums)
+        check_step(&mut self.step, &mut self.outcomes, &config, &sums)
     }
 
     fn adamw(&mut self) -> Result<()> {
@@ -171,16 +173,16 @@ impl Model {
 
     fn adafactor(&mut self) -> Result<()> {
         let device = &self.table.device().clone();
-        let shape = Matrices::of(self.dprojection.dims());
-        let place = Place::whole(self.dprojection.dims());
+        let shape = MatrixBatch::from_dims(self.dprojection.dims());
+        let place = ShardSpec::unsharded(self.dprojection.dims());
         let grads = self.dprojection.reshape(&[shape.numel()])?;
         let sums = |n| Tensor::zeros(device, F64, &[n]);
         let (mut rows, mut columns) = (sums(shape.rows)?, sums(shape.columns)?);
         square_sums(&shape, &grads, &mut rows, &mut columns)?;
-        let decay = Decay { rate: 0.8, eps1: 1e-3 };
+        let decay = SecondMomentDecay { rate: 0.8, eps1: 1e-3 };
         update_means(&decay, &self.step, &mut self.rows, &rows, shape.columns)?;
         update_means(&decay, &self.step, &mut self.columns, &columns, shape.rows)?;
-        let factors = matrix_factors(&shape, &self.rows, &self.columns, MeanOf::Rows)?;
+        let factors = matrix_factors(&shape, &self.rows, &self.columns, NormalizeBy::Rows)?;
         let mut exact = Tensor::empty(device, F32, &[shape.numel()])?;
         widen(&mut exact, &self.projection)?;
         let mut of_weights = sums(1)?;

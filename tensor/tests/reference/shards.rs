@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-use ferrotron_tensor::ops::cross_entropy::{JoinShards, VocabShard};
+use ferrotron_tensor::ops::cross_entropy::{VocabAllReduce, VocabShard};
 use ferrotron_tensor::{Error, Result, Tensor};
 
 /// One of several ranks. A rank that is gone is an error on the others, so that no test hangs.
@@ -51,7 +51,7 @@ impl Rank {
     }
 }
 
-impl JoinShards for Rank {
+impl VocabAllReduce for Rank {
     fn max(&self, per_token: Tensor) -> Result<Tensor> {
         self.count(&per_token);
         self.fold(&per_token, f64::max)

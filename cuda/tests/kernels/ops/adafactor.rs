@@ -1,20 +1,20 @@
 use ferrotron_cuda::arguments::{self, Step};
 use ferrotron_tensor::ops::adafactor::{
-    Adafactor, Decay, Factors, Matrices, MeanOf, SquareSums, adafactor, matrix_factors,
-    square_sums, update_mean_squares, update_means, update_sq_norm,
+    Adafactor, MatrixBatch, NormalizeBy, RowColFactors, SecondMomentDecay, SquareSums, adafactor,
+    matrix_factors, square_sums, update_mean_squares, update_means, update_sq_norm,
 };
-use ferrotron_tensor::ops::step::{Step as HostStep, StepNumbers};
+use ferrotron_tensor::ops::step::{DeviceStepParams as HostStep, StepParams};
 use ferrotron_tensor::{Element, Real, Tensor, bf16, f16};
 
 use crate::simulator::Simulator;
 use crate::support::*;
 
-const NUMBERS: StepNumbers = StepNumbers { update: 4, lr: 0.3, grad_scale: 0.4 };
-const DECAY: Decay = Decay { rate: 0.8, eps1: 1e-3 };
+const NUMBERS: StepParams = StepParams { update: 4, lr: 0.3, grad_scale: 0.4 };
+const DECAY: SecondMomentDecay = SecondMomentDecay { rate: 0.8, eps1: 1e-3 };
 
 pub fn check(simulator: &Simulator) {
     for dims in [&[7, 5][..], &[2, 70, 65], &[33], &[3, 1, 600], &[40, 1]] {
-        let shape = Matrices::of(dims);
+        let shape = MatrixBatch::from_dims(dims);
         check_type::<f64>(simulator, &shape);
         check_type::<f32>(simulator, &shape);
         check_type::<bf16>(simulator, &shape);
@@ -22,7 +22,7 @@ pub fn check(simulator: &Simulator) {
     }
 }
 
-fn check_type<T: Element>(simulator: &Simulator, shape: &Matrices) {
+fn check_type<T: Element>(simulator: &Simulator, shape: &MatrixBatch) {
     sums::<T>(simulator, shape);
     means::<T>(simulator, shape);
     mean_squares::<T>(simulator, shape);
@@ -34,12 +34,12 @@ fn check_type<T: Element>(simulator: &Simulator, shape: &Matrices) {
 }
 
 /// Rows and columns of all matrices.
-fn sides(shape: &Matrices) -> (usize, usize) {
+fn sides(shape: &MatrixBatch) -> (usize, usize) {
     (shape.count * shape.rows, shape.count * shape.columns)
 }
 
 fn list<T: Element>(n: usize, seed: u64, f: impl Fn(f64) -> f64) -> Vec<T> {
-    values(n, seed).into_iter().map(|x| T::from_acc(Real::of(f(x)))).collect()
+    values(n, seed).into_iter().map(|x| T::from_acc(Real::from_f64(f(x)))).collect()
 }
 
 fn positive(x: f64) -> f64 {
@@ -51,12 +51,12 @@ fn host_step() -> HostStep {
 }
 
 fn device_step(found_inf: u64) -> [Step; 1] {
-    let StepNumbers { update, lr, grad_scale } = NUMBERS;
+    let StepParams { update, lr, grad_scale } = NUMBERS;
     [Step { number: 9, update, lr, grad_scale, found_inf }]
 }
 
 /// Sums of squares, which are exact, and of the squares of updates.
-fn sums<T: Element>(simulator: &Simulator, shape: &Matrices) {
+fn sums<T: Element>(simulator: &Simulator, shape: &MatrixBatch) {
     let ((rows, columns), width) = (sides(shape), shape.columns);
     let grads: Vec<T> = list(shape.numel(), 1, |x| x);
     let (mut got_rows, mut got_columns) = (vec![0.0_f64; rows], vec![0.0_f64; columns]);
@@ -82,7 +82,7 @@ fn sums<T: Element>(simulator: &Simulator, shape: &Matrices) {
     let kernel = kernel.value(rows as u64).value(shape.rows as u64).value(width as u64);
     kernel.run(grid, block);
     let (rows, columns) = (tensor_of(&row_factors), tensor_of(&column_factors));
-    let factors = Factors { shape: *shape, rows, columns };
+    let factors = RowColFactors { shape: *shape, rows, columns };
     let want = update_sq_norm(&host_step(), &grads_tensor, &factors).unwrap();
     let got = tensor_of(&[got.iter().sum::<f64>()]);
     // Two orders of additions of positive numbers.
@@ -90,7 +90,7 @@ fn sums<T: Element>(simulator: &Simulator, shape: &Matrices) {
 }
 
 /// Means of sums, and the factors that come of them.
-fn means<T: Element>(simulator: &Simulator, shape: &Matrices) {
+fn means<T: Element>(simulator: &Simulator, shape: &MatrixBatch) {
     let ((rows, columns), name) = (sides(shape), element(T::DTYPE));
     let eps = 4.0 * T::DTYPE.accumulator().epsilon();
     for found_inf in [0, 1] {
@@ -113,9 +113,10 @@ fn means<T: Element>(simulator: &Simulator, shape: &Matrices) {
     let (grid, block) = elementwise(columns);
     let kernel = simulator.kernel("adafactor_inverse_roots", name).input(&of_columns);
     kernel.output(&mut got_columns).value(columns as u64).run(grid, block);
-    for (mean_of, others, count) in
-        [(MeanOf::Rows, &of_rows, shape.rows), (MeanOf::Columns, &of_columns, shape.columns)]
-    {
+    for (mean_of, others, count) in [
+        (NormalizeBy::Rows, &of_rows, shape.rows),
+        (NormalizeBy::Columns, &of_columns, shape.columns),
+    ] {
         let (grid, block) = rowwise(shape.count, shape.rows.max(count));
         let kernel = simulator.kernel("adafactor_row_factors", name).input(&of_rows);
         let kernel = kernel.input(others).output(&mut got_rows).value(shape.count as u64);
@@ -128,7 +129,7 @@ fn means<T: Element>(simulator: &Simulator, shape: &Matrices) {
     }
 }
 
-fn mean_squares<T: Element>(simulator: &Simulator, shape: &Matrices) {
+fn mean_squares<T: Element>(simulator: &Simulator, shape: &MatrixBatch) {
     let n = shape.numel();
     let (start, grads): (Vec<T::Acc>, Vec<T>) = (list(n, 4, positive), list(n, 1, |x| x));
     for found_inf in [0, 1] {
@@ -149,7 +150,7 @@ fn mean_squares<T: Element>(simulator: &Simulator, shape: &Matrices) {
 fn step<T: Element, W: Element<Acc = T::Acc>, G: Element<Acc = T::Acc>>(
     simulator: &Simulator,
     name: &str,
-    shape: &Matrices,
+    shape: &MatrixBatch,
     found_inf: u64,
 ) {
     let ((rows, columns), n) = (sides(shape), shape.numel());
@@ -159,7 +160,7 @@ fn step<T: Element, W: Element<Acc = T::Acc>, G: Element<Acc = T::Acc>>(
     let row_factors: Vec<T::Acc> = list(rows, 4, positive);
     let column_factors: Vec<T::Acc> = list(columns, 5, positive);
     let (rows_tensor, columns_tensor) = (tensor_of(&row_factors), tensor_of(&column_factors));
-    let factors = Factors { shape: *shape, rows: rows_tensor, columns: columns_tensor };
+    let factors = RowColFactors { shape: *shape, rows: rows_tensor, columns: columns_tensor };
     let Adafactor { eps2, clip_threshold, beta1, weight_decay } = config;
     let numel = 3 * n as u64; // of the parts of other ranks, too
     let constants = arguments::Adafactor { eps2, clip_threshold, beta1, weight_decay, numel };

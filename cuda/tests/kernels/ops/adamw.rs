@@ -1,6 +1,6 @@
 use ferrotron_cuda::arguments::Step;
 use ferrotron_tensor::ops::adamw::{AdamW, adamw};
-use ferrotron_tensor::ops::step::{Step as HostStep, StepNumbers};
+use ferrotron_tensor::ops::step::{DeviceStepParams as HostStep, StepParams};
 use ferrotron_tensor::{Element, Real, bf16, f16};
 
 use crate::simulator::Simulator;
@@ -32,10 +32,10 @@ fn step<T: Element, W: Element<Acc = T::Acc>, G: Element<Acc = T::Acc>>(
     update: u64,
 ) {
     let config = AdamW { weight_decay: 0.1, ..AdamW::default() };
-    let numbers = StepNumbers { update, lr: 3e-2, grad_scale: 0.37 };
-    let StepNumbers { lr, grad_scale, .. } = numbers;
+    let numbers = StepParams { update, lr: 3e-2, grad_scale: 0.37 };
+    let StepParams { lr, grad_scale, .. } = numbers;
     let of = |seed, scale: f64| {
-        values(n, seed).into_iter().map(move |x| <T::Acc as Real>::of(x * scale))
+        values(n, seed).into_iter().map(move |x| <T::Acc as Real>::from_f64(x * scale))
     };
     let weights: Vec<W> = of(1, 1.0).map(W::from_acc).collect();
     let grads: Vec<G> = of(2, 1.0).map(G::from_acc).collect();
@@ -53,7 +53,7 @@ fn step<T: Element, W: Element<Acc = T::Acc>, G: Element<Acc = T::Acc>>(
         kernel.value(config.weight_decay).run([1; 3], [32, 1, 1]);
 
         let (mut got, mut got_m, mut got_v) = (weights.clone(), m.clone(), v.clone());
-        let mut copy = vec![T::from_acc(Real::of(7.0)); n];
+        let mut copy = vec![T::from_acc(Real::from_f64(7.0)); n];
         let kernel = simulator.kernel(name, element(T::DTYPE)).input(&c).input(&step);
         let kernel = kernel.in_out(&mut got).input(&grads).in_out(&mut got_m).in_out(&mut got_v);
         let kernel = if copies { kernel.in_out(&mut copy) } else { kernel };
@@ -61,7 +61,7 @@ fn step<T: Element, W: Element<Acc = T::Acc>, G: Element<Acc = T::Acc>>(
 
         let (mut want, mut want_m, mut want_v) =
             (tensor_of(&weights), tensor_of(&m), tensor_of(&v));
-        let mut want_copy = tensor_of(&vec![T::from_acc(Real::of(7.0)); n]);
+        let mut want_copy = tensor_of(&vec![T::from_acc(Real::from_f64(7.0)); n]);
         if found_inf == 0 {
             let (step, copy) =
                 (HostStep::new(&device(), &numbers), copies.then_some(&mut want_copy));

@@ -4,7 +4,7 @@ use ferrotron_tensor::ops::attention::{
     merge_attention, split_packed,
 };
 use ferrotron_tensor::ops::reduce::{KeepDims, sum};
-use ferrotron_tensor::{DType, Place, RandomKey, Tensor};
+use ferrotron_tensor::{DType, RandomKey, ShardSpec, Tensor};
 
 use crate::simulator::{Launch, Simulator};
 use crate::support::*;
@@ -91,7 +91,7 @@ impl Problem {
         let (q, v) = (small(dtype, &[batch, queries, heads, width], 6), [keys, groups, width]);
         let [k, v] = [7, 8].map(|seed| small(dtype, &[&[batch], &v[..]].concat(), seed));
         let half = queries / 2;
-        let place = Place::new(
+        let place = ShardSpec::new(
             &[batch + 1, 2 * heads, 3 * queries, keys + 5],
             &[
                 &[(1, batch)],
@@ -117,7 +117,7 @@ impl Problem {
         [q, k, v]: [&Tensor; 3],
         memory: [Vec<u8>; 3],
         mask: AttentionMask,
-        place: Option<Place>,
+        place: Option<ShardSpec>,
     ) -> Problem {
         let (&[_, queries, heads, width], &[_, keys, groups, _]) = (q.dims(), k.dims()) else {
             unreachable!()

@@ -3,7 +3,7 @@ use ferrotron_tensor::ops::concat::{concat, pad_narrow};
 use ferrotron_tensor::ops::cross_entropy::VocabShard;
 use ferrotron_tensor::ops::embedding::embedding_shard;
 use ferrotron_tensor::ops::index::{gather, index_select};
-use ferrotron_tensor::ops::pointwise::select;
+use ferrotron_tensor::ops::pointwise::where_cond;
 use ferrotron_tensor::{DType, Tensor};
 
 use crate::simulator::Simulator;
@@ -222,7 +222,7 @@ fn choices(simulator: &Simulator, dtype: DType) {
             values(c_dims.iter().product(), 8).iter().map(|x| f64::from(*x > 0.0)).collect();
         let condition = tensor(DType::U8, c_dims, &flags);
         let (yes, no) = (integers(dtype, yes_dims, 9), integers(dtype, no_dims, 10));
-        let want = select(&condition, &yes, &no).unwrap();
+        let want = where_cond(&condition, &yes, &no).unwrap();
         let n = want.numel();
         let (grid, block) = elementwise(n);
         for (c_memory, c_view) in variants(&condition) {

@@ -161,7 +161,7 @@ fn in_shards(
         first: 0,
     };
     let parts: Vec<_> =
-        (0..shards).map(|rank| ferrotron_tensor::balanced(width, shards, rank)).collect();
+        (0..shards).map(|rank| ferrotron_tensor::partition_range(width, shards, rank)).collect();
     let found: Vec<(Tensor, Vec<u8>)> = parts
         .iter()
         .map(|part| {

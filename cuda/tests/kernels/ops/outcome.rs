@@ -3,9 +3,9 @@
 use ferrotron_cuda::arguments;
 use ferrotron_cuda::kernels::ElementType;
 use ferrotron_tensor::ops::outcome::{
-    OutcomeConfig, Outcomes, Overflow, StepSums, clip_coefficient, outcome,
+    CheckStepConfig, OverflowPolicy, StepMetricsLog, StepSums, check_step, clip_coefficient,
 };
-use ferrotron_tensor::ops::step::{Step, StepNumbers};
+use ferrotron_tensor::ops::step::{DeviceStepParams, StepParams};
 
 use crate::simulator::Simulator;
 use crate::support::*;
@@ -24,8 +24,8 @@ pub fn check(simulator: &Simulator) {
         &[(1.0, 0.1, Some(nan)), fine],
     ] {
         for max_norm in [0.0, 0.01, 1.0, 1e6] {
-            for overflow in [Overflow::Skips, Overflow::Stops] {
-                let config = OutcomeConfig { tokens: 3.0, loss_scale: 1.7, max_norm, overflow };
+            for overflow in [OverflowPolicy::SkipStep, OverflowPolicy::Stop] {
+                let config = CheckStepConfig { tokens: 3.0, loss_scale: 1.7, max_norm, overflow };
                 steps(simulator, &config, sums);
             }
         }
@@ -33,13 +33,13 @@ pub fn check(simulator: &Simulator) {
 }
 
 /// Takes steps with these sums of losses, of squares, and those of other replicas, to the last bit as the CPU does.
-fn steps(simulator: &Simulator, config: &OutcomeConfig, sums: &[(f64, f64, Option<f64>)]) {
-    let OutcomeConfig { tokens, loss_scale, max_norm, overflow } = *config;
-    let skips = u64::from(overflow == Overflow::Skips);
+fn steps(simulator: &Simulator, config: &CheckStepConfig, sums: &[(f64, f64, Option<f64>)]) {
+    let CheckStepConfig { tokens, loss_scale, max_norm, overflow } = *config;
+    let skips = u64::from(overflow == OverflowPolicy::SkipStep);
     let rows = ROWS as u64;
     let device_config = arguments::Outcome { tokens, loss_scale, max_norm, skips, rows };
-    let numbers = StepNumbers { update: 4, lr: 0.1, grad_scale: 9.0 };
-    let mut host = Outcomes::new(&device(), ROWS).unwrap();
+    let numbers = StepParams { update: 4, lr: 0.1, grad_scale: 9.0 };
+    let mut host = StepMetricsLog::new(&device(), ROWS).unwrap();
     let mut found = [0.0; 2 + 2 * ROWS];
     for (i, &(loss, sq_norm, others)) in sums.iter().enumerate() {
         let before =
@@ -54,8 +54,8 @@ fn steps(simulator: &Simulator, config: &OutcomeConfig, sums: &[(f64, f64, Optio
         let tensors = memory.each_ref().map(|number| tensor_of(number));
         let others = others.map(|_| &tensors[2]);
         let sums = StepSums { loss: &tensors[0], sq_norm: &tensors[1], others };
-        let mut host_step = Step::new(&device(), &numbers).unwrap();
-        outcome(&mut host_step, &mut host, config, &sums).unwrap();
+        let mut host_step = DeviceStepParams::new(&device(), &numbers).unwrap();
+        check_step(&mut host_step, &mut host, config, &sums).unwrap();
         let (want, stopped) = host.read(ROWS.min(i + 1)).unwrap();
         let what = format!("step {i} of {config:?}");
         let first = i + 1 - want.len();

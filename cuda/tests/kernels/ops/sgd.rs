@@ -1,6 +1,6 @@
 use ferrotron_cuda::arguments::Step;
 use ferrotron_tensor::ops::sgd::{Sgd, sgd};
-use ferrotron_tensor::ops::step::{Step as HostStep, StepNumbers};
+use ferrotron_tensor::ops::step::{DeviceStepParams as HostStep, StepParams};
 use ferrotron_tensor::{Element, Real, bf16, f16};
 
 use crate::simulator::Simulator;
@@ -24,15 +24,15 @@ fn step<T: Element, W: Element<Acc = T::Acc>, G: Element<Acc = T::Acc>>(
     name: &str,
 ) {
     let n = 1030;
-    let of = |seed| values(n, seed).into_iter().map(<T::Acc as Real>::of);
+    let of = |seed| values(n, seed).into_iter().map(<T::Acc as Real>::from_f64);
     let weights: Vec<W> = of(1).map(W::from_acc).collect();
     let grads: Vec<G> = of(2).map(G::from_acc).collect();
     let moments: Vec<T::Acc> = of(3).collect();
     let (grid, block) = elementwise(n);
     for (momentum, found_inf) in [(0.9, 0), (0.0, 0), (0.9, 1)] {
         let config = Sgd { momentum, weight_decay: 0.1 };
-        let numbers = StepNumbers { update: 3, lr: 3e-2, grad_scale: 0.37 };
-        let StepNumbers { update, lr, grad_scale } = numbers;
+        let numbers = StepParams { update: 3, lr: 3e-2, grad_scale: 0.37 };
+        let StepParams { update, lr, grad_scale } = numbers;
         let step = [Step { number: 5, update, lr, grad_scale, found_inf }];
         let (mut got, mut got_m) = (weights.clone(), moments.clone());
         let kernel =

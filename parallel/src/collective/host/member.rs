@@ -244,7 +244,7 @@ mod tests {
     use super::*;
     use crate::collective::Buffer;
     use ferrotron_autograd::SharedFlat;
-    use ferrotron_tensor::{Category, DType, Device, Flat};
+    use ferrotron_tensor::{Category, DType, Device, FlatBuffer};
     use std::panic::Location;
     use std::pin::Pin;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -307,7 +307,7 @@ mod tests {
     ) -> (Result<()>, Arc<Witness>) {
         let ranges = [("w".to_string(), vec![2 * PART])];
         let device = Device::cpu(1).unwrap();
-        let flat = Flat::new(&device, DType::F32, Category::Weights, &ranges).unwrap();
+        let flat = FlatBuffer::new(&device, DType::F32, Category::Weights, &ranges).unwrap();
         let flat: SharedFlat = Arc::new(Mutex::new(flat));
         let site = Location::caller();
         let call = Call { op: Op::AllGather, dtype: DType::F32, len: 2 * PART, unit: 1, site };

@@ -3,7 +3,7 @@
 use ferrotron_tensor::Error;
 use std::ops::Range;
 
-use super::super::{Buffer, Bytes, Call, Memory, Op, Reduction, balanced};
+use super::super::{Buffer, Bytes, Call, Memory, Op, Reduction, partition_range};
 use super::combine::{is_narrow, kernels};
 use super::header::Header;
 use super::links::Links;
@@ -158,7 +158,7 @@ async fn transfer(
 
 /// Parts of a buffer that nobody sees cut: of elements, whatever its rows are.
 fn even_parts(call: &Call, n: usize) -> Vec<Range<usize>> {
-    (0..n).map(|i| scale(balanced(call.len, n, i), call.dtype.size())).collect()
+    (0..n).map(|i| scale(partition_range(call.len, n, i), call.dtype.size())).collect()
 }
 
 fn scale(range: Range<usize>, size: usize) -> Range<usize> {

@@ -86,7 +86,7 @@ pub unsafe fn give(
                 let whole = address(&mut memory.output, len)?;
                 stream
                     .copy(at(whole, &own).address, part.address, part.count * bytes)
-                    .map_err(Error::of_gpu)?;
+                    .map_err(Error::from_gpu)?;
                 communicator.group(|communicator| {
                     let mut others = others().filter(|&i| !parts[i].is_empty());
                     others.try_for_each(|i| communicator.recv(stream, at(whole, &parts[i]), i))
@@ -97,13 +97,13 @@ pub unsafe fn give(
                 if root != rank {
                     return match part.count {
                         0 => Ok(()),
-                        _ => communicator.recv(stream, part, root).map_err(Error::of_gpu),
+                        _ => communicator.recv(stream, part, root).map_err(Error::from_gpu),
                     };
                 }
                 let whole = address(&mut memory.input, len)?;
                 stream
                     .copy(part.address, at(whole, &own).address, part.count * bytes)
-                    .map_err(Error::of_gpu)?;
+                    .map_err(Error::from_gpu)?;
                 communicator.group(|communicator| {
                     let mut others = others().filter(|&i| !parts[i].is_empty());
                     others.try_for_each(|i| communicator.send(stream, at(whole, &parts[i]), i))
@@ -145,7 +145,7 @@ pub unsafe fn give(
             Op::Barrier => Ok(()),
         }
     };
-    result.map_err(Error::of_gpu)
+    result.map_err(Error::from_gpu)
 }
 
 /// Sends a part, unless it is empty.
@@ -161,16 +161,16 @@ unsafe fn sent(
     match part.count {
         0 => Ok(()),
         // SAFETY: the caller answers for the memory.
-        _ => unsafe { communicator.send(stream, part, to) }.map_err(Error::of_gpu),
+        _ => unsafe { communicator.send(stream, part, to) }.map_err(Error::from_gpu),
     }
 }
 
 /// Where a buffer of so many elements begins.
 fn address(buffer: &mut Option<Buffer>, numel: usize) -> Result<u64> {
     match buffer {
-        Some(Buffer::Tensor(tensor)) => tensor.lend_address(numel),
+        Some(Buffer::Tensor(tensor)) => tensor.device_ptr(numel),
         Some(Buffer::Flat(flat)) => {
-            flat.lock().unwrap_or_else(PoisonError::into_inner).lend_address(numel)
+            flat.lock().unwrap_or_else(PoisonError::into_inner).device_ptr(numel)
         }
         None => Err(Error::communication("nccl", "the call lacks a buffer")),
     }

@@ -19,7 +19,7 @@ mod worker;
 use ferrotron_cuda::library::Search;
 use ferrotron_cuda::nccl::{Communicator, ID_BYTES, Nccl};
 use ferrotron_cuda::stream::Stream;
-use ferrotron_tensor::{Device, Error, Lent, Result, Tensor};
+use ferrotron_tensor::{Device, Error, Result, StreamGuard, Tensor};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -57,9 +57,9 @@ impl NcclCollective {
         let gpu = device.gpu().ok_or_else(|| {
             Error::config("nccl", format!("moves tensors of GPUs, this rank's are on {device:?}"))
         })?;
-        let nccl = Nccl::load(&config.search).map_err(Error::of_gpu)?;
+        let nccl = Nccl::load(&config.search).map_err(Error::from_gpu)?;
         let own = match host.rank() {
-            0 => nccl.unique_id().map_err(Error::of_gpu)?,
+            0 => nccl.unique_id().map_err(Error::from_gpu)?,
             _ => [0; ID_BYTES],
         };
         let id = Tensor::from_slice(&Device::cpu(1)?, &own, &[ID_BYTES])?;
@@ -67,13 +67,13 @@ impl NcclCollective {
         let id = id.try_into().map_err(|_| Error::communication("nccl", "the id is cut off"))?;
         let (rank, size) = (host.rank(), host.size());
         let communicator = Communicator::begin(&nccl, gpu.context(), id, rank, size);
-        let mut communicator = communicator.map_err(Error::of_gpu)?;
+        let mut communicator = communicator.map_err(Error::from_gpu)?;
         let late = || format!("the ranks of group {} did not meet", host.name());
         if let Err(error) = until_ready(&mut communicator, &*host, config.timeout, &late) {
             abort(communicator);
             return Err(error);
         }
-        let stream = Stream::new(gpu.context()).map_err(Error::of_gpu)?;
+        let stream = Stream::new(gpu.context()).map_err(Error::from_gpu)?;
         let traffic = Arc::default();
         let worker = Worker::new(&host, communicator, stream, device, config.timeout, &traffic);
         let (jobs, queue) = channel();
@@ -96,13 +96,13 @@ impl NcclCollective {
         })
     }
 
-    fn give(&self, call: Call, memory: Memory) -> Result<Receiver<Result<Lent<Memory>>>> {
+    fn give(&self, call: Call, memory: Memory) -> Result<Receiver<Result<StreamGuard<Memory>>>> {
         let gone = || Error::communication("nccl", "the group's thread has ended");
         let (Some(gpu), Some(jobs)) = (self.device.gpu(), &self.jobs) else { return Err(gone()) };
         // A group whose calls were captured could not be looked after: it would be given up.
         self.device.expect_no_capture("nccl")?;
         // What the compute stream was given until now comes before the call.
-        let given = gpu.compute().record().map_err(Error::of_gpu)?;
+        let given = gpu.compute().record().map_err(Error::from_gpu)?;
         let (completion, done) = channel();
         jobs.send(Job { call, memory, given, completion }).map_err(|_| gone())?;
         Ok(done)
@@ -129,7 +129,7 @@ impl Collective for NcclCollective {
         let given = self.give(call, memory);
         Work::of(move || {
             let gone = |_| Error::communication("nccl", "the group's thread has ended");
-            given?.recv().map_err(gone)??.take_back()
+            given?.recv().map_err(gone)??.into_inner()
         })
     }
 

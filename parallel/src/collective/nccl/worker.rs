@@ -2,7 +2,7 @@
 
 use ferrotron_cuda::nccl::Communicator;
 use ferrotron_cuda::stream::{Event, Stream};
-use ferrotron_tensor::{Device, Error, Lent, Result};
+use ferrotron_tensor::{Device, Error, Result, StreamGuard};
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,7 +26,7 @@ pub struct Job {
     pub memory: Memory,
     /// What the compute stream must have done before.
     pub given: Event,
-    pub completion: Sender<Result<Lent<Memory>>>,
+    pub completion: Sender<Result<StreamGuard<Memory>>>,
 }
 
 /// A call in the stream.
@@ -103,9 +103,9 @@ impl Worker {
             self.give_up(error);
         }
         // Also where the call has failed: some of it may be in the stream.
-        let result = self.stream.record().map_err(Error::of_gpu).and_then(|end| {
+        let result = self.stream.record().map_err(Error::from_gpu).and_then(|end| {
             let end = Arc::new(end);
-            let lent = Lent::new(&self.device, end.clone(), memory);
+            let lent = StreamGuard::new(&self.device, end.clone(), memory);
             begun.map(|()| {
                 let until = Instant::now() + self.timeout;
                 self.under_way.push_back(UnderWay { call, number: self.calls, end, until });
@@ -123,9 +123,9 @@ impl Worker {
         let Some(communicator) = &mut self.communicator else {
             return Err(Error::communication("nccl", "the group has ended"));
         };
-        self.stream.wait(given).map_err(Error::of_gpu)?;
+        self.stream.wait(given).map_err(Error::from_gpu)?;
         let (rank, size) = (self.host.rank(), self.host.size());
-        // SAFETY: what the call works on is nobody else's until `Lent` has made the compute stream wait for its end, and
+        // SAFETY: what the call works on is nobody else's until `StreamGuard` has made the compute stream wait for its end, and
         // the stream has waited for what the compute stream was given before.
         unsafe { give(communicator, &self.stream, (rank, size), call, memory)? };
         until_ready(communicator, &*self.host, self.timeout, &|| format!("{place} did not begin"))?;
@@ -150,7 +150,7 @@ impl Worker {
                 Err(error) => {
                     // A GPU that has failed stays so: nothing more is to be heard of any call.
                     self.under_way.clear();
-                    return Err(Error::of_gpu(error));
+                    return Err(Error::from_gpu(error));
                 }
             }
             if self.failure.is_some() {
@@ -165,7 +165,7 @@ impl Worker {
                 return Err(Error::communication("nccl", message));
             }
             if let Some(communicator) = &mut self.communicator {
-                communicator.is_ready().map_err(Error::of_gpu)?;
+                communicator.is_ready().map_err(Error::from_gpu)?;
             }
             return Ok(());
         }
@@ -187,7 +187,7 @@ impl Worker {
     /// Takes leave of the others, so that nobody's memory goes while another reads it.
     fn leave(mut self) {
         let Some(mut communicator) = self.communicator.take() else { return };
-        let left = communicator.begin_leave().map_err(Error::of_gpu).and_then(|()| {
+        let left = communicator.begin_leave().map_err(Error::from_gpu).and_then(|()| {
             until_ready(&mut communicator, &*self.host, LEAVE, &|| "the others stay".to_string())
         });
         match left {
@@ -225,7 +225,7 @@ pub fn until_ready(
     late: &dyn Fn() -> String,
 ) -> Result<()> {
     let started = Instant::now();
-    while !communicator.is_ready().map_err(Error::of_gpu)? {
+    while !communicator.is_ready().map_err(Error::from_gpu)? {
         host.check()?;
         let waited = started.elapsed();
         if waited > limit {

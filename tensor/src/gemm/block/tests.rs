@@ -9,7 +9,7 @@ const SIZES: &[(usize, usize, usize)] =
 
 fn matrix<T: Element>(rows: usize, columns: usize, seed: usize) -> Vec<T> {
     let value = |i: usize| (i * (2 * seed + 1) % 7) as f64 - 3.0;
-    (0..rows * columns).map(|i| T::from_acc(T::Acc::of(value(i)))).collect()
+    (0..rows * columns).map(|i| T::from_acc(T::Acc::from_f64(value(i)))).collect()
 }
 
 /// sum over p of x(i, p) y(p, j).
@@ -29,7 +29,7 @@ fn rows_of<A: Real>(block: &[A], row: usize, columns: usize) -> Vec<f64> {
 
 /// Memory in which whatever is read without having been written shows.
 fn room<A: Real>(elements: usize) -> Vec<A> {
-    vec![A::of(f64::NAN); elements]
+    vec![A::from_f64(f64::NAN); elements]
 }
 
 fn check<T: Element>(level: Level) {
@@ -57,7 +57,7 @@ fn check<T: Element>(level: Level) {
                 (turned.as_mut_ptr(), row),
             );
             let (mut sums, mut from_turned) = (vec![T::Acc::ONE; rows * row], room(rows * row));
-            let two = T::Acc::of(2.0);
+            let two = T::Acc::from_f64(2.0);
             blocks.product(
                 size,
                 (sums.as_mut_ptr(), row, Accum::Add),

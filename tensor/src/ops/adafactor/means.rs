@@ -7,26 +7,26 @@
 //!
 //! The mean of R equals that of C; it is taken of the one that is not sharded.
 
-use super::{Factors, Matrices};
+use super::{MatrixBatch, RowColFactors};
 use crate::ops::rows::for_rows;
-use crate::ops::step::{Step, StepNumbers, check_vectors};
+use crate::ops::step::{DeviceStepParams, StepParams, check_vectors};
 use crate::{DType, Element, Error, Real, Result, Tensor, cuda, dispatch_float};
 
 /// Decay of the running means of squares.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Decay {
+pub struct SecondMomentDecay {
     /// The decay of step t is 1 - t^-rate.
     pub rate: f64,
     /// Added to squares.
     pub eps1: f64,
 }
 
-impl Decay {
+impl SecondMomentDecay {
     /// The update of a mean: maps its old value and a new square to its new value.
     fn mixed<A: Real>(&self, update: u64) -> impl Fn(A, f64) -> A + Send + Sync {
         let (beta2, eps1) = (1.0 - (update as f64).powf(-self.rate), self.eps1);
         let share = 1.0 - beta2;
-        move |mean: A, square| A::of(beta2 * mean.f64() + share * (square + eps1))
+        move |mean: A, square| A::from_f64(beta2 * mean.f64() + share * (square + eps1))
     }
 }
 
@@ -34,8 +34,8 @@ impl Decay {
 ///
 /// Errors if the lengths differ, or the sums are not f64.
 pub fn update_means(
-    decay: &Decay,
-    step: &Step,
+    decay: &SecondMomentDecay,
+    step: &DeviceStepParams,
     means: &mut Tensor,
     sums: &Tensor,
     count: usize,
@@ -44,7 +44,7 @@ pub fn update_means(
     if means.device().gpu().is_some() {
         return cuda::adafactor::update_means(decay, step.gpu()?, means, sums, count);
     }
-    let Some(StepNumbers { update, grad_scale, .. }) = step.host()? else { return Ok(()) };
+    let Some(StepParams { update, grad_scale, .. }) = step.host()? else { return Ok(()) };
     let scale = grad_scale.powi(2);
     let (device, sums) = (sums.device(), sums.as_slice::<f64>()?);
     dispatch_float!("adafactor", means.dtype(), A => {
@@ -62,8 +62,8 @@ pub fn update_means(
 ///
 /// Errors if the lengths differ, or the means are not in the accumulator type.
 pub fn update_mean_squares(
-    decay: &Decay,
-    step: &Step,
+    decay: &SecondMomentDecay,
+    step: &DeviceStepParams,
     means: &mut Tensor,
     grads: &Tensor,
 ) -> Result<()> {
@@ -71,7 +71,7 @@ pub fn update_mean_squares(
     if means.device().gpu().is_some() {
         return cuda::adafactor::update_mean_squares(decay, step.gpu()?, means, grads);
     }
-    let Some(StepNumbers { update, grad_scale, .. }) = step.host()? else { return Ok(()) };
+    let Some(StepParams { update, grad_scale, .. }) = step.host()? else { return Ok(()) };
     let scale = grad_scale.powi(2);
     dispatch_float!("adafactor", grads.dtype(), G => {
         let mixed = decay.mixed::<<G as Element>::Acc>(update);
@@ -89,7 +89,7 @@ pub fn update_mean_squares(
 
 /// The means whose mean normalizes the factors: those that are not sharded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MeanOf {
+pub enum NormalizeBy {
     /// Means over rows.
     Rows,
     /// Means over columns.
@@ -100,11 +100,11 @@ pub enum MeanOf {
 ///
 /// Errors if the lengths do not match `shape`.
 pub fn matrix_factors(
-    shape: &Matrices,
+    shape: &MatrixBatch,
     rows: &Tensor,
     columns: &Tensor,
-    mean_of: MeanOf,
-) -> Result<Factors> {
+    mean_of: NormalizeBy,
+) -> Result<RowColFactors> {
     check_vectors("adafactor", &[rows, columns])?;
     let want = (shape.count * shape.rows, shape.count * shape.columns);
     if (rows.numel(), columns.numel()) != want || rows.dtype() != columns.dtype() {
@@ -122,24 +122,24 @@ pub fn matrix_factors(
         for matrix in 0..shape.count {
             let means = &means[matrix * shape.rows..][..shape.rows];
             let mean = match mean_of {
-                MeanOf::Rows => mean(means),
-                MeanOf::Columns => mean(&other[matrix * shape.columns..][..shape.columns]),
+                NormalizeBy::Rows => mean(means),
+                NormalizeBy::Columns => mean(&other[matrix * shape.columns..][..shape.columns]),
             };
-            scaled.extend(means.iter().map(|row| of::<A>((mean / row.acc().f64()).sqrt())));
+            scaled.extend(means.iter().map(|row| from_f64::<A>((mean / row.acc().f64()).sqrt())));
         }
         let rows = Tensor::from_slice(device, &scaled, &[scaled.len()])?;
-        Ok(Factors { shape: *shape, rows, columns: inverse_roots(columns)? })
+        Ok(RowColFactors { shape: *shape, rows, columns: inverse_roots(columns)? })
     })
 }
 
 /// Factors of the gradient of a vector, from the mean squares of its elements.
 ///
 /// Errors if the means are not a vector of floating-point numbers.
-pub fn vector_factors(means: &Tensor) -> Result<Factors> {
+pub fn vector_factors(means: &Tensor) -> Result<RowColFactors> {
     check_vectors("adafactor", &[means])?;
-    let shape = Matrices { count: 1, rows: 1, columns: means.numel() };
+    let shape = MatrixBatch { count: 1, rows: 1, columns: means.numel() };
     let rows = Tensor::full(means.device(), means.dtype(), &[1], 1.0)?;
-    Ok(Factors { shape, rows, columns: inverse_roots(means)? })
+    Ok(RowColFactors { shape, rows, columns: inverse_roots(means)? })
 }
 
 /// 1 / sqrt(x), computed in f64.
@@ -152,15 +152,15 @@ fn inverse_roots(x: &Tensor) -> Result<Tensor> {
         let numbers = x.as_slice::<A>()?;
         for_rows(x.device(), (roots.as_mut_slice::<A>()?, 1), numbers.len(), |first, roots| {
             for (root, x) in roots.iter_mut().zip(&numbers[first..]) {
-                *root = of(1.0 / x.acc().f64().sqrt());
+                *root = from_f64(1.0 / x.acc().f64().sqrt());
             }
         });
     });
     Ok(roots)
 }
 
-fn of<A: Element>(x: f64) -> A {
-    A::from_acc(Real::of(x))
+fn from_f64<A: Element>(x: f64) -> A {
+    A::from_acc(Real::from_f64(x))
 }
 
 fn check(means: &Tensor, new: &Tensor) -> Result<()> {

@@ -7,8 +7,8 @@ use crate::ops::testing::{bits, message, tensor, values};
 const SHAPES: [&[usize]; 7] =
     [&[300, 150], &[2, 70, 65], &[1, 40_000], &[40_000, 1], &[5], &[0, 3], &[3, 0]];
 
-fn step(device: &Device, lr: f64, grad_scale: f64) -> Step {
-    Step::new(device, &StepNumbers { update: 4, lr, grad_scale }).unwrap()
+fn step(device: &Device, lr: f64, grad_scale: f64) -> DeviceStepParams {
+    DeviceStepParams::new(device, &StepParams { update: 4, lr, grad_scale }).unwrap()
 }
 
 fn of(device: &Device, x: &[f64]) -> Tensor {
@@ -18,7 +18,7 @@ fn of(device: &Device, x: &[f64]) -> Tensor {
 #[test]
 fn sums_and_steps_equal_loops_on_any_number_of_threads() {
     for dims in SHAPES {
-        let shape = Matrices::of(dims);
+        let shape = MatrixBatch::from_dims(dims);
         let (n, width) = (shape.numel(), shape.columns);
         let (row_count, column_count) = (shape.count * shape.rows, shape.count * width);
         let row_of = |i: usize| i / width;
@@ -52,7 +52,7 @@ fn sums_and_steps_equal_loops_on_any_number_of_threads() {
             square_sums(&shape, &g, &mut r, &mut c).unwrap();
             let sums = (r.to_f64().unwrap(), c.to_f64().unwrap());
             assert!(sums == (rows.clone(), columns.clone()), "{dims:?} on {threads} threads");
-            let factors = Factors {
+            let factors = RowColFactors {
                 shape,
                 rows: of(&device, &row_factors),
                 columns: of(&device, &column_factors),
@@ -86,7 +86,7 @@ fn sums_and_steps_equal_loops_on_any_number_of_threads() {
 #[test]
 fn means_mix_and_become_factors() {
     let device = Device::cpu(1).unwrap();
-    let (step, decay) = (step(&device, 1.0, 0.5), Decay { rate: 0.5, eps1: 1e-3 });
+    let (step, decay) = (step(&device, 1.0, 0.5), SecondMomentDecay { rate: 0.5, eps1: 1e-3 });
     let beta2 = 0.5; // 1 - 4^-0.5
     let mixed = |mean: f64, square: f64| beta2 * mean + (1.0 - beta2) * (square + 1e-3);
     let close = |got: &Tensor, want: &[f64]| {
@@ -101,10 +101,11 @@ fn means_mix_and_become_factors() {
     update_mean_squares(&decay, &step, &mut columns, &of(&device, &[1.0, -2.0, 3.0])).unwrap();
     let c = [mixed(3.0, 0.25), mixed(4.0, 1.0), mixed(5.0, 2.25)];
     close(&columns, &c);
-    let shape = Matrices::of(&[2, 3]);
-    for (mean_of, mean) in
-        [(MeanOf::Rows, (r[0] + r[1]) / 2.0), (MeanOf::Columns, (c[0] + c[1] + c[2]) / 3.0)]
-    {
+    let shape = MatrixBatch::from_dims(&[2, 3]);
+    for (mean_of, mean) in [
+        (NormalizeBy::Rows, (r[0] + r[1]) / 2.0),
+        (NormalizeBy::Columns, (c[0] + c[1] + c[2]) / 3.0),
+    ] {
         let factors = matrix_factors(&shape, &rows, &columns, mean_of).unwrap();
         close(&factors.rows, &r.map(|r| (mean / r).sqrt()));
         close(&factors.columns, &c.map(|c| 1.0 / c.sqrt()));
@@ -116,13 +117,16 @@ fn means_mix_and_become_factors() {
 
 #[test]
 fn sixteen_bit_numbers_are_widened() {
-    let (device, shape) = (Device::cpu(2).unwrap(), Matrices::of(&[200, 130]));
+    let (device, shape) = (Device::cpu(2).unwrap(), MatrixBatch::from_dims(&[200, 130]));
     let n = shape.numel();
     let grads = |dtype| tensor(&device, dtype, &[n], &values(n, 1)); // exact
     let full = |dtype, n, x| Tensor::full(&device, dtype, &[n], x).unwrap();
     let config = Adafactor { eps2: 0.0, clip_threshold: 1e9, beta1: 0.0, weight_decay: 1.0 };
-    let factors =
-        Factors { shape, rows: full(DType::F32, 200, 0.5), columns: full(DType::F32, 130, 0.25) };
+    let factors = RowColFactors {
+        shape,
+        rows: full(DType::F32, 200, 0.5),
+        columns: full(DType::F32, 130, 0.25),
+    };
     let run = |weights, gradients| {
         let (mut rows, mut columns) = (full(DType::F64, 200, 0.0), full(DType::F64, 130, 0.0));
         let grads = grads(gradients);
@@ -143,13 +147,13 @@ fn sixteen_bit_numbers_are_widened() {
 fn errors_name_the_values() {
     let device = Device::cpu(1).unwrap();
     let zeros = |n: usize| of(&device, &vec![0.0; n]);
-    let shape = Matrices::of(&[2, 3]);
+    let shape = MatrixBatch::from_dims(&[2, 3]);
     assert_eq!(
         message(square_sums(&shape, &zeros(6), &mut zeros(3), &mut zeros(0))),
         "adafactor: Matrices { count: 1, rows: 2, columns: 3 } for 6 elements, 3 rows and 0 columns"
     );
     let config = Adafactor { eps2: 0.0, clip_threshold: 1.0, beta1: 0.0, weight_decay: 0.0 };
-    let factors = Factors { shape, rows: zeros(2), columns: zeros(3) };
+    let factors = RowColFactors { shape, rows: zeros(2), columns: zeros(3) };
     let step = step(&device, 0.1, 1.0);
     let attempt = |sums: &SquareSums, mean: &mut Tensor| {
         message(adafactor(&config, &step, &mut zeros(6), &zeros(6), &factors, sums, Some(mean)))

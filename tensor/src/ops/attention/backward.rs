@@ -2,8 +2,8 @@
 //! stay in cache while dq gathers its parts in the order of the keys.
 
 use super::tile::{
-    Call, GROUP, KEYS, QUERIES, Shape, Target, View, by_limit, for_each_task, multiply, padded,
-    take,
+    AttentionOperands, GROUP, HeadView, KEYS, QUERIES, Shape, Target, by_limit, for_each_task,
+    multiply, padded, take,
 };
 use crate::disjoint::Disjoint;
 use crate::gemm::Accum;
@@ -13,8 +13,8 @@ use crate::{Device, Element, Real, Result, Scalar, Tensor};
 /// Fills dq (B, T, H, D), dk and dv (B, S, G, D) from dout, out and lse.
 pub(super) fn run<T: Element>(
     device: &Device,
-    call: &Call<'_, T>,
-    outputs: (View<'_, T>, View<'_, T>, &[T::Acc]),
+    call: &AttentionOperands<'_, T>,
+    outputs: (HeadView<'_, T>, HeadView<'_, T>, &[T::Acc]),
     [dq, dk, dv]: [Target<'_, T>; 3],
 ) -> Result<()> {
     let Shape { batch, queries, keys, heads, groups, width } = call.shape;
@@ -78,9 +78,9 @@ pub(super) fn run<T: Element>(
 
 /// All gradients of one query head; `store(key, rows, dk, dv)` takes each finished block of keys.
 fn one_head<T: Element>(
-    call: &Call<'_, T>,
+    call: &AttentionOperands<'_, T>,
     (b, head): (usize, usize),
-    (dout, out, lse): (View<'_, T>, View<'_, T>, &[T::Acc]),
+    (dout, out, lse): (HeadView<'_, T>, HeadView<'_, T>, &[T::Acc]),
     workspace: &mut [T::Acc],
     dq: Target<'_, T>,
     store: impl Fn(usize, usize, &[T::Acc], &[T::Acc]),

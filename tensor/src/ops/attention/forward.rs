@@ -1,7 +1,8 @@
 //! Forward: for each block of queries, keys from first to last with a running maximum and sum.
 
 use super::tile::{
-    Call, KEYS, QUERIES, Shape, Target, by_limit, for_each_task, multiply, padded, take,
+    AttentionOperands, KEYS, QUERIES, Shape, Target, by_limit, for_each_task, multiply, padded,
+    take,
 };
 use crate::disjoint::Disjoint;
 use crate::gemm::Accum;
@@ -12,7 +13,7 @@ use crate::{Device, Element, Real, Result};
 /// Fills `out` (B, T, H, D) and `lse` (B, H, T).
 pub(super) fn run<T: Element>(
     device: &Device,
-    call: &Call<'_, T>,
+    call: &AttentionOperands<'_, T>,
     out: Target<'_, T>,
     lse: Disjoint<'_, T::Acc>,
 ) -> Result<()> {
@@ -60,7 +61,7 @@ pub(super) fn run<T: Element>(
 
 /// One block of queries of one head, against the packed keys and values.
 fn query_block<T: Element>(
-    call: &Call<'_, T>,
+    call: &AttentionOperands<'_, T>,
     (b, head, first): (usize, usize, usize),
     k: &[T::Acc],
     v: &[T::Acc],

@@ -39,7 +39,7 @@ fn every_instruction_set_agrees_with_f64() -> Result<()> {
 fn every_instruction_set(device: &Device, shape: Shape, mask: AttentionMask, p: f64) -> Result<()> {
     let Shape { batch, queries, keys, heads, groups, width } = shape;
     let random = |name: &str, length, heads| {
-        let place = Place::whole(&[batch, length, heads, width]);
+        let place = ShardSpec::unsharded(&[batch, length, heads, width]);
         normal(device, DType::BF16, &place, &RandomKey::new(5, 0, name), 0.0, 1.0)
     };
     let (q, k, v) =
@@ -47,7 +47,7 @@ fn every_instruction_set(device: &Device, shape: Shape, mask: AttentionMask, p: 
     let dout = random("dout", queries, heads)?;
     let mut config = AttentionConfig { mask, ..AttentionConfig::causal(width) };
     if p > 0.0 {
-        let place = Place::whole(&[batch, heads, queries, keys]);
+        let place = ShardSpec::unsharded(&[batch, heads, queries, keys]);
         config.dropout = Some(AttentionDropout::new(p, RandomKey::new(6, 0, "dropout"), place)?);
     }
     let wide = |x: &Tensor| x.cast(DType::F64);
@@ -61,8 +61,12 @@ fn every_instruction_set(device: &Device, shape: Shape, mask: AttentionMask, p: 
     let saved = (out.cast(DType::BF16)?, lse.cast(DType::F32)?);
     for (level, blocks) in Blocks::<bf16>::available() {
         let name = format!("{level} {shape:?} {mask:?} {p}");
-        let views = (View::of(&q)?, View::of(&k)?, View::of(&v)?);
-        let call = Call { blocks, ..Call::new(shape, views.0, views.1, views.2, &config) };
+        let views =
+            (HeadView::from_tensor(&q)?, HeadView::from_tensor(&k)?, HeadView::from_tensor(&v)?);
+        let call = AttentionOperands {
+            blocks,
+            ..AttentionOperands::new(shape, views.0, views.1, views.2, &config)
+        };
         let mut got = Tensor::zeros(device, DType::BF16, q.dims())?;
         let mut got_lse = Tensor::zeros(device, DType::F32, lse.dims())?;
         let slice = Disjoint::new(got.as_mut_slice()?);
@@ -78,7 +82,8 @@ fn every_instruction_set(device: &Device, shape: Shape, mask: AttentionMask, p: 
             Target::dense(&dk_to, keys, groups, width),
             Target::dense(&dv_to, keys, groups, width),
         ];
-        let outputs = (View::of(&dout)?, View::of(&saved.0)?, saved.1.as_slice()?);
+        let outputs =
+            (HeadView::from_tensor(&dout)?, HeadView::from_tensor(&saved.0)?, saved.1.as_slice()?);
         backward::run(device, &call, outputs, targets)?;
         for ((what, got), want) in ["dq", "dk", "dv"].iter().zip(&grads).zip([&dq, &dk, &dv]) {
             assert_near(&format!("{name} {what}"), got, want, tolerance);
@@ -131,7 +136,7 @@ fn wrong_operands_are_refused_by_name() -> Result<()> {
     let nan = AttentionConfig { scale: f64::NAN, ..causal.clone() };
     assert_eq!(says(&q, &q, &nan), "attention: scale must be finite, got NaN");
     let key = RandomKey::new(0, 0, "");
-    let dropout = |p, dims: &[usize]| AttentionDropout::new(p, key, Place::whole(dims));
+    let dropout = |p, dims: &[usize]| AttentionDropout::new(p, key, ShardSpec::unsharded(dims));
     assert_eq!(
         dropout(1.0, &[1; 4]).unwrap_err().to_string(),
         "attention: dropout must be in 0 <= p < 1, got 1"

@@ -39,17 +39,17 @@ impl Shape {
 
 /// An operand (B, T, H, D) whose last dim is dense.
 #[derive(Clone, Copy)]
-pub(super) struct View<'a, T> {
+pub(super) struct HeadView<'a, T> {
     data: &'a [T],
     offset: usize,
     strides: [usize; 3],
 }
 
-impl<'a, T: Scalar> View<'a, T> {
-    pub(super) fn of(tensor: &'a Tensor) -> Result<Self> {
+impl<'a, T: Scalar> HeadView<'a, T> {
+    pub(super) fn from_tensor(tensor: &'a Tensor) -> Result<Self> {
         let (layout, data) = (tensor.layout(), tensor.buffer_slice::<T>()?);
         let strides = std::array::from_fn(|d| layout.strides()[d]);
-        Ok(View { data, offset: layout.offset(), strides })
+        Ok(HeadView { data, offset: layout.offset(), strides })
     }
 
     /// Row (b, t, h) and the distance to row (b, t + 1, h).
@@ -100,28 +100,37 @@ impl<'a, T> Target<'a, T> {
 }
 
 /// The operands of a call.
-pub(super) struct Call<'a, T: Element> {
+pub(super) struct AttentionOperands<'a, T: Element> {
     pub shape: Shape,
-    pub q: View<'a, T>,
-    pub k: View<'a, T>,
-    pub v: View<'a, T>,
+    pub q: HeadView<'a, T>,
+    pub k: HeadView<'a, T>,
+    pub v: HeadView<'a, T>,
     pub scale: T::Acc,
     pub mask: AttentionMask,
     pub dropout: Option<&'a AttentionDropout>,
     pub blocks: Blocks<T>,
 }
 
-impl<'a, T: Element> Call<'a, T> {
+impl<'a, T: Element> AttentionOperands<'a, T> {
     pub(super) fn new(
         shape: Shape,
-        q: View<'a, T>,
-        k: View<'a, T>,
-        v: View<'a, T>,
+        q: HeadView<'a, T>,
+        k: HeadView<'a, T>,
+        v: HeadView<'a, T>,
         config: &'a AttentionConfig,
     ) -> Self {
         let dropout = config.dropout.as_ref().filter(|dropout| dropout.p > 0.0);
-        let scale = Real::of(config.scale);
-        Call { shape, q, k, v, scale, mask: config.mask, dropout, blocks: Blocks::best() }
+        let scale = Real::from_f64(config.scale);
+        AttentionOperands {
+            shape,
+            q,
+            k,
+            v,
+            scale,
+            mask: config.mask,
+            dropout,
+            blocks: Blocks::best(),
+        }
     }
 
     /// How many keys query i sees: the first that many.
@@ -149,7 +158,7 @@ impl<'a, T: Element> Call<'a, T> {
         out: &mut [T::Acc],
     ) {
         let Shape { heads, queries, .. } = self.shape;
-        let kept = Real::of(1.0 / (1.0 - dropout.p));
+        let kept = Real::from_f64(1.0 / (1.0 - dropout.p));
         let last_dropped = last_dropped(dropout.p);
         let mut start = 0;
         for (first, len) in dropout.place.runs((b * heads + h) * queries + query) {
@@ -231,7 +240,7 @@ pub(super) fn for_each_task<A: Element>(
         let workspace = unsafe { workspace.part(slot * size, size) };
         if cfg!(test) {
             // What a task reads without having written it shows.
-            workspace.fill(A::from_acc(Real::of(f64::NAN)));
+            workspace.fill(A::from_acc(Real::from_f64(f64::NAN)));
         }
         loop {
             let task = next.fetch_add(1, Relaxed);

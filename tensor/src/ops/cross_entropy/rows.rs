@@ -1,8 +1,8 @@
 //! CPU kernels of cross-entropy over rows of logits, forward and backward.
 
 use super::targets::joined;
-use super::{CrossEntropyConfig, JoinShards, VocabShard};
-use crate::ops::rows::{for_rows, for_rows2, overwritable};
+use super::{CrossEntropyConfig, VocabAllReduce, VocabShard};
+use crate::ops::rows::{can_reuse, for_rows, for_rows2};
 use crate::ops::softmax::{RowStatistics, row_statistics};
 use crate::simd::vectorized;
 use crate::{Element, Error, Index, Real, Result, Scalar, Tensor, dispatch_index};
@@ -70,7 +70,7 @@ impl HostTargets {
         &self,
         logits: &Tensor,
         first: usize,
-        join: Option<&dyn JoinShards>,
+        join: Option<&dyn VocabAllReduce>,
         lse: &mut [T::Acc],
         losses: &mut [f64],
     ) -> Result<()> {
@@ -84,7 +84,7 @@ impl HostTargets {
                 let x = &elements[(row + i) * width..][..width];
                 let found = row_statistics(x);
                 let log_sum = found.log_sum_exp();
-                *lse = T::Acc::of(log_sum);
+                *lse = T::Acc::from_f64(log_sum);
                 let target = x.get(self.rows[first + row + i]).map_or(0.0, |x| x.acc().f64());
                 *loss = self.loss(first + row + i, log_sum, target, found.sum);
             }
@@ -96,7 +96,7 @@ impl HostTargets {
         &self,
         logits: &Tensor,
         first: usize,
-        join: &dyn JoinShards,
+        join: &dyn VocabAllReduce,
         lse: &mut [T::Acc],
         losses: &mut [f64],
     ) -> Result<()> {
@@ -123,11 +123,11 @@ impl HostTargets {
         for (i, (found, &max)) in found.iter().zip(maxima).enumerate() {
             // The difference of two equal infinities is NaN, but the ratio of their exponentials must be 1.
             let shrink = if found.max == max { 1.0 } else { (found.max - max).f64().exp() };
-            sum_exps[i] = T::Acc::of(found.sum_exp * shrink);
+            sum_exps[i] = T::Acc::from_f64(found.sum_exp * shrink);
             let x = &elements[i * width..][..width];
             predicted[i] = x.get(self.rows[first + i]).map_or(T::Acc::ZERO, |x| x.acc());
             if let Some(total) = totals.get_mut(i) {
-                *total = T::Acc::of(found.sum);
+                *total = T::Acc::from_f64(found.sum);
             }
         }
         let sums = joined(join.sum(sums)?, T::Acc::DTYPE, &[terms, count])?;
@@ -136,7 +136,7 @@ impl HostTargets {
         for_rows2(device, (lse, 1), (losses, 1), count, |row, lse, losses| {
             for (i, (lse, loss)) in (row..).zip(lse.iter_mut().zip(losses)) {
                 let log_sum = maxima[i].f64() + sum_exps[i].f64().ln();
-                *lse = T::Acc::of(log_sum);
+                *lse = T::Acc::from_f64(log_sum);
                 let total = totals.get(i).map_or(0.0, |total| total.f64());
                 *loss = self.loss(first + i, log_sum, predicted[i].f64(), total);
             }
@@ -156,9 +156,9 @@ impl HostTargets {
         let work = logits.numel();
         let device = logits.device().clone();
         let smoothing = self.config.label_smoothing;
-        let uniform = T::Acc::of(smoothing / self.global as f64 * scale);
-        let peak = T::Acc::of((1.0 - smoothing) * scale);
-        let scale = T::Acc::of(scale);
+        let uniform = T::Acc::from_f64(smoothing / self.global as f64 * scale);
+        let peak = T::Acc::from_f64((1.0 - smoothing) * scale);
+        let scale = T::Acc::from_f64(scale);
         // `x_t` is read before the row is overwritten, so that 16-bit values are rounded once. A target in another
         // shard has no element here.
         let finish = |dx: &mut [T], class: usize, x_t: Option<T::Acc>, lse: T::Acc| {
@@ -166,7 +166,7 @@ impl HostTargets {
                 dx[class] = T::from_acc((x_t - lse).exp() * scale - uniform - peak);
             }
         };
-        if overwritable(&logits) {
+        if can_reuse(&logits) {
             for_rows(&device, (logits.as_mut_slice::<T>()?, width), work, |row, rows| {
                 for (i, dx) in rows.chunks_exact_mut(width).enumerate() {
                     let (lse, class) = (lse[row + i], self.rows[first + row + i]);

@@ -22,7 +22,7 @@ pub struct VocabShard {
 
 impl VocabShard {
     /// A vocabulary that is not sharded.
-    pub fn whole(classes: usize) -> VocabShard {
+    pub fn unsharded(classes: usize) -> VocabShard {
         VocabShard { offset: 0, global: classes, shards: 1 }
     }
 
@@ -55,7 +55,7 @@ impl VocabShard {
 ///
 /// (Vocab-parallel cross-entropy of Shoeybi et al., "Megatron-LM", 2019, section 3: shards exchange scalars per token
 /// instead of logits.)
-pub trait JoinShards: Send + Sync {
+pub trait VocabAllReduce: Send + Sync {
     /// The elementwise maximum over the shards of (tokens).
     fn max(&self, per_token: Tensor) -> Result<Tensor>;
 

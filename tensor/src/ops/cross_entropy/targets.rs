@@ -1,7 +1,7 @@
 //! The targets of a call on either device, with the losses and gradients of chunks of rows.
 
 use super::rows::HostTargets;
-use super::{CrossEntropyConfig, JoinShards, VocabShard};
+use super::{CrossEntropyConfig, VocabAllReduce, VocabShard};
 use crate::cuda;
 use crate::tensor::check_device;
 use crate::{DType, Element, Error, Result, Tensor, dispatch_float};
@@ -44,7 +44,7 @@ impl Targets {
         &self,
         logits: &Tensor,
         first: usize,
-        join: Option<&dyn JoinShards>,
+        join: Option<&dyn VocabAllReduce>,
         found: &mut RowLosses,
     ) -> Result<()> {
         let RowLosses { lse, losses, .. } = found;

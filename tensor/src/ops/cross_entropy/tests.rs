@@ -34,7 +34,7 @@ fn loss_and_gradient_equal_naive_ones_in_every_dtype_and_layout() {
             let (loss, dx) = naive(&x, &list, v, &config);
             let scaled: Vec<f64> = dx.iter().map(|dx| dx * 0.5).collect();
             let count = list.iter().filter(|&&t| t >= 0 && t != config.ignore_index).count();
-            assert_eq!(counted(&targets, &config).unwrap(), count);
+            assert_eq!(num_valid_tokens(&targets, &config).unwrap(), count);
             for dtype in FLOATS {
                 let acc = dtype.accumulator();
                 let half = tensor(&device, acc, &[], &[0.5]);

@@ -63,6 +63,6 @@ fn comparisons_and_where_select() -> Result<()> {
     let b = Tensor::from_slice(&device, &[2.0_f32], &[1])?;
     let less = compare(Comparison::Lt, &a, &b)?;
     assert_eq!(less.to_vec::<u8>()?, [1, 0, 0]);
-    assert_eq!(select(&less, &a, &b)?.to_f64()?, [1.0, 2.0, 2.0]);
+    assert_eq!(where_cond(&less, &a, &b)?.to_f64()?, [1.0, 2.0, 2.0]);
     Ok(())
 }

@@ -124,13 +124,16 @@ fn sum_to_undoes_broadcasts() {
     ] {
         let want = naive(&values, &[2, 3, 4], goes, 0.0, |a, x| a + x);
         for x in variants(&x) {
-            let got = sum_to(&x, dims).unwrap();
+            let got = sum_to_size(&x, dims).unwrap();
             assert_eq!(got.dims(), dims);
-            assert_close("sum_to", &got, &want, 64.0 * f64::EPSILON);
+            assert_close("sum_to_size", &got, &want, 64.0 * f64::EPSILON);
         }
     }
-    assert_eq!(sum_to(&x, &[2, 3, 4]).unwrap().buffer_id(), x.buffer_id());
-    assert_eq!(message(sum_to(&x, &[2, 4])), "sum_to: [2, 4] does not broadcast to [2, 3, 4]");
+    assert_eq!(sum_to_size(&x, &[2, 3, 4]).unwrap().buffer_id(), x.buffer_id());
+    assert_eq!(
+        message(sum_to_size(&x, &[2, 4])),
+        "sum_to_size: [2, 4] does not broadcast to [2, 3, 4]"
+    );
 }
 
 #[test]
@@ -140,7 +143,7 @@ fn the_number_of_threads_does_not_show() {
         let x = tensor(device, DType::F32, &[600, 130], &values);
         let row = x.reshape(&[600 * 130])?;
         Ok(vec![
-            sum_to(&x, &[130])?,
+            sum_to_size(&x, &[130])?,
             sum(&x, &[1], KeepDims::Drop)?,
             sum_all(&row)?,
             log_sum_exp(&x, &[0], KeepDims::Drop)?,
