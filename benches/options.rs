@@ -5,7 +5,7 @@
 //! `cargo bench --bench options [-- STEPS]` prints a table in Markdown: the medians of STEPS steps (3 unless told),
 //! the rows one after another in one run.
 
-use ferrotron::autograd::PackingConfig;
+use ferrotron::autograd::ActivationCompressionConfig;
 use ferrotron::models::bench::{BenchConfig, median, trainer};
 use ferrotron::models::gpt::{
     Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp, RegionInputs,
@@ -66,7 +66,10 @@ fn rows(plain: &BenchConfig) -> Vec<(&'static str, BenchConfig)> {
     };
     let offloaded = SavedActivations { offloaded_layers: 10, ..SavedActivations::default() };
     let narrow = SavedActivations {
-        packing: PackingConfig { dtype: Some(DType::BF16), ..PackingConfig::default() },
+        packing: ActivationCompressionConfig {
+            dtype: Some(DType::BF16),
+            ..ActivationCompressionConfig::default()
+        },
         ..SavedActivations::default()
     };
     let bf16 = BenchConfig { dtype: DType::BF16, ..plain.clone() };

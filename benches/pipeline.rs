@@ -81,10 +81,10 @@ impl PipelineModel for Sleeper {
         let (unit, weight) = (self.unit, self.weight.var()?);
         let (value, saved) = (x.value().clone(), x.save());
         Var::record(&[&x, &weight], value, || {
-            move |dy: Tensor, dx: &mut ferrotron::autograd::Grads| {
+            move |dy: Tensor, dx: &mut ferrotron::autograd::InputGrads| {
                 sleep(unit);
-                dx.give(0, dy.clone())?;
-                dx.accumulate_weight(1, move |out, _| {
+                dx.accumulate(0, dy.clone())?;
+                dx.accumulate_or_defer(1, move |out, _| {
                     sleep(unit);
                     out.copy_from(&dy.mul(&saved.value()?)?)
                 })

@@ -31,7 +31,7 @@ pub use ferrotron_tensor::{DType, Device, Error, ErrorKind, MemoryKind, Result, 
 /// What most programs need.
 pub mod prelude {
     pub use ferrotron_autograd::{
-        Backward, GradcheckOptions, Grads, Leaf, Var, checkpoint, gradcheck, gradcheck_leaves,
+        Backward, GradcheckOptions, InputGrads, Leaf, Var, checkpoint, gradcheck, gradcheck_leaves,
         no_grad,
     };
     pub use ferrotron_models::gpt::{Gpt, GptConfig};

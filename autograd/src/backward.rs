@@ -13,7 +13,7 @@ use crate::{Accum, Leaf};
 /// The library's operations are small structs whose fields are exactly the saved values. A closure also works:
 ///
 /// ```
-/// use ferrotron_autograd::{Grads, Leaf, Var};
+/// use ferrotron_autograd::{InputGrads, Leaf, Var};
 /// use ferrotron_tensor::{Device, Result, Tensor};
 ///
 /// /// x^3 with its gradient.
@@ -21,7 +21,7 @@ use crate::{Accum, Leaf};
 ///     let value = x.value().square()?.mul(x.value())?;
 ///     let saved = x.save();
 ///     Var::record(&[x], value, || {
-///         move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.mul(&saved.value()?.square()?.mul_scalar(3.0)?)?)
+///         move |dy: Tensor, dx: &mut InputGrads| dx.accumulate(0, dy.mul(&saved.value()?.square()?.mul_scalar(3.0)?)?)
 ///     })
 /// }
 ///
@@ -36,17 +36,17 @@ pub trait Backward: Send + 'static {
         "closure"
     }
 
-    /// The saved tensors in device memory: [`Saved::held`](crate::Saved::held) of each saved value.
+    /// The saved tensors in device memory: [`Saved::resident_tensor`](crate::Saved::resident_tensor) of each saved value.
     fn saved(&self) -> Vec<Tensor> {
         Vec::new()
     }
 
     /// Computes the operands' gradients. Consumes the saved values, so that they are freed immediately.
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()>;
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()>;
 }
 
-impl<F: FnOnce(Tensor, &mut Grads) -> Result<()> + Send + 'static> Backward for F {
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+impl<F: FnOnce(Tensor, &mut InputGrads) -> Result<()> + Send + 'static> Backward for F {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         self(dy.single()?, dx)
     }
 }
@@ -54,12 +54,12 @@ impl<F: FnOnce(Tensor, &mut Grads) -> Result<()> + Send + 'static> Backward for 
 /// A closure with the name of its operation, for operations that save no tensor.
 pub(crate) struct Named<F>(pub(crate) &'static str, pub(crate) F);
 
-impl<F: FnOnce(Tensor, &mut Grads) -> Result<()> + Send + 'static> Backward for Named<F> {
+impl<F: FnOnce(Tensor, &mut InputGrads) -> Result<()> + Send + 'static> Backward for Named<F> {
     fn name(&self) -> &'static str {
         self.0
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         self.1(dy.single()?, dx)
     }
 }
@@ -87,28 +87,28 @@ impl Cotangents {
 }
 
 /// The destinations of the gradients of an operation's operands.
-pub struct Grads<'a> {
+pub struct InputGrads<'a> {
     pub(crate) node: &'a Node,
     pub(crate) pending: &'a mut Pending,
     pub(crate) mode: WeightGrads,
     pub(crate) deferred: &'a mut DeferredGrads,
 }
 
-impl Grads<'_> {
+impl InputGrads<'_> {
     /// Returns whether the gradient of operand `i` is needed; false for an omitted optional operand.
-    pub fn needs(&self, i: usize) -> bool {
+    pub fn needs_input_grad(&self, i: usize) -> bool {
         self.node.inputs.get(i).is_some_and(|(source, _)| source.is_some())
     }
 
     /// Adds the gradient of operand `i`. It may have the dims that the operand was broadcast to: they are summed. It
     /// may have the accumulator dtype, and is not rounded if the gradient is accumulated in that dtype. Ignored if
     /// the gradient is not needed.
-    pub fn give(&mut self, i: usize, gradient: Tensor) -> Result<()> {
+    pub fn accumulate(&mut self, i: usize, gradient: Tensor) -> Result<()> {
         let Some((Some(source), slot)) = self.node.inputs.get(i) else { return Ok(()) };
         let summed = sum_to_size(&gradient, &slot.dims)?;
         drop(gradient); // often the same tensor, which then has one holder
         match source {
-            Source::Leaf(leaf) => leaf.give(summed),
+            Source::Leaf(leaf) => leaf.accumulate(summed),
             Source::Node(node, output) => {
                 let gradient = in_dtype(summed, slot.dtype)?;
                 let entry = self.pending.slot(node, *output);
@@ -133,14 +133,14 @@ impl Grads<'_> {
 
     /// Passes the destination of operand `i`'s gradient to `write`: a unique, contiguous tensor of the operand's
     /// dims, and whether to replace its contents or add to them. Not called if the gradient is not needed.
-    pub fn accumulate(
+    pub fn accumulate_with(
         &mut self,
         i: usize,
         write: impl FnOnce(&mut Tensor, Accum) -> Result<()>,
     ) -> Result<()> {
         let Some((Some(source), slot)) = self.node.inputs.get(i) else { return Ok(()) };
         match source {
-            Source::Leaf(leaf) => leaf.accumulate(write),
+            Source::Leaf(leaf) => leaf.accumulate_with(write),
             Source::Node(node, output) => {
                 let entry = self.pending.slot(node, *output);
                 let (mut sum, accum) = match entry.take() {
@@ -154,7 +154,7 @@ impl Grads<'_> {
         }
     }
 
-    /// Returns whether [`Grads::accumulate_weight`] queues the gradient of operand `i` instead of computing it.
+    /// Returns whether [`InputGrads::accumulate_or_defer`] queues the gradient of operand `i` instead of computing it.
     pub fn defers_weight(&self, i: usize) -> bool {
         self.deferred_leaf(i).is_some()
     }
@@ -168,9 +168,9 @@ impl Grads<'_> {
         }
     }
 
-    /// Like [`Grads::accumulate`], for the weight of a linear layer. With [`WeightGrads::Deferred`] and a parameter
+    /// Like [`InputGrads::accumulate_with`], for the weight of a linear layer. With [`WeightGrads::Deferred`] and a parameter
     /// as operand, `write` is queued instead of called.
-    pub fn accumulate_weight(
+    pub fn accumulate_or_defer(
         &mut self,
         i: usize,
         write: impl FnOnce(&mut Tensor, Accum) -> Result<()> + Send + 'static,
@@ -180,7 +180,7 @@ impl Grads<'_> {
                 self.deferred.push(leaf, Box::new(write));
                 Ok(())
             }
-            None => self.accumulate(i, write),
+            None => self.accumulate_with(i, write),
         }
     }
 }

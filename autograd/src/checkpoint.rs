@@ -1,7 +1,7 @@
 //! Activation checkpointing: a region's forward saves only its inputs, and backward recomputes the rest.
 //!
 //! Operations that use a region's output save it like any operand. If the output is most of what the region could
-//! save, [`checkpoint_without_outputs`] discards it too, and its users recompute the region.
+//! save, [`checkpoint_discard_output`] discards it too, and its users recompute the region.
 //!
 //! Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
 
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use crate::engine::backward;
 use crate::node::{Edge, Slot, Source};
 use crate::recording::{Recording, with};
-use crate::{Backward, Cotangents, Grads, Leaf, Saved, Var, forward_span, lock};
+use crate::{Backward, Cotangents, InputGrads, Leaf, Saved, Var, forward_span, lock};
 
 /// Runs `f` on `inputs` and saves only the inputs; backward reruns `f` and then backpropagates through its graph.
 ///
@@ -49,12 +49,12 @@ pub fn checkpoint(
 /// which always holds. If that operation is deferred, the outputs live until it runs.
 ///
 /// ```
-/// use ferrotron_autograd::{Leaf, checkpoint_without_outputs};
+/// use ferrotron_autograd::{Leaf, checkpoint_discard_output};
 /// use ferrotron_tensor::{Device, Tensor};
 /// let device = Device::cpu(1)?;
 /// let x = Leaf::new("x", Tensor::from_slice(&device, &[0.5_f64], &[1])?);
 /// let input = x.var()?.mul_scalar(2.0)?;
-/// let y = checkpoint_without_outputs(&[&input], |inputs| Ok(vec![inputs[0].tanh()?]))?.remove(0);
+/// let y = checkpoint_discard_output(&[&input], |inputs| Ok(vec![inputs[0].tanh()?]))?.remove(0);
 /// let z = y.square()?;
 /// assert_eq!(z.saved_bytes(), 8); // `input`, but not `y`
 /// z.backward()?;
@@ -62,7 +62,7 @@ pub fn checkpoint(
 /// assert_eq!(x.gradient()?.unwrap().item()?, 2.0 * tanh * (1.0 - tanh * tanh) * 2.0);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-pub fn checkpoint_without_outputs(
+pub fn checkpoint_discard_output(
     inputs: &[&Var],
     f: impl Fn(&[Var]) -> Result<Vec<Var>> + Send + 'static,
 ) -> Result<Vec<Var>> {
@@ -80,7 +80,7 @@ pub fn checkpoint_without_outputs(
     let Some(rerun) = shared else { return Ok(outputs) };
     let discard = |(i, output): (usize, Var)| {
         let rerun = rerun.clone();
-        output.recomputed_by(move || Ok(lock(&rerun).outputs()?[i].clone()))
+        output.with_recompute(move || Ok(lock(&rerun).outputs()?[i].clone()))
     };
     Ok(outputs.into_iter().enumerate().map(discard).collect())
 }
@@ -104,8 +104,8 @@ fn run_unrecorded(
 /// Edges to the inputs and to the parameters that the region read. The graph reaches the parameters even if no input
 /// needs a gradient, and an outer region logs them.
 fn edges(inputs: &[&Var], leaves: &[Leaf]) -> Vec<Edge> {
-    let of_input = |input: &&Var| (input.source().cloned(), Slot::of(input.value()));
-    let of_leaf = |leaf: &Leaf| (Some(Source::Leaf(leaf.clone())), Slot::of_leaf(leaf));
+    let of_input = |input: &&Var| (input.source().cloned(), Slot::from_tensor(input.value()));
+    let of_leaf = |leaf: &Leaf| (Some(Source::Leaf(leaf.clone())), Slot::from_leaf(leaf));
     inputs.iter().map(of_input).chain(leaves.iter().map(of_leaf)).collect()
 }
 
@@ -169,7 +169,7 @@ struct Ran {
 }
 
 impl Ran {
-    fn backward(self, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let with_gradient: Vec<(&Var, Tensor)> = self
             .outputs
             .iter()
@@ -182,7 +182,7 @@ impl Ran {
         dx.deferred.append(deferred);
         for (i, leaf) in self.stand_ins.iter().enumerate() {
             if let Some(gradient) = leaf.as_ref().map(Leaf::take_gradient).transpose()?.flatten() {
-                dx.give(i, gradient)?;
+                dx.accumulate(i, gradient)?;
             }
         }
         Ok(())
@@ -195,10 +195,10 @@ impl Backward for Region {
     }
 
     fn saved(&self) -> Vec<Tensor> {
-        self.inputs.iter().filter_map(Saved::held).collect()
+        self.inputs.iter().filter_map(Saved::resident_tensor).collect()
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let ran = self.run_again()?;
         drop(self);
         ran.backward(dy, dx)
@@ -239,10 +239,10 @@ impl Backward for WithoutOutputs {
     }
 
     fn saved(&self) -> Vec<Tensor> {
-        self.kept.iter().filter_map(Saved::held).collect()
+        self.kept.iter().filter_map(Saved::resident_tensor).collect()
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let mut rerun = lock(&self.rerun);
         rerun.outputs()?;
         let ran = rerun.ran.take();

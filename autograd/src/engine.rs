@@ -11,7 +11,7 @@ use tracing::trace_span;
 
 use crate::node::{Node, Slot, Source};
 use crate::recording::{Recording, with};
-use crate::{Accum, Cotangents, Grads, Leaf, Var};
+use crate::{Accum, Cotangents, InputGrads, Leaf, Var};
 
 /// The time at which weight gradients of linear layers are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl DeferredGrads {
     pub fn run(self) -> Result<()> {
         self.0.into_iter().try_for_each(|(leaf, write)| {
             let _span = trace_span!("weight gradient", name = leaf.name()).entered();
-            leaf.accumulate(write).at(leaf.name())
+            leaf.accumulate_with(write).at(leaf.name())
         })
     }
 }
@@ -72,15 +72,15 @@ impl Pending {
 /// A start of a backward pass: a variable without its value. A pipeline stage keeps this for an output that it has
 /// sent.
 #[derive(Clone)]
-pub struct Root {
+pub struct GradientEdge {
     source: Option<Source>,
     slot: Slot,
 }
 
-impl Root {
+impl GradientEdge {
     /// Creates the root for a variable.
-    pub fn of(var: &Var) -> Root {
-        Root { source: var.source().cloned(), slot: Slot::of(var.value()) }
+    pub fn from_var(var: &Var) -> GradientEdge {
+        GradientEdge { source: var.source().cloned(), slot: Slot::from_tensor(var.value()) }
     }
 
     /// A cotangent filled with `value`.
@@ -98,14 +98,15 @@ impl Root {
 ///
 /// Errors if an output does not need a gradient, a cotangent has other dims, or a node was already consumed.
 pub fn backward(outputs: &[(&Var, Tensor)], mode: WeightGrads) -> Result<DeferredGrads> {
-    let roots = outputs.iter().map(|(var, cotangent)| (Root::of(var), cotangent.clone()));
+    let roots =
+        outputs.iter().map(|(var, cotangent)| (GradientEdge::from_var(var), cotangent.clone()));
     backward_from(roots.collect(), mode)
 }
 
-fn backward_from(outputs: Vec<(Root, Tensor)>, mode: WeightGrads) -> Result<DeferredGrads> {
+fn backward_from(outputs: Vec<(GradientEdge, Tensor)>, mode: WeightGrads) -> Result<DeferredGrads> {
     let mut deferred = DeferredGrads::default();
     let mut pending = Pending::default();
-    for (Root { source, slot }, cotangent) in outputs {
+    for (GradientEdge { source, slot }, cotangent) in outputs {
         if slot.dims[..] != *cotangent.dims() || slot.dtype != cotangent.dtype() {
             return Err(Error::shape(
                 "backward",
@@ -119,7 +120,7 @@ fn backward_from(outputs: Vec<(Root, Tensor)>, mode: WeightGrads) -> Result<Defe
                     "the value depends on no leaf that was recorded; was it made under no_grad?",
                 ));
             }
-            Some(Source::Leaf(leaf)) => leaf.give(cotangent)?,
+            Some(Source::Leaf(leaf)) => leaf.accumulate(cotangent)?,
             Some(Source::Node(node, output)) => {
                 let slot = pending.slot(&node, output);
                 *slot = Some(match slot.take() {
@@ -148,7 +149,7 @@ fn walk(pending: &mut Pending, mode: WeightGrads, deferred: &mut DeferredGrads) 
         let _span = trace_span!("backward", name = node.name).entered();
         backward.backward(
             Cotangents(cotangents),
-            &mut Grads { node: &node, pending, mode, deferred },
+            &mut InputGrads { node: &node, pending, mode, deferred },
         )?;
     }
     Ok(())

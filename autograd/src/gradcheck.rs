@@ -64,7 +64,7 @@ impl fmt::Display for Mismatch {
 /// Errors if `f` fails, an input is not f64, or a gradient differs; the message names input, element and both values.
 ///
 /// ```
-/// use ferrotron_autograd::{GradcheckOptions, Grads, Var, gradcheck};
+/// use ferrotron_autograd::{GradcheckOptions, InputGrads, Var, gradcheck};
 /// use ferrotron_tensor::{Device, Result, Tensor};
 /// let device = Device::cpu(1)?;
 /// let x = Tensor::from_slice(&device, &[0.3_f64, -1.2, 2.0], &[3])?;
@@ -74,7 +74,7 @@ impl fmt::Display for Mismatch {
 /// let wrong = |x: &[Var]| -> Result<Var> {
 ///     let saved = x[0].save();
 ///     Var::record(&[&x[0]], x[0].value().square()?, || {
-///         move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.mul(&saved.value()?)?)
+///         move |dy: Tensor, dx: &mut InputGrads| dx.accumulate(0, dy.mul(&saved.value()?)?)
 ///     })
 /// };
 /// let report = gradcheck(wrong, &[x], &GradcheckOptions::default()).unwrap_err().to_string();

@@ -3,7 +3,7 @@
 
 use ferrotron_tensor::Result;
 
-use crate::KeptTensor;
+use crate::SavedTensorHandle;
 use crate::kept::HookScope;
 use crate::recording::{Recording, current, with};
 
@@ -53,7 +53,7 @@ use crate::recording::{Recording, current, with};
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 pub fn saved_tensors_hooks<R>(
-    pack: impl FnOnce(Vec<KeptTensor>) -> Result<()>,
+    pack: impl FnOnce(Vec<SavedTensorHandle>) -> Result<()>,
     f: impl FnOnce() -> Result<R>,
 ) -> Result<R> {
     if !current(|recording| recording.makes_nodes()) {

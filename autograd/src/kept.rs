@@ -7,16 +7,16 @@ use crate::lock;
 
 /// A replacement of a saved tensor: see [`saved_tensors_hooks`](crate::saved_tensors_hooks).
 pub trait Packed: Send + Sync {
-    /// Restores the tensor: a vector of the elements and dtype of [`KeptTensor::tensor`].
+    /// Restores the tensor: a vector of the elements and dtype of [`SavedTensorHandle::tensor`].
     fn unpack(&self) -> Result<Tensor>;
 
     /// The tensor in device memory that represents it, if there is one; memory reports count it.
-    fn held(&self) -> Option<Tensor>;
+    fn resident_tensor(&self) -> Option<Tensor>;
 }
 
 /// The precision that gradients need from a saved tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Role {
+pub enum SavedKind {
     /// An activation: a small change causes a small change of gradients.
     Activation,
     /// An activation with many zeros: the result of a ReLU.
@@ -27,17 +27,17 @@ pub enum Role {
 
 /// A weak handle of a tensor saved for backward.
 #[derive(Clone)]
-pub struct KeptTensor(Weak<Cell>);
+pub struct SavedTensorHandle(Weak<Cell>);
 
-impl KeptTensor {
+impl SavedTensorHandle {
     /// All elements of the tensor's buffer as a vector, regardless of the saved views; `None` after its last use.
     pub fn tensor(&self) -> Result<Option<Tensor>> {
         self.0.upgrade().map(|cell| cell.packed().unpack()).transpose()
     }
 
     /// The precision that gradients need.
-    pub fn role(&self) -> Role {
-        self.0.upgrade().map_or(Role::Statistic, |cell| *lock(&cell.role))
+    pub fn kind(&self) -> SavedKind {
+        self.0.upgrade().map_or(SavedKind::Statistic, |cell| *lock(&cell.role))
     }
 
     /// Replaces the tensor by `packed`.
@@ -52,7 +52,7 @@ impl KeptTensor {
 
 /// The state shared by several views of one buffer.
 pub(crate) struct Cell {
-    role: Mutex<Role>,
+    role: Mutex<SavedKind>,
     packed: Mutex<Arc<dyn Packed>>,
 }
 
@@ -70,32 +70,32 @@ impl Packed for Plain {
         Ok(self.0.clone())
     }
 
-    fn held(&self) -> Option<Tensor> {
+    fn resident_tensor(&self) -> Option<Tensor> {
         Some(self.0.clone())
     }
 }
 
 /// A saved tensor.
 #[derive(Clone)]
-pub(crate) enum Kept {
+pub(crate) enum SavedSlot {
     /// The value itself.
     Tensor(Tensor),
     /// A tensor that hooks can replace, and the layout of the view.
     Hooked(Arc<Cell>, Layout),
 }
 
-impl Kept {
+impl SavedSlot {
     pub fn value(&self) -> Result<Tensor> {
         match self {
-            Kept::Tensor(tensor) => Ok(tensor.clone()),
-            Kept::Hooked(cell, layout) => cell.packed().unpack()?.as_strided(layout),
+            SavedSlot::Tensor(tensor) => Ok(tensor.clone()),
+            SavedSlot::Hooked(cell, layout) => cell.packed().unpack()?.as_strided(layout),
         }
     }
 
-    pub fn held(&self) -> Option<Tensor> {
+    pub fn resident_tensor(&self) -> Option<Tensor> {
         match self {
-            Kept::Tensor(tensor) => Some(tensor.clone()),
-            Kept::Hooked(cell, _) => cell.packed().held(),
+            SavedSlot::Tensor(tensor) => Some(tensor.clone()),
+            SavedSlot::Hooked(cell, _) => cell.packed().resident_tensor(),
         }
     }
 }
@@ -106,10 +106,10 @@ pub(crate) struct HookScope(Vec<(usize, Arc<Cell>)>);
 
 impl HookScope {
     /// Registers a saved tensor, which was just counted as saved.
-    pub fn keep(&mut self, value: &Tensor, role: Role) -> Kept {
+    pub fn keep(&mut self, value: &Tensor, role: SavedKind) -> SavedSlot {
         // Tensors of other categories, such as weights, are kept alive elsewhere.
         if value.category() != Category::Saved {
-            return Kept::Tensor(value.clone());
+            return SavedSlot::Tensor(value.clone());
         }
         let id = value.buffer_id();
         let known = self.0.iter().find(|(known, _)| *known == id).map(|(_, cell)| cell.clone());
@@ -123,13 +123,13 @@ impl HookScope {
         let mut strictest = lock(&cell.role);
         *strictest = role.max(*strictest);
         drop(strictest);
-        Kept::Hooked(cell, value.layout().clone())
+        SavedSlot::Hooked(cell, value.layout().clone())
     }
 
     /// Handles of the tensors that are still saved.
-    pub fn into_handles(self) -> Vec<KeptTensor> {
+    pub fn into_handles(self) -> Vec<SavedTensorHandle> {
         let handles: Vec<_> = self.0.iter().map(|(_, cell)| Arc::downgrade(cell)).collect();
         drop(self);
-        handles.into_iter().filter(|cell| cell.strong_count() > 0).map(KeptTensor).collect()
+        handles.into_iter().filter(|cell| cell.strong_count() > 0).map(SavedTensorHandle).collect()
     }
 }

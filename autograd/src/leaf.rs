@@ -11,7 +11,7 @@ use crate::node::Source;
 use crate::{Accum, Var};
 
 /// A flat buffer shared by leaves and an optimizer.
-pub type SharedFlat = Arc<Mutex<FlatBuffer>>;
+pub type SharedFlatBuffer = Arc<Mutex<FlatBuffer>>;
 
 type Init = Box<dyn FnOnce(&mut Tensor) -> Result<()> + Send>;
 type Hook = Box<dyn FnMut(&Leaf) -> Result<()> + Send>;
@@ -25,9 +25,9 @@ pub type Fetch = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 /// that backward adds to. After [`Leaf::zero_gradient`] the next contribution overwrites it, so no zero fill is
 /// needed.
 #[derive(Clone)]
-pub struct Leaf(Arc<Inner>);
+pub struct Leaf(Arc<LeafInner>);
 
-struct Inner {
+struct LeafInner {
     name: String,
     dims: Dims,
     dtype: DType,
@@ -46,7 +46,7 @@ enum Value {
     /// Not initialised yet.
     Init(Option<Init>),
     Own(Tensor),
-    Flat(SharedFlat, usize),
+    Flat(SharedFlatBuffer, usize),
 }
 
 struct Gradient {
@@ -57,7 +57,7 @@ struct Gradient {
 
 enum GradientPlace {
     Own(Option<Tensor>),
-    Flat(SharedFlat, usize),
+    Flat(SharedFlatBuffer, usize),
 }
 
 impl Leaf {
@@ -111,7 +111,7 @@ impl Leaf {
 
     fn with_value(name: String, device: Device, dtype: DType, dims: Dims, value: Value) -> Leaf {
         let gradient = Gradient { place: GradientPlace::Own(None), contributions: 0 };
-        Leaf(Arc::new(Inner {
+        Leaf(Arc::new(LeafInner {
             name,
             dims,
             dtype,
@@ -163,13 +163,13 @@ impl Leaf {
 
     /// Registers `fetch`, which fills the flat buffer of the value before each use: a sharded parameter has no memory
     /// between uses. Errors if a function is already registered.
-    pub fn fetch_value_by(&self, fetch: Fetch) -> Result<()> {
+    pub fn set_unshard_hook(&self, fetch: Fetch) -> Result<()> {
         self.0.fetch_value.set(fetch).map_err(|_| self.fetched_already())
     }
 
     /// Registers `fetch`, which provides the flat buffer of the gradient before each contribution. Errors if a
     /// function is already registered.
-    pub fn fetch_gradient_by(&self, fetch: Fetch) -> Result<()> {
+    pub fn set_gradient_alloc_hook(&self, fetch: Fetch) -> Result<()> {
         self.0.fetch_gradient.set(fetch).map_err(|_| self.fetched_already())
     }
 
@@ -259,7 +259,7 @@ impl Leaf {
     }
 
     /// Moves the value into a range of `flat`; a lazy value is initialised there.
-    pub fn move_value(&self, flat: &SharedFlat, range: usize) -> Result<()> {
+    pub fn bind_value(&self, flat: &SharedFlatBuffer, range: usize) -> Result<()> {
         let mut value = lock(&self.0.value);
         let old = std::mem::replace(&mut *value, Value::Flat(flat.clone(), range));
         lock(flat).with_mut(range, |tensor| match old {
@@ -277,7 +277,7 @@ impl Leaf {
 
     /// Places the gradient in a range of `flat`, whose dtype may be wider. The gradient accumulated so far is
     /// dropped.
-    pub fn move_gradient(&self, flat: &SharedFlat, range: usize) {
+    pub fn bind_gradient(&self, flat: &SharedFlatBuffer, range: usize) {
         *lock(&self.0.gradient) =
             Gradient { place: GradientPlace::Flat(flat.clone(), range), contributions: 0 };
     }
@@ -314,7 +314,10 @@ impl Leaf {
 
     /// Lets `write` add a contribution. It gets a unique, contiguous tensor of the leaf's dims, and whether to
     /// replace its contents or add to them.
-    pub fn accumulate(&self, write: impl FnOnce(&mut Tensor, Accum) -> Result<()>) -> Result<()> {
+    pub fn accumulate_with(
+        &self,
+        write: impl FnOnce(&mut Tensor, Accum) -> Result<()>,
+    ) -> Result<()> {
         self.0.fetch_gradient.get().map_or(Ok(()), |fetch| fetch()).at(self.name())?;
         let mut gradient = lock(&self.0.gradient);
         let accum = if gradient.contributions == 0 { Accum::Replace } else { Accum::Add };
@@ -339,7 +342,7 @@ impl Leaf {
     }
 
     /// Adds a contribution that exists as a tensor.
-    pub(crate) fn give(&self, contribution: Tensor) -> Result<()> {
+    pub(crate) fn accumulate(&self, contribution: Tensor) -> Result<()> {
         let mut gradient = lock(&self.0.gradient);
         if gradient.contributions == 0
             && let GradientPlace::Own(place) = &mut gradient.place
@@ -348,7 +351,7 @@ impl Leaf {
             return self.arrived(gradient);
         }
         drop(gradient);
-        self.accumulate(|tensor, accum| {
+        self.accumulate_with(|tensor, accum| {
             let contribution = contribution.cast(tensor.dtype())?;
             match accum {
                 Accum::Replace => tensor.copy_from(&contribution),

@@ -35,15 +35,17 @@ mod saved;
 mod span;
 mod var;
 
-pub use backward::{Backward, Cotangents, Grads};
-pub use checkpoint::{checkpoint, checkpoint_without_outputs};
-pub use engine::{DeferredGrads, Root, WeightGrads, backward};
+pub use backward::{Backward, Cotangents, InputGrads};
+pub use checkpoint::{checkpoint, checkpoint_discard_output};
+pub use engine::{DeferredGrads, GradientEdge, WeightGrads, backward};
 pub use ferrotron_tensor::ops::matmul::Accum;
 pub use gradcheck::{GradcheckOptions, Mismatch, gradcheck, gradcheck_leaves};
 pub use hooks::saved_tensors_hooks;
-pub use kept::{KeptTensor, Packed, Role};
-pub use leaf::{Fetch, Leaf, SharedFlat, lock, missing_gradients};
-pub use packing::{Offloaded, Offloader, Packing, PackingConfig, Zeros};
+pub use kept::{Packed, SavedKind, SavedTensorHandle};
+pub use leaf::{Fetch, Leaf, SharedFlatBuffer, lock, missing_gradients};
+pub use packing::{
+    ActivationCompression, ActivationCompressionConfig, Offloaded, Offloader, ZeroEncoding,
+};
 pub use recording::no_grad;
 pub use saved::Saved;
 pub use span::forward_span;

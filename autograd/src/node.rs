@@ -24,12 +24,12 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    pub(crate) fn of(value: &Tensor) -> Slot {
+    pub(crate) fn from_tensor(value: &Tensor) -> Slot {
         Slot { dims: value.dims().into(), dtype: value.dtype(), device: value.device().clone() }
     }
 
     /// The slot of a leaf. It does not read the value, which may be sharded.
-    pub(crate) fn of_leaf(leaf: &Leaf) -> Slot {
+    pub(crate) fn from_leaf(leaf: &Leaf) -> Slot {
         Slot { dims: leaf.dims().into(), dtype: leaf.dtype(), device: leaf.device().clone() }
     }
 }

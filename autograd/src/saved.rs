@@ -4,7 +4,7 @@ use ferrotron_tensor::{Category, Error, Result, Tensor};
 use std::sync::Arc;
 
 use crate::Leaf;
-use crate::kept::{Kept, Role};
+use crate::kept::{SavedKind, SavedSlot};
 use crate::recording::{Recording, current};
 
 /// An operand or a result, saved for backward.
@@ -13,13 +13,13 @@ use crate::recording::{Recording, current};
 /// and its version: backward reads the value again, so that a sharded parameter need not stay gathered. A value that
 /// is cheaper to recompute than to store.
 #[derive(Clone)]
-pub struct Saved(Inner);
+pub struct Saved(SavedSource);
 
 #[derive(Clone)]
-enum Inner {
-    Tensor(Kept),
+enum SavedSource {
+    Tensor(SavedSlot),
     Leaf(Leaf, u64),
-    Recompute(Recipe<Kept>),
+    Recompute(Recipe<SavedSlot>),
 }
 
 /// A way to recompute a value.
@@ -37,31 +37,33 @@ type Expand = Arc<dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync>;
 impl Saved {
     /// Saves an activation.
     pub fn tensor(value: &Tensor) -> Saved {
-        Saved(Inner::Tensor(keep(value, Role::Activation)))
+        Saved(SavedSource::Tensor(keep(value, SavedKind::Activation)))
     }
 
     /// Saves values that gradients need exactly, such as the log-sum-exp of a row.
     pub fn statistic(value: &Tensor) -> Saved {
-        Saved(Inner::Tensor(keep(value, Role::Statistic)))
+        Saved(SavedSource::Tensor(keep(value, SavedKind::Statistic)))
     }
 
     /// Saves an activation with many zeros.
     pub fn sparse(value: &Tensor) -> Saved {
-        Saved(Inner::Tensor(keep(value, Role::Sparse)))
+        Saved(SavedSource::Tensor(keep(value, SavedKind::Sparse)))
     }
 
     /// Saves a recipe and the tensor that it needs.
     pub(crate) fn recipe(recipe: &Recipe<Tensor>) -> Saved {
-        Saved(Inner::Recompute(match recipe {
+        Saved(SavedSource::Recompute(match recipe {
             Recipe::Whole(compute) => Recipe::Whole(compute.clone()),
-            Recipe::From(part, whole) => Recipe::From(keep(part, Role::Activation), whole.clone()),
+            Recipe::From(part, whole) => {
+                Recipe::From(keep(part, SavedKind::Activation), whole.clone())
+            }
         }))
     }
 
     /// Saves a parameter at its current version.
     pub(crate) fn leaf(leaf: Leaf) -> Saved {
         let version = leaf.version();
-        Saved(Inner::Leaf(leaf, version))
+        Saved(SavedSource::Leaf(leaf, version))
     }
 
     /// The operand's value.
@@ -70,17 +72,17 @@ impl Saved {
     pub fn value(&self) -> Result<Tensor> {
         self.check()?;
         match &self.0 {
-            Inner::Tensor(kept) => kept.value(),
-            Inner::Recompute(Recipe::Whole(compute)) => compute(),
-            Inner::Recompute(Recipe::From(part, whole)) => whole(&part.value()?),
-            Inner::Leaf(leaf, _) => leaf.value(),
+            SavedSource::Tensor(kept) => kept.value(),
+            SavedSource::Recompute(Recipe::Whole(compute)) => compute(),
+            SavedSource::Recompute(Recipe::From(part, whole)) => whole(&part.value()?),
+            SavedSource::Leaf(leaf, _) => leaf.value(),
         }
     }
 
     /// Errors if this is a parameter that was updated since the forward pass.
     pub(crate) fn check(&self) -> Result<()> {
         match &self.0 {
-            Inner::Leaf(leaf, version) if leaf.version() != *version => Err(Error::graph(
+            SavedSource::Leaf(leaf, version) if leaf.version() != *version => Err(Error::graph(
                 "backward",
                 format!(
                     "'{}' was updated between forward and backward; call backward before the optimizer step",
@@ -92,25 +94,27 @@ impl Saved {
     }
 
     /// The tensor in device memory that represents it, if there is one; memory reports count it.
-    pub fn held(&self) -> Option<Tensor> {
+    pub fn resident_tensor(&self) -> Option<Tensor> {
         match &self.0 {
-            Inner::Tensor(kept) | Inner::Recompute(Recipe::From(kept, _)) => kept.held(),
-            Inner::Recompute(Recipe::Whole(_)) | Inner::Leaf(..) => None,
+            SavedSource::Tensor(kept) | SavedSource::Recompute(Recipe::From(kept, _)) => {
+                kept.resident_tensor()
+            }
+            SavedSource::Recompute(Recipe::Whole(_)) | SavedSource::Leaf(..) => None,
         }
     }
 }
 
 /// Counts the value as saved and registers it with hooks, if this thread records; otherwise it is not saved.
-fn keep(value: &Tensor, role: Role) -> Kept {
+fn keep(value: &Tensor, role: SavedKind) -> SavedSlot {
     current(|recording| match recording {
         Recording::On => {
             value.set_category(Category::Saved);
-            Kept::Tensor(value.clone())
+            SavedSlot::Tensor(value.clone())
         }
         Recording::Hooked(scope) => {
             value.set_category(Category::Saved);
             scope.keep(value, role)
         }
-        Recording::Off | Recording::Region(_) => Kept::Tensor(value.clone()),
+        Recording::Off | Recording::Region(_) => SavedSlot::Tensor(value.clone()),
     })
 }

@@ -9,7 +9,7 @@ use crate::engine::{WeightGrads, backward};
 use crate::node::{Edge, Node, Slot, Source};
 use crate::recording::{Recording, current};
 use crate::saved::Recipe;
-use crate::{Backward, Grads, Leaf, Saved};
+use crate::{Backward, InputGrads, Leaf, Saved};
 
 /// A tensor and, if a gradient is needed, the node that produced it.
 #[derive(Clone)]
@@ -76,7 +76,7 @@ impl Var {
 
     /// Makes consumers of this variable save `recompute` instead of the value. It must return the same bits.
     #[must_use]
-    pub fn recomputed_by(
+    pub fn with_recompute(
         mut self,
         recompute: impl Fn() -> Result<Tensor> + Send + Sync + 'static,
     ) -> Var {
@@ -97,7 +97,7 @@ impl Var {
     /// let device = Device::cpu(1)?;
     /// let x = Leaf::new("x", Tensor::full(&device, DType::F32, &[8], 3.0)?);
     /// let half = Tensor::full(&device, DType::BF16, &[8], 6.0)?; // exact in 16 bits
-    /// let y = x.var()?.mul_scalar(2.0)?.kept_as(half, |half| half.cast(DType::F32));
+    /// let y = x.var()?.mul_scalar(2.0)?.save_as(half, |half| half.cast(DType::F32));
     /// let z = y.square()?.sum_all()?;
     /// assert_eq!(z.saved_bytes(), 8 * 2);
     /// z.backward()?;
@@ -105,7 +105,7 @@ impl Var {
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
     #[must_use]
-    pub fn kept_as(
+    pub fn save_as(
         mut self,
         part: Tensor,
         whole: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
@@ -120,11 +120,11 @@ impl Var {
     /// runs: for example to prefetch. If recording is off, `f` is dropped.
     ///
     /// Errors as `f` does, from backward.
-    pub fn on_backward(self, f: impl FnOnce() -> Result<()> + Send + 'static) -> Result<Var> {
+    pub fn register_hook(self, f: impl FnOnce() -> Result<()> + Send + 'static) -> Result<Var> {
         Var::record(&[&self], self.value.clone(), || {
-            Named("on_backward", move |dy: Tensor, dx: &mut Grads| {
+            Named("register_hook", move |dy: Tensor, dx: &mut InputGrads| {
                 f()?;
-                dx.give(0, dy)
+                dx.accumulate(0, dy)
             })
         })
     }
@@ -132,7 +132,7 @@ impl Var {
     /// Records the result of an operation on `inputs`. `make` builds the operation's backward; it is called only if
     /// an input needs a gradient and this thread records.
     ///
-    /// A closure `FnOnce(Tensor, &mut Grads) -> Result<()>` also works: see [`Backward`].
+    /// A closure `FnOnce(Tensor, &mut InputGrads) -> Result<()>` also works: see [`Backward`].
     pub fn record<B: Backward>(
         inputs: &[&Var],
         value: Tensor,
@@ -149,8 +149,10 @@ impl Var {
         values: Vec<Tensor>,
         make: impl FnOnce() -> B,
     ) -> Result<Vec<Var>> {
-        let edges: Vec<Edge> =
-            inputs.iter().map(|input| (input.source.clone(), Slot::of(&input.value))).collect();
+        let edges: Vec<Edge> = inputs
+            .iter()
+            .map(|input| (input.source.clone(), Slot::from_tensor(&input.value)))
+            .collect();
         Self::record_edges(edges, values, make)
     }
 
@@ -173,8 +175,11 @@ impl Var {
         if !wanted {
             return Ok(values.into_iter().map(Var::constant).collect());
         }
-        let node =
-            Arc::new(Node::new(edges, values.iter().map(Slot::of).collect(), Box::new(make())));
+        let node = Arc::new(Node::new(
+            edges,
+            values.iter().map(Slot::from_tensor).collect(),
+            Box::new(make()),
+        ));
         let with_node = |(i, value)| Var::with_source(value, Source::Node(node.clone(), i));
         Ok(values.into_iter().enumerate().map(with_node).collect())
     }

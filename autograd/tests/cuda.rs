@@ -7,7 +7,7 @@ mod inputs;
 #[path = "suite/table.rs"]
 mod table;
 
-use ferrotron_autograd::{Leaf, SharedFlat, Var};
+use ferrotron_autograd::{Leaf, SharedFlatBuffer, Var};
 use ferrotron_tensor::{
     Category, CudaGraph, DType, Device, FlatBuffer, RandomKey, Result, ShardSpec, Tensor,
 };
@@ -120,7 +120,7 @@ fn a_gpu_agrees_with_the_cpu_in_f16() {
 struct Training {
     batches: [Tensor; 2],
     weight: Leaf,
-    gradients: SharedFlat,
+    gradients: SharedFlatBuffer,
 }
 
 impl Training {
@@ -131,7 +131,7 @@ impl Training {
         let parts = [("weight".to_string(), vec![8, 8])];
         let flat = FlatBuffer::new(device, DType::F32, Category::Gradients, &parts)?;
         let gradients = Arc::new(Mutex::new(flat));
-        weight.move_gradient(&gradients, 0);
+        weight.bind_gradient(&gradients, 0);
         let batch = || Tensor::zeros(device, DType::F32, &[5, 8]);
         Ok(Training { batches: [batch()?, batch()?], weight, gradients })
     }

@@ -1,6 +1,8 @@
 //! Storage of the activations that blocks save for backward: compression and offloading.
 
-use ferrotron_autograd::{Offloaded, Offloader, Packing, PackingConfig, Zeros};
+use ferrotron_autograd::{
+    ActivationCompression, ActivationCompressionConfig, Offloaded, Offloader, ZeroEncoding,
+};
 use ferrotron_tensor::{Device, Result};
 use std::sync::Arc;
 
@@ -11,7 +13,7 @@ pub struct SavedActivations {
     /// Number of blocks, the first of each model chunk, whose activations are offloaded to host memory.
     pub offloaded_layers: usize,
     /// Storage format of all blocks' activations.
-    pub packing: PackingConfig,
+    pub packing: ActivationCompressionConfig,
 }
 
 impl SavedActivations {
@@ -28,18 +30,20 @@ impl SavedActivations {
 pub(crate) struct BlockPacking {
     config: SavedActivations,
     offloader: Option<Arc<Offloader>>,
-    here: Option<Packing>,
-    away: Option<Packing>,
+    here: Option<ActivationCompression>,
+    away: Option<ActivationCompression>,
 }
 
 impl BlockPacking {
     pub fn new(config: SavedActivations, offloader: Option<Arc<Offloader>>) -> BlockPacking {
         let SavedActivations { packing, .. } = config;
-        let packs = packing.dtype.is_some() || packing.zeros == Zeros::Bitmap;
+        let packs = packing.dtype.is_some() || packing.zeros == ZeroEncoding::Bitmap;
         BlockPacking {
             config,
-            here: packs.then(|| Packing::new(packing, None)),
-            away: offloader.clone().map(|offloader| Packing::new(packing, Some(offloader))),
+            here: packs.then(|| ActivationCompression::new(packing, None)),
+            away: offloader
+                .clone()
+                .map(|offloader| ActivationCompression::new(packing, Some(offloader))),
             offloader,
         }
     }

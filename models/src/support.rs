@@ -15,7 +15,7 @@
 //! | a schedule that [`pipeline::refusal`] rejects | see there |
 //! | sharding or local SGD that [`data_parallel::refusal`] rejects | see there |
 
-use ferrotron_autograd::Zeros;
+use ferrotron_autograd::ZeroEncoding;
 use ferrotron_nn::Axis;
 use ferrotron_parallel::data_parallel;
 use ferrotron_parallel::mesh::Layout;
@@ -122,7 +122,7 @@ fn refusal(plan: &Plan) -> Option<String> {
             "cpu-offloading-num-layers {offloaded_layers} is more than the {blocks} layers of a pipeline stage's chunk"
         ));
     }
-    if packing.zeros == Zeros::Bitmap {
+    if packing.zeros == ZeroEncoding::Bitmap {
         let (activation, recomputed) = (model.activation, parallel.recompute.twice_run(blocks).mlp);
         if activation != ActivationKind::Relu || recomputed == blocks {
             return Some(format!(
@@ -145,7 +145,7 @@ fn refusal(plan: &Plan) -> Option<String> {
 mod tests {
     use super::*;
     use crate::gpt::{Recompute, RecomputeMethod, RecomputeModules};
-    use ferrotron_autograd::PackingConfig;
+    use ferrotron_autograd::ActivationCompressionConfig;
     use ferrotron_nn::Sharding;
     use ferrotron_parallel::data_parallel::DataParallelConfig;
     use ferrotron_parallel::pipeline::ScheduleKind;
@@ -176,14 +176,17 @@ mod tests {
         let saved = |offloaded_layers, zeros, parallel| ParallelConfig {
             saved_activations: SavedActivations {
                 offloaded_layers,
-                packing: PackingConfig { zeros, ..PackingConfig::default() },
+                packing: ActivationCompressionConfig {
+                    zeros,
+                    ..ActivationCompressionConfig::default()
+                },
             },
             ..parallel
         };
         let relu = GptConfig { activation: ActivationKind::Relu, ..model.clone() };
-        let offloaded = saved(3, Zeros::Kept, plain);
-        let [sparse, sparse_region] =
-            [plain, full(1, RegionInputs::Whole)].map(|other| saved(0, Zeros::Bitmap, other));
+        let offloaded = saved(3, ZeroEncoding::Kept, plain);
+        let [sparse, sparse_region] = [plain, full(1, RegionInputs::Whole)]
+            .map(|other| saved(0, ZeroEncoding::Bitmap, other));
         let narrow = GptConfig { vocab_size: 1, ..model.clone() };
         let plan = |model, (tp, cp, pp), parallel, seq_length| Plan {
             model,

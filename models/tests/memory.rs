@@ -1,6 +1,6 @@
 //! The memory number before the start: what it says is what the pools of the ranks then count.
 
-use ferrotron_autograd::{PackingConfig, Zeros};
+use ferrotron_autograd::{ActivationCompressionConfig, ZeroEncoding};
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::data::{Batch, Samples};
 use ferrotron_models::gpt::{GptConfig, Recompute, SavedActivations};
@@ -66,7 +66,7 @@ const PLAIN: Case = Case {
     microbatches: 4,
     saved_activations: SavedActivations {
         offloaded_layers: 0,
-        packing: PackingConfig { dtype: None, zeros: Zeros::Kept },
+        packing: ActivationCompressionConfig { dtype: None, zeros: ZeroEncoding::Kept },
     },
     optimizer_states: MemoryKind::Device,
     optimizer: OptimizerConfig::ADAMW,
@@ -209,7 +209,10 @@ fn it_is_in_every_kind_of_layout() {
 #[test]
 fn it_knows_what_waits_elsewhere() {
     let (host, saved) = (MemoryKind::Host, SavedActivations::default());
-    let narrow = PackingConfig { dtype: Some(DType::BF16), ..PackingConfig::default() };
+    let narrow = ActivationCompressionConfig {
+        dtype: Some(DType::BF16),
+        ..ActivationCompressionConfig::default()
+    };
     let offloaded = |offloaded_layers| SavedActivations { offloaded_layers, ..saved };
     let both = SavedActivations { packing: narrow, ..offloaded(3) };
     let narrow = SavedActivations { packing: narrow, ..saved };

@@ -1,7 +1,7 @@
 //! A bucket of parameters in flat buffers, optionally sharded: the memory side of ZeRO. The `parallel` crate does the
 //! communication.
 
-use ferrotron_autograd::{Accum, SharedFlat, lock};
+use ferrotron_autograd::{Accum, SharedFlatBuffer, lock};
 use ferrotron_tensor::ops::pointwise::add_assign;
 use ferrotron_tensor::ops::sq_norm::{add_sq_norm, all_finite};
 use ferrotron_tensor::{Category, FlatBuffer, Result, ShardSpec, Tensor, partition_range};
@@ -22,17 +22,17 @@ pub struct ParamGroup {
     /// The parameters, in the order of the flat buffers.
     pub params: Vec<Param>,
     /// Their values; empty between uses if weights are sharded.
-    pub weights: SharedFlat,
+    pub weights: SharedFlatBuffer,
     /// Their gradients; empty between uses if gradients are sharded.
-    pub gradients: SharedFlat,
+    pub gradients: SharedFlatBuffer,
     /// The elements of the flat buffers that this rank updates.
     pub owned: Range<usize>,
     /// The rank that updates each parameter, ascending, if shards consist of [`ShardUnit::Parameters`]; else empty.
     pub owners: Vec<usize>,
     /// The owned weights, if weights are sharded.
-    pub weight_shard: Option<SharedFlat>,
+    pub weight_shard: Option<SharedFlatBuffer>,
     /// The owned gradients, if gradients are sharded.
-    pub gradient_shard: Option<SharedFlat>,
+    pub gradient_shard: Option<SharedFlatBuffer>,
     /// This rank's index among the sharding ranks.
     rank: usize,
 }
@@ -56,8 +56,8 @@ impl ParamGroup {
         let gradients =
             shared(FlatBuffer::new(&device, gradient_dtype, Category::Gradients, &whole))?;
         for (range, param) in params.iter().enumerate() {
-            param.leaf().move_value(&weights, range)?;
-            param.leaf().move_gradient(&gradients, range);
+            param.leaf().bind_value(&weights, range)?;
+            param.leaf().bind_gradient(&gradients, range);
         }
         let numel = params.iter().map(|param| param.leaf().numel()).sum();
         let (rank, ranks) = config.shard;
@@ -126,7 +126,7 @@ impl ParamGroup {
     }
 
     /// The flat buffer with the reduced gradients that this rank needs: its shard, or the whole.
-    pub fn sums(&self) -> &SharedFlat {
+    pub fn sums(&self) -> &SharedFlatBuffer {
         self.gradient_shard.as_ref().unwrap_or(&self.gradients)
     }
 
@@ -158,7 +158,7 @@ impl ParamGroup {
         self.take(&self.gradients)
     }
 
-    fn take(&self, flat: &SharedFlat) -> Result<()> {
+    fn take(&self, flat: &SharedFlatBuffer) -> Result<()> {
         let mut flat = lock(flat);
         if flat.is_empty() {
             let (device, dtype) = (flat.device().clone(), flat.dtype());
@@ -216,9 +216,9 @@ impl ParamGroup {
         &self,
         f: impl FnOnce((&mut FlatBuffer, Range<usize>), (&FlatBuffer, Range<usize>)) -> Result<R>,
     ) -> Result<R> {
-        let own = |whole, shard: &Option<SharedFlat>| match shard {
+        let own = |whole, shard: &Option<SharedFlatBuffer>| match shard {
             Some(shard) => (shard.clone(), 0..self.owned.len()),
-            None => (SharedFlat::clone(whole), self.owned.clone()),
+            None => (SharedFlatBuffer::clone(whole), self.owned.clone()),
         };
         let (weights, weight_range) = own(&self.weights, &self.weight_shard);
         let (gradients, gradient_range) = own(&self.gradients, &self.gradient_shard);
@@ -285,7 +285,7 @@ fn piece_parts(pieces: &[(String, ShardSpec)]) -> Vec<(String, Vec<usize>)> {
     pieces.iter().map(|(name, place)| (name.clone(), place.dims().to_vec())).collect()
 }
 
-fn free(flat: &SharedFlat) {
+fn free(flat: &SharedFlatBuffer) {
     let mut flat = lock(flat);
     *flat = FlatBuffer::empty(flat.device(), flat.dtype());
 }

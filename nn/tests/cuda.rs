@@ -51,7 +51,7 @@ fn add_gradients(params: &[Param], step: usize) -> Result<()> {
         let key = RandomKey::new(5, step as u64, param.name());
         let numbers = (0..param.leaf().numel() as u64).map(|i| key.uniform(i) * 256.0);
         let numbers: Vec<f64> = numbers.map(|x| x.floor() / 64.0 - 2.0).collect();
-        param.leaf().accumulate(|gradient, accum| {
+        param.leaf().accumulate_with(|gradient, accum| {
             assert_eq!(accum, Accum::Replace);
             let values = Tensor::from_slice(gradient.device(), &numbers, gradient.dims())?;
             gradient.copy_from(&values.cast(gradient.dtype())?)
@@ -156,7 +156,7 @@ fn offloaded_states_take_a_twentieth() -> Result<()> {
             // Runs differ, so that moments in another run's place are other numbers.
             let numbers: Vec<f32> =
                 (0..NUMEL).map(|i| ((i * 7 % 23) as f32 - 11.0) / 8.0).collect();
-            params[0].leaf().accumulate(|gradient, _| {
+            params[0].leaf().accumulate_with(|gradient, _| {
                 let numbers = Tensor::from_slice(&device, &numbers, gradient.dims())?;
                 gradient.copy_from(&numbers.cast(gradient.dtype())?)
             })?;

@@ -10,7 +10,7 @@
 //! earlier rank's block, all queries attend to the first chunk; in a later rank's, only the second chunk of queries
 //! attends, to both chunks.
 
-use ferrotron_autograd::{Backward, Cotangents, Grads, Saved, Var, forward_span};
+use ferrotron_autograd::{Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 use ferrotron_nn::{AttentionHeads, Context, Extent, KvCache};
 use ferrotron_tensor::ops::attention::{
     AttentionConfig, AttentionMask, attention, attention_backward, merge_attention, split_packed,
@@ -281,12 +281,12 @@ impl Backward for RingBackward {
     }
 
     fn saved(&self) -> Vec<Tensor> {
-        [&self.qkv, &self.out, &self.lse].into_iter().filter_map(Saved::held).collect()
+        [&self.qkv, &self.out, &self.lse].into_iter().filter_map(Saved::resident_tensor).collect()
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let RingBackward { ring, qkv, out, lse } = *self;
         let kept = (&out.value()?, &lse.value()?);
-        dx.give(0, ring.backward(&dy.single()?, &qkv.value()?, kept)?)
+        dx.accumulate(0, ring.backward(&dy.single()?, &qkv.value()?, kept)?)
     }
 }

@@ -2,7 +2,7 @@
 //! of Megatron-LM where it has the option.
 
 use clap::{Args, ValueEnum};
-use ferrotron::autograd::{PackingConfig, Zeros};
+use ferrotron::autograd::{ActivationCompressionConfig, ZeroEncoding};
 use ferrotron::models::gpt::SavedActivations;
 use ferrotron::models::trainer::ParallelConfig;
 use ferrotron::{DType, Device, Error, MemoryKind, Result, Tensor};
@@ -67,14 +67,14 @@ impl OffloadArgs {
             },
             saved_activations: SavedActivations {
                 offloaded_layers: self.cpu_offloading_num_layers,
-                packing: PackingConfig {
+                packing: ActivationCompressionConfig {
                     dtype: self.saved_activations_dtype.map(|dtype| match dtype {
                         HalfArg::Bf16 => DType::BF16,
                         HalfArg::F16 => DType::F16,
                     }),
                     zeros: match self.saved_activations_encoding {
-                        EncodingArg::Dense => Zeros::Kept,
-                        EncodingArg::Sparse => Zeros::Bitmap,
+                        EncodingArg::Dense => ZeroEncoding::Kept,
+                        EncodingArg::Sparse => ZeroEncoding::Bitmap,
                     },
                 },
             },

@@ -7,7 +7,7 @@ use ferrotron_tensor::ops::attention::{
 };
 use ferrotron_tensor::{Result, Tensor};
 
-use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
+use crate::{Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 
 struct AttentionBackward {
     operands: [Saved; 3],
@@ -22,18 +22,22 @@ impl Backward for AttentionBackward {
     }
 
     fn saved(&self) -> Vec<Tensor> {
-        self.operands.iter().chain([&self.out, &self.lse]).filter_map(Saved::held).collect()
+        self.operands
+            .iter()
+            .chain([&self.out, &self.lse])
+            .filter_map(Saved::resident_tensor)
+            .collect()
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let [q, k, v] =
             [self.operands[0].value()?, self.operands[1].value()?, self.operands[2].value()?];
         let (out, lse) = (self.out.value()?, self.lse.value()?);
         let (dq, dk, dv) =
             attention_backward(&dy.single()?, (&q, &k, &v), (&out, &lse), &self.config)?;
-        dx.give(0, dq)?;
-        dx.give(1, dk)?;
-        dx.give(2, dv)
+        dx.accumulate(0, dq)?;
+        dx.accumulate(1, dk)?;
+        dx.accumulate(2, dv)
     }
 }
 
@@ -64,14 +68,17 @@ impl Backward for PackedBackward {
     }
 
     fn saved(&self) -> Vec<Tensor> {
-        [&self.qkv, &self.out, &self.lse].into_iter().filter_map(Saved::held).collect()
+        [&self.qkv, &self.out, &self.lse].into_iter().filter_map(Saved::resident_tensor).collect()
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let (q, k, v) = split_packed(&self.qkv.value()?, self.heads, self.groups)?;
         let (out, lse) = (self.out.value()?, self.lse.value()?);
         let dout = dy.single()?.reshape(out.dims())?;
-        dx.give(0, attention_backward_packed(&dout, (&q, &k, &v), (&out, &lse), &self.config)?)
+        dx.accumulate(
+            0,
+            attention_backward_packed(&dout, (&q, &k, &v), (&out, &lse), &self.config)?,
+        )
     }
 }
 

@@ -3,7 +3,7 @@
 use ferrotron_tensor::{DType, Result, Tensor};
 
 use crate::backward::Named;
-use crate::{Grads, Var, forward_span};
+use crate::{InputGrads, Var, forward_span};
 
 impl Var {
     /// Casts to another floating-point dtype.
@@ -11,7 +11,9 @@ impl Var {
         let _span = forward_span("cast");
         let original = self.dtype();
         Var::record(&[self], self.value().cast(dtype)?, || {
-            Named("cast", move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.cast(original)?))
+            Named("cast", move |dy: Tensor, dx: &mut InputGrads| {
+                dx.accumulate(0, dy.cast(original)?)
+            })
         })
     }
 }

@@ -4,7 +4,7 @@ use ferrotron_tensor::ops::concat::concat as concat_values;
 use ferrotron_tensor::{Result, Tensor};
 
 use crate::backward::Named;
-use crate::{Grads, Var, forward_span};
+use crate::{InputGrads, Var, forward_span};
 
 /// Concatenates `parts` along `dim`.
 pub fn concat(parts: &[&Var], dim: isize) -> Result<Var> {
@@ -13,11 +13,11 @@ pub fn concat(parts: &[&Var], dim: isize) -> Result<Var> {
     let value = concat_values(&values, dim)?;
     let sizes = values.iter().map(|value| value.dim(dim)).collect::<Result<Vec<_>>>()?;
     Var::record(parts, value, || {
-        Named("concat", move |dy: Tensor, dx: &mut Grads| {
+        Named("concat", move |dy: Tensor, dx: &mut InputGrads| {
             dy.split(dim, &sizes)?
                 .into_iter()
                 .enumerate()
-                .try_for_each(|(i, part)| dx.give(i, part))
+                .try_for_each(|(i, part)| dx.accumulate(i, part))
         })
     })
 }

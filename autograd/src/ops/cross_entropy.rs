@@ -8,7 +8,7 @@ use ferrotron_tensor::ops::cross_entropy::{
 };
 use ferrotron_tensor::{Category, Result, Tensor};
 
-use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
+use crate::{Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 
 /// A summed loss and its targets.
 #[derive(Debug, Clone)]
@@ -21,7 +21,7 @@ pub struct Loss {
 
 impl Loss {
     /// Number of valid tokens. Reads the targets, so it synchronizes with a GPU.
-    pub fn counted(&self) -> Result<usize> {
+    pub fn num_valid_tokens(&self) -> Result<usize> {
         num_valid_tokens(&self.targets, &self.config)
     }
 }
@@ -40,18 +40,18 @@ impl Backward for CrossEntropyBackward {
 
     fn saved(&self) -> Vec<Tensor> {
         self.logits
-            .held()
+            .resident_tensor()
             .into_iter()
             .chain([&self.targets, &self.lse].map(Tensor::clone))
             .collect()
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let CrossEntropyBackward { logits, targets, lse, config } = *self;
         let value = logits.value()?;
         drop(logits); // so that the logits can be overwritten
         let scale = dy.single()?;
-        dx.give(0, cross_entropy_backward(value, &targets, &lse, &config, &scale)?)
+        dx.accumulate(0, cross_entropy_backward(value, &targets, &lse, &config, &scale)?)
     }
 }
 

@@ -4,7 +4,7 @@ use ferrotron_tensor::ops::dropout::dropout;
 use ferrotron_tensor::{RandomKey, Result, ShardSpec, Tensor};
 
 use crate::backward::Named;
-use crate::{Grads, Var, forward_span};
+use crate::{InputGrads, Var, forward_span};
 
 impl Var {
     /// Zeros elements with probability `p` and scales the others by 1 / (1 - p): Srivastava et al. (2014). The mask
@@ -16,8 +16,8 @@ impl Var {
         let _span = forward_span("dropout");
         Var::record(&[self], dropout(self.value(), p, key, place)?, || {
             let (key, place) = (*key, place.clone());
-            Named("dropout", move |dy: Tensor, dx: &mut Grads| {
-                dx.give(0, dropout(&dy, p, &key, &place)?)
+            Named("dropout", move |dy: Tensor, dx: &mut InputGrads| {
+                dx.accumulate(0, dropout(&dy, p, &key, &place)?)
             })
         })
     }

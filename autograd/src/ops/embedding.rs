@@ -5,7 +5,7 @@ use ferrotron_tensor::ops::cross_entropy::VocabShard;
 use ferrotron_tensor::ops::embedding::{embedding_shard, embedding_shard_backward};
 use ferrotron_tensor::{Result, Tensor};
 
-use crate::{Accum, Backward, Cotangents, Grads, Var, forward_span};
+use crate::{Accum, Backward, Cotangents, InputGrads, Var, forward_span};
 
 struct EmbeddingBackward {
     ids: Tensor,
@@ -21,9 +21,9 @@ impl Backward for EmbeddingBackward {
         vec![self.ids.clone()]
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let dy = dy.single()?;
-        dx.accumulate(0, |table, accum| {
+        dx.accumulate_with(0, |table, accum| {
             if accum == Accum::Replace {
                 table.zero_fill()?;
             }

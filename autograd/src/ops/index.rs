@@ -4,7 +4,7 @@
 use ferrotron_tensor::ops::index::{gather, index_add, index_select, scatter_add};
 use ferrotron_tensor::{Result, Tensor};
 
-use crate::{Backward, Cotangents, Grads, Var, forward_span};
+use crate::{Backward, Cotangents, InputGrads, Var, forward_span};
 
 struct GatherBackward {
     dims: Vec<usize>,
@@ -21,10 +21,10 @@ impl Backward for GatherBackward {
         vec![self.index.clone()]
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let dy = dy.single()?;
         let base = Tensor::zeros(dy.device(), dy.dtype(), &self.dims)?;
-        dx.give(0, scatter_add(base, self.dim, &self.index, &dy)?)
+        dx.accumulate(0, scatter_add(base, self.dim, &self.index, &dy)?)
     }
 }
 
@@ -42,12 +42,12 @@ impl Backward for ScatterAddBackward {
         vec![self.index.clone()]
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let dy = dy.single()?;
-        if dx.needs(1) {
-            dx.give(1, gather(&dy, self.dim, &self.index)?)?;
+        if dx.needs_input_grad(1) {
+            dx.accumulate(1, gather(&dy, self.dim, &self.index)?)?;
         }
-        dx.give(0, dy)
+        dx.accumulate(0, dy)
     }
 }
 
@@ -66,8 +66,8 @@ impl Backward for IndexSelectBackward {
         vec![self.ids.clone()]
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
-        dx.give(0, index_add(&dy.single()?, self.dim, &self.ids, self.size)?)
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
+        dx.accumulate(0, index_add(&dy.single()?, self.dim, &self.ids, self.size)?)
     }
 }
 

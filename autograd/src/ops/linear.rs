@@ -11,7 +11,7 @@ use ferrotron_tensor::ops::table::Unary;
 use ferrotron_tensor::{Result, Tensor};
 
 use super::pointwise::record_unary;
-use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
+use crate::{Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 
 struct LinearBackward {
     x: Option<Saved>,
@@ -24,14 +24,14 @@ impl Backward for LinearBackward {
     }
 
     fn saved(&self) -> Vec<Tensor> {
-        self.x.iter().chain(&self.weight).filter_map(Saved::held).collect()
+        self.x.iter().chain(&self.weight).filter_map(Saved::resident_tensor).collect()
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let dy = dy.single()?;
         if let Some(weight) = &self.weight {
             let weight = weight.value()?; // (N, K)
-            dx.accumulate(0, |out, accum| linear_input_gradient(out, accum, &dy, &weight))?;
+            dx.accumulate_with(0, |out, accum| linear_input_gradient(out, accum, &dy, &weight))?;
         }
         give_parameter_gradients(dx, dy, self.x.map(|x| move || x.value()))
     }
@@ -40,25 +40,25 @@ impl Backward for LinearBackward {
 /// Computes dW of operand 1 and, if present, db of operand 2, for dy (.., N). `x` returns x (.., K), and is `None` if
 /// dW is not needed. If dW is deferred, db is still computed now.
 pub fn give_parameter_gradients(
-    dx: &mut Grads,
+    dx: &mut InputGrads,
     dy: Tensor,
     x: Option<impl FnOnce() -> Result<Tensor> + Send + 'static>,
 ) -> Result<()> {
     match x {
-        Some(x) if dx.needs(2) && !dx.defers_weight(1) => {
+        Some(x) if dx.needs_input_grad(2) && !dx.defers_weight(1) => {
             let mut dbias = None;
-            dx.accumulate(1, |out, accum| {
+            dx.accumulate_with(1, |out, accum| {
                 dbias = linear_parameter_gradients(out, accum, &dy, &x()?)?;
                 Ok(())
             })?;
-            dx.give(2, dbias.map_or_else(|| linear_bias_gradient(&dy), Ok)?)
+            dx.accumulate(2, dbias.map_or_else(|| linear_bias_gradient(&dy), Ok)?)
         }
         x => {
-            if dx.needs(2) {
-                dx.give(2, linear_bias_gradient(&dy)?)?;
+            if dx.needs_input_grad(2) {
+                dx.accumulate(2, linear_bias_gradient(&dy)?)?;
             }
             let Some(x) = x else { return Ok(()) };
-            dx.accumulate_weight(1, move |out, accum| {
+            dx.accumulate_or_defer(1, move |out, accum| {
                 linear_weight_gradient(out, accum, &dy, &x()?)
             })
         }
@@ -79,7 +79,7 @@ impl Var {
         let span = forward_span("linear");
         let (hidden, value) = linear_gelu(self.value(), weight.value(), bias.map(Var::value))?;
         drop(span);
-        gelu_of(&self.record_linear(weight, bias, hidden)?, value)
+        gelu_from_preactivation(&self.record_linear(weight, bias, hidden)?, value)
     }
 
     fn record_linear(&self, weight: &Var, bias: Option<&Var>, value: Tensor) -> Result<Var> {
@@ -93,7 +93,7 @@ impl Var {
 }
 
 /// gelu(h), tanh form. `value` is the result if a linear layer has already computed it with h.
-pub fn gelu_of(hidden: &Var, value: Option<Tensor>) -> Result<Var> {
+pub fn gelu_from_preactivation(hidden: &Var, value: Option<Tensor>) -> Result<Var> {
     match value {
         Some(value) => record_unary(Unary::GeluTanh, 0.0, hidden, value),
         None => hidden.gelu_tanh(),

@@ -14,14 +14,14 @@ use ferrotron_tensor::ops::linear_cross_entropy::{
 use ferrotron_tensor::{Category, Result, Tensor};
 
 use super::cross_entropy::Loss;
-use crate::{Accum, Backward, Cotangents, Grads, Saved, Var, forward_span};
+use crate::{Accum, Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 
 /// Waits for the reduction of an input gradient and returns it.
 pub type PendingGradient = Box<dyn FnOnce() -> Result<Tensor>>;
 
 /// The communication between vocabulary shards around [`Var::linear_cross_entropy_shard`]. Every shard makes the same
 /// calls in the same order.
-pub trait ExchangeShards: VocabAllReduce {
+pub trait VocabParallelComm: VocabAllReduce {
     /// The tokens that all shards process, from this rank's x: x itself, or an all-gather if each shard holds some of
     /// the tokens (sequence parallelism). Called in forward and again in backward.
     fn gather_input(&self, x: Tensor) -> Result<Tensor>;
@@ -57,7 +57,7 @@ impl Var {
         targets: &Tensor,
         config: &CrossEntropyConfig,
         max_logits_bytes: usize,
-        (shard, exchange): (VocabShard, Arc<dyn ExchangeShards>),
+        (shard, exchange): (VocabShard, Arc<dyn VocabParallelComm>),
     ) -> Result<Loss> {
         let _span = forward_span("linear_cross_entropy");
         let x = exchange.gather_input(self.value().clone())?;
@@ -77,7 +77,7 @@ impl Var {
         weight: &Var,
         targets: &Tensor,
         config: &CrossEntropyConfig,
-        exchange: Option<Arc<dyn ExchangeShards>>,
+        exchange: Option<Arc<dyn VocabParallelComm>>,
         found: LinearCrossEntropy,
     ) -> Result<Loss> {
         let sum = Var::record(&[self, weight], found.loss, || {
@@ -103,7 +103,7 @@ struct LinearCrossEntropyBackward {
     lse: Tensor,
     kept: SavedLogits,
     config: CrossEntropyConfig,
-    exchange: Option<Arc<dyn ExchangeShards>>,
+    exchange: Option<Arc<dyn VocabParallelComm>>,
 }
 
 impl Backward for LinearCrossEntropyBackward {
@@ -112,12 +112,12 @@ impl Backward for LinearCrossEntropyBackward {
     }
 
     fn saved(&self) -> Vec<Tensor> {
-        let held = self.x.held().into_iter().chain(self.weight.held());
+        let held = self.x.resident_tensor().into_iter().chain(self.weight.resident_tensor());
         held.chain([&self.targets, &self.lse].into_iter().chain(self.kept.logits()).cloned())
             .collect()
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let LinearCrossEntropyBackward { x, weight, targets, lse, kept, config, exchange } = *self;
         let (scale, mut x, weight) = (dy.single()?, x.value()?, weight.value()?);
         if let Some(exchange) = &exchange {
@@ -131,17 +131,17 @@ impl Backward for LinearCrossEntropyBackward {
             });
             Ok(())
         };
-        let needs_input = dx.needs(0);
+        let needs_input = dx.needs_input_grad(0);
         let run = |to_weight: Option<(&mut Tensor, Accum)>| {
             let input: Option<GradSink<'_>> = if needs_input { Some(&mut take) } else { None };
             let wanted = Gradients { scale: &scale, input, weight: to_weight };
             linear_cross_entropy_backward(kept, &x, &weight, &targets, &lse, &config, wanted)
         };
-        if dx.needs(1) {
-            dx.accumulate(1, |to_weight, accum| run(Some((to_weight, accum))))?;
+        if dx.needs_input_grad(1) {
+            dx.accumulate_with(1, |to_weight, accum| run(Some((to_weight, accum))))?;
         } else {
             run(None)?;
         }
-        pending.map_or(Ok(()), |pending| dx.give(0, pending()?))
+        pending.map_or(Ok(()), |pending| dx.accumulate(0, pending()?))
     }
 }

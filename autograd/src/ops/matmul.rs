@@ -3,7 +3,7 @@
 use ferrotron_tensor::ops::matmul::matmul;
 use ferrotron_tensor::{Result, Tensor};
 
-use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
+use crate::{Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 
 struct MatmulBackward {
     lhs: Option<Saved>,
@@ -16,16 +16,16 @@ impl Backward for MatmulBackward {
     }
 
     fn saved(&self) -> Vec<Tensor> {
-        self.lhs.iter().chain(&self.rhs).filter_map(Saved::held).collect()
+        self.lhs.iter().chain(&self.rhs).filter_map(Saved::resident_tensor).collect()
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let dy = dy.single()?;
         if let Some(rhs) = &self.rhs {
-            dx.give(0, matmul(&dy, &rhs.value()?.transpose(-1, -2)?)?)?;
+            dx.accumulate(0, matmul(&dy, &rhs.value()?.transpose(-1, -2)?)?)?;
         }
         if let Some(lhs) = &self.lhs {
-            dx.give(1, matmul(&lhs.value()?.transpose(-1, -2)?, &dy)?)?;
+            dx.accumulate(1, matmul(&lhs.value()?.transpose(-1, -2)?, &dy)?)?;
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use ferrotron_tensor::ops::layer_norm::{
 use ferrotron_tensor::ops::rms_norm::{rms_norm, rms_norm_backward, rms_norm_backward_input};
 use ferrotron_tensor::{Result, Tensor};
 
-use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
+use crate::{Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 
 struct LayerNormBackward {
     x: Saved,
@@ -24,20 +24,20 @@ impl Backward for LayerNormBackward {
     fn saved(&self) -> Vec<Tensor> {
         [&self.x, &self.mean, &self.rstd, &self.weight]
             .into_iter()
-            .filter_map(Saved::held)
+            .filter_map(Saved::resident_tensor)
             .collect()
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let (dy, x, weight) = (dy.single()?, self.x.value()?, self.weight.value()?);
         let (mean, rstd) = (self.mean.value()?, self.rstd.value()?);
-        if !dx.needs(1) && !dx.needs(2) {
-            return dx.give(0, layer_norm_backward_input(&dy, &x, &mean, &rstd, &weight)?);
+        if !dx.needs_input_grad(1) && !dx.needs_input_grad(2) {
+            return dx.accumulate(0, layer_norm_backward_input(&dy, &x, &mean, &rstd, &weight)?);
         }
         let (to_x, to_weight, to_bias) = layer_norm_backward(&dy, &x, &mean, &rstd, &weight)?;
-        dx.give(0, to_x)?;
-        dx.give(1, to_weight)?;
-        dx.give(2, to_bias)
+        dx.accumulate(0, to_x)?;
+        dx.accumulate(1, to_weight)?;
+        dx.accumulate(2, to_bias)
     }
 }
 
@@ -53,18 +53,18 @@ impl Backward for RmsNormBackward {
     }
 
     fn saved(&self) -> Vec<Tensor> {
-        [&self.x, &self.rstd, &self.weight].into_iter().filter_map(Saved::held).collect()
+        [&self.x, &self.rstd, &self.weight].into_iter().filter_map(Saved::resident_tensor).collect()
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let (dy, x, weight) = (dy.single()?, self.x.value()?, self.weight.value()?);
         let rstd = self.rstd.value()?;
-        if !dx.needs(1) {
-            return dx.give(0, rms_norm_backward_input(&dy, &x, &rstd, &weight)?);
+        if !dx.needs_input_grad(1) {
+            return dx.accumulate(0, rms_norm_backward_input(&dy, &x, &rstd, &weight)?);
         }
         let (to_x, to_weight) = rms_norm_backward(&dy, &x, &rstd, &weight)?;
-        dx.give(0, to_x)?;
-        dx.give(1, to_weight)
+        dx.accumulate(0, to_x)?;
+        dx.accumulate(1, to_weight)
     }
 }
 
@@ -81,7 +81,7 @@ impl Var {
             let [mean, rstd] = [&mean, &rstd].map(Saved::statistic);
             LayerNormBackward { x: x.clone(), mean, rstd, weight: scale.clone() }
         })?;
-        Ok(y.recomputed_by(move || {
+        Ok(y.with_recompute(move || {
             let shift = shift.as_ref().map(Saved::value).transpose()?;
             Ok(layer_norm(&x.value()?, &scale.value()?, shift.as_ref(), eps)?.0)
         }))
@@ -97,6 +97,6 @@ impl Var {
             rstd: Saved::statistic(&rstd),
             weight: scale.clone(),
         })?;
-        Ok(y.recomputed_by(move || Ok(rms_norm(&x.value()?, &scale.value()?, eps)?.0)))
+        Ok(y.with_recompute(move || Ok(rms_norm(&x.value()?, &scale.value()?, eps)?.0)))
     }
 }

@@ -6,7 +6,7 @@ use ferrotron_tensor::ops::pointwise::{
 use ferrotron_tensor::ops::table::{Binary, Saves, Unary};
 use ferrotron_tensor::{Result, Tensor};
 
-use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
+use crate::{Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 
 struct UnaryBackward {
     op: Unary,
@@ -20,12 +20,12 @@ impl Backward for UnaryBackward {
     }
 
     fn saved(&self) -> Vec<Tensor> {
-        self.saved.iter().filter_map(Saved::held).collect()
+        self.saved.iter().filter_map(Saved::resident_tensor).collect()
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let saved = self.saved.as_ref().map(Saved::value).transpose()?;
-        dx.give(0, unary_backward(self.op, self.p, dy.single()?, saved.as_ref())?)
+        dx.accumulate(0, unary_backward(self.op, self.p, dy.single()?, saved.as_ref())?)
     }
 }
 
@@ -48,7 +48,7 @@ pub(super) fn record_unary(op: Unary, p: f64, x: &Var, value: Tensor) -> Result<
     let y = Var::record(&[x], value, || UnaryBackward { op, p, saved: saved.clone() })?;
     Ok(match (op.saves(), saved) {
         // The argument is saved anyway, so consumers need not save the value as well.
-        (Saves::Input, Some(saved)) => y.recomputed_by(move || unary(op, p, &saved.value()?)),
+        (Saves::Input, Some(saved)) => y.with_recompute(move || unary(op, p, &saved.value()?)),
         _ => y,
     })
 }
@@ -65,20 +65,20 @@ impl Backward for BinaryBackward {
     }
 
     fn saved(&self) -> Vec<Tensor> {
-        self.lhs.iter().chain(&self.rhs).filter_map(Saved::held).collect()
+        self.lhs.iter().chain(&self.rhs).filter_map(Saved::resident_tensor).collect()
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let dy = dy.single()?;
         let lhs = self.lhs.as_ref().map(Saved::value).transpose()?;
         let rhs = self.rhs.as_ref().map(Saved::value).transpose()?;
-        if dx.needs(0) {
+        if dx.needs_input_grad(0) {
             // The second operand's gradient still needs `dy`; without it, the buffer may be reused.
             let dy = dy.clone();
-            dx.give(0, binary_backward(self.op, 0, dy, lhs.as_ref(), rhs.as_ref())?)?;
+            dx.accumulate(0, binary_backward(self.op, 0, dy, lhs.as_ref(), rhs.as_ref())?)?;
         }
-        if dx.needs(1) {
-            dx.give(1, binary_backward(self.op, 1, dy, lhs.as_ref(), rhs.as_ref())?)?;
+        if dx.needs_input_grad(1) {
+            dx.accumulate(1, binary_backward(self.op, 1, dy, lhs.as_ref(), rhs.as_ref())?)?;
         }
         Ok(())
     }
@@ -114,14 +114,14 @@ impl Backward for SelectBackward {
         vec![self.condition.clone()]
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let dy = dy.single()?;
         let zero = Tensor::zeros(dy.device(), dy.dtype(), &[])?;
-        if dx.needs(0) {
-            dx.give(0, where_cond(&self.condition, &dy, &zero)?)?;
+        if dx.needs_input_grad(0) {
+            dx.accumulate(0, where_cond(&self.condition, &dy, &zero)?)?;
         }
-        if dx.needs(1) {
-            dx.give(1, where_cond(&self.condition, &zero, &dy)?)?;
+        if dx.needs_input_grad(1) {
+            dx.accumulate(1, where_cond(&self.condition, &zero, &dy)?)?;
         }
         Ok(())
     }

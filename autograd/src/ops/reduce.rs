@@ -5,7 +5,7 @@ use ferrotron_tensor::ops::reduce::{self, KeepDims};
 use ferrotron_tensor::{Result, Tensor};
 
 use crate::backward::Named;
-use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
+use crate::{Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 
 /// Saves the operand and the value, with the reduced dim as size 1.
 struct MaxBackward {
@@ -20,14 +20,14 @@ impl Backward for MaxBackward {
     }
 
     fn saved(&self) -> Vec<Tensor> {
-        self.x.held().into_iter().chain(self.kept.held()).collect()
+        self.x.resident_tensor().into_iter().chain(self.kept.resident_tensor()).collect()
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let (x, kept) = (self.x.value()?, self.kept.value()?);
         let hit = compare(Comparison::Eq, &x, &kept)?.cast(x.dtype())?;
         let share = hit.div(&reduce::sum(&hit, &[self.dim], KeepDims::Keep)?)?;
-        dx.give(0, share.mul(&dy.single()?.reshape(kept.dims())?)?)
+        dx.accumulate(0, share.mul(&dy.single()?.reshape(kept.dims())?)?)
     }
 }
 
@@ -43,13 +43,13 @@ impl Backward for LogSumExpBackward {
     }
 
     fn saved(&self) -> Vec<Tensor> {
-        self.x.held().into_iter().chain(self.kept.held()).collect()
+        self.x.resident_tensor().into_iter().chain(self.kept.resident_tensor()).collect()
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let kept = self.kept.value()?;
         let softmax = self.x.value()?.sub(&kept)?.exp()?;
-        dx.give(0, softmax.mul(&dy.single()?.reshape(kept.dims())?)?)
+        dx.accumulate(0, softmax.mul(&dy.single()?.reshape(kept.dims())?)?)
     }
 }
 
@@ -73,7 +73,9 @@ impl Var {
         let _span = forward_span("sum_all");
         let dims = self.dims().to_vec();
         Var::record(&[self], reduce::sum_all(self.value())?, || {
-            Named("sum_all", move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.broadcast_to(&dims)?))
+            Named("sum_all", move |dy: Tensor, dx: &mut InputGrads| {
+                dx.accumulate(0, dy.broadcast_to(&dims)?)
+            })
         })
     }
 
@@ -116,9 +118,9 @@ impl Var {
         let full = self.dims().to_vec();
         let kept = kept_dims(self, dims);
         Var::record(&[self], value, || {
-            Named(name, move |dy: Tensor, dx: &mut Grads| {
+            Named(name, move |dy: Tensor, dx: &mut InputGrads| {
                 let dy = if factor == 1.0 { dy } else { dy.mul_scalar(factor)? };
-                dx.give(0, dy.reshape(&kept)?.broadcast_to(&full)?)
+                dx.accumulate(0, dy.reshape(&kept)?.broadcast_to(&full)?)
             })
         })
     }

@@ -3,7 +3,7 @@
 use ferrotron_tensor::ops::rotary::{Direction, RotaryTable, rotary};
 use ferrotron_tensor::{Result, Tensor};
 
-use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
+use crate::{Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 
 struct RotaryBackward {
     /// Cosines and sines.
@@ -17,13 +17,13 @@ impl Backward for RotaryBackward {
     }
 
     fn saved(&self) -> Vec<Tensor> {
-        self.table.iter().filter_map(Saved::held).collect()
+        self.table.iter().filter_map(Saved::resident_tensor).collect()
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let [cos, sin] = self.table;
         let table = RotaryTable::from_tensors(cos.value()?, sin.value()?)?;
-        dx.give(0, rotary(&dy.single()?, &table, self.heads, Direction::Backward)?)
+        dx.accumulate(0, rotary(&dy.single()?, &table, self.heads, Direction::Backward)?)
     }
 }
 

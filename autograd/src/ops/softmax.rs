@@ -5,7 +5,7 @@ use ferrotron_tensor::ops::softmax::{
 };
 use ferrotron_tensor::{Result, Tensor};
 
-use crate::{Backward, Cotangents, Grads, Saved, Var, forward_span};
+use crate::{Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 
 struct SoftmaxBackward {
     name: &'static str,
@@ -20,11 +20,11 @@ impl Backward for SoftmaxBackward {
     }
 
     fn saved(&self) -> Vec<Tensor> {
-        self.y.held().into_iter().collect()
+        self.y.resident_tensor().into_iter().collect()
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
-        dx.give(0, (self.gradient)(&self.y.value()?, dy.single()?, self.dim)?)
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
+        dx.accumulate(0, (self.gradient)(&self.y.value()?, dy.single()?, self.dim)?)
     }
 }
 

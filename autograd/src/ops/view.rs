@@ -5,7 +5,7 @@ use ferrotron_tensor::ops::pointwise::add_assign;
 use ferrotron_tensor::{Result, Tensor};
 
 use crate::backward::Named;
-use crate::{Accum, Backward, Cotangents, Grads, Var, forward_span};
+use crate::{Accum, Backward, Cotangents, InputGrads, Var, forward_span};
 
 impl Var {
     /// The same elements under other dims, in row-major order.
@@ -13,7 +13,9 @@ impl Var {
         let _span = forward_span("reshape");
         let original = self.dims().to_vec();
         Var::record(&[self], self.value().reshape(dims)?, || {
-            Named("reshape", move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.reshape(&original)?))
+            Named("reshape", move |dy: Tensor, dx: &mut InputGrads| {
+                dx.accumulate(0, dy.reshape(&original)?)
+            })
         })
     }
 
@@ -21,7 +23,9 @@ impl Var {
     pub fn transpose(&self, a: isize, b: isize) -> Result<Var> {
         let _span = forward_span("transpose");
         Var::record(&[self], self.value().transpose(a, b)?, || {
-            Named("transpose", move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.transpose(a, b)?))
+            Named("transpose", move |dy: Tensor, dx: &mut InputGrads| {
+                dx.accumulate(0, dy.transpose(a, b)?)
+            })
         })
     }
 
@@ -34,16 +38,18 @@ impl Var {
             inverse[from] = to;
         }
         Var::record(&[self], value, || {
-            Named("permute", move |dy: Tensor, dx: &mut Grads| dx.give(0, dy.permute(&inverse)?))
+            Named("permute", move |dy: Tensor, dx: &mut InputGrads| {
+                dx.accumulate(0, dy.permute(&inverse)?)
+            })
         })
     }
 
     /// Expands dims of size 1 and adds leading dims (NumPy's rule).
     pub fn broadcast_to(&self, dims: &[usize]) -> Result<Var> {
         let _span = forward_span("broadcast_to");
-        // `give` sums a gradient back to the operand's dims.
+        // `accumulate` sums a gradient back to the operand's dims.
         Var::record(&[self], self.value().broadcast_to(dims)?, || {
-            Named("broadcast_to", move |dy: Tensor, dx: &mut Grads| dx.give(0, dy))
+            Named("broadcast_to", move |dy: Tensor, dx: &mut InputGrads| dx.accumulate(0, dy))
         })
     }
 
@@ -51,8 +57,8 @@ impl Var {
     pub fn narrow(&self, dim: isize, start: usize, len: usize) -> Result<Var> {
         let _span = forward_span("narrow");
         Var::record(&[self], self.value().narrow(dim, start, len)?, || {
-            Named("narrow", move |dy: Tensor, dx: &mut Grads| {
-                dx.accumulate(0, |whole, accum| {
+            Named("narrow", move |dy: Tensor, dx: &mut InputGrads| {
+                dx.accumulate_with(0, |whole, accum| {
                     if accum == Accum::Replace {
                         whole.zero_fill()?;
                     }
@@ -85,7 +91,7 @@ impl Backward for SplitBackward {
         "split"
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let dy = dy.into_vec();
         let Some(like) = dy.iter().flatten().next().cloned() else { return Ok(()) };
         let parts = dy
@@ -95,6 +101,6 @@ impl Backward for SplitBackward {
                 dy.map_or_else(|| Tensor::zeros(like.device(), like.dtype(), dims), Ok)
             })
             .collect::<Result<Vec<_>>>()?;
-        dx.give(0, concat(&parts.iter().collect::<Vec<_>>(), self.dim)?)
+        dx.accumulate(0, concat(&parts.iter().collect::<Vec<_>>(), self.dim)?)
     }
 }

@@ -12,23 +12,23 @@ pub use offloader::Offloader;
 use ferrotron_tensor::{Category, DType, MemoryKind, Result, Tensor};
 use std::sync::{Arc, Weak};
 
-use crate::{KeptTensor, saved_tensors_hooks};
+use crate::{SavedTensorHandle, saved_tensors_hooks};
 use offloader::Move;
-use stored::Stored;
+use stored::StoredActivation;
 
 /// The storage format of saved activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PackingConfig {
+pub struct ActivationCompressionConfig {
     /// 16-bit type to which f32 activations are rounded; backward widens them. Statistics, such as those of norms and
     /// attention, are not rounded.
     pub dtype: Option<DType>,
     /// Encoding of zeros in the result of a ReLU.
-    pub zeros: Zeros,
+    pub zeros: ZeroEncoding,
 }
 
 /// Encoding of zeros in an activation with many zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Zeros {
+pub enum ZeroEncoding {
     /// Zeros are stored like other numbers.
     #[default]
     Kept,
@@ -39,16 +39,16 @@ pub enum Zeros {
 
 /// Compresses and offloads saved activations.
 #[derive(Debug, Clone)]
-pub struct Packing {
-    config: PackingConfig,
+pub struct ActivationCompression {
+    config: ActivationCompressionConfig,
     /// Offloads to host memory if present.
     offloader: Option<Arc<Offloader>>,
 }
 
-/// The activations that [`Packing::run`] offloaded.
+/// The activations that [`ActivationCompression::run`] offloaded.
 pub struct Offloaded {
     offloader: Arc<Offloader>,
-    stored: Vec<Weak<Stored>>,
+    stored: Vec<Weak<StoredActivation>>,
 }
 
 impl Offloaded {
@@ -58,10 +58,13 @@ impl Offloaded {
     }
 }
 
-impl Packing {
+impl ActivationCompression {
     /// Creates a packing with this format; with an `offloader`, activations also go to host memory.
-    pub fn new(config: PackingConfig, offloader: Option<Arc<Offloader>>) -> Packing {
-        Packing { config, offloader }
+    pub fn new(
+        config: ActivationCompressionConfig,
+        offloader: Option<Arc<Offloader>>,
+    ) -> ActivationCompression {
+        ActivationCompression { config, offloader }
     }
 
     /// Runs `f` and packs the tensors that its operations save for backward. Copies to host memory run after this
@@ -72,14 +75,14 @@ impl Packing {
     /// Errors as `f` does, if memory cannot be allocated, or if the disk behind host memory is full.
     ///
     /// ```
-    /// use ferrotron_autograd::{Leaf, Offloader, Packing, PackingConfig};
+    /// use ferrotron_autograd::{Leaf, Offloader, ActivationCompression, ActivationCompressionConfig};
     /// use ferrotron_tensor::{Category, DType, Device, MemoryKind, Tensor};
     /// use std::sync::Arc;
     /// let device = Device::cpu(1)?;
     /// let x = Leaf::new("x", Tensor::full(&device, DType::F32, &[8], 3.0)?);
     /// let y = x.var()?.mul_scalar(2.0)?;
     /// let offloader = Arc::new(Offloader::start(&device)?);
-    /// let packing = Packing::new(PackingConfig::default(), Some(offloader.clone()));
+    /// let packing = ActivationCompression::new(ActivationCompressionConfig::default(), Some(offloader.clone()));
     /// let (z, _) = packing.run(move || y.square()?.sum_all())?; // keeps y
     /// offloader.wait()?;
     /// assert_eq!(z.saved_bytes(), 0);
@@ -100,11 +103,11 @@ impl Packing {
         Ok((result, offloaded))
     }
 
-    fn pack(&self, kept: Vec<KeptTensor>) -> Result<Option<Offloaded>> {
+    fn pack(&self, kept: Vec<SavedTensorHandle>) -> Result<Option<Offloaded>> {
         let mut moves = Vec::new();
         for kept in &kept {
             let Some(tensor) = kept.tensor()? else { continue };
-            let stored = Stored::encode(&self.config, tensor, kept.role())?;
+            let stored = StoredActivation::encode(&self.config, tensor, kept.kind())?;
             kept.replace(stored.clone());
             if self.offloader.is_some() {
                 let like = stored.tensor();

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::{Builder, JoinHandle};
 use tracing::trace_span;
 
-use super::stored::Stored;
+use super::stored::StoredActivation;
 use crate::lock;
 
 /// Copies to and from host memory, on one kind of device.
@@ -20,13 +20,13 @@ pub struct Offloader(Way);
 enum Way {
     Thread(Worker),
     /// The GPU's copy stream, with the most recently enqueued tensors.
-    Stream(Mutex<Vec<Weak<Stored>>>),
+    Stream(Mutex<Vec<Weak<StoredActivation>>>),
 }
 
 /// A worker thread, which ends when this is dropped.
 struct Worker {
     /// `None` once dropped.
-    jobs: Option<Sender<Job>>,
+    jobs: Option<Sender<OffloadRequest>>,
     thread: Option<JoinHandle<()>>,
     /// Receives the completion of the last batch of moves.
     under_way: Mutex<Option<Receiver<Moved>>>,
@@ -35,14 +35,14 @@ struct Worker {
 /// The device tensors of a completed batch; the receiver frees them.
 type Moved = Result<Vec<Tensor>>;
 
-enum Job {
+enum OffloadRequest {
     Move(Vec<Move>, Sender<Moved>),
-    Fetch(Vec<Weak<Stored>>),
+    Fetch(Vec<Weak<StoredActivation>>),
 }
 
 /// A tensor to offload.
 pub(super) struct Move {
-    pub stored: Arc<Stored>,
+    pub stored: Arc<StoredActivation>,
     /// Its destination, which has no other holder.
     pub to: Tensor,
 }
@@ -93,12 +93,12 @@ impl Offloader {
     }
 
     /// Starts prefetching tensors that backward will need soon.
-    pub(super) fn fetch(&self, kept: Vec<Weak<Stored>>) -> Result<()> {
+    pub(super) fn fetch(&self, kept: Vec<Weak<StoredActivation>>) -> Result<()> {
         let _span = trace_span!("fetch", name = "ahead").entered();
         match &self.0 {
-            Way::Thread(worker) => worker.send(Job::Fetch(kept)),
+            Way::Thread(worker) => worker.send(OffloadRequest::Fetch(kept)),
             Way::Stream(_) => {
-                Stored::fetch(&kept.iter().filter_map(Weak::upgrade).collect::<Vec<_>>())
+                StoredActivation::fetch(&kept.iter().filter_map(Weak::upgrade).collect::<Vec<_>>())
             }
         }
     }
@@ -121,12 +121,12 @@ impl Worker {
 
     fn begin(&self, moves: Vec<Move>) -> Result<()> {
         let (done, under_way) = channel();
-        self.send(Job::Move(moves, done))?;
+        self.send(OffloadRequest::Move(moves, done))?;
         *lock(&self.under_way) = Some(under_way);
         Ok(())
     }
 
-    fn send(&self, job: Job) -> Result<()> {
+    fn send(&self, job: OffloadRequest) -> Result<()> {
         let jobs = self.jobs.as_ref().ok_or_else(ended)?;
         jobs.send(job).map_err(|_| ended())
     }
@@ -160,14 +160,14 @@ impl Move {
     }
 }
 
-fn work(queue: &Receiver<Job>) {
+fn work(queue: &Receiver<OffloadRequest>) {
     for job in queue {
         match job {
-            Job::Move(moves, done) => {
+            OffloadRequest::Move(moves, done) => {
                 let moved = moves.into_iter().map(Move::run).collect();
                 let _ = done.send(moved); // the receiver may have been dropped
             }
-            Job::Fetch(kept) => {
+            OffloadRequest::Fetch(kept) => {
                 kept.iter().filter_map(Weak::upgrade).for_each(|stored| stored.tensor().prefetch());
             }
         }

@@ -5,13 +5,13 @@ use ferrotron_tensor::{Category, DType, MemoryKind, Result, StreamGuard, Tensor,
 use std::sync::{Arc, Mutex};
 use tracing::trace_span;
 
-use crate::{Packed, Role, lock};
+use crate::{Packed, SavedKind, lock};
 
-use super::{PackingConfig, Zeros};
+use super::{ActivationCompressionConfig, ZeroEncoding};
 
 /// A stored tensor, and the information to decode it.
-pub(super) struct Stored {
-    place: Mutex<Place>,
+pub(super) struct StoredActivation {
+    place: Mutex<StoredLocation>,
     /// Dtype of the original.
     original: DType,
     /// Number of elements and their dtype, if the tensor is a result of [`zero_bitmap::compress`].
@@ -19,13 +19,13 @@ pub(super) struct Stored {
 }
 
 /// The location of a tensor.
-struct Place {
+struct StoredLocation {
     tensor: Tensor,
     /// A GPU copy in progress: the tensor, and its copy in the other memory.
     moving: Option<StreamGuard<(Tensor, Tensor)>>,
 }
 
-impl Place {
+impl StoredLocation {
     /// Makes work enqueued from now on use the copy.
     fn arrive(&mut self) -> Result<()> {
         if let Some(moving) = self.moving.take() {
@@ -35,19 +35,25 @@ impl Place {
     }
 }
 
-impl Stored {
+impl StoredActivation {
     /// Encodes a vector; stores the vector itself if encoding does not save memory.
-    pub fn encode(config: &PackingConfig, vector: Tensor, role: Role) -> Result<Arc<Stored>> {
+    pub fn encode(
+        config: &ActivationCompressionConfig,
+        vector: Tensor,
+        role: SavedKind,
+    ) -> Result<Arc<StoredActivation>> {
         let original = vector.dtype();
         let narrow = match (config.dtype, role) {
-            (Some(dtype), Role::Activation | Role::Sparse) if original == DType::F32 => dtype,
+            (Some(dtype), SavedKind::Activation | SavedKind::Sparse) if original == DType::F32 => {
+                dtype
+            }
             _ => original,
         };
         let mut tensor = vector.cast(narrow)?;
         let mut bitmap = None;
         // A fake device does not know the number of zeros and assumes the worst case.
-        if config.zeros == Zeros::Bitmap
-            && role == Role::Sparse
+        if config.zeros == ZeroEncoding::Bitmap
+            && role == SavedKind::Sparse
             && !tensor.device().is_fake()
             && let Some(compressed) = zero_bitmap::compress(&tensor)?
         {
@@ -55,8 +61,8 @@ impl Stored {
             tensor = compressed;
         }
         tensor.set_category(Category::Saved);
-        let place = Mutex::new(Place { tensor, moving: None });
-        Ok(Arc::new(Stored { place, original, bitmap }))
+        let place = Mutex::new(StoredLocation { tensor, moving: None });
+        Ok(Arc::new(StoredActivation { place, original, bitmap }))
     }
 
     /// The stored bytes, at their current location.
@@ -70,7 +76,7 @@ impl Stored {
         drop(old); // without the lock
     }
 
-    /// Registers a GPU copy of the bytes; [`Stored::arrive`] switches to it.
+    /// Registers a GPU copy of the bytes; [`StoredActivation::arrive`] switches to it.
     pub fn set_moving(&self, moving: StreamGuard<(Tensor, Tensor)>) {
         lock(&self.place).moving = Some(moving);
     }
@@ -81,7 +87,7 @@ impl Stored {
     }
 
     /// Starts prefetching offloaded tensors to GPU memory, last saved first, in the order of backward.
-    pub fn fetch(all: &[Arc<Stored>]) -> Result<()> {
+    pub fn fetch(all: &[Arc<StoredActivation>]) -> Result<()> {
         let mut far = Vec::new();
         for stored in all.iter().rev() {
             let place = lock(&stored.place);
@@ -99,14 +105,14 @@ impl Stored {
     }
 }
 
-impl Packed for Arc<Stored> {
+impl Packed for Arc<StoredActivation> {
     fn unpack(&self) -> Result<Tensor> {
         if self.tensor().is_offloaded() {
             let coming = lock(&self.place).moving.is_some();
             if !coming {
                 // The tensor was not prefetched.
                 let _span = trace_span!("fetch", name = "late").entered();
-                Stored::fetch(std::slice::from_ref(self))?;
+                StoredActivation::fetch(std::slice::from_ref(self))?;
             }
             self.arrive()?;
         }
@@ -118,7 +124,7 @@ impl Packed for Arc<Stored> {
         dense.cast(self.original)
     }
 
-    fn held(&self) -> Option<Tensor> {
+    fn resident_tensor(&self) -> Option<Tensor> {
         Some(self.tensor()).filter(|tensor| tensor.memory_kind() == MemoryKind::Device)
     }
 }

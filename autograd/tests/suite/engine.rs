@@ -1,7 +1,7 @@
 //! The engine: shared graphs, second walks, updates in between, regions, recording.
 
 use ferrotron_autograd::{
-    Leaf, Var, WeightGrads, backward, checkpoint, checkpoint_without_outputs, no_grad,
+    Leaf, Var, WeightGrads, backward, checkpoint, checkpoint_discard_output, no_grad,
 };
 use ferrotron_tensor::ops::reduce::KeepDims;
 use ferrotron_tensor::{Category, DType, Device, ErrorKind, RandomKey, Result, ShardSpec, Tensor};
@@ -170,7 +170,7 @@ fn nested_regions_give_the_same_bits() -> Result<()> {
         let y = match depth {
             0 => block(&w, &inputs)?,
             1 => checkpoint(&operands, move |x| block(&w, x))?,
-            2 => checkpoint_without_outputs(&operands, move |x| block(&w, x))?,
+            2 => checkpoint_discard_output(&operands, move |x| block(&w, x))?,
             _ => checkpoint(&operands, move |x| {
                 let inner = inner.clone();
                 checkpoint(&x.iter().collect::<Vec<_>>(), move |x| block(&inner, x))

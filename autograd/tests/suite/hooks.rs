@@ -2,8 +2,8 @@
 
 use ferrotron_autograd::ops::attention::packed_attention;
 use ferrotron_autograd::{
-    KeptTensor, Leaf, Offloader, Packed, Packing, PackingConfig, Role, Var, Zeros, checkpoint,
-    no_grad, saved_tensors_hooks,
+    ActivationCompression, ActivationCompressionConfig, Leaf, Offloader, Packed, SavedKind,
+    SavedTensorHandle, Var, ZeroEncoding, checkpoint, no_grad, saved_tensors_hooks,
 };
 use ferrotron_tensor::ops::attention::AttentionConfig;
 use ferrotron_tensor::{Category, DType, Device, Error, MemoryKind, Result, Tensor};
@@ -20,7 +20,7 @@ impl Packed for Doubled {
         self.0.mul_scalar(2.0)
     }
 
-    fn held(&self) -> Option<Tensor> {
+    fn resident_tensor(&self) -> Option<Tensor> {
         None
     }
 }
@@ -30,13 +30,13 @@ fn leaf(device: &Device, dims: &[usize], value: f64) -> Result<Leaf> {
 }
 
 /// Runs `f`; also the roles and lengths of what it keeps.
-fn kept<R>(f: impl FnOnce() -> Result<R>) -> Result<(R, Vec<(Role, usize)>)> {
+fn kept<R>(f: impl FnOnce() -> Result<R>) -> Result<(R, Vec<(SavedKind, usize)>)> {
     let mut found = Vec::new();
     let result = saved_tensors_hooks(
         |kept| {
             for kept in kept {
                 let tensor = kept.tensor()?.expect("it is kept");
-                found.push((kept.role(), tensor.numel()));
+                found.push((kept.kind(), tensor.numel()));
             }
             Ok(())
         },
@@ -47,7 +47,7 @@ fn kept<R>(f: impl FnOnce() -> Result<R>) -> Result<(R, Vec<(Role, usize)>)> {
 
 #[test]
 fn hooks_see_each_buffer_that_is_kept_once() -> Result<()> {
-    use Role::{Activation, Sparse, Statistic};
+    use SavedKind::{Activation, Sparse, Statistic};
     let device = Device::cpu(1)?;
     let (x, w) = (leaf(&device, &[7, 12], 0.5)?, leaf(&device, &[4, 4], 0.5)?);
     let y = x.var()?.add_scalar(1.0)?;
@@ -101,7 +101,7 @@ fn what_is_unpacked_is_what_gradients_are_made_of() -> Result<()> {
 fn hooks_are_called_where_something_is_kept_and_nowhere_else() -> Result<()> {
     let device = Device::cpu(1)?;
     let x = leaf(&device, &[3], 0.5)?;
-    let never = |_: Vec<KeptTensor>| -> Result<()> { panic!("nothing is recorded") };
+    let never = |_: Vec<SavedTensorHandle>| -> Result<()> { panic!("nothing is recorded") };
     no_grad(|| saved_tensors_hooks(never, || x.var()?.add_scalar(1.0)?.square()))?;
     // A region keeps its input; what it computes again in backward is nobody's business.
     let y = x.var()?.add_scalar(1.0)?;
@@ -113,10 +113,10 @@ fn hooks_are_called_where_something_is_kept_and_nowhere_else() -> Result<()> {
         y[0].sum_all()
     };
     let (z, found) = kept(region)?;
-    assert_eq!(found, [(Role::Activation, 3)]);
+    assert_eq!(found, [(SavedKind::Activation, 3)]);
     z.backward()?;
     // An error of either side is the caller's.
-    let refuse = |_: Vec<KeptTensor>| Err(Error::value("hook", "no"));
+    let refuse = |_: Vec<SavedTensorHandle>| Err(Error::value("hook", "no"));
     let refused = saved_tensors_hooks(refuse, || y.square());
     assert_eq!(refused.unwrap_err().to_string(), "hook: no");
     let refused: Result<Var> = saved_tensors_hooks(never, || Err(Error::value("f", "no")));
@@ -138,14 +138,18 @@ fn backward_tells_when_it_arrives() -> Result<()> {
             Ok(())
         }
     };
-    let y =
-        x.var()?.exp()?.on_backward(note("first made"))?.exp()?.on_backward(note("last made"))?;
+    let y = x
+        .var()?
+        .exp()?
+        .register_hook(note("first made"))?
+        .exp()?
+        .register_hook(note("last made"))?;
     y.sum_all()?.backward()?;
     assert_eq!(*order.lock().unwrap(), ["last made", "first made"]);
     let want = (0.5_f64.exp().exp() * 0.5_f64.exp()) as f32;
     let got = x.gradient()?.expect("a gradient").to_f64()?[0];
     assert!((got - f64::from(want)).abs() < 4.0 * f64::from(f32::EPSILON) * got, "{got}, {want}");
-    let failing = x.var()?.on_backward(|| Err(Error::io("fetch", "no")))?;
+    let failing = x.var()?.register_hook(|| Err(Error::io("fetch", "no")))?;
     assert_eq!(failing.sum_all()?.backward().unwrap_err().to_string(), "fetch: no");
     Ok(())
 }
@@ -154,7 +158,10 @@ fn backward_tells_when_it_arrives() -> Result<()> {
 #[test]
 fn exact_packing_changes_no_bit_of_any_gradient() {
     let offloader = Arc::new(Offloader::start(&Device::cpu(1).unwrap()).unwrap());
-    let bitmap = PackingConfig { zeros: Zeros::Bitmap, ..PackingConfig::default() };
+    let bitmap = ActivationCompressionConfig {
+        zeros: ZeroEncoding::Bitmap,
+        ..ActivationCompressionConfig::default()
+    };
     let mut failures = Vec::new();
     for case in table() {
         for (shapes, dtype) in case
@@ -170,7 +177,7 @@ fn exact_packing_changes_no_bit_of_any_gradient() {
                 };
                 (case.f)(&x.iter().map(transposed).collect::<Result<Vec<_>>>()?)
             };
-            let compare = |packing: &Packing| -> Result<()> {
+            let compare = |packing: &ActivationCompression| -> Result<()> {
                 let inputs = samples(&case, shapes, Seen::Contiguous, &Device::cpu(1)?, dtype)?;
                 let packed = |x: &[Var]| {
                     let (y, _) = packing.run(|| computed(x))?;
@@ -187,9 +194,12 @@ fn exact_packing_changes_no_bit_of_any_gradient() {
                 Ok(())
             };
             for packing in [
-                Packing::new(PackingConfig::default(), Some(offloader.clone())),
-                Packing::new(bitmap, Some(offloader.clone())),
-                Packing::new(bitmap, None),
+                ActivationCompression::new(
+                    ActivationCompressionConfig::default(),
+                    Some(offloader.clone()),
+                ),
+                ActivationCompression::new(bitmap, Some(offloader.clone())),
+                ActivationCompression::new(bitmap, None),
             ] {
                 if let Err(error) = compare(&packing) {
                     failures.push(format!("{} {shapes:?} {dtype}: {error}", case.name()));
@@ -209,16 +219,22 @@ fn packing_moves_and_narrows_the_bytes_it_says() -> Result<()> {
     let values: Vec<f32> = (0..n).map(|i| if i % 2 == 0 { 1.0 } else { -1.0 } * i as f32).collect();
     let positive = n / 2 - 1; // 0 is not
     let x = Leaf::new("x", Tensor::from_slice(&device, &values, &[n])?);
-    let in_16_bits = |zeros| PackingConfig { dtype: Some(DType::BF16), zeros };
+    let in_16_bits = |zeros| ActivationCompressionConfig { dtype: Some(DType::BF16), zeros };
     for (config, here) in [
-        (PackingConfig::default(), 4 * n),
-        (in_16_bits(Zeros::Kept), 2 * n),
-        (PackingConfig { zeros: Zeros::Bitmap, ..PackingConfig::default() }, n / 8 + 4 * positive),
-        (in_16_bits(Zeros::Bitmap), n / 8 + 2 * positive),
+        (ActivationCompressionConfig::default(), 4 * n),
+        (in_16_bits(ZeroEncoding::Kept), 2 * n),
+        (
+            ActivationCompressionConfig {
+                zeros: ZeroEncoding::Bitmap,
+                ..ActivationCompressionConfig::default()
+            },
+            n / 8 + 4 * positive,
+        ),
+        (in_16_bits(ZeroEncoding::Bitmap), n / 8 + 2 * positive),
     ] {
         for offloader in [None, Some(offloader.clone())] {
             let before = device.memory().bytes(saved);
-            let packing = Packing::new(config, offloader.clone());
+            let packing = ActivationCompression::new(config, offloader.clone());
             let x = x.var()?.mul_scalar(1.0)?;
             // The ReLU keeps its result, which the square keeps too.
             let (y, offloaded) = packing.run(move || x.relu()?.square())?;

@@ -1,6 +1,6 @@
 //! Leaves: hooks, deferred weight gradients, missing gradients, and gradients that are written in place.
 
-use ferrotron_autograd::{Leaf, SharedFlat, Var, WeightGrads, backward, missing_gradients};
+use ferrotron_autograd::{Leaf, SharedFlatBuffer, Var, WeightGrads, backward, missing_gradients};
 use ferrotron_tensor::ops::layer_norm::{layer_norm, layer_norm_backward};
 use ferrotron_tensor::{Category, DType, Device, Error, FlatBuffer, Result, Tensor, bf16};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -128,7 +128,7 @@ fn gradients_are_written_in_place() -> Result<()> {
     let device = Device::cpu(1)?;
     let [x, w, b] = three(&device)?;
     let parts = [("weight".to_string(), vec![3, 3]), ("bias".to_string(), vec![3])];
-    let flat = |category| -> Result<SharedFlat> {
+    let flat = |category| -> Result<SharedFlatBuffer> {
         Ok(Arc::new(Mutex::new(FlatBuffer::new(&device, DType::F64, category, &parts)?)))
     };
     // Gradients of leaves on their own first, then of leaves in flats.
@@ -141,8 +141,8 @@ fn gradients_are_written_in_place() -> Result<()> {
     let (weights, gradients) = (flat(Category::Weights)?, flat(Category::Gradients)?);
     let values = [w.value()?, b.value()?];
     for (range, leaf) in [&w, &b].into_iter().enumerate() {
-        leaf.move_value(&weights, range)?;
-        leaf.move_gradient(&gradients, range);
+        leaf.bind_value(&weights, range)?;
+        leaf.bind_gradient(&gradients, range);
         assert!(leaf.gradient()?.is_none());
         assert_eq!(bits(&leaf.value()?)?, bits(&values[range])?);
     }
@@ -174,9 +174,9 @@ fn a_gradient_may_be_wider_than_its_leaf() -> Result<()> {
     let [x, w, b] = three(&device)?.map(|leaf| narrow(&leaf)).map(Result::unwrap);
     let parts = [("weight".to_string(), vec![3, 3]), ("bias".to_string(), vec![3])];
     let flat = FlatBuffer::new(&device, DType::F32, Category::Gradients, &parts)?;
-    let flat: SharedFlat = Arc::new(Mutex::new(flat));
-    w.move_gradient(&flat, 0);
-    b.move_gradient(&flat, 1);
+    let flat: SharedFlatBuffer = Arc::new(Mutex::new(flat));
+    w.bind_gradient(&flat, 0);
+    b.bind_gradient(&flat, 1);
     for _ in 0..2 {
         twice(&x, &w, &b)?.backward()?;
     }
@@ -208,8 +208,8 @@ fn what_a_norm_adds_up_in_f32_is_not_rounded_on_its_way() -> Result<()> {
     let (x, w, b) = (leaf("x", &[5, 4])?, leaf("w", &[4])?, leaf("b", &[4])?);
     let parts = [("weight".to_string(), vec![4]), ("bias".to_string(), vec![4])];
     let flat = FlatBuffer::new(&device, DType::F32, Category::Gradients, &parts)?;
-    let flat: SharedFlat = Arc::new(Mutex::new(flat));
-    w.move_gradient(&flat, 0);
+    let flat: SharedFlatBuffer = Arc::new(Mutex::new(flat));
+    w.bind_gradient(&flat, 0);
     let dy = leaf("dy", &[5, 4])?.value()?;
     let y = x.var()?.layer_norm(&w.var()?, Some(&b.var()?), 1e-5)?;
     backward(&[(&y, dy.clone())], WeightGrads::Now)?.run()?;
@@ -239,7 +239,7 @@ fn a_lazy_leaf_is_made_once_and_where_it_belongs() -> Result<()> {
     let parts = [("w".to_string(), vec![2])];
     let flat =
         Arc::new(Mutex::new(FlatBuffer::new(&device, DType::F64, Category::Weights, &parts)?));
-    w.move_value(&flat, 0)?;
+    w.bind_value(&flat, 0)?;
     assert_eq!(flat.lock().unwrap().slice(..)?.to_vec::<f64>()?, [1.5, -0.5]);
     assert_eq!(w.value()?.to_f64()?, [1.5, -0.5]);
     assert_eq!(calls.load(Relaxed), 1);

@@ -1,8 +1,6 @@
 //! Every row inside a checkpoint region: the same bits, dropout included.
 
-use ferrotron_autograd::{
-    Leaf, Var, WeightGrads, backward, checkpoint, checkpoint_without_outputs,
-};
+use ferrotron_autograd::{Leaf, Var, WeightGrads, backward, checkpoint, checkpoint_discard_output};
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 use std::sync::Arc;
 
@@ -44,7 +42,7 @@ fn ways(case: &Arc<OpCase>, inputs: &[Tensor]) -> Result<[Vec<Tensor>; 5]> {
     let discarded = |x: &[Var]| {
         let (case, operands) = (case.clone(), x.iter().collect::<Vec<_>>());
         let name = case.name();
-        let y = checkpoint_without_outputs(&operands, move |x| Ok(vec![(case.f)(x)?]))?.remove(0);
+        let y = checkpoint_discard_output(&operands, move |x| Ok(vec![(case.f)(x)?]))?.remove(0);
         let again = y.save().value()?;
         assert_eq!(bits(&again)?, bits(y.value())?, "{name}");
         Ok(y)

@@ -2,7 +2,7 @@
 
 use ferrotron_autograd::ops::attention::{attention, packed_attention};
 use ferrotron_autograd::ops::pointwise::{apply_binary, apply_select, apply_unary};
-use ferrotron_autograd::{Leaf, Var, checkpoint, checkpoint_without_outputs};
+use ferrotron_autograd::{Leaf, Var, checkpoint, checkpoint_discard_output};
 use ferrotron_tensor::ops::attention::AttentionConfig;
 use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
 use ferrotron_tensor::ops::reduce::KeepDims;
@@ -210,7 +210,7 @@ fn a_region_without_outputs_keeps_its_inputs_alone() -> Result<()> {
     let (operand, output) = (b * t * 3 * h * d * F, b * t * h * d * F);
     let kept = attend(std::slice::from_ref(&qkv))?.remove(0).linear(&w, None)?;
     assert_eq!(kept.saved_bytes(), operand + output + b * h * t * F);
-    let y = checkpoint_without_outputs(&[&qkv], attend)?.remove(0).linear(&w, None)?;
+    let y = checkpoint_discard_output(&[&qkv], attend)?.remove(0).linear(&w, None)?;
     assert_eq!(y.saved_bytes(), operand);
     y.sum_all()?.backward()
 }

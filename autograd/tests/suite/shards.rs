@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use ferrotron_autograd::ops::linear_cross_entropy::{ExchangeShards, PendingGradient};
+use ferrotron_autograd::ops::linear_cross_entropy::{PendingGradient, VocabParallelComm};
 use ferrotron_autograd::{Leaf, WeightGrads, backward};
 use ferrotron_tensor::ops::concat::concat;
 use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, VocabAllReduce};
@@ -47,7 +47,7 @@ impl VocabAllReduce for Exchange {
     }
 }
 
-impl ExchangeShards for Exchange {
+impl VocabParallelComm for Exchange {
     fn gather_input(&self, x: Tensor) -> Result<Tensor> {
         self.gathers.fetch_add(1, Relaxed);
         match self.tokens {
@@ -130,7 +130,7 @@ fn shards_give_the_loss_and_the_gradients_of_the_whole() -> Result<()> {
                         bound,
                         (shard, exchange.clone()),
                     )?;
-                    assert_eq!(loss.counted()?, want.counted()?, "{name}");
+                    assert_eq!(loss.num_valid_tokens()?, want.num_valid_tokens()?, "{name}");
                     assert_close(&format!("{name} loss"), loss.sum.value(), want.sum.value())?;
                     backward(&[(&loss.sum, scale()?)], WeightGrads::Now)?.run()?;
                     let want = dx.narrow(0, first, count)?;
@@ -162,7 +162,7 @@ fn a_part_of_the_tokens_is_kept_and_no_gradient_is_exchanged_that_nobody_wants()
         let weight = of_w.clone();
         let exchange =
             Exchange { rank, tokens: Tokens::Parted, weight, gathers: AtomicUsize::new(0) };
-        let shard = (shard, Arc::new(exchange) as Arc<dyn ExchangeShards>);
+        let shard = (shard, Arc::new(exchange) as Arc<dyn VocabParallelComm>);
         let loss = x.linear_cross_entropy_shard(&of_w.var()?, &targets, &config, 0, shard)?;
         let kept = loss.sum.saved_bytes();
         loss.sum.backward()?;

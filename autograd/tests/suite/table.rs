@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ferrotron_autograd::Var;
 use ferrotron_autograd::ops::attention::{attention, packed_attention};
 use ferrotron_autograd::ops::concat::concat;
-use ferrotron_autograd::ops::linear_cross_entropy::{ExchangeShards, PendingGradient};
+use ferrotron_autograd::ops::linear_cross_entropy::{PendingGradient, VocabParallelComm};
 use ferrotron_autograd::ops::pointwise::{apply_binary, apply_select, apply_unary};
 use ferrotron_tensor::ops::attention::{AttentionConfig, AttentionDropout, AttentionMask};
 use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, VocabAllReduce, VocabShard};
@@ -349,7 +349,7 @@ impl VocabAllReduce for Alone {
     }
 }
 
-impl ExchangeShards for Alone {
+impl VocabParallelComm for Alone {
     fn gather_input(&self, x: Tensor) -> Result<Tensor> {
         Ok(x)
     }

@@ -1,6 +1,6 @@
 //! Configuration of a trainer.
 
-use ferrotron_autograd::Zeros;
+use ferrotron_autograd::ZeroEncoding;
 use ferrotron_nn::schedule::Schedule as LearningRate;
 use ferrotron_nn::{LossScale, LossScaler, OptimizerConfig, Rounding, WeightUpdate};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
@@ -96,7 +96,7 @@ impl TrainerConfig {
         let ParallelConfig { saved_activations, optimizer_states, .. } = self.parallel;
         let offloads =
             saved_activations.offloaded_layers > 0 || optimizer_states == MemoryKind::Host;
-        let sparse = saved_activations.packing.zeros == Zeros::Bitmap;
+        let sparse = saved_activations.packing.zeros == ZeroEncoding::Bitmap;
         let why = match (self.execution, self.precision.loss_scale) {
             (Execution::Eager, _) => return Ok(()),
             (Execution::CudaGraph, _) if ranks > 1 => {

@@ -3,7 +3,7 @@
 use super::numbers::numbers;
 use super::waits::trainer;
 use super::*;
-use ferrotron_autograd::{PackingConfig, Zeros};
+use ferrotron_autograd::{ActivationCompressionConfig, ZeroEncoding};
 use ferrotron_models::checkpoint::Checkpoint;
 use ferrotron_models::data::{TokenSource, Validation};
 use ferrotron_models::evaluate::evaluate;
@@ -181,7 +181,10 @@ fn what_cannot_be_captured_is_refused() -> Result<()> {
         (
             "sparse",
             refused(&device, &|config| {
-                let packing = PackingConfig { zeros: Zeros::Bitmap, ..PackingConfig::default() };
+                let packing = ActivationCompressionConfig {
+                    zeros: ZeroEncoding::Bitmap,
+                    ..ActivationCompressionConfig::default()
+                };
                 config.parallel.saved_activations =
                     SavedActivations { packing, ..SavedActivations::default() };
             }),

@@ -1,6 +1,6 @@
 //! The memory number before the start is what the pool of a GPU then counts.
 
-use ferrotron_autograd::PackingConfig;
+use ferrotron_autograd::ActivationCompressionConfig;
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::gpt::{GptConfig, Recompute, SavedActivations};
 use ferrotron_models::memory::{Plan, PlannedDevice, RankMemory};
@@ -56,7 +56,7 @@ fn the_number_before_the_start_is_that_of_the_gpu() -> Result<()> {
     let states = ParallelConfig { optimizer_states: MemoryKind::Host, ..plain };
     let saved = |offloaded_layers, dtype| SavedActivations {
         offloaded_layers,
-        packing: PackingConfig { dtype, ..PackingConfig::default() },
+        packing: ActivationCompressionConfig { dtype, ..ActivationCompressionConfig::default() },
     };
     let offloaded = ParallelConfig { saved_activations: saved(2, None), ..states };
     let packed = ParallelConfig { saved_activations: saved(3, Some(DType::BF16)), ..plain };

@@ -1,6 +1,6 @@
 //! What backward needs, in host memory, in 16 bits, or without its zeros.
 
-use ferrotron_autograd::{PackingConfig, Zeros};
+use ferrotron_autograd::{ActivationCompressionConfig, ZeroEncoding};
 use ferrotron_models::gpt::{
     ActivationKind, Recompute, RecomputeMethod, RecomputedAttention, RecomputedMlp, RegionInputs,
     SavedActivations,
@@ -38,12 +38,18 @@ fn offloaded(offloaded_layers: usize) -> SavedActivations {
 }
 
 fn in_16_bits(dtype: DType) -> SavedActivations {
-    let packing = PackingConfig { dtype: Some(dtype), ..PackingConfig::default() };
+    let packing = ActivationCompressionConfig {
+        dtype: Some(dtype),
+        ..ActivationCompressionConfig::default()
+    };
     SavedActivations { packing, ..SavedActivations::default() }
 }
 
 fn sparse() -> SavedActivations {
-    let packing = PackingConfig { zeros: Zeros::Bitmap, ..PackingConfig::default() };
+    let packing = ActivationCompressionConfig {
+        zeros: ZeroEncoding::Bitmap,
+        ..ActivationCompressionConfig::default()
+    };
     SavedActivations { packing, ..SavedActivations::default() }
 }
 

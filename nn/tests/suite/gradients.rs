@@ -14,7 +14,7 @@ pub fn give_gradients(
         let values: Vec<f64> = (0..leaf.numel()).map(|i| gradient(k, i)).collect();
         let values = Tensor::from_slice(leaf.device(), &values, leaf.dims())?.cast(leaf.dtype())?;
         leaf.zero_gradient();
-        leaf.accumulate(|gradient, _| gradient.copy_from(&values.cast(gradient.dtype())?))?;
+        leaf.accumulate_with(|gradient, _| gradient.copy_from(&values.cast(gradient.dtype())?))?;
         all.push(leaf.gradient()?.expect("just set").to_f64()?);
     }
     Ok(all)

@@ -14,7 +14,7 @@ fn ones(dtype: DType, numel: usize, config: &BufferConfig) -> Result<ParamBuffer
     let param = scope.param("weight", &[numel], Init::Ones, Decay::No);
     let buffers = ParamBuffers::with_config(std::slice::from_ref(&param), config)?;
     if config.sharding < Sharding::Gradients {
-        param.leaf().accumulate(|gradient, _| {
+        param.leaf().accumulate_with(|gradient, _| {
             let minus = Tensor::full(gradient.device(), gradient.dtype(), &[numel], -1.0)?;
             gradient.copy_from(&minus)
         })?;
@@ -156,7 +156,7 @@ fn gradients_of_16_bit_weights_are_added_up_in_f32() -> Result<()> {
         leaf.zero_gradient();
         for i in 0..100 {
             let part = if i == 0 { 1.0 } else { 1.0 / 1024.0 };
-            leaf.accumulate(|sum, accum| {
+            leaf.accumulate_with(|sum, accum| {
                 let part = Tensor::full(sum.device(), sum.dtype(), &[8], part)?;
                 match accum {
                     Accum::Replace => sum.copy_from(&part),

@@ -195,7 +195,7 @@ fn missing_and_broken_gradients_are_named() -> Result<()> {
         gradient.as_mut_slice::<f32>()?[1] = f32::NAN;
         Ok(())
     };
-    params[2].leaf().accumulate(|gradient, _| poison(gradient))?;
+    params[2].leaf().accumulate_with(|gradient, _| poison(gradient))?;
     assert_eq!(buffers.first_non_finite()?.unwrap(), "the gradient of 'layer.bias'");
     let infinite = Tensor::full(&device, DType::F32, &[3], f64::INFINITY)?;
     params[0].leaf().set_value(&infinite)?;

@@ -1,6 +1,6 @@
 //! What users call: one method for each operation.
 
-use ferrotron_autograd::SharedFlat;
+use ferrotron_autograd::SharedFlatBuffer;
 use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 use std::fmt;
 use std::panic::Location;
@@ -245,21 +245,21 @@ impl Group {
     /// As [`Group::all_reduce`] for all elements of a flat. Returns at once unless somebody has locked the
     /// flat, as an earlier call that still works on it has.
     #[track_caller]
-    pub fn all_reduce_flat(&self, flat: &SharedFlat, reduction: Reduction) -> Work<()> {
+    pub fn all_reduce_flat(&self, flat: &SharedFlatBuffer, reduction: Reduction) -> Work<()> {
         self.in_place_flat(Op::AllReduce(reduction), flat)
     }
 
     /// Reduces a flat so that this rank's [`part`](Group::part) of its elements is right; the others stay
     /// as they were. Returns as [`Group::all_reduce_flat`] does.
     #[track_caller]
-    pub fn reduce_scatter_flat(&self, flat: &SharedFlat, reduction: Reduction) -> Work<()> {
+    pub fn reduce_scatter_flat(&self, flat: &SharedFlatBuffer, reduction: Reduction) -> Work<()> {
         self.in_place_flat(Op::ReduceScatter(reduction), flat)
     }
 
     /// Fills a flat of which this rank's [`part`](Group::part) of the elements is right. Returns as
     /// [`Group::all_reduce_flat`] does.
     #[track_caller]
-    pub fn all_gather_flat(&self, flat: &SharedFlat) -> Work<()> {
+    pub fn all_gather_flat(&self, flat: &SharedFlatBuffer) -> Work<()> {
         self.in_place_flat(Op::AllGather, flat)
     }
 
@@ -271,7 +271,7 @@ impl Group {
     }
 
     #[track_caller]
-    fn in_place_flat(&self, op: Op, flat: &SharedFlat) -> Work<()> {
+    fn in_place_flat(&self, op: Op, flat: &SharedFlatBuffer) -> Work<()> {
         let Some(collective) = &self.0 else { return Work::ready(()) };
         let (dtype, len) = {
             let flat = flat.lock().unwrap_or_else(PoisonError::into_inner);

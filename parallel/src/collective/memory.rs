@@ -1,6 +1,6 @@
 //! The memory that a collective reads and writes: it owns it until it is waited for.
 
-use ferrotron_autograd::SharedFlat;
+use ferrotron_autograd::SharedFlatBuffer;
 use ferrotron_tensor::ops::pointwise::into_unique;
 use ferrotron_tensor::{Error, FlatBuffer, Result, Staging, Tensor, dispatch_any};
 use std::sync::{MutexGuard, TryLockError};
@@ -16,7 +16,7 @@ pub enum Buffer {
     /// A tensor that nobody else holds, dense.
     Tensor(Tensor),
     /// All ranges of a flat, which is locked while the call runs. Nobody may hold one of them meanwhile.
-    Flat(SharedFlat),
+    Flat(SharedFlatBuffer),
 }
 
 impl Buffer {

@@ -56,12 +56,12 @@ impl Shared {
         for (bucket, group) in shared.buffers.groups().iter().enumerate() {
             for leaf in group.params.iter().map(Param::leaf) {
                 if config.sharding >= Sharding::Gradients {
-                    leaf.fetch_gradient_by(Shared::lend(&shared, move |shared| {
+                    leaf.set_gradient_alloc_hook(Shared::lend(&shared, move |shared| {
                         shared.buffers.groups()[bucket].take_gradients()
                     }))?;
                 }
                 if config.sharding >= Sharding::Weights {
-                    leaf.fetch_value_by(Shared::lend(&shared, move |shared| {
+                    leaf.set_unshard_hook(Shared::lend(&shared, move |shared| {
                         lock(&shared.weights).fetch(shared, bucket)
                     }))?;
                 }

@@ -4,7 +4,7 @@
 //! Unlike shards of a flat buffer, parameters have arbitrary sizes: each is a separate call, which is waited for
 //! before the next one.
 
-use ferrotron_autograd::{SharedFlat, lock};
+use ferrotron_autograd::{SharedFlatBuffer, lock};
 use ferrotron_nn::ParamGroup;
 use ferrotron_tensor::{Result, Tensor};
 
@@ -26,7 +26,7 @@ pub(super) fn gather(ranks: &Group, group: &ParamGroup) -> Result<()> {
 fn exchange(
     ranks: &Group,
     group: &ParamGroup,
-    flat: &SharedFlat,
+    flat: &SharedFlatBuffer,
     f: impl Fn(Tensor, usize) -> Result<Tensor>,
 ) -> Result<()> {
     if ranks.size() == 1 {

@@ -10,7 +10,7 @@
 //! then sends only its shard and the receivers all-gather: the scatter/gather optimization of Narayanan et al., arXiv
 //! 2104.04473, section 4.1.
 
-use ferrotron_autograd::{DeferredGrads, Leaf, Root, Var, WeightGrads};
+use ferrotron_autograd::{DeferredGrads, GradientEdge, Leaf, Var, WeightGrads};
 use ferrotron_nn::Axis;
 use ferrotron_tensor::{Category, DType, Device, Error, Result, Tensor};
 use std::collections::HashMap;
@@ -130,7 +130,7 @@ pub fn execute(
 /// A micro-batch of a chunk between forward and backward.
 struct Flight {
     input: Option<Leaf>,
-    output: Root,
+    output: GradientEdge,
 }
 
 struct Run<'a> {
@@ -167,7 +167,7 @@ impl Run<'_> {
                 let var = input.as_ref().map(Leaf::var).transpose()?;
                 let output = model.forward(microbatch, chunk, var)?;
                 if output.needs_gradient() {
-                    let flight = Flight { input, output: Root::of(&output) };
+                    let flight = Flight { input, output: GradientEdge::from_var(&output) };
                     self.flying.insert((microbatch, chunk), flight);
                 }
                 self.hand_on(instruction, output.into_value());

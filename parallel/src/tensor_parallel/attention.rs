@@ -1,6 +1,6 @@
 //! Attention with heads sharded over the ranks.
 
-use ferrotron_autograd::{Var, checkpoint_without_outputs};
+use ferrotron_autograd::{Var, checkpoint_discard_output};
 use ferrotron_nn::{AttentionConfig, AttentionHeads, Context, KvCache, Module, Param, Scope};
 use ferrotron_tensor::{Error, Result};
 
@@ -68,7 +68,7 @@ impl ParallelAttention {
         let qkv = self.qkv.forward(x)?; // (B, T, (H + 2G) D / tp)
         let (cp, heads, ctx) = (self.cp.clone(), self.heads.clone(), ctx.clone());
         let attend = move |qkv: &[Var]| Ok(vec![cp.attend(&heads, &ctx, qkv[0].clone(), None)?]);
-        let y = checkpoint_without_outputs(&[&qkv], attend)?.remove(0); // (B, T, H D / tp)
+        let y = checkpoint_discard_output(&[&qkv], attend)?.remove(0); // (B, T, H D / tp)
         self.proj.forward(&y) // (B, T, C)
     }
 }

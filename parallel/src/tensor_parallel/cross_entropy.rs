@@ -5,7 +5,7 @@
 
 use ferrotron_autograd::Var;
 use ferrotron_autograd::ops::cross_entropy::Loss;
-use ferrotron_autograd::ops::linear_cross_entropy::{ExchangeShards, PendingGradient};
+use ferrotron_autograd::ops::linear_cross_entropy::{PendingGradient, VocabParallelComm};
 use ferrotron_nn::Param;
 use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, VocabAllReduce, VocabShard};
 use ferrotron_tensor::{Result, Tensor};
@@ -59,7 +59,7 @@ impl TensorParallel {
         if self.group().size() == 1 {
             return x.linear_cross_entropy(&weight, targets, config, max_logits_bytes);
         }
-        let exchange: Arc<dyn ExchangeShards> = Arc::new(Exchange(self.clone()));
+        let exchange: Arc<dyn VocabParallelComm> = Arc::new(Exchange(self.clone()));
         let shard = (shard, exchange);
         x.linear_cross_entropy_shard(&weight, targets, config, max_logits_bytes, shard)
     }
@@ -85,7 +85,7 @@ impl VocabAllReduce for Exchange {
     }
 }
 
-impl ExchangeShards for Exchange {
+impl VocabParallelComm for Exchange {
     fn gather_input(&self, x: Tensor) -> Result<Tensor> {
         self.0.gathered(&x)?.wait()
     }

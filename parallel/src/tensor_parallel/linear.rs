@@ -11,8 +11,8 @@
 //! computed: only this rank's positions are saved. The mappings in [`mappings`](super::mappings) around a plain
 //! linear layer are equivalent.
 
-use ferrotron_autograd::ops::linear::{gelu_of, give_parameter_gradients};
-use ferrotron_autograd::{Accum, Backward, Cotangents, Grads, Saved, Var, forward_span};
+use ferrotron_autograd::ops::linear::{gelu_from_preactivation, give_parameter_gradients};
+use ferrotron_autograd::{Accum, Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 use ferrotron_nn::{Axis, Bias, Decay, Init, Module, Param, Scope};
 use ferrotron_tensor::ops::matmul::{
     linear, linear_bias_gradient, linear_gelu, linear_input_gradient, linear_weight_gradient,
@@ -100,7 +100,7 @@ impl TensorParallel {
         let whole = self.gathered(x.value())?.wait()?;
         let (hidden, value) = linear_gelu(&whole, weight.value(), bias.map(Var::value))?;
         drop((span, whole));
-        gelu_of(&self.record(x, weight, bias, Cut::Column, hidden)?, value)
+        gelu_from_preactivation(&self.record(x, weight, bias, Cut::Column, hidden)?, value)
     }
 
     fn record(
@@ -134,10 +134,10 @@ impl Backward for ParallelLinear {
     }
 
     fn saved(&self) -> Vec<Tensor> {
-        self.x.iter().chain(&self.weight).filter_map(Saved::held).collect()
+        self.x.iter().chain(&self.weight).filter_map(Saved::resident_tensor).collect()
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let ParallelLinear { tp, cut, x, weight } = *self;
         let dy = dy.single()?;
         // The bias gradient covers only this rank's positions.
@@ -146,8 +146,8 @@ impl Backward for ParallelLinear {
             false => dy,
             true => {
                 let whole = tp.gathered(&dy)?; // overlaps with the bias gradient
-                if dx.needs(2) {
-                    dx.give(2, linear_bias_gradient(&dy)?)?;
+                if dx.needs_input_grad(2) {
+                    dx.accumulate(2, linear_bias_gradient(&dy)?)?;
                 }
                 whole.wait()?
             }
@@ -165,9 +165,9 @@ impl Backward for ParallelLinear {
         if let Some(weight) = &weight {
             let weight = weight.value()?; // (N, K)
             match cut {
-                Cut::Row => {
-                    dx.accumulate(0, |out, accum| linear_input_gradient(out, accum, &dy, &weight))?
-                }
+                Cut::Row => dx.accumulate_with(0, |out, accum| {
+                    linear_input_gradient(out, accum, &dy, &weight)
+                })?,
                 Cut::Column => {
                     let dims = [&dy.dims()[..dy.rank() - 1], &weight.dims()[1..]].concat();
                     let mut part = Tensor::empty(dy.device(), dy.dtype(), &dims)?;
@@ -178,12 +178,12 @@ impl Backward for ParallelLinear {
         }
         match (part, x) {
             (false, x) => give_parameter_gradients(dx, dy, x.map(|x| move || x.wait()))?,
-            (true, Some(x)) => dx.accumulate_weight(1, move |out, accum| {
+            (true, Some(x)) => dx.accumulate_or_defer(1, move |out, accum| {
                 linear_weight_gradient(out, accum, &dy, &x.wait()?)
             })?,
             (true, None) => {}
         }
-        summing.map_or(Ok(()), |work| dx.give(0, work.wait()?))
+        summing.map_or(Ok(()), |work| dx.accumulate(0, work.wait()?))
     }
 }
 

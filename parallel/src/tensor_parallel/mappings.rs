@@ -14,7 +14,7 @@
 //!
 //! There is no plain differentiable all-reduce: its gradient depends on the state of its operand.
 
-use ferrotron_autograd::{Backward, Cotangents, Grads, Var, forward_span};
+use ferrotron_autograd::{Backward, Cotangents, InputGrads, Var, forward_span};
 use ferrotron_tensor::ops::concat::concat;
 use ferrotron_tensor::{Error, Result, Tensor};
 
@@ -30,8 +30,8 @@ impl<F: FnOnce(Tensor) -> Result<Tensor> + Send + 'static> Backward for Conjugat
         self.name
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut Grads) -> Result<()> {
-        dx.give(0, (self.backward)(dy.single()?)?)
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
+        dx.accumulate(0, (self.backward)(dy.single()?)?)
     }
 }
 

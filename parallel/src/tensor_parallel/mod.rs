@@ -94,7 +94,7 @@ impl TensorParallel {
         let gather = move |own: &Tensor| {
             mappings::all_gather_dim(own, SEQUENCE, positions, &group)?.wait()?.contiguous()
         };
-        Ok(x.kept_as(own, gather))
+        Ok(x.save_as(own, gather))
     }
 
     /// This rank's positions on the residual stream, out of the positions of attention.

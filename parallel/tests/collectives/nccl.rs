@@ -1,7 +1,7 @@
 //! NCCL, for which a stand-in with threads as ranks is here: every call against the host's backend, and what becomes of
 //! ranks that do not come.
 
-use ferrotron_autograd::SharedFlat;
+use ferrotron_autograd::SharedFlatBuffer;
 use ferrotron_cuda::library::Search;
 use ferrotron_parallel::collective::{
     Group, NcclConfig, Reduction, World, WorldConfig, partition_range, run_threads,
@@ -116,7 +116,7 @@ fn flats_and_work_that_nobody_waits_for() {
     run(2, |world, group| {
         let ranges = [("a".to_string(), vec![4]), ("b".to_string(), vec![2, 2])];
         let flat = FlatBuffer::uninit(&device()?, DType::F32, Category::Gradients, &ranges)?;
-        let flat: SharedFlat = Arc::new(Mutex::new(flat));
+        let flat: SharedFlatBuffer = Arc::new(Mutex::new(flat));
         for range in 0..2 {
             flat.lock().unwrap().with_mut(range, |part| {
                 let ones = Tensor::full(part.device(), DType::F32, part.dims(), 1.0)?;

@@ -1,6 +1,6 @@
 //! Every operation against what it is defined to do: sizes, dtypes, numbers of ranks.
 
-use ferrotron_autograd::SharedFlat;
+use ferrotron_autograd::SharedFlatBuffer;
 use ferrotron_parallel::collective::{Reduction, partition_range};
 use ferrotron_tensor::{Category, DType, Error, FlatBuffer, Tensor};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -242,7 +242,7 @@ pub fn flats_are_reduced_where_they_lie(backend: Backend) {
             let (group, rank) = (world.group("all", &all(&world))?, world.rank());
             let ranges = [("a".to_string(), vec![5, 3]), ("b".to_string(), vec![8])];
             let flat = FlatBuffer::uninit(&device()?, DType::F32, Category::Gradients, &ranges)?;
-            let flat: SharedFlat = Arc::new(Mutex::new(flat));
+            let flat: SharedFlatBuffer = Arc::new(Mutex::new(flat));
             let len = flat.lock().unwrap().numel();
             let fill = || {
                 let mut flat = flat.lock().unwrap();

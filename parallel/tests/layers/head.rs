@@ -39,7 +39,7 @@ fn losses_of_megatron() {
             let targets = targets(&list, &[1, 16]);
             let loss =
                 tp.linear_cross_entropy(&x.var()?, &weight, &targets, &smoothed(0.0), 1 << 20)?;
-            assert_eq!(loss.counted()?, 1);
+            assert_eq!(loss.num_valid_tokens()?, 1);
             let got = loss.sum.value().item()?;
             assert!((got - want).abs() < 1e-4, "token {i}: got {got}, want {want}");
             weight.leaf().zero_gradient();
@@ -76,7 +76,7 @@ fn loss_and_gradients_equal_serial_ones() -> Result<()> {
         want.sum.backward_scaled(scale)?;
         let logits = Var::constant(x.clone()).linear(&serial.var()?, None)?;
         let (dx, dw, logits) = (gradient(&leaf), gradient(serial.leaf()), logits.value());
-        let (sum, counted) = (want.sum.value(), want.counted()?);
+        let (sum, counted) = (want.sum.value(), want.num_valid_tokens()?);
         let tolerance = rounding(b * t * width);
         for (ranks, sequence) in (1..=4).flat_map(|n| BOTH.map(|sequence| (n, sequence))) {
             on_tensor_ranks(ranks, sequence, |tp| {
@@ -88,7 +88,7 @@ fn loss_and_gradients_equal_serial_ones() -> Result<()> {
                 let leaf = Leaf::new("x", residual(&tp, &x));
                 let loss =
                     tp.linear_cross_entropy(&leaf.var()?, &weight, &targets, &config, bytes)?;
-                assert_eq!(loss.counted()?, counted, "{what}");
+                assert_eq!(loss.num_valid_tokens()?, counted, "{what}");
                 assert_close(&what, loss.sum.value(), sum, tolerance);
                 loss.sum.backward_scaled(scale)?;
                 let want = residual(&tp, &dx);

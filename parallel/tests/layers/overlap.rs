@@ -55,7 +55,7 @@ fn note(events: &Events, event: &str) {
 fn watch(param: &Param, events: &Events) -> Result<()> {
     let name = param.name().rsplit('.').next().unwrap_or_default().to_string();
     let (asked, event) = (events.clone(), format!("{name} asked for"));
-    param.leaf().fetch_value_by(Arc::new(move || {
+    param.leaf().set_unshard_hook(Arc::new(move || {
         note(&asked, &event);
         Ok(())
     }))?;

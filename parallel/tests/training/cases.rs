@@ -118,7 +118,7 @@ fn buckets_are_filled_from_the_last_layer_to_the_first() {
 
 fn fill_with_one(layers: &Layers) -> Result<()> {
     for layer in layers.0.iter().rev() {
-        layer.weight().leaf().accumulate(|gradient, accum| {
+        layer.weight().leaf().accumulate_with(|gradient, accum| {
             assert_eq!(accum, Accum::Replace);
             gradient.as_mut_slice::<f64>()?.fill(1.0);
             Ok(())
@@ -190,7 +190,7 @@ fn a_step_that_lacks_gradients_is_an_error_that_names_them() {
                 for (layer, &uses) in layers.0.iter().zip(uses).rev() {
                     for _ in 0..uses {
                         let write = |_: &mut Tensor, _| Ok(());
-                        if let Err(error) = layer.weight().leaf().accumulate(write) {
+                        if let Err(error) = layer.weight().leaf().accumulate_with(write) {
                             return error.to_string();
                         }
                     }

@@ -154,9 +154,9 @@ impl Toy {
                 probe(Way::Forward, i)?;
                 let (value, probe) = (x.value().clone(), probe.clone());
                 x = Var::record(&[&x], value, || {
-                    move |dy: Tensor, dx: &mut ferrotron_autograd::Grads| {
+                    move |dy: Tensor, dx: &mut ferrotron_autograd::InputGrads| {
                         probe(Way::Backward, i)?;
-                        dx.give(0, dy)
+                        dx.accumulate(0, dy)
                     }
                 })?;
             }

@@ -243,7 +243,7 @@ mod tests {
     use super::super::tcp;
     use super::*;
     use crate::collective::Buffer;
-    use ferrotron_autograd::SharedFlat;
+    use ferrotron_autograd::SharedFlatBuffer;
     use ferrotron_tensor::{Category, DType, Device, FlatBuffer};
     use std::panic::Location;
     use std::pin::Pin;
@@ -256,13 +256,13 @@ mod tests {
     /// Elements of a part: more than two small sockets hold.
     const PART: usize = 200_000;
 
-    fn is_locked(flat: &SharedFlat) -> bool {
+    fn is_locked(flat: &SharedFlatBuffer) -> bool {
         flat.try_lock().is_err()
     }
 
     /// Answers for ranks that are asked, and looks meanwhile whether the flat is locked.
     struct Witness {
-        flat: SharedFlat,
+        flat: SharedFlatBuffer,
         was_locked: AtomicBool,
     }
 
@@ -303,12 +303,12 @@ mod tests {
     /// all that is due. Returns what came of it, and who was asked.
     fn all_gather_beside<F: Future<Output = TcpStream>>(
         limit: Duration,
-        peer: impl Fn(TcpStream, SharedFlat) -> F,
+        peer: impl Fn(TcpStream, SharedFlatBuffer) -> F,
     ) -> (Result<()>, Arc<Witness>) {
         let ranges = [("w".to_string(), vec![2 * PART])];
         let device = Device::cpu(1).unwrap();
         let flat = FlatBuffer::new(&device, DType::F32, Category::Weights, &ranges).unwrap();
-        let flat: SharedFlat = Arc::new(Mutex::new(flat));
+        let flat: SharedFlatBuffer = Arc::new(Mutex::new(flat));
         let site = Location::caller();
         let call = Call { op: Op::AllGather, dtype: DType::F32, len: 2 * PART, unit: 1, site };
         let witness = Arc::new(Witness { flat: flat.clone(), was_locked: AtomicBool::new(false) });
