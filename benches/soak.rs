@@ -11,7 +11,7 @@ use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::trainer::{Trainer, TrainerConfig};
-use ferrotron::nn::schedule::{DecayStyle, Schedule, ScheduleConfig};
+use ferrotron::nn::schedule::{DecayStyle, LrSchedule, LrScheduleConfig};
 use ferrotron::nn::{OptimizerConfig, Scope};
 use ferrotron::parallel::mesh::Mesh;
 use ferrotron::{DType, Device, Result};
@@ -22,18 +22,18 @@ const STEPS: u64 = 2000;
 
 fn trainer(vocab: usize, seed: u64) -> Result<Trainer> {
     let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-    let schedule = ScheduleConfig {
+    let schedule = LrScheduleConfig {
         style: DecayStyle::Cosine,
         max_lr: 1e-3,
         min_lr: 1e-4,
         warmup_steps: 100,
         decay_steps: STEPS,
-        ..ScheduleConfig::default()
+        ..LrScheduleConfig::default()
     };
     let batch_size = BatchSizeConfig { micro_batch_size: 12, ..BatchSizeConfig::default() };
     let config = TrainerConfig {
         optimizer: OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 },
-        ..TrainerConfig::new(seed, Schedule::new(schedule)?, BatchSize::new(batch_size)?)
+        ..TrainerConfig::new(seed, LrSchedule::new(schedule)?, BatchSize::new(batch_size)?)
     };
     let scope = Scope::new(&Device::cpu(threads)?, DType::F32, seed);
     Trainer::new(&scope, &GptConfig::gpt2(vocab, 4, 128, 4, 64), config)

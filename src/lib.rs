@@ -36,9 +36,9 @@ pub mod prelude {
     };
     pub use ferrotron_models::gpt::{Gpt, GptConfig};
     pub use ferrotron_nn::{
-        Activation, Attention, AttentionConfig, Bias, Context, Decay, Dropout, Embedding, Init,
-        LayerNorm, Linear, Mlp, MlpConfig, Mode, Module, Norm, Optimizer, OptimizerConfig, Param,
-        ParamBuffers, RmsNorm, Scope, StepConfig, clip_coefficient,
+        Activation, Attention, AttentionConfig, Bias, Context, Dropout, Embedding, Init, LayerNorm,
+        Linear, Mlp, MlpConfig, Mode, Module, Norm, Optimizer, OptimizerConfig, Param,
+        ParamAndGradBuffer, RmsNorm, Scope, StepConfig, WeightDecay, clip_coefficient,
     };
     pub use ferrotron_tensor::{At, DType, Device, Error, RandomKey, Result, ShardSpec, Tensor};
 }

@@ -4,8 +4,8 @@
 use ferrotron_autograd::ops::cross_entropy::Loss;
 use ferrotron_models::gpt::{Gpt, GptConfig};
 use ferrotron_nn::{
-    Context, Mode, Module, Optimizer, OptimizerConfig, Param, ParamBuffers, Scope, StepConfig,
-    clip_coefficient,
+    Context, Mode, Module, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Scope,
+    StepConfig, clip_coefficient,
 };
 use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
 use ferrotron_tensor::{DType, Device, Result, Tensor};
@@ -187,7 +187,7 @@ fn five_steps_of_adamw_equal_pytorch() -> Result<()> {
     let number = |key: &str| want[key].as_f64().unwrap();
     let [beta1, beta2] = floats(&want["betas"])[..] else { panic!("two betas") };
     let (eps, weight_decay) = (number("eps"), number("weight_decay"));
-    let buffers = ParamBuffers::new(&case.params)?;
+    let buffers = ParamAndGradBuffer::new(&case.params)?;
     let config = OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay };
     let mut optimizer = Optimizer::new(config, &buffers)?;
     let (mut losses, mut norms) = (Vec::new(), Vec::new());

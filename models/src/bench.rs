@@ -1,6 +1,6 @@
 //! Benchmark of training steps on random tokens: forward, backward, clipping and optimizer.
 
-use ferrotron_nn::schedule::Schedule;
+use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{Axis, OptimizerConfig, Scope};
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
@@ -102,7 +102,7 @@ pub fn trainer(config: &BenchConfig, device: &Device, mesh: &Mesh) -> Result<(Tr
         parallel: config.parallel,
         precision: config.precision,
         execution: config.execution,
-        ..TrainerConfig::new(0, Schedule::constant(6e-4)?, batch_size)
+        ..TrainerConfig::new(0, LrSchedule::constant(6e-4)?, batch_size)
     };
     let trainer = Trainer::on_mesh(&scope, mesh, &config.model, trainer)?;
     Ok((trainer, Sampler::new(random_tokens(config)?, config.seq_length, 0)?))

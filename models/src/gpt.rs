@@ -5,7 +5,7 @@
 use ferrotron_autograd::ops::cross_entropy::Loss;
 use ferrotron_autograd::{Offloaded, Offloader, Var, checkpoint};
 use ferrotron_nn::{
-    Axis, Context, Decay, Dropout, Embedding, KvCache, Mode, Module, Norm, Param, Scope,
+    Axis, Context, Dropout, Embedding, KvCache, Mode, Module, Norm, Param, Scope, WeightDecay,
 };
 use ferrotron_parallel::collective::partition_range;
 use ferrotron_parallel::mesh::Mesh;
@@ -172,7 +172,7 @@ impl Gpt {
             _ => {
                 let head = scope.child("lm_head").sharded_along(Axis::Tensor);
                 let place = tp.shard(&[v, c], 0, &[v])?;
-                Ok::<_, Error>(head.param_at("weight", place, config.init(), Decay::Yes))
+                Ok::<_, Error>(head.param_at("weight", place, config.init(), WeightDecay::On))
             }
         };
         let head = part.last.then(|| {

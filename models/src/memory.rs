@@ -26,7 +26,7 @@ use crate::trainer::{Trainer, TrainerConfig};
 /// use ferrotron_models::gpt::GptConfig;
 /// use ferrotron_models::memory::{Plan, PlannedDevice};
 /// use ferrotron_models::trainer::TrainerConfig;
-/// use ferrotron_nn::schedule::Schedule;
+/// use ferrotron_nn::schedule::LrSchedule;
 /// use ferrotron_parallel::mesh::Layout;
 /// use ferrotron_parallel::tensor_parallel::SequenceParallel;
 /// use ferrotron_tensor::DType;
@@ -38,7 +38,7 @@ use crate::trainer::{Trainer, TrainerConfig};
 ///     model,
 ///     layout: Layout::single(),
 ///     sequence_parallel: SequenceParallel::Off,
-///     trainer: TrainerConfig::new(1, Schedule::constant(1e-3)?, BatchSize::new(batch_size)?),
+///     trainer: TrainerConfig::new(1, LrSchedule::constant(1e-3)?, BatchSize::new(batch_size)?),
 ///     dtype: DType::BF16,
 ///     seq_length: 1024,
 ///     device: PlannedDevice::Cpu { threads: 2 },

@@ -1,7 +1,7 @@
 //! Runs a rank's model chunks on the micro-batches of a step.
 
 use ferrotron_autograd::Var;
-use ferrotron_nn::{Axis, Context, Extent};
+use ferrotron_nn::{Axis, Context, DimShard};
 use ferrotron_parallel::data_parallel::DataParallel;
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::pipeline::PipelineModel;
@@ -113,13 +113,13 @@ impl PipelineModel for StageModel<'_> {
 }
 
 /// Inputs and targets of this rank's positions.
-fn held_tokens(batch: &Batch, sequence: &Extent) -> (Vec<u32>, Vec<i64>) {
+fn held_tokens(batch: &Batch, sequence: &DimShard) -> (Vec<u32>, Vec<i64>) {
     let length = batch.seq_length;
     (held(&batch.inputs, length, sequence), held(&batch.targets, length, sequence))
 }
 
 /// This rank's positions of rows of `length`.
-fn held<T: Copy>(rows: &[T], length: usize, sequence: &Extent) -> Vec<T> {
+fn held<T: Copy>(rows: &[T], length: usize, sequence: &DimShard) -> Vec<T> {
     let pieces = |row: &[T]| {
         let piece = |&(offset, len): &(usize, usize)| &row[offset..offset + len];
         sequence.pieces.iter().map(piece).collect::<Vec<_>>().concat()

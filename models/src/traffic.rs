@@ -108,8 +108,8 @@ mod tests {
         GptConfig, Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp,
     };
     use crate::trainer::{ParallelConfig, TrainerConfig};
-    use ferrotron_nn::schedule::Schedule;
-    use ferrotron_nn::{AdafactorConfig, GradientType, OptimizerConfig, Scope, Sharding, StepSize};
+    use ferrotron_nn::schedule::LrSchedule;
+    use ferrotron_nn::{AdafactorConfig, GradDType, OptimizerConfig, Scope, Sharding, StepSize};
     use ferrotron_parallel::collective::{Group, WorldConfig, run_threads};
     use ferrotron_parallel::data_parallel::DataParallelConfig;
     use ferrotron_parallel::mesh::{Layout, Mesh};
@@ -151,7 +151,7 @@ mod tests {
         let config = TrainerConfig {
             optimizer,
             parallel,
-            ..TrainerConfig::new(1, Schedule::constant(1e-3)?, batch_size)
+            ..TrainerConfig::new(1, LrSchedule::constant(1e-3)?, batch_size)
         };
         let model = GptConfig { num_query_groups: 2, ..GptConfig::gpt2(8, 4, 64, 4, SEQ_LENGTH) };
         Trainer::on_mesh(&Scope::new(&Device::cpu(1)?, dtype, 1), mesh, &model, config)
@@ -209,8 +209,8 @@ mod tests {
             },
             ..ParallelConfig::default()
         };
-        let wide = |sharding| zero(sharding, GradientType::Accumulator);
-        let narrow = |sharding| zero(sharding, GradientType::Weight);
+        let wide = |sharding| zero(sharding, GradDType::Accumulator);
+        let narrow = |sharding| zero(sharding, GradDType::Weight);
         let f32 = DType::F32;
         for (layout, parallel, config, dtype) in [
             ((2, (2, 1, 1), off), wide(Sharding::None), plain, f32),

@@ -6,7 +6,7 @@ mod report;
 mod step;
 
 use ferrotron_nn::{
-    Axis, LossScaler, Module, Optimizer, ParamBuffers, Scope, StepConfig, UpdateConfig,
+    Axis, LossScaler, Module, Optimizer, ParamAndGradBuffer, Scope, StepConfig, UpdateConfig,
 };
 use ferrotron_parallel::data_parallel::DataParallel;
 use ferrotron_parallel::mesh::Mesh;
@@ -150,7 +150,7 @@ impl Trainer {
     }
 
     /// The parameters, laid out for the optimizer.
-    pub fn buffers(&self) -> &ParamBuffers {
+    pub fn buffers(&self) -> &ParamAndGradBuffer {
         self.data_parallel.buffers()
     }
 

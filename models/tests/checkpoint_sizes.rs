@@ -2,7 +2,7 @@
 
 use ferrotron_models::checkpoint::{Checkpoint, Held, Moments, Progress, Snapshot, save};
 use ferrotron_models::gpt::{Gpt, GptConfig};
-use ferrotron_nn::{Module, Optimizer, OptimizerConfig, Param, ParamBuffers, Scope};
+use ferrotron_nn::{Module, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Scope};
 use ferrotron_parallel::collective::Group;
 use ferrotron_tensor::{DType, Device, Result};
 use std::path::Path;
@@ -17,7 +17,7 @@ fn bits(params: &[Param]) -> Vec<Vec<u64>> {
 fn comes_back(config: &GptConfig, dtype: DType, dir: &Path) -> Result<()> {
     let model = |seed| {
         let gpt = Gpt::new(&Scope::new(&Device::cpu(1)?, dtype, seed), config)?;
-        let buffers = ParamBuffers::new(&gpt.params())?;
+        let buffers = ParamAndGradBuffer::new(&gpt.params())?;
         Ok::<_, ferrotron_tensor::Error>((
             gpt.params(),
             Optimizer::new(OptimizerConfig::ADAMW, &buffers)?,

@@ -7,7 +7,7 @@ use ferrotron_models::gpt::{Gpt, GptConfig};
 use ferrotron_models::memory::{Plan, PlannedDevice};
 use ferrotron_models::trainer::TrainerConfig;
 use ferrotron_nn::Scope;
-use ferrotron_nn::schedule::Schedule;
+use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_parallel::mesh::Layout;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{DType, Device, Error};
@@ -53,7 +53,7 @@ fn plan(config: &GptConfig) -> Result<(), Error> {
         sequence_parallel: SequenceParallel::Off,
         trainer: TrainerConfig::new(
             1,
-            Schedule::constant(1e-3)?,
+            LrSchedule::constant(1e-3)?,
             BatchSize::new(BatchSizeConfig { micro_batch_size: 1, ..BatchSizeConfig::default() })?,
         ),
         dtype: DType::F32,

@@ -6,7 +6,7 @@ use ferrotron_models::data::{Batch, Samples};
 use ferrotron_models::gpt::{GptConfig, Recompute, SavedActivations};
 use ferrotron_models::memory::{Plan, PlannedDevice, RankMemory, StageMemory};
 use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
-use ferrotron_nn::schedule::Schedule;
+use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{AdafactorConfig, OptimizerConfig, Scope, Sharding};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
@@ -99,7 +99,7 @@ impl Case {
                     saved_activations: self.saved_activations,
                     optimizer_states: self.optimizer_states,
                 },
-                ..TrainerConfig::new(1, Schedule::constant(1e-3)?, batch_size)
+                ..TrainerConfig::new(1, LrSchedule::constant(1e-3)?, batch_size)
             },
             dtype: self.dtype,
             seq_length: SEQ_LENGTH,

@@ -7,7 +7,7 @@ use ferrotron_models::gpt::Recompute;
 use ferrotron_models::memory::{Plan, PlannedDevice};
 use ferrotron_models::presets::Preset;
 use ferrotron_models::trainer::{ParallelConfig, TrainerConfig};
-use ferrotron_nn::schedule::Schedule;
+use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_parallel::mesh::Layout;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::DType;
@@ -19,7 +19,7 @@ use std::time::Duration;
 fn a_trillion_parameters_are_planned_in_a_second_and_100_megabytes() {
     let preset = Preset::find("ptd-1t").unwrap();
     let (tensor, pipeline) = (8, 64);
-    let schedule = Schedule::constant(1e-3).unwrap();
+    let schedule = LrSchedule::constant(1e-3).unwrap();
     let batch_size = BatchSizeConfig { global_batch_size: Some(512), ..BatchSizeConfig::default() };
     let plan = Plan {
         model: preset.config(),

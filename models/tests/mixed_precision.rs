@@ -11,8 +11,8 @@ use ferrotron_models::gpt::GptConfig;
 use ferrotron_models::trainer::{
     ParallelConfig, PrecisionConfig, StepReport, Trainer, TrainerConfig,
 };
-use ferrotron_nn::schedule::Schedule;
-use ferrotron_nn::{Axis, GradientType, LossScale, Scope};
+use ferrotron_nn::schedule::LrSchedule;
+use ferrotron_nn::{Axis, GradDType, LossScale, Scope};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_parallel::mesh::{Layout, Mesh};
@@ -53,7 +53,7 @@ fn trainer(
     dtype: DType,
     mesh: &Mesh,
     precision: PrecisionConfig,
-    gradients: GradientType,
+    gradients: GradDType,
 ) -> Result<Trainer> {
     let scope = Scope::new(&Device::cpu(1)?, dtype, 1234);
     let data_parallel = DataParallelConfig { gradients, ..DataParallelConfig::default() };
@@ -66,14 +66,14 @@ fn trainer(
     let config = TrainerConfig {
         parallel: ParallelConfig { data_parallel, ..ParallelConfig::default() },
         precision,
-        ..TrainerConfig::new(7, Schedule::constant(1e-2)?, batch_size)
+        ..TrainerConfig::new(7, LrSchedule::constant(1e-2)?, batch_size)
     };
     Trainer::on_mesh(&scope, mesh, &model(), config)
 }
 
 fn alone(dtype: DType, loss_scale: LossScale) -> Result<Trainer> {
     let precision = PrecisionConfig { loss_scale, ..PrecisionConfig::default() };
-    trainer(dtype, &Mesh::single(), precision, GradientType::Accumulator)
+    trainer(dtype, &Mesh::single(), precision, GradDType::Accumulator)
 }
 
 /// Every number of the weights, moments and master weights.
@@ -118,7 +118,7 @@ fn a_step_that_overflows_changes_nothing_on_any_rank() -> Result<()> {
         let mesh = Mesh::new(&world, Layout::new(8, 2, 1, 2)?, SequenceParallel::On)?;
         let precision =
             PrecisionConfig { loss_scale: LossScale::DYNAMIC, ..PrecisionConfig::default() };
-        run(&mut trainer(DType::F16, &mesh, precision, GradientType::Accumulator)?)
+        run(&mut trainer(DType::F16, &mesh, precision, GradDType::Accumulator)?)
     });
     let ranks = ranks.into_iter().collect::<Result<Vec<_>>>()?;
     for (rank, found) in ranks.iter().enumerate() {
@@ -216,7 +216,7 @@ fn the_loss_falls_with_a_scale_and_not_without() -> Result<()> {
 fn zeros(scale: f64) -> Result<f64> {
     let precision =
         PrecisionConfig { loss_scale: LossScale::Constant(scale), ..PrecisionConfig::default() };
-    let mut trainer = trainer(DType::F16, &Mesh::single(), precision, GradientType::Weight)?;
+    let mut trainer = trainer(DType::F16, &Mesh::single(), precision, GradDType::Weight)?;
     trainer.step(&Chain)?;
     let (mut zeros, mut all) = (0, 0);
     for group in trainer.buffers().groups() {

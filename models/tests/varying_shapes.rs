@@ -7,7 +7,7 @@ use ferrotron_models::data::{Batch, Samples};
 use ferrotron_models::gpt::{GptConfig, Recompute};
 use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
 use ferrotron_nn::Scope;
-use ferrotron_nn::schedule::Schedule;
+use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_tensor::{DType, Device, RandomKey, Result};
 
 struct OfLength(usize);
@@ -31,7 +31,7 @@ impl Samples for OfLength {
 
 fn trainer(model: &GptConfig, micro: usize, dtype: DType, recompute: Recompute) -> Trainer {
     let batch_size = BatchSizeConfig { micro_batch_size: micro, ..BatchSizeConfig::default() };
-    let (schedule, batch_size) = (Schedule::constant(1e-3), BatchSize::new(batch_size));
+    let (schedule, batch_size) = (LrSchedule::constant(1e-3), BatchSize::new(batch_size));
     let config = TrainerConfig {
         parallel: ParallelConfig { recompute, ..ParallelConfig::default() },
         ..TrainerConfig::new(1, schedule.unwrap(), batch_size.unwrap())

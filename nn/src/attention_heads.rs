@@ -10,14 +10,14 @@ use ferrotron_tensor::ops::rotary::RotaryTable;
 use ferrotron_tensor::{At, Error, Result, ShardSpec};
 use std::ops::Range;
 
-use crate::{AttentionConfig, Context, Extent, KvCache, Mode, Scope};
+use crate::{AttentionConfig, Context, DimShard, KvCache, Mode, Scope};
 
 /// A shard of the query heads of an attention layer, with the key and value heads that they share.
 #[derive(Debug, Clone)]
 pub struct AttentionHeads {
     path: String,
     config: AttentionConfig,
-    held: Range<usize>,
+    local_heads: Range<usize>,
 }
 
 impl AttentionHeads {
@@ -44,17 +44,17 @@ impl AttentionHeads {
         if held.is_empty() || held.end > heads || held.start % shared + held.end % shared > 0 {
             return refuse(format!("heads {held:?} of {heads} are not whole groups of {shared}"));
         }
-        Ok(AttentionHeads { path: scope.path().to_string(), config: *config, held })
+        Ok(AttentionHeads { path: scope.path().to_string(), config: *config, local_heads: held })
     }
 
     /// Number of local query heads.
     pub fn heads(&self) -> usize {
-        self.held.len()
+        self.local_heads.len()
     }
 
     /// Number of local key and value heads.
     pub fn groups(&self) -> usize {
-        self.held.len() * self.config.groups / self.config.heads
+        self.local_heads.len() * self.config.groups / self.config.heads
     }
 
     /// The layer's global path.
@@ -71,14 +71,14 @@ impl AttentionHeads {
     }
 
     fn attend(&self, ctx: &Context, qkv: Var, cache: Option<&mut KvCache>) -> Result<Var> {
-        let scores = self.scores(ctx, &ctx.sequence, &ctx.sequence)?;
+        let scores = self.attention_config(ctx, &ctx.sequence, &ctx.sequence)?;
         let (heads, groups) = (self.heads(), self.groups());
         let Some(cache) = cache else {
-            let qkv = self.turn(qkv, ctx.sequence.coordinates())?;
+            let qkv = self.apply_rotary(qkv, ctx.sequence.coordinates())?;
             return packed_attention(&qkv, heads, groups, &scores); // (B, T, H D)
         };
         let positions = qkv.value().dim(1)?;
-        let qkv = self.turn(qkv, cache.len()..cache.len() + positions)?;
+        let qkv = self.apply_rotary(qkv, cache.len()..cache.len() + positions)?;
         // (B, T, H, D), (B, T, G, D) twice
         let (q, k, v) = split_packed(qkv.value(), heads, groups)?;
         let (k, v) = cache.append(&k, &v)?; // (B, S, G, D)
@@ -89,7 +89,11 @@ impl AttentionHeads {
 
     /// Applies rotary embeddings of `positions` to the queries and keys of a packed projection. Returns it unchanged
     /// if the layer has none.
-    pub fn turn(&self, qkv: Var, positions: impl IntoIterator<Item = usize>) -> Result<Var> {
+    pub fn apply_rotary(
+        &self,
+        qkv: Var,
+        positions: impl IntoIterator<Item = usize>,
+    ) -> Result<Var> {
         let AttentionConfig { head_dim, rotary_base, .. } = self.config;
         let Some(base) = rotary_base else { return Ok(qkv) };
         let (heads, groups) = (self.heads(), self.groups());
@@ -104,7 +108,12 @@ impl AttentionHeads {
     }
 
     /// The attention options for these queries and keys, including dropout.
-    pub fn scores(&self, ctx: &Context, queries: &Extent, keys: &Extent) -> Result<Scores> {
+    pub fn attention_config(
+        &self,
+        ctx: &Context,
+        queries: &DimShard,
+        keys: &DimShard,
+    ) -> Result<Scores> {
         let AttentionConfig { heads, head_dim, dropout, .. } = self.config;
         let mut scores = Scores::causal(head_dim);
         if ctx.mode == Mode::Train && dropout > 0.0 {
@@ -113,7 +122,7 @@ impl AttentionHeads {
                 &[ctx.batch.global, heads, queries.global, keys.global],
                 &[
                     &ctx.batch.pieces,
-                    &[(self.held.start, self.held.len())],
+                    &[(self.local_heads.start, self.local_heads.len())],
                     &queries.pieces,
                     &keys.pieces,
                 ],

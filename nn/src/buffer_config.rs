@@ -3,14 +3,14 @@
 /// Configuration of the layout of parameters.
 ///
 /// ```
-/// use ferrotron_nn::{Bias, BufferConfig, Init, Linear, Module, ParamBuffers, Scope, Sharding};
+/// use ferrotron_nn::{Bias, BufferConfig, Init, Linear, Module, ParamAndGradBuffer, Scope, Sharding};
 /// use ferrotron_tensor::{DType, Device};
 /// let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1);
 /// let layer = Linear::new(&scope, 3, 3, Bias::No, Init::XavierNormal)?;
 /// // The second of two ranks, each of which keeps the moments of half the elements.
 /// let config =
 ///     BufferConfig { sharding: Sharding::Optimizer, shard: (1, 2), ..BufferConfig::default() };
-/// let buffers = ParamBuffers::with_config(&layer.params(), &config)?;
+/// let buffers = ParamAndGradBuffer::with_config(&layer.params(), &config)?;
 /// let group = &buffers.groups()[0];
 /// assert_eq!(group.owned, 4..9);
 /// // Half of the second row, and the third: boxes of the global (3, 3).
@@ -29,7 +29,7 @@ pub struct BufferConfig {
     /// This rank's index among the sharding ranks, and their number.
     pub shard: (usize, usize),
     /// The dtype in which gradients of 16-bit weights are accumulated and reduced.
-    pub gradients: GradientType,
+    pub gradients: GradDType,
 }
 
 impl Default for BufferConfig {
@@ -40,7 +40,7 @@ impl Default for BufferConfig {
             sharding: Sharding::None,
             shard_unit: ShardUnit::Elements,
             shard: (0, 1),
-            gradients: GradientType::Accumulator,
+            gradients: GradDType::Accumulator,
         }
     }
 }
@@ -78,7 +78,7 @@ pub enum ShardUnit {
 
 /// The dtype in which gradients of 16-bit weights are accumulated and reduced. Other weights use their own dtype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum GradientType {
+pub enum GradDType {
     /// f32, in which they are also computed.
     #[default]
     Accumulator,

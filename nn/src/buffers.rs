@@ -5,19 +5,19 @@ use ferrotron_autograd::{Leaf, missing_gradients};
 use ferrotron_tensor::{DType, Error, Result, Tensor};
 use std::collections::{HashMap, HashSet};
 
-use crate::{AxisSet, BufferConfig, Decay, Param, ParamGroup, ShardUnit, Sharding};
+use crate::{AxisSet, BufferConfig, Param, ParamAndGradBucket, ShardUnit, Sharding, WeightDecay};
 
 /// All parameters of a model, in groups.
 ///
 /// ```
 /// use ferrotron_autograd::Var;
 /// use ferrotron_nn::{
-///     Bias, Init, Linear, Module, Optimizer, OptimizerConfig, ParamBuffers, Scope, StepConfig, clip_coefficient,
+///     Bias, Init, Linear, Module, Optimizer, OptimizerConfig, ParamAndGradBuffer, Scope, StepConfig, clip_coefficient,
 /// };
 /// use ferrotron_tensor::{DType, Device, Tensor};
 /// let device = Device::cpu(1)?;
 /// let layer = Linear::new(&Scope::new(&device, DType::F32, 1234), 3, 2, Bias::Yes, Init::XavierNormal)?;
-/// let buffers = ParamBuffers::new(&layer.params())?;
+/// let buffers = ParamAndGradBuffer::new(&layer.params())?;
 /// assert_eq!((buffers.groups().len(), buffers.numel()), (2, 8)); // the weight decays, the bias does not
 ///
 /// let mut optimizer = Optimizer::new(OptimizerConfig::SGD, &buffers)?;
@@ -30,20 +30,20 @@ use crate::{AxisSet, BufferConfig, Decay, Param, ParamGroup, ShardUnit, Sharding
 /// optimizer.step(&buffers, &StepConfig { lr: 0.1, grad_scale })?;
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-pub struct ParamBuffers {
-    groups: Vec<ParamGroup>,
+pub struct ParamAndGradBuffer {
+    groups: Vec<ParamAndGradBucket>,
 }
 
-impl ParamBuffers {
+impl ParamAndGradBuffer {
     /// Moves the values of `params` into flat buffers; lazy values are initialised there.
     ///
     /// Errors if two parameters have the same name or their dtypes differ.
-    pub fn new(params: &[Param]) -> Result<ParamBuffers> {
+    pub fn new(params: &[Param]) -> Result<ParamAndGradBuffer> {
         Self::with_config(params, &BufferConfig::default())
     }
 
-    /// Like [`ParamBuffers::new`], with bounded bucket sizes and optional sharding.
-    pub fn with_config(params: &[Param], config: &BufferConfig) -> Result<ParamBuffers> {
+    /// Like [`ParamAndGradBuffer::new`], with bounded bucket sizes and optional sharding.
+    pub fn with_config(params: &[Param], config: &BufferConfig) -> Result<ParamAndGradBuffer> {
         let mut names = HashSet::new();
         for param in params {
             if !names.insert(param.name()) {
@@ -67,14 +67,14 @@ impl ParamBuffers {
             .map(|bucket| {
                 let owner = |param: &Param| owners.get(param.name()).copied();
                 let owners = bucket.iter().filter_map(owner).collect();
-                ParamGroup::new(bucket, owners, config)
+                ParamAndGradBucket::new(bucket, owners, config)
             })
             .collect::<Result<_>>()?;
-        Ok(ParamBuffers { groups })
+        Ok(ParamAndGradBuffer { groups })
     }
 
     /// The groups, in the order in which backward completes their gradients.
-    pub fn groups(&self) -> &[ParamGroup] {
+    pub fn groups(&self) -> &[ParamAndGradBucket] {
         &self.groups
     }
 
@@ -93,7 +93,7 @@ impl ParamBuffers {
         self.params().for_each(|param| param.leaf().zero_gradient());
     }
 
-    /// Errors, naming them, if parameters received no gradient since [`ParamBuffers::zero_gradients`].
+    /// Errors, naming them, if parameters received no gradient since [`ParamAndGradBuffer::zero_gradients`].
     pub fn check_gradients(&self) -> Result<()> {
         let missing = missing_gradients(self.params().map(Param::leaf));
         if missing.is_empty() {
@@ -145,7 +145,7 @@ fn buckets(params: &[Param], numel: usize) -> Vec<Vec<Param>> {
 }
 
 /// The properties that all parameters of a group share.
-fn facts(param: &Param) -> (Decay, AxisSet, AxisSet) {
+fn facts(param: &Param) -> (WeightDecay, AxisSet, AxisSet) {
     (param.decay(), param.replicated(), param.grad_partial())
 }
 
@@ -153,7 +153,7 @@ fn facts(param: &Param) -> (Decay, AxisSet, AxisSet) {
 /// equal ranges of elements; the owner's range contains the parameter's midpoint. Global elements are counted, so
 /// that ranks with other shards of a parameter, or that share no other parameter, agree.
 fn owners(params: &[Param], ranks: usize) -> HashMap<&str, usize> {
-    let numel = |param: &Param| param.place().global_dims().iter().product::<usize>() as u128;
+    let numel = |param: &Param| param.shard_spec().global_dims().iter().product::<usize>() as u128;
     let mut all: HashMap<_, u128> = HashMap::new();
     params.iter().for_each(|param| *all.entry(facts(param)).or_default() += numel(param));
     let mut before: HashMap<_, u128> = HashMap::new();

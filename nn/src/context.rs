@@ -16,22 +16,22 @@ pub enum Mode {
 
 /// A shard of one global dim: (offset, length) ranges in local order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Extent {
+pub struct DimShard {
     /// Size of the whole dim.
     pub global: usize,
     /// The local (offset, length) ranges.
     pub pieces: SmallVec<[(usize, usize); 2]>,
 }
 
-impl Extent {
+impl DimShard {
     /// The unsharded dim.
-    pub fn whole(size: usize) -> Extent {
-        Extent::part(size, 0, size)
+    pub fn unsharded(size: usize) -> DimShard {
+        DimShard::part(size, 0, size)
     }
 
     /// A shard of one range.
-    pub fn part(global: usize, offset: usize, len: usize) -> Extent {
-        Extent { global, pieces: smallvec![(offset, len)] }
+    pub fn part(global: usize, offset: usize, len: usize) -> DimShard {
+        DimShard { global, pieces: smallvec![(offset, len)] }
     }
 
     /// Local length.
@@ -47,7 +47,7 @@ impl Extent {
 
     /// The sub-range `range` of this shard, in local coordinates.
     #[must_use]
-    pub fn narrow(&self, range: Range<usize>) -> Extent {
+    pub fn narrow(&self, range: Range<usize>) -> DimShard {
         let mut pieces = SmallVec::new();
         let mut before = 0;
         for &(offset, len) in &self.pieces {
@@ -58,7 +58,7 @@ impl Extent {
             }
             before += len;
         }
-        Extent { global: self.global, pieces }
+        DimShard { global: self.global, pieces }
     }
 }
 
@@ -79,12 +79,12 @@ pub struct Context {
     /// Whether dropout is active.
     pub mode: Mode,
     /// The local samples of the global batch.
-    pub batch: Extent,
+    pub batch: DimShard,
     /// The local positions of the sequence, as seen by attention.
-    pub sequence: Extent,
+    pub sequence: DimShard,
     /// The local positions on the residual stream, between the layers of a block. Fewer than in `sequence` only with
     /// sequence parallelism.
-    pub residual: Extent,
+    pub residual: DimShard,
 }
 
 impl Context {
@@ -100,16 +100,16 @@ impl Context {
             seed,
             step,
             mode,
-            batch: Extent::whole(global_batch),
-            sequence: Extent::whole(seq_length),
-            residual: Extent::whole(seq_length),
+            batch: DimShard::unsharded(global_batch),
+            sequence: DimShard::unsharded(seq_length),
+            residual: DimShard::unsharded(seq_length),
         }
     }
 
     /// Restricts the pass to `len` samples of the global batch from `offset` on.
     #[must_use]
     pub fn micro_batch(mut self, offset: usize, len: usize) -> Context {
-        self.batch = Extent::part(self.batch.global, offset, len);
+        self.batch = DimShard::part(self.batch.global, offset, len);
         self
     }
 
@@ -119,7 +119,7 @@ impl Context {
     }
 
     /// The shard that a local (batch, sequence, features..) activation of the residual stream holds.
-    pub fn place(&self, features: &[usize]) -> Result<ShardSpec> {
+    pub fn shard_spec(&self, features: &[usize]) -> Result<ShardSpec> {
         let mut global = vec![self.batch.global, self.residual.global];
         global.extend(features);
         let whole: Vec<[(usize, usize); 1]> = features.iter().map(|&size| [(0, size)]).collect();

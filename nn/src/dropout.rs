@@ -37,7 +37,7 @@ impl Dropout {
             let message = format!("needs (batch, sequence, ..), got {:?}", x.dims());
             return Err(Error::shape("dropout", message).at(&self.path));
         };
-        let place = ctx.place(features).at(&self.path)?;
+        let place = ctx.shard_spec(features).at(&self.path)?;
         x.dropout(self.p, &ctx.key(&self.path), &place).at(&self.path)
     }
 

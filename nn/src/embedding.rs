@@ -3,7 +3,7 @@
 use ferrotron_autograd::Var;
 use ferrotron_tensor::{At, Error, Result, Tensor};
 
-use crate::{Decay, Init, Module, Param, Scope};
+use crate::{Init, Module, Param, Scope, WeightDecay};
 
 /// A trainable table (count, width).
 #[derive(Debug, Clone)]
@@ -24,7 +24,7 @@ impl Embedding {
         }
         Ok(Embedding {
             path: scope.path().to_string(),
-            weight: scope.param("weight", &[count, width], init, Decay::Yes),
+            weight: scope.param("weight", &[count, width], init, WeightDecay::On),
         })
     }
 

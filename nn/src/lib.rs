@@ -25,9 +25,9 @@ pub mod schedule;
 pub use attention::{Attention, AttentionConfig, KvCache};
 pub use attention_heads::AttentionHeads;
 pub use axis::{Axis, AxisSet};
-pub use buffer_config::{BufferConfig, GradientType, ShardUnit, Sharding};
-pub use buffers::ParamBuffers;
-pub use context::{Context, Extent, Mode};
+pub use buffer_config::{BufferConfig, GradDType, ShardUnit, Sharding};
+pub use buffers::ParamAndGradBuffer;
+pub use context::{Context, DimShard, Mode};
 pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub use init::Init;
@@ -36,10 +36,10 @@ pub use loss_scale::{LossScale, LossScaler};
 pub use mlp::{Activation, Mlp, MlpConfig};
 pub use norm::{LayerNorm, Norm, RmsNorm};
 pub use optimizer::{
-    AdafactorConfig, MASTER, Optimizer, OptimizerConfig, PartSum, Rounding, StepConfig, StepSize,
-    SumParts, UpdateConfig, WeightUpdate,
+    AdafactorConfig, MASTER, Optimizer, OptimizerConfig, ReduceSums, Rounding, ShardedSum,
+    StepConfig, StepSize, UpdateConfig, WeightUpdate,
 };
-pub use param::{Decay, Module, Param, Scope};
-pub use param_group::ParamGroup;
+pub use param::{Module, Param, Scope, WeightDecay};
+pub use param_group::ParamAndGradBucket;
 
 pub use ferrotron_tensor::ops::outcome::clip_coefficient;

@@ -3,7 +3,7 @@
 use ferrotron_autograd::Var;
 use ferrotron_tensor::{At, Error, Result};
 
-use crate::{Decay, Init, Module, Param, Scope};
+use crate::{Init, Module, Param, Scope, WeightDecay};
 
 /// Whether a layer has a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,9 +51,9 @@ impl Linear {
         }
         Ok(Linear {
             path: scope.path().to_string(),
-            weight: scope.param("weight", &[outputs, inputs], init, Decay::Yes),
+            weight: scope.param("weight", &[outputs, inputs], init, WeightDecay::On),
             bias: (bias == Bias::Yes)
-                .then(|| scope.param("bias", &[outputs], Init::Zeros, Decay::No)),
+                .then(|| scope.param("bias", &[outputs], Init::Zeros, WeightDecay::Off)),
         })
     }
 

@@ -3,7 +3,7 @@
 use ferrotron_autograd::Var;
 use ferrotron_tensor::{At, Result};
 
-use crate::{Bias, Decay, Init, Module, Param, Scope};
+use crate::{Bias, Init, Module, Param, Scope, WeightDecay};
 
 /// LayerNorm over the last dim: Ba et al., arXiv 1607.06450.
 #[derive(Debug, Clone)]
@@ -19,9 +19,9 @@ impl LayerNorm {
     pub fn new(scope: &Scope, width: usize, bias: Bias, eps: f64) -> LayerNorm {
         LayerNorm {
             path: scope.path().to_string(),
-            weight: scope.param("weight", &[width], Init::Ones, Decay::No),
+            weight: scope.param("weight", &[width], Init::Ones, WeightDecay::Off),
             bias: (bias == Bias::Yes)
-                .then(|| scope.param("bias", &[width], Init::Zeros, Decay::No)),
+                .then(|| scope.param("bias", &[width], Init::Zeros, WeightDecay::Off)),
             eps,
         }
     }
@@ -55,7 +55,7 @@ impl RmsNorm {
     pub fn new(scope: &Scope, width: usize, eps: f64) -> RmsNorm {
         RmsNorm {
             path: scope.path().to_string(),
-            weight: scope.param("weight", &[width], Init::Ones, Decay::No),
+            weight: scope.param("weight", &[width], Init::Ones, WeightDecay::Off),
             eps,
         }
     }

@@ -9,11 +9,11 @@ use crate::{Axis, AxisSet, Init};
 
 /// Whether weight decay applies to a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Decay {
+pub enum WeightDecay {
     /// Decays: matrices and embeddings.
-    Yes,
+    On,
     /// Does not decay: biases and norms.
-    No,
+    Off,
 }
 
 /// A trainable tensor of a model. Cloning returns another handle of the same parameter.
@@ -26,10 +26,10 @@ pub struct Param {
 /// The properties of a parameter besides its value.
 #[derive(Debug, Clone, PartialEq)]
 struct Facts {
-    place: ShardSpec,
+    shard_spec: ShardSpec,
     replicated: AxisSet,
     grad_partial: AxisSet,
-    decay: Decay,
+    decay: WeightDecay,
     blocks: Vec<usize>,
 }
 
@@ -50,8 +50,8 @@ impl Param {
     }
 
     /// The local shard of the global tensor.
-    pub fn place(&self) -> &ShardSpec {
-        &self.facts.place
+    pub fn shard_spec(&self) -> &ShardSpec {
+        &self.facts.shard_spec
     }
 
     /// The axes along which all ranks hold the same shard. The shard counts once in a norm, and only the first rank
@@ -66,7 +66,7 @@ impl Param {
     }
 
     /// Whether weight decay applies.
-    pub fn decay(&self) -> Decay {
+    pub fn decay(&self) -> WeightDecay {
         self.facts.decay
     }
 
@@ -80,7 +80,7 @@ impl Param {
     ///
     /// Errors unless they add up to its global dim 0.
     pub fn packed(mut self, blocks: &[usize]) -> Result<Param> {
-        let dims = self.facts.place.global_dims();
+        let dims = self.facts.shard_spec.global_dims();
         if dims.first() != Some(&blocks.iter().sum()) {
             let message =
                 format!("'{}' of {dims:?} cannot consist of blocks of {blocks:?}", self.name());
@@ -113,10 +113,10 @@ pub trait Module {
 /// gradient-partial axes of its parameters.
 ///
 /// ```
-/// use ferrotron_nn::{Decay, Init, Scope};
+/// use ferrotron_nn::{WeightDecay, Init, Scope};
 /// use ferrotron_tensor::{DType, Device};
 /// let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1234);
-/// let weight = scope.child("blocks.0").param("weight", &[4, 2], Init::Normal { std: 0.02 }, Decay::Yes);
+/// let weight = scope.child("blocks.0").param("weight", &[4, 2], Init::Normal { std: 0.02 }, WeightDecay::On);
 /// assert_eq!(weight.name(), "blocks.0.weight");
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
@@ -189,12 +189,12 @@ impl Scope {
     }
 
     /// An unsharded parameter. Its memory is allocated when the value is first read.
-    pub fn param(&self, name: &str, dims: &[usize], init: Init, decay: Decay) -> Param {
+    pub fn param(&self, name: &str, dims: &[usize], init: Init, decay: WeightDecay) -> Param {
         self.param_at(name, ShardSpec::unsharded(dims), init, decay)
     }
 
-    /// A parameter with the local shard `place`.
-    pub fn param_at(&self, name: &str, place: ShardSpec, init: Init, decay: Decay) -> Param {
+    /// A parameter with the local shard `shard_spec`.
+    pub fn param_at(&self, name: &str, place: ShardSpec, init: Init, decay: WeightDecay) -> Param {
         let name = self.join(name);
         let key = RandomKey::new(self.seed, 0, &name);
         let held = place.clone();
@@ -202,7 +202,10 @@ impl Scope {
             init.fill(tensor, &held, &key)
         });
         let Scope { replicated, grad_partial, .. } = *self;
-        Param { leaf, facts: Facts { place, replicated, grad_partial, decay, blocks: Vec::new() } }
+        Param {
+            leaf,
+            facts: Facts { shard_spec: place, replicated, grad_partial, decay, blocks: Vec::new() },
+        }
     }
 
     fn join(&self, name: &str) -> String {

@@ -8,13 +8,13 @@ use ferrotron_tensor::{Category, FlatBuffer, Result, ShardSpec, Tensor, partitio
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use crate::{AxisSet, BufferConfig, Decay, GradientType, Param, ShardUnit, Sharding};
+use crate::{AxisSet, BufferConfig, GradDType, Param, ShardUnit, Sharding, WeightDecay};
 
 /// Parameters with equal sharding and decay, in one weight and one gradient buffer. They share gradient reductions,
 /// norms and optimizer passes.
-pub struct ParamGroup {
+pub struct ParamAndGradBucket {
     /// Whether weight decay applies.
-    pub decay: Decay,
+    pub decay: WeightDecay,
     /// The axes along which all ranks hold the same parameters.
     pub replicated: AxisSet,
     /// The axes along which gradients are partial.
@@ -37,21 +37,21 @@ pub struct ParamGroup {
     rank: usize,
 }
 
-impl ParamGroup {
+impl ParamAndGradBucket {
     /// A group whose parameters belong to `owners`, unless shards consist of elements.
     pub(crate) fn new(
         params: Vec<Param>,
         owners: Vec<usize>,
         config: &BufferConfig,
-    ) -> Result<ParamGroup> {
+    ) -> Result<ParamAndGradBucket> {
         let first = &params[0];
         let (device, dtype) = (first.leaf().device().clone(), first.leaf().dtype());
         let shared = |flat: Result<FlatBuffer>| flat.map(|flat| Arc::new(Mutex::new(flat)));
         let whole = parts(&params);
         let weights = shared(FlatBuffer::uninit(&device, dtype, Category::Weights, &whole))?;
         let gradient_dtype = match config.gradients {
-            GradientType::Accumulator => dtype.accumulator(),
-            GradientType::Weight => dtype,
+            GradDType::Accumulator => dtype.accumulator(),
+            GradDType::Weight => dtype,
         };
         let gradients =
             shared(FlatBuffer::new(&device, gradient_dtype, Category::Gradients, &whole))?;
@@ -70,7 +70,7 @@ impl ParamGroup {
             (_, ShardUnit::Elements) => partition_range(numel, ranks, rank),
             (_, ShardUnit::Parameters) => before(rank)..before(rank + 1),
         };
-        let mut group = ParamGroup {
+        let mut group = ParamAndGradBucket {
             decay: first.decay(),
             replicated: first.replicated(),
             grad_partial: first.grad_partial(),
@@ -87,11 +87,11 @@ impl ParamGroup {
         let shard = |dtype, category| shared(FlatBuffer::new(&device, dtype, category, &pieces));
         if config.sharding >= Sharding::Gradients {
             group.gradient_shard = Some(shard(gradient_dtype, Category::Gradients)?);
-            group.free_gradients();
+            group.reshard_gradients();
         }
         if config.sharding >= Sharding::Weights {
             group.weight_shard = Some(shard(dtype, Category::Weights)?);
-            group.store_weights()?;
+            group.write_back_weights()?;
         }
         Ok(group)
     }
@@ -102,7 +102,7 @@ impl ParamGroup {
         if !self.owners.is_empty() {
             let params = self.params.iter().zip(&self.owners);
             let own = params.filter(|&(_, &owner)| owner == self.rank);
-            return own.map(|(p, _)| (p.name().to_string(), p.place().clone())).collect();
+            return own.map(|(p, _)| (p.name().to_string(), p.shard_spec().clone())).collect();
         }
         let mut start = 0;
         let mut pieces = Vec::new();
@@ -111,8 +111,8 @@ impl ParamGroup {
             let from = self.owned.start.clamp(start, end) - start;
             let to = self.owned.end.clamp(start, end) - start;
             let boxes = match end - start {
-                numel if to - from == numel => vec![param.place().clone()],
-                _ => param.place().boxes(from..to),
+                numel if to - from == numel => vec![param.shard_spec().clone()],
+                _ => param.shard_spec().boxes(from..to),
             };
             pieces.extend(boxes.into_iter().map(|place| (param.name().to_string(), place)));
             start = end;
@@ -126,7 +126,7 @@ impl ParamGroup {
     }
 
     /// The flat buffer with the reduced gradients that this rank needs: its shard, or the whole.
-    pub fn sums(&self) -> &SharedFlatBuffer {
+    pub fn reduced_grads(&self) -> &SharedFlatBuffer {
         self.gradient_shard.as_ref().unwrap_or(&self.gradients)
     }
 
@@ -149,16 +149,16 @@ impl ParamGroup {
     }
 
     /// Allocates the weight buffer, uninitialised, if it is freed.
-    pub fn take_weights(&self) -> Result<()> {
-        self.take(&self.weights)
+    pub fn alloc_weights(&self) -> Result<()> {
+        self.alloc(&self.weights)
     }
 
     /// Allocates the gradient buffer, uninitialised, if it is freed.
-    pub fn take_gradients(&self) -> Result<()> {
-        self.take(&self.gradients)
+    pub fn alloc_gradients(&self) -> Result<()> {
+        self.alloc(&self.gradients)
     }
 
-    fn take(&self, flat: &SharedFlatBuffer) -> Result<()> {
+    fn alloc(&self, flat: &SharedFlatBuffer) -> Result<()> {
         let mut flat = lock(flat);
         if flat.is_empty() {
             let (device, dtype) = (flat.device().clone(), flat.dtype());
@@ -169,25 +169,25 @@ impl ParamGroup {
     }
 
     /// Copies the owned weights to this rank's shard and frees the whole buffer.
-    pub fn store_weights(&self) -> Result<()> {
+    pub fn write_back_weights(&self) -> Result<()> {
         if let Some(shard) = &self.weight_shard {
             let (whole, mut shard) = (lock(&self.weights), lock(shard));
             shard.with_slice_mut(.., |own| own.copy_from(&whole.slice(self.owned.clone())?))?;
             drop(whole);
-            self.free_weights();
+            self.reshard_weights();
         }
         Ok(())
     }
 
     /// Copies the owned weights to their range of the whole buffer, before an all-gather.
-    pub fn place_weights(&self) -> Result<()> {
+    pub fn copy_in_weights(&self) -> Result<()> {
         let Some(shard) = &self.weight_shard else { return Ok(()) };
         let (shard, mut whole) = (lock(shard), lock(&self.weights));
         whole.with_slice_mut(self.owned.clone(), |own| own.copy_from(&shard.slice(..)?))
     }
 
     /// Writes or adds the owned gradients to this rank's shard and frees the whole buffer.
-    pub fn store_gradients(&self, accum: Accum) -> Result<()> {
+    pub fn write_back_gradients(&self, accum: Accum) -> Result<()> {
         let Some(shard) = &self.gradient_shard else { return Ok(()) };
         let (whole, mut shard) = (lock(&self.gradients), lock(shard));
         let source = whole.slice(self.owned.clone())?;
@@ -197,17 +197,17 @@ impl ParamGroup {
         })?;
         drop(source);
         drop(whole);
-        self.free_gradients();
+        self.reshard_gradients();
         Ok(())
     }
 
     /// Frees the whole weight buffer; tensors that read it keep their memory.
-    pub fn free_weights(&self) {
+    pub fn reshard_weights(&self) {
         free(&self.weights);
     }
 
     /// Frees the whole gradient buffer.
-    fn free_gradients(&self) {
+    fn reshard_gradients(&self) {
         free(&self.gradients);
     }
 
@@ -268,7 +268,9 @@ impl ParamGroup {
                     f(name, place, tensor)
                 })
             }
-            None => self.params.iter().try_for_each(|p| f(p.name(), p.place(), p.leaf().value()?)),
+            None => {
+                self.params.iter().try_for_each(|p| f(p.name(), p.shard_spec(), p.leaf().value()?))
+            }
         }
     }
 }

@@ -111,9 +111,9 @@ impl fmt::Display for WsdDecayStyle {
     }
 }
 
-/// Configuration of a [`Schedule`]; steps are optimizer updates.
+/// Configuration of a [`LrSchedule`]; steps are optimizer updates.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ScheduleConfig {
+pub struct LrScheduleConfig {
     /// The shape after the warm-up.
     pub style: DecayStyle,
     /// Maximum learning rate (`--lr`).
@@ -132,10 +132,10 @@ pub struct ScheduleConfig {
     pub wsd_decay_style: WsdDecayStyle,
 }
 
-impl Default for ScheduleConfig {
+impl Default for LrScheduleConfig {
     /// A constant rate of 1e-3 without warm-up.
     fn default() -> Self {
-        ScheduleConfig {
+        LrScheduleConfig {
             style: DecayStyle::Constant,
             max_lr: 1e-3,
             min_lr: 0.0,
@@ -151,14 +151,14 @@ impl Default for ScheduleConfig {
 /// A validated schedule.
 ///
 /// ```
-/// use ferrotron_nn::schedule::{DecayStyle, Schedule, ScheduleConfig};
-/// let schedule = Schedule::new(ScheduleConfig {
+/// use ferrotron_nn::schedule::{DecayStyle, LrSchedule, LrScheduleConfig};
+/// let schedule = LrSchedule::new(LrScheduleConfig {
 ///     style: DecayStyle::Cosine,
 ///     max_lr: 1e-3,
 ///     min_lr: 1e-4,
 ///     warmup_steps: 100,
 ///     decay_steps: 2000,
-///     ..ScheduleConfig::default()
+///     ..LrScheduleConfig::default()
 /// })?;
 /// assert_eq!(schedule.lr(50), 0.5e-3); // half way up
 /// assert_eq!(schedule.lr(100), 1e-3); // the peak
@@ -166,16 +166,17 @@ impl Default for ScheduleConfig {
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
-pub struct Schedule(ScheduleConfig);
+pub struct LrSchedule(LrScheduleConfig);
 
-impl Schedule {
+impl LrSchedule {
     /// Checks the configuration.
     ///
     /// # Errors
     /// Errors if a rate is negative or not finite, or if `min_lr` or `warmup_init` exceeds `max_lr`. Errors if the warm-up
     /// is not shorter than the decay, or if a WSD decay does not fit after the warm-up.
-    pub fn new(config: ScheduleConfig) -> Result<Self> {
-        let ScheduleConfig { max_lr, min_lr, warmup_init, warmup_steps, decay_steps, .. } = config;
+    pub fn new(config: LrScheduleConfig) -> Result<Self> {
+        let LrScheduleConfig { max_lr, min_lr, warmup_init, warmup_steps, decay_steps, .. } =
+            config;
         let refuse = |context: String| Err(Error::config("schedule", context));
         for (name, value) in
             [("--lr", max_lr), ("--min-lr", min_lr), ("--lr-warmup-init", warmup_init)]
@@ -205,7 +206,7 @@ impl Schedule {
                 ));
             }
         }
-        Ok(Schedule(config))
+        Ok(LrSchedule(config))
     }
 
     /// A constant learning rate of `lr`.
@@ -213,17 +214,17 @@ impl Schedule {
     /// # Errors
     /// A rate that is negative or not finite.
     pub fn constant(lr: f64) -> Result<Self> {
-        Schedule::new(ScheduleConfig { max_lr: lr, ..ScheduleConfig::default() })
+        LrSchedule::new(LrScheduleConfig { max_lr: lr, ..LrScheduleConfig::default() })
     }
 
     /// The configuration.
-    pub fn config(&self) -> &ScheduleConfig {
+    pub fn config(&self) -> &LrScheduleConfig {
         &self.0
     }
 
     /// The learning rate after `step` updates (see the module documentation for the convention).
     pub fn lr(&self, step: u64) -> f64 {
-        let ScheduleConfig { style, max_lr, min_lr, warmup_steps, decay_steps, .. } = self.0;
+        let LrScheduleConfig { style, max_lr, min_lr, warmup_steps, decay_steps, .. } = self.0;
         if warmup_steps > 0 && step <= warmup_steps {
             let init = self.0.warmup_init;
             return init + (max_lr - init) * step as f64 / warmup_steps as f64;
@@ -274,8 +275,8 @@ mod tests {
     use super::*;
 
     /// The configuration of Megatron-LM's test_optimizer_param_scheduler.py.
-    fn megatron(style: DecayStyle) -> ScheduleConfig {
-        ScheduleConfig {
+    fn megatron(style: DecayStyle) -> LrScheduleConfig {
+        LrScheduleConfig {
             style,
             max_lr: 0.1,
             min_lr: 0.001,
@@ -283,12 +284,12 @@ mod tests {
             warmup_steps: 100,
             decay_steps: 1000,
             wsd_decay_steps: 200,
-            ..ScheduleConfig::default()
+            ..LrScheduleConfig::default()
         }
     }
 
     fn lr(style: DecayStyle, step: u64) -> f64 {
-        Schedule::new(megatron(style)).unwrap().lr(step)
+        LrSchedule::new(megatron(style)).unwrap().lr(step)
     }
 
     fn assert_close(got: f64, want: f64, what: &str) {
@@ -335,8 +336,8 @@ mod tests {
             (WsdDecayStyle::MinusSqrt, 0.5),
             (WsdDecayStyle::Exponential, 2.0 * 0.5f64.powf(0.25) - 1.0),
         ] {
-            let config = ScheduleConfig { wsd_decay_style: style, ..megatron(DecayStyle::Wsd) };
-            let got = Schedule::new(config).unwrap().lr(850);
+            let config = LrScheduleConfig { wsd_decay_style: style, ..megatron(DecayStyle::Wsd) };
+            let got = LrSchedule::new(config).unwrap().lr(850);
             assert_close(got, 0.001 + 0.099 * want, &style.to_string());
         }
     }
@@ -344,7 +345,7 @@ mod tests {
     #[test]
     fn schedules_stay_between_floor_and_peak_and_fall_after_the_warm_up() {
         for (_, style) in DECAY_STYLES {
-            let schedule = Schedule::new(megatron(style)).unwrap();
+            let schedule = LrSchedule::new(megatron(style)).unwrap();
             for step in 0..1200 {
                 let now = schedule.lr(step);
                 assert!((0.001..=0.1 + 1e-15).contains(&now), "{style} at {step}: {now}");
@@ -357,23 +358,23 @@ mod tests {
 
     #[test]
     fn no_warm_up_starts_at_the_peak() {
-        let config = ScheduleConfig { warmup_steps: 0, ..megatron(DecayStyle::Cosine) };
-        assert_eq!(Schedule::new(config).unwrap().lr(0), 0.1);
+        let config = LrScheduleConfig { warmup_steps: 0, ..megatron(DecayStyle::Cosine) };
+        assert_eq!(LrSchedule::new(config).unwrap().lr(0), 0.1);
     }
 
     #[test]
     fn wrong_configurations_are_refused_with_their_values() {
         let base = || megatron(DecayStyle::Wsd);
         for (config, words) in [
-            (ScheduleConfig { max_lr: f64::NAN, ..base() }, "--lr must be finite"),
-            (ScheduleConfig { min_lr: -1.0, ..base() }, "--min-lr must be finite"),
-            (ScheduleConfig { min_lr: 1.0, ..base() }, "--min-lr 1 is above --lr 0.1"),
-            (ScheduleConfig { warmup_init: 1.0, ..base() }, "--lr-warmup-init 1 is above"),
-            (ScheduleConfig { warmup_steps: 1000, ..base() }, "1000 must be less than"),
-            (ScheduleConfig { wsd_decay_steps: 0, ..base() }, "must be in 1..=900"),
-            (ScheduleConfig { wsd_decay_steps: 901, ..base() }, "got 901"),
+            (LrScheduleConfig { max_lr: f64::NAN, ..base() }, "--lr must be finite"),
+            (LrScheduleConfig { min_lr: -1.0, ..base() }, "--min-lr must be finite"),
+            (LrScheduleConfig { min_lr: 1.0, ..base() }, "--min-lr 1 is above --lr 0.1"),
+            (LrScheduleConfig { warmup_init: 1.0, ..base() }, "--lr-warmup-init 1 is above"),
+            (LrScheduleConfig { warmup_steps: 1000, ..base() }, "1000 must be less than"),
+            (LrScheduleConfig { wsd_decay_steps: 0, ..base() }, "must be in 1..=900"),
+            (LrScheduleConfig { wsd_decay_steps: 901, ..base() }, "got 901"),
         ] {
-            let error = Schedule::new(config).unwrap_err().to_string();
+            let error = LrSchedule::new(config).unwrap_err().to_string();
             assert!(error.contains(words), "'{error}' does not say '{words}'");
         }
     }

@@ -3,9 +3,9 @@
 
 use ferrotron_autograd::{Accum, Leaf, WeightGrads, backward};
 use ferrotron_nn::{
-    Activation, AdafactorConfig, Bias, BufferConfig, Decay, GradientType, Init, Mlp, MlpConfig,
-    Module, Optimizer, OptimizerConfig, Param, ParamBuffers, Rounding, Scope, ShardUnit, Sharding,
-    StepConfig, StepSize, UpdateConfig, WeightUpdate,
+    Activation, AdafactorConfig, Bias, BufferConfig, GradDType, Init, Mlp, MlpConfig, Module,
+    Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Rounding, Scope, ShardUnit, Sharding,
+    StepConfig, StepSize, UpdateConfig, WeightDecay, WeightUpdate,
 };
 use ferrotron_tensor::{DType, Device, MemoryKind, RandomKey, Result, Tensor};
 
@@ -38,10 +38,10 @@ fn params(device: &Device, dtype: DType) -> Result<Vec<Param>> {
     let scope = Scope::new(device, dtype, 3);
     let normal = Init::Normal { std: 0.5 };
     Ok(vec![
-        scope.param("embedding", &[70, 33], normal, Decay::Yes),
-        scope.param("packed", &[24, 40], normal, Decay::Yes).packed(&[8, 16])?,
-        scope.param("scale", &[33], Init::Ones, Decay::No),
-        scope.param("bias", &[40], Init::Zeros, Decay::No),
+        scope.param("embedding", &[70, 33], normal, WeightDecay::On),
+        scope.param("packed", &[24, 40], normal, WeightDecay::On).packed(&[8, 16])?,
+        scope.param("scale", &[33], Init::Ones, WeightDecay::Off),
+        scope.param("bias", &[40], Init::Zeros, WeightDecay::Off),
     ])
 }
 
@@ -65,13 +65,13 @@ type Outcome = Vec<(String, DType, Vec<f64>)>;
 
 fn train(
     device: &Device,
-    (dtype, gradients): (DType, GradientType),
+    (dtype, gradients): (DType, GradDType),
     config: OptimizerConfig,
     update: &UpdateConfig,
 ) -> Result<Outcome> {
     let params = params(device, dtype)?;
     let buffers = BufferConfig { gradients, ..BufferConfig::default() };
-    let buffers = ParamBuffers::with_config(&params, &buffers)?;
+    let buffers = ParamAndGradBuffer::with_config(&params, &buffers)?;
     let mut optimizer = Optimizer::with_update(config, &buffers, update)?;
     let mut outcome = Outcome::new();
     for step in 0..STEPS {
@@ -116,13 +116,13 @@ fn optimizers_step_as_on_the_cpu() -> Result<()> {
     let stochastic = Rounding::Stochastic { seed: 7 };
     for config in OPTIMIZERS {
         for (types, weights, rounding) in [
-            ((DType::F64, GradientType::Weight), WeightUpdate::InPlace, Rounding::Nearest),
-            ((DType::F32, GradientType::Weight), WeightUpdate::InPlace, Rounding::Nearest),
-            ((DType::BF16, GradientType::Accumulator), WeightUpdate::MasterCopy, Rounding::Nearest),
-            ((DType::F16, GradientType::Weight), WeightUpdate::MasterCopy, Rounding::Nearest),
-            ((DType::BF16, GradientType::Weight), WeightUpdate::InPlace, Rounding::Nearest),
-            ((DType::BF16, GradientType::Accumulator), WeightUpdate::InPlace, stochastic),
-            ((DType::BF16, GradientType::Weight), WeightUpdate::MasterCopy, stochastic),
+            ((DType::F64, GradDType::Weight), WeightUpdate::InPlace, Rounding::Nearest),
+            ((DType::F32, GradDType::Weight), WeightUpdate::InPlace, Rounding::Nearest),
+            ((DType::BF16, GradDType::Accumulator), WeightUpdate::MasterCopy, Rounding::Nearest),
+            ((DType::F16, GradDType::Weight), WeightUpdate::MasterCopy, Rounding::Nearest),
+            ((DType::BF16, GradDType::Weight), WeightUpdate::InPlace, Rounding::Nearest),
+            ((DType::BF16, GradDType::Accumulator), WeightUpdate::InPlace, stochastic),
+            ((DType::BF16, GradDType::Weight), WeightUpdate::MasterCopy, stochastic),
         ] {
             for states in [MemoryKind::Device, MemoryKind::Host] {
                 let update = UpdateConfig { weights, rounding, states };
@@ -148,8 +148,9 @@ fn offloaded_states_take_a_twentieth() -> Result<()> {
                 ferrotron_cuda_stand_in::hasten(gpu.copies());
             }
             let scope = Scope::new(&device, dtype, 3);
-            let params = [scope.param("w", &[64, 16384], Init::Normal { std: 0.5 }, Decay::Yes)];
-            let buffers = ParamBuffers::new(&params)?;
+            let params =
+                [scope.param("w", &[64, 16384], Init::Normal { std: 0.5 }, WeightDecay::On)];
+            let buffers = ParamAndGradBuffer::new(&params)?;
             let update = UpdateConfig { states, ..UpdateConfig::default() };
             let mut optimizer = Optimizer::with_update(OptimizerConfig::ADAMW, &buffers, &update)?;
             buffers.zero_gradients();
@@ -194,26 +195,26 @@ fn shards_are_kept_and_placed() -> Result<()> {
             shard: (1, 3),
             ..BufferConfig::default()
         };
-        let buffers = ParamBuffers::with_config(&params, &config)?;
+        let buffers = ParamAndGradBuffer::with_config(&params, &config)?;
         let mut optimizer = Optimizer::new(OptimizerConfig::ADAMW, &buffers)?;
         let mut outcome = Outcome::new();
         for group in buffers.groups() {
             for accum in [Accum::Replace, Accum::Add] {
-                group.take_gradients()?;
+                group.alloc_gradients()?;
                 let flat = &group.gradients;
                 ferrotron_autograd::lock(flat).with_slice_mut(.., |gradients| {
                     let numbers = (0..gradients.numel()).map(|i| (i % 64) as f32 / 64.0);
                     let numbers: Vec<f32> = numbers.collect();
                     gradients.copy_from(&Tensor::from_slice(device, &numbers, gradients.dims())?)
                 })?;
-                group.store_gradients(accum)?;
+                group.write_back_gradients(accum)?;
             }
         }
         outcome.push(("norm".into(), DType::F64, vec![buffers.sq_norm()?]));
         optimizer.step(&buffers, &StepConfig { lr: 1e-2, grad_scale: 0.5 })?;
         for group in buffers.groups() {
-            group.take_weights()?;
-            group.place_weights()?;
+            group.alloc_weights()?;
+            group.copy_in_weights()?;
             let mut weights = ferrotron_autograd::lock(&group.weights);
             // Those of the others are not here.
             for other in [0..group.owned.start, group.owned.end..weights.numel()] {
@@ -247,9 +248,9 @@ fn an_mlp_needs_no_kernels_for_biases_and_gelu() -> Result<()> {
             residual_init: normal,
         };
         let mlp = Mlp::new(&Scope::new(&device, dtype, 3), &config)?;
-        let gradients = GradientType::Accumulator;
+        let gradients = GradDType::Accumulator;
         let buffers = BufferConfig { gradients, ..BufferConfig::default() };
-        let buffers = ParamBuffers::with_config(&mlp.params(), &buffers)?;
+        let buffers = ParamAndGradBuffer::with_config(&mlp.params(), &buffers)?;
         let x = Leaf::input("x", Tensor::full(&device, dtype, &[2, 3, 16], 0.5)?);
         buffers.zero_gradients();
         for micro_batch in 0..2 {

@@ -11,7 +11,7 @@
 //! attends, to both chunks.
 
 use ferrotron_autograd::{Backward, Cotangents, InputGrads, Saved, Var, forward_span};
-use ferrotron_nn::{AttentionHeads, Context, Extent, KvCache};
+use ferrotron_nn::{AttentionHeads, Context, DimShard, KvCache};
 use ferrotron_tensor::ops::attention::{
     AttentionConfig, AttentionMask, attention, attention_backward, merge_attention, split_packed,
 };
@@ -59,10 +59,10 @@ impl ContextParallel {
     /// }
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
-    pub fn sequence(&self, length: usize) -> Result<Extent> {
+    pub fn sequence(&self, length: usize) -> Result<DimShard> {
         let ranks = self.group.size();
         if ranks == 1 {
-            return Ok(Extent::whole(length));
+            return Ok(DimShard::unsharded(length));
         }
         if !length.is_multiple_of(2 * ranks) {
             let message = format!(
@@ -111,7 +111,7 @@ impl ContextParallel {
             );
             return Err(Error::shape("ring_attention", message));
         }
-        let qkv = heads.turn(qkv, held.coordinates())?;
+        let qkv = heads.apply_rotary(qkv, held.coordinates())?;
         let ring = Ring { group: self.group.clone(), heads: heads.clone(), ctx: ctx.clone() };
         let _span = forward_span("ring_attention");
         let (out, lse) = ring.forward(qkv.value())?;
@@ -126,10 +126,10 @@ impl ContextParallel {
 }
 
 /// The two chunks of rank `rank`.
-fn held_by(rank: usize, ranks: usize, length: usize) -> Extent {
+fn held_by(rank: usize, ranks: usize, length: usize) -> DimShard {
     let chunk = length / (2 * ranks);
     let piece = |at: usize| (at * chunk, chunk);
-    Extent { global: length, pieces: smallvec![piece(rank), piece(2 * ranks - 1 - rank)] }
+    DimShard { global: length, pieces: smallvec![piece(rank), piece(2 * ranks - 1 - rank)] }
 }
 
 /// Ring attention on one rank.
@@ -173,7 +173,8 @@ impl Ring {
         };
         let queries = own.narrow(first..positions);
         let block = held_by(other, ranks, own.global).narrow(0..keys);
-        let config = AttentionConfig { mask, ..self.heads.scores(&self.ctx, &queries, &block)? };
+        let config =
+            AttentionConfig { mask, ..self.heads.attention_config(&self.ctx, &queries, &block)? };
         Ok(Turn { first, queries: positions - first, keys, config })
     }
 

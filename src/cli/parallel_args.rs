@@ -6,7 +6,7 @@ use ferrotron::models::gpt::{
     RegionInputs,
 };
 use ferrotron::models::trainer::ParallelConfig;
-use ferrotron::nn::{Axis, GradientType, Sharding};
+use ferrotron::nn::{Axis, GradDType, Sharding};
 use ferrotron::parallel::collective::Transport;
 use ferrotron::parallel::data_parallel::DataParallelConfig;
 use ferrotron::parallel::mesh::Layout;
@@ -137,7 +137,7 @@ impl ParallelArgs {
         &self,
         layout: &Layout,
         model: &GptConfig,
-        gradients: GradientType,
+        gradients: GradDType,
     ) -> Result<ParallelConfig> {
         if self.local_sgd_steps == 0 {
             return Err(Error::config("--local-sgd-steps", "must be positive, got 0"));

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use ferrotron::models::trainer::PrecisionConfig;
-use ferrotron::nn::{GradientType, LossScale, Rounding, WeightUpdate};
+use ferrotron::nn::{GradDType, LossScale, Rounding, WeightUpdate};
 use ferrotron::{DType, Error, Result};
 
 #[derive(Debug, Clone, Args)]
@@ -71,10 +71,10 @@ impl PrecisionArgs {
     }
 
     /// In which type gradients are summed.
-    pub fn gradients(&self) -> GradientType {
+    pub fn gradients(&self) -> GradDType {
         match self.grad_reduce_in_bf16 {
-            true => GradientType::Weight,
-            false => GradientType::Accumulator,
+            true => GradDType::Weight,
+            false => GradDType::Accumulator,
         }
     }
 }

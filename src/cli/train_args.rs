@@ -8,7 +8,7 @@ use ferrotron::models::run::Intervals;
 use ferrotron::models::support;
 use ferrotron::models::tokenizer::TokenizerChoice;
 use ferrotron::models::trainer::{Execution, ParallelConfig, PrecisionConfig, TrainerConfig};
-use ferrotron::nn::schedule::{DecayStyle, Schedule, ScheduleConfig, WsdDecayStyle};
+use ferrotron::nn::schedule::{DecayStyle, LrSchedule, LrScheduleConfig, WsdDecayStyle};
 use ferrotron::nn::{Axis, OptimizerConfig};
 use ferrotron::{Error, Result};
 use std::path::PathBuf;
@@ -288,7 +288,7 @@ impl OptimizationArgs {
         steps(self.train_iters, 1200, parallel)
     }
 
-    fn schedule(&self, train_iters: u64) -> Result<Schedule> {
+    fn schedule(&self, train_iters: u64) -> Result<LrSchedule> {
         let max_lr = self.lr.unwrap_or(1e-3);
         let decay_steps = self.lr_decay_iters.unwrap_or(train_iters);
         let share = self.lr_warmup_fraction.map(|share| (share * decay_steps as f64) as u64);
@@ -296,7 +296,7 @@ impl OptimizationArgs {
         let warmup_default = (train_iters.min(decay_steps) / 20).min(100);
         let warmup_steps = self.lr_warmup_iters.or(share).unwrap_or(warmup_default);
         let wsd_default = (decay_steps / 10).min(decay_steps.saturating_sub(warmup_steps)).max(1);
-        Schedule::new(ScheduleConfig {
+        LrSchedule::new(LrScheduleConfig {
             style: self.lr_decay_style.parse::<DecayStyle>()?,
             max_lr,
             min_lr: self.min_lr.unwrap_or(max_lr / 10.0),

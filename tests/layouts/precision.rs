@@ -2,7 +2,7 @@
 
 use ferrotron::models::trainer::PrecisionConfig;
 use ferrotron::nn::{
-    AdafactorConfig, GradientType, LossScale, OptimizerConfig, Rounding, StepSize, WeightUpdate,
+    AdafactorConfig, GradDType, LossScale, OptimizerConfig, Rounding, StepSize, WeightUpdate,
 };
 use ferrotron::tensor::DType;
 use std::ops::Range;
@@ -153,7 +153,7 @@ fn layouts_in_16_bits_are_not_farther_from_f64_than_one_rank() {
     for (numbers, count) in [
         (bf16, 8),
         (Numbers { precision: fp16, ..Numbers::of(DType::F16) }, 4),
-        (Numbers { gradients: GradientType::Weight, ..bf16 }, 4),
+        (Numbers { gradients: GradDType::Weight, ..bf16 }, 4),
         (Numbers { precision: stochastic, ..bf16 }, 4),
         (Numbers { optimizer: optimizers()[1], ..bf16 }, 2),
         (Numbers { optimizer: optimizers()[2], precision: no_master, ..bf16 }, 2),

@@ -6,7 +6,7 @@
 use ferrotron::models::data::Samples;
 use ferrotron::models::gpt::{Gpt, GptConfig};
 use ferrotron::nn::{
-    Context, Mode, Module, Optimizer, OptimizerConfig, Param, ParamBuffers, Scope, StepConfig,
+    Context, Mode, Module, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Scope, StepConfig,
 };
 use ferrotron::tensor::{DType, Device, Result, Tensor};
 
@@ -19,7 +19,7 @@ pub fn reference(model: &GptConfig, numbers: &Numbers) -> Result<Found> {
     let Numbers { optimizer: config, weights, clip_grad, .. } = *numbers;
     let device = Device::cpu(1)?;
     let gpt = Gpt::new(&Scope::new(&device, DType::F64, weights), model)?;
-    let buffers = ParamBuffers::new(&gpt.params())?;
+    let buffers = ParamAndGradBuffer::new(&gpt.params())?;
     let mut optimizer = Optimizer::new(config, &buffers)?;
     let samples = Noise { vocab: model.vocab_size };
     let (mut steps, mut first) = (Vec::new(), Tensors::new());
@@ -49,7 +49,10 @@ pub fn reference(model: &GptConfig, numbers: &Numbers) -> Result<Found> {
     Ok(Found { steps, gradients: first, weights: named(&buffers, |param| param.leaf().value())? })
 }
 
-fn named(buffers: &ParamBuffers, tensor: impl Fn(&Param) -> Result<Tensor>) -> Result<Tensors> {
+fn named(
+    buffers: &ParamAndGradBuffer,
+    tensor: impl Fn(&Param) -> Result<Tensor>,
+) -> Result<Tensors> {
     let entry = |param: &Param| Ok((param.name().to_string(), tensor(param)?.to_vec()?));
     buffers.params().map(entry).collect()
 }

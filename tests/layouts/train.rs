@@ -7,8 +7,8 @@ use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::trainer::{
     Execution, ParallelConfig, PrecisionConfig, Trainer, TrainerConfig,
 };
-use ferrotron::nn::schedule::Schedule;
-use ferrotron::nn::{GradientType, OptimizerConfig, Scope, clip_coefficient};
+use ferrotron::nn::schedule::LrSchedule;
+use ferrotron::nn::{GradDType, OptimizerConfig, Scope, clip_coefficient};
 use ferrotron::parallel::collective::{Collective, WorldConfig, run_threads};
 use ferrotron::parallel::data_parallel::DataParallelConfig;
 use ferrotron::parallel::mesh::Mesh;
@@ -27,8 +27,8 @@ pub const WEIGHTS: u64 = 1234;
 /// Of the training: dropout.
 pub const SEED: u64 = 7;
 
-pub fn schedule() -> Result<Schedule> {
-    Schedule::constant(1e-2)
+pub fn schedule() -> Result<LrSchedule> {
+    LrSchedule::constant(1e-2)
 }
 
 /// Small enough that every step is clipped.
@@ -72,7 +72,7 @@ pub struct Numbers {
     pub weights: u64,
     /// Largest gradient norm.
     pub clip_grad: f64,
-    pub gradients: GradientType,
+    pub gradients: GradDType,
     pub precision: PrecisionConfig,
 }
 
@@ -84,7 +84,7 @@ impl Numbers {
             optimizer: OptimizerConfig::ADAMW,
             weights: WEIGHTS,
             clip_grad: CLIP,
-            gradients: GradientType::Accumulator,
+            gradients: GradDType::Accumulator,
             precision: PrecisionConfig::default(),
         }
     }
@@ -216,7 +216,7 @@ fn train_rank(
         .filter_map(|held| Some(part(held.name.strip_prefix("optimizer.master.")?, held)));
     let masters = masters.collect::<Result<_>>()?;
     let copies = trainer.buffers().params().map(|param| {
-        Ok((param.name().to_string(), param.place().clone(), param.leaf().value()?.to_f64()?))
+        Ok((param.name().to_string(), param.shard_spec().clone(), param.leaf().value()?.to_f64()?))
     });
     let copies = copies.collect::<Result<_>>()?;
     let weights = weights.collect::<Result<_>>()?;

@@ -8,7 +8,7 @@ use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::support::{Plan, check};
 use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
-use ferrotron::nn::schedule::Schedule;
+use ferrotron::nn::schedule::LrSchedule;
 use ferrotron::nn::{OptimizerConfig, Scope, Sharding};
 use ferrotron::parallel::collective::{WorldConfig, run_threads};
 use ferrotron::parallel::data_parallel::DataParallelConfig;
@@ -233,7 +233,7 @@ pub fn trainer_config(layout: &Layout) -> Result<TrainerConfig> {
     Ok(TrainerConfig {
         clip_grad: 0.05,
         parallel: layout.parallel(),
-        ..TrainerConfig::new(7, Schedule::constant(1e-2)?, batch_size)
+        ..TrainerConfig::new(7, LrSchedule::constant(1e-2)?, batch_size)
     })
 }
 
@@ -242,7 +242,7 @@ fn run_rank(task: &Task, mesh: &Mesh) -> Result<RankFound> {
     let config = TrainerConfig {
         optimizer: task.optimizer,
         precision: task.precision,
-        schedule: Schedule::constant(task.learning_rate)?,
+        schedule: LrSchedule::constant(task.learning_rate)?,
         ..trainer_config(&task.layout)?
     };
     let mut trainer = Trainer::on_mesh(&scope, mesh, task.model, config)?;

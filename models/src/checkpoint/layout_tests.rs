@@ -7,7 +7,7 @@ use super::save::{Held, write_slices};
 use super::slices::Slice;
 use crate::gpt::GptConfig;
 use crate::tensor_file::{FileRecord, write_bytes, write_tensors};
-use ferrotron_nn::{Decay, Init, Scope};
+use ferrotron_nn::{Init, Scope, WeightDecay};
 use ferrotron_tensor::{DType, Device, Result, ShardSpec, Tensor};
 use std::fs;
 use std::path::Path;
@@ -49,9 +49,9 @@ fn one_layout_loads_another() -> Result<()> {
         owner([&[(3, 0)], &[(0, 4)]]),
     ] {
         let want = read(&whole, &place).to_vec::<f32>()?;
-        let param = scope.param_at("w", place, Init::Zeros, Decay::Yes);
+        let param = scope.param_at("w", place, Init::Zeros, WeightDecay::On);
         Checkpoint::open(dir.path())?.load_params(std::slice::from_ref(&param))?;
-        assert_eq!(param.leaf().value()?.to_vec::<f32>()?, want, "{:?}", param.place());
+        assert_eq!(param.leaf().value()?.to_vec::<f32>()?, want, "{:?}", param.shard_spec());
     }
     Ok(())
 }
@@ -133,7 +133,7 @@ fn child_of_a_limit_on_open_files() -> Result<()> {
         ShardSpec::new(&[FILES, 2], &[&[(0, FILES)], &[(1, 1)]])?,
     );
     for (place, stride) in [(whole, 2), (column, 1)] {
-        let param = scope.param_at("w", place, Init::Zeros, Decay::Yes);
+        let param = scope.param_at("w", place, Init::Zeros, WeightDecay::On);
         checkpoint.load_params(std::slice::from_ref(&param))?;
         let values = param.leaf().value()?.to_vec::<f32>()?;
         let last = values.iter().skip(stride - 1).step_by(stride);
@@ -195,7 +195,7 @@ fn an_index_written_by_hand_loads() -> Result<()> {
     assert_eq!(checkpoint.progress().extra["loss_scale"], 0.1);
     let scope = Scope::new(&device, DType::F32, 0);
     let load = |place: ShardSpec| {
-        let param = scope.param_at("w", place, Init::Zeros, Decay::Yes);
+        let param = scope.param_at("w", place, Init::Zeros, WeightDecay::On);
         checkpoint.load_params(std::slice::from_ref(&param))?;
         param.leaf().value()?.to_vec::<f32>()
     };

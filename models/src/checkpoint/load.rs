@@ -200,13 +200,14 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::load_params`], but weights that are none of these parameters are left alone.
     pub fn load_params_of_part(&self, params: &[Param]) -> Result<()> {
-        let find =
-            |param: &Param| self.find_weight(param.name(), param.place(), param.leaf().dtype());
+        let find = |param: &Param| {
+            self.find_weight(param.name(), param.shard_spec(), param.leaf().dtype())
+        };
         params.iter().try_for_each(|param| find(param).map(|_| ()))?;
         let mut reader = Reader::new(&self.folder);
         for param in params {
             let record = find(param)?;
-            param.leaf().write_value(|tensor| reader.read(record, param.place(), tensor))?;
+            param.leaf().write_value(|tensor| reader.read(record, param.shard_spec(), tensor))?;
         }
         Ok(())
     }

@@ -55,7 +55,7 @@ impl Held {
     /// Errors if one has the name of a moment.
     pub fn params(params: &[Param]) -> Result<Vec<Held>> {
         let held = |param: &Param| {
-            let (name, place) = (param.name().to_string(), param.place().clone());
+            let (name, place) = (param.name().to_string(), param.shard_spec().clone());
             Ok(Held { name, place, tensor: param.leaf().value()? })
         };
         params.iter().map(held).collect()
@@ -118,7 +118,7 @@ impl Moments {
 /// ```
 /// use ferrotron_models::checkpoint::{Checkpoint, Held, Progress, Snapshot, save};
 /// use ferrotron_models::gpt::GptConfig;
-/// use ferrotron_nn::{Decay, Init, Scope};
+/// use ferrotron_nn::{WeightDecay, Init, Scope};
 /// use ferrotron_parallel::collective::{WorldConfig, run_threads};
 /// use ferrotron_tensor::{DType, Device, ShardSpec, Tensor};
 ///
@@ -142,7 +142,7 @@ impl Moments {
 /// // Whoever loads may hold the columns instead.
 /// let column = ShardSpec::new(&[4, 3], &[&[(0, 4)], &[(1, 1)]])?;
 /// let scope = Scope::new(&Device::cpu(1)?, DType::F32, 0);
-/// let param = scope.param_at("w", column, Init::Zeros, Decay::Yes);
+/// let param = scope.param_at("w", column, Init::Zeros, WeightDecay::On);
 /// Checkpoint::open(runs)?.load_params(std::slice::from_ref(&param))?;
 /// assert_eq!(param.leaf().value()?.to_vec::<f32>()?, [0.0, 0.0, 1.0, 1.0]);
 /// # Ok::<(), ferrotron_tensor::Error>(())

@@ -4,7 +4,7 @@ use super::*;
 use crate::gpt::{Gpt, GptConfig};
 use crate::tokenizer::Tokenizer;
 use ferrotron_nn::{
-    Context, Mode, Module, Optimizer, OptimizerConfig, Param, ParamBuffers, Scope, StepConfig,
+    Context, Mode, Module, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Scope, StepConfig,
 };
 use ferrotron_parallel::collective::Group;
 use ferrotron_tensor::{DType, Device, Result, Tensor};
@@ -14,14 +14,14 @@ use std::path::{Path, PathBuf};
 /// A GPT in training.
 struct Run {
     gpt: Gpt,
-    buffers: ParamBuffers,
+    buffers: ParamAndGradBuffer,
     optimizer: Optimizer,
 }
 
 impl Run {
     fn new(config: &GptConfig, seed: u64) -> Result<Run> {
         let gpt = Gpt::new(&Scope::new(&Device::cpu(1)?, DType::F32, seed), config)?;
-        let buffers = ParamBuffers::new(&gpt.params())?;
+        let buffers = ParamAndGradBuffer::new(&gpt.params())?;
         let optimizer = Optimizer::new(OptimizerConfig::ADAMW, &buffers)?;
         Ok(Run { gpt, buffers, optimizer })
     }
@@ -230,7 +230,7 @@ fn another_shape_is_refused_and_nothing_loaded() -> Result<()> {
     checkpoint.check_config(&GptConfig { hidden_dropout: 0.0, ..config() })?;
 
     let model = gpt(&config(), DType::F32)?;
-    let buffers = ParamBuffers::new(&model.params())?;
+    let buffers = ParamAndGradBuffer::new(&model.params())?;
     let sgd = OptimizerConfig::Sgd { momentum: 0.9, weight_decay: 0.0 };
     let error = message(checkpoint.load_optimizer(&mut Optimizer::new(sgd, &buffers)?));
     assert!(error.contains("it has no 'optimizer.momentum."), "{error}");

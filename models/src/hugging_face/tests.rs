@@ -6,7 +6,7 @@ use crate::data::{Sampler, Samples, TokenSource};
 use crate::gpt::{Gpt, GptConfig};
 use crate::trainer::{Trainer, TrainerConfig};
 use ferrotron_autograd::no_grad;
-use ferrotron_nn::schedule::Schedule;
+use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{Context, Mode, Module, Scope};
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 use serde_json::Value;
@@ -192,7 +192,7 @@ fn training_goes_on_from_its_weights() -> Result<()> {
     let want = gpt.loss(&ctx, &inputs, &targets)?.sum.value().item()? / (samples * length) as f64;
 
     let batch_size = BatchSizeConfig { micro_batch_size: samples, ..BatchSizeConfig::default() };
-    let config = TrainerConfig::new(1, Schedule::constant(1e-3)?, BatchSize::new(batch_size)?);
+    let config = TrainerConfig::new(1, LrSchedule::constant(1e-3)?, BatchSize::new(batch_size)?);
     let scope = gpt.scope().clone();
     let report = Trainer::with_model(&scope, gpt, config)?.step(&sampler)?;
     assert!((report.loss - want).abs() <= 1e-12 * want, "{}, want {want}", report.loss);

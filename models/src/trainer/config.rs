@@ -1,7 +1,7 @@
 //! Configuration of a trainer.
 
 use ferrotron_autograd::ZeroEncoding;
-use ferrotron_nn::schedule::Schedule as LearningRate;
+use ferrotron_nn::schedule::LrSchedule as LearningRate;
 use ferrotron_nn::{LossScale, LossScaler, OptimizerConfig, Rounding, WeightUpdate};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_parallel::pipeline::ScheduleKind;
@@ -65,9 +65,9 @@ impl TrainerConfig {
     /// ```
     /// use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
     /// use ferrotron_models::trainer::TrainerConfig;
-    /// use ferrotron_nn::schedule::Schedule;
+    /// use ferrotron_nn::schedule::LrSchedule;
     /// let batch_size = BatchSizeConfig { micro_batch_size: 12, ..BatchSizeConfig::default() };
-    /// let config = TrainerConfig::new(1234, Schedule::constant(1e-3)?, BatchSize::new(batch_size)?);
+    /// let config = TrainerConfig::new(1234, LrSchedule::constant(1e-3)?, BatchSize::new(batch_size)?);
     /// let unclipped = TrainerConfig { clip_grad: 0.0, ..config };
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```

@@ -201,7 +201,7 @@ fn what_cannot_be_captured_is_refused() -> Result<()> {
 
 fn some_config() -> Result<TrainerConfig> {
     let batch_size = BatchSize::new(BatchSizeConfig::default())?;
-    Ok(TrainerConfig::new(7, Schedule::constant(1e-2)?, batch_size))
+    Ok(TrainerConfig::new(7, LrSchedule::constant(1e-2)?, batch_size))
 }
 
 /// A lost step is found behind replays too, and named by the step alone.

@@ -11,7 +11,7 @@ use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::data::{Batch, Samples};
 use ferrotron_models::gpt::GptConfig;
 use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
-use ferrotron_nn::schedule::Schedule;
+use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{Scope, Sharding};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
@@ -71,7 +71,7 @@ impl Case {
         })?;
         let config = TrainerConfig {
             parallel,
-            ..TrainerConfig::new(7, Schedule::constant(1e-2)?, batch_size)
+            ..TrainerConfig::new(7, LrSchedule::constant(1e-2)?, batch_size)
         };
         let scope = Scope::new(device, self.dtype, 1234);
         let mut trainer = Trainer::on_mesh(&scope, mesh, &self.model, config)?;

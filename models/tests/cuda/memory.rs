@@ -5,7 +5,7 @@ use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::gpt::{GptConfig, Recompute, SavedActivations};
 use ferrotron_models::memory::{Plan, PlannedDevice, RankMemory};
 use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
-use ferrotron_nn::schedule::Schedule;
+use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{AdafactorConfig, OptimizerConfig, Scope};
 use ferrotron_parallel::mesh::{Layout, Mesh};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
@@ -32,7 +32,7 @@ fn plan(
         trainer: TrainerConfig {
             optimizer,
             parallel,
-            ..TrainerConfig::new(1, Schedule::constant(1e-3)?, batch_size)
+            ..TrainerConfig::new(1, LrSchedule::constant(1e-3)?, batch_size)
         },
         dtype,
         seq_length: LENGTH,

@@ -5,7 +5,7 @@ use ferrotron_models::gpt::{
     GptConfig, Recompute, RecomputeMethod, RegionInputs, SavedActivations,
 };
 use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
-use ferrotron_nn::schedule::Schedule;
+use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{AdafactorConfig, OptimizerConfig, Scope};
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_tensor::{Category, DType, Device, MemoryKind, MemoryStats, Result};
@@ -67,7 +67,7 @@ impl Run {
         let config = TrainerConfig {
             optimizer: self.optimizer,
             parallel,
-            ..TrainerConfig::new(7, Schedule::constant(1e-2)?, batch_size)
+            ..TrainerConfig::new(7, LrSchedule::constant(1e-2)?, batch_size)
         };
         let model = GptConfig {
             hidden_dropout: 0.1,

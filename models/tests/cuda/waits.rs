@@ -20,7 +20,7 @@ pub fn trainer(
         global_batch_size: Some(BATCH),
         ..BatchSizeConfig::default()
     })?;
-    let mut config = TrainerConfig::new(7, Schedule::constant(1e-2)?, batch_size);
+    let mut config = TrainerConfig::new(7, LrSchedule::constant(1e-2)?, batch_size);
     change(&mut config);
     Trainer::new(&Scope::new(device, case.dtype, 1234), &case.model, config)
 }
@@ -168,7 +168,7 @@ fn ranks_with_nccl_wait_for_no_gpu() -> Result<()> {
             let config = TrainerConfig {
                 optimizer,
                 parallel: ParallelConfig { data_parallel, ..ParallelConfig::default() },
-                ..TrainerConfig::new(7, Schedule::constant(1e-2)?, batch_size)
+                ..TrainerConfig::new(7, LrSchedule::constant(1e-2)?, batch_size)
             };
             let scope = Scope::new(&device, case.dtype, 1234);
             let mut trainer = Trainer::on_mesh(&scope, &mesh, &case.model, config)?;

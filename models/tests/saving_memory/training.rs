@@ -5,7 +5,7 @@ use ferrotron_models::checkpoint::Held;
 use ferrotron_models::data::{Batch, Samples};
 use ferrotron_models::gpt::{ActivationKind, GptConfig};
 use ferrotron_models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
-use ferrotron_nn::schedule::Schedule;
+use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{
     AdafactorConfig, Axis, OptimizerConfig, Rounding, Scope, Sharding, WeightUpdate,
 };
@@ -119,7 +119,7 @@ impl Case {
             optimizer: self.optimizer,
             parallel,
             precision: self.precision,
-            ..TrainerConfig::new(7, Schedule::constant(1e-2)?, batch_size)
+            ..TrainerConfig::new(7, LrSchedule::constant(1e-2)?, batch_size)
         };
         let scope = Scope::new(&Device::cpu(1)?, self.dtype, 1234);
         Trainer::on_mesh(&scope, mesh, &gpt2(self.layers), config)

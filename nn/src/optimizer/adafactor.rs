@@ -12,13 +12,13 @@ use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 use std::ops::Range;
 
-use super::mean_squares::Block;
-use super::{AdafactorConfig, State, StepSize};
-use crate::{AxisSet, ParamGroup};
+use super::mean_squares::FactoredBlock;
+use super::{AdafactorConfig, GroupState, StepSize};
+use crate::{AxisSet, ParamAndGradBucket};
 
 /// A kind of sum that is reduced over the ranks that hold shards of the same parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PartSum {
+pub enum ShardedSum {
     /// Sums of squared gradients by row and column, and of squared weights.
     Squares,
     /// Sums of squared updates.
@@ -27,11 +27,11 @@ pub enum PartSum {
 
 /// All-reduces sums over the ranks that hold the other shards of the same parameters: see
 /// [`Optimizer::step_with`](super::Optimizer::step_with).
-pub type SumParts<'a> = dyn FnMut(PartSum, Tensor) -> Result<Tensor> + 'a;
+pub type ReduceSums<'a> = dyn FnMut(ShardedSum, Tensor) -> Result<Tensor> + 'a;
 
 /// The sums of one block: local first, then global.
 struct Sums {
-    block: Block,
+    block: FactoredBlock,
     rows: Tensor,
     columns: Tensor,
     total: SquareSums,
@@ -39,9 +39,9 @@ struct Sums {
 
 impl Sums {
     /// Zeros for each block of a group.
-    fn zeros(config: &AdafactorConfig, device: &Device, state: &State) -> Result<Vec<Sums>> {
+    fn zeros(config: &AdafactorConfig, device: &Device, state: &GroupState) -> Result<Vec<Sums>> {
         let zeros = |n| Tensor::zeros(device, DType::F64, &[n]);
-        let of = |block: &Block| {
+        let of = |block: &FactoredBlock| {
             let (shape, matrix) = (block.shape(), usize::from(!block.is_vector()));
             let relative = config.step_size == StepSize::Relative;
             let weights = relative.then(|| zeros(1)).transpose()?;
@@ -56,14 +56,14 @@ impl Sums {
     }
 
     /// The sums that span ranks, and therefore need a reduction.
-    fn parts(&mut self, what: PartSum) -> Vec<&mut Tensor> {
+    fn parts(&mut self, what: ShardedSum) -> Vec<&mut Tensor> {
         if !self.block.is_part() {
             return Vec::new();
         }
-        if what == PartSum::Updates {
+        if what == ShardedSum::Updates {
             return vec![&mut self.total.update];
         }
-        let (rows_go_on, columns_go_on) = self.block.goes_on();
+        let (rows_go_on, columns_go_on) = self.block.spans_ranks();
         let rows = rows_go_on.then_some(&mut self.rows);
         let columns = columns_go_on.then_some(&mut self.columns);
         self.total.weights.iter_mut().chain(rows).chain(columns).collect()
@@ -74,16 +74,16 @@ impl Sums {
 pub(super) fn prepare(
     config: &AdafactorConfig,
     (step, device): (&DeviceStepParams, &Device),
-    groups: &[ParamGroup],
-    states: &mut [State],
-    sum: &mut SumParts,
+    groups: &[ParamAndGradBucket],
+    states: &mut [GroupState],
+    sum: &mut ReduceSums,
 ) -> Result<Vec<Vec<SquareSums>>> {
-    let zeros = |state: &State| Sums::zeros(config, device, state);
+    let zeros = |state: &GroupState| Sums::zeros(config, device, state);
     let mut all: Vec<Vec<Sums>> = states.iter().map(zeros).collect::<Result<_>>()?;
     for ((group, state), sums) in groups.iter().zip(&*states).zip(&mut all) {
         add_squares(group, state, sums)?;
     }
-    add_up(&mut all, PartSum::Squares, sum)?;
+    add_up(&mut all, ShardedSum::Squares, sum)?;
 
     let decay = SecondMomentDecay { rate: config.decay_rate, eps1: config.eps1 };
     for ((group, state), sums) in groups.iter().zip(&mut *states).zip(&mut all) {
@@ -97,23 +97,23 @@ pub(super) fn prepare(
             })
         })?;
     }
-    add_up(&mut all, PartSum::Updates, sum)?;
+    add_up(&mut all, ShardedSum::Updates, sum)?;
     let totals = |sums: Vec<Sums>| sums.into_iter().map(|sums| sums.total).collect();
     Ok(all.into_iter().map(totals).collect())
 }
 
 /// The number of elements in each call of `sum` in a step.
-pub(super) fn part_sums(config: &AdafactorConfig, states: &[State]) -> Vec<usize> {
+pub(super) fn part_sums(config: &AdafactorConfig, states: &[GroupState]) -> Vec<usize> {
     let means = states.iter().filter_map(|state| state.mean_squares.as_ref());
-    let mut blocks: Vec<&Block> = means.flat_map(|means| &means.blocks).collect();
+    let mut blocks: Vec<&FactoredBlock> = means.flat_map(|means| &means.blocks).collect();
     blocks.sort_by(|a, b| a.piece.param.cmp(&b.piece.param));
     let relative = usize::from(config.step_size == StepSize::Relative);
-    let numbers = |block: &Block, what| {
-        let (shape, (rows_go_on, columns_go_on)) = (block.shape(), block.goes_on());
+    let numbers = |block: &FactoredBlock, what| {
+        let (shape, (rows_go_on, columns_go_on)) = (block.shape(), block.spans_ranks());
         match what {
             _ if !block.is_part() => 0,
-            PartSum::Updates => 1,
-            PartSum::Squares => {
+            ShardedSum::Updates => 1,
+            ShardedSum::Squares => {
                 relative
                     + usize::from(rows_go_on) * shape.count * shape.rows
                     + usize::from(columns_go_on) * shape.count * shape.columns
@@ -121,7 +121,7 @@ pub(super) fn part_sums(config: &AdafactorConfig, states: &[State]) -> Vec<usize
         }
     };
     let mut lengths = Vec::new();
-    for what in [PartSum::Squares, PartSum::Updates] {
+    for what in [ShardedSum::Squares, ShardedSum::Updates] {
         for kind in kinds(blocks.iter().copied()) {
             let alike = blocks.iter().filter(|block| block.piece.replicated == kind);
             lengths.push(alike.map(|block| numbers(block, what)).sum());
@@ -132,7 +132,7 @@ pub(super) fn part_sums(config: &AdafactorConfig, states: &[State]) -> Vec<usize
 }
 
 /// The distinct sets of axes along which blocks are replicated.
-fn kinds<'a>(blocks: impl Iterator<Item = &'a Block>) -> Vec<AxisSet> {
+fn kinds<'a>(blocks: impl Iterator<Item = &'a FactoredBlock>) -> Vec<AxisSet> {
     let mut kinds = Vec::new();
     for block in blocks {
         if !kinds.contains(&block.piece.replicated) {
@@ -143,7 +143,7 @@ fn kinds<'a>(blocks: impl Iterator<Item = &'a Block>) -> Vec<AxisSet> {
 }
 
 /// Adds the squares of this rank's shards to the sums of a group's blocks.
-fn add_squares(group: &ParamGroup, state: &State, all: &mut [Sums]) -> Result<()> {
+fn add_squares(group: &ParamAndGradBucket, state: &GroupState, all: &mut [Sums]) -> Result<()> {
     group.with_owned(|(weights, weight_range), (gradients, range)| {
         let first = range.start;
         // Master weights if there are any.
@@ -183,7 +183,7 @@ fn for_blocks(
 /// Reduces the sums `what`, in one call per set of replicated axes. The order of additions depends on the position in
 /// the message. Two stages that hold the same parameter get the same bits only from messages of the same layout. The
 /// sums are sorted by name, since groups may differ between ranks.
-fn add_up(all: &mut [Vec<Sums>], what: PartSum, sum: &mut SumParts) -> Result<()> {
+fn add_up(all: &mut [Vec<Sums>], what: ShardedSum, sum: &mut ReduceSums) -> Result<()> {
     let mut sums: Vec<&mut Sums> = all.iter_mut().flatten().collect();
     sums.sort_by(|a, b| a.block.piece.param.cmp(&b.block.piece.param));
     for kind in kinds(sums.iter().map(|sums| &sums.block)) {

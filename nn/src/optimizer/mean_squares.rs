@@ -12,42 +12,42 @@ use ferrotron_tensor::{Error, FlatBuffer, Result, ShardSpec, Tensor};
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::{Moment, Piece, Store};
-use crate::{Axis, Param, ParamGroup};
+use super::{Moment, ParamShard, Store};
+use crate::{Axis, Param, ParamAndGradBucket};
 
 /// The local shard of a tensor in the sense of Adafactor: a parameter, or one block of a packed parameter.
 #[derive(Debug, Clone)]
-pub(super) struct Block {
+pub(super) struct FactoredBlock {
     /// The shard and its parameter.
-    pub piece: Piece,
+    pub piece: ParamShard,
     /// The block's index within the parameter, and the number of its blocks.
     number: (usize, usize),
     /// The global dims of the block.
     whole: Vec<usize>,
 }
 
-impl Block {
+impl FactoredBlock {
     /// The blocks of the parameters that this rank updates, in the order of the flat buffers.
     ///
     /// Errors if this rank updates only a part of its shard of a parameter, or if a parameter is sharded along both
     /// of the dims that are reduced.
-    pub fn all(group: &ParamGroup) -> Result<Vec<Block>> {
+    pub fn all(group: &ParamAndGradBucket) -> Result<Vec<FactoredBlock>> {
         let mut all = Vec::new();
         let params: HashMap<_, _> =
             group.params.iter().map(|param| (param.name(), param)).collect();
         for (name, place) in group.pieces() {
             let param = params[&name[..]]; // a group's pieces are of its parameters
-            if *param.place() != place {
+            if *param.shard_spec() != place {
                 let message = format!(
                     "has to see the whole of '{name}', of which this rank's shard ends within: shard by parameters"
                 );
                 return Err(Error::config("adafactor", message));
             }
-            all.extend(Block::of(param, group));
+            all.extend(FactoredBlock::from_param(param, group));
         }
-        match all.iter().find(|block| block.goes_on() == (true, true)) {
+        match all.iter().find(|block| block.spans_ranks() == (true, true)) {
             None => Ok(all),
-            Some(Block { piece, .. }) => {
+            Some(FactoredBlock { piece, .. }) => {
                 let message = format!("'{}' is cut into rows and into columns", piece.param);
                 Err(Error::config("adafactor", message))
             }
@@ -55,19 +55,19 @@ impl Block {
     }
 
     /// The blocks of one parameter.
-    fn of(param: &Param, group: &ParamGroup) -> Vec<Block> {
-        let (place, replicated) = (param.place(), group.replicated);
-        let piece = |place| Piece { param: param.name().to_string(), place, replicated };
+    fn from_param(param: &Param, group: &ParamAndGradBucket) -> Vec<FactoredBlock> {
+        let (place, replicated) = (param.shard_spec(), group.replicated);
+        let piece = |place| ParamShard { param: param.name().to_string(), place, replicated };
         let whole = place.global_dims().to_vec();
         if param.blocks().is_empty() {
-            return vec![Block { piece: piece(place.clone()), number: (0, 1), whole }];
+            return vec![FactoredBlock { piece: piece(place.clone()), number: (0, 1), whole }];
         }
         let mut start = 0;
         let block = |(number, &len): (usize, &usize)| {
             let place = place.intersect_dim(0, start..start + len);
             start += len;
             let whole = [&[len], &whole[1..]].concat();
-            Block { piece: piece(place), number: (number, param.blocks().len()), whole }
+            FactoredBlock { piece: piece(place), number: (number, param.blocks().len()), whole }
         };
         param.blocks().iter().enumerate().map(block).collect()
     }
@@ -109,7 +109,7 @@ impl Block {
     }
 
     /// Whether rows span ranks, and whether columns do.
-    pub fn goes_on(&self) -> (bool, bool) {
+    pub fn spans_ranks(&self) -> (bool, bool) {
         match self.whole.len() {
             0 | 1 => (false, false),
             n => (self.is_cut(n - 1), self.is_cut(n - 2)),
@@ -117,12 +117,12 @@ impl Block {
     }
 
     /// The shard of the means over rows.
-    fn rows(&self) -> Piece {
+    fn rows(&self) -> ParamShard {
         self.summed_over(self.whole.len() - 1)
     }
 
     /// The shard of the means over columns. Those of a parameter's blocks are concatenated.
-    fn columns(&self) -> Result<Piece> {
+    fn columns(&self) -> Result<ParamShard> {
         let columns = self.summed_over(self.whole.len() - 2);
         let (number, count) = self.number;
         if self.whole.len() > 2 || count == 1 {
@@ -130,21 +130,21 @@ impl Block {
         }
         let (width, pieces) = (columns.place.global_dims()[0], columns.place.pieces(0));
         let place = ShardSpec::new(&[count, width], &[&[(number, 1)], pieces])?;
-        Ok(Piece { place, ..columns })
+        Ok(ParamShard { place, ..columns })
     }
 
     /// The shard that remains after a reduction over `dim`. It is replicated if only that dim was sharded.
-    fn summed_over(&self, dim: usize) -> Piece {
-        let Piece { param, place, replicated } = &self.piece;
+    fn summed_over(&self, dim: usize) -> ParamShard {
+        let ParamShard { param, place, replicated } = &self.piece;
         let cut = (0..self.whole.len()).any(|other| other != dim && self.is_cut(other));
         let replicated = if cut { *replicated } else { replicated.with(Axis::Tensor) };
-        Piece { param: param.clone(), place: place.drop_dim(dim), replicated }
+        ParamShard { param: param.clone(), place: place.drop_dim(dim), replicated }
     }
 }
 
 /// The mean squares of a group's parameters.
 pub(super) struct MeanSquares {
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<FactoredBlock>,
     /// Means over rows of matrices, over columns, and of every element of vectors.
     pub moments: [Moment; 3],
     /// For each block its range in the first two moments or in the last.
@@ -153,8 +153,8 @@ pub(super) struct MeanSquares {
 
 impl MeanSquares {
     /// Mean squares of zero.
-    pub fn new(blocks: Vec<Block>, store: &Store) -> Result<Self> {
-        let mut parts: [Vec<Piece>; 3] = Default::default();
+    pub fn new(blocks: Vec<FactoredBlock>, store: &Store) -> Result<Self> {
+        let mut parts: [Vec<ParamShard>; 3] = Default::default();
         let mut ranges = Vec::new();
         for block in &blocks {
             if block.is_vector() {
@@ -185,7 +185,7 @@ impl MeanSquares {
         }
         let rows = rows.slice(span(rows, range))?;
         let columns = columns.slice(span(columns, range))?;
-        let mean_of = match block.goes_on() {
+        let mean_of = match block.spans_ranks() {
             (_, false) => NormalizeBy::Rows,
             (_, true) => NormalizeBy::Columns,
         };

@@ -6,7 +6,7 @@ mod config;
 mod mean_squares;
 mod pass;
 
-pub use adafactor::{PartSum, SumParts};
+pub use adafactor::{ReduceSums, ShardedSum};
 pub use config::{AdafactorConfig, OptimizerConfig, StepSize};
 
 use ferrotron_tensor::ops::round::widen;
@@ -16,9 +16,9 @@ use ferrotron_tensor::{
 };
 use std::ops::Range;
 
-use self::mean_squares::{Block, MeanSquares};
+use self::mean_squares::{FactoredBlock, MeanSquares};
 use self::pass::{Pass, RUN};
-use crate::{AxisSet, ParamBuffers, ParamGroup};
+use crate::{AxisSet, ParamAndGradBucket, ParamAndGradBuffer};
 
 /// The inputs of a step besides the gradients.
 #[derive(Debug, Clone, Copy)]
@@ -71,14 +71,14 @@ pub struct Optimizer {
     config: OptimizerConfig,
     rounding: Rounding,
     states: MemoryKind,
-    groups: Vec<State>,
+    groups: Vec<GroupState>,
     step: u64,
 }
 
 /// The state of one parameter group.
-struct State {
+struct GroupState {
     /// The ranges of the weights: parameters, the shards of them that this rank updates, or Adafactor's blocks.
-    pieces: Vec<Piece>,
+    pieces: Vec<ParamShard>,
     /// Moments with the layout of the weights.
     moments: Vec<Moment>,
     /// Mean squares of Adafactor.
@@ -88,14 +88,14 @@ struct State {
 
 /// A shard of a parameter, or of state derived from one.
 #[derive(Debug, Clone)]
-struct Piece {
+struct ParamShard {
     param: String,
     place: ShardSpec,
     /// The axes along which all ranks hold the same values.
     replicated: AxisSet,
 }
 
-impl Piece {
+impl ParamShard {
     fn numel(&self) -> usize {
         self.place.dims().iter().product()
     }
@@ -105,7 +105,7 @@ impl Piece {
 struct Moment {
     name: &'static str,
     /// The shard that each range of the flat buffer holds.
-    pieces: Vec<Piece>,
+    pieces: Vec<ParamShard>,
     flat: FlatBuffer,
 }
 
@@ -121,16 +121,16 @@ struct Store {
 
 impl Moment {
     /// A moment of zeros.
-    fn new(name: &'static str, pieces: Vec<Piece>, store: &Store) -> Result<Self> {
+    fn new(name: &'static str, pieces: Vec<ParamShard>, store: &Store) -> Result<Self> {
         let Store { kind, device, dtype } = store;
-        let dims = |piece: &Piece| (piece.param.clone(), piece.place.dims().to_vec());
+        let dims = |piece: &ParamShard| (piece.param.clone(), piece.place.dims().to_vec());
         let parts: Vec<_> = pieces.iter().map(dims).collect();
         let flat = FlatBuffer::new_in(*kind, device, *dtype, Category::Optimizer, &parts)?;
         Ok(Moment { name, pieces, flat })
     }
 }
 
-impl State {
+impl GroupState {
     /// Starts reading the state of these elements, if it is in mapped files.
     fn prefetch(&self, elements: &Range<usize>) {
         let kept = self.moments.iter().chain(&self.master);
@@ -153,14 +153,14 @@ impl Optimizer {
     /// weights), and master weights for 16-bit weights.
     ///
     /// Errors, naming it, if a hyperparameter is out of range.
-    pub fn new(config: OptimizerConfig, buffers: &ParamBuffers) -> Result<Optimizer> {
+    pub fn new(config: OptimizerConfig, buffers: &ParamAndGradBuffer) -> Result<Optimizer> {
         Self::with_update(config, buffers, &UpdateConfig::default())
     }
 
     /// Like [`Optimizer::new`], with options for 16-bit weights and the placement of state.
     pub fn with_update(
         config: OptimizerConfig,
-        buffers: &ParamBuffers,
+        buffers: &ParamAndGradBuffer,
         update: &UpdateConfig,
     ) -> Result<Optimizer> {
         config.validate()?;
@@ -173,13 +173,17 @@ impl Optimizer {
         Ok(Optimizer { config, rounding, states, groups, step: 0 })
     }
 
-    fn state(config: &OptimizerConfig, group: &ParamGroup, update: &UpdateConfig) -> Result<State> {
+    fn state(
+        config: &OptimizerConfig,
+        group: &ParamAndGradBucket,
+        update: &UpdateConfig,
+    ) -> Result<GroupState> {
         let blocks = match config {
-            OptimizerConfig::Adafactor(_) => Some(Block::all(group)?),
+            OptimizerConfig::Adafactor(_) => Some(FactoredBlock::all(group)?),
             _ => None,
         };
-        let own = |(param, place)| Piece { param, place, replicated: group.replicated };
-        let pieces: Vec<Piece> = match &blocks {
+        let own = |(param, place)| ParamShard { param, place, replicated: group.replicated };
+        let pieces: Vec<ParamShard> = match &blocks {
             Some(blocks) => blocks.iter().map(|block| block.piece.clone()).collect(),
             None => group.pieces().into_iter().map(own).collect(),
         };
@@ -195,7 +199,7 @@ impl Optimizer {
                 let weights = weights.slice(range)?;
                 master.flat.with_slice_mut(.., |master| widen(master, &weights))?;
             }
-            Ok(State { pieces: pieces.clone(), moments, mean_squares, master })
+            Ok(GroupState { pieces: pieces.clone(), moments, mean_squares, master })
         })
     }
 
@@ -205,7 +209,7 @@ impl Optimizer {
     ///
     /// Errors, without any change, if a graph that was not consumed still holds a weight. Errors for Adafactor if
     /// parameters are sharded over ranks: see [`Optimizer::step_with`].
-    pub fn step(&mut self, buffers: &ParamBuffers, step: &StepConfig) -> Result<()> {
+    pub fn step(&mut self, buffers: &ParamAndGradBuffer, step: &StepConfig) -> Result<()> {
         let Some(param) = buffers.params().next() else { return Ok(()) };
         let step = DeviceStepParams::new(param.leaf().device(), &self.numbers(step))?;
         self.step_with(buffers, &step, &mut |_, _| {
@@ -228,9 +232,9 @@ impl Optimizer {
     /// the same calls, with the same number of elements in the same order. It is not called if nothing is sharded.
     pub fn step_with(
         &mut self,
-        buffers: &ParamBuffers,
+        buffers: &ParamAndGradBuffer,
         step: &DeviceStepParams,
-        sum: &mut SumParts,
+        sum: &mut ReduceSums,
     ) -> Result<()> {
         self.check_writable(buffers)?;
         let (config, rounding, states) = (self.config, self.rounding, self.states);
@@ -266,7 +270,7 @@ impl Optimizer {
     }
 
     /// Counts a step that the device executes without a call of `step`, as in a replayed CUDA graph.
-    pub fn count_step(&mut self, buffers: &ParamBuffers) {
+    pub fn count_step(&mut self, buffers: &ParamAndGradBuffer) {
         self.step += 1;
         buffers.mark_updated();
     }
@@ -281,7 +285,7 @@ impl Optimizer {
 
     /// Errors if a tensor reads a weight or a moment: stopping in the middle of a step would leave only some groups
     /// updated.
-    fn check_writable(&mut self, buffers: &ParamBuffers) -> Result<()> {
+    fn check_writable(&mut self, buffers: &ParamAndGradBuffer) -> Result<()> {
         for (group, state) in buffers.groups().iter().zip(&mut self.groups) {
             group.with_owned(|(weights, _), _| {
                 let flats = state.all_mut().map(|moment| &mut moment.flat);
@@ -317,7 +321,7 @@ impl Optimizer {
         is_wanted: impl Fn(AxisSet) -> bool,
         mut f: impl FnMut(&str, &'static str, &ShardSpec, Tensor) -> Result<()>,
     ) -> Result<()> {
-        for moment in self.groups.iter().flat_map(State::all) {
+        for moment in self.groups.iter().flat_map(GroupState::all) {
             for (range, piece) in moment.pieces.iter().enumerate() {
                 if is_wanted(piece.replicated) {
                     f(&piece.param, moment.name, &piece.place, moment.flat.tensor(range)?)?;
@@ -332,7 +336,7 @@ impl Optimizer {
         &mut self,
         mut f: impl FnMut(&str, &'static str, &ShardSpec, &mut Tensor) -> Result<()>,
     ) -> Result<()> {
-        for Moment { name, pieces, flat } in self.groups.iter_mut().flat_map(State::all_mut) {
+        for Moment { name, pieces, flat } in self.groups.iter_mut().flat_map(GroupState::all_mut) {
             for (range, piece) in pieces.iter().enumerate() {
                 flat.with_mut(range, |tensor| f(&piece.param, name, &piece.place, tensor))?;
             }

@@ -8,8 +8,8 @@ use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::{Device, FlatBuffer, MemoryKind, RandomKey, Result, Tensor};
 use std::ops::Range;
 
-use super::{OptimizerConfig, Piece, Rounding, State};
-use crate::Decay;
+use super::{GroupState, OptimizerConfig, ParamShard, Rounding};
+use crate::WeightDecay;
 
 /// Maximum number of elements updated at once: 16 MiB of each moment. The next chunk is prefetched meanwhile.
 pub(super) const RUN: usize = 1 << 22;
@@ -28,7 +28,7 @@ pub(super) struct Pass<'a> {
     pub step: &'a DeviceStepParams,
     /// Number of the step, from 1.
     pub count: u64,
-    pub decay: Decay,
+    pub decay: WeightDecay,
     /// Adafactor's sums, per piece.
     pub adafactor: &'a [SquareSums],
 }
@@ -47,7 +47,7 @@ impl Pass<'_> {
     /// Updates the weights that this rank owns, and their state.
     pub fn group(
         &self,
-        state: &mut State,
+        state: &mut GroupState,
         (weights, owned): (&mut FlatBuffer, Range<usize>),
         (gradients, owned_gradients): (&FlatBuffer, Range<usize>),
     ) -> Result<()> {
@@ -57,7 +57,7 @@ impl Pass<'_> {
         let whole_pieces = rounds || state.mean_squares.is_some();
         let runs = if whole_pieces { pieces(state) } else { self.runs(owned.len()) };
         let behind = |range: &Range<usize>, start: usize| start + range.start..start + range.end;
-        let State { pieces, moments, mean_squares, master } = state;
+        let GroupState { pieces, moments, mean_squares, master } = state;
         let n_moments = moments.len();
         let kept = moments.iter_mut().chain(master).map(|moment| &mut moment.flat);
         FlatBuffer::for_each_chunk_mut(&mut kept.collect::<Vec<_>>(), &runs, |index, kept| {
@@ -89,10 +89,10 @@ impl Pass<'_> {
         exact: &mut Tensor,
         weights: &mut Tensor,
         elements: Elements,
-        piece: Option<&Piece>,
+        piece: Option<&ParamShard>,
     ) -> Result<()> {
         match (self.rounding, piece) {
-            (Rounding::Stochastic { seed }, Some(Piece { param, place, .. })) => {
+            (Rounding::Stochastic { seed }, Some(ParamShard { param, place, .. })) => {
                 self.rule(exact, elements, None)?;
                 let key = RandomKey::new(seed, self.count, param);
                 round(weights, exact, Some(Stochastic { key: &key, place, step: Some(self.step) }))
@@ -109,7 +109,7 @@ impl Pass<'_> {
         elements: Elements,
         rounded: Option<&mut Tensor>,
     ) -> Result<()> {
-        let decay = |weight_decay| if self.decay == Decay::Yes { weight_decay } else { 0.0 };
+        let decay = |weight_decay| if self.decay == WeightDecay::On { weight_decay } else { 0.0 };
         let Elements { gradients, moments, factored } = elements;
         match (self.config, moments, factored) {
             (OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay }, [m, v], None) => {
@@ -148,9 +148,9 @@ impl Pass<'_> {
 }
 
 /// The element range of each piece.
-fn pieces(state: &State) -> Vec<Range<usize>> {
+fn pieces(state: &GroupState) -> Vec<Range<usize>> {
     let mut end = 0;
-    let next = |piece: &Piece| {
+    let next = |piece: &ParamShard| {
         let start = end;
         end += piece.numel();
         start..end

@@ -1,9 +1,9 @@
 //! Adafactor against the algorithm of the paper, one parameter at a time, and what it keeps.
 
 use ferrotron_nn::{
-    Activation, AdafactorConfig, Attention, AttentionConfig, Bias, BufferConfig, Decay, Init,
-    MASTER, Mlp, MlpConfig, Module, Optimizer, OptimizerConfig, Param, ParamBuffers, Scope,
-    ShardUnit, Sharding, StepConfig, StepSize,
+    Activation, AdafactorConfig, Attention, AttentionConfig, Bias, BufferConfig, Init, MASTER, Mlp,
+    MlpConfig, Module, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Scope, ShardUnit,
+    Sharding, StepConfig, StepSize, WeightDecay,
 };
 use ferrotron_tensor::{Category, DType, Device, ErrorKind, Result, ShardSpec};
 
@@ -19,10 +19,10 @@ fn params(device: &Device, dtype: DType) -> Vec<Param> {
     let scope = Scope::new(device, dtype, 1);
     let normal = Init::Normal { std: 0.5 };
     vec![
-        scope.param("scale", &[1], Init::Ones, Decay::No),
-        scope.param("matrix", &[5, 3], normal, Decay::Yes),
-        scope.param("bias", &[7], normal, Decay::No),
-        scope.param("two", &[2, 4, 3], Init::Normal { std: 1e-5 }, Decay::Yes),
+        scope.param("scale", &[1], Init::Ones, WeightDecay::Off),
+        scope.param("matrix", &[5, 3], normal, WeightDecay::On),
+        scope.param("bias", &[7], normal, WeightDecay::Off),
+        scope.param("two", &[2, 4, 3], Init::Normal { std: 1e-5 }, WeightDecay::On),
     ]
 }
 
@@ -64,7 +64,7 @@ fn it_equals_the_algorithm_of_the_paper() -> Result<()> {
                 .zip(&before)
                 .map(|(p, w)| Reference::new(p.leaf().dims(), w.clone()))
                 .collect();
-            let buffers = ParamBuffers::new(&params)?;
+            let buffers = ParamAndGradBuffer::new(&params)?;
             let mut optimizer = Optimizer::new(OptimizerConfig::Adafactor(config), &buffers)?;
             for step in 0..STEPS {
                 let gradients = set_gradients(&params, step)?;
@@ -72,7 +72,7 @@ fn it_equals_the_algorithm_of_the_paper() -> Result<()> {
                 for (k, reference) in want.iter_mut().enumerate() {
                     let g: Vec<f64> = gradients[k].iter().map(|g| SCALE * g).collect();
                     // Weight decay is a matter of the group.
-                    let decays = params[k].decay() == Decay::Yes;
+                    let decays = params[k].decay() == WeightDecay::On;
                     let weight_decay = if decays { config.weight_decay } else { 0.0 };
                     reference.step(step + 1, LR, &g, &AdafactorConfig { weight_decay, ..config });
                 }
@@ -103,7 +103,7 @@ fn packed_tensors_step_as_if_they_were_apart() -> Result<()> {
     let run = |config: AdafactorConfig, dims: &[usize], packed: Option<bool>| -> Result<Vec<f64>> {
         let (scope, init) = (Scope::new(&device, DType::F32, 1), Init::Normal { std: 0.5 });
         let with = |rows: usize| [&[rows], dims].concat();
-        let whole = scope.param("whole", &with(9), init, Decay::Yes);
+        let whole = scope.param("whole", &with(9), init, WeightDecay::On);
         let value = whole.leaf().value()?;
         let mut start = 0;
         let params: Vec<Param> = match packed {
@@ -113,14 +113,15 @@ fn packed_tensors_step_as_if_they_were_apart() -> Result<()> {
                 .iter()
                 .enumerate()
                 .map(|(i, &rows)| {
-                    let part = scope.param(&format!("part {i}"), &with(rows), init, Decay::Yes);
+                    let part =
+                        scope.param(&format!("part {i}"), &with(rows), init, WeightDecay::On);
                     part.leaf().set_value(&value.narrow(0, start, rows)?.contiguous()?)?;
                     start += rows;
                     Ok(part)
                 })
                 .collect::<Result<_>>()?,
         };
-        let buffers = ParamBuffers::new(&params)?;
+        let buffers = ParamAndGradBuffer::new(&params)?;
         let mut optimizer = Optimizer::new(OptimizerConfig::Adafactor(config), &buffers)?;
         let width = value.numel() / 9;
         let keys = 5 * width..7 * width;
@@ -142,7 +143,8 @@ fn packed_tensors_step_as_if_they_were_apart() -> Result<()> {
         }
     }
     let scope = Scope::new(&device, DType::F32, 1);
-    let error = scope.param("bias", &[9], Init::Zeros, Decay::No).packed(&[4, 4]).unwrap_err();
+    let error =
+        scope.param("bias", &[9], Init::Zeros, WeightDecay::Off).packed(&[4, 4]).unwrap_err();
     assert!(
         error.to_string().contains("'bias' of [9] cannot consist of blocks of [4, 4]"),
         "{error}"
@@ -178,7 +180,7 @@ fn the_state_of_a_block_of_gpt_2_is_next_to_nothing() -> Result<()> {
         residual_init: Init::Zeros,
     };
     let mlp = Mlp::new(&scope.child("mlp"), &mlp)?;
-    let buffers = ParamBuffers::new(&[attention.params(), mlp.params()].concat())?;
+    let buffers = ParamAndGradBuffer::new(&[attention.params(), mlp.params()].concat())?;
     let bytes = |beta1| -> Result<f64> {
         let config = AdafactorConfig { beta1, ..AdafactorConfig::default() };
         let optimizer = Optimizer::new(OptimizerConfig::Adafactor(config), &buffers)?;
@@ -202,9 +204,10 @@ fn it_keeps_rows_and_columns() -> Result<()> {
         let device = Device::cpu(1)?;
         let init = Init::Normal { std: 0.02 };
         let scope = Scope::new(&device, dtype, 1);
-        let weight = scope.param("weight", &[300, 200], init, Decay::Yes).packed(&[200, 60, 40])?;
-        let bias = scope.param("bias", &[200], init, Decay::No);
-        let buffers = ParamBuffers::new(&[weight, bias])?;
+        let weight =
+            scope.param("weight", &[300, 200], init, WeightDecay::On).packed(&[200, 60, 40])?;
+        let bias = scope.param("bias", &[200], init, WeightDecay::Off);
+        let buffers = ParamAndGradBuffer::new(&[weight, bias])?;
         let config = AdafactorConfig { beta1, ..AdafactorConfig::default() };
         let optimizer = Optimizer::new(OptimizerConfig::Adafactor(config), &buffers)?;
         let numel = 300 * 200 + 200;
@@ -238,7 +241,7 @@ fn master_weights_are_what_f32_weights_are() -> Result<()> {
     for (wide, narrow) in wide.iter().zip(&narrow) {
         wide.leaf().set_value(&narrow.leaf().value()?.cast(DType::F32)?)?;
     }
-    let buffers = [ParamBuffers::new(&wide)?, ParamBuffers::new(&narrow)?];
+    let buffers = [ParamAndGradBuffer::new(&wide)?, ParamAndGradBuffer::new(&narrow)?];
     let config = OptimizerConfig::Adafactor(config);
     let mut optimizers =
         [Optimizer::new(config, &buffers[0])?, Optimizer::new(config, &buffers[1])?];
@@ -269,16 +272,16 @@ fn what_it_cannot_see_whole_is_refused() -> Result<()> {
     let sharded =
         BufferConfig { sharding: Sharding::Optimizer, shard: (0, 2), ..BufferConfig::default() };
     let params = params(&device, DType::F32);
-    let buffers = ParamBuffers::with_config(&params, &sharded)?;
+    let buffers = ParamAndGradBuffer::with_config(&params, &sharded)?;
     let error = Optimizer::new(config, &buffers).err().expect("a refusal").to_string();
     assert!(error.contains("adafactor: has to see the whole of '"), "{error}");
     let whole = BufferConfig { shard_unit: ShardUnit::Parameters, ..sharded };
-    Optimizer::new(config, &ParamBuffers::with_config(&params, &whole)?)?;
+    Optimizer::new(config, &ParamAndGradBuffer::with_config(&params, &whole)?)?;
 
     let rows = ShardSpec::new(&[6, 4], &[&[(0, 3)], &[(0, 4)]])?;
     let scope = Scope::new(&device, DType::F32, 1);
-    let part = [scope.param_at("rows", rows, Init::Ones, Decay::Yes)];
-    let buffers = ParamBuffers::new(&part)?;
+    let part = [scope.param_at("rows", rows, Init::Ones, WeightDecay::On)];
+    let buffers = ParamAndGradBuffer::new(&part)?;
     let mut optimizer = Optimizer::new(config, &buffers)?;
     set_gradients(&part, 0)?;
     let error = optimizer.step(&buffers, &StepConfig { lr: LR, grad_scale: 1.0 }).unwrap_err();

@@ -3,16 +3,16 @@
 
 use ferrotron_autograd::{Accum, lock};
 use ferrotron_nn::{
-    BufferConfig, Decay, GradientType, Init, MASTER, Optimizer, OptimizerConfig, ParamBuffers,
-    Rounding, Scope, Sharding, StepConfig, UpdateConfig, WeightUpdate,
+    BufferConfig, GradDType, Init, MASTER, Optimizer, OptimizerConfig, ParamAndGradBuffer,
+    Rounding, Scope, Sharding, StepConfig, UpdateConfig, WeightDecay, WeightUpdate,
 };
 use ferrotron_tensor::{Category, DType, Device, Error, Result, Tensor};
 
 /// Ones of `dtype`, with gradients of -1.
-fn ones(dtype: DType, numel: usize, config: &BufferConfig) -> Result<ParamBuffers> {
+fn ones(dtype: DType, numel: usize, config: &BufferConfig) -> Result<ParamAndGradBuffer> {
     let scope = Scope::new(&Device::cpu(1)?, dtype, 1);
-    let param = scope.param("weight", &[numel], Init::Ones, Decay::No);
-    let buffers = ParamBuffers::with_config(std::slice::from_ref(&param), config)?;
+    let param = scope.param("weight", &[numel], Init::Ones, WeightDecay::Off);
+    let buffers = ParamAndGradBuffer::with_config(std::slice::from_ref(&param), config)?;
     if config.sharding < Sharding::Gradients {
         param.leaf().accumulate_with(|gradient, _| {
             let minus = Tensor::full(gradient.device(), gradient.dtype(), &[numel], -1.0)?;
@@ -116,20 +116,16 @@ fn bytes_are_those_of_zero() -> Result<()> {
     const NUMEL: usize = 1 << 20;
     for ranks in [1, 4] {
         for (sharding, gradients, wanted) in [
-            (Sharding::None, GradientType::Accumulator, [2.0, 4.0, 12.0]),
-            (Sharding::None, GradientType::Weight, [2.0, 2.0, 12.0]),
-            (Sharding::Optimizer, GradientType::Accumulator, [2.0, 4.0, 12.0 / ranks as f64]),
+            (Sharding::None, GradDType::Accumulator, [2.0, 4.0, 12.0]),
+            (Sharding::None, GradDType::Weight, [2.0, 2.0, 12.0]),
+            (Sharding::Optimizer, GradDType::Accumulator, [2.0, 4.0, 12.0 / ranks as f64]),
             (
                 Sharding::Gradients,
-                GradientType::Accumulator,
+                GradDType::Accumulator,
                 [2.0, 4.0 / ranks as f64, 12.0 / ranks as f64],
             ),
-            (
-                Sharding::Weights,
-                GradientType::Accumulator,
-                [2.0, 4.0, 12.0].map(|b| b / ranks as f64),
-            ),
-            (Sharding::Weights, GradientType::Weight, [2.0, 2.0, 12.0].map(|b| b / ranks as f64)),
+            (Sharding::Weights, GradDType::Accumulator, [2.0, 4.0, 12.0].map(|b| b / ranks as f64)),
+            (Sharding::Weights, GradDType::Weight, [2.0, 2.0, 12.0].map(|b| b / ranks as f64)),
         ] {
             let config =
                 BufferConfig { sharding, gradients, shard: (0, ranks), ..BufferConfig::default() };
@@ -149,7 +145,7 @@ fn bytes_are_those_of_zero() -> Result<()> {
 #[test]
 fn gradients_of_16_bit_weights_are_added_up_in_f32() -> Result<()> {
     for (gradients, want) in
-        [(GradientType::Accumulator, 1.0 + 99.0 / 1024.0), (GradientType::Weight, 1.0)]
+        [(GradDType::Accumulator, 1.0 + 99.0 / 1024.0), (GradDType::Weight, 1.0)]
     {
         let buffers = ones(DType::BF16, 8, &BufferConfig { gradients, ..BufferConfig::default() })?;
         let leaf = buffers.groups()[0].params[0].leaf().clone();

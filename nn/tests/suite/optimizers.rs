@@ -1,7 +1,7 @@
 //! Parameter groups and the optimizers over them, against loops one can read.
 
 use ferrotron_nn::{
-    Decay, Init, Optimizer, OptimizerConfig, Param, ParamBuffers, Scope, StepConfig,
+    Init, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Scope, StepConfig, WeightDecay,
     clip_coefficient,
 };
 use ferrotron_tensor::{DType, Device, ErrorKind, Result, Tensor};
@@ -13,9 +13,9 @@ fn params(device: &Device, dtype: DType) -> Vec<Param> {
     let scope = Scope::new(device, dtype, 1).child("layer");
     let normal = Init::Normal { std: 0.5 };
     vec![
-        scope.param("scale", &[3], Init::Ones, Decay::No),
-        scope.param("weight", &[3, 2], normal, Decay::Yes),
-        scope.param("bias", &[4], normal, Decay::No),
+        scope.param("scale", &[3], Init::Ones, WeightDecay::Off),
+        scope.param("weight", &[3, 2], normal, WeightDecay::On),
+        scope.param("bias", &[4], normal, WeightDecay::Off),
     ]
 }
 
@@ -42,7 +42,7 @@ const SCALE: f64 = 0.5;
 const DECAY: f64 = 0.1;
 
 fn train(
-    buffers: &ParamBuffers,
+    buffers: &ParamAndGradBuffer,
     optimizer: &mut Optimizer,
     params: &[Param],
     steps: std::ops::Range<usize>,
@@ -66,7 +66,7 @@ fn adamw_equals_a_loop_and_decays_only_its_group() -> Result<()> {
         let params = params(&device, dtype);
         let (beta1, beta2, eps) = (0.9, 0.95, 1e-8);
         let mut want = values(&params)?;
-        let buffers = ParamBuffers::new(&params)?;
+        let buffers = ParamAndGradBuffer::new(&params)?;
         let config = OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay: DECAY };
         let mut optimizer = Optimizer::new(config, &buffers)?;
         assert_eq!(values(&params)?, want, "moving into flats changed a value");
@@ -102,7 +102,7 @@ fn sgd_equals_a_loop() -> Result<()> {
         let device = Device::cpu(1)?;
         let params = params(&device, dtype);
         let mut want = values(&params)?;
-        let buffers = ParamBuffers::new(&params)?;
+        let buffers = ParamAndGradBuffer::new(&params)?;
         let config = OptimizerConfig::Sgd { momentum, weight_decay: DECAY };
         let mut optimizer = Optimizer::new(config, &buffers)?;
         train(&buffers, &mut optimizer, &params, 0..STEPS)?;
@@ -126,9 +126,9 @@ fn sgd_equals_a_loop() -> Result<()> {
 
 #[test]
 fn moments_carry_over_to_the_last_bit() -> Result<()> {
-    let make = || -> Result<(Vec<Param>, ParamBuffers, Optimizer)> {
+    let make = || -> Result<(Vec<Param>, ParamAndGradBuffer, Optimizer)> {
         let params = params(&Device::cpu(1)?, DType::F32);
-        let buffers = ParamBuffers::new(&params)?;
+        let buffers = ParamAndGradBuffer::new(&params)?;
         let optimizer = Optimizer::new(OptimizerConfig::ADAMW, &buffers)?;
         Ok((params, buffers, optimizer))
     };
@@ -161,15 +161,15 @@ fn moments_carry_over_to_the_last_bit() -> Result<()> {
 fn groups_and_norms() -> Result<()> {
     let device = Device::cpu(1)?;
     let params = params(&device, DType::F64);
-    let buffers = ParamBuffers::new(&params)?;
-    let names: Vec<(Decay, Vec<&str>)> = buffers
+    let buffers = ParamAndGradBuffer::new(&params)?;
+    let names: Vec<(WeightDecay, Vec<&str>)> = buffers
         .groups()
         .iter()
         .map(|group| (group.decay, group.params.iter().map(Param::name).collect()))
         .collect();
     let vectors = vec!["layer.scale", "layer.bias"];
     // From the last parameter to the first, as backward completes them.
-    assert_eq!(names, [(Decay::No, vectors), (Decay::Yes, vec!["layer.weight"])]);
+    assert_eq!(names, [(WeightDecay::Off, vectors), (WeightDecay::On, vec!["layer.weight"])]);
     assert_eq!(buffers.numel(), 13);
     let gradients = set_gradients(&params, 0)?;
     let want: f64 = gradients.iter().flatten().map(|g| g * g).sum();
@@ -183,7 +183,7 @@ fn groups_and_norms() -> Result<()> {
 fn missing_and_broken_gradients_are_named() -> Result<()> {
     let device = Device::cpu(1)?;
     let params = params(&device, DType::F32);
-    let buffers = ParamBuffers::new(&params)?;
+    let buffers = ParamAndGradBuffer::new(&params)?;
     buffers.zero_gradients();
     set_gradients(&params[..2], 0)?;
     let error = buffers.check_gradients().unwrap_err().to_string();
@@ -208,12 +208,12 @@ fn what_does_not_fit_is_refused() -> Result<()> {
     let device = Device::cpu(1)?;
     let message = |result: Result<()>| result.unwrap_err().to_string();
     let twice = [params(&device, DType::F32), params(&device, DType::F32)].concat();
-    let error = message(ParamBuffers::new(&twice).map(drop));
+    let error = message(ParamAndGradBuffer::new(&twice).map(drop));
     assert!(error.contains("two parameters are named 'layer.scale'"), "{error}");
     let mixed = [&params(&device, DType::F32)[..1], &params(&device, DType::F64)[1..]].concat();
-    let error = message(ParamBuffers::new(&mixed).map(drop));
+    let error = message(ParamAndGradBuffer::new(&mixed).map(drop));
     assert!(error.contains("'layer.weight' has another dtype than 'layer.scale'"), "{error}");
-    let buffers = ParamBuffers::new(&params(&device, DType::F32))?;
+    let buffers = ParamAndGradBuffer::new(&params(&device, DType::F32))?;
     let adamw =
         |beta1: f64, eps: f64| OptimizerConfig::AdamW { beta1, beta2: 0.9, eps, weight_decay: 0.0 };
     for (config, part) in [
@@ -236,7 +236,7 @@ fn what_does_not_fit_is_refused() -> Result<()> {
 fn a_weight_that_is_held_is_named_and_nothing_is_updated() -> Result<()> {
     let device = Device::cpu(1)?;
     let params = params(&device, DType::F64);
-    let buffers = ParamBuffers::new(&params)?;
+    let buffers = ParamAndGradBuffer::new(&params)?;
     let mut optimizer =
         Optimizer::new(OptimizerConfig::Sgd { momentum: 0.9, weight_decay: 0.0 }, &buffers)?;
     set_gradients(&params, 0)?;

@@ -2,8 +2,8 @@
 
 use ferrotron_autograd::{Accum, lock};
 use ferrotron_nn::{
-    BufferConfig, Decay, Init, Optimizer, OptimizerConfig, Param, ParamBuffers, Scope, ShardUnit,
-    Sharding,
+    BufferConfig, Init, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Scope, ShardUnit,
+    Sharding, WeightDecay,
 };
 use ferrotron_tensor::{DType, Device, Result, ShardSpec, Tensor};
 use std::collections::BTreeMap;
@@ -16,16 +16,16 @@ fn params() -> Result<Vec<Param>> {
     let init = Init::Normal { std: 1.0 };
     let rows = ShardSpec::new(&[6, 4], &[&[(0, 1), (3, 2)], &[(0, 4)]])?;
     Ok(vec![
-        scope.param("a", &[5, 3], init, Decay::Yes),
-        scope.param("b", &[7], init, Decay::No),
-        scope.param_at("c", rows, init, Decay::Yes),
-        scope.param("d", &[2, 3, 4], init, Decay::Yes),
-        scope.param("e", &[1], init, Decay::No),
+        scope.param("a", &[5, 3], init, WeightDecay::On),
+        scope.param("b", &[7], init, WeightDecay::Off),
+        scope.param_at("c", rows, init, WeightDecay::On),
+        scope.param("d", &[2, 3, 4], init, WeightDecay::On),
+        scope.param("e", &[1], init, WeightDecay::Off),
     ])
 }
 
-fn buffers(config: &BufferConfig) -> Result<ParamBuffers> {
-    ParamBuffers::with_config(&params()?, config)
+fn buffers(config: &BufferConfig) -> Result<ParamAndGradBuffer> {
+    ParamAndGradBuffer::with_config(&params()?, config)
 }
 
 /// Every sharding of 1 to 5 ranks, into elements and into parameters, and every size of buckets.
@@ -76,7 +76,7 @@ fn add(global: &mut Global, name: &str, place: &ShardSpec, value: &Tensor) -> Re
 fn every_element_is_in_one_piece_of_one_rank() -> Result<()> {
     let mut want = Global::new();
     for param in params()? {
-        add(&mut want, param.name(), param.place(), &param.leaf().value()?)?;
+        add(&mut want, param.name(), param.shard_spec(), &param.leaf().value()?)?;
     }
     assert_eq!(want.len(), 15 + 7 + 12 + 24 + 1);
     for (ranks, config) in configs() {
@@ -126,7 +126,7 @@ fn parameters_are_owned_whole() -> Result<()> {
                     let end = start + param.leaf().numel();
                     let own = group.owned.start <= start && end <= group.owned.end;
                     assert_eq!(own, owner == rank, "{}", param.name());
-                    let piece = (param.name().to_string(), param.place().clone());
+                    let piece = (param.name().to_string(), param.shard_spec().clone());
                     assert_eq!(own, pieces.contains(&piece), "{}", param.name());
                     owned.extend(own.then(|| param.name().to_string()));
                     start = end;
@@ -171,16 +171,16 @@ fn gradients_are_kept_in_shards() -> Result<()> {
             for (accum, times) in [(Accum::Replace, 1.0), (Accum::Add, 2.0), (Accum::Replace, 1.0)]
             {
                 assert_eq!(lock(&group.gradients).len(), 0, "nothing is whole in between");
-                group.take_gradients()?;
+                group.alloc_gradients()?;
                 let fill = |(i, x): (usize, &mut f64)| *x = i as f64 + 1.0;
                 lock(&group.gradients).with_slice_mut(.., |gradients| {
                     gradients.as_mut_slice::<f64>()?.iter_mut().enumerate().for_each(fill);
                     Ok(())
                 })?;
-                group.store_gradients(accum)?;
+                group.write_back_gradients(accum)?;
                 let want: Vec<f64> =
                     group.owned.clone().map(|i| times * (i as f64 + 1.0)).collect();
-                let sums = lock(group.sums()).slice(..)?.to_vec::<f64>()?;
+                let sums = lock(group.reduced_grads()).slice(..)?.to_vec::<f64>()?;
                 assert_eq!(sums, want, "{config:?}, {accum:?}");
             }
             let squares: f64 = group.owned.clone().map(|i| (i as f64 + 1.0).powi(2)).sum();

@@ -1,6 +1,6 @@
 //! Configuration of gradient reductions, and the rejected combinations.
 
-use ferrotron_nn::{Axis, GradientType, ShardUnit, Sharding};
+use ferrotron_nn::{Axis, GradDType, ShardUnit, Sharding};
 
 use crate::mesh::Layout;
 
@@ -17,7 +17,7 @@ pub struct DataParallelConfig {
     /// takes independent steps and the ranks then average their weights; moments are never averaged.
     pub synchronize_every: usize,
     /// The dtype in which gradients of 16-bit weights are reduced.
-    pub gradients: GradientType,
+    pub gradients: GradDType,
 }
 
 impl Default for DataParallelConfig {
@@ -28,7 +28,7 @@ impl Default for DataParallelConfig {
             shard_unit: ShardUnit::Elements,
             bucket_numel: None,
             synchronize_every: 1,
-            gradients: GradientType::Accumulator,
+            gradients: GradDType::Accumulator,
         }
     }
 }

@@ -31,8 +31,8 @@ pub use traffic::ExpectedTraffic;
 
 use ferrotron_autograd::Leaf;
 use ferrotron_nn::{
-    Axis, AxisSet, BufferConfig, Module, Optimizer, Param, ParamBuffers, ParamGroup, PartSum,
-    Sharding, StepConfig,
+    Axis, AxisSet, BufferConfig, Module, Optimizer, Param, ParamAndGradBucket, ParamAndGradBuffer,
+    ShardedSum, Sharding, StepConfig,
 };
 use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::{DType, Device, Error, Result, ShardSpec, Tensor};
@@ -140,7 +140,7 @@ impl DataParallel {
             shard: (mesh.batch().rank(), mesh.batch().size()),
             gradients: config.gradients,
         };
-        let buffers = ParamBuffers::with_config(&params, &layout)?;
+        let buffers = ParamAndGradBuffer::with_config(&params, &layout)?;
         let mut buckets = vec![0; params.len()];
         for (bucket, group) in buffers.groups().iter().enumerate() {
             group.params.iter().for_each(|param| buckets[positions[param.name()]] = bucket);
@@ -174,7 +174,7 @@ impl DataParallel {
     }
 
     /// The parameters in flat buffers for the optimizer.
-    pub fn buffers(&self) -> &ParamBuffers {
+    pub fn buffers(&self) -> &ParamAndGradBuffer {
         &self.shared.buffers
     }
 
@@ -209,13 +209,13 @@ impl DataParallel {
         // Gradients that are partial along other axes too: of norms with sequence parallelism, then of embeddings
         // shared by two stages.
         for (axis, group) in shared.holders() {
-            let partial = |bucket: &&ParamGroup| bucket.grad_partial.contains(axis);
+            let partial = |bucket: &&ParamAndGradBucket| bucket.grad_partial.contains(axis);
             let works: Vec<Work<()>> = shared
                 .buffers
                 .groups()
                 .iter()
                 .filter(partial)
-                .map(|bucket| group.all_reduce_flat(bucket.sums(), Reduction::Sum))
+                .map(|bucket| group.all_reduce_flat(bucket.reduced_grads(), Reduction::Sum))
                 .collect();
             works.into_iter().try_for_each(Work::wait)?;
         }
@@ -267,8 +267,8 @@ impl DataParallel {
         let tensor = shared.mesh.axis(Axis::Tensor);
         optimizer.step_with(&shared.buffers, step, &mut |what, parts| match what {
             // Two separate call sites: error messages and tests identify collectives by their line.
-            PartSum::Squares => tensor.all_reduce(parts, Reduction::Sum)?.wait(),
-            PartSum::Updates => tensor.all_reduce(parts, Reduction::Sum)?.wait(),
+            ShardedSum::Squares => tensor.all_reduce(parts, Reduction::Sum)?.wait(),
+            ShardedSum::Updates => tensor.all_reduce(parts, Reduction::Sum)?.wait(),
         })?;
         match shared.sharding() {
             Sharding::None if shared.is_local() => {
@@ -279,7 +279,7 @@ impl DataParallel {
             }
             Sharding::None | Sharding::Weights => Ok(()),
             Sharding::Optimizer | Sharding::Gradients => {
-                let gather = |group: &ParamGroup| shared.gather_weights(group);
+                let gather = |group: &ParamAndGradBucket| shared.gather_weights(group);
                 let works = shared.buffers.groups().iter().map(gather);
                 works.collect::<Result<Vec<_>>>()?.into_iter().try_for_each(Work::wait)
             }
@@ -297,15 +297,15 @@ impl DataParallel {
     pub fn load(&self, mut f: impl FnMut(&[Param]) -> Result<()>) -> Result<()> {
         self.shared.free_weights()?;
         for group in self.shared.buffers.groups() {
-            group.take_weights()?;
+            group.alloc_weights()?;
             f(&group.params)?;
-            group.store_weights()?;
+            group.write_back_weights()?;
         }
         Ok(())
     }
 
     /// Returns whether this rank writes the state that it owns of a group, such as moments, to checkpoints.
-    pub fn owns(&self, group: &ParamGroup) -> bool {
+    pub fn owns(&self, group: &ParamAndGradBucket) -> bool {
         self.owns_replicated(group.replicated)
     }
 

@@ -1,7 +1,7 @@
 //! Gradient reductions of buckets: started by the last gradient that arrives, waited for when the sums are needed.
 
 use ferrotron_autograd::{Accum, Fetch, Leaf, lock, missing_gradients};
-use ferrotron_nn::{Axis, AxisSet, Param, ParamBuffers, ParamGroup, Sharding};
+use ferrotron_nn::{Axis, AxisSet, Param, ParamAndGradBucket, ParamAndGradBuffer, Sharding};
 use ferrotron_tensor::{Error, Result};
 use std::sync::{Arc, Mutex};
 
@@ -15,7 +15,7 @@ use crate::mesh::Mesh;
 pub(super) struct Shared {
     pub mesh: Mesh,
     pub config: DataParallelConfig,
-    pub buffers: ParamBuffers,
+    pub buffers: ParamAndGradBuffer,
     /// Number of uses of each parameter of each bucket in a forward pass.
     uses: Vec<Vec<usize>>,
     reductions: Vec<Mutex<Reducing>>,
@@ -42,7 +42,7 @@ impl Shared {
     pub fn new(
         mesh: &Mesh,
         config: &DataParallelConfig,
-        buffers: ParamBuffers,
+        buffers: ParamAndGradBuffer,
         uses: Vec<Vec<usize>>,
     ) -> Result<Arc<Shared>> {
         let shared = Arc::new(Shared {
@@ -57,7 +57,7 @@ impl Shared {
             for leaf in group.params.iter().map(Param::leaf) {
                 if config.sharding >= Sharding::Gradients {
                     leaf.set_gradient_alloc_hook(Shared::lend(&shared, move |shared| {
-                        shared.buffers.groups()[bucket].take_gradients()
+                        shared.buffers.groups()[bucket].alloc_gradients()
                     }))?;
                 }
                 if config.sharding >= Sharding::Weights {
@@ -182,7 +182,7 @@ impl Shared {
         }
         let group = &self.buffers.groups()[bucket];
         self.check_counts(bucket, 1)?;
-        group.store_gradients(if reducing.has_sums { Accum::Add } else { Accum::Replace })?;
+        group.write_back_gradients(if reducing.has_sums { Accum::Add } else { Accum::Replace })?;
         reducing.has_sums = true;
         group.params.iter().map(Param::leaf).for_each(Leaf::zero_gradient);
         Ok(())
@@ -244,7 +244,7 @@ impl Shared {
     }
 
     /// Starts gathering the weights of a group, after each rank has updated its shard.
-    pub fn gather_weights(&self, group: &ParamGroup) -> Result<Work<()>> {
+    pub fn gather_weights(&self, group: &ParamAndGradBucket) -> Result<Work<()>> {
         if group.owners.is_empty() {
             return Ok(self.mesh.batch().all_gather_flat(&group.weights));
         }
@@ -261,7 +261,8 @@ impl Shared {
     /// Averages the weights over all ranks along the batch axes.
     pub fn average_weights(&self) -> Result<()> {
         let batch = self.mesh.batch();
-        let sum = |group: &ParamGroup| batch.all_reduce_flat(&group.weights, Reduction::Sum);
+        let sum =
+            |group: &ParamAndGradBucket| batch.all_reduce_flat(&group.weights, Reduction::Sum);
         let works: Vec<_> = self.buffers.groups().iter().map(sum).collect();
         works.into_iter().try_for_each(Work::wait)?;
         self.buffers.groups().iter().try_for_each(|group| group.divide_weights(batch.size()))

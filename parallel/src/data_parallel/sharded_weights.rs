@@ -4,7 +4,7 @@
 //! the next one in the direction of travel is gathered, and the previous one is freed. Tensors that still read a
 //! freed bucket keep its memory.
 
-use ferrotron_nn::ParamGroup;
+use ferrotron_nn::ParamAndGradBucket;
 use ferrotron_tensor::Result;
 
 use super::reductions::Shared;
@@ -71,9 +71,9 @@ impl Walk {
 }
 
 /// The buckets of each line, in order.
-pub(super) fn lines(groups: &[ParamGroup]) -> Vec<Vec<usize>> {
+pub(super) fn lines(groups: &[ParamAndGradBucket]) -> Vec<Vec<usize>> {
     let facts = |bucket: usize| {
-        let group: &ParamGroup = &groups[bucket];
+        let group: &ParamAndGradBucket = &groups[bucket];
         (group.decay, group.replicated, group.grad_partial)
     };
     let mut lines: Vec<Vec<usize>> = Vec::new();
@@ -87,7 +87,7 @@ pub(super) fn lines(groups: &[ParamGroup]) -> Vec<Vec<usize>> {
 }
 
 impl GatheredWeights {
-    pub fn new(groups: &[ParamGroup]) -> GatheredWeights {
+    pub fn new(groups: &[ParamAndGradBucket]) -> GatheredWeights {
         let line = |buckets: Vec<usize>| {
             let walk = Walk::new(buckets.len());
             Line { buckets, walk, here: Vec::new() }
@@ -120,8 +120,8 @@ impl GatheredWeights {
 impl Line {
     fn gather(&mut self, shared: &Shared, position: usize) -> Result<()> {
         let group = &shared.buffers.groups()[self.buckets[position]];
-        group.take_weights()?;
-        group.place_weights()?;
+        group.alloc_weights()?;
+        group.copy_in_weights()?;
         self.here.push((position, Some(shared.gather_weights(group)?)));
         Ok(())
     }
@@ -138,7 +138,7 @@ impl Line {
                 self.here.push((position, work));
             } else {
                 work.map_or(Ok(()), Work::wait)?;
-                shared.buffers.groups()[self.buckets[position]].free_weights();
+                shared.buffers.groups()[self.buckets[position]].reshard_weights();
             }
         }
         Ok(())

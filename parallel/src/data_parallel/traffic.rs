@@ -1,7 +1,7 @@
 //! Computes the communication volume of a step in advance.
 
 use ferrotron_autograd::lock;
-use ferrotron_nn::{Axis, Optimizer, ParamGroup, Sharding};
+use ferrotron_nn::{Axis, Optimizer, ParamAndGradBucket, Sharding};
 use ferrotron_tensor::DType;
 
 use super::DataParallel;
@@ -126,7 +126,7 @@ fn gather(ranks: &Group, len: usize) -> usize {
 
 /// Elements that this rank sends when each parameter is reduced to its owner: all but its own. Sums of 16-bit numbers
 /// are computed in shards by all ranks; the owner then also sends the shards that other ranks compute.
-fn reduce(ranks: &Group, group: &ParamGroup, dtype: DType) -> usize {
+fn reduce(ranks: &Group, group: &ParamAndGradBucket, dtype: DType) -> usize {
     let parts_of_others = |numel: usize, rows: usize| {
         let row = numel.checked_div(rows).unwrap_or(0);
         numel - row * partition_range(rows, ranks.size(), ranks.rank()).len()
@@ -138,11 +138,11 @@ fn reduce(ranks: &Group, group: &ParamGroup, dtype: DType) -> usize {
 }
 
 /// Elements that this rank sends when owners broadcast around the ring: all but those owned by the next rank.
-fn broadcast(ranks: &Group, group: &ParamGroup) -> usize {
+fn broadcast(ranks: &Group, group: &ParamAndGradBucket) -> usize {
     numel_of_others((ranks.rank() + 1) % ranks.size(), group)
 }
 
-fn numel_of_others(rank: usize, group: &ParamGroup) -> usize {
+fn numel_of_others(rank: usize, group: &ParamAndGradBucket) -> usize {
     let params = group.params.iter().zip(&group.owners);
     params.filter(|&(_, &owner)| owner != rank).map(|(param, _)| param.leaf().numel()).sum()
 }

@@ -5,27 +5,27 @@
 //! before the next one.
 
 use ferrotron_autograd::{SharedFlatBuffer, lock};
-use ferrotron_nn::ParamGroup;
+use ferrotron_nn::ParamAndGradBucket;
 use ferrotron_tensor::{Result, Tensor};
 
 use crate::collective::{Group, Reduction};
 
 /// Reduces each gradient of a group to its owner; on other ranks its contents are then undefined.
-pub(super) fn reduce(ranks: &Group, group: &ParamGroup) -> Result<()> {
+pub(super) fn reduce(ranks: &Group, group: &ParamAndGradBucket) -> Result<()> {
     exchange(ranks, group, &group.gradients, |tensor, owner| {
         ranks.reduce(tensor, owner, Reduction::Sum)?.wait()
     })
 }
 
 /// Broadcasts the weights from their owners to every rank.
-pub(super) fn gather(ranks: &Group, group: &ParamGroup) -> Result<()> {
+pub(super) fn gather(ranks: &Group, group: &ParamAndGradBucket) -> Result<()> {
     exchange(ranks, group, &group.weights, |tensor, owner| ranks.broadcast(tensor, owner)?.wait())
 }
 
 /// Replaces each range of a group's flat buffer by the result of `f` for the range and its owner.
 fn exchange(
     ranks: &Group,
-    group: &ParamGroup,
+    group: &ParamAndGradBucket,
     flat: &SharedFlatBuffer,
     f: impl Fn(Tensor, usize) -> Result<Tensor>,
 ) -> Result<()> {

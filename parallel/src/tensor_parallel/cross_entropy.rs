@@ -19,7 +19,7 @@ use crate::collective::Reduction;
 impl TensorParallel {
     /// The vocabulary shard of a parameter that is sharded by rows of a table (V, ..).
     pub(super) fn vocab_shard(&self, weight: &Param) -> VocabShard {
-        let place = weight.place();
+        let place = weight.shard_spec();
         let offset = place.pieces(0).first().map_or(0, |&(offset, _)| offset);
         VocabShard { offset, global: place.global_dims()[0], shards: self.group().size() }
     }
@@ -66,7 +66,7 @@ impl TensorParallel {
 
     /// The logits (B, T, V) of the head, on every rank, for x as in [`TensorParallel::linear_cross_entropy`].
     pub fn logits(&self, x: &Var, weight: &Param) -> Result<Var> {
-        let classes = weight.place().global_dims()[0];
+        let classes = weight.shard_spec().global_dims()[0];
         let part = self.linear(x, &weight.var()?, None, Cut::Column)?; // (B, T, V/tp)
         gather_from_tp(&part, part.dims().len() - 1, classes, self.group())
     }

@@ -1,7 +1,7 @@
 //! The token embedding with rows sharded over the ranks.
 
 use ferrotron_autograd::Var;
-use ferrotron_nn::{Axis, Decay, Init, Module, Param, Scope};
+use ferrotron_nn::{Axis, Init, Module, Param, Scope, WeightDecay};
 use ferrotron_tensor::{At, Error, Result, Tensor};
 
 use super::linear::SEQUENCE;
@@ -48,7 +48,7 @@ impl VocabParallelEmbedding {
         Ok(VocabParallelEmbedding {
             tp: tp.clone(),
             path: scope.path().to_string(),
-            weight: cut.param_at("weight", place, init, Decay::Yes),
+            weight: cut.param_at("weight", place, init, WeightDecay::On),
         })
     }
 

@@ -13,7 +13,7 @@
 
 use ferrotron_autograd::ops::linear::{gelu_from_preactivation, give_parameter_gradients};
 use ferrotron_autograd::{Accum, Backward, Cotangents, InputGrads, Saved, Var, forward_span};
-use ferrotron_nn::{Axis, Bias, Decay, Init, Module, Param, Scope};
+use ferrotron_nn::{Axis, Bias, Init, Module, Param, Scope, WeightDecay};
 use ferrotron_tensor::ops::matmul::{
     linear, linear_bias_gradient, linear_gelu, linear_input_gradient, linear_weight_gradient,
 };
@@ -230,12 +230,12 @@ impl ColumnParallelLinear {
         let weight = tp.shard(&[width, inputs], 0, outputs)?;
         let place = tp.shard(&[width], 0, outputs)?;
         let bias = (bias == Bias::Yes)
-            .then(|| cut.param_at("bias", place, Init::Zeros, Decay::No).packed(outputs))
+            .then(|| cut.param_at("bias", place, Init::Zeros, WeightDecay::Off).packed(outputs))
             .transpose()?;
         Ok(ColumnParallelLinear {
             tp: tp.clone(),
             path: scope.path().to_string(),
-            weight: cut.param_at("weight", weight, init, Decay::Yes).packed(outputs)?,
+            weight: cut.param_at("weight", weight, init, WeightDecay::On).packed(outputs)?,
             bias,
         })
     }
@@ -286,9 +286,9 @@ impl RowParallelLinear {
         Ok(RowParallelLinear {
             tp: tp.clone(),
             path: scope.path().to_string(),
-            weight: cut.param_at("weight", weight, init, Decay::Yes),
+            weight: cut.param_at("weight", weight, init, WeightDecay::On),
             bias: (bias == Bias::Yes)
-                .then(|| bias_scope.param("bias", &[outputs], Init::Zeros, Decay::No)),
+                .then(|| bias_scope.param("bias", &[outputs], Init::Zeros, WeightDecay::Off)),
         })
     }
 

@@ -30,7 +30,7 @@ pub use linear::{ColumnParallelLinear, RowParallelLinear};
 pub use mlp::ParallelMlp;
 
 use ferrotron_autograd::Var;
-use ferrotron_nn::{Axis, Extent, Scope};
+use ferrotron_nn::{Axis, DimShard, Scope};
 use ferrotron_tensor::{Error, Result, ShardSpec, Tensor};
 use linear::SEQUENCE;
 
@@ -100,7 +100,7 @@ impl TensorParallel {
     /// This rank's positions on the residual stream, out of the positions of attention.
     ///
     /// Errors if, with sequence parallelism, they cannot be sharded evenly.
-    pub fn residual(&self, sequence: &Extent) -> Result<Extent> {
+    pub fn residual(&self, sequence: &DimShard) -> Result<DimShard> {
         let (positions, ranks) = (sequence.len(), self.group.size());
         match self.sequence {
             SequenceParallel::Off => Ok(sequence.clone()),

@@ -46,7 +46,7 @@ fn check(
         on_ranks(spread.ranks(), |world| {
             let Rank { mesh, tp, cp, ctx } = spread.rank(&world, batch, length)?;
             let what = format!("{spread:?}, {} groups, rank {}", config.groups, world.rank());
-            let place = ctx.place(&[config.hidden])?;
+            let place = ctx.shard_spec(&[config.hidden])?;
             let attention = ParallelAttention::new(&scope("attn"), &tp, &cp, config)?;
             let leaf = Leaf::new("x", part(&x, &place));
             let y = attention.forward(&ctx, &leaf.var()?, None)?;
@@ -94,16 +94,16 @@ fn the_ring_in_other_types() -> Result<()> {
             on_ranks(ranks, |world| {
                 let Rank { cp, ctx, .. } = spread.rank(&world, 2, length)?;
                 let heads = AttentionHeads::new(&scope("attn"), &config, 0..heads)?;
-                let leaf = Leaf::new("packed", part(&x, &ctx.place(&[packed[2]])?));
+                let leaf = Leaf::new("packed", part(&x, &ctx.shard_spec(&[packed[2]])?));
                 let y = cp.attend(&heads, &ctx, leaf.var()?, None)?;
-                let place = ctx.place(&dy.dims()[2..])?;
+                let place = ctx.shard_spec(&dy.dims()[2..])?;
                 // Probabilities are divided by 1 - p; a gradient is a sum over queries that weigh 1 in the
                 // mean of each, of terms of the size of dy . v.
                 let eps = 4.0 * dtype.epsilon() / 0.8;
                 let what = format!("{dtype}, rank {} of {ranks}", world.rank());
                 assert_close(&format!("{what}: y"), y.value(), &part(want, &place), 2.0 * eps);
                 backward(&[(&y, part(&dy, &place))], WeightGrads::Now)?.run()?;
-                let want = part(&dx, &ctx.place(&[packed[2]])?);
+                let want = part(&dx, &ctx.shard_spec(&[packed[2]])?);
                 let tolerance = eps * (width as f64).sqrt() * (length as f64).sqrt();
                 assert_close(&format!("{what}: dx"), &gradient(&leaf), &want, tolerance);
                 Ok(())

@@ -43,7 +43,7 @@ fn sparse(dims: [usize; 2], each: usize, site: &str) -> Tensor {
 fn set(module: &dyn Module, values: &BTreeMap<&str, Tensor>, dtype: DType) -> Result<()> {
     for param in module.params() {
         let whole = values[param.name()].cast(dtype)?;
-        param.leaf().set_value(&part(&whole, param.place()).contiguous()?)?;
+        param.leaf().set_value(&part(&whole, param.shard_spec()).contiguous()?)?;
     }
     Ok(())
 }
@@ -95,7 +95,7 @@ fn linear_layers() -> Result<()> {
                                 let sum = ferrotron_parallel::collective::Reduction::Sum;
                                 got = tp.group().all_reduce(got, sum)?.wait()?;
                             }
-                            let want = part(&grads[param.name()], param.place());
+                            let want = part(&grads[param.name()], param.shard_spec());
                             assert_equal(
                                 &format!("{what}: gradient of {}", param.name()),
                                 &got,
@@ -183,7 +183,7 @@ fn embeddings() -> Result<()> {
                 assert_equal(&what, got.value(), &residual(&tp, y));
                 backward(&[(&got, residual(&tp, &dy))], WeightGrads::Now)?.run()?;
                 let param = wte.weight();
-                let want = part(&grads[param.name()], param.place());
+                let want = part(&grads[param.name()], param.shard_spec());
                 assert_equal(&format!("{what}: gradient"), &gradient(param.leaf()), &want);
                 Ok(())
             });
@@ -211,12 +211,12 @@ fn initial_values_are_slices_of_the_whole() -> Result<()> {
                 let row = RowParallelLinear::new(&l, &tp, inputs, outputs, Bias::Yes, init)?;
                 let embedding = VocabParallelEmbedding::new(&e, &tp, rows, width, init)?;
                 for param in [column.params(), row.params(), embedding.params()].concat() {
-                    let want = part(&whole[param.name()], param.place());
+                    let want = part(&whole[param.name()], param.shard_spec());
                     let what = format!("{}, rank {} of {ranks}", param.name(), tp.group().rank());
                     assert_equal(&what, &param.leaf().value()?, &want);
                 }
                 let cut = tp.group().part(outputs);
-                assert_eq!(column.params()[0].place().pieces(0), [(cut.start, cut.len())]);
+                assert_eq!(column.params()[0].shard_spec().pieces(0), [(cut.start, cut.len())]);
                 Ok(())
             });
         }

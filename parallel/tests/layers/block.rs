@@ -193,7 +193,7 @@ fn a_block_does_not_depend_on_how_it_is_spread() -> Result<()> {
                 on_ranks(spread.ranks(), |world| {
                     let rank = spread.rank(&world, B, T)?;
                     let what = format!("{spread:?}, rank {}", world.rank());
-                    let place = rank.ctx.place(&[config.hidden])?;
+                    let place = rank.ctx.shard_spec(&[config.hidden])?;
                     let block = ParallelBlock::new(&config, &rank)?;
                     let leaf = Leaf::new("x", part(&x, &place));
                     let y = block.forward(&rank.ctx, &leaf.var()?)?;
@@ -233,8 +233,8 @@ fn masks_are_those_of_the_place_in_the_batch() -> Result<()> {
         on_ranks(spread.ranks(), |world| {
             let rank = spread.rank(&world, 2, 24)?;
             // The second sample alone, as a micro-batch.
-            let ctx = Context { batch: ferrotron_nn::Extent::part(2, 1, 1), ..rank.ctx.clone() };
-            let place = ctx.place(&[config.hidden])?;
+            let ctx = Context { batch: ferrotron_nn::DimShard::part(2, 1, 1), ..rank.ctx.clone() };
+            let place = ctx.shard_spec(&[config.hidden])?;
             let block = ParallelBlock::new(&config, &rank)?;
             let got = block.forward(&ctx, &Var::constant(part(x, &place)))?;
             let tolerance = rounding(config.hidden * 24);

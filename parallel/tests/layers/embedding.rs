@@ -50,7 +50,7 @@ fn a_tied_table() -> Result<()> {
                 assert_close(&what, loss.value(), want, tolerance);
                 loss.backward()?;
                 let param = wte.weight();
-                let want = part(&grads[param.name()], param.place());
+                let want = part(&grads[param.name()], param.shard_spec());
                 assert_close(&what, &gradient(param.leaf()), &want, tolerance);
                 wte.params().iter().for_each(|param| param.leaf().zero_gradient());
                 let loss = || tied_loss(&tp, &wte, &batch);
@@ -79,7 +79,7 @@ fn positions_are_looked_up_where_they_are() -> Result<()> {
     ] {
         on_ranks(spread.ranks(), |world| {
             let Rank { mesh, tp, ctx, .. } = spread.rank(&world, 2, 12)?;
-            let place = ctx.place(&[3])?;
+            let place = ctx.shard_spec(&[3])?;
             let wpe = Embedding::new(&tp.residual_scope(&scope("wpe")), 12, 3, INIT)?;
             let ids: Vec<u32> =
                 ctx.residual.coordinates().map(|position| position as u32).collect();

@@ -135,7 +135,8 @@ fn blocks() {
         on_ranks(spread.ranks(), |world| {
             let rank = spread.rank(&world, 1, 8)?;
             let block = ParallelBlock::new(&config, &rank)?;
-            let x = part(&normal(&[1, 8, config.hidden], "x"), &rank.ctx.place(&[config.hidden])?);
+            let x =
+                part(&normal(&[1, 8, config.hidden], "x"), &rank.ctx.shard_spec(&[config.hidden])?);
             let x = Leaf::new("x", x);
             let axis = if spread.cp == 1 { Axis::Tensor } else { Axis::Context };
             let group = rank.mesh.axis(axis);

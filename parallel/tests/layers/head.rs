@@ -1,7 +1,7 @@
 //! The head and its cross-entropy over a vocabulary in shards, against the serial ones.
 
 use ferrotron_autograd::{Leaf, Var};
-use ferrotron_nn::{Axis, Decay, Init, Param};
+use ferrotron_nn::{Axis, Init, Param, WeightDecay};
 use ferrotron_parallel::tensor_parallel::TensorParallel;
 use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
 use ferrotron_tensor::{Result, Tensor};
@@ -11,7 +11,7 @@ use crate::ranks::*;
 /// A head that holds `tp`'s part of `vocab` rows.
 fn head(tp: &TensorParallel, vocab: usize, width: usize, init: Init) -> Result<Param> {
     let place = tp.shard(&[vocab, width], 0, &[vocab])?;
-    Ok(scope("head").sharded_along(Axis::Tensor).param_at("weight", place, init, Decay::Yes))
+    Ok(scope("head").sharded_along(Axis::Tensor).param_at("weight", place, init, WeightDecay::On))
 }
 
 fn smoothed(label_smoothing: f64) -> CrossEntropyConfig {
@@ -93,7 +93,7 @@ fn loss_and_gradients_equal_serial_ones() -> Result<()> {
                 loss.sum.backward_scaled(scale)?;
                 let want = residual(&tp, &dx);
                 assert_close(&format!("{what}: dx"), &gradient(&leaf), &want, tolerance);
-                let want = part(&dw, weight.place());
+                let want = part(&dw, weight.shard_spec());
                 assert_close(&format!("{what}: dW"), &gradient(weight.leaf()), &want, tolerance);
                 let got = tp.logits(&leaf.var()?, &weight)?;
                 assert_close(&format!("{what}: logits"), got.value(), logits, tolerance);
@@ -121,7 +121,12 @@ fn logits_have_gradients() -> Result<()> {
             weighted(tp.logits(&leaf.var()?, &weight)?)?.backward()?;
             let tolerance = rounding(12 * width);
             assert_close("dx", &gradient(&leaf), &residual(&tp, &dx), tolerance);
-            assert_close("dW", &gradient(weight.leaf()), &part(&dw, weight.place()), tolerance);
+            assert_close(
+                "dW",
+                &gradient(weight.leaf()),
+                &part(&dw, weight.shard_spec()),
+                tolerance,
+            );
             Ok(())
         });
     }

@@ -1,7 +1,7 @@
 //! What the tests of parallel layers share: ranks in threads, seeded inputs, parts of tensors, comparisons.
 
 use ferrotron_autograd::Leaf;
-use ferrotron_nn::{Axis, Context, Extent, Mode, Module, Param};
+use ferrotron_nn::{Axis, Context, DimShard, Mode, Module, Param};
 use ferrotron_parallel::collective::{Group, Reduction, World, WorldConfig, run_threads};
 use ferrotron_parallel::context_parallel::ContextParallel;
 use ferrotron_parallel::mesh::{Layout, Mesh};
@@ -115,7 +115,7 @@ pub fn assert_gradients(
                 sum = mesh.axis(axis).all_reduce(sum, Reduction::Sum)?.wait()?;
             }
         }
-        let want = part(&serial[param.name()], param.place());
+        let want = part(&serial[param.name()], param.shard_spec());
         assert_close(&format!("{what}: gradient of {}", param.name()), &sum, &want, tolerance);
     }
     Ok(())
@@ -162,7 +162,7 @@ pub fn scope(name: &str) -> ferrotron_nn::Scope {
 
 /// What this rank has of an activation (B, T, C) of the residual stream.
 pub fn residual(tp: &TensorParallel, x: &Tensor) -> Tensor {
-    let positions = tp.residual(&Extent::whole(x.dims()[1])).unwrap();
+    let positions = tp.residual(&DimShard::unsharded(x.dims()[1])).unwrap();
     let &[(start, len)] = &positions.pieces[..] else { panic!("one piece") };
     x.narrow(1, start, len).unwrap()
 }

@@ -1,6 +1,6 @@
 //! What cannot be spread is refused with one line that names the numbers.
 
-use ferrotron_nn::{AttentionConfig, Bias, Extent, Init};
+use ferrotron_nn::{AttentionConfig, Bias, DimShard, Init};
 use ferrotron_parallel::context_parallel::ContextParallel;
 use ferrotron_parallel::tensor_parallel::mappings::all_to_all;
 use ferrotron_parallel::tensor_parallel::{
@@ -60,7 +60,7 @@ fn heads_that_the_ranks_do_not_divide() {
 
 #[test]
 fn sequences_that_cannot_be_cut() {
-    let line = refused(4, BOTH[1], |tp| tp.residual(&Extent::whole(10)));
+    let line = refused(4, BOTH[1], |tp| tp.residual(&DimShard::unsharded(10)));
     let want = "sequence_parallel: 10 positions cannot be cut for tensor-model-parallel-size 4: with \
                 sequence-parallel, seq-length / context-parallel-size must be a multiple of it";
     assert_eq!(line, want);
@@ -74,7 +74,7 @@ fn sequences_that_cannot_be_cut() {
 }
 
 fn refused_nothing(length: usize) {
-    let held = on_tensor_ranks(4, BOTH[1], |tp| tp.residual(&Extent::whole(length)));
+    let held = on_tensor_ranks(4, BOTH[1], |tp| tp.residual(&DimShard::unsharded(length)));
     assert!(held.iter().all(|extent| extent.len() == length / 4));
 }
 

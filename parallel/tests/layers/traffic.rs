@@ -49,7 +49,7 @@ fn a_layer_communicates_as_often_as_it_should() {
                 let bytes = on_ranks(ranks, |world| {
                     let rank = spread.rank(&world, 2, 24)?;
                     let block = ParallelBlock::new(&config, &rank)?;
-                    let place = rank.ctx.place(&[config.hidden])?;
+                    let place = rank.ctx.shard_spec(&[config.hidden])?;
                     let x = Leaf::new("x", part(&normal(&[2, 24, config.hidden], "x"), &place));
                     let group = rank.tp.group();
                     let y = block.forward(&rank.ctx, &x.var()?)?;

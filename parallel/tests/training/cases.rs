@@ -3,8 +3,8 @@
 
 use ferrotron_autograd::{Accum, Var, lock};
 use ferrotron_nn::{
-    Bias, BufferConfig, Init, Linear, Module, Optimizer, OptimizerConfig, Param, ParamBuffers,
-    Scope, Sharding, StepConfig,
+    Bias, BufferConfig, Init, Linear, Module, Optimizer, OptimizerConfig, Param,
+    ParamAndGradBuffer, Scope, Sharding, StepConfig,
 };
 use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig, refusal};
 use ferrotron_parallel::mesh::{Layout, Mesh};
@@ -102,7 +102,7 @@ fn buckets_are_filled_from_the_last_layer_to_the_first() {
             bucket_numel: bucket_numel.unwrap_or(usize::MAX),
             ..BufferConfig::default()
         };
-        let buffers = ParamBuffers::with_config(&layers.params(), &config).unwrap();
+        let buffers = ParamAndGradBuffer::with_config(&layers.params(), &config).unwrap();
         let found: Vec<usize> = buffers.groups().iter().map(|group| group.params.len()).collect();
         assert_eq!(found, sizes, "{bucket_numel:?}");
         let mut next = 10;
@@ -143,7 +143,7 @@ fn the_owner_has_the_sum_and_the_rest_is_untouched() {
                     let own = partition_range(group.numel(), 3, mesh.rank());
                     let own = if sharding == Sharding::None { 0..group.numel() } else { own };
                     assert_eq!(group.owned, own);
-                    let sums = lock(group.sums());
+                    let sums = lock(group.reduced_grads());
                     let sums = sums.slice(..)?.to_vec::<f64>()?;
                     let kept = if sums.len() == own.len() { 0..own.len() } else { own };
                     for (i, &x) in sums.iter().enumerate() {
@@ -300,7 +300,7 @@ fn whole_numbers_are_exact_and_some_ranks_have_zeros() -> Result<()> {
         let gate = |microbatch: usize| f64::from(u8::from(microbatch.is_multiple_of(data)));
         let layers = Layers::new(&Device::cpu(1)?, 3, 3)?;
         layers.params().iter().try_for_each(set_whole_weight)?;
-        let buffers = ParamBuffers::new(&layers.params())?;
+        let buffers = ParamAndGradBuffer::new(&layers.params())?;
         let mut optimizer = Optimizer::new(OptimizerConfig::SGD, &buffers)?;
         for microbatch in 0..data * microbatches {
             whole_numbers(&layers, microbatch, gate)?.backward_scaled(0.25)?;

@@ -1,7 +1,7 @@
 //! What the executor does, beside the numbers: the order, what is alive, what is freed, and overlap.
 
 use ferrotron_autograd::Var;
-use ferrotron_nn::{Axis, Bias, Init, Linear, Module, ParamBuffers, Scope};
+use ferrotron_nn::{Axis, Bias, Init, Linear, Module, ParamAndGradBuffer, Scope};
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::pipeline::{
     Instruction, PipelineConfig, PipelineModel, Schedule, ScheduleKind, check, execute, refusal,
@@ -119,7 +119,7 @@ const WIDE: usize = 1 << 20;
 /// back to their sum.
 struct Wide {
     layer: Option<Linear>,
-    buffers: Option<ParamBuffers>,
+    buffers: Option<ParamAndGradBuffer>,
     device: Device,
     stage: usize,
     stages: usize,
@@ -134,7 +134,8 @@ impl Wide {
         let scope = Scope::new(device, DType::F64, 1).child(&stage.to_string());
         let layer =
             (stage == 0).then(|| Linear::new(&scope, 1, WIDE, Bias::No, Init::Ones)).transpose()?;
-        let buffers = layer.as_ref().map(|layer| ParamBuffers::new(&layer.params())).transpose()?;
+        let buffers =
+            layer.as_ref().map(|layer| ParamAndGradBuffer::new(&layer.params())).transpose()?;
         let baseline = device.memory().current;
         let device = device.clone();
         Ok(Wide { layer, buffers, device, stage, stages, in_use: 0, baseline, started: None })

@@ -2,7 +2,8 @@
 
 use ferrotron_autograd::lock;
 use ferrotron_nn::{
-    Axis, Module, Optimizer, OptimizerConfig, Param, ParamBuffers, StepConfig, clip_coefficient,
+    Axis, Module, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, StepConfig,
+    clip_coefficient,
 };
 use ferrotron_parallel::collective::{World, WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig};
@@ -153,7 +154,7 @@ impl Rank {
         let groups = self.parallel.buffers().groups().iter();
         groups
             .flat_map(|group| {
-                let values = elements(&lock(group.sums()));
+                let values = elements(&lock(group.reduced_grads()));
                 let owned = match &group.gradient_shard {
                     Some(_) => &values[..],
                     None => &values[group.owned.clone()],
@@ -296,7 +297,7 @@ fn merge(plan: &Plan, pieces: impl Iterator<Item = Piece>) -> Named {
 pub fn serial(plan: &Plan) -> Result<Outcome> {
     let device = Device::cpu(1)?;
     let toy = Toy::part(&device, plan.shape, 0, 1)?;
-    let buffers = ParamBuffers::new(&toy.params())?;
+    let buffers = ParamAndGradBuffer::new(&toy.params())?;
     let mut optimizer = Optimizer::new(plan.optimizer, &buffers)?;
     let (mut losses, mut norms, mut gradients) = (Vec::new(), Vec::new(), Named::new());
     for step in 0..plan.steps {

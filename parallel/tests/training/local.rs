@@ -1,6 +1,6 @@
 //! Steps that ranks take by themselves.
 
-use ferrotron_nn::{Axis, Module, Optimizer, OptimizerConfig, ParamBuffers, StepConfig};
+use ferrotron_nn::{Axis, Module, Optimizer, OptimizerConfig, ParamAndGradBuffer, StepConfig};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_tensor::{Device, Result};
 
@@ -47,7 +47,7 @@ fn two_steps_alone_then_the_mean() -> Result<()> {
     let mut replicas = Vec::new();
     for _ in 0..plan.data {
         let toy = Toy::part(&device, plan.shape, 0, 1)?;
-        let buffers = ParamBuffers::new(&toy.params())?;
+        let buffers = ParamAndGradBuffer::new(&toy.params())?;
         let optimizer = Optimizer::new(OptimizerConfig::SGD, &buffers)?;
         replicas.push((toy, buffers, optimizer));
     }
