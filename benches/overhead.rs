@@ -7,7 +7,7 @@
 use ferrotron::models::bench::{BenchConfig, median, trainer};
 use ferrotron::models::presets::Preset;
 use ferrotron::parallel::collective::{WorldConfig, run_threads};
-use ferrotron::parallel::mesh::{Layout, Mesh};
+use ferrotron::parallel::mesh::{Mesh, ParallelDims};
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::{Device, Result};
 
@@ -43,7 +43,7 @@ fn tokens_per_second(ranks: usize, tp: usize, steps: usize) -> Result<f64> {
         ..BenchConfig::new(Preset::find("gpt2-124m")?.config())
     };
     let found = run_threads(ranks, &WorldConfig::default(), |world| {
-        let mesh = Mesh::new(&world, Layout::new(ranks, tp, 1, 1)?, SequenceParallel::Off)?;
+        let mesh = Mesh::new(&world, ParallelDims::new(ranks, tp, 1, 1)?, SequenceParallel::Off)?;
         let device = Device::cpu(THREADS / ranks)?;
         let (mut trainer, sampler) = trainer(&config, &device, &mesh)?;
         let mut rates = Vec::new();

@@ -6,9 +6,9 @@
 
 use ferrotron::autograd::{Leaf, Var};
 use ferrotron::parallel::collective::{WorldConfig, run_threads};
-use ferrotron::parallel::mesh::{Layout, Mesh};
+use ferrotron::parallel::mesh::{Mesh, ParallelDims};
 use ferrotron::parallel::pipeline::{
-    PipelineConfig, PipelineModel, Schedule, ScheduleKind, Times, execute, simulate,
+    PipelineConfig, PipelineModel, PipelineSchedule, ScheduleKind, StageTimes, execute, simulate,
 };
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::tensor::{DType, Device, Result, Tensor};
@@ -26,8 +26,8 @@ fn main() -> Result<()> {
     for kind in ScheduleKind::ALL {
         let chunks = if kind == ScheduleKind::Interleaved { 2 } else { 1 };
         let config = PipelineConfig { kind, stages: STAGES, microbatches: MICROBATCHES, chunks };
-        let schedule = Schedule::new(&config)?;
-        let timeline = simulate(&schedule, &Times::default())?;
+        let schedule = PipelineSchedule::new(&config)?;
+        let timeline = simulate(&schedule, &StageTimes::default())?;
         let simulated = timeline.total() * UNIT.as_secs_f64();
         let measured = measure(&schedule)?;
         let ideal = simulated - timeline.bubble() * UNIT.as_secs_f64();
@@ -43,9 +43,10 @@ fn main() -> Result<()> {
 }
 
 /// Seconds of the slowest rank.
-fn measure(schedule: &Schedule) -> Result<f64> {
+fn measure(schedule: &PipelineSchedule) -> Result<f64> {
     let times = run_threads(STAGES, &WorldConfig::default(), |world| {
-        let mesh = Mesh::new(&world, Layout::new(STAGES, 1, 1, STAGES)?, SequenceParallel::Off)?;
+        let mesh =
+            Mesh::new(&world, ParallelDims::new(STAGES, 1, 1, STAGES)?, SequenceParallel::Off)?;
         let device = Device::cpu(1)?;
         let weight = Leaf::new("w", Tensor::full(&device, DType::F32, &[1, 1], 1.0)?);
         let chunks = schedule.chunks() as u32;

@@ -10,7 +10,7 @@ use ferrotron::autograd::ops::cross_entropy::Loss;
 use ferrotron::nn::Axis;
 use ferrotron::parallel::collective::{WorldConfig, run_threads};
 use ferrotron::parallel::data_parallel::{DataParallel, DataParallelConfig};
-use ferrotron::parallel::mesh::{Layout, Mesh};
+use ferrotron::parallel::mesh::{Mesh, ParallelDims};
 use ferrotron::parallel::tensor_parallel::{
     ParallelAttention, ParallelMlp, SequenceParallel, TensorParallel, VocabParallelEmbedding,
 };
@@ -129,7 +129,7 @@ fn train(mesh: &Mesh) -> Result<Vec<f64>> {
     let mut optimizer = Optimizer::new(adamw, parallel.buffers())?;
 
     let data = mesh.axis(Axis::Data);
-    let own = data.part(BATCH); // samples of the global batch
+    let own = data.local_range(BATCH); // samples of the global batch
     let dims = [own.len(), LENGTH];
     let inputs = Tensor::from_slice(&device, &tokens(own.clone(), 0), &dims)?;
     let targets = Tensor::from_slice(&device, &tokens(own.clone(), 1), &dims)?;
@@ -154,7 +154,7 @@ fn train(mesh: &Mesh) -> Result<Vec<f64>> {
 fn main() -> Result<()> {
     let one = train(&Mesh::single())?;
     let four = run_threads(4, &WorldConfig::default(), |world| {
-        let layout = Layout::new(4, 2, 1, 1)?; // tp 2, cp 1, pp 1, and what remains is dp 2
+        let layout = ParallelDims::new(4, 2, 1, 1)?; // tp 2, cp 1, pp 1, and what remains is dp 2
         train(&Mesh::new(&world, layout, SequenceParallel::On)?)
     });
     let four = four.into_iter().collect::<Result<Vec<_>>>()?;

@@ -90,7 +90,7 @@ impl Block {
         let Normed { norm, inner } = &self.attn;
         match again {
             RecomputedAttention::None => inner.forward(ctx, &norm.forward(x)?, cache),
-            RecomputedAttention::Core => inner.forward_twice(ctx, &norm.forward(x)?),
+            RecomputedAttention::Core => inner.forward_checkpointed(ctx, &norm.forward(x)?),
             RecomputedAttention::Layer => {
                 let (Normed { norm, inner }, ctx) = (self.attn.clone(), ctx.clone());
                 let run =

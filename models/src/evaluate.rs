@@ -4,7 +4,7 @@ use ferrotron_autograd::no_grad;
 use ferrotron_nn::{Axis, Context, Mode};
 use ferrotron_parallel::collective::Reduction;
 use ferrotron_parallel::mesh::Mesh;
-use ferrotron_parallel::pipeline::{Schedule, execute};
+use ferrotron_parallel::pipeline::{PipelineSchedule, execute};
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 
 use crate::batch_size::BatchSize;
@@ -68,7 +68,7 @@ pub fn evaluate(
                 Microbatch::new(device, mesh, &batch, ctx)
             })
             .collect::<Result<Vec<_>>>()?;
-        let schedule = Schedule::forward_only(stages, count, parts.len())?;
+        let schedule = PipelineSchedule::forward_only(stages, count, parts.len())?;
         let mut model = StageModel::new(parts, mesh, &microbatches)?.adding_to(sum);
         device.run(|| no_grad(|| execute(&schedule, &mut model, mesh, 1.0)))?;
         sum = model.into_loss()?;

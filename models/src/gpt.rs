@@ -296,7 +296,7 @@ impl Gpt {
     /// (B, T, C) -> (B, T, C), through blocks of which only the input is saved.
     fn run_region(&self, ctx: &Context, mut x: Var, range: Range<usize>) -> Result<Var> {
         if self.recompute.inputs() == RegionInputs::Distributed {
-            x = self.tp.kept_in_parts(x)?;
+            x = self.tp.distribute_saved_activation(x)?;
         }
         let (blocks, ctx) = (self.blocks[range].to_vec(), ctx.clone());
         let run = move |x: &[Var]| {

@@ -8,7 +8,7 @@
 use ferrotron_cuda::gpu::Gpu;
 use ferrotron_cuda::nvrtc::Architecture;
 use ferrotron_nn::{Axis, AxisSet, Scope, ShardUnit, Sharding};
-use ferrotron_parallel::mesh::{Layout, Mesh};
+use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{Category, DType, Device, Error, MemoryKind, Result};
@@ -27,7 +27,7 @@ use crate::trainer::{Trainer, TrainerConfig};
 /// use ferrotron_models::memory::{Plan, PlannedDevice};
 /// use ferrotron_models::trainer::TrainerConfig;
 /// use ferrotron_nn::schedule::LrSchedule;
-/// use ferrotron_parallel::mesh::Layout;
+/// use ferrotron_parallel::mesh::ParallelDims;
 /// use ferrotron_parallel::tensor_parallel::SequenceParallel;
 /// use ferrotron_tensor::DType;
 ///
@@ -36,7 +36,7 @@ use crate::trainer::{Trainer, TrainerConfig};
 /// let batch_size = BatchSizeConfig { micro_batch_size: 4, ..BatchSizeConfig::default() };
 /// let plan = Plan {
 ///     model,
-///     layout: Layout::single(),
+///     layout: ParallelDims::single(),
 ///     sequence_parallel: SequenceParallel::Off,
 ///     trainer: TrainerConfig::new(1, LrSchedule::constant(1e-3)?, BatchSize::new(batch_size)?),
 ///     dtype: DType::BF16,
@@ -54,7 +54,7 @@ pub struct Plan {
     /// The model.
     pub model: GptConfig,
     /// Sizes of the axes.
-    pub layout: Layout,
+    pub layout: ParallelDims,
     /// Whether activations are sharded along the sequence.
     pub sequence_parallel: SequenceParallel,
     /// The training configuration.

@@ -18,7 +18,7 @@
 use ferrotron_autograd::ZeroEncoding;
 use ferrotron_nn::Axis;
 use ferrotron_parallel::data_parallel;
-use ferrotron_parallel::mesh::Layout;
+use ferrotron_parallel::mesh::ParallelDims;
 use ferrotron_parallel::pipeline::{self, PipelineConfig};
 use ferrotron_parallel::tensor_parallel::{ParallelAttention, SequenceParallel};
 use ferrotron_tensor::{Error, Result};
@@ -32,7 +32,7 @@ pub struct Plan<'a> {
     /// The model.
     pub model: &'a GptConfig,
     /// Sizes of the axes.
-    pub layout: Layout,
+    pub layout: ParallelDims,
     /// Whether activations are sharded along the sequence.
     pub sequence_parallel: SequenceParallel,
     /// Schedule, sharding and recomputation.
@@ -49,12 +49,12 @@ pub struct Plan<'a> {
 /// use ferrotron_models::gpt::GptConfig;
 /// use ferrotron_models::support::{Plan, check};
 /// use ferrotron_models::trainer::ParallelConfig;
-/// use ferrotron_parallel::mesh::Layout;
+/// use ferrotron_parallel::mesh::ParallelDims;
 /// use ferrotron_parallel::tensor_parallel::SequenceParallel;
 /// let model = GptConfig::gpt2(65, 4, 128, 4, 64);
 /// let plan = Plan {
 ///     model: &model,
-///     layout: Layout::new(8, 8, 1, 1)?,
+///     layout: ParallelDims::new(8, 8, 1, 1)?,
 ///     sequence_parallel: SequenceParallel::Off,
 ///     parallel: &ParallelConfig::default(),
 ///     seq_length: 64,
@@ -74,7 +74,7 @@ pub fn check(plan: &Plan) -> Result<()> {
 fn refusal(plan: &Plan) -> Option<String> {
     let Plan { model, layout, parallel, seq_length, .. } = *plan;
     let [tp, cp, pp] = [Axis::Tensor, Axis::Context, Axis::Pipeline].map(|axis| layout.size(axis));
-    let attention = ParallelAttention::refusal(&model.attention(), tp);
+    let attention = ParallelAttention::unsupported_reason(&model.attention(), tp);
     if attention.is_some() {
         return attention;
     }
@@ -137,8 +137,8 @@ fn refusal(plan: &Plan) -> Option<String> {
         microbatches: plan.microbatches,
         chunks: parallel.chunks,
     };
-    pipeline::refusal(&schedule)
-        .or_else(|| data_parallel::refusal(&parallel.data_parallel, &layout))
+    pipeline::unsupported_reason(&schedule)
+        .or_else(|| data_parallel::unsupported_reason(&parallel.data_parallel, &layout))
 }
 
 #[cfg(test)]
@@ -190,7 +190,7 @@ mod tests {
         let narrow = GptConfig { vocab_size: 1, ..model.clone() };
         let plan = |model, (tp, cp, pp), parallel, seq_length| Plan {
             model,
-            layout: Layout::new(2 * tp * cp * pp, tp, cp, pp).unwrap(),
+            layout: ParallelDims::new(2 * tp * cp * pp, tp, cp, pp).unwrap(),
             sequence_parallel: SequenceParallel::On,
             parallel,
             seq_length,

@@ -112,7 +112,7 @@ mod tests {
     use ferrotron_nn::{AdafactorConfig, GradDType, OptimizerConfig, Scope, Sharding, StepSize};
     use ferrotron_parallel::collective::{Group, WorldConfig, run_threads};
     use ferrotron_parallel::data_parallel::DataParallelConfig;
-    use ferrotron_parallel::mesh::{Layout, Mesh};
+    use ferrotron_parallel::mesh::{Mesh, ParallelDims};
     use ferrotron_parallel::pipeline::ScheduleKind;
     use ferrotron_tensor::{DType, Device, Result};
 
@@ -163,7 +163,7 @@ mod tests {
         let bytes = |group: &Group| group.traffic().bytes();
         let stages = mesh.stages();
         let pipeline = bytes(&stages.forward_out) + bytes(&stages.backward_out);
-        let others = [mesh.axis(Axis::Tensor), mesh.batch(), &stages.ends];
+        let others = [mesh.axis(Axis::Tensor), mesh.batch(), &stages.embedding_group];
         [bytes(mesh.axis(Axis::Context)), pipeline, others.map(bytes).iter().sum()]
     }
 
@@ -174,7 +174,7 @@ mod tests {
         parallel: ParallelConfig,
         numbers: (OptimizerConfig, DType),
     ) -> Vec<u64> {
-        let layout = Layout::new(ranks, t, c, p).unwrap();
+        let layout = ParallelDims::new(ranks, t, c, p).unwrap();
         let found = run_threads(ranks, &WorldConfig::default(), |world| {
             let mesh = Mesh::new(&world, layout, sequence)?;
             let mut trainer = trainer(&mesh, parallel, numbers)?;

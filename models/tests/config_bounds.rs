@@ -8,7 +8,7 @@ use ferrotron_models::memory::{Plan, PlannedDevice};
 use ferrotron_models::trainer::TrainerConfig;
 use ferrotron_nn::Scope;
 use ferrotron_nn::schedule::LrSchedule;
-use ferrotron_parallel::mesh::Layout;
+use ferrotron_parallel::mesh::ParallelDims;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{DType, Device, Error};
 use std::time::{Duration, Instant};
@@ -49,7 +49,7 @@ fn plan(config: &GptConfig) -> Result<(), Error> {
     Gpt::new(&Scope::new(&Device::cpu(1)?, DType::F32, 1), config)?;
     let plan = Plan {
         model: config.clone(),
-        layout: Layout::single(),
+        layout: ParallelDims::single(),
         sequence_parallel: SequenceParallel::Off,
         trainer: TrainerConfig::new(
             1,

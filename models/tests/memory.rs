@@ -10,7 +10,7 @@ use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{AdafactorConfig, OptimizerConfig, Scope, Sharding};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
-use ferrotron_parallel::mesh::{Layout, Mesh};
+use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{DType, Device, MemoryKind, Result};
@@ -83,7 +83,12 @@ impl Case {
         })?;
         Ok(Plan {
             model: model.clone(),
-            layout: Layout::new(tensor * context * data * pipeline, tensor, context, pipeline)?,
+            layout: ParallelDims::new(
+                tensor * context * data * pipeline,
+                tensor,
+                context,
+                pipeline,
+            )?,
             sequence_parallel: self.sequence,
             trainer: TrainerConfig {
                 optimizer: self.optimizer,

@@ -8,7 +8,7 @@ use ferrotron_models::memory::{Plan, PlannedDevice};
 use ferrotron_models::presets::Preset;
 use ferrotron_models::trainer::{ParallelConfig, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
-use ferrotron_parallel::mesh::Layout;
+use ferrotron_parallel::mesh::ParallelDims;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::DType;
 use rustix::time::{ClockId, clock_gettime};
@@ -23,7 +23,7 @@ fn a_trillion_parameters_are_planned_in_a_second_and_100_megabytes() {
     let batch_size = BatchSizeConfig { global_batch_size: Some(512), ..BatchSizeConfig::default() };
     let plan = Plan {
         model: preset.config(),
-        layout: Layout::new(tensor * pipeline, tensor, 1, pipeline).unwrap(),
+        layout: ParallelDims::new(tensor * pipeline, tensor, 1, pipeline).unwrap(),
         sequence_parallel: SequenceParallel::Off,
         trainer: TrainerConfig {
             parallel: ParallelConfig { recompute: Recompute::FULL, ..ParallelConfig::default() },

@@ -15,7 +15,7 @@ use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{Axis, GradDType, LossScale, Scope};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
-use ferrotron_parallel::mesh::{Layout, Mesh};
+use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{DType, Device, RandomKey, Result};
 use std::collections::BTreeMap;
@@ -115,7 +115,7 @@ fn a_step_that_overflows_changes_nothing_on_any_rank() -> Result<()> {
 
     // Tensor, data and pipeline parallel: 8 ranks.
     let ranks = run_threads(8, &WorldConfig::default(), |world| {
-        let mesh = Mesh::new(&world, Layout::new(8, 2, 1, 2)?, SequenceParallel::On)?;
+        let mesh = Mesh::new(&world, ParallelDims::new(8, 2, 1, 2)?, SequenceParallel::On)?;
         let precision =
             PrecisionConfig { loss_scale: LossScale::DYNAMIC, ..PrecisionConfig::default() };
         run(&mut trainer(DType::F16, &mesh, precision, GradDType::Accumulator)?)

@@ -260,7 +260,7 @@ mod tests {
         });
         for traffic in results {
             let traffic = traffic.unwrap();
-            assert_eq!(traffic.of("all_gather"), (1, 4 * 32));
+            assert_eq!(traffic.calls_and_bytes("all_gather"), (1, 4 * 32));
             assert_eq!(traffic.bytes(), 4 * 32);
         }
     }

@@ -140,14 +140,14 @@ struct Ring {
 }
 
 /// A rank's computation on one block of keys: its queries from `first` on attend to the first `keys` of the block.
-struct Turn {
+struct RingStep {
     first: usize,
     queries: usize,
     keys: usize,
     config: AttentionConfig,
 }
 
-impl Turn {
+impl RingStep {
     fn rows(&self, x: &Tensor, dim: isize) -> Result<Tensor> {
         x.narrow(dim, self.first, self.queries)
     }
@@ -162,7 +162,7 @@ impl Turn {
 
 impl Ring {
     /// The computation of ring step `step`, on the block of the rank that is `step` positions before this one.
-    fn turn(&self, step: usize) -> Result<Turn> {
+    fn step(&self, step: usize) -> Result<RingStep> {
         let (rank, ranks) = (self.group.rank(), self.group.size());
         let other = (rank + ranks - step) % ranks;
         let (own, positions) = (&self.ctx.sequence, self.ctx.sequence.len());
@@ -175,13 +175,13 @@ impl Ring {
         let block = held_by(other, ranks, own.global).narrow(0..keys);
         let config =
             AttentionConfig { mask, ..self.heads.attention_config(&self.ctx, &queries, &block)? };
-        Ok(Turn { first, queries: positions - first, keys, config })
+        Ok(RingStep { first, queries: positions - first, keys, config })
     }
 
     /// Starts sending `block` to the next rank and receiving the previous rank's block.
     fn pass(&self, block: Tensor) -> Result<Work<Tensor>> {
         let (rank, ranks) = (self.group.rank(), self.group.size());
-        self.group.exchange(block, (rank + 1) % ranks, (rank + ranks - 1) % ranks)
+        self.group.send_recv(block, (rank + 1) % ranks, (rank + ranks - 1) % ranks)
     }
 
     /// Queries (B, S, H, D), and keys and values (B, S, 2G, D), of a packed projection.
@@ -204,7 +204,7 @@ impl Ring {
         for step in 0..self.group.size() {
             let more = step + 1 < self.group.size();
             let next = more.then(|| self.pass(block.clone())).transpose()?;
-            let turn = self.turn(step)?;
+            let turn = self.step(step)?;
             let (k, v) = turn.keys_and_values(&block)?;
             let (part, part_lse) = attention(&turn.rows(&q, 1)?, &k, &v, &turn.config)?;
             merge_attention((&mut out, &mut lse), turn.first, (&part, &part_lse))?;
@@ -230,7 +230,7 @@ impl Ring {
         for step in 0..self.group.size() {
             let more = step + 1 < self.group.size();
             let next = more.then(|| self.pass(block.clone())).transpose()?;
-            let turn = self.turn(step)?;
+            let turn = self.step(step)?;
             let (k, v) = turn.keys_and_values(&block)?;
             let (dq, dk, dv) = attention_backward(
                 &turn.rows(&dout, 1)?,

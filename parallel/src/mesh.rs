@@ -14,29 +14,34 @@ use crate::tensor_parallel::{SequenceParallel, TensorParallel};
 ///
 /// ```
 /// use ferrotron_nn::{Axis, AxisSet, Context};
-/// use ferrotron_parallel::mesh::Layout;
-/// let layout = Layout::new(16, 2, 1, 4)?; // 16 ranks: tp 2, cp 1, pp 4, and what remains is dp 2
+/// use ferrotron_parallel::mesh::ParallelDims;
+/// let layout = ParallelDims::new(16, 2, 1, 4)?; // 16 ranks: tp 2, cp 1, pp 4, and what remains is dp 2
 /// assert_eq!(layout.size(Axis::Data), 2);
 /// assert_eq!(layout.ranks(0, AxisSet::from([Axis::Pipeline])), [0, 4, 8, 12]);
 /// assert_eq!(layout.ranks(3, AxisSet::from([Axis::Data])), [1, 3]);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Layout {
+pub struct ParallelDims {
     sizes: [usize; 4],
 }
 
-impl Layout {
+impl ParallelDims {
     /// The layout of `world` ranks with these sizes of the tensor, context and pipeline axes; the data axis gets the
     /// remaining factor.
     ///
     /// Errors if a size is 0 or their product does not divide `world`.
-    pub fn new(world: usize, tensor: usize, context: usize, pipeline: usize) -> Result<Layout> {
+    pub fn new(
+        world: usize,
+        tensor: usize,
+        context: usize,
+        pipeline: usize,
+    ) -> Result<ParallelDims> {
         let model =
             [tensor, context, pipeline].iter().try_fold(1_usize, |n, &size| n.checked_mul(size));
         match model {
             Some(model) if model > 0 && world > 0 && world.is_multiple_of(model) => {
-                Ok(Layout { sizes: [tensor, context, world / model, pipeline] })
+                Ok(ParallelDims { sizes: [tensor, context, world / model, pipeline] })
             }
             _ => Err(Error::config(
                 "layout",
@@ -49,8 +54,8 @@ impl Layout {
     }
 
     /// The layout of one rank.
-    pub fn single() -> Layout {
-        Layout { sizes: [1; 4] }
+    pub fn single() -> ParallelDims {
+        ParallelDims { sizes: [1; 4] }
     }
 
     /// Number of ranks.
@@ -90,19 +95,19 @@ type MakeGroup<'a> = &'a dyn Fn(&str, &[usize]) -> Result<Group>;
 /// The groups of one rank in a layout.
 #[derive(Debug, Clone)]
 pub struct Mesh {
-    layout: Layout,
+    layout: ParallelDims,
     rank: usize,
     sequence: SequenceParallel,
     axes: [Group; 4],
-    batch: Group,
+    dp_cp: Group,
     world: Group,
-    stages: Stages,
+    pipeline_groups: PipelineGroups,
 }
 
 /// The groups of adjacent pipeline stages. Each has two ranks and one direction, so that no transfer waits for
 /// another. Stages form a ring, for schedules with several chunks per rank.
 #[derive(Debug, Clone)]
-pub struct Stages {
+pub struct PipelineGroups {
     /// Activations from the previous stage.
     pub forward_in: Group,
     /// Activations to the next stage.
@@ -112,27 +117,27 @@ pub struct Stages {
     /// Gradients to the previous stage.
     pub backward_out: Group,
     /// The first and the last stage, which hold tied embeddings; this rank alone on other stages.
-    pub ends: Group,
+    pub embedding_group: Group,
 }
 
 impl Mesh {
     /// The mesh of a single rank.
     pub fn single() -> Mesh {
         Mesh {
-            layout: Layout::single(),
+            layout: ParallelDims::single(),
             rank: 0,
             sequence: SequenceParallel::Off,
             axes: std::array::from_fn(|_| Group::single()),
-            batch: Group::single(),
+            dp_cp: Group::single(),
             world: Group::single(),
-            stages: Stages::single(),
+            pipeline_groups: PipelineGroups::single(),
         }
     }
 
     /// Creates the groups of this rank of `world`. All ranks must call this with the same arguments.
     ///
     /// Errors if the layout has another number of ranks.
-    pub fn new(world: &World, layout: Layout, sequence: SequenceParallel) -> Result<Mesh> {
+    pub fn new(world: &World, layout: ParallelDims, sequence: SequenceParallel) -> Result<Mesh> {
         if layout.world() != world.size() {
             let message = format!("{layout:?} is not of {} ranks", world.size());
             return Err(Error::config("mesh", message));
@@ -149,7 +154,7 @@ impl Mesh {
     /// memory.
     ///
     /// Errors if there is no such rank.
-    pub fn fake(layout: Layout, rank: usize, sequence: SequenceParallel) -> Result<Mesh> {
+    pub fn fake(layout: ParallelDims, rank: usize, sequence: SequenceParallel) -> Result<Mesh> {
         if rank >= layout.world() {
             let message = format!("{layout:?} has no rank {rank}");
             return Err(Error::config("mesh", message));
@@ -162,7 +167,7 @@ impl Mesh {
     }
 
     fn with_groups(
-        layout: Layout,
+        layout: ParallelDims,
         rank: usize,
         sequence: SequenceParallel,
         group: MakeGroup<'_>,
@@ -178,14 +183,14 @@ impl Mesh {
                 along("dp", AxisSet::from([Axis::Data]))?,
                 along("pp", AxisSet::from([Axis::Pipeline]))?,
             ],
-            batch: along("dp-cp", AxisSet::from([Axis::Context, Axis::Data]))?,
+            dp_cp: along("dp-cp", AxisSet::from([Axis::Context, Axis::Data]))?,
             world: along(WORLD, AxisSet::from(Axis::ALL))?,
-            stages: Stages::new(&layout, rank, group)?,
+            pipeline_groups: PipelineGroups::new(&layout, rank, group)?,
         })
     }
 
     /// The sizes of the axes.
-    pub fn layout(&self) -> &Layout {
+    pub fn layout(&self) -> &ParallelDims {
         &self.layout
     }
 
@@ -201,7 +206,7 @@ impl Mesh {
 
     /// The ranks along data and context, which have other samples or positions: gradients are summed over them.
     pub fn batch(&self) -> &Group {
-        &self.batch
+        &self.dp_cp
     }
 
     /// All ranks.
@@ -210,8 +215,8 @@ impl Mesh {
     }
 
     /// The channels between pipeline stages.
-    pub fn stages(&self) -> &Stages {
-        &self.stages
+    pub fn stages(&self) -> &PipelineGroups {
+        &self.pipeline_groups
     }
 
     /// Whether activations on the residual stream are sharded along the sequence.
@@ -236,8 +241,11 @@ impl Mesh {
 
     /// The same mesh with every collective replaced by the result of `wrap`, for example to trace it.
     #[must_use]
-    pub fn wrapped(&self, wrap: &dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective>) -> Mesh {
-        let Ok(mesh) = self.mapped(|group| Ok::<_, Infallible>(group.wrapped(wrap)));
+    pub fn map_collectives(
+        &self,
+        wrap: &dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective>,
+    ) -> Mesh {
+        let Ok(mesh) = self.map_groups(|group| Ok::<_, Infallible>(group.map_collectives(wrap)));
         mesh
     }
 
@@ -245,7 +253,7 @@ impl Mesh {
     pub fn with_nccl(&self, device: &Device, config: &NcclConfig) -> Result<Mesh> {
         // The same group may occur several times in a mesh.
         let mut made: Vec<(Group, Group)> = Vec::new();
-        self.mapped(|group| {
+        self.map_groups(|group| {
             if let Some((_, known)) = made.iter().find(|(host, _)| host.is_same(group)) {
                 return Ok(known.clone());
             }
@@ -256,16 +264,16 @@ impl Mesh {
     }
 
     /// Maps each group with `one`, in an order that is the same on all ranks.
-    fn mapped<E>(
+    fn map_groups<E>(
         &self,
         mut one: impl FnMut(&Group) -> std::result::Result<Group, E>,
     ) -> std::result::Result<Mesh, E> {
         let [tensor, context, data, pipeline] = &self.axes;
         let axes = [one(tensor)?, one(context)?, one(data)?, one(pipeline)?];
-        let (batch, world) = (one(&self.batch)?, one(&self.world)?);
+        let (batch, world) = (one(&self.dp_cp)?, one(&self.world)?);
         // Link by link around the ring, in the order of creation.
-        let mut stages = self.stages.clone();
-        let links = |stages: &mut Stages, out: bool, one: &mut dyn FnMut(&Group) -> _| {
+        let mut stages = self.pipeline_groups.clone();
+        let links = |stages: &mut PipelineGroups, out: bool, one: &mut dyn FnMut(&Group) -> _| {
             let [forward, backward] = match out {
                 true => [&mut stages.forward_out, &mut stages.backward_in],
                 false => [&mut stages.forward_in, &mut stages.backward_out],
@@ -277,9 +285,9 @@ impl Mesh {
         let first = self.layout.coordinate(self.rank, Axis::Pipeline) == 0;
         links(&mut stages, first, &mut one)?;
         links(&mut stages, !first, &mut one)?;
-        stages.ends = one(&stages.ends)?;
+        stages.embedding_group = one(&stages.embedding_group)?;
         let (layout, rank, sequence) = (self.layout, self.rank, self.sequence);
-        Ok(Mesh { layout, rank, sequence, axes, batch, world, stages })
+        Ok(Mesh { layout, rank, sequence, axes, dp_cp: batch, world, pipeline_groups: stages })
     }
 
     /// The sharding of layers along the tensor axis.
@@ -288,18 +296,18 @@ impl Mesh {
     }
 }
 
-impl Stages {
-    fn single() -> Stages {
-        Stages {
+impl PipelineGroups {
+    fn single() -> PipelineGroups {
+        PipelineGroups {
             forward_in: Group::single(),
             forward_out: Group::single(),
             backward_in: Group::single(),
             backward_out: Group::single(),
-            ends: Group::single(),
+            embedding_group: Group::single(),
         }
     }
 
-    fn new(layout: &Layout, rank: usize, group: MakeGroup<'_>) -> Result<Stages> {
+    fn new(layout: &ParallelDims, rank: usize, group: MakeGroup<'_>) -> Result<PipelineGroups> {
         let column = layout.ranks(rank, AxisSet::from([Axis::Pipeline]));
         let (count, own) = (column.len(), layout.coordinate(rank, Axis::Pipeline));
         let mut stages = Self::single();
@@ -321,7 +329,7 @@ impl Stages {
             }
         }
         if own == 0 || own == count - 1 {
-            stages.ends = group("pp-ends", &[column[0], column[count - 1]])?;
+            stages.embedding_group = group("pp-ends", &[column[0], column[count - 1]])?;
         }
         Ok(stages)
     }
@@ -338,7 +346,7 @@ mod tests {
             [(2, 1, 2, 4), (1, 2, 3, 2), (4, 2, 1, 1), (1, 1, 1, 8), (2, 2, 2, 2)]
         {
             let world = tensor * context * data * pipeline;
-            let layout = Layout::new(world, tensor, context, pipeline).unwrap();
+            let layout = ParallelDims::new(world, tensor, context, pipeline).unwrap();
             let mut rank = 0;
             for p in 0..pipeline {
                 for d in 0..data {
@@ -370,7 +378,8 @@ mod tests {
         for (world, tensor, context, pipeline) in
             [(0, 1, 1, 1), (4, 3, 1, 1), (4, 0, 1, 1), (4, 2, 2, 2), (8, usize::MAX, 2, 1)]
         {
-            let error = Layout::new(world, tensor, context, pipeline).unwrap_err().to_string();
+            let error =
+                ParallelDims::new(world, tensor, context, pipeline).unwrap_err().to_string();
             assert!(error.contains(&format!("tensor-model-parallel-size {tensor}")), "{error}");
         }
     }

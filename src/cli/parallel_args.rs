@@ -9,7 +9,7 @@ use ferrotron::models::trainer::ParallelConfig;
 use ferrotron::nn::{Axis, GradDType, Sharding};
 use ferrotron::parallel::collective::Transport;
 use ferrotron::parallel::data_parallel::DataParallelConfig;
-use ferrotron::parallel::mesh::Layout;
+use ferrotron::parallel::mesh::ParallelDims;
 use ferrotron::parallel::pipeline::ScheduleKind;
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::{Error, Result};
@@ -112,10 +112,10 @@ pub struct ParallelArgs {
 
 impl ParallelArgs {
     /// Sizes of the axes for `world` ranks.
-    pub fn layout(&self, world: usize) -> Result<Layout> {
+    pub fn layout(&self, world: usize) -> Result<ParallelDims> {
         let tensor = self.tensor_model_parallel_size;
         let pipeline = self.pipeline_model_parallel_size;
-        let layout = Layout::new(world, tensor, self.context_parallel_size, pipeline);
+        let layout = ParallelDims::new(world, tensor, self.context_parallel_size, pipeline);
         layout.map_err(|error| match world {
             1 => {
                 Error::config("--nproc", format!("is needed, or torchrun, srun or mpirun: {error}"))
@@ -135,7 +135,7 @@ impl ParallelArgs {
     /// How the work of training `model` is spread in `layout`.
     pub fn config(
         &self,
-        layout: &Layout,
+        layout: &ParallelDims,
         model: &GptConfig,
         gradients: GradDType,
     ) -> Result<ParallelConfig> {

@@ -2,8 +2,8 @@
 
 use clap::Args;
 use ferrotron::parallel::pipeline::{
-    Instruction, Peak, PipelineConfig, Schedule, ScheduleKind, Span, Timeline, Times, check,
-    formula, simulate, svg, text,
+    Instruction, PeakActivations, PipelineConfig, PipelineSchedule, ScheduleKind, Span, StageTimes,
+    Timeline, formula, simulate, svg, text, validate,
 };
 use ferrotron::{Error, Result};
 use serde_json::{Value, json};
@@ -56,14 +56,14 @@ pub fn schedule(args: &ScheduleArgs) -> Result<ExitCode> {
     let chunks = args.chunks.unwrap_or(if kind == ScheduleKind::Interleaved { 2 } else { 1 });
     let config =
         PipelineConfig { kind, stages: args.stages, microbatches: args.microbatches, chunks };
-    let times = Times {
+    let times = StageTimes {
         forward: args.tf,
         backward_input: args.tb,
         backward_weight: args.tw,
         communication: args.tcomm,
     };
-    let schedule = Schedule::new(&config)?;
-    let peaks = check(&schedule)?;
+    let schedule = PipelineSchedule::new(&config)?;
+    let peaks = validate(&schedule)?;
     let timeline = simulate(&schedule, &times)?;
     if let Some(path) = &args.svg {
         let picture = svg::draw(&timeline, &title(&config, &timeline));
@@ -81,7 +81,12 @@ pub fn schedule(args: &ScheduleArgs) -> Result<ExitCode> {
 }
 
 /// Bubble, duration and activations, each beside its formula.
-fn summary(config: &PipelineConfig, times: &Times, timeline: &Timeline, peaks: &[Peak]) -> String {
+fn summary(
+    config: &PipelineConfig,
+    times: &StageTimes,
+    timeline: &Timeline,
+    peaks: &[PeakActivations],
+) -> String {
     let kind = config.kind;
     let ideal = timeline.ideal();
     let (bubble, bubble_formula) = (timeline.bubble(), formula::bubble(config, times));
@@ -110,7 +115,7 @@ fn summary(config: &PipelineConfig, times: &Times, timeline: &Timeline, peaks: &
     for (rank, peak) in peaks.iter().enumerate() {
         text += &format!("  rank {rank:<8} {}", peak.total);
         if kind.splits_backward() {
-            let Peak { activations, deferred, .. } = peak;
+            let PeakActivations { activations, deferred, .. } = peak;
             text += &format!(
                 ": {activations} waiting for backward and {deferred} for weight gradients at most"
             );
@@ -121,7 +126,12 @@ fn summary(config: &PipelineConfig, times: &Times, timeline: &Timeline, peaks: &
 }
 
 /// The same for machines, and when each computation runs.
-fn report(config: &PipelineConfig, times: &Times, timeline: &Timeline, peaks: &[Peak]) -> Value {
+fn report(
+    config: &PipelineConfig,
+    times: &StageTimes,
+    timeline: &Timeline,
+    peaks: &[PeakActivations],
+) -> Value {
     let ranks: Vec<Value> = peaks
         .iter()
         .enumerate()

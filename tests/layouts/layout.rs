@@ -74,8 +74,8 @@ impl Layout {
         self.tp * self.cp * self.dp * self.pp
     }
 
-    pub fn mesh(&self) -> mesh::Layout {
-        mesh::Layout::new(self.ranks(), self.tp, self.cp, self.pp).unwrap()
+    pub fn mesh(&self) -> mesh::ParallelDims {
+        mesh::ParallelDims::new(self.ranks(), self.tp, self.cp, self.pp).unwrap()
     }
 
     pub fn sequence(&self) -> SequenceParallel {

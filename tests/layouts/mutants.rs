@@ -7,7 +7,7 @@
 //! logit, which are rows of one buffer, is told apart. The single numbers, of which scales are made (tokens
 //! that count, the norm), are left out, and once are 1 whatever the ranks have.
 
-use ferrotron::parallel::collective::{Call, Collective, Memory, Op, Traffic, Work};
+use ferrotron::parallel::collective::{Call, Collective, CommVolume, Memory, Op, Work};
 use ferrotron::tensor::Result;
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -127,7 +127,7 @@ impl<F: Fn(&str, &Call) -> Option<Fault> + Send + Sync> Collective for Watched<F
         }
     }
 
-    fn traffic(&self) -> Traffic {
+    fn traffic(&self) -> CommVolume {
         self.inner.traffic()
     }
 }

@@ -133,7 +133,7 @@ pub type Wrap<'a> = &'a (dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective> + Sy
 pub fn train(model: &GptConfig, layout: &Layout, numbers: &Numbers, wrap: Wrap) -> Result<Found> {
     let config = WorldConfig { timeout: Duration::from_secs(60) };
     let ranks = run_threads(layout.ranks(), &config, |world| {
-        let mesh = Mesh::new(&world, layout.mesh(), layout.sequence())?.wrapped(wrap);
+        let mesh = Mesh::new(&world, layout.mesh(), layout.sequence())?.map_collectives(wrap);
         train_rank(model, layout, numbers, &mesh)
     });
     let ranks = ranks.into_iter().collect::<Result<Vec<_>>>()?;

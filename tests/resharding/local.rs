@@ -118,7 +118,7 @@ fn a_run_is_saved_when_replicas_agree_or_refused() -> Result<()> {
 fn gradients_of_one_replica_that_overflow_end_all() {
     let local = Layout { synchronize_every: 4, ..Layout::data(2, Sharding::None) };
     let found = run_threads(2, &WorldConfig::default(), |world| {
-        let mesh = Mesh::new(&world, mesh::Layout::new(2, 1, 1, 1)?, SequenceParallel::Off)?;
+        let mesh = Mesh::new(&world, mesh::ParallelDims::new(2, 1, 1, 1)?, SequenceParallel::Off)?;
         let scope = Scope::new(&Device::cpu(1)?, DType::F64, 1);
         let mut trainer = Trainer::on_mesh(&scope, &mesh, &tied(), trainer_config(&local)?)?;
         let noise =

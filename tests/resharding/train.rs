@@ -65,8 +65,8 @@ impl Layout {
         self.tp * self.pp * self.dp * self.cp
     }
 
-    fn mesh(&self) -> mesh::Layout {
-        mesh::Layout::new(self.ranks(), self.tp, self.cp, self.pp).unwrap()
+    fn mesh(&self) -> mesh::ParallelDims {
+        mesh::ParallelDims::new(self.ranks(), self.tp, self.cp, self.pp).unwrap()
     }
 
     fn parallel(&self) -> ParallelConfig {

@@ -2,7 +2,7 @@
 
 use ferrotron_nn::{Axis, Context, Mode, StepConfig};
 use ferrotron_parallel::collective::Reduction;
-use ferrotron_parallel::pipeline::{PipelineConfig, Schedule, execute};
+use ferrotron_parallel::pipeline::{PipelineConfig, PipelineSchedule, execute};
 use ferrotron_tensor::ops::outcome::{CheckStepConfig, OverflowPolicy, StepSums, check_step};
 use ferrotron_tensor::{Error, Result};
 use std::time::Instant;
@@ -17,7 +17,7 @@ use crate::stage::{Microbatch, StageModel};
 pub(super) struct Prepared {
     pub batches: Vec<Batch>,
     pub pass: Context,
-    schedule: Schedule,
+    schedule: PipelineSchedule,
     /// One over the number of valid tokens for this rank's gradients.
     pub scale: f64,
     pub loss_scale: f64,
@@ -226,8 +226,8 @@ impl Trainer {
         StepConfig { lr: self.config.schedule.lr(self.optimizer.steps() + 1), grad_scale: 1.0 }
     }
 
-    fn schedule(&self, microbatches: usize) -> Result<Schedule> {
-        Schedule::new(&PipelineConfig {
+    fn schedule(&self, microbatches: usize) -> Result<PipelineSchedule> {
+        PipelineSchedule::new(&PipelineConfig {
             kind: self.config.parallel.pipeline_schedule,
             stages: self.mesh.axis(Axis::Pipeline).size(),
             microbatches,

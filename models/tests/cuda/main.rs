@@ -15,7 +15,7 @@ use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{Scope, Sharding};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
-use ferrotron_parallel::mesh::{Layout, Mesh};
+use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{DType, Device, RandomKey, Result};
 
@@ -151,7 +151,7 @@ fn ranks_that_share_a_gpu_train_as_one_does() -> Result<()> {
     ] {
         let what = format!("tp {tp}, pp {pp}, {sequence:?}, {sharding:?}");
         let ranks = run_threads(4, &WorldConfig::default(), |world| {
-            let mesh = Mesh::new(&world, Layout::new(4, tp, 1, pp)?, sequence)?;
+            let mesh = Mesh::new(&world, ParallelDims::new(4, tp, 1, pp)?, sequence)?;
             let data_parallel = DataParallelConfig { sharding, ..DataParallelConfig::default() };
             let parallel = ParallelConfig { data_parallel, ..ParallelConfig::default() };
             case.train(&Device::cuda(&gpu)?, &mesh, parallel)

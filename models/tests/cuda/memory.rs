@@ -7,7 +7,7 @@ use ferrotron_models::memory::{Plan, PlannedDevice, RankMemory};
 use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{AdafactorConfig, OptimizerConfig, Scope};
-use ferrotron_parallel::mesh::{Layout, Mesh};
+use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{DType, Device, MemoryKind, Result};
 
@@ -27,7 +27,7 @@ fn plan(
     })?;
     Ok(Plan {
         model,
-        layout: Layout::single(),
+        layout: ParallelDims::single(),
         sequence_parallel: SequenceParallel::Off,
         trainer: TrainerConfig {
             optimizer,

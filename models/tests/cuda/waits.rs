@@ -155,7 +155,7 @@ fn ranks_with_nccl_wait_for_no_gpu() -> Result<()> {
         let what = format!("tp {tp}, pp {pp}, {sharding:?}");
         let ranks = run_threads(2, &WorldConfig::default(), |world| {
             let device = Device::cuda(&GpuConfig { ordinal: world.rank(), ..gpu.clone() })?;
-            let mesh = Mesh::new(&world, Layout::new(2, tp, 1, pp)?, SequenceParallel::Off)?;
+            let mesh = Mesh::new(&world, ParallelDims::new(2, tp, 1, pp)?, SequenceParallel::Off)?;
             let (search, timeout) = (gpu.search.clone(), Duration::from_secs(60));
             let mesh = mesh.with_nccl(&device, &NcclConfig { search, timeout })?;
             let batch_size = BatchSize::new(BatchSizeConfig {

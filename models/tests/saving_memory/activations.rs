@@ -8,7 +8,7 @@ use ferrotron_models::gpt::{
 use ferrotron_models::trainer::ParallelConfig;
 use ferrotron_nn::Sharding;
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
-use ferrotron_parallel::mesh::{Layout, Mesh};
+use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{Category, DType, Result};
@@ -57,7 +57,7 @@ fn sparse() -> SavedActivations {
 fn blocks_keep_their_bytes_where_and_in_the_type_that_is_said() {
     const LAYERS: usize = 3;
     for (tp, cp, sequence) in LAYOUTS {
-        let layout = Layout::new(tp * cp, tp, cp, 1).unwrap();
+        let layout = ParallelDims::new(tp * cp, tp, cp, 1).unwrap();
         let ranks = run_threads(tp * cp, &WorldConfig::default(), |world| {
             let mesh = Mesh::new(&world, layout, sequence)?;
             for (model, dtype, recompute) in models(LAYERS).iter().flat_map(|model| {

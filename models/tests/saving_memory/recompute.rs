@@ -8,7 +8,7 @@ use ferrotron_models::gpt::{
 use ferrotron_models::trainer::ParallelConfig;
 use ferrotron_nn::Sharding;
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
-use ferrotron_parallel::mesh::{Layout, Mesh};
+use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{DType, Result};
@@ -36,7 +36,7 @@ fn pass(mesh: &Mesh, model: &GptConfig, dtype: DType, recompute: Recompute) -> R
 fn blocks_keep_the_bytes_of_the_formula() {
     const LAYERS: usize = 2;
     for (tp, cp, sequence) in LAYOUTS {
-        let layout = Layout::new(tp * cp, tp, cp, 1).unwrap();
+        let layout = ParallelDims::new(tp * cp, tp, cp, 1).unwrap();
         let ranks = run_threads(tp * cp, &WorldConfig::default(), |world| {
             let mesh = Mesh::new(&world, layout, sequence)?;
             for model in &models(LAYERS) {

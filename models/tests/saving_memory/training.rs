@@ -11,7 +11,7 @@ use ferrotron_nn::{
 };
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
-use ferrotron_parallel::mesh::{Layout, Mesh};
+use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{DType, Device, MemoryKind, MemoryStats, RandomKey, Result};
@@ -128,7 +128,7 @@ impl Case {
     /// Trains a few steps; what every rank found.
     pub fn train(&self, parallel: ParallelConfig) -> Vec<Found> {
         let (tp, cp, pp) = self.sizes;
-        let layout = Layout::new(self.ranks, tp, cp, pp).unwrap();
+        let layout = ParallelDims::new(self.ranks, tp, cp, pp).unwrap();
         let ranks = run_threads(self.ranks, &WorldConfig::default(), |world| {
             let mesh = Mesh::new(&world, layout, self.sequence)?;
             let mut trainer = self.trainer(&mesh, parallel)?;

@@ -61,7 +61,7 @@ pub enum Op {
         from: usize,
     },
     /// A send and a receive at the same time.
-    Exchange {
+    SendRecv {
         /// Who receives.
         to: usize,
         /// Who sends.
@@ -85,7 +85,7 @@ impl Op {
             Op::AllToAll => "all_to_all",
             Op::Send { .. } => "send",
             Op::Recv { .. } => "recv",
-            Op::Exchange { .. } => "exchange",
+            Op::SendRecv { .. } => "send_recv",
             Op::Barrier => "barrier",
         }
     }
@@ -106,7 +106,7 @@ impl fmt::Display for Op {
             }
             Op::Send { to } => write!(f, " (to {to})"),
             Op::Recv { from } => write!(f, " (from {from})"),
-            Op::Exchange { to, from } => write!(f, " (to {to}, from {from})"),
+            Op::SendRecv { to, from } => write!(f, " (to {to}, from {from})"),
             Op::AllGather | Op::AllToAll | Op::Barrier => Ok(()),
         }
     }
@@ -132,7 +132,7 @@ pub struct Call {
 
 impl Call {
     /// The elements of part `index` of `parts`.
-    pub fn part(&self, parts: usize, index: usize) -> Range<usize> {
+    pub fn chunk_range(&self, parts: usize, index: usize) -> Range<usize> {
         let rows = partition_range(self.len / self.unit, parts, index);
         rows.start * self.unit..rows.end * self.unit
     }

@@ -1,6 +1,6 @@
 //! Collectives without others: for a rank whose memory is of interest, and nothing else.
 
-use super::{Call, Collective, Memory, Traffic, Work};
+use super::{Call, Collective, CommVolume, Memory, Work};
 
 /// One rank's end of a group that has no other members.
 pub(super) struct Fake {
@@ -26,7 +26,7 @@ impl Collective for Fake {
         Work::ready(memory)
     }
 
-    fn traffic(&self) -> Traffic {
-        Traffic::default()
+    fn traffic(&self) -> CommVolume {
+        CommVolume::default()
     }
 }

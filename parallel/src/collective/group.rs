@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 
 use super::dry::Fake;
 use super::nccl::{NcclCollective, NcclConfig};
-use super::{Buffer, Call, Collective, Memory, Op, Reduction, Traffic, Work, partition_range};
+use super::{Buffer, Call, Collective, CommVolume, Memory, Op, Reduction, Work, partition_range};
 
 /// The ranks that carry out collectives together. Cloning gives another handle of the same group.
 ///
@@ -44,7 +44,10 @@ impl Group {
 
     /// The same group, whose calls are carried out by what `wrap` makes of whoever does now.
     #[must_use]
-    pub fn wrapped(&self, wrap: &dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective>) -> Group {
+    pub fn map_collectives(
+        &self,
+        wrap: &dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective>,
+    ) -> Group {
         Group(self.0.clone().map(wrap))
     }
 
@@ -83,12 +86,12 @@ impl Group {
     }
 
     /// What this rank has sent so far: nothing in a group of one.
-    pub fn traffic(&self) -> Traffic {
-        self.0.as_ref().map_or_else(Traffic::default, |collective| collective.traffic())
+    pub fn traffic(&self) -> CommVolume {
+        self.0.as_ref().map_or_else(CommVolume::default, |collective| collective.traffic())
     }
 
     /// This rank's part of `len` elements.
-    pub fn part(&self, len: usize) -> std::ops::Range<usize> {
+    pub fn local_range(&self, len: usize) -> std::ops::Range<usize> {
         partition_range(len, self.size(), self.rank())
     }
 
@@ -115,8 +118,8 @@ impl Group {
         self.in_place(Op::Broadcast { root }, tensor)
     }
 
-    /// The rows (dim 0) of all ranks, in rank order, on every rank. `part` holds this rank's
-    /// [`part`](Group::part) of `rows` rows.
+    /// The rows (dim 0) of all ranks, in rank order, on every rank. `local_range` holds this rank's
+    /// [`local_range`](Group::local_range) of `rows` rows.
     #[track_caller]
     pub fn all_gather(&self, part: Tensor, rows: usize) -> Result<Work<Tensor>> {
         let Some(collective) = &self.0 else { return Ok(Work::ready(part)) };
@@ -127,13 +130,13 @@ impl Group {
         Ok(collective.start(call, Memory::in_place(Buffer::Tensor(whole))).map(output))
     }
 
-    /// This rank's [`part`](Group::part) of the rows (dim 0) of the reduction of every rank's `tensor`.
+    /// This rank's [`local_range`](Group::local_range) of the rows (dim 0) of the reduction of every rank's `tensor`.
     #[track_caller]
     pub fn reduce_scatter(&self, tensor: Tensor, reduction: Reduction) -> Result<Work<Tensor>> {
         let Some(collective) = &self.0 else { return Ok(Work::ready(tensor)) };
         let call = call(Op::ReduceScatter(reduction), &tensor);
-        let own = self.part(rows(&tensor)?);
-        let work = collective.start(call, Memory::in_place(Buffer::of(tensor)?));
+        let own = self.local_range(rows(&tensor)?);
+        let work = collective.start(call, Memory::in_place(Buffer::from_tensor(tensor)?));
         // A copy, so that the rest of the buffer is free.
         Ok(work.map(move |memory| output(memory)?.narrow(0, own.start, own.len())?.copy()))
     }
@@ -146,13 +149,14 @@ impl Group {
         let len = part.dims()[1..].iter().product::<usize>() * rows;
         let output = (self.rank() == root).then(|| with_rows(&part, rows)).transpose()?;
         let call = Call { len, ..call(Op::Gather { root }, &part) };
-        let memory = Memory { input: Some(Buffer::of(part)?), output: output.map(Buffer::Tensor) };
+        let memory =
+            Memory { input: Some(Buffer::from_tensor(part)?), output: output.map(Buffer::Tensor) };
         Ok(collective
             .start(call, memory)
             .map(|memory| Ok(memory.output.and_then(Buffer::into_tensor))))
     }
 
-    /// This rank's [`part`](Group::part) of the root's rows (dim 0). The root gives `whole`; all give a
+    /// This rank's [`local_range`](Group::local_range) of the root's rows (dim 0). The root gives `whole`; all give a
     /// tensor of the dims of their part, which is overwritten.
     #[track_caller]
     pub fn scatter(
@@ -180,18 +184,22 @@ impl Group {
             return Err(Error::dtype("scatter", message));
         }
         let call = Call { len: row * rows, ..call(Op::Scatter { root }, &part) };
-        let input = whole.map(Buffer::of).transpose()?;
-        Ok(collective.start(call, Memory { input, output: Some(Buffer::of(part)?) }).map(output))
+        let input = whole.map(Buffer::from_tensor).transpose()?;
+        Ok(collective
+            .start(call, Memory { input, output: Some(Buffer::from_tensor(part)?) })
+            .map(output))
     }
 
-    /// This rank's [`part`](Group::part) of the rows (dim 0) of every rank's `tensor`, in rank order.
+    /// This rank's [`local_range`](Group::local_range) of the rows (dim 0) of every rank's `tensor`, in rank order.
     #[track_caller]
     pub fn all_to_all(&self, tensor: Tensor) -> Result<Work<Tensor>> {
         let Some(collective) = &self.0 else { return Ok(Work::ready(tensor)) };
         let call = call(Op::AllToAll, &tensor);
-        let received = with_rows(&tensor, self.part(rows(&tensor)?).len() * self.size())?;
-        let memory =
-            Memory { input: Some(Buffer::of(tensor)?), output: Some(Buffer::Tensor(received)) };
+        let received = with_rows(&tensor, self.local_range(rows(&tensor)?).len() * self.size())?;
+        let memory = Memory {
+            input: Some(Buffer::from_tensor(tensor)?),
+            output: Some(Buffer::Tensor(received)),
+        };
         Ok(collective.start(call, memory).map(output))
     }
 
@@ -200,7 +208,7 @@ impl Group {
     pub fn send(&self, tensor: Tensor, to: usize) -> Result<Work<()>> {
         let collective = self.peers("send")?;
         let call = call(Op::Send { to }, &tensor);
-        let memory = Memory { input: Some(Buffer::of(tensor)?), output: None };
+        let memory = Memory { input: Some(Buffer::from_tensor(tensor)?), output: None };
         Ok(collective.start(call, memory).map(|_| Ok(())))
     }
 
@@ -209,17 +217,19 @@ impl Group {
     pub fn recv(&self, tensor: Tensor, from: usize) -> Result<Work<Tensor>> {
         let collective = self.peers("recv")?;
         let call = call(Op::Recv { from }, &tensor);
-        Ok(collective.start(call, Memory::in_place(Buffer::of(tensor)?)).map(output))
+        Ok(collective.start(call, Memory::in_place(Buffer::from_tensor(tensor)?)).map(output))
     }
 
     /// Sends `tensor` to rank `to` while a tensor of the same dims comes from rank `from`.
     #[track_caller]
-    pub fn exchange(&self, tensor: Tensor, to: usize, from: usize) -> Result<Work<Tensor>> {
+    pub fn send_recv(&self, tensor: Tensor, to: usize, from: usize) -> Result<Work<Tensor>> {
         let Some(collective) = &self.0 else { return Ok(Work::ready(tensor)) };
-        let call = call(Op::Exchange { to, from }, &tensor);
+        let call = call(Op::SendRecv { to, from }, &tensor);
         let received = Tensor::empty(tensor.device(), tensor.dtype(), tensor.dims())?;
-        let memory =
-            Memory { input: Some(Buffer::of(tensor)?), output: Some(Buffer::Tensor(received)) };
+        let memory = Memory {
+            input: Some(Buffer::from_tensor(tensor)?),
+            output: Some(Buffer::Tensor(received)),
+        };
         Ok(collective.start(call, memory).map(output))
     }
 
@@ -249,14 +259,14 @@ impl Group {
         self.in_place_flat(Op::AllReduce(reduction), flat)
     }
 
-    /// Reduces a flat so that this rank's [`part`](Group::part) of its elements is right; the others stay
+    /// Reduces a flat so that this rank's [`local_range`](Group::local_range) of its elements is right; the others stay
     /// as they were. Returns as [`Group::all_reduce_flat`] does.
     #[track_caller]
     pub fn reduce_scatter_flat(&self, flat: &SharedFlatBuffer, reduction: Reduction) -> Work<()> {
         self.in_place_flat(Op::ReduceScatter(reduction), flat)
     }
 
-    /// Fills a flat of which this rank's [`part`](Group::part) of the elements is right. Returns as
+    /// Fills a flat of which this rank's [`local_range`](Group::local_range) of the elements is right. Returns as
     /// [`Group::all_reduce_flat`] does.
     #[track_caller]
     pub fn all_gather_flat(&self, flat: &SharedFlatBuffer) -> Work<()> {
@@ -267,7 +277,7 @@ impl Group {
     fn in_place(&self, op: Op, tensor: Tensor) -> Result<Work<Tensor>> {
         let Some(collective) = &self.0 else { return Ok(Work::ready(tensor)) };
         let call = call(op, &tensor);
-        Ok(collective.start(call, Memory::in_place(Buffer::of(tensor)?)).map(output))
+        Ok(collective.start(call, Memory::in_place(Buffer::from_tensor(tensor)?)).map(output))
     }
 
     #[track_caller]
@@ -291,7 +301,7 @@ impl Group {
         part: &Tensor,
         rows: usize,
     ) -> Result<std::ops::Range<usize>> {
-        let own = self.part(rows);
+        let own = self.local_range(rows);
         if part.dims().first() == Some(&own.len()) {
             return Ok(own);
         }
@@ -326,7 +336,7 @@ fn rows(tensor: &Tensor) -> Result<usize> {
     tensor.dim(0)
 }
 
-/// An unwritten tensor like `part`, but of `rows` rows.
+/// An unwritten tensor like `local_range`, but of `rows` rows.
 fn with_rows(part: &Tensor, rows: usize) -> Result<Tensor> {
     let mut dims = part.dims().to_vec();
     dims[0] = rows;

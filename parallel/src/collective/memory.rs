@@ -21,7 +21,7 @@ pub enum Buffer {
 
 impl Buffer {
     /// Takes a tensor; one that others hold too, or that is not dense, is copied first.
-    pub fn of(tensor: Tensor) -> Result<Buffer> {
+    pub fn from_tensor(tensor: Tensor) -> Result<Buffer> {
         into_unique(tensor).map(Buffer::Tensor)
     }
 

@@ -42,7 +42,7 @@ pub trait Collective: Send + Sync {
     fn start(&self, call: Call, memory: Memory) -> Work<Memory>;
 
     /// What this rank has sent so far.
-    fn traffic(&self) -> Traffic;
+    fn traffic(&self) -> CommVolume;
 
     /// Errors if another rank is known to have failed or left.
     fn check(&self) -> Result<()> {
@@ -55,11 +55,11 @@ pub trait Collective: Send + Sync {
 
 /// Calls made and bytes sent by one rank, by operation. Headers do not count.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Traffic(std::collections::BTreeMap<&'static str, (u64, u64)>);
+pub struct CommVolume(std::collections::BTreeMap<&'static str, (u64, u64)>);
 
-impl Traffic {
+impl CommVolume {
     /// Calls and bytes of the operation called `name`, such as "all_reduce".
-    pub fn of(&self, name: &str) -> (u64, u64) {
+    pub fn calls_and_bytes(&self, name: &str) -> (u64, u64) {
         self.0.get(name).copied().unwrap_or_default()
     }
 
@@ -69,7 +69,7 @@ impl Traffic {
     }
 
     /// Adds what somebody else has counted.
-    pub fn add(&mut self, other: &Traffic) {
+    pub fn add(&mut self, other: &CommVolume) {
         for (&name, &(calls, bytes)) in &other.0 {
             let (own_calls, own_bytes) = self.0.entry(name).or_default();
             *own_calls += calls;

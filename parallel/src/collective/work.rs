@@ -10,7 +10,7 @@ use super::Memory;
 
 /// How long a thread that waits for the other one of its rank looks before it sleeps: to be woken takes longer
 /// than many a call. No longer, as who looks takes a core from who works.
-pub const AWAKE: Duration = Duration::from_micros(30);
+pub const SPIN_TIME: Duration = Duration::from_micros(30);
 
 /// A call that is under way. It owns its memory; [`Work::wait`] gives the result. Work that is not waited
 /// for runs to its end all the same.
@@ -35,7 +35,7 @@ impl Work<Memory> {
         let gone = |_| Error::communication("collective", "the rank's progress thread has ended");
         let wait = move || {
             let _span = trace_span!("wait").entered();
-            let asleep = Instant::now() + AWAKE;
+            let asleep = Instant::now() + SPIN_TIME;
             while Instant::now() < asleep {
                 match receiver.try_recv() {
                     Ok(result) => return result,
@@ -56,7 +56,7 @@ impl<T: Send + 'static> Work<T> {
     }
 
     /// Work whose result is what `wait` returns.
-    pub fn of(wait: impl FnOnce() -> Result<T> + Send + 'static) -> Work<T> {
+    pub fn from_fn(wait: impl FnOnce() -> Result<T> + Send + 'static) -> Work<T> {
         Work(Box::new(wait))
     }
 

@@ -2,7 +2,7 @@
 
 use ferrotron_nn::{Axis, GradDType, ShardUnit, Sharding};
 
-use crate::mesh::Layout;
+use crate::mesh::ParallelDims;
 
 /// Configuration of gradient reductions.
 #[derive(Debug, Clone, Copy)]
@@ -45,14 +45,14 @@ impl Default for DataParallelConfig {
 ///
 /// ```
 /// use ferrotron_nn::Sharding;
-/// use ferrotron_parallel::data_parallel::{DataParallelConfig, refusal};
-/// use ferrotron_parallel::mesh::Layout;
+/// use ferrotron_parallel::data_parallel::{DataParallelConfig, unsupported_reason};
+/// use ferrotron_parallel::mesh::ParallelDims;
 /// let config = DataParallelConfig { sharding: Sharding::Gradients, ..DataParallelConfig::default() };
-/// assert!(refusal(&config, &Layout::new(4, 1, 1, 1)?).is_none());
-/// assert!(refusal(&config, &Layout::new(4, 1, 1, 2)?).unwrap().contains("pipeline"));
+/// assert!(unsupported_reason(&config, &ParallelDims::new(4, 1, 1, 1)?).is_none());
+/// assert!(unsupported_reason(&config, &ParallelDims::new(4, 1, 1, 2)?).unwrap().contains("pipeline"));
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-pub fn refusal(config: &DataParallelConfig, layout: &Layout) -> Option<String> {
+pub fn unsupported_reason(config: &DataParallelConfig, layout: &ParallelDims) -> Option<String> {
     let DataParallelConfig { sharding, bucket_numel, synchronize_every, .. } = *config;
     let (stages, context) = (layout.size(Axis::Pipeline), layout.size(Axis::Context));
     if sharding >= Sharding::Gradients && stages > 1 {

@@ -26,7 +26,7 @@ mod sharded_weights;
 mod traffic;
 mod whole_parameters;
 
-pub use config::{DataParallelConfig, refusal};
+pub use config::{DataParallelConfig, unsupported_reason};
 pub use traffic::ExpectedTraffic;
 
 use ferrotron_autograd::Leaf;
@@ -42,7 +42,7 @@ use std::sync::Arc;
 
 use crate::collective::{Group, Reduction, Work};
 use crate::mesh::Mesh;
-use reductions::{Shared, check_facts};
+use reductions::{ReductionState, check_facts};
 
 /// The parameters of this rank, with the reductions of their gradients and their norm.
 ///
@@ -55,12 +55,12 @@ use reductions::{Shared, check_facts};
 /// };
 /// use ferrotron_parallel::collective::{WorldConfig, run_threads};
 /// use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig};
-/// use ferrotron_parallel::mesh::{Layout, Mesh};
+/// use ferrotron_parallel::mesh::{ParallelDims, Mesh};
 /// use ferrotron_parallel::tensor_parallel::SequenceParallel;
 /// use ferrotron_tensor::{DType, Device, Tensor};
 ///
 /// let norms = run_threads(2, &WorldConfig::default(), |world| {
-///     let mesh = Mesh::new(&world, Layout::new(2, 1, 1, 1)?, SequenceParallel::Off)?; // dp 2
+///     let mesh = Mesh::new(&world, ParallelDims::new(2, 1, 1, 1)?, SequenceParallel::Off)?; // dp 2
 ///     let device = Device::cpu(1)?;
 ///     let layer = Linear::new(&Scope::new(&device, DType::F64, 1), 3, 1, Bias::No, Init::Ones)?;
 ///     let config = DataParallelConfig { sharding: Sharding::Optimizer, ..DataParallelConfig::default() };
@@ -87,7 +87,7 @@ use reductions::{Shared, check_facts};
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 pub struct DataParallel {
-    shared: Arc<Shared>,
+    shared: Arc<ReductionState>,
     /// Each parameter with its bucket, in the order of use in a forward pass.
     visits: Vec<(Leaf, usize)>,
     /// The ranges of visits whose forward is recomputed in backward.
@@ -107,7 +107,7 @@ impl DataParallel {
         mesh: &Mesh,
         config: &DataParallelConfig,
     ) -> Result<DataParallel> {
-        if let Some(why) = refusal(config, mesh.layout()) {
+        if let Some(why) = unsupported_reason(config, mesh.layout()) {
             return Err(Error::config("data_parallel", why));
         }
         let (mut params, mut uses): (Vec<Param>, Vec<usize>) = Default::default();
@@ -153,7 +153,7 @@ impl DataParallel {
             .iter()
             .map(|group| group.params.iter().map(uses_of).collect())
             .collect();
-        let shared = Shared::new(mesh, config, buffers, uses)?;
+        let shared = ReductionState::new(mesh, config, buffers, uses)?;
         Ok(DataParallel { shared, visits, recomputed: Vec::new() })
     }
 
@@ -195,7 +195,7 @@ impl DataParallel {
     /// To be called after the backward of each micro-batch. If gradients are sharded, reduces those of the
     /// micro-batch and frees their memory.
     pub fn end_backward(&self) -> Result<()> {
-        if self.shared.keeps_gradients() { Ok(()) } else { self.shared.settle_all() }
+        if self.shared.keeps_gradients() { Ok(()) } else { self.shared.finish_reductions() }
     }
 
     /// To be called after the last backward of a step. Waits until every gradient is summed over all ranks with a
@@ -204,7 +204,7 @@ impl DataParallel {
     /// Errors, naming them, if parameters got fewer or more contributions than they have uses.
     pub fn finish_step(&self) -> Result<()> {
         let shared = &self.shared;
-        shared.settle_all()?;
+        shared.finish_reductions()?;
         shared.check_complete()?;
         // Gradients that are partial along other axes too: of norms with sequence parallelism, then of embeddings
         // shared by two stages.
@@ -263,7 +263,7 @@ impl DataParallel {
     /// Like [`DataParallel::update`], with the next step's [parameters](Optimizer::numbers) in device memory.
     pub fn update_with(&self, optimizer: &mut Optimizer, step: &DeviceStepParams) -> Result<()> {
         let shared = &self.shared;
-        shared.free_weights()?;
+        shared.reshard_weights()?;
         let tensor = shared.mesh.axis(Axis::Tensor);
         optimizer.step_with(&shared.buffers, step, &mut |what, parts| match what {
             // Two separate call sites: error messages and tests identify collectives by their line.
@@ -295,7 +295,7 @@ impl DataParallel {
 
     /// Calls `f` with the parameters of each bucket, to overwrite their values.
     pub fn load(&self, mut f: impl FnMut(&[Param]) -> Result<()>) -> Result<()> {
-        self.shared.free_weights()?;
+        self.shared.reshard_weights()?;
         for group in self.shared.buffers.groups() {
             group.alloc_weights()?;
             f(&group.params)?;

@@ -6,20 +6,20 @@ use ferrotron_tensor::{Error, Result};
 use std::sync::{Arc, Mutex};
 
 use super::DataParallelConfig;
-use super::sharded_weights::GatheredWeights;
+use super::sharded_weights::UnshardPrefetcher;
 use super::whole_parameters;
 use crate::collective::{Group, Reduction, Work};
 use crate::mesh::Mesh;
 
 /// The reduction state, to which hooks of leaves refer.
-pub(super) struct Shared {
+pub(super) struct ReductionState {
     pub mesh: Mesh,
     pub config: DataParallelConfig,
     pub buffers: ParamAndGradBuffer,
     /// Number of uses of each parameter of each bucket in a forward pass.
     uses: Vec<Vec<usize>>,
     reductions: Vec<Mutex<Reducing>>,
-    weights: Mutex<GatheredWeights>,
+    weights: Mutex<UnshardPrefetcher>,
 }
 
 /// The progress of a bucket's gradients.
@@ -37,31 +37,31 @@ struct Reducing {
     has_sums: bool,
 }
 
-impl Shared {
+impl ReductionState {
     /// Creates the reductions of `buffers`, and registers hooks for sharded values with their leaves.
     pub fn new(
         mesh: &Mesh,
         config: &DataParallelConfig,
         buffers: ParamAndGradBuffer,
         uses: Vec<Vec<usize>>,
-    ) -> Result<Arc<Shared>> {
-        let shared = Arc::new(Shared {
+    ) -> Result<Arc<ReductionState>> {
+        let shared = Arc::new(ReductionState {
             mesh: mesh.clone(),
             config: *config,
             uses,
             reductions: buffers.groups().iter().map(|_| Mutex::default()).collect(),
-            weights: Mutex::new(GatheredWeights::new(buffers.groups())),
+            weights: Mutex::new(UnshardPrefetcher::new(buffers.groups())),
             buffers,
         });
         for (bucket, group) in shared.buffers.groups().iter().enumerate() {
             for leaf in group.params.iter().map(Param::leaf) {
                 if config.sharding >= Sharding::Gradients {
-                    leaf.set_gradient_alloc_hook(Shared::lend(&shared, move |shared| {
+                    leaf.set_gradient_alloc_hook(ReductionState::lend(&shared, move |shared| {
                         shared.buffers.groups()[bucket].alloc_gradients()
                     }))?;
                 }
                 if config.sharding >= Sharding::Weights {
-                    leaf.set_unshard_hook(Shared::lend(&shared, move |shared| {
+                    leaf.set_unshard_hook(ReductionState::lend(&shared, move |shared| {
                         lock(&shared.weights).fetch(shared, bucket)
                     }))?;
                 }
@@ -72,8 +72,8 @@ impl Shared {
 
     /// Wraps a function for leaves. `shared` owns the leaves, so they must not keep it alive.
     fn lend(
-        shared: &Arc<Shared>,
-        f: impl Fn(&Shared) -> Result<()> + Send + Sync + 'static,
+        shared: &Arc<ReductionState>,
+        f: impl Fn(&ReductionState) -> Result<()> + Send + Sync + 'static,
     ) -> Fetch {
         let shared = Arc::downgrade(shared);
         Arc::new(move || match shared.upgrade() {
@@ -106,14 +106,17 @@ impl Shared {
     /// The axes besides the batch axes along which ranks hold the same parameters, with their groups. Along the
     /// pipeline these are the first and the last stage.
     pub fn holders(&self) -> [(Axis, &Group); 2] {
-        [(Axis::Tensor, self.mesh.axis(Axis::Tensor)), (Axis::Pipeline, &self.mesh.stages().ends)]
+        [
+            (Axis::Tensor, self.mesh.axis(Axis::Tensor)),
+            (Axis::Pipeline, &self.mesh.stages().embedding_group),
+        ]
     }
 
-    pub fn free_weights(&self) -> Result<()> {
+    pub fn reshard_weights(&self) -> Result<()> {
         lock(&self.weights).free_all(self)
     }
 
-    pub fn begin_step(self: &Arc<Shared>, microbatches: usize) {
+    pub fn begin_step(self: &Arc<ReductionState>, microbatches: usize) {
         // The number of completions of a bucket, and the micro-batches of each.
         let (rounds, each) =
             if self.keeps_gradients() { (1, microbatches) } else { (microbatches, 1) };
@@ -122,7 +125,7 @@ impl Shared {
             *lock(&self.reductions[bucket]) =
                 Reducing { missing, microbatches, rounds, work: None, has_sums: false };
             for (param, uses) in group.params.iter().zip(&self.uses[bucket]) {
-                let arrived = Shared::lend(self, move |shared| shared.arrived(bucket));
+                let arrived = ReductionState::lend(self, move |shared| shared.arrived(bucket));
                 param.leaf().zero_gradient();
                 param.leaf().set_hook(uses * each, move |_| arrived());
             }
@@ -165,15 +168,15 @@ impl Shared {
         // Only this bucket and those being filled are unsharded.
         (0..self.reductions.len())
             .filter(|&other| other != bucket)
-            .try_for_each(|other| self.settle(other))
+            .try_for_each(|other| self.finish_reduction(other))
     }
 
-    pub fn settle_all(&self) -> Result<()> {
-        (0..self.reductions.len()).try_for_each(|bucket| self.settle(bucket))
+    pub fn finish_reductions(&self) -> Result<()> {
+        (0..self.reductions.len()).try_for_each(|bucket| self.finish_reduction(bucket))
     }
 
     /// Waits for a bucket's reduction and, if gradients are sharded, adds the sum to the shard.
-    fn settle(&self, bucket: usize) -> Result<()> {
+    fn finish_reduction(&self, bucket: usize) -> Result<()> {
         let mut reducing = lock(&self.reductions[bucket]);
         let Some(work) = reducing.work.take() else { return Ok(()) };
         work.wait()?;

@@ -7,34 +7,34 @@
 use ferrotron_nn::ParamAndGradBucket;
 use ferrotron_tensor::Result;
 
-use super::reductions::Shared;
+use super::reductions::ReductionState;
 use crate::collective::Work;
 
 /// All lines, with their gathered buckets.
-pub(super) struct GatheredWeights {
-    lines: Vec<Line>,
+pub(super) struct UnshardPrefetcher {
+    lines: Vec<BucketChain>,
 }
 
 /// Buckets with equal properties.
-struct Line {
+struct BucketChain {
     buckets: Vec<usize>,
-    walk: Walk,
+    walk: PrefetchWindow,
     /// Positions with gathered weights or, with work, weights in transit.
     here: Vec<(usize, Option<Work<()>>)>,
 }
 
 /// The gathered positions of a line: the one in use and a companion.
 #[derive(Debug, Default)]
-pub(super) struct Walk {
+pub(super) struct PrefetchWindow {
     len: usize,
     /// The position in use, if any.
     current: Option<usize>,
     companion: Option<usize>,
 }
 
-impl Walk {
-    pub fn new(len: usize) -> Walk {
-        Walk { len, ..Walk::default() }
+impl PrefetchWindow {
+    pub fn new(len: usize) -> PrefetchWindow {
+        PrefetchWindow { len, ..PrefetchWindow::default() }
     }
 
     /// Moves to a position and returns the positions to gather, this one first if it is not gathered yet.
@@ -42,7 +42,7 @@ impl Walk {
     /// The companion is the next position in the direction of travel. At an end the direction reverses, so it is the
     /// previous position, which is already gathered. After a jump, for example to a tied embedding, the companion is
     /// the origin of the jump, since a jump back is likely.
-    pub fn go(&mut self, position: usize) -> Vec<usize> {
+    pub fn advance(&mut self, position: usize) -> Vec<usize> {
         if self.current == Some(position) {
             return Vec::new();
         }
@@ -86,39 +86,39 @@ pub(super) fn lines(groups: &[ParamAndGradBucket]) -> Vec<Vec<usize>> {
     lines
 }
 
-impl GatheredWeights {
-    pub fn new(groups: &[ParamAndGradBucket]) -> GatheredWeights {
+impl UnshardPrefetcher {
+    pub fn new(groups: &[ParamAndGradBucket]) -> UnshardPrefetcher {
         let line = |buckets: Vec<usize>| {
-            let walk = Walk::new(buckets.len());
-            Line { buckets, walk, here: Vec::new() }
+            let walk = PrefetchWindow::new(buckets.len());
+            BucketChain { buckets, walk, here: Vec::new() }
         };
-        GatheredWeights { lines: lines(groups).into_iter().map(line).collect() }
+        UnshardPrefetcher { lines: lines(groups).into_iter().map(line).collect() }
     }
 
     /// Waits until the weights of a bucket are gathered, and starts gathering the next ones.
-    pub fn fetch(&mut self, shared: &Shared, bucket: usize) -> Result<()> {
+    pub fn fetch(&mut self, shared: &ReductionState, bucket: usize) -> Result<()> {
         let found = self.lines.iter_mut().find_map(|line| {
             let position = line.buckets.iter().position(|&other| other == bucket)?;
             Some((line, position))
         });
         let (line, position) = found.expect("every bucket is on a line");
-        let gathered = line.walk.go(position);
+        let gathered = line.walk.advance(position);
         line.free(shared)?;
         gathered.into_iter().try_for_each(|position| line.gather(shared, position))?;
         line.arrive(position)
     }
 
     /// Frees all gathered weights, because they are about to change.
-    pub fn free_all(&mut self, shared: &Shared) -> Result<()> {
+    pub fn free_all(&mut self, shared: &ReductionState) -> Result<()> {
         self.lines.iter_mut().try_for_each(|line| {
-            line.walk = Walk::new(line.buckets.len());
+            line.walk = PrefetchWindow::new(line.buckets.len());
             line.free(shared)
         })
     }
 }
 
-impl Line {
-    fn gather(&mut self, shared: &Shared, position: usize) -> Result<()> {
+impl BucketChain {
+    fn gather(&mut self, shared: &ReductionState, position: usize) -> Result<()> {
         let group = &shared.buffers.groups()[self.buckets[position]];
         group.alloc_weights()?;
         group.copy_in_weights()?;
@@ -132,7 +132,7 @@ impl Line {
     }
 
     /// Frees the positions that are no longer needed.
-    fn free(&mut self, shared: &Shared) -> Result<()> {
+    fn free(&mut self, shared: &ReductionState) -> Result<()> {
         for (position, work) in std::mem::take(&mut self.here) {
             if self.walk.holds(position) {
                 self.here.push((position, work));
@@ -149,13 +149,13 @@ impl Line {
 mod tests {
     use super::*;
 
-    fn gathered(walk: &mut Walk, path: &[usize]) -> Vec<Vec<usize>> {
-        path.iter().map(|&position| walk.go(position)).collect()
+    fn gathered(walk: &mut PrefetchWindow, path: &[usize]) -> Vec<Vec<usize>> {
+        path.iter().map(|&position| walk.advance(position)).collect()
     }
 
     #[test]
     fn a_walk_gathers_one_ahead_and_turns_around_for_nothing() {
-        let mut walk = Walk::new(4);
+        let mut walk = PrefetchWindow::new(4);
         assert_eq!(
             gathered(&mut walk, &[3, 3, 2, 1, 0]),
             [vec![3, 2], vec![], vec![1], vec![0], vec![]]
@@ -164,16 +164,16 @@ mod tests {
             gathered(&mut walk, &[0, 1, 2, 3, 3, 2, 1, 0]),
             [vec![], vec![2], vec![3], vec![], vec![], vec![1], vec![0], vec![]],
         );
-        assert_eq!(gathered(&mut Walk::new(1), &[0, 0]), [vec![0], vec![]]);
+        assert_eq!(gathered(&mut PrefetchWindow::new(1), &[0, 0]), [vec![0], vec![]]);
         assert_eq!(
-            gathered(&mut Walk::new(2), &[1, 0, 0, 1]),
+            gathered(&mut PrefetchWindow::new(2), &[1, 0, 0, 1]),
             [vec![1, 0], vec![], vec![], vec![]]
         );
     }
 
     #[test]
     fn a_jump_keeps_where_it_came_from() {
-        let mut walk = Walk::new(5);
+        let mut walk = PrefetchWindow::new(5);
         // Forward, with the first matrix again at the end, then backward.
         gathered(&mut walk, &[4, 3, 2, 1, 0]);
         assert_eq!(

@@ -5,13 +5,13 @@ use ferrotron_nn::{Axis, Optimizer, ParamAndGradBucket, Sharding};
 use ferrotron_tensor::DType;
 
 use super::DataParallel;
-use super::sharded_weights::{Walk, lines};
+use super::sharded_weights::{PrefetchWindow, lines};
 use crate::collective::{Group, partition_range};
 
 /// Bytes that a rank sends for gradients and weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExpectedTraffic {
-    /// To the ranks along the batch axes ([`Mesh::batch`](crate::mesh::Mesh::batch)).
+    /// To the ranks along the batch axes ([`Mesh::dp_cp`](crate::mesh::Mesh::dp_cp)).
     pub batch: u64,
     /// To other holders of the same parameters: along the tensor axis for norms with sequence parallelism, and to the
     /// other end of the pipeline for tied embeddings.
@@ -84,12 +84,12 @@ impl DataParallel {
     fn gathers(&self, microbatches: usize) -> Vec<usize> {
         let mut gathers = vec![0; self.shared.buffers.groups().len()];
         for line in lines(self.shared.buffers.groups()) {
-            let mut walk = Walk::new(line.len());
+            let mut walk = PrefetchWindow::new(line.len());
             for _ in 0..microbatches {
                 for visit in (0..self.visits.len()).chain(self.backward_visits()) {
                     let bucket = self.visits[visit].1;
                     let position = line.iter().position(|&other| other == bucket);
-                    let gathered = position.map_or(Vec::new(), |position| walk.go(position));
+                    let gathered = position.map_or(Vec::new(), |position| walk.advance(position));
                     gathered.into_iter().for_each(|at| gathers[line[at]] += 1);
                 }
             }

@@ -4,12 +4,12 @@ use ferrotron_tensor::{Error, Result};
 use std::collections::HashMap;
 
 use super::instruction::{Direction, Instruction, Message};
-use super::rendezvous::Rendezvous;
-use super::schedule::Schedule;
+use super::rendezvous::BlockingSim;
+use super::schedule::PipelineSchedule;
 
 /// The peak number of activations in memory on a rank, in units of one micro-batch of one chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Peak {
+pub struct PeakActivations {
     /// Activations between the start of their forward and the end of their backward (its input part, if split).
     pub activations: usize,
     /// Deferred weight gradients, which save each layer's input and output gradient.
@@ -31,7 +31,7 @@ pub struct Peak {
 ///
 /// # Errors
 /// The first violation, with rank, instruction index and instruction; for a deadlock, those of every waiting rank.
-pub fn check(schedule: &Schedule) -> Result<Vec<Peak>> {
+pub fn validate(schedule: &PipelineSchedule) -> Result<Vec<PeakActivations>> {
     let sizes = [schedule.stages(), schedule.microbatches(), schedule.chunks()];
     if sizes.contains(&0) {
         let [stages, microbatches, chunks] = sizes;
@@ -41,7 +41,7 @@ pub fn check(schedule: &Schedule) -> Result<Vec<Peak>> {
     }
     let peaks = (0..schedule.stages()).map(|rank| follow(schedule, rank)).collect::<Result<_>>()?;
     compare_channels(schedule)?;
-    let mut rendezvous = Rendezvous::new(schedule, schedule.ranks());
+    let mut rendezvous = BlockingSim::new(schedule, schedule.ranks());
     if !rendezvous.advance(schedule.ranks()) {
         return Err(deadlock(schedule, &rendezvous));
     }
@@ -54,7 +54,7 @@ fn wrong(context: String) -> Error {
 
 /// The progress of a micro-batch on one chunk of a rank.
 #[derive(Debug, Clone, Copy, Default)]
-struct Progress {
+struct MicrobatchProgress {
     input_received: bool,
     forward_done: bool,
     output_sent: bool,
@@ -65,14 +65,14 @@ struct Progress {
 }
 
 /// Checks order and completeness of a rank's list, as far as they depend on this rank alone.
-fn follow(schedule: &Schedule, rank: usize) -> Result<Peak> {
-    let mut walk = Walk {
+fn follow(schedule: &PipelineSchedule, rank: usize) -> Result<PeakActivations> {
+    let mut walk = RankWalk {
         schedule,
         rank,
         forward_only: schedule.is_forward_only(),
-        progress: vec![Progress::default(); schedule.microbatches() * schedule.chunks()],
-        live: Peak::default(),
-        peak: Peak::default(),
+        progress: vec![MicrobatchProgress::default(); schedule.microbatches() * schedule.chunks()],
+        live: PeakActivations::default(),
+        peak: PeakActivations::default(),
     };
     for (index, instruction) in schedule.instructions(rank).iter().enumerate() {
         walk.take(instruction).map_err(|why| {
@@ -93,14 +93,14 @@ fn follow(schedule: &Schedule, rank: usize) -> Result<Peak> {
     Ok(walk.peak)
 }
 
-struct Walk<'a> {
-    schedule: &'a Schedule,
+struct RankWalk<'a> {
+    schedule: &'a PipelineSchedule,
     rank: usize,
     /// Nobody runs a backward: no activation is kept.
     forward_only: bool,
-    progress: Vec<Progress>,
-    live: Peak,
-    peak: Peak,
+    progress: Vec<MicrobatchProgress>,
+    live: PeakActivations,
+    peak: PeakActivations,
 }
 
 type Rule = std::result::Result<(), String>;
@@ -109,12 +109,12 @@ fn must(holds: bool, why: &str) -> Rule {
     if holds { Ok(()) } else { Err(why.to_string()) }
 }
 
-impl Walk<'_> {
+impl RankWalk<'_> {
     fn at(
         &mut self,
         microbatch: usize,
         chunk: usize,
-    ) -> std::result::Result<&mut Progress, String> {
+    ) -> std::result::Result<&mut MicrobatchProgress, String> {
         let (microbatches, chunks) = (self.schedule.microbatches(), self.schedule.chunks());
         if microbatch >= microbatches || chunk >= chunks {
             return Err(format!("there are {microbatches} microbatches and {chunks} chunks"));
@@ -247,7 +247,7 @@ type Channel = (Direction, usize, usize);
 type Listed = (Message, usize, usize);
 
 /// Checks that both ends of every channel list the same messages in the same order.
-fn compare_channels(schedule: &Schedule) -> Result<()> {
+fn compare_channels(schedule: &PipelineSchedule) -> Result<()> {
     let mut sent: HashMap<Channel, Vec<Listed>> = HashMap::new();
     let mut received: Vec<(Channel, Listed)> = Vec::new();
     for (rank, list) in schedule.ranks().iter().enumerate() {
@@ -292,7 +292,7 @@ fn compare_channels(schedule: &Schedule) -> Result<()> {
     Ok(())
 }
 
-fn deadlock(schedule: &Schedule, rendezvous: &Rendezvous) -> Error {
+fn deadlock(schedule: &PipelineSchedule, rendezvous: &BlockingSim) -> Error {
     let waiting: Vec<String> = (0..schedule.stages())
         .filter_map(|rank| {
             let index = rendezvous.position(rank);

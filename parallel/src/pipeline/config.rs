@@ -3,7 +3,7 @@
 use ferrotron_tensor::{Error, Result};
 use std::{fmt, str::FromStr};
 
-/// The published schedules. [`Schedule::new`](super::Schedule::new) describes their orders.
+/// The published schedules. [`PipelineSchedule::new`](super::PipelineSchedule::new) describes their orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScheduleKind {
     /// One micro-batch at a time, through all stages and back.
@@ -85,7 +85,7 @@ const MOST_FORWARDS: usize = 1 << 22;
 /// | interleaved, `stages == 1` | no other rank to interleave with |
 /// | interleaved, `microbatches` not a multiple of `stages` | its groups have one micro-batch per rank |
 /// | more than 2^22 forwards over all ranks | the list would not fit into memory |
-pub fn refusal(config: &PipelineConfig) -> Option<String> {
+pub fn unsupported_reason(config: &PipelineConfig) -> Option<String> {
     let PipelineConfig { kind, stages, microbatches, chunks } = *config;
     if let Some(why) = refused_sizes([stages, microbatches, chunks]) {
         return Some(why);

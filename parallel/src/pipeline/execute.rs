@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tracing::trace_span;
 
-use super::{Direction, Instruction, Message, Schedule};
+use super::{Direction, Instruction, Message, PipelineSchedule};
 use crate::collective::{Group, Work};
 use crate::mesh::Mesh;
 use crate::tensor_parallel::SequenceParallel;
@@ -29,7 +29,7 @@ use crate::tensor_parallel::SequenceParallel;
 /// use ferrotron_nn::{Bias, Init, Linear, Scope};
 /// use ferrotron_parallel::mesh::Mesh;
 /// use ferrotron_parallel::pipeline::{
-///     PipelineConfig, PipelineModel, Schedule, ScheduleKind, execute,
+///     PipelineConfig, PipelineModel, PipelineSchedule, ScheduleKind, execute,
 /// };
 /// use ferrotron_tensor::{DType, Device, Result, Tensor};
 ///
@@ -58,7 +58,7 @@ use crate::tensor_parallel::SequenceParallel;
 /// let mut model = Layer(layer, vec![x.clone(), x]);
 /// let config =
 ///     PipelineConfig { kind: ScheduleKind::OneFOneB, stages: 1, microbatches: 2, chunks: 1 };
-/// let done = execute(&Schedule::new(&config)?, &mut model, &Mesh::single(), 0.5)?;
+/// let done = execute(&PipelineSchedule::new(&config)?, &mut model, &Mesh::single(), 0.5)?;
 /// assert_eq!((done.spans.len(), done.peak), (4, 1)); // two forwards, two backwards, one at a time
 /// let gradient = model.0.weight().leaf().gradient()?.unwrap();
 /// assert_eq!(gradient.to_vec::<f64>()?, [3.0, 3.0]);
@@ -78,7 +78,7 @@ pub trait PipelineModel {
 
 /// The record of an execution.
 #[derive(Debug, Clone)]
-pub struct Execution {
+pub struct ExecutionTrace {
     /// Start and end of each instruction, relative to the first start; in order.
     pub spans: Vec<(Instruction, Duration, Duration)>,
     /// Peak number of micro-batches of a chunk in flight, including those with deferred gradients; equal to the peak
@@ -91,11 +91,11 @@ pub struct Execution {
 ///
 /// Errors if the schedule is incomplete or has another number of stages, and as the model and the collectives do.
 pub fn execute(
-    schedule: &Schedule,
+    schedule: &PipelineSchedule,
     model: &mut dyn PipelineModel,
     mesh: &Mesh,
     scale: f64,
-) -> Result<Execution> {
+) -> Result<ExecutionTrace> {
     let stage = mesh.axis(Axis::Pipeline).rank();
     if schedule.stages() != mesh.axis(Axis::Pipeline).size() {
         let (wanted, found) = (schedule.stages(), mesh.axis(Axis::Pipeline).size());
@@ -123,18 +123,18 @@ pub fn execute(
     run.sending.iter_mut().filter_map(Option::take).try_for_each(Work::wait)?;
     match run.left() {
         Some(what) => Err(Error::value("pipeline", format!("the schedule ends with {what}"))),
-        None => Ok(Execution { spans, peak }),
+        None => Ok(ExecutionTrace { spans, peak }),
     }
 }
 
 /// A micro-batch of a chunk between forward and backward.
-struct Flight {
+struct InFlight {
     input: Option<Leaf>,
     output: GradientEdge,
 }
 
 struct Run<'a> {
-    schedule: &'a Schedule,
+    schedule: &'a PipelineSchedule,
     stage: usize,
     mesh: &'a Mesh,
     scale: f64,
@@ -142,7 +142,7 @@ struct Run<'a> {
     leaving: HashMap<Message, Tensor>,
     /// The last message of each direction.
     sending: [Option<Work<()>>; 2],
-    flying: HashMap<(usize, usize), Flight>,
+    flying: HashMap<(usize, usize), InFlight>,
     deferred: HashMap<(usize, usize), DeferredGrads>,
 }
 
@@ -156,7 +156,7 @@ impl Run<'_> {
     fn step(&mut self, model: &mut dyn PipelineModel, instruction: &Instruction) -> Result<()> {
         let arrived = self.take(instruction)?;
         // After the wait, so that a trace shows bubbles between instructions.
-        let (microbatch, chunk) = instruction.place().unzip();
+        let (microbatch, chunk) = instruction.microbatch_and_chunk().unzip();
         let _span = trace_span!("instruction", name = %instruction, microbatch, chunk).entered();
         match *instruction {
             Instruction::Forward { microbatch, chunk } => {
@@ -167,10 +167,10 @@ impl Run<'_> {
                 let var = input.as_ref().map(Leaf::var).transpose()?;
                 let output = model.forward(microbatch, chunk, var)?;
                 if output.needs_gradient() {
-                    let flight = Flight { input, output: GradientEdge::from_var(&output) };
+                    let flight = InFlight { input, output: GradientEdge::from_var(&output) };
                     self.flying.insert((microbatch, chunk), flight);
                 }
-                self.hand_on(instruction, output.into_value());
+                self.stash_for_send(instruction, output.into_value());
             }
             Instruction::Backward { microbatch, chunk } => {
                 self.backward(instruction, arrived, WeightGrads::Now)?.run()?;
@@ -217,22 +217,25 @@ impl Run<'_> {
         cotangent: Option<Tensor>,
         mode: WeightGrads,
     ) -> Result<DeferredGrads> {
-        let flight = instruction.place().and_then(|place| self.flying.remove(&place));
-        let Flight { input, output } = flight.ok_or_else(|| incomplete(instruction))?;
+        let flight =
+            instruction.microbatch_and_chunk().and_then(|place| self.flying.remove(&place));
+        let InFlight { input, output } = flight.ok_or_else(|| incomplete(instruction))?;
         let cotangent = cotangent.map_or_else(|| output.full(self.scale), Ok)?;
         let deferred = output.backward(cotangent, mode)?;
         if let Some(input) = input {
             let gradient = input.gradient()?.ok_or_else(|| {
                 Error::graph("pipeline", "the stage's output does not depend on its input")
             })?;
-            self.hand_on(instruction, gradient);
+            self.stash_for_send(instruction, gradient);
         }
         Ok(deferred)
     }
 
     /// Waits for the tensor that a computation needs from another stage.
     fn take(&mut self, instruction: &Instruction) -> Result<Option<Tensor>> {
-        let Some(message) = self.schedule.needed(self.stage, instruction) else { return Ok(None) };
+        let Some(message) = self.schedule.consumed(self.stage, instruction) else {
+            return Ok(None);
+        };
         let Arriving { work, dims } =
             self.arriving.remove(&message).ok_or_else(|| incomplete(instruction))?;
         let part = work.wait()?;
@@ -244,8 +247,8 @@ impl Run<'_> {
     }
 
     /// Stashes a computation's result for its send.
-    fn hand_on(&mut self, instruction: &Instruction, tensor: Tensor) {
-        if let Some(message) = self.schedule.made(self.stage, instruction) {
+    fn stash_for_send(&mut self, instruction: &Instruction, tensor: Tensor) {
+        if let Some(message) = self.schedule.produced(self.stage, instruction) {
             self.leaving.insert(message, tensor);
         }
     }
@@ -253,7 +256,7 @@ impl Run<'_> {
     fn receive(&self, model: &dyn PipelineModel, message: &Message) -> Result<Arriving> {
         let (dims, dtype, device) = model.activation(message.microbatch);
         let numel = dims.iter().product();
-        let held = self.scattered().map_or(numel, |tp| tp.part(numel).len());
+        let held = self.scattered().map_or(numel, |tp| tp.local_range(numel).len());
         let part = Tensor::empty(&device, dtype, &[held])?;
         let channel = match message.direction {
             Direction::Forward => &self.mesh.stages().forward_in,
@@ -279,7 +282,7 @@ impl Run<'_> {
         drop(tensor);
         let part = match self.scattered() {
             Some(tp) => {
-                let own = tp.part(flat.numel());
+                let own = tp.local_range(flat.numel());
                 flat.narrow(0, own.start, own.len())?
             }
             None => flat,

@@ -4,9 +4,9 @@
 //! the input, t_w gradients of the weights. In arXiv:2104.04473, whose backward is not split, t_b stands for t_b +
 //! t_w here. Communication takes no time.
 
-use super::check::Peak;
+use super::check::PeakActivations;
 use super::config::{PipelineConfig, ScheduleKind};
-use super::simulate::Times;
+use super::simulate::StageTimes;
 
 /// The bubble as text, in the symbols of this module.
 pub fn bubble_text(kind: ScheduleKind) -> &'static str {
@@ -40,7 +40,7 @@ pub fn iteration_text(kind: ScheduleKind) -> &'static str {
 
 /// Returns whether [`bubble`] and [`iteration_time`] are exact; otherwise they are lower bounds. They are exact
 /// without communication and, for ZB-H1, if t_w is at most t_f and t_b.
-pub fn is_exact(kind: ScheduleKind, times: &Times) -> bool {
+pub fn is_exact(kind: ScheduleKind, times: &StageTimes) -> bool {
     let fills = times.backward_weight <= times.forward.min(times.backward_input);
     times.communication == 0.0 && (kind != ScheduleKind::ZbH1 || fills)
 }
@@ -49,7 +49,7 @@ pub fn is_exact(kind: ScheduleKind, times: &Times) -> bool {
 ///
 /// Sections 2.2.1 and 2.2.2 of arXiv:2104.04473 for GPipe, 1F1B and interleaved 1F1B. Table 2 of arXiv:2401.10241 for
 /// ZB-H1, (p-1) (t_f + t_b - t_w), extended here to fewer micro-batches than stages. See [`is_exact`].
-pub fn bubble(config: &PipelineConfig, times: &Times) -> f64 {
+pub fn bubble(config: &PipelineConfig, times: &StageTimes) -> f64 {
     let microbatches = config.microbatches as f64;
     let others = config.stages as f64 - 1.0;
     match config.kind {
@@ -65,17 +65,17 @@ pub fn bubble(config: &PipelineConfig, times: &Times) -> f64 {
 
 /// Time of a step without its optimizer. For GPipe and 1F1B this is equation (1) of arXiv:2104.04473,
 /// (b'/b + p - 1) (t_f + t_b), where b'/b is the number of micro-batches.
-pub fn iteration_time(config: &PipelineConfig, times: &Times) -> f64 {
+pub fn iteration_time(config: &PipelineConfig, times: &StageTimes) -> f64 {
     config.microbatches as f64 * times.microbatch() + bubble(config, times)
 }
 
 /// Peak number of activations on a rank, in micro-batches of one chunk.
 ///
-/// A rank holds one activation more than its warm-up has forwards: [`Schedule::new`] lists these. With ZB-H1 weight
+/// A rank holds one activation more than its warm-up has forwards: [`PipelineSchedule::new`] lists these. With ZB-H1 weight
 /// gradients are also deferred, one per input gradient and at most r + 1 on rank r. Every rank then holds p in total.
 ///
-/// [`Schedule::new`]: super::Schedule::new
-pub fn peak(config: &PipelineConfig, rank: usize) -> Peak {
+/// [`PipelineSchedule::new`]: super::Schedule::new
+pub fn peak(config: &PipelineConfig, rank: usize) -> PeakActivations {
     let PipelineConfig { kind, stages, microbatches, chunks } = *config;
     let after = stages - rank - 1;
     let in_flight = match kind {
@@ -87,7 +87,7 @@ pub fn peak(config: &PipelineConfig, rank: usize) -> Peak {
     let activations = in_flight.min(microbatches * chunks);
     if kind == ScheduleKind::ZbH1 {
         let deferred = (rank + 1).min(microbatches);
-        return Peak { activations, deferred, total: stages.min(microbatches) };
+        return PeakActivations { activations, deferred, total: stages.min(microbatches) };
     }
-    Peak { activations, deferred: 0, total: activations }
+    PeakActivations { activations, deferred: 0, total: activations }
 }

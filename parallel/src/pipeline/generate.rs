@@ -3,12 +3,12 @@
 use ferrotron_tensor::{Error, Result};
 use std::collections::VecDeque;
 
-use super::config::{PipelineConfig, ScheduleKind, refusal, refused_sizes};
+use super::config::{PipelineConfig, ScheduleKind, refused_sizes, unsupported_reason};
 use super::instruction::Instruction;
-use super::schedule::Schedule;
+use super::schedule::PipelineSchedule;
 use super::transfers;
 
-impl Schedule {
+impl PipelineSchedule {
     /// The instructions of a published schedule.
     ///
     /// The order of computations, with p stages, m micro-batches and v chunks, on rank r:
@@ -31,8 +31,8 @@ impl Schedule {
     ///
     /// # Errors
     /// Errors if [`refusal`] rejects the configuration.
-    pub fn new(config: &PipelineConfig) -> Result<Schedule> {
-        if let Some(why) = refusal(config) {
+    pub fn new(config: &PipelineConfig) -> Result<PipelineSchedule> {
+        if let Some(why) = unsupported_reason(config) {
             return Err(Error::config("pipeline schedule", why));
         }
         let PipelineConfig { stages, microbatches, chunks, .. } = *config;
@@ -46,7 +46,11 @@ impl Schedule {
     ///
     /// # Errors
     /// A number that is zero; more forwards than [`refusal`] allows.
-    pub fn forward_only(stages: usize, microbatches: usize, chunks: usize) -> Result<Schedule> {
+    pub fn forward_only(
+        stages: usize,
+        microbatches: usize,
+        chunks: usize,
+    ) -> Result<PipelineSchedule> {
         let sizes = [stages, microbatches, chunks];
         if let Some(why) = refused_sizes(sizes) {
             return Err(Error::config("pipeline schedule", why));
@@ -68,9 +72,9 @@ fn with_transfers(
     computations: Vec<Vec<Instruction>>,
     microbatches: usize,
     chunks: usize,
-) -> Result<Schedule> {
-    let order = Schedule::from_instructions(computations, microbatches, chunks);
-    Ok(Schedule::from_instructions(transfers::insert(&order)?, microbatches, chunks))
+) -> Result<PipelineSchedule> {
+    let order = PipelineSchedule::from_instructions(computations, microbatches, chunks);
+    Ok(PipelineSchedule::from_instructions(transfers::add_send_recv(&order)?, microbatches, chunks))
 }
 
 /// The computations of a rank, without messages.

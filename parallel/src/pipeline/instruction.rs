@@ -96,7 +96,7 @@ impl Instruction {
     }
 
     /// Micro-batch and chunk of a computation; `None` for messages.
-    pub fn place(&self) -> Option<(usize, usize)> {
+    pub fn microbatch_and_chunk(&self) -> Option<(usize, usize)> {
         match *self {
             Instruction::Forward { microbatch, chunk }
             | Instruction::Backward { microbatch, chunk }

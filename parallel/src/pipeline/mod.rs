@@ -4,25 +4,25 @@
 //! `chunk * stages + r`. With more than one chunk, activations therefore go around the ranks several times, from the
 //! last rank back to the first. Micro-batches, chunks, ranks and virtual stages count from 0.
 //!
-//! [`Schedule::new`] generates the instructions of a published schedule, [`Schedule::from_instructions`] accepts
+//! [`PipelineSchedule::new`] generates the instructions of a published schedule, [`PipelineSchedule::from_instructions`] accepts
 //! custom ones, and [`execute`] runs them. [`check`] proves a schedule complete and free of deadlock, even with
 //! blocking sends, and computes peak activations. [`simulate`] computes its timing; [`text`] and [`svg`] draw the
 //! result; [`formula`] has the papers' formulas.
 //!
 //! An executor processes the list of its rank in order and starts sends and receives where they are listed. Before a
-//! computation, [`Schedule::needed`] names the message to wait for; after it, [`Schedule::made`] names the message
+//! computation, [`PipelineSchedule::consumed`] names the message to wait for; after it, [`PipelineSchedule::produced`] names the message
 //! for its result. Both are `None` at the ends of the model, where the tokens enter and the loss leaves.
 //!
 //! ```
-//! use ferrotron_parallel::pipeline::{PipelineConfig, Schedule, ScheduleKind, Times, check, simulate};
+//! use ferrotron_parallel::pipeline::{PipelineConfig, PipelineSchedule, ScheduleKind, StageTimes, validate, simulate};
 //!
 //! let config =
 //!     PipelineConfig { kind: ScheduleKind::OneFOneB, stages: 4, microbatches: 8, chunks: 1 };
-//! let schedule = Schedule::new(&config)?;
-//! let peaks = check(&schedule)?;
+//! let schedule = PipelineSchedule::new(&config)?;
+//! let peaks = validate(&schedule)?;
 //! assert_eq!(peaks.iter().map(|peak| peak.total).collect::<Vec<_>>(), [4, 3, 2, 1]);
 //!
-//! let timeline = simulate(&schedule, &Times::default())?;
+//! let timeline = simulate(&schedule, &StageTimes::default())?;
 //! assert_eq!((timeline.total(), timeline.bubble()), (33.0, 9.0)); // (8 + 4 - 1) * 3 and (4 - 1) * 3
 //! # Ok::<(), ferrotron_tensor::Error>(())
 //! ```
@@ -42,9 +42,9 @@ mod tests;
 pub mod text;
 mod transfers;
 
-pub use check::{Peak, check};
-pub use config::{PipelineConfig, ScheduleKind, refusal};
-pub use execute::{Execution, PipelineModel, execute};
+pub use check::{PeakActivations, validate};
+pub use config::{PipelineConfig, ScheduleKind, unsupported_reason};
+pub use execute::{ExecutionTrace, PipelineModel, execute};
 pub use instruction::{Direction, Instruction, Message};
-pub use schedule::Schedule;
-pub use simulate::{Span, Timeline, Times, simulate};
+pub use schedule::PipelineSchedule;
+pub use simulate::{Span, StageTimes, Timeline, simulate};

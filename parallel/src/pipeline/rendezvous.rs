@@ -4,23 +4,23 @@
 //! order of these matches does not affect where the ranks stop.
 
 use super::instruction::{Instruction, Message};
-use super::schedule::Schedule;
+use super::schedule::PipelineSchedule;
 
 /// The position of every rank, and its pending messages there.
-pub struct Rendezvous<'a> {
-    schedule: &'a Schedule,
+pub struct BlockingSim<'a> {
+    schedule: &'a PipelineSchedule,
     position: Vec<usize>,
     sends: Vec<Vec<Message>>,
     receives: Vec<Vec<Message>>,
 }
 
-impl<'a> Rendezvous<'a> {
+impl<'a> BlockingSim<'a> {
     /// All ranks before their first instruction. The schedule defines neighbours; the instructions are passed to
     /// [`advance`](Self::advance), since they may change between calls.
-    pub fn new(schedule: &'a Schedule, lists: &[Vec<Instruction>]) -> Self {
+    pub fn new(schedule: &'a PipelineSchedule, lists: &[Vec<Instruction>]) -> Self {
         let ranks = lists.len();
         let empty = vec![Vec::new(); ranks];
-        let mut start = Rendezvous {
+        let mut start = BlockingSim {
             schedule,
             position: vec![0; ranks],
             sends: empty.clone(),

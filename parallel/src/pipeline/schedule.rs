@@ -4,27 +4,28 @@ use super::instruction::{Direction, Instruction, Message};
 
 /// The instructions of every pipeline rank for one step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Schedule {
+pub struct PipelineSchedule {
     stages: usize,
     microbatches: usize,
     chunks: usize,
     ranks: Vec<Vec<Instruction>>,
 }
 
-impl Schedule {
+impl PipelineSchedule {
     /// A custom schedule, with one list per stage. It is not checked here: see [`check`](super::check).
     pub fn from_instructions(
         ranks: Vec<Vec<Instruction>>,
         microbatches: usize,
         chunks: usize,
-    ) -> Schedule {
-        Schedule { stages: ranks.len(), microbatches, chunks, ranks }
+    ) -> PipelineSchedule {
+        PipelineSchedule { stages: ranks.len(), microbatches, chunks, ranks }
     }
 
     /// Whether no rank runs any backward: a schedule for evaluation.
     pub fn is_forward_only(&self) -> bool {
         let is_backward = |instruction: &Instruction| {
-            instruction.place().is_some() && !matches!(instruction, Instruction::Forward { .. })
+            instruction.microbatch_and_chunk().is_some()
+                && !matches!(instruction, Instruction::Forward { .. })
         };
         !self.ranks.iter().flatten().any(is_backward)
     }
@@ -99,13 +100,13 @@ impl Schedule {
 
     /// The message that a computation waits for. `None` at the ends of the model, for the weight part of a backward,
     /// and for messages.
-    pub fn needed(&self, rank: usize, instruction: &Instruction) -> Option<Message> {
+    pub fn consumed(&self, rank: usize, instruction: &Instruction) -> Option<Message> {
         let (direction, microbatch, chunk) = instruction.along()?;
         self.received(direction, rank, microbatch, chunk)
     }
 
-    /// The message that carries a computation's result; `None` as for [`needed`](Self::needed).
-    pub fn made(&self, rank: usize, instruction: &Instruction) -> Option<Message> {
+    /// The message that carries a computation's result; `None` as for [`consumed`](Self::consumed).
+    pub fn produced(&self, rank: usize, instruction: &Instruction) -> Option<Message> {
         let (direction, microbatch, chunk) = instruction.along()?;
         self.sent(direction, rank, microbatch, chunk)
     }

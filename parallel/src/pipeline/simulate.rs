@@ -3,13 +3,13 @@
 use ferrotron_tensor::{Error, Result};
 use std::collections::HashMap;
 
-use super::check::check;
+use super::check::validate;
 use super::instruction::{Instruction, Message};
-use super::schedule::Schedule;
+use super::schedule::PipelineSchedule;
 
 /// Durations in seconds for a whole rank; with v chunks, each chunk takes a v-th.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Times {
+pub struct StageTimes {
     /// Forward of a micro-batch, t_f.
     pub forward: f64,
     /// Gradient of the input, t_b of the zero-bubble paper. An unsplit backward takes t_b + t_w.
@@ -20,21 +20,21 @@ pub struct Times {
     pub communication: f64,
 }
 
-impl Default for Times {
+impl Default for StageTimes {
     /// Equal times, as for the matrix products of a linear layer, and no communication.
     fn default() -> Self {
-        Times { forward: 1.0, backward_input: 1.0, backward_weight: 1.0, communication: 0.0 }
+        StageTimes { forward: 1.0, backward_input: 1.0, backward_weight: 1.0, communication: 0.0 }
     }
 }
 
-impl Times {
+impl StageTimes {
     /// Forward and backward of a micro-batch.
     pub fn microbatch(&self) -> f64 {
         self.forward + self.backward_input + self.backward_weight
     }
 
     fn validated(&self) -> Result<()> {
-        let Times { forward, backward_input, backward_weight, communication } = *self;
+        let StageTimes { forward, backward_input, backward_weight, communication } = *self;
         let times = [forward, backward_input, backward_weight, communication];
         if times.iter().all(|time| time.is_finite() && *time >= 0.0) && self.microbatch() > 0.0 {
             return Ok(());
@@ -50,7 +50,7 @@ impl Times {
     }
 
     /// Duration of a computation; 0 for messages.
-    fn of(&self, instruction: &Instruction, chunks: usize) -> f64 {
+    fn duration(&self, instruction: &Instruction, chunks: usize) -> f64 {
         let whole = match instruction {
             Instruction::Forward { .. } => self.forward,
             Instruction::Backward { .. } => self.backward_input + self.backward_weight,
@@ -118,9 +118,9 @@ impl Timeline {
 ///
 /// # Errors
 /// Errors if durations are negative, not finite or all zero, or if [`check`] rejects the schedule.
-pub fn simulate(schedule: &Schedule, times: &Times) -> Result<Timeline> {
+pub fn simulate(schedule: &PipelineSchedule, times: &StageTimes) -> Result<Timeline> {
     times.validated()?;
-    check(schedule)?;
+    validate(schedule)?;
     let mut ranks: Vec<Vec<Span>> = vec![Vec::new(); schedule.stages()];
     // Arrival times by receiver and its name for the message.
     let mut arrivals: HashMap<(usize, Message), f64> = HashMap::new();
@@ -130,12 +130,12 @@ pub fn simulate(schedule: &Schedule, times: &Times) -> Result<Timeline> {
         for (rank, spans) in ranks.iter_mut().enumerate() {
             while let Some(instruction) = schedule.instructions(rank).get(spans.len()) {
                 let before = spans.last().map_or(0.0, |span| span.end);
-                let needed = schedule.needed(rank, instruction);
+                let needed = schedule.consumed(rank, instruction);
                 let arrival = needed.map(|message| arrivals.get(&(rank, message)).copied());
                 // Not sent yet: this rank continues in the next round.
                 let Some(arrival) = arrival.unwrap_or(Some(before)) else { break };
                 let start = arrival.max(before);
-                let end = start + times.of(instruction, schedule.chunks());
+                let end = start + times.duration(instruction, schedule.chunks());
                 for sent in instruction.sends() {
                     if let Some(received) = schedule.at_receiver(rank, sent) {
                         arrivals.insert((sent.peer, received), end + times.communication);

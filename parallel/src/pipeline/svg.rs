@@ -158,15 +158,15 @@ impl Svg {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{PipelineConfig, Schedule, ScheduleKind, Times, simulate};
+    use super::super::{PipelineConfig, PipelineSchedule, ScheduleKind, StageTimes, simulate};
     use super::*;
 
     #[test]
     fn every_computation_has_a_box_and_a_number() {
         let kind = ScheduleKind::ZbH1;
         let config = PipelineConfig { kind, stages: 4, microbatches: 8, chunks: 1 };
-        let schedule = Schedule::new(&config).unwrap();
-        let svg = draw(&simulate(&schedule, &Times::default()).unwrap(), "a < b & c");
+        let schedule = PipelineSchedule::new(&config).unwrap();
+        let svg = draw(&simulate(&schedule, &StageTimes::default()).unwrap(), "a < b & c");
         // The background, 4 rows, 3 computations of 8 microbatches on 4 ranks, 3 rows of the legend.
         assert_eq!(svg.matches("<rect").count(), 1 + 4 + 4 * 8 * 3 + 3, "{svg}");
         assert_eq!(svg.matches(">7</text>").count(), 4 * 3, "{svg}");

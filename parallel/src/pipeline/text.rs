@@ -123,17 +123,17 @@ fn unit(timeline: &Timeline) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{PipelineConfig, Schedule, ScheduleKind, Times, simulate};
+    use super::super::{PipelineConfig, PipelineSchedule, ScheduleKind, StageTimes, simulate};
     use super::*;
 
-    fn drawn(kind: ScheduleKind, chunks: usize, times: &Times, width: usize) -> String {
+    fn drawn(kind: ScheduleKind, chunks: usize, times: &StageTimes, width: usize) -> String {
         let config = PipelineConfig { kind, stages: 2, microbatches: 2, chunks };
-        draw(&simulate(&Schedule::new(&config).unwrap(), times).unwrap(), width)
+        draw(&simulate(&PipelineSchedule::new(&config).unwrap(), times).unwrap(), width)
     }
 
     #[test]
     fn rows_and_columns_are_ranks_and_units_of_time() {
-        let text = drawn(ScheduleKind::OneFOneB, 1, &Times::default(), 100);
+        let text = drawn(ScheduleKind::OneFOneB, 1, &StageTimes::default(), 100);
         let want = "\
 time/s  0           4           8
 rank 0  F0 F1 .  .  B0--- .  B1---
@@ -144,24 +144,25 @@ rank 1  .  F0 B0--- F1 B1--- .  .
 
     #[test]
     fn weight_parts_and_chunks_have_marks_of_their_own() {
-        let text = drawn(ScheduleKind::ZbH1, 1, &Times::default(), 100);
+        let text = drawn(ScheduleKind::ZbH1, 1, &StageTimes::default(), 100);
         let want = "\
 time/s  0           4
 rank 0  F0 F1 .  B0 W0 B1 W1
 rank 1  .  F0 B0 F1 B1 W0 W1
 ";
         assert_eq!(text, want);
-        let text = drawn(ScheduleKind::Interleaved, 2, &Times::default(), 100);
+        let text = drawn(ScheduleKind::Interleaved, 2, &StageTimes::default(), 100);
         assert!(text.contains("F0.0 F1.0 F0.1 F1.1 .    .    B0.1-----"), "{text}");
     }
 
     #[test]
     fn long_timelines_go_on_below_and_odd_durations_are_rounded() {
-        let times = Times { backward_input: 1.5, backward_weight: 0.0, ..Times::default() };
+        let times =
+            StageTimes { backward_input: 1.5, backward_weight: 0.0, ..StageTimes::default() };
         let text = drawn(ScheduleKind::GPipe, 1, &times, 32);
         assert!(text.lines().all(|line| line.len() <= 32), "{text}");
         assert!(text.lines().filter(|line| line.starts_with("rank 0")).count() > 1, "{text}");
-        let times = Times { backward_input: std::f64::consts::PI, ..times };
+        let times = StageTimes { backward_input: std::f64::consts::PI, ..times };
         let text = drawn(ScheduleKind::GPipe, 1, &times, 100);
         assert!(text.contains("B1----"), "{text}");
     }

@@ -9,14 +9,14 @@
 use ferrotron_tensor::{Error, Result};
 
 use super::instruction::{Instruction, Message};
-use super::rendezvous::Rendezvous;
-use super::schedule::Schedule;
+use super::rendezvous::BlockingSim;
+use super::schedule::PipelineSchedule;
 
 /// The instructions of every rank: the computations of `order`, with their messages.
-pub fn insert(order: &Schedule) -> Result<Vec<Vec<Instruction>>> {
+pub fn add_send_recv(order: &PipelineSchedule) -> Result<Vec<Vec<Instruction>>> {
     let mut lists: Vec<Vec<Instruction>> =
         (0..order.stages()).map(|rank| with_places(order, rank)).collect();
-    let mut rendezvous = Rendezvous::new(order, &lists);
+    let mut rendezvous = BlockingSim::new(order, &lists);
     while !rendezvous.advance(&lists) {
         let early = find_early_receive(order, &lists, &rendezvous).ok_or_else(|| {
             Error::value("pipeline schedule", "the order of computations waits for itself")
@@ -34,13 +34,13 @@ pub fn insert(order: &Schedule) -> Result<Vec<Vec<Instruction>>> {
 }
 
 /// The computations of a rank with an exchange, possibly empty, before, between and after them.
-fn with_places(order: &Schedule, rank: usize) -> Vec<Instruction> {
+fn with_places(order: &PipelineSchedule, rank: usize) -> Vec<Instruction> {
     let mut list = Vec::new();
     let mut sent = None;
     for computation in order.instructions(rank) {
-        list.push(place(sent, order.needed(rank, computation)));
+        list.push(place(sent, order.consumed(rank, computation)));
         list.push(computation.clone());
-        sent = order.made(rank, computation);
+        sent = order.produced(rank, computation);
     }
     list.push(place(sent, None));
     list
@@ -62,9 +62,9 @@ struct EarlyReceive {
 
 /// Finds a rank with a pending send whose receive is in a later slot of the receiver.
 fn find_early_receive(
-    order: &Schedule,
+    order: &PipelineSchedule,
     lists: &[Vec<Instruction>],
-    rendezvous: &Rendezvous,
+    rendezvous: &BlockingSim,
 ) -> Option<EarlyReceive> {
     (0..lists.len()).find_map(|sender| {
         rendezvous.waiting_sends(sender).iter().find_map(|sent| {

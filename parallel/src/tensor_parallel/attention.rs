@@ -21,7 +21,7 @@ pub struct ParallelAttention {
 impl ParallelAttention {
     /// The reason why attention cannot be sharded over `ranks`, in one line; `None` if it can. Ranks need whole
     /// heads, with the keys and values that they share.
-    pub fn refusal(config: &AttentionConfig, ranks: usize) -> Option<String> {
+    pub fn unsupported_reason(config: &AttentionConfig, ranks: usize) -> Option<String> {
         let sizes = [("num-attention-heads", config.heads), ("num-query-groups", config.groups)];
         let (name, size) = sizes.into_iter().find(|(_, size)| !size.is_multiple_of(ranks))?;
         Some(format!("{name} {size} is not a multiple of tensor-model-parallel-size {ranks}"))
@@ -29,7 +29,7 @@ impl ParallelAttention {
 
     /// Creates the two layers.
     ///
-    /// Errors as [`AttentionHeads::new`], or if [`refusal`](ParallelAttention::refusal) returns a reason.
+    /// Errors as [`AttentionHeads::new`], or if [`unsupported_reason`](ParallelAttention::unsupported_reason) returns a reason.
     pub fn new(
         scope: &Scope,
         tp: &TensorParallel,
@@ -38,13 +38,13 @@ impl ParallelAttention {
     ) -> Result<ParallelAttention> {
         let AttentionConfig { hidden, heads, bias, init, residual_init, .. } = *config;
         let group = tp.group();
-        if let Some(why) = ParallelAttention::refusal(config, group.size()) {
+        if let Some(why) = ParallelAttention::unsupported_reason(config, group.size()) {
             return Err(Error::config("attention", why).at(scope.path()));
         }
         let widths = config.packed_widths();
         let (qkv, proj) = (scope.child("qkv"), scope.child("proj"));
         Ok(ParallelAttention {
-            heads: AttentionHeads::new(scope, config, group.part(heads))?,
+            heads: AttentionHeads::new(scope, config, group.local_range(heads))?,
             cp: cp.clone(),
             qkv: ColumnParallelLinear::new(&qkv, tp, hidden, &widths, bias, init)?,
             proj: RowParallelLinear::new(&proj, tp, widths[0], hidden, bias, residual_init)?,
@@ -64,7 +64,7 @@ impl ParallelAttention {
 
     /// Like [`forward`](ParallelAttention::forward) without a cache, but backward recomputes attention between the
     /// two linear layers: queries, keys and values are saved, their result is not.
-    pub fn forward_twice(&self, ctx: &Context, x: &Var) -> Result<Var> {
+    pub fn forward_checkpointed(&self, ctx: &Context, x: &Var) -> Result<Var> {
         let qkv = self.qkv.forward(x)?; // (B, T, (H + 2G) D / tp)
         let (cp, heads, ctx) = (self.cp.clone(), self.heads.clone(), ctx.clone());
         let attend = move |qkv: &[Var]| Ok(vec![cp.attend(&heads, &ctx, qkv[0].clone(), None)?]);

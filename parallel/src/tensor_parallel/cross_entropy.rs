@@ -12,7 +12,7 @@ use ferrotron_tensor::{Result, Tensor};
 use std::sync::Arc;
 
 use super::TensorParallel;
-use super::linear::Cut;
+use super::linear::TpStyle;
 use super::mappings::gather_from_tp;
 use crate::collective::Reduction;
 
@@ -67,7 +67,7 @@ impl TensorParallel {
     /// The logits (B, T, V) of the head, on every rank, for x as in [`TensorParallel::linear_cross_entropy`].
     pub fn logits(&self, x: &Var, weight: &Param) -> Result<Var> {
         let classes = weight.shard_spec().global_dims()[0];
-        let part = self.linear(x, &weight.var()?, None, Cut::Column)?; // (B, T, V/tp)
+        let part = self.linear(x, &weight.var()?, None, TpStyle::Colwise)?; // (B, T, V/tp)
         gather_from_tp(&part, part.dims().len() - 1, classes, self.group())
     }
 }

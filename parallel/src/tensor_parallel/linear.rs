@@ -25,18 +25,18 @@ use crate::collective::{Reduction, Work};
 
 /// The sharded dim of the weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Cut {
+pub(super) enum TpStyle {
     /// Outputs.
-    Column,
+    Colwise,
     /// Inputs.
-    Row,
+    Rowwise,
 }
 
-impl Cut {
+impl TpStyle {
     fn name(self) -> &'static str {
         match self {
-            Cut::Column => "column_parallel_linear",
-            Cut::Row => "row_parallel_linear",
+            TpStyle::Colwise => "column_parallel_linear",
+            TpStyle::Rowwise => "row_parallel_linear",
         }
     }
 }
@@ -72,17 +72,17 @@ impl TensorParallel {
         x: &Var,
         weight: &Var,
         bias: Option<&Var>,
-        cut: Cut,
+        cut: TpStyle,
     ) -> Result<Var> {
         if self.group.size() == 1 {
             return x.linear(weight, bias);
         }
         let _span = forward_span(cut.name());
         let value = match cut {
-            Cut::Column => {
+            TpStyle::Colwise => {
                 linear(&self.gathered(x.value())?.wait()?, weight.value(), bias.map(Var::value))?
             }
-            Cut::Row => {
+            TpStyle::Rowwise => {
                 let part = linear(x.value(), weight.value(), None)?;
                 let sum = self.reduced(part)?.wait()?;
                 bias.map_or(Ok(sum.clone()), |bias| sum.add(bias.value()))?
@@ -96,11 +96,11 @@ impl TensorParallel {
         if self.group.size() == 1 {
             return x.linear_gelu(weight, bias);
         }
-        let span = forward_span(Cut::Column.name());
+        let span = forward_span(TpStyle::Colwise.name());
         let whole = self.gathered(x.value())?.wait()?;
         let (hidden, value) = linear_gelu(&whole, weight.value(), bias.map(Var::value))?;
         drop((span, whole));
-        gelu_from_preactivation(&self.record(x, weight, bias, Cut::Column, hidden)?, value)
+        gelu_from_preactivation(&self.record(x, weight, bias, TpStyle::Colwise, hidden)?, value)
     }
 
     fn record(
@@ -108,7 +108,7 @@ impl TensorParallel {
         x: &Var,
         weight: &Var,
         bias: Option<&Var>,
-        cut: Cut,
+        cut: TpStyle,
         value: Tensor,
     ) -> Result<Var> {
         let inputs: Vec<&Var> = [x, weight].into_iter().chain(bias).collect();
@@ -123,7 +123,7 @@ impl TensorParallel {
 
 struct ParallelLinear {
     tp: TensorParallel,
-    cut: Cut,
+    cut: TpStyle,
     x: Option<Saved>,
     weight: Option<Saved>,
 }
@@ -141,7 +141,7 @@ impl Backward for ParallelLinear {
         let ParallelLinear { tp, cut, x, weight } = *self;
         let dy = dy.single()?;
         // The bias gradient covers only this rank's positions.
-        let part = cut == Cut::Row && tp.sequence == SequenceParallel::On;
+        let part = cut == TpStyle::Rowwise && tp.sequence == SequenceParallel::On;
         let dy = match part {
             false => dy,
             true => {
@@ -153,22 +153,22 @@ impl Backward for ParallelLinear {
             }
         };
         let x = x.map(|x| match cut {
-            Cut::Row => Ok(Work::ready(()).map(move |()| x.value())),
-            Cut::Column if dx.defers_weight(1) => {
+            TpStyle::Rowwise => Ok(Work::ready(()).map(move |()| x.value())),
+            TpStyle::Colwise if dx.defers_weight(1) => {
                 let tp = tp.clone();
                 Ok(Work::ready(()).map(move |()| tp.gathered(&x.value()?)?.wait()))
             }
-            Cut::Column => tp.gathered(&x.value()?), // overlaps with dx
+            TpStyle::Colwise => tp.gathered(&x.value()?), // overlaps with dx
         });
         let x = x.transpose()?;
         let mut summing = None;
         if let Some(weight) = &weight {
             let weight = weight.value()?; // (N, K)
             match cut {
-                Cut::Row => dx.accumulate_with(0, |out, accum| {
+                TpStyle::Rowwise => dx.accumulate_with(0, |out, accum| {
                     linear_input_gradient(out, accum, &dy, &weight)
                 })?,
-                Cut::Column => {
+                TpStyle::Colwise => {
                     let dims = [&dy.dims()[..dy.rank() - 1], &weight.dims()[1..]].concat();
                     let mut part = Tensor::empty(dy.device(), dy.dtype(), &dims)?;
                     linear_input_gradient(&mut part, Accum::Replace, &dy, &weight)?;
@@ -242,7 +242,7 @@ impl ColumnParallelLinear {
 
     /// (B, T, in), or (B, T/tp, in) under sequence parallelism -> (B, T, out/tp)
     pub fn forward(&self, x: &Var) -> Result<Var> {
-        forward(&self.tp, x, &self.weight, self.bias.as_ref(), Cut::Column).at(&self.path)
+        forward(&self.tp, x, &self.weight, self.bias.as_ref(), TpStyle::Colwise).at(&self.path)
     }
 
     /// GELU of [`ColumnParallelLinear::forward`], tanh form, as one operation: see [`Var::linear_gelu`].
@@ -294,7 +294,7 @@ impl RowParallelLinear {
 
     /// (B, T, in/tp) -> (B, T, out), or (B, T/tp, out) under sequence parallelism
     pub fn forward(&self, x: &Var) -> Result<Var> {
-        forward(&self.tp, x, &self.weight, self.bias.as_ref(), Cut::Row).at(&self.path)
+        forward(&self.tp, x, &self.weight, self.bias.as_ref(), TpStyle::Rowwise).at(&self.path)
     }
 }
 
@@ -310,7 +310,7 @@ fn forward(
     x: &Var,
     weight: &Param,
     bias: Option<&Param>,
-    cut: Cut,
+    cut: TpStyle,
 ) -> Result<Var> {
     let bias = bias.map(Param::var).transpose()?;
     tp.linear(x, &weight.var()?, bias.as_ref(), cut)

@@ -70,7 +70,7 @@ pub fn scatter_to_tp(x: &Var, dim: usize, group: &Group) -> Result<Var> {
         "scatter_to_tp",
         x,
         group,
-        |x| part(x, dim, group),
+        |x| local_slice(x, dim, group),
         move |dy, group| all_gather_dim(&dy, dim, len, group)?.wait(),
     )
 }
@@ -78,7 +78,7 @@ pub fn scatter_to_tp(x: &Var, dim: usize, group: &Group) -> Result<Var> {
 /// All-gathers dim `dim`, `len` long, from shards. Subsequent computation is equal on every rank.
 pub fn gather_from_tp(x: &Var, dim: usize, len: usize, group: &Group) -> Result<Var> {
     let forward = |x: &Tensor| all_gather_dim(x, dim, len, group)?.wait();
-    map("gather_from_tp", x, group, forward, move |dy, group| part(&dy, dim, group))
+    map("gather_from_tp", x, group, forward, move |dy, group| local_slice(&dy, dim, group))
 }
 
 /// All-gathers dim `dim`, `len` long, from shards. Subsequent computation differs between ranks.
@@ -106,8 +106,8 @@ pub fn all_to_all(x: &Var, from: usize, to: usize, group: &Group) -> Result<Var>
 }
 
 /// This rank's shard of dim `dim`.
-pub(crate) fn part(x: &Tensor, dim: usize, group: &Group) -> Result<Tensor> {
-    let own = group.part(x.dim(dim as isize)?);
+pub(crate) fn local_slice(x: &Tensor, dim: usize, group: &Group) -> Result<Tensor> {
+    let own = group.local_range(x.dim(dim as isize)?);
     x.narrow(dim as isize, own.start, own.len())
 }
 

@@ -85,12 +85,12 @@ impl TensorParallel {
     /// Makes consumers of a replicated residual activation (B, T, ..) save only this rank's positions and all-gather
     /// the others in backward. These are the partitioned activation checkpoints of ZeRO-R (Rajbhandari et al., arXiv
     /// 1910.02054, section 6.1).
-    pub fn kept_in_parts(&self, x: Var) -> Result<Var> {
+    pub fn distribute_saved_activation(&self, x: Var) -> Result<Var> {
         if self.group.size() == 1 {
             return Ok(x);
         }
         let (group, positions) = (self.group.clone(), x.value().dim(SEQUENCE as isize)?);
-        let own = mappings::part(x.value(), SEQUENCE, &group)?.copy()?;
+        let own = mappings::local_slice(x.value(), SEQUENCE, &group)?.copy()?;
         let gather = move |own: &Tensor| {
             mappings::all_gather_dim(own, SEQUENCE, positions, &group)?.wait()?.contiguous()
         };
@@ -105,7 +105,7 @@ impl TensorParallel {
         match self.sequence {
             SequenceParallel::Off => Ok(sequence.clone()),
             SequenceParallel::On if positions.is_multiple_of(ranks) => {
-                Ok(sequence.narrow(self.group.part(positions)))
+                Ok(sequence.narrow(self.group.local_range(positions)))
             }
             SequenceParallel::On => Err(Error::config(
                 "sequence_parallel",

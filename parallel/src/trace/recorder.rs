@@ -23,12 +23,12 @@ pub(super) struct Recorder {
     /// What the clock said when the trace began.
     zero: i64,
     next: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<TraceState>,
     /// Tells of spans that end.
     ended: Condvar,
 }
 
-struct State {
+struct TraceState {
     open: HashMap<u64, Open>,
     /// Names of the tracks; the first is that of the rank's own thread.
     tracks: Vec<String>,
@@ -50,7 +50,7 @@ struct Open {
 impl Recorder {
     /// A recorder that writes to `part`, with `name` for the rank.
     pub fn new(rank: usize, name: &str, zero: i64, part: File) -> Recorder {
-        let state = State {
+        let state = TraceState {
             open: HashMap::new(),
             tracks: Vec::new(),
             part: BufWriter::new(part),
@@ -91,7 +91,7 @@ impl Recorder {
         Ok(file)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TraceState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -101,7 +101,7 @@ impl Recorder {
     }
 }
 
-impl State {
+impl TraceState {
     /// The number of the track of the rank's own thread, or of a group.
     fn track(&mut self, rank: usize, group: Option<&str>) -> usize {
         let name = group.map_or("compute".into(), |group| format!("communication {group}"));
@@ -187,7 +187,7 @@ impl Subscriber for Recorder {
 
 impl Recorder {
     /// Writes a span that ended at `end`.
-    fn ended(&self, state: &mut State, number: u64, span: Open, end: i64) {
+    fn ended(&self, state: &mut TraceState, number: u64, span: Open, end: i64) {
         let Open { category, mut fields, made, began, .. } = span;
         let began = began.unwrap_or(made);
         let name = fields.remove("name").unwrap_or_else(|| category.into());

@@ -245,7 +245,7 @@ pub fn a_call_that_panics_is_named(backend: Backend) {
     let errors = backend.errors(2, LONG, |world| {
         let group = world.group("dp", &all(&world))?;
         let bare = Mutex::new(None);
-        let group = group.wrapped(&|collective| {
+        let group = group.map_collectives(&|collective| {
             *bare.lock().unwrap() = Some(collective.clone());
             collective
         });

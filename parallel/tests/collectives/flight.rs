@@ -80,7 +80,7 @@ pub fn work_that_nobody_waits_for_is_done(backend: Backend) {
             drop(group.all_reduce(x, Reduction::Sum)?);
         }
         group.barrier().wait()?; // calls of a group are carried out in order
-        assert_eq!(group.traffic().of("all_reduce").0, 5);
+        assert_eq!(group.traffic().calls_and_bytes("all_reduce").0, 5);
         Ok(())
     });
 }

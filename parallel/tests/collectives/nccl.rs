@@ -90,8 +90,8 @@ fn every_call_is_what_it_is_on_the_host() {
                         value(i / here, own.start * 2 + i % here)
                     })?;
                     let (to, from) = ((rank + 1) % size, (rank + last) % size);
-                    let y = group.exchange(whole(rank)?, to, from)?.wait()?;
-                    check("exchange", &y, len, |i| value(from, i))?;
+                    let y = group.send_recv(whole(rank)?, to, from)?.wait()?;
+                    check("send_recv", &y, len, |i| value(from, i))?;
                     if rank == 0 {
                         group.send(whole(0)?, last)?.wait()?;
                     } else if rank == last {
@@ -140,7 +140,7 @@ fn flats_and_work_that_nobody_waits_for() {
             check("another's memory", &y, 1000, |i| i as f64)?;
         }
         group.all_reduce(make(DType::F32, &[1], |_| 1.0)?, Reduction::Sum)?.wait()?;
-        assert_eq!(group.traffic().of("all_reduce").0, 21);
+        assert_eq!(group.traffic().calls_and_bytes("all_reduce").0, 21);
         Ok(())
     });
 }

@@ -153,7 +153,7 @@ pub fn messages_pass_between_two_ranks_and_round_a_ring(backend: Backend) {
                 for len in SIZES.into_iter().chain([400_000]) {
                     let mine = make(dtype, &[len], |i| value(rank, i))?;
                     let (to, from) = ((rank + 1) % n, (rank + n - 1) % n);
-                    let y = group.exchange(mine.copy()?, to, from)?.wait()?;
+                    let y = group.send_recv(mine.copy()?, to, from)?.wait()?;
                     check(&format!("exchange of {n} ranks"), &y, len, |i| value(from, i))?;
 
                     let y = if rank == 0 {
@@ -228,8 +228,8 @@ pub fn large_buffers_go_through_small_pipes(backend: Backend) {
                 check(&what("all_to_all"), &y, own.len() * n, |i| {
                     value(i / own.len(), own.start + i % own.len())
                 })?;
-                let y = group.exchange(mine()?, (rank + 1) % n, (rank + n - 1) % n)?.wait()?;
-                check(&what("exchange"), &y, len, |i| value((rank + n - 1) % n, i))?;
+                let y = group.send_recv(mine()?, (rank + 1) % n, (rank + n - 1) % n)?.wait()?;
+                check(&what("send_recv"), &y, len, |i| value((rank + n - 1) % n, i))?;
             }
             Ok(())
         });
@@ -270,7 +270,7 @@ pub fn flats_are_reduced_where_they_lie(backend: Backend) {
             // Only this rank's part changes.
             fill()?;
             group.reduce_scatter_flat(&flat, Reduction::Sum).wait()?;
-            let own = group.part(len);
+            let own = group.local_range(len);
             let want = |i| if own.contains(&i) { sum(i) } else { value(rank, i) as f32 };
             assert_eq!(read()?, (0..len).map(want).collect::<Vec<_>>());
 

@@ -56,7 +56,7 @@ pub fn another_root_of_a_reduce_is_named(backend: Backend) {
 
 pub fn another_root_of_a_gather_is_named(backend: Backend) {
     roots_differ(backend, "gather", &[DType::U8], |group, dtype, rows, root| {
-        let part = make(dtype, &[group.part(rows).len()], |_| 1.0)?;
+        let part = make(dtype, &[group.local_range(rows).len()], |_| 1.0)?;
         group.gather(part, rows, root)?.wait().map(drop)
     });
 }
@@ -64,7 +64,7 @@ pub fn another_root_of_a_gather_is_named(backend: Backend) {
 pub fn another_root_of_a_scatter_is_named(backend: Backend) {
     roots_differ(backend, "scatter", &[DType::U8], |group, dtype, rows, root| {
         let whole = (group.rank() == root).then(|| make(dtype, &[rows], |_| 1.0)).transpose()?;
-        let part = make(dtype, &[group.part(rows).len()], |_| 1.0)?;
+        let part = make(dtype, &[group.local_range(rows).len()], |_| 1.0)?;
         group.scatter(whole, part, rows, root)?.wait().map(drop)
     });
 }

@@ -68,7 +68,7 @@ pub fn narrow_floats_are_rounded_once(backend: Backend) {
             let sum = group.all_reduce(mine()?, Reduction::Sum)?.wait()?.to_f64()?;
             let part = group.reduce_scatter(mine()?, Reduction::Sum)?.wait()?.to_f64()?;
             let root = group.reduce(mine()?, 4, Reduction::Sum)?.wait()?.to_f64()?;
-            assert_eq!(part, sum[group.part(len)]);
+            assert_eq!(part, sum[group.local_range(len)]);
             if world.rank() == 4 {
                 assert_eq!(root, sum);
             } else {

@@ -15,7 +15,7 @@ pub fn bytes_are_those_of_the_ring(backend: Backend) {
                 let group = world.group("all", &all(&world))?;
                 let x = make(dtype, &[len], |i| value(world.rank(), i))?;
                 group.all_reduce(x, Reduction::Sum)?.wait()?;
-                Ok(group.traffic().of("all_reduce"))
+                Ok(group.traffic().calls_and_bytes("all_reduce"))
             });
             let size = dtype.size();
             let part = |rank: usize| (partition_range(len, n, rank % n).len() * size) as u64;
@@ -48,11 +48,11 @@ pub fn bytes_are_counted_by_operation(backend: Backend) {
         group.gather(part()?, len, 2)?.wait()?;
         group.scatter((rank == 2).then(mine).transpose()?, part()?, len, 2)?.wait()?;
         group.all_to_all(mine()?)?.wait()?;
-        group.exchange(mine()?, (rank + 1) % n, (rank + n - 1) % n)?.wait()?;
+        group.send_recv(mine()?, (rank + 1) % n, (rank + n - 1) % n)?.wait()?;
         group.barrier().wait()?;
         Ok(group.traffic())
     });
-    let sum = |op| traffic.iter().map(|rank| rank.of(op).1).sum::<u64>();
+    let sum = |op| traffic.iter().map(|rank| rank.calls_and_bytes(op).1).sum::<u64>();
     let (whole, n) = (4 * len as u64, n as u64);
     for (op, want) in [
         ("reduce_scatter", (n - 1) * whole),
@@ -62,11 +62,11 @@ pub fn bytes_are_counted_by_operation(backend: Backend) {
         ("gather", whole / n * (n - 1)),
         ("scatter", whole / n * (n - 1)),
         ("all_to_all", whole * (n - 1)),
-        ("exchange", whole * n),
+        ("send_recv", whole * n),
         ("barrier", 0),
     ] {
         assert_eq!(sum(op), want, "{op}");
-        assert!(traffic.iter().all(|rank| rank.of(op).0 == 1), "{op} was called once");
+        assert!(traffic.iter().all(|rank| rank.calls_and_bytes(op).0 == 1), "{op} was called once");
     }
     let all: u64 = traffic.iter().map(|rank| rank.bytes()).sum();
     assert_eq!(all, 5 * (n - 1) * whole + 2 * (whole / n * (n - 1)) + n * whole);

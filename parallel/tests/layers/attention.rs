@@ -152,10 +152,10 @@ fn the_ring_sends_each_block_once_round() {
             let turns = ranks as u64;
             let y = cp.attend(&heads, &ctx, x.var()?, None)?;
             let sent = cp.group().traffic();
-            assert_eq!(sent.of("exchange"), (turns - 1, (turns - 1) * block));
+            assert_eq!(sent.calls_and_bytes("send_recv"), (turns - 1, (turns - 1) * block));
             backward(&[(&y, y.value().clone())], WeightGrads::Now)?.run()?;
             let sent = cp.group().traffic();
-            assert_eq!(sent.of("exchange"), (3 * turns - 2, (3 * turns - 2) * block));
+            assert_eq!(sent.calls_and_bytes("send_recv"), (3 * turns - 2, (3 * turns - 2) * block));
             assert_eq!(sent.bytes(), (3 * turns - 2) * block, "nothing else is sent");
             Ok(())
         });

@@ -85,7 +85,7 @@ fn linear_layers() -> Result<()> {
                 on_tensor_ranks(ranks, sequence, |tp| {
                     let rank = tp.group().rank();
                     let own = |x: &Tensor| {
-                        let cut = tp.group().part(x.dims()[2]);
+                        let cut = tp.group().local_range(x.dims()[2]);
                         x.narrow(2, cut.start, cut.len())
                     };
                     let compare = |what: &str, module: &dyn Module| {
@@ -215,7 +215,7 @@ fn initial_values_are_slices_of_the_whole() -> Result<()> {
                     let what = format!("{}, rank {} of {ranks}", param.name(), tp.group().rank());
                     assert_equal(&what, &param.leaf().value()?, &want);
                 }
-                let cut = tp.group().part(outputs);
+                let cut = tp.group().local_range(outputs);
                 assert_eq!(column.params()[0].shard_spec().pieces(0), [(cut.start, cut.len())]);
                 Ok(())
             });

@@ -106,7 +106,7 @@ fn linear_layers_and_mlp() {
             )?;
             let row = RowParallelLinear::new(&scope("proj"), &tp, 5, 3, Bias::Yes, init)?;
             let wide = normal(&[2, 6, 5], "wide");
-            let own = group.part(5);
+            let own = group.local_range(5);
             let wide = Var::constant(wide.narrow(2, own.start, own.len())?);
             gradcheck_params(|| out(&row.forward(&wide)?), &row.params(), place, &options)?;
             let config = MlpConfig {

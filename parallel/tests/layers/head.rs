@@ -149,12 +149,20 @@ fn three_numbers_a_token_are_exchanged() {
                 let loss =
                     tp.linear_cross_entropy(&x.var()?, &weight, &targets, &config, 1 << 30)?;
                 let forward = tp.group().traffic();
-                assert_eq!(forward.of("all_reduce").0, 2, "a maximum, and a sum of the others");
-                assert_eq!(forward.of("all_reduce").1, forward.bytes(), "nothing else");
+                assert_eq!(
+                    forward.calls_and_bytes("all_reduce").0,
+                    2,
+                    "a maximum, and a sum of the others"
+                );
+                assert_eq!(
+                    forward.calls_and_bytes("all_reduce").1,
+                    forward.bytes(),
+                    "nothing else"
+                );
                 loss.sum.backward()?;
                 let all = tp.group().traffic();
-                assert_eq!(all.of("all_reduce").0, 3);
-                assert_eq!(all.of("all_reduce").1, all.bytes(), "nothing else");
+                assert_eq!(all.calls_and_bytes("all_reduce").0, 3);
+                assert_eq!(all.calls_and_bytes("all_reduce").1, all.bytes(), "nothing else");
                 Ok([forward.bytes(), all.bytes() - forward.bytes()])
             });
             // An all-reduce sends 2 (n - 1) times its buffer over all ranks.

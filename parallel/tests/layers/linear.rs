@@ -73,7 +73,7 @@ fn fused_layers_equal_composed_ones() {
                         group.rank()
                     );
                     let own = |features: usize, site: &str| {
-                        let cut = group.part(features);
+                        let cut = group.local_range(features);
                         normal(&[2, T, features], site).narrow(2, cut.start, cut.len())
                     };
                     let compare =
@@ -126,7 +126,7 @@ fn a_gradient_that_nobody_wants_costs_nothing() {
             weight.leaf().zero_gradient();
             let calls = |tp: &TensorParallel| {
                 ["all_reduce", "all_gather", "reduce_scatter"]
-                    .map(|op| tp.group().traffic().of(op).0)
+                    .map(|op| tp.group().traffic().calls_and_bytes(op).0)
             };
             let y = layer.forward(&Var::constant(x))?;
             let before = calls(&tp);

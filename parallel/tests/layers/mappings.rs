@@ -4,7 +4,7 @@
 use ferrotron_autograd::{Leaf, Var, WeightGrads, backward};
 use ferrotron_nn::Axis;
 use ferrotron_parallel::collective::{Group, partition_range};
-use ferrotron_parallel::mesh::{Layout, Mesh};
+use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_parallel::tensor_parallel::mappings::*;
 use ferrotron_tensor::{Result, Tensor};
@@ -14,7 +14,7 @@ use crate::ranks::*;
 /// Runs `f` on 8 ranks with the number of the rank and its group along the tensor axis.
 fn on_two_stages(f: impl Fn(f64, &Group) -> Result<()> + Sync) {
     on_ranks(8, |world| {
-        let mesh = Mesh::new(&world, Layout::new(8, 4, 1, 2)?, SequenceParallel::Off)?;
+        let mesh = Mesh::new(&world, ParallelDims::new(8, 4, 1, 2)?, SequenceParallel::Off)?;
         f(world.rank() as f64, mesh.axis(Axis::Tensor))
     });
 }
@@ -104,7 +104,7 @@ fn all_to_all_exchanges_the_dim_that_is_cut() {
     on_tensor_ranks(4, SequenceParallel::Off, |tp| {
         let group = tp.group();
         let own = |dim: usize| {
-            let part = group.part(whole.dims()[dim]);
+            let part = group.local_range(whole.dims()[dim]);
             whole.narrow(dim as isize, part.start, part.len())
         };
         let (y, dx) = both(&own(0)?, &own(2)?, |x| all_to_all(x, 2, 0, group))?;
@@ -153,7 +153,7 @@ fn ranges_of_a_vocabulary() {
     for ranks in [1, 2, 4, 8] {
         on_tensor_ranks(ranks, SequenceParallel::Off, |tp| {
             let (rank, each) = (tp.group().rank(), 1600 / ranks);
-            assert_eq!(tp.group().part(1600), rank * each..(rank + 1) * each);
+            assert_eq!(tp.group().local_range(1600), rank * each..(rank + 1) * each);
             let place = tp.shard(&[3, 1600], 1, &[800, 800])?;
             let half = each / 2;
             assert_eq!(place.pieces(0), [(0, 3)]);

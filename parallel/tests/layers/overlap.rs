@@ -3,7 +3,7 @@
 
 use ferrotron_autograd::{Leaf, Var, WeightGrads, backward};
 use ferrotron_nn::{Bias, Init, Module, Param};
-use ferrotron_parallel::collective::{Call, Collective, Group, Memory, Traffic, Work};
+use ferrotron_parallel::collective::{Call, Collective, CommVolume, Group, Memory, Work};
 use ferrotron_parallel::tensor_parallel::{
     ColumnParallelLinear, RowParallelLinear, SequenceParallel, TensorParallel,
 };
@@ -41,8 +41,8 @@ impl Collective for Recorder {
         })
     }
 
-    fn traffic(&self) -> Traffic {
-        Traffic::default()
+    fn traffic(&self) -> CommVolume {
+        CommVolume::default()
     }
 }
 

@@ -4,7 +4,7 @@ use ferrotron_autograd::Leaf;
 use ferrotron_nn::{Axis, Context, DimShard, Mode, Module, Param};
 use ferrotron_parallel::collective::{Group, Reduction, World, WorldConfig, run_threads};
 use ferrotron_parallel::context_parallel::ContextParallel;
-use ferrotron_parallel::mesh::{Layout, Mesh};
+use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::tensor_parallel::{SequenceParallel, TensorParallel};
 use ferrotron_tensor::ops::concat::concat;
 use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
@@ -144,7 +144,7 @@ impl Spread {
 
     /// This rank's groups, and the context of step 3 with what it has of `batch` sequences of `length`.
     pub fn rank(self, world: &World, batch: usize, length: usize) -> Result<Rank> {
-        let layout = Layout::new(world.size(), self.tp, self.cp, 1)?;
+        let layout = ParallelDims::new(world.size(), self.tp, self.cp, 1)?;
         let mesh = Mesh::new(world, layout, self.sequence)?;
         let tp = mesh.tensor_parallel();
         let cp = ContextParallel::new(mesh.axis(Axis::Context).clone());

@@ -19,13 +19,13 @@ const OPERATIONS: [&str; 12] = [
     "all_to_all",
     "send",
     "recv",
-    "exchange",
+    "send_recv",
     "barrier",
 ];
 
 /// Calls of every operation so far.
 fn calls(group: &Group) -> [u64; 12] {
-    OPERATIONS.map(|operation| group.traffic().of(operation).0)
+    OPERATIONS.map(|operation| group.traffic().calls_and_bytes(operation).0)
 }
 
 /// As many all-reduces, all-gathers and reduce-scatters, and nothing else.

@@ -6,10 +6,10 @@ use ferrotron_nn::{
     Bias, BufferConfig, Init, Linear, Module, Optimizer, OptimizerConfig, Param,
     ParamAndGradBuffer, Scope, Sharding, StepConfig,
 };
-use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig, refusal};
-use ferrotron_parallel::mesh::{Layout, Mesh};
+use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig, unsupported_reason};
+use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::pipeline::{
-    PipelineConfig, PipelineModel, Schedule, ScheduleKind, execute,
+    PipelineConfig, PipelineModel, PipelineSchedule, ScheduleKind, execute,
 };
 use ferrotron_tensor::{DType, Device, Result, Tensor, partition_range};
 use std::collections::BTreeMap;
@@ -56,7 +56,7 @@ fn micro_batches_are_averaged_not_added() {
             let config = PipelineConfig { kind, stages: 2, microbatches: 2, chunks: 1 };
             let mut model = OneWeight { layer, last: mesh.rank() == 1 };
             parallel.begin_step(2);
-            execute(&Schedule::new(&config)?, &mut model, &mesh, 0.5)?;
+            execute(&PipelineSchedule::new(&config)?, &mut model, &mesh, 0.5)?;
             parallel.finish_step()?;
             assert!((parallel.grad_norm()? - 8.0_f64.sqrt()).abs() < 1e-15);
             parallel.update(&mut optimizer, &StepConfig { lr: 0.1, grad_scale: 1.0 })?;
@@ -230,7 +230,7 @@ fn a_gradient_outside_of_a_step_is_an_error() {
 
 #[test]
 fn combinations_that_make_no_sense_are_refused() {
-    let layout = |tp, cp, pp| Layout::new(8, tp, cp, pp).unwrap();
+    let layout = |tp, cp, pp| ParallelDims::new(8, tp, cp, pp).unwrap();
     let config = DataParallelConfig::default();
     for (config, layout, why) in [
         (
@@ -256,7 +256,7 @@ fn combinations_that_make_no_sense_are_refused() {
             "use stage 0",
         ),
     ] {
-        let found = refusal(&config, &layout).expect(why);
+        let found = unsupported_reason(&config, &layout).expect(why);
         assert!(found.contains(why) && !found.contains('\n'), "{found}");
     }
     for (config, layout) in [
@@ -264,7 +264,7 @@ fn combinations_that_make_no_sense_are_refused() {
         (DataParallelConfig { sharding: Sharding::Optimizer, ..config }, layout(1, 1, 4)),
         (DataParallelConfig { synchronize_every: 8, ..config }, layout(2, 1, 2)),
     ] {
-        assert_eq!(refusal(&config, &layout), None);
+        assert_eq!(unsupported_reason(&config, &layout), None);
     }
     let layers = Layers::new(&Device::cpu(1).unwrap(), 1, 2).unwrap();
     let never = DataParallelConfig { synchronize_every: 0, ..config };

@@ -4,7 +4,8 @@ use ferrotron_autograd::Var;
 use ferrotron_nn::{Axis, Bias, Init, Linear, Module, ParamAndGradBuffer, Scope};
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::pipeline::{
-    Instruction, PipelineConfig, PipelineModel, Schedule, ScheduleKind, check, execute, refusal,
+    Instruction, PipelineConfig, PipelineModel, PipelineSchedule, ScheduleKind, execute,
+    unsupported_reason, validate,
 };
 use ferrotron_tensor::{Category, DType, Device, Error, Result, Tensor};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -20,11 +21,11 @@ fn the_order_and_the_peak_are_those_of_the_schedule() {
             [(2, 4, 1), (3, 7, 1), (4, 8, 1), (2, 4, 2), (4, 8, 2), (1, 3, 1)]
         {
             let config = PipelineConfig { kind, stages, microbatches, chunks };
-            if refusal(&config).is_some() {
+            if unsupported_reason(&config).is_some() {
                 continue;
             }
-            let schedule = Schedule::new(&config).unwrap();
-            let peaks = check(&schedule).unwrap();
+            let schedule = PipelineSchedule::new(&config).unwrap();
+            let peaks = validate(&schedule).unwrap();
             let plan = Plan { stages, microbatches, kind, chunks, ..Plan::default() };
             let found = ranks(&plan, |mut rank| Ok(rank.step(0)?.execution));
             for (rank, execution) in found.iter().enumerate() {
@@ -53,10 +54,10 @@ fn the_bytes_kept_for_backward_are_those_of_the_schedule() {
     for kind in ScheduleKind::ALL {
         for (stages, microbatches, chunks) in [(2, 4, 1), (3, 7, 1), (4, 8, 1), (2, 4, 2)] {
             let config = PipelineConfig { kind, stages, microbatches, chunks };
-            if refusal(&config).is_some() {
+            if unsupported_reason(&config).is_some() {
                 continue;
             }
-            let peaks = check(&Schedule::new(&config).unwrap()).unwrap();
+            let peaks = validate(&PipelineSchedule::new(&config).unwrap()).unwrap();
             // Each virtual stage on a rank of its own, with one micro-batch.
             let alone = saved_bytes(&Plan { stages: stages * chunks, ..Plan::default() });
             let found =
@@ -101,12 +102,12 @@ fn incomplete_schedules_are_refused() {
         (vec![backward], "comes before what it needs"),
         (vec![forward, input], "weight gradients that are not computed"),
     ] {
-        let schedule = Schedule::from_instructions(vec![list], 1, 1);
+        let schedule = PipelineSchedule::from_instructions(vec![list], 1, 1);
         let mut model = Wide::new(&Device::cpu(1).unwrap(), 0, 1).unwrap();
         let error = execute(&schedule, &mut model, &Mesh::single(), 1.0).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     }
-    let schedule = Schedule::from_instructions(vec![vec![], vec![]], 1, 1);
+    let schedule = PipelineSchedule::from_instructions(vec![vec![], vec![]], 1, 1);
     let mut model = Wide::new(&Device::cpu(1).unwrap(), 0, 1).unwrap();
     let error = execute(&schedule, &mut model, &Mesh::single(), 1.0).unwrap_err().to_string();
     assert!(error.contains("2 stages, the mesh 1"), "{error}");
@@ -199,7 +200,7 @@ fn run_wide(
         let device = Device::cpu(1)?;
         let mut model = Wide::new(&device, mesh.axis(Axis::Pipeline).rank(), stages)?;
         model.started = started.clone();
-        execute(&Schedule::new(&config)?, &mut model, &mesh, 1.0)?;
+        execute(&PipelineSchedule::new(&config)?, &mut model, &mesh, 1.0)?;
         if let Some(buffers) = &model.buffers {
             assert_eq!(buffers.sq_norm()?, {
                 let one = (microbatches << (stages - 1)) as f64;

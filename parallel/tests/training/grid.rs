@@ -2,7 +2,7 @@
 
 use ferrotron_nn::Sharding;
 use ferrotron_parallel::data_parallel::DataParallelConfig;
-use ferrotron_parallel::pipeline::{PipelineConfig, ScheduleKind, refusal};
+use ferrotron_parallel::pipeline::{PipelineConfig, ScheduleKind, unsupported_reason};
 
 use crate::harness::{Plan, assert_bitwise, assert_close, serial, train};
 use crate::toy::{Shape, Tied};
@@ -19,7 +19,7 @@ fn every_schedule_trains_as_one_rank() {
                 for chunks in 1..=3 {
                     let plan = Plan { kind, chunks, ..plan };
                     let schedule = PipelineConfig { kind, stages, microbatches, chunks };
-                    if refusal(&schedule).is_some() {
+                    if unsupported_reason(&schedule).is_some() {
                         continue;
                     }
                     let got = train(&plan);

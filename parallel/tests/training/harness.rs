@@ -7,8 +7,10 @@ use ferrotron_nn::{
 };
 use ferrotron_parallel::collective::{World, WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig};
-use ferrotron_parallel::mesh::{Layout, Mesh};
-use ferrotron_parallel::pipeline::{Execution, PipelineConfig, Schedule, ScheduleKind, execute};
+use ferrotron_parallel::mesh::{Mesh, ParallelDims};
+use ferrotron_parallel::pipeline::{
+    ExecutionTrace, PipelineConfig, PipelineSchedule, ScheduleKind, execute,
+};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{Device, FlatBuffer, Result};
 use std::collections::BTreeMap;
@@ -85,12 +87,12 @@ pub struct Step {
     /// This rank's share.
     pub loss: f64,
     pub norm: f64,
-    pub execution: Execution,
+    pub execution: ExecutionTrace,
 }
 
 impl Rank {
     pub fn new(world: &World, plan: &Plan) -> Result<Rank> {
-        let layout = Layout::new(world.size(), plan.tensor, 1, plan.stages)?;
+        let layout = ParallelDims::new(world.size(), plan.tensor, 1, plan.stages)?;
         Self::on_mesh(Mesh::new(world, layout, SequenceParallel::Off)?, plan)
     }
 
@@ -119,7 +121,7 @@ impl Rank {
 
     /// Forward, backward and reductions of a step.
     pub fn gradients(&mut self, step: usize, scale: f64) -> Result<Step> {
-        let schedule = Schedule::new(&PipelineConfig {
+        let schedule = PipelineSchedule::new(&PipelineConfig {
             kind: self.plan.kind,
             stages: self.plan.stages,
             microbatches: self.plan.microbatches,
@@ -223,7 +225,7 @@ pub fn on_mesh<T: Send>(
     f: impl Fn(Mesh) -> Result<T> + Sync,
 ) -> Vec<T> {
     let results = run_threads(size, &WorldConfig { timeout: TIMEOUT }, |world| {
-        let layout = Layout::new(size, 1, 1, stages)?;
+        let layout = ParallelDims::new(size, 1, 1, stages)?;
         f(Mesh::new(&world, layout, SequenceParallel::Off)?)
     });
     results.into_iter().map(|result| result.unwrap()).collect()

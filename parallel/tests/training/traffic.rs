@@ -18,8 +18,8 @@ fn sent(rank: &Rank) -> ExpectedTraffic {
         (_, ShardUnit::Parameters) => vec!["reduce", "broadcast"],
     };
     ExpectedTraffic {
-        batch: ops.iter().map(|op| batch.of(op).1).sum(),
-        holders: rank.mesh.stages().ends.traffic().bytes(),
+        batch: ops.iter().map(|op| batch.calls_and_bytes(op).1).sum(),
+        holders: rank.mesh.stages().embedding_group.traffic().bytes(),
     }
 }
 
@@ -191,9 +191,9 @@ fn wait_for(
     let batch = rank.mesh.batch().clone();
     Arc::new(move || {
         let start = Instant::now();
-        while batch.traffic().of(op).0 < calls {
+        while batch.traffic().calls_and_bytes(op).0 < calls {
             if start.elapsed() > Duration::from_secs(10) {
-                let found = batch.traffic().of(op).0;
+                let found = batch.traffic().calls_and_bytes(op).0;
                 let message = format!("{found} calls of {op} where {calls} should be done");
                 return Err(Error::communication("overlap", message));
             }

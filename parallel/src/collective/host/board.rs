@@ -42,7 +42,7 @@ impl fmt::Display for Entry {
 
 /// How far one rank is in one group.
 #[derive(Debug, Clone, Default)]
-pub struct Progress {
+pub struct CallCounters {
     entered: BTreeMap<Kind, u64>,
     last: Option<Header>,
     running: bool,
@@ -61,7 +61,7 @@ pub struct Answer {
 /// which is the one asked or one that should have passed the question on.
 pub type Reply = std::result::Result<Answer, usize>;
 
-impl Progress {
+impl CallCounters {
     /// Counts one more of `kind` and returns its number.
     pub fn enter(&mut self, kind: Kind) -> u64 {
         let count = self.entered.entry(kind).or_default();
@@ -92,18 +92,18 @@ impl Progress {
 }
 
 /// Who is how far, by group and rank in the world.
-type Board = BTreeMap<Arc<str>, BTreeMap<usize, Progress>>;
+type CounterTable = BTreeMap<Arc<str>, BTreeMap<usize, CallCounters>>;
 
 /// The state that all ranks of a process share.
-pub struct Shared {
+pub struct WorldHealth {
     failure: watch::Sender<Option<Arc<str>>>,
-    board: Mutex<Board>,
+    counters: Mutex<CounterTable>,
 }
 
-impl Shared {
+impl WorldHealth {
     /// A world in which nothing has happened yet.
-    pub fn new() -> Arc<Shared> {
-        Arc::new(Shared { failure: watch::Sender::new(None), board: Mutex::default() })
+    pub fn new() -> Arc<WorldHealth> {
+        Arc::new(WorldHealth { failure: watch::Sender::new(None), counters: Mutex::default() })
     }
 
     /// Ends the world: every pending and later call of every rank fails with the first reason given. Returns
@@ -133,7 +133,12 @@ impl Shared {
     }
 
     /// Changes what is known of a rank's progress in a group.
-    pub fn note<R>(&self, group: &Arc<str>, rank: usize, f: impl FnOnce(&mut Progress) -> R) -> R {
+    pub fn note<R>(
+        &self,
+        group: &Arc<str>,
+        rank: usize,
+        f: impl FnOnce(&mut CallCounters) -> R,
+    ) -> R {
         f(self.board().entry(group.clone()).or_default().entry(rank).or_default())
     }
 
@@ -145,7 +150,7 @@ impl Shared {
         }
     }
 
-    fn board(&self) -> MutexGuard<'_, Board> {
-        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    fn board(&self) -> MutexGuard<'_, CounterTable> {
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

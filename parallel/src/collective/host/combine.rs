@@ -7,7 +7,7 @@ use super::super::Reduction;
 
 /// Kernels of one dtype and reduction, on bytes of whole elements.
 #[derive(Clone, Copy)]
-pub struct Kernels {
+pub struct ReduceKernels {
     /// `out = a + b`
     pub combine: fn(out: &mut [u8], a: &[u8], b: &[u8]),
     /// `a += b`
@@ -15,7 +15,7 @@ pub struct Kernels {
 }
 
 /// The kernels. No call sums 16-bit numbers with them: those are added in f32, see [`widen_add`].
-pub fn kernels(dtype: DType, reduction: Reduction) -> Kernels {
+pub fn kernels(dtype: DType, reduction: Reduction) -> ReduceKernels {
     macro_rules! pick {
         ($rule:ident: $($dtype:ident $type:ty),*) => {
             match dtype { $(DType::$dtype => kernel_pair::<$type, $rule>(),)* }
@@ -96,8 +96,8 @@ impl<T: PartialOrd + Copy> Rule<T> for Max {
     }
 }
 
-fn kernel_pair<T: bytemuck::Pod, R: Rule<T>>() -> Kernels {
-    Kernels {
+fn kernel_pair<T: bytemuck::Pod, R: Rule<T>>() -> ReduceKernels {
+    ReduceKernels {
         combine: |out, a, b| {
             let (out, a, b) = (cast_slice_mut::<_, T>(out), cast_slice(a), cast_slice(b));
             for ((out, a), b) in out.iter_mut().zip(a).zip(b) {

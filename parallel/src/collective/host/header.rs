@@ -42,7 +42,7 @@ mod number {
     pub const ALL_TO_ALL: u8 = 8;
     pub const SEND: u8 = 9;
     pub const RECV: u8 = 10;
-    pub const EXCHANGE: u8 = 11;
+    pub const SEND_RECV: u8 = 11;
     pub const BARRIER: u8 = 12;
 }
 use number::*;
@@ -60,7 +60,7 @@ fn name(op: u8) -> Option<&'static str> {
         ALL_TO_ALL => "all_to_all",
         SEND => "send",
         RECV => "recv",
-        EXCHANGE => "exchange",
+        SEND_RECV => "send_recv",
         BARRIER => "barrier",
         _ => return None,
     })
@@ -68,7 +68,7 @@ fn name(op: u8) -> Option<&'static str> {
 
 /// Sends, receives and exchanges are messages between two ranks, which agree with one another.
 fn is_message(op: u8) -> bool {
-    matches!(op, SEND | RECV | EXCHANGE)
+    matches!(op, SEND | RECV | SEND_RECV)
 }
 
 impl Header {
@@ -85,7 +85,7 @@ impl Header {
             Op::AllToAll => (ALL_TO_ALL, 0, Reduction::Sum),
             Op::Send { .. } => (SEND, 0, Reduction::Sum),
             Op::Recv { .. } => (RECV, 0, Reduction::Sum),
-            Op::Exchange { .. } => (EXCHANGE, 0, Reduction::Sum),
+            Op::SendRecv { .. } => (SEND_RECV, 0, Reduction::Sum),
             Op::Barrier => (BARRIER, 0, Reduction::Sum),
         };
         let path = call.site.file().as_bytes();

@@ -1,26 +1,26 @@
 //! What a rank has to the others of its group: a pipe each way.
 
 use super::header::Header;
-use super::pipe::{Fault, Incoming, Outgoing, PIECE, PipeResult};
+use super::pipe::{ChannelResult, Fault, PIECE, RecvChannel, SendChannel};
 use std::ops::Range;
 
 /// The pipes of one rank, by number within the group.
-pub struct Links {
+pub struct PeerChannels {
     /// This rank's number within the group.
     pub rank: usize,
     /// This rank's number in the world.
     pub world_rank: usize,
     /// Pipes to everybody but this rank itself.
-    pub outgoing: Vec<Option<Outgoing>>,
+    pub outgoing: Vec<Option<SendChannel>>,
     /// Pipes from everybody but this rank itself.
-    pub incoming: Vec<Option<Incoming>>,
+    pub incoming: Vec<Option<RecvChannel>>,
 }
 
-impl Links {
+impl PeerChannels {
     /// No pipes yet, in the group of `ranks`.
-    pub fn empty(rank: usize, ranks: &[usize]) -> Links {
+    pub fn empty(rank: usize, ranks: &[usize]) -> PeerChannels {
         let (outgoing, incoming) = ranks.iter().map(|_| (None, None)).unzip();
-        Links { rank, world_rank: ranks[rank], outgoing, incoming }
+        PeerChannels { rank, world_rank: ranks[rank], outgoing, incoming }
     }
 
     /// Ranks in the group.
@@ -44,49 +44,53 @@ impl Links {
     }
 
     /// The pipe to `to`.
-    pub fn to(&mut self, to: usize) -> PipeResult<&mut Outgoing> {
-        self.outgoing[to].as_mut().ok_or_else(no_pipe)
+    pub fn to(&mut self, to: usize) -> ChannelResult<&mut SendChannel> {
+        self.outgoing[to].as_mut().ok_or_else(no_channel)
     }
 
     /// The pipe from `from`.
-    pub fn from(&mut self, from: usize) -> PipeResult<&mut Incoming> {
-        self.incoming[from].as_mut().ok_or_else(no_pipe)
+    pub fn from(&mut self, from: usize) -> ChannelResult<&mut RecvChannel> {
+        self.incoming[from].as_mut().ok_or_else(no_channel)
     }
 
     /// A pipe each way.
-    pub fn pair(&mut self, to: usize, from: usize) -> PipeResult<(&mut Outgoing, &mut Incoming)> {
-        let outgoing = self.outgoing[to].as_mut().ok_or_else(no_pipe)?;
-        Ok((outgoing, self.incoming[from].as_mut().ok_or_else(no_pipe)?))
+    pub fn pair(
+        &mut self,
+        to: usize,
+        from: usize,
+    ) -> ChannelResult<(&mut SendChannel, &mut RecvChannel)> {
+        let outgoing = self.outgoing[to].as_mut().ok_or_else(no_channel)?;
+        Ok((outgoing, self.incoming[from].as_mut().ok_or_else(no_channel)?))
     }
 
     /// Bytes of payload sent so far, to everybody.
     pub fn payload(&self) -> u64 {
-        self.outgoing.iter().flatten().map(Outgoing::payload).sum()
+        self.outgoing.iter().flatten().map(SendChannel::payload).sum()
     }
 
     /// Waits until no memory is lent any more.
-    pub async fn settle(&mut self) -> PipeResult<()> {
+    pub async fn wait_sends(&mut self) -> ChannelResult<()> {
         for outgoing in self.outgoing.iter_mut().flatten() {
-            outgoing.settle().await?;
+            outgoing.wait_sends().await?;
         }
         Ok(())
     }
 
     /// Takes back what is lent, after a call that has failed.
-    pub fn revoke(&mut self) {
-        self.outgoing.iter_mut().flatten().for_each(Outgoing::revoke);
+    pub fn cancel_sends(&mut self) {
+        self.outgoing.iter_mut().flatten().for_each(SendChannel::cancel_sends);
     }
 
     /// Tells `to` what this rank calls, and expects the same of `from`: nothing that they send is read before
     /// their header has come and been compared. An algorithm that sends [`WINDOW`](super::pipe::WINDOW)
-    /// pieces must have called [`Links::hear`] before it sends more: of ranks that mean different calls, one
+    /// pieces must have called [`PeerChannels::recv_headers`] before it sends more: of ranks that mean different calls, one
     /// has to listen.
-    pub async fn announce(
+    pub async fn send_headers(
         &mut self,
         mine: &Header,
         to: &[usize],
         from: &[usize],
-    ) -> PipeResult<()> {
+    ) -> ChannelResult<()> {
         for &to in to {
             self.to(to)?.send_header(mine).await?;
         }
@@ -100,10 +104,10 @@ impl Links {
     /// Sends the headers that have not gone out with data, and waits for those that have not come.
     ///
     /// Errors if a rank calls something else.
-    pub async fn hear(&mut self) -> PipeResult<()> {
-        self.outgoing.iter().flatten().for_each(Outgoing::flush);
+    pub async fn recv_headers(&mut self) -> ChannelResult<()> {
+        self.outgoing.iter().flatten().for_each(SendChannel::flush);
         for incoming in self.incoming.iter_mut().flatten() {
-            incoming.hear().await?;
+            incoming.recv_header().await?;
         }
         Ok(())
     }
@@ -111,14 +115,19 @@ impl Links {
     /// Tells `to` what this rank calls and hears from `from` what they call.
     ///
     /// Errors if one of them calls something else.
-    pub async fn agree(&mut self, mine: &Header, to: &[usize], from: &[usize]) -> PipeResult<()> {
-        self.announce(mine, to, from).await?;
-        self.hear().await
+    pub async fn check_headers(
+        &mut self,
+        mine: &Header,
+        to: &[usize],
+        from: &[usize],
+    ) -> ChannelResult<()> {
+        self.send_headers(mine, to, from).await?;
+        self.recv_headers().await
     }
 }
 
-fn no_pipe() -> Fault {
-    Fault::Wrong("a rank has no pipe to itself".to_string())
+fn no_channel() -> Fault {
+    Fault::Protocol("a rank has no pipe to itself".to_string())
 }
 
 /// The pieces that `len` bytes are sent in.

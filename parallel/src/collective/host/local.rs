@@ -4,68 +4,71 @@
 use bytemuck::{Pod, Zeroable};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use super::pipe::{Fault, PIECE, PipeResult, SLOTS};
+use super::pipe::{ChannelResult, Fault, PIECE, SLOTS};
 
 /// A cache line, so that chunks begin at one.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
-pub struct Line([u8; 64]);
+pub struct CacheLine([u8; 64]);
 
 /// Memory of one piece.
-struct Chunk {
-    lines: Vec<Line>,
+struct PieceBuffer {
+    lines: Vec<CacheLine>,
     len: usize,
 }
 
 /// The end that is written.
-pub struct Writer {
-    full: Sender<Chunk>,
-    empty: Receiver<Chunk>,
+pub struct LocalWriter {
+    full: Sender<PieceBuffer>,
+    empty: Receiver<PieceBuffer>,
     made: usize,
-    current: Option<Chunk>,
+    current: Option<PieceBuffer>,
 }
 
 /// The end that is read.
-pub struct Reader {
-    full: Receiver<Chunk>,
-    empty: Sender<Chunk>,
-    current: Option<Chunk>,
+pub struct LocalReader {
+    full: Receiver<PieceBuffer>,
+    empty: Sender<PieceBuffer>,
+    current: Option<PieceBuffer>,
 }
 
 fn closed() -> Fault {
-    Fault::Gone("has left the group".to_string())
+    Fault::PeerGone("has left the group".to_string())
 }
 
 /// Both ends of a new pipe.
-pub fn pipe() -> (Writer, Reader) {
+pub fn pipe() -> (LocalWriter, LocalReader) {
     let (full_in, full_out) = channel(SLOTS);
     let (empty_in, empty_out) = channel(SLOTS);
     (
-        Writer { full: full_in, empty: empty_out, made: 0, current: None },
-        Reader { full: full_out, empty: empty_in, current: None },
+        LocalWriter { full: full_in, empty: empty_out, made: 0, current: None },
+        LocalReader { full: full_out, empty: empty_in, current: None },
     )
 }
 
-impl Writer {
-    pub async fn space(&mut self, len: usize) -> PipeResult<&mut [u8]> {
+impl LocalWriter {
+    pub async fn space(&mut self, len: usize) -> ChannelResult<&mut [u8]> {
         let chunk = match self.empty.try_recv() {
             Ok(chunk) => chunk,
             Err(_) if self.made < SLOTS => {
                 self.made += 1;
-                Chunk { lines: vec![Line::zeroed(); PIECE / size_of::<Line>()], len: 0 }
+                PieceBuffer {
+                    lines: vec![CacheLine::zeroed(); PIECE / size_of::<CacheLine>()],
+                    len: 0,
+                }
             }
             Err(_) => self.empty.recv().await.ok_or_else(closed)?,
         };
-        let chunk = self.current.insert(Chunk { len, ..chunk });
+        let chunk = self.current.insert(PieceBuffer { len, ..chunk });
         Ok(&mut bytemuck::cast_slice_mut(&mut chunk.lines)[..len])
     }
 
-    pub async fn send(&mut self, bytes: &[u8]) -> PipeResult<()> {
+    pub async fn send(&mut self, bytes: &[u8]) -> ChannelResult<()> {
         self.space(bytes.len()).await?.copy_from_slice(bytes);
         self.commit().map(drop)
     }
 
-    pub fn commit(&mut self) -> PipeResult<usize> {
+    pub fn commit(&mut self) -> ChannelResult<usize> {
         let chunk = self.current.take().ok_or_else(closed)?;
         let len = chunk.len;
         // There are as many places as chunks.
@@ -74,18 +77,18 @@ impl Writer {
     }
 }
 
-impl Reader {
-    pub async fn piece(&mut self, len: usize) -> PipeResult<&[u8]> {
+impl LocalReader {
+    pub async fn piece(&mut self, len: usize) -> ChannelResult<&[u8]> {
         let chunk = self.full.recv().await.ok_or_else(closed)?;
         if chunk.len != len {
             let what = format!("sent a piece of {} bytes where {len} were due", chunk.len);
-            return Err(Fault::Wrong(what));
+            return Err(Fault::Protocol(what));
         }
         let chunk = self.current.insert(chunk);
         Ok(&bytemuck::cast_slice(&chunk.lines)[..len])
     }
 
-    pub async fn recv(&mut self, into: &mut [u8]) -> PipeResult<()> {
+    pub async fn recv(&mut self, into: &mut [u8]) -> ChannelResult<()> {
         into.copy_from_slice(self.piece(into.len()).await?);
         self.release();
         Ok(())

@@ -13,19 +13,19 @@ use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 use tracing::{Instrument, Span};
 
-use super::super::work::AWAKE;
-use super::super::{Call, Completion, Memory, Op, Traffic};
-use super::board::{Entry, Kind, Shared};
+use super::super::work::SPIN_TIME;
+use super::super::{Call, CommVolume, Completion, Memory, Op};
+use super::board::{Entry, Kind, WorldHealth};
 use super::header::Header;
-use super::links::Links;
-use super::pipe::{Fault, PipeResult};
+use super::links::PeerChannels;
+use super::pipe::{ChannelResult, Fault};
 use super::run::{Locked, run};
 use super::silence::{blame, list};
 use super::threads::panicked;
-use super::world::Meeting;
+use super::world::Rendezvous;
 
 /// A call in the queue.
-pub struct Job {
+pub struct QueuedCall {
     /// What is called.
     pub call: Call,
     /// What it works on.
@@ -43,7 +43,7 @@ const GRACE: Duration = Duration::from_millis(300);
 const NAMED: usize = 8;
 
 /// A rank's part in one group.
-pub struct Member {
+pub struct GroupTask {
     /// What the group is called.
     pub name: String,
     /// The same for all members and for no other group.
@@ -51,22 +51,22 @@ pub struct Member {
     /// Numbers in the world of the group's ranks.
     pub ranks: Vec<usize>,
     /// Pipes to the others.
-    pub links: Links,
+    pub links: PeerChannels,
     /// What is shared with other ranks.
-    pub shared: Arc<Shared>,
+    pub shared: Arc<WorldHealth>,
     /// Knows how to ask other ranks.
-    pub meeting: Arc<dyn Meeting>,
+    pub rendezvous: Arc<dyn Rendezvous>,
     /// Longest time that a call may take.
     pub timeout: Duration,
     /// What was sent.
-    pub traffic: Arc<Mutex<Traffic>>,
+    pub traffic: Arc<Mutex<CommVolume>>,
 }
 
-impl Member {
+impl GroupTask {
     /// Carries out calls until nobody can make one any more.
-    pub async fn serve(mut self, mut jobs: UnboundedReceiver<Job>) {
+    pub async fn serve(mut self, mut jobs: UnboundedReceiver<QueuedCall>) {
         self.shared.note(&self.id, self.ranks[self.links.rank], |_| ());
-        while let Some(Job { call, mut memory, completion, span }) = next(&mut jobs).await {
+        while let Some(QueuedCall { call, mut memory, completion, span }) = next(&mut jobs).await {
             let result = self.carry_out(&call, &mut memory).instrument(span).await;
             completion.complete(result.map(|()| memory));
         }
@@ -91,8 +91,8 @@ impl Member {
         };
         let failure = match done {
             Ok(Ok(())) => None,
-            Ok(Err(Fault::Wrong(what))) => Some(self.describe(call, entry, &what)),
-            Ok(Err(Fault::Gone(what))) => {
+            Ok(Err(Fault::Protocol(what))) => Some(self.describe(call, entry, &what)),
+            Ok(Err(Fault::PeerGone(what))) => {
                 // Why it has gone is better to know than that it has.
                 let silent = tokio::select! {
                     biased;
@@ -112,7 +112,7 @@ impl Member {
         if let Err(error) = shared.check() {
             // The memory goes back to the caller, so nobody may read it any more. Not earlier: ranks that
             // come late hear from the diagnosis, not from a pipe, why the call is over.
-            self.links.revoke();
+            self.links.cancel_sends();
             // What this call has told itself says already which call it is.
             return Err(if told { error } else { self.interrupted(call, entry, &error) });
         }
@@ -127,7 +127,7 @@ impl Member {
         let kinds = match call.op {
             Op::Send { to } => vec![Kind::Sent(to)],
             Op::Recv { from } => vec![Kind::Received(from)],
-            Op::Exchange { to, from } => vec![Kind::Sent(to), Kind::Received(from)],
+            Op::SendRecv { to, from } => vec![Kind::Sent(to), Kind::Received(from)],
             _ => vec![Kind::Call],
         };
         self.shared.note(&self.id, self.ranks[self.links.rank], |progress| {
@@ -169,14 +169,14 @@ impl Member {
     async fn wait_for_reason(&self) -> Vec<usize> {
         // It takes leave, and says a moment after it has closed its pipes if that was for an error.
         sleep(GRACE).await;
-        self.meeting.silent().await
+        self.rendezvous.silent().await
     }
 
     /// Whom this call has waited for in vain.
     async fn diagnose(&self, call: &Call, entries: &[Entry]) -> String {
         let questions = self.awaited(entries);
         let (replies, silent) =
-            tokio::join!(self.meeting.ask(&self.id, &questions), self.meeting.silent());
+            tokio::join!(self.rendezvous.ask(&self.id, &questions), self.rendezvous.silent());
         let missing: Vec<_> = questions
             .into_iter()
             .zip(replies)
@@ -216,8 +216,8 @@ impl Member {
 }
 
 /// The next call: whoever makes one often makes another soon.
-async fn next(jobs: &mut UnboundedReceiver<Job>) -> Option<Job> {
-    let asleep = Instant::now() + AWAKE;
+async fn next(jobs: &mut UnboundedReceiver<QueuedCall>) -> Option<QueuedCall> {
+    let asleep = Instant::now() + SPIN_TIME;
     while jobs.is_empty() && !jobs.is_closed() && Instant::now() < asleep {
         std::thread::yield_now(); // whoever computes goes first
         yield_now().await;
@@ -227,7 +227,7 @@ async fn next(jobs: &mut UnboundedReceiver<Job>) -> Option<Job> {
 
 /// A call that panics fails like any other: its memory must be taken back, and its caller and the other
 /// ranks hear what it was.
-async fn caught(run: impl Future<Output = PipeResult<()>>) -> PipeResult<()> {
+async fn caught(run: impl Future<Output = ChannelResult<()>>) -> ChannelResult<()> {
     let mut run = pin!(run);
     poll_fn(|context| {
         let poll = AssertUnwindSafe(|| run.as_mut().poll(context));
@@ -239,7 +239,7 @@ async fn caught(run: impl Future<Output = PipeResult<()>>) -> PipeResult<()> {
 #[cfg(test)]
 mod tests {
     use super::super::board::{Answer, Reply};
-    use super::super::pipe::{Incoming, IncomingKind, Outgoing, OutgoingKind};
+    use super::super::pipe::{RecvChannel, RecvChannelKind, SendChannel, SendChannelKind};
     use super::super::tcp;
     use super::*;
     use crate::collective::Buffer;
@@ -266,14 +266,14 @@ mod tests {
         was_locked: AtomicBool,
     }
 
-    impl Meeting for Witness {
+    impl Rendezvous for Witness {
         fn links(
             &self,
             _: &super::super::progress::ProgressThread,
             _: &Arc<str>,
             _: usize,
             _: &[usize],
-        ) -> Result<Links> {
+        ) -> Result<PeerChannels> {
             unreachable!("the group is made already")
         }
 
@@ -321,16 +321,16 @@ mod tests {
             socket2::SockRef::from(&theirs).set_recv_buffer_size(16 << 10).unwrap();
             let (writer, reader, task) = tcp::pipes(mine);
             tokio::spawn(task);
-            let mut links = Links::empty(0, &[0, 1]);
-            links.outgoing[1] = Some(Outgoing::new(1, OutgoingKind::Tcp(writer)));
-            links.incoming[1] = Some(Incoming::new(1, IncomingKind::Tcp(reader)));
-            let mut member = Member {
+            let mut links = PeerChannels::empty(0, &[0, 1]);
+            links.outgoing[1] = Some(SendChannel::new(1, SendChannelKind::Tcp(writer)));
+            links.incoming[1] = Some(RecvChannel::new(1, RecvChannelKind::Tcp(reader)));
+            let mut member = GroupTask {
                 name: "dp".to_string(),
                 id: Arc::from("dp"),
                 ranks: vec![0, 1],
                 links,
-                shared: Shared::new(),
-                meeting: witness.clone(),
+                shared: WorldHealth::new(),
+                rendezvous: witness.clone(),
                 timeout: limit,
                 traffic: Arc::default(),
             };

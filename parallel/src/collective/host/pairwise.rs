@@ -5,17 +5,17 @@ use ferrotron_tensor::DType;
 use std::ops::Range;
 
 use super::combine::{round, widen_add};
-use super::links::{Links, clip, pieces};
-use super::pipe::{PIECE, PipeResult, WINDOW};
+use super::links::{PeerChannels, clip, pieces};
+use super::pipe::{ChannelResult, PIECE, WINDOW};
 
 /// Sends `output` to rank `to` while `input` comes from rank `from`.
-pub async fn exchange(
-    links: &mut Links,
+pub async fn send_recv(
+    links: &mut PeerChannels,
     to: usize,
     from: usize,
     output: &[u8],
     input: &mut [u8],
-) -> PipeResult<()> {
+) -> ChannelResult<()> {
     let (mut outgoing, mut incoming) = (pieces(output.len()), pieces(input.len()));
     for round in 0.. {
         let sends = outgoing.next();
@@ -27,7 +27,7 @@ pub async fn exchange(
             continue;
         }
         if round == WINDOW {
-            links.hear().await?;
+            links.recv_headers().await?;
         }
         let receives = incoming.next();
         if let Some(place) = receives.clone() {
@@ -42,18 +42,18 @@ pub async fn exchange(
 
 /// Part i of `input` goes to rank i; what they send comes to `output`, in the order of ranks.
 pub async fn all_to_all(
-    links: &mut Links,
+    links: &mut PeerChannels,
     parts: &[Range<usize>],
     input: &[u8],
     output: &mut [u8],
-) -> PipeResult<()> {
+) -> ChannelResult<()> {
     let rank = links.rank;
     let own = parts[rank].len();
     output[rank * own..(rank + 1) * own].copy_from_slice(&input[parts[rank].clone()]);
     for steps in 1..links.size() {
         let (to, from) = (links.after(steps), links.before(steps));
         let place = &mut output[from * own..(from + 1) * own];
-        exchange(links, to, from, &input[parts[to].clone()], place).await?;
+        send_recv(links, to, from, &input[parts[to].clone()], place).await?;
     }
     Ok(())
 }
@@ -61,11 +61,11 @@ pub async fn all_to_all(
 /// The sum of all ranks' 16-bit numbers, added in f32 in the order of ranks and rounded once: part i on
 /// rank i, at its place in `bytes`.
 pub async fn reduce_scatter_narrow(
-    links: &mut Links,
+    links: &mut PeerChannels,
     dtype: DType,
     parts: &[Range<usize>],
     bytes: &mut [u8],
-) -> PipeResult<()> {
+) -> ChannelResult<()> {
     let own = parts[links.rank].clone();
     let longest = parts.iter().map(Range::len).max().unwrap_or(0);
     let mut sum = vec![0.0_f32; longest.min(PIECE) / 2];
@@ -83,7 +83,7 @@ pub async fn reduce_scatter_narrow(
             continue;
         }
         if start == window {
-            links.hear().await?;
+            links.recv_headers().await?;
         }
         let place = clip(&own, start - window, PIECE);
         if place.is_empty() {

@@ -2,8 +2,8 @@
 //! order, in pieces whose lengths both ends know.
 //!
 //! There are a few kinds of pipe and one interface. A piece can be made in the pipe's own memory
-//! ([`Outgoing::space`]) and read there ([`Incoming::piece`]), so that a sum passes through a rank without
-//! being stored by it; or go from buffer to buffer ([`Outgoing::lend`], [`Incoming::recv`]).
+//! ([`SendChannel::space`]) and read there ([`RecvChannel::piece`]), so that a sum passes through a rank without
+//! being stored by it; or go from buffer to buffer ([`SendChannel::lend`], [`RecvChannel::recv`]).
 
 use bytemuck::Zeroable;
 
@@ -23,47 +23,47 @@ pub const SLOTS: usize = WINDOW + 3;
 
 /// Pieces that go through one end of a pipe before the progress thread looks at its other calls, its timers
 /// and its sockets: between processes that keep pace a pipe alone would never make it wait.
-const TURN: u32 = 16;
+const PIECES_PER_YIELD: u32 = 16;
 
 /// Why a call cannot be carried out.
 #[derive(Debug)]
 pub enum Fault {
     /// A rank has closed its end of a pipe, for a reason that it may still tell.
-    Gone(String),
+    PeerGone(String),
     /// Anything else.
-    Wrong(String),
+    Protocol(String),
 }
 
 impl From<String> for Fault {
     fn from(what: String) -> Fault {
-        Fault::Wrong(what)
+        Fault::Protocol(what)
     }
 }
 
 /// What came of a piece, or of a call.
-pub type PipeResult<T> = std::result::Result<T, Fault>;
+pub type ChannelResult<T> = std::result::Result<T, Fault>;
 
 /// Says who it was.
 fn by(rank: usize) -> impl FnOnce(Fault) -> Fault {
     move |fault| match fault {
-        Fault::Gone(what) => Fault::Gone(format!("rank {rank} {what}")),
-        Fault::Wrong(what) => Fault::Wrong(format!("rank {rank} {what}")),
+        Fault::PeerGone(what) => Fault::PeerGone(format!("rank {rank} {what}")),
+        Fault::Protocol(what) => Fault::Protocol(format!("rank {rank} {what}")),
     }
 }
 
 /// The end that is written, with the bytes of payload that went in.
-pub struct Outgoing {
+pub struct SendChannel {
     rank: usize,
-    kind: OutgoingKind,
+    kind: SendChannelKind,
     payload: u64,
-    turn: Turn,
+    yields: YieldCounter,
 }
 
 /// The end that is read.
-pub struct Incoming {
+pub struct RecvChannel {
     rank: usize,
-    kind: IncomingKind,
-    turn: Turn,
+    kind: RecvChannelKind,
+    yields: YieldCounter,
     expected: Option<Expected>,
 }
 
@@ -77,71 +77,71 @@ struct Expected {
 
 /// Pieces since the progress thread has last looked elsewhere.
 #[derive(Default)]
-struct Turn(u32);
+struct YieldCounter(u32);
 
 /// Lets a side that looks again and again for what it waits for pause a little, now and then for longer.
 pub fn pause(look: usize) {
     if look % 16 == 15 { std::thread::yield_now() } else { std::hint::spin_loop() }
 }
 
-impl Turn {
+impl YieldCounter {
     async fn one_more(&mut self) {
         self.0 += 1;
-        if self.0 == TURN {
+        if self.0 == PIECES_PER_YIELD {
             self.0 = 0;
             tokio::task::yield_now().await;
         }
     }
 }
 
-/// Kinds of [`Outgoing`].
-pub enum OutgoingKind {
+/// Kinds of [`SendChannel`].
+pub enum SendChannelKind {
     /// To a thread of this process.
-    Local(local::Writer),
+    Local(local::LocalWriter),
     /// Over a connection.
-    Tcp(tcp::Writer),
+    Tcp(tcp::TcpWriter),
     /// To another process of this machine.
-    Shared(shm::Writer),
+    Shared(shm::ShmWriter),
 }
 
-/// Kinds of [`Incoming`].
-pub enum IncomingKind {
+/// Kinds of [`RecvChannel`].
+pub enum RecvChannelKind {
     /// From a thread of this process.
-    Local(local::Reader),
+    Local(local::LocalReader),
     /// Over a connection.
-    Tcp(tcp::Reader),
+    Tcp(tcp::TcpReader),
     /// From another process of this machine.
-    Shared(shm::Reader),
+    Shared(shm::ShmReader),
 }
 
-impl Outgoing {
+impl SendChannel {
     /// The writing end of a pipe to `rank`.
-    pub fn new(rank: usize, kind: OutgoingKind) -> Outgoing {
-        Outgoing { rank, kind, payload: 0, turn: Turn::default() }
+    pub fn new(rank: usize, kind: SendChannelKind) -> SendChannel {
+        SendChannel { rank, kind, payload: 0, yields: YieldCounter::default() }
     }
     /// Bytes of payload sent so far.
     pub fn payload(&self) -> u64 {
         self.payload
     }
 
-    /// A place for the next piece, of at most [`PIECE`] bytes. Write it, then [`Outgoing::commit`].
-    pub async fn space(&mut self, len: usize) -> PipeResult<&mut [u8]> {
-        self.turn.one_more().await;
+    /// A place for the next piece, of at most [`PIECE`] bytes. Write it, then [`SendChannel::commit`].
+    pub async fn space(&mut self, len: usize) -> ChannelResult<&mut [u8]> {
+        self.yields.one_more().await;
         let rank = self.rank;
         match &mut self.kind {
-            OutgoingKind::Local(writer) => writer.space(len).await,
-            OutgoingKind::Tcp(writer) => writer.space(len).await,
-            OutgoingKind::Shared(writer) => writer.space(len).await,
+            SendChannelKind::Local(writer) => writer.space(len).await,
+            SendChannelKind::Tcp(writer) => writer.space(len).await,
+            SendChannelKind::Shared(writer) => writer.space(len).await,
         }
         .map_err(by(rank))
     }
 
-    /// Sends the piece that [`Outgoing::space`] gave place to.
-    pub fn commit(&mut self) -> PipeResult<()> {
+    /// Sends the piece that [`SendChannel::space`] gave place to.
+    pub fn commit(&mut self) -> ChannelResult<()> {
         let sent = match &mut self.kind {
-            OutgoingKind::Local(writer) => writer.commit(),
-            OutgoingKind::Tcp(writer) => writer.commit(),
-            OutgoingKind::Shared(writer) => writer.commit(),
+            SendChannelKind::Local(writer) => writer.commit(),
+            SendChannelKind::Tcp(writer) => writer.commit(),
+            SendChannelKind::Shared(writer) => writer.commit(),
         };
         let sent = sent.map_err(by(self.rank))?;
         self.payload += sent as u64;
@@ -152,16 +152,16 @@ impl Outgoing {
     ///
     /// # Safety
     ///
-    /// The bytes must stay valid and unchanged until [`Outgoing::settle`] or [`Outgoing::revoke`] has
+    /// The bytes must stay valid and unchanged until [`SendChannel::wait_sends`] or [`SendChannel::cancel_sends`] has
     /// returned, or the reader is known to have received them.
-    pub async unsafe fn lend(&mut self, bytes: &[u8]) -> PipeResult<()> {
-        self.turn.one_more().await;
+    pub async unsafe fn lend(&mut self, bytes: &[u8]) -> ChannelResult<()> {
+        self.yields.one_more().await;
         match &mut self.kind {
-            OutgoingKind::Local(writer) => writer.send(bytes).await,
+            SendChannelKind::Local(writer) => writer.send(bytes).await,
             // SAFETY: the caller promised what these ask for.
-            OutgoingKind::Tcp(writer) => unsafe { writer.lend(bytes).await },
+            SendChannelKind::Tcp(writer) => unsafe { writer.lend(bytes).await },
             // SAFETY: as above.
-            OutgoingKind::Shared(writer) => unsafe { writer.lend(bytes).await },
+            SendChannelKind::Shared(writer) => unsafe { writer.lend(bytes).await },
         }
         .map_err(by(self.rank))?;
         self.payload += bytes.len() as u64;
@@ -169,33 +169,33 @@ impl Outgoing {
     }
 
     /// Waits until no memory is lent any more.
-    pub async fn settle(&mut self) -> PipeResult<()> {
+    pub async fn wait_sends(&mut self) -> ChannelResult<()> {
         match &mut self.kind {
-            OutgoingKind::Local(_) => Ok(()),
-            OutgoingKind::Tcp(writer) => writer.settle().await,
-            OutgoingKind::Shared(writer) => writer.settle().await,
+            SendChannelKind::Local(_) => Ok(()),
+            SendChannelKind::Tcp(writer) => writer.wait_sends().await,
+            SendChannelKind::Shared(writer) => writer.wait_sends().await,
         }
         .map_err(by(self.rank))
     }
 
     /// Takes back what is lent. The pipe can be used no more.
-    pub fn revoke(&mut self) {
+    pub fn cancel_sends(&mut self) {
         match &mut self.kind {
-            OutgoingKind::Local(_) => {}
-            OutgoingKind::Tcp(writer) => writer.revoke(),
-            OutgoingKind::Shared(writer) => writer.revoke(),
+            SendChannelKind::Local(_) => {}
+            SendChannelKind::Tcp(writer) => writer.cancel_sends(),
+            SendChannelKind::Shared(writer) => writer.cancel_sends(),
         }
     }
 
     /// Sends a header, which is no payload. It may go out with the piece that follows, or at
-    /// [`Outgoing::flush`].
-    pub async fn send_header(&mut self, header: &Header) -> PipeResult<()> {
+    /// [`SendChannel::flush`].
+    pub async fn send_header(&mut self, header: &Header) -> ChannelResult<()> {
         let bytes = bytemuck::bytes_of(header);
         self.space(bytes.len()).await?.copy_from_slice(bytes);
         match &mut self.kind {
-            OutgoingKind::Local(writer) => writer.commit(),
-            OutgoingKind::Tcp(writer) => writer.hold(),
-            OutgoingKind::Shared(writer) => writer.commit(),
+            SendChannelKind::Local(writer) => writer.commit(),
+            SendChannelKind::Tcp(writer) => writer.hold(),
+            SendChannelKind::Shared(writer) => writer.commit(),
         }
         .map(drop)
         .map_err(by(self.rank))
@@ -203,16 +203,16 @@ impl Outgoing {
 
     /// Sends a header that has waited for a piece to go with.
     pub fn flush(&self) {
-        if let OutgoingKind::Tcp(writer) = &self.kind {
+        if let SendChannelKind::Tcp(writer) = &self.kind {
             writer.flush();
         }
     }
 }
 
-impl Incoming {
+impl RecvChannel {
     /// The reading end of a pipe from `rank`.
-    pub fn new(rank: usize, kind: IncomingKind) -> Incoming {
-        Incoming { rank, kind, turn: Turn::default(), expected: None }
+    pub fn new(rank: usize, kind: RecvChannelKind) -> RecvChannel {
+        RecvChannel { rank, kind, yields: YieldCounter::default(), expected: None }
     }
 
     /// Expects `header`, of rank `reader` in the world, to come before the next piece.
@@ -223,28 +223,28 @@ impl Incoming {
     /// Waits for the header that is expected, if it has not come yet.
     ///
     /// Errors if it is that of another call.
-    pub async fn hear(&mut self) -> PipeResult<()> {
+    pub async fn recv_header(&mut self) -> ChannelResult<()> {
         let Some(Expected { header: mine, reader }) = self.expected else { return Ok(()) };
         let mut theirs = Header::zeroed();
         self.copy(bytemuck::bytes_of_mut(&mut theirs)).await?;
         if !mine.agrees(&theirs) {
             let (writer, mine, theirs) = (self.rank, mine.describe(), theirs.describe());
             let what = format!("rank {writer} calls {theirs}, rank {reader} calls {mine}");
-            return Err(Fault::Wrong(what));
+            return Err(Fault::Protocol(what));
         }
         self.expected = None;
         Ok(())
     }
 
-    /// The next piece, which must have `len` bytes. Read it, then [`Incoming::release`].
-    pub async fn piece(&mut self, len: usize) -> PipeResult<&[u8]> {
-        self.hear().await?;
-        self.turn.one_more().await;
+    /// The next piece, which must have `len` bytes. Read it, then [`RecvChannel::release`].
+    pub async fn piece(&mut self, len: usize) -> ChannelResult<&[u8]> {
+        self.recv_header().await?;
+        self.yields.one_more().await;
         let rank = self.rank;
         match &mut self.kind {
-            IncomingKind::Local(reader) => reader.piece(len).await,
-            IncomingKind::Tcp(reader) => reader.piece(len).await,
-            IncomingKind::Shared(reader) => reader.piece(len).await,
+            RecvChannelKind::Local(reader) => reader.piece(len).await,
+            RecvChannelKind::Tcp(reader) => reader.piece(len).await,
+            RecvChannelKind::Shared(reader) => reader.piece(len).await,
         }
         .map_err(by(rank))
     }
@@ -252,25 +252,25 @@ impl Incoming {
     /// Gives the memory of the piece back.
     pub fn release(&mut self) {
         match &mut self.kind {
-            IncomingKind::Local(reader) => reader.release(),
-            IncomingKind::Tcp(_) => {}
-            IncomingKind::Shared(reader) => reader.release(),
+            RecvChannelKind::Local(reader) => reader.release(),
+            RecvChannelKind::Tcp(_) => {}
+            RecvChannelKind::Shared(reader) => reader.release(),
         }
     }
 
     /// Copies the next piece, which must have the length of `into`.
-    pub async fn recv(&mut self, into: &mut [u8]) -> PipeResult<()> {
-        self.hear().await?;
-        self.turn.one_more().await;
+    pub async fn recv(&mut self, into: &mut [u8]) -> ChannelResult<()> {
+        self.recv_header().await?;
+        self.yields.one_more().await;
         self.copy(into).await
     }
 
     /// Copies what comes next, be it a header or a piece.
-    async fn copy(&mut self, into: &mut [u8]) -> PipeResult<()> {
+    async fn copy(&mut self, into: &mut [u8]) -> ChannelResult<()> {
         match &mut self.kind {
-            IncomingKind::Local(reader) => reader.recv(into).await,
-            IncomingKind::Tcp(reader) => reader.recv(into).await,
-            IncomingKind::Shared(reader) => reader.recv(into).await,
+            RecvChannelKind::Local(reader) => reader.recv(into).await,
+            RecvChannelKind::Tcp(reader) => reader.recv(into).await,
+            RecvChannelKind::Shared(reader) => reader.recv(into).await,
         }
         .map_err(by(self.rank))
     }
@@ -297,8 +297,8 @@ mod tests {
         let pid = std::process::id();
         let (writer, _reader) = shm::pipes(near_ring, from_far.unwrap(), pid, false, near);
         let (_writer, reader) = shm::pipes(far_ring, from_near.unwrap(), pid, false, far);
-        let mut outgoing = Outgoing::new(1, OutgoingKind::Shared(writer));
-        let mut incoming = Incoming::new(0, IncomingKind::Shared(reader));
+        let mut outgoing = SendChannel::new(1, SendChannelKind::Shared(writer));
+        let mut incoming = RecvChannel::new(0, RecvChannelKind::Shared(reader));
         let all = async {
             for _ in 0..PIECES {
                 outgoing.space(1).await.unwrap();

@@ -9,13 +9,13 @@ use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{JoinSet, LocalSet};
 
-use super::board::Shared;
+use super::board::WorldHealth;
 
 /// Makes a task on the progress thread.
 type Spawn = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()>>> + Send>;
 
 /// What the thread does with a task.
-enum Order {
+enum TaskRequest {
     /// Runs it to its end before the thread ends.
     Finish(Spawn),
     /// Runs it as long as there is something else to do.
@@ -27,13 +27,13 @@ enum Order {
 /// The progress thread. It ends when this is dropped and all tasks are done.
 pub struct ProgressThread {
     /// Closed before the thread is joined.
-    orders: Option<UnboundedSender<Order>>,
+    orders: Option<UnboundedSender<TaskRequest>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl ProgressThread {
     /// Starts the progress thread of rank `rank`.
-    pub fn start(rank: usize, shared: Arc<Shared>) -> Result<ProgressThread> {
+    pub fn start(rank: usize, shared: Arc<WorldHealth>) -> Result<ProgressThread> {
         let failed = |error| Error::communication("world", format!("no progress thread: {error}"));
         let (orders, receiver) = unbounded_channel();
         let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
@@ -49,7 +49,7 @@ impl ProgressThread {
         &self,
         task: impl FnOnce() -> F + Send + 'static,
     ) {
-        self.order(Order::Finish(Box::new(|| Box::pin(task()))));
+        self.order(TaskRequest::Finish(Box::new(|| Box::pin(task()))));
     }
 
     /// Runs a task that the thread does not wait for when it ends.
@@ -57,7 +57,7 @@ impl ProgressThread {
         &self,
         task: impl FnOnce() -> F + Send + 'static,
     ) {
-        self.order(Order::Serve(Box::new(|| Box::pin(task()))));
+        self.order(TaskRequest::Serve(Box::new(|| Box::pin(task()))));
     }
 
     /// Runs a task when all others are finished, before the thread ends.
@@ -65,10 +65,10 @@ impl ProgressThread {
         &self,
         task: impl FnOnce() -> F + Send + 'static,
     ) {
-        self.order(Order::AtEnd(Box::new(|| Box::pin(task()))));
+        self.order(TaskRequest::AtEnd(Box::new(|| Box::pin(task()))));
     }
 
-    fn order(&self, order: Order) {
+    fn order(&self, order: TaskRequest) {
         if let Some(orders) = &self.orders {
             // A thread that has ended drops the task, whose callers then hear that it is gone.
             let _ = orders.send(order);
@@ -89,16 +89,16 @@ impl Drop for ProgressThread {
 }
 
 /// Runs tasks until there are none and there will be none.
-async fn drive(rank: usize, shared: Arc<Shared>, mut orders: UnboundedReceiver<Order>) {
+async fn drive(rank: usize, shared: Arc<WorldHealth>, mut orders: UnboundedReceiver<TaskRequest>) {
     let mut tasks = JoinSet::new();
     let mut last = None;
     let mut open = true;
     while open || !tasks.is_empty() {
         tokio::select! {
             order = orders.recv(), if open => match order {
-                Some(Order::Finish(task)) => { tasks.spawn_local(task()); }
-                Some(Order::Serve(task)) => { tokio::task::spawn_local(task()); }
-                Some(Order::AtEnd(task)) => last = Some(task),
+                Some(TaskRequest::Finish(task)) => { tasks.spawn_local(task()); }
+                Some(TaskRequest::Serve(task)) => { tokio::task::spawn_local(task()); }
+                Some(TaskRequest::AtEnd(task)) => last = Some(task),
                 None => open = false,
             },
             Some(ended) = tasks.join_next(), if !tasks.is_empty() => {

@@ -5,19 +5,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tracing::trace_span;
 
-use super::board::Shared;
-use super::member::Job;
+use super::board::WorldHealth;
+use super::member::QueuedCall;
 use super::progress::ProgressThread;
-use crate::collective::{Call, Collective, Memory, Traffic, Work};
+use crate::collective::{Call, Collective, CommVolume, Memory, Work};
 
 /// The calls of one group on one rank, on their way to the progress thread.
 pub struct HostCollective {
     name: String,
     rank: usize,
     size: usize,
-    jobs: UnboundedSender<Job>,
-    traffic: Arc<Mutex<Traffic>>,
-    shared: Arc<Shared>,
+    jobs: UnboundedSender<QueuedCall>,
+    traffic: Arc<Mutex<CommVolume>>,
+    shared: Arc<WorldHealth>,
     /// Dropped after `jobs`, so that the thread ends when the last group is gone.
     _progress: Arc<ProgressThread>,
 }
@@ -28,9 +28,9 @@ impl HostCollective {
         name: &str,
         rank: usize,
         size: usize,
-        shared: &Arc<Shared>,
+        shared: &Arc<WorldHealth>,
         progress: &Arc<ProgressThread>,
-    ) -> (HostCollective, UnboundedReceiver<Job>) {
+    ) -> (HostCollective, UnboundedReceiver<QueuedCall>) {
         let (jobs, receiver) = unbounded_channel();
         let (name, traffic) = (name.to_string(), Arc::default());
         let (shared, _progress) = (shared.clone(), progress.clone());
@@ -38,7 +38,7 @@ impl HostCollective {
     }
 
     /// Where the progress thread counts what it sends.
-    pub fn counter(&self) -> Arc<Mutex<Traffic>> {
+    pub fn counter(&self) -> Arc<Mutex<CommVolume>> {
         self.traffic.clone()
     }
 }
@@ -67,11 +67,11 @@ impl Collective for HostCollective {
             site = %call.site,
         );
         // If the thread has ended, so has the completion, and the work says so.
-        let _ = self.jobs.send(Job { call, memory, completion, span });
+        let _ = self.jobs.send(QueuedCall { call, memory, completion, span });
         work
     }
 
-    fn traffic(&self) -> Traffic {
+    fn traffic(&self) -> CommVolume {
         self.traffic.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

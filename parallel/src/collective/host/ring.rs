@@ -14,9 +14,9 @@
 
 use std::ops::Range;
 
-use super::combine::Kernels;
-use super::links::{Links, clip};
-use super::pipe::{PIECE, PipeResult, WINDOW};
+use super::combine::ReduceKernels;
+use super::links::{PeerChannels, clip};
+use super::pipe::{ChannelResult, PIECE, WINDOW};
 
 /// The steps of a reduce-scatter.
 pub fn reduce_scatter(n: usize) -> Range<usize> {
@@ -38,12 +38,12 @@ pub fn all_reduce(n: usize) -> Range<usize> {
 /// The parts go in pieces, a few of which are always under way, so that ranks add and forward while others
 /// are still sending. Partial sums live in the pipes, so parts that end up elsewhere stay as they are.
 pub async fn ring(
-    links: &mut Links,
+    links: &mut PeerChannels,
     parts: &[Range<usize>],
     steps: Range<usize>,
     bytes: &mut [u8],
-    kernels: &Kernels,
-) -> PipeResult<()> {
+    kernels: &ReduceKernels,
+) -> ChannelResult<()> {
     let (rank, n) = (links.rank, links.size());
     let longest = parts.iter().map(Range::len).max().unwrap_or(0);
     // What is sent in a step. What is received is what is sent in the next.
@@ -63,7 +63,7 @@ pub async fn ring(
             send(links, sent(steps.start, start), bytes).await?;
         }
         if segment == 0 {
-            links.hear().await?;
+            links.recv_headers().await?;
         }
         for step in steps.start..last {
             for start in starts(segment) {
@@ -84,7 +84,7 @@ pub async fn ring(
     Ok(())
 }
 
-async fn send(links: &mut Links, place: Range<usize>, bytes: &[u8]) -> PipeResult<()> {
+async fn send(links: &mut PeerChannels, place: Range<usize>, bytes: &[u8]) -> ChannelResult<()> {
     if place.is_empty() {
         return Ok(());
     }
@@ -95,12 +95,12 @@ async fn send(links: &mut Links, place: Range<usize>, bytes: &[u8]) -> PipeResul
 
 /// Receives what ends up here: the last addend of this rank's part, or a finished part.
 async fn receive(
-    links: &mut Links,
+    links: &mut PeerChannels,
     step: usize,
     place: Range<usize>,
     bytes: &mut [u8],
-    kernels: &Kernels,
-) -> PipeResult<()> {
+    kernels: &ReduceKernels,
+) -> ChannelResult<()> {
     if place.is_empty() {
         return Ok(());
     }
@@ -117,11 +117,11 @@ async fn receive(
 
 /// Receives a partial sum, adds what is here and sends it on.
 async fn pass_sum_on(
-    links: &mut Links,
+    links: &mut PeerChannels,
     place: Range<usize>,
     bytes: &[u8],
-    kernels: &Kernels,
-) -> PipeResult<()> {
+    kernels: &ReduceKernels,
+) -> ChannelResult<()> {
     if place.is_empty() {
         return Ok(());
     }

@@ -3,13 +3,17 @@
 use ferrotron_tensor::DType;
 use std::ops::Range;
 
-use super::combine::Kernels;
-use super::links::{Links, pieces};
+use super::combine::ReduceKernels;
+use super::links::{PeerChannels, pieces};
 use super::pairwise::reduce_scatter_narrow;
-use super::pipe::PipeResult;
+use super::pipe::ChannelResult;
 
 /// The root's bytes, to everybody: along a chain that begins at the root, piece after piece.
-pub async fn broadcast(links: &mut Links, root: usize, bytes: &mut [u8]) -> PipeResult<()> {
+pub async fn broadcast(
+    links: &mut PeerChannels,
+    root: usize,
+    bytes: &mut [u8],
+) -> ChannelResult<()> {
     let (receives, sends) = chain(links, root);
     for place in pieces(bytes.len()) {
         if receives {
@@ -24,18 +28,18 @@ pub async fn broadcast(links: &mut Links, root: usize, bytes: &mut [u8]) -> Pipe
 }
 
 /// Whether a rank receives and whether it sends in a chain that begins at `first`.
-fn chain(links: &Links, first: usize) -> (bool, bool) {
+fn chain(links: &PeerChannels, first: usize) -> (bool, bool) {
     (links.rank != first, links.after(1) != first)
 }
 
 /// The reduction of everybody's bytes, to the root: along a chain that ends there. The bytes of the others
 /// stay as they are.
 pub async fn reduce(
-    links: &mut Links,
+    links: &mut PeerChannels,
     root: usize,
     bytes: &mut [u8],
-    kernels: &Kernels,
-) -> PipeResult<()> {
+    kernels: &ReduceKernels,
+) -> ChannelResult<()> {
     let first = (root + 1) % links.size();
     for place in pieces(bytes.len()) {
         if links.rank == first {
@@ -61,12 +65,12 @@ pub async fn reduce(
 /// As [`reduce`] for sums of 16-bit numbers, which are rounded once: parts are summed where
 /// [`reduce_scatter_narrow`] does, and gathered.
 pub async fn reduce_narrow(
-    links: &mut Links,
+    links: &mut PeerChannels,
     root: usize,
     dtype: DType,
     parts: &[Range<usize>],
     bytes: &mut [u8],
-) -> PipeResult<()> {
+) -> ChannelResult<()> {
     if links.rank == root {
         reduce_scatter_narrow(links, dtype, parts, bytes).await?;
         for from in links.others() {
@@ -79,18 +83,18 @@ pub async fn reduce_narrow(
     let before = bytes[own.clone()].to_vec();
     reduce_scatter_narrow(links, dtype, parts, bytes).await?;
     send(links, root, &bytes[own.clone()]).await?;
-    links.settle().await?;
+    links.wait_sends().await?;
     bytes[own].copy_from_slice(&before);
     Ok(())
 }
 
 /// Receives everybody's part, at the root whose own is `part`, in the order of ranks.
 pub async fn gather(
-    links: &mut Links,
+    links: &mut PeerChannels,
     parts: &[Range<usize>],
     part: &[u8],
     whole: &mut [u8],
-) -> PipeResult<()> {
+) -> ChannelResult<()> {
     whole[parts[links.rank].clone()].copy_from_slice(part);
     for from in links.others() {
         recv(links, from, &mut whole[parts[from].clone()]).await?;
@@ -100,11 +104,11 @@ pub async fn gather(
 
 /// Sends everybody their part of `whole`, from the root that keeps `part`.
 pub async fn scatter(
-    links: &mut Links,
+    links: &mut PeerChannels,
     parts: &[Range<usize>],
     whole: &[u8],
     part: &mut [u8],
-) -> PipeResult<()> {
+) -> ChannelResult<()> {
     part.copy_from_slice(&whole[parts[links.rank].clone()]);
     for to in links.others() {
         send(links, to, &whole[parts[to].clone()]).await?;
@@ -113,7 +117,7 @@ pub async fn scatter(
 }
 
 /// One buffer to one rank.
-pub async fn send(links: &mut Links, to: usize, bytes: &[u8]) -> PipeResult<()> {
+pub async fn send(links: &mut PeerChannels, to: usize, bytes: &[u8]) -> ChannelResult<()> {
     let to = links.to(to)?;
     for place in pieces(bytes.len()) {
         // SAFETY: `run` settles, and nothing here writes what is sent.
@@ -123,7 +127,7 @@ pub async fn send(links: &mut Links, to: usize, bytes: &[u8]) -> PipeResult<()> 
 }
 
 /// One buffer from one rank.
-pub async fn recv(links: &mut Links, from: usize, bytes: &mut [u8]) -> PipeResult<()> {
+pub async fn recv(links: &mut PeerChannels, from: usize, bytes: &mut [u8]) -> ChannelResult<()> {
     let from = links.from(from)?;
     for place in pieces(bytes.len()) {
         from.recv(&mut bytes[place]).await?;

@@ -6,8 +6,8 @@ use std::ops::Range;
 use super::super::{Buffer, Bytes, Call, Memory, Op, Reduction, partition_range};
 use super::combine::{is_narrow, kernels};
 use super::header::Header;
-use super::links::Links;
-use super::pipe::PipeResult;
+use super::links::PeerChannels;
+use super::pipe::ChannelResult;
 use super::{pairwise, ring, rooted};
 
 /// The bytes that a call works on, locked.
@@ -21,32 +21,32 @@ pub struct Locked<'a> {
 /// that of what it sends and that of what it receives.
 ///
 /// The memory is locked here and stays so as long as `locked` lives. If this fails, or is not run to its end,
-/// memory may still be lent and must stay locked until [`Links::revoke`] has returned.
+/// memory may still be lent and must stay locked until [`PeerChannels::revoke`] has returned.
 pub async fn run<'a>(
-    links: &mut Links,
+    links: &mut PeerChannels,
     call: &Call,
     headers: &[Header],
     memory: &'a mut Memory,
     locked: &mut Locked<'a>,
-) -> PipeResult<()> {
+) -> ChannelResult<()> {
     check_ranks(links, call)?;
     locked.input = lock(&mut memory.input).await?;
     locked.output = lock(&mut memory.output).await?;
     transfer(links, call, headers, locked).await?;
-    links.hear().await?;
-    links.settle().await?;
+    links.recv_headers().await?;
+    links.wait_sends().await?;
     let committed = locked.output.as_mut().map_or(Ok(()), Bytes::commit);
     committed.map_err(|error| error.to_string().into())
 }
 
 async fn transfer(
-    links: &mut Links,
+    links: &mut PeerChannels,
     call: &Call,
     headers: &[Header],
     Locked { input, output }: &mut Locked<'_>,
-) -> PipeResult<()> {
+) -> ChannelResult<()> {
     let (rank, n, size) = (links.rank, links.size(), call.dtype.size());
-    let parts: Vec<Range<usize>> = (0..n).map(|i| scale(call.part(n, i), size)).collect();
+    let parts: Vec<Range<usize>> = (0..n).map(|i| scale(call.chunk_range(n, i), size)).collect();
     let (whole, own) = (call.len * size, parts[rank].len());
 
     let narrow = is_narrow(call.dtype);
@@ -59,7 +59,7 @@ async fn transfer(
         Op::AllReduce(Reduction::Sum) if narrow => {
             let bytes = slice(output, whole)?;
             let parts = even_parts(call, n);
-            links.announce(header, &others, &others).await?;
+            links.send_headers(header, &others, &others).await?;
             pairwise::reduce_scatter_narrow(links, call.dtype, &parts, bytes).await?;
             let kernels = kernels(call.dtype, Reduction::Max);
             ring::ring(links, &parts, ring::all_gather(n), bytes, &kernels).await
@@ -67,44 +67,44 @@ async fn transfer(
         Op::AllReduce(reduction) => {
             let bytes = slice(output, whole)?;
             let (parts, kernels) = (even_parts(call, n), kernels(call.dtype, reduction));
-            links.announce(header, &next, &previous).await?;
+            links.send_headers(header, &next, &previous).await?;
             ring::ring(links, &parts, ring::all_reduce(n), bytes, &kernels).await
         }
         Op::ReduceScatter(Reduction::Sum) if narrow => {
             let bytes = slice(output, whole)?;
-            links.announce(header, &others, &others).await?;
+            links.send_headers(header, &others, &others).await?;
             pairwise::reduce_scatter_narrow(links, call.dtype, &parts, bytes).await
         }
         Op::ReduceScatter(reduction) => {
             let bytes = slice(output, whole)?;
             let kernels = kernels(call.dtype, reduction);
-            links.announce(header, &next, &previous).await?;
+            links.send_headers(header, &next, &previous).await?;
             ring::ring(links, &parts, ring::reduce_scatter(n), bytes, &kernels).await
         }
         Op::AllGather => {
             let bytes = slice(output, whole)?;
-            links.announce(header, &next, &previous).await?;
+            links.send_headers(header, &next, &previous).await?;
             let kernels = kernels(call.dtype, Reduction::Max);
             ring::ring(links, &parts, ring::all_gather(n), bytes, &kernels).await
         }
         Op::Broadcast { root } => {
             let bytes = slice(output, whole)?;
-            links.agree(header, &next, &previous).await?;
+            links.check_headers(header, &next, &previous).await?;
             rooted::broadcast(links, root, bytes).await
         }
         Op::Reduce { root, reduction: Reduction::Sum } if narrow => {
             let bytes = slice(output, whole)?;
-            links.announce(header, &others, &others).await?;
+            links.send_headers(header, &others, &others).await?;
             rooted::reduce_narrow(links, root, call.dtype, &even_parts(call, n), bytes).await
         }
         Op::Reduce { root, reduction } => {
             let bytes = slice(output, whole)?;
-            links.agree(header, &next, &previous).await?;
+            links.check_headers(header, &next, &previous).await?;
             rooted::reduce(links, root, bytes, &kernels(call.dtype, reduction)).await
         }
         Op::Gather { root } => {
             let part = slice(input, own)?;
-            links.agree(header, &others, &others).await?;
+            links.check_headers(header, &others, &others).await?;
             if root == rank {
                 let bytes = slice(output, whole)?;
                 return rooted::gather(links, &parts, part, bytes).await;
@@ -113,7 +113,7 @@ async fn transfer(
         }
         Op::Scatter { root } => {
             let part = slice(output, own)?;
-            links.agree(header, &others, &others).await?;
+            links.check_headers(header, &others, &others).await?;
             if root == rank {
                 let bytes = slice(input, whole)?;
                 return rooted::scatter(links, &parts, bytes, part).await;
@@ -122,24 +122,24 @@ async fn transfer(
         }
         Op::AllToAll => {
             let (input, output) = (slice(input, whole)?, slice(output, own * n)?);
-            links.announce(header, &others, &others).await?;
+            links.send_headers(header, &others, &others).await?;
             pairwise::all_to_all(links, &parts, input, output).await
         }
         Op::Send { to } => {
             let bytes = slice(input, whole)?;
-            links.agree(header, &[to], &[]).await?;
+            links.check_headers(header, &[to], &[]).await?;
             rooted::send(links, to, bytes).await
         }
         Op::Recv { from } => {
             let bytes = slice(output, whole)?;
-            links.agree(header, &[], &[from]).await?;
+            links.check_headers(header, &[], &[from]).await?;
             rooted::recv(links, from, bytes).await
         }
-        Op::Exchange { to, from } => {
+        Op::SendRecv { to, from } => {
             let (input, output) = (slice(input, whole)?, slice(output, whole)?);
-            links.announce(header, &[to], &[]).await?;
-            links.announce(&headers[1], &[], &[from]).await?;
-            pairwise::exchange(links, to, from, input, output).await
+            links.send_headers(header, &[to], &[]).await?;
+            links.send_headers(&headers[1], &[], &[from]).await?;
+            pairwise::send_recv(links, to, from, input, output).await
         }
         Op::Barrier => {
             // Dissemination: after round k everybody has heard, at first or second hand, from the
@@ -148,7 +148,7 @@ async fn transfer(
             let mut distance = 1;
             while distance < n {
                 let (to, from) = (links.after(distance), links.before(distance));
-                links.agree(header, &[to], &[from]).await?;
+                links.check_headers(header, &[to], &[from]).await?;
                 distance *= 2;
             }
             Ok(())
@@ -165,7 +165,7 @@ fn scale(range: Range<usize>, size: usize) -> Range<usize> {
     range.start * size..range.end * size
 }
 
-fn check_ranks(links: &Links, call: &Call) -> PipeResult<()> {
+fn check_ranks(links: &PeerChannels, call: &Call) -> ChannelResult<()> {
     let (n, own) = (links.size(), links.rank);
     let (named, may_be_own): (&[usize], bool) = match &call.op {
         Op::Broadcast { root }
@@ -174,7 +174,7 @@ fn check_ranks(links: &Links, call: &Call) -> PipeResult<()> {
         | Op::Scatter { root } => (&[*root], true),
         Op::Send { to } => (&[*to], false),
         Op::Recv { from } => (&[*from], false),
-        Op::Exchange { to, from } => (&[*to, *from], false),
+        Op::SendRecv { to, from } => (&[*to, *from], false),
         _ => (&[], true),
     };
     match named.iter().find(|&&rank| rank >= n || (rank == own && !may_be_own)) {
@@ -185,12 +185,12 @@ fn check_ranks(links: &Links, call: &Call) -> PipeResult<()> {
 }
 
 /// The bytes of a buffer, as soon as nobody else is at them.
-async fn lock(buffer: &mut Option<Buffer>) -> PipeResult<Option<Bytes<'_>>> {
+async fn lock(buffer: &mut Option<Buffer>) -> ChannelResult<Option<Bytes<'_>>> {
     let Some(buffer) = buffer else { return Ok(None) };
     buffer.bytes().await.map(Some).map_err(|error| error.to_string().into())
 }
 
-fn slice<'a>(bytes: &'a mut Option<Bytes<'_>>, len: usize) -> PipeResult<&'a mut [u8]> {
+fn slice<'a>(bytes: &'a mut Option<Bytes<'_>>, len: usize) -> ChannelResult<&'a mut [u8]> {
     let bytes = bytes.as_mut().ok_or_else(|| "the call lacks a buffer".to_string())?;
     let bytes = bytes.as_mut_slice().map_err(|error: Error| error.to_string())?;
     if bytes.len() != len {

@@ -14,53 +14,53 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::task::yield_now;
 
-use super::local::Line;
-use super::pipe::{Fault, PIECE, PipeResult, SLOTS, pause};
+use super::local::CacheLine;
+use super::pipe::{ChannelResult, Fault, PIECE, SLOTS, pause};
 
 /// Looks at the socket before a reader goes to sleep.
-const LOOKS: usize = 500;
+const SPIN_LIMIT: usize = 500;
 
 /// Looks at the socket between two at everything else.
-const TURN: usize = 16;
+const POLLS_PER_YIELD: usize = 16;
 
 /// The end that is written.
-pub struct Writer {
-    state: Arc<State>,
-    current: Option<Chunk>,
+pub struct TcpWriter {
+    state: Arc<ConnectionState>,
+    current: Option<OwnedPiece>,
 }
 
 /// The end that is read.
-pub struct Reader {
+pub struct TcpReader {
     stream: Arc<TcpStream>,
-    scratch: Vec<Line>,
+    scratch: Vec<CacheLine>,
 }
 
 /// Memory of a piece that is not lent.
-struct Chunk {
-    lines: Vec<Line>,
+struct OwnedPiece {
+    lines: Vec<CacheLine>,
     len: usize,
 }
 
 enum Item {
-    Chunk(Chunk),
-    Lent(Lent),
+    Chunk(OwnedPiece),
+    Lent(LentPiece),
 }
 
-struct Lent {
+struct LentPiece {
     pointer: *const u8,
     len: usize,
 }
 
-// SAFETY: whoever lent the memory promised in `Writer::lend` that it stays as it is, for any thread.
-unsafe impl Send for Lent {}
+// SAFETY: whoever lent the memory promised in `TcpWriter::lend` that it stays as it is, for any thread.
+unsafe impl Send for LentPiece {}
 
 impl Item {
     fn bytes(&self) -> &[u8] {
         match self {
             Item::Chunk(chunk) => &bytemuck::cast_slice(&chunk.lines)[..chunk.len],
-            // SAFETY: `Writer::lend` was promised that these bytes stay valid and unchanged while the item
+            // SAFETY: `TcpWriter::lend` was promised that these bytes stay valid and unchanged while the item
             // is in the queue.
-            Item::Lent(Lent { pointer, len }) => unsafe {
+            Item::Lent(LentPiece { pointer, len }) => unsafe {
                 std::slice::from_raw_parts(*pointer, *len)
             },
         }
@@ -72,11 +72,11 @@ struct Queue {
     items: VecDeque<Item>,
     /// Bytes of the first item that are written already.
     written: usize,
-    free: Vec<Chunk>,
+    free: Vec<OwnedPiece>,
     broken: Option<String>,
 }
 
-struct State {
+struct ConnectionState {
     stream: Arc<TcpStream>,
     queue: Mutex<Queue>,
     /// There is something to write, or the writer has gone.
@@ -87,16 +87,16 @@ struct State {
 
 /// The pipes of both directions over a connection, and the task that writes. Must be called where a runtime
 /// is entered.
-pub fn pipes(stream: TcpStream) -> (Writer, Reader, impl Future<Output = ()> + Send) {
+pub fn pipes(stream: TcpStream) -> (TcpWriter, TcpReader, impl Future<Output = ()> + Send) {
     let stream = Arc::new(stream);
     let (queue, work, room) = (Mutex::default(), Notify::new(), Notify::new());
-    let state = Arc::new(State { stream: stream.clone(), queue, work, room });
+    let state = Arc::new(ConnectionState { stream: stream.clone(), queue, work, room });
     let task = write_rest(state.clone());
-    (Writer { state, current: None }, Reader { stream, scratch: Vec::new() }, task)
+    (TcpWriter { state, current: None }, TcpReader { stream, scratch: Vec::new() }, task)
 }
 
 fn gone(error: &std::io::Error) -> Fault {
-    Fault::Gone(ended(error))
+    Fault::PeerGone(ended(error))
 }
 
 /// How a connection ended. One that is closed or reset is that of a rank that has left.
@@ -107,7 +107,7 @@ fn ended(error: &std::io::Error) -> String {
     }
 }
 
-impl State {
+impl ConnectionState {
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -169,7 +169,7 @@ impl Queue {
 }
 
 /// Writes what did not fit into the socket, until the writer is dropped.
-async fn write_rest(state: Arc<State>) {
+async fn write_rest(state: Arc<ConnectionState>) {
     while Arc::strong_count(&state) > 1 {
         state.work.notified().await;
         while !state.queue().items.is_empty() {
@@ -181,14 +181,14 @@ async fn write_rest(state: Arc<State>) {
     }
 }
 
-impl Writer {
+impl TcpWriter {
     /// Waits until fewer than `limit` pieces are in the queue.
-    async fn room(&self, limit: usize) -> PipeResult<()> {
+    async fn room(&self, limit: usize) -> ChannelResult<()> {
         loop {
             {
                 let queue = self.state.queue();
                 if let Some(error) = &queue.broken {
-                    return Err(Fault::Gone(error.clone()));
+                    return Err(Fault::PeerGone(error.clone()));
                 }
                 if queue.items.len() < limit {
                     return Ok(());
@@ -198,24 +198,24 @@ impl Writer {
         }
     }
 
-    pub async fn space(&mut self, len: usize) -> PipeResult<&mut [u8]> {
+    pub async fn space(&mut self, len: usize) -> ChannelResult<&mut [u8]> {
         self.room(SLOTS).await?;
-        let chunk = self.state.queue().free.pop().unwrap_or_else(|| Chunk {
-            lines: vec![Line::zeroed(); PIECE / size_of::<Line>()],
+        let chunk = self.state.queue().free.pop().unwrap_or_else(|| OwnedPiece {
+            lines: vec![CacheLine::zeroed(); PIECE / size_of::<CacheLine>()],
             len: 0,
         });
-        let chunk = self.current.insert(Chunk { len, ..chunk });
+        let chunk = self.current.insert(OwnedPiece { len, ..chunk });
         Ok(&mut bytemuck::cast_slice_mut(&mut chunk.lines)[..len])
     }
 
-    pub fn commit(&mut self) -> PipeResult<usize> {
+    pub fn commit(&mut self) -> ChannelResult<usize> {
         let len = self.hold()?;
         self.flush();
         Ok(len)
     }
 
-    /// As [`Writer::commit`], but the piece may wait until the next is sent, or until [`Writer::flush`].
-    pub fn hold(&mut self) -> PipeResult<usize> {
+    /// As [`TcpWriter::commit`], but the piece may wait until the next is sent, or until [`TcpWriter::flush`].
+    pub fn hold(&mut self) -> ChannelResult<usize> {
         let chunk = self.current.take().ok_or_else(|| "was sent a piece not begun".to_string())?;
         let len = chunk.len;
         self.state.queue().items.push_back(Item::Chunk(chunk));
@@ -231,53 +231,53 @@ impl Writer {
     ///
     /// # Safety
     ///
-    /// The bytes must stay valid and unchanged until [`Writer::settle`] or [`Writer::revoke`] has returned,
+    /// The bytes must stay valid and unchanged until [`TcpWriter::wait_sends`] or [`TcpWriter::cancel_sends`] has returned,
     /// or the other end is known to have received them.
-    pub async unsafe fn lend(&mut self, bytes: &[u8]) -> PipeResult<()> {
+    pub async unsafe fn lend(&mut self, bytes: &[u8]) -> ChannelResult<()> {
         self.room(SLOTS).await?;
-        let lent = Lent { pointer: bytes.as_ptr(), len: bytes.len() };
+        let lent = LentPiece { pointer: bytes.as_ptr(), len: bytes.len() };
         self.state.queue().items.push_back(Item::Lent(lent));
         self.flush();
         Ok(())
     }
 
     /// Waits until all pieces are with the kernel.
-    pub async fn settle(&mut self) -> PipeResult<()> {
+    pub async fn wait_sends(&mut self) -> ChannelResult<()> {
         self.flush();
         self.room(1).await
     }
 
     /// Gives up what has not been sent.
-    pub fn revoke(&mut self) {
+    pub fn cancel_sends(&mut self) {
         let mut queue = self.state.queue();
         queue.items.clear();
         queue.broken = Some("is not written to any more".to_string());
     }
 }
 
-impl Drop for Writer {
+impl Drop for TcpWriter {
     fn drop(&mut self) {
-        self.revoke();
+        self.cancel_sends();
         self.state.work.notify_one();
     }
 }
 
-impl Reader {
-    pub async fn piece(&mut self, len: usize) -> PipeResult<&[u8]> {
+impl TcpReader {
+    pub async fn piece(&mut self, len: usize) -> ChannelResult<&[u8]> {
         if self.scratch.is_empty() {
-            self.scratch = vec![Line::zeroed(); PIECE / size_of::<Line>()];
+            self.scratch = vec![CacheLine::zeroed(); PIECE / size_of::<CacheLine>()];
         }
         let scratch = &mut bytemuck::cast_slice_mut(&mut self.scratch)[..len];
         fill(&self.stream, scratch).await?;
         Ok(scratch)
     }
 
-    pub async fn recv(&mut self, into: &mut [u8]) -> PipeResult<()> {
+    pub async fn recv(&mut self, into: &mut [u8]) -> ChannelResult<()> {
         fill(&self.stream, into).await
     }
 }
 
-async fn fill(stream: &TcpStream, mut into: &mut [u8]) -> PipeResult<()> {
+async fn fill(stream: &TcpStream, mut into: &mut [u8]) -> ChannelResult<()> {
     while !into.is_empty() {
         match read(stream, into).await {
             Ok(0) => return Err(gone(&ErrorKind::ConnectionReset.into())),
@@ -292,7 +292,7 @@ async fn fill(stream: &TcpStream, mut into: &mut [u8]) -> PipeResult<()> {
 async fn read(stream: &TcpStream, into: &mut [u8]) -> Result<usize> {
     // What is about to come is waited for awake: to be woken takes longer. The runtime is not asked, as it
     // takes a socket that was empty for empty until it looks at all of them.
-    for look in 0..LOOKS {
+    for look in 0..SPIN_LIMIT {
         if has_come(stream) {
             match (&*SockRef::from(stream)).read(into) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -300,7 +300,7 @@ async fn read(stream: &TcpStream, into: &mut [u8]) -> Result<usize> {
             }
         }
         pause(look);
-        if look % TURN == TURN - 1 {
+        if look % POLLS_PER_YIELD == POLLS_PER_YIELD - 1 {
             yield_now().await; // the task that writes has its turn
         }
     }

@@ -8,12 +8,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::board::{Entry, Reply, Shared};
-use super::links::Links;
+use super::board::{Entry, Reply, WorldHealth};
+use super::links::PeerChannels;
 use super::local;
-use super::pipe::{Incoming, IncomingKind, Outgoing, OutgoingKind};
+use super::pipe::{RecvChannel, RecvChannelKind, SendChannel, SendChannelKind};
 use super::progress::ProgressThread;
-use super::world::{Meeting, World, WorldConfig};
+use super::world::{Rendezvous, World, WorldConfig};
 
 /// Runs `f` once for each of `size` ranks, each on a thread of its own, and returns what they return, in
 /// order. A rank that returns an error or panics ends the calls of all others.
@@ -36,9 +36,9 @@ pub fn run_threads<T: Send>(
     config: &WorldConfig,
     f: impl Fn(World) -> Result<T> + Sync,
 ) -> Vec<Result<T>> {
-    let shared = Shared::new();
-    let meeting: Arc<dyn Meeting> =
-        Arc::new(ThreadMeeting { shared: shared.clone(), groups: Mutex::default() });
+    let shared = WorldHealth::new();
+    let meeting: Arc<dyn Rendezvous> =
+        Arc::new(ThreadRendezvous { shared: shared.clone(), groups: Mutex::default() });
     let rank_body = |rank| {
         // Outlives the world: how `f` ends is told to the others before calls under way are waited for.
         let mut progress = None;
@@ -67,7 +67,7 @@ pub fn run_threads<T: Send>(
 }
 
 /// Runs what a rank does; if it does not end well, nobody shall wait for it.
-pub fn run_rank<T>(rank: usize, shared: &Shared, f: impl FnOnce() -> Result<T>) -> Result<T> {
+pub fn run_rank<T>(rank: usize, shared: &WorldHealth, f: impl FnOnce() -> Result<T>) -> Result<T> {
     let result = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
         let what = panicked(panic);
         shared.fail(&format!("rank {rank} {what}"));
@@ -90,19 +90,19 @@ pub fn panicked(panic: Box<dyn Any + Send>) -> String {
 }
 
 /// Where threads leave pipes for one another: whoever comes first to a group makes all of them.
-struct ThreadMeeting {
-    shared: Arc<Shared>,
-    groups: Mutex<HashMap<Arc<str>, Vec<Option<Links>>>>,
+struct ThreadRendezvous {
+    shared: Arc<WorldHealth>,
+    groups: Mutex<HashMap<Arc<str>, Vec<Option<PeerChannels>>>>,
 }
 
-impl Meeting for ThreadMeeting {
+impl Rendezvous for ThreadRendezvous {
     fn links(
         &self,
         _progress: &ProgressThread,
         id: &Arc<str>,
         own: usize,
         ranks: &[usize],
-    ) -> Result<Links> {
+    ) -> Result<PeerChannels> {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         let links = groups.entry(id.clone()).or_insert_with(|| make_links(ranks));
         let taken = links[own].take();
@@ -127,15 +127,17 @@ impl Meeting for ThreadMeeting {
 }
 
 /// The pipes of every rank of a group.
-fn make_links(ranks: &[usize]) -> Vec<Option<Links>> {
+fn make_links(ranks: &[usize]) -> Vec<Option<PeerChannels>> {
     let n = ranks.len();
-    let empty = |rank| Links::empty(rank, ranks);
+    let empty = |rank| PeerChannels::empty(rank, ranks);
     let mut ends: Vec<_> = (0..n).map(empty).collect();
     for from in 0..n {
         for to in (0..n).filter(|&to| to != from) {
             let (writer, reader) = local::pipe();
-            ends[from].outgoing[to] = Some(Outgoing::new(ranks[to], OutgoingKind::Local(writer)));
-            ends[to].incoming[from] = Some(Incoming::new(ranks[from], IncomingKind::Local(reader)));
+            ends[from].outgoing[to] =
+                Some(SendChannel::new(ranks[to], SendChannelKind::Local(writer)));
+            ends[to].incoming[from] =
+                Some(RecvChannel::new(ranks[from], RecvChannelKind::Local(reader)));
         }
     }
     ends.into_iter().map(Some).collect()

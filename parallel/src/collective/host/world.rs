@@ -7,9 +7,9 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::board::{Entry, Reply, Shared};
-use super::links::Links;
-use super::member::Member;
+use super::board::{Entry, Reply, WorldHealth};
+use super::links::PeerChannels;
+use super::member::GroupTask;
 use super::progress::ProgressThread;
 use super::queue::HostCollective;
 use crate::collective::Group;
@@ -38,8 +38,8 @@ pub struct World {
     rank: usize,
     size: usize,
     config: WorldConfig,
-    shared: Arc<Shared>,
-    meeting: Arc<dyn Meeting>,
+    shared: Arc<WorldHealth>,
+    rendezvous: Arc<dyn Rendezvous>,
     progress: Arc<ProgressThread>,
     /// How often this rank has made a group of the same name and ranks.
     made: Mutex<HashMap<String, usize>>,
@@ -47,7 +47,7 @@ pub struct World {
 }
 
 /// How the members of a group come to have pipes to each other.
-pub trait Meeting: Send + Sync {
+pub trait Rendezvous: Send + Sync {
     /// The pipes of member `own` of the group `id` of `ranks`.
     fn links(
         &self,
@@ -55,7 +55,7 @@ pub trait Meeting: Send + Sync {
         id: &Arc<str>,
         own: usize,
         ranks: &[usize],
-    ) -> Result<Links>;
+    ) -> Result<PeerChannels>;
 
     /// Asks ranks, by their numbers in the world, whether they have entered calls of a group; one reply for
     /// each question.
@@ -74,9 +74,9 @@ impl World {
         rank: usize,
         size: usize,
         config: &WorldConfig,
-        shared: Arc<Shared>,
+        shared: Arc<WorldHealth>,
         progress: Arc<ProgressThread>,
-        meeting: Arc<dyn Meeting>,
+        meeting: Arc<dyn Rendezvous>,
     ) -> World {
         let config = config.clone();
         World {
@@ -84,7 +84,7 @@ impl World {
             size,
             config,
             shared,
-            meeting,
+            rendezvous: meeting,
             progress,
             made: Mutex::default(),
             everyone: OnceLock::new(),
@@ -138,20 +138,20 @@ impl World {
         }
         let id = self.id(name, ranks);
         let links = self.shared.check();
-        let links = links.and_then(|()| self.meeting.links(&self.progress, &id, own, ranks));
+        let links = links.and_then(|()| self.rendezvous.links(&self.progress, &id, own, ranks));
         let links = links.map_err(|reason| {
             let what = format!("{reason}; rank {} was making group {id}", self.rank);
             Error::communication("", what)
         })?;
         let (collective, jobs) =
             HostCollective::new(name, own, ranks.len(), &self.shared, &self.progress);
-        let member = Member {
+        let member = GroupTask {
             name: name.to_string(),
             id,
             ranks: ranks.to_vec(),
             links,
             shared: self.shared.clone(),
-            meeting: self.meeting.clone(),
+            rendezvous: self.rendezvous.clone(),
             timeout: self.config.timeout,
             traffic: collective.counter(),
         };

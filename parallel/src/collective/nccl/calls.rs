@@ -25,7 +25,7 @@ pub unsafe fn give(
     if call.len == 0 {
         return Ok(());
     }
-    let parts: Vec<Range<usize>> = (0..size).map(|i| call.part(size, i)).collect();
+    let parts: Vec<Range<usize>> = (0..size).map(|i| call.chunk_range(size, i)).collect();
     let (own, len) = (parts[rank].clone(), call.len);
     let equal = parts.iter().all(|part| part.len() == own.len());
     let others = || (0..size).filter(|&i| i != rank);
@@ -42,7 +42,7 @@ pub unsafe fn give(
         match call.op {
             Op::AllReduce(reduction) => {
                 let whole = at(address(&mut memory.output, len)?, &(0..len));
-                communicator.all_reduce(stream, whole, of(reduction))
+                communicator.all_reduce(stream, whole, reduction_op(reduction))
             }
             Op::AllGather if equal => {
                 let whole = address(&mut memory.output, len)?;
@@ -59,14 +59,14 @@ pub unsafe fn give(
             }
             Op::ReduceScatter(reduction) if equal => {
                 let whole = address(&mut memory.output, len)?;
-                communicator.reduce_scatter(stream, whole, at(whole, &own), of(reduction))
+                communicator.reduce_scatter(stream, whole, at(whole, &own), reduction_op(reduction))
             }
             Op::ReduceScatter(reduction) => {
                 let whole = address(&mut memory.output, len)?;
                 communicator.group(|communicator| {
                     let mut parts = parts.iter().enumerate().filter(|(_, part)| filled(part));
                     parts.try_for_each(|(root, part)| {
-                        communicator.reduce(stream, at(whole, part), root, of(reduction))
+                        communicator.reduce(stream, at(whole, part), root, reduction_op(reduction))
                     })
                 })
             }
@@ -76,7 +76,7 @@ pub unsafe fn give(
             }
             Op::Reduce { root, reduction } => {
                 let whole = at(address(&mut memory.output, len)?, &(0..len));
-                communicator.reduce(stream, whole, root, of(reduction))
+                communicator.reduce(stream, whole, root, reduction_op(reduction))
             }
             Op::Gather { root } => {
                 let part = at(address(&mut memory.input, own.len())?, &(0..own.len()));
@@ -134,7 +134,7 @@ pub unsafe fn give(
                 let whole = at(address(&mut memory.output, len)?, &(0..len));
                 communicator.recv(stream, whole, from)
             }
-            Op::Exchange { to, from } => {
+            Op::SendRecv { to, from } => {
                 let input = at(address(&mut memory.input, len)?, &(0..len));
                 let output = at(address(&mut memory.output, len)?, &(0..len));
                 communicator.group(|communicator| {
@@ -178,13 +178,13 @@ fn address(buffer: &mut Option<Buffer>, numel: usize) -> Result<u64> {
 
 /// Bytes that a ring, or a message, makes this rank send.
 pub fn bytes_sent(call: &Call, rank: usize, size: usize) -> u64 {
-    let (whole, own) = (call.len, call.part(size, rank).len());
+    let (whole, own) = (call.len, call.chunk_range(size, rank).len());
     let elements = match call.op {
         Op::AllReduce(_) => 2 * whole * (size - 1) / size,
         Op::AllGather | Op::ReduceScatter(_) => whole * (size - 1) / size,
         Op::AllToAll | Op::Scatter { .. } if scatters(call.op, rank) => whole - own,
         Op::Gather { root } if root != rank => own,
-        Op::Broadcast { .. } | Op::Reduce { .. } | Op::Send { .. } | Op::Exchange { .. } => whole,
+        Op::Broadcast { .. } | Op::Reduce { .. } | Op::Send { .. } | Op::SendRecv { .. } => whole,
         _ => 0,
     };
     (elements * call.dtype.size()) as u64
@@ -195,7 +195,7 @@ fn scatters(op: Op, rank: usize) -> bool {
     !matches!(op, Op::Scatter { root } if root != rank)
 }
 
-fn of(reduction: Reduction) -> nccl::Reduction {
+fn reduction_op(reduction: Reduction) -> nccl::Reduction {
     match reduction {
         Reduction::Sum => nccl::Reduction::Sum,
         Reduction::Max => nccl::Reduction::Max,

@@ -25,8 +25,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::{Buffer, Call, Collective, Group, Memory, Op, Traffic, Work};
-use worker::{Job, Worker, abort, until_ready};
+use super::{Buffer, Call, Collective, CommVolume, Group, Memory, Op, Work};
+use worker::{NcclCall, Worker, abort, until_ready};
 
 /// How ranks find and use NCCL.
 #[derive(Debug, Clone)]
@@ -42,9 +42,9 @@ pub(super) struct NcclCollective {
     host: Arc<dyn Collective>,
     device: Device,
     /// Closed before the thread is joined.
-    jobs: Option<Sender<Job>>,
+    jobs: Option<Sender<NcclCall>>,
     thread: Option<JoinHandle<()>>,
-    traffic: Arc<Mutex<Traffic>>,
+    traffic: Arc<Mutex<CommVolume>>,
 }
 
 impl NcclCollective {
@@ -104,7 +104,7 @@ impl NcclCollective {
         // What the compute stream was given until now comes before the call.
         let given = gpu.compute().record().map_err(Error::from_gpu)?;
         let (completion, done) = channel();
-        jobs.send(Job { call, memory, given, completion }).map_err(|_| gone())?;
+        jobs.send(NcclCall { call, memory, given, completion }).map_err(|_| gone())?;
         Ok(done)
     }
 }
@@ -127,13 +127,13 @@ impl Collective for NcclCollective {
             return self.host.start(call, memory);
         }
         let given = self.give(call, memory);
-        Work::of(move || {
+        Work::from_fn(move || {
             let gone = |_| Error::communication("nccl", "the group's thread has ended");
             given?.recv().map_err(gone)??.into_inner()
         })
     }
 
-    fn traffic(&self) -> Traffic {
+    fn traffic(&self) -> CommVolume {
         let mut traffic = self.host.traffic();
         traffic.add(&self.traffic.lock().unwrap_or_else(PoisonError::into_inner));
         traffic

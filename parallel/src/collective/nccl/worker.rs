@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::super::{Call, Collective, Memory, Traffic};
+use super::super::{Call, Collective, CommVolume, Memory};
 use super::calls::{bytes_sent, give};
 
 /// How long nobody looks after calls that are under way.
@@ -21,7 +21,7 @@ const LEAVE: Duration = Duration::from_secs(5);
 const ABORT: Duration = Duration::from_secs(2);
 
 /// A call on its way to the stream.
-pub struct Job {
+pub struct NcclCall {
     pub call: Call,
     pub memory: Memory,
     /// What the compute stream must have done before.
@@ -44,7 +44,7 @@ pub struct Worker {
     stream: Stream,
     device: Device,
     timeout: Duration,
-    traffic: Arc<Mutex<Traffic>>,
+    traffic: Arc<Mutex<CommVolume>>,
     calls: u64,
     under_way: VecDeque<UnderWay>,
     failure: Option<String>,
@@ -57,7 +57,7 @@ impl Worker {
         stream: Stream,
         device: &Device,
         timeout: Duration,
-        traffic: &Arc<Mutex<Traffic>>,
+        traffic: &Arc<Mutex<CommVolume>>,
     ) -> Worker {
         Worker {
             host: host.clone(),
@@ -73,7 +73,7 @@ impl Worker {
     }
 
     /// Carries out calls until nobody can make one any more and all have ended.
-    pub fn serve(mut self, jobs: &Receiver<Job>) {
+    pub fn serve(mut self, jobs: &Receiver<NcclCall>) {
         let mut open = true;
         while open || !self.under_way.is_empty() {
             let next = match (open, self.under_way.is_empty()) {
@@ -96,7 +96,7 @@ impl Worker {
         self.leave();
     }
 
-    fn carry_out(&mut self, Job { call, mut memory, given, completion }: Job) {
+    fn carry_out(&mut self, NcclCall { call, mut memory, given, completion }: NcclCall) {
         self.calls += 1;
         let begun = self.begin(&call, &mut memory, &given);
         if let Err(error) = &begun {

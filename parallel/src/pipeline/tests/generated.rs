@@ -4,8 +4,8 @@
 use proptest::prelude::*;
 
 use super::super::{
-    Direction, Instruction, Message, Peak, PipelineConfig, Schedule, ScheduleKind, Times, check,
-    formula, simulate,
+    Direction, Instruction, Message, PeakActivations, PipelineConfig, PipelineSchedule,
+    ScheduleKind, StageTimes, formula, simulate, validate,
 };
 
 fn config(kind: ScheduleKind, stages: usize, microbatches: usize, chunks: usize) -> PipelineConfig {
@@ -13,9 +13,9 @@ fn config(kind: ScheduleKind, stages: usize, microbatches: usize, chunks: usize)
 }
 
 /// Checks a schedule and compares peaks, total time and bubble with the formulas.
-fn keeps_its_promises(config: &PipelineConfig, times: &Times) {
-    let schedule = Schedule::new(config).unwrap();
-    let peaks = check(&schedule).unwrap_or_else(|error| panic!("{config:?}: {error}"));
+fn keeps_its_promises(config: &PipelineConfig, times: &StageTimes) {
+    let schedule = PipelineSchedule::new(config).unwrap();
+    let peaks = validate(&schedule).unwrap_or_else(|error| panic!("{config:?}: {error}"));
     for (rank, peak) in peaks.iter().enumerate() {
         assert_eq!(*peak, formula::peak(config, rank), "{config:?}, rank {rank}");
     }
@@ -47,12 +47,14 @@ fn configs() -> impl Strategy<Value = PipelineConfig> {
 }
 
 /// Random durations for which all formulas hold: the weight part is not longer than the others.
-fn times() -> impl Strategy<Value = Times> {
-    (0.1_f64..3.0, 0.1_f64..3.0, 0.0_f64..=1.0).prop_map(|(forward, backward_input, share)| Times {
-        forward,
-        backward_input,
-        backward_weight: share * forward.min(backward_input),
-        communication: 0.0,
+fn times() -> impl Strategy<Value = StageTimes> {
+    (0.1_f64..3.0, 0.1_f64..3.0, 0.0_f64..=1.0).prop_map(|(forward, backward_input, share)| {
+        StageTimes {
+            forward,
+            backward_input,
+            backward_weight: share * forward.min(backward_input),
+            communication: 0.0,
+        }
     })
 }
 
@@ -71,7 +73,7 @@ proptest! {
         config in configs(), forward in 0.0_f64..9.0, backward in 0.1_f64..9.0,
     ) {
         prop_assume!(!config.kind.splits_backward());
-        let times = Times { forward, backward_input: backward, backward_weight: 0.0, communication: 0.0 };
+        let times = StageTimes { forward, backward_input: backward, backward_weight: 0.0, communication: 0.0 };
         keeps_its_promises(&config, &times);
     }
 
@@ -81,10 +83,10 @@ proptest! {
     fn forwards_alone_fill_the_pipeline_and_keep_nothing(
         stages in 1_usize..=8, microbatches in 1_usize..=24, chunks in 1_usize..=4,
     ) {
-        let schedule = Schedule::forward_only(stages, microbatches, chunks).unwrap();
+        let schedule = PipelineSchedule::forward_only(stages, microbatches, chunks).unwrap();
         prop_assert!(schedule.is_forward_only());
-        prop_assert_eq!(check(&schedule).unwrap(), vec![Peak::default(); stages]);
-        let total = simulate(&schedule, &Times::default()).unwrap().total() * chunks as f64;
+        prop_assert_eq!(validate(&schedule).unwrap(), vec![PeakActivations::default(); stages]);
+        let total = simulate(&schedule, &StageTimes::default()).unwrap().total() * chunks as f64;
         let most = if chunks == 1 { microbatches } else { microbatches.next_multiple_of(stages) * chunks };
         let (forwards, way) = (microbatches * chunks, stages - 1);
         prop_assert!((total.round() - total).abs() < 1e-9, "{total}");
@@ -97,9 +99,9 @@ proptest! {
         stages in 1_usize..=8, microbatches in 1_usize..=24,
         forward in 0.0_f64..3.0, input in 0.1_f64..3.0, weight in 0.0_f64..3.0,
     ) {
-        let times = Times { forward, backward_input: input, backward_weight: weight, communication: 0.0 };
+        let times = StageTimes { forward, backward_input: input, backward_weight: weight, communication: 0.0 };
         let zb_h1 = config(ScheduleKind::ZbH1, stages, microbatches, 1);
-        let total = simulate(&Schedule::new(&zb_h1).unwrap(), &times).unwrap().total();
+        let total = simulate(&PipelineSchedule::new(&zb_h1).unwrap(), &times).unwrap().total();
         let one_f_one_b = PipelineConfig { kind: ScheduleKind::OneFOneB, ..zb_h1 };
         let least = formula::iteration_time(&zb_h1, &times);
         let most = formula::iteration_time(&one_f_one_b, &times);
@@ -120,24 +122,25 @@ fn bubbles_of_four_stages_and_eight_microbatches() {
         (ZbH1, 1, 3.0, [4, 4, 4, 4]),
     ];
     for (kind, chunks, bubble, peaks) in cases {
-        let schedule = Schedule::new(&config(kind, 4, 8, chunks)).unwrap();
-        let timeline = simulate(&schedule, &Times::default()).unwrap();
+        let schedule = PipelineSchedule::new(&config(kind, 4, 8, chunks)).unwrap();
+        let timeline = simulate(&schedule, &StageTimes::default()).unwrap();
         assert_eq!((timeline.ideal(), timeline.bubble()), (24.0, bubble), "{kind}");
-        let got: Vec<usize> = check(&schedule).unwrap().iter().map(|peak| peak.total).collect();
+        let got: Vec<usize> = validate(&schedule).unwrap().iter().map(|peak| peak.total).collect();
         assert_eq!(got, peaks, "{kind}");
     }
     // Table 2 of arXiv:2401.10241: rank i of p holds p - i activations and i weight parts, besides the one that runs.
-    let schedule = Schedule::new(&config(ZbH1, 4, 8, 1)).unwrap();
-    let peaks = check(&schedule).unwrap();
+    let schedule = PipelineSchedule::new(&config(ZbH1, 4, 8, 1)).unwrap();
+    let peaks = validate(&schedule).unwrap();
     let want = [(4, 1), (3, 2), (2, 3), (1, 4)];
-    let want = want.map(|(activations, deferred)| Peak { activations, deferred, total: 4 });
+    let want =
+        want.map(|(activations, deferred)| PeakActivations { activations, deferred, total: 4 });
     assert_eq!(peaks, want);
 }
 
 /// The first rank of figure 4 of arXiv:2104.04473, which numbers micro-batches from 1.
 #[test]
 fn the_interleaved_order_is_that_of_the_paper() {
-    let schedule = Schedule::new(&config(ScheduleKind::Interleaved, 4, 8, 2)).unwrap();
+    let schedule = PipelineSchedule::new(&config(ScheduleKind::Interleaved, 4, 8, 2)).unwrap();
     let order = |rank: usize| -> Vec<String> {
         let computations = schedule.instructions(rank).iter().filter_map(|instruction| {
             let (letter, microbatch, chunk) = super::super::text::parts(instruction)?;
@@ -166,8 +169,9 @@ fn every_forward_has_a_later_backward() {
                 if stages == 1 && chunks > 1 {
                     continue; // refused
                 }
-                let schedule = Schedule::new(&config(kind, stages, microbatches, chunks)).unwrap();
-                check(&schedule).unwrap();
+                let schedule =
+                    PipelineSchedule::new(&config(kind, stages, microbatches, chunks)).unwrap();
+                validate(&schedule).unwrap();
                 for rank in 0..stages {
                     let mut open = std::collections::HashSet::new();
                     let mut computations = 0;
@@ -195,14 +199,14 @@ fn every_forward_has_a_later_backward() {
 /// first stage and no activation the last, and max(2, min(p - rank, m)) buffers suffice.
 #[test]
 fn one_f_one_b_has_the_steps_and_buffers_of_deepspeed() {
-    let times = Times { backward_weight: 0.0, ..Times::default() };
+    let times = StageTimes { backward_weight: 0.0, ..StageTimes::default() };
     for stages in 1..=8 {
         for microbatches in 1..=16 {
             let config = config(ScheduleKind::OneFOneB, stages, microbatches, 1);
-            let schedule = Schedule::new(&config).unwrap();
+            let schedule = PipelineSchedule::new(&config).unwrap();
             let steps = simulate(&schedule, &times).unwrap().total();
             assert_eq!(steps, (2 * (microbatches + stages - 1)) as f64, "{config:?}");
-            for (rank, peak) in check(&schedule).unwrap().iter().enumerate() {
+            for (rank, peak) in validate(&schedule).unwrap().iter().enumerate() {
                 let instructions = schedule.instructions(rank).iter();
                 let sends = |direction| {
                     let sends = instructions.clone().flat_map(|instruction| instruction.sends());
@@ -222,8 +226,8 @@ fn one_f_one_b_has_the_steps_and_buffers_of_deepspeed() {
 #[test]
 fn communication_takes_time_and_no_rank() {
     let config = config(ScheduleKind::Naive, 3, 2, 1);
-    let times = Times { communication: 0.25, ..Times::default() };
-    let timeline = simulate(&Schedule::new(&config).unwrap(), &times).unwrap();
+    let times = StageTimes { communication: 0.25, ..StageTimes::default() };
+    let timeline = simulate(&PipelineSchedule::new(&config).unwrap(), &times).unwrap();
     assert_eq!(timeline.total(), 2.0 * 3.0 * 3.0 + 2.0 * 4.0 * 0.25);
     assert_eq!(timeline.ideal(), 6.0);
 
@@ -231,19 +235,19 @@ fn communication_takes_time_and_no_rank() {
     // between, each computation starts at once or when its tensor arrives.
     let config =
         PipelineConfig { kind: ScheduleKind::Interleaved, microbatches: 9, chunks: 4, ..config };
-    let times = Times { communication: 1.0, ..times };
-    let schedule = Schedule::new(&config).unwrap();
+    let times = StageTimes { communication: 1.0, ..times };
+    let schedule = PipelineSchedule::new(&config).unwrap();
     let timeline = simulate(&schedule, &times).unwrap();
     let ends: std::collections::HashMap<_, _> = (0..3)
         .flat_map(|rank| timeline.computations(rank).map(move |span| (rank, span)))
         .filter_map(|(rank, span)| {
-            Some(((rank, schedule.made(rank, &span.instruction)?), span.end))
+            Some(((rank, schedule.produced(rank, &span.instruction)?), span.end))
         })
         .collect();
     for rank in 0..3 {
         let mut free = 0.0;
         for span in timeline.computations(rank) {
-            let made = schedule.needed(rank, &span.instruction).map(|message| {
+            let made = schedule.consumed(rank, &span.instruction).map(|message| {
                 // The sender's name for the message: its chunk differs on the wrap-around link.
                 let stage = schedule.virtual_stage(rank, message.chunk);
                 let from = match message.direction {

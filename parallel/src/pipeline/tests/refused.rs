@@ -1,8 +1,8 @@
 //! Schedules with one defect each, and the checker's messages.
 
 use super::super::{
-    Direction, Instruction, Message, PipelineConfig, Schedule, ScheduleKind, Times, check, refusal,
-    simulate,
+    Direction, Instruction, Message, PipelineConfig, PipelineSchedule, ScheduleKind, StageTimes,
+    simulate, unsupported_reason, validate,
 };
 use Instruction::{Backward, BackwardInput, BackwardWeight, Exchange, Forward, Receive, Send};
 
@@ -55,24 +55,24 @@ fn sound() -> [Vec<Instruction>; 2] {
 fn refused(change: impl FnOnce(&mut [Vec<Instruction>; 2]), named: &[&str]) {
     let mut lists = sound();
     change(&mut lists);
-    let schedule = Schedule::from_instructions(lists.to_vec(), 2, 1);
-    let error = check(&schedule).expect_err("the checker must refuse this").to_string();
+    let schedule = PipelineSchedule::from_instructions(lists.to_vec(), 2, 1);
+    let error = validate(&schedule).expect_err("the checker must refuse this").to_string();
     for name in named {
         assert!(error.contains(name), "does not name {name}: {error}");
     }
     assert!(!error.contains('\n'), "{error}");
-    assert!(simulate(&schedule, &Times::default()).is_err());
+    assert!(simulate(&schedule, &StageTimes::default()).is_err());
 }
 
 #[test]
 fn the_sound_schedule_is_the_generated_one() {
     let [first, second] = sound();
-    let by_hand = Schedule::from_instructions(vec![first, second], 2, 1);
-    let peaks = check(&by_hand).unwrap();
+    let by_hand = PipelineSchedule::from_instructions(vec![first, second], 2, 1);
+    let peaks = validate(&by_hand).unwrap();
     assert_eq!(peaks.iter().map(|peak| peak.activations).collect::<Vec<_>>(), [2, 1]);
     let config =
         PipelineConfig { kind: ScheduleKind::OneFOneB, stages: 2, microbatches: 2, chunks: 1 };
-    assert_eq!(Schedule::new(&config).unwrap(), by_hand);
+    assert_eq!(PipelineSchedule::new(&config).unwrap(), by_hand);
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn a_deadlock_names_every_rank_that_waits() {
     let mut lists = sound();
     unfused(&mut lists);
     lists[1].swap(3, 4);
-    check(&Schedule::from_instructions(lists.to_vec(), 2, 1)).unwrap();
+    validate(&PipelineSchedule::from_instructions(lists.to_vec(), 2, 1)).unwrap();
 }
 
 #[test]
@@ -129,15 +129,16 @@ fn a_forgotten_microbatch_is_missed() {
 
 #[test]
 fn backwards_are_missed_unless_there_is_none() {
-    let schedule = Schedule::forward_only(2, 3, 1).unwrap();
-    assert!(!Schedule::from_instructions(sound().to_vec(), 2, 1).is_forward_only());
+    let schedule = PipelineSchedule::forward_only(2, 3, 1).unwrap();
+    assert!(!PipelineSchedule::from_instructions(sound().to_vec(), 2, 1).is_forward_only());
     let mut lists = schedule.ranks().to_vec();
     lists[1].push(backward(0));
-    let error = check(&Schedule::from_instructions(lists, 3, 1)).unwrap_err().to_string();
+    let error =
+        validate(&PipelineSchedule::from_instructions(lists, 3, 1)).unwrap_err().to_string();
     assert!(error.contains("rank 0 ends") && error.contains("without the backward"), "{error}");
     for sizes in [[0, 1, 1], [1, 0, 1], [1, 1, 0], [1 << 11, 1 << 11, 2]] {
         let [stages, microbatches, chunks] = sizes;
-        let error = Schedule::forward_only(stages, microbatches, chunks).unwrap_err();
+        let error = PipelineSchedule::forward_only(stages, microbatches, chunks).unwrap_err();
         assert!(error.to_string().contains("microbatches"), "{error}");
     }
 }
@@ -232,8 +233,9 @@ fn numbers_out_of_range_and_foreign_ranks_are_refused() {
     refused(|lists| lists[1].push(Send(output(1, 0))), &["no neighbour"]);
     refused(|lists| lists[0].push(Send(gradient(1, 1))), &["no neighbour"]);
     for (ranks, microbatches, chunks) in [(0, 1, 1), (1, 0, 1), (1, 1, 0)] {
-        let empty = Schedule::from_instructions(vec![Vec::new(); ranks], microbatches, chunks);
-        assert!(check(&empty).unwrap_err().to_string().contains("positive"));
+        let empty =
+            PipelineSchedule::from_instructions(vec![Vec::new(); ranks], microbatches, chunks);
+        assert!(validate(&empty).unwrap_err().to_string().contains("positive"));
     }
 }
 
@@ -260,13 +262,13 @@ fn combinations_without_sense_are_refused_in_one_place() {
     ];
     for &(kind, stages, microbatches, chunks, want) in cases {
         let config = PipelineConfig { kind, stages, microbatches, chunks };
-        let got = refusal(&config);
+        let got = unsupported_reason(&config);
         match want {
             None => assert_eq!(got, None, "{config:?}"),
             Some(want) => {
                 let why = got.unwrap_or_else(|| panic!("{config:?} is not refused"));
                 assert!(why.contains(want) && !why.contains('\n'), "{config:?}: {why}");
-                assert!(Schedule::new(&config).unwrap_err().to_string().contains(want));
+                assert!(PipelineSchedule::new(&config).unwrap_err().to_string().contains(want));
             }
         }
     }
@@ -279,14 +281,14 @@ fn combinations_without_sense_are_refused_in_one_place() {
 #[test]
 fn times_must_make_sense() {
     let [first, second] = sound();
-    let schedule = Schedule::from_instructions(vec![first, second], 2, 1);
+    let schedule = PipelineSchedule::from_instructions(vec![first, second], 2, 1);
     let zero =
-        Times { forward: 0.0, backward_input: 0.0, backward_weight: 0.0, communication: 1.0 };
+        StageTimes { forward: 0.0, backward_input: 0.0, backward_weight: 0.0, communication: 1.0 };
     let refused = [
         zero,
-        Times { forward: -1.0, ..Times::default() },
-        Times { backward_weight: f64::NAN, ..Times::default() },
-        Times { communication: f64::INFINITY, ..Times::default() },
+        StageTimes { forward: -1.0, ..StageTimes::default() },
+        StageTimes { backward_weight: f64::NAN, ..StageTimes::default() },
+        StageTimes { communication: f64::INFINITY, ..StageTimes::default() },
     ];
     for times in refused {
         assert!(

@@ -14,7 +14,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::super::board::{Answer, Entry, Kind, Reply, Shared};
+use super::super::board::{Answer, Entry, Kind, Reply, WorldHealth};
 use super::frame::{self, Body, ControlMessage};
 
 /// How long an answer may take: the other side's progress thread is never busy for long.
@@ -27,7 +27,7 @@ const LAST_MESSAGES: Duration = Duration::from_secs(1);
 pub struct Control {
     rank: usize,
     size: usize,
-    shared: Arc<Shared>,
+    shared: Arc<WorldHealth>,
     /// Where messages to a rank go: on rank 0 to every other, elsewhere to rank 0 only.
     outgoing: Mutex<HashMap<usize, UnboundedSender<ControlMessage>>>,
     /// Questions asked so far: the number of the next one.
@@ -43,7 +43,7 @@ impl Control {
     pub fn start(
         rank: usize,
         size: usize,
-        shared: &Arc<Shared>,
+        shared: &Arc<WorldHealth>,
         connections: Vec<(usize, TcpStream)>,
     ) -> Arc<Control> {
         let control = Arc::new(Control {

@@ -14,17 +14,17 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::{AbortHandle, spawn_local};
 use tokio::time::{sleep, timeout};
 
-use super::super::board::Shared;
+use super::super::board::WorldHealth;
 use super::auth::Secret;
 use super::frame::{self, Answer, Introduction, Purpose};
 use crate::descriptors::explained;
 
 /// How long a connection may take to prove itself.
-const PROOF: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Connections that may be at it at once. One more, and the oldest is dropped: a rank needs a moment only, and
 /// tries again.
-const STRANGERS: usize = 128;
+const MAX_UNAUTHENTICATED: usize = 128;
 
 /// Pause after a connection that could not be accepted.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -129,7 +129,12 @@ impl PendingConnections {
 /// Accepts connections for ever. Strangers are dropped and disturb nobody.
 ///
 /// A rank that waits for others and has no descriptor for their connections ends the world.
-pub async fn listen(listener: TcpListener, rank: usize, entrance: Entrance, shared: Arc<Shared>) {
+pub async fn listen(
+    listener: TcpListener,
+    rank: usize,
+    entrance: Entrance,
+    shared: Arc<WorldHealth>,
+) {
     let mut strangers: VecDeque<AbortHandle> = VecDeque::new();
     loop {
         let (mut stream, address) = match listener.accept().await.map_err(explained) {
@@ -152,16 +157,18 @@ pub async fn listen(listener: TcpListener, rank: usize, entrance: Entrance, shar
             }
         };
         strangers.retain(|stranger| !stranger.is_finished());
-        if strangers.len() == STRANGERS
+        if strangers.len() == MAX_UNAUTHENTICATED
             && let Some(oldest) = strangers.pop_front()
         {
             oldest.abort();
         }
         let entrance = entrance.clone();
         let stranger = spawn_local(async move {
-            match timeout(PROOF, entrance.secret.accept(&mut stream)).await {
+            match timeout(HANDSHAKE_TIMEOUT, entrance.secret.accept(&mut stream)).await {
                 // No stranger any more.
-                Ok(Ok(())) => drop(spawn_local(timeout(PROOF, entrance.admit(stream, address)))),
+                Ok(Ok(())) => {
+                    drop(spawn_local(timeout(HANDSHAKE_TIMEOUT, entrance.admit(stream, address))))
+                }
                 Ok(Err(error)) if error.kind() == ErrorKind::PermissionDenied => {
                     entrance.turned_away(address, error.to_string());
                 }
@@ -251,10 +258,10 @@ mod tests {
                 pending: pending.clone(),
                 arrivals: None,
             };
-            spawn_local(listen(listener, 0, entrance, Shared::new()));
+            spawn_local(listen(listener, 0, entrance, WorldHealth::new()));
             let start = Instant::now();
             let mut silent = Vec::new();
-            for _ in 0..STRANGERS + 10 {
+            for _ in 0..MAX_UNAUTHENTICATED + 10 {
                 silent.push(TcpStream::connect(address).await.unwrap());
             }
             let mut rank = TcpStream::connect(address).await.unwrap();
@@ -270,14 +277,17 @@ mod tests {
             frame::write(&mut other, &other_job).await.unwrap();
             let answer: Answer = frame::read(&mut other).await.unwrap();
             assert!(matches!(answer, Answer::Refused(why) if why.contains("job 'B'")));
-            assert!(start.elapsed() < PROOF, "let in after {:?}", start.elapsed());
+            assert!(start.elapsed() < HANDSHAKE_TIMEOUT, "let in after {:?}", start.elapsed());
             // The oldest were dropped at once, the newest has had its time.
             assert_eq!(silent[0].read(&mut [0]).await.unwrap_or(0), 0);
-            assert!(start.elapsed() < PROOF, "dropped after {:?}", start.elapsed());
+            assert!(start.elapsed() < HANDSHAKE_TIMEOUT, "dropped after {:?}", start.elapsed());
             let newest = silent.last_mut().unwrap();
             assert_eq!(newest.read(&mut [0]).await.unwrap_or(0), 0);
             let took = start.elapsed();
-            assert!((PROOF..PROOF * 3).contains(&took), "dropped after {took:?}");
+            assert!(
+                (HANDSHAKE_TIMEOUT..HANDSHAKE_TIMEOUT * 3).contains(&took),
+                "dropped after {took:?}"
+            );
         });
     }
 }

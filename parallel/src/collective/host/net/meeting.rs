@@ -11,12 +11,12 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
-use super::super::board::{Entry, Reply, Shared};
-use super::super::links::Links;
-use super::super::pipe::{Incoming, IncomingKind, Outgoing, OutgoingKind};
+use super::super::board::{Entry, Reply, WorldHealth};
+use super::super::links::PeerChannels;
+use super::super::pipe::{RecvChannel, RecvChannelKind, SendChannel, SendChannelKind};
 use super::super::progress::ProgressThread;
 use super::super::silence::{blame, list};
-use super::super::world::Meeting;
+use super::super::world::Rendezvous;
 use super::super::{shm, tcp};
 use super::Transport;
 use super::auth::Secret;
@@ -27,7 +27,7 @@ use super::rendezvous::{connect, deadline};
 
 /// What it takes to make pipes.
 #[derive(Clone)]
-pub struct NetMeeting {
+pub struct NetRendezvous {
     /// This rank.
     pub rank: usize,
     /// Where ranks listen.
@@ -45,19 +45,19 @@ pub struct NetMeeting {
     /// Messages.
     pub control: Arc<Control>,
     /// Whether the world has failed.
-    pub shared: Arc<Shared>,
+    pub shared: Arc<WorldHealth>,
 }
 
-type Pipes = (OutgoingKind, IncomingKind);
+type Pipes = (SendChannelKind, RecvChannelKind);
 
-impl Meeting for NetMeeting {
+impl Rendezvous for NetRendezvous {
     fn links(
         &self,
         progress: &ProgressThread,
         id: &Arc<str>,
         own: usize,
         ranks: &[usize],
-    ) -> Result<Links> {
+    ) -> Result<PeerChannels> {
         let (sender, receiver) = mpsc::channel();
         let (meeting, id, ranks) = (self.clone(), id.clone(), ranks.to_vec());
         progress.serve(move || async move {
@@ -85,8 +85,8 @@ impl Meeting for NetMeeting {
     }
 }
 
-impl NetMeeting {
-    async fn make(&self, id: &Arc<str>, own: usize, ranks: &[usize]) -> Result<Links> {
+impl NetRendezvous {
+    async fn make(&self, id: &Arc<str>, own: usize, ranks: &[usize]) -> Result<PeerChannels> {
         let deadline = deadline(self.timeout);
         let mut pairs = JoinSet::new();
         for (member, &rank) in ranks.iter().enumerate().filter(|&(member, _)| member != own) {
@@ -95,7 +95,7 @@ impl NetMeeting {
                 (member, timeout_at(deadline, meeting.pair(&id, rank, deadline)).await)
             });
         }
-        let mut links = Links::empty(own, ranks);
+        let mut links = PeerChannels::empty(own, ranks);
         let mut missing = Vec::new();
         loop {
             let next = tokio::select! {
@@ -107,8 +107,8 @@ impl NetMeeting {
             let rank = ranks[member];
             match pipes {
                 Ok(Ok((outgoing, incoming))) => {
-                    links.outgoing[member] = Some(Outgoing::new(rank, outgoing));
-                    links.incoming[member] = Some(Incoming::new(rank, incoming));
+                    links.outgoing[member] = Some(SendChannel::new(rank, outgoing));
+                    links.incoming[member] = Some(RecvChannel::new(rank, incoming));
                 }
                 Ok(Err(error)) => {
                     // Why a rank has gone is better to know than that it has.
@@ -167,7 +167,7 @@ impl NetMeeting {
         }
         let (writer, reader, task) = tcp::pipes(stream);
         tokio::task::spawn_local(task);
-        Ok((OutgoingKind::Tcp(writer), IncomingKind::Tcp(reader)))
+        Ok((SendChannelKind::Tcp(writer), RecvChannelKind::Tcp(reader)))
     }
 
     /// Finds out, together with the other end, whether memory can be shared.
@@ -188,7 +188,7 @@ impl NetMeeting {
         let Some(ring) = ring.filter(|_| other.maps) else { return Ok(None) };
         Ok(Some(move |stream| {
             let (writer, reader) = shm::pipes(offered, ring, theirs.pid(), other.reads, stream);
-            (OutgoingKind::Shared(writer), IncomingKind::Shared(reader))
+            (SendChannelKind::Shared(writer), RecvChannelKind::Shared(reader))
         }))
     }
 }

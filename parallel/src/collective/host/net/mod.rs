@@ -10,14 +10,14 @@ mod rendezvous;
 use ferrotron_tensor::{Error, Result};
 use std::sync::{Arc, mpsc};
 
-use super::board::Shared;
+use super::board::WorldHealth;
 use super::progress::ProgressThread;
 use super::threads::run_rank;
 use super::world::{World, WorldConfig};
 use crate::descriptors;
 use auth::Secret;
 use control::Control;
-use meeting::NetMeeting;
+use meeting::NetRendezvous;
 
 /// What carries data between processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -81,7 +81,7 @@ pub fn run_rank_process<T>(config: &RankConfig, f: impl FnOnce(World) -> Result<
     if size > 1 {
         descriptors::provide(size)?;
     }
-    let shared = Shared::new();
+    let shared = WorldHealth::new();
     let progress = Arc::new(ProgressThread::start(rank, shared.clone())?);
     let meeting = meet(config, &shared, &progress)?;
     let world = World::new(rank, size, &config.world, shared.clone(), progress.clone(), meeting);
@@ -91,9 +91,9 @@ pub fn run_rank_process<T>(config: &RankConfig, f: impl FnOnce(World) -> Result<
 
 fn meet(
     config: &RankConfig,
-    shared: &Arc<Shared>,
+    shared: &Arc<WorldHealth>,
     progress: &ProgressThread,
-) -> Result<Arc<NetMeeting>> {
+) -> Result<Arc<NetRendezvous>> {
     let (sender, receiver) = mpsc::channel();
     let (config, shared, timeout) = (config.clone(), shared.clone(), config.world.timeout);
     progress.serve(move || async move {
@@ -101,7 +101,7 @@ fn meet(
         let met = rendezvous::meet(&config, &secret, &shared).await;
         let _ = sender.send(met.map(|met| {
             let control = Control::start(config.rank, config.size, &shared, met.control);
-            NetMeeting {
+            NetRendezvous {
                 rank: config.rank,
                 addresses: met.addresses.into(),
                 job_id: config.job_id,

@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream, lookup_host};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::super::board::Shared;
+use super::super::board::WorldHealth;
 use super::RankConfig;
 use super::auth::Secret;
 use super::frame::{self, Answer, Introduction, Purpose};
@@ -40,7 +40,7 @@ pub struct Met {
 }
 
 /// Meets all other ranks.
-pub async fn meet(config: &RankConfig, secret: &Secret, shared: &Arc<Shared>) -> Result<Met> {
+pub async fn meet(config: &RankConfig, secret: &Secret, shared: &Arc<WorldHealth>) -> Result<Met> {
     let RankConfig { rank, size, master, port, job_id, .. } = config;
     let deadline = self::deadline(config.world.timeout);
     let address = resolve(master, *port).await?;
@@ -119,7 +119,7 @@ async fn welcome(
     mut arrivals: UnboundedReceiver<Arrival>,
     deadline: Instant,
     limit: Duration,
-    shared: &Shared,
+    shared: &WorldHealth,
 ) -> Result<(Vec<SocketAddr>, Vec<(usize, TcpStream)>)> {
     let mut ranks: BTreeMap<usize, Joined> = BTreeMap::new();
     let mut turned_away: Vec<TurnedAway> = Vec::new();

@@ -17,20 +17,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use tokio::net::TcpStream;
 
-use super::local::Line;
-use super::pipe::{Fault, PIECE, PipeResult, SLOTS, pause};
+use super::local::CacheLine;
+use super::pipe::{ChannelResult, Fault, PIECE, SLOTS, pause};
 use ring::{Descriptor, Ring};
 
 /// Pieces of fewer bytes are put into the ring: copying them costs less than asking the kernel.
 const LEND_FROM: usize = 16 << 10;
 
 /// Looks at the ring before a side goes to sleep.
-const LOOKS: usize = 200;
+const SPIN_LIMIT: usize = 200;
 
 /// The end that is written.
-pub struct Writer {
+pub struct ShmWriter {
     ring: Ring,
-    bell: Bell,
+    bell: Doorbell,
     /// Whether the other side may read this process's memory.
     lends: bool,
     written: u64,
@@ -40,21 +40,21 @@ pub struct Writer {
 }
 
 /// The end that is read.
-pub struct Reader {
+pub struct ShmReader {
     ring: Ring,
-    bell: Bell,
+    bell: Doorbell,
     /// Process of the writer.
     pid: u32,
     read: u64,
-    scratch: Vec<Line>,
+    scratch: Vec<CacheLine>,
     holds: bool,
 }
 
 /// How a side waits for the other and wakes it.
 #[derive(Clone)]
-struct Bell(Arc<TcpStream>);
+struct Doorbell(Arc<TcpStream>);
 
-impl Bell {
+impl Doorbell {
     /// Wakes the other side if it sleeps.
     fn ring(&self, sleeps: &AtomicU32) {
         fence(Ordering::SeqCst); // what it waits for is visible before it is asked whether it sleeps
@@ -66,8 +66,8 @@ impl Bell {
     }
 
     /// Waits until the other side has made `ready` true.
-    async fn wait(&self, sleeps: &AtomicU32, ready: impl Fn() -> bool) -> PipeResult<()> {
-        for look in 0..LOOKS {
+    async fn wait(&self, sleeps: &AtomicU32, ready: impl Fn() -> bool) -> ChannelResult<()> {
+        for look in 0..SPIN_LIMIT {
             if ready() {
                 return Ok(());
             }
@@ -80,7 +80,10 @@ impl Bell {
                 sleeps.store(0, Ordering::Relaxed);
                 return Ok(());
             }
-            self.0.readable().await.map_err(|error| Fault::Gone(format!("is gone: {error}")))?;
+            self.0
+                .readable()
+                .await
+                .map_err(|error| Fault::PeerGone(format!("is gone: {error}")))?;
             let closed = loop {
                 match self.0.try_read(&mut [0; 64]) {
                     Ok(0) => break true,
@@ -89,28 +92,28 @@ impl Bell {
                 }
             };
             if closed && !ready() {
-                return Err(Fault::Gone("has left the group".to_string()));
+                return Err(Fault::PeerGone("has left the group".to_string()));
             }
         }
     }
 }
 
-impl Writer {
+impl ShmWriter {
     /// Waits until at most `limit` pieces are unread.
-    async fn room(&self, limit: u64) -> PipeResult<()> {
+    async fn room(&self, limit: u64) -> ChannelResult<()> {
         let ready =
             || self.written.saturating_sub(self.ring.read().load(Ordering::Acquire)) <= limit;
         self.bell.wait(self.ring.writer_sleeps(), ready).await
     }
 
-    pub async fn space(&mut self, len: usize) -> PipeResult<&mut [u8]> {
+    pub async fn space(&mut self, len: usize) -> ChannelResult<&mut [u8]> {
         self.room(SLOTS as u64 - 1).await?;
         self.current = Some(len);
         // SAFETY: the slot is free and this is the only writer.
         Ok(unsafe { &mut self.ring.slot(self.written)[..len] })
     }
 
-    pub fn commit(&mut self) -> PipeResult<usize> {
+    pub fn commit(&mut self) -> ChannelResult<usize> {
         let len = self.current.take().ok_or_else(|| "was sent a piece not begun".to_string())?;
         self.publish(Descriptor { len: len as u64, address: 0 });
         Ok(len)
@@ -127,9 +130,9 @@ impl Writer {
     ///
     /// # Safety
     ///
-    /// The bytes must stay unchanged until [`Writer::settle`] or [`Writer::revoke`] has returned, or the
+    /// The bytes must stay unchanged until [`ShmWriter::wait_sends`] or [`ShmWriter::cancel_sends`] has returned, or the
     /// other end is known to have received them.
-    pub async unsafe fn lend(&mut self, bytes: &[u8]) -> PipeResult<()> {
+    pub async unsafe fn lend(&mut self, bytes: &[u8]) -> ChannelResult<()> {
         if !self.lends || bytes.len() < LEND_FROM {
             self.space(bytes.len()).await?.copy_from_slice(bytes);
             return self.commit().map(drop);
@@ -141,39 +144,39 @@ impl Writer {
     }
 
     /// Waits until nothing that was lent is still to be read.
-    pub async fn settle(&mut self) -> PipeResult<()> {
+    pub async fn wait_sends(&mut self) -> ChannelResult<()> {
         let ready = || self.ring.read().load(Ordering::Acquire) >= self.lent;
         self.bell.wait(self.ring.writer_sleeps(), ready).await
     }
 
     /// Forbids to read what was lent. A reader that is at it will find out before it uses it.
-    pub fn revoke(&mut self) {
+    pub fn cancel_sends(&mut self) {
         self.ring.revoked().store(1, Ordering::SeqCst);
     }
 }
 
-impl Drop for Writer {
+impl Drop for ShmWriter {
     fn drop(&mut self) {
         if self.ring.read().load(Ordering::Acquire) < self.lent {
-            self.revoke();
+            self.cancel_sends();
         }
     }
 }
 
-impl Reader {
+impl ShmReader {
     /// Waits for the next piece, which must have `len` bytes.
-    async fn next(&mut self, len: usize) -> PipeResult<Descriptor> {
+    async fn next(&mut self, len: usize) -> ChannelResult<Descriptor> {
         let ready = || self.ring.written().load(Ordering::Acquire) > self.read;
         self.bell.wait(self.ring.reader_sleeps(), ready).await?;
         let descriptor = self.ring.descriptor(self.read);
         if descriptor.len != len as u64 || len > PIECE {
             let what = format!("sent a piece of {} bytes where {len} were due", descriptor.len);
-            return Err(Fault::Wrong(what));
+            return Err(Fault::Protocol(what));
         }
         Ok(descriptor)
     }
 
-    pub async fn piece(&mut self, len: usize) -> PipeResult<&[u8]> {
+    pub async fn piece(&mut self, len: usize) -> ChannelResult<&[u8]> {
         let Descriptor { address, .. } = self.next(len).await?;
         self.holds = true;
         if address == 0 {
@@ -181,7 +184,7 @@ impl Reader {
             return Ok(unsafe { &self.ring.slot(self.read)[..len] });
         }
         if self.scratch.is_empty() {
-            self.scratch = vec![Line::zeroed(); PIECE / size_of::<Line>()];
+            self.scratch = vec![CacheLine::zeroed(); PIECE / size_of::<CacheLine>()];
         }
         let scratch = &mut bytemuck::cast_slice_mut(&mut self.scratch)[..len];
         borrow(&self.ring, self.pid, address, scratch)?;
@@ -196,7 +199,7 @@ impl Reader {
         }
     }
 
-    pub async fn recv(&mut self, into: &mut [u8]) -> PipeResult<()> {
+    pub async fn recv(&mut self, into: &mut [u8]) -> ChannelResult<()> {
         let Descriptor { address, .. } = self.next(into.len()).await?;
         self.holds = true;
         if address == 0 {
@@ -211,12 +214,13 @@ impl Reader {
 }
 
 /// Copies what the writer has lent.
-fn borrow(ring: &Ring, pid: u32, address: u64, into: &mut [u8]) -> PipeResult<()> {
-    remote::read(pid, address, into).map_err(|error| Fault::Gone(format!("is gone: {error}")))?;
+fn borrow(ring: &Ring, pid: u32, address: u64, into: &mut [u8]) -> ChannelResult<()> {
+    remote::read(pid, address, into)
+        .map_err(|error| Fault::PeerGone(format!("is gone: {error}")))?;
     // Revoked before the memory went to other uses, so what was read before this is what was lent.
     fence(Ordering::SeqCst);
     if ring.revoked().load(Ordering::SeqCst) == 1 {
-        return Err(Fault::Gone("has given the call up".to_string()));
+        return Err(Fault::PeerGone("has given the call up".to_string()));
     }
     Ok(())
 }
@@ -232,7 +236,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let mut far = listener.accept().await.unwrap().0.into_std().unwrap();
-        let bell = Bell(Arc::new(near));
+        let bell = Doorbell(Arc::new(near));
         // The other side sleeps on, and wakes when the bell's socket takes no more.
         let mut rung = 0;
         bell.0.writable().await.unwrap();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tokio::net::TcpStream;
 
 use super::ring::Ring;
-use super::{Bell, Reader, Writer, remote};
+use super::{Doorbell, ShmReader, ShmWriter, remote};
 use crate::descriptors::explained;
 
 /// What one end says of itself.
@@ -95,9 +95,9 @@ pub fn pipes(
     pid: u32,
     reads: bool,
     stream: TcpStream,
-) -> (Writer, Reader) {
-    let bell = Bell(Arc::new(stream));
-    let writer = Writer {
+) -> (ShmWriter, ShmReader) {
+    let bell = Doorbell(Arc::new(stream));
+    let writer = ShmWriter {
         ring: mine.ring,
         bell: bell.clone(),
         lends: reads,
@@ -105,7 +105,7 @@ pub fn pipes(
         lent: 0,
         current: None,
     };
-    let reader = Reader { ring: theirs, bell, pid, read: 0, scratch: Vec::new(), holds: false };
+    let reader = ShmReader { ring: theirs, bell, pid, read: 0, scratch: Vec::new(), holds: false };
     (writer, reader)
 }
 
@@ -168,7 +168,7 @@ mod tests {
                     unsafe { writer.lend(&piece(i)).await.unwrap() };
                     assert_eq!(writer.lent, 0, "it lies in this process's memory");
                 }
-                writer.settle().await.unwrap();
+                writer.wait_sends().await.unwrap();
             };
             let receive = async {
                 for i in 0..count {
