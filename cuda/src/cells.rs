@@ -29,7 +29,7 @@ pub struct BadIndex {
 
 /// The scalars of a GPU. All accesses are enqueued in one stream.
 #[derive(Debug)]
-pub(crate) struct Cells {
+pub(crate) struct DeviceScalars {
     memory: Arena,
     step: Mutex<StepNumber>,
     /// Operations with a position, in order.
@@ -45,11 +45,11 @@ struct StepNumber {
     recorded: Option<Option<u64>>,
 }
 
-impl Cells {
-    pub(crate) fn new(context: &Arc<Context>, stream: &Stream) -> Result<Cells> {
+impl DeviceScalars {
+    pub(crate) fn new(context: &Arc<Context>, stream: &Stream) -> Result<DeviceScalars> {
         let mut memory = Arena::reserve(context, GRANULE)?;
         memory.map(0, GRANULE)?;
-        let cells = Cells { memory, step: Mutex::default(), ops: Mutex::default() };
+        let cells = DeviceScalars { memory, step: Mutex::default(), ops: Mutex::default() };
         cells.forget_positions(stream, MOST)?;
         Ok(cells)
     }
@@ -88,7 +88,7 @@ impl Cells {
         Ok(StepCell { address, _step: step })
     }
 
-    /// Starts a capture: no number is written until its [end](Cells::end_recording). Errors if a capture is in
+    /// Starts a capture: no number is written until its [end](DeviceScalars::end_recording). Errors if a capture is in
     /// progress.
     pub(crate) fn begin_recording(&self) -> Result<()> {
         let mut step = self.step.lock().unwrap_or_else(PoisonError::into_inner);

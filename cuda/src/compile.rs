@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::cubin_cache::{CubinCache, Key};
-use crate::kernels::{ElementType, File};
+use crate::kernels::{ElementType, KernelSource};
 use crate::nvrtc::{Architecture, Nvrtc};
 
 /// The cubin of `file` for elements of `element`, from the cache or compiled. `rows` is
@@ -12,7 +12,7 @@ use crate::nvrtc::{Architecture, Nvrtc};
 pub fn cubin(
     nvrtc: &Nvrtc,
     cache: &CubinCache,
-    (file, element, rows): (&File, ElementType, &str),
+    (file, element, rows): (&KernelSource, ElementType, &str),
     architecture: Architecture,
 ) -> Result<Vec<u8>> {
     let source = file.source(element, rows);

@@ -90,7 +90,7 @@ impl Context {
     }
 
     /// Returns whether the context is fake.
-    pub(crate) fn is_dry(&self) -> bool {
+    pub(crate) fn is_fake(&self) -> bool {
         self.handle.is_null()
     }
 
@@ -98,7 +98,7 @@ impl Context {
     ///
     /// Errors for a fake GPU, whose users make no driver calls.
     pub(crate) fn bind(&self) -> Result<()> {
-        if self.is_dry() {
+        if self.is_fake() {
             return Err(Error::new("cuda", "a fake GPU does nothing"));
         }
         // SAFETY: the context is alive as long as `self`.

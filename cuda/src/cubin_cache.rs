@@ -58,7 +58,7 @@ impl CubinCache {
 
     /// The user's cache: `ferrotron/cubin` in `XDG_CACHE_HOME` or `~/.cache`; without a home, in the system's
     /// temporary folder.
-    pub fn of_user() -> CubinCache {
+    pub fn for_user() -> CubinCache {
         let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
         let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
         CubinCache::new(cache.unwrap_or_else(std::env::temp_dir).join("ferrotron/cubin"))

@@ -24,11 +24,11 @@ use crate::memory::Arena;
 use crate::stream::Stream;
 use crate::{Error, Result};
 use functions::Functions;
-use plan::{Plan, Shape};
+use plan::{MatmulPlan, Shape};
 
 /// The storage order of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Order {
+pub enum StorageOrder {
     /// Row-major.
     Rows,
     /// Column-major.
@@ -41,7 +41,7 @@ pub struct Matrices {
     /// Address of the first element.
     pub address: u64,
     /// Storage order of each matrix.
-    pub order: Order,
+    pub order: StorageOrder,
     /// Stride in elements between rows or columns.
     pub leading: usize,
     /// Stride in elements between matrices; 0 uses the same matrix in every product.
@@ -73,7 +73,7 @@ pub enum Epilogue {
 ///
 /// Sums are in f32 (f64 for f64): true f32, never TF32. A 16-bit result is rounded once.
 #[derive(Debug, Clone, Copy)]
-pub struct Product {
+pub struct Matmul {
     /// Number of products.
     pub batch: usize,
     /// M, N and K; none is 0.
@@ -103,7 +103,7 @@ pub struct CublasLt {
     /// Workspace of algorithms.
     workspace: Arena,
     /// `None` for products without a cuBLASLt algorithm.
-    plans: Mutex<HashMap<Shape, Option<Plan>>>,
+    plans: Mutex<HashMap<Shape, Option<MatmulPlan>>>,
     searches: AtomicU64,
 }
 
@@ -135,7 +135,7 @@ impl CublasLt {
     ///
     /// Errors, with the remedy, if the library is missing or too old, or if there is no memory for the workspace.
     pub fn new(search: &Search, context: &Arc<Context>) -> Result<CublasLt> {
-        let functions = Functions::of(&search.load(Kind::CublasLt)?)?;
+        let functions = Functions::load(&search.load(Kind::CublasLt)?)?;
         context.bind()?;
         let bytes = workspace_bytes(context);
         let mut workspace = Arena::reserve(context, bytes)?;
@@ -166,9 +166,9 @@ impl CublasLt {
     }
 
     /// Returns whether there is an algorithm for the product: not every type supports every epilogue.
-    pub fn supports(&self, product: &Product) -> Result<bool> {
+    pub fn supports(&self, product: &Matmul) -> Result<bool> {
         let Some(library) = &self.library else {
-            return Ok(Shape::of(product).is_possible()); // rejected on every GPU
+            return Ok(Shape::from_matmul(product).is_possible()); // rejected on every GPU
         };
         self.planned(library, product, |plan| Ok(plan.is_some()))
     }
@@ -177,17 +177,17 @@ impl CublasLt {
     fn planned<R>(
         &self,
         library: &Handle,
-        product: &Product,
-        f: impl FnOnce(Option<&Plan>) -> Result<R>,
+        product: &Matmul,
+        f: impl FnOnce(Option<&MatmulPlan>) -> Result<R>,
     ) -> Result<R> {
         self.context.bind()?;
-        let shape = Shape::of(product);
+        let shape = Shape::from_matmul(product);
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(plan) = plans.get(&shape) {
             return f(plan.as_ref());
         }
         self.searches.fetch_add(1, Ordering::Relaxed);
-        let plan = Plan::new(library, &shape, &product.epilogue, self.workspace.len())?;
+        let plan = MatmulPlan::new(library, &shape, &product.epilogue, self.workspace.len())?;
         f(plans.entry(shape).or_insert(plan).as_ref())
     }
 
@@ -199,11 +199,12 @@ impl CublasLt {
     /// The addresses are device memory that contains all elements described by the matrices and the epilogue. Nothing
     /// outside of the stream uses them meanwhile; outputs overlap neither themselves nor anything else. All products
     /// use the same stream.
-    pub(crate) unsafe fn run(&self, stream: &Stream, product: &Product) -> Result<()> {
+    pub(crate) unsafe fn run(&self, stream: &Stream, product: &Matmul) -> Result<()> {
         let Some(library) = &self.library else { return Ok(()) };
         self.planned(library, product, |plan| {
             let plan = plan.ok_or_else(|| {
-                let message = format!("cuBLASLt has no algorithm for {}", Shape::of(product));
+                let message =
+                    format!("cuBLASLt has no algorithm for {}", Shape::from_matmul(product));
                 Error::new("matmul", message)
             })?;
             // SAFETY: the caller's promise.
@@ -216,12 +217,12 @@ impl CublasLt {
         &self,
         library: &Handle,
         stream: &Stream,
-        product: &Product,
-        plan: &Plan,
+        product: &Matmul,
+        plan: &MatmulPlan,
     ) -> Result<()> {
         let Handle { functions, raw, .. } = library;
         plan.point_at(functions, &product.epilogue)?;
-        let (alpha, beta) = (Scale::of(product, 1.0), Scale::of(product, product.beta));
+        let (alpha, beta) = (Scale::new(product, 1.0), Scale::new(product, product.beta));
         let address = |address: u64| address as *const c_void;
         let out = address(product.out.address).cast_mut();
         // SAFETY: descriptors, algorithm and handle are alive and belong to this kind of product; the scales have the
@@ -248,7 +249,7 @@ impl CublasLt {
             )
         };
         functions.check("cublasLtMatmul", status).map_err(|error| {
-            Error::new("matmul", format!("{}: {}", Shape::of(product), error.context()))
+            Error::new("matmul", format!("{}: {}", Shape::from_matmul(product), error.context()))
         })
     }
 }
@@ -264,7 +265,7 @@ union Scale {
 }
 
 impl Scale {
-    fn of(product: &Product, value: f64) -> Scale {
+    fn new(product: &Matmul, value: f64) -> Scale {
         match product.operands {
             ElementType::F64 => Scale { double: value },
             _ => Scale { single: value as f32 },

@@ -4,17 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Result;
-use crate::cells::{BadIndex, Cells, StepCell};
+use crate::cells::{BadIndex, DeviceScalars, StepCell};
 use crate::context::Context;
 use crate::cubin_cache::CubinCache;
-use crate::cublaslt::{CublasLt, Product};
+use crate::cublaslt::{CublasLt, Matmul};
 use crate::kernels::ElementType;
 use crate::launch::Launch;
 use crate::library::Search;
 use crate::modules::{Function, Modules};
 use crate::nvrtc::{Architecture, Nvrtc};
 use crate::stream::Stream;
-use crate::uploads::Uploads;
+use crate::uploads::PinnedUploadPool;
 
 /// Options to find and use a [`Gpu`].
 #[derive(Debug, Clone)]
@@ -30,7 +30,7 @@ pub struct GpuConfig {
 impl GpuConfig {
     /// GPU number `ordinal`, with libraries and cache from the environment.
     pub fn new(ordinal: usize) -> GpuConfig {
-        GpuConfig { ordinal, search: Search::from_environment(), cache: CubinCache::of_user() }
+        GpuConfig { ordinal, search: Search::from_environment(), cache: CubinCache::for_user() }
     }
 }
 
@@ -41,10 +41,10 @@ pub struct Gpu {
     /// `None` for a fake GPU.
     modules: Option<Modules>,
     products: CublasLt,
-    uploads: Uploads,
+    uploads: PinnedUploadPool,
     compute: Stream,
     copies: Stream,
-    cells: Cells,
+    scalars: DeviceScalars,
     launches: AtomicU64,
     product_launches: AtomicU64,
 }
@@ -58,7 +58,7 @@ impl Gpu {
         let nvrtc = Nvrtc::load(&config.search)?;
         let modules = Some(Modules::new(&context, nvrtc, config.cache.clone(), rows));
         let products = CublasLt::new(&config.search, &context)?;
-        Self::of(context, modules, products)
+        Self::from_parts(context, modules, products)
     }
 
     /// A fake GPU of `architecture` that executes nothing; used to estimate memory. It needs no library, and its work
@@ -66,12 +66,17 @@ impl Gpu {
     pub fn fake(architecture: Architecture) -> Result<Gpu> {
         let context = Context::fake(architecture);
         let products = CublasLt::fake(&context)?;
-        Self::of(context, None, products)
+        Self::from_parts(context, None, products)
     }
 
-    fn of(context: Arc<Context>, modules: Option<Modules>, products: CublasLt) -> Result<Gpu> {
+    fn from_parts(
+        context: Arc<Context>,
+        modules: Option<Modules>,
+        products: CublasLt,
+    ) -> Result<Gpu> {
         let (compute, copies) = (Stream::new(&context)?, Stream::new(&context)?);
-        let (cells, uploads) = (Cells::new(&context, &compute)?, Uploads::new(&context));
+        let (cells, uploads) =
+            (DeviceScalars::new(&context, &compute)?, PinnedUploadPool::new(&context));
         let [launches, product_launches] = [0, 0].map(AtomicU64::new);
         Ok(Gpu {
             context,
@@ -80,20 +85,20 @@ impl Gpu {
             uploads,
             compute,
             copies,
-            cells,
+            scalars: cells,
             launches,
             product_launches,
         })
     }
 
     /// Returns whether the GPU is fake.
-    pub fn is_dry(&self) -> bool {
-        self.context.is_dry()
+    pub fn is_fake(&self) -> bool {
+        self.context.is_fake()
     }
 
     /// Bytes of device memory for internal use: the workspace of matrix products, and scalars at fixed addresses.
     pub fn own_bytes(&self) -> usize {
-        self.products.workspace_bytes() + self.cells.bytes()
+        self.products.workspace_bytes() + self.scalars.bytes()
     }
 
     /// The GPU's context.
@@ -119,7 +124,7 @@ impl Gpu {
     /// # Safety
     /// As for [`Stream::upload`].
     pub unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
-        if self.is_dry() {
+        if self.is_fake() {
             return Ok(());
         }
         self.compute.expect_running("upload")?;
@@ -159,15 +164,15 @@ impl Gpu {
     ///
     /// Errors if the GPU has failed, or if the captured work already uses another step.
     pub fn step(&self, number: u64) -> Result<StepCell<'_>> {
-        self.cells.step(number, |address, step| {
+        self.scalars.step(number, |address, step| {
             let kernel = self.kernel("step", ElementType::F64, "set_step")?;
             // SAFETY: the kernel writes one step to the cell, which only kernels of this stream use.
             unsafe { kernel.value(address).value(step).run([1, 1, 1], [32, 1, 1]) }
         })
     }
 
-    pub(crate) fn cells(&self) -> &Cells {
-        &self.cells
+    pub(crate) fn cells(&self) -> &DeviceScalars {
+        &self.scalars
     }
 
     /// The address where kernels of `op` record the smallest position of a bad index: a `u64`, initially
@@ -175,7 +180,7 @@ impl Gpu {
     ///
     /// Errors if there are too many operations.
     pub fn bad_index(&self, op: &'static str) -> Result<u64> {
-        self.cells.bad_index(op)
+        self.scalars.bad_index(op)
     }
 
     /// Waits for all work of the compute stream, copies bytes from device address `from` to the host, and returns any
@@ -187,7 +192,7 @@ impl Gpu {
     /// As for [`Stream::download`].
     pub unsafe fn download(&self, to: &mut [u8], from: u64) -> Result<Option<BadIndex>> {
         // SAFETY: the caller's promise.
-        unsafe { self.cells.download(&self.compute, to, from) }
+        unsafe { self.scalars.download(&self.compute, to, from) }
     }
 
     /// Enqueues a matrix product in the compute stream.
@@ -197,7 +202,7 @@ impl Gpu {
     /// # Safety
     /// The addresses are memory of this GPU that contains all elements described by the matrices and the epilogue.
     /// Nothing outside of the stream uses them meanwhile; outputs overlap neither themselves nor anything else.
-    pub unsafe fn product(&self, product: &Product) -> Result<()> {
+    pub unsafe fn product(&self, product: &Matmul) -> Result<()> {
         self.product_launches.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the caller's promise; all products use this stream.
         unsafe { self.products.run(&self.compute, product) }

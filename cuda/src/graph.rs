@@ -17,24 +17,24 @@ use crate::driver::check;
 use crate::gpu::Gpu;
 use crate::stream::Stream;
 
-/// A capture of a GPU's compute stream. If it is dropped before its [end](Recording::end), the capture is discarded
+/// A capture of a GPU's compute stream. If it is dropped before its [end](StreamCapture::end), the capture is discarded
 /// and the stream continues as before.
 #[derive(Debug)]
 #[must_use]
-pub struct Recording<'a> {
+pub struct StreamCapture<'a> {
     gpu: &'a Gpu,
 }
 
-impl<'a> Recording<'a> {
+impl<'a> StreamCapture<'a> {
     /// Starts capturing the compute stream of `gpu`.
     ///
     /// Until the end, synchronizing with the stream and copying host memory that is not pinned are errors. The first
     /// such error invalidates the capture.
     ///
     /// Errors if the stream is already being captured.
-    pub fn begin(gpu: &'a Gpu) -> Result<Recording<'a>> {
+    pub fn begin(gpu: &'a Gpu) -> Result<StreamCapture<'a>> {
         gpu.cells().begin_recording()?;
-        let recording = Recording { gpu };
+        let recording = StreamCapture { gpu };
         gpu.context().bind()?;
         // In relaxed mode, mapping and pinning memory and loading kernels during the capture take effect immediately
         // and persist. Stricter modes forbid them, since the driver cannot know that (driver API,
@@ -64,7 +64,7 @@ impl<'a> Recording<'a> {
     }
 }
 
-impl Drop for Recording<'_> {
+impl Drop for StreamCapture<'_> {
     fn drop(&mut self) {
         let _ = end(self.gpu.compute());
         self.gpu.cells().end_recording();

@@ -1,6 +1,6 @@
 //! Kernel sources, which are compiled for one element type at a time.
 //!
-//! A file of `kernels/` contains entries `KERNEL(threads, name)(...)`. [`File::source`] generates the complete text
+//! A file of `kernels/` contains entries `KERNEL(threads, name)(...)`. [`KernelSource::source`] generates the complete text
 //! for one element type, in which the entry's name is `name_f32`. The crate with the pointwise table supplies its
 //! rows as CUDA expressions.
 
@@ -81,7 +81,7 @@ impl ElementType {
 
 /// A file of kernels.
 #[derive(Debug, Clone, Copy)]
-pub struct File {
+pub struct KernelSource {
     /// The file's name, equal to that of the CPU file of the same operation.
     pub name: &'static str,
     /// The source text.
@@ -106,7 +106,7 @@ const HEADERS: &[(&str, &str)] = &[
 macro_rules! files {
     ($($name:literal $types:ident $options:expr;)*) => {
         /// Every file.
-        pub const FILES: &[File] = &[$(File {
+        pub const FILES: &[KernelSource] = &[$(KernelSource {
             name: $name,
             text: include_str!(concat!("../kernels/", $name, ".cu")),
             types: ElementType::$types,
@@ -140,9 +140,9 @@ files! {
     "zero_bitmap" SIZES [];
 }
 
-impl File {
+impl KernelSource {
     /// The file called `name`.
-    pub fn named(name: &str) -> Option<&'static File> {
+    pub fn named(name: &str) -> Option<&'static KernelSource> {
         FILES.iter().find(|file| file.name == name)
     }
 
@@ -184,8 +184,8 @@ const ENTRY: &str = "extern \"C\" __global__ void __launch_bounds__(";
 /// The entries of a source, each with its maximum number of threads per block: (threads, name).
 ///
 /// ```
-/// use ferrotron_cuda::kernels::{ElementType, File, entries};
-/// let source = File::named("dropout").unwrap().source(ElementType::F32, "");
+/// use ferrotron_cuda::kernels::{ElementType, KernelSource, entries};
+/// let source = KernelSource::named("dropout").unwrap().source(ElementType::F32, "");
 /// assert_eq!(entries(&source), [(256, "dropout_f32".to_string())]);
 /// ```
 pub fn entries(source: &str) -> Vec<(u32, String)> {

@@ -81,7 +81,7 @@ impl<'a> Launch<'a> {
         if grid.contains(&0) {
             return Ok(());
         }
-        if self.stream.context().is_dry() {
+        if self.stream.context().is_fake() {
             return Ok(());
         }
         self.stream.context().bind()?;

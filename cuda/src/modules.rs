@@ -10,7 +10,7 @@ use crate::compile;
 use crate::context::Context;
 use crate::cubin_cache::CubinCache;
 use crate::driver::check;
-use crate::kernels::{self, ElementType, File};
+use crate::kernels::{self, ElementType, KernelSource};
 use crate::nvrtc::Nvrtc;
 use crate::{Error, Result};
 
@@ -95,7 +95,7 @@ impl Modules {
     }
 
     fn load(&self, name: &'static str, element: ElementType) -> Result<Module> {
-        let file = File::named(name)
+        let file = KernelSource::named(name)
             .filter(|file| file.types.contains(&element))
             .ok_or_else(|| Error::new(name, format!("has no kernels for {}", element.name())))?;
         let rows = if name == "pointwise" { &self.rows[..] } else { "" };

@@ -41,7 +41,7 @@ impl Nccl {
     ///
     /// Errors, with the remedy, if it is missing or too old.
     pub fn load(search: &Search) -> Result<Arc<Nccl>> {
-        let functions = Functions::of(&search.load(Kind::Nccl)?)?;
+        let functions = Functions::load(&search.load(Kind::Nccl)?)?;
         Ok(Arc::new(Nccl { functions }))
     }
 

@@ -27,7 +27,7 @@ impl Stream {
     /// Creates a stream that does not synchronize with others implicitly.
     pub fn new(context: &Arc<Context>) -> Result<Stream> {
         let mut handle = ptr::null_mut();
-        if context.is_dry() {
+        if context.is_fake() {
             return Ok(Stream { context: context.clone(), handle });
         }
         context.bind()?;
@@ -52,7 +52,7 @@ impl Stream {
     ///
     /// Errors if any of it failed.
     pub fn synchronize(&self) -> Result<()> {
-        if self.context.is_dry() {
+        if self.context.is_fake() {
             return Ok(());
         }
         self.context.bind()?;
@@ -69,7 +69,7 @@ impl Stream {
 
     /// Makes work enqueued from now on wait for `event`.
     pub fn wait(&self, event: &Event) -> Result<()> {
-        if self.context.is_dry() {
+        if self.context.is_fake() {
             return Ok(());
         }
         self.context.bind()?;
@@ -84,7 +84,7 @@ impl Stream {
     /// # Safety
     /// `from.len()` bytes from `to` on are device memory that nothing outside of this stream uses meanwhile.
     pub unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
-        if from.is_empty() || self.context.is_dry() {
+        if from.is_empty() || self.context.is_fake() {
             return Ok(()); // drivers need not accept empty copies
         }
         self.expect_running("cuMemcpyHtoD")?;
@@ -114,7 +114,7 @@ impl Stream {
     /// # Safety
     /// As for [`Stream::download`], for each address.
     pub unsafe fn download_all(&self, pieces: &mut [(&mut [u8], u64)]) -> Result<()> {
-        if self.context.is_dry() {
+        if self.context.is_fake() {
             return Ok(());
         }
         self.expect_running("cuMemcpyDtoH")?;
@@ -151,7 +151,7 @@ impl Stream {
     /// Both ranges are memory that the GPU can access, they do not overlap, and nothing outside of this stream uses
     /// them meanwhile.
     pub unsafe fn copy(&self, to: u64, from: u64, len: usize) -> Result<()> {
-        if len == 0 || self.context.is_dry() {
+        if len == 0 || self.context.is_fake() {
             return Ok(());
         }
         self.context.bind()?;
@@ -163,8 +163,8 @@ impl Stream {
     ///
     /// # Safety
     /// They are memory that the GPU can access and that nothing outside of this stream uses meanwhile.
-    pub unsafe fn fill_zero(&self, at: u64, len: usize) -> Result<()> {
-        if len == 0 || self.context.is_dry() {
+    pub unsafe fn zero_fill(&self, at: u64, len: usize) -> Result<()> {
+        if len == 0 || self.context.is_fake() {
             return Ok(());
         }
         self.context.bind()?;
@@ -175,7 +175,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.context.is_dry() {
+        if self.context.is_fake() {
             return;
         }
         let _ = self.context.bind();
@@ -200,7 +200,7 @@ impl Event {
     /// Creates an event that counts as complete until it is recorded.
     pub(crate) fn new(context: &Arc<Context>) -> Result<Event> {
         let mut handle = ptr::null_mut();
-        if context.is_dry() {
+        if context.is_fake() {
             return Ok(Event { context: context.clone(), handle });
         }
         context.bind()?;
@@ -212,7 +212,7 @@ impl Event {
 
     /// Records the event in `stream`, after all work enqueued so far.
     pub(crate) fn record(&self, stream: &Stream) -> Result<()> {
-        if self.context.is_dry() {
+        if self.context.is_fake() {
             return Ok(());
         }
         self.context.bind()?;
@@ -224,7 +224,7 @@ impl Event {
     ///
     /// Errors if work enqueued before it failed.
     pub fn has_passed(&self) -> Result<bool> {
-        if self.context.is_dry() {
+        if self.context.is_fake() {
             return Ok(true);
         }
         self.context.bind()?;
@@ -237,7 +237,7 @@ impl Event {
 
     /// Waits until the event is complete.
     pub fn synchronize(&self) -> Result<()> {
-        if self.context.is_dry() {
+        if self.context.is_fake() {
             return Ok(());
         }
         self.context.bind()?;
@@ -248,7 +248,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if self.context.is_dry() {
+        if self.context.is_fake() {
             return;
         }
         let _ = self.context.bind();

@@ -17,7 +17,7 @@ const MOST: usize = 256;
 
 /// A staging buffer, and the completion of its last copy.
 #[derive(Debug)]
-struct Piece {
+struct PinnedPiece {
     memory: PinnedMemory,
     fetched: Event,
 }
@@ -25,15 +25,15 @@ struct Piece {
 /// Staging buffers for uploads into one stream. There are as many of each size, a power of two, as were ever in
 /// flight at once.
 #[derive(Debug)]
-pub(crate) struct Uploads {
+pub(crate) struct PinnedUploadPool {
     context: Arc<Context>,
     /// Least recently used first.
-    pieces: Mutex<Vec<Piece>>,
+    pieces: Mutex<Vec<PinnedPiece>>,
 }
 
-impl Uploads {
-    pub(crate) fn new(context: &Arc<Context>) -> Uploads {
-        Uploads { context: context.clone(), pieces: Mutex::default() }
+impl PinnedUploadPool {
+    pub(crate) fn new(context: &Arc<Context>) -> PinnedUploadPool {
+        PinnedUploadPool { context: context.clone(), pieces: Mutex::default() }
     }
 
     /// Enqueues a copy of bytes to device address `to`, after all earlier work of `stream`. The slice can be reused
@@ -63,7 +63,7 @@ impl Uploads {
     }
 
     /// A staging buffer of at least `len` bytes that is not in use.
-    fn free(&self, pieces: &mut Vec<Piece>, len: usize) -> Result<Piece> {
+    fn free(&self, pieces: &mut Vec<PinnedPiece>, len: usize) -> Result<PinnedPiece> {
         let wanted = len.next_power_of_two().max(SMALLEST);
         // If the first copy of this size is not complete, no later one is.
         if let Some(index) = pieces.iter().position(|piece| piece.memory.len() == wanted)
@@ -79,6 +79,6 @@ impl Uploads {
             }
         }
         let memory = PinnedMemory::new(&self.context, wanted)?;
-        Ok(Piece { memory, fetched: Event::new(&self.context)? })
+        Ok(PinnedPiece { memory, fetched: Event::new(&self.context)? })
     }
 }

@@ -1,7 +1,7 @@
 //! Plans of matrix products: one search for each kind of product, and what cuBLASLt refuses.
 
 use ferrotron_cuda::Result;
-use ferrotron_cuda::cublaslt::{Epilogue, Matrices, Order, Product};
+use ferrotron_cuda::cublaslt::{Epilogue, Matmul, Matrices, StorageOrder};
 use ferrotron_cuda::gpu::{Gpu, GpuConfig};
 use ferrotron_cuda::kernels::ElementType;
 use ferrotron_cuda::memory::{Arena, GRANULE};
@@ -28,12 +28,12 @@ impl Bench {
     /// Matrices of f32, `offset` elements from the start.
     fn at(&self, offset: usize, leading: usize) -> Matrices {
         let address = self.memory.base() + 4 * offset as u64;
-        Matrices { address, order: Order::Rows, leading, batch_stride: 0 }
+        Matrices { address, order: StorageOrder::Rows, leading, batch_stride: 0 }
     }
 
     /// (1 2; 3 4) times (17 18; 19 20).
-    fn product(&self) -> Product {
-        Product {
+    fn product(&self) -> Matmul {
+        Matmul {
             batch: 1,
             sizes: [2, 2, 2],
             operands: ElementType::F32,
@@ -47,7 +47,7 @@ impl Bench {
     }
 
     /// The four numbers from where results go, after a product.
-    fn run(&self, product: &Product) -> Result<[f32; 4]> {
+    fn run(&self, product: &Matmul) -> Result<[f32; 4]> {
         // SAFETY: all matrices are within the memory, which is used in this stream alone.
         unsafe { self.gpu.product(product) }?;
         self.numbers(product.out.address)
@@ -81,28 +81,25 @@ fn an_algorithm_is_searched_for_once() -> Result<()> {
     assert_eq!(searches(), 1);
     // What differs in addresses, in what is added or in strides that nobody follows is of the same kind.
     assert_eq!(bench.run(&product)?, [55.0, 58.0, 127.0, 134.0]);
-    assert_eq!(bench.run(&Product { beta: 1.0, ..product })?, [110.0, 116.0, 254.0, 268.0]);
-    let elsewhere = Product { left: bench.at(4, 2), out: bench.at(32, 2), ..product };
+    assert_eq!(bench.run(&Matmul { beta: 1.0, ..product })?, [110.0, 116.0, 254.0, 268.0]);
+    let elsewhere = Matmul { left: bench.at(4, 2), out: bench.at(32, 2), ..product };
     assert_eq!(bench.run(&elsewhere)?, [199.0, 210.0, 271.0, 286.0]);
     let unused = Matrices { batch_stride: 4, ..product.left };
-    bench.run(&Product { left: unused, ..product })?;
+    bench.run(&Matmul { left: unused, ..product })?;
     assert_eq!(searches(), 1);
     // Everything else is a kind of its own.
-    let columns = Matrices { order: Order::Columns, ..product.left };
+    let columns = Matrices { order: StorageOrder::Columns, ..product.left };
     let rows = |matrices| Matrices { batch_stride: 2, ..matrices };
     let (left, out) = (rows(product.left), rows(product.out));
     let bias = |at: usize| Epilogue::Bias(bench.at(at, 0).address);
-    let both = Product { batch: 2, sizes: [1, 2, 2], left, out, ..product };
+    let both = Matmul { batch: 2, sizes: [1, 2, 2], left, out, ..product };
     let kinds = [
-        (
-            Product { left: columns, ..product },
-            [17.0 + 57.0, 18.0 + 60.0, 34.0 + 76.0, 36.0 + 80.0],
-        ),
-        (Product { right: bench.at(16, 4), ..product }, [17.0 + 42.0, 18.0 + 44.0, 135.0, 142.0]),
-        (Product { left: bench.at(1, 2), ..product }, [91.0, 96.0, 163.0, 172.0]),
-        (Product { epilogue: bias(0), ..product }, [56.0, 60.0, 128.0, 136.0]),
-        (Product { epilogue: bias(1), ..product }, [57.0, 61.0, 129.0, 137.0]),
-        (Product { sizes: [1, 2, 2], ..product }, [55.0, 58.0, 129.0, 137.0]),
+        (Matmul { left: columns, ..product }, [17.0 + 57.0, 18.0 + 60.0, 34.0 + 76.0, 36.0 + 80.0]),
+        (Matmul { right: bench.at(16, 4), ..product }, [17.0 + 42.0, 18.0 + 44.0, 135.0, 142.0]),
+        (Matmul { left: bench.at(1, 2), ..product }, [91.0, 96.0, 163.0, 172.0]),
+        (Matmul { epilogue: bias(0), ..product }, [56.0, 60.0, 128.0, 136.0]),
+        (Matmul { epilogue: bias(1), ..product }, [57.0, 61.0, 129.0, 137.0]),
+        (Matmul { sizes: [1, 2, 2], ..product }, [55.0, 58.0, 129.0, 137.0]),
         (both, [55.0, 58.0, 127.0, 134.0]),
     ];
     for (i, (product, want)) in kinds.iter().enumerate() {
@@ -114,7 +111,7 @@ fn an_algorithm_is_searched_for_once() -> Result<()> {
         assert_eq!(searches(), kinds.len() as u64 + 1, "kind {i}");
     }
     // Of a bias only its alignment is planned for.
-    let biased = Product { epilogue: bias(4), ..product };
+    let biased = Matmul { epilogue: bias(4), ..product };
     assert_eq!(bench.run(&biased)?, [60.0, 64.0, 132.0, 140.0]);
     assert_eq!(searches(), kinds.len() as u64 + 1);
     Ok(())
@@ -127,23 +124,23 @@ fn what_has_no_algorithm_is_an_error_that_names_it() -> Result<()> {
     else {
         return Ok(());
     };
-    let refused = |product: Product| bench.run(&product).unwrap_err().to_string();
+    let refused = |product: Matmul| bench.run(&product).unwrap_err().to_string();
     let product = bench.product();
-    let error = refused(Product { operands: ElementType::I64, ..product });
+    let error = refused(Matmul { operands: ElementType::I64, ..product });
     assert_eq!(error, "matmul: i64 has no products");
-    let error = refused(Product { result: ElementType::BF16, ..product });
+    let error = refused(Matmul { result: ElementType::BF16, ..product });
     let want = "matmul: cuBLASLt has no algorithm for 1 x (2, 2) (2, 2) of f32 into bf16";
     assert_eq!(error, want);
     let epilogue = Epilogue::Bias(bench.at(0, 0).address);
-    let doubles = Product { operands: ElementType::F64, result: ElementType::F64, ..product };
+    let doubles = Matmul { operands: ElementType::F64, result: ElementType::F64, ..product };
     assert!(bench.gpu.products().supports(&doubles)?);
     // The stand-in has no epilogue in f64.
-    let biased = Product { epilogue, ..doubles };
+    let biased = Matmul { epilogue, ..doubles };
     assert!(!bench.gpu.products().supports(&biased)?);
     let error = refused(biased);
     let want = "of f64 into f64 with CUBLASLT_EPILOGUE_BIAS";
     assert!(error.ends_with(want), "{error}");
-    let error = refused(Product { left: bench.at(0, 1), ..product });
+    let error = refused(Matmul { left: bench.at(0, 1), ..product });
     assert!(error.ends_with("f32 into f32: CUBLAS_STATUS_INVALID_VALUE"), "{error}");
     assert_eq!(bench.run(&product)?, [55.0, 58.0, 127.0, 134.0]);
     Ok(())
@@ -159,7 +156,7 @@ fn gelu_leaves_what_went_in() -> Result<()> {
     bench.put(512, &[1.0, 0.0])?;
     bench.put(520, &row)?;
     bench.put(528, &[9.0; 8])?;
-    let product = Product {
+    let product = Matmul {
         sizes: [1, 8, 2],
         left: bench.at(512, 2),
         right: bench.at(520, 8),
@@ -170,7 +167,7 @@ fn gelu_leaves_what_went_in() -> Result<()> {
         // A row of what goes in is wider than one of results.
         bench.put(560, &[-7.0; 17])?;
         let input = bench.at(560, 16).address;
-        let product = Product { epilogue: Epilogue::Gelu { bias, input, leading: 16 }, ..product };
+        let product = Matmul { epilogue: Epilogue::Gelu { bias, input, leading: 16 }, ..product };
         // SAFETY: as in `run`.
         unsafe { bench.gpu.product(&product) }?;
         let found: [f32; 17] = bench.numbers(input)?;
@@ -187,12 +184,12 @@ fn gelu_leaves_what_went_in() -> Result<()> {
         assert_eq!(found[8..], [-7.0; 9], "beside the row");
     }
     // What GELU demands is no matter of luck: rows of 4 elements are refused, without a call that could go wrong.
-    let narrow = Product { sizes: [1, 4, 2], ..product };
+    let narrow = Matmul { sizes: [1, 4, 2], ..product };
     let input = bench.at(560, 0).address;
     for (product, leading, takes) in [(product, 8, true), (product, 12, false), (narrow, 4, false)]
     {
         let epilogue = Epilogue::Gelu { bias: None, input, leading };
-        let product = Product { epilogue, ..product };
+        let product = Matmul { epilogue, ..product };
         assert_eq!(bench.gpu.products().supports(&product)?, takes, "{leading}");
     }
     // Of what goes in, too, the alignment is part of the kind.
@@ -200,7 +197,7 @@ fn gelu_leaves_what_went_in() -> Result<()> {
     for (at, more) in [(564, 0), (561, 1)] {
         let input = bench.at(at, 0).address;
         let epilogue = Epilogue::Gelu { bias: None, input, leading: 8 };
-        bench.run(&Product { epilogue, ..product })?;
+        bench.run(&Matmul { epilogue, ..product })?;
         assert_eq!(bench.gpu.products().searches(), searches + more, "at {at}");
     }
     Ok(())
@@ -213,17 +210,17 @@ fn sums_of_rows_come_with_a_product_and_are_never_added_to() -> Result<()> {
     let product = bench.product();
     // (1 2; 3 4), then (1 3; 2 4): as it lies, and as the transpose that the gradient of a layer is.
     for (order, result, sums) in [
-        (Order::Rows, [55.0, 58.0, 127.0, 134.0], [3.0, 7.0]),
-        (Order::Columns, [74.0, 78.0, 110.0, 116.0], [4.0, 6.0]),
+        (StorageOrder::Rows, [55.0, 58.0, 127.0, 134.0], [3.0, 7.0]),
+        (StorageOrder::Columns, [74.0, 78.0, 110.0, 116.0], [4.0, 6.0]),
     ] {
         let to = bench.at(640, 0).address;
         let left = Matrices { order, ..product.left };
-        let product = Product { left, epilogue: Epilogue::RowSums(to), ..product };
+        let product = Matmul { left, epilogue: Epilogue::RowSums(to), ..product };
         bench.put(640, &[-1.0; 3])?;
         assert!(bench.gpu.products().supports(&product)?);
         assert_eq!(bench.run(&product)?, result);
         assert_eq!(bench.numbers::<3>(to)?, [sums[0], sums[1], -1.0]);
-        let twice = bench.run(&Product { beta: 1.0, ..product })?;
+        let twice = bench.run(&Matmul { beta: 1.0, ..product })?;
         assert_eq!(twice, result.map(|x| 2.0 * x));
         assert_eq!(bench.numbers::<3>(to)?, [sums[0], sums[1], -1.0]);
     }

@@ -1,9 +1,9 @@
 //! Recorded work: that it waits for its launch, can be given again and again, and takes other streams along.
 
 use ferrotron_cuda::Result;
-use ferrotron_cuda::cublaslt::{Epilogue, Matrices, Order, Product};
+use ferrotron_cuda::cublaslt::{Epilogue, Matmul, Matrices, StorageOrder};
 use ferrotron_cuda::gpu::Gpu;
-use ferrotron_cuda::graph::Recording;
+use ferrotron_cuda::graph::StreamCapture;
 use ferrotron_cuda::kernels::ElementType;
 use ferrotron_cuda::memory::{Arena, GRANULE};
 use ferrotron_cuda::stream::Stream;
@@ -26,13 +26,13 @@ impl Bench {
         let numbers: Vec<u8> = [2.0_f32, 3.0].iter().flat_map(|x| x.to_le_bytes()).collect();
         // SAFETY: the memory is larger, and nobody else has it.
         unsafe {
-            bench.gpu.compute().fill_zero(bench.at(0), 4096)?;
+            bench.gpu.compute().zero_fill(bench.at(0), 4096)?;
             bench.gpu.compute().upload(bench.at(0), &numbers)?;
         }
         // The kernel of products is loaded when it first runs, which a driver may refuse while streams are recorded.
         bench.add_six()?;
         // SAFETY: as above.
-        unsafe { bench.gpu.compute().fill_zero(bench.at(4), 4)? };
+        unsafe { bench.gpu.compute().zero_fill(bench.at(4), 4)? };
         bench.gpu.compute().synchronize()?;
         Ok(Some(bench))
     }
@@ -52,9 +52,9 @@ impl Bench {
     fn add_six(&self) -> Result<()> {
         let number = |at| {
             let address = self.at(at);
-            Matrices { address, order: Order::Rows, leading: 1, batch_stride: 0 }
+            Matrices { address, order: StorageOrder::Rows, leading: 1, batch_stride: 0 }
         };
-        let product = Product {
+        let product = Matmul {
             batch: 1,
             sizes: [1, 1, 1],
             operands: ElementType::F32,
@@ -81,7 +81,7 @@ fn recorded_work_runs_as_often_as_it_is_launched() -> Result<()> {
         return Ok(());
     };
     let compute = bench.gpu.compute();
-    let recording = Recording::begin(&bench.gpu)?;
+    let recording = StreamCapture::begin(&bench.gpu)?;
     bench.add_six()?;
     bench.copy(compute, 8, 4)?;
     let mut graph = recording.end()?;
@@ -104,7 +104,7 @@ fn streams_that_wait_for_one_another_are_recorded_together() -> Result<()> {
         return Ok(());
     };
     let (compute, side) = (bench.gpu.compute(), &bench.side);
-    let recording = Recording::begin(&bench.gpu)?;
+    let recording = StreamCapture::begin(&bench.gpu)?;
     bench.add_six()?;
     side.wait(&compute.record()?)?;
     bench.copy(side, 8, 4)?;
@@ -132,13 +132,13 @@ fn a_recording_that_cannot_be_is_forgotten() -> Result<()> {
     };
     let (compute, side) = (bench.gpu.compute(), &bench.side);
     // Nobody waits for the second stream.
-    let recording = Recording::begin(&bench.gpu)?;
+    let recording = StreamCapture::begin(&bench.gpu)?;
     side.wait(&compute.record()?)?;
     bench.copy(side, 8, 0)?;
     let error = recording.end().unwrap_err().to_string();
     assert!(error.contains("CUDA_ERROR_STREAM_CAPTURE_UNJOINED"), "{error}");
     // The host wants what was not computed, or gives what will be gone: nothing has happened to the recording.
-    let recording = Recording::begin(&bench.gpu)?;
+    let recording = StreamCapture::begin(&bench.gpu)?;
     bench.add_six()?;
     let error = bench.number(4).unwrap_err().to_string();
     assert_eq!(
@@ -155,9 +155,9 @@ fn a_recording_that_cannot_be_is_forgotten() -> Result<()> {
         &|| compute.record()?.synchronize(),
         &|| compute.record()?.has_passed().map(drop),
     ] {
-        let recording = Recording::begin(&bench.gpu)?;
+        let recording = StreamCapture::begin(&bench.gpu)?;
         bench.add_six()?;
-        assert!(Recording::begin(&bench.gpu).is_err(), "recorded twice");
+        assert!(StreamCapture::begin(&bench.gpu).is_err(), "recorded twice");
         event.synchronize()?; // that one is done
         let error = wait().unwrap_err().to_string();
         assert!(error.contains("CUDA_ERROR_"), "{error}");
@@ -169,7 +169,7 @@ fn a_recording_that_cannot_be_is_forgotten() -> Result<()> {
     }
     // An event of before the recording is none of its moments.
     let before = side.record()?;
-    let recording = Recording::begin(&bench.gpu)?;
+    let recording = StreamCapture::begin(&bench.gpu)?;
     let error = compute.wait(&before).unwrap_err().to_string();
     assert!(error.contains("CUDA_ERROR_STREAM_CAPTURE_ISOLATION"), "{error}");
     drop(recording);
@@ -183,7 +183,7 @@ fn recorded_work_draws_with_the_step_of_its_launch() -> Result<()> {
     let Some(bench) = Bench::new("recorded_work_draws_with_the_step_of_its_launch")? else {
         return Ok(());
     };
-    let recording = Recording::begin(&bench.gpu)?;
+    let recording = StreamCapture::begin(&bench.gpu)?;
     let cell = bench.gpu.step(3)?.address();
     // SAFETY: the cell is longer than eight bytes, and the memory is larger.
     unsafe { bench.gpu.compute().copy(bench.at(4), cell, 8) }?;
@@ -194,7 +194,7 @@ fn recorded_work_draws_with_the_step_of_its_launch() -> Result<()> {
     );
     let mut graph = recording.end()?;
     // No graph within a recording: the step would be that of the outer one.
-    let recording = Recording::begin(&bench.gpu)?;
+    let recording = StreamCapture::begin(&bench.gpu)?;
     // SAFETY: the memory is still there.
     let error = unsafe { graph.launch(&bench.gpu, 9) }.unwrap_err().to_string();
     assert!(error.starts_with("cuGraphLaunch: the stream is recorded"), "{error}");

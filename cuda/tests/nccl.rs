@@ -51,7 +51,7 @@ impl Rank {
         // SAFETY: the memory is this rank's, and is used in this stream alone.
         unsafe {
             self.stream.upload(self.whole(0).address, &own)?;
-            self.stream.fill_zero(self.whole(1).address, 4 * n)?;
+            self.stream.zero_fill(self.whole(1).address, 4 * n)?;
         }
         call(self)?;
         until_ready(&mut self.communicator)?;

@@ -56,16 +56,16 @@ impl Default for BatchSizeConfig {
 ///     global_batch_size: Some(32),
 ///     ..BatchSizeConfig::default()
 /// })?;
-/// assert_eq!(sizes.global(0), 32);
+/// assert_eq!(sizes.global_batch_size(0), 32);
 /// assert_eq!(sizes.microbatches(0), 2);
 /// assert_eq!(sizes.first_sample(64, 1, 0), 64 + 16); // second microbatch, first rank
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchSize {
-    micro: usize,
+    micro_batch_size: usize,
     data_parallel: usize,
-    global: usize,
+    global_batch_size: usize,
     rampup: Option<Rampup>,
 }
 
@@ -112,51 +112,57 @@ impl BatchSize {
                 )));
             }
         }
-        Ok(BatchSize { micro, data_parallel: data_parallel_size, global, rampup })
+        Ok(BatchSize {
+            micro_batch_size: micro,
+            data_parallel: data_parallel_size,
+            global_batch_size: global,
+            rampup,
+        })
     }
 
     /// Samples of one micro-batch on one rank.
     pub fn micro(&self) -> usize {
-        self.micro
+        self.micro_batch_size
     }
 
     /// Samples per update after the ramp-up.
-    pub fn full(&self) -> usize {
-        self.global
+    pub fn full_batch_size(&self) -> usize {
+        self.global_batch_size
     }
 
     /// Samples of the update that starts after `consumed` samples.
     pub fn global(&self, consumed: u64) -> usize {
         match self.rampup {
             Some(Rampup { start, increment, samples }) if consumed < samples => {
-                let increments = ((self.global - start) / increment) as u128;
+                let increments = ((self.global_batch_size - start) / increment) as u128;
                 // The floor is exact in u128; increments * consumed can exceed 64 bits.
                 let done = u128::from(consumed) * increments / u128::from(samples);
                 start + done as usize * increment
             }
-            _ => self.global,
+            _ => self.global_batch_size,
         }
     }
 
     /// Micro-batches per rank in the update that starts after `consumed` samples.
     pub fn microbatches(&self, consumed: u64) -> usize {
-        self.global(consumed) / (self.micro * self.data_parallel)
+        self.global(consumed) / (self.micro_batch_size * self.data_parallel)
     }
 
     /// All numbers of micro-batches that updates of the run may have.
     pub fn all_microbatches(&self) -> impl Iterator<Item = usize> {
-        let unit = self.micro * self.data_parallel;
-        let (start, increment) = self
-            .rampup
-            .map_or((self.global, self.global), |rampup| (rampup.start, rampup.increment));
-        (start..=self.global).step_by(increment).map(move |global| global / unit)
+        let unit = self.micro_batch_size * self.data_parallel;
+        let (start, increment) =
+            self.rampup.map_or((self.global_batch_size, self.global_batch_size), |rampup| {
+                (rampup.start, rampup.increment)
+            });
+        (start..=self.global_batch_size).step_by(increment).map(move |global| global / unit)
     }
 
     /// The first sample of rank `data_parallel_rank` in micro-batch `microbatch` of the update that starts after
     /// `consumed` samples. Ranks are adjacent within a micro-batch, as in Megatron-LM.
     pub fn first_sample(&self, consumed: u64, microbatch: usize, data_parallel_rank: usize) -> u64 {
         let chunk = microbatch * self.data_parallel + data_parallel_rank;
-        consumed + chunk as u64 * self.micro as u64
+        consumed + chunk as u64 * self.micro_batch_size as u64
     }
 }
 
@@ -194,7 +200,7 @@ mod tests {
     fn the_default_global_batch_is_micro_times_data_parallel() {
         let sizes = sizes(4, 3, None, None).unwrap();
         assert_eq!(
-            (sizes.global(0), sizes.microbatches(7), sizes.micro(), sizes.full()),
+            (sizes.global(0), sizes.microbatches(7), sizes.micro(), sizes.full_batch_size()),
             (12, 1, 4, 12)
         );
     }

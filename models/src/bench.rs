@@ -10,7 +10,7 @@ use std::time::Instant;
 use crate::batch_size::{BatchSize, BatchSizeConfig};
 use crate::data::{Sampler, TokenSource};
 use crate::gpt::GptConfig;
-use crate::trainer::{Execution, ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
+use crate::trainer::{ExecutionMode, ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
 
 /// Configuration of a benchmark.
 #[derive(Debug, Clone)]
@@ -34,7 +34,7 @@ pub struct BenchConfig {
     /// Training of 16-bit weights.
     pub precision: PrecisionConfig,
     /// Execution of steps on a GPU.
-    pub execution: Execution,
+    pub execution: ExecutionMode,
 }
 
 impl BenchConfig {
@@ -51,7 +51,7 @@ impl BenchConfig {
             optimizer: OptimizerConfig::ADAMW,
             parallel: ParallelConfig::default(),
             precision: PrecisionConfig::default(),
-            execution: Execution::Eager,
+            execution: ExecutionMode::Eager,
         }
     }
 }
@@ -114,8 +114,8 @@ pub fn bench(config: &BenchConfig, device: &Device) -> Result<BenchReport> {
     let model = &config.model;
     // Without waiting in between, as in training; on a GPU only the mean duration is known.
     let mut steps = |count: usize| {
-        (0..count).try_for_each(|_| trainer.advance(&sampler))?;
-        trainer.reports(&sampler)
+        (0..count).try_for_each(|_| trainer.step_async(&sampler))?;
+        trainer.drain_reports(&sampler)
     };
     steps(config.warmup + config.execution.first_steps())?;
     let launches = || device.gpu().map_or(0, |gpu| gpu.launches() + gpu.product_launches());

@@ -48,7 +48,7 @@ pub fn evaluate(
     let host = Device::cpu(1)?;
     let (stages, micro) = (mesh.axis(Axis::Pipeline).size(), sizes.micro());
     let (samples, unit) = (validation.samples(), (micro * data.size()) as u64);
-    let together = if stages == 1 { unit } else { sizes.full() as u64 };
+    let together = if stages == 1 { unit } else { sizes.full_batch_size() as u64 };
     let mut sum = Tensor::full(device, DType::F64, &[], 0.0)?;
     // Ranks agree on the end, but do not wait for one another: each batch asks for the next one.
     let mut stops = stop.ask_all(mesh.world(), &host)?;

@@ -74,7 +74,7 @@ struct Head {
 
 /// A chunk of a model: a range of blocks, optionally with the embeddings or the head.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GptPart {
+pub struct ModelChunk {
     /// The blocks.
     pub blocks: Range<usize>,
     /// Whether the chunk includes the embeddings.
@@ -83,10 +83,10 @@ pub struct GptPart {
     pub last: bool,
 }
 
-impl GptPart {
+impl ModelChunk {
     /// The whole model.
-    pub fn whole(config: &GptConfig) -> GptPart {
-        GptPart { blocks: 0..config.num_layers, first: true, last: true }
+    pub fn whole(config: &GptConfig) -> ModelChunk {
+        ModelChunk { blocks: 0..config.num_layers, first: true, last: true }
     }
 
     /// The model chunks of pipeline rank `rank` of `ranks`: chunk i is virtual stage `i * ranks + rank`. Layers are
@@ -98,7 +98,7 @@ impl GptPart {
         rank: usize,
         ranks: usize,
         chunks: usize,
-    ) -> Result<Vec<GptPart>> {
+    ) -> Result<Vec<ModelChunk>> {
         let (layers, stages) = (config.num_layers, ranks * chunks);
         if layers < stages {
             let message = format!(
@@ -107,7 +107,7 @@ impl GptPart {
             );
             return Err(Error::config("layout", message));
         }
-        let part = |stage: usize| GptPart {
+        let part = |stage: usize| ModelChunk {
             blocks: partition_range(layers, stages, stage),
             first: stage == 0,
             last: stage + 1 == stages,
@@ -133,7 +133,7 @@ impl GptPart {
 #[derive(Debug, Clone)]
 pub struct Gpt {
     config: GptConfig,
-    held: GptPart,
+    chunk: ModelChunk,
     scope: Scope,
     tp: TensorParallel,
     recompute: Recompute,
@@ -146,11 +146,16 @@ pub struct Gpt {
 impl Gpt {
     /// Describes the model. Memory is allocated when it first runs or is placed in optimizer buffers.
     pub fn new(scope: &Scope, config: &GptConfig) -> Result<Gpt> {
-        Self::part(scope, &Mesh::single(), config, &GptPart::whole(config))
+        Self::from_chunk(scope, &Mesh::single(), config, &ModelChunk::whole(config))
     }
 
     /// Describes a chunk of the model, sharded over `mesh`.
-    pub fn part(scope: &Scope, mesh: &Mesh, config: &GptConfig, part: &GptPart) -> Result<Gpt> {
+    pub fn from_chunk(
+        scope: &Scope,
+        mesh: &Mesh,
+        config: &GptConfig,
+        part: &ModelChunk,
+    ) -> Result<Gpt> {
         config.validate()?;
         let tp = mesh.tensor_parallel();
         let [v, c] = [config.vocab_size, config.hidden_size];
@@ -182,7 +187,7 @@ impl Gpt {
         let block = |i: usize| Block::new(&scope.child(&format!("blocks.{i}")), mesh, config);
         Ok(Gpt {
             config: config.clone(),
-            held: part.clone(),
+            chunk: part.clone(),
             scope: scope.clone(),
             recompute: Recompute::None,
             packing: BlockPacking::default(),
@@ -230,8 +235,8 @@ impl Gpt {
     }
 
     /// The chunk of the model.
-    pub fn held(&self) -> &GptPart {
-        &self.held
+    pub fn held(&self) -> &ModelChunk {
+        &self.chunk
     }
 
     /// The scope in which the model was created.

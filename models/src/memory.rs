@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::batch_size::{BatchSize, BatchSizeConfig};
 use crate::data::{Batch, Samples};
-use crate::gpt::{GptConfig, GptPart};
+use crate::gpt::{GptConfig, ModelChunk};
 use crate::trainer::{Trainer, TrainerConfig};
 
 /// A run whose memory is estimated.
@@ -24,7 +24,7 @@ use crate::trainer::{Trainer, TrainerConfig};
 /// ```
 /// use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 /// use ferrotron_models::gpt::GptConfig;
-/// use ferrotron_models::memory::{Plan, PlannedDevice};
+/// use ferrotron_models::memory::{MemoryEstimator, PlannedDevice};
 /// use ferrotron_models::trainer::TrainerConfig;
 /// use ferrotron_nn::schedule::LrSchedule;
 /// use ferrotron_parallel::mesh::ParallelDims;
@@ -34,7 +34,7 @@ use crate::trainer::{Trainer, TrainerConfig};
 /// let model = GptConfig::gpt2(50257, 12, 768, 12, 1024);
 /// let parameters = model.num_parameters();
 /// let batch_size = BatchSizeConfig { micro_batch_size: 4, ..BatchSizeConfig::default() };
-/// let plan = Plan {
+/// let plan = MemoryEstimator {
 ///     model,
 ///     layout: ParallelDims::single(),
 ///     sequence_parallel: SequenceParallel::Off,
@@ -50,7 +50,7 @@ use crate::trainer::{Trainer, TrainerConfig};
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct MemoryEstimator {
     /// The model.
     pub model: GptConfig,
     /// Sizes of the axes.
@@ -114,7 +114,7 @@ pub struct RankMemory {
 
 impl RankMemory {
     /// The peaks of a device's counters; a GPU's memory outside of its pool counts as workspace.
-    pub fn of(device: &Device) -> RankMemory {
+    pub fn from_device(device: &Device) -> RankMemory {
         let (stats, own) = (device.memory(), device.gpu().map_or(0, Gpu::own_bytes));
         RankMemory {
             weights_bytes: stats.peak_bytes(Category::Weights),
@@ -147,7 +147,7 @@ pub struct StageMemory {
     pub memory: RankMemory,
 }
 
-impl Plan {
+impl MemoryEstimator {
     /// Estimates the memory of each pipeline stage.
     ///
     /// Errors as [`Trainer::on_mesh`], if a micro-batch has more than 2^24 tokens, and if the system has too little
@@ -158,11 +158,11 @@ impl Plan {
 
     /// Estimates the memory of one pipeline stage.
     ///
-    /// Errors as [`Plan::stages`].
+    /// Errors as [`MemoryEstimator::stages`].
     pub fn stage(&self, stage: usize) -> Result<StageMemory> {
         let pipeline = self.layout.size(Axis::Pipeline);
         let ranks = self.layout.world() / pipeline;
-        let parts = GptPart::chunks(&self.model, stage, pipeline, self.trainer.parallel.chunks)?;
+        let parts = ModelChunk::chunks(&self.model, stage, pipeline, self.trainer.parallel.chunks)?;
         let layers = parts.iter().map(|part| part.blocks.len()).sum();
         // The last rank has the largest share of what cannot be sharded evenly.
         let rank = self.fullest((stage + 1) * ranks - 1)?;
@@ -198,7 +198,7 @@ impl Plan {
 
     /// Estimates the memory of one rank.
     ///
-    /// Errors as [`Plan::stages`].
+    /// Errors as [`MemoryEstimator::stages`].
     pub fn rank(&self, rank: usize) -> Result<RankMemory> {
         let tokens = self.trainer.batch_size.micro().checked_mul(self.seq_length);
         if tokens.is_none_or(|tokens| tokens > MOST_TOKENS) {
@@ -223,7 +223,7 @@ impl Plan {
         let trainer = TrainerConfig { batch_size, ..self.trainer.clone() };
         let mut trainer = self.fake_trainer(rank, trainer)?;
         trainer.step(&SameToken { seq_length: self.seq_length })?;
-        let mut found = RankMemory::of(trainer.scope().device());
+        let mut found = RankMemory::from_device(trainer.scope().device());
         // Inputs and targets of all micro-batches are in memory throughout a step.
         let token = size_of::<u32>() + size_of::<i64>();
         let positions = self.seq_length / self.layout.size(Axis::Context);

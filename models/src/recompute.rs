@@ -74,7 +74,7 @@ pub enum RecomputedMlp {
 
 /// Number of blocks that recompute each module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TwiceRun {
+pub(crate) struct RecomputeCount {
     /// Attention between the linear layers.
     pub core: usize,
     /// The linear layers around it.
@@ -105,7 +105,7 @@ impl Recompute {
 
     /// The reason why chunks of at most `blocks` blocks cannot be recomputed like this, in one line; `None` if they
     /// can.
-    pub fn refusal(&self, blocks: usize) -> Option<String> {
+    pub fn unsupported_reason(&self, blocks: usize) -> Option<String> {
         match *self {
             Recompute::Full { layers, .. } if !(1..=blocks).contains(&layers) => Some(format!(
                 "recompute-num-layers {layers} is not between 1 and the {blocks} layers of a pipeline stage's chunk"
@@ -146,11 +146,11 @@ impl Recompute {
     }
 
     /// Number of blocks of a chunk of `blocks` that recompute each module.
-    pub(crate) fn twice_run(&self, blocks: usize) -> TwiceRun {
+    pub(crate) fn recompute_count(&self, blocks: usize) -> RecomputeCount {
         let whole = self.regions(blocks).iter().map(ExactSizeIterator::len).sum();
         let counted = |yes: bool| if yes { blocks } else { whole };
         let RecomputeModules { attention, mlp } = self.modules();
-        TwiceRun {
+        RecomputeCount {
             core: counted(attention != RecomputedAttention::None),
             attention: counted(attention == RecomputedAttention::Layer),
             mlp: counted(mlp == RecomputedMlp::Layer),
@@ -167,12 +167,15 @@ mod tests {
         let full = |method, layers| Recompute::Full { method, layers, inputs: RegionInputs::Whole };
         let uniform = full(RecomputeMethod::Uniform, 2);
         assert_eq!(uniform.regions(5), [0..2, 2..4, 4..5]);
-        assert_eq!(uniform.twice_run(5), TwiceRun { core: 5, attention: 5, mlp: 5 });
+        assert_eq!(uniform.recompute_count(5), RecomputeCount { core: 5, attention: 5, mlp: 5 });
         let block = full(RecomputeMethod::Block, 2);
         assert_eq!(block.regions(5), [0..1, 1..2]);
         assert_eq!(block.regions(1).len(), 1);
-        assert_eq!(block.twice_run(5), TwiceRun { core: 2, attention: 2, mlp: 2 });
+        assert_eq!(block.recompute_count(5), RecomputeCount { core: 2, attention: 2, mlp: 2 });
         assert!(Recompute::SELECTIVE.regions(5).is_empty());
-        assert_eq!(Recompute::SELECTIVE.twice_run(5), TwiceRun { core: 5, attention: 0, mlp: 0 });
+        assert_eq!(
+            Recompute::SELECTIVE.recompute_count(5),
+            RecomputeCount { core: 5, attention: 0, mlp: 0 }
+        );
     }
 }

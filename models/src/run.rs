@@ -44,7 +44,7 @@ pub trait Observer {
 
 /// Why a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
+pub enum StopReason {
     /// All steps were taken.
     Finished,
     /// `exit_interval` was reached.
@@ -55,9 +55,9 @@ pub enum Ended {
 
 /// What a run leaves behind.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct RunResult {
     /// Why it ended.
-    pub ended: Ended,
+    pub stop_reason: StopReason,
     /// The evaluation behind the last step, if one was wanted and nobody asked to stop before it was done.
     pub evaluation: Option<Evaluation>,
     /// The last checkpoint.
@@ -80,10 +80,10 @@ pub fn run(
     config: &RunConfig,
     stop: &StopFlag,
     observer: &mut dyn Observer,
-) -> Result<Outcome> {
+) -> Result<RunResult> {
     config.intervals.check(trainer.config().parallel.data_parallel.synchronize_every)?;
     let sampler = Sampler::new(dataset.train.clone(), config.seq_length, trainer.config().seed)?;
-    let validation = config.validation(dataset, trainer.config().batch_size.full())?;
+    let validation = config.validation(dataset, trainer.config().batch_size.full_batch_size())?;
     let first = trainer.mesh().rank() == 0;
     let _lock = match first {
         true => Some(claim(&config.folder, trainer.progress().step, observer)?),
@@ -111,7 +111,7 @@ pub fn run(
     let ended = run.take_steps();
     if ended.is_err() {
         // The steps before one that was lost are known.
-        let known = run.trainer.known_reports();
+        let known = run.trainer.completed_reports();
         run.tell(&run.metrics(&known));
     }
     let ended = ended?;
@@ -119,7 +119,7 @@ pub fn run(
     let checkpoint = run.save()?;
     run.finish_trace()?;
     run.draw();
-    Ok(Outcome { ended, evaluation: run.evaluation, checkpoint })
+    Ok(RunResult { stop_reason: ended, evaluation: run.evaluation, checkpoint })
 }
 
 /// Locks `folder` for a run of which `done` steps are taken, before anything there is written, and removes the remains of a
@@ -160,21 +160,21 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn take_steps(&mut self) -> Result<Ended> {
+    fn take_steps(&mut self) -> Result<StopReason> {
         let Intervals { train_iters, save_interval, eval_interval, exit_interval, log_interval } =
             self.config.intervals;
         let mut steps = 0_u64;
         let ended = loop {
             let done = self.trainer.progress().step;
             if done >= train_iters {
-                break Ended::Finished;
+                break StopReason::Finished;
             }
             // What is left behind is a checkpoint, for which replicas must have the same weights.
             if self.is_stopped()? && self.trainer.steps_to_synchronization() == 0 {
-                break Ended::Stopped;
+                break StopReason::Stopped;
             }
             if steps > 0 && exit_interval.is_some_and(|every| done.is_multiple_of(every)) {
-                break Ended::ExitInterval;
+                break StopReason::ExitInterval;
             }
             self.tracing.step(self.trainer, &self.sampler)?;
             steps += 1;
@@ -251,12 +251,12 @@ impl Run<'_> {
 
     /// What is known of the steps since the last time.
     fn measure(&mut self) -> Result<Vec<Metrics>> {
-        let reports = self.trainer.reports(&self.sampler)?;
+        let reports = self.trainer.drain_reports(&self.sampler)?;
         Ok(self.metrics(&reports))
     }
 
     fn metrics(&self, reports: &[StepReport]) -> Vec<Metrics> {
-        let of = |report| Metrics::of(self.trainer, self.config.seq_length, report);
+        let of = |report| Metrics::from_report(self.trainer, self.config.seq_length, report);
         reports.iter().map(of).collect()
     }
 

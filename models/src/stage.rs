@@ -115,11 +115,11 @@ impl PipelineModel for StageModel<'_> {
 /// Inputs and targets of this rank's positions.
 fn held_tokens(batch: &Batch, sequence: &DimShard) -> (Vec<u32>, Vec<i64>) {
     let length = batch.seq_length;
-    (held(&batch.inputs, length, sequence), held(&batch.targets, length, sequence))
+    (local_tokens(&batch.inputs, length, sequence), local_tokens(&batch.targets, length, sequence))
 }
 
 /// This rank's positions of rows of `length`.
-fn held<T: Copy>(rows: &[T], length: usize, sequence: &DimShard) -> Vec<T> {
+fn local_tokens<T: Copy>(rows: &[T], length: usize, sequence: &DimShard) -> Vec<T> {
     let pieces = |row: &[T]| {
         let piece = |&(offset, len): &(usize, usize)| &row[offset..offset + len];
         sequence.pieces.iter().map(piece).collect::<Vec<_>>().concat()

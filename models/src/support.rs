@@ -12,8 +12,8 @@
 //! | `cpu-offloading-num-layers` beyond the layers of a stage's chunk | there are not enough layers to offload |
 //! | sparse saved activations without a ReLU, or if every MLP is recomputed | no result of a ReLU is saved |
 //! | distributed region inputs without tensor parallelism, with sequence parallelism, or of positions that tp does not divide | nothing to distribute; they are sharded evenly |
-//! | a schedule that [`pipeline::refusal`] rejects | see there |
-//! | sharding or local SGD that [`data_parallel::refusal`] rejects | see there |
+//! | a schedule that [`pipeline::unsupported_reason`] rejects | see there |
+//! | sharding or local SGD that [`data_parallel::unsupported_reason`] rejects | see there |
 
 use ferrotron_autograd::ZeroEncoding;
 use ferrotron_nn::Axis;
@@ -23,12 +23,12 @@ use ferrotron_parallel::pipeline::{self, PipelineConfig};
 use ferrotron_parallel::tensor_parallel::{ParallelAttention, SequenceParallel};
 use ferrotron_tensor::{Error, Result};
 
-use crate::gpt::{ActivationKind, GptConfig, GptPart, RegionInputs, SavedActivations};
+use crate::gpt::{ActivationKind, GptConfig, ModelChunk, RegionInputs, SavedActivations};
 use crate::trainer::ParallelConfig;
 
 /// The model, layout and parallelism of a run.
 #[derive(Debug, Clone, Copy)]
-pub struct Plan<'a> {
+pub struct ParallelismCheck<'a> {
     /// The model.
     pub model: &'a GptConfig,
     /// Sizes of the axes.
@@ -47,12 +47,12 @@ pub struct Plan<'a> {
 ///
 /// ```
 /// use ferrotron_models::gpt::GptConfig;
-/// use ferrotron_models::support::{Plan, check};
+/// use ferrotron_models::support::{ParallelismCheck, check};
 /// use ferrotron_models::trainer::ParallelConfig;
 /// use ferrotron_parallel::mesh::ParallelDims;
 /// use ferrotron_parallel::tensor_parallel::SequenceParallel;
 /// let model = GptConfig::gpt2(65, 4, 128, 4, 64);
-/// let plan = Plan {
+/// let plan = ParallelismCheck {
 ///     model: &model,
 ///     layout: ParallelDims::new(8, 8, 1, 1)?,
 ///     sequence_parallel: SequenceParallel::Off,
@@ -63,16 +63,16 @@ pub struct Plan<'a> {
 /// assert!(check(&plan).unwrap_err().to_string().contains("num-attention-heads 4"));
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-pub fn check(plan: &Plan) -> Result<()> {
-    GptPart::chunks(plan.model, 0, plan.layout.size(Axis::Pipeline), plan.parallel.chunks)?;
-    match refusal(plan) {
+pub fn check(plan: &ParallelismCheck) -> Result<()> {
+    ModelChunk::chunks(plan.model, 0, plan.layout.size(Axis::Pipeline), plan.parallel.chunks)?;
+    match unsupported_reason(plan) {
         Some(why) => Err(Error::config("layout", why)),
         None => Ok(()),
     }
 }
 
-fn refusal(plan: &Plan) -> Option<String> {
-    let Plan { model, layout, parallel, seq_length, .. } = *plan;
+fn unsupported_reason(plan: &ParallelismCheck) -> Option<String> {
+    let ParallelismCheck { model, layout, parallel, seq_length, .. } = *plan;
     let [tp, cp, pp] = [Axis::Tensor, Axis::Context, Axis::Pipeline].map(|axis| layout.size(axis));
     let attention = ParallelAttention::unsupported_reason(&model.attention(), tp);
     if attention.is_some() {
@@ -112,7 +112,7 @@ fn refusal(plan: &Plan) -> Option<String> {
         }
     }
     let blocks = model.num_layers.div_ceil(pp * parallel.chunks);
-    let recompute = parallel.recompute.refusal(blocks);
+    let recompute = parallel.recompute.unsupported_reason(blocks);
     if recompute.is_some() {
         return recompute;
     }
@@ -123,7 +123,8 @@ fn refusal(plan: &Plan) -> Option<String> {
         ));
     }
     if packing.zeros == ZeroEncoding::Bitmap {
-        let (activation, recomputed) = (model.activation, parallel.recompute.twice_run(blocks).mlp);
+        let (activation, recomputed) =
+            (model.activation, parallel.recompute.recompute_count(blocks).mlp);
         if activation != ActivationKind::Relu || recomputed == blocks {
             return Some(format!(
                 "saved-activations-encoding sparse needs the result of a ReLU to be kept: activation is {activation:?}, \
@@ -188,7 +189,7 @@ mod tests {
         let [sparse, sparse_region] = [plain, full(1, RegionInputs::Whole)]
             .map(|other| saved(0, ZeroEncoding::Bitmap, other));
         let narrow = GptConfig { vocab_size: 1, ..model.clone() };
-        let plan = |model, (tp, cp, pp), parallel, seq_length| Plan {
+        let plan = |model, (tp, cp, pp), parallel, seq_length| ParallelismCheck {
             model,
             layout: ParallelDims::new(2 * tp * cp * pp, tp, cp, pp).unwrap(),
             sequence_parallel: SequenceParallel::On,
@@ -212,7 +213,7 @@ mod tests {
             (plan(&relu, (1, 1, 1), &sparse_region, 64), "activation is Relu, and 4 of 4"),
             (plan(&model, (2, 1, 1), &distributed, 64), "no sequence-parallel"),
             (
-                Plan {
+                ParallelismCheck {
                     sequence_parallel: SequenceParallel::Off,
                     ..plan(&model, (2, 1, 1), &distributed, 15)
                 },

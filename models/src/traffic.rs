@@ -60,7 +60,7 @@ pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
     let (mut layers, mut joined, mut rings, mut messages) = (0, 0, 0, 0);
     for part in trainer.parts().iter().map(Gpt::held) {
         let blocks = part.blocks.len();
-        let again = parallel.recompute.twice_run(blocks);
+        let recompute = parallel.recompute.recompute_count(blocks);
         let inner = usize::from(!part.first) + usize::from(!part.last);
         messages += inner;
         let (first, last) = (usize::from(part.first), usize::from(part.last));
@@ -69,7 +69,7 @@ pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
                 false => 8 * blocks + 2 * first + 2 * last + inner,
                 true => 10 * blocks + 2 * first + 3 * last,
             };
-        layers += half * 2 * (again.attention + again.mlp);
+        layers += half * 2 * (recompute.attention + recompute.mlp);
         if parallel.recompute.inputs() == RegionInputs::Distributed {
             // Without the input received from the previous stage.
             let inputs = parallel.recompute.regions(blocks).len();
@@ -78,7 +78,7 @@ pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
         joined += last * 2 * (3 * tokens) * (t - 1) / t;
         rings += match cp.size() {
             1 => 0,
-            c => blocks * (3 * c - 2) + again.core * (c - 1),
+            c => blocks * (3 * c - 2) + recompute.core * (c - 1),
         };
     }
     let width = trainer.scope().dtype().size();

@@ -14,11 +14,11 @@ use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::{Device, Error, Result};
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{self, Checkpoint, Held, Moments, Progress, Snapshot};
-use crate::gpt::{Gpt, GptConfig, GptPart};
+use crate::checkpoint::{self, Checkpoint, LocalShard, Moments, Snapshot, TrainState};
+use crate::gpt::{Gpt, GptConfig, ModelChunk};
 use crate::tokenizer::Tokenizer;
 
-pub use config::{Execution, ParallelConfig, PrecisionConfig, TrainerConfig};
+pub use config::{ExecutionMode, ParallelConfig, PrecisionConfig, TrainerConfig};
 use graph::StepGraph;
 use report::Reports;
 pub use report::StepReport;
@@ -34,13 +34,13 @@ pub struct Trainer {
     data_parallel: DataParallel,
     optimizer: Optimizer,
     loss_scaler: LossScaler,
-    progress: Progress,
+    progress: TrainState,
     /// For numbers that ranks agree on before a step: of a GPU they would have to be waited for.
     host: Device,
     /// What the optimizer's kernels read.
     step: DeviceStepParams,
     reports: Reports,
-    /// The steps that are replayed, with [`Execution::CudaGraph`].
+    /// The steps that are replayed, with [`ExecutionMode::CudaGraph`].
     graph: Option<StepGraph>,
 }
 
@@ -59,8 +59,8 @@ impl Trainer {
     ) -> Result<Trainer> {
         let pipeline = mesh.axis(Axis::Pipeline);
         let (rank, ranks, chunks) = (pipeline.rank(), pipeline.size(), config.parallel.chunks);
-        let parts = GptPart::chunks(model, rank, ranks, chunks)?;
-        let parts = parts.iter().map(|part| Gpt::part(scope, mesh, model, part));
+        let parts = ModelChunk::chunks(model, rank, ranks, chunks)?;
+        let parts = parts.iter().map(|part| Gpt::from_chunk(scope, mesh, model, part));
         Self::with_parts(scope, mesh, parts.collect::<Result<_>>()?, config)
     }
 
@@ -78,8 +78,8 @@ impl Trainer {
         config.parallel.data_parallel.shard_unit = config.optimizer.shard_unit();
         config.check_execution(mesh.world().size())?;
         let device = scope.device();
-        if config.execution == Execution::CudaGraph && !device.is_gpu() && !device.is_fake() {
-            return Err(Error::config("enable-cuda-graph", Execution::NEEDS_GPU));
+        if config.execution == ExecutionMode::CudaGraph && !device.is_gpu() && !device.is_fake() {
+            return Err(Error::config("enable-cuda-graph", ExecutionMode::NEEDS_GPU));
         }
         let loss_scaler = config.precision.loss_scaler(&config.parallel)?;
         let ParallelConfig { recompute, saved_activations, optimizer_states, .. } = config.parallel;
@@ -110,7 +110,7 @@ impl Trainer {
             data_parallel,
             optimizer,
             loss_scaler,
-            progress: Progress::default(),
+            progress: TrainState::default(),
             host,
             step,
             reports,
@@ -165,18 +165,18 @@ impl Trainer {
     }
 
     /// How far the run is.
-    pub fn progress(&self) -> &Progress {
+    pub fn progress(&self) -> &TrainState {
         &self.progress
     }
 
-    /// Gives back the memory of a step that was captured, with [`Execution::CudaGraph`]: for an evaluation, which then
+    /// Gives back the memory of a step that was captured, with [`ExecutionMode::CudaGraph`]: for an evaluation, which then
     /// takes no more beside the weights than a step did. The steps after it begin anew.
     pub fn release_graph(&mut self) {
         self.graph = None;
     }
 
     /// Continues from where a checkpoint was; its weights and moments are loaded by themselves.
-    pub fn set_progress(&mut self, progress: Progress) {
+    pub fn set_progress(&mut self, progress: TrainState) {
         if let Some(state) = progress.loss_scaler {
             self.loss_scaler.set_state(state);
         }
@@ -195,8 +195,8 @@ impl Trainer {
     /// moments: a checkpoint has those of the first replica, with which all of them go on.
     ///
     /// Errors, with the step at which it is possible, while the replicas' weights differ; and while nobody has asked for the
-    /// [reports](Trainer::reports) of all steps.
-    pub fn held(&self) -> Result<(Vec<Held>, Moments)> {
+    /// [reports](Trainer::drain_reports) of all steps.
+    pub fn local_shards(&self) -> Result<(Vec<LocalShard>, Moments)> {
         if self.reports.is_unread() {
             let message = "nobody knows yet whether a step was lost: ask for the reports first";
             return Err(Error::config("checkpoint", message));
@@ -213,25 +213,25 @@ impl Trainer {
         }
         let mut weights = Vec::new();
         self.data_parallel.visit_weights(|name, place, tensor| {
-            weights.push(Held { name: name.to_string(), place: place.clone(), tensor });
+            weights.push(LocalShard { name: name.to_string(), place: place.clone(), tensor });
             Ok(())
         })?;
         let owns = |replicated| self.data_parallel.owns_replicated(replicated);
-        let moments = Moments::of(&self.optimizer, owns)?;
+        let moments = Moments::from_optimizer(&self.optimizer, owns)?;
         Ok((weights, moments))
     }
 
     /// Writes a checkpoint into a folder of its own under `folder`, and returns it. All ranks of the mesh call
     /// this; `run` is what the checkpoint says of how the run was started.
     ///
-    /// Errors on every rank as [`Trainer::held`] and [`checkpoint::save`].
+    /// Errors on every rank as [`Trainer::local_shards`] and [`checkpoint::save`].
     pub fn save(
         &self,
         folder: &Path,
         tokenizer: Option<&Tokenizer>,
         run: serde_json::Value,
     ) -> Result<PathBuf> {
-        let (weights, moments) = self.held()?;
+        let (weights, moments) = self.local_shards()?;
         let (config, progress) = (&self.model, &self.progress);
         let moments = Some(moments);
         let snapshot = Snapshot { weights, moments, config, progress, tokenizer, run };

@@ -4,7 +4,7 @@
 //! The test program starts itself again as the child: `child` and its like do nothing unless they are told to.
 #![cfg(unix)]
 
-use ferrotron_models::checkpoint::{Checkpoint, Held, Progress, Snapshot, save};
+use ferrotron_models::checkpoint::{Checkpoint, LocalShard, Snapshot, TrainState, save};
 use ferrotron_models::gpt::{Gpt, GptConfig};
 use ferrotron_nn::{Module, Scope};
 use ferrotron_parallel::collective::{
@@ -30,10 +30,10 @@ fn save_step(dir: &Path, step: u64) -> Result<PathBuf> {
 
 fn save_model(dir: &Path, step: u64, config: &GptConfig) -> Result<PathBuf> {
     let gpt = Gpt::new(&Scope::new(&Device::cpu(1)?, DType::F32, step), config)?;
-    let progress = Progress { step, ..Progress::default() };
+    let progress = TrainState { step, ..TrainState::default() };
     let run = serde_json::Value::Null;
     let snapshot = Snapshot {
-        weights: Held::params(&gpt.params())?,
+        weights: LocalShard::params(&gpt.params())?,
         moments: None,
         config,
         progress: &progress,
@@ -73,10 +73,10 @@ fn save_shares(dir: &Path, world: &Group, step: u64, large: usize) -> Result<Pat
     let tensor = Tensor::full(&Device::cpu(1)?, DType::F32, &[lengths[rank]], value)?;
     let place = ShardSpec::new(&[whole], &[&[(start, lengths[rank])]])?;
     let snapshot = Snapshot {
-        weights: vec![Held { name: "w".into(), place, tensor }],
+        weights: vec![LocalShard { name: "w".into(), place, tensor }],
         moments: None,
         config: &GptConfig::gpt2(64, 2, 32, 2, 16),
-        progress: &Progress { step, ..Progress::default() },
+        progress: &TrainState { step, ..TrainState::default() },
         tokenizer: None,
         run: serde_json::Value::Null,
     };
@@ -239,10 +239,10 @@ fn tensors_that_do_not_fit_together_are_not_published() -> Result<()> {
             let place = ShardSpec::new(&[rows[rank]], &[&[(starts[rank], 2)]])?;
             let tensor = Tensor::full(&Device::cpu(1)?, DType::F32, &[2], 0.0)?;
             let snapshot = Snapshot {
-                weights: vec![Held { name: "w".into(), place, tensor }],
+                weights: vec![LocalShard { name: "w".into(), place, tensor }],
                 moments: None,
                 config: &GptConfig::gpt2(64, 2, 32, 2, 16),
-                progress: &Progress { step, ..Progress::default() },
+                progress: &TrainState { step, ..TrainState::default() },
                 tokenizer: None,
                 run: serde_json::Value::Null,
             };

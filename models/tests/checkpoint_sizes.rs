@@ -1,6 +1,6 @@
 //! Checkpoints of models with many tensors, and with a large vocabulary, come back to the last bit.
 
-use ferrotron_models::checkpoint::{Checkpoint, Held, Moments, Progress, Snapshot, save};
+use ferrotron_models::checkpoint::{Checkpoint, LocalShard, Moments, Snapshot, TrainState, save};
 use ferrotron_models::gpt::{Gpt, GptConfig};
 use ferrotron_nn::{Module, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Scope};
 use ferrotron_parallel::collective::Group;
@@ -26,10 +26,10 @@ fn comes_back(config: &GptConfig, dtype: DType, dir: &Path) -> Result<()> {
     };
     let (saved, optimizer, _buffers) = model(1)?;
     let snapshot = Snapshot {
-        weights: Held::params(&saved)?,
-        moments: Some(Moments::of(&optimizer, |_| true)?),
+        weights: LocalShard::params(&saved)?,
+        moments: Some(Moments::from_optimizer(&optimizer, |_| true)?),
         config,
-        progress: &Progress { step: 1, ..Progress::default() },
+        progress: &TrainState { step: 1, ..TrainState::default() },
         tokenizer: None,
         run: serde_json::Value::Null,
     };

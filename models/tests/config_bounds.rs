@@ -4,7 +4,7 @@
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::bench::peak_rss_bytes;
 use ferrotron_models::gpt::{Gpt, GptConfig};
-use ferrotron_models::memory::{Plan, PlannedDevice};
+use ferrotron_models::memory::{MemoryEstimator, PlannedDevice};
 use ferrotron_models::trainer::TrainerConfig;
 use ferrotron_nn::Scope;
 use ferrotron_nn::schedule::LrSchedule;
@@ -47,7 +47,7 @@ fn plan(config: &GptConfig) -> Result<(), Error> {
     config.validate()?;
     assert!(config.flops(1, 64).is_finite() && config.num_parameters() <= 1_000_000_000_000_000);
     Gpt::new(&Scope::new(&Device::cpu(1)?, DType::F32, 1), config)?;
-    let plan = Plan {
+    let plan = MemoryEstimator {
         model: config.clone(),
         layout: ParallelDims::single(),
         sequence_parallel: SequenceParallel::Off,

@@ -4,7 +4,7 @@ use ferrotron_autograd::{ActivationCompressionConfig, ZeroEncoding};
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::data::{Batch, Samples};
 use ferrotron_models::gpt::{GptConfig, Recompute, SavedActivations};
-use ferrotron_models::memory::{Plan, PlannedDevice, RankMemory, StageMemory};
+use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, RankMemory, StageMemory};
 use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{AdafactorConfig, OptimizerConfig, Scope, Sharding};
@@ -73,7 +73,7 @@ const PLAIN: Case = Case {
 };
 
 impl Case {
-    fn plan(&self, model: &GptConfig) -> Result<Plan> {
+    fn plan(&self, model: &GptConfig) -> Result<MemoryEstimator> {
         let [tensor, context, data, pipeline] = self.sizes;
         let batch_size = BatchSize::new(BatchSizeConfig {
             micro_batch_size: self.micro,
@@ -81,7 +81,7 @@ impl Case {
             global_batch_size: Some(self.micro * data * self.microbatches),
             ..BatchSizeConfig::default()
         })?;
-        Ok(Plan {
+        Ok(MemoryEstimator {
             model: model.clone(),
             layout: ParallelDims::new(
                 tensor * context * data * pipeline,
@@ -114,7 +114,7 @@ impl Case {
 }
 
 /// What the pools of all ranks count over two steps.
-fn measured(plan: &Plan) -> Result<Vec<RankMemory>> {
+fn measured(plan: &MemoryEstimator) -> Result<Vec<RankMemory>> {
     let ranks = run_threads(plan.layout.world(), &WorldConfig::default(), |world| {
         let mesh = Mesh::new(&world, plan.layout, plan.sequence_parallel)?;
         let device = Device::cpu(1)?;
@@ -124,7 +124,7 @@ fn measured(plan: &Plan) -> Result<Vec<RankMemory>> {
             trainer.step(&Numbers)?;
         }
         drop(trainer);
-        Ok(RankMemory::of(&device))
+        Ok(RankMemory::from_device(&device))
     });
     ranks.into_iter().collect()
 }

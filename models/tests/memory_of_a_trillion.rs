@@ -4,7 +4,7 @@
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::bench::peak_rss_bytes;
 use ferrotron_models::gpt::Recompute;
-use ferrotron_models::memory::{Plan, PlannedDevice};
+use ferrotron_models::memory::{MemoryEstimator, PlannedDevice};
 use ferrotron_models::presets::Preset;
 use ferrotron_models::trainer::{ParallelConfig, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
@@ -21,7 +21,7 @@ fn a_trillion_parameters_are_planned_in_a_second_and_100_megabytes() {
     let (tensor, pipeline) = (8, 64);
     let schedule = LrSchedule::constant(1e-3).unwrap();
     let batch_size = BatchSizeConfig { global_batch_size: Some(512), ..BatchSizeConfig::default() };
-    let plan = Plan {
+    let plan = MemoryEstimator {
         model: preset.config(),
         layout: ParallelDims::new(tensor * pipeline, tensor, 1, pipeline).unwrap(),
         sequence_parallel: SequenceParallel::Off,

@@ -78,8 +78,8 @@ fn alone(dtype: DType, loss_scale: LossScale) -> Result<Trainer> {
 
 /// Every number of the weights, moments and master weights.
 fn state(trainer: &Trainer) -> Result<BTreeMap<String, Vec<f64>>> {
-    let (weights, moments) = trainer.held()?;
-    let all = weights.iter().chain(&moments.held);
+    let (weights, moments) = trainer.local_shards()?;
+    let all = weights.iter().chain(&moments.shards);
     all.map(|held| Ok((format!("{} {:?}", held.name, held.place), held.tensor.to_f64()?))).collect()
 }
 

@@ -7,7 +7,7 @@ use ferrotron::cuda::nvrtc::Architecture;
 use ferrotron::cuda::probe::devices;
 use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::memory::PlannedDevice;
-use ferrotron::models::trainer::Execution;
+use ferrotron::models::trainer::ExecutionMode;
 use ferrotron::{DType, Device, Error, Result};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -45,18 +45,20 @@ pub struct ExecutionArgs {
 
 impl ExecutionArgs {
     /// What was chosen. Errors if it is not for a CPU and that is what computes.
-    pub fn execution(&self, device: &DeviceArgs) -> Result<Execution> {
+    pub fn execution(&self, device: &DeviceArgs) -> Result<ExecutionMode> {
         match (self.enable_cuda_graph, device.place()?) {
-            (false, _) => Ok(Execution::Eager),
-            (true, Place::Cpu) => Err(Error::config("--enable-cuda-graph", Execution::NEEDS_GPU)),
-            (true, Place::Gpus | Place::Gpu(_)) => Ok(Execution::CudaGraph),
+            (false, _) => Ok(ExecutionMode::Eager),
+            (true, DeviceChoice::Cpu) => {
+                Err(Error::config("--enable-cuda-graph", ExecutionMode::NEEDS_GPU))
+            }
+            (true, DeviceChoice::Gpus | DeviceChoice::Gpu(_)) => Ok(ExecutionMode::CudaGraph),
         }
     }
 }
 
 /// What `--device` says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum DeviceChoice {
     Cpu,
     /// The GPU of each rank's number on its machine.
     Gpus,
@@ -75,7 +77,7 @@ impl DeviceArgs {
     /// Threads of one of `ranks` on this machine.
     pub fn shared_threads(&self, ranks: usize) -> usize {
         match self.place() {
-            Ok(Place::Gpus | Place::Gpu(_)) => 1,
+            Ok(DeviceChoice::Gpus | DeviceChoice::Gpu(_)) => 1,
             _ => self.threads.unwrap_or_else(|| (cores() / ranks.max(1)).max(1)),
         }
     }
@@ -85,19 +87,19 @@ impl DeviceArgs {
         /// Of a GPU that is not here: Hopper's.
         const USUAL: Architecture = Architecture { major: 9, minor: 0 };
         let ordinal = match self.place() {
-            Ok(Place::Gpus) => 0,
-            Ok(Place::Gpu(ordinal)) => ordinal,
+            Ok(DeviceChoice::Gpus) => 0,
+            Ok(DeviceChoice::Gpu(ordinal)) => ordinal,
             _ => return PlannedDevice::Cpu { threads: self.shared_threads(ranks) },
         };
         let found = devices(&Search::from_environment()).unwrap_or_default();
         PlannedDevice::Gpu(found.get(ordinal).map_or(USUAL, |device| device.architecture))
     }
 
-    pub fn place(&self) -> Result<Place> {
-        let number = |text: &str| text.parse().ok().map(Place::Gpu);
+    pub fn place(&self) -> Result<DeviceChoice> {
+        let number = |text: &str| text.parse().ok().map(DeviceChoice::Gpu);
         let place = match self.device.as_str() {
-            "cpu" => Some(Place::Cpu),
-            "cuda" => Some(Place::Gpus),
+            "cpu" => Some(DeviceChoice::Cpu),
+            "cuda" => Some(DeviceChoice::Gpus),
             text => text.strip_prefix("cuda:").and_then(number),
         };
         place.ok_or_else(|| {
@@ -120,12 +122,12 @@ impl DeviceArgs {
         offload_folder: PathBuf,
     ) -> Result<Device> {
         let ordinal = match self.place()? {
-            Place::Cpu => {
+            DeviceChoice::Cpu => {
                 let threads = self.shared_threads(ranks);
                 return Device::cpu_with_offload_folder(threads, offload_folder);
             }
-            Place::Gpus => local_rank,
-            Place::Gpu(ordinal) => ordinal,
+            DeviceChoice::Gpus => local_rank,
+            DeviceChoice::Gpu(ordinal) => ordinal,
         };
         Device::cuda(&GpuConfig::new(ordinal)).map_err(|error| self.unavailable(&error))
     }
@@ -136,9 +138,9 @@ impl DeviceArgs {
     /// Errors, naming the remedy, if one is not there. Nothing is started on any.
     pub fn gpu_memory(&self, numbers: Range<usize>) -> Result<Option<GpuMemory>> {
         let (ordinals, shared): (Vec<usize>, bool) = match self.place()? {
-            Place::Cpu => return Ok(None),
-            Place::Gpus => (numbers.collect(), false),
-            Place::Gpu(ordinal) => (vec![ordinal], true),
+            DeviceChoice::Cpu => return Ok(None),
+            DeviceChoice::Gpus => (numbers.collect(), false),
+            DeviceChoice::Gpu(ordinal) => (vec![ordinal], true),
         };
         let found =
             devices(&Search::from_environment()).map_err(|error| self.unavailable(&error))?;

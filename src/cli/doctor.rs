@@ -24,7 +24,7 @@ pub struct DoctorArgs {
 pub fn doctor(args: &DoctorArgs) -> Result<ExitCode> {
     let search = Search::from_environment();
     let found = probe(&search);
-    let cache = CubinCache::of_user();
+    let cache = CubinCache::for_user();
     if args.json {
         output::line(&object(&found, &cache, &instruction_sets()).to_string());
     } else {

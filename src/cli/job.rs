@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use super::device_args::Place;
+use super::device_args::DeviceChoice;
 use super::output;
 use super::parallel_args::ParallelArgs;
 use super::terminal;
@@ -28,7 +28,7 @@ use super::train_args::TrainArgs;
 
 /// What this process is.
 #[derive(Debug, Clone)]
-pub enum Job {
+pub enum ProcessRole {
     /// The only rank.
     Alone,
     /// One rank of several.
@@ -45,9 +45,9 @@ pub fn rank_environment() -> Result<Option<RankEnvironment>> {
     Ok(found.filter(|found| found.world_size > 1))
 }
 
-impl Job {
+impl ProcessRole {
     /// What `args` and the environment ask for.
-    pub fn new(args: &ParallelArgs, rank: Option<RankEnvironment>) -> Result<Job> {
+    pub fn new(args: &ParallelArgs, rank: Option<RankEnvironment>) -> Result<ProcessRole> {
         match (args.nproc, rank) {
             (Some(0), _) => Err(Error::config("--nproc", "must be positive, got 0")),
             // Those that `launch` has started have the same arguments.
@@ -58,42 +58,44 @@ impl Job {
                     rank.rank, rank.world_size
                 ),
             )),
-            (_, Some(rank)) => Ok(Job::Rank(rank)),
-            (None | Some(1), None) => Ok(Job::Alone),
-            (Some(nproc), None) => Ok(Job::Launcher(nproc)),
+            (_, Some(rank)) => Ok(ProcessRole::Rank(rank)),
+            (None | Some(1), None) => Ok(ProcessRole::Alone),
+            (Some(nproc), None) => Ok(ProcessRole::Launcher(nproc)),
         }
     }
 
     /// How many ranks train together.
     pub fn world_size(&self) -> usize {
         match self {
-            Job::Alone => 1,
-            Job::Rank(rank) => rank.world_size,
-            Job::Launcher(nproc) => *nproc,
+            ProcessRole::Alone => 1,
+            ProcessRole::Rank(rank) => rank.world_size,
+            ProcessRole::Launcher(nproc) => *nproc,
         }
     }
 
     /// How many ranks share this machine, as far as is known.
     pub fn local_size(&self) -> usize {
         match self {
-            Job::Rank(rank) => rank.local_size.unwrap_or(1),
-            Job::Alone => 1,
-            Job::Launcher(nproc) => *nproc,
+            ProcessRole::Rank(rank) => rank.local_size.unwrap_or(1),
+            ProcessRole::Alone => 1,
+            ProcessRole::Launcher(nproc) => *nproc,
         }
     }
 
     /// This rank's number on this machine.
     pub fn local_rank(&self) -> usize {
         match self {
-            Job::Rank(rank) => rank.local_rank,
-            Job::Alone | Job::Launcher(_) => 0,
+            ProcessRole::Rank(rank) => rank.local_rank,
+            ProcessRole::Alone | ProcessRole::Launcher(_) => 0,
         }
     }
 
     /// The numbers on this machine of the ranks on it, as far as is known.
     pub fn local_numbers(&self) -> Range<usize> {
         match self {
-            Job::Rank(rank) if rank.local_size.is_none() => rank.local_rank..rank.local_rank + 1,
+            ProcessRole::Rank(rank) if rank.local_size.is_none() => {
+                rank.local_rank..rank.local_rank + 1
+            }
             _ => 0..self.local_size(),
         }
     }
@@ -101,11 +103,11 @@ impl Job {
     /// The ranks on this machine, as far as is known.
     pub fn local_ranks(&self) -> Range<usize> {
         let first = match self {
-            Job::Rank(rank) if rank.local_size.is_some() => {
+            ProcessRole::Rank(rank) if rank.local_size.is_some() => {
                 rank.rank.saturating_sub(rank.local_rank)
             }
-            Job::Rank(rank) => rank.rank,
-            Job::Alone | Job::Launcher(_) => 0,
+            ProcessRole::Rank(rank) => rank.rank,
+            ProcessRole::Alone | ProcessRole::Launcher(_) => 0,
         };
         first..(first + self.local_size()).min(self.world_size())
     }
@@ -134,7 +136,7 @@ pub fn connect<T>(
 pub fn between_gpus(args: &TrainArgs, mesh: &Mesh, device: &Device) -> Result<Mesh> {
     let parallel = &args.parallel;
     let ranks = mesh.layout().world();
-    let own = args.device.place()? == Place::Gpus && parallel.transport() == Transport::Auto;
+    let own = args.device.place()? == DeviceChoice::Gpus && parallel.transport() == Transport::Auto;
     if ranks == 1 {
         return Ok(mesh.clone());
     }

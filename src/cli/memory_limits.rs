@@ -1,6 +1,6 @@
 //! Whether a run fits into memory, and what would help if it does not.
 
-use ferrotron::models::memory::{Plan, RankMemory, StageMemory};
+use ferrotron::models::memory::{MemoryEstimator, RankMemory, StageMemory};
 use ferrotron::models::memory_limit::{MemoryLimit, memory_limit};
 use ferrotron::nn::Axis;
 use ferrotron::{DType, Error, MemoryKind, Result};
@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::bytes::display;
 use super::device_args::GpuMemory;
-use super::job::Job;
+use super::job::ProcessRole;
 use super::parallel_args::Granularity;
 use super::train_args::TrainArgs;
 
@@ -43,7 +43,12 @@ pub fn sentence(memory: &RankMemory) -> String {
 
 /// Errors, with what would help, if a rank of the run that `args` ask for would take more than `--memory-limit` or, where
 /// that is not given, the ranks of this machine more than it, or their GPU, has. A GPU that is not there is an error, too.
-pub fn check(args: &TrainArgs, plan: &Plan, stages: &[StageMemory], job: &Job) -> Result<()> {
+pub fn check(
+    args: &TrainArgs,
+    plan: &MemoryEstimator,
+    stages: &[StageMemory],
+    job: &ProcessRole,
+) -> Result<()> {
     let gpu = args.device.gpu_memory(job.local_numbers())?;
     if args.run.memory_limit.is_some() {
         return check_ranks(args, plan, stages);
@@ -59,7 +64,11 @@ pub fn check(args: &TrainArgs, plan: &Plan, stages: &[StageMemory], job: &Job) -
 
 /// The same for a run that is only thought of: nothing is known of other machines, so ranks with GPUs of their own are
 /// compared with the first one here, if there is one.
-pub fn check_thought(args: &TrainArgs, plan: &Plan, stages: &[StageMemory]) -> Result<()> {
+pub fn check_thought(
+    args: &TrainArgs,
+    plan: &MemoryEstimator,
+    stages: &[StageMemory],
+) -> Result<()> {
     if args.run.memory_limit.is_some() {
         return check_ranks(args, plan, stages);
     }
@@ -71,7 +80,7 @@ pub fn check_thought(args: &TrainArgs, plan: &Plan, stages: &[StageMemory]) -> R
 
 fn check_gpu(
     args: &TrainArgs,
-    plan: &Plan,
+    plan: &MemoryEstimator,
     stages: &[StageMemory],
     local: Range<usize>,
     gpu: GpuMemory,
@@ -88,7 +97,7 @@ fn check_gpu(
 /// Errors if the ranks `local` take more than the limit of what they share.
 fn check_together(
     args: &TrainArgs,
-    plan: &Plan,
+    plan: &MemoryEstimator,
     stages: &[StageMemory],
     local: Range<usize>,
     limit: MemoryLimit,
@@ -114,7 +123,7 @@ fn check_together(
 }
 
 /// Errors, with what would help, if a rank would take more than `--memory-limit`.
-fn check_ranks(args: &TrainArgs, plan: &Plan, stages: &[StageMemory]) -> Result<()> {
+fn check_ranks(args: &TrainArgs, plan: &MemoryEstimator, stages: &[StageMemory]) -> Result<()> {
     let takes = largest(stages).memory.total_bytes as u64;
     match args.run.memory_limit.filter(|&limit| takes > limit) {
         Some(limit) => {
@@ -126,12 +135,12 @@ fn check_ranks(args: &TrainArgs, plan: &Plan, stages: &[StageMemory]) -> Result<
 }
 
 /// Why a run is refused, in one line: the numbers, and what options would make of them.
-fn refused(args: &TrainArgs, plan: &Plan, stages: &[StageMemory], why: &str) -> Error {
+fn refused(args: &TrainArgs, plan: &MemoryEstimator, stages: &[StageMemory], why: &str) -> Error {
     let StageMemory { stage, rank, memory, .. } = largest(stages);
     // What does not go with the rest of the run, or saves nothing, is of no help.
     let less = |args: &TrainArgs| {
         let changed = args.plan(plan.layout.world(), 1, plan.model.vocab_size).ok()?;
-        let found = Plan { device: plan.device, ..changed }.stage(stage).ok()?.memory;
+        let found = MemoryEstimator { device: plan.device, ..changed }.stage(stage).ok()?.memory;
         Some(found.total_bytes).filter(|&total| total < memory.total_bytes)
     };
     let (mut together, mut found) = (args.clone(), Vec::new());
@@ -154,11 +163,11 @@ fn refused(args: &TrainArgs, plan: &Plan, stages: &[StageMemory], why: &str) -> 
 }
 
 /// Makes the options save memory and says which it has changed, if they do not save it already.
-type Change = fn(&mut TrainArgs, &Plan) -> Option<String>;
+type Change = fn(&mut TrainArgs, &MemoryEstimator) -> Option<String>;
 
 const CHANGES: [Change; 5] = [recompute, shrink, narrow, shard, offload];
 
-fn recompute(args: &mut TrainArgs, _: &Plan) -> Option<String> {
+fn recompute(args: &mut TrainArgs, _: &MemoryEstimator) -> Option<String> {
     let parallel = &mut args.parallel;
     (parallel.recompute_granularity != Granularity::Full).then(|| {
         parallel.recompute_granularity = Granularity::Full;
@@ -167,7 +176,7 @@ fn recompute(args: &mut TrainArgs, _: &Plan) -> Option<String> {
     })
 }
 
-fn offload(args: &mut TrainArgs, plan: &Plan) -> Option<String> {
+fn offload(args: &mut TrainArgs, plan: &MemoryEstimator) -> Option<String> {
     let states = &mut args.offload.offload_optimizer_states;
     (plan.trainer.parallel.optimizer_states == MemoryKind::Device).then(|| {
         *states = true;
@@ -176,24 +185,24 @@ fn offload(args: &mut TrainArgs, plan: &Plan) -> Option<String> {
 }
 
 /// The same samples a step, fewer at once.
-fn shrink(args: &mut TrainArgs, plan: &Plan) -> Option<String> {
+fn shrink(args: &mut TrainArgs, plan: &MemoryEstimator) -> Option<String> {
     let optimization = &mut args.optimization;
     (optimization.micro_batch_size > 1).then(|| {
-        let global = plan.trainer.batch_size.full();
+        let global = plan.trainer.batch_size.full_batch_size();
         optimization.micro_batch_size = 1;
         optimization.global_batch_size = Some(global);
         format!("--micro-batch-size 1 --global-batch-size {global}")
     })
 }
 
-fn narrow(args: &mut TrainArgs, plan: &Plan) -> Option<String> {
+fn narrow(args: &mut TrainArgs, plan: &MemoryEstimator) -> Option<String> {
     (plan.dtype == DType::F32).then(|| {
         (args.device.dtype, args.device.bf16) = (None, true);
         "--bf16".to_string()
     })
 }
 
-fn shard(args: &mut TrainArgs, plan: &Plan) -> Option<String> {
+fn shard(args: &mut TrainArgs, plan: &MemoryEstimator) -> Option<String> {
     let copies = plan.layout.size(Axis::Data) * plan.layout.size(Axis::Context);
     let most = if plan.layout.size(Axis::Pipeline) > 1 { 1 } else { 3 };
     (copies > 1 && args.parallel.zero_stage < most).then(|| {

@@ -9,7 +9,7 @@ use std::path::Path;
 use super::output;
 
 /// Writes to standard error, so that standard output stays for results.
-pub struct Progress {
+pub struct TrainProgress {
     bar: Option<ProgressBar>,
     log_interval: u64,
     last_step: u64,
@@ -18,9 +18,9 @@ pub struct Progress {
     seconds: f64,
 }
 
-impl Progress {
+impl TrainProgress {
     /// Shows steps `done` to `last_step`.
-    pub fn new(done: u64, last_step: u64, log_interval: u64) -> Progress {
+    pub fn new(done: u64, last_step: u64, log_interval: u64) -> TrainProgress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(last_step);
             let template = "{bar:30.cyan/blue} {pos}/{len} {msg} ETA {eta}";
@@ -29,12 +29,12 @@ impl Progress {
             bar.reset_eta();
             bar
         });
-        Progress { bar, log_interval, last_step, loss: None, seconds: 0.0 }
+        TrainProgress { bar, log_interval, last_step, loss: None, seconds: 0.0 }
     }
 
     /// Shows nothing: another rank does.
-    pub fn silent() -> Progress {
-        Progress { bar: None, log_interval: 0, last_step: 0, loss: None, seconds: 0.0 }
+    pub fn silent() -> TrainProgress {
+        TrainProgress { bar: None, log_interval: 0, last_step: 0, loss: None, seconds: 0.0 }
     }
 
     /// A line above the bar.
@@ -53,7 +53,7 @@ impl Progress {
     }
 }
 
-impl Observer for Progress {
+impl Observer for TrainProgress {
     fn advanced(&mut self, step: u64) {
         if let Some(bar) = &self.bar {
             bar.set_position(step);

@@ -4,7 +4,7 @@ use ferrotron::models::data::Dataset;
 use ferrotron::models::entropy::bigram_entropy;
 use ferrotron::models::evaluate::Evaluation;
 use ferrotron::models::memory::StageMemory;
-use ferrotron::models::run::{Ended, Outcome, RunConfig};
+use ferrotron::models::run::{RunConfig, RunResult, StopReason};
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::traffic::{StepTraffic, expected_traffic};
@@ -14,7 +14,7 @@ use ferrotron::tensor::gemm::instruction_sets;
 use ferrotron::{DType, Device, Result};
 
 use super::configuration::Configuration;
-use super::device_args::Place;
+use super::device_args::DeviceChoice;
 use super::generate::sample;
 use super::train_args::TrainArgs;
 use super::{bytes, memory_limits, output, remembered};
@@ -65,9 +65,9 @@ pub fn before(
 /// Where the run computes.
 fn place(args: &TrainArgs, device: &Device) -> Result<String> {
     Ok(match (args.device.place()?, device.threads()) {
-        (Place::Cpu, 1) => "1 thread".to_string(),
-        (Place::Cpu, threads) => format!("{threads} threads"),
-        (Place::Gpus | Place::Gpu(_), _) => format!("{device:?}"),
+        (DeviceChoice::Cpu, 1) => "1 thread".to_string(),
+        (DeviceChoice::Cpu, threads) => format!("{threads} threads"),
+        (DeviceChoice::Gpus | DeviceChoice::Gpu(_), _) => format!("{device:?}"),
     })
 }
 
@@ -125,7 +125,7 @@ pub fn after(
     trainer: &Trainer,
     dataset: &Dataset,
     tokenizer: &Tokenizer,
-    outcome: &Outcome,
+    outcome: &RunResult,
     stop: &StopFlag,
 ) -> Result<()> {
     if let (Some(evaluation), Some(source)) = (&outcome.evaluation, &dataset.validation) {
@@ -138,7 +138,7 @@ pub fn after(
             format!("validation loss {loss:.4} over {tokens} tokens")
         });
     }
-    if outcome.ended == Ended::Finished && args.run.sample_length > 0 && !stop.is_set() {
+    if outcome.stop_reason == StopReason::Finished && args.run.sample_length > 0 && !stop.is_set() {
         if one_rank_has_all(trainer) {
             let text = sample(&trainer.parts()[0], tokenizer, args.run.sample_length, stop)?;
             text.iter().for_each(|text| output::report(&format!("sample: {text}")));

@@ -11,13 +11,13 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use super::job::Job;
+use super::job::ProcessRole;
 use super::train_args::TrainArgs;
 
 /// Errors if the requested folder holds another run or is in use, or if files in it are of another kind. The first rank or
 /// the launcher of `job` checks for all.
-pub fn check(args: &TrainArgs, resumed: Option<&Checkpoint>, job: &Job) -> Result<()> {
-    if matches!(job, Job::Rank(rank) if rank.rank > 0) {
+pub fn check(args: &TrainArgs, resumed: Option<&Checkpoint>, job: &ProcessRole) -> Result<()> {
+    if matches!(job, ProcessRole::Rank(rank) if rank.rank > 0) {
         return Ok(());
     }
     let loaded = resumed.map(run_of);

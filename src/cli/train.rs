@@ -3,7 +3,7 @@
 use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::data::{DataFingerprint, Dataset};
 use ferrotron::models::memory::{self, StageMemory};
-use ferrotron::models::run::{Ended, Intervals, RunConfig, run};
+use ferrotron::models::run::{Intervals, RunConfig, StopReason, run};
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::trainer::Trainer;
 use ferrotron::nn::Scope;
@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::configuration::{Configuration, data_facts};
-use super::device_args::Place;
-use super::job::{self, Job};
+use super::device_args::DeviceChoice;
+use super::job::{self, ProcessRole};
 use super::options::Options;
-use super::progress::Progress;
+use super::progress::TrainProgress;
 use super::train_args::TrainArgs;
 use super::{corpus, failed, memory_limits, output, report, resume, run_folder};
 
@@ -30,9 +30,9 @@ pub fn train(args: &TrainArgs, given: Options) -> Result<ExitCode> {
     let rank = job::rank_environment()?;
     let Some(rank) = rank else {
         let resumed = load.map(Checkpoint::peek).transpose()?;
-        let plan = Plan::new(given, resumed, None)?; // what is refused is refused here, once
+        let plan = PreparedRun::new(given, resumed, None)?; // what is refused is refused here, once
         return match plan.job {
-            Job::Launcher(ranks) => {
+            ProcessRole::Launcher(ranks) => {
                 job::start_ranks(ranks, plan.configuration.args.parallel.timeout())
             }
             _ => {
@@ -58,7 +58,7 @@ fn train_as_rank(
 ) -> Result<ExitCode> {
     let everyone = world.everyone()?;
     let resumed = resume::open_together(&everyone, load)?;
-    let planned = Plan::new(given, resumed, Some(rank)).and_then(|plan| {
+    let planned = PreparedRun::new(given, resumed, Some(rank)).and_then(|plan| {
         let data = plan.data()?;
         let mut facts = data_facts(&data.fingerprint, &data.dataset, &plan.tokenizer)?;
         facts.extend(plan.configuration.facts.clone());
@@ -79,26 +79,26 @@ struct Data {
 }
 
 /// A run of which everything that can be refused has been checked, before anything starts.
-struct Plan {
+struct PreparedRun {
     configuration: Configuration,
-    job: Job,
+    job: ProcessRole,
     resumed: Option<Checkpoint>,
     tokenizer: Tokenizer,
-    run: memory::Plan,
+    run: memory::MemoryEstimator,
     stages: Vec<StageMemory>,
     intervals: Intervals,
 }
 
-impl Plan {
+impl PreparedRun {
     fn new(
         given: Options,
         resumed: Option<Checkpoint>,
         rank: Option<&RankEnvironment>,
-    ) -> Result<Plan> {
+    ) -> Result<PreparedRun> {
         let configuration = Configuration::new(given, resumed.as_ref(), rank)?;
         let Configuration { args, options, .. } = &configuration;
         let check = || {
-            let job = Job::new(&args.parallel, rank.cloned())?;
+            let job = ProcessRole::new(&args.parallel, rank.cloned())?;
             args.run.validate()?;
             args.device.dtype()?;
             run_folder::check(args, resumed.as_ref(), &job)?;
@@ -110,20 +110,20 @@ impl Plan {
             let intervals = args.intervals(&run.trainer.parallel)?;
             let stages = run.stages()?;
             memory_limits::check(args, &run, &stages, &job)?;
-            if args.device.place()? == Place::Cpu {
+            if args.device.place()? == DeviceChoice::Cpu {
                 args.offload.check(&args.run)?;
             }
             Ok((job, tokenizer, run, stages, intervals))
         };
         let (job, tokenizer, run, stages, intervals) =
             check().map_err(|error| options.name_sources(error))?;
-        Ok(Plan { configuration, job, resumed, tokenizer, run, stages, intervals })
+        Ok(PreparedRun { configuration, job, resumed, tokenizer, run, stages, intervals })
     }
 
     /// Opens the data, and compares it with that of the checkpoint.
     fn data(&self) -> Result<Data> {
         let Configuration { args, options, .. } = &self.configuration;
-        let first = !matches!(&self.job, Job::Rank(rank) if rank.rank > 0);
+        let first = !matches!(&self.job, ProcessRole::Rank(rank) if rank.rank > 0);
         let warn = |warning: &str| {
             if first {
                 output::note(warning);
@@ -148,7 +148,8 @@ impl Plan {
 
     fn take_steps(self, mesh: &Mesh, data: &Data) -> Result<ExitCode> {
         let Data { dataset, fingerprint } = data;
-        let Plan { configuration, job, resumed, tokenizer, run: plan, stages, intervals } = self;
+        let PreparedRun { configuration, job, resumed, tokenizer, run: plan, stages, intervals } =
+            self;
         let args = &configuration.args;
         let folder = args.offload.folder(&args.run);
         let device = args.device.open_shared(job.local_size(), job.local_rank(), folder)?;
@@ -170,8 +171,8 @@ impl Plan {
         }
         let done = trainer.progress().step;
         let mut progress = match first {
-            true => Progress::new(done, intervals.train_iters, args.run.log_interval),
-            false => Progress::silent(),
+            true => TrainProgress::new(done, intervals.train_iters, args.run.log_interval),
+            false => TrainProgress::silent(),
         };
         // Until here there is nothing to save: a signal ends the process as it ends any other.
         let stop = job::stop_on_signals(INTERRUPTED)?;
@@ -182,8 +183,8 @@ impl Plan {
             report::after(args, &trainer, dataset, &tokenizer, &outcome, &stop)?;
         }
         // All steps may be taken, and something behind them left out.
-        Ok(match outcome.ended {
-            Ended::Finished | Ended::ExitInterval if !stop.is_set() => ExitCode::SUCCESS,
+        Ok(match outcome.stop_reason {
+            StopReason::Finished | StopReason::ExitInterval if !stop.is_set() => ExitCode::SUCCESS,
             _ => ExitCode::from(INTERRUPTED),
         })
     }
@@ -221,6 +222,6 @@ fn run_config(
         save_retain: args.run.save_retain,
         eval_iters: args.run.eval_iters.0,
         trace: args.run.trace(trainer.progress().step),
-        options: configuration.remembered(trainer.config().batch_size.full()),
+        options: configuration.remembered(trainer.config().batch_size.full_batch_size()),
     })
 }

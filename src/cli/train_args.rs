@@ -7,7 +7,7 @@ use ferrotron::models::memory;
 use ferrotron::models::run::Intervals;
 use ferrotron::models::support;
 use ferrotron::models::tokenizer::TokenizerChoice;
-use ferrotron::models::trainer::{Execution, ParallelConfig, PrecisionConfig, TrainerConfig};
+use ferrotron::models::trainer::{ExecutionMode, ParallelConfig, PrecisionConfig, TrainerConfig};
 use ferrotron::nn::schedule::{DecayStyle, LrSchedule, LrScheduleConfig, WsdDecayStyle};
 use ferrotron::nn::{Axis, OptimizerConfig};
 use ferrotron::{Error, Result};
@@ -55,7 +55,12 @@ pub struct TrainArgs {
 
 impl TrainArgs {
     /// What `world` ranks are to do, of which `local` share this machine, with a vocabulary of `vocab_size` tokens.
-    pub fn plan(&self, world: usize, local: usize, vocab_size: usize) -> Result<memory::Plan> {
+    pub fn plan(
+        &self,
+        world: usize,
+        local: usize,
+        vocab_size: usize,
+    ) -> Result<memory::MemoryEstimator> {
         let dtype = self.device.dtype()?;
         let layout = self.parallel.layout(world)?;
         let model = self.model.config(vocab_size)?;
@@ -70,7 +75,7 @@ impl TrainArgs {
         let sequence_parallel = self.parallel.sequence();
         let seq_length = self.model.seq_length()?;
         for microbatches in trainer.batch_size.all_microbatches() {
-            support::check(&support::Plan {
+            support::check(&support::ParallelismCheck {
                 model: &model,
                 layout,
                 sequence_parallel,
@@ -80,7 +85,15 @@ impl TrainArgs {
             })?;
         }
         let device = self.device.planned(local);
-        Ok(memory::Plan { model, layout, sequence_parallel, trainer, dtype, seq_length, device })
+        Ok(memory::MemoryEstimator {
+            model,
+            layout,
+            sequence_parallel,
+            trainer,
+            dtype,
+            seq_length,
+            device,
+        })
     }
 
     /// After which steps something is done.
@@ -280,7 +293,7 @@ impl OptimizationArgs {
             })?,
             parallel,
             precision,
-            execution: Execution::Eager,
+            execution: ExecutionMode::Eager,
         })
     }
 

@@ -32,7 +32,7 @@
 //! `from_slice`, `write_slice`, `synchronize`, a new `DeviceStepParams`, collectives. Each returns an error. After an error there
 //! is no graph; device and pool are unchanged, but the closure's effects on host values remain.
 
-use ferrotron_cuda::graph::{Graph, Recording};
+use ferrotron_cuda::graph::{Graph, StreamCapture};
 use std::sync::Arc;
 
 use crate::capture::Capture;
@@ -83,12 +83,12 @@ impl CudaGraph {
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
     pub fn capture<R>(device: &Device, f: impl FnOnce() -> Result<R>) -> Result<(CudaGraph, R)> {
-        let Some(gpu) = device.gpu().filter(|gpu| !gpu.is_dry()) else {
+        let Some(gpu) = device.gpu().filter(|gpu| !gpu.is_fake()) else {
             let message = format!("{device:?} is no GPU, whose work could be captured");
             return Err(Error::device("cuda_graph", message));
         };
         let capturing = Capturing(device, device.begin_capture()?);
-        let recording = Recording::begin(gpu).map_err(Error::from_gpu)?;
+        let recording = StreamCapture::begin(gpu).map_err(Error::from_gpu)?;
         let result = f()?;
         let graph = recording.end().map_err(Error::from_gpu)?;
         let capture = capturing.1.clone();

@@ -126,7 +126,7 @@ impl Device {
         match &self.0.workers {
             Workers::Threads(_) => false,
             Workers::Nobody(_) => true,
-            Workers::Gpu(worker) => worker.gpu.is_dry(),
+            Workers::Gpu(worker) => worker.gpu.is_fake(),
         }
     }
 
@@ -335,7 +335,7 @@ impl fmt::Debug for Device {
         match &self.0.workers {
             Workers::Threads(_) => write!(f, "cpu({} threads)", self.threads()),
             Workers::Nobody(threads) => write!(f, "fake({threads} threads)"),
-            Workers::Gpu(worker) if worker.gpu.is_dry() => write!(f, "fake(cuda)"),
+            Workers::Gpu(worker) if worker.gpu.is_fake() => write!(f, "fake(cuda)"),
             Workers::Gpu(worker) => write!(f, "cuda:{}", worker.gpu.context().ordinal()),
         }
     }

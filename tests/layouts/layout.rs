@@ -4,7 +4,7 @@ use ferrotron::models::gpt::{
     GptConfig, Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp,
     RegionInputs, SavedActivations,
 };
-use ferrotron::models::support::{Plan, check};
+use ferrotron::models::support::{ParallelismCheck, check};
 use ferrotron::models::trainer::ParallelConfig;
 use ferrotron::nn::Sharding;
 use ferrotron::parallel::data_parallel::DataParallelConfig;
@@ -115,7 +115,7 @@ impl Layout {
         !idle
             && self.ranks() <= MOST_RANKS
             && GLOBAL_BATCH.is_multiple_of(samples)
-            && check(&Plan {
+            && check(&ParallelismCheck {
                 model,
                 layout: self.mesh(),
                 sequence_parallel: self.sequence(),

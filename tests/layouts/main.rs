@@ -68,7 +68,7 @@ fn every_pair_of_axis_values_trains_as_one_rank_does() {
     let all = all(&model);
     let layouts = [covering(&all), random(&all, 24, 2)].concat();
     assert!(layouts.len() >= 40, "only {} layouts", layouts.len());
-    compare(&model, &Numbers::of(DType::F64), &layouts);
+    compare(&model, &Numbers::with_dtype(DType::F64), &layouts);
 }
 
 /// Layouts that nobody chose: others for each seed.
@@ -82,7 +82,7 @@ fn the_llama_style_trains_alike_too() {
     let model = llama();
     let all = all(&model);
     let layouts = [covering(&all), random(&all, 12, 3)].concat();
-    compare(&model, &Numbers::of(DType::F64), &layouts);
+    compare(&model, &Numbers::with_dtype(DType::F64), &layouts);
 }
 
 /// Adafactor sees a tensor whole: its sums go over the ranks that have parts of it, and ZeRO's shards are made of
@@ -98,7 +98,7 @@ fn adafactor_trains_in_every_layout_as_on_one_rank() {
     ] {
         let all = all(&model);
         let optimizer = OptimizerConfig::Adafactor(config);
-        let numbers = Numbers { optimizer, ..Numbers::of(DType::F64) };
+        let numbers = Numbers { optimizer, ..Numbers::with_dtype(DType::F64) };
         let zero =
             Sharding::ALL.map(|sharding| Layout { dp: 2, micro: 2, sharding, ..Layout::SERIAL });
         let mut layouts = vec![
@@ -118,7 +118,7 @@ fn adafactor_trains_in_every_layout_as_on_one_rank() {
 /// fail.
 #[test]
 fn no_reduction_can_be_left_out() {
-    let count = notice_all_mutants(&Numbers::of(DType::F64), |_| true);
+    let count = notice_all_mutants(&Numbers::with_dtype(DType::F64), |_| true);
     assert!(count >= 2 * 12, "only {count} mutants");
 }
 
@@ -129,7 +129,7 @@ fn no_reduction_of_adafactor_can_be_left_out() {
     // So small that every update is clipped.
     let config = AdafactorConfig { clip_threshold: 0.5, ..AdafactorConfig::default() };
     let optimizer = OptimizerConfig::Adafactor(config);
-    let numbers = Numbers { optimizer, ..Numbers::of(DType::F64) };
+    let numbers = Numbers { optimizer, ..Numbers::with_dtype(DType::F64) };
     let files = ["data_parallel/mod.rs", "data_parallel/whole_parameters.rs"];
     let count = notice_all_mutants(&numbers, |site| files.iter().any(|file| site.is_in(file)));
     assert!(count >= 2 * 5, "only {count} mutants");
@@ -178,7 +178,7 @@ fn notice_all_mutants(numbers: &Numbers, is_wanted: impl Fn(&Site) -> bool) -> u
 #[test]
 fn unclipped_gradients_are_noticed() {
     let model = gpt2();
-    let f64 = Numbers::of(DType::F64);
+    let f64 = Numbers::with_dtype(DType::F64);
     let reference = reference(&model, &f64).unwrap();
     let unclipped = Numbers { clip_grad: 0.0, ..f64 };
     for layout in random(&all(&model), 2, 2).into_iter().chain([Layout::SERIAL]) {

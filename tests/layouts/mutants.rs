@@ -28,7 +28,7 @@ pub struct Site {
 }
 
 impl Site {
-    fn of(group: &str, call: &Call) -> Site {
+    fn from_call(group: &str, call: &Call) -> Site {
         let location: &'static Location<'static> = call.site;
         let (op, group) = (call.op.name(), group.to_string());
         Site { group, op, file: location.file(), line: location.line() }
@@ -69,7 +69,7 @@ impl Sites {
     pub fn note(&self, group: &str, call: &Call, layout: &Layout) {
         if matches!(call.op, Op::AllReduce(_) | Op::ReduceScatter(_) | Op::Reduce { .. }) {
             let mut sites = self.0.lock().unwrap();
-            let (layouts, len) = sites.entry(Site::of(group, call)).or_default();
+            let (layouts, len) = sites.entry(Site::from_call(group, call)).or_default();
             *len = call.len.max(*len);
             if !layouts.contains(layout) {
                 layouts.push(*layout);
@@ -145,5 +145,5 @@ fn in_place<R>(memory: &mut Memory, f: impl FnOnce(&mut [u8]) -> R) -> Result<R>
 
 /// A fault at one site.
 pub fn faulty(site: Site, fault: Fault) -> impl Fn(&str, &Call) -> Option<Fault> + Send + Sync {
-    move |group, call| (Site::of(group, call) == site).then_some(fault)
+    move |group, call| (Site::from_call(group, call) == site).then_some(fault)
 }

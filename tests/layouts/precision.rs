@@ -90,7 +90,7 @@ fn layouts_in_f32_agree_to_1e_5() {
         let others =
             if optimizer == OptimizerConfig::ADAMW { covering(&all) } else { random(&all, 8, 8) };
         let layouts = [vec![Layout::SERIAL], others].concat();
-        let numbers = Numbers { optimizer, ..Numbers::of(DType::F32) };
+        let numbers = Numbers { optimizer, ..Numbers::with_dtype(DType::F32) };
         for (layout, found) in layouts.iter().zip(distances(&numbers, &layouts, 1)) {
             let Distance { loss, norm, gradients, weights } = found;
             let largest = loss.max(norm).max(gradients).max(weights);
@@ -108,7 +108,7 @@ fn gradients_of_key_biases_are_rounding_errors() {
     let layouts = [Layout::SERIAL, Layout { tp: 2, ..Layout::SERIAL }];
     for (dtype, rounding) in [(DType::F64, 1e-13), (DType::F32, 1e-4)] {
         let runs = layouts.map(|layout| {
-            train(&model, &layout, &Numbers::of(dtype), &|collective| collective).unwrap()
+            train(&model, &layout, &Numbers::with_dtype(dtype), &|collective| collective).unwrap()
         });
         for (name, first) in runs[0].gradients.iter().filter(|(name, _)| name.ends_with("qkv.bias"))
         {
@@ -149,10 +149,10 @@ fn layouts_in_16_bits_are_not_farther_from_f64_than_one_rank() {
         ..PrecisionConfig::default()
     };
     let no_master = PrecisionConfig { weight_update: WeightUpdate::InPlace, ..stochastic };
-    let bf16 = Numbers::of(DType::BF16);
+    let bf16 = Numbers::with_dtype(DType::BF16);
     for (numbers, count) in [
         (bf16, 8),
-        (Numbers { precision: fp16, ..Numbers::of(DType::F16) }, 4),
+        (Numbers { precision: fp16, ..Numbers::with_dtype(DType::F16) }, 4),
         (Numbers { gradients: GradDType::Weight, ..bf16 }, 4),
         (Numbers { precision: stochastic, ..bf16 }, 4),
         (Numbers { optimizer: optimizers()[1], ..bf16 }, 2),

@@ -1,11 +1,11 @@
 //! Trains a small GPT for a few steps in a layout, and puts together what its ranks hold.
 
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
-use ferrotron::models::checkpoint::Held;
+use ferrotron::models::checkpoint::LocalShard;
 use ferrotron::models::data::{Batch, Samples};
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::trainer::{
-    Execution, ParallelConfig, PrecisionConfig, Trainer, TrainerConfig,
+    ExecutionMode, ParallelConfig, PrecisionConfig, Trainer, TrainerConfig,
 };
 use ferrotron::nn::schedule::LrSchedule;
 use ferrotron::nn::{GradDType, OptimizerConfig, Scope, clip_coefficient};
@@ -78,7 +78,7 @@ pub struct Numbers {
 
 impl Numbers {
     /// Of a type, with AdamW, gradients clipped and summed in the accumulation type.
-    pub fn of(dtype: DType) -> Numbers {
+    pub fn with_dtype(dtype: DType) -> Numbers {
         Numbers {
             dtype,
             optimizer: OptimizerConfig::ADAMW,
@@ -186,7 +186,7 @@ fn train_rank(
         })?,
         parallel: ParallelConfig { data_parallel, ..parallel },
         precision,
-        execution: Execution::Eager,
+        execution: ExecutionMode::Eager,
     };
     let samples = Noise { vocab: model.vocab_size };
     let mut trainer = Trainer::on_mesh(&scope, mesh, model, config)?;
@@ -195,8 +195,8 @@ fn train_rank(
         let report = trainer.step(&samples)?;
         steps.push((report.loss, report.grad_norm));
         if step == 0 && optimizer == OptimizerConfig::ADAMW {
-            let (_, moments) = trainer.held()?;
-            for held in &moments.held {
+            let (_, moments) = trainer.local_shards()?;
+            for held in &moments.shards {
                 let Some(name) = held.name.strip_prefix("optimizer.exp_avg.") else { continue };
                 // The first moment is (1 - beta1) times the clipped gradient.
                 let factor = 0.1 * clip_coefficient(report.grad_norm, clip_grad);
@@ -205,13 +205,13 @@ fn train_rank(
             }
         }
     }
-    let (weights, moments) = trainer.held()?;
-    let part = |name: &str, held: &Held| -> Result<Part> {
+    let (weights, moments) = trainer.local_shards()?;
+    let part = |name: &str, held: &LocalShard| -> Result<Part> {
         Ok((name.to_string(), held.place.clone(), held.tensor.to_f64()?))
     };
     let weights = weights.iter().map(|held| part(&held.name, held));
     let masters = moments
-        .held
+        .shards
         .iter()
         .filter_map(|held| Some(part(held.name.strip_prefix("optimizer.master.")?, held)));
     let masters = masters.collect::<Result<_>>()?;

@@ -2,7 +2,7 @@
 
 use ferrotron::models::data::Dataset;
 use ferrotron::models::evaluate::Evaluation;
-use ferrotron::models::run::{self, Ended, Intervals, Metrics, Observer, RunConfig};
+use ferrotron::models::run::{self, Intervals, Metrics, Observer, RunConfig, StopReason};
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::trainer::Trainer;
@@ -76,7 +76,7 @@ fn a_run_is_saved_when_replicas_agree_or_refused() -> Result<()> {
     let tokenizer = Tokenizer::char("abcdefghijklm")?;
     let dataset = Dataset::from_text(&"abcdefghijklm".repeat(40), &tokenizer, 0.1)?;
     let local = Layout { synchronize_every: 4, ..Layout::SERIAL };
-    let train = |save_interval: u64, train_iters: u64, ends: bool| -> Result<(Ended, u64)> {
+    let train = |save_interval: u64, train_iters: u64, ends: bool| -> Result<(StopReason, u64)> {
         let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1);
         let mut trainer = Trainer::new(&scope, &tied(), trainer_config(&local)?)?;
         let folder = folder.path().join(format!("{save_interval}-{train_iters}"));
@@ -99,7 +99,7 @@ fn a_run_is_saved_when_replicas_agree_or_refused() -> Result<()> {
         let stop = StopFlag::default();
         let mut watch = Watch { ends, stop: stop.clone() };
         let ended = run::run(&mut trainer, &dataset, &tokenizer, &config, &stop, &mut watch)?;
-        Ok((ended.ended, trainer.progress().step))
+        Ok((ended.stop_reason, trainer.progress().step))
     };
     for (save_interval, train_iters, part) in
         [(6, 8, "save-interval 6 is not"), (4, 10, "train-iters 10 is not")]
@@ -107,9 +107,9 @@ fn a_run_is_saved_when_replicas_agree_or_refused() -> Result<()> {
         let error = train(save_interval, train_iters, false).unwrap_err().to_string();
         assert!(error.contains(part) && error.contains("local-sgd-steps 4"), "{error}");
     }
-    assert_eq!(train(4, 8, false)?, (Ended::Finished, 8));
+    assert_eq!(train(4, 8, false)?, (StopReason::Finished, 8));
     // The request comes during the first step; the fourth is the next that can be saved.
-    assert_eq!(train(8, 16, true)?, (Ended::Stopped, 4));
+    assert_eq!(train(8, 16, true)?, (StopReason::Stopped, 4));
     Ok(())
 }
 

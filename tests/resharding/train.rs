@@ -1,12 +1,12 @@
 //! A small GPT in training in a layout, every rank a thread, and what its ranks hold together.
 
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
-use ferrotron::models::checkpoint::{Checkpoint, Held, Progress};
+use ferrotron::models::checkpoint::{Checkpoint, LocalShard, TrainState};
 use ferrotron::models::data::{Batch, Samples, TokenSource, Validation};
 use ferrotron::models::evaluate::evaluate;
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::stop::StopFlag;
-use ferrotron::models::support::{Plan, check};
+use ferrotron::models::support::{ParallelismCheck, check};
 use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
 use ferrotron::nn::schedule::LrSchedule;
 use ferrotron::nn::{OptimizerConfig, Scope, Sharding};
@@ -89,7 +89,7 @@ impl Layout {
 
     /// Whether `model` can be trained so.
     pub fn allowed(&self, model: &GptConfig) -> bool {
-        let plan = Plan {
+        let plan = ParallelismCheck {
             model,
             layout: self.mesh(),
             sequence_parallel: self.sequence,
@@ -178,7 +178,7 @@ pub struct Found {
     pub samples: Vec<BTreeSet<u64>>,
     /// All weights, and moments as checkpoints call them, at the end.
     pub tensors: Tensors,
-    pub progress: Progress,
+    pub progress: TrainState,
 }
 
 struct RankFound {
@@ -187,7 +187,7 @@ struct RankFound {
     evaluations: Vec<f64>,
     samples: Vec<BTreeSet<u64>>,
     held: Vec<Part>,
-    progress: Progress,
+    progress: TrainState,
 }
 
 fn run_ranks(task: &Task) -> Vec<Result<RankFound>> {
@@ -269,9 +269,9 @@ fn run_rank(task: &Task, mesh: &Mesh) -> Result<RankFound> {
     if let Some(folder) = task.save {
         trainer.save(folder, None, serde_json::Value::Null)?;
     }
-    let (weights, moments) = trainer.held()?;
-    let part = |held: Held| Ok((held.name, held.place, held.tensor.to_f64()?));
-    let held = weights.into_iter().chain(moments.held).map(part).collect::<Result<_>>()?;
+    let (weights, moments) = trainer.local_shards()?;
+    let part = |held: LocalShard| Ok((held.name, held.place, held.tensor.to_f64()?));
+    let held = weights.into_iter().chain(moments.shards).map(part).collect::<Result<_>>()?;
     Ok(RankFound {
         losses,
         norms,

@@ -91,7 +91,7 @@ impl Functions {
     /// Looks up the functions in a library.
     ///
     /// Errors if one is missing because the library is too old.
-    pub(super) fn of(library: &Library) -> Result<Functions> {
+    pub(super) fn load(library: &Library) -> Result<Functions> {
         // SAFETY: the types are those of cublasLt.h.
         unsafe {
             Ok(Functions {

@@ -11,7 +11,7 @@ use cudarc::cublaslt::sys::{
 use std::ptr;
 
 use super::functions::{Candidate, Destroy, Functions, INVALID_VALUE, NOT_SUPPORTED, SUCCESS, Set};
-use super::{Epilogue, Handle, Matrices, Order, Product};
+use super::{Epilogue, Handle, Matmul, Matrices, StorageOrder};
 use crate::kernels::ElementType;
 use crate::{Error, Result};
 
@@ -33,7 +33,7 @@ pub(super) struct Shape {
     operands: ElementType,
     result: ElementType,
     /// Order, leading dimension, batch stride and alignment of left, right and out.
-    matrices: [(Order, usize, usize, u64); 3],
+    matrices: [(StorageOrder, usize, usize, u64); 3],
     epilogue: cublasLtEpilogue_t,
     /// Alignment of the epilogue's vector.
     vector: Option<u64>,
@@ -42,8 +42,8 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    pub(super) fn of(product: &Product) -> Shape {
-        let &Product { batch, sizes, operands, result, left, right, out, epilogue, .. } = product;
+    pub(super) fn from_matmul(product: &Matmul) -> Shape {
+        let &Matmul { batch, sizes, operands, result, left, right, out, epilogue, .. } = product;
         let matrices =
             [left, right, out].map(|Matrices { address, order, leading, batch_stride }| {
                 (order, leading, if batch == 1 { 0 } else { batch_stride }, alignment(address))
@@ -116,19 +116,19 @@ fn alignment(address: u64) -> u64 {
     (1 << address.trailing_zeros().min(63)).min(ALIGNMENT)
 }
 
-type Layout = Owned<cublasLtMatrixLayout_t, LayoutAttribute>;
+type MatrixLayout = Owned<cublasLtMatrixLayout_t, LayoutAttribute>;
 
 /// The descriptors and the algorithm of a kind of product.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct MatmulPlan {
     operation: Owned<cublasLtMatmulDesc_t, OperationAttribute>,
-    left: Layout,
-    right: Layout,
-    out: Layout,
+    left: MatrixLayout,
+    right: MatrixLayout,
+    out: MatrixLayout,
     algorithm: cublasLtMatmulAlgo_t,
 }
 
-impl Plan {
+impl MatmulPlan {
     /// Lets cuBLASLt choose an algorithm that needs at most `workspace` bytes; `None` if there is none. The addresses
     /// of `epilogue` have the same alignment as later ones.
     pub(super) fn new(
@@ -136,7 +136,7 @@ impl Plan {
         shape: &Shape,
         epilogue: &Epilogue,
         workspace: usize,
-    ) -> Result<Option<Plan>> {
+    ) -> Result<Option<MatmulPlan>> {
         if !shape.is_possible() {
             return Ok(None);
         }
@@ -149,7 +149,7 @@ impl Plan {
         };
         // A row-major factor is transposed for cuBLASLt, as intended, so only column-major ones need the transpose
         // flag.
-        let transposed = |order| i32::from(order == Order::Columns);
+        let transposed = |order| i32::from(order == StorageOrder::Columns);
         let mut raw = ptr::null_mut();
         // SAFETY: the pointer is to a live variable; `Owned` destroys the descriptor.
         let status = unsafe { (functions.operation_create)(&mut raw, compute, scale) };
@@ -168,7 +168,7 @@ impl Plan {
         let layout = |element, (rows, columns), (order, leading, stride, _)| {
             matrix(functions, element, [rows, columns], (order, leading, stride), shape.batch)
         };
-        let plan = Plan {
+        let plan = MatmulPlan {
             operation,
             left: layout(shape.operands, (m, k), left)?,
             right: layout(shape.operands, (k, n), right)?,
@@ -178,7 +178,7 @@ impl Plan {
         // The alignment of the addresses matters ("cublasLtMatmulDescAttributes_t").
         plan.point_at(functions, epilogue)?;
         let found = plan.search(library, shape, workspace)?;
-        Ok(found.map(|algorithm| Plan { algorithm, ..plan }))
+        Ok(found.map(|algorithm| MatmulPlan { algorithm, ..plan }))
     }
 
     fn search(
@@ -282,16 +282,16 @@ impl Plan {
 }
 
 // SAFETY: descriptors are host memory that only the plan uses.
-unsafe impl Send for Plan {}
+unsafe impl Send for MatmulPlan {}
 
 /// The descriptor of a row-major matrix (`rows`, `columns`), which is transposed for cuBLASLt.
 fn matrix(
     functions: &Functions,
     element: ElementType,
     [rows, columns]: [usize; 2],
-    (order, leading, stride): (Order, usize, usize),
+    (order, leading, stride): (StorageOrder, usize, usize),
     batch: usize,
-) -> Result<Layout> {
+) -> Result<MatrixLayout> {
     let element = match element {
         ElementType::F64 => cudaDataType::CUDA_R_64F,
         ElementType::F32 => cudaDataType::CUDA_R_32F,
@@ -302,8 +302,8 @@ fn matrix(
         }
     };
     let (inner, outer) = match order {
-        Order::Rows => (columns, rows),
-        Order::Columns => (rows, columns),
+        StorageOrder::Rows => (columns, rows),
+        StorageOrder::Columns => (rows, columns),
     };
     let mut raw = ptr::null_mut();
     // SAFETY: the pointer is to a live variable; `Owned` destroys the layout.

@@ -3,7 +3,7 @@
 
 use ferrotron_cuda::compile::cubin;
 use ferrotron_cuda::cubin_cache::CubinCache;
-use ferrotron_cuda::kernels::{self, ElementType, FILES, File};
+use ferrotron_cuda::kernels::{self, ElementType, FILES, KernelSource};
 use ferrotron_cuda::library::Search;
 use ferrotron_cuda::nvrtc::{Architecture, Nvrtc};
 use std::collections::BTreeSet;
@@ -55,7 +55,7 @@ fn every_kernel_becomes_a_cubin_without_spills() {
         }
     };
     let rows = kernel_rows();
-    let jobs: Vec<(&File, ElementType, Architecture)> = FILES
+    let jobs: Vec<(&KernelSource, ElementType, Architecture)> = FILES
         .iter()
         .flat_map(|file| file.types.iter().map(move |&element| (file, element)))
         .flat_map(|(file, element)| ARCHITECTURES.map(|architecture| (file, element, architecture)))
@@ -80,7 +80,7 @@ fn every_kernel_becomes_a_cubin_without_spills() {
 /// Compiles, and returns the kernels that need memory for numbers, with what the compiler says about them.
 fn compile(
     nvrtc: &Nvrtc,
-    file: &File,
+    file: &KernelSource,
     element: ElementType,
     architecture: Architecture,
     rows: &str,
@@ -124,7 +124,7 @@ fn a_cubin_is_compiled_once_and_an_error_shows_the_line() {
     };
     let folder = tempfile::tempdir().unwrap();
     let cache = CubinCache::new(folder.path());
-    let file = File::named("sq_norm").unwrap();
+    let file = KernelSource::named("sq_norm").unwrap();
     let entries = || std::fs::read_dir(folder.path()).unwrap().count();
     for (number, architecture) in ARCHITECTURES.into_iter().enumerate() {
         let first = cubin(&nvrtc, &cache, (file, ElementType::F32, ""), architecture).unwrap();
@@ -132,8 +132,11 @@ fn a_cubin_is_compiled_once_and_an_error_shows_the_line() {
         assert!(first == again && first.starts_with(b"\x7fELF"));
         assert_eq!(entries(), number + 1);
     }
-    let wrong =
-        File { name: "wrong", text: "KERNEL(32, wrong)(T* x) {\n    x[0] = nothing;\n}", ..*file };
+    let wrong = KernelSource {
+        name: "wrong",
+        text: "KERNEL(32, wrong)(T* x) {\n    x[0] = nothing;\n}",
+        ..*file
+    };
     let error =
         cubin(&nvrtc, &cache, (&wrong, ElementType::F32, ""), ARCHITECTURES[0]).unwrap_err();
     assert!(error.to_string().contains("\"nothing\" is undefined"), "{error}");

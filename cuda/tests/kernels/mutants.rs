@@ -1,6 +1,6 @@
 //! Kernels with one mistake each, as people make them. The tests of the file must fail.
 
-use ferrotron_cuda::kernels::{ElementType, File};
+use ferrotron_cuda::kernels::{ElementType, KernelSource};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -119,7 +119,7 @@ pub fn apply(mutant: &str, file: &str, text: &str) -> String {
 #[test]
 fn every_mutant_changes_its_file() {
     for Mutant { name, file, .. } in MUTANTS.iter().chain(UNSANITARY) {
-        let text = File::named(file).unwrap().source(ElementType::F32, "");
+        let text = KernelSource::named(file).unwrap().source(ElementType::F32, "");
         assert_ne!(apply(name, file, &text), text, "{name} finds nothing to change in {file}");
     }
 }

@@ -1,6 +1,6 @@
 //! Builds a kernel file for the CPU and launches its kernels as a driver would.
 
-use ferrotron_cuda::kernels::{self, ElementType, File};
+use ferrotron_cuda::kernels::{self, ElementType, KernelSource};
 use libloading::{Library, Symbol};
 use std::alloc;
 use std::cell::RefCell;
@@ -35,7 +35,7 @@ type LaunchFunction =
 
 impl Simulator {
     /// Builds `file`, or takes what was built from the same text.
-    pub fn new(file: &File) -> Simulator {
+    pub fn new(file: &KernelSource) -> Simulator {
         let rows = if file.name == "pointwise" { kernel_rows() } else { String::new() };
         let instances: Vec<String> = file
             .types
@@ -78,7 +78,7 @@ impl Simulator {
 }
 
 /// The text, with the mutant's change if there is one.
-fn changed(file: &File, text: &str) -> String {
+fn changed(file: &KernelSource, text: &str) -> String {
     match std::env::var(MUTANT) {
         Ok(mutant) => crate::mutants::apply(&mutant, file.name, text),
         Err(_) => text.to_string(),

@@ -38,12 +38,12 @@ pub(super) struct TensorRecord {
     /// Dims of the whole.
     pub shape: Vec<usize>,
     /// Boxes that together make the whole, without overlap.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<SliceRecord>,
 }
 
 /// A box of a global tensor in a file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Piece {
+pub(super) struct SliceRecord {
     pub file: String,
     /// Its name there.
     pub key: String,
@@ -122,7 +122,7 @@ impl Index {
                 let dims = tensor.shape.len();
                 return Err(format!("'{name}' has {dims} dims, more than {MAX_DIMS}"));
             }
-            let outside = |piece: &&Piece| {
+            let outside = |piece: &&SliceRecord| {
                 !piece.slice.lies_in(&tensor.shape) || !self.files.contains_key(&piece.file)
             };
             if let Some(piece) = tensor.pieces.iter().find(outside) {
@@ -155,7 +155,7 @@ impl Index {
             record.verify_length(&folder.join(file))?;
         }
         // File by file, so that one is open at a time.
-        let mut files: BTreeMap<&str, Vec<(&str, &TensorRecord, &Piece)>> = BTreeMap::new();
+        let mut files: BTreeMap<&str, Vec<(&str, &TensorRecord, &SliceRecord)>> = BTreeMap::new();
         for (name, tensor) in &self.tensors {
             for piece in &tensor.pieces {
                 files.entry(&piece.file).or_default().push((name, tensor, piece));

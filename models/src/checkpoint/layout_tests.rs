@@ -2,8 +2,8 @@
 
 use super::Checkpoint;
 use super::folder::Staging;
-use super::index::{INDEX, Index, Piece};
-use super::save::{Held, write_slices};
+use super::index::{INDEX, Index, SliceRecord};
+use super::save::{LocalShard, write_slices};
 use super::slices::Slice;
 use crate::gpt::GptConfig;
 use crate::tensor_file::{FileRecord, write_bytes, write_tensors};
@@ -31,7 +31,8 @@ fn one_layout_loads_another() -> Result<()> {
         owner([&[(2, 4)], &[(0, 1), (3, 1)]]),
         owner([&[(2, 4)], &[(1, 2)]]),
     );
-    let held = |place| Held { name: "w".into(), tensor: read(&whole, place), place: place.clone() };
+    let held =
+        |place| LocalShard { name: "w".into(), tensor: read(&whole, place), place: place.clone() };
     write_slices(&staging.folder, &mut index, "a.safetensors", vec![held(&top)]).unwrap();
     write_slices(&staging.folder, &mut index, "b.safetensors", vec![held(&left)]).unwrap();
     write_slices(&staging.folder, &mut index, "c.safetensors", vec![held(&right)]).unwrap();
@@ -96,7 +97,7 @@ fn many_files(dir: &Path) -> Result<()> {
     let file_name = |i: usize| format!("model-{i:05}.safetensors");
     for i in 0..FILES {
         let place = ShardSpec::new(&[FILES, 2], &[&[(i, 1)], &[(0, 2)]])?;
-        let held = vec![Held { name: "w".into(), place, tensor: row.clone() }];
+        let held = vec![LocalShard { name: "w".into(), place, tensor: row.clone() }];
         // The disk need not have each of them: the last bytes are the values.
         if i == 0 {
             write_slices(&staging.folder, &mut index, &file_name(i), held).unwrap();
@@ -109,7 +110,7 @@ fn many_files(dir: &Path) -> Result<()> {
         let record = FileRecord { bytes: end as u64, crc32: crc32fast::hash(&bytes) };
         index.files.insert(file_name(i), record);
         let slice = Slice { offset: vec![i, 0], shape: vec![1, 2] };
-        let piece = Piece { file: file_name(i), key: "w#0".into(), slice };
+        let piece = SliceRecord { file: file_name(i), key: "w#0".into(), slice };
         index.tensors.get_mut("w").unwrap().pieces.push(piece);
     }
     finish(staging, &mut index);

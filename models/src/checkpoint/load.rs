@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::folder;
 use super::index::{INDEX, Index, TensorRecord};
-use super::reader::Reader;
-use super::{CONFIG, OPTIMIZER, PROGRESS, Progress, TOKENIZER, moment_name};
+use super::reader::CheckpointReader;
+use super::{CONFIG, OPTIMIZER, PROGRESS, TOKENIZER, TrainState, moment_name};
 use crate::gpt::GptConfig;
 use crate::tensor_file::{Fault, cannot};
 use crate::tokenizer::Tokenizer;
@@ -24,7 +24,7 @@ pub struct Checkpoint {
     index: Index,
     config: GptConfig,
     run: serde_json::Value,
-    progress: Progress,
+    progress: TrainState,
     tokenizer: Option<Tokenizer>,
     /// Whether checksums have been compared.
     verified: AtomicBool,
@@ -125,7 +125,7 @@ impl Checkpoint {
     }
 
     /// How far the run had come.
-    pub fn progress(&self) -> &Progress {
+    pub fn progress(&self) -> &TrainState {
         &self.progress
     }
 
@@ -204,7 +204,7 @@ impl Checkpoint {
             self.find_weight(param.name(), param.shard_spec(), param.leaf().dtype())
         };
         params.iter().try_for_each(|param| find(param).map(|_| ()))?;
-        let mut reader = Reader::new(&self.folder);
+        let mut reader = CheckpointReader::new(&self.folder);
         for param in params {
             let record = find(param)?;
             param.leaf().write_value(|tensor| reader.read(record, param.shard_spec(), tensor))?;
@@ -231,7 +231,7 @@ impl Checkpoint {
         optimizer.visit(|name, moment, place, tensor| {
             find(name, moment, place, tensor.dtype()).map(|_| ())
         })?;
-        let mut reader = Reader::new(&self.folder);
+        let mut reader = CheckpointReader::new(&self.folder);
         optimizer.visit_mut(|name, moment, place, tensor| {
             reader.read(find(name, moment, place, tensor.dtype())?, place, tensor)
         })?;

@@ -5,7 +5,7 @@
 //! <save>/iter_0000100/model.safetensors     the weights, an ordinary safetensors file
 //!                     optimizer.safetensors the moments, as optimizer.exp_avg.<name> and so on
 //!                     config.json           {"model": GptConfig, "run": whatever the run wants to keep}
-//!                     progress.json         Progress
+//!                     progress.json         TrainState
 //!                     tokenizer.json        if there is a tokenizer
 //!                     index.json            every file's size and CRC-32, every tensor's pieces
 //! ```
@@ -41,13 +41,13 @@ mod save;
 mod slices;
 
 pub use load::Checkpoint;
-pub use save::{Held, Moments, Snapshot, clean, retain, save};
+pub use save::{LocalShard, Moments, Snapshot, clean, retain, save};
 
 use serde::{Deserialize, Serialize};
 
 /// How far a run has come: what it needs, besides tensors, to go on.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Progress {
+pub struct TrainState {
     /// Training steps done.
     pub step: u64,
     /// Samples consumed, which decide where in the data the run goes on.

@@ -13,16 +13,16 @@ use crate::tensor_file::TensorFile;
 const MAX_OPEN: usize = 32;
 
 /// The files of a checkpoint, opened as they are needed. Their headers stay in memory.
-pub(super) struct Reader<'a> {
+pub(super) struct CheckpointReader<'a> {
     folder: &'a Path,
     files: BTreeMap<&'a str, TensorFile>,
     /// The files that are open, the one used last at the end.
     open: VecDeque<&'a str>,
 }
 
-impl<'a> Reader<'a> {
-    pub fn new(folder: &'a Path) -> Reader<'a> {
-        Reader { folder, files: BTreeMap::new(), open: VecDeque::new() }
+impl<'a> CheckpointReader<'a> {
+    pub fn new(folder: &'a Path) -> CheckpointReader<'a> {
+        CheckpointReader { folder, files: BTreeMap::new(), open: VecDeque::new() }
     }
 
     /// The file of this name, ready to be read.

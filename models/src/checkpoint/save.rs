@@ -8,15 +8,15 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use super::folder::{self, Staging};
-use super::index::{INDEX, Index, Piece, TensorRecord};
+use super::index::{INDEX, Index, SliceRecord, TensorRecord};
 use super::slices::boxes;
-use super::{CONFIG, OPTIMIZER, PROGRESS, Progress, TOKENIZER, moment_name};
+use super::{CONFIG, OPTIMIZER, PROGRESS, TOKENIZER, TrainState, moment_name};
 use crate::gpt::GptConfig;
 use crate::tensor_file::{Fault, write_bytes, write_tensors};
 use crate::tokenizer::Tokenizer;
 
 /// A tensor of which `place` is held.
-pub struct Held {
+pub struct LocalShard {
     /// The global name.
     pub name: String,
     /// Which part of the global tensor it is.
@@ -28,13 +28,13 @@ pub struct Held {
 /// What one rank puts into a checkpoint. All ranks together put in every element of every tensor once.
 pub struct Snapshot<'a> {
     /// Weights.
-    pub weights: Vec<Held>,
+    pub weights: Vec<LocalShard>,
     /// The optimizer's state, without which the checkpoint serves for everything but going on.
     pub moments: Option<Moments>,
     /// What the model is made of.
     pub config: &'a GptConfig,
     /// How far the run has come.
-    pub progress: &'a Progress,
+    pub progress: &'a TrainState,
     /// The tokenizer of the data.
     pub tokenizer: Option<&'a Tokenizer>,
     /// What else the run wants to keep: its settings, for example.
@@ -44,19 +44,19 @@ pub struct Snapshot<'a> {
 /// The state of an optimizer.
 pub struct Moments {
     /// Its tensors, under the names that they have in a checkpoint.
-    pub held: Vec<Held>,
+    pub shards: Vec<LocalShard>,
     /// Steps taken.
     pub steps: u64,
 }
 
-impl Held {
+impl LocalShard {
     /// The values of parameters.
     ///
     /// Errors if one has the name of a moment.
-    pub fn params(params: &[Param]) -> Result<Vec<Held>> {
+    pub fn params(params: &[Param]) -> Result<Vec<LocalShard>> {
         let held = |param: &Param| {
             let (name, place) = (param.name().to_string(), param.shard_spec().clone());
-            Ok(Held { name, place, tensor: param.leaf().value()? })
+            Ok(LocalShard { name, place, tensor: param.leaf().value()? })
         };
         params.iter().map(held).collect()
     }
@@ -65,13 +65,16 @@ impl Held {
 impl Moments {
     /// The state of `optimizer`, as far as `owns` says of the axes along which every rank has the same that this
     /// one writes it.
-    pub fn of(optimizer: &Optimizer, owns: impl Fn(AxisSet) -> bool) -> Result<Moments> {
+    pub fn from_optimizer(
+        optimizer: &Optimizer,
+        owns: impl Fn(AxisSet) -> bool,
+    ) -> Result<Moments> {
         let mut held = Vec::new();
         optimizer.visit_where(owns, |name, moment, place, tensor| {
-            held.push(Held { name: moment_name(moment, name), place: place.clone(), tensor });
+            held.push(LocalShard { name: moment_name(moment, name), place: place.clone(), tensor });
             Ok(())
         })?;
-        Ok(Moments { held, steps: optimizer.steps() })
+        Ok(Moments { shards: held, steps: optimizer.steps() })
     }
 }
 
@@ -87,7 +90,7 @@ impl Moments {
 /// every element of every tensor is there once, and publishes the folder.
 ///
 /// ```
-/// use ferrotron_models::checkpoint::{Checkpoint, Held, Progress, Snapshot, save};
+/// use ferrotron_models::checkpoint::{Checkpoint, LocalShard, TrainState, Snapshot, save};
 /// use ferrotron_models::gpt::{Gpt, GptConfig};
 /// use ferrotron_nn::{Module, Scope};
 /// use ferrotron_parallel::collective::Group;
@@ -98,10 +101,10 @@ impl Moments {
 /// # let folder = tempfile::tempdir().unwrap();
 /// # let runs = folder.path();
 /// let folder = save(runs, &Group::single(), Snapshot {
-///     weights: Held::params(&gpt.params())?,
+///     weights: LocalShard::params(&gpt.params())?,
 ///     moments: None,
 ///     config: &config,
-///     progress: &Progress { step: 100, ..Progress::default() },
+///     progress: &TrainState { step: 100, ..TrainState::default() },
 ///     tokenizer: None,
 ///     run: serde_json::Value::Null,
 /// })?;
@@ -116,7 +119,7 @@ impl Moments {
 /// With several ranks, each gives its part. This is a matrix of which each of two ranks has two rows:
 ///
 /// ```
-/// use ferrotron_models::checkpoint::{Checkpoint, Held, Progress, Snapshot, save};
+/// use ferrotron_models::checkpoint::{Checkpoint, LocalShard, TrainState, Snapshot, save};
 /// use ferrotron_models::gpt::GptConfig;
 /// use ferrotron_nn::{WeightDecay, Init, Scope};
 /// use ferrotron_parallel::collective::{WorldConfig, run_threads};
@@ -129,10 +132,10 @@ impl Moments {
 ///     let rows = Tensor::full(&Device::cpu(1)?, DType::F32, &[2, 3], group.rank() as f64)?;
 ///     let place = ShardSpec::new(&[4, 3], &[&[(2 * group.rank(), 2)], &[(0, 3)]])?;
 ///     save(runs, &group, Snapshot {
-///         weights: vec![Held { name: "w".into(), place, tensor: rows }],
+///         weights: vec![LocalShard { name: "w".into(), place, tensor: rows }],
 ///         moments: None,
 ///         config: &GptConfig::gpt2(65, 2, 32, 4, 16),
-///         progress: &Progress { step: 1, ..Progress::default() },
+///         progress: &TrainState { step: 1, ..TrainState::default() },
 ///         tokenizer: None,
 ///         run: serde_json::Value::Null,
 ///     })
@@ -174,7 +177,7 @@ pub fn save(dir: &Path, world: &Group, snapshot: Snapshot) -> Result<PathBuf> {
     let Snapshot { weights, moments, config, progress, tokenizer, run } = snapshot;
     let mut progress = progress.clone();
     progress.optimizer_steps = moments.as_ref().map_or(progress.optimizer_steps, |m| m.steps);
-    let written = write_held(&folder, world, weights, moments.map(|moments| moments.held));
+    let written = write_held(&folder, world, weights, moments.map(|moments| moments.shards));
     // A fault waits until nobody writes any more: then the first rank can delete the folder.
     world.barrier().wait()?;
     let mut index = written.map_err(refused)?;
@@ -220,8 +223,8 @@ pub fn save(dir: &Path, world: &Group, snapshot: Snapshot) -> Result<PathBuf> {
 fn write_held(
     folder: &Path,
     world: &Group,
-    weights: Vec<Held>,
-    moments: Option<Vec<Held>>,
+    weights: Vec<LocalShard>,
+    moments: Option<Vec<LocalShard>>,
 ) -> std::result::Result<Index, Fault> {
     let mut index = Index::new();
     for (name, held) in [("model", Some(weights)), ("optimizer", moments)] {
@@ -259,14 +262,14 @@ pub(super) fn write_slices(
     folder: &Path,
     index: &mut Index,
     file: &str,
-    held: Vec<Held>,
+    held: Vec<LocalShard>,
 ) -> std::result::Result<(), Fault> {
     if held.is_empty() {
         return Ok(());
     }
     let mut tensors = Vec::with_capacity(held.len());
     let mut parts: HashMap<String, usize> = HashMap::new();
-    for Held { name, place, tensor } in held {
+    for LocalShard { name, place, tensor } in held {
         let record = index.tensors.entry(name.clone()).or_insert_with(|| TensorRecord {
             dtype: tensor.dtype().to_string(),
             shape: place.global_dims().to_vec(),
@@ -284,7 +287,7 @@ pub(super) fn write_slices(
             for (d, (&start, &len)) in local.iter().zip(&slice.shape).enumerate() {
                 part = part.narrow(d as isize, start, len).map_err(|error| error.to_string())?;
             }
-            record.pieces.push(Piece { file: file.to_string(), key: key.clone(), slice });
+            record.pieces.push(SliceRecord { file: file.to_string(), key: key.clone(), slice });
             tensors.push((key, part));
         }
     }

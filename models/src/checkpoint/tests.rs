@@ -44,13 +44,13 @@ impl Run {
     }
 
     fn save(&self, dir: &Path, step: u64) -> Result<PathBuf> {
-        let progress = Progress { step, consumed_samples: 2 * step, ..Progress::default() };
+        let progress = TrainState { step, consumed_samples: 2 * step, ..TrainState::default() };
         save(
             dir,
             &Group::single(),
             Snapshot {
-                weights: Held::params(&self.gpt.params())?,
-                moments: Some(Moments::of(&self.optimizer, |_| true)?),
+                weights: LocalShard::params(&self.gpt.params())?,
+                moments: Some(Moments::from_optimizer(&self.optimizer, |_| true)?),
                 config: self.gpt.config(),
                 progress: &progress,
                 tokenizer: Some(&Tokenizer::char("hello")?),

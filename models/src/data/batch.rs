@@ -45,7 +45,7 @@ impl Batch {
     }
 
     /// Positions that count in the loss.
-    pub fn counted(&self) -> u64 {
+    pub fn num_valid_tokens(&self) -> u64 {
         self.targets.iter().filter(|&&target| target >= 0).count() as u64
     }
 }

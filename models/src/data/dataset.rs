@@ -56,16 +56,17 @@ impl DataConfig {
         for path in &self.data {
             if path.is_dir() {
                 let files = folder(path)?;
-                let part =
-                    |role: Role| files.iter().filter(move |file| Role::of(file) == role).cloned();
-                if part(Role::Train).next().is_none() {
+                let part = |role: DatasetSplit| {
+                    files.iter().filter(move |file| DatasetSplit::from_path(file) == role).cloned()
+                };
+                if part(DatasetSplit::Train).next().is_none() {
                     return Err(Error::io(
                         "data",
                         format!("folder '{}' has only validation or test files", path.display()),
                     ));
                 }
-                train.extend(part(Role::Train));
-                validation.extend(part(Role::Validation));
+                train.extend(part(DatasetSplit::Train));
+                validation.extend(part(DatasetSplit::Validation));
             } else {
                 train.push(path.clone());
             }
@@ -94,22 +95,22 @@ impl DataConfig {
 
 /// What a file of a folder is for, by the words of its name.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Role {
+enum DatasetSplit {
     Train,
     Validation,
     Test,
 }
 
-impl Role {
-    fn of(path: &Path) -> Role {
+impl DatasetSplit {
+    fn from_path(path: &Path) -> DatasetSplit {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
         let mut words = stem.split(|c: char| !c.is_alphanumeric());
         let role = |word| match word {
-            "val" | "valid" | "validation" => Some(Role::Validation),
-            "test" => Some(Role::Test),
+            "val" | "valid" | "validation" => Some(DatasetSplit::Validation),
+            "test" => Some(DatasetSplit::Test),
             _ => None,
         };
-        words.find_map(role).unwrap_or(Role::Train)
+        words.find_map(role).unwrap_or(DatasetSplit::Train)
     }
 }
 

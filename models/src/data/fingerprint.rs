@@ -79,7 +79,7 @@ impl DataFingerprint {
         described(self.training_tokens, self.tokens_crc32.unwrap_or_default())
     }
 
-    /// Puts the fingerprint into the extra entries of a [`Progress`](crate::checkpoint::Progress).
+    /// Puts the fingerprint into the extra entries of a [`TrainState`](crate::checkpoint::TrainState).
     pub fn record(&self, progress: &mut Map<String, Value>) {
         progress.remove(OLD_KEY);
         progress.insert(KEY.to_string(), json!(self));

@@ -167,7 +167,7 @@ mod tests {
                 let range = first as usize * 8..(first as usize + micro_batch) * 8;
                 assert_eq!(part.inputs, whole.inputs[range.clone()]);
                 assert_eq!(part.targets, whole.targets[range]);
-                assert_eq!(part.counted(), micro_batch as u64 * 8);
+                assert_eq!(part.num_valid_tokens(), micro_batch as u64 * 8);
             }
         }
     }

@@ -63,12 +63,12 @@ impl Shard {
     pub(super) fn open(path: &Path, tokenizer: &Tokenizer) -> Result<Self> {
         let input = Input::open(path)?;
         let (offset, width) = match input.layout()? {
-            Layout::Tokens { offset, width } => (offset as u64, width),
-            Layout::Text if matches!(tokenizer, Tokenizer::Byte) => {
+            TokenLayout::Tokens { offset, width } => (offset as u64, width),
+            TokenLayout::Text if matches!(tokenizer, Tokenizer::Byte) => {
                 let marked = input.head.starts_with(UTF8_MARK);
                 (if marked { UTF8_MARK.len() as u64 } else { 0 }, 1)
             }
-            Layout::Text => {
+            TokenLayout::Text => {
                 let name = input.name();
                 let tokens = tokenizer.encode(&input.text()?).map_err(|error| error.at(&name))?;
                 return Ok(Shard::owned(&name, tokens));
@@ -165,8 +165,8 @@ impl Shard {
 pub(super) fn read_text(path: &Path) -> Result<String> {
     let input = Input::open(path)?;
     match input.layout()? {
-        Layout::Text => input.text(),
-        Layout::Tokens { .. } => Err(Error::config(
+        TokenLayout::Text => input.text(),
+        TokenLayout::Tokens { .. } => Err(Error::config(
             "data",
             format!(
                 "'{}' holds tokens, not text from which a char vocabulary could be built: \
@@ -188,7 +188,7 @@ struct Input<'a> {
 }
 
 /// The tokens' place in a file.
-enum Layout {
+enum TokenLayout {
     Text,
     Tokens { offset: usize, width: usize },
 }
@@ -218,7 +218,7 @@ impl Input<'_> {
     }
 
     /// Recognises the format; sizes that do not fit it are errors.
-    fn layout(&self) -> Result<Layout> {
+    fn layout(&self) -> Result<TokenLayout> {
         let name = self.path.display();
         let refuse = |context: String| Err(Error::io("data", context));
         let words = self.head.as_chunks::<4>().0;
@@ -249,7 +249,7 @@ impl Input<'_> {
             if count == 0 {
                 return refuse(format!("'{name}' has a header but no tokens"));
             }
-            return Ok(Layout::Tokens { offset: LLMC_HEADER, width });
+            return Ok(TokenLayout::Tokens { offset: LLMC_HEADER, width });
         }
         // With the version, which is a small number: the magic alone could be two tokens of a nanoGPT file.
         let swapped = [0, 1].map(|i| word(i).unwrap_or(0).swap_bytes());
@@ -262,7 +262,7 @@ impl Input<'_> {
             ));
         }
         if self.path.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("bin")) {
-            return Ok(Layout::Text);
+            return Ok(TokenLayout::Text);
         }
         if is_megatron_index(&self.path.with_extension("idx")) {
             return refuse(format!(
@@ -276,7 +276,7 @@ impl Input<'_> {
                 self.bytes
             ));
         }
-        Ok(Layout::Tokens { offset: 0, width: 2 })
+        Ok(TokenLayout::Tokens { offset: 0, width: 2 })
     }
 
     /// The whole file as UTF-8, without its byte-order mark.

@@ -112,7 +112,10 @@ mod tests {
                 }
                 assert_eq!(predicted, (1..tokens).collect::<Vec<u32>>());
                 assert_eq!(validation.predicted(), u64::from(tokens) - 1);
-                assert_eq!(validation.batch(validation.samples(), rows).unwrap().counted(), 0);
+                assert_eq!(
+                    validation.batch(validation.samples(), rows).unwrap().num_valid_tokens(),
+                    0
+                );
             }
         }
     }
@@ -130,7 +133,7 @@ mod tests {
         let two = all.first(2).unwrap();
         assert_eq!((two.samples(), two.predicted()), (2, 16));
         assert_eq!(two.batch(0, 2).unwrap(), all.batch(0, 2).unwrap());
-        assert_eq!(two.batch(2, 1).unwrap().counted(), 0);
+        assert_eq!(two.batch(2, 1).unwrap().num_valid_tokens(), 0);
         for enough in [4, 5, u64::MAX] {
             assert_eq!(all.first(enough).unwrap().predicted(), 29);
         }

@@ -50,7 +50,11 @@ pub struct Metrics {
 
 impl Metrics {
     /// What `trainer` has to tell of a step over sequences of `seq_length` tokens.
-    pub(super) fn of(trainer: &Trainer, seq_length: usize, report: &StepReport) -> Metrics {
+    pub(super) fn from_report(
+        trainer: &Trainer,
+        seq_length: usize,
+        report: &StepReport,
+    ) -> Metrics {
         let tokens_per_s = report.tokens as f64 / report.seconds;
         let device = trainer.scope().device();
         Metrics {
@@ -64,7 +68,7 @@ impl Metrics {
             step_ms: report.seconds * 1e3,
             tokens_per_s,
             tflops: trainer.model().flops(report.tokens, seq_length) / report.seconds / 1e12,
-            mem_peak_bytes: RankMemory::of(device).total_bytes,
+            mem_peak_bytes: RankMemory::from_device(device).total_bytes,
             host_peak_bytes: Some(device.memory_of(MemoryKind::Host).peak)
                 .filter(|&bytes| bytes > 0),
             validation_loss: None,

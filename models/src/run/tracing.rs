@@ -25,10 +25,10 @@ impl Tracing {
         let number = trainer.progress().step + 1;
         match &self.0 {
             Some((steps, trace)) if steps.contains(&number) => trace.record(|| {
-                trainer.advance(sampler)?;
+                trainer.step_async(sampler)?;
                 trainer.scope().device().synchronize()
             }),
-            _ => trainer.advance(sampler),
+            _ => trainer.step_async(sampler),
         }
     }
 

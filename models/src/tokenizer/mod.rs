@@ -76,8 +76,8 @@ impl Tokenizer {
     /// Errors if the text is not JSON, or describes no known tokenizer.
     pub fn from_json(json: &str) -> Result<Self> {
         // Hugging Face files have no top-level "kind"; it is the only required key of ours.
-        match serde_json::from_str::<Saved>(json) {
-            Ok(Saved { kind: Some(kind), chars }) => match (kind.as_str(), chars) {
+        match serde_json::from_str::<SavedTokenizer>(json) {
+            Ok(SavedTokenizer { kind: Some(kind), chars }) => match (kind.as_str(), chars) {
                 ("byte", _) => Ok(Tokenizer::Byte),
                 ("gpt2", _) => Ok(Tokenizer::Gpt2),
                 ("char", Some(chars)) => CharTokenizer::new(&chars).map(Tokenizer::Char),
@@ -100,7 +100,7 @@ impl Tokenizer {
             Tokenizer::Char(char_level) => ("char", Some(char_level.chars())),
             Tokenizer::HuggingFace(file) => return file.json().to_string(),
         };
-        let saved = Saved { kind: Some(kind.to_string()), chars };
+        let saved = SavedTokenizer { kind: Some(kind.to_string()), chars };
         serde_json::to_string(&saved).expect("two strings are always JSON")
     }
 
@@ -171,7 +171,7 @@ impl fmt::Debug for Tokenizer {
 
 /// The JSON object of [`Tokenizer::to_json`].
 #[derive(Serialize, Deserialize)]
-struct Saved {
+struct SavedTokenizer {
     kind: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     chars: Option<String>,

@@ -28,7 +28,7 @@ pub struct TrainerConfig {
     /// Training of 16-bit weights.
     pub precision: PrecisionConfig,
     /// Execution of steps on a GPU.
-    pub execution: Execution,
+    pub execution: ExecutionMode,
 }
 
 /// Number of eager steps before a capture. They compile kernels and plan products, and their reports show whether the
@@ -37,7 +37,7 @@ pub(super) const EAGER_STEPS: usize = 2;
 
 /// Execution of steps on a GPU. It does not change a bit of the results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Execution {
+pub enum ExecutionMode {
     /// Enqueue operations one by one.
     #[default]
     Eager,
@@ -46,12 +46,12 @@ pub enum Execution {
     CudaGraph,
 }
 
-impl Execution {
+impl ExecutionMode {
     /// Number of steps before steps run at full speed.
     pub(crate) const fn first_steps(self) -> usize {
         match self {
-            Execution::Eager => 0,
-            Execution::CudaGraph => EAGER_STEPS + 1, // plus the captured step
+            ExecutionMode::Eager => 0,
+            ExecutionMode::CudaGraph => EAGER_STEPS + 1, // plus the captured step
         }
     }
 
@@ -80,7 +80,7 @@ impl TrainerConfig {
             batch_size,
             parallel: ParallelConfig::default(),
             precision: PrecisionConfig::default(),
-            execution: Execution::Eager,
+            execution: ExecutionMode::Eager,
         }
     }
 
@@ -98,22 +98,22 @@ impl TrainerConfig {
             saved_activations.offloaded_layers > 0 || optimizer_states == MemoryKind::Host;
         let sparse = saved_activations.packing.zeros == ZeroEncoding::Bitmap;
         let why = match (self.execution, self.precision.loss_scale) {
-            (Execution::Eager, _) => return Ok(()),
-            (Execution::CudaGraph, _) if ranks > 1 => {
+            (ExecutionMode::Eager, _) => return Ok(()),
+            (ExecutionMode::CudaGraph, _) if ranks > 1 => {
                 format!("is for one rank, got {ranks}: what ranks send one another is not captured")
             }
-            (Execution::CudaGraph, LossScale::Dynamic { .. }) => {
+            (ExecutionMode::CudaGraph, LossScale::Dynamic { .. }) => {
                 "does not go with a dynamic loss scale, for which the host looks at every step: use bf16, or give a \
                  constant one"
                     .to_string()
             }
-            (Execution::CudaGraph, _) if offloads => {
+            (ExecutionMode::CudaGraph, _) if offloads => {
                 "does not go with offloading, which the host directs while a step runs".to_string()
             }
-            (Execution::CudaGraph, _) if sparse => {
+            (ExecutionMode::CudaGraph, _) if sparse => {
                 "does not go with sparse saved activations, whose size the host learns while a step runs".to_string()
             }
-            (Execution::CudaGraph, _) => return Ok(()),
+            (ExecutionMode::CudaGraph, _) => return Ok(()),
         };
         Err(Error::config("enable-cuda-graph", why))
     }

@@ -5,7 +5,7 @@ use ferrotron_tensor::ops::outcome::StepMetricsLog;
 use ferrotron_tensor::{Device, Result};
 use std::time::Instant;
 
-use crate::checkpoint::Progress;
+use crate::checkpoint::TrainState;
 
 /// The results of one step.
 #[derive(Debug, Clone, Copy)]
@@ -36,25 +36,25 @@ pub(super) struct Reports {
     /// The results, in device memory.
     pub outcomes: StepMetricsLog,
     /// Steps whose results were not read.
-    unread: Vec<Given>,
+    unread: Vec<InFlightStep>,
     /// Reports that were read.
     read: Vec<StepReport>,
 }
 
 /// The host's record of a step that was enqueued.
-pub(super) struct Given {
+pub(super) struct InFlightStep {
     pub lr: f64,
     pub loss_scale: f64,
     pub tokens: u64,
     pub started: Instant,
     /// The state of the run and of the optimizer before the step.
-    pub before: Progress,
+    pub before: TrainState,
     pub updates: u64,
 }
 
 /// A step whose loss or gradient norm was not finite.
-pub(super) struct Lost {
-    pub given: Given,
+pub(super) struct FailedStep {
+    pub given: InFlightStep,
     pub loss: f64,
     pub grad_norm: f64,
     /// Number of later steps.
@@ -73,7 +73,7 @@ impl Reports {
     }
 
     /// Adds a step that was enqueued.
-    pub fn push(&mut self, given: Given) {
+    pub fn push(&mut self, given: InFlightStep) {
         self.unread.push(given);
     }
 
@@ -91,7 +91,7 @@ impl Reports {
     /// reports.
     ///
     /// Errors if a collective of `world` has failed, which makes the results invalid.
-    pub fn read(&mut self, world: &Group) -> Result<Option<Lost>> {
+    pub fn read(&mut self, world: &Group) -> Result<Option<FailedStep>> {
         let Some(first) = self.unread.first() else { return Ok(None) };
         let (found, stopped) = self.outcomes.read(self.unread.len())?;
         world.check()?;
@@ -100,7 +100,7 @@ impl Reports {
         for (index, (given, found)) in self.unread.drain(..).zip(found).enumerate() {
             let (loss, grad_norm) = (found.loss, found.grad_norm);
             if Some(index) == stopped {
-                lost = Some(Lost { given, loss, grad_norm, later: count - index - 1 });
+                lost = Some(FailedStep { given, loss, grad_norm, later: count - index - 1 });
                 break;
             }
             self.read.push(StepReport {

@@ -8,8 +8,8 @@ use ferrotron_tensor::{Error, Result};
 use std::time::Instant;
 use tracing::trace_span;
 
-use super::report::{Given, Lost};
-use super::{Execution, StepReport, Trainer};
+use super::report::{FailedStep, InFlightStep};
+use super::{ExecutionMode, StepReport, Trainer};
 use crate::data::{Batch, Samples};
 use crate::stage::{Microbatch, StageModel};
 
@@ -32,7 +32,7 @@ impl Trainer {
     /// If the loss scale is dynamic and gradients overflow, weights and moments are unchanged, but the step counts
     /// and its samples are consumed.
     ///
-    /// With [`Execution::CudaGraph`] the first steps are eager, the next one is captured, and later ones replay it.
+    /// With [`ExecutionMode::CudaGraph`] the first steps are eager, the next one is captured, and later ones replay it.
     /// Replays need the same number of micro-batches, sample length, number of valid tokens and loss scale. A step
     /// that differs starts over.
     ///
@@ -41,21 +41,21 @@ impl Trainer {
     /// scale, the gradient norm of any replica. The message names the step and the first parameter that is not
     /// finite.
     pub fn step(&mut self, samples: &dyn Samples) -> Result<StepReport> {
-        self.advance(samples)?;
-        let reports = self.reports(samples)?;
+        self.step_async(samples)?;
+        let reports = self.drain_reports(samples)?;
         reports.last().copied().ok_or_else(|| Error::value("train", "the step has no report"))
     }
 
     /// Like [`Trainer::step`], without synchronizing with a GPU: the step is enqueued after the previous ones. Its
-    /// results are in [`Trainer::reports`], which should be called periodically.
+    /// results are in [`Trainer::drain_reports`], which should be called periodically.
     ///
     /// It synchronizes if the host needs the results: with a dynamic loss scale, if replicas take independent steps,
     /// and whenever 1024 steps are unread. Ranks that share a GPU or have no NCCL synchronize in each collective.
     ///
     /// Reports must be read before a checkpoint is saved: one of the steps may have failed.
     ///
-    /// Errors as [`Trainer::reports`], if it synchronizes.
-    pub fn advance(&mut self, samples: &dyn Samples) -> Result<()> {
+    /// Errors as [`Trainer::drain_reports`], if it synchronizes.
+    pub fn step_async(&mut self, samples: &dyn Samples) -> Result<()> {
         let started = Instant::now();
         let device = self.scope.device().clone();
         let _span = trace_span!("step", step = self.progress.step + 1).entered();
@@ -74,20 +74,20 @@ impl Trainer {
     /// Errors on every rank if a step's loss or gradient norm is not finite, as [`Trainer::step`]. Later steps had no
     /// effect, and the trainer is in its state before the failed step. If there were later steps, the failed one is
     /// repeated over `samples`, without an update, to find the first parameter that is not finite. Reports of earlier
-    /// steps are in [`Trainer::known_reports`].
-    pub fn reports(&mut self, samples: &dyn Samples) -> Result<Vec<StepReport>> {
+    /// steps are in [`Trainer::completed_reports`].
+    pub fn drain_reports(&mut self, samples: &dyn Samples) -> Result<Vec<StepReport>> {
         self.read(samples)?;
-        Ok(self.known_reports())
+        Ok(self.completed_reports())
     }
 
     /// Returns the reports already read back, without synchronizing: after an error, those of earlier steps.
-    pub fn known_reports(&mut self) -> Vec<StepReport> {
+    pub fn completed_reports(&mut self) -> Vec<StepReport> {
         self.reports.take()
     }
 
     fn read(&mut self, samples: &dyn Samples) -> Result<()> {
         let Some(lost) = self.reports.read(self.mesh.world())? else { return Ok(()) };
-        let Lost { given, loss, grad_norm, later } = lost;
+        let FailedStep { given, loss, grad_norm, later } = lost;
         self.progress = given.before;
         self.optimizer.set_steps(given.updates);
         self.graph = None;
@@ -109,10 +109,11 @@ impl Trainer {
         let global = self.config.batch_size.global(self.progress.consumed_samples);
         let tokens = (global * samples.seq_length()) as u64;
         let (before, updates) = (self.progress.clone(), self.optimizer.steps());
-        let given = Given { lr, loss_scale, tokens, started, before, updates };
+        let given = InFlightStep { lr, loss_scale, tokens, started, before, updates };
         self.set_numbers()?;
         // A graph contains the whole step, so the host does not read the results before the update.
-        let whole = self.config.execution == Execution::CudaGraph && !self.scope.device().is_fake();
+        let whole =
+            self.config.execution == ExecutionMode::CudaGraph && !self.scope.device().is_fake();
         if whole {
             self.take_as_graph(&prepared)?;
         } else {
@@ -144,7 +145,7 @@ impl Trainer {
             .map(|i| samples.batch(sizes.first_sample(consumed, i, data.rank()), micro))
             .collect::<Result<Vec<Batch>>>()?;
         // Counted before the first forward, so that the loss scale does not depend on the layout.
-        let counted: u64 = batches.iter().map(Batch::counted).sum();
+        let counted: u64 = batches.iter().map(Batch::num_valid_tokens).sum();
         let ranks = self.data_parallel.loss_ranks();
         let own = ranks.sum(&self.host, counted as f64)?;
         // If ranks take independent steps, one of them may have no valid tokens.

@@ -10,7 +10,7 @@ use ferrotron_models::evaluate::evaluate;
 use ferrotron_models::generate::{Sampling, generate};
 use ferrotron_models::gpt::{Recompute, SavedActivations};
 use ferrotron_models::stop::StopFlag;
-use ferrotron_models::trainer::Execution;
+use ferrotron_models::trainer::ExecutionMode;
 use ferrotron_nn::{AdafactorConfig, LossScale, OptimizerConfig, Rounding};
 use ferrotron_tensor::MemoryKind;
 use std::ops::ControlFlow::Continue;
@@ -35,12 +35,12 @@ impl Samples for Masked {
 }
 
 fn graph(config: &mut TrainerConfig) {
-    config.execution = Execution::CudaGraph;
+    config.execution = ExecutionMode::CudaGraph;
 }
 
 /// Losses and norms of steps, which may be read every now and then.
 fn found(trainer: &mut Trainer, samples: &dyn Samples) -> Result<Vec<(u64, f64, f64)>> {
-    let reports = trainer.reports(samples)?;
+    let reports = trainer.drain_reports(samples)?;
     Ok(reports.iter().map(|report| (report.step, report.loss, report.grad_norm)).collect())
 }
 
@@ -68,9 +68,9 @@ fn a_graph_trains_as_its_steps_do() -> Result<()> {
             graph(config);
         })?;
         for step in 0..6 {
-            plain.advance(&Noise)?;
+            plain.step_async(&Noise)?;
             let blocks = device.memory().n_alloc;
-            graphed.advance(&Noise)?;
+            graphed.step_async(&Noise)?;
             // From the fourth on they are replays, which make no tensors.
             assert_eq!(device.memory().n_alloc == blocks, step >= 3, "{what}, step {step}");
             // In between, what is computed takes memory where it likes.
@@ -94,7 +94,7 @@ fn other_work_comes_between_replays() -> Result<()> {
     let [_, _, case] = Case::all();
     // Four steps of 4 samples, then those with fewer valid tokens.
     let samples = Masked { since: 16 };
-    let run = |execution: Execution| -> Result<_> {
+    let run = |execution: ExecutionMode| -> Result<_> {
         let device = Device::cuda(&gpu)?;
         let configured = |config: &mut TrainerConfig| config.execution = execution;
         let mut trainer = trainer(&case, &device, configured)?;
@@ -103,7 +103,7 @@ fn other_work_comes_between_replays() -> Result<()> {
         let validation = Validation::new(TokenSource::from_tokens(tokens, VOCAB)?, LENGTH)?;
         let mut all = Vec::new();
         for step in 0..12 {
-            trainer.advance(&samples)?;
+            trainer.step_async(&samples)?;
             if step == 3 || step == 6 {
                 let (sizes, never) = (trainer.config().batch_size, StopFlag::default());
                 let (parts, mesh) = (trainer.parts(), trainer.mesh());
@@ -114,19 +114,19 @@ fn other_work_comes_between_replays() -> Result<()> {
                 all.push((0, loss, text.iter().map(|&token| f64::from(token)).sum()));
             }
             if step == 7 {
-                let told = trainer.held().err().expect("a step may be lost").to_string();
+                let told = trainer.local_shards().err().expect("a step may be lost").to_string();
                 assert!(told.contains("ask for the reports first"), "{told}");
                 all.extend(found(&mut trainer, &samples)?);
                 let saved = trainer.save(folder.path(), None, serde_json::Value::Null)?;
-                trainer.advance(&samples)?;
-                trainer.reports(&samples)?;
+                trainer.step_async(&samples)?;
+                trainer.drain_reports(&samples)?;
                 trainer.load(&Checkpoint::open(&saved)?)?;
             }
         }
         all.extend(found(&mut trainer, &samples)?);
         Ok((all, numbers(&trainer)?))
     };
-    let (want, got) = (run(Execution::Eager)?, run(Execution::CudaGraph)?);
+    let (want, got) = (run(ExecutionMode::Eager)?, run(ExecutionMode::CudaGraph)?);
     assert_eq!(got.0, want.0);
     assert!(got.1 == want.1, "other weights");
     assert_eq!(got.0.len(), 14);
@@ -141,19 +141,19 @@ fn a_replayed_step_is_one_launch() -> Result<()> {
     let [case, ..] = Case::all();
     let device = Device::cuda(&gpu)?;
     let mut trainer = trainer(&case, &device, graph)?;
-    (0..4).try_for_each(|_| trainer.advance(&Noise))?;
+    (0..4).try_for_each(|_| trainer.step_async(&Noise))?;
     let launches = || device.gpu().map_or(0, |gpu| gpu.launches() + gpu.product_launches());
     let (before, blocks) = (ferrotron_cuda_stand_in::waits(), device.memory().n_alloc);
     let launched = launches();
-    (0..3).try_for_each(|_| trainer.advance(&Noise))?;
+    (0..3).try_for_each(|_| trainer.step_async(&Noise))?;
     assert_eq!(ferrotron_cuda_stand_in::waits(), before);
     assert_eq!(device.memory().n_alloc, blocks, "tensors were made");
     // The optimizer's numbers, and the step of random numbers.
     assert_eq!(launches() - launched, 3 * 2, "kernels beside the graph");
     // The host is four replays ahead at most.
-    trainer.advance(&Noise)?;
+    trainer.step_async(&Noise)?;
     assert_eq!(ferrotron_cuda_stand_in::waits(), (before.0 + 1, before.1));
-    assert_eq!(trainer.reports(&Noise)?.len(), 8);
+    assert_eq!(trainer.drain_reports(&Noise)?.len(), 8);
     Ok(())
 }
 
@@ -193,7 +193,7 @@ fn what_cannot_be_captured_is_refused() -> Result<()> {
         assert!(told.starts_with("enable-cuda-graph: ") && told.contains(part), "{told}");
         assert_eq!(told.lines().count(), 1, "{told}");
     }
-    let config = TrainerConfig { execution: Execution::CudaGraph, ..some_config()? };
+    let config = TrainerConfig { execution: ExecutionMode::CudaGraph, ..some_config()? };
     let told = config.check_execution(2).unwrap_err().to_string();
     assert!(told.contains("one rank, got 2"), "{told}");
     Ok(())
@@ -212,14 +212,14 @@ fn a_graph_stops_where_a_step_is_lost() -> Result<()> {
     };
     let [case, ..] = Case::all();
     let mut trainer = trainer(&case, &Device::cuda(&gpu)?, graph)?;
-    (0..4).try_for_each(|_| trainer.advance(&Noise))?;
+    (0..4).try_for_each(|_| trainer.step_async(&Noise))?;
     let norm = trainer.buffers().params().find(|param| param.name() == "norm_f.weight");
     let leaf = norm.expect("the last norm").leaf().clone();
     let fine = leaf.value()?.copy()?;
     leaf.set_value(&fine.mul_scalar(3e38)?)?; // so that logits are infinite
     let before = numbers(&trainer)?;
-    (0..3).try_for_each(|_| trainer.advance(&Noise))?;
-    let told = trainer.reports(&Noise).unwrap_err().to_string();
+    (0..3).try_for_each(|_| trainer.step_async(&Noise))?;
+    let told = trainer.drain_reports(&Noise).unwrap_err().to_string();
     assert!(
         told.contains("step 5: loss ") && told.contains("first offender: the gradient of"),
         "{told}"

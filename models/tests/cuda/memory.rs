@@ -3,7 +3,7 @@
 use ferrotron_autograd::ActivationCompressionConfig;
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::gpt::{GptConfig, Recompute, SavedActivations};
-use ferrotron_models::memory::{Plan, PlannedDevice, RankMemory};
+use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, RankMemory};
 use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{AdafactorConfig, OptimizerConfig, Scope};
@@ -19,13 +19,13 @@ fn plan(
     optimizer: OptimizerConfig,
     parallel: ParallelConfig,
     device: PlannedDevice,
-) -> Result<Plan> {
+) -> Result<MemoryEstimator> {
     let batch_size = BatchSize::new(BatchSizeConfig {
         micro_batch_size: 2,
         global_batch_size: Some(4),
         ..BatchSizeConfig::default()
     })?;
-    Ok(Plan {
+    Ok(MemoryEstimator {
         model,
         layout: ParallelDims::single(),
         sequence_parallel: SequenceParallel::Off,
@@ -86,7 +86,7 @@ fn the_number_before_the_start_is_that_of_the_gpu() -> Result<()> {
             trainer.step(&Noise)?;
         }
         drop(trainer);
-        let (found, said) = (RankMemory::of(&device), plan.rank(0)?);
+        let (found, said) = (RankMemory::from_device(&device), plan.rank(0)?);
         assert_eq!(found.total_bytes, device.memory().peak + own);
         let products = if architecture.major >= 9 { 32 << 20 } else { 4 << 20 };
         assert_eq!(own, products + (2 << 20), "cuBLASLt's workspace, and cells");

@@ -81,8 +81,8 @@ impl Run {
             let step = trainer.step(&Noise)?;
             bits.push(vec![step.loss.to_bits(), step.grad_norm.to_bits()]);
         }
-        let (weights, moments) = trainer.held()?;
-        for held in weights.iter().chain(&moments.held) {
+        let (weights, moments) = trainer.local_shards()?;
+        for held in weights.iter().chain(&moments.shards) {
             bits.push(held.tensor.to_f64()?.into_iter().map(f64::to_bits).collect());
         }
         drop((weights, moments, trainer));

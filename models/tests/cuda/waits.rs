@@ -51,9 +51,9 @@ fn nobody_waits_for_a_gpu_before_its_numbers_are_read() -> Result<()> {
         let mut ahead = trainer(case, &Device::cuda(&gpu)?, change)?;
         ahead.step(&Noise)?; // kernels are loaded, memory is there
         let before = ferrotron_cuda_stand_in::waits();
-        (0..4).try_for_each(|_| ahead.advance(&Noise))?;
+        (0..4).try_for_each(|_| ahead.step_async(&Noise))?;
         assert_eq!(ferrotron_cuda_stand_in::waits(), before, "{what}");
-        let reports = ahead.reports(&Noise)?;
+        let reports = ahead.drain_reports(&Noise)?;
         // For the numbers of all steps, and whether an index was bad.
         let (waits, reads) = ferrotron_cuda_stand_in::waits();
         assert_eq!((waits - before.0, reads - before.1), (1, 2), "{what}");
@@ -85,16 +85,16 @@ fn a_step_that_is_lost_is_the_last_however_late_it_is_found() -> Result<()> {
         [(&case, &Device::cpu(1)?), (&case, &Device::cuda(&gpu)?), (&bf16, &Device::cuda(&gpu)?)]
     {
         let mut trainer = trainer(case, device, stochastic)?;
-        trainer.advance(&Noise)?;
-        trainer.advance(&Noise)?;
+        trainer.step_async(&Noise)?;
+        trainer.step_async(&Noise)?;
         let norm = trainer.buffers().params().find(|param| param.name() == "norm_f.weight");
         let leaf = norm.expect("the last norm").leaf().clone();
         let fine = leaf.value()?.copy()?;
         leaf.set_value(&fine.mul_scalar(3e38)?)?; // so that logits are infinite
         let before = numbers(&trainer)?;
         let ahead = if device.is_gpu() { 3 } else { 1 };
-        let given = (0..ahead).try_for_each(|_| trainer.advance(&Noise));
-        let told = given.and_then(|()| trainer.reports(&Noise)).unwrap_err().to_string();
+        let given = (0..ahead).try_for_each(|_| trainer.step_async(&Noise));
+        let told = given.and_then(|()| trainer.drain_reports(&Noise)).unwrap_err().to_string();
         assert!(
             told.contains("step 3: loss ") && told.contains("first offender: the gradient of"),
             "{told}"
@@ -102,7 +102,7 @@ fn a_step_that_is_lost_is_the_last_however_late_it_is_found() -> Result<()> {
         assert!(numbers(&trainer)? == before, "{} on {device:?} has changed", case.name);
         let progress = (trainer.progress().step, trainer.progress().consumed_samples);
         assert_eq!((progress, trainer.optimizer().steps()), ((2, 2 * BATCH as u64), 2));
-        assert_eq!(trainer.reports(&Noise)?.len(), 2);
+        assert_eq!(trainer.drain_reports(&Noise)?.len(), 2);
         // Nothing of it stays.
         leaf.set_value(&fine)?;
         assert_eq!(trainer.step(&Noise)?.step, 3);
@@ -124,8 +124,8 @@ fn steps_that_overflow_are_passed_over_on_a_gpu() -> Result<()> {
         let mut steps = Vec::new();
         for _ in 0..24 {
             let (before, taken) = (numbers(&trainer)?, trainer.optimizer().steps());
-            trainer.advance(&Noise)?;
-            let report = trainer.reports(&Noise)?[0];
+            trainer.step_async(&Noise)?;
+            let report = trainer.drain_reports(&Noise)?[0];
             assert_eq!(numbers(&trainer)? == before, report.skipped, "{report:?}");
             assert_eq!(trainer.optimizer().steps() - taken, u64::from(!report.skipped));
             steps.push((report.skipped, report.loss_scale));
@@ -174,9 +174,9 @@ fn ranks_with_nccl_wait_for_no_gpu() -> Result<()> {
             let mut trainer = Trainer::on_mesh(&scope, &mesh, &case.model, config)?;
             trainer.step(&Noise)?;
             let before = ferrotron_cuda_stand_in::waits();
-            (0..3).try_for_each(|_| trainer.advance(&Noise))?;
+            (0..3).try_for_each(|_| trainer.step_async(&Noise))?;
             let after = ferrotron_cuda_stand_in::waits();
-            let losses = trainer.reports(&Noise)?.iter().map(|report| report.loss).collect();
+            let losses = trainer.drain_reports(&Noise)?.iter().map(|report| report.loss).collect();
             Ok::<(_, _, Vec<f64>), Error>((before, after, losses))
         });
         let ranks = ranks.into_iter().collect::<Result<Vec<_>>>()?;

@@ -200,7 +200,7 @@ fn offloaded_activations_change_nothing() {
         let plain = case.parallel();
         let want = case.train(plain);
         for recompute in recomputations(tp, case.sequence) {
-            if recompute.refusal(most).is_some() {
+            if recompute.unsupported_reason(most).is_some() {
                 continue;
             }
             for layers in [1, most] {

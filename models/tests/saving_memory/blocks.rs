@@ -3,7 +3,7 @@
 use ferrotron_autograd::{Leaf, WeightGrads, backward};
 use ferrotron_models::activation_bytes::Activations;
 use ferrotron_models::gpt::{
-    Gpt, GptConfig, GptPart, Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention,
+    Gpt, GptConfig, ModelChunk, Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention,
     RecomputedMlp, RegionInputs, SavedActivations,
 };
 use ferrotron_nn::{Context, Mode, Module, Scope};
@@ -79,9 +79,9 @@ pub fn pass(
     saved: SavedActivations,
 ) -> Result<Pass> {
     let device = Device::cpu(1)?;
-    let blocks = GptPart { blocks: 0..model.num_layers, first: false, last: false };
+    let blocks = ModelChunk { blocks: 0..model.num_layers, first: false, last: false };
     let offloader = saved.offloader(&device)?;
-    let gpt = Gpt::part(&Scope::new(&device, dtype, 7), mesh, model, &blocks)?
+    let gpt = Gpt::from_chunk(&Scope::new(&device, dtype, 7), mesh, model, &blocks)?
         .with_recompute(recompute)
         .with_saved_activations(saved, offloader.clone());
     let ctx = mesh.context(Context::new(3, 1, Mode::Train, BATCH, SEQ_LENGTH))?;

@@ -1,7 +1,7 @@
 //! Small models, and their training in layouts and precisions.
 
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
-use ferrotron_models::checkpoint::Held;
+use ferrotron_models::checkpoint::LocalShard;
 use ferrotron_models::data::{Batch, Samples};
 use ferrotron_models::gpt::{ActivationKind, GptConfig};
 use ferrotron_models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
@@ -150,9 +150,10 @@ impl Case {
 
 /// Weights, moments and master weights.
 pub fn state(trainer: &Trainer) -> Result<Vec<Vec<u64>>> {
-    let (weights, moments) = trainer.held()?;
-    let bits = |held: &Held| Ok(held.tensor.to_f64()?.into_iter().map(f64::to_bits).collect());
-    weights.iter().chain(&moments.held).map(bits).collect()
+    let (weights, moments) = trainer.local_shards()?;
+    let bits =
+        |held: &LocalShard| Ok(held.tensor.to_f64()?.into_iter().map(f64::to_bits).collect());
+    weights.iter().chain(&moments.shards).map(bits).collect()
 }
 
 /// What a rank found.

@@ -88,7 +88,7 @@ pub(crate) fn zero_fill(x: &mut Tensor) -> Result<()> {
     }
     let Some(gpu) = x.device().gpu() else { return Ok(()) };
     // SAFETY: a contiguous view's bytes are within its buffer, which has no other holder.
-    unsafe { gpu.compute().fill_zero(x.address(), x.numel() * x.dtype().size()) }
+    unsafe { gpu.compute().zero_fill(x.address(), x.numel() * x.dtype().size()) }
         .map_err(Error::from_gpu)
 }
 

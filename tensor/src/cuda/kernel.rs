@@ -4,7 +4,7 @@ use bytemuck::NoUninit;
 use ferrotron_cuda::arguments::{self, IndexType, Layout};
 use ferrotron_cuda::cells::StepCell;
 use ferrotron_cuda::gpu::Gpu;
-use ferrotron_cuda::kernels::File;
+use ferrotron_cuda::kernels::KernelSource;
 use ferrotron_cuda::launch::{Dim3, Launch};
 use smallvec::SmallVec;
 
@@ -36,7 +36,7 @@ pub(crate) fn kernel<'a>(
     name: &'static str,
 ) -> Result<Kernel<'a>> {
     let gpu = device.gpu().ok_or_else(|| Error::device(name, "the device is no GPU"))?;
-    if File::named(file).is_some_and(|file| !file.types.contains(&dtype.into())) {
+    if KernelSource::named(file).is_some_and(|file| !file.types.contains(&dtype.into())) {
         return Err(Error::dtype(name, format!("there is no kernel for {dtype}")));
     }
     let launch = gpu.kernel(file, dtype.into(), name).map_err(Error::from_gpu)?;

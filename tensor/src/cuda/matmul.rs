@@ -1,6 +1,6 @@
 //! Launches matrix products with cuBLASLt.
 
-use ferrotron_cuda::cublaslt::{Epilogue, Matrices, Order, Product};
+use ferrotron_cuda::cublaslt::{Epilogue, Matmul, Matrices, StorageOrder};
 use ferrotron_cuda::gpu::Gpu;
 use smallvec::SmallVec;
 
@@ -113,7 +113,7 @@ fn product_with_epilogue(
     }
     let gpu = gpu(out)?;
     for call in calls(out, accum, lhs, rhs)? {
-        let call = Product { epilogue, ..call };
+        let call = Matmul { epilogue, ..call };
         if !gpu.products().supports(&call).map_err(Error::from_gpu)? {
             return Ok(false);
         }
@@ -140,7 +140,7 @@ fn gpu(out: &Tensor) -> Result<&Gpu> {
 }
 
 /// The cuBLASLt calls of a product; exactly one for two matrices.
-fn calls(out: &Tensor, accum: Accum, lhs: &Tensor, rhs: &Tensor) -> Result<SmallVec<[Product; 1]>> {
+fn calls(out: &Tensor, accum: Accum, lhs: &Tensor, rhs: &Tensor) -> Result<SmallVec<[Matmul; 1]>> {
     let outer = &out.dims()[..out.rank() - 2];
     let stretched = |operand: &Tensor| {
         let mut dims: Dims = outer.into();
@@ -171,14 +171,14 @@ fn calls(out: &Tensor, accum: Accum, lhs: &Tensor, rhs: &Tensor) -> Result<Small
             leading,
             batch_stride: batch.1[i],
         };
-        Product {
+        Matmul {
             batch: batch.0,
             sizes,
             operands: lhs.dtype().into(),
             result: out.dtype().into(),
             left: matrices(0, lhs.dtype(), left),
             right: matrices(1, rhs.dtype(), right),
-            out: matrices(2, out.dtype(), (Order::Rows, leading)),
+            out: matrices(2, out.dtype(), (StorageOrder::Rows, leading)),
             beta: if accum == Accum::Add { 1.0 } else { 0.0 },
             epilogue: Epilogue::None,
         }
@@ -206,13 +206,13 @@ fn readable(operand: &Tensor) -> Result<Tensor> {
 }
 
 /// The storage order of the matrices in the last two dims, and their leading dimension.
-fn lies(layout: &Layout) -> Option<(Order, usize)> {
+fn lies(layout: &Layout) -> Option<(StorageOrder, usize)> {
     let [matrix, transpose] = [last_two(layout), last_two(layout).map(|[a, b]| [b, a])];
     // A single row or column fits both orders; the larger leading dimension is its length.
     match (leading(matrix), leading(transpose)) {
-        (Some(rows), Some(columns)) if rows < columns => Some((Order::Columns, columns)),
-        (Some(rows), _) => Some((Order::Rows, rows)),
-        (None, columns) => Some((Order::Columns, columns?)),
+        (Some(rows), Some(columns)) if rows < columns => Some((StorageOrder::Columns, columns)),
+        (Some(rows), _) => Some((StorageOrder::Rows, rows)),
+        (None, columns) => Some((StorageOrder::Columns, columns?)),
     }
 }
 

@@ -1,5 +1,5 @@
 use ferrotron_cuda::arguments::NO_BAD_INDEX;
-use ferrotron_cuda::kernels::File;
+use ferrotron_cuda::kernels::KernelSource;
 use ferrotron_tensor::ops::cross_entropy::VocabShard;
 use ferrotron_tensor::ops::embedding::{embedding_backward, embedding_shard_backward};
 use ferrotron_tensor::ops::index::{index_add, scatter_add};
@@ -10,7 +10,7 @@ use crate::simulator::Simulator;
 use crate::support::*;
 
 pub fn check(simulator: &Simulator) {
-    let sorter = Simulator::new(File::named("sort").unwrap());
+    let sorter = Simulator::new(KernelSource::named("sort").unwrap());
     for dtype in FLOATS {
         for ([outer, size, inner], count) in [([1, 5, 3], 40), ([3, 7, 130], 9), ([2, 1, 1], 30)] {
             for index in INDICES {

@@ -25,7 +25,7 @@ mod step;
 mod zero_bitmap;
 
 use crate::simulator::Simulator;
-use ferrotron_cuda::kernels::{FILES, File};
+use ferrotron_cuda::kernels::{FILES, KernelSource};
 use ferrotron_cuda_stand_in::available;
 
 /// A file of kernels, and the function that checks all of them.
@@ -60,7 +60,7 @@ const CHECKS: &[Check] = &[
 /// Runs the checks of a file; each of its kernels must have been launched.
 pub fn check(file: &str) {
     let (_, check) = CHECKS.iter().find(|(name, _)| *name == file).unwrap();
-    let simulator = Simulator::new(File::named(file).unwrap());
+    let simulator = Simulator::new(KernelSource::named(file).unwrap());
     check(&simulator);
     simulator.assert_all_launched();
 }
