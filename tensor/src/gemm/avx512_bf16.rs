@@ -1,8 +1,8 @@
 //! AVX512-BF16: pairs of bf16 products in the registers of the AVX-512 kernels.
 
 use super::avx512::{F32, F32x16};
-use super::kernel::{Kernels, Multiply, Tile, TileFn};
-use super::pack::Strip;
+use super::kernel::{GemmKernels, MicroTile, Multiply, TileFn};
+use super::pack::PackTask;
 use super::pairs;
 use super::vector::Vector;
 use std::arch::x86_64::*;
@@ -22,21 +22,21 @@ impl Multiply<F32x16> for Pairs {
 }
 
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma,f16c")]
-unsafe fn tile<const R: usize, const N: usize>(tile: &Tile<f32>) {
+unsafe fn tile<const R: usize, const N: usize>(tile: &MicroTile<f32>) {
     // SAFETY: the caller's promise, passed on.
     unsafe { super::kernel::tile::<F32x16, Pairs, R, N>(tile) }
 }
 
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma,f16c")]
-pub(super) unsafe fn pack(strip: &Strip<f32>) {
+pub(super) unsafe fn pack(strip: &PackTask<f32>) {
     // SAFETY: the caller's promise, passed on.
     unsafe { pairs::pack::<F32x16>(strip, interleave) }
 }
 
 /// Packs words whose lanes lie together: two rows become one.
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma,f16c")]
-pub(super) unsafe fn interleave(strip: &Strip<f32>) {
-    let Strip { step_stride, depth, elements, count, to, width, panel_stride, .. } = *strip;
+pub(super) unsafe fn interleave(strip: &PackTask<f32>) {
+    let PackTask { step_stride, depth, elements, count, to, width, panel_stride, .. } = *strip;
     let from = strip.from.cast::<u16>();
     for lane in (0..count).step_by(F32x16::LANES) {
         let mask = (0xffff_u32 >> (16 - (count - lane).min(16))) as __mmask16;
@@ -71,7 +71,7 @@ const fn row<const R: usize>() -> &'static [TileFn<f32>] {
 }
 
 /// Kernels for words of two bf16 elements.
-pub(super) static PAIRS: Kernels<f32> = Kernels {
+pub(super) static PAIRS: GemmKernels<f32> = GemmKernels {
     tiles: &[
         row::<1>(),
         row::<2>(),

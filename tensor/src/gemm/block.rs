@@ -9,9 +9,9 @@ mod operands;
 mod tests;
 
 use super::Accum;
-use super::kernel::{Compute, Kernels, Tile};
-use super::level::Level;
-use super::pack::Finish;
+use super::kernel::{Compute, GemmKernels, MicroTile};
+use super::level::Isa;
+use super::pack::Epilogue;
 use super::pairs;
 use crate::{DType, Element, Real, Scalar};
 use std::any::{Any, TypeId};
@@ -21,8 +21,8 @@ use std::slice;
 pub(crate) const PAD: usize = 16;
 
 /// The block routines for operands of one type.
-pub(crate) struct Blocks<T: Element> {
-    kernels: &'static Kernels<T::Acc>,
+pub(crate) struct SmallGemm<T: Element> {
+    kernels: &'static GemmKernels<T::Acc>,
     /// Elements that make a step.
     per_step: usize,
 }
@@ -42,20 +42,20 @@ impl<A> Factor<A> {
     }
 }
 
-impl<T: Element> Blocks<T> {
+impl<T: Element> SmallGemm<T> {
     /// The routines of this processor's best instruction set.
     pub(crate) fn best() -> Self {
-        Blocks::at(Level::best())
+        SmallGemm::at(Isa::best())
     }
 
     /// The routines of each instruction set that can be tested here, with its name.
     #[cfg(test)]
     pub(crate) fn available() -> impl Iterator<Item = (String, Self)> {
-        Level::available().map(|level| (format!("{level:?}"), Blocks::at(level)))
+        Isa::available().map(|level| (format!("{level:?}"), SmallGemm::at(level)))
     }
 
     /// The routines of an instruction set, which the processor must have.
-    fn at(level: Level) -> Self {
+    fn at(level: Isa) -> Self {
         let pairs = (T::DTYPE == DType::BF16).then(|| level.pairs()).flatten();
         let kernels: &dyn Any = if TypeId::of::<T::Acc>() == TypeId::of::<f64>() {
             f64::kernels(level)
@@ -63,7 +63,7 @@ impl<T: Element> Blocks<T> {
             pairs.unwrap_or_else(|| f32::kernels(level))
         };
         let kernels = kernels.downcast_ref().expect("an accumulator is f32 or f64");
-        Blocks { kernels, per_step: if pairs.is_some() { pairs::PAIR } else { 1 } }
+        SmallGemm { kernels, per_step: if pairs.is_some() { pairs::PAIR } else { 1 } }
     }
 
     /// The steps that `elements` make; the last may be half empty, which counts as zero.
@@ -114,7 +114,7 @@ impl<T: Element> Blocks<T> {
                 let height = tallest.min(rows - row);
                 // SAFETY: all offsets are inside the blocks that the caller vouches for.
                 unsafe {
-                    self.kernels.tiles[height - 1][vectors - 1](&Tile {
+                    self.kernels.tiles[height - 1][vectors - 1](&MicroTile {
                         depth,
                         a: lhs.at(row, 0).data,
                         a_row: lhs.row as isize,
@@ -148,7 +148,7 @@ impl<T: Element> Blocks<T> {
     ) {
         // SAFETY: the caller's promise, passed on.
         unsafe {
-            (self.kernels.finish)(D::DTYPE)(&Finish {
+            (self.kernels.finish)(D::DTYPE)(&Epilogue {
                 from,
                 from_row: from_row as isize,
                 rows,

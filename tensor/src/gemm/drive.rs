@@ -2,11 +2,11 @@
 //! operands, cuts and scratch, and hands the work to the scheduler.
 
 use super::Accum;
-use super::kernel::{Compute, Kernels};
-use super::plan::{Plan, Size};
+use super::kernel::{Compute, GemmKernels};
+use super::plan::{CacheBlocking, GemmShape};
 use super::problem::{Bias, Problem};
-use super::scheduler::{self, Chapter, Work};
-use super::side::{Access, Range, Side};
+use super::scheduler::{self, CacheBlock, Work};
+use super::side::{Access, PackedOperand, Range};
 use super::workspace::with_workspace;
 
 /// Computes the problem with up to `threads` threads of the current rayon pool.
@@ -15,7 +15,7 @@ use super::workspace::with_workspace;
 /// Data and strides describe valid, non-overlapping memory; the processor has the instruction set
 /// of the kernels.
 pub(super) unsafe fn run<T: Compute>(
-    kernels: &'static Kernels<T>,
+    kernels: &'static GemmKernels<T>,
     threads: usize,
     problem: Problem,
     alpha: T,
@@ -24,7 +24,7 @@ pub(super) unsafe fn run<T: Compute>(
     let Problem { k, lhs, rhs, target, .. } = problem;
     let threads = scheduler::useful_threads(threads, [lhs.lanes, k, rhs.lanes]);
     let kernel_rows = kernels.tiles.len();
-    let size = Size {
+    let size = GemmShape {
         rows: lhs.lanes,
         columns: rhs.lanes,
         k,
@@ -34,11 +34,14 @@ pub(super) unsafe fn run<T: Compute>(
         kernel_rows,
         kernel_vectors: kernels.vectors(),
     };
-    let lhs_access = Access::of_rows::<T>(&lhs, &size);
-    let rhs_access = Access::of_columns(&rhs, &size, kernels);
-    let plan = Plan::new(size, rhs_access == Access::Chapter || lhs_access == Access::Chapter);
+    let lhs_access = Access::for_rows::<T>(&lhs, &size);
+    let rhs_access = Access::for_columns(&rhs, &size, kernels);
+    let plan = CacheBlocking::new(
+        size,
+        rhs_access == Access::PackedShared || lhs_access == Access::PackedShared,
+    );
 
-    let mut lhs = Side {
+    let mut lhs = PackedOperand {
         operand: lhs,
         access: lhs_access,
         pack: (kernels.pack)(lhs.dtype),
@@ -48,7 +51,7 @@ pub(super) unsafe fn run<T: Compute>(
         padded: plan.rows.next_multiple_of(kernel_rows.max(kernels.lanes)),
         panels: std::ptr::null_mut(),
     };
-    let mut rhs = Side {
+    let mut rhs = PackedOperand {
         operand: rhs,
         access: rhs_access,
         pack: (kernels.pack)(rhs.dtype),
@@ -72,20 +75,20 @@ pub(super) unsafe fn run<T: Compute>(
         lhs.panels = memory.cast::<T>();
         rhs.panels = lhs.panels.wrapping_add(lhs_elements);
         let scratch = (!direct).then(|| rhs.panels.wrapping_add(rhs_elements));
-        let job = Job { kernels, problem, plan, alpha, lhs, rhs, scratch, stores_result };
+        let job = GemmTask { kernels, problem, plan, alpha, lhs, rhs, scratch, stores_result };
         // SAFETY: threads write disjoint chunks of the panels, then disjoint tiles.
         unsafe { scheduler::run(threads, &job) };
     });
 }
 
 /// A product and the state of its computation.
-pub(super) struct Job<T: 'static> {
-    pub kernels: &'static Kernels<T>,
+pub(super) struct GemmTask<T: 'static> {
+    pub kernels: &'static GemmKernels<T>,
     pub problem: Problem,
-    pub plan: Plan,
+    pub plan: CacheBlocking,
     pub alpha: T,
-    pub lhs: Side<T>,
-    pub rhs: Side<T>,
+    pub lhs: PackedOperand<T>,
+    pub rhs: PackedOperand<T>,
     /// Where tiles are accumulated when the target cannot take sums; without room where all is one block.
     pub scratch: Option<*mut T>,
     /// Whether the microkernel writes the last block's sums to the target, with the bias.
@@ -94,25 +97,25 @@ pub(super) struct Job<T: 'static> {
 
 // SAFETY: threads write disjoint chunks of the panels, then disjoint tiles of the target or their
 // scratch, and a phase begins only after the one before is done (acquire and release on `done`).
-unsafe impl<T: Sync> Sync for Job<T> {}
+unsafe impl<T: Sync> Sync for GemmTask<T> {}
 
-impl<T: Compute> Work for Job<T> {
+impl<T: Compute> Work for GemmTask<T> {
     fn chapters(&self) -> [usize; 3] {
         self.plan.chapters
     }
 
-    fn packing_pieces(&self, chapter: Chapter) -> usize {
+    fn packing_pieces(&self, chapter: CacheBlock) -> usize {
         let [rows, columns] = self.ranges(chapter);
         let of_columns = if chapter.fresh[1] { self.rhs.chunks(columns) } else { 0 };
         self.row_chunks(chapter, rows) + of_columns
     }
 
-    fn computing_pieces(&self, chapter: Chapter) -> usize {
+    fn computing_pieces(&self, chapter: CacheBlock) -> usize {
         let [rows, columns] = self.ranges(chapter);
         self.plan.tiles(rows.lanes, columns.lanes)
     }
 
-    unsafe fn pack(&self, chapter: Chapter, number: usize) {
+    unsafe fn pack(&self, chapter: CacheBlock, number: usize) {
         let [rows, columns] = self.ranges(chapter);
         let of_rows = self.row_chunks(chapter, rows);
         // SAFETY: the ranges lie within the operands; otherwise the caller's promise.
@@ -125,7 +128,7 @@ impl<T: Compute> Work for Job<T> {
         }
     }
 
-    unsafe fn compute(&self, chapter: Chapter, number: usize, thread: usize) {
+    unsafe fn compute(&self, chapter: CacheBlock, number: usize, thread: usize) {
         let [rows, columns] = self.ranges(chapter);
         let [.., k] = chapter.index;
         let ends = [k == 0, k + 1 == self.plan.chapters[2]];
@@ -134,14 +137,14 @@ impl<T: Compute> Work for Job<T> {
     }
 }
 
-impl<T: Compute> Job<T> {
-    fn row_chunks(&self, chapter: Chapter, rows: Range) -> usize {
+impl<T: Compute> GemmTask<T> {
+    fn row_chunks(&self, chapter: CacheBlock, rows: Range) -> usize {
         if chapter.fresh[0] { self.lhs.chunks(rows) } else { 0 }
     }
 
     /// The part of each operand that belongs to a chapter.
-    fn ranges(&self, chapter: Chapter) -> [Range; 2] {
-        let Plan { rows, columns, depth, .. } = self.plan;
+    fn ranges(&self, chapter: CacheBlock) -> [Range; 2] {
+        let CacheBlocking { rows, columns, depth, .. } = self.plan;
         let [i, j, p] = chapter.index;
         let step = p * depth;
         let steps = depth.min(self.problem.k - step);

@@ -1,13 +1,13 @@
 //! The microkernel: a small tile of the product, held in registers while k runs.
 
-use super::level::Level;
+use super::level::Isa;
 use super::vector::Vector;
 use crate::{DType, Element, Real, bf16, f16};
 
 /// One call of the microkernel. Row i, step p of the left operand is at `a + i * a_row + p * a_step`;
 /// the right operand's step p is a contiguous row at `b + p * b_step`; row i of the sums so far is
 /// contiguous at `c + i * c_row`, row i of the result at `to + i * to_row`, which may be the same place.
-pub(super) struct Tile<T> {
+pub(super) struct MicroTile<T> {
     /// Steps of the sum, at least 1.
     pub depth: usize,
     pub a: *const T,
@@ -57,9 +57,9 @@ impl<V: Vector> Multiply<V> for Single {
 /// `N` and `last_lanes` give; `b` holds whole vectors unless `V::FREE_MASKS`.
 #[inline(always)]
 pub(super) unsafe fn tile<V: Vector, M: Multiply<V>, const R: usize, const N: usize>(
-    tile: &Tile<V::Scalar>,
+    tile: &MicroTile<V::Scalar>,
 ) {
-    let Tile { depth, a_row, a_step, b_step, c, c_row, to, to_row, .. } = *tile;
+    let MicroTile { depth, a_row, a_step, b_step, c, c_row, to, to_row, .. } = *tile;
     let (mut a, mut b) = (tile.a, tile.b);
     // SAFETY: as promised by the caller; prefetching has no effect but on caches.
     unsafe {
@@ -97,7 +97,7 @@ pub(super) unsafe fn tile<V: Vector, M: Multiply<V>, const R: usize, const N: us
 /// As [`tile`].
 #[inline(always)]
 unsafe fn put<V: Vector, D: Element<Acc = V::Scalar>, const N: usize>(
-    tile: &Tile<V::Scalar>,
+    tile: &MicroTile<V::Scalar>,
     rows: impl Iterator<Item = [V; N]>,
 ) {
     // SAFETY: as promised by the caller.
@@ -159,14 +159,14 @@ fn prefetch<const R: usize, const N: usize>(
 }
 
 /// A compiled [`tile`].
-pub(super) type TileFn<T> = unsafe fn(&Tile<T>);
+pub(super) type TileFn<T> = unsafe fn(&MicroTile<T>);
 /// A compiled [`super::pack::pack`], its source type erased.
-pub(super) type PackFn<T> = unsafe fn(&super::pack::Strip<T>);
-/// A compiled [`super::pack::finish`], its destination type erased.
-pub(super) type FinishFn<T> = unsafe fn(&super::pack::Finish<T>);
+pub(super) type PackFn<T> = unsafe fn(&super::pack::PackTask<T>);
+/// A compiled [`super::pack::epilogue`], its destination type erased.
+pub(super) type FinishFn<T> = unsafe fn(&super::pack::Epilogue<T>);
 
 /// Everything compiled for one instruction set and accumulator.
-pub(super) struct Kernels<T: 'static> {
+pub(super) struct GemmKernels<T: 'static> {
     /// Lanes of a register.
     pub lanes: usize,
     /// [`Vector::FREE_MASKS`].
@@ -183,7 +183,7 @@ pub(super) struct Kernels<T: 'static> {
     pub finish: fn(DType) -> FinishFn<T>,
 }
 
-impl<T> Kernels<T> {
+impl<T> GemmKernels<T> {
     /// Vectors of columns that the widest tile holds.
     pub(super) fn vectors(&self) -> usize {
         self.tiles[0].len()
@@ -193,13 +193,13 @@ impl<T> Kernels<T> {
 /// f32 and f64: the accumulators that kernels exist for.
 pub(super) trait Compute: Real + Element<Acc = Self> {
     /// The code for one instruction set.
-    fn kernels(level: Level) -> &'static Kernels<Self>;
+    fn kernels(level: Isa) -> &'static GemmKernels<Self>;
     /// [`put`] for the type that the tile names.
     ///
     /// # Safety
     /// As [`put`].
     unsafe fn put<V: Vector<Scalar = Self>, const N: usize>(
-        tile: &Tile<Self>,
+        tile: &MicroTile<Self>,
         rows: impl Iterator<Item = [V; N]>,
     );
 }
@@ -207,22 +207,22 @@ pub(super) trait Compute: Real + Element<Acc = Self> {
 macro_rules! compute {
     ($type:ty, $table:ident, [$($dtype:ident $storage:ty),*]) => {
         impl Compute for $type {
-            fn kernels(level: Level) -> &'static Kernels<Self> {
+            fn kernels(level: Isa) -> &'static GemmKernels<Self> {
                 match level {
                     #[cfg(test)]
-                    Level::PortablePairs => &super::portable::$table,
-                    Level::Portable => &super::portable::$table,
+                    Isa::PortablePairs => &super::portable::$table,
+                    Isa::Portable => &super::portable::$table,
                     #[cfg(target_arch = "x86_64")]
-                    Level::Avx2 => &super::avx2::$table,
+                    Isa::Avx2 => &super::avx2::$table,
                     #[cfg(target_arch = "x86_64")]
-                    Level::Avx512 | Level::Avx512Bf16 => &super::avx512::$table,
+                    Isa::Avx512 | Isa::Avx512Bf16 => &super::avx512::$table,
                     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-                    Level::Amx => &super::avx512::$table,
+                    Isa::Amx => &super::avx512::$table,
                 }
             }
             #[inline(always)]
             unsafe fn put<V: Vector<Scalar = Self>, const N: usize>(
-                tile: &Tile<Self>,
+                tile: &MicroTile<Self>,
                 rows: impl Iterator<Item = [V; N]>,
             ) {
                 // SAFETY: the caller's promise, passed on.
@@ -244,27 +244,27 @@ macro_rules! isa {
     ($f32:ty, $f64:ty, [$($rows:literal),*] $(, #[$feature:meta])?) => {
         $(#[$feature])?
         unsafe fn tile<V: Vector, const R: usize, const N: usize>(
-            tile: &$crate::gemm::kernel::Tile<V::Scalar>,
+            tile: &$crate::gemm::kernel::MicroTile<V::Scalar>,
         ) {
             // SAFETY: the caller's promise, passed on.
             unsafe { $crate::gemm::kernel::tile::<V, $crate::gemm::kernel::Single, R, N>(tile) }
         }
         $(#[$feature])?
         unsafe fn pack<V: Vector, S: $crate::Element<Acc = V::Scalar>>(
-            strip: &$crate::gemm::pack::Strip<V::Scalar>,
+            strip: &$crate::gemm::pack::PackTask<V::Scalar>,
         ) {
             // SAFETY: the caller's promise, passed on.
             unsafe { $crate::gemm::pack::pack::<V, S>(strip) }
         }
         $(#[$feature])?
         unsafe fn finish<V: Vector, D: $crate::Element<Acc = V::Scalar>>(
-            finish: &$crate::gemm::pack::Finish<V::Scalar>,
+            finish: &$crate::gemm::pack::Epilogue<V::Scalar>,
         ) {
             // SAFETY: the caller's promise, passed on.
-            unsafe { $crate::gemm::pack::finish::<V, D>(finish) }
+            unsafe { $crate::gemm::pack::epilogue::<V, D>(finish) }
         }
         /// The f32 kernels.
-        pub(super) static F32: $crate::gemm::kernel::Kernels<f32> = $crate::gemm::kernel::Kernels {
+        pub(super) static F32: $crate::gemm::kernel::GemmKernels<f32> = $crate::gemm::kernel::GemmKernels {
             lanes: <$f32>::LANES,
             free_masks: <$f32>::FREE_MASKS,
             tiles: &[$(&[tile::<$f32, $rows, 1>, tile::<$f32, $rows, 2>, tile::<$f32, $rows, 3>]),*],
@@ -286,7 +286,7 @@ macro_rules! isa {
             },
         };
         /// The f64 kernels.
-        pub(super) static F64: $crate::gemm::kernel::Kernels<f64> = $crate::gemm::kernel::Kernels {
+        pub(super) static F64: $crate::gemm::kernel::GemmKernels<f64> = $crate::gemm::kernel::GemmKernels {
             lanes: <$f64>::LANES,
             free_masks: <$f64>::FREE_MASKS,
             tiles: &[$(&[tile::<$f64, $rows, 1>, tile::<$f64, $rows, 2>, tile::<$f64, $rows, 3>]),*],

@@ -1,10 +1,10 @@
 //! Instruction sets that products run with, and which of them this processor has.
 
-use super::kernel::Kernels;
+use super::kernel::GemmKernels;
 
 /// An instruction set to run with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Level {
+pub(super) enum Isa {
     #[cfg(test)]
     PortablePairs,
     Portable,
@@ -18,58 +18,57 @@ pub(super) enum Level {
     Amx,
 }
 
-impl Level {
+impl Isa {
     /// Every one, the best last.
-    const ALL: &[Level] = &[
+    const ALL: &[Isa] = &[
         #[cfg(test)]
-        Level::PortablePairs,
-        Level::Portable,
+        Isa::PortablePairs,
+        Isa::Portable,
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2,
+        Isa::Avx2,
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512,
+        Isa::Avx512,
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512Bf16,
+        Isa::Avx512Bf16,
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        Level::Amx,
+        Isa::Amx,
     ];
 
     /// Whether this processor has it.
     fn is_here(self) -> bool {
         match self {
             #[cfg(test)]
-            Level::PortablePairs => true,
-            Level::Portable => true,
+            Isa::PortablePairs => true,
+            Isa::Portable => true,
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => {
+            Isa::Avx2 => {
                 is_x86_feature_detected!("avx2")
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c")
             }
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => {
-                Level::Avx2.is_here()
+            Isa::Avx512 => {
+                Isa::Avx2.is_here()
                     && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512bw")
             }
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512Bf16 => Level::Avx512.is_here() && is_x86_feature_detected!("avx512bf16"),
+            Isa::Avx512Bf16 => Isa::Avx512.is_here() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Level::Amx => {
-                Level::Avx512.is_here()
-                    && super::amx::permission() == super::amx::Permission::Granted
+            Isa::Amx => {
+                Isa::Avx512.is_here() && super::amx::permission() == super::amx::Permission::Granted
             }
         }
     }
 
     /// What can be tested here, AMX also where it must be emulated.
     #[cfg(test)]
-    pub(super) fn available() -> impl Iterator<Item = Level> {
-        Level::ALL.iter().copied().filter(|&level| {
+    pub(super) fn available() -> impl Iterator<Item = Isa> {
+        Isa::ALL.iter().copied().filter(|&level| {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            if level == Level::Amx && Level::Avx512.is_here() {
+            if level == Isa::Amx && Isa::Avx512.is_here() {
                 return level.is_here() || super::amx::emulator::install();
             }
             level.is_here()
@@ -77,8 +76,8 @@ impl Level {
     }
 
     /// The best that this processor has.
-    pub(super) fn best() -> Level {
-        let here = Level::ALL.iter().rev().find(|level| level.is_here());
+    pub(super) fn best() -> Isa {
+        let here = Isa::ALL.iter().rev().find(|level| level.is_here());
         *here.expect("plain Rust runs everywhere")
     }
 
@@ -86,26 +85,26 @@ impl Level {
     pub(super) fn name(self) -> &'static str {
         match self {
             #[cfg(test)]
-            Level::PortablePairs => "portable pairs",
-            Level::Portable => "portable",
+            Isa::PortablePairs => "portable pairs",
+            Isa::Portable => "portable",
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => "AVX2",
+            Isa::Avx2 => "AVX2",
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => "AVX-512",
+            Isa::Avx512 => "AVX-512",
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512Bf16 => "AVX512-BF16",
+            Isa::Avx512Bf16 => "AVX512-BF16",
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Level::Amx => "AMX",
+            Isa::Amx => "AMX",
         }
     }
 
     /// The instruction set that f32 products use where this one is the best.
-    pub(super) fn for_f32(self) -> Level {
+    pub(super) fn for_f32(self) -> Isa {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512Bf16 => Level::Avx512,
+            Isa::Avx512Bf16 => Isa::Avx512,
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Level::Amx => Level::Avx512,
+            Isa::Amx => Isa::Avx512,
             other => other,
         }
     }
@@ -113,20 +112,20 @@ impl Level {
     /// Whether products of two bf16 matrices are computed in tile registers.
     pub(super) fn has_tiles(self) -> bool {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        return self == Level::Amx;
+        return self == Isa::Amx;
         #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
         false
     }
 
     /// Kernels for products of two bf16 matrices in words, if the instruction set has them.
-    pub(super) fn pairs(self) -> Option<&'static Kernels<f32>> {
+    pub(super) fn pairs(self) -> Option<&'static GemmKernels<f32>> {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512Bf16 => Some(&super::avx512_bf16::PAIRS),
+            Isa::Avx512Bf16 => Some(&super::avx512_bf16::PAIRS),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Level::Amx => Some(&super::amx::block_kernel::PAIRS),
+            Isa::Amx => Some(&super::amx::block_kernel::PAIRS),
             #[cfg(test)]
-            Level::PortablePairs => Some(&super::portable::PAIRS),
+            Isa::PortablePairs => Some(&super::portable::PAIRS),
             _ => None,
         }
     }

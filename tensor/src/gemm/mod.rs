@@ -37,7 +37,7 @@ mod workspace;
 
 use crate::{DType, Element, Scalar};
 use kernel::Compute;
-use level::Level;
+use level::Isa;
 use problem::{Bias, Operand, Problem, Target};
 
 /// What happens to the values that a destination holds.
@@ -134,7 +134,7 @@ pub struct InstructionSets {
 
 /// Returns the instruction sets that products use on this machine.
 pub fn instruction_sets() -> InstructionSets {
-    let best = Level::best();
+    let best = Isa::best();
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     let refusal = amx::permission().refusal();
     #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
@@ -188,13 +188,13 @@ pub unsafe fn gemm<L, R, D>(
     D: Element<Acc = L::Acc>,
 {
     // SAFETY: the caller's promise, passed on; the level is one that the processor has.
-    unsafe { gemm_at(Level::best(), threads, dst, accum, alpha, lhs, rhs, bias) }
+    unsafe { gemm_at(Isa::best(), threads, dst, accum, alpha, lhs, rhs, bias) }
 }
 
 /// [`gemm`] with a chosen instruction set, which the processor must have.
 #[expect(clippy::too_many_arguments, reason = "those of gemm and the level")]
 unsafe fn gemm_at<L, R, D>(
-    level: Level,
+    level: Isa,
     threads: usize,
     dst: MatMut<D>,
     accum: Accum,

@@ -7,7 +7,7 @@ use crate::{Element, Real};
 /// columns of the right operand), into panels of `width` lanes. Within a panel step p is the
 /// contiguous row at p * width; lanes from `count` up to a full register are filled with zeros. Where
 /// the steps of a lane lie together instead, lane i begins at i * panel_stride / width.
-pub(super) struct Strip<T> {
+pub(super) struct PackTask<T> {
     /// First element; its type is that of the packing routine.
     pub from: *const u8,
     pub step_stride: isize,
@@ -29,7 +29,7 @@ pub(super) struct Strip<T> {
 /// The strip's source holds its elements, and its panels have room for `count` lanes rounded up to
 /// whole registers.
 #[inline(always)]
-pub(super) unsafe fn pack<V: Vector, S: Element<Acc = V::Scalar>>(strip: &Strip<V::Scalar>) {
+pub(super) unsafe fn pack<V: Vector, S: Element<Acc = V::Scalar>>(strip: &PackTask<V::Scalar>) {
     // SAFETY: the caller's promise, passed on.
     unsafe {
         if strip.lane_stride == 1 {
@@ -44,7 +44,7 @@ pub(super) unsafe fn pack<V: Vector, S: Element<Acc = V::Scalar>>(strip: &Strip<
 
 /// Stores the register that begins at the address `to` of a panel.
 #[inline(always)]
-unsafe fn put<V: Vector>(strip: &Strip<V::Scalar>, vector: V, to: *mut V::Scalar) {
+unsafe fn put<V: Vector>(strip: &PackTask<V::Scalar>, vector: V, to: *mut V::Scalar) {
     // SAFETY: the panels have room for whole registers of lanes.
     unsafe {
         if strip.width < V::LANES {
@@ -57,8 +57,8 @@ unsafe fn put<V: Vector>(strip: &Strip<V::Scalar>, vector: V, to: *mut V::Scalar
 
 /// The lanes of a step lie together: copy them, a panel at a time.
 #[inline(always)]
-unsafe fn copy_rows<V: Vector, S: Element<Acc = V::Scalar>>(strip: &Strip<V::Scalar>) {
-    let Strip { step_stride, depth, count, to, width, panel_stride, .. } = *strip;
+unsafe fn copy_rows<V: Vector, S: Element<Acc = V::Scalar>>(strip: &PackTask<V::Scalar>) {
+    let PackTask { step_stride, depth, count, to, width, panel_stride, .. } = *strip;
     let from = strip.from.cast::<S>();
     let group = width.max(V::LANES);
     for lane in (0..count).step_by(group) {
@@ -91,8 +91,8 @@ unsafe fn copy_rows<V: Vector, S: Element<Acc = V::Scalar>>(strip: &Strip<V::Sca
 
 /// The steps of a lane lie together: transpose square blocks.
 #[inline(always)]
-unsafe fn transpose_rows<V: Vector, S: Element<Acc = V::Scalar>>(strip: &Strip<V::Scalar>) {
-    let Strip { lane_stride, depth, count, to, width, panel_stride, .. } = *strip;
+unsafe fn transpose_rows<V: Vector, S: Element<Acc = V::Scalar>>(strip: &PackTask<V::Scalar>) {
+    let PackTask { lane_stride, depth, count, to, width, panel_stride, .. } = *strip;
     let from = strip.from.cast::<S>();
     for lane in (0..count).step_by(V::LANES) {
         let lanes = (count - lane).min(V::LANES);
@@ -129,8 +129,8 @@ unsafe fn transpose_rows<V: Vector, S: Element<Acc = V::Scalar>>(strip: &Strip<V
 
 /// No two elements lie together.
 #[inline(always)]
-unsafe fn gather<V: Vector, S: Element<Acc = V::Scalar>>(strip: &Strip<V::Scalar>) {
-    let Strip { step_stride, lane_stride, depth, count, to, width, panel_stride, .. } = *strip;
+unsafe fn gather<V: Vector, S: Element<Acc = V::Scalar>>(strip: &PackTask<V::Scalar>) {
+    let PackTask { step_stride, lane_stride, depth, count, to, width, panel_stride, .. } = *strip;
     let from = strip.from.cast::<S>();
     for lane in (0..count).step_by(V::LANES) {
         let mut to = to.wrapping_add(lane / width * panel_stride + lane % width);
@@ -150,7 +150,7 @@ unsafe fn gather<V: Vector, S: Element<Acc = V::Scalar>>(strip: &Strip<V::Scalar
 }
 
 /// A block of finished sums and the place that they are rounded to.
-pub(super) struct Finish<T> {
+pub(super) struct Epilogue<T> {
     /// Row i is contiguous at `from + i * from_row`.
     pub from: *const T,
     pub from_row: isize,
@@ -170,11 +170,13 @@ pub(super) struct Finish<T> {
 /// to = round(from + bias), `D` being the destination's type.
 ///
 /// # Safety
-/// The pointers of `finish` hold what its documentation says.
+/// The pointers of `epilogue` hold what its documentation says.
 #[inline(always)]
-pub(super) unsafe fn finish<V: Vector, D: Element<Acc = V::Scalar>>(finish: &Finish<V::Scalar>) {
-    let Finish { from, from_row, rows, columns, .. } = *finish;
-    let Finish { row_stride, column_stride, bias_row, bias_column, .. } = *finish;
+pub(super) unsafe fn epilogue<V: Vector, D: Element<Acc = V::Scalar>>(
+    finish: &Epilogue<V::Scalar>,
+) {
+    let Epilogue { from, from_row, rows, columns, .. } = *finish;
+    let Epilogue { row_stride, column_stride, bias_row, bias_column, .. } = *finish;
     let bias = finish.bias.cast::<D>();
     for i in 0..rows {
         // SAFETY: row, column and bias index lie within what the caller vouches for.

@@ -4,7 +4,7 @@
 //! cut up, packed and computed like one of f32 matrices, with half as many steps; what differs is how a word
 //! is made and what the microkernel does with two of them. Where k is odd, the last word's upper half is zero.
 
-use super::pack::Strip;
+use super::pack::PackTask;
 use super::vector::Vector;
 use crate::bf16;
 
@@ -23,10 +23,10 @@ fn word(low: bf16, high: bf16) -> f32 {
 /// As [`super::pack::pack`], with steps of two elements each.
 #[inline(always)]
 pub(super) unsafe fn pack<V: Vector<Scalar = f32>>(
-    strip: &Strip<f32>,
-    interleave: unsafe fn(&Strip<f32>),
+    strip: &PackTask<f32>,
+    interleave: unsafe fn(&PackTask<f32>),
 ) {
-    let Strip { step_stride, lane_stride, elements, .. } = *strip;
+    let PackTask { step_stride, lane_stride, elements, .. } = *strip;
     let whole = elements / PAIR;
     // SAFETY: the caller's promise, passed on: both parts lie within the strip.
     unsafe {
@@ -37,7 +37,7 @@ pub(super) unsafe fn pack<V: Vector<Scalar = f32>>(
         let mut done = 0;
         if step_stride == PAIR as isize && lane_stride % PAIR as isize == 0 && whole > 0 {
             // Words lie in memory as they should: move them as if they were f32.
-            let words = Strip {
+            let words = PackTask {
                 step_stride: 1,
                 lane_stride: lane_stride / PAIR as isize,
                 depth: whole,
@@ -54,8 +54,8 @@ pub(super) unsafe fn pack<V: Vector<Scalar = f32>>(
 ///
 /// # Safety
 /// As [`pack`].
-pub(super) unsafe fn gather(strip: &Strip<f32>, first: usize, lanes: usize) {
-    let Strip { depth, count, to, width, panel_stride, .. } = *strip;
+pub(super) unsafe fn gather(strip: &PackTask<f32>, first: usize, lanes: usize) {
+    let PackTask { depth, count, to, width, panel_stride, .. } = *strip;
     for step in first..depth {
         for lane in 0..count.next_multiple_of(lanes) {
             let place = lane / width * panel_stride + lane % width + step * width;
@@ -70,8 +70,8 @@ pub(super) unsafe fn gather(strip: &Strip<f32>, first: usize, lanes: usize) {
 
 /// # Safety
 /// The strip holds its elements, of which these are some.
-unsafe fn word_of(strip: &Strip<f32>, lane: usize, step: usize) -> f32 {
-    let Strip { step_stride, lane_stride, elements, .. } = *strip;
+unsafe fn word_of(strip: &PackTask<f32>, lane: usize, step: usize) -> f32 {
+    let PackTask { step_stride, lane_stride, elements, .. } = *strip;
     let offset = step as isize * step_stride + lane as isize * lane_stride;
     let at = strip.from.cast::<bf16>().wrapping_offset(offset);
     // SAFETY: the caller's promise; where k is odd, the last upper half is not looked at.
@@ -86,8 +86,8 @@ unsafe fn word_of(strip: &Strip<f32>, lane: usize, step: usize) -> f32 {
 ///
 /// # Safety
 /// The strip's source holds its elements, its panels have room for them.
-pub(super) unsafe fn pack_rows(strip: &Strip<f32>) {
-    let Strip { step_stride, lane_stride, depth, elements, count, to, .. } = *strip;
+pub(super) unsafe fn pack_rows(strip: &PackTask<f32>) {
+    let PackTask { step_stride, lane_stride, depth, elements, count, to, .. } = *strip;
     let pitch = strip.panel_stride / strip.width;
     for lane in 0..count {
         let to = to.wrapping_add(lane * pitch);

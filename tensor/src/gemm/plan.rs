@@ -20,7 +20,7 @@ const GRAIN: usize = 16;
 
 /// The cuts of one product of (rows, k) by (k, columns).
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Plan {
+pub(super) struct CacheBlocking {
     /// Steps of a block.
     pub block: usize,
     /// Steps of a chapter: a multiple of the block.
@@ -39,7 +39,7 @@ pub(super) struct Plan {
 
 /// The dimensions of a product and what it is computed with.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Size {
+pub(super) struct GemmShape {
     pub rows: usize,
     pub columns: usize,
     pub k: usize,
@@ -64,11 +64,19 @@ pub(super) fn sum_block_steps(k: usize) -> usize {
     even(k, BLOCK_BYTES / size_of::<f32>(), GRAIN)
 }
 
-impl Plan {
+impl CacheBlocking {
     /// The cuts; what needs no packing in chapters is one chapter.
-    pub(super) fn new(size: Size, packing: bool) -> Plan {
-        let Size { rows: m, columns: n, k, threads, bytes, lanes, kernel_rows, kernel_vectors } =
-            size;
+    pub(super) fn new(size: GemmShape, packing: bool) -> CacheBlocking {
+        let GemmShape {
+            rows: m,
+            columns: n,
+            k,
+            threads,
+            bytes,
+            lanes,
+            kernel_rows,
+            kernel_vectors,
+        } = size;
         let block = even(k, BLOCK_BYTES / bytes, GRAIN);
         let depth = (CHAPTER_DEPTH_BYTES / bytes / block).max(1) * block;
         let depth = if packing { depth.min(k.next_multiple_of(block)) } else { k };
@@ -82,7 +90,16 @@ impl Plan {
         let wanted = if threads > 1 { (8 * threads).div_ceil(strips) } else { 1 };
         let tile_rows = rows.div_ceil(wanted).next_multiple_of(kernel_rows).min(TILE_ROWS);
         let chapters = [m.div_ceil(rows), n.div_ceil(columns), k.div_ceil(depth)];
-        Plan { block, depth, rows, columns, tile_rows, tile_columns, panel_columns, chapters }
+        CacheBlocking {
+            block,
+            depth,
+            rows,
+            columns,
+            tile_rows,
+            tile_columns,
+            panel_columns,
+            chapters,
+        }
     }
 
     /// Number of tiles in so many rows and columns.

@@ -76,9 +76,9 @@ super::kernel::isa!(Lanes<f32>, Lanes<f64>, [1, 2, 3, 4]);
 
 /// What [`super::pairs`] says, in plain Rust: the tests run it on every machine.
 #[cfg(test)]
-pub(super) static PAIRS: super::kernel::Kernels<f32> = {
-    use super::kernel::{Kernels, Multiply, TileFn, tile};
-    use super::pack::Strip;
+pub(super) static PAIRS: super::kernel::GemmKernels<f32> = {
+    use super::kernel::{GemmKernels, Multiply, TileFn, tile};
+    use super::pack::PackTask;
     use super::pairs::{gather, pack, pack_rows};
 
     struct Pairs;
@@ -101,15 +101,15 @@ pub(super) static PAIRS: super::kernel::Kernels<f32> = {
         type Word = Lanes<f32>;
         &[tile::<Word, Pairs, R, 1>, tile::<Word, Pairs, R, 2>, tile::<Word, Pairs, R, 3>]
     }
-    unsafe fn pack_pairs(strip: &Strip<f32>) {
+    unsafe fn pack_pairs(strip: &PackTask<f32>) {
         // SAFETY: the caller's promise, passed on.
         unsafe { pack::<Lanes<f32>>(strip, gather_all) }
     }
-    unsafe fn gather_all(strip: &Strip<f32>) {
+    unsafe fn gather_all(strip: &PackTask<f32>) {
         // SAFETY: the caller's promise, passed on.
         unsafe { gather(strip, 0, <Lanes<f32>>::LANES) }
     }
-    Kernels {
+    GemmKernels {
         tiles: &[row::<1>(), row::<2>(), row::<3>(), row::<4>()],
         pack: |_| pack_pairs,
         pack_rows: Some(pack_rows),

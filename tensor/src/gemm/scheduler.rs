@@ -21,19 +21,19 @@ pub(super) trait Work: Sync {
     /// Number of chapters along rows, columns and k.
     fn chapters(&self) -> [usize; 3];
     /// Into how many pieces a chapter's packing is cut.
-    fn packing_pieces(&self, chapter: Chapter) -> usize;
+    fn packing_pieces(&self, chapter: CacheBlock) -> usize;
     /// Into how many pieces a chapter's computation is cut.
-    fn computing_pieces(&self, chapter: Chapter) -> usize;
+    fn computing_pieces(&self, chapter: CacheBlock) -> usize;
     /// Packs piece `number` of a chapter.
     ///
     /// # Safety
     /// The chapters before are done, and no other thread does this piece.
-    unsafe fn pack(&self, chapter: Chapter, number: usize);
+    unsafe fn pack(&self, chapter: CacheBlock, number: usize);
     /// Computes piece `number` of a chapter as thread `thread`.
     ///
     /// # Safety
     /// The chapter is packed, the chapters before are done, and no other thread does this piece.
-    unsafe fn compute(&self, chapter: Chapter, number: usize, thread: usize);
+    unsafe fn compute(&self, chapter: CacheBlock, number: usize, thread: usize);
     /// Prepares a thread before its first piece.
     fn enter(&self) {}
     /// Undoes [`Work::enter`] after the thread's last piece.
@@ -42,7 +42,7 @@ pub(super) trait Work: Sync {
 
 /// A chapter: its numbers along rows, columns and k.
 #[derive(Clone, Copy)]
-pub(super) struct Chapter {
+pub(super) struct CacheBlock {
     pub index: [usize; 3],
     /// Whether rows and columns differ from those of the chapter before.
     pub fresh: [bool; 2],
@@ -51,7 +51,7 @@ pub(super) struct Chapter {
 /// Packing or computing one chapter.
 #[derive(Clone, Copy)]
 struct Phase {
-    chapter: Chapter,
+    chapter: CacheBlock,
     packing: bool,
     /// Number of its first piece in the list, and how many there are.
     start: usize,
@@ -92,7 +92,7 @@ impl<W: Work> List<'_, W> {
     /// Draws and does pieces until none is left.
     fn draw(&self) {
         let thread = self.arrived.fetch_add(1, Ordering::Relaxed);
-        let mut phase = self.phase(Chapter { index: [0; 3], fresh: [true; 2] }, true, 0);
+        let mut phase = self.phase(CacheBlock { index: [0; 3], fresh: [true; 2] }, true, 0);
         let mut entered = false;
         loop {
             let number = self.drawn.fetch_add(1, Ordering::Relaxed);
@@ -132,7 +132,7 @@ impl<W: Work> List<'_, W> {
         }
     }
 
-    fn phase(&self, chapter: Chapter, packing: bool, start: usize) -> Phase {
+    fn phase(&self, chapter: CacheBlock, packing: bool, start: usize) -> Phase {
         let len = match packing {
             true => self.work.packing_pieces(chapter),
             false => self.work.computing_pieces(chapter),
@@ -153,7 +153,7 @@ impl<W: Work> List<'_, W> {
             if index[axis] < self.work.chapters()[axis] {
                 let along_k = index[2] != old[2];
                 let fresh = [along_k || index[0] != old[0], along_k || index[1] != old[1]];
-                return Some(self.phase(Chapter { index, fresh }, true, start));
+                return Some(self.phase(CacheBlock { index, fresh }, true, start));
             }
             index[axis] = 0;
         }

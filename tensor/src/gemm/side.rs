@@ -1,8 +1,8 @@
 //! An operand and how the microkernel gets to it.
 
-use super::kernel::{Compute, Kernels, PackFn};
-use super::pack::Strip;
-use super::plan::Size;
+use super::kernel::{Compute, GemmKernels, PackFn};
+use super::pack::PackTask;
+use super::plan::GemmShape;
 use super::problem::Operand;
 
 /// Elements that a thread packs at a time.
@@ -20,39 +20,39 @@ const CLOSE_STRIDE: usize = 2048;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
     /// In the operand itself.
-    InPlace,
+    Unpacked,
     /// In panels that all threads pack together, a chapter at a time.
-    Chapter,
+    PackedShared,
     /// In one panel that a thread packs just before its only use.
-    Panel,
+    PackedPerThread,
 }
 
 impl Access {
     /// Rows are broadcast element by element, so it is enough that a row's steps lie together; they
     /// are also used in place where a step's rows lie together and all is near.
-    pub(super) fn of_rows<T: Compute>(operand: &Operand, size: &Size) -> Access {
+    pub(super) fn for_rows<T: Compute>(operand: &Operand, size: &GemmShape) -> Access {
         let steps = operand.step_stride == operand.per_step as isize;
         let near = near(operand, size.k, size_of::<T>());
         let in_place = operand.has_steps_of::<T>() && (steps || near);
-        if in_place { Access::InPlace } else { Access::Chapter }
+        if in_place { Access::Unpacked } else { Access::PackedShared }
     }
 
     /// Columns are loaded as vectors, so those of a step must lie together. Where there are so few
     /// rows that every element is used once, packing them for later is of no use.
-    pub(super) fn of_columns<T: Compute>(
+    pub(super) fn for_columns<T: Compute>(
         operand: &Operand,
-        size: &Size,
-        kernels: &Kernels<T>,
+        size: &GemmShape,
+        kernels: &GemmKernels<T>,
     ) -> Access {
         let once = size.rows <= kernels.tiles.len();
         let whole = kernels.free_masks || operand.lanes.is_multiple_of(kernels.lanes);
         let vectors = operand.has_steps_of::<T>() && operand.lane_stride == 1 && whole;
         if vectors && (once || near(operand, size.k, size_of::<T>())) {
-            Access::InPlace
+            Access::Unpacked
         } else if once {
-            Access::Panel
+            Access::PackedPerThread
         } else {
-            Access::Chapter
+            Access::PackedShared
         }
     }
 }
@@ -85,7 +85,7 @@ pub(super) struct Range {
 /// Where the microkernel finds a block: the address of its first lane and step, and the strides, in
 /// elements.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct View<T> {
+pub(super) struct OperandView<T> {
     pub data: *const T,
     pub panel: isize,
     pub lane: isize,
@@ -93,7 +93,7 @@ pub(super) struct View<T> {
 }
 
 /// An operand with its panels.
-pub(super) struct Side<T> {
+pub(super) struct PackedOperand<T> {
     pub operand: Operand,
     pub access: Access,
     pub pack: PackFn<T>,
@@ -108,13 +108,13 @@ pub(super) struct Side<T> {
     pub panels: *mut T,
 }
 
-impl<T: Compute> Side<T> {
+impl<T: Compute> PackedOperand<T> {
     /// Elements that the panels take, for chapters of `depth` steps.
     pub(super) fn panel_elements(&self, depth: usize, threads: usize) -> usize {
         match self.access {
-            Access::InPlace => 0,
-            Access::Chapter => self.padded * depth,
-            Access::Panel => self.width * self.block * threads,
+            Access::Unpacked => 0,
+            Access::PackedShared => self.padded * depth,
+            Access::PackedPerThread => self.width * self.block * threads,
         }
     }
 
@@ -132,7 +132,9 @@ impl<T: Compute> Side<T> {
     /// In how many parts a chapter is packed.
     pub(super) fn chunks(&self, chapter: Range) -> usize {
         match self.access {
-            Access::Chapter => chapter.steps.div_ceil(self.block) * self.chunk(chapter.lanes).count,
+            Access::PackedShared => {
+                chapter.steps.div_ceil(self.block) * self.chunk(chapter.lanes).count
+            }
             _ => 0,
         }
     }
@@ -178,7 +180,7 @@ impl<T: Compute> Side<T> {
 
     unsafe fn pack_range(&self, range: Range, to: *mut T, panel_stride: usize) {
         let Operand { per_step, elements, .. } = self.operand;
-        let strip = Strip {
+        let strip = PackTask {
             from: self.operand.at(range.lane, range.step),
             step_stride: self.operand.step_stride,
             lane_stride: self.operand.lane_stride,
@@ -202,23 +204,28 @@ impl<T: Compute> Side<T> {
         start: usize,
         depth: usize,
         thread: usize,
-    ) -> View<T> {
+    ) -> OperandView<T> {
         let width = self.width as isize;
         match self.access {
-            Access::InPlace => {
+            Access::Unpacked => {
                 let per_step = self.operand.per_step as isize;
                 let lane_stride = self.operand.lane_stride / per_step;
                 let step_stride = self.operand.step_stride / per_step;
                 let data = self.operand.at(chapter.lane + lane, chapter.step + start).cast();
-                View { data, panel: width * lane_stride, lane: lane_stride, step: step_stride }
+                OperandView {
+                    data,
+                    panel: width * lane_stride,
+                    lane: lane_stride,
+                    step: step_stride,
+                }
             }
-            Access::Chapter => {
+            Access::PackedShared => {
                 let data = self.panels.wrapping_add(start * self.padded + lane * depth);
-                View { data, panel: width * depth as isize, lane: 1, step: width }
+                OperandView { data, panel: width * depth as isize, lane: 1, step: width }
             }
-            Access::Panel => {
+            Access::PackedPerThread => {
                 let data = self.panels.wrapping_add(thread * self.width * self.block);
-                View { data, panel: 0, lane: 1, step: width }
+                OperandView { data, panel: 0, lane: 1, step: width }
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Products against a naive one in f64, and the promise that bits depend on k alone.
 
-use super::level::Level;
+use super::level::Isa;
 use super::{Accum, MatMut, MatRef, gemm_at};
 use crate::{Element, Real, Scalar, bf16, f16};
 
@@ -104,7 +104,7 @@ fn naive_product([m, k, n]: [usize; 3], lhs: &[f64], rhs: &[f64]) -> Vec<f64> {
 
 #[derive(Debug, Clone, Copy)]
 struct Case {
-    level: Level,
+    level: Isa,
     dims: [usize; 3],
     layouts: [Layout; 3],
     accum: Accum,
@@ -114,7 +114,7 @@ struct Case {
 }
 
 impl Case {
-    fn new(level: Level, m: usize, k: usize, n: usize) -> Case {
+    fn new(level: Isa, m: usize, k: usize, n: usize) -> Case {
         let (dims, layouts) = ([m, k, n], [Layout::Rows; 3]);
         Case { level, dims, layouts, accum: Accum::Replace, alpha: 1.0, bias: false, seed: 7 }
     }
@@ -183,7 +183,7 @@ impl Case {
 
 #[test]
 fn every_layout_matches_the_naive_product() {
-    for level in Level::available() {
+    for level in Isa::available() {
         for lhs in LAYOUTS {
             for rhs in LAYOUTS {
                 for dst in LAYOUTS {
@@ -206,7 +206,7 @@ fn every_layout_matches_the_naive_product() {
 #[test]
 fn ragged_sizes_match_the_naive_product() {
     let mut numbers = Numbers(3);
-    for level in Level::available() {
+    for level in Isa::available() {
         for seed in 0..300 {
             let dims = std::array::from_fn(|_| 1 + numbers.below(70));
             let layouts = std::array::from_fn(|_| LAYOUTS[numbers.below(LAYOUTS.len())]);
@@ -222,7 +222,7 @@ fn ragged_sizes_match_the_naive_product() {
 
 #[test]
 fn sizes_around_block_edges_match_the_naive_product() {
-    for level in Level::available() {
+    for level in Isa::available() {
         for (m, k, n) in [
             (1, 511, 1),
             (1, 512, 49),
@@ -271,7 +271,7 @@ fn every_mix_of_types_matches_the_naive_product() {
         outputs::<L, bf16>(case);
         outputs::<L, f16>(case);
     }
-    for level in Level::available() {
+    for level in Isa::available() {
         for (accum, columns) in [(Accum::Replace, false), (Accum::Add, true)] {
             let layout = if columns { Layout::Columns } else { Layout::Rows };
             let layouts = [layout, layout, layout];
@@ -287,7 +287,7 @@ fn every_mix_of_types_matches_the_naive_product() {
 fn empty_products_write_zeros_and_bias() {
     for accum in [Accum::Replace, Accum::Add] {
         for (m, k, n) in [(0, 3, 4), (4, 0, 5), (4, 3, 0), (0, 0, 0)] {
-            let case = Case { accum, bias: true, ..Case::new(Level::best(), m, k, n) };
+            let case = Case { accum, bias: true, ..Case::new(Isa::best(), m, k, n) };
             case.check::<f32, f32, f32>();
             case.check::<bf16, bf16, bf16>();
         }
@@ -321,7 +321,7 @@ struct Part<'a, T, D> {
 /// The bits of [held +] 0.3 * lhs * rhs + bias, every row holding the same before, computed by a pool
 /// of `threads`.
 fn bits<T: Element, D: Element<Acc = T::Acc>>(
-    level: Level,
+    level: Isa,
     threads: usize,
     layout: Layout,
     part: Part<T, D>,
@@ -344,7 +344,7 @@ fn bits<T: Element, D: Element<Acc = T::Acc>>(
     dst.values()
 }
 
-fn check_bits<T: Element, D: Element<Acc = T::Acc>>(level: Level, accum: Accum) {
+fn check_bits<T: Element, D: Element<Acc = T::Acc>>(level: Isa, accum: Accum) {
     for (m, k, n) in [(70, 90, 110), (300, 600, 500), (45, 2300, 210)] {
         let mut numbers = Numbers(5);
         let lhs = Matrix::<T>::new(m, k, Layout::Rows, &mut numbers);
@@ -380,7 +380,7 @@ fn check_bits<T: Element, D: Element<Acc = T::Acc>>(level: Level, accum: Accum) 
 
 #[test]
 fn bits_depend_on_k_alone() {
-    for level in Level::available() {
+    for level in Isa::available() {
         check_bits::<f32, f32>(level, Accum::Add);
         check_bits::<f64, f64>(level, Accum::Add);
         check_bits::<bf16, f32>(level, Accum::Add);

@@ -1,14 +1,14 @@
 //! Computes one tile of the product: the loops around the microkernel.
 
 use super::Accum;
-use super::drive::Job;
-use super::kernel::{Compute, Tile};
-use super::pack::{Finish, Strip};
+use super::drive::GemmTask;
+use super::kernel::{Compute, MicroTile};
+use super::pack::{Epilogue, PackTask};
 use super::problem::Bias;
 use super::side::{Access, Range};
 
 /// A tile of the target and where its sums are accumulated.
-struct Place<T> {
+struct TilePosition<T> {
     row: usize,
     column: usize,
     rows: usize,
@@ -18,7 +18,7 @@ struct Place<T> {
     sums_row: isize,
 }
 
-impl<T: Compute> Job<T> {
+impl<T: Compute> GemmTask<T> {
     /// Computes tile number `number` of the chapter that `rows` and `columns` span; `ends` says
     /// whether the chapter is the first and the last along k.
     ///
@@ -46,7 +46,7 @@ impl<T: Compute> Job<T> {
                 (scratch.wrapping_add(offset), plan.tile_columns as isize)
             }
         };
-        let place = Place {
+        let place = TilePosition {
             row,
             column,
             rows: plan.tile_rows.min(rows.lanes - i0),
@@ -74,14 +74,14 @@ impl<T: Compute> Job<T> {
     /// Adds the block that starts at step `start` of the chapter to a tile.
     unsafe fn block(
         &self,
-        place: &Place<T>,
+        place: &TilePosition<T>,
         rows: Range,
         columns: Range,
         start: usize,
         [add, last]: [bool; 2],
         thread: usize,
     ) {
-        let Job { plan, kernels, lhs, rhs, .. } = self;
+        let GemmTask { plan, kernels, lhs, rhs, .. } = self;
         let kernel_rows = kernels.tiles.len();
         let depth = plan.block.min(rows.steps - start);
         let (i0, j0) = (place.row - rows.lane, place.column - columns.lane);
@@ -105,13 +105,13 @@ impl<T: Compute> Job<T> {
             for (panel, j) in (0..place.columns).step_by(plan.panel_columns).enumerate() {
                 let lanes = plan.panel_columns.min(place.columns - j);
                 let vectors = lanes.div_ceil(kernels.lanes);
-                if rhs.access == Access::Panel {
+                if rhs.access == Access::PackedPerThread {
                     let (lane, step) = (place.column + j, columns.step + start);
                     let range = Range { lane, lanes, step, steps: depth };
                     // SAFETY: the range lies within the operand.
                     unsafe { rhs.pack_panel(range, thread) };
                 }
-                let tile = Tile {
+                let tile = MicroTile {
                     depth,
                     a: a_data,
                     a_row: a.lane,
@@ -135,9 +135,9 @@ impl<T: Compute> Job<T> {
     }
 
     /// Reads a tile of the target into scratch: a matter of packing one wide panel.
-    unsafe fn fetch(&self, place: &Place<T>) {
+    unsafe fn fetch(&self, place: &TilePosition<T>) {
         let target = self.problem.target;
-        let strip = Strip {
+        let strip = PackTask {
             from: target.at(place.row, place.column),
             step_stride: target.row_stride,
             lane_stride: target.column_stride,
@@ -153,7 +153,7 @@ impl<T: Compute> Job<T> {
     }
 
     /// Rounds a tile to a target whose columns are apart, or that has a bias for each row.
-    unsafe fn finish(&self, place: &Place<T>) {
+    unsafe fn finish(&self, place: &TilePosition<T>) {
         let target = self.problem.target;
         let size = target.dtype.size();
         let (bias, bias_row, bias_column) = match self.problem.bias {
@@ -161,7 +161,7 @@ impl<T: Compute> Job<T> {
             Bias::Rows(bias) => (bias.wrapping_add(place.row * size), 1, 0),
             Bias::Columns(bias) => (bias.wrapping_add(place.column * size), 0, 1),
         };
-        let finish = Finish {
+        let finish = Epilogue {
             from: place.sums,
             from_row: place.sums_row,
             rows: place.rows,

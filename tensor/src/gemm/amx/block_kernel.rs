@@ -5,8 +5,8 @@
 //! beside them is read.
 
 use super::super::avx512::{F32, F32x16};
-use super::super::kernel::{Compute, Kernels, Tile, TileFn};
-use super::super::pack::Strip;
+use super::super::kernel::{Compute, GemmKernels, MicroTile, TileFn};
+use super::super::pack::PackTask;
 use super::super::vector::Vector;
 use super::super::{avx512_bf16, pairs};
 use super::config::{SIDE, Shapes};
@@ -97,7 +97,7 @@ macro_rules! store {
 
 /// [`super::super::kernel::tile`] for `rows` rows and `N` vectors of columns.
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma,f16c")]
-unsafe fn tile_rows<const N: usize>(tile: &Tile<f32>, rows: usize) {
+unsafe fn tile_rows<const N: usize>(tile: &MicroTile<f32>, rows: usize) {
     #[repr(align(64))]
     struct Sums([MaybeUninit<f32>; TILES * SIDE * PITCH]);
     debug_assert_eq!(tile.last_lanes, SIDE, "blocks have whole registers of columns");
@@ -162,14 +162,14 @@ unsafe fn tile_rows<const N: usize>(tile: &Tile<f32>, rows: usize) {
     }
 }
 
-unsafe fn tile<const R: usize, const N: usize>(tile: &Tile<f32>) {
+unsafe fn tile<const R: usize, const N: usize>(tile: &MicroTile<f32>) {
     // SAFETY: the caller's promise, passed on.
     unsafe { tile_rows::<N>(tile, R) }
 }
 
 /// Packs words with the steps of a row together.
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma,f16c")]
-unsafe fn pack_rows(strip: &Strip<f32>) {
+unsafe fn pack_rows(strip: &PackTask<f32>) {
     // SAFETY: the caller's promise, passed on: parts lie within the strip.
     unsafe {
         if strip.lane_stride != 1 {
@@ -184,7 +184,7 @@ unsafe fn pack_rows(strip: &Strip<f32>) {
                     ((strip.count - lane).min(SIDE), (strip.depth - step).min(SIDE));
                 let mut block = [F32x16::splat(0.0); SIDE];
                 let from = strip.from.cast::<u16>().add(lane);
-                avx512_bf16::interleave(&Strip {
+                avx512_bf16::interleave(&PackTask {
                     from: from.offset(step as isize * strip.step_stride).cast(),
                     depth: steps,
                     elements: (strip.elements - pairs::PAIR * step).min(pairs::PAIR * steps),
@@ -209,7 +209,7 @@ macro_rules! heights {
 }
 
 /// Kernels for words of two bf16 elements.
-pub(in super::super) static PAIRS: Kernels<f32> = Kernels {
+pub(in super::super) static PAIRS: GemmKernels<f32> = GemmKernels {
     tiles: heights!(1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32),
     pack: |_| avx512_bf16::pack,
     pack_rows: Some(pack_rows),

@@ -6,7 +6,7 @@
 //! each row or a type that the microkernel does not know, it passes through the held block.
 
 use super::super::avx512::F32;
-use super::super::pack::{Finish, Strip};
+use super::super::pack::{Epilogue, PackTask};
 use super::super::problem::Bias;
 use super::super::{Accum, DType};
 use super::microkernel::{Conversion, Fetch, Kind, MICROTILE, Microtile, STEP_BYTES, SUMS_BYTES};
@@ -66,7 +66,7 @@ impl Product {
     /// Reads what the conversions of a piece need besides sums: the bias, and 16-bit or ragged parts of the target.
     pub(super) unsafe fn prepare(&self, piece: &Piece) {
         let target = self.problem.target;
-        let strip = Strip {
+        let strip = PackTask {
             from: std::ptr::null(),
             step_stride: target.row_stride,
             lane_stride: target.column_stride,
@@ -81,12 +81,12 @@ impl Product {
         unsafe {
             if let (true, Bias::Columns(bias)) = (piece.last, self.problem.bias) {
                 let from = bias.wrapping_add(piece.columns.first * target.dtype.size());
-                (F32.widen)(target.dtype)(&Strip { from, lane_stride: 1, ..strip });
+                (F32.widen)(target.dtype)(&PackTask { from, lane_stride: 1, ..strip });
             }
             for panel in 0..piece.panels() {
                 if self.is_fetched(piece, panel) {
                     let columns = piece.columns_of(panel);
-                    (F32.widen)(target.dtype)(&Strip {
+                    (F32.widen)(target.dtype)(&PackTask {
                         from: target.at(piece.rows.first, columns.first),
                         depth: piece.rows.len,
                         elements: piece.rows.len,
@@ -232,7 +232,7 @@ impl Product {
                 Bias::Rows(bias) => (bias.wrapping_add(piece.rows.first * size), 1, 0),
                 Bias::Columns(bias) => (bias.wrapping_add(columns.first * size), 0, 1),
             };
-            let finish = Finish {
+            let finish = Epilogue {
                 from: piece.held_block(panel),
                 from_row: MICROTILE as isize,
                 rows: piece.rows.len,

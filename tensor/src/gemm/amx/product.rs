@@ -9,7 +9,7 @@
 //! ```
 
 use super::super::problem::Problem;
-use super::super::scheduler::{self, Chapter, Work};
+use super::super::scheduler::{self, CacheBlock, Work};
 use super::super::workspace::with_workspace;
 use super::blocking::Blocking;
 use super::config;
@@ -83,16 +83,16 @@ impl Work for Product {
         self.blocking.chapters
     }
 
-    fn packing_pieces(&self, chapter: Chapter) -> usize {
+    fn packing_pieces(&self, chapter: CacheBlock) -> usize {
         self.packings(chapter).iter().sum()
     }
 
-    fn computing_pieces(&self, chapter: Chapter) -> usize {
+    fn computing_pieces(&self, chapter: CacheBlock) -> usize {
         let [rows, columns] = self.lanes(chapter);
         rows.len.div_ceil(MICROTILE) * columns.len.div_ceil(self.blocking.chunk)
     }
 
-    unsafe fn pack(&self, chapter: Chapter, number: usize) {
+    unsafe fn pack(&self, chapter: CacheBlock, number: usize) {
         let of_rows = self.packings(chapter)[0];
         let side = usize::from(number >= of_rows);
         let number = if side == 1 { number - of_rows } else { number };
@@ -121,7 +121,7 @@ impl Work for Product {
         unsafe { pack(&panels) };
     }
 
-    unsafe fn compute(&self, chapter: Chapter, number: usize, thread: usize) {
+    unsafe fn compute(&self, chapter: CacheBlock, number: usize, thread: usize) {
         // SAFETY: the caller's promise, passed on; shapes have been loaded by `enter`.
         unsafe {
             let piece = self.piece(chapter, number, thread);
@@ -144,7 +144,7 @@ impl Work for Product {
 
 impl Product {
     /// Pieces of packing for rows and for columns.
-    fn packings(&self, chapter: Chapter) -> [usize; 2] {
+    fn packings(&self, chapter: CacheBlock) -> [usize; 2] {
         let lanes = self.lanes(chapter);
         let (_, steps) = self.steps(chapter);
         std::array::from_fn(|side| {
@@ -165,7 +165,7 @@ impl Product {
     }
 
     /// Rows and columns of a chapter.
-    fn lanes(&self, chapter: Chapter) -> [Lanes; 2] {
+    fn lanes(&self, chapter: CacheBlock) -> [Lanes; 2] {
         let lanes = |number: usize, most: usize, total: usize| {
             let first = number * most;
             Lanes { first, len: most.min(total - first) }
@@ -176,12 +176,12 @@ impl Product {
     }
 
     /// First element and number of steps of a chapter.
-    fn steps(&self, chapter: Chapter) -> (usize, usize) {
+    fn steps(&self, chapter: CacheBlock) -> (usize, usize) {
         let element = chapter.index[2] * self.blocking.depth;
         (element, self.blocking.depth.min(self.problem.k - element).div_ceil(STEP))
     }
 
-    fn piece(&self, chapter: Chapter, number: usize, thread: usize) -> Piece {
+    fn piece(&self, chapter: CacheBlock, number: usize, thread: usize) -> Piece {
         let [rows, columns] = self.lanes(chapter);
         let (_, steps) = self.steps(chapter);
         let panel_bytes = steps * STEP_BYTES;

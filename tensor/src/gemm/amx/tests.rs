@@ -1,6 +1,6 @@
 //! AMX products against a model of them in plain Rust, bit for bit.
 
-use super::super::level::Level;
+use super::super::level::Isa;
 use super::super::problem::{Bias, Operand, Problem, Target};
 use super::super::{Accum, MatMut, MatRef, gemm_at};
 use super::blocking::Blocking;
@@ -29,7 +29,7 @@ pub(super) fn trace_in_child(test: &str) -> bool {
 
 /// Whether the instructions can be tested here.
 pub(super) fn is_available() -> bool {
-    let available = Level::available().any(|level| level == Level::Amx);
+    let available = Isa::available().any(|level| level == Isa::Amx);
     if !available {
         println!("skipped: AMX is emulated with AVX-512, which this processor lacks");
     }
@@ -82,7 +82,7 @@ fn check<D: Element<Acc = f32>>(
     // SAFETY: the vectors hold the matrices; the level is available.
     pool.install(|| unsafe {
         let bias = has_bias.then_some(&bias[..]);
-        gemm_at(Level::Amx, threads, to, accum, alpha, a, b.transposed(), bias);
+        gemm_at(Isa::Amx, threads, to, accum, alpha, a, b.transposed(), bias);
     });
     // Every element of a small product, some of a large one.
     for at in (0..m * n).step_by(1 + m * n * k / 40_000_000) {

@@ -1,7 +1,7 @@
 //! The factors of block products: how they are packed, and how sums become factors again.
 
-use super::super::pack::Strip;
-use super::{Blocks, Factor};
+use super::super::pack::PackTask;
+use super::{Factor, SmallGemm};
 use crate::{Element, Real};
 
 /// The same rows packed for either side: on the left they are the rows, on the right the sum runs over them.
@@ -11,7 +11,7 @@ pub(crate) struct Both<A> {
     pub right: *const A,
 }
 
-impl<T: Element> Blocks<T> {
+impl<T: Element> SmallGemm<T> {
     /// Packs `rows` rows of `columns` elements, `row_stride` apart, for the right: the sum runs over the
     /// rows. Steps come to lie `to_row` apart.
     ///
@@ -28,7 +28,7 @@ impl<T: Element> Blocks<T> {
         unsafe { self.pack_strip(from, [row_stride, 1], [rows, columns], (to, to_row)) }
     }
 
-    /// As [`Blocks::pack`], transposed: the sum runs over the columns.
+    /// As [`SmallGemm::pack`], transposed: the sum runs over the columns.
     ///
     /// # Safety
     /// `from` holds its elements, `to` the columns' steps of `to_row` elements, a multiple of [`super::PAD`] not
@@ -53,7 +53,7 @@ impl<T: Element> Blocks<T> {
     ) {
         // SAFETY: the caller's promise, passed on.
         unsafe {
-            (self.kernels.pack)(T::DTYPE)(&Strip {
+            (self.kernels.pack)(T::DTYPE)(&PackTask {
                 from: from.cast(),
                 step_stride: (self.per_step * stride) as isize,
                 lane_stride: lane_stride as isize,
@@ -71,7 +71,7 @@ impl<T: Element> Blocks<T> {
     ///
     /// # Safety
     /// `from` holds its elements, `to` rows of `to_row` elements, not less than the columns' steps; where a step is an
-    /// element, as [`Blocks::pack`].
+    /// element, as [`SmallGemm::pack`].
     pub(crate) unsafe fn pack_left(
         &self,
         (from, row_stride): (*const T, usize),
@@ -99,7 +99,7 @@ impl<T: Element> Blocks<T> {
     /// Packs rows for both sides, those of the right `to_row` apart. Where that is the same, it is done once.
     ///
     /// # Safety
-    /// As [`Blocks::pack`], with room for an even number of rows of `to_row` elements.
+    /// As [`SmallGemm::pack`], with room for an even number of rows of `to_row` elements.
     pub(crate) unsafe fn pack_both(
         &self,
         from: (*const T, usize),
@@ -140,8 +140,8 @@ impl<T: Element> Blocks<T> {
         Factor { data: block, row, step: 1 }
     }
 
-    /// The transposed of a block of `rows` rows of [`Blocks::operands`], `row` apart: a left factor for sums over
-    /// the rows. Where it cannot be read in place, `to` takes what [`Blocks::transpose`] is called for.
+    /// The transposed of a block of `rows` rows of [`SmallGemm::operands`], `row` apart: a left factor for sums over
+    /// the rows. Where it cannot be read in place, `to` takes what [`SmallGemm::transpose`] is called for.
     pub(crate) fn transposed(
         &self,
         (block, row): (*const T::Acc, usize),
@@ -163,7 +163,7 @@ impl<T: Element> Blocks<T> {
     /// Puts `rows` rows of such a block, in `columns` columns, into its transposed, from the step on where `to` begins.
     ///
     /// # Safety
-    /// The block holds these operands, `row` apart, and `to` is part of what [`Blocks::transposed`] gave, with room.
+    /// The block holds these operands, `row` apart, and `to` is part of what [`SmallGemm::transposed`] gave, with room.
     pub(crate) unsafe fn transpose(
         &self,
         (block, row): (*const T::Acc, usize),
@@ -179,7 +179,7 @@ impl<T: Element> Blocks<T> {
         };
         // SAFETY: the caller's promise, passed on: rows of words lie as far apart as those of the sums.
         unsafe {
-            pack(&Strip {
+            pack(&PackTask {
                 from: block.cast(),
                 step_stride: (self.per_step * self.per_step * row) as isize,
                 lane_stride: 1,

@@ -32,8 +32,8 @@ fn room<A: Real>(elements: usize) -> Vec<A> {
     vec![A::from_f64(f64::NAN); elements]
 }
 
-fn check<T: Element>(level: Level) {
-    let blocks = Blocks::<T>::at(level);
+fn check<T: Element>(level: Isa) {
+    let blocks = SmallGemm::<T>::at(level);
     for &(rows, columns, elements) in SIZES {
         let what = format!("{level:?} {} ({rows}, {columns}, {elements})", T::DTYPE);
         let (row, deep) = (columns.next_multiple_of(PAD), elements.next_multiple_of(PAD));
@@ -82,7 +82,7 @@ fn check<T: Element>(level: Level) {
 
 /// For sums s of (rows, columns): s y, and transposed from an even row and a column on, s^T x.
 fn sums_as_factors<T: Element>(
-    blocks: &Blocks<T>,
+    blocks: &SmallGemm<T>,
     (rows, columns, width): (usize, usize, usize),
     what: &str,
 ) {
@@ -145,7 +145,7 @@ fn sums_as_factors<T: Element>(
 
 #[test]
 fn small_blocks_are_multiplied_as_by_hand() {
-    for level in Level::available() {
+    for level in Isa::available() {
         check::<f32>(level);
         check::<f64>(level);
         check::<bf16>(level);
@@ -155,8 +155,8 @@ fn small_blocks_are_multiplied_as_by_hand() {
 
 #[test]
 fn rows_without_elements_are_packed_as_nothing() {
-    for level in Level::available() {
-        let blocks = Blocks::<bf16>::at(level);
+    for level in Isa::available() {
+        let blocks = SmallGemm::<bf16>::at(level);
         let (from, mut to) = ([bf16::ONE; 2], [7.0; 2 * PAD]);
         // SAFETY: nothing is read, and around the place that nothing is written to is room.
         unsafe { blocks.pack_left((from.as_ptr(), 1), (2, 0), (to[PAD..].as_mut_ptr(), 0)) };
@@ -166,7 +166,7 @@ fn rows_without_elements_are_packed_as_nothing() {
 
 #[test]
 fn rounding_keeps_the_elements() {
-    let blocks = Blocks::<bf16>::best();
+    let blocks = SmallGemm::<bf16>::best();
     let (rows, columns) = (19, 21);
     let from: Vec<f32> = (0..rows * 32).map(|i| (i % 256) as f32).collect();
     let mut to = vec![bf16::ZERO; rows * columns];

@@ -1,7 +1,7 @@
 //! Every instruction set's blocks, and what attention refuses.
 
 use super::*;
-use crate::gemm::block::Blocks;
+use crate::gemm::block::SmallGemm;
 use crate::ops::testing::assert_close;
 use crate::{DType, Device, bf16, ops::random::normal};
 
@@ -59,7 +59,7 @@ fn every_instruction_set(device: &Device, shape: Shape, mask: AttentionMask, p: 
     // sum are independent, so that their squares add up, as those of the terms do.
     let tolerance = DType::BF16.epsilon();
     let saved = (out.cast(DType::BF16)?, lse.cast(DType::F32)?);
-    for (level, blocks) in Blocks::<bf16>::available() {
+    for (level, blocks) in SmallGemm::<bf16>::available() {
         let name = format!("{level} {shape:?} {mask:?} {p}");
         let views =
             (HeadView::from_tensor(&q)?, HeadView::from_tensor(&k)?, HeadView::from_tensor(&v)?);

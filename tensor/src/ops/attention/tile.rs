@@ -2,7 +2,7 @@
 
 use super::{AttentionConfig, AttentionDropout, AttentionMask};
 use crate::disjoint::Disjoint;
-use crate::gemm::block::{Blocks, PAD};
+use crate::gemm::block::{PAD, SmallGemm};
 use crate::ops::random::last_dropped;
 use crate::simd::vectorized;
 use crate::{Device, Element, RandomKey, Real, Result, Scalar, Tensor};
@@ -108,7 +108,7 @@ pub(super) struct AttentionOperands<'a, T: Element> {
     pub scale: T::Acc,
     pub mask: AttentionMask,
     pub dropout: Option<&'a AttentionDropout>,
-    pub blocks: Blocks<T>,
+    pub blocks: SmallGemm<T>,
 }
 
 impl<'a, T: Element> AttentionOperands<'a, T> {
@@ -129,7 +129,7 @@ impl<'a, T: Element> AttentionOperands<'a, T> {
             scale,
             mask: config.mask,
             dropout,
-            blocks: Blocks::best(),
+            blocks: SmallGemm::best(),
         }
     }
 
