@@ -9,8 +9,8 @@ use ferrotron_tensor::{Result, Tensor};
 use std::sync::{Arc, Mutex};
 
 use crate::engine::backward;
-use crate::node::{Edge, Slot, Source};
-use crate::recording::{Recording, with};
+use crate::engine::node::{Edge, Slot, Source};
+use crate::engine::recording::{Recording, with};
 use crate::{Backward, Cotangents, InputGrads, Leaf, Saved, Var, forward_span, lock};
 
 /// Runs `f` on `inputs` and saves only the inputs; backward reruns `f` and then backpropagates through its graph.

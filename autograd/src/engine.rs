@@ -4,13 +4,17 @@
 //! on every rank, so collectives inside backward cannot deadlock. A node's backward is consumed, so its saved values
 //! are freed during the pass.
 
+pub(crate) mod backward;
+pub(crate) mod node;
+pub(crate) mod recording;
+
 use ferrotron_tensor::{At, Error, Result, Tensor};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tracing::trace_span;
 
-use crate::node::{Node, Slot, Source};
-use crate::recording::{Recording, with};
+use crate::engine::node::{Node, Slot, Source};
+use crate::engine::recording::{Recording, with};
 use crate::{Accum, Cotangents, InputGrads, Leaf, Var};
 
 /// The time at which weight gradients of linear layers are computed.

@@ -6,8 +6,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::backward::in_dtype;
-use crate::node::Source;
+use crate::engine::backward::in_dtype;
+use crate::engine::node::Source;
 use crate::{Accum, Var};
 
 /// A flat buffer shared by leaves and an optimizer.

@@ -20,33 +20,27 @@
 //! nodes are freed. Second-order gradients are not supported.
 #![deny(missing_docs)]
 
-mod backward;
 mod checkpoint;
 mod engine;
 mod gradcheck;
-mod hooks;
-mod kept;
 mod leaf;
-mod node;
 pub mod ops;
-mod packing;
-mod recording;
 mod saved;
 mod span;
 mod var;
 
-pub use backward::{Backward, Cotangents, InputGrads};
 pub use checkpoint::{checkpoint, checkpoint_discard_output};
+pub use engine::backward::{Backward, Cotangents, InputGrads};
+pub use engine::recording::no_grad;
 pub use engine::{DeferredGrads, GradientEdge, WeightGrads, backward};
 pub use ferrotron_tensor::ops::matmul::Accum;
 pub use gradcheck::{GradcheckOptions, Mismatch, gradcheck, gradcheck_leaves};
-pub use hooks::saved_tensors_hooks;
-pub use kept::{Packed, SavedKind, SavedTensorHandle};
 pub use leaf::{Fetch, Leaf, SharedFlatBuffer, lock, missing_gradients};
-pub use packing::{
+pub use saved::Saved;
+pub use saved::hooks::saved_tensors_hooks;
+pub use saved::packing::{
     ActivationCompression, ActivationCompressionConfig, Offloaded, Offloader, ZeroEncoding,
 };
-pub use recording::no_grad;
-pub use saved::Saved;
+pub use saved::slot::{Packed, SavedKind, SavedTensorHandle};
 pub use span::forward_span;
 pub use var::Var;

@@ -1,11 +1,15 @@
 //! Values that operations save of their operands.
 
+pub(crate) mod hooks;
+pub(crate) mod packing;
+pub(crate) mod slot;
+
 use ferrotron_tensor::{Category, Error, Result, Tensor};
 use std::sync::Arc;
 
 use crate::Leaf;
-use crate::kept::{SavedKind, SavedSlot};
-use crate::recording::{Recording, current};
+use crate::engine::recording::{Recording, current};
+use crate::saved::slot::{SavedKind, SavedSlot};
 
 /// An operand or a result, saved for backward.
 ///

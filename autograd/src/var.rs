@@ -4,10 +4,10 @@ use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 use std::fmt;
 use std::sync::Arc;
 
-use crate::backward::Named;
+use crate::engine::backward::Named;
+use crate::engine::node::{Edge, Node, Slot, Source};
+use crate::engine::recording::{Recording, current};
 use crate::engine::{WeightGrads, backward};
-use crate::node::{Edge, Node, Slot, Source};
-use crate::recording::{Recording, current};
 use crate::saved::Recipe;
 use crate::{Backward, InputGrads, Leaf, Saved};
 

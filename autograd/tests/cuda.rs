@@ -76,7 +76,7 @@ fn compare(
 }
 
 fn every_row_agrees(test: &str, dtype: DType) {
-    let Some(config) = ferrotron_cuda_stand_in::gpu(test) else { return };
+    let Some(config) = ferrotron_cuda_sim::gpu(test) else { return };
     let gpu = Device::cuda(&config).unwrap();
     let mut failures = Vec::new();
     for case in table() {
@@ -168,7 +168,7 @@ impl Training {
 #[test]
 fn a_captured_step_gives_the_gradients_of_the_step() -> Result<()> {
     let test = "a_captured_step_gives_the_gradients_of_the_step";
-    let Some(config) = ferrotron_cuda_stand_in::gpu(test) else { return Ok(()) };
+    let Some(config) = ferrotron_cuda_sim::gpu(test) else { return Ok(()) };
     let device = Device::cuda(&config)?;
     let (mut want, mut got) = (Training::new(&Device::cuda(&config)?)?, Training::new(&device)?);
     drop(got.step(0)?);

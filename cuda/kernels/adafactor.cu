@@ -1,5 +1,5 @@
 // Adafactor over contiguous matrices (Shazeer and Stern, arXiv 1804.04235, algorithms 4 and 5), with the formulas of
-// tensor/src/ops/adafactor.rs. Sums are in f64, in an order that depends on the shape only. If a gradient is not
+// tensor/src/ops/optim/adafactor.rs. Sums are in f64, in an order that depends on the shape only. If a gradient is not
 // finite, nothing changes.
 
 // Sums of squares of each row: one group of threads per row.

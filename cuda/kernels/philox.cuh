@@ -1,5 +1,5 @@
 // Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011), and shards of global
-// tensors. The numbers are those of tensor/src/philox.rs: functions of the key, the step and the element's index in
+// tensors. The numbers are those of tensor/src/numeric/philox.rs: functions of the key, the step and the element's index in
 // the global, unsharded tensor.
 
 struct Block { u32 word[4]; };

@@ -1,5 +1,5 @@
 // Uniform and normal numbers of an element's key and global index, computed in f64 with the same operations as
-// tensor/src/philox.rs. This file is compiled without fused multiply-add, so both give the same bits.
+// tensor/src/numeric/philox.rs. This file is compiled without fused multiply-add, so both give the same bits.
 
 #include "philox.cuh"
 

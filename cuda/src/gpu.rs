@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Result;
-use crate::cells::{BadIndex, DeviceScalars, StepCell};
 use crate::context::Context;
 use crate::cubin_cache::CubinCache;
 use crate::cublaslt::{CublasLt, Matmul};
+use crate::device_scalars::{BadIndex, DeviceScalars, StepCell};
 use crate::kernels::ElementType;
 use crate::launch::Launch;
 use crate::library::Search;

@@ -6,11 +6,11 @@
 #![deny(missing_docs)]
 
 pub mod arguments;
-pub mod cells;
 pub mod compile;
 pub mod context;
 pub mod cubin_cache;
 pub mod cublaslt;
+pub mod device_scalars;
 mod driver;
 mod error;
 pub mod gpu;

@@ -5,7 +5,7 @@ use ferrotron_cuda::cublaslt::{Epilogue, Matmul, Matrices, StorageOrder};
 use ferrotron_cuda::gpu::{Gpu, GpuConfig};
 use ferrotron_cuda::kernels::ElementType;
 use ferrotron_cuda::memory::{Arena, GRANULE};
-use ferrotron_cuda_stand_in as stand_in;
+use ferrotron_cuda_sim as stand_in;
 
 /// A GPU and some of its memory, with the numbers 1, 2, 3, .. in f32 at its start.
 struct Bench {

@@ -17,7 +17,7 @@ struct Bench {
 
 impl Bench {
     fn new(test: &str) -> Result<Option<Bench>> {
-        let Some(config) = ferrotron_cuda_stand_in::gpu(test) else { return Ok(None) };
+        let Some(config) = ferrotron_cuda_sim::gpu(test) else { return Ok(None) };
         let gpu = Gpu::new(&config, String::new())?;
         let side = Stream::new(gpu.context())?;
         let mut memory = Arena::reserve(gpu.context(), GRANULE)?;

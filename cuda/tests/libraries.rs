@@ -11,10 +11,10 @@ use std::path::Path;
 
 #[test]
 fn matrix_products_need_their_library() -> Result<()> {
-    if !ferrotron_cuda_stand_in::available("matrix_products_need_their_library") {
+    if !ferrotron_cuda_sim::available("matrix_products_need_their_library") {
         return Ok(());
     }
-    let from = ferrotron_cuda_stand_in::folder();
+    let from = ferrotron_cuda_sim::folder();
     let root = tempfile::tempdir().unwrap();
     let folder = root.path();
     for file in ["libcuda.so.1", "libnvrtc.so.13"] {
@@ -54,7 +54,7 @@ fn matrix_products_need_their_library() -> Result<()> {
 #[test]
 fn a_gpu_that_is_older_than_the_kernels_is_refused() {
     let test = "a_gpu_that_is_older_than_the_kernels_is_refused";
-    let Some(config) = ferrotron_cuda_stand_in::stand_in(test) else { return };
+    let Some(config) = ferrotron_cuda_sim::stand_in(test) else { return };
     let error = Context::new(&config.search, 7).unwrap_err().to_string();
     let want =
         "cuda: GPU 7 (stand-in 7) has compute capability 7.5: 8.0 is the least, that of the A100";

@@ -147,7 +147,7 @@ fn calls(config: &GpuConfig, id: [u8; ID_BYTES], rank: usize, size: usize) -> Re
 
 #[test]
 fn every_call_gives_what_it_promises() -> Result<()> {
-    let Some(config) = ferrotron_cuda_stand_in::gpu("every_call_gives_what_it_promises") else {
+    let Some(config) = ferrotron_cuda_sim::gpu("every_call_gives_what_it_promises") else {
         return Ok(());
     };
     let told = std::env::var("FERROTRON_TEST_NCCL_RANKS").ok();

@@ -4,7 +4,7 @@ use ferrotron_nn::Module;
 use ferrotron_tensor::Result;
 use ferrotron_tensor::ops::sq_norm::all_finite;
 
-use crate::gpt::Gpt;
+use crate::model::gpt::Gpt;
 
 /// Returns one line about the first weight of `gpt`, in the order of the forward pass, that is NaN or infinite:
 /// its name, its index and its value. `None` if all are finite.
@@ -36,7 +36,7 @@ pub fn first_not_finite(gpt: &Gpt) -> Result<Option<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpt::GptConfig;
+    use crate::model::gpt::GptConfig;
     use ferrotron_nn::Scope;
     use ferrotron_tensor::{DType, Device, Tensor};
 

@@ -1,31 +1,13 @@
 //! Models, data, tokenizers and training of Ferrotron.
 #![deny(missing_docs)]
 
-pub mod activation_bytes;
-pub mod batch_size;
-pub mod bench;
-mod block;
-pub mod checkpoint;
-mod config;
-pub mod data;
-pub mod entropy;
-pub mod evaluate;
 pub mod finite;
-pub mod generate;
-pub mod gpt;
-pub mod hugging_face;
-pub mod memory;
-pub mod memory_limit;
-pub mod plot;
-pub mod presets;
-mod recompute;
-pub mod run;
-pub mod run_lock;
-mod saved_activations;
-mod stage;
-pub mod stop;
-pub mod support;
-mod tensor_file;
-pub mod tokenizer;
-pub mod traffic;
-pub mod trainer;
+mod io;
+mod model;
+mod planning;
+mod training;
+
+pub use io::{checkpoint, data, entropy, hugging_face, tokenizer};
+pub use model::{generate, gpt, presets};
+pub use planning::{activation_bytes, memory, memory_limit, support, traffic};
+pub use training::{batch_size, bench, evaluate, plot, run, run_lock, stop, trainer};

@@ -31,7 +31,7 @@ const ADAFACTOR: AdafactorConfig = AdafactorConfig {
 };
 
 fn gpu(test: &str) -> Result<Option<Device>> {
-    ferrotron_cuda_stand_in::gpu(test).map(|config| Device::cuda(&config)).transpose()
+    ferrotron_cuda_sim::gpu(test).map(|config| Device::cuda(&config)).transpose()
 }
 
 fn params(device: &Device, dtype: DType) -> Result<Vec<Param>> {
@@ -139,13 +139,13 @@ fn optimizers_step_as_on_the_cpu() -> Result<()> {
 #[test]
 fn offloaded_states_take_a_twentieth() -> Result<()> {
     let name = "offloaded_states_take_a_twentieth";
-    let Some(config) = ferrotron_cuda_stand_in::gpu(name) else { return Ok(()) };
+    let Some(config) = ferrotron_cuda_sim::gpu(name) else { return Ok(()) };
     const NUMEL: usize = 64 * 16384;
     for (dtype, kept) in [(DType::F32, 2), (DType::BF16, 3)] {
         let run = |states, hasty: Option<()>| -> Result<(Vec<f64>, usize)> {
             let device = Device::cuda(&config)?;
             if let (Some(()), Some(gpu)) = (hasty, device.gpu()) {
-                ferrotron_cuda_stand_in::hasten(gpu.copies());
+                ferrotron_cuda_sim::hasten(gpu.copies());
             }
             let scope = Scope::new(&device, dtype, 3);
             let params =

@@ -21,7 +21,7 @@ fn give_what_fails(device: &Device) -> Result<()> {
 #[test]
 fn a_group_on_a_gpu_that_has_failed_ends() {
     let test = "a_group_on_a_gpu_that_has_failed_ends";
-    let Some(config) = ferrotron_cuda_stand_in::stand_in(test) else { return };
+    let Some(config) = ferrotron_cuda_sim::stand_in(test) else { return };
     let (told, heard) = channel();
     std::thread::spawn(move || {
         let timeout = Duration::from_secs(60);

@@ -10,9 +10,10 @@ use ferrotron::parallel::agreement::{Facts, digest};
 use ferrotron::parallel::launch::RankEnvironment;
 use serde_json::Value;
 
+use super::args::train::TrainArgs;
 use super::options::Options;
-use super::remembered::{self, MAY_DIFFER, canonical};
-use super::train_args::TrainArgs;
+use super::options::remembered;
+use super::options::remembered::{MAY_DIFFER, canonical};
 use super::{definition, parse};
 
 /// The merged options.

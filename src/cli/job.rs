@@ -20,11 +20,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use super::device_args::DeviceChoice;
+use super::args::device::DeviceChoice;
+use super::args::parallel::ParallelArgs;
+use super::args::train::TrainArgs;
 use super::output;
-use super::parallel_args::ParallelArgs;
 use super::terminal;
-use super::train_args::TrainArgs;
 
 /// What this process is.
 #[derive(Debug, Clone)]

@@ -6,11 +6,11 @@ use ferrotron::nn::Axis;
 use ferrotron::{DType, Error, MemoryKind, Result};
 use std::ops::Range;
 
+use super::args::device::GpuMemory;
+use super::args::parallel::Granularity;
+use super::args::train::TrainArgs;
 use super::bytes::display;
-use super::device_args::GpuMemory;
 use super::job::ProcessRole;
-use super::parallel_args::Granularity;
-use super::train_args::TrainArgs;
 
 /// The bytes of a category.
 type Of = fn(&RankMemory) -> usize;

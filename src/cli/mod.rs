@@ -1,35 +1,19 @@
 //! The command line: one file per subcommand, one per group of options.
 
-mod adafactor_args;
-mod bench;
+mod args;
 mod bytes;
-mod config_file;
+mod commands;
 mod configuration;
 mod corpus;
-mod device_args;
-mod doctor;
-mod eval;
-mod export;
-mod generate;
 mod job;
-mod memory;
 mod memory_limits;
-mod model_args;
-mod offload_args;
 mod options;
 mod output;
-mod parallel_args;
-mod precision_args;
 mod progress;
-mod remembered;
 mod report;
 mod resume;
-mod run_args;
 mod run_folder;
-mod schedule;
 mod terminal;
-mod train;
-mod train_args;
 
 use clap::builder::Resettable;
 use clap::error::ErrorKind as ParseErrorKind;
@@ -59,25 +43,25 @@ struct Cli {
 enum Command {
     /// Train a model; without options, a small one on a corpus that the program carries
     #[command(allow_negative_numbers = true)]
-    Train(Box<train_args::TrainArgs>),
+    Train(Box<args::train::TrainArgs>),
     /// Continue a text with a trained model
     #[command(allow_negative_numbers = true)]
-    Generate(generate::GenerateArgs),
+    Generate(commands::generate::GenerateArgs),
     /// Measure a trained model's loss on data
     #[command(allow_negative_numbers = true)]
-    Eval(eval::EvalArgs),
+    Eval(commands::eval::EvalArgs),
     /// Write a trained model in another format
-    Export(export::ExportArgs),
+    Export(commands::export::ExportArgs),
     /// Tell what a run takes of memory before it starts
     #[command(allow_negative_numbers = true)]
-    Memory(Box<memory::MemoryArgs>),
+    Memory(Box<commands::memory::MemoryArgs>),
     /// Time training steps
-    Bench(bench::BenchArgs),
+    Bench(commands::bench::BenchArgs),
     /// Draw and time the schedule of a pipeline
     #[command(allow_negative_numbers = true)]
-    Schedule(schedule::ScheduleArgs),
+    Schedule(commands::schedule::ScheduleArgs),
     /// Say what this machine offers: instruction sets, GPUs, libraries, and what is missing
-    Doctor(doctor::DoctorArgs),
+    Doctor(commands::doctor::DoctorArgs),
 }
 
 /// Says what went wrong, and where if `place` is not empty; returns the exit code: as for flags that do not parse, 2 for
@@ -104,19 +88,19 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
     let subcommand = definition(name);
     let mut options = Options::from_matches(&subcommand, typed, &Source::Typed)?;
     if let Some(path) = typed.get_one::<PathBuf>("config") {
-        options = options.over(config_file::read(&subcommand, path)?);
+        options = options.over(options::config_file::read(&subcommand, path)?);
     }
     let matches = parse(name, &options)?;
     let command = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
     let ended = match command {
-        Command::Train(args) => return train::train(&args, options),
-        Command::Memory(args) => return memory::memory(&args, options),
-        Command::Generate(args) => generate::generate(&args),
-        Command::Eval(args) => eval::eval(&args),
-        Command::Export(args) => export::export(&args),
-        Command::Bench(args) => bench::bench(&args),
-        Command::Schedule(args) => schedule::schedule(&args),
-        Command::Doctor(args) => doctor::doctor(&args),
+        Command::Train(args) => return commands::train::train(&args, options),
+        Command::Memory(args) => return commands::memory::memory(&args, options),
+        Command::Generate(args) => commands::generate::generate(&args),
+        Command::Eval(args) => commands::eval::eval(&args),
+        Command::Export(args) => commands::export::export(&args),
+        Command::Bench(args) => commands::bench::bench(&args),
+        Command::Schedule(args) => commands::schedule::schedule(&args),
+        Command::Doctor(args) => commands::doctor::doctor(&args),
     };
     ended.map_err(|error| options.name_sources(error))
 }

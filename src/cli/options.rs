@@ -4,6 +4,9 @@
 //! first of these that states it decides. The merged options become words again, which clap parses like typed ones, so
 //! that names, values, defaults and conflicts are checked in one place.
 
+pub(super) mod config_file;
+pub(super) mod remembered;
+
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use ferrotron::{Error, ErrorKind, Result};

@@ -13,11 +13,12 @@ use ferrotron::nn::{Axis, Sharding};
 use ferrotron::tensor::gemm::instruction_sets;
 use ferrotron::{DType, Device, Result};
 
+use super::args::device::DeviceChoice;
+use super::args::train::TrainArgs;
+use super::commands::generate::sample;
 use super::configuration::Configuration;
-use super::device_args::DeviceChoice;
-use super::generate::sample;
-use super::train_args::TrainArgs;
-use super::{bytes, memory_limits, output, remembered};
+use super::options::remembered;
+use super::{bytes, memory_limits, output};
 
 /// Evaluations of more tokens than this are not searched for their bigrams, which takes memory and
 /// time of its own.

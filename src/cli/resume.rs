@@ -9,7 +9,7 @@ use ferrotron::parallel::agreement::{Facts, agree, broadcast_bytes, digest};
 use ferrotron::parallel::collective::Group;
 use std::path::Path;
 
-use super::remembered::canonical;
+use super::options::remembered::canonical;
 
 /// Opens the checkpoint of `--load`, which each rank of `world` gives. Tensors are not read yet.
 ///

@@ -11,8 +11,8 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
+use super::args::train::TrainArgs;
 use super::job::ProcessRole;
-use super::train_args::TrainArgs;
 
 /// Errors if the requested folder holds another run or is in use, or if files in it are of another kind. The first rank or
 /// the launcher of `job` checks for all.

@@ -9,6 +9,9 @@
 //! # Ok::<(), ferrotron_tensor::Error>(())
 //! ```
 
+pub(crate) mod capture;
+pub(crate) mod cuda_graph;
+
 use ferrotron_cuda::gpu::{Gpu, GpuConfig};
 use ferrotron_cuda::nvrtc::Architecture;
 use rayon::prelude::*;
@@ -18,11 +21,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use tracing::{Dispatch, dispatcher};
 
-use crate::buffer::Buffer;
-use crate::capture::Capture;
+use crate::device::capture::Capture;
+use crate::memory::buffer::Buffer;
+use crate::memory::pool::{Backing, MemoryStats, Pool};
 use crate::ops::rows::{SERIAL, for_rows};
 use crate::ops::table::kernel_rows;
-use crate::pool::{Backing, MemoryStats, Pool};
 use crate::{Error, MemoryKind, Result};
 
 /// A device that holds tensors and computes on them. Cloning returns another handle of the same device.

@@ -5,7 +5,7 @@ use ferrotron_tensor::{DType, Device, ErrorKind, Result, Tensor};
 #[test]
 fn the_pool_counts_uses_again_and_refuses() -> Result<()> {
     let test = "the_pool_counts_uses_again_and_refuses";
-    let Some(config) = ferrotron_cuda_stand_in::stand_in(test) else { return Ok(()) };
+    let Some(config) = ferrotron_cuda_sim::stand_in(test) else { return Ok(()) };
     let device = Device::cuda(&config)?;
     let x = Tensor::zeros(&device, DType::F32, &[1 << 20])?;
     assert_eq!((device.memory().current, device.memory().reserved), (4 << 20, 4 << 20));

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 /// Runs the program where it finds the stand-in's libraries, and nothing of the machine's.
 fn ferrotron(folder: &Path, arguments: &[&str]) -> Output {
-    let libraries = ferrotron_cuda_stand_in::folder();
+    let libraries = ferrotron_cuda_sim::folder();
     Command::new(env!("CARGO_BIN_EXE_ferrotron"))
         .current_dir(folder)
         .args(arguments)
@@ -31,7 +31,7 @@ fn metrics(run: &Path) -> Vec<serde_json::Value> {
 
 #[test]
 fn a_run_moves_between_devices() {
-    if !ferrotron_cuda_stand_in::available("a_run_moves_between_devices") {
+    if !ferrotron_cuda_sim::available("a_run_moves_between_devices") {
         return;
     }
     let folder = folder_with_text();
@@ -79,7 +79,7 @@ fn a_run_moves_between_devices() {
 
 #[test]
 fn a_run_as_a_graph_has_the_same_losses() {
-    if !ferrotron_cuda_stand_in::available("a_run_as_a_graph_has_the_same_losses") {
+    if !ferrotron_cuda_sim::available("a_run_as_a_graph_has_the_same_losses") {
         return;
     }
     let folder = folder_with_text();
@@ -119,7 +119,7 @@ fn a_run_as_a_graph_has_the_same_losses() {
 
 #[test]
 fn steps_before_a_lost_one_are_in_the_metrics() {
-    if !ferrotron_cuda_stand_in::available("steps_before_a_lost_one_are_in_the_metrics") {
+    if !ferrotron_cuda_sim::available("steps_before_a_lost_one_are_in_the_metrics") {
         return;
     }
     let folder = folder_with_text();
@@ -140,7 +140,7 @@ fn steps_before_a_lost_one_are_in_the_metrics() {
 
 #[test]
 fn ranks_share_a_gpu_and_its_memory() {
-    if !ferrotron_cuda_stand_in::available("ranks_share_a_gpu_and_its_memory") {
+    if !ferrotron_cuda_sim::available("ranks_share_a_gpu_and_its_memory") {
         return;
     }
     let folder = folder_with_text();

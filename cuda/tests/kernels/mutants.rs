@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::simulator::{MUTANT, SANITIZE};
-use ferrotron_cuda_stand_in::available;
+use ferrotron_cuda_sim::available;
 
 /// One mistake.
 struct Mutant {

@@ -98,7 +98,7 @@ fn build(name: &str, source: &str) -> PathBuf {
         Some(_) => &["-fsanitize=address", "-fno-omit-frame-pointer"],
         None => &[],
     };
-    ferrotron_cuda_stand_in::library(name, source, &[&[level], sanitizer].concat())
+    ferrotron_cuda_sim::library(name, source, &[&[level], sanitizer].concat())
 }
 
 enum Argument<'a> {

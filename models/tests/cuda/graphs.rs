@@ -46,7 +46,7 @@ fn found(trainer: &mut Trainer, samples: &dyn Samples) -> Result<Vec<(u64, f64, 
 
 #[test]
 fn a_graph_trains_as_its_steps_do() -> Result<()> {
-    let Some(gpu) = ferrotron_cuda_stand_in::gpu("a_graph_trains_as_its_steps_do") else {
+    let Some(gpu) = ferrotron_cuda_sim::gpu("a_graph_trains_as_its_steps_do") else {
         return Ok(());
     };
     let [gpt2, llama, bf16] = Case::all();
@@ -88,7 +88,7 @@ fn a_graph_trains_as_its_steps_do() -> Result<()> {
 /// Evaluations, samples and checkpoints come between replays; other steps are captured anew.
 #[test]
 fn other_work_comes_between_replays() -> Result<()> {
-    let Some(gpu) = ferrotron_cuda_stand_in::gpu("other_work_comes_between_replays") else {
+    let Some(gpu) = ferrotron_cuda_sim::gpu("other_work_comes_between_replays") else {
         return Ok(());
     };
     let [_, _, case] = Case::all();
@@ -137,29 +137,29 @@ fn other_work_comes_between_replays() -> Result<()> {
 #[test]
 fn a_replayed_step_is_one_launch() -> Result<()> {
     let test = "a_replayed_step_is_one_launch";
-    let Some(gpu) = ferrotron_cuda_stand_in::stand_in(test) else { return Ok(()) };
+    let Some(gpu) = ferrotron_cuda_sim::stand_in(test) else { return Ok(()) };
     let [case, ..] = Case::all();
     let device = Device::cuda(&gpu)?;
     let mut trainer = trainer(&case, &device, graph)?;
     (0..4).try_for_each(|_| trainer.step_async(&Noise))?;
     let launches = || device.gpu().map_or(0, |gpu| gpu.launches() + gpu.product_launches());
-    let (before, blocks) = (ferrotron_cuda_stand_in::waits(), device.memory().n_alloc);
+    let (before, blocks) = (ferrotron_cuda_sim::waits(), device.memory().n_alloc);
     let launched = launches();
     (0..3).try_for_each(|_| trainer.step_async(&Noise))?;
-    assert_eq!(ferrotron_cuda_stand_in::waits(), before);
+    assert_eq!(ferrotron_cuda_sim::waits(), before);
     assert_eq!(device.memory().n_alloc, blocks, "tensors were made");
     // The optimizer's numbers, and the step of random numbers.
     assert_eq!(launches() - launched, 3 * 2, "kernels beside the graph");
     // The host is four replays ahead at most.
     trainer.step_async(&Noise)?;
-    assert_eq!(ferrotron_cuda_stand_in::waits(), (before.0 + 1, before.1));
+    assert_eq!(ferrotron_cuda_sim::waits(), (before.0 + 1, before.1));
     assert_eq!(trainer.drain_reports(&Noise)?.len(), 8);
     Ok(())
 }
 
 #[test]
 fn what_cannot_be_captured_is_refused() -> Result<()> {
-    let Some(gpu) = ferrotron_cuda_stand_in::gpu("what_cannot_be_captured_is_refused") else {
+    let Some(gpu) = ferrotron_cuda_sim::gpu("what_cannot_be_captured_is_refused") else {
         return Ok(());
     };
     let [case, ..] = Case::all();
@@ -207,7 +207,7 @@ fn some_config() -> Result<TrainerConfig> {
 /// A lost step is found behind replays too, and named by the step alone.
 #[test]
 fn a_graph_stops_where_a_step_is_lost() -> Result<()> {
-    let Some(gpu) = ferrotron_cuda_stand_in::gpu("a_graph_stops_where_a_step_is_lost") else {
+    let Some(gpu) = ferrotron_cuda_sim::gpu("a_graph_stops_where_a_step_is_lost") else {
         return Ok(());
     };
     let [case, ..] = Case::all();

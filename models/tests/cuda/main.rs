@@ -126,7 +126,7 @@ fn on_cpu(case: &Case) -> Result<Steps> {
 
 #[test]
 fn a_gpu_trains_as_the_cpu_does() -> Result<()> {
-    let Some(gpu) = ferrotron_cuda_stand_in::gpu("a_gpu_trains_as_the_cpu_does") else {
+    let Some(gpu) = ferrotron_cuda_sim::gpu("a_gpu_trains_as_the_cpu_does") else {
         return Ok(());
     };
     for case in Case::all() {
@@ -138,7 +138,7 @@ fn a_gpu_trains_as_the_cpu_does() -> Result<()> {
 
 #[test]
 fn ranks_that_share_a_gpu_train_as_one_does() -> Result<()> {
-    let Some(gpu) = ferrotron_cuda_stand_in::gpu("ranks_that_share_a_gpu_train_as_one_does") else {
+    let Some(gpu) = ferrotron_cuda_sim::gpu("ranks_that_share_a_gpu_train_as_one_does") else {
         return Ok(());
     };
     let [case, ..] = Case::all();

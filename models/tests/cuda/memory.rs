@@ -43,7 +43,7 @@ fn plan(
 #[test]
 fn the_number_before_the_start_is_that_of_the_gpu() -> Result<()> {
     let name = "the_number_before_the_start_is_that_of_the_gpu";
-    let Some(gpu) = ferrotron_cuda_stand_in::gpu(name) else { return Ok(()) };
+    let Some(gpu) = ferrotron_cuda_sim::gpu(name) else { return Ok(()) };
     let gpt2 = GptConfig::gpt2(VOCAB, 3, 32, 4, LENGTH);
     let dropping = GptConfig { hidden_dropout: 0.1, attention_dropout: 0.1, ..gpt2.clone() };
     let llama = GptConfig::llama(VOCAB, 3, 32, 4, 2, LENGTH);

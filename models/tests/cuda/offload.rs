@@ -96,7 +96,7 @@ impl Run {
 /// A stand-in is as late as a GPU may be. Once more with a stream of copies that is as early as one may be.
 fn hasty(device: Device) -> Device {
     if let Some(gpu) = device.gpu() {
-        ferrotron_cuda_stand_in::hasten(gpu.copies());
+        ferrotron_cuda_sim::hasten(gpu.copies());
     }
     device
 }
@@ -104,7 +104,7 @@ fn hasty(device: Device) -> Device {
 #[test]
 fn what_waits_in_host_memory_of_a_gpu_changes_no_bit() -> Result<()> {
     let name = "what_waits_in_host_memory_of_a_gpu_changes_no_bit";
-    let Some(gpu) = ferrotron_cuda_stand_in::gpu(name) else { return Ok(()) };
+    let Some(gpu) = ferrotron_cuda_sim::gpu(name) else { return Ok(()) };
     let half = Run { dtype: DType::BF16, ..PLAIN };
     let adafactor = AdafactorConfig { beta1: 0.9, ..AdafactorConfig::default() };
     let regions = Recompute::Full {
@@ -140,7 +140,7 @@ fn what_waits_in_host_memory_of_a_gpu_changes_no_bit() -> Result<()> {
 #[test]
 fn the_peak_of_a_gpu_falls_by_what_is_offloaded() -> Result<()> {
     let name = "the_peak_of_a_gpu_falls_by_what_is_offloaded";
-    let Some(gpu) = ferrotron_cuda_stand_in::gpu(name) else { return Ok(()) };
+    let Some(gpu) = ferrotron_cuda_sim::gpu(name) else { return Ok(()) };
     let plain = Run { layers: 12, ..PLAIN };
     let all = plain.train(&Device::cuda(&gpu)?)?.device;
     let saved = |stats: &MemoryStats| stats.peak_bytes(Category::Saved);
@@ -196,7 +196,7 @@ impl Subscriber for Order {
 /// While backward is in one block, the one before is on its way, and none comes late.
 #[test]
 fn blocks_are_fetched_ahead() -> Result<()> {
-    let gpu = ferrotron_cuda_stand_in::gpu("blocks_are_fetched_ahead");
+    let gpu = ferrotron_cuda_sim::gpu("blocks_are_fetched_ahead");
     let gpu = gpu.map(|config| Device::cuda(&config)).transpose()?;
     // Where there is one subscriber alone, `tracing` asks that of whichever thread meets a span first: another test's has none.
     let _second = tracing::Dispatch::new(Order::default());

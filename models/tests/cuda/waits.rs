@@ -28,7 +28,7 @@ pub fn trainer(
 #[test]
 fn nobody_waits_for_a_gpu_before_its_numbers_are_read() -> Result<()> {
     let test = "nobody_waits_for_a_gpu_before_its_numbers_are_read";
-    let Some(gpu) = ferrotron_cuda_stand_in::stand_in(test) else { return Ok(()) };
+    let Some(gpu) = ferrotron_cuda_sim::stand_in(test) else { return Ok(()) };
     let [gpt2, llama, bf16] = Case::all();
     let plain = |_: &mut TrainerConfig| {};
     let recomputing = |config: &mut TrainerConfig| config.parallel.recompute = Recompute::FULL;
@@ -50,12 +50,12 @@ fn nobody_waits_for_a_gpu_before_its_numbers_are_read() -> Result<()> {
         let what = format!("{}, case {index}", case.name);
         let mut ahead = trainer(case, &Device::cuda(&gpu)?, change)?;
         ahead.step(&Noise)?; // kernels are loaded, memory is there
-        let before = ferrotron_cuda_stand_in::waits();
+        let before = ferrotron_cuda_sim::waits();
         (0..4).try_for_each(|_| ahead.step_async(&Noise))?;
-        assert_eq!(ferrotron_cuda_stand_in::waits(), before, "{what}");
+        assert_eq!(ferrotron_cuda_sim::waits(), before, "{what}");
         let reports = ahead.drain_reports(&Noise)?;
         // For the numbers of all steps, and whether an index was bad.
-        let (waits, reads) = ferrotron_cuda_stand_in::waits();
+        let (waits, reads) = ferrotron_cuda_sim::waits();
         assert_eq!((waits - before.0, reads - before.1), (1, 2), "{what}");
 
         let mut each = trainer(case, &Device::cuda(&gpu)?, change)?;
@@ -76,7 +76,7 @@ fn nobody_waits_for_a_gpu_before_its_numbers_are_read() -> Result<()> {
 #[test]
 fn a_step_that_is_lost_is_the_last_however_late_it_is_found() -> Result<()> {
     let test = "a_step_that_is_lost_is_the_last_however_late_it_is_found";
-    let Some(gpu) = ferrotron_cuda_stand_in::gpu(test) else { return Ok(()) };
+    let Some(gpu) = ferrotron_cuda_sim::gpu(test) else { return Ok(()) };
     let [case, _, bf16] = Case::all();
     let stochastic = |config: &mut TrainerConfig| {
         config.precision.rounding = Rounding::Stochastic { seed: 5 };
@@ -114,7 +114,7 @@ fn a_step_that_is_lost_is_the_last_however_late_it_is_found() -> Result<()> {
 #[test]
 fn steps_that_overflow_are_passed_over_on_a_gpu() -> Result<()> {
     let test = "steps_that_overflow_are_passed_over_on_a_gpu";
-    let Some(gpu) = ferrotron_cuda_stand_in::gpu(test) else { return Ok(()) };
+    let Some(gpu) = ferrotron_cuda_sim::gpu(test) else { return Ok(()) };
     let case = Case { dtype: DType::F16, ..Case::all()[0].clone() };
     let dynamic = |config: &mut TrainerConfig| {
         config.precision = PrecisionConfig { loss_scale: LossScale::DYNAMIC, ..config.precision };
@@ -145,7 +145,7 @@ fn steps_that_overflow_are_passed_over_on_a_gpu() -> Result<()> {
 #[test]
 fn ranks_with_nccl_wait_for_no_gpu() -> Result<()> {
     let test = "ranks_with_nccl_wait_for_no_gpu";
-    let Some(gpu) = ferrotron_cuda_stand_in::stand_in(test) else { return Ok(()) };
+    let Some(gpu) = ferrotron_cuda_sim::stand_in(test) else { return Ok(()) };
     let [case, ..] = Case::all();
     for (tp, pp, sharding, optimizer) in [
         (2, 1, Sharding::None, OptimizerConfig::Adafactor(AdafactorConfig::default())),
@@ -173,9 +173,9 @@ fn ranks_with_nccl_wait_for_no_gpu() -> Result<()> {
             let scope = Scope::new(&device, case.dtype, 1234);
             let mut trainer = Trainer::on_mesh(&scope, &mesh, &case.model, config)?;
             trainer.step(&Noise)?;
-            let before = ferrotron_cuda_stand_in::waits();
+            let before = ferrotron_cuda_sim::waits();
             (0..3).try_for_each(|_| trainer.step_async(&Noise))?;
-            let after = ferrotron_cuda_stand_in::waits();
+            let after = ferrotron_cuda_sim::waits();
             let losses = trainer.drain_reports(&Noise)?.iter().map(|report| report.loss).collect();
             Ok::<(_, _, Vec<f64>), Error>((before, after, losses))
         });

@@ -3,8 +3,10 @@
 
 mod adafactor;
 mod config;
+pub(crate) mod loss_scale;
 mod mean_squares;
 mod pass;
+pub mod schedule;
 
 pub use adafactor::{ReduceSums, ShardedSum};
 pub use config::{AdafactorConfig, OptimizerConfig, StepSize};

@@ -6,7 +6,7 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 
-use super::dry::Fake;
+use super::fake::Fake;
 use super::nccl::{NcclCollective, NcclConfig};
 use super::{Buffer, Call, Collective, CommVolume, Memory, Op, Reduction, Work, partition_range};
 

@@ -10,7 +10,7 @@
 //! Below a group is a [`Collective`]: whoever carries out [`Call`]s on [`Memory`].
 
 mod call;
-mod dry;
+mod fake;
 mod group;
 mod host;
 mod memory;

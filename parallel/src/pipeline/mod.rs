@@ -27,24 +27,16 @@
 //! # Ok::<(), ferrotron_tensor::Error>(())
 //! ```
 
-mod check;
-mod config;
-mod execute;
-pub mod formula;
-mod generate;
-mod instruction;
-mod rendezvous;
+pub(crate) mod analysis;
+mod runtime;
 mod schedule;
-mod simulate;
-pub mod svg;
 #[cfg(test)]
 mod tests;
-pub mod text;
-mod transfers;
 
-pub use check::{PeakActivations, validate};
-pub use config::{PipelineConfig, ScheduleKind, unsupported_reason};
-pub use execute::{ExecutionTrace, PipelineModel, execute};
-pub use instruction::{Direction, Instruction, Message};
+pub use analysis::simulate::{Span, StageTimes, Timeline, simulate};
+pub use analysis::validate::{PeakActivations, validate};
+pub use analysis::{formula, svg, text};
+pub use runtime::execute::{ExecutionTrace, PipelineModel, execute};
 pub use schedule::PipelineSchedule;
-pub use simulate::{Span, StageTimes, Timeline, simulate};
+pub use schedule::config::{PipelineConfig, ScheduleKind, unsupported_reason};
+pub use schedule::instruction::{Direction, Instruction, Message};

@@ -1,6 +1,12 @@
 //! Schedules: the instructions of every rank, and the topology of virtual stages.
 
-use super::instruction::{Direction, Instruction, Message};
+pub(super) mod blocking_sim;
+pub(super) mod config;
+pub(super) mod generate;
+pub(super) mod instruction;
+pub(super) mod transfers;
+
+use super::schedule::instruction::{Direction, Instruction, Message};
 
 /// The instructions of every pipeline rank for one step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,7 +18,7 @@ pub struct PipelineSchedule {
 }
 
 impl PipelineSchedule {
-    /// A custom schedule, with one list per stage. It is not checked here: see [`check`](super::check).
+    /// A custom schedule, with one list per stage. It is not checked here: see [`check`](super::analysis::validate).
     pub fn from_instructions(
         ranks: Vec<Vec<Instruction>>,
         microbatches: usize,

@@ -15,7 +15,7 @@ use crate::worlds::{TIMEOUT, all};
 
 /// A rank's device and its group.
 fn group(world: &World, timeout: Duration) -> Result<Group> {
-    let search = Search::only(vec![ferrotron_cuda_stand_in::folder()]);
+    let search = Search::only(vec![ferrotron_cuda_sim::folder()]);
     let host = world.group("all", &all(world))?;
     host.with_nccl(&device()?, &NcclConfig { search, timeout })
 }
@@ -31,7 +31,7 @@ fn run(size: usize, f: impl Fn(&World, &Group) -> Result<()> + Sync) {
 
 /// What every rank's call fails with, and how long the slowest took.
 fn errors(f: impl Fn(&World) -> Result<()> + Sync) -> (Vec<String>, Duration) {
-    ferrotron_cuda_stand_in::folder(); // made now, if it is not there
+    ferrotron_cuda_sim::folder(); // made now, if it is not there
     let start = Instant::now();
     let ranks = run_threads(2, &WorldConfig { timeout: TIMEOUT }, |world| {
         on_gpu(world.rank(), || f(&world))
@@ -47,7 +47,7 @@ fn sum(size: usize, index: usize) -> f64 {
 
 #[test]
 fn every_call_is_what_it_is_on_the_host() {
-    if !ferrotron_cuda_stand_in::available("nccl::every_call_is_what_it_is_on_the_host") {
+    if !ferrotron_cuda_sim::available("nccl::every_call_is_what_it_is_on_the_host") {
         return;
     }
     for size in [2, 3] {
@@ -110,7 +110,7 @@ fn every_call_is_what_it_is_on_the_host() {
 
 #[test]
 fn flats_and_work_that_nobody_waits_for() {
-    if !ferrotron_cuda_stand_in::available("nccl::flats_and_work_that_nobody_waits_for") {
+    if !ferrotron_cuda_sim::available("nccl::flats_and_work_that_nobody_waits_for") {
         return;
     }
     run(2, |world, group| {
@@ -147,8 +147,7 @@ fn flats_and_work_that_nobody_waits_for() {
 
 #[test]
 fn a_call_in_a_capture_is_refused_and_harms_nobody() {
-    if !ferrotron_cuda_stand_in::available("nccl::a_call_in_a_capture_is_refused_and_harms_nobody")
-    {
+    if !ferrotron_cuda_sim::available("nccl::a_call_in_a_capture_is_refused_and_harms_nobody") {
         return;
     }
     run(2, |_, group| {
@@ -162,7 +161,7 @@ fn a_call_in_a_capture_is_refused_and_harms_nobody() {
 
 #[test]
 fn a_rank_that_does_not_come_is_an_error() {
-    if !ferrotron_cuda_stand_in::available("nccl::a_rank_that_does_not_come_is_an_error") {
+    if !ferrotron_cuda_sim::available("nccl::a_rank_that_does_not_come_is_an_error") {
         return;
     }
     let limit = Duration::from_millis(300);
@@ -186,7 +185,7 @@ fn a_rank_that_does_not_come_is_an_error() {
 
 #[test]
 fn a_rank_that_fails_ends_the_calls_of_others() {
-    if !ferrotron_cuda_stand_in::available("nccl::a_rank_that_fails_ends_the_calls_of_others") {
+    if !ferrotron_cuda_sim::available("nccl::a_rank_that_fails_ends_the_calls_of_others") {
         return;
     }
     let (told, took) = errors(|world| {

@@ -11,7 +11,7 @@ thread_local! {
 
 /// Runs `f` with this rank's tensors on a stand-in for GPU number `ordinal`.
 pub fn on_gpu<R>(ordinal: usize, f: impl FnOnce() -> Result<R>) -> Result<R> {
-    let found = ferrotron_cuda_stand_in::stand_in("collectives of GPUs");
+    let found = ferrotron_cuda_sim::stand_in("collectives of GPUs");
     let config = found.ok_or_else(|| Error::config("stand-in", "needs g++ on x86-64 Linux"))?;
     let device = Device::cuda(&GpuConfig { ordinal, ..config })?;
     GPU.set(Some(device));

@@ -31,7 +31,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(60);
 impl Backend {
     /// Whether this machine has what the backend needs; if not, says so for `test`.
     pub fn available(self, test: &str) -> bool {
-        !self.has_gpus() || ferrotron_cuda_stand_in::available(test)
+        !self.has_gpus() || ferrotron_cuda_sim::available(test)
     }
 
     fn has_gpus(self) -> bool {

@@ -4,7 +4,7 @@ use ferrotron_cuda::arguments;
 
 use super::step::{Types, check_accumulators, types};
 use super::{kernel, sq_norm};
-use crate::ops::adafactor::{
+use crate::ops::optim::adafactor::{
     Adafactor, MatrixBatch, NormalizeBy, RowColFactors, SecondMomentDecay, SquareSums,
 };
 use crate::{DType, Result, Tensor};

@@ -3,7 +3,7 @@
 use ferrotron_cuda::arguments::Layout;
 
 use super::kernel;
-use crate::tensor::check_device;
+use crate::core::tensor::check_device;
 use crate::{DType, Error, Result, Tensor};
 
 /// Tile size of the transpose kernel, in rows and columns.

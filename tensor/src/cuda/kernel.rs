@@ -2,7 +2,7 @@
 
 use bytemuck::NoUninit;
 use ferrotron_cuda::arguments::{self, IndexType, Layout};
-use ferrotron_cuda::cells::StepCell;
+use ferrotron_cuda::device_scalars::StepCell;
 use ferrotron_cuda::gpu::Gpu;
 use ferrotron_cuda::kernels::KernelSource;
 use ferrotron_cuda::launch::{Dim3, Launch};

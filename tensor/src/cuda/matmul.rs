@@ -5,8 +5,8 @@ use ferrotron_cuda::gpu::Gpu;
 use smallvec::SmallVec;
 
 use super::copy::{copy, zero_fill};
+use crate::core::layout::{Dims, Layout};
 use crate::gemm::Accum;
-use crate::layout::{Dims, Layout};
 use crate::{DType, Error, Result, Tensor};
 
 /// `out = [out +] lhs rhs [+ bias]` over the last two dims. The leading dims are those of `out`, to which the

@@ -1,7 +1,7 @@
 //! Launches rounding to 16 bits, and widening.
 
 use super::{cast, kernel};
-use crate::ops::round::Stochastic;
+use crate::ops::optim::round::Stochastic;
 use crate::{Result, Tensor};
 
 /// `target = source`, rounded to nearest or stochastically.

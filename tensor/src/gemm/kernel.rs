@@ -1,7 +1,7 @@
 //! The microkernel: a small tile of the product, held in registers while k runs.
 
-use super::level::Isa;
-use super::vector::Vector;
+use super::isa::Isa;
+use super::isa::vector::Vector;
 use crate::{DType, Element, Real, bf16, f16};
 
 /// One call of the microkernel. Row i, step p of the left operand is at `a + i * a_row + p * a_step`;
@@ -210,14 +210,14 @@ macro_rules! compute {
             fn kernels(level: Isa) -> &'static GemmKernels<Self> {
                 match level {
                     #[cfg(test)]
-                    Isa::PortablePairs => &super::portable::$table,
-                    Isa::Portable => &super::portable::$table,
+                    Isa::PortablePairs => &super::isa::portable::$table,
+                    Isa::Portable => &super::isa::portable::$table,
                     #[cfg(target_arch = "x86_64")]
-                    Isa::Avx2 => &super::avx2::$table,
+                    Isa::Avx2 => &super::isa::avx2::$table,
                     #[cfg(target_arch = "x86_64")]
-                    Isa::Avx512 | Isa::Avx512Bf16 => &super::avx512::$table,
+                    Isa::Avx512 | Isa::Avx512Bf16 => &super::isa::avx512::$table,
                     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-                    Isa::Amx => &super::avx512::$table,
+                    Isa::Amx => &super::isa::avx512::$table,
                 }
             }
             #[inline(always)]
@@ -264,7 +264,7 @@ macro_rules! isa {
             unsafe { $crate::gemm::pack::epilogue::<V, D>(finish) }
         }
         /// The f32 kernels.
-        pub(super) static F32: $crate::gemm::kernel::GemmKernels<f32> = $crate::gemm::kernel::GemmKernels {
+        pub(in crate::gemm) static F32: $crate::gemm::kernel::GemmKernels<f32> = $crate::gemm::kernel::GemmKernels {
             lanes: <$f32>::LANES,
             free_masks: <$f32>::FREE_MASKS,
             tiles: &[$(&[tile::<$f32, $rows, 1>, tile::<$f32, $rows, 2>, tile::<$f32, $rows, 3>]),*],
@@ -286,7 +286,7 @@ macro_rules! isa {
             },
         };
         /// The f64 kernels.
-        pub(super) static F64: $crate::gemm::kernel::GemmKernels<f64> = $crate::gemm::kernel::GemmKernels {
+        pub(in crate::gemm) static F64: $crate::gemm::kernel::GemmKernels<f64> = $crate::gemm::kernel::GemmKernels {
             lanes: <$f64>::LANES,
             free_masks: <$f64>::FREE_MASKS,
             tiles: &[$(&[tile::<$f64, $rows, 1>, tile::<$f64, $rows, 2>, tile::<$f64, $rows, 3>]),*],

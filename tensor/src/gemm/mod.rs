@@ -10,34 +10,24 @@
 //! block is summed in order, and blocks are added in order. Neither the number of threads, nor other
 //! rows and columns, nor strides change anything.
 
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-mod amx;
-#[cfg(target_arch = "x86_64")]
-mod avx2;
-#[cfg(target_arch = "x86_64")]
-mod avx512;
-#[cfg(target_arch = "x86_64")]
-mod avx512_bf16;
-pub(crate) mod block;
-mod drive;
+mod blocking;
+mod driver;
+mod isa;
 mod kernel;
-mod level;
+mod macrokernel;
 mod pack;
-mod pairs;
-mod plan;
-mod portable;
+mod packed_operand;
 mod problem;
 mod scheduler;
-mod side;
+pub(crate) mod small;
 #[cfg(test)]
 mod tests;
-mod tile;
-mod vector;
+mod vnni;
 mod workspace;
 
 use crate::{DType, Element, Scalar};
+use isa::Isa;
 use kernel::Compute;
-use level::Isa;
 use problem::{Bias, Operand, Problem, Target};
 
 /// What happens to the values that a destination holds.
@@ -136,7 +126,7 @@ pub struct InstructionSets {
 pub fn instruction_sets() -> InstructionSets {
     let best = Isa::best();
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    let refusal = amx::permission().refusal();
+    let refusal = isa::amx::permission().refusal();
     #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
     let refusal = None;
     InstructionSets { f32: best.for_f32().name(), bf16: best.name(), refusal }
@@ -227,7 +217,7 @@ unsafe fn gemm_at<L, R, D>(
     let bf16 = L::DTYPE == DType::BF16 && R::DTYPE == DType::BF16;
     // AMX packs elements into tiles by itself.
     let pairs = (bf16 && !level.has_tiles()).then(|| level.pairs()).flatten();
-    let per_step = if pairs.is_some() { pairs::PAIR } else { 1 };
+    let per_step = if pairs.is_some() { vnni::PAIR } else { 1 };
     let problem = Problem {
         k: k.div_ceil(per_step),
         lhs: Operand {
@@ -261,13 +251,13 @@ unsafe fn gemm_at<L, R, D>(
     unsafe {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         if bf16 && level.has_tiles() {
-            amx::product::run(threads, problem, crate::Real::f64(alpha) as f32);
+            isa::amx::product::run(threads, problem, crate::Real::f64(alpha) as f32);
             return;
         }
         if L::Acc::DTYPE == DType::F64 {
-            drive::run(f64::kernels(level), threads, problem, crate::Real::f64(alpha));
+            driver::run(f64::kernels(level), threads, problem, crate::Real::f64(alpha));
         } else {
-            drive::run(
+            driver::run(
                 pairs.unwrap_or_else(|| f32::kernels(level)),
                 threads,
                 problem,

@@ -1,6 +1,6 @@
 //! Copying operands into panels, and results out of scratch.
 
-use super::vector::Vector;
+use super::isa::vector::Vector;
 use crate::{Element, Real};
 
 /// Part of an operand and where it goes: `depth` steps of k by `count` lanes (rows of the left or

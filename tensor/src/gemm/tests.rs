@@ -1,6 +1,6 @@
 //! Products against a naive one in f64, and the promise that bits depend on k alone.
 
-use super::level::Isa;
+use super::isa::Isa;
 use super::{Accum, MatMut, MatRef, gemm_at};
 use crate::{Element, Real, Scalar, bf16, f16};
 

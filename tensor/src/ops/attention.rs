@@ -24,9 +24,9 @@ mod tile;
 
 pub use merge::merge_attention;
 
+use crate::core::tensor::{check_device, check_pair};
 use crate::cuda;
-use crate::disjoint::Disjoint;
-use crate::tensor::{check_device, check_pair};
+use crate::numeric::disjoint::Disjoint;
 use crate::{Element, Error, RandomKey, Result, Scalar, ShardSpec, Tensor, dispatch_float};
 pub(crate) use tile::Shape;
 use tile::{AttentionOperands, HeadView, Target};

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 
 use super::rows::{CHEAP, for_rows};
 use crate::cuda;
-use crate::simd::vectorized;
+use crate::numeric::simd::vectorized;
 use crate::{DType, Element, Result, Scalar, Tensor, dispatch_any};
 
 /// Converts a `From` to this type, rounding if necessary.

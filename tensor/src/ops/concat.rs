@@ -7,7 +7,7 @@
 //! Copies only; every dtype.
 
 use super::rows::{CHEAP, around, for_rows};
-use crate::tensor::check_pair;
+use crate::core::tensor::check_pair;
 use crate::{Error, Result, Scalar, Tensor, dispatch_any};
 
 /// Concatenates the tensors along `dim`; the other dims must be equal.

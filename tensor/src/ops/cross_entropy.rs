@@ -20,7 +20,7 @@ mod targets;
 pub use shard::{VocabAllReduce, VocabShard};
 pub(crate) use targets::{RowLosses, Targets, joined};
 
-use crate::tensor::check_device;
+use crate::core::tensor::check_device;
 use crate::{Error, Index, Result, Tensor, dispatch_index};
 
 /// Selects the valid tokens, and sets the label smoothing.

@@ -13,8 +13,8 @@ use bytemuck::Zeroable;
 use super::cross_entropy::VocabShard;
 use super::index::{Groups, add_rows, indices};
 use super::rows::{CHEAP, for_rows};
+use crate::core::tensor::check_device;
 use crate::cuda;
-use crate::tensor::check_device;
 use crate::{Element, Error, Result, Scalar, Tensor, dispatch_any, dispatch_float};
 
 /// Looks up rows of `weight` (V, C) for `ids` of any dims: (ids.., C).

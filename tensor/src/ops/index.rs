@@ -11,9 +11,9 @@
 //! the result does not depend on the number of threads.
 
 use super::rows::{CHEAP, around, for_rows, owned};
+use crate::core::tensor::{check_device, check_pair};
 use crate::cuda;
-use crate::simd::vectorized;
-use crate::tensor::{check_device, check_pair};
+use crate::numeric::simd::vectorized;
 use crate::{
     Element, Error, Index, Real, Result, Tensor, dispatch_any, dispatch_float, dispatch_index,
 };

@@ -12,7 +12,7 @@
 
 use super::cross_entropy::{CrossEntropyConfig, RowLosses, Targets, VocabAllReduce, VocabShard};
 use super::matmul::{Accum, matmul_into};
-use crate::tensor::{check_device, check_pair};
+use crate::core::tensor::{check_device, check_pair};
 use crate::{Category, Error, Result, Tensor};
 
 /// The loss, and the values that its gradient needs.

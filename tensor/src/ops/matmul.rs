@@ -6,12 +6,12 @@
 
 use smallvec::SmallVec;
 
+use crate::core::layout::{Dims, Layout, broadcast_dims};
+use crate::core::tensor::{check_device, check_pair};
 use crate::cuda;
-use crate::disjoint::Disjoint;
 use crate::gemm::{MatMut, MatRef, gemm};
-use crate::layout::{Dims, Layout, broadcast_dims};
+use crate::numeric::disjoint::Disjoint;
 use crate::ops::reduce::sum_to_size;
-use crate::tensor::{check_device, check_pair};
 use crate::{DType, Element, Error, Real, Result, Tensor, bf16, dispatch_float, f16};
 
 pub use crate::gemm::Accum;

@@ -1,8 +1,6 @@
 //! Operations, one file each: the formula, the values a gradient needs, the accumulator type, then the CPU kernels of
 //! both directions.
 
-pub mod adafactor;
-pub mod adamw;
 pub mod attention;
 pub mod cast;
 pub mod concat;
@@ -13,17 +11,13 @@ pub mod index;
 pub mod layer_norm;
 pub mod linear_cross_entropy;
 pub mod matmul;
-pub mod outcome;
+pub(crate) mod optim;
 pub mod pointwise;
 pub mod random;
 pub mod reduce;
 pub mod rms_norm;
 pub mod rotary;
-pub mod round;
-pub mod sgd;
 pub mod softmax;
-pub mod sq_norm;
-pub mod step;
 pub mod table;
 pub mod zero_bitmap;
 
@@ -31,3 +25,5 @@ pub(crate) mod norm;
 pub(crate) mod rows;
 #[cfg(test)]
 mod testing;
+
+pub use optim::{adafactor, adamw, outcome, round, sgd, sq_norm, step};

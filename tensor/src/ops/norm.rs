@@ -10,10 +10,10 @@
 //! added in order. They do not depend on the number of threads.
 
 use super::rows::{CHEAP, for_rows2};
+use crate::core::tensor::{check_device, check_pair};
 use crate::cuda;
-use crate::disjoint::Disjoint;
-use crate::simd::vectorized;
-use crate::tensor::{check_device, check_pair};
+use crate::numeric::disjoint::Disjoint;
+use crate::numeric::simd::vectorized;
 use crate::{Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
 
 /// Partial sums of a row: four AVX-512 registers of f32, the same on every machine.

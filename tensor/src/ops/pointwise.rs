@@ -5,10 +5,10 @@
 
 use super::rows::for_elements;
 use super::table::{Binary, BinaryRow, Saves, Unary, UnaryRow, with_binary, with_unary};
+use crate::core::layout::broadcast_dims;
+use crate::core::tensor::check_pair;
 use crate::cuda;
-use crate::layout::broadcast_dims;
-use crate::simd::vectorized;
-use crate::tensor::check_pair;
+use crate::numeric::simd::vectorized;
 use crate::{DType, Element, Error, Real, Result, Scalar, Tensor, dispatch_any, dispatch_float};
 
 vectorized! {

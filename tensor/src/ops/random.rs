@@ -8,8 +8,8 @@
 
 use super::rows::for_rows;
 use crate::cuda;
-use crate::philox::box_muller;
-use crate::simd::vectorized;
+use crate::numeric::philox::box_muller;
+use crate::numeric::simd::vectorized;
 use crate::{
     DType, Device, Element, Error, RandomKey, Real, Result, ShardSpec, Tensor, dispatch_float,
 };

@@ -10,7 +10,7 @@
 
 use super::rows::{CHEAP, around, for_rows};
 use crate::cuda::reduce::Operand;
-use crate::simd::vectorized;
+use crate::numeric::simd::vectorized;
 use crate::{DType, Dims, Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
 
 /// Whether a reduced dim is kept with size 1 or dropped.

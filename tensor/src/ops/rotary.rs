@@ -8,9 +8,9 @@
 //! Elements from R on, and heads beyond the rotated ones, are unchanged. A gradient needs only the table. Angles are
 //! computed in f64, rotations in Acc.
 
+use crate::core::tensor::check_device;
 use crate::cuda;
-use crate::simd::vectorized;
-use crate::tensor::check_device;
+use crate::numeric::simd::vectorized;
 use crate::{DType, Device, Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
 
 /// The direction of a rotation.

@@ -1,6 +1,6 @@
 //! Helpers of row-wise operations: parallel loops over rows of several slices, and reuse of uniquely held operands.
 
-use crate::disjoint::Disjoint;
+use crate::numeric::disjoint::Disjoint;
 use crate::{Device, Result, Scalar, Tensor};
 
 /// Elements that are copied or added per nanosecond.

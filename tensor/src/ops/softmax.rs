@@ -8,9 +8,9 @@
 //! A row of minus infinity gives NaN, as in PyTorch.
 
 use super::rows::{can_reuse, for_rows};
+use crate::core::tensor::check_pair;
 use crate::cuda;
-use crate::simd::vectorized;
-use crate::tensor::check_pair;
+use crate::numeric::simd::vectorized;
 use crate::{Element, Error, Real, Result, Tensor, dispatch_float};
 
 const LANES: usize = 32;

@@ -8,7 +8,7 @@
 //! bits.
 
 use crate::cuda;
-use crate::disjoint::Disjoint;
+use crate::numeric::disjoint::Disjoint;
 use crate::{DType, Device, Error, Result, Scalar, Tensor, dispatch_any};
 
 /// Elements per task: a whole number of words.

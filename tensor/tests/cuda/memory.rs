@@ -24,7 +24,7 @@ fn elements_go_there_and_back() -> Result<()> {
 #[test]
 fn uploads_are_not_waited_for() -> Result<()> {
     let Some(device) = stand_in("uploads_are_not_waited_for")? else { return Ok(()) };
-    let before = ferrotron_cuda_stand_in::waits();
+    let before = ferrotron_cuda_sim::waits();
     let mut numbers = vec![0.0_f32; 40_000];
     let given = (0..40)
         .map(|i| {
@@ -33,7 +33,7 @@ fn uploads_are_not_waited_for() -> Result<()> {
             Tensor::from_slice(&device, &numbers[..length], &[length])
         })
         .collect::<Result<Vec<_>>>()?;
-    assert_eq!(ferrotron_cuda_stand_in::waits(), before);
+    assert_eq!(ferrotron_cuda_sim::waits(), before);
     for (i, x) in given.iter().enumerate() {
         assert!(x.to_vec::<f32>()?.iter().all(|&x| x == i as f32), "upload {i}");
     }

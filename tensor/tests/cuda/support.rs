@@ -6,12 +6,12 @@ pub const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16]
 
 /// A GPU, unless `test` must be skipped.
 pub fn gpu(test: &str) -> Result<Option<Device>> {
-    ferrotron_cuda_stand_in::gpu(test).map(|config| Device::cuda(&config)).transpose()
+    ferrotron_cuda_sim::gpu(test).map(|config| Device::cuda(&config)).transpose()
 }
 
 /// The stand-in, unless `test` must be skipped.
 pub fn stand_in(test: &str) -> Result<Option<Device>> {
-    ferrotron_cuda_stand_in::stand_in(test).map(|config| Device::cuda(&config)).transpose()
+    ferrotron_cuda_sim::stand_in(test).map(|config| Device::cuda(&config)).transpose()
 }
 
 /// Multiples of 1/64 on [-2, 2), as a tensor: every dtype of floats represents them.

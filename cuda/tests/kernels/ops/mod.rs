@@ -26,7 +26,7 @@ mod zero_bitmap;
 
 use crate::simulator::Simulator;
 use ferrotron_cuda::kernels::{FILES, KernelSource};
-use ferrotron_cuda_stand_in::available;
+use ferrotron_cuda_sim::available;
 
 /// A file of kernels, and the function that checks all of them.
 type Check = (&'static str, fn(&Simulator));

@@ -10,26 +10,12 @@
 //!    +---- Work <-- completion +--> board: the world has failed, and why
 //! ```
 
-mod board;
-mod combine;
-mod header;
-mod links;
-mod local;
-mod member;
-mod net;
-mod pairwise;
-mod pipe;
-mod progress;
-mod queue;
-mod ring;
-mod rooted;
-mod run;
-mod shm;
+mod algorithms;
+mod rendezvous;
+mod runtime;
 mod silence;
-mod tcp;
-mod threads;
-mod world;
+mod transport;
 
-pub use net::{RankConfig, Transport, run_rank_process};
-pub use threads::run_threads;
-pub use world::{World, WorldConfig};
+pub use rendezvous::{RankConfig, Transport, run_rank_process};
+pub use runtime::threads::run_threads;
+pub use runtime::world::{World, WorldConfig};

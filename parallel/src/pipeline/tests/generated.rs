@@ -3,9 +3,10 @@
 
 use proptest::prelude::*;
 
+use super::super::analysis::formula;
 use super::super::{
     Direction, Instruction, Message, PeakActivations, PipelineConfig, PipelineSchedule,
-    ScheduleKind, StageTimes, formula, simulate, validate,
+    ScheduleKind, StageTimes, simulate, validate,
 };
 
 fn config(kind: ScheduleKind, stages: usize, microbatches: usize, chunks: usize) -> PipelineConfig {
@@ -143,7 +144,7 @@ fn the_interleaved_order_is_that_of_the_paper() {
     let schedule = PipelineSchedule::new(&config(ScheduleKind::Interleaved, 4, 8, 2)).unwrap();
     let order = |rank: usize| -> Vec<String> {
         let computations = schedule.instructions(rank).iter().filter_map(|instruction| {
-            let (letter, microbatch, chunk) = super::super::text::parts(instruction)?;
+            let (letter, microbatch, chunk) = super::super::analysis::text::parts(instruction)?;
             Some(format!("{letter}{}{}", microbatch + 1, ["", "'"][chunk]))
         });
         computations.collect()

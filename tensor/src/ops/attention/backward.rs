@@ -5,9 +5,9 @@ use super::tile::{
     AttentionOperands, GROUP, HeadView, KEYS, QUERIES, Shape, Target, by_limit, for_each_task,
     multiply, padded, take,
 };
-use crate::disjoint::Disjoint;
 use crate::gemm::Accum;
-use crate::simd::vectorized;
+use crate::numeric::disjoint::Disjoint;
+use crate::numeric::simd::vectorized;
 use crate::{Device, Element, Real, Result, Scalar, Tensor};
 
 /// Fills dq (B, T, H, D), dk and dv (B, S, G, D) from dout, out and lse.

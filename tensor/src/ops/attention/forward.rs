@@ -4,10 +4,10 @@ use super::tile::{
     AttentionOperands, KEYS, QUERIES, Shape, Target, by_limit, for_each_task, multiply, padded,
     take,
 };
-use crate::disjoint::Disjoint;
 use crate::gemm::Accum;
-use crate::gemm::block::PAD;
-use crate::simd::vectorized;
+use crate::gemm::small::PAD;
+use crate::numeric::disjoint::Disjoint;
+use crate::numeric::simd::vectorized;
 use crate::{Device, Element, Real, Result};
 
 /// Fills `out` (B, T, H, D) and `lse` (B, H, T).

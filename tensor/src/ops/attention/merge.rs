@@ -1,9 +1,9 @@
 //! Joins attention to one block of keys with attention to those before it.
 
+use crate::core::tensor::check_device;
 use crate::cuda;
+use crate::numeric::simd::vectorized;
 use crate::ops::rows::{for_rows, for_rows2};
-use crate::simd::vectorized;
-use crate::tensor::check_device;
 use crate::{Element, Error, Real, Result, Tensor, dispatch_float};
 
 const OP: &str = "merge_attention";

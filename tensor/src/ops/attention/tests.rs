@@ -1,7 +1,7 @@
 //! Every instruction set's blocks, and what attention refuses.
 
 use super::*;
-use crate::gemm::block::SmallGemm;
+use crate::gemm::small::SmallGemm;
 use crate::ops::testing::assert_close;
 use crate::{DType, Device, bf16, ops::random::normal};
 

@@ -1,10 +1,10 @@
 //! What both directions of attention share: operands, masks, dropout and the walk over tasks.
 
 use super::{AttentionConfig, AttentionDropout, AttentionMask};
-use crate::disjoint::Disjoint;
-use crate::gemm::block::{PAD, SmallGemm};
+use crate::gemm::small::{PAD, SmallGemm};
+use crate::numeric::disjoint::Disjoint;
+use crate::numeric::simd::vectorized;
 use crate::ops::random::last_dropped;
-use crate::simd::vectorized;
 use crate::{Device, Element, RandomKey, Real, Result, Scalar, Tensor};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 

@@ -2,9 +2,9 @@
 
 use super::targets::joined;
 use super::{CrossEntropyConfig, VocabAllReduce, VocabShard};
+use crate::numeric::simd::vectorized;
 use crate::ops::rows::{can_reuse, for_rows, for_rows2};
 use crate::ops::softmax::{RowStatistics, row_statistics};
-use crate::simd::vectorized;
 use crate::{Element, Error, Index, Real, Result, Scalar, Tensor, dispatch_index};
 
 /// The class of each row relative to the shard's first, or [`IGNORED`], or [`ELSEWHERE`].

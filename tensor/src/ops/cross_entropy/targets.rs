@@ -2,8 +2,8 @@
 
 use super::rows::HostTargets;
 use super::{CrossEntropyConfig, VocabAllReduce, VocabShard};
+use crate::core::tensor::check_device;
 use crate::cuda;
-use crate::tensor::check_device;
 use crate::{DType, Element, Error, Result, Tensor, dispatch_float};
 
 /// The targets of a call, in the form of the device.

@@ -1,0 +1,163 @@
+//! The folder of a run: finished checkpoints, the one being written, and `latest`.
+//!
+//! | entry | what it is |
+//! |---|---|
+//! | `iter_0000100` | a finished checkpoint of step 100 |
+//! | `iter_0000100.tmp` | one being written or deleted; whatever is found under this name is rubbish |
+//! | `iter_0000100.old` | a finished one while another of the same step takes its place |
+//! | `latest` | a text file: the name of the checkpoint to go on from |
+//!
+//! A folder gets its final name by one rename, after the disk has all of its files, and `latest` is
+//! replaced by another: at any moment `latest` names a finished checkpoint.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use super::index::INDEX;
+use crate::io::tensor_file::{Fault, cannot, write_bytes};
+
+/// Name of the file that names the checkpoint to go on from.
+pub(super) const LATEST: &str = "latest";
+
+const TEMPORARY: &str = ".tmp";
+const OLD: &str = ".old";
+
+/// The name of the folder of a step.
+pub(super) fn name(step: u64) -> String {
+    format!("iter_{step:07}")
+}
+
+/// Whether this is the name of a checkpoint's folder.
+pub(super) fn is_name(name: &str) -> bool {
+    name.strip_prefix("iter_")
+        .is_some_and(|step| step.len() >= 7 && step.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// The folder of `name`, or the one that was about to make room for it.
+pub(super) fn find(dir: &Path, name: &str) -> PathBuf {
+    let (folder, old) = (dir.join(name), dir.join(format!("{name}{OLD}")));
+    if !folder.exists() && old.exists() { old } else { folder }
+}
+
+/// Where the checkpoint of a step is written.
+pub(super) fn staging(dir: &Path, step: u64) -> PathBuf {
+    dir.join(format!("{}{TEMPORARY}", name(step)))
+}
+
+/// Where it is once it is whole.
+pub(super) fn published(dir: &Path, step: u64) -> PathBuf {
+    dir.join(name(step))
+}
+
+/// A checkpoint being written. Dropped before it is published, it leaves nothing behind.
+pub(super) struct Staging {
+    dir: PathBuf,
+    name: String,
+    /// Where the files go.
+    pub folder: PathBuf,
+}
+
+impl Staging {
+    /// An empty folder in `dir`, which is made if need be and rid of what a killed process left.
+    pub fn begin(dir: &Path, step: u64) -> Result<Staging, Fault> {
+        fs::create_dir_all(dir).map_err(|error| cannot("create", dir, &error))?;
+        clean(dir)?;
+        let (name, folder) = (name(step), staging(dir, step));
+        fs::create_dir(&folder).map_err(|error| cannot("create", &folder, &error))?;
+        Ok(Staging { dir: dir.to_path_buf(), name, folder })
+    }
+
+    /// Gives the folder its name and lets `latest` name it.
+    pub fn publish(self) -> Result<PathBuf, Fault> {
+        sync(&self.folder)?;
+        let (target, old) =
+            (self.dir.join(&self.name), self.dir.join(format!("{}{OLD}", self.name)));
+        if target.exists() {
+            rename(&target, &old)?;
+        }
+        if let Err(fault) = rename(&self.folder, &target) {
+            if old.exists() {
+                rename(&old, &target)?;
+            }
+            return Err(fault);
+        }
+        sync(&self.dir)?;
+        let (latest, new) = (self.dir.join(LATEST), self.dir.join(format!("{LATEST}{TEMPORARY}")));
+        write_bytes(&new, format!("{}\n", self.name).as_bytes())?;
+        rename(&new, &latest)?;
+        sync(&self.dir)?;
+        if old.exists() {
+            delete(&old)?;
+        }
+        Ok(target)
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // Published, there is no such folder any more. An error has already been reported: the disk that
+        // refuses to write may refuse to delete, and the next save tries again.
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// The finished checkpoints of `dir`, last written first.
+pub(super) fn list(dir: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    let mut found: Vec<(SystemTime, PathBuf)> = entries
+        .filter_map(|entry| {
+            let entry = entry.ok()?;
+            let written = entry.path().join(INDEX).metadata().ok()?.modified().ok()?;
+            is_name(entry.file_name().to_str()?).then(|| (written, entry.path()))
+        })
+        .collect();
+    // Clocks may be coarse; of two in the same instant the higher step is the later one.
+    found.sort_unstable_by(|a, b| b.cmp(a));
+    found.into_iter().map(|(_, path)| path).collect()
+}
+
+/// Deletes a checkpoint; killed halfway, it leaves rubbish that is known as such.
+pub(super) fn delete(folder: &Path) -> Result<(), Fault> {
+    let mut rubbish = folder.as_os_str().to_owned();
+    rubbish.push(TEMPORARY);
+    let rubbish = PathBuf::from(rubbish);
+    rename(folder, &rubbish)?;
+    fs::remove_dir_all(&rubbish).map_err(|error| cannot("delete", &rubbish, &error))
+}
+
+/// Removes what killed processes left in `dir`.
+pub(super) fn clean(dir: &Path) -> Result<(), Fault> {
+    let entries = fs::read_dir(dir).map_err(|error| cannot("read", dir, &error))?;
+    for entry in entries {
+        let entry = entry.map_err(|error| cannot("read", dir, &error))?;
+        let (path, file) = (entry.path(), entry.file_name());
+        let Some(file) = file.to_str() else { continue };
+        if let Some(name) = file.strip_suffix(OLD)
+            && is_name(name)
+        {
+            let target = dir.join(name);
+            if target.exists() { delete(&path)? } else { rename(&path, &target)? }
+        } else if let Some(name) = file.strip_suffix(TEMPORARY)
+            && is_name(name.strip_suffix(OLD).unwrap_or(name))
+        {
+            fs::remove_dir_all(&path).map_err(|error| cannot("delete", &path, &error))?;
+        }
+    }
+    Ok(())
+}
+
+fn rename(from: &Path, to: &Path) -> Result<(), Fault> {
+    fs::rename(from, to).map_err(|error| cannot("rename", from, &error))
+}
+
+/// Waits until the disk has the names in a folder.
+fn sync(folder: &Path) -> Result<(), Fault> {
+    // Elsewhere folders cannot be opened, and renames are in order.
+    if cfg!(unix) {
+        File::open(folder)
+            .and_then(|file| file.sync_all())
+            .map_err(|error| cannot("write", folder, &error))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! `index.json`: which files make a checkpoint, and where in them each global tensor lies.
+
+use ferrotron_tensor::DType;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::path::Path;
+
+use super::slices::{Slice, is_tiled, numel};
+use crate::io::tensor_file::{Fault, FileRecord, TensorFile, cannot};
+
+/// Name of the file.
+pub(super) const INDEX: &str = "index.json";
+
+const FORMAT: &str = "ferrotron checkpoint";
+const VERSION: u32 = 1;
+
+/// Most dims of a tensor: a box has 2^dims corners, all of which are looked at.
+const MAX_DIMS: usize = 8;
+
+/// The contents of `index.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Index {
+    format: String,
+    version: u32,
+    /// Every other file of the folder.
+    pub files: BTreeMap<String, FileRecord>,
+    /// Every tensor, by its global name.
+    pub tensors: BTreeMap<String, TensorRecord>,
+}
+
+/// A global tensor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TensorRecord {
+    pub dtype: String,
+    /// Dims of the whole.
+    pub shape: Vec<usize>,
+    /// Boxes that together make the whole, without overlap.
+    pub pieces: Vec<SliceRecord>,
+}
+
+/// A box of a global tensor in a file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct SliceRecord {
+    pub file: String,
+    /// Its name there.
+    pub key: String,
+    #[serde(flatten)]
+    pub slice: Slice,
+}
+
+impl Index {
+    pub fn new() -> Index {
+        Index {
+            format: FORMAT.into(),
+            version: VERSION,
+            files: BTreeMap::new(),
+            tensors: BTreeMap::new(),
+        }
+    }
+
+    /// Reads the list of what another rank wrote, and removes it.
+    pub fn take_part(path: &Path) -> Result<Index, Fault> {
+        let text = std::fs::read(path).map_err(|error| cannot("read", path, &error))?;
+        let part = serde_json::from_slice(&text)
+            .map_err(|error| format!("'{}' is damaged: {error}", path.display()))?;
+        std::fs::remove_file(path).map_err(|error| cannot("delete", path, &error))?;
+        Ok(part)
+    }
+
+    /// Adds what another rank wrote.
+    ///
+    /// Errors if it has other dims or another dtype for a tensor of this one.
+    pub fn join(&mut self, part: Index) -> Result<(), Fault> {
+        self.files.extend(part.files);
+        for (name, record) in part.tensors {
+            match self.tensors.entry(name) {
+                Entry::Vacant(entry) => drop(entry.insert(record)),
+                Entry::Occupied(mut entry) => {
+                    let (name, known) = (entry.key().clone(), entry.get_mut());
+                    if (&known.dtype, &known.shape) != (&record.dtype, &record.shape) {
+                        return Err(format!(
+                            "ranks disagree about '{name}': {} {:?}, {} {:?}",
+                            known.dtype, known.shape, record.dtype, record.shape
+                        ));
+                    }
+                    known.pieces.extend(record.pieces);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads and checks the index of `folder`, not yet the files that it lists.
+    pub fn read(folder: &Path) -> Result<Index, Fault> {
+        let path = folder.join(INDEX);
+        let text = std::fs::read(&path).map_err(|error| cannot("read", &path, &error))?;
+        let wrong = |what: String| format!("'{}' is damaged: {what}", path.display());
+        let index: Index =
+            serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
+        if index.format != FORMAT || index.version != VERSION {
+            return Err(format!(
+                "'{}' is of '{}' version {}; this program reads '{FORMAT}' version {VERSION}",
+                path.display(),
+                index.format,
+                index.version
+            ));
+        }
+        index.check().map_err(wrong)?;
+        Ok(index)
+    }
+
+    /// Whether every tensor is there once and whole, in files that are listed.
+    pub fn check(&self) -> Result<(), String> {
+        if let Some(file) = self.files.keys().find(|file| !is_plain(file)) {
+            return Err(format!("it lists '{file}', which is no plain file name"));
+        }
+        for (name, tensor) in &self.tensors {
+            if tensor.shape.len() > MAX_DIMS {
+                let dims = tensor.shape.len();
+                return Err(format!("'{name}' has {dims} dims, more than {MAX_DIMS}"));
+            }
+            let outside = |piece: &&SliceRecord| {
+                !piece.slice.lies_in(&tensor.shape) || !self.files.contains_key(&piece.file)
+            };
+            if let Some(piece) = tensor.pieces.iter().find(outside) {
+                return Err(format!("piece '{}' of '{name}' is outside of it", piece.key));
+            }
+            let held = tensor
+                .pieces
+                .iter()
+                .fold(0_usize, |sum, piece| sum.saturating_add(piece.slice.numel()));
+            let numel = numel(&tensor.shape);
+            if !is_tiled(&tensor.shape, tensor.pieces.iter().map(|piece| &piece.slice)) {
+                return Err(format!("the pieces of '{name}' hold {held} of its {numel} elements"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads every `size`-th file of `folder`, by falling length from number `rank` on, and compares sizes and
+    /// checksums.
+    pub fn verify_share(&self, folder: &Path, rank: usize, size: usize) -> Result<(), Fault> {
+        let mut files: Vec<_> = self.files.iter().collect();
+        files.sort_by_key(|(_, record)| std::cmp::Reverse(record.bytes));
+        let mut share = files.into_iter().skip(rank).step_by(size);
+        share.try_for_each(|(file, record)| record.verify(&folder.join(file)))
+    }
+
+    /// Compares the sizes of the files of `folder`, and whether the pieces are in them; reads headers alone.
+    pub fn verify_headers(&self, folder: &Path) -> Result<(), Fault> {
+        for (file, record) in &self.files {
+            record.verify_length(&folder.join(file))?;
+        }
+        // File by file, so that one is open at a time.
+        let mut files: BTreeMap<&str, Vec<(&str, &TensorRecord, &SliceRecord)>> = BTreeMap::new();
+        for (name, tensor) in &self.tensors {
+            for piece in &tensor.pieces {
+                files.entry(&piece.file).or_default().push((name, tensor, piece));
+            }
+        }
+        for (file, pieces) in files {
+            let opened = TensorFile::open(&folder.join(file))?;
+            for (name, tensor, piece) in pieces {
+                let (dtype, dims) = opened.describe(&piece.key)?;
+                if dtype.to_string() != tensor.dtype || dims != piece.slice.shape {
+                    return Err(format!(
+                        "'{}' is damaged: '{name}' should be {} {:?} in '{file}', which has {dtype} {dims:?}",
+                        folder.join(INDEX).display(),
+                        tensor.dtype,
+                        piece.slice.shape,
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl TensorRecord {
+    pub fn dtype(&self) -> ferrotron_tensor::Result<DType> {
+        self.dtype.parse()
+    }
+}
+
+/// Whether a name stays in its folder.
+fn is_plain(file: &str) -> bool {
+    Path::new(file).file_name().is_some_and(|name| name == file)
+}

@@ -1,0 +1,349 @@
+//! Loading.
+
+use ferrotron_nn::{MASTER, Optimizer, Param};
+use ferrotron_parallel::collective::Group;
+use ferrotron_tensor::{DType, Error, Result, ShardSpec};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use super::folder;
+use super::index::{INDEX, Index, TensorRecord};
+use super::reader::CheckpointReader;
+use super::{CONFIG, OPTIMIZER, PROGRESS, TOKENIZER, TrainState, moment_name};
+use crate::io::tensor_file::{Fault, cannot};
+use crate::io::tokenizer::Tokenizer;
+use crate::model::gpt::GptConfig;
+
+/// A finished checkpoint whose files are all there.
+#[derive(Debug)]
+pub struct Checkpoint {
+    folder: PathBuf,
+    index: Index,
+    config: GptConfig,
+    run: serde_json::Value,
+    progress: TrainState,
+    tokenizer: Option<Tokenizer>,
+    /// Whether checksums have been compared.
+    verified: AtomicBool,
+}
+
+/// `config.json`.
+#[derive(Deserialize)]
+struct Config {
+    model: GptConfig,
+    run: serde_json::Value,
+}
+
+impl Checkpoint {
+    /// Opens a checkpoint's folder, or the latest of a run's folder; reads all of it once, to compare
+    /// checksums.
+    ///
+    /// # Errors
+    /// A path that is neither; a damaged checkpoint, with what is wrong and the newest other one beside it whose
+    /// headers and lengths are right.
+    pub fn open(path: &Path) -> Result<Checkpoint> {
+        let checkpoint = Self::peek(path)?;
+        checkpoint.verify(&Group::single())?;
+        Ok(checkpoint)
+    }
+
+    /// As [`Checkpoint::open`], but of the tensors only names and shapes are read. Ranks that load it
+    /// together [verify](Checkpoint::verify) it together.
+    pub fn peek(path: &Path) -> Result<Checkpoint> {
+        let refuse = |message: String| Err(Error::io("checkpoint", message));
+        if !path.exists() {
+            return refuse(format!("there is no '{}'", path.display()));
+        }
+        let folder = match resolve(path) {
+            Ok(Some(folder)) => folder,
+            Ok(None) => {
+                return refuse(format!(
+                    "'{}' is not a checkpoint: it holds neither index.json nor latest (give the --save folder of a run, or an iter_ folder in it)",
+                    path.display()
+                ));
+            }
+            Err(fault) => return refuse(format!("{fault}{}", offer(path, None))),
+        };
+        Self::read(&folder).map_err(|fault| damaged(&folder, fault))
+    }
+
+    /// Compares checksums, unless that is done. All ranks of `world` call this before they load: each reads
+    /// some of the files, and none goes on before all have found theirs undamaged.
+    ///
+    /// # Errors
+    /// A damaged file, with the newest other checkpoint beside this one; another rank's error.
+    pub fn verify(&self, world: &Group) -> Result<()> {
+        if !self.verified.load(Relaxed) {
+            let share = self.index.verify_share(&self.folder, world.rank(), world.size());
+            // An error ends this rank, and with it the others' barriers.
+            share.map_err(|fault| damaged(&self.folder, fault))?;
+            world.barrier().wait()?;
+            self.verified.store(true, Relaxed);
+        }
+        Ok(())
+    }
+
+    fn read(folder: &Path) -> std::result::Result<Checkpoint, Fault> {
+        let index = Index::read(folder)?;
+        index.verify_headers(folder)?;
+        let config: Config = document(folder, &index, CONFIG)?;
+        let tokenizer = match index.files.get(TOKENIZER) {
+            Some(record) => {
+                let path = folder.join(TOKENIZER);
+                record.verify(&path)?;
+                Some(Tokenizer::from_file(&path).map_err(|error| error.to_string())?)
+            }
+            None => None,
+        };
+        Ok(Checkpoint {
+            folder: folder.to_path_buf(),
+            config: config.model,
+            run: config.run,
+            progress: document(folder, &index, PROGRESS)?,
+            index,
+            tokenizer,
+            verified: AtomicBool::new(false),
+        })
+    }
+
+    /// Where it lies.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// What the model is made of.
+    pub fn config(&self) -> &GptConfig {
+        &self.config
+    }
+
+    /// What [`Snapshot::run`](super::Snapshot::run) was.
+    pub fn run(&self) -> &serde_json::Value {
+        &self.run
+    }
+
+    /// How far the run had come.
+    pub fn progress(&self) -> &TrainState {
+        &self.progress
+    }
+
+    /// The tokenizer, if there is one.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_ref()
+    }
+
+    /// Whether it holds an optimizer's moments.
+    pub fn has_optimizer(&self) -> bool {
+        self.index.tensors.keys().any(|name| is_moment(name))
+    }
+
+    /// The type of the weights.
+    ///
+    /// # Errors
+    /// A checkpoint without weights.
+    pub fn dtype(&self) -> Result<DType> {
+        match self.index.tensors.iter().find(|(name, _)| !is_moment(name)) {
+            Some((_, record)) => record.dtype(),
+            None => Err(Error::io("checkpoint", format!("{self} has no weights"))),
+        }
+    }
+
+    /// Errors, naming both values of each field that differs, unless a model made of `config` computes
+    /// with these weights what the saved one did. Dropout and initialisation may differ.
+    pub fn check_config(&self, config: &GptConfig) -> Result<()> {
+        let saved = GptConfig {
+            hidden_dropout: config.hidden_dropout,
+            attention_dropout: config.attention_dropout,
+            init_method_std: config.init_method_std,
+            ..self.config.clone()
+        };
+        let fields = |config| serde_json::to_value(config).unwrap_or_default();
+        let (saved, wanted) = (fields(&saved), fields(config));
+        let differences: Vec<String> = wanted
+            .as_object()
+            .into_iter()
+            .flatten()
+            .filter(|(name, value)| saved[name.as_str()] != **value)
+            .map(|(name, value)| format!("{name} {} there, {value} here", saved[name.as_str()]))
+            .collect();
+        if differences.is_empty() {
+            return Ok(());
+        }
+        Err(Error::config(
+            "checkpoint",
+            format!("{self} is a checkpoint of another shape: {}", differences.join("; ")),
+        ))
+    }
+
+    /// Fills the parameters of a whole model.
+    ///
+    /// # Errors
+    /// A parameter that the checkpoint lacks or has with other dims or another dtype; a weight in the
+    /// checkpoint that is none of these parameters. The model is then unchanged.
+    pub fn load_params(&self, params: &[Param]) -> Result<()> {
+        let known: BTreeSet<&str> = params.iter().map(Param::name).collect();
+        let stray = self
+            .index
+            .tensors
+            .keys()
+            .find(|name| !is_moment(name) && !known.contains(name.as_str()));
+        if let Some(stray) = stray {
+            return Err(self.another(format!("it has '{stray}', which the model has not")));
+        }
+        self.load_params_of_part(params)
+    }
+
+    /// Fills the parameters of a part of a model, such as a pipeline stage.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::load_params`], but weights that are none of these parameters are left alone.
+    pub fn load_params_of_part(&self, params: &[Param]) -> Result<()> {
+        let find = |param: &Param| {
+            self.find_weight(param.name(), param.shard_spec(), param.leaf().dtype())
+        };
+        params.iter().try_for_each(|param| find(param).map(|_| ()))?;
+        let mut reader = CheckpointReader::new(&self.folder);
+        for param in params {
+            let record = find(param)?;
+            param.leaf().write_value(|tensor| reader.read(record, param.shard_spec(), tensor))?;
+        }
+        Ok(())
+    }
+
+    /// Fills the moments of an optimizer, and lets it go on from the saved number of steps.
+    ///
+    /// # Errors
+    /// A checkpoint without moments or with another optimizer's; other dims or another dtype.
+    pub fn load_optimizer(&self, optimizer: &mut Optimizer) -> Result<()> {
+        if !self.has_optimizer() {
+            return Err(Error::io(
+                "checkpoint",
+                format!("{self} holds weights, but no optimizer state to go on from"),
+            ));
+        }
+        let find = |name: &str, moment: &str, place: &ShardSpec, dtype| match moment {
+            // Weights of a run in f32 are as good as master weights.
+            MASTER => self.find_weight(name, place, dtype),
+            _ => self.find(&moment_name(moment, name), place, dtype),
+        };
+        optimizer.visit(|name, moment, place, tensor| {
+            find(name, moment, place, tensor.dtype()).map(|_| ())
+        })?;
+        let mut reader = CheckpointReader::new(&self.folder);
+        optimizer.visit_mut(|name, moment, place, tensor| {
+            reader.read(find(name, moment, place, tensor.dtype())?, place, tensor)
+        })?;
+        optimizer.set_steps(self.progress.optimizer_steps);
+        Ok(())
+    }
+
+    /// The record of a weight: where more than 16 bits are wanted, of the master weight if there is one.
+    fn find_weight(&self, name: &str, place: &ShardSpec, dtype: DType) -> Result<&TensorRecord> {
+        let master = moment_name(MASTER, name);
+        let wide = matches!(dtype, DType::F32 | DType::F64);
+        let name = if wide && self.index.tensors.contains_key(&master) { &master } else { name };
+        self.find(name, place, dtype)
+    }
+
+    /// The record of a tensor that is wanted with these global dims, in a type that it can be read in: f32,
+    /// bf16 and f16 are rounded or widened to one another.
+    fn find(&self, name: &str, place: &ShardSpec, dtype: DType) -> Result<&TensorRecord> {
+        let Some(record) = self.index.tensors.get(name) else {
+            let names =
+                self.index.tensors.keys().filter(|other| is_moment(other) == is_moment(name));
+            return Err(self.another(format!(
+                "it has no '{name}', but {} others such as '{}'",
+                names.clone().count(),
+                names.max().map_or("", String::as_str)
+            )));
+        };
+        if record.shape != place.global_dims() {
+            return Err(self.another(format!(
+                "'{name}' is {:?} there, {:?} here",
+                record.shape,
+                place.global_dims()
+            )));
+        }
+        if (record.dtype()? == DType::F64) != (dtype == DType::F64) {
+            return Err(Error::dtype(
+                "checkpoint",
+                format!(
+                    "'{name}' is {} in {self}, {dtype} in the model: load it with --dtype {}",
+                    record.dtype, record.dtype
+                ),
+            ));
+        }
+        Ok(record)
+    }
+
+    fn another(&self, what: String) -> Error {
+        Error::shape("checkpoint", format!("{self} is a checkpoint of another shape: {what}"))
+    }
+}
+
+impl std::fmt::Display for Checkpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "'{}'", self.folder.display())
+    }
+}
+
+fn is_moment(name: &str) -> bool {
+    name.split('.').next() == Some(OPTIMIZER)
+}
+
+/// Reads one of the small files beside the tensors; all ranks need them.
+fn document<T: DeserializeOwned>(
+    folder: &Path,
+    index: &Index,
+    file: &str,
+) -> std::result::Result<T, Fault> {
+    let path = folder.join(file);
+    let record = index.files.get(file).ok_or_else(|| {
+        format!("'{}' is damaged: it does not list '{file}'", folder.join(INDEX).display())
+    })?;
+    record.verify(&path)?;
+    let text = std::fs::read(&path).map_err(|error| cannot("read", &path, &error))?;
+    serde_json::from_slice(&text)
+        .map_err(|error| format!("'{}' is damaged: {error}", path.display()))
+}
+
+fn damaged(folder: &Path, fault: Fault) -> Error {
+    let beside = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let offer = offer(beside.unwrap_or(Path::new(".")), Some(folder));
+    Error::io("checkpoint", format!("{fault}{offer}"))
+}
+
+/// The checkpoint that a path stands for, or `None` if it is neither a checkpoint nor a run's folder.
+fn resolve(path: &Path) -> std::result::Result<Option<PathBuf>, Fault> {
+    let named = path.file_name().and_then(|name| name.to_str()).is_some_and(folder::is_name);
+    if path.join(INDEX).exists() || (named && path.is_dir()) {
+        return Ok(Some(path.to_path_buf()));
+    }
+    let latest = path.join(folder::LATEST);
+    if !latest.exists() {
+        let lost = !folder::list(path).is_empty();
+        return if lost { Err(format!("'{}' is missing", latest.display())) } else { Ok(None) };
+    }
+    let name = std::fs::read_to_string(&latest).map_err(|error| cannot("read", &latest, &error))?;
+    if !folder::is_name(name.trim()) {
+        return Err(format!("'{}' does not name a checkpoint", latest.display()));
+    }
+    Ok(Some(folder::find(path, name.trim())))
+}
+
+/// Another checkpoint to load instead, for the end of an error message. Of that one, headers and lengths are looked at:
+/// comparing the checksums of large checkpoints would hold the error back for minutes.
+fn offer(dir: &Path, damaged: Option<&Path>) -> String {
+    let other = folder::list(dir)
+        .into_iter()
+        .find(|folder| Some(folder.as_path()) != damaged && Checkpoint::read(folder).is_ok());
+    match other {
+        Some(folder) => format!(
+            "; the newest other one is --load {} (its checksums have not been compared)",
+            folder.display()
+        ),
+        None => format!("; there is no other one in '{}'", dir.display()),
+    }
+}

@@ -1,0 +1,387 @@
+//! The GPT model: GPT-2 style and Llama style from one configuration.
+//!
+//! Trailing comments give shapes: batch B, positions T, width C, heads H, head dim D, vocabulary V.
+
+use ferrotron_autograd::ops::cross_entropy::Loss;
+use ferrotron_autograd::{Offloaded, Offloader, Var, checkpoint};
+use ferrotron_nn::{
+    Axis, Context, Dropout, Embedding, KvCache, Mode, Module, Norm, Param, Scope, WeightDecay,
+};
+use ferrotron_parallel::collective::partition_range;
+use ferrotron_parallel::mesh::Mesh;
+use ferrotron_parallel::tensor_parallel::{TensorParallel, VocabParallelEmbedding};
+use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
+use ferrotron_tensor::{At, Error, Result, Tensor};
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::model::block::Block;
+use crate::model::saved_activations::BlockPacking;
+
+pub use crate::model::config::{ActivationKind, GptConfig, Normalization, PositionEmbedding};
+pub use crate::model::recompute::{
+    Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp, RegionInputs,
+};
+pub use crate::model::saved_activations::SavedActivations;
+
+/// Token and position embeddings.
+#[derive(Debug, Clone)]
+struct Embeddings {
+    wte: VocabParallelEmbedding,
+    wpe: Option<Embedding>,
+    dropout: Dropout,
+}
+
+impl Embeddings {
+    fn new(
+        scope: &Scope,
+        wte: VocabParallelEmbedding,
+        tp: &TensorParallel,
+        config: &GptConfig,
+    ) -> Result<Embeddings> {
+        let learned = config.position_embedding_type == PositionEmbedding::LearnedAbsolute;
+        let [t, c] = [config.max_position_embeddings, config.hidden_size];
+        let positions = tp.residual_scope(scope).child("wpe");
+        let wpe = learned.then(|| Embedding::new(&positions, t, c, config.init()));
+        Ok(Embeddings {
+            wte,
+            wpe: wpe.transpose()?,
+            dropout: Dropout::new(&scope.child("dropout"), config.hidden_dropout)?,
+        })
+    }
+
+    /// tokens (B, T) at `positions` -> (B, T, C), or this rank's positions of the residual stream
+    fn forward(&self, ctx: &Context, tokens: &Tensor, positions: Vec<u32>) -> Result<Var> {
+        let mut x = self.wte.forward(tokens)?; // (B, T, C)
+        if positions.len() != x.dims()[1] {
+            let message = format!("{:?} tokens for {} positions", tokens.dims(), positions.len());
+            return Err(Error::shape("gpt", message));
+        }
+        if let Some(wpe) = &self.wpe {
+            let positions = Tensor::constant(tokens.device(), &positions, &[positions.len()])?;
+            x = x.add(&wpe.forward(&positions)?)?; // (B, T, C) + (T, C)
+        }
+        self.dropout.forward(ctx, &x)
+    }
+}
+
+/// The final norm and the output projection (V, C), which is the token embedding if they are tied.
+#[derive(Debug, Clone)]
+struct Head {
+    norm_f: Norm,
+    weight: Param,
+}
+
+/// A chunk of a model: a range of blocks, optionally with the embeddings or the head.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelChunk {
+    /// The blocks.
+    pub blocks: Range<usize>,
+    /// Whether the chunk includes the embeddings.
+    pub first: bool,
+    /// Whether the chunk includes the head.
+    pub last: bool,
+}
+
+impl ModelChunk {
+    /// The whole model.
+    pub fn whole(config: &GptConfig) -> ModelChunk {
+        ModelChunk { blocks: 0..config.num_layers, first: true, last: true }
+    }
+
+    /// The model chunks of pipeline rank `rank` of `ranks`: chunk i is virtual stage `i * ranks + rank`. Layers are
+    /// distributed over the stages, whose numbers of layers differ by at most one.
+    ///
+    /// Errors if there are fewer layers than stages.
+    pub fn chunks(
+        config: &GptConfig,
+        rank: usize,
+        ranks: usize,
+        chunks: usize,
+    ) -> Result<Vec<ModelChunk>> {
+        let (layers, stages) = (config.num_layers, ranks * chunks);
+        if layers < stages {
+            let message = format!(
+                "num-layers {layers} cannot be cut into {stages} stages: pipeline-model-parallel-size {ranks} x \
+                 {chunks} chunks"
+            );
+            return Err(Error::config("layout", message));
+        }
+        let part = |stage: usize| ModelChunk {
+            blocks: partition_range(layers, stages, stage),
+            first: stage == 0,
+            last: stage + 1 == stages,
+        };
+        Ok((0..chunks).map(|chunk| part(chunk * ranks + rank)).collect())
+    }
+}
+
+/// A decoder-only transformer language model, or one rank's chunk of it.
+///
+/// ```
+/// use ferrotron_models::gpt::{Gpt, GptConfig};
+/// use ferrotron_nn::{Context, Mode, Scope};
+/// use ferrotron_tensor::{DType, Device, Tensor};
+/// let device = Device::cpu(1)?;
+/// let gpt = Gpt::new(&Scope::new(&device, DType::F32, 1234), &GptConfig::gpt2(65, 2, 32, 4, 16))?;
+/// let tokens = Tensor::from_slice(&device, &[7_u32; 2 * 16], &[2, 16])?;
+/// let targets = Tensor::from_slice(&device, &[3_i64; 2 * 16], &[2, 16])?;
+/// let loss = gpt.loss(&Context::new(1234, 0, Mode::Train, 2, 16), &tokens, &targets)?;
+/// loss.sum.backward_scaled(1.0 / loss.num_valid_tokens()? as f64)?;
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Gpt {
+    config: GptConfig,
+    chunk: ModelChunk,
+    scope: Scope,
+    tp: TensorParallel,
+    recompute: Recompute,
+    packing: BlockPacking,
+    embeddings: Option<Embeddings>,
+    blocks: Vec<Block>,
+    head: Option<Head>,
+}
+
+impl Gpt {
+    /// Describes the model. Memory is allocated when it first runs or is placed in optimizer buffers.
+    pub fn new(scope: &Scope, config: &GptConfig) -> Result<Gpt> {
+        Self::from_chunk(scope, &Mesh::single(), config, &ModelChunk::whole(config))
+    }
+
+    /// Describes a chunk of the model, sharded over `mesh`.
+    pub fn from_chunk(
+        scope: &Scope,
+        mesh: &Mesh,
+        config: &GptConfig,
+        part: &ModelChunk,
+    ) -> Result<Gpt> {
+        config.validate()?;
+        let tp = mesh.tensor_parallel();
+        let [v, c] = [config.vocab_size, config.hidden_size];
+        // Tied embeddings on two stages are one parameter with two holders, whose gradients are partial.
+        let shared = config.tie_embeddings && part.first != part.last;
+        let ends = match shared {
+            true => scope
+                .clone()
+                .replicated_along(Axis::Pipeline)
+                .with_partial_gradients(Axis::Pipeline),
+            false => scope.clone(),
+        };
+        let needs_wte = part.first || (part.last && config.tie_embeddings);
+        let wte = needs_wte
+            .then(|| VocabParallelEmbedding::new(&ends.child("wte"), &tp, v, c, config.init()))
+            .transpose()?;
+        let head_weight = || match (&wte, config.tie_embeddings) {
+            (Some(wte), true) => Ok(wte.weight().clone()),
+            _ => {
+                let head = scope.child("lm_head").sharded_along(Axis::Tensor);
+                let place = tp.shard(&[v, c], 0, &[v])?;
+                Ok::<_, Error>(head.param_at("weight", place, config.init(), WeightDecay::On))
+            }
+        };
+        let head = part.last.then(|| {
+            let norm_f = config.norm(&tp.residual_scope(scope).child("norm_f"));
+            Ok::<_, Error>(Head { norm_f, weight: head_weight()? })
+        });
+        let block = |i: usize| Block::new(&scope.child(&format!("blocks.{i}")), mesh, config);
+        Ok(Gpt {
+            config: config.clone(),
+            chunk: part.clone(),
+            scope: scope.clone(),
+            recompute: Recompute::None,
+            packing: BlockPacking::default(),
+            head: head.transpose()?,
+            embeddings: wte
+                .filter(|_| part.first)
+                .map(|wte| Embeddings::new(scope, wte, &tp, config))
+                .transpose()?,
+            blocks: part.blocks.clone().map(block).collect::<Result<_>>()?,
+            tp,
+        })
+    }
+
+    /// Sets recomputation.
+    #[must_use]
+    pub fn with_recompute(mut self, recompute: Recompute) -> Gpt {
+        self.recompute = recompute;
+        self
+    }
+
+    /// Sets the storage of saved activations; `offloader` moves offloaded ones to host memory.
+    #[must_use]
+    pub fn with_saved_activations(
+        mut self,
+        saved: SavedActivations,
+        offloader: Option<Arc<Offloader>>,
+    ) -> Gpt {
+        self.packing = BlockPacking::new(saved, offloader);
+        self
+    }
+
+    /// The regions that backward recomputes, as the parameters that each reads, in order.
+    pub fn recomputed(&self) -> impl Iterator<Item = Vec<Param>> {
+        let params = |blocks: Range<usize>| self.blocks[blocks].iter().flat_map(Module::params);
+        let regions = self.recompute.regions(self.blocks.len()).into_iter();
+        let regions = regions.map(move |blocks| params(blocks).collect());
+        let modules = self.recompute.modules();
+        let parts = self.blocks.iter().flat_map(move |block| block.recomputed(modules));
+        regions.chain(parts.map(Module::params))
+    }
+
+    /// The configuration of the whole model.
+    pub fn config(&self) -> &GptConfig {
+        &self.config
+    }
+
+    /// The chunk of the model.
+    pub fn held(&self) -> &ModelChunk {
+        &self.chunk
+    }
+
+    /// The scope in which the model was created.
+    pub fn scope(&self) -> &Scope {
+        &self.scope
+    }
+
+    /// tokens (B, T) -> (B, T, C), the input of the first block. Only for chunks with the embeddings.
+    pub fn embed(&self, ctx: &Context, tokens: &Tensor) -> Result<Var> {
+        self.embed_at(ctx, tokens, ctx.residual.coordinates())
+    }
+
+    fn embed_at(
+        &self,
+        ctx: &Context,
+        tokens: &Tensor,
+        positions: impl Iterator<Item = usize>,
+    ) -> Result<Var> {
+        let absent = || Error::config("gpt", "this part of the model has no embeddings");
+        let embeddings = self.embeddings.as_ref().ok_or_else(absent)?;
+        let positions: Vec<u32> = positions.map(|position| position as u32).collect();
+        let most = self.config.max_position_embeddings;
+        if let Some(&last) = positions.iter().max()
+            && last as usize >= most
+        {
+            let message = format!("{} positions exceed max-position-embeddings {most}", last + 1);
+            return Err(Error::shape("gpt", message));
+        }
+        embeddings.forward(ctx, tokens, positions)
+    }
+
+    /// (B, T, C) -> (B, T, C), through the blocks.
+    pub fn run_blocks(&self, ctx: &Context, mut x: Var) -> Result<Var> {
+        let (regions, modules) = match ctx.mode {
+            Mode::Train => (self.recompute.regions(self.blocks.len()), self.recompute.modules()),
+            Mode::Eval => (Vec::new(), RecomputeModules::NONE),
+        };
+        let whole = regions.last().map_or(0, |last| last.end);
+        let blocks = regions.into_iter().chain((whole..self.blocks.len()).map(|i| i..i + 1));
+        let mut before: Option<Offloaded> = None;
+        for range in blocks {
+            let first = range.start;
+            let run = || match first < whole {
+                true => self.run_region(ctx, x, range),
+                false => self.blocks[first].forward(ctx, &x, None, modules),
+            };
+            let (y, offloaded) = self.packing.run(first, run)?;
+            // While backward runs these blocks, it prefetches the activations of the previous ones.
+            x = match std::mem::replace(&mut before, offloaded) {
+                Some(before) => y.register_hook(move || before.prefetch())?,
+                None => y,
+            };
+        }
+        if let Some(last) = before {
+            x = x.register_hook(move || last.prefetch())?;
+        }
+        // If the last block is offloaded too, frees its device memory before the head runs.
+        self.packing.wait()?;
+        Ok(x)
+    }
+
+    /// (B, T, C) -> (B, T, C), through blocks of which only the input is saved.
+    fn run_region(&self, ctx: &Context, mut x: Var, range: Range<usize>) -> Result<Var> {
+        if self.recompute.inputs() == RegionInputs::Distributed {
+            x = self.tp.distribute_saved_activation(x)?;
+        }
+        let (blocks, ctx) = (self.blocks[range].to_vec(), ctx.clone());
+        let run = move |x: &[Var]| {
+            let through =
+                |x: Var, block: &Block| block.forward(&ctx, &x, None, RecomputeModules::NONE);
+            Ok(vec![blocks.iter().try_fold(x[0].clone(), through)?])
+        };
+        Ok(checkpoint(&[&x], run)?.remove(0))
+    }
+
+    /// The summed cross-entropy of (B, T, C), the output of the last block, against targets (B, T); negative targets
+    /// are ignored. Only for chunks with the head.
+    pub fn head_loss(&self, x: &Var, targets: &Tensor) -> Result<Loss> {
+        let (head, config) = (self.head()?, CrossEntropyConfig::default());
+        let (x, weight) = (head.norm_f.forward(x)?, &head.weight);
+        let loss = self.tp.linear_cross_entropy(&x, weight, targets, &config, MAX_LOGITS_BYTES);
+        loss.at("lm_head")
+    }
+
+    fn logits(&self, x: &Var) -> Result<Var> {
+        let head = self.head()?;
+        self.tp.logits(&head.norm_f.forward(x)?, &head.weight).at("lm_head")
+    }
+
+    fn head(&self) -> Result<&Head> {
+        let absent = || Error::config("gpt", "this part of the model has no head");
+        self.head.as_ref().ok_or_else(absent)
+    }
+
+    /// tokens (B, T) -> logits (B, T, V), for a whole model.
+    pub fn forward(&self, ctx: &Context, tokens: &Tensor) -> Result<Var> {
+        self.logits(&self.run_blocks(ctx, self.embed(ctx, tokens)?)?)
+    }
+
+    /// The summed cross-entropy of tokens (B, T) against targets (B, T), for a whole model; negative targets are
+    /// ignored.
+    pub fn loss(&self, ctx: &Context, tokens: &Tensor, targets: &Tensor) -> Result<Loss> {
+        self.head_loss(&self.run_blocks(ctx, self.embed(ctx, tokens)?)?, targets)
+    }
+
+    /// The logits (B, V) for the position after `tokens` (B, T), which continue the cached positions.
+    pub fn next_token_logits(
+        &self,
+        ctx: &Context,
+        tokens: &Tensor,
+        caches: &mut [KvCache],
+    ) -> Result<Var> {
+        let cached = caches.first().map_or(0, KvCache::len);
+        let mut x = self.embed_at(ctx, tokens, cached..cached + tokens.dim(1)?)?; // (B, T, C)
+        for (block, cache) in self.blocks.iter().zip(caches) {
+            x = block.forward(ctx, &x, Some(cache), RecomputeModules::NONE)?;
+        }
+        let (batch, length) = (x.dims()[0], x.dims()[1]);
+        let last = x.narrow(1, length - 1, 1)?; // (B, 1, C)
+        self.logits(&last)?.reshape(&[batch, self.config.vocab_size]) // (B, V)
+    }
+
+    /// Empty caches for every block, with room for `positions` positions or the longest sequence, if that is less.
+    pub fn caches(&self, batch: usize, positions: usize) -> Result<Vec<KvCache>> {
+        let config = self.config.attention();
+        let capacity = positions.min(self.config.max_position_embeddings);
+        let (device, dtype) = (self.scope.device(), self.scope.dtype());
+        let cache = |_: &Block| KvCache::new(device, dtype, batch, capacity, &config);
+        self.blocks.iter().map(cache).collect()
+    }
+}
+
+/// Maximum bytes of logits that are saved from forward to backward; larger ones are recomputed.
+const MAX_LOGITS_BYTES: usize = 256 << 20;
+
+impl Module for Gpt {
+    fn visit(&self, f: &mut dyn FnMut(&Param)) {
+        if let Some(Embeddings { wte, wpe, .. }) = &self.embeddings {
+            wte.visit(f);
+            wpe.iter().for_each(|wpe| wpe.visit(f));
+        }
+        self.blocks.iter().for_each(|block| block.visit(f));
+        if let Some(Head { norm_f, weight }) = &self.head {
+            norm_f.visit(f);
+            f(weight);
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! The GPT: its configuration, blocks, recomputation, presets and generation.
+
+pub(crate) mod block;
+pub(crate) mod config;
+pub mod generate;
+pub mod gpt;
+pub mod presets;
+pub(crate) mod recompute;
+pub(crate) mod saved_activations;
+pub(crate) mod stage;

@@ -1,0 +1,272 @@
+//! Memory estimates, from a training step on a fake device.
+//!
+//! A [fake device](Device::fake) counts allocations without touching memory. On it, with [fake groups](Mesh::fake)
+//! instead of other ranks, the trainer places its parameters and takes one step: schedule, graphs, reductions,
+//! update. There are no separate formulas that could diverge from the code: the estimates are what the counters of
+//! the run will show.
+
+use ferrotron_cuda::gpu::Gpu;
+use ferrotron_cuda::nvrtc::Architecture;
+use ferrotron_nn::{Axis, AxisSet, Scope, ShardUnit, Sharding};
+use ferrotron_parallel::mesh::{Mesh, ParallelDims};
+use ferrotron_parallel::pipeline::ScheduleKind;
+use ferrotron_parallel::tensor_parallel::SequenceParallel;
+use ferrotron_tensor::{Category, DType, Device, Error, MemoryKind, Result};
+use serde::Serialize;
+
+use crate::io::data::{Batch, Samples};
+use crate::model::gpt::{GptConfig, ModelChunk};
+use crate::training::batch_size::{BatchSize, BatchSizeConfig};
+use crate::training::trainer::{Trainer, TrainerConfig};
+
+/// A run whose memory is estimated.
+///
+/// ```
+/// use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
+/// use ferrotron_models::gpt::GptConfig;
+/// use ferrotron_models::memory::{MemoryEstimator, PlannedDevice};
+/// use ferrotron_models::trainer::TrainerConfig;
+/// use ferrotron_nn::schedule::LrSchedule;
+/// use ferrotron_parallel::mesh::ParallelDims;
+/// use ferrotron_parallel::tensor_parallel::SequenceParallel;
+/// use ferrotron_tensor::DType;
+///
+/// let model = GptConfig::gpt2(50257, 12, 768, 12, 1024);
+/// let parameters = model.num_parameters();
+/// let batch_size = BatchSizeConfig { micro_batch_size: 4, ..BatchSizeConfig::default() };
+/// let plan = MemoryEstimator {
+///     model,
+///     layout: ParallelDims::single(),
+///     sequence_parallel: SequenceParallel::Off,
+///     trainer: TrainerConfig::new(1, LrSchedule::constant(1e-3)?, BatchSize::new(batch_size)?),
+///     dtype: DType::BF16,
+///     seq_length: 1024,
+///     device: PlannedDevice::Cpu { threads: 2 },
+/// };
+/// let memory = plan.stages()?[0].memory;
+/// assert_eq!(memory.weights_bytes as u64, 2 * parameters);
+/// assert_eq!(memory.gradients_bytes as u64, 4 * parameters);
+/// assert_eq!(memory.optimizer_bytes as u64, 12 * parameters);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct MemoryEstimator {
+    /// The model.
+    pub model: GptConfig,
+    /// Sizes of the axes.
+    pub layout: ParallelDims,
+    /// Whether activations are sharded along the sequence.
+    pub sequence_parallel: SequenceParallel,
+    /// The training configuration.
+    pub trainer: TrainerConfig,
+    /// Dtype of weights and activations.
+    pub dtype: DType,
+    /// Tokens per sequence.
+    pub seq_length: usize,
+    /// The device of each rank.
+    pub device: PlannedDevice,
+}
+
+/// The kind of device of a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PlannedDevice {
+    /// A CPU.
+    Cpu {
+        /// Threads per rank: some kernels allocate workspace per thread.
+        threads: usize,
+    },
+    /// A GPU per rank.
+    Gpu(Architecture),
+}
+
+impl PlannedDevice {
+    /// The corresponding fake device.
+    fn fake(&self) -> Result<Device> {
+        match *self {
+            PlannedDevice::Cpu { threads } => Device::fake(threads),
+            PlannedDevice::Gpu(architecture) => Device::fake_cuda(architecture),
+        }
+    }
+}
+
+/// Peak bytes of a rank's memory, in total and per category; the peaks may be at different times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct RankMemory {
+    /// Parameters.
+    pub weights_bytes: usize,
+    /// Gradients of parameters.
+    pub gradients_bytes: usize,
+    /// Moments and master weights.
+    pub optimizer_bytes: usize,
+    /// Activations saved for backward, without logits.
+    pub activations_bytes: usize,
+    /// Logits of the head.
+    pub logits_bytes: usize,
+    /// Sharded weights and gradients while they are gathered.
+    pub buffers_bytes: usize,
+    /// Unsaved values, and temporaries of operations.
+    pub workspace_bytes: usize,
+    /// All device memory.
+    pub total_bytes: usize,
+    /// Host memory, in addition.
+    pub host_bytes: usize,
+}
+
+impl RankMemory {
+    /// The peaks of a device's counters; a GPU's memory outside of its pool counts as workspace.
+    pub fn from_device(device: &Device) -> RankMemory {
+        let (stats, own) = (device.memory(), device.gpu().map_or(0, Gpu::own_bytes));
+        RankMemory {
+            weights_bytes: stats.peak_bytes(Category::Weights),
+            gradients_bytes: stats.peak_bytes(Category::Gradients),
+            optimizer_bytes: stats.peak_bytes(Category::Optimizer),
+            activations_bytes: stats.peak_bytes(Category::Saved),
+            logits_bytes: stats.peak_bytes(Category::Logits),
+            buffers_bytes: stats.peak_bytes(Category::Communication),
+            workspace_bytes: stats.peak_bytes(Category::Workspace) + own,
+            total_bytes: stats.peak + own,
+            host_bytes: device.memory_of(MemoryKind::Host).peak,
+        }
+    }
+}
+
+/// The peak memory of the ranks of a pipeline stage.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct StageMemory {
+    /// Index of the stage.
+    pub stage: usize,
+    /// Number of blocks of the stage, in all of its chunks.
+    pub layers: usize,
+    /// Number of ranks of the stage.
+    pub ranks: usize,
+    /// The rank with the highest peak.
+    #[serde(skip)]
+    pub rank: usize,
+    /// The peak memory of that rank.
+    #[serde(flatten)]
+    pub memory: RankMemory,
+}
+
+impl MemoryEstimator {
+    /// Estimates the memory of each pipeline stage.
+    ///
+    /// Errors as [`Trainer::on_mesh`], if a micro-batch has more than 2^24 tokens, and if the system has too little
+    /// address space.
+    pub fn stages(&self) -> Result<Vec<StageMemory>> {
+        (0..self.layout.size(Axis::Pipeline)).map(|stage| self.stage(stage)).collect()
+    }
+
+    /// Estimates the memory of one pipeline stage.
+    ///
+    /// Errors as [`MemoryEstimator::stages`].
+    pub fn stage(&self, stage: usize) -> Result<StageMemory> {
+        let pipeline = self.layout.size(Axis::Pipeline);
+        let ranks = self.layout.world() / pipeline;
+        let parts = ModelChunk::chunks(&self.model, stage, pipeline, self.trainer.parallel.chunks)?;
+        let layers = parts.iter().map(|part| part.blocks.len()).sum();
+        // The last rank has the largest share of what cannot be sharded evenly.
+        let rank = self.fullest((stage + 1) * ranks - 1)?;
+        Ok(StageMemory { stage, layers, ranks, rank, memory: self.rank(rank)? })
+    }
+
+    /// The rank with the most optimizer state among those that shard it with `rank`: `rank` itself, unless whole
+    /// parameters are the units.
+    fn fullest(&self, rank: usize) -> Result<usize> {
+        let TrainerConfig { optimizer, parallel, .. } = &self.trainer;
+        if optimizer.shard_unit() == ShardUnit::Elements
+            || parallel.data_parallel.sharding == Sharding::None
+        {
+            return Ok(rank);
+        }
+        let trainer = self.fake_trainer(rank, self.trainer.clone())?;
+        let sharing = self.layout.ranks(rank, AxisSet::from([Axis::Context, Axis::Data]));
+        let mut owned = vec![0; sharing.len()];
+        for group in trainer.buffers().groups() {
+            for (param, &owner) in group.params.iter().zip(&group.owners) {
+                owned[owner] += param.leaf().numel();
+            }
+        }
+        let most = (0..owned.len()).max_by_key(|&owner| owned[owner]);
+        Ok(most.map_or(rank, |owner| sharing[owner]))
+    }
+
+    fn fake_trainer(&self, rank: usize, config: TrainerConfig) -> Result<Trainer> {
+        let mesh = Mesh::fake(self.layout, rank, self.sequence_parallel)?;
+        let scope = Scope::new(&self.device.fake()?, self.dtype, config.seed);
+        Trainer::on_mesh(&scope, &mesh, &self.model, config)
+    }
+
+    /// Estimates the memory of one rank.
+    ///
+    /// Errors as [`MemoryEstimator::stages`].
+    pub fn rank(&self, rank: usize) -> Result<RankMemory> {
+        let tokens = self.trainer.batch_size.micro().checked_mul(self.seq_length);
+        if tokens.is_none_or(|tokens| tokens > MOST_TOKENS) {
+            let (micro, length) = (self.trainer.batch_size.micro(), self.seq_length);
+            let message = format!(
+                "{micro} sequences of {length} tokens in a micro-batch are more than {MOST_TOKENS} tokens: use a \
+                 smaller --micro-batch-size"
+            );
+            return Err(Error::config("memory", message));
+        }
+        let micro = self.trainer.batch_size.micro();
+        // For the largest step, if batch sizes ramp up.
+        let all = self.trainer.batch_size.microbatches(u64::MAX);
+        let taken = self.telling(all, self.layout.coordinate(rank, Axis::Pipeline));
+        let data_parallel_size = self.layout.size(Axis::Data);
+        let batch_size = BatchSize::new(BatchSizeConfig {
+            micro_batch_size: micro,
+            data_parallel_size,
+            global_batch_size: Some(micro * data_parallel_size * taken),
+            rampup: None,
+        })?;
+        let trainer = TrainerConfig { batch_size, ..self.trainer.clone() };
+        let mut trainer = self.fake_trainer(rank, trainer)?;
+        trainer.step(&SameToken { seq_length: self.seq_length })?;
+        let mut found = RankMemory::from_device(trainer.scope().device());
+        // Inputs and targets of all micro-batches are in memory throughout a step.
+        let token = size_of::<u32>() + size_of::<i64>();
+        let positions = self.seq_length / self.layout.size(Axis::Context);
+        let left_out = (all - taken) * micro * positions * token;
+        found.workspace_bytes += left_out;
+        found.total_bytes += left_out;
+        Ok(found)
+    }
+
+    /// The number of micro-batches, at most `all`, that reach the peak of a pipeline stage. They suffice for one
+    /// round of the schedule's steady state, in which the maximum number is in flight.
+    fn telling(&self, all: usize, stage: usize) -> usize {
+        let stages = self.layout.size(Axis::Pipeline);
+        all.min(match self.trainer.parallel.pipeline_schedule {
+            ScheduleKind::Naive | ScheduleKind::OneFOneB => stages - stage + 2,
+            ScheduleKind::ZbH1 => stages + 2,
+            ScheduleKind::Interleaved => 2 * stages, // groups have as many micro-batches as there are stages
+            ScheduleKind::GPipe => all,
+        })
+    }
+}
+
+/// Maximum tokens of a micro-batch: token ids are allocated even on a fake device.
+const MOST_TOKENS: usize = 1 << 24;
+
+/// Samples of token 0 only.
+struct SameToken {
+    seq_length: usize,
+}
+
+impl Samples for SameToken {
+    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+        let tokens = micro_batch * self.seq_length;
+        Ok(Batch {
+            inputs: vec![0; tokens],
+            targets: vec![0; tokens],
+            first_sample,
+            micro_batch,
+            seq_length: self.seq_length,
+        })
+    }
+
+    fn seq_length(&self) -> usize {
+        self.seq_length
+    }
+}

@@ -1,0 +1,106 @@
+//! How long a run is, after which steps something is done, and where it leaves its files.
+
+use ferrotron_tensor::{Error, Result};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use crate::io::data::{Dataset, Validation};
+
+/// How long a run is and what it leaves behind.
+#[derive(Debug, Clone)]
+pub struct RunConfig {
+    /// Folder of the run.
+    pub folder: PathBuf,
+    /// After which steps something is done.
+    pub intervals: Intervals,
+    /// Tokens per sequence.
+    pub seq_length: usize,
+    /// Checkpoints to keep.
+    pub save_retain: usize,
+    /// Global batches of the validation set that every evaluation covers, the last one too: its first samples. All of
+    /// it if `None`; 0 for no evaluation at all.
+    pub eval_iters: Option<u64>,
+    /// Where metrics go.
+    pub metrics: PathBuf,
+    /// What to trace, if anything.
+    pub trace: Option<TraceConfig>,
+    /// What the checkpoint says of how the run was started.
+    pub options: serde_json::Value,
+}
+
+/// After which steps of a run something is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Intervals {
+    /// Number of the last step.
+    pub train_iters: u64,
+    /// Steps between checkpoints; 0 for none before the last.
+    pub save_interval: u64,
+    /// Steps between evaluations, the last of which follows the last step; 0 for none at all.
+    pub eval_interval: u64,
+    /// Stop when the step number is a multiple of this.
+    pub exit_interval: Option<u64>,
+    /// Steps from one time that a GPU is waited for to the next, to see what its steps found; 0 for none before it has to
+    /// be. The first step of a process is seen at once, and of a CPU every step.
+    pub log_interval: u64,
+}
+
+impl Intervals {
+    /// Errors, with what to choose instead, if a checkpoint or an evaluation would be due while replicas that
+    /// are synchronized every `synchronize_every` steps differ.
+    ///
+    /// ```
+    /// use ferrotron_models::run::Intervals;
+    /// let intervals = Intervals {
+    ///     train_iters: 800,
+    ///     save_interval: 100,
+    ///     eval_interval: 0,
+    ///     exit_interval: None,
+    ///     log_interval: 100,
+    /// };
+    /// assert!(intervals.check(4).is_ok());
+    /// assert!(intervals.check(8).unwrap_err().to_string().ends_with("take 96 or 104"));
+    /// ```
+    pub fn check(&self, synchronize_every: usize) -> Result<()> {
+        let every = synchronize_every.max(1) as u64;
+        let numbers = [
+            ("train-iters", self.train_iters),
+            ("save-interval", self.save_interval),
+            ("eval-interval", self.eval_interval),
+            ("exit-interval", self.exit_interval.unwrap_or(0)),
+        ];
+        let Some((name, steps)) = numbers.into_iter().find(|(_, n)| !n.is_multiple_of(every))
+        else {
+            return Ok(());
+        };
+        let (below, above) = (steps / every * every, steps.next_multiple_of(every));
+        let below = if below > 0 { format!("{below} or ") } else { String::new() };
+        let message = format!(
+            "{name} {steps} is not a multiple of local-sgd-steps {every}, and in between the replicas' weights \
+             differ: take {below}{above}"
+        );
+        Err(Error::config("train", message))
+    }
+}
+
+/// Which steps of a run are traced, and where to.
+#[derive(Debug, Clone)]
+pub struct TraceConfig {
+    /// The file, written by the first rank when the last of the steps is done or the run ends.
+    pub path: PathBuf,
+    /// Numbers of the steps.
+    pub steps: RangeInclusive<u64>,
+}
+
+impl RunConfig {
+    /// The part of the validation set that evaluations cover, if there is one and they are wanted. `batch` is the
+    /// number of samples of a global batch.
+    pub(super) fn validation(&self, dataset: &Dataset, batch: usize) -> Result<Option<Validation>> {
+        let Some(source) = dataset.validation.clone() else { return Ok(None) };
+        let wanted = self.intervals.eval_interval > 0 && self.eval_iters != Some(0);
+        let all = wanted.then(|| Validation::new(source, self.seq_length)).transpose()?;
+        match (all, self.eval_iters) {
+            (Some(all), Some(batches)) => all.first(batches.saturating_mul(batch as u64)).map(Some),
+            (all, _) => Ok(all),
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! What a run tells of its steps: a line of `metrics.jsonl` for each, and the curve drawn from them.
+
+use ferrotron_parallel::output_file::{self, unwritable};
+use ferrotron_tensor::{Error, MemoryKind, Result};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use crate::planning::memory::RankMemory;
+use crate::training::plot::LossCurve;
+use crate::training::trainer::{StepReport, Trainer};
+
+const OPERATION: &str = "metrics";
+
+/// One line of `metrics.jsonl`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Metrics {
+    /// Number of the step, from 1.
+    pub step: u64,
+    /// Mean loss of the step.
+    pub loss: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Global gradient norm before clipping; null in a step that was skipped.
+    pub grad_norm: f64,
+    /// What the loss was multiplied with before backward, where it is not 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// True in a step whose gradients overflowed: nothing was updated.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
+    /// Tokens of the step.
+    pub tokens: u64,
+    /// Duration of the step.
+    pub step_ms: f64,
+    /// Tokens per second.
+    pub tokens_per_s: f64,
+    /// 10^12 floating-point operations per second.
+    pub tflops: f64,
+    /// Most bytes of the pool in use at once so far, and what a GPU takes beside it.
+    pub mem_peak_bytes: usize,
+    /// Most bytes of host memory in use at once so far, if any were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_peak_bytes: Option<usize>,
+    /// Validation loss, where one was measured after this step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
+}
+
+impl Metrics {
+    /// What `trainer` has to tell of a step over sequences of `seq_length` tokens.
+    pub(super) fn from_report(
+        trainer: &Trainer,
+        seq_length: usize,
+        report: &StepReport,
+    ) -> Metrics {
+        let tokens_per_s = report.tokens as f64 / report.seconds;
+        let device = trainer.scope().device();
+        Metrics {
+            step: report.step,
+            loss: report.loss,
+            lr: report.lr,
+            grad_norm: report.grad_norm,
+            loss_scale: (report.loss_scale != 1.0).then_some(report.loss_scale),
+            skipped: report.skipped,
+            tokens: report.tokens,
+            step_ms: report.seconds * 1e3,
+            tokens_per_s,
+            tflops: trainer.model().flops(report.tokens, seq_length) / report.seconds / 1e12,
+            mem_peak_bytes: RankMemory::from_device(device).total_bytes,
+            host_peak_bytes: Some(device.memory_of(MemoryKind::Host).peak)
+                .filter(|&bytes| bytes > 0),
+            validation_loss: None,
+        }
+    }
+}
+
+/// `metrics.jsonl` and the curve drawn from it.
+pub(super) struct MetricsLog {
+    path: PathBuf,
+    file: File,
+    pub curve: LossCurve,
+}
+
+impl MetricsLog {
+    /// Goes on with the file after `step`: lines of later steps, from a run that went on after its last checkpoint,
+    /// are cut off, and so is a last line that was written in part.
+    ///
+    /// Errors as [`check_metrics`], before anything is changed.
+    pub fn open(path: &Path, step: u64) -> Result<MetricsLog> {
+        let fail = |error: io::Error| unwritable(OPERATION, path, &error);
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(fail)?;
+        }
+        let mut file = output_file::open(OPERATION, path)?;
+        let Kept { curve, length, ended } = read_own(&mut file, path, step)?;
+        output_file::truncate(&file, length).map_err(fail)?;
+        if !ended {
+            file.write_all(b"\n").map_err(fail)?;
+        }
+        Ok(MetricsLog { path: path.to_path_buf(), file, curve })
+    }
+
+    /// Appends a line. One that cannot be written whole is taken back.
+    pub fn write(&mut self, metrics: &Metrics) -> Result<()> {
+        self.curve.training.push((metrics.step, metrics.loss));
+        self.curve.validation.extend(metrics.validation_loss.map(|loss| (metrics.step, loss)));
+        let line = serde_json::to_string(metrics)
+            .map_err(|error| Error::io(OPERATION, error.to_string()))?;
+        let mut append = || {
+            let before = self.file.metadata()?.len();
+            // At once, so that others can follow the file line by line.
+            let written = self.file.write_all(format!("{line}\n").as_bytes());
+            if written.is_err() {
+                output_file::truncate(&self.file, before)?;
+            }
+            written
+        };
+        append().map_err(|error| unwritable(OPERATION, &self.path, &error))
+    }
+}
+
+/// Errors if the file at `path` is there and cannot be written, or has a line that no run has written, which is
+/// named. Changes nothing.
+pub fn check_metrics(path: &Path) -> Result<()> {
+    match output_file::open_existing(OPERATION, path)? {
+        Some(mut file) => read_own(&mut file, path, u64::MAX).map(drop),
+        None => Ok(()),
+    }
+}
+
+/// What a file has of the steps that are behind.
+struct Kept {
+    curve: LossCurve,
+    /// Bytes of their lines.
+    length: u64,
+    /// Whether the last of these is a line break.
+    ended: bool,
+}
+
+/// What every line has; null stands for a number that was not finite.
+#[derive(Deserialize)]
+struct Line {
+    step: u64,
+    #[serde(deserialize_with = "Option::deserialize")]
+    loss: Option<f64>,
+    #[serde(rename = "lr")]
+    _lr: f64,
+    #[serde(rename = "grad_norm", deserialize_with = "Option::deserialize")]
+    _grad_norm: Option<f64>,
+    #[serde(rename = "tokens")]
+    _tokens: u64,
+    validation_loss: Option<f64>,
+}
+
+/// Reads the lines up to `step`. Steps count up, so what is behind the first later one is later as well.
+fn read_own(file: &mut File, path: &Path, step: u64) -> Result<Kept> {
+    let mut reader = BufReader::new(file);
+    let mut kept = Kept { curve: LossCurve::default(), length: 0, ended: true };
+    let (mut bytes, mut number, mut before) = (Vec::new(), 0_u64, 0);
+    loop {
+        bytes.clear();
+        let read = reader.read_until(b'\n', &mut bytes);
+        let read = read.map_err(|error| unwritable(OPERATION, path, &error))?;
+        if read == 0 {
+            return Ok(kept);
+        }
+        number += 1;
+        let ended = bytes.ends_with(b"\n");
+        let line = match serde_json::from_slice::<Line>(&bytes) {
+            Ok(line) if line.step > before => line,
+            Err(_) if !ended && is_begun(&bytes) => return Ok(kept),
+            _ => {
+                let message = format!(
+                    "{}, line {number}, is no line of a run's metrics behind those of the steps before: the file is \
+                     left as it is, name another one with --metrics or move it away",
+                    path.display()
+                );
+                return Err(Error::config(OPERATION, message));
+            }
+        };
+        before = line.step;
+        if line.step > step {
+            continue; // the rest must be the program's own, too
+        }
+        kept.length += read as u64;
+        kept.ended = ended;
+        kept.curve.training.extend(line.loss.map(|loss| (line.step, loss)));
+        kept.curve.validation.extend(line.validation_loss.map(|loss| (line.step, loss)));
+    }
+}
+
+/// Whether these bytes are the beginning of a line, from a process that was killed while it wrote.
+fn is_begun(bytes: &[u8]) -> bool {
+    const BEGIN: &[u8] = b"{\"step\":";
+    bytes.starts_with(BEGIN) || BEGIN.starts_with(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn metrics(step: u64) -> Metrics {
+        Metrics {
+            step,
+            loss: 1.0 / step as f64,
+            lr: 1e-3,
+            grad_norm: f64::INFINITY,
+            loss_scale: None,
+            skipped: true,
+            tokens: 8,
+            step_ms: 1.0,
+            tokens_per_s: 8e3,
+            tflops: 1.0,
+            mem_peak_bytes: 1,
+            host_peak_bytes: None,
+            validation_loss: step.is_multiple_of(2).then_some(0.5),
+        }
+    }
+
+    fn lines(steps: std::ops::RangeInclusive<u64>) -> String {
+        steps.map(|step| serde_json::to_string(&metrics(step)).unwrap() + "\n").collect()
+    }
+
+    #[test]
+    fn only_later_lines_and_half_a_line_are_cut_off() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new/metrics.jsonl");
+        let mut log = MetricsLog::open(&path, 0).unwrap();
+        (1..=5).for_each(|step| log.write(&metrics(step)).unwrap());
+        let whole = lines(1..=5);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), whole);
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).unwrap();
+        // Every way in which a killed process may have left it.
+        for length in 0..=whole.len() {
+            std::fs::write(&path, &whole[..length]).unwrap();
+            check_metrics(&path).unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), whole[..length]);
+            let mut log = MetricsLog::open(&path, 3).unwrap();
+            let steps = whole[..length].matches('}').count().min(3) as u64;
+            assert_eq!(log.curve.training.len() as u64, steps, "{length} bytes");
+            log.write(&metrics(steps + 1)).unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), lines(1..=steps + 1));
+        }
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o640);
+        let log = MetricsLog::open(Path::new("/dev/null"), 7).unwrap();
+        assert!(log.curve.training.is_empty());
+    }
+
+    #[test]
+    fn foreign_lines_are_named_and_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notes");
+        for (text, line) in [
+            ("my notes".to_string(), 1),
+            ("\n".to_string(), 1),
+            (format!("{}{{\"step\":4,\"loss\":0.5}}\n", lines(1..=3)), 4),
+            (format!("{}# the end\n", lines(1..=3)), 4),
+            (lines(1..=2) + &lines(1..=2), 3),
+            (lines(1..=2) + "\u{0}\n", 3),
+        ] {
+            std::fs::write(&path, &text).unwrap();
+            // Even where they are behind what is cut off.
+            for step in [0, 9] {
+                let refused = MetricsLog::open(&path, step).err().expect("foreign").to_string();
+                assert!(refused.contains(&format!("notes, line {line}, is no line")), "{refused}");
+                assert_eq!(check_metrics(&path).unwrap_err().to_string(), refused);
+            }
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+    }
+}

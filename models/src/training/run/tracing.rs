@@ -1,0 +1,44 @@
+//! The trace of some of a run's steps.
+
+use ferrotron_parallel::trace::Trace;
+use ferrotron_tensor::Result;
+use std::ops::RangeInclusive;
+
+use super::TraceConfig;
+use crate::io::data::Sampler;
+use crate::training::trainer::Trainer;
+
+/// A trace that is wanted and not written yet, and its steps.
+pub(super) struct Tracing(Option<(RangeInclusive<u64>, Trace)>);
+
+impl Tracing {
+    pub fn start(config: Option<&TraceConfig>, trainer: &Trainer) -> Result<Tracing> {
+        let begin = |TraceConfig { path, steps }: &TraceConfig| {
+            let trace = Trace::start(path, trainer.mesh(), trainer.scope().device())?;
+            Ok((steps.clone(), trace))
+        };
+        Ok(Tracing(config.map(begin).transpose()?))
+    }
+
+    /// The trainer's next step. One that is traced is waited for.
+    pub fn step(&self, trainer: &mut Trainer, sampler: &Sampler) -> Result<()> {
+        let number = trainer.progress().step + 1;
+        match &self.0 {
+            Some((steps, trace)) if steps.contains(&number) => trace.record(|| {
+                trainer.step_async(sampler)?;
+                trainer.scope().device().synchronize()
+            }),
+            _ => trainer.step_async(sampler),
+        }
+    }
+
+    /// Whether `step` was the last that is traced, and the file is to be written.
+    pub fn ends_with(&self, step: u64) -> bool {
+        self.0.as_ref().is_some_and(|(steps, _)| step >= *steps.end())
+    }
+
+    /// Writes the file, if that was not done. All ranks call this.
+    pub fn finish(&mut self) -> Result<()> {
+        self.0.take().map_or(Ok(()), |(_, trace)| trace.finish())
+    }
+}

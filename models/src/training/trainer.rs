@@ -1,0 +1,256 @@
+//! One training step after another: the loop's parts, without a terminal.
+
+mod config;
+mod graph;
+mod report;
+mod step;
+
+use ferrotron_nn::{
+    Axis, LossScaler, Module, Optimizer, ParamAndGradBuffer, Scope, StepConfig, UpdateConfig,
+};
+use ferrotron_parallel::data_parallel::DataParallel;
+use ferrotron_parallel::mesh::Mesh;
+use ferrotron_tensor::ops::step::DeviceStepParams;
+use ferrotron_tensor::{Device, Error, Result};
+use std::path::{Path, PathBuf};
+
+use crate::io::checkpoint;
+use crate::io::checkpoint::{Checkpoint, LocalShard, Moments, Snapshot, TrainState};
+use crate::io::tokenizer::Tokenizer;
+use crate::model::gpt::{Gpt, GptConfig, ModelChunk};
+
+pub use config::{ExecutionMode, ParallelConfig, PrecisionConfig, TrainerConfig};
+use graph::StepGraph;
+use report::Reports;
+pub use report::StepReport;
+
+/// A model in training, or one rank's share of it.
+pub struct Trainer {
+    config: TrainerConfig,
+    model: GptConfig,
+    scope: Scope,
+    mesh: Mesh,
+    /// This rank's chunks of the model.
+    parts: Vec<Gpt>,
+    data_parallel: DataParallel,
+    optimizer: Optimizer,
+    loss_scaler: LossScaler,
+    progress: TrainState,
+    /// For numbers that ranks agree on before a step: of a GPU they would have to be waited for.
+    host: Device,
+    /// What the optimizer's kernels read.
+    step: DeviceStepParams,
+    reports: Reports,
+    /// The steps that are replayed, with [`ExecutionMode::CudaGraph`].
+    graph: Option<StepGraph>,
+}
+
+impl Trainer {
+    /// A model with fresh weights on this rank alone, at step 0.
+    pub fn new(scope: &Scope, model: &GptConfig, config: TrainerConfig) -> Result<Trainer> {
+        Self::on_mesh(scope, &Mesh::single(), model, config)
+    }
+
+    /// This rank's share of a model with fresh weights, at step 0.
+    pub fn on_mesh(
+        scope: &Scope,
+        mesh: &Mesh,
+        model: &GptConfig,
+        config: TrainerConfig,
+    ) -> Result<Trainer> {
+        let pipeline = mesh.axis(Axis::Pipeline);
+        let (rank, ranks, chunks) = (pipeline.rank(), pipeline.size(), config.parallel.chunks);
+        let parts = ModelChunk::chunks(model, rank, ranks, chunks)?;
+        let parts = parts.iter().map(|part| Gpt::from_chunk(scope, mesh, model, part));
+        Self::with_parts(scope, mesh, parts.collect::<Result<_>>()?, config)
+    }
+
+    /// A model with the weights it has, on this rank alone, at step 0.
+    pub fn with_model(scope: &Scope, gpt: Gpt, config: TrainerConfig) -> Result<Trainer> {
+        Self::with_parts(scope, &Mesh::single(), vec![gpt], config)
+    }
+
+    fn with_parts(
+        scope: &Scope,
+        mesh: &Mesh,
+        parts: Vec<Gpt>,
+        mut config: TrainerConfig,
+    ) -> Result<Trainer> {
+        config.parallel.data_parallel.shard_unit = config.optimizer.shard_unit();
+        config.check_execution(mesh.world().size())?;
+        let device = scope.device();
+        if config.execution == ExecutionMode::CudaGraph && !device.is_gpu() && !device.is_fake() {
+            return Err(Error::config("enable-cuda-graph", ExecutionMode::NEEDS_GPU));
+        }
+        let loss_scaler = config.precision.loss_scaler(&config.parallel)?;
+        let ParallelConfig { recompute, saved_activations, optimizer_states, .. } = config.parallel;
+        let offloader = saved_activations.offloader(scope.device())?;
+        let configured = |gpt: Gpt| {
+            gpt.with_recompute(recompute)
+                .with_saved_activations(saved_activations, offloader.clone())
+        };
+        let parts: Vec<Gpt> = parts.into_iter().map(configured).collect();
+        let modules: Vec<&dyn Module> = parts.iter().map(|gpt| gpt as &dyn Module).collect();
+        let data_parallel = DataParallel::new(&modules, mesh, &config.parallel.data_parallel)?
+            .recomputing(parts.iter().flat_map(Gpt::recomputed));
+        let PrecisionConfig { weight_update, rounding, .. } = config.precision;
+        let update = UpdateConfig { weights: weight_update, rounding, states: optimizer_states };
+        let optimizer = Optimizer::with_update(config.optimizer, data_parallel.buffers(), &update)?;
+        let host = if device.is_gpu() { Device::cpu(1)? } else { device.clone() };
+        let step = DeviceStepParams::new(
+            device,
+            &optimizer.numbers(&StepConfig { lr: 0.0, grad_scale: 1.0 }),
+        )?;
+        let reports = Reports::new(device)?;
+        Ok(Trainer {
+            model: parts[0].config().clone(),
+            config,
+            scope: scope.clone(),
+            mesh: mesh.clone(),
+            parts,
+            data_parallel,
+            optimizer,
+            loss_scaler,
+            progress: TrainState::default(),
+            host,
+            step,
+            reports,
+            graph: None,
+        })
+    }
+
+    /// What it was made with.
+    pub fn config(&self) -> &TrainerConfig {
+        &self.config
+    }
+
+    /// What the model is made of.
+    pub fn model(&self) -> &GptConfig {
+        &self.model
+    }
+
+    /// This rank's chunks of the model.
+    pub fn parts(&self) -> &[Gpt] {
+        &self.parts
+    }
+
+    /// Where the model was made.
+    pub fn scope(&self) -> &Scope {
+        &self.scope
+    }
+
+    /// The device on which ranks agree on numbers of the host, so that none waits for a GPU: the scope's, where that is
+    /// a CPU.
+    pub fn host(&self) -> &Device {
+        &self.host
+    }
+
+    /// The ranks that train together.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// The parameters, laid out for the optimizer.
+    pub fn buffers(&self) -> &ParamAndGradBuffer {
+        self.data_parallel.buffers()
+    }
+
+    /// The parameters and the reductions of their gradients.
+    pub fn data_parallel(&self) -> &DataParallel {
+        &self.data_parallel
+    }
+
+    /// The optimizer's state.
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.optimizer
+    }
+
+    /// How far the run is.
+    pub fn progress(&self) -> &TrainState {
+        &self.progress
+    }
+
+    /// Gives back the memory of a step that was captured, with [`ExecutionMode::CudaGraph`]: for an evaluation, which then
+    /// takes no more beside the weights than a step did. The steps after it begin anew.
+    pub fn release_graph(&mut self) {
+        self.graph = None;
+    }
+
+    /// Continues from where a checkpoint was; its weights and moments are loaded by themselves.
+    pub fn set_progress(&mut self, progress: TrainState) {
+        if let Some(state) = progress.loss_scaler {
+            self.loss_scaler.set_state(state);
+        }
+        self.progress = progress;
+    }
+
+    /// Steps that are still to be taken until all replicas of the model are the same: 0 unless they take steps
+    /// of their own.
+    pub fn steps_to_synchronization(&self) -> u64 {
+        self.data_parallel.steps_to_synchronization(self.optimizer.steps())
+    }
+
+    /// What this rank writes into a checkpoint: of weights that several ranks hold, only the first one's.
+    ///
+    /// Where replicas take steps of their own they have the same weights now and then, but never the same
+    /// moments: a checkpoint has those of the first replica, with which all of them go on.
+    ///
+    /// Errors, with the step at which it is possible, while the replicas' weights differ; and while nobody has asked for the
+    /// [reports](Trainer::drain_reports) of all steps.
+    pub fn local_shards(&self) -> Result<(Vec<LocalShard>, Moments)> {
+        if self.reports.is_unread() {
+            let message = "nobody knows yet whether a step was lost: ask for the reports first";
+            return Err(Error::config("checkpoint", message));
+        }
+        let (step, wait) = (self.progress.step, self.steps_to_synchronization());
+        if wait > 0 {
+            let every = self.config.parallel.data_parallel.synchronize_every;
+            let message = format!(
+                "the replicas' weights differ after step {step}, they are synchronized every {every} steps: it can \
+                 be saved after step {}",
+                step + wait
+            );
+            return Err(Error::config("checkpoint", message));
+        }
+        let mut weights = Vec::new();
+        self.data_parallel.visit_weights(|name, place, tensor| {
+            weights.push(LocalShard { name: name.to_string(), place: place.clone(), tensor });
+            Ok(())
+        })?;
+        let owns = |replicated| self.data_parallel.owns_replicated(replicated);
+        let moments = Moments::from_optimizer(&self.optimizer, owns)?;
+        Ok((weights, moments))
+    }
+
+    /// Writes a checkpoint into a folder of its own under `folder`, and returns it. All ranks of the mesh call
+    /// this; `run` is what the checkpoint says of how the run was started.
+    ///
+    /// Errors on every rank as [`Trainer::local_shards`] and [`checkpoint::save`].
+    pub fn save(
+        &self,
+        folder: &Path,
+        tokenizer: Option<&Tokenizer>,
+        run: serde_json::Value,
+    ) -> Result<PathBuf> {
+        let (weights, moments) = self.local_shards()?;
+        let (config, progress) = (&self.model, &self.progress);
+        let moments = Some(moments);
+        let snapshot = Snapshot { weights, moments, config, progress, tokenizer, run };
+        checkpoint::save(folder, self.mesh.world(), snapshot)
+    }
+
+    /// Goes on from where a checkpoint was, saved in any layout. All ranks of the mesh call this; a checkpoint
+    /// that was [peeked](Checkpoint::peek) at is verified by all of them together.
+    ///
+    /// Errors if it is of another model or damaged.
+    pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<()> {
+        checkpoint.check_config(&self.model)?;
+        checkpoint.verify(self.mesh.world())?;
+        self.graph = None; // it knows where weights and moments were
+        self.reports.forget()?;
+        self.data_parallel.load(|params| checkpoint.load_params_of_part(params))?;
+        checkpoint.load_optimizer(&mut self.optimizer)?;
+        self.set_progress(checkpoint.progress().clone());
+        Ok(())
+    }
+}

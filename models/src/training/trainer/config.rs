@@ -1,0 +1,194 @@
+//! Configuration of a trainer.
+
+use ferrotron_autograd::ZeroEncoding;
+use ferrotron_nn::schedule::LrSchedule as LearningRate;
+use ferrotron_nn::{LossScale, LossScaler, OptimizerConfig, Rounding, WeightUpdate};
+use ferrotron_parallel::data_parallel::DataParallelConfig;
+use ferrotron_parallel::pipeline::ScheduleKind;
+use ferrotron_tensor::{Error, MemoryKind, Result};
+
+use crate::model::gpt::{Recompute, SavedActivations};
+use crate::training::batch_size::BatchSize;
+
+/// Configuration of a trainer, besides model and data.
+#[derive(Debug, Clone)]
+pub struct TrainerConfig {
+    /// Seed of initial weights, dropout and sample order.
+    pub seed: u64,
+    /// The optimizer with its hyperparameters.
+    pub optimizer: OptimizerConfig,
+    /// Learning rate by step.
+    pub schedule: LearningRate,
+    /// Maximum global gradient norm; 0 disables clipping.
+    pub clip_grad: f64,
+    /// Samples per step and per micro-batch.
+    pub batch_size: BatchSize,
+    /// Parallelism besides the sizes of the mesh.
+    pub parallel: ParallelConfig,
+    /// Training of 16-bit weights.
+    pub precision: PrecisionConfig,
+    /// Execution of steps on a GPU.
+    pub execution: ExecutionMode,
+}
+
+/// Number of eager steps before a capture. They compile kernels and plan products, and their reports show whether the
+/// step succeeds.
+pub(super) const EAGER_STEPS: usize = 2;
+
+/// Execution of steps on a GPU. It does not change a bit of the results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ExecutionMode {
+    /// Enqueue operations one by one.
+    #[default]
+    Eager,
+    /// Capture equal steps once as a CUDA graph and replay it, which saves the host's time per operation. See
+    /// [`Trainer::step`](super::Trainer::step).
+    CudaGraph,
+}
+
+impl ExecutionMode {
+    /// Number of steps before steps run at full speed.
+    pub(crate) const fn first_steps(self) -> usize {
+        match self {
+            ExecutionMode::Eager => 0,
+            ExecutionMode::CudaGraph => EAGER_STEPS + 1, // plus the captured step
+        }
+    }
+
+    /// The reason why CUDA graphs are rejected on a CPU.
+    pub const NEEDS_GPU: &str = "captures what a GPU is given: add --device cuda";
+}
+
+impl TrainerConfig {
+    /// AdamW with the hyperparameters and the clipping at 1 of GPT-3, and defaults otherwise.
+    ///
+    /// ```
+    /// use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
+    /// use ferrotron_models::trainer::TrainerConfig;
+    /// use ferrotron_nn::schedule::LrSchedule;
+    /// let batch_size = BatchSizeConfig { micro_batch_size: 12, ..BatchSizeConfig::default() };
+    /// let config = TrainerConfig::new(1234, LrSchedule::constant(1e-3)?, BatchSize::new(batch_size)?);
+    /// let unclipped = TrainerConfig { clip_grad: 0.0, ..config };
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn new(seed: u64, schedule: LearningRate, batch_size: BatchSize) -> TrainerConfig {
+        TrainerConfig {
+            seed,
+            optimizer: OptimizerConfig::ADAMW,
+            schedule,
+            clip_grad: 1.0,
+            batch_size,
+            parallel: ParallelConfig::default(),
+            precision: PrecisionConfig::default(),
+            execution: ExecutionMode::Eager,
+        }
+    }
+
+    /// Errors, in one line, if the steps of `ranks` ranks cannot be captured as configured.
+    ///
+    /// | rejected | reason |
+    /// |---|---|
+    /// | more than one rank | collectives are not captured |
+    /// | a dynamic loss scale | the host reads the results of every step |
+    /// | offloaded activations or optimizer states | the host controls their copies during a step |
+    /// | sparse saved activations | the host reads their size during a step |
+    pub fn check_execution(&self, ranks: usize) -> Result<()> {
+        let ParallelConfig { saved_activations, optimizer_states, .. } = self.parallel;
+        let offloads =
+            saved_activations.offloaded_layers > 0 || optimizer_states == MemoryKind::Host;
+        let sparse = saved_activations.packing.zeros == ZeroEncoding::Bitmap;
+        let why = match (self.execution, self.precision.loss_scale) {
+            (ExecutionMode::Eager, _) => return Ok(()),
+            (ExecutionMode::CudaGraph, _) if ranks > 1 => {
+                format!("is for one rank, got {ranks}: what ranks send one another is not captured")
+            }
+            (ExecutionMode::CudaGraph, LossScale::Dynamic { .. }) => {
+                "does not go with a dynamic loss scale, for which the host looks at every step: use bf16, or give a \
+                 constant one"
+                    .to_string()
+            }
+            (ExecutionMode::CudaGraph, _) if offloads => {
+                "does not go with offloading, which the host directs while a step runs".to_string()
+            }
+            (ExecutionMode::CudaGraph, _) if sparse => {
+                "does not go with sparse saved activations, whose size the host learns while a step runs".to_string()
+            }
+            (ExecutionMode::CudaGraph, _) => return Ok(()),
+        };
+        Err(Error::config("enable-cuda-graph", why))
+    }
+}
+
+/// Training of 16-bit weights: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740.
+/// [`DataParallelConfig`] has the dtype in which their gradients are summed.
+#[derive(Debug, Clone, Copy)]
+pub struct PrecisionConfig {
+    /// The copy of the weights that is updated.
+    pub weight_update: WeightUpdate,
+    /// The rounding of updated weights.
+    pub rounding: Rounding,
+    /// Factor of the loss before backward.
+    pub loss_scale: LossScale,
+}
+
+impl Default for PrecisionConfig {
+    /// Master weights, rounding to nearest, and no loss scale.
+    fn default() -> PrecisionConfig {
+        PrecisionConfig {
+            weight_update: WeightUpdate::default(),
+            rounding: Rounding::default(),
+            loss_scale: LossScale::NONE,
+        }
+    }
+}
+
+/// Parallelism besides the sizes of the mesh, and the placement of activations and state. The loss is unchanged,
+/// except by local SGD and 16-bit saved activations.
+#[derive(Debug, Clone, Copy)]
+pub struct ParallelConfig {
+    /// The pipeline schedule.
+    pub pipeline_schedule: ScheduleKind,
+    /// Model chunks per pipeline stage.
+    pub chunks: usize,
+    /// Gradient reductions and sharding.
+    pub data_parallel: DataParallelConfig,
+    /// Activation recomputation.
+    pub recompute: Recompute,
+    /// Storage of saved activations.
+    pub saved_activations: SavedActivations,
+    /// Memory kind of the optimizer's moments and master weights.
+    pub optimizer_states: MemoryKind,
+}
+
+impl Default for ParallelConfig {
+    /// 1F1B with one chunk; nothing sharded, recomputed, compressed or offloaded.
+    fn default() -> ParallelConfig {
+        ParallelConfig {
+            pipeline_schedule: ScheduleKind::OneFOneB,
+            chunks: 1,
+            data_parallel: DataParallelConfig::default(),
+            recompute: Recompute::None,
+            saved_activations: SavedActivations::default(),
+            optimizer_states: MemoryKind::Device,
+        }
+    }
+}
+
+impl PrecisionConfig {
+    /// The initial loss scaler.
+    ///
+    /// Errors if the scale is out of range, or if it is dynamic and replicas take independent steps.
+    pub fn loss_scaler(&self, parallel: &ParallelConfig) -> Result<LossScaler> {
+        let scaler = LossScaler::new(self.loss_scale)?;
+        match parallel.data_parallel.synchronize_every {
+            every if every > 1 && scaler.skips() => Err(Error::config(
+                "loss-scale",
+                format!(
+                    "a dynamic scale does not go with replicas that take {every} steps of their own: each would skip \
+                     others; give a constant one"
+                ),
+            )),
+            _ => Ok(scaler),
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Step reports, read back from the device. On a GPU the host reads the results of many steps at once, on request.
+
+use ferrotron_parallel::collective::Group;
+use ferrotron_tensor::ops::outcome::StepMetricsLog;
+use ferrotron_tensor::{Device, Result};
+use std::time::Instant;
+
+use crate::io::checkpoint::TrainState;
+
+/// The results of one step.
+#[derive(Debug, Clone, Copy)]
+pub struct StepReport {
+    /// Index of the step, from 1.
+    pub step: u64,
+    /// Mean loss over the valid tokens of the global batch.
+    pub loss: f64,
+    /// Learning rate of the step.
+    pub lr: f64,
+    /// Global gradient norm before clipping; not finite if the step was skipped.
+    pub grad_norm: f64,
+    /// Factor of the loss before backward.
+    pub loss_scale: f64,
+    /// Whether the gradients overflowed and the update was skipped.
+    pub skipped: bool,
+    /// Tokens of the global batch.
+    pub tokens: u64,
+    /// Duration in seconds; the mean if several steps were read together.
+    pub seconds: f64,
+}
+
+/// Number of steps whose results a GPU keeps. When it is reached, they are read.
+const KEPT: usize = 1024;
+
+/// The steps whose reports were not returned yet.
+pub(super) struct Reports {
+    /// The results, in device memory.
+    pub outcomes: StepMetricsLog,
+    /// Steps whose results were not read.
+    unread: Vec<InFlightStep>,
+    /// Reports that were read.
+    read: Vec<StepReport>,
+}
+
+/// The host's record of a step that was enqueued.
+pub(super) struct InFlightStep {
+    pub lr: f64,
+    pub loss_scale: f64,
+    pub tokens: u64,
+    pub started: Instant,
+    /// The state of the run and of the optimizer before the step.
+    pub before: TrainState,
+    pub updates: u64,
+}
+
+/// A step whose loss or gradient norm was not finite.
+pub(super) struct FailedStep {
+    pub given: InFlightStep,
+    pub loss: f64,
+    pub grad_norm: f64,
+    /// Number of later steps.
+    pub later: usize,
+}
+
+impl Reports {
+    /// Creates an empty log. On a CPU the results of each step are read immediately.
+    pub fn new(device: &Device) -> Result<Reports> {
+        let kept = if device.is_gpu() { KEPT } else { 1 };
+        Ok(Reports {
+            outcomes: StepMetricsLog::new(device, kept)?,
+            unread: Vec::new(),
+            read: Vec::new(),
+        })
+    }
+
+    /// Adds a step that was enqueued.
+    pub fn push(&mut self, given: InFlightStep) {
+        self.unread.push(given);
+    }
+
+    /// Returns whether the log is full.
+    pub fn is_full(&self) -> bool {
+        self.unread.len() == self.outcomes.rows()
+    }
+
+    /// Returns whether there are unread steps.
+    pub fn is_unread(&self) -> bool {
+        !self.unread.is_empty()
+    }
+
+    /// Reads the results of all steps, in one transfer, and returns the first failed step, if any. Later steps get no
+    /// reports.
+    ///
+    /// Errors if a collective of `world` has failed, which makes the results invalid.
+    pub fn read(&mut self, world: &Group) -> Result<Option<FailedStep>> {
+        let Some(first) = self.unread.first() else { return Ok(None) };
+        let (found, stopped) = self.outcomes.read(self.unread.len())?;
+        world.check()?;
+        let seconds = first.started.elapsed().as_secs_f64() / found.len() as f64;
+        let (mut lost, count) = (None, found.len());
+        for (index, (given, found)) in self.unread.drain(..).zip(found).enumerate() {
+            let (loss, grad_norm) = (found.loss, found.grad_norm);
+            if Some(index) == stopped {
+                lost = Some(FailedStep { given, loss, grad_norm, later: count - index - 1 });
+                break;
+            }
+            self.read.push(StepReport {
+                step: given.before.step + 1,
+                loss,
+                lr: given.lr,
+                grad_norm,
+                loss_scale: given.loss_scale,
+                skipped: !grad_norm.is_finite(),
+                tokens: given.tokens,
+                seconds,
+            });
+        }
+        Ok(lost)
+    }
+
+    /// The report of the most recent step, if it was read.
+    pub fn last(&mut self) -> Option<&mut StepReport> {
+        self.read.last_mut().filter(|_| self.unread.is_empty())
+    }
+
+    /// Discards all steps.
+    pub fn forget(&mut self) -> Result<()> {
+        self.unread.clear();
+        self.read.clear();
+        self.outcomes.clear()
+    }
+
+    /// Takes the reports that were read.
+    pub fn take(&mut self) -> Vec<StepReport> {
+        std::mem::take(&mut self.read)
+    }
+}

@@ -1,0 +1,8 @@
+//! Parameters: what is known of each, their initial values, and the flat buffers that hold them.
+
+pub(crate) mod axis;
+pub(crate) mod buffer_config;
+pub(crate) mod init;
+pub(crate) mod param;
+pub(crate) mod param_and_grad_bucket;
+pub(crate) mod param_and_grad_buffer;

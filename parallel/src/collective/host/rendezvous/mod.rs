@@ -1,0 +1,122 @@
+//! A world whose ranks are processes, on one machine or on several.
+
+mod auth;
+mod control;
+mod frame;
+mod join;
+mod listen;
+mod net_rendezvous;
+
+use ferrotron_tensor::{Error, Result};
+use std::sync::{Arc, mpsc};
+
+use super::runtime::progress::ProgressThread;
+use super::runtime::threads::run_rank;
+use super::runtime::world::{World, WorldConfig};
+use super::runtime::world_health::WorldHealth;
+use crate::descriptors;
+use auth::Secret;
+use control::Control;
+use net_rendezvous::NetRendezvous;
+
+/// What carries data between processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Transport {
+    /// Shared memory between processes of one machine, TCP between machines.
+    #[default]
+    Auto,
+    /// TCP, always.
+    Tcp,
+}
+
+/// Which rank of which job this process is.
+#[derive(Debug, Clone)]
+pub struct RankConfig {
+    /// This rank's number, from 0.
+    pub rank: usize,
+    /// How many ranks the job has.
+    pub size: usize,
+    /// Name or address of the machine of rank 0.
+    pub master: String,
+    /// Where rank 0 listens.
+    pub port: u16,
+    /// What all ranks of the job know and nobody else does. Without it, or if it is empty, only the loopback
+    /// interface is used, and whoever can connect there is trusted.
+    pub secret: Option<String>,
+    /// The job's id, if it has one: a rank of another job, at the same port by mistake, is refused.
+    pub job_id: Option<String>,
+    /// What carries data.
+    pub transport: Transport,
+    /// What all ranks agree on. Its timeout also holds for ranks to come together.
+    pub world: WorldConfig,
+}
+
+/// Runs `f` as one rank of a job of several processes, when all have come together. If `f` returns an error
+/// or panics, the calls of all other ranks end.
+///
+/// ```
+/// use ferrotron_parallel::collective::{RankConfig, Transport, WorldConfig, run_rank_process};
+/// let config = RankConfig {
+///     rank: 0, // of one: nobody is waited for
+///     size: 1,
+///     master: "127.0.0.1".into(),
+///     port: 0,
+///     secret: None,
+///     job_id: None,
+///     transport: Transport::Auto,
+///     world: WorldConfig::default(),
+/// };
+/// run_rank_process(&config, |world| Ok(assert_eq!(world.size(), 1)))?;
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+///
+/// The soft limit of open files is raised if the job may need more.
+///
+/// Errors, naming the ranks, if not all come within the timeout; and if the limit of open files is too low.
+pub fn run_rank_process<T>(config: &RankConfig, f: impl FnOnce(World) -> Result<T>) -> Result<T> {
+    let RankConfig { rank, size, .. } = *config;
+    if rank >= size {
+        return Err(Error::config("rendezvous", format!("there is no rank {rank} of {size}")));
+    }
+    if size > 1 {
+        descriptors::provide(size)?;
+    }
+    let shared = WorldHealth::new();
+    let progress = Arc::new(ProgressThread::start(rank, shared.clone())?);
+    let meeting = meet(config, &shared, &progress)?;
+    let world = World::new(rank, size, &config.world, shared.clone(), progress.clone(), meeting);
+    // `progress` outlives the world: what `f` returns is told to the others before this rank leaves.
+    run_rank(rank, &shared, || f(world))
+}
+
+fn meet(
+    config: &RankConfig,
+    shared: &Arc<WorldHealth>,
+    progress: &ProgressThread,
+) -> Result<Arc<NetRendezvous>> {
+    let (sender, receiver) = mpsc::channel();
+    let (config, shared, timeout) = (config.clone(), shared.clone(), config.world.timeout);
+    progress.serve(move || async move {
+        let secret = Secret::new(config.secret.as_deref());
+        let met = join::meet(&config, &secret, &shared).await;
+        let _ = sender.send(met.map(|met| {
+            let control = Control::start(config.rank, config.size, &shared, met.control);
+            NetRendezvous {
+                rank: config.rank,
+                addresses: met.addresses.into(),
+                job_id: config.job_id,
+                secret,
+                transport: config.transport,
+                timeout,
+                pending: met.pending,
+                control,
+                shared,
+            }
+        }));
+    });
+    let gone = |_| Error::communication("rendezvous", "the progress thread has ended");
+    let meeting = receiver.recv().map_err(gone)??;
+    let control = meeting.control.clone();
+    progress.at_end(move || async move { control.leave(timeout).await });
+    Ok(Arc::new(meeting))
+}

@@ -1,0 +1,371 @@
+//! A rank's part in one group: takes calls from its queue in order, carries each out, and finds out why
+//! one cannot be.
+
+use ferrotron_tensor::{Error, Result};
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::yield_now;
+use tokio::time::{sleep, timeout};
+use tracing::{Instrument, Span};
+
+use crate::collective::host::runtime::run::{Locked, run};
+use crate::collective::host::runtime::threads::panicked;
+use crate::collective::host::runtime::world::Rendezvous;
+use crate::collective::host::runtime::world_health::{Entry, Kind, WorldHealth};
+use crate::collective::host::silence::{blame, list};
+use crate::collective::host::transport::channel::{ChannelResult, Fault};
+use crate::collective::host::transport::header::Header;
+use crate::collective::host::transport::peer_channels::PeerChannels;
+use crate::collective::work::SPIN_TIME;
+use crate::collective::{Call, CommVolume, Completion, Memory, Op};
+
+/// A call in the queue.
+pub struct QueuedCall {
+    /// What is called.
+    pub call: Call,
+    /// What it works on.
+    pub memory: Memory,
+    /// Where the result goes.
+    pub completion: Completion,
+    /// What a trace shows of it.
+    pub span: Span,
+}
+
+/// How long a rank that closes its pipes may take to say why.
+const GRACE: Duration = Duration::from_millis(300);
+
+/// How many ranks say how far they are, at most.
+const NAMED: usize = 8;
+
+/// A rank's part in one group.
+pub struct GroupTask {
+    /// What the group is called.
+    pub name: String,
+    /// The same for all members and for no other group.
+    pub id: Arc<str>,
+    /// Numbers in the world of the group's ranks.
+    pub ranks: Vec<usize>,
+    /// Pipes to the others.
+    pub links: PeerChannels,
+    /// What is shared with other ranks.
+    pub shared: Arc<WorldHealth>,
+    /// Knows how to ask other ranks.
+    pub rendezvous: Arc<dyn Rendezvous>,
+    /// Longest time that a call may take.
+    pub timeout: Duration,
+    /// What was sent.
+    pub traffic: Arc<Mutex<CommVolume>>,
+}
+
+impl GroupTask {
+    /// Carries out calls until nobody can make one any more.
+    pub async fn serve(mut self, mut jobs: UnboundedReceiver<QueuedCall>) {
+        self.shared.note(&self.id, self.ranks[self.links.rank], |_| ());
+        while let Some(QueuedCall { call, mut memory, completion, span }) = next(&mut jobs).await {
+            let result = self.carry_out(&call, &mut memory).instrument(span).await;
+            completion.complete(result.map(|()| memory));
+        }
+    }
+
+    async fn carry_out(&mut self, call: &Call, memory: &mut Memory) -> Result<()> {
+        let entries = self.enter(call);
+        let entry = entries[0];
+        self.shared.check().map_err(|error| self.interrupted(call, entry, &error))?;
+        let me = self.ranks[self.links.rank];
+        let headers: Vec<_> = entries.iter().map(|entry| Header::new(call, entry.number)).collect();
+        let (shared, id, limit) = (self.shared.clone(), self.id.clone(), self.timeout);
+        shared.note(&id, me, |progress| progress.begin(headers[0]));
+
+        let before = self.links.payload();
+        // Locked until the call has ended, well or not, and nothing is lent any more.
+        let mut locked = Locked::default();
+        let done = tokio::select! {
+            biased;
+            done = timeout(limit, caught(run(&mut self.links, call, &headers, memory, &mut locked))) => done,
+            () = shared.failed() => Ok(Ok(())),
+        };
+        let failure = match done {
+            Ok(Ok(())) => None,
+            Ok(Err(Fault::Protocol(what))) => Some(self.describe(call, entry, &what)),
+            Ok(Err(Fault::PeerGone(what))) => {
+                // Why it has gone is better to know than that it has.
+                let silent = tokio::select! {
+                    biased;
+                    () = shared.failed() => None,
+                    silent = self.wait_for_reason() => blame(&silent),
+                };
+                let why = silent.map_or(what.clone(), |silent| format!("{silent}; {what}"));
+                Some(self.describe(call, entry, &why))
+            }
+            Err(_) => tokio::select! {
+                biased;
+                () = shared.failed() => None,
+                failure = self.diagnose(call, &entries) => Some(failure),
+            },
+        };
+        let told = failure.is_some_and(|failure| shared.fail(&failure));
+        if let Err(error) = shared.check() {
+            // The memory goes back to the caller, so nobody may read it any more. Not earlier: ranks that
+            // come late hear from the diagnosis, not from a pipe, why the call is over.
+            self.links.cancel_sends();
+            // What this call has told itself says already which call it is.
+            return Err(if told { error } else { self.interrupted(call, entry, &error) });
+        }
+        shared.note(&id, me, |progress| progress.end());
+        let sent = self.links.payload() - before;
+        self.traffic.lock().unwrap_or_else(PoisonError::into_inner).count(call.op, sent);
+        Ok(())
+    }
+
+    /// Counts the call.
+    fn enter(&self, call: &Call) -> Vec<Entry> {
+        let kinds = match call.op {
+            Op::Send { to } => vec![Kind::Sent(to)],
+            Op::Recv { from } => vec![Kind::Received(from)],
+            Op::SendRecv { to, from } => vec![Kind::Sent(to), Kind::Received(from)],
+            _ => vec![Kind::Call],
+        };
+        self.shared.note(&self.id, self.ranks[self.links.rank], |progress| {
+            kinds.into_iter().map(|kind| Entry { kind, number: progress.enter(kind) }).collect()
+        })
+    }
+
+    fn describe(&self, call: &Call, entry: Entry, what: &str) -> String {
+        format!("{}: {what}; {}", call.op.name(), self.place(call, entry))
+    }
+
+    /// The error of a call that somebody else has ended.
+    fn interrupted(&self, call: &Call, entry: Entry, reason: &Error) -> Error {
+        Error::communication("", format!("{reason}; {}", self.place(call, entry)))
+    }
+
+    fn place(&self, call: &Call, entry: Entry) -> String {
+        let (name, me) = (&self.name, self.ranks[self.links.rank]);
+        format!("rank {me} was in {entry} of group {name} ({call})")
+    }
+
+    /// What others, by their numbers in the world, must have entered for a call to end.
+    fn awaited(&self, entries: &[Entry]) -> Vec<(usize, Entry)> {
+        let own = self.links.rank;
+        let of_one = |&Entry { kind, number }: &Entry| {
+            let ranks = match kind {
+                Kind::Call => self.links.others().into_iter().map(|rank| (rank, kind)).collect(),
+                Kind::Sent(to) => vec![(to, Kind::Received(own))],
+                Kind::Received(from) => vec![(from, Kind::Sent(own))],
+            };
+            ranks.into_iter().map(move |(rank, kind)| (self.ranks[rank], Entry { kind, number }))
+        };
+        entries.iter().flat_map(of_one).collect()
+    }
+
+    /// Returns when the reason why a rank has closed its pipes should have come: all have been asked, and it, or
+    /// rank 0 for one that has left, has answered, or nobody has for long. Returns the ranks that do not answer, for
+    /// which the one that has gone may have waited.
+    async fn wait_for_reason(&self) -> Vec<usize> {
+        // It takes leave, and says a moment after it has closed its pipes if that was for an error.
+        sleep(GRACE).await;
+        self.rendezvous.silent().await
+    }
+
+    /// Whom this call has waited for in vain.
+    async fn diagnose(&self, call: &Call, entries: &[Entry]) -> String {
+        let questions = self.awaited(entries);
+        let (replies, silent) =
+            tokio::join!(self.rendezvous.ask(&self.id, &questions), self.rendezvous.silent());
+        let missing: Vec<_> = questions
+            .into_iter()
+            .zip(replies)
+            .filter_map(|((rank, entry), reply)| match reply {
+                Ok(answer) if !answer.entered => Some((rank, entry, answer.last)),
+                Ok(_) | Err(_) => None,
+            })
+            .take(NAMED)
+            .collect();
+        let (op, name, me) = (call.op.name(), &self.name, self.ranks[self.links.rank]);
+        let (entry, limit) = (entries[0], self.timeout);
+        // A rank that does not answer, in whatever group: those who are missing here may wait for it.
+        let silent = blame(&silent).map(|silent| format!("and {silent}"));
+        let (Some((_, awaited, _)), None) = (missing.first(), &silent) else {
+            let why = silent.unwrap_or_else(|| {
+                "though all ranks entered it: allow more time, or look for a rank that is stuck"
+                    .into()
+            });
+            return format!(
+                "{op}: {entry} of group {name} ({call}) did not end within {limit:?} on rank {me}, {why}"
+            );
+        };
+        let last: Vec<_> = missing
+            .iter()
+            .map(
+                |(rank, _, last)| {
+                    if missing.len() == 1 { last.clone() } else { format!("rank {rank}: {last}") }
+                },
+            )
+            .collect();
+        format!(
+            "{op}: {} did not enter {awaited} of group {name} ({call}) within {limit:?} of rank {me}; {}",
+            list(missing.iter().map(|(rank, ..)| *rank)),
+            last.join("; ")
+        )
+    }
+}
+
+/// The next call: whoever makes one often makes another soon.
+async fn next(jobs: &mut UnboundedReceiver<QueuedCall>) -> Option<QueuedCall> {
+    let asleep = Instant::now() + SPIN_TIME;
+    while jobs.is_empty() && !jobs.is_closed() && Instant::now() < asleep {
+        std::thread::yield_now(); // whoever computes goes first
+        yield_now().await;
+    }
+    jobs.recv().await
+}
+
+/// A call that panics fails like any other: its memory must be taken back, and its caller and the other
+/// ranks hear what it was.
+async fn caught(run: impl Future<Output = ChannelResult<()>>) -> ChannelResult<()> {
+    let mut run = pin!(run);
+    poll_fn(|context| {
+        let poll = AssertUnwindSafe(|| run.as_mut().poll(context));
+        catch_unwind(poll).unwrap_or_else(|panic| Poll::Ready(Err(panicked(panic).into())))
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::Buffer;
+    use crate::collective::host::runtime::world_health::{Answer, Reply};
+    use crate::collective::host::transport::channel::{
+        RecvChannel, RecvChannelKind, SendChannel, SendChannelKind,
+    };
+    use crate::collective::host::transport::tcp;
+    use ferrotron_autograd::SharedFlatBuffer;
+    use ferrotron_tensor::{Category, DType, Device, FlatBuffer};
+    use std::panic::Location;
+    use std::pin::Pin;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    const PAUSE: Duration = Duration::from_millis(30);
+
+    /// Elements of a part: more than two small sockets hold.
+    const PART: usize = 200_000;
+
+    fn is_locked(flat: &SharedFlatBuffer) -> bool {
+        flat.try_lock().is_err()
+    }
+
+    /// Answers for ranks that are asked, and looks meanwhile whether the flat is locked.
+    struct Witness {
+        flat: SharedFlatBuffer,
+        was_locked: AtomicBool,
+    }
+
+    impl Rendezvous for Witness {
+        fn links(
+            &self,
+            _: &crate::collective::host::runtime::progress::ProgressThread,
+            _: &Arc<str>,
+            _: usize,
+            _: &[usize],
+        ) -> Result<PeerChannels> {
+            unreachable!("the group is made already")
+        }
+
+        fn ask<'a>(
+            &'a self,
+            _: &'a Arc<str>,
+            questions: &'a [(usize, Entry)],
+        ) -> Pin<Box<dyn Future<Output = Vec<Reply>> + 'a>> {
+            Box::pin(async {
+                sleep(PAUSE).await;
+                self.was_locked.store(is_locked(&self.flat), Ordering::SeqCst);
+                let entered = |_| Ok(Answer { entered: true, last: String::new() });
+                questions.iter().map(entered).collect()
+            })
+        }
+
+        fn silent(&self) -> Pin<Box<dyn Future<Output = Vec<usize>> + '_>> {
+            Box::pin(async {
+                sleep(PAUSE).await;
+                self.was_locked.store(is_locked(&self.flat), Ordering::SeqCst);
+                Vec::new()
+            })
+        }
+    }
+
+    /// An all-gather of rank 0 of two; the other is `peer`, at the other end of the connection, who has sent
+    /// all that is due. Returns what came of it, and who was asked.
+    fn all_gather_beside<F: Future<Output = TcpStream>>(
+        limit: Duration,
+        peer: impl Fn(TcpStream, SharedFlatBuffer) -> F,
+    ) -> (Result<()>, Arc<Witness>) {
+        let ranges = [("w".to_string(), vec![2 * PART])];
+        let device = Device::cpu(1).unwrap();
+        let flat = FlatBuffer::new(&device, DType::F32, Category::Weights, &ranges).unwrap();
+        let flat: SharedFlatBuffer = Arc::new(Mutex::new(flat));
+        let site = Location::caller();
+        let call = Call { op: Op::AllGather, dtype: DType::F32, len: 2 * PART, unit: 1, site };
+        let witness = Arc::new(Witness { flat: flat.clone(), was_locked: AtomicBool::new(false) });
+        let member = async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let connect = TcpStream::connect(listener.local_addr().unwrap());
+            let (mine, theirs) = tokio::join!(connect, listener.accept());
+            let (mine, mut theirs) = (mine.unwrap(), theirs.unwrap().0);
+            socket2::SockRef::from(&mine).set_send_buffer_size(16 << 10).unwrap();
+            socket2::SockRef::from(&theirs).set_recv_buffer_size(16 << 10).unwrap();
+            let (writer, reader, task) = tcp::pipes(mine);
+            tokio::spawn(task);
+            let mut links = PeerChannels::empty(0, &[0, 1]);
+            links.outgoing[1] = Some(SendChannel::new(1, SendChannelKind::Tcp(writer)));
+            links.incoming[1] = Some(RecvChannel::new(1, RecvChannelKind::Tcp(reader)));
+            let mut member = GroupTask {
+                name: "dp".to_string(),
+                id: Arc::from("dp"),
+                ranks: vec![0, 1],
+                links,
+                shared: WorldHealth::new(),
+                rendezvous: witness.clone(),
+                timeout: limit,
+                traffic: Arc::default(),
+            };
+            let mut memory = Memory::in_place(Buffer::Flat(flat.clone()));
+            let peer = async {
+                theirs.write_all(bytemuck::bytes_of(&Header::new(&call, 1))).await.unwrap();
+                theirs.write_all(&[0; 4 * PART]).await.unwrap();
+                peer(theirs, flat.clone()).await
+            };
+            let (result, _open) = tokio::join!(member.carry_out(&call, &mut memory), peer);
+            assert!(!is_locked(&flat), "the call is over");
+            result
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        (runtime.block_on(member), witness)
+    }
+
+    #[test]
+    fn a_flat_is_locked_until_it_is_sent() {
+        let (result, _) = all_gather_beside(Duration::from_secs(60), async |mut theirs, flat| {
+            sleep(PAUSE).await; // all has come in, but not all can go out
+            assert!(is_locked(&flat), "its bytes are still to be sent");
+            let mut sent = vec![0; size_of::<Header>() + 4 * PART];
+            theirs.read_exact(&mut sent).await.unwrap();
+            theirs
+        });
+        result.unwrap();
+    }
+
+    #[test]
+    fn a_flat_is_locked_until_what_is_not_sent_is_taken_back() {
+        let (result, witness) = all_gather_beside(PAUSE * 2, async |theirs, _| theirs);
+        assert!(result.unwrap_err().to_string().contains("did not end within 60ms on rank 0"));
+        assert!(witness.was_locked.load(Ordering::SeqCst), "while rank 1 was asked");
+    }
+}

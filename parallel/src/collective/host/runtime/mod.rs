@@ -1,0 +1,9 @@
+//! The runtime of a rank: its progress thread, the calls of its groups, and the health of the world.
+
+pub(super) mod group_task;
+pub(super) mod progress;
+pub(super) mod queue;
+pub(super) mod run;
+pub(super) mod threads;
+pub(super) mod world;
+pub(super) mod world_health;

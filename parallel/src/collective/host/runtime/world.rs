@@ -1,0 +1,170 @@
+//! The world: all ranks of a job, and how they come to form groups.
+
+use ferrotron_tensor::{Error, Result};
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use crate::collective::Group;
+use crate::collective::host::runtime::group_task::GroupTask;
+use crate::collective::host::runtime::progress::ProgressThread;
+use crate::collective::host::runtime::queue::HostCollective;
+use crate::collective::host::runtime::world_health::{Entry, Reply, WorldHealth};
+use crate::collective::host::transport::peer_channels::PeerChannels;
+
+/// What all ranks of a world agree on.
+#[derive(Debug, Clone)]
+pub struct WorldConfig {
+    /// How long a call may take, from when it is the first in its group's queue, before it is an error that
+    /// names who is missing.
+    pub timeout: Duration,
+}
+
+impl Default for WorldConfig {
+    /// 10 minutes, as Megatron-LM's `--distributed-timeout-minutes`.
+    fn default() -> WorldConfig {
+        WorldConfig { timeout: Duration::from_secs(600) }
+    }
+}
+
+/// One rank's view of all ranks of a job: its number, their number, and how it forms groups with others.
+///
+/// When one rank fails, all do: every pending and every later call on every rank returns an error with the
+/// same reason, and says which call it was.
+/// Dropping a world and its groups waits until this rank's calls have ended.
+pub struct World {
+    rank: usize,
+    size: usize,
+    config: WorldConfig,
+    shared: Arc<WorldHealth>,
+    rendezvous: Arc<dyn Rendezvous>,
+    progress: Arc<ProgressThread>,
+    /// How often this rank has made a group of the same name and ranks.
+    made: Mutex<HashMap<String, usize>>,
+    everyone: OnceLock<Group>,
+}
+
+/// How the members of a group come to have pipes to each other.
+pub trait Rendezvous: Send + Sync {
+    /// The pipes of member `own` of the group `id` of `ranks`.
+    fn links(
+        &self,
+        progress: &ProgressThread,
+        id: &Arc<str>,
+        own: usize,
+        ranks: &[usize],
+    ) -> Result<PeerChannels>;
+
+    /// Asks ranks, by their numbers in the world, whether they have entered calls of a group; one reply for
+    /// each question.
+    fn ask<'a>(
+        &'a self,
+        group: &'a Arc<str>,
+        questions: &'a [(usize, Entry)],
+    ) -> Pin<Box<dyn Future<Output = Vec<Reply>> + 'a>>;
+
+    /// Asks all ranks of the world whether they are there; returns those that do not answer.
+    fn silent(&self) -> Pin<Box<dyn Future<Output = Vec<usize>> + '_>>;
+}
+
+impl World {
+    pub(in crate::collective::host) fn new(
+        rank: usize,
+        size: usize,
+        config: &WorldConfig,
+        shared: Arc<WorldHealth>,
+        progress: Arc<ProgressThread>,
+        meeting: Arc<dyn Rendezvous>,
+    ) -> World {
+        let config = config.clone();
+        World {
+            rank,
+            size,
+            config,
+            shared,
+            rendezvous: meeting,
+            progress,
+            made: Mutex::default(),
+            everyone: OnceLock::new(),
+        }
+    }
+
+    /// This rank's number in the job.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many ranks the job has.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Returns the group of all ranks, "world", which the first call forms: all ranks make that one together.
+    ///
+    /// # Errors
+    /// Those of [`World::group`].
+    pub fn everyone(&self) -> Result<Group> {
+        if let Some(group) = self.everyone.get() {
+            return Ok(group.clone());
+        }
+        let group = self.group("world", &(0..self.size).collect::<Vec<_>>())?;
+        Ok(self.everyone.get_or_init(|| group).clone())
+    }
+
+    /// Forms the group of `ranks` with the others in it, who call this with the same arguments. Numbers
+    /// within the group follow the order of `ranks`. `name` stands in error messages.
+    ///
+    /// Errors if this rank is not among `ranks`, if they are not different ranks of the world, or if the
+    /// others do not come within the timeout.
+    pub fn group(&self, name: &str, ranks: &[usize]) -> Result<Group> {
+        let invalid = |what: String| {
+            Err(Error::config("group", format!("group {name} of ranks {ranks:?}: {what}")))
+        };
+        let mut seen = vec![false; self.size];
+        for &rank in ranks {
+            match seen.get_mut(rank) {
+                None => return invalid(format!("there are only {} ranks", self.size)),
+                Some(true) => return invalid(format!("rank {rank} occurs twice")),
+                Some(seen) => *seen = true,
+            }
+        }
+        let Some(own) = ranks.iter().position(|&rank| rank == self.rank) else {
+            return invalid(format!("rank {} is not among them", self.rank));
+        };
+        if ranks.len() == 1 {
+            return Ok(Group::single());
+        }
+        let id = self.id(name, ranks);
+        let links = self.shared.check();
+        let links = links.and_then(|()| self.rendezvous.links(&self.progress, &id, own, ranks));
+        let links = links.map_err(|reason| {
+            let what = format!("{reason}; rank {} was making group {id}", self.rank);
+            Error::communication("", what)
+        })?;
+        let (collective, jobs) =
+            HostCollective::new(name, own, ranks.len(), &self.shared, &self.progress);
+        let member = GroupTask {
+            name: name.to_string(),
+            id,
+            ranks: ranks.to_vec(),
+            links,
+            shared: self.shared.clone(),
+            rendezvous: self.rendezvous.clone(),
+            timeout: self.config.timeout,
+            traffic: collective.counter(),
+        };
+        self.progress.finish(move || member.serve(jobs));
+        Ok(Group::new(Arc::new(collective)))
+    }
+
+    /// What tells a group from all others, also from earlier ones of the same name and ranks.
+    fn id(&self, name: &str, ranks: &[usize]) -> Arc<str> {
+        let name = format!("{name} {ranks:?}");
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = made.entry(name.clone()).or_default();
+        *count += 1;
+        Arc::from(format!("{name} #{count}"))
+    }
+}

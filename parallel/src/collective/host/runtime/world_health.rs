@@ -1,0 +1,156 @@
+//! What ranks know of one another beside data: whether the world has failed, and how far everybody is.
+
+use ferrotron_tensor::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::watch;
+
+use crate::collective::host::transport::header::Header;
+
+/// What is counted in a group. Not every rank takes part in a message, so messages are counted by pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Kind {
+    /// Calls of the whole group.
+    Call,
+    /// Messages to the rank with this number in the group.
+    Sent(usize),
+    /// Messages from the rank with this number in the group.
+    Received(usize),
+}
+
+/// The n-th of a [`Kind`], from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// What is counted.
+    pub kind: Kind,
+    /// Which one it is.
+    pub number: u64,
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = self.number;
+        match self.kind {
+            Kind::Call => write!(f, "call {number}"),
+            Kind::Sent(_) => write!(f, "the send of message {number}"),
+            Kind::Received(_) => write!(f, "the receive of message {number}"),
+        }
+    }
+}
+
+/// How far one rank is in one group.
+#[derive(Debug, Clone, Default)]
+pub struct CallCounters {
+    entered: BTreeMap<Kind, u64>,
+    last: Option<Header>,
+    running: bool,
+}
+
+/// What a rank that is waited for says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// Whether it has entered the call.
+    pub entered: bool,
+    /// Its last call, in words.
+    pub last: String,
+}
+
+/// What comes back from a rank that is asked: its answer, or the number of the rank that does not answer,
+/// which is the one asked or one that should have passed the question on.
+pub type Reply = std::result::Result<Answer, usize>;
+
+impl CallCounters {
+    /// Counts one more of `kind` and returns its number.
+    pub fn enter(&mut self, kind: Kind) -> u64 {
+        let count = self.entered.entry(kind).or_default();
+        *count += 1;
+        *count
+    }
+
+    /// Notes that the call of `header` is under way.
+    pub fn begin(&mut self, header: Header) {
+        (self.last, self.running) = (Some(header), true);
+    }
+
+    /// Notes that it is done.
+    pub fn end(&mut self) {
+        self.running = false;
+    }
+
+    /// Whether this rank has entered a call, and what it did last.
+    pub fn answer(&self, entry: Entry) -> Answer {
+        let last = match (&self.last, self.running) {
+            (None, _) => "it has called nothing in this group".to_string(),
+            (Some(header), true) => format!("it is in {}", header.describe()),
+            (Some(header), false) => format!("its last was {}", header.describe()),
+        };
+        let entered = self.entered.get(&entry.kind).is_some_and(|&count| count >= entry.number);
+        Answer { entered, last }
+    }
+}
+
+/// Who is how far, by group and rank in the world.
+type CounterTable = BTreeMap<Arc<str>, BTreeMap<usize, CallCounters>>;
+
+/// The state that all ranks of a process share.
+pub struct WorldHealth {
+    failure: watch::Sender<Option<Arc<str>>>,
+    counters: Mutex<CounterTable>,
+}
+
+impl WorldHealth {
+    /// A world in which nothing has happened yet.
+    pub fn new() -> Arc<WorldHealth> {
+        Arc::new(WorldHealth { failure: watch::Sender::new(None), counters: Mutex::default() })
+    }
+
+    /// Ends the world: every pending and later call of every rank fails with the first reason given. Returns
+    /// whether this was the first.
+    pub fn fail(&self, reason: &str) -> bool {
+        self.failure.send_if_modified(|failure| {
+            let first = failure.is_none();
+            if first {
+                *failure = Some(Arc::from(reason));
+            }
+            first
+        })
+    }
+
+    /// Errors if the world has failed.
+    pub fn check(&self) -> Result<()> {
+        match self.failure.borrow().as_deref() {
+            Some(reason) => Err(Error::communication("", reason)),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns when the world has failed.
+    pub async fn failed(&self) {
+        // The sender lives as long as `self`, so this cannot fail.
+        let _ = self.failure.subscribe().wait_for(Option::is_some).await;
+    }
+
+    /// Changes what is known of a rank's progress in a group.
+    pub fn note<R>(
+        &self,
+        group: &Arc<str>,
+        rank: usize,
+        f: impl FnOnce(&mut CallCounters) -> R,
+    ) -> R {
+        f(self.board().entry(group.clone()).or_default().entry(rank).or_default())
+    }
+
+    /// What a rank says of its progress in a group.
+    pub fn answer(&self, group: &Arc<str>, rank: usize, entry: Entry) -> Answer {
+        match self.board().get(group).and_then(|ranks| ranks.get(&rank)) {
+            Some(progress) => progress.answer(entry),
+            None => Answer { entered: false, last: "it has not made this group".to_string() },
+        }
+    }
+
+    fn board(&self) -> MutexGuard<'_, CounterTable> {
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,8 @@
+//! Transports: channels between two ranks over threads, shared memory and TCP.
+
+pub(super) mod channel;
+pub(super) mod header;
+pub(super) mod local;
+pub(super) mod peer_channels;
+pub(super) mod shm;
+pub(super) mod tcp;

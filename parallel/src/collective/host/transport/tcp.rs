@@ -1,0 +1,322 @@
+//! The pipe over a TCP connection.
+//!
+//! Pieces are written from a queue: at once as far as the socket takes them, the rest by a task of its own,
+//! so that a rank goes on receiving while its neighbour is slow to take what it sends. Pieces in the user's
+//! memory are not copied into the queue but lent to it.
+
+use bytemuck::Zeroable;
+use socket2::SockRef;
+use std::collections::VecDeque;
+use std::io::{ErrorKind, IoSlice, Read, Result};
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio::task::yield_now;
+
+use crate::collective::host::transport::channel::{ChannelResult, Fault, PIECE, SLOTS, pause};
+use crate::collective::host::transport::local::CacheLine;
+
+/// Looks at the socket before a reader goes to sleep.
+const SPIN_LIMIT: usize = 500;
+
+/// Looks at the socket between two at everything else.
+const POLLS_PER_YIELD: usize = 16;
+
+/// The end that is written.
+pub struct TcpWriter {
+    state: Arc<ConnectionState>,
+    current: Option<OwnedPiece>,
+}
+
+/// The end that is read.
+pub struct TcpReader {
+    stream: Arc<TcpStream>,
+    scratch: Vec<CacheLine>,
+}
+
+/// Memory of a piece that is not lent.
+struct OwnedPiece {
+    lines: Vec<CacheLine>,
+    len: usize,
+}
+
+enum Item {
+    Chunk(OwnedPiece),
+    Lent(LentPiece),
+}
+
+struct LentPiece {
+    pointer: *const u8,
+    len: usize,
+}
+
+// SAFETY: whoever lent the memory promised in `TcpWriter::lend` that it stays as it is, for any thread.
+unsafe impl Send for LentPiece {}
+
+impl Item {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Item::Chunk(chunk) => &bytemuck::cast_slice(&chunk.lines)[..chunk.len],
+            // SAFETY: `TcpWriter::lend` was promised that these bytes stay valid and unchanged while the item
+            // is in the queue.
+            Item::Lent(LentPiece { pointer, len }) => unsafe {
+                std::slice::from_raw_parts(*pointer, *len)
+            },
+        }
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    items: VecDeque<Item>,
+    /// Bytes of the first item that are written already.
+    written: usize,
+    free: Vec<OwnedPiece>,
+    broken: Option<String>,
+}
+
+struct ConnectionState {
+    stream: Arc<TcpStream>,
+    queue: Mutex<Queue>,
+    /// There is something to write, or the writer has gone.
+    work: Notify,
+    /// There is room, or all is broken.
+    room: Notify,
+}
+
+/// The pipes of both directions over a connection, and the task that writes. Must be called where a runtime
+/// is entered.
+pub fn pipes(stream: TcpStream) -> (TcpWriter, TcpReader, impl Future<Output = ()> + Send) {
+    let stream = Arc::new(stream);
+    let (queue, work, room) = (Mutex::default(), Notify::new(), Notify::new());
+    let state = Arc::new(ConnectionState { stream: stream.clone(), queue, work, room });
+    let task = write_rest(state.clone());
+    (TcpWriter { state, current: None }, TcpReader { stream, scratch: Vec::new() }, task)
+}
+
+fn gone(error: &std::io::Error) -> Fault {
+    Fault::PeerGone(ended(error))
+}
+
+/// How a connection ended. One that is closed or reset is that of a rank that has left.
+fn ended(error: &std::io::Error) -> String {
+    match error.kind() {
+        ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => "has left the group".to_string(),
+        _ => format!("is gone: {error}"),
+    }
+}
+
+impl ConnectionState {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes what the socket takes now.
+    fn flush(&self) {
+        let queue = &mut *self.queue();
+        while !queue.items.is_empty() {
+            let mut slices = [IoSlice::new(&[]); SLOTS];
+            let mut bytes = 0;
+            let written = std::iter::once(queue.written).chain(std::iter::repeat(0));
+            for ((slice, item), written) in slices.iter_mut().zip(&queue.items).zip(written) {
+                *slice = IoSlice::new(&item.bytes()[written..]);
+                bytes += slice.len();
+            }
+            let count = queue.items.len().min(SLOTS);
+            match self.stream.try_write_vectored(&slices[..count]) {
+                Ok(count) => {
+                    queue.advance(count);
+                    self.room.notify_one();
+                    if count < bytes {
+                        return; // it takes no more now
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    queue.items.clear();
+                    queue.broken = Some(ended(&error));
+                    self.room.notify_one();
+                }
+            }
+        }
+    }
+
+    /// Writes what the socket takes now, and leaves the rest to the task.
+    fn send(&self) {
+        if !self.queue().items.is_empty() {
+            self.flush();
+            if !self.queue().items.is_empty() {
+                self.work.notify_one();
+            }
+        }
+    }
+}
+
+impl Queue {
+    /// Takes `count` bytes that are written from the items.
+    fn advance(&mut self, count: usize) {
+        self.written += count;
+        while let Some(len) = self.items.front().map(|item| item.bytes().len())
+            && len <= self.written
+        {
+            self.written -= len;
+            if let Some(Item::Chunk(chunk)) = self.items.pop_front() {
+                self.free.push(chunk);
+            }
+        }
+    }
+}
+
+/// Writes what did not fit into the socket, until the writer is dropped.
+async fn write_rest(state: Arc<ConnectionState>) {
+    while Arc::strong_count(&state) > 1 {
+        state.work.notified().await;
+        while !state.queue().items.is_empty() {
+            if state.stream.writable().await.is_err() {
+                return;
+            }
+            state.flush();
+        }
+    }
+}
+
+impl TcpWriter {
+    /// Waits until fewer than `limit` pieces are in the queue.
+    async fn room(&self, limit: usize) -> ChannelResult<()> {
+        loop {
+            {
+                let queue = self.state.queue();
+                if let Some(error) = &queue.broken {
+                    return Err(Fault::PeerGone(error.clone()));
+                }
+                if queue.items.len() < limit {
+                    return Ok(());
+                }
+            }
+            self.state.room.notified().await;
+        }
+    }
+
+    pub async fn space(&mut self, len: usize) -> ChannelResult<&mut [u8]> {
+        self.room(SLOTS).await?;
+        let chunk = self.state.queue().free.pop().unwrap_or_else(|| OwnedPiece {
+            lines: vec![CacheLine::zeroed(); PIECE / size_of::<CacheLine>()],
+            len: 0,
+        });
+        let chunk = self.current.insert(OwnedPiece { len, ..chunk });
+        Ok(&mut bytemuck::cast_slice_mut(&mut chunk.lines)[..len])
+    }
+
+    pub fn commit(&mut self) -> ChannelResult<usize> {
+        let len = self.hold()?;
+        self.flush();
+        Ok(len)
+    }
+
+    /// As [`TcpWriter::commit`], but the piece may wait until the next is sent, or until [`TcpWriter::flush`].
+    pub fn hold(&mut self) -> ChannelResult<usize> {
+        let chunk = self.current.take().ok_or_else(|| "was sent a piece not begun".to_string())?;
+        let len = chunk.len;
+        self.state.queue().items.push_back(Item::Chunk(chunk));
+        Ok(len)
+    }
+
+    /// Sends what was held back.
+    pub fn flush(&self) {
+        self.state.send();
+    }
+
+    /// Sends a piece from where it lies.
+    ///
+    /// # Safety
+    ///
+    /// The bytes must stay valid and unchanged until [`TcpWriter::wait_sends`] or [`TcpWriter::cancel_sends`] has returned,
+    /// or the other end is known to have received them.
+    pub async unsafe fn lend(&mut self, bytes: &[u8]) -> ChannelResult<()> {
+        self.room(SLOTS).await?;
+        let lent = LentPiece { pointer: bytes.as_ptr(), len: bytes.len() };
+        self.state.queue().items.push_back(Item::Lent(lent));
+        self.flush();
+        Ok(())
+    }
+
+    /// Waits until all pieces are with the kernel.
+    pub async fn wait_sends(&mut self) -> ChannelResult<()> {
+        self.flush();
+        self.room(1).await
+    }
+
+    /// Gives up what has not been sent.
+    pub fn cancel_sends(&mut self) {
+        let mut queue = self.state.queue();
+        queue.items.clear();
+        queue.broken = Some("is not written to any more".to_string());
+    }
+}
+
+impl Drop for TcpWriter {
+    fn drop(&mut self) {
+        self.cancel_sends();
+        self.state.work.notify_one();
+    }
+}
+
+impl TcpReader {
+    pub async fn piece(&mut self, len: usize) -> ChannelResult<&[u8]> {
+        if self.scratch.is_empty() {
+            self.scratch = vec![CacheLine::zeroed(); PIECE / size_of::<CacheLine>()];
+        }
+        let scratch = &mut bytemuck::cast_slice_mut(&mut self.scratch)[..len];
+        fill(&self.stream, scratch).await?;
+        Ok(scratch)
+    }
+
+    pub async fn recv(&mut self, into: &mut [u8]) -> ChannelResult<()> {
+        fill(&self.stream, into).await
+    }
+}
+
+async fn fill(stream: &TcpStream, mut into: &mut [u8]) -> ChannelResult<()> {
+    while !into.is_empty() {
+        match read(stream, into).await {
+            Ok(0) => return Err(gone(&ErrorKind::ConnectionReset.into())),
+            Ok(count) => into = &mut into[count..],
+            Err(error) => return Err(gone(&error)),
+        }
+    }
+    Ok(())
+}
+
+/// Reads what has come, or comes next.
+async fn read(stream: &TcpStream, into: &mut [u8]) -> Result<usize> {
+    // What is about to come is waited for awake: to be woken takes longer. The runtime is not asked, as it
+    // takes a socket that was empty for empty until it looks at all of them.
+    for look in 0..SPIN_LIMIT {
+        if has_come(stream) {
+            match (&*SockRef::from(stream)).read(into) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                done => return done,
+            }
+        }
+        pause(look);
+        if look % POLLS_PER_YIELD == POLLS_PER_YIELD - 1 {
+            yield_now().await; // the task that writes has its turn
+        }
+    }
+    loop {
+        stream.readable().await?;
+        match stream.try_read(into) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            done => return done,
+        }
+    }
+}
+
+/// Whether a read would not have to wait. Asking does not keep the kernel from putting more into the socket,
+/// as reading in vain does.
+fn has_come(stream: &TcpStream) -> bool {
+    let mut socket = libc::pollfd { fd: stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: `socket` is one such record, borrowed for the call.
+    unsafe { libc::poll(&mut socket, 1, 0) > 0 }
+}

@@ -1,0 +1,3 @@
+//! Runs the instructions of a rank.
+
+pub(super) mod execute;

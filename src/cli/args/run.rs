@@ -1,0 +1,104 @@
+//! The options of a run: its folder, its intervals and the files that it leaves.
+
+use clap::Args;
+use ferrotron::models::run::TraceConfig;
+use ferrotron::{Error, Result};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use crate::cli::bytes;
+
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Run")]
+pub struct RunArgs {
+    /// Folder of the run [default: the next free runs/NNNN, or that of --load]
+    #[arg(long, value_name = "DIR")]
+    pub save: Option<PathBuf>,
+    /// Continue from a run folder or checkpoint; its options are the defaults
+    #[arg(long, value_name = "PATH")]
+    pub load: Option<PathBuf>,
+    /// Steps between checkpoints; one is always written at the end [default: 500]
+    #[arg(long, value_name = "N")]
+    pub save_interval: Option<u64>,
+    /// Checkpoints to keep
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub save_retain: usize,
+    /// Stop cleanly when the step number is a multiple of this
+    #[arg(long, value_name = "N")]
+    pub exit_interval: Option<u64>,
+    /// Steps between evaluations, one of which follows the last step; 0 for none at all [default: 250]
+    #[arg(long, value_name = "N")]
+    pub eval_interval: Option<u64>,
+    /// Global batches of validation data that an evaluation covers, from the beginning, the one behind the last step
+    /// too; 'all' for all of it, 0 for no evaluation
+    #[arg(long, value_name = "N", default_value = "20")]
+    pub eval_iters: EvalIters,
+    /// Steps between lines where there is no terminal for a progress bar, 0 for none; a GPU is waited for, and the
+    /// metrics written, as often
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub log_interval: u64,
+    /// One JSON object per step [default: metrics.jsonl in the run folder]; a file that is there must hold metrics
+    #[arg(long, value_name = "FILE")]
+    pub metrics: Option<PathBuf>,
+    /// Write what every rank did and when, as JSON for ui.perfetto.dev; replaces nothing but an earlier trace
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Steps to trace [default: the first 10 of this process]
+    #[arg(long, value_name = "FIRST-LAST", requires = "trace", value_parser = parse_steps)]
+    pub trace_steps: Option<RangeInclusive<u64>>,
+    /// Refuse a run of which a rank would take more, as 8GiB or 500MB
+    #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
+    pub memory_limit: Option<u64>,
+    /// Tokens of the sample that is printed at the end; 0 prints none
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub sample_length: usize,
+}
+
+/// Global batches of an evaluation; `None` for the whole validation set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EvalIters(pub Option<u64>);
+
+impl FromStr for EvalIters {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "all" => Ok(EvalIters(None)),
+            number => number
+                .parse()
+                .map(|number| EvalIters(Some(number)))
+                .map_err(|_| "must be a number of global batches, or 'all'".into()),
+        }
+    }
+}
+
+/// `7-9`, or `7` for one step.
+fn parse_steps(text: &str) -> std::result::Result<RangeInclusive<u64>, String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (first.parse(), last.parse()) {
+        (Ok(first), Ok(last)) if 0 < first && first <= last => Ok(first..=last),
+        _ => Err("must be FIRST-LAST, two numbers of steps in order, as 11-13".into()),
+    }
+}
+
+impl RunArgs {
+    /// What to trace in a run of which `done` steps are behind.
+    pub fn trace(&self, done: u64) -> Option<TraceConfig> {
+        self.trace.clone().map(|path| TraceConfig {
+            path,
+            steps: self.trace_steps.clone().unwrap_or(done + 1..=done + 10),
+        })
+    }
+
+    /// Errors for intervals that mean nothing.
+    pub fn validate(&self) -> Result<()> {
+        if self.exit_interval == Some(0) {
+            return Err(Error::config("--exit-interval", "must be positive, got 0"));
+        }
+        if self.save_retain == 0 {
+            return Err(Error::config("--save-retain", "must be positive, got 0"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,323 @@
+//! The options of `train`, with Megatron's names and defaults where it has them.
+
+use clap::{Args, ValueEnum};
+use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig, Rampup};
+use ferrotron::models::data::{DataChange, DataConfig};
+use ferrotron::models::memory;
+use ferrotron::models::run::Intervals;
+use ferrotron::models::support;
+use ferrotron::models::tokenizer::TokenizerChoice;
+use ferrotron::models::trainer::{ExecutionMode, ParallelConfig, PrecisionConfig, TrainerConfig};
+use ferrotron::nn::schedule::{DecayStyle, LrSchedule, LrScheduleConfig, WsdDecayStyle};
+use ferrotron::nn::{Axis, OptimizerConfig};
+use ferrotron::{Error, Result};
+use std::path::PathBuf;
+
+use crate::cli::args::adafactor::{AdafactorArgs, StepSizeArg};
+use crate::cli::args::device::{DeviceArgs, ExecutionArgs};
+use crate::cli::args::model::ModelArgs;
+use crate::cli::args::offload::OffloadArgs;
+use crate::cli::args::parallel::ParallelArgs;
+use crate::cli::args::precision::PrecisionArgs;
+use crate::cli::args::run::RunArgs;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OptimizerArg {
+    /// AdamW
+    Adam,
+    /// Gradient descent with momentum
+    Sgd,
+    /// Adafactor: mean squares of rows and columns instead of every element's
+    Adafactor,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct TrainArgs {
+    #[command(flatten)]
+    pub data: DataArgs,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub optimization: OptimizationArgs,
+    #[command(flatten)]
+    pub run: RunArgs,
+    #[command(flatten)]
+    pub precision: PrecisionArgs,
+    #[command(flatten)]
+    pub parallel: ParallelArgs,
+    #[command(flatten)]
+    pub offload: OffloadArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    #[command(flatten)]
+    pub execution: ExecutionArgs,
+}
+
+impl TrainArgs {
+    /// What `world` ranks are to do, of which `local` share this machine, with a vocabulary of `vocab_size` tokens.
+    pub fn plan(
+        &self,
+        world: usize,
+        local: usize,
+        vocab_size: usize,
+    ) -> Result<memory::MemoryEstimator> {
+        let dtype = self.device.dtype()?;
+        let layout = self.parallel.layout(world)?;
+        let model = self.model.config(vocab_size)?;
+        let parallel = self.parallel.config(&layout, &model, self.precision.gradients())?;
+        let parallel = self.offload.config(parallel, dtype)?;
+        let precision = self.precision.config(dtype, self.optimization.seed)?;
+        precision.loss_scaler(&parallel)?;
+        let trainer = self.optimization.config(layout.size(Axis::Data), parallel, precision)?;
+        let execution = self.execution.execution(&self.device)?;
+        let trainer = TrainerConfig { execution, ..trainer };
+        trainer.check_execution(world)?;
+        let sequence_parallel = self.parallel.sequence();
+        let seq_length = self.model.seq_length()?;
+        for microbatches in trainer.batch_size.all_microbatches() {
+            support::check(&support::ParallelismCheck {
+                model: &model,
+                layout,
+                sequence_parallel,
+                parallel: &trainer.parallel,
+                seq_length,
+                microbatches,
+            })?;
+        }
+        let device = self.device.planned(local);
+        Ok(memory::MemoryEstimator {
+            model,
+            layout,
+            sequence_parallel,
+            trainer,
+            dtype,
+            seq_length,
+            device,
+        })
+    }
+
+    /// After which steps something is done.
+    ///
+    /// Errors as [`Intervals::check`].
+    pub fn intervals(&self, parallel: &ParallelConfig) -> Result<Intervals> {
+        let intervals = Intervals {
+            train_iters: self.optimization.train_iters(parallel),
+            save_interval: steps(self.run.save_interval, 500, parallel),
+            eval_interval: steps(self.run.eval_interval, 250, parallel),
+            exit_interval: self.run.exit_interval,
+            log_interval: self.run.log_interval,
+        };
+        intervals.check(parallel.data_parallel.synchronize_every)?;
+        Ok(intervals)
+    }
+}
+
+/// The number of steps that was typed, or a default after which replicas are the same.
+fn steps(typed: Option<u64>, default: u64, parallel: &ParallelConfig) -> u64 {
+    let every = parallel.data_parallel.synchronize_every as u64;
+    typed.unwrap_or(default.next_multiple_of(every))
+}
+
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Data")]
+pub struct DataArgs {
+    /// Text, nanoGPT .bin or llm.c shard; several files or a folder are read one after another
+    /// [default: a small corpus that the program carries]
+    #[arg(long, value_name = "PATH", num_args = 1..)]
+    pub data: Vec<PathBuf>,
+    /// Files for validation [default: the last part of the data]
+    #[arg(long, value_name = "PATH", num_args = 1..)]
+    pub valid_data: Vec<PathBuf>,
+    /// Share of the data kept for validation
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
+    pub split: f64,
+    /// Go on with --load although data, split or tokenizer are not those of the run: from the next sample on, the order
+    /// is that of the data given now, which the next checkpoint records
+    #[arg(long, requires = "load")]
+    pub allow_data_change: bool,
+    /// byte, char, gpt2 or the path of a Hugging Face tokenizer.json
+    #[arg(long, value_name = "TOKENIZER", default_value = "char")]
+    pub tokenizer: String,
+}
+
+impl DataArgs {
+    pub fn config(&self) -> DataConfig {
+        DataConfig {
+            data: self.data.clone(),
+            validation_data: self.valid_data.clone(),
+            split: self.split,
+        }
+    }
+
+    pub fn change(&self) -> DataChange {
+        if self.allow_data_change { DataChange::Allowed } else { DataChange::Refused }
+    }
+
+    pub fn tokenizer(&self) -> Result<TokenizerChoice> {
+        self.tokenizer.parse()
+    }
+}
+
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Optimization")]
+pub struct OptimizationArgs {
+    /// Samples that go through the model at once, on each data-parallel rank
+    #[arg(long, value_name = "N", default_value_t = 12)]
+    pub micro_batch_size: usize,
+    /// Samples per step, of all ranks [default: the micro-batch size x data-parallel ranks]
+    #[arg(long, value_name = "N")]
+    pub global_batch_size: Option<usize>,
+    /// Grow the global batch from START by INCREMENT over SAMPLES samples
+    #[arg(long, num_args = 3, value_names = ["START", "INCREMENT", "SAMPLES"])]
+    pub rampup_batch_size: Option<Vec<u64>>,
+    /// Steps to train [default: 1200]
+    #[arg(long, value_name = "N")]
+    train_iters: Option<u64>,
+    /// Seed of weights, dropout and order of the data
+    #[arg(long, value_name = "N", default_value_t = 1234)]
+    pub seed: u64,
+    /// Which optimizer
+    #[arg(long, value_enum, default_value = "adam")]
+    pub optimizer: OptimizerArg,
+    /// Largest learning rate [default: 1e-3]
+    #[arg(long, value_name = "X")]
+    lr: Option<f64>,
+    /// Smallest learning rate [default: a tenth of the largest]
+    #[arg(long, value_name = "X")]
+    pub min_lr: Option<f64>,
+    /// constant, linear, cosine, inverse-square-root or WSD
+    #[arg(long, value_name = "STYLE", default_value = "cosine")]
+    pub lr_decay_style: String,
+    /// Steps over which the learning rate falls [default: all]
+    #[arg(long, value_name = "N")]
+    pub lr_decay_iters: Option<u64>,
+    /// Steps over which the learning rate rises first [default: a twentieth of all or of the decay steps, at most 100]
+    #[arg(long, value_name = "N", conflicts_with = "lr_warmup_fraction")]
+    pub lr_warmup_iters: Option<u64>,
+    /// The same as a share of the decay steps
+    #[arg(long, value_name = "SHARE")]
+    pub lr_warmup_fraction: Option<f64>,
+    /// Learning rate from which it rises
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    pub lr_warmup_init: f64,
+    /// Steps of the final decay of WSD [default: a tenth of the decay steps, at most those after the warm-up]
+    #[arg(long, value_name = "N")]
+    pub lr_wsd_decay_iters: Option<u64>,
+    /// exponential, linear, cosine or minus-sqrt
+    #[arg(long, value_name = "STYLE", default_value = "exponential")]
+    pub lr_wsd_decay_style: String,
+    /// Weight decay of matrices and embeddings
+    #[arg(long, value_name = "X", default_value_t = 0.1)]
+    pub weight_decay: f64,
+    /// Largest global gradient norm; 0 switches clipping off
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub clip_grad: f64,
+    /// Decay of the mean of the gradient
+    #[arg(long, value_name = "X", default_value_t = 0.9)]
+    pub adam_beta1: f64,
+    /// Decay of the mean of its square
+    #[arg(long, value_name = "X", default_value_t = 0.99)]
+    pub adam_beta2: f64,
+    /// Added to its root
+    #[arg(long, value_name = "X", default_value_t = 1e-8)]
+    pub adam_eps: f64,
+    /// Share of the last update that goes on with --optimizer sgd
+    #[arg(long, value_name = "X", default_value_t = 0.9)]
+    pub sgd_momentum: f64,
+    #[command(flatten)]
+    pub adafactor: AdafactorArgs,
+}
+
+impl OptimizationArgs {
+    /// What a trainer needs, with `data_parallel_size` ranks that see different samples.
+    pub fn config(
+        &self,
+        data_parallel_size: usize,
+        parallel: ParallelConfig,
+        precision: PrecisionConfig,
+    ) -> Result<TrainerConfig> {
+        if self.train_iters == Some(0) {
+            return Err(Error::config("--train-iters", "must be positive, got 0"));
+        }
+        let steps = self.train_iters(&parallel);
+        if self.clip_grad.is_nan() || self.clip_grad < 0.0 {
+            return Err(Error::config(
+                "--clip-grad",
+                format!("must be at least 0, got {}", self.clip_grad),
+            ));
+        }
+        let relative = self.optimizer == OptimizerArg::Adafactor
+            && self.adafactor.adafactor_step_size == StepSizeArg::Relative;
+        if relative && self.lr.is_some() {
+            return Err(Error::config(
+                "--lr",
+                "relative steps of Adafactor have a size of their own: leave it out, or add --adafactor-step-size \
+                 scheduled",
+            ));
+        }
+        if let Some(share) = self.lr_warmup_fraction.filter(|share| !(0.0..=1.0).contains(share)) {
+            return Err(Error::config(
+                "--lr-warmup-fraction",
+                format!("must be in [0, 1], got {share}"),
+            ));
+        }
+        let rampup = self.rampup_batch_size.as_deref().map(|values| Rampup {
+            start: values[0] as usize,
+            increment: values[1] as usize,
+            samples: values[2],
+        });
+        Ok(TrainerConfig {
+            seed: self.seed,
+            optimizer: match self.optimizer {
+                OptimizerArg::Adam => OptimizerConfig::AdamW {
+                    beta1: self.adam_beta1,
+                    beta2: self.adam_beta2,
+                    eps: self.adam_eps,
+                    weight_decay: self.weight_decay,
+                },
+                OptimizerArg::Sgd => OptimizerConfig::Sgd {
+                    momentum: self.sgd_momentum,
+                    weight_decay: self.weight_decay,
+                },
+                OptimizerArg::Adafactor => {
+                    OptimizerConfig::Adafactor(self.adafactor.config(self.weight_decay))
+                }
+            },
+            schedule: self.schedule(steps)?,
+            clip_grad: self.clip_grad,
+            batch_size: BatchSize::new(BatchSizeConfig {
+                micro_batch_size: self.micro_batch_size,
+                data_parallel_size,
+                global_batch_size: self.global_batch_size,
+                rampup,
+            })?,
+            parallel,
+            precision,
+            execution: ExecutionMode::Eager,
+        })
+    }
+
+    fn train_iters(&self, parallel: &ParallelConfig) -> u64 {
+        steps(self.train_iters, 1200, parallel)
+    }
+
+    fn schedule(&self, train_iters: u64) -> Result<LrSchedule> {
+        let max_lr = self.lr.unwrap_or(1e-3);
+        let decay_steps = self.lr_decay_iters.unwrap_or(train_iters);
+        let share = self.lr_warmup_fraction.map(|share| (share * decay_steps as f64) as u64);
+        // What nobody typed is never refused: the defaults fit any --lr-decay-iters and any warm-up.
+        let warmup_default = (train_iters.min(decay_steps) / 20).min(100);
+        let warmup_steps = self.lr_warmup_iters.or(share).unwrap_or(warmup_default);
+        let wsd_default = (decay_steps / 10).min(decay_steps.saturating_sub(warmup_steps)).max(1);
+        LrSchedule::new(LrScheduleConfig {
+            style: self.lr_decay_style.parse::<DecayStyle>()?,
+            max_lr,
+            min_lr: self.min_lr.unwrap_or(max_lr / 10.0),
+            warmup_init: self.lr_warmup_init,
+            warmup_steps,
+            decay_steps,
+            wsd_decay_steps: self.lr_wsd_decay_iters.unwrap_or(wsd_default),
+            wsd_decay_style: self.lr_wsd_decay_style.parse::<WsdDecayStyle>()?,
+        })
+    }
+}

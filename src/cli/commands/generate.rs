@@ -1,0 +1,200 @@
+//! `ferrotron generate`.
+
+use clap::Args;
+use ferrotron::models::checkpoint::Checkpoint;
+use ferrotron::models::generate::{Sampling, generate as continue_tokens};
+use ferrotron::models::gpt::Gpt;
+use ferrotron::models::hugging_face;
+use ferrotron::models::stop::StopFlag;
+use ferrotron::models::tokenizer::Tokenizer;
+use ferrotron::nn::{Module, Scope};
+use ferrotron::tensor::At;
+use ferrotron::{DType, Error, Result};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use crate::cli::args::device::DeviceArgs;
+use crate::cli::output;
+use crate::cli::run_folder::newest_run;
+
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    /// Run folder or checkpoint [default: the newest of runs/]
+    #[arg(long, value_name = "PATH")]
+    load: Option<PathBuf>,
+    /// Text to continue [default: a line break, or the first token where there is none]
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// Tokens to add
+    #[arg(long, value_name = "N", default_value_t = 300)]
+    max_new_tokens: usize,
+    /// Divides the logits; 0 takes the likeliest token
+    #[arg(long, value_name = "X", default_value_t = 0.8)]
+    temperature: f64,
+    /// Choose among the K likeliest tokens
+    #[arg(long, value_name = "K")]
+    top_k: Option<usize>,
+    /// Choose among the likeliest tokens that have this share of the probability
+    #[arg(long, value_name = "P")]
+    top_p: Option<f64>,
+    /// Seed of the choice
+    #[arg(long, value_name = "N", default_value_t = 1234)]
+    seed: u64,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+/// A trained model with its tokenizer.
+pub struct Loaded {
+    pub gpt: Gpt,
+    pub tokenizer: Option<Tokenizer>,
+    /// Where both come from, if that is no Hugging Face folder.
+    pub checkpoint: Option<Checkpoint>,
+}
+
+impl Loaded {
+    /// Loads a run folder, a checkpoint or a Hugging Face folder.
+    pub fn open(path: &Path, device: &DeviceArgs) -> Result<Loaded> {
+        let device_handle = device.open()?;
+        if hugging_face::is_folder(path) {
+            let gpt = hugging_face::import(path, &device_handle, folder_dtype(path, device)?)?;
+            return Ok(Loaded {
+                gpt,
+                tokenizer: hugging_face::read_tokenizer(path)?,
+                checkpoint: None,
+            });
+        }
+        let checkpoint = Checkpoint::open(path)?;
+        let scope = Scope::new(&device_handle, device.dtype_of(&checkpoint)?, 0);
+        let gpt = Gpt::new(&scope, checkpoint.config())?;
+        checkpoint.load_params(&gpt.params())?;
+        Ok(Loaded { gpt, tokenizer: checkpoint.tokenizer().cloned(), checkpoint: Some(checkpoint) })
+    }
+
+    /// As [`Loaded::open`], of the newest run if none is named, with the tokenizer that text needs.
+    pub fn with_tokenizer(
+        path: Option<&PathBuf>,
+        device: &DeviceArgs,
+    ) -> Result<(Loaded, Tokenizer)> {
+        let newest = || match newest_run() {
+            Some((_, path)) => Ok(path),
+            None => Err(Error::config(
+                "--load",
+                "there is no run in runs/: train one first or name a checkpoint",
+            )),
+        };
+        let path = path.cloned().map_or_else(newest, Ok)?;
+        let mut loaded = Self::open(&path, device)?;
+        match loaded.tokenizer.take() {
+            Some(tokenizer) => Ok((loaded, tokenizer)),
+            None => Err(Error::config(
+                "--load",
+                format!("{0} has no tokenizer: put its tokenizer.json into {0}", path.display()),
+            )),
+        }
+    }
+}
+
+/// The dtype that was asked for, or the one in which no weight of a Hugging Face folder is rounded.
+fn folder_dtype(folder: &Path, device: &DeviceArgs) -> Result<DType> {
+    if let Some(dtype) = device.given_dtype()? {
+        return Ok(dtype);
+    }
+    let stored = hugging_face::stored_dtypes(folder)?;
+    let dtype = hugging_face::common_dtype(&stored);
+    if stored.len() > 1 {
+        let names: Vec<String> = stored.iter().map(DType::to_string).collect();
+        output::note(&format!(
+            "'{}' has weights in {}: read as {dtype}, which holds all of them exactly",
+            folder.display(),
+            names.join(" and ")
+        ));
+    }
+    Ok(dtype)
+}
+
+/// Continues the prompt and prints each piece as it comes.
+pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
+    let (loaded, tokenizer) = Loaded::with_tokenizer(args.load.as_ref(), &args.device)?;
+    let prompt = match args.prompt.as_deref() {
+        Some("") => {
+            let message = "is empty: name a text, or leave it out to begin with a line break";
+            return Err(Error::config("--prompt", message));
+        }
+        Some(text) => tokenizer.encode(text).at("--prompt")?,
+        None => line_break(&tokenizer),
+    };
+    let sampling = Sampling {
+        temperature: args.temperature,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        seed: args.seed,
+        end_of_text: tokenizer.end_of_text(),
+    };
+    let mut printer = Printer::new(&tokenizer, &prompt);
+    let all = continue_tokens(&loaded.gpt, &prompt, args.max_new_tokens, &sampling, |token| {
+        printer.push(token);
+        ControlFlow::Continue(())
+    });
+    printer.finish();
+    all.map(|_| ExitCode::SUCCESS)
+}
+
+/// A short sample; `None` if the program is asked to stop.
+pub fn sample(
+    gpt: &Gpt,
+    tokenizer: &Tokenizer,
+    length: usize,
+    stop: &StopFlag,
+) -> Result<Option<String>> {
+    let end_of_text = tokenizer.end_of_text();
+    let sampling = Sampling { temperature: 0.8, top_k: None, top_p: None, seed: 1234, end_of_text };
+    let until_stopped = |_| match stop.is_set() {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    };
+    let tokens = continue_tokens(gpt, &line_break(tokenizer), length, &sampling, until_stopped)?;
+    Ok((!stop.is_set()).then(|| tokenizer.decode(&tokens)))
+}
+
+/// The tokens of a line break, or the first of a vocabulary that has none.
+fn line_break(tokenizer: &Tokenizer) -> Vec<u32> {
+    tokenizer.encode("\n").unwrap_or_else(|_| vec![0])
+}
+
+/// Prints tokens as text; a character that spans several tokens waits for the last of them.
+struct Printer<'a> {
+    tokenizer: &'a Tokenizer,
+    tokens: Vec<u32>,
+    printed: usize,
+}
+
+impl<'a> Printer<'a> {
+    fn new(tokenizer: &'a Tokenizer, prompt: &[u32]) -> Self {
+        let text = tokenizer.decode(prompt);
+        output::print(&text);
+        Printer { tokenizer, printed: text.len(), tokens: prompt.to_vec() }
+    }
+
+    fn push(&mut self, token: u32) {
+        self.tokens.push(token);
+        let text = self.tokenizer.decode(&self.tokens);
+        if !text.ends_with('\u{FFFD}') {
+            self.print_rest(&text);
+        }
+    }
+
+    fn finish(&mut self) {
+        let text = self.tokenizer.decode(&self.tokens);
+        self.print_rest(&text);
+        output::line("");
+    }
+
+    fn print_rest(&mut self, text: &str) {
+        if let Some(new) = text.get(self.printed..) {
+            output::print(new);
+            self.printed = text.len();
+        }
+    }
+}

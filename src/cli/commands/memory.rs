@@ -1,0 +1,105 @@
+//! `ferrotron memory`.
+
+use clap::{Args, FromArgMatches};
+use ferrotron::models::checkpoint::Checkpoint;
+use ferrotron::models::memory::StageMemory;
+use ferrotron::{Error, Result};
+use serde_json::json;
+use std::process::ExitCode;
+
+use crate::cli::args::train::TrainArgs;
+use crate::cli::commands::train::open_tokenizer;
+use crate::cli::options::Options;
+use crate::cli::options::remembered;
+use crate::cli::{bytes, memory_limits, output, parse};
+
+/// Tokens of the GPT-2 vocabulary, with which the presets were trained.
+const PRESET_VOCAB: usize = 50_257;
+
+#[derive(Debug, Args)]
+pub struct MemoryArgs {
+    #[command(flatten)]
+    train: TrainArgs,
+    /// Number of token ids [default: that of --preset without --data, else the tokenizer's]
+    #[arg(long, value_name = "N")]
+    vocab_size: Option<usize>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints what each rank of every pipeline stage would take, with the options `given` over those of `--load`.
+pub fn memory(args: &MemoryArgs, given: Options) -> Result<ExitCode> {
+    let resumed = args.train.run.load.as_deref().map(Checkpoint::peek).transpose()?;
+    let options = match &resumed {
+        Some(checkpoint) => remembered::resumed(given, checkpoint, None)?,
+        None => given,
+    };
+    let matches = parse("memory", &options)?;
+    let matches = matches.subcommand_matches("memory").expect("it was parsed");
+    let args = MemoryArgs::from_arg_matches(matches).unwrap_or_else(|error| error.exit());
+    report(&args, resumed.as_ref()).map_err(|error| options.name_sources(error))
+}
+
+fn report(args: &MemoryArgs, resumed: Option<&Checkpoint>) -> Result<ExitCode> {
+    let train = &args.train;
+    train.device.place()?;
+    let parallel = &train.parallel;
+    let sizes = [
+        parallel.tensor_model_parallel_size,
+        parallel.context_parallel_size,
+        parallel.pipeline_model_parallel_size,
+    ];
+    let smallest = sizes.iter().try_fold(1_usize, |ranks, &size| ranks.checked_mul(size));
+    let world = parallel.nproc.or(smallest).unwrap_or(0);
+    let plan = train.plan(world, parallel.nproc.unwrap_or(1), vocab_size(args, resumed)?)?;
+    let stages = plan.stages()?;
+    if args.json {
+        let report = json!({
+            "total_bytes": memory_limits::largest(&stages).memory.total_bytes,
+            "ranks": world,
+            "parameters": plan.model.num_parameters(),
+            "stages": stages,
+        });
+        output::line(&report.to_string());
+    } else {
+        output::print(&table(&stages));
+    }
+    memory_limits::check_thought(train, &plan, &stages)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn vocab_size(args: &MemoryArgs, resumed: Option<&Checkpoint>) -> Result<usize> {
+    let train = &args.train;
+    let unsaid = train.data.data.is_empty() && train.data.tokenizer == "char";
+    match args.vocab_size {
+        Some(0) => Err(Error::config("--vocab-size", "must be positive, got 0")),
+        Some(size) => Ok(size),
+        None if unsaid && train.model.preset.is_some() && resumed.is_none() => Ok(PRESET_VOCAB),
+        None => Ok(open_tokenizer(train, resumed)?.vocab_size()),
+    }
+}
+
+/// A line for each stage, in columns; what waits in host memory is the last, where anything does.
+fn table(stages: &[StageMemory]) -> String {
+    let names = memory_limits::CATEGORIES.iter().map(|(name, _)| name.to_string());
+    let offloads = stages.iter().any(|stage| stage.memory.host_bytes > 0);
+    let header = ["stage", "layers", "ranks"].map(String::from).into_iter().chain(names);
+    let row = |stage: &StageMemory| {
+        let bytes = memory_limits::CATEGORIES.iter().map(|(_, of)| of(&stage.memory));
+        let numbers = [stage.stage, stage.layers, stage.ranks].map(|number| number.to_string());
+        let host = offloads.then_some(stage.memory.host_bytes);
+        let bytes = bytes.chain([stage.memory.total_bytes]).chain(host);
+        let cells = bytes.map(|bytes| bytes::display(bytes as u64));
+        numbers.into_iter().chain(cells).collect::<Vec<String>>()
+    };
+    let last = ["total", "host"].map(String::from).into_iter().take(1 + usize::from(offloads));
+    let lines = [header.chain(last).collect()].into_iter();
+    let line = |cells: Vec<String>| {
+        let (numbers, bytes) = cells.split_at(3);
+        let numbers = numbers.iter().map(|cell| format!("{cell:>7}"));
+        let cells = numbers.chain(bytes.iter().map(|cell| format!("{cell:>12}")));
+        cells.collect::<String>() + "\n"
+    };
+    lines.chain(stages.iter().map(row)).map(line).collect()
+}

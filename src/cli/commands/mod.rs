@@ -1,0 +1,10 @@
+//! One file for each subcommand.
+
+pub(super) mod bench;
+pub(super) mod doctor;
+pub(super) mod eval;
+pub(super) mod export;
+pub(super) mod generate;
+pub(super) mod memory;
+pub(super) mod schedule;
+pub(super) mod train;

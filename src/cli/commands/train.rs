@@ -1,0 +1,228 @@
+//! `ferrotron train`: alone, as one rank of a job, or as the launcher of one.
+
+use ferrotron::models::checkpoint::Checkpoint;
+use ferrotron::models::data::{DataFingerprint, Dataset};
+use ferrotron::models::memory::{self, StageMemory};
+use ferrotron::models::run::{Intervals, RunConfig, StopReason, run};
+use ferrotron::models::tokenizer::Tokenizer;
+use ferrotron::models::trainer::Trainer;
+use ferrotron::nn::Scope;
+use ferrotron::parallel::agreement::agree;
+use ferrotron::parallel::collective::World;
+use ferrotron::parallel::launch::{INTERRUPTED, RankEnvironment};
+use ferrotron::parallel::mesh::Mesh;
+use ferrotron::{Error, Result};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use crate::cli::args::device::DeviceChoice;
+use crate::cli::args::train::TrainArgs;
+use crate::cli::configuration::{Configuration, data_facts};
+use crate::cli::job;
+use crate::cli::job::ProcessRole;
+use crate::cli::options::Options;
+use crate::cli::progress::TrainProgress;
+use crate::cli::{corpus, failed, memory_limits, output, report, resume, run_folder};
+
+/// Trains, reports and leaves a run folder behind; or starts processes that do. The options `given`, of which `args` is
+/// made, were typed or stand in the file of `--config`.
+pub fn train(args: &TrainArgs, given: Options) -> Result<ExitCode> {
+    let load = args.run.load.as_deref();
+    let rank = job::rank_environment()?;
+    let Some(rank) = rank else {
+        let resumed = load.map(Checkpoint::peek).transpose()?;
+        let plan = PreparedRun::new(given, resumed, None)?; // what is refused is refused here, once
+        return match plan.job {
+            ProcessRole::Launcher(ranks) => {
+                job::start_ranks(ranks, plan.configuration.args.parallel.timeout())
+            }
+            _ => {
+                let data = plan.data()?;
+                plan.train(&Mesh::single(), &data)
+            }
+        };
+    };
+    // How ranks meet is no matter of a checkpoint, which they choose together. What one of them cannot do is told to all
+    // behind that.
+    let trained =
+        job::connect(&args.parallel, &rank, |world| train_as_rank(&world, load, given, &rank));
+    // Under other launchers nothing else says whose error it is.
+    Ok(trained.unwrap_or_else(|error| failed(&format!("rank {}: ", rank.rank), &error)))
+}
+
+/// Trains as one rank of `world`, after all ranks have found that they are about the same.
+fn train_as_rank(
+    world: &World,
+    load: Option<&Path>,
+    given: Options,
+    rank: &RankEnvironment,
+) -> Result<ExitCode> {
+    let everyone = world.everyone()?;
+    let resumed = resume::open_together(&everyone, load)?;
+    let planned = PreparedRun::new(given, resumed, Some(rank)).and_then(|plan| {
+        let data = plan.data()?;
+        let mut facts = data_facts(&data.fingerprint, &data.dataset, &plan.tokenizer)?;
+        facts.extend(plan.configuration.facts.clone());
+        Ok((plan, data, facts))
+    });
+    let agreed = agree(&everyone, planned.as_ref().map(|(_, _, facts)| facts));
+    let (plan, data, _) = planned?;
+    agreed?;
+    let sequence = plan.configuration.args.parallel.sequence();
+    let mesh = Mesh::new(world, plan.run.layout, sequence)?;
+    plan.train(&mesh, &data)
+}
+
+/// The opened data of a run.
+struct Data {
+    dataset: Dataset,
+    fingerprint: DataFingerprint,
+}
+
+/// A run of which everything that can be refused has been checked, before anything starts.
+struct PreparedRun {
+    configuration: Configuration,
+    job: ProcessRole,
+    resumed: Option<Checkpoint>,
+    tokenizer: Tokenizer,
+    run: memory::MemoryEstimator,
+    stages: Vec<StageMemory>,
+    intervals: Intervals,
+}
+
+impl PreparedRun {
+    fn new(
+        given: Options,
+        resumed: Option<Checkpoint>,
+        rank: Option<&RankEnvironment>,
+    ) -> Result<PreparedRun> {
+        let configuration = Configuration::new(given, resumed.as_ref(), rank)?;
+        let Configuration { args, options, .. } = &configuration;
+        let check = || {
+            let job = ProcessRole::new(&args.parallel, rank.cloned())?;
+            args.run.validate()?;
+            args.device.dtype()?;
+            run_folder::check(args, resumed.as_ref(), &job)?;
+            let tokenizer = open_tokenizer(args, resumed.as_ref())?;
+            let run = args.plan(job.world_size(), job.local_size(), tokenizer.vocab_size())?;
+            if let Some(checkpoint) = &resumed {
+                checkpoint.check_config(&run.model)?;
+            }
+            let intervals = args.intervals(&run.trainer.parallel)?;
+            let stages = run.stages()?;
+            memory_limits::check(args, &run, &stages, &job)?;
+            if args.device.place()? == DeviceChoice::Cpu {
+                args.offload.check(&args.run)?;
+            }
+            Ok((job, tokenizer, run, stages, intervals))
+        };
+        let (job, tokenizer, run, stages, intervals) =
+            check().map_err(|error| options.name_sources(error))?;
+        Ok(PreparedRun { configuration, job, resumed, tokenizer, run, stages, intervals })
+    }
+
+    /// Opens the data, and compares it with that of the checkpoint.
+    fn data(&self) -> Result<Data> {
+        let Configuration { args, options, .. } = &self.configuration;
+        let first = !matches!(&self.job, ProcessRole::Rank(rank) if rank.rank > 0);
+        let warn = |warning: &str| {
+            if first {
+                output::note(warning);
+            }
+        };
+        let open = || {
+            let dataset = corpus::open(&args.data.config(), &self.tokenizer, warn)?;
+            let fingerprint = DataFingerprint::new(&dataset, &self.tokenizer)?;
+            if let Some(checkpoint) = &self.resumed {
+                fingerprint.check(&checkpoint.progress().extra, args.data.change())?;
+            }
+            Ok(Data { dataset, fingerprint })
+        };
+        open().map_err(|error| options.name_sources(error))
+    }
+
+    /// Trains as one rank of `mesh`; the first one reports.
+    fn train(self, mesh: &Mesh, data: &Data) -> Result<ExitCode> {
+        let options = self.configuration.options.clone();
+        self.take_steps(mesh, data).map_err(|error| options.name_sources(error))
+    }
+
+    fn take_steps(self, mesh: &Mesh, data: &Data) -> Result<ExitCode> {
+        let Data { dataset, fingerprint } = data;
+        let PreparedRun { configuration, job, resumed, tokenizer, run: plan, stages, intervals } =
+            self;
+        let args = &configuration.args;
+        let folder = args.offload.folder(&args.run);
+        let device = args.device.open_shared(job.local_size(), job.local_rank(), folder)?;
+        let mesh = &job::between_gpus(args, mesh, &device)?;
+        let scope = Scope::new(&device, args.device.dtype()?, args.optimization.seed);
+        let mut trainer = Trainer::on_mesh(&scope, mesh, &plan.model, plan.trainer)?;
+        if let Some(checkpoint) = &resumed {
+            trainer.load(checkpoint)?;
+        }
+        let mut progress = trainer.progress().clone();
+        fingerprint.record(&mut progress.extra);
+        trainer.set_progress(progress);
+
+        let folder = run_folder::make(args, resumed.as_ref(), mesh.world())?;
+        let config = run_config(&configuration, &trainer, intervals, folder)?;
+        let first = mesh.rank() == 0;
+        if first {
+            report::before(&configuration, &trainer, dataset, &tokenizer, &stages, &config)?;
+        }
+        let done = trainer.progress().step;
+        let mut progress = match first {
+            true => TrainProgress::new(done, intervals.train_iters, args.run.log_interval),
+            false => TrainProgress::silent(),
+        };
+        // Until here there is nothing to save: a signal ends the process as it ends any other.
+        let stop = job::stop_on_signals(INTERRUPTED)?;
+        let outcome = run(&mut trainer, dataset, &tokenizer, &config, &stop, &mut progress);
+        progress.finish();
+        let outcome = outcome?;
+        if first {
+            report::after(args, &trainer, dataset, &tokenizer, &outcome, &stop)?;
+        }
+        // All steps may be taken, and something behind them left out.
+        Ok(match outcome.stop_reason {
+            StopReason::Finished | StopReason::ExitInterval if !stop.is_set() => ExitCode::SUCCESS,
+            _ => ExitCode::from(INTERRUPTED),
+        })
+    }
+}
+
+pub fn open_tokenizer(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<Tokenizer> {
+    let embedded = args.data.data.is_empty();
+    if embedded && !args.data.valid_data.is_empty() {
+        return Err(Error::config(
+            "--valid-data",
+            "needs --data: the built-in corpus brings its own validation part",
+        ));
+    }
+    match resumed.and_then(Checkpoint::tokenizer) {
+        Some(tokenizer) => Ok(tokenizer.clone()),
+        None => args
+            .data
+            .tokenizer()?
+            .build(|| if embedded { Ok(corpus::text()) } else { args.data.config().text() }),
+    }
+}
+
+fn run_config(
+    configuration: &Configuration,
+    trainer: &Trainer,
+    intervals: Intervals,
+    folder: PathBuf,
+) -> Result<RunConfig> {
+    let args = &configuration.args;
+    Ok(RunConfig {
+        metrics: run_folder::metrics(args, &folder),
+        folder,
+        intervals,
+        seq_length: args.model.seq_length()?,
+        save_retain: args.run.save_retain,
+        eval_iters: args.run.eval_iters.0,
+        trace: args.run.trace(trainer.progress().step),
+        options: configuration.remembered(trainer.config().batch_size.full_batch_size()),
+    })
+}

@@ -1,0 +1,201 @@
+//! Which options a checkpoint remembers, and which of them a run that resumes from it takes.
+//!
+//! A checkpoint keeps `{"option": value, ..}` as `run` in its `config.json`; those of earlier versions keep the words
+//! of a command line. A checkpoint decides what the run is, never which files this process writes.
+
+use ferrotron::models::checkpoint::Checkpoint;
+use ferrotron::models::tokenizer::TokenizerChoice;
+use ferrotron::parallel::launch::RankEnvironment;
+use ferrotron::{DType, Error, Result};
+use serde_json::{Map, Value};
+
+use crate::cli::options::{Options, Source};
+use crate::cli::{definition, output, words_of};
+
+/// Options of one start of a run, or of one process of it: a checkpoint neither remembers them nor decides them, even
+/// if they stand in it.
+const NOT_REMEMBERED: &[&str] = &[
+    "load",
+    "save",
+    "allow-data-change",
+    "metrics",
+    "trace",
+    "trace-steps",
+    "exit-interval",
+    "enable-cuda-graph",
+    "device",
+    "memory-limit",
+    "offload-folder",
+    "rendezvous-port",
+    "distributed-timeout-minutes",
+    "transport",
+];
+
+/// Options that each rank may have its own values of.
+pub const MAY_DIFFER: &[&str] = &[
+    "device",
+    "threads",
+    "memory-limit",
+    "offload-folder",
+    "rendezvous-port",
+    "distributed-timeout-minutes",
+    "transport",
+];
+
+/// Which rank has which part of the model.
+const LAYOUT: &[&str] = &[
+    "tensor-model-parallel-size",
+    "pipeline-model-parallel-size",
+    "context-parallel-size",
+    "sequence-parallel",
+    "pipeline-schedule",
+    "num-virtual-stages-per-pipeline-rank",
+];
+
+/// Options that decide one thing together: with one of them given, a resumed run forgets the others that the checkpoint
+/// remembers.
+const TOGETHER: &[&[&str]] = &[
+    LAYOUT,
+    // What is computed again in backward.
+    &[
+        "recompute-granularity",
+        "recompute-method",
+        "recompute-num-layers",
+        "recompute-modules",
+        "distribute-saved-activations",
+    ],
+    // What waits outside of the device's memory, and in which form.
+    &[
+        "offload-optimizer-states",
+        "cpu-offloading-num-layers",
+        "saved-activations-dtype",
+        "saved-activations-encoding",
+    ],
+];
+
+/// Options that mean nothing in some precisions: with a precision given, a resumed run forgets those that the checkpoint
+/// remembers.
+fn meaningless_in(dtype: Option<DType>) -> &'static [&'static str] {
+    match dtype {
+        Some(DType::BF16) => &["saved-activations-dtype"],
+        Some(DType::F16) => &["grad-reduce-in-bf16", "saved-activations-dtype"],
+        _ => &["grad-reduce-in-bf16", "no-master-weights", "stochastic-rounding"],
+    }
+}
+
+/// The tokenizer of a run that names none: the default of `--tokenizer`.
+const DEFAULT_TOKENIZER: &str = "char";
+
+/// Files that a run reads.
+const INPUTS: &[&str] = &["data", "valid-data", "tokenizer"];
+
+/// Options whose values are paths.
+const PATHS: &[&str] = &["data", "valid-data", "load", "save", "metrics", "trace"];
+
+/// What the next checkpoint remembers of the options of a run. Paths become absolute, so that the run resumes from any
+/// folder.
+pub fn of_options(options: &Options) -> Map<String, Value> {
+    let remembered = options.iter().filter(|(name, _)| !NOT_REMEMBERED.contains(name));
+    let absolute = |(name, value): (&str, &Value)| {
+        let absolute = |value: &Value| value.as_str().map(|text| canonical(name, text).into());
+        let value = match value {
+            Value::Array(values) => {
+                values.iter().map(|value| absolute(value).unwrap_or(value.clone())).collect()
+            }
+            value => absolute(value).unwrap_or(value.clone()),
+        };
+        (name.to_string(), value)
+    };
+    remembered.map(absolute).collect()
+}
+
+/// An option's value in the form in which equal ones are equal: paths are absolute. Links stay, since machines may
+/// have their own targets of one.
+pub fn canonical(name: &str, text: &str) -> String {
+    let tokenizer = || name == "tokenizer" && matches!(text.parse(), Ok(TokenizerChoice::File(_)));
+    if !PATHS.contains(&name) && !tokenizer() {
+        return text.to_string();
+    }
+    let absolute = std::path::absolute(text);
+    absolute.map_or(text.to_string(), |path| path.to_string_lossy().into_owned())
+}
+
+/// The options that a checkpoint remembers, and the names of those in it that it may not decide.
+///
+/// # Errors
+/// An option that this program does not have.
+pub fn of_checkpoint(checkpoint: &Checkpoint) -> Result<(Options, Vec<String>)> {
+    let definition = definition("train");
+    let source = Source::Checkpoint(format!("the checkpoint {checkpoint}"));
+    let mut options = match checkpoint.run() {
+        Value::Object(map) => Options::from_map(&definition, map.clone(), &source)?,
+        Value::Array(words) => {
+            let words = words.iter().filter_map(Value::as_str).map(Into::into);
+            let matches = words_of("train", words).map_err(|why| source.refuse(why))?;
+            Options::from_matches(&definition, &matches, &source)?
+        }
+        _ => Options::default(),
+    };
+    let ignored = options.remove(NOT_REMEMBERED);
+    Ok((options, ignored))
+}
+
+/// The options of a run that resumes from `checkpoint`: those `given`, which were typed or stand in a file, over what
+/// the checkpoint remembers.
+///
+/// How many ranks there were does not matter to `rank`, which a launcher has started.
+///
+/// # Errors
+/// Those of [`of_checkpoint`]; another tokenizer than the run's.
+pub fn resumed(
+    given: Options,
+    checkpoint: &Checkpoint,
+    rank: Option<&RankEnvironment>,
+) -> Result<Options> {
+    let (mut saved, ignored) = of_checkpoint(checkpoint)?;
+    if rank.is_none_or(|rank| rank.rank == 0) && !ignored.is_empty() {
+        let names = ignored.iter().map(|name| format!("--{name}")).collect::<Vec<_>>().join(", ");
+        output::note(&format!(
+            "ignored: {names} of the checkpoint {checkpoint}, which does not decide this"
+        ));
+    }
+    let tokenizer = |options: &Options| {
+        let word = options.values("tokenizer").pop();
+        canonical("tokenizer", word.as_deref().unwrap_or(DEFAULT_TOKENIZER))
+    };
+    if given.contains("tokenizer") && tokenizer(&given) != tokenizer(&saved) {
+        let message = "a run keeps the tokenizer that it was started with";
+        return Err(given.name_sources(Error::config("--tokenizer", message)));
+    }
+    if rank.is_some_and(|rank| saved.values("nproc") != [rank.world_size.to_string()]) {
+        saved.remove(&["nproc"]);
+    }
+    if given.values("nproc") == ["1"] {
+        saved.remove(LAYOUT);
+    }
+    for names in TOGETHER {
+        if given.contains_any(names) {
+            saved.remove(names);
+        }
+    }
+    if given.contains_any(&["dtype", "bf16", "fp16"]) {
+        saved.remove(meaningless_in(dtype(&given)));
+    }
+    Ok(given.over(saved))
+}
+
+/// The precision that options name.
+fn dtype(options: &Options) -> Option<DType> {
+    let is_on = |name| options.get(name) == Some(&Value::Bool(true));
+    match (is_on("bf16"), is_on("fp16")) {
+        (true, _) => Some(DType::BF16),
+        (_, true) => Some(DType::F16),
+        _ => options.values("dtype").first().and_then(|name| name.parse().ok()),
+    }
+}
+
+/// The line that names the files that a resumed run reads since its checkpoint says so.
+pub fn inputs_line(options: &Options) -> Option<String> {
+    let inputs = options.remembered_words(INPUTS);
+    (!inputs.is_empty()).then(|| format!("as the checkpoint remembers: {}", inputs.join(" ")))
+}

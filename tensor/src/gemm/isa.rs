@@ -1,0 +1,144 @@
+//! Instruction sets that products run with, and which of them this processor has.
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub(super) mod amx;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512_bf16;
+pub(super) mod portable;
+pub(super) mod vector;
+
+use super::kernel::GemmKernels;
+
+/// An instruction set to run with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Isa {
+    #[cfg(test)]
+    PortablePairs,
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16,
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    Amx,
+}
+
+impl Isa {
+    /// Every one, the best last.
+    const ALL: &[Isa] = &[
+        #[cfg(test)]
+        Isa::PortablePairs,
+        Isa::Portable,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Bf16,
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        Isa::Amx,
+    ];
+
+    /// Whether this processor has it.
+    fn is_here(self) -> bool {
+        match self {
+            #[cfg(test)]
+            Isa::PortablePairs => true,
+            Isa::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => {
+                Isa::Avx2.is_here()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512bw")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => Isa::Avx512.is_here() && is_x86_feature_detected!("avx512bf16"),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Isa::Amx => {
+                Isa::Avx512.is_here()
+                    && super::isa::amx::permission() == super::isa::amx::Permission::Granted
+            }
+        }
+    }
+
+    /// What can be tested here, AMX also where it must be emulated.
+    #[cfg(test)]
+    pub(super) fn available() -> impl Iterator<Item = Isa> {
+        Isa::ALL.iter().copied().filter(|&level| {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            if level == Isa::Amx && Isa::Avx512.is_here() {
+                return level.is_here() || super::isa::amx::emulator::install();
+            }
+            level.is_here()
+        })
+    }
+
+    /// The best that this processor has.
+    pub(super) fn best() -> Isa {
+        let here = Isa::ALL.iter().rev().find(|level| level.is_here());
+        *here.expect("plain Rust runs everywhere")
+    }
+
+    /// The name of the instruction set.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            #[cfg(test)]
+            Isa::PortablePairs => "portable pairs",
+            Isa::Portable => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => "AVX2",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => "AVX-512",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => "AVX512-BF16",
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Isa::Amx => "AMX",
+        }
+    }
+
+    /// The instruction set that f32 products use where this one is the best.
+    pub(super) fn for_f32(self) -> Isa {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => Isa::Avx512,
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Isa::Amx => Isa::Avx512,
+            other => other,
+        }
+    }
+
+    /// Whether products of two bf16 matrices are computed in tile registers.
+    pub(super) fn has_tiles(self) -> bool {
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        return self == Isa::Amx;
+        #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+        false
+    }
+
+    /// Kernels for products of two bf16 matrices in words, if the instruction set has them.
+    pub(super) fn pairs(self) -> Option<&'static GemmKernels<f32>> {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => Some(&super::isa::avx512_bf16::PAIRS),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Isa::Amx => Some(&super::isa::amx::block_kernel::PAIRS),
+            #[cfg(test)]
+            Isa::PortablePairs => Some(&super::isa::portable::PAIRS),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! One SIMD register of accumulators, as the generic kernels see it.
+
+use crate::gemm::kernel::Compute;
+use crate::{Element, Real, Scalar};
+
+/// A register of `LANES` f32 or f64 values.
+///
+/// Every function must be inlined into one that enables the instruction set (see `isa!`); all are
+/// unsafe because the processor must have that instruction set.
+pub(in crate::gemm) trait Vector: Copy {
+    /// What a lane holds.
+    type Scalar: Compute;
+    /// Selects the first lanes.
+    type Mask: Copy;
+    /// `LANES` registers: a square block to transpose.
+    type Square: AsMut<[Self]>;
+    /// Lanes of a register; at most 16.
+    const LANES: usize;
+    /// Masked loads and stores cost the same as plain ones.
+    const FREE_MASKS: bool;
+
+    /// All lanes `value`.
+    unsafe fn splat(value: Self::Scalar) -> Self;
+    /// `LANES` consecutive values, no alignment needed.
+    unsafe fn load(from: *const Self::Scalar) -> Self;
+    /// `LANES` consecutive values, no alignment needed.
+    unsafe fn store(self, to: *mut Self::Scalar);
+    /// The mask of the first `count` lanes, 1 to `LANES`.
+    unsafe fn first(count: usize) -> Self::Mask;
+    /// The masked lanes; the others are zero and their memory is not touched.
+    unsafe fn load_first(from: *const Self::Scalar, mask: Self::Mask) -> Self;
+    /// The masked lanes; other memory is not touched.
+    unsafe fn store_first(self, to: *mut Self::Scalar, mask: Self::Mask);
+    /// The lower half of the lanes to `low`, the upper half to `high`.
+    unsafe fn store_halves(self, low: *mut Self::Scalar, high: *mut Self::Scalar);
+    /// self * factor + addend; fused where the instruction set has it.
+    unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
+    /// Lanewise sum.
+    unsafe fn add(self, other: Self) -> Self;
+    /// `LANES` zero registers.
+    unsafe fn square() -> Self::Square;
+    /// Lane j of register i becomes lane i of register j.
+    unsafe fn transpose(square: &mut Self::Square);
+
+    /// A square block of a storage type, widened and transposed: register j of the result holds
+    /// element j of each of the `LANES` rows, which are `stride` elements apart.
+    #[inline(always)]
+    unsafe fn transposed<S: Element<Acc = Self::Scalar>>(
+        from: *const S,
+        stride: isize,
+    ) -> Self::Square {
+        // SAFETY: the caller vouches for LANES rows of LANES elements.
+        unsafe {
+            let mut square = Self::square();
+            for (i, row) in square.as_mut().iter_mut().enumerate() {
+                *row = Self::widen(from.offset(i as isize * stride));
+            }
+            Self::transpose(&mut square);
+            square
+        }
+    }
+
+    /// `LANES` consecutive values of a storage type, widened.
+    #[inline(always)]
+    unsafe fn widen<S: Element<Acc = Self::Scalar>>(from: *const S) -> Self {
+        if S::DTYPE == Self::Scalar::DTYPE {
+            // SAFETY: as below.
+            return unsafe { Self::load(from.cast()) };
+        }
+        let mut lanes = [Self::Scalar::ZERO; 16];
+        for (lane, value) in lanes[..Self::LANES].iter_mut().enumerate() {
+            // SAFETY: the caller vouches for LANES elements.
+            *value = unsafe { from.add(lane).read_unaligned() }.acc();
+        }
+        // SAFETY: 16 lanes are there and LANES is at most 16.
+        unsafe { Self::load(lanes.as_ptr()) }
+    }
+
+    /// Rounds to a storage type and writes `LANES` consecutive values.
+    #[inline(always)]
+    unsafe fn narrow<D: Element<Acc = Self::Scalar>>(self, to: *mut D) {
+        if D::DTYPE == Self::Scalar::DTYPE {
+            // SAFETY: as below.
+            return unsafe { self.store(to.cast()) };
+        }
+        let mut lanes = [Self::Scalar::ZERO; 16];
+        // SAFETY: 16 lanes are there and LANES is at most 16.
+        unsafe { self.store(lanes.as_mut_ptr()) };
+        for (lane, &value) in lanes[..Self::LANES].iter().enumerate() {
+            // SAFETY: the caller vouches for LANES elements.
+            unsafe { to.add(lane).write_unaligned(D::from_acc(value)) };
+        }
+    }
+
+    /// The first `count` values of a storage type, widened; the other lanes are zero.
+    #[inline(always)]
+    unsafe fn widen_first<S: Element<Acc = Self::Scalar>>(from: *const S, count: usize) -> Self {
+        if S::DTYPE == Self::Scalar::DTYPE {
+            // SAFETY: as below.
+            return unsafe { Self::load_first(from.cast(), Self::first(count)) };
+        }
+        let mut lanes = [S::from_acc(Self::Scalar::ZERO); 16];
+        // SAFETY: the caller vouches for `count` elements, at most LANES, which is at most 16.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count);
+            Self::widen(lanes.as_ptr())
+        }
+    }
+
+    /// Rounds to a storage type and writes the first `count` values.
+    #[inline(always)]
+    unsafe fn narrow_first<D: Element<Acc = Self::Scalar>>(self, to: *mut D, count: usize) {
+        if D::DTYPE == Self::Scalar::DTYPE {
+            // SAFETY: as below.
+            return unsafe { self.store_first(to.cast(), Self::first(count)) };
+        }
+        let mut lanes = [D::from_acc(Self::Scalar::ZERO); 16];
+        // SAFETY: the caller vouches for `count` elements, at most LANES, which is at most 16.
+        unsafe {
+            self.narrow(lanes.as_mut_ptr());
+            std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, count);
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Computes one tile of the product: the loops around the microkernel.
+
+use super::Accum;
+use super::driver::GemmTask;
+use super::kernel::{Compute, MicroTile};
+use super::pack::{Epilogue, PackTask};
+use super::packed_operand::{Access, Range};
+use super::problem::Bias;
+
+/// A tile of the target and where its sums are accumulated.
+struct TilePosition<T> {
+    row: usize,
+    column: usize,
+    rows: usize,
+    columns: usize,
+    /// The target itself, or scratch.
+    sums: *mut T,
+    sums_row: isize,
+}
+
+impl<T: Compute> GemmTask<T> {
+    /// Computes tile number `number` of the chapter that `rows` and `columns` span; `ends` says
+    /// whether the chapter is the first and the last along k.
+    ///
+    /// # Safety
+    /// The chapter is packed, nobody else computes this tile, and `thread` is this thread's number.
+    pub(super) unsafe fn compute_tile(
+        &self,
+        rows: Range,
+        columns: Range,
+        [first, last]: [bool; 2],
+        number: usize,
+        thread: usize,
+    ) {
+        let (plan, target) = (&self.plan, self.problem.target);
+        let tiles_down = rows.lanes.div_ceil(plan.tile_rows);
+        let (i0, j0) =
+            (number % tiles_down * plan.tile_rows, number / tiles_down * plan.tile_columns);
+        let (row, column) = (rows.lane + i0, columns.lane + j0);
+        let (sums, sums_row) = match self.scratch {
+            None => (target.at(row, column).cast::<T>(), target.row_stride),
+            Some(scratch) => {
+                // A tile that takes several chapters needs a place of its own.
+                let slot = if first && last { thread } else { number };
+                let offset = slot * plan.tile_rows * plan.tile_columns;
+                (scratch.wrapping_add(offset), plan.tile_columns as isize)
+            }
+        };
+        let place = TilePosition {
+            row,
+            column,
+            rows: plan.tile_rows.min(rows.lanes - i0),
+            columns: plan.tile_columns.min(columns.lanes - j0),
+            sums,
+            sums_row,
+        };
+        let add = self.problem.accum == Accum::Add;
+        // SAFETY: the tile lies within the target, and its sums are this thread's for now.
+        unsafe {
+            if self.scratch.is_some() && first && add {
+                self.fetch(&place);
+            }
+            for start in (0..rows.steps).step_by(plan.block) {
+                let add = add || !first || start > 0;
+                let last = last && start + plan.block >= rows.steps;
+                self.block(&place, rows, columns, start, [add, last], thread);
+            }
+            if last && !self.stores_result {
+                self.finish(&place);
+            }
+        }
+    }
+
+    /// Adds the block that starts at step `start` of the chapter to a tile.
+    unsafe fn block(
+        &self,
+        place: &TilePosition<T>,
+        rows: Range,
+        columns: Range,
+        start: usize,
+        [add, last]: [bool; 2],
+        thread: usize,
+    ) {
+        let GemmTask { plan, kernels, lhs, rhs, .. } = self;
+        let kernel_rows = kernels.tiles.len();
+        let depth = plan.block.min(rows.steps - start);
+        let (i0, j0) = (place.row - rows.lane, place.column - columns.lane);
+        let a = lhs.view(rows, i0, start, depth, thread);
+        let b = rhs.view(columns, j0, start, depth, thread);
+        let (target, stores_result) = (self.problem.target, last && self.stores_result);
+        let (to, to_row, dtype) = match stores_result {
+            true => (target.at(place.row, place.column), target.row_stride, target.dtype),
+            false => (place.sums.cast(), place.sums_row, T::DTYPE),
+        };
+        let size = dtype.size();
+        let bias = match self.problem.bias {
+            Bias::Columns(bias) if stores_result => bias.wrapping_add(place.column * size),
+            _ => std::ptr::null(),
+        };
+        for i in (0..place.rows).step_by(kernel_rows) {
+            let tiles = &kernels.tiles[kernel_rows.min(place.rows - i) - 1];
+            let a_data = a.data.wrapping_offset((i / kernel_rows) as isize * a.panel);
+            let c = place.sums.wrapping_offset(i as isize * place.sums_row);
+            let to = to.wrapping_offset(i as isize * to_row * size as isize);
+            for (panel, j) in (0..place.columns).step_by(plan.panel_columns).enumerate() {
+                let lanes = plan.panel_columns.min(place.columns - j);
+                let vectors = lanes.div_ceil(kernels.lanes);
+                if rhs.access == Access::PackedPerThread {
+                    let (lane, step) = (place.column + j, columns.step + start);
+                    let range = Range { lane, lanes, step, steps: depth };
+                    // SAFETY: the range lies within the operand.
+                    unsafe { rhs.pack_panel(range, thread) };
+                }
+                let tile = MicroTile {
+                    depth,
+                    a: a_data,
+                    a_row: a.lane,
+                    a_step: a.step,
+                    b: b.data.wrapping_offset(panel as isize * b.panel),
+                    b_step: b.step,
+                    c: c.wrapping_add(j),
+                    c_row: place.sums_row,
+                    add,
+                    to: to.wrapping_add(j * size),
+                    to_row,
+                    dtype,
+                    last_lanes: lanes - (vectors - 1) * kernels.lanes,
+                    alpha: self.alpha,
+                    bias: if bias.is_null() { bias } else { bias.wrapping_add(j * size) },
+                };
+                // SAFETY: the pointers lie within panels or operands, and the target or scratch.
+                unsafe { tiles[vectors - 1](&tile) };
+            }
+        }
+    }
+
+    /// Reads a tile of the target into scratch: a matter of packing one wide panel.
+    unsafe fn fetch(&self, place: &TilePosition<T>) {
+        let target = self.problem.target;
+        let strip = PackTask {
+            from: target.at(place.row, place.column),
+            step_stride: target.row_stride,
+            lane_stride: target.column_stride,
+            depth: place.rows,
+            elements: place.rows,
+            count: place.columns,
+            to: place.sums,
+            width: self.plan.tile_columns,
+            panel_stride: 0,
+        };
+        // SAFETY: the tile lies within the target; scratch rows are whole registers long.
+        unsafe { (self.kernels.widen)(target.dtype)(&strip) };
+    }
+
+    /// Rounds a tile to a target whose columns are apart, or that has a bias for each row.
+    unsafe fn finish(&self, place: &TilePosition<T>) {
+        let target = self.problem.target;
+        let size = target.dtype.size();
+        let (bias, bias_row, bias_column) = match self.problem.bias {
+            Bias::None => (std::ptr::null(), 0, 0),
+            Bias::Rows(bias) => (bias.wrapping_add(place.row * size), 1, 0),
+            Bias::Columns(bias) => (bias.wrapping_add(place.column * size), 0, 1),
+        };
+        let finish = Epilogue {
+            from: place.sums,
+            from_row: place.sums_row,
+            rows: place.rows,
+            columns: place.columns,
+            to: target.at(place.row, place.column),
+            row_stride: target.row_stride,
+            column_stride: target.column_stride,
+            bias,
+            bias_row,
+            bias_column,
+        };
+        // SAFETY: the tile lies within the target, and its part of the bias within the bias.
+        unsafe { (self.kernels.finish)(target.dtype)(&finish) };
+    }
+}

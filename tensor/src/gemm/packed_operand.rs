@@ -1,0 +1,232 @@
+//! An operand and how the microkernel gets to it.
+
+use super::blocking::GemmShape;
+use super::kernel::{Compute, GemmKernels, PackFn};
+use super::pack::PackTask;
+use super::problem::Operand;
+
+/// Elements that a thread packs at a time.
+const PACK_ELEMENTS: usize = 16 << 10;
+/// Steps that are copied together, at least: runs of that length are written to each panel.
+const PACK_STEPS: usize = 16;
+/// Bytes of an operand that is used in place wherever its steps are.
+const NEAR_BYTES: usize = 64 << 10;
+/// Bytes of an operand that is used in place when several of its steps share a page, and the
+/// stride up to which they do.
+const CLOSE_BYTES: usize = 2 << 20;
+const CLOSE_STRIDE: usize = 2048;
+
+/// Where the microkernel reads an operand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    /// In the operand itself.
+    Unpacked,
+    /// In panels that all threads pack together, a chapter at a time.
+    PackedShared,
+    /// In one panel that a thread packs just before its only use.
+    PackedPerThread,
+}
+
+impl Access {
+    /// Rows are broadcast element by element, so it is enough that a row's steps lie together; they
+    /// are also used in place where a step's rows lie together and all is near.
+    pub(super) fn for_rows<T: Compute>(operand: &Operand, size: &GemmShape) -> Access {
+        let steps = operand.step_stride == operand.per_step as isize;
+        let near = near(operand, size.k, size_of::<T>());
+        let in_place = operand.has_steps_of::<T>() && (steps || near);
+        if in_place { Access::Unpacked } else { Access::PackedShared }
+    }
+
+    /// Columns are loaded as vectors, so those of a step must lie together. Where there are so few
+    /// rows that every element is used once, packing them for later is of no use.
+    pub(super) fn for_columns<T: Compute>(
+        operand: &Operand,
+        size: &GemmShape,
+        kernels: &GemmKernels<T>,
+    ) -> Access {
+        let once = size.rows <= kernels.tiles.len();
+        let whole = kernels.free_masks || operand.lanes.is_multiple_of(kernels.lanes);
+        let vectors = operand.has_steps_of::<T>() && operand.lane_stride == 1 && whole;
+        if vectors && (once || near(operand, size.k, size_of::<T>())) {
+            Access::Unpacked
+        } else if once {
+            Access::PackedPerThread
+        } else {
+            Access::PackedShared
+        }
+    }
+}
+
+/// Whether the lanes of a step lie together and the steps near enough for caches and TLB.
+fn near(operand: &Operand, k: usize, bytes: usize) -> bool {
+    let total = operand.lanes.saturating_mul(k).saturating_mul(bytes);
+    let close = operand.step_stride.unsigned_abs() * bytes <= CLOSE_STRIDE;
+    operand.lane_stride == 1 && (total <= NEAR_BYTES || close && total <= CLOSE_BYTES)
+}
+
+/// A part of a chapter that one thread packs: `lanes` by `steps` of one block.
+#[derive(Debug, Clone, Copy)]
+struct Chunk {
+    lanes: usize,
+    steps: usize,
+    /// How many there are in a block.
+    count: usize,
+}
+
+/// A range of lanes by a range of steps.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Range {
+    pub lane: usize,
+    pub lanes: usize,
+    pub step: usize,
+    pub steps: usize,
+}
+
+/// Where the microkernel finds a block: the address of its first lane and step, and the strides, in
+/// elements.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OperandView<T> {
+    pub data: *const T,
+    pub panel: isize,
+    pub lane: isize,
+    pub step: isize,
+}
+
+/// An operand with its panels.
+pub(super) struct PackedOperand<T> {
+    pub operand: Operand,
+    pub access: Access,
+    pub pack: PackFn<T>,
+    /// Steps of a block.
+    pub block: usize,
+    /// Lanes of a panel.
+    pub width: usize,
+    /// Lanes that are packed together, at least: whole panels and whole registers.
+    pub unit: usize,
+    /// Lanes of a chapter's panels, padding included.
+    pub padded: usize,
+    pub panels: *mut T,
+}
+
+impl<T: Compute> PackedOperand<T> {
+    /// Elements that the panels take, for chapters of `depth` steps.
+    pub(super) fn panel_elements(&self, depth: usize, threads: usize) -> usize {
+        match self.access {
+            Access::Unpacked => 0,
+            Access::PackedShared => self.padded * depth,
+            Access::PackedPerThread => self.width * self.block * threads,
+        }
+    }
+
+    fn chunk(&self, lanes: usize) -> Chunk {
+        let block = self.block;
+        if self.operand.lane_stride == 1 {
+            let steps = (PACK_ELEMENTS / lanes).max(PACK_STEPS);
+            Chunk { lanes, steps, count: block.div_ceil(steps) }
+        } else {
+            let chunk = (PACK_ELEMENTS / (self.unit * block)).max(1) * self.unit;
+            Chunk { lanes: chunk, steps: block, count: lanes.div_ceil(chunk) }
+        }
+    }
+
+    /// In how many parts a chapter is packed.
+    pub(super) fn chunks(&self, chapter: Range) -> usize {
+        match self.access {
+            Access::PackedShared => {
+                chapter.steps.div_ceil(self.block) * self.chunk(chapter.lanes).count
+            }
+            _ => 0,
+        }
+    }
+
+    /// Packs part number `part` of a chapter.
+    ///
+    /// # Safety
+    /// The chapter lies within the operand, and nobody uses the panels of the part.
+    pub(super) unsafe fn pack_chunk(&self, chapter: Range, part: usize) {
+        let chunk = self.chunk(chapter.lanes);
+        let (block, part) = (part / chunk.count, part % chunk.count);
+        let start = block * self.block;
+        let depth = self.block.min(chapter.steps - start);
+        let (lane, step) = if chunk.steps < self.block {
+            (0, part * chunk.steps)
+        } else {
+            (part * chunk.lanes, 0)
+        };
+        // The last block is shorter than what the parts are counted by.
+        if step < depth {
+            let range = Range {
+                lane: chapter.lane + lane,
+                lanes: chunk.lanes.min(chapter.lanes - lane),
+                step: chapter.step + start + step,
+                steps: chunk.steps.min(depth - step),
+            };
+            let to = start * self.padded + lane * depth + step * self.width;
+            // SAFETY: the range lies within the operand, and its panels within those of the
+            // chapter, where lanes are padded to whole registers.
+            unsafe { self.pack_range(range, self.panels.wrapping_add(to), self.width * depth) };
+        }
+    }
+
+    /// Packs a block of one panel into the panel of a thread.
+    ///
+    /// # Safety
+    /// The range lies within the operand, and `thread` is below the number of threads.
+    pub(super) unsafe fn pack_panel(&self, range: Range, thread: usize) {
+        let to = self.panels.wrapping_add(thread * self.width * self.block);
+        // SAFETY: the caller's promise, and a panel has whole registers.
+        unsafe { self.pack_range(range, to, 0) }
+    }
+
+    unsafe fn pack_range(&self, range: Range, to: *mut T, panel_stride: usize) {
+        let Operand { per_step, elements, .. } = self.operand;
+        let strip = PackTask {
+            from: self.operand.at(range.lane, range.step),
+            step_stride: self.operand.step_stride,
+            lane_stride: self.operand.lane_stride,
+            depth: range.steps,
+            elements: (per_step * range.steps).min(elements - per_step * range.step),
+            count: range.lanes,
+            to,
+            width: self.width,
+            panel_stride,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { (self.pack)(&strip) }
+    }
+
+    /// A view of lanes from `lane` on, in the block of a chapter that starts at its step `start`
+    /// and has `depth` steps.
+    pub(super) fn view(
+        &self,
+        chapter: Range,
+        lane: usize,
+        start: usize,
+        depth: usize,
+        thread: usize,
+    ) -> OperandView<T> {
+        let width = self.width as isize;
+        match self.access {
+            Access::Unpacked => {
+                let per_step = self.operand.per_step as isize;
+                let lane_stride = self.operand.lane_stride / per_step;
+                let step_stride = self.operand.step_stride / per_step;
+                let data = self.operand.at(chapter.lane + lane, chapter.step + start).cast();
+                OperandView {
+                    data,
+                    panel: width * lane_stride,
+                    lane: lane_stride,
+                    step: step_stride,
+                }
+            }
+            Access::PackedShared => {
+                let data = self.panels.wrapping_add(start * self.padded + lane * depth);
+                OperandView { data, panel: width * depth as isize, lane: 1, step: width }
+            }
+            Access::PackedPerThread => {
+                let data = self.panels.wrapping_add(thread * self.width * self.block);
+                OperandView { data, panel: 0, lane: 1, step: width }
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Products of bf16 matrices by instructions that multiply pairs: sum += a0 b0 + a1 b1.
+//!
+//! Two consecutive steps of k make one *word* of 32 bits, the size of the accumulator. In words such a product is
+//! cut up, packed and computed like one of f32 matrices, with half as many steps; what differs is how a word
+//! is made and what the microkernel does with two of them. Where k is odd, the last word's upper half is zero.
+
+use super::isa::vector::Vector;
+use super::pack::PackTask;
+use crate::bf16;
+
+/// Elements of a word.
+pub(super) const PAIR: usize = 2;
+
+/// The word of two steps, the earlier one in the lower half.
+#[inline(always)]
+fn word(low: bf16, high: bf16) -> f32 {
+    f32::from_bits(u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16)
+}
+
+/// Packs a strip of bf16 elements as words, by `interleave` where the lanes of a step lie together.
+///
+/// # Safety
+/// As [`super::pack::pack`], with steps of two elements each.
+#[inline(always)]
+pub(super) unsafe fn pack<V: Vector<Scalar = f32>>(
+    strip: &PackTask<f32>,
+    interleave: unsafe fn(&PackTask<f32>),
+) {
+    let PackTask { step_stride, lane_stride, elements, .. } = *strip;
+    let whole = elements / PAIR;
+    // SAFETY: the caller's promise, passed on: both parts lie within the strip.
+    unsafe {
+        if lane_stride == 1 {
+            interleave(strip);
+            return;
+        }
+        let mut done = 0;
+        if step_stride == PAIR as isize && lane_stride % PAIR as isize == 0 && whole > 0 {
+            // Words lie in memory as they should: move them as if they were f32.
+            let words = PackTask {
+                step_stride: 1,
+                lane_stride: lane_stride / PAIR as isize,
+                depth: whole,
+                ..*strip
+            };
+            super::pack::pack::<V, f32>(&words);
+            done = whole;
+        }
+        gather(strip, done, V::LANES);
+    }
+}
+
+/// Packs the steps from `first` on, word by word.
+///
+/// # Safety
+/// As [`pack`].
+pub(super) unsafe fn gather(strip: &PackTask<f32>, first: usize, lanes: usize) {
+    let PackTask { depth, count, to, width, panel_stride, .. } = *strip;
+    for step in first..depth {
+        for lane in 0..count.next_multiple_of(lanes) {
+            let place = lane / width * panel_stride + lane % width + step * width;
+            // SAFETY: the elements lie within the strip, and panels have room for whole registers.
+            unsafe {
+                let value = if lane < count { word_of(strip, lane, step) } else { 0.0 };
+                to.add(place).write(value);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The strip holds its elements, of which these are some.
+unsafe fn word_of(strip: &PackTask<f32>, lane: usize, step: usize) -> f32 {
+    let PackTask { step_stride, lane_stride, elements, .. } = *strip;
+    let offset = step as isize * step_stride + lane as isize * lane_stride;
+    let at = strip.from.cast::<bf16>().wrapping_offset(offset);
+    // SAFETY: the caller's promise; where k is odd, the last upper half is not looked at.
+    unsafe {
+        let odd = PAIR * step + 1 == elements;
+        let high = if odd { bf16::ZERO } else { *at.wrapping_offset(step_stride / PAIR as isize) };
+        word(*at, high)
+    }
+}
+
+/// Packs a strip of bf16 elements as words, the steps of a lane together.
+///
+/// # Safety
+/// The strip's source holds its elements, its panels have room for them.
+pub(super) unsafe fn pack_rows(strip: &PackTask<f32>) {
+    let PackTask { step_stride, lane_stride, depth, elements, count, to, .. } = *strip;
+    let pitch = strip.panel_stride / strip.width;
+    for lane in 0..count {
+        let to = to.wrapping_add(lane * pitch);
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            if step_stride == PAIR as isize {
+                let from = strip.from.cast::<bf16>().offset(lane as isize * lane_stride);
+                to.add(depth - 1).write(0.0); // its upper half may have no element
+                std::ptr::copy_nonoverlapping(from, to.cast(), elements);
+            } else {
+                for step in 0..depth {
+                    to.add(step).write(word_of(strip, lane, step));
+                }
+            }
+        }
+    }
+}

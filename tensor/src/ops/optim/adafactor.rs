@@ -1,0 +1,381 @@
+//! The passes of Adafactor over one parameter: Shazeer and Stern, arXiv 1804.04235, algorithms 4 and 5.
+//!
+//! For the gradient g = grad_scale * gradient of a matrix, or of each of several matrices, with i its rows and j
+//! its columns:
+//!
+//! ```text
+//! R_i = mean_j g_ij^2, C_j = mean_i g_ij^2                         square_sums, means
+//! u_ij = g_ij * r_i * c_j, and its RMS, by which it is clipped     update_sq_norm
+//!     r = 1 / sqrt(R / mean(R)), c = 1 / sqrt(C), of running means     means
+//! w = keep * w - step * u, or with a mean of updates               adafactor
+//!     step = alpha / max(1, RMS(u) / clip_threshold), alpha = lr or, relative, lr * max(eps2, RMS(w))
+//!     keep = 1 - alpha * weight_decay
+//! ```
+//!
+//! Sums may cover one shard of the parameter; the other shards' sums are added before use. A vector is a matrix of
+//! one row.
+//!
+//! Sums are accumulated in f64, in an order that depends on the shape only. Updates are computed elementwise in
+//! `Element::Acc`. Nothing depends on the number of threads.
+
+mod means;
+#[cfg(test)]
+mod tests;
+
+pub use means::{
+    NormalizeBy, SecondMomentDecay, matrix_factors, update_mean_squares, update_means,
+    vector_factors,
+};
+
+use crate::numeric::disjoint::Disjoint;
+use crate::numeric::simd::vectorized;
+use crate::ops::optim::adamw::CHUNK;
+use crate::ops::optim::sq_norm::sq_norm_block;
+use crate::ops::optim::step::{DeviceStepParams, StepParams, check_vectors, dispatch_update};
+use crate::ops::rows::for_rows;
+use crate::{DType, Device, Element, Error, Real, Result, Tensor, cuda, dispatch_float};
+
+/// Columns per task of column sums: in f32, four cache lines of each row.
+const COLUMNS: usize = 64;
+const LANES: usize = 16;
+
+/// The last two dims of a tensor, as contiguous matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MatrixBatch {
+    /// Number of matrices.
+    pub count: usize,
+    /// Rows of each.
+    pub rows: usize,
+    /// Columns of each.
+    pub columns: usize,
+}
+
+impl MatrixBatch {
+    /// The matrices of a tensor of `dims`; one matrix of a single row if there are fewer than two dims.
+    ///
+    /// ```
+    /// use ferrotron_tensor::ops::adafactor::MatrixBatch;
+    /// assert_eq!(MatrixBatch::from_dims(&[5, 2, 3]), MatrixBatch { count: 5, rows: 2, columns: 3 });
+    /// assert_eq!(MatrixBatch::from_dims(&[7]), MatrixBatch { count: 1, rows: 1, columns: 7 });
+    /// ```
+    pub fn from_dims(dims: &[usize]) -> MatrixBatch {
+        match dims {
+            [outer @ .., rows, columns] => {
+                MatrixBatch { count: outer.iter().product(), rows: *rows, columns: *columns }
+            }
+            _ => MatrixBatch { count: 1, rows: 1, columns: dims.iter().product() },
+        }
+    }
+
+    /// Number of elements.
+    pub fn numel(&self) -> usize {
+        self.count * self.rows * self.columns
+    }
+
+    /// Errors unless the vectors match the number of elements, rows and columns.
+    fn check(&self, elements: &Tensor, rows: &Tensor, columns: &Tensor) -> Result<()> {
+        check_vectors("adafactor", &[elements, rows, columns])?;
+        let want = [self.numel(), self.count * self.rows, self.count * self.columns];
+        let [elements, rows, columns] = [elements, rows, columns].map(Tensor::numel);
+        if want == [elements, rows, columns] {
+            return Ok(());
+        }
+        let message =
+            format!("{self:?} for {elements} elements, {rows} rows and {columns} columns");
+        Err(Error::shape("adafactor", message))
+    }
+
+    /// Number of rows with about [`CHUNK`] elements.
+    fn rows_per_task(&self) -> usize {
+        (CHUNK / self.columns.max(1)).max(1)
+    }
+}
+
+/// Factors of the gradient: the element in row i and column j is multiplied by `rows[i] * columns[j]`. Both are in
+/// the accumulator type.
+#[derive(Debug)]
+pub struct RowColFactors {
+    /// Shape of the parameter.
+    pub shape: MatrixBatch,
+    /// One factor per row of each matrix.
+    pub rows: Tensor,
+    /// One factor per column of each matrix.
+    pub columns: Tensor,
+}
+
+/// Hyperparameters of a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Adafactor {
+    /// Lower bound of the parameter scale for relative steps.
+    pub eps2: f64,
+    /// Upper bound of the RMS of an update.
+    pub clip_threshold: f64,
+    /// Decay of the running mean of updates, if there is one.
+    pub beta1: f64,
+    /// Fraction of a weight that is subtracted per unit of step size.
+    pub weight_decay: f64,
+}
+
+/// Sums over a whole parameter, each an f64 tensor of one element.
+#[derive(Debug)]
+pub struct SquareSums {
+    /// Sum of squares of the weights, for relative steps.
+    pub weights: Option<Tensor>,
+    /// Sum of squares of the update.
+    pub update: Tensor,
+    /// Number of elements of the parameter.
+    pub numel: usize,
+}
+
+/// Sums of squares of `grads` over every row and every column, in f64.
+///
+/// Errors if the lengths do not match `shape`.
+///
+/// ```
+/// use ferrotron_tensor::ops::adafactor::{MatrixBatch, square_sums};
+/// use ferrotron_tensor::{DType, Device, Tensor};
+/// let device = Device::cpu(1)?;
+/// let grads = Tensor::from_slice(&device, &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0], &[6])?;
+/// let mut rows = Tensor::empty(&device, DType::F64, &[2])?;
+/// let mut columns = Tensor::empty(&device, DType::F64, &[3])?;
+/// square_sums(&MatrixBatch::from_dims(&[2, 3]), &grads, &mut rows, &mut columns)?;
+/// assert_eq!(rows.to_f64()?, [14.0, 77.0]);
+/// assert_eq!(columns.to_f64()?, [17.0, 29.0, 45.0]);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub fn square_sums(
+    shape: &MatrixBatch,
+    grads: &Tensor,
+    rows: &mut Tensor,
+    columns: &mut Tensor,
+) -> Result<()> {
+    shape.check(grads, rows, columns)?;
+    if grads.device().gpu().is_some() {
+        return cuda::adafactor::square_sums(shape, grads, rows, columns);
+    }
+    let (rows, columns) = (rows.as_mut_slice()?, columns.as_mut_slice()?);
+    dispatch_float!("adafactor", grads.dtype(), G => {
+        sum_squares(grads.device(), shape, grads.as_slice::<G>()?, rows, columns);
+    });
+    Ok(())
+}
+
+fn sum_squares<G: Element>(
+    device: &Device,
+    shape: &MatrixBatch,
+    grads: &[G],
+    rows: &mut [f64],
+    columns: &mut [f64],
+) {
+    let width = shape.columns;
+    for_rows(device, (rows, 1), grads.len(), |first, rows| {
+        for (i, sum) in rows.iter_mut().enumerate() {
+            *sum = sq_norm_block(&grads[(first + i) * width..][..width]);
+        }
+    });
+    let (matrix, blocks) = (shape.rows * width, width.div_ceil(COLUMNS));
+    let sums = Disjoint::new(columns);
+    device.for_each(shape.count * blocks, grads.len(), |task| {
+        let (index, start) = (task / blocks, task % blocks * COLUMNS);
+        let len = COLUMNS.min(width - start);
+        // SAFETY: tasks take consecutive blocks of columns.
+        let sums = unsafe { sums.part(index * width + start, len) };
+        column_block(&grads[index * matrix..][..matrix], width, start, sums);
+    });
+}
+
+/// The sum of squares of the unclipped update, as one f64 element.
+///
+/// Errors if the lengths do not match the factors' shape.
+pub fn update_sq_norm(
+    step: &DeviceStepParams,
+    grads: &Tensor,
+    factors: &RowColFactors,
+) -> Result<Tensor> {
+    let RowColFactors { shape, rows, columns } = factors;
+    shape.check(grads, rows, columns)?;
+    if grads.device().gpu().is_some() {
+        return cuda::adafactor::update_sq_norm(step.gpu()?, grads, factors);
+    }
+    // A skipped step never reads this sum, so any value will do.
+    let (device, scale) = (grads.device(), step.host()?.map_or(0.0, |numbers| numbers.grad_scale));
+    let sum = dispatch_float!("adafactor", grads.dtype(), G => {
+        let (rows, columns) = (rows.as_slice()?, columns.as_slice()?);
+        sum_updates::<G>(device, shape, grads.as_slice()?, scale, rows, columns)
+    });
+    Tensor::from_slice(device, &[sum], &[1])
+}
+
+fn sum_updates<G: Element>(
+    device: &Device,
+    shape: &MatrixBatch,
+    grads: &[G],
+    grad_scale: f64,
+    rows: &[G::Acc],
+    columns: &[G::Acc],
+) -> f64 {
+    let width = shape.columns;
+    let mut sums = vec![0.0; rows.len()];
+    for_rows(device, (&mut sums, 1), grads.len(), |first, sums| {
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let row = first + i;
+            let columns = &columns[row / shape.rows * width..][..width];
+            let scale = rows[row].f64() * grad_scale;
+            *sum = scale * scale * weighted_sq_norm(&grads[row * width..][..width], columns);
+        }
+    });
+    sums.iter().sum()
+}
+
+/// Updates `weights` by the clipped update or, with a `mean`, by its running mean. The mean accumulates updates
+/// already multiplied by the step size (as in Hugging Face's Adafactor).
+///
+/// Errors if the lengths do not match the factors' shape, or the dtypes are not supported.
+pub fn adafactor(
+    config: &Adafactor,
+    step: &DeviceStepParams,
+    weights: &mut Tensor,
+    grads: &Tensor,
+    factors: &RowColFactors,
+    sums: &SquareSums,
+    mean: Option<&mut Tensor>,
+) -> Result<()> {
+    let RowColFactors { shape, rows, columns } = factors;
+    shape.check(grads, rows, columns)?;
+    shape.check(weights, rows, columns)?;
+    if let Some(mean) = mean.as_ref().filter(|mean| mean.numel() != weights.numel()) {
+        let message = format!("{} weights, a mean of {}", weights.numel(), mean.numel());
+        return Err(Error::shape("adafactor", message));
+    }
+    let numbers = sums.weights.iter().chain([&sums.update]);
+    if let Some(x) = numbers.into_iter().find(|x| (x.dtype(), x.numel()) != (DType::F64, 1)) {
+        return Err(Error::shape("adafactor", format!("{x:?} is no sum of f64")));
+    }
+    if weights.device().gpu().is_some() {
+        return cuda::adafactor::adafactor(
+            config,
+            step.gpu()?,
+            weights,
+            grads,
+            factors,
+            sums,
+            mean,
+        );
+    }
+    let Some(numbers) = step.host()? else { return Ok(()) };
+    let of_weights = sums.weights.as_ref().map(Tensor::item).transpose()?;
+    let size = Size::new(config, &numbers, of_weights, sums.update.item()?, sums.numel);
+    dispatch_update!("adafactor", weights, grads, (T, G) => {
+        let mean = mean.map_or(Ok(&mut [][..]), |mean| mean.as_mut_slice())?;
+        step_all::<T, G>(config.beta1, size, weights, grads, factors, mean)
+    })
+}
+
+/// The factors of weights and updates in a step.
+#[derive(Clone, Copy)]
+struct Size {
+    keep: f64,
+    step: f64,
+}
+
+impl Size {
+    /// The factors from the sums of squares of weights and update, each over `numel` elements.
+    fn new(
+        config: &Adafactor,
+        numbers: &StepParams,
+        weights: Option<f64>,
+        update: f64,
+        numel: usize,
+    ) -> Size {
+        let rms = |sum: f64| (sum / numel.max(1) as f64).sqrt();
+        let alpha = numbers.lr * weights.map_or(1.0, |sum| rms(sum).max(config.eps2));
+        let step = alpha / (rms(update) / config.clip_threshold).max(1.0);
+        Size { keep: 1.0 - alpha * config.weight_decay, step: step * numbers.grad_scale }
+    }
+}
+
+fn step_all<T: Element, G: Element<Acc = T::Acc>>(
+    beta1: f64,
+    size: Size,
+    weights: &mut Tensor,
+    grads: &Tensor,
+    factors: &RowColFactors,
+    mean: &mut [T::Acc],
+) -> Result<()> {
+    let a = T::Acc::from_f64;
+    let (keep, beta1, one_minus_beta1) = (a(size.keep), a(beta1), a(1.0 - beta1));
+    let (shape, has_mean, device) = (&factors.shape, !mean.is_empty(), grads.device());
+    let (factor_rows, columns) = (factors.rows.as_slice::<T::Acc>()?, factors.columns.as_slice()?);
+    let (width, rows, per_task) = (shape.columns, shape.count * shape.rows, shape.rows_per_task());
+    let grads = grads.as_slice::<G>()?;
+    let (weights, mean) = (Disjoint::new(weights.as_mut_slice::<T>()?), Disjoint::new(mean));
+    device.for_each(rows.div_ceil(per_task), shape.numel(), |task| {
+        for row in task * per_task..rows.min((task + 1) * per_task) {
+            let start = row * width;
+            // SAFETY: every row belongs to one task.
+            let w = unsafe { weights.part(start, width) };
+            let g = &grads[start..start + width];
+            let columns = &columns[row / shape.rows * width..][..width];
+            let factor = a(factor_rows[row].f64() * size.step);
+            if has_mean {
+                // SAFETY: as above.
+                let mean = unsafe { mean.part(start, width) };
+                step_row_of_means(w, g, columns, mean, factor, keep, beta1, one_minus_beta1);
+            } else {
+                step_row(w, g, columns, factor, keep);
+            }
+        }
+    });
+    Ok(())
+}
+
+vectorized! {
+    fn column_block<G: Element>(matrix: &[G], width: usize, start: usize, sums: &mut [f64]) {
+        sums.fill(0.0);
+        for row in matrix.chunks_exact(width) {
+            for (sum, x) in sums.iter_mut().zip(&row[start..]) {
+                let x = x.acc().f64();
+                *sum += x * x;
+            }
+        }
+    }
+
+    fn weighted_sq_norm<G: Element>(grads: &[G], columns: &[G::Acc]) -> f64 {
+        let mut lanes = [0.0_f64; LANES];
+        for (grads, columns) in grads.chunks(LANES).zip(columns.chunks(LANES)) {
+            for ((lane, g), c) in lanes.iter_mut().zip(grads).zip(columns) {
+                let u = g.acc().f64() * c.f64();
+                *lane += u * u;
+            }
+        }
+        lanes.into_iter().sum()
+    }
+
+    fn step_row<T: Element, G: Element<Acc = T::Acc>>(
+        weights: &mut [T],
+        grads: &[G],
+        columns: &[T::Acc],
+        factor: T::Acc,
+        keep: T::Acc,
+    ) {
+        for ((w, g), &c) in weights.iter_mut().zip(grads).zip(columns) {
+            *w = T::from_acc(w.acc() * keep - g.acc() * c * factor);
+        }
+    }
+
+    fn step_row_of_means<T: Element, G: Element<Acc = T::Acc>>(
+        weights: &mut [T],
+        grads: &[G],
+        columns: &[T::Acc],
+        mean: &mut [T::Acc],
+        factor: T::Acc,
+        keep: T::Acc,
+        beta1: T::Acc,
+        one_minus_beta1: T::Acc,
+    ) {
+        for (((w, g), &c), mean) in weights.iter_mut().zip(grads).zip(columns).zip(mean) {
+            *mean = *mean * beta1 + g.acc() * c * factor * one_minus_beta1;
+            *w = T::from_acc(w.acc() * keep - *mean);
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! Optimizer steps and the checks around them. None has a gradient.
+
+pub mod adafactor;
+pub mod adamw;
+pub mod outcome;
+pub mod round;
+pub mod sgd;
+pub mod sq_norm;
+pub mod step;

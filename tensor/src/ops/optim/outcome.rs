@@ -1,0 +1,243 @@
+//! Decides on the device whether a step is applied, and the gradient scale.
+//!
+//!   loss = loss_sum / tokens, norm = sqrt(sq_norm) / loss_scale
+//!   grad_scale = min(1, max_norm / (norm + 1e-6)) / loss_scale, Megatron's rule
+//!
+//! A norm that is not finite is an overflow, and the step is not applied. With a dynamic loss scale, training
+//! continues with the next step. Any other overflow, or a loss that is not finite, stops training: no later step is
+//! applied either. The host may have enqueued many more steps, but weights and moments stay as they were. Everything
+//! is computed in f64, identically on every device. No gradient.
+
+use crate::ops::optim::step::DeviceStepParams;
+use crate::{DType, Device, Error, Result, Tensor, cuda};
+
+/// Parameters of the decision.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CheckStepConfig {
+    /// Divisor of the summed loss.
+    pub tokens: f64,
+    /// Factor that the gradients were multiplied with.
+    pub loss_scale: f64,
+    /// Maximum gradient norm; 0 disables clipping.
+    pub max_norm: f64,
+    /// Reaction to an overflow.
+    pub overflow: OverflowPolicy,
+}
+
+/// Reaction to gradients that are not finite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OverflowPolicy {
+    /// Skip the step: its loss scale was too large.
+    SkipStep,
+    /// Apply no further step.
+    Stop,
+}
+
+/// The sums of a step, each an f64 tensor of one element.
+#[derive(Debug, Clone, Copy)]
+pub struct StepSums<'a> {
+    /// Sum of the losses.
+    pub loss: &'a Tensor,
+    /// Sum of the squared gradients.
+    pub sq_norm: &'a Tensor,
+    /// Not finite if gradients of another replica of the model, with a norm of its own, are not.
+    pub others: Option<&'a Tensor>,
+}
+
+/// Loss and gradient norm of a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepMetrics {
+    /// Mean loss of the valid tokens.
+    pub loss: f64,
+    /// Norm of the gradients before clipping.
+    pub grad_norm: f64,
+}
+
+/// The outcomes of the latest steps, on the device.
+///
+/// ```
+/// use ferrotron_tensor::ops::check_step::{CheckStepConfig, StepMetricsLog, OverflowPolicy, StepSums, check_step};
+/// use ferrotron_tensor::ops::step::{DeviceStepParams, StepParams};
+/// use ferrotron_tensor::{Device, Tensor};
+/// let device = Device::cpu(1)?;
+/// let number = |x: f64| Tensor::from_slice(&device, &[x], &[1]);
+/// let mut step = DeviceStepParams::new(&device, &StepParams { update: 1, lr: 0.1, grad_scale: 1.0 })?;
+/// let mut outcomes = StepMetricsLog::new(&device, 2)?;
+/// let config = CheckStepConfig { tokens: 4.0, loss_scale: 1.0, max_norm: 1.0, overflow: OverflowPolicy::Stop };
+/// for sq_norm in [9.0, f64::INFINITY] {
+///     let (loss, sq_norm) = (&number(12.0)?, &number(sq_norm)?);
+///     check_step(&mut step, &mut outcomes, &config, &StepSums { loss, sq_norm, others: None })?;
+/// }
+/// let (found, stopped) = outcomes.read(2)?;
+/// assert_eq!((found[0].loss, found[0].grad_norm, stopped), (3.0, 3.0, Some(1)));
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct StepMetricsLog {
+    /// Number of steps, one plus the index of the first failed step (0 if none), then the rows.
+    numbers: Tensor,
+}
+
+/// Header length, and row length.
+const HEADER: usize = 2;
+const ROW: usize = 2;
+
+impl StepMetricsLog {
+    /// Creates an empty log that keeps the latest `rows` steps.
+    pub fn new(device: &Device, rows: usize) -> Result<StepMetricsLog> {
+        // Written by the host, so that a fake device also has valid numbers.
+        let numbers = Tensor::full(device, DType::F64, &[HEADER + ROW * rows.max(1)], 0.0)?;
+        Ok(StepMetricsLog { numbers })
+    }
+
+    /// Clears the log, so that a failed step can be repeated.
+    pub fn clear(&mut self) -> Result<()> {
+        self.numbers.write_bytes(|bytes| {
+            bytes.fill(0);
+            Ok(())
+        })
+    }
+
+    /// Number of steps kept.
+    pub fn rows(&self) -> usize {
+        (self.numbers.numel() - HEADER) / ROW
+    }
+
+    /// The outcomes of the latest `count` steps, earliest first, and the position among them of the first failed
+    /// step. Synchronizes with the device. A fake device returns zeros.
+    ///
+    /// Errors if fewer than `count` steps are kept.
+    pub fn read(&self, count: usize) -> Result<(Vec<StepMetrics>, Option<usize>)> {
+        if self.numbers.device().is_fake() {
+            return Ok((vec![StepMetrics { loss: 0.0, grad_norm: 0.0 }; count], None));
+        }
+        let numbers = self.numbers.to_vec::<f64>()?;
+        let (seen, stopped, rows) = (numbers[0] as usize, numbers[1] as usize, self.rows());
+        if count > rows.min(seen) {
+            let message = format!("{count} of {seen} steps are asked for, {rows} are kept");
+            return Err(Error::value("outcomes", message));
+        }
+        let first = seen - count;
+        let outcome = |step: usize| {
+            let row = &numbers[HEADER + ROW * (step % rows)..][..ROW];
+            StepMetrics { loss: row[0], grad_norm: row[1] }
+        };
+        let stopped = stopped.checked_sub(1).map(|step| step.saturating_sub(first));
+        Ok(((first..seen).map(outcome).collect(), stopped))
+    }
+}
+
+/// The factor that clips a gradient of norm `norm` to `max_norm`: Megatron's max / (norm + 1e-6), at most 1. It is 1
+/// if `max_norm` is 0.
+pub fn clip_coefficient(norm: f64, max_norm: f64) -> f64 {
+    if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 }
+}
+
+/// Sets the gradient scale in `step` and whether the step is applied, and appends the outcome, without synchronizing.
+///
+/// Errors if a sum is not an f64 tensor of one element.
+pub fn check_step(
+    step: &mut DeviceStepParams,
+    outcomes: &mut StepMetricsLog,
+    config: &CheckStepConfig,
+    sums: &StepSums,
+) -> Result<()> {
+    let StepSums { loss, sq_norm, others } = *sums;
+    for x in [loss, sq_norm].into_iter().chain(others) {
+        if (x.dtype(), x.numel()) != (DType::F64, 1) {
+            return Err(Error::shape("outcome", format!("{x:?} is no number of f64")));
+        }
+    }
+    let rows = outcomes.rows();
+    if step.is_on_gpu() {
+        return cuda::outcome::check_step(
+            step.gpu_mut()?,
+            (&mut outcomes.numbers, rows),
+            config,
+            sums,
+        );
+    }
+    let CheckStepConfig { tokens, loss_scale, max_norm, overflow } = *config;
+    let (loss, norm) = (loss.item()? / tokens, sq_norm.item()?.sqrt() / loss_scale);
+    let overflows = !norm.is_finite();
+    let others_go_on = others.map_or(Ok(true), |others| others.item().map(f64::is_finite))?;
+    let lost =
+        !loss.is_finite() || (overflows && overflow == OverflowPolicy::Stop) || !others_go_on;
+    let numbers = outcomes.numbers.as_mut_slice::<f64>()?;
+    let before = numbers[0] as usize;
+    numbers[HEADER + ROW * (before % rows)..][..ROW].copy_from_slice(&[loss, norm]);
+    numbers[0] += 1.0;
+    if lost && numbers[1] == 0.0 {
+        numbers[1] = numbers[0];
+    }
+    let found_inf = overflows || numbers[1] != 0.0;
+    step.set_found_inf(clip_coefficient(norm, max_norm) / loss_scale, found_inf)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::optim::step::StepParams;
+
+    /// The outcomes of steps with these sums, and the step parameters after each.
+    fn outcomes(
+        config: CheckStepConfig,
+        sums: &[(f64, f64, Option<f64>)],
+    ) -> (StepMetricsLog, Vec<Option<f64>>) {
+        let device = Device::cpu(1).unwrap();
+        let number = |x: f64| Tensor::from_slice(&device, &[x], &[1]).unwrap();
+        let mut outcomes = StepMetricsLog::new(&device, 3).unwrap();
+        let mut scales = Vec::new();
+        for &(loss, sq_norm, others) in sums {
+            let numbers = StepParams { update: 1, lr: 0.1, grad_scale: 7.0 };
+            let mut step = DeviceStepParams::new(&device, &numbers).unwrap();
+            let (loss, sq_norm, others) = (number(loss), number(sq_norm), others.map(number));
+            let sums = StepSums { loss: &loss, sq_norm: &sq_norm, others: others.as_ref() };
+            check_step(&mut step, &mut outcomes, &config, &sums).unwrap();
+            scales.push(step.host().unwrap().map(|numbers| numbers.grad_scale));
+        }
+        (outcomes, scales)
+    }
+
+    const CONFIG: CheckStepConfig = CheckStepConfig {
+        tokens: 2.0,
+        loss_scale: 8.0,
+        max_norm: 1.0,
+        overflow: OverflowPolicy::SkipStep,
+    };
+
+    #[test]
+    fn an_overflow_is_passed_over_and_the_rest_is_clipped() {
+        let sums =
+            [(4.0, 64.0, None), (6.0, f64::NAN, None), (8.0, 6400.0, None), (2.0, 1.0, None)];
+        let (found, scales) = outcomes(CONFIG, &sums);
+        let clipped = |norm| Some(clip_coefficient(norm, 1.0) / 8.0);
+        assert_eq!(scales, [clipped(1.0), None, clipped(10.0), Some(0.125)]);
+        let (latest, stopped) = found.read(3).unwrap();
+        assert_eq!(
+            (latest[1], latest[2]),
+            (
+                StepMetrics { loss: 4.0, grad_norm: 10.0 },
+                StepMetrics { loss: 1.0, grad_norm: 0.125 }
+            )
+        );
+        assert!(latest[0].loss == 3.0 && latest[0].grad_norm.is_nan() && stopped.is_none());
+        assert!(found.read(4).unwrap_err().to_string().contains("4 of 4 steps"));
+    }
+
+    #[test]
+    fn after_a_loss_that_is_not_finite_no_step_changes_anything() {
+        let stops = CheckStepConfig { overflow: OverflowPolicy::Stop, ..CONFIG };
+        let fine = (4.0, 64.0, Some(0.0));
+        for (config, bad) in [
+            (CONFIG, (f64::NAN, 64.0, None)),
+            (stops, (4.0, f64::INFINITY, None)),
+            (CONFIG, (4.0, 64.0, Some(f64::INFINITY))),
+        ] {
+            let (found, scales) = outcomes(config, &[fine, bad, fine, bad]);
+            let changed: Vec<bool> = scales.iter().map(Option::is_some).collect();
+            assert_eq!(changed, [true, false, false, false], "{bad:?}");
+            assert_eq!(found.read(3).unwrap().1, Some(0), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Stochastic gradient descent with momentum: one fused pass.
+//!
+//! As `torch.optim.SGD` without dampening or Nesterov's variant:
+//! g = grad_scale * gradient + weight_decay * w, m = momentum * m + g, w = w - lr m.
+//! The momentum buffer starts at 0, so the first step is the plain gradient, as in PyTorch.
+//!
+//! Computed in `Element::Acc`.
+
+use crate::numeric::disjoint::Disjoint;
+use crate::numeric::simd::vectorized;
+use crate::ops::optim::adamw::CHUNK;
+use crate::ops::optim::step::{DeviceStepParams, StepParams, check_vectors, dispatch_update};
+use crate::{Element, Error, Real, Result, Tensor, cuda};
+
+/// Hyperparameters of SGD.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sgd {
+    /// Momentum factor.
+    pub momentum: f64,
+    /// Coefficient of the L2 penalty, which is added to the gradient.
+    pub weight_decay: f64,
+}
+
+/// Updates `weights` from `grads`, and the momentum `buffer`, which is in the accumulator type. Without momentum the
+/// buffer may be empty.
+///
+/// Errors if the lengths differ, or the dtypes are not supported.
+pub fn sgd(
+    config: &Sgd,
+    step: &DeviceStepParams,
+    weights: &mut Tensor,
+    grads: &Tensor,
+    buffer: &mut Tensor,
+) -> Result<()> {
+    check_vectors("sgd", &[weights, grads, buffer])?;
+    let n = weights.numel();
+    let plain = config.momentum == 0.0 && buffer.numel() == 0;
+    if grads.numel() != n || !(buffer.numel() == n || plain) {
+        let message =
+            format!("{n} weights, {} gradients, a buffer of {}", grads.numel(), buffer.numel());
+        return Err(Error::shape("sgd", message));
+    }
+    if weights.device().gpu().is_some() {
+        return cuda::sgd::sgd(config, step.gpu()?, weights, grads, buffer);
+    }
+    let Some(numbers) = step.host()? else { return Ok(()) };
+    dispatch_update!("sgd", weights, grads, (T, G) => {
+        step_all::<T, G>(config, &numbers, weights, grads.as_slice()?, buffer)
+    })
+}
+
+fn step_all<T: Element, G: Element<Acc = T::Acc>>(
+    config: &Sgd,
+    numbers: &StepParams,
+    weights: &mut Tensor,
+    grads: &[G],
+    buffer: &mut Tensor,
+) -> Result<()> {
+    let (n, plain, device) = (grads.len(), buffer.numel() == 0, weights.device().clone());
+    let StepParams { lr, grad_scale, .. } = *numbers;
+    let Sgd { momentum, weight_decay } = *config;
+    let [lr, momentum, decay, scale] =
+        [lr, momentum, weight_decay, grad_scale].map(T::Acc::from_f64);
+    let weights = weights.as_mut_slice::<T>()?;
+    let buffer = buffer.as_mut_slice()?;
+    // Without momentum the buffer and each chunk of it are empty.
+    let kept = if plain { 0 } else { CHUNK };
+    let (weights, buffer) = (Disjoint::new(weights), Disjoint::new(buffer));
+    device.for_each(n.div_ceil(CHUNK), n, |task| {
+        let start = task * CHUNK;
+        let len = CHUNK.min(n - start);
+        let grads = &grads[start..start + len];
+        // SAFETY: tasks take consecutive chunks.
+        let (w, m) = unsafe { (weights.part(start, len), buffer.part(task * kept, len.min(kept))) };
+        if plain {
+            plain_chunk(w, grads, lr, decay, scale);
+        } else {
+            momentum_chunk(w, grads, m, lr, momentum, decay, scale);
+        }
+    });
+    Ok(())
+}
+
+vectorized! {
+    fn plain_chunk<T: Element, G: Element<Acc = T::Acc>>(
+        weights: &mut [T], grads: &[G], lr: T::Acc, decay: T::Acc, scale: T::Acc,
+    ) {
+        for (w, g) in weights.iter_mut().zip(grads) {
+            let g = g.acc() * scale + w.acc() * decay;
+            *w = T::from_acc(w.acc() - lr * g);
+        }
+    }
+
+    fn momentum_chunk<T: Element, G: Element<Acc = T::Acc>>(
+        weights: &mut [T], grads: &[G], buffer: &mut [T::Acc],
+        lr: T::Acc, momentum: T::Acc, decay: T::Acc, scale: T::Acc,
+    ) {
+        for ((w, g), m) in weights.iter_mut().zip(grads).zip(buffer) {
+            *m = *m * momentum + (g.acc() * scale + w.acc() * decay);
+            *w = T::from_acc(w.acc() - lr * *m);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{message, tensor, values};
+    use crate::{DType, Device};
+
+    #[test]
+    fn steps_follow_the_formula_on_any_number_of_threads() {
+        let n = 2 * CHUNK + 5;
+        let (start, grads) = (values(n, 1), values(n, 2));
+        let config = Sgd { momentum: 0.9, weight_decay: 0.01 };
+        let numbers = StepParams { update: 1, lr: 0.1, grad_scale: 0.5 };
+        let (mut want, mut velocity) = (start.clone(), vec![0.0; n]);
+        for _ in 0..2 {
+            for ((w, g), m) in want.iter_mut().zip(&grads).zip(&mut velocity) {
+                *m = 0.9 * *m + (0.5 * g + 0.01 * *w);
+                *w -= 0.1 * *m;
+            }
+        }
+        for threads in [1, 2, 3] {
+            let device = Device::cpu(threads).unwrap();
+            let step = DeviceStepParams::new(&device, &numbers).unwrap();
+            let of = |x: &[f64]| tensor(&device, DType::F64, &[x.len()], x);
+            let (mut w, mut m, grads) = (of(&start), of(&vec![0.0; n]), of(&grads));
+            sgd(&config, &step, &mut w, &grads, &mut m).unwrap();
+            sgd(&config, &step, &mut w, &grads, &mut m).unwrap();
+            let same = w.to_f64().unwrap() == want && m.to_f64().unwrap() == velocity;
+            assert!(same, "{threads} threads");
+            let plain = Sgd { momentum: 0.0, ..config };
+            let (mut a, mut b, mut m) = (of(&start), of(&start), of(&vec![0.0; n]));
+            sgd(&plain, &step, &mut a, &grads, &mut m).unwrap();
+            sgd(&plain, &step, &mut b, &grads, &mut of(&[])).unwrap();
+            assert_eq!(a.to_f64().unwrap(), b.to_f64().unwrap());
+        }
+    }
+
+    #[test]
+    fn errors_name_the_lengths() {
+        let device = Device::cpu(1).unwrap();
+        let zeros = |n| Tensor::zeros(&device, DType::F32, &[n]).unwrap();
+        let step = StepParams { update: 1, lr: 0.1, grad_scale: 1.0 };
+        let step = DeviceStepParams::new(&device, &step).unwrap();
+        let config = Sgd { momentum: 0.9, weight_decay: 0.0 };
+        assert_eq!(
+            message(sgd(&config, &step, &mut zeros(1), &zeros(1), &mut zeros(0))),
+            "sgd: 1 weights, 1 gradients, a buffer of 0"
+        );
+    }
+}
