@@ -100,7 +100,7 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// Errors if there is no parameter, two have the same name, or their dtypes differ. Errors if [`refusal`] rejects
+    /// Errors if there is no parameter, two have the same name, or their dtypes differ. Errors if [`unsupported_reason`] rejects
     /// the configuration.
     pub fn new(
         modules: &[&dyn Module],

@@ -11,7 +11,7 @@ use crate::collective::{Group, partition_range};
 /// Bytes that a rank sends for gradients and weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExpectedTraffic {
-    /// To the ranks along the batch axes ([`Mesh::dp_cp`](crate::mesh::Mesh::dp_cp)).
+    /// To the ranks along the batch axes (data and context).
     pub batch: u64,
     /// To other holders of the same parameters: along the tensor axis for norms with sequence parallelism, and to the
     /// other end of the pipeline for tied embeddings.

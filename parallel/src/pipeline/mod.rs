@@ -5,7 +5,7 @@
 //! last rank back to the first. Micro-batches, chunks, ranks and virtual stages count from 0.
 //!
 //! [`PipelineSchedule::new`] generates the instructions of a published schedule, [`PipelineSchedule::from_instructions`] accepts
-//! custom ones, and [`execute`] runs them. [`check`] proves a schedule complete and free of deadlock, even with
+//! custom ones, and [`execute`] runs them. [`validate`] proves a schedule complete and free of deadlock, even with
 //! blocking sends, and computes peak activations. [`simulate`] computes its timing; [`text`] and [`svg`] draw the
 //! result; [`formula`] has the papers' formulas.
 //!

@@ -18,7 +18,7 @@ pub struct PipelineSchedule {
 }
 
 impl PipelineSchedule {
-    /// A custom schedule, with one list per stage. It is not checked here: see [`check`](super::analysis::validate).
+    /// A custom schedule, with one list per stage. It is not checked here: see [`validate`](super::validate).
     pub fn from_instructions(
         ranks: Vec<Vec<Instruction>>,
         microbatches: usize,

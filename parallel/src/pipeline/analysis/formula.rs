@@ -74,7 +74,7 @@ pub fn iteration_time(config: &PipelineConfig, times: &StageTimes) -> f64 {
 /// A rank holds one activation more than its warm-up has forwards: [`PipelineSchedule::new`] lists these. With ZB-H1 weight
 /// gradients are also deferred, one per input gradient and at most r + 1 on rank r. Every rank then holds p in total.
 ///
-/// [`PipelineSchedule::new`]: crate::pipeline::Schedule::new
+/// [`PipelineSchedule::new`]: crate::pipeline::PipelineSchedule::new
 pub fn peak(config: &PipelineConfig, rank: usize) -> PeakActivations {
     let PipelineConfig { kind, stages, microbatches, chunks } = *config;
     let after = stages - rank - 1;

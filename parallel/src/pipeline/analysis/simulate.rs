@@ -117,7 +117,7 @@ impl Timeline {
 /// computation waits until its tensor has arrived. Results are deterministic to the last bit.
 ///
 /// # Errors
-/// Errors if durations are negative, not finite or all zero, or if [`check`] rejects the schedule.
+/// Errors if durations are negative, not finite or all zero, or if [`validate`](crate::pipeline::validate) rejects the schedule.
 pub fn simulate(schedule: &PipelineSchedule, times: &StageTimes) -> Result<Timeline> {
     times.validated()?;
     validate(schedule)?;

@@ -82,7 +82,7 @@ pub struct ExecutionTrace {
     /// Start and end of each instruction, relative to the first start; in order.
     pub spans: Vec<(Instruction, Duration, Duration)>,
     /// Peak number of micro-batches of a chunk in flight, including those with deferred gradients; equal to the peak
-    /// of [`check`](crate::pipeline::analysis::validate).
+    /// of [`validate`](crate::pipeline::validate).
     pub peak: usize,
 }
 

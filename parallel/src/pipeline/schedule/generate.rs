@@ -32,7 +32,7 @@ impl PipelineSchedule {
     /// deadlock with blocking sends. This happens for messages from the last rank to the first.
     ///
     /// # Errors
-    /// Errors if [`refusal`] rejects the configuration.
+    /// Errors if [`unsupported_reason`] rejects the configuration.
     pub fn new(config: &PipelineConfig) -> Result<PipelineSchedule> {
         if let Some(why) = unsupported_reason(config) {
             return Err(Error::config("pipeline schedule", why));
@@ -47,7 +47,7 @@ impl PipelineSchedule {
     /// begins; the last group may be smaller.
     ///
     /// # Errors
-    /// A number that is zero; more forwards than [`refusal`] allows.
+    /// A number that is zero; more forwards than [`unsupported_reason`] allows.
     pub fn forward_only(
         stages: usize,
         microbatches: usize,
