@@ -205,7 +205,7 @@ impl Mesh {
     }
 
     /// The ranks along data and context, which have other samples or positions: gradients are summed over them.
-    pub fn batch(&self) -> &Group {
+    pub fn dp_cp(&self) -> &Group {
         &self.dp_cp
     }
 

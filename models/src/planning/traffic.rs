@@ -163,7 +163,7 @@ mod tests {
         let bytes = |group: &Group| group.traffic().bytes();
         let stages = mesh.stages();
         let pipeline = bytes(&stages.forward_out) + bytes(&stages.backward_out);
-        let others = [mesh.axis(Axis::Tensor), mesh.batch(), &stages.embedding_group];
+        let others = [mesh.axis(Axis::Tensor), mesh.dp_cp(), &stages.embedding_group];
         [bytes(mesh.axis(Axis::Context)), pipeline, others.map(bytes).iter().sum()]
     }
 

@@ -137,7 +137,7 @@ impl DataParallel {
             bucket_numel: config.bucket_numel.unwrap_or(usize::MAX),
             sharding: config.sharding,
             shard_unit: config.shard_unit,
-            shard: (mesh.batch().rank(), mesh.batch().size()),
+            shard: (mesh.dp_cp().rank(), mesh.dp_cp().size()),
             gradients: config.gradients,
         };
         let buffers = ParamAndGradBuffer::with_config(&params, &layout)?;
@@ -242,7 +242,7 @@ impl DataParallel {
             sum = shared.mesh.axis(axis).all_reduce(sum, Reduction::Sum)?.wait()?;
         }
         if shared.sharding() > Sharding::None {
-            sum = shared.mesh.batch().all_reduce(sum, Reduction::Sum)?.wait()?;
+            sum = shared.mesh.dp_cp().all_reduce(sum, Reduction::Sum)?.wait()?;
         }
         Ok(sum)
     }
@@ -312,7 +312,7 @@ impl DataParallel {
     /// Like [`DataParallel::owns`], for state that is replicated along the axes `replicated`.
     pub fn owns_replicated(&self, replicated: AxisSet) -> bool {
         // With any sharding, the ranks along the batch axes own different shards.
-        let batch = self.shared.sharding() > Sharding::None || self.shared.mesh.batch().rank() == 0;
+        let batch = self.shared.sharding() > Sharding::None || self.shared.mesh.dp_cp().rank() == 0;
         batch && self.shared.counts(replicated)
     }
 
@@ -324,7 +324,7 @@ impl DataParallel {
     ) -> Result<()> {
         for group in self.buffers().groups().iter().filter(|group| self.owns(group)) {
             // Ranks along the batch axes hold equal weights, unless weights are sharded.
-            if group.weight_shard.is_some() || self.shared.mesh.batch().rank() == 0 {
+            if group.weight_shard.is_some() || self.shared.mesh.dp_cp().rank() == 0 {
                 group.visit_weights(&mut f)?;
             }
         }

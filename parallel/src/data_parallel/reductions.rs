@@ -150,7 +150,7 @@ impl ReductionState {
             return Ok(());
         }
         let group = &self.buffers.groups()[bucket];
-        let batch = self.mesh.batch();
+        let batch = self.mesh.dp_cp();
         let work = match self.sharding() {
             Sharding::None => batch.all_reduce_flat(&group.gradients, Reduction::Sum),
             _ if group.owners.is_empty() => {
@@ -249,9 +249,9 @@ impl ReductionState {
     /// Starts gathering the weights of a group, after each rank has updated its shard.
     pub fn gather_weights(&self, group: &ParamAndGradBucket) -> Result<Work<()>> {
         if group.owners.is_empty() {
-            return Ok(self.mesh.batch().all_gather_flat(&group.weights));
+            return Ok(self.mesh.dp_cp().all_gather_flat(&group.weights));
         }
-        whole_parameters::gather(self.mesh.batch(), group)?;
+        whole_parameters::gather(self.mesh.dp_cp(), group)?;
         Ok(Work::ready(()))
     }
 
@@ -263,7 +263,7 @@ impl ReductionState {
 
     /// Averages the weights over all ranks along the batch axes.
     pub fn average_weights(&self) -> Result<()> {
-        let batch = self.mesh.batch();
+        let batch = self.mesh.dp_cp();
         let sum =
             |group: &ParamAndGradBucket| batch.all_reduce_flat(&group.weights, Reduction::Sum);
         let works: Vec<_> = self.buffers.groups().iter().map(sum).collect();

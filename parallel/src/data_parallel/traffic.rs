@@ -38,7 +38,7 @@ impl DataParallel {
     /// is gathered less often.
     pub fn expected_traffic(&self, microbatches: usize, steps: usize) -> ExpectedTraffic {
         let shared = &self.shared;
-        let batch = shared.mesh.batch();
+        let batch = shared.mesh.dp_cp();
         let groups = shared.buffers.groups();
         let gathers = self.gathers(microbatches);
         let (mut in_batch, mut to_holders) = (0, 0);

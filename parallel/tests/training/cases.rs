@@ -171,7 +171,7 @@ fn one_rank_sends_nothing() {
             parallel.finish_step()?;
             assert_eq!(parallel.grad_norm()?, 32.0_f64.sqrt());
             assert_eq!(parallel.expected_traffic(1, 1), Default::default());
-            assert_eq!(mesh.batch().traffic(), Default::default());
+            assert_eq!(mesh.dp_cp().traffic(), Default::default());
             Ok(())
         });
     }

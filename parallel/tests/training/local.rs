@@ -113,10 +113,10 @@ fn eight_steps_send_an_eighth() {
         let found = ranks(&plan(4, every), |mut rank| {
             for number in 0..8 {
                 step(&mut rank, number)?;
-                let sent = rank.mesh.batch().traffic().bytes();
+                let sent = rank.mesh.dp_cp().traffic().bytes();
                 assert_eq!(sent, rank.parallel.expected_traffic(2, number + 1).batch);
             }
-            Ok(rank.mesh.batch().traffic().bytes())
+            Ok(rank.mesh.dp_cp().traffic().bytes())
         });
         found.into_iter().sum::<u64>()
     };

@@ -11,7 +11,7 @@ use crate::toy::{Recompute, Shape, Tied, Way};
 
 /// Bytes sent so far for gradients and weights; the scalar of the norm is an all-reduce.
 fn sent(rank: &Rank) -> ExpectedTraffic {
-    let batch = rank.mesh.batch().traffic();
+    let batch = rank.mesh.dp_cp().traffic();
     let ops = match (rank.plan.config.sharding, rank.plan.config.shard_unit) {
         (Sharding::None, _) => vec!["all_reduce"],
         (_, ShardUnit::Elements) => vec!["reduce_scatter", "all_gather"],
@@ -188,7 +188,7 @@ fn wait_for(
     op: &'static str,
     calls: u64,
 ) -> Arc<dyn Fn() -> Result<()> + Send + Sync> {
-    let batch = rank.mesh.batch().clone();
+    let batch = rank.mesh.dp_cp().clone();
     Arc::new(move || {
         let start = Instant::now();
         while batch.traffic().calls_and_bytes(op).0 < calls {
