@@ -115,6 +115,7 @@ pub fn folder() -> PathBuf {
     let kernels = built().join("kernels");
     std::fs::create_dir_all(&kernels).unwrap();
     let mut hash = DefaultHasher::new();
+    shim.hash(&mut hash); // the libraries include it by its path
     for file in files(&root().join("libraries")).iter().chain(&files(&shim)) {
         std::fs::read(file).unwrap().hash(&mut hash);
     }
