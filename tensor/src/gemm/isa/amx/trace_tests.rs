@@ -33,7 +33,7 @@ fn traced([m, k, n]: [usize; 3]) -> (Vec<Event>, Blocking) {
 #[test]
 fn instructions_come_in_the_order_that_keeps_the_units_busy() {
     if !trace_in_child(
-        "gemm::amx::trace_tests::instructions_come_in_the_order_that_keeps_the_units_busy",
+        "gemm::isa::amx::trace_tests::instructions_come_in_the_order_that_keeps_the_units_busy",
     ) {
         return;
     }
@@ -108,8 +108,9 @@ impl Cache {
 
 #[test]
 fn operands_stay_in_the_caches_that_they_are_cut_for() {
-    if !trace_in_child("gemm::amx::trace_tests::operands_stay_in_the_caches_that_they_are_cut_for")
-    {
+    if !trace_in_child(
+        "gemm::isa::amx::trace_tests::operands_stay_in_the_caches_that_they_are_cut_for",
+    ) {
         return;
     }
     for size in SIZES {

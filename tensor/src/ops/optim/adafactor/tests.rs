@@ -150,7 +150,7 @@ fn errors_name_the_values() {
     let shape = MatrixBatch::from_dims(&[2, 3]);
     assert_eq!(
         message(square_sums(&shape, &zeros(6), &mut zeros(3), &mut zeros(0))),
-        "adafactor: Matrices { count: 1, rows: 2, columns: 3 } for 6 elements, 3 rows and 0 columns"
+        "adafactor: MatrixBatch { count: 1, rows: 2, columns: 3 } for 6 elements, 3 rows and 0 columns"
     );
     let config = Adafactor { eps2: 0.0, clip_threshold: 1.0, beta1: 0.0, weight_decay: 0.0 };
     let factors = RowColFactors { shape, rows: zeros(2), columns: zeros(3) };
