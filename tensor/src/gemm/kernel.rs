@@ -1,6 +1,5 @@
 //! The microkernel: a small tile of the product, held in registers while k runs.
 
-use super::isa::Isa;
 use super::isa::vector::Vector;
 use crate::{DType, Element, Real, bf16, f16};
 
@@ -56,7 +55,12 @@ impl<V: Vector> Multiply<V> for Single {
 /// The pointers of `tile` hold what its documentation says, for `R` rows and the columns that
 /// `N` and `last_lanes` give; `b` holds whole vectors unless `V::FREE_MASKS`.
 #[inline(always)]
-pub(super) unsafe fn tile<V: Vector, M: Multiply<V>, const R: usize, const N: usize>(
+pub(super) unsafe fn tile<
+    V: Vector<Scalar: Compute>,
+    M: Multiply<V>,
+    const R: usize,
+    const N: usize,
+>(
     tile: &MicroTile<V::Scalar>,
 ) {
     let MicroTile { depth, a_row, a_step, b_step, c, c_row, to, to_row, .. } = *tile;
@@ -163,7 +167,7 @@ pub(super) type TileFn<T> = unsafe fn(&MicroTile<T>);
 /// A compiled [`super::pack::pack`], its source type erased.
 pub(super) type PackFn<T> = unsafe fn(&super::pack::PackTask<T>);
 /// A compiled [`super::pack::epilogue`], its destination type erased.
-pub(super) type FinishFn<T> = unsafe fn(&super::pack::Epilogue<T>);
+pub(super) type EpilogueFn<T> = unsafe fn(&super::pack::Epilogue<T>);
 
 /// Everything compiled for one instruction set and accumulator.
 pub(super) struct GemmKernels<T: 'static> {
@@ -179,8 +183,8 @@ pub(super) struct GemmKernels<T: 'static> {
     pub pack_rows: Option<PackFn<T>>,
     /// The same for values that are accumulators, whatever the operands' steps are.
     pub widen: fn(DType) -> PackFn<T>,
-    /// The finishing routine for a storage type.
-    pub finish: fn(DType) -> FinishFn<T>,
+    /// The epilogue for a storage type.
+    pub epilogue: fn(DType) -> EpilogueFn<T>,
 }
 
 impl<T> GemmKernels<T> {
@@ -192,8 +196,6 @@ impl<T> GemmKernels<T> {
 
 /// f32 and f64: the accumulators that kernels exist for.
 pub(super) trait Compute: Real + Element<Acc = Self> {
-    /// The code for one instruction set.
-    fn kernels(level: Isa) -> &'static GemmKernels<Self>;
     /// [`put`] for the type that the tile names.
     ///
     /// # Safety
@@ -205,21 +207,8 @@ pub(super) trait Compute: Real + Element<Acc = Self> {
 }
 
 macro_rules! compute {
-    ($type:ty, $table:ident, [$($dtype:ident $storage:ty),*]) => {
+    ($type:ty, [$($dtype:ident $storage:ty),*]) => {
         impl Compute for $type {
-            fn kernels(level: Isa) -> &'static GemmKernels<Self> {
-                match level {
-                    #[cfg(test)]
-                    Isa::PortablePairs => &super::isa::portable::$table,
-                    Isa::Portable => &super::isa::portable::$table,
-                    #[cfg(target_arch = "x86_64")]
-                    Isa::Avx2 => &super::isa::avx2::$table,
-                    #[cfg(target_arch = "x86_64")]
-                    Isa::Avx512 | Isa::Avx512Bf16 => &super::isa::avx512::$table,
-                    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-                    Isa::Amx => &super::isa::avx512::$table,
-                }
-            }
             #[inline(always)]
             unsafe fn put<V: Vector<Scalar = Self>, const N: usize>(
                 tile: &MicroTile<Self>,
@@ -236,32 +225,36 @@ macro_rules! compute {
         }
     };
 }
-compute!(f32, F32, [BF16 bf16, F16 f16]);
-compute!(f64, F64, []);
+compute!(f32, [BF16 bf16, F16 f16]);
+compute!(f64, []);
 
-/// Compiles the generic kernels for an instruction set: the tables `F32` and `F64`.
+/// Compiles the generic kernels for an instruction set, with the features that `$with` lists (see
+/// [`crate::numeric::simd`]): the tables `F32` and `F64`.
 macro_rules! isa {
-    ($f32:ty, $f64:ty, [$($rows:literal),*] $(, #[$feature:meta])?) => {
-        $(#[$feature])?
-        unsafe fn tile<V: Vector, const R: usize, const N: usize>(
-            tile: &$crate::gemm::kernel::MicroTile<V::Scalar>,
-        ) {
-            // SAFETY: the caller's promise, passed on.
-            unsafe { $crate::gemm::kernel::tile::<V, $crate::gemm::kernel::Single, R, N>(tile) }
+    ($f32:ty, $f64:ty, [$($rows:literal),*], $with:ident) => {
+        $crate::numeric::simd::$with! { enabled!
+            unsafe fn tile<V: Vector<Scalar: $crate::gemm::kernel::Compute>, const R: usize, const N: usize>(
+                tile: &$crate::gemm::kernel::MicroTile<V::Scalar>,
+            ) {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { $crate::gemm::kernel::tile::<V, $crate::gemm::kernel::Single, R, N>(tile) }
+            }
         }
-        $(#[$feature])?
-        unsafe fn pack<V: Vector, S: $crate::Element<Acc = V::Scalar>>(
-            strip: &$crate::gemm::pack::PackTask<V::Scalar>,
-        ) {
-            // SAFETY: the caller's promise, passed on.
-            unsafe { $crate::gemm::pack::pack::<V, S>(strip) }
+        $crate::numeric::simd::$with! { enabled!
+            unsafe fn pack<V: Vector, S: $crate::Element<Acc = V::Scalar>>(
+                task: &$crate::gemm::pack::PackTask<V::Scalar>,
+            ) {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { $crate::gemm::pack::pack::<V, S>(task) }
+            }
         }
-        $(#[$feature])?
-        unsafe fn finish<V: Vector, D: $crate::Element<Acc = V::Scalar>>(
-            finish: &$crate::gemm::pack::Epilogue<V::Scalar>,
-        ) {
-            // SAFETY: the caller's promise, passed on.
-            unsafe { $crate::gemm::pack::epilogue::<V, D>(finish) }
+        $crate::numeric::simd::$with! { enabled!
+            unsafe fn epilogue<V: Vector, D: $crate::Element<Acc = V::Scalar>>(
+                task: &$crate::gemm::pack::Epilogue<V::Scalar>,
+            ) {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { $crate::gemm::pack::epilogue::<V, D>(task) }
+            }
         }
         /// The f32 kernels.
         pub(in crate::gemm) static F32: $crate::gemm::kernel::GemmKernels<f32> = $crate::gemm::kernel::GemmKernels {
@@ -279,10 +272,10 @@ macro_rules! isa {
                 $crate::DType::F16 => pack::<$f32, $crate::f16>,
                 _ => pack::<$f32, f32>,
             },
-            finish: |dtype| match dtype {
-                $crate::DType::BF16 => finish::<$f32, $crate::bf16>,
-                $crate::DType::F16 => finish::<$f32, $crate::f16>,
-                _ => finish::<$f32, f32>,
+            epilogue: |dtype| match dtype {
+                $crate::DType::BF16 => epilogue::<$f32, $crate::bf16>,
+                $crate::DType::F16 => epilogue::<$f32, $crate::f16>,
+                _ => epilogue::<$f32, f32>,
             },
         };
         /// The f64 kernels.
@@ -293,7 +286,7 @@ macro_rules! isa {
             pack_rows: None,
             pack: |_| pack::<$f64, f64>,
             widen: |_| pack::<$f64, f64>,
-            finish: |_| finish::<$f64, f64>,
+            epilogue: |_| epilogue::<$f64, f64>,
         };
     };
 }

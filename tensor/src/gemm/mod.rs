@@ -1,20 +1,41 @@
 //! Matrix multiplication: dst = \[dst +\] alpha * lhs * rhs \[+ bias\].
 //!
-//! The classic scheme (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication",
-//! 2008): both operands are copied into panels of the accumulator's type, and a microkernel holds a
-//! small tile of the product in registers while it runs down k. Here the panels are packed by all
-//! threads together, and tiles of the product are handed out one by one.
+//! Operands are packed into panels of the accumulator's type. A microkernel holds a microtile of the product in
+//! registers while it runs along k (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008).
+//! Five loops surround it, in the symbols of Van Zee and van de Geijn, "BLIS: a framework for rapidly instantiating
+//! BLAS functionality", 2015:
 //!
-//! **The bits of an element depend only on its row of `lhs`, its column of `rhs`, k, alpha, what it
-//! held before, and the instruction set**: k is cut into blocks that are a function of k alone, a
-//! block is summed in order, and blocks are added in order. Neither the number of threads, nor other
-//! rows and columns, nor strides change anything.
+//! ```text
+//! for each cache block, along k first, then rows, then columns      all threads pack its panels
+//!   for each tile of mc x nc                                        one thread: the macrokernel
+//!     for each kc of the cache block's k
+//!       for each mr of mc                                           a panel of the left operand
+//!         for each nr of nc                                         a panel of the right one: the microkernel
+//! ```
+//!
+//! | symbols | what has this size | f32 with AVX-512, at most | where it stays |
+//! |---|---|---|---|
+//! | mr x nr | microtile | 8 x 48 | registers |
+//! | mr x kc | panel of the left operand | 8 x 512, 16 KiB | L1 |
+//! | kc x nc | panels of the right operand, for a tile | 512 x 192, 384 KiB | L2 |
+//! | mc x nc | tile of the result | 128 x 192 | L2 |
+//! | | cache block of an operand | 2048 x 1024, 8 MiB | L3 |
+//!
+//! `blocking.rs` chooses the sizes, `scheduler.rs` runs the two outer loops, `macrokernel.rs` the three inner ones. The
+//! microkernel applies the epilogue to the last sums: bias and rounding. Products of bf16 in AMX tiles have loops of
+//! their own, in `isa/amx/product.rs`.
+//!
+//! **The bits of an element depend only on its row of `lhs`, its column of `rhs`, k, alpha, what it held before, and
+//! the instruction set**: kc is a function of k alone, kc elements are summed in order, and these sums are added in
+//! order. Neither the number of threads, nor other rows and columns, nor strides change anything.
 
 mod blocking;
 mod driver;
 mod isa;
 mod kernel;
+mod kernel_table;
 mod macrokernel;
+mod matrix;
 mod pack;
 mod packed_operand;
 mod problem;
@@ -23,93 +44,14 @@ pub(crate) mod small;
 #[cfg(test)]
 mod tests;
 mod vnni;
-mod workspace;
+pub(crate) mod workspace;
 
-use crate::{DType, Element, Scalar};
+pub use matrix::{Accum, MatMut, MatRef};
+
+use crate::{DType, Element, Error, Result, Scalar};
 use isa::Isa;
-use kernel::Compute;
+use kernel_table::{KernelTable, pair_kernels};
 use problem::{Bias, Operand, Problem, Target};
-
-/// What happens to the values that a destination holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Accum {
-    /// They are overwritten, and never read.
-    Replace,
-    /// The result is added to them.
-    Add,
-}
-
-/// A matrix to read: element (i, j) is at `data + i * row_stride + j * col_stride`, in elements.
-#[derive(Debug)]
-pub struct MatRef<T> {
-    /// Element (0, 0).
-    pub data: *const T,
-    /// Number of rows.
-    pub rows: usize,
-    /// Number of columns.
-    pub cols: usize,
-    /// Elements from one row to the next.
-    pub row_stride: isize,
-    /// Elements from one column to the next.
-    pub col_stride: isize,
-}
-
-/// A matrix to write: element (i, j) is at `data + i * row_stride + j * col_stride`, in elements.
-#[derive(Debug)]
-pub struct MatMut<T> {
-    /// Element (0, 0).
-    pub data: *mut T,
-    /// Number of rows.
-    pub rows: usize,
-    /// Number of columns.
-    pub cols: usize,
-    /// Elements from one row to the next.
-    pub row_stride: isize,
-    /// Elements from one column to the next.
-    pub col_stride: isize,
-}
-
-impl<T> Clone for MatRef<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for MatRef<T> {}
-
-// SAFETY: a description of memory; whoever reads through it vouches for that.
-unsafe impl<T: Sync> Send for MatRef<T> {}
-// SAFETY: as above.
-unsafe impl<T: Sync> Sync for MatRef<T> {}
-// SAFETY: a description of memory; whoever writes through it vouches for that.
-unsafe impl<T: Send> Send for MatMut<T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Sync for MatMut<T> {}
-
-impl<T> MatRef<T> {
-    /// A row-major matrix.
-    pub fn row_major(data: *const T, rows: usize, cols: usize) -> Self {
-        MatRef { data, rows, cols, row_stride: cols as isize, col_stride: 1 }
-    }
-
-    /// The transposed view.
-    pub fn transposed(self) -> Self {
-        let MatRef { data, rows, cols, row_stride, col_stride } = self;
-        MatRef { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
-    }
-}
-
-impl<T> MatMut<T> {
-    /// A row-major matrix.
-    pub fn row_major(data: *mut T, rows: usize, cols: usize) -> Self {
-        MatMut { data, rows, cols, row_stride: cols as isize, col_stride: 1 }
-    }
-
-    /// The transposed view.
-    pub fn transposed(self) -> Self {
-        let MatMut { data, rows, cols, row_stride, col_stride } = self;
-        MatMut { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
-    }
-}
 
 /// Instruction sets that products use on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,13 +94,13 @@ pub fn instruction_sets() -> InstructionSets {
 ///         MatRef::row_major(lhs.as_ptr(), 2, 2),
 ///         MatRef::row_major(rhs.as_ptr(), 2, 2),
 ///         Some(&[100.0, 200.0]),
-///     );
+///     )?;
 /// }
 /// assert_eq!(dst, [119.0, 222.0, 143.0, 250.0]);
+/// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 ///
-/// # Panics
-/// When the dimensions do not fit together.
+/// Errors if the dimensions do not fit together, or if there is no memory to pack operands.
 ///
 /// # Safety
 /// Every element that a matrix describes must be valid, for reads in `lhs` and `rhs`, for writes in
@@ -172,7 +114,8 @@ pub unsafe fn gemm<L, R, D>(
     lhs: MatRef<L>,
     rhs: MatRef<R>,
     bias: Option<&[D]>,
-) where
+) -> Result<()>
+where
     L: Element,
     R: Element<Acc = L::Acc>,
     D: Element<Acc = L::Acc>,
@@ -192,31 +135,30 @@ unsafe fn gemm_at<L, R, D>(
     lhs: MatRef<L>,
     rhs: MatRef<R>,
     bias: Option<&[D]>,
-) where
+) -> Result<()>
+where
     L: Element,
     R: Element<Acc = L::Acc>,
     D: Element<Acc = L::Acc>,
 {
     let (m, n, k) = (dst.rows, dst.cols, lhs.cols);
-    assert!(
-        lhs.rows == m && rhs.cols == n && rhs.rows == k && bias.is_none_or(|bias| bias.len() == n),
-        "gemm: dst ({m}, {n}), lhs ({}, {k}), rhs ({}, {}), bias {:?}",
-        lhs.rows,
-        rhs.rows,
-        rhs.cols,
-        bias.map(<[D]>::len),
-    );
+    let bias_len = bias.map(<[D]>::len);
+    if (lhs.rows, rhs.cols, rhs.rows, bias_len.unwrap_or(n)) != (m, n, k, n) {
+        let (lhs, rhs) = ((lhs.rows, k), (rhs.rows, rhs.cols));
+        let message = format!("dst ({m}, {n}), lhs {lhs:?}, rhs {rhs:?}, bias {bias_len:?}");
+        return Err(Error::shape("gemm", message));
+    }
     if m == 0 || n == 0 {
-        return;
+        return Ok(());
     }
     if k == 0 {
         // SAFETY: `dst` is valid for writes, and for reads when adding.
         unsafe { add_nothing(dst, accum, bias) };
-        return;
+        return Ok(());
     }
     let bf16 = L::DTYPE == DType::BF16 && R::DTYPE == DType::BF16;
     // AMX packs elements into tiles by itself.
-    let pairs = (bf16 && !level.has_tiles()).then(|| level.pairs()).flatten();
+    let pairs = (bf16 && !level.has_tiles()).then(|| pair_kernels(level)).flatten();
     let per_step = if pairs.is_some() { vnni::PAIR } else { 1 };
     let problem = Problem {
         k: k.div_ceil(per_step),
@@ -251,18 +193,17 @@ unsafe fn gemm_at<L, R, D>(
     unsafe {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         if bf16 && level.has_tiles() {
-            isa::amx::product::run(threads, problem, crate::Real::f64(alpha) as f32);
-            return;
+            return isa::amx::product::run(threads, problem, crate::Real::f64(alpha) as f32);
         }
         if L::Acc::DTYPE == DType::F64 {
-            driver::run(f64::kernels(level), threads, problem, crate::Real::f64(alpha));
+            driver::run(f64::kernels(level), threads, problem, crate::Real::f64(alpha))
         } else {
             driver::run(
                 pairs.unwrap_or_else(|| f32::kernels(level)),
                 threads,
                 problem,
                 crate::Real::f64(alpha) as f32,
-            );
+            )
         }
     }
 }

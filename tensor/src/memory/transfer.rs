@@ -4,9 +4,7 @@ use ferrotron_cuda::device_scalars::BadIndex;
 use std::borrow::Cow;
 
 use crate::core::layout::count;
-use crate::{
-    Device, Element, Error, MemoryKind, Real, Result, Scalar, Tensor, dispatch_any, dispatch_float,
-};
+use crate::{Device, Element, Error, Real, Result, Scalar, Tensor, dispatch_any, dispatch_float};
 
 impl Tensor {
     /// A tensor of `dims` with the elements of `data` in row-major order.
@@ -159,22 +157,6 @@ impl Tensor {
             true => Ok(()),
             false => {
                 Err(Error::shape(op, format!("the view {:?} is not contiguous", self.layout())))
-            }
-        }
-    }
-
-    /// Errors if the host cannot dereference the tensor's addresses.
-    pub(crate) fn expect_host(&self, op: &'static str) -> Result<()> {
-        match self.device().gpu() {
-            None => Ok(()),
-            Some(_) => {
-                let device = self.device();
-                let kind = match self.memory_kind() {
-                    MemoryKind::Device => "memory",
-                    MemoryKind::Host => "host memory",
-                };
-                let message = format!("{self:?} is in {kind} of {device:?}: copy it with to_vec");
-                Err(Error::device(op, message))
             }
         }
     }

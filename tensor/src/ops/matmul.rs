@@ -5,6 +5,7 @@
 //! operands: gradients of 16-bit weights accumulate in f32.
 
 use smallvec::SmallVec;
+use std::sync::OnceLock;
 
 use crate::core::layout::{Dims, Layout, broadcast_dims};
 use crate::core::tensor::{check_device, check_pair};
@@ -215,12 +216,19 @@ fn product<T: Element, D: Element<Acc = T::Acc>>(
     let k = l.dims()[l.rank() - 1];
     let count: usize = batch.iter().product();
     let c = Disjoint::new(out.buffer_slice_mut::<D>()?);
+    let work = m.saturating_mul(n).saturating_mul(k);
+    if count == 0 || m * n == 0 || device.is_fake() {
+        return Ok(());
+    }
+    // From the first to the last element of a result.
+    let [row, column] = last_two(layout.strides());
+    let span = (m - 1) * row + (n - 1) * column + 1;
 
     let one = |index: usize, threads: usize| {
         let ([ars, acs], [brs, bcs], [crs, ccs]) =
             (last_two(l.strides()), last_two(r.strides()), last_two(layout.strides()));
         let dst = MatMut {
-            data: c.at(matrix_offset(&layout, index)),
+            data: c.at(matrix_offset(&layout, index), span),
             rows: m,
             cols: n,
             row_stride: crs as isize,
@@ -244,18 +252,19 @@ fn product<T: Element, D: Element<Acc = T::Acc>>(
         // layouts; no two elements of `out` overlap, and its buffer is unique.
         unsafe { gemm(threads, dst, accum, T::Acc::ONE, lhs, rhs, bias) }
     };
-    let work = m.saturating_mul(n).saturating_mul(k);
-    if count == 0 || m * n == 0 || device.is_fake() {
-        return Ok(());
-    }
     if count >= device.threads() && count > 1 {
-        device.for_each(count, count.saturating_mul(work) / 16, |index| one(index, 1));
+        let failure = OnceLock::new();
+        device.for_each(count, count.saturating_mul(work) / 16, |index| {
+            if let Err(error) = one(index, 1) {
+                failure.get_or_init(|| error);
+            }
+        });
+        failure.into_inner().map_or(Ok(()), Err)
     } else if work < SMALL || device.threads() == 1 {
-        (0..count).for_each(|index| one(index, 1));
+        (0..count).try_for_each(|index| one(index, 1))
     } else {
-        device.install(|| (0..count).for_each(|index| one(index, device.threads())));
+        device.install(|| (0..count).try_for_each(|index| one(index, device.threads())))
     }
-    Ok(())
 }
 
 fn last_two(values: &[usize]) -> [usize; 2] {

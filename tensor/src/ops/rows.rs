@@ -1,16 +1,35 @@
 //! Helpers of row-wise operations: parallel loops over rows of several slices, and reuse of uniquely held operands.
 
+use crate::device::SERIAL;
 use crate::numeric::disjoint::Disjoint;
 use crate::{Device, Result, Scalar, Tensor};
 
 /// Elements that are copied or added per nanosecond.
 pub(crate) const CHEAP: usize = 8;
 
-/// Loops with less work than this run on the calling thread, since a fork costs microseconds.
-///
-/// Work is estimated in nanoseconds: an exponential or a random number counts as one, and so do [`CHEAP`] copied or
-/// added elements.
-pub(crate) const SERIAL: usize = 16 * 1024;
+impl Device {
+    /// Splits `out` into rows of `width` and calls `f(first_row, rows)` on blocks of whole rows, on all threads where
+    /// that pays if `f` does no more than copy or add elements. A fake device calls nothing.
+    ///
+    /// ```
+    /// let device = ferrotron_tensor::Device::cpu(2)?;
+    /// let mut squares = [0; 100];
+    /// device.for_each_rows(&mut squares, 1, |first, part| {
+    ///     part.iter_mut().enumerate().for_each(|(i, x)| *x = (first + i) * (first + i));
+    /// });
+    /// assert_eq!(squares[99], 9801);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn for_each_rows<T: Send>(
+        &self,
+        out: &mut [T],
+        width: usize,
+        f: impl Fn(usize, &mut [T]) + Send + Sync,
+    ) {
+        let work = out.len() / CHEAP;
+        for_rows(self, (out, width), work, f);
+    }
+}
 
 /// Number of rows per task, for `rows` rows with total `work`; all rows if a fork does not pay. It affects only the
 /// assignment of rows to threads, never the result.
@@ -95,11 +114,6 @@ pub(crate) fn for_elements<T: Scalar>(
     Ok(())
 }
 
-/// `x` itself if a kernel may overwrite it (contiguous, no other holder), else a copy.
-pub(crate) fn owned(x: Tensor) -> Result<Tensor> {
-    if can_reuse(&x) { Ok(x) } else { x.copy() }
-}
-
 /// Returns whether a kernel may overwrite `x`.
 pub(crate) fn can_reuse(x: &Tensor) -> bool {
     x.is_contiguous() && x.is_unique()
@@ -108,4 +122,29 @@ pub(crate) fn can_reuse(x: &Tensor) -> bool {
 /// Products of the dims before, at and after `dim` of a contiguous tensor.
 pub(crate) fn around(dims: &[usize], dim: usize) -> (usize, usize, usize) {
     (dims[..dim].iter().product(), dims[dim], dims[dim + 1..].iter().product())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+    use std::sync::Mutex;
+    use std::thread::{self, ThreadId};
+
+    /// The threads that a loop over so many elements runs on.
+    fn threads(elements: usize) -> HashSet<ThreadId> {
+        let (found, mut out) = (Mutex::new(HashSet::new()), vec![0_u8; elements]);
+        Device::cpu(2).unwrap().for_each_rows(&mut out, 1, |_, part| {
+            part.fill(1);
+            found.lock().unwrap().insert(thread::current().id());
+        });
+        assert!(out.iter().all(|&x| x == 1));
+        found.into_inner().unwrap()
+    }
+
+    #[test]
+    fn cheap_loops_fork_only_where_they_take_longer_than_a_fork() {
+        assert_eq!(threads(SERIAL * CHEAP - 1), HashSet::from([thread::current().id()]));
+        assert!(!threads(SERIAL * CHEAP).contains(&thread::current().id()));
+    }
 }

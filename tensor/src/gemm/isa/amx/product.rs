@@ -1,7 +1,7 @@
 //! AMX products of bf16 matrices of any size: the loops around the microkernel.
 //!
 //! ```text
-//!  for each chapter: all threads pack its rows and its columns; then, piece by piece,
+//!  for each cache block: all threads pack its rows and its columns; then, piece by piece,
 //!    for each chunk of columns            in L2
 //!      for each panel of 32 rows          a piece: one list of microtiles
 //!        for each sum block and k-block   the rows' part in L1
@@ -13,6 +13,7 @@ use super::config;
 use super::microkernel::{self, MICROTILE, STEP_BYTES, SUMS_BYTES};
 use super::pack::{Panels, STEP, Tiles, pack};
 use super::piece::{BiasRow, Lanes, Piece};
+use crate::Result;
 use crate::gemm::problem::Problem;
 use crate::gemm::scheduler;
 use crate::gemm::scheduler::{CacheBlock, Work};
@@ -23,13 +24,13 @@ const PACKED_STEPS: usize = 32;
 const PACKED_PANELS: usize = 16;
 
 /// A product and its memory.
-pub(super) struct Product {
-    pub(super) problem: Problem,
-    pub(super) blocking: Blocking,
+struct Product {
+    problem: Problem,
+    blocking: Blocking,
     alpha: f32,
     /// Packed panels of rows and of columns.
     packed: [*mut u8; 2],
-    /// Held blocks of all pieces of a chapter, where there are several chapters along k.
+    /// Held blocks of all pieces of a cache block, where there are several cache blocks along k.
     held: Option<*mut u8>,
     /// The threads' own memory.
     private: *mut u8,
@@ -41,25 +42,31 @@ pub(super) struct Product {
 unsafe impl Sync for Product {}
 
 /// Computes the problem, whose steps are elements, with up to `threads` threads of the current rayon pool.
+/// Errors if there is no memory for packed operands.
 ///
 /// # Safety
 /// Data and strides describe valid, non-overlapping memory; the process may use AMX.
-pub(in crate::gemm) unsafe fn run(threads: usize, problem: Problem, alpha: f32) {
+pub(in crate::gemm) unsafe fn run(threads: usize, problem: Problem, alpha: f32) -> Result<()> {
     let problem = problem.oriented();
     let [m, n, k] = [problem.lhs.lanes, problem.rhs.lanes, problem.k];
     let threads = scheduler::useful_threads(threads, [m, k, n]);
     // SAFETY: the caller's promise, passed on.
-    unsafe { run_with(Blocking::new([m, n, k], threads), threads, problem, alpha) };
+    unsafe { run_with(Blocking::new([m, n, k], threads), threads, problem, alpha) }
 }
 
 /// # Safety
 /// As [`run`], with a problem that is oriented.
-pub(super) unsafe fn run_with(blocking: Blocking, threads: usize, problem: Problem, alpha: f32) {
+pub(super) unsafe fn run_with(
+    blocking: Blocking,
+    threads: usize,
+    problem: Problem,
+    alpha: f32,
+) -> Result<()> {
     let panel_bytes = blocking.depth.div_ceil(STEP) * STEP_BYTES;
     let bytes = [blocking.rows, blocking.columns].map(|lanes| lanes / MICROTILE * panel_bytes);
     let pieces = blocking.rows / MICROTILE * blocking.columns.div_ceil(blocking.chunk);
     let panels = blocking.chunk / MICROTILE;
-    let held_bytes = if blocking.chapters[2] > 1 { pieces * panels * SUMS_BYTES } else { 0 };
+    let held_bytes = if blocking.cache_blocks[2] > 1 { pieces * panels * SUMS_BYTES } else { 0 };
     let private_bytes = Piece::private_bytes(panels, blocking.depth.div_ceil(STEP));
     let total = bytes[0] + bytes[1] + held_bytes + threads * private_bytes;
     with_workspace(total, |memory| {
@@ -76,33 +83,33 @@ pub(super) unsafe fn run_with(blocking: Blocking, threads: usize, problem: Probl
         };
         // SAFETY: pieces of one phase touch different memory.
         unsafe { scheduler::run(threads, &product) };
-    });
+    })
 }
 
 impl Work for Product {
-    fn chapters(&self) -> [usize; 3] {
-        self.blocking.chapters
+    fn cache_blocks(&self) -> [usize; 3] {
+        self.blocking.cache_blocks
     }
 
-    fn packing_pieces(&self, chapter: CacheBlock) -> usize {
-        self.packings(chapter).iter().sum()
+    fn packing_pieces(&self, block: CacheBlock) -> usize {
+        self.packings(block).iter().sum()
     }
 
-    fn computing_pieces(&self, chapter: CacheBlock) -> usize {
-        let [rows, columns] = self.lanes(chapter);
+    fn computing_pieces(&self, block: CacheBlock) -> usize {
+        let [rows, columns] = self.lanes(block);
         rows.len.div_ceil(MICROTILE) * columns.len.div_ceil(self.blocking.chunk)
     }
 
-    unsafe fn pack(&self, chapter: CacheBlock, number: usize) {
-        let of_rows = self.packings(chapter)[0];
+    unsafe fn pack(&self, block: CacheBlock, number: usize) {
+        let of_rows = self.packings(block)[0];
         let side = usize::from(number >= of_rows);
         let number = if side == 1 { number - of_rows } else { number };
-        let lanes = self.lanes(chapter)[side];
-        let (element, steps) = self.steps(chapter);
+        let lanes = self.lanes(block)[side];
+        let (element, steps) = self.steps(block);
         let (panels, packed_steps) = self.packed_together(side);
         let across = lanes.len.div_ceil(panels * MICROTILE);
         let (panel, step) = (number % across * panels, number / across * packed_steps);
-        // The last chapter along k may be shorter than what the pieces are counted by.
+        // The last cache block along k may be shorter than what the pieces are counted by.
         if step >= steps {
             return;
         }
@@ -118,17 +125,17 @@ impl Work for Product {
             to: self.packed[side].wrapping_add(panel * panel_bytes + step * STEP_BYTES),
             panel_bytes,
         };
-        // SAFETY: the lanes lie within the operand, and the chapter's panels have room.
+        // SAFETY: the lanes lie within the operand, and the block's panels have room.
         unsafe { pack(&panels) };
     }
 
-    unsafe fn compute(&self, chapter: CacheBlock, number: usize, thread: usize) {
+    unsafe fn compute(&self, block: CacheBlock, number: usize, thread: usize) {
         // SAFETY: the caller's promise, passed on; shapes have been loaded by `enter`.
         unsafe {
-            let piece = self.piece(chapter, number, thread);
-            self.prepare(&piece);
-            microkernel::run(self.microtiles(&piece), self.alpha);
-            self.finish(&piece);
+            let piece = self.piece(block, number, thread);
+            piece.prepare();
+            microkernel::run(piece.microtiles(), self.alpha);
+            piece.epilogue();
         }
     }
 
@@ -145,14 +152,14 @@ impl Work for Product {
 
 impl Product {
     /// Pieces of packing for rows and for columns.
-    fn packings(&self, chapter: CacheBlock) -> [usize; 2] {
-        let lanes = self.lanes(chapter);
-        let (_, steps) = self.steps(chapter);
+    fn packings(&self, block: CacheBlock) -> [usize; 2] {
+        let lanes = self.lanes(block);
+        let (_, steps) = self.steps(block);
         std::array::from_fn(|side| {
             let (panels, packed_steps) = self.packed_together(side);
             let pieces =
                 lanes[side].len.div_ceil(panels * MICROTILE) * steps.div_ceil(packed_steps);
-            if chapter.fresh[side] { pieces } else { 0 }
+            if block.fresh[side] { pieces } else { 0 }
         })
     }
 
@@ -165,26 +172,26 @@ impl Product {
         }
     }
 
-    /// Rows and columns of a chapter.
-    fn lanes(&self, chapter: CacheBlock) -> [Lanes; 2] {
+    /// Rows and columns of a cache block.
+    fn lanes(&self, block: CacheBlock) -> [Lanes; 2] {
         let lanes = |number: usize, most: usize, total: usize| {
             let first = number * most;
             Lanes { first, len: most.min(total - first) }
         };
         let Blocking { rows, columns, .. } = self.blocking;
-        let [i, j, _] = chapter.index;
+        let [i, j, _] = block.index;
         [lanes(i, rows, self.problem.lhs.lanes), lanes(j, columns, self.problem.rhs.lanes)]
     }
 
-    /// First element and number of steps of a chapter.
-    fn steps(&self, chapter: CacheBlock) -> (usize, usize) {
-        let element = chapter.index[2] * self.blocking.depth;
+    /// First element and number of steps of a cache block.
+    fn steps(&self, block: CacheBlock) -> (usize, usize) {
+        let element = block.index[2] * self.blocking.depth;
         (element, self.blocking.depth.min(self.problem.k - element).div_ceil(STEP))
     }
 
-    fn piece(&self, chapter: CacheBlock, number: usize, thread: usize) -> Piece {
-        let [rows, columns] = self.lanes(chapter);
-        let (_, steps) = self.steps(chapter);
+    fn piece(&self, block: CacheBlock, number: usize, thread: usize) -> Piece<'_> {
+        let [rows, columns] = self.lanes(block);
+        let (_, steps) = self.steps(block);
         let panel_bytes = steps * STEP_BYTES;
         let row_panels = rows.len.div_ceil(MICROTILE);
         let (row_panel, chunk) = (number % row_panels, number / row_panels);
@@ -195,13 +202,15 @@ impl Product {
         let finished = own_held.wrapping_add(panels * SUMS_BYTES);
         let bias = finished.wrapping_add(2 * SUMS_BYTES);
         Piece {
+            problem: &self.problem,
+            blocking: &self.blocking,
             rows: Lanes { first: rows.first + row, len: MICROTILE.min(rows.len - row) },
             columns: Lanes {
                 first: columns.first + column,
                 len: self.blocking.chunk.min(columns.len - column),
             },
-            first: chapter.index[2] == 0,
-            last: chapter.index[2] + 1 == self.blocking.chapters[2],
+            first: block.index[2] == 0,
+            last: block.index[2] + 1 == self.blocking.cache_blocks[2],
             a: self.packed[0].wrapping_add(row_panel * panel_bytes),
             b: self.packed[1].wrapping_add(chunk * panels * panel_bytes),
             panel_bytes,
