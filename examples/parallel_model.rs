@@ -44,6 +44,7 @@ const MLP: MlpConfig = MlpConfig {
 
 // The model. Nothing in it depends on how many ranks there are.
 
+#[derive(Module)]
 struct Block {
     norm_1: RmsNorm,
     attn: ParallelAttention,
@@ -69,18 +70,23 @@ impl Block {
     }
 }
 
+#[derive(Module)]
 struct LanguageModel {
+    #[module(skip)]
     tp: TensorParallel,
     wte: VocabParallelEmbedding,
     blocks: [Block; 2],
     norm: RmsNorm,
+    head: Param, // (V, C), tied: a clone of the weight of `wte`
 }
 
 impl LanguageModel {
     fn new(scope: &Scope, mesh: &Mesh) -> Result<LanguageModel> {
         let tp = mesh.tensor_parallel();
+        let wte = VocabParallelEmbedding::new(&scope.child("wte"), &tp, VOCAB, WIDTH, INIT)?;
         Ok(LanguageModel {
-            wte: VocabParallelEmbedding::new(&scope.child("wte"), &tp, VOCAB, WIDTH, INIT)?,
+            head: wte.weight().clone(),
+            wte,
             blocks: [Block::new(&scope.child("0"), mesh)?, Block::new(&scope.child("1"), mesh)?],
             norm: RmsNorm::new(&tp.residual_scope(scope).child("norm"), WIDTH, 1e-5),
             tp,
@@ -90,26 +96,8 @@ impl LanguageModel {
     fn loss(&self, ctx: &Context, tokens: &Tensor, targets: &Tensor) -> Result<Loss> {
         let x = self.wte.forward(tokens)?; // (B, T, C)
         let x = self.blocks.iter().try_fold(x, |x, block| block.forward(ctx, &x))?; // (B, T, C)
-        let (x, head) = (self.norm.forward(&x)?, self.wte.weight()); // the head (V, C) is tied
-        self.tp.linear_cross_entropy(&x, head, targets, &CrossEntropyConfig::default(), 1 << 20)
-    }
-}
-
-impl Module for Block {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        self.norm_1.visit(f);
-        self.attn.visit(f);
-        self.norm_2.visit(f);
-        self.mlp.visit(f);
-    }
-}
-
-impl Module for LanguageModel {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        self.wte.visit(f);
-        self.blocks.iter().for_each(|block| block.visit(f));
-        self.norm.visit(f);
-        f(self.wte.weight()); // once for each use
+        let (x, config) = (self.norm.forward(&x)?, CrossEntropyConfig::default());
+        self.tp.linear_cross_entropy(&x, &self.head, targets, &config, 1 << 20)
     }
 }
 

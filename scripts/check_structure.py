@@ -12,7 +12,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-CRATES = ["cuda", "tensor", "autograd", "nn", "parallel", "models", "."]
+CRATES = ["cuda", "tensor", "autograd", "derive", "nn", "parallel", "models", "."]
 ITEM = re.compile(
     r"^\s*pub(?:\([^)]*\))?\s+(?:unsafe\s+|async\s+|const\s+|extern\s+\"C\"\s+)*"
     r"(?:fn|struct|enum|trait|type|union|const|static|macro_rules!)\s+(\w+)", re.M)

@@ -1,13 +1,19 @@
 //! Layers, losses, initialisation, optimizers and schedules.
 //!
-//! A layer is a struct of [`Param`]s with a `forward`; there is no registration and no state besides the parameters.
+//! A layer is a struct of [`Param`]s with a `forward` and `#[derive(Module)]`; there is no registration and no state
+//! besides the parameters.
 //! All other inputs of a pass are in a [`Context`].
 #![deny(missing_docs)]
+
+// The derived code names this crate, here too.
+extern crate self as ferrotron_nn;
 
 mod context;
 mod layers;
 mod optimizer;
 mod params;
+
+pub use ferrotron_derive::Module;
 
 pub use context::{Context, DimShard, Mode};
 pub use layers::attention::{Attention, AttentionConfig, KvCache};
@@ -25,6 +31,8 @@ pub use optimizer::{
 };
 pub use params::axis::{Axis, AxisSet};
 pub use params::buffer_config::{BufferConfig, GradDType, ShardUnit, Sharding};
+#[doc(hidden)] // for the code that `#[derive(Module)]` writes
+pub use params::field;
 pub use params::init::Init;
 pub use params::param::{Module, Param, Scope, WeightDecay};
 pub use params::param_and_grad_bucket::ParamAndGradBucket;

@@ -1,7 +1,7 @@
 //! A transformer block, with recomputation of its modules.
 
 use ferrotron_autograd::{Var, checkpoint};
-use ferrotron_nn::{Context, Dropout, KvCache, Mode, Module, Norm, Param, Scope};
+use ferrotron_nn::{Context, Dropout, KvCache, Mode, Module, Norm, Scope};
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::tensor_parallel::{ParallelAttention, ParallelMlp};
 use ferrotron_tensor::Result;
@@ -11,21 +11,14 @@ use crate::model::config::GptConfig;
 use crate::model::recompute::{RecomputeModules, RecomputedAttention, RecomputedMlp};
 
 /// Attention or MLP with the norm before it, without the residual connection.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Module)]
 pub(crate) struct Normed<M> {
     norm: Norm,
     inner: M,
 }
 
-impl<M: Module> Module for Normed<M> {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        self.norm.visit(f);
-        self.inner.visit(f);
-    }
-}
-
 /// A pre-norm transformer block.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Module)]
 pub(crate) struct Block {
     path: String,
     attn: Normed<ParallelAttention>,
@@ -106,12 +99,5 @@ impl Block {
         let mlp = again.mlp == RecomputedMlp::Layer;
         let attention = attention.then_some(&self.attn as &dyn Module);
         attention.into_iter().chain(mlp.then_some(&self.mlp as &dyn Module))
-    }
-}
-
-impl Module for Block {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        self.attn.visit(f);
-        self.mlp.visit(f);
     }
 }

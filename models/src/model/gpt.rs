@@ -25,7 +25,7 @@ pub use crate::model::recompute::{
 pub use crate::model::saved_activations::SavedActivations;
 
 /// Token and position embeddings.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Module)]
 struct Embeddings {
     wte: VocabParallelEmbedding,
     wpe: Option<Embedding>,
@@ -66,7 +66,7 @@ impl Embeddings {
 }
 
 /// The final norm and the output projection (V, C), which is the token embedding if they are tied.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Module)]
 struct Head {
     norm_f: Norm,
     weight: Param,
@@ -130,13 +130,18 @@ impl ModelChunk {
 /// loss.sum.backward_scaled(1.0 / loss.num_valid_tokens()? as f64)?;
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Module)]
 pub struct Gpt {
+    #[module(skip)]
     config: GptConfig,
+    #[module(skip)]
     chunk: ModelChunk,
+    #[module(skip)]
     scope: Scope,
+    #[module(skip)]
     tp: TensorParallel,
     recompute: Recompute,
+    #[module(skip)]
     packing: BlockPacking,
     embeddings: Option<Embeddings>,
     blocks: Vec<Block>,
@@ -371,17 +376,3 @@ impl Gpt {
 
 /// Maximum bytes of logits that are saved from forward to backward; larger ones are recomputed.
 const MAX_LOGITS_BYTES: usize = 256 << 20;
-
-impl Module for Gpt {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        if let Some(Embeddings { wte, wpe, .. }) = &self.embeddings {
-            wte.visit(f);
-            wpe.iter().for_each(|wpe| wpe.visit(f));
-        }
-        self.blocks.iter().for_each(|block| block.visit(f));
-        if let Some(Head { norm_f, weight }) = &self.head {
-            norm_f.visit(f);
-            f(weight);
-        }
-    }
-}

@@ -3,7 +3,7 @@
 use ferrotron_autograd::Var;
 use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 
-use crate::{AttentionHeads, Bias, Context, Init, Linear, Module, Param, Scope};
+use crate::{AttentionHeads, Bias, Context, Init, Linear, Module, Scope};
 
 /// Configuration of an [`Attention`].
 #[derive(Debug, Clone, Copy)]
@@ -57,7 +57,7 @@ impl AttentionConfig {
 /// assert_eq!(y.dims(), [2, 10, 32]);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Module)]
 pub struct Attention {
     qkv: Linear,
     heads: AttentionHeads,
@@ -87,13 +87,6 @@ impl Attention {
         let qkv = self.qkv.forward(x)?; // (B, T, (H + 2G) D)
         let y = self.heads.forward(ctx, qkv, cache)?; // (B, T, H D)
         self.proj.forward(&y) // (B, T, C)
-    }
-}
-
-impl Module for Attention {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        self.qkv.visit(f);
-        self.proj.visit(f);
     }
 }
 

@@ -10,10 +10,10 @@ use ferrotron_tensor::ops::rotary::RotaryTable;
 use ferrotron_tensor::{At, Error, Result, ShardSpec};
 use std::ops::Range;
 
-use crate::{AttentionConfig, Context, DimShard, KvCache, Mode, Scope};
+use crate::{AttentionConfig, Context, DimShard, KvCache, Mode, Module, Scope};
 
 /// A shard of the query heads of an attention layer, with the key and value heads that they share.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Module)]
 pub struct AttentionHeads {
     path: String,
     config: AttentionConfig,

@@ -3,10 +3,10 @@
 use ferrotron_autograd::Var;
 use ferrotron_tensor::{At, Error, Result};
 
-use crate::{Context, Mode, Scope};
+use crate::{Context, Mode, Module, Scope};
 
 /// Zeros activations with probability `p` while training: Srivastava et al. (2014).
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Module)]
 pub struct Dropout {
     path: String,
     p: f64,

@@ -6,7 +6,7 @@ use ferrotron_tensor::{At, Error, Result, Tensor};
 use crate::{Init, Module, Param, Scope, WeightDecay};
 
 /// A trainable table (count, width).
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Module)]
 pub struct Embedding {
     path: String,
     weight: Param,
@@ -36,11 +36,5 @@ impl Embedding {
     /// The table (count, width).
     pub fn weight(&self) -> &Param {
         &self.weight
-    }
-}
-
-impl Module for Embedding {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        f(&self.weight);
     }
 }

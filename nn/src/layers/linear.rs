@@ -26,7 +26,7 @@ pub enum Bias {
 /// assert_eq!(layer.forward(&x)?.dims(), [2, 5]);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Module)]
 pub struct Linear {
     path: String,
     weight: Param,
@@ -84,12 +84,5 @@ impl Linear {
     /// b (out), if there is one.
     pub fn bias(&self) -> Option<&Param> {
         self.bias.as_ref()
-    }
-}
-
-impl Module for Linear {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        f(&self.weight);
-        self.bias.iter().for_each(f);
     }
 }

@@ -3,7 +3,7 @@
 use ferrotron_autograd::Var;
 use ferrotron_tensor::{At, Result};
 
-use crate::{Bias, Init, Linear, Module, Param, Scope};
+use crate::{Bias, Init, Linear, Module, Scope};
 
 /// The nonlinearity of an [`Mlp`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +77,7 @@ pub struct MlpConfig {
 /// assert_eq!(mlp.params()[0].name(), "mlp.gate_up.weight");
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Module)]
 pub struct Mlp {
     path: String,
     fc: Linear,
@@ -116,12 +116,5 @@ impl Mlp {
             }
         };
         self.proj.forward(&x) // (B, T, C)
-    }
-}
-
-impl Module for Mlp {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        self.fc.visit(f);
-        self.proj.visit(f);
     }
 }

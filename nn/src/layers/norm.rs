@@ -6,7 +6,7 @@ use ferrotron_tensor::{At, Result};
 use crate::{Bias, Init, Module, Param, Scope, WeightDecay};
 
 /// LayerNorm over the last dim: Ba et al., arXiv 1607.06450.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Module)]
 pub struct LayerNorm {
     path: String,
     weight: Param,
@@ -35,15 +35,8 @@ impl LayerNorm {
     }
 }
 
-impl Module for LayerNorm {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        f(&self.weight);
-        self.bias.iter().for_each(f);
-    }
-}
-
 /// RMSNorm over the last dim: Zhang and Sennrich, arXiv 1910.07467.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Module)]
 pub struct RmsNorm {
     path: String,
     weight: Param,
@@ -66,14 +59,8 @@ impl RmsNorm {
     }
 }
 
-impl Module for RmsNorm {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        f(&self.weight);
-    }
-}
-
 /// Either norm, selected by a model's configuration.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Module)]
 pub enum Norm {
     /// With mean and optional bias.
     Layer(LayerNorm),
@@ -87,15 +74,6 @@ impl Norm {
         match self {
             Norm::Layer(norm) => norm.forward(x),
             Norm::Rms(norm) => norm.forward(x),
-        }
-    }
-}
-
-impl Module for Norm {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        match self {
-            Norm::Layer(norm) => norm.visit(f),
-            Norm::Rms(norm) => norm.visit(f),
         }
     }
 }

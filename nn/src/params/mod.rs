@@ -2,6 +2,8 @@
 
 pub(crate) mod axis;
 pub(crate) mod buffer_config;
+mod containers;
+pub mod field;
 pub(crate) mod init;
 pub(crate) mod param;
 pub(crate) mod param_and_grad_bucket;

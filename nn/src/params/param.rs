@@ -91,7 +91,31 @@ impl Param {
     }
 }
 
-/// A component with parameters.
+/// A component with parameters. `#[derive(Module)]` implements it, as described in the documentation of
+/// [the macro](derive@crate::Module).
+///
+/// ```
+/// use ferrotron_nn::{Bias, Init, Linear, Module, RmsNorm, Scope};
+/// use ferrotron_tensor::{DType, Device};
+///
+/// #[derive(Module)]
+/// struct Head {
+///     width: usize,
+///     norm: RmsNorm,
+///     proj: Linear,
+/// }
+///
+/// let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1234);
+/// let head = Head {
+///     width: 3,
+///     norm: RmsNorm::new(&scope.child("norm"), 3, 1e-5),
+///     proj: Linear::new(&scope.child("proj"), 3, 5, Bias::No, Init::XavierNormal)?,
+/// };
+/// let names: Vec<String> = head.params().iter().map(|param| param.name().to_string()).collect();
+/// assert_eq!(names, ["norm.weight", "proj.weight"]);
+/// # assert_eq!(head.width, 3);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
 pub trait Module {
     /// Calls `f` with every parameter in the order of the forward pass, once per use: a token embedding that is also
     /// the head is visited twice.

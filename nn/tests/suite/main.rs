@@ -2,6 +2,7 @@
 
 mod adafactor;
 mod adafactor_reference;
+mod derive;
 mod gradients;
 mod initial;
 mod layers;

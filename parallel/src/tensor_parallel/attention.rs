@@ -1,7 +1,7 @@
 //! Attention with heads sharded over the ranks.
 
 use ferrotron_autograd::{Var, checkpoint_discard_output};
-use ferrotron_nn::{AttentionConfig, AttentionHeads, Context, KvCache, Module, Param, Scope};
+use ferrotron_nn::{AttentionConfig, AttentionHeads, Context, KvCache, Module, Scope};
 use ferrotron_tensor::{Error, Result};
 
 use super::{ColumnParallelLinear, RowParallelLinear, TensorParallel};
@@ -10,10 +10,11 @@ use crate::context_parallel::ContextParallel;
 /// Attention like [`ferrotron_nn::Attention`], with heads sharded over the ranks and one all-reduce at the end:
 /// Shoeybi et al., figure 3b. A softmax belongs to one head, so it needs no communication with ranks of other heads.
 /// With context parallelism, keys and values also come from ranks of other positions.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Module)]
 pub struct ParallelAttention {
     qkv: ColumnParallelLinear,
     heads: AttentionHeads,
+    #[module(skip)]
     cp: ContextParallel,
     proj: RowParallelLinear,
 }
@@ -70,12 +71,5 @@ impl ParallelAttention {
         let attend = move |qkv: &[Var]| Ok(vec![cp.attend(&heads, &ctx, qkv[0].clone(), None)?]);
         let y = checkpoint_discard_output(&[&qkv], attend)?.remove(0); // (B, T, H D / tp)
         self.proj.forward(&y) // (B, T, C)
-    }
-}
-
-impl Module for ParallelAttention {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        self.qkv.visit(f);
-        self.proj.visit(f);
     }
 }

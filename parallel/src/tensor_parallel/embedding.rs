@@ -23,8 +23,9 @@ use super::{SequenceParallel, TensorParallel};
 /// assert_eq!(wte.forward(&ids)?.dims(), [2, 3, 8]);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Module)]
 pub struct VocabParallelEmbedding {
+    #[module(skip)]
     tp: TensorParallel,
     path: String,
     weight: Param,
@@ -71,11 +72,5 @@ impl VocabParallelEmbedding {
     /// The local rows of the table, (V/tp, C).
     pub fn weight(&self) -> &Param {
         &self.weight
-    }
-}
-
-impl Module for VocabParallelEmbedding {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        f(&self.weight);
     }
 }

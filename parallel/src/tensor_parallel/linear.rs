@@ -190,8 +190,9 @@ impl Backward for ParallelLinear {
 /// y = x W^T + b with sharded outputs: the weight (out, in) is sharded by rows.
 ///
 /// x is equal on every rank or, with sequence parallelism, holds this rank's positions.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Module)]
 pub struct ColumnParallelLinear {
+    #[module(skip)]
     tp: TensorParallel,
     path: String,
     weight: Param,
@@ -252,17 +253,11 @@ impl ColumnParallelLinear {
     }
 }
 
-impl Module for ColumnParallelLinear {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        f(&self.weight);
-        self.bias.iter().for_each(f);
-    }
-}
-
 /// y = x W^T + b with sharded inputs: the weight (out, in) is sharded by columns, the products are summed, and the
 /// bias is added once.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Module)]
 pub struct RowParallelLinear {
+    #[module(skip)]
     tp: TensorParallel,
     path: String,
     weight: Param,
@@ -295,13 +290,6 @@ impl RowParallelLinear {
     /// (B, T, in/tp) -> (B, T, out), or (B, T/tp, out) under sequence parallelism
     pub fn forward(&self, x: &Var) -> Result<Var> {
         forward(&self.tp, x, &self.weight, self.bias.as_ref(), TpStyle::Rowwise).at(&self.path)
-    }
-}
-
-impl Module for RowParallelLinear {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        f(&self.weight);
-        self.bias.iter().for_each(f);
     }
 }
 

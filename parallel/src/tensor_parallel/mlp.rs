@@ -1,14 +1,14 @@
 //! The feed-forward layer of a block with sharded hidden features.
 
 use ferrotron_autograd::Var;
-use ferrotron_nn::{Activation, MlpConfig, Module, Param, Scope};
+use ferrotron_nn::{Activation, MlpConfig, Module, Scope};
 use ferrotron_tensor::{At, Result};
 
 use super::{ColumnParallelLinear, RowParallelLinear, TensorParallel};
 
 /// proj(activation(fc(x))) like [`ferrotron_nn::Mlp`], with one all-reduce at the end: Shoeybi et al., figure 3a.
 /// Gate and up of SwiGLU are sharded separately, so that a rank holds matching features.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Module)]
 pub struct ParallelMlp {
     path: String,
     fc: ColumnParallelLinear,
@@ -41,12 +41,5 @@ impl ParallelMlp {
             }
         };
         self.proj.forward(&x) // (B, T, C)
-    }
-}
-
-impl Module for ParallelMlp {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        self.fc.visit(f);
-        self.proj.visit(f);
     }
 }

@@ -3,7 +3,7 @@
 use ferrotron_autograd::{Leaf, Var, WeightGrads, backward};
 use ferrotron_nn::{
     Activation, Attention, AttentionConfig, Bias, Context, Dropout, Init, LayerNorm, Mlp,
-    MlpConfig, Mode, Module, Param, Scope,
+    MlpConfig, Mode, Module, Scope,
 };
 use ferrotron_parallel::tensor_parallel::{ParallelAttention, ParallelMlp};
 use ferrotron_tensor::Result;
@@ -74,6 +74,7 @@ impl BlockConfig {
 }
 
 /// What both kinds have alike: the residual stream.
+#[derive(Module)]
 struct Stream {
     norms: [LayerNorm; 2],
     dropouts: [Dropout; 2],
@@ -101,6 +102,7 @@ impl Stream {
     }
 }
 
+#[derive(Module)]
 pub struct SerialBlock {
     stream: Stream,
     attention: Attention,
@@ -123,14 +125,7 @@ impl SerialBlock {
     }
 }
 
-impl Module for SerialBlock {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        self.stream.norms.iter().for_each(|norm| norm.visit(f));
-        self.attention.visit(f);
-        self.mlp.visit(f);
-    }
-}
-
+#[derive(Module)]
 pub struct ParallelBlock {
     stream: Stream,
     attention: ParallelAttention,
@@ -150,14 +145,6 @@ impl ParallelBlock {
     pub fn forward(&self, ctx: &Context, x: &Var) -> Result<Var> {
         let x = self.stream.add(0, ctx, x, |x| self.attention.forward(ctx, x, None))?;
         self.stream.add(1, ctx, &x, |x| self.mlp.forward(x))
-    }
-}
-
-impl Module for ParallelBlock {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        self.stream.norms.iter().for_each(|norm| norm.visit(f));
-        self.attention.visit(f);
-        self.mlp.visit(f);
     }
 }
 

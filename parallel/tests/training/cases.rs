@@ -67,6 +67,7 @@ fn micro_batches_are_averaged_not_added() {
 }
 
 /// Layers of equal sizes, one after another.
+#[derive(Module)]
 struct Layers(Vec<Linear>);
 
 impl Layers {
@@ -76,12 +77,6 @@ impl Layers {
             Linear::new(&scope.child(&i.to_string()), width, width, Bias::No, Init::XavierUniform)
         };
         Ok(Layers((0..count).map(layer).collect::<Result<_>>()?))
-    }
-}
-
-impl Module for Layers {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        self.0.iter().for_each(|layer| layer.visit(f));
     }
 }
 

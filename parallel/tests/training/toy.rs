@@ -57,7 +57,7 @@ impl Default for Shape {
 }
 
 /// x + gelu(norm(x) W^T + b)
-#[derive(Clone)]
+#[derive(Clone, Module)]
 struct Block {
     norm: LayerNorm,
     linear: Linear,
@@ -66,13 +66,6 @@ struct Block {
 impl Block {
     fn forward(&self, x: &Var) -> Result<Var> {
         x.add(&self.linear.forward(&self.norm.forward(x)?)?.gelu_erf()?)
-    }
-}
-
-impl Module for Block {
-    fn visit(&self, f: &mut dyn FnMut(&Param)) {
-        self.norm.visit(f);
-        self.linear.visit(f);
     }
 }
 
