@@ -6,21 +6,19 @@
 
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron::models::data::{DataConfig, Dataset, Sampler, TokenSource, Validation};
-use ferrotron::models::evaluate::evaluate;
-use ferrotron::models::gpt::GptConfig;
+use ferrotron::models::gpt::{Gpt, GptConfig};
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::trainer::{Trainer, TrainerConfig};
 use ferrotron::nn::schedule::{DecayStyle, LrSchedule, LrScheduleConfig};
 use ferrotron::nn::{OptimizerConfig, Scope};
-use ferrotron::parallel::mesh::Mesh;
 use ferrotron::{DType, Device, Result};
 use std::path::Path;
 use std::time::Instant;
 
 const STEPS: u64 = 2000;
 
-fn trainer(vocab: usize, seed: u64) -> Result<Trainer> {
+fn trainer(vocab: usize, seed: u64) -> Result<Trainer<Gpt>> {
     let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     let schedule = LrScheduleConfig {
         style: DecayStyle::Cosine,
@@ -36,7 +34,7 @@ fn trainer(vocab: usize, seed: u64) -> Result<Trainer> {
         ..TrainerConfig::new(seed, LrSchedule::new(schedule)?, BatchSize::new(batch_size)?)
     };
     let scope = Scope::new(&Device::cpu(threads)?, DType::F32, seed);
-    Trainer::new(&scope, &GptConfig::gpt2(vocab, 4, 128, 4, 64), config)
+    Trainer::<Gpt>::new(&scope, &GptConfig::gpt2(vocab, 4, 128, 4, 64), config)
 }
 
 fn constant_memory() -> Result<()> {
@@ -68,8 +66,7 @@ fn recipe(path: &Path) -> Result<()> {
             trainer.step(&sampler)?;
         }
         let seconds = started.elapsed().as_secs_f64();
-        let (sizes, never) = (trainer.config().batch_size, StopFlag::default());
-        let found = evaluate(trainer.parts(), &Mesh::single(), &validation, sizes, &never)?;
+        let found = trainer.evaluate(&validation, &StopFlag::default())?;
         let loss = found.expect("nobody asks to stop").loss;
         println!("seed {seed}: validation loss {loss:.4} after {STEPS} steps in {seconds:.1} s");
         assert!(loss <= 1.91, "seed {seed} missed 1.91");

@@ -4,7 +4,9 @@
 //! The test program starts itself again as the child: `child` and its like do nothing unless they are told to.
 #![cfg(unix)]
 
-use ferrotron_models::checkpoint::{Checkpoint, LocalShard, Snapshot, TrainState, save};
+use ferrotron_models::checkpoint::{
+    Checkpoint, LocalShard, SavedModel, Snapshot, TrainState, save,
+};
 use ferrotron_models::gpt::{Gpt, GptConfig};
 use ferrotron_nn::{Module, Scope};
 use ferrotron_parallel::collective::{
@@ -35,7 +37,7 @@ fn save_model(dir: &Path, step: u64, config: &GptConfig) -> Result<PathBuf> {
     let snapshot = Snapshot {
         weights: LocalShard::params(&gpt.params())?,
         moments: None,
-        config,
+        model: SavedModel::new("gpt", config)?,
         progress: &progress,
         tokenizer: None,
         run,
@@ -75,7 +77,7 @@ fn save_shares(dir: &Path, world: &Group, step: u64, large: usize) -> Result<Pat
     let snapshot = Snapshot {
         weights: vec![LocalShard { name: "w".into(), place, tensor }],
         moments: None,
-        config: &GptConfig::gpt2(64, 2, 32, 2, 16),
+        model: SavedModel::new("gpt", &GptConfig::gpt2(64, 2, 32, 2, 16))?,
         progress: &TrainState { step, ..TrainState::default() },
         tokenizer: None,
         run: serde_json::Value::Null,
@@ -241,7 +243,7 @@ fn tensors_that_do_not_fit_together_are_not_published() -> Result<()> {
             let snapshot = Snapshot {
                 weights: vec![LocalShard { name: "w".into(), place, tensor }],
                 moments: None,
-                config: &GptConfig::gpt2(64, 2, 32, 2, 16),
+                model: SavedModel::new("gpt", &GptConfig::gpt2(64, 2, 32, 2, 16))?,
                 progress: &TrainState { step, ..TrainState::default() },
                 tokenizer: None,
                 run: serde_json::Value::Null,

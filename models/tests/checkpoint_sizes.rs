@@ -1,6 +1,8 @@
 //! Checkpoints of models with many tensors, and with a large vocabulary, come back to the last bit.
 
-use ferrotron_models::checkpoint::{Checkpoint, LocalShard, Moments, Snapshot, TrainState, save};
+use ferrotron_models::checkpoint::{
+    Checkpoint, LocalShard, Moments, SavedModel, Snapshot, TrainState, save,
+};
 use ferrotron_models::gpt::{Gpt, GptConfig};
 use ferrotron_nn::{Module, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Scope};
 use ferrotron_parallel::collective::Group;
@@ -28,7 +30,7 @@ fn comes_back(config: &GptConfig, dtype: DType, dir: &Path) -> Result<()> {
     let snapshot = Snapshot {
         weights: LocalShard::params(&saved)?,
         moments: Some(Moments::from_optimizer(&optimizer, |_| true)?),
-        config,
+        model: SavedModel::new("gpt", config)?,
         progress: &TrainState { step: 1, ..TrainState::default() },
         tokenizer: None,
         run: serde_json::Value::Null,

@@ -47,7 +47,7 @@ fn plan(config: &GptConfig) -> Result<(), Error> {
     config.validate()?;
     assert!(config.flops(1, 64).is_finite() && config.num_parameters() <= 1_000_000_000_000_000);
     Gpt::new(&Scope::new(&Device::cpu(1)?, DType::F32, 1), config)?;
-    let plan = MemoryEstimator {
+    let plan = MemoryEstimator::<Gpt> {
         model: config.clone(),
         layout: ParallelDims::single(),
         sequence_parallel: SequenceParallel::Off,

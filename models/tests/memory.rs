@@ -2,8 +2,8 @@
 
 use ferrotron_autograd::{ActivationCompressionConfig, ZeroEncoding};
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
-use ferrotron_models::data::{Batch, Samples};
-use ferrotron_models::gpt::{GptConfig, Recompute, SavedActivations};
+use ferrotron_models::data::{Batch, Samples, TokenBatch};
+use ferrotron_models::gpt::{Gpt, GptConfig, Recompute, SavedActivations};
 use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, RankMemory, StageMemory};
 use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
@@ -24,13 +24,14 @@ impl Samples for Numbers {
     fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
         let first = first_sample as usize * SEQ_LENGTH;
         let tokens = first..first + micro_batch * SEQ_LENGTH;
-        Ok(Batch {
+        TokenBatch {
             inputs: tokens.clone().map(|i| (i * i % VOCAB) as u32).collect(),
             targets: tokens.map(|i| ((i + 1) * (i + 1) % VOCAB) as i64).collect(),
             first_sample,
             micro_batch,
             seq_length: SEQ_LENGTH,
-        })
+        }
+        .try_into()
     }
 
     fn seq_length(&self) -> usize {
@@ -73,7 +74,7 @@ const PLAIN: Case = Case {
 };
 
 impl Case {
-    fn plan(&self, model: &GptConfig) -> Result<MemoryEstimator> {
+    fn plan(&self, model: &GptConfig) -> Result<MemoryEstimator<Gpt>> {
         let [tensor, context, data, pipeline] = self.sizes;
         let batch_size = BatchSize::new(BatchSizeConfig {
             micro_batch_size: self.micro,
@@ -81,7 +82,7 @@ impl Case {
             global_batch_size: Some(self.micro * data * self.microbatches),
             ..BatchSizeConfig::default()
         })?;
-        Ok(MemoryEstimator {
+        Ok(MemoryEstimator::<Gpt> {
             model: model.clone(),
             layout: ParallelDims::new(
                 tensor * context * data * pipeline,
@@ -114,12 +115,13 @@ impl Case {
 }
 
 /// What the pools of all ranks count over two steps.
-fn measured(plan: &MemoryEstimator) -> Result<Vec<RankMemory>> {
+fn measured(plan: &MemoryEstimator<Gpt>) -> Result<Vec<RankMemory>> {
     let ranks = run_threads(plan.layout.world(), &WorldConfig::default(), |world| {
         let mesh = Mesh::new(&world, plan.layout, plan.sequence_parallel)?;
         let device = Device::cpu(1)?;
         let scope = Scope::new(&device, plan.dtype, 1);
-        let mut trainer = Trainer::on_mesh(&scope, &mesh, &plan.model, plan.trainer.clone())?;
+        let mut trainer =
+            Trainer::<Gpt>::on_mesh(&scope, &mesh, &plan.model, plan.trainer.clone())?;
         for _ in 0..2 {
             trainer.step(&Numbers)?;
         }

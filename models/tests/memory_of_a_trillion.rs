@@ -3,6 +3,7 @@
 
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::bench::peak_rss_bytes;
+use ferrotron_models::gpt::Gpt;
 use ferrotron_models::gpt::Recompute;
 use ferrotron_models::memory::{MemoryEstimator, PlannedDevice};
 use ferrotron_models::presets::Preset;
@@ -21,7 +22,7 @@ fn a_trillion_parameters_are_planned_in_a_second_and_100_megabytes() {
     let (tensor, pipeline) = (8, 64);
     let schedule = LrSchedule::constant(1e-3).unwrap();
     let batch_size = BatchSizeConfig { global_batch_size: Some(512), ..BatchSizeConfig::default() };
-    let plan = MemoryEstimator {
+    let plan = MemoryEstimator::<Gpt> {
         model: preset.config(),
         layout: ParallelDims::new(tensor * pipeline, tensor, 1, pipeline).unwrap(),
         sequence_parallel: SequenceParallel::Off,

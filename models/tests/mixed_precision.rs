@@ -6,8 +6,8 @@ mod numbers;
 use ferrotron_autograd::lock;
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::checkpoint::Checkpoint;
-use ferrotron_models::data::{Batch, Samples};
-use ferrotron_models::gpt::GptConfig;
+use ferrotron_models::data::{Batch, Samples, TokenBatch};
+use ferrotron_models::gpt::{Gpt, GptConfig};
 use ferrotron_models::trainer::{
     ParallelConfig, PrecisionConfig, StepReport, Trainer, TrainerConfig,
 };
@@ -37,7 +37,7 @@ impl Samples for Chain {
         });
         let inputs: Vec<u32> = tokens.collect();
         let targets = inputs.iter().map(|token| i64::from((token + 5) % 13)).collect();
-        Ok(Batch { inputs, targets, first_sample, micro_batch, seq_length: SEQ_LENGTH })
+        TokenBatch { inputs, targets, first_sample, micro_batch, seq_length: SEQ_LENGTH }.try_into()
     }
 
     fn seq_length(&self) -> usize {
@@ -54,7 +54,7 @@ fn trainer(
     mesh: &Mesh,
     precision: PrecisionConfig,
     gradients: GradDType,
-) -> Result<Trainer> {
+) -> Result<Trainer<Gpt>> {
     let scope = Scope::new(&Device::cpu(1)?, dtype, 1234);
     let data_parallel = DataParallelConfig { gradients, ..DataParallelConfig::default() };
     let batch_size = BatchSize::new(BatchSizeConfig {
@@ -68,29 +68,29 @@ fn trainer(
         precision,
         ..TrainerConfig::new(7, LrSchedule::constant(1e-2)?, batch_size)
     };
-    Trainer::on_mesh(&scope, mesh, &model(), config)
+    Trainer::<Gpt>::on_mesh(&scope, mesh, &model(), config)
 }
 
-fn alone(dtype: DType, loss_scale: LossScale) -> Result<Trainer> {
+fn alone(dtype: DType, loss_scale: LossScale) -> Result<Trainer<Gpt>> {
     let precision = PrecisionConfig { loss_scale, ..PrecisionConfig::default() };
     trainer(dtype, &Mesh::single(), precision, GradDType::Accumulator)
 }
 
 /// Every number of the weights, moments and master weights.
-fn state(trainer: &Trainer) -> Result<BTreeMap<String, Vec<f64>>> {
+fn state(trainer: &Trainer<Gpt>) -> Result<BTreeMap<String, Vec<f64>>> {
     let (weights, moments) = trainer.local_shards()?;
     let all = weights.iter().chain(&moments.shards);
     all.map(|held| Ok((format!("{} {:?}", held.name, held.place), held.tensor.to_f64()?))).collect()
 }
 
-fn saved(trainer: &Trainer, folder: &Path) -> Result<Checkpoint> {
+fn saved(trainer: &Trainer<Gpt>, folder: &Path) -> Result<Checkpoint> {
     Checkpoint::open(&trainer.save(folder, None, serde_json::Value::Null)?)
 }
 
 #[test]
 fn a_step_that_overflows_changes_nothing_on_any_rank() -> Result<()> {
     let steps = 40;
-    let run = |trainer: &mut Trainer| -> Result<Vec<StepReport>> {
+    let run = |trainer: &mut Trainer<Gpt>| -> Result<Vec<StepReport>> {
         (0..steps)
             .map(|_| {
                 let (before, taken) = (numbers(trainer)?, trainer.optimizer().steps());
@@ -163,7 +163,7 @@ fn a_run_in_16_bits_goes_on_to_the_last_bit() -> Result<()> {
 }
 
 /// The weights in the type in which they are updated.
-fn exact(trainer: &Trainer) -> Result<BTreeMap<String, Vec<f64>>> {
+fn exact(trainer: &Trainer<Gpt>) -> Result<BTreeMap<String, Vec<f64>>> {
     let state = state(trainer)?;
     let of = |prefix: &str| -> BTreeMap<String, Vec<f64>> {
         let named = state.iter().filter_map(|(name, values)| {

@@ -3,8 +3,8 @@
 //! On a fake device, whose pool hands out the same blocks as any.
 
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
-use ferrotron_models::data::{Batch, Samples};
-use ferrotron_models::gpt::{GptConfig, Recompute};
+use ferrotron_models::data::{Batch, Samples, TokenBatch};
+use ferrotron_models::gpt::{Gpt, GptConfig, Recompute};
 use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
 use ferrotron_nn::Scope;
 use ferrotron_nn::schedule::LrSchedule;
@@ -15,13 +15,14 @@ struct OfLength(usize);
 impl Samples for OfLength {
     fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
         let tokens = micro_batch * self.0;
-        Ok(Batch {
+        TokenBatch {
             inputs: vec![1; tokens],
             targets: vec![2; tokens],
             first_sample,
             micro_batch,
             seq_length: self.0,
-        })
+        }
+        .try_into()
     }
 
     fn seq_length(&self) -> usize {
@@ -29,7 +30,7 @@ impl Samples for OfLength {
     }
 }
 
-fn trainer(model: &GptConfig, micro: usize, dtype: DType, recompute: Recompute) -> Trainer {
+fn trainer(model: &GptConfig, micro: usize, dtype: DType, recompute: Recompute) -> Trainer<Gpt> {
     let batch_size = BatchSizeConfig { micro_batch_size: micro, ..BatchSizeConfig::default() };
     let (schedule, batch_size) = (LrSchedule::constant(1e-3), BatchSize::new(batch_size));
     let config = TrainerConfig {
@@ -37,7 +38,7 @@ fn trainer(model: &GptConfig, micro: usize, dtype: DType, recompute: Recompute) 
         ..TrainerConfig::new(1, schedule.unwrap(), batch_size.unwrap())
     };
     let scope = Scope::new(&Device::fake(2).unwrap(), dtype, 1);
-    Trainer::new(&scope, model, config).unwrap()
+    Trainer::<Gpt>::new(&scope, model, config).unwrap()
 }
 
 /// GPT-2 and Llama, and the small model that is trained without options.

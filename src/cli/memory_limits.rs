@@ -1,5 +1,6 @@
 //! Whether a run fits into memory, and what would help if it does not.
 
+use ferrotron::models::gpt::Gpt;
 use ferrotron::models::memory::{MemoryEstimator, RankMemory, StageMemory};
 use ferrotron::models::memory_limit::{MemoryLimit, memory_limit};
 use ferrotron::nn::Axis;
@@ -45,7 +46,7 @@ pub fn sentence(memory: &RankMemory) -> String {
 /// that is not given, the ranks of this machine more than it, or their GPU, has. A GPU that is not there is an error, too.
 pub fn check(
     args: &TrainArgs,
-    plan: &MemoryEstimator,
+    plan: &MemoryEstimator<Gpt>,
     stages: &[StageMemory],
     job: &ProcessRole,
 ) -> Result<()> {
@@ -66,7 +67,7 @@ pub fn check(
 /// compared with the first one here, if there is one.
 pub fn check_thought(
     args: &TrainArgs,
-    plan: &MemoryEstimator,
+    plan: &MemoryEstimator<Gpt>,
     stages: &[StageMemory],
 ) -> Result<()> {
     if args.run.memory_limit.is_some() {
@@ -80,7 +81,7 @@ pub fn check_thought(
 
 fn check_gpu(
     args: &TrainArgs,
-    plan: &MemoryEstimator,
+    plan: &MemoryEstimator<Gpt>,
     stages: &[StageMemory],
     local: Range<usize>,
     gpu: GpuMemory,
@@ -97,7 +98,7 @@ fn check_gpu(
 /// Errors if the ranks `local` take more than the limit of what they share.
 fn check_together(
     args: &TrainArgs,
-    plan: &MemoryEstimator,
+    plan: &MemoryEstimator<Gpt>,
     stages: &[StageMemory],
     local: Range<usize>,
     limit: MemoryLimit,
@@ -123,7 +124,11 @@ fn check_together(
 }
 
 /// Errors, with what would help, if a rank would take more than `--memory-limit`.
-fn check_ranks(args: &TrainArgs, plan: &MemoryEstimator, stages: &[StageMemory]) -> Result<()> {
+fn check_ranks(
+    args: &TrainArgs,
+    plan: &MemoryEstimator<Gpt>,
+    stages: &[StageMemory],
+) -> Result<()> {
     let takes = largest(stages).memory.total_bytes as u64;
     match args.run.memory_limit.filter(|&limit| takes > limit) {
         Some(limit) => {
@@ -135,12 +140,18 @@ fn check_ranks(args: &TrainArgs, plan: &MemoryEstimator, stages: &[StageMemory])
 }
 
 /// Why a run is refused, in one line: the numbers, and what options would make of them.
-fn refused(args: &TrainArgs, plan: &MemoryEstimator, stages: &[StageMemory], why: &str) -> Error {
+fn refused(
+    args: &TrainArgs,
+    plan: &MemoryEstimator<Gpt>,
+    stages: &[StageMemory],
+    why: &str,
+) -> Error {
     let StageMemory { stage, rank, memory, .. } = largest(stages);
     // What does not go with the rest of the run, or saves nothing, is of no help.
     let less = |args: &TrainArgs| {
         let changed = args.plan(plan.layout.world(), 1, plan.model.vocab_size).ok()?;
-        let found = MemoryEstimator { device: plan.device, ..changed }.stage(stage).ok()?.memory;
+        let found =
+            MemoryEstimator::<Gpt> { device: plan.device, ..changed }.stage(stage).ok()?.memory;
         Some(found.total_bytes).filter(|&total| total < memory.total_bytes)
     };
     let (mut together, mut found) = (args.clone(), Vec::new());
@@ -163,11 +174,11 @@ fn refused(args: &TrainArgs, plan: &MemoryEstimator, stages: &[StageMemory], why
 }
 
 /// Makes the options save memory and says which it has changed, if they do not save it already.
-type Change = fn(&mut TrainArgs, &MemoryEstimator) -> Option<String>;
+type Change = fn(&mut TrainArgs, &MemoryEstimator<Gpt>) -> Option<String>;
 
 const CHANGES: [Change; 5] = [recompute, shrink, narrow, shard, offload];
 
-fn recompute(args: &mut TrainArgs, _: &MemoryEstimator) -> Option<String> {
+fn recompute(args: &mut TrainArgs, _: &MemoryEstimator<Gpt>) -> Option<String> {
     let parallel = &mut args.parallel;
     (parallel.recompute_granularity != Granularity::Full).then(|| {
         parallel.recompute_granularity = Granularity::Full;
@@ -176,7 +187,7 @@ fn recompute(args: &mut TrainArgs, _: &MemoryEstimator) -> Option<String> {
     })
 }
 
-fn offload(args: &mut TrainArgs, plan: &MemoryEstimator) -> Option<String> {
+fn offload(args: &mut TrainArgs, plan: &MemoryEstimator<Gpt>) -> Option<String> {
     let states = &mut args.offload.offload_optimizer_states;
     (plan.trainer.parallel.optimizer_states == MemoryKind::Device).then(|| {
         *states = true;
@@ -185,7 +196,7 @@ fn offload(args: &mut TrainArgs, plan: &MemoryEstimator) -> Option<String> {
 }
 
 /// The same samples a step, fewer at once.
-fn shrink(args: &mut TrainArgs, plan: &MemoryEstimator) -> Option<String> {
+fn shrink(args: &mut TrainArgs, plan: &MemoryEstimator<Gpt>) -> Option<String> {
     let optimization = &mut args.optimization;
     (optimization.micro_batch_size > 1).then(|| {
         let global = plan.trainer.batch_size.full_batch_size();
@@ -195,14 +206,14 @@ fn shrink(args: &mut TrainArgs, plan: &MemoryEstimator) -> Option<String> {
     })
 }
 
-fn narrow(args: &mut TrainArgs, plan: &MemoryEstimator) -> Option<String> {
+fn narrow(args: &mut TrainArgs, plan: &MemoryEstimator<Gpt>) -> Option<String> {
     (plan.dtype == DType::F32).then(|| {
         (args.device.dtype, args.device.bf16) = (None, true);
         "--bf16".to_string()
     })
 }
 
-fn shard(args: &mut TrainArgs, plan: &MemoryEstimator) -> Option<String> {
+fn shard(args: &mut TrainArgs, plan: &MemoryEstimator<Gpt>) -> Option<String> {
     let copies = plan.layout.size(Axis::Data) * plan.layout.size(Axis::Context);
     let most = if plan.layout.size(Axis::Pipeline) > 1 { 1 } else { 3 };
     (copies > 1 && args.parallel.zero_stage < most).then(|| {

@@ -3,6 +3,7 @@
 use ferrotron::models::data::Dataset;
 use ferrotron::models::entropy::bigram_entropy;
 use ferrotron::models::evaluate::Evaluation;
+use ferrotron::models::gpt::Gpt;
 use ferrotron::models::memory::StageMemory;
 use ferrotron::models::run::{RunConfig, RunResult, StopReason};
 use ferrotron::models::stop::StopFlag;
@@ -27,7 +28,7 @@ const BIGRAM_TOKENS: u64 = 10_000_000;
 /// Prints what is about to be trained, on what and where.
 pub fn before(
     configuration: &Configuration,
-    trainer: &Trainer,
+    trainer: &Trainer<Gpt>,
     dataset: &Dataset,
     tokenizer: &Tokenizer,
     stages: &[StageMemory],
@@ -73,7 +74,7 @@ fn place(args: &TrainArgs, device: &Device) -> Result<String> {
 }
 
 /// How several ranks are laid out, and what they will send.
-fn layout_lines(trainer: &Trainer, seq_length: usize) -> Option<String> {
+fn layout_lines(trainer: &Trainer<Gpt>, seq_length: usize) -> Option<String> {
     let layout = trainer.mesh().layout();
     let [tp, cp, dp, pp] = Axis::ALL.map(|axis| layout.size(axis));
     let parallel = &trainer.config().parallel;
@@ -115,7 +116,7 @@ fn layout_lines(trainer: &Trainer, seq_length: usize) -> Option<String> {
             layout.world(),
             parallel.pipeline_schedule,
             parallel.data_parallel.sharding as usize,
-            trainer.config().batch_size.micro(),
+            trainer.config().batch_size.micro_batch_size(),
         )
     })
 }
@@ -123,7 +124,7 @@ fn layout_lines(trainer: &Trainer, seq_length: usize) -> Option<String> {
 /// Prints the results.
 pub fn after(
     args: &TrainArgs,
-    trainer: &Trainer,
+    trainer: &Trainer<Gpt>,
     dataset: &Dataset,
     tokenizer: &Tokenizer,
     outcome: &RunResult,
@@ -155,7 +156,7 @@ pub fn after(
 }
 
 /// Whether this rank can run the model without others.
-fn one_rank_has_all(trainer: &Trainer) -> bool {
+fn one_rank_has_all(trainer: &Trainer<Gpt>) -> bool {
     let layout = trainer.mesh().layout();
     let sharded = trainer.config().parallel.data_parallel.sharding == Sharding::Weights;
     layout.size(Axis::Data) == layout.world() && !(sharded && layout.world() > 1)

@@ -4,6 +4,7 @@ mod data_change;
 mod gpu;
 mod memory;
 mod models_and_data;
+mod old_checkpoints;
 mod options;
 mod output_files;
 mod precision;

@@ -5,8 +5,8 @@ use super::train::{SEED, WEIGHTS, schedule};
 use super::{gpt2, llama};
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron::models::data::{TokenSource, Validation};
-use ferrotron::models::evaluate::{Evaluation, evaluate};
-use ferrotron::models::gpt::GptConfig;
+use ferrotron::models::evaluate::Evaluation;
+use ferrotron::models::gpt::{Gpt, GptConfig};
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::trainer::{Trainer, TrainerConfig};
 use ferrotron::nn::Scope;
@@ -41,7 +41,7 @@ fn evaluations(
             parallel: layout.parallel(),
             ..TrainerConfig::new(SEED, schedule()?, sizes)
         };
-        let trainer = Trainer::on_mesh(&scope, &mesh, model, config)?;
+        let trainer = Trainer::<Gpt>::on_mesh(&scope, &mesh, model, config)?;
         let key = RandomKey::new(9, 0, "validation");
         let token = |i| (key.uniform(i) * model.vocab_size as f64) as u32;
         let tokens = (0..(WINDOWS * SEQ_LENGTH - 3) as u64).map(token).collect();
@@ -55,7 +55,7 @@ fn evaluations(
         if asked == Some(mesh.rank()) {
             stop.set();
         }
-        evaluate(trainer.parts(), &mesh, &validation, sizes, &stop)
+        trainer.evaluate(&validation, &stop)
     });
     ranks.into_iter().collect()
 }
@@ -65,7 +65,7 @@ fn agreed(model: &GptConfig, layout: &Layout, dtype: DType, batches: Option<u64>
     let found = evaluations(model, layout, dtype, batches, None);
     let found = found.unwrap_or_else(|error| panic!("{layout}: {error}"));
     assert!(found.iter().all(|other| *other == found[0]), "{layout}: {found:?}");
-    found[0].expect("nobody asks to stop")
+    found[0].clone().expect("nobody asks to stop")
 }
 
 #[test]

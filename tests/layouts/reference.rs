@@ -3,7 +3,7 @@
 //! One graph over the global batch, and every scale in the open: a scale that is missing in the trainer is
 //! missing in all layouts, of which none would differ from another.
 
-use ferrotron::models::data::Samples;
+use ferrotron::models::data::{Samples, TokenBatch, num_valid};
 use ferrotron::models::gpt::{Gpt, GptConfig};
 use ferrotron::nn::{
     Context, Mode, Module, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Scope, StepConfig,
@@ -26,13 +26,13 @@ pub fn reference(model: &GptConfig, numbers: &Numbers) -> Result<Found> {
     for step in 0..STEPS as u64 {
         let batch = samples.batch(step * GLOBAL_BATCH as u64, GLOBAL_BATCH)?;
         let dims = [GLOBAL_BATCH, SEQ_LENGTH];
-        let inputs = Tensor::from_slice(&device, &batch.inputs, &dims)?;
-        let targets = Tensor::from_slice(&device, &batch.targets, &dims)?;
+        let inputs = Tensor::from_slice(&device, batch.get::<u32>(TokenBatch::INPUTS)?, &dims)?;
+        let targets = Tensor::from_slice(&device, batch.get::<i64>(TokenBatch::TARGETS)?, &dims)?;
         let ctx = Context::new(SEED, step, Mode::Train, GLOBAL_BATCH, SEQ_LENGTH);
 
         buffers.zero_gradients();
         let sum = gpt.loss(&ctx, &inputs, &targets)?.sum;
-        let counted = batch.targets.iter().filter(|&&target| target >= 0).count() as f64;
+        let counted = num_valid(batch.get(TokenBatch::TARGETS)?) as f64;
         let loss = sum.value().item()? / counted;
         sum.backward_scaled(1.0 / counted)?;
         drop(sum);

@@ -2,8 +2,8 @@
 
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron::models::checkpoint::LocalShard;
-use ferrotron::models::data::{Batch, Samples};
-use ferrotron::models::gpt::GptConfig;
+use ferrotron::models::data::{Batch, Samples, TokenBatch};
+use ferrotron::models::gpt::{Gpt, GptConfig};
 use ferrotron::models::trainer::{
     ExecutionMode, ParallelConfig, PrecisionConfig, Trainer, TrainerConfig,
 };
@@ -47,7 +47,7 @@ impl Samples for Noise {
         let draw = |i: usize, what: u64| key.uniform(4 * at(i) + what);
         let token = |i: usize, what: u64| (draw(i, what) * self.vocab as f64) as u32;
         let counts = |i: usize| draw(i, 2) > 0.5 * draw(i / SEQ_LENGTH * SEQ_LENGTH, 3);
-        Ok(Batch {
+        TokenBatch {
             inputs: (0..numbers).map(|i| token(i, 0)).collect(),
             targets: (0..numbers)
                 .map(|i| if counts(i) { i64::from(token(i, 1)) } else { -100 })
@@ -55,7 +55,8 @@ impl Samples for Noise {
             first_sample,
             micro_batch,
             seq_length: SEQ_LENGTH,
-        })
+        }
+        .try_into()
     }
 
     fn seq_length(&self) -> usize {
@@ -189,7 +190,7 @@ fn train_rank(
         execution: ExecutionMode::Eager,
     };
     let samples = Noise { vocab: model.vocab_size };
-    let mut trainer = Trainer::on_mesh(&scope, mesh, model, config)?;
+    let mut trainer = Trainer::<Gpt>::on_mesh(&scope, mesh, model, config)?;
     let (mut steps, mut first_gradients) = (Vec::new(), Vec::new());
     for step in 0..STEPS {
         let report = trainer.step(&samples)?;

@@ -2,6 +2,7 @@
 
 use ferrotron::models::data::Dataset;
 use ferrotron::models::evaluate::Evaluation;
+use ferrotron::models::gpt::Gpt;
 use ferrotron::models::run::{self, Intervals, Metrics, Observer, RunConfig, StopReason};
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
@@ -78,7 +79,7 @@ fn a_run_is_saved_when_replicas_agree_or_refused() -> Result<()> {
     let local = Layout { synchronize_every: 4, ..Layout::SERIAL };
     let train = |save_interval: u64, train_iters: u64, ends: bool| -> Result<(StopReason, u64)> {
         let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1);
-        let mut trainer = Trainer::new(&scope, &tied(), trainer_config(&local)?)?;
+        let mut trainer = Trainer::<Gpt>::new(&scope, &tied(), trainer_config(&local)?)?;
         let folder = folder.path().join(format!("{save_interval}-{train_iters}"));
         let config = RunConfig {
             metrics: folder.join("metrics.jsonl"),
@@ -96,9 +97,12 @@ fn a_run_is_saved_when_replicas_agree_or_refused() -> Result<()> {
             eval_iters: Some(1),
             options: serde_json::Value::Null,
         };
+        let batch = trainer.config().batch_size.full_batch_size();
+        let samples = config.samples(&dataset, trainer.config().seed, batch)?;
         let stop = StopFlag::default();
         let mut watch = Watch { ends, stop: stop.clone() };
-        let ended = run::run(&mut trainer, &dataset, &tokenizer, &config, &stop, &mut watch)?;
+        let ended =
+            run::run(&mut trainer, &samples.run_data(&tokenizer), &config, &stop, &mut watch)?;
         Ok((ended.stop_reason, trainer.progress().step))
     };
     for (save_interval, train_iters, part) in
@@ -120,7 +124,7 @@ fn gradients_of_one_replica_that_overflow_end_all() {
     let found = run_threads(2, &WorldConfig::default(), |world| {
         let mesh = Mesh::new(&world, mesh::ParallelDims::new(2, 1, 1, 1)?, SequenceParallel::Off)?;
         let scope = Scope::new(&Device::cpu(1)?, DType::F64, 1);
-        let mut trainer = Trainer::on_mesh(&scope, &mesh, &tied(), trainer_config(&local)?)?;
+        let mut trainer = Trainer::<Gpt>::on_mesh(&scope, &mesh, &tied(), trainer_config(&local)?)?;
         let noise =
             Noise { vocab: tied().vocab_size, distinct_samples: 1 << 32, asked: Mutex::default() };
         trainer.step(&noise)?;

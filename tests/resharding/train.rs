@@ -2,9 +2,8 @@
 
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron::models::checkpoint::{Checkpoint, LocalShard, TrainState};
-use ferrotron::models::data::{Batch, Samples, TokenSource, Validation};
-use ferrotron::models::evaluate::evaluate;
-use ferrotron::models::gpt::GptConfig;
+use ferrotron::models::data::{Batch, Samples, TokenBatch, TokenSource, Validation};
+use ferrotron::models::gpt::{Gpt, GptConfig};
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::support::{ParallelismCheck, check};
 use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
@@ -127,13 +126,14 @@ impl Samples for Noise {
         let numbers = first..first + (micro_batch * SEQ_LENGTH) as u64;
         let period = self.distinct_samples * SEQ_LENGTH as u64;
         let numbers = numbers.map(|i| i % period);
-        Ok(Batch {
+        TokenBatch {
             inputs: numbers.clone().map(|i| token(2 * i)).collect(),
             targets: numbers.map(|i| i64::from(token(2 * i + 1))).collect(),
             first_sample,
             micro_batch,
             seq_length: SEQ_LENGTH,
-        })
+        }
+        .try_into()
     }
 
     fn seq_length(&self) -> usize {
@@ -245,7 +245,7 @@ fn run_rank(task: &Task, mesh: &Mesh) -> Result<RankFound> {
         schedule: LrSchedule::constant(task.learning_rate)?,
         ..trainer_config(&task.layout)?
     };
-    let mut trainer = Trainer::on_mesh(&scope, mesh, task.model, config)?;
+    let mut trainer = Trainer::<Gpt>::on_mesh(&scope, mesh, task.model, config)?;
     if let Some(path) = task.load {
         trainer.load(&Checkpoint::peek(path)?)?;
     }
@@ -283,13 +283,12 @@ fn run_rank(task: &Task, mesh: &Mesh) -> Result<RankFound> {
 }
 
 /// Over three sequences of other tokens, the last one cut short.
-fn validation_loss(trainer: &Trainer) -> Result<f64> {
+fn validation_loss(trainer: &Trainer<Gpt>) -> Result<f64> {
     let vocab = trainer.model().vocab_size;
     let tokens = (0..3 * SEQ_LENGTH - 2).map(|i| (i * i % vocab) as u32).collect();
     let source = TokenSource::from_tokens(tokens, vocab)?;
     let validation = Validation::new(source, SEQ_LENGTH)?;
-    let (sizes, never) = (trainer.config().batch_size, StopFlag::default());
-    let found = evaluate(trainer.parts(), trainer.mesh(), &validation, sizes, &never)?;
+    let found = trainer.evaluate(&validation, &StopFlag::default())?;
     Ok(found.expect("nobody asks to stop").loss)
 }
 

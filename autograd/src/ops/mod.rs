@@ -1,6 +1,7 @@
 //! Operations on variables: the gradient of each operation of `ferrotron_tensor::ops`, in a file of the same name.
 //! Each saves exactly the fields of its struct.
 
+pub mod attach_loss;
 pub mod attention;
 pub mod cast;
 pub mod concat;

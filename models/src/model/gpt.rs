@@ -7,7 +7,6 @@ use ferrotron_autograd::{Offloaded, Offloader, Var, checkpoint};
 use ferrotron_nn::{
     Axis, Context, Dropout, Embedding, KvCache, Mode, Module, Norm, Param, Scope, WeightDecay,
 };
-use ferrotron_parallel::collective::partition_range;
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::tensor_parallel::{TensorParallel, VocabParallelEmbedding};
 use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
@@ -23,6 +22,7 @@ pub use crate::model::recompute::{
     Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp, RegionInputs,
 };
 pub use crate::model::saved_activations::SavedActivations;
+pub use crate::training::model::ModelChunk;
 
 /// Token and position embeddings.
 #[derive(Debug, Clone, Module)]
@@ -72,50 +72,6 @@ struct Head {
     weight: Param,
 }
 
-/// A chunk of a model: a range of blocks, optionally with the embeddings or the head.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ModelChunk {
-    /// The blocks.
-    pub blocks: Range<usize>,
-    /// Whether the chunk includes the embeddings.
-    pub first: bool,
-    /// Whether the chunk includes the head.
-    pub last: bool,
-}
-
-impl ModelChunk {
-    /// The whole model.
-    pub fn whole(config: &GptConfig) -> ModelChunk {
-        ModelChunk { blocks: 0..config.num_layers, first: true, last: true }
-    }
-
-    /// The model chunks of pipeline rank `rank` of `ranks`: chunk i is virtual stage `i * ranks + rank`. Layers are
-    /// distributed over the stages, whose numbers of layers differ by at most one.
-    ///
-    /// Errors if there are fewer layers than stages.
-    pub fn chunks(
-        config: &GptConfig,
-        rank: usize,
-        ranks: usize,
-        chunks: usize,
-    ) -> Result<Vec<ModelChunk>> {
-        let (layers, stages) = (config.num_layers, ranks * chunks);
-        if layers < stages {
-            let message = format!(
-                "num-layers {layers} cannot be cut into {stages} stages: pipeline-model-parallel-size {ranks} x \
-                 {chunks} chunks"
-            );
-            return Err(Error::config("layout", message));
-        }
-        let part = |stage: usize| ModelChunk {
-            blocks: partition_range(layers, stages, stage),
-            first: stage == 0,
-            last: stage + 1 == stages,
-        };
-        Ok((0..chunks).map(|chunk| part(chunk * ranks + rank)).collect())
-    }
-}
-
 /// A decoder-only transformer language model, or one rank's chunk of it.
 ///
 /// ```
@@ -151,7 +107,7 @@ pub struct Gpt {
 impl Gpt {
     /// Describes the model. Memory is allocated when it first runs or is placed in optimizer buffers.
     pub fn new(scope: &Scope, config: &GptConfig) -> Result<Gpt> {
-        Self::from_chunk(scope, &Mesh::single(), config, &ModelChunk::whole(config))
+        Self::from_chunk(scope, &Mesh::single(), config, &ModelChunk::whole(config.num_layers))
     }
 
     /// Describes a chunk of the model, sharded over `mesh`.
@@ -225,7 +181,7 @@ impl Gpt {
     }
 
     /// The regions that backward recomputes, as the parameters that each reads, in order.
-    pub fn recomputed(&self) -> impl Iterator<Item = Vec<Param>> {
+    pub(crate) fn recomputed_regions(&self) -> impl Iterator<Item = Vec<Param>> {
         let params = |blocks: Range<usize>| self.blocks[blocks].iter().flat_map(Module::params);
         let regions = self.recompute.regions(self.blocks.len()).into_iter();
         let regions = regions.map(move |blocks| params(blocks).collect());

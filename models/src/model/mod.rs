@@ -7,4 +7,4 @@ pub mod gpt;
 pub mod presets;
 pub(crate) mod recompute;
 pub(crate) mod saved_activations;
-pub(crate) mod stage;
+pub(crate) mod training;

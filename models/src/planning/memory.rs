@@ -14,16 +14,15 @@ use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{Category, DType, Device, Error, MemoryKind, Result};
 use serde::Serialize;
 
-use crate::io::data::{Batch, Samples};
-use crate::model::gpt::{GptConfig, ModelChunk};
+use crate::io::data::{Batch, BatchArray, Samples};
 use crate::training::batch_size::{BatchSize, BatchSizeConfig};
-use crate::training::trainer::{Trainer, TrainerConfig};
+use crate::training::trainer::{Model, ModelChunk, Trainer, TrainerConfig};
 
 /// A run whose memory is estimated.
 ///
 /// ```
 /// use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
-/// use ferrotron_models::gpt::GptConfig;
+/// use ferrotron_models::gpt::{Gpt, GptConfig};
 /// use ferrotron_models::memory::{MemoryEstimator, PlannedDevice};
 /// use ferrotron_models::trainer::TrainerConfig;
 /// use ferrotron_nn::schedule::LrSchedule;
@@ -34,7 +33,7 @@ use crate::training::trainer::{Trainer, TrainerConfig};
 /// let model = GptConfig::gpt2(50257, 12, 768, 12, 1024);
 /// let parameters = model.num_parameters();
 /// let batch_size = BatchSizeConfig { micro_batch_size: 4, ..BatchSizeConfig::default() };
-/// let plan = MemoryEstimator {
+/// let plan = MemoryEstimator::<Gpt> {
 ///     model,
 ///     layout: ParallelDims::single(),
 ///     sequence_parallel: SequenceParallel::Off,
@@ -50,9 +49,9 @@ use crate::training::trainer::{Trainer, TrainerConfig};
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 #[derive(Debug, Clone)]
-pub struct MemoryEstimator {
+pub struct MemoryEstimator<M: Model> {
     /// The model.
-    pub model: GptConfig,
+    pub model: M::Config,
     /// Sizes of the axes.
     pub layout: ParallelDims,
     /// Whether activations are sharded along the sequence.
@@ -147,7 +146,7 @@ pub struct StageMemory {
     pub memory: RankMemory,
 }
 
-impl MemoryEstimator {
+impl<M: Model> MemoryEstimator<M> {
     /// Estimates the memory of each pipeline stage.
     ///
     /// Errors as [`Trainer::on_mesh`], if a micro-batch has more than 2^24 tokens, and if the system has too little
@@ -160,13 +159,17 @@ impl MemoryEstimator {
     ///
     /// Errors as [`MemoryEstimator::stages`].
     pub fn stage(&self, stage: usize) -> Result<StageMemory> {
-        let pipeline = self.layout.size(Axis::Pipeline);
-        let ranks = self.layout.world() / pipeline;
-        let parts = ModelChunk::chunks(&self.model, stage, pipeline, self.trainer.parallel.chunks)?;
+        let ranks = self.layout.world() / self.layout.size(Axis::Pipeline);
+        let parts = self.chunks(stage)?;
         let layers = parts.iter().map(|part| part.blocks.len()).sum();
         // The last rank has the largest share of what cannot be sharded evenly.
         let rank = self.fullest((stage + 1) * ranks - 1)?;
         Ok(StageMemory { stage, layers, ranks, rank, memory: self.rank(rank)? })
+    }
+
+    fn chunks(&self, stage: usize) -> Result<Vec<ModelChunk>> {
+        let (blocks, stages) = (M::num_blocks(&self.model), self.layout.size(Axis::Pipeline));
+        ModelChunk::chunks(blocks, stage, stages, self.trainer.parallel.chunks)
     }
 
     /// The rank with the most optimizer state among those that shard it with `rank`: `rank` itself, unless whole
@@ -190,7 +193,7 @@ impl MemoryEstimator {
         Ok(most.map_or(rank, |owner| sharing[owner]))
     }
 
-    fn fake_trainer(&self, rank: usize, config: TrainerConfig) -> Result<Trainer> {
+    fn fake_trainer(&self, rank: usize, config: TrainerConfig) -> Result<Trainer<M>> {
         let mesh = Mesh::fake(self.layout, rank, self.sequence_parallel)?;
         let scope = Scope::new(&self.device.fake()?, self.dtype, config.seed);
         Trainer::on_mesh(&scope, &mesh, &self.model, config)
@@ -200,16 +203,16 @@ impl MemoryEstimator {
     ///
     /// Errors as [`MemoryEstimator::stages`].
     pub fn rank(&self, rank: usize) -> Result<RankMemory> {
-        let tokens = self.trainer.batch_size.micro().checked_mul(self.seq_length);
+        let tokens = self.trainer.batch_size.micro_batch_size().checked_mul(self.seq_length);
         if tokens.is_none_or(|tokens| tokens > MOST_TOKENS) {
-            let (micro, length) = (self.trainer.batch_size.micro(), self.seq_length);
+            let (micro, length) = (self.trainer.batch_size.micro_batch_size(), self.seq_length);
             let message = format!(
                 "{micro} sequences of {length} tokens in a micro-batch are more than {MOST_TOKENS} tokens: use a \
                  smaller --micro-batch-size"
             );
             return Err(Error::config("memory", message));
         }
-        let micro = self.trainer.batch_size.micro();
+        let micro = self.trainer.batch_size.micro_batch_size();
         // For the largest step, if batch sizes ramp up.
         let all = self.trainer.batch_size.microbatches(u64::MAX);
         let taken = self.telling(all, self.layout.coordinate(rank, Axis::Pipeline));
@@ -222,12 +225,12 @@ impl MemoryEstimator {
         })?;
         let trainer = TrainerConfig { batch_size, ..self.trainer.clone() };
         let mut trainer = self.fake_trainer(rank, trainer)?;
-        trainer.step(&SameToken { seq_length: self.seq_length })?;
+        let samples = ExampleSamples::<M> { config: &self.model, seq_length: self.seq_length };
+        trainer.step(&samples)?;
         let mut found = RankMemory::from_device(trainer.scope().device());
-        // Inputs and targets of all micro-batches are in memory throughout a step.
-        let token = size_of::<u32>() + size_of::<i64>();
-        let positions = self.seq_length / self.layout.size(Axis::Context);
-        let left_out = (all - taken) * micro * positions * token;
+        // The arrays of all micro-batches are in memory throughout a step.
+        let bytes = samples.bytes(micro, self.layout.size(Axis::Context))?;
+        let left_out = (all - taken) * bytes;
         found.workspace_bytes += left_out;
         found.total_bytes += left_out;
         Ok(found)
@@ -249,21 +252,28 @@ impl MemoryEstimator {
 /// Maximum tokens of a micro-batch: token ids are allocated even on a fake device.
 const MOST_TOKENS: usize = 1 << 24;
 
-/// Samples of token 0 only.
-struct SameToken {
+/// Example samples of a model.
+struct ExampleSamples<'a, M: Model> {
+    config: &'a M::Config,
     seq_length: usize,
 }
 
-impl Samples for SameToken {
+impl<M: Model> ExampleSamples<'_, M> {
+    /// The bytes of a micro-batch on a rank of which `context` share the positions.
+    fn bytes(&self, micro_batch: usize, context: usize) -> Result<usize> {
+        let batch = M::example_batch(self.config, micro_batch, self.seq_length)?;
+        let bytes = |array: &BatchArray| {
+            array.values.bytes() / if array.has_positions { context } else { 1 }
+        };
+        Ok(batch.arrays().iter().map(bytes).sum())
+    }
+}
+
+impl<M: Model> Samples for ExampleSamples<'_, M> {
     fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
-        let tokens = micro_batch * self.seq_length;
-        Ok(Batch {
-            inputs: vec![0; tokens],
-            targets: vec![0; tokens],
-            first_sample,
-            micro_batch,
-            seq_length: self.seq_length,
-        })
+        let mut batch = M::example_batch(self.config, micro_batch, self.seq_length)?;
+        batch.first_sample = first_sample;
+        Ok(batch)
     }
 
     fn seq_length(&self) -> usize {

@@ -23,8 +23,8 @@ use ferrotron_parallel::pipeline::{self, PipelineConfig};
 use ferrotron_parallel::tensor_parallel::{ParallelAttention, SequenceParallel};
 use ferrotron_tensor::{Error, Result};
 
-use crate::model::gpt::{ActivationKind, GptConfig, ModelChunk, RegionInputs, SavedActivations};
-use crate::training::trainer::ParallelConfig;
+use crate::model::gpt::{ActivationKind, GptConfig, RegionInputs, SavedActivations};
+use crate::training::trainer::{ModelChunk, ParallelConfig};
 
 /// The model, layout and parallelism of a run.
 #[derive(Debug, Clone, Copy)]
@@ -64,7 +64,12 @@ pub struct ParallelismCheck<'a> {
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 pub fn check(plan: &ParallelismCheck) -> Result<()> {
-    ModelChunk::chunks(plan.model, 0, plan.layout.size(Axis::Pipeline), plan.parallel.chunks)?;
+    ModelChunk::chunks(
+        plan.model.num_layers,
+        0,
+        plan.layout.size(Axis::Pipeline),
+        plan.parallel.chunks,
+    )?;
     match unsupported_reason(plan) {
         Some(why) => Err(Error::config("layout", why)),
         None => Ok(()),

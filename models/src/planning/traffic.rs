@@ -41,7 +41,7 @@ pub struct StepTraffic {
 }
 
 /// The bytes that this rank sends in its next step over sequences of `seq_length`.
-pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
+pub fn expected_traffic(trainer: &Trainer<Gpt>, seq_length: usize) -> StepTraffic {
     let (model, mesh) = (trainer.model(), trainer.mesh());
     let (tp, cp) = (mesh.axis(Axis::Tensor), mesh.axis(Axis::Context));
     let sizes = &trainer.config().batch_size;
@@ -49,7 +49,7 @@ pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
     let parallel = &trainer.config().parallel;
     let sequence_parallel = mesh.sequence() == SequenceParallel::On;
 
-    let tokens = sizes.micro() * seq_length / cp.size();
+    let tokens = sizes.micro_batch_size() * seq_length / cp.size();
     let activation = tokens * model.hidden_size;
     let t = tp.size();
     // An all-gather or a reduce-scatter; an all-reduce is both.
@@ -102,7 +102,7 @@ pub fn expected_traffic(trainer: &Trainer, seq_length: usize) -> StepTraffic {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::data::{Batch, Samples};
+    use crate::io::data::{Batch, Samples, TokenBatch};
     use crate::model::gpt::{
         GptConfig, Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp,
     };
@@ -123,13 +123,14 @@ mod tests {
     impl Samples for Counting {
         fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
             let tokens = micro_batch * SEQ_LENGTH;
-            Ok(Batch {
+            TokenBatch {
                 inputs: (0..tokens).map(|i| i as u32 % 8).collect(),
                 targets: (0..tokens).map(|i| i as i64 % 5).collect(),
                 first_sample,
                 micro_batch,
                 seq_length: SEQ_LENGTH,
-            })
+            }
+            .try_into()
         }
 
         fn seq_length(&self) -> usize {
@@ -141,7 +142,7 @@ mod tests {
         mesh: &Mesh,
         parallel: ParallelConfig,
         (optimizer, dtype): (OptimizerConfig, DType),
-    ) -> Result<Trainer> {
+    ) -> Result<Trainer<Gpt>> {
         let batch_size = BatchSize::new(BatchSizeConfig {
             micro_batch_size: 2,
             data_parallel_size: mesh.axis(Axis::Data).size(),

@@ -121,7 +121,7 @@ impl BatchSize {
     }
 
     /// Samples of one micro-batch on one rank.
-    pub fn micro(&self) -> usize {
+    pub fn micro_batch_size(&self) -> usize {
         self.micro_batch_size
     }
 
@@ -131,7 +131,7 @@ impl BatchSize {
     }
 
     /// Samples of the update that starts after `consumed` samples.
-    pub fn global(&self, consumed: u64) -> usize {
+    pub fn global_batch_size(&self, consumed: u64) -> usize {
         match self.rampup {
             Some(Rampup { start, increment, samples }) if consumed < samples => {
                 let increments = ((self.global_batch_size - start) / increment) as u128;
@@ -145,7 +145,7 @@ impl BatchSize {
 
     /// Micro-batches per rank in the update that starts after `consumed` samples.
     pub fn microbatches(&self, consumed: u64) -> usize {
-        self.global(consumed) / (self.micro_batch_size * self.data_parallel)
+        self.global_batch_size(consumed) / (self.micro_batch_size * self.data_parallel)
     }
 
     /// All numbers of micro-batches that updates of the run may have.
@@ -200,7 +200,12 @@ mod tests {
     fn the_default_global_batch_is_micro_times_data_parallel() {
         let sizes = sizes(4, 3, None, None).unwrap();
         assert_eq!(
-            (sizes.global(0), sizes.microbatches(7), sizes.micro(), sizes.full_batch_size()),
+            (
+                sizes.global_batch_size(0),
+                sizes.microbatches(7),
+                sizes.micro_batch_size(),
+                sizes.full_batch_size()
+            ),
             (12, 1, 4, 12)
         );
     }
@@ -233,15 +238,15 @@ mod tests {
         for (consumed, want) in
             [(0, 8), (99, 8), (100, 16), (199, 16), (200, 24), (299, 24), (300, 32), (u64::MAX, 32)]
         {
-            assert_eq!(sizes.global(consumed), want, "after {consumed} samples");
+            assert_eq!(sizes.global_batch_size(consumed), want, "after {consumed} samples");
             assert_eq!(sizes.microbatches(consumed), want / 8);
         }
     }
 
     #[test]
     fn a_ramp_up_of_no_length_or_no_height_is_the_full_batch() {
-        assert_eq!(sizes(1, 1, Some(8), Some((2, 2, 0))).unwrap().global(0), 8);
-        assert_eq!(sizes(1, 1, Some(8), Some((8, 2, 100))).unwrap().global(50), 8);
+        assert_eq!(sizes(1, 1, Some(8), Some((2, 2, 0))).unwrap().global_batch_size(0), 8);
+        assert_eq!(sizes(1, 1, Some(8), Some((8, 2, 100))).unwrap().global_batch_size(50), 8);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde::Serialize;
 use std::time::Instant;
 
 use crate::io::data::{Sampler, TokenSource};
-use crate::model::gpt::GptConfig;
+use crate::model::gpt::{Gpt, GptConfig};
 use crate::training::batch_size::{BatchSize, BatchSizeConfig};
 use crate::training::trainer::{
     ExecutionMode, ParallelConfig, PrecisionConfig, Trainer, TrainerConfig,
@@ -90,7 +90,11 @@ pub struct BenchReport {
 }
 
 /// This rank's trainer and samples for the benchmark, on `device`. Data-parallel ranks split the micro-batch.
-pub fn trainer(config: &BenchConfig, device: &Device, mesh: &Mesh) -> Result<(Trainer, Sampler)> {
+pub fn trainer(
+    config: &BenchConfig,
+    device: &Device,
+    mesh: &Mesh,
+) -> Result<(Trainer<Gpt>, Sampler)> {
     let scope = Scope::new(device, config.dtype, 0);
     let data_parallel_size = mesh.layout().size(Axis::Data);
     let batch_size = BatchSize::new(BatchSizeConfig {

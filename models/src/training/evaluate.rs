@@ -1,31 +1,46 @@
-//! The loss of a model over a validation set: every token counts once.
+//! Evaluates a model over a finite set of samples, each of which counts once.
 
 use ferrotron_autograd::no_grad;
-use ferrotron_nn::{Axis, Context, Mode};
-use ferrotron_parallel::collective::Reduction;
+use ferrotron_nn::{Axis, Context, Mode, Scope};
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::pipeline::{PipelineSchedule, execute};
-use ferrotron_tensor::{DType, Device, Result, Tensor};
+use ferrotron_tensor::{Device, Error, Result, Tensor};
 
-use crate::io::data::Validation;
-use crate::model::gpt::Gpt;
-use crate::model::stage::{Microbatch, StageModel};
+use crate::io::data::FiniteSamples;
 use crate::training::batch_size::BatchSize;
+use crate::training::loss::{LossCounts, LossReduction};
+use crate::training::microbatch::Microbatch;
+use crate::training::model::Model;
+use crate::training::stage::StageModel;
 use crate::training::stop::StopFlag;
 
 /// What an evaluation found.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
-    /// Mean cross-entropy in nats per token.
+    /// The loss; of a language model, the mean cross-entropy in nats per token.
     pub loss: f64,
     /// e^loss.
     pub perplexity: f64,
-    /// Tokens that were predicted.
+    /// Elements of the first loss term: tokens that were predicted.
     pub tokens: u64,
+    /// The mean of each loss term, by name.
+    pub losses: Vec<(&'static str, f64)>,
 }
 
-/// Evaluates a model, of which this rank of `mesh` has the chunks `parts`, on all samples of `validation`. All ranks
-/// call this; `None` if one of them was asked to stop.
+/// This rank's chunks of a model.
+#[derive(Debug)]
+pub struct LocalModel<'a, M: Model> {
+    /// The chunks.
+    pub parts: &'a [M],
+    /// The configuration of the whole model.
+    pub config: &'a M::Config,
+    /// Where they were made.
+    pub scope: &'a Scope,
+    /// The ranks that have the other chunks and shards.
+    pub mesh: &'a Mesh,
+}
+
+/// Evaluates a model on all of `samples`. All ranks of its mesh call this; `None` if one of them was asked to stop.
 ///
 /// Samples meet in batches of `sizes` as they do in training. The micro-batches of a global batch go through a
 /// pipeline one behind another; without a pipeline each is a batch of its own, so that a request to stop waits for
@@ -36,46 +51,70 @@ pub struct Evaluation {
 ///
 /// # Errors
 /// As the model, the data and the communication do.
-pub fn evaluate(
-    parts: &[Gpt],
-    mesh: &Mesh,
-    validation: &Validation,
+pub fn evaluate<M: Model>(
+    model: &LocalModel<M>,
+    samples: &dyn FiniteSamples,
     sizes: BatchSize,
     stop: &StopFlag,
 ) -> Result<Option<Evaluation>> {
-    let (data, device) = (mesh.axis(Axis::Data), parts[0].scope().device());
+    let LocalModel { parts, config, scope, mesh } = *model;
+    let (data, device) = (mesh.axis(Axis::Data), scope.device());
     // Not the device's memory, of which an evaluation takes no more than a step.
     let host = Device::cpu(1)?;
-    let (stages, micro) = (mesh.axis(Axis::Pipeline).size(), sizes.micro());
-    let (samples, unit) = (validation.samples(), (micro * data.size()) as u64);
+    let (stages, micro) = (mesh.axis(Axis::Pipeline).size(), sizes.micro_batch_size());
+    let unit = (micro * data.size()) as u64;
     let together = if stages == 1 { unit } else { sizes.full_batch_size() as u64 };
-    let mut sum = Tensor::full(device, DType::F64, &[], 0.0)?;
+    let mut sums: Option<Vec<Tensor>> = None;
+    let mut counts: Option<LossCounts> = None;
     // Ranks agree on the end, but do not wait for one another: each batch asks for the next one.
     let mut stops = stop.ask_all(mesh.world(), &host)?;
-    for first in (0..samples).step_by(together as usize) {
+    for first in (0..samples.len()).step_by(together as usize) {
         let next = stop.ask_all(mesh.world(), &host)?;
         if std::mem::replace(&mut stops, next).wait()? {
             stops.wait()?;
             return Ok(None);
         }
-        let count = (samples - first).min(together).div_ceil(unit) as usize;
-        let microbatches = (0..count)
-            .map(|index| {
-                // Beyond the last sample, rows in which nothing counts.
-                let batch =
-                    validation.batch(sizes.first_sample(first, index, data.rank()), micro)?;
+        let count = (samples.len() - first).min(together).div_ceil(unit) as usize;
+        // Beyond the last sample, rows in which nothing counts.
+        let batches = (0..count)
+            .map(|index| samples.batch(sizes.first_sample(first, index, data.rank()), micro))
+            .collect::<Result<Vec<_>>>()?;
+        let own = LossCounts::new::<M>(config, &batches)?;
+        let loss = LossReduction::evaluation(&own);
+        let microbatches = batches
+            .iter()
+            .map(|batch| {
                 let ctx = Context::new(0, 0, Mode::Eval, micro, batch.seq_length);
-                Microbatch::new(device, mesh, &batch, ctx)
+                Microbatch::new(device, mesh, batch, ctx)
             })
             .collect::<Result<Vec<_>>>()?;
         let schedule = PipelineSchedule::forward_only(stages, count, parts.len())?;
-        let mut model = StageModel::new(parts, mesh, &microbatches)?.adding_to(sum);
+        let mut model = StageModel::new(parts, scope, mesh, &microbatches, &loss)?;
+        if let Some(sums) = sums.take() {
+            model = model.adding_to(sums);
+        }
         device.run(|| no_grad(|| execute(&schedule, &mut model, mesh, 1.0)))?;
-        sum = model.into_loss()?;
+        sums = Some(model.into_sums()?);
+        counts = Some(match counts {
+            Some(counts) => counts.add(&own),
+            None => own,
+        });
     }
     stops.wait()?;
-    let tokens = validation.predicted();
-    let sum = mesh.world().all_reduce(sum, Reduction::Sum)?.wait()?.item()?;
-    let loss = sum / tokens as f64;
-    Ok(Some(Evaluation { loss, perplexity: loss.exp(), tokens }))
+    let (Some(sums), Some(counts)) = (sums, counts) else {
+        return Err(Error::value("evaluate", "there are no samples"));
+    };
+    // Ranks along data have other samples; the others have the same.
+    let counts = counts.sum(|count| data.sum(&host, count))?;
+    let loss = LossReduction::evaluation(&counts);
+    let (sum, terms) = loss.reduce(sums, mesh.world())?;
+    let total = sum.item()? / loss.denominator;
+    let terms = terms.map(|terms| terms.to_f64()).transpose()?;
+    let losses = loss.means(total, terms.as_deref());
+    Ok(Some(Evaluation {
+        loss: total,
+        perplexity: total.exp(),
+        tokens: counts.first() as u64,
+        losses,
+    }))
 }

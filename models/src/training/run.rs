@@ -15,15 +15,14 @@ use ferrotron_tensor::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 
 use crate::io::checkpoint;
-use crate::io::data::{Dataset, Sampler, Validation};
 use crate::io::tokenizer::Tokenizer;
-use crate::training::evaluate::{Evaluation, evaluate};
+use crate::training::evaluate::Evaluation;
 use crate::training::plot::plot;
 use crate::training::run_lock::RunLock;
 use crate::training::stop::StopFlag;
-use crate::training::trainer::{StepReport, Trainer};
+use crate::training::trainer::{Model, StepReport, Trainer};
 
-pub use config::{Intervals, RunConfig, TraceConfig};
+pub use config::{Intervals, RunConfig, RunData, TokenSamples, TraceConfig};
 use metrics::MetricsLog;
 pub use metrics::{Metrics, check_metrics};
 use tracing::Tracing;
@@ -73,17 +72,14 @@ pub struct RunResult {
 /// Before the first step as [`Intervals::check`], [`check_metrics`] and
 /// [`Trace::start`](ferrotron_parallel::trace::Trace::start). Later if a step is lost ([`Trainer::step`]), a checkpoint
 /// cannot be saved, or the communication fails.
-pub fn run(
-    trainer: &mut Trainer,
-    dataset: &Dataset,
-    tokenizer: &Tokenizer,
+pub fn run<M: Model>(
+    trainer: &mut Trainer<M>,
+    data: &RunData,
     config: &RunConfig,
     stop: &StopFlag,
     observer: &mut dyn Observer,
 ) -> Result<RunResult> {
     config.intervals.check(trainer.config().parallel.data_parallel.synchronize_every)?;
-    let sampler = Sampler::new(dataset.train.clone(), config.seq_length, trainer.config().seed)?;
-    let validation = config.validation(dataset, trainer.config().batch_size.full_batch_size())?;
     let first = trainer.mesh().rank() == 0;
     let _lock = match first {
         true => Some(claim(&config.folder, trainer.progress().step, observer)?),
@@ -95,9 +91,7 @@ pub fn run(
     let (evaluation, saved, unlogged) = (None, None, false);
     let mut run = Run {
         trainer,
-        sampler,
-        validation,
-        tokenizer,
+        data,
         config,
         stop,
         observer,
@@ -138,12 +132,9 @@ fn claim(folder: &Path, done: u64, observer: &mut dyn Observer) -> Result<RunLoc
 }
 
 /// A run on its way.
-struct Run<'a> {
-    trainer: &'a mut Trainer,
-    sampler: Sampler,
-    /// What evaluations cover, if there are any.
-    validation: Option<Validation>,
-    tokenizer: &'a Tokenizer,
+struct Run<'a, M: Model> {
+    trainer: &'a mut Trainer<M>,
+    data: &'a RunData<'a>,
     config: &'a RunConfig,
     stop: &'a StopFlag,
     observer: &'a mut dyn Observer,
@@ -159,7 +150,7 @@ struct Run<'a> {
     saved: Option<(u64, PathBuf)>,
 }
 
-impl Run<'_> {
+impl<M: Model> Run<'_, M> {
     fn take_steps(&mut self) -> Result<StopReason> {
         let Intervals { train_iters, save_interval, eval_interval, exit_interval, log_interval } =
             self.config.intervals;
@@ -176,7 +167,7 @@ impl Run<'_> {
             if steps > 0 && exit_interval.is_some_and(|every| done.is_multiple_of(every)) {
                 break StopReason::ExitInterval;
             }
-            self.tracing.step(self.trainer, &self.sampler)?;
+            self.tracing.step(self.trainer, self.data.train)?;
             steps += 1;
             let step = self.trainer.progress().step;
             if self.first {
@@ -188,7 +179,7 @@ impl Run<'_> {
             let last = step == train_iters;
             let due = |every: u64| step.is_multiple_of(every);
             let saves = last || due(save_interval);
-            let evaluates = self.validation.is_some() && (last || due(eval_interval));
+            let evaluates = self.data.validation.is_some() && (last || due(eval_interval));
             let reads = !self.trainer.scope().device().is_gpu() || due(log_interval) || steps == 1;
             if !(reads || evaluates || saves) {
                 continue;
@@ -223,10 +214,8 @@ impl Run<'_> {
 
     /// What the model makes of the validation set; nothing if the run is asked to stop.
     fn evaluate(&mut self, step: u64) -> Result<Option<Evaluation>> {
-        let Some(validation) = &self.validation else { return Ok(None) };
-        let sizes = self.trainer.config().batch_size;
-        let (parts, mesh) = (self.trainer.parts(), self.trainer.mesh());
-        let found = evaluate(parts, mesh, validation, sizes, self.stop)?;
+        let Some(validation) = self.data.validation else { return Ok(None) };
+        let found = self.trainer.evaluate(validation, self.stop)?;
         if let Some(found) = found.as_ref().filter(|_| self.first) {
             self.observer.evaluated(step, found);
         }
@@ -241,7 +230,7 @@ impl Run<'_> {
         {
             return Ok(folder.clone());
         }
-        let folder = save(self.trainer, self.tokenizer, self.config)?;
+        let folder = save(self.trainer, self.data.tokenizer, self.config)?;
         if self.first {
             self.observer.saved(&folder);
         }
@@ -251,7 +240,7 @@ impl Run<'_> {
 
     /// What is known of the steps since the last time.
     fn measure(&mut self) -> Result<Vec<Metrics>> {
-        let reports = self.trainer.drain_reports(&self.sampler)?;
+        let reports = self.trainer.drain_reports(self.data.train)?;
         Ok(self.metrics(&reports))
     }
 
@@ -295,7 +284,11 @@ impl Run<'_> {
     }
 }
 
-fn save(trainer: &Trainer, tokenizer: &Tokenizer, config: &RunConfig) -> Result<PathBuf> {
+fn save<M: Model>(
+    trainer: &Trainer<M>,
+    tokenizer: Option<&Tokenizer>,
+    config: &RunConfig,
+) -> Result<PathBuf> {
     let step = trainer.progress().step;
     let damaged = !trainer.buffers().weights_are_finite()?;
     let damaged = f64::from(u8::from(damaged));
@@ -306,7 +299,7 @@ fn save(trainer: &Trainer, tokenizer: &Tokenizer, config: &RunConfig) -> Result<
         return Err(Error::value("train", message));
     }
     let run = config.options.clone();
-    let folder = trainer.save(&config.folder, Some(tokenizer), run)?;
+    let folder = trainer.save(&config.folder, tokenizer, run)?;
     if trainer.mesh().rank() == 0 {
         checkpoint::retain(&config.folder, config.save_retain)?;
     }

@@ -1,4 +1,4 @@
-//! One training step after another: the loop's parts, without a terminal.
+//! Trains any [`Model`]: one step after another, in any layout, without a terminal.
 
 mod config;
 mod graph;
@@ -10,28 +10,33 @@ use ferrotron_nn::{
 };
 use ferrotron_parallel::data_parallel::DataParallel;
 use ferrotron_parallel::mesh::Mesh;
+use ferrotron_parallel::pipeline::PipelineSchedule;
 use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::{Device, Error, Result};
 use std::path::{Path, PathBuf};
 
 use crate::io::checkpoint;
-use crate::io::checkpoint::{Checkpoint, LocalShard, Moments, Snapshot, TrainState};
+use crate::io::checkpoint::{Checkpoint, LocalShard, Moments, SavedModel, Snapshot, TrainState};
+use crate::io::data::FiniteSamples;
 use crate::io::tokenizer::Tokenizer;
-use crate::model::gpt::{Gpt, GptConfig, ModelChunk};
+use crate::training::evaluate::{Evaluation, LocalModel, evaluate};
+use crate::training::stop::StopFlag;
 
+pub use crate::training::microbatch::Microbatch;
+pub use crate::training::model::{ActivationOptions, LossTerm, Model, ModelChunk, StageOutput};
 pub use config::{ExecutionMode, ParallelConfig, PrecisionConfig, TrainerConfig};
 use graph::StepGraph;
 use report::Reports;
 pub use report::StepReport;
 
 /// A model in training, or one rank's share of it.
-pub struct Trainer {
+pub struct Trainer<M: Model> {
     config: TrainerConfig,
-    model: GptConfig,
+    model: M::Config,
     scope: Scope,
     mesh: Mesh,
     /// This rank's chunks of the model.
-    parts: Vec<Gpt>,
+    parts: Vec<M>,
     data_parallel: DataParallel,
     optimizer: Optimizer,
     loss_scaler: LossScaler,
@@ -41,13 +46,15 @@ pub struct Trainer {
     /// What the optimizer's kernels read.
     step: DeviceStepParams,
     reports: Reports,
+    /// The schedule of the last step's number of micro-batches.
+    schedule: Option<(usize, PipelineSchedule)>,
     /// The steps that are replayed, with [`ExecutionMode::CudaGraph`].
     graph: Option<StepGraph>,
 }
 
-impl Trainer {
+impl<M: Model> Trainer<M> {
     /// A model with fresh weights on this rank alone, at step 0.
-    pub fn new(scope: &Scope, model: &GptConfig, config: TrainerConfig) -> Result<Trainer> {
+    pub fn new(scope: &Scope, model: &M::Config, config: TrainerConfig) -> Result<Trainer<M>> {
         Self::on_mesh(scope, &Mesh::single(), model, config)
     }
 
@@ -55,27 +62,33 @@ impl Trainer {
     pub fn on_mesh(
         scope: &Scope,
         mesh: &Mesh,
-        model: &GptConfig,
+        model: &M::Config,
         config: TrainerConfig,
-    ) -> Result<Trainer> {
+    ) -> Result<Trainer<M>> {
         let pipeline = mesh.axis(Axis::Pipeline);
         let (rank, ranks, chunks) = (pipeline.rank(), pipeline.size(), config.parallel.chunks);
-        let parts = ModelChunk::chunks(model, rank, ranks, chunks)?;
-        let parts = parts.iter().map(|part| Gpt::from_chunk(scope, mesh, model, part));
-        Self::with_parts(scope, mesh, parts.collect::<Result<_>>()?, config)
+        let parts = ModelChunk::chunks(M::num_blocks(model), rank, ranks, chunks)?;
+        let parts = parts.iter().map(|part| M::new_chunk(scope, mesh, model, part));
+        Self::with_parts(scope, mesh, model, parts.collect::<Result<_>>()?, config)
     }
 
-    /// A model with the weights it has, on this rank alone, at step 0.
-    pub fn with_model(scope: &Scope, gpt: Gpt, config: TrainerConfig) -> Result<Trainer> {
-        Self::with_parts(scope, &Mesh::single(), vec![gpt], config)
+    /// A model with the weights it has, on this rank alone, at step 0; `config` is the one it was made of.
+    pub fn with_model(
+        scope: &Scope,
+        config: &M::Config,
+        model: M,
+        trainer: TrainerConfig,
+    ) -> Result<Trainer<M>> {
+        Self::with_parts(scope, &Mesh::single(), config, vec![model], trainer)
     }
 
     fn with_parts(
         scope: &Scope,
         mesh: &Mesh,
-        parts: Vec<Gpt>,
+        model: &M::Config,
+        parts: Vec<M>,
         mut config: TrainerConfig,
-    ) -> Result<Trainer> {
+    ) -> Result<Trainer<M>> {
         config.parallel.data_parallel.shard_unit = config.optimizer.shard_unit();
         config.check_execution(mesh.world().size())?;
         let device = scope.device();
@@ -85,14 +98,12 @@ impl Trainer {
         let loss_scaler = config.precision.loss_scaler(&config.parallel)?;
         let ParallelConfig { recompute, saved_activations, optimizer_states, .. } = config.parallel;
         let offloader = saved_activations.offloader(scope.device())?;
-        let configured = |gpt: Gpt| {
-            gpt.with_recompute(recompute)
-                .with_saved_activations(saved_activations, offloader.clone())
-        };
-        let parts: Vec<Gpt> = parts.into_iter().map(configured).collect();
-        let modules: Vec<&dyn Module> = parts.iter().map(|gpt| gpt as &dyn Module).collect();
+        let options = ActivationOptions { recompute, saved_activations, offloader };
+        let configured = |part: M| part.with_activation_options(&options);
+        let parts: Vec<M> = parts.into_iter().map(configured).collect::<Result<_>>()?;
+        let modules: Vec<&dyn Module> = parts.iter().map(|part| part as &dyn Module).collect();
         let data_parallel = DataParallel::new(&modules, mesh, &config.parallel.data_parallel)?
-            .recomputing(parts.iter().flat_map(Gpt::recomputed));
+            .recomputing(parts.iter().flat_map(M::recomputed));
         let PrecisionConfig { weight_update, rounding, .. } = config.precision;
         let update = UpdateConfig { weights: weight_update, rounding, states: optimizer_states };
         let optimizer = Optimizer::with_update(config.optimizer, data_parallel.buffers(), &update)?;
@@ -103,7 +114,7 @@ impl Trainer {
         )?;
         let reports = Reports::new(device)?;
         Ok(Trainer {
-            model: parts[0].config().clone(),
+            model: model.clone(),
             config,
             scope: scope.clone(),
             mesh: mesh.clone(),
@@ -115,6 +126,7 @@ impl Trainer {
             host,
             step,
             reports,
+            schedule: None,
             graph: None,
         })
     }
@@ -125,12 +137,12 @@ impl Trainer {
     }
 
     /// What the model is made of.
-    pub fn model(&self) -> &GptConfig {
+    pub fn model(&self) -> &M::Config {
         &self.model
     }
 
     /// This rank's chunks of the model.
-    pub fn parts(&self) -> &[Gpt] {
+    pub fn parts(&self) -> &[M] {
         &self.parts
     }
 
@@ -163,6 +175,18 @@ impl Trainer {
     /// The optimizer's state.
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
+    }
+
+    /// Evaluates the model on all of `samples`; `None` if a rank was asked to stop. All ranks of the mesh call this.
+    ///
+    /// Errors as [`evaluate`].
+    pub fn evaluate(
+        &self,
+        samples: &dyn FiniteSamples,
+        stop: &StopFlag,
+    ) -> Result<Option<Evaluation>> {
+        let Trainer { parts, model: config, scope, mesh, .. } = self;
+        evaluate(&LocalModel { parts, config, scope, mesh }, samples, self.config.batch_size, stop)
     }
 
     /// How far the run is.
@@ -233,9 +257,9 @@ impl Trainer {
         run: serde_json::Value,
     ) -> Result<PathBuf> {
         let (weights, moments) = self.local_shards()?;
-        let (config, progress) = (&self.model, &self.progress);
-        let moments = Some(moments);
-        let snapshot = Snapshot { weights, moments, config, progress, tokenizer, run };
+        let model = SavedModel::new(M::ARCHITECTURE, &self.model)?;
+        let (progress, moments) = (&self.progress, Some(moments));
+        let snapshot = Snapshot { weights, moments, model, progress, tokenizer, run };
         checkpoint::save(folder, self.mesh.world(), snapshot)
     }
 
@@ -244,7 +268,7 @@ impl Trainer {
     ///
     /// Errors if it is of another model or damaged.
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<()> {
-        checkpoint.check_config(&self.model)?;
+        M::check_checkpoint(checkpoint, &self.model)?;
         checkpoint.verify(self.mesh.world())?;
         self.graph = None; // it knows where weights and moments were
         self.reports.forget()?;

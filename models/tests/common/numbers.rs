@@ -1,10 +1,11 @@
 //! What two trainers are compared by.
 
+use ferrotron_models::gpt::Gpt;
 use ferrotron_models::trainer::Trainer;
 use ferrotron_tensor::Result;
 
 /// Every number that this rank keeps, weights first, also of what another one would save.
-pub fn numbers(trainer: &Trainer) -> Result<Vec<f64>> {
+pub fn numbers(trainer: &Trainer<Gpt>) -> Result<Vec<f64>> {
     let mut all = Vec::new();
     for param in trainer.buffers().params() {
         all.extend(param.leaf().value()?.to_f64()?);

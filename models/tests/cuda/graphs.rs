@@ -6,9 +6,8 @@ use super::*;
 use ferrotron_autograd::{ActivationCompressionConfig, ZeroEncoding};
 use ferrotron_models::checkpoint::Checkpoint;
 use ferrotron_models::data::{TokenSource, Validation};
-use ferrotron_models::evaluate::evaluate;
 use ferrotron_models::generate::{Sampling, generate};
-use ferrotron_models::gpt::{Recompute, SavedActivations};
+use ferrotron_models::gpt::{Gpt, Recompute, SavedActivations};
 use ferrotron_models::stop::StopFlag;
 use ferrotron_models::trainer::ExecutionMode;
 use ferrotron_nn::{AdafactorConfig, LossScale, OptimizerConfig, Rounding};
@@ -22,11 +21,11 @@ struct Masked {
 
 impl Samples for Masked {
     fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
-        let mut batch = Noise.batch(first_sample, micro_batch)?;
+        let mut batch = Noise.tokens(first_sample, micro_batch);
         if first_sample >= self.since {
             batch.targets[3] = -1;
         }
-        Ok(batch)
+        batch.try_into()
     }
 
     fn seq_length(&self) -> usize {
@@ -39,7 +38,7 @@ fn graph(config: &mut TrainerConfig) {
 }
 
 /// Losses and norms of steps, which may be read every now and then.
-fn found(trainer: &mut Trainer, samples: &dyn Samples) -> Result<Vec<(u64, f64, f64)>> {
+fn found(trainer: &mut Trainer<Gpt>, samples: &dyn Samples) -> Result<Vec<(u64, f64, f64)>> {
     let reports = trainer.drain_reports(samples)?;
     Ok(reports.iter().map(|report| (report.step, report.loss, report.grad_norm)).collect())
 }
@@ -105,9 +104,7 @@ fn other_work_comes_between_replays() -> Result<()> {
         for step in 0..12 {
             trainer.step_async(&samples)?;
             if step == 3 || step == 6 {
-                let (sizes, never) = (trainer.config().batch_size, StopFlag::default());
-                let (parts, mesh) = (trainer.parts(), trainer.mesh());
-                let found = evaluate(parts, mesh, &validation, sizes, &never)?;
+                let found = trainer.evaluate(&validation, &StopFlag::default())?;
                 let loss = found.expect("nobody asks to stop").loss;
                 let text =
                     generate(&trainer.parts()[0], &[1, 2], 4, &Sampling::GREEDY, |_| Continue(()))?;

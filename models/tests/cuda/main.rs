@@ -8,8 +8,8 @@ mod offload;
 mod waits;
 
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
-use ferrotron_models::data::{Batch, Samples};
-use ferrotron_models::gpt::GptConfig;
+use ferrotron_models::data::{Batch, Samples, TokenBatch};
+use ferrotron_models::gpt::{Gpt, GptConfig};
 use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{Scope, Sharding};
@@ -74,7 +74,7 @@ impl Case {
             ..TrainerConfig::new(7, LrSchedule::constant(1e-2)?, batch_size)
         };
         let scope = Scope::new(device, self.dtype, 1234);
-        let mut trainer = Trainer::on_mesh(&scope, mesh, &self.model, config)?;
+        let mut trainer = Trainer::<Gpt>::on_mesh(&scope, mesh, &self.model, config)?;
         (0..STEPS).map(|_| trainer.step(&Noise).map(|step| (step.loss, step.grad_norm))).collect()
     }
 
@@ -98,21 +98,27 @@ impl Case {
 /// Tokens by sample number.
 struct Noise;
 
-impl Samples for Noise {
-    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+impl Noise {
+    fn tokens(&self, first_sample: u64, micro_batch: usize) -> TokenBatch {
         let key = RandomKey::new(3, 0, "tokens");
         let numbers = micro_batch * LENGTH;
         let first = first_sample * LENGTH as u64;
         let token = |i: usize, what: u64| {
             (key.uniform(2 * (first + i as u64) + what) * VOCAB as f64) as u32
         };
-        Ok(Batch {
+        TokenBatch {
             inputs: (0..numbers).map(|i| token(i, 0)).collect(),
             targets: (0..numbers).map(|i| i64::from(token(i, 1))).collect(),
             first_sample,
             micro_batch,
             seq_length: LENGTH,
-        })
+        }
+    }
+}
+
+impl Samples for Noise {
+    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+        self.tokens(first_sample, micro_batch).try_into()
     }
 
     fn seq_length(&self) -> usize {

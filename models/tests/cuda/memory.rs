@@ -2,7 +2,7 @@
 
 use ferrotron_autograd::ActivationCompressionConfig;
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
-use ferrotron_models::gpt::{GptConfig, Recompute, SavedActivations};
+use ferrotron_models::gpt::{Gpt, GptConfig, Recompute, SavedActivations};
 use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, RankMemory};
 use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
@@ -19,13 +19,13 @@ fn plan(
     optimizer: OptimizerConfig,
     parallel: ParallelConfig,
     device: PlannedDevice,
-) -> Result<MemoryEstimator> {
+) -> Result<MemoryEstimator<Gpt>> {
     let batch_size = BatchSize::new(BatchSizeConfig {
         micro_batch_size: 2,
         global_batch_size: Some(4),
         ..BatchSizeConfig::default()
     })?;
-    Ok(MemoryEstimator {
+    Ok(MemoryEstimator::<Gpt> {
         model,
         layout: ParallelDims::single(),
         sequence_parallel: SequenceParallel::Off,
@@ -81,7 +81,8 @@ fn the_number_before_the_start_is_that_of_the_gpu() -> Result<()> {
         let planned = PlannedDevice::Gpu(architecture);
         let plan = plan(model.clone(), dtype, optimizer, parallel, planned)?;
         let scope = Scope::new(&device, dtype, plan.trainer.seed);
-        let mut trainer = Trainer::on_mesh(&scope, &Mesh::single(), model, plan.trainer.clone())?;
+        let mut trainer =
+            Trainer::<Gpt>::on_mesh(&scope, &Mesh::single(), model, plan.trainer.clone())?;
         for _ in 0..2 {
             trainer.step(&Noise)?;
         }

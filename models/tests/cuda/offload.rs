@@ -2,7 +2,7 @@
 
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::gpt::{
-    GptConfig, Recompute, RecomputeMethod, RegionInputs, SavedActivations,
+    Gpt, GptConfig, Recompute, RecomputeMethod, RegionInputs, SavedActivations,
 };
 use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
@@ -75,7 +75,7 @@ impl Run {
             ..GptConfig::gpt2(VOCAB, self.layers, 32, 4, LENGTH)
         };
         let scope = Scope::new(device, self.dtype, 1234);
-        let mut trainer = Trainer::on_mesh(&scope, &Mesh::single(), &model, config)?;
+        let mut trainer = Trainer::<Gpt>::on_mesh(&scope, &Mesh::single(), &model, config)?;
         let mut bits = Vec::new();
         for _ in 0..STEPS {
             let step = trainer.step(&Noise)?;

@@ -3,6 +3,7 @@
 use super::numbers::numbers;
 use super::*;
 use ferrotron_cuda::gpu::GpuConfig;
+use ferrotron_models::gpt::Gpt;
 use ferrotron_models::gpt::Recompute;
 use ferrotron_models::trainer::PrecisionConfig;
 use ferrotron_nn::{AdafactorConfig, LossScale, OptimizerConfig, Rounding};
@@ -14,7 +15,7 @@ pub fn trainer(
     case: &Case,
     device: &Device,
     change: impl Fn(&mut TrainerConfig),
-) -> Result<Trainer> {
+) -> Result<Trainer<Gpt>> {
     let batch_size = BatchSize::new(BatchSizeConfig {
         micro_batch_size: 2,
         global_batch_size: Some(BATCH),
@@ -22,7 +23,7 @@ pub fn trainer(
     })?;
     let mut config = TrainerConfig::new(7, LrSchedule::constant(1e-2)?, batch_size);
     change(&mut config);
-    Trainer::new(&Scope::new(device, case.dtype, 1234), &case.model, config)
+    Trainer::<Gpt>::new(&Scope::new(device, case.dtype, 1234), &case.model, config)
 }
 
 #[test]
@@ -125,7 +126,7 @@ fn steps_that_overflow_are_passed_over_on_a_gpu() -> Result<()> {
         for _ in 0..24 {
             let (before, taken) = (numbers(&trainer)?, trainer.optimizer().steps());
             trainer.step_async(&Noise)?;
-            let report = trainer.drain_reports(&Noise)?[0];
+            let report = trainer.drain_reports(&Noise)?.remove(0);
             assert_eq!(numbers(&trainer)? == before, report.skipped, "{report:?}");
             assert_eq!(trainer.optimizer().steps() - taken, u64::from(!report.skipped));
             steps.push((report.skipped, report.loss_scale));
@@ -171,7 +172,7 @@ fn ranks_with_nccl_wait_for_no_gpu() -> Result<()> {
                 ..TrainerConfig::new(7, LrSchedule::constant(1e-2)?, batch_size)
             };
             let scope = Scope::new(&device, case.dtype, 1234);
-            let mut trainer = Trainer::on_mesh(&scope, &mesh, &case.model, config)?;
+            let mut trainer = Trainer::<Gpt>::on_mesh(&scope, &mesh, &case.model, config)?;
             trainer.step(&Noise)?;
             let before = ferrotron_cuda_sim::waits();
             (0..3).try_for_each(|_| trainer.step_async(&Noise))?;

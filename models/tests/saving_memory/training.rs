@@ -2,8 +2,8 @@
 
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::checkpoint::LocalShard;
-use ferrotron_models::data::{Batch, Samples};
-use ferrotron_models::gpt::{ActivationKind, GptConfig};
+use ferrotron_models::data::{Batch, Samples, TokenBatch};
+use ferrotron_models::gpt::{ActivationKind, Gpt, GptConfig};
 use ferrotron_models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{
@@ -49,13 +49,14 @@ impl Samples for Noise {
         let key = RandomKey::new(3, 0, "tokens");
         let draw = |i: usize| key.uniform(first_sample * 2 * SEQ_LENGTH as u64 + i as u64) * 13.0;
         let numbers = micro_batch * SEQ_LENGTH;
-        Ok(Batch {
+        TokenBatch {
             inputs: (0..numbers).map(|i| draw(2 * i) as u32).collect(),
             targets: (0..numbers).map(|i| draw(2 * i + 1) as i64).collect(),
             first_sample,
             micro_batch,
             seq_length: SEQ_LENGTH,
-        })
+        }
+        .try_into()
     }
 
     fn seq_length(&self) -> usize {
@@ -108,7 +109,7 @@ impl Case {
         }
     }
 
-    pub fn trainer(&self, mesh: &Mesh, parallel: ParallelConfig) -> Result<Trainer> {
+    pub fn trainer(&self, mesh: &Mesh, parallel: ParallelConfig) -> Result<Trainer<Gpt>> {
         let batch_size = BatchSize::new(BatchSizeConfig {
             micro_batch_size: BATCH,
             data_parallel_size: mesh.axis(Axis::Data).size(),
@@ -122,7 +123,7 @@ impl Case {
             ..TrainerConfig::new(7, LrSchedule::constant(1e-2)?, batch_size)
         };
         let scope = Scope::new(&Device::cpu(1)?, self.dtype, 1234);
-        Trainer::on_mesh(&scope, mesh, &gpt2(self.layers), config)
+        Trainer::<Gpt>::on_mesh(&scope, mesh, &gpt2(self.layers), config)
     }
 
     /// Trains a few steps; what every rank found.
@@ -149,7 +150,7 @@ impl Case {
 }
 
 /// Weights, moments and master weights.
-pub fn state(trainer: &Trainer) -> Result<Vec<Vec<u64>>> {
+pub fn state(trainer: &Trainer<Gpt>) -> Result<Vec<Vec<u64>>> {
     let (weights, moments) = trainer.local_shards()?;
     let bits =
         |held: &LocalShard| Ok(held.tensor.to_f64()?.into_iter().map(f64::to_bits).collect());

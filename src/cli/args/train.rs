@@ -3,6 +3,7 @@
 use clap::{Args, ValueEnum};
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig, Rampup};
 use ferrotron::models::data::{DataChange, DataConfig};
+use ferrotron::models::gpt::Gpt;
 use ferrotron::models::memory;
 use ferrotron::models::run::Intervals;
 use ferrotron::models::support;
@@ -60,7 +61,7 @@ impl TrainArgs {
         world: usize,
         local: usize,
         vocab_size: usize,
-    ) -> Result<memory::MemoryEstimator> {
+    ) -> Result<memory::MemoryEstimator<Gpt>> {
         let dtype = self.device.dtype()?;
         let layout = self.parallel.layout(world)?;
         let model = self.model.config(vocab_size)?;
@@ -85,7 +86,7 @@ impl TrainArgs {
             })?;
         }
         let device = self.device.planned(local);
-        Ok(memory::MemoryEstimator {
+        Ok(memory::MemoryEstimator::<Gpt> {
             model,
             layout,
             sequence_parallel,

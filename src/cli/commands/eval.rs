@@ -3,7 +3,7 @@
 use clap::Args;
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron::models::data::{DataConfig, TokenSource, Validation};
-use ferrotron::models::evaluate::{Evaluation, evaluate};
+use ferrotron::models::evaluate::{Evaluation, LocalModel, evaluate};
 use ferrotron::models::finite::first_not_finite;
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::stop::StopFlag;
@@ -87,7 +87,7 @@ pub fn eval(args: &EvalArgs) -> Result<ExitCode> {
         Error::config("--split", format!("{split} of this data leaves no token to evaluate"))
     })?;
     let batches = Batches { source, seq_length, micro_batch_size: args.micro_batch_size };
-    let Evaluation { loss, perplexity, tokens } = batches.evaluate(&loaded.gpt)?;
+    let Evaluation { loss, perplexity, tokens, .. } = batches.evaluate(&loaded.gpt)?;
     output::line(&if args.json {
         json!({ "loss": loss, "perplexity": perplexity, "tokens": tokens }).to_string()
     } else {
@@ -126,8 +126,9 @@ impl Batches {
         let sizes = BatchSizeConfig { micro_batch_size, ..BatchSizeConfig::default() };
         // A signal ends the process: there is nothing to save.
         let never = StopFlag::default();
-        let (gpt, mesh) = (std::slice::from_ref(gpt), Mesh::single());
-        let found = evaluate(gpt, &mesh, &validation, BatchSize::new(sizes)?, &never)?;
+        let (parts, mesh) = (std::slice::from_ref(gpt), &Mesh::single());
+        let model = LocalModel { parts, config: gpt.config(), scope: gpt.scope(), mesh };
+        let found = evaluate(&model, &validation, BatchSize::new(sizes)?, &never)?;
         Ok(found.expect("an evaluation that is not asked to stop has a result"))
     }
 

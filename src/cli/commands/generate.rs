@@ -7,6 +7,7 @@ use ferrotron::models::gpt::Gpt;
 use ferrotron::models::hugging_face;
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
+use ferrotron::models::trainer::Model;
 use ferrotron::nn::{Module, Scope};
 use ferrotron::tensor::At;
 use ferrotron::{DType, Error, Result};
@@ -67,7 +68,7 @@ impl Loaded {
         }
         let checkpoint = Checkpoint::open(path)?;
         let scope = Scope::new(&device_handle, device.dtype_of(&checkpoint)?, 0);
-        let gpt = Gpt::new(&scope, checkpoint.config())?;
+        let gpt = Gpt::new(&scope, &Gpt::config_from(&checkpoint)?)?;
         checkpoint.load_params(&gpt.params())?;
         Ok(Loaded { gpt, tokenizer: checkpoint.tokenizer().cloned(), checkpoint: Some(checkpoint) })
     }

@@ -2,10 +2,11 @@
 
 use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::data::{DataFingerprint, Dataset};
+use ferrotron::models::gpt::Gpt;
 use ferrotron::models::memory::{self, StageMemory};
 use ferrotron::models::run::{Intervals, RunConfig, StopReason, run};
 use ferrotron::models::tokenizer::Tokenizer;
-use ferrotron::models::trainer::Trainer;
+use ferrotron::models::trainer::{Model, Trainer};
 use ferrotron::nn::Scope;
 use ferrotron::parallel::agreement::agree;
 use ferrotron::parallel::collective::World;
@@ -85,7 +86,7 @@ struct PreparedRun {
     job: ProcessRole,
     resumed: Option<Checkpoint>,
     tokenizer: Tokenizer,
-    run: memory::MemoryEstimator,
+    run: memory::MemoryEstimator<Gpt>,
     stages: Vec<StageMemory>,
     intervals: Intervals,
 }
@@ -106,7 +107,7 @@ impl PreparedRun {
             let tokenizer = open_tokenizer(args, resumed.as_ref())?;
             let run = args.plan(job.world_size(), job.local_size(), tokenizer.vocab_size())?;
             if let Some(checkpoint) = &resumed {
-                checkpoint.check_config(&run.model)?;
+                Gpt::check_checkpoint(checkpoint, &run.model)?;
             }
             let intervals = args.intervals(&run.trainer.parallel)?;
             let stages = run.stages()?;
@@ -156,7 +157,7 @@ impl PreparedRun {
         let device = args.device.open_shared(job.local_size(), job.local_rank(), folder)?;
         let mesh = &job::between_gpus(args, mesh, &device)?;
         let scope = Scope::new(&device, args.device.dtype()?, args.optimization.seed);
-        let mut trainer = Trainer::on_mesh(&scope, mesh, &plan.model, plan.trainer)?;
+        let mut trainer = Trainer::<Gpt>::on_mesh(&scope, mesh, &plan.model, plan.trainer)?;
         if let Some(checkpoint) = &resumed {
             trainer.load(checkpoint)?;
         }
@@ -177,7 +178,10 @@ impl PreparedRun {
         };
         // Until here there is nothing to save: a signal ends the process as it ends any other.
         let stop = job::stop_on_signals(INTERRUPTED)?;
-        let outcome = run(&mut trainer, dataset, &tokenizer, &config, &stop, &mut progress);
+        let batch = trainer.config().batch_size.full_batch_size();
+        let samples = config.samples(dataset, trainer.config().seed, batch)?;
+        let outcome =
+            run(&mut trainer, &samples.run_data(&tokenizer), &config, &stop, &mut progress);
         progress.finish();
         let outcome = outcome?;
         if first {
@@ -210,7 +214,7 @@ pub fn open_tokenizer(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<
 
 fn run_config(
     configuration: &Configuration,
-    trainer: &Trainer,
+    trainer: &Trainer<Gpt>,
     intervals: Intervals,
     folder: PathBuf,
 ) -> Result<RunConfig> {

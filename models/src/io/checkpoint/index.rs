@@ -13,7 +13,9 @@ use crate::io::tensor_file::{Fault, FileRecord, TensorFile, cannot};
 pub(super) const INDEX: &str = "index.json";
 
 const FORMAT: &str = "ferrotron checkpoint";
-const VERSION: u32 = 1;
+
+/// The version that is written. Version 1 had no `architecture` in `config.json`: the model was a GPT.
+const VERSION: u32 = 2;
 
 /// Most dims of a tensor: a box has 2^dims corners, all of which are looked at.
 const MAX_DIMS: usize = 8;
@@ -100,9 +102,9 @@ impl Index {
         let wrong = |what: String| format!("'{}' is damaged: {what}", path.display());
         let index: Index =
             serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
-        if index.format != FORMAT || index.version != VERSION {
+        if index.format != FORMAT || !(1..=VERSION).contains(&index.version) {
             return Err(format!(
-                "'{}' is of '{}' version {}; this program reads '{FORMAT}' version {VERSION}",
+                "'{}' is of '{}' version {}; this program reads '{FORMAT}' versions 1 to {VERSION}",
                 path.display(),
                 index.format,
                 index.version

@@ -3,8 +3,8 @@
 use ferrotron_nn::{MASTER, Optimizer, Param};
 use ferrotron_parallel::collective::Group;
 use ferrotron_tensor::{DType, Error, Result, ShardSpec};
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -12,17 +12,16 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use super::folder;
 use super::index::{INDEX, Index, TensorRecord};
 use super::reader::CheckpointReader;
-use super::{CONFIG, OPTIMIZER, PROGRESS, TOKENIZER, TrainState, moment_name};
+use super::{CONFIG, OPTIMIZER, PROGRESS, SavedModel, TOKENIZER, TrainState, moment_name};
 use crate::io::tensor_file::{Fault, cannot};
 use crate::io::tokenizer::Tokenizer;
-use crate::model::gpt::GptConfig;
 
 /// A finished checkpoint whose files are all there.
 #[derive(Debug)]
 pub struct Checkpoint {
     folder: PathBuf,
     index: Index,
-    config: GptConfig,
+    model: SavedModel,
     run: serde_json::Value,
     progress: TrainState,
     tokenizer: Option<Tokenizer>,
@@ -33,7 +32,8 @@ pub struct Checkpoint {
 /// `config.json`.
 #[derive(Deserialize)]
 struct Config {
-    model: GptConfig,
+    #[serde(flatten)]
+    model: SavedModel,
     run: serde_json::Value,
 }
 
@@ -100,7 +100,7 @@ impl Checkpoint {
         };
         Ok(Checkpoint {
             folder: folder.to_path_buf(),
-            config: config.model,
+            model: config.model,
             run: config.run,
             progress: document(folder, &index, PROGRESS)?,
             index,
@@ -114,9 +114,19 @@ impl Checkpoint {
         &self.folder
     }
 
-    /// What the model is made of.
-    pub fn config(&self) -> &GptConfig {
-        &self.config
+    /// The model: its architecture and configuration.
+    pub fn model(&self) -> &SavedModel {
+        &self.model
+    }
+
+    /// The configuration of a model of `architecture`.
+    ///
+    /// # Errors
+    /// As [`SavedModel::config_as`].
+    pub fn config_as<C: DeserializeOwned>(&self, architecture: &str) -> Result<C> {
+        let wrong =
+            |error: Error| Error::config("checkpoint", format!("{self}: {}", error.context()));
+        self.model.config_as(architecture).map_err(wrong)
     }
 
     /// What [`Snapshot::run`](super::Snapshot::run) was.
@@ -150,31 +160,18 @@ impl Checkpoint {
         }
     }
 
-    /// Errors, naming both values of each field that differs, unless a model made of `config` computes
-    /// with these weights what the saved one did. Dropout and initialisation may differ.
-    pub fn check_config(&self, config: &GptConfig) -> Result<()> {
-        let saved = GptConfig {
-            hidden_dropout: config.hidden_dropout,
-            attention_dropout: config.attention_dropout,
-            init_method_std: config.init_method_std,
-            ..self.config.clone()
-        };
-        let fields = |config| serde_json::to_value(config).unwrap_or_default();
-        let (saved, wanted) = (fields(&saved), fields(config));
-        let differences: Vec<String> = wanted
-            .as_object()
-            .into_iter()
-            .flatten()
-            .filter(|(name, value)| saved[name.as_str()] != **value)
-            .map(|(name, value)| format!("{name} {} there, {value} here", saved[name.as_str()]))
-            .collect();
-        if differences.is_empty() {
-            return Ok(());
-        }
-        Err(Error::config(
-            "checkpoint",
-            format!("{self} is a checkpoint of another shape: {}", differences.join("; ")),
-        ))
+    /// Errors as [`SavedModel::check`], unless a model of `config` has these weights.
+    pub fn check_config(
+        &self,
+        architecture: &str,
+        config: &impl Serialize,
+        ignored: &[&str],
+    ) -> Result<()> {
+        let checked = self.model.check(architecture, config, ignored);
+        checked.map_err(|error| {
+            let message = format!("{self} is a checkpoint of another shape: {}", error.context());
+            Error::config("checkpoint", message)
+        })
     }
 
     /// Fills the parameters of a whole model.

@@ -4,7 +4,7 @@
 //! <save>/latest                             "iter_0000100", replaced last
 //! <save>/iter_0000100/model.safetensors     the weights, an ordinary safetensors file
 //!                     optimizer.safetensors the moments, as optimizer.exp_avg.<name> and so on
-//!                     config.json           {"model": GptConfig, "run": whatever the run wants to keep}
+//!                     config.json           {"architecture": its name, "model": its configuration, "run": what the run wants to keep}
 //!                     progress.json         TrainState
 //!                     tokenizer.json        if there is a tokenizer
 //!                     index.json            every file's size and CRC-32, every tensor's pieces
@@ -38,10 +38,12 @@ mod index;
 mod load;
 mod reader;
 mod save;
+mod saved_model;
 mod slices;
 
 pub use load::Checkpoint;
 pub use save::{LocalShard, Moments, Snapshot, clean, retain, save};
+pub use saved_model::SavedModel;
 
 use serde::{Deserialize, Serialize};
 

@@ -10,10 +10,9 @@ use std::path::{Path, PathBuf};
 use super::folder::{self, Staging};
 use super::index::{INDEX, Index, SliceRecord, TensorRecord};
 use super::slices::boxes;
-use super::{CONFIG, OPTIMIZER, PROGRESS, TOKENIZER, TrainState, moment_name};
+use super::{CONFIG, OPTIMIZER, PROGRESS, SavedModel, TOKENIZER, TrainState, moment_name};
 use crate::io::tensor_file::{Fault, write_bytes, write_tensors};
 use crate::io::tokenizer::Tokenizer;
-use crate::model::gpt::GptConfig;
 
 /// A tensor of which `place` is held.
 pub struct LocalShard {
@@ -31,8 +30,8 @@ pub struct Snapshot<'a> {
     pub weights: Vec<LocalShard>,
     /// The optimizer's state, without which the checkpoint serves for everything but going on.
     pub moments: Option<Moments>,
-    /// What the model is made of.
-    pub config: &'a GptConfig,
+    /// The model.
+    pub model: SavedModel,
     /// How far the run has come.
     pub progress: &'a TrainState,
     /// The tokenizer of the data.
@@ -90,7 +89,7 @@ impl Moments {
 /// every element of every tensor is there once, and publishes the folder.
 ///
 /// ```
-/// use ferrotron_models::checkpoint::{Checkpoint, LocalShard, TrainState, Snapshot, save};
+/// use ferrotron_models::checkpoint::{Checkpoint, LocalShard, SavedModel, Snapshot, TrainState, save};
 /// use ferrotron_models::gpt::{Gpt, GptConfig};
 /// use ferrotron_nn::{Module, Scope};
 /// use ferrotron_parallel::collective::Group;
@@ -103,7 +102,7 @@ impl Moments {
 /// let folder = save(runs, &Group::single(), Snapshot {
 ///     weights: LocalShard::params(&gpt.params())?,
 ///     moments: None,
-///     config: &config,
+///     model: SavedModel::new("gpt", &config)?,
 ///     progress: &TrainState { step: 100, ..TrainState::default() },
 ///     tokenizer: None,
 ///     run: serde_json::Value::Null,
@@ -111,7 +110,8 @@ impl Moments {
 /// assert!(folder.ends_with("iter_0000100"));
 ///
 /// let checkpoint = Checkpoint::open(runs)?;
-/// let again = Gpt::new(&Scope::new(&Device::cpu(1)?, DType::F32, 0), checkpoint.config())?;
+/// let config = checkpoint.config_as("gpt")?;
+/// let again = Gpt::new(&Scope::new(&Device::cpu(1)?, DType::F32, 0), &config)?;
 /// checkpoint.load_params(&again.params())?;
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
@@ -119,8 +119,7 @@ impl Moments {
 /// With several ranks, each gives its part. This is a matrix of which each of two ranks has two rows:
 ///
 /// ```
-/// use ferrotron_models::checkpoint::{Checkpoint, LocalShard, TrainState, Snapshot, save};
-/// use ferrotron_models::gpt::GptConfig;
+/// use ferrotron_models::checkpoint::{Checkpoint, LocalShard, SavedModel, Snapshot, TrainState, save};
 /// use ferrotron_nn::{WeightDecay, Init, Scope};
 /// use ferrotron_parallel::collective::{WorldConfig, run_threads};
 /// use ferrotron_tensor::{DType, Device, ShardSpec, Tensor};
@@ -134,7 +133,7 @@ impl Moments {
 ///     save(runs, &group, Snapshot {
 ///         weights: vec![LocalShard { name: "w".into(), place, tensor: rows }],
 ///         moments: None,
-///         config: &GptConfig::gpt2(65, 2, 32, 4, 16),
+///         model: SavedModel::new("matrix", &[4, 3])?,
 ///         progress: &TrainState { step: 1, ..TrainState::default() },
 ///         tokenizer: None,
 ///         run: serde_json::Value::Null,
@@ -174,7 +173,7 @@ pub fn save(dir: &Path, world: &Group, snapshot: Snapshot) -> Result<PathBuf> {
     let staging = if first { Some(Staging::begin(dir, step).map_err(refused)?) } else { None };
     world.barrier().wait()?;
     let folder = folder::staging(dir, step);
-    let Snapshot { weights, moments, config, progress, tokenizer, run } = snapshot;
+    let Snapshot { weights, moments, model, progress, tokenizer, run } = snapshot;
     let mut progress = progress.clone();
     progress.optimizer_steps = moments.as_ref().map_or(progress.optimizer_steps, |m| m.steps);
     let written = write_held(&folder, world, weights, moments.map(|moments| moments.shards));
@@ -200,7 +199,12 @@ pub fn save(dir: &Path, world: &Group, snapshot: Snapshot) -> Result<PathBuf> {
                 index.files.insert(file.to_string(), record);
                 Ok::<_, Fault>(())
             };
-            document(CONFIG, pretty(&json!({"model": config, "run": run}))?)?;
+            document(
+                CONFIG,
+                pretty(
+                    &json!({"architecture": model.architecture, "model": model.config, "run": run}),
+                )?,
+            )?;
             document(PROGRESS, pretty(&progress)?)?;
             if let Some(tokenizer) = tokenizer {
                 document(TOKENIZER, tokenizer.to_json())?;

@@ -3,6 +3,7 @@
 use super::*;
 use crate::io::tokenizer::Tokenizer;
 use crate::model::gpt::{Gpt, GptConfig};
+use crate::training::model::Model;
 use ferrotron_nn::{
     Context, Mode, Module, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Scope, StepConfig,
 };
@@ -51,7 +52,7 @@ impl Run {
             Snapshot {
                 weights: LocalShard::params(&self.gpt.params())?,
                 moments: Some(Moments::from_optimizer(&self.optimizer, |_| true)?),
-                config: self.gpt.config(),
+                model: SavedModel::new("gpt", self.gpt.config())?,
                 progress: &progress,
                 tokenizer: Some(&Tokenizer::char("hello")?),
                 run: serde_json::json!({"seed": 7}),
@@ -61,7 +62,7 @@ impl Run {
 
     fn load(&mut self, path: &Path) -> Result<Checkpoint> {
         let checkpoint = Checkpoint::open(path)?;
-        checkpoint.check_config(self.gpt.config())?;
+        Gpt::check_checkpoint(&checkpoint, self.gpt.config())?;
         checkpoint.load_params(&self.gpt.params())?;
         checkpoint.load_optimizer(&mut self.optimizer)?;
         Ok(checkpoint)
@@ -102,7 +103,7 @@ fn a_run_goes_on_bit_by_bit() -> Result<()> {
     assert_eq!((progress.step, progress.consumed_samples, progress.optimizer_steps), (3, 6, 3));
     assert_eq!(checkpoint.run()["seed"], 7);
     assert_eq!(checkpoint.tokenizer().unwrap().encode("hole")?, [1, 3, 2, 0]);
-    assert_eq!((checkpoint.config(), checkpoint.dtype()?), (&config(), DType::F32));
+    assert_eq!((Gpt::config_from(&checkpoint)?, checkpoint.dtype()?), (config(), DType::F32));
     for step in 3..6 {
         assert_eq!(whole.step(step)?.to_bits(), resumed.step(step)?.to_bits());
     }
@@ -128,7 +129,7 @@ fn numbers_of_the_configuration_come_back_to_the_last_bit() -> Result<()> {
         ..config()
     };
     Run::new(&config, 1)?.save(dir.path(), 1)?;
-    assert_eq!(Checkpoint::open(dir.path())?.config(), &config);
+    assert_eq!(Gpt::config_from(&Checkpoint::open(dir.path())?)?, config);
     Ok(())
 }
 
@@ -225,9 +226,9 @@ fn another_shape_is_refused_and_nothing_loaded() -> Result<()> {
     // Other heads fit the shapes, but compute something else.
     let heads =
         GptConfig { num_attention_heads: 4, num_query_groups: 4, kv_channels: 2, ..config() };
-    let error = message(checkpoint.check_config(&heads));
+    let error = message(Gpt::check_checkpoint(&checkpoint, &heads));
     assert!(error.contains("num_attention_heads 2 there, 4 here"), "{error}");
-    checkpoint.check_config(&GptConfig { hidden_dropout: 0.0, ..config() })?;
+    Gpt::check_checkpoint(&checkpoint, &GptConfig { hidden_dropout: 0.0, ..config() })?;
 
     let model = gpt(&config(), DType::F32)?;
     let buffers = ParamAndGradBuffer::new(&model.params())?;

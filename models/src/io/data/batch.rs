@@ -1,17 +1,195 @@
-//! What a model reads in one pass: rows of tokens and, for each, the token that follows.
+//! Samples of a micro-batch on the host: named arrays, and the rows of tokens of a language model.
+
+use ferrotron_tensor::{Error, Result};
 
 /// The target of a position that does not count, as `ignore_index` in PyTorch. Any negative target
 /// means the same.
 pub const IGNORE: i64 = -100;
 
-/// `micro_batch` rows of `seq_length` tokens, row after row.
+/// The samples of one forward pass of one rank, as named arrays.
 ///
-/// `targets[i]` is the token that follows `inputs[i]` in the data, or [`IGNORE`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// ```
+/// use ferrotron_models::data::Batch;
+/// // Two images of 3 x 4 x 4 pixels in 16 patches, and their classes.
+/// let batch = Batch::new(0, 2, 16)
+///     .with("pixels", vec![0.0_f32; 2 * 3 * 4 * 4], &[2, 3, 4, 4])?
+///     .with("labels", vec![7_i64, 1], &[2])?;
+/// assert_eq!(batch.get::<i64>("labels")?, [7, 1]);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
+    /// The number, in the whole run, of the first sample; later ones follow on.
+    pub first_sample: u64,
+    /// Number of samples.
+    pub micro_batch: usize,
+    /// Positions of a sample.
+    pub seq_length: usize,
+    arrays: Vec<BatchArray>,
+}
+
+/// One array of a batch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BatchArray {
+    /// Its name.
+    pub name: String,
+    /// Its dims; the first counts samples.
+    pub dims: Vec<usize>,
+    /// Its elements, row-major.
+    pub values: ArrayValues,
+    /// Whether the second dim counts positions, which context parallelism shards.
+    pub has_positions: bool,
+}
+
+/// The elements of an array.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ArrayValues {
+    /// Indices.
+    U32(Vec<u32>),
+    /// Targets and labels.
+    I64(Vec<i64>),
+    /// Numbers, which the model casts to the dtype of its weights.
+    F32(Vec<f32>),
+}
+
+impl ArrayValues {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            ArrayValues::U32(values) => values.len(),
+            ArrayValues::I64(values) => values.len(),
+            ArrayValues::F32(values) => values.len(),
+        }
+    }
+
+    /// Bytes of the elements.
+    pub fn bytes(&self) -> usize {
+        let size = if matches!(self, ArrayValues::I64(_)) { 8 } else { 4 };
+        size * self.len()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// An element type of arrays: `u32`, `i64` or `f32`.
+pub trait ArrayElement: Sized {
+    /// Wraps elements.
+    fn wrap(values: Vec<Self>) -> ArrayValues;
+    /// The elements, if they are of this type.
+    fn unwrap(values: &ArrayValues) -> Option<&[Self]>;
+}
+
+macro_rules! array_element {
+    ($type:ty, $variant:ident) => {
+        impl ArrayElement for $type {
+            fn wrap(values: Vec<$type>) -> ArrayValues {
+                ArrayValues::$variant(values)
+            }
+
+            fn unwrap(values: &ArrayValues) -> Option<&[$type]> {
+                match values {
+                    ArrayValues::$variant(values) => Some(values),
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+array_element!(u32, U32);
+array_element!(i64, I64);
+array_element!(f32, F32);
+
+impl Batch {
+    /// A batch without arrays.
+    pub fn new(first_sample: u64, micro_batch: usize, seq_length: usize) -> Batch {
+        Batch { first_sample, micro_batch, seq_length, arrays: Vec::new() }
+    }
+
+    /// Adds an array that every rank along the context axis has whole.
+    ///
+    /// # Errors
+    /// A name that is taken; a first dim other than the number of samples; another number of elements than `dims` say.
+    pub fn with<T: ArrayElement>(
+        self,
+        name: &str,
+        values: Vec<T>,
+        dims: &[usize],
+    ) -> Result<Batch> {
+        self.add(name, T::wrap(values), dims, false)
+    }
+
+    /// Adds an array whose second dim counts positions: context parallelism shards it.
+    ///
+    /// # Errors
+    /// As [`Batch::with`]; a second dim other than the number of positions.
+    pub fn with_positions<T: ArrayElement>(
+        self,
+        name: &str,
+        values: Vec<T>,
+        dims: &[usize],
+    ) -> Result<Batch> {
+        self.add(name, T::wrap(values), dims, true)
+    }
+
+    fn add(
+        mut self,
+        name: &str,
+        values: ArrayValues,
+        dims: &[usize],
+        has_positions: bool,
+    ) -> Result<Batch> {
+        let refuse = |why: String| Err(Error::shape("batch", format!("'{name}' {dims:?} {why}")));
+        if self.arrays.iter().any(|array| array.name == name) {
+            return refuse("is there already".into());
+        }
+        if dims.first() != Some(&self.micro_batch) {
+            return refuse(format!("must have {} samples in the first dim", self.micro_batch));
+        }
+        if has_positions && dims.get(1) != Some(&self.seq_length) {
+            return refuse(format!("must have {} positions in the second dim", self.seq_length));
+        }
+        if dims.iter().product::<usize>() != values.len() {
+            return refuse(format!("has {} elements", values.len()));
+        }
+        self.arrays.push(BatchArray {
+            name: name.into(),
+            dims: dims.into(),
+            values,
+            has_positions,
+        });
+        Ok(self)
+    }
+
+    /// The arrays, in the order in which they were added.
+    pub fn arrays(&self) -> &[BatchArray] {
+        &self.arrays
+    }
+
+    /// The elements of an array.
+    ///
+    /// # Errors
+    /// An array that is not there, or has elements of another type.
+    pub fn get<T: ArrayElement>(&self, name: &str) -> Result<&[T]> {
+        let array = self.arrays.iter().find(|array| array.name == name);
+        array.and_then(|array| T::unwrap(&array.values)).ok_or_else(|| {
+            let names: Vec<&str> = self.arrays.iter().map(|array| array.name.as_str()).collect();
+            let message = format!("no array '{name}' of this type among {}", names.join(", "));
+            Error::value("batch", message)
+        })
+    }
+}
+
+/// Rows of tokens, and for each token the one that follows it.
+///
+/// As a [`Batch`], its arrays are `inputs` and `targets`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenBatch {
     /// (micro_batch, seq_length) token ids.
     pub inputs: Vec<u32>,
-    /// (micro_batch, seq_length) next tokens.
+    /// (micro_batch, seq_length) next tokens, or [`IGNORE`].
     pub targets: Vec<i64>,
     /// The number, in the whole run, of the sample in the first row; later rows follow on.
     pub first_sample: u64,
@@ -21,11 +199,16 @@ pub struct Batch {
     pub seq_length: usize,
 }
 
-impl Batch {
+impl TokenBatch {
+    /// Name of the token ids in a [`Batch`].
+    pub const INPUTS: &str = "inputs";
+    /// Name of the next tokens in a [`Batch`].
+    pub const TARGETS: &str = "targets";
+
     /// A batch in which no position counts yet: inputs 0, targets [`IGNORE`].
-    pub(super) fn blank(first_sample: u64, micro_batch: usize, seq_length: usize) -> Self {
+    pub fn blank(first_sample: u64, micro_batch: usize, seq_length: usize) -> Self {
         let n = micro_batch * seq_length;
-        Batch {
+        TokenBatch {
             inputs: vec![0; n],
             targets: vec![IGNORE; n],
             first_sample,
@@ -46,6 +229,44 @@ impl Batch {
 
     /// Positions that count in the loss.
     pub fn num_valid_tokens(&self) -> u64 {
-        self.targets.iter().filter(|&&target| target >= 0).count() as u64
+        num_valid(&self.targets)
+    }
+}
+
+/// The number of targets that count: those that are not negative.
+pub fn num_valid(targets: &[i64]) -> u64 {
+    targets.iter().filter(|&&target| target >= 0).count() as u64
+}
+
+impl TryFrom<TokenBatch> for Batch {
+    type Error = Error;
+
+    /// Errors if there are not `micro_batch * seq_length` inputs and targets.
+    fn try_from(tokens: TokenBatch) -> Result<Batch> {
+        let dims = [tokens.micro_batch, tokens.seq_length];
+        Batch::new(tokens.first_sample, dims[0], dims[1])
+            .with_positions(TokenBatch::INPUTS, tokens.inputs, &dims)?
+            .with_positions(TokenBatch::TARGETS, tokens.targets, &dims)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrays_that_do_not_fit_are_refused_by_name() {
+        let batch = || Batch::new(3, 2, 4).with("labels", vec![1_i64, 2], &[2]);
+        let refused = |batch: Result<Batch>| batch.unwrap_err().to_string();
+        let error = refused(batch().unwrap().with("labels", vec![0_u32; 2], &[2]));
+        assert_eq!(error, "batch: 'labels' [2] is there already");
+        let error = refused(batch().unwrap().with("x", vec![0.0_f32; 3], &[3]));
+        assert_eq!(error, "batch: 'x' [3] must have 2 samples in the first dim");
+        let error = refused(batch().unwrap().with("x", vec![0.0_f32; 3], &[2, 2]));
+        assert_eq!(error, "batch: 'x' [2, 2] has 3 elements");
+        let error = refused(batch().unwrap().with_positions("x", vec![0.0_f32; 6], &[2, 3]));
+        assert_eq!(error, "batch: 'x' [2, 3] must have 4 positions in the second dim");
+        let error = batch().unwrap().get::<f32>("labels").unwrap_err().to_string();
+        assert_eq!(error, "batch: no array 'labels' of this type among labels");
     }
 }

@@ -33,10 +33,10 @@ mod source;
 mod token_file;
 mod validation;
 
-pub use batch::{Batch, IGNORE};
+pub use batch::{ArrayElement, ArrayValues, Batch, BatchArray, IGNORE, TokenBatch, num_valid};
 pub use dataset::{DataConfig, Dataset};
 pub use fingerprint::{DataChange, DataFingerprint, tokens_in_words};
 pub use permutation::Permutation;
-pub use sampler::{Sampler, Samples};
+pub use sampler::{FiniteSamples, Sampler, Samples};
 pub use source::TokenSource;
 pub use validation::Validation;

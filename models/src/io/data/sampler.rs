@@ -16,26 +16,37 @@
 //! A sample reads T + 1 tokens: T inputs and the T that follow them. Neighbouring sequences share
 //! one token, so every token of an epoch is predicted once, except fewer than 2T at the two ends.
 
-use super::{Batch, Permutation, TokenSource};
+use super::{Batch, Permutation, TokenBatch, TokenSource};
 use ferrotron_tensor::{Error, RandomKey, Result};
 
 /// Where training takes its samples from, by number.
 pub trait Samples: Send + Sync {
-    /// Samples `first_sample .. first_sample + micro_batch` of the run.
+    /// The samples `first_sample` to `first_sample + micro_batch - 1` of the run.
     fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch>;
 
-    /// Inputs of one sample.
+    /// Positions of one sample.
     fn seq_length(&self) -> usize;
+}
+
+/// A finite number of samples, for evaluation.
+pub trait FiniteSamples: Samples {
+    /// Number of samples. A batch may reach beyond the last one: nothing counts in the samples there.
+    fn len(&self) -> u64;
+
+    /// Whether there are no samples.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 }
 
 /// Draws training batches.
 ///
 /// ```
-/// use ferrotron_models::data::{Sampler, Samples, TokenSource};
+/// use ferrotron_models::data::{Sampler, TokenSource};
 /// let source = TokenSource::from_tokens((0..1000).collect(), 1000)?;
 /// let sampler = Sampler::new(source, 8, 1234)?;
-/// let whole = sampler.batch(100, 4)?; // samples 100, 101, 102, 103 ...
-/// let half = sampler.batch(102, 2)?; // ... of which a smaller micro batch takes the last two
+/// let whole = sampler.tokens(100, 4)?; // samples 100, 101, 102, 103 ...
+/// let half = sampler.tokens(102, 2)?; // ... of which a smaller micro batch takes the last two
 /// assert_eq!(whole.inputs[2 * 8..], half.inputs[..]);
 /// assert_eq!(whole.targets[0], i64::from(whole.inputs[1]));
 /// # Ok::<(), ferrotron_tensor::Error>(())
@@ -89,18 +100,25 @@ impl Sampler {
             Permutation::new(RandomKey::new(self.seed, epoch, "data.order"), self.sequences);
         phase + order.at(index) * length
     }
-}
 
-impl Samples for Sampler {
+    /// The samples `first_sample` to `first_sample + micro_batch - 1` of the run, as rows of tokens.
+    ///
     /// Errors if a token is beyond the vocabulary.
-    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
-        let mut batch = Batch::blank(first_sample, micro_batch, self.seq_length);
+    pub fn tokens(&self, first_sample: u64, micro_batch: usize) -> Result<TokenBatch> {
+        let mut batch = TokenBatch::blank(first_sample, micro_batch, self.seq_length);
         let mut tokens = vec![0; self.seq_length + 1];
         for row in 0..micro_batch {
             self.source.read(self.start(first_sample + row as u64), &mut tokens)?;
             batch.fill(row, &tokens);
         }
         Ok(batch)
+    }
+}
+
+impl Samples for Sampler {
+    /// Errors if a token is beyond the vocabulary.
+    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+        self.tokens(first_sample, micro_batch)?.try_into()
     }
 
     fn seq_length(&self) -> usize {
@@ -150,7 +168,7 @@ mod tests {
         let mut phases: Vec<u64> = (0..200).map(|epoch| starts(&sampler_1, epoch)[0]).collect();
         let n = sampler_1.sequences_per_epoch();
         assert_ne!(sampler_1.start(0) / 16, sampler_1.start(n) / 16);
-        assert_ne!(sampler_1.batch(0, 8).unwrap(), sampler_2.batch(0, 8).unwrap());
+        assert_ne!(sampler_1.tokens(0, 8).unwrap(), sampler_2.tokens(0, 8).unwrap());
         phases.sort_unstable();
         phases.dedup();
         assert_eq!(phases, (0..16).collect::<Vec<u64>>(), "200 epochs meet all 16 phases");
@@ -159,11 +177,11 @@ mod tests {
     #[test]
     fn batches_are_the_same_samples_however_they_are_cut() {
         let sampler = sampler(1000, 8, 1234);
-        let whole = sampler.batch(0, 300).unwrap(); // more than two epochs
+        let whole = sampler.tokens(0, 300).unwrap(); // more than two epochs
         for micro_batch in [1, 2, 3, 4, 7] {
             // Any count of consumed samples is a place to resume.
             for first in [0, 1, 100, 122, 123, 290] {
-                let part = sampler.batch(first, micro_batch).unwrap();
+                let part = sampler.tokens(first, micro_batch).unwrap();
                 let range = first as usize * 8..(first as usize + micro_batch) * 8;
                 assert_eq!(part.inputs, whole.inputs[range.clone()]);
                 assert_eq!(part.targets, whole.targets[range]);
@@ -174,7 +192,7 @@ mod tests {
 
     #[test]
     fn targets_are_the_next_tokens() {
-        let batch = sampler(100, 5, 3).batch(11, 4).unwrap();
+        let batch = sampler(100, 5, 3).tokens(11, 4).unwrap();
         assert_eq!((batch.micro_batch, batch.seq_length, batch.first_sample), (4, 5, 11));
         for (input, target) in batch.inputs.iter().zip(&batch.targets) {
             assert_eq!(*target, i64::from(*input) + 1); // the tokens count up
@@ -183,7 +201,7 @@ mod tests {
 
     #[test]
     fn data_of_exactly_one_sequence_is_enough_and_less_is_not() {
-        assert_eq!(sampler(9, 8, 1).batch(5, 1).unwrap().inputs, (0..8).collect::<Vec<u32>>());
+        assert_eq!(sampler(9, 8, 1).tokens(5, 1).unwrap().inputs, (0..8).collect::<Vec<u32>>());
         let source = TokenSource::from_tokens((0..8).collect(), 8).unwrap();
         assert_eq!(
             Sampler::new(source.clone(), 8, 1).unwrap_err().to_string(),

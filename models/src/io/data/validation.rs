@@ -1,6 +1,6 @@
 //! A validation stream, in order: every token but the first is predicted exactly once.
 
-use super::{Batch, TokenSource};
+use super::{Batch, FiniteSamples, Samples, TokenBatch, TokenSource};
 use ferrotron_tensor::{Error, Result};
 
 /// Windows of `seq_length` tokens that do not overlap, called samples. The last window may be shorter: what is
@@ -12,7 +12,7 @@ use ferrotron_tensor::{Error, Result};
 /// let source = TokenSource::from_tokens((0..100).collect(), 100)?;
 /// let validation = Validation::new(source, 8)?;
 /// assert_eq!((validation.samples(), validation.predicted()), (13, 99));
-/// assert_eq!(validation.batch(12, 4)?.num_valid_tokens(), 3); // the rest of the last window, and rows beyond it
+/// assert_eq!(validation.tokens(12, 4)?.num_valid_tokens(), 3); // the rest of the last window, and rows beyond it
 /// assert_eq!(validation.first(2)?.predicted(), 16);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
@@ -67,8 +67,8 @@ impl Validation {
     ///
     /// # Errors
     /// A token beyond the vocabulary.
-    pub fn batch(&self, first_sample: u64, rows: usize) -> Result<Batch> {
-        let mut batch = Batch::blank(first_sample, rows, self.seq_length);
+    pub fn tokens(&self, first_sample: u64, rows: usize) -> Result<TokenBatch> {
+        let mut batch = TokenBatch::blank(first_sample, rows, self.seq_length);
         let mut tokens = vec![0; self.seq_length + 1];
         for row in 0..rows {
             let start = (first_sample + row as u64) * self.seq_length as u64;
@@ -81,6 +81,22 @@ impl Validation {
             }
         }
         Ok(batch)
+    }
+}
+
+impl Samples for Validation {
+    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+        self.tokens(first_sample, micro_batch)?.try_into()
+    }
+
+    fn seq_length(&self) -> usize {
+        self.seq_length
+    }
+}
+
+impl FiniteSamples for Validation {
+    fn len(&self) -> u64 {
+        self.samples()
     }
 }
 
@@ -101,7 +117,7 @@ mod tests {
                 let validation = validation(tokens, seq_length).unwrap();
                 let mut predicted = Vec::new();
                 for first in (0..validation.samples()).step_by(rows) {
-                    let batch = validation.batch(first, rows).unwrap();
+                    let batch = validation.tokens(first, rows).unwrap();
                     assert_eq!(batch.inputs.len(), seq_length * rows);
                     for (&input, &target) in batch.inputs.iter().zip(&batch.targets) {
                         if target != IGNORE {
@@ -113,7 +129,7 @@ mod tests {
                 assert_eq!(predicted, (1..tokens).collect::<Vec<u32>>());
                 assert_eq!(validation.predicted(), u64::from(tokens) - 1);
                 assert_eq!(
-                    validation.batch(validation.samples(), rows).unwrap().num_valid_tokens(),
+                    validation.tokens(validation.samples(), rows).unwrap().num_valid_tokens(),
                     0
                 );
             }
@@ -122,7 +138,7 @@ mod tests {
 
     #[test]
     fn the_last_window_is_padded_with_ignored_targets() {
-        let batch = validation(12, 8).unwrap().batch(0, 2).unwrap();
+        let batch = validation(12, 8).unwrap().tokens(0, 2).unwrap();
         assert_eq!(batch.inputs, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 0, 0, 0, 0]);
         assert_eq!(batch.targets[8..], [9, 10, 11, IGNORE, IGNORE, IGNORE, IGNORE, IGNORE]);
     }
@@ -132,8 +148,8 @@ mod tests {
         let all = validation(30, 8).unwrap();
         let two = all.first(2).unwrap();
         assert_eq!((two.samples(), two.predicted()), (2, 16));
-        assert_eq!(two.batch(0, 2).unwrap(), all.batch(0, 2).unwrap());
-        assert_eq!(two.batch(2, 1).unwrap().num_valid_tokens(), 0);
+        assert_eq!(two.tokens(0, 2).unwrap(), all.tokens(0, 2).unwrap());
+        assert_eq!(two.tokens(2, 1).unwrap().num_valid_tokens(), 0);
         for enough in [4, 5, u64::MAX] {
             assert_eq!(all.first(enough).unwrap().predicted(), 29);
         }

@@ -1,7 +1,7 @@
 //! Against `transformers` (numbers checked in under tests/hf), there and back, and every refusal.
 
 use super::*;
-use crate::io::data::{Sampler, Samples, TokenSource};
+use crate::io::data::{Sampler, TokenSource};
 use crate::model::gpt::{Gpt, GptConfig};
 use crate::training::batch_size::{BatchSize, BatchSizeConfig};
 use crate::training::trainer::{Trainer, TrainerConfig};
@@ -185,7 +185,7 @@ fn training_goes_on_from_its_weights() -> Result<()> {
     let (samples, length) = (2, 6);
     let tokens = (0..100).map(|i| i * 7 % vocab as u32).collect();
     let sampler = Sampler::new(TokenSource::from_tokens(tokens, vocab)?, length, 1)?;
-    let batch = sampler.batch(0, samples)?;
+    let batch = sampler.tokens(0, samples)?;
     let dims = [samples, length];
     let inputs = Tensor::from_slice(&device, &batch.inputs, &dims)?;
     let targets = Tensor::from_slice(&device, &batch.targets, &dims)?;
@@ -195,7 +195,7 @@ fn training_goes_on_from_its_weights() -> Result<()> {
     let batch_size = BatchSizeConfig { micro_batch_size: samples, ..BatchSizeConfig::default() };
     let config = TrainerConfig::new(1, LrSchedule::constant(1e-3)?, BatchSize::new(batch_size)?);
     let scope = gpt.scope().clone();
-    let report = Trainer::with_model(&scope, gpt, config)?.step(&sampler)?;
+    let report = Trainer::with_model(&scope, &gpt.config().clone(), gpt, config)?.step(&sampler)?;
     assert!((report.loss - want).abs() <= 1e-12 * want, "{}, want {want}", report.loss);
     Ok(())
 }

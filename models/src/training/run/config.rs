@@ -4,7 +4,8 @@ use ferrotron_tensor::{Error, Result};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-use crate::io::data::{Dataset, Validation};
+use crate::io::data::{Dataset, FiniteSamples, Sampler, Samples, Validation};
+use crate::io::tokenizer::Tokenizer;
 
 /// How long a run is and what it leaves behind.
 #[derive(Debug, Clone)]
@@ -91,16 +92,49 @@ pub struct TraceConfig {
     pub steps: RangeInclusive<u64>,
 }
 
+/// What a run trains and evaluates on.
+#[derive(Clone, Copy)]
+pub struct RunData<'a> {
+    /// The training samples.
+    pub train: &'a dyn Samples,
+    /// What evaluations cover, if there are any.
+    pub validation: Option<&'a dyn FiniteSamples>,
+    /// The tokenizer of the data, for checkpoints.
+    pub tokenizer: Option<&'a Tokenizer>,
+}
+
+/// The samples that a run takes of token data.
+#[derive(Debug, Clone)]
+pub struct TokenSamples {
+    /// The training samples.
+    pub train: Sampler,
+    /// What evaluations cover, if there are any.
+    pub validation: Option<Validation>,
+}
+
+impl TokenSamples {
+    /// The samples as [`run`](super::run) takes them.
+    pub fn run_data<'a>(&'a self, tokenizer: &'a Tokenizer) -> RunData<'a> {
+        let validation = self.validation.as_ref().map(|samples| samples as &dyn FiniteSamples);
+        RunData { train: &self.train, validation, tokenizer: Some(tokenizer) }
+    }
+}
+
 impl RunConfig {
-    /// The part of the validation set that evaluations cover, if there is one and they are wanted. `batch` is the
-    /// number of samples of a global batch.
-    pub(super) fn validation(&self, dataset: &Dataset, batch: usize) -> Result<Option<Validation>> {
-        let Some(source) = dataset.validation.clone() else { return Ok(None) };
+    /// The samples of `dataset`: of its validation part as many as evaluations cover, or none if they are not wanted.
+    /// `seed` decides the order of training, and `batch` is the number of samples of a global batch.
+    ///
+    /// # Errors
+    /// As [`Sampler::new`] and [`Validation::new`].
+    pub fn samples(&self, dataset: &Dataset, seed: u64, batch: usize) -> Result<TokenSamples> {
+        let train = Sampler::new(dataset.train.clone(), self.seq_length, seed)?;
         let wanted = self.intervals.eval_interval > 0 && self.eval_iters != Some(0);
-        let all = wanted.then(|| Validation::new(source, self.seq_length)).transpose()?;
-        match (all, self.eval_iters) {
-            (Some(all), Some(batches)) => all.first(batches.saturating_mul(batch as u64)).map(Some),
-            (all, _) => Ok(all),
-        }
+        let source = dataset.validation.clone().filter(|_| wanted);
+        let all = source.map(|source| Validation::new(source, self.seq_length)).transpose()?;
+        let validation = match (all, self.eval_iters) {
+            (Some(all), Some(batches)) => Some(all.first(batches.saturating_mul(batch as u64))?),
+            (all, _) => all,
+        };
+        Ok(TokenSamples { train, validation })
     }
 }

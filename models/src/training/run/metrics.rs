@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::planning::memory::RankMemory;
 use crate::training::plot::LossCurve;
-use crate::training::trainer::{StepReport, Trainer};
+use crate::training::trainer::{Model, StepReport, Trainer};
 
 const OPERATION: &str = "metrics";
 
@@ -50,8 +50,8 @@ pub struct Metrics {
 
 impl Metrics {
     /// What `trainer` has to tell of a step over sequences of `seq_length` tokens.
-    pub(super) fn from_report(
-        trainer: &Trainer,
+    pub(super) fn from_report<M: Model>(
+        trainer: &Trainer<M>,
         seq_length: usize,
         report: &StepReport,
     ) -> Metrics {
@@ -67,7 +67,7 @@ impl Metrics {
             tokens: report.tokens,
             step_ms: report.seconds * 1e3,
             tokens_per_s,
-            tflops: trainer.model().flops(report.tokens, seq_length) / report.seconds / 1e12,
+            tflops: M::flops(trainer.model(), report.tokens, seq_length) / report.seconds / 1e12,
             mem_peak_bytes: RankMemory::from_device(device).total_bytes,
             host_peak_bytes: Some(device.memory_of(MemoryKind::Host).peak)
                 .filter(|&bytes| bytes > 0),

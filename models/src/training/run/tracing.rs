@@ -5,14 +5,14 @@ use ferrotron_tensor::Result;
 use std::ops::RangeInclusive;
 
 use super::TraceConfig;
-use crate::io::data::Sampler;
-use crate::training::trainer::Trainer;
+use crate::io::data::Samples;
+use crate::training::trainer::{Model, Trainer};
 
 /// A trace that is wanted and not written yet, and its steps.
 pub(super) struct Tracing(Option<(RangeInclusive<u64>, Trace)>);
 
 impl Tracing {
-    pub fn start(config: Option<&TraceConfig>, trainer: &Trainer) -> Result<Tracing> {
+    pub fn start<M: Model>(config: Option<&TraceConfig>, trainer: &Trainer<M>) -> Result<Tracing> {
         let begin = |TraceConfig { path, steps }: &TraceConfig| {
             let trace = Trace::start(path, trainer.mesh(), trainer.scope().device())?;
             Ok((steps.clone(), trace))
@@ -21,14 +21,14 @@ impl Tracing {
     }
 
     /// The trainer's next step. One that is traced is waited for.
-    pub fn step(&self, trainer: &mut Trainer, sampler: &Sampler) -> Result<()> {
+    pub fn step<M: Model>(&self, trainer: &mut Trainer<M>, samples: &dyn Samples) -> Result<()> {
         let number = trainer.progress().step + 1;
         match &self.0 {
             Some((steps, trace)) if steps.contains(&number) => trace.record(|| {
-                trainer.step_async(sampler)?;
+                trainer.step_async(samples)?;
                 trainer.scope().device().synchronize()
             }),
-            _ => trainer.step_async(sampler),
+            _ => trainer.step_async(samples),
         }
     }
 

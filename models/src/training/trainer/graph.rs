@@ -1,32 +1,29 @@
 //! Training steps as CUDA graphs: one step is captured, and replayed for equal steps.
 
 use ferrotron_cuda::stream::Event;
-use ferrotron_tensor::{CudaGraph, Error, Result};
+use ferrotron_tensor::{CudaGraph, Device, Error, Result};
 use std::collections::VecDeque;
 
-use super::Trainer;
 use super::config::EAGER_STEPS;
-use super::step::Prepared;
-use crate::model::stage::Microbatch;
+use crate::training::loss::LossReduction;
+use crate::training::microbatch::Microbatch;
 
 /// Maximum number of replays in flight: more would only delay the end of a run.
 const AHEAD: usize = 4;
 
 /// The values that a graph freezes. Other values that change between steps are in device memory.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Frozen {
-    microbatches: usize,
-    seq_length: usize,
-    scale: f64,
-    loss_scale: f64,
-    tokens: f64,
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Frozen {
+    pub microbatches: usize,
+    pub seq_length: usize,
+    pub loss: LossReduction,
 }
 
 /// A graph for steps with equal frozen values.
 pub(super) struct StepGraph {
     frozen: Frozen,
     /// The batches of a step, at fixed addresses.
-    microbatches: Vec<Microbatch>,
+    pub microbatches: Vec<Microbatch>,
     /// Number of eager steps so far.
     taken: usize,
     captured: Option<CudaGraph>,
@@ -34,68 +31,55 @@ pub(super) struct StepGraph {
     under_way: VecDeque<Event>,
 }
 
-impl Trainer {
-    /// Enqueues a step whose parameters are on the device: eagerly, or as a graph after enough equal steps.
-    pub(super) fn take_as_graph(&mut self, prepared: &Prepared) -> Result<()> {
-        let frozen = Frozen {
-            microbatches: prepared.batches.len(),
-            seq_length: prepared.batches.first().map_or(0, |batch| batch.seq_length),
-            scale: prepared.scale,
-            loss_scale: prepared.loss_scale,
-            tokens: prepared.tokens,
-        };
-        let mut graph = match self.graph.take().filter(|graph| graph.frozen == frozen) {
-            Some(mut graph) => {
-                for (microbatch, batch) in graph.microbatches.iter_mut().zip(&prepared.batches) {
-                    microbatch.set(&self.mesh, batch, self.context(prepared, batch))?;
-                }
-                graph
-            }
-            None => {
-                let microbatches = self.microbatches(prepared)?;
-                StepGraph {
-                    frozen,
-                    microbatches,
-                    taken: 0,
-                    captured: None,
-                    under_way: VecDeque::new(),
-                }
-            }
-        };
-        let step = self.progress.step; // of the random numbers
-        match &mut graph.captured {
-            Some(captured) => {
-                if graph.under_way.len() == AHEAD
-                    && let Some(oldest) = graph.under_way.pop_front()
-                {
-                    oldest.synchronize().map_err(Error::from_gpu)?;
-                }
-                captured.replay(step)?;
-                if let Some(gpu) = self.scope.device().gpu() {
-                    let done = gpu.compute().record().map_err(Error::from_gpu)?;
-                    graph.under_way.push_back(done);
-                }
-                self.optimizer.count_step(self.data_parallel.buffers());
-            }
-            None if graph.taken < EAGER_STEPS => {
-                self.take(prepared, &graph.microbatches)?;
-                graph.taken += 1;
-            }
-            None => {
-                let device = self.scope.device().clone();
-                let take = || self.take(prepared, &graph.microbatches);
-                let (mut captured, ()) = CudaGraph::capture(&device, take)?;
-                captured.replay(step)?;
-                graph.captured = Some(captured);
-            }
-        }
-        self.graph = Some(graph);
-        Ok(())
+/// Who ran the host's part of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// The step's own code.
+    Called,
+    /// A replay: nothing of the host's state changed.
+    Replayed,
+}
+
+impl StepGraph {
+    /// A graph that is still to be captured, on the batches of its first step.
+    pub fn new(frozen: Frozen, microbatches: Vec<Microbatch>) -> StepGraph {
+        let under_way = VecDeque::new();
+        StepGraph { frozen, microbatches, taken: 0, captured: None, under_way }
     }
 
-    /// Enqueues all device work of a step.
-    fn take(&mut self, prepared: &Prepared, microbatches: &[Microbatch]) -> Result<()> {
-        self.compute(prepared, microbatches)?;
-        self.update()
+    /// Whether a step with these values can be replayed.
+    pub fn fits(&self, frozen: &Frozen) -> bool {
+        self.frozen == *frozen
+    }
+
+    /// Enqueues step number `step`, whose parameters and batches are on the device: by calling `take`, or as a graph
+    /// after enough equal steps.
+    pub fn run(
+        &mut self,
+        device: &Device,
+        step: u64,
+        take: impl FnOnce(&[Microbatch]) -> Result<()>,
+    ) -> Result<Taken> {
+        if let Some(captured) = &mut self.captured {
+            if self.under_way.len() == AHEAD
+                && let Some(oldest) = self.under_way.pop_front()
+            {
+                oldest.synchronize().map_err(Error::from_gpu)?;
+            }
+            captured.replay(step)?;
+            if let Some(gpu) = device.gpu() {
+                self.under_way.push_back(gpu.compute().record().map_err(Error::from_gpu)?);
+            }
+            return Ok(Taken::Replayed);
+        }
+        if self.taken < EAGER_STEPS {
+            take(&self.microbatches)?;
+            self.taken += 1;
+        } else {
+            let (mut captured, ()) = CudaGraph::capture(device, || take(&self.microbatches))?;
+            captured.replay(step)?;
+            self.captured = Some(captured);
+        }
+        Ok(Taken::Called)
     }
 }

@@ -2,18 +2,21 @@
 
 use ferrotron_parallel::collective::Group;
 use ferrotron_tensor::ops::outcome::StepMetricsLog;
-use ferrotron_tensor::{Device, Result};
+use ferrotron_tensor::{Device, Result, Tensor};
 use std::time::Instant;
 
 use crate::io::checkpoint::TrainState;
+use crate::training::loss::LossReduction;
 
 /// The results of one step.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct StepReport {
     /// Index of the step, from 1.
     pub step: u64,
-    /// Mean loss over the valid tokens of the global batch.
+    /// The loss: the weighted sum of its terms.
     pub loss: f64,
+    /// The mean of each loss term over the global batch, by name.
+    pub losses: Vec<(&'static str, f64)>,
     /// Learning rate of the step.
     pub lr: f64,
     /// Global gradient norm before clipping; not finite if the step was skipped.
@@ -47,6 +50,10 @@ pub(super) struct InFlightStep {
     pub loss_scale: f64,
     pub tokens: u64,
     pub started: Instant,
+    /// How loss terms become means.
+    pub loss: LossReduction,
+    /// The sums of several loss terms, in device memory.
+    pub sums: Option<Tensor>,
     /// The state of the run and of the optimizer before the step.
     pub before: TrainState,
     pub updates: u64,
@@ -103,9 +110,12 @@ impl Reports {
                 lost = Some(FailedStep { given, loss, grad_norm, later: count - index - 1 });
                 break;
             }
+            let sums = given.sums.as_ref().map(Tensor::to_f64).transpose()?;
+            let losses = given.loss.means(loss, sums.as_deref());
             self.read.push(StepReport {
                 step: given.before.step + 1,
                 loss,
+                losses,
                 lr: given.lr,
                 grad_norm,
                 loss_scale: given.loss_scale,

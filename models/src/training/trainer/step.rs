@@ -1,32 +1,29 @@
-//! A training step: preparation on the host, work enqueued on the device, and reading its results.
+//! A training step, from the samples to the updated weights, and reading its results.
 
 use ferrotron_nn::{Axis, Context, Mode, StepConfig};
 use ferrotron_parallel::collective::Reduction;
 use ferrotron_parallel::pipeline::{PipelineConfig, PipelineSchedule, execute};
 use ferrotron_tensor::ops::outcome::{CheckStepConfig, OverflowPolicy, StepSums, check_step};
-use ferrotron_tensor::{Error, Result};
+use ferrotron_tensor::{Error, Result, Tensor};
 use std::time::Instant;
 use tracing::trace_span;
 
+use super::graph::{Frozen, StepGraph, Taken};
 use super::report::{FailedStep, InFlightStep};
-use super::{ExecutionMode, StepReport, Trainer};
+use super::{ExecutionMode, Microbatch, Model, StepReport, Trainer};
 use crate::io::data::{Batch, Samples};
-use crate::model::stage::{Microbatch, StageModel};
+use crate::training::loss::{LossCounts, LossReduction};
+use crate::training::stage::StageModel;
 
-/// The values of a step that are known before any device work.
-pub(super) struct Prepared {
-    pub batches: Vec<Batch>,
-    pub pass: Context,
-    schedule: PipelineSchedule,
-    /// One over the number of valid tokens for this rank's gradients.
-    pub scale: f64,
-    pub loss_scale: f64,
-    /// Number of valid tokens of the global batch.
-    pub tokens: f64,
-    lr: f64,
+/// A rank's samples of a step, and what is known of the step before any device work.
+struct StepBatch {
+    batches: Vec<Batch>,
+    pass: Context,
+    loss: LossReduction,
+    loss_scale: f64,
 }
 
-impl Trainer {
+impl<M: Model> Trainer<M> {
     /// Takes one step over the next global batch of `samples`, and synchronizes.
     ///
     /// If the loss scale is dynamic and gradients overflow, weights and moments are unchanged, but the step counts
@@ -42,8 +39,8 @@ impl Trainer {
     /// finite.
     pub fn step(&mut self, samples: &dyn Samples) -> Result<StepReport> {
         self.step_async(samples)?;
-        let reports = self.drain_reports(samples)?;
-        reports.last().copied().ok_or_else(|| Error::value("train", "the step has no report"))
+        let mut reports = self.drain_reports(samples)?;
+        reports.pop().ok_or_else(|| Error::value("train", "the step has no report"))
     }
 
     /// Like [`Trainer::step`], without synchronizing with a GPU: the step is enqueued after the previous ones. Its
@@ -60,7 +57,7 @@ impl Trainer {
         let device = self.scope.device().clone();
         let _span = trace_span!("step", step = self.progress.step + 1).entered();
         let alone = !self.reports.is_unread();
-        device.run(|| self.step_on_device(samples, started))?;
+        device.run(|| self.train_step(samples, started))?;
         // For steps that are read together, only the mean duration is known.
         if let Some(report) = self.reports.last().filter(|_| alone) {
             report.seconds = started.elapsed().as_secs_f64();
@@ -85,6 +82,226 @@ impl Trainer {
         self.reports.take()
     }
 
+    /// One step, enqueued on the device.
+    fn train_step(&mut self, samples: &dyn Samples, started: Instant) -> Result<()> {
+        // This rank's samples, and the number of elements of each loss term over all ranks.
+        let batch = self.next_batch(samples)?;
+        let step = self.in_flight(&batch, samples, started);
+        // Step number and learning rate, where the optimizer's kernels read them.
+        self.write_step_params()?;
+        let graph = self.captures_steps();
+        let sums = match graph {
+            // All that follows, with the update, as one graph, which the host does not read in between.
+            true => self.run_graph(&batch)?,
+            false => {
+                let microbatches = self.upload(&batch)?;
+                // Forward and backward in the order of the pipeline schedule; gradients are reduced on the way.
+                let sums = self.forward_backward(&batch, &microbatches)?;
+                // The norm of all gradients decides, on the device, whether the step is applied and how it is clipped.
+                self.check_gradients(&batch, sums)?
+            }
+        };
+        let global_batch = self.config.batch_size.global_batch_size(self.progress.consumed_samples);
+        self.reports.push(InFlightStep { sums, ..step });
+        if self.host_decides() || self.reports.is_full() {
+            self.read(samples)?;
+        }
+        let skipped = self.reports.last().is_some_and(|report| report.skipped);
+        if !skipped && !graph {
+            self.update()?;
+        }
+        self.loss_scaler.update(skipped);
+        self.progress.loss_scaler = self.loss_scaler.skips().then(|| self.loss_scaler.state());
+        self.progress.step += 1;
+        self.progress.consumed_samples += global_batch as u64;
+        Ok(())
+    }
+
+    /// Fetches this rank's samples of the next global batch, and counts the elements of its loss terms. They are
+    /// counted before the first forward, so that the scale of gradients does not depend on the layout.
+    fn next_batch(&self, samples: &dyn Samples) -> Result<StepBatch> {
+        let consumed = self.progress.consumed_samples;
+        let sizes = self.config.batch_size;
+        let data = self.mesh.axis(Axis::Data);
+        let batches = (0..sizes.microbatches(consumed))
+            .map(|i| {
+                samples
+                    .batch(sizes.first_sample(consumed, i, data.rank()), sizes.micro_batch_size())
+            })
+            .collect::<Result<Vec<Batch>>>()?;
+        let counts = LossCounts::new::<M>(&self.model, &batches)?;
+        let ranks = self.data_parallel.loss_ranks();
+        let own = counts.sum(|count| ranks.sum(&self.host, count))?;
+        let all = match ranks.size() == data.size() {
+            true => own.clone(),
+            false => counts.sum(|count| data.sum(&self.host, count))?,
+        };
+        let loss_scale = self.loss_scaler.scale();
+        let (seed, length) = (self.config.seed, samples.seq_length());
+        let global = sizes.global_batch_size(consumed);
+        let pass = Context::new(seed, self.progress.step, Mode::Train, global, length);
+        Ok(StepBatch {
+            batches,
+            pass,
+            loss: LossReduction::new(&own, &all, loss_scale),
+            loss_scale,
+        })
+    }
+
+    /// The host's record of the step.
+    fn in_flight(
+        &self,
+        batch: &StepBatch,
+        samples: &dyn Samples,
+        started: Instant,
+    ) -> InFlightStep {
+        let global = self.config.batch_size.global_batch_size(self.progress.consumed_samples);
+        InFlightStep {
+            lr: self.optimizer.numbers(&self.step_config()).lr,
+            loss_scale: batch.loss_scale,
+            tokens: (global * samples.seq_length()) as u64,
+            started,
+            loss: batch.loss.clone(),
+            sums: None,
+            before: self.progress.clone(),
+            updates: self.optimizer.steps(),
+        }
+    }
+
+    /// Writes the optimizer's step parameters to the device.
+    fn write_step_params(&mut self) -> Result<()> {
+        let numbers = self.optimizer.numbers(&self.step_config());
+        self.step.set(&numbers)
+    }
+
+    /// The schedule's learning rate. The gradient scale is computed on the device.
+    fn step_config(&self) -> StepConfig {
+        StepConfig { lr: self.config.schedule.lr(self.optimizer.steps() + 1), grad_scale: 1.0 }
+    }
+
+    /// The context of the pass over one of the batches.
+    fn context(&self, step: &StepBatch, batch: &Batch) -> Context {
+        let first = (batch.first_sample - self.progress.consumed_samples) as usize;
+        step.pass.clone().micro_batch(first, self.config.batch_size.micro_batch_size())
+    }
+
+    /// Uploads the batches to the device.
+    fn upload(&self, step: &StepBatch) -> Result<Vec<Microbatch>> {
+        let device = self.scope.device();
+        let upload =
+            |batch: &Batch| Microbatch::new(device, &self.mesh, batch, self.context(step, batch));
+        step.batches.iter().map(upload).collect()
+    }
+
+    /// Enqueues forward and backward of all micro-batches and the reductions of gradients; returns the sums of this
+    /// rank's loss terms.
+    fn forward_backward(
+        &mut self,
+        step: &StepBatch,
+        microbatches: &[Microbatch],
+    ) -> Result<Vec<Tensor>> {
+        let schedule = self.schedule(microbatches.len())?;
+        let model =
+            StageModel::new(&self.parts, &self.scope, &self.mesh, microbatches, &step.loss)?;
+        let mut model = model.reduced_by(&self.data_parallel);
+        self.data_parallel.begin_step(microbatches.len());
+        execute(&schedule, &mut model, &self.mesh, step.loss.cotangent)?;
+        let sums = model.into_sums()?;
+        self.schedule = Some((microbatches.len(), schedule));
+        Ok(sums)
+    }
+
+    /// The pipeline schedule for a number of micro-batches; that of the last step, if it was the same.
+    fn schedule(&mut self, microbatches: usize) -> Result<PipelineSchedule> {
+        match self.schedule.take().filter(|(known, _)| *known == microbatches) {
+            Some((_, schedule)) => Ok(schedule),
+            None => PipelineSchedule::new(&PipelineConfig {
+                kind: self.config.parallel.pipeline_schedule,
+                stages: self.mesh.axis(Axis::Pipeline).size(),
+                microbatches,
+                chunks: self.config.parallel.chunks,
+            }),
+        }
+    }
+
+    /// Enqueues the reduction of the loss and the global gradient norm, and decides on the device whether the update is
+    /// applied. Returns the sums of the loss terms over the world, if there are several.
+    fn check_gradients(&mut self, step: &StepBatch, sums: Vec<Tensor>) -> Result<Option<Tensor>> {
+        let (loss, terms) = step.loss.reduce(sums, self.mesh.world())?;
+        self.data_parallel.finish_step()?;
+        let sq_norm = &self.data_parallel.sq_norm()?;
+        // If replicas take independent steps, each has its own norm, but all must stop together.
+        let data = self.mesh.axis(Axis::Data);
+        let others = match self.data_parallel.loss_ranks().size() < data.size() {
+            true => Some(data.all_reduce(sq_norm.copy()?, Reduction::Sum)?.wait()?),
+            false => None,
+        };
+        let sums = StepSums { loss: &loss, sq_norm, others: others.as_ref() };
+        let overflow = match self.loss_scaler.skips() {
+            true => OverflowPolicy::SkipStep,
+            false => OverflowPolicy::Stop,
+        };
+        let config = CheckStepConfig {
+            tokens: step.loss.denominator,
+            loss_scale: step.loss_scale,
+            max_norm: self.config.clip_grad,
+            overflow,
+        };
+        check_step(&mut self.step, &mut self.reports.outcomes, &config, &sums)?;
+        Ok(terms)
+    }
+
+    /// Enqueues the update.
+    fn update(&mut self) -> Result<()> {
+        let _span = trace_span!("optimizer").entered();
+        self.data_parallel.update_with(&mut self.optimizer, &self.step)
+    }
+
+    /// Whether steps are captured as graphs.
+    fn captures_steps(&self) -> bool {
+        self.config.execution == ExecutionMode::CudaGraph && !self.scope.device().is_fake()
+    }
+
+    /// Whether the host has to see a step's results before the next one.
+    fn host_decides(&self) -> bool {
+        let local = self.data_parallel.loss_ranks().size() < self.mesh.axis(Axis::Data).size();
+        self.loss_scaler.skips() || local
+    }
+
+    /// Enqueues a step with its update as a graph, or eagerly if it is one of the first equal ones.
+    fn run_graph(&mut self, step: &StepBatch) -> Result<Option<Tensor>> {
+        if step.loss.names.len() > 1 {
+            let message = "replays steps of one loss term, and the model has several";
+            return Err(Error::config("enable-cuda-graph", message));
+        }
+        let frozen = Frozen {
+            microbatches: step.batches.len(),
+            seq_length: step.batches.first().map_or(0, |batch| batch.seq_length),
+            loss: step.loss.clone(),
+        };
+        let mut graph = match self.graph.take().filter(|graph| graph.fits(&frozen)) {
+            Some(mut graph) => {
+                for (microbatch, batch) in graph.microbatches.iter_mut().zip(&step.batches) {
+                    microbatch.set(&self.mesh, batch, self.context(step, batch))?;
+                }
+                graph
+            }
+            None => StepGraph::new(frozen, self.upload(step)?),
+        };
+        let device = self.scope.device().clone();
+        let taken = graph.run(&device, self.progress.step, |microbatches| {
+            let sums = self.forward_backward(step, microbatches)?;
+            self.check_gradients(step, sums)?;
+            self.update()
+        })?;
+        if taken == Taken::Replayed {
+            self.optimizer.count_step(self.data_parallel.buffers());
+        }
+        self.graph = Some(graph);
+        Ok(None)
+    }
+
+    /// Reads the results of all steps that are in flight; takes a failed one back.
     fn read(&mut self, samples: &dyn Samples) -> Result<()> {
         let Some(lost) = self.reports.read(self.mesh.world())? else { return Ok(()) };
         let FailedStep { given, loss, grad_norm, later } = lost;
@@ -94,146 +311,14 @@ impl Trainer {
         if later > 0 {
             let device = self.scope.device().clone();
             device.run(|| {
-                let prepared = self.prepare(samples)?;
-                self.set_numbers()?;
-                self.compute(&prepared, &self.microbatches(&prepared)?)
+                let batch = self.next_batch(samples)?;
+                self.write_step_params()?;
+                let sums = self.forward_backward(&batch, &self.upload(&batch)?)?;
+                self.check_gradients(&batch, sums).map(drop)
             })?;
         }
         self.reports.outcomes.clear()?;
         Err(self.not_finite(loss, grad_norm)?)
-    }
-
-    fn step_on_device(&mut self, samples: &dyn Samples, started: Instant) -> Result<()> {
-        let prepared = self.prepare(samples)?;
-        let Prepared { loss_scale, lr, .. } = prepared;
-        let global = self.config.batch_size.global(self.progress.consumed_samples);
-        let tokens = (global * samples.seq_length()) as u64;
-        let (before, updates) = (self.progress.clone(), self.optimizer.steps());
-        let given = InFlightStep { lr, loss_scale, tokens, started, before, updates };
-        self.set_numbers()?;
-        // A graph contains the whole step, so the host does not read the results before the update.
-        let whole =
-            self.config.execution == ExecutionMode::CudaGraph && !self.scope.device().is_fake();
-        if whole {
-            self.take_as_graph(&prepared)?;
-        } else {
-            self.compute(&prepared, &self.microbatches(&prepared)?)?;
-        }
-        self.reports.push(given);
-        let local = self.data_parallel.loss_ranks().size() < self.mesh.axis(Axis::Data).size();
-        if self.loss_scaler.skips() || local || self.reports.is_full() {
-            self.read(samples)?;
-        }
-        let overflow = self.reports.last().is_some_and(|report| report.skipped);
-        if !overflow && !whole {
-            self.update()?;
-        }
-        self.loss_scaler.update(overflow);
-        self.progress.loss_scaler = self.loss_scaler.skips().then(|| self.loss_scaler.state());
-        self.progress.step += 1;
-        self.progress.consumed_samples += global as u64;
-        Ok(())
-    }
-
-    /// Fetches the next global batch, and computes all values that are known before its first forward.
-    fn prepare(&self, samples: &dyn Samples) -> Result<Prepared> {
-        let consumed = self.progress.consumed_samples;
-        let sizes = self.config.batch_size;
-        let (global, micro) = (sizes.global(consumed), sizes.micro());
-        let data = self.mesh.axis(Axis::Data);
-        let batches = (0..sizes.microbatches(consumed))
-            .map(|i| samples.batch(sizes.first_sample(consumed, i, data.rank()), micro))
-            .collect::<Result<Vec<Batch>>>()?;
-        // Counted before the first forward, so that the loss scale does not depend on the layout.
-        let counted: u64 = batches.iter().map(Batch::num_valid_tokens).sum();
-        let ranks = self.data_parallel.loss_ranks();
-        let own = ranks.sum(&self.host, counted as f64)?;
-        // If ranks take independent steps, one of them may have no valid tokens.
-        let scale = if own > 0.0 { 1.0 / own } else { 0.0 };
-        let together = ranks.size() == data.size();
-        let tokens = if together { own } else { data.sum(&self.host, counted as f64)? };
-        let (seed, length) = (self.config.seed, samples.seq_length());
-        let pass = Context::new(seed, self.progress.step, Mode::Train, global, length);
-        let schedule = self.schedule(batches.len())?;
-        let lr = self.optimizer.numbers(&self.step_config()).lr;
-        let loss_scale = self.loss_scaler.scale();
-        Ok(Prepared { batches, pass, schedule, scale, loss_scale, tokens, lr })
-    }
-
-    /// The context of a pass over one of the batches.
-    pub(super) fn context(&self, prepared: &Prepared, batch: &Batch) -> Context {
-        let first = (batch.first_sample - self.progress.consumed_samples) as usize;
-        prepared.pass.clone().micro_batch(first, self.config.batch_size.micro())
-    }
-
-    /// Uploads the batches to the device.
-    pub(super) fn microbatches(&self, prepared: &Prepared) -> Result<Vec<Microbatch>> {
-        let device = self.scope.device();
-        let microbatch = |batch: &Batch| {
-            Microbatch::new(device, &self.mesh, batch, self.context(prepared, batch))
-        };
-        prepared.batches.iter().map(microbatch).collect()
-    }
-
-    /// Writes the optimizer step parameters to the device.
-    pub(super) fn set_numbers(&mut self) -> Result<()> {
-        let numbers = self.optimizer.numbers(&self.step_config());
-        self.step.set(&numbers)
-    }
-
-    /// Enqueues a step up to the update: computes gradients, and decides on the device whether the update is applied.
-    pub(super) fn compute(
-        &mut self,
-        prepared: &Prepared,
-        microbatches: &[Microbatch],
-    ) -> Result<()> {
-        let Prepared { schedule, scale, loss_scale, tokens, .. } = prepared;
-        let model = StageModel::new(&self.parts, &self.mesh, microbatches)?;
-        let mut model = model.reduced_by(&self.data_parallel);
-        self.data_parallel.begin_step(microbatches.len());
-        execute(schedule, &mut model, &self.mesh, scale * loss_scale)?;
-        let loss = model.into_loss()?;
-        let loss = &self.mesh.world().all_reduce(loss, Reduction::Sum)?.wait()?;
-        self.data_parallel.finish_step()?;
-        let sq_norm = &self.data_parallel.sq_norm()?;
-        // If replicas take independent steps, each has its own norm, but all must stop together.
-        let data = self.mesh.axis(Axis::Data);
-        let others = match self.data_parallel.loss_ranks().size() < data.size() {
-            true => Some(data.all_reduce(sq_norm.copy()?, Reduction::Sum)?.wait()?),
-            false => None,
-        };
-        let sums = StepSums { loss, sq_norm, others: others.as_ref() };
-        let config = CheckStepConfig {
-            tokens: *tokens,
-            loss_scale: *loss_scale,
-            max_norm: self.config.clip_grad,
-            overflow: if self.loss_scaler.skips() {
-                OverflowPolicy::SkipStep
-            } else {
-                OverflowPolicy::Stop
-            },
-        };
-        check_step(&mut self.step, &mut self.reports.outcomes, &config, &sums)
-    }
-
-    /// Enqueues the update.
-    pub(super) fn update(&mut self) -> Result<()> {
-        let _span = trace_span!("optimizer").entered();
-        self.data_parallel.update_with(&mut self.optimizer, &self.step)
-    }
-
-    /// The schedule's learning rate. The gradient scale is computed on the device.
-    fn step_config(&self) -> StepConfig {
-        StepConfig { lr: self.config.schedule.lr(self.optimizer.steps() + 1), grad_scale: 1.0 }
-    }
-
-    fn schedule(&self, microbatches: usize) -> Result<PipelineSchedule> {
-        PipelineSchedule::new(&PipelineConfig {
-            kind: self.config.parallel.pipeline_schedule,
-            stages: self.mesh.axis(Axis::Pipeline).size(),
-            microbatches,
-            chunks: self.config.parallel.chunks,
-        })
     }
 
     fn not_finite(&self, loss: f64, grad_norm: f64) -> Result<Error> {

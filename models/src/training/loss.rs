@@ -1,0 +1,126 @@
+//! The loss of a step: terms, each a mean over the global batch.
+
+use ferrotron_parallel::collective::{Group, Reduction};
+use ferrotron_tensor::ops::concat::concat;
+use ferrotron_tensor::ops::reduce::sum_all;
+use ferrotron_tensor::{Error, Result, Tensor};
+
+use crate::io::data::Batch;
+use crate::training::model::{LossTerm, Model};
+
+/// The numbers of elements of each loss term that a rank's batches have.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct LossCounts(Vec<LossTerm>);
+
+impl LossCounts {
+    /// Counts the elements of `batches`.
+    ///
+    /// Errors if a model has no term, or if names or weights differ between batches.
+    pub fn new<M: Model>(config: &M::Config, batches: &[Batch]) -> Result<LossCounts> {
+        let mut counts: Option<Vec<LossTerm>> = None;
+        for batch in batches {
+            let terms = M::loss_terms(config, batch)?;
+            match &mut counts {
+                None => counts = Some(terms),
+                Some(counts) => {
+                    let key = |term: &LossTerm| (term.name, term.weight.to_bits());
+                    if !counts.iter().map(key).eq(terms.iter().map(key)) {
+                        let message = "names or weights of its terms differ between batches";
+                        return Err(Error::value("loss", message));
+                    }
+                    counts.iter_mut().zip(terms).for_each(|(sum, term)| sum.count += term.count);
+                }
+            }
+        }
+        match counts.filter(|counts| !counts.is_empty()) {
+            Some(counts) => Ok(LossCounts(counts)),
+            None => Err(Error::value("loss", "the model has no loss term")),
+        }
+    }
+
+    /// The same terms with the numbers of both.
+    pub fn add(mut self, other: &LossCounts) -> LossCounts {
+        self.0.iter_mut().zip(&other.0).for_each(|(sum, term)| sum.count += term.count);
+        self
+    }
+
+    /// The number of elements of the first term.
+    pub fn first(&self) -> f64 {
+        self.0[0].count
+    }
+
+    /// The same terms with their numbers over all ranks of a group, by `sum`.
+    pub fn sum(&self, sum: impl Fn(f64) -> Result<f64>) -> Result<LossCounts> {
+        let over_all = |term: &LossTerm| Ok(LossTerm { count: sum(term.count)?, ..term.clone() });
+        self.0.iter().map(over_all).collect::<Result<_>>().map(LossCounts)
+    }
+}
+
+/// How the sums of loss terms become the loss and its gradients.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct LossReduction {
+    /// Names of the terms.
+    pub names: Vec<&'static str>,
+    /// The gradient of the loss that backward starts with.
+    pub cotangent: f64,
+    /// The factor of each term's sum in that loss. A single term has 1.
+    pub relative: Vec<f64>,
+    /// The factor of each term's sum over the world in its mean.
+    pub mean: Vec<f64>,
+    /// The weight of each mean in the reported loss.
+    weights: Vec<f64>,
+    /// The number by which the reported sum is divided.
+    pub denominator: f64,
+}
+
+impl LossReduction {
+    /// For gradients over the elements `own` and reports over `all`; the two differ where replicas take steps of
+    /// their own.
+    pub fn new(own: &LossCounts, all: &LossCounts, loss_scale: f64) -> LossReduction {
+        // A rank may have no valid tokens if ranks take independent steps.
+        let factor =
+            |term: &LossTerm| if term.count > 0.0 { term.weight / term.count } else { 0.0 };
+        let inverse = |term: &LossTerm| if term.count > 0.0 { 1.0 / term.count } else { 0.0 };
+        let names = own.0.iter().map(|term| term.name).collect();
+        let mean = all.0.iter().map(inverse).collect();
+        let weights = all.0.iter().map(|term| term.weight).collect();
+        // One term gets its factor as the gradient, several as factors of their sums.
+        let (cotangent, relative, denominator) = match (&own.0[..], &all.0[..]) {
+            ([own], [all]) => (factor(own), vec![1.0], all.count / all.weight),
+            (own, _) => (1.0, own.iter().map(factor).collect(), 1.0),
+        };
+        let cotangent = cotangent * loss_scale;
+        LossReduction { names, cotangent, relative, mean, weights, denominator }
+    }
+
+    /// For an evaluation, which has no gradients.
+    pub fn evaluation(counts: &LossCounts) -> LossReduction {
+        LossReduction::new(counts, counts, 1.0)
+    }
+
+    /// Sums each term over `world`. Returns their weighted sum, a scalar to divide by the denominator, and, if there
+    /// are several, the sum of each, (terms).
+    pub fn reduce(&self, sums: Vec<Tensor>, world: &Group) -> Result<(Tensor, Option<Tensor>)> {
+        if let [sum] = &sums[..] {
+            let sum = sum.clone();
+            drop(sums);
+            return Ok((world.all_reduce(sum, Reduction::Sum)?.wait()?, None));
+        }
+        let vectors = sums.iter().map(|sum| sum.reshape(&[1])).collect::<Result<Vec<_>>>()?;
+        let terms = concat(&vectors.iter().collect::<Vec<_>>(), 0)?;
+        let terms = world.all_reduce(terms, Reduction::Sum)?.wait()?;
+        let factors = self.mean.iter().zip(&self.weights).map(|(mean, weight)| mean * weight);
+        let factors: Vec<f64> = factors.collect();
+        let factors = Tensor::constant(terms.device(), &factors, &[factors.len()])?;
+        Ok((sum_all(&terms.mul(&factors)?)?, Some(terms)))
+    }
+
+    /// The mean of each term, by name: from the reported loss, or from the sums of several terms over the world.
+    pub fn means(&self, loss: f64, sums: Option<&[f64]>) -> Vec<(&'static str, f64)> {
+        let means: Vec<f64> = match sums {
+            Some(sums) => self.mean.iter().zip(sums).map(|(mean, sum)| mean * sum).collect(),
+            None => self.weights.iter().map(|weight| loss / weight).collect(),
+        };
+        self.names.iter().copied().zip(means).collect()
+    }
+}
