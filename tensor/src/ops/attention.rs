@@ -16,79 +16,24 @@
 //! queries. In backward, dk and dv of a key-value head are the sums over its query heads in order.
 
 mod backward;
+mod config;
 mod forward;
 mod merge;
+mod operands;
 #[cfg(test)]
 mod tests;
 mod tile;
 
+pub use config::{AttentionConfig, AttentionDropout, AttentionMask};
 pub use merge::merge_attention;
 
-use crate::core::tensor::{check_device, check_pair};
 use crate::cuda;
 use crate::numeric::disjoint::Disjoint;
-use crate::{Element, Error, RandomKey, Result, Scalar, ShardSpec, Tensor, dispatch_float};
-pub(crate) use tile::Shape;
+use crate::{Element, Error, Result, Scalar, Tensor, dispatch_float};
+use config::{OP, OP_BACKWARD};
+pub(crate) use operands::{Operands, Shape};
+use operands::{check, dense_rows};
 use tile::{AttentionOperands, HeadView, Target};
-
-/// The keys visible to a query.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AttentionMask {
-    /// All keys.
-    None,
-    /// Query i of T sees keys j <= i + S - T: the queries are the last T of S positions, so cached keys may precede
-    /// them. A query that sees no key has out = 0 and lse = -infinity.
-    Causal,
-}
-
-/// Options of attention.
-#[derive(Debug, Clone)]
-pub struct AttentionConfig {
-    /// The keys visible to a query.
-    pub mask: AttentionMask,
-    /// Factor of the scores, usually 1 / sqrt(D).
-    pub scale: f64,
-    /// Dropout of the probabilities.
-    pub dropout: Option<AttentionDropout>,
-}
-
-impl AttentionConfig {
-    /// Causal attention over heads of `width` elements: scale 1 / sqrt(width), no dropout.
-    pub fn causal(width: usize) -> AttentionConfig {
-        let scale = 1.0 / (width.max(1) as f64).sqrt();
-        AttentionConfig { mask: AttentionMask::Causal, scale, dropout: None }
-    }
-}
-
-/// Dropout of attention probabilities: kept with probability 1 - p and then divided by 1 - p.
-///
-/// Element (sample, head, query position, key position) of the global probability tensor is kept if the uniform
-/// number of its index is at least p. `place` is the shard of that tensor which is computed locally.
-#[derive(Debug, Clone)]
-pub struct AttentionDropout {
-    pub(crate) p: f64,
-    pub(crate) key: RandomKey,
-    pub(crate) place: ShardSpec,
-}
-
-impl AttentionDropout {
-    /// Creates the dropout. Errors unless 0 <= p < 1 and `place` has the four dims (B, H, T, S).
-    pub fn new(p: f64, key: RandomKey, place: ShardSpec) -> Result<AttentionDropout> {
-        if !(0.0..1.0).contains(&p) {
-            return Err(Error::value(OP, format!("dropout must be in 0 <= p < 1, got {p}")));
-        }
-        if place.dims().len() != 4 {
-            return Err(Error::shape(
-                OP,
-                format!("the dropout's place must be (B, H, T, S), got {:?}", place.dims()),
-            ));
-        }
-        Ok(AttentionDropout { p, key, place })
-    }
-}
-
-const OP: &str = "attention";
-const OP_BACKWARD: &str = "attention_backward";
 
 /// Views of the queries (B, T, H, D), keys and values (B, T, G, D) in a packed projection
 /// (B, T, (H + 2G) D).
@@ -229,48 +174,6 @@ pub fn attention_backward_packed(
     Ok(packed)
 }
 
-/// The inputs of the gradient, each with a dense last dim.
-pub(crate) struct Operands {
-    pub q: Tensor,
-    pub k: Tensor,
-    pub v: Tensor,
-    pub dout: Tensor,
-    pub out: Tensor,
-    /// Contiguous.
-    pub lse: Tensor,
-}
-
-impl Operands {
-    fn new(
-        shape: Shape,
-        dout: &Tensor,
-        (q, k, v): (&Tensor, &Tensor, &Tensor),
-        (out, lse): (&Tensor, &Tensor),
-    ) -> Result<Operands> {
-        let Shape { batch, queries, heads, .. } = shape;
-        for (name, tensor) in [("dout", dout), ("out", out)] {
-            check_pair(OP_BACKWARD, q, tensor)?;
-            if tensor.dims() != q.dims() {
-                return Err(Error::shape(
-                    OP_BACKWARD,
-                    format!("{name} {:?} is not of q's {:?}", tensor.dims(), q.dims()),
-                ));
-            }
-        }
-        check_device(OP_BACKWARD, q, lse)?;
-        let acc = q.dtype().accumulator();
-        if lse.dtype() != acc || lse.dims() != [batch, heads, queries] {
-            return Err(Error::shape(
-                OP_BACKWARD,
-                format!("q {:?} needs lse (B, H, T) in {acc}, got {lse:?}", q.dims()),
-            ));
-        }
-        let (q, k, v) = (dense_rows(q)?, dense_rows(k)?, dense_rows(v)?);
-        let (dout, out, lse) = (dense_rows(dout)?, dense_rows(out)?, lse.contiguous()?);
-        Ok(Operands { q, k, v, dout, out, lse })
-    }
-}
-
 fn write_gradients<T: Element>(
     shape: Shape,
     operands: &Operands,
@@ -288,50 +191,4 @@ fn write_gradients<T: Element>(
     let outputs =
         (HeadView::from_tensor(dout)?, HeadView::from_tensor(out)?, lse.as_slice::<T::Acc>()?);
     backward::run(q.device(), &call, outputs, targets)
-}
-
-/// The tensor itself if its last dim is dense, else a contiguous copy.
-fn dense_rows(tensor: &Tensor) -> Result<Tensor> {
-    match tensor.layout().row() {
-        (_, 1) | (0 | 1, _) => Ok(tensor.clone()),
-        _ => tensor.contiguous(),
-    }
-}
-
-fn check(
-    op: &'static str,
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    config: &AttentionConfig,
-) -> Result<Shape> {
-    check_pair(op, q, k)?;
-    check_pair(op, q, v)?;
-    let refuse = |what: &str| {
-        let (q, k, v) = (q.dims(), k.dims(), v.dims());
-        Err(Error::shape(op, format!("{what}: q {q:?}, k {k:?}, v {v:?}")))
-    };
-    let (&[batch, queries, heads, width], &[k_batch, keys, groups, k_width]) = (q.dims(), k.dims())
-    else {
-        return refuse("operands must be (B, T, H, D)");
-    };
-    if k.dims() != v.dims() || k_batch != batch || k_width != width {
-        return refuse("k and v must be (B, S, G, D) with q's B and D");
-    }
-    if groups == 0 && heads != 0 || groups != 0 && !heads.is_multiple_of(groups) {
-        return refuse("key-value heads do not divide query heads");
-    }
-    if !config.scale.is_finite() {
-        return Err(Error::value(op, format!("scale must be finite, got {}", config.scale)));
-    }
-    if let Some(dropout) = &config.dropout {
-        let dims = [batch, heads, queries, keys];
-        if dropout.place.dims() != dims {
-            return Err(Error::shape(
-                op,
-                format!("dropout is for {:?}, attention is {dims:?}", dropout.place.dims()),
-            ));
-        }
-    }
-    Ok(Shape { batch, queries, keys, heads, groups, width })
 }

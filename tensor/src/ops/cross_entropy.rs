@@ -13,31 +13,18 @@
 //! (0 if t is in another shard) and, with label smoothing, sum_j x_j. These are 3 or 4 numbers per row. The gradient
 //! needs no communication, since lse covers all classes.
 
+mod config;
 mod rows;
 mod shard;
 mod targets;
 
+pub use config::CrossEntropyConfig;
+pub(crate) use shard::joined;
 pub use shard::{VocabAllReduce, VocabShard};
-pub(crate) use targets::{RowLosses, Targets, joined};
+pub(crate) use targets::{RowLosses, Targets};
 
 use crate::core::tensor::check_device;
 use crate::{Error, Index, Result, Tensor, dispatch_index};
-
-/// Selects the valid tokens, and sets the label smoothing.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CrossEntropyConfig {
-    /// Tokens with this target are not valid; neither are tokens with negative targets.
-    pub ignore_index: i64,
-    /// Probability in [0, 1] that is distributed over all classes.
-    pub label_smoothing: f64,
-}
-
-impl Default for CrossEntropyConfig {
-    /// PyTorch's defaults: -100 and 0.
-    fn default() -> Self {
-        CrossEntropyConfig { ignore_index: -100, label_smoothing: 0.0 }
-    }
-}
 
 /// The loss, and the value that its gradient needs.
 #[derive(Debug, Clone)]

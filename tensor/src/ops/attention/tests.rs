@@ -3,7 +3,7 @@
 use super::*;
 use crate::gemm::small::SmallGemm;
 use crate::ops::testing::assert_close;
-use crate::{DType, Device, bf16, ops::random::normal};
+use crate::{DType, Device, RandomKey, ShardSpec, bf16, ops::random::normal};
 
 /// bf16 attention with the blocks of each instruction set against f64.
 #[test]

@@ -1,6 +1,7 @@
 //! What both directions of attention share: operands, masks, dropout and the walk over tasks.
 
-use super::{AttentionConfig, AttentionDropout, AttentionMask};
+use super::config::{AttentionConfig, AttentionDropout, AttentionMask};
+pub(super) use super::operands::Shape;
 use crate::gemm::small::{PAD, SmallGemm};
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
@@ -14,28 +15,6 @@ pub(super) const KEYS: usize = 128;
 
 /// Rows that share a limit where a tile straddles the diagonal; divides [`PAD`].
 pub(super) const GROUP: usize = 8;
-
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Shape {
-    pub batch: usize,
-    pub queries: usize,
-    pub keys: usize,
-    pub heads: usize,
-    pub groups: usize,
-    pub width: usize,
-}
-
-impl Shape {
-    /// Query heads of each key-value head.
-    pub(super) fn share(&self) -> usize {
-        self.heads / self.groups.max(1)
-    }
-
-    /// Nanoseconds of forward, roughly: an exponential for each pair, 32 multiplications at a time.
-    pub(super) fn work(&self) -> usize {
-        self.batch * self.heads * self.queries * self.keys.max(1) * (1 + self.width / 32)
-    }
-}
 
 /// An operand (B, T, H, D) whose last dim is dense.
 #[derive(Clone, Copy)]

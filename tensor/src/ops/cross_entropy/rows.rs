@@ -1,7 +1,7 @@
 //! CPU kernels of cross-entropy over rows of logits, forward and backward.
 
-use super::targets::joined;
-use super::{CrossEntropyConfig, VocabAllReduce, VocabShard};
+use super::config::CrossEntropyConfig;
+use super::shard::{VocabAllReduce, VocabShard, joined};
 use crate::numeric::simd::vectorized;
 use crate::ops::rows::{can_reuse, for_rows, for_rows2};
 use crate::ops::softmax::{RowStatistics, row_statistics};

@@ -1,6 +1,6 @@
 //! Vocabulary sharding: the classes of a shard, and the reduction of per-token statistics.
 
-use crate::{Error, Result, Tensor};
+use crate::{DType, Error, Result, Tensor};
 
 /// A contiguous shard of a vocabulary: the classes from `offset` on, as many as there are local logits.
 ///
@@ -61,4 +61,19 @@ pub trait VocabAllReduce: Send + Sync {
 
     /// The elementwise sum over the shards of (2, tokens), or of (3, tokens) with label smoothing.
     fn sum(&self, per_token: Tensor) -> Result<Tensor>;
+}
+
+/// Checks that the result of a reduction has the dtype and dims of its operand.
+pub(crate) fn joined(tensor: Tensor, dtype: DType, dims: &[usize]) -> Result<Tensor> {
+    if tensor.dims() != dims {
+        let message = format!("joining {dims:?} gave {:?}", tensor.dims());
+        return Err(Error::shape("join_shards", message));
+    }
+    if tensor.dtype() != dtype {
+        return Err(Error::dtype(
+            "join_shards",
+            format!("joining {dtype} gave {}", tensor.dtype()),
+        ));
+    }
+    tensor.contiguous()
 }

@@ -1,7 +1,8 @@
 //! The targets of a call on either device, with the losses and gradients of chunks of rows.
 
+use super::config::CrossEntropyConfig;
 use super::rows::HostTargets;
-use super::{CrossEntropyConfig, VocabAllReduce, VocabShard};
+use super::shard::{VocabAllReduce, VocabShard};
 use crate::core::tensor::check_device;
 use crate::cuda;
 use crate::{DType, Element, Error, Result, Tensor, dispatch_float};
@@ -114,19 +115,4 @@ impl RowLosses {
         }
         Tensor::full(losses.device(), self.lse.dtype(), &[], losses.as_slice::<f64>()?.iter().sum())
     }
-}
-
-/// Checks that the result of a reduction has the dtype and dims of its operand.
-pub(crate) fn joined(tensor: Tensor, dtype: DType, dims: &[usize]) -> Result<Tensor> {
-    if tensor.dims() != dims {
-        let message = format!("joining {dims:?} gave {:?}", tensor.dims());
-        return Err(Error::shape("join_shards", message));
-    }
-    if tensor.dtype() != dtype {
-        return Err(Error::dtype(
-            "join_shards",
-            format!("joining {dtype} gave {}", tensor.dtype()),
-        ));
-    }
-    tensor.contiguous()
 }

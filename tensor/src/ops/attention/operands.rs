@@ -1,0 +1,117 @@
+//! The operands of attention: their sizes, and the checks of both directions.
+
+use super::config::{AttentionConfig, OP_BACKWARD};
+use crate::core::tensor::{check_device, check_pair};
+use crate::{Error, Result, Tensor};
+
+/// The sizes of a call: B, T, S, H, G and D.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    pub batch: usize,
+    pub queries: usize,
+    pub keys: usize,
+    pub heads: usize,
+    pub groups: usize,
+    pub width: usize,
+}
+
+impl Shape {
+    /// Query heads of each key-value head.
+    pub(super) fn share(&self) -> usize {
+        self.heads / self.groups.max(1)
+    }
+
+    /// Nanoseconds of forward, roughly: an exponential for each pair, 32 multiplications at a time.
+    pub(super) fn work(&self) -> usize {
+        self.batch * self.heads * self.queries * self.keys.max(1) * (1 + self.width / 32)
+    }
+}
+
+/// The inputs of the gradient, each with a dense last dim.
+pub(crate) struct Operands {
+    pub q: Tensor,
+    pub k: Tensor,
+    pub v: Tensor,
+    pub dout: Tensor,
+    pub out: Tensor,
+    /// Contiguous.
+    pub lse: Tensor,
+}
+
+impl Operands {
+    pub(super) fn new(
+        shape: Shape,
+        dout: &Tensor,
+        (q, k, v): (&Tensor, &Tensor, &Tensor),
+        (out, lse): (&Tensor, &Tensor),
+    ) -> Result<Operands> {
+        let Shape { batch, queries, heads, .. } = shape;
+        for (name, tensor) in [("dout", dout), ("out", out)] {
+            check_pair(OP_BACKWARD, q, tensor)?;
+            if tensor.dims() != q.dims() {
+                return Err(Error::shape(
+                    OP_BACKWARD,
+                    format!("{name} {:?} is not of q's {:?}", tensor.dims(), q.dims()),
+                ));
+            }
+        }
+        check_device(OP_BACKWARD, q, lse)?;
+        let acc = q.dtype().accumulator();
+        if lse.dtype() != acc || lse.dims() != [batch, heads, queries] {
+            return Err(Error::shape(
+                OP_BACKWARD,
+                format!("q {:?} needs lse (B, H, T) in {acc}, got {lse:?}", q.dims()),
+            ));
+        }
+        let (q, k, v) = (dense_rows(q)?, dense_rows(k)?, dense_rows(v)?);
+        let (dout, out, lse) = (dense_rows(dout)?, dense_rows(out)?, lse.contiguous()?);
+        Ok(Operands { q, k, v, dout, out, lse })
+    }
+}
+
+/// The tensor itself if its last dim is dense, else a contiguous copy.
+pub(super) fn dense_rows(tensor: &Tensor) -> Result<Tensor> {
+    match tensor.layout().row() {
+        (_, 1) | (0 | 1, _) => Ok(tensor.clone()),
+        _ => tensor.contiguous(),
+    }
+}
+
+/// The sizes of a call. Errors if operands and options do not match.
+pub(super) fn check(
+    op: &'static str,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    config: &AttentionConfig,
+) -> Result<Shape> {
+    check_pair(op, q, k)?;
+    check_pair(op, q, v)?;
+    let refuse = |what: &str| {
+        let (q, k, v) = (q.dims(), k.dims(), v.dims());
+        Err(Error::shape(op, format!("{what}: q {q:?}, k {k:?}, v {v:?}")))
+    };
+    let (&[batch, queries, heads, width], &[k_batch, keys, groups, k_width]) = (q.dims(), k.dims())
+    else {
+        return refuse("operands must be (B, T, H, D)");
+    };
+    if k.dims() != v.dims() || k_batch != batch || k_width != width {
+        return refuse("k and v must be (B, S, G, D) with q's B and D");
+    }
+    if groups == 0 && heads != 0 || groups != 0 && !heads.is_multiple_of(groups) {
+        return refuse("key-value heads do not divide query heads");
+    }
+    if !config.scale.is_finite() {
+        return Err(Error::value(op, format!("scale must be finite, got {}", config.scale)));
+    }
+    if let Some(dropout) = &config.dropout {
+        let dims = [batch, heads, queries, keys];
+        if dropout.place.dims() != dims {
+            return Err(Error::shape(
+                op,
+                format!("dropout is for {:?}, attention is {dims:?}", dropout.place.dims()),
+            ));
+        }
+    }
+    Ok(Shape { batch, queries, keys, heads, groups, width })
+}
