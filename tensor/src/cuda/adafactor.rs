@@ -4,9 +4,8 @@ use ferrotron_cuda::arguments;
 
 use super::step::{Types, check_accumulators, types};
 use super::{kernel, sq_norm};
-use crate::ops::optim::adafactor::{
-    Adafactor, MatrixBatch, NormalizeBy, RowColFactors, SecondMomentDecay, SquareSums,
-};
+use crate::ops::optim::adafactor::{MatrixBatch, RowColFactors, SquareSums};
+use crate::ops::optim::config::{Adafactor, NormalizeBy, SecondMomentDecay};
 use crate::{DType, Result, Tensor};
 
 /// Columns of a block, and the number of threads that share the rows of each column.

@@ -2,7 +2,7 @@
 
 use super::kernel;
 use super::step::{Types, check_accumulators, types};
-use crate::ops::optim::adamw::AdamW;
+use crate::ops::optim::config::AdamW;
 use crate::{Result, Tensor};
 
 /// Number of values that `adamw_coefficients` writes.

@@ -3,7 +3,7 @@
 use ferrotron_cuda::arguments;
 
 use super::kernel;
-use crate::ops::optim::outcome::{CheckStepConfig, OverflowPolicy, StepSums};
+use crate::ops::optim::config::{CheckStepConfig, OverflowPolicy, StepSums};
 use crate::{DType, Result, Tensor};
 
 /// Updates `step` from the sums, and writes the outcome to a row of `outcomes`.

@@ -1,16 +1,15 @@
 //! Launches rounding to 16 bits, and widening.
 
 use super::{cast, kernel};
-use crate::ops::optim::round::Stochastic;
-use crate::{Result, Tensor};
+use crate::{RandomKey, Result, ShardSpec, Tensor};
 
-/// `target = source`, rounded to nearest or stochastically.
+/// `target = source`, rounded stochastically. A step's parameters, if any, replace the key's step.
 pub(crate) fn round(
     target: &mut Tensor,
     source: &Tensor,
-    stochastic: Option<Stochastic>,
+    (key, place): (&RandomKey, &ShardSpec),
+    step: Option<&Tensor>,
 ) -> Result<()> {
-    let Some(Stochastic { key, place, step }) = stochastic else { return convert(source, target) };
     if source.dtype() == target.dtype() {
         return convert(source, target); // all numbers are storable
     }
@@ -20,7 +19,7 @@ pub(crate) fn round(
         .output(target)
         .value(n as u64);
     let launch = match step {
-        Some(step) => launch.value(key.words().0).input(step.gpu()?),
+        Some(step) => launch.value(key.words().0).input(step),
         None => launch.draws(key),
     };
     launch.place(place).run_elements(n)

@@ -2,7 +2,7 @@
 
 use super::kernel;
 use super::step::{Types, check_accumulators, types};
-use crate::ops::optim::sgd::Sgd;
+use crate::ops::optim::config::Sgd;
 use crate::{Result, Tensor};
 
 /// One pass over all weights; an empty `buffer` means no momentum.

@@ -3,7 +3,7 @@
 use ferrotron_cuda::arguments;
 
 use super::kernel;
-use crate::ops::optim::step::StepParams;
+use crate::ops::optim::config::StepParams;
 use crate::{DType, Device, Error, Result, Tensor};
 
 /// Allocates device memory for the step parameters.

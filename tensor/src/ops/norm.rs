@@ -9,6 +9,10 @@
 //! A gradient needs x, m, r and w. Sums over rows are computed in blocks, whose size depends on the shape only, and
 //! added in order. They do not depend on the number of threads.
 
+mod kind;
+
+pub(crate) use kind::{GradSelection, Gradients, NormKind};
+
 use super::rows::{CHEAP, for_rows2};
 use crate::core::tensor::{check_device, check_pair};
 use crate::cuda;
@@ -24,24 +28,6 @@ const PER_NANOSECOND: usize = 4;
 
 /// Elements per forward task.
 const TASK: usize = 16 * 1024;
-
-/// The normalisation that a kernel computes.
-pub(crate) trait NormKind {
-    /// Name in errors.
-    const OP: &'static str;
-    /// Name of the gradient in errors.
-    const OP_BACKWARD: &'static str;
-    /// Whether the mean is subtracted.
-    const CENTRED: bool;
-}
-
-/// The gradients that a caller needs.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum GradSelection {
-    Input,
-    Weights,
-    All,
-}
 
 /// y, mean (empty for RMSNorm) and reciprocal standard deviation of each row.
 pub(super) fn forward<N: NormKind>(
@@ -134,9 +120,6 @@ vectorized! {
         }
     }
 }
-
-/// dx, and (dweight, dbias) in Acc so that callers accumulate without loss.
-pub(crate) type Gradients = (Option<Tensor>, Option<(Tensor, Tensor)>);
 
 /// Computes the selected gradients.
 pub(super) fn backward<N: NormKind>(

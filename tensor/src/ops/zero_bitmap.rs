@@ -7,17 +7,12 @@
 //! Only elements with all bits zero count as zero: -0 and NaN are stored, so that decompression restores the same
 //! bits.
 
+mod format;
+
 use crate::cuda;
 use crate::numeric::disjoint::Disjoint;
 use crate::{DType, Device, Error, Result, Scalar, Tensor, dispatch_any};
-
-/// Elements per task: a whole number of words.
-pub(crate) const CHUNK: usize = 64 * 64;
-
-/// Bytes of the bitmap of `numel` elements; the values after it are aligned to a cache line.
-pub(crate) fn mask_bytes(numel: usize) -> usize {
-    numel.div_ceil(8).next_multiple_of(64)
-}
+pub(crate) use format::{CHUNK, mask_bytes};
 
 /// Compresses `x`, a contiguous tensor; `None` if the result would not be smaller.
 ///

@@ -8,6 +8,7 @@
 //! Computed in `Element::Acc`, from coefficients computed in f64. The update is elementwise, so it does not depend on
 //! the number of threads.
 
+pub use super::config::AdamW;
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
 use crate::ops::optim::round::check_pair;
@@ -16,26 +17,6 @@ use crate::{Element, Error, Real, Result, Tensor, cuda};
 
 /// Elements per task.
 pub(crate) const CHUNK: usize = 16 * 1024;
-
-/// Hyperparameters of AdamW.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AdamW {
-    /// Decay of the running mean of gradients.
-    pub beta1: f64,
-    /// Decay of the running mean of squared gradients.
-    pub beta2: f64,
-    /// Added to the denominator, which keeps the quotient finite.
-    pub eps: f64,
-    /// Fraction of a weight that is subtracted at learning rate 1.
-    pub weight_decay: f64,
-}
-
-impl Default for AdamW {
-    /// PyTorch's defaults.
-    fn default() -> Self {
-        AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 1e-2 }
-    }
-}
 
 /// Coefficients of one step, in the accumulator type.
 #[derive(Clone, Copy)]

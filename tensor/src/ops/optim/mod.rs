@@ -2,6 +2,7 @@
 
 pub mod adafactor;
 pub mod adamw;
+pub(crate) mod config;
 pub mod outcome;
 pub mod round;
 pub mod sgd;

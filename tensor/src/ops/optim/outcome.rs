@@ -8,41 +8,9 @@
 //! applied either. The host may have enqueued many more steps, but weights and moments stay as they were. Everything
 //! is computed in f64, identically on every device. No gradient.
 
+pub use super::config::{CheckStepConfig, OverflowPolicy, StepSums};
 use crate::ops::optim::step::DeviceStepParams;
 use crate::{DType, Device, Error, Result, Tensor, cuda};
-
-/// Parameters of the decision.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CheckStepConfig {
-    /// Divisor of the summed loss.
-    pub tokens: f64,
-    /// Factor that the gradients were multiplied with.
-    pub loss_scale: f64,
-    /// Maximum gradient norm; 0 disables clipping.
-    pub max_norm: f64,
-    /// Reaction to an overflow.
-    pub overflow: OverflowPolicy,
-}
-
-/// Reaction to gradients that are not finite.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OverflowPolicy {
-    /// Skip the step: its loss scale was too large.
-    SkipStep,
-    /// Apply no further step.
-    Stop,
-}
-
-/// The sums of a step, each an f64 tensor of one element.
-#[derive(Debug, Clone, Copy)]
-pub struct StepSums<'a> {
-    /// Sum of the losses.
-    pub loss: &'a Tensor,
-    /// Sum of the squared gradients.
-    pub sq_norm: &'a Tensor,
-    /// Not finite if gradients of another replica of the model, with a norm of its own, are not.
-    pub others: Option<&'a Tensor>,
-}
 
 /// Loss and gradient norm of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]

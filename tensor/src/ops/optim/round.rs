@@ -58,7 +58,11 @@ pub fn round(target: &mut Tensor, source: &Tensor, stochastic: Option<Stochastic
     }
     check_pair("round", target.dtype(), source.dtype())?;
     if target.device().gpu().is_some() {
-        return cuda::round::round(target, source, stochastic);
+        let Some(Stochastic { key, place, step }) = stochastic else {
+            return cuda::round::convert(source, target);
+        };
+        let step = step.map(DeviceStepParams::gpu).transpose()?;
+        return cuda::round::round(target, source, (key, place), step);
     }
     let own; // the key of the optimizer's step
     let stochastic = match stochastic {

@@ -6,20 +6,12 @@
 //!
 //! Computed in `Element::Acc`.
 
+pub use super::config::Sgd;
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
 use crate::ops::optim::adamw::CHUNK;
 use crate::ops::optim::step::{DeviceStepParams, StepParams, check_vectors, dispatch_update};
 use crate::{Element, Error, Real, Result, Tensor, cuda};
-
-/// Hyperparameters of SGD.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sgd {
-    /// Momentum factor.
-    pub momentum: f64,
-    /// Coefficient of the L2 penalty, which is added to the gradient.
-    pub weight_decay: f64,
-}
 
 /// Updates `weights` from `grads`, and the momentum `buffer`, which is in the accumulator type. Without momentum the
 /// buffer may be empty.

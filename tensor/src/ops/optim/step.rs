@@ -1,5 +1,6 @@
 //! Optimizer step parameters, stored in the memory from which the device's kernels read them.
 
+pub use super::config::StepParams;
 use crate::{Device, Error, Result, Tensor, cuda};
 
 /// The parameters of one optimizer step, shared by all model parameters.
@@ -21,17 +22,6 @@ enum StepStorage {
     Host(Option<StepParams>),
     /// In GPU memory, so that a captured step can be replayed with other values.
     Gpu(Tensor),
-}
-
-/// The values of a [`DeviceStepParams`].
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct StepParams {
-    /// Number of this step, from 1: moments start at 0, and bias correction scales up early ones.
-    pub update: u64,
-    /// Learning rate.
-    pub lr: f64,
-    /// Factor of the gradients: clip coefficient x inverse loss scale.
-    pub grad_scale: f64,
 }
 
 impl DeviceStepParams {

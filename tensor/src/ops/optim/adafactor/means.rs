@@ -7,19 +7,11 @@
 //!
 //! The mean of R equals that of C; it is taken of the one that is not sharded.
 
-use super::{MatrixBatch, RowColFactors};
+use super::matrix::{MatrixBatch, RowColFactors};
+use crate::ops::optim::config::{NormalizeBy, SecondMomentDecay};
 use crate::ops::optim::step::{DeviceStepParams, StepParams, check_vectors};
 use crate::ops::rows::for_rows;
 use crate::{DType, Element, Error, Real, Result, Tensor, cuda, dispatch_float};
-
-/// Decay of the running means of squares.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SecondMomentDecay {
-    /// The decay of step t is 1 - t^-rate.
-    pub rate: f64,
-    /// Added to squares.
-    pub eps1: f64,
-}
 
 impl SecondMomentDecay {
     /// The update of a mean: maps its old value and a new square to its new value.
@@ -85,15 +77,6 @@ pub fn update_mean_squares(
         });
     });
     Ok(())
-}
-
-/// The means whose mean normalizes the factors: those that are not sharded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NormalizeBy {
-    /// Means over rows.
-    Rows,
-    /// Means over columns.
-    Columns,
 }
 
 /// Factors of the gradients of matrices, from the mean squares of their rows and columns.

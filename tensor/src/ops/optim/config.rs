@@ -1,0 +1,107 @@
+//! Hyperparameters of the optimizers and the values of a step: plain data for the kernels of either device.
+
+use crate::Tensor;
+
+/// Hyperparameters of AdamW.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamW {
+    /// Decay of the running mean of gradients.
+    pub beta1: f64,
+    /// Decay of the running mean of squared gradients.
+    pub beta2: f64,
+    /// Added to the denominator, which keeps the quotient finite.
+    pub eps: f64,
+    /// Fraction of a weight that is subtracted at learning rate 1.
+    pub weight_decay: f64,
+}
+
+impl Default for AdamW {
+    /// PyTorch's defaults.
+    fn default() -> Self {
+        AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 1e-2 }
+    }
+}
+
+/// Hyperparameters of SGD.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sgd {
+    /// Momentum factor.
+    pub momentum: f64,
+    /// Coefficient of the L2 penalty, which is added to the gradient.
+    pub weight_decay: f64,
+}
+
+/// Hyperparameters of a step of Adafactor.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Adafactor {
+    /// Lower bound of the parameter scale for relative steps.
+    pub eps2: f64,
+    /// Upper bound of the RMS of an update.
+    pub clip_threshold: f64,
+    /// Decay of the running mean of updates, if there is one.
+    pub beta1: f64,
+    /// Fraction of a weight that is subtracted per unit of step size.
+    pub weight_decay: f64,
+}
+
+/// Decay of the running means of squares.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SecondMomentDecay {
+    /// The decay of step t is 1 - t^-rate.
+    pub rate: f64,
+    /// Added to squares.
+    pub eps1: f64,
+}
+
+/// The means whose mean normalizes the factors: those that are not sharded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormalizeBy {
+    /// Means over rows.
+    Rows,
+    /// Means over columns.
+    Columns,
+}
+
+/// Parameters of the decision.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CheckStepConfig {
+    /// Divisor of the summed loss.
+    pub tokens: f64,
+    /// Factor that the gradients were multiplied with.
+    pub loss_scale: f64,
+    /// Maximum gradient norm; 0 disables clipping.
+    pub max_norm: f64,
+    /// Reaction to an overflow.
+    pub overflow: OverflowPolicy,
+}
+
+/// Reaction to gradients that are not finite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OverflowPolicy {
+    /// Skip the step: its loss scale was too large.
+    SkipStep,
+    /// Apply no further step.
+    Stop,
+}
+
+/// The sums of a step, each an f64 tensor of one element.
+#[derive(Debug, Clone, Copy)]
+pub struct StepSums<'a> {
+    /// Sum of the losses.
+    pub loss: &'a Tensor,
+    /// Sum of the squared gradients.
+    pub sq_norm: &'a Tensor,
+    /// Not finite if gradients of another replica of the model, with a norm of its own, are not.
+    pub others: Option<&'a Tensor>,
+}
+
+/// The values of a [`DeviceStepParams`](super::step::DeviceStepParams).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepParams {
+    /// Number of this step, from 1: moments start at 0, and bias correction scales up early ones.
+    pub update: u64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Factor of the gradients: clip coefficient x inverse loss scale.
+    pub grad_scale: f64,
+}
