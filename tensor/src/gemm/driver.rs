@@ -4,6 +4,7 @@
 use super::Accum;
 use super::blocking::{CacheBlocking, GemmShape};
 use super::kernel::{Compute, GemmKernels};
+use super::macrokernel::GemmTask;
 use super::packed_operand::{Access, PackedOperand, Range};
 use super::problem::{Bias, Problem};
 use super::scheduler::{self, CacheBlock, Work};
@@ -80,24 +81,6 @@ pub(super) unsafe fn run<T: Compute>(
         unsafe { scheduler::run(threads, &job) };
     });
 }
-
-/// A product and the state of its computation.
-pub(super) struct GemmTask<T: 'static> {
-    pub kernels: &'static GemmKernels<T>,
-    pub problem: Problem,
-    pub plan: CacheBlocking,
-    pub alpha: T,
-    pub lhs: PackedOperand<T>,
-    pub rhs: PackedOperand<T>,
-    /// Where tiles are accumulated when the target cannot take sums; without room where all is one block.
-    pub scratch: Option<*mut T>,
-    /// Whether the microkernel writes the last block's sums to the target, with the bias.
-    pub stores_result: bool,
-}
-
-// SAFETY: threads write disjoint chunks of the panels, then disjoint tiles of the target or their
-// scratch, and a phase begins only after the one before is done (acquire and release on `done`).
-unsafe impl<T: Sync> Sync for GemmTask<T> {}
 
 impl<T: Compute> Work for GemmTask<T> {
     fn chapters(&self) -> [usize; 3] {

@@ -11,8 +11,6 @@ pub(super) mod avx512_bf16;
 pub(super) mod portable;
 pub(super) mod vector;
 
-use super::kernel::GemmKernels;
-
 /// An instruction set to run with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Isa {
@@ -68,10 +66,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => Isa::Avx512.is_here() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Isa::Amx => {
-                Isa::Avx512.is_here()
-                    && super::isa::amx::permission() == super::isa::amx::Permission::Granted
-            }
+            Isa::Amx => Isa::Avx512.is_here() && amx::permission() == amx::Permission::Granted,
         }
     }
 
@@ -81,7 +76,7 @@ impl Isa {
         Isa::ALL.iter().copied().filter(|&level| {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             if level == Isa::Amx && Isa::Avx512.is_here() {
-                return level.is_here() || super::isa::amx::emulator::install();
+                return level.is_here() || amx::emulator::install();
             }
             level.is_here()
         })
@@ -127,18 +122,5 @@ impl Isa {
         return self == Isa::Amx;
         #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
         false
-    }
-
-    /// Kernels for products of two bf16 matrices in words, if the instruction set has them.
-    pub(super) fn pairs(self) -> Option<&'static GemmKernels<f32>> {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 => Some(&super::isa::avx512_bf16::PAIRS),
-            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Isa::Amx => Some(&super::isa::amx::block_kernel::PAIRS),
-            #[cfg(test)]
-            Isa::PortablePairs => Some(&super::isa::portable::PAIRS),
-            _ => None,
-        }
     }
 }

@@ -1,6 +1,5 @@
 //! The microkernel: a small tile of the product, held in registers while k runs.
 
-use super::isa::Isa;
 use super::isa::vector::Vector;
 use crate::{DType, Element, Real, bf16, f16};
 
@@ -56,7 +55,12 @@ impl<V: Vector> Multiply<V> for Single {
 /// The pointers of `tile` hold what its documentation says, for `R` rows and the columns that
 /// `N` and `last_lanes` give; `b` holds whole vectors unless `V::FREE_MASKS`.
 #[inline(always)]
-pub(super) unsafe fn tile<V: Vector, M: Multiply<V>, const R: usize, const N: usize>(
+pub(super) unsafe fn tile<
+    V: Vector<Scalar: Compute>,
+    M: Multiply<V>,
+    const R: usize,
+    const N: usize,
+>(
     tile: &MicroTile<V::Scalar>,
 ) {
     let MicroTile { depth, a_row, a_step, b_step, c, c_row, to, to_row, .. } = *tile;
@@ -192,8 +196,6 @@ impl<T> GemmKernels<T> {
 
 /// f32 and f64: the accumulators that kernels exist for.
 pub(super) trait Compute: Real + Element<Acc = Self> {
-    /// The code for one instruction set.
-    fn kernels(level: Isa) -> &'static GemmKernels<Self>;
     /// [`put`] for the type that the tile names.
     ///
     /// # Safety
@@ -205,21 +207,8 @@ pub(super) trait Compute: Real + Element<Acc = Self> {
 }
 
 macro_rules! compute {
-    ($type:ty, $table:ident, [$($dtype:ident $storage:ty),*]) => {
+    ($type:ty, [$($dtype:ident $storage:ty),*]) => {
         impl Compute for $type {
-            fn kernels(level: Isa) -> &'static GemmKernels<Self> {
-                match level {
-                    #[cfg(test)]
-                    Isa::PortablePairs => &super::isa::portable::$table,
-                    Isa::Portable => &super::isa::portable::$table,
-                    #[cfg(target_arch = "x86_64")]
-                    Isa::Avx2 => &super::isa::avx2::$table,
-                    #[cfg(target_arch = "x86_64")]
-                    Isa::Avx512 | Isa::Avx512Bf16 => &super::isa::avx512::$table,
-                    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-                    Isa::Amx => &super::isa::avx512::$table,
-                }
-            }
             #[inline(always)]
             unsafe fn put<V: Vector<Scalar = Self>, const N: usize>(
                 tile: &MicroTile<Self>,
@@ -236,14 +225,14 @@ macro_rules! compute {
         }
     };
 }
-compute!(f32, F32, [BF16 bf16, F16 f16]);
-compute!(f64, F64, []);
+compute!(f32, [BF16 bf16, F16 f16]);
+compute!(f64, []);
 
 /// Compiles the generic kernels for an instruction set: the tables `F32` and `F64`.
 macro_rules! isa {
     ($f32:ty, $f64:ty, [$($rows:literal),*] $(, #[$feature:meta])?) => {
         $(#[$feature])?
-        unsafe fn tile<V: Vector, const R: usize, const N: usize>(
+        unsafe fn tile<V: Vector<Scalar: $crate::gemm::kernel::Compute>, const R: usize, const N: usize>(
             tile: &$crate::gemm::kernel::MicroTile<V::Scalar>,
         ) {
             // SAFETY: the caller's promise, passed on.

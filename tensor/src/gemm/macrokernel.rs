@@ -1,11 +1,29 @@
 //! Computes one tile of the product: the loops around the microkernel.
 
 use super::Accum;
-use super::driver::GemmTask;
-use super::kernel::{Compute, MicroTile};
+use super::blocking::CacheBlocking;
+use super::kernel::{Compute, GemmKernels, MicroTile};
 use super::pack::{Epilogue, PackTask};
-use super::packed_operand::{Access, Range};
-use super::problem::Bias;
+use super::packed_operand::{Access, PackedOperand, Range};
+use super::problem::{Bias, Problem};
+
+/// A product and the state of its computation.
+pub(super) struct GemmTask<T: 'static> {
+    pub kernels: &'static GemmKernels<T>,
+    pub problem: Problem,
+    pub plan: CacheBlocking,
+    pub alpha: T,
+    pub lhs: PackedOperand<T>,
+    pub rhs: PackedOperand<T>,
+    /// Where tiles are accumulated when the target cannot take sums; without room where all is one block.
+    pub scratch: Option<*mut T>,
+    /// Whether the microkernel writes the last block's sums to the target, with the bias.
+    pub stores_result: bool,
+}
+
+// SAFETY: threads write disjoint chunks of the panels, then disjoint tiles of the target or their
+// scratch, and a phase begins only after the one before is done (acquire and release on `done`).
+unsafe impl<T: Sync> Sync for GemmTask<T> {}
 
 /// A tile of the target and where its sums are accumulated.
 struct TilePosition<T> {

@@ -14,7 +14,9 @@ mod blocking;
 mod driver;
 mod isa;
 mod kernel;
+mod kernel_table;
 mod macrokernel;
+mod matrix;
 mod pack;
 mod packed_operand;
 mod problem;
@@ -25,91 +27,12 @@ mod tests;
 mod vnni;
 mod workspace;
 
+pub use matrix::{Accum, MatMut, MatRef};
+
 use crate::{DType, Element, Scalar};
 use isa::Isa;
-use kernel::Compute;
+use kernel_table::{KernelTable, pair_kernels};
 use problem::{Bias, Operand, Problem, Target};
-
-/// What happens to the values that a destination holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Accum {
-    /// They are overwritten, and never read.
-    Replace,
-    /// The result is added to them.
-    Add,
-}
-
-/// A matrix to read: element (i, j) is at `data + i * row_stride + j * col_stride`, in elements.
-#[derive(Debug)]
-pub struct MatRef<T> {
-    /// Element (0, 0).
-    pub data: *const T,
-    /// Number of rows.
-    pub rows: usize,
-    /// Number of columns.
-    pub cols: usize,
-    /// Elements from one row to the next.
-    pub row_stride: isize,
-    /// Elements from one column to the next.
-    pub col_stride: isize,
-}
-
-/// A matrix to write: element (i, j) is at `data + i * row_stride + j * col_stride`, in elements.
-#[derive(Debug)]
-pub struct MatMut<T> {
-    /// Element (0, 0).
-    pub data: *mut T,
-    /// Number of rows.
-    pub rows: usize,
-    /// Number of columns.
-    pub cols: usize,
-    /// Elements from one row to the next.
-    pub row_stride: isize,
-    /// Elements from one column to the next.
-    pub col_stride: isize,
-}
-
-impl<T> Clone for MatRef<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for MatRef<T> {}
-
-// SAFETY: a description of memory; whoever reads through it vouches for that.
-unsafe impl<T: Sync> Send for MatRef<T> {}
-// SAFETY: as above.
-unsafe impl<T: Sync> Sync for MatRef<T> {}
-// SAFETY: a description of memory; whoever writes through it vouches for that.
-unsafe impl<T: Send> Send for MatMut<T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Sync for MatMut<T> {}
-
-impl<T> MatRef<T> {
-    /// A row-major matrix.
-    pub fn row_major(data: *const T, rows: usize, cols: usize) -> Self {
-        MatRef { data, rows, cols, row_stride: cols as isize, col_stride: 1 }
-    }
-
-    /// The transposed view.
-    pub fn transposed(self) -> Self {
-        let MatRef { data, rows, cols, row_stride, col_stride } = self;
-        MatRef { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
-    }
-}
-
-impl<T> MatMut<T> {
-    /// A row-major matrix.
-    pub fn row_major(data: *mut T, rows: usize, cols: usize) -> Self {
-        MatMut { data, rows, cols, row_stride: cols as isize, col_stride: 1 }
-    }
-
-    /// The transposed view.
-    pub fn transposed(self) -> Self {
-        let MatMut { data, rows, cols, row_stride, col_stride } = self;
-        MatMut { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
-    }
-}
 
 /// Instruction sets that products use on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -216,7 +139,7 @@ unsafe fn gemm_at<L, R, D>(
     }
     let bf16 = L::DTYPE == DType::BF16 && R::DTYPE == DType::BF16;
     // AMX packs elements into tiles by itself.
-    let pairs = (bf16 && !level.has_tiles()).then(|| level.pairs()).flatten();
+    let pairs = (bf16 && !level.has_tiles()).then(|| pair_kernels(level)).flatten();
     let per_step = if pairs.is_some() { vnni::PAIR } else { 1 };
     let problem = Problem {
         k: k.div_ceil(per_step),

@@ -10,7 +10,8 @@ mod tests;
 
 use super::Accum;
 use super::isa::Isa;
-use super::kernel::{Compute, GemmKernels, MicroTile};
+use super::kernel::{GemmKernels, MicroTile};
+use super::kernel_table::{KernelTable, pair_kernels};
 use super::pack::Epilogue;
 use super::vnni;
 use crate::{DType, Element, Real, Scalar};
@@ -56,7 +57,7 @@ impl<T: Element> SmallGemm<T> {
 
     /// The routines of an instruction set, which the processor must have.
     fn at(level: Isa) -> Self {
-        let pairs = (T::DTYPE == DType::BF16).then(|| level.pairs()).flatten();
+        let pairs = (T::DTYPE == DType::BF16).then(|| pair_kernels(level)).flatten();
         let kernels: &dyn Any = if TypeId::of::<T::Acc>() == TypeId::of::<f64>() {
             f64::kernels(level)
         } else {

@@ -1,6 +1,5 @@
 //! One SIMD register of accumulators, as the generic kernels see it.
 
-use crate::gemm::kernel::Compute;
 use crate::{Element, Real, Scalar};
 
 /// A register of `LANES` f32 or f64 values.
@@ -9,7 +8,7 @@ use crate::{Element, Real, Scalar};
 /// unsafe because the processor must have that instruction set.
 pub(in crate::gemm) trait Vector: Copy {
     /// What a lane holds.
-    type Scalar: Compute;
+    type Scalar: Real + Element<Acc = Self::Scalar>;
     /// Selects the first lanes.
     type Mask: Copy;
     /// `LANES` registers: a square block to transpose.

@@ -51,7 +51,8 @@ pub(super) unsafe fn load() {
         )
     }
     #[cfg(test)]
-    super::emulator::configured(&WHOLE);
+    // SAFETY: shapes are 64 initialised bytes.
+    super::emulator::configured(unsafe { &*(&raw const WHOLE).cast() });
 }
 
 /// Takes the shapes from this thread, which lets the processor save energy and the system less state.

@@ -64,12 +64,12 @@ pub(crate) fn trace(body: impl FnOnce()) -> Vec<Event> {
     TRACE.with(|trace| unsafe { (*trace.get()).take() }).expect("set above")
 }
 
-/// Notes that this thread has been given shapes: a processor that refuses tile registers to the process still lets it
+/// Notes that this thread has been given shapes, as `ldtilecfg` reads them: a processor that refuses tile registers to the process still lets it
 /// configure them, so that instruction may not trap.
-pub(super) fn configured(shapes: &super::config::Shapes) {
-    // SAFETY: nobody else uses the thread's state and trace; shapes are 64 bytes.
+pub(super) fn configured(shapes: &[u8; 64]) {
+    // SAFETY: nobody else uses the thread's state and trace.
     unsafe {
-        STATE.with(|state| (*state.get()).configure(&*(&raw const *shapes).cast::<[u8; 64]>()));
+        STATE.with(|state| (*state.get()).configure(shapes));
         TRACE.with(|trace| {
             if let Some(trace) = &mut *trace.get() {
                 trace.push(Event::Configure);

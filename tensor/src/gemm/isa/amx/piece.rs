@@ -5,13 +5,14 @@
 //! of 32 floats. The last one is rounded into the target. Where that has ragged edges, distant columns, a bias for
 //! each row or a type that the microkernel does not know, it passes through the held block.
 
+use super::blocking::Blocking;
 use super::microkernel::{Conversion, Fetch, Kind, MICROTILE, Microtile, STEP_BYTES, SUMS_BYTES};
 use super::pack::STEP;
-use super::product::Product;
+use crate::DType;
+use crate::gemm::Accum;
 use crate::gemm::isa::avx512::F32;
 use crate::gemm::pack::{Epilogue, PackTask};
-use crate::gemm::problem::Bias;
-use crate::gemm::{Accum, DType};
+use crate::gemm::problem::{Bias, Problem};
 
 /// What a conversion adds where nothing is held, and where there is no bias.
 #[repr(align(64))]
@@ -27,7 +28,9 @@ pub(super) struct Lanes {
 }
 
 /// A panel of rows by a chunk of columns, and the memory to compute it with.
-pub(super) struct Piece {
+pub(super) struct Piece<'a> {
+    pub problem: &'a Problem,
+    pub blocking: &'a Blocking,
     pub rows: Lanes,
     pub columns: Lanes,
     /// Whether the chapter is the first and the last along k.
@@ -46,25 +49,25 @@ pub(super) struct Piece {
     pub list: *mut Microtile,
 }
 
-impl Product {
+impl Piece<'_> {
     /// Whether the microkernel writes results of a panel of columns to the target.
-    fn is_direct(&self, piece: &Piece, panel: usize) -> bool {
+    fn is_direct(&self, panel: usize) -> bool {
         let target = self.problem.target;
-        piece.rows.len == MICROTILE
-            && (panel + 1) * MICROTILE <= piece.columns.len
+        self.rows.len == MICROTILE
+            && (panel + 1) * MICROTILE <= self.columns.len
             && target.column_stride == 1
             && matches!(target.dtype, DType::F32 | DType::BF16)
             && !matches!(self.problem.bias, Bias::Rows(_))
     }
 
     /// Whether what the target holds is read into the held block of a panel.
-    fn is_fetched(&self, piece: &Piece, panel: usize) -> bool {
-        let direct = self.is_direct(piece, panel) && self.problem.target.dtype == DType::F32;
-        piece.first && self.problem.accum == Accum::Add && !direct
+    fn is_fetched(&self, panel: usize) -> bool {
+        let direct = self.is_direct(panel) && self.problem.target.dtype == DType::F32;
+        self.first && self.problem.accum == Accum::Add && !direct
     }
 
     /// Reads what the conversions of a piece need besides sums: the bias, and 16-bit or ragged parts of the target.
-    pub(super) unsafe fn prepare(&self, piece: &Piece) {
+    pub(super) unsafe fn prepare(&self) {
         let target = self.problem.target;
         let strip = PackTask {
             from: std::ptr::null(),
@@ -72,26 +75,26 @@ impl Product {
             lane_stride: target.column_stride,
             depth: 1,
             elements: 1,
-            count: piece.columns.len,
-            to: piece.bias,
+            count: self.columns.len,
+            to: self.bias,
             width: MICROTILE,
             panel_stride: MICROTILE,
         };
         // SAFETY: the piece lies within the target and the bias; private memory has whole panels.
         unsafe {
-            if let (true, Bias::Columns(bias)) = (piece.last, self.problem.bias) {
-                let from = bias.wrapping_add(piece.columns.first * target.dtype.size());
+            if let (true, Bias::Columns(bias)) = (self.last, self.problem.bias) {
+                let from = bias.wrapping_add(self.columns.first * target.dtype.size());
                 (F32.widen)(target.dtype)(&PackTask { from, lane_stride: 1, ..strip });
             }
-            for panel in 0..piece.panels() {
-                if self.is_fetched(piece, panel) {
-                    let columns = piece.columns_of(panel);
+            for panel in 0..self.panels() {
+                if self.is_fetched(panel) {
+                    let columns = self.columns_of(panel);
                     (F32.widen)(target.dtype)(&PackTask {
-                        from: target.at(piece.rows.first, columns.first),
-                        depth: piece.rows.len,
-                        elements: piece.rows.len,
+                        from: target.at(self.rows.first, columns.first),
+                        depth: self.rows.len,
+                        elements: self.rows.len,
                         count: columns.len,
-                        to: piece.held_block(panel),
+                        to: self.held_block(panel),
                         ..strip
                     });
                 }
@@ -100,43 +103,43 @@ impl Product {
     }
 
     /// Writes the list of a piece's microtiles.
-    pub(super) unsafe fn microtiles(&self, piece: &Piece) -> &[Microtile] {
+    pub(super) unsafe fn microtiles(&self) -> &[Microtile] {
         let mut len = 0;
         let mut push = |microtile| {
             // SAFETY: the list has room for as many as `Piece::private_bytes` counts.
-            unsafe { piece.list.add(len).write(microtile) };
+            unsafe { self.list.add(len).write(microtile) };
             len += 1;
         };
         let block = self.blocking.sum_block / STEP;
         let mut conversion = Conversion::NOTHING;
         let mut finished = 0;
-        for start in (0..piece.steps).step_by(block) {
-            let block = block.min(piece.steps - start);
-            let k_block = self.blocking.k_block_of(block, piece.panels());
-            let ends = [piece.first && start == 0, piece.last && start + block == piece.steps];
+        for start in (0..self.steps).step_by(block) {
+            let block = block.min(self.steps - start);
+            let k_block = self.blocking.k_block_of(block, self.panels());
+            let ends = [self.first && start == 0, self.last && start + block == self.steps];
             for step in (0..block).step_by(k_block) {
                 let steps = k_block.min(block - step);
-                for panel in 0..piece.panels() {
+                for panel in 0..self.panels() {
                     let offset = (start + step) * STEP_BYTES;
-                    let sums = piece.sums.wrapping_add(panel * SUMS_BYTES);
+                    let sums = self.sums.wrapping_add(panel * SUMS_BYTES);
                     let is_done = step + steps == block;
                     let sums_out = if is_done {
                         finished += 1;
-                        piece.finished.wrapping_add(finished % 2 * SUMS_BYTES)
+                        self.finished.wrapping_add(finished % 2 * SUMS_BYTES)
                     } else {
                         sums
                     };
                     push(Microtile {
-                        a: piece.a.wrapping_add(offset),
-                        b: piece.b.wrapping_add(panel * piece.panel_bytes + offset),
+                        a: self.a.wrapping_add(offset),
+                        b: self.b.wrapping_add(panel * self.panel_bytes + offset),
                         steps,
                         sums_in: if step == 0 { std::ptr::null() } else { sums.cast_const() },
                         sums_out,
                         conversion,
-                        fetch: self.fetch(piece, (start, step), steps, panel),
+                        fetch: self.fetch((start, step), steps, panel),
                     });
                     conversion = match is_done {
-                        true => self.conversion(piece, panel, ends, sums_out),
+                        true => self.conversion(panel, ends, sums_out),
                         false => Conversion::NOTHING,
                     };
                 }
@@ -152,20 +155,14 @@ impl Product {
             fetch: Fetch::NOTHING,
         });
         // SAFETY: so many have just been written.
-        unsafe { std::slice::from_raw_parts(piece.list, len) }
+        unsafe { std::slice::from_raw_parts(self.list, len) }
     }
 
     /// What a microtile of `steps` steps fetches: a part of the rows' next k-block and, in the first k-block of the last
     /// sum block, of the target.
-    fn fetch(
-        &self,
-        piece: &Piece,
-        (start, step): (usize, usize),
-        steps: usize,
-        panel: usize,
-    ) -> Fetch {
+    fn fetch(&self, (start, step): (usize, usize), steps: usize, panel: usize) -> Fetch {
         let target = self.problem.target;
-        let here = piece.a.wrapping_add((start + step) * STEP_BYTES);
+        let here = self.a.wrapping_add((start + step) * STEP_BYTES);
         // What follows the last k-block of a panel of rows is the first of the next panel.
         let next = here.wrapping_add(steps * STEP_BYTES);
         let part = panel * steps * 256;
@@ -176,33 +173,24 @@ impl Product {
         }
         let size = target.dtype.size();
         let column = panel / 2 * 256;
-        if target.dtype == DType::F32
-            && step == 0
-            && piece.last
-            && column < piece.columns.len * size
+        if target.dtype == DType::F32 && step == 0 && self.last && column < self.columns.len * size
         {
-            let row = piece.rows.first + panel % 2 * MICROTILE / 2;
-            fetch.target = target.at(row, piece.columns.first).wrapping_add(column);
+            let row = self.rows.first + panel % 2 * MICROTILE / 2;
+            fetch.target = target.at(row, self.columns.first).wrapping_add(column);
             fetch.target_step = (target.row_stride * size as isize) as usize;
         }
         fetch
     }
 
     /// What becomes of the sums of a sum block; `ends` says whether it is the first and the last.
-    fn conversion(
-        &self,
-        piece: &Piece,
-        panel: usize,
-        [first, last]: [bool; 2],
-        from: *const u8,
-    ) -> Conversion {
+    fn conversion(&self, panel: usize, [first, last]: [bool; 2], from: *const u8) -> Conversion {
         let target = self.problem.target;
-        let block = piece.held_block(panel).cast::<u8>();
+        let block = self.held_block(panel).cast::<u8>();
         let block_row = size_of::<BiasRow>();
-        let at = target.at(piece.rows.first, piece.columns.first + panel * MICROTILE);
+        let at = target.at(self.rows.first, self.columns.first + panel * MICROTILE);
         let at_row = (target.row_stride * target.dtype.size() as isize) as usize;
-        let to_target = last && self.is_direct(piece, panel);
-        let (held, held_row) = if !first || self.is_fetched(piece, panel) {
+        let to_target = last && self.is_direct(panel);
+        let (held, held_row) = if !first || self.is_fetched(panel) {
             (block.cast_const(), block_row)
         } else if self.problem.accum == Accum::Add {
             (at.cast_const(), at_row)
@@ -211,7 +199,7 @@ impl Product {
         };
         let (to, to_row) = if to_target { (at, at_row) } else { (block, block_row) };
         let bias = match self.problem.bias {
-            Bias::Columns(_) if to_target => piece.bias.wrapping_add(panel * MICROTILE),
+            Bias::Columns(_) if to_target => self.bias.wrapping_add(panel * MICROTILE),
             _ => NO_BIAS.0.as_ptr(),
         };
         let kind = if to_target && target.dtype == DType::BF16 { Kind::Bf16 } else { Kind::F32 };
@@ -219,25 +207,25 @@ impl Product {
     }
 
     /// Rounds held blocks to the parts of the target that the microkernel does not write.
-    pub(super) unsafe fn finish(&self, piece: &Piece) {
+    pub(super) unsafe fn finish(&self) {
         let target = self.problem.target;
         let size = target.dtype.size();
-        for panel in 0..piece.panels() {
-            if !piece.last || self.is_direct(piece, panel) {
+        for panel in 0..self.panels() {
+            if !self.last || self.is_direct(panel) {
                 continue;
             }
-            let columns = piece.columns_of(panel);
+            let columns = self.columns_of(panel);
             let (bias, bias_row, bias_column) = match self.problem.bias {
                 Bias::None => (std::ptr::null(), 0, 0),
-                Bias::Rows(bias) => (bias.wrapping_add(piece.rows.first * size), 1, 0),
+                Bias::Rows(bias) => (bias.wrapping_add(self.rows.first * size), 1, 0),
                 Bias::Columns(bias) => (bias.wrapping_add(columns.first * size), 0, 1),
             };
             let finish = Epilogue {
-                from: piece.held_block(panel),
+                from: self.held_block(panel),
                 from_row: MICROTILE as isize,
-                rows: piece.rows.len,
+                rows: self.rows.len,
                 columns: columns.len,
-                to: target.at(piece.rows.first, columns.first),
+                to: target.at(self.rows.first, columns.first),
                 row_stride: target.row_stride,
                 column_stride: target.column_stride,
                 bias,
@@ -248,9 +236,7 @@ impl Product {
             unsafe { (F32.finish)(target.dtype)(&finish) };
         }
     }
-}
 
-impl Piece {
     /// Bytes that a thread needs for pieces of so many panels of columns and steps.
     pub(super) fn private_bytes(panels: usize, steps: usize) -> usize {
         // A k-block has at least one step.

@@ -23,9 +23,9 @@ const PACKED_STEPS: usize = 32;
 const PACKED_PANELS: usize = 16;
 
 /// A product and its memory.
-pub(super) struct Product {
-    pub(super) problem: Problem,
-    pub(super) blocking: Blocking,
+struct Product {
+    problem: Problem,
+    blocking: Blocking,
     alpha: f32,
     /// Packed panels of rows and of columns.
     packed: [*mut u8; 2],
@@ -126,9 +126,9 @@ impl Work for Product {
         // SAFETY: the caller's promise, passed on; shapes have been loaded by `enter`.
         unsafe {
             let piece = self.piece(chapter, number, thread);
-            self.prepare(&piece);
-            microkernel::run(self.microtiles(&piece), self.alpha);
-            self.finish(&piece);
+            piece.prepare();
+            microkernel::run(piece.microtiles(), self.alpha);
+            piece.finish();
         }
     }
 
@@ -182,7 +182,7 @@ impl Product {
         (element, self.blocking.depth.min(self.problem.k - element).div_ceil(STEP))
     }
 
-    fn piece(&self, chapter: CacheBlock, number: usize, thread: usize) -> Piece {
+    fn piece(&self, chapter: CacheBlock, number: usize, thread: usize) -> Piece<'_> {
         let [rows, columns] = self.lanes(chapter);
         let (_, steps) = self.steps(chapter);
         let panel_bytes = steps * STEP_BYTES;
@@ -195,6 +195,8 @@ impl Product {
         let finished = own_held.wrapping_add(panels * SUMS_BYTES);
         let bias = finished.wrapping_add(2 * SUMS_BYTES);
         Piece {
+            problem: &self.problem,
+            blocking: &self.blocking,
             rows: Lanes { first: rows.first + row, len: MICROTILE.min(rows.len - row) },
             columns: Lanes {
                 first: columns.first + column,
