@@ -11,7 +11,8 @@ use cudarc::cublaslt::sys::{
 use std::ptr;
 
 use super::functions::{Candidate, Destroy, Functions, INVALID_VALUE, NOT_SUPPORTED, SUCCESS, Set};
-use super::{Epilogue, Handle, Matmul, Matrices, StorageOrder};
+use super::handle::Handle;
+use super::product::{Epilogue, Matmul, Matrices, StorageOrder};
 use crate::kernels::ElementType;
 use crate::{Error, Result};
 
