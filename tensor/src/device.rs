@@ -24,7 +24,6 @@ use tracing::{Dispatch, dispatcher};
 use crate::device::capture::Capture;
 use crate::memory::buffer::Buffer;
 use crate::memory::pool::{Backing, MemoryStats, Pool};
-use crate::ops::rows::{SERIAL, for_rows};
 use crate::ops::table::kernel_rows;
 use crate::{Error, MemoryKind, Result};
 
@@ -283,8 +282,8 @@ impl Device {
         }
     }
 
-    /// Calls `f(task)` for every task below `tasks`. It uses all threads if `work` (total elements touched) is large
-    /// enough. A fake device calls nothing. Tasks must be independent.
+    /// Calls `f(task)` for every task below `tasks`. It uses all threads if `work`, in nanoseconds, is at least
+    /// [`SERIAL`]. A fake device calls nothing. Tasks must be independent.
     pub(crate) fn for_each(&self, tasks: usize, work: usize, f: impl Fn(usize) + Send + Sync) {
         if self.is_fake() {
             return;
@@ -300,28 +299,6 @@ impl Device {
     /// code.
     fn fork(&self, tasks: usize, f: &(dyn Fn(usize) + Send + Sync)) {
         self.install(|| (0..tasks).into_par_iter().for_each(f));
-    }
-
-    /// Splits `out` into rows of `width` and calls `f(first_row, rows)` on blocks of whole rows, on all threads where
-    /// that pays. A fake device calls nothing.
-    ///
-    /// ```
-    /// let device = ferrotron_tensor::Device::cpu(2)?;
-    /// let mut squares = [0; 100];
-    /// device.for_each_rows(&mut squares, 1, |first, part| {
-    ///     part.iter_mut().enumerate().for_each(|(i, x)| *x = (first + i) * (first + i));
-    /// });
-    /// assert_eq!(squares[99], 9801);
-    /// # Ok::<(), ferrotron_tensor::Error>(())
-    /// ```
-    pub fn for_each_rows<T: Send>(
-        &self,
-        out: &mut [T],
-        width: usize,
-        f: impl Fn(usize, &mut [T]) + Send + Sync,
-    ) {
-        let work = out.len();
-        for_rows(self, (out, width), work, f);
     }
 }
 
@@ -343,6 +320,12 @@ impl fmt::Debug for Device {
         }
     }
 }
+
+/// Loops with less work than this run on the calling thread, since a fork costs microseconds.
+///
+/// Work is estimated in nanoseconds: an exponential or a random number counts as one, and so do
+/// [`CHEAP`](crate::ops::rows::CHEAP) copied or added elements.
+pub(crate) const SERIAL: usize = 16 * 1024;
 
 /// An upper bound on threads, above any machine's core count: systems fail unrecoverably at much larger numbers.
 const MOST_THREADS: usize = 4096;

@@ -1,5 +1,6 @@
 //! Tensors: typed views of buffers, with their layouts, dtypes and errors.
 
+pub(crate) mod copy;
 pub(crate) mod dtype;
 pub(crate) mod error;
 pub(crate) mod layout;

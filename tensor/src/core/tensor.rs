@@ -8,13 +8,9 @@ use std::slice;
 use std::sync::Arc;
 
 use crate::core::layout::Layout;
-use crate::cuda;
 use crate::memory::buffer::Buffer;
 use crate::memory::pool::Category;
-use crate::ops::rows::{CHEAP, for_elements, for_rows};
-use crate::{
-    DType, Device, Element, Error, MemoryKind, Real, Result, Scalar, dispatch_any, dispatch_float,
-};
+use crate::{DType, Device, Error, MemoryKind, Result, Scalar};
 
 /// An n-dimensional array of one dtype on one device.
 ///
@@ -41,27 +37,42 @@ impl Tensor {
         Self::empty_in(MemoryKind::Device, device, dtype, dims)
     }
 
-    /// A tensor of zeros.
-    pub fn zeros(device: &Device, dtype: DType, dims: &[usize]) -> Result<Tensor> {
-        let mut tensor = Self::empty(device, dtype, dims)?;
-        tensor.zero_fill()?;
-        Ok(tensor)
+    /// Like [`Tensor::empty`], in one of the device's two kinds of memory.
+    ///
+    /// Errors if the memory cannot be allocated: a full disk, for example.
+    ///
+    /// ```
+    /// use ferrotron_tensor::{DType, Device, MemoryKind, Tensor};
+    /// let device = Device::cpu(1)?;
+    /// let mut x = Tensor::empty_in(MemoryKind::Host, &device, DType::F32, &[3])?;
+    /// x.as_mut_slice::<f32>()?.fill(2.0);
+    /// assert_eq!(x.square()?.to_vec::<f32>()?, [4.0; 3]);
+    /// assert_eq!((device.memory().current, device.memory_of(MemoryKind::Host).current), (0, 12));
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn empty_in(
+        kind: MemoryKind,
+        device: &Device,
+        dtype: DType,
+        dims: &[usize],
+    ) -> Result<Tensor> {
+        let layout = Layout::contiguous(dims)?;
+        let bytes = layout.numel() * dtype.size();
+        let buffer = Buffer::new(&device.pool_of(kind), bytes, Category::Workspace)?;
+        Ok(Self::view_of(Arc::new(buffer), layout, dtype, device))
     }
 
-    /// A floating-point tensor filled with one value.
-    pub fn full(device: &Device, dtype: DType, dims: &[usize], value: f64) -> Result<Tensor> {
-        if device.gpu().is_some() {
-            return Self::zeros(device, dtype, dims)?.add_scalar(value);
+    /// The kind of memory of the tensor's buffer.
+    pub fn memory_kind(&self) -> MemoryKind {
+        match self.device().has_in_host_memory(self.buffer()) {
+            true => MemoryKind::Host,
+            false => MemoryKind::Device,
         }
-        let mut tensor = Self::empty(device, dtype, dims)?;
-        // Large tensors of a fake device are not touched; single numbers are, since the host reads some of them.
-        if device.is_fake() && tensor.numel() > 1024 {
-            return Ok(tensor);
-        }
-        dispatch_float!("full", dtype, T => {
-            tensor.as_mut_slice::<T>()?.fill(T::from_acc(Real::from_f64(value)));
-        });
-        Ok(tensor)
+    }
+
+    /// Starts reading the buffer if it is in a mapped file, because it will be used soon.
+    pub fn prefetch(&self) {
+        self.buffer().prefetch(0, self.buffer_bytes());
     }
 
     pub(crate) fn view_of(
@@ -247,82 +258,20 @@ impl Tensor {
         })
     }
 
-    /// The same elements, dense in row-major order: this tensor if it is contiguous, else a copy.
-    pub fn contiguous(&self) -> Result<Tensor> {
-        if self.is_contiguous() {
-            return Ok(self.clone());
-        }
-        let mut out = Self::empty(&self.device, self.dtype, self.dims())?;
-        if self.device.gpu().is_some() {
-            cuda::copy::copy(self, &mut out)?;
-            return Ok(out);
-        }
-        dispatch_any!(self.dtype, T => {
-            let (width, stride) = self.layout.row();
-            let source = self.buffer_slice::<T>()?;
-            let device = self.device.clone();
-            device.for_each_rows(out.as_mut_slice::<T>()?, width, |first, rows| {
-                for (i, row) in rows.chunks_exact_mut(width).enumerate() {
-                    let start = self.layout.row_offset(first + i);
-                    if stride == 1 {
-                        row.copy_from_slice(&source[start..start + width]);
-                    } else {
-                        for (j, x) in row.iter_mut().enumerate() {
-                            *x = source[start + j * stride];
-                        }
-                    }
-                }
-            });
-        });
-        Ok(out)
-    }
-
-    /// A contiguous copy in a buffer of its own.
-    pub fn copy(&self) -> Result<Tensor> {
-        let dense = self.contiguous()?;
-        if dense.is_unique() {
-            return Ok(dense);
-        }
-        let mut out = Self::empty(&self.device, self.dtype, self.dims())?;
-        out.copy_from(&dense)?;
-        Ok(out)
-    }
-
-    /// Sets every element of this unique, contiguous tensor to zero.
-    pub fn zero_fill(&mut self) -> Result<()> {
-        if self.device.gpu().is_some() {
-            return cuda::copy::zero_fill(self);
-        }
-        dispatch_any!(self.dtype, T => {
-            let device = self.device.clone();
-            device.for_each_rows(self.as_mut_slice::<T>()?, 1, |_, chunk| chunk.fill(bytemuck::Zeroable::zeroed()));
-        });
-        Ok(())
-    }
-
-    /// Overwrites this unique tensor with the elements of `source`.
-    ///
-    /// Errors if dims or dtype differ, or the buffer has another holder.
-    pub fn copy_from(&mut self, source: &Tensor) -> Result<()> {
-        if self.dims() != source.dims() || self.dtype != source.dtype {
-            return Err(Error::shape("copy_from", format!("{source:?} does not fill {self:?}")));
-        }
-        if self.device.gpu().is_some() {
-            return cuda::copy::copy(source, self);
-        }
-        let source = source.contiguous()?;
-        let device = self.device.clone();
-        dispatch_any!(self.dtype, T => {
-            let source = source.as_slice::<T>()?;
-            if !self.is_contiguous() {
-                return for_elements(self, source, |x, source| *x = *source);
+    /// Errors if the host cannot dereference the tensor's addresses.
+    pub(crate) fn expect_host(&self, op: &'static str) -> Result<()> {
+        match self.device().gpu() {
+            None => Ok(()),
+            Some(_) => {
+                let device = self.device();
+                let kind = match self.memory_kind() {
+                    MemoryKind::Device => "memory",
+                    MemoryKind::Host => "host memory",
+                };
+                let message = format!("{self:?} is in {kind} of {device:?}: copy it with to_vec");
+                Err(Error::device(op, message))
             }
-            let work = source.len() / CHEAP;
-            for_rows(&device, (self.as_mut_slice::<T>()?, 1), work, |first, part| {
-                part.copy_from_slice(&source[first..][..part.len()]);
-            });
-        });
-        Ok(())
+        }
     }
 
     pub(crate) fn check_dtype<T: Scalar>(&self, op: &'static str) -> Result<()> {

@@ -3,8 +3,8 @@
 use ferrotron_cuda::arguments::CrossEntropy;
 
 use super::kernel::{Kernel, kernel};
+use crate::core::copy::into_unique;
 use crate::ops::cross_entropy::{CrossEntropyConfig, VocabAllReduce, VocabShard, joined};
-use crate::ops::rows::owned;
 use crate::{DType, Result, Tensor};
 
 /// Threads of a block with one row per thread.
@@ -114,7 +114,7 @@ impl Targets {
         lse: &Tensor,
         scale: &Tensor,
     ) -> Result<Tensor> {
-        let mut dx = owned(logits)?;
+        let mut dx = into_unique(logits)?;
         let (rows, width) = (dx.dims()[0], dx.dims()[1]);
         let device = dx.device().clone();
         let launch = kernel(&device, "cross_entropy", dx.dtype(), "cross_entropy_backward")?;

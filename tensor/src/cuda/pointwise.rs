@@ -2,8 +2,7 @@
 
 use super::copy::by_size;
 use super::{kernel, layout};
-use crate::ops::pointwise::Comparison;
-use crate::ops::table::Unary;
+use crate::ops::table::{Comparison, Unary};
 use crate::{Result, Tensor};
 
 /// `out = op(x)`, both contiguous.

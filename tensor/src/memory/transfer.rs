@@ -162,22 +162,6 @@ impl Tensor {
             }
         }
     }
-
-    /// Errors if the host cannot dereference the tensor's addresses.
-    pub(crate) fn expect_host(&self, op: &'static str) -> Result<()> {
-        match self.device().gpu() {
-            None => Ok(()),
-            Some(_) => {
-                let device = self.device();
-                let kind = match self.memory_kind() {
-                    MemoryKind::Device => "memory",
-                    MemoryKind::Host => "host memory",
-                };
-                let message = format!("{self:?} is in {kind} of {device:?}: copy it with to_vec");
-                Err(Error::device(op, message))
-            }
-        }
-    }
 }
 
 /// Errors unless `dims` has `len` elements.

@@ -10,7 +10,8 @@
 //! Sums accumulate in `Element::Acc`, in the order of the index. Each element of the result belongs to one thread, so
 //! the result does not depend on the number of threads.
 
-use super::rows::{CHEAP, around, for_rows, owned};
+use super::rows::{CHEAP, around, for_rows};
+use crate::core::copy::into_unique;
 use crate::core::tensor::{check_device, check_pair};
 use crate::cuda;
 use crate::numeric::simd::vectorized;
@@ -119,7 +120,7 @@ pub fn scatter_add(base: Tensor, dim: isize, index: &Tensor, src: &Tensor) -> Re
         ));
     }
     if base.device().gpu().is_some() {
-        let mut y = owned(base)?;
+        let mut y = into_unique(base)?;
         cuda::index::scatter_add(&mut y, resolved, index, src)?;
         return Ok(y);
     }
@@ -127,7 +128,7 @@ pub fn scatter_add(base: Tensor, dim: isize, index: &Tensor, src: &Tensor) -> Re
     let last = resolved as isize;
     let moved = base.transpose(last, -1)?;
     drop(base);
-    let mut y = owned(moved)?;
+    let mut y = into_unique(moved)?;
     let src = src.transpose(last, -1)?.contiguous()?;
     let (width, count) = (y.dim(-1)?, src.dim(-1)?);
     let dims = y.dims().to_vec();

@@ -4,7 +4,9 @@
 //! rule. A gradient reuses the buffer of the incoming one if it has no other holder.
 
 use super::rows::for_elements;
+pub use super::table::Comparison;
 use super::table::{Binary, BinaryRow, Saves, Unary, UnaryRow, with_binary, with_unary};
+pub use crate::core::copy::into_unique;
 use crate::core::layout::broadcast_dims;
 use crate::core::tensor::check_pair;
 use crate::cuda;
@@ -105,11 +107,6 @@ pub fn unary_backward(op: Unary, p: f64, dy: Tensor, saved: Option<&Tensor>) -> 
         }
     });
     Ok(dx)
-}
-
-/// The tensor itself if it is unique and contiguous, so that it can be written, else a copy.
-pub fn into_unique(x: Tensor) -> Result<Tensor> {
-    if x.is_unique() && x.is_contiguous() { Ok(x) } else { x.copy() }
 }
 
 /// `op(lhs, rhs)`, with broadcasting.
@@ -221,23 +218,6 @@ pub fn add_assign(out: &mut Tensor, x: &Tensor) -> Result<()> {
         }
     });
     Ok(())
-}
-
-/// A comparison of two elements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Comparison {
-    /// a == b
-    Eq,
-    /// a != b
-    Ne,
-    /// a < b
-    Lt,
-    /// a <= b
-    Le,
-    /// a > b
-    Gt,
-    /// a >= b
-    Ge,
 }
 
 /// A u8 tensor that is 1 where the comparison holds; broadcasts, any dtype.

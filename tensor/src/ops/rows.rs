@@ -1,16 +1,35 @@
 //! Helpers of row-wise operations: parallel loops over rows of several slices, and reuse of uniquely held operands.
 
+use crate::device::SERIAL;
 use crate::numeric::disjoint::Disjoint;
 use crate::{Device, Result, Scalar, Tensor};
 
 /// Elements that are copied or added per nanosecond.
 pub(crate) const CHEAP: usize = 8;
 
-/// Loops with less work than this run on the calling thread, since a fork costs microseconds.
-///
-/// Work is estimated in nanoseconds: an exponential or a random number counts as one, and so do [`CHEAP`] copied or
-/// added elements.
-pub(crate) const SERIAL: usize = 16 * 1024;
+impl Device {
+    /// Splits `out` into rows of `width` and calls `f(first_row, rows)` on blocks of whole rows, on all threads where
+    /// that pays. A fake device calls nothing.
+    ///
+    /// ```
+    /// let device = ferrotron_tensor::Device::cpu(2)?;
+    /// let mut squares = [0; 100];
+    /// device.for_each_rows(&mut squares, 1, |first, part| {
+    ///     part.iter_mut().enumerate().for_each(|(i, x)| *x = (first + i) * (first + i));
+    /// });
+    /// assert_eq!(squares[99], 9801);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn for_each_rows<T: Send>(
+        &self,
+        out: &mut [T],
+        width: usize,
+        f: impl Fn(usize, &mut [T]) + Send + Sync,
+    ) {
+        let work = out.len();
+        for_rows(self, (out, width), work, f);
+    }
+}
 
 /// Number of rows per task, for `rows` rows with total `work`; all rows if a fork does not pay. It affects only the
 /// assignment of rows to threads, never the result.
@@ -93,11 +112,6 @@ pub(crate) fn for_elements<T: Scalar>(
         }
     });
     Ok(())
-}
-
-/// `x` itself if a kernel may overwrite it (contiguous, no other holder), else a copy.
-pub(crate) fn owned(x: Tensor) -> Result<Tensor> {
-    if can_reuse(&x) { Ok(x) } else { x.copy() }
 }
 
 /// Returns whether a kernel may overwrite `x`.

@@ -23,6 +23,23 @@ pub enum Saves {
     Nothing,
 }
 
+/// A comparison of two elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Comparison {
+    /// a == b
+    Eq,
+    /// a != b
+    Ne,
+    /// a < b
+    Lt,
+    /// a <= b
+    Le,
+    /// a > b
+    Gt,
+    /// a >= b
+    Ge,
+}
+
 /// The two functions of a unary row, monomorphised into kernels.
 pub(crate) trait UnaryRow: 'static {
     fn value<R: Real>(x: R, p: R) -> R;

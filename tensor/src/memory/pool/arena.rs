@@ -6,8 +6,12 @@ use memmap2::{Advice, MmapMut, MmapOptions, UncheckedAdvice};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::blocks::{HUGE_PAGE, PAGE};
 use crate::memory::mapped_file::map_unnamed;
+
+/// The system's page.
+pub(super) const PAGE: usize = 4096;
+/// Alignment of arenas, so that the system can use huge pages.
+pub(super) const HUGE_PAGE: usize = 2 << 20;
 
 /// The kind of memory behind the addresses of a pool.
 #[derive(Debug, Clone)]

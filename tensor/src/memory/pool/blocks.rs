@@ -10,17 +10,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::arena::{Arena, Backing};
+use super::arena::{Arena, Backing, HUGE_PAGE, PAGE};
 use crate::{Error, Result};
 
 /// Alignment of every block: a cache line and an AVX-512 register.
 const ALIGNMENT: usize = 64;
-/// Freed blocks up to this size wait in bins.
+/// Freed blocks up to this size wait in bins; larger ones are rounded up to pages.
 const LARGEST_BIN: usize = 1 << 20;
-/// Larger blocks are rounded up to pages.
-pub(super) const PAGE: usize = 4096;
-/// Alignment of arenas, so that the system can use huge pages.
-pub(super) const HUGE_PAGE: usize = 2 << 20;
 /// Addresses per arena, unless a request needs more.
 const ARENA: usize = 64 << 30;
 

@@ -1,0 +1,133 @@
+//! Fills and copies of whole tensors, on either device and in either kind of memory.
+
+use crate::cuda;
+use crate::ops::rows::{CHEAP, for_elements, for_rows};
+use crate::{DType, Device, Element, Error, Real, Result, Tensor, dispatch_any, dispatch_float};
+
+impl Tensor {
+    /// A tensor of zeros.
+    pub fn zeros(device: &Device, dtype: DType, dims: &[usize]) -> Result<Tensor> {
+        let mut tensor = Self::empty(device, dtype, dims)?;
+        tensor.zero_fill()?;
+        Ok(tensor)
+    }
+
+    /// A floating-point tensor filled with one value.
+    pub fn full(device: &Device, dtype: DType, dims: &[usize], value: f64) -> Result<Tensor> {
+        if device.gpu().is_some() {
+            return Self::zeros(device, dtype, dims)?.add_scalar(value);
+        }
+        let mut tensor = Self::empty(device, dtype, dims)?;
+        // Large tensors of a fake device are not touched; single numbers are, since the host reads some of them.
+        if device.is_fake() && tensor.numel() > 1024 {
+            return Ok(tensor);
+        }
+        dispatch_float!("full", dtype, T => {
+            tensor.as_mut_slice::<T>()?.fill(T::from_acc(Real::from_f64(value)));
+        });
+        Ok(tensor)
+    }
+
+    /// The same elements, dense in row-major order: this tensor if it is contiguous, else a copy.
+    pub fn contiguous(&self) -> Result<Tensor> {
+        if self.is_contiguous() {
+            return Ok(self.clone());
+        }
+        let mut out = Self::empty(self.device(), self.dtype(), self.dims())?;
+        if self.device().gpu().is_some() {
+            cuda::copy::copy(self, &mut out)?;
+            return Ok(out);
+        }
+        dispatch_any!(self.dtype(), T => {
+            let (width, stride) = self.layout().row();
+            let source = self.buffer_slice::<T>()?;
+            let device = self.device().clone();
+            device.for_each_rows(out.as_mut_slice::<T>()?, width, |first, rows| {
+                for (i, row) in rows.chunks_exact_mut(width).enumerate() {
+                    let start = self.layout().row_offset(first + i);
+                    if stride == 1 {
+                        row.copy_from_slice(&source[start..start + width]);
+                    } else {
+                        for (j, x) in row.iter_mut().enumerate() {
+                            *x = source[start + j * stride];
+                        }
+                    }
+                }
+            });
+        });
+        Ok(out)
+    }
+
+    /// A contiguous copy in a buffer of its own.
+    pub fn copy(&self) -> Result<Tensor> {
+        let dense = self.contiguous()?;
+        if dense.is_unique() {
+            return Ok(dense);
+        }
+        let mut out = Self::empty(self.device(), self.dtype(), self.dims())?;
+        out.copy_from(&dense)?;
+        Ok(out)
+    }
+
+    /// Sets every element of this unique, contiguous tensor to zero.
+    pub fn zero_fill(&mut self) -> Result<()> {
+        if self.device().gpu().is_some() {
+            return cuda::copy::zero_fill(self);
+        }
+        dispatch_any!(self.dtype(), T => {
+            let device = self.device().clone();
+            device.for_each_rows(self.as_mut_slice::<T>()?, 1, |_, chunk| chunk.fill(bytemuck::Zeroable::zeroed()));
+        });
+        Ok(())
+    }
+
+    /// Overwrites this unique tensor with the elements of `source`.
+    ///
+    /// Errors if dims or dtype differ, or the buffer has another holder.
+    pub fn copy_from(&mut self, source: &Tensor) -> Result<()> {
+        if self.dims() != source.dims() || self.dtype() != source.dtype() {
+            return Err(Error::shape("copy_from", format!("{source:?} does not fill {self:?}")));
+        }
+        if self.device().gpu().is_some() {
+            return cuda::copy::copy(source, self);
+        }
+        let source = source.contiguous()?;
+        let device = self.device().clone();
+        dispatch_any!(self.dtype(), T => {
+            let source = source.as_slice::<T>()?;
+            if !self.is_contiguous() {
+                return for_elements(self, source, |x, source| *x = *source);
+            }
+            let work = source.len() / CHEAP;
+            for_rows(&device, (self.as_mut_slice::<T>()?, 1), work, |first, part| {
+                part.copy_from_slice(&source[first..][..part.len()]);
+            });
+        });
+        Ok(())
+    }
+
+    /// Copies into a contiguous `target` of equal dims and dtype, in either kind of memory. It does not use the
+    /// device's threads, which may be busy; on a GPU the copy is enqueued in the compute stream.
+    ///
+    /// Errors if dims or dtypes differ, if a tensor is not contiguous, or if `target` has another holder.
+    pub fn move_to(&self, target: &mut Tensor) -> Result<()> {
+        if self.dims() != target.dims() || self.dtype() != target.dtype() {
+            return Err(Error::shape("move_to", format!("{self:?} does not fill {target:?}")));
+        }
+        if self.device().is_fake() {
+            return Ok(());
+        }
+        if self.device().gpu().is_some() {
+            return cuda::copy::copy(self, target);
+        }
+        target.write_bytes(|bytes| {
+            bytes.copy_from_slice(&self.bytes()?);
+            Ok(())
+        })
+    }
+}
+
+/// The tensor itself if it is unique and contiguous, so that it can be written, else a copy.
+pub fn into_unique(x: Tensor) -> Result<Tensor> {
+    if x.is_unique() && x.is_contiguous() { Ok(x) } else { x.copy() }
+}
