@@ -2,6 +2,7 @@
 
 use crate::cuda;
 use crate::ops::rows::{CHEAP, for_elements, for_rows};
+use crate::ops::table::Unary;
 use crate::{DType, Device, Element, Error, Real, Result, Tensor, dispatch_any, dispatch_float};
 
 impl Tensor {
@@ -15,7 +16,10 @@ impl Tensor {
     /// A floating-point tensor filled with one value.
     pub fn full(device: &Device, dtype: DType, dims: &[usize], value: f64) -> Result<Tensor> {
         if device.gpu().is_some() {
-            return Self::zeros(device, dtype, dims)?.add_scalar(value);
+            let zeros = Self::zeros(device, dtype, dims)?;
+            let mut tensor = Self::empty(device, dtype, dims)?;
+            cuda::pointwise::unary(Unary::AddScalar, value, &zeros, &mut tensor)?;
+            return Ok(tensor);
         }
         let mut tensor = Self::empty(device, dtype, dims)?;
         // Large tensors of a fake device are not touched; single numbers are, since the host reads some of them.

@@ -4,9 +4,7 @@ use ferrotron_cuda::device_scalars::BadIndex;
 use std::borrow::Cow;
 
 use crate::core::layout::count;
-use crate::{
-    Device, Element, Error, MemoryKind, Real, Result, Scalar, Tensor, dispatch_any, dispatch_float,
-};
+use crate::{Device, Element, Error, Real, Result, Scalar, Tensor, dispatch_any, dispatch_float};
 
 impl Tensor {
     /// A tensor of `dims` with the elements of `data` in row-major order.
