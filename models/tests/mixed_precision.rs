@@ -223,7 +223,7 @@ fn zeros(scale: f64) -> Result<f64> {
         let gradients = lock(&group.gradients);
         for range in 0..gradients.len() {
             // A token that no sample has gets no gradient, whatever the scale.
-            if gradients.name(range) != "embedding.weight" {
+            if gradients.name(range)? != "embedding.weight" {
                 let values = gradients.tensor(range)?.to_f64()?;
                 zeros += values.iter().filter(|&&value| value == 0.0).count();
                 all += values.len();

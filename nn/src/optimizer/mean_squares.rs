@@ -181,10 +181,10 @@ impl MeanSquares {
         let (block, range) = (&self.blocks[index], self.ranges[index]);
         let [rows, columns, full] = self.moments.each_ref().map(|moment| &moment.flat);
         if block.is_vector() {
-            return vector_factors(&full.slice(span(full, range))?);
+            return vector_factors(&full.slice(span(full, range)?)?);
         }
-        let rows = rows.slice(span(rows, range))?;
-        let columns = columns.slice(span(columns, range))?;
+        let rows = rows.slice(span(rows, range)?)?;
+        let columns = columns.slice(span(columns, range)?)?;
         let mean_of = match block.spans_ranks() {
             (_, false) => NormalizeBy::Rows,
             (_, true) => NormalizeBy::Columns,
@@ -204,13 +204,13 @@ impl MeanSquares {
         let (block, range) = (&self.blocks[index], self.ranges[index]);
         let [rows, columns, full] = self.moments.each_mut().map(|moment| &mut moment.flat);
         if block.is_vector() {
-            return full.with_slice_mut(span(full, range), |means| {
+            return full.with_slice_mut(span(full, range)?, |means| {
                 update_mean_squares(decay, step, means, grads)
             });
         }
         let (height, width) = block.sides();
         for (flat, sums, count) in [(rows, row_sums, width), (columns, column_sums, height)] {
-            flat.with_slice_mut(span(flat, range), |means| {
+            flat.with_slice_mut(span(flat, range)?, |means| {
                 update_means(decay, step, means, sums, count)
             })?;
         }
@@ -219,7 +219,7 @@ impl MeanSquares {
 }
 
 /// The elements of a range of the flat buffer.
-fn span(flat: &FlatBuffer, range: usize) -> Range<usize> {
-    let (start, len) = flat.range(range);
-    start..start + len
+fn span(flat: &FlatBuffer, range: usize) -> Result<Range<usize>> {
+    let (start, len) = flat.range(range)?;
+    Ok(start..start + len)
 }

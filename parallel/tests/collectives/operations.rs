@@ -247,7 +247,7 @@ pub fn flats_are_reduced_where_they_lie(backend: Backend) {
             let fill = || {
                 let mut flat = flat.lock().unwrap();
                 for range in 0..flat.len() {
-                    let (start, len) = flat.range(range);
+                    let (start, len) = flat.range(range)?;
                     let values: Vec<f32> =
                         (start..start + len).map(|i| value(rank, i) as f32).collect();
                     flat.with_mut(range, |part| {

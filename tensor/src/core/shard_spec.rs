@@ -187,7 +187,8 @@ impl ShardSpec {
 }
 
 /// Range `index` of `len` elements partitioned into `parts` ranges, whose lengths differ by at most one. Collectives,
-/// vocabulary shards and optimizer shards all use this partition.
+/// vocabulary shards and optimizer shards all use this partition. A range beyond the last, thus every range of no
+/// parts, is empty.
 ///
 /// ```
 /// use ferrotron_tensor::partition_range;
@@ -195,6 +196,9 @@ impl ShardSpec {
 /// assert_eq!(parts, [0..2, 2..5, 5..7, 7..10]);
 /// ```
 pub fn partition_range(len: usize, parts: usize, index: usize) -> Range<usize> {
+    if index >= parts {
+        return len..len;
+    }
     // u128, so that no length overflows.
     let bound = |i: usize| (len as u128 * i as u128 / parts as u128) as usize;
     bound(index)..bound(index + 1)
@@ -268,6 +272,14 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn ranges_that_no_partition_has_are_empty() {
+        for (parts, index) in [(0, 0), (0, 3), (2, 2), (2, usize::MAX), (0, usize::MAX)] {
+            assert_eq!(partition_range(10, parts, index), 10..10, "range {index} of {parts}");
+        }
+        assert_eq!(partition_range(usize::MAX, 1, 0), 0..usize::MAX);
     }
 
     #[test]

@@ -137,24 +137,27 @@ impl FlatBuffer {
         &self.device
     }
 
-    /// The name of a range.
-    pub fn name(&self, range: usize) -> &str {
-        &self.ranges[range].name
+    /// The name of a range. Errors if there is no such range.
+    pub fn name(&self, range: usize) -> Result<&str> {
+        Ok(&self.place(range)?.name)
     }
 
-    /// Offset and number of elements of a range.
-    pub fn range(&self, range: usize) -> (usize, usize) {
-        let range = &self.ranges[range];
-        (range.start, range.layout.numel())
+    /// Offset and number of elements of a range. Errors if there is no such range.
+    pub fn range(&self, range: usize) -> Result<(usize, usize)> {
+        let range = self.place(range)?;
+        Ok((range.start, range.layout.numel()))
     }
 
     /// A tensor that reads a range. While it lives, the range cannot be written.
     ///
     /// Errors if there is no such range.
     pub fn tensor(&self, range: usize) -> Result<Tensor> {
-        let Range { layout, buffer, .. } =
-            self.ranges.get(range).ok_or_else(|| self.no_range(range))?;
+        let Range { layout, buffer, .. } = self.place(range)?;
         Ok(Tensor::view_of(buffer.clone(), layout.clone(), self.dtype, &self.device))
+    }
+
+    fn place(&self, range: usize) -> Result<&Range> {
+        self.ranges.get(range).ok_or_else(|| self.no_range(range))
     }
 
     fn no_range(&self, range: usize) -> Error {
