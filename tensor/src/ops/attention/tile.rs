@@ -71,10 +71,11 @@ impl<'a, T> Target<'a, T> {
         Target { offset: self.offset + head * self.width, ..self }
     }
 
-    /// Row (b, t, h) and the distance to row (b, t + 1, h).
+    /// Row (b, t, h) and the distance to row (b, t + 1, h). All rows up to the last position lie in the result.
     pub(super) fn row(&self, b: usize, t: usize, h: usize) -> (*mut T, usize) {
         let row = (b * self.positions + t) * self.stride;
-        (self.data.at(self.offset + row + h * self.width), self.stride)
+        let len = self.positions.saturating_sub(t + 1) * self.stride + self.width;
+        (self.data.at(self.offset + row + h * self.width, len), self.stride)
     }
 }
 
