@@ -133,16 +133,10 @@ mod tests {
 
     /// The threads that a loop over so many elements runs on.
     fn threads(elements: usize) -> HashSet<ThreadId> {
-        let (found, mut out) = (Mutex::default(), vec![0_u8; elements]);
-        let device = Device::cpu(2).unwrap();
-        device.for_each_rows(&mut out, 1, |_, part| {
+        let (found, mut out) = (Mutex::new(HashSet::new()), vec![0_u8; elements]);
+        Device::cpu(2).unwrap().for_each_rows(&mut out, 1, |_, part| {
             part.fill(1);
-            found
-                .lock()
-                .map(|mut found: std::sync::MutexGuard<HashSet<_>>| {
-                    found.insert(thread::current().id())
-                })
-                .unwrap();
+            found.lock().unwrap().insert(thread::current().id());
         });
         assert!(out.iter().all(|&x| x == 1));
         found.into_inner().unwrap()
