@@ -16,6 +16,7 @@ CRATES = ["cuda", "cuda/sim", "tensor", "autograd", "nn", "parallel", "models", 
 TEXT = re.compile(
     r"""//[^\n]*|/\*.*?\*/|\bb?r(#*)".*?"\1|\bb?"(?:\\.|[^"\\])*"|"(?:\\.|[^"\\])*"|'(?:\\[^']*|[^\\'])'""", re.S)
 USE = re.compile(r"\b(pub\s+)?use\s+([^;]+);")
+MOD = re.compile(r"\bmod\s+\w+\s*;")
 PATH = re.compile(r"\b\w+(?:::\w+)*")
 ITEM = re.compile(r"\b(?:fn|struct|enum|trait|type|union|const|static|macro_rules!)\s+(\w+)")
 PUBLIC_TYPE = re.compile(r"^pub (?:struct|enum|trait|union|type) (\w+)", re.M)
@@ -72,7 +73,7 @@ class Crate:
         for module in list(self.files):
             if any(module[:end] in tests for end in range(len(module) + 1)):
                 del self.files[module], code[module]
-        self.bodies = {module: USE.sub("", text) for module, text in code.items()}
+        self.bodies = {module: MOD.sub("", USE.sub("", text)) for module, text in code.items()}
         self.items = {module: set(ITEM.findall(text)) for module, text in self.bodies.items()}
         self.uses = {
             module: [(bool(public), path, name) for public, tree in USE.findall(text) for path, name in expand(tree)]
