@@ -3,6 +3,7 @@
 //! A layer is a struct of [`Param`]s with a `forward`; there is no registration and no state besides the parameters.
 //! All other inputs of a pass are in a [`Context`].
 #![deny(missing_docs)]
+#![forbid(unsafe_code)]
 
 mod context;
 mod layers;
@@ -10,10 +11,12 @@ mod optimizer;
 mod params;
 
 pub use context::{Context, DimShard, Mode};
-pub use layers::attention::{Attention, AttentionConfig, KvCache};
+pub use layers::attention::Attention;
+pub use layers::attention_config::AttentionConfig;
 pub use layers::attention_heads::AttentionHeads;
 pub use layers::dropout::Dropout;
 pub use layers::embedding::Embedding;
+pub use layers::kv_cache::KvCache;
 pub use layers::linear::{Bias, Linear};
 pub use layers::mlp::{Activation, Mlp, MlpConfig};
 pub use layers::norm::{LayerNorm, Norm, RmsNorm};
