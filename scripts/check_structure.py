@@ -1,171 +1,158 @@
 #!/usr/bin/env python3
-"""Fails on import circles between files of a crate, and on two public types of one name in a crate.
+"""Fails if files of a crate import each other, or if a crate has two public types of one name.
 
     scripts/check_structure.py [CRATE_FOLDER ...]
 
-Reads `use` declarations and `crate::`, `self::`, `super::` paths as text. A path counts as an import of the file that
-defines the item: re-exports are followed. A module does not import the files that it only declares or re-exports from,
-and tests (`tests.rs`, `*_tests.rs`, `tests/`, `mod tests`) are left out.
+Reads the sources as text, without comments, literals and what is compiled for tests only. A path is an import of the
+file that defines the item: `use` declarations and re-exports are followed. A file that declares a module, or
+re-exports a name that it does not use, does not import it. Calls of methods are not seen.
 """
 import re
 import sys
 from collections import defaultdict
 from pathlib import Path
 
-CRATES = ["cuda", "tensor", "autograd", "derive", "nn", "parallel", "models", "."]
-ITEM = re.compile(
-    r"^\s*pub(?:\([^)]*\))?\s+(?:unsafe\s+|async\s+|const\s+|extern\s+\"C\"\s+)*"
-    r"(?:fn|struct|enum|trait|type|union|const|static|macro_rules!)\s+(\w+)", re.M)
-PUBLIC_TYPE = re.compile(r"^pub\s+(?:struct|enum|trait|union|type)\s+(\w+)", re.M)
-USE = re.compile(r"\b(pub(?:\([^)]*\))?\s+)?use\s+([^;]+);")
-PATH = re.compile(r"\b(?:crate|self|super)(?:::\w+)+")
+CRATES = ["cuda", "cuda/sim", "tensor", "autograd", "derive", "nn", "parallel", "models", "."]
+TEXT = re.compile(
+    r"""//[^\n]*|/\*.*?\*/|\bb?r(#*)".*?"\1|\bb?"(?:\\.|[^"\\])*"|"(?:\\.|[^"\\])*"|'(?:\\[^']*|[^\\'])'""", re.S)
+USE = re.compile(r"\b(pub\s+)?use\s+([^;]+);")
+MOD = re.compile(r"\bmod\s+\w+\s*;")
+PATH = re.compile(r"\b\w+(?:::\w+)*")
+ITEM = re.compile(r"\b(?:fn|struct|enum|trait|type|union|const|static|macro_rules!)\s+(\w+)")
+PUBLIC_TYPE = re.compile(r"^pub (?:struct|enum|trait|union|type) (\w+)", re.M)
 
 
-def without_comments_and_tests(text):
-    text = re.sub(r'"(?:\\.|[^"\\])*"', '""', re.sub(r"//[^\n]*", "", text))
-    found = re.search(r"#\[cfg\(test\)\]\s*mod\s+\w+\s*\{", text)
-    return text[: found.start()] if found else text
+def code_of(path):
+    """The text without comments, literals, scopes of `pub`, and items under `cfg(test)`, and the names of test modules."""
+    text = TEXT.sub("", path.read_text())
+    code, at, test_modules = "", 0, set()
+    for found in re.finditer(r"#\[cfg\((?:test|all\(test[^\]]*)\)\]", text):
+        if found.start() < at:
+            continue
+        code += text[at : found.start()]
+        at = depth = 0
+        for bracket in re.compile(r"[(\[{)\]};]").finditer(text, found.end()):
+            depth += {"(": 1, "[": 1, "{": 1, ";": 0}.get(bracket[0], -1)
+            if depth == 0 and bracket[0] in ";}":
+                at = bracket.end()
+                break
+        test_modules.update(re.findall(r"\bmod\s+(\w+)\s*;", text[found.end() : at]))
+    return re.sub(r"\b(pub)\([^)]*\)", r"\1", code + text[at:]), test_modules
 
 
 def expand(tree, prefix=()):
-    """The paths of a use tree: `a::{b, c as d}` gives (a, b) as b and (a, c) as d."""
-    tree = tree.strip()
-    brace = tree.find("{")
-    if brace < 0:
-        path, _, alias = tree.partition(" as ")
-        parts = prefix + tuple(p.strip() for p in path.split("::") if p.strip())
-        if parts and parts[-1] == "self":
-            parts = parts[:-1]
-        if parts:
-            yield parts, alias.strip() or parts[-1]
+    """The paths of a use tree, with their names: `a::{b, c as d}` gives (a, b), b and (a, c), d."""
+    head, brace, inner = tree.partition("{")
+    head, _, alias = (part.strip() for part in head.partition(" as "))
+    path = prefix + tuple(part.strip() for part in head.split("::") if part.strip())
+    if not brace:
+        path = path[:-1] if path[-1] == "self" and len(path) > 1 else path
+        yield path, alias or path[-1]
         return
-    head = tuple(p.strip() for p in tree[:brace].split("::") if p.strip())
-    depth, start, inner = 0, 0, tree[brace + 1 : tree.rindex("}")]
-    for at, char in enumerate(inner + ","):
+    depth, start = 0, 0
+    inner = inner[: inner.rindex("}")] + ","
+    for at, char in enumerate(inner):
         depth += (char == "{") - (char == "}")
         if char == "," and depth == 0:
             if inner[start:at].strip():
-                yield from expand(inner[start:at], prefix + head)
+                yield from expand(inner[start:at], path)
             start = at + 1
 
 
 class Crate:
     def __init__(self, folder):
-        self.folder, self.source = folder, folder / "src"
-        self.files, self.text = {}, {}
-        for path in sorted(self.source.rglob("*.rs")):
-            inside = path.relative_to(self.source)
-            if any(p == "tests" or p.endswith("tests.rs") for p in inside.parts) or path.name == "main.rs":
-                continue
-            module = inside.with_suffix("").parts
-            module = module[:-1] if module[-1] in ("mod", "lib") else module
-            self.files[module] = path
-            self.text[module] = without_comments_and_tests(path.read_text())
-        self.items = {m: set(ITEM.findall(t)) for m, t in self.text.items()}
-        self.exports = {m: self.uses(m, public=True) for m in self.text}
+        self.files, self.public_types = {}, defaultdict(list)
+        code, tests = {}, set()
+        for path in sorted((folder / "src").rglob("*.rs")):
+            parts = path.relative_to(folder / "src").with_suffix("").parts
+            module = parts[:-1] if parts[-1] in ("mod", "lib") else parts
+            if module != ("main",):
+                self.files[module] = path
+                code[module], test_modules = code_of(path)
+                tests.update(module + (name,) for name in test_modules)
+        for module in list(self.files):
+            if any(module[:end] in tests for end in range(len(module) + 1)):
+                del self.files[module], code[module]
+        self.bodies = {module: MOD.sub("", USE.sub("", text)) for module, text in code.items()}
+        self.items = {module: set(ITEM.findall(text)) for module, text in self.bodies.items()}
+        self.uses = {
+            module: [(bool(public), path, name) for public, tree in USE.findall(text) for path, name in expand(tree)]
+            for module, text in code.items()}
+        self.names = {module: {name: path for _, path, name in uses} for module, uses in self.uses.items()}
+        for module, text in code.items():
+            for name in PUBLIC_TYPE.findall(text):
+                self.public_types[name].append(self.files[module])
 
-    def absolute(self, module, path):
-        """The path from the crate's root, or None outside of the crate."""
-        if path[0] == "crate":
-            return path[1:]
-        base, at = module, 0
-        while at < len(path) and path[at] in ("self", "super"):
-            base, at = (base[:-1] if path[at] == "super" else base), at + 1
-        if at == 0 and module + path[:1] not in self.files:
+    def defining(self, module, path, seen=frozenset()):
+        """The file that defines what `module` names by `path`; None for what is not of this crate, or is a module."""
+        if (module, path) in seen:
             return None
-        return base + path[at:]
-
-    def uses(self, module, public):
-        found = []
-        for visibility, tree in USE.findall(self.text[module]):
-            if bool(visibility) == public:
-                for path, name in expand(tree):
-                    target = self.absolute(module, path)
-                    if target is not None:
-                        found.append((target, name))
-        return found
-
-    def defining(self, target, depth=0):
-        """The modules that a path from the root leads to."""
-        for cut in range(len(target), -1, -1):
-            if target[:cut] in self.files:
-                break
-        else:
-            return set()
-        module, rest = target[:cut], target[cut:]
-        if not rest or depth > 8:
-            return {module} if module else set()
-        name = rest[0]
-        if name == "*":
-            return {module}
-        for path, exported in self.exports[module]:
-            if exported in (name, "*") and path != target:
-                through = path[:-1] + (name,) if exported == "*" else path
-                deeper = self.defining(through, depth + 1)
-                if deeper and (exported != "*" or any(name in self.items[m] for m in deeper)):
-                    return deeper
-        return {module}
+        seen |= {(module, path)}
+        at = 0
+        if path[0] == "crate":
+            module, at = (), 1
+        while at < len(path) and path[at] in ("self", "super"):
+            module, at = (module[:-1] if path[at] == "super" else module), at + 1
+        relative = at > 0
+        for at in range(at, len(path)):
+            name, last = path[at], at + 1 == len(path)
+            child, used = module + (name,), self.names[module].get(name)
+            if used and (last or child not in self.files):
+                if used[0] == name and child not in self.files:
+                    return None  # of another crate
+                return self.defining(module, used + path[at + 1 :], seen)
+            if name in self.items[module] and (last or child not in self.files):
+                return module
+            if child not in self.files:
+                return module if relative else None
+            module, relative = child, True
+        return None
 
     def imports(self):
-        edges = defaultdict(set)
-        for module, text in self.text.items():
-            paths = [target for target, _ in self.uses(module, public=False)]
-            body = USE.sub("", text)
-            for path in PATH.findall(body):
-                target = self.absolute(module, tuple(path.split("::")))
-                if target is not None:
-                    paths.append(target)
-            for target in paths:
-                edges[module] |= self.defining(target) - {module}
+        """The files that each file imports."""
+        edges = {module: set() for module in self.files}
+        for module, body in self.bodies.items():
+            words = set(PATH.findall(body))
+            paths = [tuple(word.split("::")) for word in words if "::" in word]
+            heads = {word.split("::")[0] for word in words}
+            paths += [path for public, path, name in self.uses[module] if not public or name in heads]
+            found = {self.defining(module, path) for path in paths}
+            edges[module] = found - {module, None}
         return edges
 
-    def circles(self):
-        """Sets of files that import each other (Tarjan's strongly connected components)."""
-        edges, index, low, stack, circles = self.imports(), {}, {}, [], []
 
-        def visit(node):
-            index[node] = low[node] = len(index)
-            stack.append(node)
-            for to in sorted(edges[node]):
-                if to not in index:
-                    visit(to)
-                    low[node] = min(low[node], low[to])
-                elif to in stack:
-                    low[node] = min(low[node], index[to])
-            if low[node] == index[node]:
-                at = stack.index(node)
-                group = stack[at:]
-                del stack[at:]
-                if len(group) > 1:
-                    circles.append((group, edges))
+def circles(edges):
+    """Sets of files that import each other, directly or through others."""
+    def reachable(module):
+        found, todo = set(), [module]
+        while todo:
+            new = edges[todo.pop()] - found
+            found |= new
+            todo += new
+        return found
 
-        for module in sorted(self.files):
-            if module not in index:
-                visit(module)
-        return circles
+    reach = {module: reachable(module) for module in edges}
+    return {frozenset(other for other in reach[module] if module in reach[other]) for module in edges} - {frozenset()}
 
 
 def main():
     root = Path(__file__).resolve().parent.parent
-    failures = 0
+    failed = False
     for folder in sys.argv[1:] or CRATES:
         crate = Crate(root / folder)
-        for group, edges in crate.circles():
-            failures += 1
+        shown = lambda path: str(path.relative_to(root))
+        edges = crate.imports()
+        for circle in sorted(circles(edges), key=sorted):
+            failed = True
             print("files import each other:")
-            for module in group:
-                for to in sorted(edges[module] & set(group)):
-                    a, b = crate.files[module], crate.files[to]
-                    print(f"  {a.relative_to(root)} -> {b.relative_to(root)}")
-        types = defaultdict(list)
-        for module, text in crate.text.items():
-            for name in PUBLIC_TYPE.findall(text):
-                types[name].append(str(crate.files[module].relative_to(root)))
-        for name, files in sorted(types.items()):
+            for module in sorted(circle):
+                for to in sorted(edges[module] & circle):
+                    print(f"  {shown(crate.files[module])} -> {shown(crate.files[to])}")
+        for name, files in sorted(crate.public_types.items()):
             if len(files) > 1:
-                failures += 1
-                print(f"{len(files)} public types are named {name}: {', '.join(files)}")
-    return min(failures, 1)
+                failed = True
+                print(f"{len(files)} public types are named {name}: {', '.join(map(shown, files))}")
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ use ferrotron_tensor::{Result, Tensor};
 use std::sync::{Arc, Mutex};
 
 use crate::engine::backward;
-use crate::engine::node::{Edge, Slot, Source};
+use crate::engine::node::{Edge, Source};
 use crate::engine::recording::{Recording, with};
 use crate::{Backward, Cotangents, InputGrads, Leaf, Saved, Var, forward_span, lock};
 
@@ -104,9 +104,8 @@ fn run_unrecorded(
 /// Edges to the inputs and to the parameters that the region read. The graph reaches the parameters even if no input
 /// needs a gradient, and an outer region logs them.
 fn edges(inputs: &[&Var], leaves: &[Leaf]) -> Vec<Edge> {
-    let of_input = |input: &&Var| (input.source().cloned(), Slot::from_tensor(input.value()));
-    let of_leaf = |leaf: &Leaf| (Some(Source::Leaf(leaf.clone())), Slot::from_leaf(leaf));
-    inputs.iter().map(of_input).chain(leaves.iter().map(of_leaf)).collect()
+    let of_leaf = |leaf: &Leaf| (Some(Source::Leaf(leaf.clone())), leaf.spec().clone());
+    inputs.iter().map(|input| input.edge()).chain(leaves.iter().map(of_leaf)).collect()
 }
 
 fn distinct(leaves: Vec<Leaf>) -> Vec<Leaf> {
@@ -181,7 +180,7 @@ impl Ran {
         let deferred = backward(&with_gradient, dx.mode)?;
         dx.deferred.append(deferred);
         for (i, leaf) in self.stand_ins.iter().enumerate() {
-            if let Some(gradient) = leaf.as_ref().map(Leaf::take_gradient).transpose()?.flatten() {
+            if let Some(gradient) = leaf.as_ref().and_then(Leaf::take_gradient) {
                 dx.accumulate(i, gradient)?;
             }
         }

@@ -4,97 +4,63 @@
 //! on every rank, so collectives inside backward cannot deadlock. A node's backward is consumed, so its saved values
 //! are freed during the pass.
 
-pub(crate) mod backward;
+pub(crate) mod deferred;
 pub(crate) mod node;
 pub(crate) mod recording;
 
-use ferrotron_tensor::{At, Error, Result, Tensor};
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use ferrotron_tensor::{Error, Result, Tensor};
 use tracing::trace_span;
 
-use crate::engine::node::{Node, Slot, Source};
+use crate::Var;
+use crate::engine::deferred::{DeferredGrads, WeightGrads};
+use crate::engine::node::{Cotangents, Edge, InputGrads, Pending, Source};
 use crate::engine::recording::{Recording, with};
-use crate::{Accum, Cotangents, InputGrads, Leaf, Var};
-
-/// The time at which weight gradients of linear layers are computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WeightGrads {
-    /// Within backward.
-    Now,
-    /// In [`DeferredGrads::run`]: a zero-bubble pipeline schedules them into its bubbles.
-    Deferred,
-}
-
-type Write = Box<dyn FnOnce(&mut Tensor, Accum) -> Result<()> + Send>;
-
-/// Deferred weight gradients, in backward order.
-#[derive(Default)]
-#[must_use = "deferred weight gradients are lost unless they are run"]
-pub struct DeferredGrads(Vec<(Leaf, Write)>);
-
-impl DeferredGrads {
-    pub(crate) fn push(&mut self, leaf: Leaf, write: Write) {
-        self.0.push((leaf, write));
-    }
-
-    pub(crate) fn append(&mut self, mut other: DeferredGrads) {
-        self.0.append(&mut other.0);
-    }
-
-    /// Number of deferred gradients.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Returns whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Computes them.
-    pub fn run(self) -> Result<()> {
-        self.0.into_iter().try_for_each(|(leaf, write)| {
-            let _span = trace_span!("weight gradient", name = leaf.name()).entered();
-            leaf.accumulate_with(write).at(leaf.name())
-        })
-    }
-}
-
-/// Nodes whose results have gradients, by sequence number.
-#[derive(Default)]
-pub(crate) struct Pending(BTreeMap<u64, (Arc<Node>, Vec<Option<Tensor>>)>);
-
-impl Pending {
-    /// The slot for the gradient of a node's result.
-    pub(crate) fn slot(&mut self, node: &Arc<Node>, output: usize) -> &mut Option<Tensor> {
-        let fresh = || (node.clone(), node.outputs.iter().map(|_| None).collect());
-        &mut self.0.entry(node.seq).or_insert_with(fresh).1[output]
-    }
-}
 
 /// A start of a backward pass: a variable without its value. A pipeline stage keeps this for an output that it has
 /// sent.
 #[derive(Clone)]
-pub struct GradientEdge {
-    source: Option<Source>,
-    slot: Slot,
-}
+pub struct GradientEdge(Edge);
 
 impl GradientEdge {
     /// Creates the root for a variable.
     pub fn from_var(var: &Var) -> GradientEdge {
-        GradientEdge { source: var.source().cloned(), slot: Slot::from_tensor(var.value()) }
+        GradientEdge(var.edge())
     }
 
     /// A cotangent filled with `value`.
     pub fn full(&self, value: f64) -> Result<Tensor> {
-        Tensor::full(&self.slot.device, self.slot.dtype, &self.slot.dims, value)
+        let (_, spec) = &self.0;
+        Tensor::full(&spec.device, spec.dtype, &spec.dims, value)
     }
 
     /// Runs backward from this root. See [`backward`].
     pub fn backward(self, cotangent: Tensor, mode: WeightGrads) -> Result<DeferredGrads> {
         backward_from(vec![(self, cotangent)], mode)
+    }
+}
+
+impl Var {
+    /// Accumulates the gradient of this scalar into the leaves it depends on.
+    ///
+    /// Errors if this is not a scalar, no gradient was recorded, or the graph was already consumed.
+    pub fn backward(&self) -> Result<()> {
+        self.backward_scaled(1.0)
+    }
+
+    /// Like [`Var::backward`], for `scale` times this scalar. The division by the number of valid tokens and the loss
+    /// scale enter only here.
+    pub fn backward_scaled(&self, scale: f64) -> Result<()> {
+        if self.value().numel() != 1 {
+            return Err(Error::shape(
+                "backward",
+                format!(
+                    "needs a scalar, got {:?}; give cotangents to `backward(&[(&var, cotangent)], ..)`",
+                    self.dims()
+                ),
+            ));
+        }
+        let cotangent = Tensor::full(self.device(), self.dtype(), self.dims(), scale)?;
+        backward(&[(self, cotangent)], WeightGrads::Now)?.run()
     }
 }
 
@@ -110,11 +76,11 @@ pub fn backward(outputs: &[(&Var, Tensor)], mode: WeightGrads) -> Result<Deferre
 fn backward_from(outputs: Vec<(GradientEdge, Tensor)>, mode: WeightGrads) -> Result<DeferredGrads> {
     let mut deferred = DeferredGrads::default();
     let mut pending = Pending::default();
-    for (GradientEdge { source, slot }, cotangent) in outputs {
-        if slot.dims[..] != *cotangent.dims() || slot.dtype != cotangent.dtype() {
+    for (GradientEdge((source, spec)), cotangent) in outputs {
+        if spec.dims[..] != *cotangent.dims() || spec.dtype != cotangent.dtype() {
             return Err(Error::shape(
                 "backward",
-                format!("cotangent {cotangent:?} for a value {} {:?}", slot.dtype, slot.dims),
+                format!("cotangent {cotangent:?} for a value {} {:?}", spec.dtype, spec.dims),
             ));
         }
         match source {

@@ -7,8 +7,7 @@
 use ferrotron_tensor::{DType, Device, Error, RandomKey, Result, ShardSpec, Tensor};
 use std::fmt;
 
-use crate::engine::{WeightGrads, backward};
-use crate::{Leaf, Var, no_grad};
+use crate::{Leaf, Var, WeightGrads, backward, no_grad};
 
 /// Options of [`gradcheck`].
 #[derive(Debug, Clone, Copy)]

@@ -1,19 +1,21 @@
 //! Leaves: trainable values that collect gradients.
 
-use ferrotron_tensor::ops::pointwise::{add_assign, into_unique};
-use ferrotron_tensor::{At, Category, DType, Device, Dims, Error, FlatBuffer, Result, Tensor};
+mod gradient;
+mod value;
+
+pub use value::SharedFlatBuffer;
+
+use ferrotron_tensor::ops::pointwise::add_assign;
+use ferrotron_tensor::{At, Category, DType, Device, Error, Result, Tensor};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-use crate::engine::backward::in_dtype;
-use crate::engine::node::Source;
-use crate::{Accum, Var};
+use crate::spec::TensorSpec;
+use crate::{Accum, lock};
+use gradient::Gradient;
+use value::Value;
 
-/// A flat buffer shared by leaves and an optimizer.
-pub type SharedFlatBuffer = Arc<Mutex<FlatBuffer>>;
-
-type Init = Box<dyn FnOnce(&mut Tensor) -> Result<()> + Send>;
 type Hook = Box<dyn FnMut(&Leaf) -> Result<()> + Send>;
 
 /// Provides the flat buffer of a leaf's value or gradient. Called before each use.
@@ -29,9 +31,7 @@ pub struct Leaf(Arc<LeafInner>);
 
 struct LeafInner {
     name: String,
-    dims: Dims,
-    dtype: DType,
-    device: Device,
+    spec: TensorSpec,
     /// Whether this is the input of a subgraph instead of a parameter.
     is_input: bool,
     version: AtomicU64,
@@ -42,34 +42,15 @@ struct LeafInner {
     fetch_gradient: OnceLock<Fetch>,
 }
 
-enum Value {
-    /// Not initialised yet.
-    Init(Option<Init>),
-    Own(Tensor),
-    Flat(SharedFlatBuffer, usize),
-}
-
-struct Gradient {
-    place: GradientPlace,
-    /// Number of contributions since the last `zero_gradient`.
-    contributions: usize,
-}
-
-enum GradientPlace {
-    Own(Option<Tensor>),
-    Flat(SharedFlatBuffer, usize),
-}
-
 impl Leaf {
     /// A leaf with a value of its own.
     pub fn new(name: impl Into<String>, value: Tensor) -> Leaf {
-        let (device, dtype, dims) = (value.device().clone(), value.dtype(), value.dims().into());
         value.set_category(Category::Weights);
-        Self::with_value(name.into(), device, dtype, dims, Value::Own(value))
+        Self::with_value(name.into(), TensorSpec::from_tensor(&value), Value::Own(value))
     }
 
-    /// A leaf that is initialised on first use. By then it may have been assigned to a [`FlatBuffer`], and a model can be
-    /// described without being allocated.
+    /// A leaf that is initialised on first use. By then it may have been assigned to a
+    /// [`FlatBuffer`](ferrotron_tensor::FlatBuffer), and a model can be described without being allocated.
     pub fn lazy(
         name: impl Into<String>,
         device: &Device,
@@ -77,22 +58,22 @@ impl Leaf {
         dims: &[usize],
         init: impl FnOnce(&mut Tensor) -> Result<()> + Send + 'static,
     ) -> Leaf {
-        Self::with_value(
-            name.into(),
-            device.clone(),
-            dtype,
-            dims.into(),
-            Value::Init(Some(Box::new(init))),
-        )
+        let spec = TensorSpec { dims: dims.into(), dtype, device: device.clone() };
+        Self::with_value(name.into(), spec, Value::Init(Some(Box::new(init))))
     }
 
     /// A leaf that is the input of a subgraph, such as a checkpoint region or a pipeline stage, and collects the
     /// gradient there. Unlike a parameter's, its gradient is never deferred and counts as workspace.
     pub fn input(name: impl Into<String>, value: Tensor) -> Leaf {
-        let (device, dtype, dims) = (value.device().clone(), value.dtype(), value.dims().into());
-        let mut leaf = Self::with_value(name.into(), device, dtype, dims, Value::Own(value));
+        let spec = TensorSpec::from_tensor(&value);
+        let mut leaf = Self::with_value(name.into(), spec, Value::Own(value));
         Arc::get_mut(&mut leaf.0).expect("the leaf is new").is_input = true;
         leaf
+    }
+
+    /// Dims, dtype and device, known even while the value is sharded.
+    pub(crate) fn spec(&self) -> &TensorSpec {
+        &self.0.spec
     }
 
     /// Returns whether it was made by [`Leaf::input`].
@@ -101,25 +82,18 @@ impl Leaf {
     }
 
     /// Moves the gradient out, to its only user.
-    pub(crate) fn take_gradient(&self) -> Result<Option<Tensor>> {
-        let mut gradient = lock(&self.0.gradient);
-        match &mut gradient.place {
-            GradientPlace::Own(place) => Ok(place.take()),
-            GradientPlace::Flat(..) => Ok(None),
-        }
+    pub(crate) fn take_gradient(&self) -> Option<Tensor> {
+        lock(&self.0.gradient).take()
     }
 
-    fn with_value(name: String, device: Device, dtype: DType, dims: Dims, value: Value) -> Leaf {
-        let gradient = Gradient { place: GradientPlace::Own(None), contributions: 0 };
+    fn with_value(name: String, spec: TensorSpec, value: Value) -> Leaf {
         Leaf(Arc::new(LeafInner {
             name,
-            dims,
-            dtype,
-            device,
+            spec,
             is_input: false,
             version: AtomicU64::new(0),
             value: Mutex::new(value),
-            gradient: Mutex::new(gradient),
+            gradient: Mutex::new(Gradient::own()),
             hook: Mutex::new(None),
             fetch_value: OnceLock::new(),
             fetch_gradient: OnceLock::new(),
@@ -133,22 +107,22 @@ impl Leaf {
 
     /// Sizes, outermost first.
     pub fn dims(&self) -> &[usize] {
-        &self.0.dims
+        &self.0.spec.dims
     }
 
     /// Number of elements.
     pub fn numel(&self) -> usize {
-        self.0.dims.iter().product()
+        self.0.spec.dims.iter().product()
     }
 
     /// Type of the elements.
     pub fn dtype(&self) -> DType {
-        self.0.dtype
+        self.0.spec.dtype
     }
 
     /// The device of the elements.
     pub fn device(&self) -> &Device {
-        &self.0.device
+        &self.0.spec.device
     }
 
     /// Number of updates. Backward fails if an operation saved the leaf at another version.
@@ -180,31 +154,7 @@ impl Leaf {
     /// The value.
     pub fn value(&self) -> Result<Tensor> {
         self.0.fetch_value.get().map_or(Ok(()), |fetch| fetch()).at(self.name())?;
-        let mut value = lock(&self.0.value);
-        if let Value::Init(init) = &mut *value {
-            let init = init.take().ok_or_else(|| self.init_failed())?;
-            let mut tensor = Tensor::empty(self.device(), self.dtype(), self.dims())?;
-            tensor.set_category(Category::Weights);
-            init(&mut tensor)?;
-            *value = Value::Own(tensor);
-        }
-        match &*value {
-            Value::Own(tensor) => Ok(tensor.clone()),
-            Value::Flat(flat, range) => lock(flat).tensor(*range),
-            Value::Init(_) => Err(self.init_failed()),
-        }
-    }
-
-    fn init_failed(&self) -> Error {
-        Error::value(
-            "leaf",
-            format!("'{}' has no value: its initialisation failed before", self.name()),
-        )
-    }
-
-    /// The value as a variable whose gradient accumulates in this leaf.
-    pub fn var(&self) -> Result<Var> {
-        Ok(Var::with_source(self.value()?, Source::Leaf(self.clone())))
+        lock(&self.0.value).tensor(self.name(), &self.0.spec)
     }
 
     /// Replaces the value.
@@ -222,17 +172,7 @@ impl Leaf {
                 ),
             ));
         }
-        let mut value = lock(&self.0.value);
-        match &mut *value {
-            Value::Flat(flat, range) => {
-                lock(flat).with_mut(*range, |tensor| tensor.copy_from(new))?
-            }
-            own => {
-                let copy = new.copy()?;
-                copy.set_category(Category::Weights);
-                *own = Value::Own(copy);
-            }
-        }
+        lock(&self.0.value).set(new)?;
         self.mark_updated();
         Ok(())
     }
@@ -243,53 +183,25 @@ impl Leaf {
     /// Errors if a tensor still reads the range of the flat buffer, or `write` does; an existing value may then be
     /// partly overwritten.
     pub fn write_value(&self, write: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
-        let mut value = lock(&self.0.value);
-        match &mut *value {
-            Value::Flat(flat, range) => lock(flat).with_mut(*range, write)?,
-            Value::Own(tensor) if tensor.is_unique() && tensor.is_contiguous() => write(tensor)?,
-            own => {
-                let mut tensor = Tensor::empty(self.device(), self.dtype(), self.dims())?;
-                tensor.set_category(Category::Weights);
-                write(&mut tensor)?;
-                *own = Value::Own(tensor);
-            }
-        }
+        lock(&self.0.value).write(&self.0.spec, write)?;
         self.mark_updated();
         Ok(())
     }
 
     /// Moves the value into a range of `flat`; a lazy value is initialised there.
     pub fn bind_value(&self, flat: &SharedFlatBuffer, range: usize) -> Result<()> {
-        let mut value = lock(&self.0.value);
-        let old = std::mem::replace(&mut *value, Value::Flat(flat.clone(), range));
-        lock(flat).with_mut(range, |tensor| match old {
-            Value::Init(Some(init)) => init(tensor),
-            Value::Own(source) => tensor.copy_from(&source),
-            Value::Flat(from, range) if !Arc::ptr_eq(&from, flat) => {
-                tensor.copy_from(&lock(&from).tensor(range)?)
-            }
-            _ => Err(Error::value(
-                "leaf",
-                format!("'{}' cannot move to the flat that it is in", self.name()),
-            )),
-        })
+        lock(&self.0.value).bind(self.name(), flat, range)
     }
 
     /// Places the gradient in a range of `flat`, whose dtype may be wider. The gradient accumulated so far is
     /// dropped.
     pub fn bind_gradient(&self, flat: &SharedFlatBuffer, range: usize) {
-        *lock(&self.0.gradient) =
-            Gradient { place: GradientPlace::Flat(flat.clone(), range), contributions: 0 };
+        *lock(&self.0.gradient) = Gradient::flat(flat, range);
     }
 
     /// The gradient accumulated since the last [`Leaf::zero_gradient`]; `None` without contributions.
     pub fn gradient(&self) -> Result<Option<Tensor>> {
-        let gradient = lock(&self.0.gradient);
-        Ok(match &gradient.place {
-            _ if gradient.contributions == 0 => None,
-            GradientPlace::Own(tensor) => tensor.clone(),
-            GradientPlace::Flat(flat, range) => Some(lock(flat).tensor(*range)?),
-        })
+        lock(&self.0.gradient).tensor()
     }
 
     /// Discards the gradient: the next contribution overwrites it.
@@ -320,36 +232,17 @@ impl Leaf {
     ) -> Result<()> {
         self.0.fetch_gradient.get().map_or(Ok(()), |fetch| fetch()).at(self.name())?;
         let mut gradient = lock(&self.0.gradient);
-        let accum = if gradient.contributions == 0 { Accum::Replace } else { Accum::Add };
-        match &mut gradient.place {
-            GradientPlace::Flat(flat, range) => {
-                lock(flat).with_mut(*range, |tensor| write(tensor, accum))?
-            }
-            GradientPlace::Own(place) => {
-                let mut tensor = match place.take() {
-                    Some(tensor) if accum == Accum::Add => into_unique(tensor)?,
-                    Some(tensor) if tensor.is_unique() => tensor,
-                    _ => Tensor::empty(self.device(), self.dtype(), self.dims())?,
-                };
-                if !self.is_input() {
-                    tensor.set_category(Category::Gradients);
-                }
-                write(&mut tensor, accum)?;
-                *place = Some(tensor);
-            }
-        }
+        let category = Some(Category::Gradients).filter(|_| !self.is_input());
+        gradient.write(&self.0.spec, category, write)?;
         self.arrived(gradient)
     }
 
     /// Adds a contribution that exists as a tensor.
     pub(crate) fn accumulate(&self, contribution: Tensor) -> Result<()> {
         let mut gradient = lock(&self.0.gradient);
-        if gradient.contributions == 0
-            && let GradientPlace::Own(place) = &mut gradient.place
-        {
-            *place = Some(into_unique(in_dtype(contribution, self.dtype())?)?);
+        let Some(contribution) = gradient.start(contribution, &self.0.spec)? else {
             return self.arrived(gradient);
-        }
+        };
         drop(gradient);
         self.accumulate_with(|tensor, accum| {
             let contribution = contribution.cast(tensor.dtype())?;
@@ -392,10 +285,4 @@ pub fn missing_gradients<'a>(leaves: impl IntoIterator<Item = &'a Leaf>) -> Vec<
         .filter(|leaf| leaf.contributions() == 0)
         .map(|leaf| leaf.name().to_string())
         .collect()
-}
-
-/// Locks a value that changes only by single assignments. A poisoned lock then means that another thread panicked,
-/// not that the value is inconsistent.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

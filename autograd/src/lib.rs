@@ -19,23 +19,28 @@
 //! There is no global tape. A [`Var`] owns its node, and a node owns the values that its gradient needs; unreferenced
 //! nodes are freed. Second-order gradients are not supported.
 #![deny(missing_docs)]
+#![forbid(unsafe_code)]
 
 mod checkpoint;
 mod engine;
 mod gradcheck;
 mod leaf;
+mod lock;
 pub mod ops;
 mod saved;
 mod span;
+mod spec;
 mod var;
 
 pub use checkpoint::{checkpoint, checkpoint_discard_output};
-pub use engine::backward::{Backward, Cotangents, InputGrads};
+pub use engine::deferred::{DeferredGrads, WeightGrads};
+pub use engine::node::{Backward, Cotangents, InputGrads};
 pub use engine::recording::no_grad;
-pub use engine::{DeferredGrads, GradientEdge, WeightGrads, backward};
+pub use engine::{GradientEdge, backward};
 pub use ferrotron_tensor::ops::matmul::Accum;
 pub use gradcheck::{GradcheckOptions, Mismatch, gradcheck, gradcheck_leaves};
-pub use leaf::{Fetch, Leaf, SharedFlatBuffer, lock, missing_gradients};
+pub use leaf::{Fetch, Leaf, SharedFlatBuffer, missing_gradients};
+pub use lock::lock;
 pub use saved::Saved;
 pub use saved::hooks::saved_tensors_hooks;
 pub use saved::packing::{

@@ -4,11 +4,10 @@ use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 use std::fmt;
 use std::sync::Arc;
 
-use crate::engine::backward::Named;
-use crate::engine::node::{Edge, Node, Slot, Source};
+use crate::engine::node::{Edge, Named, Node, Source};
 use crate::engine::recording::{Recording, current};
-use crate::engine::{WeightGrads, backward};
 use crate::saved::Recipe;
+use crate::spec::TensorSpec;
 use crate::{Backward, InputGrads, Leaf, Saved};
 
 /// A tensor and, if a gradient is needed, the node that produced it.
@@ -149,10 +148,7 @@ impl Var {
         values: Vec<Tensor>,
         make: impl FnOnce() -> B,
     ) -> Result<Vec<Var>> {
-        let edges: Vec<Edge> = inputs
-            .iter()
-            .map(|input| (input.source.clone(), Slot::from_tensor(&input.value)))
-            .collect();
+        let edges: Vec<Edge> = inputs.iter().map(|input| input.edge()).collect();
         Self::record_edges(edges, values, make)
     }
 
@@ -177,7 +173,7 @@ impl Var {
         }
         let node = Arc::new(Node::new(
             edges,
-            values.iter().map(Slot::from_tensor).collect(),
+            values.iter().map(TensorSpec::from_tensor).collect(),
             Box::new(make()),
         ));
         let with_node = |(i, value)| Var::with_source(value, Source::Node(node.clone(), i));
@@ -189,29 +185,6 @@ impl Var {
     /// Errors if an operation produced it: recording is off inside a region, so it was made outside.
     pub(crate) fn log_use(&self, log: &mut Vec<Leaf>) -> Result<()> {
         log_source(self.source.as_ref(), log)
-    }
-
-    /// Accumulates the gradient of this scalar into the leaves it depends on.
-    ///
-    /// Errors if this is not a scalar, no gradient was recorded, or the graph was already consumed.
-    pub fn backward(&self) -> Result<()> {
-        self.backward_scaled(1.0)
-    }
-
-    /// Like [`Var::backward`], for `scale` times this scalar. The division by the number of valid tokens and the loss
-    /// scale enter only here.
-    pub fn backward_scaled(&self, scale: f64) -> Result<()> {
-        if self.value.numel() != 1 {
-            return Err(Error::shape(
-                "backward",
-                format!(
-                    "needs a scalar, got {:?}; give cotangents to `backward(&[(&var, cotangent)], ..)`",
-                    self.dims()
-                ),
-            ));
-        }
-        let cotangent = Tensor::full(self.device(), self.dtype(), self.dims(), scale)?;
-        backward(&[(self, cotangent)], WeightGrads::Now)?.run()
     }
 
     /// Bytes of device memory saved for backward by all nodes reachable from here, each buffer counted once. Excludes
@@ -237,8 +210,9 @@ impl Var {
         buffers.values().sum()
     }
 
-    pub(crate) fn source(&self) -> Option<&Source> {
-        self.source.as_ref()
+    /// This variable's place in the graph, without its value.
+    pub(crate) fn edge(&self) -> Edge {
+        (self.source.clone(), TensorSpec::from_tensor(&self.value))
     }
 }
 
@@ -267,5 +241,12 @@ impl fmt::Debug for Var {
             Some(Source::Node(node, _)) => node.name,
         };
         write!(f, "Var({:?} from {from})", self.value)
+    }
+}
+
+impl Leaf {
+    /// The value as a variable whose gradient accumulates in this leaf.
+    pub fn var(&self) -> Result<Var> {
+        Ok(Var::with_source(self.value()?, Source::Leaf(self.clone())))
     }
 }

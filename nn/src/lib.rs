@@ -4,6 +4,7 @@
 //! besides the parameters.
 //! All other inputs of a pass are in a [`Context`].
 #![deny(missing_docs)]
+#![forbid(unsafe_code)]
 
 // The derived code names this crate, here too.
 extern crate self as ferrotron_nn;
@@ -16,10 +17,12 @@ mod params;
 pub use ferrotron_derive::Module;
 
 pub use context::{Context, DimShard, Mode};
-pub use layers::attention::{Attention, AttentionConfig, KvCache};
+pub use layers::attention::Attention;
+pub use layers::attention_config::AttentionConfig;
 pub use layers::attention_heads::AttentionHeads;
 pub use layers::dropout::Dropout;
 pub use layers::embedding::Embedding;
+pub use layers::kv_cache::KvCache;
 pub use layers::linear::{Bias, Linear};
 pub use layers::mlp::{Activation, Mlp, MlpConfig};
 pub use layers::norm::{LayerNorm, Norm, RmsNorm};

@@ -2,7 +2,7 @@
 
 use ferrotron_tensor::{DType, Result, Tensor};
 
-use crate::engine::backward::Named;
+use crate::engine::node::Named;
 use crate::{InputGrads, Var, forward_span};
 
 impl Var {

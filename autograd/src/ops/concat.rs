@@ -3,7 +3,7 @@
 use ferrotron_tensor::ops::concat::concat as concat_values;
 use ferrotron_tensor::{Result, Tensor};
 
-use crate::engine::backward::Named;
+use crate::engine::node::Named;
 use crate::{InputGrads, Var, forward_span};
 
 /// Concatenates `parts` along `dim`.

@@ -3,7 +3,7 @@
 use ferrotron_tensor::ops::dropout::dropout;
 use ferrotron_tensor::{RandomKey, Result, ShardSpec, Tensor};
 
-use crate::engine::backward::Named;
+use crate::engine::node::Named;
 use crate::{InputGrads, Var, forward_span};
 
 impl Var {

@@ -4,7 +4,7 @@ use ferrotron_tensor::ops::pointwise::{Comparison, compare};
 use ferrotron_tensor::ops::reduce::{self, KeepDims};
 use ferrotron_tensor::{Result, Tensor};
 
-use crate::engine::backward::Named;
+use crate::engine::node::Named;
 use crate::{Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 
 /// Saves the operand and the value, with the reduced dim as size 1.

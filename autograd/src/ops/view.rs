@@ -4,7 +4,7 @@ use ferrotron_tensor::ops::concat::concat;
 use ferrotron_tensor::ops::pointwise::add_assign;
 use ferrotron_tensor::{Result, Tensor};
 
-use crate::engine::backward::Named;
+use crate::engine::node::Named;
 use crate::{Accum, Backward, Cotangents, InputGrads, Var, forward_span};
 
 impl Var {

@@ -1,9 +1,11 @@
 //! Layers: attention, linear, norms, embedding, MLP, dropout.
 
 pub(crate) mod attention;
+pub(crate) mod attention_config;
 pub(crate) mod attention_heads;
 pub(crate) mod dropout;
 pub(crate) mod embedding;
+pub(crate) mod kv_cache;
 pub(crate) mod linear;
 pub(crate) mod mlp;
 pub(crate) mod norm;

@@ -12,8 +12,9 @@ use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 use std::ops::Range;
 
+use super::config::{AdafactorConfig, StepSize};
+use super::group_state::GroupState;
 use super::mean_squares::FactoredBlock;
-use super::{AdafactorConfig, GroupState, StepSize};
 use crate::{AxisSet, ParamAndGradBucket};
 
 /// A kind of sum that is reduced over the ranks that hold shards of the same parameters.

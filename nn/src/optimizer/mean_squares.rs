@@ -12,7 +12,7 @@ use ferrotron_tensor::{Error, FlatBuffer, Result, ShardSpec, Tensor};
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::{Moment, ParamShard, Store};
+use super::moment::{Moment, ParamShard, Store};
 use crate::{Axis, Param, ParamAndGradBucket};
 
 /// The local shard of a tensor in the sense of Adafactor: a parameter, or one block of a packed parameter.

@@ -3,24 +3,26 @@
 
 mod adafactor;
 mod config;
+mod group_state;
 pub(crate) mod loss_scale;
 mod mean_squares;
+mod moment;
 mod pass;
 pub mod schedule;
+mod update_config;
 
 pub use adafactor::{ReduceSums, ShardedSum};
 pub use config::{AdafactorConfig, OptimizerConfig, StepSize};
+pub use group_state::MASTER;
+pub use update_config::{Rounding, UpdateConfig, WeightUpdate};
 
-use ferrotron_tensor::ops::round::widen;
 use ferrotron_tensor::ops::step::{DeviceStepParams, StepParams};
-use ferrotron_tensor::{
-    Category, DType, Device, Error, FlatBuffer, MemoryKind, Result, ShardSpec, Tensor,
-};
-use std::ops::Range;
+use ferrotron_tensor::{Error, FlatBuffer, MemoryKind, Result, ShardSpec, Tensor};
 
-use self::mean_squares::{FactoredBlock, MeanSquares};
+use self::group_state::GroupState;
+use self::moment::Moment;
 use self::pass::{Pass, RUN};
-use crate::{AxisSet, ParamAndGradBucket, ParamAndGradBuffer};
+use crate::{AxisSet, ParamAndGradBuffer};
 
 /// The inputs of a step besides the gradients.
 #[derive(Debug, Clone, Copy)]
@@ -31,43 +33,6 @@ pub struct StepConfig {
     pub grad_scale: f64,
 }
 
-/// The update of 16-bit weights; other weights are updated in place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum WeightUpdate {
-    /// Update an f32 copy, the master weights, and round it to the weights: Micikevicius et al., "Mixed Precision
-    /// Training", arXiv 1710.03740, section 3.1.
-    #[default]
-    MasterCopy,
-    /// Update in place. Changes below half the spacing of the weights are lost, unless rounding is stochastic.
-    InPlace,
-}
-
-/// The rounding of updated weights to 16 bits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Rounding {
-    /// To nearest even.
-    #[default]
-    Nearest,
-    /// Stochastic rounding: up or down at random with expectation equal to the value, by the element's index in the
-    /// global tensor. See [`round`](ferrotron_tensor::ops::round).
-    Stochastic {
-        /// Seed of the run.
-        seed: u64,
-    },
-}
-
-/// Options of weight updates and of the placement of optimizer state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct UpdateConfig {
-    /// The update of 16-bit weights.
-    pub weights: WeightUpdate,
-    /// The rounding of 16-bit weights.
-    pub rounding: Rounding,
-    /// Memory kind of moments and master weights. ZeRO-Offload, Ren et al., arXiv 2101.06840, keeps them in host
-    /// memory.
-    pub states: MemoryKind,
-}
-
 /// An optimizer with its state: moments and master weights in the layout of the weights that this rank updates.
 pub struct Optimizer {
     config: OptimizerConfig,
@@ -75,79 +40,6 @@ pub struct Optimizer {
     states: MemoryKind,
     groups: Vec<GroupState>,
     step: u64,
-}
-
-/// The state of one parameter group.
-struct GroupState {
-    /// The ranges of the weights: parameters, the shards of them that this rank updates, or Adafactor's blocks.
-    pieces: Vec<ParamShard>,
-    /// Moments with the layout of the weights.
-    moments: Vec<Moment>,
-    /// Mean squares of Adafactor.
-    mean_squares: Option<MeanSquares>,
-    master: Option<Moment>,
-}
-
-/// A shard of a parameter, or of state derived from one.
-#[derive(Debug, Clone)]
-struct ParamShard {
-    param: String,
-    place: ShardSpec,
-    /// The axes along which all ranks hold the same values.
-    replicated: AxisSet,
-}
-
-impl ParamShard {
-    fn numel(&self) -> usize {
-        self.place.dims().iter().product()
-    }
-}
-
-/// Optimizer state for the parameters of a group, with its name in checkpoints.
-struct Moment {
-    name: &'static str,
-    /// The shard that each range of the flat buffer holds.
-    pieces: Vec<ParamShard>,
-    flat: FlatBuffer,
-}
-
-/// Name of the master weights in checkpoints.
-pub const MASTER: &str = "master";
-
-/// Placement and dtype of moments.
-struct Store {
-    kind: MemoryKind,
-    device: Device,
-    dtype: DType,
-}
-
-impl Moment {
-    /// A moment of zeros.
-    fn new(name: &'static str, pieces: Vec<ParamShard>, store: &Store) -> Result<Self> {
-        let Store { kind, device, dtype } = store;
-        let dims = |piece: &ParamShard| (piece.param.clone(), piece.place.dims().to_vec());
-        let parts: Vec<_> = pieces.iter().map(dims).collect();
-        let flat = FlatBuffer::new_in(*kind, device, *dtype, Category::Optimizer, &parts)?;
-        Ok(Moment { name, pieces, flat })
-    }
-}
-
-impl GroupState {
-    /// Starts reading the state of these elements, if it is in mapped files.
-    fn prefetch(&self, elements: &Range<usize>) {
-        let kept = self.moments.iter().chain(&self.master);
-        kept.for_each(|moment| moment.flat.prefetch(elements.clone()));
-    }
-
-    fn all(&self) -> impl Iterator<Item = &Moment> {
-        let mean_squares = self.mean_squares.iter().flat_map(|means| &means.moments);
-        self.moments.iter().chain(mean_squares).chain(&self.master)
-    }
-
-    fn all_mut(&mut self) -> impl Iterator<Item = &mut Moment> {
-        let mean_squares = self.mean_squares.iter_mut().flat_map(|means| &mut means.moments);
-        self.moments.iter_mut().chain(mean_squares).chain(&mut self.master)
-    }
 }
 
 impl Optimizer {
@@ -169,40 +61,10 @@ impl Optimizer {
         let groups = buffers
             .groups()
             .iter()
-            .map(|group| Self::state(&config, group, update))
+            .map(|group| GroupState::new(&config, group, update))
             .collect::<Result<_>>()?;
         let UpdateConfig { rounding, states, .. } = *update;
         Ok(Optimizer { config, rounding, states, groups, step: 0 })
-    }
-
-    fn state(
-        config: &OptimizerConfig,
-        group: &ParamAndGradBucket,
-        update: &UpdateConfig,
-    ) -> Result<GroupState> {
-        let blocks = match config {
-            OptimizerConfig::Adafactor(_) => Some(FactoredBlock::all(group)?),
-            _ => None,
-        };
-        let own = |(param, place)| ParamShard { param, place, replicated: group.replicated };
-        let pieces: Vec<ParamShard> = match &blocks {
-            Some(blocks) => blocks.iter().map(|block| block.piece.clone()).collect(),
-            None => group.pieces().into_iter().map(own).collect(),
-        };
-        group.with_owned(|(weights, range), _| {
-            let (device, dtype) = (weights.device().clone(), weights.dtype().accumulator());
-            let store = Store { kind: update.states, device, dtype };
-            let moment = |&name: &&'static str| Moment::new(name, pieces.clone(), &store);
-            let moments = config.moments().iter().map(moment).collect::<Result<_>>()?;
-            let mean_squares = blocks.map(|blocks| MeanSquares::new(blocks, &store)).transpose()?;
-            let has_master = weights.dtype() != dtype && update.weights == WeightUpdate::MasterCopy;
-            let mut master = has_master.then(|| moment(&MASTER)).transpose()?;
-            if let Some(master) = &mut master {
-                let weights = weights.slice(range)?;
-                master.flat.with_slice_mut(.., |master| widen(master, &weights))?;
-            }
-            Ok(GroupState { pieces: pieces.clone(), moments, mean_squares, master })
-        })
     }
 
     /// Updates the weights from their gradients, in one pass per group.

@@ -8,7 +8,10 @@ use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::{Device, FlatBuffer, MemoryKind, RandomKey, Result, Tensor};
 use std::ops::Range;
 
-use super::{GroupState, OptimizerConfig, ParamShard, Rounding};
+use super::config::OptimizerConfig;
+use super::group_state::GroupState;
+use super::moment::ParamShard;
+use super::update_config::Rounding;
 use crate::WeightDecay;
 
 /// Maximum number of elements updated at once: 16 MiB of each moment. The next chunk is prefetched meanwhile.

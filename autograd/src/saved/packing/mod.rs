@@ -4,38 +4,19 @@
 //! time: losslessly if many elements are zero (section 4.1), or with reduced precision after the last forward use
 //! (section 4.2). Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA 2018.
 
+mod config;
 mod offloader;
 mod stored;
 
+pub use config::{ActivationCompressionConfig, ZeroEncoding};
 pub use offloader::Offloader;
 
-use ferrotron_tensor::{Category, DType, MemoryKind, Result, Tensor};
+use ferrotron_tensor::{Category, MemoryKind, Result, Tensor};
 use std::sync::{Arc, Weak};
 
 use crate::{SavedTensorHandle, saved_tensors_hooks};
 use offloader::Move;
 use stored::StoredActivation;
-
-/// The storage format of saved activations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ActivationCompressionConfig {
-    /// 16-bit type to which f32 activations are rounded; backward widens them. Statistics, such as those of norms and
-    /// attention, are not rounded.
-    pub dtype: Option<DType>,
-    /// Encoding of zeros in the result of a ReLU.
-    pub zeros: ZeroEncoding,
-}
-
-/// Encoding of zeros in an activation with many zeros.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ZeroEncoding {
-    /// Zeros are stored like other numbers.
-    #[default]
-    Kept,
-    /// A bitmap marks the nonzero elements, and only these are stored. Lossless; activations with too few zeros are
-    /// stored as they are.
-    Bitmap,
-}
 
 /// Compresses and offloads saved activations.
 #[derive(Debug, Clone)]

@@ -7,7 +7,7 @@ use tracing::trace_span;
 
 use crate::{Packed, SavedKind, lock};
 
-use super::{ActivationCompressionConfig, ZeroEncoding};
+use super::config::{ActivationCompressionConfig, ZeroEncoding};
 
 /// A stored tensor, and the information to decode it.
 pub(super) struct StoredActivation {

@@ -1,0 +1,91 @@
+//! The value of a leaf: not initialised yet, a tensor of its own, or a range of a flat buffer.
+
+use ferrotron_tensor::{Category, Error, FlatBuffer, Result, Tensor};
+use std::sync::{Arc, Mutex};
+
+use crate::lock;
+use crate::spec::TensorSpec;
+
+/// A flat buffer shared by leaves and an optimizer.
+pub type SharedFlatBuffer = Arc<Mutex<FlatBuffer>>;
+
+pub(super) type Init = Box<dyn FnOnce(&mut Tensor) -> Result<()> + Send>;
+
+pub(super) enum Value {
+    /// Not initialised yet; `None` after a failure.
+    Init(Option<Init>),
+    Own(Tensor),
+    Flat(SharedFlatBuffer, usize),
+}
+
+impl Value {
+    /// The tensor, which is initialised first if necessary.
+    pub(super) fn tensor(&mut self, name: &str, spec: &TensorSpec) -> Result<Tensor> {
+        let failed = || {
+            Error::value("leaf", format!("'{name}' has no value: its initialisation failed before"))
+        };
+        match self {
+            Value::Own(tensor) => Ok(tensor.clone()),
+            Value::Flat(flat, range) => lock(flat).tensor(*range),
+            Value::Init(init) => {
+                let init = init.take().ok_or_else(failed)?;
+                let mut tensor = weights(spec)?;
+                init(&mut tensor)?;
+                *self = Value::Own(tensor.clone());
+                Ok(tensor)
+            }
+        }
+    }
+
+    /// Replaces the contents by a copy of `new`.
+    pub(super) fn set(&mut self, new: &Tensor) -> Result<()> {
+        match self {
+            Value::Flat(flat, range) => lock(flat).with_mut(*range, |tensor| tensor.copy_from(new)),
+            own => {
+                let copy = new.copy()?;
+                copy.set_category(Category::Weights);
+                *own = Value::Own(copy);
+                Ok(())
+            }
+        }
+    }
+
+    /// Lets `write` overwrite a unique, contiguous tensor with unspecified contents.
+    pub(super) fn write(
+        &mut self,
+        spec: &TensorSpec,
+        write: impl FnOnce(&mut Tensor) -> Result<()>,
+    ) -> Result<()> {
+        match self {
+            Value::Flat(flat, range) => lock(flat).with_mut(*range, write),
+            Value::Own(tensor) if tensor.is_unique() && tensor.is_contiguous() => write(tensor),
+            own => {
+                let mut tensor = weights(spec)?;
+                write(&mut tensor)?;
+                *own = Value::Own(tensor);
+                Ok(())
+            }
+        }
+    }
+
+    /// Moves the contents into a range of `flat`.
+    pub(super) fn bind(&mut self, name: &str, flat: &SharedFlatBuffer, range: usize) -> Result<()> {
+        let old = std::mem::replace(self, Value::Flat(flat.clone(), range));
+        lock(flat).with_mut(range, |tensor| match old {
+            Value::Init(Some(init)) => init(tensor),
+            Value::Own(source) => tensor.copy_from(&source),
+            Value::Flat(from, range) if !Arc::ptr_eq(&from, flat) => {
+                tensor.copy_from(&lock(&from).tensor(range)?)
+            }
+            _ => {
+                Err(Error::value("leaf", format!("'{name}' cannot move to the flat that it is in")))
+            }
+        })
+    }
+}
+
+fn weights(spec: &TensorSpec) -> Result<Tensor> {
+    let tensor = spec.empty()?;
+    tensor.set_category(Category::Weights);
+    Ok(tensor)
+}
