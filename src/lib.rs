@@ -15,6 +15,7 @@
 //! # Ok::<(), ferrotron::Error>(())
 //! ```
 #![deny(missing_docs)]
+#![forbid(unsafe_code)]
 
 pub use ferrotron_autograd as autograd;
 pub use ferrotron_cuda as cuda;

@@ -1,5 +1,6 @@
 //! Models, data, tokenizers and training of Ferrotron.
 #![deny(missing_docs)]
+#![forbid(unsafe_code)]
 
 pub mod finite;
 mod io;

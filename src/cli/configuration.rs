@@ -11,10 +11,10 @@ use ferrotron::parallel::launch::RankEnvironment;
 use serde_json::Value;
 
 use super::args::train::TrainArgs;
+use super::definition::Definition;
 use super::options::Options;
 use super::options::remembered;
 use super::options::remembered::{MAY_DIFFER, canonical};
-use super::{definition, parse};
 
 /// The merged options.
 #[derive(Debug)]
@@ -34,15 +34,16 @@ impl Configuration {
         given: Options,
         resumed: Option<&Checkpoint>,
         rank: Option<&RankEnvironment>,
+        definition: &Definition,
     ) -> Result<Configuration> {
         let options = match resumed {
-            Some(checkpoint) => remembered::resumed(given, checkpoint, rank)?,
+            Some(checkpoint) => remembered::resumed(given, checkpoint, rank, definition)?,
             None => given,
         };
-        let matches = parse("train", &options)?;
+        let matches = definition.parse("train", &options)?;
         let matches = matches.subcommand_matches("train").expect("it was parsed");
         let args = TrainArgs::from_arg_matches(matches).unwrap_or_else(|error| error.exit());
-        Ok(Configuration { options, args, facts: facts(matches) })
+        Ok(Configuration { options, args, facts: facts(matches, definition) })
     }
 
     /// What the next checkpoint remembers, of a run with this global batch size.
@@ -69,8 +70,8 @@ pub fn data_facts(
     ]))
 }
 
-fn facts(matches: &ArgMatches) -> Facts {
-    let definition = definition("train");
+fn facts(matches: &ArgMatches, definition: &Definition) -> Facts {
+    let definition = definition.subcommand("train");
     let names = definition.get_arguments().filter_map(|arg| Some((arg.get_long()?, arg.get_id())));
     let compared = names.filter(|(name, _)| !MAY_DIFFER.contains(name));
     let fact = |(name, id): (&str, &clap::Id)| {

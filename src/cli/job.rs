@@ -37,14 +37,6 @@ pub enum ProcessRole {
     Launcher(usize),
 }
 
-/// Which rank of several this process is, by its environment.
-pub fn rank_environment() -> Result<Option<RankEnvironment>> {
-    let variables = std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    let found = RankEnvironment::from_variables(&variables.collect())?;
-    Ok(found.filter(|found| found.world_size > 1))
-}
-
 impl ProcessRole {
     /// What `args` and the environment ask for.
     pub fn new(args: &ParallelArgs, rank: Option<RankEnvironment>) -> Result<ProcessRole> {

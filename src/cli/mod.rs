@@ -5,27 +5,28 @@ mod bytes;
 mod commands;
 mod configuration;
 mod corpus;
+mod definition;
 mod job;
 mod memory_limits;
 mod options;
 mod output;
 mod progress;
+mod rank_environment;
 mod report;
 mod resume;
 mod run_folder;
 mod terminal;
 
-use clap::builder::Resettable;
+pub use output::failed;
+
 use clap::error::ErrorKind as ParseErrorKind;
-use clap::{
-    ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand, value_parser,
-};
-use ferrotron::parallel::launch::COMMUNICATION_FAILED;
-use ferrotron::{Error, ErrorKind, Result};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use ferrotron::Result;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use definition::Definition;
 use options::{Options, Source};
 
 /// Pre-train GPT-class models, from one laptop core up.
@@ -64,111 +65,33 @@ enum Command {
     Doctor(commands::doctor::DoctorArgs),
 }
 
-/// Says what went wrong, and where if `place` is not empty; returns the exit code: as for flags that do not parse, 2 for
-/// what the user asked for.
-pub fn failed(place: &str, error: &Error) -> ExitCode {
-    output::note(&format!("ferrotron: {place}{error}"));
-    ExitCode::from(match error.kind() {
-        ErrorKind::Config => 2,
-        ErrorKind::Communication => COMMUNICATION_FAILED,
-        _ => 1,
-    })
-}
-
 /// Runs the program; the exit code is that of a run that was asked to stop, or 0.
 pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
+    let definition = Definition::new(Cli::command());
     // What is missing or in conflict may be decided by a file or a checkpoint.
-    let typed = lenient().try_get_matches_from(&arguments).unwrap_or_else(|error| {
+    let typed = definition.lenient().try_get_matches_from(&arguments).unwrap_or_else(|error| {
         if error.kind() == ParseErrorKind::DisplayHelp {
-            whole_definition().get_matches_from(&arguments);
+            definition.whole().get_matches_from(&arguments);
         }
         error.exit()
     });
     let Some((name, typed)) = typed.subcommand() else { unreachable!("clap asks for one") };
-    let subcommand = definition(name);
+    let subcommand = definition.subcommand(name);
     let mut options = Options::from_matches(&subcommand, typed, &Source::Typed)?;
     if let Some(path) = typed.get_one::<PathBuf>("config") {
         options = options.over(options::config_file::read(&subcommand, path)?);
     }
-    let matches = parse(name, &options)?;
+    let matches = definition.parse(name, &options)?;
     let command = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
     let ended = match command {
-        Command::Train(args) => return commands::train::train(&args, options),
-        Command::Memory(args) => return commands::memory::memory(&args, options),
+        Command::Train(args) => return commands::train::train(&args, options, &definition),
+        Command::Memory(args) => return commands::memory::memory(&args, options, &definition),
         Command::Generate(args) => commands::generate::generate(&args),
-        Command::Eval(args) => commands::eval::eval(&args),
+        Command::Eval(args) => commands::eval::eval(&args, &definition),
         Command::Export(args) => commands::export::export(&args),
         Command::Bench(args) => commands::bench::bench(&args),
         Command::Schedule(args) => commands::schedule::schedule(&args),
         Command::Doctor(args) => commands::doctor::doctor(&args),
     };
     ended.map_err(|error| options.name_sources(error))
-}
-
-/// The command line, whose flags take `--flag` and `--flag=false`.
-fn whole_definition() -> clap::Command {
-    Cli::command().mut_subcommands(|subcommand| {
-        subcommand.mut_args(|arg| match arg.get_action() {
-            ArgAction::SetTrue => arg
-                .action(ArgAction::Set)
-                .num_args(0..=1)
-                .require_equals(true)
-                .value_name("BOOL")
-                .value_parser(value_parser!(bool))
-                .default_missing_value("true")
-                .default_value("false")
-                .hide_default_value(true)
-                .hide_possible_values(true),
-            _ => arg,
-        })
-    })
-}
-
-/// The same without what options demand of one another.
-fn lenient() -> clap::Command {
-    whole_definition().mut_subcommands(|subcommand| {
-        subcommand.mut_args(|arg| {
-            arg.required(false).requires(Resettable::Reset).conflicts_with(Resettable::Reset)
-        })
-    })
-}
-
-/// The definition of a subcommand.
-pub fn definition(name: &str) -> clap::Command {
-    let found = whole_definition().find_subcommand(name).cloned();
-    found.expect("the name of a subcommand")
-}
-
-/// What the words of a subcommand say, each for itself; or why it is none, in one line.
-pub fn words_of(
-    name: &str,
-    words: impl Iterator<Item = OsString>,
-) -> std::result::Result<ArgMatches, String> {
-    let words = ["ferrotron", name].map(OsString::from).into_iter().chain(words);
-    let matches = lenient().try_get_matches_from(words).map_err(|error| one_line(&error))?;
-    let found = matches.subcommand().map(|(_, matches)| matches.clone());
-    Ok(found.unwrap_or_default())
-}
-
-/// Parses the merged options of a subcommand.
-///
-/// # Errors
-/// An option with a value that it cannot have or without one that it needs, unless all were typed: clap then explains
-/// itself and ends the program.
-pub fn parse(name: &str, options: &Options) -> Result<ArgMatches> {
-    let words = ["ferrotron", name].map(OsString::from).into_iter().chain(options.words());
-    whole_definition().try_get_matches_from(words).map_err(|error| {
-        let plain = Error::config("", one_line(&error));
-        let line = plain.to_string();
-        let named = options.name_sources(plain);
-        if named.to_string() == line { error.exit() } else { named }
-    })
-}
-
-/// The first paragraph of what clap says.
-fn one_line(error: &clap::Error) -> String {
-    let text = error.to_string();
-    let lines = text.lines().take_while(|line| !line.is_empty()).map(str::trim);
-    let line = lines.collect::<Vec<_>>().join(" ");
-    line.strip_prefix("error: ").unwrap_or(&line).to_string()
 }

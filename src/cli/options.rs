@@ -245,11 +245,17 @@ fn mentions(message: &str, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::{Cli, definition::Definition};
+    use clap::CommandFactory;
     use serde_json::json;
+
+    fn definition() -> clap::Command {
+        Definition::new(Cli::command()).subcommand("train")
+    }
 
     fn options(source: Source, value: Value) -> Options {
         let map = value.as_object().unwrap().clone();
-        Options::from_map(&super::super::definition("train"), map, &source).unwrap()
+        Options::from_map(&definition(), map, &source).unwrap()
     }
 
     fn typed(value: Value) -> Options {
@@ -276,7 +282,7 @@ mod tests {
             (json!({ "data": [["a"]] }), "'data' holds a value that is no option"),
             (json!({ "lr": null }), "'lr' holds a value that is no option"),
         ] {
-            let definition = super::super::definition("train");
+            let definition = definition();
             let map = value.as_object().unwrap().clone();
             let error = Options::from_map(&definition, map, &Source::File("run.toml".into()));
             let error = error.unwrap_err().to_string();

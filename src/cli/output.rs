@@ -4,7 +4,9 @@
 //! then the program ends without a word, as if by SIGPIPE. What is only told of a run must not end it: a stream that
 //! is closed, broken or full is written to in vain.
 
+use ferrotron::parallel::launch::COMMUNICATION_FAILED;
 use std::io::{self, ErrorKind, Write};
+use std::process::ExitCode;
 
 /// Exit code of a program that SIGPIPE ended, as shells report it.
 const CLOSED_PIPE: i32 = 141;
@@ -37,6 +39,17 @@ pub fn report(text: &str) {
 /// Prints a line on standard error, if anybody reads it.
 pub fn note(text: &str) {
     let _ = write(io::stderr().lock(), &format!("{text}\n"));
+}
+
+/// Says what went wrong, and where if `place` is not empty; returns the exit code: as for flags that do not parse, 2 for
+/// what the user asked for.
+pub fn failed(place: &str, error: &ferrotron::Error) -> ExitCode {
+    note(&format!("ferrotron: {place}{error}"));
+    ExitCode::from(match error.kind() {
+        ferrotron::ErrorKind::Config => 2,
+        ferrotron::ErrorKind::Communication => COMMUNICATION_FAILED,
+        _ => 1,
+    })
 }
 
 fn write(mut stream: impl Write, text: &str) -> io::Result<()> {

@@ -7,7 +7,6 @@ use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 
 use super::fake::Fake;
-use super::nccl::{NcclCollective, NcclConfig};
 use super::{Buffer, Call, Collective, CommVolume, Memory, Op, Reduction, Work, partition_range};
 
 /// The ranks that carry out collectives together. Cloning gives another handle of the same group.
@@ -51,14 +50,9 @@ impl Group {
         Group(self.0.clone().map(wrap))
     }
 
-    /// The same group, whose calls on tensors of `device`, a GPU that no other rank has, NCCL carries out. All ranks
-    /// must call this, each with its device.
-    ///
-    /// Errors, naming the remedy, if NCCL is missing; if the others do not come within the timeout.
-    pub fn with_nccl(&self, device: &Device, config: &NcclConfig) -> Result<Group> {
-        let Some(host) = &self.0 else { return Ok(Group(None)) };
-        let collective = NcclCollective::new(host.clone(), device, config)?;
-        Ok(Group(Some(Arc::new(collective))))
+    /// What carries out the calls; nothing in a group of one.
+    pub(super) fn collective(&self) -> Option<&Arc<dyn Collective>> {
+        self.0.as_ref()
     }
 
     /// Whether both are handles of the same group.

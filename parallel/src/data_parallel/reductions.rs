@@ -6,7 +6,7 @@ use ferrotron_tensor::{Error, Result};
 use std::sync::{Arc, Mutex};
 
 use super::DataParallelConfig;
-use super::sharded_weights::UnshardPrefetcher;
+use super::sharded_weights::{UnshardPrefetcher, gather_weights};
 use super::whole_parameters;
 use crate::collective::{Group, Reduction, Work};
 use crate::mesh::Mesh;
@@ -62,7 +62,8 @@ impl ReductionState {
                 }
                 if config.sharding >= Sharding::Weights {
                     leaf.set_unshard_hook(ReductionState::lend(&shared, move |shared| {
-                        lock(&shared.weights).fetch(shared, bucket)
+                        let (batch, buckets) = (shared.mesh.dp_cp(), shared.buffers.groups());
+                        lock(&shared.weights).fetch(batch, buckets, bucket)
                     }))?;
                 }
             }
@@ -113,7 +114,7 @@ impl ReductionState {
     }
 
     pub fn reshard_weights(&self) -> Result<()> {
-        lock(&self.weights).free_all(self)
+        lock(&self.weights).free_all(self.buffers.groups())
     }
 
     pub fn begin_step(self: &Arc<ReductionState>, microbatches: usize) {
@@ -248,11 +249,7 @@ impl ReductionState {
 
     /// Starts gathering the weights of a group, after each rank has updated its shard.
     pub fn gather_weights(&self, group: &ParamAndGradBucket) -> Result<Work<()>> {
-        if group.owners.is_empty() {
-            return Ok(self.mesh.dp_cp().all_gather_flat(&group.weights));
-        }
-        whole_parameters::gather(self.mesh.dp_cp(), group)?;
-        Ok(Work::ready(()))
+        gather_weights(self.mesh.dp_cp(), group)
     }
 
     /// Number of steps, after `steps` steps, until all ranks have equal weights.

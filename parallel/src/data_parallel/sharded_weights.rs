@@ -7,8 +7,8 @@
 use ferrotron_nn::ParamAndGradBucket;
 use ferrotron_tensor::Result;
 
-use super::reductions::ReductionState;
-use crate::collective::Work;
+use super::whole_parameters;
+use crate::collective::{Group, Work};
 
 /// All lines, with their gathered buckets.
 pub(super) struct UnshardPrefetcher {
@@ -86,6 +86,15 @@ pub(super) fn lines(groups: &[ParamAndGradBucket]) -> Vec<Vec<usize>> {
     lines
 }
 
+/// Starts gathering the weights of a bucket over the ranks along the batch axes.
+pub(super) fn gather_weights(batch: &Group, bucket: &ParamAndGradBucket) -> Result<Work<()>> {
+    if bucket.owners.is_empty() {
+        return Ok(batch.all_gather_flat(&bucket.weights));
+    }
+    whole_parameters::gather(batch, bucket)?;
+    Ok(Work::ready(()))
+}
+
 impl UnshardPrefetcher {
     pub fn new(groups: &[ParamAndGradBucket]) -> UnshardPrefetcher {
         let line = |buckets: Vec<usize>| {
@@ -96,33 +105,43 @@ impl UnshardPrefetcher {
     }
 
     /// Waits until the weights of a bucket are gathered, and starts gathering the next ones.
-    pub fn fetch(&mut self, shared: &ReductionState, bucket: usize) -> Result<()> {
+    pub fn fetch(
+        &mut self,
+        batch: &Group,
+        buckets: &[ParamAndGradBucket],
+        bucket: usize,
+    ) -> Result<()> {
         let found = self.lines.iter_mut().find_map(|line| {
             let position = line.buckets.iter().position(|&other| other == bucket)?;
             Some((line, position))
         });
         let (line, position) = found.expect("every bucket is on a line");
         let gathered = line.walk.advance(position);
-        line.free(shared)?;
-        gathered.into_iter().try_for_each(|position| line.gather(shared, position))?;
+        line.free(buckets)?;
+        gathered.into_iter().try_for_each(|position| line.gather(batch, buckets, position))?;
         line.arrive(position)
     }
 
     /// Frees all gathered weights, because they are about to change.
-    pub fn free_all(&mut self, shared: &ReductionState) -> Result<()> {
+    pub fn free_all(&mut self, buckets: &[ParamAndGradBucket]) -> Result<()> {
         self.lines.iter_mut().try_for_each(|line| {
             line.walk = PrefetchWindow::new(line.buckets.len());
-            line.free(shared)
+            line.free(buckets)
         })
     }
 }
 
 impl BucketChain {
-    fn gather(&mut self, shared: &ReductionState, position: usize) -> Result<()> {
-        let group = &shared.buffers.groups()[self.buckets[position]];
+    fn gather(
+        &mut self,
+        batch: &Group,
+        buckets: &[ParamAndGradBucket],
+        position: usize,
+    ) -> Result<()> {
+        let group = &buckets[self.buckets[position]];
         group.alloc_weights()?;
         group.copy_in_weights()?;
-        self.here.push((position, Some(shared.gather_weights(group)?)));
+        self.here.push((position, Some(gather_weights(batch, group)?)));
         Ok(())
     }
 
@@ -132,13 +151,13 @@ impl BucketChain {
     }
 
     /// Frees the positions that are no longer needed.
-    fn free(&mut self, shared: &ReductionState) -> Result<()> {
+    fn free(&mut self, buckets: &[ParamAndGradBucket]) -> Result<()> {
         for (position, work) in std::mem::take(&mut self.here) {
             if self.walk.holds(position) {
                 self.here.push((position, work));
             } else {
                 work.map_or(Ok(()), Work::wait)?;
-                shared.buffers.groups()[self.buckets[position]].reshard_weights();
+                buckets[self.buckets[position]].reshard_weights();
             }
         }
         Ok(())

@@ -4,8 +4,8 @@ use ferrotron_autograd::Var;
 use ferrotron_nn::{Axis, Init, Module, Param, Scope, WeightDecay};
 use ferrotron_tensor::{At, Error, Result, Tensor};
 
-use super::linear::SEQUENCE;
 use super::mappings::{reduce_from_tp, reduce_scatter_to_sp};
+use super::sharding::SEQUENCE;
 use super::{SequenceParallel, TensorParallel};
 
 /// A trainable table (V, C) with sharded rows. Each rank looks up the ids in its shard, gives zeros for the others,

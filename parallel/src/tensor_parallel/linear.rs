@@ -20,7 +20,7 @@ use ferrotron_tensor::ops::matmul::{
 use ferrotron_tensor::{At, Error, Result, Tensor};
 
 use super::mappings::{all_gather_dim, reduce_scatter_dim};
-use super::{SequenceParallel, TensorParallel};
+use super::sharding::{SEQUENCE, SequenceParallel, TensorParallel};
 use crate::collective::{Reduction, Work};
 
 /// The sharded dim of the weight.
@@ -40,9 +40,6 @@ impl TpStyle {
         }
     }
 }
-
-/// The dim of activations (B, T, ..) that sequence parallelism shards.
-pub(super) const SEQUENCE: usize = 1;
 
 impl TensorParallel {
     /// Gathers all positions of an activation on the residual stream.

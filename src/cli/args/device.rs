@@ -12,7 +12,7 @@ use ferrotron::{DType, Device, Error, Result};
 use std::ops::Range;
 use std::path::PathBuf;
 
-use crate::cli::job;
+use crate::cli::rank_environment::rank_environment;
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Device")]
@@ -110,7 +110,7 @@ impl DeviceArgs {
 
     /// The device of a process that computes alone, or under a launcher beside others.
     pub fn open(&self) -> Result<Device> {
-        let local_rank = job::rank_environment()?.map_or(0, |rank| rank.local_rank);
+        let local_rank = rank_environment()?.map_or(0, |rank| rank.local_rank);
         self.open_shared(1, local_rank, std::env::temp_dir())
     }
 

@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use crate::cli::args::device::DeviceArgs;
 use crate::cli::commands::generate::Loaded;
 use crate::cli::corpus;
+use crate::cli::definition::Definition;
 use crate::cli::options::remembered;
 use crate::cli::output;
 
@@ -45,9 +46,13 @@ pub struct EvalArgs {
 }
 
 /// Measures the loss over every token of the validation part.
-pub fn eval(args: &EvalArgs) -> Result<ExitCode> {
+pub fn eval(args: &EvalArgs, definition: &Definition) -> Result<ExitCode> {
     let (loaded, tokenizer) = Loaded::with_tokenizer(args.load.as_ref(), &args.device)?;
-    let saved = loaded.checkpoint.as_ref().map(remembered::of_checkpoint).transpose()?;
+    let saved = loaded
+        .checkpoint
+        .as_ref()
+        .map(|checkpoint| remembered::of_checkpoint(checkpoint, definition))
+        .transpose()?;
     let (saved, _) = saved.unwrap_or_default();
     let data = if args.data.is_empty() {
         if loaded.checkpoint.as_ref().is_none_or(|checkpoint| checkpoint.run().is_null()) {

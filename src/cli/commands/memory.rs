@@ -9,9 +9,10 @@ use std::process::ExitCode;
 
 use crate::cli::args::train::TrainArgs;
 use crate::cli::commands::train::open_tokenizer;
+use crate::cli::definition::Definition;
 use crate::cli::options::Options;
 use crate::cli::options::remembered;
-use crate::cli::{bytes, memory_limits, output, parse};
+use crate::cli::{bytes, memory_limits, output};
 
 /// Tokens of the GPT-2 vocabulary, with which the presets were trained.
 const PRESET_VOCAB: usize = 50_257;
@@ -29,13 +30,13 @@ pub struct MemoryArgs {
 }
 
 /// Prints what each rank of every pipeline stage would take, with the options `given` over those of `--load`.
-pub fn memory(args: &MemoryArgs, given: Options) -> Result<ExitCode> {
+pub fn memory(args: &MemoryArgs, given: Options, definition: &Definition) -> Result<ExitCode> {
     let resumed = args.train.run.load.as_deref().map(Checkpoint::peek).transpose()?;
     let options = match &resumed {
-        Some(checkpoint) => remembered::resumed(given, checkpoint, None)?,
+        Some(checkpoint) => remembered::resumed(given, checkpoint, None, definition)?,
         None => given,
     };
-    let matches = parse("memory", &options)?;
+    let matches = definition.parse("memory", &options)?;
     let matches = matches.subcommand_matches("memory").expect("it was parsed");
     let args = MemoryArgs::from_arg_matches(matches).unwrap_or_else(|error| error.exit());
     report(&args, resumed.as_ref()).map_err(|error| options.name_sources(error))

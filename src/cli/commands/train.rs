@@ -19,20 +19,23 @@ use std::process::ExitCode;
 use crate::cli::args::device::DeviceChoice;
 use crate::cli::args::train::TrainArgs;
 use crate::cli::configuration::{Configuration, data_facts};
+use crate::cli::definition::Definition;
 use crate::cli::job;
 use crate::cli::job::ProcessRole;
 use crate::cli::options::Options;
+use crate::cli::output::failed;
 use crate::cli::progress::TrainProgress;
-use crate::cli::{corpus, failed, memory_limits, output, report, resume, run_folder};
+use crate::cli::rank_environment::rank_environment;
+use crate::cli::{corpus, memory_limits, output, report, resume, run_folder};
 
 /// Trains, reports and leaves a run folder behind; or starts processes that do. The options `given`, of which `args` is
 /// made, were typed or stand in the file of `--config`.
-pub fn train(args: &TrainArgs, given: Options) -> Result<ExitCode> {
+pub fn train(args: &TrainArgs, given: Options, definition: &Definition) -> Result<ExitCode> {
     let load = args.run.load.as_deref();
-    let rank = job::rank_environment()?;
+    let rank = rank_environment()?;
     let Some(rank) = rank else {
         let resumed = load.map(Checkpoint::peek).transpose()?;
-        let plan = PreparedRun::new(given, resumed, None)?; // what is refused is refused here, once
+        let plan = PreparedRun::new(given, resumed, None, definition)?; // what is refused is refused here, once
         return match plan.job {
             ProcessRole::Launcher(ranks) => {
                 job::start_ranks(ranks, plan.configuration.args.parallel.timeout())
@@ -45,8 +48,9 @@ pub fn train(args: &TrainArgs, given: Options) -> Result<ExitCode> {
     };
     // How ranks meet is no matter of a checkpoint, which they choose together. What one of them cannot do is told to all
     // behind that.
-    let trained =
-        job::connect(&args.parallel, &rank, |world| train_as_rank(&world, load, given, &rank));
+    let trained = job::connect(&args.parallel, &rank, |world| {
+        train_as_rank(&world, load, given, &rank, definition)
+    });
     // Under other launchers nothing else says whose error it is.
     Ok(trained.unwrap_or_else(|error| failed(&format!("rank {}: ", rank.rank), &error)))
 }
@@ -57,10 +61,11 @@ fn train_as_rank(
     load: Option<&Path>,
     given: Options,
     rank: &RankEnvironment,
+    definition: &Definition,
 ) -> Result<ExitCode> {
     let everyone = world.everyone()?;
     let resumed = resume::open_together(&everyone, load)?;
-    let planned = PreparedRun::new(given, resumed, Some(rank)).and_then(|plan| {
+    let planned = PreparedRun::new(given, resumed, Some(rank), definition).and_then(|plan| {
         let data = plan.data()?;
         let mut facts = data_facts(&data.fingerprint, &data.dataset, &plan.tokenizer)?;
         facts.extend(plan.configuration.facts.clone());
@@ -96,8 +101,9 @@ impl PreparedRun {
         given: Options,
         resumed: Option<Checkpoint>,
         rank: Option<&RankEnvironment>,
+        definition: &Definition,
     ) -> Result<PreparedRun> {
-        let configuration = Configuration::new(given, resumed.as_ref(), rank)?;
+        let configuration = Configuration::new(given, resumed.as_ref(), rank, definition)?;
         let Configuration { args, options, .. } = &configuration;
         let check = || {
             let job = ProcessRole::new(&args.parallel, rank.cloned())?;

@@ -9,8 +9,9 @@ use ferrotron::parallel::launch::RankEnvironment;
 use ferrotron::{DType, Error, Result};
 use serde_json::{Map, Value};
 
+use crate::cli::definition::Definition;
 use crate::cli::options::{Options, Source};
-use crate::cli::{definition, output, words_of};
+use crate::cli::output;
 
 /// Options of one start of a run, or of one process of it: a checkpoint neither remembers them nor decides them, even
 /// if they stand in it.
@@ -124,15 +125,18 @@ pub fn canonical(name: &str, text: &str) -> String {
 ///
 /// # Errors
 /// An option that this program does not have.
-pub fn of_checkpoint(checkpoint: &Checkpoint) -> Result<(Options, Vec<String>)> {
-    let definition = definition("train");
+pub fn of_checkpoint(
+    checkpoint: &Checkpoint,
+    definition: &Definition,
+) -> Result<(Options, Vec<String>)> {
+    let train = definition.subcommand("train");
     let source = Source::Checkpoint(format!("the checkpoint {checkpoint}"));
     let mut options = match checkpoint.run() {
-        Value::Object(map) => Options::from_map(&definition, map.clone(), &source)?,
+        Value::Object(map) => Options::from_map(&train, map.clone(), &source)?,
         Value::Array(words) => {
             let words = words.iter().filter_map(Value::as_str).map(Into::into);
-            let matches = words_of("train", words).map_err(|why| source.refuse(why))?;
-            Options::from_matches(&definition, &matches, &source)?
+            let matches = definition.words_of("train", words).map_err(|why| source.refuse(why))?;
+            Options::from_matches(&train, &matches, &source)?
         }
         _ => Options::default(),
     };
@@ -151,8 +155,9 @@ pub fn resumed(
     given: Options,
     checkpoint: &Checkpoint,
     rank: Option<&RankEnvironment>,
+    definition: &Definition,
 ) -> Result<Options> {
-    let (mut saved, ignored) = of_checkpoint(checkpoint)?;
+    let (mut saved, ignored) = of_checkpoint(checkpoint, definition)?;
     if rank.is_none_or(|rank| rank.rank == 0) && !ignored.is_empty() {
         let names = ignored.iter().map(|name| format!("--{name}")).collect::<Vec<_>>().join(", ");
         output::note(&format!(

@@ -5,6 +5,8 @@ use ferrotron_tensor::{Error, Result};
 use std::collections::HashSet;
 use tiktoken_rs::{CoreBPE, r50k_base_singleton};
 
+use super::lossy::{REPLACEMENT, lossy};
+
 /// 50000 merges, 256 bytes and `<|endoftext|>`.
 pub(super) const VOCAB_SIZE: usize = 50_257;
 
@@ -27,8 +29,8 @@ pub(super) fn encode(text: &str) -> Result<Vec<u32>> {
 }
 
 pub(super) fn decode(tokens: &[u32]) -> String {
-    super::lossy(tokens, |token, bytes| match bpe().decode_bytes(&[token]) {
+    lossy(tokens, |token, bytes| match bpe().decode_bytes(&[token]) {
         Ok(token) => bytes.extend(token),
-        Err(_) => bytes.extend(super::REPLACEMENT),
+        Err(_) => bytes.extend(REPLACEMENT),
     })
 }

@@ -14,10 +14,13 @@
 mod char_level;
 mod gpt2;
 mod hugging_face;
+mod lossy;
 
 use ferrotron_tensor::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::{fmt, path::Path, path::PathBuf, str::FromStr};
+
+use lossy::{REPLACEMENT, lossy};
 
 pub use char_level::CharTokenizer;
 pub use hugging_face::HuggingFaceTokenizer;
@@ -175,19 +178,6 @@ struct SavedTokenizer {
     kind: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     chars: Option<String>,
-}
-
-/// U+FFFD in UTF-8.
-const REPLACEMENT: &[u8] = "\u{FFFD}".as_bytes();
-
-/// Concatenates the bytes of all tokens and then decodes, since characters may span tokens.
-fn lossy(tokens: &[u32], mut append: impl FnMut(u32, &mut Vec<u8>)) -> String {
-    let mut bytes = Vec::with_capacity(tokens.len());
-    tokens.iter().for_each(|&token| append(token, &mut bytes));
-    match String::from_utf8(bytes) {
-        Ok(text) => text,
-        Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
-    }
 }
 
 /// The value of `--tokenizer`.

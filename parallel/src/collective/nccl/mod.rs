@@ -37,8 +37,20 @@ pub struct NcclConfig {
     pub timeout: Duration,
 }
 
+impl Group {
+    /// The same group, whose calls on tensors of `device`, a GPU that no other rank has, NCCL carries out. All ranks
+    /// must call this, each with its device.
+    ///
+    /// Errors, naming the remedy, if NCCL is missing; if the others do not come within the timeout.
+    pub fn with_nccl(&self, device: &Device, config: &NcclConfig) -> Result<Group> {
+        let Some(host) = self.collective() else { return Ok(self.clone()) };
+        let collective = NcclCollective::new(host.clone(), device, config)?;
+        Ok(Group::new(Arc::new(collective)))
+    }
+}
+
 /// One rank's end of a group whose tensors are on GPUs.
-pub(super) struct NcclCollective {
+struct NcclCollective {
     host: Arc<dyn Collective>,
     device: Device,
     /// Closed before the thread is joined.
@@ -49,7 +61,7 @@ pub(super) struct NcclCollective {
 
 impl NcclCollective {
     /// Meets the other ranks of `host`, which must all come with a device of their own.
-    pub fn new(
+    fn new(
         host: Arc<dyn Collective>,
         device: &Device,
         config: &NcclConfig,

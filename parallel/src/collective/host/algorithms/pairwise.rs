@@ -5,8 +5,8 @@ use ferrotron_tensor::DType;
 use std::ops::Range;
 
 use crate::collective::host::algorithms::combine::{round, widen_add};
-use crate::collective::host::transport::channel::{ChannelResult, PIECE, WINDOW};
 use crate::collective::host::transport::peer_channels::{PeerChannels, clip, pieces};
+use crate::collective::host::transport::piece::{ChannelResult, PIECE, WINDOW};
 
 /// Sends `output` to rank `to` while `input` comes from rank `from`.
 pub async fn send_recv(

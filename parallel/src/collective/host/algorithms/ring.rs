@@ -15,8 +15,8 @@
 use std::ops::Range;
 
 use crate::collective::host::algorithms::combine::ReduceKernels;
-use crate::collective::host::transport::channel::{ChannelResult, PIECE, WINDOW};
 use crate::collective::host::transport::peer_channels::{PeerChannels, clip};
+use crate::collective::host::transport::piece::{ChannelResult, PIECE, WINDOW};
 
 /// The steps of a reduce-scatter.
 pub fn reduce_scatter(n: usize) -> Range<usize> {

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use crate::collective::host::algorithms::combine::ReduceKernels;
 use crate::collective::host::algorithms::pairwise::reduce_scatter_narrow;
-use crate::collective::host::transport::channel::ChannelResult;
 use crate::collective::host::transport::peer_channels::{PeerChannels, pieces};
+use crate::collective::host::transport::piece::ChannelResult;
 
 /// The root's bytes, to everybody: along a chain that begins at the root, piece after piece.
 pub async fn broadcast(

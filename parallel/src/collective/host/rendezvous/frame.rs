@@ -41,7 +41,7 @@ pub enum Purpose {
 
 /// An answer to a rank that has connected.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Answer {
+pub enum Admission {
     /// The connection is the one it asked for.
     Admitted,
     /// From rank 0: all are there; this is where they listen, from rank 0 on.

@@ -13,9 +13,9 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::super::runtime::world_health::WorldHealth;
-use super::RankConfig;
 use super::auth::Secret;
-use super::frame::{self, Answer, Introduction, Purpose};
+use super::config::RankConfig;
+use super::frame::{self, Admission, Introduction, Purpose};
 use super::listen::{Arrival, Entrance, Joined, PendingConnections, TurnedAway, listen};
 use crate::descriptors::explained;
 
@@ -96,9 +96,9 @@ pub async fn meet(config: &RankConfig, secret: &Secret, shared: &Arc<WorldHealth
         let what = format!("rank {rank}: not all of the {size} ranks came");
         let answer = timeout_at(deadline + PAUSE * 20, frame::read(&mut stream)).await;
         match answer.map_err(|_| failed(what.clone()))? {
-            Ok(Answer::Addresses(addresses)) => (addresses, vec![(0, stream)]),
-            Ok(Answer::Refused(why)) => return Err(failed(why)),
-            Ok(Answer::Admitted) => return Err(failed("rank 0 answers twice".to_string())),
+            Ok(Admission::Addresses(addresses)) => (addresses, vec![(0, stream)]),
+            Ok(Admission::Refused(why)) => return Err(failed(why)),
+            Ok(Admission::Admitted) => return Err(failed("rank 0 answers twice".to_string())),
             Err(error) => return Err(failed(format!("{what}; rank 0 is gone: {error}"))),
         }
     };
@@ -151,7 +151,8 @@ async fn welcome(
                     let _ = write!(text, "; turned away: {process}");
                 }
                 for joined in ranks.values_mut() {
-                    let _ = frame::write(&mut joined.stream, &Answer::Refused(text.clone())).await;
+                    let _ =
+                        frame::write(&mut joined.stream, &Admission::Refused(text.clone())).await;
                 }
                 return Err(failed(text));
             }
@@ -180,7 +181,7 @@ async fn welcome(
     let mut control = Vec::new();
     for (rank, mut joined) in ranks {
         // A rank that has gone meanwhile is noticed by its control connection.
-        let _ = frame::write(&mut joined.stream, &Answer::Addresses(addresses.clone())).await;
+        let _ = frame::write(&mut joined.stream, &Admission::Addresses(addresses.clone())).await;
         control.push((rank, joined.stream));
     }
     Ok((addresses, control))
@@ -188,7 +189,7 @@ async fn welcome(
 
 /// Tells a rank that there is no place for it.
 async fn refuse(stream: &mut TcpStream, why: String) {
-    let _ = frame::write(stream, &Answer::Refused(format!("{why}; {ANOTHER_PORT}"))).await;
+    let _ = frame::write(stream, &Admission::Refused(format!("{why}; {ANOTHER_PORT}"))).await;
 }
 
 /// Connects to a rank, which may not listen yet, and says what for.
@@ -208,8 +209,10 @@ pub async fn connect(
             secret.connect(&mut stream).await?;
             frame::write(&mut stream, introduction).await?;
             match frame::read(&mut stream).await? {
-                Answer::Refused(why) => Err(std::io::Error::new(ErrorKind::PermissionDenied, why)),
-                Answer::Admitted | Answer::Addresses(_) => Ok(stream),
+                Admission::Refused(why) => {
+                    Err(std::io::Error::new(ErrorKind::PermissionDenied, why))
+                }
+                Admission::Admitted | Admission::Addresses(_) => Ok(stream),
             }
         };
         let late = Err(ErrorKind::TimedOut.into());

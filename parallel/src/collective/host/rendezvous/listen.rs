@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 
 use super::super::runtime::world_health::WorldHealth;
 use super::auth::Secret;
-use super::frame::{self, Answer, Introduction, Purpose};
+use super::frame::{self, Admission, Introduction, Purpose};
 use crate::descriptors::explained;
 
 /// How long a connection may take to prove itself.
@@ -205,9 +205,9 @@ impl Entrance {
             }
         };
         if let Some(refusal) = refusal {
-            return frame::write(&mut stream, &Answer::Refused(refusal)).await;
+            return frame::write(&mut stream, &Admission::Refused(refusal)).await;
         }
-        frame::write(&mut stream, &Answer::Admitted).await?;
+        frame::write(&mut stream, &Admission::Admitted).await?;
         match purpose {
             Purpose::Pipe { group } => self.pending.park(group, rank, stream),
             Purpose::Join { size, port } => {
@@ -275,8 +275,8 @@ mod tests {
             secret.connect(&mut other).await.unwrap();
             let other_job = Introduction { job_id: Some("B".to_string()), ..introduction };
             frame::write(&mut other, &other_job).await.unwrap();
-            let answer: Answer = frame::read(&mut other).await.unwrap();
-            assert!(matches!(answer, Answer::Refused(why) if why.contains("job 'B'")));
+            let answer: Admission = frame::read(&mut other).await.unwrap();
+            assert!(matches!(answer, Admission::Refused(why) if why.contains("job 'B'")));
             assert!(start.elapsed() < HANDSHAKE_TIMEOUT, "let in after {:?}", start.elapsed());
             // The oldest were dropped at once, the newest has had its time.
             assert_eq!(silent[0].read(&mut [0]).await.unwrap_or(0), 0);

@@ -1,55 +1,26 @@
 //! A world whose ranks are processes, on one machine or on several.
 
 mod auth;
+mod config;
 mod control;
 mod frame;
 mod join;
 mod listen;
 mod net_rendezvous;
 
+pub use config::{RankConfig, Transport};
+
 use ferrotron_tensor::{Error, Result};
 use std::sync::{Arc, mpsc};
 
 use super::runtime::progress::ProgressThread;
-use super::runtime::threads::run_rank;
-use super::runtime::world::{World, WorldConfig};
+use super::runtime::run_rank::run_rank;
+use super::runtime::world::World;
 use super::runtime::world_health::WorldHealth;
 use crate::descriptors;
 use auth::Secret;
 use control::Control;
 use net_rendezvous::NetRendezvous;
-
-/// What carries data between processes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Transport {
-    /// Shared memory between processes of one machine, TCP between machines.
-    #[default]
-    Auto,
-    /// TCP, always.
-    Tcp,
-}
-
-/// Which rank of which job this process is.
-#[derive(Debug, Clone)]
-pub struct RankConfig {
-    /// This rank's number, from 0.
-    pub rank: usize,
-    /// How many ranks the job has.
-    pub size: usize,
-    /// Name or address of the machine of rank 0.
-    pub master: String,
-    /// Where rank 0 listens.
-    pub port: u16,
-    /// What all ranks of the job know and nobody else does. Without it, or if it is empty, only the loopback
-    /// interface is used, and whoever can connect there is trusted.
-    pub secret: Option<String>,
-    /// The job's id, if it has one: a rank of another job, at the same port by mistake, is refused.
-    pub job_id: Option<String>,
-    /// What carries data.
-    pub transport: Transport,
-    /// What all ranks agree on. Its timeout also holds for ranks to come together.
-    pub world: WorldConfig,
-}
 
 /// Runs `f` as one rank of a job of several processes, when all have come together. If `f` returns an error
 /// or panics, the calls of all other ranks end.

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use super::super::runtime::progress::ProgressThread;
-use super::super::runtime::world::Rendezvous;
+use super::super::runtime::rendezvous::Rendezvous;
 use super::super::runtime::world_health::{Entry, Reply, WorldHealth};
 use super::super::silence::{blame, list};
 use super::super::transport::channel::{
@@ -20,8 +20,8 @@ use super::super::transport::channel::{
 };
 use super::super::transport::peer_channels::PeerChannels;
 use super::super::transport::{shm, tcp};
-use super::Transport;
 use super::auth::Secret;
+use super::config::Transport;
 use super::control::Control;
 use super::frame::{self, Introduction, Purpose};
 use super::join::{connect, deadline};

@@ -11,30 +11,19 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
-use tracing::{Instrument, Span};
+use tracing::Instrument;
 
+use crate::collective::host::runtime::queue::QueuedCall;
+use crate::collective::host::runtime::rendezvous::Rendezvous;
 use crate::collective::host::runtime::run::{Locked, run};
-use crate::collective::host::runtime::threads::panicked;
-use crate::collective::host::runtime::world::Rendezvous;
+use crate::collective::host::runtime::run_rank::panicked;
 use crate::collective::host::runtime::world_health::{Entry, Kind, WorldHealth};
 use crate::collective::host::silence::{blame, list};
-use crate::collective::host::transport::channel::{ChannelResult, Fault};
 use crate::collective::host::transport::header::Header;
 use crate::collective::host::transport::peer_channels::PeerChannels;
+use crate::collective::host::transport::piece::{ChannelResult, Fault};
 use crate::collective::work::SPIN_TIME;
-use crate::collective::{Call, CommVolume, Completion, Memory, Op};
-
-/// A call in the queue.
-pub struct QueuedCall {
-    /// What is called.
-    pub call: Call,
-    /// What it works on.
-    pub memory: Memory,
-    /// Where the result goes.
-    pub completion: Completion,
-    /// What a trace shows of it.
-    pub span: Span,
-}
+use crate::collective::{Call, CommVolume, Memory, Op};
 
 /// How long a rank that closes its pipes may take to say why.
 const GRACE: Duration = Duration::from_millis(300);

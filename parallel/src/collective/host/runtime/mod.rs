@@ -3,7 +3,9 @@
 pub(super) mod group_task;
 pub(super) mod progress;
 pub(super) mod queue;
+pub(super) mod rendezvous;
 pub(super) mod run;
+pub(super) mod run_rank;
 pub(super) mod threads;
 pub(super) mod world;
 pub(super) mod world_health;

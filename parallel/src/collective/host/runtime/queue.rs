@@ -3,12 +3,23 @@
 use ferrotron_tensor::Result;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tracing::trace_span;
+use tracing::{Span, trace_span};
 
-use crate::collective::host::runtime::group_task::QueuedCall;
 use crate::collective::host::runtime::progress::ProgressThread;
 use crate::collective::host::runtime::world_health::WorldHealth;
-use crate::collective::{Call, Collective, CommVolume, Memory, Work};
+use crate::collective::{Call, Collective, CommVolume, Completion, Memory, Work};
+
+/// A call in the queue.
+pub struct QueuedCall {
+    /// What is called.
+    pub call: Call,
+    /// What it works on.
+    pub memory: Memory,
+    /// Where the result goes.
+    pub completion: Completion,
+    /// What a trace shows of it.
+    pub span: Span,
+}
 
 /// The calls of one group on one rank, on their way to the progress thread.
 pub struct HostCollective {

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use crate::collective::host::algorithms::combine::{is_narrow, kernels};
 use crate::collective::host::algorithms::{pairwise, ring, rooted};
-use crate::collective::host::transport::channel::ChannelResult;
 use crate::collective::host::transport::header::Header;
 use crate::collective::host::transport::peer_channels::PeerChannels;
+use crate::collective::host::transport::piece::ChannelResult;
 use crate::collective::{Buffer, Bytes, Call, Memory, Op, Reduction, partition_range};
 
 /// The bytes that a call works on, locked.

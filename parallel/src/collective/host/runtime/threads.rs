@@ -1,15 +1,15 @@
 //! A world whose ranks are threads of this process.
 
 use ferrotron_tensor::{Error, Result};
-use std::any::Any;
 use std::collections::HashMap;
 use std::future::{Future, ready};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::collective::host::runtime::progress::ProgressThread;
-use crate::collective::host::runtime::world::{Rendezvous, World, WorldConfig};
+use crate::collective::host::runtime::rendezvous::Rendezvous;
+use crate::collective::host::runtime::run_rank::{panicked, run_rank};
+use crate::collective::host::runtime::world::{World, WorldConfig};
 use crate::collective::host::runtime::world_health::{Entry, Reply, WorldHealth};
 use crate::collective::host::transport::channel::{
     RecvChannel, RecvChannelKind, SendChannel, SendChannelKind,
@@ -66,29 +66,6 @@ pub fn run_threads<T: Send>(
         };
         threads.into_iter().map(join).collect()
     })
-}
-
-/// Runs what a rank does; if it does not end well, nobody shall wait for it.
-pub fn run_rank<T>(rank: usize, shared: &WorldHealth, f: impl FnOnce() -> Result<T>) -> Result<T> {
-    let result = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
-        let what = panicked(panic);
-        shared.fail(&format!("rank {rank} {what}"));
-        Err(Error::communication("", what).at(&format!("rank {rank}")))
-    });
-    if let Err(error) = &result {
-        shared.fail(&format!("rank {rank} ended with an error: {error}"));
-    }
-    result
-}
-
-/// That there was a panic, and its message.
-pub fn panicked(panic: Box<dyn Any + Send>) -> String {
-    let message = panic
-        .downcast_ref::<&str>()
-        .map(|message| message.to_string())
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "no message".to_string());
-    format!("panicked: {message}")
 }
 
 /// Where threads leave pipes for one another: whoever comes first to a group makes all of them.

@@ -2,8 +2,6 @@
 
 use ferrotron_tensor::{Error, Result};
 use std::collections::HashMap;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -11,8 +9,8 @@ use crate::collective::Group;
 use crate::collective::host::runtime::group_task::GroupTask;
 use crate::collective::host::runtime::progress::ProgressThread;
 use crate::collective::host::runtime::queue::HostCollective;
-use crate::collective::host::runtime::world_health::{Entry, Reply, WorldHealth};
-use crate::collective::host::transport::peer_channels::PeerChannels;
+use crate::collective::host::runtime::rendezvous::Rendezvous;
+use crate::collective::host::runtime::world_health::WorldHealth;
 
 /// What all ranks of a world agree on.
 #[derive(Debug, Clone)]
@@ -44,29 +42,6 @@ pub struct World {
     /// How often this rank has made a group of the same name and ranks.
     made: Mutex<HashMap<String, usize>>,
     everyone: OnceLock<Group>,
-}
-
-/// How the members of a group come to have pipes to each other.
-pub trait Rendezvous: Send + Sync {
-    /// The pipes of member `own` of the group `id` of `ranks`.
-    fn links(
-        &self,
-        progress: &ProgressThread,
-        id: &Arc<str>,
-        own: usize,
-        ranks: &[usize],
-    ) -> Result<PeerChannels>;
-
-    /// Asks ranks, by their numbers in the world, whether they have entered calls of a group; one reply for
-    /// each question.
-    fn ask<'a>(
-        &'a self,
-        group: &'a Arc<str>,
-        questions: &'a [(usize, Entry)],
-    ) -> Pin<Box<dyn Future<Output = Vec<Reply>> + 'a>>;
-
-    /// Asks all ranks of the world whether they are there; returns those that do not answer.
-    fn silent(&self) -> Pin<Box<dyn Future<Output = Vec<usize>> + '_>>;
 }
 
 impl World {

@@ -8,40 +8,12 @@
 use bytemuck::Zeroable;
 
 use crate::collective::host::transport::header::Header;
+use crate::collective::host::transport::piece::{ChannelResult, Fault};
 use crate::collective::host::transport::{local, shm, tcp};
-
-/// Bytes of the largest piece: a piece that is received, added to and forwarded stays in the second-level
-/// cache. A multiple of every element's size.
-pub const PIECE: usize = 256 << 10;
-
-/// Pieces that an algorithm sends before it waits for the first to come in.
-pub const WINDOW: usize = 3;
-
-/// Pieces that a pipe takes before its reader takes one: the window, a header, and one more, so that of
-/// ranks that wait for each other in a ring one can always go on.
-pub const SLOTS: usize = WINDOW + 3;
 
 /// Pieces that go through one end of a pipe before the progress thread looks at its other calls, its timers
 /// and its sockets: between processes that keep pace a pipe alone would never make it wait.
 const PIECES_PER_YIELD: u32 = 16;
-
-/// Why a call cannot be carried out.
-#[derive(Debug)]
-pub enum Fault {
-    /// A rank has closed its end of a pipe, for a reason that it may still tell.
-    PeerGone(String),
-    /// Anything else.
-    Protocol(String),
-}
-
-impl From<String> for Fault {
-    fn from(what: String) -> Fault {
-        Fault::Protocol(what)
-    }
-}
-
-/// What came of a piece, or of a call.
-pub type ChannelResult<T> = std::result::Result<T, Fault>;
 
 /// Says who it was.
 fn by(rank: usize) -> impl FnOnce(Fault) -> Fault {
@@ -78,11 +50,6 @@ struct Expected {
 /// Pieces since the progress thread has last looked elsewhere.
 #[derive(Default)]
 struct YieldCounter(u32);
-
-/// Lets a side that looks again and again for what it waits for pause a little, now and then for longer.
-pub fn pause(look: usize) {
-    if look % 16 == 15 { std::thread::yield_now() } else { std::hint::spin_loop() }
-}
 
 impl YieldCounter {
     async fn one_more(&mut self) {
@@ -124,7 +91,7 @@ impl SendChannel {
         self.payload
     }
 
-    /// A place for the next piece, of at most [`PIECE`] bytes. Write it, then [`SendChannel::commit`].
+    /// A place for the next piece, of at most [`PIECE`](super::piece::PIECE) bytes. Write it, then [`SendChannel::commit`].
     pub async fn space(&mut self, len: usize) -> ChannelResult<&mut [u8]> {
         self.yields.one_more().await;
         let rank = self.rank;
@@ -148,7 +115,7 @@ impl SendChannel {
         Ok(())
     }
 
-    /// Sends a piece of at most [`PIECE`] bytes, from where it lies if the pipe can.
+    /// Sends a piece of at most [`PIECE`](super::piece::PIECE) bytes, from where it lies if the pipe can.
     ///
     /// # Safety
     ///

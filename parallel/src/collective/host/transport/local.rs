@@ -1,21 +1,9 @@
 //! The pipe between two threads of a process: two queues of recycled chunks, full ones one way and empty
 //! ones back.
 
-use bytemuck::{Pod, Zeroable};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use crate::collective::host::transport::channel::{ChannelResult, Fault, PIECE, SLOTS};
-
-/// A cache line, so that chunks begin at one.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C, align(64))]
-pub struct CacheLine([u8; 64]);
-
-/// Memory of one piece.
-struct PieceBuffer {
-    lines: Vec<CacheLine>,
-    len: usize,
-}
+use crate::collective::host::transport::piece::{ChannelResult, Fault, PieceBuffer, SLOTS};
 
 /// The end that is written.
 pub struct LocalWriter {
@@ -52,15 +40,11 @@ impl LocalWriter {
             Ok(chunk) => chunk,
             Err(_) if self.made < SLOTS => {
                 self.made += 1;
-                PieceBuffer {
-                    lines: vec![CacheLine::zeroed(); PIECE / size_of::<CacheLine>()],
-                    len: 0,
-                }
+                PieceBuffer::new()
             }
             Err(_) => self.empty.recv().await.ok_or_else(closed)?,
         };
-        let chunk = self.current.insert(PieceBuffer { len, ..chunk });
-        Ok(&mut bytemuck::cast_slice_mut(&mut chunk.lines)[..len])
+        Ok(self.current.insert(chunk).begin(len))
     }
 
     pub async fn send(&mut self, bytes: &[u8]) -> ChannelResult<()> {
@@ -84,8 +68,7 @@ impl LocalReader {
             let what = format!("sent a piece of {} bytes where {len} were due", chunk.len);
             return Err(Fault::Protocol(what));
         }
-        let chunk = self.current.insert(chunk);
-        Ok(&bytemuck::cast_slice(&chunk.lines)[..len])
+        Ok(self.current.insert(chunk).bytes())
     }
 
     pub async fn recv(&mut self, into: &mut [u8]) -> ChannelResult<()> {

@@ -4,5 +4,6 @@ pub(super) mod channel;
 pub(super) mod header;
 pub(super) mod local;
 pub(super) mod peer_channels;
+pub(super) mod piece;
 pub(super) mod shm;
 pub(super) mod tcp;

@@ -1,9 +1,8 @@
 //! What a rank has to the others of its group: a pipe each way.
 
-use crate::collective::host::transport::channel::{
-    ChannelResult, Fault, PIECE, RecvChannel, SendChannel,
-};
+use crate::collective::host::transport::channel::{RecvChannel, SendChannel};
 use crate::collective::host::transport::header::Header;
+use crate::collective::host::transport::piece::{ChannelResult, Fault, PIECE};
 use std::ops::Range;
 
 /// The pipes of one rank, by number within the group.
@@ -84,7 +83,7 @@ impl PeerChannels {
     }
 
     /// Tells `to` what this rank calls, and expects the same of `from`: nothing that they send is read before
-    /// their header has come and been compared. An algorithm that sends [`WINDOW`](crate::collective::host::transport::channel::WINDOW)
+    /// their header has come and been compared. An algorithm that sends [`WINDOW`](crate::collective::host::transport::piece::WINDOW)
     /// pieces must have called [`PeerChannels::recv_headers`] before it sends more: of ranks that mean different calls, one
     /// has to listen.
     pub async fn send_headers(

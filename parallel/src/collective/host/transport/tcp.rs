@@ -4,7 +4,6 @@
 //! so that a rank goes on receiving while its neighbour is slow to take what it sends. Pieces in the user's
 //! memory are not copied into the queue but lent to it.
 
-use bytemuck::Zeroable;
 use socket2::SockRef;
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, Read, Result};
@@ -14,8 +13,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::task::yield_now;
 
-use crate::collective::host::transport::channel::{ChannelResult, Fault, PIECE, SLOTS, pause};
-use crate::collective::host::transport::local::CacheLine;
+use crate::collective::host::transport::piece::{ChannelResult, Fault, PieceBuffer, SLOTS, pause};
 
 /// Looks at the socket before a reader goes to sleep.
 const SPIN_LIMIT: usize = 500;
@@ -26,23 +24,17 @@ const POLLS_PER_YIELD: usize = 16;
 /// The end that is written.
 pub struct TcpWriter {
     state: Arc<ConnectionState>,
-    current: Option<OwnedPiece>,
+    current: Option<PieceBuffer>,
 }
 
 /// The end that is read.
 pub struct TcpReader {
     stream: Arc<TcpStream>,
-    scratch: Vec<CacheLine>,
-}
-
-/// Memory of a piece that is not lent.
-struct OwnedPiece {
-    lines: Vec<CacheLine>,
-    len: usize,
+    scratch: Option<PieceBuffer>,
 }
 
 enum Item {
-    Chunk(OwnedPiece),
+    Chunk(PieceBuffer),
     Lent(LentPiece),
 }
 
@@ -57,7 +49,7 @@ unsafe impl Send for LentPiece {}
 impl Item {
     fn bytes(&self) -> &[u8] {
         match self {
-            Item::Chunk(chunk) => &bytemuck::cast_slice(&chunk.lines)[..chunk.len],
+            Item::Chunk(chunk) => chunk.bytes(),
             // SAFETY: `TcpWriter::lend` was promised that these bytes stay valid and unchanged while the item
             // is in the queue.
             Item::Lent(LentPiece { pointer, len }) => unsafe {
@@ -72,7 +64,7 @@ struct Queue {
     items: VecDeque<Item>,
     /// Bytes of the first item that are written already.
     written: usize,
-    free: Vec<OwnedPiece>,
+    free: Vec<PieceBuffer>,
     broken: Option<String>,
 }
 
@@ -92,7 +84,7 @@ pub fn pipes(stream: TcpStream) -> (TcpWriter, TcpReader, impl Future<Output = (
     let (queue, work, room) = (Mutex::default(), Notify::new(), Notify::new());
     let state = Arc::new(ConnectionState { stream: stream.clone(), queue, work, room });
     let task = write_rest(state.clone());
-    (TcpWriter { state, current: None }, TcpReader { stream, scratch: Vec::new() }, task)
+    (TcpWriter { state, current: None }, TcpReader { stream, scratch: None }, task)
 }
 
 fn gone(error: &std::io::Error) -> Fault {
@@ -200,12 +192,8 @@ impl TcpWriter {
 
     pub async fn space(&mut self, len: usize) -> ChannelResult<&mut [u8]> {
         self.room(SLOTS).await?;
-        let chunk = self.state.queue().free.pop().unwrap_or_else(|| OwnedPiece {
-            lines: vec![CacheLine::zeroed(); PIECE / size_of::<CacheLine>()],
-            len: 0,
-        });
-        let chunk = self.current.insert(OwnedPiece { len, ..chunk });
-        Ok(&mut bytemuck::cast_slice_mut(&mut chunk.lines)[..len])
+        let chunk = self.state.queue().free.pop().unwrap_or_else(PieceBuffer::new);
+        Ok(self.current.insert(chunk).begin(len))
     }
 
     pub fn commit(&mut self) -> ChannelResult<usize> {
@@ -264,10 +252,7 @@ impl Drop for TcpWriter {
 
 impl TcpReader {
     pub async fn piece(&mut self, len: usize) -> ChannelResult<&[u8]> {
-        if self.scratch.is_empty() {
-            self.scratch = vec![CacheLine::zeroed(); PIECE / size_of::<CacheLine>()];
-        }
-        let scratch = &mut bytemuck::cast_slice_mut(&mut self.scratch)[..len];
+        let scratch = self.scratch.get_or_insert_with(PieceBuffer::new).begin(len);
         fill(&self.stream, scratch).await?;
         Ok(scratch)
     }

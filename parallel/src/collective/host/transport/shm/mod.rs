@@ -10,15 +10,15 @@ mod ring;
 
 pub use offer::{Offer, Verdict, accept, offer, pipes};
 
-use bytemuck::Zeroable;
 use socket2::SockRef;
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use tokio::net::TcpStream;
 
-use crate::collective::host::transport::channel::{ChannelResult, Fault, PIECE, SLOTS, pause};
-use crate::collective::host::transport::local::CacheLine;
+use crate::collective::host::transport::piece::{
+    ChannelResult, Fault, PIECE, PieceBuffer, SLOTS, pause,
+};
 use ring::{Descriptor, Ring};
 
 /// Pieces of fewer bytes are put into the ring: copying them costs less than asking the kernel.
@@ -46,7 +46,7 @@ pub struct ShmReader {
     /// Process of the writer.
     pid: u32,
     read: u64,
-    scratch: Vec<CacheLine>,
+    scratch: Option<PieceBuffer>,
     holds: bool,
 }
 
@@ -183,10 +183,7 @@ impl ShmReader {
             // SAFETY: the writer has passed the slot on and gets it back in `release`.
             return Ok(unsafe { &self.ring.slot(self.read)[..len] });
         }
-        if self.scratch.is_empty() {
-            self.scratch = vec![CacheLine::zeroed(); PIECE / size_of::<CacheLine>()];
-        }
-        let scratch = &mut bytemuck::cast_slice_mut(&mut self.scratch)[..len];
+        let scratch = self.scratch.get_or_insert_with(PieceBuffer::new).begin(len);
         borrow(&self.ring, self.pid, address, scratch)?;
         Ok(scratch)
     }

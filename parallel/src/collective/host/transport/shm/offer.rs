@@ -105,7 +105,7 @@ pub fn pipes(
         lent: 0,
         current: None,
     };
-    let reader = ShmReader { ring: theirs, bell, pid, read: 0, scratch: Vec::new(), holds: false };
+    let reader = ShmReader { ring: theirs, bell, pid, read: 0, scratch: None, holds: false };
     (writer, reader)
 }
 
@@ -119,7 +119,7 @@ impl Offer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::host::transport::channel::{PIECE, SLOTS};
+    use crate::collective::host::transport::piece::{PIECE, SLOTS};
     use tokio::net::TcpListener;
 
     fn offered() -> (Offer, Offered) {

@@ -19,7 +19,7 @@ use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::collective::host::transport::channel::{PIECE, SLOTS};
+use crate::collective::host::transport::piece::{PIECE, SLOTS};
 
 const LINE: usize = 64;
 const DESCRIPTORS: usize = 6 * LINE;

@@ -1,0 +1,67 @@
+//! Pieces of messages: their sizes, their memory, and why a transport cannot pass one on.
+
+use bytemuck::{Pod, Zeroable};
+
+/// Bytes of the largest piece: a piece that is received, added to and forwarded stays in the second-level
+/// cache. A multiple of every element's size.
+pub const PIECE: usize = 256 << 10;
+
+/// Pieces that an algorithm sends before it waits for the first to come in.
+pub const WINDOW: usize = 3;
+
+/// Pieces that a pipe takes before its reader takes one: the window, a header, and one more, so that of
+/// ranks that wait for each other in a ring one can always go on.
+pub const SLOTS: usize = WINDOW + 3;
+
+/// A cache line, so that memory of pieces begins at one.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct CacheLine([u8; 64]);
+
+/// Memory of one piece.
+pub struct PieceBuffer {
+    lines: Vec<CacheLine>,
+    /// Bytes in use.
+    pub len: usize,
+}
+
+impl PieceBuffer {
+    /// Zeros, of which no byte is in use.
+    pub fn new() -> PieceBuffer {
+        PieceBuffer { lines: vec![CacheLine::zeroed(); PIECE / size_of::<CacheLine>()], len: 0 }
+    }
+
+    /// The bytes in use.
+    pub fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.lines)[..self.len]
+    }
+
+    /// The first `len` bytes, which are those in use from now on.
+    pub fn begin(&mut self, len: usize) -> &mut [u8] {
+        self.len = len;
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..len]
+    }
+}
+
+/// Why a call cannot be carried out.
+#[derive(Debug)]
+pub enum Fault {
+    /// A rank has closed its end of a pipe, for a reason that it may still tell.
+    PeerGone(String),
+    /// Anything else.
+    Protocol(String),
+}
+
+impl From<String> for Fault {
+    fn from(what: String) -> Fault {
+        Fault::Protocol(what)
+    }
+}
+
+/// What came of a piece, or of a call.
+pub type ChannelResult<T> = std::result::Result<T, Fault>;
+
+/// Lets a side that looks again and again for what it waits for pause a little, now and then for longer.
+pub fn pause(look: usize) {
+    if look % 16 == 15 { std::thread::yield_now() } else { std::hint::spin_loop() }
+}

@@ -1,0 +1,87 @@
+//! The definition of the command line, by which options of any source are read.
+
+use clap::builder::Resettable;
+use clap::{ArgAction, ArgMatches, value_parser};
+use ferrotron::{Error, Result};
+use std::ffi::OsString;
+
+use super::options::Options;
+
+/// The command line with its subcommands, whose flags take `--flag` and `--flag=false`.
+pub struct Definition(clap::Command);
+
+impl Definition {
+    /// The definition made of what `command` derives from types.
+    pub fn new(command: clap::Command) -> Definition {
+        Definition(command.mut_subcommands(|subcommand| {
+            subcommand.mut_args(|arg| match arg.get_action() {
+                ArgAction::SetTrue => arg
+                    .action(ArgAction::Set)
+                    .num_args(0..=1)
+                    .require_equals(true)
+                    .value_name("BOOL")
+                    .value_parser(value_parser!(bool))
+                    .default_missing_value("true")
+                    .default_value("false")
+                    .hide_default_value(true)
+                    .hide_possible_values(true),
+                _ => arg,
+            })
+        }))
+    }
+
+    /// The whole command line.
+    pub fn whole(&self) -> clap::Command {
+        self.0.clone()
+    }
+
+    /// The same without what options demand of one another.
+    pub fn lenient(&self) -> clap::Command {
+        self.whole().mut_subcommands(|subcommand| {
+            subcommand.mut_args(|arg| {
+                arg.required(false).requires(Resettable::Reset).conflicts_with(Resettable::Reset)
+            })
+        })
+    }
+
+    /// The definition of a subcommand.
+    pub fn subcommand(&self, name: &str) -> clap::Command {
+        self.0.find_subcommand(name).cloned().expect("the name of a subcommand")
+    }
+
+    /// What the words of a subcommand say, each for itself; or why it is none, in one line.
+    pub fn words_of(
+        &self,
+        name: &str,
+        words: impl Iterator<Item = OsString>,
+    ) -> std::result::Result<ArgMatches, String> {
+        let words = ["ferrotron", name].map(OsString::from).into_iter().chain(words);
+        let matches =
+            self.lenient().try_get_matches_from(words).map_err(|error| one_line(&error))?;
+        let found = matches.subcommand().map(|(_, matches)| matches.clone());
+        Ok(found.unwrap_or_default())
+    }
+
+    /// Parses the merged options of a subcommand.
+    ///
+    /// # Errors
+    /// An option with a value that it cannot have or without one that it needs, unless all were typed: clap then
+    /// explains itself and ends the program.
+    pub fn parse(&self, name: &str, options: &Options) -> Result<ArgMatches> {
+        let words = ["ferrotron", name].map(OsString::from).into_iter().chain(options.words());
+        self.whole().try_get_matches_from(words).map_err(|error| {
+            let plain = Error::config("", one_line(&error));
+            let line = plain.to_string();
+            let named = options.name_sources(plain);
+            if named.to_string() == line { error.exit() } else { named }
+        })
+    }
+}
+
+/// The first paragraph of what clap says.
+fn one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let lines = text.lines().take_while(|line| !line.is_empty()).map(str::trim);
+    let line = lines.collect::<Vec<_>>().join(" ");
+    line.strip_prefix("error: ").unwrap_or(&line).to_string()
+}
