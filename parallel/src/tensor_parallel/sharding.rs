@@ -22,8 +22,8 @@ pub enum SequenceParallel {
 /// The sharding of layers along the tensor axis.
 #[derive(Debug, Clone)]
 pub struct TensorParallel {
-    group: Group,
-    sequence: SequenceParallel,
+    pub(super) group: Group,
+    pub(super) sequence: SequenceParallel,
 }
 
 impl TensorParallel {
