@@ -23,10 +23,11 @@ impl<'a, T> Disjoint<'a, T> {
         Disjoint { pointer: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
     }
 
-    /// The address of element `start`, for kernels that write rows with gaps. Writing through it has the safety
-    /// requirement of [`Disjoint::part`].
+    /// The address of elements `start..start + len`, for kernels that write rows with gaps. Writing through it has
+    /// the safety requirement of [`Disjoint::part`].
     #[inline(always)]
-    pub(crate) fn at(&self, start: usize) -> *mut T {
+    pub(crate) fn at(&self, start: usize, len: usize) -> *mut T {
+        self.check(start, len);
         self.pointer.wrapping_add(start)
     }
 
@@ -38,8 +39,33 @@ impl<'a, T> Disjoint<'a, T> {
     #[inline(always)]
     #[allow(clippy::mut_from_ref)] // the caller's promise makes it a split of the one `&mut [T]`
     pub(crate) unsafe fn part(&self, start: usize, len: usize) -> &mut [T] {
-        assert!(start <= self.len && len <= self.len - start, "a part lies inside its slice");
+        self.check(start, len);
         // SAFETY: the range is inside the slice, and the caller promises that no other live range overlaps it.
         unsafe { slice::from_raw_parts_mut(self.pointer.add(start), len) }
+    }
+
+    #[inline(always)]
+    fn check(&self, start: usize, len: usize) {
+        assert!(start <= self.len && len <= self.len - start, "a part lies inside its slice");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Disjoint;
+    use std::panic::catch_unwind;
+
+    #[test]
+    fn addresses_and_parts_lie_inside_the_slice() {
+        for (start, len, inside) in
+            [(0, 4, true), (4, 0, true), (3, 2, false), (5, 0, false), (2, usize::MAX, false)]
+        {
+            let mut values = [0_u8; 4];
+            let slice = Disjoint::new(&mut values);
+            // SAFETY: no other part is live.
+            let part = || unsafe { slice.part(start, len) }.len();
+            let (address, part) = (catch_unwind(|| slice.at(start, len)), catch_unwind(part));
+            assert_eq!((address.is_ok(), part.is_ok()), (inside, inside), "{start}, {len}");
+        }
     }
 }

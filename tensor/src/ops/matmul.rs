@@ -215,12 +215,19 @@ fn product<T: Element, D: Element<Acc = T::Acc>>(
     let k = l.dims()[l.rank() - 1];
     let count: usize = batch.iter().product();
     let c = Disjoint::new(out.buffer_slice_mut::<D>()?);
+    let work = m.saturating_mul(n).saturating_mul(k);
+    if count == 0 || m * n == 0 || device.is_fake() {
+        return Ok(());
+    }
+    // From the first to the last element of a result.
+    let [row, column] = last_two(layout.strides());
+    let span = (m - 1) * row + (n - 1) * column + 1;
 
     let one = |index: usize, threads: usize| {
         let ([ars, acs], [brs, bcs], [crs, ccs]) =
             (last_two(l.strides()), last_two(r.strides()), last_two(layout.strides()));
         let dst = MatMut {
-            data: c.at(matrix_offset(&layout, index)),
+            data: c.at(matrix_offset(&layout, index), span),
             rows: m,
             cols: n,
             row_stride: crs as isize,
@@ -244,10 +251,6 @@ fn product<T: Element, D: Element<Acc = T::Acc>>(
         // layouts; no two elements of `out` overlap, and its buffer is unique.
         unsafe { gemm(threads, dst, accum, T::Acc::ONE, lhs, rhs, bias) }
     };
-    let work = m.saturating_mul(n).saturating_mul(k);
-    if count == 0 || m * n == 0 || device.is_fake() {
-        return Ok(());
-    }
     if count >= device.threads() && count > 1 {
         device.for_each(count, count.saturating_mul(work) / 16, |index| one(index, 1));
     } else if work < SMALL || device.threads() == 1 {

@@ -44,7 +44,7 @@ pub(super) fn run<T: Element>(
                     call.blocks.round(dk_from, size, dk.row(b, key, head));
                     call.blocks.round(dv_from, size, dv.row(b, key, head));
                 } else {
-                    let to = shared.at((task * keys + key) * 2 * width);
+                    let to = shared.at((task * keys + key) * 2 * width, rows * 2 * width);
                     call.blocks.round(dk_from, size, (to, 2 * width));
                     call.blocks.round(dv_from, size, (to.add(width), 2 * width));
                 }

@@ -71,10 +71,14 @@ impl<'a, T> Target<'a, T> {
         Target { offset: self.offset + head * self.width, ..self }
     }
 
-    /// Row (b, t, h) and the distance to row (b, t + 1, h).
+    /// Row (b, t, h) and the distance to row (b, t + 1, h). All rows up to the last position lie in the result.
     pub(super) fn row(&self, b: usize, t: usize, h: usize) -> (*mut T, usize) {
+        let Some(later) = self.positions.checked_sub(t + 1) else {
+            return (self.data.at(0, 0), self.stride); // no row is written
+        };
         let row = (b * self.positions + t) * self.stride;
-        (self.data.at(self.offset + row + h * self.width), self.stride)
+        let len = later * self.stride + self.width;
+        (self.data.at(self.offset + row + h * self.width, len), self.stride)
     }
 }
 
