@@ -72,13 +72,18 @@ impl Backward for BinaryBackward {
         let dy = dy.single()?;
         let lhs = self.lhs.as_ref().map(Saved::value).transpose()?;
         let rhs = self.rhs.as_ref().map(Saved::value).transpose()?;
-        if dx.needs_input_grad(0) {
-            // The second operand's gradient still needs `dy`; without it, the buffer may be reused.
-            let dy = dy.clone();
-            dx.accumulate(0, binary_backward(self.op, 0, dy, lhs.as_ref(), rhs.as_ref())?)?;
-        }
-        if dx.needs_input_grad(1) {
-            dx.accumulate(1, binary_backward(self.op, 1, dy, lhs.as_ref(), rhs.as_ref())?)?;
+        // The last gradient overwrites `dy`, so that an earlier one works on a copy.
+        let cotangents = match [0, 1].map(|side| dx.needs_input_grad(side)) {
+            [true, true] => [Some(dy.clone()), Some(dy)],
+            [true, false] => [Some(dy), None],
+            [false, true] => [None, Some(dy)],
+            [false, false] => return Ok(()),
+        };
+        for (side, dy) in cotangents.into_iter().enumerate() {
+            if let Some(dy) = dy {
+                let gradient = binary_backward(self.op, side, dy, lhs.as_ref(), rhs.as_ref())?;
+                dx.accumulate(side, gradient)?;
+            }
         }
         Ok(())
     }

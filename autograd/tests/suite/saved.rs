@@ -214,3 +214,20 @@ fn a_region_without_outputs_keeps_its_inputs_alone() -> Result<()> {
     assert_eq!(y.saved_bytes(), operand);
     y.sum_all()?.backward()
 }
+
+#[test]
+fn the_only_gradient_of_a_product_overwrites_its_cotangent() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let allocations = |is_lhs: bool| -> Result<usize> {
+        let x = parameter(&device, &[64, 64])?;
+        let factor = Var::constant(Tensor::full(&device, DType::F32, &[64, 64], 0.5)?);
+        let y = if is_lhs { x.mul(&factor)? } else { factor.mul(&x)? };
+        let loss = y.square()?.sum(&[0, 1], KeepDims::Drop)?;
+        drop(y);
+        device.reset_memory_peaks();
+        loss.backward()?;
+        Ok(device.memory().n_alloc)
+    };
+    assert_eq!(allocations(true)?, allocations(false)?);
+    Ok(())
+}
