@@ -3,7 +3,7 @@
 //! Values and derivatives are computed in [`Element::Acc`] and rounded once. Binary operations broadcast by NumPy's
 //! rule. A gradient reuses the buffer of the incoming one if it has no other holder.
 
-use super::rows::for_elements;
+use super::rows::{CHEAP, for_elements, for_rows};
 pub use super::table::Comparison;
 use super::table::{Binary, BinaryRow, Saves, Unary, UnaryRow, with_binary, with_unary};
 pub use crate::core::copy::into_unique;
@@ -12,6 +12,7 @@ use crate::core::tensor::check_pair;
 use crate::cuda;
 use crate::numeric::simd::vectorized;
 use crate::{DType, Element, Error, Real, Result, Scalar, Tensor, dispatch_any, dispatch_float};
+use std::marker::PhantomData;
 
 vectorized! {
     fn unary_chunk<T: Element, Op: UnaryRow>(out: &mut [T], x: &[T], p: f64) {
@@ -36,26 +37,64 @@ vectorized! {
     }
 
     fn binary_row<T: Element, Op: BinaryRow>(out: &mut [T], a: &[T], a_stride: usize, b: &[T], b_stride: usize) {
-        match (a_stride, b_stride) {
-            (1, 1) => out.iter_mut().zip(a).zip(b).for_each(|((y, a), b)| *y = T::from_acc(Op::value(a.acc(), b.acc()))),
-            (1, 0) => {
-                let b = b[0].acc();
-                out.iter_mut().zip(a).for_each(|(y, a)| *y = T::from_acc(Op::value(a.acc(), b)));
-            }
-            (0, 1) => {
-                let a = a[0].acc();
-                out.iter_mut().zip(b).for_each(|(y, b)| *y = T::from_acc(Op::value(a, b.acc())));
-            }
-            _ => out.iter_mut().enumerate().for_each(|(i, y)| {
-                *y = T::from_acc(Op::value(a[i * a_stride].acc(), b[i * b_stride].acc()));
-            }),
-        }
+        for_pairs(out, (a, a_stride), (b, b_stride), |y, a, b| *y = T::from_acc(Op::value(a, b)));
+    }
+
+    fn binary_gradient_row<T: Element, D: Derivative>(dx: &mut [T], a: &[T], a_stride: usize, b: &[T], b_stride: usize) {
+        for_pairs(dx, (a, a_stride), (b, b_stride), |d, a, b| *d = T::from_acc(d.acc() * D::at(a, b)));
     }
 
     fn add_chunk<T: Element>(out: &mut [T], x: &[T]) {
         for (y, x) in out.iter_mut().zip(x) {
             *y = T::from_acc(y.acc() + x.acc());
         }
+    }
+}
+
+/// Calls `f(y, a, b)` for each element of `out` and those of two rows with strides.
+#[inline(always)]
+fn for_pairs<T: Element>(
+    out: &mut [T],
+    (a, a_stride): (&[T], usize),
+    (b, b_stride): (&[T], usize),
+    f: impl Fn(&mut T, T::Acc, T::Acc),
+) {
+    match (a_stride, b_stride) {
+        (1, 1) => out.iter_mut().zip(a).zip(b).for_each(|((y, a), b)| f(y, a.acc(), b.acc())),
+        (1, 0) => {
+            let b = b[0].acc();
+            out.iter_mut().zip(a).for_each(|(y, a)| f(y, a.acc(), b));
+        }
+        (0, 1) => {
+            let a = a[0].acc();
+            out.iter_mut().zip(b).for_each(|(y, b)| f(y, a, b.acc()));
+        }
+        _ => out
+            .iter_mut()
+            .enumerate()
+            .for_each(|(i, y)| f(y, a[i * a_stride].acc(), b[i * b_stride].acc())),
+    }
+}
+
+/// A partial derivative of a binary row.
+trait Derivative: 'static {
+    fn at<R: Real>(a: R, b: R) -> R;
+}
+
+struct ByLhs<Op>(PhantomData<Op>);
+struct ByRhs<Op>(PhantomData<Op>);
+
+impl<Op: BinaryRow> Derivative for ByLhs<Op> {
+    #[inline(always)]
+    fn at<R: Real>(a: R, b: R) -> R {
+        Op::d_lhs(a, b)
+    }
+}
+
+impl<Op: BinaryRow> Derivative for ByRhs<Op> {
+    #[inline(always)]
+    fn at<R: Real>(a: R, b: R) -> R {
+        Op::d_rhs(a, b)
     }
 }
 
@@ -69,7 +108,7 @@ pub fn unary(op: Unary, p: f64, x: &Tensor) -> Result<Tensor> {
     }
     dispatch_float!(op.name(), x.dtype(), T => {
         let source = x.as_slice::<T>()?;
-        with_unary!(op, Op => x.device().for_each_rows(out.as_mut_slice::<T>()?, 1, |start, out| {
+        with_unary!(op, Op => for_rows(x.device(), (out.as_mut_slice::<T>()?, 1), source.len(), |start, out| {
             unary_chunk::<T, Op>(out, &source[start..start + out.len()], p);
         }));
     });
@@ -95,7 +134,7 @@ pub fn unary_backward(op: Unary, p: f64, dy: Tensor, saved: Option<&Tensor>) -> 
     dispatch_float!(op.name(), dx.dtype(), T => match (&saved, op.saves()) {
         (Some(saved), Saves::Input | Saves::Output) => {
             let saved = saved.as_slice::<T>()?;
-            with_unary!(op, Op => device.for_each_rows(dx.as_mut_slice::<T>()?, 1, |start, dx| {
+            with_unary!(op, Op => for_rows(&device, (dx.as_mut_slice::<T>()?, 1), saved.len(), |start, dx| {
                 unary_gradient_chunk::<T, Op>(dx, &saved[start..start + dx.len()], p);
             }));
         }
@@ -119,7 +158,7 @@ pub fn binary(op: Binary, lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
         return Ok(out);
     }
     dispatch_float!(op.name(), lhs.dtype(), T => with_binary!(op, Op => {
-        zip_rows(&mut out, lhs, rhs, binary_row::<T, Op>)?;
+        zip_rows(&mut out, lhs, rhs, per_nanosecond(op), binary_row::<T, Op>)?;
     }));
     Ok(out)
 }
@@ -150,35 +189,37 @@ pub fn binary_backward(
         return Ok(dx);
     }
     dispatch_float!(op.name(), dx.dtype(), T => with_binary!(op, Op => {
-        let derivative = |a: T, b: T| if side == 0 { <Op as BinaryRow>::d_lhs(a.acc(), b.acc()) } else { <Op as BinaryRow>::d_rhs(a.acc(), b.acc()) };
-        zip_rows::<T, T>(&mut dx, lhs, rhs, |dx, a, a_stride, b, b_stride| {
-            for (i, d) in dx.iter_mut().enumerate() {
-                *d = T::from_acc(d.acc() * derivative(a[i * a_stride], b[i * b_stride]));
-            }
-        })?;
+        let row = if side == 0 { binary_gradient_row::<T, ByLhs<Op>> } else { binary_gradient_row::<T, ByRhs<Op>> };
+        zip_rows(&mut dx, lhs, rhs, per_nanosecond(op), row)?;
     }));
     Ok(dx)
 }
 
+/// Elements of a binary operation per nanosecond.
+fn per_nanosecond(op: Binary) -> usize {
+    if op == Binary::Pow { 1 } else { CHEAP }
+}
+
 /// Calls `f(out_row, lhs_row, lhs_stride, rhs_row, rhs_stride)` for blocks of the contiguous `out`, with the operands
-/// broadcast to it.
+/// broadcast to it; `per_nanosecond` elements take a nanosecond.
 fn zip_rows<T: Scalar, O: Scalar>(
     out: &mut Tensor,
     lhs: &Tensor,
     rhs: &Tensor,
+    per_nanosecond: usize,
     f: impl Fn(&mut [O], &[T], usize, &[T], usize) + Send + Sync,
 ) -> Result<()> {
-    let device = out.device().clone();
+    let (device, work) = (out.device().clone(), out.numel() / per_nanosecond);
     let (a, b) = (lhs.buffer_slice::<T>()?, rhs.buffer_slice::<T>()?);
     let (la, lb) = (lhs.layout().broadcast_to(out.dims())?, rhs.layout().broadcast_to(out.dims())?);
     if la.is_contiguous() && lb.is_contiguous() {
-        device.for_each_rows(out.as_mut_slice::<O>()?, 1, |start, out| {
+        for_rows(&device, (out.as_mut_slice::<O>()?, 1), work, |start, out| {
             f(out, &a[la.offset() + start..], 1, &b[lb.offset() + start..], 1);
         });
         return Ok(());
     }
     let ((width, a_stride), (_, b_stride)) = (la.row(), lb.row());
-    device.for_each_rows(out.as_mut_slice::<O>()?, width, |first, rows| {
+    for_rows(&device, (out.as_mut_slice::<O>()?, width), work, |first, rows| {
         for (i, row) in rows.chunks_exact_mut(width).enumerate() {
             f(
                 row,
@@ -229,7 +270,7 @@ pub fn compare(comparison: Comparison, lhs: &Tensor, rhs: &Tensor) -> Result<Ten
         cuda::pointwise::compare(comparison, lhs, rhs, &mut out)?;
         return Ok(out);
     }
-    dispatch_any!(lhs.dtype(), T => zip_rows::<T, u8>(&mut out, lhs, rhs, |out, a, a_stride, b, b_stride| {
+    dispatch_any!(lhs.dtype(), T => zip_rows::<T, u8>(&mut out, lhs, rhs, CHEAP, |out, a, a_stride, b, b_stride| {
         for (i, y) in out.iter_mut().enumerate() {
             let (a, b) = (a[i * a_stride], b[i * b_stride]);
             *y = u8::from(match comparison {

@@ -9,7 +9,7 @@ pub(crate) const CHEAP: usize = 8;
 
 impl Device {
     /// Splits `out` into rows of `width` and calls `f(first_row, rows)` on blocks of whole rows, on all threads where
-    /// that pays. A fake device calls nothing.
+    /// that pays if `f` does no more than copy or add elements. A fake device calls nothing.
     ///
     /// ```
     /// let device = ferrotron_tensor::Device::cpu(2)?;
@@ -26,7 +26,7 @@ impl Device {
         width: usize,
         f: impl Fn(usize, &mut [T]) + Send + Sync,
     ) {
-        let work = out.len();
+        let work = out.len() / CHEAP;
         for_rows(self, (out, width), work, f);
     }
 }
@@ -122,4 +122,29 @@ pub(crate) fn can_reuse(x: &Tensor) -> bool {
 /// Products of the dims before, at and after `dim` of a contiguous tensor.
 pub(crate) fn around(dims: &[usize], dim: usize) -> (usize, usize, usize) {
     (dims[..dim].iter().product(), dims[dim], dims[dim + 1..].iter().product())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+    use std::sync::Mutex;
+    use std::thread::{self, ThreadId};
+
+    /// The threads that a loop over so many elements runs on.
+    fn threads(elements: usize) -> HashSet<ThreadId> {
+        let (found, mut out) = (Mutex::new(HashSet::new()), vec![0_u8; elements]);
+        Device::cpu(2).unwrap().for_each_rows(&mut out, 1, |_, part| {
+            part.fill(1);
+            found.lock().unwrap().insert(thread::current().id());
+        });
+        assert!(out.iter().all(|&x| x == 1));
+        found.into_inner().unwrap()
+    }
+
+    #[test]
+    fn cheap_loops_fork_only_where_they_take_longer_than_a_fork() {
+        assert_eq!(threads(SERIAL * CHEAP - 1), HashSet::from([thread::current().id()]));
+        assert!(!threads(SERIAL * CHEAP).contains(&thread::current().id()));
+    }
 }

@@ -1,6 +1,10 @@
 //! The angles of a rotary embedding, and the direction of a rotation.
 
+use crate::ops::rows::for_rows;
 use crate::{DType, Device, Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
+
+/// Nanoseconds of a sine or cosine in f64, roughly.
+const TRIGONOMETRIC: usize = 8;
 
 /// The direction of a rotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +54,8 @@ impl RotaryTable {
             type Acc = <T as Element>::Acc;
             let make = |f: fn(f64) -> f64| {
                 let fill = |table: &mut [Acc]| {
-                    device.for_each_rows(table, half, |first, rows| {
+                    let work = table.len() * TRIGONOMETRIC;
+                    for_rows(device, (table, half), work, |first, rows| {
                         let rows = rows.chunks_exact_mut(half).zip(&positions[first..]);
                         for (row, position) in rows {
                             for (x, frequency) in row.iter_mut().zip(&frequencies) {
