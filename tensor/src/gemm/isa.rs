@@ -11,6 +11,9 @@ pub(super) mod avx512_bf16;
 pub(super) mod portable;
 pub(super) mod vector;
 
+#[cfg(target_arch = "x86_64")]
+use crate::SimdLevel;
+
 /// An instruction set to run with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Isa {
@@ -50,19 +53,9 @@ impl Isa {
             Isa::PortablePairs => true,
             Isa::Portable => true,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => {
-                is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c")
-            }
+            Isa::Avx2 => SimdLevel::detect() >= SimdLevel::Avx2,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => {
-                Isa::Avx2.is_here()
-                    && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512bw")
-            }
+            Isa::Avx512 => SimdLevel::detect() == SimdLevel::Avx512,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => Isa::Avx512.is_here() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]

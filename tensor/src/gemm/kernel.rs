@@ -228,29 +228,33 @@ macro_rules! compute {
 compute!(f32, [BF16 bf16, F16 f16]);
 compute!(f64, []);
 
-/// Compiles the generic kernels for an instruction set: the tables `F32` and `F64`.
+/// Compiles the generic kernels for an instruction set, with the features that `$with` lists (see
+/// [`crate::numeric::simd`]): the tables `F32` and `F64`.
 macro_rules! isa {
-    ($f32:ty, $f64:ty, [$($rows:literal),*] $(, #[$feature:meta])?) => {
-        $(#[$feature])?
-        unsafe fn tile<V: Vector<Scalar: $crate::gemm::kernel::Compute>, const R: usize, const N: usize>(
-            tile: &$crate::gemm::kernel::MicroTile<V::Scalar>,
-        ) {
-            // SAFETY: the caller's promise, passed on.
-            unsafe { $crate::gemm::kernel::tile::<V, $crate::gemm::kernel::Single, R, N>(tile) }
+    ($f32:ty, $f64:ty, [$($rows:literal),*], $with:ident) => {
+        $crate::numeric::simd::$with! { enabled!
+            unsafe fn tile<V: Vector<Scalar: $crate::gemm::kernel::Compute>, const R: usize, const N: usize>(
+                tile: &$crate::gemm::kernel::MicroTile<V::Scalar>,
+            ) {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { $crate::gemm::kernel::tile::<V, $crate::gemm::kernel::Single, R, N>(tile) }
+            }
         }
-        $(#[$feature])?
-        unsafe fn pack<V: Vector, S: $crate::Element<Acc = V::Scalar>>(
-            strip: &$crate::gemm::pack::PackTask<V::Scalar>,
-        ) {
-            // SAFETY: the caller's promise, passed on.
-            unsafe { $crate::gemm::pack::pack::<V, S>(strip) }
+        $crate::numeric::simd::$with! { enabled!
+            unsafe fn pack<V: Vector, S: $crate::Element<Acc = V::Scalar>>(
+                strip: &$crate::gemm::pack::PackTask<V::Scalar>,
+            ) {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { $crate::gemm::pack::pack::<V, S>(strip) }
+            }
         }
-        $(#[$feature])?
-        unsafe fn finish<V: Vector, D: $crate::Element<Acc = V::Scalar>>(
-            finish: &$crate::gemm::pack::Epilogue<V::Scalar>,
-        ) {
-            // SAFETY: the caller's promise, passed on.
-            unsafe { $crate::gemm::pack::epilogue::<V, D>(finish) }
+        $crate::numeric::simd::$with! { enabled!
+            unsafe fn finish<V: Vector, D: $crate::Element<Acc = V::Scalar>>(
+                finish: &$crate::gemm::pack::Epilogue<V::Scalar>,
+            ) {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { $crate::gemm::pack::epilogue::<V, D>(finish) }
+            }
         }
         /// The f32 kernels.
         pub(in crate::gemm) static F32: $crate::gemm::kernel::GemmKernels<f32> = $crate::gemm::kernel::GemmKernels {

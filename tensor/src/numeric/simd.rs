@@ -4,8 +4,8 @@
 //! AVX2 and for AVX-512) and calls the best one for the machine. The compiler vectorizes the loops. The variants
 //! differ in speed, never in the order of operations.
 
-/// Prepends the CPU features of [`SimdLevel::Avx2`] to a macro's arguments. One list serves both compilation and
-/// detection.
+/// Prepends the CPU features of [`SimdLevel::Avx2`] to a macro's arguments. This list and the next serve compilation
+/// and detection, of these kernels and of matrix products.
 #[cfg(target_arch = "x86_64")]
 macro_rules! with_avx2 {
     ($then:ident! $($rest:tt)*) => {
@@ -26,6 +26,11 @@ macro_rules! with_avx512 {
     };
 }
 
+/// Like [`with_avx2!`] for [`SimdLevel::Portable`]: no features.
+macro_rules! with_portable {
+    ($then:ident! $($rest:tt)*) => { $($rest)* };
+}
+
 /// Tests whether the machine has all of the features.
 #[cfg(target_arch = "x86_64")]
 macro_rules! detected {
@@ -40,6 +45,7 @@ macro_rules! enabled {
         $($function)*
     };
 }
+pub(crate) use with_portable;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use {detected, enabled, with_avx2, with_avx512};
 

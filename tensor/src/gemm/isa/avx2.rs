@@ -209,7 +209,4 @@ impl Vector for F64x4 {
     }
 }
 
-crate::gemm::kernel::isa!(
-    F32x8, F64x4, [1, 2, 3, 4],
-    #[target_feature(enable = "avx2,fma,f16c")]
-);
+crate::gemm::kernel::isa!(F32x8, F64x4, [1, 2, 3, 4], with_avx2);

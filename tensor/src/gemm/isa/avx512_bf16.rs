@@ -5,6 +5,7 @@ use crate::gemm::isa::vector::Vector;
 use crate::gemm::kernel::{GemmKernels, MicroTile, Multiply, TileFn};
 use crate::gemm::pack::PackTask;
 use crate::gemm::vnni;
+use crate::numeric::simd::with_avx512;
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
@@ -21,47 +22,51 @@ impl Multiply<F32x16> for Pairs {
     }
 }
 
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma,f16c")]
-unsafe fn tile<const R: usize, const N: usize>(tile: &MicroTile<f32>) {
-    // SAFETY: the caller's promise, passed on.
-    unsafe { crate::gemm::kernel::tile::<F32x16, Pairs, R, N>(tile) }
+with_avx512! { enabled!
+    #[target_feature(enable = "avx512bf16")]
+    unsafe fn tile<const R: usize, const N: usize>(tile: &MicroTile<f32>) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { crate::gemm::kernel::tile::<F32x16, Pairs, R, N>(tile) }
+    }
 }
 
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma,f16c")]
-pub(in crate::gemm) unsafe fn pack(strip: &PackTask<f32>) {
-    // SAFETY: the caller's promise, passed on.
-    unsafe { vnni::pack::<F32x16>(strip, interleave) }
+with_avx512! { enabled!
+    pub(in crate::gemm) unsafe fn pack(strip: &PackTask<f32>) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { vnni::pack::<F32x16>(strip, interleave) }
+    }
 }
 
-/// Packs words whose lanes lie together: two rows become one.
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma,f16c")]
-pub(in crate::gemm) unsafe fn interleave(strip: &PackTask<f32>) {
-    let PackTask { step_stride, depth, elements, count, to, width, panel_stride, .. } = *strip;
-    let from = strip.from.cast::<u16>();
-    for lane in (0..count).step_by(F32x16::LANES) {
-        let mask = (0xffff_u32 >> (16 - (count - lane).min(16))) as __mmask16;
-        let mut from = from.wrapping_add(lane);
-        let mut to = to.wrapping_add(lane / width * panel_stride + lane % width);
-        for step in 0..depth {
-            // SAFETY: masked lanes lie within the strip, and panels have room for whole registers.
-            unsafe {
-                let row = |at: *const u16| {
-                    _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, at.cast()))
-                };
-                let mut words = row(from);
-                if vnni::PAIR * step + 1 < elements {
-                    let upper = row(from.wrapping_offset(step_stride / 2));
-                    words = _mm512_or_si512(words, _mm512_slli_epi32::<16>(upper));
+with_avx512! { enabled!
+    /// Packs words whose lanes lie together: two rows become one.
+    pub(in crate::gemm) unsafe fn interleave(strip: &PackTask<f32>) {
+        let PackTask { step_stride, depth, elements, count, to, width, panel_stride, .. } = *strip;
+        let from = strip.from.cast::<u16>();
+        for lane in (0..count).step_by(F32x16::LANES) {
+            let mask = (0xffff_u32 >> (16 - (count - lane).min(16))) as __mmask16;
+            let mut from = from.wrapping_add(lane);
+            let mut to = to.wrapping_add(lane / width * panel_stride + lane % width);
+            for step in 0..depth {
+                // SAFETY: masked lanes lie within the strip, and panels have room for whole registers.
+                unsafe {
+                    let row = |at: *const u16| {
+                        _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, at.cast()))
+                    };
+                    let mut words = row(from);
+                    if vnni::PAIR * step + 1 < elements {
+                        let upper = row(from.wrapping_offset(step_stride / 2));
+                        words = _mm512_or_si512(words, _mm512_slli_epi32::<16>(upper));
+                    }
+                    let words = F32x16(_mm512_castsi512_ps(words));
+                    if width < F32x16::LANES {
+                        words.store_halves(to, to.add(panel_stride));
+                    } else {
+                        words.store(to);
+                    }
                 }
-                let words = F32x16(_mm512_castsi512_ps(words));
-                if width < F32x16::LANES {
-                    words.store_halves(to, to.add(panel_stride));
-                } else {
-                    words.store(to);
-                }
+                from = from.wrapping_offset(step_stride);
+                to = to.wrapping_add(width);
             }
-            from = from.wrapping_offset(step_stride);
-            to = to.wrapping_add(width);
         }
     }
 }

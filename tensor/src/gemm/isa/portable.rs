@@ -72,7 +72,7 @@ impl<T: Compute> Vector for Lanes<T> {
     }
 }
 
-crate::gemm::kernel::isa!(Lanes<f32>, Lanes<f64>, [1, 2, 3, 4]);
+crate::gemm::kernel::isa!(Lanes<f32>, Lanes<f64>, [1, 2, 3, 4], with_portable);
 
 /// What [`crate::gemm::vnni`] says, in plain Rust: the tests run it on every machine.
 #[cfg(test)]
