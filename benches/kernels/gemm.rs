@@ -19,6 +19,7 @@ const LINEARS: [(usize, usize, f64); 5] = [
     (3072, 768, LAYERS),
     (768, 50_304, 1.0),
 ];
+const MEMORY: &str = "memory for packed operands";
 const KINDS: [&str; 3] = ["y", "dx", "dw"];
 const SECONDS_PER_PRODUCT: f64 = 1.0;
 const LEAST_SAMPLES: usize = 5;
@@ -102,15 +103,16 @@ fn sample<T: Element<Acc = f32>>(kind: &str, k: usize, n: usize, tiles: bool) ->
             match kind {
                 "y" => {
                     let y = MatMut::row_major(y.as_mut_ptr(), ROWS, n);
-                    gemm(1, y, Accum::Replace, 1.0, x, weight.transposed(), Some(&bias));
+                    gemm(1, y, Accum::Replace, 1.0, x, weight.transposed(), Some(&bias))
+                        .expect(MEMORY);
                 }
                 "dx" => {
                     let dx = MatMut::row_major(dx.as_mut_ptr(), ROWS, k);
-                    gemm(1, dx, Accum::Replace, 1.0, dy, weight, None);
+                    gemm(1, dx, Accum::Replace, 1.0, dy, weight, None).expect(MEMORY);
                 }
                 _ => {
                     let dw = MatMut::row_major(dw.as_mut_ptr(), n, k);
-                    gemm(1, dw, Accum::Add, 1.0, dy.transposed(), x, None);
+                    gemm(1, dw, Accum::Add, 1.0, dy.transposed(), x, None).expect(MEMORY);
                 }
             }
         }

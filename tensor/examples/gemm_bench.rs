@@ -78,7 +78,9 @@ fn measure(&(group, (m, k, n), [lhs_t, rhs_t], accum, threads): &Row) {
             for _ in 0..calls {
                 let c = MatMut::row_major(dst.as_mut_ptr(), m, n);
                 // SAFETY: the three vectors have the sizes of the matrices.
-                unsafe { gemm(threads, c, accum, 1.0, a, b, None) };
+                unsafe {
+                    gemm(threads, c, accum, 1.0, a, b, None).expect("memory for packed operands")
+                };
             }
             operations * calls as f64 / start.elapsed().as_secs_f64() / 1e9
         })

@@ -9,8 +9,10 @@ use super::packed_operand::{Access, PackedOperand, Range};
 use super::problem::{Bias, Problem};
 use super::scheduler::{self, CacheBlock, Work};
 use super::workspace::with_workspace;
+use crate::Result;
 
-/// Computes the problem with up to `threads` threads of the current rayon pool.
+/// Computes the problem with up to `threads` threads of the current rayon pool. Errors if there is no memory for
+/// packed operands.
 ///
 /// # Safety
 /// Data and strides describe valid, non-overlapping memory; the processor has the instruction set
@@ -20,7 +22,7 @@ pub(super) unsafe fn run<T: Compute>(
     threads: usize,
     problem: Problem,
     alpha: T,
-) {
+) -> Result<()> {
     let problem = problem.oriented();
     let Problem { k, lhs, rhs, target, .. } = problem;
     let threads = scheduler::useful_threads(threads, [lhs.lanes, k, rhs.lanes]);
@@ -79,7 +81,7 @@ pub(super) unsafe fn run<T: Compute>(
         let job = GemmTask { kernels, problem, plan, alpha, lhs, rhs, scratch, stores_result };
         // SAFETY: threads write disjoint chunks of the panels, then disjoint tiles.
         unsafe { scheduler::run(threads, &job) };
-    });
+    })
 }
 
 impl<T: Compute> Work for GemmTask<T> {

@@ -25,11 +25,11 @@ pub(crate) mod small;
 #[cfg(test)]
 mod tests;
 mod vnni;
-mod workspace;
+pub(crate) mod workspace;
 
 pub use matrix::{Accum, MatMut, MatRef};
 
-use crate::{DType, Element, Scalar};
+use crate::{DType, Element, Error, Result, Scalar};
 use isa::Isa;
 use kernel_table::{KernelTable, pair_kernels};
 use problem::{Bias, Operand, Problem, Target};
@@ -75,13 +75,13 @@ pub fn instruction_sets() -> InstructionSets {
 ///         MatRef::row_major(lhs.as_ptr(), 2, 2),
 ///         MatRef::row_major(rhs.as_ptr(), 2, 2),
 ///         Some(&[100.0, 200.0]),
-///     );
+///     )?;
 /// }
 /// assert_eq!(dst, [119.0, 222.0, 143.0, 250.0]);
+/// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 ///
-/// # Panics
-/// When the dimensions do not fit together.
+/// Errors if the dimensions do not fit together, or if there is no memory to pack operands.
 ///
 /// # Safety
 /// Every element that a matrix describes must be valid, for reads in `lhs` and `rhs`, for writes in
@@ -95,7 +95,8 @@ pub unsafe fn gemm<L, R, D>(
     lhs: MatRef<L>,
     rhs: MatRef<R>,
     bias: Option<&[D]>,
-) where
+) -> Result<()>
+where
     L: Element,
     R: Element<Acc = L::Acc>,
     D: Element<Acc = L::Acc>,
@@ -115,27 +116,26 @@ unsafe fn gemm_at<L, R, D>(
     lhs: MatRef<L>,
     rhs: MatRef<R>,
     bias: Option<&[D]>,
-) where
+) -> Result<()>
+where
     L: Element,
     R: Element<Acc = L::Acc>,
     D: Element<Acc = L::Acc>,
 {
     let (m, n, k) = (dst.rows, dst.cols, lhs.cols);
-    assert!(
-        lhs.rows == m && rhs.cols == n && rhs.rows == k && bias.is_none_or(|bias| bias.len() == n),
-        "gemm: dst ({m}, {n}), lhs ({}, {k}), rhs ({}, {}), bias {:?}",
-        lhs.rows,
-        rhs.rows,
-        rhs.cols,
-        bias.map(<[D]>::len),
-    );
+    let bias_len = bias.map(<[D]>::len);
+    if (lhs.rows, rhs.cols, rhs.rows, bias_len.unwrap_or(n)) != (m, n, k, n) {
+        let (lhs, rhs) = ((lhs.rows, k), (rhs.rows, rhs.cols));
+        let message = format!("dst ({m}, {n}), lhs {lhs:?}, rhs {rhs:?}, bias {bias_len:?}");
+        return Err(Error::shape("gemm", message));
+    }
     if m == 0 || n == 0 {
-        return;
+        return Ok(());
     }
     if k == 0 {
         // SAFETY: `dst` is valid for writes, and for reads when adding.
         unsafe { add_nothing(dst, accum, bias) };
-        return;
+        return Ok(());
     }
     let bf16 = L::DTYPE == DType::BF16 && R::DTYPE == DType::BF16;
     // AMX packs elements into tiles by itself.
@@ -174,18 +174,17 @@ unsafe fn gemm_at<L, R, D>(
     unsafe {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         if bf16 && level.has_tiles() {
-            isa::amx::product::run(threads, problem, crate::Real::f64(alpha) as f32);
-            return;
+            return isa::amx::product::run(threads, problem, crate::Real::f64(alpha) as f32);
         }
         if L::Acc::DTYPE == DType::F64 {
-            driver::run(f64::kernels(level), threads, problem, crate::Real::f64(alpha));
+            driver::run(f64::kernels(level), threads, problem, crate::Real::f64(alpha))
         } else {
             driver::run(
                 pairs.unwrap_or_else(|| f32::kernels(level)),
                 threads,
                 problem,
                 crate::Real::f64(alpha) as f32,
-            );
+            )
         }
     }
 }

@@ -147,7 +147,8 @@ impl Case {
         // SAFETY: the matrices own their memory and do not overlap; the level is available.
         unsafe {
             let (lhs, rhs) = (lhs.view(), rhs.view());
-            gemm_at(self.level, 1, dst.view_mut(), self.accum, alpha, lhs, rhs, bias.as_deref());
+            gemm_at(self.level, 1, dst.view_mut(), self.accum, alpha, lhs, rhs, bias.as_deref())
+                .unwrap();
         }
         let eps = L::Acc::DTYPE.epsilon();
         let products = naive_product(self.dims, &lhs.values(), &rhs.values());
@@ -304,6 +305,7 @@ fn half_precision_results_are_rounded_once() {
     // SAFETY: the vectors own their memory.
     unsafe {
         super::gemm(1, MatMut::row_major(dst.as_mut_ptr(), 1, 1), Accum::Add, 1.0, lhs, rhs, None)
+            .unwrap();
     };
     assert_eq!(dst[0], bf16::from_f32(1.0 + 3000.0 / 16384.0));
 }
@@ -339,7 +341,7 @@ fn bits<T: Element, D: Element<Acc = T::Acc>>(
     let (lhs, rhs) = (part.lhs, part.rhs);
     // SAFETY: the matrices own their memory and do not overlap; the level is available.
     pool.install(|| unsafe {
-        gemm_at(level, threads, view, part.accum, alpha, lhs, rhs, Some(part.bias));
+        gemm_at(level, threads, view, part.accum, alpha, lhs, rhs, Some(part.bias)).unwrap();
     });
     dst.values()
 }

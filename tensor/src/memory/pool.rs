@@ -11,6 +11,7 @@ use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use crate::gemm::workspace::workspace_bytes;
 use crate::{Error, ErrorKind, Result};
 pub(crate) use arena::Backing;
 use blocks::{BlockAllocator, MemoryBlock};
@@ -57,6 +58,8 @@ pub struct MemoryStats {
     pub peak: usize,
     /// Allocated from the system: at most 3 % or one MiB more than the peak in use, plus the memory of graphs.
     pub reserved: usize,
+    /// Kept by the threads of this process for packed operands of matrix products on CPUs, in addition to `reserved`.
+    pub packed: usize,
     /// Returned to the system since the last reset to allocate elsewhere.
     pub returned: usize,
     /// Number of buffers allocated since the last reset.
@@ -306,6 +309,7 @@ impl Pool {
             current: total.current.load(Relaxed),
             peak: total.peak.load(Relaxed),
             reserved,
+            packed: workspace_bytes(),
             returned,
             n_alloc: self.n_alloc.load(Relaxed),
             by_category: std::array::from_fn(|i| categories[i].current.load(Relaxed)),

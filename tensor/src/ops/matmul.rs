@@ -5,6 +5,7 @@
 //! operands: gradients of 16-bit weights accumulate in f32.
 
 use smallvec::SmallVec;
+use std::sync::OnceLock;
 
 use crate::core::layout::{Dims, Layout, broadcast_dims};
 use crate::core::tensor::{check_device, check_pair};
@@ -252,13 +253,18 @@ fn product<T: Element, D: Element<Acc = T::Acc>>(
         unsafe { gemm(threads, dst, accum, T::Acc::ONE, lhs, rhs, bias) }
     };
     if count >= device.threads() && count > 1 {
-        device.for_each(count, count.saturating_mul(work) / 16, |index| one(index, 1));
+        let failure = OnceLock::new();
+        device.for_each(count, count.saturating_mul(work) / 16, |index| {
+            if let Err(error) = one(index, 1) {
+                failure.get_or_init(|| error);
+            }
+        });
+        failure.into_inner().map_or(Ok(()), Err)
     } else if work < SMALL || device.threads() == 1 {
-        (0..count).for_each(|index| one(index, 1));
+        (0..count).try_for_each(|index| one(index, 1))
     } else {
-        device.install(|| (0..count).for_each(|index| one(index, device.threads())));
+        device.install(|| (0..count).try_for_each(|index| one(index, device.threads())))
     }
-    Ok(())
 }
 
 fn last_two(values: &[usize]) -> [usize; 2] {

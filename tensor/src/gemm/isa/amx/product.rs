@@ -13,6 +13,7 @@ use super::config;
 use super::microkernel::{self, MICROTILE, STEP_BYTES, SUMS_BYTES};
 use super::pack::{Panels, STEP, Tiles, pack};
 use super::piece::{BiasRow, Lanes, Piece};
+use crate::Result;
 use crate::gemm::problem::Problem;
 use crate::gemm::scheduler;
 use crate::gemm::scheduler::{CacheBlock, Work};
@@ -41,20 +42,26 @@ struct Product {
 unsafe impl Sync for Product {}
 
 /// Computes the problem, whose steps are elements, with up to `threads` threads of the current rayon pool.
+/// Errors if there is no memory for packed operands.
 ///
 /// # Safety
 /// Data and strides describe valid, non-overlapping memory; the process may use AMX.
-pub(in crate::gemm) unsafe fn run(threads: usize, problem: Problem, alpha: f32) {
+pub(in crate::gemm) unsafe fn run(threads: usize, problem: Problem, alpha: f32) -> Result<()> {
     let problem = problem.oriented();
     let [m, n, k] = [problem.lhs.lanes, problem.rhs.lanes, problem.k];
     let threads = scheduler::useful_threads(threads, [m, k, n]);
     // SAFETY: the caller's promise, passed on.
-    unsafe { run_with(Blocking::new([m, n, k], threads), threads, problem, alpha) };
+    unsafe { run_with(Blocking::new([m, n, k], threads), threads, problem, alpha) }
 }
 
 /// # Safety
 /// As [`run`], with a problem that is oriented.
-pub(super) unsafe fn run_with(blocking: Blocking, threads: usize, problem: Problem, alpha: f32) {
+pub(super) unsafe fn run_with(
+    blocking: Blocking,
+    threads: usize,
+    problem: Problem,
+    alpha: f32,
+) -> Result<()> {
     let panel_bytes = blocking.depth.div_ceil(STEP) * STEP_BYTES;
     let bytes = [blocking.rows, blocking.columns].map(|lanes| lanes / MICROTILE * panel_bytes);
     let pieces = blocking.rows / MICROTILE * blocking.columns.div_ceil(blocking.chunk);
@@ -76,7 +83,7 @@ pub(super) unsafe fn run_with(blocking: Blocking, threads: usize, problem: Probl
         };
         // SAFETY: pieces of one phase touch different memory.
         unsafe { scheduler::run(threads, &product) };
-    });
+    })
 }
 
 impl Work for Product {

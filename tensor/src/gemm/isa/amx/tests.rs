@@ -82,7 +82,7 @@ fn check<D: Element<Acc = f32>>(
     // SAFETY: the vectors hold the matrices; the level is available.
     pool.install(|| unsafe {
         let bias = has_bias.then_some(&bias[..]);
-        gemm_at(Isa::Amx, threads, to, accum, alpha, a, b.transposed(), bias);
+        gemm_at(Isa::Amx, threads, to, accum, alpha, a, b.transposed(), bias).unwrap();
     });
     // Every element of a small product, some of a large one.
     for at in (0..m * n).step_by(1 + m * n * k / 40_000_000) {
@@ -136,7 +136,7 @@ fn bits_do_not_depend_on_the_k_block() {
         let problem = problem(&lhs, &rhs, &mut dst, [m, k, n]);
         let blocking = Blocking { k_block, ..Blocking::new([m, n, k], 1) };
         // SAFETY: the vectors hold the matrices; the instructions are available.
-        unsafe { product::run_with(blocking, 1, problem, 1.0) };
+        unsafe { product::run_with(blocking, 1, problem, 1.0) }.unwrap();
         dst.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
     };
     let want = product(16);

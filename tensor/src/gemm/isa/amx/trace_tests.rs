@@ -26,7 +26,7 @@ fn traced([m, k, n]: [usize; 3]) -> (Vec<Event>, Blocking) {
     let problem = problem(&lhs, &rhs, &mut dst, [m, k, n]);
     let blocking = Blocking::new([m, n, k], 1);
     // SAFETY: the vectors hold the matrices; the instructions are emulated.
-    let events = trace(|| unsafe { product::run_with(blocking, 1, problem, 1.0) });
+    let events = trace(|| unsafe { product::run_with(blocking, 1, problem, 1.0) }.unwrap());
     (events, blocking)
 }
 
