@@ -14,6 +14,7 @@
 //! shares the core's units they make this one a quarter faster, where not, they cost nothing that can be measured
 //! reliably (at most 3 %). No tile register holds anything from one block of assembly to another.
 
+use crate::numeric::simd::with_avx512;
 use std::arch::asm;
 
 /// Bytes of a tile: 16 rows of 64.
@@ -269,107 +270,108 @@ macro_rules! converting_steps {
     };
 }
 
-/// Computes a list of microtiles, the last of which has 0 steps.
-///
-/// # Safety
-/// The thread's tile registers have the shapes of [`super::tile_config`]; the list's pointers hold what its
-/// documentation says, with room for whole microtiles; the processor has AMX.
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma,f16c")]
-pub(super) unsafe fn run(list: &[Microtile], alpha: f32) {
-    debug_assert!(list.split_last().is_some_and(|(last, rest)| {
-        last.steps == 0 && rest.iter().all(|microtile| microtile.steps > 0)
-    }));
-    #[repr(align(64))]
-    struct Sums([std::mem::MaybeUninit<u8>; SUMS_BYTES]);
-    // What the registers hold before the first microtile is stored here and not looked at.
-    let mut nowhere = Sums([std::mem::MaybeUninit::uninit(); SUMS_BYTES]);
-    let constants = Constants {
-        upper_words: std::array::from_fn(|i| 2 * i as u16 + 1),
-        alpha,
-        one: 1,
-        half: 0x7fff,
-        quiet: 0x0040_0000,
-    };
-    // SAFETY: the caller's promise; everything that is changed is named.
-    unsafe {
-        asm!(
-            "vmovdqu64 zmm25, [r15]",
-            "vbroadcastss zmm31, [r15 + 64]",
-            "vpbroadcastd zmm28, [r15 + 68]",
-            "vpbroadcastd zmm27, [r15 + 72]",
-            "vpbroadcastd zmm26, [r15 + 76]",
-            // Loop over the list: rdi the microtile, rax and rcx its steps, r10 how many are left, r8 where the
-            // sums before belong, rsi and r13 what is fetched.
-            "2:",
-            "mov rax, [rdi]",
-            "mov rcx, [rdi + 8]",
-            "mov r10, [rdi + 16]",
-            "mov r9, [rdi + 24]",
-            "mov rsi, [rdi + 96]",
-            "mov r13, [rdi + 112]",
-            "test r10, r10",
-            "jz 4f",
-            "test r9, r9",
-            "jz 3f",
-            first_step!(
-                "tileloadd tmm0, [r9 + rdx]",
-                "tileloadd tmm1, [r9 + rdx + 1024]",
-                "tileloadd tmm2, [r9 + rdx + 2048]",
-                "tileloadd tmm3, [r9 + rdx + 3072]"
-            ),
-            "jmp 5f",
-            "3:",
-            first_step!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3"),
-            "jmp 5f",
-            "4:",
-            "tilestored [r8 + rdx], tmm0",
-            "tilestored [r8 + rdx + 1024], tmm1",
-            "tilestored [r8 + rdx + 2048], tmm2",
-            "tilestored [r8 + rdx + 3072], tmm3",
-            "jmp 6f",
-            "5:",
-            "add rax, 2048",
-            "add rcx, 2048",
-            "mov r8, [rdi + 32]",
-            "dec r10",
-            // The conversion: r11 the sums, r12 what is held, r14 where it goes, r9 four rows each.
-            "6:",
-            "cmp qword ptr [rdi + 40], 1",
-            "jb 60f",
-            "mov r14, [rdi + 88]",
-            "vmovups zmm29, [r14]",
-            "vmovups zmm30, [r14 + 64]",
-            "mov r11, [rdi + 48]",
-            "mov r12, [rdi + 56]",
-            "mov r14, [rdi + 72]",
-            "mov r9d, 8",
-            "ja 40f",
-            converting_steps!(row_f32),
-            "40:",
-            converting_steps!(row_bf16),
-            // Steps without a conversion.
-            "60:",
-            "test r10, r10",
-            "jz 65f",
-            step!(),
-            "jmp 60b",
-            "65:",
-            "mov r9, [rdi + 16]",
-            "add rdi, 128",
-            "test r9, r9",
-            "jnz 2b",
-            inout("rdi") list.as_ptr() => _,
-            in("rdx") 64_usize,
-            inout("r8") nowhere.0.as_mut_ptr() => _,
-            in("r15") &constants,
-            out("rsi") _, out("rax") _, out("rcx") _, out("r9") _, out("r10") _, out("r11") _, out("r12") _, out("r13") _,
-            out("r14") _,
-            out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _,
-            out("zmm25") _, out("zmm26") _, out("zmm27") _, out("zmm28") _, out("zmm29") _, out("zmm30") _,
-            out("zmm31") _, out("k1") _, out("k2") _,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _,
-            out("tmm6") _, out("tmm7") _,
-            options(nostack)
-        );
+with_avx512! { enabled!
+    /// Computes a list of microtiles, the last of which has 0 steps.
+    ///
+    /// # Safety
+    /// The thread's tile registers have the shapes of [`super::config`]; the list's pointers hold what its
+    /// documentation says, with room for whole microtiles; the processor has AMX.
+    pub(super) unsafe fn run(list: &[Microtile], alpha: f32) {
+        debug_assert!(list.split_last().is_some_and(|(last, rest)| {
+            last.steps == 0 && rest.iter().all(|microtile| microtile.steps > 0)
+        }));
+        #[repr(align(64))]
+        struct Sums([std::mem::MaybeUninit<u8>; SUMS_BYTES]);
+        // What the registers hold before the first microtile is stored here and not looked at.
+        let mut nowhere = Sums([std::mem::MaybeUninit::uninit(); SUMS_BYTES]);
+        let constants = Constants {
+            upper_words: std::array::from_fn(|i| 2 * i as u16 + 1),
+            alpha,
+            one: 1,
+            half: 0x7fff,
+            quiet: 0x0040_0000,
+        };
+        // SAFETY: the caller's promise; everything that is changed is named.
+        unsafe {
+            asm!(
+                "vmovdqu64 zmm25, [r15]",
+                "vbroadcastss zmm31, [r15 + 64]",
+                "vpbroadcastd zmm28, [r15 + 68]",
+                "vpbroadcastd zmm27, [r15 + 72]",
+                "vpbroadcastd zmm26, [r15 + 76]",
+                // Loop over the list: rdi the microtile, rax and rcx its steps, r10 how many are left, r8 where the
+                // sums before belong, rsi and r13 what is fetched.
+                "2:",
+                "mov rax, [rdi]",
+                "mov rcx, [rdi + 8]",
+                "mov r10, [rdi + 16]",
+                "mov r9, [rdi + 24]",
+                "mov rsi, [rdi + 96]",
+                "mov r13, [rdi + 112]",
+                "test r10, r10",
+                "jz 4f",
+                "test r9, r9",
+                "jz 3f",
+                first_step!(
+                    "tileloadd tmm0, [r9 + rdx]",
+                    "tileloadd tmm1, [r9 + rdx + 1024]",
+                    "tileloadd tmm2, [r9 + rdx + 2048]",
+                    "tileloadd tmm3, [r9 + rdx + 3072]"
+                ),
+                "jmp 5f",
+                "3:",
+                first_step!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3"),
+                "jmp 5f",
+                "4:",
+                "tilestored [r8 + rdx], tmm0",
+                "tilestored [r8 + rdx + 1024], tmm1",
+                "tilestored [r8 + rdx + 2048], tmm2",
+                "tilestored [r8 + rdx + 3072], tmm3",
+                "jmp 6f",
+                "5:",
+                "add rax, 2048",
+                "add rcx, 2048",
+                "mov r8, [rdi + 32]",
+                "dec r10",
+                // The conversion: r11 the sums, r12 what is held, r14 where it goes, r9 four rows each.
+                "6:",
+                "cmp qword ptr [rdi + 40], 1",
+                "jb 60f",
+                "mov r14, [rdi + 88]",
+                "vmovups zmm29, [r14]",
+                "vmovups zmm30, [r14 + 64]",
+                "mov r11, [rdi + 48]",
+                "mov r12, [rdi + 56]",
+                "mov r14, [rdi + 72]",
+                "mov r9d, 8",
+                "ja 40f",
+                converting_steps!(row_f32),
+                "40:",
+                converting_steps!(row_bf16),
+                // Steps without a conversion.
+                "60:",
+                "test r10, r10",
+                "jz 65f",
+                step!(),
+                "jmp 60b",
+                "65:",
+                "mov r9, [rdi + 16]",
+                "add rdi, 128",
+                "test r9, r9",
+                "jnz 2b",
+                inout("rdi") list.as_ptr() => _,
+                in("rdx") 64_usize,
+                inout("r8") nowhere.0.as_mut_ptr() => _,
+                in("r15") &constants,
+                out("rsi") _, out("rax") _, out("rcx") _, out("r9") _, out("r10") _, out("r11") _, out("r12") _, out("r13") _,
+                out("r14") _,
+                out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _,
+                out("zmm25") _, out("zmm26") _, out("zmm27") _, out("zmm28") _, out("zmm29") _, out("zmm30") _,
+                out("zmm31") _, out("k1") _, out("k2") _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _,
+                out("tmm6") _, out("tmm7") _,
+                options(nostack)
+            );
+        }
     }
 }

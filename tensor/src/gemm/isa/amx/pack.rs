@@ -12,6 +12,7 @@ use super::microkernel::{MICROTILE, STEP_BYTES, TILE_BYTES};
 use crate::gemm::isa::avx512::F32x16;
 use crate::gemm::isa::vector::Vector;
 use crate::gemm::problem::Operand;
+use crate::numeric::simd::with_avx512;
 use std::arch::x86_64::*;
 
 /// Elements of k in a step.
@@ -42,33 +43,34 @@ pub(super) struct Panels<'a> {
     pub panel_bytes: usize,
 }
 
-/// Packs panels.
-///
-/// # Safety
-/// The lanes lie within the operand, whose elements are there; `to` has room; the processor has AVX-512.
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma,f16c")]
-pub(super) unsafe fn pack(panels: &Panels) {
-    // SAFETY: the caller's promise, passed on.
-    unsafe {
-        if panels.operand.lane_stride == 1 {
-            // All panels a step at a time: what lies together in memory is read together.
-            for step in 0..panels.steps {
-                let mut ahead = Ahead::step(panels, step);
+with_avx512! { enabled!
+    /// Packs panels.
+    ///
+    /// # Safety
+    /// The lanes lie within the operand, whose elements are there; `to` has room; the processor has AVX-512.
+    pub(super) unsafe fn pack(panels: &Panels) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            if panels.operand.lane_stride == 1 {
+                // All panels a step at a time: what lies together in memory is read together.
+                for step in 0..panels.steps {
+                    let mut ahead = Ahead::step(panels, step);
+                    for (lane, to) in panels.each() {
+                        let to = to.wrapping_add(step * STEP_BYTES);
+                        interleave(panels, lane, step, to, &mut ahead);
+                    }
+                }
+            } else if panels.operand.step_stride == 1 {
                 for (lane, to) in panels.each() {
-                    let to = to.wrapping_add(step * STEP_BYTES);
-                    interleave(panels, lane, step, to, &mut ahead);
+                    match panels.tiles {
+                        Tiles::Rows => copy(panels, lane, to),
+                        Tiles::Columns => transpose(panels, lane, to),
+                    }
                 }
-            }
-        } else if panels.operand.step_stride == 1 {
-            for (lane, to) in panels.each() {
-                match panels.tiles {
-                    Tiles::Rows => copy(panels, lane, to),
-                    Tiles::Columns => transpose(panels, lane, to),
+            } else {
+                for (lane, to) in panels.each() {
+                    gather(panels, lane, to);
                 }
-            }
-        } else {
-            for (lane, to) in panels.each() {
-                gather(panels, lane, to);
             }
         }
     }
