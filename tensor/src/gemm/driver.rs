@@ -1,5 +1,5 @@
 //! Runs a product with the microkernels that read panels of accumulators or words of pairs: sets up its
-//! operands, cuts and scratch, and hands the work to the scheduler.
+//! operands, blocking and scratch, and hands the work to the scheduler.
 
 use super::Accum;
 use super::blocking::{CacheBlocking, GemmShape};
@@ -26,7 +26,7 @@ pub(super) unsafe fn run<T: Compute>(
     let problem = problem.oriented();
     let Problem { k, lhs, rhs, target, .. } = problem;
     let threads = scheduler::useful_threads(threads, [lhs.lanes, k, rhs.lanes]);
-    let kernel_rows = kernels.tiles.len();
+    let mr = kernels.tiles.len();
     let size = GemmShape {
         rows: lhs.lanes,
         columns: rhs.lanes,
@@ -34,8 +34,8 @@ pub(super) unsafe fn run<T: Compute>(
         threads,
         bytes: size_of::<T>(),
         lanes: kernels.lanes,
-        kernel_rows,
-        kernel_vectors: kernels.vectors(),
+        mr,
+        vectors: kernels.vectors(),
     };
     let lhs_access = Access::for_rows::<T>(&lhs, &size);
     let rhs_access = Access::for_columns(&rhs, &size, kernels);
@@ -48,28 +48,29 @@ pub(super) unsafe fn run<T: Compute>(
         operand: lhs,
         access: lhs_access,
         pack: (kernels.pack)(lhs.dtype),
-        block: plan.block,
-        width: kernel_rows,
-        unit: kernel_rows.max(kernels.lanes),
-        padded: plan.rows.next_multiple_of(kernel_rows.max(kernels.lanes)),
+        kc: plan.kc,
+        width: mr,
+        unit: mr.max(kernels.lanes),
+        padded: plan.rows.next_multiple_of(mr.max(kernels.lanes)),
         panels: std::ptr::null_mut(),
     };
     let mut rhs = PackedOperand {
         operand: rhs,
         access: rhs_access,
         pack: (kernels.pack)(rhs.dtype),
-        block: plan.block,
-        width: plan.panel_columns,
-        unit: plan.panel_columns,
+        kc: plan.kc,
+        width: plan.nr,
+        unit: plan.nr,
         padded: plan.columns,
         panels: std::ptr::null_mut(),
     };
     let contiguous = target.column_stride == 1 || rhs.operand.lanes == 1;
     let direct = target.dtype == T::DTYPE && contiguous;
     let stores_result = contiguous && !matches!(problem.bias, Bias::Rows(_));
-    let needs_sums = problem.accum == Accum::Add || k > plan.block || !stores_result;
-    let slots = if plan.chapters[2] == 1 { threads } else { plan.tiles(plan.rows, plan.columns) };
-    let tile_elements = plan.tile_rows * plan.tile_columns;
+    let needs_sums = problem.accum == Accum::Add || k > plan.kc || !stores_result;
+    let slots =
+        if plan.cache_blocks[2] == 1 { threads } else { plan.tiles(plan.rows, plan.columns) };
+    let tile_elements = plan.mc * plan.nc;
     let scratch_elements = if direct || !needs_sums { 0 } else { slots * tile_elements };
     let lhs_elements = lhs.panel_elements(plan.depth, threads);
     let rhs_elements = rhs.panel_elements(plan.depth, threads);
@@ -85,24 +86,24 @@ pub(super) unsafe fn run<T: Compute>(
 }
 
 impl<T: Compute> Work for GemmTask<T> {
-    fn chapters(&self) -> [usize; 3] {
-        self.plan.chapters
+    fn cache_blocks(&self) -> [usize; 3] {
+        self.plan.cache_blocks
     }
 
-    fn packing_pieces(&self, chapter: CacheBlock) -> usize {
-        let [rows, columns] = self.ranges(chapter);
-        let of_columns = if chapter.fresh[1] { self.rhs.chunks(columns) } else { 0 };
-        self.row_chunks(chapter, rows) + of_columns
+    fn packing_pieces(&self, block: CacheBlock) -> usize {
+        let [rows, columns] = self.ranges(block);
+        let of_columns = if block.fresh[1] { self.rhs.chunks(columns) } else { 0 };
+        self.row_chunks(block, rows) + of_columns
     }
 
-    fn computing_pieces(&self, chapter: CacheBlock) -> usize {
-        let [rows, columns] = self.ranges(chapter);
+    fn computing_pieces(&self, block: CacheBlock) -> usize {
+        let [rows, columns] = self.ranges(block);
         self.plan.tiles(rows.lanes, columns.lanes)
     }
 
-    unsafe fn pack(&self, chapter: CacheBlock, number: usize) {
-        let [rows, columns] = self.ranges(chapter);
-        let of_rows = self.row_chunks(chapter, rows);
+    unsafe fn pack(&self, block: CacheBlock, number: usize) {
+        let [rows, columns] = self.ranges(block);
+        let of_rows = self.row_chunks(block, rows);
         // SAFETY: the ranges lie within the operands; otherwise the caller's promise.
         unsafe {
             if number < of_rows {
@@ -113,24 +114,24 @@ impl<T: Compute> Work for GemmTask<T> {
         }
     }
 
-    unsafe fn compute(&self, chapter: CacheBlock, number: usize, thread: usize) {
-        let [rows, columns] = self.ranges(chapter);
-        let [.., k] = chapter.index;
-        let ends = [k == 0, k + 1 == self.plan.chapters[2]];
+    unsafe fn compute(&self, block: CacheBlock, number: usize, thread: usize) {
+        let [rows, columns] = self.ranges(block);
+        let [.., k] = block.index;
+        let ends = [k == 0, k + 1 == self.plan.cache_blocks[2]];
         // SAFETY: the caller's promise, passed on.
         unsafe { self.compute_tile(rows, columns, ends, number, thread) };
     }
 }
 
 impl<T: Compute> GemmTask<T> {
-    fn row_chunks(&self, chapter: CacheBlock, rows: Range) -> usize {
-        if chapter.fresh[0] { self.lhs.chunks(rows) } else { 0 }
+    fn row_chunks(&self, block: CacheBlock, rows: Range) -> usize {
+        if block.fresh[0] { self.lhs.chunks(rows) } else { 0 }
     }
 
-    /// The part of each operand that belongs to a chapter.
-    fn ranges(&self, chapter: CacheBlock) -> [Range; 2] {
+    /// The part of each operand that belongs to a cache block.
+    fn ranges(&self, block: CacheBlock) -> [Range; 2] {
         let CacheBlocking { rows, columns, depth, .. } = self.plan;
-        let [i, j, p] = chapter.index;
+        let [i, j, p] = block.index;
         let step = p * depth;
         let steps = depth.min(self.problem.k - step);
         let range = |lane: usize, most: usize, total: usize| {

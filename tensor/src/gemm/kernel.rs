@@ -167,7 +167,7 @@ pub(super) type TileFn<T> = unsafe fn(&MicroTile<T>);
 /// A compiled [`super::pack::pack`], its source type erased.
 pub(super) type PackFn<T> = unsafe fn(&super::pack::PackTask<T>);
 /// A compiled [`super::pack::epilogue`], its destination type erased.
-pub(super) type FinishFn<T> = unsafe fn(&super::pack::Epilogue<T>);
+pub(super) type EpilogueFn<T> = unsafe fn(&super::pack::Epilogue<T>);
 
 /// Everything compiled for one instruction set and accumulator.
 pub(super) struct GemmKernels<T: 'static> {
@@ -183,8 +183,8 @@ pub(super) struct GemmKernels<T: 'static> {
     pub pack_rows: Option<PackFn<T>>,
     /// The same for values that are accumulators, whatever the operands' steps are.
     pub widen: fn(DType) -> PackFn<T>,
-    /// The finishing routine for a storage type.
-    pub finish: fn(DType) -> FinishFn<T>,
+    /// The epilogue for a storage type.
+    pub epilogue: fn(DType) -> EpilogueFn<T>,
 }
 
 impl<T> GemmKernels<T> {
@@ -242,18 +242,18 @@ macro_rules! isa {
         }
         $crate::numeric::simd::$with! { enabled!
             unsafe fn pack<V: Vector, S: $crate::Element<Acc = V::Scalar>>(
-                strip: &$crate::gemm::pack::PackTask<V::Scalar>,
+                task: &$crate::gemm::pack::PackTask<V::Scalar>,
             ) {
                 // SAFETY: the caller's promise, passed on.
-                unsafe { $crate::gemm::pack::pack::<V, S>(strip) }
+                unsafe { $crate::gemm::pack::pack::<V, S>(task) }
             }
         }
         $crate::numeric::simd::$with! { enabled!
-            unsafe fn finish<V: Vector, D: $crate::Element<Acc = V::Scalar>>(
-                finish: &$crate::gemm::pack::Epilogue<V::Scalar>,
+            unsafe fn epilogue<V: Vector, D: $crate::Element<Acc = V::Scalar>>(
+                task: &$crate::gemm::pack::Epilogue<V::Scalar>,
             ) {
                 // SAFETY: the caller's promise, passed on.
-                unsafe { $crate::gemm::pack::epilogue::<V, D>(finish) }
+                unsafe { $crate::gemm::pack::epilogue::<V, D>(task) }
             }
         }
         /// The f32 kernels.
@@ -272,10 +272,10 @@ macro_rules! isa {
                 $crate::DType::F16 => pack::<$f32, $crate::f16>,
                 _ => pack::<$f32, f32>,
             },
-            finish: |dtype| match dtype {
-                $crate::DType::BF16 => finish::<$f32, $crate::bf16>,
-                $crate::DType::F16 => finish::<$f32, $crate::f16>,
-                _ => finish::<$f32, f32>,
+            epilogue: |dtype| match dtype {
+                $crate::DType::BF16 => epilogue::<$f32, $crate::bf16>,
+                $crate::DType::F16 => epilogue::<$f32, $crate::f16>,
+                _ => epilogue::<$f32, f32>,
             },
         };
         /// The f64 kernels.
@@ -286,7 +286,7 @@ macro_rules! isa {
             pack_rows: None,
             pack: |_| pack::<$f64, f64>,
             widen: |_| pack::<$f64, f64>,
-            finish: |_| finish::<$f64, f64>,
+            epilogue: |_| epilogue::<$f64, f64>,
         };
     };
 }

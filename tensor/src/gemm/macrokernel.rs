@@ -1,4 +1,4 @@
-//! Computes one tile of the product: the loops around the microkernel.
+//! The macrokernel: computes one tile of the product, mc x nc, by the three loops around the microkernel.
 
 use super::Accum;
 use super::blocking::CacheBlocking;
@@ -15,7 +15,7 @@ pub(super) struct GemmTask<T: 'static> {
     pub alpha: T,
     pub lhs: PackedOperand<T>,
     pub rhs: PackedOperand<T>,
-    /// Where tiles are accumulated when the target cannot take sums; without room where all is one block.
+    /// Where tiles are accumulated when the target cannot take sums; without room where all is one sum.
     pub scratch: Option<*mut T>,
     /// Whether the microkernel writes the last block's sums to the target, with the bias.
     pub stores_result: bool,
@@ -37,11 +37,11 @@ struct TilePosition<T> {
 }
 
 impl<T: Compute> GemmTask<T> {
-    /// Computes tile number `number` of the chapter that `rows` and `columns` span; `ends` says
-    /// whether the chapter is the first and the last along k.
+    /// Computes tile number `number` of the cache block that `rows` and `columns` span; `ends` says
+    /// whether the block is the first and the last along k.
     ///
     /// # Safety
-    /// The chapter is packed, nobody else computes this tile, and `thread` is this thread's number.
+    /// The cache block is packed, nobody else computes this tile, and `thread` is this thread's number.
     pub(super) unsafe fn compute_tile(
         &self,
         rows: Range,
@@ -51,24 +51,23 @@ impl<T: Compute> GemmTask<T> {
         thread: usize,
     ) {
         let (plan, target) = (&self.plan, self.problem.target);
-        let tiles_down = rows.lanes.div_ceil(plan.tile_rows);
-        let (i0, j0) =
-            (number % tiles_down * plan.tile_rows, number / tiles_down * plan.tile_columns);
+        let tiles_down = rows.lanes.div_ceil(plan.mc);
+        let (i0, j0) = (number % tiles_down * plan.mc, number / tiles_down * plan.nc);
         let (row, column) = (rows.lane + i0, columns.lane + j0);
         let (sums, sums_row) = match self.scratch {
             None => (target.at(row, column).cast::<T>(), target.row_stride),
             Some(scratch) => {
-                // A tile that takes several chapters needs a place of its own.
+                // A tile that takes several cache blocks needs a place of its own.
                 let slot = if first && last { thread } else { number };
-                let offset = slot * plan.tile_rows * plan.tile_columns;
-                (scratch.wrapping_add(offset), plan.tile_columns as isize)
+                let offset = slot * plan.mc * plan.nc;
+                (scratch.wrapping_add(offset), plan.nc as isize)
             }
         };
         let place = TilePosition {
             row,
             column,
-            rows: plan.tile_rows.min(rows.lanes - i0),
-            columns: plan.tile_columns.min(columns.lanes - j0),
+            rows: plan.mc.min(rows.lanes - i0),
+            columns: plan.nc.min(columns.lanes - j0),
             sums,
             sums_row,
         };
@@ -78,19 +77,19 @@ impl<T: Compute> GemmTask<T> {
             if self.scratch.is_some() && first && add {
                 self.fetch(&place);
             }
-            for start in (0..rows.steps).step_by(plan.block) {
+            for start in (0..rows.steps).step_by(plan.kc) {
                 let add = add || !first || start > 0;
-                let last = last && start + plan.block >= rows.steps;
-                self.block(&place, rows, columns, start, [add, last], thread);
+                let last = last && start + plan.kc >= rows.steps;
+                self.add_products(&place, rows, columns, start, [add, last], thread);
             }
             if last && !self.stores_result {
-                self.finish(&place);
+                self.epilogue(&place);
             }
         }
     }
 
-    /// Adds the block that starts at step `start` of the chapter to a tile.
-    unsafe fn block(
+    /// Adds the products of the kc steps from `start` of the cache block on to a tile.
+    unsafe fn add_products(
         &self,
         place: &TilePosition<T>,
         rows: Range,
@@ -100,8 +99,8 @@ impl<T: Compute> GemmTask<T> {
         thread: usize,
     ) {
         let GemmTask { plan, kernels, lhs, rhs, .. } = self;
-        let kernel_rows = kernels.tiles.len();
-        let depth = plan.block.min(rows.steps - start);
+        let mr = kernels.tiles.len();
+        let depth = plan.kc.min(rows.steps - start);
         let (i0, j0) = (place.row - rows.lane, place.column - columns.lane);
         let a = lhs.view(rows, i0, start, depth, thread);
         let b = rhs.view(columns, j0, start, depth, thread);
@@ -115,13 +114,13 @@ impl<T: Compute> GemmTask<T> {
             Bias::Columns(bias) if stores_result => bias.wrapping_add(place.column * size),
             _ => std::ptr::null(),
         };
-        for i in (0..place.rows).step_by(kernel_rows) {
-            let tiles = &kernels.tiles[kernel_rows.min(place.rows - i) - 1];
-            let a_data = a.data.wrapping_offset((i / kernel_rows) as isize * a.panel);
+        for i in (0..place.rows).step_by(mr) {
+            let tiles = &kernels.tiles[mr.min(place.rows - i) - 1];
+            let a_data = a.data.wrapping_offset((i / mr) as isize * a.panel);
             let c = place.sums.wrapping_offset(i as isize * place.sums_row);
             let to = to.wrapping_offset(i as isize * to_row * size as isize);
-            for (panel, j) in (0..place.columns).step_by(plan.panel_columns).enumerate() {
-                let lanes = plan.panel_columns.min(place.columns - j);
+            for (panel, j) in (0..place.columns).step_by(plan.nr).enumerate() {
+                let lanes = plan.nr.min(place.columns - j);
                 let vectors = lanes.div_ceil(kernels.lanes);
                 if rhs.access == Access::PackedPerThread {
                     let (lane, step) = (place.column + j, columns.step + start);
@@ -155,7 +154,7 @@ impl<T: Compute> GemmTask<T> {
     /// Reads a tile of the target into scratch: a matter of packing one wide panel.
     unsafe fn fetch(&self, place: &TilePosition<T>) {
         let target = self.problem.target;
-        let strip = PackTask {
+        let task = PackTask {
             from: target.at(place.row, place.column),
             step_stride: target.row_stride,
             lane_stride: target.column_stride,
@@ -163,15 +162,15 @@ impl<T: Compute> GemmTask<T> {
             elements: place.rows,
             count: place.columns,
             to: place.sums,
-            width: self.plan.tile_columns,
+            width: self.plan.nc,
             panel_stride: 0,
         };
         // SAFETY: the tile lies within the target; scratch rows are whole registers long.
-        unsafe { (self.kernels.widen)(target.dtype)(&strip) };
+        unsafe { (self.kernels.widen)(target.dtype)(&task) };
     }
 
     /// Rounds a tile to a target whose columns are apart, or that has a bias for each row.
-    unsafe fn finish(&self, place: &TilePosition<T>) {
+    unsafe fn epilogue(&self, place: &TilePosition<T>) {
         let target = self.problem.target;
         let size = target.dtype.size();
         let (bias, bias_row, bias_column) = match self.problem.bias {
@@ -179,7 +178,7 @@ impl<T: Compute> GemmTask<T> {
             Bias::Rows(bias) => (bias.wrapping_add(place.row * size), 1, 0),
             Bias::Columns(bias) => (bias.wrapping_add(place.column * size), 0, 1),
         };
-        let finish = Epilogue {
+        let epilogue = Epilogue {
             from: place.sums,
             from_row: place.sums_row,
             rows: place.rows,
@@ -192,6 +191,6 @@ impl<T: Compute> GemmTask<T> {
             bias_column,
         };
         // SAFETY: the tile lies within the target, and its part of the bias within the bias.
-        unsafe { (self.kernels.finish)(target.dtype)(&finish) };
+        unsafe { (self.kernels.epilogue)(target.dtype)(&epilogue) };
     }
 }

@@ -1,14 +1,33 @@
 //! Matrix multiplication: dst = \[dst +\] alpha * lhs * rhs \[+ bias\].
 //!
-//! The classic scheme (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication",
-//! 2008): both operands are copied into panels of the accumulator's type, and a microkernel holds a
-//! small tile of the product in registers while it runs down k. Here the panels are packed by all
-//! threads together, and tiles of the product are handed out one by one.
+//! Operands are packed into panels of the accumulator's type. A microkernel holds a microtile of the product in
+//! registers while it runs along k (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008).
+//! Five loops surround it, in the symbols of Van Zee and van de Geijn, "BLIS: a framework for rapidly instantiating
+//! BLAS functionality", 2015:
 //!
-//! **The bits of an element depend only on its row of `lhs`, its column of `rhs`, k, alpha, what it
-//! held before, and the instruction set**: k is cut into blocks that are a function of k alone, a
-//! block is summed in order, and blocks are added in order. Neither the number of threads, nor other
-//! rows and columns, nor strides change anything.
+//! ```text
+//! for each cache block, along k first, then rows, then columns      all threads pack its panels
+//!   for each tile of mc x nc                                        one thread: the macrokernel
+//!     for each kc of the cache block's k
+//!       for each mr of mc                                           a panel of the left operand
+//!         for each nr of nc                                         a panel of the right one: the microkernel
+//! ```
+//!
+//! | symbols | what has this size | f32 with AVX-512, at most | where it stays |
+//! |---|---|---|---|
+//! | mr x nr | microtile | 8 x 48 | registers |
+//! | mr x kc | panel of the left operand | 8 x 512, 16 KiB | L1 |
+//! | kc x nc | panels of the right operand, for a tile | 512 x 192, 384 KiB | L2 |
+//! | mc x nc | tile of the result | 128 x 192 | L2 |
+//! | | cache block of an operand | 2048 x 1024, 8 MiB | L3 |
+//!
+//! `blocking.rs` chooses the sizes, `scheduler.rs` runs the two outer loops, `macrokernel.rs` the three inner ones. The
+//! microkernel applies the epilogue to the last sums: bias and rounding. Products of bf16 in AMX tiles have loops of
+//! their own, in `isa/amx/product.rs`.
+//!
+//! **The bits of an element depend only on its row of `lhs`, its column of `rhs`, k, alpha, what it held before, and
+//! the instruction set**: kc is a function of k alone, kc elements are summed in order, and these sums are added in
+//! order. Neither the number of threads, nor other rows and columns, nor strides change anything.
 
 mod blocking;
 mod driver;

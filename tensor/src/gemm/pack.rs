@@ -23,32 +23,32 @@ pub(super) struct PackTask<T> {
     pub panel_stride: usize,
 }
 
-/// Packs a strip of `S`.
+/// Packs a part of an operand of type `S`.
 ///
 /// # Safety
-/// The strip's source holds its elements, and its panels have room for `count` lanes rounded up to
+/// The task's source holds its elements, and its panels have room for `count` lanes rounded up to
 /// whole registers.
 #[inline(always)]
-pub(super) unsafe fn pack<V: Vector, S: Element<Acc = V::Scalar>>(strip: &PackTask<V::Scalar>) {
+pub(super) unsafe fn pack<V: Vector, S: Element<Acc = V::Scalar>>(task: &PackTask<V::Scalar>) {
     // SAFETY: the caller's promise, passed on.
     unsafe {
-        if strip.lane_stride == 1 {
-            copy_rows::<V, S>(strip);
-        } else if strip.step_stride == 1 {
-            transpose_rows::<V, S>(strip);
+        if task.lane_stride == 1 {
+            copy_rows::<V, S>(task);
+        } else if task.step_stride == 1 {
+            transpose_rows::<V, S>(task);
         } else {
-            gather::<V, S>(strip);
+            gather::<V, S>(task);
         }
     }
 }
 
 /// Stores the register that begins at the address `to` of a panel.
 #[inline(always)]
-unsafe fn put<V: Vector>(strip: &PackTask<V::Scalar>, vector: V, to: *mut V::Scalar) {
+unsafe fn put<V: Vector>(task: &PackTask<V::Scalar>, vector: V, to: *mut V::Scalar) {
     // SAFETY: the panels have room for whole registers of lanes.
     unsafe {
-        if strip.width < V::LANES {
-            vector.store_halves(to, to.add(strip.panel_stride));
+        if task.width < V::LANES {
+            vector.store_halves(to, to.add(task.panel_stride));
         } else {
             vector.store(to);
         }
@@ -57,9 +57,9 @@ unsafe fn put<V: Vector>(strip: &PackTask<V::Scalar>, vector: V, to: *mut V::Sca
 
 /// The lanes of a step lie together: copy them, a panel at a time.
 #[inline(always)]
-unsafe fn copy_rows<V: Vector, S: Element<Acc = V::Scalar>>(strip: &PackTask<V::Scalar>) {
-    let PackTask { step_stride, depth, count, to, width, panel_stride, .. } = *strip;
-    let from = strip.from.cast::<S>();
+unsafe fn copy_rows<V: Vector, S: Element<Acc = V::Scalar>>(task: &PackTask<V::Scalar>) {
+    let PackTask { step_stride, depth, count, to, width, panel_stride, .. } = *task;
+    let from = task.from.cast::<S>();
     let group = width.max(V::LANES);
     for lane in (0..count).step_by(group) {
         let mut from = from.wrapping_add(lane);
@@ -91,19 +91,19 @@ unsafe fn copy_rows<V: Vector, S: Element<Acc = V::Scalar>>(strip: &PackTask<V::
 
 /// The steps of a lane lie together: transpose square blocks.
 #[inline(always)]
-unsafe fn transpose_rows<V: Vector, S: Element<Acc = V::Scalar>>(strip: &PackTask<V::Scalar>) {
-    let PackTask { lane_stride, depth, count, to, width, panel_stride, .. } = *strip;
-    let from = strip.from.cast::<S>();
+unsafe fn transpose_rows<V: Vector, S: Element<Acc = V::Scalar>>(task: &PackTask<V::Scalar>) {
+    let PackTask { lane_stride, depth, count, to, width, panel_stride, .. } = *task;
+    let from = task.from.cast::<S>();
     for lane in (0..count).step_by(V::LANES) {
         let lanes = (count - lane).min(V::LANES);
         let mut from = from.wrapping_offset(lane as isize * lane_stride);
         let mut to = to.wrapping_add(lane / width * panel_stride + lane % width);
         let mut left = depth;
-        // SAFETY: the blocks' elements lie within the strip, and panels have whole registers.
+        // SAFETY: the blocks' elements lie within the operand, and panels have whole registers.
         unsafe {
             while left >= V::LANES && lanes == V::LANES {
                 for &mut column in V::transposed(from, lane_stride).as_mut() {
-                    put(strip, column, to);
+                    put(task, column, to);
                     to = to.wrapping_add(width);
                 }
                 from = from.wrapping_add(V::LANES);
@@ -117,7 +117,7 @@ unsafe fn transpose_rows<V: Vector, S: Element<Acc = V::Scalar>>(strip: &PackTas
                 }
                 V::transpose(&mut square);
                 for &mut column in square.as_mut().iter_mut().take(steps) {
-                    put(strip, column, to);
+                    put(task, column, to);
                     to = to.wrapping_add(width);
                 }
                 from = from.wrapping_add(steps);
@@ -129,9 +129,9 @@ unsafe fn transpose_rows<V: Vector, S: Element<Acc = V::Scalar>>(strip: &PackTas
 
 /// No two elements lie together.
 #[inline(always)]
-unsafe fn gather<V: Vector, S: Element<Acc = V::Scalar>>(strip: &PackTask<V::Scalar>) {
-    let PackTask { step_stride, lane_stride, depth, count, to, width, panel_stride, .. } = *strip;
-    let from = strip.from.cast::<S>();
+unsafe fn gather<V: Vector, S: Element<Acc = V::Scalar>>(task: &PackTask<V::Scalar>) {
+    let PackTask { step_stride, lane_stride, depth, count, to, width, panel_stride, .. } = *task;
+    let from = task.from.cast::<S>();
     for lane in (0..count).step_by(V::LANES) {
         let mut to = to.wrapping_add(lane / width * panel_stride + lane % width);
         for step in 0..depth {
@@ -139,24 +139,24 @@ unsafe fn gather<V: Vector, S: Element<Acc = V::Scalar>>(strip: &PackTask<V::Sca
             let valid = (count - lane).min(V::LANES);
             for (i, value) in lanes.iter_mut().enumerate().take(valid) {
                 let offset = step as isize * step_stride + (lane + i) as isize * lane_stride;
-                // SAFETY: the element lies within the strip.
+                // SAFETY: the element lies within the operand.
                 *value = unsafe { *from.offset(offset) }.acc();
             }
             // SAFETY: 16 lanes are there and LANES is at most 16.
-            unsafe { put(strip, V::load(lanes.as_ptr()), to) };
+            unsafe { put(task, V::load(lanes.as_ptr()), to) };
             to = to.wrapping_add(width);
         }
     }
 }
 
-/// A block of finished sums and the place that they are rounded to.
+/// A block of sums and the place that they are rounded to.
 pub(super) struct Epilogue<T> {
     /// Row i is contiguous at `from + i * from_row`.
     pub from: *const T,
     pub from_row: isize,
     pub rows: usize,
     pub columns: usize,
-    /// First element of the destination; its type is that of the finishing routine. It may be `from`.
+    /// First element of the destination; its type is that of the routine. It may be `from`.
     pub to: *mut u8,
     pub row_stride: isize,
     pub column_stride: isize,
@@ -170,19 +170,17 @@ pub(super) struct Epilogue<T> {
 /// to = round(from + bias), `D` being the destination's type.
 ///
 /// # Safety
-/// The pointers of `epilogue` hold what its documentation says.
+/// The pointers of `task` hold what its documentation says.
 #[inline(always)]
-pub(super) unsafe fn epilogue<V: Vector, D: Element<Acc = V::Scalar>>(
-    finish: &Epilogue<V::Scalar>,
-) {
-    let Epilogue { from, from_row, rows, columns, .. } = *finish;
-    let Epilogue { row_stride, column_stride, bias_row, bias_column, .. } = *finish;
-    let bias = finish.bias.cast::<D>();
+pub(super) unsafe fn epilogue<V: Vector, D: Element<Acc = V::Scalar>>(task: &Epilogue<V::Scalar>) {
+    let Epilogue { from, from_row, rows, columns, .. } = *task;
+    let Epilogue { row_stride, column_stride, bias_row, bias_column, .. } = *task;
+    let bias = task.bias.cast::<D>();
     for i in 0..rows {
         // SAFETY: row, column and bias index lie within what the caller vouches for.
         unsafe {
             let from = from.offset(i as isize * from_row);
-            let to = finish.to.cast::<D>().offset(i as isize * row_stride);
+            let to = task.to.cast::<D>().offset(i as isize * row_stride);
             let mut done = 0;
             while column_stride == 1 && bias_column == 0 && done < columns {
                 let lanes = (columns - done).min(V::LANES);

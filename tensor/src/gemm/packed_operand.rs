@@ -21,7 +21,7 @@ const CLOSE_STRIDE: usize = 2048;
 pub(super) enum Access {
     /// In the operand itself.
     Unpacked,
-    /// In panels that all threads pack together, a chapter at a time.
+    /// In panels that all threads pack together, a cache block at a time.
     PackedShared,
     /// In one panel that a thread packs just before its only use.
     PackedPerThread,
@@ -64,12 +64,12 @@ fn near(operand: &Operand, k: usize, bytes: usize) -> bool {
     operand.lane_stride == 1 && (total <= NEAR_BYTES || close && total <= CLOSE_BYTES)
 }
 
-/// A part of a chapter that one thread packs: `lanes` by `steps` of one block.
+/// A part of a cache block that one thread packs: `lanes` by `steps`, within kc steps.
 #[derive(Debug, Clone, Copy)]
 struct Chunk {
     lanes: usize,
     steps: usize,
-    /// How many there are in a block.
+    /// How many there are in kc steps.
     count: usize,
 }
 
@@ -82,7 +82,7 @@ pub(super) struct Range {
     pub steps: usize,
 }
 
-/// Where the microkernel finds a block: the address of its first lane and step, and the strides, in
+/// Where the microkernel finds kc steps: the address of its first lane and step, and the strides, in
 /// elements.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OperandView<T> {
@@ -97,90 +97,85 @@ pub(super) struct PackedOperand<T> {
     pub operand: Operand,
     pub access: Access,
     pub pack: PackFn<T>,
-    /// Steps of a block.
-    pub block: usize,
+    /// Steps of k that the microkernel runs through in one go.
+    pub kc: usize,
     /// Lanes of a panel.
     pub width: usize,
     /// Lanes that are packed together, at least: whole panels and whole registers.
     pub unit: usize,
-    /// Lanes of a chapter's panels, padding included.
+    /// Lanes of a cache block's panels, padding included.
     pub padded: usize,
     pub panels: *mut T,
 }
 
 impl<T: Compute> PackedOperand<T> {
-    /// Elements that the panels take, for chapters of `depth` steps.
+    /// Elements that the panels take, for cache blocks of `depth` steps.
     pub(super) fn panel_elements(&self, depth: usize, threads: usize) -> usize {
         match self.access {
             Access::Unpacked => 0,
             Access::PackedShared => self.padded * depth,
-            Access::PackedPerThread => self.width * self.block * threads,
+            Access::PackedPerThread => self.width * self.kc * threads,
         }
     }
 
     fn chunk(&self, lanes: usize) -> Chunk {
-        let block = self.block;
+        let kc = self.kc;
         if self.operand.lane_stride == 1 {
             let steps = (PACK_ELEMENTS / lanes).max(PACK_STEPS);
-            Chunk { lanes, steps, count: block.div_ceil(steps) }
+            Chunk { lanes, steps, count: kc.div_ceil(steps) }
         } else {
-            let chunk = (PACK_ELEMENTS / (self.unit * block)).max(1) * self.unit;
-            Chunk { lanes: chunk, steps: block, count: lanes.div_ceil(chunk) }
+            let chunk = (PACK_ELEMENTS / (self.unit * kc)).max(1) * self.unit;
+            Chunk { lanes: chunk, steps: kc, count: lanes.div_ceil(chunk) }
         }
     }
 
-    /// In how many parts a chapter is packed.
-    pub(super) fn chunks(&self, chapter: Range) -> usize {
+    /// In how many parts a cache block is packed.
+    pub(super) fn chunks(&self, block: Range) -> usize {
         match self.access {
-            Access::PackedShared => {
-                chapter.steps.div_ceil(self.block) * self.chunk(chapter.lanes).count
-            }
+            Access::PackedShared => block.steps.div_ceil(self.kc) * self.chunk(block.lanes).count,
             _ => 0,
         }
     }
 
-    /// Packs part number `part` of a chapter.
+    /// Packs part number `part` of a cache block.
     ///
     /// # Safety
-    /// The chapter lies within the operand, and nobody uses the panels of the part.
-    pub(super) unsafe fn pack_chunk(&self, chapter: Range, part: usize) {
-        let chunk = self.chunk(chapter.lanes);
-        let (block, part) = (part / chunk.count, part % chunk.count);
-        let start = block * self.block;
-        let depth = self.block.min(chapter.steps - start);
-        let (lane, step) = if chunk.steps < self.block {
-            (0, part * chunk.steps)
-        } else {
-            (part * chunk.lanes, 0)
-        };
-        // The last block is shorter than what the parts are counted by.
+    /// The cache block lies within the operand, and nobody uses the panels of the part.
+    pub(super) unsafe fn pack_chunk(&self, block: Range, part: usize) {
+        let chunk = self.chunk(block.lanes);
+        let (sum, part) = (part / chunk.count, part % chunk.count);
+        let start = sum * self.kc;
+        let depth = self.kc.min(block.steps - start);
+        let (lane, step) =
+            if chunk.steps < self.kc { (0, part * chunk.steps) } else { (part * chunk.lanes, 0) };
+        // The last steps are fewer than what the parts are counted by.
         if step < depth {
             let range = Range {
-                lane: chapter.lane + lane,
-                lanes: chunk.lanes.min(chapter.lanes - lane),
-                step: chapter.step + start + step,
+                lane: block.lane + lane,
+                lanes: chunk.lanes.min(block.lanes - lane),
+                step: block.step + start + step,
                 steps: chunk.steps.min(depth - step),
             };
             let to = start * self.padded + lane * depth + step * self.width;
             // SAFETY: the range lies within the operand, and its panels within those of the
-            // chapter, where lanes are padded to whole registers.
+            // cache block, where lanes are padded to whole registers.
             unsafe { self.pack_range(range, self.panels.wrapping_add(to), self.width * depth) };
         }
     }
 
-    /// Packs a block of one panel into the panel of a thread.
+    /// Packs kc steps of one panel into the panel of a thread.
     ///
     /// # Safety
     /// The range lies within the operand, and `thread` is below the number of threads.
     pub(super) unsafe fn pack_panel(&self, range: Range, thread: usize) {
-        let to = self.panels.wrapping_add(thread * self.width * self.block);
+        let to = self.panels.wrapping_add(thread * self.width * self.kc);
         // SAFETY: the caller's promise, and a panel has whole registers.
         unsafe { self.pack_range(range, to, 0) }
     }
 
     unsafe fn pack_range(&self, range: Range, to: *mut T, panel_stride: usize) {
         let Operand { per_step, elements, .. } = self.operand;
-        let strip = PackTask {
+        let task = PackTask {
             from: self.operand.at(range.lane, range.step),
             step_stride: self.operand.step_stride,
             lane_stride: self.operand.lane_stride,
@@ -192,14 +187,14 @@ impl<T: Compute> PackedOperand<T> {
             panel_stride,
         };
         // SAFETY: the caller's promise.
-        unsafe { (self.pack)(&strip) }
+        unsafe { (self.pack)(&task) }
     }
 
-    /// A view of lanes from `lane` on, in the block of a chapter that starts at its step `start`
-    /// and has `depth` steps.
+    /// A view of lanes from `lane` on, in the `depth` steps of a cache block from
+    /// its step `start` on.
     pub(super) fn view(
         &self,
-        chapter: Range,
+        block: Range,
         lane: usize,
         start: usize,
         depth: usize,
@@ -211,7 +206,7 @@ impl<T: Compute> PackedOperand<T> {
                 let per_step = self.operand.per_step as isize;
                 let lane_stride = self.operand.lane_stride / per_step;
                 let step_stride = self.operand.step_stride / per_step;
-                let data = self.operand.at(chapter.lane + lane, chapter.step + start).cast();
+                let data = self.operand.at(block.lane + lane, block.step + start).cast();
                 OperandView {
                     data,
                     panel: width * lane_stride,
@@ -224,7 +219,7 @@ impl<T: Compute> PackedOperand<T> {
                 OperandView { data, panel: width * depth as isize, lane: 1, step: width }
             }
             Access::PackedPerThread => {
-                let data = self.panels.wrapping_add(thread * self.width * self.block);
+                let data = self.panels.wrapping_add(thread * self.width * self.kc);
                 OperandView { data, panel: 0, lane: 1, step: width }
             }
         }

@@ -1,6 +1,6 @@
 //! Hands out the work of a product: a list that the threads take from until nothing is left.
 //!
-//! The list alternates between packing a chapter's panels and computing its tiles. Threads draw
+//! The list alternates between packing a cache block's panels and computing its tiles. Threads draw
 //! numbers from one counter; before its first work of a new phase a thread waits until all work of
 //! the phases before is done. Only work that some thread is in the midst of is ever waited for, so
 //! nothing can hang, and one thread alone finishes everything if the others are busy elsewhere.
@@ -16,42 +16,42 @@ pub(super) fn useful_threads(threads: usize, [rows, k, columns]: [usize; 3]) -> 
     threads.clamp(1, 1 + operations / OPERATIONS_PER_THREAD)
 }
 
-/// A product that is cut into chapters, each packed and then computed piece by piece.
+/// A product that is cut into cache blocks, each packed and then computed piece by piece.
 pub(super) trait Work: Sync {
-    /// Number of chapters along rows, columns and k.
-    fn chapters(&self) -> [usize; 3];
-    /// Into how many pieces a chapter's packing is cut.
-    fn packing_pieces(&self, chapter: CacheBlock) -> usize;
-    /// Into how many pieces a chapter's computation is cut.
-    fn computing_pieces(&self, chapter: CacheBlock) -> usize;
-    /// Packs piece `number` of a chapter.
+    /// Number of cache blocks along rows, columns and k.
+    fn cache_blocks(&self) -> [usize; 3];
+    /// Into how many pieces a block's packing is cut.
+    fn packing_pieces(&self, block: CacheBlock) -> usize;
+    /// Into how many pieces a block's computation is cut.
+    fn computing_pieces(&self, block: CacheBlock) -> usize;
+    /// Packs piece `number` of a block.
     ///
     /// # Safety
-    /// The chapters before are done, and no other thread does this piece.
-    unsafe fn pack(&self, chapter: CacheBlock, number: usize);
-    /// Computes piece `number` of a chapter as thread `thread`.
+    /// The blocks before are done, and no other thread does this piece.
+    unsafe fn pack(&self, block: CacheBlock, number: usize);
+    /// Computes piece `number` of a block as thread `thread`.
     ///
     /// # Safety
-    /// The chapter is packed, the chapters before are done, and no other thread does this piece.
-    unsafe fn compute(&self, chapter: CacheBlock, number: usize, thread: usize);
+    /// The block is packed, the blocks before are done, and no other thread does this piece.
+    unsafe fn compute(&self, block: CacheBlock, number: usize, thread: usize);
     /// Prepares a thread before its first piece.
     fn enter(&self) {}
     /// Undoes [`Work::enter`] after the thread's last piece.
     fn leave(&self) {}
 }
 
-/// A chapter: its numbers along rows, columns and k.
+/// A cache block: its numbers along rows, columns and k.
 #[derive(Clone, Copy)]
 pub(super) struct CacheBlock {
     pub index: [usize; 3],
-    /// Whether rows and columns differ from those of the chapter before.
+    /// Whether rows and columns differ from those of the block before.
     pub fresh: [bool; 2],
 }
 
-/// Packing or computing one chapter.
+/// Packing or computing one cache block.
 #[derive(Clone, Copy)]
 struct Phase {
-    chapter: CacheBlock,
+    block: CacheBlock,
     packing: bool,
     /// Number of its first piece in the list, and how many there are.
     start: usize,
@@ -124,33 +124,33 @@ impl<W: Work> List<'_, W> {
             // SAFETY: each number is drawn once, and the phases before are done.
             unsafe {
                 match phase.packing {
-                    true => self.work.pack(phase.chapter, number),
-                    false => self.work.compute(phase.chapter, number, thread),
+                    true => self.work.pack(phase.block, number),
+                    false => self.work.compute(phase.block, number, thread),
                 }
             }
             self.done.fetch_add(1, Ordering::Release);
         }
     }
 
-    fn phase(&self, chapter: CacheBlock, packing: bool, start: usize) -> Phase {
+    fn phase(&self, block: CacheBlock, packing: bool, start: usize) -> Phase {
         let len = match packing {
-            true => self.work.packing_pieces(chapter),
-            false => self.work.computing_pieces(chapter),
+            true => self.work.packing_pieces(block),
+            false => self.work.computing_pieces(block),
         };
-        Phase { chapter, packing, start, len }
+        Phase { block, packing, start, len }
     }
 
     fn next(&self, phase: Phase) -> Option<Phase> {
         let start = phase.start + phase.len;
         if phase.packing {
-            return Some(self.phase(phase.chapter, false, start));
+            return Some(self.phase(phase.block, false, start));
         }
         // Along k first, so that a tile is finished soon; along columns last.
-        let old = phase.chapter.index;
+        let old = phase.block.index;
         let mut index = old;
         for axis in [2, 0, 1] {
             index[axis] += 1;
-            if index[axis] < self.work.chapters()[axis] {
+            if index[axis] < self.work.cache_blocks()[axis] {
                 let along_k = index[2] != old[2];
                 let fresh = [along_k || index[0] != old[0], along_k || index[1] != old[1]];
                 return Some(self.phase(CacheBlock { index, fresh }, true, start));

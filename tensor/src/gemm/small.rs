@@ -149,7 +149,7 @@ impl<T: Element> SmallGemm<T> {
     ) {
         // SAFETY: the caller's promise, passed on.
         unsafe {
-            (self.kernels.finish)(D::DTYPE)(&Epilogue {
+            (self.kernels.epilogue)(D::DTYPE)(&Epilogue {
                 from,
                 from_row: from_row as isize,
                 rows,

@@ -17,21 +17,21 @@ fn word(low: bf16, high: bf16) -> f32 {
     f32::from_bits(u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16)
 }
 
-/// Packs a strip of bf16 elements as words, by `interleave` where the lanes of a step lie together.
+/// Packs a part of an operand of bf16 as words, by `interleave` where the lanes of a step lie together.
 ///
 /// # Safety
 /// As [`super::pack::pack`], with steps of two elements each.
 #[inline(always)]
 pub(super) unsafe fn pack<V: Vector<Scalar = f32>>(
-    strip: &PackTask<f32>,
+    task: &PackTask<f32>,
     interleave: unsafe fn(&PackTask<f32>),
 ) {
-    let PackTask { step_stride, lane_stride, elements, .. } = *strip;
+    let PackTask { step_stride, lane_stride, elements, .. } = *task;
     let whole = elements / PAIR;
-    // SAFETY: the caller's promise, passed on: both parts lie within the strip.
+    // SAFETY: the caller's promise, passed on: both parts lie within the operand.
     unsafe {
         if lane_stride == 1 {
-            interleave(strip);
+            interleave(task);
             return;
         }
         let mut done = 0;
@@ -41,12 +41,12 @@ pub(super) unsafe fn pack<V: Vector<Scalar = f32>>(
                 step_stride: 1,
                 lane_stride: lane_stride / PAIR as isize,
                 depth: whole,
-                ..*strip
+                ..*task
             };
             super::pack::pack::<V, f32>(&words);
             done = whole;
         }
-        gather(strip, done, V::LANES);
+        gather(task, done, V::LANES);
     }
 }
 
@@ -54,14 +54,14 @@ pub(super) unsafe fn pack<V: Vector<Scalar = f32>>(
 ///
 /// # Safety
 /// As [`pack`].
-pub(super) unsafe fn gather(strip: &PackTask<f32>, first: usize, lanes: usize) {
-    let PackTask { depth, count, to, width, panel_stride, .. } = *strip;
+pub(super) unsafe fn gather(task: &PackTask<f32>, first: usize, lanes: usize) {
+    let PackTask { depth, count, to, width, panel_stride, .. } = *task;
     for step in first..depth {
         for lane in 0..count.next_multiple_of(lanes) {
             let place = lane / width * panel_stride + lane % width + step * width;
-            // SAFETY: the elements lie within the strip, and panels have room for whole registers.
+            // SAFETY: the elements lie within the operand, and panels have room for whole registers.
             unsafe {
-                let value = if lane < count { word_of(strip, lane, step) } else { 0.0 };
+                let value = if lane < count { word_of(task, lane, step) } else { 0.0 };
                 to.add(place).write(value);
             }
         }
@@ -69,11 +69,11 @@ pub(super) unsafe fn gather(strip: &PackTask<f32>, first: usize, lanes: usize) {
 }
 
 /// # Safety
-/// The strip holds its elements, of which these are some.
-unsafe fn word_of(strip: &PackTask<f32>, lane: usize, step: usize) -> f32 {
-    let PackTask { step_stride, lane_stride, elements, .. } = *strip;
+/// The operand holds its elements, of which these are some.
+unsafe fn word_of(task: &PackTask<f32>, lane: usize, step: usize) -> f32 {
+    let PackTask { step_stride, lane_stride, elements, .. } = *task;
     let offset = step as isize * step_stride + lane as isize * lane_stride;
-    let at = strip.from.cast::<bf16>().wrapping_offset(offset);
+    let at = task.from.cast::<bf16>().wrapping_offset(offset);
     // SAFETY: the caller's promise; where k is odd, the last upper half is not looked at.
     unsafe {
         let odd = PAIR * step + 1 == elements;
@@ -82,24 +82,24 @@ unsafe fn word_of(strip: &PackTask<f32>, lane: usize, step: usize) -> f32 {
     }
 }
 
-/// Packs a strip of bf16 elements as words, the steps of a lane together.
+/// Packs a part of an operand of bf16 as words, the steps of a lane together.
 ///
 /// # Safety
-/// The strip's source holds its elements, its panels have room for them.
-pub(super) unsafe fn pack_rows(strip: &PackTask<f32>) {
-    let PackTask { step_stride, lane_stride, depth, elements, count, to, .. } = *strip;
-    let pitch = strip.panel_stride / strip.width;
+/// The task's source holds its elements, its panels have room for them.
+pub(super) unsafe fn pack_rows(task: &PackTask<f32>) {
+    let PackTask { step_stride, lane_stride, depth, elements, count, to, .. } = *task;
+    let pitch = task.panel_stride / task.width;
     for lane in 0..count {
         let to = to.wrapping_add(lane * pitch);
         // SAFETY: the caller's promise, passed on.
         unsafe {
             if step_stride == PAIR as isize {
-                let from = strip.from.cast::<bf16>().offset(lane as isize * lane_stride);
+                let from = task.from.cast::<bf16>().offset(lane as isize * lane_stride);
                 to.add(depth - 1).write(0.0); // its upper half may have no element
                 std::ptr::copy_nonoverlapping(from, to.cast(), elements);
             } else {
                 for step in 0..depth {
-                    to.add(step).write(word_of(strip, lane, step));
+                    to.add(step).write(word_of(task, lane, step));
                 }
             }
         }

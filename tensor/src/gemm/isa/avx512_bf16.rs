@@ -31,23 +31,23 @@ with_avx512! { enabled!
 }
 
 with_avx512! { enabled!
-    pub(in crate::gemm) unsafe fn pack(strip: &PackTask<f32>) {
+    pub(in crate::gemm) unsafe fn pack(task: &PackTask<f32>) {
         // SAFETY: the caller's promise, passed on.
-        unsafe { vnni::pack::<F32x16>(strip, interleave) }
+        unsafe { vnni::pack::<F32x16>(task, interleave) }
     }
 }
 
 with_avx512! { enabled!
     /// Packs words whose lanes lie together: two rows become one.
-    pub(in crate::gemm) unsafe fn interleave(strip: &PackTask<f32>) {
-        let PackTask { step_stride, depth, elements, count, to, width, panel_stride, .. } = *strip;
-        let from = strip.from.cast::<u16>();
+    pub(in crate::gemm) unsafe fn interleave(task: &PackTask<f32>) {
+        let PackTask { step_stride, depth, elements, count, to, width, panel_stride, .. } = *task;
+        let from = task.from.cast::<u16>();
         for lane in (0..count).step_by(F32x16::LANES) {
             let mask = (0xffff_u32 >> (16 - (count - lane).min(16))) as __mmask16;
             let mut from = from.wrapping_add(lane);
             let mut to = to.wrapping_add(lane / width * panel_stride + lane % width);
             for step in 0..depth {
-                // SAFETY: masked lanes lie within the strip, and panels have room for whole registers.
+                // SAFETY: masked lanes lie within the operand, and panels have room for whole registers.
                 unsafe {
                     let row = |at: *const u16| {
                         _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, at.cast()))

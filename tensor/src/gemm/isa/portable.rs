@@ -101,13 +101,13 @@ pub(in crate::gemm) static PAIRS: crate::gemm::kernel::GemmKernels<f32> = {
         type Word = Lanes<f32>;
         &[tile::<Word, Pairs, R, 1>, tile::<Word, Pairs, R, 2>, tile::<Word, Pairs, R, 3>]
     }
-    unsafe fn pack_pairs(strip: &PackTask<f32>) {
+    unsafe fn pack_pairs(task: &PackTask<f32>) {
         // SAFETY: the caller's promise, passed on.
-        unsafe { pack::<Lanes<f32>>(strip, gather_all) }
+        unsafe { pack::<Lanes<f32>>(task, gather_all) }
     }
-    unsafe fn gather_all(strip: &PackTask<f32>) {
+    unsafe fn gather_all(task: &PackTask<f32>) {
         // SAFETY: the caller's promise, passed on.
-        unsafe { gather(strip, 0, <Lanes<f32>>::LANES) }
+        unsafe { gather(task, 0, <Lanes<f32>>::LANES) }
     }
     GemmKernels {
         tiles: &[row::<1>(), row::<2>(), row::<3>(), row::<4>()],

@@ -3,14 +3,14 @@
 //! | cut | size | where it stays |
 //! |---|---|---|
 //! | k-block | `k_block` steps of 32 elements | a row panel's part: at most 32 KiB of L1 |
-//! | chunk | `chunk` columns over the chapter's depth | L2, read once for each row panel |
-//! | chapter | `rows` x `columns` x `depth` | packed at a time, at most 8 MiB an operand |
+//! | chunk | `chunk` columns over the cache block's depth | L2, read once for each row panel |
+//! | cache block | `rows` x `columns` x `depth` | packed at a time, at most 8 MiB an operand |
 //!
 //! Sums begin anew after `sum_block` elements, a function of k alone that is the same for every instruction set.
 
 use super::microkernel::{MICROTILE, STEP_BYTES};
 use super::pack::STEP;
-use crate::gemm::blocking::sum_block_steps;
+use crate::gemm::blocking::kc_steps;
 
 /// Steps of a k-block, at most: 32 KiB of rows.
 const K_BLOCK: usize = 16;
@@ -18,13 +18,13 @@ const K_BLOCK: usize = 16;
 const CHUNK_BYTES: usize = 1200 << 10;
 /// Bytes of a chunk that spares a long left operand a second pass.
 const ONLY_CHUNK_BYTES: usize = 1600 << 10;
-/// Bytes of a chapter's operand, at most.
-const CHAPTER_BYTES: usize = 8 << 20;
+/// Bytes of a cache block's operand, at most.
+const CACHE_BLOCK_BYTES: usize = 8 << 20;
 /// Bytes of rows that a thread packs before it computes with them, where all are too many.
 const ROWS_BYTES: usize = 512 << 10;
-/// Elements of k in the only chapter, at most.
+/// Elements of k in the only cache block, at most.
 const DEPTH: usize = 3072;
-/// Pieces a chapter should have for each of several threads.
+/// Pieces a cache block should have for each of several threads.
 const PIECES_PER_THREAD: usize = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,20 +33,20 @@ pub(super) struct Blocking {
     pub sum_block: usize,
     /// Steps of a k-block, at most.
     pub k_block: usize,
-    /// Elements of k, rows and columns of a chapter.
+    /// Elements of k, rows and columns of a cache block.
     pub depth: usize,
     pub rows: usize,
     pub columns: usize,
     /// Columns of a chunk: what a piece of work covers of a row panel.
     pub chunk: usize,
-    /// Number of chapters along rows, columns and k.
-    pub chapters: [usize; 3],
+    /// Number of cache blocks along rows, columns and k.
+    pub cache_blocks: [usize; 3],
 }
 
 impl Blocking {
     pub(super) fn new([m, n, k]: [usize; 3], threads: usize) -> Blocking {
         let (rows, columns) = (m.next_multiple_of(MICROTILE), n.next_multiple_of(MICROTILE));
-        let sum_block = 2 * sum_block_steps(k.div_ceil(2));
+        let sum_block = 2 * kc_steps(k.div_ceil(2));
         let depth = if k <= DEPTH { k.next_multiple_of(STEP) } else { sum_block };
         let steps = depth.div_ceil(STEP);
         // How many lanes, in whole panels, take so many bytes.
@@ -55,11 +55,11 @@ impl Blocking {
             whole.div_ceil(whole.div_ceil(most)).next_multiple_of(MICROTILE)
         };
         let deep = k > depth;
-        let long = rows > lanes(CHAPTER_BYTES);
-        let chapter_columns = parts(columns, lanes(CHAPTER_BYTES));
+        let long = rows > lanes(CACHE_BLOCK_BYTES);
+        let block_columns = parts(columns, lanes(CACHE_BLOCK_BYTES));
         let mut chunk = parts(columns, lanes(CHUNK_BYTES));
-        let chapter_rows = match (deep, long) {
-            (true, _) => parts(rows, lanes(CHAPTER_BYTES)),
+        let block_rows = match (deep, long) {
+            (true, _) => parts(rows, lanes(CACHE_BLOCK_BYTES)),
             (false, true) => parts(rows, threads * lanes(ROWS_BYTES)),
             (false, false) => rows,
         };
@@ -67,20 +67,19 @@ impl Blocking {
             chunk = columns;
         }
         // Enough pieces that threads which come late or go slower still share evenly.
-        let panels = chapter_rows / MICROTILE;
+        let panels = block_rows / MICROTILE;
         let chunks = if threads > 1 { (PIECES_PER_THREAD * threads).div_ceil(panels) } else { 1 };
-        chunk = chunk.min(parts(chapter_columns, chapter_columns.div_ceil(chunks)));
-        let columns =
-            if deep || long { chapter_columns } else { chapter_columns.min(chunks * chunk) };
-        let chapters = [m.div_ceil(chapter_rows), n.div_ceil(columns), k.div_ceil(depth)];
+        chunk = chunk.min(parts(block_columns, block_columns.div_ceil(chunks)));
+        let columns = if deep || long { block_columns } else { block_columns.min(chunks * chunk) };
+        let cache_blocks = [m.div_ceil(block_rows), n.div_ceil(columns), k.div_ceil(depth)];
         Blocking {
             sum_block,
             k_block: K_BLOCK,
             depth,
-            rows: chapter_rows,
+            rows: block_rows,
             columns,
             chunk,
-            chapters,
+            cache_blocks,
         }
     }
 

@@ -20,7 +20,7 @@ pub(super) struct BiasRow([f32; MICROTILE]);
 static ZEROS: BiasRow = BiasRow([0.0; MICROTILE]);
 static NO_BIAS: BiasRow = BiasRow([-0.0; MICROTILE]);
 
-/// Rows or columns of a chapter: first lane and number of lanes.
+/// Rows or columns of a cache block: first lane and number of lanes.
 #[derive(Clone, Copy)]
 pub(super) struct Lanes {
     pub first: usize,
@@ -33,7 +33,7 @@ pub(super) struct Piece<'a> {
     pub blocking: &'a Blocking,
     pub rows: Lanes,
     pub columns: Lanes,
-    /// Whether the chapter is the first and the last along k.
+    /// Whether the cache block is the first and the last along k.
     pub first: bool,
     pub last: bool,
     /// Packed rows and columns, and bytes from one panel of columns to the next.
@@ -69,7 +69,7 @@ impl Piece<'_> {
     /// Reads what the conversions of a piece need besides sums: the bias, and 16-bit or ragged parts of the target.
     pub(super) unsafe fn prepare(&self) {
         let target = self.problem.target;
-        let strip = PackTask {
+        let task = PackTask {
             from: std::ptr::null(),
             step_stride: target.row_stride,
             lane_stride: target.column_stride,
@@ -84,7 +84,7 @@ impl Piece<'_> {
         unsafe {
             if let (true, Bias::Columns(bias)) = (self.last, self.problem.bias) {
                 let from = bias.wrapping_add(self.columns.first * target.dtype.size());
-                (F32.widen)(target.dtype)(&PackTask { from, lane_stride: 1, ..strip });
+                (F32.widen)(target.dtype)(&PackTask { from, lane_stride: 1, ..task });
             }
             for panel in 0..self.panels() {
                 if self.is_fetched(panel) {
@@ -95,7 +95,7 @@ impl Piece<'_> {
                         elements: self.rows.len,
                         count: columns.len,
                         to: self.held_block(panel),
-                        ..strip
+                        ..task
                     });
                 }
             }
@@ -207,7 +207,7 @@ impl Piece<'_> {
     }
 
     /// Rounds held blocks to the parts of the target that the microkernel does not write.
-    pub(super) unsafe fn finish(&self) {
+    pub(super) unsafe fn epilogue(&self) {
         let target = self.problem.target;
         let size = target.dtype.size();
         for panel in 0..self.panels() {
@@ -220,7 +220,7 @@ impl Piece<'_> {
                 Bias::Rows(bias) => (bias.wrapping_add(self.rows.first * size), 1, 0),
                 Bias::Columns(bias) => (bias.wrapping_add(columns.first * size), 0, 1),
             };
-            let finish = Epilogue {
+            let epilogue = Epilogue {
                 from: self.held_block(panel),
                 from_row: MICROTILE as isize,
                 rows: self.rows.len,
@@ -233,7 +233,7 @@ impl Piece<'_> {
                 bias_column,
             };
             // SAFETY: the panel lies within the target, and its part of the bias within the bias.
-            unsafe { (F32.finish)(target.dtype)(&finish) };
+            unsafe { (F32.epilogue)(target.dtype)(&epilogue) };
         }
     }
 

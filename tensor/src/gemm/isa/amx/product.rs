@@ -1,7 +1,7 @@
 //! AMX products of bf16 matrices of any size: the loops around the microkernel.
 //!
 //! ```text
-//!  for each chapter: all threads pack its rows and its columns; then, piece by piece,
+//!  for each cache block: all threads pack its rows and its columns; then, piece by piece,
 //!    for each chunk of columns            in L2
 //!      for each panel of 32 rows          a piece: one list of microtiles
 //!        for each sum block and k-block   the rows' part in L1
@@ -30,7 +30,7 @@ struct Product {
     alpha: f32,
     /// Packed panels of rows and of columns.
     packed: [*mut u8; 2],
-    /// Held blocks of all pieces of a chapter, where there are several chapters along k.
+    /// Held blocks of all pieces of a cache block, where there are several cache blocks along k.
     held: Option<*mut u8>,
     /// The threads' own memory.
     private: *mut u8,
@@ -66,7 +66,7 @@ pub(super) unsafe fn run_with(
     let bytes = [blocking.rows, blocking.columns].map(|lanes| lanes / MICROTILE * panel_bytes);
     let pieces = blocking.rows / MICROTILE * blocking.columns.div_ceil(blocking.chunk);
     let panels = blocking.chunk / MICROTILE;
-    let held_bytes = if blocking.chapters[2] > 1 { pieces * panels * SUMS_BYTES } else { 0 };
+    let held_bytes = if blocking.cache_blocks[2] > 1 { pieces * panels * SUMS_BYTES } else { 0 };
     let private_bytes = Piece::private_bytes(panels, blocking.depth.div_ceil(STEP));
     let total = bytes[0] + bytes[1] + held_bytes + threads * private_bytes;
     with_workspace(total, |memory| {
@@ -87,29 +87,29 @@ pub(super) unsafe fn run_with(
 }
 
 impl Work for Product {
-    fn chapters(&self) -> [usize; 3] {
-        self.blocking.chapters
+    fn cache_blocks(&self) -> [usize; 3] {
+        self.blocking.cache_blocks
     }
 
-    fn packing_pieces(&self, chapter: CacheBlock) -> usize {
-        self.packings(chapter).iter().sum()
+    fn packing_pieces(&self, block: CacheBlock) -> usize {
+        self.packings(block).iter().sum()
     }
 
-    fn computing_pieces(&self, chapter: CacheBlock) -> usize {
-        let [rows, columns] = self.lanes(chapter);
+    fn computing_pieces(&self, block: CacheBlock) -> usize {
+        let [rows, columns] = self.lanes(block);
         rows.len.div_ceil(MICROTILE) * columns.len.div_ceil(self.blocking.chunk)
     }
 
-    unsafe fn pack(&self, chapter: CacheBlock, number: usize) {
-        let of_rows = self.packings(chapter)[0];
+    unsafe fn pack(&self, block: CacheBlock, number: usize) {
+        let of_rows = self.packings(block)[0];
         let side = usize::from(number >= of_rows);
         let number = if side == 1 { number - of_rows } else { number };
-        let lanes = self.lanes(chapter)[side];
-        let (element, steps) = self.steps(chapter);
+        let lanes = self.lanes(block)[side];
+        let (element, steps) = self.steps(block);
         let (panels, packed_steps) = self.packed_together(side);
         let across = lanes.len.div_ceil(panels * MICROTILE);
         let (panel, step) = (number % across * panels, number / across * packed_steps);
-        // The last chapter along k may be shorter than what the pieces are counted by.
+        // The last cache block along k may be shorter than what the pieces are counted by.
         if step >= steps {
             return;
         }
@@ -125,17 +125,17 @@ impl Work for Product {
             to: self.packed[side].wrapping_add(panel * panel_bytes + step * STEP_BYTES),
             panel_bytes,
         };
-        // SAFETY: the lanes lie within the operand, and the chapter's panels have room.
+        // SAFETY: the lanes lie within the operand, and the block's panels have room.
         unsafe { pack(&panels) };
     }
 
-    unsafe fn compute(&self, chapter: CacheBlock, number: usize, thread: usize) {
+    unsafe fn compute(&self, block: CacheBlock, number: usize, thread: usize) {
         // SAFETY: the caller's promise, passed on; shapes have been loaded by `enter`.
         unsafe {
-            let piece = self.piece(chapter, number, thread);
+            let piece = self.piece(block, number, thread);
             piece.prepare();
             microkernel::run(piece.microtiles(), self.alpha);
-            piece.finish();
+            piece.epilogue();
         }
     }
 
@@ -152,14 +152,14 @@ impl Work for Product {
 
 impl Product {
     /// Pieces of packing for rows and for columns.
-    fn packings(&self, chapter: CacheBlock) -> [usize; 2] {
-        let lanes = self.lanes(chapter);
-        let (_, steps) = self.steps(chapter);
+    fn packings(&self, block: CacheBlock) -> [usize; 2] {
+        let lanes = self.lanes(block);
+        let (_, steps) = self.steps(block);
         std::array::from_fn(|side| {
             let (panels, packed_steps) = self.packed_together(side);
             let pieces =
                 lanes[side].len.div_ceil(panels * MICROTILE) * steps.div_ceil(packed_steps);
-            if chapter.fresh[side] { pieces } else { 0 }
+            if block.fresh[side] { pieces } else { 0 }
         })
     }
 
@@ -172,26 +172,26 @@ impl Product {
         }
     }
 
-    /// Rows and columns of a chapter.
-    fn lanes(&self, chapter: CacheBlock) -> [Lanes; 2] {
+    /// Rows and columns of a cache block.
+    fn lanes(&self, block: CacheBlock) -> [Lanes; 2] {
         let lanes = |number: usize, most: usize, total: usize| {
             let first = number * most;
             Lanes { first, len: most.min(total - first) }
         };
         let Blocking { rows, columns, .. } = self.blocking;
-        let [i, j, _] = chapter.index;
+        let [i, j, _] = block.index;
         [lanes(i, rows, self.problem.lhs.lanes), lanes(j, columns, self.problem.rhs.lanes)]
     }
 
-    /// First element and number of steps of a chapter.
-    fn steps(&self, chapter: CacheBlock) -> (usize, usize) {
-        let element = chapter.index[2] * self.blocking.depth;
+    /// First element and number of steps of a cache block.
+    fn steps(&self, block: CacheBlock) -> (usize, usize) {
+        let element = block.index[2] * self.blocking.depth;
         (element, self.blocking.depth.min(self.problem.k - element).div_ceil(STEP))
     }
 
-    fn piece(&self, chapter: CacheBlock, number: usize, thread: usize) -> Piece<'_> {
-        let [rows, columns] = self.lanes(chapter);
-        let (_, steps) = self.steps(chapter);
+    fn piece(&self, block: CacheBlock, number: usize, thread: usize) -> Piece<'_> {
+        let [rows, columns] = self.lanes(block);
+        let (_, steps) = self.steps(block);
         let panel_bytes = steps * STEP_BYTES;
         let row_panels = rows.len.div_ceil(MICROTILE);
         let (row_panel, chunk) = (number % row_panels, number / row_panels);
@@ -209,8 +209,8 @@ impl Product {
                 first: columns.first + column,
                 len: self.blocking.chunk.min(columns.len - column),
             },
-            first: chapter.index[2] == 0,
-            last: chapter.index[2] + 1 == self.blocking.chapters[2],
+            first: block.index[2] == 0,
+            last: block.index[2] + 1 == self.blocking.cache_blocks[2],
             a: self.packed[0].wrapping_add(row_panel * panel_bytes),
             b: self.packed[1].wrapping_add(chunk * panels * panel_bytes),
             panel_bytes,

@@ -7,7 +7,7 @@ use super::product;
 use super::tests::{numbers, problem, trace_in_child};
 use std::collections::{HashMap, HashSet};
 
-/// (m, k, n): one sum block and two chunks, several sum blocks, several chapters along k.
+/// (m, k, n): one sum block and two chunks, several sum blocks, several cache blocks along k.
 const SIZES: [[usize; 3]; 3] = [[96, 768, 1536], [64, 3072, 384], [64, 4096, 128]];
 
 fn is_operand(register: usize) -> bool {
@@ -67,7 +67,7 @@ fn instructions_come_in_the_order_that_keeps_the_units_busy() {
             }
         }
         // The three of the last microtile of each piece, behind which there is nothing to do meanwhile.
-        let chunks = n.div_ceil(blocking.chunk) * blocking.chapters[2];
+        let chunks = n.div_ceil(blocking.chunk) * blocking.cache_blocks[2];
         assert_eq!(waiting, 3 * m.div_ceil(32) * chunks, "{size:?}: stores that wait");
     }
 }
@@ -137,8 +137,8 @@ fn operands_stay_in_the_caches_that_they_are_cut_for() {
                 }
             }
         }
-        // Each chunk reads the rows anew; panels of later chapters lie where the first did.
-        let passes = size[2].div_ceil(blocking.chunk) * blocking.chapters[2];
+        // Each chunk reads the rows anew; panels of later cache blocks lie where the first did.
+        let passes = size[2].div_ceil(blocking.chunk) * blocking.cache_blocks[2];
         let most = rows.values().max().copied().unwrap_or(0);
         assert!(
             most <= passes,
@@ -160,17 +160,17 @@ fn cuts_fit_the_caches() {
                     let most = if m == 50_304 { 1600 << 10 } else { 1200 << 10 };
                     assert!(bytes <= most || blocking.chunk == 32, "{what}");
                     assert_eq!(blocking.chunk % 32, 0, "{what}");
-                    for (whole, part, chapters) in [
-                        (m, blocking.rows, blocking.chapters[0]),
-                        (n, blocking.columns, blocking.chapters[1]),
-                        (k, blocking.depth, blocking.chapters[2]),
+                    for (whole, part, cache_blocks) in [
+                        (m, blocking.rows, blocking.cache_blocks[0]),
+                        (n, blocking.columns, blocking.cache_blocks[1]),
+                        (k, blocking.depth, blocking.cache_blocks[2]),
                     ] {
                         assert!(
-                            part * chapters >= whole && part * (chapters - 1) < whole,
+                            part * cache_blocks >= whole && part * (cache_blocks - 1) < whole,
                             "{what}"
                         );
                     }
-                    let deep = blocking.chapters[2] > 1;
+                    let deep = blocking.cache_blocks[2] > 1;
                     assert!(!deep || blocking.depth.is_multiple_of(blocking.sum_block), "{what}");
                 }
             }
