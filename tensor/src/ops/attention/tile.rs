@@ -73,8 +73,11 @@ impl<'a, T> Target<'a, T> {
 
     /// Row (b, t, h) and the distance to row (b, t + 1, h). All rows up to the last position lie in the result.
     pub(super) fn row(&self, b: usize, t: usize, h: usize) -> (*mut T, usize) {
+        let Some(later) = self.positions.checked_sub(t + 1) else {
+            return (self.data.at(0, 0), self.stride); // no row is written
+        };
         let row = (b * self.positions + t) * self.stride;
-        let len = self.positions.saturating_sub(t + 1) * self.stride + self.width;
+        let len = later * self.stride + self.width;
         (self.data.at(self.offset + row + h * self.width, len), self.stride)
     }
 }
