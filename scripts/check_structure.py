@@ -61,7 +61,7 @@ def expand(tree, prefix=()):
 
 class Crate:
     def __init__(self, folder):
-        self.files, self.public_types = {}, defaultdict(list)
+        self.files, self.public_types = {}, defaultdict(set)
         code, tests = {}, set()
         for path in sorted((folder / "src").rglob("*.rs")):
             parts = path.relative_to(folder / "src").with_suffix("").parts
@@ -79,9 +79,10 @@ class Crate:
             module: [(bool(public), path, name) for public, tree in USE.findall(text) for path, name in expand(tree)]
             for module, text in code.items()}
         self.names = {module: {name: path for _, path, name in uses} for module, uses in self.uses.items()}
-        for module, text in code.items():
-            for name in PUBLIC_TYPE.findall(text):
-                self.public_types[name].append(self.files[module])
+        for module in code:
+            path = self.files[module]
+            for name in PUBLIC_TYPE.findall(TEXT.sub("", path.read_text())):
+                self.public_types[name].add(path)
 
     def defining(self, module, path, seen=frozenset()):
         """The file that defines what `module` names by `path`; None for what is not of this crate, or is a module."""
@@ -151,7 +152,7 @@ def main():
         for name, files in sorted(crate.public_types.items()):
             if len(files) > 1:
                 failed = True
-                print(f"{len(files)} public types are named {name}: {', '.join(map(shown, files))}")
+                print(f"{len(files)} public types are named {name}: {', '.join(sorted(map(shown, files)))}")
     return int(failed)
 
 
