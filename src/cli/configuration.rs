@@ -6,7 +6,7 @@ use ferrotron::Result;
 use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::data::{DataFingerprint, Dataset, tokens_in_words};
 use ferrotron::models::tokenizer::Tokenizer;
-use ferrotron::parallel::agreement::{Facts, digest};
+use ferrotron::parallel::agreement::Facts;
 use ferrotron::parallel::launch::RankEnvironment;
 use serde_json::Value;
 
@@ -60,7 +60,7 @@ pub fn data_facts(
     dataset: &Dataset,
     tokenizer: &Tokenizer,
 ) -> Result<Facts> {
-    let name = format!("{} {}", tokenizer.name(), digest(tokenizer.to_json().as_bytes()));
+    let name = format!("{} with {}", tokenizer.name(), fingerprint.tokenizer());
     let validation = dataset.validation.as_ref().map(tokens_in_words).transpose()?;
     Ok(Facts::from([
         ("the tokenizer".to_string(), name),

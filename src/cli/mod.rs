@@ -124,11 +124,14 @@ fn whole_definition() -> clap::Command {
     })
 }
 
-/// The same without what options demand of one another.
+/// The same without what options do to one another.
 fn lenient() -> clap::Command {
     whole_definition().mut_subcommands(|subcommand| {
         subcommand.mut_args(|arg| {
-            arg.required(false).requires(Resettable::Reset).conflicts_with(Resettable::Reset)
+            arg.required(false)
+                .requires(Resettable::Reset)
+                .conflicts_with(Resettable::Reset)
+                .overrides_with(Resettable::Reset)
         })
     })
 }

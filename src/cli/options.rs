@@ -15,12 +15,13 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 
-/// Options that state the same thing: one of them replaces all of them that a lower source states.
-const SYNONYMS: &[&[&str]] = &[
-    &["activation", "swiglu"],
-    &["lr-warmup-iters", "lr-warmup-fraction"],
-    &["dtype", "bf16", "fp16"],
-];
+/// Options that state the same thing: one of them replaces all of them that a lower source states. A flag that is
+/// switched off states nothing about the others.
+const SYNONYMS: &[&[&str]] =
+    &[&["activation", "swiglu"], &["lr-warmup-iters", "lr-warmup-fraction"], PRECISION];
+
+/// Options that state the type to compute in.
+const PRECISION: &[&str] = &["dtype", "bf16", "fp16"];
 
 /// Where the value of an option comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,7 +87,20 @@ impl Options {
             };
             options.0.insert(name.to_string(), (value, source.clone()));
         }
+        options.keep_last(PRECISION, |name| {
+            let named = definition.get_arguments().find(|arg| arg.get_long() == Some(name));
+            named.and_then(|arg| matches.indices_of(arg.get_id().as_str())?.last())
+        });
         Ok(options)
+    }
+
+    /// Forgets all of `names` that are stated but the one that was typed last.
+    fn keep_last(&mut self, names: &[&str], position: impl Fn(&str) -> Option<usize>) {
+        let stated = names.iter().filter(|name| self.states_any(&[**name]));
+        let Some(last) = stated.copied().max_by_key(|name| position(name)) else { return };
+        self.0.retain(|name, (value, _)| {
+            *value == Value::Bool(false) || name == last || !names.contains(&name.as_str())
+        });
     }
 
     /// The options of a map, whose keys may have `_` for `-`.
@@ -127,7 +141,7 @@ impl Options {
     pub fn over(mut self, lower: Options) -> Options {
         let decided = |name: &str| {
             let same = SYNONYMS.iter().find(|names| names.contains(&name));
-            self.contains(name) || same.is_some_and(|names| self.contains_any(names))
+            self.contains(name) || same.is_some_and(|names| self.states_any(names))
         };
         let kept: Vec<_> = lower.0.into_iter().filter(|(name, _)| !decided(name)).collect();
         self.0.extend(kept);
@@ -151,8 +165,9 @@ impl Options {
         self.0.contains_key(name)
     }
 
-    pub fn contains_any(&self, names: &[&str]) -> bool {
-        names.iter().any(|name| self.contains(name))
+    /// Whether a source states one of these options, other than a flag that it switches off.
+    pub fn states_any(&self, names: &[&str]) -> bool {
+        names.iter().any(|name| self.get(name).is_some_and(|value| *value != Value::Bool(false)))
     }
 
     /// Forgets options; returns the names of those that there were.
@@ -264,6 +279,35 @@ mod tests {
         let merged = higher.over(options(Source::File("run.toml".into()), lower));
         let words = "--activation=relu --data c.txt --lr=1 --rampup-batch-size 1 2 3";
         assert_eq!(merged.words(), words.split(' ').map(OsString::from).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_flag_that_is_off_states_only_itself() {
+        let lower = json!({ "dtype": "bf16", "activation": "relu", "seed": 7 });
+        let higher = typed(json!({ "fp16": false, "swiglu": false }));
+        let merged = higher.over(options(Source::File("run.toml".into()), lower));
+        let words = ["--activation=relu", "--dtype=bf16", "--seed=7"];
+        assert_eq!(merged.words(), words.map(OsString::from));
+        let off = typed(json!({ "bf16": false })).over(typed(json!({ "bf16": true })));
+        assert!(off.words().is_empty(), "{:?}", off.words());
+    }
+
+    /// The last precision that was typed counts, and a flag that is off is none.
+    #[test]
+    fn a_typed_flag_that_is_off_leaves_what_was_typed_before_it() {
+        for (line, want) in [
+            ("--dtype bf16 --fp16=false", "--dtype=bf16"),
+            ("--fp16=false --dtype bf16", "--dtype=bf16"),
+            ("--dtype f16 --bf16", "--bf16"),
+            ("--bf16 --dtype f16", "--dtype=f16"),
+            ("--bf16 --fp16 --dtype f32 --bf16=false", "--dtype=f32"),
+        ] {
+            let words = line.split(' ').map(OsString::from);
+            let matches = super::super::words_of("train", words).unwrap();
+            let definition = super::super::definition("train");
+            let found = Options::from_matches(&definition, &matches, &Source::Typed).unwrap();
+            assert_eq!(found.words(), [OsString::from(want)], "{line}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What `train` prints before the first step and after the last.
 
+use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::data::Dataset;
 use ferrotron::models::entropy::bigram_entropy;
 use ferrotron::models::evaluate::Evaluation;
@@ -27,12 +28,16 @@ const BIGRAM_TOKENS: u64 = 10_000_000;
 /// Prints what is about to be trained, on what and where.
 pub fn before(
     configuration: &Configuration,
+    resumed: Option<&Checkpoint>,
     trainer: &Trainer,
     dataset: &Dataset,
     tokenizer: &Tokenizer,
     stages: &[StageMemory],
     config: &RunConfig,
 ) -> Result<()> {
+    if let Some(line) = resumed.map(remembered::ignored_line).transpose()?.flatten() {
+        output::note(&line);
+    }
     if let Some(line) = remembered::inputs_line(&configuration.options) {
         output::note(&line);
     }

@@ -2,6 +2,7 @@
 
 mod data_change;
 mod gpu;
+mod many_files;
 mod memory;
 mod models_and_data;
 mod options;
@@ -72,6 +73,21 @@ fn succeeded(output: Output) -> String {
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "status {:?}\n{out}\n{err}", output.status);
     out.into_owned()
+}
+
+/// A JSON file of a checkpoint.
+fn checkpoint_file(checkpoint: &Path, name: &str) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(checkpoint.join(name)).unwrap()).unwrap()
+}
+
+/// Replaces a JSON file of a checkpoint, under a correct checksum.
+fn write_checkpoint_file(checkpoint: &Path, name: &str, value: &serde_json::Value) {
+    let text = value.to_string();
+    let mut index = checkpoint_file(checkpoint, "index.json");
+    let crc32 = crc32fast::hash(text.as_bytes());
+    index["files"][name] = serde_json::json!({ "bytes": text.len(), "crc32": crc32 });
+    std::fs::write(checkpoint.join(name), text).unwrap();
+    std::fs::write(checkpoint.join("index.json"), index.to_string()).unwrap();
 }
 
 fn losses(path: PathBuf) -> Vec<(u64, String)> {

@@ -31,6 +31,9 @@ pub struct MemoryArgs {
 /// Prints what each rank of every pipeline stage would take, with the options `given` over those of `--load`.
 pub fn memory(args: &MemoryArgs, given: Options) -> Result<ExitCode> {
     let resumed = args.train.run.load.as_deref().map(Checkpoint::peek).transpose()?;
+    if let Some(line) = resumed.as_ref().map(remembered::ignored_line).transpose()?.flatten() {
+        output::note(&line);
+    }
     let options = match &resumed {
         Some(checkpoint) => remembered::resumed(given, checkpoint, None)?,
         None => given,

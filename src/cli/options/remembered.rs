@@ -9,8 +9,8 @@ use ferrotron::parallel::launch::RankEnvironment;
 use ferrotron::{DType, Error, Result};
 use serde_json::{Map, Value};
 
-use crate::cli::options::{Options, Source};
-use crate::cli::{definition, output, words_of};
+use crate::cli::options::{Options, PRECISION, Source};
+use crate::cli::{definition, words_of};
 
 /// Options of one start of a run, or of one process of it: a checkpoint neither remembers them nor decides them, even
 /// if they stand in it.
@@ -152,13 +152,7 @@ pub fn resumed(
     checkpoint: &Checkpoint,
     rank: Option<&RankEnvironment>,
 ) -> Result<Options> {
-    let (mut saved, ignored) = of_checkpoint(checkpoint)?;
-    if rank.is_none_or(|rank| rank.rank == 0) && !ignored.is_empty() {
-        let names = ignored.iter().map(|name| format!("--{name}")).collect::<Vec<_>>().join(", ");
-        output::note(&format!(
-            "ignored: {names} of the checkpoint {checkpoint}, which does not decide this"
-        ));
-    }
+    let (mut saved, _) = of_checkpoint(checkpoint)?;
     let tokenizer = |options: &Options| {
         let word = options.values("tokenizer").pop();
         canonical("tokenizer", word.as_deref().unwrap_or(DEFAULT_TOKENIZER))
@@ -174,11 +168,11 @@ pub fn resumed(
         saved.remove(LAYOUT);
     }
     for names in TOGETHER {
-        if given.contains_any(names) {
+        if given.states_any(names) {
             saved.remove(names);
         }
     }
-    if given.contains_any(&["dtype", "bf16", "fp16"]) {
+    if given.states_any(PRECISION) {
         saved.remove(meaningless_in(dtype(&given)));
     }
     Ok(given.over(saved))
@@ -192,6 +186,15 @@ fn dtype(options: &Options) -> Option<DType> {
         (_, true) => Some(DType::F16),
         _ => options.values("dtype").first().and_then(|name| name.parse().ok()),
     }
+}
+
+/// The line that names the options of `checkpoint` that a resumed run does not take from it.
+pub fn ignored_line(checkpoint: &Checkpoint) -> Result<Option<String>> {
+    let (_, ignored) = of_checkpoint(checkpoint)?;
+    let names = ignored.iter().map(|name| format!("--{name}")).collect::<Vec<_>>().join(", ");
+    Ok((!ignored.is_empty()).then(|| {
+        format!("ignored: {names} of the checkpoint {checkpoint}, which does not decide this")
+    }))
 }
 
 /// The line that names the files that a resumed run reads since its checkpoint says so.

@@ -35,7 +35,7 @@ mod validation;
 
 pub use batch::{Batch, IGNORE};
 pub use dataset::{DataConfig, Dataset};
-pub use fingerprint::{DataChange, DataFingerprint, tokens_in_words};
+pub use fingerprint::{DataChange, DataFingerprint, DataOrigin, tokens_in_words};
 pub use permutation::Permutation;
 pub use sampler::{Sampler, Samples};
 pub use source::TokenSource;
