@@ -6,6 +6,7 @@
 
 pub(super) mod config_file;
 pub(super) mod remembered;
+pub(super) mod spellings;
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -17,8 +18,12 @@ use std::fmt;
 
 /// Options that state the same thing: one of them replaces all of them that a lower source states. A flag that is
 /// switched off states nothing about the others.
-const SYNONYMS: &[&[&str]] =
-    &[&["activation", "swiglu"], &["lr-warmup-iters", "lr-warmup-fraction"], PRECISION];
+const SYNONYMS: &[&[&str]] = &[
+    &["activation", "swiglu"],
+    &["lr-warmup-iters", "lr-warmup-fraction"],
+    &["valid-fraction", "split"],
+    PRECISION,
+];
 
 /// Options that state the type to compute in.
 const PRECISION: &[&str] = &["dtype", "bf16", "fp16"];
@@ -85,12 +90,13 @@ impl Options {
                 Some(word) if words.is_empty() && !takes_several(arg) => Value::String(word),
                 last => words.into_iter().chain(last).collect(),
             };
-            options.0.insert(name.to_string(), (value, source.clone()));
+            options.insert(name, value, source);
         }
         options.keep_last(PRECISION, |name| {
             let named = definition.get_arguments().find(|arg| arg.get_long() == Some(name));
             named.and_then(|arg| matches.indices_of(arg.get_id().as_str())?.last())
         });
+        spellings::replace(&mut options, source)?;
         Ok(options)
     }
 
@@ -116,8 +122,13 @@ impl Options {
         let mut options = Options::default();
         for (key, value) in map {
             let name = key.replace('_', "-");
-            let named = |arg: &&Arg| arg.get_long() == Some(name.as_str());
-            let Some(arg) = definition.get_arguments().find(named) else {
+            let named = |arg: &&Arg| {
+                let names =
+                    arg.get_long().into_iter().chain(arg.get_all_aliases().into_iter().flatten());
+                names.into_iter().any(|known| known == name)
+            };
+            let found = definition.get_arguments().find(named);
+            let Some((arg, name)) = found.and_then(|arg| Some((arg, arg.get_long()?))) else {
                 return Err(source.refuse(format!("there is no option --{name}")));
             };
             let why = match &value {
@@ -132,9 +143,25 @@ impl Options {
             if let Some(why) = why {
                 return Err(source.refuse(format!("'{key}' {why}")));
             }
-            options.0.insert(name, (value, source.clone()));
+            if options.contains(name) {
+                return Err(source.refuse(format!("'{key}' states --{name} once more")));
+            }
+            options.insert(name, value, source);
         }
+        spellings::replace(&mut options, source)?;
         Ok(options)
+    }
+
+    /// States an option.
+    fn insert(&mut self, name: &str, value: Value, source: &Source) {
+        self.0.insert(name.to_string(), (value, source.clone()));
+    }
+
+    /// Gives an option that a source states another value.
+    fn set_value(&mut self, name: &str, value: Value) {
+        if let Some((old, _)) = self.0.get_mut(name) {
+            *old = value;
+        }
     }
 
     /// These options, and those of a lower source that these do not decide.

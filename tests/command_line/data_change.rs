@@ -26,12 +26,12 @@ fn other_data_is_refused_or_recorded() {
     let with = |more: &[&'static str]| [&go_on[..], more].concat();
     refused(path, &with(&["--data", "other.txt"]), &["other tokens of the same number"]);
     refused(path, &with(&["--data", "text.txt", "text.txt"]), &["training tokens, not"]);
-    refused(path, &with(&["--split", "0.2"]), &["another split"]);
+    refused(path, &with(&["--valid-fraction", "0.2"]), &["another split"]);
     refused(path, &with(&["--valid-data", "other.txt"]), &["another split"]);
     // The name of a file does not matter.
     succeeded(ferrotron(path, &with(&["--data", "same.txt"])));
 
-    let other = ["train", "--load", "run", "--data", "other.txt", "--split", "0.2"];
+    let other = ["train", "--load", "run", "--data", "other.txt", "--valid-fraction", "0.2"];
     let change = [&other[..], &["--train-iters", "12", "--allow-data-change"]].concat();
     succeeded(ferrotron(path, &change));
     // From now on, that is the run's data; the permission is not remembered.
@@ -61,9 +61,10 @@ fn another_built_in_corpus_is_refused_as_such() {
     // A tokenizer that lacks a character of this version's text.
     write_checkpoint_file(&checkpoint, "progress.json", &whole);
     let name = "tokenizer.json";
-    let text = std::fs::read_to_string(checkpoint.join(name)).unwrap();
-    assert!(text.contains("\"#\""), "{text}");
-    let fewer = serde_json::from_str(&text.replace("\"#\"", "\"\u{4e00}\"")).unwrap();
+    let mut fewer = checkpoint_file(&checkpoint, name);
+    let chars = fewer["chars"].as_str().unwrap();
+    assert!(chars.contains('#'), "{chars}");
+    fewer["chars"] = (chars.replace('#', "") + "\u{4e00}").into();
     write_checkpoint_file(&checkpoint, name, &fewer);
     refused(path, &go_on, &["built-in corpus of another version", "'#'"]);
 }

@@ -222,7 +222,8 @@ fn a_damaged_checkpoint_is_named_and_the_previous_one_offered() {
 fn options_come_from_a_file_and_the_command_line_overrides_them() {
     let folder = folder_with_text();
     let config = "data = \"text.txt\"\nnum_layers = 1\nhidden-size = 16\nnum-attention-heads = 2\nseq-length = 8\n\
-                  micro-batch-size = 2\ntrain-iters = 4\nthreads = 1\nsave = \"run\"\nsample-length = 0\nswiglu = true\nsave-interval = 1000\n";
+                  micro-batch-size = 2\ntrain-iters = 4\nthreads = 1\nsave = \"run\"\nsample-length = 0\nswiglu = true\n\
+                  ffn-hidden-size = 64\nsave-interval = 1000\n";
     std::fs::write(folder.path().join("run.toml"), config).unwrap();
     succeeded(ferrotron(folder.path(), &["train", "--config", "run.toml", "--train-iters", "3"]));
     assert_eq!(losses(folder.path().join("run/metrics.jsonl")).len(), 3);

@@ -65,7 +65,7 @@ fn ranks_with_other_options_end_with_the_same_line() {
         ("--lr 1e-3", "--lr 0.002", "--lr", ["0.001", "0.002"]),
         ("--seed 1", "--seed 2", "--seed", ["1", "2"]),
         ("--train-iters 6", "--train-iters 8", "--train-iters", ["6", "8"]),
-        ("", "--swiglu", "--swiglu", ["false", "true"]),
+        ("--ffn-hidden-size 64", "--ffn-hidden-size 64 --swiglu", "--swiglu", ["false", "true"]),
         ("", "--num-layers 4", "--num-layers", ["3", "4"]),
         ("", "--min-lr 0", "--min-lr", ["not given", "0"]),
     ] {

@@ -18,14 +18,14 @@ const PRESET_VOCAB: usize = 50_257;
 
 #[derive(Debug, Args)]
 pub struct MemoryArgs {
-    #[command(flatten)]
-    train: TrainArgs,
     /// Number of token ids [default: that of --preset without --data, else the tokenizer's]
     #[arg(long, value_name = "N")]
     vocab_size: Option<usize>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    train: TrainArgs,
 }
 
 /// Prints what each rank of every pipeline stage would take, with the options `given` over those of `--load`.

@@ -134,7 +134,7 @@ impl PreparedRun {
             }
         };
         let open = || {
-            let config = args.data.config();
+            let config = args.data.config()?;
             let origin =
                 if config.data.is_empty() { DataOrigin::BuiltIn } else { DataOrigin::Files };
             let dataset = corpus::open(&config, &self.tokenizer, warn);
@@ -223,7 +223,7 @@ pub fn open_tokenizer(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<
         None => args
             .data
             .tokenizer()?
-            .build(|| if embedded { Ok(corpus::text()) } else { args.data.config().text() }),
+            .build(|| if embedded { Ok(corpus::text()) } else { args.data.config()?.text() }),
     }
 }
 

@@ -9,7 +9,7 @@ use ferrotron::parallel::launch::RankEnvironment;
 use ferrotron::{DType, Error, Result};
 use serde_json::{Map, Value};
 
-use crate::cli::options::{Options, PRECISION, Source};
+use crate::cli::options::{Options, Source, spellings};
 use crate::cli::{definition, words_of};
 
 /// Options of one start of a run, or of one process of it: a checkpoint neither remembers them nor decides them, even
@@ -73,12 +73,12 @@ const TOGETHER: &[&[&str]] = &[
     ],
 ];
 
-/// Options that mean nothing in some precisions: with a precision given, a resumed run forgets those that the checkpoint
-/// remembers.
-fn meaningless_in(dtype: Option<DType>) -> &'static [&'static str] {
+/// Options that mean nothing in some precisions: a run that resumes in another precision forgets those that the
+/// checkpoint remembers.
+fn meaningless_in(dtype: DType) -> &'static [&'static str] {
     match dtype {
-        Some(DType::BF16) => &["saved-activations-dtype"],
-        Some(DType::F16) => &["grad-reduce-in-bf16", "saved-activations-dtype"],
+        DType::BF16 => &["saved-activations-dtype"],
+        DType::F16 => &["grad-reduce-in-bf16", "saved-activations-dtype"],
         _ => &["grad-reduce-in-bf16", "no-master-weights", "stochastic-rounding"],
     }
 }
@@ -120,15 +120,19 @@ pub fn canonical(name: &str, text: &str) -> String {
     absolute.map_or(text.to_string(), |path| path.to_string_lossy().into_owned())
 }
 
+fn source_name(checkpoint: &Checkpoint) -> String {
+    format!("the checkpoint {checkpoint}")
+}
+
 /// The options that a checkpoint remembers, and the names of those in it that it may not decide.
 ///
 /// # Errors
 /// An option that this program does not have.
 pub fn of_checkpoint(checkpoint: &Checkpoint) -> Result<(Options, Vec<String>)> {
     let definition = definition("train");
-    let source = Source::Checkpoint(format!("the checkpoint {checkpoint}"));
-    let mut options = match checkpoint.run() {
-        Value::Object(map) => Options::from_map(&definition, map.clone(), &source)?,
+    let source = Source::Checkpoint(source_name(checkpoint));
+    let mut options = match spellings::of_earlier_checkpoints(checkpoint.run()) {
+        Value::Object(map) => Options::from_map(&definition, map, &source)?,
         Value::Array(words) => {
             let words = words.iter().filter_map(Value::as_str).map(Into::into);
             let matches = words_of("train", words).map_err(|why| source.refuse(why))?;
@@ -153,6 +157,12 @@ pub fn resumed(
     rank: Option<&RankEnvironment>,
 ) -> Result<Options> {
     let (mut saved, _) = of_checkpoint(checkpoint)?;
+    // The width that follows from --swiglu was another one in earlier versions.
+    let is_swiglu = saved.get("swiglu") == Some(&Value::Bool(true));
+    if is_swiglu && !saved.contains("ffn-hidden-size") && !given.contains("hidden-size") {
+        let width = checkpoint.config().ffn_hidden_size;
+        saved.insert("ffn-hidden-size", width.into(), &Source::Checkpoint(source_name(checkpoint)));
+    }
     let tokenizer = |options: &Options| {
         let word = options.values("tokenizer").pop();
         canonical("tokenizer", word.as_deref().unwrap_or(DEFAULT_TOKENIZER))
@@ -172,19 +182,27 @@ pub fn resumed(
             saved.remove(names);
         }
     }
-    if given.states_any(PRECISION) {
-        saved.remove(meaningless_in(dtype(&given)));
+    let before = dtype(&saved);
+    let mut options = given.clone().over(saved);
+    let now = dtype(&options);
+    if now != before {
+        let meaningless: Vec<&str> =
+            meaningless_in(now).iter().copied().filter(|name| !given.contains(name)).collect();
+        options.remove(&meaningless);
     }
-    Ok(given.over(saved))
+    Ok(options)
 }
 
 /// The precision that options name.
-fn dtype(options: &Options) -> Option<DType> {
+fn dtype(options: &Options) -> DType {
     let is_on = |name| options.get(name) == Some(&Value::Bool(true));
     match (is_on("bf16"), is_on("fp16")) {
-        (true, _) => Some(DType::BF16),
-        (_, true) => Some(DType::F16),
-        _ => options.values("dtype").first().and_then(|name| name.parse().ok()),
+        (true, _) => DType::BF16,
+        (_, true) => DType::F16,
+        _ => {
+            let name = options.values("dtype").pop();
+            name.and_then(|name| name.parse().ok()).unwrap_or(DType::F32)
+        }
     }
 }
 

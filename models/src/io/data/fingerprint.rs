@@ -45,10 +45,11 @@ pub enum DataOrigin {
 /// Identifies the data of a run.
 ///
 /// ```
-/// use ferrotron_models::data::{DataChange::Refused, DataFingerprint, DataOrigin::Files, Dataset};
+/// use ferrotron_models::data::{DataChange::Refused, DataFingerprint, DataOrigin::Files, Dataset, Split};
 /// use ferrotron_models::tokenizer::Tokenizer;
 /// let fingerprint = |text: &str| {
-///     DataFingerprint::new(&Dataset::from_text(text, &Tokenizer::Byte, 0.1)?, &Tokenizer::Byte)
+///     let dataset = Dataset::from_text(text, &Tokenizer::Byte, Split::default())?;
+///     DataFingerprint::new(&dataset, &Tokenizer::Byte)
 /// };
 /// let mut progress = serde_json::Map::new();
 /// fingerprint("to be or not to be")?.record(&mut progress);
@@ -120,9 +121,11 @@ impl DataFingerprint {
                 "the built-in corpus of another version of the program",
                 "resume it with that version",
             ),
-            (DataOrigin::BuiltIn, false) => ("other data", "give the same --valid-fraction"),
+            (DataOrigin::BuiltIn, false) => {
+                ("other data", "give the same --valid-fraction or --split")
+            }
             (DataOrigin::Files, _) => {
-                ("other data", "give the same --data, --valid-data and --valid-fraction")
+                ("other data", "give the same --data, --valid-data and --valid-fraction or --split")
             }
         };
         let message = format!(
@@ -215,10 +218,11 @@ fn tokens_crc32(source: &TokenSource) -> Result<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::io::data::Split;
 
     fn dataset(train: Vec<u32>, split: f64) -> Dataset {
         let all = TokenSource::from_tokens(train, 1 << 20).unwrap();
-        let (train, rest) = all.split(split).unwrap();
+        let (train, rest) = all.split(Split::valid_fraction(split).unwrap()).unwrap();
         Dataset { train, validation: Some(rest) }
     }
 

@@ -30,6 +30,7 @@ mod permutation;
 mod sampler;
 mod shard;
 mod source;
+mod split;
 mod token_file;
 mod validation;
 
@@ -39,4 +40,5 @@ pub use fingerprint::{DataChange, DataFingerprint, DataOrigin, tokens_in_words};
 pub use permutation::Permutation;
 pub use sampler::{Sampler, Samples};
 pub use source::TokenSource;
+pub use split::Split;
 pub use validation::Validation;
