@@ -7,6 +7,8 @@ mod configuration;
 mod corpus;
 mod job;
 mod memory_limits;
+#[cfg(test)]
+mod option_tables;
 mod options;
 mod output;
 mod progress;
@@ -62,6 +64,8 @@ enum Command {
     Schedule(commands::schedule::ScheduleArgs),
     /// Say what this machine offers: instruction sets, GPUs, libraries, and what is missing
     Doctor(commands::doctor::DoctorArgs),
+    /// Print a script with which a shell completes commands and options
+    Completions(commands::completions::CompletionsArgs),
 }
 
 /// Says what went wrong, and where if `place` is not empty; returns the exit code: as for flags that do not parse, 2 for
@@ -101,6 +105,7 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
         Command::Bench(args) => commands::bench::bench(&args),
         Command::Schedule(args) => commands::schedule::schedule(&args),
         Command::Doctor(args) => commands::doctor::doctor(&args),
+        Command::Completions(args) => commands::completions::completions(&args, whole_definition()),
     };
     ended.map_err(|error| options.name_sources(error))
 }
