@@ -32,7 +32,13 @@ use options::{Options, Source};
 
 /// Pre-train GPT-class models, from one laptop core up.
 #[derive(Debug, Parser)]
-#[command(name = "ferrotron", version, args_override_self = true, disable_help_subcommand = true)]
+#[command(
+    name = "ferrotron",
+    version,
+    args_override_self = true,
+    disable_help_subcommand = true,
+    after_help = "Start with `ferrotron train`, which needs no options. `ferrotron COMMAND -h` lists those of a command."
+)]
 struct Cli {
     /// TOML file with options by name; what is typed overrides it
     #[arg(long, value_name = "FILE", global = true)]
@@ -94,7 +100,11 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
     if let Some(path) = typed.get_one::<PathBuf>("config") {
         options = options.over(options::config_file::read(&subcommand, path)?);
     }
-    let matches = parse(name, &options)?;
+    // No file can state an option without a name.
+    let matches = match subcommand.get_positionals().next() {
+        Some(_) => whole_definition().get_matches_from(&arguments),
+        None => parse(name, &options)?,
+    };
     let command = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
     let ended = match command {
         Command::Train(args) => return commands::train::train(&args, options),

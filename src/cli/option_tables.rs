@@ -58,7 +58,8 @@ fn help_and_default(arg: &Arg) -> (String, String) {
     let help = arg.get_help().map_or(String::new(), |help| help.to_string());
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
     if let Some((help, default)) = help.split_once(" [default: ") {
-        return (help.to_string(), default.trim_end_matches(']').to_string());
+        let default = default.strip_suffix(']').expect("the default at the end");
+        return (help.to_string(), default.to_string());
     }
     let defaults = arg.get_default_values().iter().map(|value| value.to_string_lossy());
     let defaults = defaults.collect::<Vec<_>>().join(" ");

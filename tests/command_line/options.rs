@@ -316,3 +316,18 @@ fn options_of_megatron_train_and_are_remembered_as_ours() {
         assert!(told.contains(part) && told.lines().count() == 1, "{part} is missing: {told}");
     }
 }
+
+#[test]
+fn completions_know_the_options() {
+    let folder = tempfile::tempdir().unwrap();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = succeeded(ferrotron(folder.path(), &["completions", shell]));
+        for part in ["num-layers", "doctor"] {
+            assert!(script.contains(part), "{shell}: {part} is missing");
+        }
+    }
+    for words in [&["completions"][..], &["completions", "tcsh"]] {
+        let output = ferrotron(folder.path(), words);
+        assert_eq!(output.status.code(), Some(2), "{}", message(&output));
+    }
+}

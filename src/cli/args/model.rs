@@ -81,7 +81,7 @@ pub struct ModelArgs {
     #[arg(long, value_enum)]
     pub normalization: Option<NormalizationArg>,
     /// Added to the variance in norms
-    #[arg(long, value_name = "X", default_value_t = 1e-5)]
+    #[arg(long, value_name = "X", default_value = "1e-5")]
     pub norm_epsilon: f64,
     /// Nonlinearity of the MLP [default: gelu-tanh; llama: swiglu]
     #[arg(long, value_enum)]

@@ -38,7 +38,7 @@ pub struct RunArgs {
     /// metrics written, as often
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub log_interval: u64,
-    /// One JSON object per step [default: metrics.jsonl in the run folder]; a file that is there must hold metrics
+    /// One JSON object per step; a file that is there must hold metrics [default: metrics.jsonl in the run folder]
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
     /// Write what every rank did and when, as JSON for ui.perfetto.dev; replaces nothing but an earlier trace

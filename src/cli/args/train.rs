@@ -271,7 +271,7 @@ pub struct OptimizationArgs {
     #[arg(long, value_name = "X", default_value_t = 0.99)]
     pub adam_beta2: f64,
     /// Added to the root of the mean of the square of the gradient
-    #[arg(long, value_name = "X", default_value_t = 1e-8)]
+    #[arg(long, value_name = "X", default_value = "1e-8")]
     pub adam_eps: f64,
     /// Momentum of --optimizer sgd
     #[arg(long, value_name = "X", default_value_t = 0.9)]
