@@ -6,7 +6,7 @@ use ferrotron::Result;
 use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::data::{DataFingerprint, Dataset, tokens_in_words};
 use ferrotron::models::tokenizer::Tokenizer;
-use ferrotron::parallel::agreement::{Facts, digest};
+use ferrotron::parallel::agreement::Facts;
 use ferrotron::parallel::launch::RankEnvironment;
 use serde_json::Value;
 
@@ -23,6 +23,8 @@ pub struct Configuration {
     pub args: TrainArgs,
     /// Every option that all ranks must have alike, defaults included.
     pub facts: Facts,
+    /// The line that names the options of the checkpoint that are not taken from it, if there are any.
+    pub ignored: Option<String>,
 }
 
 impl Configuration {
@@ -36,6 +38,7 @@ impl Configuration {
         rank: Option<&RankEnvironment>,
         definition: &Definition,
     ) -> Result<Configuration> {
+        let ignored = resumed.map(|checkpoint| remembered::ignored_line(checkpoint, definition));
         let options = match resumed {
             Some(checkpoint) => remembered::resumed(given, checkpoint, rank, definition)?,
             None => given,
@@ -43,7 +46,8 @@ impl Configuration {
         let matches = definition.parse("train", &options)?;
         let matches = matches.subcommand_matches("train").expect("it was parsed");
         let args = TrainArgs::from_arg_matches(matches).unwrap_or_else(|error| error.exit());
-        Ok(Configuration { options, args, facts: facts(matches, definition) })
+        let facts = facts(matches, definition);
+        Ok(Configuration { options, args, facts, ignored: ignored.transpose()?.flatten() })
     }
 
     /// What the next checkpoint remembers, of a run with this global batch size.
@@ -61,7 +65,7 @@ pub fn data_facts(
     dataset: &Dataset,
     tokenizer: &Tokenizer,
 ) -> Result<Facts> {
-    let name = format!("{} {}", tokenizer.name(), digest(tokenizer.to_json().as_bytes()));
+    let name = format!("{} with {}", tokenizer.name(), fingerprint.tokenizer());
     let validation = dataset.validation.as_ref().map(tokens_in_words).transpose()?;
     Ok(Facts::from([
         ("the tokenizer".to_string(), name),

@@ -1,8 +1,8 @@
 //! The data of a command: what `--data` names, or the corpus that the program carries, its own documentation.
 
-use ferrotron::Result;
 use ferrotron::models::data::{DataConfig, Dataset};
 use ferrotron::models::tokenizer::Tokenizer;
+use ferrotron::{Error, Result};
 
 /// Opens what `config` names, or else the program's own corpus. Empty files are left out, which `warn` is told.
 pub fn open(config: &DataConfig, tokenizer: &Tokenizer, warn: impl Fn(&str)) -> Result<Dataset> {
@@ -16,6 +16,15 @@ pub fn open(config: &DataConfig, tokenizer: &Tokenizer, warn: impl Fn(&str)) -> 
         warn(&format!("warning: left out, for they are empty: {}", names.join(", ")));
     }
     Ok(dataset)
+}
+
+/// The error of a resumed run whose tokenizer cannot encode the text of this version of the program.
+pub fn not_encoded(error: &Error) -> Error {
+    let message = format!(
+        "the run was started with the built-in corpus of another version of the program: {error}; resume it with that \
+         version, or go on with files by --data and --allow-data-change"
+    );
+    Error::config("data", message)
 }
 
 /// Everything that is read when `--data` is not given.

@@ -35,11 +35,14 @@ impl Definition {
         self.0.clone()
     }
 
-    /// The same without what options demand of one another.
+    /// The same without what options do to one another.
     pub fn lenient(&self) -> clap::Command {
         self.whole().mut_subcommands(|subcommand| {
             subcommand.mut_args(|arg| {
-                arg.required(false).requires(Resettable::Reset).conflicts_with(Resettable::Reset)
+                arg.required(false)
+                    .requires(Resettable::Reset)
+                    .conflicts_with(Resettable::Reset)
+                    .overrides_with(Resettable::Reset)
             })
         })
     }

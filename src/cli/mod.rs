@@ -8,6 +8,8 @@ mod corpus;
 mod definition;
 mod job;
 mod memory_limits;
+#[cfg(test)]
+mod option_tables;
 mod options;
 mod output;
 mod progress;
@@ -31,7 +33,13 @@ use options::{Options, Source};
 
 /// Pre-train GPT-class models, from one laptop core up.
 #[derive(Debug, Parser)]
-#[command(name = "ferrotron", version, args_override_self = true, disable_help_subcommand = true)]
+#[command(
+    name = "ferrotron",
+    version,
+    args_override_self = true,
+    disable_help_subcommand = true,
+    after_help = "Start with `ferrotron train`, which needs no options. `ferrotron COMMAND -h` lists those of a command."
+)]
 struct Cli {
     /// TOML file with options by name; what is typed overrides it
     #[arg(long, value_name = "FILE", global = true)]
@@ -63,6 +71,8 @@ enum Command {
     Schedule(commands::schedule::ScheduleArgs),
     /// Say what this machine offers: instruction sets, GPUs, libraries, and what is missing
     Doctor(commands::doctor::DoctorArgs),
+    /// Print a script with which a shell completes commands and options
+    Completions(commands::completions::CompletionsArgs),
 }
 
 /// Runs the program; the exit code is that of a run that was asked to stop, or 0.
@@ -81,7 +91,11 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
     if let Some(path) = typed.get_one::<PathBuf>("config") {
         options = options.over(options::config_file::read(&subcommand, path)?);
     }
-    let matches = definition.parse(name, &options)?;
+    // No file can state an option without a name.
+    let matches = match subcommand.get_positionals().next() {
+        Some(_) => definition.whole().get_matches_from(&arguments),
+        None => definition.parse(name, &options)?,
+    };
     let command = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
     let ended = match command {
         Command::Train(args) => return commands::train::train(&args, options, &definition),
@@ -92,6 +106,7 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
         Command::Bench(args) => commands::bench::bench(&args),
         Command::Schedule(args) => commands::schedule::schedule(&args),
         Command::Doctor(args) => commands::doctor::doctor(&args),
+        Command::Completions(args) => commands::completions::completions(&args, definition.whole()),
     };
     ended.map_err(|error| options.name_sources(error))
 }

@@ -6,6 +6,7 @@
 
 pub(super) mod config_file;
 pub(super) mod remembered;
+pub(super) mod spellings;
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -15,12 +16,17 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 
-/// Options that state the same thing: one of them replaces all of them that a lower source states.
+/// Options that state the same thing: one of them replaces all of them that a lower source states. A flag that is
+/// switched off states nothing about the others.
 const SYNONYMS: &[&[&str]] = &[
     &["activation", "swiglu"],
     &["lr-warmup-iters", "lr-warmup-fraction"],
-    &["dtype", "bf16", "fp16"],
+    &["valid-fraction", "split"],
+    PRECISION,
 ];
+
+/// Options that state the type to compute in.
+const PRECISION: &[&str] = &["dtype", "bf16", "fp16"];
 
 /// Where the value of an option comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,9 +90,23 @@ impl Options {
                 Some(word) if words.is_empty() && !takes_several(arg) => Value::String(word),
                 last => words.into_iter().chain(last).collect(),
             };
-            options.0.insert(name.to_string(), (value, source.clone()));
+            options.insert(name, value, source);
         }
+        options.keep_last(PRECISION, |name| {
+            let named = definition.get_arguments().find(|arg| arg.get_long() == Some(name));
+            named.and_then(|arg| matches.indices_of(arg.get_id().as_str())?.last())
+        });
+        spellings::replace(&mut options, source)?;
         Ok(options)
+    }
+
+    /// Forgets all of `names` that are stated but the one that was typed last.
+    fn keep_last(&mut self, names: &[&str], position: impl Fn(&str) -> Option<usize>) {
+        let stated = names.iter().filter(|name| self.states_any(&[**name]));
+        let Some(last) = stated.copied().max_by_key(|name| position(name)) else { return };
+        self.0.retain(|name, (value, _)| {
+            *value == Value::Bool(false) || name == last || !names.contains(&name.as_str())
+        });
     }
 
     /// The options of a map, whose keys may have `_` for `-`.
@@ -102,8 +122,13 @@ impl Options {
         let mut options = Options::default();
         for (key, value) in map {
             let name = key.replace('_', "-");
-            let named = |arg: &&Arg| arg.get_long() == Some(name.as_str());
-            let Some(arg) = definition.get_arguments().find(named) else {
+            let named = |arg: &&Arg| {
+                let names =
+                    arg.get_long().into_iter().chain(arg.get_all_aliases().into_iter().flatten());
+                names.into_iter().any(|known| known == name)
+            };
+            let found = definition.get_arguments().find(named);
+            let Some((arg, name)) = found.and_then(|arg| Some((arg, arg.get_long()?))) else {
                 return Err(source.refuse(format!("there is no option --{name}")));
             };
             let why = match &value {
@@ -118,16 +143,32 @@ impl Options {
             if let Some(why) = why {
                 return Err(source.refuse(format!("'{key}' {why}")));
             }
-            options.0.insert(name, (value, source.clone()));
+            if options.contains(name) {
+                return Err(source.refuse(format!("'{key}' states --{name} once more")));
+            }
+            options.insert(name, value, source);
         }
+        spellings::replace(&mut options, source)?;
         Ok(options)
+    }
+
+    /// States an option.
+    fn insert(&mut self, name: &str, value: Value, source: &Source) {
+        self.0.insert(name.to_string(), (value, source.clone()));
+    }
+
+    /// Gives an option that a source states another value.
+    fn set_value(&mut self, name: &str, value: Value) {
+        if let Some((old, _)) = self.0.get_mut(name) {
+            *old = value;
+        }
     }
 
     /// These options, and those of a lower source that these do not decide.
     pub fn over(mut self, lower: Options) -> Options {
         let decided = |name: &str| {
             let same = SYNONYMS.iter().find(|names| names.contains(&name));
-            self.contains(name) || same.is_some_and(|names| self.contains_any(names))
+            self.contains(name) || same.is_some_and(|names| self.states_any(names))
         };
         let kept: Vec<_> = lower.0.into_iter().filter(|(name, _)| !decided(name)).collect();
         self.0.extend(kept);
@@ -151,8 +192,9 @@ impl Options {
         self.0.contains_key(name)
     }
 
-    pub fn contains_any(&self, names: &[&str]) -> bool {
-        names.iter().any(|name| self.contains(name))
+    /// Whether a source states one of these options, other than a flag that it switches off.
+    pub fn states_any(&self, names: &[&str]) -> bool {
+        names.iter().any(|name| self.get(name).is_some_and(|value| *value != Value::Bool(false)))
     }
 
     /// Forgets options; returns the names of those that there were.
@@ -270,6 +312,35 @@ mod tests {
         let merged = higher.over(options(Source::File("run.toml".into()), lower));
         let words = "--activation=relu --data c.txt --lr=1 --rampup-batch-size 1 2 3";
         assert_eq!(merged.words(), words.split(' ').map(OsString::from).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_flag_that_is_off_states_only_itself() {
+        let lower = json!({ "dtype": "bf16", "activation": "relu", "seed": 7 });
+        let higher = typed(json!({ "fp16": false, "swiglu": false }));
+        let merged = higher.over(options(Source::File("run.toml".into()), lower));
+        let words = ["--activation=relu", "--dtype=bf16", "--seed=7"];
+        assert_eq!(merged.words(), words.map(OsString::from));
+        let off = typed(json!({ "bf16": false })).over(typed(json!({ "bf16": true })));
+        assert!(off.words().is_empty(), "{:?}", off.words());
+    }
+
+    /// The last precision that was typed counts, and a flag that is off is none.
+    #[test]
+    fn a_typed_flag_that_is_off_leaves_what_was_typed_before_it() {
+        for (line, want) in [
+            ("--dtype bf16 --fp16=false", "--dtype=bf16"),
+            ("--fp16=false --dtype bf16", "--dtype=bf16"),
+            ("--dtype f16 --bf16", "--bf16"),
+            ("--bf16 --dtype f16", "--dtype=f16"),
+            ("--bf16 --fp16 --dtype f32 --bf16=false", "--dtype=f32"),
+        ] {
+            let words = line.split(' ').map(OsString::from);
+            let matches = Definition::new(Cli::command()).words_of("train", words).unwrap();
+            let definition = definition();
+            let found = Options::from_matches(&definition, &matches, &Source::Typed).unwrap();
+            assert_eq!(found.words(), [OsString::from(want)], "{line}");
+        }
     }
 
     #[test]

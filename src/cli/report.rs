@@ -34,6 +34,9 @@ pub fn before(
     stages: &[StageMemory],
     config: &RunConfig,
 ) -> Result<()> {
+    if let Some(line) = &configuration.ignored {
+        output::note(line);
+    }
     if let Some(line) = remembered::inputs_line(&configuration.options) {
         output::note(&line);
     }

@@ -2,6 +2,7 @@
 
 mod data_change;
 mod gpu;
+mod many_files;
 mod memory;
 mod models_and_data;
 mod old_checkpoints;
@@ -73,6 +74,21 @@ fn succeeded(output: Output) -> String {
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "status {:?}\n{out}\n{err}", output.status);
     out.into_owned()
+}
+
+/// A JSON file of a checkpoint.
+fn checkpoint_file(checkpoint: &Path, name: &str) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(checkpoint.join(name)).unwrap()).unwrap()
+}
+
+/// Replaces a JSON file of a checkpoint, under a correct checksum.
+fn write_checkpoint_file(checkpoint: &Path, name: &str, value: &serde_json::Value) {
+    let text = value.to_string();
+    let mut index = checkpoint_file(checkpoint, "index.json");
+    let crc32 = crc32fast::hash(text.as_bytes());
+    index["files"][name] = serde_json::json!({ "bytes": text.len(), "crc32": crc32 });
+    std::fs::write(checkpoint.join(name), text).unwrap();
+    std::fs::write(checkpoint.join("index.json"), index.to_string()).unwrap();
 }
 
 fn losses(path: PathBuf) -> Vec<(u64, String)> {
@@ -207,7 +223,8 @@ fn a_damaged_checkpoint_is_named_and_the_previous_one_offered() {
 fn options_come_from_a_file_and_the_command_line_overrides_them() {
     let folder = folder_with_text();
     let config = "data = \"text.txt\"\nnum_layers = 1\nhidden-size = 16\nnum-attention-heads = 2\nseq-length = 8\n\
-                  micro-batch-size = 2\ntrain-iters = 4\nthreads = 1\nsave = \"run\"\nsample-length = 0\nswiglu = true\nsave-interval = 1000\n";
+                  micro-batch-size = 2\ntrain-iters = 4\nthreads = 1\nsave = \"run\"\nsample-length = 0\nswiglu = true\n\
+                  ffn-hidden-size = 64\nsave-interval = 1000\n";
     std::fs::write(folder.path().join("run.toml"), config).unwrap();
     succeeded(ferrotron(folder.path(), &["train", "--config", "run.toml", "--train-iters", "3"]));
     assert_eq!(losses(folder.path().join("run/metrics.jsonl")).len(), 3);

@@ -82,7 +82,7 @@ fn numbers_that_are_not_finite_are_errors() {
     // All weights are finite, but activations overflow.
     set_weights(&path.join("hf"), "transformer.wpe.weight", 0.0);
     set_weights(&path.join("hf"), "transformer.h.0.mlp.c_fc.weight", f32::MAX);
-    let line = refused(eval(&["--split", "1", "--micro-batch-size", "1"]), 1);
+    let line = refused(eval(&["--valid-fraction", "1", "--micro-batch-size", "1"]), 1);
     assert!(line.contains("first in batch 0, tokens 0 to 8, though"), "{line}");
     assert!(line.contains("f32 overflows"), "{line}");
     let line = refused(generate(), 1);
@@ -194,15 +194,15 @@ fn evaluations_of_the_wrong_thing() {
     for (more, code, named) in [
         (&["--load", "hf"][..], 2, "--data: must be given"),
         (&["--load", "absent"], 1, "there is no 'absent'"),
-        (&["--split", "0"], 2, "--split: is the share that is evaluated"),
-        (&["--split", "1.5"], 2, "above 0, at most 1, got 1.5"),
-        (&["--split", "NaN"], 2, "got NaN"),
+        (&["--valid-fraction", "0"], 2, "--valid-fraction: is the share that is evaluated"),
+        (&["--valid-fraction", "1.5"], 2, "above 0, at most 1, got 1.5"),
+        (&["--valid-fraction", "NaN"], 2, "got NaN"),
         (&["--seq-length", "9"], 2, "--seq-length: 9 is more than the 8 tokens"),
         (&["--seq-length", "0"], 2, "--seq-length 0"),
         (&["--micro-batch-size", "0"], 2, "--micro-batch-size 0"),
         (&["--data", "absent.txt"], 1, "cannot open 'absent.txt'"),
-        (&["--data", "one.txt", "--split", "1"], 1, "has 1 tokens, but needs at least 2"),
-        (&["--data", "other.txt", "--split", "1"], 1, "other.txt"),
+        (&["--data", "one.txt", "--valid-fraction", "1"], 1, "has 1 tokens, but needs at least 2"),
+        (&["--data", "other.txt", "--valid-fraction", "1"], 1, "other.txt"),
     ] {
         let load = if more.contains(&"--load") { &[][..] } else { &["--load", "run"] };
         let line = refused(ferrotron(path, &[&["eval"], load, more].concat()), code);

@@ -1,6 +1,7 @@
 //! Where options come from: the command line, a file, a checkpoint.
 
-use super::{ferrotron, folder_with_text, succeeded, train};
+use super::write_checkpoint_file;
+use super::{checkpoint_file, ferrotron, folder_with_text, succeeded, train};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Output;
@@ -16,17 +17,9 @@ fn remembered(run: &Path) -> Value {
 fn rewrite(run: &Path, change: impl Fn(&mut Value)) {
     let latest = std::fs::read_to_string(run.join("latest")).unwrap();
     let folder = run.join(latest.trim());
-    let read = |file: &str| -> Value {
-        serde_json::from_slice(&std::fs::read(folder.join(file)).unwrap()).unwrap()
-    };
-    let (mut config, mut index) = (read("config.json"), read("index.json"));
+    let mut config = checkpoint_file(&folder, "config.json");
     change(&mut config["run"]);
-    let text = config.to_string();
-    let record = &mut index["files"]["config.json"];
-    record["bytes"] = text.len().into();
-    record["crc32"] = crc32fast::hash(text.as_bytes()).into();
-    std::fs::write(folder.join("config.json"), text).unwrap();
-    std::fs::write(folder.join("index.json"), index.to_string()).unwrap();
+    write_checkpoint_file(&folder, "config.json", &config);
 }
 
 fn message(output: &Output) -> String {
@@ -66,7 +59,14 @@ fn what_is_typed_goes_before_the_file_and_the_file_before_the_checkpoint() {
 fn a_remembered_flag_can_be_switched_off() {
     let folder = folder_with_text();
     let path = folder.path();
-    let flags = ["--bf16", "--grad-reduce-in-bf16", "--stochastic-rounding", "--swiglu"];
+    let flags = [
+        "--bf16",
+        "--grad-reduce-in-bf16",
+        "--stochastic-rounding",
+        "--swiglu",
+        "--ffn-hidden-size",
+        "64",
+    ];
     succeeded(train(path, &[&flags[..], &["--save", "run"]].concat()));
     let run = || remembered(&path.join("run"));
     assert_eq!(run()["grad-reduce-in-bf16"], true);
@@ -147,19 +147,24 @@ fn a_checkpoint_does_not_decide_which_files_are_written() {
         "memory-limit": 1, "device": "cuda:7", "load": other, "exit-interval": 11,
     });
     let as_words = ["--metrics", victim, "--trace", victim, "--save", other, "--exit-interval=11"];
-    for (name, at_end) in [("map", 20), ("words", 21)] {
+    for (name, at_end, more) in [
+        ("map", 20, &[][..]),
+        ("words", 21, &[]),
+        ("map", 22, &["--nproc", "2", "--tensor-model-parallel-size", "2"]),
+    ] {
         std::fs::write(victim, "precious").unwrap();
         rewrite(&path.join("run"), |run| match name {
             "map" => run.as_object_mut().unwrap().extend(as_map.as_object().unwrap().clone()),
             _ => *run = words(run).into_iter().chain(as_words.map(Value::from)).collect(),
         });
-        let output = resume(path, at_end, &[]);
+        let output = resume(path, at_end, more);
         let told = message(&output);
         succeeded(output);
         assert_eq!(std::fs::read_to_string(victim).unwrap(), "precious", "{name}");
         assert!(!path.join("other").exists(), "{name}");
         assert!(path.join(format!("run/iter_00000{at_end}")).exists(), "{name}");
-        assert!(told.contains("ignored: ") && told.contains("--metrics"), "{name}: {told}");
+        assert_eq!(told.matches("ignored: ").count(), 1, "{name}: {told}");
+        assert!(told.contains("--metrics"), "{name}: {told}");
     }
 }
 
@@ -182,7 +187,20 @@ fn words(run: &Value) -> Vec<Value> {
 fn words_of_earlier_checkpoints_are_understood() {
     let folder = folder_with_text();
     let path = folder.path();
-    succeeded(train(path, &["--save", "run", "--swiglu", "--rampup-batch-size", "2", "2", "8"]));
+    succeeded(train(
+        path,
+        &[
+            "--save",
+            "run",
+            "--swiglu",
+            "--ffn-hidden-size",
+            "64",
+            "--rampup-batch-size",
+            "2",
+            "2",
+            "8",
+        ],
+    ));
     let before = remembered(&path.join("run"));
     rewrite(&path.join("run"), |run| *run = words(run).into());
     succeeded(resume(path, 21, &[]));
@@ -221,4 +239,95 @@ fn a_run_resumes_from_another_folder_and_names_what_it_reads() {
     assert_eq!(output.status.code(), Some(1), "{told}");
     assert!(told.contains(&*text.to_string_lossy()), "{told}");
     assert!(told.contains("(--data is from the checkpoint 'run/iter_0000021')"), "{told}");
+}
+
+/// A checkpoint of an earlier version remembers `--swiglu` with a width of its own, and `--split` as a fraction.
+#[test]
+fn a_checkpoint_of_an_earlier_version_keeps_its_width_and_its_split() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let start = ["--save", "run", "--swiglu", "--ffn-hidden-size", "40", "--valid-fraction", "0.2"];
+    succeeded(train(path, &start));
+    for (step, as_words) in [(21, false), (22, true)] {
+        rewrite(&path.join("run"), |run| {
+            let map = run.as_object_mut().unwrap();
+            map.remove("ffn-hidden-size").unwrap();
+            let share = map.remove("valid-fraction").unwrap();
+            map.insert("split".into(), share);
+            if as_words {
+                *run = words(run).into();
+            }
+        });
+        succeeded(resume(path, step, &[]));
+        let run = remembered(&path.join("run"));
+        assert_eq!(run["ffn-hidden-size"], 40, "{run}");
+        assert_eq!(run["valid-fraction"], "0.2", "{run}");
+        assert!(run.get("split").is_none(), "{run}");
+    }
+    let report = ferrotron(path, &["eval", "--load", "run", "--json"]);
+    let report: Value = serde_json::from_str(&succeeded(report)).unwrap();
+    let length = std::fs::metadata(path.join("text.txt")).unwrap().len();
+    assert_eq!(report["tokens"], length - (length as f64 * 0.8) as u64 - 1);
+}
+
+/// Options as Megatron-LM and torchrun spell them train, and a checkpoint remembers this program's.
+#[test]
+fn options_of_megatron_train_and_are_remembered_as_ours() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let theirs = "--train-data-path text.txt --split 90,5,5 --swiglu --hidden-size 48 --group-query-attention \
+        --num-query-groups 1 --position-embedding-type learned_absolute --most-recent-k 3 --nproc-per-node 2 \
+        --use-distributed-optimizer --dtype fp32 --pipeline-schedule 1F1B --profile --profile-step-start 3 \
+        --profile-step-end 5 --save run";
+    let words: Vec<&str> = theirs.split_whitespace().collect();
+    let arguments = [&["train"], super::TINY, &words].concat();
+    succeeded(ferrotron(path, &arguments));
+    let run = remembered(&path.join("run"));
+    for (name, value) in [
+        ("split", json!(["90", "5", "5"])),
+        ("zero-stage", json!("1")),
+        ("save-retain", json!("3")),
+        ("nproc", json!("2")),
+        ("num-query-groups", json!("1")),
+        ("pipeline-schedule", json!("1f1b")),
+        ("position-embedding-type", json!("learned-absolute")),
+        ("dtype", json!("f32")),
+    ] {
+        assert_eq!(run[name], value, "{name}: {run}");
+    }
+    for name in ["profile", "use-distributed-optimizer", "group-query-attention", "trace"] {
+        assert!(run.get(name).is_none(), "{name}: {run}");
+    }
+    let model = checkpoint_file(&path.join("run/iter_0000020"), "config.json")["model"].clone();
+    assert_eq!(model["ffn_hidden_size"], 128, "48 x 8/3, a multiple of 64");
+    let trace = std::fs::read_to_string(path.join("trace.json")).unwrap();
+    assert!(trace.contains("step 4") || trace.contains("\"step\":4"), "{}", &trace[..400]);
+    for (more, part) in [
+        (&["--split", "0.1"][..], "--split: takes proportions"),
+        (&["--split", "0.1"], "--valid-fraction 0.1"),
+        (&["--split", "1,2,3,4"], "got 4 of them"),
+        (&["--split", "0,1,1"], "--split: 0,1,1 are no proportions"),
+        (&["--valid-fraction", "1"], "--valid-fraction: 1 is not the fraction"),
+        (&["--swiglu"], "--swiglu: 8/3 of --hidden-size 16"),
+    ] {
+        let output = train(path, more);
+        assert_eq!(output.status.code(), Some(2), "{more:?}");
+        let told = message(&output);
+        assert!(told.contains(part) && told.lines().count() == 1, "{part} is missing: {told}");
+    }
+}
+
+#[test]
+fn completions_know_the_options() {
+    let folder = tempfile::tempdir().unwrap();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = succeeded(ferrotron(folder.path(), &["completions", shell]));
+        for part in ["num-layers", "doctor"] {
+            assert!(script.contains(part), "{shell}: {part} is missing");
+        }
+    }
+    for words in [&["completions"][..], &["completions", "tcsh"]] {
+        let output = ferrotron(folder.path(), words);
+        assert_eq!(output.status.code(), Some(2), "{}", message(&output));
+    }
 }

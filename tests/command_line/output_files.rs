@@ -67,7 +67,7 @@ fn a_picture_or_a_trace_that_fails_is_a_warning() {
 fn limited(folder: &Path, kilobytes: usize, options: &str) -> Output {
     let script = format!(
         "trap '' XFSZ; ulimit -f {}; exec \"$0\" train --data text.txt --num-layers 1 --hidden-size 8 \
-         --num-attention-heads 2 --seq-length 8 --micro-batch-size 2 --threads 1 --log-interval 0 --split 0.01 \
+         --num-attention-heads 2 --seq-length 8 --micro-batch-size 2 --threads 1 --log-interval 0 --valid-fraction 0.01 \
          --sample-length 4 --save run {options}",
         kilobytes * 2
     );

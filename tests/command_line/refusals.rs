@@ -174,7 +174,7 @@ fn bad_input_gets_one_clear_line() {
         (&["train", "--data", "text.txt", "--eval-iters", "some"], 2, &["--eval-iters", "'all'"]),
         (&["eval", "--load", "run", "--micro-batch-size", "0"], 2, &["--micro-batch-size 0"]),
         (&["train", "--data", "text.txt", "--clip-grad", "-1"], 2, &["--clip-grad"]),
-        (&["generate", "--load", "run", "--dtype", "f64"], 2, &["--dtype", "f32"]),
+        (&["train", "--load", "run", "--dtype", "f64"], 2, &["--dtype", "holds f32", "in f64"]),
         (&["generate", "--load", "absent"], 1, &["absent"]),
         (&["generate", "--load", "run", "--prompt", "\u{2603}"], 1, &["\u{2603}"]),
         (&["export", "--load", "broken", "--output", "out"], 1, &["broken"]),

@@ -26,7 +26,7 @@ fn folder_with_long_text() -> TempDir {
 fn start(folder: &Path, more: &str) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ferrotron"));
     command.current_dir(folder).args(["train", "--data", "text.txt", "--save", "run"]).args(TINY);
-    command.args(["--split", "0.5", "--save-interval", "0", "--log-interval", "1"]);
+    command.args(["--valid-fraction", "0.5", "--save-interval", "0", "--log-interval", "1"]);
     command.args(more.split_whitespace());
     command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }

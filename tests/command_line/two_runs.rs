@@ -74,6 +74,36 @@ fn a_second_run_is_refused_until_the_first_one_has_ended() {
     assert_eq!(steps(), 35);
 }
 
+/// Two runs may share a device for their metrics, and no file.
+#[test]
+fn metrics_that_another_run_writes_are_refused_and_left() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let metrics = path.join("metrics.jsonl");
+    let long = ["--train-iters", "100000000", "--save-interval", "0", "--log-interval", "1"];
+    let mut first =
+        start(path, &[&["--save", "first", "--metrics", "metrics.jsonl"], &long[..]].concat());
+    wait_for_a_step(path);
+    for ranks in ["1", "2"] {
+        let words = ["--save", "second", "--metrics", "metrics.jsonl", "--nproc", ranks];
+        let output = train(path, &words);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+        for part in ["metrics.jsonl is being written by another run", "--metrics"] {
+            assert!(message.contains(part), "{part} is missing: {message}");
+        }
+        assert!(!path.join("second").exists());
+    }
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert_eq!(losses(metrics)[0].0, 1);
+    let mut first = start(path, &[&["--save", "1", "--metrics", "/dev/null"], &long[..]].concat());
+    succeeded(train(path, &["--save", "2", "--metrics", "/dev/null"]));
+    first.kill().unwrap();
+    first.wait().unwrap();
+}
+
 #[test]
 fn of_two_runs_that_start_at_once_one_is_refused() {
     for round in 0..5 {

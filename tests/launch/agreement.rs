@@ -36,6 +36,22 @@ fn assert_refused(outputs: &[Output], want: &str) {
     }
 }
 
+/// A rank of two takes `--nproc 3` for a request to start more; the other one hears of it.
+#[test]
+fn nproc_given_to_one_started_rank_ends_both() {
+    let folder = folder_with_text();
+    let start = format!("{MODEL} --save run --train-iters 6");
+    let outputs = job(folder.path(), &start, &["", "--nproc 3"]);
+    for (rank, output) in outputs.iter().enumerate() {
+        let (_, message) = texts(output);
+        assert_eq!(output.status.code(), Some(2), "rank {rank}: {message}");
+        assert_eq!(message.lines().count(), 1, "rank {rank}: {message}");
+        for part in ["rank 1", "--nproc: 3 would start more ranks", "leave it out"] {
+            assert!(message.contains(part), "rank {rank}: {part} is missing: {message}");
+        }
+    }
+}
+
 #[test]
 fn ranks_with_other_options_end_with_the_same_line() {
     let folder = folder_with_text();
@@ -49,7 +65,7 @@ fn ranks_with_other_options_end_with_the_same_line() {
         ("--lr 1e-3", "--lr 0.002", "--lr", ["0.001", "0.002"]),
         ("--seed 1", "--seed 2", "--seed", ["1", "2"]),
         ("--train-iters 6", "--train-iters 8", "--train-iters", ["6", "8"]),
-        ("", "--swiglu", "--swiglu", ["false", "true"]),
+        ("--ffn-hidden-size 64", "--ffn-hidden-size 64 --swiglu", "--swiglu", ["false", "true"]),
         ("", "--num-layers 4", "--num-layers", ["3", "4"]),
         ("", "--min-lr 0", "--min-lr", ["not given", "0"]),
     ] {

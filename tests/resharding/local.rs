@@ -1,6 +1,6 @@
 //! Local SGD: replicas take steps of their own, and a checkpoint is of all of them only when they agree.
 
-use ferrotron::models::data::Dataset;
+use ferrotron::models::data::{Dataset, Split};
 use ferrotron::models::evaluate::Evaluation;
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::run::{self, Intervals, Metrics, Observer, RunConfig, StopReason};
@@ -75,7 +75,7 @@ impl Observer for Watch {
 fn a_run_is_saved_when_replicas_agree_or_refused() -> Result<()> {
     let folder = tempfile::tempdir().unwrap();
     let tokenizer = Tokenizer::char("abcdefghijklm")?;
-    let dataset = Dataset::from_text(&"abcdefghijklm".repeat(40), &tokenizer, 0.1)?;
+    let dataset = Dataset::from_text(&"abcdefghijklm".repeat(40), &tokenizer, Split::default())?;
     let local = Layout { synchronize_every: 4, ..Layout::SERIAL };
     let train = |save_interval: u64, train_iters: u64, ends: bool| -> Result<(StopReason, u64)> {
         let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1);

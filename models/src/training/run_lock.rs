@@ -113,26 +113,34 @@ impl RunLock {
     }
 }
 
-/// Locks `file`; returns why the file system cannot, if it cannot.
+/// Locks the lock file of `folder`; returns why the file system cannot, if it cannot.
 fn lock(
     folder: &Path,
     file: &mut File,
     try_lock: fn(&File) -> std::result::Result<(), TryLockError>,
 ) -> Result<Option<String>> {
+    match try_for_a_moment(file, try_lock) {
+        Ok(()) => Ok(None),
+        Err(TryLockError::WouldBlock) => Err(used(folder, file)),
+        Err(TryLockError::Error(error)) => Ok(Some(format!(
+            "'{}' cannot be locked ({error}): make sure that no other run uses it",
+            folder.display()
+        ))),
+    }
+}
+
+/// Locks `file` within [`PATIENCE`].
+pub(super) fn try_for_a_moment(
+    file: &File,
+    try_lock: fn(&File) -> std::result::Result<(), TryLockError>,
+) -> std::result::Result<(), TryLockError> {
     let start = Instant::now();
     loop {
         match try_lock(file) {
-            Ok(()) => return Ok(None),
             Err(TryLockError::WouldBlock) if start.elapsed() < PATIENCE => {
                 std::thread::sleep(PAUSE)
             }
-            Err(TryLockError::WouldBlock) => return Err(used(folder, file)),
-            Err(TryLockError::Error(error)) => {
-                return Ok(Some(format!(
-                    "'{}' cannot be locked ({error}): make sure that no other run uses it",
-                    folder.display()
-                )));
-            }
+            other => return other,
         }
     }
 }

@@ -23,7 +23,7 @@ pub struct AdafactorArgs {
     #[arg(long, value_name = "X", default_value_t = 0.8)]
     adafactor_decay_rate: f64,
     /// Added to squares of gradients
-    #[arg(long, value_name = "X", default_value_t = 1e-30)]
+    #[arg(long, value_name = "X", default_value = "1e-30")]
     adafactor_eps1: f64,
     /// Smallest RMS of a tensor that relative steps count with
     #[arg(long, value_name = "X", default_value_t = 1e-3)]

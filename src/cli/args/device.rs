@@ -186,15 +186,18 @@ impl DeviceArgs {
         name.map(float).transpose()
     }
 
-    /// The dtype that was asked for, or that of a checkpoint.
-    pub fn dtype_of(&self, checkpoint: &Checkpoint) -> Result<DType> {
-        let held = checkpoint.dtype()?;
-        let dtype = self.given_dtype()?.unwrap_or(held);
-        // f32, bf16 and f16 are rounded or widened to one another.
-        if (dtype == DType::F64) != (held == DType::F64) {
-            return Err(Error::config("--dtype", format!("the checkpoint holds {held}")));
+    /// Errors if a run cannot go on from `checkpoint` in the dtype that was asked for.
+    pub fn check_resumable(&self, checkpoint: &Checkpoint) -> Result<()> {
+        let (held, wanted) = (checkpoint.dtype()?, self.dtype()?);
+        // f32, bf16 and f16 share their optimizer's state, which is in f32.
+        if (wanted == DType::F64) != (held == DType::F64) {
+            let message = format!(
+                "the checkpoint holds {held}, and its optimizer's state cannot be resumed in {wanted}: leave --dtype \
+                 out, or give --dtype {held}"
+            );
+            return Err(Error::config("--dtype", message));
         }
-        Ok(dtype)
+        Ok(())
     }
 }
 

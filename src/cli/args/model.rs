@@ -16,6 +16,7 @@ pub enum Architecture {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PositionArg {
+    #[value(alias = "learned_absolute")]
     LearnedAbsolute,
     Rope,
 }
@@ -39,7 +40,7 @@ pub enum ActivationArg {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// A published size by name; the other options change it
+    /// A published size by name, such as gpt2-124m; the other options change it
     #[arg(long, value_name = "NAME")]
     pub preset: Option<String>,
     /// Family whose choices are the defaults
@@ -51,13 +52,14 @@ pub struct ModelArgs {
     /// Width of the residual stream [default: 128, or the preset's]
     #[arg(long, value_name = "N")]
     pub hidden_size: Option<usize>,
-    /// Width inside the MLP [default: 4 hidden, or 8/3 hidden for llama]
+    /// Width inside the MLP [default: 4 hidden; llama: 8/3 hidden, rounded up to a multiple of 64; with --swiglu
+    /// rounded down to one]
     #[arg(long, value_name = "N")]
     pub ffn_hidden_size: Option<usize>,
-    /// Number of query heads [default: 4, or the preset's]
+    /// Number of query heads, a divisor of the width [default: 4, or the preset's]
     #[arg(long, value_name = "N")]
     pub num_attention_heads: Option<usize>,
-    /// Number of key and value heads [default: as many as query heads]
+    /// Number of key and value heads, a divisor of the query heads [default: as many as query heads]
     #[arg(long, value_name = "N")]
     pub num_query_groups: Option<usize>,
     /// Width of a head [default: hidden / heads]
@@ -69,28 +71,28 @@ pub struct ModelArgs {
     /// Longest sequence that the model takes [default: the training length]
     #[arg(long, value_name = "N")]
     pub max_position_embeddings: Option<usize>,
-    /// Where positions enter
+    /// Where positions enter [default: learned-absolute; llama: rope]
     #[arg(long, value_enum)]
     pub position_embedding_type: Option<PositionArg>,
     /// Base of the rotary angles
     #[arg(long, value_name = "X", default_value_t = 10_000.0)]
     pub rotary_base: f64,
-    /// Which norm
+    /// Norm of the residual stream [default: LayerNorm; llama: RMSNorm]
     #[arg(long, value_enum)]
     pub normalization: Option<NormalizationArg>,
     /// Added to the variance in norms
-    #[arg(long, value_name = "X", default_value_t = 1e-5)]
+    #[arg(long, value_name = "X", default_value = "1e-5")]
     pub norm_epsilon: f64,
-    /// Nonlinearity of the MLP
+    /// Nonlinearity of the MLP [default: gelu-tanh; llama: swiglu]
     #[arg(long, value_enum)]
     pub activation: Option<ActivationArg>,
-    /// SwiGLU in the MLP: the same as --activation swiglu
+    /// SwiGLU in the MLP, which is 8/3 hidden wide, rounded down to a multiple of 64, unless --ffn-hidden-size is given
     #[arg(long, conflicts_with = "activation")]
     pub swiglu: bool,
-    /// No biases in linear layers and norms
+    /// No biases in linear layers and norms; llama has none
     #[arg(long)]
     pub disable_bias_linear: bool,
-    /// Give the head a weight of its own
+    /// Give the head a weight of its own; llama has one
     #[arg(long)]
     pub untie_embeddings_and_output_weights: bool,
     /// Standard deviation of initial weights
@@ -140,8 +142,10 @@ impl ModelArgs {
         config.attention_dropout = self.attention_dropout;
         config.add_bias &= !self.disable_bias_linear;
         config.tie_embeddings &= !self.untie_embeddings_and_output_weights;
-        if let Some(width) = self.ffn_hidden_size {
-            config.ffn_hidden_size = width;
+        match self.ffn_hidden_size {
+            Some(width) => config.ffn_hidden_size = width,
+            None if self.swiglu => config.ffn_hidden_size = swiglu_width(hidden)?,
+            None => {}
         }
         if let Some(width) = self.kv_channels {
             config.kv_channels = width;
@@ -179,5 +183,19 @@ impl ModelArgs {
             ));
         }
         Ok(config)
+    }
+}
+
+/// The width inside a SwiGLU of Megatron-LM (`arguments.py`), which has about as many parameters as an MLP of 4 `hidden`.
+fn swiglu_width(hidden: usize) -> Result<usize> {
+    match hidden / 24 * 64 {
+        0 => Err(Error::config(
+            "--swiglu",
+            format!(
+                "8/3 of --hidden-size {hidden}, rounded down to a multiple of 64, is 0: give --ffn-hidden-size, or \
+                 --activation swiglu for the width of the other activations"
+            ),
+        )),
+        width => Ok(width),
     }
 }

@@ -47,7 +47,7 @@ pub enum TransportArg {
 #[command(next_help_heading = "Parallelism")]
 pub struct ParallelArgs {
     /// Processes to start on this machine, one for each rank. Under torchrun, srun and mpirun leave it out
-    #[arg(long, value_name = "N")]
+    #[arg(long, alias = "nproc-per-node", value_name = "N")]
     pub nproc: Option<usize>,
     /// Ranks that share each layer. What the three sizes leave of all ranks is data parallel
     #[arg(long, value_name = "N", default_value_t = 1)]

@@ -20,7 +20,7 @@ pub struct PrecisionArgs {
     /// Steps without an overflow after which the dynamic scale is doubled
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub loss_scale_window: u64,
-    /// Overflows after which it is halved at each further one
+    /// Overflows after which the dynamic scale is halved at each further one
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub hysteresis: u64,
     /// Add up and reduce the gradients of --bf16 in bf16 instead of f32

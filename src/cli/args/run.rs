@@ -18,13 +18,13 @@ pub struct RunArgs {
     /// Continue from a run folder or checkpoint; its options are the defaults
     #[arg(long, value_name = "PATH")]
     pub load: Option<PathBuf>,
-    /// Steps between checkpoints; one is always written at the end [default: 500]
+    /// Steps between checkpoints, one of which is always written at the end; 0 for no other [default: 500]
     #[arg(long, value_name = "N")]
     pub save_interval: Option<u64>,
-    /// Checkpoints to keep
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    /// Checkpoints to keep; older ones are deleted
+    #[arg(long, alias = "most-recent-k", value_name = "N", default_value_t = 2)]
     pub save_retain: usize,
-    /// Stop cleanly when the step number is a multiple of this
+    /// Stop cleanly, after saving, when the step number is a multiple of N
     #[arg(long, value_name = "N")]
     pub exit_interval: Option<u64>,
     /// Steps between evaluations, one of which follows the last step; 0 for none at all [default: 250]
@@ -38,7 +38,7 @@ pub struct RunArgs {
     /// metrics written, as often
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub log_interval: u64,
-    /// One JSON object per step [default: metrics.jsonl in the run folder]; a file that is there must hold metrics
+    /// One JSON object per step; a file that is there must hold metrics [default: metrics.jsonl in the run folder]
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
     /// Write what every rank did and when, as JSON for ui.perfetto.dev; replaces nothing but an earlier trace
@@ -47,7 +47,8 @@ pub struct RunArgs {
     /// Steps to trace [default: the first 10 of this process]
     #[arg(long, value_name = "FIRST-LAST", requires = "trace", value_parser = parse_steps)]
     pub trace_steps: Option<RangeInclusive<u64>>,
-    /// Refuse a run of which a rank would take more, as 8GiB or 500MB
+    /// Refuse a run of which a rank would take more, as 8GiB or 500MB [default: what the machine, its control group or
+    /// the GPU has]
     #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
     pub memory_limit: Option<u64>,
     /// Tokens of the sample that is printed at the end; 0 prints none

@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig, Rampup};
-use ferrotron::models::data::{DataChange, DataConfig};
+use ferrotron::models::data::{DataChange, DataConfig, Split};
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::memory;
 use ferrotron::models::run::Intervals;
@@ -21,6 +21,8 @@ use crate::cli::args::offload::OffloadArgs;
 use crate::cli::args::parallel::ParallelArgs;
 use crate::cli::args::precision::PrecisionArgs;
 use crate::cli::args::run::RunArgs;
+use crate::cli::options::Options;
+use crate::cli::options::spellings::SpellingArgs;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OptimizerArg {
@@ -52,6 +54,8 @@ pub struct TrainArgs {
     pub device: DeviceArgs,
     #[command(flatten)]
     pub execution: ExecutionArgs,
+    #[command(flatten)]
+    spellings: SpellingArgs,
 }
 
 impl TrainArgs {
@@ -122,32 +126,80 @@ fn steps(typed: Option<u64>, default: u64, parallel: &ParallelConfig) -> u64 {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Data")]
 pub struct DataArgs {
-    /// Text, nanoGPT .bin or llm.c shard; several files or a folder are read one after another
+    /// Text, nanoGPT .bin or llm.c shards; several files, or those of a folder, are one stream, laid end to end
     /// [default: a small corpus that the program carries]
-    #[arg(long, value_name = "PATH", num_args = 1..)]
+    #[arg(long, aliases = ["data-path", "train-data-path"], value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
     /// Files for validation [default: the last part of the data]
-    #[arg(long, value_name = "PATH", num_args = 1..)]
+    #[arg(long, alias = "valid-data-path", value_name = "PATH", num_args = 1..)]
     pub valid_data: Vec<PathBuf>,
-    /// Share of the data kept for validation
-    #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
-    pub split: f64,
+    #[command(flatten)]
+    pub split: SplitArgs,
     /// Go on with --load although data, split or tokenizer are not those of the run: from the next sample on, the order
     /// is that of the data given now, which the next checkpoint records
     #[arg(long, requires = "load")]
     pub allow_data_change: bool,
-    /// byte, char, gpt2 or the path of a Hugging Face tokenizer.json
+    /// Tokenizer: byte, char, gpt2 or the path of a Hugging Face tokenizer.json
     #[arg(long, value_name = "TOKENIZER", default_value = "char")]
     pub tokenizer: String,
 }
 
+/// What is held out of the data; the same in two ways.
+#[derive(Debug, Clone, Args)]
+pub struct SplitArgs {
+    /// Fraction of the tokens, at the end, that is held out for validation; 0 trains on all [default: 0.1]
+    #[arg(long, value_name = "SHARE", conflicts_with = "split")]
+    valid_fraction: Option<f64>,
+    /// The split as proportions for training, validation and testing, such as 90,5,5; nothing reads the last part
+    #[arg(long, value_name = "TRAIN,VALID,TEST", num_args = 1.., value_delimiter = ',', value_parser = proportion)]
+    split: Option<Vec<f64>>,
+}
+
+fn proportion(text: &str) -> std::result::Result<f64, std::num::ParseFloatError> {
+    text.trim().parse()
+}
+
+impl SplitArgs {
+    /// What the options of a run say.
+    pub fn from_options(options: &Options) -> SplitArgs {
+        let numbers = |name: &str| {
+            options.values(name).iter().map(|text| text.parse().ok()).collect::<Option<Vec<f64>>>()
+        };
+        SplitArgs {
+            valid_fraction: numbers("valid-fraction").and_then(|found| found.first().copied()),
+            split: numbers("split").filter(|found| !found.is_empty()),
+        }
+    }
+
+    /// Errors for a fraction or proportions that are none.
+    pub fn split(&self) -> Result<Split> {
+        match (self.split.as_deref(), self.valid_fraction) {
+            (Some(&[train, validation]), _) => Split::proportions([train, validation, 0.0]),
+            (Some(&[train, validation, test]), _) => Split::proportions([train, validation, test]),
+            (Some(parts), _) => {
+                let count = parts.len();
+                let mut message = format!(
+                    "takes proportions for training, validation and testing, such as 90,5,5, got {count} of them"
+                );
+                if let [share] = parts {
+                    message += &format!(": for a fraction give --valid-fraction {share}");
+                }
+                Err(Error::config("--split", message))
+            }
+            (None, Some(fraction)) => Split::valid_fraction(fraction),
+            (None, None) => Ok(Split::default()),
+        }
+    }
+}
+
 impl DataArgs {
-    pub fn config(&self) -> DataConfig {
-        DataConfig {
+    /// Errors as [`SplitArgs::split`].
+    pub fn config(&self) -> Result<DataConfig> {
+        Ok(DataConfig {
             data: self.data.clone(),
             validation_data: self.valid_data.clone(),
-            split: self.split,
-        }
+            split: self.split.split()?,
+        })
     }
 
     pub fn change(&self) -> DataChange {
@@ -177,7 +229,7 @@ pub struct OptimizationArgs {
     /// Seed of weights, dropout and order of the data
     #[arg(long, value_name = "N", default_value_t = 1234)]
     pub seed: u64,
-    /// Which optimizer
+    /// Optimizer: AdamW, gradient descent with momentum, or Adafactor
     #[arg(long, value_enum, default_value = "adam")]
     pub optimizer: OptimizerArg,
     /// Largest learning rate [default: 1e-3]
@@ -186,25 +238,25 @@ pub struct OptimizationArgs {
     /// Smallest learning rate [default: a tenth of the largest]
     #[arg(long, value_name = "X")]
     pub min_lr: Option<f64>,
-    /// constant, linear, cosine, inverse-square-root or WSD
+    /// How the learning rate falls: constant, linear, cosine, inverse-square-root or WSD
     #[arg(long, value_name = "STYLE", default_value = "cosine")]
     pub lr_decay_style: String,
-    /// Steps over which the learning rate falls [default: all]
+    /// Steps after which the learning rate is the smallest, warm-up included [default: all]
     #[arg(long, value_name = "N")]
     pub lr_decay_iters: Option<u64>,
     /// Steps over which the learning rate rises first [default: a twentieth of all or of the decay steps, at most 100]
     #[arg(long, value_name = "N", conflicts_with = "lr_warmup_fraction")]
     pub lr_warmup_iters: Option<u64>,
-    /// The same as a share of the decay steps
+    /// The warm-up as a share of the decay steps
     #[arg(long, value_name = "SHARE")]
     pub lr_warmup_fraction: Option<f64>,
-    /// Learning rate from which it rises
+    /// Learning rate from which the warm-up rises
     #[arg(long, value_name = "X", default_value_t = 0.0)]
     pub lr_warmup_init: f64,
     /// Steps of the final decay of WSD [default: a tenth of the decay steps, at most those after the warm-up]
     #[arg(long, value_name = "N")]
     pub lr_wsd_decay_iters: Option<u64>,
-    /// exponential, linear, cosine or minus-sqrt
+    /// How it falls in the final decay of WSD: exponential, linear, cosine or minus_sqrt
     #[arg(long, value_name = "STYLE", default_value = "exponential")]
     pub lr_wsd_decay_style: String,
     /// Weight decay of matrices and embeddings
@@ -216,13 +268,13 @@ pub struct OptimizationArgs {
     /// Decay of the mean of the gradient
     #[arg(long, value_name = "X", default_value_t = 0.9)]
     pub adam_beta1: f64,
-    /// Decay of the mean of its square
+    /// Decay of the mean of the square of the gradient
     #[arg(long, value_name = "X", default_value_t = 0.99)]
     pub adam_beta2: f64,
-    /// Added to its root
-    #[arg(long, value_name = "X", default_value_t = 1e-8)]
+    /// Added to the root of the mean of the square of the gradient
+    #[arg(long, value_name = "X", default_value = "1e-8")]
     pub adam_eps: f64,
-    /// Share of the last update that goes on with --optimizer sgd
+    /// Momentum of --optimizer sgd
     #[arg(long, value_name = "X", default_value_t = 0.9)]
     pub sgd_momentum: f64,
     #[command(flatten)]

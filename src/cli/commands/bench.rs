@@ -11,9 +11,7 @@ use crate::cli::output;
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    #[command(flatten)]
-    model: ModelArgs,
-    /// Number of token ids [default: 50304, GPT-2's padded to a multiple of 128]
+    /// Number of token ids [default: 50304, GPT-2's 50257 padded to a multiple of 128]
     #[arg(long, value_name = "N", default_value_t = 50_304)]
     vocab_size: usize,
     /// Samples per step
@@ -28,6 +26,8 @@ pub struct BenchArgs {
     /// Print one JSON object, which is what bench always prints
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]

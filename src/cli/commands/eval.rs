@@ -2,7 +2,7 @@
 
 use clap::Args;
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
-use ferrotron::models::data::{DataConfig, TokenSource, Validation};
+use ferrotron::models::data::{DataConfig, Split, TokenSource, Validation};
 use ferrotron::models::evaluate::{Evaluation, LocalModel, evaluate};
 use ferrotron::models::finite::first_not_finite;
 use ferrotron::models::gpt::Gpt;
@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::cli::args::device::DeviceArgs;
+use crate::cli::args::train::SplitArgs;
 use crate::cli::commands::generate::Loaded;
 use crate::cli::corpus;
 use crate::cli::definition::Definition;
@@ -29,9 +30,9 @@ pub struct EvalArgs {
     /// Data whose last part is evaluated [default: what the run was trained on]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     data: Vec<PathBuf>,
-    /// Share of the data that is evaluated; 1 takes all [default: that of the run, or 0.1]
+    /// Fraction of the tokens, at the end, that is evaluated; 1 takes all [default: what the run held out, or 0.1]
     #[arg(long, value_name = "SHARE")]
-    split: Option<f64>,
+    valid_fraction: Option<f64>,
     /// Tokens per sequence [default: the longest that the model takes]
     #[arg(long, value_name = "N")]
     seq_length: Option<usize>,
@@ -63,12 +64,17 @@ pub fn eval(args: &EvalArgs, definition: &Definition) -> Result<ExitCode> {
     } else {
         args.data.clone()
     };
-    let saved_split = saved.values("split").first().and_then(|text| text.parse().ok());
-    let split = args.split.or(saved_split).unwrap_or(0.1);
-    if !(split > 0.0 && split <= 1.0) {
-        let message = format!("is the share that is evaluated: above 0, at most 1, got {split}");
-        return Err(Error::config("--split", message));
+    let given = args.valid_fraction;
+    if let Some(share) = given.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
+        let message = format!("is the share that is evaluated: above 0, at most 1, got {share}");
+        return Err(Error::config("--valid-fraction", message));
     }
+    // All of it is what training would get if nothing were kept for validation.
+    let whole = given == Some(1.0);
+    let split = match given {
+        Some(share) => Split::valid_fraction(if whole { 0.0 } else { share })?,
+        None => SplitArgs::from_options(&saved).split()?,
+    };
     let longest = loaded.gpt.config().max_position_embeddings;
     let seq_length = args.seq_length.unwrap_or(longest);
     if seq_length > longest {
@@ -76,20 +82,18 @@ pub fn eval(args: &EvalArgs, definition: &Definition) -> Result<ExitCode> {
             format!("{seq_length} is more than the {longest} tokens that the model takes");
         return Err(Error::config("--seq-length", message));
     }
-    // All of it is what training would get if nothing were kept for validation.
-    let whole = split == 1.0;
-    let kept = if whole { 0.0 } else { split };
     // Data for validation alone that the run had is evaluated whole.
-    let validation_data = match args.data.is_empty() && args.split.is_none() {
+    let validation_data = match args.data.is_empty() && given.is_none() {
         true => saved.values("valid-data").into_iter().map(PathBuf::from).collect(),
         false => Vec::new(),
     };
-    let config = DataConfig { data, validation_data, split: kept };
+    let config = DataConfig { data, validation_data, split };
     let origin = if args.data.is_empty() { "--data of the run" } else { "" };
     let dataset = corpus::open(&config, &tokenizer, output::note).at(origin)?;
     let source = if whole { Some(dataset.train) } else { dataset.validation };
     let source = source.ok_or_else(|| {
-        Error::config("--split", format!("{split} of this data leaves no token to evaluate"))
+        let message = "leaves no token of this data to evaluate: give a larger share, or 1 for all";
+        Error::config("--valid-fraction", message)
     })?;
     let batches = Batches { source, seq_length, micro_batch_size: args.micro_batch_size };
     let Evaluation { loss, perplexity, tokens, .. } = batches.evaluate(&loaded.gpt)?;

@@ -10,7 +10,7 @@ use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::trainer::Model;
 use ferrotron::nn::{Module, Scope};
 use ferrotron::tensor::At;
-use ferrotron::{DType, Error, Result};
+use ferrotron::{DType, Device, Error, Result};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -67,9 +67,7 @@ impl Loaded {
             });
         }
         let checkpoint = Checkpoint::open(path)?;
-        let scope = Scope::new(&device_handle, device.dtype_of(&checkpoint)?, 0);
-        let gpt = Gpt::new(&scope, &Gpt::config_from(&checkpoint)?)?;
-        checkpoint.load_params(&gpt.params())?;
+        let gpt = read(&checkpoint, &device_handle, device.given_dtype()?)?;
         Ok(Loaded { gpt, tokenizer: checkpoint.tokenizer().cloned(), checkpoint: Some(checkpoint) })
     }
 
@@ -95,6 +93,26 @@ impl Loaded {
             )),
         }
     }
+}
+
+/// The model of `checkpoint` in the dtype that was asked for, or in that of the checkpoint.
+fn read(checkpoint: &Checkpoint, device: &Device, dtype: Option<DType>) -> Result<Gpt> {
+    let held = checkpoint.dtype()?;
+    let dtype = dtype.unwrap_or(held);
+    let config = Gpt::config_from(checkpoint)?;
+    let empty = |dtype| Gpt::new(&Scope::new(device, dtype, 0), &config);
+    // f32, bf16 and f16 are converted while they are read.
+    let read_as = if (held == DType::F64) == (dtype == DType::F64) { dtype } else { held };
+    let gpt = empty(read_as)?;
+    checkpoint.load_params(&gpt.params())?;
+    if read_as == dtype {
+        return Ok(gpt);
+    }
+    let converted = empty(dtype)?;
+    for (to, from) in converted.params().iter().zip(gpt.params()) {
+        to.leaf().set_value(&from.leaf().value()?.cast(dtype)?)?;
+    }
+    Ok(converted)
 }
 
 /// The dtype that was asked for, or the one in which no weight of a Hugging Face folder is rounded.

@@ -19,19 +19,24 @@ const PRESET_VOCAB: usize = 50_257;
 
 #[derive(Debug, Args)]
 pub struct MemoryArgs {
-    #[command(flatten)]
-    train: TrainArgs,
     /// Number of token ids [default: that of --preset without --data, else the tokenizer's]
     #[arg(long, value_name = "N")]
     vocab_size: Option<usize>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    train: TrainArgs,
 }
 
 /// Prints what each rank of every pipeline stage would take, with the options `given` over those of `--load`.
 pub fn memory(args: &MemoryArgs, given: Options, definition: &Definition) -> Result<ExitCode> {
     let resumed = args.train.run.load.as_deref().map(Checkpoint::peek).transpose()?;
+    let ignored =
+        resumed.as_ref().map(|checkpoint| remembered::ignored_line(checkpoint, definition));
+    if let Some(line) = ignored.transpose()?.flatten() {
+        output::note(&line);
+    }
     let options = match &resumed {
         Some(checkpoint) => remembered::resumed(given, checkpoint, None, definition)?,
         None => given,

@@ -17,13 +17,13 @@ const LINE: usize = 120;
 
 #[derive(Debug, Args)]
 pub struct ScheduleArgs {
-    /// naive, gpipe, 1f1b, interleaved or zb-h1
+    /// Schedule: naive, gpipe, 1f1b, interleaved or zb-h1
     #[arg(long, value_name = "NAME", default_value = "1f1b")]
     pipeline_schedule: String,
     /// Ranks of the pipeline, p
     #[arg(long, value_name = "N", default_value_t = 4)]
     stages: usize,
-    /// Microbatches of a step, m
+    /// Microbatches of a step, m; interleaved: a multiple of the stages
     #[arg(long, value_name = "N", default_value_t = 8)]
     microbatches: usize,
     /// Chunks of the model on each rank, v [default: 2 if interleaved, else 1]

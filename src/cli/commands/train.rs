@@ -1,7 +1,7 @@
 //! `ferrotron train`: alone, as one rank of a job, or as the launcher of one.
 
 use ferrotron::models::checkpoint::Checkpoint;
-use ferrotron::models::data::{DataFingerprint, Dataset};
+use ferrotron::models::data::{DataFingerprint, DataOrigin, Dataset};
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::memory::{self, StageMemory};
 use ferrotron::models::run::{Intervals, RunConfig, StopReason, run};
@@ -109,6 +109,9 @@ impl PreparedRun {
             let job = ProcessRole::new(&args.parallel, rank.cloned())?;
             args.run.validate()?;
             args.device.dtype()?;
+            if let Some(checkpoint) = &resumed {
+                args.device.check_resumable(checkpoint)?;
+            }
             run_folder::check(args, resumed.as_ref(), &job)?;
             let tokenizer = open_tokenizer(args, resumed.as_ref())?;
             let run = args.plan(job.world_size(), job.local_size(), tokenizer.vocab_size())?;
@@ -138,10 +141,17 @@ impl PreparedRun {
             }
         };
         let open = || {
-            let dataset = corpus::open(&args.data.config(), &self.tokenizer, warn)?;
+            let config = args.data.config()?;
+            let origin =
+                if config.data.is_empty() { DataOrigin::BuiltIn } else { DataOrigin::Files };
+            let dataset = corpus::open(&config, &self.tokenizer, warn);
+            let dataset = dataset.map_err(|error| match (origin, &self.resumed) {
+                (DataOrigin::BuiltIn, Some(_)) => corpus::not_encoded(&error),
+                _ => error,
+            })?;
             let fingerprint = DataFingerprint::new(&dataset, &self.tokenizer)?;
             if let Some(checkpoint) = &self.resumed {
-                fingerprint.check(&checkpoint.progress().extra, args.data.change())?;
+                fingerprint.check(&checkpoint.progress().extra, args.data.change(), origin)?;
             }
             Ok(Data { dataset, fingerprint })
         };
@@ -214,7 +224,7 @@ pub fn open_tokenizer(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<
         None => args
             .data
             .tokenizer()?
-            .build(|| if embedded { Ok(corpus::text()) } else { args.data.config().text() }),
+            .build(|| if embedded { Ok(corpus::text()) } else { args.data.config()?.text() }),
     }
 }
 

@@ -4,14 +4,15 @@
 //! of a command line. A checkpoint decides what the run is, never which files this process writes.
 
 use ferrotron::models::checkpoint::Checkpoint;
+use ferrotron::models::gpt::Gpt;
 use ferrotron::models::tokenizer::TokenizerChoice;
+use ferrotron::models::trainer::Model;
 use ferrotron::parallel::launch::RankEnvironment;
 use ferrotron::{DType, Error, Result};
 use serde_json::{Map, Value};
 
 use crate::cli::definition::Definition;
-use crate::cli::options::{Options, Source};
-use crate::cli::output;
+use crate::cli::options::{Options, Source, spellings};
 
 /// Options of one start of a run, or of one process of it: a checkpoint neither remembers them nor decides them, even
 /// if they stand in it.
@@ -74,12 +75,12 @@ const TOGETHER: &[&[&str]] = &[
     ],
 ];
 
-/// Options that mean nothing in some precisions: with a precision given, a resumed run forgets those that the checkpoint
-/// remembers.
-fn meaningless_in(dtype: Option<DType>) -> &'static [&'static str] {
+/// Options that mean nothing in some precisions: a run that resumes in another precision forgets those that the
+/// checkpoint remembers.
+fn meaningless_in(dtype: DType) -> &'static [&'static str] {
     match dtype {
-        Some(DType::BF16) => &["saved-activations-dtype"],
-        Some(DType::F16) => &["grad-reduce-in-bf16", "saved-activations-dtype"],
+        DType::BF16 => &["saved-activations-dtype"],
+        DType::F16 => &["grad-reduce-in-bf16", "saved-activations-dtype"],
         _ => &["grad-reduce-in-bf16", "no-master-weights", "stochastic-rounding"],
     }
 }
@@ -121,6 +122,10 @@ pub fn canonical(name: &str, text: &str) -> String {
     absolute.map_or(text.to_string(), |path| path.to_string_lossy().into_owned())
 }
 
+fn source_name(checkpoint: &Checkpoint) -> String {
+    format!("the checkpoint {checkpoint}")
+}
+
 /// The options that a checkpoint remembers, and the names of those in it that it may not decide.
 ///
 /// # Errors
@@ -130,9 +135,9 @@ pub fn of_checkpoint(
     definition: &Definition,
 ) -> Result<(Options, Vec<String>)> {
     let train = definition.subcommand("train");
-    let source = Source::Checkpoint(format!("the checkpoint {checkpoint}"));
-    let mut options = match checkpoint.run() {
-        Value::Object(map) => Options::from_map(&train, map.clone(), &source)?,
+    let source = Source::Checkpoint(source_name(checkpoint));
+    let mut options = match spellings::of_earlier_checkpoints(checkpoint.run()) {
+        Value::Object(map) => Options::from_map(&train, map, &source)?,
         Value::Array(words) => {
             let words = words.iter().filter_map(Value::as_str).map(Into::into);
             let matches = definition.words_of("train", words).map_err(|why| source.refuse(why))?;
@@ -157,12 +162,12 @@ pub fn resumed(
     rank: Option<&RankEnvironment>,
     definition: &Definition,
 ) -> Result<Options> {
-    let (mut saved, ignored) = of_checkpoint(checkpoint, definition)?;
-    if rank.is_none_or(|rank| rank.rank == 0) && !ignored.is_empty() {
-        let names = ignored.iter().map(|name| format!("--{name}")).collect::<Vec<_>>().join(", ");
-        output::note(&format!(
-            "ignored: {names} of the checkpoint {checkpoint}, which does not decide this"
-        ));
+    let (mut saved, _) = of_checkpoint(checkpoint, definition)?;
+    // The width that follows from --swiglu was another one in earlier versions.
+    let is_swiglu = saved.get("swiglu") == Some(&Value::Bool(true));
+    if is_swiglu && !saved.contains("ffn-hidden-size") && !given.contains("hidden-size") {
+        let width = Gpt::config_from(checkpoint)?.ffn_hidden_size;
+        saved.insert("ffn-hidden-size", width.into(), &Source::Checkpoint(source_name(checkpoint)));
     }
     let tokenizer = |options: &Options| {
         let word = options.values("tokenizer").pop();
@@ -179,24 +184,41 @@ pub fn resumed(
         saved.remove(LAYOUT);
     }
     for names in TOGETHER {
-        if given.contains_any(names) {
+        if given.states_any(names) {
             saved.remove(names);
         }
     }
-    if given.contains_any(&["dtype", "bf16", "fp16"]) {
-        saved.remove(meaningless_in(dtype(&given)));
+    let before = dtype(&saved);
+    let mut options = given.clone().over(saved);
+    let now = dtype(&options);
+    if now != before {
+        let meaningless: Vec<&str> =
+            meaningless_in(now).iter().copied().filter(|name| !given.contains(name)).collect();
+        options.remove(&meaningless);
     }
-    Ok(given.over(saved))
+    Ok(options)
 }
 
 /// The precision that options name.
-fn dtype(options: &Options) -> Option<DType> {
+fn dtype(options: &Options) -> DType {
     let is_on = |name| options.get(name) == Some(&Value::Bool(true));
     match (is_on("bf16"), is_on("fp16")) {
-        (true, _) => Some(DType::BF16),
-        (_, true) => Some(DType::F16),
-        _ => options.values("dtype").first().and_then(|name| name.parse().ok()),
+        (true, _) => DType::BF16,
+        (_, true) => DType::F16,
+        _ => {
+            let name = options.values("dtype").pop();
+            name.and_then(|name| name.parse().ok()).unwrap_or(DType::F32)
+        }
     }
+}
+
+/// The line that names the options of `checkpoint` that a resumed run does not take from it.
+pub fn ignored_line(checkpoint: &Checkpoint, definition: &Definition) -> Result<Option<String>> {
+    let (_, ignored) = of_checkpoint(checkpoint, definition)?;
+    let names = ignored.iter().map(|name| format!("--{name}")).collect::<Vec<_>>().join(", ");
+    Ok((!ignored.is_empty()).then(|| {
+        format!("ignored: {names} of the checkpoint {checkpoint}, which does not decide this")
+    }))
 }
 
 /// The line that names the files that a resumed run reads since its checkpoint says so.

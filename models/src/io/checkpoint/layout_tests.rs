@@ -145,7 +145,6 @@ fn child_of_a_limit_on_open_files() -> Result<()> {
 }
 
 #[test]
-#[cfg(unix)]
 fn two_thousand_files_load_where_a_hundred_may_be_open() -> Result<()> {
     let dir = tempfile::tempdir().unwrap();
     many_files(dir.path())?;

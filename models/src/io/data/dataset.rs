@@ -1,6 +1,6 @@
 //! From the command line's `--data` to a training and a validation stream.
 
-use super::{shard, source::TokenSource};
+use super::{Split, shard, source::TokenSource};
 use crate::io::tokenizer::Tokenizer;
 use ferrotron_tensor::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -18,15 +18,14 @@ pub struct DataConfig {
     pub data: Vec<PathBuf>,
     /// Files and folders to validate on; they take the place of a folder's own.
     pub validation_data: Vec<PathBuf>,
-    /// Where there are no validation files, the fraction of the tokens, at the end, held out for
-    /// validation.
-    pub split: f64,
+    /// Where there are no validation files, what is held out at the end of the tokens.
+    pub split: Split,
 }
 
 impl DataConfig {
     /// Trains on `data` with the last tenth held out.
     pub fn new(data: impl Into<PathBuf>) -> Self {
-        DataConfig { data: vec![data.into()], validation_data: Vec::new(), split: 0.1 }
+        DataConfig { data: vec![data.into()], validation_data: Vec::new(), split: Split::default() }
     }
 
     /// The files to train and to validate on, folders resolved, without empty ones.
@@ -169,8 +168,9 @@ fn folder(path: &Path) -> Result<Vec<PathBuf>> {
 /// The two streams of a run.
 ///
 /// ```
-/// use ferrotron_models::{data::Dataset, tokenizer::Tokenizer};
-/// let dataset = Dataset::from_text("to be or not to be", &Tokenizer::Byte, 0.5)?;
+/// use ferrotron_models::data::{Dataset, Split};
+/// use ferrotron_models::tokenizer::Tokenizer;
+/// let dataset = Dataset::from_text("to be or not to be", &Tokenizer::Byte, Split::valid_fraction(0.5)?)?;
 /// assert_eq!(dataset.train.len(), 9);
 /// assert_eq!(dataset.validation.unwrap().len(), 9);
 /// # Ok::<(), ferrotron_tensor::Error>(())
@@ -198,16 +198,16 @@ impl Dataset {
         Ok(Dataset { train, validation: Some(validation) })
     }
 
-    /// Tokenizes `text` and holds out its last fraction `split`.
+    /// Tokenizes `text` and holds out what `split` says.
     ///
     /// # Errors
     /// Those of [`Tokenizer::encode`] and [`TokenSource::split`].
-    pub fn from_text(text: &str, tokenizer: &Tokenizer, split: f64) -> Result<Self> {
+    pub fn from_text(text: &str, tokenizer: &Tokenizer, split: Split) -> Result<Self> {
         let tokens = tokenizer.encode(text)?;
         Dataset::held_out(TokenSource::from_tokens(tokens, tokenizer.vocab_size())?, split)
     }
 
-    fn held_out(all: TokenSource, split: f64) -> Result<Self> {
+    fn held_out(all: TokenSource, split: Split) -> Result<Self> {
         let (train, rest) = all.split(split)?;
         Ok(Dataset { train, validation: (!rest.is_empty()).then_some(rest) })
     }

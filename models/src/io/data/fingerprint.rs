@@ -33,18 +33,28 @@ pub enum DataChange {
     Allowed,
 }
 
+/// Where the data of a run comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DataOrigin {
+    /// Files that the user names.
+    Files,
+    /// A text that the program carries, which may differ between its versions.
+    BuiltIn,
+}
+
 /// Identifies the data of a run.
 ///
 /// ```
-/// use ferrotron_models::data::{DataChange, DataFingerprint, Dataset};
+/// use ferrotron_models::data::{DataChange::Refused, DataFingerprint, DataOrigin::Files, Dataset, Split};
 /// use ferrotron_models::tokenizer::Tokenizer;
 /// let fingerprint = |text: &str| {
-///     DataFingerprint::new(&Dataset::from_text(text, &Tokenizer::Byte, 0.1)?, &Tokenizer::Byte)
+///     let dataset = Dataset::from_text(text, &Tokenizer::Byte, Split::default())?;
+///     DataFingerprint::new(&dataset, &Tokenizer::Byte)
 /// };
 /// let mut progress = serde_json::Map::new();
 /// fingerprint("to be or not to be")?.record(&mut progress);
-/// fingerprint("to be or not to be")?.check(&progress, DataChange::Refused)?;
-/// let error = fingerprint("to me or not to be")?.check(&progress, DataChange::Refused).unwrap_err();
+/// fingerprint("to be or not to be")?.check(&progress, Refused, Files)?;
+/// let error = fingerprint("to me or not to be")?.check(&progress, Refused, Files).unwrap_err();
 /// assert!(error.to_string().contains("other tokens of the same number"));
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
@@ -74,6 +84,11 @@ impl DataFingerprint {
         })
     }
 
+    /// Describes the tokenizer by its checksum, for comparing those of several ranks.
+    pub fn tokenizer(&self) -> String {
+        format!("checksum {:08x}", self.tokenizer_crc32.unwrap_or_default())
+    }
+
     /// Describes the training tokens in words, for comparing what several ranks read.
     pub fn training(&self) -> String {
         described(self.training_tokens, self.tokens_crc32.unwrap_or_default())
@@ -89,25 +104,45 @@ impl DataFingerprint {
     ///
     /// # Errors
     /// Other data than that, unless it is allowed; the message says what differs.
-    pub fn check(&self, progress: &Map<String, Value>, change: DataChange) -> Result<()> {
-        match self.difference(progress) {
-            Some(difference) if change == DataChange::Refused => Err(Error::config(
-                "data",
-                format!(
-                    "the run was started with other data: {difference}; give the same --data, --valid-data and \
-                     --split, or go on with this data by --allow-data-change"
-                ),
-            )),
-            _ => Ok(()),
+    pub fn check(
+        &self,
+        progress: &Map<String, Value>,
+        change: DataChange,
+        origin: DataOrigin,
+    ) -> Result<()> {
+        let Some(Difference { words, text_differs }) = self.difference(progress) else {
+            return Ok(());
+        };
+        if change == DataChange::Allowed {
+            return Ok(());
         }
+        let (was, remedy) = match (origin, text_differs) {
+            (DataOrigin::BuiltIn, true) => (
+                "the built-in corpus of another version of the program",
+                "resume it with that version",
+            ),
+            (DataOrigin::BuiltIn, false) => {
+                ("other data", "give the same --valid-fraction or --split")
+            }
+            (DataOrigin::Files, _) => {
+                ("other data", "give the same --data, --valid-data and --valid-fraction or --split")
+            }
+        };
+        let message = format!(
+            "the run was started with {was}: {words}; {remedy}, or go on with this data by --allow-data-change"
+        );
+        Err(Error::config("data", message))
     }
 
     /// What differs, or `None`.
-    fn difference(&self, progress: &Map<String, Value>) -> Option<String> {
+    fn difference(&self, progress: &Map<String, Value>) -> Option<Difference> {
         let before = match (progress.get(KEY), progress.get(OLD_KEY).and_then(Value::as_u64)) {
             (Some(saved), _) => match serde_json::from_value::<DataFingerprint>(saved.clone()) {
                 Ok(before) => before,
-                Err(error) => return Some(format!("its fingerprint is unreadable ({error})")),
+                Err(error) => {
+                    let words = format!("its fingerprint is unreadable ({error})");
+                    return Some(Difference { words, text_differs: false });
+                }
             },
             (None, Some(training_tokens)) => DataFingerprint {
                 training_tokens,
@@ -124,16 +159,26 @@ impl DataFingerprint {
             found.push("another tokenizer".to_string());
         }
         let (now, then) = (self.training_tokens, before.training_tokens);
+        let mut text_differs = false;
         if now != then && self.stream_tokens == before.stream_tokens {
             let all = self.stream_tokens.unwrap_or_default();
             found.push(format!("another split, {now} of {all} training tokens, not {then}"));
         } else if now != then {
+            text_differs = true;
             found.push(format!("{now} training tokens, not {then}"));
         } else if differs(crc(self.tokens_crc32), crc(before.tokens_crc32)) {
+            text_differs = true;
             found.push(format!("other tokens of the same number, {now}"));
         }
-        (!found.is_empty()).then(|| found.join(", and "))
+        (!found.is_empty()).then(|| Difference { words: found.join(", and "), text_differs })
     }
+}
+
+/// Differences between the data of a run and that of a checkpoint.
+struct Difference {
+    words: String,
+    /// Whether the tokens differ, not only the split or the tokenizer.
+    text_differs: bool,
 }
 
 /// Describes the tokens of any source, as [`DataFingerprint::training`] does those of the training data.
@@ -173,10 +218,11 @@ fn tokens_crc32(source: &TokenSource) -> Result<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::io::data::Split;
 
     fn dataset(train: Vec<u32>, split: f64) -> Dataset {
         let all = TokenSource::from_tokens(train, 1 << 20).unwrap();
-        let (train, rest) = all.split(split).unwrap();
+        let (train, rest) = all.split(Split::valid_fraction(split).unwrap()).unwrap();
         Dataset { train, validation: Some(rest) }
     }
 
@@ -209,7 +255,10 @@ mod tests {
             (byte(&tokens, 0.2), Some("another split, 8000 of 10000 training tokens, not 9000;")),
             (gpt2, Some("another tokenizer;")),
         ] {
-            let found = now.check(&before, DataChange::Refused).err().map(|e| e.to_string());
+            let found = now
+                .check(&before, DataChange::Refused, DataOrigin::Files)
+                .err()
+                .map(|e| e.to_string());
             match want {
                 None => assert_eq!(found, None),
                 Some(want) => {
@@ -218,22 +267,46 @@ mod tests {
                         found.contains(want) && found.contains("--allow-data-change"),
                         "{found}"
                     );
-                    now.check(&before, DataChange::Allowed).unwrap();
+                    now.check(&before, DataChange::Allowed, DataOrigin::Files).unwrap();
                 }
             }
         }
     }
 
     #[test]
+    fn another_built_in_corpus_is_named() {
+        let tokens: Vec<u32> = (0..10_000).map(|i| i * 7919 % 251).collect();
+        let now = fingerprint(&dataset(tokens.clone(), 0.1));
+        let refused = |before: &[u32], split| {
+            let before = saved(&fingerprint(&dataset(before.to_vec(), split)));
+            now.check(&before, DataChange::Refused, DataOrigin::BuiltIn).unwrap_err().to_string()
+        };
+        let other = refused(&tokens[1..], 0.1);
+        for part in [
+            "built-in corpus of another version",
+            "9000 training tokens, not 8999",
+            "resume it with",
+        ] {
+            assert!(other.contains(part), "{other}");
+        }
+        let split = refused(&tokens, 0.2);
+        assert!(
+            split.contains("other data: another split") && !split.contains("version"),
+            "{split}"
+        );
+    }
+
+    #[test]
     fn an_older_checkpoint_is_compared_in_what_it_has() {
         let now = fingerprint(&dataset((0..100).collect(), 0.1));
-        now.check(&Map::new(), DataChange::Refused).unwrap();
+        now.check(&Map::new(), DataChange::Refused, DataOrigin::Files).unwrap();
         let mut old = Map::from_iter([(OLD_KEY.to_string(), json!(90))]);
-        now.check(&old, DataChange::Refused).unwrap();
+        now.check(&old, DataChange::Refused, DataOrigin::Files).unwrap();
         now.record(&mut old);
         assert_eq!(old.keys().collect::<Vec<_>>(), [KEY]);
         let old = Map::from_iter([(OLD_KEY.to_string(), json!(91))]);
-        let error = now.check(&old, DataChange::Refused).unwrap_err().to_string();
+        let error =
+            now.check(&old, DataChange::Refused, DataOrigin::Files).unwrap_err().to_string();
         assert!(error.contains("90 training tokens, not 91"), "{error}");
     }
 

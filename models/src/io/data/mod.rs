@@ -30,13 +30,15 @@ mod permutation;
 mod sampler;
 mod shard;
 mod source;
+mod split;
 mod token_file;
 mod validation;
 
 pub use batch::{ArrayElement, ArrayValues, Batch, BatchArray, IGNORE, TokenBatch, num_valid};
 pub use dataset::{DataConfig, Dataset};
-pub use fingerprint::{DataChange, DataFingerprint, tokens_in_words};
+pub use fingerprint::{DataChange, DataFingerprint, DataOrigin, tokens_in_words};
 pub use permutation::Permutation;
 pub use sampler::{FiniteSamples, Sampler, Samples};
 pub use source::TokenSource;
+pub use split::Split;
 pub use validation::Validation;

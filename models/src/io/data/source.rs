@@ -1,5 +1,6 @@
 //! A stream of tokens over one or more files, laid end to end without copying.
 
+use super::Split;
 use super::shard::Shard;
 use crate::io::tokenizer::Tokenizer;
 use ferrotron_tensor::{Error, Result};
@@ -19,9 +20,9 @@ const CHECK_CHUNK: usize = 1 << 16;
 /// A stream of tokens, or a part of one; clones and parts share the files.
 ///
 /// ```
-/// use ferrotron_models::data::TokenSource;
+/// use ferrotron_models::data::{Split, TokenSource};
 /// let source = TokenSource::from_tokens((0..10).collect(), 10)?;
-/// let (train, validation) = source.split(0.2)?;
+/// let (train, validation) = source.split(Split::valid_fraction(0.2)?)?;
 /// assert_eq!(train.to_vec()?, [0, 1, 2, 3, 4, 5, 6, 7]);
 /// assert_eq!(validation.to_vec()?, [8, 9]);
 /// # Ok::<(), ferrotron_tensor::Error>(())
@@ -163,20 +164,13 @@ impl TokenSource {
         Ok(TokenSource { range: base + range.start..base + range.end, ..self.clone() })
     }
 
-    /// The first `1 - validation` of the tokens, rounded down, and the rest: nanoGPT's
-    /// `text[:int(n * 0.9)]` for 0.1.
+    /// The tokens for training and those for validation; what `split` keeps for testing is in neither.
     ///
     /// # Errors
-    /// A fraction outside `0.0 .. 1.0`.
-    pub fn split(&self, validation: f64) -> Result<(TokenSource, TokenSource)> {
-        if !(0.0..1.0).contains(&validation) {
-            return Err(Error::config(
-                "data",
-                format!("--split {validation} is the fraction for validation: at least 0, below 1"),
-            ));
-        }
-        let at = (self.len() as f64 * (1.0 - validation)) as u64;
-        Ok((self.slice(0..at)?, self.slice(at..self.len())?))
+    /// None but those of [`TokenSource::slice`], which the ranges of a split do not have.
+    pub fn split(&self, split: Split) -> Result<(TokenSource, TokenSource)> {
+        let [training, validation, _] = split.tokens(self.len());
+        Ok((self.slice(0..training)?, self.slice(training..training + validation)?))
     }
 }
 

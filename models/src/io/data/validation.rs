@@ -35,7 +35,7 @@ impl Validation {
             return Err(Error::value(
                 "data",
                 format!(
-                    "the validation data has {} tokens, but needs at least 2: hold out more with --split",
+                    "the validation data has {} tokens, but needs at least 2: hold out more with --valid-fraction or --split",
                     source.len()
                 ),
             ));

@@ -84,8 +84,14 @@ pub fn read_tokenizer(folder: &Path) -> Result<Option<Tokenizer>> {
 /// A tensor's file and its name there.
 type Stored = (usize, String);
 
+/// The weight files of `folder` with their headers, closed: a folder may have more files than a process may open.
 fn open_files(folder: &Path) -> std::result::Result<Vec<TensorFile>, Fault> {
-    weight_files(folder)?.iter().map(|path| TensorFile::open(path)).collect()
+    let open = |path: &PathBuf| {
+        let mut file = TensorFile::open(path)?;
+        file.close();
+        Ok(file)
+    };
+    weight_files(folder)?.iter().map(open).collect()
 }
 
 /// The weights of `files` by their names without the prefix; masks are none.
@@ -122,6 +128,7 @@ fn fill(folder: &Path, gpt: &Gpt) -> std::result::Result<(), Fault> {
     let mut stored = stored_weights(&files);
     let head = stored.remove(HEAD);
     let embedding = stored.get("wte.weight").cloned();
+    let mut last = 0; // the one file that may be open
     for param in gpt.params() {
         let (name, orientation) =
             their_name(param.name()).ok_or_else(|| format!("GPT-2 has no '{}'", param.name()))?;
@@ -139,6 +146,10 @@ fn fill(folder: &Path, gpt: &Gpt) -> std::result::Result<(), Fault> {
             return Err(format!(
                 "'{key}' in '{path}' is {found:?}, but config.json makes it {wanted:?}"
             ));
+        }
+        if last != file {
+            files[last].close();
+            last = file;
         }
         let value = read(&mut files[file], &key, param.leaf().device())?;
         let write = |target: &mut Tensor| {

@@ -3,12 +3,13 @@
 use ferrotron_parallel::output_file::{self, unwritable};
 use ferrotron_tensor::{Error, MemoryKind, Result};
 use serde::{Deserialize, Serialize};
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
 use crate::planning::memory::RankMemory;
 use crate::training::plot::LossCurve;
+use crate::training::run_lock::try_for_a_moment;
 use crate::training::trainer::{Model, StepReport, Trainer};
 
 const OPERATION: &str = "metrics";
@@ -76,7 +77,7 @@ impl Metrics {
     }
 }
 
-/// `metrics.jsonl` and the curve drawn from it.
+/// `metrics.jsonl`, locked for as long as it is open, and the curve drawn from it.
 pub(super) struct MetricsLog {
     path: PathBuf,
     file: File,
@@ -94,6 +95,7 @@ impl MetricsLog {
             std::fs::create_dir_all(folder).map_err(fail)?;
         }
         let mut file = output_file::open(OPERATION, path)?;
+        lock(&file, path, File::try_lock)?;
         let Kept { curve, length, ended } = read_own(&mut file, path, step)?;
         output_file::truncate(&file, length).map_err(fail)?;
         if !ended {
@@ -121,12 +123,38 @@ impl MetricsLog {
     }
 }
 
-/// Errors if the file at `path` is there and cannot be written, or has a line that no run has written, which is
-/// named. Changes nothing.
+/// Checks that a run may write its metrics to `path`, and changes nothing.
+///
+/// # Errors
+/// A file that cannot be written, that a live run writes, or that has a line that no run has written, which is named.
 pub fn check_metrics(path: &Path) -> Result<()> {
-    match output_file::open_existing(OPERATION, path)? {
-        Some(mut file) => read_own(&mut file, path, u64::MAX).map(drop),
-        None => Ok(()),
+    let Some(mut file) = output_file::open_existing(OPERATION, path)? else { return Ok(()) };
+    lock(&file, path, File::try_lock_shared)?;
+    read_own(&mut file, path, u64::MAX).map(drop)
+}
+
+/// Locks a regular file, so that no other run writes it; devices such as `/dev/null` serve any number of runs. Where
+/// the file system refuses locks, there is none.
+///
+/// # Errors
+/// A file that a live run writes.
+fn lock(
+    file: &File,
+    path: &Path,
+    try_lock: fn(&File) -> std::result::Result<(), TryLockError>,
+) -> Result<()> {
+    if !file.metadata().is_ok_and(|found| found.is_file()) {
+        return Ok(());
+    }
+    match try_for_a_moment(file, try_lock) {
+        Err(TryLockError::WouldBlock) => {
+            let message = format!(
+                "{} is being written by another run: wait until it ends or stop it, or name another file with --metrics",
+                path.display()
+            );
+            Err(Error::config(OPERATION, message))
+        }
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
     }
 }
 
@@ -230,6 +258,7 @@ mod tests {
         let path = folder.path().join("new/metrics.jsonl");
         let mut log = MetricsLog::open(&path, 0).unwrap();
         (1..=5).for_each(|step| log.write(&metrics(step)).unwrap());
+        drop(log);
         let whole = lines(1..=5);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), whole);
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).unwrap();
@@ -247,6 +276,25 @@ mod tests {
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o640);
         let log = MetricsLog::open(Path::new("/dev/null"), 7).unwrap();
         assert!(log.curve.training.is_empty());
+    }
+
+    #[test]
+    fn a_file_that_a_live_run_writes_is_refused_and_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut log = MetricsLog::open(&path, 0).unwrap();
+        log.write(&metrics(1)).unwrap();
+        for refused in [check_metrics(&path).err(), MetricsLog::open(&path, 0).err()] {
+            let refused = refused.expect("it is in use").to_string();
+            assert!(refused.contains("metrics.jsonl is being written by another run"), "{refused}");
+        }
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), lines(1..=1));
+        drop(log);
+        check_metrics(&path).unwrap();
+        assert_eq!(MetricsLog::open(&path, 1).unwrap().curve.training.len(), 1);
+        let null = Path::new("/dev/null");
+        let _both = [MetricsLog::open(null, 0).unwrap(), MetricsLog::open(null, 0).unwrap()];
+        check_metrics(null).unwrap();
     }
 
     #[test]

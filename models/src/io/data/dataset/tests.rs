@@ -263,7 +263,7 @@ fn shards_read_as_one_stream_across_their_borders() {
 fn a_split_holds_out_the_end() {
     let source = TokenSource::from_tokens((0..105).collect(), 105).unwrap();
     for (fraction, train) in [(0.0, 105), (0.1, 94), (0.5, 52)] {
-        let (first, rest) = source.split(fraction).unwrap();
+        let (first, rest) = source.split(Split::valid_fraction(fraction).unwrap()).unwrap();
         assert_eq!((first.len(), rest.len()), (train, 105 - train));
         assert_eq!(
             [first.to_vec().unwrap(), rest.to_vec().unwrap()].concat(),
@@ -271,7 +271,29 @@ fn a_split_holds_out_the_end() {
         );
     }
     for fraction in [1.0, -0.1, f64::NAN, 10.0] {
-        let error = source.split(fraction).unwrap_err().to_string();
+        let error = Split::valid_fraction(fraction).unwrap_err().to_string();
+        assert!(error.contains("--valid-fraction"), "{error}");
+    }
+}
+
+#[test]
+fn proportions_hold_out_a_middle_and_an_end() {
+    let source = TokenSource::from_tokens((0..1000).collect(), 1000).unwrap();
+    for (parts, want) in [
+        ([90.0, 5.0, 5.0], [900, 50, 50]),
+        ([949.0, 50.0, 1.0], [949, 50, 1]),
+        ([1.0, 0.0, 0.0], [1000, 0, 0]),
+        ([0.7, 0.3, 0.0], [700, 300, 0]),
+    ] {
+        let split = Split::proportions(parts).unwrap();
+        assert_eq!(split.tokens(1000), want, "{parts:?}");
+        let (train, validation) = source.split(split).unwrap();
+        assert_eq!([train.len(), validation.len()], want[..2], "{parts:?}");
+    }
+    for parts in
+        [[0.0, 1.0, 1.0], [1.0, -1.0, 0.0], [f64::NAN, 0.0, 0.0], [1.0, f64::INFINITY, 0.0]]
+    {
+        let error = Split::proportions(parts).unwrap_err().to_string();
         assert!(error.contains("--split"), "{error}");
     }
 }
@@ -292,7 +314,8 @@ fn a_folder_offers_its_bins_and_knows_its_validation_files() {
     assert_eq!(dataset.validation.unwrap().to_vec().unwrap(), [9]);
 
     let texts = folder_of(&[("b.txt", b"cd"), ("a.txt", b"ab"), ("README.md", b"words")]);
-    let config = DataConfig { split: 0.25, ..DataConfig::new(texts.path()) };
+    let config =
+        DataConfig { split: Split::valid_fraction(0.25).unwrap(), ..DataConfig::new(texts.path()) };
     assert_eq!(config.text().unwrap(), "abcd");
     let dataset = Dataset::open(&config, &Tokenizer::Byte).unwrap();
     assert_eq!(dataset.train.to_vec().unwrap(), [97, 98, 99]);
@@ -328,5 +351,8 @@ fn folders_without_data_and_empty_lists_are_refused() {
 
 #[test]
 fn nothing_held_out_is_no_validation() {
-    assert!(Dataset::from_text("abc", &Tokenizer::Byte, 0.0).unwrap().validation.is_none());
+    assert!({
+        let all = Split::valid_fraction(0.0).unwrap();
+        Dataset::from_text("abc", &Tokenizer::Byte, all).unwrap().validation.is_none()
+    });
 }

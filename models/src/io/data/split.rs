@@ -1,0 +1,69 @@
+//! Which share of a token stream is held out, and for what.
+
+use ferrotron_tensor::{Error, Result};
+
+/// Fractions of a token stream that are held out at its end: first those for validation, then those for testing, which
+/// nothing here reads. The rest is for training.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Split {
+    /// Where training and validation end, in units of which `whole` make the stream.
+    ends: [f64; 2],
+    whole: f64,
+}
+
+impl Split {
+    /// Holds out `fraction` for validation.
+    ///
+    /// # Errors
+    /// A fraction outside `0.0 .. 1.0`.
+    pub fn valid_fraction(fraction: f64) -> Result<Split> {
+        if !(0.0..1.0).contains(&fraction) {
+            let message =
+                format!("{fraction} is not the fraction for validation: at least 0, below 1");
+            return Err(Error::config("--valid-fraction", message));
+        }
+        Ok(Split { ends: [1.0 - fraction, 1.0], whole: 1.0 })
+    }
+
+    /// Divides in proportion to `parts`: training, validation, testing, as Megatron-LM's `--split`.
+    ///
+    /// # Errors
+    /// No proportion for training, one below 0, or one that is not finite.
+    ///
+    /// ```
+    /// use ferrotron_models::data::Split;
+    /// assert_eq!(Split::valid_fraction(0.1)?.tokens(1000), [900, 100, 0]);
+    /// assert_eq!(Split::proportions([949.0, 50.0, 1.0])?.tokens(1000), [949, 50, 1]);
+    /// assert!(Split::proportions([0.0, 1.0, 1.0]).is_err());
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn proportions(parts: [f64; 3]) -> Result<Split> {
+        let [training, validation, test] = parts;
+        let sum: f64 = parts.iter().sum();
+        if !(training > 0.0 && validation >= 0.0 && test >= 0.0 && sum.is_finite()) {
+            let message = format!(
+                "{training},{validation},{test} are no proportions for training, validation and testing: the first \
+                 must be positive, the others at least 0"
+            );
+            return Err(Error::config("--split", message));
+        }
+        Ok(Split { ends: [training, training + validation], whole: sum })
+    }
+
+    /// How many of `all` tokens are for training, validation and testing. The ends of the first two are rounded down:
+    /// nanoGPT's `text[:int(n * 0.9)]` for a tenth held out.
+    pub fn tokens(&self, all: u64) -> [u64; 3] {
+        let tokens = self.ends.map(|end| match end == self.whole {
+            true => all,
+            false => (all as f64 * end / self.whole) as u64,
+        });
+        [tokens[0], tokens[1] - tokens[0], all - tokens[1]]
+    }
+}
+
+impl Default for Split {
+    /// Holds out the last tenth for validation.
+    fn default() -> Split {
+        Split { ends: [0.9, 1.0], whole: 1.0 }
+    }
+}
