@@ -55,11 +55,10 @@ struct Block {
 impl Block {
     fn new(scope: &Scope, mesh: &Mesh) -> Result<Block> {
         let (tp, cp) = (mesh.tensor_parallel(), mesh.context_parallel());
-        let residual = tp.residual_scope(scope);
         Ok(Block {
-            norm_1: RmsNorm::new(&residual.child("norm_1"), WIDTH, 1e-5),
+            norm_1: RmsNorm::new(&scope.child("norm_1"), WIDTH, 1e-5),
             attn: ParallelAttention::new(&scope.child("attn"), &tp, &cp, &ATTENTION)?,
-            norm_2: RmsNorm::new(&residual.child("norm_2"), WIDTH, 1e-5),
+            norm_2: RmsNorm::new(&scope.child("norm_2"), WIDTH, 1e-5),
             mlp: ParallelMlp::new(&scope.child("mlp"), &tp, &MLP)?,
         })
     }
@@ -88,7 +87,7 @@ impl LanguageModel {
             head: wte.weight().clone(),
             wte,
             blocks: [Block::new(&scope.child("0"), mesh)?, Block::new(&scope.child("1"), mesh)?],
-            norm: RmsNorm::new(&tp.residual_scope(scope).child("norm"), WIDTH, 1e-5),
+            norm: RmsNorm::new(&scope.child("norm"), WIDTH, 1e-5),
             tp,
         })
     }
@@ -111,7 +110,7 @@ fn tokens(samples: std::ops::Range<usize>, shift: usize) -> Vec<i64> {
 
 fn train(mesh: &Mesh) -> Result<Vec<f64>> {
     let device = Device::cpu(1)?;
-    let model = LanguageModel::new(&Scope::new(&device, DType::F64, 1234), mesh)?;
+    let model = LanguageModel::new(&mesh.scope(&device, DType::F64, 1234), mesh)?;
     let parallel = DataParallel::new(&[&model], mesh, &DataParallelConfig::default())?;
     let adamw = OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
     let mut optimizer = Optimizer::new(adamw, parallel.buffers())?;

@@ -9,6 +9,7 @@ use ferrotron_tensor::{Result, Tensor};
 use std::sync::{Arc, Mutex};
 
 use crate::engine::backward;
+use crate::engine::calls::{CallLog, logged, rewound};
 use crate::engine::node::{Edge, Source};
 use crate::engine::recording::{Recording, with};
 use crate::{Backward, Cotangents, InputGrads, Leaf, Saved, Var, forward_span, lock};
@@ -16,8 +17,9 @@ use crate::{Backward, Cotangents, InputGrads, Leaf, Saved, Var, forward_span, lo
 /// Runs `f` on `inputs` and saves only the inputs; backward reruns `f` and then backpropagates through its graph.
 ///
 /// Parameters captured by `f` get their gradients. Any other variable must be an input: capturing one is an error.
-/// Random numbers are functions of their keys, so the recomputation draws the same ones, and the gradients have the
-/// same bits as without the region.
+/// Random numbers are functions of their keys, and the recomputation counts the calls of random layers
+/// ([`CallCounts`](crate::CallCounts)) as the first run did. It draws the same numbers, and the gradients have the same
+/// bits as without the region.
 ///
 /// ```
 /// use ferrotron_autograd::{Leaf, Var, checkpoint};
@@ -37,8 +39,8 @@ pub fn checkpoint(
     f: impl Fn(&[Var]) -> Result<Vec<Var>> + Send + 'static,
 ) -> Result<Vec<Var>> {
     let _span = forward_span("checkpoint");
-    let (values, leaves) = run_unrecorded(inputs, &f)?;
-    Var::record_edges(edges(inputs, &leaves), values, || Region::new(f, inputs, leaves))
+    let (values, used) = run_unrecorded(inputs, &f)?;
+    Var::record_edges(edges(inputs, &used.leaves), values, || Region::new(f, inputs, used))
 }
 
 /// Like [`checkpoint`], for a region whose outputs are not saved either. The first backward that needs an output
@@ -67,10 +69,10 @@ pub fn checkpoint_discard_output(
     f: impl Fn(&[Var]) -> Result<Vec<Var>> + Send + 'static,
 ) -> Result<Vec<Var>> {
     let _span = forward_span("checkpoint");
-    let (values, leaves) = run_unrecorded(inputs, &f)?;
+    let (values, used) = run_unrecorded(inputs, &f)?;
     let mut shared = None;
-    let outputs = Var::record_edges(edges(inputs, &leaves), values, || {
-        let region = Region::new(f, inputs, leaves);
+    let outputs = Var::record_edges(edges(inputs, &used.leaves), values, || {
+        let region = Region::new(f, inputs, used);
         let kept = region.inputs.clone();
         let rerun = Rerun { region: Some(region), ran: None, outputs: Vec::new() };
         let rerun = Arc::new(Mutex::new(rerun));
@@ -85,20 +87,30 @@ pub fn checkpoint_discard_output(
     Ok(outputs.into_iter().enumerate().map(discard).collect())
 }
 
-/// The values of the region's outputs, and the parameters that it read.
+/// What the first run of a region used.
+struct Used {
+    /// The parameters that it read.
+    leaves: Vec<Leaf>,
+    /// The counts of random layers that it drew from.
+    calls: CallLog,
+}
+
+/// The values of the region's outputs, and what it used.
 fn run_unrecorded(
     inputs: &[&Var],
     f: &impl Fn(&[Var]) -> Result<Vec<Var>>,
-) -> Result<(Vec<Tensor>, Vec<Leaf>)> {
+) -> Result<(Vec<Tensor>, Used)> {
     let detached: Vec<Var> = inputs.iter().map(|input| input.detach()).collect();
-    let (outputs, ended) = with(Recording::Region(Vec::new()), || f(&detached));
+    let run = || logged(|| f(&detached));
+    let ((outputs, calls), ended) = with(Recording::Region(Vec::new()), run);
     let outputs = outputs?;
     let Recording::Region(mut touched) = ended else {
         unreachable!("the mode set above comes back")
     };
     // An output may be a variable that no operation used.
     outputs.iter().try_for_each(|output| output.log_use(&mut touched))?;
-    Ok((outputs.into_iter().map(Var::into_value).collect(), distinct(touched)))
+    let used = Used { leaves: distinct(touched), calls };
+    Ok((outputs.into_iter().map(Var::into_value).collect(), used))
 }
 
 /// Edges to the inputs and to the parameters that the region read. The graph reaches the parameters even if no input
@@ -126,19 +138,21 @@ struct Region {
     captured: Vec<Saved>,
     inputs: Vec<Saved>,
     wanted: Vec<bool>,
+    calls: CallLog,
 }
 
 impl Region {
     fn new(
         f: impl Fn(&[Var]) -> Result<Vec<Var>> + Send + 'static,
         inputs: &[&Var],
-        leaves: Vec<Leaf>,
+        used: Used,
     ) -> Region {
         Region {
             f: Box::new(f),
-            captured: leaves.into_iter().map(Saved::leaf).collect(),
+            captured: used.leaves.into_iter().map(Saved::leaf).collect(),
             inputs: inputs.iter().map(|input| input.save()).collect(),
             wanted: inputs.iter().map(|input| input.needs_gradient()).collect(),
+            calls: used.calls,
         }
     }
 
@@ -155,7 +169,7 @@ impl Region {
             .zip(&stand_ins)
             .map(|(input, leaf)| leaf.as_ref().map_or_else(|| Ok(Var::constant(input)), Leaf::var))
             .collect::<Result<Vec<_>>>()?;
-        let outputs = with(Recording::On, || (self.f)(&variables)).0?;
+        let outputs = rewound(&self.calls, || with(Recording::On, || (self.f)(&variables)).0)?;
         Ok(Ran { stand_ins, outputs })
     }
 }

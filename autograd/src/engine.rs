@@ -4,6 +4,7 @@
 //! on every rank, so collectives inside backward cannot deadlock. A node's backward is consumed, so its saved values
 //! are freed during the pass.
 
+pub(crate) mod calls;
 pub(crate) mod deferred;
 pub(crate) mod node;
 pub(crate) mod recording;

@@ -7,6 +7,7 @@
 use ferrotron_tensor::{DType, Device, Error, RandomKey, Result, ShardSpec, Tensor};
 use std::fmt;
 
+use crate::engine::calls::logged;
 use crate::{Leaf, Var, WeightGrads, backward, no_grad};
 
 /// Options of [`gradcheck`].
@@ -98,7 +99,8 @@ pub fn gradcheck(
 }
 
 /// Checks the gradient of `f` with respect to `leaves`, for example a model's parameters. Their values are perturbed
-/// and then restored.
+/// and then restored. Random layers that count their calls ([`CallCounts`](crate::CallCounts)) draw the same numbers
+/// in each evaluation.
 pub fn gradcheck_leaves(
     f: impl Fn() -> Result<Var>,
     leaves: &[Leaf],
@@ -110,6 +112,11 @@ pub fn gradcheck_leaves(
             format!("needs f64, '{}' is {}", leaf.name(), leaf.dtype()),
         ));
     }
+    let f = || {
+        let (output, calls) = logged(&f);
+        calls.rewind(); // the next call draws the same random numbers
+        output
+    };
     let mismatches = mismatches(&f, leaves, options)?;
     match mismatches.first() {
         None => Ok(()),

@@ -1,8 +1,10 @@
 //! Leaves: trainable values that collect gradients.
 
 mod gradient;
+mod hooks;
 mod value;
 
+pub use hooks::{GradientReduction, HookId};
 pub use value::SharedFlatBuffer;
 
 use ferrotron_tensor::ops::pointwise::add_assign;
@@ -14,9 +16,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use crate::spec::TensorSpec;
 use crate::{Accum, lock};
 use gradient::Gradient;
+use hooks::{HookList, ReductionSlot};
 use value::Value;
 
-type Hook = Box<dyn FnMut(&Leaf) -> Result<()> + Send>;
+type Hook = dyn FnMut(&Leaf, &Tensor) -> Result<()> + Send;
 
 /// Provides the flat buffer of a leaf's value or gradient. Called before each use.
 pub type Fetch = Arc<dyn Fn() -> Result<()> + Send + Sync>;
@@ -37,7 +40,8 @@ struct LeafInner {
     version: AtomicU64,
     value: Mutex<Value>,
     gradient: Mutex<Gradient>,
-    hook: Mutex<Option<(usize, Hook)>>,
+    hooks: HookList<Hook>,
+    reduction: ReductionSlot,
     fetch_value: OnceLock<Fetch>,
     fetch_gradient: OnceLock<Fetch>,
 }
@@ -94,7 +98,8 @@ impl Leaf {
             version: AtomicU64::new(0),
             value: Mutex::new(value),
             gradient: Mutex::new(Gradient::own()),
-            hook: Mutex::new(None),
+            hooks: HookList::new(),
+            reduction: ReductionSlot::default(),
             fetch_value: OnceLock::new(),
             fetch_gradient: OnceLock::new(),
         }))
@@ -214,14 +219,50 @@ impl Leaf {
         lock(&self.0.gradient).contributions
     }
 
-    /// Calls `hook` when `expected` contributions (uses times micro-batches, including deferred ones) have arrived
-    /// since the last [`Leaf::zero_gradient`]. The gradient is then complete and can be reduced.
-    pub fn set_hook(
+    /// Calls `hook` after each contribution, with the gradient accumulated so far: PyTorch's
+    /// `register_post_accumulate_grad_hook`. Contributions come once per use and micro-batch, deferred ones included;
+    /// [`Leaf::contributions`] counts them. Ranks call it before they reduce the gradient.
+    ///
+    /// Hooks are called in the order in which they were added. A hook must drop the tensor and its views before it
+    /// returns: the next contribution is written to their memory, and refused while they read it. An error of a hook
+    /// comes out of backward.
+    ///
+    /// ```
+    /// use ferrotron_autograd::Leaf;
+    /// use ferrotron_tensor::{Device, Error, Tensor};
+    /// let w = Leaf::new("w", Tensor::from_slice(&Device::cpu(1)?, &[2.0_f64, -1.0], &[2])?);
+    /// let finite = w.add_hook(|leaf, gradient| match gradient.to_f64()?.iter().all(|g| g.is_finite()) {
+    ///     true => Ok(()),
+    ///     false => Err(Error::value("hook", format!("the gradient of '{}' is not finite", leaf.name()))),
+    /// });
+    /// w.var()?.ln()?.sum_all()?.backward()?;
+    /// w.zero_gradient();
+    /// let error = w.var()?.mul_scalar(f64::NAN)?.sum_all()?.backward().unwrap_err();
+    /// assert_eq!(error.to_string(), "hook: the gradient of 'w' is not finite");
+    /// assert!(w.remove_hook(finite));
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn add_hook(
         &self,
-        expected: usize,
-        hook: impl FnMut(&Leaf) -> Result<()> + Send + 'static,
-    ) {
-        *lock(&self.0.hook) = Some((expected, Box::new(hook)));
+        hook: impl FnMut(&Leaf, &Tensor) -> Result<()> + Send + 'static,
+    ) -> HookId {
+        self.0.hooks.add(Arc::new(Mutex::new(hook)))
+    }
+
+    /// Removes a hook of this leaf. Returns whether it was there.
+    pub fn remove_hook(&self, id: HookId) -> bool {
+        self.0.hooks.remove(id)
+    }
+
+    /// Registers `reduce`, which reduces the gradient over ranks, for as long as the result lives. It is called after
+    /// as many contributions as [`GradientReduction::expect`] says, after all hooks, and is none of them.
+    ///
+    /// Errors if there is one already: a parameter belongs to one owner.
+    pub fn set_reduction(
+        &self,
+        reduce: impl Fn() -> Result<()> + Send + Sync + 'static,
+    ) -> Result<Arc<GradientReduction>> {
+        self.0.reduction.set(reduce).ok_or_else(|| self.fetched_already())
     }
 
     /// Lets `write` add a contribution. It gets a unique, contiguous tensor of the leaf's dims, and whether to
@@ -253,15 +294,16 @@ impl Leaf {
         })
     }
 
-    /// Counts a contribution, and calls the hook on the last expected one.
+    /// Counts a contribution, and calls the hooks, then the reduction on the last expected one.
     fn arrived(&self, mut gradient: MutexGuard<'_, Gradient>) -> Result<()> {
         gradient.contributions += 1;
         let contributions = gradient.contributions;
         drop(gradient);
-        match &mut *lock(&self.0.hook) {
-            Some((expected, hook)) if *expected == contributions => hook(self),
-            _ => Ok(()),
+        for hook in self.0.hooks.all() {
+            let Some(gradient) = self.gradient()? else { break };
+            (lock(&hook))(self, &gradient)?;
         }
+        self.0.reduction.arrived(contributions)
     }
 }
 

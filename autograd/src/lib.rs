@@ -33,13 +33,14 @@ mod spec;
 mod var;
 
 pub use checkpoint::{checkpoint, checkpoint_discard_output};
+pub use engine::calls::CallCounts;
 pub use engine::deferred::{DeferredGrads, WeightGrads};
 pub use engine::node::{Backward, Cotangents, InputGrads};
 pub use engine::recording::no_grad;
 pub use engine::{GradientEdge, backward};
 pub use ferrotron_tensor::ops::matmul::Accum;
 pub use gradcheck::{GradcheckOptions, Mismatch, gradcheck, gradcheck_leaves};
-pub use leaf::{Fetch, Leaf, SharedFlatBuffer, missing_gradients};
+pub use leaf::{Fetch, GradientReduction, HookId, Leaf, SharedFlatBuffer, missing_gradients};
 pub use lock::lock;
 pub use saved::Saved;
 pub use saved::hooks::saved_tensors_hooks;

@@ -1,6 +1,7 @@
 //! The context of a forward pass: seed, step, mode, and the samples and positions of the global batch on this rank.
 //! Random numbers are functions of these, so they do not depend on the sharding.
 
+use ferrotron_autograd::CallCounts;
 use ferrotron_tensor::{RandomKey, Result, ShardSpec};
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
@@ -85,6 +86,9 @@ pub struct Context {
     /// The local positions on the residual stream, between the layers of a block. Fewer than in `sequence` only with
     /// sequence parallelism.
     pub residual: DimShard,
+    /// How often each random layer has drawn in this pass. Clones of the context share it, and each micro-batch has
+    /// its own.
+    pub calls: CallCounts,
 }
 
 impl Context {
@@ -103,19 +107,39 @@ impl Context {
             batch: DimShard::unsharded(global_batch),
             sequence: DimShard::unsharded(seq_length),
             residual: DimShard::unsharded(seq_length),
+            calls: CallCounts::default(),
         }
     }
 
-    /// Restricts the pass to `len` samples of the global batch from `offset` on.
+    /// The context of an evaluation of `batch` sequences of `seq_length` tokens: nothing is random, so that it needs
+    /// neither seed nor step.
+    ///
+    /// ```
+    /// use ferrotron_nn::{Context, Mode};
+    /// let ctx = Context::eval(4, 128);
+    /// assert_eq!((ctx.mode, ctx.batch.len(), ctx.sequence.len()), (Mode::Eval, 4, 128));
+    /// ```
+    pub fn eval(batch: usize, seq_length: usize) -> Context {
+        Context::new(0, 0, Mode::Eval, batch, seq_length)
+    }
+
+    /// Restricts the pass to `len` samples of the global batch from `offset` on, and begins to count the calls of
+    /// random layers.
     #[must_use]
     pub fn micro_batch(mut self, offset: usize, len: usize) -> Context {
         self.batch = DimShard::part(self.batch.global, offset, len);
+        self.calls = CallCounts::default();
         self
     }
 
-    /// The random stream of `site`, a module's global path.
-    pub fn key(&self, site: &str) -> RandomKey {
-        RandomKey::new(self.seed, self.step, site)
+    /// The random stream of the next call of `site`, a module's global path. Each call within a pass has a stream of
+    /// its own: a layer that is used twice, or two on one path, draw different numbers. They are the same in every
+    /// layout, and in a recomputed region again.
+    pub fn next_key(&self, site: &str) -> RandomKey {
+        match self.calls.next(site) {
+            0 => RandomKey::new(self.seed, self.step, site),
+            call => RandomKey::new(self.seed, self.step, &format!("{site}#{call}")),
+        }
     }
 
     /// The shard that a local (batch, sequence, features..) activation of the residual stream holds.

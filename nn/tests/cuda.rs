@@ -209,6 +209,7 @@ fn shards_are_kept_and_placed() -> Result<()> {
                 })?;
                 group.write_back_gradients(accum)?;
             }
+            group.set_contributed(Some(vec![true; group.params.len()]));
         }
         outcome.push(("norm".into(), DType::F64, vec![buffers.sq_norm()?]));
         optimizer.step(&buffers, &StepConfig { lr: 1e-2, grad_scale: 0.5 })?;

@@ -16,7 +16,7 @@ use ferrotron_tensor::ops::attention::{
     AttentionConfig, AttentionMask, attention, attention_backward, merge_attention, split_packed,
 };
 use ferrotron_tensor::ops::pointwise::add_assign;
-use ferrotron_tensor::{At, Error, Result, Tensor};
+use ferrotron_tensor::{At, Error, RandomKey, Result, Tensor};
 use smallvec::smallvec;
 use std::cmp::Ordering;
 
@@ -112,7 +112,8 @@ impl ContextParallel {
             return Err(Error::shape("ring_attention", message));
         }
         let qkv = heads.apply_rotary(qkv, held.coordinates())?;
-        let ring = Ring { group: self.group.clone(), heads: heads.clone(), ctx: ctx.clone() };
+        let (dropout_key, ctx) = (heads.dropout_key(ctx), ctx.clone());
+        let ring = Ring { group: self.group.clone(), heads: heads.clone(), ctx, dropout_key };
         let _span = forward_span("ring_attention");
         let (out, lse) = ring.forward(qkv.value())?;
         let &[batch, positions, heads, width] = out.dims() else {
@@ -137,6 +138,8 @@ struct Ring {
     group: Group,
     heads: AttentionHeads,
     ctx: Context,
+    /// The random stream of dropout, the same in every step of the ring and in backward.
+    dropout_key: Option<RandomKey>,
 }
 
 /// A rank's computation on one block of keys: its queries from `first` on attend to the first `keys` of the block.
@@ -173,8 +176,9 @@ impl Ring {
         };
         let queries = own.narrow(first..positions);
         let block = held_by(other, ranks, own.global).narrow(0..keys);
-        let config =
-            AttentionConfig { mask, ..self.heads.attention_config(&self.ctx, &queries, &block)? };
+        let key = self.dropout_key.clone();
+        let config = self.heads.attention_config(&self.ctx, key, &queries, &block)?;
+        let config = AttentionConfig { mask, ..config };
         Ok(RingStep { first, queries: positions - first, keys, config })
     }
 

@@ -11,6 +11,7 @@
 
 pub(crate) mod capture;
 pub(crate) mod cuda_graph;
+pub(crate) mod inherited;
 
 use ferrotron_cuda::gpu::{Gpu, GpuConfig};
 use ferrotron_cuda::nvrtc::Architecture;
@@ -22,6 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use tracing::{Dispatch, dispatcher};
 
 use crate::device::capture::Capture;
+use crate::device::inherited::Travelling;
 use crate::memory::buffer::Buffer;
 use crate::memory::pool::{Backing, MemoryStats, Pool};
 use crate::ops::table::kernel_rows;
@@ -207,7 +209,8 @@ impl Device {
     /// around a whole training step of a small model.
     ///
     /// Calls from several threads are serialized, so `f` must not wait for another thread's call on the same device.
-    /// A nested call runs immediately. Spans of `f` go to the caller's `tracing` subscriber.
+    /// A nested call runs immediately. `f` [inherits](crate::inherited) the caller's thread-local values, such as
+    /// autograd's recording mode, and its spans go to the caller's `tracing` subscriber.
     ///
     /// ```
     /// let device = ferrotron_tensor::Device::cpu(2)?;
@@ -221,10 +224,18 @@ impl Device {
             Workers::Threads(threads) => threads.current_thread_index().is_some(),
             Workers::Nobody(_) | Workers::Gpu(_) => return f(),
         };
-        let _turn = (!own).then(|| self.0.run_lock.lock().unwrap_or_else(PoisonError::into_inner));
+        if own {
+            return f();
+        }
+        let _turn = self.0.run_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let values = Travelling::new();
+        let _back = values.exchange();
         // Spans of `f` go to the caller's subscriber, whichever thread runs it.
         let watcher = dispatcher::get_default(Dispatch::clone);
-        self.install(|| dispatcher::with_default(&watcher, f))
+        self.install(|| {
+            let _here = values.exchange();
+            dispatcher::with_default(&watcher, f)
+        })
     }
 
     /// Like [`Device::run`] without serialization: for kernel loops, which hold no lock and read no thread-local set

@@ -20,6 +20,7 @@ pub use crate::core::shard_spec::{ShardSpec, partition_range};
 pub use crate::core::tensor::Tensor;
 pub use device::Device;
 pub use device::cuda_graph::CudaGraph;
+pub use device::inherited::inherited;
 pub use half::{bf16, f16};
 pub use memory::flat::FlatBuffer;
 pub use memory::memory_kind::MemoryKind;

@@ -10,7 +10,7 @@ use ferrotron::models::trainer::{
 use ferrotron::nn::schedule::LrSchedule;
 use ferrotron::nn::{GradDType, OptimizerConfig, Scope, clip_coefficient};
 use ferrotron::parallel::collective::{Collective, WorldConfig, run_threads};
-use ferrotron::parallel::data_parallel::DataParallelConfig;
+use ferrotron::parallel::data_parallel::{DataParallelConfig, ReplicaCheck};
 use ferrotron::parallel::mesh::Mesh;
 use ferrotron::tensor::{DType, Device, Error, RandomKey, Result};
 use std::sync::Arc;
@@ -173,7 +173,8 @@ fn train_rank(
     let Numbers { dtype, optimizer, weights, clip_grad, gradients, precision } = *numbers;
     let scope = Scope::new(&Device::cpu(1)?, dtype, weights);
     let parallel = layout.parallel();
-    let data_parallel = DataParallelConfig { gradients, ..parallel.data_parallel };
+    let replica_check = ReplicaCheck::EveryStep;
+    let data_parallel = DataParallelConfig { gradients, replica_check, ..parallel.data_parallel };
     let config = TrainerConfig {
         seed: SEED,
         optimizer,

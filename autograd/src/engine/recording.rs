@@ -1,13 +1,17 @@
-//! Controls whether operations are recorded, by the crate's only thread-local. It holds no graph.
+//! Controls whether operations are recorded, by a value of each thread that closures of
+//! [`Device::run`](ferrotron_tensor::Device::run) inherit. It holds no graph.
 
-use std::cell::RefCell;
+use ferrotron_tensor::inherited;
+use std::mem::replace;
 
 use crate::Leaf;
 use crate::saved::slot::HookScope;
 
 /// The effect of [`crate::Var::record`] on this thread.
+#[derive(Default)]
 pub(crate) enum Recording {
     /// Creates nodes.
+    #[default]
     On,
     /// Creates nodes, and collects the tensors that they save.
     Hooked(HookScope),
@@ -24,17 +28,13 @@ impl Recording {
     }
 }
 
-thread_local! {
-    static RECORDING: RefCell<Recording> = const { RefCell::new(Recording::On) };
-}
-
 /// Runs `f` with this thread's recording mode set to `mode`. Returns the mode at the end of `f`, which holds the log
 /// of a region. The previous mode is restored even if `f` panics.
 pub(crate) fn with<R>(mode: Recording, f: impl FnOnce() -> R) -> (R, Recording) {
     struct Restore(Option<Recording>);
     impl Restore {
         fn now(&mut self) -> Option<Recording> {
-            self.0.take().map(|previous| RECORDING.with(|cell| cell.replace(previous)))
+            self.0.take().map(|previous| current(|mode| replace(mode, previous)))
         }
     }
     impl Drop for Restore {
@@ -42,7 +42,7 @@ pub(crate) fn with<R>(mode: Recording, f: impl FnOnce() -> R) -> (R, Recording) 
             self.now();
         }
     }
-    let mut restore = Restore(Some(RECORDING.with(|cell| cell.replace(mode))));
+    let mut restore = Restore(Some(current(|current| replace(current, mode))));
     let result = f();
     let ended = restore.now().expect("restored only here or on unwinding");
     (result, ended)
@@ -50,7 +50,7 @@ pub(crate) fn with<R>(mode: Recording, f: impl FnOnce() -> R) -> (R, Recording) 
 
 /// Calls `f` with this thread's recording mode.
 pub(crate) fn current<R>(f: impl FnOnce(&mut Recording) -> R) -> R {
-    RECORDING.with(|cell| f(&mut cell.borrow_mut()))
+    inherited(f)
 }
 
 /// Runs `f` without recording: its results need no gradient and nothing is saved for backward.

@@ -1,6 +1,8 @@
 //! Leaves: hooks, deferred weight gradients, missing gradients, and gradients that are written in place.
 
-use ferrotron_autograd::{Leaf, SharedFlatBuffer, Var, WeightGrads, backward, missing_gradients};
+use ferrotron_autograd::{
+    GradientReduction, Leaf, SharedFlatBuffer, Var, WeightGrads, backward, missing_gradients,
+};
 use ferrotron_tensor::ops::layer_norm::{layer_norm, layer_norm_backward};
 use ferrotron_tensor::{Category, DType, Device, Error, FlatBuffer, Result, Tensor, bf16};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -10,16 +12,18 @@ use crate::engine::{gradient, leaf};
 use crate::inputs::bits;
 
 /// A counter of calls that saw the complete gradient.
-fn count_calls(leaf: &Leaf, expected: usize) -> Arc<AtomicUsize> {
+fn count_calls(leaf: &Leaf, expected: usize) -> (Arc<AtomicUsize>, Arc<GradientReduction>) {
     let calls = Arc::new(AtomicUsize::new(0));
-    let counter = calls.clone();
-    leaf.set_hook(expected, move |leaf| {
-        assert_eq!(leaf.contributions(), expected, "{}", leaf.name());
-        assert!(leaf.gradient()?.is_some());
+    let (counter, watched) = (calls.clone(), leaf.clone());
+    let reduction = leaf.set_reduction(move || {
+        assert_eq!(watched.contributions(), expected, "{}", watched.name());
+        assert!(watched.gradient()?.is_some());
         counter.fetch_add(1, Relaxed);
         Ok(())
     });
-    calls
+    let reduction = reduction.expect("the leaf has no owner");
+    reduction.expect(expected);
+    (calls, reduction)
 }
 
 /// x W^T twice, so that the weight has two uses, and a bias with one.
@@ -33,11 +37,11 @@ fn three(device: &Device) -> Result<[Leaf; 3]> {
 }
 
 #[test]
-fn a_hook_fires_once_after_the_expected_contributions() -> Result<()> {
+fn a_reduction_runs_once_after_the_expected_contributions() -> Result<()> {
     let device = Device::cpu(1)?;
     let [x, w, b] = three(&device)?;
     // Two uses and two microbatches.
-    let (of_w, of_b) = (count_calls(&w, 4), count_calls(&b, 2));
+    let ((of_w, _w), (of_b, _b)) = (count_calls(&w, 4), count_calls(&b, 2));
     for step in 1..=2 {
         [&w, &b].into_iter().for_each(Leaf::zero_gradient);
         twice(&x, &w, &b)?.backward()?;
@@ -49,10 +53,10 @@ fn a_hook_fires_once_after_the_expected_contributions() -> Result<()> {
 }
 
 #[test]
-fn a_hook_waits_for_deferred_contributions_and_its_error_comes_back() -> Result<()> {
+fn a_reduction_waits_for_deferred_contributions_and_its_error_comes_back() -> Result<()> {
     let device = Device::cpu(1)?;
     let [x, w, b] = three(&device)?;
-    let (of_w, of_b) = (count_calls(&w, 2), count_calls(&b, 1));
+    let ((of_w, w_owner), (of_b, _b)) = (count_calls(&w, 2), count_calls(&b, 1));
     let one = || Tensor::full(&device, DType::F64, &[], 1.0);
     let y = twice(&x, &w, &b)?;
     let deferred = backward(&[(&y, one()?)], WeightGrads::Deferred)?;
@@ -60,12 +64,56 @@ fn a_hook_waits_for_deferred_contributions_and_its_error_comes_back() -> Result<
     assert!(w.gradient()?.is_none());
     deferred.run()?;
     assert_eq!(of_w.load(Relaxed), 1);
-    w.set_hook(4, |leaf| {
-        Err(ferrotron_tensor::Error::io("all_reduce", format!("rank 3 left ({})", leaf.name())))
-    });
+    drop(w_owner);
+    let failing =
+        w.set_reduction(|| Err(ferrotron_tensor::Error::io("all_reduce", "rank 3 left")))?;
+    failing.expect(4);
     let y = twice(&x, &w, &b)?;
     let error = backward(&[(&y, one()?)], WeightGrads::Deferred)?.run().unwrap_err();
-    assert_eq!(error.to_string(), "weight: all_reduce: rank 3 left (weight)");
+    assert_eq!(error.to_string(), "weight: all_reduce: rank 3 left");
+    Ok(())
+}
+
+#[test]
+fn hooks_are_a_list_and_the_reduction_is_not_in_it() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let [x, w, b] = three(&device)?;
+    let (reductions, _owner) = count_calls(&w, 2);
+    let error = w.set_reduction(|| Ok(())).map(drop).unwrap_err().to_string();
+    assert_eq!(error, "leaf: 'weight' belongs to somebody already");
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let watch = |name: &'static str| {
+        let (seen, reductions) = (seen.clone(), reductions.clone());
+        w.add_hook(move |leaf, gradient| {
+            assert_eq!(bits(gradient)?, bits(&leaf.gradient()?.expect("a gradient"))?);
+            assert_eq!(reductions.load(Relaxed), 0, "hooks come first");
+            seen.lock().unwrap().push((name, leaf.contributions()));
+            Ok(())
+        })
+    };
+    let (first, _second) = (watch("first"), watch("second"));
+    twice(&x, &w, &b)?.backward()?;
+    let all = [("first", 1), ("second", 1), ("first", 2), ("second", 2)];
+    assert_eq!(std::mem::take(&mut *seen.lock().unwrap()), all);
+    assert_eq!(reductions.swap(0, Relaxed), 1);
+
+    assert!(w.remove_hook(first) && !w.remove_hook(first));
+    // A hook may remove itself, and others, while it runs.
+    let once = Arc::new(Mutex::new(None));
+    let slot = once.clone();
+    *once.lock().unwrap() = Some(w.add_hook(move |leaf, _| {
+        slot.lock().unwrap().take().map(|id| leaf.remove_hook(id));
+        Ok(())
+    }));
+    w.zero_gradient();
+    twice(&x, &w, &b)?.backward()?;
+    assert_eq!(*seen.lock().unwrap(), [("second", 1), ("second", 2)]);
+    assert_eq!((reductions.swap(0, Relaxed), once.lock().unwrap().is_none()), (1, true));
+
+    let failing = w.add_hook(|_, _| Err(Error::value("hook", "enough")));
+    w.zero_gradient();
+    assert_eq!(twice(&x, &w, &b)?.backward().unwrap_err().to_string(), "hook: enough");
+    assert!(w.remove_hook(failing));
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! Every row on one, two and three threads: the same bits; and two callers on one device.
 
-use ferrotron_autograd::{Leaf, no_grad};
+use ferrotron_autograd::{Leaf, Var, checkpoint, no_grad, saved_tensors_hooks};
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 use std::thread;
 
@@ -69,8 +69,7 @@ fn training_and_evaluation_share_a_device() -> Result<()> {
     let leaf =
         || -> Result<Leaf> { Ok(Leaf::new("w", Tensor::full(&device, DType::F32, &dims, 0.5)?)) };
     let x = Tensor::full(&device, DType::F32, &dims, 0.25)?;
-    let value =
-        |w: &Leaf| w.var()?.matmul(&ferrotron_autograd::Var::constant(x.clone()))?.sum_all();
+    let value = |w: &Leaf| w.var()?.matmul(&Var::constant(x.clone()))?.sum_all();
     const ROUNDS: usize = 200;
     let train = || -> Result<()> {
         let w = leaf()?;
@@ -94,4 +93,38 @@ fn training_and_evaluation_share_a_device() -> Result<()> {
         train()?;
         others.into_iter().try_for_each(|other| other.join().expect("no panic"))
     })
+}
+
+/// `run` changes threads; what is recorded does not change with them.
+#[test]
+fn the_recording_mode_travels_with_a_closure() -> Result<()> {
+    for device in [Device::cpu(1)?, Device::cpu(2)?] {
+        let w = Leaf::new("w", Tensor::full(&device, DType::F64, &[3], 0.5)?);
+        let value = || w.var()?.exp()?.sum_all();
+        assert!(!no_grad(|| device.run(value))?.needs_gradient());
+        assert!(!device.run(|| no_grad(|| device.run(value)))?.needs_gradient());
+        assert!(device.run(value)?.needs_gradient());
+        // The thread of the device keeps no mode for the next caller, not even after a panic.
+        let panics = || no_grad(|| device.run(|| -> Result<Var> { panic!("on purpose") }));
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics));
+        assert!(caught.is_err());
+        assert!(device.run(value)?.needs_gradient() && value()?.needs_gradient());
+
+        // The parameters of a region are known, and its saved tensors, whichever thread uses them.
+        let (inner, captured) = (device.clone(), w.clone());
+        let x = Leaf::new("x", Tensor::full(&device, DType::F64, &[3], 2.0)?);
+        let y = checkpoint(&[&x.var()?], move |x| {
+            inner.run(|| Ok(vec![x[0].mul(&captured.var()?)?.square()?]))
+        })?;
+        y[0].sum_all()?.backward()?;
+        assert_eq!(w.gradient()?.expect("a gradient").to_f64()?, [2.0 * 0.5 * 4.0; 3]);
+        let mut handles = 0;
+        let count = |kept: Vec<_>| {
+            handles = kept.len();
+            Ok(())
+        };
+        saved_tensors_hooks(count, || device.run(|| x.var()?.add_scalar(1.0)?.square()))?;
+        assert_eq!(handles, 1);
+    }
+    Ok(())
 }

@@ -1,7 +1,7 @@
 //! Autoregressive sampling: temperature, top-k, top-p, a key-value cache, and a sliding window past the context.
 
 use ferrotron_autograd::no_grad;
-use ferrotron_nn::{Context, KvCache, Mode};
+use ferrotron_nn::{Context, KvCache};
 use ferrotron_tensor::{Error, RandomKey, Result, Tensor};
 use std::ops::ControlFlow;
 
@@ -108,7 +108,7 @@ pub fn generate(
             format!("token {token} of the prompt is outside of the vocabulary of {vocab}"),
         ));
     }
-    let ctx = Context::new(sampling.seed, 0, Mode::Eval, 1, longest);
+    let ctx = Context::eval(1, longest);
     let device = gpt.scope().device();
     let mut tokens = prompt.to_vec();
     let mut caches: Vec<KvCache> = gpt.caches(1, prompt.len().saturating_add(max_new_tokens))?;
@@ -173,7 +173,7 @@ mod tests {
             let window =
                 &tokens[tokens.len().saturating_sub(gpt.config().max_position_embeddings)..];
             let input = Tensor::from_slice(gpt.scope().device(), window, &[1, window.len()])?;
-            let ctx = Context::new(0, 0, Mode::Eval, 1, window.len());
+            let ctx = Context::eval(1, window.len());
             let logits = gpt.forward(&ctx, &input)?.value().to_f64()?;
             tokens.push(Sampling::GREEDY.choose(&logits[logits.len() - 11..], 0));
         }

@@ -1,7 +1,7 @@
 //! Evaluates a model over a finite set of samples, each of which counts once.
 
 use ferrotron_autograd::no_grad;
-use ferrotron_nn::{Axis, Context, Mode, Scope};
+use ferrotron_nn::{Axis, Context, Scope};
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::pipeline::{PipelineSchedule, execute};
 use ferrotron_tensor::{Device, Error, Result, Tensor};
@@ -84,7 +84,7 @@ pub fn evaluate<M: Model>(
         let microbatches = batches
             .iter()
             .map(|batch| {
-                let ctx = Context::new(0, 0, Mode::Eval, micro, batch.seq_length);
+                let ctx = Context::eval(micro, batch.seq_length);
                 Microbatch::new(device, mesh, batch, ctx)
             })
             .collect::<Result<Vec<_>>>()?;

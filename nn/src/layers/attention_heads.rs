@@ -7,7 +7,7 @@ use ferrotron_tensor::ops::attention::{
     AttentionConfig as Scores, AttentionDropout, attention, split_packed,
 };
 use ferrotron_tensor::ops::rotary::RotaryTable;
-use ferrotron_tensor::{At, Error, Result, ShardSpec};
+use ferrotron_tensor::{At, Error, RandomKey, Result, ShardSpec};
 use std::ops::Range;
 
 use crate::{AttentionConfig, Context, DimShard, KvCache, Mode, Module, Scope};
@@ -71,7 +71,8 @@ impl AttentionHeads {
     }
 
     fn attend(&self, ctx: &Context, qkv: Var, cache: Option<&mut KvCache>) -> Result<Var> {
-        let scores = self.attention_config(ctx, &ctx.sequence, &ctx.sequence)?;
+        let key = self.dropout_key(ctx);
+        let scores = self.attention_config(ctx, key, &ctx.sequence, &ctx.sequence)?;
         let (heads, groups) = (self.heads(), self.groups());
         let Some(cache) = cache else {
             let qkv = self.apply_rotary(qkv, ctx.sequence.coordinates())?;
@@ -107,16 +108,24 @@ impl AttentionHeads {
         by_head.rotary(&table, heads + groups)?.reshape(&packed)
     }
 
-    /// The attention options for these queries and keys, including dropout.
+    /// The random stream of dropout in the next call of this layer; `None` without dropout.
+    pub fn dropout_key(&self, ctx: &Context) -> Option<RandomKey> {
+        let drops = ctx.mode == Mode::Train && self.config.dropout > 0.0;
+        drops.then(|| ctx.next_key(&format!("{}.dropout", self.path)))
+    }
+
+    /// The attention options for these queries and keys, with dropout by the [key](AttentionHeads::dropout_key) of the
+    /// call that they belong to.
     pub fn attention_config(
         &self,
         ctx: &Context,
+        dropout_key: Option<RandomKey>,
         queries: &DimShard,
         keys: &DimShard,
     ) -> Result<Scores> {
         let AttentionConfig { heads, head_dim, dropout, .. } = self.config;
         let mut scores = Scores::causal(head_dim);
-        if ctx.mode == Mode::Train && dropout > 0.0 {
+        if let Some(key) = dropout_key {
             // The global tensor of weights is (samples, heads, positions, positions).
             let place = ShardSpec::new(
                 &[ctx.batch.global, heads, queries.global, keys.global],
@@ -127,7 +136,6 @@ impl AttentionHeads {
                     &keys.pieces,
                 ],
             )?;
-            let key = ctx.key(&format!("{}.dropout", self.path));
             scores.dropout = Some(AttentionDropout::new(dropout, key, place)?);
         }
         Ok(scores)

@@ -1,4 +1,5 @@
-//! Dropout with a mask that is a function of seed, step, position in the model and position in the global batch.
+//! Dropout with a mask that is a function of seed, step, position in the model, number of the call, and position in the
+//! global batch.
 
 use ferrotron_autograd::Var;
 use ferrotron_tensor::{At, Error, Result};
@@ -26,7 +27,7 @@ impl Dropout {
     }
 
     /// (batch, sequence, features..) -> the same dims. Kept elements are divided by 1 - p. The identity unless
-    /// training.
+    /// training. Each call in a pass draws a mask of its own.
     ///
     /// Errors if batch or sequence differ from `ctx`.
     pub fn forward(&self, ctx: &Context, x: &Var) -> Result<Var> {
@@ -38,7 +39,7 @@ impl Dropout {
             return Err(Error::shape("dropout", message).at(&self.path));
         };
         let place = ctx.shard_spec(features).at(&self.path)?;
-        x.dropout(self.p, &ctx.key(&self.path), &place).at(&self.path)
+        x.dropout(self.p, &ctx.next_key(&self.path), &place).at(&self.path)
     }
 
     /// The probability.

@@ -71,11 +71,18 @@ impl Sums {
     }
 }
 
+/// The groups of a step, each with the names of its parameters without a gradient.
+#[derive(Clone, Copy)]
+pub(super) struct Groups<'a> {
+    pub groups: &'a [ParamAndGradBucket],
+    pub unused: &'a [Vec<String>],
+}
+
 /// Updates the mean squares of all groups. Returns the sums that the step needs, per block of each group.
 pub(super) fn prepare(
     config: &AdafactorConfig,
     (step, device): (&DeviceStepParams, &Device),
-    groups: &[ParamAndGradBucket],
+    Groups { groups, unused }: Groups,
     states: &mut [GroupState],
     sum: &mut ReduceSums,
 ) -> Result<Vec<Vec<SquareSums>>> {
@@ -87,10 +94,15 @@ pub(super) fn prepare(
     add_up(&mut all, ShardedSum::Squares, sum)?;
 
     let decay = SecondMomentDecay { rate: config.decay_rate, eps1: config.eps1 };
-    for ((group, state), sums) in groups.iter().zip(&mut *states).zip(&mut all) {
+    for (((group, unused), state), sums) in
+        groups.iter().zip(unused).zip(&mut *states).zip(&mut all)
+    {
         let means = state.mean_squares.as_mut().expect("`new` made them");
         group.with_owned(|_, (gradients, range)| {
             for_blocks(sums, range, |index, sums, range| {
+                if unused.contains(&sums.block.piece.param) {
+                    return Ok(());
+                }
                 let grads = gradients.slice(range)?;
                 means.update(index, (&sums.rows, &sums.columns), &grads, (&decay, step))?;
                 sums.total.update = update_sq_norm(step, &grads, &means.factors(index)?)?;

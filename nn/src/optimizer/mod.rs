@@ -11,6 +11,7 @@ mod pass;
 pub mod schedule;
 mod update_config;
 
+use adafactor::Groups;
 pub use adafactor::{ReduceSums, ShardedSum};
 pub use config::{AdafactorConfig, OptimizerConfig, StepSize};
 pub use group_state::MASTER;
@@ -40,6 +41,8 @@ pub struct Optimizer {
     states: MemoryKind,
     groups: Vec<GroupState>,
     step: u64,
+    /// Whether a step has found that every parameter of the model is in a buffer.
+    owned: bool,
 }
 
 impl Optimizer {
@@ -64,22 +67,50 @@ impl Optimizer {
             .map(|group| GroupState::new(&config, group, update))
             .collect::<Result<_>>()?;
         let UpdateConfig { rounding, states, .. } = *update;
-        Ok(Optimizer { config, rounding, states, groups, step: 0 })
+        Ok(Optimizer { config, rounding, states, groups, step: 0, owned: false })
     }
 
     /// Updates the weights from their gradients, in one pass per group.
     ///
     /// # Errors
     ///
-    /// Errors, without any change, if a graph that was not consumed still holds a weight. Errors for Adafactor if
-    /// parameters are sharded over ranks: see [`Optimizer::step_with`].
+    /// Errors, without any change, as [`Optimizer::check_finite`] and [`Optimizer::step_with`] do. Errors for Adafactor
+    /// if parameters are sharded over ranks: see [`Optimizer::step_with`].
     pub fn step(&mut self, buffers: &ParamAndGradBuffer, step: &StepConfig) -> Result<()> {
         let Some(param) = buffers.params().next() else { return Ok(()) };
+        self.check_finite(buffers, step)?;
         let step = DeviceStepParams::new(param.leaf().device(), &self.numbers(step))?;
         self.step_with(buffers, &step, &mut |_, _| {
             let message = "parameters are cut between ranks, whose sums have to be added up";
             Err(Error::config("optimizer", message))
         })
+    }
+
+    /// Errors if the next step would make weights of this rank infinite or NaN: if the learning rate or the factor of
+    /// the gradients is not finite, or a gradient, whose parameter it names. Reads all gradients once; a fake device
+    /// has none. Errors as [`ParamAndGradBuffer::settle_unused`] too.
+    pub fn check_finite(&self, buffers: &ParamAndGradBuffer, step: &StepConfig) -> Result<()> {
+        let Some(param) = buffers.params().next() else { return Ok(()) };
+        let number = self.step + 1;
+        buffers.settle_unused()?;
+        if !step.lr.is_finite() {
+            let message = format!("step {number}: the learning rate is {}", step.lr);
+            return Err(Error::value("optimizer", message));
+        }
+        let fake = param.leaf().device().is_fake();
+        if step.grad_scale.is_finite() && (fake || buffers.gradients_are_finite()?) {
+            return Ok(());
+        }
+        let offender = match buffers.first_non_finite()? {
+            Some(name) => format!("first offender: {name}"),
+            None => "every value and gradient of this rank is finite".to_string(),
+        };
+        let message = format!(
+            "step {number}: the gradients or their norm are not finite, and their factor is {}; {offender}; weights and \
+             optimizer state stay as they are",
+            step.grad_scale
+        );
+        Err(Error::value("optimizer", message))
     }
 
     /// The parameters of the next step.
@@ -94,12 +125,21 @@ impl Optimizer {
     ///
     /// `sum` all-reduces Adafactor's partial sums over the ranks that hold the other shards. All of these ranks make
     /// the same calls, with the same number of elements in the same order. It is not called if nothing is sharded.
+    ///
+    /// # Errors
+    ///
+    /// Errors, without any change, if a graph that was not consumed still holds a weight, as
+    /// [`ParamAndGradBuffer::settle_unused`], and in the first step as [`ParamAndGradBuffer::check_owned`].
     pub fn step_with(
         &mut self,
         buffers: &ParamAndGradBuffer,
         step: &DeviceStepParams,
         sum: &mut ReduceSums,
     ) -> Result<()> {
+        if !std::mem::replace(&mut self.owned, true) {
+            buffers.check_owned().inspect_err(|_| self.owned = false)?;
+        }
+        let unused = buffers.settle_unused()?;
         self.check_writable(buffers)?;
         let (config, rounding, states) = (self.config, self.rounding, self.states);
         let count = self.step + 1;
@@ -107,7 +147,8 @@ impl Optimizer {
         let device = &param.leaf().device().clone();
         let adafactor = match &config {
             OptimizerConfig::Adafactor(rule) => {
-                adafactor::prepare(rule, (step, device), buffers.groups(), &mut self.groups, sum)?
+                let groups = Groups { groups: buffers.groups(), unused: &unused };
+                adafactor::prepare(rule, (step, device), groups, &mut self.groups, sum)?
             }
             _ => self.groups.iter().map(|_| Vec::new()).collect(),
         };
@@ -125,6 +166,7 @@ impl Optimizer {
                 step,
                 count,
                 decay: group.decay,
+                unused: &unused[index],
                 adafactor,
             };
             group.with_owned(|weights, gradients| pass.group(state, weights, gradients))?;

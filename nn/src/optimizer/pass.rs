@@ -32,6 +32,8 @@ pub(super) struct Pass<'a> {
     /// Number of the step, from 1.
     pub count: u64,
     pub decay: WeightDecay,
+    /// The names of the parameters that the step leaves alone, with their state.
+    pub unused: &'a [String],
     /// Adafactor's sums, per piece.
     pub adafactor: &'a [SquareSums],
 }
@@ -58,13 +60,21 @@ impl Pass<'_> {
         let rounds = dtype != dtype.accumulator() && self.rounding != Rounding::Nearest;
         let in_place = state.master.is_none() && !rounds;
         let whole_pieces = rounds || state.mean_squares.is_some();
-        let runs = if whole_pieces { pieces(state) } else { self.runs(owned.len()) };
+        let pieces = self.used_pieces(state).into_iter();
+        let runs: Vec<(usize, Range<usize>)> = match (whole_pieces, self.unused) {
+            (true, _) => pieces.collect(),
+            (false, []) => self.runs(0..owned.len()).map(|run| (0, run)).collect(),
+            (false, _) => {
+                pieces.flat_map(|(i, all)| self.runs(all).map(move |run| (i, run))).collect()
+            }
+        };
+        let ranges: Vec<Range<usize>> = runs.iter().map(|(_, range)| range.clone()).collect();
         let behind = |range: &Range<usize>, start: usize| start + range.start..start + range.end;
         let GroupState { pieces, moments, mean_squares, master } = state;
         let n_moments = moments.len();
         let kept = moments.iter_mut().chain(master).map(|moment| &mut moment.flat);
-        FlatBuffer::for_each_chunk_mut(&mut kept.collect::<Vec<_>>(), &runs, |index, kept| {
-            let range = &runs[index];
+        FlatBuffer::for_each_chunk_mut(&mut kept.collect::<Vec<_>>(), &ranges, |run, kept| {
+            let (index, range) = (runs[run].0, &runs[run].1);
             let factored = match mean_squares {
                 Some(means) => Some((&self.adafactor[index], means.factors(index)?)),
                 None => None,
@@ -139,24 +149,26 @@ impl Pass<'_> {
         }
     }
 
-    /// Ranges of independent elements: chunked if that allows prefetching.
-    fn runs(&self, numel: usize) -> Vec<Range<usize>> {
+    /// Chunks of independent elements: more than one if that allows prefetching.
+    fn runs(&self, all: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+        let numel = all.len();
         let run = match (self.device.is_gpu(), self.states) {
             (false, _) => RUN,
             (true, MemoryKind::Device) => numel.max(1),
             (true, MemoryKind::Host) => numel.div_ceil(RUNS).clamp(LEAST, RUN),
         };
-        (0..numel).step_by(run).map(|start| start..numel.min(start + run)).collect()
+        let end = all.end;
+        all.step_by(run).map(move |start| start..end.min(start + run))
     }
-}
 
-/// The element range of each piece.
-fn pieces(state: &GroupState) -> Vec<Range<usize>> {
-    let mut end = 0;
-    let next = |piece: &ParamShard| {
-        let start = end;
-        end += piece.numel();
-        start..end
-    };
-    state.pieces.iter().map(next).collect()
+    /// The pieces that the step updates, by index, with their elements.
+    fn used_pieces(&self, state: &GroupState) -> Vec<(usize, Range<usize>)> {
+        let mut end = 0;
+        let next = |(index, piece): (usize, &ParamShard)| {
+            let start = end;
+            end += piece.numel();
+            (!self.unused.contains(&piece.param)).then_some((index, start..end))
+        };
+        state.pieces.iter().enumerate().filter_map(next).collect()
+    }
 }

@@ -30,6 +30,8 @@ pub struct BufferConfig {
     pub shard: (usize, usize),
     /// The dtype in which gradients of 16-bit weights are accumulated and reduced.
     pub gradients: GradDType,
+    /// The treatment of parameters that the loss of a step does not depend on.
+    pub unused: Unused,
 }
 
 impl Default for BufferConfig {
@@ -41,8 +43,45 @@ impl Default for BufferConfig {
             shard_unit: ShardUnit::Elements,
             shard: (0, 1),
             gradients: GradDType::Accumulator,
+            unused: Unused::Refuse,
         }
     }
+}
+
+/// The treatment of a parameter that gets no contribution to its gradient in a step: an expert that no token is
+/// routed to, say, or a layer that is left out by mistake.
+///
+/// ```
+/// use ferrotron_autograd::Var;
+/// use ferrotron_nn::{
+///     Bias, BufferConfig, Init, Linear, Module, Optimizer, OptimizerConfig, ParamAndGradBuffer, Scope, StepConfig,
+///     Unused,
+/// };
+/// use ferrotron_tensor::{DType, Device, Tensor};
+/// let device = Device::cpu(1)?;
+/// let scope = Scope::new(&device, DType::F32, 1);
+/// let expert = |name| Linear::new(&scope.child(name), 2, 2, Bias::No, Init::Ones);
+/// let experts = [expert("first")?, expert("second")?];
+/// let params: Vec<_> = experts.iter().flat_map(|expert| expert.params()).collect();
+/// let config = BufferConfig { unused: Unused::Skip, ..BufferConfig::default() };
+/// let buffers = ParamAndGradBuffer::with_config(&params, &config)?;
+/// let mut optimizer = Optimizer::new(OptimizerConfig::ADAMW, &buffers)?;
+/// buffers.zero_gradients();
+/// let x = Var::constant(Tensor::full(&device, DType::F32, &[1, 2], 1.0)?);
+/// experts[0].forward(&x)?.sum_all()?.backward()?;
+/// optimizer.step(&buffers, &StepConfig { lr: 0.1, grad_scale: 1.0 })?;
+/// assert!(experts[0].weight().leaf().value()?.to_f64()? < vec![1.0; 4]);
+/// assert_eq!(experts[1].weight().leaf().value()?.to_f64()?, [1.0; 4]); // not even decayed
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Unused {
+    /// An error that names the parameters, from the norm and from the step.
+    #[default]
+    Refuse,
+    /// If no rank contributed, weight and optimizer state stay as they are, without decay. If some did, the others add
+    /// zero. The number of the step, for bias correction, is that of all parameters.
+    Skip,
 }
 
 /// The state of a bucket that is sharded: the stages of ZeRO, Rajbhandari et al., arXiv 1910.02054.

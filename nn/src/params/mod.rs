@@ -8,3 +8,4 @@ pub(crate) mod init;
 pub(crate) mod param;
 pub(crate) mod param_and_grad_bucket;
 pub(crate) mod param_and_grad_buffer;
+pub(crate) mod registry;

@@ -4,7 +4,9 @@
 
 use ferrotron_autograd::{Leaf, Var};
 use ferrotron_tensor::{DType, Device, Error, RandomKey, Result, ShardSpec};
+use std::sync::Arc;
 
+use crate::params::registry::{Entry, Registry};
 use crate::{Axis, AxisSet, Init};
 
 /// Whether weight decay applies to a parameter.
@@ -21,6 +23,7 @@ pub enum WeightDecay {
 pub struct Param {
     leaf: Leaf,
     facts: Facts,
+    entry: Arc<Entry>,
 }
 
 /// The properties of a parameter besides its value.
@@ -29,6 +32,7 @@ struct Facts {
     shard_spec: ShardSpec,
     replicated: AxisSet,
     grad_partial: AxisSet,
+    grad_whole: AxisSet,
     decay: WeightDecay,
     blocks: Vec<usize>,
 }
@@ -65,6 +69,12 @@ impl Param {
         self.facts.grad_partial
     }
 
+    /// The axes along which every rank was declared to compute the whole gradient:
+    /// [`Scope::with_whole_gradients`].
+    pub fn grad_whole(&self) -> AxisSet {
+        self.facts.grad_whole
+    }
+
     /// Whether weight decay applies.
     pub fn decay(&self) -> WeightDecay {
         self.facts.decay
@@ -74,6 +84,11 @@ impl Param {
     /// up. Empty for a single tensor. Computations over whole tensors, such as means, treat each of these separately.
     pub fn blocks(&self) -> &[usize] {
         &self.facts.blocks
+    }
+
+    /// The entry in the registry of the scope that made it.
+    pub(crate) fn entry(&self) -> &Arc<Entry> {
+        &self.entry
     }
 
     /// Declares that tensors of these lengths along dim 0 are packed in this parameter.
@@ -152,6 +167,8 @@ pub struct Scope {
     seed: u64,
     replicated: AxisSet,
     grad_partial: AxisSet,
+    grad_whole: AxisSet,
+    registry: Registry,
 }
 
 impl Scope {
@@ -166,6 +183,8 @@ impl Scope {
             seed,
             replicated: batch.with(Axis::Tensor),
             grad_partial: batch,
+            grad_whole: AxisSet::none(),
+            registry: Registry::default(),
         }
     }
 
@@ -174,6 +193,16 @@ impl Scope {
     #[must_use]
     pub fn with_partial_gradients(mut self, axis: Axis) -> Scope {
         self.grad_partial = self.grad_partial.with(axis);
+        self.grad_whole = self.grad_whole.without(axis);
+        self
+    }
+
+    /// Declares that every rank along `axis` computes the whole gradient, the same as the others: for a layer behind a
+    /// gather of all positions, say, in the scope of a model with sequence parallelism.
+    #[must_use]
+    pub fn with_whole_gradients(mut self, axis: Axis) -> Scope {
+        self.grad_partial = self.grad_partial.without(axis);
+        self.grad_whole = self.grad_whole.with(axis);
         self
     }
 
@@ -184,10 +213,11 @@ impl Scope {
         self
     }
 
-    /// Declares parameters sharded along `axis`.
+    /// Declares parameters sharded along `axis`. Each rank then has the whole gradient of its shard.
     #[must_use]
     pub fn sharded_along(mut self, axis: Axis) -> Scope {
         self.replicated = self.replicated.without(axis);
+        self.grad_partial = self.grad_partial.without(axis);
         self
     }
 
@@ -220,16 +250,48 @@ impl Scope {
     /// A parameter with the local shard `shard_spec`.
     pub fn param_at(&self, name: &str, place: ShardSpec, init: Init, decay: WeightDecay) -> Param {
         let name = self.join(name);
+        let entry = self.registry.add(&name);
         let key = RandomKey::new(self.seed, 0, &name);
         let held = place.clone();
         let leaf = Leaf::lazy(name, &self.device, self.dtype, place.dims(), move |tensor| {
             init.fill(tensor, &held, &key)
         });
-        let Scope { replicated, grad_partial, .. } = *self;
-        Param {
-            leaf,
-            facts: Facts { shard_spec: place, replicated, grad_partial, decay, blocks: Vec::new() },
-        }
+        let Scope { replicated, grad_partial, grad_whole, .. } = *self;
+        let (shard_spec, blocks) = (place, Vec::new());
+        let facts = Facts { shard_spec, replicated, grad_partial, grad_whole, decay, blocks };
+        Param { leaf, facts, entry }
+    }
+
+    /// The names of the parameters that this scope and its children made, that still exist, and that `module` does
+    /// not visit. Such a parameter would never be trained.
+    ///
+    /// An optimizer asks by itself: its first step refuses if a parameter of the same root scope is in no
+    /// [`ParamAndGradBuffer`](crate::ParamAndGradBuffer).
+    ///
+    /// ```
+    /// use ferrotron_nn::{Bias, Init, Linear, Module, Param, Scope};
+    /// use ferrotron_tensor::{DType, Device};
+    /// struct Pair(Linear, Linear);
+    /// impl Module for Pair {
+    ///     fn visit(&self, f: &mut dyn FnMut(&Param)) {
+    ///         self.0.visit(f); // and the second one is forgotten
+    ///     }
+    /// }
+    /// let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1234);
+    /// let layer = |name| Linear::new(&scope.child(name), 2, 2, Bias::No, Init::Ones);
+    /// let pair = Pair(layer("first")?, layer("second")?);
+    /// assert_eq!(scope.unvisited(&pair), ["second.weight"]);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn unvisited(&self, module: &dyn Module) -> Vec<String> {
+        let mut made = self.registry.existing();
+        let inside = |name: &str| {
+            let rest = name.strip_prefix(&self.path);
+            self.path.is_empty() || rest.is_some_and(|rest| rest.starts_with('.'))
+        };
+        made.retain(|entry| inside(entry.name()));
+        module.visit(&mut |param| made.retain(|entry| !Arc::ptr_eq(entry, &param.entry)));
+        made.iter().map(|entry| entry.name().to_string()).collect()
     }
 
     fn join(&self, name: &str) -> String {

@@ -4,11 +4,11 @@
 use ferrotron_autograd::{Accum, SharedFlatBuffer, lock};
 use ferrotron_tensor::ops::pointwise::add_assign;
 use ferrotron_tensor::ops::sq_norm::{add_sq_norm, all_finite};
-use ferrotron_tensor::{Category, FlatBuffer, Result, ShardSpec, Tensor, partition_range};
+use ferrotron_tensor::{Category, Error, FlatBuffer, Result, ShardSpec, Tensor, partition_range};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use crate::{AxisSet, BufferConfig, GradDType, Param, ShardUnit, Sharding, WeightDecay};
+use crate::{AxisSet, BufferConfig, GradDType, Param, ShardUnit, Sharding, Unused, WeightDecay};
 
 /// Parameters with equal sharding and decay, in one weight and one gradient buffer. They share gradient reductions,
 /// norms and optimizer passes.
@@ -35,6 +35,9 @@ pub struct ParamAndGradBucket {
     pub gradient_shard: Option<SharedFlatBuffer>,
     /// This rank's index among the sharding ranks.
     rank: usize,
+    unused: Unused,
+    /// For each parameter whether any rank contributed to its gradient, once its reduction has told.
+    contributed: Mutex<Option<Vec<bool>>>,
 }
 
 impl ParamAndGradBucket {
@@ -80,6 +83,8 @@ impl ParamAndGradBucket {
             owned,
             owners,
             rank,
+            unused: config.unused,
+            contributed: Mutex::new(None),
             weight_shard: None,
             gradient_shard: None,
         };
@@ -225,6 +230,37 @@ impl ParamAndGradBucket {
         f((&mut lock(&weights), weight_range), (&lock(&gradients), gradient_range))
     }
 
+    /// Tells for each parameter whether its gradient counts, after a reduction over ranks or a write to the gradient
+    /// buffer itself. `None`, until then, lets the contributions to the leaves decide.
+    pub fn set_contributed(&self, contributed: Option<Vec<bool>>) {
+        *lock(&self.contributed) = contributed;
+    }
+
+    /// Overwrites the gradient of a parameter by zeros.
+    pub fn zero_gradient(&self, param: usize) -> Result<()> {
+        lock(&self.gradients).with_mut(param, Tensor::zero_fill)
+    }
+
+    /// The names of the parameters without a gradient in this step, whose old one becomes zero.
+    ///
+    /// Errors, naming them, if there are any and [`Unused::Refuse`] was configured.
+    pub fn settle_unused(&self) -> Result<Vec<String>> {
+        let told = lock(&self.contributed).clone();
+        let contributed = |(i, param): (usize, &Param)| match &told {
+            Some(told) => told[i],
+            None => param.leaf().contributions() > 0,
+        };
+        let all = self.params.iter().enumerate();
+        let unused: Vec<(usize, &Param)> = all.filter(|&one| !contributed(one)).collect();
+        if self.unused == Unused::Refuse && !unused.is_empty() {
+            return Err(unused_error(unused.iter().map(|(_, param)| param.name())));
+        }
+        if told.is_none() {
+            unused.iter().try_for_each(|&(i, _)| self.zero_gradient(i))?;
+        }
+        Ok(unused.into_iter().map(|(_, param)| param.name().to_string()).collect())
+    }
+
     /// Adds the sum of squares of the gradients that this rank updates to `total`, an f64 tensor of one element.
     pub fn add_sq_norm(&self, total: &mut Tensor) -> Result<()> {
         self.with_owned(|_, (gradients, range)| add_sq_norm(total, &gradients.slice(range)?))
@@ -233,6 +269,11 @@ impl ParamAndGradBucket {
     /// Returns whether every weight that this rank updates is finite.
     pub fn weights_are_finite(&self) -> Result<bool> {
         self.with_owned(|(weights, range), _| finite(weights, range))
+    }
+
+    /// Returns whether every gradient that this rank updates with is finite.
+    pub fn gradients_are_finite(&self) -> Result<bool> {
+        self.with_owned(|_, (gradients, range)| finite(gradients, range))
     }
 
     /// The first value or gradient that is not finite, among those that this rank updates.
@@ -273,6 +314,16 @@ impl ParamAndGradBucket {
             }
         }
     }
+}
+
+/// The error for parameters that got no contribution to their gradients.
+pub fn unused_error<'a>(names: impl IntoIterator<Item = &'a str>) -> Error {
+    let names: Vec<&str> = names.into_iter().collect();
+    let message = format!(
+        "the loss does not depend on {}; if that may happen, choose `Unused::Skip`",
+        names.join(", ")
+    );
+    Error::graph("backward", message)
 }
 
 fn finite(flat: &FlatBuffer, range: Range<usize>) -> Result<bool> {

@@ -5,6 +5,7 @@ use ferrotron_autograd::{Leaf, missing_gradients};
 use ferrotron_tensor::{DType, Error, Result, Tensor};
 use std::collections::{HashMap, HashSet};
 
+use crate::params::param_and_grad_bucket::unused_error;
 use crate::{AxisSet, BufferConfig, Param, ParamAndGradBucket, ShardUnit, Sharding, WeightDecay};
 
 /// All parameters of a model, in groups.
@@ -70,6 +71,7 @@ impl ParamAndGradBuffer {
                 ParamAndGradBucket::new(bucket, owners, config)
             })
             .collect::<Result<_>>()?;
+        params.iter().for_each(|param| param.entry().set_owned());
         Ok(ParamAndGradBuffer { groups })
     }
 
@@ -90,6 +92,7 @@ impl ParamAndGradBuffer {
 
     /// Discards all gradients: the next backward overwrites them.
     pub fn zero_gradients(&self) {
+        self.groups.iter().for_each(|group| group.set_contributed(None));
         self.params().for_each(|param| param.leaf().zero_gradient());
     }
 
@@ -99,13 +102,45 @@ impl ParamAndGradBuffer {
         if missing.is_empty() {
             return Ok(());
         }
-        Err(Error::graph("backward", format!("the loss does not depend on {}", missing.join(", "))))
+        Err(unused_error(missing.iter().map(String::as_str)))
+    }
+
+    /// Errors, naming them, if a scope that made one of these parameters also made others that still exist and that
+    /// no buffer holds: they would never be trained. The first step of an [`Optimizer`](crate::Optimizer) calls this.
+    pub fn check_owned(&self) -> Result<()> {
+        let mut roots: Vec<&Param> = Vec::new();
+        for param in self.params() {
+            if !roots.iter().any(|root| root.entry().has_root_of(param.entry())) {
+                roots.push(param);
+            }
+        }
+        let unowned: Vec<String> =
+            roots.iter().flat_map(|root| root.entry().unowned_siblings()).collect();
+        if unowned.is_empty() {
+            return Ok(());
+        }
+        let message = format!(
+            "the model's scope made '{}', but no buffer holds it, so that it would never be trained: meet it in \
+             `Module::visit`, or make what is not trained in a scope of its own",
+            unowned.join("', '")
+        );
+        Err(Error::config("parameters", message))
+    }
+
+    /// The names of the parameters of each group without a gradient in this step: see [`Unused`](crate::Unused).
+    ///
+    /// Errors, naming them, with [`Unused::Refuse`](crate::Unused::Refuse).
+    pub fn settle_unused(&self) -> Result<Vec<Vec<String>>> {
+        self.groups.iter().map(ParamAndGradBucket::settle_unused).collect()
     }
 
     /// Sum of squares of all gradients that this rank updates, in f64.
+    ///
+    /// Errors as [`ParamAndGradBuffer::settle_unused`].
     pub fn sq_norm(&self) -> Result<f64> {
         let Some(first) = self.params().next() else { return Ok(0.0) };
         let mut total = Tensor::full(first.leaf().device(), DType::F64, &[1], 0.0)?;
+        self.settle_unused()?;
         self.groups.iter().try_for_each(|group| group.add_sq_norm(&mut total))?;
         total.item()
     }
@@ -113,6 +148,12 @@ impl ParamAndGradBuffer {
     /// Returns whether every weight that this rank updates is finite.
     pub fn weights_are_finite(&self) -> Result<bool> {
         self.groups.iter().try_fold(true, |finite, group| Ok(finite && group.weights_are_finite()?))
+    }
+
+    /// Returns whether every gradient that this rank updates with is finite.
+    pub fn gradients_are_finite(&self) -> Result<bool> {
+        let mut groups = self.groups.iter();
+        groups.try_fold(true, |finite, group| Ok(finite && group.gradients_are_finite()?))
     }
 
     /// The first parameter with a value or gradient that is not finite, for error messages.

@@ -103,7 +103,9 @@ fn packed_tensors_step_as_if_they_were_apart() -> Result<()> {
     let run = |config: AdafactorConfig, dims: &[usize], packed: Option<bool>| -> Result<Vec<f64>> {
         let (scope, init) = (Scope::new(&device, DType::F32, 1), Init::Normal { std: 0.5 });
         let with = |rows: usize| [&[rows], dims].concat();
-        let whole = scope.param("whole", &with(9), init, WeightDecay::On);
+        // In a scope of its own, since it is not always trained.
+        let whole =
+            Scope::new(&device, DType::F32, 1).param("whole", &with(9), init, WeightDecay::On);
         let value = whole.leaf().value()?;
         let mut start = 0;
         let params: Vec<Param> = match packed {

@@ -1,7 +1,7 @@
 //! Every layer by finite differences over its input and all its parameters, and what does not depend on
 //! how a batch is cut or a sequence fed.
 
-use ferrotron_autograd::{GradcheckOptions, Leaf, Var, gradcheck_leaves};
+use ferrotron_autograd::{GradcheckOptions, Leaf, Var, checkpoint, gradcheck_leaves};
 use ferrotron_nn::{
     Activation, Attention, AttentionConfig, Bias, Context, Dropout, Embedding, Init, KvCache,
     LayerNorm, Linear, Mlp, MlpConfig, Mode, Module, Norm, RmsNorm, Scope,
@@ -152,6 +152,57 @@ fn a_micro_batch_is_a_slice_of_the_batch() -> Result<()> {
         assert_eq!(part.to_f64()?, whole.narrow(0, sample, 1)?.to_f64()?, "sample {sample}");
     }
     assert_ne!(run(&Context { step: 4, ..ctx }, &x)?.to_f64()?, whole.to_f64()?);
+    Ok(())
+}
+
+/// A layer that is used twice, or two on one path: other numbers, which a region that is run again repeats.
+#[test]
+fn each_call_of_a_random_layer_draws_its_own_numbers() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let layer = || Dropout::new(&scope(&device).child("dropout"), 0.5);
+    let attention = Attention::new(&scope(&device).child("attn"), &attention_config(2, None, 0.3))?;
+    let (dropout, twin) = (layer()?, layer()?);
+    let x = Var::constant(normal(&device, &DIMS, "x")?);
+    let run = |ctx: &Context| -> Result<Vec<Vec<f64>>> {
+        let all = [
+            dropout.forward(ctx, &x)?,
+            dropout.forward(ctx, &x)?,
+            twin.forward(&ctx.clone(), &x)?,
+            attention.forward(ctx, &x, None)?,
+            attention.forward(ctx, &x, None)?,
+        ];
+        all.iter().map(|y| y.value().to_f64()).collect()
+    };
+    let ctx = context(Mode::Train);
+    let first = run(&ctx)?;
+    for (i, one) in first.iter().enumerate() {
+        assert!(first[..i].iter().all(|other| other != one), "call {i}");
+    }
+    assert_eq!(run(&context(Mode::Train))?, first, "another pass of the same step");
+    assert_eq!(run(&ctx.clone().micro_batch(0, DIMS[0]))?, first, "another micro-batch");
+    assert_ne!(run(&ctx)?, first);
+
+    let source = Leaf::new("x", normal(&device, &DIMS, "x")?);
+    let gradient = |regions: usize| -> Result<Vec<f64>> {
+        source.zero_gradient();
+        let (ctx, layer) = (context(Mode::Train), dropout.clone());
+        let (inner, drop) = (ctx.clone(), layer.clone());
+        // Two calls, with one region for both or one within the other.
+        let twice = move |x: &[Var]| -> Result<Vec<Var>> {
+            let once = drop.forward(&inner, &x[0])?;
+            let (inner, drop) = (inner.clone(), drop.clone());
+            let again = move |x: &[Var]| Ok(vec![drop.forward(&inner, &x[0])?.square()?]);
+            if regions < 2 { again(&[once]) } else { checkpoint(&[&once], again) }
+        };
+        let x = layer.forward(&ctx, &source.var()?)?;
+        let y = if regions == 0 { twice(&[x])? } else { checkpoint(&[&x], twice)? };
+        // The calls behind a region go on counting.
+        layer.forward(&ctx, &y[0].tanh()?)?.sum_all()?.backward()?;
+        source.gradient()?.expect("a gradient").to_f64()
+    };
+    let plain = gradient(0)?;
+    assert!(plain.iter().any(|&g| g != 0.0));
+    assert_eq!((gradient(1)?, gradient(2)?), (plain.clone(), plain));
     Ok(())
 }
 

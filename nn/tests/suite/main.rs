@@ -8,4 +8,6 @@ mod initial;
 mod layers;
 mod mixed_precision;
 mod optimizers;
+mod refused_steps;
 mod sharding;
+mod unused;

@@ -1,6 +1,6 @@
 //! Configuration of gradient reductions, and the rejected combinations.
 
-use ferrotron_nn::{Axis, GradDType, ShardUnit, Sharding};
+use ferrotron_nn::{Axis, GradDType, ShardUnit, Sharding, Unused};
 
 use crate::mesh::ParallelDims;
 
@@ -18,6 +18,12 @@ pub struct DataParallelConfig {
     pub synchronize_every: usize,
     /// The dtype in which gradients of 16-bit weights are reduced.
     pub gradients: GradDType,
+    /// The treatment of parameters that the loss of a step does not depend on. With [`Unused::Skip`], buckets are
+    /// reduced in one order, whichever rank uses which; a step sends one more number per parameter; and sharded weights
+    /// are all gathered at once in each micro-batch, since ranks may use different ones.
+    pub unused: Unused,
+    /// Whether every step compares the replicas of parameters over ranks.
+    pub replica_check: ReplicaCheck,
 }
 
 impl Default for DataParallelConfig {
@@ -29,8 +35,21 @@ impl Default for DataParallelConfig {
             bucket_numel: None,
             synchronize_every: 1,
             gradients: GradDType::Accumulator,
+            unused: Unused::Refuse,
+            replica_check: ReplicaCheck::Off,
         }
     }
+}
+
+/// Whether replicas are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ReplicaCheck {
+    /// Only by [`DataParallel::check_replicas`](super::DataParallel::check_replicas).
+    #[default]
+    Off,
+    /// At the end of every [`DataParallel::finish_step`](super::DataParallel::finish_step). Each rank reads its weights and gradients and sends a
+    /// digest of each parameter: for tests, and for the first steps of a new model.
+    EveryStep,
 }
 
 /// The reason why a combination is rejected, in one line; `None` if it is supported.

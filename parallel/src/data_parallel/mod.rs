@@ -21,12 +21,15 @@
 //! independently and average their weights periodically.
 
 mod config;
+mod facts;
 mod reductions;
+mod replicas;
 mod sharded_weights;
 mod traffic;
+mod unused;
 mod whole_parameters;
 
-pub use config::{DataParallelConfig, unsupported_reason};
+pub use config::{DataParallelConfig, ReplicaCheck, unsupported_reason};
 pub use traffic::ExpectedTraffic;
 
 use ferrotron_autograd::Leaf;
@@ -42,7 +45,8 @@ use std::sync::Arc;
 
 use crate::collective::{Group, Reduction, Work};
 use crate::mesh::Mesh;
-use reductions::{ReductionState, check_facts};
+use facts::check_facts;
+use reductions::ReductionState;
 
 /// The parameters of this rank, with the reductions of their gradients and their norm.
 ///
@@ -101,7 +105,9 @@ impl DataParallel {
     /// # Errors
     ///
     /// Errors if there is no parameter, two have the same name, or their dtypes differ. Errors if [`unsupported_reason`] rejects
-    /// the configuration.
+    /// the configuration. Errors, naming it, if the facts of a parameter would train it wrongly on `mesh`: a shard that
+    /// is said to be replicated, or, with sequence parallelism, a replicated parameter that says nothing of its
+    /// gradients along the tensor axis. Errors, without any change, if a parameter belongs to another `DataParallel`.
     pub fn new(
         modules: &[&dyn Module],
         mesh: &Mesh,
@@ -132,13 +138,17 @@ impl DataParallel {
             let message = format!("rank {} has no parameters: use fewer stages", mesh.rank());
             return Err(Error::config("data_parallel", message));
         }
-        params.iter().try_for_each(check_facts)?;
+        params.iter().try_for_each(|param| check_facts(param, mesh))?;
+        // Before anything moves: the buffers of another owner would no longer be those of its parameters.
+        let is_free = |param: &Param| param.leaf().set_reduction(|| Ok(())).map(drop);
+        params.iter().try_for_each(is_free)?;
         let layout = BufferConfig {
             bucket_numel: config.bucket_numel.unwrap_or(usize::MAX),
             sharding: config.sharding,
             shard_unit: config.shard_unit,
             shard: (mesh.dp_cp().rank(), mesh.dp_cp().size()),
             gradients: config.gradients,
+            unused: config.unused,
         };
         let buffers = ParamAndGradBuffer::with_config(&params, &layout)?;
         let mut buckets = vec![0; params.len()];
@@ -195,17 +205,30 @@ impl DataParallel {
     /// To be called after the backward of each micro-batch. If gradients are sharded, reduces those of the
     /// micro-batch and frees their memory.
     pub fn end_backward(&self) -> Result<()> {
-        if self.shared.keeps_gradients() { Ok(()) } else { self.shared.finish_reductions() }
+        if self.shared.keeps_gradients() {
+            return Ok(());
+        }
+        self.shared.complete_unused()?;
+        self.shared.finish_reductions()?;
+        match self.shared.gathers_all() {
+            true => self.shared.reshard_weights(),
+            false => Ok(()),
+        }
     }
 
     /// To be called after the last backward of a step. Waits until every gradient is summed over all ranks with a
     /// partial gradient.
     ///
-    /// Errors, naming them, if parameters got fewer or more contributions than they have uses.
+    /// Errors, naming them, if parameters got fewer or more contributions than they have uses, and with
+    /// [`ReplicaCheck::EveryStep`] as [`DataParallel::check_replicas`].
     pub fn finish_step(&self) -> Result<()> {
         let shared = &self.shared;
+        if shared.keeps_gradients() {
+            shared.complete_unused()?;
+        }
         shared.finish_reductions()?;
         shared.check_complete()?;
+        shared.tell_contributions(self.device())?;
         // Gradients that are partial along other axes too: of norms with sequence parallelism, then of embeddings
         // shared by two stages.
         for (axis, group) in shared.holders() {
@@ -219,7 +242,10 @@ impl DataParallel {
                 .collect();
             works.into_iter().try_for_each(Work::wait)?;
         }
-        Ok(())
+        match shared.config.replica_check {
+            ReplicaCheck::Off => Ok(()),
+            ReplicaCheck::EveryStep => self.check_replicas(),
+        }
     }
 
     /// The global gradient norm, equal on every rank: each element of the model counts once. If ranks take
@@ -255,7 +281,14 @@ impl DataParallel {
     /// weights; if ranks take independent steps and the period has ended, it averages them.
     ///
     /// All ranks along the batch axes must call this in the same steps.
+    ///
+    /// # Errors
+    ///
+    /// Errors, without any change on this rank, if the gradient norm is not finite: see
+    /// [`Optimizer::check_finite`]. With a factor from [`clip_coefficient`](ferrotron_nn::clip_coefficient) of
+    /// [`DataParallel::grad_norm`], all ranks do.
     pub fn update(&self, optimizer: &mut Optimizer, step: &StepConfig) -> Result<()> {
+        optimizer.check_finite(self.buffers(), step)?;
         let step = DeviceStepParams::new(self.device(), &optimizer.numbers(step))?;
         self.update_with(optimizer, &step)
     }

@@ -1,9 +1,11 @@
 //! Gradient reductions of buckets: started by the last gradient that arrives, waited for when the sums are needed.
 
-use ferrotron_autograd::{Accum, Fetch, Leaf, lock, missing_gradients};
-use ferrotron_nn::{Axis, AxisSet, Param, ParamAndGradBucket, ParamAndGradBuffer, Sharding};
+use ferrotron_autograd::{Accum, Fetch, GradientReduction, Leaf, lock, missing_gradients};
+use ferrotron_nn::{
+    Axis, AxisSet, Param, ParamAndGradBucket, ParamAndGradBuffer, Sharding, unused_error,
+};
 use ferrotron_tensor::{Error, Result};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::DataParallelConfig;
 use super::sharded_weights::{UnshardPrefetcher, gather_weights};
@@ -17,24 +19,32 @@ pub(super) struct ReductionState {
     pub config: DataParallelConfig,
     pub buffers: ParamAndGradBuffer,
     /// Number of uses of each parameter of each bucket in a forward pass.
-    uses: Vec<Vec<usize>>,
-    reductions: Vec<Mutex<Reducing>>,
+    pub uses: Vec<Vec<usize>>,
+    /// The hooks of their leaves that call [`ReductionState::arrived`].
+    hooks: OnceLock<Vec<Vec<Arc<GradientReduction>>>>,
+    pub reductions: Vec<Mutex<Reducing>>,
+    /// The next bucket to be reduced, with [`Unused::Skip`].
+    pub turn: Mutex<usize>,
     weights: Mutex<UnshardPrefetcher>,
 }
 
 /// The progress of a bucket's gradients.
 #[derive(Default)]
-struct Reducing {
+pub(super) struct Reducing {
     /// Number of parameters with missing contributions.
-    missing: usize,
+    pub missing: usize,
     /// Micro-batches of the step.
-    microbatches: usize,
+    pub microbatches: usize,
     /// Number of times that the bucket is still to be completed in this step: once per step or per micro-batch.
-    rounds: usize,
+    pub rounds: usize,
     /// The reduction in progress.
     work: Option<Work<()>>,
     /// Whether the shard holds sums, to which the next reduction is added.
     has_sums: bool,
+    /// Whether its gradients are complete and wait for their turn, with [`Unused::Skip`].
+    pub is_ready: bool,
+    /// Whether this rank contributed to each parameter in this step, with [`Unused::Skip`].
+    pub contributed: Vec<bool>,
 }
 
 impl ReductionState {
@@ -49,12 +59,18 @@ impl ReductionState {
             mesh: mesh.clone(),
             config: *config,
             uses,
+            hooks: OnceLock::new(),
             reductions: buffers.groups().iter().map(|_| Mutex::default()).collect(),
-            weights: Mutex::new(UnshardPrefetcher::new(buffers.groups())),
+            turn: Mutex::new(0),
+            weights: Mutex::new(UnshardPrefetcher::new(buffers.groups(), config.unused)),
             buffers,
         });
+        let mut hooks = Vec::new();
         for (bucket, group) in shared.buffers.groups().iter().enumerate() {
+            let mut of_bucket = Vec::new();
             for leaf in group.params.iter().map(Param::leaf) {
+                let arrived = ReductionState::lend(&shared, move |shared| shared.arrived(bucket));
+                of_bucket.push(leaf.set_reduction(move || arrived())?);
                 if config.sharding >= Sharding::Gradients {
                     leaf.set_gradient_alloc_hook(ReductionState::lend(&shared, move |shared| {
                         shared.buffers.groups()[bucket].alloc_gradients()
@@ -67,7 +83,10 @@ impl ReductionState {
                     }))?;
                 }
             }
+            hooks.push(of_bucket);
         }
+        let hooks_are_new = shared.hooks.set(hooks).is_ok();
+        debug_assert!(hooks_are_new);
         Ok(shared)
     }
 
@@ -117,18 +136,21 @@ impl ReductionState {
         lock(&self.weights).free_all(self.buffers.groups())
     }
 
-    pub fn begin_step(self: &Arc<ReductionState>, microbatches: usize) {
+    pub fn begin_step(&self, microbatches: usize) {
+        *lock(&self.turn) = 0;
         // The number of completions of a bucket, and the micro-batches of each.
         let (rounds, each) =
             if self.keeps_gradients() { (1, microbatches) } else { (microbatches, 1) };
         for (bucket, group) in self.buffers.groups().iter().enumerate() {
             let missing = group.params.len();
+            let contributed = vec![false; missing];
             *lock(&self.reductions[bucket]) =
-                Reducing { missing, microbatches, rounds, work: None, has_sums: false };
-            for (param, uses) in group.params.iter().zip(&self.uses[bucket]) {
-                let arrived = ReductionState::lend(self, move |shared| shared.arrived(bucket));
+                Reducing { missing, microbatches, rounds, contributed, ..Reducing::default() };
+            group.set_contributed(None);
+            let hooks = &self.hooks.get().expect("set by `new`")[bucket];
+            for ((param, uses), hook) in group.params.iter().zip(&self.uses[bucket]).zip(hooks) {
                 param.leaf().zero_gradient();
-                param.leaf().set_hook(uses * each, move |_| arrived());
+                hook.expect(uses * each);
             }
         }
     }
@@ -146,7 +168,16 @@ impl ReductionState {
             }
             reducing.rounds -= 1;
             reducing.missing = self.buffers.groups()[bucket].params.len();
+            if self.skips_unused() {
+                reducing.contributed.fill(true);
+                reducing.is_ready = true;
+            }
         }
+        if self.skips_unused() { self.reduce_ready() } else { self.reduce(bucket) }
+    }
+
+    /// Starts the reduction of a bucket whose gradients are complete.
+    pub fn reduce(&self, bucket: usize) -> Result<()> {
         if self.is_local() {
             return Ok(());
         }
@@ -185,7 +216,9 @@ impl ReductionState {
             return Ok(());
         }
         let group = &self.buffers.groups()[bucket];
-        self.check_counts(bucket, 1)?;
+        if !self.skips_unused() {
+            self.check_counts(bucket, 1)?;
+        }
         group.write_back_gradients(if reducing.has_sums { Accum::Add } else { Accum::Replace })?;
         reducing.has_sums = true;
         group.params.iter().map(Param::leaf).for_each(Leaf::zero_gradient);
@@ -199,9 +232,17 @@ impl ReductionState {
                 let reducing = lock(&self.reductions[bucket]);
                 (reducing.microbatches, reducing.rounds)
             };
-            if self.keeps_gradients() {
-                self.check_counts(bucket, microbatches)?;
-                continue;
+            match (self.skips_unused(), self.keeps_gradients()) {
+                (false, true) => {
+                    self.check_counts(bucket, microbatches)?;
+                    continue;
+                }
+                // `complete_unused` has counted the contributions.
+                (true, false) if rounds > 0 => {
+                    return Err(fewer(microbatches - rounds, microbatches));
+                }
+                (true, _) => continue,
+                (false, false) => {}
             }
             let untouched = group.params.iter().all(|param| param.leaf().contributions() == 0);
             if rounds > 0 && rounds < microbatches && untouched {
@@ -223,12 +264,11 @@ impl ReductionState {
     }
 
     /// The error for a bucket whose contributions do not match `microbatches` micro-batches.
-    fn miscounted(&self, bucket: usize, microbatches: usize) -> Error {
+    pub fn miscounted(&self, bucket: usize, microbatches: usize) -> Error {
         let params = &self.buffers.groups()[bucket].params;
         let missing = missing_gradients(params.iter().map(Param::leaf));
         if microbatches > 0 && !missing.is_empty() {
-            let message = format!("the loss does not depend on {}", missing.join(", "));
-            return Error::graph("backward", message);
+            return unused_error(missing.iter().map(String::as_str));
         }
         for (param, &uses) in params.iter().zip(&self.uses[bucket]) {
             let (name, found) = (param.name(), param.leaf().contributions());
@@ -237,11 +277,7 @@ impl ReductionState {
                 return fewer(found / uses, microbatches);
             }
             if found != wanted {
-                let message = format!(
-                    "'{name}' got {found} contributions to its gradient instead of {wanted}: its module's `visit` must meet it once for each \
-                     use, and `begin_step` must be told the number of micro-batches"
-                );
-                return Error::graph("backward", message);
+                return miscount(name, found, wanted);
             }
         }
         Error::graph("backward", "a gradient arrived outside of a step: call `begin_step` first")
@@ -269,25 +305,16 @@ impl ReductionState {
     }
 }
 
-fn fewer(found: usize, told: usize) -> Error {
-    let message = format!("the step had {found} micro-batches where `begin_step` was told {told}");
+/// The error for a parameter with another number of contributions than its uses and micro-batches make.
+pub(super) fn miscount(name: &str, found: usize, wanted: usize) -> Error {
+    let message = format!(
+        "'{name}' got {found} contributions to its gradient instead of {wanted}: its module's `visit` must meet it once \
+         for each use, and `begin_step` must be told the number of micro-batches"
+    );
     Error::graph("backward", message)
 }
 
-/// Errors unless a parameter's gradients can be reduced. They must be partial along the batch axes, and along another
-/// axis only if all its ranks hold the same elements.
-pub(super) fn check_facts(param: &Param) -> Result<()> {
-    let (partial, replicated) = (param.grad_partial(), param.replicated());
-    let batch = [Axis::Context, Axis::Data]
-        .into_iter()
-        .all(|axis| partial.contains(axis) && replicated.contains(axis));
-    if batch && partial.iter().all(|axis| replicated.contains(axis)) {
-        return Ok(());
-    }
-    let name = param.name();
-    let message = format!(
-        "'{name}' is replicated along {replicated:?} with partial gradients along {partial:?}: gradients must be parts \
-         along Context and Data, and along no axis that cuts the parameter"
-    );
-    Err(Error::config("data_parallel", message))
+fn fewer(found: usize, told: usize) -> Error {
+    let message = format!("the step had {found} micro-batches where `begin_step` was told {told}");
+    Error::graph("backward", message)
 }

@@ -4,7 +4,7 @@
 //! the next one in the direction of travel is gathered, and the previous one is freed. Tensors that still read a
 //! freed bucket keep its memory.
 
-use ferrotron_nn::ParamAndGradBucket;
+use ferrotron_nn::{ParamAndGradBucket, Unused};
 use ferrotron_tensor::Result;
 
 use super::whole_parameters;
@@ -13,6 +13,8 @@ use crate::collective::{Group, Work};
 /// All lines, with their gathered buckets.
 pub(super) struct UnshardPrefetcher {
     lines: Vec<BucketChain>,
+    /// Whether the first use of any weight gathers all of them.
+    gathers_all: bool,
 }
 
 /// Buckets with equal properties.
@@ -96,12 +98,15 @@ pub(super) fn gather_weights(batch: &Group, bucket: &ParamAndGradBucket) -> Resu
 }
 
 impl UnshardPrefetcher {
-    pub fn new(groups: &[ParamAndGradBucket]) -> UnshardPrefetcher {
+    /// The lines of these buckets. Ranks that may leave weights unused ([`Unused::Skip`]) must not gather them one
+    /// after the other, since each would gather others.
+    pub fn new(groups: &[ParamAndGradBucket], unused: Unused) -> UnshardPrefetcher {
         let line = |buckets: Vec<usize>| {
             let walk = PrefetchWindow::new(buckets.len());
             BucketChain { buckets, walk, here: Vec::new() }
         };
-        UnshardPrefetcher { lines: lines(groups).into_iter().map(line).collect() }
+        let lines = lines(groups).into_iter().map(line).collect();
+        UnshardPrefetcher { lines, gathers_all: unused == Unused::Skip }
     }
 
     /// Waits until the weights of a bucket are gathered, and starts gathering the next ones.
@@ -111,15 +116,29 @@ impl UnshardPrefetcher {
         buckets: &[ParamAndGradBucket],
         bucket: usize,
     ) -> Result<()> {
+        if self.gathers_all {
+            self.gather_all(batch, buckets)?;
+        }
         let found = self.lines.iter_mut().find_map(|line| {
             let position = line.buckets.iter().position(|&other| other == bucket)?;
             Some((line, position))
         });
         let (line, position) = found.expect("every bucket is on a line");
+        if self.gathers_all {
+            return line.arrive(position);
+        }
         let gathered = line.walk.advance(position);
         line.free(buckets)?;
         gathered.into_iter().try_for_each(|position| line.gather(batch, buckets, position))?;
         line.arrive(position)
+    }
+
+    fn gather_all(&mut self, batch: &Group, buckets: &[ParamAndGradBucket]) -> Result<()> {
+        for line in self.lines.iter_mut().filter(|line| line.here.is_empty()) {
+            (0..line.buckets.len())
+                .try_for_each(|position| line.gather(batch, buckets, position))?;
+        }
+        Ok(())
     }
 
     /// Frees all gathered weights, because they are about to change.

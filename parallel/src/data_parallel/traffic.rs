@@ -34,6 +34,9 @@ impl DataParallel {
     ///   matrix that is used again at the end is gathered once more, unless its bucket is one of those.
     ///   [Recomputed](Self::recomputing) regions traverse their buckets forward and back again.
     ///
+    /// With [`Unused::Skip`](ferrotron_nn::Unused::Skip), sharded weights are gathered once in each micro-batch instead,
+    /// and the flags that ranks exchange are not included.
+    ///
     /// The count for sharded weights assumes that backward reads a parameter of every bucket. A bucket of biases only
     /// is gathered less often.
     pub fn expected_traffic(&self, microbatches: usize, steps: usize) -> ExpectedTraffic {
@@ -83,6 +86,10 @@ impl DataParallel {
     /// Number of gathers of each bucket in a step with sharded weights.
     fn gathers(&self, microbatches: usize) -> Vec<usize> {
         let mut gathers = vec![0; self.shared.buffers.groups().len()];
+        if self.shared.gathers_all() {
+            gathers.fill(microbatches);
+            return gathers;
+        }
         for line in lines(self.shared.buffers.groups()) {
             let mut walk = PrefetchWindow::new(line.len());
             for _ in 0..microbatches {

@@ -48,7 +48,8 @@ impl TensorParallel {
     }
 
     /// The scope of parameters on the residual stream: norms, and biases added there. With sequence parallelism their
-    /// gradients are partial, since each rank sees only its positions.
+    /// gradients are partial, since each rank sees only its positions. A model whose root scope is
+    /// [`Mesh::scope`](crate::mesh::Mesh::scope) has these facts everywhere.
     pub fn residual_scope(&self, scope: &Scope) -> Scope {
         match self.sequence {
             SequenceParallel::On => scope.clone().with_partial_gradients(Axis::Tensor),

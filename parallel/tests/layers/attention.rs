@@ -1,7 +1,7 @@
 //! Attention as in Megatron-LM's tests/unit_tests/transformer/test_attention.py: hidden 128, 4 heads, 4 sequences of
 //! 256, in f64, and grouped-query attention; then the ring itself.
 
-use ferrotron_autograd::{Leaf, Var, WeightGrads, backward, checkpoint};
+use ferrotron_autograd::{CallCounts, Leaf, Var, WeightGrads, backward, checkpoint};
 use ferrotron_nn::{
     Attention, AttentionConfig, AttentionHeads, Bias, Context, Init, KvCache, Mode,
 };
@@ -129,6 +129,8 @@ fn the_ring_keeps_what_attention_keeps() {
         backward(&[(&y, dy.clone())], WeightGrads::Now)?.run()?;
         let (plain, dx) = (y.value().clone(), gradient(&x).copy()?);
         x.zero_gradient();
+        // The same pass once more, from its first call on.
+        let ctx = Context { calls: CallCounts::default(), ..ctx };
         let forward = move |x: &[Var]| Ok(vec![attention.forward(&ctx, &x[0], None)?]);
         let y = checkpoint(&[&x.var()?], forward)?.remove(0);
         backward(&[(&y, dy)], WeightGrads::Now)?.run()?;

@@ -60,7 +60,7 @@ fn watch(param: &Param, events: &Events) -> Result<()> {
         Ok(())
     }))?;
     let (done, event) = (events.clone(), format!("{name} gradient done"));
-    param.leaf().set_hook(1, move |_| {
+    param.leaf().add_hook(move |_, _| {
         note(&done, &event);
         Ok(())
     });

@@ -6,7 +6,7 @@ use ferrotron_nn::{
     clip_coefficient,
 };
 use ferrotron_parallel::collective::{World, WorldConfig, run_threads};
-use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig};
+use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig, ReplicaCheck};
 use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::pipeline::{
     ExecutionTrace, PipelineConfig, PipelineSchedule, ScheduleKind, execute,
@@ -242,6 +242,8 @@ pub fn ranks<T: Send>(plan: &Plan, f: impl Fn(Rank) -> Result<T> + Sync) -> Vec<
 
 /// Trains in the layout of the plan.
 pub fn train(plan: &Plan) -> Outcome {
+    let replica_check = ReplicaCheck::EveryStep;
+    let plan = &Plan { config: DataParallelConfig { replica_check, ..plan.config }, ..*plan };
     let found = ranks(plan, |mut rank| {
         let (mut losses, mut norms, mut gradients) = (Vec::new(), Vec::new(), Vec::new());
         for step in 0..plan.steps {

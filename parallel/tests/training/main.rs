@@ -7,5 +7,8 @@ mod grid;
 mod harness;
 mod local;
 mod memory;
+mod refused_steps;
+mod replicas;
 mod toy;
 mod traffic;
+mod unused;

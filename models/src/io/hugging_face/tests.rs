@@ -51,7 +51,7 @@ fn logits_and_loss_equal_those_of_transformers() -> Result<()> {
             let device = gpt.params()[0].leaf().device().clone();
             let tokens = Tensor::from_slice(&device, &tokens, &[batch, length])?;
             let targets = Tensor::from_slice(&device, &targets, &[batch, length])?;
-            let ctx = Context::new(0, 0, Mode::Eval, batch, length);
+            let ctx = Context::eval(batch, length);
             let got = no_grad(|| gpt.forward(&ctx, &tokens))?.value().to_f64()?;
             let gap = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
             assert!(gap < tolerance && got.len() == want.len(), "{dtype} logits differ by {gap:e}");

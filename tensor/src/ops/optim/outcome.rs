@@ -96,8 +96,12 @@ impl StepMetricsLog {
 }
 
 /// The factor that clips a gradient of norm `norm` to `max_norm`: Megatron's max / (norm + 1e-6), at most 1. It is 1
-/// if `max_norm` is 0.
+/// if `max_norm` is 0. It is NaN if the norm is not finite, and an optimizer refuses it: no factor makes such gradients
+/// finite.
 pub fn clip_coefficient(norm: f64, max_norm: f64) -> f64 {
+    if !norm.is_finite() {
+        return f64::NAN;
+    }
     if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 }
 }
 

@@ -1,0 +1,112 @@
+//! Numbers the calls of random layers within a pass, so that each draws numbers of its own, and a recomputed region
+//! the same ones again.
+
+use ferrotron_tensor::inherited;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use crate::lock;
+
+/// How often each random site has drawn in a pass. Cloning returns another handle of the same counts.
+///
+/// A [checkpoint](crate::checkpoint) runs its region again with the numbers of its first run, and
+/// [gradcheck](crate::gradcheck()) calls its function with the same ones each time.
+///
+/// ```
+/// use ferrotron_autograd::CallCounts;
+/// let calls = CallCounts::default();
+/// assert_eq!([calls.next("dropout"), calls.next("dropout"), calls.next("other")], [0, 1, 0]);
+/// ```
+#[derive(Clone, Default)]
+pub struct CallCounts(Arc<Mutex<HashMap<String, u64>>>);
+
+/// The counts that a run drew from, each with its value before.
+#[derive(Default)]
+pub(crate) struct CallLog(Vec<(CallCounts, String, u64)>);
+
+/// The log of the run that this thread is in.
+#[derive(Default)]
+struct ActiveLog(Option<CallLog>);
+
+impl CallCounts {
+    /// The number of this call of `site`, from 0.
+    pub fn next(&self, site: &str) -> u64 {
+        let number = self.exchange(site, |number| number + 1);
+        inherited(|active: &mut ActiveLog| {
+            if let Some(log) = &mut active.0 {
+                log.note(self, site, number);
+            }
+        });
+        number
+    }
+
+    /// Sets the count of `site`, and returns the one before.
+    fn exchange(&self, site: &str, next: impl FnOnce(u64) -> u64) -> u64 {
+        let mut counts = lock(&self.0);
+        match counts.get_mut(site) {
+            Some(count) => {
+                let before = *count;
+                *count = next(before);
+                before
+            }
+            None => {
+                counts.insert(site.to_string(), next(0));
+                0
+            }
+        }
+    }
+}
+
+impl CallLog {
+    /// Keeps the first number of each site.
+    fn note(&mut self, counts: &CallCounts, site: &str, before: u64) {
+        let known = |(other, name, _): &(CallCounts, String, u64)| {
+            Arc::ptr_eq(&other.0, &counts.0) && name == site
+        };
+        if !self.0.iter().any(known) {
+            self.0.push((counts.clone(), site.to_string(), before));
+        }
+    }
+
+    /// Sets every count to its value in the log; returns a log of the values before.
+    pub fn rewind(&self) -> CallLog {
+        let set = |(counts, site, number): &(CallCounts, String, u64)| {
+            let before = counts.exchange(site, |_| *number);
+            (counts.clone(), site.clone(), before)
+        };
+        CallLog(self.0.iter().map(set).collect())
+    }
+}
+
+/// Runs `f`, and logs which counts it drew from.
+pub(crate) fn logged<R>(f: impl FnOnce() -> R) -> (R, CallLog) {
+    let outer = exchange_log(Some(CallLog::default()));
+    let result = f();
+    let log = exchange_log(outer).unwrap_or_default();
+    inherited(|active: &mut ActiveLog| {
+        if let Some(outer) = &mut active.0 {
+            log.0.iter().for_each(|(counts, site, before)| outer.note(counts, site, *before));
+        }
+    });
+    (result, log)
+}
+
+/// Runs `f` with the counts of a log, and sets them back.
+pub(crate) fn rewound<R>(log: &CallLog, f: impl FnOnce() -> R) -> R {
+    let (before, outer) = (log.rewind(), exchange_log(None));
+    let result = f();
+    exchange_log(outer);
+    before.rewind();
+    result
+}
+
+fn exchange_log(log: Option<CallLog>) -> Option<CallLog> {
+    inherited(|active: &mut ActiveLog| std::mem::replace(&mut active.0, log))
+}
+
+impl fmt::Debug for CallCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CallCounts({:?})", *lock(&self.0))
+    }
+}

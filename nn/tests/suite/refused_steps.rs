@@ -1,0 +1,140 @@
+//! Steps that would train wrongly without a word: they are errors, and change nothing.
+
+use ferrotron_autograd::Var;
+use ferrotron_nn::{
+    AdafactorConfig, Bias, Init, Linear, Module, Optimizer, OptimizerConfig, Param,
+    ParamAndGradBuffer, Scope, StepConfig, clip_coefficient,
+};
+use ferrotron_tensor::{DType, Device, Result, Tensor};
+
+use crate::gradients::values;
+
+/// Two layers one behind the other, of which `visit` may forget the second.
+struct Pair {
+    first: Linear,
+    second: Linear,
+    forgets: bool,
+}
+
+impl Pair {
+    fn new(scope: &Scope, forgets: bool) -> Result<Pair> {
+        let layer = |name| Linear::new(&scope.child(name), 2, 2, Bias::Yes, Init::Ones);
+        Ok(Pair { first: layer("first")?, second: layer("second")?, forgets })
+    }
+
+    fn forward(&self, x: &Var) -> Result<Var> {
+        self.second.forward(&self.first.forward(x)?)
+    }
+}
+
+impl Module for Pair {
+    fn visit(&self, f: &mut dyn FnMut(&Param)) {
+        self.first.visit(f);
+        if !self.forgets {
+            self.second.visit(f);
+        }
+    }
+}
+
+fn input(device: &Device, value: f64) -> Result<Var> {
+    Ok(Var::constant(Tensor::full(device, DType::F64, &[1, 2], value)?))
+}
+
+const STEP: StepConfig = StepConfig { lr: 0.1, grad_scale: 1.0 };
+
+#[test]
+fn a_parameter_that_visit_forgets_is_named_by_the_first_step() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let scope = Scope::new(&device, DType::F64, 1);
+    let pair = Pair::new(&scope.child("model"), true)?;
+    assert_eq!(scope.unvisited(&pair), ["model.second.weight", "model.second.bias"]);
+    assert!(scope.child("mode").unvisited(&pair).is_empty(), "another scope");
+
+    let buffers = ParamAndGradBuffer::new(&pair.params())?;
+    let mut optimizer = Optimizer::new(OptimizerConfig::SGD, &buffers)?;
+    let before = values(&pair.params())?;
+    for _ in 0..2 {
+        buffers.zero_gradients();
+        pair.forward(&input(&device, 1.0)?)?.sum_all()?.backward()?;
+        let error = optimizer.step(&buffers, &STEP).unwrap_err().to_string();
+        let start = "parameters: the model's scope made 'model.second.weight', 'model.second.bias', but no buffer";
+        assert!(error.starts_with(start), "{error}");
+        assert!(error.contains("`Module::visit`"), "{error}");
+    }
+    assert_eq!((values(&pair.params())?, optimizer.steps()), (before, 0));
+
+    // A second optimizer may own the rest.
+    let others = ParamAndGradBuffer::new(&pair.second.params())?;
+    let mut other = Optimizer::new(OptimizerConfig::SGD, &others)?;
+    buffers.zero_gradients();
+    pair.forward(&input(&device, 1.0)?)?.sum_all()?.backward()?;
+    optimizer.step(&buffers, &STEP)?;
+    other.step(&others, &STEP)
+}
+
+#[test]
+fn what_is_dropped_or_made_in_another_scope_is_nobodys_duty() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let scope = Scope::new(&device, DType::F64, 1);
+    let teacher = Pair::new(&Scope::new(&device, DType::F64, 2), false)?;
+    for _ in 0..40 {
+        drop(Pair::new(&scope, false)?);
+    }
+    let pair = Pair::new(&scope, false)?;
+    let buffers = ParamAndGradBuffer::new(&pair.params())?;
+    let mut optimizer = Optimizer::new(OptimizerConfig::SGD, &buffers)?;
+    buffers.zero_gradients();
+    let x = input(&device, 1.0)?;
+    pair.forward(&x)?.sub(&teacher.forward(&x)?.detach())?.square()?.sum_all()?.backward()?;
+    optimizer.step(&buffers, &STEP)
+}
+
+#[test]
+fn gradients_that_are_not_finite_leave_the_weights_alone() -> Result<()> {
+    let device = Device::cpu(1)?;
+    for config in [
+        OptimizerConfig::ADAMW,
+        OptimizerConfig::SGD,
+        OptimizerConfig::Adafactor(AdafactorConfig::default()),
+    ] {
+        for bad in [f64::NAN, f64::INFINITY, 1e200] {
+            let pair = Pair::new(&Scope::new(&device, DType::F64, 1), false)?;
+            let buffers = ParamAndGradBuffer::new(&pair.params())?;
+            let mut optimizer = Optimizer::new(config, &buffers)?;
+            let before = values(&pair.params())?;
+            buffers.zero_gradients();
+            pair.forward(&input(&device, bad)?)?.sum_all()?.backward()?;
+            let norm = buffers.sq_norm()?.sqrt();
+            assert!(!norm.is_finite());
+            // With clipping, without, and by somebody who asks for no norm at all.
+            let scales = [clip_coefficient(norm, 1.0), clip_coefficient(norm, 0.0), 1.0];
+            for (i, grad_scale) in scales.into_iter().enumerate() {
+                if bad == 1e200 && i == 2 {
+                    continue; // only the sum of the squares is too large
+                }
+                let step = StepConfig { lr: 0.1, grad_scale };
+                let error = optimizer.step(&buffers, &step).unwrap_err().to_string();
+                let named = match bad == 1e200 {
+                    true => "every value and gradient of this rank is finite",
+                    false => "first offender: the gradient of 'first.weight'",
+                };
+                assert!(error.starts_with("optimizer: step 1: "), "{error}");
+                assert!(error.contains(named), "{config:?} {bad} {grad_scale}: {error}");
+            }
+            assert_eq!((values(&pair.params())?, optimizer.steps()), (before, 0));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_learning_rate_that_is_not_finite_is_refused() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let pair = Pair::new(&Scope::new(&device, DType::F64, 1), false)?;
+    let buffers = ParamAndGradBuffer::new(&pair.params())?;
+    let mut optimizer = Optimizer::new(OptimizerConfig::SGD, &buffers)?;
+    pair.forward(&input(&device, 1.0)?)?.sum_all()?.backward()?;
+    let error = optimizer.step(&buffers, &StepConfig { lr: f64::NAN, ..STEP }).unwrap_err();
+    assert_eq!(error.to_string(), "optimizer: step 1: the learning rate is NaN");
+    Ok(())
+}

@@ -1,0 +1,150 @@
+//! Compares the replicas of parameters over ranks: values and gradients that should have the same bits.
+//!
+//! A parameter with a wrong fact trains without an error: a norm whose gradient lacks the positions of other ranks, a
+//! tied embedding whose two copies drift apart. Its replicas differ after the first backward, which this finds.
+
+use ferrotron_autograd::{SharedFlatBuffer, lock};
+use ferrotron_nn::{Axis, ParamAndGradBucket, Sharding};
+use ferrotron_tensor::{Device, Error, Result, Tensor};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+
+use super::DataParallel;
+use crate::agreement::digest;
+use crate::collective::Group;
+
+/// This rank's copy of a parameter, or of a shard that it updates.
+#[derive(Debug, Serialize, Deserialize)]
+struct Replica {
+    name: String,
+    /// The elements, as a shard of the global tensor.
+    place: String,
+    /// Whether it is declared replicated along each axis.
+    replicated: [bool; 4],
+    value: String,
+    gradient: String,
+}
+
+impl DataParallel {
+    /// Compares the values and gradients of replicated parameters over ranks, after
+    /// [`DataParallel::finish_step`]. All ranks of the mesh call this. Without it, nothing is computed or sent.
+    ///
+    /// # Errors
+    ///
+    /// Errors, naming the first parameter whose replicas differ, on all ranks along the axis where they do. Errors if
+    /// ranks hold the same elements of a parameter that is declared sharded there, or if two pipeline stages hold a
+    /// parameter that is not declared replicated along the pipeline.
+    pub fn check_replicas(&self) -> Result<()> {
+        if self.device().is_fake() {
+            return Ok(());
+        }
+        let shared = &self.shared;
+        let own = self.replicas()?;
+        let mesh = &shared.mesh;
+        compare(mesh.axis(Axis::Tensor), Axis::Tensor, &own)?;
+        compare(mesh.axis(Axis::Pipeline), Axis::Pipeline, &own)?;
+        // Otherwise these ranks update other shards, or other weights.
+        if shared.sharding() == Sharding::None && !shared.is_local() {
+            compare(mesh.dp_cp(), Axis::Data, &own)?;
+        }
+        Ok(())
+    }
+
+    /// The copies of this rank that have elements.
+    fn replicas(&self) -> Result<Vec<Replica>> {
+        let mut all = Vec::new();
+        for group in self.buffers().groups() {
+            let values = digests(group, &group.weights, group.weight_shard.as_ref())?;
+            let gradients = digests(group, &group.gradients, group.gradient_shard.as_ref())?;
+            let replicated = Axis::ALL.map(|axis| group.replicated.contains(axis));
+            let pieces = group.pieces().into_iter().zip(values.into_iter().zip(gradients));
+            all.extend(pieces.filter(|((_, place), _)| !place.dims().contains(&0)).map(
+                |((name, place), (value, gradient))| {
+                    let place = format!("{place:?}");
+                    Replica { name, place, replicated, value, gradient }
+                },
+            ));
+        }
+        Ok(all)
+    }
+}
+
+/// Digests of the pieces that this rank updates, in a whole flat or in its shard.
+fn digests(
+    group: &ParamAndGradBucket,
+    whole: &SharedFlatBuffer,
+    shard: Option<&SharedFlatBuffer>,
+) -> Result<Vec<String>> {
+    let mut start = if shard.is_some() { 0 } else { group.owned.start };
+    let flat = lock(shard.unwrap_or(whole));
+    let pieces = group.pieces().into_iter().map(|(_, place)| {
+        let end = start + place.dims().iter().product::<usize>();
+        let piece = flat.slice(std::mem::replace(&mut start, end)..end)?;
+        // f64 holds every float of at most 64 bits exactly.
+        let bits: Vec<u8> = piece.to_f64()?.iter().flat_map(|x| x.to_le_bytes()).collect();
+        Ok(digest(&bits))
+    });
+    pieces.collect()
+}
+
+/// Compares this rank's replicas with those of the other ranks along an axis.
+fn compare(ranks: &Group, axis: Axis, own: &[Replica]) -> Result<()> {
+    if ranks.size() == 1 {
+        return Ok(());
+    }
+    let all = gather(ranks, own)?;
+    let mut first: HashMap<(&str, &str), (usize, &Replica)> = HashMap::new();
+    for (rank, replica) in
+        all.iter().enumerate().flat_map(|(rank, held)| held.iter().map(move |r| (rank, r)))
+    {
+        let key = (replica.name.as_str(), replica.place.as_str());
+        let &mut (other, known) = first.entry(key).or_insert((rank, replica));
+        if other == rank {
+            continue;
+        }
+        if let Some(why) = difference(axis, known, replica) {
+            let name = &replica.name;
+            let message = format!("'{name}' on ranks {other} and {rank} along {axis:?}: {why}");
+            return Err(Error::value("check_replicas", message));
+        }
+    }
+    Ok(())
+}
+
+/// What is wrong with two ranks' copies of the same elements; `None` if nothing is.
+fn difference(axis: Axis, one: &Replica, other: &Replica) -> Option<String> {
+    let declared = |replica: &Replica| replica.replicated[axis as usize];
+    if !declared(one) || !declared(other) {
+        let remedy = match axis {
+            Axis::Pipeline => "`mesh.tied_scope(..)` or `scope.replicated_along(Axis::Pipeline)`",
+            _ => "a scope without `sharded_along`",
+        };
+        return Some(format!(
+            "both hold these elements, but it is not declared replicated along {axis:?}: make it in {remedy}"
+        ));
+    }
+    let remedy = format!(
+        "if these ranks see other positions, samples or uses of it, make it in a scope `with_partial_gradients({axis:?})`, \
+         such as that of `mesh.scope(..)`"
+    );
+    if one.gradient != other.gradient {
+        return Some(format!("the gradients of the same elements differ: {remedy}"));
+    }
+    (one.value != other.value).then(|| {
+        "the values of the same elements differ: ranks need the same seed, checkpoint and updates".into()
+    })
+}
+
+/// The replicas of every rank of a group.
+fn gather(ranks: &Group, own: &[Replica]) -> Result<Vec<Vec<Replica>>> {
+    let device = Device::cpu(1)?;
+    let broken = |error: serde_json::Error| Error::value("check_replicas", error.to_string());
+    let mut text = serde_json::to_vec(own).map_err(broken)?;
+    let length = Tensor::from_slice(&device, &[text.len() as i64], &[1])?;
+    let lengths = ranks.all_gather(length, ranks.size())?.wait()?.to_vec::<i64>()?;
+    let longest = lengths.iter().max().map_or(0, |&length| length as usize);
+    text.resize(longest, b' '); // which JSON ignores
+    let row = Tensor::from_slice(&device, &text, &[1, longest])?;
+    let rows = ranks.all_gather(row, ranks.size())?.wait()?.to_vec::<u8>()?;
+    rows.chunks_exact(longest).map(|row| serde_json::from_slice(row).map_err(broken)).collect()
+}

@@ -1,0 +1,125 @@
+//! What a user adds to a step over ranks: hooks, which leave the reductions alone, and numbers that are not finite.
+
+use ferrotron_autograd::Var;
+use ferrotron_nn::{
+    Bias, Init, Linear, Module, Optimizer, OptimizerConfig, Param, Scope, Sharding, StepConfig,
+    clip_coefficient,
+};
+use ferrotron_parallel::collective::{World, WorldConfig, run_threads};
+use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig};
+use ferrotron_parallel::mesh::{Mesh, ParallelDims};
+use ferrotron_parallel::tensor_parallel::SequenceParallel;
+use ferrotron_tensor::{DType, Device, Result, Tensor};
+use std::sync::{Arc, Mutex};
+
+fn two_ranks(world: &World) -> Result<Mesh> {
+    Mesh::new(world, ParallelDims::new(2, 1, 1, 1)?, SequenceParallel::Off)
+}
+
+fn layer() -> Result<Linear> {
+    let scope = Scope::new(&Device::cpu(1)?, DType::F64, 1);
+    Linear::new(&scope.child("layer"), 2, 1, Bias::No, Init::Ones)
+}
+
+/// The gradient of the layer's weight is (x, x).
+fn backward(layer: &Linear, x: f64) -> Result<()> {
+    let device = layer.weight().leaf().device();
+    let x = Var::constant(Tensor::full(device, DType::F64, &[1, 2], x)?);
+    layer.forward(&x)?.sum_all()?.backward()
+}
+
+#[test]
+fn hooks_see_a_ranks_own_gradient_and_leave_the_reduction_alone() -> Result<()> {
+    for sharding in [Sharding::None, Sharding::Gradients] {
+        let results = run_threads(2, &WorldConfig::default(), |world| {
+            let (mesh, layer) = (two_ranks(&world)?, layer()?);
+            let leaf = layer.weight().leaf();
+            let seen = Arc::new(Mutex::new(Vec::new()));
+            let watch = || {
+                let seen = seen.clone();
+                leaf.add_hook(move |_, gradient| {
+                    seen.lock().unwrap().push(gradient.to_f64()?);
+                    Ok(())
+                })
+            };
+            let before = watch();
+            let config = DataParallelConfig { sharding, ..DataParallelConfig::default() };
+            let parallel = DataParallel::new(&[&layer], &mesh, &config)?;
+            let mut optimizer = Optimizer::new(OptimizerConfig::SGD, parallel.buffers())?;
+            assert!(DataParallel::new(&[&layer], &mesh, &config).is_err(), "it has an owner");
+            watch();
+            for hooks in [2, 1] {
+                parallel.begin_step(1);
+                backward(&layer, mesh.rank() as f64 + 1.0)?;
+                parallel.end_backward()?;
+                parallel.finish_step()?;
+                let own = vec![mesh.rank() as f64 + 1.0; 2];
+                assert_eq!(std::mem::take(&mut *seen.lock().unwrap()), vec![own; hooks]);
+                // [1, 1] + [2, 2]
+                assert_eq!(parallel.grad_norm()?, 18.0_f64.sqrt());
+                leaf.remove_hook(before);
+            }
+            parallel.update(&mut optimizer, &StepConfig { lr: 0.25, grad_scale: 1.0 })?;
+            leaf.value()?.to_f64()
+        });
+        for result in results {
+            assert_eq!(result?, [0.25; 2], "{sharding:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_on_one_rank_stops_all() -> Result<()> {
+    for sharding in Sharding::ALL {
+        let results = run_threads(2, &WorldConfig::default(), |world| {
+            let (mesh, layer) = (two_ranks(&world)?, layer()?);
+            let config = DataParallelConfig { sharding, ..DataParallelConfig::default() };
+            let parallel = DataParallel::new(&[&layer], &mesh, &config)?;
+            let mut optimizer = Optimizer::new(OptimizerConfig::ADAMW, parallel.buffers())?;
+            parallel.begin_step(1);
+            backward(&layer, [1.0, f64::NAN][mesh.rank()])?;
+            parallel.end_backward()?;
+            parallel.finish_step()?;
+            let grad_scale = clip_coefficient(parallel.grad_norm()?, 1.0);
+            let step = StepConfig { lr: 0.1, grad_scale };
+            let error = parallel.update(&mut optimizer, &step).unwrap_err().to_string();
+            assert!(error.starts_with("optimizer: step 1: the gradients or their norm"), "{error}");
+            assert!(error.contains("'layer.weight'"), "{error}");
+            let weights: Vec<&Param> = parallel.buffers().params().collect();
+            weights[0].leaf().value()?.to_f64()
+        });
+        for result in results {
+            assert_eq!(result?, [1.0; 2], "{sharding:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_parameter_that_a_stage_forgets_is_named() -> Result<()> {
+    struct Forgets(Linear, #[expect(dead_code, reason = "forgotten")] Linear);
+    impl Module for Forgets {
+        fn visit(&self, f: &mut dyn FnMut(&Param)) {
+            self.0.visit(f);
+        }
+    }
+    let results = run_threads(2, &WorldConfig::default(), |world| {
+        let mesh = two_ranks(&world)?;
+        let scope = mesh.scope(&Device::cpu(1)?, DType::F64, 1);
+        let layer = |name| Linear::new(&scope.child(name), 2, 1, Bias::No, Init::Ones);
+        let model = Forgets(layer("first")?, layer("second")?);
+        let parallel = DataParallel::new(&[&model], &mesh, &DataParallelConfig::default())?;
+        let mut optimizer = Optimizer::new(OptimizerConfig::ADAMW, parallel.buffers())?;
+        parallel.begin_step(1);
+        backward(&model.0, 1.0)?;
+        parallel.end_backward()?;
+        parallel.finish_step()?;
+        parallel.update(&mut optimizer, &StepConfig { lr: 0.1, grad_scale: 1.0 })
+    });
+    for result in results {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("the model's scope made 'second.weight', but no buffer"), "{error}");
+    }
+    Ok(())
+}

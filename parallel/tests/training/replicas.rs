@@ -1,0 +1,158 @@
+//! Parameters with wrong facts: refused when they are placed, or found by comparing replicas over ranks.
+
+use ferrotron_nn::{Axis, Init, Module, Param, RmsNorm, Scope, Sharding, WeightDecay};
+use ferrotron_parallel::collective::{WorldConfig, run_threads};
+use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig, ReplicaCheck};
+use ferrotron_parallel::mesh::{Mesh, ParallelDims};
+use ferrotron_parallel::tensor_parallel::SequenceParallel;
+use ferrotron_tensor::{DType, Device, Result};
+
+/// Ranks along tensor and pipeline; the rest is data parallel.
+type Sizes = (usize, usize);
+
+/// Runs `f` on ranks with sequence parallelism, if there is more than one along the tensor axis.
+fn on_ranks<T: Send>(
+    ranks: usize,
+    (tensor, pipeline): Sizes,
+    f: impl Fn(&Mesh) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
+    let sequence = if tensor > 1 { SequenceParallel::On } else { SequenceParallel::Off };
+    run_threads(ranks, &WorldConfig::default(), |world| {
+        f(&Mesh::new(&world, ParallelDims::new(ranks, tensor, 1, pipeline)?, sequence)?)
+    })
+}
+
+struct One(Param);
+
+impl Module for One {
+    fn visit(&self, f: &mut dyn FnMut(&Param)) {
+        f(&self.0);
+    }
+}
+
+/// A step in which every element has the gradient `gradient`, up to the comparison of replicas.
+fn step(mesh: &Mesh, module: &dyn Module, gradient: f64, sharding: Sharding) -> Result<()> {
+    let config = DataParallelConfig {
+        sharding,
+        replica_check: ReplicaCheck::EveryStep,
+        ..DataParallelConfig::default()
+    };
+    let parallel = DataParallel::new(&[module], mesh, &config)?;
+    parallel.begin_step(1);
+    for param in module.params() {
+        param.leaf().accumulate_with(|tensor, _| {
+            tensor.as_mut_slice::<f64>()?.fill(gradient);
+            Ok(())
+        })?;
+    }
+    parallel.end_backward()?;
+    parallel.finish_step()
+}
+
+fn vector(scope: &Scope) -> One {
+    One(scope.param("weight", &[6], Init::Normal { std: 1.0 }, WeightDecay::On))
+}
+
+/// The gradient of rank r is r + 1, as if each saw other positions.
+fn own_gradient(mesh: &Mesh) -> f64 {
+    mesh.rank() as f64 + 1.0
+}
+
+#[test]
+fn a_norm_that_says_nothing_of_its_gradients_is_refused_with_sequence_parallelism() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let place = |mesh: &Mesh, scope: Scope| {
+        let norm = RmsNorm::new(&scope.child("norm"), 6, 1e-5);
+        DataParallel::new(&[&norm], mesh, &DataParallelConfig::default()).map(drop)
+    };
+    for result in on_ranks(2, (2, 1), |mesh| place(mesh, Scope::new(&device, DType::F64, 1))) {
+        let error = result.unwrap_err().to_string();
+        assert!(
+            error.contains("data_parallel: 'norm.weight' is replicated along Tensor"),
+            "{error}"
+        );
+        assert!(error.contains("`mesh.scope(..)`"), "{error}");
+    }
+    for result in on_ranks(2, (2, 1), |mesh| place(mesh, mesh.scope(&device, DType::F64, 1))) {
+        result?;
+    }
+    // Nothing to say on ranks that see all positions.
+    place(&Mesh::single(), Scope::new(&device, DType::F64, 1))
+}
+
+#[test]
+fn a_shard_that_is_said_to_be_replicated_is_refused() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let results = on_ranks(2, (2, 1), |mesh| {
+        let (scope, tp) = (mesh.scope(&device, DType::F64, 1), mesh.tensor_parallel());
+        let place = tp.shard(&[4, 3], 0, &[4])?;
+        let weight = One(scope.param_at("weight", place, Init::Ones, WeightDecay::On));
+        DataParallel::new(&[&weight], mesh, &DataParallelConfig::default()).map(drop)
+    });
+    for result in results {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("'weight' is a shard [2, 3] of [4, 3]"), "{error}");
+        assert!(error.contains("`scope.sharded_along(Axis::Tensor)`"), "{error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_that_differ_between_replicas_are_named() -> Result<()> {
+    let device = Device::cpu(1)?;
+    for sharding in [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights] {
+        let run = |whole: bool| {
+            let device = device.clone();
+            move |mesh: &Mesh| {
+                let scope = mesh.scope(&device, DType::F64, 1);
+                let wrong = scope.clone().with_whole_gradients(Axis::Tensor);
+                let one = vector(if whole { &wrong } else { &scope });
+                step(mesh, &one, own_gradient(mesh), sharding)
+            }
+        };
+        for result in on_ranks(4, (2, 1), run(true)) {
+            let error = result.unwrap_err().to_string();
+            let line = "check_replicas: 'weight' on ranks 0 and 1 along Tensor: the gradients";
+            assert!(error.contains(line), "{sharding:?}: {error}");
+        }
+        on_ranks(4, (2, 1), run(false)).into_iter().collect::<Result<Vec<()>>>()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_parameter_of_two_stages_must_be_declared() -> Result<()> {
+    let device = Device::cpu(1)?;
+    for sharding in [Sharding::None, Sharding::Optimizer] {
+        let results = on_ranks(4, (1, 2), |mesh| {
+            step(mesh, &vector(&mesh.scope(&device, DType::F64, 1)), own_gradient(mesh), sharding)
+        });
+        for result in results {
+            let error = result.unwrap_err().to_string();
+            let want = "'weight' on ranks 0 and 1 along Pipeline: both hold these elements, but it is not declared";
+            assert!(error.contains(want), "{error}");
+            assert!(error.contains("`mesh.tied_scope(..)`"), "{error}");
+        }
+        let results = on_ranks(4, (1, 2), |mesh| {
+            let scope = mesh.tied_scope(&mesh.scope(&device, DType::F64, 1));
+            step(mesh, &vector(&scope), own_gradient(mesh), sharding)
+        });
+        results.into_iter().collect::<Result<Vec<()>>>()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn replicas_that_started_from_other_values_are_named() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let results = on_ranks(2, (1, 1), |mesh| {
+        let scope = mesh.scope(&device, DType::F64, mesh.rank() as u64);
+        step(mesh, &vector(&scope), 1.0, Sharding::None)
+    });
+    for result in results {
+        let error = result.unwrap_err().to_string();
+        let want = "'weight' on ranks 0 and 1 along Data: the values of the same elements differ";
+        assert!(error.contains(want), "{error}");
+    }
+    Ok(())
+}
