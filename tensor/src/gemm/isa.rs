@@ -116,4 +116,13 @@ impl Isa {
         #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
         false
     }
+
+    /// Whether fused kernels multiply bf16 blocks in tile registers and round with AVX512-BF16, which every processor
+    /// with AMX has, but perhaps not one that emulates it.
+    pub(super) fn has_tiles_of_blocks(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self.has_tiles() && Isa::Avx512Bf16.is_here();
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
 }

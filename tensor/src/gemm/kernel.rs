@@ -179,8 +179,6 @@ pub(super) struct GemmKernels<T: 'static> {
     pub tiles: &'static [&'static [TileFn<T>]],
     /// The packing routine for operands of a storage type.
     pub pack: fn(DType) -> PackFn<T>,
-    /// Another one for left factors of blocks, where the microkernel reads the steps of a row together.
-    pub pack_rows: Option<PackFn<T>>,
     /// The same for values that are accumulators, whatever the operands' steps are.
     pub widen: fn(DType) -> PackFn<T>,
     /// The epilogue for a storage type.
@@ -261,7 +259,6 @@ macro_rules! isa {
             lanes: <$f32>::LANES,
             free_masks: <$f32>::FREE_MASKS,
             tiles: &[$(&[tile::<$f32, $rows, 1>, tile::<$f32, $rows, 2>, tile::<$f32, $rows, 3>]),*],
-            pack_rows: None,
             pack: |dtype| match dtype {
                 $crate::DType::BF16 => pack::<$f32, $crate::bf16>,
                 $crate::DType::F16 => pack::<$f32, $crate::f16>,
@@ -283,7 +280,6 @@ macro_rules! isa {
             lanes: <$f64>::LANES,
             free_masks: <$f64>::FREE_MASKS,
             tiles: &[$(&[tile::<$f64, $rows, 1>, tile::<$f64, $rows, 2>, tile::<$f64, $rows, 3>]),*],
-            pack_rows: None,
             pack: |_| pack::<$f64, f64>,
             widen: |_| pack::<$f64, f64>,
             epilogue: |_| epilogue::<$f64, f64>,

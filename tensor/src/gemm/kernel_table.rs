@@ -1,8 +1,6 @@
 //! The compiled kernels of each instruction set.
 
 use super::isa::Isa;
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-use super::isa::amx;
 use super::isa::portable;
 #[cfg(target_arch = "x86_64")]
 use super::isa::{avx2, avx512, avx512_bf16};
@@ -41,8 +39,6 @@ pub(super) fn pair_kernels(isa: Isa) -> Option<&'static GemmKernels<f32>> {
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Bf16 => Some(&avx512_bf16::PAIRS),
-        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        Isa::Amx => Some(&amx::block_kernel::PAIRS),
         #[cfg(test)]
         Isa::PortablePairs => Some(&portable::PAIRS),
         _ => None,

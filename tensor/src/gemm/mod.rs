@@ -46,6 +46,8 @@ mod tests;
 mod vnni;
 pub(crate) mod workspace;
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub(crate) use isa::amx::block as tiles;
 pub use matrix::{Accum, MatMut, MatRef};
 
 use crate::{DType, Element, Error, Result, Scalar};

@@ -26,6 +26,7 @@ pub(crate) struct SmallGemm<T: Element> {
     kernels: &'static GemmKernels<T::Acc>,
     /// Elements that make a step.
     per_step: usize,
+    has_tiles: bool,
 }
 
 /// The left factor of a block product: row i has step p at `data + i * row + p * step`.
@@ -64,7 +65,16 @@ impl<T: Element> SmallGemm<T> {
             pairs.unwrap_or_else(|| f32::kernels(level))
         };
         let kernels = kernels.downcast_ref().expect("an accumulator is f32 or f64");
-        SmallGemm { kernels, per_step: if pairs.is_some() { vnni::PAIR } else { 1 } }
+        SmallGemm {
+            kernels,
+            per_step: if pairs.is_some() { vnni::PAIR } else { 1 },
+            has_tiles: T::DTYPE == DType::BF16 && level.has_tiles_of_blocks(),
+        }
+    }
+
+    /// Whether the kernel should multiply in tile registers instead (`super::tiles`).
+    pub(crate) fn has_tiles(&self) -> bool {
+        self.has_tiles
     }
 
     /// The steps that `elements` make; the last may be half empty, which counts as zero.

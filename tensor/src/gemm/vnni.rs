@@ -81,27 +81,3 @@ unsafe fn word_of(task: &PackTask<f32>, lane: usize, step: usize) -> f32 {
         word(*at, high)
     }
 }
-
-/// Packs a part of an operand of bf16 as words, the steps of a lane together.
-///
-/// # Safety
-/// The task's source holds its elements, its panels have room for them.
-pub(super) unsafe fn pack_rows(task: &PackTask<f32>) {
-    let PackTask { step_stride, lane_stride, depth, elements, count, to, .. } = *task;
-    let pitch = task.panel_stride / task.width;
-    for lane in 0..count {
-        let to = to.wrapping_add(lane * pitch);
-        // SAFETY: the caller's promise, passed on.
-        unsafe {
-            if step_stride == PAIR as isize {
-                let from = task.from.cast::<bf16>().offset(lane as isize * lane_stride);
-                to.add(depth - 1).write(0.0); // its upper half may have no element
-                std::ptr::copy_nonoverlapping(from, to.cast(), elements);
-            } else {
-                for step in 0..depth {
-                    to.add(step).write(word_of(task, lane, step));
-                }
-            }
-        }
-    }
-}

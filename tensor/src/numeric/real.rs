@@ -145,11 +145,9 @@ impl Real for f32 {
         const ROUND: f32 = 12_582_912.0;
         const LN2_HIGH: f32 = 0.693_359_4;
         const LN2_LOW: f32 = -2.121_944_4e-4;
-        let x = if self > 88.8 { 88.8 } else { self };
-        let x = if x < -87.4 { -87.4 } else { x };
-        let shifted = x * std::f32::consts::LOG2_E + ROUND;
+        let shifted = self * std::f32::consts::LOG2_E + ROUND;
         let n = shifted - ROUND;
-        let r = x - n * LN2_HIGH - n * LN2_LOW;
+        let r = self - n * LN2_HIGH - n * LN2_LOW;
         let mut p = 1.987_569_1e-4_f32;
         p = p * r + 1.398_199_9e-3;
         p = p * r + 8.333_452e-3;
@@ -157,15 +155,12 @@ impl Real for f32 {
         p = p * r + 1.666_666_5e-1;
         p = p * r + 5e-1;
         let e = p * r * r + r + 1.0;
-        // 2^n in two factors, so that intermediate results do not overflow.
-        // The low bits of the shifted value are n: a float-to-integer cast saturates, which would prevent
-        // vectorization. For NaN the bits are arbitrary, and the product is NaN.
-        let n = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
-        let half = n >> 1;
-        let scale = |k: i32| f32::from_bits((k.wrapping_add(127) as u32) << 23);
-        let y = e * scale(half) * scale(n.wrapping_sub(half));
+        // The low bits of the shifted value are n, and the others are shifted out: this adds n to the exponent. Between
+        // the bounds, where the result is normal, that is exact; outside, the bits are arbitrary and not used.
+        let y = f32::from_bits(e.to_bits().wrapping_add(shifted.to_bits() << 23));
         let y = if self < -87.336_54 { 0.0 } else { y };
-        if self > 88.722_83 { f32::INFINITY } else { y }
+        // Infinity above, and NaN for NaN.
+        if self <= 88.722_83 { y } else { self * f32::INFINITY }
     }
 
     /// Within 2 ulp: an odd polynomial below 0.625 (coefficients: Cephes `tanhf`), else computed from the

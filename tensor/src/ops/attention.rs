@@ -15,6 +15,8 @@
 //! query's result therefore depend neither on the number of threads nor on the batch, the other heads or the other
 //! queries. In backward, dk and dv of a key-value head are the sums over its query heads in order.
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
 mod backward;
 mod config;
 mod forward;

@@ -1,14 +1,14 @@
 //! AMX: products of bf16 pairs in tile registers of 16 rows by 16 words.
 //!
 //! Eight registers hold 32 x 32 sums, two tiles of rows and two of columns, and the operands of one step.
-//! [`product`] computes products of any size from operands packed into whole tiles, [`block_kernel`] the small
-//! blocks of fused kernels.
+//! [`product`] computes products of any size, [`block`] the small ones
+//! of fused kernels; both from operands packed into whole tiles.
 //!
 //! Instructions, encodings and the rules of their configuration: Intel, "Architecture Instruction Set Extensions
 //! Programming Reference", chapter 3. The operating system saves tile registers only of a process that has asked
 //! for them: Linux, Documentation/arch/x86/xstate.rst.
 
-pub(in crate::gemm) mod block_kernel;
+pub(crate) mod block;
 mod blocking;
 mod config;
 #[cfg(test)]

@@ -79,7 +79,7 @@ crate::gemm::kernel::isa!(Lanes<f32>, Lanes<f64>, [1, 2, 3, 4], with_portable);
 pub(in crate::gemm) static PAIRS: crate::gemm::kernel::GemmKernels<f32> = {
     use crate::gemm::kernel::{GemmKernels, Multiply, TileFn, tile};
     use crate::gemm::pack::PackTask;
-    use crate::gemm::vnni::{gather, pack, pack_rows};
+    use crate::gemm::vnni::{gather, pack};
 
     struct Pairs;
     impl Multiply<Lanes<f32>> for Pairs {
@@ -112,7 +112,6 @@ pub(in crate::gemm) static PAIRS: crate::gemm::kernel::GemmKernels<f32> = {
     GemmKernels {
         tiles: &[row::<1>(), row::<2>(), row::<3>(), row::<4>()],
         pack: |_| pack_pairs,
-        pack_rows: Some(pack_rows),
         ..F32
     }
 };

@@ -140,19 +140,15 @@ impl<T: Element> SmallGemm<T> {
         Factor { data: block, row, step: 1 }
     }
 
-    /// The transposed of a block of `rows` rows of [`SmallGemm::operands`], `row` apart: a left factor for sums over
+    /// The transposed of a block of [`SmallGemm::operands`], rows `row` apart: a left factor for sums over
     /// the rows. Where it cannot be read in place, `to` takes what [`SmallGemm::transpose`] is called for.
     pub(crate) fn transposed(
         &self,
         (block, row): (*const T::Acc, usize),
-        rows: usize,
         to: *mut T::Acc,
     ) -> Factor<T::Acc> {
-        match (self.per_step, self.kernels.pack_rows) {
-            (1, _) => Factor { data: block, row: 1, step: row },
-            (_, None) => Factor { data: to, row: 1, step: row },
-            (_, Some(_)) => Factor { data: to, row: self.steps(rows), step: 1 },
-        }
+        let data = if self.per_step == 1 { block } else { to };
+        Factor { data, row: 1, step: row }
     }
 
     /// Elements that a block of `rows` rows, `row` apart, takes transposed.
@@ -173,13 +169,9 @@ impl<T: Element> SmallGemm<T> {
         if self.per_step == 1 {
             return;
         }
-        let (pack, width) = match self.kernels.pack_rows {
-            None => ((self.kernels.pack)(T::DTYPE), to.step),
-            Some(pack) => (pack, 1),
-        };
         // SAFETY: the caller's promise, passed on: rows of words lie as far apart as those of the sums.
         unsafe {
-            pack(&PackTask {
+            (self.kernels.pack)(T::DTYPE)(&PackTask {
                 from: block.cast(),
                 step_stride: (self.per_step * self.per_step * row) as isize,
                 lane_stride: 1,
@@ -187,7 +179,7 @@ impl<T: Element> SmallGemm<T> {
                 elements: rows,
                 count: columns,
                 to: to.data.cast_mut(),
-                width,
+                width: to.step,
                 panel_stride: to.row,
             });
         }

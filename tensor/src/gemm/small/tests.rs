@@ -104,7 +104,7 @@ fn sums_as_factors<T: Element>(
         let both = blocks.pack_both((x.as_ptr(), width), (rows, width), (both.as_mut_ptr(), wide));
         blocks.pack((y.as_ptr(), width), (columns, width), (right.as_mut_ptr(), wide));
         let left = blocks.operands((s.as_mut_ptr(), row), (rows, columns));
-        let transposed = blocks.transposed((s.as_ptr(), row), rows, turned.as_mut_ptr());
+        let transposed = blocks.transposed((s.as_ptr(), row), turned.as_mut_ptr());
         for at in (0..rows).step_by(8) {
             let to = transposed.at(0, blocks.step_of(at));
             let block = s[at * row..].as_ptr();

@@ -3,12 +3,16 @@
 
 use super::tile::{
     AttentionOperands, GROUP, HeadView, KEYS, QUERIES, Shape, Target, by_limit, for_each_task,
-    multiply, padded, take,
+    multiply, padded, row_products, take,
 };
 use crate::gemm::Accum;
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
 use crate::{Device, Element, Real, Result, Scalar, Tensor};
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use crate::{bf16, ops::attention::amx};
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use std::any::Any;
 
 /// Fills dq (B, T, H, D), dk and dv (B, S, G, D) from dout, out and lse.
 pub(super) fn run<T: Element>(
@@ -17,26 +21,21 @@ pub(super) fn run<T: Element>(
     outputs: (HeadView<'_, T>, HeadView<'_, T>, &[T::Acc]),
     [dq, dk, dv]: [Target<'_, T>; 3],
 ) -> Result<()> {
-    let Shape { batch, queries, keys, heads, groups, width } = call.shape;
+    let Shape { batch, keys, heads, groups, width, .. } = call.shape;
     if width == 0 {
         return Ok(());
     }
     let share = call.shape.share();
-    let row = padded(width);
     // Where query heads share a key-value head, each leaves its part of dk and dv here.
     let dims = if share > 1 { [batch * heads, keys, 2 * width] } else { [0; 3] };
     let mut parts = Tensor::empty(device, T::Acc::DTYPE, &dims)?;
     let shared = Disjoint::new(parts.as_mut_slice::<T::Acc>()?);
-    let (query_rows, key_rows) = (queries.next_multiple_of(QUERIES), keys.next_multiple_of(KEYS));
-    let size = call.blocks.steps(key_rows) * row
-        + query_rows * (3 * row + 1)
-        + KEYS * 2 * (call.blocks.steps(width) + row)
-        + QUERIES * 3 * KEYS
-        + 2 * call.blocks.transposed_elements(QUERIES, KEYS);
+    let (one_head, size) = method(call);
     for_each_task(device, batch * heads, call.shape.work(), size, |task, workspace| {
         let (b, head) = (task / heads, task % heads);
         let store = |key: usize, rows: usize, dk_block: &[T::Acc], dv_block: &[T::Acc]| {
             let size = (rows, width);
+            let row = padded(width);
             let (dk_from, dv_from) = ((dk_block.as_ptr(), row), (dv_block.as_ptr(), row));
             // SAFETY: these keys of this head belong to this task alone.
             unsafe {
@@ -50,7 +49,7 @@ pub(super) fn run<T: Element>(
                 }
             }
         };
-        one_head(call, (b, head), outputs, workspace, dq, store);
+        one_head(call, (b, head), outputs, workspace, dq, &store);
     })?;
     if share > 1 {
         let parts = parts.as_slice::<T::Acc>()?;
@@ -76,14 +75,44 @@ pub(super) fn run<T: Element>(
     Ok(())
 }
 
-/// All gradients of one query head; `store(key, rows, dk, dv)` takes each finished block of keys.
+/// A function that computes all gradients of one query head: `store(key, rows, dk, dv)` takes each finished block of keys.
+type OneHead<T> = for<'a> fn(
+    &AttentionOperands<'a, T>,
+    (usize, usize),
+    (HeadView<'a, T>, HeadView<'a, T>, &[<T as Element>::Acc]),
+    &mut [<T as Element>::Acc],
+    Target<'_, T>,
+    &dyn Fn(usize, usize, &[<T as Element>::Acc], &[<T as Element>::Acc]),
+);
+
+/// The function for these operands, and the elements of its workspace.
+fn method<T: Element>(call: &AttentionOperands<'_, T>) -> (OneHead<T>, usize) {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    if call.blocks.has_tiles() {
+        let tiled: OneHead<bf16> = amx::one_head;
+        if let Some(&tiled) = (&tiled as &dyn Any).downcast_ref::<OneHead<T>>() {
+            return (tiled, amx::workspace_floats(call.shape, call.dropout.is_some()));
+        }
+    }
+    let Shape { queries, keys, width, .. } = call.shape;
+    let row = padded(width);
+    let (query_rows, key_rows) = (queries.next_multiple_of(QUERIES), keys.next_multiple_of(KEYS));
+    let size = call.blocks.steps(key_rows) * row
+        + query_rows * (3 * row + 1)
+        + KEYS * 2 * (call.blocks.steps(width) + row)
+        + QUERIES * 3 * KEYS
+        + 2 * call.blocks.transposed_elements(QUERIES, KEYS);
+    (one_head::<T>, size)
+}
+
+/// An [`OneHead`] on any processor.
 fn one_head<T: Element>(
     call: &AttentionOperands<'_, T>,
     (b, head): (usize, usize),
     (dout, out, lse): (HeadView<'_, T>, HeadView<'_, T>, &[T::Acc]),
     workspace: &mut [T::Acc],
     dq: Target<'_, T>,
-    store: impl Fn(usize, usize, &[T::Acc], &[T::Acc]),
+    store: &dyn Fn(usize, usize, &[T::Acc], &[T::Acc]),
 ) {
     let Shape { queries, keys, heads, width, .. } = call.shape;
     let (zero, one) = (T::Acc::ZERO, T::Acc::ONE);
@@ -109,7 +138,7 @@ fn one_head<T: Element>(
     let p_turned = take(&mut rest, turned_elements);
     let ds_turned = take(&mut rest, turned_elements);
     let turned = |block: &mut [T::Acc], to: &mut [T::Acc]| {
-        call.blocks.transposed((block.as_ptr(), KEYS), QUERIES, to.as_mut_ptr())
+        call.blocks.transposed((block.as_ptr(), KEYS), to.as_mut_ptr())
     };
     // SAFETY: the operands hold these rows, the workspace has room for whole blocks.
     let (q, g) = unsafe {
@@ -237,27 +266,6 @@ vectorized! {
             }
             p[visible..].fill(A::ZERO);
             ds[visible..].fill(A::ZERO);
-        }
-    }
-
-    /// out\[i\] = the product of row i of `a` and `b`, each with the distance between its rows, in the order of
-    /// the columns.
-    fn row_products<T: Element>(
-        a: (&[T], usize),
-        b: (&[T], usize),
-        width: usize,
-        out: &mut [T::Acc],
-    ) {
-        let ((a, a_row), (b, b_row)) = (a, b);
-        for (i, out) in out.iter_mut().enumerate() {
-            let (a, b) = (&a[i * a_row..][..width], &b[i * b_row..][..width]);
-            let mut lanes = [T::Acc::ZERO; 16];
-            for (a, b) in a.chunks(16).zip(b.chunks(16)) {
-                for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
-                    *lane += a.acc() * b.acc();
-                }
-            }
-            *out = lanes.into_iter().sum();
         }
     }
 

@@ -9,6 +9,19 @@ use crate::gemm::small::PAD;
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
 use crate::{Device, Element, Real, Result};
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use crate::{bf16, ops::attention::amx};
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use std::any::Any;
+
+/// The type of [`run`].
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+type Forward<T> = fn(
+    &Device,
+    &AttentionOperands<'_, T>,
+    Target<'_, T>,
+    Disjoint<'_, <T as Element>::Acc>,
+) -> Result<()>;
 
 /// Fills `out` (B, T, H, D) and `lse` (B, H, T).
 pub(super) fn run<T: Element>(
@@ -17,6 +30,13 @@ pub(super) fn run<T: Element>(
     out: Target<'_, T>,
     lse: Disjoint<'_, T::Acc>,
 ) -> Result<()> {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    if call.blocks.has_tiles() && call.shape.width > 0 {
+        let tiled: Forward<bf16> = amx::run;
+        if let Some(tiled) = (&tiled as &dyn Any).downcast_ref::<Forward<T>>() {
+            return tiled(device, call, out, lse);
+        }
+    }
     let Shape { batch, queries, keys, groups, width, .. } = call.shape;
     let share = call.shape.share();
     let (query_blocks, key_blocks) = (queries.div_ceil(QUERIES), keys.div_ceil(KEYS));

@@ -177,6 +177,27 @@ vectorized! {
         }
     }
 
+    /// out\[i\] = the product of row i of `a` and `b`, each with the distance between its rows, in the order of
+    /// the columns.
+    pub(super) fn row_products<T: Element>(
+        a: (&[T], usize),
+        b: (&[T], usize),
+        width: usize,
+        out: &mut [T::Acc],
+    ) {
+        let ((a, a_row), (b, b_row)) = (a, b);
+        for (i, out) in out.iter_mut().enumerate() {
+            let (a, b) = (&a[i * a_row..][..width], &b[i * b_row..][..width]);
+            let mut lanes = [T::Acc::ZERO; 16];
+            for (a, b) in a.chunks(16).zip(b.chunks(16)) {
+                for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
+                    *lane += a.acc() * b.acc();
+                }
+            }
+            *out = lanes.into_iter().sum();
+        }
+    }
+
     /// x\[i\] *= factor\[i\].
     pub(super) fn multiply<A: Real>(x: &mut [A], factor: &[A]) {
         for (x, &factor) in x.iter_mut().zip(factor) {

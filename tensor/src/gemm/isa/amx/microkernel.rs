@@ -20,11 +20,11 @@ use std::arch::asm;
 /// Bytes of a tile: 16 rows of 64.
 pub(super) const TILE_BYTES: usize = 1024;
 /// Rows, and columns, of a microtile.
-pub(super) const MICROTILE: usize = 32;
+pub(crate) const MICROTILE: usize = 32;
 /// Bytes of either operand in one step: two tiles.
-pub(super) const STEP_BYTES: usize = 2 * TILE_BYTES;
+pub(crate) const STEP_BYTES: usize = 2 * TILE_BYTES;
 /// Bytes of a microtile's sums: four tiles, 00, 01, 10 and 11.
-pub(super) const SUMS_BYTES: usize = 4 * TILE_BYTES;
+pub(crate) const SUMS_BYTES: usize = 4 * TILE_BYTES;
 
 /// A microtile to compute, and the conversion of an earlier one's sums that goes on meanwhile.
 #[repr(C)]

@@ -22,7 +22,7 @@ const LANES: usize = 16;
 
 /// The kind of tiles that an operand becomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Tiles {
+pub(crate) enum Tiles {
     Rows,
     Columns,
 }

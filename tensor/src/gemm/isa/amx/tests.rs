@@ -1,5 +1,6 @@
 //! AMX products against a model of them in plain Rust, bit for bit.
 
+use super::block::{STEP_FLOATS, SUMS_FLOATS, TileRegisters, Tiles, pack_panels, steps};
 use super::blocking::Blocking;
 use super::product;
 use crate::gemm::isa::Isa;
@@ -142,6 +143,44 @@ fn bits_do_not_depend_on_the_k_block() {
     let want = product(16);
     for k_block in [1, 8, 12] {
         assert!(product(k_block) == want, "k-blocks of {k_block} steps");
+    }
+}
+
+/// The sums of a block, in one part or two, in the order of their tiles.
+#[test]
+fn blocks_have_the_bits_of_the_model() {
+    if !is_available() {
+        return;
+    }
+    for [rows, k, columns] in [[32, 64, 32], [7, 33, 20], [32, 200, 31], [1, 5, 1]] {
+        let (lhs, rhs) = (numbers::<bf16>(rows * k, 1), numbers::<bf16>(columns * k, 2));
+        let panel = || vec![f32::NAN; steps(k) * STEP_FLOATS];
+        let (mut a, mut b) = (panel(), panel());
+        let mut sums = [vec![f32::NAN; SUMS_FLOATS], vec![f32::NAN; SUMS_FLOATS]];
+        // SAFETY: the vectors hold the matrices and whole panels; the instructions are available.
+        unsafe {
+            pack_panels(Tiles::Rows, lhs.as_ptr(), [k, 1], [rows, k], a.as_mut_ptr());
+            pack_panels(Tiles::Columns, rhs.as_ptr(), [k, 1], [columns, k], b.as_mut_ptr());
+            let registers = TileRegisters::configure();
+            let [whole, parts] = sums.each_mut().map(|sums| sums.as_mut_ptr());
+            registers.product(a.as_ptr(), b.as_ptr(), steps(k), whole, false);
+            registers.product(a.as_ptr(), b.as_ptr(), 1, parts, false);
+            if steps(k) > 1 {
+                let rest = [&a, &b].map(|panel| panel[STEP_FLOATS..].as_ptr());
+                registers.product(rest[0], rest[1], steps(k) - 1, parts, true);
+            }
+        }
+        for (i, j) in (0..rows).flat_map(|i| (0..columns).map(move |j| (i, j))) {
+            let want = model(&lhs[i * k..][..k], &rhs[j * k..][..k], 1.0, 0.0, -0.0);
+            let at = (i / 16 * 2 + j / 16) * 256 + i % 16 * 16 + j % 16;
+            for sums in &sums {
+                assert_eq!(
+                    sums[at].to_bits(),
+                    want.to_bits(),
+                    "({rows}, {k}, {columns}): ({i}, {j})"
+                );
+            }
+        }
     }
 }
 

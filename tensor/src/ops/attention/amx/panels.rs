@@ -1,0 +1,72 @@
+//! Panels of queries, keys and the width: how many there are, how they are packed, and what is seen of them.
+
+use crate::bf16;
+use crate::gemm::tiles::{LANES, STEP_FLOATS, Tiles, pack_panels, steps};
+use crate::ops::attention::tile::{AttentionOperands, Shape};
+
+/// Panels of keys that share a running maximum, and whose gradients are summed together.
+pub(super) const KEY_PANELS: usize = 4;
+
+/// Panels of a dimension, and floats of a packed operand of `panels` panels.
+pub(super) struct Sizes {
+    /// Panels of queries, of keys and of the width; steps of the width are as many.
+    pub queries: usize,
+    pub keys: usize,
+    pub width: usize,
+}
+
+impl Sizes {
+    pub(super) fn new(shape: Shape) -> Sizes {
+        Sizes { queries: steps(shape.queries), keys: steps(shape.keys), width: steps(shape.width) }
+    }
+
+    /// Floats of all queries and of all keys, in panels of either dimension.
+    pub(super) fn packed_queries(&self) -> usize {
+        self.queries * self.width * STEP_FLOATS
+    }
+
+    pub(super) fn packed_keys(&self) -> usize {
+        self.keys * self.width * STEP_FLOATS
+    }
+}
+
+/// Packs rows of `width` elements whose products run over the width.
+///
+/// # Safety
+/// As [`pack_panels`], for rows `row` apart.
+pub(super) unsafe fn pack_along(
+    tiles: Tiles,
+    (from, row): (*const bf16, usize),
+    [rows, width]: [usize; 2],
+    to: &mut [f32],
+) {
+    debug_assert!(to.len() >= rows.div_ceil(LANES) * steps(width) * STEP_FLOATS);
+    // SAFETY: the caller's promise, passed on.
+    unsafe { pack_panels(tiles, from, [row, 1], [rows, width], to.as_mut_ptr()) }
+}
+
+/// Packs rows of `width` elements whose products run over the rows.
+///
+/// # Safety
+/// As [`pack_along`].
+pub(super) unsafe fn pack_across(
+    tiles: Tiles,
+    (from, row): (*const bf16, usize),
+    [rows, width]: [usize; 2],
+    to: &mut [f32],
+) {
+    debug_assert!(to.len() >= width.div_ceil(LANES) * steps(rows) * STEP_FLOATS);
+    // SAFETY: the caller's promise, passed on.
+    unsafe { pack_panels(tiles, from, [1, row], [width, rows], to.as_mut_ptr()) }
+}
+
+impl AttentionOperands<'_, bf16> {
+    /// For each query of a panel, how many keys it sees from `key` on, perhaps none or negative; none for padding.
+    pub(super) fn visible_from(&self, query: usize, key: usize) -> [i32; LANES] {
+        std::array::from_fn(|i| {
+            let query = query + i;
+            let seen = if query < self.shape.queries { self.visible(query) } else { 0 };
+            (seen as i64 - key as i64).clamp(-1, i32::MAX as i64) as i32
+        })
+    }
+}
