@@ -176,7 +176,7 @@ impl Ring {
         };
         let queries = own.narrow(first..positions);
         let block = held_by(other, ranks, own.global).narrow(0..keys);
-        let key = self.dropout_key.clone();
+        let key = self.dropout_key;
         let config = self.heads.attention_config(&self.ctx, key, &queries, &block)?;
         let config = AttentionConfig { mask, ..config };
         Ok(RingStep { first, queries: positions - first, keys, config })
