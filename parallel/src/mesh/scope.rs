@@ -7,7 +7,7 @@ use super::Mesh;
 
 impl Mesh {
     /// The root scope of a model on this mesh: [`Scope::new`], with the facts of the residual stream
-    /// ([`TensorParallel::residual_scope`]). With sequence parallelism the gradients of norms, of biases and of every
+    /// ([`TensorParallel::residual_scope`](crate::tensor_parallel::TensorParallel::residual_scope)). With sequence parallelism the gradients of norms, of biases and of every
     /// other parameter that ranks along the tensor axis replicate are then summed over that axis, in plain layers too.
     /// A parameter behind a gather of all positions needs [`Scope::with_whole_gradients`].
     ///

@@ -38,7 +38,7 @@ impl Options {
         }
         options.keep_last(PRECISION, |name| {
             let named = definition.get_arguments().find(|arg| arg.get_long() == Some(name));
-            named.and_then(|arg| matches.indices_of(arg.get_id().as_str())?.last())
+            named.and_then(|arg| matches.indices_of(arg.get_id().as_str())?.next_back())
         });
         spellings::replace(&mut options, source)?;
         Ok(options)

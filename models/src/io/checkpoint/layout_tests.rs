@@ -209,7 +209,7 @@ fn an_index_written_by_hand_loads() -> Result<()> {
         ("\"shape\":[3,4]", "\"shape\":[4,4]"),     // incomplete
         ("\"dtype\":\"f32\"", "\"dtype\":\"f64\""), // another type
         ("\"a.safetensors\":{", "\"../a.safetensors\":{"),
-        ("\"version\":1", "\"version\":2"),
+        ("\"version\":1", "\"version\":3"),
     ] {
         let text = index.to_string();
         assert!(text.contains(what), "{what}");

@@ -2,8 +2,8 @@
 //! stay in cache while dq gathers its parts in the order of the keys.
 
 use super::tile::{
-    AttentionOperands, GROUP, HeadView, KEYS, QUERIES, Shape, Target, by_limit, for_each_task,
-    multiply, padded, row_products, take,
+    AttentionOperands, GROUP, HeadView, KEYS, QUERIES, Shape, StoreKeyGradients, Target, by_limit,
+    for_each_task, multiply, padded, row_products, take,
 };
 use crate::gemm::Accum;
 use crate::numeric::disjoint::Disjoint;
@@ -82,7 +82,7 @@ type OneHead<T> = for<'a> fn(
     (HeadView<'a, T>, HeadView<'a, T>, &[<T as Element>::Acc]),
     &mut [<T as Element>::Acc],
     Target<'_, T>,
-    &dyn Fn(usize, usize, &[<T as Element>::Acc], &[<T as Element>::Acc]),
+    &StoreKeyGradients<'_, <T as Element>::Acc>,
 );
 
 /// The function for these operands, and the elements of its workspace.
@@ -112,7 +112,7 @@ fn one_head<T: Element>(
     (dout, out, lse): (HeadView<'_, T>, HeadView<'_, T>, &[T::Acc]),
     workspace: &mut [T::Acc],
     dq: Target<'_, T>,
-    store: &dyn Fn(usize, usize, &[T::Acc], &[T::Acc]),
+    store: &StoreKeyGradients<'_, T::Acc>,
 ) {
     let Shape { queries, keys, heads, width, .. } = call.shape;
     let (zero, one) = (T::Acc::ZERO, T::Acc::ONE);

@@ -46,6 +46,9 @@ impl<'a, T: Scalar> HeadView<'a, T> {
     }
 }
 
+/// Takes the gradients of a finished block of keys: the first key, the number of keys, dk and dv.
+pub(super) type StoreKeyGradients<'a, A> = dyn Fn(usize, usize, &[A], &[A]) + 'a;
+
 /// A result (B, T, H, D), perhaps a run of the heads of a larger one.
 #[derive(Clone, Copy)]
 pub(super) struct Target<'a, T> {

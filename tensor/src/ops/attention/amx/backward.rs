@@ -9,7 +9,7 @@ use super::vectors::{GradientPanel, RIGHT, SIDE, row_of, transpose};
 use crate::bf16;
 use crate::gemm::tiles::{LANES, STEP_FLOATS, SUMS_FLOATS, TileRegisters, Tiles};
 use crate::ops::attention::tile::{
-    AttentionOperands, HeadView, Shape, Target, padded, row_products, take,
+    AttentionOperands, HeadView, Shape, StoreKeyGradients, Target, padded, row_products, take,
 };
 use std::f32::consts::LOG2_E;
 
@@ -57,7 +57,7 @@ pub(in crate::ops::attention) fn one_head(
     (dout, out, lse): (HeadView<'_, bf16>, HeadView<'_, bf16>, &[f32]),
     workspace: &mut [f32],
     dq: Target<'_, bf16>,
-    store: &dyn Fn(usize, usize, &[f32], &[f32]),
+    store: &StoreKeyGradients<'_, f32>,
 ) {
     let Shape { queries, keys, heads, width, .. } = call.shape;
     let sizes = Sizes::new(call.shape);

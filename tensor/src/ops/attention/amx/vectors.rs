@@ -27,6 +27,7 @@ pub(super) const fn row_of(i: usize) -> usize {
 /// Each step is taken for all registers before the next one: a chain of ten dependent instructions fills the processor's
 /// queues otherwise, and its units wait.
 #[inline(always)]
+#[expect(clippy::approx_constant, reason = "the coefficient of a minimax polynomial, not ln 2")]
 unsafe fn exp2<const N: usize>(mut x: [__m512; N]) -> [__m512; N] {
     // SAFETY: the processor has AVX-512, as for every function here.
     unsafe {
