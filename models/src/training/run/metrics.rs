@@ -3,6 +3,7 @@
 use ferrotron_parallel::output_file::{self, unwritable};
 use ferrotron_tensor::{Error, MemoryKind, Result};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -21,6 +22,9 @@ pub struct Metrics {
     pub step: u64,
     /// Mean loss of the step.
     pub loss: f64,
+    /// The mean of each loss term, by name, where there are several.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub losses: BTreeMap<&'static str, f64>,
     /// Learning rate.
     pub lr: f64,
     /// Global gradient norm before clipping; null in a step that was skipped.
@@ -61,6 +65,10 @@ impl Metrics {
         Metrics {
             step: report.step,
             loss: report.loss,
+            losses: match report.losses.len() {
+                1 => BTreeMap::new(),
+                _ => report.losses.iter().copied().collect(),
+            },
             lr: report.lr,
             grad_norm: report.grad_norm,
             loss_scale: (report.loss_scale != 1.0).then_some(report.loss_scale),
@@ -233,6 +241,7 @@ mod tests {
     fn metrics(step: u64) -> Metrics {
         Metrics {
             step,
+            losses: BTreeMap::new(),
             loss: 1.0 / step as f64,
             lr: 1e-3,
             grad_norm: f64::INFINITY,
