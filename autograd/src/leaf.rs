@@ -235,7 +235,7 @@ impl Leaf {
     ///     true => Ok(()),
     ///     false => Err(Error::value("hook", format!("the gradient of '{}' is not finite", leaf.name()))),
     /// });
-    /// w.var()?.ln()?.sum_all()?.backward()?;
+    /// w.var()?.square()?.sum_all()?.backward()?;
     /// w.zero_gradient();
     /// let error = w.var()?.mul_scalar(f64::NAN)?.sum_all()?.backward().unwrap_err();
     /// assert_eq!(error.to_string(), "hook: the gradient of 'w' is not finite");

@@ -29,7 +29,7 @@ use crate::saved::slot::HookScope;
 ///         self.0.cast(DType::F32)
 ///     }
 ///
-///     fn held(&self) -> Option<Tensor> {
+///     fn resident_tensor(&self) -> Option<Tensor> {
 ///         Some(self.0.clone())
 ///     }
 /// }

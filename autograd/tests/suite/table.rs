@@ -196,6 +196,8 @@ fn views_and_reductions() -> Vec<OpCase> {
             x[0].mean(&[0, 2], KeepDims::Keep)
         }),
         row("sum_all", "", UNARY, |x| x[0].sum_all()),
+        // Another weight than 0 is no derivative of the value: the example of the operation tests it.
+        row("attach_loss", "of weight 0", UNARY, |x| x[0].attach_loss(&x[0].sum_all()?, 0.0)),
         row("mean_all", "", &[&[&[2, 3]], &[&[]], &[&[1, 1]]], |x| x[0].mean_all()),
         row("max", "last dim, dropped", ROWS, |x| x[0].max(-1, KeepDims::Drop)),
         row("max", "first dim, kept", &[&[&[2, 3]], &[&[1, 3]], &[&[2, 0]]], |x| {

@@ -27,23 +27,18 @@ use crate::training::microbatch::Microbatch;
 ///     LossTerm, Microbatch, Model, ModelChunk, StageOutput, Trainer, TrainerConfig,
 /// };
 /// use ferrotron_nn::schedule::LrSchedule;
-/// use ferrotron_nn::{Bias, Init, Linear, Module, Scope, ParamVisitor};
+/// use ferrotron_nn::{Bias, Init, Linear, Module, Scope};
 /// use ferrotron_parallel::mesh::Mesh;
 /// use ferrotron_tensor::{DType, Device, Result};
 /// use serde::{Deserialize, Serialize};
 ///
 /// /// y = x w, fitted to the squares of the errors.
+/// #[derive(Module)]
 /// struct Line(Linear);
 ///
 /// #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 /// struct LineConfig {
 ///     inputs: usize,
-/// }
-///
-/// impl Module for Line {
-///     fn visit(&self, visitor: ParamVisitor) {
-///         self.0.visit(visitor);
-///     }
 /// }
 ///
 /// impl Model for Line {

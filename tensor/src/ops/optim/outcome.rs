@@ -24,7 +24,7 @@ pub struct StepMetrics {
 /// The outcomes of the latest steps, on the device.
 ///
 /// ```
-/// use ferrotron_tensor::ops::check_step::{CheckStepConfig, StepMetricsLog, OverflowPolicy, StepSums, check_step};
+/// use ferrotron_tensor::ops::outcome::{CheckStepConfig, StepMetricsLog, OverflowPolicy, StepSums, check_step};
 /// use ferrotron_tensor::ops::step::{DeviceStepParams, StepParams};
 /// use ferrotron_tensor::{Device, Tensor};
 /// let device = Device::cpu(1)?;
