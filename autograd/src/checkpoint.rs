@@ -87,7 +87,7 @@ pub fn checkpoint_discard_output(
     Ok(outputs.into_iter().enumerate().map(discard).collect())
 }
 
-/// What the first run of a region used.
+/// The parameters and random layers that a region's first run used.
 struct Used {
     /// The parameters that it read.
     leaves: Vec<Leaf>,

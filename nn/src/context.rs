@@ -86,7 +86,7 @@ pub struct Context {
     /// The local positions on the residual stream, between the layers of a block. Fewer than in `sequence` only with
     /// sequence parallelism.
     pub residual: DimShard,
-    /// How often each random layer has drawn in this pass. Clones of the context share it, and each micro-batch has
+    /// The number of draws of each random layer in this pass. Clones of the context share it, and each micro-batch has
     /// its own.
     pub calls: CallCounts,
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::lock;
 
-/// How often each random site has drawn in a pass. Cloning returns another handle of the same counts.
+/// Counts the draws of each random site in a pass. Cloning returns another handle of the same counts.
 ///
 /// A [checkpoint](crate::checkpoint) runs its region again with the numbers of its first run, and
 /// [gradcheck](crate::gradcheck()) calls its function with the same ones each time.

@@ -14,7 +14,7 @@ use crate::training::model::Model;
 use crate::training::stage::StageModel;
 use crate::training::stop::StopFlag;
 
-/// What an evaluation found.
+/// The result of an evaluation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
     /// The loss; of a language model, the mean cross-entropy in nats per token.
@@ -34,7 +34,7 @@ pub struct LocalModel<'a, M: Model> {
     pub parts: &'a [M],
     /// The configuration of the whole model.
     pub config: &'a M::Config,
-    /// Where they were made.
+    /// The scope in which they were made.
     pub scope: &'a Scope,
     /// The ranks that have the other chunks and shards.
     pub mesh: &'a Mesh,

@@ -100,10 +100,9 @@ impl LossReduction {
 
     /// Sums each term over `world`. Returns their weighted sum, a scalar to divide by the denominator, and, if there
     /// are several, the sum of each, (terms).
-    pub fn reduce(&self, sums: Vec<Tensor>, world: &Group) -> Result<(Tensor, Option<Tensor>)> {
-        if let [sum] = &sums[..] {
-            let sum = sum.clone();
-            drop(sums);
+    pub fn reduce(&self, mut sums: Vec<Tensor>, world: &Group) -> Result<(Tensor, Option<Tensor>)> {
+        if sums.len() == 1 {
+            let sum = sums.remove(0);
             return Ok((world.all_reduce(sum, Reduction::Sum)?.wait()?, None));
         }
         let vectors = sums.iter().map(|sum| sum.reshape(&[1])).collect::<Result<Vec<_>>>()?;

@@ -93,7 +93,7 @@ pub trait Model: Module + Sized + Send + Sync + 'static {
     /// Fields of the configuration that a resumed run may change: they are in no weight, as dropout.
     const TRAINING_FIELDS: &'static [&'static str] = &[];
 
-    /// What the model is made of; a checkpoint keeps it.
+    /// The configuration; a checkpoint keeps it.
     type Config: Clone + Debug + PartialEq + Serialize + DeserializeOwned + Send + Sync;
 
     /// Describes a chunk of the model, sharded over `mesh`.
@@ -209,7 +209,7 @@ impl LossTerm {
     }
 }
 
-/// What a chunk makes of a micro-batch.
+/// The result of a chunk for a micro-batch.
 #[derive(Debug)]
 pub struct StageOutput {
     /// The activation for the next chunk; the last chunk has none.

@@ -4,7 +4,7 @@ use ferrotron_cuda::arguments;
 
 use super::step::{Types, check_accumulators, types};
 use super::{kernel, sq_norm};
-use crate::ops::optim::adafactor::{MatrixBatch, RowColFactors, SquareSums};
+use crate::ops::optim::adafactor::matrix::{MatrixBatch, RowColFactors, SquareSums};
 use crate::ops::optim::config::{Adafactor, NormalizeBy, SecondMomentDecay};
 use crate::{DType, Result, Tensor};
 

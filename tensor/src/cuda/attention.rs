@@ -3,7 +3,8 @@
 use ferrotron_cuda::arguments::Attention;
 
 use super::kernel::{Kernel, kernel};
-use crate::ops::attention::{AttentionConfig, AttentionDropout, AttentionMask, Operands, Shape};
+use crate::ops::attention::config::{AttentionConfig, AttentionDropout, AttentionMask};
+use crate::ops::attention::operands::{Operands, Shape};
 use crate::ops::random::last_dropped;
 use crate::{DType, Error, Result, Tensor};
 

@@ -4,7 +4,8 @@ use ferrotron_cuda::arguments::CrossEntropy;
 
 use super::kernel::{Kernel, kernel};
 use crate::core::copy::into_unique;
-use crate::ops::cross_entropy::{CrossEntropyConfig, VocabAllReduce, VocabShard, joined};
+use crate::ops::cross_entropy::config::CrossEntropyConfig;
+use crate::ops::cross_entropy::shard::{VocabAllReduce, VocabShard, joined};
 use crate::{DType, Result, Tensor};
 
 /// Threads of a block with one row per thread.

@@ -1,7 +1,7 @@
 //! Launches LayerNorm and RMSNorm.
 
 use super::kernel;
-use crate::ops::norm::{GradSelection, Gradients, NormKind};
+use crate::ops::norm::kind::{GradSelection, Gradients, NormKind};
 use crate::{Result, Tensor};
 
 /// Threads of a block over columns.

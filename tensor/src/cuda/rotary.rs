@@ -1,7 +1,7 @@
 //! Launches rotary position embedding.
 
 use super::kernel;
-use crate::ops::rotary::{Direction, RotaryTable};
+use crate::ops::rotary::table::{Direction, RotaryTable};
 use crate::{Result, Tensor};
 
 /// `y` = `x` (B, T, H, D) with the first `heads` heads rotated and the others copied. The last dim of `x` is dense;

@@ -3,7 +3,7 @@
 
 use super::copy::by_size;
 use super::kernel;
-use crate::ops::zero_bitmap::{CHUNK, mask_bytes};
+use crate::ops::zero_bitmap::format::{CHUNK, mask_bytes};
 use crate::{DType, Error, Result, Tensor};
 
 /// Threads of the single block that sums the counts of all chunks.

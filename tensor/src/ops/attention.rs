@@ -18,10 +18,10 @@
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
 mod backward;
-mod config;
+pub(crate) mod config;
 mod forward;
 mod merge;
-mod operands;
+pub(crate) mod operands;
 #[cfg(test)]
 mod tests;
 mod tile;

@@ -13,13 +13,12 @@
 //! (0 if t is in another shard) and, with label smoothing, sum_j x_j. These are 3 or 4 numbers per row. The gradient
 //! needs no communication, since lse covers all classes.
 
-mod config;
+pub(crate) mod config;
 mod rows;
-mod shard;
+pub(crate) mod shard;
 mod targets;
 
 pub use config::CrossEntropyConfig;
-pub(crate) use shard::joined;
 pub use shard::{VocabAllReduce, VocabShard};
 pub(crate) use targets::{RowLosses, Targets};
 

@@ -9,7 +9,7 @@
 //! A gradient needs x, m, r and w. Sums over rows are computed in blocks, whose size depends on the shape only, and
 //! added in order. They do not depend on the number of threads.
 
-mod kind;
+pub(crate) mod kind;
 
 pub(crate) use kind::{GradSelection, Gradients, NormKind};
 

@@ -8,7 +8,7 @@
 //! Elements from R on, and heads beyond the rotated ones, are unchanged. A gradient needs only the table. Angles are
 //! computed in f64, rotations in Acc.
 
-mod table;
+pub(crate) mod table;
 
 pub use table::{Direction, RotaryTable};
 

@@ -7,7 +7,7 @@
 //! Only elements with all bits zero count as zero: -0 and NaN are stored, so that decompression restores the same
 //! bits.
 
-mod format;
+pub(crate) mod format;
 
 use crate::cuda;
 use crate::numeric::disjoint::Disjoint;

@@ -5,7 +5,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// What a checkpoint says of its model.
+/// A checkpoint's record of its model.
 ///
 /// ```
 /// use ferrotron_models::checkpoint::SavedModel;

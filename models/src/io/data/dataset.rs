@@ -18,7 +18,7 @@ pub struct DataConfig {
     pub data: Vec<PathBuf>,
     /// Files and folders to validate on; they take the place of a folder's own.
     pub validation_data: Vec<PathBuf>,
-    /// Where there are no validation files, what is held out at the end of the tokens.
+    /// The split that holds out the end of the tokens, if there are no validation files.
     pub split: Split,
 }
 

@@ -33,7 +33,7 @@ pub enum DataChange {
     Allowed,
 }
 
-/// Where the data of a run comes from.
+/// The origin of a run's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DataOrigin {
     /// Files that the user names.

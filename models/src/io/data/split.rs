@@ -6,7 +6,7 @@ use ferrotron_tensor::{Error, Result};
 /// nothing here reads. The rest is for training.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Split {
-    /// Where training and validation end, in units of which `whole` make the stream.
+    /// The ends of training and validation, in units of which `whole` make the stream.
     ends: [f64; 2],
     whole: f64,
 }

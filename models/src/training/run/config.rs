@@ -92,12 +92,12 @@ pub struct TraceConfig {
     pub steps: RangeInclusive<u64>,
 }
 
-/// What a run trains and evaluates on.
+/// The samples of a run.
 #[derive(Clone, Copy)]
 pub struct RunData<'a> {
     /// The training samples.
     pub train: &'a dyn Samples,
-    /// What evaluations cover, if there are any.
+    /// The samples of evaluations, if there are any.
     pub validation: Option<&'a dyn FiniteSamples>,
     /// The tokenizer of the data, for checkpoints.
     pub tokenizer: Option<&'a Tokenizer>,
@@ -108,7 +108,7 @@ pub struct RunData<'a> {
 pub struct TokenSamples {
     /// The training samples.
     pub train: Sampler,
-    /// What evaluations cover, if there are any.
+    /// The samples of evaluations, if there are any.
     pub validation: Option<Validation>,
 }
 

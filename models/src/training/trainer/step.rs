@@ -18,6 +18,8 @@ use crate::training::stage::StageModel;
 /// A rank's samples of a step, and what is known of the step before any device work.
 struct StepBatch {
     batches: Vec<Batch>,
+    /// Samples of all ranks.
+    global_batch_size: usize,
     pass: Context,
     loss: LossReduction,
     loss_scale: f64,
@@ -101,7 +103,6 @@ impl<M: Model> Trainer<M> {
                 self.check_gradients(&batch, sums)?
             }
         };
-        let global_batch = self.config.batch_size.global_batch_size(self.progress.consumed_samples);
         self.reports.push(InFlightStep { sums, ..step });
         if self.host_decides() || self.reports.is_full() {
             self.read(samples)?;
@@ -113,7 +114,7 @@ impl<M: Model> Trainer<M> {
         self.loss_scaler.update(skipped);
         self.progress.loss_scaler = self.loss_scaler.skips().then(|| self.loss_scaler.state());
         self.progress.step += 1;
-        self.progress.consumed_samples += global_batch as u64;
+        self.progress.consumed_samples += batch.global_batch_size as u64;
         Ok(())
     }
 
@@ -138,10 +139,11 @@ impl<M: Model> Trainer<M> {
         };
         let loss_scale = self.loss_scaler.scale();
         let (seed, length) = (self.config.seed, samples.seq_length());
-        let global = sizes.global_batch_size(consumed);
-        let pass = Context::new(seed, self.progress.step, Mode::Train, global, length);
+        let global_batch_size = sizes.global_batch_size(consumed);
+        let pass = Context::new(seed, self.progress.step, Mode::Train, global_batch_size, length);
         Ok(StepBatch {
             batches,
+            global_batch_size,
             pass,
             loss: LossReduction::new(&own, &all, loss_scale),
             loss_scale,
@@ -155,11 +157,10 @@ impl<M: Model> Trainer<M> {
         samples: &dyn Samples,
         started: Instant,
     ) -> InFlightStep {
-        let global = self.config.batch_size.global_batch_size(self.progress.consumed_samples);
         InFlightStep {
             lr: self.optimizer.numbers(&self.step_config()).lr,
             loss_scale: batch.loss_scale,
-            tokens: (global * samples.seq_length()) as u64,
+            tokens: (batch.global_batch_size * samples.seq_length()) as u64,
             started,
             loss: batch.loss.clone(),
             sums: None,

@@ -18,7 +18,7 @@
 //! Sums are accumulated in f64, in an order that depends on the shape only. Updates are computed elementwise in
 //! `Element::Acc`. Nothing depends on the number of threads.
 
-mod matrix;
+pub(crate) mod matrix;
 mod means;
 #[cfg(test)]
 mod tests;
