@@ -4,7 +4,6 @@
 //! or skips it, because only the compiler knows which traits a field's type implements.
 #![deny(missing_docs)]
 
-use proc_macro_crate::{FoundCrate, crate_name};
 use proc_macro2::{Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote_spanned};
 use syn::spanned::Spanned;
@@ -103,6 +102,11 @@ use syn::{parse_macro_input, parse_quote};
 /// # Ok::<(), ferrotron::Error>(())
 /// ```
 ///
+/// # Crates without the facade
+///
+/// The written code names `::ferrotron::nn`. A crate that depends on `ferrotron-nn` alone says once, at its root, that
+/// this is the same: `extern crate ferrotron_nn as ferrotron;`.
+///
 /// # Errors
 ///
 /// Nothing is forgotten silently. This field may hold parameters:
@@ -123,8 +127,10 @@ pub fn derive_module(input: proc_macro::TokenStream) -> proc_macro::TokenStream 
 
 fn expand(input: DeriveInput) -> Result<TokenStream> {
     let DeriveInput { attrs, ident, mut generics, data, .. } = input;
-    let nn = nn_path()?;
     refuse_attributes(&attrs)?;
+    // Names of the expansion cannot collide with those of the user.
+    let here = Span::mixed_site();
+    let nn = quote_spanned!(here=> ::ferrotron::nn);
     // The arms of a match: the path of a struct or variant, and its visited fields.
     let arms: Vec<(TokenStream, Vec<(Member, Field)>)> = match data {
         Data::Struct(data) => vec![(parse_quote!(Self), visited(data.fields)?)],
@@ -153,8 +159,6 @@ fn expand(input: DeriveInput) -> Result<TokenStream> {
         }
     }
 
-    // Names of the expansion cannot collide with those of the user.
-    let here = Span::mixed_site();
     let arms = arms.iter().map(|(path, fields)| {
         let names = (0..fields.len()).map(|i| format_ident!("field_{i}", span = here));
         let names: Vec<Ident> = names.collect();
@@ -227,23 +231,4 @@ fn contains(tokens: TokenStream, name: &Ident) -> bool {
         TokenTree::Group(group) => contains(group.stream(), name),
         _ => false,
     })
-}
-
-/// The path of `ferrotron_nn` in the crate that uses the macro: its own dependency, or the facade's `nn`.
-fn nn_path() -> Result<TokenStream> {
-    let here = Span::mixed_site();
-    let name = |found: FoundCrate, itself: &str| match found {
-        FoundCrate::Itself => Ident::new(itself, here),
-        FoundCrate::Name(name) => Ident::new(&name, here),
-    };
-    if let Ok(found) = crate_name("ferrotron-nn") {
-        let name = name(found, "ferrotron_nn");
-        return Ok(quote_spanned!(here=> ::#name));
-    }
-    if let Ok(found) = crate_name("ferrotron") {
-        let name = name(found, "ferrotron");
-        return Ok(quote_spanned!(here=> ::#name::nn));
-    }
-    let message = "`#[derive(Module)]` needs `ferrotron` or `ferrotron-nn` among the dependencies in Cargo.toml";
-    Err(Error::new(Span::call_site(), message))
 }

@@ -2,6 +2,9 @@
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
+// `#[derive(Module)]` writes `::ferrotron::nn`.
+extern crate ferrotron_nn as ferrotron;
+
 pub mod finite;
 mod io;
 mod model;

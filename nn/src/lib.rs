@@ -6,8 +6,9 @@
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
-// The derived code names this crate, here too.
-extern crate self as ferrotron_nn;
+// `#[derive(Module)]` writes `::ferrotron::nn`, the name of this crate in the facade. Crates below the facade say `extern
+// crate ferrotron_nn as ferrotron`.
+extern crate self as ferrotron;
 
 mod context;
 mod layers;
@@ -42,3 +43,8 @@ pub use params::param_and_grad_bucket::{ParamAndGradBucket, unused_error};
 pub use params::param_and_grad_buffer::ParamAndGradBuffer;
 
 pub use ferrotron_tensor::ops::outcome::clip_coefficient;
+
+#[doc(hidden)] // for the code that `#[derive(Module)]` writes
+pub mod nn {
+    pub use crate::{Module, Param, field};
+}

@@ -2,6 +2,9 @@
 //! they are sharded, pipelines, agreement of ranks on what they train, and traces of all that.
 #![deny(missing_docs)]
 
+// `#[derive(Module)]` writes `::ferrotron::nn`.
+extern crate ferrotron_nn as ferrotron;
+
 pub mod agreement;
 pub mod collective;
 pub mod context_parallel;

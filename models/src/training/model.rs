@@ -20,6 +20,7 @@ use crate::training::microbatch::Microbatch;
 /// A model that [`Trainer`](crate::training::trainer::Trainer) trains, saves, resumes and evaluates in any layout.
 ///
 /// ```
+/// # extern crate ferrotron_nn as ferrotron;
 /// use ferrotron_autograd::Var;
 /// use ferrotron_models::data::{Batch, Samples};
 /// use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};

@@ -110,6 +110,7 @@ impl Param {
 /// [the macro](derive@crate::Module).
 ///
 /// ```
+/// # extern crate ferrotron_nn as ferrotron;
 /// use ferrotron_nn::{Bias, Init, Linear, Module, RmsNorm, Scope};
 /// use ferrotron_tensor::{DType, Device};
 ///

@@ -1,6 +1,6 @@
 //! Attributes that do not exist, or in the wrong place.
 
-use ferrotron_nn::{Module, RmsNorm};
+use ferrotron::{Module, RmsNorm};
 
 #[derive(Module)]
 struct Unknown {

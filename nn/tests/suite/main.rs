@@ -1,5 +1,8 @@
 //! Checks of the layers, of initial values and of the optimizers, in one program.
 
+// `#[derive(Module)]` writes `::ferrotron::nn`.
+extern crate ferrotron_nn as ferrotron;
+
 mod adafactor;
 mod adafactor_reference;
 mod derive;

@@ -1,5 +1,8 @@
 //! Tensor-, sequence- and context-parallel layers against serial ones, on ranks that are threads.
 
+// `#[derive(Module)]` writes `::ferrotron::nn`.
+extern crate ferrotron_nn as ferrotron;
+
 mod attention;
 mod bitwise;
 mod block;

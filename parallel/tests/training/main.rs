@@ -1,5 +1,8 @@
 //! Training with gradients that are reduced, weights that are sharded and models that are cut into stages.
 
+// `#[derive(Module)]` writes `::ferrotron::nn`.
+extern crate ferrotron_nn as ferrotron;
+
 mod cases;
 mod executor;
 mod faults;
