@@ -48,18 +48,23 @@ inline void load(u32* r, const void* row, bool transposed) {
     });
     wait(AT_WARP);
 }
-struct Fragments { u32 a[4], b[2]; };
+// The operands of a lane, widened: two halves from each of the 32-bit registers.
+struct Fragments { float a[8], b[4]; };
 template <class H> inline void multiply(float* c, const u32* a, const u32* b) {
-    Fragments mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+    Fragments mine;
+    const auto half = [](u32 pair, int k) { return widen(H{(u16)(pair >> (16 * k))}); };
+    for (int k = 0; k < 2; k++) {
+        for (int r = 0; r < 4; r++) mine.a[2 * r + k] = half(a[r], k);
+        for (int r = 0; r < 2; r++) mine.b[2 * r + k] = half(b[r], k);
+    }
     const int lane = machine->current->lane;
-    const auto half = [](u32 pair, int k) { return widen(H{(u16)(pair >> (16 * (k & 1)))}); };
     exchange(&mine, [&](auto of) {
         for (int e = 0; e < 4; e++) {
             const int i = lane / 4 + e / 2 * 8, j = lane % 4 * 2 + e % 2;
             for (int k = 0; k < 16; k++) {
-                const u32 left = of(i % 8 * 4 + k % 8 / 2)->a[i / 8 + k / 8 * 2];
-                const u32 right = of(j * 4 + k % 8 / 2)->b[k / 8];
-                c[e] += half(left, k) * half(right, k);
+                const float left = of(i % 8 * 4 + k % 8 / 2)->a[2 * (i / 8 + k / 8 * 2) + k % 2];
+                const float right = of(j * 4 + k % 8 / 2)->b[2 * (k / 8) + k % 2];
+                c[e] += left * right;
             }
         }
     });
