@@ -295,21 +295,17 @@ impl Device {
 
     /// Calls `f(task)` for every task below `tasks`. It uses all threads if `work`, in nanoseconds, is at least
     /// [`SERIAL`]. A fake device calls nothing. Tasks must be independent.
-    pub(crate) fn for_each(&self, tasks: usize, work: usize, f: impl Fn(usize) + Send + Sync) {
+    ///
+    /// `f` is a trait object so that the loop is compiled once, and not once for each kernel.
+    pub(crate) fn for_each(&self, tasks: usize, work: usize, f: &(dyn Fn(usize) + Send + Sync)) {
         if self.is_fake() {
             return;
         }
         if tasks <= 1 || work < SERIAL || self.threads() == 1 {
             (0..tasks).for_each(f);
         } else {
-            self.fork(tasks, &f);
+            self.install(|| (0..tasks).into_par_iter().for_each(f));
         }
-    }
-
-    /// The parallel loop, compiled once: each kernel would otherwise instantiate its own copy of the thread pool
-    /// code.
-    fn fork(&self, tasks: usize, f: &(dyn Fn(usize) + Send + Sync)) {
-        self.install(|| (0..tasks).into_par_iter().for_each(f));
     }
 }
 

@@ -254,7 +254,7 @@ fn product<T: Element, D: Element<Acc = T::Acc>>(
     };
     if count >= device.threads() && count > 1 {
         let failure = OnceLock::new();
-        device.for_each(count, count.saturating_mul(work) / 16, |index| {
+        device.for_each(count, count.saturating_mul(work) / 16, &|index| {
             if let Err(error) = one(index, 1) {
                 failure.get_or_init(|| error);
             }

@@ -69,7 +69,7 @@ pub(super) fn forward<N: NormKind>(
             let mean = Disjoint::new(mean.as_mut_slice()?);
             let rstd = Disjoint::new(rstd.as_mut_slice()?);
             let block = (TASK / width.max(1)).max(1);
-            device.for_each(rows.div_ceil(block), x.len() / PER_NANOSECOND, |task| {
+            device.for_each(rows.div_ceil(block), x.len() / PER_NANOSECOND, &|task| {
                 let first = task * block;
                 let n = block.min(rows - first);
                 let span = first * width..(first + n) * width;
@@ -172,7 +172,7 @@ pub(super) fn backward<N: NormKind>(
             let mean = mean.as_ref().map_or(Ok(&[][..]), |mean| mean.as_slice::<Acc>())?;
             let dx = Disjoint::new(dx.as_mut_slice::<T>()?);
             let partials = Disjoint::new(partials.as_mut_slice::<Acc>()?);
-            device.for_each(blocks, x.len() / PER_NANOSECOND, |task| {
+            device.for_each(blocks, x.len() / PER_NANOSECOND, &|task| {
                 let first = task * block;
                 let n = block.min(rows - first);
                 let span = first * width..(first + n) * width;

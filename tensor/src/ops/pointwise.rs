@@ -108,9 +108,10 @@ pub fn unary(op: Unary, p: f64, x: &Tensor) -> Result<Tensor> {
     }
     dispatch_float!(op.name(), x.dtype(), T => {
         let source = x.as_slice::<T>()?;
-        with_unary!(op, Op => for_rows(x.device(), (out.as_mut_slice::<T>()?, 1), source.len(), |start, out| {
-            unary_chunk::<T, Op>(out, &source[start..start + out.len()], p);
-        }));
+        let chunk: fn(&mut [T], &[T], f64) = with_unary!(op, Op => unary_chunk::<T, Op>);
+        for_rows(x.device(), (out.as_mut_slice::<T>()?, 1), source.len(), |start, out| {
+            chunk(out, &source[start..start + out.len()], p);
+        });
     });
     Ok(out)
 }
@@ -134,9 +135,10 @@ pub fn unary_backward(op: Unary, p: f64, dy: Tensor, saved: Option<&Tensor>) -> 
     dispatch_float!(op.name(), dx.dtype(), T => match (&saved, op.saves()) {
         (Some(saved), Saves::Input | Saves::Output) => {
             let saved = saved.as_slice::<T>()?;
-            with_unary!(op, Op => for_rows(&device, (dx.as_mut_slice::<T>()?, 1), saved.len(), |start, dx| {
-                unary_gradient_chunk::<T, Op>(dx, &saved[start..start + dx.len()], p);
-            }));
+            let chunk: fn(&mut [T], &[T], f64) = with_unary!(op, Op => unary_gradient_chunk::<T, Op>);
+            for_rows(&device, (dx.as_mut_slice::<T>()?, 1), saved.len(), |start, dx| {
+                chunk(dx, &saved[start..start + dx.len()], p);
+            });
         }
         _ => {
             let factor = constant();
@@ -157,9 +159,10 @@ pub fn binary(op: Binary, lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
         cuda::pointwise::binary(op.name(), lhs, rhs, &mut out)?;
         return Ok(out);
     }
-    dispatch_float!(op.name(), lhs.dtype(), T => with_binary!(op, Op => {
-        zip_rows(&mut out, lhs, rhs, per_nanosecond(op), binary_row::<T, Op>)?;
-    }));
+    dispatch_float!(op.name(), lhs.dtype(), T => {
+        let row: RowFn<T, T> = with_binary!(op, Op => binary_row::<T, Op>);
+        zip_rows(&mut out, lhs, rhs, per_nanosecond(op), row)?;
+    });
     Ok(out)
 }
 
@@ -188,10 +191,12 @@ pub fn binary_backward(
         cuda::pointwise::binary(op.derivative_names()[side], lhs, rhs, &mut dx)?;
         return Ok(dx);
     }
-    dispatch_float!(op.name(), dx.dtype(), T => with_binary!(op, Op => {
-        let row = if side == 0 { binary_gradient_row::<T, ByLhs<Op>> } else { binary_gradient_row::<T, ByRhs<Op>> };
+    dispatch_float!(op.name(), dx.dtype(), T => {
+        let row: RowFn<T, T> = with_binary!(op, Op => {
+            if side == 0 { binary_gradient_row::<T, ByLhs<Op>> } else { binary_gradient_row::<T, ByRhs<Op>> }
+        });
         zip_rows(&mut dx, lhs, rhs, per_nanosecond(op), row)?;
-    }));
+    });
     Ok(dx)
 }
 
@@ -199,6 +204,9 @@ pub fn binary_backward(
 fn per_nanosecond(op: Binary) -> usize {
     if op == Binary::Pow { 1 } else { CHEAP }
 }
+
+/// A kernel of [`zip_rows`]: a pointer, so that the loops are compiled once for a type and not once for an operation.
+type RowFn<T, O> = fn(&mut [O], &[T], usize, &[T], usize);
 
 /// Calls `f(out_row, lhs_row, lhs_stride, rhs_row, rhs_stride)` for blocks of the contiguous `out`, with the operands
 /// broadcast to it; `per_nanosecond` elements take a nanosecond.

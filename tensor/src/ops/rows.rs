@@ -49,19 +49,24 @@ pub(crate) fn for_rows<A: Send>(
     f: impl Fn(usize, &mut [A]) + Send + Sync,
 ) {
     let rows = out.len().checked_div(width).unwrap_or(0);
+    let out = Disjoint::new(out);
+    for_blocks(device, rows, work, &|first, count| {
+        // SAFETY: blocks are consecutive.
+        f(first, unsafe { out.part(first * width, count * width) });
+    });
+}
+
+/// Calls `f(first, count)` for consecutive blocks of `rows`, on all threads if `work` is large enough.
+fn for_blocks(device: &Device, rows: usize, work: usize, f: &(dyn Fn(usize, usize) + Send + Sync)) {
     let step = rows_per_task(device, rows, work);
     if step >= rows {
         if rows > 0 && !device.is_fake() {
-            f(0, out);
+            f(0, rows);
         }
         return;
     }
-    let parts = Disjoint::new(out);
-    device.for_each(rows.div_ceil(step), work, |task| {
-        let (first, count) = (task * step, step.min(rows - task * step));
-        // SAFETY: tasks take consecutive blocks of rows.
-        f(first, unsafe { parts.part(first * width, count * width) });
-    });
+    let block = |task| f(task * step, step.min(rows - task * step));
+    device.for_each(rows.div_ceil(step), work, &block);
 }
 
 /// Like [`for_rows`], for two slices with the same number of rows.
@@ -74,17 +79,9 @@ pub(crate) fn for_rows2<A: Send, B: Send>(
 ) {
     let rows = a.len().checked_div(a_width).unwrap_or(0);
     debug_assert_eq!(rows * b_width, b.len());
-    let step = rows_per_task(device, rows, work);
-    if step >= rows || b_width == 0 {
-        if rows > 0 && !device.is_fake() {
-            f(0, a, b);
-        }
-        return;
-    }
     let (a, b) = (Disjoint::new(a), Disjoint::new(b));
-    device.for_each(rows.div_ceil(step), work, |task| {
-        let (first, count) = (task * step, step.min(rows - task * step));
-        // SAFETY: tasks take consecutive blocks of rows.
+    for_blocks(device, rows, work, &|first, count| {
+        // SAFETY: blocks are consecutive.
         let (a, b) = unsafe {
             (a.part(first * a_width, count * a_width), b.part(first * b_width, count * b_width))
         };
@@ -103,7 +100,7 @@ pub(crate) fn for_elements<T: Scalar>(
     let (width, stride) = layout.row();
     let out = Disjoint::new(out.buffer_slice_mut::<T>()?);
     let rows = source.len().checked_div(width).unwrap_or(0);
-    device.for_each(rows, source.len() / CHEAP, |row| {
+    device.for_each(rows, source.len() / CHEAP, &|row| {
         let start = layout.row_offset(row);
         for (j, x) in source[row * width..][..width].iter().enumerate() {
             // SAFETY: a writable view contains no element twice.

@@ -41,7 +41,7 @@ fn compress_slice<T: Scalar>(device: &Device, x: &[T]) -> Result<Option<Tensor>>
     let mut mask = vec![0_u64; mask_bytes(x.len()) / 8];
     let work = x.len() / 2;
     let words = Disjoint::new(&mut mask);
-    device.for_each(x.len().div_ceil(CHUNK), work, |task| {
+    device.for_each(x.len().div_ceil(CHUNK), work, &|task| {
         let chunk = &x[task * CHUNK..x.len().min((task + 1) * CHUNK)];
         // SAFETY: tasks take consecutive ranges of words.
         let words = unsafe { words.part(task * (CHUNK / 64), chunk.len().div_ceil(64)) };
@@ -60,7 +60,7 @@ fn compress_slice<T: Scalar>(device: &Device, x: &[T]) -> Result<Option<Tensor>>
     let (head, tail) = out.as_mut_slice::<u8>()?.split_at_mut(mask_bytes(x.len()));
     head.copy_from_slice(bytemuck::cast_slice(&mask));
     let values = Disjoint::new(bytemuck::cast_slice_mut::<u8, T>(tail));
-    device.for_each(starts.len() - 1, work, |task| {
+    device.for_each(starts.len() - 1, work, &|task| {
         // SAFETY: tasks take consecutive ranges of values.
         let values = unsafe { values.part(starts[task], starts[task + 1] - starts[task]) };
         let chunk = &x[task * CHUNK..x.len().min((task + 1) * CHUNK)];
@@ -99,7 +99,7 @@ fn expand_slice<T: Scalar>(device: &Device, packed: &[u8], out: &mut [T]) -> Res
         return Err(Error::shape("zero_bitmap", message));
     };
     let elements = Disjoint::new(out);
-    device.for_each(starts.len() - 1, numel / 2, |task| {
+    device.for_each(starts.len() - 1, numel / 2, &|task| {
         let first = task * CHUNK;
         // SAFETY: tasks take consecutive ranges of elements.
         let chunk = unsafe { elements.part(first, CHUNK.min(numel - first)) };

@@ -53,7 +53,7 @@ pub(super) fn run<T: Element>(
     })?;
     if share > 1 {
         let parts = parts.as_slice::<T::Acc>()?;
-        device.for_each(batch * groups, parts.len(), |task| {
+        device.for_each(batch * groups, parts.len(), &|task| {
             let (b, group) = (task / groups, task % groups);
             let mut sum = vec![T::Acc::ZERO; 2 * width];
             for key in 0..keys {

@@ -242,7 +242,7 @@ pub(super) fn for_each_task<A: Element>(
     let mut workspace = Tensor::empty(device, A::DTYPE, &[slots, size])?;
     let workspace = Disjoint::new(workspace.as_mut_slice::<A>()?);
     let next = AtomicUsize::new(0);
-    device.for_each(slots, work, |slot| {
+    device.for_each(slots, work, &|slot| {
         // SAFETY: each slot has its own run of the workspace.
         let workspace = unsafe { workspace.part(slot * size, size) };
         if cfg!(test) {

@@ -86,7 +86,7 @@ fn sum_squares<G: Element>(
     });
     let (matrix, blocks) = (shape.rows * width, width.div_ceil(COLUMNS));
     let sums = Disjoint::new(columns);
-    device.for_each(shape.count * blocks, grads.len(), |task| {
+    device.for_each(shape.count * blocks, grads.len(), &|task| {
         let (index, start) = (task / blocks, task % blocks * COLUMNS);
         let len = COLUMNS.min(width - start);
         // SAFETY: tasks take consecutive blocks of columns.
@@ -220,7 +220,7 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>>(
     let (width, rows, per_task) = (shape.columns, shape.count * shape.rows, shape.rows_per_task());
     let grads = grads.as_slice::<G>()?;
     let (weights, mean) = (Disjoint::new(weights.as_mut_slice::<T>()?), Disjoint::new(mean));
-    device.for_each(rows.div_ceil(per_task), shape.numel(), |task| {
+    device.for_each(rows.div_ceil(per_task), shape.numel(), &|task| {
         for row in task * per_task..rows.min((task + 1) * per_task) {
             let start = row * width;
             // SAFETY: every row belongs to one task.

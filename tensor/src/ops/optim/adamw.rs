@@ -122,7 +122,7 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
     let weights = Disjoint::new(weights.as_mut_slice::<T>()?);
     let (m, v) = (Disjoint::new(m.as_mut_slice()?), Disjoint::new(v.as_mut_slice()?));
     let copy = copy.map(Disjoint::new);
-    device.for_each(n.div_ceil(CHUNK), n, |task| {
+    device.for_each(n.div_ceil(CHUNK), n, &|task| {
         let start = task * CHUNK;
         let len = CHUNK.min(n - start);
         // SAFETY: tasks take consecutive chunks.

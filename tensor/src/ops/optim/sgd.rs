@@ -58,7 +58,7 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>>(
     // Without momentum the buffer and each chunk of it are empty.
     let kept = if plain { 0 } else { CHUNK };
     let (weights, buffer) = (Disjoint::new(weights), Disjoint::new(buffer));
-    device.for_each(n.div_ceil(CHUNK), n, |task| {
+    device.for_each(n.div_ceil(CHUNK), n, &|task| {
         let start = task * CHUNK;
         let len = CHUNK.min(n - start);
         let grads = &grads[start..start + len];

@@ -90,7 +90,7 @@ pub fn all_finite(x: &Tensor) -> Result<bool> {
     dispatch_float!("all_finite", x.dtype(), T => {
         let (device, x) = (x.device(), x.as_slice::<T>()?);
         let finite = AtomicBool::new(true);
-        device.for_each(x.len().div_ceil(BLOCK), x.len(), |block| {
+        device.for_each(x.len().div_ceil(BLOCK), x.len(), &|block| {
             let end = x.len().min((block + 1) * BLOCK);
             if finite.load(Relaxed) && !all_finite_block(&x[block * BLOCK..end]) {
                 finite.store(false, Relaxed);

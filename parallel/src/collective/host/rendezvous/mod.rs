@@ -45,6 +45,17 @@ use net_rendezvous::NetRendezvous;
 ///
 /// Errors, naming the ranks, if not all come within the timeout; and if the limit of open files is too low.
 pub fn run_rank_process<T>(config: &RankConfig, f: impl FnOnce(World) -> Result<T>) -> Result<T> {
+    let (mut f, mut result) = (Some(f), None);
+    run_process(config, &mut |world| {
+        let f = f.take().expect("a rank is run once");
+        result = Some(f(world)?);
+        Ok(())
+    })?;
+    Ok(result.expect("a rank without an error has left its result"))
+}
+
+/// [`run_rank_process`], compiled once for whatever the rank does and returns.
+fn run_process(config: &RankConfig, f: &mut dyn FnMut(World) -> Result<()>) -> Result<()> {
     let RankConfig { rank, size, .. } = *config;
     if rank >= size {
         return Err(Error::config("rendezvous", format!("there is no rank {rank} of {size}")));

@@ -38,6 +38,26 @@ pub fn run_threads<T: Send>(
     config: &WorldConfig,
     f: impl Fn(World) -> Result<T> + Sync,
 ) -> Vec<Result<T>> {
+    let results: Vec<Mutex<Option<T>>> = (0..size).map(|_| Mutex::new(None)).collect();
+    let ended = run_each(size, config, &|world| {
+        let slot = &results[world.rank()];
+        let result = f(world)?;
+        *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        Ok(())
+    });
+    let result = |slot: Mutex<Option<T>>| {
+        let slot = slot.into_inner().unwrap_or_else(PoisonError::into_inner);
+        slot.expect("a rank without an error has left its result")
+    };
+    ended.into_iter().zip(results).map(|(ended, slot)| ended.map(|()| result(slot))).collect()
+}
+
+/// [`run_threads`], compiled once for whatever ranks do and return.
+fn run_each(
+    size: usize,
+    config: &WorldConfig,
+    f: &(dyn Fn(World) -> Result<()> + Sync),
+) -> Vec<Result<()>> {
     let shared = WorldHealth::new();
     let meeting: Arc<dyn Rendezvous> =
         Arc::new(ThreadRendezvous { shared: shared.clone(), groups: Mutex::default() });
@@ -61,7 +81,7 @@ pub fn run_threads<T: Send>(
             })
         };
         let threads: Vec<_> = (0..size).map(spawn).collect();
-        let join = |thread: Result<std::thread::ScopedJoinHandle<'_, _>>| {
+        let join = |thread: Result<std::thread::ScopedJoinHandle<'_, Result<()>>>| {
             thread?.join().unwrap_or_else(|panic| Err(Error::communication("", panicked(panic))))
         };
         threads.into_iter().map(join).collect()
