@@ -81,8 +81,9 @@ class Crate:
         self.names = {module: {name: path for _, path, name in uses} for module, uses in self.uses.items()}
         for module in code:
             path = self.files[module]
+            # `gpt2_absent.rs` is compiled in place of `gpt2.rs`, without a feature.
             for name in PUBLIC_TYPE.findall(TEXT.sub("", path.read_text())):
-                self.public_types[name].add(path)
+                self.public_types[name].add(path.with_stem(path.stem.removesuffix("_absent")))
 
     def defining(self, module, path, seen=frozenset()):
         """The file that defines what `module` names by `path`; None for what is not of this crate, or is a module."""

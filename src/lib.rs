@@ -14,6 +14,26 @@
 //! assert!(layer.weight().leaf().gradient()?.is_some());
 //! # Ok::<(), ferrotron::Error>(())
 //! ```
+//!
+//! # Features
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `plot` | the loss curve in the folder of a run |
+//! | `tokenizers` | GPT-2's byte pairs and Hugging Face's `tokenizer.json` |
+//! | `cli`, the default | both, and the program `ferrotron` with its command line |
+//!
+//! A library or program that brings its own command line turns the default off. Development builds need optimised
+//! kernels:
+//!
+//! ```toml
+//! [dependencies]
+//! ferrotron = { version = "0.1", default-features = false }
+//!
+//! # Tensors need optimised kernels, in development builds too.
+//! [profile.dev.package."*"]
+//! opt-level = 3
+//! ```
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 

@@ -14,4 +14,6 @@ mod training;
 pub use io::{checkpoint, data, entropy, hugging_face, tokenizer};
 pub use model::{generate, gpt, presets};
 pub use planning::{activation_bytes, memory, memory_limit, support, traffic};
-pub use training::{batch_size, bench, evaluate, plot, run, run_lock, stop, trainer};
+#[cfg(feature = "plot")]
+pub use training::plot;
+pub use training::{batch_size, bench, evaluate, loss_curve, run, run_lock, stop, trainer};

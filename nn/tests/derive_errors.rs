@@ -9,7 +9,8 @@ fn errors_name_the_field_and_the_remedy() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     for name in ["attributes", "forgotten"] {
         let source = format!("tests/derive_errors/{name}.rs");
-        let expected = std::fs::read_to_string(root.join(&source).with_extension("stderr")).unwrap();
+        let expected =
+            std::fs::read_to_string(root.join(&source).with_extension("stderr")).unwrap();
         let found = messages(root, &source);
         let mut lines = found.lines().map(str::trim_end);
         for line in expected.lines().filter(|line| !line.is_empty()) {

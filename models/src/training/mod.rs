@@ -4,8 +4,10 @@ pub mod batch_size;
 pub mod bench;
 pub mod evaluate;
 mod loss;
+pub mod loss_curve;
 pub(crate) mod microbatch;
 pub(crate) mod model;
+#[cfg(feature = "plot")]
 pub mod plot;
 pub mod run;
 pub mod run_lock;

@@ -6,16 +6,9 @@ use plotters::prelude::*;
 use std::io::{self, Write};
 use std::path::Path;
 
-const OPERATION: &str = "plot";
+use crate::training::loss_curve::LossCurve;
 
-/// Losses by step.
-#[derive(Debug, Clone, Default)]
-pub struct LossCurve {
-    /// Loss of each step.
-    pub training: Vec<(u64, f64)>,
-    /// Loss of each evaluation.
-    pub validation: Vec<(u64, f64)>,
-}
+const OPERATION: &str = "plot";
 
 const TRAINING: RGBColor = RGBColor(150, 170, 200);
 const SMOOTHED: RGBColor = RGBColor(30, 80, 160);

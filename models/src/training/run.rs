@@ -17,6 +17,9 @@ use std::path::{Path, PathBuf};
 use crate::io::checkpoint;
 use crate::io::tokenizer::Tokenizer;
 use crate::training::evaluate::Evaluation;
+#[cfg(not(feature = "plot"))]
+use crate::training::loss_curve::LossCurve;
+#[cfg(feature = "plot")]
 use crate::training::plot::plot;
 use crate::training::run_lock::RunLock;
 use crate::training::stop::StopFlag;
@@ -282,6 +285,12 @@ impl<M: Model> Run<'_, M> {
             self.observer.warning(&error.to_string());
         }
     }
+}
+
+/// Draws nothing, for want of the feature `plot`.
+#[cfg(not(feature = "plot"))]
+fn plot(_: &LossCurve, _: &Path) -> Result<()> {
+    Ok(())
 }
 
 fn save<M: Model>(

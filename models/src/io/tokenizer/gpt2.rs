@@ -7,12 +7,6 @@ use tiktoken_rs::{CoreBPE, r50k_base_singleton};
 
 use super::lossy::{REPLACEMENT, lossy};
 
-/// 50000 merges, 256 bytes and `<|endoftext|>`.
-pub(super) const VOCAB_SIZE: usize = 50_257;
-
-/// `<|endoftext|>`, which separates documents.
-pub(super) const END_OF_TEXT: u32 = 50_256;
-
 /// GPT-2's vocabulary, which OpenAI calls r50k_base. Built on first use.
 fn bpe() -> &'static CoreBPE {
     r50k_base_singleton()

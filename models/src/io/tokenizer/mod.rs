@@ -10,9 +10,14 @@
 //! A checkpoint contains its tokenizer as `tokenizer.json` ([`Tokenizer::to_json`]). The first three are a small JSON
 //! object, `{"kind": "char", "chars": "..."}`. A Hugging Face file is copied verbatim, so that `transformers` can
 //! read it from the checkpoint's folder.
+//!
+//! The last two need the crate's feature `tokenizers`. Without it, `gpt2` still describes files of tokens, and a text or
+//! a file that needs the feature is refused with its name.
 
 mod char_level;
+#[cfg_attr(not(feature = "tokenizers"), path = "gpt2_absent.rs")]
 mod gpt2;
+#[cfg_attr(not(feature = "tokenizers"), path = "hugging_face_absent.rs")]
 mod hugging_face;
 mod lossy;
 
@@ -24,6 +29,11 @@ use lossy::{REPLACEMENT, lossy};
 
 pub use char_level::CharTokenizer;
 pub use hugging_face::HuggingFaceTokenizer;
+
+/// The size of GPT-2's vocabulary: 50000 merges, 256 bytes and `<|endoftext|>`.
+const GPT2_VOCAB_SIZE: usize = 50_257;
+/// GPT-2's `<|endoftext|>`, which separates documents.
+const GPT2_END_OF_TEXT: u32 = 50_256;
 
 /// A tokenizer.
 ///
@@ -122,7 +132,7 @@ impl Tokenizer {
         match self {
             Tokenizer::Byte => 256,
             Tokenizer::Char(char_level) => char_level.vocab_size(),
-            Tokenizer::Gpt2 => gpt2::VOCAB_SIZE,
+            Tokenizer::Gpt2 => GPT2_VOCAB_SIZE,
             Tokenizer::HuggingFace(file) => file.vocab_size(),
         }
     }
@@ -132,7 +142,7 @@ impl Tokenizer {
     pub fn end_of_text(&self) -> Option<u32> {
         match self {
             Tokenizer::Byte | Tokenizer::Char(_) => None,
-            Tokenizer::Gpt2 => Some(gpt2::END_OF_TEXT),
+            Tokenizer::Gpt2 => Some(GPT2_END_OF_TEXT),
             Tokenizer::HuggingFace(file) => file.end_of_text(),
         }
     }
@@ -141,7 +151,8 @@ impl Tokenizer {
     /// tokenizers; none is added at either end.
     ///
     /// # Errors
-    /// Errors, with the position, if a character is not in the vocabulary of a char tokenizer.
+    /// Errors, with the position, if a character is not in the vocabulary of a char tokenizer; for GPT-2, without the
+    /// feature `tokenizers`.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         match self {
             Tokenizer::Byte => Ok(text.bytes().map(u32::from).collect()),
@@ -152,7 +163,7 @@ impl Tokenizer {
     }
 
     /// Decodes `tokens`. It never fails: bytes that are not UTF-8 (a split character) and ids beyond the vocabulary
-    /// become U+FFFD, the replacement character.
+    /// become U+FFFD, the replacement character; without the feature `tokenizers`, so do all ids of GPT-2.
     pub fn decode(&self, tokens: &[u32]) -> String {
         match self {
             Tokenizer::Byte => lossy(tokens, |token, bytes| match u8::try_from(token) {
@@ -253,5 +264,5 @@ impl fmt::Display for TokenizerChoice {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "tokenizers"))]
 mod tests;

@@ -9,7 +9,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
 use crate::planning::memory::RankMemory;
-use crate::training::plot::LossCurve;
+use crate::training::loss_curve::LossCurve;
 use crate::training::run_lock::try_for_a_moment;
 use crate::training::trainer::{Model, StepReport, Trainer};
 
