@@ -12,6 +12,7 @@
 pub(crate) mod capture;
 pub(crate) mod cuda_graph;
 pub(crate) mod inherited;
+mod unoptimised;
 
 use ferrotron_cuda::gpu::{Gpu, GpuConfig};
 use ferrotron_cuda::nvrtc::Architecture;
@@ -69,6 +70,7 @@ impl Device {
     /// Like [`Device::cpu`], with [host memory](MemoryKind::Host) in files of `folder`. Files are created on demand
     /// and have no names, so none remain after the process ends.
     pub fn cpu_with_offload_folder(threads: usize, folder: impl Into<PathBuf>) -> Result<Device> {
+        unoptimised::warn();
         let pool = ThreadPoolBuilder::new()
             .num_threads(checked(threads)?)
             .thread_name(|i| format!("ferrotron-{i}"))
