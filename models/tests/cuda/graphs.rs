@@ -90,7 +90,7 @@ fn other_work_comes_between_replays() -> Result<()> {
     let Some(gpu) = ferrotron_cuda_sim::gpu("other_work_comes_between_replays") else {
         return Ok(());
     };
-    let [_, _, case] = Case::all();
+    let [case, ..] = Case::all();
     // Four steps of 4 samples, then those with fewer valid tokens.
     let samples = Masked { since: 16 };
     let run = |execution: ExecutionMode| -> Result<_> {
