@@ -1,4 +1,4 @@
-//! What one call of a collective is: the facts that all ranks of a group must agree on.
+//! One call of a collective: the facts that all ranks of a group must agree on.
 
 use ferrotron_tensor::DType;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::panic::Location;
 
 use super::partition_range;
 
-/// How elements of different ranks become one.
+/// The reduction of elements of different ranks to one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduction {
     /// Their sum. f32 and f64 are added in ring order, 16-bit numbers in f32 and in rank order.
@@ -33,14 +33,14 @@ pub enum Op {
     },
     /// The root gets the reduction of all buffers.
     Reduce {
-        /// Who gets it.
+        /// The rank that gets it.
         root: usize,
-        /// How elements are joined.
+        /// The reduction of elements.
         reduction: Reduction,
     },
     /// Rank i contributes part i; the root gets all.
     Gather {
-        /// Who gets it.
+        /// The rank that gets it.
         root: usize,
     },
     /// Rank i gets part i of the root's buffer.
@@ -52,19 +52,19 @@ pub enum Op {
     AllToAll,
     /// One buffer to one rank.
     Send {
-        /// Who receives it.
+        /// The rank that receives it.
         to: usize,
     },
     /// One buffer from one rank.
     Recv {
-        /// Who sent it.
+        /// The rank that sent it.
         from: usize,
     },
     /// A send and a receive at the same time.
     SendRecv {
-        /// Who receives.
+        /// The rank that receives.
         to: usize,
-        /// Who sends.
+        /// The rank that sends.
         from: usize,
     },
     /// Nobody goes on before all have come.
@@ -126,7 +126,7 @@ pub struct Call {
     pub len: usize,
     /// Elements that stay together, a row: parts are balanced in these. Divides `len`.
     pub unit: usize,
-    /// Who called.
+    /// The rank that called.
     pub site: &'static Location<'static>,
 }
 

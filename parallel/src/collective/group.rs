@@ -1,4 +1,4 @@
-//! What users call: one method for each operation.
+//! A group of ranks: one method for each collective operation.
 
 use ferrotron_autograd::SharedFlatBuffer;
 use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
@@ -50,12 +50,12 @@ impl Group {
         Group(self.0.clone().map(wrap))
     }
 
-    /// What carries out the calls; nothing in a group of one.
+    /// The backend that carries out the calls; none in a group of one.
     pub(super) fn collective(&self) -> Option<&Arc<dyn Collective>> {
         self.0.as_ref()
     }
 
-    /// Whether both are handles of the same group.
+    /// Returns whether both are handles of the same group.
     pub fn is_same(&self, other: &Group) -> bool {
         match (&self.0, &other.0) {
             (Some(own), Some(other)) => Arc::ptr_eq(own, other),
@@ -69,7 +69,7 @@ impl Group {
         self.0.as_ref().map_or(0, |collective| collective.rank())
     }
 
-    /// How many ranks take part.
+    /// Number of ranks.
     pub fn size(&self) -> usize {
         self.0.as_ref().map_or(1, |collective| collective.size())
     }
@@ -79,7 +79,7 @@ impl Group {
         self.0.as_ref().map_or(Ok(()), |collective| collective.check())
     }
 
-    /// What this rank has sent so far: nothing in a group of one.
+    /// The traffic that this rank has sent so far: none in a group of one.
     pub fn traffic(&self) -> CommVolume {
         self.0.as_ref().map_or_else(CommVolume::default, |collective| collective.traffic())
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
-/// How long a flat that somebody else has locked is left alone: timers are not finer.
+/// Pause between two attempts to lock a buffer that another thread has locked: timers are not finer.
 const LOCK_PAUSE: Duration = Duration::from_millis(1);
 
 /// A buffer that a collective has while it runs.

@@ -29,19 +29,19 @@ pub use work::{Completion, Work};
 
 /// Carries out the calls of one group.
 pub trait Collective: Send + Sync {
-    /// What the group is called in error messages: "tp", for example.
+    /// The group's name in error messages: "tp", for example.
     fn name(&self) -> &str;
 
     /// This rank's number within the group.
     fn rank(&self) -> usize;
 
-    /// How many ranks take part.
+    /// Number of ranks.
     fn size(&self) -> usize;
 
     /// Queues a call. What `memory` has to hold is told there.
     fn start(&self, call: Call, memory: Memory) -> Work<Memory>;
 
-    /// What this rank has sent so far.
+    /// The traffic that this rank has sent so far.
     fn traffic(&self) -> CommVolume;
 
     /// Errors if another rank is known to have failed or left.

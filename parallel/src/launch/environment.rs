@@ -13,11 +13,11 @@ use super::variables::{Variables, refuse};
 pub struct RankEnvironment {
     /// This rank's number, from 0.
     pub rank: usize,
-    /// How many ranks the job has.
+    /// Number of ranks of the job.
     pub world_size: usize,
     /// Its number among the ranks of this machine. A rank alone, or whose launcher does not tell, has 0.
     pub local_rank: usize,
-    /// How many ranks this machine has, if the launcher tells.
+    /// Number of ranks on this machine, if the launcher tells.
     pub local_size: Option<usize>,
     /// Name or address of rank 0's machine.
     pub master_addr: String,

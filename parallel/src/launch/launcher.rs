@@ -32,20 +32,20 @@ const KILLED: u8 = 128 + Signal::KILL.as_raw() as u8;
 /// Services mostly have ports below this.
 const LOWEST_PORT: u16 = 10_000;
 
-/// What to start.
+/// The job to start.
 #[derive(Debug, Clone)]
 pub struct LaunchConfig {
     /// The program that is every rank.
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// How many ranks.
+    /// Number of ranks.
     pub ranks: usize,
-    /// How long ranks may take to end after a signal was passed on to them, before they are killed.
+    /// Time that ranks have to end after a signal was passed on to them, before they are killed.
     pub stop_timeout: Duration,
 }
 
-/// How a job has ended.
+/// The end of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobEnd {
     /// Exit code of the whole job: that of the rank that failed first, 128 and its number for a signal.
@@ -227,7 +227,7 @@ impl Stop {
     }
 }
 
-/// How one rank has ended.
+/// The end of one rank.
 struct End {
     rank: usize,
     code: u8,

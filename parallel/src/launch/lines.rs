@@ -1,4 +1,4 @@
-//! What ranks print, line by line with the rank's number in front.
+//! The output of ranks, line by line with the rank's number in front.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How long nobody may have said anything before those who keep their output open are left alone.
+/// Silence after which outputs that are still open are left alone.
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// Passes on lines of several readers, each with one `write_all`.

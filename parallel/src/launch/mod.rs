@@ -1,4 +1,4 @@
-//! How the processes of a job start and learn which rank they are.
+//! Starts the processes of a job and tells each its rank.
 //!
 //! [`launch`] starts ranks on one machine and watches over them. Ranks that it, torchrun, srun or mpirun has
 //! started find out with [`RankEnvironment`] who they are and where to meet.

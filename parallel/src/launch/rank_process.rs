@@ -49,7 +49,7 @@ impl RankProcess {
         self.child.id()
     }
 
-    /// How it has ended, told once.
+    /// Returns its exit status, once.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         if self.status.is_some() {
             return Ok(None);
@@ -59,7 +59,7 @@ impl RankProcess {
         Ok(self.status)
     }
 
-    /// Whether it has not been seen to end.
+    /// Returns whether it has not been seen to end.
     pub fn is_running(&self) -> bool {
         self.status.is_none()
     }

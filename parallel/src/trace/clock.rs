@@ -12,16 +12,16 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::collective::Group;
 
-/// How often a rank is asked.
+/// Number of times that a rank is asked.
 const QUESTIONS: usize = 16;
 
-/// What this machine's clock says, in nanoseconds.
+/// The time of this machine's clock, in nanoseconds.
 pub(super) fn now() -> i64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec * 1_000_000_000 + time.tv_nsec
 }
 
-/// What this rank's clock says at a moment that is the same for all ranks of `world`, who all call this.
+/// The time of this rank's clock at a moment that is the same for all ranks of `world`, which all call this.
 pub(super) fn common_zero(world: &Group, device: &Device) -> Result<i64> {
     let tell = |value: i64, to| world.send(Tensor::from_slice(device, &[value], &[1])?, to)?.wait();
     let hear = |from| -> Result<i64> {

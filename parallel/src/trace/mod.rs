@@ -161,7 +161,7 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
 }
 
-/// What a rank is called: its number, and where it lies on the axes that are longer than one.
+/// The name of a rank: its number, and its coordinates on the axes that are longer than one.
 fn rank_name(mesh: &Mesh) -> String {
     let names =
         [(Axis::Tensor, "tp"), (Axis::Context, "cp"), (Axis::Data, "dp"), (Axis::Pipeline, "pp")];
@@ -172,7 +172,7 @@ fn rank_name(mesh: &Mesh) -> String {
     format!("rank {}{}", mesh.rank(), places.collect::<String>())
 }
 
-/// What one rank has recorded, read in chunks.
+/// The spans that one rank has recorded, read in chunks.
 struct Part {
     file: Option<File>,
     /// Bytes that are not read yet.

@@ -20,7 +20,7 @@ const GRACE: Duration = Duration::from_secs(1);
 /// The subscriber of one rank.
 pub(super) struct Recorder {
     rank: usize,
-    /// What the clock said when the trace began.
+    /// The clock's time when the trace began.
     zero: i64,
     next: AtomicU64,
     state: Mutex<TraceState>,

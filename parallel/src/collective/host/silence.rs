@@ -11,7 +11,7 @@ pub fn blame(silent: &[usize]) -> Option<String> {
         .then(|| format!("{named} {verb} not answer: look for a process that is stopped or stuck"))
 }
 
-/// How many ranks are named at most.
+/// Maximum number of ranks that are named.
 const NAMED: usize = 8;
 
 /// Returns "rank 3", or "ranks 3, 5", of the first few.

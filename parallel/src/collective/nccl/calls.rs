@@ -151,7 +151,7 @@ pub unsafe fn give(
 /// Sends a part, unless it is empty.
 ///
 /// # Safety
-/// As for [`Communicator::send`].
+/// The requirements of [`Communicator::send`].
 unsafe fn sent(
     communicator: &mut Communicator,
     stream: &Stream,
@@ -165,7 +165,7 @@ unsafe fn sent(
     }
 }
 
-/// Where a buffer of so many elements begins.
+/// Returns the address of a buffer of so many elements.
 fn address(buffer: &mut Option<Buffer>, numel: usize) -> Result<u64> {
     match buffer {
         Some(Buffer::Tensor(tensor)) => tensor.device_ptr(numel),
@@ -190,7 +190,7 @@ pub fn bytes_sent(call: &Call, rank: usize, size: usize) -> u64 {
     (elements * call.dtype.size()) as u64
 }
 
-/// Whether this rank gives parts to others.
+/// Returns whether this rank sends parts to others.
 fn scatters(op: Op, rank: usize) -> bool {
     !matches!(op, Op::Scatter { root } if root != rank)
 }

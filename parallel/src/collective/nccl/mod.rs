@@ -28,12 +28,12 @@ use std::time::Duration;
 use super::{Buffer, Call, Collective, CommVolume, Group, Memory, Op, Work};
 use worker::{NcclCall, Worker, abort, until_ready};
 
-/// How ranks find and use NCCL.
+/// Configuration of NCCL.
 #[derive(Debug, Clone)]
 pub struct NcclConfig {
-    /// Where the library lies.
+    /// Search for the library.
     pub search: Search,
-    /// How long ranks wait for one another, to meet and in each call.
+    /// Timeout of the rendezvous and of each call.
     pub timeout: Duration,
 }
 
@@ -97,7 +97,7 @@ impl NcclCollective {
         Ok(NcclCollective { host, device, jobs: Some(jobs), thread: Some(thread), traffic })
     }
 
-    /// Whether a call works on tensors of this rank's GPU; the host carries out all others.
+    /// Returns whether a call works on tensors of this rank's GPU; the host carries out all others.
     fn is_ours(&self, memory: &Memory) -> bool {
         let mut buffers = memory.input.iter().chain(&memory.output);
         buffers.any(|buffer| match buffer {

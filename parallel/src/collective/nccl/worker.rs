@@ -11,20 +11,20 @@ use std::time::{Duration, Instant};
 use super::super::{Call, Collective, CommVolume, Memory};
 use super::calls::{bytes_sent, give};
 
-/// How long nobody looks after calls that are under way.
+/// Interval between two checks of calls that are under way.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// How long the others may take to leave before what is left of the group is given up.
+/// Time that other ranks have to leave before the communicator is aborted.
 const LEAVE: Duration = Duration::from_secs(5);
 
-/// How long a communicator that is given up may take to free what it has.
+/// Time that an aborted communicator has to free its memory.
 const ABORT: Duration = Duration::from_secs(2);
 
 /// A call on its way to the stream.
 pub struct NcclCall {
     pub call: Call,
     pub memory: Memory,
-    /// What the compute stream must have done before.
+    /// The event of the compute stream that must have passed before.
     pub given: Event,
     pub completion: Sender<Result<StreamGuard<Memory>>>,
 }

@@ -1,4 +1,4 @@
-//! What becomes of a job: lines, failures, signals.
+//! Jobs of shell scripts: lines, failures, signals.
 
 use super::*;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! How two pieces become one: the kernels of reductions.
+//! Kernels of reductions, which combine two pieces.
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use ferrotron_tensor::{DType, bf16, f16};
@@ -31,7 +31,7 @@ pub fn kernels(dtype: DType, reduction: Reduction) -> ReduceKernels {
     }
 }
 
-/// Whether sums of this dtype are made in f32 and rounded once.
+/// Returns whether sums of this dtype are computed in f32 and rounded once.
 pub fn is_narrow(dtype: DType) -> bool {
     matches!(dtype, DType::BF16 | DType::F16)
 }

@@ -27,7 +27,7 @@ pub async fn broadcast(
     Ok(())
 }
 
-/// Whether a rank receives and whether it sends in a chain that begins at `first`.
+/// Returns whether a rank receives and whether it sends in a chain that begins at `first`.
 fn chain(links: &PeerChannels, first: usize) -> (bool, bool) {
     (links.rank != first, links.after(1) != first)
 }

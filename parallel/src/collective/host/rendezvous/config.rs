@@ -1,8 +1,8 @@
-//! What a process is told of its job: which rank it is, where the others are, and what carries data.
+//! Configuration of a rank process: its rank, the address of rank 0, and the transport.
 
 use super::super::runtime::world::WorldConfig;
 
-/// What carries data between processes.
+/// The transport of data between processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Transport {
     /// Shared memory between processes of one machine, TCP between machines.
@@ -17,19 +17,19 @@ pub enum Transport {
 pub struct RankConfig {
     /// This rank's number, from 0.
     pub rank: usize,
-    /// How many ranks the job has.
+    /// Number of ranks of the job.
     pub size: usize,
     /// Name or address of the machine of rank 0.
     pub master: String,
-    /// Where rank 0 listens.
+    /// Port at which rank 0 listens.
     pub port: u16,
     /// What all ranks of the job know and nobody else does. Without it, or if it is empty, only the loopback
     /// interface is used, and whoever can connect there is trusted.
     pub secret: Option<String>,
     /// The job's id, if it has one: a rank of another job, at the same port by mistake, is refused.
     pub job_id: Option<String>,
-    /// What carries data.
+    /// The transport of data.
     pub transport: Transport,
-    /// What all ranks agree on. Its timeout also holds for ranks to come together.
+    /// The configuration that all ranks have alike. Its timeout also bounds the rendezvous.
     pub world: WorldConfig,
 }

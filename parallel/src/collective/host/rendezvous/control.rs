@@ -17,10 +17,10 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::super::runtime::world_health::{Answer, Entry, Kind, Reply, WorldHealth};
 use super::frame::{self, Body, ControlMessage};
 
-/// How long an answer may take: the other side's progress thread is never busy for long.
+/// Timeout of an answer: the other side's progress thread is never busy for long.
 const ANSWER: Duration = Duration::from_secs(3);
 
-/// How long a rank that leaves waits for its last messages to be read.
+/// Time that a leaving rank waits for its last messages to be read.
 const LAST_MESSAGES: Duration = Duration::from_secs(1);
 
 /// One rank's messages.

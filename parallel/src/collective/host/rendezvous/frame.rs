@@ -27,9 +27,9 @@ pub struct Introduction {
 pub enum Purpose {
     /// A rank comes to rank 0.
     Join {
-        /// How many ranks it believes in.
+        /// Number of ranks that it was told.
         size: usize,
-        /// Where it listens for pipes.
+        /// Port at which it listens for channels.
         port: u16,
     },
     /// A member of a group comes to another.
@@ -53,15 +53,15 @@ pub enum Admission {
 /// A message between two ranks, by way of rank 0.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ControlMessage {
-    /// Who wrote it.
+    /// The rank that wrote it.
     pub from: usize,
     /// Whom it is for.
     pub to: usize,
-    /// What it says.
+    /// The message.
     pub body: Body,
 }
 
-/// What a message says.
+/// A message.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Body {
     /// The world has failed.
@@ -70,7 +70,7 @@ pub enum Body {
     Ask {
         /// Comes back with the answer.
         question: u64,
-        /// Of which group.
+        /// The group's id.
         group: String,
         /// Which call.
         entry: Entry,

@@ -29,9 +29,9 @@ const NAMED: usize = 8;
 const ANOTHER_PORT: &str =
     "if this is the port of another job, give one of them another --rendezvous-port";
 
-/// What a rank knows when all have come.
+/// The result of a rendezvous.
 pub struct Met {
-    /// Where ranks listen, from rank 0 on.
+    /// Addresses at which ranks listen, from rank 0 on.
     pub addresses: Vec<SocketAddr>,
     /// Control connections, by rank.
     pub control: Vec<(usize, TcpStream)>,

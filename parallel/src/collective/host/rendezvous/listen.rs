@@ -19,7 +19,7 @@ use super::auth::Secret;
 use super::frame::{self, Admission, Introduction, Purpose};
 use crate::descriptors::explained;
 
-/// How long a connection may take to prove itself.
+/// Time within which a connection must authenticate.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Connections that may be at it at once. One more, and the oldest is dropped: a rank needs a moment only, and
@@ -33,9 +33,9 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub struct Joined {
     /// Its number.
     pub rank: usize,
-    /// How many ranks it believes in.
+    /// Number of ranks that it was told.
     pub size: usize,
-    /// Where it listens.
+    /// Address at which it listens.
     pub address: SocketAddr,
     /// The connection, for control.
     pub stream: TcpStream,
@@ -64,7 +64,7 @@ pub enum Arrival {
     TurnedAway(TurnedAway),
 }
 
-/// What decides who is let in, and where they go.
+/// The rules by which connections are accepted and passed on.
 #[derive(Clone)]
 pub struct Entrance {
     /// The job's secret.

@@ -1,4 +1,4 @@
-//! How the members of a group come to have pipes to each other: the one with the higher number connects.
+//! Channels between the members of a group: the rank with the higher number connects.
 
 use ferrotron_tensor::{Error, Result};
 use std::future::Future;
@@ -27,12 +27,12 @@ use super::frame::{self, Introduction, Purpose};
 use super::join::{connect, deadline};
 use super::listen::PendingConnections;
 
-/// What it takes to make pipes.
+/// Everything needed to connect ranks.
 #[derive(Clone)]
 pub struct NetRendezvous {
     /// This rank.
     pub rank: usize,
-    /// Where ranks listen.
+    /// Addresses at which ranks listen.
     pub addresses: Arc<[SocketAddr]>,
     /// Proves that this rank belongs to the job.
     pub secret: Secret,

@@ -25,15 +25,15 @@ use crate::collective::host::transport::piece::{ChannelResult, Fault};
 use crate::collective::work::SPIN_TIME;
 use crate::collective::{Call, CommVolume, Memory, Op};
 
-/// How long a rank that closes its pipes may take to say why.
+/// Time within which a rank that closes its channels must say why.
 const GRACE: Duration = Duration::from_millis(300);
 
-/// How many ranks say how far they are, at most.
+/// Maximum number of ranks that are asked how far they are.
 const NAMED: usize = 8;
 
 /// A rank's part in one group.
 pub struct GroupTask {
-    /// What the group is called.
+    /// The group's name.
     pub name: String,
     /// The same for all members and for no other group.
     pub id: Arc<str>,
@@ -41,13 +41,13 @@ pub struct GroupTask {
     pub ranks: Vec<usize>,
     /// Pipes to the others.
     pub links: PeerChannels,
-    /// What is shared with other ranks.
+    /// State shared with other ranks.
     pub shared: Arc<WorldHealth>,
     /// Knows how to ask other ranks.
     pub rendezvous: Arc<dyn Rendezvous>,
     /// Longest time that a call may take.
     pub timeout: Duration,
-    /// What was sent.
+    /// Counters of what was sent.
     pub traffic: Arc<Mutex<CommVolume>>,
 }
 

@@ -14,7 +14,7 @@ use crate::collective::host::runtime::world_health::WorldHealth;
 /// Makes a task on the progress thread.
 type Spawn = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()>>> + Send>;
 
-/// What the thread does with a task.
+/// A request to the progress thread.
 enum TaskRequest {
     /// Runs it to its end before the thread ends.
     Finish(Spawn),

@@ -1,4 +1,4 @@
-//! What a [`Group`](crate::collective::Group) holds of the progress thread: the queue of its calls.
+//! The queue of calls through which a [`Group`](crate::collective::Group) reaches the progress thread.
 
 use ferrotron_tensor::Result;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,13 +11,13 @@ use crate::collective::{Call, Collective, CommVolume, Completion, Memory, Work};
 
 /// A call in the queue.
 pub struct QueuedCall {
-    /// What is called.
+    /// The operation.
     pub call: Call,
-    /// What it works on.
+    /// Its memory.
     pub memory: Memory,
-    /// Where the result goes.
+    /// The channel of the result.
     pub completion: Completion,
-    /// What a trace shows of it.
+    /// Its span in a trace.
     pub span: Span,
 }
 
@@ -48,7 +48,7 @@ impl HostCollective {
         (HostCollective { name, rank, size, jobs, traffic, shared, _progress }, receiver)
     }
 
-    /// Where the progress thread counts what it sends.
+    /// The progress thread's counters of what it sends.
     pub fn counter(&self) -> Arc<Mutex<CommVolume>> {
         self.traffic.clone()
     }

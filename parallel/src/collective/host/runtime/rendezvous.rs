@@ -9,7 +9,7 @@ use crate::collective::host::runtime::progress::ProgressThread;
 use crate::collective::host::runtime::world_health::{Entry, Reply};
 use crate::collective::host::transport::peer_channels::PeerChannels;
 
-/// How the members of a group come to have pipes to each other.
+/// Gives the members of a group channels to each other.
 pub trait Rendezvous: Send + Sync {
     /// The pipes of member `own` of the group `id` of `ranks`.
     fn links(

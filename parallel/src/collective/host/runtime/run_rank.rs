@@ -19,7 +19,7 @@ pub fn run_rank<T>(rank: usize, shared: &WorldHealth, f: impl FnOnce() -> Result
     result
 }
 
-/// That there was a panic, and its message.
+/// Formats a panic with its message.
 pub fn panicked(panic: Box<dyn Any + Send>) -> String {
     let message = panic
         .downcast_ref::<&str>()

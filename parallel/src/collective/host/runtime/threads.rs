@@ -88,7 +88,7 @@ fn run_each(
     })
 }
 
-/// Where threads leave pipes for one another: whoever comes first to a group makes all of them.
+/// Hands channels from thread to thread: the first rank that asks for a group makes those of all.
 struct ThreadRendezvous {
     shared: Arc<WorldHealth>,
     groups: Mutex<HashMap<Arc<str>, Vec<Option<PeerChannels>>>>,

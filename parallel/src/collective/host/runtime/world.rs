@@ -12,7 +12,7 @@ use crate::collective::host::runtime::queue::HostCollective;
 use crate::collective::host::runtime::rendezvous::Rendezvous;
 use crate::collective::host::runtime::world_health::WorldHealth;
 
-/// What all ranks of a world agree on.
+/// The configuration that all ranks of a world have alike.
 #[derive(Debug, Clone)]
 pub struct WorldConfig {
     /// How long a call may take, from when it is the first in its group's queue, before it is an error that
@@ -39,7 +39,7 @@ pub struct World {
     shared: Arc<WorldHealth>,
     rendezvous: Arc<dyn Rendezvous>,
     progress: Arc<ProgressThread>,
-    /// How often this rank has made a group of the same name and ranks.
+    /// Number of earlier groups of this rank with the same name and ranks.
     made: Mutex<HashMap<String, usize>>,
     everyone: OnceLock<Group>,
 }
@@ -71,7 +71,7 @@ impl World {
         self.rank
     }
 
-    /// How many ranks the job has.
+    /// Number of ranks of the job.
     pub fn size(&self) -> usize {
         self.size
     }

@@ -1,4 +1,4 @@
-//! What ranks know of one another beside data: whether the world has failed, and how far everybody is.
+//! State that ranks share beside data: whether the world has failed, and the progress of every rank.
 
 use ferrotron_tensor::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,7 @@ pub enum Kind {
 /// The n-th of a [`Kind`], from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// What is counted.
+    /// The kind of event that is counted.
     pub kind: Kind,
     /// Which one it is.
     pub number: u64,
@@ -40,7 +40,7 @@ impl fmt::Display for Entry {
     }
 }
 
-/// How far one rank is in one group.
+/// The progress of one rank in one group.
 #[derive(Debug, Clone, Default)]
 pub struct CallCounters {
     entered: BTreeMap<Kind, u64>,
@@ -48,10 +48,10 @@ pub struct CallCounters {
     running: bool,
 }
 
-/// What a rank that is waited for says of itself.
+/// The answer of a rank that others wait for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
-    /// Whether it has entered the call.
+    /// It has entered the call.
     pub entered: bool,
     /// Its last call, in words.
     pub last: String,
@@ -91,7 +91,7 @@ impl CallCounters {
     }
 }
 
-/// Who is how far, by group and rank in the world.
+/// Progress by group and rank in the world.
 type CounterTable = BTreeMap<Arc<str>, BTreeMap<usize, CallCounters>>;
 
 /// The state that all ranks of a process share.
@@ -142,7 +142,7 @@ impl WorldHealth {
         f(self.board().entry(group.clone()).or_default().entry(rank).or_default())
     }
 
-    /// What a rank says of its progress in a group.
+    /// Returns the progress of a rank in a group.
     pub fn answer(&self, group: &Arc<str>, rank: usize, entry: Entry) -> Answer {
         match self.board().get(group).and_then(|ranks| ranks.get(&rank)) {
             Some(progress) => progress.answer(entry),

@@ -1,4 +1,4 @@
-//! What a rank has to the others of its group: a pipe each way.
+//! Channels of a rank to the others of its group, one each way.
 
 use crate::collective::host::transport::channel::{RecvChannel, SendChannel};
 use crate::collective::host::transport::header::Header;

@@ -58,7 +58,7 @@ impl From<String> for Fault {
     }
 }
 
-/// What came of a piece, or of a call.
+/// The outcome of a piece, or of a call.
 pub type ChannelResult<T> = std::result::Result<T, Fault>;
 
 /// Lets a side that looks again and again for what it waits for pause a little, now and then for longer.

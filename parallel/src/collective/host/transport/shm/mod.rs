@@ -31,7 +31,7 @@ const SPIN_LIMIT: usize = 200;
 pub struct ShmWriter {
     ring: Ring,
     bell: Doorbell,
-    /// Whether the other side may read this process's memory.
+    /// The other side may read this process's memory.
     lends: bool,
     written: u64,
     /// Pieces up to this number must be read before the memory they lie in is free.

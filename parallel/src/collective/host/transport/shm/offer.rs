@@ -1,4 +1,4 @@
-//! How the two ends of a connection find out that they are on one machine, and what each may do.
+//! The handshake in which two ends of a connection find out that they are on one machine, and what each may do.
 //!
 //! Each makes the ring that it will write and offers it; each tries to map the other's and to read a word
 //! of the other's memory, and says what succeeded. Only what both can do is done. The file behind a ring has
@@ -15,18 +15,18 @@ use super::ring::Ring;
 use super::{Doorbell, ShmReader, ShmWriter, remote};
 use crate::descriptors::explained;
 
-/// What one end says of itself.
+/// The offer of one end.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Offer {
     boot: String,
     pid: u32,
     fd: i32,
     token: u64,
-    /// Where in its memory the token lies too.
+    /// Address of the token in its memory.
     address: u64,
 }
 
-/// What one end can do with the other's offer.
+/// The use that one end can make of the other's offer.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Verdict {
     /// It has mapped the ring.
@@ -35,7 +35,7 @@ pub struct Verdict {
     pub reads: bool,
 }
 
-/// What belongs to an offer that is made: the ring, its file, and the word in memory.
+/// The resources of an offer: the ring, its file, and the word in memory.
 pub struct Offered {
     ring: Ring,
     _file: File,

@@ -35,7 +35,7 @@ pub struct Ring(MmapRaw);
 pub struct Descriptor {
     /// Bytes.
     pub len: u64,
-    /// Where the bytes are in the writer's memory, or 0 if they are in the slot.
+    /// Address of the bytes in the writer's memory, or 0 if they are in the slot.
     pub address: u64,
 }
 
