@@ -29,7 +29,8 @@ fn messages(root: &Path, source: &str) -> String {
     let rustc = std::env::var_os("RUSTC").unwrap_or("rustc".into());
     let out = Command::new(rustc)
         .current_dir(root)
-        .args(["--edition", "2024", "--emit", "metadata", "--color", "never", "-o", "/dev/null"])
+        .args(["--edition", "2024", "--emit", "metadata", "--color", "never"])
+        .args(["--out-dir", env!("CARGO_TARGET_TMPDIR")])
         .arg("-L")
         .arg(format!("dependency={}", built.display()))
         .arg("--extern")
