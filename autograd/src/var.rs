@@ -244,6 +244,19 @@ impl fmt::Debug for Var {
     }
 }
 
+impl From<Tensor> for Var {
+    /// [`Var::constant`].
+    fn from(value: Tensor) -> Var {
+        Var::constant(value)
+    }
+}
+
+impl AsRef<Tensor> for Var {
+    fn as_ref(&self) -> &Tensor {
+        &self.value
+    }
+}
+
 impl Leaf {
     /// The value as a variable whose gradient accumulates in this leaf.
     pub fn var(&self) -> Result<Var> {

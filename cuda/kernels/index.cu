@@ -33,12 +33,12 @@ KERNEL(128, index_add_wide)
     add_slices(x, ids, type, order, y, outer, count, size, inner, offset);
 }
 
-// y[.., index[.., k, ..], ..] += x[.., k, ..]. One thread per element of y along the dim (of `size`) and row of the
-// index. `layout` has the other dims, with the strides of y, index and x. `bad` receives the memory offset of the
-// first bad index.
-KERNEL(256, scatter_add)
-(T* y, const void* index, int type, const T* x, u64 rows, u64 size, u64 count, i64 y_stride, i64 index_stride, i64 x_stride,
- u64* bad, Layout layout) {
+// y[.., index[.., k, ..], ..] += x[.., k, ..], or = x: then the last of repeated indices counts. One thread per element of
+// y along the dim (of `size`) and row of the index. `layout` has the other dims, with the strides of y, index and x.
+// `bad` receives the memory offset of the first bad index.
+template <bool ADD>
+INLINE void scatter_elements(T* y, const void* index, int type, const T* x, u64 rows, u64 size, u64 count, i64 y_stride, i64 index_stride,
+                             i64 x_stride, u64* bad, const Layout& layout) {
     for (u64 i = thread_number(); i < rows * size; i += thread_count()) {
         i64 at[3];
         locate<3>(layout, i / size, at);
@@ -47,8 +47,22 @@ KERNEL(256, scatter_add)
         for (u64 k = 0; k < count; k++) {
             const i64 id = read_index(index, type, at[1] + (i64)k * index_stride);
             if (own == 0 && (id < 0 || id >= (i64)size)) atomicMin(bad, (u64)(at[1] + (i64)k * index_stride));
-            if (id == own) sum += widen(x[at[2] + (i64)k * x_stride]);
+            if (id != own) continue;
+            const A value = widen(x[at[2] + (i64)k * x_stride]);
+            sum = ADD ? sum + value : value;
         }
         y[at[0] + own * y_stride] = rounded<T>(sum);
     }
+}
+
+KERNEL(256, scatter_add)
+(T* y, const void* index, int type, const T* x, u64 rows, u64 size, u64 count, i64 y_stride, i64 index_stride, i64 x_stride,
+ u64* bad, Layout layout) {
+    scatter_elements<true>(y, index, type, x, rows, size, count, y_stride, index_stride, x_stride, bad, layout);
+}
+
+KERNEL(256, scatter)
+(T* y, const void* index, int type, const T* x, u64 rows, u64 size, u64 count, i64 y_stride, i64 index_stride, i64 x_stride,
+ u64* bad, Layout layout) {
+    scatter_elements<false>(y, index, type, x, rows, size, count, y_stride, index_stride, x_stride, bad, layout);
 }

@@ -54,6 +54,14 @@ INLINE float erf(float x) { return ::erff(x); }
 INLINE double erf(double x) { return ::erf(x); }
 INLINE float pow(float x, float p) { return ::powf(x, p); }
 INLINE double pow(double x, double p) { return ::pow(x, p); }
+INLINE float sin(float x) { return ::sinf(x); }
+INLINE double sin(double x) { return ::sin(x); }
+INLINE float cos(float x) { return ::cosf(x); }
+INLINE double cos(double x) { return ::cos(x); }
+INLINE float log1p(float x) { return ::log1pf(x); }
+INLINE double log1p(double x) { return ::log1p(x); }
+INLINE float expm1(float x) { return ::expm1f(x); }
+INLINE double expm1(double x) { return ::expm1(x); }
 INLINE float abs(float x) { return ::fabsf(x); }
 INLINE double abs(double x) { return ::fabs(x); }
 template <class A> INLINE A max(A x, A y) { return x > y ? x : y; }

@@ -117,6 +117,7 @@ macro_rules! files {
 files! {
     "adafactor" FLOATS [];
     "adamw" FLOATS [];
+    "argsort" FLOATS [];
     "attention" HALVES [];
     "attention_rows" EXACT [];
     "cast" ALL [];

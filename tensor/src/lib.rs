@@ -10,6 +10,8 @@ mod cuda;
 mod device;
 pub mod gemm;
 mod memory;
+#[doc(hidden)] // for the list of methods that `autograd` shares
+pub mod methods;
 mod numeric;
 pub mod ops;
 

@@ -14,7 +14,7 @@ pub fn concat(parts: &[&Var], dim: isize) -> Result<Var> {
     let sizes = values.iter().map(|value| value.dim(dim)).collect::<Result<Vec<_>>>()?;
     Var::record(parts, value, || {
         Named("concat", move |dy: Tensor, dx: &mut InputGrads| {
-            dy.split(dim, &sizes)?
+            dy.split(&sizes, dim)?
                 .into_iter()
                 .enumerate()
                 .try_for_each(|(i, part)| dx.accumulate(i, part))

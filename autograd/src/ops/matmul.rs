@@ -1,6 +1,6 @@
 //! Gradient of the batched matrix product: dA = dC B^T, dB = A^T dC.
 
-use ferrotron_tensor::ops::matmul::matmul;
+use ferrotron_tensor::ops::matmul as kernels;
 use ferrotron_tensor::{Result, Tensor};
 
 use crate::{Backward, Cotangents, InputGrads, Saved, Var, forward_span};
@@ -22,23 +22,29 @@ impl Backward for MatmulBackward {
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let dy = dy.single()?;
         if let Some(rhs) = &self.rhs {
-            dx.accumulate(0, matmul(&dy, &rhs.value()?.transpose(-1, -2)?)?)?;
+            dx.accumulate(0, kernels::matmul(&dy, &rhs.value()?.transpose(-1, -2)?)?)?;
         }
         if let Some(lhs) = &self.lhs {
-            dx.accumulate(1, matmul(&lhs.value()?.transpose(-1, -2)?, &dy)?)?;
+            dx.accumulate(1, kernels::matmul(&lhs.value()?.transpose(-1, -2)?, &dy)?)?;
         }
         Ok(())
     }
 }
 
-impl Var {
-    /// The matrix product of the last two dims, (.., M, K) x (.., K, N) -> (.., M, N); leading dims are
-    /// broadcast.
-    pub fn matmul(&self, rhs: &Var) -> Result<Var> {
-        let _span = forward_span("matmul");
-        Var::record(&[self, rhs], matmul(self.value(), rhs.value())?, || MatmulBackward {
-            lhs: rhs.needs_gradient().then(|| self.save()),
-            rhs: self.needs_gradient().then(|| rhs.save()),
-        })
+/// The matrix product of the last two dims; leading dims are broadcast.
+pub(crate) fn matmul(lhs: &Var, rhs: &Var) -> Result<Var> {
+    // One product of all rows, whose weight gradient is one product too.
+    if let (&[ref outer @ .., rows, inner], &[_, columns]) = (lhs.dims(), rhs.dims())
+        && !outer.is_empty()
+        && rhs.value().dim(0)? == inner
+    {
+        let dims = [outer, &[rows, columns]].concat();
+        let all = outer.iter().product::<usize>() * rows;
+        return matmul(&lhs.reshape(&[all, inner])?, rhs)?.reshape(&dims);
     }
+    let _span = forward_span("matmul");
+    Var::record(&[lhs, rhs], kernels::matmul(lhs.value(), rhs.value())?, || MatmulBackward {
+        lhs: rhs.needs_gradient().then(|| lhs.save()),
+        rhs: lhs.needs_gradient().then(|| rhs.save()),
+    })
 }

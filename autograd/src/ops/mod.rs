@@ -18,3 +18,8 @@ pub mod reduce;
 pub mod rotary;
 pub mod softmax;
 pub mod view;
+
+use crate::Var;
+
+// The methods that `Tensor` has too.
+ferrotron_tensor::shared_methods!(Var);

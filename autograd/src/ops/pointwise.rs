@@ -1,8 +1,6 @@
 //! Gradients of the pointwise table: dx = dy f'(x), summed over the dims along which an operand was broadcast.
 
-use ferrotron_tensor::ops::pointwise::{
-    binary, binary_backward, unary, unary_backward, where_cond,
-};
+use ferrotron_tensor::ops::pointwise::{self as kernels, binary_backward, unary_backward};
 use ferrotron_tensor::ops::table::{Binary, Saves, Unary};
 use ferrotron_tensor::{Result, Tensor};
 
@@ -30,12 +28,12 @@ impl Backward for UnaryBackward {
 }
 
 /// `op(x)`. `p` is the parameter of the rows that take one.
-pub fn apply_unary(op: Unary, p: f64, x: &Var) -> Result<Var> {
+pub fn unary(op: Unary, p: f64, x: &Var) -> Result<Var> {
     let _span = forward_span(op.name());
-    record_unary(op, p, x, unary(op, p, x.value())?)
+    record_unary(op, p, x, kernels::unary(op, p, x.value())?)
 }
 
-/// Like [`apply_unary`], with a value that was already computed, possibly from an unrounded `x`.
+/// Like [`unary`], with a value that was already computed, possibly from an unrounded `x`.
 pub(super) fn record_unary(op: Unary, p: f64, x: &Var, value: Tensor) -> Result<Var> {
     let saved = match op.saves() {
         Saves::Input => Some(x.save()),
@@ -48,7 +46,9 @@ pub(super) fn record_unary(op: Unary, p: f64, x: &Var, value: Tensor) -> Result<
     let y = Var::record(&[x], value, || UnaryBackward { op, p, saved: saved.clone() })?;
     Ok(match (op.saves(), saved) {
         // The argument is saved anyway, so consumers need not save the value as well.
-        (Saves::Input, Some(saved)) => y.with_recompute(move || unary(op, p, &saved.value()?)),
+        (Saves::Input, Some(saved)) => {
+            y.with_recompute(move || kernels::unary(op, p, &saved.value()?))
+        }
         _ => y,
     })
 }
@@ -90,9 +90,9 @@ impl Backward for BinaryBackward {
 }
 
 /// `op(lhs, rhs)`, with broadcasting.
-pub fn apply_binary(op: Binary, lhs: &Var, rhs: &Var) -> Result<Var> {
+pub fn binary(op: Binary, lhs: &Var, rhs: &Var) -> Result<Var> {
     let _span = forward_span(op.name());
-    let value = binary(op, lhs.value(), rhs.value())?;
+    let value = kernels::binary(op, lhs.value(), rhs.value())?;
     Var::record(&[lhs, rhs], value, || {
         let [by_lhs, by_rhs] = op.reads();
         let wanted = |operand: usize| {
@@ -106,11 +106,11 @@ pub fn apply_binary(op: Binary, lhs: &Var, rhs: &Var) -> Result<Var> {
     })
 }
 
-struct SelectBackward {
+struct WhereBackward {
     condition: Tensor,
 }
 
-impl Backward for SelectBackward {
+impl Backward for WhereBackward {
     fn name(&self) -> &'static str {
         "where"
     }
@@ -123,69 +123,18 @@ impl Backward for SelectBackward {
         let dy = dy.single()?;
         let zero = Tensor::zeros(dy.device(), dy.dtype(), &[])?;
         if dx.needs_input_grad(0) {
-            dx.accumulate(0, where_cond(&self.condition, &dy, &zero)?)?;
+            dx.accumulate(0, kernels::where_cond(&self.condition, &dy, &zero)?)?;
         }
         if dx.needs_input_grad(1) {
-            dx.accumulate(1, where_cond(&self.condition, &zero, &dy)?)?;
+            dx.accumulate(1, kernels::where_cond(&self.condition, &zero, &dy)?)?;
         }
         Ok(())
     }
 }
 
 /// Elements of `yes` where the u8 `condition` is not 0, else of `no`; all three broadcast.
-pub fn apply_select(condition: &Tensor, yes: &Var, no: &Var) -> Result<Var> {
+pub(crate) fn where_cond(condition: &Tensor, yes: &Var, no: &Var) -> Result<Var> {
     let _span = forward_span("where");
-    let value = where_cond(condition, yes.value(), no.value())?;
-    Var::record(&[yes, no], value, || SelectBackward { condition: condition.clone() })
-}
-
-macro_rules! methods {
-    (unary $($method:ident $row:ident $doc:literal;)*) => {
-        impl Var { $(
-            #[doc = $doc]
-            pub fn $method(&self) -> Result<Var> { apply_unary(Unary::$row, 0.0, self) }
-        )* }
-    };
-    (parameter $($method:ident $row:ident $doc:literal;)*) => {
-        impl Var { $(
-            #[doc = $doc]
-            pub fn $method(&self, p: f64) -> Result<Var> { apply_unary(Unary::$row, p, self) }
-        )* }
-    };
-    (binary $($method:ident $row:ident $doc:literal;)*) => {
-        impl Var { $(
-            #[doc = $doc]
-            pub fn $method(&self, rhs: &Var) -> Result<Var> { apply_binary(Binary::$row, self, rhs) }
-        )* }
-    };
-}
-
-methods! { unary
-    neg Neg "-x";
-    abs Abs "|x|, with derivative 0 at 0";
-    exp Exp "e^x";
-    log Log "Natural logarithm.";
-    sqrt Sqrt "Square root.";
-    recip Recip "1 / x";
-    square Square "x^2";
-    tanh Tanh "Hyperbolic tangent.";
-    sigmoid Sigmoid "1 / (1 + e^-x)";
-    relu Relu "max(x, 0), with derivative 0 at 0";
-    silu Silu "x sigmoid(x)";
-    gelu_tanh GeluTanh "GELU, tanh form.";
-    gelu_erf GeluErf "GELU, exact form.";
-}
-methods! { parameter
-    powf Powf "x^p";
-    add_scalar AddScalar "x + p";
-    mul_scalar MulScalar "x p";
-}
-methods! { binary
-    add Add "Sum, broadcast.";
-    sub Sub "Difference, broadcast.";
-    mul Mul "Product, broadcast.";
-    div Div "Quotient, broadcast.";
-    pow Pow "Power, broadcast; the base must be positive.";
-    maximum Maximum "The larger, broadcast; equal elements share the gradient.";
-    minimum Minimum "The smaller, broadcast; equal elements share the gradient.";
+    let value = kernels::where_cond(condition, yes.value(), no.value())?;
+    Var::record(&[yes, no], value, || WhereBackward { condition: condition.clone() })
 }

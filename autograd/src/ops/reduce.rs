@@ -7,16 +7,16 @@ use ferrotron_tensor::{Result, Tensor};
 use crate::engine::node::Named;
 use crate::{Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 
-/// Saves the operand and the value, with the reduced dim as size 1.
-struct MaxBackward {
+/// Saves the operand and the value, with the reduced dims as size 1.
+struct AmaxBackward {
     x: Saved,
     kept: Saved,
-    dim: isize,
+    dims: Vec<isize>,
 }
 
-impl Backward for MaxBackward {
+impl Backward for AmaxBackward {
     fn name(&self) -> &'static str {
-        "max"
+        "amax"
     }
 
     fn saved(&self) -> Vec<Tensor> {
@@ -26,7 +26,7 @@ impl Backward for MaxBackward {
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let (x, kept) = (self.x.value()?, self.kept.value()?);
         let hit = compare(Comparison::Eq, &x, &kept)?.cast(x.dtype())?;
-        let share = hit.div(&reduce::sum(&hit, &[self.dim], KeepDims::Keep)?)?;
+        let share = hit.div(&reduce::sum(&hit, &self.dims, KeepDims::Keep)?)?;
         dx.accumulate(0, share.mul(&dy.single()?.reshape(kept.dims())?)?)
     }
 }
@@ -53,77 +53,61 @@ impl Backward for LogSumExpBackward {
     }
 }
 
-impl Var {
-    /// Sum over `dims`.
-    pub fn sum(&self, dims: &[isize], keep: KeepDims) -> Result<Var> {
-        let _span = forward_span("sum");
-        self.spread("sum", reduce::sum(self.value(), dims, keep)?, dims, 1.0)
-    }
+/// Sum over `dims`.
+pub(crate) fn sum(x: &Var, dims: &[isize], keep: KeepDims) -> Result<Var> {
+    let _span = forward_span("sum");
+    spread("sum", x, reduce::sum(x.value(), dims, keep)?, dims, 1.0)
+}
 
-    /// Mean over `dims`.
-    pub fn mean(&self, dims: &[isize], keep: KeepDims) -> Result<Var> {
-        let _span = forward_span("mean");
-        let value = reduce::mean(self.value(), dims, keep)?;
-        let count = self.value().numel() as f64 / value.numel().max(1) as f64;
-        self.spread("mean", value, dims, 1.0 / count)
-    }
+/// Mean over `dims`.
+pub(crate) fn mean(x: &Var, dims: &[isize], keep: KeepDims) -> Result<Var> {
+    let _span = forward_span("mean");
+    let value = reduce::mean(x.value(), dims, keep)?;
+    let count = x.value().numel() as f64 / value.numel().max(1) as f64;
+    spread("mean", x, value, dims, 1.0 / count)
+}
 
-    /// Sum of all elements, a scalar.
-    pub fn sum_all(&self) -> Result<Var> {
-        let _span = forward_span("sum_all");
-        let dims = self.dims().to_vec();
-        Var::record(&[self], reduce::sum_all(self.value())?, || {
-            Named("sum_all", move |dy: Tensor, dx: &mut InputGrads| {
-                dx.accumulate(0, dy.broadcast_to(&dims)?)
-            })
+/// Sum of all elements, a scalar.
+pub(crate) fn sum_all(x: &Var) -> Result<Var> {
+    let _span = forward_span("sum_all");
+    let dims = x.dims().to_vec();
+    Var::record(&[x], reduce::sum_all(x.value())?, || {
+        Named("sum_all", move |dy: Tensor, dx: &mut InputGrads| {
+            dx.accumulate(0, dy.broadcast_to(&dims)?)
         })
-    }
+    })
+}
 
-    /// Mean of all elements, a scalar.
-    pub fn mean_all(&self) -> Result<Var> {
-        self.sum_all()?.mul_scalar(1.0 / self.value().numel() as f64)
-    }
+/// Maximum over `dims`; equal elements share the gradient.
+pub(crate) fn amax(x: &Var, dims: &[isize], keep: KeepDims) -> Result<Var> {
+    let _span = forward_span("amax");
+    let kept = reduce::amax(x.value(), dims, KeepDims::Keep)?;
+    let value = dropped(&kept, x, dims, keep)?;
+    Var::record(&[x], value, || AmaxBackward {
+        x: x.save(),
+        kept: Saved::statistic(&kept),
+        dims: dims.to_vec(),
+    })
+}
 
-    /// Maximum along `dim`; equal elements share the gradient.
-    pub fn max(&self, dim: isize, keep: KeepDims) -> Result<Var> {
-        let _span = forward_span("max");
-        let kept = reduce::max(self.value(), &[dim], KeepDims::Keep)?;
-        let value = dropped(&kept, self, &[dim], keep)?;
-        Var::record(&[self], value, || MaxBackward {
-            x: self.save(),
-            kept: Saved::statistic(&kept),
-            dim,
+/// log(sum(exp(x))) along `dims`; its gradient is the softmax.
+pub(crate) fn log_sum_exp(x: &Var, dims: &[isize], keep: KeepDims) -> Result<Var> {
+    let _span = forward_span("log_sum_exp");
+    let kept = reduce::log_sum_exp(x.value(), dims, KeepDims::Keep)?;
+    let value = dropped(&kept, x, dims, keep)?;
+    Var::record(&[x], value, || LogSumExpBackward { x: x.save(), kept: Saved::statistic(&kept) })
+}
+
+/// Records the reduction `value` of `x`, whose gradient is `factor` times the broadcast cotangent.
+fn spread(name: &'static str, x: &Var, value: Tensor, dims: &[isize], factor: f64) -> Result<Var> {
+    let full = x.dims().to_vec();
+    let kept = kept_dims(x, dims);
+    Var::record(&[x], value, || {
+        Named(name, move |dy: Tensor, dx: &mut InputGrads| {
+            let dy = if factor == 1.0 { dy } else { dy.mul_scalar(factor)? };
+            dx.accumulate(0, dy.reshape(&kept)?.broadcast_to(&full)?)
         })
-    }
-
-    /// log(sum(exp(x))) along `dims`; its gradient is the softmax.
-    pub fn log_sum_exp(&self, dims: &[isize], keep: KeepDims) -> Result<Var> {
-        let _span = forward_span("log_sum_exp");
-        let kept = reduce::log_sum_exp(self.value(), dims, KeepDims::Keep)?;
-        let value = dropped(&kept, self, dims, keep)?;
-        Var::record(&[self], value, || LogSumExpBackward {
-            x: self.save(),
-            kept: Saved::statistic(&kept),
-        })
-    }
-
-    /// Records the reduction `value` of this variable, whose gradient is `factor` times the broadcast cotangent.
-    fn spread(
-        &self,
-        name: &'static str,
-        value: Tensor,
-        dims: &[isize],
-        factor: f64,
-    ) -> Result<Var> {
-        let full = self.dims().to_vec();
-        let kept = kept_dims(self, dims);
-        Var::record(&[self], value, || {
-            Named(name, move |dy: Tensor, dx: &mut InputGrads| {
-                let dy = if factor == 1.0 { dy } else { dy.mul_scalar(factor)? };
-                dx.accumulate(0, dy.reshape(&kept)?.broadcast_to(&full)?)
-            })
-        })
-    }
+    })
 }
 
 /// The dims of `x` with the reduced ones set to 1; the reduction has already checked them.

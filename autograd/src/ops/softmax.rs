@@ -1,8 +1,6 @@
 //! Gradients of softmax and log-softmax, computed from their saved values.
 
-use ferrotron_tensor::ops::softmax::{
-    log_softmax, log_softmax_backward, softmax, softmax_backward,
-};
+use ferrotron_tensor::ops::softmax as kernels;
 use ferrotron_tensor::{Result, Tensor};
 
 use crate::{Backward, Cotangents, InputGrads, Saved, Var, forward_span};
@@ -28,24 +26,22 @@ impl Backward for SoftmaxBackward {
     }
 }
 
-impl Var {
-    /// e^x / sum e^x over `dim`.
-    pub fn softmax(&self, dim: isize) -> Result<Var> {
-        let _span = forward_span("softmax");
-        let y = softmax(self.value(), dim)?;
-        Var::record(&[self], y.clone(), || {
-            let y = Saved::tensor(&y);
-            SoftmaxBackward { name: "softmax", y, dim, gradient: softmax_backward }
-        })
-    }
+/// e^x / sum e^x over `dim`.
+pub(crate) fn softmax(x: &Var, dim: isize) -> Result<Var> {
+    let _span = forward_span("softmax");
+    let y = kernels::softmax(x.value(), dim)?;
+    Var::record(&[x], y.clone(), || {
+        let y = Saved::tensor(&y);
+        SoftmaxBackward { name: "softmax", y, dim, gradient: kernels::softmax_backward }
+    })
+}
 
-    /// x - log(sum e^x) over `dim`.
-    pub fn log_softmax(&self, dim: isize) -> Result<Var> {
-        let _span = forward_span("log_softmax");
-        let y = log_softmax(self.value(), dim)?;
-        Var::record(&[self], y.clone(), || {
-            let y = Saved::tensor(&y);
-            SoftmaxBackward { name: "log_softmax", y, dim, gradient: log_softmax_backward }
-        })
-    }
+/// x - log(sum e^x) over `dim`.
+pub(crate) fn log_softmax(x: &Var, dim: isize) -> Result<Var> {
+    let _span = forward_span("log_softmax");
+    let y = kernels::log_softmax(x.value(), dim)?;
+    Var::record(&[x], y.clone(), || {
+        let y = Saved::tensor(&y);
+        SoftmaxBackward { name: "log_softmax", y, dim, gradient: kernels::log_softmax_backward }
+    })
 }

@@ -7,78 +7,64 @@ use ferrotron_tensor::{Result, Tensor};
 use crate::engine::node::Named;
 use crate::{Accum, Backward, Cotangents, InputGrads, Var, forward_span};
 
-impl Var {
-    /// The same elements under other dims, in row-major order.
-    pub fn reshape(&self, dims: &[usize]) -> Result<Var> {
-        let _span = forward_span("reshape");
-        let original = self.dims().to_vec();
-        Var::record(&[self], self.value().reshape(dims)?, || {
-            Named("reshape", move |dy: Tensor, dx: &mut InputGrads| {
-                dx.accumulate(0, dy.reshape(&original)?)
+/// The same elements under other dims, in row-major order.
+pub(crate) fn reshape(x: &Var, dims: &[usize]) -> Result<Var> {
+    let _span = forward_span("reshape");
+    let original = x.dims().to_vec();
+    Var::record(&[x], x.value().reshape(dims)?, || {
+        Named("reshape", move |dy: Tensor, dx: &mut InputGrads| {
+            dx.accumulate(0, dy.reshape(&original)?)
+        })
+    })
+}
+
+/// Reorders the dims.
+pub(crate) fn permute(x: &Var, order: &[usize]) -> Result<Var> {
+    let _span = forward_span("permute");
+    let value = x.value().permute(order)?;
+    let mut inverse = vec![0; order.len()];
+    for (to, &from) in order.iter().enumerate() {
+        inverse[from] = to;
+    }
+    Var::record(&[x], value, || {
+        Named("permute", move |dy: Tensor, dx: &mut InputGrads| {
+            dx.accumulate(0, dy.permute(&inverse)?)
+        })
+    })
+}
+
+/// Expands dims of size 1 and adds leading dims (NumPy's rule).
+pub(crate) fn broadcast_to(x: &Var, dims: &[usize]) -> Result<Var> {
+    let _span = forward_span("broadcast_to");
+    // `accumulate` sums a gradient back to the operand's dims.
+    Var::record(&[x], x.value().broadcast_to(dims)?, || {
+        Named("broadcast_to", move |dy: Tensor, dx: &mut InputGrads| dx.accumulate(0, dy))
+    })
+}
+
+/// Elements `start..start + len` of one dim, counted from the end if negative.
+pub(crate) fn narrow(x: &Var, dim: isize, start: usize, len: usize) -> Result<Var> {
+    let _span = forward_span("narrow");
+    Var::record(&[x], x.value().narrow(dim, start, len)?, || {
+        Named("narrow", move |dy: Tensor, dx: &mut InputGrads| {
+            dx.accumulate_with(0, |whole, accum| {
+                if accum == Accum::Replace {
+                    whole.zero_fill()?;
+                }
+                whole.narrow_mut(dim, start, len, |part| add_assign(part, &dy.cast(part.dtype())?))
             })
         })
-    }
+    })
+}
 
-    /// Exchanges two dims, counted from the end if negative.
-    pub fn transpose(&self, a: isize, b: isize) -> Result<Var> {
-        let _span = forward_span("transpose");
-        Var::record(&[self], self.value().transpose(a, b)?, || {
-            Named("transpose", move |dy: Tensor, dx: &mut InputGrads| {
-                dx.accumulate(0, dy.transpose(a, b)?)
-            })
-        })
-    }
-
-    /// Reorders the dims.
-    pub fn permute(&self, order: &[usize]) -> Result<Var> {
-        let _span = forward_span("permute");
-        let value = self.value().permute(order)?;
-        let mut inverse = vec![0; order.len()];
-        for (to, &from) in order.iter().enumerate() {
-            inverse[from] = to;
-        }
-        Var::record(&[self], value, || {
-            Named("permute", move |dy: Tensor, dx: &mut InputGrads| {
-                dx.accumulate(0, dy.permute(&inverse)?)
-            })
-        })
-    }
-
-    /// Expands dims of size 1 and adds leading dims (NumPy's rule).
-    pub fn broadcast_to(&self, dims: &[usize]) -> Result<Var> {
-        let _span = forward_span("broadcast_to");
-        // `accumulate` sums a gradient back to the operand's dims.
-        Var::record(&[self], self.value().broadcast_to(dims)?, || {
-            Named("broadcast_to", move |dy: Tensor, dx: &mut InputGrads| dx.accumulate(0, dy))
-        })
-    }
-
-    /// Elements `start..start + len` of one dim, counted from the end if negative.
-    pub fn narrow(&self, dim: isize, start: usize, len: usize) -> Result<Var> {
-        let _span = forward_span("narrow");
-        Var::record(&[self], self.value().narrow(dim, start, len)?, || {
-            Named("narrow", move |dy: Tensor, dx: &mut InputGrads| {
-                dx.accumulate_with(0, |whole, accum| {
-                    if accum == Accum::Replace {
-                        whole.zero_fill()?;
-                    }
-                    whole.narrow_mut(dim, start, len, |part| {
-                        add_assign(part, &dy.cast(part.dtype())?)
-                    })
-                })
-            })
-        })
-    }
-
-    /// Splits one dim into consecutive ranges of these sizes; their gradients are concatenated in one buffer.
-    pub fn split(&self, dim: isize, sizes: &[usize]) -> Result<Vec<Var>> {
-        let _span = forward_span("split");
-        let parts = self.value().split(dim, sizes)?;
-        Var::record_many(&[self], parts.clone(), || SplitBackward {
-            dim,
-            dims: parts.iter().map(|part| part.dims().to_vec()).collect(),
-        })
-    }
+/// Splits one dim into consecutive ranges of these sizes; their gradients are concatenated in one buffer.
+pub(crate) fn split(x: &Var, sizes: &[usize], dim: isize) -> Result<Vec<Var>> {
+    let _span = forward_span("split");
+    let parts = x.value().split(sizes, dim)?;
+    Var::record_many(&[x], parts.clone(), || SplitBackward {
+        dim,
+        dims: parts.iter().map(|part| part.dims().to_vec()).collect(),
+    })
 }
 
 struct SplitBackward {

@@ -1,7 +1,7 @@
 //! What each operation keeps for its gradient, to the byte.
 
 use ferrotron_autograd::ops::attention::{attention, packed_attention};
-use ferrotron_autograd::ops::pointwise::{apply_binary, apply_select, apply_unary};
+use ferrotron_autograd::ops::pointwise::{binary, unary};
 use ferrotron_autograd::{Leaf, Var, checkpoint, checkpoint_discard_output};
 use ferrotron_tensor::ops::attention::AttentionConfig;
 use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
@@ -31,11 +31,11 @@ fn ids(device: &Device, dims: &[usize]) -> Result<Tensor> {
 fn pointwise_operations_keep_what_their_rows_say() -> Result<()> {
     let device = Device::cpu(1)?;
     for &op in Unary::ALL {
-        let y = apply_unary(op, 1.5, &computed(&device, &[2, 3])?)?;
+        let y = unary(op, 1.5, &computed(&device, &[2, 3])?)?;
         let want = if op.saves() == Saves::Nothing { 0 } else { 6 * F };
         assert_eq!(y.saved_bytes(), want, "{}", op.name());
         let constant = Var::constant(Tensor::full(&device, DType::F32, &[2, 3], 0.5)?);
-        assert_eq!(apply_unary(op, 1.5, &constant)?.saved_bytes(), 0, "{}", op.name());
+        assert_eq!(unary(op, 1.5, &constant)?.saved_bytes(), 0, "{}", op.name());
     }
     for &op in Binary::ALL {
         let (a, b) = (computed(&device, &[2, 3])?, computed(&device, &[3])?);
@@ -43,10 +43,10 @@ fn pointwise_operations_keep_what_their_rows_say() -> Result<()> {
         let [by_lhs, by_rhs] = op.reads();
         let bytes = |lhs: bool, rhs: bool| (if lhs { 6 } else { 0 } + if rhs { 3 } else { 0 }) * F;
         for (y, want) in [
-            (apply_binary(op, &a, &b)?, bytes(by_lhs[0] || by_rhs[0], by_lhs[1] || by_rhs[1])),
-            (apply_binary(op, &a, &constants[1])?, bytes(by_lhs[0], by_lhs[1])),
-            (apply_binary(op, &constants[0], &b)?, bytes(by_rhs[0], by_rhs[1])),
-            (apply_binary(op, &constants[0], &constants[1])?, 0),
+            (binary(op, &a, &b)?, bytes(by_lhs[0] || by_rhs[0], by_lhs[1] || by_rhs[1])),
+            (binary(op, &a, &constants[1])?, bytes(by_lhs[0], by_lhs[1])),
+            (binary(op, &constants[0], &b)?, bytes(by_rhs[0], by_rhs[1])),
+            (binary(op, &constants[0], &constants[1])?, 0),
         ] {
             assert_eq!(y.saved_bytes(), want, "{}", op.name());
         }
@@ -55,7 +55,7 @@ fn pointwise_operations_keep_what_their_rows_say() -> Result<()> {
     let x = computed(&device, &[2, 3])?;
     assert_eq!(x.mul(&x)?.saved_bytes(), 6 * F);
     let condition = Tensor::from_slice(&device, &[1_u8, 0, 1], &[3])?;
-    assert_eq!(apply_select(&condition, &x, &x)?.saved_bytes(), 3);
+    assert_eq!(x.where_cond(&condition, &x)?.saved_bytes(), 3);
     Ok(())
 }
 
@@ -70,7 +70,7 @@ fn views_sums_and_dropout_keep_nothing() -> Result<()> {
         x.permute(&[1, 0])?,
         x.broadcast_to(&[4, 2, 3])?,
         x.narrow(1, 0, 2)?,
-        x.split(1, &[1, 2])?.remove(1),
+        x.split(&[1, 2], 1)?.remove(1),
         x.sum(&[0], KeepDims::Drop)?,
         x.mean(&[0], KeepDims::Keep)?,
         x.sum_all()?,
@@ -91,7 +91,7 @@ fn reductions_and_indexing_keep_operands_and_indices() -> Result<()> {
     let x = computed(&device, &[2, 3])?;
     let index = ids(&device, &[1, 3])?;
     for (op, y, want) in [
-        ("max", x.max(1, KeepDims::Drop)?, (6 + 2) * F),
+        ("amax", x.amax(&[1], KeepDims::Drop)?, (6 + 2) * F),
         ("log_sum_exp", x.log_sum_exp(&[1], KeepDims::Drop)?, (6 + 2) * F),
         ("softmax", x.softmax(0)?, 6 * F),
         ("log_softmax", x.log_softmax(0)?, 6 * F),

@@ -1,16 +1,17 @@
 //! The op table: one row per way of calling an operation on variables, with sample shapes. Every check of
 //! the suite iterates it, and [`crate::coverage`] fails where an operation has no row.
 
+#[path = "table/methods.rs"]
+mod methods;
+
 use std::sync::Arc;
 
 use ferrotron_autograd::Var;
 use ferrotron_autograd::ops::attention::{attention, packed_attention};
-use ferrotron_autograd::ops::concat::concat;
 use ferrotron_autograd::ops::linear_cross_entropy::{PendingGradient, VocabParallelComm};
-use ferrotron_autograd::ops::pointwise::{apply_binary, apply_select, apply_unary};
+use ferrotron_autograd::ops::pointwise::{binary, unary};
 use ferrotron_tensor::ops::attention::{AttentionConfig, AttentionDropout, AttentionMask};
 use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, VocabAllReduce, VocabShard};
-use ferrotron_tensor::ops::reduce::KeepDims;
 use ferrotron_tensor::ops::rotary::RotaryTable;
 use ferrotron_tensor::ops::table::{Binary, Unary};
 use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
@@ -87,6 +88,7 @@ const LINEAR_GELU: &[Shapes] = &[
 const PLAIN_LINEAR_GELU: &[Shapes] =
     &[&[&[2, 3, 4], &[8, 4]], &[&[2, 1], &[5, 1]], &[&[0, 4], &[8, 4]]];
 const MATMUL: &[Shapes] = &[
+    &[&[2, 5, 2, 3], &[3, 4]],
     &[&[2, 3], &[3, 4]],
     &[&[3, 3], &[3, 3]],
     &[&[2, 1, 3, 4], &[5, 4, 2]],
@@ -137,88 +139,58 @@ fn row(
 /// Every row.
 pub fn table() -> Vec<OpCase> {
     let mut all = pointwise();
-    all.extend(views_and_reductions());
+    all.extend(methods::views());
+    all.extend(methods::choices());
+    all.extend(methods::reductions());
+    all.extend(methods::indexing());
     all.extend(products_and_norms());
-    all.extend(indexing());
+    all.extend(embeddings());
     all.extend(losses_and_attention());
     all
 }
 
 fn pointwise() -> Vec<OpCase> {
-    let unary = Unary::ALL.iter().map(|&op| {
+    let of_one = Unary::ALL.iter().map(|&op| {
         let p = match op {
             Unary::Powf => 1.5,
             Unary::AddScalar => 0.75,
             Unary::MulScalar => -1.25,
+            Unary::ClampMin => -0.75,
+            Unary::ClampMax => 0.5,
             _ => 0.0,
         };
-        let positive = matches!(op, Unary::Log | Unary::Sqrt | Unary::Recip | Unary::Powf);
+        let positive =
+            matches!(op, Unary::Log | Unary::Log1p | Unary::Sqrt | Unary::Recip | Unary::Powf);
         let domain = if positive { Domain::Positive } else { Domain::Any };
-        OpCase { domain, ..row(op.name(), "", UNARY, move |x| apply_unary(op, p, &x[0])) }
+        OpCase { domain, ..row(op.name(), "", UNARY, move |x| unary(op, p, &x[0])) }
     });
-    let binary = Binary::ALL.iter().map(|&op| {
+    let of_two = Binary::ALL.iter().map(|&op| {
         let positive = matches!(op, Binary::Div | Binary::Pow);
         let domain = if positive { Domain::Positive } else { Domain::Any };
-        OpCase { domain, ..row(op.name(), "", BINARY, move |x| apply_binary(op, &x[0], &x[1])) }
+        OpCase { domain, ..row(op.name(), "", BINARY, move |x| binary(op, &x[0], &x[1])) }
     });
-    let select = row("apply_select", "", BINARY, |x| {
-        let dims = x[0].dims();
-        let condition: Vec<u8> =
-            (0..dims.iter().product()).map(|i: usize| u8::from(!i.is_multiple_of(3))).collect();
-        apply_select(&Tensor::from_slice(x[0].device(), &condition, dims)?, &x[0], &x[1])
-    });
-    unary.chain(binary).chain([select]).collect()
-}
-
-fn views_and_reductions() -> Vec<OpCase> {
-    vec![
-        row("reshape", "", CUBE, |x| {
-            let d = x[0].dims();
-            x[0].reshape(&[d[0] * d[1], d[2]])
-        }),
-        row("transpose", "", CUBE, |x| x[0].transpose(0, -1)),
-        row("permute", "", CUBE, |x| x[0].permute(&[1, 2, 0])),
-        row("broadcast_to", "", &[&[&[3, 1]], &[&[1, 1]], &[&[0, 1]]], |x| {
-            x[0].broadcast_to(&[2, x[0].dims()[0], 4])
-        }),
-        row("narrow", "", ROWS, |x| x[0].narrow(-1, 1, x[0].dims()[1] - 1)),
-        row("split", "", ROWS, |x| {
-            let parts = x[0].split(1, &[1, x[0].dims()[1] - 1])?;
-            concat(&[&parts[1], &parts[0], &parts[1]], 1)
-        }),
-        row("split", "one part unused", ROWS, |x| {
-            Ok(x[0].split(1, &[1, x[0].dims()[1] - 1])?.remove(0))
-        }),
-        row("sum", "inner dim, kept", CUBE, |x| x[0].sum(&[1], KeepDims::Keep)),
-        row("sum", "two dims, dropped", CUBE, |x| x[0].sum(&[-1, 0], KeepDims::Drop)),
-        row("mean", "", ROWS, |x| x[0].mean(&[-1], KeepDims::Drop)),
-        row("mean", "two dims, kept", &[&[&[2, 3, 4]], &[&[1, 3, 1]]], |x| {
-            x[0].mean(&[0, 2], KeepDims::Keep)
-        }),
-        row("sum_all", "", UNARY, |x| x[0].sum_all()),
-        // Another weight than 0 is no derivative of the value: the example of the operation tests it.
-        row("attach_loss", "of weight 0", UNARY, |x| x[0].attach_loss(&x[0].sum_all()?, 0.0)),
-        row("mean_all", "", &[&[&[2, 3]], &[&[]], &[&[1, 1]]], |x| x[0].mean_all()),
-        row("max", "last dim, dropped", ROWS, |x| x[0].max(-1, KeepDims::Drop)),
-        row("max", "first dim, kept", &[&[&[2, 3]], &[&[1, 3]], &[&[2, 0]]], |x| {
-            x[0].max(0, KeepDims::Keep)
-        }),
-        row("log_sum_exp", "last dim, dropped", ROWS, |x| x[0].log_sum_exp(&[-1], KeepDims::Drop)),
-        row("log_sum_exp", "two dims, kept", &[&[&[2, 3, 2]], &[&[1, 3, 1]]], |x| {
-            x[0].log_sum_exp(&[0, 2], KeepDims::Keep)
-        }),
-        row("softmax", "last dim", ROWS, |x| x[0].softmax(-1)),
-        row("softmax", "inner dim", CUBE, |x| x[0].softmax(1)),
-        row("log_softmax", "last dim", ROWS, |x| x[0].log_softmax(-1)),
-        row("log_softmax", "inner dim", CUBE, |x| x[0].log_softmax(1)),
-        row("cast", "", ROWS, |x| x[0].cast(DType::F64)),
-    ]
+    of_one.chain(of_two).collect()
 }
 
 fn products_and_norms() -> Vec<OpCase> {
     const EPS: f64 = 1e-5;
     vec![
+        row("cast", "", ROWS, |x| x[0].cast(DType::F64)),
+        // Another weight than 0 is no derivative of the value: the example of the operation tests it.
+        row("attach_loss", "of weight 0", UNARY, |x| x[0].attach_loss(&x[0].sum_all()?, 0.0)),
         row("matmul", "", MATMUL, |x| x[0].matmul(&x[1])),
+        row(
+            "einsum",
+            "",
+            &[&[&[2, 3, 4], &[3, 5, 2]], &[&[1, 1, 1], &[1, 1, 1]], &[&[2, 0, 4], &[0, 5, 2]]],
+            |x| Var::einsum("bij,ikb->bk", &[&x[0], &x[1]]),
+        ),
+        row(
+            "einsum",
+            "of elements",
+            &[&[&[2, 3], &[3, 4]], &[&[1, 1], &[1, 1]], &[&[0, 3], &[3, 4]]],
+            |x| Var::einsum("ij,jk->kij", &[&x[0], &x[1]]),
+        ),
         row("linear", "", PLAIN_LINEAR, |x| x[0].linear(&x[1], None)),
         row("linear", "with bias", LINEAR, |x| x[0].linear(&x[1], Some(&x[2]))),
         row("linear_gelu", "", PLAIN_LINEAR_GELU, |x| x[0].linear_gelu(&x[1], None)),
@@ -242,7 +214,7 @@ fn products_and_norms() -> Vec<OpCase> {
     ]
 }
 
-fn indexing() -> Vec<OpCase> {
+fn embeddings() -> Vec<OpCase> {
     vec![
         row("embedding", "", &[&[&[5, 3]], &[&[1, 3]], &[&[5, 1]], &[&[5, 0]]], |x| {
             let rows = x[0].dims()[0];
@@ -257,33 +229,6 @@ fn indexing() -> Vec<OpCase> {
         row("embedding", "no ids", &[&[&[5, 3]]], |x| {
             x[0].embedding(&ids(x[0].device(), &[0], 5)?)
         }),
-        row("gather", "", &[&[&[3, 4]], &[&[1, 1]], &[&[0, 4]]], |x| {
-            let d = x[0].dims();
-            x[0].gather(1, &ids(x[0].device(), &[d[0] - d[0] / 3, d[1] + 1], d[1])?)
-        }),
-        row("gather", "first dim", &[&[&[4, 3]], &[&[1, 1]], &[&[4, 0]]], |x| {
-            let d = x[0].dims();
-            x[0].gather(0, &ids(x[0].device(), &[d[0] + 1, d[1]], d[0])?)
-        }),
-        row(
-            "scatter_add",
-            "",
-            &[&[&[4, 3], &[5, 2]], &[&[3, 3], &[3, 3]], &[&[1, 1], &[1, 1]], &[&[4, 3], &[0, 3]]],
-            |x| {
-                let index = ids(x[0].device(), x[1].dims(), x[0].dims()[0])?;
-                x[0].scatter_add(0, &index, &x[1])
-            },
-        ),
-        row("index_select", "", &[&[&[2, 4]], &[&[1, 1]], &[&[0, 4]]], |x| {
-            let size = x[0].dims()[1];
-            x[0].index_select(1, &ids(x[0].device(), &[size + 1], size)?)
-        }),
-        row(
-            "concat",
-            "",
-            &[&[&[2, 3], &[2, 2]], &[&[2, 2], &[2, 2]], &[&[1, 1], &[1, 3]], &[&[2, 0], &[2, 2]]],
-            |x| concat(&[&x[0], &x[1]], 1),
-        ),
     ]
 }
 

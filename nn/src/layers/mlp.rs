@@ -35,7 +35,7 @@ impl Activation {
             Activation::Relu => x.relu(),
             Activation::SwiGlu => {
                 let half = x.value().dim(-1)? / 2;
-                let parts = x.split(-1, &[half, half])?;
+                let parts = x.split(&[half, half], -1)?;
                 parts[0].silu()?.mul(&parts[1])
             }
         }

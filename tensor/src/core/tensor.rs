@@ -10,6 +10,7 @@ use std::sync::Arc;
 use crate::core::layout::Layout;
 use crate::memory::buffer::Buffer;
 use crate::memory::pool::Category;
+use crate::methods::dims::resolve_dim;
 use crate::{DType, Device, Error, MemoryKind, Result, Scalar};
 
 /// An n-dimensional array of one dtype on one device.
@@ -286,13 +287,7 @@ impl Tensor {
 
     /// The index of a dim that may be counted from the end. Errors if there is none.
     pub(crate) fn resolve(&self, op: &'static str, dim: isize) -> Result<usize> {
-        let rank = self.rank() as isize;
-        let resolved = if dim < 0 { dim + rank } else { dim };
-        if (0..rank).contains(&resolved) {
-            Ok(resolved as usize)
-        } else {
-            Err(Error::shape(op, format!("there is no dim {dim} in {:?}", self.dims())))
-        }
+        resolve_dim(op, self.dims(), dim)
     }
 }
 

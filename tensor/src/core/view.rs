@@ -3,74 +3,59 @@
 use crate::core::layout::{Layout, count};
 use crate::{Error, Result, Tensor};
 
+/// The same elements under other dims, in row-major order: a view if strides permit, else a copy.
+pub(crate) fn reshape(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
+    if count("reshape", dims)? != x.numel() {
+        return Err(Error::shape("reshape", format!("{:?} does not become {dims:?}", x.dims())));
+    }
+    match x.layout().reshape(dims) {
+        Some(layout) => Ok(x.with_layout(layout)),
+        None => {
+            let dense = x.contiguous()?;
+            let layout = Layout::contiguous(dims)?;
+            Ok(dense.with_layout(layout))
+        }
+    }
+}
+
+/// Reorders the dims.
+pub(crate) fn permute(x: &Tensor, order: &[usize]) -> Result<Tensor> {
+    Ok(x.with_layout(x.layout().permute(order)?))
+}
+
+/// Elements `start..start + len` of one dim, counted from the end if negative.
+pub(crate) fn narrow(x: &Tensor, dim: isize, start: usize, len: usize) -> Result<Tensor> {
+    let dim = x.resolve("narrow", dim)?;
+    Ok(x.with_layout(x.layout().narrow(dim, start, len)?))
+}
+
+/// Expands dims of size 1 and adds leading dims (NumPy's rule).
+pub(crate) fn broadcast_to(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
+    Ok(x.with_layout(x.layout().broadcast_to(dims)?))
+}
+
+/// Splits one dim into consecutive parts of these sizes.
+pub(crate) fn split(x: &Tensor, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
+    let resolved = x.resolve("split", dim)?;
+    let sum = sizes.iter().try_fold(0_usize, |sum, &size| sum.checked_add(size));
+    if sum != Some(x.dims()[resolved]) {
+        return Err(Error::shape(
+            "split",
+            format!("parts {sizes:?} do not add up to dim {dim} of {:?}", x.dims()),
+        ));
+    }
+    let mut start = 0;
+    sizes
+        .iter()
+        .map(|&len| {
+            let part = x.narrow(dim, start, len);
+            start += len;
+            part
+        })
+        .collect()
+}
+
 impl Tensor {
-    /// The same elements under other dims, in row-major order: a view if strides permit, else a copy.
-    ///
-    /// Errors if the number of elements differs.
-    pub fn reshape(&self, dims: &[usize]) -> Result<Tensor> {
-        if count("reshape", dims)? != self.numel() {
-            return Err(Error::shape(
-                "reshape",
-                format!("{:?} does not become {dims:?}", self.dims()),
-            ));
-        }
-        match self.layout().reshape(dims) {
-            Some(layout) => Ok(self.with_layout(layout)),
-            None => {
-                let dense = self.contiguous()?;
-                let layout = Layout::contiguous(dims)?;
-                Ok(dense.with_layout(layout))
-            }
-        }
-    }
-
-    /// Exchanges two dims, counted from the end if negative.
-    pub fn transpose(&self, a: isize, b: isize) -> Result<Tensor> {
-        let (a, b) = (self.resolve("transpose", a)?, self.resolve("transpose", b)?);
-        let mut order: Vec<usize> = (0..self.rank()).collect();
-        order.swap(a, b);
-        self.permute(&order)
-    }
-
-    /// Reorders the dims.
-    pub fn permute(&self, order: &[usize]) -> Result<Tensor> {
-        Ok(self.with_layout(self.layout().permute(order)?))
-    }
-
-    /// Elements `start..start + len` of one dim, counted from the end if negative.
-    pub fn narrow(&self, dim: isize, start: usize, len: usize) -> Result<Tensor> {
-        let dim = self.resolve("narrow", dim)?;
-        Ok(self.with_layout(self.layout().narrow(dim, start, len)?))
-    }
-
-    /// Expands dims of size 1 and adds leading dims (NumPy's rule).
-    pub fn broadcast_to(&self, dims: &[usize]) -> Result<Tensor> {
-        Ok(self.with_layout(self.layout().broadcast_to(dims)?))
-    }
-
-    /// Splits one dim into consecutive ranges of these sizes.
-    ///
-    /// Errors if the sizes do not add up to the dim.
-    pub fn split(&self, dim: isize, sizes: &[usize]) -> Result<Vec<Tensor>> {
-        let resolved = self.resolve("split", dim)?;
-        let sum = sizes.iter().try_fold(0_usize, |sum, &size| sum.checked_add(size));
-        if sum != Some(self.dims()[resolved]) {
-            return Err(Error::shape(
-                "split",
-                format!("parts {sizes:?} do not add up to dim {dim} of {:?}", self.dims()),
-            ));
-        }
-        let mut start = 0;
-        sizes
-            .iter()
-            .map(|&len| {
-                let part = self.narrow(dim, start, len);
-                start += len;
-                part
-            })
-            .collect()
-    }
-
     /// Passes this tensor to `f` under other dims, for writing.
     ///
     /// Errors if the number of elements differs or strides do not permit a view.
@@ -151,7 +136,7 @@ mod tests {
         assert_eq!(y.dims(), [4, 2, 2]);
         assert_eq!(y.to_vec::<u32>()?, [4, 16, 8, 20, 5, 17, 9, 21, 6, 18, 10, 22, 7, 19, 11, 23]);
         assert_eq!(y.reshape(&[16])?.to_vec::<u32>()?, y.to_vec::<u32>()?);
-        let parts = x.split(-1, &[1, 3])?;
+        let parts = x.split(&[1, 3], -1)?;
         assert_eq!(parts[0].to_vec::<u32>()?, [0, 4, 8, 12, 16, 20]);
         let b = x.narrow(0, 0, 1)?.narrow(2, 0, 1)?.broadcast_to(&[2, 3, 2])?;
         assert_eq!(b.to_vec::<u32>()?, [0, 0, 4, 4, 8, 8, 0, 0, 4, 4, 8, 8]);
@@ -170,7 +155,7 @@ mod tests {
             "permute: [0, 0] is no order of the dims of [2, 3]"
         );
         assert_eq!(
-            x.split(0, &[1, 2]).unwrap_err().to_string(),
+            x.split(&[1, 2], 0).unwrap_err().to_string(),
             "split: parts [1, 2] do not add up to dim 0 of [2, 3]"
         );
         Ok(())
@@ -182,7 +167,7 @@ mod tests {
         let x = Tensor::from_slice(&device, &[1.0_f32; 2], &[2])?;
         let empty = Tensor::zeros(&device, DType::F32, &[0])?;
         assert!(x.narrow(0, usize::MAX, 2).is_err());
-        assert!(x.split(0, &[usize::MAX, 3]).is_err());
+        assert!(x.split(&[usize::MAX, 3], 0).is_err());
         assert!(empty.reshape(&[1 << 63, 2]).is_err());
         assert!(x.narrow(0, 0, 1)?.broadcast_to(&[1 << 32, 1 << 32]).is_err());
         assert!(Tensor::empty(&device, DType::F64, &[1 << 61]).is_err());

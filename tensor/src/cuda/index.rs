@@ -31,13 +31,20 @@ pub(crate) fn gather(x: &Tensor, dim: usize, index: &Tensor, y: &mut Tensor) -> 
         .run_elements(n)
 }
 
-/// Adds the elements of `src` to `y` at `index`, which has the same dims, along `dim`.
-pub(crate) fn scatter_add(y: &mut Tensor, dim: usize, index: &Tensor, src: &Tensor) -> Result<()> {
+/// Adds the elements of `src` to `y` at `index`, which has the same dims, along `dim`; or replaces those of `y`, by the
+/// kernel that `op` names.
+pub(crate) fn scatter(
+    op: &'static str,
+    y: &mut Tensor,
+    dim: usize,
+    index: &Tensor,
+    src: &Tensor,
+) -> Result<()> {
     if index.numel() == 0 {
         return Ok(());
     }
     let size = y.dims()[dim];
-    expect_any("scatter_add", size)?;
+    expect_any(op, size)?;
     // Contiguous, so that the reported offset of a bad index is its row-major position.
     let index = index.contiguous()?;
     let along = |x: &Tensor| x.layout().strides()[dim] as i64;
@@ -49,7 +56,7 @@ pub(crate) fn scatter_add(y: &mut Tensor, dim: usize, index: &Tensor, src: &Tens
         (to.numel(), layout(to.dims(), &[&to, &at, &from])?)
     };
     let device = index.device().clone();
-    let kernel = kernel(&device, "index", y.dtype(), "scatter_add")?
+    let kernel = kernel(&device, "index", y.dtype(), op)?
         .output(y)
         .indices(&index)
         .input(src)
@@ -59,7 +66,7 @@ pub(crate) fn scatter_add(y: &mut Tensor, dim: usize, index: &Tensor, src: &Tens
     strides
         .iter()
         .fold(kernel, |kernel, &stride| kernel.value(stride))
-        .bad_index("scatter_add")
+        .bad_index(op)
         .value(layout)
         .run_elements(rows * size)
 }

@@ -5,6 +5,7 @@
 
 pub(crate) mod adafactor;
 pub(crate) mod adamw;
+pub(crate) mod argsort;
 pub(crate) mod attention;
 pub(crate) mod cast;
 pub(crate) mod copy;

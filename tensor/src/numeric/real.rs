@@ -49,6 +49,10 @@ pub trait Real:
     fn sin(self) -> Self;
     /// Cosine.
     fn cos(self) -> Self;
+    /// ln(1 + self), exact near 0.
+    fn ln_1p(self) -> Self;
+    /// e^self - 1, exact near 0.
+    fn exp_m1(self) -> Self;
     /// Magnitude.
     fn abs(self) -> Self;
     /// The larger of two; `other` if `self` is NaN.
@@ -96,6 +100,14 @@ macro_rules! common {
         #[inline(always)]
         fn cos(self) -> Self {
             $type::cos(self)
+        }
+        #[inline(always)]
+        fn ln_1p(self) -> Self {
+            $type::ln_1p(self)
+        }
+        #[inline(always)]
+        fn exp_m1(self) -> Self {
+            $type::exp_m1(self)
         }
         #[inline(always)]
         fn abs(self) -> Self {

@@ -93,13 +93,6 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     Ok(y)
 }
 
-impl Tensor {
-    /// Casts to another dtype; returns this tensor itself if it already has it.
-    pub fn cast(&self, dtype: DType) -> Result<Tensor> {
-        cast(self, dtype)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

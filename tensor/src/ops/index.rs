@@ -4,8 +4,12 @@
 //!   Gradient: dx = scatter_add(zeros, dim, index, dy); needs the index.
 //! - scatter_add: y = base, then y\[.., index\[.., k, ..\], ..\] += src\[.., k, ..\].
 //!   Gradient: dbase = dy, dsrc = gather(dy, dim, index); needs the index.
+//! - scatter: like scatter_add, but replaces; of repeated indices the last one counts.
+//!   Gradient: dbase = dy where nothing was written, dsrc = gather(dy, dim, index) where it was not overwritten.
 //! - index_select: y\[.., k, ..\] = x\[.., ids\[k\], ..\], one list of ids for all rows.
-//!   Gradient: dx = index_add(dy, dim, ids, size); needs the ids.
+//!   Gradient: dx = index_add(zeros, dim, ids, dy); needs the ids.
+//! - index_add: y = base, then y\[.., ids\[k\], ..\] += source\[.., k, ..\].
+//!   Gradient: dbase = dy, dsource = index_select(dy, dim, ids); needs the ids.
 //!
 //! Sums accumulate in `Element::Acc`, in the order of the index. Each element of the result belongs to one thread, so
 //! the result does not depend on the number of threads.
@@ -14,9 +18,11 @@ use super::rows::{CHEAP, around, for_rows};
 use crate::core::copy::into_unique;
 use crate::core::tensor::{check_device, check_pair};
 use crate::cuda;
+use crate::gemm::Accum;
 use crate::numeric::simd::vectorized;
 use crate::{
-    Element, Error, Index, Real, Result, Tensor, dispatch_any, dispatch_float, dispatch_index,
+    DType, Element, Error, Index, Real, Result, Tensor, dispatch_any, dispatch_float,
+    dispatch_index,
 };
 
 /// The indices in row-major order with `dim` and the last dim exchanged, each below `size`.
@@ -110,21 +116,34 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
 /// Adds the elements of `src` to `base` along `dim` at `index`, which has the dims of `src`. The base is overwritten
 /// if it has no other holder. Indices may repeat.
 pub fn scatter_add(base: Tensor, dim: isize, index: &Tensor, src: &Tensor) -> Result<Tensor> {
-    let resolved = base.resolve("scatter_add", dim)?;
-    check_fits("scatter_add", &base, resolved, index)?;
-    check_pair("scatter_add", &base, src)?;
+    scatter_as("scatter_add", Accum::Add, base, dim, index, src)
+}
+
+/// Like [`scatter_add`], but replaces the elements of `base`. Of repeated indices the last one counts.
+pub fn scatter(base: Tensor, dim: isize, index: &Tensor, src: &Tensor) -> Result<Tensor> {
+    scatter_as("scatter", Accum::Replace, base, dim, index, src)
+}
+
+fn scatter_as(
+    op: &'static str,
+    accum: Accum,
+    base: Tensor,
+    dim: isize,
+    index: &Tensor,
+    src: &Tensor,
+) -> Result<Tensor> {
+    let resolved = base.resolve(op, dim)?;
+    check_fits(op, &base, resolved, index)?;
+    check_pair(op, &base, src)?;
     if src.dims() != index.dims() {
-        return Err(Error::shape(
-            "scatter_add",
-            format!("src is {:?}, index {:?}", src.dims(), index.dims()),
-        ));
+        return Err(Error::shape(op, format!("src is {:?}, index {:?}", src.dims(), index.dims())));
     }
     if base.device().gpu().is_some() {
         let mut y = into_unique(base)?;
-        cuda::index::scatter_add(&mut y, resolved, index, src)?;
+        cuda::index::scatter(op, &mut y, resolved, index, src)?;
         return Ok(y);
     }
-    let ids = indices("scatter_add", index, resolved, base.dims()[resolved])?;
+    let ids = indices(op, index, resolved, base.dims()[resolved])?;
     let last = resolved as isize;
     let moved = base.transpose(last, -1)?;
     drop(base);
@@ -140,7 +159,7 @@ pub fn scatter_add(base: Tensor, dim: isize, index: &Tensor, src: &Tensor) -> Re
         let inside = at.iter().zip(src.dims()).all(|(c, size)| c < size);
         inside.then(|| at.iter().zip(src.dims()).fold(0, |row, (c, size)| row * size + c))
     };
-    dispatch_float!("scatter_add", y.dtype(), T => {
+    dispatch_float!(op, y.dtype(), T => {
         let (all, elements) = (y.numel(), src.as_slice::<T>()?);
         for_rows(&device, (y.as_mut_slice::<T>()?, width), all, |first, rows| {
             let mut sums = vec![<T as Element>::Acc::ZERO; width];
@@ -149,7 +168,10 @@ pub fn scatter_add(base: Tensor, dim: isize, index: &Tensor, src: &Tensor) -> Re
                 sums.iter_mut().zip(row.iter()).for_each(|(sum, y)| *sum = y.acc());
                 let range = from * count..(from + 1) * count;
                 for (x, &id) in elements[range.clone()].iter().zip(&ids[range]) {
-                    sums[id] += x.acc();
+                    match accum {
+                        Accum::Add => sums[id] += x.acc(),
+                        Accum::Replace => sums[id] = x.acc(),
+                    }
                 }
                 row.iter_mut().zip(&sums).for_each(|(y, &sum)| *y = T::from_acc(sum));
             }
@@ -185,36 +207,58 @@ pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
     Ok(y)
 }
 
-/// The adjoint of [`index_select`]: zeros with `size` slices along `dim`, to which the slices of `dy` are added at
-/// `ids`.
-pub fn index_add(dy: &Tensor, dim: isize, ids: &Tensor, size: usize) -> Result<Tensor> {
-    let resolved = dy.resolve("index_add", dim)?;
-    check_list("index_add", dy, ids)?;
-    if ids.numel() != dy.dims()[resolved] {
-        let message = format!("{} ids for dim {dim} of {:?}", ids.numel(), dy.dims());
+/// Adds the slices of `source` along `dim` to `base` at `ids`, in the order of `ids`. The base is overwritten if it has
+/// no other holder. Ids may repeat.
+pub fn index_add(base: Tensor, dim: isize, ids: &Tensor, source: &Tensor) -> Result<Tensor> {
+    let resolved = base.resolve("index_add", dim)?;
+    check_list("index_add", &base, ids)?;
+    check_pair("index_add", &base, source)?;
+    let mut dims = base.dims().to_vec();
+    dims[resolved] = ids.numel();
+    if source.dims() != dims {
+        let message = format!(
+            "{} ids along dim {dim} of {:?} need a source of {dims:?}, got {:?}",
+            ids.numel(),
+            base.dims(),
+            source.dims()
+        );
         return Err(Error::shape("index_add", message));
     }
-    let dy = dy.contiguous()?;
-    let (outer, count, inner) = around(dy.dims(), resolved);
-    let mut dims = dy.dims().to_vec();
-    dims[resolved] = size;
-    let mut dx = Tensor::zeros(dy.device(), dy.dtype(), &dims)?;
-    if dy.device().gpu().is_some() {
+    let source = source.contiguous()?;
+    let (outer, size, inner) = around(base.dims(), resolved);
+    let mut y = into_unique(base)?;
+    if source.device().gpu().is_some() {
         let sizes = [outer, size, inner];
-        cuda::index::add("index_add", &dy, &ids.contiguous()?, &mut dx, sizes, [0, size])?;
-        return Ok(dx);
+        cuda::index::add("index_add", &source, &ids.contiguous()?, &mut y, sizes, [0, size])?;
+        return Ok(y);
     }
+    let (count, device) = (ids.numel(), source.device());
     let groups = Groups::new(&indices("index_add", ids, 0, size)?, size);
-    dispatch_float!("index_add", dy.dtype(), T => {
-        let source = dy.as_slice::<T>()?;
-        for_rows(dy.device(), (dx.as_mut_slice::<T>()?, inner), source.len(), |first, rows| {
+    dispatch_float!("index_add", source.dtype(), T => {
+        let source = source.as_slice::<T>()?;
+        for_rows(device, (y.as_mut_slice::<T>()?, inner), source.len(), |first, rows| {
             for (i, row) in rows.chunks_exact_mut(inner).enumerate() {
                 let (block, id) = ((first + i) / size, (first + i) % size);
                 add_rows(row, &source[block * count * inner..], groups.positions(id));
             }
         });
     });
-    Ok(dx)
+    Ok(y)
+}
+
+/// Rows of zeros with a 1 at each of these indices: (..) to (.., classes), in i64.
+pub(crate) fn one_hot(ids: &Tensor, classes: usize) -> Result<Tensor> {
+    // Selecting from no more than a vector checks the indices, on a GPU when the host waits for it.
+    let list = ids.reshape(&[ids.numel()])?.contiguous()?;
+    let checked = Tensor::zeros(ids.device(), DType::U8, &[classes, 1])?;
+    if ids.device().gpu().is_some() {
+        let mut seen = Tensor::empty(ids.device(), DType::U8, &[list.numel(), 1])?;
+        cuda::index::select("one_hot", &checked, &list, &mut seen, [1, classes, 1], [0, classes])?;
+    } else {
+        indices("one_hot", &list, 0, classes)?;
+    }
+    let columns = Tensor::arange(ids.device(), DType::I64, 0.0, classes as f64, 1.0)?;
+    ids.cast(DType::I64)?.unsqueeze(-1)?.eq(&columns)?.cast(DType::I64)
 }
 
 /// The positions of each id, ascending. Summing in this order makes scattered sums deterministic.

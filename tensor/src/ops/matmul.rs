@@ -20,7 +20,7 @@ pub use crate::gemm::Accum;
 /// Products with fewer multiplications than this are not forked individually.
 const SMALL: usize = 64 * 64 * 64;
 
-/// A B for (.., M, K) and (.., K, N): (.., M, N). Leading dims are broadcast.
+/// A B for (.., M, K) and (.., K, N): (.., M, N). Leading dims are broadcast; a matrix B makes one product.
 ///
 /// ```
 /// use ferrotron_tensor::{Device, Tensor, ops::matmul::matmul};
@@ -34,6 +34,15 @@ const SMALL: usize = 64 * 64 * 64;
 /// ```
 pub fn matmul(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
     let dims = product_dims(lhs, rhs)?;
+    // A matrix on the right makes one product of all rows, if strides permit.
+    let rows = dims[..dims.len() - 1].iter().product();
+    if let (3.., &[k, columns]) = (lhs.rank(), rhs.dims())
+        && let Some(matrix) = lhs.layout().reshape(&[rows, k])
+    {
+        let mut out = Tensor::empty(lhs.device(), lhs.dtype(), &[rows, columns])?;
+        matmul_into(&mut out, Accum::Replace, &lhs.with_layout(matrix), rhs)?;
+        return out.reshape(&dims);
+    }
     let mut out = Tensor::empty(lhs.device(), lhs.dtype(), &dims)?;
     matmul_into(&mut out, Accum::Replace, lhs, rhs)?;
     Ok(out)

@@ -1,6 +1,7 @@
 //! Operations, one file each: the formula, the values a gradient needs, the accumulator type, then the CPU kernels of
 //! both directions.
 
+pub mod argsort;
 pub mod attention;
 pub mod cast;
 pub mod concat;
@@ -26,4 +27,5 @@ pub(crate) mod rows;
 #[cfg(test)]
 mod testing;
 
+pub(crate) use crate::core::view;
 pub use optim::{adafactor, adamw, outcome, round, sgd, sq_norm, step};

@@ -1,4 +1,4 @@
-//! Pointwise operations: the kernels that execute the rows of [`super::table`], and their methods.
+//! Pointwise operations: the kernels that execute the rows of [`super::table`].
 //!
 //! Values and derivatives are computed in [`Element::Acc`] and rounded once. Binary operations broadcast by NumPy's
 //! rule. A gradient reuses the buffer of the incoming one if it has no other holder.
@@ -308,67 +308,24 @@ pub fn where_cond(condition: &Tensor, yes: &Tensor, no: &Tensor) -> Result<Tenso
         cuda::pointwise::where_cond(condition, yes, no, &mut out)?;
         return Ok(out);
     }
-    let condition = condition.broadcast_to(&dims)?.contiguous()?;
+    let (work, device) = (out.numel() / CHEAP, out.device().clone());
+    let [flags, first, second] = [condition, yes, no].map(|x| x.layout().broadcast_to(&dims));
+    let (flags, first, second) = (flags?, first?, second?);
+    let ((width, c), (_, y), (_, n)) = (flags.row(), first.row(), second.row());
+    let conditions = condition.buffer_slice::<u8>()?;
     dispatch_any!(yes.dtype(), T => {
-        let flags = condition.as_slice::<u8>()?;
-        let (yes, no) = (yes.broadcast_to(&dims)?.contiguous()?, no.broadcast_to(&dims)?.contiguous()?);
-        let (yes, no) = (yes.as_slice::<T>()?, no.as_slice::<T>()?);
-        for (i, y) in out.as_mut_slice::<T>()?.iter_mut().enumerate() {
-            *y = if flags[i] != 0 { yes[i] } else { no[i] };
-        }
+        let (yes, no) = (yes.buffer_slice::<T>()?, no.buffer_slice::<T>()?);
+        for_rows(&device, (out.as_mut_slice::<T>()?, width), work, |row, rows| {
+            for (i, out) in rows.chunks_exact_mut(width).enumerate() {
+                let at = [&flags, &first, &second].map(|x| x.row_offset(row + i));
+                for (j, out) in out.iter_mut().enumerate() {
+                    let chosen = conditions[at[0] + j * c] != 0;
+                    *out = if chosen { yes[at[1] + j * y] } else { no[at[2] + j * n] };
+                }
+            }
+        });
     });
     Ok(out)
-}
-
-macro_rules! methods {
-    (unary $($method:ident $row:ident $doc:literal;)*) => {
-        impl Tensor { $(
-            #[doc = $doc]
-            pub fn $method(&self) -> Result<Tensor> { unary(Unary::$row, 0.0, self) }
-        )* }
-    };
-    (parameter $($method:ident $row:ident $doc:literal;)*) => {
-        impl Tensor { $(
-            #[doc = $doc]
-            pub fn $method(&self, p: f64) -> Result<Tensor> { unary(Unary::$row, p, self) }
-        )* }
-    };
-    (binary $($method:ident $row:ident $doc:literal;)*) => {
-        impl Tensor { $(
-            #[doc = $doc]
-            pub fn $method(&self, rhs: &Tensor) -> Result<Tensor> { binary(Binary::$row, self, rhs) }
-        )* }
-    };
-}
-
-methods! { unary
-    neg Neg "-x";
-    abs Abs "|x|";
-    exp Exp "e^x";
-    log Log "Natural logarithm.";
-    sqrt Sqrt "Square root.";
-    recip Recip "1 / x";
-    square Square "x^2";
-    tanh Tanh "Hyperbolic tangent.";
-    sigmoid Sigmoid "1 / (1 + e^-x)";
-    relu Relu "max(x, 0)";
-    silu Silu "x sigmoid(x)";
-    gelu_tanh GeluTanh "GELU, tanh form.";
-    gelu_erf GeluErf "GELU, exact form.";
-}
-methods! { parameter
-    powf Powf "x^p";
-    add_scalar AddScalar "x + p";
-    mul_scalar MulScalar "x p";
-}
-methods! { binary
-    add Add "Sum, broadcast.";
-    sub Sub "Difference, broadcast.";
-    mul Mul "Product, broadcast.";
-    div Div "Quotient, broadcast.";
-    pow Pow "Power, broadcast; the base must be positive.";
-    maximum Maximum "The larger, broadcast.";
-    minimum Minimum "The smaller, broadcast.";
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! - sum: y = sum_i x_i. Gradient: dy broadcast; needs only the dims. An empty sum is 0.
 //! - mean: y = sum_i x_i / n. Gradient: dy / n broadcast. An empty mean is NaN (0 / 0).
-//! - max: gradient: dy where x = y; needs x and y. An empty maximum is an error; NaN wins.
+//! - amax: y = max_i x_i. Gradient: dy where x = y; needs x and y. An empty maximum is an error; NaN wins.
 //! - log_sum_exp: y = m + ln sum_i e^(x_i - m), m = max_i x_i. Gradient: dy e^(x_i - y); needs x and y.
 //!
 //! Accumulates in `Element::Acc` within fixed blocks (32 lanes of 4096 row elements, or 256 elements of a column),
@@ -297,13 +297,13 @@ pub fn mean(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
 /// Maximum over `dims`; NaN if there is one.
 ///
 /// Errors if the reduced dims are empty.
-pub fn max(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
-    let view = view(x, &chosen("max", x, dims)?, false)?;
-    refuse_empty("max", x, dims, view.reduced)?;
+pub fn amax(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
+    let view = view(x, &chosen("amax", x, dims)?, false)?;
+    refuse_empty("amax", x, dims, view.reduced)?;
     if let Some(y) = view.on_gpu(x.dtype(), keep, |x, y| x.max(y))? {
         return Ok(y);
     }
-    dispatch_float!("max", x.dtype(), T => finish::<T>(fold::<Max, T>(&view, None)?, view.dims(keep), |x| x))
+    dispatch_float!("amax", x.dtype(), T => finish::<T>(fold::<Max, T>(&view, None)?, view.dims(keep), |x| x))
 }
 
 /// ln of the sum of e^x over `dims`, without overflow; minus infinity if the reduced dims are empty.

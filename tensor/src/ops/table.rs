@@ -5,7 +5,7 @@
 //! and the operands that each of them reads. Every row also has these as CUDA expressions, from which the GPU kernels
 //! are generated; tests compare the two.
 //!
-//! A new row and a method of the same name in `pointwise.rs` make a new operation. The gradient, the
+//! A new row and a method of the same name in `methods/pointwise.rs` make a new operation. The gradient, the
 //! finite-difference check and the dtype tests follow from the table.
 
 use ferrotron_cuda::kernels::{self, BinaryRow as BinaryKernel, UnaryRow as UnaryKernel};
@@ -217,12 +217,34 @@ unary_table! {
     GeluErf "gelu_erf" saves Input: |x, _p| x * normal_cdf(x),
         |s, _p| normal_cdf(s) + s * (R::from_f64(-0.5) * s * s).exp() * R::from_f64(FRAC_1_SQRT_2PI),
         cuda "x * normal_cdf(x)", "normal_cdf(s) + s * real::exp(A(-0.5) * s * s) * A(0.3989422804014327)";
+    /// Sine
+    Sin "sin" saves Input: |x, _p| x.sin(), |s, _p| s.cos(),
+        cuda "real::sin(x)", "real::cos(s)";
+    /// Cosine
+    Cos "cos" saves Input: |x, _p| x.cos(), |s, _p| -s.sin(),
+        cuda "real::cos(x)", "-real::sin(s)";
+    /// -1, 0 or 1, with derivative 0; 0 for NaN, as in PyTorch
+    Sign "sign" saves Nothing: |x, _p| if x > R::ZERO { R::ONE } else if x < R::ZERO { -R::ONE } else { R::ZERO },
+        |_s, _p| R::ZERO,
+        cuda "x > A(0) ? A(1) : x < A(0) ? A(-1) : A(0)", "0";
+    /// ln(1 + x), exact near 0
+    Log1p "log1p" saves Input: |x, _p| x.ln_1p(), |s, _p| R::ONE / (R::ONE + s),
+        cuda "real::log1p(x)", "A(1) / (A(1) + s)";
+    /// e^x - 1, exact near 0
+    Expm1 "expm1" saves Output: |x, _p| x.exp_m1(), |s, _p| s + R::ONE,
+        cuda "real::expm1(x)", "s + A(1)";
     /// x + p
     AddScalar "add_scalar" saves Nothing: |x, p| x + p, |_s, _p| R::ONE,
         cuda "x + p", "1";
     /// x p
     MulScalar "mul_scalar" saves Nothing: |x, p| x * p, |_s, p| p,
         cuda "x * p", "p";
+    /// max(x, p), with derivative 1 where x >= p
+    ClampMin "clamp_min" saves Input: |x, p| if x < p { p } else { x }, |s, p| if s >= p { R::ONE } else { R::ZERO },
+        cuda "x < p ? p : x", "s >= p ? A(1) : A(0)";
+    /// min(x, p), with derivative 1 where x <= p
+    ClampMax "clamp_max" saves Input: |x, p| if x > p { p } else { x }, |s, p| if s <= p { R::ONE } else { R::ZERO },
+        cuda "x > p ? p : x", "s <= p ? A(1) : A(0)";
 }
 
 binary_table! {

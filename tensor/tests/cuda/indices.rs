@@ -40,7 +40,7 @@ fn indexing_gives_what_the_cpu_gives() -> Result<()> {
             assert_like_cpu("index_add", &gpu, dtype.epsilon(), |device| {
                 let x = random(device, dtype, dims, 5)?;
                 let dy = index_select(&x, dim, &list(device)?)?;
-                index_add(&dy, dim, &list(device)?, size)
+                index_add(random(device, dtype, dims, 6)?, dim, &list(device)?, &dy)
             })?;
         }
     }
@@ -74,7 +74,11 @@ fn an_index_out_of_range_is_an_error_when_the_host_waits() -> Result<()> {
         scatter_add(x.clone(), 0, &index(&[0, 3, 1, 1, 3, 0], &[2, 3])?, &src),
     )?;
     expect("index_select", 1, index_select(&x, 0, &index(&[2, 3, -7], &[3])?))?;
-    expect("index_add", 2, index_add(&x, 0, &index(&[2, 0, 7], &[3])?, 7))?;
+    expect(
+        "index_add",
+        2,
+        index_add(Tensor::zeros(&gpu, DType::F32, &[7, 4])?, 0, &index(&[2, 0, 7], &[3])?, &x),
+    )?;
     let nothing = Tensor::zeros(&gpu, DType::F32, &[3, 0])?;
     assert_eq!(gather(&nothing, 1, &bad).unwrap_err().kind(), ErrorKind::Value);
     Ok(())

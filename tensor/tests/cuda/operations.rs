@@ -5,7 +5,7 @@ use ferrotron_tensor::ops::concat::{concat, pad_narrow};
 use ferrotron_tensor::ops::dropout::dropout;
 use ferrotron_tensor::ops::pointwise::{Comparison, add_assign, compare, where_cond};
 use ferrotron_tensor::ops::random::{normal, uniform};
-use ferrotron_tensor::ops::reduce::{KeepDims, argmax, log_sum_exp, max, mean, sum};
+use ferrotron_tensor::ops::reduce::{KeepDims, amax, argmax, log_sum_exp, mean, sum};
 use ferrotron_tensor::ops::zero_bitmap::{compress, expand};
 use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
 
@@ -36,10 +36,10 @@ fn reductions_of_many_blocks_give_what_the_cpu_gives() -> Result<()> {
                 ("sum", sum, tolerance),
                 ("mean", mean, tolerance),
                 ("log_sum_exp", log_sum_exp, tolerance),
-                ("max", max, 0.0),
+                ("amax", amax, 0.0),
             ];
             for (name, f, tolerance) in all {
-                if reduced == 0 && name == "max" {
+                if reduced == 0 && name == "amax" {
                     assert_eq!(
                         f(&x(&gpu)?, over, KeepDims::Keep).unwrap_err().to_string(),
                         f(&x(&Device::cpu(1)?)?, over, KeepDims::Keep).unwrap_err().to_string()

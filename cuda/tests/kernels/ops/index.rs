@@ -2,7 +2,7 @@ use ferrotron_cuda::arguments::NO_BAD_INDEX;
 use ferrotron_cuda::kernels::KernelSource;
 use ferrotron_tensor::ops::cross_entropy::VocabShard;
 use ferrotron_tensor::ops::embedding::{embedding_backward, embedding_shard_backward};
-use ferrotron_tensor::ops::index::{index_add, scatter_add};
+use ferrotron_tensor::ops::index::{index_add, scatter, scatter_add};
 use ferrotron_tensor::{DType, Tensor};
 
 use super::sort::order;
@@ -16,8 +16,8 @@ pub fn check(simulator: &Simulator) {
             for index in INDICES {
                 let ids = ids(index, &[count], size);
                 let dy = random(dtype, &[outer, count, inner], 1);
-                let want = index_add(&dy, 1, &ids, size).unwrap();
-                let zeros = Tensor::zeros(&device(), dtype, want.dims()).unwrap();
+                let zeros = Tensor::zeros(&device(), dtype, &[outer, size, inner]).unwrap();
+                let want = index_add(zeros.clone(), 1, &ids, &dy).unwrap();
                 let got = add(simulator, &sorter, &dy, &ids, &zeros, 0);
                 close("index_add", &got, &want);
             }
@@ -96,28 +96,31 @@ fn scatters(simulator: &Simulator, dtype: DType) {
     ] {
         let (base, src) = (random(dtype, dims, 4), random(dtype, index_dims, 5));
         let index = ids(DType::U32, index_dims, dims[dim]);
-        let want = scatter_add(base.copy().unwrap(), dim as isize, &index, &src).unwrap();
-        for (index_memory, index_view) in variants(&index) {
-            for (src_memory, src_view) in variants(&src) {
-                let got = scatter(
-                    simulator,
-                    &base,
-                    (&index_memory, &index_view),
-                    (&src_memory, &src_view),
-                    dim,
-                    None,
-                );
-                close("scatter_add", &got, &want);
+        let d = dim as isize;
+        let wanted = [
+            ("scatter_add", scatter_add(base.copy().unwrap(), d, &index, &src).unwrap()),
+            ("scatter", scatter(base.copy().unwrap(), d, &index, &src).unwrap()),
+        ];
+        for (name, want) in &wanted {
+            for (index_memory, index_view) in variants(&index) {
+                for (src_memory, src_view) in variants(&src) {
+                    let index = (&index_memory[..], &index_view);
+                    let src = (&src_memory[..], &src_view);
+                    let got = launch(simulator, name, &base, index, src, dim, None);
+                    close(name, &got, want);
+                }
             }
         }
     }
     let base = random(dtype, &[4], 6);
     let (index, src) = (tensor(DType::I64, &[3], &[1.0, 4.0, -1.0]), random(dtype, &[3], 7));
-    scatter(simulator, &base, (&bytes(&index), &index), (&bytes(&src), &src), 0, Some(1));
+    let (at, from) = (bytes(&index), bytes(&src));
+    launch(simulator, "scatter_add", &base, (&at, &index), (&from, &src), 0, Some(1));
 }
 
-fn scatter(
+fn launch(
     simulator: &Simulator,
+    name: &str,
     base: &Tensor,
     (index_memory, index): (&[u8], &Tensor),
     (src_memory, src): (&[u8], &Tensor),
@@ -136,10 +139,8 @@ fn scatter(
     let (n, size, count) = (rows[0].numel(), base.dims()[dim], index.dims()[dim]);
     let (grid, block) = elementwise(n * size);
     let (mut memory, mut bad) = (bytes(base), [NO_BAD_INDEX]);
-    let kernel = simulator
-        .kernel("scatter_add", element(base.dtype()))
-        .in_out(&mut memory)
-        .input(index_memory);
+    let kernel =
+        simulator.kernel(name, element(base.dtype())).in_out(&mut memory).input(index_memory);
     let kernel = kernel.value(index_type(index)).input(src_memory);
     let kernel = kernel.value(n as u64).value(size as u64).value(count as u64);
     let kernel = [base, index, src]

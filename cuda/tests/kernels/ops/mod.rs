@@ -2,6 +2,7 @@
 
 mod adafactor;
 mod adamw;
+mod argsort;
 mod attention;
 mod attention_rows;
 mod cast;
@@ -34,6 +35,7 @@ type Check = (&'static str, fn(&Simulator));
 const CHECKS: &[Check] = &[
     ("adafactor", adafactor::check),
     ("adamw", adamw::check),
+    ("argsort", argsort::check),
     ("attention", attention::check),
     ("attention_rows", attention_rows::check),
     ("cast", cast::check),
@@ -90,4 +92,4 @@ macro_rules! tests {
         }
     };
 }
-tests! { adafactor adamw attention attention_rows cast compare copy cross_entropy dropout index norm outcome pointwise random reduce rotary round sgd softmax sort sq_norm step zero_bitmap }
+tests! { adafactor adamw argsort attention attention_rows cast compare copy cross_entropy dropout index norm outcome pointwise random reduce rotary round sgd softmax sort sq_norm step zero_bitmap }

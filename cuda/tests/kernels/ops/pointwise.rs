@@ -93,7 +93,9 @@ fn unary_rows(simulator: &Simulator, dtype: DType, n: usize) {
     for &op in Unary::ALL {
         let what = format!("{} of {n}", op.name());
         let domain = match op {
-            Unary::Log | Unary::Sqrt | Unary::Recip | Unary::Powf => |x: f64| x.abs() + 0.25,
+            Unary::Log | Unary::Log1p | Unary::Sqrt | Unary::Recip | Unary::Powf => {
+                |x: f64| x.abs() + 0.25
+            }
             _ => |x: f64| x,
         };
         let x: Vec<f64> = values(n, 3).into_iter().map(domain).collect();

@@ -1,4 +1,4 @@
-use ferrotron_tensor::ops::reduce::{KeepDims, argmax, log_sum_exp, max, mean, sum};
+use ferrotron_tensor::ops::reduce::{KeepDims, amax, argmax, log_sum_exp, mean, sum};
 use ferrotron_tensor::{DType, Tensor};
 
 use crate::simulator::Simulator;
@@ -69,7 +69,7 @@ fn check_rows(simulator: &Simulator, x: &Tensor, block_size: usize) {
         .output(&mut largest);
     kernel.value(outer as u64).value(1_u64).value(blocks as u64).run(finish, finish_block);
     if reduced > 0 {
-        let want = max(x, &[1], KeepDims::Drop).unwrap();
+        let want = amax(x, &[1], KeepDims::Drop).unwrap();
         assert_same("max", &read(dtype, &[outer], &y), &want);
         assert_same("max in A", &read(acc, &[outer], &largest), &want.cast(acc).unwrap());
         let mut index = vec![0_i64; outer];
@@ -121,7 +121,7 @@ fn check_columns(simulator: &Simulator, x: &Tensor, block_size: usize) {
             assert_same(
                 "max of columns",
                 &read(dtype, &[outer, inner], &y),
-                &max(x, &[1], KeepDims::Drop).unwrap(),
+                &amax(x, &[1], KeepDims::Drop).unwrap(),
             );
         }
     }

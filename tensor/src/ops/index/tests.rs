@@ -84,7 +84,8 @@ fn selected_slices_and_their_adjoint_equal_naive_ones() {
                     assert_close("index_select", &y, &want, 0.0);
                 }
                 for dy in variants(&tensor(&device, dtype, &out, &dy)) {
-                    let dx = index_add(&dy, dim as isize, &list, dims[dim]).unwrap();
+                    let base = Tensor::zeros(&device, dtype, &dims).unwrap();
+                    let dx = index_add(base, dim as isize, &list, &dy).unwrap();
                     assert_eq!(dx.dims(), dims);
                     assert_close("index_add", &dx, &sums, eps);
                 }
@@ -100,7 +101,8 @@ fn the_number_of_threads_does_not_show() {
         let index = ids(device, &[60, 400], 60, 2);
         let list = ids(device, &[60], 7, 3);
         let scattered = scatter_add(x.clone(), 0, &index, &x)?;
-        Ok(vec![gather(&x, 0, &index)?, scattered, index_add(&x, 0, &list, 7)?])
+        let zeros = Tensor::zeros(device, DType::F32, &[7, 400])?;
+        Ok(vec![gather(&x, 0, &index)?, scattered, index_add(zeros, 0, &list, &x)?])
     });
 }
 
@@ -135,8 +137,10 @@ fn errors_name_position_index_and_size() {
     assert_eq!(message(gather(&x, 1, &negative)), "gather: index [2] does not fit [2, 3] along 1");
     assert_eq!(message(index_select(&x, 0, &x)), "index_select: ids are a list, got [2, 3]");
     assert_eq!(
-        message(index_add(&x, 0, &Tensor::zeros(&device, DType::I64, &[3]).unwrap(), 5)),
-        "index_add: 3 ids for dim 0 of [2, 3]"
+        message(index_add(x.clone(), 0, &Tensor::zeros(&device, DType::I64, &[3]).unwrap(), &x)),
+        "index_add: 3 ids along dim 0 of [2, 3] need a source of [3, 3], got [2, 3]"
     );
+    let ids = Tensor::from_slice(&device, &[0_i64, 3], &[1, 2]).unwrap();
+    assert_eq!(message(ids.one_hot(3)), "one_hot: index 3 at position [1] is not below 3");
     assert_eq!(message(gather(&x, 0, &x)), "gather: takes integer indices, got f32");
 }
