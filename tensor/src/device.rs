@@ -330,6 +330,17 @@ impl fmt::Debug for Device {
     }
 }
 
+/// The kind of device: `cpu`, `cuda:0` or `fake`.
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0.workers {
+            Workers::Threads(_) => f.write_str("cpu"),
+            Workers::Gpu(worker) if !worker.gpu.is_fake() => write!(f, "{self:?}"),
+            Workers::Nobody(_) | Workers::Gpu(_) => f.write_str("fake"),
+        }
+    }
+}
+
 /// Loops with less work than this run on the calling thread, since a fork costs microseconds.
 ///
 /// Work is estimated in nanoseconds: an exponential or a random number counts as one, and so do
