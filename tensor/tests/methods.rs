@@ -27,6 +27,9 @@ fn operators_take_tensors_and_numbers_on_either_side() -> Result<()> {
     assert_eq!((2.0 * &x)?.to_f64()?, [2.0, 4.0]);
     assert_eq!((&x / 2.0)?.to_f64()?, [0.5, 1.0]);
     assert_eq!((2.0 / x)?.to_f64()?, [2.0, 1.0]);
+    let error = message(&y + &numbers(&[1.0], &[1])?);
+    assert!(error.contains("lhs on cpu(1 threads) and rhs on cpu(1 threads)"), "{error}");
+    assert!(error.ends_with("copy one with Tensor::to_device"), "{error}");
     Ok(())
 }
 
@@ -162,5 +165,13 @@ fn a_matrix_on_the_right_makes_one_product() -> Result<()> {
     assert_eq!(turned.matmul(&w)?.to_f64()?, stacked.transpose(0, 1)?.to_f64()?);
     let error = "matmul: inner dimensions differ: lhs [2, 3, 4] x rhs [3, 2]";
     assert_eq!(message(x.matmul(&w.slice(0, ..3)?)), error);
+    Ok(())
+}
+
+#[test]
+fn a_view_shows_its_strides() -> Result<()> {
+    let x = numbers(&[1.0, 2.0], &[2, 1])?;
+    assert_eq!(format!("{x:?}"), "Tensor(f64 [2, 1])");
+    assert_eq!(format!("{:?}", x.broadcast_to(&[2, 3])?), "Tensor(f64 [2, 3], strides [1, 0])");
     Ok(())
 }

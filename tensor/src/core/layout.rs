@@ -251,10 +251,23 @@ pub fn broadcast_dims(op: &'static str, lhs: &[usize], rhs: &[usize]) -> Result<
             (1, b) => Ok(b),
             (a, 1) => Ok(a),
             _ => {
-                Err(Error::shape(op, format!("shapes do not broadcast: lhs {lhs:?}, rhs {rhs:?}")))
+                let hint = if share_of_sequence(lhs, rhs) { SHARE_OF_SEQUENCE } else { "" };
+                let message = format!("shapes do not broadcast: lhs {lhs:?}, rhs {rhs:?}{hint}");
+                Err(Error::shape(op, message))
             }
         })
         .collect()
+}
+
+/// A remedy for operands of which one has the positions of one rank, the other those of all.
+const SHARE_OF_SEQUENCE: &str = "; with sequence parallelism dim 1 has ctx.residual.len() positions between blocks, \
+                                 and ctx.sequence.len() within attention";
+
+/// Returns whether activations (B, T, ..) differ in T alone, one being a multiple of the other.
+fn share_of_sequence(lhs: &[usize], rhs: &[usize]) -> bool {
+    let (&[b, t, ref features @ ..], &[c, u, ref others @ ..]) = (lhs, rhs) else { return false };
+    let (more, less) = (t.max(u), t.min(u));
+    b == c && features == others && !features.is_empty() && less > 1 && more % less == 0
 }
 
 #[cfg(test)]
@@ -288,6 +301,8 @@ mod tests {
         assert_eq!(&broadcast_dims("add", &[4, 1, 3], &[2, 1]).unwrap()[..], &[4, 2, 3]);
         let error = broadcast_dims("add", &[4], &[3]).unwrap_err();
         assert_eq!(error.to_string(), "add: shapes do not broadcast: lhs [4], rhs [3]");
+        let error = broadcast_dims("add", &[2, 4, 6], &[2, 8, 6]).unwrap_err();
+        assert!(error.to_string().contains("rhs [2, 8, 6]; with sequence parallelism"), "{error}");
         assert_eq!(
             Layout::contiguous(&[3, 1]).unwrap().broadcast_to(&[2, 3, 4]).unwrap().strides(),
             &[0, 1, 0]

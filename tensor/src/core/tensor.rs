@@ -305,13 +305,22 @@ pub(crate) fn check_pair(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Result
 /// Errors unless both tensors are on the same device.
 pub(crate) fn check_device(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Result<()> {
     if lhs.device() != rhs.device() {
-        return Err(Error::value(op, "operands are on different devices"));
+        let (lhs, rhs) = (lhs.device(), rhs.device());
+        let message = format!(
+            "operands are on different devices, lhs on {lhs:?} and rhs on {rhs:?}. Each Device::cpu or Device::cuda is a \
+             device of its own: make both tensors on clones of one Device, or copy one with Tensor::to_device"
+        );
+        return Err(Error::value(op, message));
     }
     Ok(())
 }
 
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Tensor({} {:?})", self.dtype, self.dims())
+        write!(f, "Tensor({} {:?}", self.dtype, self.dims())?;
+        match self.is_contiguous() {
+            true => f.write_str(")"),
+            false => write!(f, ", strides {:?})", self.layout.strides()),
+        }
     }
 }

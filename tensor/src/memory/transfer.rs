@@ -61,6 +61,22 @@ impl Tensor {
         Ok(())
     }
 
+    /// A copy on another device, through host memory; this tensor itself if it is there already.
+    ///
+    /// ```
+    /// use ferrotron_tensor::{Device, Tensor};
+    /// let (here, there) = (Device::cpu(1)?, Device::cpu(2)?);
+    /// let x = Tensor::from_slice(&here, &[1_i64, 2], &[2])?;
+    /// assert_eq!(x.to_device(&there)?.device(), &there);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn to_device(&self, device: &Device) -> Result<Tensor> {
+        if self.device() == device {
+            return Ok(self.clone());
+        }
+        dispatch_any!(self.dtype(), T => Self::from_slice(device, &self.to_vec::<T>()?, self.dims()))
+    }
+
     /// A copy of the elements in row-major order.
     pub fn to_vec<T: Scalar>(&self) -> Result<Vec<T>> {
         self.check_dtype::<T>("to_vec")?;

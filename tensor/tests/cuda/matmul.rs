@@ -297,7 +297,7 @@ fn what_cannot_be_is_an_error() -> Result<()> {
     drop(held);
     matmul_into(&mut out, Accum::Replace, &x, &x)?;
     let error = matmul(&x, &Tensor::zeros(&Device::cpu(1)?, DType::F32, &[2, 2])?).unwrap_err();
-    assert_eq!(error.to_string(), "matmul: operands are on different devices");
+    assert!(error.to_string().starts_with("matmul: operands are on different devices"), "{error}");
     let error = matmul_into(&mut Tensor::zeros(&gpu, DType::BF16, &[2, 2])?, Accum::Add, &x, &x);
     assert_eq!(error.unwrap_err().to_string(), "matmul: cannot put a product of f32 into bf16");
     Ok(())

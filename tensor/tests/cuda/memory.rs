@@ -55,6 +55,7 @@ fn the_host_has_no_slices_of_it() -> Result<()> {
     assert_eq!(error.kind(), ErrorKind::Device);
     assert_eq!(x.as_mut_slice::<f32>().unwrap_err().kind(), ErrorKind::Device);
     let y = Tensor::zeros(&Device::cpu(1)?, DType::F32, &[4])?;
-    assert_eq!(x.add(&y).unwrap_err().to_string(), "add: operands are on different devices");
+    let error = x.add(&y).unwrap_err().to_string();
+    assert!(error.starts_with("add: operands are on different devices"), "{error}");
     Ok(())
 }
