@@ -4,6 +4,7 @@
 //! on every rank, so collectives inside backward cannot deadlock. A node's backward is consumed, so its saved values
 //! are freed during the pass.
 
+pub(crate) mod anomaly;
 pub(crate) mod calls;
 pub(crate) mod deferred;
 pub(crate) mod node;
@@ -13,6 +14,7 @@ use ferrotron_tensor::{Error, Result, Tensor};
 use tracing::trace_span;
 
 use crate::Var;
+use crate::engine::anomaly::check_backward;
 use crate::engine::deferred::{DeferredGrads, WeightGrads};
 use crate::engine::node::{Cotangents, Edge, InputGrads, Pending, Source};
 use crate::engine::recording::{Recording, with};
@@ -122,6 +124,7 @@ fn walk(pending: &mut Pending, mode: WeightGrads, deferred: &mut DeferredGrads) 
             Cotangents(cotangents),
             &mut InputGrads { node: &node, pending, mode, deferred },
         )?;
+        check_backward(&node, pending)?;
     }
     Ok(())
 }

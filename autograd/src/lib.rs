@@ -33,6 +33,7 @@ mod spec;
 mod var;
 
 pub use checkpoint::{checkpoint, checkpoint_discard_output};
+pub use engine::anomaly::detect_anomaly;
 pub use engine::calls::CallCounts;
 pub use engine::deferred::{DeferredGrads, WeightGrads};
 pub use engine::node::{Backward, Cotangents, InputGrads};

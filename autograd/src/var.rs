@@ -4,6 +4,7 @@ use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 use std::fmt;
 use std::sync::Arc;
 
+use crate::engine::anomaly::check_forward;
 use crate::engine::node::{Edge, Named, Node, Source};
 use crate::engine::recording::{Recording, current};
 use crate::saved::Recipe;
@@ -115,17 +116,52 @@ impl Var {
         self
     }
 
-    /// Returns the same value, and calls `f` in backward when the gradient reaches it, before the value's producer
-    /// runs: for example to prefetch. If recording is off, `f` is dropped.
+    /// Returns the same value, and calls `f` in backward with the gradient that reaches it, before the value's producer
+    /// runs. What `f` returns is the gradient from there on. If recording is off, `f` is dropped.
     ///
     /// Errors as `f` does, from backward.
-    pub fn register_hook(self, f: impl FnOnce() -> Result<()> + Send + 'static) -> Result<Var> {
+    ///
+    /// ```
+    /// use ferrotron_autograd::Leaf;
+    /// use ferrotron_tensor::{Device, Tensor};
+    /// let w = Leaf::new("w", Tensor::from_slice(&Device::cpu(1)?, &[3.0_f64], &[1])?);
+    /// let y = w.var()?.square()?.register_hook(|gradient| gradient.clamp(-0.5, 0.5))?;
+    /// y.sum_all()?.backward()?;
+    /// assert_eq!(w.gradient()?.unwrap().item()?, 3.0); // 0.5 times 2 w
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn register_hook(
+        self,
+        f: impl FnOnce(Tensor) -> Result<Tensor> + Send + 'static,
+    ) -> Result<Var> {
         Var::record(&[&self], self.value.clone(), || {
-            Named("register_hook", move |dy: Tensor, dx: &mut InputGrads| {
-                f()?;
-                dx.accumulate(0, dy)
-            })
+            Named("register_hook", move |dy: Tensor, dx: &mut InputGrads| dx.accumulate(0, f(dy)?))
         })
+    }
+
+    /// Calls `f` with the value and returns this variable: to look into a chain of operations.
+    ///
+    /// ```
+    /// use ferrotron_autograd::Var;
+    /// use ferrotron_tensor::{Device, Tensor};
+    /// let x = Var::constant(Tensor::from_slice(&Device::cpu(1)?, &[1.0_f32, 4.0], &[2])?);
+    /// let y = x.sqrt()?.inspect(|roots| println!("{roots}")).sum_all()?;
+    /// assert_eq!(y.value().item()?, 3.0);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    #[must_use]
+    pub fn inspect(self, f: impl FnOnce(&Tensor)) -> Var {
+        f(&self.value);
+        self
+    }
+
+    /// The name of the leaf or operation that the value is from.
+    fn origin(&self) -> &str {
+        match &self.source {
+            None => "constant",
+            Some(Source::Leaf(leaf)) => leaf.name(),
+            Some(Source::Node(node, _)) => node.name,
+        }
     }
 
     /// Records the result of an operation on `inputs`. `make` builds the operation's backward; it is called only if
@@ -176,6 +212,7 @@ impl Var {
             values.iter().map(TensorSpec::from_tensor).collect(),
             Box::new(make()),
         ));
+        check_forward(&node, &values)?;
         let with_node = |(i, value)| Var::with_source(value, Source::Node(node.clone(), i));
         Ok(values.into_iter().enumerate().map(with_node).collect())
     }
@@ -235,12 +272,16 @@ fn log_source(source: Option<&Source>, log: &mut Vec<Leaf>) -> Result<()> {
 
 impl fmt::Debug for Var {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let from = match &self.source {
-            None => "constant",
-            Some(Source::Leaf(leaf)) => leaf.name(),
-            Some(Source::Node(node, _)) => node.name,
-        };
-        write!(f, "Var({:?} from {from})", self.value)
+        write!(f, "Var({:?} from {})", self.value, self.origin())
+    }
+}
+
+/// Prints the value as [`Tensor`] does, and its origin.
+impl fmt::Display for Var {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.value.to_string();
+        let open = text.strip_suffix(')').unwrap_or(&text);
+        write!(f, "{open}, from={})", self.origin())
     }
 }
 

@@ -86,6 +86,11 @@ impl Pending {
         let fresh = || (node.clone(), node.outputs.iter().map(|_| None).collect());
         &mut self.0.entry(node.seq).or_insert_with(fresh).1[output]
     }
+
+    /// The gradient of a node's result so far.
+    pub(crate) fn get(&self, node: &Node, output: usize) -> Option<&Tensor> {
+        self.0.get(&node.seq)?.1[output].as_ref()
+    }
 }
 
 /// An operation's saved values, and the map from the gradients of its results to those of its operands.

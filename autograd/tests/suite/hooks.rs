@@ -133,9 +133,9 @@ fn backward_tells_when_it_arrives() -> Result<()> {
     let order = Arc::new(Mutex::new(Vec::new()));
     let note = |what: &'static str| {
         let order = order.clone();
-        move || {
+        move |gradient: Tensor| {
             order.lock().unwrap().push(what);
-            Ok(())
+            Ok(gradient)
         }
     };
     let y = x
@@ -149,7 +149,7 @@ fn backward_tells_when_it_arrives() -> Result<()> {
     let want = (0.5_f64.exp().exp() * 0.5_f64.exp()) as f32;
     let got = x.gradient()?.expect("a gradient").to_f64()?[0];
     assert!((got - f64::from(want)).abs() < 4.0 * f64::from(f32::EPSILON) * got, "{got}, {want}");
-    let failing = x.var()?.register_hook(|| Err(Error::io("fetch", "no")))?;
+    let failing = x.var()?.register_hook(|_| Err(Error::io("fetch", "no")))?;
     assert_eq!(failing.sum_all()?.backward().unwrap_err().to_string(), "fetch: no");
     Ok(())
 }

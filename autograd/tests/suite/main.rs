@@ -2,6 +2,7 @@
 //!
 //! Operations are rows of [`table`]; [`gradients`], [`regions`], [`hooks`], [`dtypes`] and [`threads`] iterate it.
 
+mod anomaly;
 mod coverage;
 mod dtypes;
 mod engine;

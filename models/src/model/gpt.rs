@@ -247,12 +247,12 @@ impl Gpt {
             let (y, offloaded) = self.packing.run(first, run)?;
             // While backward runs these blocks, it prefetches the activations of the previous ones.
             x = match std::mem::replace(&mut before, offloaded) {
-                Some(before) => y.register_hook(move || before.prefetch())?,
+                Some(before) => y.register_hook(move |dy| before.prefetch().map(|()| dy))?,
                 None => y,
             };
         }
         if let Some(last) = before {
-            x = x.register_hook(move || last.prefetch())?;
+            x = x.register_hook(move |dy| last.prefetch().map(|()| dy))?;
         }
         // If the last block is offloaded too, frees its device memory before the head runs.
         self.packing.wait()?;
