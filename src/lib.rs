@@ -45,15 +45,15 @@ pub use ferrotron_parallel as parallel;
 pub use ferrotron_tensor as tensor;
 
 pub use ferrotron_autograd::{
-    GradcheckOptions, Leaf, Var, checkpoint, gradcheck, gradcheck_leaves, no_grad,
+    GradcheckOptions, Leaf, Var, checkpoint, detect_anomaly, gradcheck, gradcheck_leaves, no_grad,
 };
 pub use ferrotron_tensor::{DType, Device, Error, ErrorKind, MemoryKind, Result, Tensor};
 
 /// What most programs need.
 pub mod prelude {
     pub use ferrotron_autograd::{
-        Backward, GradcheckOptions, InputGrads, Leaf, Var, checkpoint, gradcheck, gradcheck_leaves,
-        no_grad,
+        Backward, GradcheckOptions, InputGrads, Leaf, Var, checkpoint, detect_anomaly, gradcheck,
+        gradcheck_leaves, no_grad,
     };
     pub use ferrotron_models::gpt::{Gpt, GptConfig};
     pub use ferrotron_nn::{
@@ -61,6 +61,8 @@ pub mod prelude {
         Linear, Mlp, MlpConfig, Mode, Module, Norm, Optimizer, OptimizerConfig, Param,
         ParamAndGradBuffer, RmsNorm, Scope, StepConfig, WeightDecay, clip_coefficient,
     };
+    pub use ferrotron_tensor::ops::argsort::SortOrder;
+    pub use ferrotron_tensor::ops::reduce::KeepDims;
     pub use ferrotron_tensor::{At, DType, Device, Error, RandomKey, Result, ShardSpec, Tensor};
 }
 
