@@ -14,7 +14,7 @@ use super::args::train::TrainArgs;
 use super::definition::Definition;
 use super::options::Options;
 use super::options::remembered;
-use super::options::remembered::{MAY_DIFFER, canonical};
+use super::options::remembered::{MAY_DIFFER, canonical, same_number};
 
 /// The merged options.
 #[derive(Debug)]
@@ -23,8 +23,8 @@ pub struct Configuration {
     pub args: TrainArgs,
     /// Every option that all ranks must have alike, defaults included.
     pub facts: Facts,
-    /// The line that names the options of the checkpoint that are not taken from it, if there are any.
-    pub ignored: Option<String>,
+    /// Lines about the options of the checkpoint: which are not taken from it, and which were given otherwise.
+    pub notes: Vec<String>,
 }
 
 impl Configuration {
@@ -38,7 +38,13 @@ impl Configuration {
         rank: Option<&RankEnvironment>,
         definition: &Definition,
     ) -> Result<Configuration> {
-        let ignored = resumed.map(|checkpoint| remembered::ignored_line(checkpoint, definition));
+        let mut notes = Vec::new();
+        if let Some(checkpoint) = resumed {
+            notes
+                .push(format!("going on from step {} of {checkpoint}", checkpoint.progress().step));
+            notes.extend(remembered::ignored_line(checkpoint, definition)?);
+            notes.extend(remembered::changed_line(&given, checkpoint, definition)?);
+        }
         let options = match resumed {
             Some(checkpoint) => remembered::resumed(given, checkpoint, rank, definition)?,
             None => given,
@@ -47,7 +53,7 @@ impl Configuration {
         let matches = matches.subcommand_matches("train").expect("it was parsed");
         let args = TrainArgs::from_arg_matches(matches).unwrap_or_else(|error| error.exit());
         let facts = facts(matches, definition);
-        Ok(Configuration { options, args, facts, ignored: ignored.transpose()?.flatten() })
+        Ok(Configuration { options, args, facts, notes })
     }
 
     /// What the next checkpoint remembers, of a run with this global batch size.
@@ -81,18 +87,9 @@ fn facts(matches: &ArgMatches, definition: &Definition) -> Facts {
     let fact = |(name, id): (&str, &clap::Id)| {
         let words = matches.get_raw(id.as_str()).into_iter().flatten();
         let words: Vec<String> =
-            words.map(|word| number(&canonical(name, &word.to_string_lossy()))).collect();
+            words.map(|word| same_number(&canonical(name, &word.to_string_lossy()))).collect();
         let value = if words.is_empty() { "not given".to_string() } else { words.join(" ") };
         (format!("--{name}"), value)
     };
     compared.map(fact).collect()
-}
-
-/// A number in the one way in which equal ones are written, and any other text as it is.
-fn number(text: &str) -> String {
-    match (text.parse::<u64>(), text.parse::<f64>()) {
-        (Ok(integer), _) => integer.to_string(),
-        (_, Ok(real)) => real.to_string(),
-        _ => text.to_string(),
-    }
 }

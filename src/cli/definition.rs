@@ -13,21 +13,7 @@ pub struct Definition(clap::Command);
 impl Definition {
     /// The definition made of what `command` derives from types.
     pub fn new(command: clap::Command) -> Definition {
-        Definition(command.mut_subcommands(|subcommand| {
-            subcommand.mut_args(|arg| match arg.get_action() {
-                ArgAction::SetTrue => arg
-                    .action(ArgAction::Set)
-                    .num_args(0..=1)
-                    .require_equals(true)
-                    .value_name("BOOL")
-                    .value_parser(value_parser!(bool))
-                    .default_missing_value("true")
-                    .default_value("false")
-                    .hide_default_value(true)
-                    .hide_possible_values(true),
-                _ => arg,
-            })
-        }))
+        Definition(with_values_of_flags(command))
     }
 
     /// The whole command line.
@@ -47,9 +33,11 @@ impl Definition {
         })
     }
 
-    /// The definition of a subcommand.
+    /// The definition of a subcommand, or of one below it, as `checkpoint ls`.
     pub fn subcommand(&self, name: &str) -> clap::Command {
-        self.0.find_subcommand(name).cloned().expect("the name of a subcommand")
+        let below = |command: &clap::Command, name| command.find_subcommand(name).cloned();
+        let found = name.split(' ').try_fold(self.whole(), |command, name| below(&command, name));
+        found.expect("the name of a subcommand")
     }
 
     /// What the words of a subcommand say, each for itself; or why it is none, in one line.
@@ -79,6 +67,26 @@ impl Definition {
             if named.to_string() == line { error.exit() } else { named }
         })
     }
+}
+
+/// Lets the flags of all subcommands take `=true` and `=false`.
+fn with_values_of_flags(command: clap::Command) -> clap::Command {
+    command.mut_subcommands(|subcommand| {
+        let subcommand = subcommand.mut_args(|arg| match arg.get_action() {
+            ArgAction::SetTrue => arg
+                .action(ArgAction::Set)
+                .num_args(0..=1)
+                .require_equals(true)
+                .value_name("BOOL")
+                .value_parser(value_parser!(bool))
+                .default_missing_value("true")
+                .default_value("false")
+                .hide_default_value(true)
+                .hide_possible_values(true),
+            _ => arg,
+        });
+        with_values_of_flags(subcommand)
+    })
 }
 
 /// The first paragraph of what clap says.

@@ -61,6 +61,9 @@ enum Command {
     Eval(commands::eval::EvalArgs),
     /// Write a trained model in another format
     Export(commands::export::ExportArgs),
+    /// List, verify, compare and delete checkpoints
+    #[command(allow_negative_numbers = true)]
+    Checkpoint(commands::checkpoint::CheckpointArgs),
     /// Tell what a run takes of memory before it starts
     #[command(allow_negative_numbers = true)]
     Memory(Box<commands::memory::MemoryArgs>),
@@ -77,6 +80,7 @@ enum Command {
 
 /// Runs the program; the exit code is that of a run that was asked to stop, or 0.
 pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
+    args::run::program_start();
     let definition = Definition::new(Cli::command());
     // What is missing or in conflict may be decided by a file or a checkpoint.
     let typed = definition.lenient().try_get_matches_from(&arguments).unwrap_or_else(|error| {
@@ -92,10 +96,11 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
         options = options.over(options::config_file::read(&subcommand, path)?);
     }
     // No file can state an option without a name.
-    let matches = match subcommand.get_positionals().next() {
-        Some(_) => definition.whole().get_matches_from(&arguments),
-        None => definition.parse(name, &options)?,
-    };
+    let matches =
+        match subcommand.has_subcommands() || subcommand.get_positionals().next().is_some() {
+            true => definition.whole().get_matches_from(&arguments),
+            false => definition.parse(name, &options)?,
+        };
     let command = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
     let ended = match command {
         Command::Train(args) => return commands::train::train(&args, options, &definition),
@@ -103,6 +108,7 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
         Command::Generate(args) => commands::generate::generate(&args),
         Command::Eval(args) => commands::eval::eval(&args, &definition),
         Command::Export(args) => commands::export::export(&args),
+        Command::Checkpoint(args) => commands::checkpoint::checkpoint(&args),
         Command::Bench(args) => commands::bench::bench(&args),
         Command::Schedule(args) => commands::schedule::schedule(&args),
         Command::Doctor(args) => commands::doctor::doctor(&args),

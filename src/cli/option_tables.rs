@@ -92,6 +92,16 @@ fn with_tables(page: &str) -> (String, BTreeSet<(String, Option<String>)>) {
     (text + rest, found)
 }
 
+/// The subcommands, and those below them.
+fn subcommands() -> Vec<String> {
+    let below = |command: &clap::Command| {
+        let name = command.get_name().to_string();
+        let inner = command.get_subcommands().map(|inner| format!("{name} {}", inner.get_name()));
+        inner.chain([name.clone()]).collect::<Vec<_>>()
+    };
+    Cli::command().get_subcommands().flat_map(below).collect()
+}
+
 #[test]
 fn the_page_has_the_options_that_the_program_parses() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/command-line.md");
@@ -109,8 +119,7 @@ fn the_page_has_the_options_that_the_program_parses() {
         );
     }
     // Every option is in a table: those with a heading in that of `train`, since other subcommands share them.
-    for subcommand in Cli::command().get_subcommands() {
-        let name = subcommand.get_name();
+    for name in &subcommands() {
         for arg in Definition::new(Cli::command())
             .subcommand(name)
             .get_arguments()

@@ -34,9 +34,7 @@ pub fn before(
     stages: &[StageMemory],
     config: &RunConfig,
 ) -> Result<()> {
-    if let Some(line) = &configuration.ignored {
-        output::note(line);
-    }
+    configuration.notes.iter().for_each(|line| output::note(line));
     if let Some(line) = remembered::inputs_line(&configuration.options) {
         output::note(&line);
     }

@@ -3,32 +3,71 @@
 //! A run that is being trained by another job may get a new `latest` at any moment, so rank 0 alone reads it. The
 //! others open the checkpoint that it names, and all compare what they found.
 
-use ferrotron::Result;
-use ferrotron::models::checkpoint::Checkpoint;
+use ferrotron::models::checkpoint::{Checkpoint, list};
 use ferrotron::parallel::agreement::{Facts, agree, broadcast_bytes, digest};
 use ferrotron::parallel::collective::Group;
-use std::path::Path;
+use ferrotron::{Error, Result};
+use std::path::{Path, PathBuf};
 
+use super::args::run::RunArgs;
 use super::options::remembered::canonical;
+use super::output;
+
+/// Opens the checkpoint of `--load`. There is none if `--save` names the same folder and no run has saved there yet: one
+/// command line starts a run, and goes on with it after whatever ended it.
+///
+/// # Errors
+/// A checkpoint that cannot be opened, or is not there.
+pub fn open(args: &RunArgs) -> Result<Option<Checkpoint>> {
+    let Some(load) = args.load.as_deref() else { return Ok(None) };
+    let saves_there = args.save.as_deref().is_some_and(|save| is_same(save, load));
+    // A kill in the first save may leave a whole checkpoint that nothing names.
+    match saves_there && !load.join("latest").exists() && !load.join("index.json").exists() {
+        true => newest(load)?.map(|folder| Checkpoint::peek(&folder)).transpose(),
+        false if load.exists() => Checkpoint::peek(load).map(Some),
+        false => {
+            let load = load.display();
+            let message =
+                format!("there is no '{load}'; to start a run there, give --save {load} as well");
+            Err(Error::io("--load", message))
+        }
+    }
+}
+
+fn is_same(a: &Path, b: &Path) -> bool {
+    let absolute = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path));
+    matches!((absolute(a), absolute(b)), (Ok(a), Ok(b)) if a == b)
+}
+
+/// The whole checkpoint of a run's folder that was written last.
+fn newest(run: &Path) -> Result<Option<PathBuf>> {
+    let entries = if run.exists() { list(run)? } else { Vec::new() };
+    let whole = entries.into_iter().rfind(|entry| entry.contents.is_ok());
+    if let Some(entry) = &whole {
+        let (run, entry) = (run.display(), entry.folder.display());
+        output::note(&format!("'{run}' has no file latest: going on from its newest, '{entry}'"));
+    }
+    Ok(whole.map(|entry| entry.folder))
+}
 
 /// Opens the checkpoint of `--load`, which each rank of `world` gives. Tensors are not read yet.
 ///
 /// # Errors
 /// On all ranks: another `--load`, another program or another checkpoint on some rank; one that rank 0 cannot open.
-pub fn open_together(world: &Group, load: Option<&Path>) -> Result<Option<Checkpoint>> {
-    let first = match load.filter(|_| world.rank() == 0) {
-        Some(load) => Checkpoint::peek(load).map(Some),
-        None => Ok(None),
-    };
-    // The folder in a run's folder, and nothing if --load names the checkpoint itself.
+pub fn open_together(world: &Group, args: &RunArgs) -> Result<Option<Checkpoint>> {
+    let load = args.load.as_deref();
+    let first = if world.rank() == 0 { open(args) } else { Ok(None) };
+    // The folder in a run's folder, "." if --load names the checkpoint itself, and nothing if there is none.
     let chosen = first.as_ref().ok().and_then(Option::as_ref).zip(load);
     let chosen = chosen.and_then(|(checkpoint, load)| checkpoint.folder().strip_prefix(load).ok());
-    let chosen = chosen.map_or(Vec::new(), |folder| folder.to_string_lossy().into_owned().into());
+    let chosen = chosen.map_or(Vec::new(), |folder| {
+        Path::new(".").join(folder).to_string_lossy().into_owned().into()
+    });
     let chosen = String::from_utf8_lossy(&broadcast_bytes(world, chosen)?).into_owned();
     let opened = match (world.rank(), load) {
         (0, _) => first,
-        (_, Some(load)) => Checkpoint::peek(&load.join(&chosen)).map(Some),
-        (_, None) => Ok(None),
+        (_, Some(load)) if !chosen.is_empty() => Checkpoint::peek(&load.join(&chosen)).map(Some),
+        _ => Ok(None),
     };
     let found = match &opened {
         Err(error) if world.rank() == 0 => Err(error),

@@ -227,3 +227,35 @@ fn too_low_a_limit_of_open_files_is_refused_before_anything_starts() {
     }
     assert_eq!(message.lines().count(), 1, "{message}");
 }
+
+/// torchrun starts the same command line again after a rank was killed, and the run goes on from its last checkpoint.
+#[test]
+fn torchrun_restarts_a_job_that_goes_on() {
+    let Some(torchrun) = super::tool("torchrun") else { return };
+    let folder = folder_with_text();
+    let path = folder.path();
+    let alone = super::alone(path, "alone", "--train-iters 400");
+    let train = format!(
+        "{MODEL} --dtype f64 --train-iters 400 --save run --load run --save-interval 20 --pipeline-model-parallel-size 2"
+    );
+    let inner = command(path, &train);
+    let mut outer = Command::new(torchrun);
+    outer
+        .current_dir(path)
+        .args("--standalone --nproc-per-node 2 --max-restarts 1 --no-python".split(' '));
+    outer.arg(inner.get_program()).args(inner.get_args());
+    let mut job = outer.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let started = Instant::now();
+    while !path.join("run/latest").exists() {
+        assert!(started.elapsed() < PATIENCE, "no checkpoint");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let killed = *ranks_of(&job).last().unwrap();
+    send("-KILL", killed);
+    wait(&mut job);
+    let output = job.wait_with_output().unwrap();
+    let (out, message) = texts(&output);
+    assert!(output.status.success(), "{out}\n{message}");
+    assert!(!is_alive(killed) && message.contains("going on from step "), "{message}");
+    super::assert_same("torchrun, restarted", &path.join("run"), &alone, 1e-10);
+}

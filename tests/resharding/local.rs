@@ -1,5 +1,6 @@
 //! Local SGD: replicas take steps of their own, and a checkpoint is of all of them only when they agree.
 
+use ferrotron::models::checkpoint::Retention;
 use ferrotron::models::data::{Dataset, Split};
 use ferrotron::models::evaluate::Evaluation;
 use ferrotron::models::gpt::Gpt;
@@ -93,7 +94,8 @@ fn a_run_is_saved_when_replicas_agree_or_refused() -> Result<()> {
                 log_interval: 100,
             },
             seq_length: SEQ_LENGTH,
-            save_retain: 5,
+            retention: Retention { last: 5, interval: None },
+            deadline: None,
             eval_iters: Some(1),
             options: serde_json::Value::Null,
         };

@@ -13,6 +13,7 @@ mod tracing;
 
 use ferrotron_tensor::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use crate::io::checkpoint;
 use crate::io::tokenizer::Tokenizer;
@@ -51,6 +52,8 @@ pub enum StopReason {
     Finished,
     /// `exit_interval` was reached.
     ExitInterval,
+    /// The deadline has passed.
+    Deadline,
     /// It was asked to stop.
     Stopped,
 }
@@ -164,8 +167,12 @@ impl<M: Model> Run<'_, M> {
                 break StopReason::Finished;
             }
             // What is left behind is a checkpoint, for which replicas must have the same weights.
-            if self.is_stopped()? && self.trainer.steps_to_synchronization() == 0 {
+            let may_stop = self.trainer.steps_to_synchronization() == 0;
+            if self.is_stopped()? && may_stop {
                 break StopReason::Stopped;
+            }
+            if steps > 0 && may_stop && self.is_late()? {
+                break StopReason::Deadline;
             }
             if steps > 0 && exit_interval.is_some_and(|every| done.is_multiple_of(every)) {
                 break StopReason::ExitInterval;
@@ -213,6 +220,16 @@ impl<M: Model> Run<'_, M> {
 
     fn is_stopped(&self) -> Result<bool> {
         self.stop.is_set_on_any_rank(self.trainer.mesh().world(), self.trainer.host())
+    }
+
+    /// Whether the deadline has passed on the first rank, whose clock decides for all.
+    fn is_late(&self) -> Result<bool> {
+        let Some(deadline) = self.config.deadline else { return Ok(false) };
+        let late = StopFlag::default();
+        if self.first && Instant::now() >= deadline {
+            late.set();
+        }
+        late.is_set_on_any_rank(self.trainer.mesh().world(), self.trainer.host())
     }
 
     /// What the model makes of the validation set; nothing if the run is asked to stop.
@@ -310,7 +327,7 @@ fn save<M: Model>(
     let run = config.options.clone();
     let folder = trainer.save(&config.folder, tokenizer, run)?;
     if trainer.mesh().rank() == 0 {
-        checkpoint::retain(&config.folder, config.save_retain)?;
+        config.retention.apply(&config.folder)?;
     }
     Ok(folder)
 }

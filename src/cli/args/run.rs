@@ -1,13 +1,24 @@
 //! The options of a run: its folder, its intervals and the files that it leaves.
 
 use clap::Args;
+use ferrotron::models::checkpoint::Retention;
 use ferrotron::models::run::TraceConfig;
 use ferrotron::{Error, Result};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use crate::cli::bytes;
+
+/// The time at which the program started, once [`run`](crate::cli::run) has noted it.
+static START: OnceLock<Instant> = OnceLock::new();
+
+/// The time of the first call, which the program makes when it starts.
+pub fn program_start() -> Instant {
+    *START.get_or_init(Instant::now)
+}
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Run")]
@@ -15,7 +26,8 @@ pub struct RunArgs {
     /// Folder of the run [default: the next free runs/NNNN, or that of --load]
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
-    /// Continue from a run folder or checkpoint; its options are the defaults
+    /// Continue from a run folder or checkpoint; its options are the defaults. If --save names the same folder and
+    /// nothing is saved there yet, a new run starts
     #[arg(long, value_name = "PATH")]
     pub load: Option<PathBuf>,
     /// Steps between checkpoints, one of which is always written at the end; 0 for no other [default: 500]
@@ -24,9 +36,15 @@ pub struct RunArgs {
     /// Checkpoints to keep; older ones are deleted
     #[arg(long, alias = "most-recent-k", value_name = "N", default_value_t = 2)]
     pub save_retain: usize,
+    /// Keep besides every checkpoint whose step is a multiple of N
+    #[arg(long, value_name = "N")]
+    pub save_retain_interval: Option<u64>,
     /// Stop cleanly, after saving, when the step number is a multiple of N
     #[arg(long, value_name = "N")]
     pub exit_interval: Option<u64>,
+    /// Stop cleanly, after saving, with the step in which the program has run for so many minutes
+    #[arg(long, value_name = "MINUTES")]
+    pub exit_duration_in_mins: Option<f64>,
     /// Steps between evaluations, one of which follows the last step; 0 for none at all [default: 250]
     #[arg(long, value_name = "N")]
     pub eval_interval: Option<u64>,
@@ -84,6 +102,17 @@ fn parse_steps(text: &str) -> std::result::Result<RangeInclusive<u64>, String> {
 }
 
 impl RunArgs {
+    /// Which checkpoints stay.
+    pub fn retention(&self) -> Retention {
+        Retention { last: self.save_retain, interval: self.save_retain_interval }
+    }
+
+    /// When the run has lasted as long as it may.
+    pub fn deadline(&self) -> Option<Instant> {
+        let minutes = self.exit_duration_in_mins?;
+        program_start().checked_add(Duration::try_from_secs_f64(minutes * 60.0).ok()?)
+    }
+
     /// What to trace in a run of which `done` steps are behind.
     pub fn trace(&self, done: u64) -> Option<TraceConfig> {
         self.trace.clone().map(|path| TraceConfig {
@@ -97,8 +126,15 @@ impl RunArgs {
         if self.exit_interval == Some(0) {
             return Err(Error::config("--exit-interval", "must be positive, got 0"));
         }
+        if let Some(minutes) = self.exit_duration_in_mins.filter(|minutes| !(*minutes > 0.0)) {
+            let message = format!("must be positive, got {minutes}");
+            return Err(Error::config("--exit-duration-in-mins", message));
+        }
         if self.save_retain == 0 {
             return Err(Error::config("--save-retain", "must be positive, got 0"));
+        }
+        if self.save_retain_interval == Some(0) {
+            return Err(Error::config("--save-retain-interval", "must be positive, got 0"));
         }
         Ok(())
     }

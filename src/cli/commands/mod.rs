@@ -1,6 +1,7 @@
 //! One file for each subcommand.
 
 pub(super) mod bench;
+pub(super) mod checkpoint;
 pub(super) mod completions;
 pub(super) mod doctor;
 pub(super) mod eval;

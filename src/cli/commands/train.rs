@@ -13,10 +13,11 @@ use ferrotron::parallel::collective::World;
 use ferrotron::parallel::launch::{INTERRUPTED, RankEnvironment};
 use ferrotron::parallel::mesh::Mesh;
 use ferrotron::{Error, Result};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::cli::args::device::DeviceChoice;
+use crate::cli::args::run::RunArgs;
 use crate::cli::args::train::TrainArgs;
 use crate::cli::configuration::{Configuration, data_facts};
 use crate::cli::definition::Definition;
@@ -31,10 +32,9 @@ use crate::cli::{corpus, memory_limits, output, report, resume, run_folder};
 /// Trains, reports and leaves a run folder behind; or starts processes that do. The options `given`, of which `args` is
 /// made, were typed or stand in the file of `--config`.
 pub fn train(args: &TrainArgs, given: Options, definition: &Definition) -> Result<ExitCode> {
-    let load = args.run.load.as_deref();
     let rank = rank_environment()?;
     let Some(rank) = rank else {
-        let resumed = load.map(Checkpoint::peek).transpose()?;
+        let resumed = resume::open(&args.run)?;
         let plan = PreparedRun::new(given, resumed, None, definition)?; // what is refused is refused here, once
         return match plan.job {
             ProcessRole::Launcher(ranks) => {
@@ -49,7 +49,7 @@ pub fn train(args: &TrainArgs, given: Options, definition: &Definition) -> Resul
     // How ranks meet is no matter of a checkpoint, which they choose together. What one of them cannot do is told to all
     // behind that.
     let trained = job::connect(&args.parallel, &rank, |world| {
-        train_as_rank(&world, load, given, &rank, definition)
+        train_as_rank(&world, &args.run, given, &rank, definition)
     });
     // Under other launchers nothing else says whose error it is.
     Ok(trained.unwrap_or_else(|error| failed(&format!("rank {}: ", rank.rank), &error)))
@@ -58,13 +58,13 @@ pub fn train(args: &TrainArgs, given: Options, definition: &Definition) -> Resul
 /// Trains as one rank of `world`, after all ranks have found that they are about the same.
 fn train_as_rank(
     world: &World,
-    load: Option<&Path>,
+    run: &RunArgs,
     given: Options,
     rank: &RankEnvironment,
     definition: &Definition,
 ) -> Result<ExitCode> {
     let everyone = world.everyone()?;
-    let resumed = resume::open_together(&everyone, load)?;
+    let resumed = resume::open_together(&everyone, run)?;
     let planned = PreparedRun::new(given, resumed, Some(rank), definition).and_then(|plan| {
         let data = plan.data()?;
         let mut facts = data_facts(&data.fingerprint, &data.dataset, &plan.tokenizer)?;
@@ -205,8 +205,9 @@ impl PreparedRun {
         }
         // All steps may be taken, and something behind them left out.
         Ok(match outcome.stop_reason {
-            StopReason::Finished | StopReason::ExitInterval if !stop.is_set() => ExitCode::SUCCESS,
-            _ => ExitCode::from(INTERRUPTED),
+            StopReason::Stopped => ExitCode::from(INTERRUPTED),
+            _ if stop.is_set() => ExitCode::from(INTERRUPTED),
+            _ => ExitCode::SUCCESS,
         })
     }
 }
@@ -240,7 +241,8 @@ fn run_config(
         folder,
         intervals,
         seq_length: args.model.seq_length()?,
-        save_retain: args.run.save_retain,
+        retention: args.run.retention(),
+        deadline: args.run.deadline(),
         eval_iters: args.run.eval_iters.0,
         trace: args.run.trace(trainer.progress().step),
         options: configuration.remembered(trainer.config().batch_size.full_batch_size()),

@@ -24,6 +24,7 @@ const NOT_REMEMBERED: &[&str] = &[
     "trace",
     "trace-steps",
     "exit-interval",
+    "exit-duration-in-mins",
     "enable-cuda-graph",
     "device",
     "memory-limit",
@@ -219,6 +220,48 @@ pub fn ignored_line(checkpoint: &Checkpoint, definition: &Definition) -> Result<
     Ok((!ignored.is_empty()).then(|| {
         format!("ignored: {names} of the checkpoint {checkpoint}, which does not decide this")
     }))
+}
+
+/// The line that names the options that were `given` with other values than the run of `checkpoint` had, both values
+/// beside each: one command line that starts and resumes a run changes nothing without a word.
+pub fn changed_line(
+    given: &Options,
+    checkpoint: &Checkpoint,
+    definition: &Definition,
+) -> Result<Option<String>> {
+    let (saved, _) = of_checkpoint(checkpoint, definition)?;
+    let train = definition.subcommand("train");
+    let default = |name: &str| {
+        let arg = train.get_arguments().find(|arg| arg.get_long() == Some(name))?;
+        let values = arg.get_default_values().iter().map(|value| value.to_string_lossy());
+        Some(values.collect::<Vec<_>>().join(" ")).filter(|text| !text.is_empty())
+    };
+    let words = |options: &Options, name: &str| {
+        let words = options.values(name);
+        let words = words.iter().map(|word| same_number(&canonical(name, word)));
+        Some(words.collect::<Vec<_>>().join(" ")).filter(|_| options.contains(name))
+    };
+    let changed = given.iter().filter_map(|(name, _)| {
+        if NOT_REMEMBERED.contains(&name) || MAY_DIFFER.contains(&name) {
+            return None;
+        }
+        let now = words(given, name)?;
+        let before = words(&saved, name).or_else(|| default(name).map(|text| same_number(&text)));
+        let before = before.unwrap_or("not given".into());
+        (before != now).then(|| format!("--{name} {now} (was {before})"))
+    });
+    let changed: Vec<String> = changed.collect();
+    Ok((!changed.is_empty())
+        .then(|| format!("changed since the checkpoint: {}", changed.join(", "))))
+}
+
+/// A number in the one way in which equal ones are written, and any other text as it is.
+pub fn same_number(text: &str) -> String {
+    match (text.parse::<u64>(), text.parse::<f64>()) {
+        (Ok(integer), _) => integer.to_string(),
+        (_, Ok(real)) => real.to_string(),
+        _ => text.to_string(),
+    }
 }
 
 /// The line that names the files that a resumed run reads since its checkpoint says so.

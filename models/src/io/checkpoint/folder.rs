@@ -34,6 +34,14 @@ pub(super) fn is_name(name: &str) -> bool {
         .is_some_and(|step| step.len() >= 7 && step.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
+/// The step in the name of a checkpoint's folder, also of one that is being written or deleted.
+pub(super) fn step(folder: &Path) -> Option<u64> {
+    let name = folder.file_name()?.to_str()?;
+    let name = name.strip_suffix(TEMPORARY).unwrap_or(name);
+    let name = name.strip_suffix(OLD).unwrap_or(name);
+    is_name(name).then(|| name["iter_".len()..].parse().ok())?
+}
+
 /// The folder of `name`, or the one that was about to make room for it.
 pub(super) fn find(dir: &Path, name: &str) -> PathBuf {
     let (folder, old) = (dir.join(name), dir.join(format!("{name}{OLD}")));

@@ -19,11 +19,11 @@ use crate::io::tokenizer::Tokenizer;
 /// A finished checkpoint whose files are all there.
 #[derive(Debug)]
 pub struct Checkpoint {
-    folder: PathBuf,
-    index: Index,
-    model: SavedModel,
+    pub(super) folder: PathBuf,
+    pub(super) index: Index,
+    pub(super) model: SavedModel,
     run: serde_json::Value,
-    progress: TrainState,
+    pub(super) progress: TrainState,
     tokenizer: Option<Tokenizer>,
     /// Whether checksums have been compared.
     verified: AtomicBool,
@@ -286,7 +286,8 @@ impl std::fmt::Display for Checkpoint {
     }
 }
 
-fn is_moment(name: &str) -> bool {
+/// Whether this is the name of a tensor of the optimizer's state.
+pub(super) fn is_moment(name: &str) -> bool {
     name.split('.').next() == Some(OPTIMIZER)
 }
 

@@ -33,17 +33,25 @@
 //! have, reads what it needs. A rank that fails in between ends the others' barrier with its reason, and the
 //! temporary folder is removed.
 
+mod comparison;
 mod folder;
 mod index;
 mod load;
 mod reader;
+mod retention;
 mod save;
 mod saved_model;
 mod slices;
+mod summary;
 
+pub use comparison::{
+    Comparison, FieldDifference, TensorDifference, TensorDifferenceKind, Tolerance,
+};
 pub use load::Checkpoint;
-pub use save::{LocalShard, Moments, Snapshot, clean, retain, save};
+pub use retention::{Retention, clean};
+pub use save::{LocalShard, Moments, Snapshot, save};
 pub use saved_model::SavedModel;
+pub use summary::{CheckpointContents, CheckpointSummary, list};
 
 use serde::{Deserialize, Serialize};
 

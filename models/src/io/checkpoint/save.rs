@@ -299,26 +299,3 @@ pub(super) fn write_slices(
     index.files.insert(file.to_string(), record);
     Ok(())
 }
-
-/// Removes what killed processes left in `dir`: half-written and half-deleted checkpoints. Nobody may be saving there.
-///
-/// # Errors
-/// A folder that cannot be read or written.
-pub fn clean(dir: &Path) -> Result<()> {
-    folder::clean(dir).map_err(|fault| Error::io("checkpoint", fault))
-}
-
-/// Deletes all but the `keep` checkpoints of `dir` that were written last. The one that `latest` names
-/// always stays.
-///
-/// # Errors
-/// A checkpoint that cannot be deleted.
-pub fn retain(dir: &Path, keep: usize) -> Result<()> {
-    let latest = std::fs::read_to_string(dir.join(folder::LATEST)).unwrap_or_default();
-    for checkpoint in folder::list(dir).into_iter().skip(keep) {
-        if !checkpoint.ends_with(latest.trim()) {
-            folder::delete(&checkpoint).map_err(|fault| Error::io("checkpoint", fault))?;
-        }
-    }
-    Ok(())
-}

@@ -270,7 +270,7 @@ fn the_newest_are_kept_and_the_same_step_replaced() -> Result<()> {
         run.step(step)?;
         run.save(dir.path(), step)?;
     }
-    retain(dir.path(), 2)?;
+    Retention { last: 2, interval: None }.apply(dir.path())?;
     let mut left: Vec<String> = fs::read_dir(dir.path())
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -278,7 +278,7 @@ fn the_newest_are_kept_and_the_same_step_replaced() -> Result<()> {
     left.sort();
     assert_eq!(left, ["iter_0000101", "iter_0000102", "latest"]);
     assert_eq!(Checkpoint::open(dir.path())?.progress().optimizer_steps, 5);
-    retain(dir.path(), 0)?;
+    Retention { last: 0, interval: None }.apply(dir.path())?;
     assert_eq!(Checkpoint::open(dir.path())?.progress().step, 102);
     Ok(())
 }

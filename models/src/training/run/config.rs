@@ -3,7 +3,9 @@
 use ferrotron_tensor::{Error, Result};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::time::Instant;
 
+use crate::io::checkpoint::Retention;
 use crate::io::data::{Dataset, FiniteSamples, Sampler, Samples, Validation};
 use crate::io::tokenizer::Tokenizer;
 
@@ -16,8 +18,10 @@ pub struct RunConfig {
     pub intervals: Intervals,
     /// Tokens per sequence.
     pub seq_length: usize,
-    /// Checkpoints to keep.
-    pub save_retain: usize,
+    /// Which checkpoints stay.
+    pub retention: Retention,
+    /// The step during which this time passes on the first rank is the last of this process, if there is one.
+    pub deadline: Option<Instant>,
     /// Global batches of the validation set that every evaluation covers, the last one too: its first samples. All of
     /// it if `None`; 0 for no evaluation at all.
     pub eval_iters: Option<u64>,

@@ -1,0 +1,91 @@
+//! The checkpoints of a run's folder, as a list.
+
+use ferrotron_tensor::{Error, Result};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use super::folder;
+use super::index::{INDEX, Index};
+use super::load::is_moment;
+use super::slices::numel;
+use crate::io::tensor_file::{Fault, cannot};
+
+/// An entry of a run's folder: a checkpoint, or the remains of one.
+#[derive(Debug, Clone)]
+pub struct CheckpointSummary {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// The step in its name.
+    pub step: u64,
+    /// Time at which the last file of it was written.
+    pub written: SystemTime,
+    /// Whether `latest` names it.
+    pub latest: bool,
+    /// Its contents, or why they cannot be loaded: headers and lengths are looked at, checksums are not compared.
+    pub contents: std::result::Result<CheckpointContents, String>,
+}
+
+/// The contents of a checkpoint in numbers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct CheckpointContents {
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// Number of files.
+    pub files: usize,
+    /// Number of elements of all weights.
+    pub parameters: u64,
+    /// Dtype of the first weight by name.
+    pub dtype: String,
+    /// Whether it holds the optimizer's state.
+    pub optimizer: bool,
+}
+
+/// Lists the checkpoints of a run's folder, first written first, those that are being written or deleted last.
+///
+/// # Errors
+/// A folder that cannot be read.
+pub fn list(dir: &Path) -> Result<Vec<CheckpointSummary>> {
+    let unreadable = |error| Error::io("checkpoint", cannot("read", dir, &error));
+    let entries = std::fs::read_dir(dir).map_err(unreadable)?;
+    let latest = std::fs::read_to_string(dir.join(folder::LATEST)).unwrap_or_default();
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(unreadable)?.path();
+        let Some(step) = folder::step(&path) else { continue };
+        let whole = path.extension().is_none();
+        let stamp =
+            if whole && path.join(INDEX).exists() { path.join(INDEX) } else { path.clone() };
+        let written = stamp.metadata().and_then(|metadata| metadata.modified());
+        let contents = match whole {
+            true => contents(&path),
+            false => {
+                Err("incomplete: it is being written or deleted, or a killed run left it".into())
+            }
+        };
+        found.push(CheckpointSummary {
+            step,
+            written: written.unwrap_or(SystemTime::UNIX_EPOCH),
+            latest: path.ends_with(latest.trim()),
+            contents,
+            folder: path,
+        });
+    }
+    found.sort_by_key(|entry| {
+        (entry.folder.extension().is_some(), entry.written, entry.folder.clone())
+    });
+    Ok(found)
+}
+
+fn contents(folder: &Path) -> std::result::Result<CheckpointContents, Fault> {
+    let index = Index::read(folder)?;
+    index.verify_headers(folder)?;
+    let weights = || index.tensors.iter().filter(|(name, _)| !is_moment(name));
+    Ok(CheckpointContents {
+        bytes: index.files.values().map(|record| record.bytes).sum(),
+        files: index.files.len(),
+        parameters: weights().map(|(_, record)| numel(&record.shape) as u64).sum(),
+        dtype: weights().next().map_or_else(|| "none".into(), |(_, record)| record.dtype.clone()),
+        optimizer: index.tensors.keys().any(|name| is_moment(name)),
+    })
+}

@@ -1,0 +1,254 @@
+//! `ferrotron checkpoint`: a run's checkpoints listed, verified, compared and deleted.
+
+use clap::{Args, Subcommand};
+use ferrotron::models::checkpoint::{
+    Checkpoint, CheckpointSummary, Comparison, Retention, TensorDifference, TensorDifferenceKind,
+    Tolerance, list,
+};
+use ferrotron::models::run_lock::RunLock;
+use ferrotron::{Error, Result};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use crate::cli::{bytes, output, run_folder};
+
+/// Exit code for checkpoints that differ, as diff(1) has it.
+const DIFFERENT: u8 = 1;
+
+#[derive(Debug, Args)]
+#[command(arg_required_else_help = true)]
+pub struct CheckpointArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// List the checkpoints of a run
+    Ls {
+        /// Run folder [default: the newest of runs/]
+        run: Option<PathBuf>,
+        /// Print one JSON array
+        #[arg(long)]
+        json: bool,
+    },
+    /// Read checkpoints once and compare every checksum
+    Verify {
+        /// Run folders, of which the latest is verified, or checkpoints [default: the newest of runs/]
+        path: Vec<PathBuf>,
+        /// Verify every checkpoint of the run folders
+        #[arg(long)]
+        all: bool,
+    },
+    /// Compare configuration, progress and every tensor of two checkpoints; exit code 1 if they differ
+    Diff {
+        /// Run folder or checkpoint
+        first: PathBuf,
+        /// Run folder or checkpoint
+        second: PathBuf,
+        /// Largest absolute difference of two equal values
+        #[arg(long, value_name = "X", default_value_t = 0.0)]
+        atol: f64,
+        /// Largest difference of two equal values, relative to the second
+        #[arg(long, value_name = "X", default_value_t = 0.0)]
+        rtol: f64,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Delete a run's older checkpoints; the one that `latest` names always stays
+    Prune {
+        /// Run folder
+        run: PathBuf,
+        /// Checkpoints, of those written last, that stay
+        #[arg(long, value_name = "N", default_value_t = 2)]
+        save_retain: usize,
+        /// Keep besides every checkpoint whose step is a multiple of N
+        #[arg(long, value_name = "N")]
+        save_retain_interval: Option<u64>,
+        /// Only print what would be deleted
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+/// Does what `args` asks for.
+pub fn checkpoint(args: &CheckpointArgs) -> Result<ExitCode> {
+    match &args.action {
+        Action::Ls { run, json } => ls(&run_or_newest(run.as_deref())?, *json),
+        Action::Verify { path, all } => verify(path, *all),
+        Action::Diff { first, second, atol, rtol, json } => {
+            let tolerance = Tolerance { atol: *atol, rtol: *rtol };
+            return diff(first, second, tolerance, *json);
+        }
+        Action::Prune { run, save_retain, save_retain_interval, dry_run } => {
+            let retention = Retention { last: *save_retain, interval: *save_retain_interval };
+            prune(run, retention, *dry_run)
+        }
+    }
+    .map(|()| ExitCode::SUCCESS)
+}
+
+fn run_or_newest(run: Option<&Path>) -> Result<PathBuf> {
+    let newest = || run_folder::newest_run().map(|(_, folder)| folder);
+    run.map(Path::to_path_buf).or_else(newest).ok_or_else(|| {
+        Error::config("checkpoint", "there is no run in runs/: name the folder of one")
+    })
+}
+
+fn ls(run: &Path, as_json: bool) -> Result<()> {
+    let entries = list(run)?;
+    if as_json {
+        output::line(&Value::from_iter(entries.iter().map(object)).to_string());
+        return Ok(());
+    }
+    if entries.is_empty() {
+        let message = format!("'{}' holds no checkpoint", run.display());
+        return Err(Error::io("checkpoint", message));
+    }
+    output::line(&format!(
+        "{:<20} {:<20} {:>10} {:>14}  {:<5}  {:<9}",
+        "checkpoint", "written (UTC)", "size", "parameters", "dtype", "optimizer"
+    ));
+    entries.iter().for_each(|entry| output::line(row(entry).trim_end()));
+    Ok(())
+}
+
+/// A checkpoint as a line of the table.
+fn row(entry: &CheckpointSummary) -> String {
+    let start = format!("{:<20} {:<20}", name(&entry.folder), written(entry.written));
+    match &entry.contents {
+        Ok(contents) => format!(
+            "{start} {:>10} {:>14}  {:<5}  {:<9}  {}",
+            bytes::display(contents.bytes),
+            contents.parameters,
+            contents.dtype,
+            if contents.optimizer { "yes" } else { "no" },
+            if entry.latest { "latest" } else { "" },
+        ),
+        Err(fault) => format!("{start} {fault}"),
+    }
+}
+
+/// A checkpoint as a JSON object.
+fn object(entry: &CheckpointSummary) -> Value {
+    let mut object = json!({
+        "folder": entry.folder.display().to_string(),
+        "step": entry.step,
+        "written": humantime::format_rfc3339_seconds(entry.written).to_string(),
+        "latest": entry.latest,
+    });
+    match &entry.contents {
+        Ok(contents) => object["contents"] = json!(contents),
+        Err(fault) => object["fault"] = json!(fault),
+    }
+    object
+}
+
+fn name(folder: &Path) -> String {
+    folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned()
+}
+
+fn written(time: SystemTime) -> String {
+    let text = humantime::format_rfc3339_seconds(time).to_string();
+    text.trim_end_matches('Z').replace('T', " ")
+}
+
+/// Verifies all before it reports the first fault.
+fn verify(paths: &[PathBuf], all: bool) -> Result<()> {
+    let named = match paths {
+        [] => vec![run_or_newest(None)?],
+        paths => paths.to_vec(),
+    };
+    let mut checkpoints = Vec::new();
+    for path in named {
+        match all && !path.join("index.json").exists() {
+            true => checkpoints.extend(list(&path)?.into_iter().map(|entry| entry.folder)),
+            false => checkpoints.push(path),
+        }
+    }
+    let mut damaged = 0;
+    for path in &checkpoints {
+        match Checkpoint::open(path) {
+            Ok(checkpoint) => output::line(&format!("{}: ok", checkpoint.folder().display())),
+            Err(error) => {
+                damaged += 1;
+                output::line(&format!("{}: {}", path.display(), error.context()));
+            }
+        }
+    }
+    match damaged {
+        0 => Ok(()),
+        _ => {
+            let message = format!("{damaged} of {} checkpoints are damaged", checkpoints.len());
+            Err(Error::io("checkpoint", message))
+        }
+    }
+}
+
+fn diff(first: &Path, second: &Path, tolerance: Tolerance, as_json: bool) -> Result<ExitCode> {
+    for (flag, value) in [("--atol", tolerance.atol), ("--rtol", tolerance.rtol)] {
+        if !(value >= 0.0 && value.is_finite()) {
+            return Err(Error::config(flag, format!("must be at least 0, got {value}")));
+        }
+    }
+    let (first, second) = (Checkpoint::open(first)?, Checkpoint::open(second)?);
+    let compared = Comparison::new(&first, &second, tolerance)?;
+    if as_json {
+        output::line(&json!(compared).to_string());
+    } else {
+        for field in &compared.fields {
+            let [a, b] = &field.values;
+            output::line(&format!("{}: {a} | {b}", field.name));
+        }
+        let folders = [first.folder(), second.folder()];
+        compared.tensors.iter().for_each(|tensor| output::line(&difference(tensor, folders)));
+        output::line(&format!(
+            "{} of {} tensors are equal",
+            compared.equal_tensors,
+            compared.equal_tensors + compared.tensors.len()
+        ));
+    }
+    Ok(if compared.is_equal() { ExitCode::SUCCESS } else { ExitCode::from(DIFFERENT) })
+}
+
+/// A tensor that differs, as a line.
+fn difference(tensor: &TensorDifference, folders: [&Path; 2]) -> String {
+    let name = &tensor.name;
+    match &tensor.kind {
+        TensorDifferenceKind::Missing { from } => {
+            format!("{name}: missing in '{}'", folders[*from].display())
+        }
+        TensorDifferenceKind::Shape { shapes: [a, b] } => format!("{name}: shape {a:?} | {b:?}"),
+        TensorDifferenceKind::Values { dtypes: [a, b], differing, numel, largest } => {
+            let dtypes = if a == b { String::new() } else { format!("{a} | {b}, ") };
+            format!(
+                "{name}: {dtypes}{differing} of {numel} values differ, by {largest:.3e} at most"
+            )
+        }
+    }
+}
+
+fn prune(run: &Path, retention: Retention, dry_run: bool) -> Result<()> {
+    if retention.interval == Some(0) {
+        return Err(Error::config("--save-retain-interval", "must be positive, got 0"));
+    }
+    if list(run)?.is_empty() {
+        let message = format!("'{}' holds no checkpoint", run.display());
+        return Err(Error::io("checkpoint", message));
+    }
+    // A run that is going on deletes its own.
+    let lock = if dry_run { None } else { Some(RunLock::acquire(run)?) };
+    if let Some(warning) = lock.as_ref().and_then(RunLock::warning) {
+        output::note(&format!("warning: {warning}"));
+    }
+    let superseded = retention.superseded(run);
+    let verb = if dry_run { "would delete" } else { "deleted" };
+    if !dry_run {
+        retention.apply(run)?;
+    }
+    superseded.iter().for_each(|folder| output::line(&format!("{verb} {}", folder.display())));
+    Ok(())
+}

@@ -1,0 +1,194 @@
+//! `ferrotron checkpoint`: list, verify, compare, delete.
+
+use ferrotron::models::run_lock::RunLock;
+use serde_json::Value;
+use std::path::Path;
+use std::process::Output;
+
+use super::{ferrotron, folder_with_text, succeeded, train};
+
+/// The exit code, and all that was printed.
+fn ended(output: &Output) -> (Option<i32>, String) {
+    let text = [&output.stdout[..], &output.stderr].concat();
+    (output.status.code(), String::from_utf8_lossy(&text).into_owned())
+}
+
+/// The names of the checkpoints of the first run.
+fn names(folder: &Path) -> Vec<String> {
+    let listed = succeeded(ferrotron(folder, &["checkpoint", "ls", "runs/0001", "--json"]));
+    let listed: Vec<Value> = serde_json::from_str(&listed).unwrap();
+    let name = |entry: &Value| entry["folder"].as_str().unwrap().rsplit('/').next().unwrap().into();
+    listed.iter().map(name).collect()
+}
+
+#[test]
+fn checkpoints_are_listed_and_a_damaged_one_is_found() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    succeeded(train(path, &[]));
+    let table = succeeded(ferrotron(path, &["checkpoint", "ls"]));
+    let rows: Vec<&str> = table.lines().collect();
+    assert_eq!(rows.len(), 5, "{table}");
+    assert!(rows[0].starts_with("checkpoint ") && rows[1].starts_with("iter_0000005 "), "{table}");
+    assert!(rows[4].starts_with("iter_0000020 ") && rows[4].ends_with("latest"), "{table}");
+    let listed = ["checkpoint", "ls", "runs/0001", "--json"];
+    let listed: Value = serde_json::from_str(&succeeded(ferrotron(path, &listed))).unwrap();
+    assert_eq!((&listed[0]["step"], &listed[3]["latest"]), (&5.into(), &true.into()));
+    assert_eq!(listed[1]["contents"]["optimizer"], true);
+    assert!(listed[1]["contents"]["parameters"].as_u64().unwrap() > 1000);
+
+    let all = ["checkpoint", "verify", "runs/0001", "--all"];
+    assert_eq!(succeeded(ferrotron(path, &all)).matches(": ok\n").count(), 4);
+    let file = path.join("runs/0001/iter_0000010/optimizer.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let (code, text) = ended(&ferrotron(path, &all));
+    assert_eq!((code, text.matches(": ok\n").count()), (Some(1), 3), "{text}");
+    assert!(text.contains("1 of 4 checkpoints are damaged"), "{text}");
+    succeeded(ferrotron(path, &["checkpoint", "verify"]));
+
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(path.join("runs/0001/iter_0000099.tmp")).unwrap();
+    let table = succeeded(ferrotron(path, &["checkpoint", "ls", "runs/0001"]));
+    let row = |name: &str| table.lines().find(|row| row.starts_with(name)).unwrap();
+    assert!(row("iter_0000010 ").contains("optimizer.safetensors"), "{table}");
+    assert!(row("iter_0000099.tmp ").contains("incomplete"), "{table}");
+
+    let (code, text) = ended(&ferrotron(path, &["checkpoint", "ls", "nowhere"]));
+    assert_eq!((code, text.lines().count()), (Some(1), 1), "{text}");
+}
+
+#[test]
+fn checkpoints_of_any_layouts_are_compared() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let common = ["--sample-length", "0", "--dtype", "f64"];
+    succeeded(train(path, &[&common[..], &["--save", "one"]].concat()));
+    let cut = ["--nproc", "2", "--tensor-model-parallel-size", "2", "--save", "two"];
+    succeeded(train(path, &[&common[..], &cut].concat()));
+    let diff = |more: &[&str]| ended(&ferrotron(path, &[&["checkpoint", "diff"], more].concat()));
+
+    let (code, text) = diff(&["one", "one/iter_0000020"]);
+    assert_eq!(code, Some(0), "{text}");
+    // Sums of two halves round otherwise.
+    let (code, text) = diff(&["one", "two", "--atol", "1e-12"]);
+    assert_eq!(code, Some(0), "{text}");
+    let (code, text) = diff(&["one/iter_0000015", "two", "--json"]);
+    let found: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(code, Some(1));
+    let step =
+        found["fields"].as_array().unwrap().iter().find(|field| field["name"] == "progress.step");
+    assert_eq!(step.unwrap()["values"], serde_json::json!([15, 20]));
+    let tensors = found["tensors"].as_array().unwrap();
+    assert!(tensors.len() > 10 && tensors[0]["kind"] == "values", "{text}");
+    assert!(tensors[0]["largest"].as_f64().unwrap() > 0.0 && found["equal_tensors"] == 0);
+
+    succeeded(train(path, &[&common[..], &["--num-layers", "2", "--save", "deeper"]].concat()));
+    let (code, text) = diff(&["one", "deeper", "--rtol", "1e3", "--atol", "1e3"]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("model.num_layers: 1 | 2"), "{text}");
+    assert!(text.contains("blocks.1.") && text.contains("missing in 'one/iter_0000020'"), "{text}");
+    let (code, text) = diff(&["one", "two", "--atol", "nan"]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("--atol: must be at least 0, got NaN"), "{text}");
+}
+
+#[test]
+fn older_checkpoints_are_deleted_unless_a_run_goes_on() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    succeeded(train(path, &["--sample-length", "0"]));
+    let prune = |more: &[&str]| {
+        ended(&ferrotron(path, &[&["checkpoint", "prune", "runs/0001"], more].concat()))
+    };
+    let (code, text) = prune(&["--save-retain", "1", "--dry-run"]);
+    assert_eq!((code, text.matches("would delete").count()), (Some(0), 3), "{text}");
+    assert_eq!(names(path).len(), 4);
+    let lock = RunLock::acquire(&path.join("runs/0001")).unwrap();
+    let (code, text) = prune(&[]);
+    assert!(code == Some(1) || code == Some(2), "{text}");
+    assert!(text.contains("is used by another run"), "{text}");
+    drop(lock);
+    let (code, text) = prune(&["--save-retain", "1", "--save-retain-interval", "10"]);
+    assert_eq!((code, text.matches("deleted ").count()), (Some(0), 2), "{text}");
+    assert_eq!(names(path), ["iter_0000010", "iter_0000020"]);
+    let (code, text) = prune(&["--save-retain-interval", "0"]);
+    assert_eq!(code, Some(2), "{text}");
+    let (code, _) = prune(&["--save-retain", "0"]);
+    assert_eq!((code, names(path)), (Some(0), vec!["iter_0000020".to_string()]));
+}
+
+#[test]
+fn a_run_keeps_multiples_of_an_interval() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let more = ["--sample-length", "0", "--save-retain", "1", "--save-retain-interval", "10"];
+    succeeded(train(path, &[&more[..], &["--train-iters", "15"]].concat()));
+    assert_eq!(names(path), ["iter_0000010", "iter_0000015"]);
+}
+
+/// Trains with one and the same command line.
+fn start_or_go_on(folder: &Path, more: &[&str]) -> (Option<i32>, String) {
+    let same = ["--save", "x", "--load", "x", "--sample-length", "0", "--global-batch-size", "4"];
+    ended(&train(folder, &[&same[..], more].concat()))
+}
+
+#[test]
+fn one_command_line_starts_a_run_and_goes_on_with_it() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let (code, text) = ended(&train(path, &["--load", "x", "--save", "y"]));
+    assert_eq!(code, Some(1), "{text}");
+    assert!(
+        text.contains("--load: there is no 'x'; to start a run there, give --save x"),
+        "{text}"
+    );
+
+    for (nproc, exit) in [("1", "5"), ("2", "10"), ("1", "7"), ("2", "20")] {
+        let (code, text) = start_or_go_on(path, &["--nproc", nproc, "--exit-interval", exit]);
+        assert_eq!(code, Some(0), "{text}");
+        let changed = text.lines().find(|line| line.starts_with("changed since"));
+        let layout = format!("changed since the checkpoint: --nproc {nproc} (was ");
+        assert!(
+            changed.is_none_or(|line| line.starts_with(&layout) && !line.contains(',')),
+            "{text}"
+        );
+    }
+    let batch = ["--global-batch-size", "4"];
+    succeeded(train(path, &[&batch[..], &["--sample-length", "0", "--save", "unbroken"]].concat()));
+    let unbroken = super::losses(path.join("unbroken/metrics.jsonl"));
+    assert_eq!(unbroken.len(), super::losses(path.join("x/metrics.jsonl")).len());
+    let diff = ["checkpoint", "diff", "x", "unbroken", "--atol", "1e-5"];
+    succeeded(ferrotron(path, &diff));
+
+    // Killed in its first save, between the two renames.
+    std::fs::remove_file(path.join("x/latest")).unwrap();
+    let (code, text) = start_or_go_on(path, &["--train-iters", "25", "--lr", "1e-4"]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("'x' has no file latest: going on from its newest"), "{text}");
+    assert!(
+        text.contains("--lr 0.0001 (was ") && text.contains("--train-iters 25 (was 20)"),
+        "{text}"
+    );
+    assert_eq!(super::losses(path.join("x/metrics.jsonl")).len(), 25);
+
+    let (code, text) = start_or_go_on(path, &["--hidden-size", "32"]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("hidden_size"), "{text}");
+}
+
+#[test]
+fn a_run_ends_when_its_time_is_over() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let over = ["--train-iters", "100000000", "--exit-duration-in-mins", "0.02"];
+    for nproc in ["1", "2"] {
+        let (code, text) = start_or_go_on(path, &[&over[..], &["--nproc", nproc]].concat());
+        assert_eq!(code, Some(0), "{text}");
+    }
+    assert!(path.join("x/latest").exists());
+    let (code, text) = start_or_go_on(path, &["--exit-duration-in-mins", "0"]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("--exit-duration-in-mins: must be positive, got 0"), "{text}");
+}
