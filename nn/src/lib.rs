@@ -37,7 +37,7 @@ pub use params::axis::{Axis, AxisSet};
 pub use params::buffer_config::{BufferConfig, GradDType, ShardUnit, Sharding, Unused};
 #[doc(hidden)] // for the code that `#[derive(Module)]` writes
 pub use params::field;
-pub use params::init::Init;
+pub use params::init::{Fan, Init};
 pub use params::param::{Module, Param, Scope, WeightDecay};
 pub use params::param_and_grad_bucket::{ParamAndGradBucket, unused_error};
 pub use params::param_and_grad_buffer::ParamAndGradBuffer;

@@ -3,7 +3,7 @@
 //! the optimizer depend on these properties only.
 
 use ferrotron_autograd::{Leaf, Var};
-use ferrotron_tensor::{DType, Device, Error, RandomKey, Result, ShardSpec};
+use ferrotron_tensor::{At, DType, Device, Error, RandomKey, Result, ShardSpec};
 use std::sync::Arc;
 
 use crate::params::registry::{Entry, Registry};
@@ -253,9 +253,9 @@ impl Scope {
         let name = self.join(name);
         let entry = self.registry.add(&name);
         let key = RandomKey::new(self.seed, 0, &name);
-        let held = place.clone();
+        let (held, site) = (place.clone(), name.clone());
         let leaf = Leaf::lazy(name, &self.device, self.dtype, place.dims(), move |tensor| {
-            init.fill(tensor, &held, &key)
+            init.fill(tensor, &held, &key).at(&site)
         });
         let Scope { replicated, grad_partial, grad_whole, .. } = *self;
         let (shard_spec, blocks) = (place, Vec::new());

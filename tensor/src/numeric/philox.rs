@@ -118,7 +118,7 @@ pub(crate) fn box_muller(a: u32, b: u32) -> (f64, f64) {
 /// ln x for normal x > 0: x = 2^k (1 + f) with sqrt(1/2) < 1 + f < sqrt(2).
 #[inline(always)]
 #[allow(clippy::excessive_precision)]
-fn ln(x: f64) -> f64 {
+pub(crate) fn ln(x: f64) -> f64 {
     const SQRT_HALF: u64 = 0x3FE6_A09E << 32;
     const ONE: u64 = 0x3FF0_0000 << 32;
     let bits = x.to_bits() + (ONE - SQRT_HALF);

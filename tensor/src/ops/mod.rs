@@ -20,6 +20,7 @@ pub mod rms_norm;
 pub mod rotary;
 pub mod softmax;
 pub mod table;
+pub mod truncated_normal;
 pub mod zero_bitmap;
 
 pub(crate) mod norm;

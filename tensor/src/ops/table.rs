@@ -297,7 +297,7 @@ fn gelu_tanh_derivative<R: Real>(x: R) -> R {
 }
 
 #[inline(always)]
-fn normal_cdf<R: Real>(x: R) -> R {
+pub(crate) fn normal_cdf<R: Real>(x: R) -> R {
     R::from_f64(0.5) * (R::ONE + (x * R::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erf())
 }
 
