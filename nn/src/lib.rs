@@ -12,6 +12,7 @@ extern crate self as ferrotron;
 
 mod context;
 mod layers;
+pub mod loss;
 mod optimizer;
 mod params;
 

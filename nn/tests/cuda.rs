@@ -2,6 +2,7 @@
 //! make of them on the CPU. And the kernels that an MLP does not need.
 
 use ferrotron_autograd::{Accum, Leaf, WeightGrads, backward};
+use ferrotron_nn::loss::{CrossEntropyLoss, Reduction, binary_cross_entropy_with_logits};
 use ferrotron_nn::{
     Activation, AdafactorConfig, Bias, BufferConfig, GradDType, Init, Mlp, MlpConfig, Module,
     Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Rounding, Scope, ShardUnit, Sharding,
@@ -268,6 +269,37 @@ fn an_mlp_needs_no_kernels_for_biases_and_gelu() -> Result<()> {
             let what = format!("{dtype} {bias:?} backward {micro_batch}");
             assert_eq!(launches() - before, 2 + biases, "{what}");
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn losses_and_truncated_values_are_those_of_the_cpu() -> Result<()> {
+    let Some(gpu) = gpu("losses")? else { return Ok(()) };
+    let run = |device: &Device| {
+        let scope = Scope::new(device, DType::F32, 3);
+        let init = Init::TruncatedNormal { std: 1.0, low: -1.5, high: 2.0 };
+        let logits = scope.param("logits", &[5, 7], init, WeightDecay::On);
+        let targets = Tensor::from_slice(device, &[3_i64, -100, 0, 6, 1], &[5])?;
+        let weights = Tensor::from_slice(device, &[1.0_f32, 0.5, 2.0, 0.25, 1.0], &[5])?;
+        let mut found = vec![logits.leaf().value()?.to_f64()?];
+        for reduction in [Reduction::None, Reduction::Mean] {
+            let loss = CrossEntropyLoss { z_loss: 0.1, reduction, ..CrossEntropyLoss::default() };
+            let loss = loss.forward(&logits.var()?, &targets, Some(&weights))?;
+            found.push(loss.value().to_f64()?);
+            loss.sum_all()?.backward()?;
+        }
+        let half = Tensor::full(device, DType::F32, &[5, 7], 0.5)?;
+        let loss = binary_cross_entropy_with_logits(&logits.var()?, &half, 2.0, Reduction::Mean)?;
+        found.push(loss.value().to_f64()?);
+        loss.backward()?;
+        found.push(logits.leaf().gradient()?.expect("a gradient").to_f64()?);
+        Ok::<_, ferrotron_tensor::Error>(found)
+    };
+    let (got, want) = (run(&gpu)?, run(&Device::cpu(1)?)?);
+    assert_eq!(got[0], want[0]);
+    for (got, want) in got.concat().iter().zip(want.concat()) {
+        assert!((got - want).abs() <= 1e-6 * want.abs().max(1.0), "{got} for {want}");
     }
     Ok(())
 }

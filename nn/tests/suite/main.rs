@@ -9,6 +9,7 @@ mod derive;
 mod gradients;
 mod initial;
 mod layers;
+mod losses;
 mod mixed_precision;
 mod optimizers;
 mod refused_steps;

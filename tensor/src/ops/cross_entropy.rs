@@ -32,6 +32,8 @@ pub struct CrossEntropy {
     pub loss: Tensor,
     /// ln sum_j e^(x_j) of every row, with the dims of the targets, in the accumulator dtype.
     pub lse: Tensor,
+    /// The loss of every row, 0 if it is not valid, with the dims of the targets, in f64.
+    pub losses: Tensor,
 }
 
 /// Number of valid tokens.
@@ -123,7 +125,9 @@ fn forward(
     let logits = logits.contiguous()?.as_matrix()?;
     let mut found = RowLosses::new(&logits, targets.numel())?;
     rows.forward(&logits, 0, join, &mut found)?;
-    Ok(CrossEntropy { loss: found.total()?, lse: found.lse.reshape(targets.dims())? })
+    let loss = found.total()?;
+    let [lse, losses] = [found.lse, found.losses].map(|rows| rows.reshape(targets.dims()));
+    Ok(CrossEntropy { loss, lse: lse?, losses: losses? })
 }
 
 /// The gradient of `scale` x [`cross_entropy`] with respect to the logits, which are overwritten if they have no

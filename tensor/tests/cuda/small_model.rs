@@ -125,7 +125,8 @@ impl Model {
         let y = y.add(&softmax(&y, -1)?)?;
         let logits = matmul(&y, &table.transpose(0, 1)?)?;
         let config = CrossEntropyConfig::default();
-        let CrossEntropy { loss, lse: of_rows } = cross_entropy(&logits, &self.targets, &config)?;
+        let CrossEntropy { loss, lse: of_rows, .. } =
+            cross_entropy(&logits, &self.targets, &config)?;
         let scale = Tensor::full(device, F32, &[], 1.0 / tokens as f64)?;
         let dlogits = cross_entropy_backward(logits, &self.targets, &of_rows, &config, &scale)?;
         let dout = matmul(&dlogits, &table)?.reshape(&[batch, length, heads, width])?;
