@@ -57,9 +57,9 @@ pub mod prelude {
     };
     pub use ferrotron_models::gpt::{Gpt, GptConfig};
     pub use ferrotron_nn::{
-        Activation, Attention, AttentionConfig, Bias, Context, Dropout, Embedding, Init, LayerNorm,
-        Linear, Mlp, MlpConfig, Mode, Module, Norm, Optimizer, OptimizerConfig, Param,
-        ParamAndGradBuffer, RmsNorm, Scope, StepConfig, WeightDecay, clip_coefficient,
+        Activation, Attention, AttentionConfig, Bias, Context, CrossAttention, Dropout, Embedding,
+        Init, LayerNorm, Linear, Mlp, MlpConfig, Mode, Module, Norm, Optimizer, OptimizerConfig,
+        Param, ParamAndGradBuffer, RmsNorm, Scope, StepConfig, WeightDecay, clip_coefficient,
     };
     pub use ferrotron_tensor::ops::argsort::SortOrder;
     pub use ferrotron_tensor::ops::reduce::KeepDims;

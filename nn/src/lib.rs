@@ -22,6 +22,7 @@ pub use context::{Context, DimShard, Mode};
 pub use layers::attention::Attention;
 pub use layers::attention_config::AttentionConfig;
 pub use layers::attention_heads::AttentionHeads;
+pub use layers::cross_attention::CrossAttention;
 pub use layers::dropout::Dropout;
 pub use layers::embedding::Embedding;
 pub use layers::kv_cache::KvCache;

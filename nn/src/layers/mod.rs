@@ -1,8 +1,9 @@
-//! Layers: attention, linear, norms, embedding, MLP, dropout.
+//! Layers: self- and cross-attention, linear, norms, embedding, MLP, dropout.
 
 pub(crate) mod attention;
 pub(crate) mod attention_config;
 pub(crate) mod attention_heads;
+pub(crate) mod cross_attention;
 pub(crate) mod dropout;
 pub(crate) mod embedding;
 pub(crate) mod kv_cache;
