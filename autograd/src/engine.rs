@@ -90,7 +90,7 @@ fn backward_from(outputs: Vec<(GradientEdge, Tensor)>, mode: WeightGrads) -> Res
             None => {
                 return Err(Error::graph(
                     "backward",
-                    "the value depends on no leaf that was recorded; was it made under no_grad?",
+                    "the value depends on no leaf that was recorded; was it made under no_grad, or is every parameter frozen?",
                 ));
             }
             Some(Source::Leaf(leaf)) => leaf.accumulate(cotangent)?,

@@ -10,7 +10,7 @@ pub use value::SharedFlatBuffer;
 use ferrotron_tensor::ops::pointwise::add_assign;
 use ferrotron_tensor::{At, Category, DType, Device, Error, Result, Tensor};
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use crate::spec::TensorSpec;
@@ -37,6 +37,7 @@ struct LeafInner {
     spec: TensorSpec,
     /// Whether this is the input of a subgraph instead of a parameter.
     is_input: bool,
+    trainable: AtomicBool,
     version: AtomicU64,
     value: Mutex<Value>,
     gradient: Mutex<Gradient>,
@@ -95,6 +96,7 @@ impl Leaf {
             name,
             spec,
             is_input: false,
+            trainable: AtomicBool::new(true),
             version: AtomicU64::new(0),
             value: Mutex::new(value),
             gradient: Mutex::new(Gradient::own()),
@@ -128,6 +130,33 @@ impl Leaf {
     /// The device of the elements.
     pub fn device(&self) -> &Device {
         &self.0.spec.device
+    }
+
+    /// Returns whether variables of this leaf need a gradient: true unless [`Leaf::set_trainable`] changed it.
+    pub fn is_trainable(&self) -> bool {
+        self.0.trainable.load(Relaxed)
+    }
+
+    /// Chooses whether variables of this leaf need a gradient: PyTorch's `requires_grad_`. Operations treat a leaf that
+    /// is not trainable as data, and save nothing for its gradient. Its gradient so far is dropped.
+    ///
+    /// ```
+    /// use ferrotron_autograd::Leaf;
+    /// use ferrotron_tensor::{Device, Tensor};
+    /// let device = Device::cpu(1)?;
+    /// let tensor = |value: f64| Tensor::from_slice(&device, &[value], &[1]);
+    /// let (w, x) = (Leaf::new("w", tensor(3.0)?), Leaf::new("x", tensor(0.5)?));
+    /// w.set_trainable(false);
+    /// w.var()?.mul(&x.var()?)?.backward()?;
+    /// assert_eq!((w.contributions(), x.gradient()?.unwrap().item()?), (0, 3.0));
+    /// assert!(!w.var()?.square()?.needs_gradient());
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn set_trainable(&self, trainable: bool) {
+        self.0.trainable.store(trainable, Relaxed);
+        if !trainable {
+            *lock(&self.0.gradient) = Gradient::own();
+        }
     }
 
     /// Number of updates. Backward fails if an operation saved the leaf at another version.

@@ -61,7 +61,7 @@ impl Var {
 
     /// Returns whether a gradient flows back from this variable.
     pub fn needs_gradient(&self) -> bool {
-        self.source.is_some()
+        self.source.as_ref().is_some_and(Source::is_trainable)
     }
 
     /// Saves this operand: a parameter as itself, not its value; a recipe if the producer provided one; else the
@@ -221,7 +221,7 @@ impl Var {
     ///
     /// Errors if an operation produced it: recording is off inside a region, so it was made outside.
     pub(crate) fn log_use(&self, log: &mut Vec<Leaf>) -> Result<()> {
-        log_source(self.source.as_ref(), log)
+        log_source(self.edge().0.as_ref(), log)
     }
 
     /// Bytes of device memory saved for backward by all nodes reachable from here, each buffer counted once. Excludes
@@ -249,7 +249,8 @@ impl Var {
 
     /// This variable's place in the graph, without its value.
     pub(crate) fn edge(&self) -> Edge {
-        (self.source.clone(), TensorSpec::from_tensor(&self.value))
+        let source = self.source.clone().filter(Source::is_trainable);
+        (source, TensorSpec::from_tensor(&self.value))
     }
 }
 
@@ -299,7 +300,7 @@ impl AsRef<Tensor> for Var {
 }
 
 impl Leaf {
-    /// The value as a variable whose gradient accumulates in this leaf.
+    /// The value as a variable whose gradient accumulates in this leaf, if it is trainable.
     pub fn var(&self) -> Result<Var> {
         Ok(Var::with_source(self.value()?, Source::Leaf(self.clone())))
     }

@@ -17,8 +17,18 @@ use crate::{Accum, Leaf, lock};
 pub(crate) enum Source {
     /// An output of an operation.
     Node(Arc<Node>, usize),
-    /// A trainable value.
+    /// A trainable value, or one that [`Leaf::set_trainable`] made data.
     Leaf(Leaf),
+}
+
+impl Source {
+    /// Returns whether a gradient flows back to it.
+    pub(crate) fn is_trainable(&self) -> bool {
+        match self {
+            Source::Node(..) => true,
+            Source::Leaf(leaf) => leaf.is_trainable(),
+        }
+    }
 }
 
 /// An operand: its source, if a gradient is needed, and the spec of that gradient.

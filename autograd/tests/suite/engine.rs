@@ -97,7 +97,7 @@ fn what_cannot_be_walked_is_refused() -> Result<()> {
     );
     assert_eq!(
         message(no_grad(|| x.var()?.sum_all())?.backward()),
-        "backward: the value depends on no leaf that was recorded; was it made under no_grad?"
+        "backward: the value depends on no leaf that was recorded; was it made under no_grad, or is every parameter frozen?"
     );
     assert!(message(x.var()?.detach().sum_all()?.backward()).contains("depends on no leaf"));
     let cotangent = Tensor::zeros(&device, DType::F64, &[4])?;

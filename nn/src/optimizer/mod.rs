@@ -143,7 +143,10 @@ impl Optimizer {
         self.check_writable(buffers)?;
         let (config, rounding, states) = (self.config, self.rounding, self.states);
         let count = self.step + 1;
-        let Some(param) = buffers.params().next() else { return Ok(()) };
+        let Some(param) = buffers.params().next() else {
+            self.step = count; // of a pipeline stage whose parameters are frozen
+            return Ok(());
+        };
         let device = &param.leaf().device().clone();
         let adafactor = match &config {
             OptimizerConfig::Adafactor(rule) => {

@@ -7,7 +7,7 @@ use ferrotron_tensor::{At, DType, Device, Error, RandomKey, Result, ShardSpec};
 use std::sync::Arc;
 
 use crate::params::registry::{Entry, Registry};
-use crate::{Axis, AxisSet, Init};
+use crate::{Axis, AxisSet, Init, ModuleSummary, SummaryRow};
 
 /// Whether weight decay applies to a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -75,6 +75,35 @@ impl Param {
         self.facts.grad_whole
     }
 
+    /// Returns whether it is trained: true unless [`Param::set_trainable`] or [`Module::freeze`] changed it.
+    pub fn is_trainable(&self) -> bool {
+        self.leaf.is_trainable()
+    }
+
+    /// Returns whether a [`ParamAndGradBuffer`](crate::ParamAndGradBuffer) holds it or treats it as frozen.
+    pub fn is_in_buffers(&self) -> bool {
+        self.entry.is_in_buffers()
+    }
+
+    /// Freezes the parameter, or makes it trainable again; for all its handles, such as tied weights. A frozen
+    /// parameter has no gradient, no optimizer state and no master weight, and ranks do not communicate about it. Each
+    /// rank holds its whole shard, also with ZeRO stage 3. Checkpoints keep its value.
+    ///
+    /// Errors if it changes a parameter whose [`ParamAndGradBuffer`](crate::ParamAndGradBuffer) exists: buffers and
+    /// optimizer state were laid out without it, or with it.
+    pub fn set_trainable(&self, trainable: bool) -> Result<()> {
+        if trainable != self.is_trainable() && self.is_in_buffers() {
+            let message = format!(
+                "'{}' is laid out for an optimizer already: freeze or thaw it before its ParamAndGradBuffer, \
+                 DataParallel or Trainer is made, or drop that one first",
+                self.name()
+            );
+            return Err(Error::config("set_trainable", message));
+        }
+        self.leaf.set_trainable(trainable);
+        Ok(())
+    }
+
     /// Whether weight decay applies.
     pub fn decay(&self) -> WeightDecay {
         self.facts.decay
@@ -89,6 +118,22 @@ impl Param {
     /// The entry in the registry of the scope that made it.
     pub(crate) fn entry(&self) -> &Arc<Entry> {
         &self.entry
+    }
+
+    /// The row of this parameter in a summary.
+    fn summary_row(&self) -> SummaryRow {
+        let shape = self.facts.shard_spec.global_dims().to_vec();
+        let (numel, dtype) = (shape.iter().product(), self.leaf.dtype());
+        SummaryRow {
+            name: self.name().to_string(),
+            dtype: Some(dtype),
+            shape,
+            local_shape: self.leaf.dims().to_vec(),
+            params: None,
+            numel,
+            trainable: if self.is_trainable() { numel } else { 0 },
+            bytes: self.leaf.numel() * dtype.size(),
+        }
     }
 
     /// Declares that tensors of these lengths along dim 0 are packed in this parameter.
@@ -146,6 +191,35 @@ pub trait Module {
             }
         });
         params
+    }
+
+    /// Describes all parameters: a table of names, shapes and totals.
+    fn summary(&self) -> ModuleSummary {
+        ModuleSummary { rows: self.params().iter().map(Param::summary_row).collect() }
+    }
+
+    /// Freezes the parameters whose name `filter` accepts, and returns their number: see [`Param::set_trainable`].
+    ///
+    /// ```
+    /// use ferrotron_nn::{Bias, Init, Linear, Module, Scope};
+    /// use ferrotron_tensor::{DType, Device};
+    /// let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1234);
+    /// let layer = |name| Linear::new(&scope.child(name), 4, 4, Bias::Yes, Init::XavierNormal);
+    /// let model = [layer("encoder")?, layer("head")?];
+    /// assert_eq!(model.freeze(|name| !name.starts_with("head."))?, 2);
+    /// assert!(!model[0].weight().is_trainable() && model[1].weight().is_trainable());
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    ///
+    /// Errors as [`Param::set_trainable`]; parameters before the offending one are then frozen.
+    fn freeze(&self, filter: impl Fn(&str) -> bool) -> Result<usize>
+    where
+        Self: Sized,
+    {
+        let params = self.params();
+        let chosen: Vec<&Param> = params.iter().filter(|param| filter(param.name())).collect();
+        chosen.iter().try_for_each(|param| param.set_trainable(false))?;
+        Ok(chosen.len())
     }
 }
 

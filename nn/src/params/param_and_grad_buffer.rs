@@ -4,6 +4,7 @@
 use ferrotron_autograd::{Leaf, missing_gradients};
 use ferrotron_tensor::{DType, Error, Result, Tensor};
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use crate::params::param_and_grad_bucket::unused_error;
 use crate::{AxisSet, BufferConfig, Param, ParamAndGradBucket, ShardUnit, Sharding, WeightDecay};
@@ -33,10 +34,14 @@ use crate::{AxisSet, BufferConfig, Param, ParamAndGradBucket, ShardUnit, Shardin
 /// ```
 pub struct ParamAndGradBuffer {
     groups: Vec<ParamAndGradBucket>,
+    frozen: Vec<Param>,
+    /// Alive as long as the layout, which decides what may be frozen.
+    _token: Arc<()>,
 }
 
 impl ParamAndGradBuffer {
-    /// Moves the values of `params` into flat buffers; lazy values are initialised there.
+    /// Moves the values of `params` into flat buffers; lazy values are initialised there. Frozen parameters stay where
+    /// they are.
     ///
     /// Errors if two parameters have the same name or their dtypes differ.
     pub fn new(params: &[Param]) -> Result<ParamAndGradBuffer> {
@@ -60,10 +65,12 @@ impl ParamAndGradBuffer {
                 ));
             }
         }
+        let (params, frozen): (Vec<Param>, Vec<Param>) =
+            params.iter().cloned().partition(Param::is_trainable);
         let by_parameter =
             config.shard_unit == ShardUnit::Parameters && config.sharding > Sharding::None;
-        let owners = if by_parameter { owners(params, config.shard.1) } else { HashMap::new() };
-        let groups = buckets(params, config.bucket_numel)
+        let owners = if by_parameter { owners(&params, config.shard.1) } else { HashMap::new() };
+        let groups = buckets(&params, config.bucket_numel)
             .into_iter()
             .map(|bucket| {
                 let owner = |param: &Param| owners.get(param.name()).copied();
@@ -71,8 +78,9 @@ impl ParamAndGradBuffer {
                 ParamAndGradBucket::new(bucket, owners, config)
             })
             .collect::<Result<_>>()?;
-        params.iter().for_each(|param| param.entry().set_owned());
-        Ok(ParamAndGradBuffer { groups })
+        let token = Arc::new(());
+        params.iter().chain(&frozen).for_each(|param| param.entry().set_owned(&token));
+        Ok(ParamAndGradBuffer { groups, frozen, _token: token })
     }
 
     /// The groups, in the order in which backward completes their gradients.
@@ -80,12 +88,17 @@ impl ParamAndGradBuffer {
         &self.groups
     }
 
-    /// Every parameter, group by group.
+    /// Every trainable parameter, group by group.
     pub fn params(&self) -> impl Iterator<Item = &Param> {
         self.groups.iter().flat_map(|group| &group.params)
     }
 
-    /// Number of elements.
+    /// The frozen parameters, which are in no buffer: see [`Param::set_trainable`].
+    pub fn frozen(&self) -> &[Param] {
+        &self.frozen
+    }
+
+    /// Number of trainable elements.
     pub fn numel(&self) -> usize {
         self.params().map(|param| param.leaf().numel()).sum()
     }

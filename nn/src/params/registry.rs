@@ -14,6 +14,8 @@ pub(crate) struct Entry {
     name: String,
     /// Whether a buffer holds its value and gradient.
     owned: AtomicBool,
+    /// Belongs to the buffers that hold it, or treat it as frozen.
+    buffers: Mutex<Weak<()>>,
     registry: Registry,
 }
 
@@ -23,6 +25,7 @@ impl Registry {
         let entry = Arc::new(Entry {
             name: name.to_string(),
             owned: AtomicBool::new(false),
+            buffers: Mutex::default(),
             registry: self.clone(),
         });
         let mut entries = self.entries();
@@ -50,9 +53,15 @@ impl Entry {
         &self.name
     }
 
-    /// Registers that a buffer holds the parameter.
-    pub fn set_owned(&self) {
+    /// Registers that buffers, which keep `token` alive, hold the parameter or treat it as frozen.
+    pub fn set_owned(&self, token: &Arc<()>) {
         self.owned.store(true, Relaxed);
+        *self.buffers.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(token);
+    }
+
+    /// Returns whether the buffers of the last [`Entry::set_owned`] still exist.
+    pub fn is_in_buffers(&self) -> bool {
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner).strong_count() > 0
     }
 
     /// The names of the existing parameters of the same root that no buffer holds.

@@ -6,6 +6,7 @@ extern crate ferrotron_nn as ferrotron;
 mod adafactor;
 mod adafactor_reference;
 mod derive;
+mod freeze;
 mod gradients;
 mod initial;
 mod layers;

@@ -92,10 +92,11 @@ use reductions::ReductionState;
 /// ```
 pub struct DataParallel {
     shared: Arc<ReductionState>,
-    /// Each parameter with its bucket, in the order of use in a forward pass.
+    /// Each trainable parameter with its bucket, in the order of use in a forward pass.
     visits: Vec<(Leaf, usize)>,
     /// The ranges of visits whose forward is recomputed in backward.
     recomputed: Vec<Range<usize>>,
+    device: Device,
 }
 
 impl DataParallel {
@@ -104,7 +105,8 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// Errors if there is no parameter, two have the same name, or their dtypes differ. Errors if [`unsupported_reason`] rejects
+    /// Errors if there is no parameter, all are frozen on the only pipeline stage, two have the same name, or their
+    /// dtypes differ. Errors if [`unsupported_reason`] rejects
     /// the configuration. Errors, naming it, if the facts of a parameter would train it wrongly on `mesh`: a shard that
     /// is said to be replicated, or, with sequence parallelism, a replicated parameter that says nothing of its
     /// gradients along the tensor axis. Errors, without any change, if a parameter belongs to another `DataParallel`.
@@ -138,6 +140,11 @@ impl DataParallel {
             let message = format!("rank {} has no parameters: use fewer stages", mesh.rank());
             return Err(Error::config("data_parallel", message));
         }
+        if mesh.layout().size(Axis::Pipeline) == 1 && !params.iter().any(Param::is_trainable) {
+            let message =
+                format!("all {} parameters are frozen: nothing is left to train", params.len());
+            return Err(Error::config("data_parallel", message));
+        }
         params.iter().try_for_each(|param| check_facts(param, mesh))?;
         // Before anything moves: the buffers of another owner would no longer be those of its parameters.
         let is_free = |param: &Param| param.leaf().set_reduction(|| Ok(())).map(drop);
@@ -156,7 +163,8 @@ impl DataParallel {
             group.params.iter().for_each(|param| buckets[positions[param.name()]] = bucket);
         }
         let visit = |&index: &usize| (params[index].leaf().clone(), buckets[index]);
-        let visits = visited.iter().map(visit).collect();
+        let trained = |&&index: &&usize| params[index].is_trainable();
+        let visits = visited.iter().filter(trained).map(visit).collect();
         let uses_of = |param: &Param| uses[positions[param.name()]];
         let uses = buffers
             .groups()
@@ -164,14 +172,19 @@ impl DataParallel {
             .map(|group| group.params.iter().map(uses_of).collect())
             .collect();
         let shared = ReductionState::new(mesh, config, buffers, uses)?;
-        Ok(DataParallel { shared, visits, recomputed: Vec::new() })
+        let device = params[0].leaf().device().clone();
+        Ok(DataParallel { shared, visits, recomputed: Vec::new(), device })
     }
 
     /// Declares the recomputed regions by their parameters, in the order of the modules. Only
     /// [`DataParallel::expected_traffic`] uses this.
     #[must_use]
     pub fn recomputing(mut self, regions: impl IntoIterator<Item = Vec<Param>>) -> DataParallel {
-        let place = |params: Vec<Param>| {
+        let place = |mut params: Vec<Param>| {
+            params.retain(Param::is_trainable);
+            if params.is_empty() {
+                return None;
+            }
             let is_here = |start: &usize| {
                 let visited = self.visits[*start..].iter().map(|(leaf, _)| leaf);
                 visited.take(params.len()).eq(params.iter().map(Param::leaf))
@@ -274,7 +287,7 @@ impl DataParallel {
     }
 
     fn device(&self) -> &Device {
-        self.buffers().groups()[0].params[0].leaf().device()
+        &self.device
     }
 
     /// Updates the weights that this rank owns. If ranks own shards of replicated weights, it then gathers the
@@ -326,7 +339,7 @@ impl DataParallel {
         self.shared.steps_to_synchronization(steps)
     }
 
-    /// Calls `f` with the parameters of each bucket, to overwrite their values.
+    /// Calls `f` with the parameters of each bucket, then with the frozen ones, to overwrite their values.
     pub fn load(&self, mut f: impl FnMut(&[Param]) -> Result<()>) -> Result<()> {
         self.shared.reshard_weights()?;
         for group in self.shared.buffers.groups() {
@@ -334,7 +347,7 @@ impl DataParallel {
             f(&group.params)?;
             group.write_back_weights()?;
         }
-        Ok(())
+        f(self.buffers().frozen())
     }
 
     /// Returns whether this rank writes the state that it owns of a group, such as moments, to checkpoints.
@@ -361,6 +374,12 @@ impl DataParallel {
                 group.visit_weights(&mut f)?;
             }
         }
-        Ok(())
+        let first = self.shared.mesh.dp_cp().rank() == 0;
+        let writes = |param: &&Param| first && self.shared.counts(param.replicated());
+        self.buffers()
+            .frozen()
+            .iter()
+            .filter(writes)
+            .try_for_each(|param| f(param.name(), param.shard_spec(), param.leaf().value()?))
     }
 }

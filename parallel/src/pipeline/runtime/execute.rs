@@ -13,7 +13,7 @@
 use ferrotron_autograd::{DeferredGrads, GradientEdge, Leaf, Var, WeightGrads};
 use ferrotron_nn::Axis;
 use ferrotron_tensor::{Category, DType, Device, Error, Result, Tensor};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 use tracing::trace_span;
 
@@ -111,6 +111,7 @@ pub fn execute(
         leaving: HashMap::new(),
         sending: [None, None],
         flying: HashMap::new(),
+        constant: HashSet::new(),
         deferred: HashMap::new(),
     };
     let (started, mut spans, mut peak) = (Instant::now(), Vec::new(), 0);
@@ -143,6 +144,8 @@ struct Run<'a> {
     /// The last message of each direction.
     sending: [Option<Work<()>>; 2],
     flying: HashMap<(usize, usize), InFlight>,
+    /// Those whose output needs no gradient: all parameters so far are frozen, or nothing is recorded.
+    constant: HashSet<(usize, usize)>,
     deferred: HashMap<(usize, usize), DeferredGrads>,
 }
 
@@ -169,6 +172,8 @@ impl Run<'_> {
                 if output.needs_gradient() {
                     let flight = InFlight { input, output: GradientEdge::from_var(&output) };
                     self.flying.insert((microbatch, chunk), flight);
+                } else {
+                    self.constant.insert((microbatch, chunk));
                 }
                 self.stash_for_send(instruction, output.into_value());
             }
@@ -217,8 +222,11 @@ impl Run<'_> {
         cotangent: Option<Tensor>,
         mode: WeightGrads,
     ) -> Result<DeferredGrads> {
-        let flight =
-            instruction.microbatch_and_chunk().and_then(|place| self.flying.remove(&place));
+        let place = instruction.microbatch_and_chunk();
+        if place.is_some_and(|place| self.constant.remove(&place)) {
+            return Ok(DeferredGrads::default());
+        }
+        let flight = place.and_then(|place| self.flying.remove(&place));
         let InFlight { input, output } = flight.ok_or_else(|| incomplete(instruction))?;
         let cotangent = cotangent.map_or_else(|| output.full(self.scale), Ok)?;
         let deferred = output.backward(cotangent, mode)?;
