@@ -7,7 +7,7 @@ use ferrotron_models::gpt::{Gpt, GptConfig, Recompute, SavedActivations};
 use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, RankMemory, StageMemory};
 use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
-use ferrotron_nn::{AdafactorConfig, OptimizerConfig, Scope, Sharding};
+use ferrotron_nn::{AdafactorConfig, OptimizerConfig, ParamPatterns, Scope, Sharding};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_parallel::mesh::{Mesh, ParallelDims};
@@ -54,6 +54,7 @@ struct Case {
     saved_activations: SavedActivations,
     optimizer_states: MemoryKind,
     optimizer: OptimizerConfig,
+    frozen: &'static [&'static str],
 }
 
 const PLAIN: Case = Case {
@@ -71,6 +72,7 @@ const PLAIN: Case = Case {
     },
     optimizer_states: MemoryKind::Device,
     optimizer: OptimizerConfig::ADAMW,
+    frozen: &[],
 };
 
 impl Case {
@@ -93,6 +95,7 @@ impl Case {
             sequence_parallel: self.sequence,
             trainer: TrainerConfig {
                 optimizer: self.optimizer,
+                frozen: ParamPatterns::new(self.frozen.iter().copied())?,
                 parallel: ParallelConfig {
                     pipeline_schedule: self.schedule,
                     chunks: if self.schedule == ScheduleKind::Interleaved { 2 } else { 1 },
@@ -210,6 +213,35 @@ fn it_is_in_every_kind_of_layout() {
     }
     check(&cases, &model());
     check(&cases, &GptConfig::llama(VOCAB, 4, 32, 4, 2, SEQ_LENGTH));
+}
+
+/// Frozen parameters have weights, but no gradients, moments or masters, on any rank.
+#[test]
+fn it_leaves_out_the_gradients_and_moments_of_frozen_parameters() {
+    let model = model();
+    let mut cases = Vec::new();
+    for frozen in [&["wte", "blocks.0", "blocks.1"][..], &["*", "!blocks.3", "!*.bias"]] {
+        for (sizes, sharding) in [
+            ([1; 4], Sharding::None),
+            ([1, 1, 2, 1], Sharding::Optimizer),
+            ([1, 1, 2, 1], Sharding::Gradients),
+            ([1, 1, 2, 1], Sharding::Weights),
+            ([2, 1, 1, 2], Sharding::None),
+        ] {
+            for recompute in [Recompute::None, Recompute::FULL] {
+                let dtype = if recompute == Recompute::None { DType::BF16 } else { DType::F32 };
+                cases.push(Case { frozen, sizes, sharding, recompute, dtype, ..PLAIN });
+            }
+        }
+    }
+    check(&cases, &model);
+    let of = |frozen| Case { frozen, dtype: DType::BF16, ..PLAIN }.plan(&model).unwrap().rank(0);
+    let whole = of(&[]).unwrap();
+    // A block of width h has 12 h^2 + 13 h parameters; per parameter 2, 4 and 4 + 4 + 4 bytes.
+    let trained = 12 * 32 * 32 + 13 * 32;
+    let found = of(&["*", "!blocks.3"]).unwrap();
+    assert_eq!(found.weights_bytes, whole.weights_bytes);
+    assert_eq!((found.gradients_bytes, found.optimizer_bytes), (4 * trained, 12 * trained));
 }
 
 /// What waits in host memory is not in the number, and what is kept in 16 bits takes half.

@@ -47,6 +47,11 @@ pub fn before(
         place(&configuration.args, trainer.scope().device())?,
         config.folder.display()
     ));
+    let frozen: usize = trainer.buffers().frozen().iter().map(|param| param.leaf().numel()).sum();
+    if frozen > 0 {
+        let trained = trainer.buffers().numel();
+        output::note(&format!("rank 0 trains {trained} parameters; {frozen} are frozen"));
+    }
     if let Some(lines) = layout_lines(trainer, config.seq_length) {
         output::note(&lines);
     }
@@ -100,8 +105,10 @@ fn layout_lines(trainer: &Trainer<Gpt>, seq_length: usize) -> Option<String> {
             .filter(|(bytes, _)| *bytes > 0)
             .map(|(bytes, what)| format!("{} {what}", bytes::display(*bytes)))
             .collect();
+        // In front of frozen parameters backward sends nothing.
+        let most = if trainer.buffers().frozen().is_empty() { "" } else { "at most " };
         let mut sent = match (sent.is_empty(), average) {
-            (false, _) => format!("in a step: {}", sent.join(", ")),
+            (false, _) => format!("in a step: {most}{}", sent.join(", ")),
             (true, 0) => "in a step: nothing but numbers".to_string(),
             (true, _) => String::new(),
         };

@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod data_change;
+mod freezing;
 mod gpu;
 mod many_files;
 mod memory;

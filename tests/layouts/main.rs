@@ -85,6 +85,31 @@ fn the_llama_style_trains_alike_too() {
     compare(&model, &Numbers::with_dtype(DType::F64), &layouts);
 }
 
+/// Everything in front of the fourth block, a stage with nothing to train, every norm and bias, and tied embeddings.
+#[test]
+fn frozen_parameters_change_in_no_layout() {
+    let front = &["wte", "blocks.0.", "blocks.1.", "blocks.2.", "blocks.3."];
+    for (model, frozen, seed) in [
+        (llama(), &front[..], 7),
+        (gpt2(), &["bias", "norm"], 8),
+        (gpt2(), &["wte"], 9),
+        (llama(), &["attn.qkv", "mlp.gate_up"], 10),
+    ] {
+        let all = all(&model);
+        let numbers = Numbers { frozen, clip_grad: 0.01, ..Numbers::with_dtype(DType::F64) };
+        let mut layouts: Vec<Layout> = Sharding::ALL
+            .map(|sharding| Layout { dp: 2, micro: 2, sharding, ..Layout::SERIAL })
+            .into();
+        layouts.extend([
+            Layout { pp: 2, micro: 2, ..Layout::SERIAL },
+            Layout { tp: 2, pp: 2, micro: 2, ..Layout::SERIAL },
+        ]);
+        layouts.extend(random(&all, 8, seed));
+        layouts.retain(|layout| layout.allowed(&model));
+        compare(&model, &numbers, &layouts);
+    }
+}
+
 /// Adafactor sees a tensor whole: its sums go over the ranks that have parts of it, and ZeRO's shards are made of
 /// parameters.
 #[test]

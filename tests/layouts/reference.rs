@@ -16,9 +16,10 @@ use super::train::{Found, Noise, Numbers, SEED, STEPS, schedule};
 
 /// The run in f64, whatever the type of `numbers` is.
 pub fn reference(model: &GptConfig, numbers: &Numbers) -> Result<Found> {
-    let Numbers { optimizer: config, weights, clip_grad, .. } = *numbers;
+    let Numbers { optimizer: config, weights, clip_grad, frozen, .. } = *numbers;
     let device = Device::cpu(1)?;
     let gpt = Gpt::new(&Scope::new(&device, DType::F64, weights), model)?;
+    gpt.freeze(|name| frozen.iter().any(|part| name.contains(part)))?;
     let buffers = ParamAndGradBuffer::new(&gpt.params())?;
     let mut optimizer = Optimizer::new(config, &buffers)?;
     let samples = Noise { vocab: model.vocab_size };
@@ -46,7 +47,11 @@ pub fn reference(model: &GptConfig, numbers: &Numbers) -> Result<Found> {
             first = gradients;
         }
     }
-    Ok(Found { steps, gradients: first, weights: named(&buffers, |param| param.leaf().value())? })
+    let mut weights = named(&buffers, |param| param.leaf().value())?;
+    for param in buffers.frozen() {
+        weights.insert(param.name().to_string(), param.leaf().value()?.to_vec()?);
+    }
+    Ok(Found { steps, gradients: first, weights })
 }
 
 fn named(

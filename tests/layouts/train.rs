@@ -8,7 +8,7 @@ use ferrotron::models::trainer::{
     ExecutionMode, ParallelConfig, PrecisionConfig, Trainer, TrainerConfig,
 };
 use ferrotron::nn::schedule::LrSchedule;
-use ferrotron::nn::{GradDType, OptimizerConfig, Scope, clip_coefficient};
+use ferrotron::nn::{GradDType, OptimizerConfig, ParamPatterns, Scope, clip_coefficient};
 use ferrotron::parallel::collective::{Collective, WorldConfig, run_threads};
 use ferrotron::parallel::data_parallel::{DataParallelConfig, ReplicaCheck};
 use ferrotron::parallel::mesh::Mesh;
@@ -75,6 +75,8 @@ pub struct Numbers {
     pub clip_grad: f64,
     pub gradients: GradDType,
     pub precision: PrecisionConfig,
+    /// Text in the names of parameters that are not trained.
+    pub frozen: &'static [&'static str],
 }
 
 impl Numbers {
@@ -87,6 +89,7 @@ impl Numbers {
             clip_grad: CLIP,
             gradients: GradDType::Accumulator,
             precision: PrecisionConfig::default(),
+            frozen: &[],
         }
     }
 }
@@ -170,7 +173,7 @@ fn train_rank(
     numbers: &Numbers,
     mesh: &Mesh,
 ) -> Result<RankFound> {
-    let Numbers { dtype, optimizer, weights, clip_grad, gradients, precision } = *numbers;
+    let Numbers { dtype, optimizer, weights, clip_grad, gradients, precision, frozen } = *numbers;
     let scope = Scope::new(&Device::cpu(1)?, dtype, weights);
     let parallel = layout.parallel();
     let replica_check = ReplicaCheck::EveryStep;
@@ -178,6 +181,7 @@ fn train_rank(
     let config = TrainerConfig {
         seed: SEED,
         optimizer,
+        frozen: ParamPatterns::new(frozen.iter().map(|part| format!("*{part}*")))?,
         schedule: schedule()?,
         clip_grad,
         batch_size: BatchSize::new(BatchSizeConfig {

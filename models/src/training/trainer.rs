@@ -1,6 +1,7 @@
 //! Trains any [`Model`]: one step after another, in any layout, without a terminal.
 
 mod config;
+mod frozen;
 mod graph;
 mod report;
 mod step;
@@ -25,6 +26,7 @@ use crate::training::stop::StopFlag;
 pub use crate::training::microbatch::Microbatch;
 pub use crate::training::model::{ActivationOptions, LossTerm, Model, ModelChunk, StageOutput};
 pub use config::{ExecutionMode, ParallelConfig, PrecisionConfig, TrainerConfig};
+use frozen::freeze;
 use graph::StepGraph;
 use report::Reports;
 pub use report::StepReport;
@@ -101,6 +103,7 @@ impl<M: Model> Trainer<M> {
         let options = ActivationOptions { recompute, saved_activations, offloader };
         let configured = |part: M| part.with_activation_options(&options);
         let parts: Vec<M> = parts.into_iter().map(configured).collect::<Result<_>>()?;
+        freeze(&config, scope, model, &parts)?;
         let modules: Vec<&dyn Module> = parts.iter().map(|part| part as &dyn Module).collect();
         let data_parallel = DataParallel::new(&modules, mesh, &config.parallel.data_parallel)?
             .recomputing(parts.iter().flat_map(M::recomputed));

@@ -10,7 +10,7 @@ use ferrotron::models::support;
 use ferrotron::models::tokenizer::TokenizerChoice;
 use ferrotron::models::trainer::{ExecutionMode, ParallelConfig, PrecisionConfig, TrainerConfig};
 use ferrotron::nn::schedule::{DecayStyle, LrSchedule, LrScheduleConfig, WsdDecayStyle};
-use ferrotron::nn::{Axis, OptimizerConfig};
+use ferrotron::nn::{Axis, OptimizerConfig, ParamPatterns};
 use ferrotron::{Error, Result};
 use std::path::PathBuf;
 
@@ -279,6 +279,9 @@ pub struct OptimizationArgs {
     pub sgd_momentum: f64,
     #[command(flatten)]
     pub adafactor: AdafactorArgs,
+    /// Parameters or modules that are not trained, by name: * stands for any text, and ! takes out again, as in '*,!norm_f'
+    #[arg(long, value_name = "PATTERN", num_args = 1.., value_delimiter = ',')]
+    pub freeze_parameters: Vec<String>,
 }
 
 impl OptimizationArgs {
@@ -336,6 +339,7 @@ impl OptimizationArgs {
                     OptimizerConfig::Adafactor(self.adafactor.config(self.weight_decay))
                 }
             },
+            frozen: self.frozen()?,
             schedule: self.schedule(steps)?,
             clip_grad: self.clip_grad,
             batch_size: BatchSize::new(BatchSizeConfig {
@@ -348,6 +352,11 @@ impl OptimizationArgs {
             precision,
             execution: ExecutionMode::Eager,
         })
+    }
+
+    fn frozen(&self) -> Result<ParamPatterns> {
+        ParamPatterns::new(&self.freeze_parameters)
+            .map_err(|error| Error::config("--freeze-parameters", error.context()))
     }
 
     fn train_iters(&self, parallel: &ParallelConfig) -> u64 {

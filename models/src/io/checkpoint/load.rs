@@ -226,6 +226,7 @@ impl Checkpoint {
             _ => self.find(&moment_name(moment, name), place, dtype),
         };
         optimizer.visit(|name, moment, place, tensor| {
+            self.check_trained(name, moment)?;
             find(name, moment, place, tensor.dtype()).map(|_| ())
         })?;
         let mut reader = CheckpointReader::new(&self.folder);
@@ -234,6 +235,24 @@ impl Checkpoint {
         })?;
         optimizer.set_steps(self.progress.optimizer_steps);
         Ok(())
+    }
+
+    /// Errors if the checkpoint has a parameter without this moment, and others with it.
+    fn check_trained(&self, name: &str, moment: &str) -> Result<()> {
+        let tensors = &self.index.tensors;
+        let prefix = moment_name(moment, "");
+        if moment == MASTER
+            || !tensors.contains_key(name)
+            || tensors.contains_key(&moment_name(moment, name))
+            || !tensors.keys().any(|key| key.starts_with(&prefix))
+        {
+            return Ok(());
+        }
+        let message = format!(
+            "{self} has no {moment} of '{name}', which was frozen when it was saved: freeze it again with \
+             --freeze-parameters"
+        );
+        Err(Error::config("checkpoint", message))
     }
 
     /// The record of a weight: where more than 16 bits are wanted, of the master weight if there is one.

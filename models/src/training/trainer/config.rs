@@ -2,7 +2,7 @@
 
 use ferrotron_autograd::ZeroEncoding;
 use ferrotron_nn::schedule::LrSchedule as LearningRate;
-use ferrotron_nn::{LossScale, LossScaler, OptimizerConfig, Rounding, WeightUpdate};
+use ferrotron_nn::{LossScale, LossScaler, OptimizerConfig, ParamPatterns, Rounding, WeightUpdate};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_tensor::{Error, MemoryKind, Result};
@@ -17,6 +17,9 @@ pub struct TrainerConfig {
     pub seed: u64,
     /// The optimizer with its hyperparameters.
     pub optimizer: OptimizerConfig,
+    /// The parameters that are not trained, by global name. They have no gradient and no optimizer state, and ranks do not
+    /// communicate about them; each rank holds its whole shard of them, also with ZeRO stage 3. Checkpoints have them.
+    pub frozen: ParamPatterns,
     /// Learning rate by step.
     pub schedule: LearningRate,
     /// Maximum global gradient norm; 0 disables clipping.
@@ -75,6 +78,7 @@ impl TrainerConfig {
         TrainerConfig {
             seed,
             optimizer: OptimizerConfig::ADAMW,
+            frozen: ParamPatterns::default(),
             schedule,
             clip_grad: 1.0,
             batch_size,

@@ -1,6 +1,8 @@
 //! A model that the crate does not know trains, resumes and is evaluated in every layout with the same loss. It has
 //! blocks on several stages and two loss terms, of which each block adds to one.
 
+mod freezing;
+
 use ferrotron_autograd::Var;
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::checkpoint::Checkpoint;
@@ -11,7 +13,7 @@ use ferrotron_models::trainer::{
     LossTerm, Microbatch, Model, ModelChunk, ParallelConfig, StageOutput, Trainer, TrainerConfig,
 };
 use ferrotron_nn::schedule::LrSchedule;
-use ferrotron_nn::{Bias, Init, Linear, Module, Param, Scope, Sharding};
+use ferrotron_nn::{Bias, Init, Linear, Module, Param, ParamPatterns, Scope, Sharding};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_parallel::mesh::{Mesh, ParallelDims};
@@ -145,10 +147,17 @@ struct Layout {
     chunks: usize,
     micro_batch: usize,
     sharding: Sharding,
+    frozen: &'static [&'static str],
 }
 
-const ALONE: Layout =
-    Layout { data: 1, pipeline: 1, chunks: 1, micro_batch: SAMPLES, sharding: Sharding::None };
+const ALONE: Layout = Layout {
+    data: 1,
+    pipeline: 1,
+    chunks: 1,
+    micro_batch: SAMPLES,
+    sharding: Sharding::None,
+    frozen: &[],
+};
 
 impl Layout {
     fn config(&self) -> Result<TrainerConfig> {
@@ -170,7 +179,9 @@ impl Layout {
             },
             ..ParallelConfig::default()
         };
-        Ok(TrainerConfig { parallel, ..TrainerConfig::new(7, LrSchedule::constant(0.05)?, sizes) })
+        let frozen = ParamPatterns::new(self.frozen.iter().copied())?;
+        let config = TrainerConfig::new(7, LrSchedule::constant(0.05)?, sizes);
+        Ok(TrainerConfig { parallel, frozen, ..config })
     }
 
     /// Trains from `load` or from the beginning; returns (loss, squares, penalty, norm) of each step and, last, the
@@ -185,6 +196,7 @@ impl Layout {
             if let Some(folder) = load {
                 trainer.load(&Checkpoint::peek(folder)?)?;
             }
+            let before = frozen_values(&trainer)?;
             let mut found = Vec::new();
             for _ in 0..steps {
                 let report = trainer.step(&POINTS)?;
@@ -197,6 +209,7 @@ impl Layout {
             let evaluation = trainer.evaluate(&POINTS, &StopFlag::default())?.expect("not stopped");
             let [squares, penalty] = [evaluation.losses[0].1, evaluation.losses[1].1];
             found.push([evaluation.loss, squares, penalty, evaluation.tokens as f64]);
+            assert_eq!(frozen_values(&trainer)?, before);
             if let Some(folder) = save {
                 trainer.save(folder, None, serde_json::Value::Null)?;
             }
@@ -206,6 +219,10 @@ impl Layout {
         assert!(ranks.iter().all(|found| *found == ranks[0]), "{self:?}");
         ranks[0].clone()
     }
+}
+
+fn frozen_values(trainer: &Trainer<Mlp>) -> Result<Vec<Vec<f64>>> {
+    trainer.buffers().frozen().iter().map(|param| param.leaf().value()?.to_f64()).collect()
 }
 
 fn close(got: &[[f64; 4]], want: &[[f64; 4]], what: &dyn std::fmt::Debug) {
@@ -267,20 +284,29 @@ fn a_checkpoint_says_what_it_holds() -> Result<()> {
 
 #[test]
 fn memory_is_the_number_of_a_step() -> Result<()> {
-    let plan = MemoryEstimator::<Mlp> {
-        model: CONFIG,
-        layout: ParallelDims::single(),
-        sequence_parallel: SequenceParallel::Off,
-        trainer: ALONE.config()?,
-        dtype: DType::F64,
-        seq_length: 1,
-        device: PlannedDevice::Cpu { threads: 1 },
-    };
-    let device = Device::cpu(1)?;
-    let scope = Scope::new(&device, DType::F64, 7);
-    let mut trainer = Trainer::<Mlp>::new(&scope, &CONFIG, ALONE.config()?)?;
-    trainer.step(&POINTS)?;
-    assert_eq!(plan.stages()?[0].memory.total_bytes, device.memory().peak);
+    let mut totals = Vec::new();
+    for frozen in [&[][..], &["layers.0", "layers.1"], &["*.bias"]] {
+        let config = Layout { frozen, ..ALONE }.config()?;
+        let plan = MemoryEstimator::<Mlp> {
+            model: CONFIG,
+            layout: ParallelDims::single(),
+            sequence_parallel: SequenceParallel::Off,
+            trainer: config.clone(),
+            dtype: DType::F64,
+            seq_length: 1,
+            device: PlannedDevice::Cpu { threads: 1 },
+        };
+        let device = Device::cpu(1)?;
+        let scope = Scope::new(&device, DType::F64, 7);
+        let mut trainer = Trainer::<Mlp>::new(&scope, &CONFIG, config)?;
+        trainer.step(&POINTS)?;
+        let found = plan.stages()?[0].memory;
+        assert_eq!(found.total_bytes, device.memory().peak);
+        totals.push((found.gradients_bytes, found.optimizer_bytes));
+    }
+    // Four layers of 6 x 6 + 6 and a head of 6 elements, in f64.
+    let bytes = |elements: usize| (8 * elements, 16 * elements);
+    assert_eq!(totals, [bytes(174), bytes(90), bytes(150)]);
     Ok(())
 }
 

@@ -1,0 +1,36 @@
+//! Freezes parameters by the patterns of a configuration, before anything is laid out for them.
+
+use ferrotron_nn::{Param, Scope};
+use ferrotron_parallel::mesh::Mesh;
+use ferrotron_tensor::{Device, Error, Result};
+
+use super::TrainerConfig;
+use crate::training::model::{Model, ModelChunk};
+
+/// Freezes the parameters of `parts` whose names match [`TrainerConfig::frozen`].
+///
+/// The names of the whole model decide about errors, so that all ranks have the same one: a pattern that matches none,
+/// patterns that leave nothing to train.
+pub(super) fn freeze<M: Model>(
+    config: &TrainerConfig,
+    scope: &Scope,
+    model: &M::Config,
+    parts: &[M],
+) -> Result<()> {
+    let patterns = &config.frozen;
+    if patterns.is_empty() {
+        return Ok(());
+    }
+    let described = Scope::new(&Device::fake(1)?, scope.dtype(), config.seed);
+    let chunk = ModelChunk::whole(M::num_blocks(model));
+    let params = M::new_chunk(&described, &Mesh::single(), model, &chunk)?.params();
+    let names: Vec<&str> = params.iter().map(Param::name).collect();
+    let refuse = |error: Error| Error::config("freeze-parameters", error.context());
+    patterns.check(&names).map_err(refuse)?;
+    if names.iter().all(|name| patterns.matches(name)) {
+        let message =
+            format!("all {} parameters are frozen: nothing is left to train", names.len());
+        return Err(Error::config("freeze-parameters", message));
+    }
+    parts.iter().try_for_each(|part| part.freeze(|name| patterns.matches(name)).map(drop))
+}
