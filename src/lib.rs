@@ -55,6 +55,7 @@ pub mod prelude {
         Backward, GradcheckOptions, InputGrads, Leaf, Var, checkpoint, detect_anomaly, gradcheck,
         gradcheck_leaves, no_grad,
     };
+    pub use ferrotron_models::checkpoint::ModuleWeights;
     pub use ferrotron_models::gpt::{Gpt, GptConfig};
     pub use ferrotron_nn::{
         Activation, Attention, AttentionConfig, Bias, Context, CrossAttention, Dropout, Embedding,

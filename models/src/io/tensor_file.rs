@@ -124,6 +124,23 @@ pub(crate) fn write_tensors(
     })
 }
 
+/// Lets `write` make a new file and gives it its name when it is complete.
+pub(crate) fn replace(
+    folder: &Path,
+    file: &str,
+    write: impl FnOnce(&Path) -> Result<FileRecord, Fault>,
+) -> Result<(), Fault> {
+    let (target, new) = (folder.join(file), folder.join(format!("{file}.tmp")));
+    let written = write(&new).and_then(|_| {
+        std::fs::rename(&new, &target).map_err(|error| cannot("rename", &new, &error))
+    });
+    if written.is_err() {
+        // The first error is the one to report; a file that was never made cannot be removed.
+        let _ = std::fs::remove_file(&new);
+    }
+    written
+}
+
 struct ChecksumWriter {
     file: File,
     hasher: crc32fast::Hasher,

@@ -2,7 +2,7 @@
 
 use ferrotron_nn::{MASTER, Optimizer, Param};
 use ferrotron_parallel::collective::Group;
-use ferrotron_tensor::{DType, Error, Result, ShardSpec};
+use ferrotron_tensor::{DType, Device, Error, Result, ShardSpec, Tensor};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -207,6 +207,19 @@ impl Checkpoint {
             param.leaf().write_value(|tensor| reader.read(record, param.shard_spec(), tensor))?;
         }
         Ok(())
+    }
+
+    /// All weights, whole, in host memory.
+    pub(super) fn whole_weights(&self) -> Result<Vec<(String, Tensor)>> {
+        let (host, mut reader) = (Device::cpu(1)?, CheckpointReader::new(&self.folder));
+        let weights = self.index.tensors.iter().filter(|(name, _)| !is_moment(name));
+        weights
+            .map(|(name, record)| {
+                let mut tensor = Tensor::empty(&host, record.dtype()?, &record.shape)?;
+                reader.read(record, &ShardSpec::unsharded(&record.shape), &mut tensor)?;
+                Ok((name.clone(), tensor))
+            })
+            .collect()
     }
 
     /// Fills the moments of an optimizer, and lets it go on from the saved number of steps.

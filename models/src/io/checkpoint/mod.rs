@@ -43,6 +43,7 @@ mod save;
 mod saved_model;
 mod slices;
 mod summary;
+mod weights_file;
 
 pub use comparison::{
     Comparison, FieldDifference, TensorDifference, TensorDifferenceKind, Tolerance,
@@ -52,6 +53,7 @@ pub use retention::{Retention, clean};
 pub use save::{LocalShard, Moments, Snapshot, save};
 pub use saved_model::SavedModel;
 pub use summary::{CheckpointContents, CheckpointSummary, list};
+pub use weights_file::{LoadReport, ModuleWeights};
 
 use serde::{Deserialize, Serialize};
 

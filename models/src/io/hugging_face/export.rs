@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::config::write_config;
 use super::{Orientation, PREFIX, their_name};
-use crate::io::tensor_file::{Fault, FileRecord, cannot, write_bytes, write_tensors};
+use crate::io::tensor_file::{Fault, cannot, replace, write_bytes, write_tensors};
 use crate::io::tokenizer::Tokenizer;
 use crate::model::gpt::Gpt;
 
@@ -72,20 +72,4 @@ pub fn export_tokenizer(tokenizer: &Tokenizer, folder: &Path) -> Result<()> {
     let Tokenizer::HuggingFace(file) = tokenizer else { return Ok(()) };
     replace(folder, "tokenizer.json", |path| write_bytes(path, file.json().as_bytes()))
         .map_err(|fault| Error::io("hugging_face", fault))
-}
-
-/// Lets `write` make a new file and gives it its name when it is complete.
-fn replace(
-    folder: &Path,
-    file: &str,
-    write: impl FnOnce(&Path) -> std::result::Result<FileRecord, Fault>,
-) -> std::result::Result<(), Fault> {
-    let (target, new) = (folder.join(file), folder.join(format!("{file}.tmp")));
-    let written = write(&new)
-        .and_then(|_| fs::rename(&new, &target).map_err(|error| cannot("rename", &new, &error)));
-    if written.is_err() {
-        // The first error is the one to report; a file that was never made cannot be removed.
-        let _ = fs::remove_file(&new);
-    }
-    written
 }
