@@ -80,4 +80,6 @@ mod documentation {
     struct Numerics;
     #[doc = include_str!("../docs/parallelism.md")]
     struct Parallelism;
+    #[doc = include_str!("../docs/your-own-model.md")]
+    struct YourOwnModel;
 }
