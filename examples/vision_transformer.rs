@@ -15,7 +15,7 @@ use ferrotron::parallel::collective::{WorldConfig, run_threads};
 use ferrotron::parallel::mesh::{Mesh, ParallelDims};
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::prelude::*;
-use ferrotron::tensor::ops::attention::{AttentionConfig as Mask, AttentionMask};
+use ferrotron::tensor::ops::attention::AttentionConfig as Scores;
 use ferrotron::tensor::ops::cross_entropy::CrossEntropyConfig;
 use ferrotron::tensor::ops::reduce::KeepDims;
 use serde::{Deserialize, Serialize};
@@ -70,8 +70,8 @@ impl Block {
     fn forward(&self, x: &Var) -> Result<Var> {
         let qkv = self.qkv.forward(&self.norm_1.forward(x)?)?; // (B, T, 3 C)
         let head = qkv.dims()[2] / 3 / self.heads;
-        let mask = Mask { mask: AttentionMask::None, ..Mask::causal(head) };
-        let mixed = packed_attention(&qkv, self.heads, self.heads, &mask)?; // (B, T, C)
+        let scores = Scores::bidirectional(head);
+        let mixed = packed_attention(&qkv, self.heads, self.heads, &scores)?; // (B, T, C)
         let x = x.add(&self.proj.forward(&mixed)?)?; // (B, T, C)
         x.add(&self.mlp.forward(&self.norm_2.forward(&x)?)?) // (B, T, C)
     }

@@ -4,6 +4,7 @@
 // - forward: s = scale q_i . k_j, lse_i = log sum_j exp(s_ij), p_ij = exp(s_ij - lse_i), out_i = sum_j p_ij v_j;
 // - backward: dp_ij = dout_i . v_j, delta_i = dout_i . out_i, ds_ij = p_ij (dp_ij - delta_i),
 //   dq_i = scale sum_j ds_ij k_j, dk_j = scale sum_i ds_ij q_i, dv_j = sum_i p_ij dout_i;
+// - with a soft cap c, s_ij = c tanh(x_ij / c) where x_ij = scale q_i . k_j, and dq and dk take ds_ij (1 - (s_ij / c)^2);
 // - with dropout, whose factors m_ij are 0 or 1 / (1 - probability): out_i = sum_j m_ij p_ij v_j,
 //   dp_ij = m_ij (dout_i . v_j), dv_j = sum_i m_ij p_ij dout_i.
 //
@@ -96,15 +97,19 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
     v += batch * a.v[0] + group * a.v[2];
     out += batch * a.out[0] + head * a.out[2];
 
-    const i64 last = first + ROWS < a.queries ? first + ROWS - 1 : a.queries - 1;
-    const int end = (int)key_end(a, last), own_first = (int)first + warp * 16;
-    const float scale = (float)a.scale * LOG2E;  // exponentials are powers of two
+    const Range tile = keys_of_tile(a, batch, first, ROWS);
+    const int end = (int)tile.end, begin = (int)tile.start / KEYS * KEYS, own_first = (int)first + warp * 16;
+    const Range seen[2] = {keys_of(a, batch, own_first + lane / 4), keys_of(a, batch, own_first + lane / 4 + 8)};
+    // Keys that every query of this warp sees.
+    const int seen_from = (int)keys_of(a, batch, own_first + 15).start, seen_to = (int)keys_of(a, batch, own_first).end;
+    const bool partial = own_first + 15 >= a.queries;
+    const float scale = (float)a.scale * LOG2E, cap = (float)a.softcap * LOG2E;  // exponentials are powers of two
     float sum[2] = {0, 0}, max[2] = {-real::infinity<float>(), -real::infinity<float>()};
     float result[D / 8][4] = {};
     load_rows<D, ROWS>(q_tile, q, a.q[1], first, a.queries, a.width);
-    if (end > 0) load_rows<D, KEYS>(k_tile, k, a.k[1], 0, a.keys, a.width);
+    if (begin < end) load_rows<D, KEYS>(k_tile, k, a.k[1], begin, a.keys, a.width);
     copy_commit();
-    for (int key = 0; key < end; key += KEYS) {
+    for (int key = begin; key < end; key += KEYS) {
         // Values are loaded while scores are computed, and the next keys while values are summed.
         load_rows<D, KEYS>(v_tile, v, a.v[1], key, a.keys, a.width);
         copy_commit();
@@ -117,14 +122,15 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
         if (key + KEYS < end) load_rows<D, KEYS>(k_tile, k, a.k[1], key + KEYS, a.keys, a.width);
         copy_commit();
 
-        const bool masked = key + KEYS > a.keys || (a.causal && key + KEYS - 1 > own_first + a.keys - a.queries);
+        const bool masked = partial || key < seen_from || key + KEYS > seen_to;
         float largest[2] = {max[0], max[1]};
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 s[n][e] *= scale;
-                if (masked && !visible(a, own_first + lane / 4 + e / 2 * 8, key + n * 8 + lane % 4 * 2 + e % 2))
+                if (cap > 0) s[n][e] = soft_cap(s[n][e], cap);
+                if (masked && !seen[e / 2].has(key + n * 8 + lane % 4 * 2 + e % 2))
                     s[n][e] = -real::infinity<float>();
                 largest[e / 2] = real::max(largest[e / 2], s[n][e]);
             }
@@ -174,23 +180,25 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
     store_rows<D>(out, a.out[1], own_first, a.queries, a.width, result, factor[0], factor[1]);
 }
 
-// Computes p and ds from scores and dp, in place. `row` and `column` give this thread's indices; `of` gives lse and
-// delta, `factor` the dropout factor of element e of column tile n.
-template <int N, class Row, class Column, class Statistics, class Factor>
-INLINE void score_gradients(float (*s)[4], float (*dp)[4], const Attention& a, bool keys_are_rows, Row row, Column column, Statistics of, Factor factor) {
-    const float scale = (float)a.scale * LOG2E;
+// Computes p and ds from scores and dp, in place. `seen` tells whether element e of column tile n is visible; `of` gives
+// its lse and delta, `factor` its dropout factor.
+template <int N, class Seen, class Statistics, class Factor>
+INLINE void score_gradients(float (*s)[4], float (*dp)[4], const Attention& a, Seen seen, Statistics of, Factor factor) {
+    const float scale = (float)a.scale * LOG2E, cap = (float)a.softcap * LOG2E;
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const i64 i = row(e), j = column(n, e);
-            const bool seen = keys_are_rows ? visible(a, j, i) : visible(a, i, j);
-            float lse, delta;
+            float lse, delta, slope = 1, score = s[n][e] * scale;
             of(n, e, lse, delta);
-            const float p = seen ? fast_exp2(s[n][e] * scale - lse * LOG2E) : 0.0f;
+            if (cap > 0) {
+                score = soft_cap(score, cap);
+                slope = soft_cap_slope(score, cap);
+            }
+            const float p = seen(n, e) ? fast_exp2(score - lse * LOG2E) : 0.0f;
             const float m = factor(n, e);
             s[n][e] = p * m;
-            dp[n][e] = p * (dp[n][e] * m - delta);
+            dp[n][e] = p * (dp[n][e] * m - delta) * slope;
         }
 }
 
@@ -215,11 +223,12 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
         row_lse[half] = lse[at];
         row_delta[half] = delta[at];
     }
-    const i64 last = first + ROWS < a.queries ? first + ROWS - 1 : a.queries - 1, end = key_end(a, last);
+    const Range seen[2] = {keys_of(a, batch, own_first + lane / 4), keys_of(a, batch, own_first + lane / 4 + 8)};
+    const Range tile = keys_of_tile(a, batch, first, ROWS);
     float result[D / 8][4] = {};
     load_rows<D, ROWS>(q_tile, q, a.q[1], first, a.queries, a.width);
     load_rows<D, ROWS>(dout_tile, dout, a.dout[1], first, a.queries, a.width);
-    for (i64 key = 0; key < end; key += KEYS) {
+    for (i64 key = tile.start / KEYS * KEYS; key < tile.end; key += KEYS) {
         load_rows<D, KEYS>(k_tile, k, a.k[1], key, a.keys, a.width);
         load_rows<D, KEYS>(v_tile, v, a.v[1], key, a.keys, a.width);
         copy_commit();
@@ -230,8 +239,7 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
         multiply_rows<D, KEYS / 8>(s, q_tile + warp * 16 * TILE, k_tile);
         multiply_rows<D, KEYS / 8>(dp, dout_tile + warp * 16 * TILE, v_tile);
         score_gradients<KEYS / 8>(
-            s, dp, a, false, [&](int e) { return own_first + lane / 4 + e / 2 * 8; },
-            [&](int n, int e) { return key + n * 8 + lane % 4 * 2 + e % 2; },
+            s, dp, a, [&](int n, int e) { return seen[e / 2].has(key + n * 8 + lane % 4 * 2 + e % 2); },
             [&](int, int e, float& lse, float& delta) {
                 lse = row_lse[e / 2];
                 delta = row_delta[e / 2];
@@ -253,6 +261,7 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
     T *k_tile = memory, *v_tile = k_tile + ROWS * TILE, *q_tile = v_tile + ROWS * TILE, *dout_tile = q_tile + QUERIES * TILE;
     SHARED(float, lse_tile, QUERIES);
     SHARED(float, delta_tile, QUERIES);
+    SHARED(Range, seen_tile, QUERIES);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const i64 first = (i64)blockIdx.x * ROWS, group = blockIdx.y, batch = blockIdx.z, own_first = first + warp * 16;
     k += batch * a.k[0] + group * a.k[2];
@@ -269,6 +278,8 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
         const T* dout_head = dout + batch * a.dout[0] + head * a.dout[2];
         const i64 statistics = (batch * a.heads + head) * a.queries;
         for (i64 query = begin; query < a.queries; query += QUERIES) {
+            const Range tile = keys_of_tile(a, batch, query, QUERIES);
+            if (tile.start >= first + ROWS || tile.end <= first) continue;  // no query of the tile sees these keys
             load_rows<D, QUERIES>(q_tile, q_head, a.q[1], query, a.queries, a.width);
             load_rows<D, QUERIES>(dout_tile, dout_head, a.dout[1], query, a.queries, a.width);
             copy_commit();
@@ -277,6 +288,7 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
                 const i64 at = statistics + (query + threadIdx.x < a.queries ? query + threadIdx.x : 0);
                 lse_tile[threadIdx.x] = lse[at];
                 delta_tile[threadIdx.x] = delta[at];
+                seen_tile[threadIdx.x] = keys_of(a, batch, query + threadIdx.x);
             }
             copy_wait<0>();
             __syncthreads();
@@ -284,8 +296,8 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
             multiply_rows<D, QUERIES / 8>(s, k_tile + warp * 16 * TILE, q_tile);
             multiply_rows<D, QUERIES / 8>(dp, v_tile + warp * 16 * TILE, dout_tile);
             score_gradients<QUERIES / 8>(
-                s, dp, a, true, [&](int e) { return own_first + lane / 4 + e / 2 * 8; },
-                [&](int n, int e) { return query + n * 8 + lane % 4 * 2 + e % 2; },
+                s, dp, a,
+                [&](int n, int e) { return seen_tile[n * 8 + lane % 4 * 2 + e % 2].has(own_first + lane / 4 + e / 2 * 8); },
                 [&](int n, int e, float& lse, float& delta) {
                     lse = lse_tile[n * 8 + lane % 4 * 2 + e % 2];
                     delta = delta_tile[n * 8 + lane % 4 * 2 + e % 2];

@@ -3,20 +3,48 @@
 // Mirrors `arguments::Attention` on the host. Strides are for (batch, position, head), in elements; heads are dense.
 struct Attention {
     i64 queries, keys, heads, groups, width;
-    i64 causal;  // not 0: query i sees keys j <= i + keys - queries
+    i64 causal;         // not 0: query i sees keys j <= i + keys - queries
+    i64 window;         // not 0: query i sees keys j with |i + keys - queries - j| < window
+    const u32* ranges;  // not null: the first key that each query may see, and the one after the last
+    i64 ranges_row;     // elements of a batch row of them; 0 if all rows have the same
     double scale;
+    double softcap;  // not 0: scores s become softcap tanh(s / softcap)
     i64 q[3], k[3], v[3], out[3], dout[3], dq[3], dk[3], dv[3];
 };
 
-INLINE i64 key_end(const Attention& a, i64 last_query) {
-    if (!a.causal) return a.keys;
-    const i64 end = last_query + 1 + a.keys - a.queries;
-    return end < 0 ? 0 : end < a.keys ? end : a.keys;
+// The keys from `start` to `end` - 1. Neither decreases from a query to the next.
+struct Range {
+    i64 start, end;
+    INLINE bool has(i64 key) const { return start <= key && key < end; }
+};
+
+// The keys that a query sees; none for a query out of bounds.
+INLINE Range keys_of(const Attention& a, i64 batch, i64 query) {
+    if (query >= a.queries) return {0, 0};
+    const i64 position = query + a.keys - a.queries;
+    i64 start = 0, end = a.causal && position + 1 < a.keys ? position + 1 : a.keys;
+    if (a.window) {
+        if (position + 1 - a.window > start) start = position + 1 - a.window;
+        if (position + a.window < end) end = position + a.window;
+    }
+    if (a.ranges) {
+        const u32* own = a.ranges + batch * a.ranges_row + 2 * query;
+        if (own[0] > start) start = own[0];
+        if (own[1] < end) end = own[1];
+    }
+    if (end < 0) end = 0;
+    return {start < end ? start : end, end};
 }
 
-INLINE bool visible(const Attention& a, i64 query, i64 key) {
-    return key < a.keys && query < a.queries && (!a.causal || key <= query + a.keys - a.queries);
+// The keys that a tile of queries sees, of which the last may be out of bounds.
+INLINE Range keys_of_tile(const Attention& a, i64 batch, i64 first, i64 count) {
+    const i64 last = first + count < a.queries ? first + count - 1 : a.queries - 1;
+    return {keys_of(a, batch, first).start, keys_of(a, batch, last).end};
 }
+
+// A capped score; the derivative of the cap at a capped score.
+template <class Number> INLINE Number soft_cap(Number score, Number cap) { return cap * real::tanh(score / cap); }
+template <class Number> INLINE Number soft_cap_slope(Number capped, Number cap) { return Number(1) - (capped / cap) * (capped / cap); }
 
 // Dropout factors of the probabilities, 0 or `scale`: element (sample, head, query, key) of the global tensor is kept
 // if its random bits exceed `last_dropped`.

@@ -48,11 +48,13 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, A* lse, const At
     A* row = rows + warp * MAX_WIDTH;
     keep_row(row, q + batch * a.q[0] + query * a.q[1] + head * a.q[2], a.width);
     __syncwarp();
-    const i64 end = key_end(a, query);
+    const i64 start = keys_of(a, batch, query).start, end = keys_of(a, batch, query).end;
+    const A cap = (A)a.softcap;
     A max = -real::infinity<A>(), sum = A(0), result[PER_LANE] = {};
-    for (i64 key = 0; key < end; key += 32) {
+    for (i64 key = start; key < end; key += 32) {
         const i64 own = key + lane;
-        const A s = own < end ? (A)a.scale * dot(row, k + own * a.k[1], a.width) : -real::infinity<A>();
+        A s = own < end ? (A)a.scale * dot(row, k + own * a.k[1], a.width) : -real::infinity<A>();
+        if (cap > A(0) && own < end) s = soft_cap(s, cap);
         const A largest = real::max(max, join_warp(s, Larger())), shrink = real::exp(max - largest);
         const A p = real::exp(s - largest);
         max = largest;
@@ -78,13 +80,19 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
     keep_row(q_row, q + batch * a.q[0] + query * a.q[1] + head * a.q[2], a.width);
     keep_row(dout_row, dout + batch * a.dout[0] + query * a.dout[1] + head * a.dout[2], a.width);
     __syncwarp();
-    const i64 end = key_end(a, query);
+    const i64 start = keys_of(a, batch, query).start, end = keys_of(a, batch, query).end;
+    const A cap = (A)a.softcap;
     A result[PER_LANE] = {};
-    for (i64 key = 0; key < end; key += 32) {
+    for (i64 key = start; key < end; key += 32) {
         const i64 own = key + lane;
         A ds = A(0);
         if (own < end) {
-            const A p = real::exp((A)a.scale * dot(q_row, k + own * a.k[1], a.width) - lse[at]);
+            A s = (A)a.scale * dot(q_row, k + own * a.k[1], a.width), slope = A(1);
+            if (cap > A(0)) {
+                s = soft_cap(s, cap);
+                slope = soft_cap_slope(s, cap);
+            }
+            const A p = real::exp(s - lse[at]) * slope;
             const A m = drops.factor(batch, head, query, own);
             ds = p * (m * dot(dout_row, v + own * a.v[1], a.width) - delta[at]);
         }
@@ -104,17 +112,25 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
     keep_row(v_row, v + batch * a.v[0] + key * a.v[1] + group * a.v[2], a.width);
     __syncwarp();
     const i64 per_group = a.heads / a.groups;
+    const A cap = (A)a.softcap;
     A dk_sum[PER_LANE] = {}, dv_sum[PER_LANE] = {};
     for (i64 head = group * per_group; head < (group + 1) * per_group; head++) {
         const T* q_head = q + batch * a.q[0] + head * a.q[2];
         const T* dout_head = dout + batch * a.dout[0] + head * a.dout[2];
         for (i64 query = 0; query < a.queries; query += 32) {
+            const Range tile = keys_of_tile(a, batch, query, 32);
+            if (key < tile.start || key >= tile.end) continue;
             const i64 own = query + lane, at = (batch * a.heads + head) * a.queries + own;
             A p = A(0), ds = A(0);
-            if (visible(a, own, key)) {
-                p = real::exp((A)a.scale * dot(k_row, q_head + own * a.q[1], a.width) - lse[at]);
+            if (keys_of(a, batch, own).has(key)) {
+                A s = (A)a.scale * dot(k_row, q_head + own * a.q[1], a.width), slope = A(1);
+                if (cap > A(0)) {
+                    s = soft_cap(s, cap);
+                    slope = soft_cap_slope(s, cap);
+                }
+                p = real::exp(s - lse[at]);
                 const A m = drops.factor(batch, head, own, key);
-                ds = p * (m * dot(v_row, dout_head + own * a.dout[1], a.width) - delta[at]);
+                ds = p * (m * dot(v_row, dout_head + own * a.dout[1], a.width) - delta[at]) * slope;
                 p *= m;
             }
             add_rows(dv_sum, p, dout_head + query * a.dout[1], a.dout[1], a.queries - query, a.width);

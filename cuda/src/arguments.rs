@@ -194,8 +194,16 @@ pub struct Attention {
     pub width: i64,
     /// Not 0: query i sees keys j <= i + S - T.
     pub causal: i64,
+    /// Not 0: query i sees keys j with |i + S - T - j| < window.
+    pub window: i64,
+    /// Address of the first key that each query of each batch row may see, and the one after the last, as u32; or 0.
+    pub ranges: u64,
+    /// Elements of a batch row of the ranges; 0 if all rows have the same.
+    pub ranges_row: i64,
     /// Factor of the scores.
     pub scale: f64,
+    /// Not 0: scores s become softcap tanh(s / softcap).
+    pub softcap: f64,
     /// Strides of the queries.
     pub q: [i64; 3],
     /// Strides of the keys.

@@ -12,6 +12,7 @@ mod inputs;
 mod leaves;
 mod regions;
 mod saved;
+mod scores;
 mod shards;
 mod table;
 mod threads;

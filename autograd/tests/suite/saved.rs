@@ -3,7 +3,7 @@
 use ferrotron_autograd::ops::attention::{attention, packed_attention};
 use ferrotron_autograd::ops::pointwise::{binary, unary};
 use ferrotron_autograd::{Leaf, Var, checkpoint, checkpoint_discard_output};
-use ferrotron_tensor::ops::attention::AttentionConfig;
+use ferrotron_tensor::ops::attention::{AttentionConfig, KeyRanges};
 use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
 use ferrotron_tensor::ops::reduce::KeepDims;
 use ferrotron_tensor::ops::table::{Binary, Saves, Unary};
@@ -160,13 +160,22 @@ fn an_mlp_keeps_neither_the_norm_nor_the_activation() -> Result<()> {
 fn attention_keeps_operands_result_and_log_sum_exp() -> Result<()> {
     let device = Device::cpu(1)?;
     let (b, t, h, g, d) = (2, 5, 4, 2, 3);
+    let masked = AttentionConfig {
+        window: Some(3),
+        ranges: Some(KeyRanges::from_lengths(&[t, 2], t)?),
+        softcap: Some(1.0),
+        ..AttentionConfig::bidirectional(d)
+    };
     let config = AttentionConfig::causal(d);
     let q = computed(&device, &[b, t, h, d])?;
     let [k, v] = [computed(&device, &[b, t, g, d])?, computed(&device, &[b, t, g, d])?];
     let want = (2 * b * t * h * d + 2 * b * t * g * d + b * h * t) * F;
     assert_eq!(attention(&q, &k, &v, &config)?.saved_bytes(), want);
+    // A mask is no tensor: padding costs what no padding costs.
+    assert_eq!(attention(&q, &k, &v, &masked)?.saved_bytes(), want);
     let qkv = computed(&device, &[b, t, (h + 2 * g) * d])?;
     assert_eq!(packed_attention(&qkv, h, g, &config)?.saved_bytes(), want);
+    assert_eq!(packed_attention(&qkv, h, g, &masked)?.saved_bytes(), want);
     Ok(())
 }
 

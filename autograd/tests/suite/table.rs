@@ -10,11 +10,13 @@ use ferrotron_autograd::Var;
 use ferrotron_autograd::ops::attention::{attention, packed_attention};
 use ferrotron_autograd::ops::linear_cross_entropy::{PendingGradient, VocabParallelComm};
 use ferrotron_autograd::ops::pointwise::{binary, unary};
-use ferrotron_tensor::ops::attention::{AttentionConfig, AttentionDropout, AttentionMask};
+use ferrotron_tensor::ops::attention::AttentionMask;
 use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, VocabAllReduce, VocabShard};
 use ferrotron_tensor::ops::rotary::RotaryTable;
 use ferrotron_tensor::ops::table::{Binary, Unary};
 use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
+
+use crate::scores::{restricted, scores};
 
 /// What an operation is called with: the dims of each input.
 pub type Shapes = &'static [&'static [usize]];
@@ -247,6 +249,10 @@ fn losses_and_attention() -> Vec<OpCase> {
             attention(&x[0], &x[1], &x[2], &scores(mask, dropout, &[b, h, t, s], 2)?)
         }
     };
+    // Windows, documents with key lengths, and a soft cap, alone and together.
+    let restricted = |mask: AttentionMask, options: [bool; 3]| {
+        move |x: &[Var]| attention(&x[0], &x[1], &x[2], &restricted(x, mask, options)?)
+    };
     let packed = |heads: usize, groups: usize, dropout: f64| {
         move |x: &[Var]| {
             let [b, t] = [x[0].dims()[0], x[0].dims()[1]];
@@ -277,6 +283,20 @@ fn losses_and_attention() -> Vec<OpCase> {
         row("attention", "all keys", MULTI_HEAD, attend(AttentionMask::None, 0.0)),
         row("attention", "grouped", GROUPED, attend(AttentionMask::Causal, 0.0)),
         row("attention", "grouped, dropout", GROUPED, attend(AttentionMask::Causal, 0.3)),
+        row(
+            "attention",
+            "window",
+            GROUPED,
+            restricted(AttentionMask::Causal, [true, false, false]),
+        ),
+        row("attention", "ranges", GROUPED, restricted(AttentionMask::None, [false, true, false])),
+        row("attention", "softcap", GROUPED, restricted(AttentionMask::None, [false, false, true])),
+        row(
+            "attention",
+            "all options",
+            GROUPED,
+            restricted(AttentionMask::Causal, [true, true, true]),
+        ),
         row("packed_attention", "multi-head", PACKED, packed(2, 2, 0.0)),
         row("packed_attention", "grouped", PACKED_GROUPED, packed(4, 2, 0.0)),
         row("packed_attention", "grouped, dropout", PACKED_GROUPED, packed(4, 2, 0.3)),
@@ -304,15 +324,6 @@ impl VocabParallelComm for Alone {
     fn reduce_input_gradient(&self, dx: Tensor) -> Result<PendingGradient> {
         Ok(Box::new(|| Ok(dx)))
     }
-}
-
-fn scores(mask: AttentionMask, p: f64, place: &[usize], width: usize) -> Result<AttentionConfig> {
-    let mut config = AttentionConfig { mask, ..AttentionConfig::causal(width) };
-    if p > 0.0 {
-        let key = RandomKey::new(11, 0, "attention");
-        config.dropout = Some(AttentionDropout::new(p, key, ShardSpec::unsharded(place))?);
-    }
-    Ok(config)
 }
 
 /// Indices below `size` with repeats, in a scattered order.

@@ -53,9 +53,13 @@ const MUTANTS: &[Mutant] = mutants! {
     a_lane_of_the_row_forgotten in "attention":
         "sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 2);" => "";
     sums_without_rescaling in "attention": "sum[half] *= shrink;" => "";
-    diagonal_masked in "attention": "key <= query + a.keys - a.queries" => "key < query + a.keys - a.queries";
+    diagonal_masked in "attention": "position + 1 < a.keys ? position + 1" => "position < a.keys ? position";
     last_tile_of_keys_forgotten in "attention":
-        "last_query + 1 + a.keys - a.queries" => "last_query - 31 + a.keys - a.queries";
+        "keys_of(a, batch, last).end}" => "keys_of(a, batch, last).end - 32}";
+    window_one_key_wider in "attention": " start = position + 1 - a.window" => " start = position - a.window";
+    ranges_of_another_row in "attention": "a.ranges + batch * a.ranges_row" => "a.ranges";
+    end_of_the_range_seen in "attention_rows": "end = own[1];" => "end = own[1] + 1;";
+    cap_without_its_slope in "attention": "(dp[n][e] * m - delta) * slope" => "(dp[n][e] * m - delta)";
     first_tile_of_queries_forgotten in "attention": "begin / QUERIES * QUERIES" => "(begin / QUERIES + 1) * QUERIES";
     wrong_group in "attention": "head * a.groups / a.heads" => "head % a.groups";
     delta_of_another_row in "attention": "delta = row_delta[e / 2];" => "delta = row_delta[e % 2];";
@@ -67,7 +71,7 @@ const MUTANTS: &[Mutant] = mutants! {
     dropout_of_another_query in "attention_rows": "+ coordinate(2, query)" => "+ (u64)query";
     nothing_that_counts in "attention_rows": "(kept == A(0) ? A(0) : kept * out[i])" => "kept * out[i]";
     row_read_before_its_warp_has_written_it in "attention_rows": "__syncwarp();" => "";
-    keys_of_all_queries in "attention_rows": "const i64 end = key_end(a, query);" => "const i64 end = a.keys;";
+    keys_of_all_queries in "attention_rows": "end = keys_of(a, batch, query).end;" => "end = a.keys;";
     // Sums and maxima
     maximum_without_rescaling in "softmax": "sum_exp *= real::exp(max - x);" => "";
     mean_of_the_wrong_sum in "norm":

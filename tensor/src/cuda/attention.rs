@@ -116,6 +116,8 @@ struct AttentionLaunch<'a> {
     /// Elements of a head, including the zero padding.
     width: usize,
     dropout: Option<&'a AttentionDropout>,
+    /// Held until the launch; the arguments have its address.
+    _ranges: Option<Tensor>,
     a: Attention,
 }
 
@@ -135,6 +137,13 @@ impl<'a> AttentionLaunch<'a> {
         let [q, k, v] = operands.map(|x| readable(kernels, x, width));
         let operands = [q?, k?, v?];
         let [q, k, v] = [0, 1, 2].map(|i: usize| strides(&operands[i]));
+        let device = operands[0].device();
+        let ranges = config.ranges.as_ref().map(|ranges| ranges.tensor(device)).transpose()?;
+        let ranges_row = match &config.ranges {
+            Some(ranges) if ranges.rows() > 1 => 2 * ranges.queries(),
+            _ => 0,
+        };
+        let window = config.window.filter(|&window| window < queries + keys).unwrap_or(0);
         let a = Attention {
             queries: queries as i64,
             keys: keys as i64,
@@ -142,14 +151,18 @@ impl<'a> AttentionLaunch<'a> {
             groups: groups as i64,
             width: width as i64,
             causal: i64::from(config.mask == AttentionMask::Causal),
+            window: window as i64,
+            ranges: ranges.as_ref().map_or(0, Tensor::address),
+            ranges_row: ranges_row as i64,
             scale: config.scale,
+            softcap: config.softcap.unwrap_or(0.0),
             q,
             k,
             v,
             ..bytemuck::Zeroable::zeroed()
         };
         let dropout = config.dropout.as_ref().filter(|dropout| dropout.p > 0.0);
-        Ok(AttentionLaunch { kernels, shape, operands, width, dropout, a })
+        Ok(AttentionLaunch { kernels, shape, operands, width, dropout, _ranges: ranges, a })
     }
 
     /// The kernel of a pass, with queries, keys and values as its first arguments.

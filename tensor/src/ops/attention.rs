@@ -8,7 +8,12 @@
 //! - backward: `dp_ij = m_ij (dout_i . v_j)`, `delta_i = dout_i . out_i`, `ds_ij = p_ij (dp_ij - delta_i)`,
 //!   `dq_i = scale sum_j ds_ij k_j`, `dk_j = scale sum_i ds_ij q_i`, `dv_j = sum_i m_ij p_ij dout_i`.
 //!
-//! The sums over j run over the keys visible to query i. m is 1, or the dropout factor 0 or 1/(1-p), which backward
+//! With a soft cap c, `s_ij = c tanh(x_ij / c)` where `x_ij = scale q_i . k_j`, and ds_ij is multiplied by
+//! `1 - (s_ij / c)^2` before dq and dk.
+//!
+//! The sums over j run over the keys visible to query i, which are one range of keys: what mask, window and ranges have
+//! in common. Blocks that no query of a tile sees are skipped. A query that sees nothing has out = 0, lse = -infinity and
+//! no gradient. m is 1, or the dropout factor 0 or 1/(1-p), which backward
 //! recomputes. A gradient needs q, k, v, out and lse. Everything is computed in Acc (f32; f64 for f64) and lse is
 //! stored in it; 16-bit results are rounded once. Where bf16 is multiplied in pairs (AVX512-BF16, AMX), p and ds are
 //! also rounded before their products. Keys are processed in blocks from key 0 on and summed in order. The bits of a
@@ -22,12 +27,14 @@ pub(crate) mod config;
 mod forward;
 mod merge;
 pub(crate) mod operands;
+mod ranges;
 #[cfg(test)]
 mod tests;
 mod tile;
 
 pub use config::{AttentionConfig, AttentionDropout, AttentionMask};
 pub use merge::merge_attention;
+pub use ranges::KeyRanges;
 
 use crate::cuda;
 use crate::numeric::disjoint::Disjoint;

@@ -37,7 +37,8 @@ impl Sizes {
             }
         };
         // Twice the usual scale makes rows differ more.
-        Ok(AttentionConfig { mask, scale: 2.0 / (width as f64).sqrt(), dropout })
+        let scale = 2.0 / (width as f64).sqrt();
+        Ok(AttentionConfig { mask, scale, dropout, ..AttentionConfig::causal(width) })
     }
 
     /// Of out, lse, and the gradients of queries, keys and values: the relative and the absolute part.

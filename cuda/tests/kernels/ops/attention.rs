@@ -1,6 +1,6 @@
 use ferrotron_cuda::arguments::{Attention, Place as DevicePlace, Step};
 use ferrotron_tensor::ops::attention::{
-    AttentionConfig, AttentionDropout, AttentionMask, attention, attention_backward,
+    AttentionConfig, AttentionDropout, AttentionMask, KeyRanges, attention, attention_backward,
     merge_attention, split_packed,
 };
 use ferrotron_tensor::ops::reduce::{KeepDims, sum};
@@ -28,9 +28,40 @@ pub fn check(simulator: &Simulator) {
     {
         compare(simulator, &problem);
     }
+    for problem in restricted(DType::BF16, [2, 150, 150, 2, 1, 64], [2, 40, 70, 2, 2, 96]) {
+        compare(simulator, &problem);
+    }
     for problem in problems([DType::BF16, DType::F16], &sizes) {
         compare(simulator, &problem);
     }
+}
+
+/// Problems with windows, ranges of keys and soft caps, alone and together.
+pub fn restricted(
+    dtype: DType,
+    square: [usize; 6],
+    cached: [usize; 6],
+) -> impl Iterator<Item = Problem> {
+    let n = square[1];
+    let documents =
+        KeyRanges::from_documents(&[vec![0, 1, n / 2, n - 3], vec![0, n / 3, n]], n).unwrap();
+    let lengths = KeyRanges::from_lengths(&[n / 2 + 1, n], n).unwrap();
+    let both = documents.intersect(&lengths).unwrap();
+    let of = |mask| AttentionConfig { mask, ..AttentionConfig::causal(square[5]) };
+    let configs = [AttentionMask::None, AttentionMask::Causal].map(of).into_iter();
+    configs.flat_map(move |plain| {
+        let window = Some(n / 3);
+        let ranges = |ranges: &KeyRanges| Some(ranges.clone());
+        let square = [
+            AttentionConfig { window, ..plain.clone() },
+            AttentionConfig { ranges: ranges(&lengths), ..plain.clone() },
+            AttentionConfig { softcap: Some(0.75), ..plain.clone() },
+            AttentionConfig { window, ranges: ranges(&both), softcap: Some(0.75), ..plain.clone() },
+        ]
+        .map(|config| Problem::with(dtype, square, config));
+        let narrow = AttentionConfig { window: Some(cached[2] / 5), ..plain };
+        square.into_iter().chain([Problem::with(dtype, cached, narrow)])
+    })
 }
 
 /// In each dtype a problem of each size (batch, queries, keys, heads, key-value heads, width) with either mask, and
@@ -57,6 +88,8 @@ pub fn dropouts(dtypes: [DType; 2], sizes: [[usize; 6]; 2]) -> impl Iterator<Ite
 pub struct Problem {
     pub name: String,
     pub a: Attention,
+    /// The table of ranges, whose address is among the arguments.
+    _table: Option<Vec<[u32; 2]>>,
     /// Where there is dropout: key, step and place.
     drops: Option<(u64, Step, DevicePlace)>,
     /// Memory of q, k and v, which begins where they do.
@@ -79,11 +112,16 @@ fn small(dtype: DType, dims: &[usize], seed: u64) -> Tensor {
 impl Problem {
     /// Operands that are dense, each for itself.
     fn separate(dtype: DType, sizes: [usize; 6], mask: AttentionMask) -> Problem {
+        Problem::with(dtype, sizes, AttentionConfig { mask, ..AttentionConfig::causal(sizes[5]) })
+    }
+
+    /// As [`Problem::separate`], with these options.
+    fn with(dtype: DType, sizes: [usize; 6], config: AttentionConfig) -> Problem {
         let [batch, queries, keys, heads, groups, width] = sizes;
         let q = small(dtype, &[batch, queries, heads, width], 1);
         let k = small(dtype, &[batch, keys, groups, width], 2);
         let v = small(dtype, &[batch, keys, groups, width], 3);
-        Problem::new([&q, &k, &v], [bytes(&q), bytes(&k), bytes(&v)], mask, None)
+        Problem::new([&q, &k, &v], [bytes(&q), bytes(&k), bytes(&v)], config, None)
     }
 
     /// As [`Problem::separate`], with dropout: of some heads, two pieces of the queries and the end of the keys.
@@ -101,7 +139,9 @@ impl Problem {
                 &[(5, keys)],
             ],
         );
-        Problem::new([&q, &k, &v], [bytes(&q), bytes(&k), bytes(&v)], mask, Some(place.unwrap()))
+        let config = AttentionConfig { mask, ..AttentionConfig::causal(width) };
+        let memory = [bytes(&q), bytes(&k), bytes(&v)];
+        Problem::new([&q, &k, &v], memory, config, Some(place.unwrap()))
     }
 
     /// Views of one packed projection.
@@ -111,13 +151,13 @@ impl Problem {
         let (q, k, v) = split_packed(&projection, heads, groups).unwrap();
         let all = bytes(&projection);
         let memory = [&q, &k, &v].map(|x| all[x.layout().offset() * dtype.size()..].to_vec());
-        Problem::new([&q, &k, &v], memory, AttentionMask::Causal, None)
+        Problem::new([&q, &k, &v], memory, AttentionConfig::causal(width), None)
     }
 
     fn new(
         [q, k, v]: [&Tensor; 3],
         memory: [Vec<u8>; 3],
-        mask: AttentionMask,
+        config: AttentionConfig,
         place: Option<ShardSpec>,
     ) -> Problem {
         let (&[_, queries, heads, width], &[_, keys, groups, _]) = (q.dims(), k.dims()) else {
@@ -131,13 +171,18 @@ impl Problem {
             (key, step, device_place(place))
         });
         let dropout = place.map(|place| AttentionDropout::new(DROPPED, key, place).unwrap());
-        let config = AttentionConfig { mask, scale, dropout };
+        let config = AttentionConfig { scale, dropout, ..config };
         let (out, lse) = attention(q, k, v, &config).unwrap();
         let dout = small(q.dtype(), q.dims(), 5);
         let (dq, dk, dv) = attention_backward(&dout, (q, k, v), (&out, &lse), &config).unwrap();
         let wide = |x: &Tensor| x.cast(DType::F64).unwrap();
         let products = wide(&dout).mul(&wide(&out)).unwrap();
         let delta = sum(&products, &[3], KeepDims::Drop).unwrap().transpose(1, 2).unwrap();
+        // The table of ranges as the device has it.
+        let table = config.ranges.as_ref().map(|ranges| -> Vec<[u32; 2]> {
+            let places = (0..ranges.rows() * queries).map(|i| (i / queries, i % queries));
+            places.map(|(row, query)| ranges.range(row, query)).collect()
+        });
         let strides = |x: &Tensor| std::array::from_fn(|d| x.layout().strides()[d] as i64);
         let a = Attention {
             queries: queries as i64,
@@ -145,8 +190,12 @@ impl Problem {
             heads: heads as i64,
             groups: groups as i64,
             width: width as i64,
-            causal: i64::from(mask == AttentionMask::Causal),
+            causal: i64::from(config.mask == AttentionMask::Causal),
+            window: config.window.unwrap_or(0) as i64,
+            ranges: table.as_ref().map_or(0, |table| table.as_ptr() as u64),
+            ranges_row: config.ranges.as_ref().map_or(0, |ranges| 2 * ranges.queries() as i64),
             scale,
+            softcap: config.softcap.unwrap_or(0.0),
             q: strides(q),
             k: strides(k),
             v: strides(v),
@@ -156,11 +205,10 @@ impl Problem {
             dk: strides(&dk),
             dv: strides(&dv),
         };
-        let name =
-            format!("attention of {:?} to {:?} {mask:?} {:?}", q.dims(), k.dims(), config.dropout);
+        let name = format!("attention of {:?} to {:?} {config:?}", q.dims(), k.dims());
         let delta = delta.cast(q.dtype().accumulator()).unwrap();
         let want = [out, lse, dq, dk, dv];
-        Problem { name, a, drops, memory, dout: bytes(&dout), want, delta }
+        Problem { name, a, _table: table, drops, memory, dout: bytes(&dout), want, delta }
     }
 
     pub fn dtype(&self) -> DType {

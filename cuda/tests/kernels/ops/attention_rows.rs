@@ -1,6 +1,6 @@
 use ferrotron_tensor::DType;
 
-use super::attention::{Problem, dropouts, merges, problems};
+use super::attention::{Problem, dropouts, merges, problems, restricted};
 use crate::simulator::Simulator;
 
 pub fn check(simulator: &Simulator) {
@@ -18,6 +18,9 @@ pub fn check(simulator: &Simulator) {
     for problem in
         dropouts([DType::F64, DType::F32], [[2, 40, 50, 4, 2, 20], [1, 33, 70, 2, 1, 96]])
     {
+        compare(simulator, &problem);
+    }
+    for problem in restricted(DType::F64, [2, 70, 70, 2, 1, 20], [2, 20, 50, 1, 1, 8]) {
         compare(simulator, &problem);
     }
     for dtype in [DType::F64, DType::F32] {

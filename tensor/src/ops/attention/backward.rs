@@ -2,8 +2,9 @@
 //! stay in cache while dq gathers its parts in the order of the keys.
 
 use super::tile::{
-    AttentionOperands, GROUP, HeadView, KEYS, QUERIES, Shape, StoreKeyGradients, Target, by_limit,
-    for_each_task, multiply, padded, row_products, take,
+    AttentionOperands, BlockLimits, GROUP, HeadView, KEYS, QUERIES, Shape, StoreKeyGradients,
+    Target, by_limit, for_each_task, multiply, padded, row_products, soft_cap, soft_cap_slopes,
+    take,
 };
 use crate::gemm::Accum;
 use crate::numeric::disjoint::Disjoint;
@@ -88,7 +89,7 @@ type OneHead<T> = for<'a> fn(
 /// The function for these operands, and the elements of its workspace.
 fn method<T: Element>(call: &AttentionOperands<'_, T>) -> (OneHead<T>, usize) {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    if call.blocks.has_tiles() {
+    if call.blocks.has_tiles() && call.softcap.is_none() {
         let tiled: OneHead<bf16> = amx::one_head;
         if let Some(&tiled) = (&tiled as &dyn Any).downcast_ref::<OneHead<T>>() {
             return (tiled, amx::workspace_floats(call.shape, call.dropout.is_some()));
@@ -100,7 +101,7 @@ fn method<T: Element>(call: &AttentionOperands<'_, T>) -> (OneHead<T>, usize) {
     let size = call.blocks.steps(key_rows) * row
         + query_rows * (3 * row + 1)
         + KEYS * 2 * (call.blocks.steps(width) + row)
-        + QUERIES * 3 * KEYS
+        + QUERIES * (3 + usize::from(call.softcap.is_some())) * KEYS
         + 2 * call.blocks.transposed_elements(QUERIES, KEYS);
     (one_head::<T>, size)
 }
@@ -133,6 +134,7 @@ fn one_head<T: Element>(
     let p = take(&mut rest, QUERIES * KEYS);
     let ds = take(&mut rest, QUERIES * KEYS);
     let factors = take(&mut rest, QUERIES * KEYS);
+    let slopes = take(&mut rest, if call.softcap.is_some() { QUERIES * KEYS } else { 0 });
     let delta = &mut take(&mut rest, query_rows)[..queries];
     let turned_elements = call.blocks.transposed_elements(QUERIES, KEYS);
     let p_turned = take(&mut rest, turned_elements);
@@ -151,7 +153,7 @@ fn one_head<T: Element>(
     };
     row_products(dout.rows(b, head), out.rows(b, head), width, delta);
     dq_sums.fill(zero);
-    let mut limits = [0; QUERIES];
+    let mut limits = BlockLimits::NOTHING;
     for key in (0..keys).step_by(KEYS) {
         let key_count = KEYS.min(keys - key);
         // SAFETY: as above.
@@ -167,11 +169,12 @@ fn one_head<T: Element>(
         dv.fill(zero);
         for first in (0..queries).step_by(QUERIES) {
             let rows = QUERIES.min(queries - first);
-            call.limits(first, rows, key, &mut limits);
-            let limits = &limits[..rows];
-            if limits[rows - 1] == 0 {
+            call.limits((b, first), rows, key, &mut limits);
+            if limits.ends[rows - 1] == 0 || call.has_starts() && !limits.any(rows) {
                 continue;
             }
+            let starts = if call.has_starts() { &limits.starts[..rows] } else { &[] };
+            let limits = &limits.ends[..rows];
             by_limit(limits, |i, rows, limit| {
                 let (p, ds) = (&mut p[i * KEYS..], &mut ds[i * KEYS..]);
                 let size = (rows, limit, width_steps);
@@ -184,6 +187,10 @@ fn one_head<T: Element>(
                     let dst = (ds.as_mut_ptr(), KEYS, Accum::Replace);
                     call.blocks.product(size, dst, one, lhs, (v_turned.as_ptr(), KEYS));
                 }
+                if let Some(cap) = call.softcap {
+                    soft_cap(p, rows, padded(limit), cap);
+                    soft_cap_slopes(p, rows, padded(limit), cap, slopes);
+                }
                 if let Some(dropout) = call.dropout {
                     for r in 0..rows {
                         let factors = &mut factors[(i + r) * KEYS..][..limit];
@@ -192,8 +199,13 @@ fn one_head<T: Element>(
                     }
                 }
                 let at = first + i..first + i + rows;
-                let limits = &limits[i..i + rows];
-                softmax_gradient(p, ds, padded(limit), limits, &lse[at.clone()], &delta[at]);
+                let visible = (starts.get(i..).unwrap_or_default(), &limits[i..i + rows]);
+                softmax_gradient(p, ds, padded(limit), visible, &lse[at.clone()], &delta[at]);
+                if call.softcap.is_some() {
+                    for r in 0..rows {
+                        multiply(&mut ds[r * KEYS..][..limit], &slopes[r * KEYS..][..limit]);
+                    }
+                }
                 if call.dropout.is_some() {
                     for r in 0..rows {
                         let factors = &factors[(i + r) * KEYS..][..limit];
@@ -246,17 +258,18 @@ fn one_head<T: Element>(
 }
 
 vectorized! {
-    /// p = exp(score - lse) and ds = p (dp - delta) in place of score and dp; both 0 from `visible` to
-    /// `width`.
+    /// p = exp(score - lse) and ds = p (dp - delta) in place of score and dp; both 0 before the starts, of which there may
+    /// be none, and from the ends to `width`.
     fn softmax_gradient<A: Real>(
         p: &mut [A],
         ds: &mut [A],
         width: usize,
-        visible: &[usize],
+        visible: (&[usize], &[usize]),
         lse: &[A],
         delta: &[A],
     ) {
-        for (i, &visible) in visible.iter().enumerate() {
+        let (starts, ends) = visible;
+        for (i, &end) in ends.iter().enumerate() {
             let p = &mut p[i * KEYS..i * KEYS + width];
             let ds = &mut ds[i * KEYS..i * KEYS + width];
             let (lse, delta) = (lse[i], delta[i]);
@@ -264,8 +277,11 @@ vectorized! {
                 *p = (*p - lse).exp();
                 *ds = *p * (*ds - delta);
             }
-            p[visible..].fill(A::ZERO);
-            ds[visible..].fill(A::ZERO);
+            let start = starts.get(i).copied().unwrap_or(0);
+            for x in [p, ds] {
+                x[..start].fill(A::ZERO);
+                x[end..].fill(A::ZERO);
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! The options of attention.
 
+use super::ranges::KeyRanges;
 use crate::{Error, RandomKey, Result, ShardSpec};
 
 /// Names in errors.
@@ -16,13 +17,20 @@ pub enum AttentionMask {
     Causal,
 }
 
-/// Options of attention.
+/// Options of attention. All of them combine: a query sees the keys that mask, window and ranges have in common.
 #[derive(Debug, Clone)]
 pub struct AttentionConfig {
     /// The keys visible to a query.
     pub mask: AttentionMask,
+    /// Sliding window: query i of T sees keys j with |i + S - T - j| < window. With [`AttentionMask::Causal`] these are
+    /// its own position and the window - 1 before it (Mistral, arXiv 2310.06825).
+    pub window: Option<usize>,
+    /// The range of keys that each query may see: key lengths, documents.
+    pub ranges: Option<KeyRanges>,
     /// Factor of the scores, usually 1 / sqrt(D).
     pub scale: f64,
+    /// Soft cap of the scores: c tanh(s / c), after the scale (Gemma 2, arXiv 2408.00118).
+    pub softcap: Option<f64>,
     /// Dropout of the probabilities.
     pub dropout: Option<AttentionDropout>,
 }
@@ -31,7 +39,19 @@ impl AttentionConfig {
     /// Causal attention over heads of `width` elements: scale 1 / sqrt(width), no dropout.
     pub fn causal(width: usize) -> AttentionConfig {
         let scale = 1.0 / (width.max(1) as f64).sqrt();
-        AttentionConfig { mask: AttentionMask::Causal, scale, dropout: None }
+        AttentionConfig {
+            mask: AttentionMask::Causal,
+            window: None,
+            ranges: None,
+            scale,
+            softcap: None,
+            dropout: None,
+        }
+    }
+
+    /// Attention to all keys over heads of `width` elements: scale 1 / sqrt(width), no dropout.
+    pub fn bidirectional(width: usize) -> AttentionConfig {
+        AttentionConfig { mask: AttentionMask::None, ..AttentionConfig::causal(width) }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Forward: for each block of queries, keys from first to last with a running maximum and sum.
 
 use super::tile::{
-    AttentionOperands, KEYS, QUERIES, Shape, Target, by_limit, for_each_task, multiply, padded,
-    take,
+    AttentionOperands, BlockLimits, KEYS, QUERIES, Shape, Target, by_limit, for_each_task,
+    multiply, padded, soft_cap, take,
 };
 use crate::gemm::Accum;
 use crate::gemm::small::PAD;
@@ -31,7 +31,7 @@ pub(super) fn run<T: Element>(
     lse: Disjoint<'_, T::Acc>,
 ) -> Result<()> {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    if call.blocks.has_tiles() && call.shape.width > 0 {
+    if call.blocks.has_tiles() && call.shape.width > 0 && call.softcap.is_none() {
         let tiled: Forward<bf16> = amx::run;
         if let Some(tiled) = (&tiled as &dyn Any).downcast_ref::<Forward<T>>() {
             return tiled(device, call, out, lse);
@@ -106,10 +106,15 @@ fn query_block<T: Element>(
     sums.fill(zero);
     maxima.fill(T::Acc::NEG_INFINITY);
     totals.fill(zero);
-    let mut limits = [0; QUERIES];
-    for key in (0..call.visible(first + rows - 1)).step_by(KEYS) {
-        call.limits(first, rows, key, &mut limits);
-        let limits = &limits[..rows];
+    let mut limits = BlockLimits::NOTHING;
+    let [[start, _], [_, end]] = [first, first + rows - 1].map(|query| call.visible(b, query));
+    for key in (start / KEYS * KEYS..end).step_by(KEYS) {
+        call.limits((b, first), rows, key, &mut limits);
+        if call.has_starts() && !limits.any(rows) {
+            continue;
+        }
+        let starts = if call.has_starts() { &limits.starts[..rows] } else { &[] };
+        let limits = &limits.ends[..rows];
         let k = &k[key * call.blocks.steps(width)..];
         let v = &v[call.blocks.step_of(key) * row..];
         by_limit(limits, |i, rows, limit| {
@@ -120,9 +125,14 @@ fn query_block<T: Element>(
                 let size = (rows, limit, call.blocks.steps(width));
                 call.blocks.product(size, dst, call.scale, q.at(i, 0), (k.as_ptr(), KEYS));
             }
+            if let Some(cap) = call.softcap {
+                soft_cap(tile, rows, padded(limit), cap);
+            }
             let sums = &mut sums[i * row..];
+            let starts = starts.get(i..).unwrap_or_default();
             let (maxima, totals) = (&mut maxima[i..i + rows], &mut totals[i..i + rows]);
-            online_softmax(tile, padded(limit), &limits[i..i + rows], maxima, totals, sums, row);
+            let visible = (starts, &limits[i..i + rows]);
+            online_softmax(tile, padded(limit), visible, maxima, totals, sums, row);
             if let Some(dropout) = call.dropout {
                 for r in 0..rows {
                     let factors = &mut factors[..limit];
@@ -148,23 +158,27 @@ fn query_block<T: Element>(
 
 vectorized! {
     /// Turns scores into exp(score - maximum so far), adds them to the totals and brings totals and
-    /// sums to the new maximum. Scores from `visible` to `width`, a multiple of [`PAD`], become 0.
+    /// sums to the new maximum. Scores before the starts, of which there may be none, and from the ends to `width`, a
+    /// multiple of [`PAD`], become 0.
     fn online_softmax<A: Real>(
         tile: &mut [A],
         width: usize,
-        visible: &[usize],
+        visible: (&[usize], &[usize]),
         maxima: &mut [A],
         totals: &mut [A],
         sums: &mut [A],
         row: usize,
     ) {
-        for (i, &visible) in visible.iter().enumerate() {
+        let (starts, ends) = visible;
+        for (i, &end) in ends.iter().enumerate() {
             let scores = &mut tile[i * KEYS..i * KEYS + width];
-            if visible == 0 {
+            let start = starts.get(i).copied().unwrap_or(0);
+            if end == start {
                 scores.fill(A::ZERO);
                 continue;
             }
-            scores[visible..].fill(A::NEG_INFINITY);
+            scores[..start].fill(A::NEG_INFINITY);
+            scores[end..].fill(A::NEG_INFINITY);
             let mut lanes = [A::NEG_INFINITY; PAD];
             for chunk in scores.chunks_exact(PAD) {
                 for (lane, &x) in lanes.iter_mut().zip(chunk) {

@@ -104,6 +104,24 @@ pub(super) fn check(
     if !config.scale.is_finite() {
         return Err(Error::value(op, format!("scale must be finite, got {}", config.scale)));
     }
+    if config.window == Some(0) {
+        return Err(Error::value(op, "a window must be at least 1, got 0: a query sees itself"));
+    }
+    if let Some(cap) = config.softcap.filter(|&cap| !(cap > 0.0 && cap.is_finite())) {
+        return Err(Error::value(
+            op,
+            format!("softcap must be positive, got {cap}; omit it instead"),
+        ));
+    }
+    if let Some(ranges) = config.ranges.as_ref().filter(|ranges| !ranges.is_for(batch, queries)) {
+        let message = format!(
+            "ranges of keys for {} rows of {} queries, q is {:?}",
+            ranges.rows(),
+            ranges.queries(),
+            q.dims()
+        );
+        return Err(Error::shape(op, message));
+    }
     if let Some(dropout) = &config.dropout {
         let dims = [batch, heads, queries, keys];
         if dropout.place.dims() != dims {

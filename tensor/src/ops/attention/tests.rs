@@ -28,15 +28,35 @@ fn every_instruction_set_agrees_with_f64() -> Result<()> {
         shape(1, 1, 1, 1, 1),
     ] {
         for mask in [AttentionMask::Causal, AttentionMask::None] {
+            let plain = AttentionConfig { mask, ..AttentionConfig::causal(shape.width) };
             for p in [0.0, 0.2] {
-                every_instruction_set(device, shape, mask, p)?;
+                every_instruction_set(device, shape, plain.clone(), p)?;
+            }
+            let Shape { queries, keys, .. } = shape;
+            let lengths = KeyRanges::from_lengths(&[keys / 2, keys], queries)?;
+            let documents = [vec![0, queries / 3, queries], vec![0, queries / 2, queries - 1]];
+            let documents = KeyRanges::from_documents(&documents, queries)?;
+            let (window, ranges) = (Some(keys / 4 + 1), Some(lengths.intersect(&documents)?));
+            for config in [
+                AttentionConfig { window, ..plain.clone() },
+                AttentionConfig { ranges: Some(lengths), ..plain.clone() },
+                AttentionConfig { ranges: Some(documents), ..plain.clone() },
+                AttentionConfig { window, ranges, softcap: Some(1.0), ..plain },
+            ] {
+                every_instruction_set(device, shape, config.clone(), 0.0)?;
+                every_instruction_set(device, shape, config, 0.2)?;
             }
         }
     }
     Ok(())
 }
 
-fn every_instruction_set(device: &Device, shape: Shape, mask: AttentionMask, p: f64) -> Result<()> {
+fn every_instruction_set(
+    device: &Device,
+    shape: Shape,
+    mut config: AttentionConfig,
+    p: f64,
+) -> Result<()> {
     let Shape { batch, queries, keys, heads, groups, width } = shape;
     let random = |name: &str, length, heads| {
         let place = ShardSpec::unsharded(&[batch, length, heads, width]);
@@ -45,7 +65,6 @@ fn every_instruction_set(device: &Device, shape: Shape, mask: AttentionMask, p: 
     let (q, k, v) =
         (random("q", queries, heads)?, random("k", keys, groups)?, random("v", keys, groups)?);
     let dout = random("dout", queries, heads)?;
-    let mut config = AttentionConfig { mask, ..AttentionConfig::causal(width) };
     if p > 0.0 {
         let place = ShardSpec::unsharded(&[batch, heads, queries, keys]);
         config.dropout = Some(AttentionDropout::new(p, RandomKey::new(6, 0, "dropout"), place)?);
@@ -60,7 +79,7 @@ fn every_instruction_set(device: &Device, shape: Shape, mask: AttentionMask, p: 
     let tolerance = DType::BF16.epsilon();
     let saved = (out.cast(DType::BF16)?, lse.cast(DType::F32)?);
     for (level, blocks) in SmallGemm::<bf16>::available() {
-        let name = format!("{level} {shape:?} {mask:?} {p}");
+        let name = format!("{level} {shape:?} {config:?} {p}");
         let views =
             (HeadView::from_tensor(&q)?, HeadView::from_tensor(&k)?, HeadView::from_tensor(&v)?);
         let call = AttentionOperands {

@@ -2,6 +2,7 @@
 
 use super::config::{AttentionConfig, AttentionDropout, AttentionMask};
 pub(super) use super::operands::Shape;
+use super::ranges::KeyRanges;
 use crate::gemm::small::{PAD, SmallGemm};
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
@@ -93,6 +94,9 @@ pub(super) struct AttentionOperands<'a, T: Element> {
     pub v: HeadView<'a, T>,
     pub scale: T::Acc,
     pub mask: AttentionMask,
+    pub window: Option<usize>,
+    pub ranges: Option<&'a KeyRanges>,
+    pub softcap: Option<T::Acc>,
     pub dropout: Option<&'a AttentionDropout>,
     pub blocks: SmallGemm<T>,
 }
@@ -114,24 +118,50 @@ impl<'a, T: Element> AttentionOperands<'a, T> {
             v,
             scale,
             mask: config.mask,
+            // A wider window than all positions is none.
+            window: config.window.filter(|&window| window < shape.queries + shape.keys),
+            ranges: config.ranges.as_ref(),
+            softcap: config.softcap.map(Real::from_f64),
             dropout,
             blocks: SmallGemm::best(),
         }
     }
 
-    /// How many keys query i sees: the first that many.
-    pub(super) fn visible(&self, query: usize) -> usize {
+    /// The first key that a query of batch row `b` sees, and the one after the last. Neither decreases with the query.
+    pub(super) fn visible(&self, b: usize, query: usize) -> [usize; 2] {
         let Shape { queries, keys, .. } = self.shape;
-        match self.mask {
-            AttentionMask::None => keys,
-            AttentionMask::Causal => (query + 1 + keys).saturating_sub(queries).min(keys),
+        let (mut start, mut end) = match self.mask {
+            AttentionMask::None => (0, keys),
+            AttentionMask::Causal => (0, (query + 1 + keys).saturating_sub(queries).min(keys)),
+        };
+        if let Some(window) = self.window {
+            start = (query + 1 + keys).saturating_sub(queries + window);
+            end = end.min((query + keys + window).saturating_sub(queries));
         }
+        if let Some(ranges) = self.ranges {
+            let [first, last] = ranges.range(b, query).map(|key| key as usize);
+            (start, end) = (start.max(first), end.min(last));
+        }
+        [start.min(end), end]
     }
 
-    /// For each query of a tile, how many keys of its block from `key` on it sees; ascending.
-    pub(super) fn limits(&self, query: usize, rows: usize, key: usize, out: &mut [usize; QUERIES]) {
-        for (i, limit) in out[..rows].iter_mut().enumerate() {
-            *limit = self.visible(query + i).saturating_sub(key).min(KEYS);
+    /// Whether a query may not see the first keys: only then does [`BlockLimits`] have starts.
+    pub(super) fn has_starts(&self) -> bool {
+        self.window.is_some() || self.ranges.is_some()
+    }
+
+    /// What the queries of a tile see of the block of keys from `key` on.
+    pub(super) fn limits(
+        &self,
+        (b, query): (usize, usize),
+        rows: usize,
+        key: usize,
+        out: &mut BlockLimits,
+    ) {
+        for i in 0..rows {
+            let [start, end] = self.visible(b, query + i);
+            out.ends[i] = end.saturating_sub(key).min(KEYS);
+            out.starts[i] = start.saturating_sub(key).min(out.ends[i]);
         }
     }
 
@@ -201,11 +231,47 @@ vectorized! {
         }
     }
 
+    /// s = cap tanh(s / cap) in rows of `width` elements, [`KEYS`] apart.
+    pub(super) fn soft_cap<A: Real>(scores: &mut [A], rows: usize, width: usize, cap: A) {
+        for row in scores.chunks_mut(KEYS).take(rows) {
+            for s in &mut row[..width] {
+                *s = cap * (*s / cap).tanh();
+            }
+        }
+    }
+
+    /// slope = 1 - (s / cap)^2 of capped scores s, in rows as those of [`soft_cap`].
+    pub(super) fn soft_cap_slopes<A: Real>(scores: &[A], rows: usize, width: usize, cap: A, slopes: &mut [A]) {
+        for (row, slopes) in scores.chunks(KEYS).zip(slopes.chunks_mut(KEYS)).take(rows) {
+            for (slope, &s) in slopes[..width].iter_mut().zip(row) {
+                *slope = A::ONE - (s / cap) * (s / cap);
+            }
+        }
+    }
+
     /// x\[i\] *= factor\[i\].
     pub(super) fn multiply<A: Real>(x: &mut [A], factor: &[A]) {
         for (x, &factor) in x.iter_mut().zip(factor) {
             *x *= factor;
         }
+    }
+}
+
+/// What the queries of a tile see of a block of keys, counted from its first key.
+pub(super) struct BlockLimits {
+    /// The first visible key of each query, at most its end: 0 without windows and ranges.
+    pub starts: [usize; QUERIES],
+    /// The end of its visible keys; ascending.
+    pub ends: [usize; QUERIES],
+}
+
+impl BlockLimits {
+    pub(super) const NOTHING: BlockLimits =
+        BlockLimits { starts: [0; QUERIES], ends: [0; QUERIES] };
+
+    /// Whether one of the first `rows` queries sees a key of the block.
+    pub(super) fn any(&self, rows: usize) -> bool {
+        (0..rows).any(|i| self.starts[i] < self.ends[i])
     }
 }
 

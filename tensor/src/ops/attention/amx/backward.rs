@@ -179,12 +179,20 @@ impl HeadPanels<'_> {
         let steps = sizes.width;
         let key_panels = KEY_PANELS.min(sizes.keys - key_panel);
         let query_panels = CHUNK.min(sizes.queries - query_panel);
-        // Panels of keys, of these, that a panel of queries sees.
+        let b = self.head.0;
+        // The end of the panels of keys, of these, that a panel of queries sees, and their beginning.
         let seen = |i: usize| {
-            let keys = call.visible(self.last(query_panel + i));
-            keys.div_ceil(LANES).saturating_sub(key_panel).min(key_panels)
+            let [_, end] = call.visible(b, self.last(query_panel + i));
+            end.div_ceil(LANES).saturating_sub(key_panel).min(key_panels)
         };
-        if seen(query_panels - 1) == 0 {
+        let unseen = |i: usize| match call.has_starts() {
+            true => {
+                let [start, _] = call.visible(b, (query_panel + i) * LANES);
+                (start / LANES).saturating_sub(key_panel)
+            }
+            false => 0,
+        };
+        if (0..query_panels).all(|i| seen(i) <= unseen(i)) {
             return;
         }
         let mut rest = scratch;
@@ -197,8 +205,12 @@ impl HeadPanels<'_> {
         for j in 0..key_panels {
             let first = (0..query_panels).find(|&i| seen(i) > j);
             let Some(first) = first else { break };
+            let end = (first..query_panels).find(|&i| unseen(i) > j).unwrap_or(query_panels);
+            if first == end {
+                continue;
+            }
             let key = (key_panel + j) * LANES;
-            for i in first..query_panels {
+            for i in first..end {
                 let query = (query_panel + i) * LANES;
                 let at_key = (key_panel + j) * steps * STEP_FLOATS;
                 let at_query = (query_panel + i) * steps * STEP_FLOATS;
@@ -211,8 +223,10 @@ impl HeadPanels<'_> {
                 }
                 let limits;
                 let mut visible = None;
-                if factors.is_some() || call.visible(query) < key + LANES {
-                    limits = call.visible_from(query, key);
+                let [[_, end], [start, _]] =
+                    [query, self.last(query_panel + i)].map(|query| call.visible(b, query));
+                if factors.is_some() || end < key + LANES || start > key {
+                    limits = call.panel_limits((b, query), key);
                     visible = Some(&limits);
                 }
                 let mut gradient = GradientPanel {
@@ -233,7 +247,7 @@ impl HeadPanels<'_> {
             for column in 0..sizes.width {
                 let at = (column * sizes.queries + query_panel + first) * STEP_FLOATS;
                 let to = (j * sizes.width + column) * SUMS_FLOATS;
-                let count = query_panels - first;
+                let count = end - first;
                 let (p, ds) =
                     (p[first * STEP_FLOATS..].as_ptr(), ds[first * STEP_FLOATS..].as_ptr());
                 let (g, q) = (packed.dout_across[at..].as_ptr(), packed.q_across[at..].as_ptr());
@@ -244,13 +258,15 @@ impl HeadPanels<'_> {
                 }
             }
         }
-        for i in (0..query_panels).filter(|&i| seen(i) > 0) {
-            let ds = ds_across[i * KEY_PANELS * STEP_FLOATS..].as_ptr();
+        for i in (0..query_panels).filter(|&i| seen(i) > unseen(i)) {
+            let (from, count) = (unseen(i), seen(i) - unseen(i));
+            let ds = ds_across[(i * KEY_PANELS + from) * STEP_FLOATS..].as_ptr();
             for column in 0..sizes.width {
-                let k = packed.k_across[(column * sizes.keys + key_panel) * STEP_FLOATS..].as_ptr();
+                let at = (column * sizes.keys + key_panel + from) * STEP_FLOATS;
+                let k = packed.k_across[at..].as_ptr();
                 let to = ((query_panel + i) * sizes.width + column) * SUMS_FLOATS;
                 // SAFETY: as above.
-                unsafe { registers.product(k, ds, seen(i), sums.dq[to..].as_mut_ptr(), true) };
+                unsafe { registers.product(k, ds, count, sums.dq[to..].as_mut_ptr(), true) };
             }
         }
     }

@@ -88,8 +88,8 @@ impl QueryPanel<'_> {
         sums.fill(0.0);
         maxima.fill(f32::NEG_INFINITY);
         totals.fill(0.0);
-        let seen = call.visible(first + rows - 1);
-        for key in (0..seen).step_by(KEYS) {
+        let [[unseen, _], [_, seen]] = [first, first + rows - 1].map(|i| call.visible(b, i));
+        for key in (unseen / KEYS * KEYS..seen).step_by(KEYS) {
             let panels = (seen - key).div_ceil(LANES).min(KEY_PANELS);
             for panel in 0..panels {
                 let k = &k[(key / LANES + panel) * steps * STEP_FLOATS..];
@@ -109,7 +109,7 @@ impl QueryPanel<'_> {
             let mut softmax = SoftmaxPanel {
                 scores,
                 scale: call.scale * LOG2_E,
-                visible: &call.visible_from(first, key),
+                visible: &call.panel_limits((b, first), key),
                 factors: call.dropout.map(|_| &*factors),
                 maxima,
                 totals,

@@ -60,13 +60,28 @@ pub(super) unsafe fn pack_across(
     unsafe { pack_panels(tiles, from, [1, row], [width, rows], to.as_mut_ptr()) }
 }
 
+/// What the queries of a panel see of the keys from some key on: none of them for padding.
+pub(super) struct PanelLimits {
+    /// The first key that each query sees, if one does not begin with the first.
+    pub starts: Option<[i32; LANES]>,
+    /// The end of the keys that each query sees, perhaps negative.
+    pub ends: [i32; LANES],
+}
+
 impl AttentionOperands<'_, bf16> {
-    /// For each query of a panel, how many keys it sees from `key` on, perhaps none or negative; none for padding.
-    pub(super) fn visible_from(&self, query: usize, key: usize) -> [i32; LANES] {
-        std::array::from_fn(|i| {
-            let query = query + i;
-            let seen = if query < self.shape.queries { self.visible(query) } else { 0 };
-            (seen as i64 - key as i64).clamp(-1, i32::MAX as i64) as i32
-        })
+    /// What each query of a panel sees of the keys from `key` on.
+    pub(super) fn panel_limits(&self, (b, query): (usize, usize), key: usize) -> PanelLimits {
+        let mut starts = [0; LANES];
+        let mut ends = [0; LANES];
+        let relative = |at: usize| (at as i64 - key as i64).clamp(-1, i32::MAX as i64) as i32;
+        for (i, (start, end)) in starts.iter_mut().zip(&mut ends).enumerate() {
+            let seen = match query + i < self.shape.queries {
+                true => self.visible(b, query + i),
+                false => [0; 2],
+            };
+            [*start, *end] = seen.map(relative);
+        }
+        let hidden = self.has_starts() && starts.iter().any(|&start| start > 0);
+        PanelLimits { starts: hidden.then_some(starts), ends }
     }
 }

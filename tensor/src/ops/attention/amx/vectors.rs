@@ -3,7 +3,7 @@
 //! Sums of a panel pair are four dense tiles of 16 x 16 floats: row r of the upper half at 16 r, the columns from 16 on
 //! 256 further, the lower half 512 further.
 
-use super::panels::KEY_PANELS;
+use super::panels::{KEY_PANELS, PanelLimits};
 use crate::gemm::tiles::{LANES, STEP_BYTES, SUMS_FLOATS};
 use crate::numeric::simd::with_avx512;
 use std::arch::x86_64::*;
@@ -72,7 +72,7 @@ pub(super) struct SoftmaxPanel<'a> {
     /// Factor of the scores, with log2(e).
     pub scale: f32,
     /// Keys that each query sees, from the first of these panels on.
-    pub visible: &'a [i32; LANES],
+    pub visible: &'a PanelLimits,
     /// Factors of the probabilities: rows of [`KEY_PANELS`] panels.
     pub factors: Option<&'a [f32]>,
     /// Largest score so far, by the scale, and sum of the powers of two of the differences.
@@ -98,19 +98,25 @@ impl SoftmaxPanel<'_> {
         );
         // SAFETY: the caller's promise, and the lengths above.
         unsafe {
-            match panels {
-                1 => self.rows::<2>(),
-                2 => self.rows::<4>(),
-                3 => self.rows::<6>(),
-                _ => self.rows::<8>(),
+            match (panels, self.visible.starts.is_some()) {
+                (1, false) => self.rows::<2, false>(),
+                (2, false) => self.rows::<4, false>(),
+                (3, false) => self.rows::<6, false>(),
+                (_, false) => self.rows::<8, false>(),
+                (1, true) => self.rows::<2, true>(),
+                (2, true) => self.rows::<4, true>(),
+                (3, true) => self.rows::<6, true>(),
+                (_, true) => self.rows::<8, true>(),
             }
         }
     }
 
     with_avx512! { enabled!
-        /// All rows, for `N` registers of keys.
+        /// All rows, for `N` registers of keys, of which some queries do not see the first ones if `STARTS`.
         #[target_feature(enable = "avx512bf16")]
-        unsafe fn rows<const N: usize>(&mut self) {
+        unsafe fn rows<const N: usize, const STARTS: bool>(&mut self) {
+            let PanelLimits { starts, ends } = self.visible;
+            let starts = starts.as_ref().unwrap_or(&[0; LANES]);
             let scale = _mm512_set1_ps(self.scale);
             let lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
             let nothing = _mm512_set1_ps(f32::NEG_INFINITY);
@@ -119,20 +125,26 @@ impl SoftmaxPanel<'_> {
                 let to = to.wrapping_add(i / SIDE * LANES_BYTES + i % SIDE * 64);
                 // SAFETY: the caller has checked the lengths.
                 unsafe {
-                    if self.visible[i] <= 0 {
+                    let unseen = STARTS && starts[i] >= ends[i].min((N * SIDE) as i32);
+                    if ends[i] <= 0 || unseen {
                         for panel in 0..N / 2 {
                             let zero = _mm512_setzero_si512();
                             _mm512_storeu_si512(to.add(panel * STEP_BYTES).cast(), zero);
                         }
                         continue;
                     }
-                    let visible = _mm512_set1_epi32(self.visible[i]);
+                    let visible = _mm512_set1_epi32(ends[i]);
+                    let start = _mm512_set1_epi32(starts[i]);
                     let from = self.scores.as_ptr().add(row_of(i));
                     let mut x = [nothing; N];
                     let mut most = nothing;
                     for (c, x) in x.iter_mut().enumerate() {
                         let first = _mm512_set1_epi32((c * SIDE) as i32);
-                        let seen = _mm512_cmplt_epi32_mask(_mm512_add_epi32(lane, first), visible);
+                        let key = _mm512_add_epi32(lane, first);
+                        let mut seen = _mm512_cmplt_epi32_mask(key, visible);
+                        if STARTS {
+                            seen &= _mm512_cmpge_epi32_mask(key, start);
+                        }
                         let score = _mm512_loadu_ps(from.add(c / 2 * SUMS_FLOATS + c % 2 * RIGHT));
                         *x = _mm512_mask_mul_ps(nothing, seen, score, scale);
                         most = _mm512_max_ps(most, *x);
@@ -192,7 +204,7 @@ pub(super) struct GradientPanel<'a> {
     pub lse: &'a [f32],
     pub delta: &'a [f32],
     /// Keys that each query sees, from the first of this panel on, if one does not see them all.
-    pub visible: Option<&'a [i32; LANES]>,
+    pub visible: Option<&'a PanelLimits>,
     /// Factors of the probabilities, as sums lie.
     pub factors: Option<&'a [f32]>,
     /// A step of row tiles, each: lanes are keys, elements queries.
@@ -237,15 +249,19 @@ impl GradientPanel<'_> {
         /// All rows, masked or all seen, with or without factors.
         #[target_feature(enable = "avx512bf16")]
         unsafe fn pairs<const MASKED: bool, const FACTORS: bool>(&mut self) {
-            let all = [i32::MAX; LANES];
-            let visible = self.visible.unwrap_or(&all);
+            let (first, all) = ([0; LANES], [i32::MAX; LANES]);
+            let starts = self.visible.and_then(|visible| visible.starts.as_ref()).unwrap_or(&first);
+            let ends = self.visible.map_or(&all, |visible| &visible.ends);
             let scale = _mm512_set1_ps(self.scale);
             // SAFETY: the caller has checked the lengths.
             unsafe {
                 let float = |from: &[f32], c: usize| _mm512_loadu_ps(from.as_ptr().add(c * SIDE));
                 let lse = [float(self.lse, 0), float(self.lse, 1)];
                 let delta = [float(self.delta, 0), float(self.delta, 1)];
-                let visible = [0, 1].map(|c| _mm512_loadu_si512(visible.as_ptr().add(c * SIDE).cast()));
+                let limits = |from: &[i32; LANES]| {
+                    [0, 1].map(|c| _mm512_loadu_si512(from.as_ptr().add(c * SIDE).cast()))
+                };
+                let (starts, ends) = (limits(starts), limits(ends));
                 let store = |to: &mut [f32], at: usize, value: __m512i| {
                     _mm512_storeu_si512(to.as_mut_ptr().add(at).cast(), value);
                 };
@@ -271,7 +287,8 @@ impl GradientPanel<'_> {
                         *p = kept;
                         if MASKED {
                             let key = _mm512_set1_epi32((i + n / 2) as i32);
-                            let seen = _mm512_cmpgt_epi32_mask(visible[n % 2], key);
+                            let seen = _mm512_cmpgt_epi32_mask(ends[n % 2], key)
+                                & _mm512_cmple_epi32_mask(starts[n % 2], key);
                             *ds = _mm512_maskz_mov_ps(seen, *ds);
                             *p = _mm512_maskz_mov_ps(seen, *p);
                         }
