@@ -23,15 +23,13 @@ const VOCAB: usize = 17;
 const WIDTH: usize = 32;
 const INIT: Init = Init::Normal { std: 0.1 };
 const ATTENTION: AttentionConfig = AttentionConfig {
-    hidden: WIDTH,
-    heads: 4,
     groups: 2,
-    head_dim: WIDTH / 4,
     bias: Bias::No,
     rotary_base: Some(10_000.0),
     dropout: 0.1,
     init: INIT,
     residual_init: INIT,
+    ..AttentionConfig::new(WIDTH, 4)
 };
 const MLP: MlpConfig = MlpConfig {
     hidden: WIDTH,

@@ -2,7 +2,8 @@
 //! Random numbers are functions of these, so they do not depend on the sharding.
 
 use ferrotron_autograd::CallCounts;
-use ferrotron_tensor::{RandomKey, Result, ShardSpec};
+use ferrotron_tensor::ops::attention::KeyRanges;
+use ferrotron_tensor::{Error, RandomKey, Result, ShardSpec};
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 
@@ -86,6 +87,9 @@ pub struct Context {
     /// The local positions on the residual stream, between the layers of a block. Fewer than in `sequence` only with
     /// sequence parallelism.
     pub residual: DimShard,
+    /// The keys that the queries of each local sample may see, over all positions of the sequence: lengths of padded
+    /// sequences, packed documents. Without them, a sample is one sequence.
+    pub key_ranges: Option<KeyRanges>,
     /// The number of draws of each random layer in this pass. Clones of the context share it, and each micro-batch has
     /// its own.
     pub calls: CallCounts,
@@ -107,6 +111,7 @@ impl Context {
             batch: DimShard::unsharded(global_batch),
             sequence: DimShard::unsharded(seq_length),
             residual: DimShard::unsharded(seq_length),
+            key_ranges: None,
             calls: CallCounts::default(),
         }
     }
@@ -130,6 +135,54 @@ impl Context {
         self.batch = DimShard::part(self.batch.global, offset, len);
         self.calls = CallCounts::default();
         self
+    }
+
+    /// Tells attention that the samples of this micro-batch are padded: sample b has `lengths[b]` positions, and no query
+    /// sees a key beyond them. Results at padded positions mean nothing.
+    ///
+    /// Errors unless there is a length for each local sample, of at most the sequence length.
+    ///
+    /// ```
+    /// use ferrotron_nn::Context;
+    /// let ctx = Context::eval(2, 10).with_key_lengths(&[10, 7])?;
+    /// let error = ctx.with_key_lengths(&[11, 7]).unwrap_err().to_string();
+    /// assert_eq!(error, "context: key lengths [11, 7] are not of 2 samples of at most 10 positions");
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn with_key_lengths(self, lengths: &[usize]) -> Result<Context> {
+        let (samples, positions) = (self.batch.len(), self.sequence.global);
+        if lengths.len() != samples || lengths.iter().any(|&length| length > positions) {
+            let message = format!(
+                "key lengths {lengths:?} are not of {samples} samples of at most {positions} positions"
+            );
+            return Err(Error::shape("context", message));
+        }
+        let ranges = KeyRanges::from_lengths(lengths, positions)?;
+        self.with_key_ranges(ranges)
+    }
+
+    /// Tells attention that the samples of this micro-batch are packed documents: `boundaries[b]` (`cu_seqlens`) begins
+    /// with 0 and holds the end of each document of sample b. Queries see the keys of their own document only.
+    ///
+    /// Errors unless there are boundaries for each local sample, ascending and within the sequence length.
+    pub fn with_documents(self, boundaries: &[Vec<usize>]) -> Result<Context> {
+        let (samples, positions) = (self.batch.len(), self.sequence.global);
+        if boundaries.len() != samples {
+            let message =
+                format!("document boundaries of {} samples, not {samples}", boundaries.len());
+            return Err(Error::shape("context", message));
+        }
+        let ranges = KeyRanges::from_documents(boundaries, positions)?;
+        self.with_key_ranges(ranges)
+    }
+
+    /// Restricts the keys that queries see to `ranges` too.
+    fn with_key_ranges(self, ranges: KeyRanges) -> Result<Context> {
+        let ranges = match &self.key_ranges {
+            Some(own) => own.intersect(&ranges)?,
+            None => ranges,
+        };
+        Ok(Context { key_ranges: Some(ranges), ..self })
     }
 
     /// The random stream of the next call of `site`, a module's global path. Each call within a pass has a stream of

@@ -46,6 +46,7 @@ pub use params::param_and_grad_buffer::ParamAndGradBuffer;
 pub use params::param_patterns::ParamPatterns;
 pub use params::summary::{ModuleSummary, SummaryRow};
 
+pub use ferrotron_tensor::ops::attention::AttentionMask;
 pub use ferrotron_tensor::ops::outcome::clip_coefficient;
 
 #[doc(hidden)] // for the code that `#[derive(Module)]` writes

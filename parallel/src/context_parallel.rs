@@ -9,6 +9,10 @@
 //! `--context-parallel-size` shards the same way. In a rank's own block, queries attend below the diagonal. In an
 //! earlier rank's block, all queries attend to the first chunk; in a later rank's, only the second chunk of queries
 //! attends, to both chunks.
+//!
+//! With any other mask (all keys, a window, key lengths, documents), each query attends to the keys of the block that it
+//! sees by its global position. Such keys are one range of the block, since chunks are in the order of positions. Blocks
+//! of which no local query sees a key are only passed on.
 
 use ferrotron_autograd::{Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 use ferrotron_nn::{AttentionHeads, Context, DimShard, KvCache};
@@ -111,7 +115,7 @@ impl ContextParallel {
             );
             return Err(Error::shape("ring_attention", message));
         }
-        let qkv = heads.apply_rotary(qkv, held.coordinates())?;
+        let qkv = heads.prepare(qkv, held.coordinates())?;
         let (dropout_key, ctx) = (heads.dropout_key(ctx), ctx.clone());
         let ring = Ring { group: self.group.clone(), heads: heads.clone(), ctx, dropout_key };
         let _span = forward_span("ring_attention");
@@ -151,6 +155,11 @@ struct RingStep {
 }
 
 impl RingStep {
+    /// Whether a query sees a key.
+    fn sees_keys(&self) -> bool {
+        self.config.ranges.as_ref().is_none_or(|ranges| !ranges.is_empty())
+    }
+
     fn rows(&self, x: &Tensor, dim: isize) -> Result<Tensor> {
         x.narrow(dim, self.first, self.queries)
     }
@@ -169,6 +178,11 @@ impl Ring {
         let (rank, ranks) = (self.group.rank(), self.group.size());
         let other = (rank + ranks - step) % ranks;
         let (own, positions) = (&self.ctx.sequence, self.ctx.sequence.len());
+        if !self.heads.is_plainly_causal(&self.ctx) {
+            let block = held_by(other, ranks, own.global);
+            let config = self.heads.attention_config(&self.ctx, self.dropout_key, own, &block)?;
+            return Ok(RingStep { first: 0, queries: positions, keys: positions, config });
+        }
         let (first, keys, mask) = match other.cmp(&rank) {
             Ordering::Equal => (0, positions, AttentionMask::Causal),
             Ordering::Less => (0, positions / 2, AttentionMask::None),
@@ -203,15 +217,21 @@ impl Ring {
             unreachable!("queries have four dims")
         };
         let (device, acc) = (q.device(), q.dtype().accumulator());
-        let mut out = Tensor::empty(device, acc, q.dims())?;
+        // A query that sees nothing has 0.
+        let mut out = match self.ctx.key_ranges {
+            Some(_) => Tensor::zeros(device, acc, q.dims())?,
+            None => Tensor::empty(device, acc, q.dims())?,
+        };
         let mut lse = Tensor::full(device, acc, &[batch, heads, positions], f64::NEG_INFINITY)?;
         for step in 0..self.group.size() {
             let more = step + 1 < self.group.size();
             let next = more.then(|| self.pass(block.clone())).transpose()?;
             let turn = self.step(step)?;
-            let (k, v) = turn.keys_and_values(&block)?;
-            let (part, part_lse) = attention(&turn.rows(&q, 1)?, &k, &v, &turn.config)?;
-            merge_attention((&mut out, &mut lse), turn.first, (&part, &part_lse))?;
+            if turn.sees_keys() {
+                let (k, v) = turn.keys_and_values(&block)?;
+                let (part, part_lse) = attention(&turn.rows(&q, 1)?, &k, &v, &turn.config)?;
+                merge_attention((&mut out, &mut lse), turn.first, (&part, &part_lse))?;
+            }
             if let Some(next) = next {
                 block = next.wait()?;
             }
@@ -235,24 +255,26 @@ impl Ring {
             let more = step + 1 < self.group.size();
             let next = more.then(|| self.pass(block.clone())).transpose()?;
             let turn = self.step(step)?;
-            let (k, v) = turn.keys_and_values(&block)?;
-            let (dq, dk, dv) = attention_backward(
-                &turn.rows(&dout, 1)?,
-                (&turn.rows(&q, 1)?, &k, &v),
-                (&turn.rows(out, 1)?, &turn.rows(lse, 2)?),
-                &turn.config,
-            )?;
-            dq_sum.narrow_mut(1, turn.first, turn.queries, |sum| add(sum, &dq))?;
             // The accumulated gradient of this block arrives one step behind it.
             let mut sum = match travelling.take() {
                 Some(travelling) => travelling.wait()?,
                 None => Tensor::zeros(q.device(), acc, block.dims())?,
             };
-            let groups = dk.dims()[2];
-            sum.narrow_mut(1, 0, turn.keys, |sum| {
-                sum.narrow_mut(2, 0, groups, |sum| add(sum, &dk))?;
-                sum.narrow_mut(2, groups, groups, |sum| add(sum, &dv))
-            })?;
+            if turn.sees_keys() {
+                let (k, v) = turn.keys_and_values(&block)?;
+                let (dq, dk, dv) = attention_backward(
+                    &turn.rows(&dout, 1)?,
+                    (&turn.rows(&q, 1)?, &k, &v),
+                    (&turn.rows(out, 1)?, &turn.rows(lse, 2)?),
+                    &turn.config,
+                )?;
+                dq_sum.narrow_mut(1, turn.first, turn.queries, |sum| add(sum, &dq))?;
+                let groups = dk.dims()[2];
+                sum.narrow_mut(1, 0, turn.keys, |sum| {
+                    sum.narrow_mut(2, 0, groups, |sum| add(sum, &dk))?;
+                    sum.narrow_mut(2, groups, groups, |sum| add(sum, &dv))
+                })?;
+            }
             travelling = Some(self.pass(sum)?);
             if let Some(next) = next {
                 block = next.wait()?;

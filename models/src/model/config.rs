@@ -309,8 +309,6 @@ impl GptConfig {
     /// The configuration of every block's attention.
     pub fn attention(&self) -> AttentionConfig {
         AttentionConfig {
-            hidden: self.hidden_size,
-            heads: self.num_attention_heads,
             groups: self.num_query_groups,
             head_dim: self.kv_channels,
             bias: self.bias(),
@@ -319,6 +317,7 @@ impl GptConfig {
             dropout: self.attention_dropout,
             init: self.init(),
             residual_init: self.residual_init(),
+            ..AttentionConfig::new(self.hidden_size, self.num_attention_heads)
         }
     }
 

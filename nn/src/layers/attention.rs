@@ -1,11 +1,12 @@
-//! Causal multi-head and grouped-query self-attention.
+//! Multi-head and grouped-query self-attention, causal or not.
 
 use ferrotron_autograd::Var;
 use ferrotron_tensor::Result;
 
 use crate::{AttentionConfig, AttentionHeads, Context, KvCache, Linear, Module, Scope};
 
-/// Causal self-attention, softmax(q k^T / sqrt(D)) v: Vaswani et al., arXiv 1706.03762.
+/// Self-attention, softmax(q k^T / sqrt(D)) v: Vaswani et al., arXiv 1706.03762. [`AttentionConfig`] says which keys a
+/// query sees; lengths of padded sequences and packed documents come with the [`Context`].
 ///
 /// It has two linear layers. `qkv` maps C to (H + 2G) D: query heads, then key heads, then value heads. `proj` maps H
 /// D back to C.
@@ -18,13 +19,21 @@ use crate::{AttentionConfig, AttentionHeads, Context, KvCache, Linear, Module, S
 /// let init = Init::Normal { std: 0.02 };
 /// // Four query heads of width 8 share two key and value heads.
 /// let config = AttentionConfig {
-///     hidden: 32, heads: 4, groups: 2, head_dim: 8, bias: Bias::No, rotary_base: Some(10_000.0),
-///     dropout: 0.0, init, residual_init: init,
+///     groups: 2, bias: Bias::No, rotary_base: Some(10_000.0), init, residual_init: init,
+///     ..AttentionConfig::new(32, 4)
 /// };
 /// let attention = Attention::new(&Scope::new(&device, DType::F32, 1234).child("attn"), &config)?;
 /// let x = Var::constant(Tensor::zeros(&device, DType::F32, &[2, 10, 32])?);
 /// let y = attention.forward(&Context::new(1234, 0, Mode::Train, 2, 10), &x, None)?;
 /// assert_eq!(y.dims(), [2, 10, 32]);
+///
+/// // An encoder on padded sequences: the second one ends after 7 of 10 positions.
+/// use ferrotron_nn::AttentionMask;
+/// let config = AttentionConfig { mask: AttentionMask::None, ..AttentionConfig::new(32, 4) };
+/// let attention = Attention::new(&Scope::new(&device, DType::F32, 1234).child("attn"), &config)?;
+/// let ctx = Context::new(1234, 0, Mode::Train, 2, 10).with_key_lengths(&[10, 7])?;
+/// let x = Var::constant(Tensor::zeros(&device, DType::F32, &[2, 10, 32])?);
+/// assert_eq!(attention.forward(&ctx, &x, None)?.dims(), [2, 10, 32]);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 #[derive(Debug, Clone, Module)]
@@ -43,8 +52,14 @@ impl Attention {
         let (proj, widths) = (scope.child("proj"), config.packed_widths());
         Ok(Attention {
             heads: AttentionHeads::new(scope, config, 0..heads)?,
-            qkv: Linear::new(&scope.child("qkv"), hidden, widths.iter().sum(), bias, init)?
-                .packed(&widths)?,
+            qkv: Linear::new(
+                &scope.child("qkv"),
+                hidden,
+                widths.iter().sum(),
+                config.qkv_bias(),
+                init,
+            )?
+            .packed(&widths)?,
             proj: Linear::new(&proj, widths[0], hidden, bias, residual_init)?,
         })
     }

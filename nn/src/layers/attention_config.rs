@@ -1,8 +1,17 @@
-//! The configuration of causal self-attention.
+//! The configuration of self-attention.
+
+use ferrotron_tensor::ops::attention::AttentionMask;
 
 use crate::{Bias, Init};
 
 /// Configuration of an [`Attention`](crate::Attention).
+///
+/// ```
+/// use ferrotron_nn::{AttentionConfig, AttentionMask};
+/// // An encoder's layer; padding is in the context: `Context::with_key_lengths`.
+/// let bert = AttentionConfig { mask: AttentionMask::None, dropout: 0.1, ..AttentionConfig::new(768, 12) };
+/// assert_eq!((bert.groups, bert.head_dim), (12, 64));
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionConfig {
     /// Width of input and output, C.
@@ -13,10 +22,25 @@ pub struct AttentionConfig {
     pub groups: usize,
     /// Dim of a head, D: usually C / H.
     pub head_dim: usize,
-    /// Whether both layers have a bias.
+    /// Whether queries see only keys up to their own position (a decoder) or all keys (an encoder). Lengths of padded
+    /// sequences and packed documents are facts of a batch: see [`Context::key_ranges`](crate::Context::key_ranges).
+    pub mask: AttentionMask,
+    /// Sliding window: a query sees keys at a distance below this; with a causal mask, the keys of its own position and of
+    /// the window - 1 before it (Mistral).
+    pub window: Option<usize>,
+    /// Soft cap of the scores, c tanh(s / c) (Gemma 2).
+    pub softcap: Option<f64>,
+    /// Whether the layers have a bias.
     pub bias: Bias,
+    /// Whether the first layer has a bias, if not as [`bias`](AttentionConfig::bias) says: Qwen 2 has one there alone.
+    pub qkv_bias: Option<Bias>,
     /// Base of the rotary angles, or `None` without rotary positions.
     pub rotary_base: Option<f64>,
+    /// Elements of a head, from the first on, that are rotated: all, or fewer (GPT-NeoX).
+    pub rotary_dim: Option<usize>,
+    /// RMSNorm of each head's queries and of its keys, before the rotation, with a weight of D for all heads; the number is
+    /// added to the mean of the squares (Qwen 3).
+    pub qk_norm: Option<f64>,
     /// Probability that an attention weight is dropped.
     pub dropout: f64,
     /// Initialisation of the first layer.
@@ -26,6 +50,39 @@ pub struct AttentionConfig {
 }
 
 impl AttentionConfig {
+    /// Causal multi-head attention of `heads` heads of width `hidden / heads`, with biases, without rotary positions and
+    /// dropout; initial weights have deviation 0.02.
+    pub const fn new(hidden: usize, heads: usize) -> AttentionConfig {
+        let init = Init::Normal { std: 0.02 };
+        AttentionConfig {
+            hidden,
+            heads,
+            groups: heads,
+            head_dim: if heads == 0 { 0 } else { hidden / heads },
+            mask: AttentionMask::Causal,
+            window: None,
+            softcap: None,
+            bias: Bias::Yes,
+            qkv_bias: None,
+            rotary_base: None,
+            rotary_dim: None,
+            qk_norm: None,
+            dropout: 0.0,
+            init,
+            residual_init: init,
+        }
+    }
+
+    /// Whether the first layer has a bias.
+    pub fn qkv_bias(&self) -> Bias {
+        self.qkv_bias.unwrap_or(self.bias)
+    }
+
+    /// Elements of a head that are rotated.
+    pub fn rotary_dim(&self) -> usize {
+        self.rotary_dim.unwrap_or(self.head_dim)
+    }
+
     /// Output widths of the first layer for queries, keys and values, (H + 2G) D in total.
     pub fn packed_widths(&self) -> [usize; 3] {
         [self.heads, self.groups, self.groups].map(|heads| heads * self.head_dim)

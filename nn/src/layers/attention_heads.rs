@@ -3,14 +3,15 @@
 
 use ferrotron_autograd::Var;
 use ferrotron_autograd::ops::attention::packed_attention;
+use ferrotron_autograd::ops::concat::concat;
 use ferrotron_tensor::ops::attention::{
-    AttentionConfig as Scores, AttentionDropout, attention, split_packed,
+    AttentionConfig as Scores, AttentionDropout, AttentionMask, KeyRanges, attention, split_packed,
 };
 use ferrotron_tensor::ops::rotary::RotaryTable;
 use ferrotron_tensor::{At, Error, RandomKey, Result, ShardSpec};
 use std::ops::Range;
 
-use crate::{AttentionConfig, Context, DimShard, KvCache, Mode, Module, Scope};
+use crate::{AttentionConfig, Axis, Context, DimShard, KvCache, Mode, Module, RmsNorm, Scope};
 
 /// A shard of the query heads of an attention layer, with the key and value heads that they share.
 #[derive(Debug, Clone, Module)]
@@ -18,6 +19,8 @@ pub struct AttentionHeads {
     path: String,
     config: AttentionConfig,
     local_heads: Range<usize>,
+    q_norm: Option<RmsNorm>,
+    k_norm: Option<RmsNorm>,
 }
 
 impl AttentionHeads {
@@ -37,14 +40,46 @@ impl AttentionHeads {
                 "{groups} key/value groups must divide {heads} heads (of width {head_dim})"
             ));
         }
-        if config.rotary_base.is_some() && head_dim % 2 != 0 {
-            return refuse(format!("rotary positions need an even head width, got {head_dim}"));
+        if config.rotary_base.is_some() {
+            match config.rotary_dim {
+                None if head_dim % 2 != 0 => {
+                    return refuse(format!(
+                        "rotary positions need an even head width, got {head_dim}"
+                    ));
+                }
+                Some(dim) if dim == 0 || dim % 2 != 0 || dim > head_dim => {
+                    return refuse(format!(
+                        "the rotary dim must be even and at most the head width {head_dim}, got {dim}"
+                    ));
+                }
+                _ => {}
+            }
+        }
+        if config.window == Some(0) {
+            return refuse("a window must be at least 1, got 0: a query sees itself".to_string());
+        }
+        if let Some(cap) = config.softcap.filter(|&cap| !(cap > 0.0 && cap.is_finite())) {
+            return refuse(format!("softcap must be positive, got {cap}; omit it instead"));
         }
         let shared = heads / groups;
         if held.is_empty() || held.end > heads || held.start % shared + held.end % shared > 0 {
             return refuse(format!("heads {held:?} of {heads} are not whole groups of {shared}"));
         }
-        Ok(AttentionHeads { path: scope.path().to_string(), config: *config, local_heads: held })
+        // Each rank's gradient comes from its own heads.
+        let norms = match held.len() < heads {
+            true => {
+                scope.clone().replicated_along(Axis::Tensor).with_partial_gradients(Axis::Tensor)
+            }
+            false => scope.clone(),
+        };
+        let norm = |name| config.qk_norm.map(|eps| RmsNorm::new(&norms.child(name), head_dim, eps));
+        Ok(AttentionHeads {
+            path: scope.path().to_string(),
+            config: *config,
+            local_heads: held,
+            q_norm: norm("q_norm"),
+            k_norm: norm("k_norm"),
+        })
     }
 
     /// Number of local query heads.
@@ -75,11 +110,20 @@ impl AttentionHeads {
         let scores = self.attention_config(ctx, key, &ctx.sequence, &ctx.sequence)?;
         let (heads, groups) = (self.heads(), self.groups());
         let Some(cache) = cache else {
-            let qkv = self.apply_rotary(qkv, ctx.sequence.coordinates())?;
+            let qkv = self.prepare(qkv, ctx.sequence.coordinates())?;
             return packed_attention(&qkv, heads, groups, &scores); // (B, T, H D)
         };
+        let option = match (self.config.mask, &ctx.key_ranges) {
+            (AttentionMask::None, _) => Some("attention that is not causal"),
+            (_, Some(_)) => Some("key lengths or documents"),
+            _ => None,
+        };
+        if let Some(option) = option {
+            let message = format!("{option} and a cache of keys and values do not go together");
+            return Err(Error::config("attention", message));
+        }
         let positions = qkv.value().dim(1)?;
-        let qkv = self.apply_rotary(qkv, cache.len()..cache.len() + positions)?;
+        let qkv = self.prepare(qkv, cache.len()..cache.len() + positions)?;
         // (B, T, H, D), (B, T, G, D) twice
         let (q, k, v) = split_packed(qkv.value(), heads, groups)?;
         let (k, v) = cache.append(&k, &v)?; // (B, S, G, D)
@@ -88,24 +132,32 @@ impl AttentionHeads {
         Ok(Var::constant(y.reshape(&joined)?))
     }
 
-    /// Applies rotary embeddings of `positions` to the queries and keys of a packed projection. Returns it unchanged
-    /// if the layer has none.
-    pub fn apply_rotary(
-        &self,
-        qkv: Var,
-        positions: impl IntoIterator<Item = usize>,
-    ) -> Result<Var> {
+    /// Normalizes the queries and keys of a packed projection and rotates them by their `positions`. Returns it unchanged
+    /// if the layer does neither.
+    pub fn prepare(&self, qkv: Var, positions: impl IntoIterator<Item = usize>) -> Result<Var> {
         let AttentionConfig { head_dim, rotary_base, .. } = self.config;
-        let Some(base) = rotary_base else { return Ok(qkv) };
+        if rotary_base.is_none() && self.q_norm.is_none() {
+            return Ok(qkv);
+        }
         let (heads, groups) = (self.heads(), self.groups());
         let packed = qkv.dims().to_vec();
         let &[batch, length, _] = &packed[..] else {
             let message = format!("needs (B, T, (H + 2G) D), got {packed:?}");
             return Err(Error::shape("attention", message));
         };
-        let table = RotaryTable::new(qkv.device(), qkv.dtype(), positions, head_dim, base)?;
-        let by_head = qkv.reshape(&[batch, length, heads + 2 * groups, head_dim])?;
-        by_head.rotary(&table, heads + groups)?.reshape(&packed)
+        let mut by_head = qkv.reshape(&[batch, length, heads + 2 * groups, head_dim])?;
+        if let (Some(q_norm), Some(k_norm)) = (&self.q_norm, &self.k_norm) {
+            let q = q_norm.forward(&by_head.narrow(2, 0, heads)?)?;
+            let k = k_norm.forward(&by_head.narrow(2, heads, groups)?)?;
+            let v = by_head.narrow(2, heads + groups, groups)?;
+            by_head = concat(&[&q, &k, &v], 2)?;
+        }
+        if let Some(base) = rotary_base {
+            let dim = self.config.rotary_dim();
+            let table = RotaryTable::new(qkv.device(), qkv.dtype(), positions, dim, base)?;
+            by_head = by_head.rotary(&table, heads + groups)?;
+        }
+        by_head.reshape(&packed)
     }
 
     /// The random stream of dropout in the next call of this layer; `None` without dropout.
@@ -114,7 +166,45 @@ impl AttentionHeads {
         drops.then(|| ctx.next_key(&format!("{}.dropout", self.path)))
     }
 
-    /// The attention options for these queries and keys, with dropout by the [key](AttentionHeads::dropout_key) of the
+    /// Whether the layer's attention is causal and nothing else restricts what a query sees.
+    pub fn is_plainly_causal(&self, ctx: &Context) -> bool {
+        self.config.mask == AttentionMask::Causal
+            && self.config.window.is_none()
+            && ctx.key_ranges.is_none()
+    }
+
+    /// The keys of the shard `keys` that each query of `queries` sees, by their global positions.
+    fn local_ranges(
+        &self,
+        ctx: &Context,
+        queries: &DimShard,
+        keys: &DimShard,
+    ) -> Result<KeyRanges> {
+        let AttentionConfig { mask, window, .. } = self.config;
+        let keys: Vec<usize> = keys.coordinates().collect();
+        let rows = ctx.key_ranges.as_ref().map_or(1, KeyRanges::rows);
+        let places = (0..rows).flat_map(|row| queries.coordinates().map(move |query| (row, query)));
+        let local = places.map(|(row, query)| {
+            let (mut start, mut end) = (0, queries.global);
+            if mask == AttentionMask::Causal {
+                end = query + 1;
+            }
+            if let Some(window) = window {
+                start = (query + 1).saturating_sub(window);
+                end = end.min(query.saturating_add(window));
+            }
+            if let Some(ranges) = &ctx.key_ranges {
+                let [first, last] = ranges.range(row, query).map(|key| key as usize);
+                (start, end) = (start.max(first), end.min(last));
+            }
+            let before = |position| keys.partition_point(|&key| key < position) as u32;
+            [before(start.min(end)), before(end)]
+        });
+        KeyRanges::new(rows, queries.len(), local.collect())
+    }
+
+    /// The attention options for these queries and keys: the mask by global positions (a causal one, without anything
+    /// else, by the order within the shards), and dropout by the [key](AttentionHeads::dropout_key) of the
     /// call that they belong to.
     pub fn attention_config(
         &self,
@@ -124,7 +214,17 @@ impl AttentionHeads {
         keys: &DimShard,
     ) -> Result<Scores> {
         let AttentionConfig { heads, head_dim, dropout, .. } = self.config;
-        let mut scores = Scores::causal(head_dim);
+        let AttentionConfig { mask, window, softcap, .. } = self.config;
+        let plain = Scores { mask, window, softcap, ..Scores::causal(head_dim) };
+        let whole = queries.len() == queries.global || ctx.key_ranges.is_none();
+        let mut scores = if self.is_plainly_causal(ctx) {
+            plain
+        } else if queries == keys && queries.pieces.len() == 1 && whole {
+            Scores { ranges: ctx.key_ranges.clone(), ..plain }
+        } else {
+            let ranges = Some(self.local_ranges(ctx, queries, keys)?);
+            Scores { mask: AttentionMask::None, window: None, ranges, ..plain }
+        };
         if let Some(key) = dropout_key {
             // The global tensor of weights is (samples, heads, positions, positions).
             let place = ShardSpec::new(

@@ -162,15 +162,9 @@ fn the_state_of_a_block_of_gpt_2_is_next_to_nothing() -> Result<()> {
     let device = Device::cpu(1)?;
     let scope = Scope::new(&device, DType::F32, 1);
     let config = AttentionConfig {
-        hidden: C,
-        heads: 12,
-        groups: 12,
-        head_dim: 64,
-        bias: Bias::Yes,
-        rotary_base: None,
-        dropout: 0.0,
         init: Init::Zeros,
         residual_init: Init::Zeros,
+        ..AttentionConfig::new(C, 12)
     };
     let attention = Attention::new(&scope.child("attn"), &config)?;
     let mlp = MlpConfig {

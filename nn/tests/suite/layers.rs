@@ -4,8 +4,8 @@
 use ferrotron_autograd::ops::concat::concat;
 use ferrotron_autograd::{GradcheckOptions, Leaf, Var, checkpoint, gradcheck_leaves};
 use ferrotron_nn::{
-    Activation, Attention, AttentionConfig, Bias, Context, CrossAttention, Dropout, Embedding,
-    Init, KvCache, LayerNorm, Linear, Mlp, MlpConfig, Mode, Module, Norm, RmsNorm, Scope,
+    Activation, Attention, AttentionConfig, AttentionMask, Bias, Context, CrossAttention, Dropout,
+    Embedding, Init, KvCache, LayerNorm, Linear, Mlp, MlpConfig, Mode, Module, Norm, RmsNorm, Scope,
 };
 use ferrotron_tensor::ops::random;
 use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
@@ -81,8 +81,6 @@ fn every_mlp() -> Result<()> {
 
 fn attention_config(groups: usize, rotary_base: Option<f64>, dropout: f64) -> AttentionConfig {
     AttentionConfig {
-        hidden: DIMS[2],
-        heads: 4,
         groups,
         head_dim: 2,
         bias: if rotary_base.is_some() { Bias::No } else { Bias::Yes },
@@ -90,6 +88,7 @@ fn attention_config(groups: usize, rotary_base: Option<f64>, dropout: f64) -> At
         dropout,
         init: NORMAL,
         residual_init: NORMAL,
+        ..AttentionConfig::new(DIMS[2], 4)
     }
 }
 
@@ -99,7 +98,18 @@ fn attention_configs() -> Vec<AttentionConfig> {
     for groups in [4, 2, 1] {
         for rotary_base in [None, Some(100.0)] {
             for dropout in [0.0, 0.3] {
-                all.push(attention_config(groups, rotary_base, dropout));
+                let config = attention_config(groups, rotary_base, dropout);
+                all.push(config);
+                all.push(AttentionConfig {
+                    window: Some(2),
+                    softcap: Some(0.5),
+                    qkv_bias: Some(Bias::Yes),
+                    bias: Bias::No,
+                    head_dim: 4,
+                    rotary_dim: Some(2),
+                    qk_norm: Some(1e-5),
+                    ..config
+                });
             }
         }
     }
@@ -113,6 +123,58 @@ fn every_attention() -> Result<()> {
         let attention = Attention::new(&scope(&device).child("attn"), &config)?;
         check(&device, &attention, |x| attention.forward(&context(Mode::Train), x, None))
             .map_err(|error| error.at(&format!("{config:?}")))?;
+    }
+    Ok(())
+}
+
+/// Masks of the layer with lengths or documents of the batch.
+#[test]
+fn every_mask_of_attention() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let contexts = [
+        context(Mode::Train),
+        context(Mode::Train).with_key_lengths(&[3, 2])?,
+        context(Mode::Train).with_documents(&[vec![0, 1, 3], vec![0, 2, 3]])?,
+        context(Mode::Train)
+            .with_key_lengths(&[3, 2])?
+            .with_documents(&[vec![0, 1, 3], vec![0, 2, 3]])?,
+    ];
+    for mask in [AttentionMask::Causal, AttentionMask::None] {
+        for (window, softcap) in
+            [(None, None), (Some(2), None), (None, Some(0.5)), (Some(2), Some(0.5))]
+        {
+            let config =
+                AttentionConfig { mask, window, softcap, ..attention_config(2, Some(100.0), 0.3) };
+            let attention = Attention::new(&scope(&device).child("attn"), &config)?;
+            for ctx in &contexts {
+                let fresh = || ctx.clone().micro_batch(0, DIMS[0]);
+                check(&device, &attention, |x| attention.forward(&fresh(), x, None))
+                    .map_err(|error| error.at(&format!("{config:?} {:?}", ctx.key_ranges)))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A padded sample gives what it gives alone, without its padding.
+#[test]
+fn padding_changes_nothing_before_it() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let config =
+        AttentionConfig { mask: AttentionMask::None, ..attention_config(2, Some(100.0), 0.0) };
+    let attention = Attention::new(&scope(&device).child("attn"), &config)?;
+    let x = normal(&device, &DIMS, "x")?;
+    let lengths: Vec<usize> = (0..DIMS[0]).map(|sample| 1 + (DIMS[1] - 1) * sample).collect();
+    let ctx = Context::eval(DIMS[0], DIMS[1]).with_key_lengths(&lengths)?;
+    let padded = attention.forward(&ctx, &Var::constant(x.clone()), None)?.into_value();
+    for (sample, &length) in lengths.iter().enumerate() {
+        let part = |x: &Tensor| x.narrow(0, sample, 1)?.narrow(1, 0, length);
+        let alone =
+            attention.forward(&Context::eval(1, length), &Var::constant(part(&x)?), None)?;
+        let (got, want) = (part(&padded)?.to_f64()?, alone.value().to_f64()?);
+        for (got, want) in got.iter().zip(want) {
+            assert!((got - want).abs() <= 1e-13, "sample {sample}: {got}, {want}");
+        }
     }
     Ok(())
 }
@@ -251,6 +313,25 @@ fn layers_refuse_what_does_not_fit_and_say_where() -> Result<()> {
     assert_eq!(
         message(Attention::new(&scope.child("attn"), &config).map(drop)),
         "blocks.3.attn: attention: 3 key/value groups must divide 4 heads (of width 2)"
+    );
+    let config = AttentionConfig { window: Some(0), ..attention_config(4, None, 0.0) };
+    assert_eq!(
+        message(Attention::new(&scope.child("attn"), &config).map(drop)),
+        "blocks.3.attn: attention: a window must be at least 1, got 0: a query sees itself"
+    );
+    let config = AttentionConfig { mask: AttentionMask::None, ..attention_config(4, None, 0.0) };
+    let attention = Attention::new(&scope.child("attn"), &config)?;
+    let mut cache = KvCache::new(&device, DType::F64, DIMS[0], DIMS[1], &config)?;
+    let x = Var::constant(normal(&device, &DIMS, "x")?);
+    assert_eq!(
+        message(attention.forward(&context(Mode::Eval), &x, Some(&mut cache)).map(drop)),
+        "blocks.3.attn: attention: attention that is not causal and a cache of keys and values do not go together"
+    );
+    let config =
+        AttentionConfig { rotary_dim: Some(3), head_dim: 4, ..attention_config(4, Some(1e4), 0.0) };
+    assert_eq!(
+        message(Attention::new(&scope.child("attn"), &config).map(drop)),
+        "blocks.3.attn: attention: the rotary dim must be even and at most the head width 4, got 3"
     );
     let config = AttentionConfig { head_dim: 3, ..attention_config(4, Some(1e4), 0.0) };
     assert!(message(Attention::new(&scope.child("attn"), &config).map(drop)).contains("got 3"));

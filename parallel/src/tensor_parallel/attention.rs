@@ -47,7 +47,7 @@ impl ParallelAttention {
         Ok(ParallelAttention {
             heads: AttentionHeads::new(scope, config, group.local_range(heads))?,
             cp: cp.clone(),
-            qkv: ColumnParallelLinear::new(&qkv, tp, hidden, &widths, bias, init)?,
+            qkv: ColumnParallelLinear::new(&qkv, tp, hidden, &widths, config.qkv_bias(), init)?,
             proj: RowParallelLinear::new(&proj, tp, widths[0], hidden, bias, residual_init)?,
         })
     }

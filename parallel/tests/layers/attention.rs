@@ -3,7 +3,7 @@
 
 use ferrotron_autograd::{CallCounts, Leaf, Var, WeightGrads, backward, checkpoint};
 use ferrotron_nn::{
-    Attention, AttentionConfig, AttentionHeads, Bias, Context, Init, KvCache, Mode,
+    Attention, AttentionConfig, AttentionHeads, AttentionMask, Bias, Context, Init, KvCache, Mode,
 };
 use ferrotron_parallel::context_parallel::ContextParallel;
 use ferrotron_parallel::tensor_parallel::{ParallelAttention, TensorParallel};
@@ -15,15 +15,11 @@ const INIT: Init = Init::Normal { std: 0.1 };
 
 fn config(heads: usize, groups: usize, dropout: f64) -> AttentionConfig {
     AttentionConfig {
-        hidden: 128,
-        heads,
         groups,
-        head_dim: 128 / heads,
-        bias: Bias::Yes,
-        rotary_base: None,
         dropout,
         init: INIT,
         residual_init: INIT,
+        ..AttentionConfig::new(128, heads)
     }
 }
 
@@ -32,11 +28,21 @@ fn check(
     config: &AttentionConfig,
     layouts: &[(usize, usize, usize)],
 ) -> Result<()> {
+    check_restricted((batch, length), config, layouts, Ok)
+}
+
+/// [`check`] with key lengths or documents, which `restrict` adds.
+fn check_restricted(
+    (batch, length): (usize, usize),
+    config: &AttentionConfig,
+    layouts: &[(usize, usize, usize)],
+    restrict: impl Fn(Context) -> Result<Context> + Sync,
+) -> Result<()> {
     let dims = [batch, length, config.hidden];
     let (x, dy) = (normal(&dims, "x"), normal(&dims, "dy"));
     let serial = Attention::new(&scope("attn"), config)?;
     let leaf = Leaf::new("x", x.clone());
-    let ctx = Context::new(SEED, 3, Mode::Train, batch, length);
+    let ctx = restrict(Context::new(SEED, 3, Mode::Train, batch, length))?;
     let y = serial.forward(&ctx, &leaf.var()?, None)?;
     backward(&[(&y, dy.clone())], WeightGrads::Now)?.run()?;
     let (want, dx, grads) = (y.value(), gradient(&leaf), gradients(&serial));
@@ -46,6 +52,7 @@ fn check(
         on_ranks(spread.ranks(), |world| {
             let Rank { mesh, tp, cp, ctx } = spread.rank(&world, batch, length)?;
             let what = format!("{spread:?}, {} groups, rank {}", config.groups, world.rank());
+            let ctx = restrict(ctx)?;
             let place = ctx.shard_spec(&[config.hidden])?;
             let attention = ParallelAttention::new(&scope("attn"), &tp, &cp, config)?;
             let leaf = Leaf::new("x", part(&x, &place));
@@ -72,6 +79,40 @@ fn grouped_queries() -> Result<()> {
     check((2, 64), &config(8, 4, 0.1), &[(4, 0, 1), (4, 1, 2), (4, 0, 2)])?;
     // One key-value head; heads in fours.
     check((1, 32), &config(4, 1, 0.1), &[(1, 0, 2), (1, 0, 8)])
+}
+
+/// Every mask by global positions, over heads and over positions; windows that no rank's blocks cover, and documents that
+/// begin and end within chunks.
+#[test]
+fn every_mask_in_every_layout() -> Result<()> {
+    let layouts = [(2, 1, 1), (2, 0, 2), (1, 0, 4)];
+    let documents = [vec![0, 3, 17, 18, 32], vec![0, 20, 29]];
+    for mask in [AttentionMask::Causal, AttentionMask::None] {
+        for window in [None, Some(3), Some(13)] {
+            let softcap = window.map(|_| 1.5);
+            let config = AttentionConfig { mask, window, softcap, ..config(4, 2, 0.1) };
+            check((2, 32), &config, &layouts)?;
+            let lengths = |ctx: Context| ctx.with_key_lengths(&[32, 11]);
+            check_restricted((2, 32), &config, &layouts, lengths)?;
+            let packed = |ctx: Context| ctx.with_documents(&documents);
+            check_restricted((2, 32), &config, &layouts, packed)?;
+        }
+    }
+    Ok(())
+}
+
+/// Norms of queries and keys, whose weights all heads share, a partial rotation, and a bias of the first layer alone.
+#[test]
+fn every_part_of_the_heads_in_every_layout() -> Result<()> {
+    let config = AttentionConfig {
+        bias: Bias::No,
+        qkv_bias: Some(Bias::Yes),
+        rotary_base: Some(100.0),
+        rotary_dim: Some(6),
+        qk_norm: Some(1e-5),
+        ..config(4, 2, 0.1)
+    };
+    check((2, 32), &config, &[(2, 0, 1), (2, 1, 1), (2, 0, 2), (2, 1, 2), (1, 0, 4)])
 }
 
 /// In 16 bits the ring rounds each block's result once; sums over the ring are made in f32.

@@ -49,15 +49,13 @@ const INIT: Init = Init::Normal { std: 0.3 };
 impl BlockConfig {
     pub fn attention(&self) -> AttentionConfig {
         AttentionConfig {
-            hidden: self.hidden,
-            heads: self.heads,
             groups: self.groups,
             head_dim: 4,
-            bias: Bias::Yes,
             rotary_base: self.rotary_base,
             dropout: self.dropout,
             init: INIT,
             residual_init: INIT,
+            ..AttentionConfig::new(self.hidden, self.heads)
         }
     }
 

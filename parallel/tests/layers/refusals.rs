@@ -30,15 +30,12 @@ fn refused<T>(
 fn attention(heads: usize, groups: usize, tp: &TensorParallel) -> Result<ParallelAttention> {
     let init = Init::Zeros;
     let config = AttentionConfig {
-        hidden: 24,
-        heads,
         groups,
         head_dim: 2,
         bias: Bias::No,
-        rotary_base: None,
-        dropout: 0.0,
         init,
         residual_init: init,
+        ..AttentionConfig::new(24, heads)
     };
     ParallelAttention::new(&scope("attn"), tp, &ContextParallel::single(), &config)
 }
