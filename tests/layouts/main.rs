@@ -110,6 +110,22 @@ fn frozen_parameters_change_in_no_layout() {
     }
 }
 
+/// Norms of queries and keys, a partial rotation, a bias of their projection, and windows that every other block has.
+#[test]
+fn attention_with_all_its_options_trains_alike_too() {
+    let model = GptConfig {
+        rotary_percent: 0.5,
+        qk_layernorm: true,
+        add_qkv_bias: true,
+        window_size: Some(5),
+        window_attn_skip_freq: Some(2),
+        attn_logit_softcapping: Some(5.0),
+        ..llama()
+    };
+    let layouts = random(&all(&model), 10, 7);
+    compare(&model, &Numbers::with_dtype(DType::F64), &layouts);
+}
+
 /// Adafactor sees a tensor whole: its sums go over the ranks that have parts of it, and ZeRO's shards are made of
 /// parameters.
 #[test]

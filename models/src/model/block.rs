@@ -28,14 +28,20 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    pub fn new(scope: &Scope, mesh: &Mesh, config: &GptConfig) -> Result<Block> {
+    /// Block `layer` of the whole model.
+    pub fn new(scope: &Scope, mesh: &Mesh, config: &GptConfig, layer: usize) -> Result<Block> {
         let (tp, cp) = (mesh.tensor_parallel(), mesh.context_parallel());
         let residual = tp.residual_scope(scope);
         Ok(Block {
             path: scope.path().to_string(),
             attn: Normed {
                 norm: config.norm(&residual.child("norm_1")),
-                inner: ParallelAttention::new(&scope.child("attn"), &tp, &cp, &config.attention())?,
+                inner: ParallelAttention::new(
+                    &scope.child("attn"),
+                    &tp,
+                    &cp,
+                    &config.block_attention(layer),
+                )?,
             },
             mlp: Normed {
                 norm: config.norm(&residual.child("norm_2")),

@@ -3,22 +3,7 @@
 use ferrotron_nn::{
     Activation, AttentionConfig, Bias, Init, LayerNorm, MlpConfig, Norm, RmsNorm, Scope,
 };
-use ferrotron_tensor::{Error, Result};
 use serde::{Deserialize, Serialize};
-
-/// Most layers: a hundred times as many as the deepest models have. Every layer is an object before anything of it is
-/// memory of a device.
-const MAX_LAYERS: usize = 10_000;
-
-/// Widest head: rotary positions take a table of that width for each position.
-const MAX_HEAD_WIDTH: usize = 65_536;
-
-/// Most parameters, a thousand times as many as the largest models have: byte counts of weights, gradients and optimizer
-/// states stay below 2^63, and so do numbers of floating-point operations of a token.
-const MAX_PARAMETERS: u64 = 1_000_000_000_000_000;
-
-/// Most tokens of a vocabulary, and most positions: their ids are u32.
-const MAX_IDS: usize = 1 << 32;
 
 /// The kind of position embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,6 +79,29 @@ pub struct GptConfig {
     pub hidden_dropout: f64,
     /// Dropout on attention weights.
     pub attention_dropout: f64,
+    /// Fraction of a head, from its first element on, that is rotated: 1, or less as in GPT-NeoX.
+    #[serde(default = "whole")]
+    pub rotary_percent: f64,
+    /// RMSNorm of the queries and keys of each head, as in Qwen 3.
+    #[serde(default)]
+    pub qk_layernorm: bool,
+    /// Whether the projection to queries, keys and values has a bias although linear layers have none, as in Qwen 2.
+    #[serde(default)]
+    pub add_qkv_bias: bool,
+    /// Keys that a query sees, its own among them, as in Mistral; all earlier ones without it.
+    #[serde(default)]
+    pub window_size: Option<usize>,
+    /// Every block of this number is without the window: 2 in Gemma 2, whose blocks alternate. All have it without.
+    #[serde(default)]
+    pub window_attn_skip_freq: Option<usize>,
+    /// Soft cap of attention scores, as in Gemma 2.
+    #[serde(default)]
+    pub attn_logit_softcapping: Option<f64>,
+}
+
+/// A fraction that leaves nothing out.
+fn whole() -> f64 {
+    1.0
 }
 
 impl GptConfig {
@@ -124,6 +132,12 @@ impl GptConfig {
             init_method_std: 0.02,
             hidden_dropout: 0.0,
             attention_dropout: 0.0,
+            rotary_percent: whole(),
+            qk_layernorm: false,
+            add_qkv_bias: false,
+            window_size: None,
+            window_attn_skip_freq: None,
+            attn_logit_softcapping: None,
         }
     }
 
@@ -149,79 +163,9 @@ impl GptConfig {
         }
     }
 
-    /// Errors, naming the values, if the sizes are inconsistent.
-    pub fn validate(&self) -> Result<()> {
-        let refuse = |message: String| Err(Error::config("gpt", message));
-        let sizes = [
-            ("vocab-size", self.vocab_size),
-            ("num-layers", self.num_layers),
-            ("hidden-size", self.hidden_size),
-            ("ffn-hidden-size", self.ffn_hidden_size),
-            ("num-attention-heads", self.num_attention_heads),
-            ("num-query-groups", self.num_query_groups),
-            ("max-position-embeddings", self.max_position_embeddings),
-        ];
-        if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-            return refuse(format!("{name} must be positive, got 0"));
-        }
-        if self.num_layers > MAX_LAYERS {
-            return refuse(format!("num-layers {} is more than {MAX_LAYERS}", self.num_layers));
-        }
-        if self.kv_channels == 0
-            || (self.kv_channels == self.hidden_size / self.num_attention_heads
-                && !self.hidden_size.is_multiple_of(self.num_attention_heads))
-        {
-            return refuse(format!(
-                "num-attention-heads {} does not divide hidden-size {}",
-                self.num_attention_heads, self.hidden_size
-            ));
-        }
-        if !self.num_attention_heads.is_multiple_of(self.num_query_groups) {
-            return refuse(format!(
-                "num-query-groups {} does not divide num-attention-heads {}",
-                self.num_query_groups, self.num_attention_heads
-            ));
-        }
-        for (name, ids) in [
-            ("vocab-size", self.vocab_size),
-            ("max-position-embeddings", self.max_position_embeddings),
-        ] {
-            if ids > MAX_IDS {
-                return refuse(format!(
-                    "{name} {ids} is more than {MAX_IDS}, the number of ids of 32 bits"
-                ));
-            }
-        }
-        if self.checked_num_parameters().is_none_or(|number| number > MAX_PARAMETERS) {
-            let sizes = sizes.map(|(name, size)| format!("{name} {size}")).join(", ");
-            return refuse(format!(
-                "a model of {sizes}, kv-channels {} would have more than 10^15 parameters: check these sizes",
-                self.kv_channels
-            ));
-        }
-        if self.kv_channels > MAX_HEAD_WIDTH {
-            return refuse(format!(
-                "kv-channels {} is more than {MAX_HEAD_WIDTH}",
-                self.kv_channels
-            ));
-        }
-        for (name, value) in [
-            ("norm-epsilon", self.norm_epsilon),
-            ("init-method-std", self.init_method_std),
-            ("rotary-base", self.rotary_base),
-        ] {
-            if !(value >= 0.0 && value.is_finite()) {
-                return refuse(format!("{name} must be at least 0, got {value}"));
-            }
-        }
-        for (name, p) in
-            [("hidden-dropout", self.hidden_dropout), ("attention-dropout", self.attention_dropout)]
-        {
-            if !(0.0..1.0).contains(&p) {
-                return refuse(format!("{name} must be in [0, 1), got {p}"));
-            }
-        }
-        Ok(())
+    /// Elements of a head that are rotated.
+    pub(crate) fn rotary_dim(&self) -> usize {
+        (self.rotary_percent * self.kv_channels as f64) as usize
     }
 
     /// Number of parameters, computed without allocating them; 2^64 - 1 if it is not below that, which
@@ -231,7 +175,7 @@ impl GptConfig {
     }
 
     /// Number of parameters, unless it is beyond a `u64`.
-    fn checked_num_parameters(&self) -> Option<u64> {
+    pub(super) fn checked_num_parameters(&self) -> Option<u64> {
         // A product of three sizes of 64 bits does not fit into 128 bits.
         let product = |sizes: &[usize]| {
             sizes.iter().try_fold(1_u128, |product, &size| product.checked_mul(size as u128))
@@ -243,15 +187,17 @@ impl GptConfig {
             (self.vocab_size, self.num_layers, self.hidden_size, self.ffn_hidden_size);
         let (h, g, d) = (self.num_attention_heads, self.num_query_groups, self.kv_channels);
         let bias = usize::from(self.add_bias);
+        let qkv_bias = usize::from(self.add_bias || self.add_qkv_bias);
         let norm_bias = bias * usize::from(self.normalization == Normalization::LayerNorm);
         let gated = 1 + usize::from(self.activation == ActivationKind::Swiglu);
         let learned = self.position_embedding_type == PositionEmbedding::LearnedAbsolute;
         let positions = self.max_position_embeddings;
         let block = [
             product(&[h, d, c]), // queries
-            product(&[h, d, bias]),
+            product(&[h, d, qkv_bias]),
             product(&[2, g, d, c]), // keys and values
-            product(&[2, g, d, bias]),
+            product(&[2, g, d, qkv_bias]),
+            product(&[2, d, usize::from(self.qk_layernorm)]),
             product(&[h, d, c]), // projection
             product(&[bias, c]),
             product(&[gated, f, c]), // MLP
@@ -306,14 +252,26 @@ impl GptConfig {
         }
     }
 
-    /// The configuration of every block's attention.
+    /// The configuration of attention in block `layer`: [`GptConfig::attention`], without its window in some blocks.
+    pub(crate) fn block_attention(&self, layer: usize) -> AttentionConfig {
+        let skips = self.window_attn_skip_freq.is_some_and(|n| (layer + 1).is_multiple_of(n));
+        let attention = self.attention();
+        AttentionConfig { window: attention.window.filter(|_| !skips), ..attention }
+    }
+
+    /// The configuration of every block's attention; some blocks leave the window out.
     pub fn attention(&self) -> AttentionConfig {
         AttentionConfig {
             groups: self.num_query_groups,
             head_dim: self.kv_channels,
+            window: self.window_size,
+            softcap: self.attn_logit_softcapping,
             bias: self.bias(),
+            qkv_bias: self.add_qkv_bias.then_some(Bias::Yes),
             rotary_base: (self.position_embedding_type == PositionEmbedding::Rope)
                 .then_some(self.rotary_base),
+            rotary_dim: (self.rotary_percent < 1.0).then(|| self.rotary_dim()),
+            qk_norm: self.qk_layernorm.then_some(self.norm_epsilon),
             dropout: self.attention_dropout,
             init: self.init(),
             residual_init: self.residual_init(),

@@ -145,7 +145,7 @@ impl Gpt {
             let norm_f = config.norm(&tp.residual_scope(scope).child("norm_f"));
             Ok::<_, Error>(Head { norm_f, weight: head_weight()? })
         });
-        let block = |i: usize| Block::new(&scope.child(&format!("blocks.{i}")), mesh, config);
+        let block = |i: usize| Block::new(&scope.child(&format!("blocks.{i}")), mesh, config, i);
         Ok(Gpt {
             config: config.clone(),
             chunk: part.clone(),

@@ -2,6 +2,7 @@
 
 pub(crate) mod block;
 pub(crate) mod config;
+mod config_bounds;
 pub mod generate;
 pub mod gpt;
 pub mod presets;

@@ -85,15 +85,22 @@ impl Activations<'_> {
     }
 
     /// The result of attention, the log-sum-exp of each row and, with rotary positions, the table of cosines and
-    /// sines.
+    /// sines. With norms of queries and keys also the projection before them, and their statistics.
     fn attended(&self) -> usize {
         let GptConfig { num_attention_heads: heads, kv_channels, .. } = *self.model;
         let result = heads * kv_channels * self.dtype.size();
         let table = match self.model.position_embedding_type {
-            PositionEmbedding::Rope => self.positions * kv_channels * self.statistic(),
+            PositionEmbedding::Rope => self.positions * self.model.rotary_dim() * self.statistic(),
             PositionEmbedding::LearnedAbsolute => 0,
         };
-        self.tokens() * (result + heads * self.statistic()) / self.tensor + table
+        let normed = match self.model.qk_layernorm {
+            true => {
+                let rows = heads + self.model.num_query_groups;
+                self.projected() + self.tokens() * rows * self.statistic() / self.tensor
+            }
+            false => 0,
+        };
+        self.tokens() * (result + heads * self.statistic()) / self.tensor + table + normed
     }
 
     /// The input of the activation function; for SwiGLU also its result.

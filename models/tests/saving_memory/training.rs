@@ -31,14 +31,23 @@ pub fn gpt2(layers: usize) -> GptConfig {
     }
 }
 
-/// The same with ReLU, as it is, and a model with grouped queries and SwiGLU.
-pub fn models(layers: usize) -> [GptConfig; 3] {
+/// The same with ReLU, as it is, a model with grouped queries and SwiGLU, and that with all options of attention.
+pub fn models(layers: usize) -> [GptConfig; 4] {
     let llama = GptConfig {
         hidden_dropout: 0.1,
         attention_dropout: 0.1,
         ..GptConfig::llama(13, layers, 32, 4, 2, SEQ_LENGTH)
     };
-    [GptConfig { activation: ActivationKind::Relu, ..gpt2(layers) }, gpt2(layers), llama]
+    let optioned = GptConfig {
+        rotary_percent: 0.5,
+        qk_layernorm: true,
+        add_qkv_bias: true,
+        window_size: Some(5),
+        window_attn_skip_freq: Some(2),
+        attn_logit_softcapping: Some(5.0),
+        ..llama.clone()
+    };
+    [GptConfig { activation: ActivationKind::Relu, ..gpt2(layers) }, gpt2(layers), llama, optioned]
 }
 
 /// Tokens by sample number.

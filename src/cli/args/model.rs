@@ -77,6 +77,24 @@ pub struct ModelArgs {
     /// Base of the rotary angles
     #[arg(long, value_name = "X", default_value_t = 10_000.0)]
     pub rotary_base: f64,
+    /// Fraction of each head that is rotated: less than 1 in GPT-NeoX
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub rotary_percent: f64,
+    /// Sliding window: keys that a query sees, its own among them; Mistral has 4096 [default: all earlier ones]
+    #[arg(long, value_name = "N")]
+    pub window_size: Option<usize>,
+    /// Leave the window out in every block of this number: 2 in Gemma 2 [default: in no block]
+    #[arg(long, value_name = "N")]
+    pub window_attn_skip_freq: Option<usize>,
+    /// Soft cap of attention scores, X tanh(score / X): 50 in Gemma 2 [default: none]
+    #[arg(long, value_name = "X")]
+    pub attn_logit_softcapping: Option<f64>,
+    /// RMSNorm of the queries and keys of each head, as in Qwen 3
+    #[arg(long)]
+    pub qk_layernorm: bool,
+    /// A bias for queries, keys and values although linear layers have none, as in Qwen 2
+    #[arg(long)]
+    pub add_qkv_bias: bool,
     /// Norm of the residual stream [default: LayerNorm; llama: RMSNorm]
     #[arg(long, value_enum)]
     pub normalization: Option<NormalizationArg>,
@@ -136,6 +154,12 @@ impl ModelArgs {
         };
         config.num_query_groups = groups;
         config.rotary_base = self.rotary_base;
+        config.rotary_percent = self.rotary_percent;
+        config.window_size = self.window_size;
+        config.window_attn_skip_freq = self.window_attn_skip_freq;
+        config.attn_logit_softcapping = self.attn_logit_softcapping;
+        config.qk_layernorm = self.qk_layernorm;
+        config.add_qkv_bias = self.add_qkv_bias;
         config.norm_epsilon = self.norm_epsilon;
         config.init_method_std = self.init_method_std;
         config.hidden_dropout = self.hidden_dropout;

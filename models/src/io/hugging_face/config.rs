@@ -98,6 +98,9 @@ pub(super) fn write_config(config: &GptConfig, dtype: DType) -> Result<Value> {
             "heads of another width",
         ),
         (!config.add_bias, "layers without biases"),
+        (config.qk_layernorm, "norms of queries and keys"),
+        (config.window_size.is_some(), "sliding window"),
+        (config.attn_logit_softcapping.is_some(), "soft cap of scores"),
         (!config.tie_embeddings, "untied head"),
     ]
     .into_iter()
