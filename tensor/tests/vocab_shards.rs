@@ -53,7 +53,7 @@ fn head(
     };
     let weight_to = Some((&mut dweight, Accum::Add));
     let scale = Tensor::full(x.device(), lse.dtype(), &[], SCALE)?;
-    let wanted = Gradients { scale: &scale, input: Some(&mut take), weight: weight_to };
+    let wanted = Gradients { scale: &scale, input: Some(&mut take), weight: weight_to, bias: None };
     linear_cross_entropy_backward(found.kept, x, weight, targets, &lse, config, wanted)?;
     // Backward joins nothing.
     assert_eq!(shard.map_or((0, 0), |(_, rank)| count(rank)), (calls, elements));

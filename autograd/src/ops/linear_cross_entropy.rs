@@ -1,6 +1,6 @@
 //! Gradient of the linear layer fused with cross-entropy, over chunks of tokens.
 //!
-//! It saves x, the head's leaf, the log-sum-exp of each token, and the logits if they fit the limit. The gradient of
+//! It saves x, the head's leaves, the log-sum-exp of each token, and the logits if they fit the limit. The gradient of
 //! the head accumulates directly in its buffer. The vocabulary may be sharded over ranks; the caller provides their
 //! communication.
 
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, VocabAllReduce, VocabShard};
 use ferrotron_tensor::ops::linear_cross_entropy::{
-    GradSink, Gradients, LinearCrossEntropy, SavedLogits, linear_cross_entropy,
+    GradSink, Gradients, HeadWeights, LinearCrossEntropy, SavedLogits, linear_cross_entropy,
     linear_cross_entropy_backward, linear_cross_entropy_shard,
 };
 use ferrotron_tensor::{Category, Result, Tensor};
@@ -18,6 +18,27 @@ use crate::{Accum, Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 
 /// Waits for the reduction of an input gradient and returns it.
 pub type PendingGradient = Box<dyn FnOnce() -> Result<Tensor>>;
+
+/// The parameters of a head. A weight alone converts into a head without a bias.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadVars<'a> {
+    /// W, (V, C).
+    pub weight: &'a Var,
+    /// b, (V).
+    pub bias: Option<&'a Var>,
+}
+
+impl HeadVars<'_> {
+    fn values(&self) -> HeadWeights<'_> {
+        HeadWeights { weight: self.weight.value(), bias: self.bias.map(Var::value) }
+    }
+}
+
+impl<'a> From<&'a Var> for HeadVars<'a> {
+    fn from(weight: &'a Var) -> HeadVars<'a> {
+        HeadVars { weight, bias: None }
+    }
+}
 
 /// The communication between vocabulary shards around [`Var::linear_cross_entropy_shard`]. Every shard makes the same
 /// calls in the same order.
@@ -32,59 +53,63 @@ pub trait VocabParallelComm: VocabAllReduce {
 }
 
 impl Var {
-    /// Cross-entropy of x W^T against `targets` (..), for x (.., C) and W (V, C), over chunks of tokens. If the
-    /// logits of all tokens fit into `max_logits_bytes` they are saved for backward, else each chunk's are
-    /// recomputed.
-    pub fn linear_cross_entropy(
+    /// Cross-entropy of x W^T + b against `targets` (..), for x (.., C) and a head of W (V, C) and perhaps b (V), over
+    /// chunks of tokens. If the logits of all tokens fit into `max_logits_bytes` they are saved for backward, else
+    /// each chunk's are recomputed.
+    pub fn linear_cross_entropy<'a>(
         &self,
-        weight: &Var,
+        head: impl Into<HeadVars<'a>>,
         targets: &Tensor,
         config: &CrossEntropyConfig,
         max_logits_bytes: usize,
     ) -> Result<Loss> {
         let _span = forward_span("linear_cross_entropy");
+        let head = head.into();
         let found =
-            linear_cross_entropy(self.value(), weight.value(), targets, config, max_logits_bytes)?;
-        self.record_loss(weight, targets, config, None, found)
+            linear_cross_entropy(self.value(), head.values(), targets, config, max_logits_bytes)?;
+        self.record_loss(head, targets, config, None, found)
     }
 
-    /// [`Var::linear_cross_entropy`] of a sharded vocabulary. `weight` holds the rows of `shard`, `targets` are
+    /// [`Var::linear_cross_entropy`] of a sharded vocabulary. `head` holds the rows of `shard`, `targets` are
     /// classes of the whole vocabulary, and `exchange` communicates with the other shards. The loss covers all shards
     /// and is equal on each, and its cotangent must be too. The limit applies to the logits of one shard.
-    pub fn linear_cross_entropy_shard(
+    pub fn linear_cross_entropy_shard<'a>(
         &self,
-        weight: &Var,
+        head: impl Into<HeadVars<'a>>,
         targets: &Tensor,
         config: &CrossEntropyConfig,
         max_logits_bytes: usize,
         (shard, exchange): (VocabShard, Arc<dyn VocabParallelComm>),
     ) -> Result<Loss> {
         let _span = forward_span("linear_cross_entropy");
+        let head = head.into();
         let x = exchange.gather_input(self.value().clone())?;
         let found = linear_cross_entropy_shard(
             &x,
-            weight.value(),
+            head.values(),
             targets,
             config,
             max_logits_bytes,
             (shard, &*exchange),
         )?;
-        self.record_loss(weight, targets, config, Some(exchange), found)
+        self.record_loss(head, targets, config, Some(exchange), found)
     }
 
     fn record_loss(
         &self,
-        weight: &Var,
+        head: HeadVars,
         targets: &Tensor,
         config: &CrossEntropyConfig,
         exchange: Option<Arc<dyn VocabParallelComm>>,
         found: LinearCrossEntropy,
     ) -> Result<Loss> {
-        let sum = Var::record(&[self, weight], found.loss, || {
+        let inputs: Vec<&Var> = [self, head.weight].into_iter().chain(head.bias).collect();
+        let sum = Var::record(&inputs, found.loss, || {
             found.lse.set_category(Category::Saved);
             LinearCrossEntropyBackward {
                 x: self.save(),
-                weight: weight.save(),
+                weight: head.weight.save(),
+                bias: head.bias.map(|bias| bias.save()),
                 targets: targets.clone(),
                 lse: found.lse,
                 kept: found.kept,
@@ -99,6 +124,7 @@ impl Var {
 struct LinearCrossEntropyBackward {
     x: Saved,
     weight: Saved,
+    bias: Option<Saved>,
     targets: Tensor,
     lse: Tensor,
     kept: SavedLogits,
@@ -112,14 +138,18 @@ impl Backward for LinearCrossEntropyBackward {
     }
 
     fn saved(&self) -> Vec<Tensor> {
-        let held = self.x.resident_tensor().into_iter().chain(self.weight.resident_tensor());
+        let operands = [&self.x, &self.weight].into_iter().chain(&self.bias);
+        let held = operands.filter_map(Saved::resident_tensor);
         held.chain([&self.targets, &self.lse].into_iter().chain(self.kept.logits()).cloned())
             .collect()
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
-        let LinearCrossEntropyBackward { x, weight, targets, lse, kept, config, exchange } = *self;
+        let LinearCrossEntropyBackward { x, weight, bias, targets, lse, kept, config, exchange } =
+            *self;
         let (scale, mut x, weight) = (dy.single()?, x.value()?, weight.value()?);
+        let bias = bias.map(|bias| bias.value()).transpose()?;
+        let head = HeadWeights { weight: &weight, bias: bias.as_ref() };
         if let Some(exchange) = &exchange {
             x = exchange.gather_input(x)?;
         }
@@ -131,16 +161,25 @@ impl Backward for LinearCrossEntropyBackward {
             });
             Ok(())
         };
-        let needs_input = dx.needs_input_grad(0);
+        let mut dbias = None;
+        let mut take_bias = |db: Tensor| {
+            dbias = Some(db);
+            Ok(())
+        };
+        let (needs_input, needs_bias) = (dx.needs_input_grad(0), dx.needs_input_grad(2));
         let run = |to_weight: Option<(&mut Tensor, Accum)>| {
             let input: Option<GradSink<'_>> = if needs_input { Some(&mut take) } else { None };
-            let wanted = Gradients { scale: &scale, input, weight: to_weight };
-            linear_cross_entropy_backward(kept, &x, &weight, &targets, &lse, &config, wanted)
+            let bias: Option<GradSink<'_>> = if needs_bias { Some(&mut take_bias) } else { None };
+            let wanted = Gradients { scale: &scale, input, weight: to_weight, bias };
+            linear_cross_entropy_backward(kept, &x, head, &targets, &lse, &config, wanted)
         };
         if dx.needs_input_grad(1) {
             dx.accumulate_with(1, |to_weight, accum| run(Some((to_weight, accum))))?;
         } else {
             run(None)?;
+        }
+        if let Some(dbias) = dbias {
+            dx.accumulate(2, dbias)?;
         }
         pending.map_or(Ok(()), |pending| dx.accumulate(0, pending()?))
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ferrotron_autograd::Var;
 use ferrotron_autograd::ops::attention::{attention, packed_attention};
-use ferrotron_autograd::ops::linear_cross_entropy::{PendingGradient, VocabParallelComm};
+use ferrotron_autograd::ops::linear_cross_entropy::{HeadVars, PendingGradient, VocabParallelComm};
 use ferrotron_autograd::ops::pointwise::{binary, unary};
 use ferrotron_tensor::ops::attention::AttentionMask;
 use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, VocabAllReduce, VocabShard};
@@ -111,6 +111,12 @@ const PLAIN_NORM: &[Shapes] =
 const LOGITS: &[Shapes] = &[&[&[2, 3, 5]], &[&[1, 5]], &[&[3, 1]], &[&[0, 5]]];
 const HEAD: &[Shapes] =
     &[&[&[2, 3, 4], &[5, 4]], &[&[1, 4], &[5, 4]], &[&[3, 1], &[1, 1]], &[&[0, 4], &[5, 4]]];
+const BIASED_HEAD: &[Shapes] = &[
+    &[&[2, 3, 4], &[5, 4], &[5]],
+    &[&[1, 4], &[5, 4], &[5]],
+    &[&[3, 1], &[1, 1], &[1]],
+    &[&[0, 4], &[5, 4], &[5]],
+];
 const MULTI_HEAD: &[Shapes] = &[
     &[&[1, 3, 2, 2], &[1, 3, 2, 2], &[1, 3, 2, 2]],
     &[&[2, 2, 1, 2], &[2, 4, 1, 2], &[2, 4, 1, 2]],
@@ -243,6 +249,13 @@ fn losses_and_attention() -> Vec<OpCase> {
             Ok(x[0].linear_cross_entropy(&x[1], &targets, &entropy(smoothing), bytes)?.sum)
         }
     };
+    let biased_head = move |bytes: usize| {
+        move |x: &[Var]| {
+            let targets = targets(&x[0], x[1].dims()[0])?;
+            let head = HeadVars { weight: &x[1], bias: Some(&x[2]) };
+            Ok(x[0].linear_cross_entropy(head, &targets, &entropy(0.0), bytes)?.sum)
+        }
+    };
     let attend = |mask: AttentionMask, dropout: f64| {
         move |x: &[Var]| {
             let ([b, t, h], s) = ([x[0].dims()[0], x[0].dims()[1], x[0].dims()[2]], x[1].dims()[1]);
@@ -271,6 +284,8 @@ fn losses_and_attention() -> Vec<OpCase> {
         }),
         row("linear_cross_entropy", "kept", HEAD, head(1 << 20, 0.0)),
         row("linear_cross_entropy", "recomputed", HEAD, head(0, 0.0)),
+        row("linear_cross_entropy", "bias, kept", BIASED_HEAD, biased_head(1 << 20)),
+        row("linear_cross_entropy", "bias, recomputed", BIASED_HEAD, biased_head(0)),
         row("linear_cross_entropy", "recomputed, label smoothing", HEAD, head(0, 0.1)),
         row("linear_cross_entropy_shard", "the only shard", HEAD, move |x| {
             let (bound, global) = (0, x[1].dims()[0]);

@@ -5,7 +5,7 @@
 
 use ferrotron_autograd::Var;
 use ferrotron_autograd::ops::cross_entropy::Loss;
-use ferrotron_autograd::ops::linear_cross_entropy::{PendingGradient, VocabParallelComm};
+use ferrotron_autograd::ops::linear_cross_entropy::{HeadVars, PendingGradient, VocabParallelComm};
 use ferrotron_nn::Param;
 use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, VocabAllReduce, VocabShard};
 use ferrotron_tensor::{Result, Tensor};
@@ -15,6 +15,27 @@ use super::TensorParallel;
 use super::linear::TpStyle;
 use super::mappings::gather_from_tp;
 use crate::collective::Reduction;
+
+/// The parameters of a head with sharded rows. A weight alone converts into a head without a bias.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadParams<'a> {
+    /// W, (V/tp, C).
+    pub weight: &'a Param,
+    /// b, (V/tp).
+    pub bias: Option<&'a Param>,
+}
+
+impl HeadParams<'_> {
+    fn vars(&self) -> Result<(Var, Option<Var>)> {
+        Ok((self.weight.var()?, self.bias.map(Param::var).transpose()?))
+    }
+}
+
+impl<'a> From<&'a Param> for HeadParams<'a> {
+    fn from(weight: &'a Param) -> HeadParams<'a> {
+        HeadParams { weight, bias: None }
+    }
+}
 
 impl TensorParallel {
     /// The vocabulary shard of a parameter that is sharded by rows of a table (V, ..).
@@ -47,27 +68,32 @@ impl TensorParallel {
     /// assert!((loss.sum.value().item()? - 6.0 * 13.0_f64.ln()).abs() < 1e-12);
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
-    pub fn linear_cross_entropy(
+    pub fn linear_cross_entropy<'a>(
         &self,
         x: &Var,
-        weight: &Param,
+        head: impl Into<HeadParams<'a>>,
         targets: &Tensor,
         config: &CrossEntropyConfig,
         max_logits_bytes: usize,
     ) -> Result<Loss> {
-        let (shard, weight) = (self.vocab_shard(weight), weight.var()?);
+        let head = head.into();
+        let shard = self.vocab_shard(head.weight);
+        let (weight, bias) = head.vars()?;
+        let head = HeadVars { weight: &weight, bias: bias.as_ref() };
         if self.group().size() == 1 {
-            return x.linear_cross_entropy(&weight, targets, config, max_logits_bytes);
+            return x.linear_cross_entropy(head, targets, config, max_logits_bytes);
         }
         let exchange: Arc<dyn VocabParallelComm> = Arc::new(Exchange(self.clone()));
         let shard = (shard, exchange);
-        x.linear_cross_entropy_shard(&weight, targets, config, max_logits_bytes, shard)
+        x.linear_cross_entropy_shard(head, targets, config, max_logits_bytes, shard)
     }
 
     /// The logits (B, T, V) of the head, on every rank, for x as in [`TensorParallel::linear_cross_entropy`].
-    pub fn logits(&self, x: &Var, weight: &Param) -> Result<Var> {
-        let classes = weight.shard_spec().global_dims()[0];
-        let part = self.linear(x, &weight.var()?, None, TpStyle::Colwise)?; // (B, T, V/tp)
+    pub fn logits<'a>(&self, x: &Var, head: impl Into<HeadParams<'a>>) -> Result<Var> {
+        let head = head.into();
+        let classes = head.weight.shard_spec().global_dims()[0];
+        let (weight, bias) = head.vars()?;
+        let part = self.linear(x, &weight, bias.as_ref(), TpStyle::Colwise)?; // (B, T, V/tp)
         gather_from_tp(&part, part.dims().len() - 1, classes, self.group())
     }
 }

@@ -26,6 +26,7 @@ mod mlp;
 mod sharding;
 
 pub use attention::ParallelAttention;
+pub use cross_entropy::HeadParams;
 pub use embedding::VocabParallelEmbedding;
 pub use linear::{ColumnParallelLinear, RowParallelLinear};
 pub use mlp::ParallelMlp;

@@ -2,9 +2,9 @@
 
 use ferrotron_autograd::{Leaf, Var};
 use ferrotron_nn::{Axis, Init, Param, WeightDecay};
-use ferrotron_parallel::tensor_parallel::TensorParallel;
+use ferrotron_parallel::tensor_parallel::{HeadParams, TensorParallel};
 use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
-use ferrotron_tensor::{Result, Tensor};
+use ferrotron_tensor::{Error, Result, Tensor};
 
 use crate::ranks::*;
 
@@ -97,6 +97,50 @@ fn loss_and_gradients_equal_serial_ones() -> Result<()> {
                 assert_close(&format!("{what}: dW"), &gradient(weight.leaf()), &want, tolerance);
                 let got = tp.logits(&leaf.var()?, &weight)?;
                 assert_close(&format!("{what}: logits"), got.value(), logits, tolerance);
+                Ok(())
+            });
+        }
+    }
+    Ok(())
+}
+
+/// A rank has the bias of its rows.
+#[test]
+fn a_bias_is_sharded_with_its_rows() -> Result<()> {
+    let (b, t, width, vocab, init) = (2, 12, 5, 13, Init::Normal { std: 0.7 });
+    let x = normal(&[b, t, width], "x");
+    let list: Vec<i64> =
+        (0..24).map(|i| if i % 3 == 1 { -100 } else { (5 * i + 2) % 13 }).collect();
+    let (targets, config) = (targets(&list, &[b, t]), smoothed(0.1));
+    let bias = |tp: &TensorParallel| {
+        let place = tp.shard(&[vocab], 0, &[vocab])?;
+        let scope = scope("head").sharded_along(Axis::Tensor);
+        Ok::<_, Error>(scope.param_at("bias", place, init, WeightDecay::Off))
+    };
+    let alone = TensorParallel::single();
+    let (serial, serial_bias) = (head(&alone, vocab, width, init)?, bias(&alone)?);
+    let leaf = Leaf::new("x", x.clone());
+    let logits = leaf.var()?.linear(&serial.var()?, Some(&serial_bias.var()?))?;
+    let want = logits.cross_entropy(&targets, &config)?.sum;
+    want.backward()?;
+    let (dx, dw, db) = (gradient(&leaf), gradient(serial.leaf()), gradient(serial_bias.leaf()));
+    let tolerance = rounding(b * t * width);
+    for (ranks, sequence) in (1..=3).flat_map(|n| BOTH.map(|sequence| (n, sequence))) {
+        for bytes in [0, 1 << 20] {
+            on_tensor_ranks(ranks, sequence, |tp| {
+                let (weight, bias) = (head(&tp, vocab, width, init)?, bias(&tp)?);
+                let head = HeadParams { weight: &weight, bias: Some(&bias) };
+                let leaf = Leaf::new("x", residual(&tp, &x));
+                let loss = tp.linear_cross_entropy(&leaf.var()?, head, &targets, &config, bytes)?;
+                assert_close("loss", loss.sum.value(), want.value(), tolerance);
+                loss.sum.backward()?;
+                assert_close("dx", &gradient(&leaf), &residual(&tp, &dx), tolerance);
+                let want = part(&dw, weight.shard_spec());
+                assert_close("dW", &gradient(weight.leaf()), &want, tolerance);
+                let want = part(&db, bias.shard_spec());
+                assert_close("db", &gradient(bias.leaf()), &want, tolerance);
+                let got = tp.logits(&leaf.var()?, head)?;
+                assert_close("logits", got.value(), logits.value(), tolerance);
                 Ok(())
             });
         }

@@ -1,17 +1,18 @@
 //! The linear head fused with its cross-entropy, over chunks of tokens, so that logits stay within a memory limit.
 //!
-//! logits = x W^T, then [`cross_entropy`](super::cross_entropy). Gradient, chunk by chunk with d = dlogits: dx = d W
-//! and dW += d^T x. It needs x, W, the targets and lse. If all logits fit the limit they are saved, and d overwrites
+//! logits = x W^T, plus b if the head has a bias, then [`cross_entropy`](super::cross_entropy). Gradient, chunk by chunk
+//! with d = dlogits: dx = d W, dW += d^T x, and db is the sum of d over the tokens. It needs x, W, b, the targets and lse. If all logits fit the limit they are saved, and d overwrites
 //! them; otherwise each chunk's logits are recomputed.
 //!
-//! W may hold one shard of the vocabulary. Then lse is reduced over the shards chunk by chunk. dx is this shard's
-//! term of the sum over the shards, and dW is the gradient of its own rows.
+//! W and b may hold one shard of the vocabulary. Then lse is reduced over the shards chunk by chunk. dx is this shard's
+//! term of the sum over the shards, and dW and db are the gradients of its own rows.
 //!
 //! Products and exponentials accumulate in `Element::Acc`, the loss in f64 in the order of the tokens. Loss, lse and
 //! dx do not depend on the limit, bitwise; dW is summed in the order of the chunks.
 
 use super::cross_entropy::{CrossEntropyConfig, RowLosses, Targets, VocabAllReduce, VocabShard};
-use super::matmul::{Accum, matmul_into};
+use super::matmul::{Accum, linear, linear_bias_gradient, matmul_into};
+use super::pointwise::add_assign;
 use crate::core::tensor::{check_device, check_pair};
 use crate::{Category, Error, Result, Tensor};
 
@@ -47,7 +48,22 @@ impl SavedLogits {
     }
 }
 
-/// A callback that consumes the gradient of the input.
+/// The parameters of a head. A weight alone converts into a head without a bias.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadWeights<'a> {
+    /// W, (V, C).
+    pub weight: &'a Tensor,
+    /// b, (V).
+    pub bias: Option<&'a Tensor>,
+}
+
+impl<'a> From<&'a Tensor> for HeadWeights<'a> {
+    fn from(weight: &'a Tensor) -> HeadWeights<'a> {
+        HeadWeights { weight, bias: None }
+    }
+}
+
+/// A callback that consumes the gradient of an operand.
 pub type GradSink<'a> = &'a mut dyn FnMut(Tensor) -> Result<()>;
 
 /// The gradients that [`linear_cross_entropy_backward`] computes.
@@ -60,12 +76,15 @@ pub struct Gradients<'a> {
     pub input: Option<GradSink<'a>>,
     /// Destination of dW: a unique (V, C) in the dtype of the weight or, for 16-bit weights, in f32.
     pub weight: Option<(&'a mut Tensor, Accum)>,
+    /// Consumes db (V), if needed, in the dtype of x.
+    pub bias: Option<GradSink<'a>>,
 }
 
 /// Checked operands, with x as a matrix (N, C).
 struct Problem {
     x: Tensor,
     weight: Tensor,
+    bias: Option<Tensor>,
     targets: Targets,
     tokens: usize,
     classes: usize,
@@ -76,13 +95,21 @@ impl Problem {
     fn new(
         op: &'static str,
         x: &Tensor,
-        weight: &Tensor,
+        HeadWeights { weight, bias }: HeadWeights,
         targets: &Tensor,
         shard: Option<VocabShard>,
         config: &CrossEntropyConfig,
     ) -> Result<Problem> {
         check_pair(op, x, weight)?;
         check_device(op, x, targets)?;
+        if let Some(bias) = bias {
+            check_pair(op, x, bias)?;
+            if bias.dims() != &weight.dims()[..1] {
+                let message =
+                    format!("needs a bias (V), got {:?} for W {:?}", bias.dims(), weight.dims());
+                return Err(Error::shape(op, message));
+            }
+        }
         let fits = match (x.dims(), weight.dims()) {
             ([rows @ .., width], [_, c]) => rows == targets.dims() && width == c,
             _ => false,
@@ -103,6 +130,7 @@ impl Problem {
         Ok(Problem {
             x: x.as_matrix()?,
             weight: weight.clone(),
+            bias: bias.cloned(),
             targets: Targets::new(op, targets, classes, shard, config)?,
             tokens: targets.numel(),
             classes,
@@ -118,15 +146,14 @@ impl Problem {
 
     fn logits(&self, first: usize, len: usize) -> Result<Tensor> {
         let x = self.x.narrow(0, first, len)?;
-        let mut logits = Tensor::empty(x.device(), x.dtype(), &[len, self.classes])?;
+        let logits = linear(&x, &self.weight, self.bias.as_ref())?;
         logits.set_category(Category::Logits);
-        matmul_into(&mut logits, Accum::Replace, &x, &self.weight.transpose(0, 1)?)?;
         Ok(logits)
     }
 }
 
-/// Cross-entropy of the logits x W^T, summed over the valid tokens, for x (.., C), W (V, C) and targets (..). Logits
-/// take at most `max_logits_bytes`, or the bytes of one token if that is more.
+/// Cross-entropy of the logits x W^T + b, summed over the valid tokens, for x (.., C), a head of W (V, C) and perhaps b
+/// (V), and targets (..). Logits take at most `max_logits_bytes`, or the bytes of one token if that is more.
 ///
 /// ```
 /// use ferrotron_tensor::{Device, Tensor};
@@ -142,36 +169,36 @@ impl Problem {
 /// assert!(found.kept.logits().is_none()); // 24 bytes do not fit
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-pub fn linear_cross_entropy(
+pub fn linear_cross_entropy<'a>(
     x: &Tensor,
-    weight: &Tensor,
+    head: impl Into<HeadWeights<'a>>,
     targets: &Tensor,
     config: &CrossEntropyConfig,
     max_logits_bytes: usize,
 ) -> Result<LinearCrossEntropy> {
-    forward(x, weight, targets, config, max_logits_bytes, None)
+    forward(x, head.into(), targets, config, max_logits_bytes, None)
 }
 
-/// [`linear_cross_entropy`] of a sharded vocabulary, where W (V, C) holds the shard's rows. Targets are classes of
+/// [`linear_cross_entropy`] of a sharded vocabulary, where W (V, C) and b (V) hold the shard's rows. Targets are classes of
 /// the whole vocabulary.
 ///
 /// Each shard must have the same x, targets, configuration and limit. It makes the same reductions: per chunk a
 /// maximum of one number per token and a sum of two, or three with label smoothing. The limit applies to the logits
 /// of the largest shard.
-pub fn linear_cross_entropy_shard(
+pub fn linear_cross_entropy_shard<'a>(
     x: &Tensor,
-    weight: &Tensor,
+    head: impl Into<HeadWeights<'a>>,
     targets: &Tensor,
     config: &CrossEntropyConfig,
     max_logits_bytes: usize,
     shard: (VocabShard, &dyn VocabAllReduce),
 ) -> Result<LinearCrossEntropy> {
-    forward(x, weight, targets, config, max_logits_bytes, Some(shard))
+    forward(x, head.into(), targets, config, max_logits_bytes, Some(shard))
 }
 
 fn forward(
     x: &Tensor,
-    weight: &Tensor,
+    head: HeadWeights,
     targets: &Tensor,
     config: &CrossEntropyConfig,
     max_logits_bytes: usize,
@@ -179,7 +206,7 @@ fn forward(
 ) -> Result<LinearCrossEntropy> {
     const OP: &str = "linear_cross_entropy";
     let (shard, join) = shard.unzip();
-    let problem = Problem::new(OP, x, weight, targets, shard, config)?;
+    let problem = Problem::new(OP, x, head, targets, shard, config)?;
     // Chunks of about equal size.
     let fit = max_logits_bytes / (problem.shard.largest() * x.dtype().size()).max(1);
     let chunks = problem.tokens.div_ceil(fit.max(1)).max(1);
@@ -196,14 +223,14 @@ fn forward(
     Ok(LinearCrossEntropy { loss, lse, kept })
 }
 
-/// Computes dx of `wanted.scale` x [`linear_cross_entropy`], if needed, and writes or adds dW to its destination. The
-/// saved logits are overwritten; `lse` is the result of the forward pass.
+/// Computes dx and db of `wanted.scale` x [`linear_cross_entropy`], if needed, and writes or adds dW to its destination.
+/// The saved logits are overwritten; `lse` is the result of the forward pass.
 ///
 /// For [`linear_cross_entropy_shard`], dx is this shard's term of the sum over the shards.
-pub fn linear_cross_entropy_backward(
+pub fn linear_cross_entropy_backward<'a>(
     kept: SavedLogits,
     x: &Tensor,
-    weight: &Tensor,
+    head: impl Into<HeadWeights<'a>>,
     targets: &Tensor,
     lse: &Tensor,
     config: &CrossEntropyConfig,
@@ -211,14 +238,15 @@ pub fn linear_cross_entropy_backward(
 ) -> Result<()> {
     const OP: &str = "linear_cross_entropy_backward";
     let SavedLogits { mut logits, chunk, shard } = kept;
-    let problem = Problem::new(OP, x, weight, targets, Some(shard), config)?;
+    let problem = Problem::new(OP, x, head.into(), targets, Some(shard), config)?;
     let stale =
         logits.as_ref().is_some_and(|logits| logits.dims() != [problem.tokens, problem.classes]);
     if lse.dims() != targets.dims() || stale {
         let message = format!("lse {:?} or the kept logits are of another call", lse.dims());
         return Err(Error::shape(OP, message));
     }
-    let Gradients { scale, mut input, weight: mut dweight } = wanted;
+    let Gradients { scale, mut input, weight: mut dweight, bias } = wanted;
+    let mut dbias: Option<Tensor> = None;
     let mut dx = match input {
         None => None,
         Some(_) => Some(Tensor::empty(x.device(), x.dtype(), problem.x.dims())?),
@@ -253,8 +281,19 @@ pub fn linear_cross_entropy_backward(
             matmul_into(dweight, *accum, &dlogits.transpose(0, 1)?, &x)?;
             *accum = Accum::Add;
         }
+        if bias.is_some() {
+            let part = linear_bias_gradient(&dlogits)?.cast(x.dtype().accumulator())?;
+            match &mut dbias {
+                Some(sum) => add_assign(sum, &part)?,
+                None => dbias = Some(part),
+            }
+        }
     }
-    Ok(())
+    match (bias, dbias) {
+        (Some(take), Some(sum)) => take(sum.cast(x.dtype())?),
+        (Some(take), None) => take(Tensor::zeros(x.device(), x.dtype(), &[problem.classes])?),
+        (None, _) => Ok(()),
+    }
 }
 
 #[cfg(test)]

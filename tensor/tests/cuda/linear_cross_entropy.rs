@@ -51,7 +51,7 @@ fn run(
         Ok(())
     };
     let to = Some((&mut dweight, Accum::Add));
-    let wanted = Gradients { scale: &scale, input: Some(&mut take), weight: to };
+    let wanted = Gradients { scale: &scale, input: Some(&mut take), weight: to, bias: None };
     linear_cross_entropy_backward(kept, x, weight, targets, &lse, &CONFIG, wanted)?;
     Ok([loss, lse, dx.expect("dx is handed over"), dweight])
 }

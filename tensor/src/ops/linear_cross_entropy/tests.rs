@@ -35,7 +35,8 @@ fn backward(
         dx = Some(found);
         Ok(())
     };
-    let wanted = Gradients { scale: &scale, input: Some(&mut take), weight: Some(weight) };
+    let wanted =
+        Gradients { scale: &scale, input: Some(&mut take), weight: Some(weight), bias: None };
     linear_cross_entropy_backward(found.kept, x, w, t, &found.lse, config, wanted).unwrap();
     dx.expect("dx is handed over")
 }
@@ -78,7 +79,7 @@ fn every_bound_gives_what_the_composed_ops_give() {
                 assert_close("dweight added", &dweight, &once, eps);
                 let got = linear_cross_entropy(x, &w, &t, &SMOOTH, bound).unwrap();
                 let weight = Some((&mut dweight, Accum::Replace));
-                let wanted = Gradients { scale: &half, input: None, weight };
+                let wanted = Gradients { scale: &half, input: None, weight, bias: None };
                 linear_cross_entropy_backward(got.kept, x, &w, &t, &got.lse, &SMOOTH, wanted)
                     .unwrap();
                 assert_close("dweight", &dweight, &want_dw, eps);
@@ -158,4 +159,47 @@ fn errors_name_the_dims() {
         message(linear_cross_entropy(&x, &w, &t, &SMOOTH, 100)),
         "linear_cross_entropy: needs x (.., C), W (V, C) and targets (..), got [2, 3], [4, 5] and [2]"
     );
+}
+
+/// A bias is a feature of x that is always 1: its column of W.
+#[test]
+fn a_bias_is_a_column_of_ones() {
+    let device = Device::cpu(2).unwrap();
+    let (x, w, b) = (values(N * C, 5), values(V * C, 6), values(V, 7));
+    let of = |dims: &[usize], values: &[f64]| tensor(&device, DType::F64, dims, values);
+    let wide = |rows: &[f64], last: &dyn Fn(usize) -> f64| -> Vec<f64> {
+        rows.chunks(C)
+            .enumerate()
+            .flat_map(|(i, row)| row.iter().copied().chain([last(i)]))
+            .collect()
+    };
+    let (x_1, w_1) = (of(&[N, C + 1], &wide(&x, &|_| 1.0)), of(&[V, C + 1], &wide(&w, &|i| b[i])));
+    let (x, w, b) = (of(&[N, C], &x), of(&[V, C], &w), of(&[V], &b));
+    let (t, half) = (targets(&device, &[N]), scalar(&x, 0.5));
+    let head = HeadWeights { weight: &w, bias: Some(&b) };
+    for bound in [0, 300, 1 << 20] {
+        let want = linear_cross_entropy(&x_1, &w_1, &t, &SMOOTH, bound).unwrap();
+        let got = linear_cross_entropy(&x, head, &t, &SMOOTH, bound).unwrap();
+        assert_close("loss", &got.loss, &want.loss.to_f64().unwrap(), 1e-14);
+        let mut want_dw = Tensor::zeros(&device, DType::F64, &[V, C + 1]).unwrap();
+        backward(want, (&x_1, &w_1, &t), &SMOOTH, 0.5, (&mut want_dw, Accum::Replace));
+        let mut dw = Tensor::zeros(&device, DType::F64, &[V, C]).unwrap();
+        let mut db = None;
+        let mut take = |found| {
+            db = Some(found);
+            Ok(())
+        };
+        let weight = Some((&mut dw, Accum::Replace));
+        let wanted = Gradients { scale: &half, input: None, weight, bias: Some(&mut take) };
+        linear_cross_entropy_backward(got.kept, &x, head, &t, &got.lse, &SMOOTH, wanted).unwrap();
+        let column = |from: usize, len: usize| {
+            want_dw.narrow(1, from, len).unwrap().contiguous().unwrap().to_f64().unwrap()
+        };
+        assert_close("dweight", &dw, &column(0, C), 1e-13);
+        assert_close("dbias", &db.expect("db is handed over"), &column(C, 1), 1e-13);
+    }
+    let short = of(&[V - 1], &values(V - 1, 7));
+    let head = HeadWeights { weight: &w, bias: Some(&short) };
+    let error = linear_cross_entropy(&x, head, &t, &SMOOTH, 0).unwrap_err().to_string();
+    assert_eq!(error, "linear_cross_entropy: needs a bias (V), got [8] for W [9, 5]");
 }
