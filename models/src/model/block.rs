@@ -1,23 +1,114 @@
-//! A transformer block, with recomputation of its modules.
+//! A transformer block with its norms before or behind attention and MLP, and recomputation of its modules.
 
 use ferrotron_autograd::{Var, checkpoint};
-use ferrotron_nn::{Context, Dropout, KvCache, Mode, Module, Norm, Scope};
+use ferrotron_nn::{
+    AttentionConfig, Bias, Context, Dropout, KvCache, LayerNorm, MlpConfig, Mode, Module, Norm,
+    RmsNorm, Scope,
+};
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::tensor_parallel::{ParallelAttention, ParallelMlp};
 use ferrotron_tensor::Result;
+use serde::{Deserialize, Serialize};
 use tracing::trace_span;
 
-use crate::model::config::GptConfig;
 use crate::model::recompute::{RecomputeModules, RecomputedAttention, RecomputedMlp};
 
-/// Attention or MLP with the norm before it, without the residual connection.
-#[derive(Debug, Clone, Module)]
-pub(crate) struct Normed<M> {
-    norm: Norm,
-    inner: M,
+/// The kind of norm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Normalization {
+    /// With mean and, if the model has biases, a bias.
+    LayerNorm,
+    /// Without mean and bias.
+    #[serde(rename = "RMSNorm")]
+    RmsNorm,
 }
 
-/// A pre-norm transformer block.
+/// The place of a block's norms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NormPlacement {
+    /// x + f(norm(x)): the residual stream passes no norm (Megatron-LM).
+    Pre,
+    /// norm(x + f(x)): the original transformer and BERT.
+    Post,
+}
+
+/// Configuration of a norm.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NormConfig {
+    pub kind: Normalization,
+    pub width: usize,
+    pub bias: Bias,
+    pub epsilon: f64,
+}
+
+impl NormConfig {
+    pub fn build(&self, scope: &Scope) -> Norm {
+        let NormConfig { kind, width, bias, epsilon } = *self;
+        match kind {
+            Normalization::LayerNorm => Norm::Layer(LayerNorm::new(scope, width, bias, epsilon)),
+            Normalization::RmsNorm => Norm::Rms(RmsNorm::new(scope, width, epsilon)),
+        }
+    }
+}
+
+/// Configuration of a block.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BlockConfig {
+    pub attention: AttentionConfig,
+    pub mlp: MlpConfig,
+    pub norm: NormConfig,
+    pub norm_placement: NormPlacement,
+    pub hidden_dropout: f64,
+}
+
+/// Attention or MLP with its norm, without the residual connection.
+#[derive(Debug, Clone, Module)]
+enum Normed<M> {
+    Pre { norm: Norm, inner: M },
+    Post { inner: M, norm: Norm },
+}
+
+impl<M: Module> Normed<M> {
+    fn new(placement: NormPlacement, norm: Norm, inner: M) -> Normed<M> {
+        match placement {
+            NormPlacement::Pre => Normed::Pre { norm, inner },
+            NormPlacement::Post => Normed::Post { inner, norm },
+        }
+    }
+
+    fn inner(&self) -> &M {
+        match self {
+            Normed::Pre { inner, .. } | Normed::Post { inner, .. } => inner,
+        }
+    }
+
+    /// The input of the inner module.
+    fn input(&self, x: &Var) -> Result<Var> {
+        match self {
+            Normed::Pre { norm, .. } => norm.forward(x),
+            Normed::Post { .. } => Ok(x.clone()),
+        }
+    }
+
+    /// The residual stream behind the residual addition `sum`.
+    fn output(&self, sum: Var) -> Result<Var> {
+        match self {
+            Normed::Pre { .. } => Ok(sum),
+            Normed::Post { norm, .. } => norm.forward(&sum),
+        }
+    }
+
+    /// The modules before the residual addition.
+    fn branch(&self) -> &dyn Module {
+        match self {
+            Normed::Pre { .. } => self,
+            Normed::Post { inner, .. } => inner,
+        }
+    }
+}
+
+/// A transformer block.
 #[derive(Debug, Clone, Module)]
 pub(crate) struct Block {
     path: String,
@@ -28,27 +119,19 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// Block `layer` of the whole model.
-    pub fn new(scope: &Scope, mesh: &Mesh, config: &GptConfig, layer: usize) -> Result<Block> {
+    pub fn new(scope: &Scope, mesh: &Mesh, config: &BlockConfig) -> Result<Block> {
+        let BlockConfig { attention, mlp, norm, norm_placement, hidden_dropout } = config;
         let (tp, cp) = (mesh.tensor_parallel(), mesh.context_parallel());
         let residual = tp.residual_scope(scope);
+        let attention = ParallelAttention::new(&scope.child("attn"), &tp, &cp, attention)?;
+        let mlp = ParallelMlp::new(&scope.child("mlp"), &tp, mlp)?;
+        let [norm_1, norm_2] = ["norm_1", "norm_2"].map(|name| norm.build(&residual.child(name)));
         Ok(Block {
             path: scope.path().to_string(),
-            attn: Normed {
-                norm: config.norm(&residual.child("norm_1")),
-                inner: ParallelAttention::new(
-                    &scope.child("attn"),
-                    &tp,
-                    &cp,
-                    &config.block_attention(layer),
-                )?,
-            },
-            mlp: Normed {
-                norm: config.norm(&residual.child("norm_2")),
-                inner: ParallelMlp::new(&scope.child("mlp"), &tp, &config.mlp())?,
-            },
-            dropout_1: Dropout::new(&scope.child("dropout_1"), config.hidden_dropout)?,
-            dropout_2: Dropout::new(&scope.child("dropout_2"), config.hidden_dropout)?,
+            attn: Normed::new(*norm_placement, norm_1, attention),
+            mlp: Normed::new(*norm_placement, norm_2, mlp),
+            dropout_1: Dropout::new(&scope.child("dropout_1"), *hidden_dropout)?,
+            dropout_2: Dropout::new(&scope.child("dropout_2"), *hidden_dropout)?,
         })
     }
 
@@ -66,16 +149,16 @@ impl Block {
             _ => RecomputeModules::NONE,
         };
         let y = self.attend(ctx, x, cache, again.attention)?;
-        let x = x.add(&self.dropout_1.forward(ctx, &y)?)?; // (B, T, C)
+        let x = self.attn.output(x.add(&self.dropout_1.forward(ctx, &y)?)?)?; // (B, T, C)
         let y = match again.mlp {
-            RecomputedMlp::None => self.mlp.inner.forward(&self.mlp.norm.forward(&x)?)?,
+            RecomputedMlp::None => self.mlp.inner().forward(&self.mlp.input(&x)?)?,
             RecomputedMlp::Layer => {
-                let Normed { norm, inner } = self.mlp.clone();
-                let run = move |x: &[Var]| Ok(vec![inner.forward(&norm.forward(&x[0])?)?]);
+                let mlp = self.mlp.clone();
+                let run = move |x: &[Var]| Ok(vec![mlp.inner().forward(&mlp.input(&x[0])?)?]);
                 checkpoint(&[&x], run)?.remove(0)
             }
         };
-        x.add(&self.dropout_2.forward(ctx, &y)?) // (B, T, C)
+        self.mlp.output(x.add(&self.dropout_2.forward(ctx, &y)?)?) // (B, T, C)
     }
 
     /// (B, T, C) -> (B, T, C)
@@ -86,14 +169,15 @@ impl Block {
         cache: Option<&mut KvCache>,
         again: RecomputedAttention,
     ) -> Result<Var> {
-        let Normed { norm, inner } = &self.attn;
+        let attn = &self.attn;
         match again {
-            RecomputedAttention::None => inner.forward(ctx, &norm.forward(x)?, cache),
-            RecomputedAttention::Core => inner.forward_checkpointed(ctx, &norm.forward(x)?),
+            RecomputedAttention::None => attn.inner().forward(ctx, &attn.input(x)?, cache),
+            RecomputedAttention::Core => attn.inner().forward_checkpointed(ctx, &attn.input(x)?),
             RecomputedAttention::Layer => {
-                let (Normed { norm, inner }, ctx) = (self.attn.clone(), ctx.clone());
-                let run =
-                    move |x: &[Var]| Ok(vec![inner.forward(&ctx, &norm.forward(&x[0])?, None)?]);
+                let (attn, ctx) = (attn.clone(), ctx.clone());
+                let run = move |x: &[Var]| {
+                    Ok(vec![attn.inner().forward(&ctx, &attn.input(&x[0])?, None)?])
+                };
                 Ok(checkpoint(&[x], run)?.remove(0))
             }
         }
@@ -103,7 +187,7 @@ impl Block {
     pub fn recomputed(&self, again: RecomputeModules) -> impl Iterator<Item = &dyn Module> {
         let attention = again.attention == RecomputedAttention::Layer;
         let mlp = again.mlp == RecomputedMlp::Layer;
-        let attention = attention.then_some(&self.attn as &dyn Module);
-        attention.into_iter().chain(mlp.then_some(&self.mlp as &dyn Module))
+        let attention = attention.then(|| self.attn.branch());
+        attention.into_iter().chain(mlp.then(|| self.mlp.branch()))
     }
 }

@@ -1,9 +1,10 @@
 //! Configuration of a GPT: sizes, choices and derived values.
 
-use ferrotron_nn::{
-    Activation, AttentionConfig, Bias, Init, LayerNorm, MlpConfig, Norm, RmsNorm, Scope,
-};
+use ferrotron_nn::{Activation, AttentionConfig, Bias, Init, MlpConfig};
 use serde::{Deserialize, Serialize};
+
+use crate::model::block::{BlockConfig, NormConfig, NormPlacement, Normalization};
+use crate::model::sizes::{product, sum};
 
 /// The kind of position embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,16 +14,6 @@ pub enum PositionEmbedding {
     LearnedAbsolute,
     /// Queries and keys rotated by their position: Llama.
     Rope,
-}
-
-/// The norm before attention, MLP and head.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Normalization {
-    /// With mean and, if the model has biases, a bias.
-    LayerNorm,
-    /// Without mean and bias.
-    #[serde(rename = "RMSNorm")]
-    RmsNorm,
 }
 
 /// The activation function of the MLP.
@@ -37,6 +28,17 @@ pub enum ActivationKind {
     Relu,
     /// silu(gate) * up
     Swiglu,
+}
+
+impl ActivationKind {
+    pub(crate) fn function(self) -> Activation {
+        match self {
+            ActivationKind::GeluTanh => Activation::GeluTanh,
+            ActivationKind::GeluErf => Activation::GeluErf,
+            ActivationKind::Relu => Activation::Relu,
+            ActivationKind::Swiglu => Activation::SwiGlu,
+        }
+    }
 }
 
 /// The architecture of a GPT. Field names are Megatron's.
@@ -176,13 +178,6 @@ impl GptConfig {
 
     /// Number of parameters, unless it is beyond a `u64`.
     pub(super) fn checked_num_parameters(&self) -> Option<u64> {
-        // A product of three sizes of 64 bits does not fit into 128 bits.
-        let product = |sizes: &[usize]| {
-            sizes.iter().try_fold(1_u128, |product, &size| product.checked_mul(size as u128))
-        };
-        let sum = |terms: &[Option<u128>]| {
-            terms.iter().try_fold(0_u128, |sum, term| sum.checked_add((*term)?))
-        };
         let (v, l, c, f) =
             (self.vocab_size, self.num_layers, self.hidden_size, self.ffn_hidden_size);
         let (h, g, d) = (self.num_attention_heads, self.num_query_groups, self.kv_channels);
@@ -241,19 +236,28 @@ impl GptConfig {
         if self.add_bias { Bias::Yes } else { Bias::No }
     }
 
-    pub(crate) fn norm(&self, scope: &Scope) -> Norm {
-        match self.normalization {
-            Normalization::LayerNorm => {
-                Norm::Layer(LayerNorm::new(scope, self.hidden_size, self.bias(), self.norm_epsilon))
-            }
-            Normalization::RmsNorm => {
-                Norm::Rms(RmsNorm::new(scope, self.hidden_size, self.norm_epsilon))
-            }
+    pub(crate) fn norm(&self) -> NormConfig {
+        NormConfig {
+            kind: self.normalization,
+            width: self.hidden_size,
+            bias: self.bias(),
+            epsilon: self.norm_epsilon,
+        }
+    }
+
+    /// The configuration of block `layer`.
+    pub(crate) fn block(&self, layer: usize) -> BlockConfig {
+        BlockConfig {
+            attention: self.block_attention(layer),
+            mlp: self.mlp(),
+            norm: self.norm(),
+            norm_placement: NormPlacement::Pre,
+            hidden_dropout: self.hidden_dropout,
         }
     }
 
     /// The configuration of attention in block `layer`: [`GptConfig::attention`], without its window in some blocks.
-    pub(crate) fn block_attention(&self, layer: usize) -> AttentionConfig {
+    fn block_attention(&self, layer: usize) -> AttentionConfig {
         let skips = self.window_attn_skip_freq.is_some_and(|n| (layer + 1).is_multiple_of(n));
         let attention = self.attention();
         AttentionConfig { window: attention.window.filter(|_| !skips), ..attention }
@@ -283,12 +287,7 @@ impl GptConfig {
         MlpConfig {
             hidden: self.hidden_size,
             ffn_hidden: self.ffn_hidden_size,
-            activation: match self.activation {
-                ActivationKind::GeluTanh => Activation::GeluTanh,
-                ActivationKind::GeluErf => Activation::GeluErf,
-                ActivationKind::Relu => Activation::Relu,
-                ActivationKind::Swiglu => Activation::SwiGlu,
-            },
+            activation: self.activation.function(),
             bias: self.bias(),
             init: self.init(),
             residual_init: self.residual_init(),

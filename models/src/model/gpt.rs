@@ -3,21 +3,20 @@
 //! Trailing comments give shapes: batch B, positions T, width C, heads H, head dim D, vocabulary V.
 
 use ferrotron_autograd::ops::cross_entropy::Loss;
-use ferrotron_autograd::{Offloaded, Offloader, Var, checkpoint};
+use ferrotron_autograd::{Offloader, Var};
 use ferrotron_nn::{
-    Axis, Context, Dropout, Embedding, KvCache, Mode, Module, Norm, Param, Scope, WeightDecay,
+    Axis, Context, Dropout, Embedding, KvCache, Module, Norm, Param, Scope, WeightDecay,
 };
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::tensor_parallel::{TensorParallel, VocabParallelEmbedding};
 use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
 use ferrotron_tensor::{At, Error, Result, Tensor};
-use std::ops::Range;
 use std::sync::Arc;
 
-use crate::model::block::Block;
-use crate::model::saved_activations::BlockPacking;
+use crate::model::transformer::Transformer;
 
-pub use crate::model::config::{ActivationKind, GptConfig, Normalization, PositionEmbedding};
+pub use crate::model::block::Normalization;
+pub use crate::model::config::{ActivationKind, GptConfig, PositionEmbedding};
 pub use crate::model::recompute::{
     Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp, RegionInputs,
 };
@@ -96,11 +95,8 @@ pub struct Gpt {
     scope: Scope,
     #[module(skip)]
     tp: TensorParallel,
-    recompute: Recompute,
-    #[module(skip)]
-    packing: BlockPacking,
     embeddings: Option<Embeddings>,
-    blocks: Vec<Block>,
+    transformer: Transformer,
     head: Option<Head>,
 }
 
@@ -142,22 +138,19 @@ impl Gpt {
             }
         };
         let head = part.last.then(|| {
-            let norm_f = config.norm(&tp.residual_scope(scope).child("norm_f"));
+            let norm_f = config.norm().build(&tp.residual_scope(scope).child("norm_f"));
             Ok::<_, Error>(Head { norm_f, weight: head_weight()? })
         });
-        let block = |i: usize| Block::new(&scope.child(&format!("blocks.{i}")), mesh, config, i);
         Ok(Gpt {
             config: config.clone(),
             chunk: part.clone(),
             scope: scope.clone(),
-            recompute: Recompute::None,
-            packing: BlockPacking::default(),
             head: head.transpose()?,
             embeddings: wte
                 .filter(|_| part.first)
                 .map(|wte| Embeddings::new(scope, wte, &tp, config))
                 .transpose()?,
-            blocks: part.blocks.clone().map(block).collect::<Result<_>>()?,
+            transformer: Transformer::new(scope, mesh, part.blocks.clone(), |i| config.block(i))?,
             tp,
         })
     }
@@ -165,7 +158,7 @@ impl Gpt {
     /// Sets recomputation.
     #[must_use]
     pub fn with_recompute(mut self, recompute: Recompute) -> Gpt {
-        self.recompute = recompute;
+        self.transformer.set_recompute(recompute);
         self
     }
 
@@ -176,18 +169,13 @@ impl Gpt {
         saved: SavedActivations,
         offloader: Option<Arc<Offloader>>,
     ) -> Gpt {
-        self.packing = BlockPacking::new(saved, offloader);
+        self.transformer.set_saved_activations(saved, offloader);
         self
     }
 
     /// The regions that backward recomputes, as the parameters that each reads, in order.
     pub(crate) fn recomputed_regions(&self) -> impl Iterator<Item = Vec<Param>> {
-        let params = |blocks: Range<usize>| self.blocks[blocks].iter().flat_map(Module::params);
-        let regions = self.recompute.regions(self.blocks.len()).into_iter();
-        let regions = regions.map(move |blocks| params(blocks).collect());
-        let modules = self.recompute.modules();
-        let parts = self.blocks.iter().flat_map(move |block| block.recomputed(modules));
-        regions.chain(parts.map(Module::params))
+        self.transformer.recomputed_regions()
     }
 
     /// The configuration of the whole model.
@@ -230,47 +218,8 @@ impl Gpt {
     }
 
     /// (B, T, C) -> (B, T, C), through the blocks.
-    pub fn run_blocks(&self, ctx: &Context, mut x: Var) -> Result<Var> {
-        let (regions, modules) = match ctx.mode {
-            Mode::Train => (self.recompute.regions(self.blocks.len()), self.recompute.modules()),
-            Mode::Eval => (Vec::new(), RecomputeModules::NONE),
-        };
-        let whole = regions.last().map_or(0, |last| last.end);
-        let blocks = regions.into_iter().chain((whole..self.blocks.len()).map(|i| i..i + 1));
-        let mut before: Option<Offloaded> = None;
-        for range in blocks {
-            let first = range.start;
-            let run = || match first < whole {
-                true => self.run_region(ctx, x, range),
-                false => self.blocks[first].forward(ctx, &x, None, modules),
-            };
-            let (y, offloaded) = self.packing.run(first, run)?;
-            // While backward runs these blocks, it prefetches the activations of the previous ones.
-            x = match std::mem::replace(&mut before, offloaded) {
-                Some(before) => y.register_hook(move |dy| before.prefetch().map(|()| dy))?,
-                None => y,
-            };
-        }
-        if let Some(last) = before {
-            x = x.register_hook(move |dy| last.prefetch().map(|()| dy))?;
-        }
-        // If the last block is offloaded too, frees its device memory before the head runs.
-        self.packing.wait()?;
-        Ok(x)
-    }
-
-    /// (B, T, C) -> (B, T, C), through blocks of which only the input is saved.
-    fn run_region(&self, ctx: &Context, mut x: Var, range: Range<usize>) -> Result<Var> {
-        if self.recompute.inputs() == RegionInputs::Distributed {
-            x = self.tp.distribute_saved_activation(x)?;
-        }
-        let (blocks, ctx) = (self.blocks[range].to_vec(), ctx.clone());
-        let run = move |x: &[Var]| {
-            let through =
-                |x: Var, block: &Block| block.forward(&ctx, &x, None, RecomputeModules::NONE);
-            Ok(vec![blocks.iter().try_fold(x[0].clone(), through)?])
-        };
-        Ok(checkpoint(&[&x], run)?.remove(0))
+    pub fn run_blocks(&self, ctx: &Context, x: Var) -> Result<Var> {
+        self.transformer.forward(ctx, x)
     }
 
     /// The summed cross-entropy of (B, T, C), the output of the last block, against targets (B, T); negative targets
@@ -311,10 +260,8 @@ impl Gpt {
         caches: &mut [KvCache],
     ) -> Result<Var> {
         let cached = caches.first().map_or(0, KvCache::len);
-        let mut x = self.embed_at(ctx, tokens, cached..cached + tokens.dim(1)?)?; // (B, T, C)
-        for (block, cache) in self.blocks.iter().zip(caches) {
-            x = block.forward(ctx, &x, Some(cache), RecomputeModules::NONE)?;
-        }
+        let x = self.embed_at(ctx, tokens, cached..cached + tokens.dim(1)?)?; // (B, T, C)
+        let x = self.transformer.forward_cached(ctx, x, caches)?;
         let (batch, length) = (x.dims()[0], x.dims()[1]);
         let last = x.narrow(1, length - 1, 1)?; // (B, 1, C)
         self.logits(&last)?.reshape(&[batch, self.config.vocab_size]) // (B, V)
@@ -325,8 +272,8 @@ impl Gpt {
         let config = self.config.attention();
         let capacity = positions.min(self.config.max_position_embeddings);
         let (device, dtype) = (self.scope.device(), self.scope.dtype());
-        let cache = |_: &Block| KvCache::new(device, dtype, batch, capacity, &config);
-        self.blocks.iter().map(cache).collect()
+        let cache = |_| KvCache::new(device, dtype, batch, capacity, &config);
+        (0..self.transformer.len()).map(cache).collect()
     }
 }
 

@@ -8,4 +8,6 @@ pub mod gpt;
 pub mod presets;
 pub(crate) mod recompute;
 pub(crate) mod saved_activations;
+pub(crate) mod sizes;
 pub(crate) mod training;
+pub(crate) mod transformer;

@@ -3,7 +3,8 @@
 
 use ferrotron_tensor::DType;
 
-use crate::model::config::{ActivationKind, GptConfig, Normalization, PositionEmbedding};
+use crate::model::block::Normalization;
+use crate::model::config::{ActivationKind, GptConfig, PositionEmbedding};
 use crate::model::gpt::{RecomputeModules, RecomputedAttention, RecomputedMlp};
 
 /// The activations of one micro-batch on one rank.
