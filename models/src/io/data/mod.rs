@@ -6,6 +6,9 @@
 //! text + tokenizer ----------------------+                          validation --> Validation --> Batch
 //! ```
 //!
+//! A GPT takes its samples of one stream of tokens. A BERT takes pairs of segments of [`Documents`]: text alone, as
+//! [`SentencePairs`] and [`HeldOutPairs`].
+//!
 //! **Files.** The format is recognised by the header, then by the extension:
 //!
 //! | file | recognised by | layout (little-endian) |
@@ -25,9 +28,12 @@
 
 mod batch;
 mod dataset;
+mod documents;
 mod fingerprint;
+mod pair_batch;
 mod permutation;
 mod sampler;
+mod sentence_pairs;
 mod shard;
 mod source;
 mod split;
@@ -36,9 +42,12 @@ mod validation;
 
 pub use batch::{ArrayElement, ArrayValues, Batch, BatchArray, IGNORE, TokenBatch, num_valid};
 pub use dataset::{DataConfig, Dataset};
+pub use documents::Documents;
 pub use fingerprint::{DataChange, DataFingerprint, DataOrigin, tokens_in_words};
+pub use pair_batch::PairBatch;
 pub use permutation::Permutation;
 pub use sampler::{FiniteSamples, Sampler, Samples};
+pub use sentence_pairs::{HeldOutPairs, SentencePairs};
 pub use source::TokenSource;
 pub use split::Split;
 pub use validation::Validation;

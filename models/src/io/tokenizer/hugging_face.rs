@@ -43,6 +43,11 @@ impl HuggingFaceTokenizer {
         self.0.vocab_size
     }
 
+    /// The id of a token by its text.
+    pub(super) fn id(&self, token: &str) -> Option<u32> {
+        self.0.tokenizer.token_to_id(token)
+    }
+
     pub(super) fn end_of_text(&self) -> Option<u32> {
         let id = |name: &&str| self.0.tokenizer.token_to_id(name);
         ["<|endoftext|>", "<|end_of_text|>", "</s>"].iter().find_map(id)

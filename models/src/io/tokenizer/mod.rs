@@ -6,6 +6,7 @@
 //! | `char` | the characters of the training text, sorted by code point | `char_level.rs` |
 //! | `gpt2` | GPT-2's 50257 byte pairs, embedded in the program | `gpt2.rs` |
 //! | a path | a Hugging Face `tokenizer.json`, or one that Ferrotron wrote | `hugging_face.rs` |
+//! | a path that ends in `.txt` | BERT's WordPieces, one a line | `word_piece.rs` |
 //!
 //! A checkpoint contains its tokenizer as `tokenizer.json` ([`Tokenizer::to_json`]). The first three are a small JSON
 //! object, `{"kind": "char", "chars": "..."}`. A Hugging Face file is copied verbatim, so that `transformers` can
@@ -20,6 +21,8 @@ mod gpt2;
 #[cfg_attr(not(feature = "tokenizers"), path = "hugging_face_absent.rs")]
 mod hugging_face;
 mod lossy;
+mod special_tokens;
+mod word_piece;
 
 use ferrotron_tensor::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -29,6 +32,7 @@ use lossy::{REPLACEMENT, lossy};
 
 pub use char_level::CharTokenizer;
 pub use hugging_face::HuggingFaceTokenizer;
+pub use special_tokens::SpecialTokens;
 
 /// The size of GPT-2's vocabulary: 50000 merges, 256 bytes and `<|endoftext|>`.
 const GPT2_VOCAB_SIZE: usize = 50_257;
@@ -68,7 +72,7 @@ impl Tokenizer {
         CharTokenizer::from_text(text).map(Tokenizer::Char)
     }
 
-    /// Loads a `tokenizer.json` of Hugging Face or of a Ferrotron checkpoint.
+    /// Loads a `tokenizer.json` of Hugging Face or of a Ferrotron checkpoint, or a `vocab.txt` of BERT.
     ///
     /// # Errors
     /// Errors if the file cannot be read or is neither.
@@ -78,7 +82,11 @@ impl Tokenizer {
         })?;
         // Some editors write a byte-order mark in front of UTF-8.
         let json = json.strip_prefix('\u{FEFF}').unwrap_or(&json);
-        Tokenizer::from_json(json).map_err(|error| {
+        let parsed = match path.extension().is_some_and(|extension| extension == "txt") {
+            true => word_piece::tokenizer_json(json).and_then(|json| Tokenizer::from_json(&json)),
+            false => Tokenizer::from_json(json),
+        };
+        parsed.map_err(|error| {
             Error::io("tokenizer", format!("'{}' is no tokenizer: {error}", path.display()))
         })
     }

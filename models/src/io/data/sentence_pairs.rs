@@ -1,0 +1,265 @@
+//! Samples for BERT: two consecutive segments of a document, swapped in half of the samples, with some tokens masked.
+//!
+//! After Megatron-LM's `bert_dataset.py` (Shoeybi et al., arXiv 1909.08053, section 5.3), with the masks of Devlin et al.,
+//! arXiv 1810.04805, appendix A.1, of single tokens, and in an order that needs no state, as for [token data](super):
+//!
+//! 1. The sentences of each document make groups of at least two. A group ends when it has as many tokens as fit or,
+//!    with probability 0.1, a random smaller number, if more than one sentence would be left; or with the document.
+//!    Documents of one sentence are left out.
+//! 2. Sample `n` belongs to epoch `n / groups`, which takes each group once, in an order of its own.
+//! 3. The group is cut in two segments at a random sentence. The longer one loses a token at a random end until both
+//!    fit. With probability 1/2 they are swapped: `[CLS] A [SEP] B [SEP]`, and then padding.
+//! 4. Of the tokens of A and B, 15 % are predicted, at least one: 80 % of these are replaced by `[MASK]`, 10 % by a
+//!    random token, and 10 % are kept.
+//!
+//! All of this is a function of the seed and the number of the sample: ranks, micro-batches and resumed runs draw the
+//! same.
+
+use super::{Batch, Documents, FiniteSamples, PairBatch, Permutation, Samples};
+use crate::io::tokenizer::SpecialTokens;
+use ferrotron_tensor::{Error, RandomKey, Result};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Share of the tokens that are predicted.
+const MASKED: f64 = 0.15;
+
+/// Probability that a group is shorter than what fits.
+const SHORT: f64 = 0.1;
+
+/// Consecutive sentences, and the most of their tokens that are wanted.
+#[derive(Debug, Clone, PartialEq)]
+struct Group {
+    sentences: Range<usize>,
+    most: usize,
+}
+
+/// The groups of a part of the data, and the rule by which they become samples.
+#[derive(Debug, Clone)]
+struct Groups {
+    documents: Documents,
+    special: SpecialTokens,
+    seq_length: usize,
+    seed: u64,
+    groups: Arc<[Group]>,
+}
+
+impl Groups {
+    fn new(
+        documents: Documents,
+        special: SpecialTokens,
+        seq_length: usize,
+        seed: u64,
+    ) -> Result<Groups> {
+        if seq_length < 5 {
+            let message = format!("must be at least 5, [CLS] a [SEP] b [SEP], got {seq_length}");
+            return Err(Error::config("--seq-length", message));
+        }
+        let mut groups = Vec::new();
+        for (index, document) in documents.documents().iter().enumerate() {
+            let key = RandomKey::new(seed, index as u64, "data.bert.group");
+            cut_into_groups(&documents, document, seq_length - 3, &key, &mut groups);
+        }
+        if groups.is_empty() {
+            let (sentences, count) = (documents.num_sentences(), documents.num_documents());
+            let message = format!(
+                "no document has two sentences: there are {sentences} sentences in {count} documents, which blank \
+                 lines separate"
+            );
+            return Err(Error::value("data", message));
+        }
+        Ok(Groups { documents, special, seq_length, seed, groups: groups.into() })
+    }
+
+    /// Writes the sample of group `index` into row `row`, by the random numbers of sample `sample` at `site`.
+    fn fill(&self, batch: &mut PairBatch, row: usize, index: u64, sample: u64, site: &str) {
+        let Group { sentences, most } = &self.groups[index as usize];
+        let key = RandomKey::new(self.seed, sample, site);
+        let cut = sentences.start + 1 + below(&key, 0, sentences.len() - 1);
+        let mut parts = [sentences.start..cut, cut..sentences.end]
+            .map(|sentences| self.documents.tokens_of(sentences));
+        for drop in 0.. {
+            let longer = usize::from(parts[1].len() > parts[0].len());
+            let part = parts[longer];
+            if parts[0].len() + parts[1].len() <= *most {
+                break;
+            }
+            let front = usize::from(key.uniform(2 + drop) < 0.5);
+            parts[longer] = &part[front..part.len() - 1 + front];
+        }
+        let swapped = key.uniform(1) < 0.5;
+        if swapped {
+            parts.reverse();
+        }
+        let [a, b] = parts;
+        let SpecialTokens { cls, sep, .. } = self.special;
+        let whole = [&[cls], a, &[sep], b, &[sep]].concat();
+        let (second, end) = (a.len() + 2, whole.len() - 1);
+        let at = row * self.seq_length..row * self.seq_length + whole.len();
+        batch.tokens[at.clone()].copy_from_slice(&whole);
+        batch.segments[at.clone()][second..].fill(1);
+        batch.order[row] = i64::from(swapped);
+        let maskable = (1..second - 1).chain(second..end).collect();
+        let key = RandomKey::new(self.seed, sample, &format!("{site}.mask"));
+        self.mask(&mut batch.tokens[at.clone()], &mut batch.targets[at], maskable, &key);
+    }
+
+    /// Masks some of the tokens at `positions`, and writes what they were into `targets`.
+    fn mask(
+        &self,
+        tokens: &mut [u32],
+        targets: &mut [i64],
+        mut positions: Vec<usize>,
+        key: &RandomKey,
+    ) {
+        let count = (MASKED * positions.len() as f64).round().max(1.0) as usize;
+        positions.sort_by_key(|&at| (key.bits(3 * at as u64), at));
+        for &at in positions.iter().take(count) {
+            targets[at] = i64::from(tokens[at]);
+            let choice = key.uniform(3 * at as u64 + 1);
+            if choice < 0.8 {
+                tokens[at] = self.special.mask;
+            } else if choice < 0.9 {
+                tokens[at] = below(key, 3 * at as u64 + 2, self.special.vocab_size) as u32;
+            }
+        }
+    }
+
+    fn blank(&self, first_sample: u64, micro_batch: usize) -> PairBatch {
+        PairBatch::blank(first_sample, micro_batch, self.seq_length, self.special.pad)
+    }
+}
+
+/// Cuts a document into groups of sentences with `fit` tokens or a few more.
+fn cut_into_groups(
+    documents: &Documents,
+    document: &Range<usize>,
+    fit: usize,
+    key: &RandomKey,
+    groups: &mut Vec<Group>,
+) {
+    let (mut start, mut drawn) = (document.start, 0);
+    while start + 1 < document.end {
+        let short = fit > 2 && key.uniform(drawn) < SHORT;
+        let most = if short { 2 + below(key, drawn + 1, fit - 2) } else { fit };
+        drawn += 2;
+        let (mut end, mut tokens) = (start, 0);
+        while end < document.end && (end < start + 2 || tokens < most || end + 1 == document.end) {
+            tokens += documents.sentence(end).len();
+            end += 1;
+        }
+        groups.push(Group { sentences: start..end, most });
+        start = end;
+    }
+}
+
+/// A random number below `count`.
+fn below(key: &RandomKey, index: u64, count: usize) -> usize {
+    (key.uniform(index) * count as f64) as usize
+}
+
+/// Draws training batches of masked sentence pairs.
+///
+/// ```
+/// use ferrotron_models::data::{Documents, Samples, SentencePairs};
+/// use ferrotron_models::tokenizer::Tokenizer;
+/// let text = "It rains. Take an umbrella!\nOr stay.\n\nOne more. And another.";
+/// let documents = Documents::from_text(text, &Tokenizer::Byte)?;
+/// let pairs = SentencePairs::new(documents, Tokenizer::Byte.special_tokens()?, 32, 1234)?;
+/// let batch = pairs.batch(0, 4)?;
+/// assert_eq!(batch.get::<i64>("order")?.len(), 4);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct SentencePairs(Groups);
+
+impl SentencePairs {
+    /// Samples of `seq_length` positions of `documents`.
+    ///
+    /// # Errors
+    /// A sequence length below 5; no document of two sentences.
+    pub fn new(
+        documents: Documents,
+        special: SpecialTokens,
+        seq_length: usize,
+        seed: u64,
+    ) -> Result<SentencePairs> {
+        Groups::new(documents, special, seq_length, seed).map(SentencePairs)
+    }
+
+    /// Samples of one pass over the data.
+    pub fn samples_per_epoch(&self) -> u64 {
+        self.0.groups.len() as u64
+    }
+}
+
+impl Samples for SentencePairs {
+    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+        let (mut batch, groups) =
+            (self.0.blank(first_sample, micro_batch), self.samples_per_epoch());
+        for (row, sample) in (first_sample..).take(micro_batch).enumerate() {
+            let key = RandomKey::new(self.0.seed, sample / groups, "data.bert.order");
+            let index = Permutation::new(key, groups).at(sample % groups);
+            self.0.fill(&mut batch, row, index, sample, "data.bert.train");
+        }
+        batch.try_into()
+    }
+
+    fn seq_length(&self) -> usize {
+        self.0.seq_length
+    }
+}
+
+/// Masked sentence pairs for evaluation: each group once, always with the same masks.
+#[derive(Debug, Clone)]
+pub struct HeldOutPairs {
+    groups: Groups,
+    count: u64,
+}
+
+impl HeldOutPairs {
+    /// Samples of `seq_length` positions of `documents`; those of seed 0, so that runs of any seed are compared on the
+    /// same.
+    ///
+    /// # Errors
+    /// As [`SentencePairs::new`].
+    pub fn new(
+        documents: Documents,
+        special: SpecialTokens,
+        seq_length: usize,
+    ) -> Result<HeldOutPairs> {
+        let groups = Groups::new(documents, special, seq_length, 0)?;
+        let count = groups.groups.len() as u64;
+        Ok(HeldOutPairs { groups, count })
+    }
+
+    /// The first `samples` samples, or all if there are fewer.
+    #[must_use]
+    pub fn first(self, samples: u64) -> HeldOutPairs {
+        HeldOutPairs { count: self.count.min(samples), ..self }
+    }
+}
+
+impl Samples for HeldOutPairs {
+    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+        let mut batch = self.groups.blank(first_sample, micro_batch);
+        let samples = (first_sample..self.count).take(micro_batch).enumerate();
+        for (row, sample) in samples {
+            self.groups.fill(&mut batch, row, sample, sample, "data.bert.valid");
+        }
+        batch.try_into()
+    }
+
+    fn seq_length(&self) -> usize {
+        self.groups.seq_length
+    }
+}
+
+impl FiniteSamples for HeldOutPairs {
+    fn len(&self) -> u64 {
+        self.count
+    }
+}
+
+#[cfg(test)]
+mod tests;
