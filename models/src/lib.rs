@@ -12,7 +12,7 @@ mod planning;
 mod training;
 
 pub use io::{checkpoint, data, entropy, hugging_face, tokenizer};
-pub use model::{generate, gpt, presets};
+pub use model::{bert, generate, gpt, presets};
 pub use planning::{activation_bytes, memory, memory_limit, support, traffic};
 #[cfg(feature = "plot")]
 pub use training::plot;

@@ -1,5 +1,6 @@
-//! The GPT: its configuration, blocks, recomputation, presets and generation.
+//! The models: GPT and BERT, their blocks, recomputation, presets and generation.
 
+pub mod bert;
 pub(crate) mod block;
 pub(crate) mod config;
 mod config_bounds;
