@@ -72,6 +72,8 @@ pub mod prelude {
 mod documentation {
     #[doc = include_str!("../README.md")]
     struct Readme;
+    #[doc = include_str!("../docs/bert.md")]
+    struct BertPage;
     #[doc = include_str!("../docs/custom-op.md")]
     struct CustomOp;
     #[doc = include_str!("../docs/data.md")]

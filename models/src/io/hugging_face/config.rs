@@ -2,13 +2,14 @@
 
 use ferrotron_tensor::{DType, Error, Result};
 use serde_json::{Value, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::io::tokenizer::Tokenizer;
-use crate::model::gpt::{ActivationKind, GptConfig, Normalization, PositionEmbedding};
+use crate::model::block::Normalization;
+use crate::model::config::{ActivationKind, GptConfig, PositionEmbedding};
 
 /// Their names of our nonlinearities; the first of each is written.
-const ACTIVATIONS: [(&str, ActivationKind); 4] = [
+pub(super) const ACTIVATIONS: [(&str, ActivationKind); 4] = [
     ("gelu_new", ActivationKind::GeluTanh),
     ("gelu_pytorch_tanh", ActivationKind::GeluTanh),
     ("gelu", ActivationKind::GeluErf),
@@ -21,15 +22,46 @@ const ACTIVATIONS: [(&str, ActivationKind); 4] = [
 /// A folder without a readable `config.json`; a model other than GPT-2 or a variant that is not
 /// supported, by name.
 pub fn read_config(folder: &Path) -> Result<GptConfig> {
-    let path = folder.join("config.json");
+    let (path, config) = read_json(folder)?;
     let refuse = |what: String| Error::io("hugging_face", format!("'{}' {what}", path.display()));
-    let text = std::fs::read(&path).map_err(|error| refuse(format!("cannot be read: {error}")))?;
-    let config: Value =
-        serde_json::from_slice(&text).map_err(|error| refuse(format!("is damaged: {error}")))?;
     parse(&config).map_err(|what| refuse(what.to_string())).and_then(|config| {
         config.validate()?;
         Ok(config)
     })
+}
+
+/// The path and contents of `config.json` in `folder`.
+pub(super) fn read_json(folder: &Path) -> Result<(PathBuf, Value)> {
+    let path = folder.join("config.json");
+    let refuse = |what: String| Error::io("hugging_face", format!("'{}' {what}", path.display()));
+    let text = std::fs::read(&path).map_err(|error| refuse(format!("cannot be read: {error}")))?;
+    let config =
+        serde_json::from_slice(&text).map_err(|error| refuse(format!("is damaged: {error}")))?;
+    Ok((path, config))
+}
+
+/// A whole number of `config.json`.
+pub(super) fn size(config: &Value, name: &str) -> std::result::Result<usize, String> {
+    let value = config[name].as_u64().and_then(|size| usize::try_from(size).ok());
+    value.ok_or_else(|| format!("has {name} {}: it must be a whole number", config[name]))
+}
+
+/// A number of `config.json`, or `default` if it is not there.
+pub(super) fn number(config: &Value, name: &str, default: f64) -> std::result::Result<f64, String> {
+    match &config[name] {
+        Value::Null => Ok(default),
+        value => value.as_f64().ok_or_else(|| format!("has {name} {value}: it must be a number")),
+    }
+}
+
+/// The name of a dtype in `config.json`.
+pub(super) fn dtype_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "float64",
+        DType::F16 => "float16",
+        DType::BF16 => "bfloat16",
+        _ => "float32",
+    }
 }
 
 fn parse(config: &Value) -> std::result::Result<GptConfig, String> {
@@ -40,14 +72,6 @@ fn parse(config: &Value) -> std::result::Result<GptConfig, String> {
     if kind != "gpt2" {
         return Err(format!("describes model_type '{kind}': only gpt2 is supported"));
     }
-    let size = |name: &str| {
-        let value = config[name].as_u64().and_then(|size| usize::try_from(size).ok());
-        value.ok_or_else(|| format!("has {name} {}: it must be a whole number", config[name]))
-    };
-    let number = |name: &str, default: f64| match &config[name] {
-        Value::Null => Ok(default),
-        value => value.as_f64().ok_or_else(|| format!("has {name} {value}: it must be a number")),
-    };
     let activation = config["activation_function"].as_str().unwrap_or("gelu_new");
     let Some((_, activation)) = ACTIVATIONS.iter().find(|(name, _)| *name == activation) else {
         let known = ACTIVATIONS.map(|(name, _)| name).join(", ");
@@ -64,20 +88,20 @@ fn parse(config: &Value) -> std::result::Result<GptConfig, String> {
         }
     }
     let gpt2 = GptConfig::gpt2(
-        size("vocab_size")?,
-        size("n_layer")?,
-        size("n_embd")?,
-        size("n_head")?,
-        size("n_positions")?,
+        size(config, "vocab_size")?,
+        size(config, "n_layer")?,
+        size(config, "n_embd")?,
+        size(config, "n_head")?,
+        size(config, "n_positions")?,
     );
     Ok(GptConfig {
         ffn_hidden_size: if config["n_inner"].is_null() {
             gpt2.ffn_hidden_size
         } else {
-            size("n_inner")?
+            size(config, "n_inner")?
         },
-        norm_epsilon: number("layer_norm_epsilon", 1e-5)?,
-        init_method_std: number("initializer_range", 0.02)?,
+        norm_epsilon: number(config, "layer_norm_epsilon", 1e-5)?,
+        init_method_std: number(config, "initializer_range", 0.02)?,
         activation: *activation,
         ..gpt2
     })
@@ -115,12 +139,6 @@ pub(super) fn write_config(config: &GptConfig, dtype: DType) -> Result<Value> {
             ),
         ));
     };
-    let dtype = match dtype {
-        DType::F64 => "float64",
-        DType::F16 => "float16",
-        DType::BF16 => "bfloat16",
-        _ => "float32",
-    };
     let default = config.ffn_hidden_size == 4 * config.hidden_size;
     // GPT-2's own token if this is its vocabulary; else none, where the library would assume GPT-2's.
     let end_of_text = (config.vocab_size == Tokenizer::Gpt2.vocab_size())
@@ -144,6 +162,6 @@ pub(super) fn write_config(config: &GptConfig, dtype: DType) -> Result<Value> {
         "tie_word_embeddings": true,
         "bos_token_id": end_of_text,
         "eos_token_id": end_of_text,
-        "dtype": dtype,
+        "dtype": dtype_name(dtype),
     }))
 }

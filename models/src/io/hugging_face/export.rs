@@ -1,7 +1,8 @@
 //! To Hugging Face.
 
 use ferrotron_nn::Module;
-use ferrotron_tensor::{Error, Result};
+use ferrotron_tensor::{Error, Result, Tensor};
+use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
@@ -35,12 +36,6 @@ pub fn export(gpt: &Gpt, folder: &Path) -> Result<()> {
     let params = gpt.params();
     let dtype = params[0].leaf().dtype();
     let config = write_config(gpt.config(), dtype)?;
-    if folder.join("index.json").exists() || folder.join("latest").exists() {
-        return Err(Error::config(
-            "hugging_face",
-            format!("'{}' holds checkpoints: give another folder", folder.display()),
-        ));
-    }
     let mut tensors = Vec::new();
     for param in &params {
         let Some((name, orientation)) = their_name(param.name()) else {
@@ -52,6 +47,24 @@ pub fn export(gpt: &Gpt, folder: &Path) -> Result<()> {
             Orientation::Transposed => value.transpose(0, 1)?,
         };
         tensors.push((format!("{PREFIX}{name}"), value));
+    }
+    write_folder(folder, &config, tensors)
+}
+
+/// Writes a model of `config` and `tensors`.
+///
+/// # Errors
+/// A folder that cannot be written or is a checkpoint.
+pub(super) fn write_folder(
+    folder: &Path,
+    config: &Value,
+    tensors: Vec<(String, Tensor)>,
+) -> Result<()> {
+    if folder.join("index.json").exists() || folder.join("latest").exists() {
+        return Err(Error::config(
+            "hugging_face",
+            format!("'{}' holds checkpoints: give another folder", folder.display()),
+        ));
     }
     let write = || {
         fs::create_dir_all(folder).map_err(|error| cannot("create", folder, &error))?;

@@ -81,11 +81,11 @@ pub fn read_tokenizer(folder: &Path) -> Result<Option<Tokenizer>> {
     Ok((vocab_size == Tokenizer::Gpt2.vocab_size()).then_some(Tokenizer::Gpt2))
 }
 
-/// A tensor's file and its name there.
-type Stored = (usize, String);
+/// A tensor's file, by its number, and its name there.
+pub(super) type Stored = (usize, String);
 
 /// The weight files of `folder` with their headers, closed: a folder may have more files than a process may open.
-fn open_files(folder: &Path) -> std::result::Result<Vec<TensorFile>, Fault> {
+pub(super) fn open_files(folder: &Path) -> std::result::Result<Vec<TensorFile>, Fault> {
     let open = |path: &PathBuf| {
         let mut file = TensorFile::open(path)?;
         file.close();
@@ -109,7 +109,7 @@ fn stored_weights(files: &[TensorFile]) -> BTreeMap<String, Stored> {
 }
 
 /// Dtype and dims of a weight.
-fn describe<'a>(
+pub(super) fn describe<'a>(
     file: &'a TensorFile,
     key: &str,
 ) -> std::result::Result<(DType, &'a [usize]), Fault> {
@@ -181,7 +181,12 @@ fn fill(folder: &Path, gpt: &Gpt) -> std::result::Result<(), Fault> {
     Ok(())
 }
 
-fn read(file: &mut TensorFile, key: &str, device: &Device) -> std::result::Result<Tensor, Fault> {
+/// Reads a tensor as it is stored.
+pub(super) fn read(
+    file: &mut TensorFile,
+    key: &str,
+    device: &Device,
+) -> std::result::Result<Tensor, Fault> {
     let (dtype, dims) = file.describe(key)?;
     let mut tensor = Tensor::empty(device, dtype, dims).map_err(|error| error.to_string())?;
     let read = tensor.write_bytes(|bytes| Ok(file.read(key, 0, bytes)));

@@ -1,4 +1,4 @@
-//! GPT-2 in and out of Hugging Face's format: a folder with `config.json` and `model.safetensors`.
+//! GPT-2 and [BERT](bert) in and out of Hugging Face's format: a folder with `config.json` and `model.safetensors`.
 //!
 //! | ours | theirs |
 //! |---|---|
@@ -14,6 +14,7 @@
 //! (`h.3.attn.bias`, `attn.masked_bias`) are no weights and skipped; `lm_head.weight` is the token
 //! embedding.
 
+pub mod bert;
 mod config;
 mod export;
 mod import;

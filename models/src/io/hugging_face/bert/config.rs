@@ -1,0 +1,93 @@
+//! `config.json` of a BERT, both ways.
+
+use ferrotron_tensor::{DType, Error, Result};
+use serde_json::{Value, json};
+use std::path::Path;
+
+use crate::io::hugging_face::config::{ACTIVATIONS, dtype_name, number, read_json, size};
+use crate::model::bert::{BertConfig, NormPlacement};
+
+/// Values of `model_type`, and where the norms are then.
+const KINDS: [(&str, NormPlacement); 2] =
+    [("bert", NormPlacement::Post), ("megatron-bert", NormPlacement::Pre)];
+
+/// The configuration of the BERT in `folder`.
+pub(super) fn parse(folder: &Path, binary_head: bool) -> Result<BertConfig> {
+    let (path, config) = read_json(folder)?;
+    let refuse = |what: String| Error::io("hugging_face", format!("'{}' {what}", path.display()));
+    let config = from_json(&config, binary_head).map_err(refuse)?;
+    config.validate()?;
+    Ok(config)
+}
+
+fn from_json(config: &Value, binary_head: bool) -> std::result::Result<BertConfig, String> {
+    let kind = config["model_type"].as_str().unwrap_or("");
+    let Some((_, placement)) = KINDS.iter().find(|(name, _)| *name == kind) else {
+        return Err(format!("describes model_type '{kind}': a BERT has bert or megatron-bert"));
+    };
+    let activation = config["hidden_act"].as_str().unwrap_or("gelu");
+    let Some((_, activation)) = ACTIVATIONS.iter().find(|(name, _)| *name == activation) else {
+        let known = ACTIVATIONS.map(|(name, _)| name).join(", ");
+        return Err(format!("has hidden_act '{activation}': supported are {known}"));
+    };
+    for (name, only) in
+        [("is_decoder", false), ("add_cross_attention", false), ("tie_word_embeddings", true)]
+    {
+        if config[name].as_bool().unwrap_or(only) != only {
+            return Err(format!("has {name} {}: only {only} is supported", config[name]));
+        }
+    }
+    let positions = config["position_embedding_type"].as_str().unwrap_or("absolute");
+    if positions != "absolute" {
+        return Err(format!(
+            "has position_embedding_type '{positions}': only absolute is supported"
+        ));
+    }
+    let bert = BertConfig::new(
+        *placement,
+        size(config, "vocab_size")?,
+        size(config, "num_hidden_layers")?,
+        size(config, "hidden_size")?,
+        size(config, "num_attention_heads")?,
+        size(config, "max_position_embeddings")?,
+    );
+    Ok(BertConfig {
+        ffn_hidden_size: size(config, "intermediate_size")?,
+        num_token_types: size(config, "type_vocab_size")?,
+        norm_epsilon: number(config, "layer_norm_eps", 1e-12)?,
+        init_method_std: number(config, "initializer_range", 0.02)?,
+        activation: *activation,
+        binary_head,
+        ..bert
+    })
+}
+
+/// The contents of `config.json`.
+pub(super) fn write_config(config: &BertConfig, dtype: DType) -> Value {
+    let (model_type, class) = match config.norm_placement {
+        NormPlacement::Post => ("bert", "Bert"),
+        NormPlacement::Pre => ("megatron-bert", "MegatronBert"),
+    };
+    let head = if config.binary_head { "ForPreTraining" } else { "ForMaskedLM" };
+    let activation = ACTIVATIONS.iter().find(|(_, ours)| *ours == config.activation);
+    let (activation, _) = activation.expect("a BERT has no gated activation");
+    json!({
+        "architectures": [format!("{class}{head}")],
+        "model_type": model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "intermediate_size": config.ffn_hidden_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "type_vocab_size": config.num_token_types,
+        "hidden_act": activation,
+        "layer_norm_eps": config.norm_epsilon,
+        "initializer_range": config.init_method_std,
+        "hidden_dropout_prob": config.hidden_dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "is_decoder": false,
+        "tie_word_embeddings": true,
+        "dtype": dtype_name(dtype),
+    })
+}

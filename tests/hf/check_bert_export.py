@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""Load a BERT that ferrotron exported with transformers, and compare.
+
+    python check_bert_export.py DIR FIXTURE
+
+DIR is an export of FIXTURE, a folder of tests/hf/tiny-bert. The class that config.json names must load DIR without
+missing or unexpected tensors, every tensor must equal the fixture's to the last bit, and logits and loss must match
+those of FIXTURE/expected.json within 1e-5.
+
+Exit code 0 when all holds, 1 with one line that says what does not.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file
+from transformers.utils import logging
+
+
+def require(condition, message):
+    if not condition:
+        sys.exit(f"check_bert_export: {message}")
+
+
+def main():
+    folder, fixture = map(Path, sys.argv[1:])
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    (name,) = json.loads((folder / "config.json").read_text())["architectures"]
+    model, loading = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
+    model.eval()
+    for kind, names in loading.items():
+        require(not names, f"transformers reports {kind}: {sorted(names)}")
+    got, want = (load_file(path / "model.safetensors") for path in (folder, fixture))
+    require(got.keys() == want.keys(), f"tensor names differ: {sorted(got.keys() ^ want.keys())}")
+    for key, tensor in want.items():
+        require(torch.equal(got[key], tensor), f"{key}: values differ")
+    expected = json.loads((fixture / "expected.json").read_text())
+    inputs = dict(
+        input_ids=torch.tensor(expected["tokens"]),
+        token_type_ids=torch.tensor(expected["segments"]),
+        labels=torch.tensor(expected["labels"]),
+    )
+    if expected["order"] is not None:
+        inputs["next_sentence_label"] = torch.tensor(expected["order"])
+    with torch.no_grad():
+        result = model(**inputs)
+    logits = result.logits if expected["order"] is None else result.prediction_logits
+    gap = (logits - torch.tensor(expected["logits"])).abs().max().item()
+    require(gap <= 1e-5, f"logits differ by {gap:.2e}")
+    loss_gap = abs(result.loss.item() - expected["loss"])
+    require(loss_gap <= 1e-5, f"loss {result.loss.item()}, want {expected['loss']}")
+    print(f"check_bert_export: {name}: {len(want)} tensors equal; logits within {gap:.1e}, loss within {loss_gap:.1e}")
+
+
+if __name__ == "__main__":
+    main()
