@@ -84,4 +84,6 @@ mod documentation {
     struct Parallelism;
     #[doc = include_str!("../docs/your-own-model.md")]
     struct YourOwnModel;
+    #[doc = include_str!("../docs/your-own-optimizer.md")]
+    struct YourOwnOptimizer;
 }

@@ -4,8 +4,9 @@
 use ferrotron_autograd::ops::cross_entropy::Loss;
 use ferrotron_models::gpt::{Gpt, GptConfig};
 use ferrotron_nn::{
-    Context, Mode, Module, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Scope,
-    StepConfig, clip_coefficient,
+    BufferConfig, Context, EMA, Init, Mode, Module, MuonConfig, MuonScale, Nesterov, NewtonSchulz,
+    Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Scope, StepConfig, UpdateConfig,
+    WeightDecay, clip_coefficient,
 };
 use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
 use ferrotron_tensor::{DType, Device, Result, Tensor};
@@ -223,6 +224,81 @@ fn five_steps_of_adamw_equal_pytorch() -> Result<()> {
         assert_close(&format!("sum of squares of {name}"), &[squares], &of_squares, F64_TOLERANCE);
         let first = floats(&want["first"]);
         assert_close(&format!("first of {name}"), &got[..first.len()], &first, F64_TOLERANCE);
+    }
+    Ok(())
+}
+
+/// Ten steps of one matrix, with the gradients of `make_optimizers`.
+fn ten_steps(
+    config: OptimizerConfig,
+    dtype: DType,
+    ema_decay: Option<f64>,
+) -> Result<[Vec<f64>; 2]> {
+    let golden = golden();
+    let given = &golden["optimizers"];
+    let dims: Vec<usize> = integers(&given["shape"]).iter().map(|&dim| dim as usize).collect();
+    let scope = Scope::new(&Device::cpu(2)?, dtype, 1);
+    let param = scope.param("w", &dims, Init::Zeros, WeightDecay::On);
+    let leaf = param.leaf();
+    let tensor = |x: &[f64]| Tensor::from_slice(leaf.device(), x, &dims)?.cast(dtype);
+    leaf.set_value(&tensor(&floats(&given["start"]))?)?;
+    let layout = BufferConfig { shard_unit: config.shard_unit(), ..BufferConfig::default() };
+    let buffers = ParamAndGradBuffer::with_config(std::slice::from_ref(&param), &layout)?;
+    let update = UpdateConfig { ema_decay, ..UpdateConfig::default() };
+    let mut optimizer = Optimizer::with_update(config, &buffers, &update)?;
+    for step in 1..=size(given, "steps") {
+        let target = |i: usize| {
+            let i = i as f64;
+            (0.7 * i + 0.3 * step as f64 + 0.05 * i * i).sin()
+        };
+        let weights = leaf.value()?.to_f64()?;
+        let gradient: Vec<f64> = weights.iter().enumerate().map(|(i, w)| w - target(i)).collect();
+        let gradient = tensor(&gradient)?;
+        buffers.zero_gradients();
+        leaf.accumulate_with(|into, _| into.copy_from(&gradient))?;
+        let lr = given["lr"].as_f64().unwrap();
+        optimizer.step(&buffers, &StepConfig { lr, grad_scale: 1.0 })?;
+    }
+    let mut average = Vec::new();
+    optimizer.visit(|_, state, _, value| {
+        if state == EMA {
+            average = value.to_f64()?;
+        }
+        Ok(())
+    })?;
+    Ok([leaf.value()?.to_f64()?, average])
+}
+
+#[test]
+fn ten_steps_of_every_rule_equal_pytorch() -> Result<()> {
+    let golden = golden();
+    let want = |key: &str| floats(&golden["optimizers"][key]);
+    let number = |key: &str| golden["optimizers"][key].as_f64().unwrap();
+    let (momentum, weight_decay) = (0.9, number("weight_decay"));
+    let nesterov = OptimizerConfig::NesterovSgd { momentum, weight_decay };
+    for (dtype, tolerance) in [(DType::F64, F64_TOLERANCE), (DType::F32, 1e-6)] {
+        for (name, config) in [
+            ("sgd", OptimizerConfig::Sgd { momentum, weight_decay }),
+            ("nesterov", nesterov),
+            ("lion", OptimizerConfig::Lion { beta1: 0.9, beta2: 0.99, weight_decay }),
+        ] {
+            let [got, _] = ten_steps(config, dtype, None)?;
+            assert_close(&format!("{name} in {dtype}"), &got, &want(name), tolerance);
+        }
+        let [got, average] = ten_steps(nesterov, dtype, Some(number("ema_decay")))?;
+        assert_close("nesterov beside an average", &got, &want("nesterov"), tolerance);
+        assert_close(&format!("average in {dtype}"), &average, &want("ema"), tolerance);
+        // PyTorch's iterates in bfloat16.
+        let muon = OptimizerConfig::Muon(MuonConfig {
+            momentum: 0.95,
+            nesterov: Nesterov::On,
+            coefficients: NewtonSchulz::Simple,
+            scale: MuonScale::ShapeScaling,
+            weight_decay,
+            ..MuonConfig::default()
+        });
+        let [got, _] = ten_steps(muon, dtype, None)?;
+        assert_close(&format!("muon in {dtype}"), &got, &want("muon"), 2e-2);
     }
     Ok(())
 }

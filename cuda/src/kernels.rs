@@ -125,7 +125,9 @@ files! {
     "copy" SIZES [];
     "cross_entropy" FLOATS [];
     "dropout" FLOATS [];
+    "ema" FLOATS [];
     "index" FLOATS [];
+    "lion" FLOATS [];
     "norm" FLOATS [];
     "outcome" ONLY_F64 [];
     "pointwise" FLOATS [];

@@ -7,7 +7,9 @@ use ferrotron_models::gpt::{Gpt, GptConfig, Recompute, SavedActivations};
 use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, RankMemory, StageMemory};
 use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
-use ferrotron_nn::{AdafactorConfig, OptimizerConfig, ParamPatterns, Scope, Sharding};
+use ferrotron_nn::{
+    AdafactorConfig, MuonConfig, OptimizerConfig, ParamPatterns, Scope, Sharding,
+};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_parallel::mesh::{Mesh, ParallelDims};
@@ -55,6 +57,7 @@ struct Case {
     optimizer_states: MemoryKind,
     optimizer: OptimizerConfig,
     frozen: &'static [&'static str],
+    ema_decay: Option<f64>,
 }
 
 const PLAIN: Case = Case {
@@ -73,6 +76,7 @@ const PLAIN: Case = Case {
     optimizer_states: MemoryKind::Device,
     optimizer: OptimizerConfig::ADAMW,
     frozen: &[],
+    ema_decay: None,
 };
 
 impl Case {
@@ -96,6 +100,7 @@ impl Case {
             trainer: TrainerConfig {
                 optimizer: self.optimizer,
                 frozen: ParamPatterns::new(self.frozen.iter().copied())?,
+                ema_decay: self.ema_decay,
                 parallel: ParallelConfig {
                     pipeline_schedule: self.schedule,
                     chunks: if self.schedule == ScheduleKind::Interleaved { 2 } else { 1 },
@@ -276,6 +281,28 @@ fn it_knows_what_waits_elsewhere() {
             let sizes = [1, 1, 1, 2];
             let saved_activations = offloaded(layers);
             cases.push(Case { recompute, sizes, saved_activations, ..PLAIN });
+        }
+    }
+    check(&cases, &model());
+}
+
+/// States of any rule are counted, and so is a moving average of the weights.
+#[test]
+fn it_is_with_every_rule() {
+    let muon = OptimizerConfig::Muon(MuonConfig::default());
+    let lion = OptimizerConfig::Lion { beta1: 0.95, beta2: 0.98, weight_decay: 0.1 };
+    let mut cases = Vec::new();
+    for optimizer in [muon, lion, OptimizerConfig::ADAMW] {
+        for dtype in [DType::F32, DType::BF16] {
+            let case = Case { optimizer, dtype, ema_decay: Some(0.999), ..PLAIN };
+            cases.push(case);
+            cases.push(Case { sizes: [2, 1, 1, 1], ..case });
+            cases.push(Case { sizes: [1, 1, 1, 2], ema_decay: None, ..case });
+            cases.push(Case { optimizer_states: MemoryKind::Host, ..case });
+        }
+        for sharding in [Sharding::Optimizer, Sharding::Weights] {
+            let sizes = [1, 1, 2, 1];
+            cases.push(Case { optimizer, sharding, sizes, ema_decay: Some(0.999), ..PLAIN });
         }
     }
     check(&cases, &model());

@@ -32,14 +32,16 @@ pub use layers::norm::{LayerNorm, Norm, RmsNorm};
 pub use optimizer::loss_scale::{LossScale, LossScaler};
 pub use optimizer::schedule;
 pub use optimizer::{
-    AdafactorConfig, MASTER, Optimizer, OptimizerConfig, ReduceSums, Rounding, ShardedSum,
-    StepConfig, StepSize, UpdateConfig, WeightUpdate,
+    AdafactorConfig, Block, CustomRule, EMA, MASTER, MuonConfig, MuonScale, Nesterov, NewtonSchulz,
+    Optimizer, OptimizerConfig, PartSum, ReduceSums, Rounding, ShardedSum, StateShape, StateSpec,
+    StepConfig, StepSize, StepTensors, UpdateConfig, UpdateRule, UpdateStep, WeightUpdate,
 };
 pub use params::axis::{Axis, AxisSet};
 pub use params::buffer_config::{BufferConfig, GradDType, ShardUnit, Sharding, Unused};
 #[doc(hidden)] // for the code that `#[derive(Module)]` writes
 pub use params::field;
 pub use params::init::{Fan, Init};
+pub use params::options::ParamOptions;
 pub use params::param::{Module, Param, Scope, WeightDecay};
 pub use params::param_and_grad_bucket::{ParamAndGradBucket, unused_error};
 pub use params::param_and_grad_buffer::ParamAndGradBuffer;

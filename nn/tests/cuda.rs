@@ -6,14 +6,18 @@ use ferrotron_nn::loss::{CrossEntropyLoss, Reduction, binary_cross_entropy_with_
 use ferrotron_nn::{
     Activation, AdafactorConfig, Bias, BufferConfig, GradDType, Init, Mlp, MlpConfig, Module,
     Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Rounding, Scope, ShardUnit, Sharding,
-    StepConfig, StepSize, UpdateConfig, WeightDecay, WeightUpdate,
+    StateSpec, StepConfig, StepSize, UpdateConfig, UpdateRule, UpdateStep, WeightDecay,
+    WeightUpdate,
 };
 use ferrotron_tensor::{DType, Device, MemoryKind, RandomKey, Result, Tensor};
 
 const STEPS: usize = 3;
-const OPTIMIZERS: [OptimizerConfig; 4] = [
+const OPTIMIZERS: [OptimizerConfig; 7] = [
     OptimizerConfig::ADAMW,
     OptimizerConfig::Sgd { momentum: 0.9, weight_decay: 0.1 },
+    OptimizerConfig::NesterovSgd { momentum: 0.9, weight_decay: 0.1 },
+    OptimizerConfig::Lion { beta1: 0.95, beta2: 0.98, weight_decay: 0.1 },
+    OptimizerConfig::custom(&HeavyBall),
     OptimizerConfig::Adafactor(ADAFACTOR),
     OptimizerConfig::Adafactor(AdafactorConfig {
         step_size: StepSize::Scheduled,
@@ -30,6 +34,32 @@ const ADAFACTOR: AdafactorConfig = AdafactorConfig {
     clip_threshold: 1.0,
     weight_decay: 0.1,
 };
+
+/// Momentum by operations on tensors, for which the host reads the numbers of a step.
+#[derive(Debug)]
+struct HeavyBall;
+
+impl UpdateRule for HeavyBall {
+    fn name(&self) -> &'static str {
+        "heavy_ball"
+    }
+
+    fn states(&self, _dims: &[usize]) -> Vec<StateSpec> {
+        vec![StateSpec::per_element("velocity")]
+    }
+
+    fn update(
+        &self,
+        weights: &mut Tensor,
+        gradient: &Tensor,
+        states: &mut [&mut Tensor],
+        step: &UpdateStep,
+    ) -> Result<()> {
+        let velocity = states[0].mul_scalar(0.9)?.add(gradient)?;
+        states[0].copy_from(&velocity)?;
+        weights.copy_from(&weights.sub(&velocity.mul_scalar(step.lr()?)?)?)
+    }
+}
 
 fn gpu(test: &str) -> Result<Option<Device>> {
     ferrotron_cuda_sim::gpu(test).map(|config| Device::cuda(&config)).transpose()
@@ -126,7 +156,7 @@ fn optimizers_step_as_on_the_cpu() -> Result<()> {
             ((DType::BF16, GradDType::Weight), WeightUpdate::MasterCopy, stochastic),
         ] {
             for states in [MemoryKind::Device, MemoryKind::Host] {
-                let update = UpdateConfig { weights, rounding, states };
+                let update = UpdateConfig { weights, rounding, states, ema_decay: Some(0.9) };
                 let what = format!("{config:?}, {types:?}, {update:?}");
                 let want = train(&cpu, types, config, &update)?;
                 assert_same(&what, &train(&gpu, types, config, &update)?, &want);

@@ -8,6 +8,7 @@ mod many_files;
 mod memory;
 mod models_and_data;
 mod old_checkpoints;
+mod optimizers;
 mod options;
 mod output_files;
 mod precision;

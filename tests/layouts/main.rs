@@ -15,8 +15,11 @@ mod tensors;
 mod train;
 
 use ferrotron::models::gpt::GptConfig;
-use ferrotron::nn::{AdafactorConfig, OptimizerConfig, Sharding, StepSize};
-use ferrotron::tensor::{DType, RandomKey};
+use ferrotron::nn::{
+    AdafactorConfig, MuonConfig, MuonScale, Nesterov, NewtonSchulz, OptimizerConfig, Sharding,
+    StateSpec, StepSize, UpdateRule, UpdateStep,
+};
+use ferrotron::tensor::{DType, RandomKey, Result, Tensor};
 use layout::{Layout, all, covering};
 use mutants::{Site, Sites, Watched, faulty};
 use reference::reference;
@@ -153,6 +156,76 @@ fn adafactor_trains_in_every_layout_as_on_one_rank() {
         layouts.extend(if seed == 4 { covering(&all) } else { random(&all, 8, seed) });
         compare(&model, &numbers, &layouts);
     }
+}
+
+/// Muon sees a matrix whole: its shards are summed up over the ranks that have parts of it. Lion and a user's rule
+/// update any ranges of elements.
+#[test]
+fn other_rules_train_in_every_layout_as_on_one_rank() {
+    let muon = MuonConfig { extra_scale: 0.2, ..MuonConfig::default() };
+    let nesterov = MuonConfig {
+        nesterov: Nesterov::On,
+        coefficients: NewtonSchulz::Simple,
+        scale: MuonScale::ShapeScaling,
+        ..muon
+    };
+    for (model, optimizer, seed) in [
+        (gpt2(), OptimizerConfig::Muon(muon), 7),
+        (llama(), OptimizerConfig::Muon(nesterov), 8),
+        (gpt2(), OptimizerConfig::NesterovSgd { momentum: 0.9, weight_decay: 0.1 }, 9),
+        (llama(), OptimizerConfig::Lion { beta1: 0.95, beta2: 0.98, weight_decay: 0.1 }, 10),
+        (llama(), OptimizerConfig::custom(&HeavyBall), 11),
+    ] {
+        let all = all(&model);
+        let numbers = Numbers { optimizer, ..Numbers::with_dtype(DType::F64) };
+        let zero =
+            Sharding::ALL.map(|sharding| Layout { dp: 2, micro: 2, sharding, ..Layout::SERIAL });
+        let mut layouts = vec![
+            Layout { tp: 2, micro: 2, ..Layout::SERIAL },
+            Layout { pp: 2, micro: 2, ..Layout::SERIAL },
+            Layout { tp: 4, pp: 2, micro: 2, ..Layout::SERIAL },
+        ];
+        layouts.retain(|layout| layout.allowed(&model));
+        layouts.extend(zero);
+        layouts.extend(random(&all, if seed < 9 { 12 } else { 4 }, seed));
+        compare(&model, &numbers, &layouts);
+    }
+}
+
+/// Momentum by operations on tensors.
+#[derive(Debug)]
+struct HeavyBall;
+
+impl UpdateRule for HeavyBall {
+    fn name(&self) -> &'static str {
+        "heavy_ball"
+    }
+
+    fn states(&self, _dims: &[usize]) -> Vec<StateSpec> {
+        vec![StateSpec::per_element("velocity")]
+    }
+
+    fn update(
+        &self,
+        weights: &mut Tensor,
+        gradient: &Tensor,
+        states: &mut [&mut Tensor],
+        step: &UpdateStep,
+    ) -> Result<()> {
+        let velocity = states[0].mul_scalar(0.9)?.add(gradient)?;
+        states[0].copy_from(&velocity)?;
+        weights.copy_from(&weights.sub(&velocity.mul_scalar(step.lr()?)?)?)
+    }
+}
+
+/// Neither can the sum of the shards of Muon's matrices.
+#[test]
+fn no_reduction_of_muon_can_be_left_out() {
+    let optimizer = OptimizerConfig::Muon(MuonConfig::default());
+    let numbers = Numbers { optimizer, ..Numbers::with_dtype(DType::F64) };
+    let files = ["data_parallel/mod.rs", "data_parallel/whole_parameters.rs"];
+    let count = notice_all_mutants(&numbers, |site| files.iter().any(|file| site.is_in(file)));
+    assert!(count >= 2 * 4, "only {count} mutants");
 }
 
 /// A test that can fail: a fault in any one reduction, or in a scale that is made of one, makes the comparison

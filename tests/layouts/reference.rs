@@ -6,7 +6,8 @@
 use ferrotron::models::data::{Samples, TokenBatch, num_valid};
 use ferrotron::models::gpt::{Gpt, GptConfig};
 use ferrotron::nn::{
-    Context, Mode, Module, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Scope, StepConfig,
+    BufferConfig, Context, Mode, Module, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer,
+    Scope, StepConfig,
 };
 use ferrotron::tensor::{DType, Device, Result, Tensor};
 
@@ -20,7 +21,8 @@ pub fn reference(model: &GptConfig, numbers: &Numbers) -> Result<Found> {
     let device = Device::cpu(1)?;
     let gpt = Gpt::new(&Scope::new(&device, DType::F64, weights), model)?;
     gpt.freeze(|name| frozen.iter().any(|part| name.contains(part)))?;
-    let buffers = ParamAndGradBuffer::new(&gpt.params())?;
+    let layout = BufferConfig { shard_unit: config.shard_unit(), ..BufferConfig::default() };
+    let buffers = ParamAndGradBuffer::with_config(&gpt.params(), &layout)?;
     let mut optimizer = Optimizer::new(config, &buffers)?;
     let samples = Noise { vocab: model.vocab_size };
     let (mut steps, mut first) = (Vec::new(), Tensors::new());

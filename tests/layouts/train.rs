@@ -182,6 +182,7 @@ fn train_rank(
         seed: SEED,
         optimizer,
         frozen: ParamPatterns::new(frozen.iter().map(|part| format!("*{part}*")))?,
+        ema_decay: None,
         schedule: schedule()?,
         clip_grad,
         batch_size: BatchSize::new(BatchSizeConfig {

@@ -14,7 +14,7 @@ mod train;
 
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::trainer::PrecisionConfig;
-use ferrotron::nn::{AdafactorConfig, OptimizerConfig, Sharding, StepSize};
+use ferrotron::nn::{AdafactorConfig, MuonConfig, OptimizerConfig, Sharding, StepSize};
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::tensor::{DType, Result};
 use train::{Found, Layout, SEQ_LENGTH, Task, difference, load_errors, run};
@@ -45,6 +45,7 @@ fn task(model: &GptConfig, layout: Layout) -> Task<'_> {
     Task {
         model,
         optimizer: OptimizerConfig::ADAMW,
+        ema_decay: None,
         dtype: DType::F64,
         precision: PrecisionConfig::default(),
         learning_rate: 1e-2,
@@ -232,6 +233,40 @@ fn with_adafactor() -> Result<()> {
     let load = Task { optimizer, load: adamw.save, ..task(&model, Layout::SERIAL) };
     let error = run(&load).unwrap_err().to_string();
     assert!(error.contains("it has no 'optimizer.exp_avg_sq_row."), "{error}");
+    Ok(())
+}
+
+/// Each state that a rule declares goes with its weights, and so does a moving average of these.
+#[test]
+fn with_other_rules_and_a_moving_average() -> Result<()> {
+    let tp_sp = Layout { sequence: SequenceParallel::On, ..Layout::model(2, 1) };
+    let sharded = Layout { dp: 2, sharding: Sharding::Weights, ..tp_sp };
+    let pipeline = Layout { dp: 2, sharding: Sharding::Optimizer, ..Layout::model(2, 2) };
+    let pairs = [
+        (Layout::model(2, 4), Layout::model(4, 2)),
+        (Layout::data(4, Sharding::Weights), Layout::data(2, Sharding::None)),
+        (pipeline, sharded),
+        (Layout::SERIAL, sharded),
+    ];
+    let muon = OptimizerConfig::Muon(MuonConfig { extra_scale: 0.2, ..MuonConfig::default() });
+    let lion = OptimizerConfig::Lion { beta1: 0.95, beta2: 0.98, weight_decay: 0.1 };
+    for (model, optimizer) in [(tied(), muon), (untied(), muon), (untied(), lion)] {
+        let task = Task { optimizer, ema_decay: Some(0.9), ..task(&model, Layout::SERIAL) };
+        assert_eq!(try_all_of(&task, &pairs), pairs.len());
+    }
+    // A run may begin to average: with the weights that it has.
+    let (model, folder) = (tied(), tempfile::tempdir().unwrap());
+    let plain = Task { steps: 2, save: Some(folder.path()), ..task(&model, Layout::SERIAL) };
+    run(&plain)?;
+    let load = Task { steps: 0, load: plain.save, save: None, ema_decay: Some(0.9), ..plain };
+    let found = run(&load)?.tensors;
+    let averages = found.iter().filter(|(name, _)| name.starts_with("optimizer.ema."));
+    let mut count = 0;
+    for (name, average) in averages {
+        assert_eq!(average, &found[&name["optimizer.ema.".len()..]], "{name}");
+        count += 1;
+    }
+    assert!(count > 10, "only {count} averages");
     Ok(())
 }
 

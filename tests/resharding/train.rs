@@ -146,6 +146,7 @@ impl Samples for Noise {
 pub struct Task<'a> {
     pub model: &'a GptConfig,
     pub optimizer: OptimizerConfig,
+    pub ema_decay: Option<f64>,
     pub dtype: DType,
     pub precision: PrecisionConfig,
     /// Constant.
@@ -241,6 +242,7 @@ fn run_rank(task: &Task, mesh: &Mesh) -> Result<RankFound> {
     let scope = Scope::new(&Device::cpu(1)?, task.dtype, task.seed);
     let config = TrainerConfig {
         optimizer: task.optimizer,
+        ema_decay: task.ema_decay,
         precision: task.precision,
         schedule: LrSchedule::constant(task.learning_rate)?,
         ..trainer_config(&task.layout)?

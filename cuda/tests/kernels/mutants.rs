@@ -96,6 +96,9 @@ const MUTANTS: &[Mutant] = mutants! {
     // Steps and losses
     columns_of_another_matrix in "adafactor": "column_factors + row / height * width" => "column_factors";
     decay_of_the_new_moment in "adamw": "w * c.keep - c.step_size" => "w - c.step_size";
+    average_of_the_initial_weights in "ema": "step->update == 1 ? 0.0 : decay" => "decay";
+    direction_of_the_new_momentum in "lion": "(A)beta1, one" => "(A)beta2, one";
+    plain_momentum_for_nesterov in "sgd": "nesterov ? g + buffer" => "false ? g + buffer";
     update_in_spite_of_infinity in "sgd": "if (step->found_inf) return;" => "";
     update_after_a_step_that_is_lost in "outcome": "overflow || outcomes[1] != 0" => "overflow";
     clipped_before_the_loss_scale_is_taken_out in "outcome": "real::sqrt(*sq_norm) / c.loss_scale" => "real::sqrt(*sq_norm)";

@@ -134,7 +134,8 @@ impl Gpt {
             _ => {
                 let head = scope.child("lm_head").sharded_along(Axis::Tensor);
                 let place = tp.shard(&[v, c], 0, &[v])?;
-                Ok::<_, Error>(head.param_at("weight", place, config.init(), WeightDecay::On))
+                let weight = head.param_at("weight", place, config.init(), WeightDecay::On);
+                Ok::<_, Error>(weight.as_embedding())
             }
         };
         let head = part.last.then(|| {

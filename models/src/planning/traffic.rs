@@ -109,7 +109,9 @@ mod tests {
     use crate::training::batch_size::{BatchSize, BatchSizeConfig};
     use crate::training::trainer::{ParallelConfig, TrainerConfig};
     use ferrotron_nn::schedule::LrSchedule;
-    use ferrotron_nn::{AdafactorConfig, GradDType, OptimizerConfig, Scope, Sharding, StepSize};
+    use ferrotron_nn::{
+        AdafactorConfig, GradDType, MuonConfig, OptimizerConfig, Scope, Sharding, StepSize,
+    };
     use ferrotron_parallel::collective::{Group, WorldConfig, run_threads};
     use ferrotron_parallel::data_parallel::DataParallelConfig;
     use ferrotron_parallel::mesh::{Mesh, ParallelDims};
@@ -243,6 +245,28 @@ mod tests {
         );
         let want: u64 = 2 * 8 * (sums(4) + numbers(4)) as u64; // an all-reduce sends as much as there is on each
         assert_eq!(of_two_ranks.iter().sum::<u64>(), want);
+    }
+
+    /// Muon sums up the shards of each matrix.
+    #[test]
+    fn muon_sends_what_is_expected() {
+        let off = SequenceParallel::Off;
+        let muon = OptimizerConfig::Muon(MuonConfig::default());
+        let sharded = |sharding| ParallelConfig {
+            data_parallel: DataParallelConfig { sharding, ..DataParallelConfig::default() },
+            ..ParallelConfig::default()
+        };
+        for (layout, sharding) in [
+            ((2, (2, 1, 1), off), Sharding::None),
+            ((4, (2, 1, 1), off), Sharding::Optimizer),
+            ((4, (2, 1, 1), off), Sharding::Weights),
+            ((4, (1, 1, 1), off), Sharding::Gradients),
+            ((4, (2, 1, 2), off), Sharding::None),
+        ] {
+            let sent = check(layout, sharded(sharding), (muon, DType::F32));
+            let cut = layout.1.0 > 1;
+            assert!(sent.iter().all(|&bytes| (bytes > 0) == cut), "{layout:?}: {sent:?}");
+        }
     }
 
     #[test]

@@ -108,7 +108,8 @@ impl<M: Model> Trainer<M> {
         let data_parallel = DataParallel::new(&modules, mesh, &config.parallel.data_parallel)?
             .recomputing(parts.iter().flat_map(M::recomputed));
         let PrecisionConfig { weight_update, rounding, .. } = config.precision;
-        let update = UpdateConfig { weights: weight_update, rounding, states: optimizer_states };
+        let (states, ema_decay) = (optimizer_states, config.ema_decay);
+        let update = UpdateConfig { weights: weight_update, rounding, states, ema_decay };
         let optimizer = Optimizer::with_update(config.optimizer, data_parallel.buffers(), &update)?;
         let host = if device.is_gpu() { Device::cpu(1)? } else { device.clone() };
         let step = DeviceStepParams::new(

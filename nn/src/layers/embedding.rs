@@ -24,7 +24,7 @@ impl Embedding {
         }
         Ok(Embedding {
             path: scope.path().to_string(),
-            weight: scope.param("weight", &[count, width], init, WeightDecay::On),
+            weight: scope.param("weight", &[count, width], init, WeightDecay::On).as_embedding(),
         })
     }
 

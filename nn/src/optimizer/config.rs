@@ -1,7 +1,12 @@
-//! Hyperparameters of the optimizers.
+//! The choice of an optimizer.
 
-use ferrotron_tensor::{Error, Result};
+use ferrotron_tensor::ops::adamw::AdamW;
+use ferrotron_tensor::ops::lion::Lion;
+use ferrotron_tensor::ops::sgd::{Nesterov, Sgd};
 
+use super::adafactor::AdafactorConfig;
+use super::muon::MuonConfig;
+use super::rule::UpdateRule;
 use crate::ShardUnit;
 
 /// An optimizer with its hyperparameters.
@@ -25,68 +30,28 @@ pub enum OptimizerConfig {
         /// L2 penalty, added to the gradient per unit of weight, for parameters with weight decay.
         weight_decay: f64,
     },
+    /// Gradient descent with momentum in Nesterov's form, as `torch.optim.SGD` with `nesterov=True`.
+    NesterovSgd {
+        /// Momentum factor.
+        momentum: f64,
+        /// L2 penalty, added to the gradient per unit of weight, for parameters with weight decay.
+        weight_decay: f64,
+    },
+    /// Lion, whose steps are signs: Chen et al., arXiv 2302.06675.
+    Lion {
+        /// Share of the momentum in the direction of a step.
+        beta1: f64,
+        /// Decay of the momentum.
+        beta2: f64,
+        /// Decoupled decay per unit of learning rate, for parameters with weight decay.
+        weight_decay: f64,
+    },
     /// Adafactor, which stores mean squares of a matrix's gradient per row and per column only.
     Adafactor(AdafactorConfig),
-}
-
-/// Hyperparameters of Adafactor: Shazeer and Stern, arXiv 1804.04235, named as in Hugging Face transformers'
-/// `Adafactor`.
-///
-/// Queries, keys and values are separate tensors to it, and so are gate and up, although each set is stored as one
-/// parameter ([`Param::blocks`](crate::Param::blocks)).
-///
-/// `torch.optim.Adafactor` differs as follows. It uses eps1 as a lower bound of the mean squares instead of adding
-/// it. It takes the smaller of the learning rate and 1 / sqrt(t), and always scales it by the parameter. It decays
-/// weights by the learning rate before that scaling, and it has no beta1.
-///
-/// ```
-/// use ferrotron_nn::{AdafactorConfig, OptimizerConfig, StepSize};
-/// let relative = OptimizerConfig::Adafactor(AdafactorConfig::default());
-/// assert_eq!(relative.learning_rate(3e-4, 40_000), 0.005);
-/// let scheduled = AdafactorConfig { step_size: StepSize::Scheduled, ..AdafactorConfig::default() };
-/// assert_eq!(OptimizerConfig::Adafactor(scheduled).learning_rate(3e-4, 100), 3e-4);
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AdafactorConfig {
-    /// The source of the step size.
-    pub step_size: StepSize,
-    /// Decay of the running mean of updates; 0 disables it.
-    pub beta1: f64,
-    /// The decay of the mean squares at step t is 1 - t^-decay_rate.
-    pub decay_rate: f64,
-    /// Added to squared gradients.
-    pub eps1: f64,
-    /// Lower bound of the parameter RMS that scales a relative step.
-    pub eps2: f64,
-    /// Upper bound of the RMS of an update, d in the paper.
-    pub clip_threshold: f64,
-    /// Decoupled decay per unit of step size, for parameters with weight decay.
-    pub weight_decay: f64,
-}
-
-/// The source of the step size of Adafactor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum StepSize {
-    /// min(0.01, 1 / sqrt(t)) at step t, times the larger of the tensor's RMS and eps2: section 8.
-    #[default]
-    Relative,
-    /// The schedule's learning rate, for all tensors.
-    Scheduled,
-}
-
-impl Default for AdafactorConfig {
-    /// The defaults of algorithm 6 of the paper.
-    fn default() -> AdafactorConfig {
-        AdafactorConfig {
-            step_size: StepSize::Relative,
-            beta1: 0.0,
-            decay_rate: 0.8,
-            eps1: 1e-30,
-            eps2: 1e-3,
-            clip_threshold: 1.0,
-            weight_decay: 0.0,
-        }
-    }
+    /// Muon for hidden matrices, AdamW for embeddings, the output head, norms and biases.
+    Muon(MuonConfig),
+    /// A rule of your own: [`OptimizerConfig::custom`].
+    Custom(CustomRule),
 }
 
 impl OptimizerConfig {
@@ -98,95 +63,84 @@ impl OptimizerConfig {
     /// Plain gradient descent.
     pub const SGD: OptimizerConfig = OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0 };
 
+    /// An update rule of your own: see [`UpdateRule`].
+    ///
+    /// ```
+    /// # use ferrotron_nn::{OptimizerConfig, StateSpec, UpdateRule, UpdateStep};
+    /// # use ferrotron_tensor::{Result, Tensor};
+    /// # #[derive(Debug)]
+    /// # struct Scaled(f64);
+    /// # impl UpdateRule for Scaled {
+    /// #     fn name(&self) -> &'static str { "scaled" }
+    /// #     fn states(&self, _: &[usize]) -> Vec<StateSpec> { Vec::new() }
+    /// #     fn update(&self, w: &mut Tensor, g: &Tensor, _: &mut [&mut Tensor], _: &UpdateStep) -> Result<()> {
+    /// #         w.copy_from(&w.sub(&g.mul_scalar(self.0)?)?)
+    /// #     }
+    /// # }
+    /// let config = OptimizerConfig::custom(&Scaled(0.1)); // a constant, which lives as long as the program
+    /// let factor = 0.1 * 0.5;
+    /// let other = OptimizerConfig::custom(Box::leak(Box::new(Scaled(factor))));
+    /// assert_ne!(config, other);
+    /// ```
+    pub const fn custom(rule: &'static dyn UpdateRule) -> OptimizerConfig {
+        OptimizerConfig::Custom(CustomRule(rule))
+    }
+
+    /// The update rule; of Muon that of hidden matrices.
+    pub fn rule(&self) -> Box<dyn UpdateRule> {
+        match *self {
+            OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay } => {
+                Box::new(AdamW { beta1, beta2, eps, weight_decay })
+            }
+            OptimizerConfig::Sgd { momentum, weight_decay } => {
+                Box::new(Sgd { momentum, weight_decay, nesterov: Nesterov::Off })
+            }
+            OptimizerConfig::NesterovSgd { momentum, weight_decay } => {
+                Box::new(Sgd { momentum, weight_decay, nesterov: Nesterov::On })
+            }
+            OptimizerConfig::Lion { beta1, beta2, weight_decay } => {
+                Box::new(Lion { beta1, beta2, weight_decay })
+            }
+            OptimizerConfig::Adafactor(config) => Box::new(config),
+            OptimizerConfig::Muon(config) => Box::new(config),
+            OptimizerConfig::Custom(CustomRule(rule)) => Box::new(rule),
+        }
+    }
+
+    /// The update rule of parameters that are sharded in this unit.
+    pub(super) fn rule_of(&self, unit: ShardUnit) -> Box<dyn UpdateRule> {
+        match (self, unit) {
+            (OptimizerConfig::Muon(config), ShardUnit::Elements) => Box::new(AdamW {
+                beta1: config.adam_beta1,
+                beta2: config.adam_beta2,
+                eps: config.adam_eps,
+                weight_decay: config.weight_decay,
+            }),
+            _ => self.rule(),
+        }
+    }
+
     /// The learning rate of a step, counted from 1, if the schedule's is `scheduled`. Relative step sizes ignore the
     /// schedule.
     pub fn learning_rate(&self, scheduled: f64, step: u64) -> f64 {
-        match self {
-            OptimizerConfig::Adafactor(config) if config.step_size == StepSize::Relative => {
-                (1.0 / (step as f64).sqrt()).min(1e-2)
-            }
-            _ => scheduled,
-        }
+        self.rule().learning_rate(scheduled, step)
     }
 
     /// The granularity at which optimizer state is sharded.
     pub fn shard_unit(&self) -> ShardUnit {
         match self {
-            OptimizerConfig::Adafactor(_) => ShardUnit::Parameters,
-            _ => ShardUnit::Elements,
-        }
-    }
-
-    /// The names of the moments with the layout of the weights.
-    pub(super) fn moments(&self) -> &'static [&'static str] {
-        match self {
-            OptimizerConfig::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
-            OptimizerConfig::Sgd { .. } => &["momentum"],
-            OptimizerConfig::Adafactor(config) if config.beta1 > 0.0 => &["exp_avg"],
-            OptimizerConfig::Adafactor(_) => &[],
-        }
-    }
-
-    pub(super) fn validate(&self) -> Result<()> {
-        let (fractions, non_negative) = match *self {
-            OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay } => (
-                vec![("beta1", beta1), ("beta2", beta2)],
-                vec![("eps", eps), ("weight decay", weight_decay)],
-            ),
-            OptimizerConfig::Sgd { momentum, weight_decay } => {
-                (vec![("momentum", momentum)], vec![("weight decay", weight_decay)])
-            }
-            OptimizerConfig::Adafactor(config) => (
-                vec![("beta1", config.beta1)],
-                vec![
-                    ("decay rate", config.decay_rate),
-                    ("eps1", config.eps1),
-                    ("eps2", config.eps2),
-                    ("weight decay", config.weight_decay),
-                ],
-            ),
-        };
-        let refuse = |message| Err(Error::config("optimizer", message));
-        for (name, value) in fractions {
-            if !(0.0..1.0).contains(&value) {
-                return refuse(format!("{name} must be in [0, 1), got {value}"));
-            }
-        }
-        for (name, value) in non_negative {
-            if !(value >= 0.0 && value.is_finite()) {
-                return refuse(format!("{name} must be at least 0, got {value}"));
-            }
-        }
-        match self {
-            OptimizerConfig::Adafactor(AdafactorConfig { eps1: bad, .. })
-                if *bad < f64::from(f32::MIN_POSITIVE) =>
-            {
-                refuse(format!(
-                    "eps1 must be positive, got {bad:e}, which is 0 in f32: rows without gradient divide by it"
-                ))
-            }
-            OptimizerConfig::Adafactor(AdafactorConfig { clip_threshold: bad, .. })
-                if bad.is_nan() || *bad <= 0.0 =>
-            {
-                refuse(format!("the clip threshold must be positive, got {bad}"))
-            }
-            _ => Ok(()),
+            OptimizerConfig::Muon(_) => ShardUnit::HiddenMatrices,
+            _ => self.rule().shard_unit(),
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// An update rule of a user's, which is equal to itself only.
+#[derive(Debug, Clone, Copy)]
+pub struct CustomRule(&'static dyn UpdateRule);
 
-    /// Rows without gradient have this mean square, in f32.
-    #[test]
-    fn an_eps1_that_is_zero_in_f32_is_refused() {
-        let with = |eps1| {
-            OptimizerConfig::Adafactor(AdafactorConfig { eps1, ..AdafactorConfig::default() })
-        };
-        let error = with(1e-50).validate().unwrap_err().to_string();
-        assert!(error.contains("eps1 must be positive, got 1e-50"), "{error}");
-        assert!(with(f64::from(f32::MIN_POSITIVE)).validate().is_ok());
+impl PartialEq for CustomRule {
+    fn eq(&self, other: &CustomRule) -> bool {
+        std::ptr::eq(self.0, other.0)
     }
 }

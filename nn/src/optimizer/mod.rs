@@ -1,29 +1,44 @@
-//! Optimizers over flat buffers: AdamW and SGD with momentum in one fused pass, and Adafactor per parameter. Their
-//! state may be offloaded to host memory, and is prefetched in chunks during the update.
+//! Optimizers over flat buffers, by any [`UpdateRule`]. Their state may be offloaded to host memory, and is prefetched
+//! in chunks during the update.
 
 mod adafactor;
+mod adamw;
+mod block;
+mod check;
 mod config;
 mod group_state;
+mod lion;
 pub(crate) mod loss_scale;
-mod mean_squares;
 mod moment;
+mod muon;
 mod pass;
+mod rule;
 pub mod schedule;
+mod sgd;
+mod state;
+mod step_tensors;
+mod sums;
 mod update_config;
 
-use adafactor::Groups;
-pub use adafactor::{ReduceSums, ShardedSum};
-pub use config::{AdafactorConfig, OptimizerConfig, StepSize};
-pub use group_state::MASTER;
+pub use adafactor::{AdafactorConfig, StepSize};
+pub use block::Block;
+pub use config::{CustomRule, OptimizerConfig};
+pub use group_state::{EMA, MASTER};
+pub use muon::{MuonConfig, MuonScale, Nesterov, NewtonSchulz};
+pub use rule::{StepTensors, UpdateRule, UpdateStep};
+pub use state::{StateShape, StateSpec};
+pub use sums::{PartSum, ReduceSums, ShardedSum};
 pub use update_config::{Rounding, UpdateConfig, WeightUpdate};
 
 use ferrotron_tensor::ops::step::{DeviceStepParams, StepParams};
 use ferrotron_tensor::{Error, FlatBuffer, MemoryKind, Result, ShardSpec, Tensor};
+use std::cell::RefCell;
 
 use self::group_state::GroupState;
 use self::moment::Moment;
 use self::pass::{Pass, RUN};
-use crate::{AxisSet, ParamAndGradBuffer};
+use self::step_tensors::GroupTensors;
+use crate::{AxisSet, ParamAndGradBuffer, ShardUnit};
 
 /// The inputs of a step besides the gradients.
 #[derive(Debug, Clone, Copy)]
@@ -39,6 +54,7 @@ pub struct Optimizer {
     config: OptimizerConfig,
     rounding: Rounding,
     states: MemoryKind,
+    ema_decay: Option<f64>,
     groups: Vec<GroupState>,
     step: u64,
     /// Whether a step has found that every parameter of the model is in a buffer.
@@ -60,22 +76,23 @@ impl Optimizer {
         buffers: &ParamAndGradBuffer,
         update: &UpdateConfig,
     ) -> Result<Optimizer> {
-        config.validate()?;
+        config.rule().validate()?;
+        check::fractions(&[("the decay of the mean of weights", update.ema_decay.unwrap_or(0.0))])?;
         let groups = buffers
             .groups()
             .iter()
-            .map(|group| GroupState::new(&config, group, update))
+            .map(|group| GroupState::of_group(config, group, update))
             .collect::<Result<_>>()?;
-        let UpdateConfig { rounding, states, .. } = *update;
-        Ok(Optimizer { config, rounding, states, groups, step: 0, owned: false })
+        let UpdateConfig { rounding, states, ema_decay, .. } = *update;
+        Ok(Optimizer { config, rounding, states, ema_decay, groups, step: 0, owned: false })
     }
 
     /// Updates the weights from their gradients, in one pass per group.
     ///
     /// # Errors
     ///
-    /// Errors, without any change, as [`Optimizer::check_finite`] and [`Optimizer::step_with`] do. Errors for Adafactor
-    /// if parameters are sharded over ranks: see [`Optimizer::step_with`].
+    /// Errors, without any change, as [`Optimizer::check_finite`] and [`Optimizer::step_with`] do. Errors for a rule with
+    /// sums over ranks if parameters are sharded: see [`Optimizer::step_with`].
     pub fn step(&mut self, buffers: &ParamAndGradBuffer, step: &StepConfig) -> Result<()> {
         let Some(param) = buffers.params().next() else { return Ok(()) };
         self.check_finite(buffers, step)?;
@@ -123,7 +140,7 @@ impl Optimizer {
     /// Like [`Optimizer::step`], with the next step's [parameters](Optimizer::numbers) in device memory, on a rank
     /// that may hold shards of parameters.
     ///
-    /// `sum` all-reduces Adafactor's partial sums over the ranks that hold the other shards. All of these ranks make
+    /// `sum` all-reduces the rules' partial sums over the ranks that hold the other shards. All of these ranks make
     /// the same calls, with the same number of elements in the same order. It is not called if nothing is sharded.
     ///
     /// # Errors
@@ -141,37 +158,41 @@ impl Optimizer {
         }
         let unused = buffers.settle_unused()?;
         self.check_writable(buffers)?;
-        let (config, rounding, states) = (self.config, self.rounding, self.states);
+        let (rounding, states, ema_decay) = (self.rounding, self.states, self.ema_decay);
         let count = self.step + 1;
         let Some(param) = buffers.params().next() else {
             self.step = count; // of a pipeline stage whose parameters are frozen
             return Ok(());
         };
         let device = &param.leaf().device().clone();
-        let adafactor = match &config {
-            OptimizerConfig::Adafactor(rule) => {
-                let groups = Groups { groups: buffers.groups(), unused: &unused };
-                adafactor::prepare(rule, (step, device), groups, &mut self.groups, sum)?
-            }
-            _ => self.groups.iter().map(|_| Vec::new()).collect(),
+        let fused = self.groups.iter().all(|group| group.rule.is_fused());
+        let values = if fused { None } else { step.read()? };
+        if !fused && values.is_none() {
+            self.count_step(buffers); // the device found gradients that are not finite
+            return Ok(());
+        }
+        let sum = RefCell::new(sum);
+        let sum = &|what, tensor| (sum.borrow_mut())(what, tensor);
+        let step = UpdateStep {
+            params: step,
+            values,
+            weight_decay: None,
+            block: None,
+            prepared: &[],
+            sum,
         };
+        let prepared = self.prepare(buffers, &unused, &step)?;
         self.step = count;
-        for (index, (group, adafactor)) in buffers.groups().iter().zip(&adafactor).enumerate() {
+        for (index, (group, prepared)) in buffers.groups().iter().zip(&prepared).enumerate() {
             if let Some(next) = self.groups.get(index + 1) {
                 next.prefetch(&(0..RUN));
             }
             let state = &mut self.groups[index];
-            let pass = Pass {
-                device,
-                config,
-                rounding,
-                states,
-                step,
-                count,
-                decay: group.decay,
-                unused: &unused[index],
-                adafactor,
-            };
+            let factor = group.options.lr_multiplier;
+            let scaled = (factor != 1.0).then(|| step.params.scale_lr(factor)).transpose()?;
+            let step = step.for_group(scaled.as_ref(), factor, group.weight_decay());
+            let unused = &unused[index];
+            let pass = Pass { device, rounding, states, ema_decay, step, count, unused, prepared };
             group.with_owned(|weights, gradients| pass.group(state, weights, gradients))?;
         }
         buffers.mark_updated();
@@ -184,12 +205,49 @@ impl Optimizer {
         buffers.mark_updated();
     }
 
-    /// The number of elements in each call of `sum` by [`Optimizer::step_with`] in a step.
-    pub fn part_sums(&self) -> Vec<usize> {
-        match &self.config {
-            OptimizerConfig::Adafactor(config) => adafactor::part_sums(config, &self.groups),
-            _ => Vec::new(),
+    /// The numbers that the rules prepare for each block of each group.
+    fn prepare(
+        &mut self,
+        buffers: &ParamAndGradBuffer,
+        unused: &[Vec<String>],
+        step: &UpdateStep,
+    ) -> Result<Vec<Vec<Vec<Tensor>>>> {
+        let mut prepared: Vec<Vec<Vec<Tensor>>> = self.groups.iter().map(|_| Vec::new()).collect();
+        for which in self.groups_by_rule() {
+            let rule = self.groups[which[0]].config.rule();
+            let mut tensors = GroupTensors::new(buffers.groups(), unused, &mut self.groups, &which);
+            let numbers = rule.prepare(&mut tensors, step)?;
+            tensors
+                .groups()
+                .zip(numbers)
+                .for_each(|(group, numbers)| prepared[group].push(numbers));
         }
+        Ok(prepared)
+    }
+
+    /// The groups of each rule that updates one block at a time.
+    fn groups_by_rule(&self) -> Vec<Vec<usize>> {
+        let mut all: Vec<Vec<usize>> = Vec::new();
+        for (index, group) in self.groups.iter().enumerate() {
+            if group.rule.shard_unit() == ShardUnit::Elements {
+                continue;
+            }
+            match all.iter_mut().find(|known| self.groups[known[0]].config == group.config) {
+                Some(known) => known.push(index),
+                None => all.push(vec![index]),
+            }
+        }
+        all
+    }
+
+    /// The size of each call of `sum` by [`Optimizer::step_with`] in a step.
+    pub fn part_sums(&self) -> Vec<PartSum> {
+        let sums = |which: Vec<usize>| {
+            let blocks = which.iter().flat_map(|&group| &self.groups[group].blocks);
+            let first = &self.groups[which[0]];
+            first.rule.part_sums(&blocks.collect::<Vec<_>>(), first.accumulator)
+        };
+        self.groups_by_rule().into_iter().flat_map(sums).collect()
     }
 
     /// Errors if a tensor reads a weight or a moment: stopping in the middle of a step would leave only some groups

@@ -1,18 +1,15 @@
 //! One optimizer step over the elements of a group: update, then rounding to 16 bits.
 
-use ferrotron_tensor::ops::adafactor::{Adafactor, RowColFactors, SquareSums, adafactor};
-use ferrotron_tensor::ops::adamw::{AdamW, adamw};
+use ferrotron_tensor::ops::ema::ema;
 use ferrotron_tensor::ops::round::{Stochastic, round, widen};
-use ferrotron_tensor::ops::sgd::{Sgd, sgd};
-use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::{Device, FlatBuffer, MemoryKind, RandomKey, Result, Tensor};
 use std::ops::Range;
 
-use super::config::OptimizerConfig;
-use super::group_state::GroupState;
+use super::block::Block;
+use super::group_state::{GroupState, Parts};
 use super::moment::ParamShard;
+use super::rule::{UpdateRule, UpdateStep};
 use super::update_config::Rounding;
-use crate::WeightDecay;
 
 /// Maximum number of elements updated at once: 16 MiB of each moment. The next chunk is prefetched meanwhile.
 pub(super) const RUN: usize = 1 << 22;
@@ -25,27 +22,24 @@ const LEAST: usize = 1 << 14;
 /// One optimizer step over a group.
 pub(super) struct Pass<'a> {
     pub device: &'a Device,
-    pub config: OptimizerConfig,
     pub rounding: Rounding,
     pub states: MemoryKind,
-    pub step: &'a DeviceStepParams,
+    pub ema_decay: Option<f64>,
+    pub step: UpdateStep<'a>,
     /// Number of the step, from 1.
     pub count: u64,
-    pub decay: WeightDecay,
     /// The names of the parameters that the step leaves alone, with their state.
     pub unused: &'a [String],
-    /// Adafactor's sums, per piece.
-    pub adafactor: &'a [SquareSums],
+    /// The numbers that the rule prepared, per block.
+    pub prepared: &'a [Vec<Tensor>],
 }
 
-/// Adafactor's sums and factors of one piece.
-type Factored<'a> = (&'a SquareSums, RowColFactors);
-
-/// A range of elements: gradients, moments and factors.
+/// A range of elements: gradients and states.
 struct Elements<'a, 'k> {
     gradients: Tensor,
-    moments: &'a mut [&'k mut Tensor],
-    factored: Option<Factored<'a>>,
+    states: &'a mut [&'k mut Tensor],
+    step: UpdateStep<'a>,
+    rule: &'a dyn UpdateRule,
 }
 
 impl Pass<'_> {
@@ -58,8 +52,10 @@ impl Pass<'_> {
     ) -> Result<()> {
         let dtype = weights.dtype();
         let rounds = dtype != dtype.accumulator() && self.rounding != Rounding::Nearest;
-        let in_place = state.master.is_none() && !rounds;
-        let whole_pieces = rounds || state.mean_squares.is_some();
+        // A rule that is no kernel gets its weights in the accumulator dtype.
+        let widens = rounds || (dtype != dtype.accumulator() && !state.rule.is_fused());
+        let in_place = state.master.is_none() && !widens;
+        let whole_pieces = rounds || !state.blocks.is_empty();
         let pieces = self.used_pieces(state).into_iter();
         let runs: Vec<(usize, Range<usize>)> = match (whole_pieces, self.unused) {
             (true, _) => pieces.collect(),
@@ -70,30 +66,61 @@ impl Pass<'_> {
         };
         let ranges: Vec<Range<usize>> = runs.iter().map(|(_, range)| range.clone()).collect();
         let behind = |range: &Range<usize>, start: usize| start + range.start..start + range.end;
-        let GroupState { pieces, moments, mean_squares, master } = state;
-        let n_moments = moments.len();
-        let kept = moments.iter_mut().chain(master).map(|moment| &mut moment.flat);
-        FlatBuffer::for_each_chunk_mut(&mut kept.collect::<Vec<_>>(), &ranges, |run, kept| {
+        let Parts { rule, pieces, blocks, mut kept, has_master, mut reduced } = state.parts();
+        let n_moments = reduced.aligned;
+        FlatBuffer::for_each_chunk_mut(&mut kept, &ranges, |run, kept| {
             let (index, range) = (runs[run].0, &runs[run].1);
-            let factored = match mean_squares {
-                Some(means) => Some((&self.adafactor[index], means.factors(index)?)),
-                None => None,
-            };
-            let gradients = gradients.slice(behind(range, owned_gradients.start))?;
-            let (moments, master) = kept.split_at_mut(n_moments);
-            let elements = Elements { gradients, moments, factored };
-            let piece = pieces.get(index).filter(|_| whole_pieces);
-            weights.with_slice_mut(behind(range, owned.start), |weights| match master {
-                _ if in_place => self.rule(weights, elements, None),
-                [master, ..] => self.exact(master, weights, elements, piece),
-                [] => {
-                    let dims = [range.len()];
-                    let mut exact = Tensor::empty(self.device, dtype.accumulator(), &dims)?;
-                    widen(&mut exact, weights)?;
-                    self.exact(&mut exact, weights, elements, piece)
-                }
+            let step = self.step_of(index, blocks);
+            let stored = gradients.slice(behind(range, owned_gradients.start))?;
+            let gradients = self.gradients(rule, stored)?;
+            let (moments, copies) = kept.split_at_mut(n_moments);
+            let (master, average) = copies.split_at_mut(usize::from(has_master));
+            reduced.with_states(index, moments, &mut |states| {
+                let elements = Elements { gradients: gradients.clone(), states, step, rule };
+                let piece = pieces.get(index).filter(|_| whole_pieces);
+                weights.with_slice_mut(behind(range, owned.start), |weights| {
+                    match &mut *master {
+                        _ if in_place => elements.update(weights, None),
+                        [master, ..] => self.exact(master, weights, elements, piece),
+                        [] => {
+                            let dims = [range.len()];
+                            let mut exact = Tensor::empty(self.device, dtype.accumulator(), &dims)?;
+                            widen(&mut exact, weights)?;
+                            self.exact(&mut exact, weights, elements, piece)
+                        }
+                    }?;
+                    match (self.ema_decay, &mut *average) {
+                        (Some(decay), [average]) => {
+                            let updated = master.first().map_or(&*weights, |master| &**master);
+                            ema(decay, self.step.params, average, updated)
+                        }
+                        _ => Ok(()),
+                    }
+                })
             })
         })
+    }
+
+    /// The facts of the step for a piece.
+    fn step_of<'s>(&'s self, index: usize, blocks: &'s [Block]) -> UpdateStep<'s> {
+        let prepared = self.prepared.get(index).map_or(&[][..], Vec::as_slice);
+        UpdateStep { block: blocks.get(index), prepared, ..self.step }
+    }
+
+    /// The gradients as the rule reads them: for a rule that is no kernel in the accumulator dtype, multiplied by the
+    /// step's factor.
+    fn gradients(&self, rule: &dyn UpdateRule, stored: Tensor) -> Result<Tensor> {
+        match self.step.values.filter(|_| !rule.is_fused()) {
+            None => Ok(stored),
+            Some(numbers) => {
+                let wide = stored.cast(stored.dtype().accumulator())?;
+                if numbers.grad_scale == 1.0 {
+                    Ok(wide)
+                } else {
+                    wide.mul_scalar(numbers.grad_scale)
+                }
+            }
+        }
     }
 
     /// Updates copies of weights in the accumulator dtype, and rounds them into the weights.
@@ -106,46 +133,12 @@ impl Pass<'_> {
     ) -> Result<()> {
         match (self.rounding, piece) {
             (Rounding::Stochastic { seed }, Some(ParamShard { param, place, .. })) => {
-                self.rule(exact, elements, None)?;
+                elements.update(exact, None)?;
                 let key = RandomKey::new(seed, self.count, param);
-                round(weights, exact, Some(Stochastic { key: &key, place, step: Some(self.step) }))
+                let step = Some(self.step.params);
+                round(weights, exact, Some(Stochastic { key: &key, place, step }))
             }
-            _ => self.rule(exact, elements, Some(weights)),
-        }
-    }
-
-    /// The optimizer's update rule, in one pass over `weights`, which are the parameters or copies of them. Gradients
-    /// are in the parameters' dtype or its accumulator dtype. `rounded` receives the weights rounded to nearest.
-    fn rule(
-        &self,
-        weights: &mut Tensor,
-        elements: Elements,
-        rounded: Option<&mut Tensor>,
-    ) -> Result<()> {
-        let decay = |weight_decay| if self.decay == WeightDecay::On { weight_decay } else { 0.0 };
-        let Elements { gradients, moments, factored } = elements;
-        match (self.config, moments, factored) {
-            (OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay }, [m, v], None) => {
-                let config = AdamW { beta1, beta2, eps, weight_decay: decay(weight_decay) };
-                adamw(&config, self.step, weights, &gradients, m, v, rounded)
-            }
-            (OptimizerConfig::Sgd { momentum, weight_decay }, [m], None) => {
-                let config = Sgd { momentum, weight_decay: decay(weight_decay) };
-                sgd(&config, self.step, weights, &gradients, m)?;
-                rounded.map_or(Ok(()), |rounded| round(rounded, weights, None))
-            }
-            (OptimizerConfig::Adafactor(config), means, Some((sums, factors))) => {
-                let config = Adafactor {
-                    eps2: config.eps2,
-                    clip_threshold: config.clip_threshold,
-                    beta1: config.beta1,
-                    weight_decay: decay(config.weight_decay),
-                };
-                let mean = means.first_mut().map(|mean| &mut **mean);
-                adafactor(&config, self.step, weights, &gradients, &factors, sums, mean)?;
-                rounded.map_or(Ok(()), |rounded| round(rounded, weights, None))
-            }
-            _ => unreachable!("`new` made as many moments as the optimizer has"),
+            _ => elements.update(exact, Some(weights)),
         }
     }
 
@@ -170,5 +163,17 @@ impl Pass<'_> {
             (!self.unused.contains(&piece.param)).then_some((index, start..end))
         };
         state.pieces.iter().enumerate().filter_map(next).collect()
+    }
+}
+
+impl Elements<'_, '_> {
+    /// The update rule, over `weights`, which are the parameters or copies of them. `rounded` receives them rounded to
+    /// nearest.
+    fn update(self, weights: &mut Tensor, rounded: Option<&mut Tensor>) -> Result<()> {
+        let Elements { gradients, states, step, rule } = self;
+        match rounded {
+            None => rule.update(weights, &gradients, states, &step),
+            Some(rounded) => rule.update_and_round(weights, &gradients, states, rounded, &step),
+        }
     }
 }

@@ -28,7 +28,7 @@ pub enum Rounding {
 }
 
 /// Options of weight updates and of the placement of optimizer state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct UpdateConfig {
     /// The update of 16-bit weights.
     pub weights: WeightUpdate,
@@ -37,4 +37,8 @@ pub struct UpdateConfig {
     /// Memory kind of moments and master weights. ZeRO-Offload, Ren et al., arXiv 2101.06840, keeps them in host
     /// memory.
     pub states: MemoryKind,
+    /// Decay of an exponential moving average of the weights, in f32 (f64 for f64 weights): Polyak and Juditsky, SIAM
+    /// J. Control Optim. 30 (1992), with exponential weights. The average is a state like others. After the first step
+    /// it is the weights, as in `torch.optim.swa_utils.AveragedModel`; a skipped step leaves it alone.
+    pub ema_decay: Option<f64>,
 }

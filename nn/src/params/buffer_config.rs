@@ -113,6 +113,9 @@ pub enum ShardUnit {
     /// Parameters, for optimizers that need whole tensors. All parameters with equal sharding and decay are divided
     /// into equal ranges of elements; a parameter belongs to the rank whose range contains its midpoint.
     Parameters,
+    /// Hidden matrices by [`ShardUnit::Parameters`], and all else by [`ShardUnit::Elements`]: see
+    /// [`Param::is_hidden_matrix`](crate::Param::is_hidden_matrix).
+    HiddenMatrices,
 }
 
 /// The dtype in which gradients of 16-bit weights are accumulated and reduced. Other weights use their own dtype.

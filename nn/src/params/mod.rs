@@ -5,6 +5,7 @@ pub(crate) mod buffer_config;
 mod containers;
 pub mod field;
 pub(crate) mod init;
+pub(crate) mod options;
 pub(crate) mod param;
 pub(crate) mod param_and_grad_bucket;
 pub(crate) mod param_and_grad_buffer;

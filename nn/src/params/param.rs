@@ -6,6 +6,7 @@ use ferrotron_autograd::{Leaf, Var};
 use ferrotron_tensor::{At, DType, Device, Error, RandomKey, Result, ShardSpec};
 use std::sync::Arc;
 
+use crate::params::options::{OptionsByName, ParamOptions};
 use crate::params::registry::{Entry, Registry};
 use crate::{Axis, AxisSet, Init, ModuleSummary, SummaryRow};
 
@@ -35,6 +36,9 @@ struct Facts {
     grad_whole: AxisSet,
     decay: WeightDecay,
     blocks: Vec<usize>,
+    /// Whether it is a table of vectors by token: an embedding, or an output head.
+    embedding: bool,
+    options: ParamOptions,
 }
 
 impl Param {
@@ -109,10 +113,30 @@ impl Param {
         self.facts.decay
     }
 
+    /// The options of its updates: [`Scope::with_options`].
+    pub fn options(&self) -> &ParamOptions {
+        &self.facts.options
+    }
+
     /// The lengths, along dim 0, of the tensors packed in this parameter: of queries, keys and values, or of gate and
     /// up. Empty for a single tensor. Computations over whole tensors, such as means, treat each of these separately.
     pub fn blocks(&self) -> &[usize] {
         &self.facts.blocks
+    }
+
+    /// Returns whether it is a matrix from features to features: of two dims, with weight decay, and not declared an
+    /// [embedding](Param::as_embedding).
+    pub fn is_hidden_matrix(&self) -> bool {
+        let dims = self.facts.shard_spec.global_dims().len();
+        dims == 2 && self.facts.decay == WeightDecay::On && !self.facts.embedding
+    }
+
+    /// Declares a table of one vector per token: an embedding or an output head, which Muon leaves to AdamW. An
+    /// [`Embedding`](crate::Embedding) declares its own.
+    #[must_use]
+    pub fn as_embedding(mut self) -> Param {
+        self.facts.embedding = true;
+        self
     }
 
     /// The entry in the registry of the scope that made it.
@@ -243,6 +267,7 @@ pub struct Scope {
     replicated: AxisSet,
     grad_partial: AxisSet,
     grad_whole: AxisSet,
+    options: OptionsByName,
     registry: Registry,
 }
 
@@ -259,6 +284,7 @@ impl Scope {
             replicated: batch.with(Axis::Tensor),
             grad_partial: batch,
             grad_whole: AxisSet::none(),
+            options: OptionsByName::default(),
             registry: Registry::default(),
         }
     }
@@ -293,6 +319,31 @@ impl Scope {
     pub fn sharded_along(mut self, axis: Axis) -> Scope {
         self.replicated = self.replicated.without(axis);
         self.grad_partial = self.grad_partial.without(axis);
+        self
+    }
+
+    /// Declares options of parameters by their global names: factors of the learning rate, weight decay, and update
+    /// rules. An optimizer treats parameters of equal options together.
+    ///
+    /// ```
+    /// use ferrotron_nn::{Bias, Init, Linear, OptimizerConfig, ParamOptions, Scope};
+    /// use ferrotron_tensor::{DType, Device};
+    /// let of_run = ParamOptions::default();
+    /// let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1234).with_options(move |name| match name {
+    ///     "head.weight" => ParamOptions { lr_multiplier: 0.5, weight_decay: Some(0.0), ..of_run },
+    ///     name if name.ends_with(".bias") => ParamOptions { optimizer: Some(OptimizerConfig::SGD), ..of_run },
+    ///     _ => of_run,
+    /// });
+    /// let head = Linear::new(&scope.child("head"), 3, 2, Bias::Yes, Init::XavierNormal)?;
+    /// assert_eq!(head.weight().options().lr_multiplier, 0.5);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_options(
+        mut self,
+        options: impl Fn(&str) -> ParamOptions + Send + Sync + 'static,
+    ) -> Scope {
+        self.options = OptionsByName::new(options);
         self
     }
 
@@ -333,7 +384,17 @@ impl Scope {
         });
         let Scope { replicated, grad_partial, grad_whole, .. } = *self;
         let (shard_spec, blocks) = (place, Vec::new());
-        let facts = Facts { shard_spec, replicated, grad_partial, grad_whole, decay, blocks };
+        let options = self.options.of(leaf.name());
+        let facts = Facts {
+            shard_spec,
+            replicated,
+            grad_partial,
+            grad_whole,
+            decay,
+            blocks,
+            embedding: false,
+            options,
+        };
         Param { leaf, facts, entry }
     }
 

@@ -8,7 +8,9 @@ use ferrotron_tensor::{Category, Error, FlatBuffer, Result, ShardSpec, Tensor, p
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use crate::{AxisSet, BufferConfig, GradDType, Param, ShardUnit, Sharding, Unused, WeightDecay};
+use crate::{
+    AxisSet, BufferConfig, GradDType, Param, ParamOptions, ShardUnit, Sharding, Unused, WeightDecay,
+};
 
 /// Parameters with equal sharding and decay, in one weight and one gradient buffer. They share gradient reductions,
 /// norms and optimizer passes.
@@ -19,6 +21,10 @@ pub struct ParamAndGradBucket {
     pub replicated: AxisSet,
     /// The axes along which gradients are partial.
     pub grad_partial: AxisSet,
+    /// The options of their updates.
+    pub options: ParamOptions,
+    /// The unit in which they are sharded: elements or parameters.
+    pub shard_unit: ShardUnit,
     /// The parameters, in the order of the flat buffers.
     pub params: Vec<Param>,
     /// Their values; empty between uses if weights are sharded.
@@ -68,15 +74,18 @@ impl ParamAndGradBucket {
             let earlier = params.iter().zip(&owners).filter(|&(_, &owner)| owner < limit);
             earlier.map(|(param, _)| param.leaf().numel()).sum::<usize>()
         };
-        let owned = match (config.sharding, config.shard_unit) {
+        let shard_unit = shard_unit(first, config);
+        let owned = match (config.sharding, shard_unit) {
             (Sharding::None, _) => 0..numel,
-            (_, ShardUnit::Elements) => partition_range(numel, ranks, rank),
             (_, ShardUnit::Parameters) => before(rank)..before(rank + 1),
+            _ => partition_range(numel, ranks, rank),
         };
         let mut group = ParamAndGradBucket {
             decay: first.decay(),
             replicated: first.replicated(),
             grad_partial: first.grad_partial(),
+            options: *first.options(),
+            shard_unit,
             params,
             weights,
             gradients,
@@ -123,6 +132,11 @@ impl ParamAndGradBucket {
             start = end;
         }
         pieces
+    }
+
+    /// The weight decay of these parameters, if it is not the rule's.
+    pub(crate) fn weight_decay(&self) -> Option<f64> {
+        self.options.weight_decay.or((self.decay == WeightDecay::Off).then_some(0.0))
     }
 
     /// Number of elements.
@@ -313,6 +327,16 @@ impl ParamAndGradBucket {
                 self.params.iter().try_for_each(|p| f(p.name(), p.shard_spec(), p.leaf().value()?))
             }
         }
+    }
+}
+
+/// The unit in which the optimizer of a parameter shards it: elements or parameters.
+pub(crate) fn shard_unit(param: &Param, config: &BufferConfig) -> ShardUnit {
+    let own = param.options().optimizer.map(|optimizer| optimizer.shard_unit());
+    match own.unwrap_or(config.shard_unit) {
+        ShardUnit::HiddenMatrices if param.is_hidden_matrix() => ShardUnit::Parameters,
+        ShardUnit::HiddenMatrices => ShardUnit::Elements,
+        unit => unit,
     }
 }
 

@@ -6,8 +6,11 @@ use ferrotron_tensor::{DType, Error, Result, Tensor};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::params::param_and_grad_bucket::unused_error;
-use crate::{AxisSet, BufferConfig, Param, ParamAndGradBucket, ShardUnit, Sharding, WeightDecay};
+use crate::params::param_and_grad_bucket::{shard_unit, unused_error};
+use crate::{
+    AxisSet, BufferConfig, Param, ParamAndGradBucket, ParamOptions, ShardUnit, Sharding,
+    WeightDecay,
+};
 
 /// All parameters of a model, in groups.
 ///
@@ -67,10 +70,12 @@ impl ParamAndGradBuffer {
         }
         let (params, frozen): (Vec<Param>, Vec<Param>) =
             params.iter().cloned().partition(Param::is_trainable);
-        let by_parameter =
-            config.shard_unit == ShardUnit::Parameters && config.sharding > Sharding::None;
-        let owners = if by_parameter { owners(&params, config.shard.1) } else { HashMap::new() };
-        let groups = buckets(&params, config.bucket_numel)
+        let by_parameter = |param: &&Param| shard_unit(param, config) == ShardUnit::Parameters;
+        let owners = match config.sharding {
+            Sharding::None => HashMap::new(),
+            _ => owners(params.iter().filter(by_parameter), config),
+        };
+        let groups = buckets(&params, config)
             .into_iter()
             .map(|bucket| {
                 let owner = |param: &Param| owners.get(param.name()).copied();
@@ -181,7 +186,9 @@ impl ParamAndGradBuffer {
 
 /// Buckets of parameters with equal properties, each closed once it has `numel` elements. Filled from the last
 /// parameter to the first, the order in which gradients become complete.
-fn buckets(params: &[Param], numel: usize) -> Vec<Vec<Param>> {
+fn buckets(params: &[Param], config: &BufferConfig) -> Vec<Vec<Param>> {
+    let numel = config.bucket_numel;
+    let facts = |param: &Param| facts(param, config);
     let mut buckets: Vec<(usize, Vec<Param>)> = Vec::new(); // with their elements
     for param in params.iter().rev() {
         // Only the last bucket with these properties can be open.
@@ -199,24 +206,36 @@ fn buckets(params: &[Param], numel: usize) -> Vec<Vec<Param>> {
 }
 
 /// The properties that all parameters of a group share.
-fn facts(param: &Param) -> (WeightDecay, AxisSet, AxisSet) {
-    (param.decay(), param.replicated(), param.grad_partial())
+type Facts = (WeightDecay, AxisSet, AxisSet, ParamOptions, ShardUnit);
+
+fn facts(param: &Param, config: &BufferConfig) -> Facts {
+    let unit = shard_unit(param, config);
+    (param.decay(), param.replicated(), param.grad_partial(), *param.options(), unit)
 }
 
 /// The rank that owns each whole parameter, by name. All parameters with equal properties are divided into `ranks`
 /// equal ranges of elements; the owner's range contains the parameter's midpoint. Global elements are counted, so
 /// that ranks with other shards of a parameter, or that share no other parameter, agree.
-fn owners(params: &[Param], ranks: usize) -> HashMap<&str, usize> {
+fn owners<'a>(
+    params: impl Iterator<Item = &'a Param> + Clone,
+    config: &BufferConfig,
+) -> HashMap<&'a str, usize> {
+    let (ranks, facts) = (config.shard.1, |param: &Param| facts(param, config));
     let numel = |param: &Param| param.shard_spec().global_dims().iter().product::<usize>() as u128;
-    let mut all: HashMap<_, u128> = HashMap::new();
-    params.iter().for_each(|param| *all.entry(facts(param)).or_default() += numel(param));
-    let mut before: HashMap<_, u128> = HashMap::new();
-    let owner = |param| {
-        let before = before.entry(facts(param)).or_default();
-        let middle = 2 * *before + numel(param);
-        *before += numel(param);
-        let owner = (middle * ranks as u128 / (2 * all[&facts(param)]).max(1)) as usize;
-        (param.name(), owner.min(ranks - 1))
+    let mut kinds: Vec<(Facts, u128)> = Vec::new(); // with their elements
+    for param in params.clone() {
+        match kinds.iter_mut().find(|(kind, _)| *kind == facts(param)) {
+            Some((_, all)) => *all += numel(param),
+            None => kinds.push((facts(param), numel(param))),
+        }
+    }
+    let mut before = vec![0; kinds.len()];
+    let mut owner = |param: &'a Param| {
+        let kind = kinds.iter().position(|(kind, _)| *kind == facts(param))?;
+        let middle = 2 * before[kind] + numel(param);
+        before[kind] += numel(param);
+        let owner = (middle * ranks as u128 / (2 * kinds[kind].1).max(1)) as usize;
+        Some((param.name(), owner.min(ranks - 1)))
     };
-    params.iter().map(owner).collect()
+    params.filter_map(&mut owner).collect()
 }

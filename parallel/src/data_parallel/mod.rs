@@ -312,9 +312,10 @@ impl DataParallel {
         shared.reshard_weights()?;
         let tensor = shared.mesh.axis(Axis::Tensor);
         optimizer.step_with(&shared.buffers, step, &mut |what, parts| match what {
-            // Two separate call sites: error messages and tests identify collectives by their line.
+            // Separate call sites: error messages and tests identify collectives by their line.
             ShardedSum::Squares => tensor.all_reduce(parts, Reduction::Sum)?.wait(),
             ShardedSum::Updates => tensor.all_reduce(parts, Reduction::Sum)?.wait(),
+            ShardedSum::Shards => tensor.all_reduce(parts, Reduction::Sum)?.wait(),
         })?;
         match shared.sharding() {
             Sharding::None if shared.is_local() => {

@@ -1,7 +1,7 @@
 //! Computes the communication volume of a step in advance.
 
 use ferrotron_autograd::lock;
-use ferrotron_nn::{Axis, Optimizer, ParamAndGradBucket, Sharding};
+use ferrotron_nn::{Axis, Optimizer, ParamAndGradBucket, PartSum, Sharding};
 use ferrotron_tensor::DType;
 
 use super::DataParallel;
@@ -79,8 +79,10 @@ impl DataParallel {
     /// axis: [`Optimizer::part_sums`].
     pub fn expected_part_sums(&self, optimizer: &Optimizer) -> u64 {
         let ranks = self.shared.mesh.axis(Axis::Tensor);
-        let sent = |&len: &usize| scatter(ranks, len) + gather(ranks, len);
-        (DType::F64.size() * optimizer.part_sums().iter().map(sent).sum::<usize>()) as u64
+        let sent = |sum: PartSum| {
+            sum.dtype.size() * (scatter(ranks, sum.numel) + gather(ranks, sum.numel))
+        };
+        optimizer.part_sums().into_iter().map(sent).sum::<usize>() as u64
     }
 
     /// Number of gathers of each bucket in a step with sharded weights.

@@ -49,7 +49,7 @@ impl VocabParallelEmbedding {
         Ok(VocabParallelEmbedding {
             tp: tp.clone(),
             path: scope.path().to_string(),
-            weight: cut.param_at("weight", place, init, WeightDecay::On),
+            weight: cut.param_at("weight", place, init, WeightDecay::On).as_embedding(),
         })
     }
 

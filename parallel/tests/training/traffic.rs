@@ -15,7 +15,7 @@ fn sent(rank: &Rank) -> ExpectedTraffic {
     let ops = match (rank.plan.config.sharding, rank.plan.config.shard_unit) {
         (Sharding::None, _) => vec!["all_reduce"],
         (_, ShardUnit::Elements) => vec!["reduce_scatter", "all_gather"],
-        (_, ShardUnit::Parameters) => vec!["reduce", "broadcast"],
+        (_, _) => vec!["reduce", "broadcast"],
     };
     ExpectedTraffic {
         batch: ops.iter().map(|op| batch.calls_and_bytes(op).1).sum(),

@@ -1,9 +1,9 @@
 //! Groups of options, which subcommands share.
 
-pub(super) mod adafactor;
 pub(super) mod device;
 pub(super) mod model;
 pub(super) mod offload;
+pub(super) mod optimizer;
 pub(super) mod parallel;
 pub(super) mod precision;
 pub(super) mod run;

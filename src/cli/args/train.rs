@@ -1,6 +1,6 @@
 //! The options of `train`, with Megatron's names and defaults where it has them.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig, Rampup};
 use ferrotron::models::data::{DataChange, DataConfig, Split};
 use ferrotron::models::gpt::Gpt;
@@ -9,30 +9,21 @@ use ferrotron::models::run::Intervals;
 use ferrotron::models::support;
 use ferrotron::models::tokenizer::TokenizerChoice;
 use ferrotron::models::trainer::{ExecutionMode, ParallelConfig, PrecisionConfig, TrainerConfig};
+use ferrotron::nn::Axis;
 use ferrotron::nn::schedule::{DecayStyle, LrSchedule, LrScheduleConfig, WsdDecayStyle};
-use ferrotron::nn::{Axis, OptimizerConfig, ParamPatterns};
+use ferrotron::nn::ParamPatterns;
 use ferrotron::{Error, Result};
 use std::path::PathBuf;
 
-use crate::cli::args::adafactor::{AdafactorArgs, StepSizeArg};
 use crate::cli::args::device::{DeviceArgs, ExecutionArgs};
 use crate::cli::args::model::ModelArgs;
 use crate::cli::args::offload::OffloadArgs;
+use crate::cli::args::optimizer::OptimizerArgs;
 use crate::cli::args::parallel::ParallelArgs;
 use crate::cli::args::precision::PrecisionArgs;
 use crate::cli::args::run::RunArgs;
 use crate::cli::options::Options;
 use crate::cli::options::spellings::SpellingArgs;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum OptimizerArg {
-    /// AdamW
-    Adam,
-    /// Gradient descent with momentum
-    Sgd,
-    /// Adafactor: mean squares of rows and columns instead of every element's
-    Adafactor,
-}
 
 #[derive(Debug, Clone, Args)]
 pub struct TrainArgs {
@@ -229,9 +220,6 @@ pub struct OptimizationArgs {
     /// Seed of weights, dropout and order of the data
     #[arg(long, value_name = "N", default_value_t = 1234)]
     pub seed: u64,
-    /// Optimizer: AdamW, gradient descent with momentum, or Adafactor
-    #[arg(long, value_enum, default_value = "adam")]
-    pub optimizer: OptimizerArg,
     /// Largest learning rate [default: 1e-3]
     #[arg(long, value_name = "X")]
     lr: Option<f64>,
@@ -265,20 +253,8 @@ pub struct OptimizationArgs {
     /// Largest global gradient norm; 0 switches clipping off
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub clip_grad: f64,
-    /// Decay of the mean of the gradient
-    #[arg(long, value_name = "X", default_value_t = 0.9)]
-    pub adam_beta1: f64,
-    /// Decay of the mean of the square of the gradient
-    #[arg(long, value_name = "X", default_value_t = 0.99)]
-    pub adam_beta2: f64,
-    /// Added to the root of the mean of the square of the gradient
-    #[arg(long, value_name = "X", default_value = "1e-8")]
-    pub adam_eps: f64,
-    /// Momentum of --optimizer sgd
-    #[arg(long, value_name = "X", default_value_t = 0.9)]
-    pub sgd_momentum: f64,
     #[command(flatten)]
-    pub adafactor: AdafactorArgs,
+    pub optimizer: OptimizerArgs,
     /// Parameters or modules that are not trained, by name: * stands for any text, and ! takes out again, as in '*,!norm_f'
     #[arg(long, value_name = "PATTERN", num_args = 1.., value_delimiter = ',')]
     pub freeze_parameters: Vec<String>,
@@ -302,8 +278,7 @@ impl OptimizationArgs {
                 format!("must be at least 0, got {}", self.clip_grad),
             ));
         }
-        let relative = self.optimizer == OptimizerArg::Adafactor
-            && self.adafactor.adafactor_step_size == StepSizeArg::Relative;
+        let relative = self.optimizer.ignores_lr();
         if relative && self.lr.is_some() {
             return Err(Error::config(
                 "--lr",
@@ -324,22 +299,9 @@ impl OptimizationArgs {
         });
         Ok(TrainerConfig {
             seed: self.seed,
-            optimizer: match self.optimizer {
-                OptimizerArg::Adam => OptimizerConfig::AdamW {
-                    beta1: self.adam_beta1,
-                    beta2: self.adam_beta2,
-                    eps: self.adam_eps,
-                    weight_decay: self.weight_decay,
-                },
-                OptimizerArg::Sgd => OptimizerConfig::Sgd {
-                    momentum: self.sgd_momentum,
-                    weight_decay: self.weight_decay,
-                },
-                OptimizerArg::Adafactor => {
-                    OptimizerConfig::Adafactor(self.adafactor.config(self.weight_decay))
-                }
-            },
+            optimizer: self.optimizer.config(self.weight_decay),
             frozen: self.frozen()?,
+            ema_decay: self.optimizer.ema_decay()?,
             schedule: self.schedule(steps)?,
             clip_grad: self.clip_grad,
             batch_size: BatchSize::new(BatchSizeConfig {

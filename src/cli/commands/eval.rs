@@ -42,13 +42,16 @@ pub struct EvalArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Take the moving average of the weights, which a run with --ema-decay keeps
+    #[arg(long)]
+    ema: bool,
     #[command(flatten)]
     device: DeviceArgs,
 }
 
 /// Measures the loss over every token of the validation part.
 pub fn eval(args: &EvalArgs, definition: &Definition) -> Result<ExitCode> {
-    let (loaded, tokenizer) = Loaded::with_tokenizer(args.load.as_ref(), &args.device)?;
+    let (loaded, tokenizer) = Loaded::with_tokenizer(args.load.as_ref(), &args.device, args.ema)?;
     let saved = loaded
         .checkpoint
         .as_ref()

@@ -28,13 +28,16 @@ pub struct ExportArgs {
     /// Folder to write
     #[arg(long, value_name = "DIR")]
     output: PathBuf,
+    /// Take the moving average of the weights, which a run with --ema-decay keeps
+    #[arg(long)]
+    ema: bool,
     #[command(flatten)]
     device: DeviceArgs,
 }
 
 /// Writes the model in the asked format.
 pub fn export(args: &ExportArgs) -> Result<ExitCode> {
-    let Loaded { gpt, tokenizer, .. } = Loaded::open(&args.load, &args.device)?;
+    let Loaded { gpt, tokenizer, .. } = Loaded::open(&args.load, &args.device, args.ema)?;
     match args.format {
         Format::Hf => {
             hugging_face::export(&gpt, &args.output)?;

@@ -42,6 +42,9 @@ pub struct GenerateArgs {
     /// Seed of the choice
     #[arg(long, value_name = "N", default_value_t = 1234)]
     seed: u64,
+    /// Take the moving average of the weights, which a run with --ema-decay keeps
+    #[arg(long)]
+    ema: bool,
     #[command(flatten)]
     device: DeviceArgs,
 }
@@ -55,10 +58,14 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Loads a run folder, a checkpoint or a Hugging Face folder.
-    pub fn open(path: &Path, device: &DeviceArgs) -> Result<Loaded> {
+    /// Loads a run folder, a checkpoint or a Hugging Face folder; with `averaged` the moving average of a run's weights.
+    pub fn open(path: &Path, device: &DeviceArgs, averaged: bool) -> Result<Loaded> {
         let device_handle = device.open()?;
         if hugging_face::is_folder(path) {
+            if averaged {
+                let message = format!("{} has no moving average: leave it out", path.display());
+                return Err(Error::config("--ema", message));
+            }
             let gpt = hugging_face::import(path, &device_handle, folder_dtype(path, device)?)?;
             return Ok(Loaded {
                 gpt,
@@ -67,6 +74,7 @@ impl Loaded {
             });
         }
         let checkpoint = Checkpoint::open(path)?;
+        let checkpoint = if averaged { checkpoint.averaged()? } else { checkpoint };
         let gpt = read(&checkpoint, &device_handle, device.given_dtype()?)?;
         Ok(Loaded { gpt, tokenizer: checkpoint.tokenizer().cloned(), checkpoint: Some(checkpoint) })
     }
@@ -75,6 +83,7 @@ impl Loaded {
     pub fn with_tokenizer(
         path: Option<&PathBuf>,
         device: &DeviceArgs,
+        averaged: bool,
     ) -> Result<(Loaded, Tokenizer)> {
         let newest = || match newest_run() {
             Some((_, path)) => Ok(path),
@@ -84,7 +93,7 @@ impl Loaded {
             )),
         };
         let path = path.cloned().map_or_else(newest, Ok)?;
-        let mut loaded = Self::open(&path, device)?;
+        let mut loaded = Self::open(&path, device, averaged)?;
         match loaded.tokenizer.take() {
             Some(tokenizer) => Ok((loaded, tokenizer)),
             None => Err(Error::config(
@@ -135,7 +144,7 @@ fn folder_dtype(folder: &Path, device: &DeviceArgs) -> Result<DType> {
 
 /// Continues the prompt and prints each piece as it comes.
 pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
-    let (loaded, tokenizer) = Loaded::with_tokenizer(args.load.as_ref(), &args.device)?;
+    let (loaded, tokenizer) = Loaded::with_tokenizer(args.load.as_ref(), &args.device, args.ema)?;
     let prompt = match args.prompt.as_deref() {
         Some("") => {
             let message = "is empty: name a text, or leave it out to begin with a line break";

@@ -2,7 +2,7 @@
 
 use super::kernel;
 use super::step::{Types, check_accumulators, types};
-use crate::ops::optim::config::Sgd;
+use crate::ops::optim::config::{Nesterov, Sgd};
 use crate::{Result, Tensor};
 
 /// One pass over all weights; an empty `buffer` means no momentum.
@@ -26,5 +26,10 @@ pub(crate) fn sgd(
         0 => launch.optional(None),
         _ => launch.output(buffer),
     };
-    launch.value(n as u64).value(config.momentum).value(config.weight_decay).run_elements(n)
+    launch
+        .value(n as u64)
+        .value(config.momentum)
+        .value(config.weight_decay)
+        .value(u64::from(config.nesterov == Nesterov::On))
+        .run_elements(n)
 }

@@ -24,6 +24,24 @@ pub(crate) fn set(step: &mut Tensor, numbers: &StepParams) -> Result<()> {
         .run([1, 1, 1], [32, 1, 1])
 }
 
+/// Reads the step parameters, which waits for the device; `None` if the step is skipped.
+pub(crate) fn read(step: &Tensor) -> Result<Option<StepParams>> {
+    step.device().expect_no_capture("step")?;
+    let value: arguments::Step = bytemuck::pod_read_unaligned(&step.to_vec::<u8>()?);
+    let arguments::Step { update, lr, grad_scale, found_inf, .. } = value;
+    Ok((found_inf == 0).then_some(StepParams { update, lr, grad_scale }))
+}
+
+/// Writes the step parameters `from`, with the learning rate times `factor`, to `to`.
+pub(crate) fn scale_lr(to: &mut Tensor, from: &Tensor, factor: f64) -> Result<()> {
+    let device = to.device().clone();
+    kernel(&device, "step", DType::F64, "scale_lr")?
+        .output(to)
+        .input(from)
+        .value(factor)
+        .run([1, 1, 1], [32, 1, 1])
+}
+
 /// Dtype combinations of weights and gradients, as encoded in the names of optimizer kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Types {

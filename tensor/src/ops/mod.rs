@@ -29,4 +29,4 @@ pub(crate) mod rows;
 mod testing;
 
 pub(crate) use crate::core::view;
-pub use optim::{adafactor, adamw, outcome, round, sgd, sq_norm, step};
+pub use optim::{adafactor, adamw, ema, lion, outcome, round, sgd, sq_norm, step};

@@ -5,8 +5,9 @@ use ferrotron_tensor::ops::adafactor::{
     square_sums, update_mean_squares, update_means, update_sq_norm, vector_factors,
 };
 use ferrotron_tensor::ops::adamw::{AdamW, adamw};
+use ferrotron_tensor::ops::lion::{Lion, lion};
 use ferrotron_tensor::ops::round::{Stochastic, round, widen};
-use ferrotron_tensor::ops::sgd::{Sgd, sgd};
+use ferrotron_tensor::ops::sgd::{Nesterov, Sgd, sgd};
 use ferrotron_tensor::ops::sq_norm::{add_sq_norm, all_finite};
 use ferrotron_tensor::ops::step::{DeviceStepParams, StepParams};
 use ferrotron_tensor::{
@@ -71,12 +72,20 @@ fn weights_are_updated_as_on_the_cpu() -> Result<()> {
             if copy.is_some() {
                 continue;
             }
-            for momentum in [0.0, 0.9] {
+            check(&format!("lion, {what}"), &gpu, |device| {
+                let (mut w, g, mut m, ..) = operands(device)?;
+                let config = Lion { weight_decay: 0.1, ..Lion::default() };
+                lion(&config, &step(device)?.scale_lr(0.5)?, &mut w, &g, &mut m)?;
+                Ok(vec![w, m])
+            })?;
+            for (momentum, nesterov) in
+                [(0.0, Nesterov::Off), (0.9, Nesterov::Off), (0.9, Nesterov::On)]
+            {
                 check(&format!("sgd, {what}"), &gpu, |device| {
                     let (mut w, g, m, ..) = operands(device)?;
                     let none = Tensor::zeros(device, m.dtype(), &[0])?;
                     let mut m = if momentum == 0.0 { none } else { m };
-                    let config = Sgd { momentum, weight_decay: 0.1 };
+                    let config = Sgd { momentum, weight_decay: 0.1, nesterov };
                     sgd(&config, &step(device)?, &mut w, &g, &mut m)?;
                     Ok(vec![w, m])
                 })?;
@@ -108,7 +117,7 @@ fn types_that_do_not_fit_are_refused() -> Result<()> {
     // Numbers of the host are not where a kernel of the GPU reads them.
     let (mut w, mut m) = (zeros(F32)?, zeros(F32)?);
     let host = self::step(&Device::cpu(1)?)?;
-    let config = Sgd { momentum: 0.9, weight_decay: 0.0 };
+    let config = Sgd { momentum: 0.9, weight_decay: 0.0, nesterov: Nesterov::Off };
     let error = sgd(&config, &host, &mut w, &zeros(F32)?, &mut m).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Device);
     Ok(())

@@ -10,7 +10,9 @@ mod compare;
 mod copy;
 mod cross_entropy;
 mod dropout;
+mod ema;
 mod index;
+mod lion;
 mod norm;
 mod outcome;
 mod pointwise;
@@ -43,7 +45,9 @@ const CHECKS: &[Check] = &[
     ("copy", copy::check),
     ("cross_entropy", cross_entropy::check),
     ("dropout", dropout::check),
+    ("ema", ema::check),
     ("index", index::check),
+    ("lion", lion::check),
     ("norm", norm::check),
     ("outcome", outcome::check),
     ("pointwise", pointwise::check),
@@ -92,4 +96,4 @@ macro_rules! tests {
         }
     };
 }
-tests! { adafactor adamw argsort attention attention_rows cast compare copy cross_entropy dropout index norm outcome pointwise random reduce rotary round sgd softmax sort sq_norm step zero_bitmap }
+tests! { adafactor adamw argsort attention attention_rows cast compare copy cross_entropy dropout ema index lion norm outcome pointwise random reduce rotary round sgd softmax sort sq_norm step zero_bitmap }

@@ -1,5 +1,5 @@
 use ferrotron_cuda::arguments::Step;
-use ferrotron_tensor::ops::sgd::{Sgd, sgd};
+use ferrotron_tensor::ops::sgd::{Nesterov, Sgd, sgd};
 use ferrotron_tensor::ops::step::{DeviceStepParams as HostStep, StepParams};
 use ferrotron_tensor::{Element, Real, bf16, f16};
 
@@ -29,8 +29,11 @@ fn step<T: Element, W: Element<Acc = T::Acc>, G: Element<Acc = T::Acc>>(
     let grads: Vec<G> = of(2).map(G::from_acc).collect();
     let moments: Vec<T::Acc> = of(3).collect();
     let (grid, block) = elementwise(n);
-    for (momentum, found_inf) in [(0.9, 0), (0.0, 0), (0.9, 1)] {
-        let config = Sgd { momentum, weight_decay: 0.1 };
+    let (off, on) = (Nesterov::Off, Nesterov::On);
+    for (momentum, nesterov, found_inf) in
+        [(0.9, off, 0), (0.9, on, 0), (0.0, off, 0), (0.9, off, 1)]
+    {
+        let config = Sgd { momentum, weight_decay: 0.1, nesterov };
         let numbers = StepParams { update: 3, lr: 3e-2, grad_scale: 0.37 };
         let StepParams { update, lr, grad_scale } = numbers;
         let step = [Step { number: 5, update, lr, grad_scale, found_inf }];
@@ -38,7 +41,8 @@ fn step<T: Element, W: Element<Acc = T::Acc>, G: Element<Acc = T::Acc>>(
         let kernel =
             simulator.kernel(name, element(T::DTYPE)).input(&step).in_out(&mut got).input(&grads);
         let kernel = if momentum == 0.0 { kernel.null() } else { kernel.in_out(&mut got_m) };
-        kernel.value(n as u64).value(momentum).value(config.weight_decay).run(grid, block);
+        let kernel = kernel.value(n as u64).value(momentum).value(config.weight_decay);
+        kernel.value(u64::from(nesterov == on)).run(grid, block);
         let (mut want, mut want_m) = (tensor_of(&weights), tensor_of(&moments));
         if found_inf == 0 {
             let step = HostStep::new(&device(), &numbers).unwrap();

@@ -9,4 +9,7 @@ pub fn check(simulator: &Simulator) {
     let kernel = simulator.kernel("set_step", ElementType::F64).output(&mut got).value(want);
     kernel.run([1; 3], [32, 1, 1]);
     assert_eq!(got, [want]);
+    let kernel = simulator.kernel("scale_lr", ElementType::F64).output(&mut got);
+    kernel.input(&[want]).value(0.5).run([1; 3], [32, 1, 1]);
+    assert_eq!(got, [Step { lr: 0.15, ..want }]);
 }

@@ -1,6 +1,6 @@
 //! Loading.
 
-use ferrotron_nn::{MASTER, Optimizer, Param};
+use ferrotron_nn::{EMA, MASTER, Optimizer, Param};
 use ferrotron_parallel::collective::Group;
 use ferrotron_tensor::{DType, Device, Error, Result, ShardSpec, Tensor};
 use serde::de::DeserializeOwned;
@@ -27,6 +27,8 @@ pub struct Checkpoint {
     tokenizer: Option<Tokenizer>,
     /// Whether checksums have been compared.
     verified: AtomicBool,
+    /// Whether models get the moving average of the weights.
+    averaged: bool,
 }
 
 /// `config.json`.
@@ -106,6 +108,7 @@ impl Checkpoint {
             index,
             tokenizer,
             verified: AtomicBool::new(false),
+            averaged: false,
         })
     }
 
@@ -147,6 +150,21 @@ impl Checkpoint {
     /// Whether it holds an optimizer's moments.
     pub fn has_optimizer(&self) -> bool {
         self.index.tensors.keys().any(|name| is_moment(name))
+    }
+
+    /// The checkpoint with the moving average of the weights in their place, for models that are loaded from it. An
+    /// optimizer still gets its own state.
+    ///
+    /// Errors if the run kept no average.
+    pub fn averaged(self) -> Result<Checkpoint> {
+        let prefix = moment_name(EMA, "");
+        if self.index.tensors.keys().any(|name| name.starts_with(&prefix)) {
+            return Ok(Checkpoint { averaged: true, ..self });
+        }
+        let message = format!(
+            "{self} has no moving average of the weights: leave out --ema, or train with --ema-decay"
+        );
+        Err(Error::config("checkpoint", message))
     }
 
     /// The type of the weights.
@@ -198,7 +216,11 @@ impl Checkpoint {
     /// As [`Checkpoint::load_params`], but weights that are none of these parameters are left alone.
     pub fn load_params_of_part(&self, params: &[Param]) -> Result<()> {
         let find = |param: &Param| {
-            self.find_weight(param.name(), param.shard_spec(), param.leaf().dtype())
+            let (name, place, dtype) = (param.name(), param.shard_spec(), param.leaf().dtype());
+            match self.averaged {
+                true => self.find(&moment_name(EMA, name), place, dtype),
+                false => self.find_weight(name, place, dtype),
+            }
         };
         params.iter().try_for_each(|param| find(param).map(|_| ()))?;
         let mut reader = CheckpointReader::new(&self.folder);
@@ -236,6 +258,10 @@ impl Checkpoint {
         let find = |name: &str, moment: &str, place: &ShardSpec, dtype| match moment {
             // Weights of a run in f32 are as good as master weights.
             MASTER => self.find_weight(name, place, dtype),
+            // A run may begin to average.
+            EMA if !self.index.tensors.contains_key(&moment_name(EMA, name)) => {
+                self.find_weight(name, place, dtype)
+            }
             _ => self.find(&moment_name(moment, name), place, dtype),
         };
         optimizer.visit(|name, moment, place, tensor| {

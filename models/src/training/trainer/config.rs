@@ -20,6 +20,9 @@ pub struct TrainerConfig {
     /// The parameters that are not trained, by global name. They have no gradient and no optimizer state, and ranks do not
     /// communicate about them; each rank holds its whole shard of them, also with ZeRO stage 3. Checkpoints have them.
     pub frozen: ParamPatterns,
+    /// Decay of an exponential moving average of the weights, if one is kept: see
+    /// [`UpdateConfig`](ferrotron_nn::UpdateConfig).
+    pub ema_decay: Option<f64>,
     /// Learning rate by step.
     pub schedule: LearningRate,
     /// Maximum global gradient norm; 0 disables clipping.
@@ -79,6 +82,7 @@ impl TrainerConfig {
             seed,
             optimizer: OptimizerConfig::ADAMW,
             frozen: ParamPatterns::default(),
+            ema_decay: None,
             schedule,
             clip_grad: 1.0,
             batch_size,
@@ -96,6 +100,7 @@ impl TrainerConfig {
     /// | a dynamic loss scale | the host reads the results of every step |
     /// | offloaded activations or optimizer states | the host controls their copies during a step |
     /// | sparse saved activations | the host reads their size during a step |
+    /// | an update rule that is no kernel | the host reads the numbers of every step |
     pub fn check_execution(&self, ranks: usize) -> Result<()> {
         let ParallelConfig { saved_activations, optimizer_states, .. } = self.parallel;
         let offloads =
@@ -117,6 +122,10 @@ impl TrainerConfig {
             (ExecutionMode::CudaGraph, _) if sparse => {
                 "does not go with sparse saved activations, whose size the host learns while a step runs".to_string()
             }
+            (ExecutionMode::CudaGraph, _) if !self.optimizer.rule().is_fused() => format!(
+                "does not go with the optimizer '{}', for which the host reads the numbers of every step",
+                self.optimizer.rule().name()
+            ),
             (ExecutionMode::CudaGraph, _) => return Ok(()),
         };
         Err(Error::config("enable-cuda-graph", why))

@@ -29,6 +29,37 @@ pub struct Sgd {
     pub momentum: f64,
     /// Coefficient of the L2 penalty, which is added to the gradient.
     pub weight_decay: f64,
+    /// The form of momentum.
+    pub nesterov: Nesterov,
+}
+
+/// The form of the momentum of SGD.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Nesterov {
+    /// The step is the momentum m.
+    #[default]
+    Off,
+    /// The step is g + momentum * m, with the gradient g: Sutskever et al., "On the importance of initialization and
+    /// momentum in deep learning", ICML 2013, as `torch.optim.SGD(nesterov=True)`.
+    On,
+}
+
+/// Hyperparameters of Lion.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Lion {
+    /// Share of the momentum in the direction of a step.
+    pub beta1: f64,
+    /// Decay of the momentum.
+    pub beta2: f64,
+    /// Fraction of a weight that is subtracted at learning rate 1.
+    pub weight_decay: f64,
+}
+
+impl Default for Lion {
+    /// The defaults of the paper, without weight decay.
+    fn default() -> Self {
+        Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.0 }
+    }
 }
 
 /// Hyperparameters of a step of Adafactor.

@@ -3,6 +3,8 @@
 pub mod adafactor;
 pub mod adamw;
 pub(crate) mod config;
+pub mod ema;
+pub mod lion;
 pub mod outcome;
 pub mod round;
 pub mod sgd;

@@ -1,12 +1,13 @@
 //! Stochastic gradient descent with momentum: one fused pass.
 //!
-//! As `torch.optim.SGD` without dampening or Nesterov's variant:
-//! g = grad_scale * gradient + weight_decay * w, m = momentum * m + g, w = w - lr m.
+//! As `torch.optim.SGD` without dampening:
+//! g = grad_scale * gradient + weight_decay * w, m = momentum * m + g, w = w - lr m,
+//! or, in Nesterov's form, w = w - lr (g + momentum * m).
 //! The momentum buffer starts at 0, so the first step is the plain gradient, as in PyTorch.
 //!
 //! Computed in `Element::Acc`.
 
-pub use super::config::Sgd;
+pub use super::config::{Nesterov, Sgd};
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
 use crate::ops::optim::adamw::CHUNK;
@@ -50,7 +51,7 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>>(
 ) -> Result<()> {
     let (n, plain, device) = (grads.len(), buffer.numel() == 0, weights.device().clone());
     let StepParams { lr, grad_scale, .. } = *numbers;
-    let Sgd { momentum, weight_decay } = *config;
+    let Sgd { momentum, weight_decay, nesterov } = *config;
     let [lr, momentum, decay, scale] =
         [lr, momentum, weight_decay, grad_scale].map(T::Acc::from_f64);
     let weights = weights.as_mut_slice::<T>()?;
@@ -66,6 +67,8 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>>(
         let (w, m) = unsafe { (weights.part(start, len), buffer.part(task * kept, len.min(kept))) };
         if plain {
             plain_chunk(w, grads, lr, decay, scale);
+        } else if nesterov == Nesterov::On {
+            nesterov_chunk(w, grads, m, lr, momentum, decay, scale);
         } else {
             momentum_chunk(w, grads, m, lr, momentum, decay, scale);
         }
@@ -92,6 +95,17 @@ vectorized! {
             *w = T::from_acc(w.acc() - lr * *m);
         }
     }
+
+    fn nesterov_chunk<T: Element, G: Element<Acc = T::Acc>>(
+        weights: &mut [T], grads: &[G], buffer: &mut [T::Acc],
+        lr: T::Acc, momentum: T::Acc, decay: T::Acc, scale: T::Acc,
+    ) {
+        for ((w, g), m) in weights.iter_mut().zip(grads).zip(buffer) {
+            let g = g.acc() * scale + w.acc() * decay;
+            *m = *m * momentum + g;
+            *w = T::from_acc(w.acc() - lr * (g + *m * momentum));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -104,16 +118,18 @@ mod tests {
     fn steps_follow_the_formula_on_any_number_of_threads() {
         let n = 2 * CHUNK + 5;
         let (start, grads) = (values(n, 1), values(n, 2));
-        let config = Sgd { momentum: 0.9, weight_decay: 0.01 };
         let numbers = StepParams { update: 1, lr: 0.1, grad_scale: 0.5 };
-        let (mut want, mut velocity) = (start.clone(), vec![0.0; n]);
-        for _ in 0..2 {
-            for ((w, g), m) in want.iter_mut().zip(&grads).zip(&mut velocity) {
-                *m = 0.9 * *m + (0.5 * g + 0.01 * *w);
-                *w -= 0.1 * *m;
+        let (off, on) = (Nesterov::Off, Nesterov::On);
+        for (threads, nesterov) in [(1, off), (2, off), (3, off), (1, on), (2, on), (3, on)] {
+            let config = Sgd { momentum: 0.9, weight_decay: 0.01, nesterov };
+            let (mut want, mut velocity) = (start.clone(), vec![0.0; n]);
+            for _ in 0..2 {
+                for ((w, g), m) in want.iter_mut().zip(&grads).zip(&mut velocity) {
+                    let g = 0.5 * g + 0.01 * *w;
+                    *m = 0.9 * *m + g;
+                    *w -= 0.1 * if nesterov == Nesterov::On { g + *m * 0.9 } else { *m };
+                }
             }
-        }
-        for threads in [1, 2, 3] {
             let device = Device::cpu(threads).unwrap();
             let step = DeviceStepParams::new(&device, &numbers).unwrap();
             let of = |x: &[f64]| tensor(&device, DType::F64, &[x.len()], x);
@@ -121,7 +137,7 @@ mod tests {
             sgd(&config, &step, &mut w, &grads, &mut m).unwrap();
             sgd(&config, &step, &mut w, &grads, &mut m).unwrap();
             let same = w.to_f64().unwrap() == want && m.to_f64().unwrap() == velocity;
-            assert!(same, "{threads} threads");
+            assert!(same, "{threads} threads, Nesterov {nesterov:?}");
             let plain = Sgd { momentum: 0.0, ..config };
             let (mut a, mut b, mut m) = (of(&start), of(&start), of(&vec![0.0; n]));
             sgd(&plain, &step, &mut a, &grads, &mut m).unwrap();
@@ -136,7 +152,7 @@ mod tests {
         let zeros = |n| Tensor::zeros(&device, DType::F32, &[n]).unwrap();
         let step = StepParams { update: 1, lr: 0.1, grad_scale: 1.0 };
         let step = DeviceStepParams::new(&device, &step).unwrap();
-        let config = Sgd { momentum: 0.9, weight_decay: 0.0 };
+        let config = Sgd { momentum: 0.9, weight_decay: 0.0, nesterov: Nesterov::Off };
         assert_eq!(
             message(sgd(&config, &step, &mut zeros(1), &zeros(1), &mut zeros(0))),
             "sgd: 1 weights, 1 gradients, a buffer of 0"

@@ -53,6 +53,30 @@ impl DeviceStepParams {
         Ok(())
     }
 
+    /// The same step with the learning rate times `factor`, without synchronizing.
+    ///
+    /// ```
+    /// use ferrotron_tensor::{Device, ops::step::{DeviceStepParams, StepParams}};
+    /// let device = Device::cpu(1)?;
+    /// let step = DeviceStepParams::new(&device, &StepParams { update: 1, lr: 0.5, grad_scale: 1.0 })?;
+    /// assert_eq!(step.scale_lr(0.5)?.read()?.unwrap().lr, 0.25);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn scale_lr(&self, factor: f64) -> Result<DeviceStepParams> {
+        Ok(DeviceStepParams(match &self.0 {
+            StepStorage::Host(numbers) => {
+                let scaled =
+                    |numbers: StepParams| StepParams { lr: numbers.lr * factor, ..numbers };
+                StepStorage::Host(numbers.map(scaled))
+            }
+            StepStorage::Gpu(memory) => {
+                let mut scaled = cuda::step::room(memory.device())?;
+                cuda::step::scale_lr(&mut scaled, memory, factor)?;
+                StepStorage::Gpu(scaled)
+            }
+        }))
+    }
+
     /// Sets the gradient scale, and skips the step if `found_inf`.
     pub(crate) fn set_found_inf(&mut self, grad_scale: f64, found_inf: bool) -> Result<()> {
         match &mut self.0 {
@@ -79,6 +103,16 @@ impl DeviceStepParams {
             StepStorage::Gpu(memory) => {
                 Err(Error::device("step", format!("the numbers are on {:?}", memory.device())))
             }
+        }
+    }
+
+    /// The values; `None` if the step is skipped. Waits for a GPU that holds them.
+    ///
+    /// Errors while the device's work is captured.
+    pub fn read(&self) -> Result<Option<StepParams>> {
+        match &self.0 {
+            StepStorage::Host(numbers) => Ok(*numbers),
+            StepStorage::Gpu(memory) => cuda::step::read(memory),
         }
     }
 

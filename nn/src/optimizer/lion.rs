@@ -1,0 +1,38 @@
+//! Lion, whose steps are signs of a mean of gradients: Chen et al., arXiv 2302.06675.
+
+use ferrotron_tensor::ops::lion::{Lion, lion};
+use ferrotron_tensor::{Result, Tensor};
+
+use super::check::{fractions, non_negative};
+use super::rule::{UpdateRule, UpdateStep};
+use super::state::StateSpec;
+
+impl UpdateRule for Lion {
+    fn name(&self) -> &'static str {
+        "lion"
+    }
+
+    fn validate(&self) -> Result<()> {
+        fractions(&[("beta1", self.beta1), ("beta2", self.beta2)])?;
+        non_negative(&[("weight decay", self.weight_decay)])
+    }
+
+    fn states(&self, _dims: &[usize]) -> Vec<StateSpec> {
+        vec![StateSpec::per_element("exp_avg")]
+    }
+
+    fn is_fused(&self) -> bool {
+        true
+    }
+
+    fn update(
+        &self,
+        weights: &mut Tensor,
+        gradient: &Tensor,
+        states: &mut [&mut Tensor],
+        step: &UpdateStep,
+    ) -> Result<()> {
+        let config = Lion { weight_decay: step.weight_decay(self.weight_decay), ..*self };
+        lion(&config, step.device_params(), weights, gradient, states[0])
+    }
+}

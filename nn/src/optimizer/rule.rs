@@ -1,0 +1,279 @@
+//! The trait of update rules, the state that a rule declares, and the facts of a step that it may read.
+
+use ferrotron_tensor::ops::round::round;
+use ferrotron_tensor::ops::step::{DeviceStepParams, StepParams};
+use ferrotron_tensor::{DType, Error, Result, Tensor};
+
+use super::block::Block;
+use super::state::StateSpec;
+use super::sums::{PartSum, ShardedSum};
+use crate::ShardUnit;
+
+/// A rule by which an [`Optimizer`](super::Optimizer) changes weights: the state that it keeps of each parameter, and
+/// one step.
+///
+/// The optimizer does all else for every rule: ZeRO, offloading, master weights, rounding, checkpoints, resharding and
+/// the count of bytes. A rule is chosen by [`OptimizerConfig`](super::OptimizerConfig); one of your own is
+/// `OptimizerConfig::custom(&RULE)`.
+///
+/// ```
+/// use ferrotron_nn::{OptimizerConfig, StateSpec, UpdateRule, UpdateStep};
+/// use ferrotron_tensor::{Result, Tensor};
+///
+/// /// SGD with momentum: m = 0.9 m + g, w = w - lr m.
+/// #[derive(Debug)]
+/// struct Momentum;
+///
+/// impl UpdateRule for Momentum {
+///     fn name(&self) -> &'static str {
+///         "momentum"
+///     }
+///     fn states(&self, _dims: &[usize]) -> Vec<StateSpec> {
+///         vec![StateSpec::per_element("momentum")]
+///     }
+///     fn update(
+///         &self,
+///         weights: &mut Tensor,
+///         gradient: &Tensor,
+///         states: &mut [&mut Tensor],
+///         step: &UpdateStep,
+///     ) -> Result<()> {
+///         let momentum = states[0].mul_scalar(0.9)?.add(gradient)?;
+///         weights.copy_from(&weights.sub(&momentum.mul_scalar(step.lr()?)?)?)?;
+///         states[0].copy_from(&momentum)
+///     }
+/// }
+/// let config = OptimizerConfig::custom(&Momentum);
+/// # drop(config);
+/// ```
+pub trait UpdateRule: std::fmt::Debug + Send + Sync {
+    /// The name in error messages.
+    fn name(&self) -> &'static str;
+
+    /// Errors, naming it, if a hyperparameter is out of range.
+    fn validate(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// The unit in which ZeRO divides parameters. With [`ShardUnit::Elements`], the default, [`UpdateRule::update`]
+    /// gets any ranges of elements, and each state has one number per element. With [`ShardUnit::Parameters`] it gets
+    /// one [`Block`] at a time.
+    fn shard_unit(&self) -> ShardUnit {
+        ShardUnit::Elements
+    }
+
+    /// The state that the rule keeps of a tensor of the global `dims`, in the order in which
+    /// [`UpdateRule::update`] gets it. It begins as zeros. The names become those in checkpoints.
+    fn states(&self, dims: &[usize]) -> Vec<StateSpec>;
+
+    /// The learning rate of a step, counted from 1, if the schedule's is `scheduled`.
+    fn learning_rate(&self, scheduled: f64, _step: u64) -> f64 {
+        scheduled
+    }
+
+    /// Returns whether [`UpdateRule::update`] is one kernel that reads weights and gradients in their stored dtypes,
+    /// multiplies gradients by the step's factor and reads [`UpdateStep::device_params`].
+    ///
+    /// If not, the default, it gets both in the accumulator dtype (f32, or f64), gradients multiplied already, and is
+    /// not called in a skipped step. On a GPU the host then waits for the device once in a step.
+    fn is_fused(&self) -> bool {
+        false
+    }
+
+    /// Computes numbers that need a whole step before the first update, for each block of `tensors`:
+    /// [`UpdateStep::prepared`]. Called once in a step for rules by [`ShardUnit::Parameters`].
+    fn prepare(
+        &self,
+        tensors: &mut dyn StepTensors,
+        _step: &UpdateStep,
+    ) -> Result<Vec<Vec<Tensor>>> {
+        Ok((0..tensors.len()).map(|_| Vec::new()).collect())
+    }
+
+    /// The sums over ranks of a step that updates these blocks, for the count of bytes that a rank sends. States and
+    /// updates have the dtype `accumulator`.
+    fn part_sums(&self, _blocks: &[&Block], _accumulator: DType) -> Vec<PartSum> {
+        Vec::new()
+    }
+
+    /// Updates the vector `weights` from the vector `gradient`, of as many elements, and the declared `states`.
+    fn update(
+        &self,
+        weights: &mut Tensor,
+        gradient: &Tensor,
+        states: &mut [&mut Tensor],
+        step: &UpdateStep,
+    ) -> Result<()>;
+
+    /// Like [`UpdateRule::update`], and rounds the updated weights to nearest into `rounded`.
+    fn update_and_round(
+        &self,
+        weights: &mut Tensor,
+        gradient: &Tensor,
+        states: &mut [&mut Tensor],
+        rounded: &mut Tensor,
+        step: &UpdateStep,
+    ) -> Result<()> {
+        self.update(weights, gradient, states, step)?;
+        round(rounded, weights, None)
+    }
+}
+
+/// The blocks that a step updates by one rule, before the first update.
+pub trait StepTensors {
+    /// Number of blocks.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A block.
+    fn block(&self, index: usize) -> &Block;
+
+    /// Returns whether the block has no gradient in this step and stays as it is, with its state.
+    fn is_unused(&self, index: usize) -> bool;
+
+    /// The gradient of a block as a vector, in its stored dtype and without the step's factor.
+    fn gradient(&self, index: usize) -> Result<Tensor>;
+
+    /// The weights of a block as a vector: the master weights if there are any.
+    fn weights(&self, index: usize) -> Result<Tensor>;
+
+    /// Passes the declared states of a block to `f`.
+    fn with_states(
+        &mut self,
+        index: usize,
+        f: &mut dyn FnMut(&mut [&mut Tensor]) -> Result<()>,
+    ) -> Result<()>;
+}
+
+/// The facts of a step that a rule may read.
+#[derive(Clone, Copy)]
+pub struct UpdateStep<'a> {
+    pub(super) params: &'a DeviceStepParams,
+    /// The values on the host, for rules that are not fused.
+    pub(super) values: Option<StepParams>,
+    /// The weight decay of the parameters, if it is not the rule's.
+    pub(super) weight_decay: Option<f64>,
+    pub(super) block: Option<&'a Block>,
+    pub(super) prepared: &'a [Tensor],
+    pub(super) sum: &'a dyn Fn(ShardedSum, Tensor) -> Result<Tensor>,
+}
+
+impl<'a> UpdateStep<'a> {
+    /// The step of a group whose learning rate is multiplied by `factor`, with its numbers on the device.
+    pub(super) fn for_group<'b>(
+        self,
+        scaled: Option<&'b DeviceStepParams>,
+        factor: f64,
+        weight_decay: Option<f64>,
+    ) -> UpdateStep<'b>
+    where
+        'a: 'b,
+    {
+        let values = self.values.map(|numbers| StepParams { lr: numbers.lr * factor, ..numbers });
+        UpdateStep { params: scaled.unwrap_or(self.params), values, weight_decay, ..self }
+    }
+
+    /// The learning rate of these parameters.
+    ///
+    /// Errors for a [fused](UpdateRule::is_fused) rule, whose kernels read [`UpdateStep::device_params`].
+    pub fn lr(&self) -> Result<f64> {
+        Ok(self.values()?.lr)
+    }
+
+    /// The number of the step, from 1.
+    ///
+    /// Errors as [`UpdateStep::lr`].
+    pub fn number(&self) -> Result<u64> {
+        Ok(self.values()?.update)
+    }
+
+    fn values(&self) -> Result<StepParams> {
+        let message = "a fused rule reads the numbers of a step on the device";
+        self.values.ok_or_else(|| Error::config("optimizer", message))
+    }
+
+    /// The numbers of the step in the memory of the device, for kernels.
+    pub fn device_params(&self) -> &'a DeviceStepParams {
+        self.params
+    }
+
+    /// The weight decay of these parameters, if the rule's is `own`: 0 for biases and norms, unless they were given
+    /// one by name.
+    pub fn weight_decay(&self, own: f64) -> f64 {
+        self.weight_decay.unwrap_or(own)
+    }
+
+    /// The tensor that is updated.
+    ///
+    /// Errors for a rule by [`ShardUnit::Elements`].
+    pub fn block(&self) -> Result<&'a Block> {
+        let message = "only rules that shard by parameters see one tensor at a time";
+        self.block.ok_or_else(|| Error::config("optimizer", message))
+    }
+
+    /// The numbers that [`UpdateRule::prepare`] computed for the block.
+    pub fn prepared(&self) -> &'a [Tensor] {
+        self.prepared
+    }
+
+    /// All-reduces `tensor` over the ranks that hold the other shards of the same parameters, which make the same
+    /// calls in the same order.
+    pub fn sum(&self, what: ShardedSum, tensor: Tensor) -> Result<Tensor> {
+        (self.sum)(what, tensor)
+    }
+}
+
+/// A reference to a rule is a rule.
+impl<R: UpdateRule + ?Sized> UpdateRule for &R {
+    fn name(&self) -> &'static str {
+        (**self).name()
+    }
+    fn validate(&self) -> Result<()> {
+        (**self).validate()
+    }
+    fn shard_unit(&self) -> ShardUnit {
+        (**self).shard_unit()
+    }
+    fn states(&self, dims: &[usize]) -> Vec<StateSpec> {
+        (**self).states(dims)
+    }
+    fn learning_rate(&self, scheduled: f64, step: u64) -> f64 {
+        (**self).learning_rate(scheduled, step)
+    }
+    fn is_fused(&self) -> bool {
+        (**self).is_fused()
+    }
+    fn prepare(
+        &self,
+        tensors: &mut dyn StepTensors,
+        step: &UpdateStep,
+    ) -> Result<Vec<Vec<Tensor>>> {
+        (**self).prepare(tensors, step)
+    }
+    fn part_sums(&self, blocks: &[&Block], accumulator: DType) -> Vec<PartSum> {
+        (**self).part_sums(blocks, accumulator)
+    }
+    fn update(
+        &self,
+        weights: &mut Tensor,
+        gradient: &Tensor,
+        states: &mut [&mut Tensor],
+        step: &UpdateStep,
+    ) -> Result<()> {
+        (**self).update(weights, gradient, states, step)
+    }
+    fn update_and_round(
+        &self,
+        weights: &mut Tensor,
+        gradient: &Tensor,
+        states: &mut [&mut Tensor],
+        rounded: &mut Tensor,
+        step: &UpdateStep,
+    ) -> Result<()> {
+        (**self).update_and_round(weights, gradient, states, rounded, step)
+    }
+}

@@ -1,0 +1,38 @@
+//! Gradient descent with momentum, also in Nesterov's form, as `torch.optim.SGD`.
+
+use ferrotron_tensor::ops::sgd::{Sgd, sgd};
+use ferrotron_tensor::{Result, Tensor};
+
+use super::check::{fractions, non_negative};
+use super::rule::{UpdateRule, UpdateStep};
+use super::state::StateSpec;
+
+impl UpdateRule for Sgd {
+    fn name(&self) -> &'static str {
+        "sgd"
+    }
+
+    fn validate(&self) -> Result<()> {
+        fractions(&[("momentum", self.momentum)])?;
+        non_negative(&[("weight decay", self.weight_decay)])
+    }
+
+    fn states(&self, _dims: &[usize]) -> Vec<StateSpec> {
+        vec![StateSpec::per_element("momentum")]
+    }
+
+    fn is_fused(&self) -> bool {
+        true
+    }
+
+    fn update(
+        &self,
+        weights: &mut Tensor,
+        gradient: &Tensor,
+        states: &mut [&mut Tensor],
+        step: &UpdateStep,
+    ) -> Result<()> {
+        let config = Sgd { weight_decay: step.weight_decay(self.weight_decay), ..*self };
+        sgd(&config, step.device_params(), weights, gradient, states[0])
+    }
+}
