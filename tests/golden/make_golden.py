@@ -463,7 +463,7 @@ def make_optimizers(steps=10, shape=(6, 4), lr=0.02, decay=0.1, ema_decay=0.9):
     target = lambda t: torch.sin(0.7 * index + 0.3 * t + 0.05 * index * index).reshape(shape)
 
     def train(dtype, make, average=False):
-        weights = torch.nn.Parameter(start.to(dtype))
+        weights = torch.nn.Parameter(start.to(dtype, copy=True))
         optimizer = make([weights])
         model = torch.nn.ParameterList([weights])
         averaged = torch.optim.swa_utils.AveragedModel(

@@ -76,7 +76,7 @@ impl PrefetchWindow {
 pub(super) fn lines(groups: &[ParamAndGradBucket]) -> Vec<Vec<usize>> {
     let facts = |bucket: usize| {
         let group: &ParamAndGradBucket = &groups[bucket];
-        (group.decay, group.replicated, group.grad_partial)
+        (group.decay, group.replicated, group.grad_partial, group.options, group.shard_unit)
     };
     let mut lines: Vec<Vec<usize>> = Vec::new();
     for bucket in 0..groups.len() {
