@@ -29,7 +29,7 @@ fn comes_back(config: &GptConfig, dtype: DType, dir: &Path) -> Result<()> {
     let (saved, optimizer, _buffers) = model(1)?;
     let snapshot = Snapshot {
         weights: LocalShard::params(&saved)?,
-        moments: Some(Moments::from_optimizer(&optimizer, |_| true)?),
+        moments: Some(Moments::from_optimizer(&optimizer, |_, _| true)?),
         model: SavedModel::new("gpt", config)?,
         progress: &TrainState { step: 1, ..TrainState::default() },
         tokenizer: None,

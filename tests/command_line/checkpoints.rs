@@ -192,3 +192,27 @@ fn a_run_ends_when_its_time_is_over() {
     assert_eq!(code, Some(2), "{text}");
     assert!(text.contains("--exit-duration-in-mins: must be positive, got 0"), "{text}");
 }
+
+/// Ranks that hold the same state each write a share of it: no file is larger than an equal share and one tensor.
+#[test]
+fn data_parallel_ranks_write_equal_shares() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let layout = ["--nproc", "4", "--global-batch-size", "8", "--num-layers", "3"];
+    let common = ["--sample-length", "0", "--train-iters", "5", "--dtype", "f64", "--save", "run"];
+    succeeded(train(path, &[&common[..], &layout].concat()));
+    for kind in ["model", "optimizer"] {
+        let checkpoint = path.join("run/iter_0000005");
+        let size = |rank: usize| {
+            let file = checkpoint.join(format!("{kind}-{rank:05}-of-00004.safetensors"));
+            file.metadata().unwrap().len()
+        };
+        let sizes: Vec<u64> = (1..=4).map(size).collect();
+        let (largest, sum) = (sizes.iter().max().unwrap(), sizes.iter().sum::<u64>());
+        // The largest tensor has 16 x 64 elements, and a header of names is a few kilobytes.
+        assert!(*largest < sum / 4 + 1024 * 8 + 4000, "{kind}: {sizes:?}");
+    }
+    succeeded(ferrotron(path, &["checkpoint", "verify", "run"]));
+    let more = ["--save", "run", "--load", "run", "--train-iters", "8", "--sample-length", "0"];
+    succeeded(train(path, &[&more[..], &["--dtype", "f64", "--nproc", "1"]].concat()));
+}

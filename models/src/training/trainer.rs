@@ -218,7 +218,7 @@ impl<M: Model> Trainer<M> {
         self.data_parallel.steps_to_synchronization(self.optimizer.steps())
     }
 
-    /// What this rank writes into a checkpoint: of weights that several ranks hold, only the first one's.
+    /// What this rank writes into a checkpoint: of state that several ranks along the batch axes hold, its share.
     ///
     /// Where replicas take steps of their own they have the same weights now and then, but never the same
     /// moments: a checkpoint has those of the first replica, with which all of them go on.
@@ -245,8 +245,8 @@ impl<M: Model> Trainer<M> {
             weights.push(LocalShard { name: name.to_string(), place: place.clone(), tensor });
             Ok(())
         })?;
-        let owns = |replicated| self.data_parallel.owns_replicated(replicated);
-        let moments = Moments::from_optimizer(&self.optimizer, owns)?;
+        let moments =
+            Moments::from_optimizer(&self.optimizer, self.data_parallel.written_states())?;
         Ok((weights, moments))
     }
 

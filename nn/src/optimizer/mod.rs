@@ -278,19 +278,19 @@ impl Optimizer {
         &self,
         f: impl FnMut(&str, &'static str, &ShardSpec, Tensor) -> Result<()>,
     ) -> Result<()> {
-        self.visit_where(|_| true, f)
+        self.visit_where(|_, _| true, f)
     }
 
-    /// Like [`Optimizer::visit`], restricted to entries whose replicated axes satisfy the filter. For Adafactor's
+    /// Like [`Optimizer::visit`], restricted to entries whose replicated axes and shard satisfy the filter. For Adafactor's
     /// reductions over a sharded dim, these include the axis along which it is sharded.
     pub fn visit_where(
         &self,
-        is_wanted: impl Fn(AxisSet) -> bool,
+        mut is_wanted: impl FnMut(AxisSet, &ShardSpec) -> bool,
         mut f: impl FnMut(&str, &'static str, &ShardSpec, Tensor) -> Result<()>,
     ) -> Result<()> {
         for moment in self.groups.iter().flat_map(GroupState::all) {
             for (range, piece) in moment.pieces.iter().enumerate() {
-                if is_wanted(piece.replicated) {
+                if is_wanted(piece.replicated, &piece.place) {
                     f(&piece.param, moment.name, &piece.place, moment.flat.tensor(range)?)?;
                 }
             }

@@ -20,6 +20,7 @@
 //! With [`DataParallelConfig::synchronize_every`] above 1 this is local SGD (Stich, arXiv 1805.09767): ranks train
 //! independently and average their weights periodically.
 
+mod checkpoint_shares;
 mod config;
 mod facts;
 mod reductions;
@@ -45,6 +46,7 @@ use std::sync::Arc;
 
 use crate::collective::{Group, Reduction, Work};
 use crate::mesh::Mesh;
+use checkpoint_shares::CheckpointShares;
 use facts::check_facts;
 use reductions::ReductionState;
 
@@ -351,29 +353,39 @@ impl DataParallel {
         f(self.buffers().frozen())
     }
 
-    /// Returns whether this rank writes the state that it owns of a group, such as moments, to checkpoints.
+    /// Returns whether this rank is the first of those that hold the state of a group.
     pub fn owns(&self, group: &ParamAndGradBucket) -> bool {
-        self.owns_replicated(group.replicated)
-    }
-
-    /// Like [`DataParallel::owns`], for state that is replicated along the axes `replicated`.
-    pub fn owns_replicated(&self, replicated: AxisSet) -> bool {
         // With any sharding, the ranks along the batch axes own different shards.
         let batch = self.shared.sharding() > Sharding::None || self.shared.mesh.dp_cp().rank() == 0;
-        batch && self.shared.counts(replicated)
+        batch && self.shared.counts(group.replicated)
+    }
+
+    /// Returns which shards of the optimizer's state this rank writes to checkpoints, asked for each in the order in which
+    /// the optimizer visits them, with the axes along which it is replicated. Together the ranks write every element
+    /// once, and the ranks along the batch axes equal shares. Where replicas take steps of their own, the first one's
+    /// state is written.
+    pub fn written_states(&self) -> impl FnMut(AxisSet, &ShardSpec) -> bool {
+        let alike = self.shared.config.synchronize_every == 1;
+        // With any sharding, the ranks along the batch axes own different shards.
+        let sharded = self.shared.sharding() > Sharding::None;
+        let mut shares = CheckpointShares::new(self.shared.mesh.dp_cp(), alike);
+        move |replicated, place| self.shared.counts(replicated) && (sharded || shares.takes(place))
     }
 
     /// Calls `f` with every shard of a weight that this rank writes to checkpoints. Together the ranks write every
-    /// element once.
+    /// element once, and the ranks along the batch axes equal shares.
     pub fn visit_weights(
         &self,
         mut f: impl FnMut(&str, &ShardSpec, Tensor) -> Result<()>,
     ) -> Result<()> {
-        for group in self.buffers().groups().iter().filter(|group| self.owns(group)) {
+        let mut shares = CheckpointShares::new(self.shared.mesh.dp_cp(), true);
+        let groups = self.buffers().groups().iter();
+        for group in groups.filter(|group| self.shared.counts(group.replicated)) {
             // Ranks along the batch axes hold equal weights, unless weights are sharded.
-            if group.weight_shard.is_some() || self.shared.mesh.dp_cp().rank() == 0 {
-                group.visit_weights(&mut f)?;
-            }
+            let sharded = group.weight_shard.is_some();
+            group.visit_weights(|name, place, tensor| {
+                if sharded || shares.takes(place) { f(name, place, tensor) } else { Ok(()) }
+            })?;
         }
         let first = self.shared.mesh.dp_cp().rank() == 0;
         let writes = |param: &&Param| first && self.shared.counts(param.replicated());

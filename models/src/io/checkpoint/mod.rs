@@ -10,8 +10,8 @@
 //!                     index.json            every file's size and CRC-32, every tensor's pieces
 //! ```
 //!
-//! Several ranks write `model-00001-of-00004.safetensors` and so on, each what it holds; of what several
-//! hold, the first one. They need one file system that all of them see.
+//! Several ranks write `model-00001-of-00004.safetensors` and so on, each what it holds; data-parallel ranks,
+//! which hold the same, a share each. They need one file system that all of them see.
 //!
 //! `index.json` says for each global tensor which boxes of it lie in which file under which name. Who
 //! loads asks for the [`ShardSpec`](ferrotron_tensor::ShardSpec)s that it holds, so what was saved in one layout

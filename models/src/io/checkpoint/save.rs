@@ -62,14 +62,14 @@ impl LocalShard {
 }
 
 impl Moments {
-    /// The state of `optimizer`, as far as `owns` says of the axes along which every rank has the same that this
-    /// one writes it.
+    /// The state of `optimizer`, as far as `written` says that this rank writes it: of the axes along which all ranks
+    /// have the same, and the shard.
     pub fn from_optimizer(
         optimizer: &Optimizer,
-        owns: impl Fn(AxisSet) -> bool,
+        written: impl FnMut(AxisSet, &ShardSpec) -> bool,
     ) -> Result<Moments> {
         let mut held = Vec::new();
-        optimizer.visit_where(owns, |name, moment, place, tensor| {
+        optimizer.visit_where(written, |name, moment, place, tensor| {
             held.push(LocalShard { name: moment_name(moment, name), place: place.clone(), tensor });
             Ok(())
         })?;

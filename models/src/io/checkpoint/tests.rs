@@ -51,7 +51,7 @@ impl Run {
             &Group::single(),
             Snapshot {
                 weights: LocalShard::params(&self.gpt.params())?,
-                moments: Some(Moments::from_optimizer(&self.optimizer, |_| true)?),
+                moments: Some(Moments::from_optimizer(&self.optimizer, |_, _| true)?),
                 model: SavedModel::new("gpt", self.gpt.config())?,
                 progress: &progress,
                 tokenizer: Some(&Tokenizer::char("hello")?),
