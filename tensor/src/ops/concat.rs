@@ -1,6 +1,10 @@
-//! Concatenation along one dim: y = x_0, x_1, ...
+//! Concatenation along one dim, and the adjoint of a narrow view.
 //!
-//! Gradient: the narrow views of dy; needs only the sizes. Copies only; every dtype.
+//! - concat: y = x_0, x_1, ... along `dim`. Gradient: the narrow views of dy; needs only the sizes.
+//! - pad_narrow: the gradient of `narrow(dim, start, len)`: dx is dy at `start` and 0 elsewhere. Its own gradient is
+//!   that narrow view.
+//!
+//! Copies only; every dtype.
 
 use super::rows::{CHEAP, around, for_rows};
 use crate::core::tensor::check_pair;
@@ -41,6 +45,27 @@ pub fn concat(parts: &[&Tensor], dim: isize) -> Result<Tensor> {
     Ok(y)
 }
 
+/// Zeros of size `full` along `dim`, with `dy` written from `start` on.
+///
+/// Errors if `start` plus the size of `dy` exceeds `full`.
+pub fn pad_narrow(dy: &Tensor, dim: isize, start: usize, full: usize) -> Result<Tensor> {
+    let resolved = dy.resolve("pad_narrow", dim)?;
+    let len = dy.dims()[resolved];
+    if start.checked_add(len).is_none_or(|end| end > full) {
+        let message = format!("{len} from {start} on do not fit into {full} along dim {dim}");
+        return Err(Error::shape("pad_narrow", message));
+    }
+    let mut dims = dy.dims().to_vec();
+    dims[resolved] = full;
+    let mut dx = if len == full {
+        Tensor::empty(dy.device(), dy.dtype(), &dims)?
+    } else {
+        Tensor::zeros(dy.device(), dy.dtype(), &dims)?
+    };
+    copy_in(&mut dx, resolved, start, dy)?;
+    Ok(dx)
+}
+
 /// Overwrites the narrow view of the contiguous, unique `y` that begins at `start` along `dim`.
 fn copy_in(y: &mut Tensor, dim: usize, start: usize, part: &Tensor) -> Result<()> {
     if y.device().gpu().is_some() {
@@ -75,7 +100,7 @@ mod tests {
     use crate::{DType, Device};
 
     #[test]
-    fn parts_are_found_again_by_narrow() {
+    fn parts_are_found_again_by_narrow_and_padding_is_its_adjoint() {
         let device = Device::cpu(2).unwrap();
         for dims in [[3, 4, 5], [1, 0, 2], [90, 20, 70]] {
             for dim in 0..3 {
@@ -95,6 +120,12 @@ mod tests {
                             let len = part.dims()[dim];
                             let found = y.narrow(d, start, len).unwrap();
                             assert_eq!(bits(&found), bits(part));
+                            let padded = pad_narrow(part, d, start, y.dims()[dim]).unwrap();
+                            assert_eq!(bits(&padded.narrow(d, start, len).unwrap()), bits(part));
+                            let sum = |x: &Tensor| -> f64 {
+                                x.to_f64().unwrap().iter().map(|x| x.abs()).sum()
+                            };
+                            assert_eq!(sum(&padded), sum(part)); // zero elsewhere
                             start += len;
                         }
                     }
@@ -116,6 +147,10 @@ mod tests {
         assert_eq!(
             message(concat(&[&x, &zeros(DType::U8, &[2, 3])], 1)),
             "concat: operands differ: lhs f32, rhs u8; cast one of them"
+        );
+        assert_eq!(
+            message(pad_narrow(&x, 1, 2, 4)),
+            "pad_narrow: 3 from 2 on do not fit into 4 along dim 1"
         );
     }
 }

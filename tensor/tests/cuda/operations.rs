@@ -1,7 +1,7 @@
 //! Operations that have no gradient, or sizes that the op table of autograd does not have: many blocks of a grid.
 
 use ferrotron_tensor::ops::cast::cast;
-use ferrotron_tensor::ops::concat::concat;
+use ferrotron_tensor::ops::concat::{concat, pad_narrow};
 use ferrotron_tensor::ops::dropout::dropout;
 use ferrotron_tensor::ops::pointwise::{Comparison, add_assign, compare, where_cond};
 use ferrotron_tensor::ops::random::{normal, uniform};
@@ -125,6 +125,9 @@ fn comparisons_and_choices_take_every_dtype() -> Result<()> {
         assert_like_cpu("concat", &gpu, 0.0, |device| {
             let (a, b) = (few(device, &[4, 2], 1)?, few(device, &[4, 3], 2)?);
             concat(&[&a, &b, &a.narrow(1, 1, 0)?, &a.narrow(1, 0, 1)?], -1)
+        })?;
+        assert_like_cpu("pad_narrow", &gpu, 0.0, |device| {
+            pad_narrow(&few(device, &[4, 2], 1)?.transpose(0, 1)?, 0, 3, 7)
         })?;
     }
     Ok(())

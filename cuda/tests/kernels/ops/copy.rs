@@ -1,5 +1,5 @@
 use ferrotron_cuda::arguments::NO_BAD_INDEX;
-use ferrotron_tensor::ops::concat::concat;
+use ferrotron_tensor::ops::concat::{concat, pad_narrow};
 use ferrotron_tensor::ops::cross_entropy::VocabShard;
 use ferrotron_tensor::ops::embedding::embedding_shard;
 use ferrotron_tensor::ops::index::{gather, index_select};
@@ -50,7 +50,8 @@ fn copies(simulator: &Simulator, dtype: DType) {
         for dim in [0, last] {
             let other = integers(dtype, dims, 2);
             let want = concat(&[&x, &other], dim).unwrap();
-            let mut target = room(dtype, want.numel());
+            let padded = pad_narrow(&x, dim, 0, 2 * dims[dim as usize]).unwrap();
+            let (mut target, mut zeros) = (room(dtype, want.numel()), room(dtype, want.numel()));
             let mut start = 0;
             for part in [&x, &other] {
                 let place = want.narrow(dim, start, part.dims()[dim as usize]).unwrap();
@@ -62,6 +63,13 @@ fn copies(simulator: &Simulator, dtype: DType) {
                 &format!("concat of {dims:?} along {dim}"),
                 &read(dtype, want.dims(), &target),
                 &want,
+            );
+            let place = padded.narrow(dim, 0, dims[dim as usize]).unwrap();
+            copy(simulator, &bytes(&x), &x, &mut zeros, &place);
+            assert_same(
+                &format!("pad_narrow of {dims:?} along {dim}"),
+                &read(dtype, want.dims(), &zeros),
+                &padded,
             );
         }
     }
