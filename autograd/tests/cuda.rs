@@ -4,6 +4,8 @@
 #[allow(dead_code)] // the other program uses all of it
 #[path = "suite/inputs.rs"]
 mod inputs;
+#[path = "suite/scores.rs"]
+mod scores;
 #[path = "suite/table.rs"]
 mod table;
 

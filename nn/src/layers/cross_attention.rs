@@ -83,7 +83,7 @@ impl CrossAttention {
             return Err(Error::shape("cross_attention", message));
         }
         let (heads, groups) = (self.heads.heads(), self.heads.groups());
-        let kv = kv.split(2, &[both / 2, both / 2])?;
+        let kv = kv.split(&[both / 2, both / 2], 2)?;
         let by_head = |x: &Var, len: usize, heads: usize| {
             x.reshape(&[batch, len, heads, width / self.heads.heads()])
         };

@@ -163,7 +163,7 @@ impl BertConfig {
     /// The configuration of every block. Pre-norm projections whose output is added to the residual stream begin
     /// smaller by the root of their number, as Megatron's; post-norm ones begin as all others, as BERT's.
     pub(crate) fn block(&self) -> BlockConfig {
-        let (hidden, heads, init) = (self.hidden_size, self.num_attention_heads, self.init());
+        let (hidden, init) = (self.hidden_size, self.init());
         let residual_init = match self.norm_placement {
             NormPlacement::Pre => {
                 Init::Normal { std: self.init_method_std / (2.0 * self.num_layers as f64).sqrt() }
@@ -172,17 +172,12 @@ impl BertConfig {
         };
         BlockConfig {
             attention: AttentionConfig {
-                hidden,
-                heads,
-                groups: heads,
-                head_dim: hidden / heads.max(1),
-                bias: Bias::Yes,
-                rotary_base: None,
+                mask: AttentionMask::None,
                 dropout: self.attention_dropout,
                 init,
                 residual_init,
+                ..AttentionConfig::new(hidden, self.num_attention_heads)
             },
-            mask: AttentionMask::None,
             mlp: MlpConfig {
                 hidden,
                 ffn_hidden: self.ffn_hidden_size,

@@ -100,7 +100,7 @@ impl Bert {
                 .filter(|_| part.first)
                 .map(|wte| Embeddings::new(scope, wte, &tp, config))
                 .transpose()?,
-            transformer: Transformer::new(scope, mesh, part.blocks.clone(), &config.block())?,
+            transformer: Transformer::new(scope, mesh, part.blocks.clone(), |_| config.block())?,
             norm_f: final_norm(scope, &tp, config, part),
             masked_lm: weight
                 .map(|weight| MaskedLmHead::new(&scope.child("mlm_head"), &tp, config, weight))
