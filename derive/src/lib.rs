@@ -16,7 +16,7 @@ use syn::{parse_macro_input, parse_quote};
 ///
 /// | type of the field | |
 /// |---|---|
-/// | implements `Module`: `Param`, layers, `Option`, `Vec`, `Box`, `Arc`, arrays and references of them | visited |
+/// | implements `Module`: `Param`, layers, `Option`, `Vec`, `Box`, `Arc`, pairs, arrays and references of them | visited |
 /// | cannot hold a parameter: `Copy` types such as numbers and small configurations, `String`, `Range`, `Vec` of `Copy` types | skipped |
 /// | anything else | an error of the compiler |
 ///

@@ -59,18 +59,30 @@ pub struct MlpConfig {
     pub residual_init: Init,
 }
 
+impl MlpConfig {
+    /// GELU in tanh form with biases; initial weights have deviation 0.02.
+    pub const fn new(hidden: usize, ffn_hidden: usize) -> MlpConfig {
+        let init = Init::Normal { std: 0.02 };
+        MlpConfig {
+            hidden,
+            ffn_hidden,
+            activation: Activation::GeluTanh,
+            bias: Bias::Yes,
+            init,
+            residual_init: init,
+        }
+    }
+}
+
 /// proj(activation(fc(x))). With SwiGLU the first layer computes gate and up together: the first half of its outputs
 /// is the gate.
 ///
 /// ```
 /// use ferrotron_autograd::Var;
-/// use ferrotron_nn::{Activation, Bias, Init, Mlp, MlpConfig, Module, Scope};
+/// use ferrotron_nn::{Activation, Bias, Mlp, MlpConfig, Module, Scope};
 /// use ferrotron_tensor::{DType, Device, Tensor};
 /// let device = Device::cpu(1)?;
-/// let init = Init::Normal { std: 0.02 };
-/// let config = MlpConfig {
-///     hidden: 8, ffn_hidden: 16, activation: Activation::SwiGlu, bias: Bias::No, init, residual_init: init,
-/// };
+/// let config = MlpConfig { activation: Activation::SwiGlu, bias: Bias::No, ..MlpConfig::new(8, 16) };
 /// let mlp = Mlp::new(&Scope::new(&device, DType::F32, 1234).child("mlp"), &config)?;
 /// let x = Var::constant(Tensor::zeros(&device, DType::F32, &[2, 5, 8])?);
 /// assert_eq!(mlp.forward(&x)?.dims(), [2, 5, 8]);

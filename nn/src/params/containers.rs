@@ -1,4 +1,4 @@
-//! Modules made of modules: a parameter alone, pointers, options and sequences.
+//! Modules made of modules: a parameter alone, pointers, options, pairs and sequences.
 
 use std::sync::Arc;
 
@@ -25,6 +25,13 @@ pointers!(&T, Box<T>, Arc<T>);
 impl<T: Module> Module for Option<T> {
     fn visit(&self, f: &mut dyn FnMut(&Param)) {
         self.iter().for_each(|module| module.visit(f));
+    }
+}
+
+impl<A: Module, B: Module> Module for (A, B) {
+    fn visit(&self, f: &mut dyn FnMut(&Param)) {
+        self.0.visit(f);
+        self.1.visit(f);
     }
 }
 
