@@ -1,6 +1,7 @@
 //! The layout of a run's ranks along the four axes, and the resulting groups.
 
 mod scope;
+mod threads;
 
 use ferrotron_nn::{Axis, AxisSet, Context};
 use ferrotron_tensor::{Device, Error, Result};

@@ -70,6 +70,19 @@ pub struct BatchSize {
 }
 
 impl BatchSize {
+    /// `global` samples per update, of which `data_parallel` ranks each take `micro` at a time.
+    ///
+    /// # Errors
+    /// As [`BatchSize::new`].
+    pub fn constant(micro: usize, data_parallel: usize, global: usize) -> Result<Self> {
+        BatchSize::new(BatchSizeConfig {
+            micro_batch_size: micro,
+            data_parallel_size: data_parallel,
+            global_batch_size: Some(global),
+            rampup: None,
+        })
+    }
+
     /// Checks that every batch of the run consists of whole micro-batches on every rank.
     ///
     /// # Errors

@@ -255,6 +255,25 @@ impl ModelChunk {
         ModelChunk { blocks: 0..blocks, first: true, last: true }
     }
 
+    /// The blocks of this chunk, each made in the scope `blocks.I` with its number I in the whole model.
+    pub fn make_blocks<T>(
+        &self,
+        scope: &Scope,
+        make: impl Fn(&Scope) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        self.blocks.clone().map(|block| make(&scope.child(&format!("blocks.{block}")))).collect()
+    }
+
+    /// The embeddings, which only the first chunk has.
+    pub fn make_if_first<T>(&self, make: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
+        self.first.then(make).transpose()
+    }
+
+    /// The head, which only the last chunk has.
+    pub fn make_if_last<T>(&self, make: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
+        self.last.then(make).transpose()
+    }
+
     /// The model chunks of pipeline rank `rank` of `ranks`: chunk i is virtual stage `i * ranks + rank`. Blocks are
     /// distributed over the stages, whose numbers of blocks differ by at most one.
     ///
