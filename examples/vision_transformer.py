@@ -19,7 +19,7 @@ class Block(nn.Module):
         self.proj = nn.Linear(width, width)
         self.norm_2 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+            nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)
         )
         self.heads = heads
 
@@ -36,13 +36,13 @@ class Vit(nn.Module):
     def __init__(self, width, heads, layers):
         super().__init__()
         self.patches = nn.Linear(PATCH * PATCH, width)
-        self.positions = nn.Parameter(torch.randn(PATCHES, width) * 0.1)
+        self.positions = nn.Parameter(torch.randn(PATCHES, width) * 0.02)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, CLASSES)
         for module in self.modules():
             if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=0.1)
+                nn.init.normal_(module.weight, std=0.02)
                 nn.init.zeros_(module.bias)
 
     def forward(self, x):
