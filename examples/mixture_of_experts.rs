@@ -69,7 +69,7 @@ impl Experts {
         })
     }
 
-    /// (B, T, C) -> (B, T, C), and the sum of the sequences' balancing losses.
+    /// (B, T, C) -> (B, T, C), and the balancing loss of each sequence (B).
     fn forward(&self, x: &Var) -> Result<(Var, Var)> {
         let logits = self.router.forward(x)?;
         let probabilities = logits.cast(x.dtype().accumulator())?.softmax(-1)?; // (B, T, E)
@@ -77,7 +77,8 @@ impl Experts {
         let gates = (&gates / gates.sum(&[-1], KeepDims::Keep)?)?.cast(x.dtype())?; // (B, T, 2)
         let routes = chosen.one_hot(self.experts.len())?.cast(probabilities.dtype())?; // (B, T, 2, E)
         let shares = Var::from(routes.mean(&[1, 2], KeepDims::Drop)?); // (B, E)
-        let balance = (shares * probabilities.mean(&[1], KeepDims::Drop)?)?.sum_all()?;
+        let balance =
+            (shares * probabilities.mean(&[1], KeepDims::Drop)?)?.sum(&[1], KeepDims::Drop)?;
         let (tokens, gates) = (x.flatten(0, 1)?, gates.flatten(0, 2)?); // (B T, C), (B T 2)
         let chosen = chosen.to_vec::<i64>()?;
         let mut y = tokens.zeros_like()?;
@@ -164,10 +165,11 @@ impl Model for MoeLm {
     }
 
     fn loss_terms(config: &MoeConfig, batch: &Batch) -> Result<Vec<LossTerm>> {
-        let targets = num_valid(batch.get("targets")?) as f64;
-        let routers = (batch.micro_batch * config.layers) as f64;
+        let targets = batch.get("targets")?;
+        let sequences = targets.chunks(LENGTH).filter(|row| num_valid(row) > 0).count();
+        let routers = (sequences * config.layers) as f64;
         let balance = LossTerm::mean("balance", routers).weighted(config.balance);
-        Ok(vec![LossTerm::mean("cross_entropy", targets), balance])
+        Ok(vec![LossTerm::mean("cross_entropy", num_valid(targets) as f64), balance])
     }
 
     fn forward(&self, microbatch: &Microbatch, input: Option<Var>) -> Result<StageOutput> {
@@ -175,10 +177,13 @@ impl Model for MoeLm {
             Some(embedding) => embedding.forward(microbatch.get("inputs")?)?, // (B, T, C)
             None => input.expect("a later chunk has an input"),
         };
+        // An evaluation fills its last batch with rows without targets, which do not count.
+        let first = microbatch.get("targets")?.select(1, 0)?.cast(x.dtype().accumulator())?; // (B)
+        let counts = Var::from(first.ge(&first.zeros_like()?)?.cast(first.dtype())?); // (B)
         let mut losses = Vec::new();
         for block in &self.blocks {
             let (y, balance) = block.forward(microbatch.ctx(), &x)?;
-            losses.push(("balance", balance));
+            losses.push(("balance", (balance * &counts)?.sum_all()?));
             x = y;
         }
         let Some((norm, head)) = &self.head else {

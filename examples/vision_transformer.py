@@ -66,7 +66,7 @@ def gratings(samples):
 def train(steps):
     torch.manual_seed(1)
     model = Vit(width=32, heads=4, layers=2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95))
     for step in range(steps):
         pixels, labels = gratings(BATCH)
         loss = F.cross_entropy(model(pixels), labels)

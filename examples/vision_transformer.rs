@@ -140,7 +140,7 @@ fn gratings(seed: u64, first_sample: u64, samples: usize) -> Result<Batch> {
 
 fn train(mesh: &Mesh, steps: usize) -> Result<Vec<f64>> {
     let sizes = BatchSize::constant(8, mesh.axis(Axis::Data).size(), 32)?;
-    let options = TrainerConfig::new(1, LrSchedule::constant(1e-3)?, sizes);
+    let options = TrainerConfig::new(1, LrSchedule::constant(2e-3)?, sizes);
     let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1);
     let config = VitConfig { width: 32, heads: 4, layers: 2 };
     let mut trainer = Trainer::<Vit>::on_mesh(&scope, mesh, &config, options)?;
