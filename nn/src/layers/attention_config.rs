@@ -58,7 +58,10 @@ impl AttentionConfig {
             hidden,
             heads,
             groups: heads,
-            head_dim: if heads == 0 { 0 } else { hidden / heads },
+            head_dim: match hidden.checked_div(heads) {
+                Some(head_dim) => head_dim,
+                None => 0,
+            },
             mask: AttentionMask::Causal,
             window: None,
             softcap: None,
