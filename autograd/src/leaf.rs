@@ -155,7 +155,7 @@ impl Leaf {
     pub fn set_trainable(&self, trainable: bool) {
         self.0.trainable.store(trainable, Relaxed);
         if !trainable {
-            *lock(&self.0.gradient) = Gradient::own();
+            lock(&self.0.gradient).forget();
         }
     }
 

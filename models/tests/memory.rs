@@ -7,9 +7,7 @@ use ferrotron_models::gpt::{Gpt, GptConfig, Recompute, SavedActivations};
 use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, RankMemory, StageMemory};
 use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
-use ferrotron_nn::{
-    AdafactorConfig, MuonConfig, OptimizerConfig, ParamPatterns, Scope, Sharding,
-};
+use ferrotron_nn::{AdafactorConfig, MuonConfig, OptimizerConfig, ParamPatterns, Scope, Sharding};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_parallel::mesh::{Mesh, ParallelDims};

@@ -39,15 +39,25 @@ fn is_same(a: &Path, b: &Path) -> bool {
     matches!((absolute(a), absolute(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// The whole checkpoint of a run's folder that was written last.
+/// The finished checkpoint of a run's folder that was written last.
+///
+/// # Errors
+/// One that cannot be loaded: a run that began anew would delete it in the end.
 fn newest(run: &Path) -> Result<Option<PathBuf>> {
     let entries = if run.exists() { list(run)? } else { Vec::new() };
-    let whole = entries.into_iter().rfind(|entry| entry.contents.is_ok());
-    if let Some(entry) = &whole {
-        let (run, entry) = (run.display(), entry.folder.display());
-        output::note(&format!("'{run}' has no file latest: going on from its newest, '{entry}'"));
+    let Some(last) = entries.into_iter().rfind(|entry| entry.folder.extension().is_none()) else {
+        return Ok(None);
+    };
+    let folder = run.display();
+    if let Err(fault) = &last.contents {
+        let message = format!(
+            "'{folder}' has no file latest, and its newest checkpoint cannot be loaded: {fault}; name another one with --load"
+        );
+        return Err(Error::io("--load", message));
     }
-    Ok(whole.map(|entry| entry.folder))
+    let newest = last.folder.display();
+    output::note(&format!("'{folder}' has no file latest: going on from its newest, '{newest}'"));
+    Ok(Some(last.folder))
 }
 
 /// Opens the checkpoint of `--load`, which each rank of `world` gives. Tensors are not read yet.

@@ -29,6 +29,14 @@ impl Gradient {
         Gradient { place: GradientPlace::Flat(flat.clone(), range), contributions: 0 }
     }
 
+    /// Drops the contributions, and frees a tensor of its own.
+    pub(super) fn forget(&mut self) {
+        self.contributions = 0;
+        if let GradientPlace::Own(tensor) = &mut self.place {
+            *tensor = None;
+        }
+    }
+
     /// The sum of the contributions; `None` without any.
     pub(super) fn tensor(&self) -> Result<Option<Tensor>> {
         Ok(match &self.place {

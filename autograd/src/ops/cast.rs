@@ -1,4 +1,4 @@
-//! Gradient of a cast: the inverse cast.
+//! Gradient of a cast between floats: the inverse cast. Any other cast has none.
 
 use ferrotron_tensor::{DType, Result, Tensor};
 
@@ -8,8 +8,11 @@ use crate::{InputGrads, Var, forward_span};
 /// Casts to another dtype.
 pub(crate) fn cast(x: &Var, dtype: DType) -> Result<Var> {
     let _span = forward_span("cast");
-    let original = x.dtype();
-    Var::record(&[x], x.value().cast(dtype)?, || {
+    let (original, value) = (x.dtype(), x.value().cast(dtype)?);
+    if !(original.is_float() && dtype.is_float()) {
+        return Ok(Var::constant(value));
+    }
+    Var::record(&[x], value, || {
         Named("cast", move |dy: Tensor, dx: &mut InputGrads| dx.accumulate(0, dy.cast(original)?))
     })
 }

@@ -1,4 +1,4 @@
-//! What the configuration of a GPT may say: sizes that fit each other, and options that mean something.
+//! Bounds of a GPT's configuration: sizes that fit each other, and options that mean something.
 
 use ferrotron_tensor::{Error, Result};
 
@@ -37,10 +37,14 @@ impl GptConfig {
         }
         .check()?;
         let refuse = |message: String| Err(Error::config("gpt", message));
+        if !(self.rotary_percent > 0.0 && self.rotary_percent <= 1.0) {
+            return refuse(format!(
+                "rotary-percent must be above 0 and at most 1, got {}",
+                self.rotary_percent
+            ));
+        }
         let rotated = self.rotary_dim();
-        if !(self.rotary_percent > 0.0 && self.rotary_percent <= 1.0)
-            || self.rotary_percent < 1.0 && (rotated == 0 || !rotated.is_multiple_of(2))
-        {
+        if self.rotary_percent < 1.0 && (rotated == 0 || !rotated.is_multiple_of(2)) {
             return refuse(format!(
                 "rotary-percent {} of kv-channels {} must be an even number of elements, at least 2",
                 self.rotary_percent, self.kv_channels

@@ -63,6 +63,14 @@ pub fn evaluate<M: Model>(
     let host = Device::cpu(1)?;
     let (stages, micro) = (mesh.axis(Axis::Pipeline).size(), sizes.micro_batch_size());
     let unit = (micro * data.size()) as u64;
+    if !samples.has_blank_samples() && !samples.len().is_multiple_of(unit) {
+        let message = format!(
+            "{} samples are no multiple of {unit}: micro-batch size {micro} x data-parallel size {}",
+            samples.len(),
+            data.size()
+        );
+        return Err(Error::config("evaluate", message));
+    }
     let together = if stages == 1 { unit } else { sizes.full_batch_size() as u64 };
     let mut sums: Option<Vec<Tensor>> = None;
     let mut counts: Option<LossCounts> = None;

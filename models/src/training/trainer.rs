@@ -93,6 +93,10 @@ impl<M: Model> Trainer<M> {
     ) -> Result<Trainer<M>> {
         config.parallel.data_parallel.shard_unit = config.optimizer.shard_unit();
         config.check_execution(mesh.world().size())?;
+        if config.ema_decay.is_some() && config.parallel.data_parallel.synchronize_every > 1 {
+            let message = "does not go with replicas that take steps of their own: it would be that of the first one";
+            return Err(Error::config("ema-decay", message));
+        }
         let device = scope.device();
         if config.execution == ExecutionMode::CudaGraph && !device.is_gpu() && !device.is_fake() {
             return Err(Error::config("enable-cuda-graph", ExecutionMode::NEEDS_GPU));

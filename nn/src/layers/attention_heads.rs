@@ -181,6 +181,20 @@ impl AttentionHeads {
         keys: &DimShard,
     ) -> Result<KeyRanges> {
         let AttentionConfig { mask, window, .. } = self.config;
+        let fits = |ranges: &&KeyRanges| {
+            ranges.queries() == queries.global
+                && (ranges.rows() == 1 || ranges.rows() == ctx.batch.len())
+        };
+        if let Some(ranges) = ctx.key_ranges.as_ref().filter(|ranges| !fits(ranges)) {
+            let message = format!(
+                "key ranges are for {} samples of {} positions, the context has {} of {}",
+                ranges.rows(),
+                ranges.queries(),
+                ctx.batch.len(),
+                queries.global
+            );
+            return Err(Error::shape("attention", message));
+        }
         let keys: Vec<usize> = keys.coordinates().collect();
         let rows = ctx.key_ranges.as_ref().map_or(1, KeyRanges::rows);
         let places = (0..rows).flat_map(|row| queries.coordinates().map(move |query| (row, query)));
@@ -217,7 +231,8 @@ impl AttentionHeads {
         let AttentionConfig { mask, window, softcap, .. } = self.config;
         let plain = Scores { mask, window, softcap, ..Scores::causal(head_dim) };
         let whole = queries.len() == queries.global || ctx.key_ranges.is_none();
-        let mut scores = if self.is_plainly_causal(ctx) {
+        let sees_all = mask == AttentionMask::None && window.is_none() && ctx.key_ranges.is_none();
+        let mut scores = if sees_all || self.is_plainly_causal(ctx) {
             plain
         } else if queries == keys && queries.pieces.len() == 1 && whole {
             Scores { ranges: ctx.key_ranges.clone(), ..plain }

@@ -2,7 +2,7 @@
 
 use ferrotron_autograd::Var;
 use ferrotron_autograd::ops::attention::attention;
-use ferrotron_tensor::ops::attention::{AttentionConfig as Scores, AttentionMask};
+use ferrotron_tensor::ops::attention::AttentionMask;
 use ferrotron_tensor::{At, Error, Result};
 
 use crate::{AttentionConfig, AttentionHeads, Context, DimShard, Linear, Module, Scope};
@@ -20,8 +20,7 @@ use crate::{AttentionConfig, AttentionHeads, Context, DimShard, Linear, Module, 
 /// let device = Device::cpu(1)?;
 /// let init = Init::Normal { std: 0.02 };
 /// let config = AttentionConfig {
-///     hidden: 32, heads: 4, groups: 2, head_dim: 8, bias: Bias::No, rotary_base: None, dropout: 0.0, init,
-///     residual_init: init,
+///     groups: 2, bias: Bias::No, init, residual_init: init, ..AttentionConfig::new(32, 4)
 /// };
 /// // The memory has width 48: the output of an encoder, or of a vision model.
 /// let cross = CrossAttention::new(&Scope::new(&device, DType::F32, 1234).child("cross"), &config, 48)?;
@@ -41,23 +40,31 @@ pub struct CrossAttention {
 impl CrossAttention {
     /// Creates the three layers, for a memory of `memory_width` features.
     ///
-    /// Errors as [`Attention::new`](crate::Attention::new), and with rotary positions: positions of two sequences have
-    /// no distance.
+    /// Errors as [`Attention::new`](crate::Attention::new), and with rotary positions or a window, since positions of two
+    /// sequences have no distance, or with norms of queries and keys.
     pub fn new(
         scope: &Scope,
         config: &AttentionConfig,
         memory_width: usize,
     ) -> Result<CrossAttention> {
         let AttentionConfig { hidden, heads, bias, init, residual_init, .. } = *config;
-        if config.rotary_base.is_some() {
-            let message = "cross-attention has no rotary positions: set `rotary_base: None`";
-            return Err(Error::config("cross_attention", message).at(scope.path()));
+        for (given, what, field) in [
+            (config.rotary_base.is_some(), "rotary positions", "rotary_base"),
+            (config.window.is_some(), "window", "window"),
+            (config.qk_norm.is_some(), "norms of queries and keys", "qk_norm"),
+        ] {
+            if given {
+                let message = format!("cross-attention has no {what}: set `{field}: None`");
+                return Err(Error::config("cross_attention", message).at(scope.path()));
+            }
         }
-        let [q, k, v] = config.packed_widths();
+        let ([q, k, v], first) = (config.packed_widths(), config.qkv_bias());
+        // Every query sees all positions of the memory.
+        let config = AttentionConfig { mask: AttentionMask::None, ..*config };
         Ok(CrossAttention {
-            heads: AttentionHeads::new(scope, config, 0..heads)?,
-            q: Linear::new(&scope.child("q"), hidden, q, bias, init)?,
-            kv: Linear::new(&scope.child("kv"), memory_width, k + v, bias, init)?
+            heads: AttentionHeads::new(scope, &config, 0..heads)?,
+            q: Linear::new(&scope.child("q"), hidden, q, first, init)?,
+            kv: Linear::new(&scope.child("kv"), memory_width, k + v, first, init)?
                 .packed(&[k, v])?,
             proj: Linear::new(&scope.child("proj"), q, hidden, bias, residual_init)?,
         })
@@ -91,8 +98,9 @@ impl CrossAttention {
         let v = by_head(&kv[1], keys, groups)?;
         let dropout = self.heads.dropout_key(ctx);
         let memory = DimShard::unsharded(keys);
-        let scores = self.heads.attention_config(ctx, dropout, &ctx.sequence, &memory)?;
-        let scores = Scores { mask: AttentionMask::None, ..scores };
+        // Key lengths and documents of the context are those of x.
+        let whole = Context { key_ranges: None, ..ctx.clone() };
+        let scores = self.heads.attention_config(&whole, dropout, &ctx.sequence, &memory)?;
         attention(&q, &k, &v, &scores)?.reshape(&[batch, queries, width])
     }
 }

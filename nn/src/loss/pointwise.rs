@@ -55,7 +55,7 @@ pub fn binary_cross_entropy_with_logits(
     let weights = y.mul_scalar(positive_weight - 1.0)?.add_scalar(1.0)?;
     let logits = x.value();
     let opposite = logits.neg()?;
-    let softplus = logits.abs()?.neg()?.exp()?.add_scalar(1.0)?.log()?; // ln(1 + e^-|x|)
+    let softplus = logits.abs()?.neg()?.exp()?.log1p()?; // ln(1 + e^-|x|)
     let value = weights.mul(&softplus.add(&opposite.relu()?)?)?;
     let value = value.add(&y.mul(&opposite)?.add(logits)?)?;
     let saved = x.save();

@@ -64,7 +64,8 @@ impl GroupState {
         }
         own.rule().validate()?;
         // The learning rate of a step is one number, which all parameters multiply.
-        if own.learning_rate(2.0, 9) != config.learning_rate(2.0, 9) {
+        let differs = |step| own.learning_rate(2.0, step) != config.learning_rate(2.0, step);
+        if [1, 9, 1000, 1_000_000].into_iter().any(differs) {
             let message = format!(
                 "'{}' has an optimizer with a learning rate of its own: give it one that follows the schedule, such \
                  as Adafactor with `StepSize::Scheduled`",
@@ -270,6 +271,9 @@ fn check_states(rule: &dyn UpdateRule, declared: &[Vec<StateSpec>]) -> Result<()
     let refuse = |message: String| {
         Err(Error::config("optimizer", format!("rule '{}': {message}", rule.name())))
     };
+    if rule.shard_unit() == ShardUnit::HiddenMatrices {
+        return refuse("its `shard_unit` must be `Elements` or `Parameters`".to_string());
+    }
     for specs in declared {
         for (index, StateSpec { name, shape, dtype }) in specs.iter().enumerate() {
             let others = declared.iter().flatten().filter(|other| other.name == *name);

@@ -217,6 +217,15 @@ impl Optimizer {
             let rule = self.groups[which[0]].config.rule();
             let mut tensors = GroupTensors::new(buffers.groups(), unused, &mut self.groups, &which);
             let numbers = rule.prepare(&mut tensors, step)?;
+            if numbers.len() != tensors.groups().count() {
+                let message = format!(
+                    "rule '{}': `prepare` returned {} entries for {} blocks",
+                    rule.name(),
+                    numbers.len(),
+                    tensors.groups().count()
+                );
+                return Err(Error::config("optimizer", message));
+            }
             tensors
                 .groups()
                 .zip(numbers)

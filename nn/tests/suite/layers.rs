@@ -5,7 +5,8 @@ use ferrotron_autograd::ops::concat::concat;
 use ferrotron_autograd::{GradcheckOptions, Leaf, Var, checkpoint, gradcheck_leaves};
 use ferrotron_nn::{
     Activation, Attention, AttentionConfig, AttentionMask, Bias, Context, CrossAttention, Dropout,
-    Embedding, Init, KvCache, LayerNorm, Linear, Mlp, MlpConfig, Mode, Module, Norm, RmsNorm, Scope,
+    Embedding, Init, KvCache, LayerNorm, Linear, Mlp, MlpConfig, Mode, Module, Norm, RmsNorm,
+    Scope,
 };
 use ferrotron_tensor::ops::random;
 use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};

@@ -387,11 +387,11 @@ impl DataParallel {
                 if sharded || shares.takes(place) { f(name, place, tensor) } else { Ok(()) }
             })?;
         }
-        let first = self.shared.mesh.dp_cp().rank() == 0;
-        let writes = |param: &&Param| first && self.shared.counts(param.replicated());
-        self.buffers()
-            .frozen()
-            .iter()
+        let writes = |param: &&Param| {
+            self.shared.counts(param.replicated()) && shares.takes(param.shard_spec())
+        };
+        let frozen = self.buffers().frozen().iter();
+        frozen
             .filter(writes)
             .try_for_each(|param| f(param.name(), param.shard_spec(), param.leaf().value()?))
     }

@@ -102,12 +102,12 @@ fn parse_steps(text: &str) -> std::result::Result<RangeInclusive<u64>, String> {
 }
 
 impl RunArgs {
-    /// Which checkpoints stay.
+    /// The retention of checkpoints.
     pub fn retention(&self) -> Retention {
         Retention { last: self.save_retain, interval: self.save_retain_interval }
     }
 
-    /// When the run has lasted as long as it may.
+    /// The time at which the run ends, if `--exit-duration-in-mins` is given.
     pub fn deadline(&self) -> Option<Instant> {
         let minutes = self.exit_duration_in_mins?;
         program_start().checked_add(Duration::try_from_secs_f64(minutes * 60.0).ok()?)

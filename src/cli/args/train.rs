@@ -10,8 +10,8 @@ use ferrotron::models::support;
 use ferrotron::models::tokenizer::TokenizerChoice;
 use ferrotron::models::trainer::{ExecutionMode, ParallelConfig, PrecisionConfig, TrainerConfig};
 use ferrotron::nn::Axis;
-use ferrotron::nn::schedule::{DecayStyle, LrSchedule, LrScheduleConfig, WsdDecayStyle};
 use ferrotron::nn::ParamPatterns;
+use ferrotron::nn::schedule::{DecayStyle, LrSchedule, LrScheduleConfig, WsdDecayStyle};
 use ferrotron::{Error, Result};
 use std::path::PathBuf;
 

@@ -17,6 +17,9 @@ use crate::cli::{bytes, output, run_folder};
 /// Exit code for checkpoints that differ, as diff(1) has it.
 const DIFFERENT: u8 = 1;
 
+/// Exit code for checkpoints that cannot be compared, as diff(1) has it.
+const TROUBLE: u8 = 2;
+
 #[derive(Debug, Args)]
 #[command(arg_required_else_help = true)]
 pub struct CheckpointArgs {
@@ -81,7 +84,10 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<ExitCode> {
         Action::Verify { path, all } => verify(path, *all),
         Action::Diff { first, second, atol, rtol, json } => {
             let tolerance = Tolerance { atol: *atol, rtol: *rtol };
-            return diff(first, second, tolerance, *json);
+            return diff(first, second, tolerance, *json).or_else(|error| {
+                output::failed("", &error);
+                Ok(ExitCode::from(TROUBLE))
+            });
         }
         Action::Prune { run, save_retain, save_retain_interval, dry_run } => {
             let retention = Retention { last: *save_retain, interval: *save_retain_interval };
@@ -165,7 +171,16 @@ fn verify(paths: &[PathBuf], all: bool) -> Result<()> {
     let mut checkpoints = Vec::new();
     for path in named {
         match all && !path.join("index.json").exists() {
-            true => checkpoints.extend(list(&path)?.into_iter().map(|entry| entry.folder)),
+            true => {
+                let whole = list(&path)?.into_iter().map(|entry| entry.folder);
+                let whole: Vec<PathBuf> =
+                    whole.filter(|folder| folder.extension().is_none()).collect();
+                if whole.is_empty() {
+                    let message = format!("'{}' holds no checkpoint", path.display());
+                    return Err(Error::io("checkpoint", message));
+                }
+                checkpoints.extend(whole);
+            }
             false => checkpoints.push(path),
         }
     }
@@ -243,6 +258,10 @@ fn prune(run: &Path, retention: Retention, dry_run: bool) -> Result<()> {
     let lock = if dry_run { None } else { Some(RunLock::acquire(run)?) };
     if let Some(warning) = lock.as_ref().and_then(RunLock::warning) {
         output::note(&format!("warning: {warning}"));
+    }
+    if !run.join("latest").exists() {
+        let message = format!("'{}' has no file latest: nothing was deleted", run.display());
+        return Err(Error::io("checkpoint", message));
     }
     let superseded = retention.superseded(run);
     let verb = if dry_run { "would delete" } else { "deleted" };

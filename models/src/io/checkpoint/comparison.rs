@@ -171,8 +171,9 @@ fn values<'a>(
                 continue;
             }
             let difference = (a - b).abs();
-            // A NaN is not within any tolerance, and stays the largest.
-            let within = difference <= tolerance.atol + tolerance.rtol * b.abs();
+            // What is not finite is within no tolerance, and a NaN stays the largest.
+            let within =
+                difference.is_finite() && difference <= tolerance.atol + tolerance.rtol * b.abs();
             differing += usize::from(!within);
             largest = if difference.is_nan() || largest.is_nan() {
                 f64::NAN

@@ -34,6 +34,12 @@ pub(super) fn is_name(name: &str) -> bool {
         .is_some_and(|step| step.len() >= 7 && step.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
+/// The name of the checkpoint that `latest` in `dir` names, if it does.
+pub(super) fn latest(dir: &Path) -> Option<String> {
+    let text = fs::read_to_string(dir.join(LATEST)).ok()?;
+    Some(text.trim().to_string()).filter(|name| is_name(name))
+}
+
 /// The step in the name of a checkpoint's folder, also of one that is being written or deleted.
 pub(super) fn step(folder: &Path) -> Option<u64> {
     let name = folder.file_name()?.to_str()?;

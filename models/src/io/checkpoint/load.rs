@@ -1,6 +1,6 @@
 //! Loading.
 
-use ferrotron_nn::{EMA, MASTER, Optimizer, Param};
+use ferrotron_nn::{EMA, MASTER, Param};
 use ferrotron_parallel::collective::Group;
 use ferrotron_tensor::{DType, Device, Error, Result, ShardSpec, Tensor};
 use serde::de::DeserializeOwned;
@@ -179,10 +179,10 @@ impl Checkpoint {
     }
 
     /// Errors as [`SavedModel::check`], unless a model of `config` has these weights.
-    pub fn check_config(
+    pub fn check_config<C: Serialize + DeserializeOwned>(
         &self,
         architecture: &str,
-        config: &impl Serialize,
+        config: &C,
         ignored: &[&str],
     ) -> Result<()> {
         let checked = self.model.check(architecture, config, ignored);
@@ -217,8 +217,10 @@ impl Checkpoint {
     pub fn load_params_of_part(&self, params: &[Param]) -> Result<()> {
         let find = |param: &Param| {
             let (name, place, dtype) = (param.name(), param.shard_spec(), param.leaf().dtype());
-            match self.averaged {
-                true => self.find(&moment_name(EMA, name), place, dtype),
+            let average = moment_name(EMA, name);
+            // A frozen parameter is its own average.
+            match self.averaged && self.index.tensors.contains_key(&average) {
+                true => self.find(&average, place, dtype),
                 false => self.find_weight(name, place, dtype),
             }
         };
@@ -244,58 +246,13 @@ impl Checkpoint {
             .collect()
     }
 
-    /// Fills the moments of an optimizer, and lets it go on from the saved number of steps.
-    ///
-    /// # Errors
-    /// A checkpoint without moments or with another optimizer's; other dims or another dtype.
-    pub fn load_optimizer(&self, optimizer: &mut Optimizer) -> Result<()> {
-        if !self.has_optimizer() {
-            return Err(Error::io(
-                "checkpoint",
-                format!("{self} holds weights, but no optimizer state to go on from"),
-            ));
-        }
-        let find = |name: &str, moment: &str, place: &ShardSpec, dtype| match moment {
-            // Weights of a run in f32 are as good as master weights.
-            MASTER => self.find_weight(name, place, dtype),
-            // A run may begin to average.
-            EMA if !self.index.tensors.contains_key(&moment_name(EMA, name)) => {
-                self.find_weight(name, place, dtype)
-            }
-            _ => self.find(&moment_name(moment, name), place, dtype),
-        };
-        optimizer.visit(|name, moment, place, tensor| {
-            self.check_trained(name, moment)?;
-            find(name, moment, place, tensor.dtype()).map(|_| ())
-        })?;
-        let mut reader = CheckpointReader::new(&self.folder);
-        optimizer.visit_mut(|name, moment, place, tensor| {
-            reader.read(find(name, moment, place, tensor.dtype())?, place, tensor)
-        })?;
-        optimizer.set_steps(self.progress.optimizer_steps);
-        Ok(())
-    }
-
-    /// Errors if the checkpoint has a parameter without this moment, and others with it.
-    fn check_trained(&self, name: &str, moment: &str) -> Result<()> {
-        let tensors = &self.index.tensors;
-        let prefix = moment_name(moment, "");
-        if moment == MASTER
-            || !tensors.contains_key(name)
-            || tensors.contains_key(&moment_name(moment, name))
-            || !tensors.keys().any(|key| key.starts_with(&prefix))
-        {
-            return Ok(());
-        }
-        let message = format!(
-            "{self} has no {moment} of '{name}', which was frozen when it was saved: freeze it again with \
-             --freeze-parameters"
-        );
-        Err(Error::config("checkpoint", message))
-    }
-
     /// The record of a weight: where more than 16 bits are wanted, of the master weight if there is one.
-    fn find_weight(&self, name: &str, place: &ShardSpec, dtype: DType) -> Result<&TensorRecord> {
+    pub(super) fn find_weight(
+        &self,
+        name: &str,
+        place: &ShardSpec,
+        dtype: DType,
+    ) -> Result<&TensorRecord> {
         let master = moment_name(MASTER, name);
         let wide = matches!(dtype, DType::F32 | DType::F64);
         let name = if wide && self.index.tensors.contains_key(&master) { &master } else { name };
@@ -304,7 +261,12 @@ impl Checkpoint {
 
     /// The record of a tensor that is wanted with these global dims, in a type that it can be read in: f32,
     /// bf16 and f16 are rounded or widened to one another.
-    fn find(&self, name: &str, place: &ShardSpec, dtype: DType) -> Result<&TensorRecord> {
+    pub(super) fn find(
+        &self,
+        name: &str,
+        place: &ShardSpec,
+        dtype: DType,
+    ) -> Result<&TensorRecord> {
         let Some(record) = self.index.tensors.get(name) else {
             let names =
                 self.index.tensors.keys().filter(|other| is_moment(other) == is_moment(name));

@@ -37,6 +37,7 @@ mod comparison;
 mod folder;
 mod index;
 mod load;
+mod load_optimizer;
 mod reader;
 mod retention;
 mod save;

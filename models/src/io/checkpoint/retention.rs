@@ -1,4 +1,4 @@
-//! Which checkpoints of a run's folder stay.
+//! Retention: the checkpoints of a run's folder that stay.
 
 use ferrotron_tensor::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -18,12 +18,12 @@ pub struct Retention {
 }
 
 impl Retention {
-    /// Returns the checkpoints of `dir` that do not stay, in the order in which they were written.
+    /// Returns the checkpoints of `dir` that do not stay, in the order in which they were written; none without `latest`.
     pub fn superseded(&self, dir: &Path) -> Vec<PathBuf> {
-        let latest = std::fs::read_to_string(dir.join(folder::LATEST)).unwrap_or_default();
+        let Some(latest) = folder::latest(dir) else { return Vec::new() };
         let kept = |checkpoint: &Path| {
             let multiple = self.interval.zip(folder::step(checkpoint));
-            checkpoint.ends_with(latest.trim())
+            checkpoint.ends_with(&latest)
                 || multiple.is_some_and(|(interval, step)| step.is_multiple_of(interval))
         };
         let old = folder::list(dir).into_iter().skip(self.last);

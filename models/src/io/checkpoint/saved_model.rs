@@ -61,18 +61,22 @@ impl SavedModel {
     }
 
     /// Errors, naming both values of each field that differs, unless a model of `config` has the same weights. Fields
-    /// in `ignored` may differ.
-    pub fn check(
+    /// in `ignored` may differ; those that an earlier version did not have are compared by their defaults.
+    pub fn check<C: Serialize + DeserializeOwned>(
         &self,
         architecture: &str,
-        config: &impl Serialize,
+        config: &C,
         ignored: &[&str],
     ) -> Result<()> {
         self.check_architecture(architecture)?;
         let wanted = SavedModel::new(architecture, config)?.config;
+        let own = match self.config_as::<C>(architecture) {
+            Ok(own) => SavedModel::new(architecture, &own)?.config,
+            Err(_) => self.config.clone(), // a configuration of other fields, which differ
+        };
         let missing = Value::Null;
         let differs = |name: &str, value: &Value| {
-            let saved = self.config.get(name).unwrap_or(&missing);
+            let saved = own.get(name).unwrap_or(&missing);
             (saved != value && !ignored.contains(&name))
                 .then(|| format!("{name} {saved} there, {value} here"))
         };
@@ -80,8 +84,8 @@ impl SavedModel {
             Some(fields) => {
                 fields.iter().filter_map(|(name, value)| differs(name, value)).collect()
             }
-            None if wanted == self.config => Vec::new(),
-            None => vec![format!("{} there, {wanted} here", self.config)],
+            None if wanted == own => Vec::new(),
+            None => vec![format!("{own} there, {wanted} here")],
         };
         match differences.is_empty() {
             true => Ok(()),

@@ -2,6 +2,7 @@
 
 use ferrotron_tensor::{Error, Result};
 use serde::Serialize;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -48,7 +49,7 @@ pub struct CheckpointContents {
 pub fn list(dir: &Path) -> Result<Vec<CheckpointSummary>> {
     let unreadable = |error| Error::io("checkpoint", cannot("read", dir, &error));
     let entries = std::fs::read_dir(dir).map_err(unreadable)?;
-    let latest = std::fs::read_to_string(dir.join(folder::LATEST)).unwrap_or_default();
+    let latest = folder::latest(dir);
     let mut found = Vec::new();
     for entry in entries {
         let path = entry.map_err(unreadable)?.path();
@@ -66,7 +67,7 @@ pub fn list(dir: &Path) -> Result<Vec<CheckpointSummary>> {
         found.push(CheckpointSummary {
             step,
             written: written.unwrap_or(SystemTime::UNIX_EPOCH),
-            latest: path.ends_with(latest.trim()),
+            latest: latest.is_some() && path.file_name() == latest.as_deref().map(OsStr::new),
             contents,
             folder: path,
         });

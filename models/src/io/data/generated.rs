@@ -44,4 +44,8 @@ impl<F: Fn(u64, usize) -> Result<Batch> + Send + Sync> FiniteSamples for Generat
     fn len(&self) -> u64 {
         self.len
     }
+
+    fn has_blank_samples(&self) -> bool {
+        false
+    }
 }

@@ -33,6 +33,12 @@ pub trait FiniteSamples: Samples {
     /// Number of samples. A batch may reach beyond the last one: nothing counts in the samples there.
     fn len(&self) -> u64;
 
+    /// Whether nothing counts in the samples beyond the last one. Otherwise an evaluation refuses micro-batches that
+    /// reach there.
+    fn has_blank_samples(&self) -> bool {
+        true
+    }
+
     /// Whether there are no samples.
     fn is_empty(&self) -> bool {
         self.len() == 0

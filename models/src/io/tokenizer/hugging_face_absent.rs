@@ -28,6 +28,10 @@ impl HuggingFaceTokenizer {
         match self.0 {}
     }
 
+    pub(super) fn id(&self, _: &str) -> Option<u32> {
+        match self.0 {}
+    }
+
     pub(super) fn end_of_text(&self) -> Option<u32> {
         match self.0 {}
     }
