@@ -70,8 +70,9 @@ pub fn open_together(world: &Group, args: &RunArgs) -> Result<Option<Checkpoint>
     // The folder in a run's folder, "." if --load names the checkpoint itself, and nothing if there is none.
     let chosen = first.as_ref().ok().and_then(Option::as_ref).zip(load);
     let chosen = chosen.and_then(|(checkpoint, load)| checkpoint.folder().strip_prefix(load).ok());
-    let chosen = chosen.map_or(Vec::new(), |folder| {
-        Path::new(".").join(folder).to_string_lossy().into_owned().into()
+    let chosen = chosen.map_or(Vec::new(), |folder| match folder.as_os_str().is_empty() {
+        true => b".".to_vec(),
+        false => folder.to_string_lossy().into_owned().into(),
     });
     let chosen = String::from_utf8_lossy(&broadcast_bytes(world, chosen)?).into_owned();
     let opened = match (world.rank(), load) {

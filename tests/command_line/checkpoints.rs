@@ -214,5 +214,8 @@ fn data_parallel_ranks_write_equal_shares() {
     }
     succeeded(ferrotron(path, &["checkpoint", "verify", "run"]));
     let more = ["--save", "run", "--load", "run", "--train-iters", "8", "--sample-length", "0"];
-    succeeded(train(path, &[&more[..], &["--dtype", "f64", "--nproc", "1"]].concat()));
+    succeeded(train(
+        path,
+        &[&more[..], &["--dtype", "f64", "--nproc", "1", "--num-layers", "3"]].concat(),
+    ));
 }

@@ -97,7 +97,7 @@ fn bad_input_gets_one_clear_line() {
             2,
             &["--lr", "--adafactor-step-size scheduled"],
         ),
-        (&["train", "--load", "run", "--optimizer", "adafactor"], 1, &["exp_avg_sq_row"]),
+        (&["train", "--load", "run", "--optimizer", "adafactor"], 2, &["exp_avg", "--optimizer"]),
         (
             &["train", "--data", "text.txt", "--recompute-method", "block"],
             2,

@@ -175,11 +175,12 @@ fn ranks_resume_from_the_checkpoint_that_rank_0_names() {
         }
     }
     // What rank 0 cannot open, nobody trains.
+    let absent = "--load: there is no 'absent'; to start a run there, give --save absent as well";
     for (rank, output) in job(path, "train", &["--load absent", "--load k"]).iter().enumerate() {
         let (_, message) = texts(output);
         assert_eq!(output.status.code(), Some(1), "{message}");
         let who = if rank == 0 { "rank 0: " } else { "rank 1: rank 0: " };
-        assert_eq!(message, format!("ferrotron: {who}checkpoint: there is no 'absent'\n"));
+        assert_eq!(message, format!("ferrotron: {who}{absent}\n"));
     }
     // An option of one rank alone.
     let want = "--lr is not given on rank 0 and 0.5 on rank 1: give all ranks the same";

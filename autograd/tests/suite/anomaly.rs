@@ -8,7 +8,7 @@ fn leaf(device: &Device, name: &str, values: &[f64]) -> Result<Leaf> {
 }
 
 fn message(result: Result<()>) -> String {
-    result.err().expect("an error").to_string()
+    result.expect_err("an error").to_string()
 }
 
 #[test]

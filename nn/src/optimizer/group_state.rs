@@ -274,10 +274,10 @@ fn check_states(rule: &dyn UpdateRule, declared: &[Vec<StateSpec>]) -> Result<()
     if rule.shard_unit() == ShardUnit::HiddenMatrices {
         return refuse("its `shard_unit` must be `Elements` or `Parameters`".to_string());
     }
+    let mut dtypes: HashMap<&str, Option<DType>> = HashMap::new();
     for specs in declared {
         for (index, StateSpec { name, shape, dtype }) in specs.iter().enumerate() {
-            let others = declared.iter().flatten().filter(|other| other.name == *name);
-            if others.map(|other| other.dtype).any(|other| other != *dtype) {
+            if dtypes.entry(*name).or_insert(*dtype) != dtype {
                 return refuse(format!("the state '{name}' has several dtypes"));
             }
             if specs[..index].iter().any(|other| other.name == *name)

@@ -45,9 +45,11 @@ impl ParamOptions {
     }
 }
 
+type Options = dyn Fn(&str) -> ParamOptions + Send + Sync;
+
 /// The closure of [`Scope::with_options`](crate::Scope::with_options).
 #[derive(Clone, Default)]
-pub(crate) struct OptionsByName(Option<Arc<dyn Fn(&str) -> ParamOptions + Send + Sync>>);
+pub(crate) struct OptionsByName(Option<Arc<Options>>);
 
 impl OptionsByName {
     /// Options given by `f`.

@@ -186,19 +186,26 @@ impl ParamAndGradBuffer {
 
 /// Buckets of parameters with equal properties, each closed once it has `numel` elements. Filled from the last
 /// parameter to the first, the order in which gradients become complete.
+///
+/// Rules by parameters sum over ranks of which each holds a shard, parameter by parameter: there global elements are
+/// counted, so that these ranks have the same buckets and make the same calls.
 fn buckets(params: &[Param], config: &BufferConfig) -> Vec<Vec<Param>> {
     let numel = config.bucket_numel;
     let facts = |param: &Param| facts(param, config);
+    let elements = |param: &Param| match shard_unit(param, config) {
+        ShardUnit::Elements => param.leaf().numel(),
+        _ => param.shard_spec().global_dims().iter().product(),
+    };
     let mut buckets: Vec<(usize, Vec<Param>)> = Vec::new(); // with their elements
     for param in params.iter().rev() {
         // Only the last bucket with these properties can be open.
         let last = buckets.iter_mut().rev().find(|(_, bucket)| facts(&bucket[0]) == facts(param));
         match last.filter(|(size, _)| *size < numel) {
             Some((size, open)) => {
-                *size += param.leaf().numel();
+                *size += elements(param);
                 open.push(param.clone());
             }
-            None => buckets.push((param.leaf().numel(), vec![param.clone()])),
+            None => buckets.push((elements(param), vec![param.clone()])),
         }
     }
     buckets.iter_mut().for_each(|(_, bucket)| bucket.reverse());

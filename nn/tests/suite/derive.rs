@@ -162,6 +162,7 @@ fn type_parameters_lifetimes_and_constants() -> Result<()> {
 }
 
 #[derive(Module)]
+#[expect(clippy::large_enum_variant, reason = "a test has few of them")]
 enum Layer {
     Nothing,
     Norm(RmsNorm),

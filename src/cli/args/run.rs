@@ -126,7 +126,9 @@ impl RunArgs {
         if self.exit_interval == Some(0) {
             return Err(Error::config("--exit-interval", "must be positive, got 0"));
         }
-        if let Some(minutes) = self.exit_duration_in_mins.filter(|minutes| !(*minutes > 0.0)) {
+        if let Some(minutes) =
+            self.exit_duration_in_mins.filter(|minutes| !minutes.is_finite() || *minutes <= 0.0)
+        {
             let message = format!("must be positive, got {minutes}");
             return Err(Error::config("--exit-duration-in-mins", message));
         }

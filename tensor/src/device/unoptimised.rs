@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::sync::Once;
 
-/// What makes a development build fast, in the `Cargo.toml` of a program.
+/// Lines for the `Cargo.toml` of a program that make its development build fast.
 const PROFILE: &str = "\
 # Tensors need optimised kernels, in development builds too.
 [profile.dev.package.\"*\"]

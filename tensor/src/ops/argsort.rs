@@ -85,8 +85,7 @@ mod tests {
         (x[9], x[40]) = (f64::NAN, f64::NAN);
         for dtype in FLOATS {
             for x in variants(&tensor(&device, dtype, &dims, &x)) {
-                for dim in 0..3 {
-                    let width = dims[dim];
+                for (dim, &width) in dims.iter().enumerate() {
                     for order in [SortOrder::Ascending, SortOrder::Descending] {
                         let moved = x.transpose(dim as isize, -1).unwrap();
                         let rows = moved.to_f64().unwrap();

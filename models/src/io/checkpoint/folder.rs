@@ -54,12 +54,12 @@ pub(super) fn find(dir: &Path, name: &str) -> PathBuf {
     if !folder.exists() && old.exists() { old } else { folder }
 }
 
-/// Where the checkpoint of a step is written.
+/// The folder in which the checkpoint of a step is written.
 pub(super) fn staging(dir: &Path, step: u64) -> PathBuf {
     dir.join(format!("{}{TEMPORARY}", name(step)))
 }
 
-/// Where it is once it is whole.
+/// The folder of a whole checkpoint.
 pub(super) fn published(dir: &Path, step: u64) -> PathBuf {
     dir.join(name(step))
 }
@@ -68,7 +68,7 @@ pub(super) fn published(dir: &Path, step: u64) -> PathBuf {
 pub(super) struct Staging {
     dir: PathBuf,
     name: String,
-    /// Where the files go.
+    /// The folder of the files.
     pub folder: PathBuf,
 }
 

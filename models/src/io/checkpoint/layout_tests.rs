@@ -1,4 +1,4 @@
-//! What was saved in one layout loads in another.
+//! Checkpoints of one layout load in another.
 
 use super::Checkpoint;
 use super::folder::Staging;

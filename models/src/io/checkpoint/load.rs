@@ -112,7 +112,7 @@ impl Checkpoint {
         })
     }
 
-    /// Where it lies.
+    /// Its folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -132,12 +132,12 @@ impl Checkpoint {
         self.model.config_as(architecture).map_err(wrong)
     }
 
-    /// What [`Snapshot::run`](super::Snapshot::run) was.
+    /// The value of [`Snapshot::run`](super::Snapshot::run).
     pub fn run(&self) -> &serde_json::Value {
         &self.run
     }
 
-    /// How far the run had come.
+    /// The progress of the run.
     pub fn progress(&self) -> &TrainState {
         &self.progress
     }

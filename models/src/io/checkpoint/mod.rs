@@ -58,7 +58,7 @@ pub use weights_file::{LoadReport, ModuleWeights};
 
 use serde::{Deserialize, Serialize};
 
-/// How far a run has come: what it needs, besides tensors, to go on.
+/// The progress of a run: all that it needs, besides tensors, to go on.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainState {
     /// Training steps done.

@@ -18,13 +18,13 @@ use crate::io::tokenizer::Tokenizer;
 pub struct LocalShard {
     /// The global name.
     pub name: String,
-    /// Which part of the global tensor it is.
+    /// Its part of the global tensor.
     pub place: ShardSpec,
     /// Its value.
     pub tensor: Tensor,
 }
 
-/// What one rank puts into a checkpoint. All ranks together put in every element of every tensor once.
+/// One rank's part of a checkpoint. All ranks together put in every element of every tensor once.
 pub struct Snapshot<'a> {
     /// Weights.
     pub weights: Vec<LocalShard>,
@@ -32,11 +32,11 @@ pub struct Snapshot<'a> {
     pub moments: Option<Moments>,
     /// The model.
     pub model: SavedModel,
-    /// How far the run has come.
+    /// The progress of the run.
     pub progress: &'a TrainState,
     /// The tokenizer of the data.
     pub tokenizer: Option<&'a Tokenizer>,
-    /// What else the run wants to keep: its settings, for example.
+    /// Anything else that the run keeps: its settings, for example.
     pub run: serde_json::Value,
 }
 
@@ -251,7 +251,7 @@ fn file_name(name: &str, world: &Group) -> String {
     }
 }
 
-/// What a rank wrote, for the first one to put into the index.
+/// The list of a rank's files, which the first rank puts into the index.
 fn part_name(rank: usize) -> String {
     format!("index-{rank:05}.json")
 }

@@ -28,7 +28,7 @@ impl Slice {
             && self.offset.iter().zip(&self.shape).zip(dims).all(inside)
     }
 
-    /// What both boxes hold, unless that is nothing.
+    /// The intersection of both boxes, unless it is empty.
     pub fn intersection(&self, other: &Slice) -> Option<Slice> {
         let mut both = Slice { offset: Vec::new(), shape: Vec::new() };
         for d in 0..self.shape.len() {

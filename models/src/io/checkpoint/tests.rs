@@ -234,8 +234,7 @@ fn another_shape_is_refused_and_nothing_loaded() -> Result<()> {
     let buffers = ParamAndGradBuffer::new(&model.params())?;
     let sgd = OptimizerConfig::Sgd { momentum: 0.9, weight_decay: 0.0 };
     let error = message(checkpoint.load_optimizer(&mut Optimizer::new(sgd, &buffers)?));
-    assert!(error.contains("it has no 'optimizer.momentum."), "{error}");
-    assert!(error.contains("others such as 'optimizer.exp_avg_sq.wte.weight'"), "{error}");
+    assert!(error.contains("was saved with another optimizer: it has exp_avg of '"), "{error}");
     // A stage of a pipeline loads its own.
     let part: Vec<Param> = model.params().into_iter().take(3).collect();
     checkpoint.load_params_of_part(&part)

@@ -115,7 +115,7 @@ impl LoadReport {
     }
 }
 
-/// How many names of each kind are written out.
+/// Number of names of each kind that an error shows.
 const SHOWN: usize = 4;
 
 impl fmt::Display for LoadReport {

@@ -100,7 +100,7 @@ impl KeyRanges {
         KeyRanges::new(boundaries.len(), positions, ranges)
     }
 
-    /// What both ranges have in common.
+    /// The intersection of both ranges.
     ///
     /// Errors unless they are for the same queries, and for as many rows or one.
     pub fn intersect(&self, other: &KeyRanges) -> Result<KeyRanges> {

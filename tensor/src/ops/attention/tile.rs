@@ -1,4 +1,4 @@
-//! What both directions of attention share: operands, masks, dropout and the walk over tasks.
+//! Parts that both directions of attention share: operands, masks, dropout and the walk over tasks.
 
 use super::config::{AttentionConfig, AttentionDropout, AttentionMask};
 pub(super) use super::operands::Shape;
@@ -150,7 +150,7 @@ impl<'a, T: Element> AttentionOperands<'a, T> {
         self.window.is_some() || self.ranges.is_some()
     }
 
-    /// What the queries of a tile see of the block of keys from `key` on.
+    /// The visible keys of the block from `key` on, for each query of a tile.
     pub(super) fn limits(
         &self,
         (b, query): (usize, usize),
@@ -257,7 +257,7 @@ vectorized! {
     }
 }
 
-/// What the queries of a tile see of a block of keys, counted from its first key.
+/// The visible keys of a block for each query of a tile, counted from the first key.
 pub(super) struct BlockLimits {
     /// The first visible key of each query, at most its end: 0 without windows and ranges.
     pub starts: [usize; QUERIES],

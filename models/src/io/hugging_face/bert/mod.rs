@@ -35,7 +35,7 @@ use config::{parse, write_config};
 /// A weight of the head for the order, by which its presence is known.
 const ORDER_HEAD: &str = "cls.seq_relationship.weight";
 
-/// What is stored twice, and where it is stored besides.
+/// Tensors that are stored twice, each with its original.
 const TIED: [(&str, &str); 2] = [
     ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
     ("cls.predictions.decoder.bias", "cls.predictions.bias"),

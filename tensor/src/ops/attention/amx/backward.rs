@@ -150,7 +150,7 @@ fn lay_out(sums: &[f32], scale: f32, to: &mut [f32], row: usize) {
     }
 }
 
-/// What the panels of one head share.
+/// Operands that the panels of one head share.
 struct HeadPanels<'a> {
     call: &'a AttentionOperands<'a, bf16>,
     head: (usize, usize),

@@ -54,7 +54,7 @@ pub(in crate::ops::attention) fn run(
     })
 }
 
-/// What the panels of queries of one key-value head share.
+/// Operands that the panels of queries of one key-value head share.
 struct QueryPanel<'a> {
     call: &'a AttentionOperands<'a, bf16>,
     sizes: &'a Sizes,

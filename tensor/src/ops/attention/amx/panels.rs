@@ -60,7 +60,7 @@ pub(super) unsafe fn pack_across(
     unsafe { pack_panels(tiles, from, [1, row], [width, rows], to.as_mut_ptr()) }
 }
 
-/// What the queries of a panel see of the keys from some key on: none of them for padding.
+/// The visible keys of each query of a panel, counted from some key on; none for padding.
 pub(super) struct PanelLimits {
     /// The first key that each query sees, if one does not begin with the first.
     pub starts: Option<[i32; LANES]>,
@@ -69,7 +69,7 @@ pub(super) struct PanelLimits {
 }
 
 impl AttentionOperands<'_, bf16> {
-    /// What each query of a panel sees of the keys from `key` on.
+    /// The visible keys of each query of a panel, counted from `key`.
     pub(super) fn panel_limits(&self, (b, query): (usize, usize), key: usize) -> PanelLimits {
         let mut starts = [0; LANES];
         let mut ends = [0; LANES];

@@ -16,7 +16,7 @@ pub(super) const SIDE: usize = 16;
 /// Bytes from the first 16 lanes of a step to the others.
 const LANES_BYTES: usize = STEP_BYTES / 2;
 
-/// Where row `i` of sums begins.
+/// The start of row `i` of sums.
 pub(super) const fn row_of(i: usize) -> usize {
     i / SIDE * LOWER + i % SIDE * SIDE
 }
