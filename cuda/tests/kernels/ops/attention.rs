@@ -115,7 +115,7 @@ impl Problem {
         Problem::with(dtype, sizes, AttentionConfig { mask, ..AttentionConfig::causal(sizes[5]) })
     }
 
-    /// As [`Problem::separate`], with these options.
+    /// Builds the problem of [`Problem::separate`] with these options.
     fn with(dtype: DType, sizes: [usize; 6], config: AttentionConfig) -> Problem {
         let [batch, queries, keys, heads, groups, width] = sizes;
         let q = small(dtype, &[batch, queries, heads, width], 1);
@@ -124,7 +124,8 @@ impl Problem {
         Problem::new([&q, &k, &v], [bytes(&q), bytes(&k), bytes(&v)], config, None)
     }
 
-    /// As [`Problem::separate`], with dropout: of some heads, two pieces of the queries and the end of the keys.
+    /// Builds the problem of [`Problem::separate`] with dropout: of some heads, two pieces of the queries and the end
+    /// of the keys.
     fn dropping(dtype: DType, sizes: [usize; 6], mask: AttentionMask) -> Problem {
         let [batch, queries, keys, heads, groups, width] = sizes;
         let (q, v) = (small(dtype, &[batch, queries, heads, width], 6), [keys, groups, width]);

@@ -184,7 +184,7 @@ impl Batch {
 
 /// Rows of tokens, and for each token the one that follows it.
 ///
-/// As a [`Batch`], its arrays are `inputs` and `targets`.
+/// The arrays of its [`Batch`] are `inputs` and `targets`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenBatch {
     /// (micro_batch, seq_length) token ids.

@@ -33,7 +33,7 @@ impl Documents {
     /// Tokenizes `text`, each sentence by itself. Sentences without a token are left out.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// Errors as [`Tokenizer::encode`].
     pub fn from_text(text: &str, tokenizer: &Tokenizer) -> Result<Documents> {
         let (mut tokens, mut ends, mut documents) = (Vec::new(), Vec::new(), Vec::new());
         let mut first = 0;

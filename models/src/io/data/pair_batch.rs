@@ -5,7 +5,7 @@ use ferrotron_tensor::{Error, Result};
 
 /// Rows of tokens in two segments, some of them masked.
 ///
-/// As a [`Batch`], its arrays have the names given here.
+/// The arrays of its [`Batch`] have the names given here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PairBatch {
     /// (micro_batch, seq_length) token ids.

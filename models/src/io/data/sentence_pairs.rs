@@ -222,7 +222,7 @@ impl HeldOutPairs {
     /// same.
     ///
     /// # Errors
-    /// As [`SentencePairs::new`].
+    /// Errors as [`SentencePairs::new`].
     pub fn new(
         documents: Documents,
         special: SpecialTokens,

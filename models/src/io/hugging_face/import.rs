@@ -19,7 +19,7 @@ pub fn is_folder(path: &Path) -> bool {
 /// The dtypes of the weights in `folder`, each once, the first stored first.
 ///
 /// # Errors
-/// Those of [`read_config`]; malformed or missing files; a weight that is no floating-point number.
+/// Errors of [`read_config`]; malformed or missing files; a weight that is no floating-point number.
 pub fn stored_dtypes(folder: &Path) -> Result<Vec<DType>> {
     read_config(folder)?;
     let read = || {
@@ -59,7 +59,7 @@ pub fn common_dtype(dtypes: &[DType]) -> DType {
 /// ```
 ///
 /// # Errors
-/// Those of [`read_config`]; malformed or missing files; tensors that are missing, unknown or of another
+/// Errors of [`read_config`]; malformed or missing files; tensors that are missing, unknown or of another
 /// shape; a head of its own.
 pub fn import(folder: &Path, device: &Device, dtype: DType) -> Result<Gpt> {
     // Every weight is read, so the seed decides nothing.
@@ -71,7 +71,7 @@ pub fn import(folder: &Path, device: &Device, dtype: DType) -> Result<Gpt> {
 /// The tokenizer of `folder`: its `tokenizer.json`, or GPT-2's if the vocabulary has that size.
 ///
 /// # Errors
-/// Those of [`read_config`] and [`Tokenizer::from_file`].
+/// Errors of [`read_config`] and [`Tokenizer::from_file`].
 pub fn read_tokenizer(folder: &Path) -> Result<Option<Tokenizer>> {
     let file = folder.join("tokenizer.json");
     if file.exists() {

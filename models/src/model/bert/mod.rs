@@ -69,7 +69,7 @@ impl Bert {
     /// Describes the model. Memory is allocated when it first runs or is placed in optimizer buffers.
     ///
     /// # Errors
-    /// As [`BertConfig::validate`].
+    /// Errors as [`BertConfig::validate`].
     pub fn new(scope: &Scope, config: &BertConfig) -> Result<Bert> {
         Self::from_chunk(scope, &Mesh::single(), config, &ModelChunk::whole(config.num_layers))
     }
@@ -77,7 +77,7 @@ impl Bert {
     /// Describes a chunk of the model, sharded over `mesh`.
     ///
     /// # Errors
-    /// As [`BertConfig::validate`]; heads that the ranks along the tensor axis cannot share.
+    /// Errors as [`BertConfig::validate`]; heads that the ranks along the tensor axis cannot share.
     pub fn from_chunk(
         scope: &Scope,
         mesh: &Mesh,

@@ -131,7 +131,7 @@ pub fn read_config(folder: &Path) -> Result<BertConfig> {
 /// ```
 ///
 /// # Errors
-/// Those of [`read_config`]; malformed or missing files; tensors that are missing, unknown or of another shape; an
+/// Errors of [`read_config`]; malformed or missing files; tensors that are missing, unknown or of another shape; an
 /// output layer of its own.
 pub fn import(folder: &Path, device: &Device, dtype: DType) -> Result<Bert> {
     let mut files = open_files(folder).map_err(failed)?;
