@@ -33,14 +33,22 @@ const STACK: &[(&str, &str)] = &[
     ("attention_backward_queries_dropout_128_f16", DROPOUT),
     ("attention_rows_backward_queries_dropout_f64", DROPOUT),
     ("attention_rows_f64", RARE),
+    ("cos_backward_f64", ANGLE),
+    ("cos_f64", ANGLE),
     ("exp_f64", RARE),
     ("log_softmax_backward_f64", RARE),
     ("pow_d_rhs_f64", RARE),
     ("sigmoid_f64", RARE),
+    ("sin_backward_f64", ANGLE),
+    ("sin_f64", ANGLE),
 ];
 
 /// Division, root and the f64 functions leave rare arguments to a subroutine.
 const RARE: &str = "8 or 16 bytes are put aside around a subroutine for rare arguments";
+
+/// Sine and cosine in f64 reduce a huge angle by an array of the digits of 2 / pi.
+const ANGLE: &str =
+    "the words of a huge angle's product with 2 / pi are kept in an array, 56 bytes at most";
 
 /// A tile's sums take nearly all registers, and what is dropped is drawn beside them.
 const DROPOUT: &str =
