@@ -1,5 +1,5 @@
-//! Kernels of a GPU at sizes that fill it: one JSON line each with the share of what the hardware could do to be read
-//! beside. `scripts/gpu-check` runs it; without a GPU it says so and ends.
+//! Times kernels of a GPU at sizes that fill it: one JSON line each, with the share of the hardware's limit.
+//! `scripts/gpu-check` runs it; without a GPU it says so and ends.
 //!
 //! Sizes are those of GPT-2 124M with 32 sequences of 1024 tokens, and 8192 for the product.
 

@@ -1,5 +1,5 @@
-//! A rank that dies never leaves the others waiting: jobs of four processes, of which one is killed with
-//! SIGKILL at a random moment, from before the ranks have met to the middle of training.
+//! A rank that dies never leaves the others waiting. Jobs of four processes lose one to SIGKILL at a random moment,
+//! from before the ranks have met to the middle of training.
 //!
 //! `cargo bench --bench kill [-- JOBS]` prints, for each job, who was killed when and how long the others took
 //! to end, and fails if any of them takes longer than [`LIMIT`].
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const RANKS: usize = 4;
 /// Latest moment of a kill.
 const SPAN: Duration = Duration::from_millis(2500);
-/// How long a job may take to end.
+/// Maximum time in which a job may end.
 const LIMIT: Duration = Duration::from_secs(20);
 const LAYOUTS: [&[&str]; 4] = [
     &["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"],

@@ -1,6 +1,6 @@
-//! What each option that saves memory saves and costs: training steps of GPT-2 124M (4 sequences of 256 tokens) on
-//! all cores, with the peak of the device's pool and the time of a step beside those of plain f32 training. Host memory
-//! is in the system's folder for temporary files (`TMPDIR`), which should be on a disk.
+//! Measures the options that save memory: training steps of GPT-2 124M (4 sequences of 256 tokens) on all cores. Each
+//! row has the peak of the device's pool and the time of a step, beside those of plain f32 training. Host memory is in
+//! the system's folder for temporary files (`TMPDIR`), which should be on a disk.
 //!
 //! `cargo bench --bench options [-- STEPS]` prints a table in Markdown: the medians of STEPS steps (3 unless told),
 //! the rows one after another in one run.
@@ -50,7 +50,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What is compared, by its options on the command line; the first is what all others are compared with.
+/// The configurations that are compared, by their options on the command line. The first is the reference of the
+/// others.
 fn rows(plain: &BenchConfig) -> Vec<(&'static str, BenchConfig)> {
     let with = |recompute: Recompute| BenchConfig {
         parallel: ParallelConfig { recompute, ..plain.parallel },
@@ -110,11 +111,11 @@ fn rows(plain: &BenchConfig) -> Vec<(&'static str, BenchConfig)> {
     ]
 }
 
-/// What steps of one configuration take.
+/// The measurements of one configuration.
 struct Found {
     peaks: [usize; Category::ALL.len()],
     peak: usize,
-    /// Of host memory.
+    /// Peak of host memory, in bytes.
     host: usize,
     seconds: f64,
 }

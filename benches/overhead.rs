@@ -1,5 +1,5 @@
-//! What spreading a step over two ranks costs on one machine: two ranks of one thread, as data parallel and
-//! as tensor parallel, beside one rank of two threads, on GPT-2 124M (4 sequences of 256 tokens, f32).
+//! Measures the overhead of two ranks on one machine, on GPT-2 124M (4 sequences of 256 tokens, f32). Two ranks of one
+//! thread, data parallel and tensor parallel, are compared with one rank of two threads.
 //!
 //! `cargo bench --bench overhead [-- STEPS]` prints tokens per second, medians of rounds taken in turn, and
 //! their ratio to the one rank's.
@@ -35,7 +35,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Of the median step of rank 0.
+/// Tokens per second in the median step of rank 0.
 fn tokens_per_second(ranks: usize, tp: usize, steps: usize) -> Result<f64> {
     let config = BenchConfig {
         seq_length: 256,

@@ -1,5 +1,5 @@
-//! Pipelines in practice and in theory: stages whose forward and backward take a known time, run by the
-//! executor on ranks of this process, beside the simulator and the papers' formulas.
+//! Compares pipelines in practice and in theory. The executor runs stages whose forward and backward take a known time,
+//! beside the simulator and the papers' formulas.
 //!
 //! The stages sleep, so that more of them than cores take the time that they would take on a machine each.
 //! `cargo bench --bench pipeline` prints, for every schedule, the iteration time and the bubble of both.
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const STAGES: usize = 4;
 const MICROBATCHES: usize = 8;
-/// Of a forward, and of each half of a backward, of a whole stage.
+/// The time of a forward, and of each half of a backward, of a whole stage.
 const UNIT: Duration = Duration::from_millis(20);
 
 fn main() -> Result<()> {

@@ -1,4 +1,4 @@
-//! A mixture-of-experts language model: Mixtral's blocks (Jiang et al., arXiv 2401.04088), trained on one rank and on
+//! A mixture-of-experts language model: Mixtral's blocks (Jiang et al., arXiv 2401.04088). It trains on one rank and on
 //! several, data parallel with ZeRO 1 and as a pipeline. The losses are the same.
 //!
 //! Every rank holds all experts: expert parallelism is out of scope. So is context parallelism, because a rank needs whole

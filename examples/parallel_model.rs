@@ -1,5 +1,5 @@
-//! A small language model, written with the parallel layers, and trained twice: on one rank, and on four, tensor
-//! parallel with sequence parallelism x data parallel. The losses are the same.
+//! A small language model, written with the parallel layers. It trains on one rank, and on four: tensor parallel with
+//! sequence parallelism x data parallel. The losses are the same.
 //!
 //! Shapes are trailing comments: batch B, positions T, width C, vocabulary V. Where layers are cut along the
 //! sequence, T of the residual stream is this rank's share.

@@ -1,5 +1,5 @@
-//! A vision transformer (Dosovitskiy et al., arXiv 2010.11929) that learns to tell gratings apart, trained on one rank
-//! and on four: two pipeline stages x two data-parallel ranks. The losses are the same.
+//! A vision transformer (Dosovitskiy et al., arXiv 2010.11929) that learns to tell gratings apart. It trains on one
+//! rank and on four: two pipeline stages x two data-parallel ranks. The losses are the same.
 //!
 //! Shapes are trailing comments: batch B, patches T, width C, classes V.
 //!

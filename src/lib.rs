@@ -49,7 +49,7 @@ pub use ferrotron_autograd::{
 };
 pub use ferrotron_tensor::{DType, Device, Error, ErrorKind, MemoryKind, Result, Tensor};
 
-/// What most programs need.
+/// The names that most programs need.
 pub mod prelude {
     pub use ferrotron_autograd::{
         Backward, GradcheckOptions, InputGrads, Leaf, Var, checkpoint, detect_anomaly, gradcheck,

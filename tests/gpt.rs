@@ -32,7 +32,7 @@ fn model(device: &Device, dtype: DType, config: &GptConfig) -> Result<Gpt> {
     Ok(gpt)
 }
 
-/// Tokens and targets, one of which is ignored.
+/// Tokens and targets; one target is ignored.
 fn batch_of(device: &Device, dims: &[usize], vocab: usize) -> Result<(Tensor, Tensor)> {
     let count = dims.iter().product();
     let tokens: Vec<u32> = (0..count).map(|i| ((7 * i + i * i + 3) % vocab) as u32).collect();

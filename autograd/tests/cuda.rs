@@ -18,10 +18,10 @@ use std::sync::{Arc, Mutex};
 use crate::inputs::{Seen, bits, report, run, samples, which};
 use crate::table::{OpCase, Shapes, table};
 
-/// Allowed difference. Both compute in f32 or f64, by functions that are some ulps apart and sums in another order. Where
-/// that leads to the neighbour of a number that is stored in a narrow dtype (the value, what is kept of it, a gradient,
-/// the shares of attention), it is a rounding of the largest one. `inside` is how large numbers are of which little remains.
-/// `cancelled` is how large numbers are of which nothing remains but their rounding.
+/// Allowed difference. Both compute in f32 or f64, by functions that are some ulps apart and sums in another order.
+/// Where that leads to the neighbour of a number that is stored in a narrow dtype (the value, what is saved of it, a
+/// gradient, the shares of attention), it is a rounding of the largest one. `inside` is the size of terms that cancel
+/// to a small rest. `cancelled` is the size of terms that cancel to nothing but their rounding.
 fn tolerance(dtype: DType, want: &[f64], inside: f64, cancelled: f64) -> f64 {
     let largest = want.iter().filter(|x| x.is_finite()).fold(0.0, |a: f64, b| a.max(b.abs()));
     let stored = if dtype == dtype.accumulator() { 0.0 } else { 3.0 * dtype.epsilon() };
@@ -35,8 +35,8 @@ fn inside(case: &OpCase, shapes: Shapes, seen: Seen) -> f64 {
     if equal && case.op == "layer_norm" { 1e5_f64.sqrt() } else { 1.0 }
 }
 
-/// About how large numbers are that cancel in a gradient: with all options of attention, most queries see one key, whose
-/// weight is 1 whatever the query is.
+/// Estimates the size of terms that cancel in a gradient. With all options of attention, most queries see one key,
+/// whose weight is 1 whatever the query is.
 fn cancelled(case: &OpCase) -> f64 {
     if (case.op, case.case) == ("attention", "all options") { 1.0 } else { 0.0 }
 }

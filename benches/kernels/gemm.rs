@@ -1,5 +1,5 @@
-//! The 15 products of a GPT-2 124M step (4 sequences of 256 tokens), one thread: y = x W^T + bias, dx = dy W and
-//! dW += dy^T x for five linear layers. `benches/peers/torch_gemm.py` prints the same table for PyTorch.
+//! The 15 products of a GPT-2 124M step (4 sequences of 256 tokens), one thread. They are y = x W^T + bias, dx = dy W
+//! and dW += dy^T x for five linear layers. `benches/peers/torch_gemm.py` prints the same table for PyTorch.
 //!
 //! A core may share its units and caches with another one that runs somebody else's work, at a third of the speed. So
 //! a short loop in the L1 cache, before and after each sample, sorts it: both at 0.75 of the fast loops' speed or more

@@ -183,7 +183,7 @@ impl Gpu {
         self.scalars.bad_index(op)
     }
 
-    /// Waits for all work of the compute stream, copies bytes from device address `from` to the host, and returns any
+    /// Waits for all work of the compute stream, and copies bytes from device address `from` to the host. Returns any
     /// bad index recorded since the last call.
     ///
     /// Errors if the GPU has failed.

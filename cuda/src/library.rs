@@ -179,7 +179,7 @@ impl Search {
     }
 }
 
-/// The prefixes of a Python interpreter and of its chain of link targets: a link may lead to a virtual environment,
+/// The prefixes of a Python interpreter and of its chain of link targets. A link may lead to a virtual environment,
 /// whose own interpreter links to the system's.
 fn prefixes(python: PathBuf) -> Vec<PathBuf> {
     /// Maximum number of links followed, as in Linux.

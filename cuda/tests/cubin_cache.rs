@@ -29,7 +29,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// What the children of the other tests run; by itself it does nothing.
+/// The child process of the other tests; run by itself it does nothing.
 #[test]
 fn child() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };

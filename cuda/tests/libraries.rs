@@ -1,5 +1,5 @@
-//! What a GPU is refused for: a library that is missing or too old, or its own age, by one clear error. In a process of
-//! its own, since a library that was found serves the whole process.
+//! Checks that a GPU is refused with one clear error if a library is missing or too old, or the GPU is. Runs in a
+//! process of its own, since a library that was found serves the whole process.
 
 use ferrotron_cuda::Result;
 use ferrotron_cuda::context::Context;

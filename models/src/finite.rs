@@ -6,8 +6,8 @@ use ferrotron_tensor::ops::sq_norm::all_finite;
 
 use crate::model::gpt::Gpt;
 
-/// Returns one line about the first weight of `gpt`, in the order of the forward pass, that is NaN or infinite:
-/// its name, its index and its value. `None` if all are finite.
+/// Returns one line about the first weight of `gpt` that is NaN or infinite: its name, index and value. Weights come in
+/// the order of the forward pass. `None` if all are finite.
 ///
 /// Reads every weight once. Only for a model whose weights are whole on this rank.
 pub fn first_not_finite(gpt: &Gpt) -> Result<Option<String>> {

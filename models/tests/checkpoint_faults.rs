@@ -126,7 +126,7 @@ fn child_rank() {
     std::process::exit(1);
 }
 
-/// What is left in a folder.
+/// The names of a folder's entries.
 fn entries(dir: &Path) -> Vec<String> {
     let name = |entry: std::io::Result<std::fs::DirEntry>| {
         entry.unwrap().file_name().into_string().unwrap()
@@ -229,7 +229,8 @@ fn a_disk_that_is_full_for_one_rank_ends_all_of_them() -> Result<()> {
     Ok(())
 }
 
-/// What is held twice, or by nobody, or as different things, would be a checkpoint that cannot be loaded.
+/// Tensors that are held twice, or by no rank, or as different things are not published: the checkpoint could not be
+/// loaded.
 #[test]
 fn tensors_that_do_not_fit_together_are_not_published() -> Result<()> {
     let dir = tempfile::tempdir().unwrap();

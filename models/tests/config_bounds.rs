@@ -1,5 +1,5 @@
-//! Sizes of a model that come from a file or a command line may be anything: each is refused in one line or works out,
-//! without taking time or memory.
+//! Sizes of a model from a file or a command line may be anything. Each is refused in one line or works out, without
+//! taking time or memory.
 
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::bench::peak_rss_bytes;

@@ -39,7 +39,7 @@ impl Samples for Numbers {
     }
 }
 
-/// What differs between the runs.
+/// The differences between the runs.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     dtype: DType,
@@ -120,7 +120,7 @@ impl Case {
     }
 }
 
-/// What the pools of all ranks count over two steps.
+/// The counts of all ranks' pools over two steps.
 fn measured(plan: &MemoryEstimator<Gpt>) -> Result<Vec<RankMemory>> {
     let ranks = run_threads(plan.layout.world(), &WorldConfig::default(), |world| {
         let mesh = Mesh::new(&world, plan.layout, plan.sequence_parallel)?;
@@ -151,7 +151,7 @@ fn bytes(memory: &RankMemory) -> [(&'static str, usize); 9] {
     ]
 }
 
-/// Where the number is not what is measured: it is, to the byte.
+/// Lists where the estimate differs from the measurement; they must be equal to the byte.
 fn differences(case: &Case, model: &GptConfig) -> Vec<String> {
     let plan = case.plan(model).unwrap();
     let measured = measured(&plan).unwrap_or_else(|error| panic!("{case:?}: {error}"));
@@ -247,7 +247,7 @@ fn it_leaves_out_the_gradients_and_moments_of_frozen_parameters() {
     assert_eq!((found.gradients_bytes, found.optimizer_bytes), (4 * trained, 12 * trained));
 }
 
-/// What waits in host memory is not in the number, and what is kept in 16 bits takes half.
+/// The estimate leaves out data offloaded to host memory, and halves what is saved in 16 bits.
 #[test]
 fn it_knows_what_waits_elsewhere() {
     let (host, saved) = (MemoryKind::Host, SavedActivations::default());
@@ -306,7 +306,7 @@ fn it_is_with_every_rule() {
     check(&cases, &model());
 }
 
-/// Where ranks own whole parameters, one takes more than the others: that one's is the number.
+/// The estimate is that of the rank that takes most, where ranks own whole parameters and differ.
 #[test]
 fn it_is_that_of_the_rank_which_takes_most() {
     let rule = AdafactorConfig { beta1: 0.9, ..AdafactorConfig::default() };
@@ -351,7 +351,7 @@ fn buffers_do_not_grow_with_the_model() {
     }
 }
 
-/// Of many micro-batches only as many are taken as show all that there is to see.
+/// The estimate of many micro-batches simulates only as many as suffice.
 #[test]
 fn it_is_with_many_micro_batches() {
     let mut cases = Vec::new();

@@ -13,7 +13,7 @@ use ferrotron_parallel::mesh::ParallelDims;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::DType;
 
-/// As in arXiv 2205.05198, table 3, with recomputation as in its baseline.
+/// The model of arXiv 2205.05198, table 3, with the recomputation of its baseline.
 #[test]
 fn a_trillion_parameters_are_planned_in_100_megabytes() {
     let preset = Preset::find("ptd-1t").unwrap();

@@ -1,4 +1,4 @@
-//! What the pool reserves keeps close to what is in use, whatever the lengths of the sequences that are trained on.
+//! The pool reserves little more than is in use, for any sequence of lengths that is trained on.
 //!
 //! On a fake device, whose pool hands out the same blocks as any.
 

@@ -161,7 +161,7 @@ impl Context {
         self.with_key_ranges(ranges)
     }
 
-    /// Tells attention that the samples of this micro-batch are packed documents: `boundaries[b]` (`cu_seqlens`) begins
+    /// Tells attention that the samples of this micro-batch are packed documents. `boundaries[b]` (`cu_seqlens`) begins
     /// with 0 and holds the end of each document of sample b. Queries see the keys of their own document only.
     ///
     /// Errors unless there are boundaries for each local sample, ascending and within the sequence length.

@@ -1,5 +1,5 @@
-//! Optimizers over flats of a GPU, which here is a stand-in on the CPU: what they make of a few parameters is what they
-//! make of them on the CPU. And the kernels that an MLP does not need.
+//! Optimizers over flats of a GPU, which here is a stand-in on the CPU, take the same steps as on the CPU. Also, the
+//! kernels that an MLP does not need.
 
 use ferrotron_autograd::{Accum, Leaf, WeightGrads, backward};
 use ferrotron_nn::loss::{CrossEntropyLoss, Reduction, binary_cross_entropy_with_logits};
@@ -166,7 +166,7 @@ fn optimizers_step_as_on_the_cpu() -> Result<()> {
     Ok(())
 }
 
-/// What waits in host memory comes near in three runs of a sixty-fourth each.
+/// Offloaded states pass through the device in three runs of a sixty-fourth each.
 #[test]
 fn offloaded_states_take_a_twentieth() -> Result<()> {
     let name = "offloaded_states_take_a_twentieth";

@@ -22,7 +22,7 @@ fn errors_name_the_field_and_the_remedy() {
     }
 }
 
-/// What rustc says about a source that uses the library as it was built for this test.
+/// Compiles a source that uses the library as built for this test, and returns rustc's messages.
 fn messages(root: &Path, source: &str) -> String {
     let program = std::env::current_exe().unwrap();
     let built = program.parent().unwrap();

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use crate::collective::Group;
 
-/// What one rank knows about the job, by name.
+/// Facts that one rank knows about the job, by name.
 pub type Facts = BTreeMap<String, String>;
 
 /// Bytes that every rank sends: the kind of its report, the report's length, and a digest of it.
@@ -26,17 +26,18 @@ const ROW: usize = 32;
 /// Differing facts, and differing values of one, that a line names at most.
 const NAMED: usize = 4;
 
-/// What a rank has to say.
+/// The kind of a rank's report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Facts,
-    /// It cannot go on because of its options.
+    /// It cannot continue because of its options.
     Refused,
-    /// It cannot go on for another reason.
+    /// It cannot continue for another reason.
     Failed,
 }
 
-/// Compares the facts of all ranks of `group`, which all call this. A rank that cannot go on gives its error instead.
+/// Compares the facts of all ranks of `group`. All ranks call this; a rank that cannot continue gives its error
+/// instead.
 ///
 /// # Errors
 /// The same line on all ranks, of [`ErrorKind::Config`] if facts differ, and naming the first rank that gave an
@@ -170,7 +171,7 @@ fn reports(
     received.collect()
 }
 
-/// Which facts differ, with the ranks of each value.
+/// The facts that differ, with the ranks of each value.
 fn difference(rows: &[[u8; ROW]], speakers: &[usize], reports: &[String]) -> Result<String> {
     let facts = reports.iter().map(|report| decode(report)).collect::<Result<Vec<Facts>>>()?;
     let ranks_like = |speaker: usize| {

@@ -7,8 +7,8 @@ use std::io::{self, ErrorKind};
 /// Descriptors of the program itself: its streams, data, checkpoints, threads and a GPU.
 const PROGRAM: usize = 64;
 
-/// Descriptors for each rank of the job: a control connection, connections in the three groups that all ranks may be
-/// in, and, while one of these forms, two files of shared memory.
+/// Descriptors for each rank of the job. They are a control connection, connections in the three groups that all ranks
+/// may be in, and, while one of these forms, two files of shared memory.
 const PER_RANK: usize = 6;
 
 /// Returns how many descriptors a rank of a job of `ranks` ranks may need.
@@ -40,8 +40,8 @@ pub fn provide(ranks: usize) -> Result<()> {
     ))
 }
 
-/// Returns an error that names limit and remedy, of the kind [`ErrorKind::QuotaExceeded`], in place of one that says
-/// that there are no descriptors; others as they are.
+/// Replaces an error that says that there are no descriptors by one of kind [`ErrorKind::QuotaExceeded`] that names
+/// limit and remedy. Returns others as they are.
 pub fn explained(error: io::Error) -> io::Error {
     let what = match error.raw_os_error() {
         Some(libc::EMFILE) => {

@@ -1,5 +1,5 @@
-//! Parallel training: collectives between ranks, the mesh of ranks, layers and gradients that know how
-//! they are sharded, pipelines, agreement of ranks on what they train, and traces of all that.
+//! Parallel training: collectives, the mesh of ranks, sharded layers and gradients, and pipelines. It also makes ranks
+//! agree on what they train, and traces all that.
 #![deny(missing_docs)]
 
 // `#[derive(Module)]` writes `::ferrotron::nn`.

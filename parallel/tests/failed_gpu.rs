@@ -1,5 +1,5 @@
-//! A GPU that has failed: a group on it ends with that error, and nobody waits for what will never come. In a process of
-//! its own, since a driver that has failed stays so.
+//! A GPU that has failed: a group on it ends with that error, and no thread waits for what will never come. Runs in a
+//! process of its own, since a driver that has failed stays so.
 
 use ferrotron_cuda::gpu::GpuConfig;
 use ferrotron_cuda::kernels::ElementType;

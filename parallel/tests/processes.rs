@@ -84,7 +84,7 @@ fn sum_for_ever(world: &World) -> Result<String> {
     }
 }
 
-/// Ranks 0 and 1 call, and then ranks 1 and 2, again and again, until rank `victim` stops: one of the others does not
+/// Ranks 0 and 1 call, and then ranks 1 and 2, again and again, until rank `victim` stops. One of the others does not
 /// wait for it but for the third.
 fn sum_in_pairs(world: &World, early: bool, victim: Option<usize>) -> Result<String> {
     let stop = || {
@@ -154,7 +154,7 @@ fn start_with(task: &str, size: usize, transport: &str, variables: &[(&str, &str
     (0..size).map(rank).collect()
 }
 
-/// What a rank printed, when it has ended by itself.
+/// The output of a rank that has ended by itself.
 fn finish(mut rank: Rank) -> String {
     let start = Instant::now();
     while rank.0.try_wait().unwrap().is_none() {

@@ -56,7 +56,7 @@ impl Configuration {
         Ok(Configuration { options, args, facts, notes })
     }
 
-    /// What the next checkpoint remembers, of a run with this global batch size.
+    /// The options that the next checkpoint remembers, for a run with this global batch size.
     pub fn remembered(&self, global_batch_size: usize) -> Value {
         let mut remembered = remembered::of_options(&self.options);
         // Its default depends on the layout, which may change when the run resumes; the batch must not.

@@ -40,7 +40,7 @@ impl Definition {
         found.expect("the name of a subcommand")
     }
 
-    /// What the words of a subcommand say, each for itself; or why it is none, in one line.
+    /// Parses the words of a subcommand, each on its own. Errors with one line if the words do not parse.
     pub fn words_of(
         &self,
         name: &str,

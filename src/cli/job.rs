@@ -26,7 +26,7 @@ use super::args::train::TrainArgs;
 use super::output;
 use super::terminal;
 
-/// What this process is.
+/// The role of this process.
 #[derive(Debug, Clone)]
 pub enum ProcessRole {
     /// The only rank.
@@ -38,7 +38,7 @@ pub enum ProcessRole {
 }
 
 impl ProcessRole {
-    /// What `args` and the environment ask for.
+    /// The role that `args` and the environment ask for.
     pub fn new(args: &ParallelArgs, rank: Option<RankEnvironment>) -> Result<ProcessRole> {
         match (args.nproc, rank) {
             (Some(0), _) => Err(Error::config("--nproc", "must be positive, got 0")),
@@ -56,7 +56,7 @@ impl ProcessRole {
         }
     }
 
-    /// How many ranks train together.
+    /// The number of ranks that train together.
     pub fn world_size(&self) -> usize {
         match self {
             ProcessRole::Alone => 1,
@@ -65,7 +65,7 @@ impl ProcessRole {
         }
     }
 
-    /// How many ranks share this machine, as far as is known.
+    /// The number of ranks on this machine, as far as is known.
     pub fn local_size(&self) -> usize {
         match self {
             ProcessRole::Rank(rank) => rank.local_size.unwrap_or(1),

@@ -42,8 +42,9 @@ pub fn sentence(memory: &RankMemory) -> String {
     format!("{} ({})", display(memory.total_bytes as u64), parts.join(", "))
 }
 
-/// Errors, with what would help, if a rank of the run that `args` ask for would take more than `--memory-limit` or, where
-/// that is not given, the ranks of this machine more than it, or their GPU, has. A GPU that is not there is an error, too.
+/// Errors if a rank of the run that `args` ask for would take more than `--memory-limit`. Without that option, errors
+/// if the ranks of this machine together take more than it has, or than their GPU has. A missing GPU is an error, too.
+/// The message says what would help.
 pub fn check(
     args: &TrainArgs,
     plan: &MemoryEstimator<Gpt>,
@@ -63,8 +64,8 @@ pub fn check(
     }
 }
 
-/// The same for a run that is only thought of: nothing is known of other machines, so ranks with GPUs of their own are
-/// compared with the first one here, if there is one.
+/// Checks a run that is only planned. Other machines are unknown, so ranks with GPUs of their own are compared with the
+/// first one here, if there is one.
 pub fn check_thought(
     args: &TrainArgs,
     plan: &MemoryEstimator<Gpt>,

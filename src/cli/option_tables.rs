@@ -54,7 +54,7 @@ fn flag_and_value(arg: &Arg) -> String {
     format!("{name} {value}{several}").trim_start().to_string()
 }
 
-/// What `--help` says of an option, and its default, which may stand at the end of that in words.
+/// The `--help` text of an option, and its default, which may stand at the end of that text in words.
 fn help_and_default(arg: &Arg) -> (String, String) {
     let help = arg.get_help().map_or(String::new(), |help| help.to_string());
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");

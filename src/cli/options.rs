@@ -27,7 +27,7 @@ const SYNONYMS: &[&[&str]] = &[
 /// Options that state the type to compute in.
 const PRECISION: &[&str] = &["dtype", "bf16", "fp16"];
 
-/// Where the value of an option comes from.
+/// The source of an option's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     Typed,
@@ -119,7 +119,7 @@ impl Options {
         self.0.iter().map(|(name, (value, _))| (name.as_str(), value))
     }
 
-    /// What a checkpoint has decided, of the options `names`, as it would be typed.
+    /// The values that a checkpoint has decided for the options `names`, as they would be typed.
     pub fn remembered_words(&self, names: &[&str]) -> Vec<String> {
         let remembered = names
             .iter()
@@ -138,7 +138,7 @@ impl Options {
         words.map(OsString::from).collect()
     }
 
-    /// The same error, behind which stand the options that it is about and that nobody has typed, with their sources.
+    /// Appends to an error the options that it is about and that were not typed, with their sources.
     pub fn name_sources(&self, error: Error) -> Error {
         if !matches!(error.kind(), ErrorKind::Config | ErrorKind::Io) {
             return error;

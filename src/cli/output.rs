@@ -11,7 +11,7 @@ use std::process::ExitCode;
 /// Exit code of a program that SIGPIPE ended, as shells report it.
 const CLOSED_PIPE: i32 = 141;
 
-/// Prints results at once. Where nobody takes them, the program ends.
+/// Prints results at once. Ends the program if standard output has no reader.
 pub fn print(text: &str) {
     if let Err(error) = write(io::stdout().lock(), text) {
         if error.kind() == ErrorKind::BrokenPipe {
@@ -27,7 +27,7 @@ pub fn line(text: &str) {
     print(&format!("{text}\n"));
 }
 
-/// Prints a line of results that are also elsewhere: the program goes on without a reader.
+/// Prints a line of results that are also elsewhere: the program continues without a reader.
 pub fn report(text: &str) {
     if let Err(error) = write(io::stdout().lock(), &format!("{text}\n"))
         && error.kind() != ErrorKind::BrokenPipe
@@ -41,8 +41,8 @@ pub fn note(text: &str) {
     let _ = write(io::stderr().lock(), &format!("{text}\n"));
 }
 
-/// Says what went wrong, and where if `place` is not empty; returns the exit code: as for flags that do not parse, 2 for
-/// what the user asked for.
+/// Prints an error, with `place` if that is not empty, and returns the exit code. As for flags that do not parse, it is
+/// 2 for mistakes of the user.
 pub fn failed(place: &str, error: &ferrotron::Error) -> ExitCode {
     note(&format!("ferrotron: {place}{error}"));
     ExitCode::from(match error.kind() {

@@ -1,4 +1,4 @@
-//! What a person sees of a run: a progress bar on a terminal, lines elsewhere.
+//! Shows a run to its user: a progress bar on a terminal, lines elsewhere.
 
 use ferrotron::models::evaluate::Evaluation;
 use ferrotron::models::run::{Metrics, Observer};

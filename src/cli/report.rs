@@ -1,4 +1,4 @@
-//! What `train` prints before the first step and after the last.
+//! The lines that `train` prints before the first step and after the last.
 
 use ferrotron::models::data::Dataset;
 use ferrotron::models::entropy::bigram_entropy;
@@ -70,7 +70,7 @@ pub fn before(
     Ok(())
 }
 
-/// Where the run computes.
+/// Describes the device of the run.
 fn place(args: &TrainArgs, device: &Device) -> Result<String> {
     Ok(match (args.device.place()?, device.threads()) {
         (DeviceChoice::Cpu, 1) => "1 thread".to_string(),
@@ -79,7 +79,7 @@ fn place(args: &TrainArgs, device: &Device) -> Result<String> {
     })
 }
 
-/// How several ranks are laid out, and what they will send.
+/// Describes the layout of several ranks, and the bytes that they will send.
 fn layout_lines(trainer: &Trainer<Gpt>, seq_length: usize) -> Option<String> {
     let layout = trainer.mesh().layout();
     let [tp, cp, dp, pp] = Axis::ALL.map(|axis| layout.size(axis));

@@ -13,8 +13,8 @@ use super::args::run::RunArgs;
 use super::options::remembered::canonical;
 use super::output;
 
-/// Opens the checkpoint of `--load`. There is none if `--save` names the same folder and no run has saved there yet: one
-/// command line starts a run, and goes on with it after whatever ended it.
+/// Opens the checkpoint of `--load`. There is none if `--save` names the same folder and no run has saved there yet:
+/// one command line starts a run, and resumes it after any interruption.
 ///
 /// # Errors
 /// A checkpoint that cannot be opened, or is not there.

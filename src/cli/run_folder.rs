@@ -1,4 +1,4 @@
-//! Where a run leaves its files.
+//! The folders and files of a run.
 
 use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::run::check_metrics;
@@ -43,7 +43,7 @@ fn check_files(args: &TrainArgs, folder: Option<&Path>) -> Result<()> {
     args.run.trace.as_deref().map_or(Ok(()), check_target)
 }
 
-/// Where the metrics go.
+/// The file of the metrics.
 pub fn metrics(args: &TrainArgs, folder: &Path) -> PathBuf {
     args.run.metrics.clone().unwrap_or_else(|| folder.join("metrics.jsonl"))
 }

@@ -1,5 +1,5 @@
-//! A terminal that is closed while the program writes to it: writing there fails from then on, and printing would end
-//! the program before it has saved.
+//! Handles a terminal that is closed while the program writes to it. Writing there fails from then on, and printing
+//! would end the program before it has saved.
 
 use signal_hook::consts::SIGHUP;
 use signal_hook::low_level;

@@ -20,7 +20,7 @@ struct Ring {
     p: f64,
 }
 
-/// What a rank holds of q, k, v and dout.
+/// A rank's q, k, v and dout.
 type Held = [Tensor; 4];
 
 /// One turn of the ring: the rank's queries from `first` on see keys of a rank.
@@ -42,8 +42,8 @@ impl Ring {
         vec![piece(rank), piece(2 * self.ranks - 1 - rank)]
     }
 
-    /// How `rank` sees the keys of rank `other`: its own causally, of an earlier rank all of the first chunk,
-    /// of a later one both chunks, but only from its own second chunk.
+    /// The mask between `rank`'s queries and rank `other`'s keys. Its own are causal; of an earlier rank it sees the
+    /// first chunk; of a later one both chunks, but only from its own second chunk.
     fn turn(self, rank: usize, other: usize) -> Turn {
         let (queries, keys) = (self.pieces(rank), self.pieces(other));
         match other.cmp(&rank) {

@@ -15,7 +15,7 @@ const N: usize = 12;
 const C: usize = 5;
 const SCALE: f64 = 0.5;
 
-/// What one rank, or the only one, finds.
+/// The results of one rank, or the only one.
 struct Found {
     loss: Tensor,
     lse: Tensor,

@@ -1,4 +1,4 @@
-//! A run goes on with the data that it was started with, or is told to change it.
+//! A run resumes with the data that it was started with, or is told to change it.
 
 use super::{TINY, ferrotron, folder_with_text, succeeded, train};
 use super::{checkpoint_file, write_checkpoint_file};

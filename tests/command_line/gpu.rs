@@ -23,7 +23,7 @@ fn lines(folder: &Path, arguments: &[&str]) -> (String, String) {
     (String::from_utf8_lossy(&output.stdout).into_owned(), error)
 }
 
-/// What a run wrote of each of its steps.
+/// The metrics of a run's steps.
 fn metrics(run: &Path) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()

@@ -1,4 +1,4 @@
-//! What `generate`, `eval` and `export` make of models, prompts and data that are wrong, odd or damaged.
+//! `generate`, `eval` and `export` with models, prompts and data that are wrong, odd or damaged.
 
 use std::path::Path;
 use std::process::Output;

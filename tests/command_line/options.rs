@@ -1,4 +1,4 @@
-//! Where options come from: the command line, a file, a checkpoint.
+//! Sources of options: the command line, a file, a checkpoint.
 
 use super::write_checkpoint_file;
 use super::{checkpoint_file, ferrotron, folder_with_text, succeeded, train};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Output;
 
-/// What the newest checkpoint of a run remembers.
+/// The options that the newest checkpoint of a run remembers.
 fn remembered(run: &Path) -> Value {
     let latest = std::fs::read_to_string(run.join("latest")).unwrap();
     let config = std::fs::read(run.join(latest.trim()).join("config.json")).unwrap();
@@ -134,7 +134,7 @@ fn a_refusal_says_where_the_option_comes_from() {
     assert!(message(&output).contains(&want), "{}", message(&output));
 }
 
-/// Whoever gets a checkpoint from somebody else gets no files overwritten.
+/// A user who gets a checkpoint from elsewhere gets no files overwritten.
 #[test]
 fn a_checkpoint_does_not_decide_which_files_are_written() {
     let folder = folder_with_text();

@@ -1,8 +1,8 @@
-//! Runs that go on in another precision.
+//! Runs that resume in another precision.
 
 use super::{ferrotron, folder_with_text, succeeded, train};
 
-/// What a run was started with and the other precision does not have is forgotten.
+/// A resumed run forgets options that the other precision does not have.
 #[test]
 fn a_run_goes_on_in_another_precision() {
     let folder = folder_with_text();

@@ -1,4 +1,4 @@
-//! What the program refuses, with which exit code and what it says.
+//! Refusals of the program: exit codes and messages.
 
 use std::path::Path;
 

@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How long after a signal a program may run here: 2 s, and as much again for a machine that does other things too.
+/// Time that a program may run after a signal: 2 s, and as much again for a machine that does other things too.
 const SOON: Duration = Duration::from_secs(4);
 
 /// Longest that a phase may take to begin.

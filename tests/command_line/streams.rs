@@ -1,4 +1,4 @@
-//! Standard output and error that nobody reads, or that cannot be written to: a run goes on without them.
+//! Standard output and error without a reader, or that cannot be written to: a run continues without them.
 
 use super::{TINY, ferrotron, folder_with_text, losses, succeeded, train};
 use std::fs::File;
@@ -59,7 +59,7 @@ fn an_error_without_a_reader_keeps_its_code() {
     }
 }
 
-/// What other commands print is all that comes of them.
+/// Other commands have no result but their output, so losing it is an error.
 #[test]
 fn results_that_are_lost_are_an_error() {
     let folder = folder_with_text();

@@ -9,7 +9,7 @@ pub type Tensors = BTreeMap<String, Vec<f64>>;
 /// A part of a global tensor.
 pub type Part = (String, ShardSpec, Vec<f64>);
 
-/// The global tensors of which the ranks hold parts: every element once.
+/// The global tensors, assembled from the ranks' parts: every element once.
 pub fn assemble(parts: Vec<Part>) -> Tensors {
     let mut whole: BTreeMap<String, Vec<Option<f64>>> = BTreeMap::new();
     for (name, place, values) in parts {

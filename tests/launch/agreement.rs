@@ -104,7 +104,7 @@ fn ranks_with_other_options_end_with_the_same_line() {
     assert_eq!(metrics(&path.join("run")).len(), 6);
 }
 
-/// As on machines with disks of their own: the same path, another content.
+/// Machines with disks of their own may have other contents at the same path.
 #[test]
 fn ranks_with_other_data_of_equal_length_end_with_the_same_line() {
     let folder = folder_with_text();

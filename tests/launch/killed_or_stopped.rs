@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What starts a job that would train for ever.
+/// The command of a job that would train for ever.
 fn endless_command(folder: &Path, options: &str) -> Command {
     let line = format!("{MODEL} --train-iters 1000000 --save-interval 0 --save run {options}");
     command(folder, &line.replace("--eval-interval 3", "--eval-interval 0"))
@@ -228,7 +228,7 @@ fn too_low_a_limit_of_open_files_is_refused_before_anything_starts() {
     assert_eq!(message.lines().count(), 1, "{message}");
 }
 
-/// torchrun starts the same command line again after a rank was killed, and the run goes on from its last checkpoint.
+/// torchrun starts the same command line again after a rank was killed, and the run resumes from its last checkpoint.
 #[test]
 fn torchrun_restarts_a_job_that_goes_on() {
     let Some(torchrun) = super::tool("torchrun") else { return };

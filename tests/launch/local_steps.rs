@@ -2,7 +2,7 @@
 
 use super::{MODEL, assert_same, command, finished, folder_with_text, succeeded};
 
-/// Numbers of steps that nobody typed are such that replicas are the same after them.
+/// Default numbers of steps are such that replicas are the same after them.
 #[test]
 fn local_steps_go_with_the_defaults() {
     let folder = folder_with_text();

@@ -1,5 +1,5 @@
-//! Jobs of several processes as a user starts them: the same losses in every layout, by every launcher, and
-//! an end that names its cause when a rank dies.
+//! Jobs of several processes as a user starts them. Losses are the same in every layout and with every launcher, and if
+//! a rank dies the job's end names the cause.
 
 #![cfg(target_os = "linux")]
 
@@ -283,7 +283,7 @@ fn under(tool: &Path, words: &str, name: &str, layout: &str) {
     assert_same(name, &path.join(name), &alone, 1e-10);
 }
 
-/// One that nobody listens at.
+/// A free port.
 fn port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

@@ -1,4 +1,4 @@
-//! What a trace of several processes shows.
+//! The trace of several processes.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,8 +28,8 @@ fn apart(a: Time, b: Time) -> bool {
     a.1 <= b.0 + ROUNDING || b.1 <= a.0 + ROUNDING
 }
 
-/// Asserts that the trace at `path` has `steps` of 4 ranks, tensor 2 x pipeline 2 with `instructions`
-/// computations a step: one clock, nested events, calls one behind another and reached by their arrows.
+/// Asserts that the trace at `path` has `steps` of 4 ranks, tensor 2 x pipeline 2 with `instructions` computations a
+/// step. It has one clock, nested events, and calls one after another, reached by their arrows.
 pub fn check(path: &Path, steps: &[u64], instructions: usize) {
     let events = read(path);
     let of = |phase: &str| -> Vec<&Value> { events.iter().filter(|e| e["ph"] == phase).collect() };

@@ -63,7 +63,7 @@ fn of_mpirun_and_torchrun() {
     }
 }
 
-/// The ranks of a job that somebody types.
+/// The ranks of a job that a user starts by hand.
 fn by_hand(path: &Path, line: &str, variables: &[(&str, &str)]) -> Vec<Command> {
     let rank = |rank: &str| {
         let mut command = command(path, line);

@@ -15,11 +15,11 @@ use ferrotron::parallel::mesh::Mesh;
 use ferrotron::tensor::{DType, Device, RandomKey, Result};
 use std::time::Duration;
 
-/// Windows of the validation stream: two global batches, and a third with too few windows for every rank, the last of
-/// which is cut short.
+/// Windows of the validation stream: two global batches, and a third with too few windows for every rank. Its last
+/// window is cut short.
 const WINDOWS: usize = 2 * GLOBAL_BATCH + 5;
 
-/// What each rank finds over the first `batches` global batches, or all; rank `asked` is asked to stop before.
+/// Each rank's evaluation over the first `batches` global batches, or all; rank `asked` is asked to stop before.
 fn evaluations(
     model: &GptConfig,
     layout: &Layout,

@@ -74,7 +74,7 @@ fn every_pair_of_axis_values_trains_as_one_rank_does() {
     compare(&model, &Numbers::with_dtype(DType::F64), &layouts);
 }
 
-/// Layouts that nobody chose: others for each seed.
+/// Random layouts: others for each seed.
 fn random(all: &[Layout], count: u64, seed: u64) -> Vec<Layout> {
     let key = RandomKey::new(seed, 0, "layouts");
     (0..count).map(|i| all[(key.uniform(i) * all.len() as f64) as usize]).collect()
@@ -236,8 +236,8 @@ fn no_reduction_can_be_left_out() {
     assert!(count >= 2 * 12, "only {count} mutants");
 }
 
-/// Neither can one of Adafactor's: the sums of squares and of updates' squares over the ranks that have parts of a
-/// tensor, and those of gradients on the rank that owns a parameter.
+/// No sum of Adafactor's can be left out: those of squares and of updates' squares over the ranks that share a tensor.
+/// Nor can those of gradients on the rank that owns a parameter.
 #[test]
 fn no_reduction_of_adafactor_can_be_left_out() {
     // So small that every update is clipped.
@@ -249,7 +249,7 @@ fn no_reduction_of_adafactor_can_be_left_out() {
     assert!(count >= 2 * 5, "only {count} mutants");
 }
 
-/// Asserts that every fault at a site of which `is_wanted` is noticed in some layout; returns how many there are.
+/// Asserts that every fault at a site that `is_wanted` selects is noticed in some layout; returns the number of faults.
 fn notice_all_mutants(numbers: &Numbers, is_wanted: impl Fn(&Site) -> bool) -> usize {
     let model = gpt2();
     let reference = reference(&model, numbers).unwrap().without_key_biases(&model);

@@ -18,7 +18,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::layout::Layout;
 
-/// Where a reduction is called.
+/// The place of a call of a reduction.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Site {
     group: String,
@@ -40,7 +40,7 @@ impl Site {
     }
 }
 
-/// What is wrong with a call.
+/// The fault of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// These elements stay as they were, those of the half that begins at none or one.
@@ -52,7 +52,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Those of a call of so many elements.
+    /// The faults of a call of `len` elements.
     fn all(len: usize) -> [Fault; 2] {
         match len {
             1 => [Fault::LeftOut, Fault::One],

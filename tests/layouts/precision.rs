@@ -13,13 +13,13 @@ use super::tensors::Tensors;
 use super::train::{Found, Numbers, WEIGHTS, train};
 use super::{gpt2, random};
 
-/// How far the runs of a layout are from the reference.
+/// The distance of a layout's runs from the reference.
 #[derive(Debug)]
 struct Distance {
     /// Root mean square of the relative differences of the steps' losses, and of their gradient norms.
     loss: f64,
     norm: f64,
-    /// Of the differences between first gradients and between last weights, relative to gradients and weights.
+    /// Root mean square of the differences of first gradients and of last weights, relative to gradients and weights.
     gradients: f64,
     weights: f64,
 }
@@ -138,8 +138,8 @@ fn gradients_of_key_biases_are_rounding_errors() {
     }
 }
 
-/// At most 1.5 times as far as one rank, in the mean over runs from 32 weights: a single loss is right or wrong
-/// by chance.
+/// At most 1.5 times as far as one rank, in the mean over runs from 32 weights. A single loss is right or wrong by
+/// chance.
 #[test]
 fn layouts_in_16_bits_are_not_farther_from_f64_than_one_rank() {
     let fp16 =

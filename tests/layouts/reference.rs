@@ -1,4 +1,4 @@
-//! What every layout is compared with: the training loop written out once more, with nothing of the trainer.
+//! The reference of every layout: the training loop written out once more, with nothing of the trainer.
 //!
 //! One graph over the global batch, and every scale in the open: a scale that is missing in the trainer is
 //! missing in all layouts, of which none would differ from another.

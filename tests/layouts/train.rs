@@ -21,10 +21,10 @@ use super::tensors::{Part, Tensors, assemble, indices};
 
 pub const STEPS: usize = 3;
 
-/// Of the initial weights.
+/// The seed of the initial weights.
 pub const WEIGHTS: u64 = 1234;
 
-/// Of the training: dropout.
+/// The seed of the training: dropout.
 pub const SEED: u64 = 7;
 
 pub fn schedule() -> Result<LrSchedule> {
@@ -80,7 +80,7 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// Of a type, with AdamW, gradients clipped and summed in the accumulation type.
+    /// The numbers of a dtype, with AdamW, gradients clipped and summed in the accumulation type.
     pub fn with_dtype(dtype: DType) -> Numbers {
         Numbers {
             dtype,
@@ -94,7 +94,7 @@ impl Numbers {
     }
 }
 
-/// What a run found: the same in every layout.
+/// The results of a run: the same in every layout.
 #[derive(Debug)]
 pub struct Found {
     /// Loss and gradient norm of every step.
@@ -106,9 +106,9 @@ pub struct Found {
 }
 
 impl Found {
-    /// All but the biases of the keys, which nothing depends on: what is added to all keys of a head is added to all
-    /// scores of a query, and its softmax is the same (Namazifar et al., arXiv 2302.08626). Their gradients are
-    /// rounding errors, of which Adafactor makes steps of full size.
+    /// All but the biases of the keys, which nothing depends on. Adding to all keys of a head adds to all scores of a
+    /// query, and its softmax is the same (Namazifar et al., arXiv 2302.08626). Their gradients are rounding errors,
+    /// and Adafactor makes steps of full size from them.
     pub fn without_key_biases(mut self, model: &GptConfig) -> Found {
         let [queries, keys, _] = model.attention().packed_widths();
         for tensors in [&mut self.gradients, &mut self.weights] {
@@ -119,7 +119,7 @@ impl Found {
     }
 }
 
-/// What a rank of a run found.
+/// The results of a rank.
 struct RankFound {
     steps: Vec<(f64, f64)>,
     gradients: Vec<Part>,

@@ -1,4 +1,4 @@
-//! Runs in 16 bits that go on in one layout after another: what must be exact is, and the rest drifts no farther than
+//! Runs in 16 bits that resume in one layout after another. Exact parts stay exact, and the rest drifts no farther than
 //! runs that differ by rounding alone.
 
 use ferrotron::models::gpt::GptConfig;
@@ -66,8 +66,8 @@ fn chain(task: &Task, layouts: &[Layout], steps: usize) -> Result<Found> {
     Ok(whole.expect("at least one layout"))
 }
 
-/// Interrupted and gone on with in the same layout, a run is the same to the last bit: losses, norms, weights, master
-/// weights, moments, and with them the random numbers of rounding and dropout.
+/// A run that is interrupted and resumed in the same layout is the same to the last bit. This covers losses, norms,
+/// weights, master weights, moments, and with them the random numbers of rounding and dropout.
 #[test]
 fn in_the_same_layout_going_on_is_exact_in_16_bits() -> Result<()> {
     let model = GptConfig { num_layers: 4, ..tied() };
@@ -107,7 +107,7 @@ fn a_chain_of_layouts_moves_16_bit_state_exactly() -> Result<()> {
     Ok(())
 }
 
-/// The random numbers of stochastic rounding belong to step and element, not to the rank: a step without a learning
+/// The random numbers of stochastic rounding belong to step and element, not to the rank. A step without a learning
 /// rate rounds the same master weights to the same bits in every layout.
 #[test]
 fn stochastic_rounding_is_the_same_in_every_layout() -> Result<()> {
@@ -133,8 +133,8 @@ fn stochastic_rounding_is_the_same_in_every_layout() -> Result<()> {
     Ok(())
 }
 
-/// In f64, where rounding does not hide it, a state that a change of layout damages shows: a chain of layouts has the
-/// losses, norms, weights and moments of one rank.
+/// A chain of layouts has the losses, norms, weights and moments of one rank. In f64, rounding does not hide a state
+/// that a change of layout damages.
 #[test]
 fn a_chain_of_layouts_is_one_run() -> Result<()> {
     for model in [tied(), untied()] {
@@ -151,7 +151,7 @@ fn a_chain_of_layouts_is_one_run() -> Result<()> {
     Ok(())
 }
 
-/// How far two runs of the same samples are apart at most: relative difference of losses, ratio of gradient norms.
+/// The maximum distance of two runs of the same samples: relative difference of losses, ratio of gradient norms.
 fn drift(got: &Found, want: &Found) -> (f64, f64) {
     let pairs = |got: &[f64], want: &[f64]| -> Vec<f64> {
         got.iter().zip(want).map(|(got, want)| got / want).collect()
@@ -165,7 +165,8 @@ fn drift(got: &Found, want: &Found) -> (f64, f64) {
 /// drift of 16-bit runs is that of their rounding, and what a change of layout loses would show in f64 and f32.
 #[test]
 fn chains_drift_as_unbroken_runs_do() -> Result<()> {
-    /// Of the losses of 50 steps, with room for other processors: measured are up to 2, for runs of both kinds.
+    /// The amplification of rounding in the losses of 50 steps, with room for other processors: measured are up to 2,
+    /// for runs of both kinds.
     const AMPLIFICATION: f64 = 256.0;
     let dropout = GptConfig { hidden_dropout: 0.0, attention_dropout: 0.0, ..tied() };
     let model = GptConfig { num_layers: 3, ..dropout };

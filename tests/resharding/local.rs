@@ -19,8 +19,7 @@ use std::sync::Mutex;
 use super::train::{Layout, Noise, SEQ_LENGTH, Task, difference, run, trainer_config};
 use super::{task, tied};
 
-/// Replicas that take steps of their own are saved when they are the same, and go on counting the steps of
-/// the run.
+/// Replicas that take steps of their own are saved when they are the same, and keep counting the steps of the run.
 #[test]
 fn local_steps_are_saved_when_replicas_agree() -> Result<()> {
     let model = tied();

@@ -1,4 +1,4 @@
-//! What was saved in one layout goes on in any other: weights, moments and place in the data, exactly.
+//! A run saved in one layout resumes in any other: weights, moments and place in the data, exactly.
 //!
 //! The layouts are those of Megatron-LM's `dist_checkpointing/models/test_gpt_model.py` and of DeepSpeed's
 //! `test_universal_checkpoint.py`, with sequence and context parallelism beside them. A small GPT with
@@ -59,8 +59,8 @@ fn task(model: &GptConfig, layout: Layout) -> Task<'_> {
     }
 }
 
-/// Weights that are gathered when they are read are gathered for evaluations and checkpoints too, and what
-/// these leave behind changes nothing in the steps that follow.
+/// Weights that are gathered when they are read are gathered for evaluations and checkpoints too. Doing that changes
+/// nothing in the steps that follow.
 #[test]
 fn evaluating_and_saving_between_steps_change_nothing() -> Result<()> {
     let folder = tempfile::tempdir().unwrap();
@@ -126,7 +126,7 @@ fn try_all(model: &GptConfig, pairs: &[(Layout, Layout)]) -> usize {
     try_all_of(&task(model, Layout::SERIAL), pairs)
 }
 
-/// As [`try_all`], of whatever else a task of one rank says.
+/// Runs a task's other result like [`try_all`].
 fn try_all_of(task: &Task, pairs: &[(Layout, Layout)]) -> usize {
     let model = task.model;
     let serial = run(&Task { steps: 4, ..*task }).unwrap();
@@ -202,8 +202,8 @@ fn between_layouts_of_every_axis() {
     assert_eq!(try_all(&untied(), &pairs), 7);
 }
 
-/// Sums of rows and of columns have places of their own: that of a dim which is cut is cut with it, the other is
-/// on all ranks and written by one.
+/// Sums of rows and of columns have shards of their own. That of a sharded dim is sharded with it; the other is on all
+/// ranks and written by one.
 #[test]
 fn with_adafactor() -> Result<()> {
     let relative = AdafactorConfig { beta1: 0.9, weight_decay: 0.1, ..AdafactorConfig::default() };
@@ -324,7 +324,7 @@ fn another_vocabulary_is_refused() -> Result<()> {
     Ok(())
 }
 
-/// Ranks verify a checkpoint together, each some of its files: whoever finds damage tells all.
+/// Ranks verify a checkpoint together, each some of its files: a rank that finds damage tells all.
 #[test]
 fn damage_in_any_file_ends_every_rank_that_loads() -> Result<()> {
     let model = tied();

@@ -26,7 +26,7 @@ use super::tensors::{Part, Tensors, assemble};
 pub const SEQ_LENGTH: usize = 8;
 const GLOBAL_BATCH: usize = 8;
 
-/// How the work is spread.
+/// The layout of the work.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Layout {
     pub tp: usize,
@@ -141,7 +141,7 @@ impl Samples for Noise {
     }
 }
 
-/// What to do on every rank, one after another.
+/// The work of every rank, in order.
 #[derive(Clone, Copy)]
 pub struct Task<'a> {
     pub model: &'a GptConfig,
@@ -154,9 +154,9 @@ pub struct Task<'a> {
     /// After so many samples the same ones come again.
     pub distinct_samples: u64,
     pub layout: Layout,
-    /// Of the initial weights.
+    /// The seed of the initial weights.
     pub seed: u64,
-    /// Go on from here.
+    /// The checkpoint to resume from.
     pub load: Option<&'a Path>,
     /// Then take so many steps.
     pub steps: usize,
@@ -166,7 +166,7 @@ pub struct Task<'a> {
     pub save: Option<&'a Path>,
 }
 
-/// What came of a task.
+/// The results of a task.
 #[derive(Debug)]
 pub struct Found {
     /// Loss of every step.
@@ -198,7 +198,7 @@ fn run_ranks(task: &Task) -> Vec<Result<RankFound>> {
     })
 }
 
-/// What ranks say that cannot carry out a task.
+/// The errors of ranks that cannot carry out a task.
 pub fn load_errors(task: &Task) -> Vec<String> {
     run_ranks(task).into_iter().filter_map(Result::err).map(|error| error.to_string()).collect()
 }

@@ -1,4 +1,4 @@
-//! Nodes of the graph: a sequence number, edges to the sources of the operands, and one consumable [`Backward`], which
+//! Nodes of the graph: a sequence number, edges to the sources of the operands, and one consumable [`Backward`]. It
 //! gives the gradients of the operands to [`InputGrads`].
 
 use ferrotron_tensor::ops::pointwise::{add_assign, into_unique};
@@ -226,8 +226,9 @@ impl InputGrads<'_> {
         }
     }
 
-    /// Passes the destination of operand `i`'s gradient to `write`: a unique, contiguous tensor of the operand's
-    /// dims, and whether to replace its contents or add to them. Not called if the gradient is not needed.
+    /// Passes the destination of operand `i`'s gradient to `write`: a unique, contiguous tensor of the operand's dims.
+    /// The second argument says whether to replace its contents or add to them. Not called if the gradient is not
+    /// needed.
     pub fn accumulate_with(
         &mut self,
         i: usize,

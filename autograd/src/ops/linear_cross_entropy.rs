@@ -53,8 +53,8 @@ pub trait VocabParallelComm: VocabAllReduce {
 }
 
 impl Var {
-    /// Cross-entropy of x W^T + b against `targets` (..), for x (.., C) and a head of W (V, C) and perhaps b (V), over
-    /// chunks of tokens. If the logits of all tokens fit into `max_logits_bytes` they are saved for backward, else
+    /// Cross-entropy of x W^T + b against `targets` (..), over chunks of tokens. x is (.., C), W of the head (V, C),
+    /// and b, if any, (V). If the logits of all tokens fit into `max_logits_bytes` they are saved for backward, else
     /// each chunk's are recomputed.
     pub fn linear_cross_entropy<'a>(
         &self,

@@ -28,7 +28,7 @@ impl Backward for RotaryBackward {
 }
 
 impl Var {
-    /// Rotates the first `heads` heads of (B, T, H, D) by their positions and leaves the others unchanged: Su et al.,
+    /// Rotates the first `heads` heads of (B, T, H, D) by their positions and leaves the others unchanged. Su et al.,
     /// arXiv 2104.09864, in the rotate-half convention of Hugging Face.
     pub fn rotary(&self, table: &RotaryTable, heads: usize) -> Result<Var> {
         let _span = forward_span("rotary");

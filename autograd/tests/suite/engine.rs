@@ -149,7 +149,7 @@ fn a_captured_variable_is_an_error_but_a_captured_leaf_is_not() -> Result<()> {
     Ok(())
 }
 
-/// Dropout, a parameter that is captured, one that is given, and an output that nobody uses.
+/// Dropout, a parameter that is captured, one that is given, and an output without users.
 fn block(w: &Leaf, x: &[Var]) -> Result<Vec<Var>> {
     let key = RandomKey::new(3, 1, "block.dropout");
     let hidden = x[0].linear(&x[1], None)?.gelu_tanh()?;

@@ -1,5 +1,5 @@
-//! Finite differences of every row: through views, in every subset of wanted gradients, with inputs and
-//! results used twice, with dims of size 1 and 0.
+//! Finite differences of every row. Inputs are views, in every subset of wanted gradients; inputs and results are used
+//! twice; dims are 1 and 0.
 
 use ferrotron_autograd::{GradcheckOptions, Leaf, Var, gradcheck, gradcheck_leaves};
 use ferrotron_tensor::{DType, Device, Result};

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use crate::inputs::{Seen, bits, report, run, samples, which};
 use crate::table::table;
 
-/// Twice as much: whoever unpacks it is noticed.
+/// Twice the tensor, so that unpacking it shows.
 struct Doubled(Tensor);
 
 impl Packed for Doubled {

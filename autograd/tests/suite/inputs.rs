@@ -5,14 +5,14 @@ use ferrotron_tensor::{DType, Device, Result, Tensor};
 
 use crate::table::{Domain, OpCase, Shapes};
 
-/// How an operation sees a leaf.
+/// The view through which an operation sees a leaf.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Seen {
-    /// As it lies.
+    /// The leaf itself.
     Contiguous,
     /// With all dims reversed in memory.
     Transposed,
-    /// As the inner part of a leaf that is larger by two in every dim.
+    /// The inner part of a leaf that is larger by two in every dim.
     Narrowed,
     /// Stretched from a leaf that has one element in its first dim.
     Broadcast,
@@ -50,8 +50,8 @@ impl Seen {
     }
 }
 
-/// Sample values of input `input`: multiples of 1/128 of few bits, so that every dtype represents them;
-/// no two are equal up to 250 elements in all, so that a maximum is far from its kinks.
+/// Sample values of input `input`: multiples of 1/128 of few bits, so that every dtype represents them. No two are
+/// equal up to 250 elements in all, so that a maximum is far from its kinks.
 pub fn values(domain: Domain, input: usize, count: usize) -> Vec<f64> {
     let any = |i: usize| (2 * ((37 * i + 83 * input + 11) % 251) + 1) as f64 / 128.0 - 2.0;
     (0..count)
@@ -112,7 +112,7 @@ pub fn bits(x: &Tensor) -> Result<Vec<u64>> {
     Ok(x.to_f64()?.into_iter().map(f64::to_bits).collect())
 }
 
-/// What an element of [`run`]'s answer is called in a report.
+/// Names element `i` of [`run`]'s answer in a report.
 pub fn which(i: usize) -> String {
     if i == 0 { "value".into() } else { format!("gradient of input {}", i - 1) }
 }

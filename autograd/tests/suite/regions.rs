@@ -22,8 +22,8 @@ fn captured(case: &Arc<OpCase>, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     Ok([y[0].value().clone()].into_iter().chain(gradients).collect())
 }
 
-/// The three ways: without a region, with the inputs given to it, with the leaves captured by it; as well
-/// as a region within a region, and one whose output is asked for again.
+/// The three ways: without a region, with the inputs given to it, with the leaves captured by it. In addition, a region
+/// within a region, and one whose output is asked for again.
 fn ways(case: &Arc<OpCase>, inputs: &[Tensor]) -> Result<[Vec<Tensor>; 5]> {
     let region = |x: &[Var]| {
         let case = case.clone();

@@ -1,4 +1,4 @@
-//! What each operation keeps for its gradient, to the byte.
+//! Bytes that each operation saves for its gradient, exactly.
 
 use ferrotron_autograd::ops::attention::{attention, packed_attention};
 use ferrotron_autograd::ops::pointwise::{binary, unary};
@@ -13,7 +13,7 @@ use ferrotron_tensor::{Category, DType, Device, RandomKey, Result, ShardSpec, Te
 const F: usize = 4;
 const I: usize = 8;
 
-/// A value that was computed, so that whoever keeps it counts; its own node keeps nothing.
+/// A computed value, so that saving it counts; its own node saves nothing.
 fn computed(device: &Device, dims: &[usize]) -> Result<Var> {
     let leaf = Leaf::new("x", Tensor::full(device, DType::F32, dims, 0.5)?);
     leaf.var()?.add_scalar(0.25)
@@ -133,8 +133,7 @@ fn norms_keep_the_operand_and_the_statistics_of_each_row() -> Result<()> {
     Ok(())
 }
 
-/// What can be computed again from what is kept anyway is not kept: the value of a norm or of GELU that
-/// goes into a linear layer.
+/// A linear layer does not save the value of a norm or GELU that it can recompute from what is saved anyway.
 #[test]
 fn an_mlp_keeps_neither_the_norm_nor_the_activation() -> Result<()> {
     let device = Device::cpu(1)?;

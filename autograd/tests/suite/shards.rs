@@ -20,7 +20,7 @@ const N: usize = 12;
 const C: usize = 4;
 const V: usize = 13;
 
-/// How the tokens lie.
+/// The distribution of the tokens over ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Tokens {
     /// All of them on every rank.

@@ -18,12 +18,12 @@ use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
 
 use crate::scores::{restricted, scores};
 
-/// What an operation is called with: the dims of each input.
+/// The dims of each input of an operation.
 pub type Shapes = &'static [&'static [usize]];
 
 type Apply = Box<dyn Fn(&[Var]) -> Result<Var> + Send + Sync>;
 
-/// Where sample values lie.
+/// The range of sample values.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Domain {
     /// On [-2, 2), none closer to 0 than 1/128, all inputs' values distinct.
@@ -36,7 +36,7 @@ pub enum Domain {
 pub struct OpCase {
     /// The operation's name: that of its `pub fn`, or of its row in the pointwise table.
     pub op: &'static str,
-    /// How it is called, if there is more than one way.
+    /// The form of the call, where an operation has several.
     pub case: &'static str,
     /// Ordinary shapes first, then those with dims of size 1 and 0.
     pub shapes: &'static [Shapes],
@@ -78,7 +78,7 @@ const PLAIN_LINEAR: &[Shapes] = &[
     &[&[2, 0], &[5, 0]],
     &[&[2, 4], &[0, 4]],
 ];
-/// Eight outputs, of which a GPU makes one call in 16 bits, and others.
+/// Shapes with eight outputs, which a GPU computes in one call in 16 bits, and others.
 const LINEAR_GELU: &[Shapes] = &[
     &[&[2, 3, 4], &[8, 4], &[8]],
     &[&[2, 3], &[5, 3], &[5]],

@@ -7,8 +7,8 @@ use std::thread;
 use crate::inputs::{bits, report, run, tensor, values, which};
 use crate::table::{OpCase, table};
 
-/// The largest input has at least as many elements: enough for loops that only add, eight elements in a
-/// nanosecond, to be shared out, which pays from 16384 nanoseconds on; products are larger still.
+/// Minimum elements of the largest input, enough to be shared out among threads. Loops that only add, eight elements in
+/// a nanosecond, are shared out from 16384 nanoseconds on; products are larger still.
 const ELEMENTS: usize = 8 * 16_384;
 
 /// The dims of the inputs, all multiplied with the smallest number that makes one large enough.
@@ -60,8 +60,8 @@ fn one_two_and_three_threads_give_the_same_bits() {
     report(&failures);
 }
 
-/// While a thread waits for its part of an operation it must not take up the other caller's work, which
-/// would run with this one's recording switched on or off.
+/// A thread that waits for its part of an operation must not take up the other caller's work. That would run with this
+/// caller's recording switched on or off.
 #[test]
 fn training_and_evaluation_share_a_device() -> Result<()> {
     let device = Device::cpu(2)?;

@@ -24,7 +24,7 @@ const LIBRARIES: &[(&str, &str)] = &[
     ("nccl", "libnccl.so.2"),
 ];
 
-/// What every library is compiled with. Libraries must not share their inline variables.
+/// The compiler flags of every library. Libraries must not share their inline variables.
 const FLAGS: &[&str] = &[
     "-std=c++20",
     "-g1",
@@ -60,8 +60,8 @@ pub fn gpu(test: &str) -> Option<GpuConfig> {
     }
 }
 
-/// As [`gpu`], for tests of what only the stand-in has: the same memory everywhere, failures. Nothing where tests run on
-/// a GPU: a process has one driver.
+/// Returns the stand-in's [`gpu`], for tests of what only the stand-in has: the same memory everywhere, failures.
+/// `None` where tests run on a GPU, since a process has one driver.
 pub fn stand_in(test: &str) -> Option<GpuConfig> {
     if std::env::var_os("FERROTRON_TEST_GPU").is_some() {
         println!("skipped: {test}: the stand-in is not used where FERROTRON_TEST_GPU is set");
@@ -75,7 +75,7 @@ pub fn stand_in(test: &str) -> Option<GpuConfig> {
     Some(GpuConfig { ordinal: 0, search: Search::only(vec![folder]), cache })
 }
 
-/// How often this thread has waited for the stand-in of a GPU so far, and how often it has copied from its memory.
+/// Counts this thread's waits for the stand-in of a GPU so far, and its copies from the stand-in's memory.
 ///
 /// Panics if g++ refuses the stand-in.
 pub fn waits() -> (u64, u64) {
@@ -88,8 +88,8 @@ pub fn waits() -> (u64, u64) {
     (counts[0], counts[1])
 }
 
-/// Makes a stream of the stand-in as early as a driver may be, where others are as late as one may be: then a wait that it
-/// lacks shows as work that was done before that of another stream. Nothing on a real GPU, which does what it likes.
+/// Makes a stream of the stand-in run its work as early as a driver may; others run it as late as one may. A missing
+/// wait then shows as work that was done before that of another stream. Does nothing on a real GPU.
 ///
 /// Panics if the stand-in cannot be loaded.
 pub fn hasten(stream: &Stream) {
@@ -139,8 +139,8 @@ pub fn folder() -> PathBuf {
     folder
 }
 
-/// A library for the CPU from a text that includes the shim's headers, with `options` for g++; named by its contents,
-/// so that it is made once.
+/// Compiles a library for the CPU from a text that includes the shim's headers, with `options` for g++. It is named by
+/// its contents, so that it is made once.
 ///
 /// Panics if g++ refuses the text.
 pub fn library(name: &str, source: &str, options: &[&str]) -> PathBuf {
@@ -159,7 +159,7 @@ pub fn library(name: &str, source: &str, options: &[&str]) -> PathBuf {
     library
 }
 
-/// Where everything is kept that g++ makes: in the build folder of the test that runs.
+/// The folder of g++'s outputs, in the build folder of the test that runs.
 fn built() -> PathBuf {
     let program = std::env::current_exe().unwrap();
     let target = program.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists());

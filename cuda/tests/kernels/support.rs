@@ -1,4 +1,4 @@
-//! What the kernels' tests share: inputs, conversions between tensors and memory, comparisons.
+//! Helpers of the kernels' tests: inputs, conversions between tensors and memory, comparisons.
 
 use ferrotron_cuda::arguments::{IndexType, Layout, Place as DevicePlace, Step};
 use ferrotron_cuda::kernels::ElementType;
@@ -47,7 +47,7 @@ pub fn room(dtype: DType, n: usize) -> Vec<u8> {
     vec![0; n * dtype.size()]
 }
 
-/// What memory holds, as a tensor.
+/// Returns the contents of `memory` as a tensor.
 pub fn read(dtype: DType, dims: &[usize], memory: &[u8]) -> Tensor {
     let make = || -> ferrotron_tensor::Result<Tensor> {
         dispatch_any!(dtype, T => {

@@ -57,7 +57,7 @@ impl FileRecord {
 /// Largest header in bytes: the limit of the `safetensors` crate.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// How many bytes pass through at a time: they stay in the cache between checksum and copy.
+/// Bytes that are read or written at a time: they stay in the cache between checksum and copy.
 const CHUNK: usize = 256 << 10;
 
 fn checksum(path: &Path) -> Result<FileRecord, Fault> {
@@ -83,8 +83,8 @@ pub(crate) fn write_bytes(path: &Path, contents: &[u8]) -> Result<FileRecord, Fa
     write_chunks(path, |writer| writer.put(contents))
 }
 
-/// Writes tensors (views are made dense one by one) and a line of metadata to a new safetensors file,
-/// and waits until the disk has it.
+/// Writes tensors and a line of metadata to a new safetensors file, and waits until the disk has it. Views are made
+/// dense one by one.
 pub(crate) fn write_tensors(
     path: &Path,
     metadata: Option<(&str, &str)>,
@@ -190,7 +190,7 @@ fn file_dtype(dtype: DType) -> Dtype {
 pub(crate) struct TensorFile {
     path: PathBuf,
     header: Metadata,
-    /// Where the tensors' bytes begin.
+    /// Offset of the first tensor's bytes.
     start: u64,
     /// The open file, and the position of its next byte.
     reader: Option<(BufReader<File>, u64)>,

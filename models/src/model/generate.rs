@@ -8,15 +8,15 @@ use std::ops::ControlFlow;
 use crate::finite::first_not_finite;
 use crate::model::gpt::Gpt;
 
-/// How the next token is chosen.
+/// The rule by which the next token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
     /// Divides the logits; 0 takes the likeliest token.
     pub temperature: f64,
     /// Choose among this many of the likeliest tokens.
     pub top_k: Option<usize>,
-    /// Choose among the fewest likeliest tokens that together have at least this probability
-    /// (nucleus sampling: Holtzman et al., arXiv 1904.09751); applied after top-k, as in transformers.
+    /// Choose among the fewest likeliest tokens that together have at least this probability. This is nucleus sampling
+    /// (Holtzman et al., arXiv 1904.09751), applied after top-k, as in transformers.
     pub top_p: Option<f64>,
     /// Seed of the choice, which is a function of it and the token's position.
     pub seed: u64,
@@ -180,8 +180,8 @@ mod tests {
         Ok(tokens)
     }
 
-    /// Before, at and past the context's length, with learned positions and with rotary ones, from prompts that are
-    /// shorter than the context, fill it exactly and exceed it.
+    /// Generates before, at and past the context's length, with learned and with rotary positions. Prompts are shorter
+    /// than the context, fill it exactly and exceed it.
     #[test]
     fn every_token_follows_from_the_last_ones_that_fit() -> Result<()> {
         for style in [GptConfig::gpt2(11, 2, 8, 2, 8), GptConfig::llama(11, 2, 8, 2, 1, 8)] {

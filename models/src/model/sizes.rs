@@ -9,8 +9,8 @@ const MAX_LAYERS: usize = 10_000;
 /// Widest head: rotary positions take a table of that width for each position.
 const MAX_HEAD_WIDTH: usize = 65_536;
 
-/// Most parameters, a thousand times as many as the largest models have: byte counts of weights, gradients and optimizer
-/// states stay below 2^63, and so do numbers of floating-point operations of a token.
+/// Most parameters, a thousand times as many as the largest models have. Byte counts of weights, gradients and
+/// optimizer states stay below 2^63, and so do numbers of floating-point operations of a token.
 const MAX_PARAMETERS: u64 = 1_000_000_000_000_000;
 
 /// Most tokens of a vocabulary, and most positions: their ids are u32.

@@ -99,7 +99,7 @@ impl Transformer {
         Ok(x)
     }
 
-    /// (B, T, C) -> (B, T, C), through blocks of which only the input is saved.
+    /// (B, T, C) -> (B, T, C), through blocks that save only their input.
     fn run_region(&self, ctx: &Context, mut x: Var, range: Range<usize>) -> Result<Var> {
         if self.recompute.inputs() == RegionInputs::Distributed {
             x = self.tp.distribute_saved_activation(x)?;

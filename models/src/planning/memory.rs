@@ -259,7 +259,7 @@ struct ExampleSamples<'a, M: Model> {
 }
 
 impl<M: Model> ExampleSamples<'_, M> {
-    /// The bytes of a micro-batch on a rank of which `context` share the positions.
+    /// The bytes of a micro-batch on a rank that shares the positions with `context` - 1 others.
     fn bytes(&self, micro_batch: usize, context: usize) -> Result<usize> {
         let batch = M::example_batch(self.config, micro_batch, self.seq_length)?;
         let bytes = |array: &BatchArray| {

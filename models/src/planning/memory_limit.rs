@@ -1,4 +1,5 @@
-//! How much memory the processes of this machine may use together: what it has, or what their control group allows.
+//! Finds the memory that the processes of this machine may use together: the machine's, or the limit of their control
+//! group.
 
 use std::fs::read_to_string;
 use std::path::Path;
@@ -8,7 +9,7 @@ use std::path::Path;
 pub struct MemoryLimit {
     /// The bytes.
     pub bytes: u64,
-    /// Which end of "the bytes that ..." says so: "this machine has".
+    /// The end of the phrase "the bytes that ..." which names the source: "this machine has".
     pub source: &'static str,
 }
 

@@ -70,7 +70,7 @@ pub struct BatchSize {
 }
 
 impl BatchSize {
-    /// `global` samples per update, of which `data_parallel` ranks each take `micro` at a time.
+    /// `global` samples per update; each of `data_parallel` ranks takes `micro` at a time.
     ///
     /// # Errors
     /// As [`BatchSize::new`].

@@ -164,8 +164,8 @@ fn random_tokens(config: &BenchConfig) -> Result<TokenSource> {
     TokenSource::from_tokens(tokens, vocab)
 }
 
-/// Times the matrix products of a step alone: y = x W^T, dx = dy W and dW = dy^T x of every linear layer, without
-/// attention.
+/// Times the matrix products of a step alone: y = x W^T, dx = dy W and dW = dy^T x of every linear layer. Attention is
+/// left out.
 fn gemm_floor(config: &BenchConfig, device: &Device) -> Result<f64> {
     use ferrotron_tensor::ops::matmul::{Accum, matmul_into};
     use ferrotron_tensor::ops::random::uniform;

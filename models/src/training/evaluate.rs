@@ -1,4 +1,4 @@
-//! Evaluates a model over a finite set of samples, each of which counts once.
+//! Evaluates a model over a finite set of samples and counts each once.
 
 use ferrotron_autograd::no_grad;
 use ferrotron_nn::{Axis, Context, Scope};

@@ -56,7 +56,7 @@ impl LossCounts {
     }
 }
 
-/// How the sums of loss terms become the loss and its gradients.
+/// Turns the sums of loss terms into the loss and its gradients.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct LossReduction {
     /// Names of the terms.

@@ -67,7 +67,7 @@ impl Microbatch {
         })
     }
 
-    /// As [`Microbatch::get`], cast to `dtype`.
+    /// Returns the tensor of [`Microbatch::get`], cast to `dtype`.
     pub fn get_as(&self, name: &str, dtype: DType) -> Result<Tensor> {
         self.get(name)?.cast(dtype)
     }

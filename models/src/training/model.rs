@@ -175,7 +175,7 @@ fn unsupported<M: Model>(option: &str) -> Error {
     Error::config("model", format!("{} does not support {option}", M::ARCHITECTURE))
 }
 
-/// How a chunk keeps what backward needs.
+/// The treatment of a chunk's saved activations.
 #[derive(Debug, Clone, Default)]
 pub struct ActivationOptions {
     /// Activation recomputation.

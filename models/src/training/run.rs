@@ -41,7 +41,7 @@ pub trait Observer {
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation);
     /// After every checkpoint.
     fn saved(&mut self, folder: &Path);
-    /// When something failed without which the run goes on. Any rank may say this.
+    /// Called when something failed that does not end the run. Any rank may call it.
     fn warning(&mut self, message: &str);
 }
 
@@ -58,12 +58,12 @@ pub enum StopReason {
     Stopped,
 }
 
-/// What a run leaves behind.
+/// The result of a run.
 #[derive(Debug)]
 pub struct RunResult {
     /// Why it ended.
     pub stop_reason: StopReason,
-    /// The evaluation behind the last step, if one was wanted and nobody asked to stop before it was done.
+    /// The evaluation after the last step, if the run evaluates and was not asked to stop before it was done.
     pub evaluation: Option<Evaluation>,
     /// The last checkpoint.
     pub checkpoint: PathBuf,
@@ -122,7 +122,7 @@ pub fn run<M: Model>(
     Ok(RunResult { stop_reason: ended, evaluation: run.evaluation, checkpoint })
 }
 
-/// Locks `folder` for a run of which `done` steps are taken, before anything there is written, and removes the remains of a
+/// Locks `folder` for a run that has taken `done` steps, before anything there is written, and removes the remains of a
 /// killed run.
 fn claim(folder: &Path, done: u64, observer: &mut dyn Observer) -> Result<RunLock> {
     let lock = RunLock::acquire(folder)?;
@@ -150,7 +150,7 @@ struct Run<'a, M: Model> {
     /// Whether it was said that lines of metrics are lost.
     unlogged: bool,
     tracing: Tracing,
-    /// That behind the last step.
+    /// The evaluation after the last step.
     evaluation: Option<Evaluation>,
     /// The last step that was saved, and where.
     saved: Option<(u64, PathBuf)>,
@@ -232,7 +232,7 @@ impl<M: Model> Run<'_, M> {
         late.is_set_on_any_rank(self.trainer.mesh().world(), self.trainer.host())
     }
 
-    /// What the model makes of the validation set; nothing if the run is asked to stop.
+    /// Evaluates the model on the validation set; returns nothing if the run is asked to stop.
     fn evaluate(&mut self, step: u64) -> Result<Option<Evaluation>> {
         let Some(validation) = self.data.validation else { return Ok(None) };
         let found = self.trainer.evaluate(validation, self.stop)?;
@@ -258,7 +258,7 @@ impl<M: Model> Run<'_, M> {
         Ok(folder)
     }
 
-    /// What is known of the steps since the last time.
+    /// Collects the metrics of the steps since the last call.
     fn measure(&mut self) -> Result<Vec<Metrics>> {
         let reports = self.trainer.drain_reports(self.data.train)?;
         Ok(self.metrics(&reports))

@@ -44,7 +44,7 @@ pub struct RunLock {
     refused: Option<String>,
 }
 
-/// What the file says of the process that holds the lock.
+/// The description of the lock's holder in the file.
 #[derive(Serialize, Deserialize)]
 struct Holder {
     host: String,

@@ -28,13 +28,13 @@ impl StopFlag {
         self.0.load(Relaxed)
     }
 
-    /// Whether any rank of `world` was asked: the same answer on every rank, all of which call this. The number goes
+    /// Whether any rank of `world` was asked: the same answer on every rank. All ranks call this. The number goes
     /// through memory of `host`.
     pub fn is_set_on_any_rank(&self, world: &Group, host: &Device) -> Result<bool> {
         self.ask_all(world, host)?.wait()
     }
 
-    /// As [`StopFlag::is_set_on_any_rank`], which waits for the other ranks when its result is waited for.
+    /// Starts [`StopFlag::is_set_on_any_rank`]; waiting for the result waits for the other ranks.
     pub(crate) fn ask_all(&self, world: &Group, host: &Device) -> Result<Work<bool>> {
         if world.size() == 1 {
             return Ok(Work::ready(self.is_set()));
@@ -45,7 +45,7 @@ impl StopFlag {
 }
 
 impl From<Arc<AtomicBool>> for StopFlag {
-    /// A flag that somebody else sets: the handler of a signal.
+    /// A flag that other code sets: the handler of a signal.
     fn from(flag: Arc<AtomicBool>) -> StopFlag {
         StopFlag(flag)
     }

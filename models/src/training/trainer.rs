@@ -45,7 +45,7 @@ pub struct Trainer<M: Model> {
     progress: TrainState,
     /// For numbers that ranks agree on before a step: of a GPU they would have to be waited for.
     host: Device,
-    /// What the optimizer's kernels read.
+    /// The numbers of the step that the optimizer's kernels read.
     step: DeviceStepParams,
     reports: Reports,
     /// The schedule of the last step's number of micro-batches.
@@ -139,12 +139,12 @@ impl<M: Model> Trainer<M> {
         })
     }
 
-    /// What it was made with.
+    /// The trainer's configuration.
     pub fn config(&self) -> &TrainerConfig {
         &self.config
     }
 
-    /// What the model is made of.
+    /// The model's configuration.
     pub fn model(&self) -> &M::Config {
         &self.model
     }
@@ -154,7 +154,7 @@ impl<M: Model> Trainer<M> {
         &self.parts
     }
 
-    /// Where the model was made.
+    /// The scope in which the model was made.
     pub fn scope(&self) -> &Scope {
         &self.scope
     }
@@ -197,13 +197,13 @@ impl<M: Model> Trainer<M> {
         evaluate(&LocalModel { parts, config, scope, mesh }, samples, self.config.batch_size, stop)
     }
 
-    /// How far the run is.
+    /// The progress of the run.
     pub fn progress(&self) -> &TrainState {
         &self.progress
     }
 
-    /// Gives back the memory of a step that was captured, with [`ExecutionMode::CudaGraph`]: for an evaluation, which then
-    /// takes no more beside the weights than a step did. The steps after it begin anew.
+    /// Releases the memory of a captured step, with [`ExecutionMode::CudaGraph`]. An evaluation then takes no more
+    /// beside the weights than a step did. The steps after it are captured anew.
     pub fn release_graph(&mut self) {
         self.graph = None;
     }
@@ -222,7 +222,8 @@ impl<M: Model> Trainer<M> {
         self.data_parallel.steps_to_synchronization(self.optimizer.steps())
     }
 
-    /// What this rank writes into a checkpoint: of state that several ranks along the batch axes hold, its share.
+    /// Returns the tensors that this rank writes into a checkpoint: its share of state that several ranks along the
+    /// batch axes hold.
     ///
     /// Where replicas take steps of their own they have the same weights now and then, but never the same
     /// moments: a checkpoint has those of the first replica, with which all of them go on.
@@ -271,8 +272,8 @@ impl<M: Model> Trainer<M> {
         checkpoint::save(folder, self.mesh.world(), snapshot)
     }
 
-    /// Goes on from where a checkpoint was, saved in any layout. All ranks of the mesh call this; a checkpoint
-    /// that was [peeked](Checkpoint::peek) at is verified by all of them together.
+    /// Resumes from a checkpoint, saved in any layout. All ranks of the mesh call this; a checkpoint that was
+    /// [peeked](Checkpoint::peek) at is verified by all of them together.
     ///
     /// Errors if it is of another model or damaged.
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<()> {

@@ -1,5 +1,5 @@
 //! A model that the crate does not know trains, resumes and is evaluated in every layout with the same loss. It has
-//! blocks on several stages and two loss terms, of which each block adds to one.
+//! blocks on several stages and two loss terms; each block adds to one.
 
 mod freezing;
 

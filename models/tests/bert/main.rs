@@ -1,5 +1,5 @@
-//! A BERT computes what PyTorch computes, trains, resumes and is evaluated in every layout with the same losses, with its
-//! norms before or behind attention and MLP, and takes the memory that was estimated.
+//! A BERT computes the same as PyTorch, and trains, resumes and is evaluated in every layout with the same losses. Its
+//! norms are before or after attention and MLP. It takes the memory that was estimated.
 
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::bert::{Bert, BertConfig, NormPlacement};
@@ -36,8 +36,8 @@ fn config(placement: NormPlacement) -> BertConfig {
     }
 }
 
-/// Random tokens, of which some are to be predicted; one sample in three has no label of its order. Evaluations end
-/// behind the given number of samples.
+/// Random tokens, some of them to be predicted; one sample in three has no label of its order. Evaluations end after
+/// the given number of samples.
 struct Noise(u64);
 
 impl Samples for Noise {

@@ -1,4 +1,4 @@
-//! What two trainers are compared by.
+//! Numbers by which two trainers are compared.
 
 use ferrotron_models::gpt::Gpt;
 use ferrotron_models::trainer::Trainer;

@@ -14,7 +14,7 @@ use ferrotron_nn::{AdafactorConfig, LossScale, OptimizerConfig, Rounding};
 use ferrotron_tensor::MemoryKind;
 use std::ops::ControlFlow::Continue;
 
-/// Samples of which from `since` on some positions do not count.
+/// Samples; from number `since` on, some of their positions do not count.
 struct Masked {
     since: u64,
 }

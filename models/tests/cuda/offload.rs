@@ -1,4 +1,4 @@
-//! What waits in host memory of a GPU: the same bits, less of the GPU's own memory, and it is fetched ahead.
+//! Offloading from a GPU to host memory: the same bits, less of the GPU's own memory, and prefetched.
 
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::gpt::{
@@ -19,7 +19,7 @@ use crate::{LENGTH, Noise, VOCAB};
 const STEPS: usize = 2;
 const BATCH: usize = 2;
 
-/// What is trained, and how.
+/// A training run and its options.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     dtype: DType,
@@ -39,7 +39,7 @@ const PLAIN: Run = Run {
     states: MemoryKind::Device,
 };
 
-/// What came of it.
+/// The results of a run.
 struct Found {
     /// Losses, norms, weights, moments.
     bits: Vec<Vec<u64>>,
@@ -135,8 +135,8 @@ fn what_waits_in_host_memory_of_a_gpu_changes_no_bit() -> Result<()> {
     Ok(())
 }
 
-/// Of all layers two are near at a time: in forward one that is computed and one that is on its way, in backward one that
-/// is used and the next.
+/// Two layers are on the device at a time: in forward the one that is computed and the one that is copied out, in
+/// backward the one that is used and the next.
 #[test]
 fn the_peak_of_a_gpu_falls_by_what_is_offloaded() -> Result<()> {
     let name = "the_peak_of_a_gpu_falls_by_what_is_offloaded";

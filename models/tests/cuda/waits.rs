@@ -1,4 +1,4 @@
-//! A GPU takes steps while the host goes on: it is waited for when their numbers are read, and nowhere else.
+//! The host does not wait for a GPU's steps: it synchronizes when it reads their numbers, and nowhere else.
 
 use super::numbers::numbers;
 use super::*;
@@ -73,7 +73,7 @@ fn nobody_waits_for_a_gpu_before_its_numbers_are_read() -> Result<()> {
     Ok(())
 }
 
-/// What is found late is the error that it would have been at once, and nothing has changed since.
+/// A step whose loss is found late ends the run with the same error, and no later step has changed anything.
 #[test]
 fn a_step_that_is_lost_is_the_last_however_late_it_is_found() -> Result<()> {
     let test = "a_step_that_is_lost_is_the_last_however_late_it_is_found";

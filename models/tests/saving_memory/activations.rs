@@ -1,4 +1,4 @@
-//! What backward needs, in host memory, in 16 bits, or without its zeros.
+//! Saved activations in host memory, in 16 bits, or without their zeros.
 
 use ferrotron_autograd::{ActivationCompressionConfig, ZeroEncoding};
 use ferrotron_models::gpt::{
@@ -16,7 +16,7 @@ use ferrotron_tensor::{Category, DType, Result};
 use crate::blocks::{DISTRIBUTED, LAYOUTS, activations, full, parts, pass};
 use crate::training::{BATCH, Case, SEQ_LENGTH, STEPS, cases, models};
 
-/// What blocks may compute again, without and with inputs that tensor-parallel ranks share.
+/// The kinds of recomputation, without and with inputs that tensor-parallel ranks share.
 fn recomputations(tp: usize, sequence: SequenceParallel) -> Vec<Recompute> {
     let mut all = vec![
         Recompute::None,
@@ -132,9 +132,10 @@ fn the_zeros_of_a_relu_take_a_bit() -> Result<()> {
     Ok(())
 }
 
-/// Each activation is rounded by half a unit in the last place at most, forward not at all; so gradients are off by
-/// about as much: less than one unit of their norm, or two where norms of queries and keys divide once more. A ReLU that is computed again from a rounded input may fall on
-/// the other side of its kink, so that one is left out with whole blocks computed again.
+/// Each activation is rounded by half a unit in the last place at most; forward does not change. So gradients are off
+/// by about as much: less than one unit of their norm, or two where norms of queries and keys divide once more. A ReLU
+/// that is recomputed from a rounded input may fall on the other side of its kink, so that one is left out with whole
+/// blocks recomputed.
 #[test]
 fn activations_in_16_bits_change_gradients_by_their_rounding() -> Result<()> {
     let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
@@ -162,8 +163,8 @@ fn activations_in_16_bits_change_gradients_by_their_rounding() -> Result<()> {
     Ok(())
 }
 
-/// What that does to a training: the first loss is the same to the bit, later ones differ by what rounding of the
-/// gradients can make of the steps, which is little.
+/// The first loss is the same to the bit. Later losses differ by little: by the effect of rounded gradients on the
+/// steps.
 #[test]
 fn losses_with_activations_in_16_bits_stay_close() {
     for dtype in [DType::BF16, DType::F16] {

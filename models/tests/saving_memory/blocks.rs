@@ -23,7 +23,7 @@ pub const LAYOUTS: [(usize, usize, SequenceParallel); 5] = [
     (2, 2, SequenceParallel::On),
 ];
 
-/// What the formulas say of the blocks of `model` on a rank of one of these layouts.
+/// The formulas' operands for the blocks of `model` on a rank of one of these layouts.
 pub fn activations(
     model: &GptConfig,
     dtype: DType,
@@ -39,7 +39,7 @@ pub fn activations(
     }
 }
 
-/// Of one block each, with inputs that tensor-parallel ranks share.
+/// Recomputation of one block each, with inputs that tensor-parallel ranks share.
 pub const DISTRIBUTED: Recompute = Recompute::Full {
     method: RecomputeMethod::Uniform,
     layers: 1,
@@ -54,7 +54,7 @@ pub fn parts(attention: RecomputedAttention, mlp: RecomputedMlp) -> Recompute {
     Recompute::Selective(RecomputeModules { attention, mlp })
 }
 
-/// What a pass through all blocks and back found.
+/// The results of a pass through all blocks and back.
 pub struct Pass {
     /// Output, gradient of the input, and those of all parameters.
     pub values: Vec<Vec<f64>>,

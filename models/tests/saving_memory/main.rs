@@ -1,5 +1,5 @@
-//! What saves memory: recomputation, offloading and packing. What it says it saves is what the pools count, and
-//! nothing else changes, to the bit, but for activations kept in 16 bits.
+//! Recomputation, offloading and packing save exactly the memory that they claim, by the pools' counts. Nothing else
+//! changes, to the bit, except with activations kept in 16 bits.
 
 mod activations;
 mod blocks;

@@ -1,4 +1,4 @@
-//! What an optimizer keeps, in host memory.
+//! Optimizer states in host memory.
 
 use ferrotron_models::checkpoint::Checkpoint;
 use ferrotron_models::trainer::ParallelConfig;

@@ -73,7 +73,7 @@ impl Samples for Noise {
     }
 }
 
-/// How GPT-2 is trained.
+/// The options of a GPT-2 training.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
     pub ranks: usize,
@@ -166,11 +166,11 @@ pub fn state(trainer: &Trainer<Gpt>) -> Result<Vec<Vec<u64>>> {
     weights.iter().chain(&moments.shards).map(bits).collect()
 }
 
-/// What a rank found.
+/// The results of a rank.
 pub struct Found {
     /// Losses, norms, weights and moments.
     pub bits: Vec<Vec<u64>>,
-    /// Of the device's own memory, and of its host memory.
+    /// Statistics of the device's own memory, and of its host memory.
     pub memory: [MemoryStats; 2],
 }
 

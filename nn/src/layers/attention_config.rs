@@ -25,7 +25,7 @@ pub struct AttentionConfig {
     /// Whether queries see only keys up to their own position (a decoder) or all keys (an encoder). Lengths of padded
     /// sequences and packed documents are facts of a batch: see [`Context::key_ranges`](crate::Context::key_ranges).
     pub mask: AttentionMask,
-    /// Sliding window: a query sees keys at a distance below this; with a causal mask, the keys of its own position and of
+    /// Sliding window: a query sees keys at a distance below this. With a causal mask these are its own position and
     /// the window - 1 before it (Mistral).
     pub window: Option<usize>,
     /// Soft cap of the scores, c tanh(s / c) (Gemma 2).
@@ -38,8 +38,8 @@ pub struct AttentionConfig {
     pub rotary_base: Option<f64>,
     /// Elements of a head, from the first on, that are rotated: all, or fewer (GPT-NeoX).
     pub rotary_dim: Option<usize>,
-    /// RMSNorm of each head's queries and of its keys, before the rotation, with a weight of D for all heads; the number is
-    /// added to the mean of the squares (Qwen 3).
+    /// RMSNorm of each head's queries and of its keys, before the rotation, with a weight of D for all heads. The
+    /// number is added to the mean of the squares (Qwen 3).
     pub qk_norm: Option<f64>,
     /// Probability that an attention weight is dropped.
     pub dropout: f64,

@@ -217,9 +217,8 @@ impl AttentionHeads {
         KeyRanges::new(rows, queries.len(), local.collect())
     }
 
-    /// The attention options for these queries and keys: the mask by global positions (a causal one, without anything
-    /// else, by the order within the shards), and dropout by the [key](AttentionHeads::dropout_key) of the
-    /// call that they belong to.
+    /// The attention options for these queries and keys: the mask by global positions, and dropout. A plain causal mask
+    /// goes by the order within the shards; dropout takes the [key](AttentionHeads::dropout_key) of the call.
     pub fn attention_config(
         &self,
         ctx: &Context,

@@ -7,8 +7,8 @@ use ferrotron_tensor::{At, Error, Result};
 
 use crate::{AttentionConfig, AttentionHeads, Context, DimShard, Linear, Module, Scope};
 
-/// Cross-attention, softmax(q k^T / sqrt(D)) v with q from x and k, v from a memory: the decoder's second attention of
-/// Vaswani et al., arXiv 1706.03762. Every query sees all positions of the memory.
+/// Cross-attention, softmax(q k^T / sqrt(D)) v with q from x, and k and v from a memory. It is the decoder's second
+/// attention of Vaswani et al., arXiv 1706.03762. Every query sees all positions of the memory.
 ///
 /// It has three linear layers. `q` maps C to H D, `kv` maps the width of the memory to 2 G D (key heads, then value
 /// heads), and `proj` maps H D back to C.

@@ -63,8 +63,8 @@ impl Default for CrossEntropyLoss {
 }
 
 impl CrossEntropyLoss {
-    /// The loss of `logits` (.., V) for `targets` (..), with `weights` (..) of the tokens: (..) or a scalar, in the
-    /// accumulator dtype of the logits.
+    /// The loss of `logits` (.., V) for `targets` (..), with `weights` (..) of the tokens. The result is (..) or a
+    /// scalar, in the accumulator dtype of the logits.
     ///
     /// Errors if shapes differ, a target is not below V, or an option is out of range.
     pub fn forward(&self, logits: &Var, targets: &Tensor, weights: Option<&Tensor>) -> Result<Var> {

@@ -24,7 +24,7 @@ pub fn mean_squared_error(x: &Var, y: &Var, reduction: Reduction) -> Result<Var>
     reduction.apply(x.sub(y)?.square()?)
 }
 
-/// -w y ln s - (1 - y) ln(1 - s) with s = sigmoid(x), for `targets` y in \[0, 1\] and w = `positive_weight`:
+/// -w y ln s - (1 - y) ln(1 - s) with s = sigmoid(x), for `targets` y in \[0, 1\] and w = `positive_weight`. It is
 /// `torch.nn.functional.binary_cross_entropy_with_logits` with `pos_weight`. Large |x| do not overflow.
 ///
 /// Computed as (1 - y) x + (1 + (w - 1) y) (ln(1 + e^-|x|) + max(-x, 0)); the gradient is

@@ -31,7 +31,7 @@ pub(super) struct GroupState {
     pub blocks: Vec<Block>,
     /// States with the layout of the weights.
     pub moments: Vec<Moment>,
-    /// States that only some of the blocks have, or of which they have fewer than one number per element.
+    /// States that only some of the blocks have, or that have fewer than one number per element.
     reduced: Vec<Moment>,
     /// For each block its states, as declared: the index among all moments, and the range.
     slots: Vec<Vec<(usize, usize)>>,

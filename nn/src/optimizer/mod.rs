@@ -62,8 +62,8 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// Creates zero moments for every weight that this rank updates, in the accumulator dtype (f32, or f64 for f64
-    /// weights), and master weights for 16-bit weights.
+    /// Creates zero moments for every weight that this rank updates, and master weights for 16-bit weights. Moments
+    /// have the accumulator dtype: f32, or f64 for f64 weights.
     ///
     /// Errors, naming it, if a hyperparameter is out of range.
     pub fn new(config: OptimizerConfig, buffers: &ParamAndGradBuffer) -> Result<Optimizer> {
@@ -103,8 +103,8 @@ impl Optimizer {
         })
     }
 
-    /// Errors if the next step would make weights of this rank infinite or NaN: if the learning rate or the factor of
-    /// the gradients is not finite, or a gradient, whose parameter it names. Reads all gradients once; a fake device
+    /// Errors if the next step would make weights of this rank infinite or NaN. The cause is the learning rate, the
+    /// factor of the gradients, or a gradient, whose parameter the error names. Reads all gradients once; a fake device
     /// has none. Errors as [`ParamAndGradBuffer::settle_unused`] too.
     pub fn check_finite(&self, buffers: &ParamAndGradBuffer, step: &StepConfig) -> Result<()> {
         let Some(param) = buffers.params().next() else { return Ok(()) };

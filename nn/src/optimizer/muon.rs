@@ -257,8 +257,8 @@ mod tests {
     use super::*;
     use ferrotron_tensor::{Device, RandomKey};
 
-    /// The singular values of X are the roots of the eigenvalues of X X^T, which iterations on unit vectors bound: the
-    /// product with any vector keeps its length within the band.
+    /// The singular values of X are the roots of the eigenvalues of X X^T, and iterations on unit vectors bound those.
+    /// The product with any vector keeps its length within the band.
     #[test]
     fn lengths_of_products_are_in_the_band() {
         let device = Device::cpu(1).unwrap();

@@ -40,7 +40,7 @@ pub enum DecayStyle {
     Wsd,
 }
 
-/// The shape of the decay at the end of [`DecayStyle::Wsd`] (`--lr-wsd-decay-style`): the coefficient between
+/// The shape of the decay at the end of [`DecayStyle::Wsd`] (`--lr-wsd-decay-style`). It is the coefficient between
 /// `max_lr` (1) and `min_lr` (0) as a function of `q` in 0..=1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WsdDecayStyle {

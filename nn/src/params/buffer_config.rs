@@ -48,8 +48,8 @@ impl Default for BufferConfig {
     }
 }
 
-/// The treatment of a parameter that gets no contribution to its gradient in a step: an expert that no token is
-/// routed to, say, or a layer that is left out by mistake.
+/// The treatment of a parameter that gets no contribution to its gradient in a step. Examples are an expert that no
+/// token is routed to, or a layer that is left out by mistake.
 ///
 /// ```
 /// use ferrotron_autograd::Var;
@@ -79,7 +79,7 @@ pub enum Unused {
     /// An error that names the parameters, from the norm and from the step.
     #[default]
     Refuse,
-    /// If no rank contributed, weight and optimizer state stay as they are, without decay. If some did, the others add
+    /// Keeps weight and optimizer state as they are, without decay, if no rank contributed. If some did, the others add
     /// zero. The number of the step, for bias correction, is that of all parameters.
     Skip,
 }

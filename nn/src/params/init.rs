@@ -53,8 +53,8 @@ pub enum Init {
     KaimingUniform {
         /// Inputs or outputs.
         fan: Fan,
-        /// Factor for the activation behind the layer: sqrt(2) for ReLU, sqrt(2 / (1 + slope^2)) for a leaky one, 5/3
-        /// for tanh, 1 for none (`torch.nn.init.calculate_gain`).
+        /// Factor for the activation after the layer (`torch.nn.init.calculate_gain`): sqrt(2) for ReLU, sqrt(2 / (1 +
+        /// slope^2)) for a leaky one, 5/3 for tanh, 1 for none.
         gain: f64,
     },
     /// Normal with standard deviation gain / sqrt(fan): He et al., arXiv 1502.01852.

@@ -19,7 +19,7 @@ pub struct ParamOptions {
 }
 
 impl Default for ParamOptions {
-    /// Those of the run.
+    /// The options of the run.
     fn default() -> ParamOptions {
         ParamOptions { lr_multiplier: 1.0, weight_decay: None, optimizer: None }
     }

@@ -202,7 +202,7 @@ impl Param {
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 pub trait Module {
-    /// Calls `f` with every parameter in the order of the forward pass, once per use: a token embedding that is also
+    /// Calls `f` with every parameter in the order of the forward pass, once per use. A token embedding that is also
     /// the head is visited twice.
     fn visit(&self, f: &mut dyn FnMut(&Param));
 
@@ -298,8 +298,8 @@ impl Scope {
         self
     }
 
-    /// Declares that every rank along `axis` computes the whole gradient, the same as the others: for a layer behind a
-    /// gather of all positions, say, in the scope of a model with sequence parallelism.
+    /// Declares that every rank along `axis` computes the whole gradient, the same as the others. A model with sequence
+    /// parallelism declares it for a layer after a gather of all positions, for example.
     #[must_use]
     pub fn with_whole_gradients(mut self, axis: Axis) -> Scope {
         self.grad_partial = self.grad_partial.without(axis);

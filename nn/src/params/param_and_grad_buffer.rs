@@ -1,5 +1,5 @@
-//! The parameters of a model in flat buffers for the optimizer: one weight and one gradient buffer per group of
-//! parameters with equal sharding and decay.
+//! The parameters of a model in flat buffers for the optimizer. Each group of parameters with equal sharding and decay
+//! has one weight and one gradient buffer.
 
 use ferrotron_autograd::{Leaf, missing_gradients};
 use ferrotron_tensor::{DType, Error, Result, Tensor};
@@ -123,8 +123,8 @@ impl ParamAndGradBuffer {
         Err(unused_error(missing.iter().map(String::as_str)))
     }
 
-    /// Errors, naming them, if a scope that made one of these parameters also made others that still exist and that
-    /// no buffer holds: they would never be trained. The first step of an [`Optimizer`](crate::Optimizer) calls this.
+    /// Errors, naming them, if a scope that made one of these parameters also made others that still exist and are in
+    /// no buffer. They would never be trained. The first step of an [`Optimizer`](crate::Optimizer) calls this.
     pub fn check_owned(&self) -> Result<()> {
         let mut roots: Vec<&Param> = Vec::new();
         for param in self.params() {

@@ -19,7 +19,7 @@ use ferrotron_tensor::{Error, Result};
 pub struct ParamPatterns(Vec<String>);
 
 impl ParamPatterns {
-    /// Errors if a pattern is empty, or the first takes parameters out, of which there are none yet.
+    /// Creates the patterns. Errors if one is empty, or if the first takes parameters out before any is chosen.
     pub fn new(patterns: impl IntoIterator<Item = impl Into<String>>) -> Result<ParamPatterns> {
         let patterns: Vec<String> = patterns.into_iter().map(Into::into).collect();
         let refuse = |message: String| Err(Error::config("parameter patterns", message));

@@ -93,8 +93,8 @@ fn it_equals_the_algorithm_of_the_paper() -> Result<()> {
     Ok(())
 }
 
-/// Queries, keys and values, stored as one parameter, take the very steps of three parameters: what is clipped in
-/// one of them changes nothing in the others. As one tensor they take others.
+/// Queries, keys and values, stored as one parameter, take the same steps as three parameters: clipping in one of them
+/// changes nothing in the others. As one tensor they take others.
 #[test]
 fn packed_tensors_step_as_if_they_were_apart() -> Result<()> {
     let blocks = [5, 2, 2];
@@ -154,8 +154,8 @@ fn packed_tensors_step_as_if_they_were_apart() -> Result<()> {
     Ok(())
 }
 
-/// Of an n x m matrix n + m numbers and not n x m: of a block of GPT-2 a hundredth of a byte for each parameter,
-/// where AdamW keeps eight bytes.
+/// An n x m matrix has n + m numbers of state, not n x m. A block of GPT-2 takes a hundredth of a byte per parameter,
+/// where AdamW takes eight bytes.
 #[test]
 fn the_state_of_a_block_of_gpt_2_is_next_to_nothing() -> Result<()> {
     const C: usize = 768;
@@ -191,7 +191,7 @@ fn the_state_of_a_block_of_gpt_2_is_next_to_nothing() -> Result<()> {
     Ok(())
 }
 
-/// Of an n x m matrix n + m numbers and not n x m.
+/// An n x m matrix has n + m numbers of state, not n x m.
 #[test]
 fn it_keeps_rows_and_columns() -> Result<()> {
     for (beta1, dtype, per_number) in

@@ -1,5 +1,5 @@
-//! Every layer by finite differences over its input and all its parameters, and what does not depend on
-//! how a batch is cut or a sequence fed.
+//! Checks every layer by finite differences over its input and all its parameters. Results do not depend on the
+//! division of a batch or on feeding a sequence in parts.
 
 use ferrotron_autograd::ops::concat::concat;
 use ferrotron_autograd::{GradcheckOptions, Leaf, Var, checkpoint, gradcheck_leaves};
@@ -28,7 +28,7 @@ fn context(mode: Mode) -> Context {
     Context::new(7, 3, mode, DIMS[0], DIMS[1])
 }
 
-/// Checks `f` over an input of dims [`DIMS`] and the parameters of `layer`, none of which is zero or one.
+/// Checks `f` over an input of dims [`DIMS`] and the parameters of `layer`; none of them is zero or one.
 fn check(device: &Device, layer: &dyn Module, f: impl Fn(&Var) -> Result<Var>) -> Result<()> {
     let x = Leaf::new("x", normal(device, &DIMS, "x")?);
     let mut leaves = vec![x.clone()];

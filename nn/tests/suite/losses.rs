@@ -115,7 +115,7 @@ fn gradients_are_those_of_finite_differences() -> Result<()> {
     Ok(())
 }
 
-/// Sums and maxima over two threads, each of which holds half of the classes.
+/// Sums and maxima over two threads; each holds half of the classes.
 struct Exchange {
     barrier: Barrier,
     values: Mutex<Vec<Tensor>>,

@@ -109,7 +109,7 @@ fn the_master_copy_takes_the_steps_of_f32_weights() -> Result<()> {
     Ok(())
 }
 
-/// Bytes a parameter of weights, gradients and optimizer on one of `ranks`: those of ZeRO (Rajbhandari et al.,
+/// Bytes a parameter of weights, gradients and optimizer on one of `ranks`. They are those of ZeRO (Rajbhandari et al.,
 /// arXiv 1910.02054, section 3) for Adam, 2 + 2 + 12, with 4 for gradients unless they are in 16 bits too.
 #[test]
 fn bytes_are_those_of_zero() -> Result<()> {

@@ -9,7 +9,7 @@ use ferrotron_tensor::{DType, Device, Result, Tensor};
 
 use crate::gradients::values;
 
-/// Two layers one behind the other, of which `visit` may forget the second.
+/// Two layers, one after the other; `visit` may forget the second.
 struct Pair {
     first: Linear,
     second: Linear,

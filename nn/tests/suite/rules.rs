@@ -68,8 +68,8 @@ impl UpdateRule for Momentum {
     }
 }
 
-/// What the kernel of SGD does and the same rule of a user's are one, for 16-bit weights too, with and without a
-/// master copy, and with stochastic rounding.
+/// A user's SGD equals the kernel's: for 16-bit weights too, with and without a master copy, and with stochastic
+/// rounding.
 #[test]
 fn a_rule_of_a_users_is_a_rule() -> Result<()> {
     let sgd = OptimizerConfig::Sgd { momentum: 0.9, weight_decay: 0.1 };

@@ -1,4 +1,4 @@
-//! What ranks keep of a group: together everything, once.
+//! Shards of a group on several ranks: together they hold every element once.
 
 use ferrotron_autograd::{Accum, lock};
 use ferrotron_nn::{
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 const SGD: OptimizerConfig = OptimizerConfig::Sgd { momentum: 0.9, weight_decay: 0.0 };
 
-/// Of odd sizes, two decay groups, and one of which rows of a larger tensor are held.
+/// Parameters of odd sizes in two decay groups; one is a shard of rows of a larger tensor.
 fn params() -> Result<Vec<Param>> {
     let scope = Scope::new(&Device::cpu(1)?, DType::F64, 5);
     let init = Init::Normal { std: 1.0 };

@@ -28,7 +28,7 @@ pub enum Op {
     ReduceScatter(Reduction),
     /// Every rank gets the root's buffer.
     Broadcast {
-        /// Whose buffer it is.
+        /// The rank that gives it.
         root: usize,
     },
     /// The root gets the reduction of all buffers.
@@ -45,7 +45,7 @@ pub enum Op {
     },
     /// Rank i gets part i of the root's buffer.
     Scatter {
-        /// Whose buffer it is.
+        /// The rank that gives it.
         root: usize,
     },
     /// Rank i gets part i of every rank's buffer, in rank order.
@@ -67,7 +67,7 @@ pub enum Op {
         /// The rank that sends.
         from: usize,
     },
-    /// Nobody goes on before all have come.
+    /// No rank returns before all have entered.
     Barrier,
 }
 

@@ -36,12 +36,12 @@ impl Group {
         if collective.size() == 1 { Group(None) } else { Group(Some(collective)) }
     }
 
-    /// A group of which only this rank exists: every call is done at once and leaves its memory as it is.
+    /// A group with no other rank than this one: every call is done at once and leaves its memory as it is.
     pub fn fake(name: &str, rank: usize, size: usize) -> Group {
         Group::new(Arc::new(Fake { name: name.to_string(), rank, size }))
     }
 
-    /// The same group, whose calls are carried out by what `wrap` makes of whoever does now.
+    /// The same group with another backend: `wrap` gets the present one and returns the new one.
     #[must_use]
     pub fn map_collectives(
         &self,
@@ -89,7 +89,7 @@ impl Group {
         partition_range(len, self.size(), self.rank())
     }
 
-    /// The reduction of every rank's `tensor`, on every rank; in place where nobody else holds it.
+    /// The reduction of every rank's `tensor`, on every rank; in place unless another handle shares its memory.
     #[track_caller]
     pub fn all_reduce(&self, tensor: Tensor, reduction: Reduction) -> Result<Work<Tensor>> {
         self.in_place(Op::AllReduce(reduction), tensor)
@@ -206,7 +206,7 @@ impl Group {
         Ok(collective.start(call, memory).map(|_| Ok(())))
     }
 
-    /// What rank `from` sends; `tensor` says dims and dtype and is overwritten.
+    /// Receives what rank `from` sends; `tensor` gives dims and dtype and is overwritten.
     #[track_caller]
     pub fn recv(&self, tensor: Tensor, from: usize) -> Result<Work<Tensor>> {
         let collective = self.peers("recv")?;
@@ -246,8 +246,8 @@ impl Group {
         self.all_reduce(value, Reduction::Sum)?.wait()?.item()
     }
 
-    /// As [`Group::all_reduce`] for all elements of a flat. Returns at once unless somebody has locked the
-    /// flat, as an earlier call that still works on it has.
+    /// Reduces all elements of a flat like [`Group::all_reduce`]. Returns at once unless the flat is locked, as by an
+    /// earlier call that still works on it.
     #[track_caller]
     pub fn all_reduce_flat(&self, flat: &SharedFlatBuffer, reduction: Reduction) -> Work<()> {
         self.in_place_flat(Op::AllReduce(reduction), flat)
@@ -260,8 +260,8 @@ impl Group {
         self.in_place_flat(Op::ReduceScatter(reduction), flat)
     }
 
-    /// Fills a flat of which this rank's [`local_range`](Group::local_range) of the elements is right. Returns as
-    /// [`Group::all_reduce_flat`] does.
+    /// Fills a flat from every rank's [`local_range`](Group::local_range) of it. Returns as [`Group::all_reduce_flat`]
+    /// does.
     #[track_caller]
     pub fn all_gather_flat(&self, flat: &SharedFlatBuffer) -> Work<()> {
         self.in_place_flat(Op::AllGather, flat)

@@ -13,9 +13,9 @@ const LOCK_PAUSE: Duration = Duration::from_millis(1);
 
 /// A buffer that a collective has while it runs.
 pub enum Buffer {
-    /// A tensor that nobody else holds, dense.
+    /// A dense tensor that no other handle shares.
     Tensor(Tensor),
-    /// All ranges of a flat, which is locked while the call runs. Nobody may hold one of them meanwhile.
+    /// All ranges of a flat, which is locked while the call runs. No other code may hold one of them meanwhile.
     Flat(SharedFlatBuffer),
 }
 
@@ -25,9 +25,9 @@ impl Buffer {
         into_unique(tensor).map(Buffer::Tensor)
     }
 
-    /// The bytes, for as long as the result lives; a flat stays locked until then. Where somebody else has
-    /// locked it, waits without blocking the thread, on which they may be at work. Must be awaited where a
-    /// Tokio runtime with timers is entered.
+    /// The bytes, for as long as the result lives; a flat stays locked until then. If other code has locked it, waits
+    /// without blocking the thread, on which that code may run. Must be awaited where a Tokio runtime with timers is
+    /// entered.
     ///
     /// Those of a GPU are a copy, made when all that the GPU was given is done.
     ///
@@ -73,7 +73,7 @@ async fn arrived(mut staging: Staging) -> Result<Staging> {
     arrive.await.map_err(|error| Error::communication("staging", error.to_string()))?
 }
 
-/// The bytes of a [`Buffer`], lent. Nobody else can reach them meanwhile.
+/// The bytes of a [`Buffer`], borrowed. No other code can reach them meanwhile.
 pub struct Bytes<'a> {
     owner: Owner<'a>,
     /// The copy of them that the host works on, if they are a GPU's.
@@ -108,7 +108,7 @@ impl Bytes<'_> {
     }
 }
 
-/// What a call works on. Which of the two there are depends on the operation:
+/// The memory of a call. Its operation decides which of the two buffers exist:
 ///
 /// | operation | input | output |
 /// |---|---|---|

@@ -68,7 +68,7 @@ impl CommVolume {
         self.0.values().map(|&(_, bytes)| bytes).sum()
     }
 
-    /// Adds what somebody else has counted.
+    /// Adds the counts of `other`.
     pub fn add(&mut self, other: &CommVolume) {
         for (&name, &(calls, bytes)) in &other.0 {
             let (own_calls, own_bytes) = self.0.entry(name).or_default();

@@ -8,8 +8,8 @@ use tracing::trace_span;
 
 use super::Memory;
 
-/// How long a thread that waits for the other one of its rank looks before it sleeps: to be woken takes longer
-/// than many a call. No longer, as who looks takes a core from who works.
+/// Time for which a thread that waits for the other one of its rank polls before it sleeps. Waking takes longer than
+/// many calls; polling any longer would take a core from working threads.
 pub const SPIN_TIME: Duration = Duration::from_micros(30);
 
 /// A call that is under way. It owns its memory; [`Work::wait`] gives the result. Work that is not waited
@@ -17,7 +17,7 @@ pub const SPIN_TIME: Duration = Duration::from_micros(30);
 #[must_use = "a collective's result, and its error, come from `wait`"]
 pub struct Work<T>(Box<dyn FnOnce() -> Result<T> + Send>);
 
-/// The other end of a [`Work`], for whoever carries the call out.
+/// The other end of a [`Work`], for the backend that carries the call out.
 pub struct Completion(Sender<Result<Memory>>);
 
 impl Completion {

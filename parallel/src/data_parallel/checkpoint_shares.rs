@@ -4,7 +4,7 @@ use ferrotron_tensor::ShardSpec;
 
 use crate::collective::Group;
 
-/// The deal of tensors that all ranks of a group hold: each goes to the rank with the fewest elements so far, so that
+/// Deals out the tensors that all ranks of a group hold. Each goes to the rank with the fewest elements so far, so that
 /// the largest share exceeds the smallest by one tensor at most. Every rank makes the same deal.
 pub(super) struct CheckpointShares {
     rank: usize,

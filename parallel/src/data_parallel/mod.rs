@@ -360,10 +360,10 @@ impl DataParallel {
         batch && self.shared.counts(group.replicated)
     }
 
-    /// Returns which shards of the optimizer's state this rank writes to checkpoints, asked for each in the order in which
-    /// the optimizer visits them, with the axes along which it is replicated. Together the ranks write every element
-    /// once, and the ranks along the batch axes equal shares. Where replicas take steps of their own, the first one's
-    /// state is written.
+    /// Returns a function that says of each shard of the optimizer's state whether this rank writes it to checkpoints.
+    /// Call it in the order in which the optimizer visits them, with the axes along which a shard is replicated.
+    /// Together the ranks write every element once, and the ranks along the batch axes equal shares. Where replicas
+    /// take steps of their own, the first one's state is written.
     pub fn written_states(&self) -> impl FnMut(AxisSet, &ShardSpec) -> bool {
         let alike = self.shared.config.synchronize_every == 1;
         // With any sharding, the ranks along the batch axes own different shards.

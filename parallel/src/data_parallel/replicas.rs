@@ -111,7 +111,7 @@ fn compare(ranks: &Group, axis: Axis, own: &[Replica]) -> Result<()> {
     Ok(())
 }
 
-/// What is wrong with two ranks' copies of the same elements; `None` if nothing is.
+/// The difference between two ranks' copies of the same elements; `None` if they are equal.
 fn difference(axis: Axis, one: &Replica, other: &Replica) -> Option<String> {
     let declared = |replica: &Replica| replica.replicated[axis as usize];
     if !declared(one) || !declared(other) {

@@ -13,8 +13,8 @@ use crate::collective::{Group, partition_range};
 pub struct ExpectedTraffic {
     /// To the ranks along the batch axes (data and context).
     pub batch: u64,
-    /// To other holders of the same parameters: along the tensor axis for norms with sequence parallelism, and to the
-    /// other end of the pipeline for tied embeddings.
+    /// Bytes to other holders of the same parameters. They are along the tensor axis for norms with sequence
+    /// parallelism, and at the other end of the pipeline for tied embeddings.
     pub holders: u64,
 }
 

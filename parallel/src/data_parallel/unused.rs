@@ -37,8 +37,8 @@ impl ReductionState {
         }
     }
 
-    /// At the end of a step or, if gradients are sharded, of a micro-batch: completes by zeros the buckets of which this
-    /// rank did not use all parameters. Does nothing with [`Unused::Refuse`].
+    /// Completes by zeros the buckets in which this rank did not use all parameters. Called at the end of a step or, if
+    /// gradients are sharded, of a micro-batch. Does nothing with [`Unused::Refuse`].
     ///
     /// Errors, naming it, if a parameter got more contributions than it has uses.
     pub fn complete_unused(&self) -> Result<()> {

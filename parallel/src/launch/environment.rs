@@ -1,4 +1,4 @@
-//! Which rank a process is, from the environment variables of whoever has started it.
+//! Finds the rank of a process in the environment variables of its launcher.
 
 use ferrotron_tensor::Result;
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use super::job_id::{self, NamesJobs};
 use super::slurm;
 use super::variables::{Variables, refuse};
 
-/// Which rank of which job a process is.
+/// The rank of a process, and its job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankEnvironment {
     /// This rank's number, from 0.
@@ -23,8 +23,8 @@ pub struct RankEnvironment {
     pub master_addr: String,
     /// `MASTER_PORT`: torchrun's own store listens there.
     pub master_port: Option<u16>,
-    /// The job's id, by its launcher or its secret, if there is either: the same on all ranks and of no other job that
-    /// runs at the same time.
+    /// The job's id, by its launcher or its secret, if there is either. It is the same on all ranks, and no other job
+    /// that runs at the same time has it.
     pub job_id: Option<String>,
 }
 
@@ -79,7 +79,7 @@ const LAUNCHERS: &[Launcher] = &[
 ];
 
 impl RankEnvironment {
-    /// Which rank the process with these environment variables is; `None` if no launcher has started it.
+    /// The rank of the process with these environment variables; `None` if no launcher has started it.
     ///
     /// Each fact comes from the first of these that states it:
     ///
@@ -182,8 +182,8 @@ impl RankEnvironment {
         }))
     }
 
-    /// Returns the port at which rank 0 listens: `asked`, else the port behind `MASTER_PORT`, else one that follows
-    /// from the job's id: 20000 + the first 8 bytes of its SHA-256, as a big-endian number, modulo 9000.
+    /// Returns the port at which rank 0 listens: `asked`, else the port after `MASTER_PORT`, else one from the job's
+    /// id. That is 20000 + the first 8 bytes of its SHA-256, as a big-endian number, modulo 9000.
     ///
     /// Errors if none of these is there, or is no port.
     pub fn rendezvous_port(&self, asked: Option<u16>) -> Result<u16> {

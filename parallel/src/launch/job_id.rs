@@ -8,8 +8,8 @@ use std::ops::Range;
 use super::JOB_SECRET;
 use super::variables::Variables;
 
-/// Ports that follow from job ids: above those of most services, below MASTER_PORT's default of torchrun (29500),
-/// Kubernetes' node ports (30000) and those that Linux gives to connections (32768).
+/// Ports that follow from job ids. They are above those of most services, and below MASTER_PORT's default of torchrun
+/// (29500), Kubernetes' node ports (30000) and those that Linux gives to connections (32768).
 const PORTS: Range<u16> = 20_000..29_000;
 
 /// A launcher's way to name its jobs.
@@ -64,8 +64,8 @@ fn slurm(variables: &Variables) -> Option<String> {
     })
 }
 
-/// Returns where rank 0 of a job listens if nothing else says: 20000 + the first 8 bytes of the id's SHA-256, as a
-/// big-endian number, modulo 9000.
+/// Returns the default port of rank 0 of a job. It is 20000 + the first 8 bytes of the id's SHA-256, as a big-endian
+/// number, modulo 9000.
 pub fn port(job_id: &str) -> u16 {
     PORTS.start + (hash("", job_id) % PORTS.len() as u64) as u16
 }

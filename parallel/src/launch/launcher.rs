@@ -22,8 +22,8 @@ use crate::descriptors;
 /// Pause between looks at the ranks.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// How long ranks have to end when their work is no longer waited for, before they are killed: the others when one has
-/// failed, to notice it and say so; all of them at an interrupt behind another signal.
+/// Time that ranks have to end before they are killed. It begins for the others when one has failed, and for all when
+/// an interrupt follows another signal.
 const KILL_AFTER: Duration = Duration::from_secs(5);
 
 /// Exit code that stands for SIGKILL.
@@ -50,7 +50,7 @@ pub struct LaunchConfig {
 pub struct JobEnd {
     /// Exit code of the whole job: that of the rank that failed first, 128 and its number for a signal.
     pub code: u8,
-    /// Which rank failed first, and how.
+    /// The rank that failed first, and its end.
     pub failure: Option<String>,
 }
 
@@ -172,7 +172,8 @@ fn watch<W: Write>(
     Ok(blame_stopped(&stopped, end))
 }
 
-/// The end of a job of which these ranks were stopped to the end, if nothing but waiting for them has ended the others.
+/// The end of a job in which these ranks were stopped to the end, if the others ended only because they waited for
+/// them.
 fn blame_stopped(stopped: &[String], end: JobEnd) -> JobEnd {
     if stopped.is_empty() || !matches!(end.code, COMMUNICATION_FAILED | KILLED) {
         return end;
@@ -185,14 +186,14 @@ fn blame_stopped(stopped: &[String], end: JobEnd) -> JobEnd {
 
 /// Ranks were asked to end.
 struct Stop {
-    /// When first.
+    /// The time of the first signal.
     asked: Instant,
-    /// How long after that those which have not are killed.
+    /// Time after which the remaining ranks are killed.
     within: Duration,
 }
 
 impl Stop {
-    /// What follows from a signal, behind others or as the first.
+    /// The request that results from a signal, after an earlier one or as the first.
     fn by(signal: Signal, before: Option<Stop>, timeout: Duration) -> Stop {
         match before {
             None => Stop { asked: Instant::now(), within: timeout },
@@ -208,7 +209,7 @@ impl Stop {
         self.asked.elapsed() >= self.within
     }
 
-    /// The end of a job of which these ranks had to be killed, the others having ended so.
+    /// The end of a job in which these ranks had to be killed and the others ended as `others` says.
     fn missed(&self, late: &[String], others: JobEnd) -> JobEnd {
         let (ranks, were) = if late.len() == 1 { ("rank", "was") } else { ("ranks", "were") };
         let (late, seconds) = (late.join(", "), self.asked.elapsed().as_secs_f64());
@@ -257,8 +258,8 @@ fn summary(ends: &[End]) -> JobEnd {
     }
 }
 
-/// A value for MASTER_PORT such that the port behind it is free on this machine and is none that the system
-/// gives to connections: until rank 0 listens there, nobody gets it by chance.
+/// A value for MASTER_PORT such that the port after it is free on this machine. The system does not give that port to
+/// connections, so that no process gets it by chance before rank 0 listens there.
 fn free_port() -> Result<u16> {
     let none = |error| Error::io("launch", format!("no port of 127.0.0.1 is free: {error}"));
     let bind = |port| TcpListener::bind(("127.0.0.1", port)).and_then(|l| l.local_addr());

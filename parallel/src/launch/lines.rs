@@ -58,8 +58,8 @@ impl Lines {
         });
     }
 
-    /// Waits until everything is passed on, however long whoever takes it needs. Output that a process has
-    /// left open which a rank has left behind is waited for only while something comes.
+    /// Waits until everything is passed on, however long the reader takes. If a rank leaves a process behind that keeps
+    /// the output open, waits only while something comes.
     pub fn finish(self) {
         drop(self.reading);
         let mut before = None;

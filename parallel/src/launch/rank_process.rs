@@ -93,7 +93,7 @@ impl Drop for RankProcess {
     }
 }
 
-/// What a process that ended so leaves to say, and the exit code that stands for it.
+/// Describes the end of a process, and returns the exit code that stands for it.
 pub fn describe(status: ExitStatus) -> (String, u8) {
     const NAMES: [(i32, &str); 11] = [
         (1, "SIGHUP"),

@@ -12,8 +12,8 @@ use std::io::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Returns the signals that ask this process to stop: all in the table, but SIGHUP only if it is not ignored, as it is
-/// under `nohup`.
+/// Returns the signals that ask this process to stop: all in the table, without SIGHUP if it is ignored, as under
+/// `nohup`.
 pub fn stop_signals() -> Vec<i32> {
     let mut signals = vec![libc::SIGINT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2];
     if !is_ignored(libc::SIGHUP) {
@@ -41,7 +41,7 @@ pub fn reset(signals: &[i32]) -> Result<()> {
     Ok(())
 }
 
-/// Signals that the launcher was sent and passes on to the ranks: whoever handles signals sets their flags.
+/// Flags of the signals that the launcher was sent and passes on to the ranks; signal handlers set them.
 #[derive(Debug, Clone)]
 pub struct SignalFlags(BTreeMap<i32, Arc<AtomicBool>>);
 

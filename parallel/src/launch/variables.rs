@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 /// Set by srun for the tasks of a step.
 const STEP: &[&str] = &["SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS"];
 
-/// Variables, of which empty ones do not count.
+/// Environment variables; empty ones do not count.
 pub struct Variables<'a>(pub &'a BTreeMap<String, String>);
 
 impl Variables<'_> {

@@ -26,7 +26,7 @@ impl Mesh {
         self.tensor_parallel().residual_scope(&Scope::new(device, dtype, seed))
     }
 
-    /// The scope of a parameter that the first and the last pipeline stage both hold, such as tied embeddings: their
+    /// The scope of a parameter that the first and the last pipeline stage both hold, such as tied embeddings. Their
     /// gradients are summed, and it counts once. With one stage, `scope`.
     pub fn tied_scope(&self, scope: &Scope) -> Scope {
         match self.layout.size(Axis::Pipeline) {

@@ -7,8 +7,8 @@ use crate::collective::{WorldConfig, run_threads};
 use crate::tensor_parallel::SequenceParallel;
 
 impl Mesh {
-    /// Runs `f` once for each rank of `layout`, each on a thread of its own and without sequence parallelism, and returns
-    /// the results in the order of the ranks: for tests and examples.
+    /// Runs `f` once for each rank of `layout`, each on a thread of its own and without sequence parallelism. Returns
+    /// the results in the order of the ranks. For tests and examples.
     ///
     /// ```
     /// use ferrotron_nn::Axis;

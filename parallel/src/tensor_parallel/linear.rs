@@ -250,8 +250,8 @@ impl ColumnParallelLinear {
     }
 }
 
-/// y = x W^T + b with sharded inputs: the weight (out, in) is sharded by columns, the products are summed, and the
-/// bias is added once.
+/// y = x W^T + b with sharded inputs. The weight (out, in) is sharded by columns, the products are summed, and the bias
+/// is added once.
 #[derive(Debug, Clone, Module)]
 pub struct RowParallelLinear {
     #[module(skip)]

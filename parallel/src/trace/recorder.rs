@@ -14,7 +14,7 @@ use tracing::{Event, Metadata, Subscriber};
 
 use super::clock;
 
-/// How long spans that others hold may take to end after the last step: sends that nobody waits for.
+/// Time that open spans have to end after the last step, such as sends whose end no call waits for.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The subscriber of one rank.
@@ -42,7 +42,7 @@ struct Open {
     category: &'static str,
     fields: Map<String, Value>,
     made: i64,
-    /// When it was first entered.
+    /// The time of its first entry.
     began: Option<i64>,
     handles: usize,
 }

@@ -1,4 +1,4 @@
-//! What goes wrong ends on every rank, in time, with an error that names the rank and the call.
+//! Faults end on every rank, in time, with an error that names the rank and the call.
 
 use ferrotron_autograd::SharedFlatBuffer;
 use ferrotron_parallel::collective::{Call, Group, Memory, Op, Reduction, World};
@@ -20,8 +20,8 @@ fn reduce(group: &Group, dtype: DType, len: usize) -> Result<()> {
     group.all_reduce(make(dtype, &[len], |_| 1.0)?, Reduction::Sum)?.wait().map(drop)
 }
 
-/// Calls until the first error, which must not be long in coming, and again: the reason must be the same,
-/// and the error must say which call it was.
+/// Calls until the first error, which must come soon, and calls again. The reason must be the same, and the error must
+/// say which call it was.
 fn until_error(mut f: impl FnMut() -> Result<()>) -> Result<()> {
     let start = Instant::now();
     let error = loop {

@@ -1,4 +1,4 @@
-//! What every backend of collectives has to do, written once and run for each.
+//! Tests of every backend of collectives, written once and run for each.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -14,7 +14,7 @@ mod turns;
 mod values;
 mod worlds;
 
-/// Tests of the functions in a module, each of which takes the backend.
+/// Tests of the functions in a module; each takes the backend.
 macro_rules! cases {
     ($module:ident: $($case:ident),* $(,)?) => { $(
         #[test]

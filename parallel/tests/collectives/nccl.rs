@@ -1,5 +1,5 @@
-//! NCCL, for which a stand-in with threads as ranks is here: every call against the host's backend, and what becomes of
-//! ranks that do not come.
+//! NCCL, here a stand-in with threads as ranks. Every call is compared with the host's backend, and missing ranks are
+//! found.
 
 use ferrotron_autograd::SharedFlatBuffer;
 use ferrotron_cuda::library::Search;
@@ -29,7 +29,7 @@ fn run(size: usize, f: impl Fn(&World, &Group) -> Result<()> + Sync) {
     }
 }
 
-/// What every rank's call fails with, and how long the slowest took.
+/// The error of every rank's call, and the time of the slowest.
 fn errors(f: impl Fn(&World) -> Result<()> + Sync) -> (Vec<String>, Duration) {
     ferrotron_cuda_sim::folder(); // made now, if it is not there
     let start = Instant::now();

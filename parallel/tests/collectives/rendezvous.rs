@@ -1,4 +1,4 @@
-//! How ranks come together over a network, and who cannot disturb them.
+//! Ranks meet over a network, and strangers cannot disturb them.
 
 use ferrotron_parallel::collective::{RankConfig, Reduction, Transport, World, run_rank_process};
 use ferrotron_tensor::{DType, ErrorKind, Result};
@@ -85,7 +85,7 @@ fn strays_neither_join_nor_disturb() {
     });
 }
 
-/// Where rank 0 can be reached by its port: at each of two addresses of this machine.
+/// Whether rank 0 can be reached by its port at each of two addresses of this machine.
 fn listens_at(config: &RankConfig) -> [bool; 2] {
     drop(stray(config));
     ["127.0.0.1", "127.0.0.2"].map(|host| TcpStream::connect((host, config.port)).is_ok())

@@ -1,4 +1,4 @@
-//! Which bits a reduction gives.
+//! The exact bits of reductions.
 
 use ferrotron_parallel::collective::{Reduction, partition_range};
 use ferrotron_tensor::{DType, bf16, f16};

@@ -1,4 +1,4 @@
-//! How many bytes are sent.
+//! Counts of the bytes sent.
 
 use ferrotron_parallel::collective::{Reduction, partition_range};
 use ferrotron_tensor::DType;

@@ -5,7 +5,7 @@ use ferrotron_tensor::{DType, Device, Error, Result, Tensor, bf16, f16};
 use std::cell::RefCell;
 
 thread_local! {
-    /// Where this rank's tensors live, if that is not the CPU.
+    /// The device of this rank's tensors, if not the CPU.
     static GPU: RefCell<Option<Device>> = const { RefCell::new(None) };
 }
 
@@ -20,7 +20,7 @@ pub fn on_gpu<R>(ordinal: usize, f: impl FnOnce() -> Result<R>) -> Result<R> {
     result
 }
 
-/// Where this rank's tensors live.
+/// The device of this rank's tensors.
 pub fn device() -> Result<Device> {
     GPU.with_borrow(|gpu| gpu.clone().map_or_else(|| Device::cpu(1), Ok))
 }

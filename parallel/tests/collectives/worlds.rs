@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::common::free_port;
 use crate::values::on_gpu;
 
-/// What carries the bytes.
+/// The carrier of the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
     /// Threads of this process.
@@ -38,7 +38,7 @@ impl Backend {
         matches!(self, Backend::OneGpu | Backend::Gpus)
     }
 
-    /// How many ranks every operation is tried with. Stand-ins for GPUs are slow.
+    /// Numbers of ranks with which every operation is tried. Stand-ins for GPUs are slow.
     pub fn sizes(self) -> RangeInclusive<usize> {
         if self.has_gpus() { 2..=3 } else { 1..=8 }
     }
@@ -63,7 +63,7 @@ impl Backend {
         }
     }
 
-    /// As [`Backend::try_run`], where nothing is expected to fail.
+    /// Runs `f` like [`Backend::try_run`], and panics on errors.
     pub fn run<T: Send>(self, size: usize, f: impl Fn(World) -> Result<T> + Sync) -> Vec<T> {
         let ranks = self.try_run(size, TIMEOUT, f).into_iter().enumerate();
         ranks.map(|(rank, result)| result.unwrap_or_else(|e| panic!("rank {rank}: {e}"))).collect()

@@ -1,10 +1,10 @@
-//! What several of the test programs need.
+//! Helpers of several test programs.
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// A port that nobody listens at, below those that the system gives to connections. No other call in this
-/// process gets it, and hardly one in another.
+/// A free port, below those that the system gives to connections. No other call in this process gets it, and hardly one
+/// in another.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let base = 10_000 + (std::process::id() % 100) as u16 * 200;

@@ -1,5 +1,5 @@
-//! Operands whose sums are exact: what is spread equals what is not, bit by bit (the idea of Megatron-LM's
-//! tests/unit_tests/tensor_parallel/test_layers.py); and initial values, which are slices of the whole.
+//! Operands whose sums are exact: sharded results equal the others, bit by bit. The idea is that of Megatron-LM's
+//! tests/unit_tests/tensor_parallel/test_layers.py. Also, initial values are slices of the whole.
 
 use ferrotron_autograd::{Leaf, WeightGrads, backward};
 use ferrotron_nn::{Bias, Embedding, Init, Linear, Module, Scope};
@@ -24,8 +24,8 @@ fn integers(dims: &[usize], site: &str) -> Tensor {
     tensor(&values, dims)
 }
 
-/// Zeros but for `each` integers a row, in columns of their own: sums over them, their parts included, are at most
-/// 64 x `each`, and are exact in 16 bits up to 256.
+/// Zeros but for `each` integers a row, in columns of their own. Sums over them, their parts included, are at most 64 x
+/// `each`, and are exact in 16 bits up to 256.
 fn sparse(dims: [usize; 2], each: usize, site: &str) -> Tensor {
     let [rows, columns] = dims;
     let mut values = integers(&dims, site).to_f64().unwrap();
@@ -52,8 +52,8 @@ fn scope_of(dtype: DType, name: &str) -> Scope {
     Scope::new(&device(), dtype, SEED).child(name)
 }
 
-/// What linear layers are tested with in a dtype: in 16 bits partial sums are rounded when they are exchanged, so
-/// there the operands have few numbers that are not zero.
+/// Operands of linear layers in a dtype. Ranks round partial sums in 16 bits when they exchange them, so there the
+/// operands have few nonzero numbers.
 fn operands(dtype: DType) -> (BTreeMap<&'static str, Tensor>, Tensor, Tensor) {
     let narrow = dtype.size() == 2;
     let weight = match narrow {

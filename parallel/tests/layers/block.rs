@@ -10,7 +10,7 @@ use ferrotron_tensor::Result;
 
 use crate::ranks::*;
 
-/// What the tests vary of a block.
+/// Options of a block that the tests vary.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockConfig {
     pub hidden: usize,
@@ -22,7 +22,7 @@ pub struct BlockConfig {
     pub dropout: f64,
 }
 
-/// As GPT-2's and as Llama's; features that the ranks do not divide.
+/// Blocks of GPT-2 and of Llama; features that the ranks do not divide.
 pub const BLOCKS: [BlockConfig; 2] = [
     BlockConfig {
         hidden: 12,
@@ -71,7 +71,7 @@ impl BlockConfig {
     }
 }
 
-/// What both kinds have alike: the residual stream.
+/// The residual stream, which both kinds share.
 #[derive(Module)]
 struct Stream {
     norms: [LayerNorm; 2],

@@ -13,8 +13,8 @@ use ferrotron_tensor::Result;
 use crate::block::{BLOCKS, ParallelBlock};
 use crate::ranks::*;
 
-/// A number that depends on every element and on the rank, the same on every rank: the sum over the ranks of
-/// weighted sums of their results.
+/// A number that depends on every element and on the rank, and is the same on every rank. It is the sum over the ranks
+/// of weighted sums of their results.
 fn joined(y: &Var, group: &Group) -> Result<Var> {
     let weights = Var::constant(normal(y.dims(), &format!("weights of {}", group.rank())));
     reduce_from_tp(&y.tanh()?.mul(&weights)?.sum_all()?, group)
@@ -123,7 +123,7 @@ fn linear_layers_and_mlp() {
     }
 }
 
-/// A whole block with dropout, along both axes; the input is a leaf of which every rank has its part.
+/// A whole block with dropout, along both axes; the input is a leaf, and every rank has its part.
 #[test]
 fn blocks() {
     for spread in [

@@ -22,8 +22,8 @@ fn targets(values: &[i64], dims: &[usize]) -> Tensor {
     Tensor::from_slice(&device(), values, dims).unwrap()
 }
 
-/// test_cross_entropy.py: logits 0 to 7 over and over, 32 on each of 4 ranks, targets 0, 2, 4, ..: losses as listed
-/// there, and their gradients.
+/// The case of test_cross_entropy.py: logits 0 to 7 over and over, 32 on each of 4 ranks, targets 0, 2, 4, ... Losses
+/// are as listed there, and their gradients.
 #[test]
 fn losses_of_megatron() {
     let lse = (16.0 * (0..8).map(|k| f64::from(k).exp()).sum::<f64>()).ln();

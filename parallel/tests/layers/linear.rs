@@ -110,7 +110,7 @@ fn fused_layers_equal_composed_ones() {
     }
 }
 
-/// Where one of the gradients is not wanted, the other is the same and nothing is exchanged for it.
+/// A gradient that is not wanted is not exchanged, and the other is the same.
 #[test]
 fn a_gradient_that_nobody_wants_costs_nothing() {
     for sequence in BOTH {

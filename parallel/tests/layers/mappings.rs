@@ -1,5 +1,5 @@
-//! The conjugate pairs: numbers of Megatron-LM's tests/unit_tests/tensor_parallel/test_mappings.py, on 8 ranks as
-//! 2 stages of 4 along the tensor axis, exactly; and shapes that it leaves out.
+//! The conjugate pairs, exactly. Numbers are those of Megatron-LM's tests/unit_tests/tensor_parallel/test_mappings.py,
+//! on 8 ranks as 2 stages of 4 along the tensor axis; shapes that it leaves out are added.
 
 use ferrotron_autograd::{Leaf, Var, WeightGrads, backward};
 use ferrotron_nn::Axis;

@@ -1,5 +1,5 @@
-//! Communication and arithmetic overlap: proved by the order of events on one rank, with collectives that write
-//! down when they are started and when they are waited for.
+//! Communication and arithmetic overlap. The proof is the order of events on one rank, with collectives that record
+//! when they are started and when they are waited for.
 
 use ferrotron_autograd::{Leaf, Var, WeightGrads, backward};
 use ferrotron_nn::{Bias, Init, Module, Param};
@@ -14,7 +14,7 @@ use crate::ranks::*;
 
 type Events = Arc<Mutex<Vec<String>>>;
 
-/// Rank 0 of two, of which the other does not exist: what it does to numbers does not matter here.
+/// Rank 0 of two; the other does not exist, since the numbers do not matter here.
 struct Recorder(Events);
 
 impl Collective for Recorder {
@@ -50,8 +50,8 @@ fn note(events: &Events, event: &str) {
     events.lock().unwrap().push(event.to_string());
 }
 
-/// Writes down when the value of a weight is asked for, which is just before a product with it, and when the
-/// gradient of a weight or bias is complete.
+/// Records when the value of a weight is asked for, just before a product with it. Also records when the gradient of a
+/// weight or bias is complete.
 fn watch(param: &Param, events: &Events) -> Result<()> {
     let name = param.name().rsplit('.').next().unwrap_or_default().to_string();
     let (asked, event) = (events.clone(), format!("{name} asked for"));

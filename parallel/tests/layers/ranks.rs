@@ -1,4 +1,4 @@
-//! What the tests of parallel layers share: ranks in threads, seeded inputs, parts of tensors, comparisons.
+//! Helpers of the tests of parallel layers: ranks in threads, seeded inputs, parts of tensors, comparisons.
 
 use ferrotron_autograd::Leaf;
 use ferrotron_nn::{Axis, Context, DimShard, Mode, Module, Param};
@@ -99,8 +99,8 @@ pub fn gradients(module: &dyn Module) -> BTreeMap<String, Tensor> {
     module.params().iter().map(of).collect()
 }
 
-/// Panics unless each gradient of `module`, summed over the axes along which it is a part, is the part of the
-/// serial one that is at the parameter's place.
+/// Panics unless each gradient of `module` is the part of the serial one at the parameter's place. Gradients are summed
+/// over the axes along which they are partial.
 pub fn assert_gradients(
     what: &str,
     module: &dyn Module,
@@ -160,7 +160,7 @@ pub fn scope(name: &str) -> ferrotron_nn::Scope {
     ferrotron_nn::Scope::new(&device(), DType::F64, SEED).child(name)
 }
 
-/// What this rank has of an activation (B, T, C) of the residual stream.
+/// This rank's part of an activation (B, T, C) of the residual stream.
 pub fn residual(tp: &TensorParallel, x: &Tensor) -> Tensor {
     let positions = tp.residual(&DimShard::unsharded(x.dims()[1])).unwrap();
     let &[(start, len)] = &positions.pieces[..] else { panic!("one piece") };

@@ -1,4 +1,4 @@
-//! What cannot be spread is refused with one line that names the numbers.
+//! Sizes that cannot be sharded are refused with one line that names the numbers.
 
 use ferrotron_nn::{AttentionConfig, Bias, DimShard, Init};
 use ferrotron_parallel::context_parallel::ContextParallel;

@@ -1,4 +1,4 @@
-//! How often a layer of attention and MLP communicates: exactly as in Megatron-LM's papers.
+//! Counts the collectives of a layer of attention and MLP: exactly those of Megatron-LM's papers.
 
 use ferrotron_autograd::{Leaf, WeightGrads, backward};
 use ferrotron_parallel::collective::Group;
@@ -28,7 +28,7 @@ fn calls(group: &Group) -> [u64; 12] {
     OPERATIONS.map(|operation| group.traffic().calls_and_bytes(operation).0)
 }
 
-/// As many all-reduces, all-gathers and reduce-scatters, and nothing else.
+/// The counts of so many all-reduces, all-gathers and reduce-scatters, and nothing else.
 fn only(all_reduce: u64, all_gather: u64, reduce_scatter: u64) -> [u64; 12] {
     [all_reduce, all_gather, reduce_scatter, 0, 0, 0, 0, 0, 0, 0, 0, 0]
 }

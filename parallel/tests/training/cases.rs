@@ -1,5 +1,5 @@
-//! Cases that other systems test, or were found to get wrong: gradient accumulation in a pipeline, buckets
-//! and their owners, gradients that are missing, too many, zero on some ranks, or whole numbers.
+//! Cases that other systems test, or were found to get wrong. They cover gradient accumulation in a pipeline, buckets
+//! and their owners, and gradients that are missing, too many, zero on some ranks, or whole numbers.
 
 use ferrotron_autograd::{Accum, Var, lock};
 use ferrotron_nn::{
@@ -41,8 +41,8 @@ impl PipelineModel for OneWeight {
     }
 }
 
-/// Two stages of weight 1, two micro-batches of input 1, squared error to 0, learning rate 0.1: the mean
-/// gradient of each weight is 2, so both become 0.8, whatever is done to accumulate.
+/// Two stages of weight 1, two micro-batches of input 1, squared error to 0, learning rate 0.1. The mean gradient of
+/// each weight is 2, so both become 0.8 with any accumulation.
 #[test]
 fn micro_batches_are_averaged_not_added() {
     for kind in

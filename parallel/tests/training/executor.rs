@@ -1,4 +1,4 @@
-//! What the executor does, beside the numbers: the order, what is alive, what is freed, and overlap.
+//! The executor's order, live and freed memory, and overlap, beside its numbers.
 
 use ferrotron_autograd::Var;
 use ferrotron_nn::{Axis, Bias, Init, Linear, Module, ParamAndGradBuffer, Scope};
@@ -48,7 +48,7 @@ fn saved_bytes(plan: &Plan) -> Vec<usize> {
     })
 }
 
-/// As many micro-batches as the checker says, each with the bytes of one alone.
+/// The executor keeps as many micro-batches as the checker says, each with the bytes of one alone.
 #[test]
 fn the_bytes_kept_for_backward_are_those_of_the_schedule() {
     for kind in ScheduleKind::ALL {
@@ -211,8 +211,8 @@ fn run_wide(
     })
 }
 
-/// When the gradient of the first of 8 micro-batches is back at the first stage, all outputs have been sent, and the
-/// last one is left until there is another to send.
+/// All outputs are sent when the first of 8 micro-batches' gradient is back at the first stage; the last stays until
+/// there is another to send.
 #[test]
 fn outputs_are_freed_when_they_are_sent() {
     for stages in [2, 3] {

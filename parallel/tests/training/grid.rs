@@ -106,8 +106,8 @@ fn pipelines_go_with_data_parallel_ranks() {
     }
 }
 
-/// With one micro-batch, sums are made in the same order whoever keeps them; without clipping nothing else
-/// depends on who owns what.
+/// With one micro-batch, sums are made in the same order in every sharding; without clipping nothing else depends on
+/// the owners.
 #[test]
 fn shardings_agree_bitwise() {
     for tied in [Tied::Ends, Tied::Here, Tied::No] {

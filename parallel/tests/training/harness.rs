@@ -22,7 +22,7 @@ use crate::toy::{Microbatch, Shape, Stage, Toy, sample};
 /// Much longer than any step here takes.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How a toy is trained.
+/// The training of a toy.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
     pub shape: Shape,
@@ -31,7 +31,7 @@ pub struct Plan {
     pub tensor: usize,
     pub kind: ScheduleKind,
     pub chunks: usize,
-    /// Of each step, on each rank along the data axis.
+    /// Micro-batches of each step, on each rank along the data axis.
     pub microbatches: usize,
     pub config: DataParallelConfig,
     pub optimizer: OptimizerConfig,
@@ -60,7 +60,7 @@ impl Default for Plan {
 
 pub type Named = BTreeMap<String, Vec<f64>>;
 
-/// What a run found: for each step loss and norm, raw gradients of the first, weights after the last.
+/// The results of a run: for each step loss and norm, raw gradients of the first, weights after the last.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     pub losses: Vec<f64>,
@@ -82,7 +82,7 @@ pub struct Rank {
     pub optimizer: Optimizer,
 }
 
-/// What a rank found in a step.
+/// The results of a rank's step.
 pub struct Step {
     /// This rank's share.
     pub loss: f64,

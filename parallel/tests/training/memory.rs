@@ -1,4 +1,4 @@
-//! What is held between steps, and at most during one.
+//! Memory between steps, and its maximum during one.
 
 use ferrotron_nn::{Axis, Bias, Sharding};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
@@ -38,8 +38,8 @@ fn two_buckets(rank: &Rank) -> usize {
     lines.iter().map(|(_, line)| most(line)).sum()
 }
 
-/// f32 weights, gradients and two moments: 4 + 4 + 8 bytes a parameter, each divided by the ranks of its
-/// stage of ZeRO and rounded to whole elements for each bucket.
+/// f32 weights, gradients and two moments take 4 + 4 + 8 bytes a parameter. Each is divided by the ranks of its stage
+/// of ZeRO and rounded to whole elements for each bucket.
 #[test]
 fn a_parameter_takes_sixteen_bytes_before_sharding() {
     for sharding in Sharding::ALL {
@@ -113,7 +113,7 @@ fn at_most_two_buckets_of_a_line_are_whole() {
     }
 }
 
-/// What blocks keep for backward is their input.
+/// A recomputed block saves only its input for backward.
 #[test]
 fn recomputed_blocks_keep_their_input() {
     let saved = |recompute| {

@@ -1,4 +1,4 @@
-//! What a user adds to a step over ranks: hooks, which leave the reductions alone, and numbers that are not finite.
+//! User hooks leave the reductions alone, and a step over ranks with numbers that are not finite is refused.
 
 use ferrotron_autograd::Var;
 use ferrotron_nn::{

@@ -1,5 +1,5 @@
-//! A small model in any number of virtual stages: a table that is the head too, residual blocks with norms,
-//! and a loss that ignores some targets, so that micro-batches count different numbers of tokens.
+//! A small model in any number of virtual stages. It has a table that is the head too, residual blocks with norms, and
+//! a loss that ignores some targets, so that micro-batches count different numbers of tokens.
 
 use ferrotron_autograd::{Var, checkpoint};
 use ferrotron_nn::{Axis, Bias, Embedding, Init, LayerNorm, Linear, Module, Param, Scope};
@@ -12,7 +12,7 @@ pub const VOCAB: usize = 7;
 pub const WIDTH: usize = 4;
 pub const TOKENS: usize = 3;
 
-/// What a toy is made of.
+/// The sizes of a toy.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
     pub blocks: usize,
@@ -82,7 +82,7 @@ pub struct Toy {
     pub probe: Option<Probe>,
 }
 
-/// What a probe is told: whether it is on the way back, and the block, counted within the part.
+/// Receives the direction of the pass and the number of the block within the part.
 pub type Probe = std::sync::Arc<dyn Fn(Way, usize) -> Result<()> + Send + Sync>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

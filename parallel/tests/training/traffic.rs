@@ -1,4 +1,4 @@
-//! What is sent, and when.
+//! Bytes that are sent, and when.
 
 use ferrotron_nn::{Axis, Bias, ShardUnit, Sharding};
 use ferrotron_parallel::data_parallel::{DataParallelConfig, ExpectedTraffic};

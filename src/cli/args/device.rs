@@ -17,7 +17,7 @@ use crate::cli::rank_environment::rank_environment;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Device")]
 pub struct DeviceArgs {
-    /// Where to compute: cpu, cuda:N for a GPU by its number, or cuda for that of LOCAL_RANK, else the first
+    /// Device to compute on: cpu, cuda:N for a GPU by its number, or cuda for that of LOCAL_RANK, else the first
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: String,
     /// Threads that compute [default: all cores, shared out among the ranks of the machine]
@@ -34,7 +34,7 @@ pub struct DeviceArgs {
     pub fp16: bool,
 }
 
-/// How a GPU is given its work.
+/// The way in which a GPU is given its work.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Device")]
 pub struct ExecutionArgs {
@@ -44,7 +44,7 @@ pub struct ExecutionArgs {
 }
 
 impl ExecutionArgs {
-    /// What was chosen. Errors if it is not for a CPU and that is what computes.
+    /// The chosen mode. Errors if a mode for GPUs was asked of a CPU.
     pub fn execution(&self, device: &DeviceArgs) -> Result<ExecutionMode> {
         match (self.enable_cuda_graph, device.place()?) {
             (false, _) => Ok(ExecutionMode::Eager),
@@ -56,7 +56,7 @@ impl ExecutionArgs {
     }
 }
 
-/// What `--device` says.
+/// The value of `--device`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceChoice {
     Cpu,
@@ -82,9 +82,9 @@ impl DeviceArgs {
         }
     }
 
-    /// What one of `ranks` on this machine computes on, as far as its memory is concerned.
+    /// The device of one of `ranks` on this machine, as far as its memory is concerned.
     pub fn planned(&self, ranks: usize) -> PlannedDevice {
-        /// Of a GPU that is not here: Hopper's.
+        /// The architecture of a GPU that is not here: Hopper's.
         const USUAL: Architecture = Architecture { major: 9, minor: 0 };
         let ordinal = match self.place() {
             Ok(DeviceChoice::Gpus) => 0,
@@ -186,7 +186,7 @@ impl DeviceArgs {
         name.map(float).transpose()
     }
 
-    /// Errors if a run cannot go on from `checkpoint` in the dtype that was asked for.
+    /// Errors if a run cannot resume from `checkpoint` in the dtype that was asked for.
     pub fn check_resumable(&self, checkpoint: &Checkpoint) -> Result<()> {
         let (held, wanted) = (checkpoint.dtype()?, self.dtype()?);
         // f32, bf16 and f16 share their optimizer's state, which is in f32.

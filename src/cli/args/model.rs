@@ -71,7 +71,7 @@ pub struct ModelArgs {
     /// Longest sequence that the model takes [default: the training length]
     #[arg(long, value_name = "N")]
     pub max_position_embeddings: Option<usize>,
-    /// Where positions enter [default: learned-absolute; llama: rope]
+    /// Kind of position embedding [default: learned-absolute; llama: rope]
     #[arg(long, value_enum)]
     pub position_embedding_type: Option<PositionArg>,
     /// Base of the rotary angles

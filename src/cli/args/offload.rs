@@ -1,5 +1,5 @@
-//! The options that say what waits outside of the device's memory, and in which form activations wait, with the names
-//! of Megatron-LM where it has the option.
+//! The options of offloading and of the form of saved activations, with the names of Megatron-LM where it has the
+//! option.
 
 use clap::{Args, ValueEnum};
 use ferrotron::autograd::{ActivationCompressionConfig, ZeroEncoding};
@@ -31,7 +31,7 @@ pub struct OffloadArgs {
     /// Keep in host memory what the first N blocks of each pipeline stage's chunk need for backward [default: 0]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub cpu_offloading_num_layers: usize,
-    /// Where the files of host memory are, which have no names [default: the run's place: --save, --load or runs]
+    /// Folder of the files of host memory, which have no names [default: the run's place: --save, --load or runs]
     #[arg(long, value_name = "DIR")]
     pub offload_folder: Option<PathBuf>,
     /// Keep the f32 activations of blocks for backward in 16 bits [default: as they are]
@@ -91,8 +91,8 @@ impl OffloadArgs {
         Ok(())
     }
 
-    /// Where the files of host memory are: on the disk of the run, unless something else is asked for. The system's
-    /// folder for temporary files is memory on many machines.
+    /// The folder of the files of host memory: on the disk of the run, unless another is given. The system's folder for
+    /// temporary files is memory on many machines.
     pub fn folder(&self, run: &RunArgs) -> PathBuf {
         let loaded = run.load.as_deref().filter(|path| path.is_dir());
         let folder = self.offload_folder.as_deref().or(run.save.as_deref()).or(loaded);

@@ -127,7 +127,7 @@ enum StepSizeArg {
 
 #[derive(Debug, Clone, Args)]
 struct AdafactorArgs {
-    /// Where the size of a step of --optimizer adafactor comes from
+    /// Source of the step size of --optimizer adafactor
     #[arg(long, value_enum, default_value = "relative")]
     adafactor_step_size: StepSizeArg,
     /// Decay of the mean of updates; 0 keeps none

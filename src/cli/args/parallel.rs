@@ -68,11 +68,11 @@ pub struct ParallelArgs {
     /// Chunks of the model on each pipeline rank [default: 1, or 2 if interleaved]
     #[arg(long, value_name = "N")]
     pub num_virtual_stages_per_pipeline_rank: Option<usize>,
-    /// What data-parallel ranks share out: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too
+    /// State sharded over data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too
     #[arg(long, value_name = "STAGE", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub zero_stage: u8,
-    /// Elements of a gradient bucket, which is reduced as soon as it is complete [default: 40 million, or a
-    /// million for each data-parallel rank if that is more; a block's share with ZeRO stages 2 and 3]
+    /// Elements of a gradient bucket, which is reduced as soon as it is complete [default: 40 million, or a million for
+    /// each data-parallel rank if that is more; a block's share with ZeRO stages 2 and 3]
     #[arg(long, value_name = "N")]
     pub ddp_bucket_size: Option<usize>,
     /// Steps that data-parallel ranks take by themselves before they average their weights (local SGD)
@@ -96,15 +96,15 @@ pub struct ParallelArgs {
     /// them in backward
     #[arg(long)]
     pub distribute_saved_activations: bool,
-    /// Where rank 0 listens for the others [default: MASTER_PORT + 1, or one that
-    /// follows from the id that the launcher gives the job]
+    /// Port at which rank 0 listens for the others [default: MASTER_PORT + 1, or one that follows from the id that the
+    /// launcher gives the job]
     #[arg(long, value_name = "PORT")]
     pub rendezvous_port: Option<u16>,
-    /// How long ranks wait for one another, to meet and in each call; also how long those that --nproc
-    /// starts have to save and end after a signal
+    /// Minutes that ranks wait for one another, to meet and in each call; also the time that ranks of --nproc have to
+    /// save and end after a signal
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=525_600))]
     pub distributed_timeout_minutes: u64,
-    /// What carries data: auto is NCCL between GPUs of which each rank has its own, shared memory on one machine and TCP
+    /// Transport of data: auto is NCCL between GPUs if each rank has its own, shared memory on one machine and TCP
     /// between machines
     #[arg(long, value_name = "WHICH", value_enum, default_value = "auto")]
     pub transport: TransportArg,
@@ -132,7 +132,7 @@ impl ParallelArgs {
         }
     }
 
-    /// How the work of training `model` is spread in `layout`.
+    /// The parallelism of training `model` in `layout`.
     pub fn config(
         &self,
         layout: &ParallelDims,
@@ -171,7 +171,7 @@ impl ParallelArgs {
         })
     }
 
-    /// What is computed again in backward.
+    /// The recomputation in backward that the options ask for.
     fn recompute(&self) -> Result<Recompute> {
         let granularity = self.recompute_granularity;
         let full = "--recompute-granularity full";
@@ -220,12 +220,12 @@ impl ParallelArgs {
         })
     }
 
-    /// How long ranks wait for one another.
+    /// The time that ranks wait for one another.
     pub fn timeout(&self) -> Duration {
         Duration::from_secs(60 * self.distributed_timeout_minutes)
     }
 
-    /// What carries data.
+    /// The transport of data.
     pub fn transport(&self) -> Transport {
         match self.transport {
             TransportArg::Auto => Transport::Auto,

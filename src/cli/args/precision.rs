@@ -35,7 +35,7 @@ pub struct PrecisionArgs {
 }
 
 impl PrecisionArgs {
-    /// How weights of `dtype` are trained.
+    /// The precision of training weights of `dtype`.
     pub fn config(&self, dtype: DType, seed: u64) -> Result<PrecisionConfig> {
         let narrow = matches!(dtype, DType::BF16 | DType::F16);
         for (name, given, fits, needs) in [

@@ -30,7 +30,7 @@ pub struct RunArgs {
     /// nothing is saved there yet, a new run starts
     #[arg(long, value_name = "PATH")]
     pub load: Option<PathBuf>,
-    /// Steps between checkpoints, one of which is always written at the end; 0 for no other [default: 500]
+    /// Steps between checkpoints; the end always writes one; 0 for no other [default: 500]
     #[arg(long, value_name = "N")]
     pub save_interval: Option<u64>,
     /// Checkpoints to keep; older ones are deleted
@@ -45,15 +45,15 @@ pub struct RunArgs {
     /// Stop cleanly, after saving, with the step in which the program has run for so many minutes
     #[arg(long, value_name = "MINUTES")]
     pub exit_duration_in_mins: Option<f64>,
-    /// Steps between evaluations, one of which follows the last step; 0 for none at all [default: 250]
+    /// Steps between evaluations; one follows the last step; 0 for none at all [default: 250]
     #[arg(long, value_name = "N")]
     pub eval_interval: Option<u64>,
-    /// Global batches of validation data that an evaluation covers, from the beginning, the one behind the last step
-    /// too; 'all' for all of it, 0 for no evaluation
+    /// Global batches of validation data in an evaluation, from the beginning, also in the one after the last step;
+    /// 'all' for all, 0 for no evaluation
     #[arg(long, value_name = "N", default_value = "20")]
     pub eval_iters: EvalIters,
-    /// Steps between lines where there is no terminal for a progress bar, 0 for none; a GPU is waited for, and the
-    /// metrics written, as often
+    /// Steps between lines where no terminal shows a progress bar, 0 for none; a GPU is waited for, and the metrics
+    /// written, as often
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub log_interval: u64,
     /// One JSON object per step; a file that is there must hold metrics [default: metrics.jsonl in the run folder]
@@ -65,8 +65,8 @@ pub struct RunArgs {
     /// Steps to trace [default: the first 10 of this process]
     #[arg(long, value_name = "FIRST-LAST", requires = "trace", value_parser = parse_steps)]
     pub trace_steps: Option<RangeInclusive<u64>>,
-    /// Refuse a run of which a rank would take more, as 8GiB or 500MB [default: what the machine, its control group or
-    /// the GPU has]
+    /// Refuse a run if a rank would take more, as 8GiB or 500MB [default: what the machine, its control group or the
+    /// GPU has]
     #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
     pub memory_limit: Option<u64>,
     /// Tokens of the sample that is printed at the end; 0 prints none
@@ -113,7 +113,7 @@ impl RunArgs {
         program_start().checked_add(Duration::try_from_secs_f64(minutes * 60.0).ok()?)
     }
 
-    /// What to trace in a run of which `done` steps are behind.
+    /// The trace of a run that has already taken `done` steps.
     pub fn trace(&self, done: u64) -> Option<TraceConfig> {
         self.trace.clone().map(|path| TraceConfig {
             path,

@@ -50,7 +50,7 @@ pub struct TrainArgs {
 }
 
 impl TrainArgs {
-    /// What `world` ranks are to do, of which `local` share this machine, with a vocabulary of `vocab_size` tokens.
+    /// Plans the work of `world` ranks, `local` of them on this machine, with a vocabulary of `vocab_size` tokens.
     pub fn plan(
         &self,
         world: usize,
@@ -117,8 +117,8 @@ fn steps(typed: Option<u64>, default: u64, parallel: &ParallelConfig) -> u64 {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Data")]
 pub struct DataArgs {
-    /// Text, nanoGPT .bin or llm.c shards; several files, or those of a folder, are one stream, laid end to end
-    /// [default: a small corpus that the program carries]
+    /// Text, nanoGPT .bin or llm.c shards; several files, or those of a folder, are one stream [default: a small corpus
+    /// that the program carries]
     #[arg(long, aliases = ["data-path", "train-data-path"], value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
     /// Files for validation [default: the last part of the data]
@@ -126,8 +126,8 @@ pub struct DataArgs {
     pub valid_data: Vec<PathBuf>,
     #[command(flatten)]
     pub split: SplitArgs,
-    /// Go on with --load although data, split or tokenizer are not those of the run: from the next sample on, the order
-    /// is that of the data given now, which the next checkpoint records
+    /// Resume although data, split or tokenizer are not those of the run. From the next sample on, the order is that of
+    /// the new data, which the next checkpoint records
     #[arg(long, requires = "load")]
     pub allow_data_change: bool,
     /// Tokenizer: byte, char, gpt2 or the path of a Hugging Face tokenizer.json
@@ -135,7 +135,7 @@ pub struct DataArgs {
     pub tokenizer: String,
 }
 
-/// What is held out of the data; the same in two ways.
+/// The part of the data to hold out, given in one of two ways.
 #[derive(Debug, Clone, Args)]
 pub struct SplitArgs {
     /// Fraction of the tokens, at the end, that is held out for validation; 0 trains on all [default: 0.1]
@@ -151,7 +151,7 @@ fn proportion(text: &str) -> std::result::Result<f64, std::num::ParseFloatError>
 }
 
 impl SplitArgs {
-    /// What the options of a run say.
+    /// Reads the options of a run.
     pub fn from_options(options: &Options) -> SplitArgs {
         let numbers = |name: &str| {
             options.values(name).iter().map(|text| text.parse().ok()).collect::<Option<Vec<f64>>>()
@@ -226,7 +226,7 @@ pub struct OptimizationArgs {
     /// Smallest learning rate [default: a tenth of the largest]
     #[arg(long, value_name = "X")]
     pub min_lr: Option<f64>,
-    /// How the learning rate falls: constant, linear, cosine, inverse-square-root or WSD
+    /// Shape of the learning rate's decay: constant, linear, cosine, inverse-square-root or WSD
     #[arg(long, value_name = "STYLE", default_value = "cosine")]
     pub lr_decay_style: String,
     /// Steps after which the learning rate is the smallest, warm-up included [default: all]
@@ -244,7 +244,7 @@ pub struct OptimizationArgs {
     /// Steps of the final decay of WSD [default: a tenth of the decay steps, at most those after the warm-up]
     #[arg(long, value_name = "N")]
     pub lr_wsd_decay_iters: Option<u64>,
-    /// How it falls in the final decay of WSD: exponential, linear, cosine or minus_sqrt
+    /// Shape of the final decay of WSD: exponential, linear, cosine or minus_sqrt
     #[arg(long, value_name = "STYLE", default_value = "exponential")]
     pub lr_wsd_decay_style: String,
     /// Weight decay of matrices and embeddings
@@ -261,7 +261,7 @@ pub struct OptimizationArgs {
 }
 
 impl OptimizationArgs {
-    /// What a trainer needs, with `data_parallel_size` ranks that see different samples.
+    /// The trainer's configuration, with `data_parallel_size` ranks that see different samples.
     pub fn config(
         &self,
         data_parallel_size: usize,

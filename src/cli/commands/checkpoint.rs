@@ -39,7 +39,7 @@ enum Action {
     },
     /// Read checkpoints once and compare every checksum
     Verify {
-        /// Run folders, of which the latest is verified, or checkpoints [default: the newest of runs/]
+        /// Checkpoints, or run folders, whose latest is verified [default: the newest of runs/]
         path: Vec<PathBuf>,
         /// Verify every checkpoint of the run folders
         #[arg(long)]

@@ -19,8 +19,8 @@ pub struct DoctorArgs {
     json: bool,
 }
 
-/// Prints what this machine offers: instruction sets of the processor; for GPUs libraries with versions, devices with
-/// memory, and what is missing and how to get it.
+/// Prints the instruction sets of the processor, and the GPUs with their memory. For GPUs it adds the libraries with
+/// their versions, and whatever is missing with the way to get it.
 pub fn doctor(args: &DoctorArgs) -> Result<ExitCode> {
     let search = Search::from_environment();
     let found = probe(&search);

@@ -22,7 +22,7 @@ pub struct ExportArgs {
     /// Run folder, checkpoint or Hugging Face folder
     #[arg(long, value_name = "PATH")]
     load: PathBuf,
-    /// What to write
+    /// Format to write
     #[arg(long, value_enum, default_value = "hf")]
     format: Format,
     /// Folder to write

@@ -53,7 +53,7 @@ pub struct GenerateArgs {
 pub struct Loaded {
     pub gpt: Gpt,
     pub tokenizer: Option<Tokenizer>,
-    /// Where both come from, if that is no Hugging Face folder.
+    /// The checkpoint of both, unless they come from a Hugging Face folder.
     pub checkpoint: Option<Checkpoint>,
 }
 
@@ -79,7 +79,7 @@ impl Loaded {
         Ok(Loaded { gpt, tokenizer: checkpoint.tokenizer().cloned(), checkpoint: Some(checkpoint) })
     }
 
-    /// As [`Loaded::open`], of the newest run if none is named, with the tokenizer that text needs.
+    /// Loads like [`Loaded::open`], the newest run if `path` is `None`, with the tokenizer that text needs.
     pub fn with_tokenizer(
         path: Option<&PathBuf>,
         device: &DeviceArgs,

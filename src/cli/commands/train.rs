@@ -29,8 +29,8 @@ use crate::cli::progress::TrainProgress;
 use crate::cli::rank_environment::rank_environment;
 use crate::cli::{corpus, memory_limits, output, report, resume, run_folder};
 
-/// Trains, reports and leaves a run folder behind; or starts processes that do. The options `given`, of which `args` is
-/// made, were typed or stand in the file of `--config`.
+/// Trains, reports and leaves a run folder behind; or starts processes that do. `given` holds the options that were
+/// typed or stand in the file of `--config`; `args` is made from it.
 pub fn train(args: &TrainArgs, given: Options, definition: &Definition) -> Result<ExitCode> {
     let rank = rank_environment()?;
     let Some(rank) = rank else {
@@ -85,7 +85,7 @@ struct Data {
     fingerprint: DataFingerprint,
 }
 
-/// A run of which everything that can be refused has been checked, before anything starts.
+/// A run after every check that can refuse it, before anything starts.
 struct PreparedRun {
     configuration: Configuration,
     job: ProcessRole,

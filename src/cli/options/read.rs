@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::cli::options::{Options, PRECISION, Source, spellings};
 
 impl Options {
-    /// The options that stand in the words of which clap has made `matches`; defaults do not count.
+    /// The options in the words that clap has parsed into `matches`; defaults do not count.
     ///
     /// # Errors
     /// A value that is not UTF-8, which no checkpoint could remember.

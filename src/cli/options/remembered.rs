@@ -1,4 +1,4 @@
-//! Which options a checkpoint remembers, and which of them a run that resumes from it takes.
+//! The options that a checkpoint remembers, and those that a run that resumes from it takes.
 //!
 //! A checkpoint keeps `{"option": value, ..}` as `run` in its `config.json`; those of earlier versions keep the words
 //! of a command line. A checkpoint decides what the run is, never which files this process writes.
@@ -14,8 +14,8 @@ use serde_json::{Map, Value};
 use crate::cli::definition::Definition;
 use crate::cli::options::{Options, Source, spellings};
 
-/// Options of one start of a run, or of one process of it: a checkpoint neither remembers them nor decides them, even
-/// if they stand in it.
+/// Options of one start of a run, or of one process of it. A checkpoint neither remembers nor decides them, even if
+/// they stand in it.
 const NOT_REMEMBERED: &[&str] = &[
     "load",
     "save",
@@ -45,7 +45,7 @@ pub const MAY_DIFFER: &[&str] = &[
     "transport",
 ];
 
-/// Which rank has which part of the model.
+/// The options that shard the model over ranks.
 const LAYOUT: &[&str] = &[
     "tensor-model-parallel-size",
     "pipeline-model-parallel-size",
@@ -95,7 +95,7 @@ const INPUTS: &[&str] = &["data", "valid-data", "tokenizer"];
 /// Options whose values are paths.
 const PATHS: &[&str] = &["data", "valid-data", "load", "save", "metrics", "trace"];
 
-/// What the next checkpoint remembers of the options of a run. Paths become absolute, so that the run resumes from any
+/// The options of a run that the next checkpoint remembers. Paths become absolute, so that the run resumes from any
 /// folder.
 pub fn of_options(options: &Options) -> Map<String, Value> {
     let remembered = options.iter().filter(|(name, _)| !NOT_REMEMBERED.contains(name));
@@ -222,8 +222,8 @@ pub fn ignored_line(checkpoint: &Checkpoint, definition: &Definition) -> Result<
     }))
 }
 
-/// The line that names the options that were `given` with other values than the run of `checkpoint` had, both values
-/// beside each: one command line that starts and resumes a run changes nothing without a word.
+/// The line that names the `given` options whose values differ from those of the run of `checkpoint`, with both values.
+/// So one command line that starts and resumes a run changes nothing without a word.
 pub fn changed_line(
     given: &Options,
     checkpoint: &Checkpoint,

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::cli::options::{Options, Source};
 
-/// Where `--profile` writes, which names no file.
+/// The file that `--profile`, which names none, writes.
 const PROFILE: &str = "trace.json";
 
 /// Values of `--data-parallel-sharding-strategy`, each at its ZeRO stage.

@@ -259,7 +259,7 @@ pub fn broadcast_dims(op: &'static str, lhs: &[usize], rhs: &[usize]) -> Result<
         .collect()
 }
 
-/// A remedy for operands of which one has the positions of one rank, the other those of all.
+/// A remedy for operands where one has the positions of one rank and the other those of all.
 const SHARE_OF_SEQUENCE: &str = "; with sequence parallelism dim 1 has ctx.residual.len() positions between blocks, \
                                  and ctx.sequence.len() within attention";
 

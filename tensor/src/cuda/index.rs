@@ -31,8 +31,8 @@ pub(crate) fn gather(x: &Tensor, dim: usize, index: &Tensor, y: &mut Tensor) -> 
         .run_elements(n)
 }
 
-/// Adds the elements of `src` to `y` at `index`, which has the same dims, along `dim`; or replaces those of `y`, by the
-/// kernel that `op` names.
+/// Adds the elements of `src` to `y` at `index`, which has the same dims, along `dim`, or replaces those of `y`. The
+/// kernel named `op` decides.
 pub(crate) fn scatter(
     op: &'static str,
     y: &mut Tensor,

@@ -1,4 +1,4 @@
-//! How a product is cut up: the sizes of the five loops in [`super`].
+//! Divides a product into blocks: the sizes of the five loops in [`super`].
 //!
 //! kc is a function of k alone, so that sums are always formed alike. All other cuts are for the caches and the
 //! threads and do not show in the result.

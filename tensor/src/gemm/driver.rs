@@ -1,5 +1,5 @@
-//! Runs a product with the microkernels that read panels of accumulators or words of pairs: sets up its
-//! operands, blocking and scratch, and hands the work to the scheduler.
+//! Runs a product with the microkernels that read panels of accumulators or words of pairs. Sets up its operands,
+//! blocking and scratch, and hands the work to the scheduler.
 
 use super::Accum;
 use super::blocking::{CacheBlocking, GemmShape};

@@ -63,7 +63,7 @@ impl Isa {
         }
     }
 
-    /// What can be tested here, AMX also where it must be emulated.
+    /// The instruction sets that can be tested here, AMX also where it must be emulated.
     #[cfg(test)]
     pub(super) fn available() -> impl Iterator<Item = Isa> {
         Isa::ALL.iter().copied().filter(|&level| {
@@ -117,8 +117,8 @@ impl Isa {
         false
     }
 
-    /// Whether fused kernels multiply bf16 blocks in tile registers and round with AVX512-BF16, which every processor
-    /// with AMX has, but perhaps not one that emulates it.
+    /// Whether fused kernels multiply bf16 blocks in tile registers and round with AVX512-BF16. Every processor with
+    /// AMX has that, but perhaps not one that emulates AMX.
     pub(super) fn has_tiles_of_blocks(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return self.has_tiles() && Isa::Avx512Bf16.is_here();

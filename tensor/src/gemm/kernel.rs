@@ -29,7 +29,7 @@ pub(super) struct MicroTile<T> {
     pub bias: *const u8,
 }
 
-/// What the microkernel does with a step of both operands.
+/// The microkernel's operation on one step of both operands.
 pub(super) trait Multiply<V> {
     /// sum + factor * column, lane by lane.
     unsafe fn multiply_add(factor: V, column: V, sum: V) -> V;

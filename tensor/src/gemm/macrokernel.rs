@@ -15,7 +15,7 @@ pub(super) struct GemmTask<T: 'static> {
     pub alpha: T,
     pub lhs: PackedOperand<T>,
     pub rhs: PackedOperand<T>,
-    /// Where tiles are accumulated when the target cannot take sums; without room where all is one sum.
+    /// Accumulates tiles when the target cannot take sums; unused where a single block along k is the whole sum.
     pub scratch: Option<*mut T>,
     /// Whether the microkernel writes the last block's sums to the target, with the bias.
     pub stores_result: bool,
@@ -37,8 +37,8 @@ struct TilePosition<T> {
 }
 
 impl<T: Compute> GemmTask<T> {
-    /// Computes tile number `number` of the cache block that `rows` and `columns` span; `ends` says
-    /// whether the block is the first and the last along k.
+    /// Computes tile number `number` of the cache block that `rows` and `columns` span. `ends` says whether the block
+    /// is the first and the last along k.
     ///
     /// # Safety
     /// The cache block is packed, nobody else computes this tile, and `thread` is this thread's number.

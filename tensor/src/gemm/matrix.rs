@@ -1,6 +1,6 @@
 //! Matrices in memory, as a product reads and writes them.
 
-/// What happens to the values that a destination holds.
+/// The treatment of the values that a destination holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accum {
     /// They are overwritten, and never read.

@@ -3,10 +3,10 @@
 use super::isa::vector::Vector;
 use crate::{Element, Real};
 
-/// Part of an operand and where it goes: `depth` steps of k by `count` lanes (rows of the left or
-/// columns of the right operand), into panels of `width` lanes. Within a panel step p is the
-/// contiguous row at p * width; lanes from `count` up to a full register are filled with zeros. Where
-/// the steps of a lane lie together instead, lane i begins at i * panel_stride / width.
+/// Part of an operand and its destination: `depth` steps of k by `count` lanes, packed into panels of `width` lanes.
+/// Lanes are rows of the left or columns of the right operand. Within a panel step p is the contiguous row at p *
+/// width; lanes from `count` up to a full register are filled with zeros. Where the steps of a lane lie together
+/// instead, lane i begins at i * panel_stride / width.
 pub(super) struct PackTask<T> {
     /// First element; its type is that of the packing routine.
     pub from: *const u8,

@@ -16,7 +16,7 @@ const NEAR_BYTES: usize = 64 << 10;
 const CLOSE_BYTES: usize = 2 << 20;
 const CLOSE_STRIDE: usize = 2048;
 
-/// Where the microkernel reads an operand.
+/// The place from which the microkernel reads an operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
     /// In the operand itself.
@@ -28,8 +28,8 @@ pub(super) enum Access {
 }
 
 impl Access {
-    /// Rows are broadcast element by element, so it is enough that a row's steps lie together; they
-    /// are also used in place where a step's rows lie together and all is near.
+    /// Chooses the access to rows. The kernel broadcasts them element by element, so it is enough that a row's steps
+    /// lie together. They are also used in place where a step's rows lie together and all is near.
     pub(super) fn for_rows<T: Compute>(operand: &Operand, size: &GemmShape) -> Access {
         let steps = operand.step_stride == operand.per_step as isize;
         let near = near(operand, size.k, size_of::<T>());
@@ -69,7 +69,7 @@ fn near(operand: &Operand, k: usize, bytes: usize) -> bool {
 struct Chunk {
     lanes: usize,
     steps: usize,
-    /// How many there are in kc steps.
+    /// The number of chunks in kc steps.
     count: usize,
 }
 
@@ -82,8 +82,7 @@ pub(super) struct Range {
     pub steps: usize,
 }
 
-/// Where the microkernel finds kc steps: the address of its first lane and step, and the strides, in
-/// elements.
+/// A view of kc steps for the microkernel: the address of the first lane and step, and the strides, in elements.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OperandView<T> {
     pub data: *const T,

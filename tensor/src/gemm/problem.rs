@@ -1,4 +1,4 @@
-//! What is to be computed, free of element types.
+//! The description of a product, free of element types.
 
 use super::Accum;
 use crate::{DType, Element};
@@ -20,7 +20,7 @@ pub(super) struct Operand {
     pub per_step: usize,
 }
 
-/// Where the product goes.
+/// The destination of the product.
 #[derive(Clone, Copy)]
 pub(super) struct Target {
     pub data: *mut u8,

@@ -21,7 +21,7 @@ impl Numbers {
     }
 }
 
-/// How a matrix lies in memory.
+/// The layout of a matrix in memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Layout {
     Rows,

@@ -89,7 +89,7 @@ pub fn flattened(dims: &[usize], start: isize, end: isize) -> Result<Vec<usize>>
     Ok([&dims[..first], &[merged], &dims[last + 1..]].concat())
 }
 
-/// The sizes of at most `chunks` parts of equal size, of which the last may be smaller.
+/// The sizes of at most `chunks` parts of equal size; the last may be smaller.
 pub fn chunk_sizes(size: usize, chunks: usize) -> Result<Vec<usize>> {
     if chunks == 0 {
         return Err(Error::value("chunk", "needs one chunk or more, got 0"));

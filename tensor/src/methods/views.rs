@@ -115,8 +115,8 @@ macro_rules! view_methods {
                 crate::ops::view::split(self, sizes, dim)
             }
 
-            /// Splits one dim into parts of equal size, of which the last may be smaller. As in PyTorch, there may be
-            /// fewer than `chunks`: 12 elements in 5 chunks are 4 times 3.
+            /// Splits one dim into parts of equal size; the last may be smaller. As in PyTorch, there may be fewer than
+            /// `chunks`: 12 elements in 5 chunks are 4 times 3.
             pub fn chunk(&self, chunks: usize, dim: isize) -> $crate::Result<Vec<$Array>> {
                 let at = $crate::methods::dims::resolve_dim("chunk", self.dims(), dim)?;
                 self.split(&$crate::methods::dims::chunk_sizes(self.dims()[at], chunks)?, dim)

@@ -1,5 +1,5 @@
-//! Philox4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC
-//! 2011), and keys that make random numbers independent of sharding.
+//! Philox4x32-10, a counter-based generator, and keys that make random numbers independent of sharding. Salmon et al.,
+//! "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011).
 //!
 //! There is no generator state. A number is a pure function of
 //!
@@ -91,7 +91,7 @@ impl RandomKey {
         f64::from(self.bits(index)) * (1.0 / 4_294_967_296.0)
     }
 
-    /// A standard normal number by Box and Muller (1958): elements 2k and 2k + 1 are the cosine and the sine of the
+    /// A standard normal number by Box and Muller (1958). Elements 2k and 2k + 1 are the cosine and the sine of the
     /// same two uniform numbers.
     #[inline]
     pub fn normal(&self, index: u64) -> f64 {

@@ -74,7 +74,7 @@ pub fn split_packed(
     ))
 }
 
-/// Attention of q (B, T, H, D) to k and v (B, S, G, D), where G divides H: returns out (B, T, H, D), contiguous, and
+/// Attention of q (B, T, H, D) to k and v (B, S, G, D), where G divides H. Returns out (B, T, H, D), contiguous, and
 /// lse (B, H, T) in Acc.
 ///
 /// Operands may have any strides; one whose last dim is not dense is copied.

@@ -152,7 +152,7 @@ impl Problem {
     }
 }
 
-/// Cross-entropy of the logits x W^T + b, summed over the valid tokens, for x (.., C), a head of W (V, C) and perhaps b
+/// Cross-entropy of the logits x W^T + b, summed over the valid tokens. x is (.., C), W of the head (V, C), b, if any,
 /// (V), and targets (..). Logits take at most `max_logits_bytes`, or the bytes of one token if that is more.
 ///
 /// ```

@@ -66,7 +66,7 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     out.reshape(&dims)
 }
 
-/// h = x W^T + b as in [`linear`], and gelu(h), tanh form, if the device fuses both. cuBLASLt does so in 16 bits and
+/// h = x W^T + b as in [`linear`], and gelu(h) in tanh form, if the device fuses both. cuBLASLt does so in 16 bits and
 /// applies gelu before h is rounded.
 pub fn linear_gelu(
     x: &Tensor,

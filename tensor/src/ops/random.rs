@@ -109,8 +109,8 @@ fn normals(bits: &Bits) -> [f64; GROUP] {
     out
 }
 
-/// The largest bits that dropout with probability `p` > 0 drops: an element is kept if its uniform number, bits /
-/// 2^32, is at least `p`. Exact, since multiplication by a power of 2 is.
+/// The largest bits that dropout with probability `p` > 0 drops. An element is kept if its uniform number, bits / 2^32,
+/// is at least `p`. Exact, since multiplication by a power of 2 is.
 pub(crate) fn last_dropped(p: f64) -> u32 {
     ((p * 4_294_967_296.0).ceil() - 1.0) as u32
 }
@@ -144,7 +144,7 @@ vectorized! {
 }
 
 /// Splits `rows` rows of a contiguous local tensor, from `first_row` on, into maximal ranges of consecutive global
-/// indices, and calls `f(global index, local range)` for each.
+/// indices. Calls `f(global index, local range)` for each.
 pub(crate) fn for_stretches(
     place: &ShardSpec,
     first_row: usize,

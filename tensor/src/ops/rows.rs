@@ -8,7 +8,7 @@ use crate::{Device, Result, Scalar, Tensor};
 pub(crate) const CHEAP: usize = 8;
 
 impl Device {
-    /// Splits `out` into rows of `width` and calls `f(first_row, rows)` on blocks of whole rows, on all threads where
+    /// Splits `out` into rows of `width` and calls `f(first_row, rows)` on blocks of whole rows. Uses all threads where
     /// that pays if `f` does no more than copy or add elements. A fake device calls nothing.
     ///
     /// ```

@@ -161,7 +161,7 @@ mod tests {
     use super::*;
     use crate::ops::testing::*;
 
-    /// Of Python's `statistics.NormalDist().inv_cdf`.
+    /// Values of Python's `statistics.NormalDist().inv_cdf`.
     const QUANTILES: [(f64, f64); 14] = [
         (0.5, 0.0),
         (0.075, -1.4395314709384557),
@@ -204,7 +204,7 @@ mod tests {
         });
     }
 
-    /// The moments of a normal of deviation 1 between -1 and 2: mean (f(-1) - f(2)) / Z and variance
+    /// Checks the moments of a normal of deviation 1 between -1 and 2. The mean is (f(-1) - f(2)) / Z and the variance
     /// 1 + (-f(-1) - 2 f(2)) / Z - mean^2, with the density f and Z = Phi(2) - Phi(-1).
     #[test]
     fn values_have_the_moments_of_the_truncated_distribution() {

@@ -41,7 +41,7 @@ impl Sizes {
         Ok(AttentionConfig { mask, scale, dropout, ..AttentionConfig::causal(width) })
     }
 
-    /// Of out, lse, and the gradients of queries, keys and values: the relative and the absolute part.
+    /// Relative and absolute tolerances of out, lse, and the gradients of queries, keys and values.
     fn tolerances(self, dtype: DType, config: &AttentionConfig) -> [[f64; 2]; 5] {
         let [_, queries, keys, heads, groups, width] = self.0.map(|n| n as f64);
         let kept = if config.dropout.is_some() { 1.0 / (1.0 - DROPPED) } else { 1.0 };

@@ -32,8 +32,8 @@ fn targets(dtype: DType, n: usize, v: usize) -> Result<Tensor> {
     }
 }
 
-/// Of lse and loss, and of the gradient, each relative and absolute: sums of n exponentials in different orders;
-/// logits and losses are up to 16, and so is the argument of an exponential, off by its rounding.
+/// Relative and absolute tolerances of lse and loss, and of the gradient. Sums of n exponentials are added in different
+/// orders. Logits and losses are up to 16, and so is the argument of an exponential, off by its rounding.
 fn tolerances(dtype: DType, width: usize) -> ([f64; 2], [f64; 2]) {
     let acc = dtype.accumulator().epsilon();
     let (eps, dx) = (acc * (width as f64 / 32.0 + 40.0), 32.0 * acc);

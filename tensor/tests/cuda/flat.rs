@@ -1,4 +1,4 @@
-//! Flats in memory of a GPU: who may write which elements, and that nobody needs their slices.
+//! Flats in memory of a GPU: rights to write elements, without a slice of them.
 
 use ferrotron_tensor::ops::pointwise::add_assign;
 use ferrotron_tensor::{Category, DType, ErrorKind, FlatBuffer, MemoryKind, Result, Tensor};

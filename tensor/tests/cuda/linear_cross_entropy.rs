@@ -56,8 +56,8 @@ fn run(
     Ok([loss, lse, dx.expect("dx is handed over"), dweight])
 }
 
-/// Logits are sums of C products up to 1, rounded to the dtype; they are up to 4, and lse is as far off as they are.
-/// A logit's gradient is at most SCALE, and rounded too.
+/// Tolerances of logits up to 4, which are sums of C products up to 1, rounded to the dtype. lse is as far off as they
+/// are. A logit's gradient is at most SCALE, and rounded too.
 fn tolerances(dtype: DType) -> [f64; 4] {
     let eps = dtype.accumulator().epsilon() * (C + V) as f64 + 8.0 * dtype.epsilon();
     let sums = eps * SCALE * 2.0;

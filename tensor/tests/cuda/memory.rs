@@ -20,7 +20,7 @@ fn elements_go_there_and_back() -> Result<()> {
     Ok(())
 }
 
-/// What is uploaded may change at once, though the GPU fetches it later.
+/// The source of an upload may change at once, though the GPU fetches it later.
 #[test]
 fn uploads_are_not_waited_for() -> Result<()> {
     let Some(device) = stand_in("uploads_are_not_waited_for")? else { return Ok(()) };

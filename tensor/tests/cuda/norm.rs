@@ -55,7 +55,7 @@ fn norms_give_what_the_cpu_gives() -> Result<()> {
     Ok(())
 }
 
-/// What the operands give here and there.
+/// Compares the operations on the operands here and there.
 fn check(here: &Operands, gpu: &Operands) -> Result<()> {
     let (dims, dtype) = (here.x.dims(), here.x.dtype());
     let width = dims[dims.len() - 1];

@@ -1,4 +1,4 @@
-//! What the tests of fused operations share: seeded inputs, naive f64 arithmetic and comparisons.
+//! Helpers of the tests of fused operations: seeded inputs, naive f64 arithmetic and comparisons.
 #![allow(dead_code)] // each test program uses its part
 
 pub mod shards;

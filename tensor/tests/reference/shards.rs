@@ -21,7 +21,7 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// What every rank gives, in their order.
+    /// Gathers every rank's tensor, in the order of ranks.
     pub fn gather(&self, mine: &Tensor) -> Result<Vec<Tensor>> {
         let gone = |_| Error::value("gather", format!("rank {} misses another", self.rank));
         for to in &self.to {

@@ -150,7 +150,7 @@ pub fn indexing() -> Vec<OpCase> {
     ]
 }
 
-/// A condition of these dims, of which every third element is 0.
+/// A condition of these dims; every third element is 0.
 fn flags(x: &Var, dims: &[usize]) -> Result<Tensor> {
     let count: usize = dims.iter().product();
     let flags: Vec<u8> = (0..count).map(|i| u8::from(!i.is_multiple_of(3))).collect();

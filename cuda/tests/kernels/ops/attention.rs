@@ -90,7 +90,7 @@ pub struct Problem {
     pub a: Attention,
     /// The table of ranges, whose address is among the arguments.
     _table: Option<Vec<[u32; 2]>>,
-    /// Where there is dropout: key, step and place.
+    /// Key, step and place of dropout, if there is any.
     drops: Option<(u64, Step, DevicePlace)>,
     /// Memory of q, k and v, which begins where they do.
     memory: [Vec<u8>; 3],

@@ -22,7 +22,7 @@ pub fn check(simulator: &Simulator) {
     }
 }
 
-/// Small integers, of which every dtype has all.
+/// Small integers, which every dtype represents.
 fn integers(dtype: DType, dims: &[usize], seed: u64) -> Tensor {
     let all: Vec<f64> =
         values(dims.iter().product(), seed).iter().map(|x| ((x + 2.0) * 60.0).floor()).collect();

@@ -1,4 +1,4 @@
-//! What becomes of a step.
+//! Compares the kernels that apply or skip a step with the CPU's.
 
 use ferrotron_cuda::arguments;
 use ferrotron_cuda::kernels::ElementType;

@@ -79,7 +79,7 @@ fn positions(dims: &[usize], view: &Tensor) -> Vec<usize> {
 }
 
 /// Both sides compute in A within a few of its ulps, magnified where a derivative is a difference (1 - s^2), and round
-/// once; so they are one ulp of the dtype apart at most, and in A the ulps themselves.
+/// once. So they are at most one ulp of the dtype apart, and in A the ulps themselves.
 fn close(what: &str, got: &Tensor, want: &Tensor) {
     let computed = 32.0 * got.dtype().accumulator().epsilon();
     let rounded = rounding(got.dtype());

@@ -4,7 +4,7 @@ use ferrotron_tensor::ops::sq_norm::add_sq_norm;
 use crate::simulator::Simulator;
 use crate::support::*;
 
-/// What the total was before.
+/// The total before the kernel adds to it.
 const BEFORE: f64 = 0.25;
 
 pub fn check(simulator: &Simulator) {

@@ -17,7 +17,7 @@ use std::time::SystemTime;
 use super::index::INDEX;
 use crate::io::tensor_file::{Fault, cannot, write_bytes};
 
-/// Name of the file that names the checkpoint to go on from.
+/// Name of the file that names the checkpoint to resume from.
 pub(super) const LATEST: &str = "latest";
 
 const TEMPORARY: &str = ".tmp";

@@ -17,7 +17,7 @@ const FORMAT: &str = "ferrotron checkpoint";
 /// The version that is written. Version 1 had no `architecture` in `config.json`: the model was a GPT.
 const VERSION: u32 = 2;
 
-/// Most dims of a tensor: a box has 2^dims corners, all of which are looked at.
+/// Most dims of a tensor: a box has 2^dims corners, and all are examined.
 const MAX_DIMS: usize = 8;
 
 /// The contents of `index.json`.

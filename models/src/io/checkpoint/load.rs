@@ -52,7 +52,7 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// As [`Checkpoint::open`], but of the tensors only names and shapes are read. Ranks that load it
+    /// Opens a checkpoint like [`Checkpoint::open`], but reads only names and shapes of the tensors. Ranks that load it
     /// together [verify](Checkpoint::verify) it together.
     pub fn peek(path: &Path) -> Result<Checkpoint> {
         let refuse = |message: String| Err(Error::io("checkpoint", message));
@@ -72,8 +72,8 @@ impl Checkpoint {
         Self::read(&folder).map_err(|fault| damaged(&folder, fault))
     }
 
-    /// Compares checksums, unless that is done. All ranks of `world` call this before they load: each reads
-    /// some of the files, and none goes on before all have found theirs undamaged.
+    /// Compares checksums, unless that is done. All ranks of `world` call this before they load: each reads some of the
+    /// files, and none returns before all have found theirs undamaged.
     ///
     /// # Errors
     /// A damaged file, with the newest other checkpoint beside this one; another rank's error.
@@ -259,8 +259,8 @@ impl Checkpoint {
         self.find(name, place, dtype)
     }
 
-    /// The record of a tensor that is wanted with these global dims, in a type that it can be read in: f32,
-    /// bf16 and f16 are rounded or widened to one another.
+    /// The record of a tensor with these global dims, in a dtype that `dtype` can be read from: f32, bf16 and f16 are
+    /// rounded or widened to one another.
     pub(super) fn find(
         &self,
         name: &str,

@@ -9,7 +9,7 @@ use super::reader::CheckpointReader;
 use super::{OPTIMIZER, moment_name};
 
 impl Checkpoint {
-    /// Fills the moments of an optimizer, and lets it go on from the saved number of steps.
+    /// Fills the moments of an optimizer, and sets its number of steps to the saved one.
     ///
     /// # Errors
     /// A checkpoint without moments or with another optimizer's; other dims or another dtype.

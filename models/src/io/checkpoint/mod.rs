@@ -1,4 +1,4 @@
-//! Checkpoints: a folder per step, from which a run goes on to the last bit.
+//! Checkpoints: a folder per step, from which a run resumes to the last bit.
 //!
 //! ```text
 //! <save>/latest                             "iter_0000100", replaced last
@@ -58,12 +58,12 @@ pub use weights_file::{LoadReport, ModuleWeights};
 
 use serde::{Deserialize, Serialize};
 
-/// The progress of a run: all that it needs, besides tensors, to go on.
+/// The progress of a run: all that it needs, besides tensors, to resume.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainState {
     /// Training steps done.
     pub step: u64,
-    /// Samples consumed, which decide where in the data the run goes on.
+    /// Samples consumed, which decide where in the data the run resumes.
     pub consumed_samples: u64,
     /// Steps of the optimizer, which [`save`] fills in from its state.
     #[serde(default)]

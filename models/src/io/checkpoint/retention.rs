@@ -13,7 +13,7 @@ use super::folder;
 pub struct Retention {
     /// Number of checkpoints, of those written last, that stay.
     pub last: usize,
-    /// Number of steps of which multiples stay, as Megatron's `--save-retain-interval`.
+    /// Multiples of this number of steps stay, as with Megatron's `--save-retain-interval`.
     pub interval: Option<u64>,
 }
 
@@ -32,7 +32,7 @@ impl Retention {
         old
     }
 
-    /// Deletes the checkpoints of `dir` that do not stay. Nobody else may delete there.
+    /// Deletes the checkpoints of `dir` that do not stay. No other process may delete there.
     ///
     /// # Errors
     /// A checkpoint that cannot be deleted.
@@ -43,8 +43,8 @@ impl Retention {
     }
 }
 
-/// Removes the remains of killed processes in `dir`: half-written and half-deleted checkpoints. Nobody may be saving
-/// there.
+/// Removes the remains of killed processes in `dir`: half-written and half-deleted checkpoints. No process may be
+/// saving there.
 ///
 /// # Errors
 /// A folder that cannot be read or written.

@@ -14,7 +14,7 @@ use super::{CONFIG, OPTIMIZER, PROGRESS, SavedModel, TOKENIZER, TrainState, mome
 use crate::io::tensor_file::{Fault, write_bytes, write_tensors};
 use crate::io::tokenizer::Tokenizer;
 
-/// A tensor of which `place` is held.
+/// A tensor, and the shard `place` that this rank holds.
 pub struct LocalShard {
     /// The global name.
     pub name: String,
@@ -28,7 +28,7 @@ pub struct LocalShard {
 pub struct Snapshot<'a> {
     /// Weights.
     pub weights: Vec<LocalShard>,
-    /// The optimizer's state, without which the checkpoint serves for everything but going on.
+    /// The optimizer's state. Without it the checkpoint serves for everything but resuming.
     pub moments: Option<Moments>,
     /// The model.
     pub model: SavedModel,
@@ -62,8 +62,8 @@ impl LocalShard {
 }
 
 impl Moments {
-    /// The state of `optimizer`, as far as `written` says that this rank writes it: of the axes along which all ranks
-    /// have the same, and the shard.
+    /// The state of `optimizer` that this rank writes. `written` decides, from the axes along which all ranks have the
+    /// same, and the shard.
     pub fn from_optimizer(
         optimizer: &Optimizer,
         written: impl FnMut(AxisSet, &ShardSpec) -> bool,

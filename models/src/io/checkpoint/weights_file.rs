@@ -56,9 +56,9 @@ pub trait ModuleWeights: Module {
         save_params(&self.params(), &Mesh::single(), path.as_ref())
     }
 
-    /// [`ModuleWeights::save`] of a module that is sharded over the ranks of `mesh`, all of which call this with the same
-    /// path on one file system. The first rank needs host memory for all weights. The folder `<path>.shards` exists
-    /// meanwhile.
+    /// Saves a module that is sharded over the ranks of `mesh`, like [`ModuleWeights::save`]. All ranks call this with
+    /// the same path on one file system. The first rank needs host memory for all weights. The folder `<path>.shards`
+    /// exists meanwhile.
     ///
     /// Errors on every rank.
     fn save_on(&self, mesh: &Mesh, path: impl AsRef<Path>) -> Result<()>

@@ -5,7 +5,7 @@ use crate::io::tokenizer::Tokenizer;
 use ferrotron_tensor::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// Which files to train and validate on.
+/// The files to train and validate on.
 ///
 /// A path is a file of any format on the [module's page](super), or a folder: then its `.bin` files
 /// are taken, or its `.txt` files where there is no `.bin`, sorted by name, without hidden files and
@@ -82,8 +82,8 @@ impl DataConfig {
         Ok((train, validation))
     }
 
-    /// The text of all training files, from which a char vocabulary is built: before the split, so
-    /// that what is held out of it can be encoded too.
+    /// The text of all training files, from which a char vocabulary is built. It is taken before the split, so that
+    /// held-out text can be encoded too.
     ///
     /// # Errors
     /// Those of [`DataConfig::files`]; a file that is not UTF-8 text.
@@ -92,7 +92,7 @@ impl DataConfig {
     }
 }
 
-/// What a file of a folder is for, by the words of its name.
+/// The purpose of a file in a folder, by the words of its name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum DatasetSplit {
     Train,
@@ -177,9 +177,9 @@ fn folder(path: &Path) -> Result<Vec<PathBuf>> {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Dataset {
-    /// What the model learns from.
+    /// The tokens to train on.
     pub train: TokenSource,
-    /// What it is judged by; `None` where nothing was held out.
+    /// The tokens to validate on; `None` where nothing was held out.
     pub validation: Option<TokenSource>,
 }
 

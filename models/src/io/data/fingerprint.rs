@@ -24,12 +24,12 @@ const WHOLE: u64 = 1 << 24;
 const WINDOWS: u64 = 1024;
 const WINDOW: usize = 4096;
 
-/// Whether a resumed run may go on with other data.
+/// Whether a resumed run may use other data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DataChange {
     /// Other data is an error.
     Refused,
-    /// The run goes on with the data that it has now.
+    /// The run resumes with the data that it has now.
     Allowed,
 }
 
@@ -134,7 +134,7 @@ impl DataFingerprint {
         Err(Error::config("data", message))
     }
 
-    /// What differs, or `None`.
+    /// The first difference, or `None`.
     fn difference(&self, progress: &Map<String, Value>) -> Option<Difference> {
         let before = match (progress.get(KEY), progress.get(OLD_KEY).and_then(Value::as_u64)) {
             (Some(saved), _) => match serde_json::from_value::<DataFingerprint>(saved.clone()) {

@@ -37,7 +37,7 @@ impl Permutation {
         Permutation { key, len, half: bits.div_ceil(2) }
     }
 
-    /// Where `index` goes.
+    /// Maps `index` to its place in the permutation.
     ///
     /// # Panics
     /// If `index >= len`.

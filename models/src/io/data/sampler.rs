@@ -19,7 +19,7 @@
 use super::{Batch, Permutation, TokenBatch, TokenSource};
 use ferrotron_tensor::{Error, RandomKey, Result};
 
-/// Where training takes its samples from, by number.
+/// The source of training samples, by number.
 pub trait Samples: Send + Sync {
     /// The samples `first_sample` to `first_sample + micro_batch - 1` of the run.
     fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch>;

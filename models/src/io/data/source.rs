@@ -10,8 +10,8 @@ use std::{fmt, ops::Range, path::Path, sync::Arc};
 /// of files reads fewer of them anew.
 const MAX_OPEN: usize = 8;
 
-/// Streams up to this many tokens are checked against the vocabulary when opened (a fraction of a
-/// second), so that a wrong tokenizer shows at once. Longer ones are checked as they are read.
+/// Tokens up to which a stream is checked against the vocabulary when it is opened (a fraction of a second). So a wrong
+/// tokenizer shows at once. Longer streams are checked as they are read.
 const CHECK_AT_OPENING: u64 = 1 << 27;
 
 /// Tokens that [`TokenSource::check`] reads at a time.

@@ -1,4 +1,4 @@
-//! Which share of a token stream is held out, and for what.
+//! Splits a token stream into training, validation and test parts.
 
 use ferrotron_tensor::{Error, Result};
 
@@ -6,7 +6,7 @@ use ferrotron_tensor::{Error, Result};
 /// nothing here reads. The rest is for training.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Split {
-    /// The ends of training and validation, in units of which `whole` make the stream.
+    /// The ends of training and validation, in units; the whole stream has `whole` units.
     ends: [f64; 2],
     whole: f64,
 }
@@ -50,7 +50,7 @@ impl Split {
         Ok(Split { ends: [training, training + validation], whole: sum })
     }
 
-    /// How many of `all` tokens are for training, validation and testing. The ends of the first two are rounded down:
+    /// The numbers of training, validation and test tokens among `all`. The ends of the first two are rounded down:
     /// nanoGPT's `text[:int(n * 0.9)]` for a tenth held out.
     pub fn tokens(&self, all: u64) -> [u64; 3] {
         let tokens = self.ends.map(|end| match end == self.whole {

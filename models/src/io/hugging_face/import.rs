@@ -45,8 +45,9 @@ pub fn common_dtype(dtypes: &[DType]) -> DType {
     }
 }
 
-/// The GPT-2 in `folder`, one file or several, with weights of the given dtype: the same bits where they are stored in
-/// it, else rounded to nearest. [`stored_dtypes`] and [`common_dtype`] say in which type nothing is lost.
+/// Imports the GPT-2 in `folder`, one file or several, with weights of the given dtype. They are the same bits where
+/// they are stored in it, else rounded to nearest. [`stored_dtypes`] and [`common_dtype`] say in which dtype nothing is
+/// lost.
 ///
 /// ```no_run
 /// use ferrotron_models::hugging_face;

@@ -23,7 +23,7 @@ pub use config::read_config;
 pub use export::{export, export_tokenizer};
 pub use import::{common_dtype, import, is_folder, read_tokenizer, stored_dtypes};
 
-/// What precedes every name but the head's.
+/// The prefix of every name but the head's.
 const PREFIX: &str = "transformer.";
 
 /// The head's weight: tied, so it is not stored, or stored twice.

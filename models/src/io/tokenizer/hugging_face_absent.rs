@@ -5,7 +5,7 @@ use std::convert::Infallible;
 
 use super::gpt2::refuse;
 
-/// A loaded `tokenizer.json`, of which there is none without the feature `tokenizers`.
+/// A loaded `tokenizer.json`, which does not exist without the feature `tokenizers`.
 #[derive(Clone)]
 pub struct HuggingFaceTokenizer(Infallible);
 

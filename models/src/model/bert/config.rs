@@ -44,8 +44,8 @@ pub struct BertConfig {
 }
 
 impl BertConfig {
-    /// A BERT as in Devlin et al., arXiv 1810.04805, with the norms at `norm_placement`: GELU, a head for the order of
-    /// two segments, epsilon 1e-12, no dropout.
+    /// A BERT as in Devlin et al., arXiv 1810.04805, with the norms at `norm_placement`. It has GELU, a head for the
+    /// order of two segments, epsilon 1e-12, and no dropout.
     pub fn new(
         norm_placement: NormPlacement,
         vocab_size: usize,

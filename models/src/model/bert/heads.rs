@@ -112,8 +112,8 @@ impl BinaryHead {
         self.classifier.forward(&self.pooler.forward(&first)?.tanh()?) // (B, 2)
     }
 
-    /// The summed cross-entropy against labels (B), of which negative ones are ignored; zero unless `ctx.sequence` has
-    /// the first position.
+    /// The summed cross-entropy against labels (B), except negative ones; zero unless `ctx.sequence` has the first
+    /// position.
     pub fn loss(&self, ctx: &Context, x: &Var, labels: &Tensor) -> Result<Var> {
         let logits = self.logits(ctx, x)?;
         let sum = logits.cross_entropy(labels, &CrossEntropyConfig::default())?.sum;

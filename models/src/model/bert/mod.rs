@@ -1,6 +1,5 @@
-//! BERT, an encoder that predicts masked tokens and the order of two segments: Devlin et al., arXiv 1810.04805, with
-//! the norms behind the residual additions, and Shoeybi et al., arXiv 1909.08053, section 5.3, with the norms before
-//! attention and MLP.
+//! BERT, an encoder that predicts masked tokens and the order of two segments. Devlin et al., arXiv 1810.04805, have
+//! the norms after the residual additions; Shoeybi et al., arXiv 1909.08053, section 5.3, before attention and MLP.
 //!
 //! Trailing comments give shapes: batch B, positions T, width C, vocabulary V.
 

@@ -1,4 +1,4 @@
-//! How long a run is, after which steps something is done, and where it leaves its files.
+//! The configuration of a run: its length, its intervals and the places of its files.
 
 use ferrotron_tensor::{Error, Result};
 use std::ops::RangeInclusive;
@@ -9,7 +9,7 @@ use crate::io::checkpoint::Retention;
 use crate::io::data::{Dataset, FiniteSamples, Sampler, Samples, Validation};
 use crate::io::tokenizer::Tokenizer;
 
-/// How long a run is and what it leaves behind.
+/// The length of a run and the files that it writes.
 #[derive(Debug, Clone)]
 pub struct RunConfig {
     /// Folder of the run.
@@ -18,18 +18,18 @@ pub struct RunConfig {
     pub intervals: Intervals,
     /// Tokens per sequence.
     pub seq_length: usize,
-    /// Which checkpoints stay.
+    /// The checkpoints that are kept.
     pub retention: Retention,
     /// The step during which this time passes on the first rank is the last of this process, if there is one.
     pub deadline: Option<Instant>,
     /// Global batches of the validation set that every evaluation covers, the last one too: its first samples. All of
     /// it if `None`; 0 for no evaluation at all.
     pub eval_iters: Option<u64>,
-    /// Where metrics go.
+    /// The file of metrics.
     pub metrics: PathBuf,
-    /// What to trace, if anything.
+    /// The trace to record, if any.
     pub trace: Option<TraceConfig>,
-    /// What the checkpoint says of how the run was started.
+    /// The options of the run, which the checkpoint records.
     pub options: serde_json::Value,
 }
 
@@ -44,8 +44,8 @@ pub struct Intervals {
     pub eval_interval: u64,
     /// Stop when the step number is a multiple of this.
     pub exit_interval: Option<u64>,
-    /// Steps from one time that a GPU is waited for to the next, to see what its steps found; 0 for none before it has to
-    /// be. The first step of a process is seen at once, and of a CPU every step.
+    /// Steps between the times at which the host waits for a GPU to read its steps' numbers; 0 for none before it must.
+    /// The first step of a process is read at once, and on a CPU every step.
     pub log_interval: u64,
 }
 
@@ -87,7 +87,7 @@ impl Intervals {
     }
 }
 
-/// Which steps of a run are traced, and where to.
+/// The traced steps of a run, and the file of the trace.
 #[derive(Debug, Clone)]
 pub struct TraceConfig {
     /// The file, written by the first rank when the last of the steps is done or the run ends.

@@ -1,4 +1,4 @@
-//! What a run tells of its steps: a line of `metrics.jsonl` for each, and the curve drawn from them.
+//! Metrics of a run's steps: a line of `metrics.jsonl` for each, and the curve drawn from them.
 
 use ferrotron_parallel::output_file::{self, unwritable};
 use ferrotron_tensor::{Error, MemoryKind, Result};
@@ -29,7 +29,7 @@ pub struct Metrics {
     pub lr: f64,
     /// Global gradient norm before clipping; null in a step that was skipped.
     pub grad_norm: f64,
-    /// What the loss was multiplied with before backward, where it is not 1.
+    /// The factor of the loss before backward, where it is not 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
     /// True in a step whose gradients overflowed: nothing was updated.
@@ -54,7 +54,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// What `trainer` has to tell of a step over sequences of `seq_length` tokens.
+    /// The metrics of one of `trainer`'s steps over sequences of `seq_length` tokens.
     pub(super) fn from_report<M: Model>(
         trainer: &Trainer<M>,
         seq_length: usize,
@@ -93,8 +93,8 @@ pub(super) struct MetricsLog {
 }
 
 impl MetricsLog {
-    /// Goes on with the file after `step`: lines of later steps, from a run that went on after its last checkpoint,
-    /// are cut off, and so is a last line that was written in part.
+    /// Continues the file after `step`. Lines of later steps are cut off, which a run wrote after its last checkpoint;
+    /// so is a last line that was written in part.
     ///
     /// Errors as [`check_metrics`], before anything is changed.
     pub fn open(path: &Path, step: u64) -> Result<MetricsLog> {
@@ -166,7 +166,7 @@ fn lock(
     }
 }
 
-/// What a file has of the steps that are behind.
+/// The part of a metrics file that belongs to finished steps.
 struct Kept {
     curve: LossCurve,
     /// Bytes of their lines.
@@ -175,7 +175,7 @@ struct Kept {
     ended: bool,
 }
 
-/// What every line has; null stands for a number that was not finite.
+/// The fields that every line has; null stands for a number that was not finite.
 #[derive(Deserialize)]
 struct Line {
     step: u64,

@@ -31,7 +31,7 @@ pub(super) struct StepGraph {
     under_way: VecDeque<Event>,
 }
 
-/// Who ran the host's part of a step.
+/// The way in which the host's part of a step ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Taken {
     /// The step's own code.

@@ -50,7 +50,7 @@ pub(super) struct InFlightStep {
     pub loss_scale: f64,
     pub tokens: u64,
     pub started: Instant,
-    /// How loss terms become means.
+    /// The reduction of loss terms to means.
     pub loss: LossReduction,
     /// The sums of several loss terms, in device memory.
     pub sums: Option<Tensor>,

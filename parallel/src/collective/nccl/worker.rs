@@ -72,7 +72,7 @@ impl Worker {
         }
     }
 
-    /// Carries out calls until nobody can make one any more and all have ended.
+    /// Carries out calls until all handles of the group are dropped and all calls have ended.
     pub fn serve(mut self, jobs: &Receiver<NcclCall>) {
         let mut open = true;
         while open || !self.under_way.is_empty() {
@@ -184,7 +184,7 @@ impl Worker {
         }
     }
 
-    /// Takes leave of the others, so that nobody's memory goes while another reads it.
+    /// Takes leave of the others, so that no rank frees memory that another reads.
     fn leave(mut self) {
         let Some(mut communicator) = self.communicator.take() else { return };
         let left = communicator.begin_leave().map_err(Error::from_gpu).and_then(|()| {
@@ -197,8 +197,8 @@ impl Worker {
     }
 }
 
-/// Ends the calls of a communicator. That is done at once, but what it frees afterwards may be waited for until the other
-/// ranks of the machine have come as far, who may be waiting for this one: nobody here waits for long.
+/// Ends the calls of a communicator. That is done at once, but freeing it may take until the other ranks of the machine
+/// have come as far, and they may be waiting for this one. So no thread here waits long for it.
 pub fn abort(communicator: Communicator) {
     let (told, freed) = channel();
     let free = move || {
@@ -210,7 +210,7 @@ pub fn abort(communicator: Communicator) {
     }
 }
 
-/// Which call of which rank.
+/// Names a call and its rank.
 fn place(host: &dyn Collective, call: &Call, number: u64) -> String {
     format!("call {number} of rank {} of group {} ({call})", host.rank(), host.name())
 }

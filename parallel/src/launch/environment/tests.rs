@@ -1,4 +1,4 @@
-//! Which rank of which job a process is, under every launcher.
+//! Rank and job of a process, under every launcher.
 
 use super::*;
 

@@ -99,8 +99,8 @@ fn who_noticed_is_not_the_cause() {
     assert_eq!(end.code, COMMUNICATION_FAILED, "{end:?}");
 }
 
-/// Runs two ranks, sends the signals, half a second apart, when both have said `: >$READY`, and returns the end of
-/// the job and how long it took from the first signal on.
+/// Runs two ranks and sends the signals, half a second apart, when both have said `: >$READY`. Returns the end of the
+/// job and its time from the first signal on.
 fn signalled(script: &str, stop_timeout: Duration, signals: &[Signal]) -> (JobEnd, Duration) {
     let folder = tempfile::tempdir().unwrap();
     let ready = |rank| folder.path().join(format!("ready-{rank}"));
@@ -142,7 +142,7 @@ fn signals_are_passed_on_and_stopping_is_no_failure() {
     }
 }
 
-/// As a shell that is not interactive starts `launcher &`.
+/// Starts ranks like a shell that is not interactive and runs `launcher &`.
 #[test]
 fn ranks_of_a_launcher_that_ignores_signals_notice_them() {
     let this = std::env::current_exe().unwrap();

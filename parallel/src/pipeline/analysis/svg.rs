@@ -1,4 +1,4 @@
-//! Draws a timeline as SVG, in the style of figure 4 of arXiv:2104.04473: one row per rank, one box with the
+//! Draws a timeline as SVG, in the style of figure 4 of arXiv:2104.04473. It has one row per rank, one box with the
 //! micro-batch number per computation, one shade per chunk.
 
 use std::fmt::Write;

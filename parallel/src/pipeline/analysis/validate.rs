@@ -96,7 +96,7 @@ fn follow(schedule: &PipelineSchedule, rank: usize) -> Result<PeakActivations> {
 struct RankWalk<'a> {
     schedule: &'a PipelineSchedule,
     rank: usize,
-    /// Nobody runs a backward: no activation is kept.
+    /// No rank runs a backward, so no activation is kept.
     forward_only: bool,
     progress: Vec<MicrobatchProgress>,
     live: PeakActivations,

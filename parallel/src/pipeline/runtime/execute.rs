@@ -144,7 +144,8 @@ struct Run<'a> {
     /// The last message of each direction.
     sending: [Option<Work<()>>; 2],
     flying: HashMap<(usize, usize), InFlight>,
-    /// Those whose output needs no gradient: all parameters so far are frozen, or nothing is recorded.
+    /// Chunks and micro-batches whose output needs no gradient: all parameters so far are frozen, or nothing is
+    /// recorded.
     constant: HashSet<(usize, usize)>,
     deferred: HashMap<(usize, usize), DeferredGrads>,
 }

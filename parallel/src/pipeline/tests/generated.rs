@@ -78,8 +78,8 @@ proptest! {
         keeps_its_promises(&config, &times);
     }
 
-    /// All stages work at once: m forwards of v chunks and the way through the other stages take no longer than
-    /// that, where the microbatches fill groups of one for each rank.
+    /// All stages work at once. m forwards of v chunks and the way through the other stages take no longer than that,
+    /// where the micro-batches fill groups of one for each rank.
     #[test]
     fn forwards_alone_fill_the_pipeline_and_keep_nothing(
         stages in 1_usize..=8, microbatches in 1_usize..=24, chunks in 1_usize..=4,

@@ -25,7 +25,7 @@ mod trace_tests;
 use std::arch::x86_64::__cpuid_count;
 use std::sync::OnceLock;
 
-/// What became of the request for tile registers.
+/// The system's answer to the request for tile registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::gemm) enum Permission {
     Granted,

@@ -74,7 +74,7 @@ impl<T: Compute> Vector for Lanes<T> {
 
 crate::gemm::kernel::isa!(Lanes<f32>, Lanes<f64>, [1, 2, 3, 4], with_portable);
 
-/// What [`crate::gemm::vnni`] says, in plain Rust: the tests run it on every machine.
+/// The kernels of [`crate::gemm::vnni`] in plain Rust: the tests run them on every machine.
 #[cfg(test)]
 pub(in crate::gemm) static PAIRS: crate::gemm::kernel::GemmKernels<f32> = {
     use crate::gemm::kernel::{GemmKernels, Multiply, TileFn, tile};

@@ -7,7 +7,7 @@ use crate::{Element, Real, Scalar};
 /// Every function must be inlined into one that enables the instruction set (see `isa!`); all are
 /// unsafe because the processor must have that instruction set.
 pub(in crate::gemm) trait Vector: Copy {
-    /// What a lane holds.
+    /// The type of a lane.
     type Scalar: Real + Element<Acc = Self::Scalar>;
     /// Selects the first lanes.
     type Mask: Copy;
@@ -41,8 +41,8 @@ pub(in crate::gemm) trait Vector: Copy {
     /// Lane j of register i becomes lane i of register j.
     unsafe fn transpose(square: &mut Self::Square);
 
-    /// A square block of a storage type, widened and transposed: register j of the result holds
-    /// element j of each of the `LANES` rows, which are `stride` elements apart.
+    /// A square block of a storage type, widened and transposed. Register j of the result holds element j of each of
+    /// the `LANES` rows, which are `stride` elements apart.
     #[inline(always)]
     unsafe fn transposed<S: Element<Acc = Self::Scalar>>(
         from: *const S,

@@ -28,7 +28,7 @@ impl<T: Element> SmallGemm<T> {
         unsafe { self.pack_strip(from, [row_stride, 1], [rows, columns], (to, to_row)) }
     }
 
-    /// As [`SmallGemm::pack`], transposed: the sum runs over the columns.
+    /// Packs like [`SmallGemm::pack`], transposed: the sum runs over the columns.
     ///
     /// # Safety
     /// `from` holds its elements, `to` the columns' steps of `to_row` elements, a multiple of [`super::PAD`] not
@@ -120,8 +120,8 @@ impl<T: Element> SmallGemm<T> {
         }
     }
 
-    /// Makes sums operands where they lie, rounding them if they must be: a left factor whose rows are `row`
-    /// apart as before, of `rows` rows, the sum running over `columns`.
+    /// Makes sums operands where they lie, and rounds them if they must be. They are a left factor of `rows` rows,
+    /// `row` apart as before; the sum runs over `columns`.
     ///
     /// # Safety
     /// The block holds its rows; columns of the last step that are not counted are zeros.

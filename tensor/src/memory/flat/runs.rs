@@ -8,9 +8,9 @@ use crate::memory::stream_guard::{Transfer, enqueue_copies};
 use crate::{Error, Result, StreamGuard, Tensor};
 
 impl FlatBuffer {
-    /// Passes the element ranges `runs` of each flat buffer, one range after another, to `f`: the range's number, and
-    /// a vector per buffer that `f` may write. The buffers have equal lengths and one device. Runs ascend and do not
-    /// overlap.
+    /// Passes the element ranges `runs` of each flat buffer, one range after another, to `f`. `f` gets the range's
+    /// number and a vector per buffer that it may write. The buffers have equal lengths and one device. Runs ascend and
+    /// do not overlap.
     ///
     /// Offloaded elements are prefetched one run ahead. On a GPU they are copied to device memory while `f` works on
     /// the current run and the previous one is written back. Three runs are in device memory at a time; only the GPU

@@ -1,5 +1,5 @@
-//! Backward: for each head, key blocks outside and query blocks inside, so that dk and dv of a block
-//! stay in cache while dq gathers its parts in the order of the keys.
+//! Backward: for each head, key blocks outside and query blocks inside. So dk and dv of a block stay in cache, while dq
+//! gathers its parts in the order of the keys.
 
 use super::tile::{
     AttentionOperands, BlockLimits, GROUP, HeadView, KEYS, QUERIES, Shape, StoreKeyGradients,
@@ -258,8 +258,8 @@ fn one_head<T: Element>(
 }
 
 vectorized! {
-    /// p = exp(score - lse) and ds = p (dp - delta) in place of score and dp; both 0 before the starts, of which there may
-    /// be none, and from the ends to `width`.
+    /// p = exp(score - lse) and ds = p (dp - delta) in place of score and dp. Both are 0 before the starts (if there
+    /// are any), and from the ends to `width`.
     fn softmax_gradient<A: Real>(
         p: &mut [A],
         ds: &mut [A],

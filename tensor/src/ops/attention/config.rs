@@ -12,7 +12,7 @@ pub(super) const OP_BACKWARD: &str = "attention_backward";
 pub enum AttentionMask {
     /// All keys.
     None,
-    /// Query i of T sees keys j <= i + S - T: the queries are the last T of S positions, so cached keys may precede
+    /// Query i of T sees keys j <= i + S - T. The queries are the last T of S positions, so cached keys may precede
     /// them. A query that sees no key has out = 0 and lse = -infinity.
     Causal,
 }

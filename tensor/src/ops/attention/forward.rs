@@ -157,9 +157,9 @@ fn query_block<T: Element>(
 }
 
 vectorized! {
-    /// Turns scores into exp(score - maximum so far), adds them to the totals and brings totals and
-    /// sums to the new maximum. Scores before the starts, of which there may be none, and from the ends to `width`, a
-    /// multiple of [`PAD`], become 0.
+    /// Turns scores into exp(score - maximum so far), adds them to the totals and brings totals and sums to the new
+    /// maximum. Scores before the starts (if there are any), and from the ends to `width`, a multiple of [`PAD`],
+    /// become 0.
     fn online_softmax<A: Real>(
         tile: &mut [A],
         width: usize,

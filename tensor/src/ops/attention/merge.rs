@@ -8,10 +8,10 @@ use crate::{Element, Error, Real, Result, Tensor, dispatch_float};
 
 const OP: &str = "merge_attention";
 
-/// Adds a block of keys to what was found so far: `out` (B, T, H, D) and `lse` (B, H, T), both contiguous,
-/// unique and in Acc, become those of [`attention`](super::attention) to the earlier keys and the block's. The
-/// block's result, (B, T', H, D) in any floating-point dtype and (B, H, T') in Acc, is that of the queries from
-/// `first` on; the others do not see it.
+/// Adds the attention to a further block of keys to `out` (B, T, H, D) and `lse` (B, H, T), both contiguous, unique and
+/// in Acc. They become those of [`attention`](super::attention) to the earlier keys and the block's. The block's result
+/// is that of the queries from `first` on, (B, T', H, D) in any floating-point dtype and (B, H, T') in Acc; the other
+/// queries do not see it.
 ///
 /// lse' = ln(e^lse + e^block_lse), out' = e^(lse - lse') out + e^(block_lse - lse') block_out (Liu et al., "Ring
 /// Attention", 2023, section 3; Dao et al., "FlashAttention", 2022, section 3.1). A query whose lse is -infinity

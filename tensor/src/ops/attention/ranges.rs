@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Name in errors.
 const OP: &str = "attention";
 
-/// The range of keys that each query of each batch row may see: key lengths of padded sequences, documents that are
-/// packed into one row, or any other mask in which neither the beginning nor the end of the range decreases from a query
-/// to the next.
+/// The range of keys that each query of each batch row may see. It describes key lengths of padded sequences, documents
+/// packed into one row, and every other mask with ranges whose beginnings and ends do not decrease from query to query.
 ///
 /// The options of [`AttentionConfig`](super::AttentionConfig) apply within the range: a query sees the keys that the
 /// mask, the window and its range have in common. A query whose range is empty has out = 0, and no gradient.
@@ -32,7 +31,7 @@ struct Table {
     /// Batch rows; one row stands for every row of a batch.
     rows: usize,
     queries: usize,
-    /// Of each query of each row, the first key and the one after the last.
+    /// The first key of each query of each row, and the one after the last.
     ranges: Vec<[u32; 2]>,
     /// The copy on the GPU that used it last.
     copy: Mutex<Option<Tensor>>,

@@ -275,8 +275,8 @@ impl BlockLimits {
     }
 }
 
-/// Calls `f(first row, rows, limit)` for runs of rows and the limit of the run's last: all rows at once
-/// where their limits agree, else groups of [`GROUP`].
+/// Calls `f(first row, rows, limit)` for runs of rows and the limit of the run's last. A run is all rows where their
+/// limits agree, else a group of [`GROUP`].
 #[inline(always)]
 pub(super) fn by_limit(limits: &[usize], mut f: impl FnMut(usize, usize, usize)) {
     let (Some(&first), Some(&last)) = (limits.first(), limits.last()) else { return };

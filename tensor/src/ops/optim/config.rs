@@ -39,8 +39,8 @@ pub enum Nesterov {
     /// The step is the momentum m.
     #[default]
     Off,
-    /// The step is g + momentum * m, with the gradient g: Sutskever et al., "On the importance of initialization and
-    /// momentum in deep learning", ICML 2013, as `torch.optim.SGD(nesterov=True)`.
+    /// The step is g + momentum * m, with the gradient g, as in `torch.optim.SGD(nesterov=True)`. Sutskever et al., "On
+    /// the importance of initialization and momentum in deep learning", ICML 2013.
     On,
 }
 

@@ -167,8 +167,8 @@ vectorized! {
     }
 }
 
-/// The nearest number, or its neighbour on the other side of `x` if the uniform number bits / 2^32 is below the
-/// fraction of the distance to it.
+/// The nearest number, or its neighbour on the other side of `x`. The neighbour is taken if the uniform number bits /
+/// 2^32 is below the fraction of the distance to it.
 #[inline(always)]
 fn up_or_down<T: Element>(x: T::Acc, bits: u32) -> T {
     let nearest = T::from_acc(x);

@@ -189,7 +189,7 @@ fn hidden_files_and_folders_below_are_left_alone() {
     assert!(error.contains("no .bin or .txt file, and folders below are not read"), "{error}");
 }
 
-/// A file that is cut short is an error, whatever is left of it is read, and one that is overwritten is read as it is.
+/// A file that is cut short is an error, whatever is left of it. One that is overwritten is read as it is.
 #[test]
 fn a_file_that_changes_while_it_is_read() {
     let folder = folder_of(&[("a.bin", &nano_gpt(&[1, 2, 3, 4]))]);
@@ -208,7 +208,7 @@ fn a_file_that_changes_while_it_is_read() {
     assert_eq!(out, [5, 6]);
 }
 
-/// Of many files most are opened for each read; a file that has taken the name of such a one is an error.
+/// Most of many files are opened for each read; a different file under the same name is an error.
 #[test]
 fn many_files_are_read_with_few_of_them_open() {
     let names: Vec<String> = (0..20).map(|number| format!("{number:02}.bin")).collect();

@@ -118,8 +118,8 @@ pub fn read_config(folder: &Path) -> Result<BertConfig> {
     parse(folder, stored_weights(&files).contains_key(ORDER_HEAD))
 }
 
-/// The BERT in `folder`, one file or several, with weights of the given dtype: the same bits where they are stored in
-/// it, else rounded to nearest.
+/// Imports the BERT in `folder`, one file or several, with weights of the given dtype. They are the same bits where
+/// they are stored in it, else rounded to nearest.
 ///
 /// ```no_run
 /// use ferrotron_models::hugging_face;
@@ -233,9 +233,9 @@ impl Source<'_> {
     }
 }
 
-/// Writes `bert` into `folder` as `save_pretrained` would, so that `from_pretrained(folder)` of `BertForPreTraining` or,
-/// without a head for the order, `BertForMaskedLM` loads the same numbers; of their `MegatronBert` twins if the norms
-/// are before attention and MLP.
+/// Writes `bert` into `folder` as `save_pretrained` would. `from_pretrained(folder)` of `BertForPreTraining` or,
+/// without a head for the order, `BertForMaskedLM` loads the same numbers. If the norms are before attention and MLP,
+/// their `MegatronBert` twins do.
 ///
 /// ```
 /// use ferrotron_models::bert::{Bert, BertConfig, NormPlacement};

@@ -1,5 +1,5 @@
-//! Algorithms in which every rank talks with every other: all-to-all, exchanges, and sums of 16-bit
-//! numbers, which must not be rounded on their way round a ring.
+//! Algorithms in which every rank talks with every other: all-to-all, exchanges, and sums of 16-bit numbers. Those sums
+//! must not be rounded on their way round a ring.
 
 use ferrotron_tensor::DType;
 use std::ops::Range;
@@ -58,8 +58,8 @@ pub async fn all_to_all(
     Ok(())
 }
 
-/// The sum of all ranks' 16-bit numbers, added in f32 in the order of ranks and rounded once: part i on
-/// rank i, at its place in `bytes`.
+/// Sums all ranks' 16-bit numbers in f32 in the order of ranks and rounds once. Part i arrives on rank i, at its place
+/// in `bytes`.
 pub async fn reduce_scatter_narrow(
     links: &mut PeerChannels,
     dtype: DType,

@@ -62,8 +62,8 @@ pub async fn reduce(
     Ok(())
 }
 
-/// As [`reduce`] for sums of 16-bit numbers, which are rounded once: parts are summed where
-/// [`reduce_scatter_narrow`] does, and gathered.
+/// Reduces 16-bit numbers like [`reduce`], and rounds once: ranks sum the parts as [`reduce_scatter_narrow`] does, and
+/// the root gathers them.
 pub async fn reduce_narrow(
     links: &mut PeerChannels,
     root: usize,

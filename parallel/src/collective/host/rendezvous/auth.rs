@@ -16,10 +16,11 @@ use std::io::{Error, ErrorKind, Result};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// What the first bytes are. The last two are the version of the protocol.
+/// The first bytes of a connection. The last two are the version of the protocol.
 const HELLO: [u8; 10] = *b"ferrojob02";
 
-/// What the acceptor says to a wrong proof: trying again would not help, as it may after a hang-up.
+/// The acceptor's answer to a wrong proof. It tells the connector that trying again would not help, unlike after a
+/// hang-up.
 const REFUSED: [u8; 32] = [0; 32];
 
 /// Knows the job's secret.
@@ -57,7 +58,7 @@ impl Secret {
         self.check("acceptor", &randoms, &theirs)
     }
 
-    /// As [`Secret::connect`] for the end that has accepted.
+    /// Performs [`Secret::connect`]'s handshake at the accepting end.
     ///
     /// The error of a rank which cannot belong to this job is [`ErrorKind::PermissionDenied`].
     pub async fn accept(&self, stream: &mut TcpStream) -> Result<()> {
@@ -143,7 +144,7 @@ mod tests {
         }
     }
 
-    /// Somebody who does not know the secret and accepts sends a connector's own proof back to it.
+    /// An acceptor that does not know the secret sends a connector's own proof back to it.
     #[test]
     fn a_proof_cannot_be_reflected() {
         for same_random in [true, false] {
@@ -166,7 +167,7 @@ mod tests {
         }
     }
 
-    /// Somebody who has listened to a rank says the same again.
+    /// An eavesdropper sends a rank's bytes again.
     #[test]
     fn a_proof_cannot_be_replayed() {
         run(async {

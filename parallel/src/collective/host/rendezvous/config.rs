@@ -12,7 +12,7 @@ pub enum Transport {
     Tcp,
 }
 
-/// Which rank of which job this process is.
+/// The place of this process in its job.
 #[derive(Debug, Clone)]
 pub struct RankConfig {
     /// This rank's number, from 0.
@@ -23,8 +23,8 @@ pub struct RankConfig {
     pub master: String,
     /// Port at which rank 0 listens.
     pub port: u16,
-    /// What all ranks of the job know and nobody else does. Without it, or if it is empty, only the loopback
-    /// interface is used, and whoever can connect there is trusted.
+    /// The secret that only the ranks of the job know. Without it, or if it is empty, ranks use only the loopback
+    /// interface and trust every process that can connect there.
     pub secret: Option<String>,
     /// The job's id, if it has one: a rank of another job, at the same port by mistake, is refused.
     pub job_id: Option<String>,

@@ -28,7 +28,7 @@ pub struct Control {
     rank: usize,
     size: usize,
     shared: Arc<WorldHealth>,
-    /// Where messages to a rank go: on rank 0 to every other, elsewhere to rank 0 only.
+    /// Queues of messages by destination: on rank 0 every other rank, elsewhere rank 0 only.
     outgoing: Mutex<HashMap<usize, UnboundedSender<ControlMessage>>>,
     /// Questions asked so far: the number of the next one.
     asked: AtomicU64,

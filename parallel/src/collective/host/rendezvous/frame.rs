@@ -34,7 +34,7 @@ pub enum Purpose {
     },
     /// A member of a group comes to another.
     Pipe {
-        /// Which group.
+        /// The name of the group.
         group: String,
     },
 }
@@ -55,7 +55,7 @@ pub enum Admission {
 pub struct ControlMessage {
     /// The rank that wrote it.
     pub from: usize,
-    /// Whom it is for.
+    /// The rank that it is for.
     pub to: usize,
     /// The message.
     pub body: Body,
@@ -72,12 +72,12 @@ pub enum Body {
         question: u64,
         /// The group's id.
         group: String,
-        /// Which call.
+        /// The call.
         entry: Entry,
     },
     /// The answer to a question.
     Answer {
-        /// Which question.
+        /// The number of the question.
         question: u64,
         /// The answer.
         answer: world_health::Answer,

@@ -1,5 +1,4 @@
-//! How ranks find each other: rank 0 listens at an address that all know, the others come there and tell
-//! where they listen.
+//! Connects ranks: rank 0 listens at an address that all know; the others connect to it and tell it where they listen.
 
 use ferrotron_tensor::{Error, Result};
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -232,7 +231,7 @@ pub async fn connect(
     }
 }
 
-/// When a time limit that begins now is over, however long it is.
+/// The end of a time limit that begins now, however long it is.
 pub fn deadline(limit: Duration) -> Instant {
     const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
     Instant::now() + limit.min(YEAR)

@@ -1,5 +1,4 @@
-//! The listening side of a rank: lets in whoever knows the secret, and keeps connections until somebody
-//! asks for them.
+//! The listening side of a rank: admits connections that prove to know the secret, and keeps them until they are taken.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -126,7 +125,7 @@ impl PendingConnections {
     }
 }
 
-/// Accepts connections for ever. Strangers are dropped and disturb nobody.
+/// Accepts connections for ever. Strangers are dropped and disturb no rank.
 ///
 /// A rank that waits for others and has no descriptor for their connections ends the world.
 pub async fn listen(

@@ -38,7 +38,7 @@ pub struct NetRendezvous {
     pub secret: Secret,
     /// The job's id.
     pub job_id: Option<String>,
-    /// Which pipes may be used.
+    /// The transports that may be used.
     pub transport: Transport,
     /// Longest time that a group may take to form.
     pub timeout: Duration,

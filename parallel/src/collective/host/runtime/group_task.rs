@@ -52,7 +52,7 @@ pub struct GroupTask {
 }
 
 impl GroupTask {
-    /// Carries out calls until nobody can make one any more.
+    /// Carries out calls until all handles of the group are dropped.
     pub async fn serve(mut self, mut jobs: UnboundedReceiver<QueuedCall>) {
         self.shared.note(&self.id, self.ranks[self.links.rank], |_| ());
         while let Some(QueuedCall { call, mut memory, completion, span }) = next(&mut jobs).await {
@@ -128,7 +128,7 @@ impl GroupTask {
         format!("{}: {what}; {}", call.op.name(), self.place(call, entry))
     }
 
-    /// The error of a call that somebody else has ended.
+    /// The error of a call that ended because of another rank or call.
     fn interrupted(&self, call: &Call, entry: Entry, reason: &Error) -> Error {
         Error::communication("", format!("{reason}; {}", self.place(call, entry)))
     }
@@ -138,7 +138,7 @@ impl GroupTask {
         format!("rank {me} was in {entry} of group {name} ({call})")
     }
 
-    /// What others, by their numbers in the world, must have entered for a call to end.
+    /// The entries that other ranks, by their numbers in the world, must have made for a call to end.
     fn awaited(&self, entries: &[Entry]) -> Vec<(usize, Entry)> {
         let own = self.links.rank;
         let of_one = |&Entry { kind, number }: &Entry| {
@@ -152,16 +152,16 @@ impl GroupTask {
         entries.iter().flat_map(of_one).collect()
     }
 
-    /// Returns when the reason why a rank has closed its pipes should have come: all have been asked, and it, or
-    /// rank 0 for one that has left, has answered, or nobody has for long. Returns the ranks that do not answer, for
-    /// which the one that has gone may have waited.
+    /// Waits until the reason why a rank has closed its pipes should have come. All have been asked, and the rank has
+    /// answered, or rank 0 for one that has left, or there was no answer for long. Returns the ranks that do not
+    /// answer; the one that has gone may have waited for them.
     async fn wait_for_reason(&self) -> Vec<usize> {
         // It takes leave, and says a moment after it has closed its pipes if that was for an error.
         sleep(GRACE).await;
         self.rendezvous.silent().await
     }
 
-    /// Whom this call has waited for in vain.
+    /// Names the ranks that this call has waited for in vain.
     async fn diagnose(&self, call: &Call, entries: &[Entry]) -> String {
         let questions = self.awaited(entries);
         let (replies, silent) =
@@ -204,7 +204,7 @@ impl GroupTask {
     }
 }
 
-/// The next call: whoever makes one often makes another soon.
+/// The next call. Polls first, since one call often follows another soon.
 async fn next(jobs: &mut UnboundedReceiver<QueuedCall>) -> Option<QueuedCall> {
     let asleep = Instant::now() + SPIN_TIME;
     while jobs.is_empty() && !jobs.is_closed() && Instant::now() < asleep {

@@ -156,7 +156,7 @@ async fn transfer(
     }
 }
 
-/// Parts of a buffer that nobody sees cut: of elements, whatever its rows are.
+/// Parts of a buffer by elements, whatever its rows are, for algorithms that do not expose the parts.
 fn even_parts(call: &Call, n: usize) -> Vec<Range<usize>> {
     (0..n).map(|i| scale(partition_range(call.len, n, i), call.dtype.size())).collect()
 }
@@ -184,7 +184,7 @@ fn check_ranks(links: &PeerChannels, call: &Call) -> ChannelResult<()> {
     }
 }
 
-/// The bytes of a buffer, as soon as nobody else is at them.
+/// The bytes of a buffer, as soon as it is not locked.
 async fn lock(buffer: &mut Option<Buffer>) -> ChannelResult<Option<Bytes<'_>>> {
     let Some(buffer) = buffer else { return Ok(None) };
     buffer.bytes().await.map(Some).map_err(|error| error.to_string().into())

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::collective::host::runtime::world_health::WorldHealth;
 
-/// Runs what a rank does; if it does not end well, nobody shall wait for it.
+/// Runs a rank's function; if it fails or panics, tells the other ranks, so that none waits for it.
 pub fn run_rank<T>(rank: usize, shared: &WorldHealth, f: impl FnOnce() -> Result<T>) -> Result<T> {
     let result = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
         let what = panicked(panic);

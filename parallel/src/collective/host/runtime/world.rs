@@ -15,8 +15,8 @@ use crate::collective::host::runtime::world_health::WorldHealth;
 /// The configuration that all ranks of a world have alike.
 #[derive(Debug, Clone)]
 pub struct WorldConfig {
-    /// How long a call may take, from when it is the first in its group's queue, before it is an error that
-    /// names who is missing.
+    /// Time limit of a call, from when it is the first in its group's queue. A call that exceeds it is an error that
+    /// names the missing ranks.
     pub timeout: Duration,
 }
 
@@ -134,7 +134,7 @@ impl World {
         Ok(Group::new(Arc::new(collective)))
     }
 
-    /// What tells a group from all others, also from earlier ones of the same name and ranks.
+    /// The identity of a group, different from all others, also from earlier ones of the same name and ranks.
     fn id(&self, name: &str, ranks: &[usize]) -> Arc<str> {
         let name = format!("{name} {ranks:?}");
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use crate::collective::host::transport::header::Header;
 
-/// What is counted in a group. Not every rank takes part in a message, so messages are counted by pair.
+/// The kind of event that a group counts. Not every rank takes part in a message, so messages are counted by pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Kind {
     /// Calls of the whole group.
@@ -25,7 +25,7 @@ pub enum Kind {
 pub struct Entry {
     /// The kind of event that is counted.
     pub kind: Kind,
-    /// Which one it is.
+    /// Its number, from 1.
     pub number: u64,
 }
 
@@ -57,8 +57,8 @@ pub struct Answer {
     pub last: String,
 }
 
-/// What comes back from a rank that is asked: its answer, or the number of the rank that does not answer,
-/// which is the one asked or one that should have passed the question on.
+/// The result of asking a rank: its answer, or the number of the rank that does not answer. That is the rank asked, or
+/// one that should have passed the question on.
 pub type Reply = std::result::Result<Answer, usize>;
 
 impl CallCounters {

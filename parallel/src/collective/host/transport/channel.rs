@@ -1,5 +1,5 @@
-//! One direction between two ranks of a group: messages go in at one end and come out at the other, in
-//! order, in pieces whose lengths both ends know.
+//! One direction between two ranks of a group. Messages go in at one end and come out at the other, in order, in pieces
+//! whose lengths both ends know.
 //!
 //! There are a few kinds of pipe and one interface. A piece can be made in the pipe's own memory
 //! ([`SendChannel::space`]) and read there ([`RecvChannel::piece`]), so that a sum passes through a rank without
@@ -11,8 +11,8 @@ use crate::collective::host::transport::header::Header;
 use crate::collective::host::transport::piece::{ChannelResult, Fault};
 use crate::collective::host::transport::{local, shm, tcp};
 
-/// Pieces that go through one end of a pipe before the progress thread looks at its other calls, its timers
-/// and its sockets: between processes that keep pace a pipe alone would never make it wait.
+/// Pieces that go through one end of a pipe before the progress thread looks at its other calls, its timers and its
+/// sockets. A pipe between processes that keep pace would never make it wait.
 const PIECES_PER_YIELD: u32 = 16;
 
 /// Says who it was.

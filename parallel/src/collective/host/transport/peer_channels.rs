@@ -82,10 +82,10 @@ impl PeerChannels {
         self.outgoing.iter_mut().flatten().for_each(SendChannel::cancel_sends);
     }
 
-    /// Tells `to` what this rank calls, and expects the same of `from`: nothing that they send is read before
-    /// their header has come and been compared. An algorithm that sends [`WINDOW`](crate::collective::host::transport::piece::WINDOW)
-    /// pieces must have called [`PeerChannels::recv_headers`] before it sends more: of ranks that mean different calls, one
-    /// has to listen.
+    /// Tells `to` what this rank calls, and expects the same of `from`. No data of theirs is read before their header
+    /// has come and been compared. An algorithm that sends
+    /// [`WINDOW`](crate::collective::host::transport::piece::WINDOW) pieces must have called
+    /// [`PeerChannels::recv_headers`] before it sends more. If ranks mean different calls, one of them must listen.
     pub async fn send_headers(
         &mut self,
         mine: &Header,

@@ -9,8 +9,8 @@ pub const PIECE: usize = 256 << 10;
 /// Pieces that an algorithm sends before it waits for the first to come in.
 pub const WINDOW: usize = 3;
 
-/// Pieces that a pipe takes before its reader takes one: the window, a header, and one more, so that of
-/// ranks that wait for each other in a ring one can always go on.
+/// Pieces that a pipe takes before its reader takes one: the window, a header, and one more. With these, one of the
+/// ranks that wait for each other in a ring can always proceed.
 pub const SLOTS: usize = WINDOW + 3;
 
 /// A cache line, so that memory of pieces begins at one.
@@ -26,7 +26,7 @@ pub struct PieceBuffer {
 }
 
 impl PieceBuffer {
-    /// Zeros, of which no byte is in use.
+    /// Creates a buffer of zeros; no byte is in use.
     pub fn new() -> PieceBuffer {
         PieceBuffer { lines: vec![CacheLine::zeroed(); PIECE / size_of::<CacheLine>()], len: 0 }
     }

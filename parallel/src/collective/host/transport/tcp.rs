@@ -91,7 +91,7 @@ fn gone(error: &std::io::Error) -> Fault {
     Fault::PeerGone(ended(error))
 }
 
-/// How a connection ended. One that is closed or reset is that of a rank that has left.
+/// Describes the end of a connection. A rank that has left closes or resets its connections.
 fn ended(error: &std::io::Error) -> String {
     match error.kind() {
         ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => "has left the group".to_string(),
@@ -202,7 +202,8 @@ impl TcpWriter {
         Ok(len)
     }
 
-    /// As [`TcpWriter::commit`], but the piece may wait until the next is sent, or until [`TcpWriter::flush`].
+    /// Commits a piece like [`TcpWriter::commit`], but may hold it until the next is sent, or until
+    /// [`TcpWriter::flush`].
     pub fn hold(&mut self) -> ChannelResult<usize> {
         let chunk = self.current.take().ok_or_else(|| "was sent a piece not begun".to_string())?;
         let len = chunk.len;

@@ -1,4 +1,4 @@
-//! Carries out AMX instructions on processors that do not know them, so that the tests run the very code everywhere.
+//! Carries out AMX instructions on processors that do not know them, so that the tests run the same code everywhere.
 //!
 //! Such an instruction raises SIGILL. The handler reads it at the address where the thread stands, does to a
 //! thread's own tile registers what the processor would do, and lets the thread go on behind it. What breaks a
@@ -64,8 +64,8 @@ pub(crate) fn trace(body: impl FnOnce()) -> Vec<Event> {
     TRACE.with(|trace| unsafe { (*trace.get()).take() }).expect("set above")
 }
 
-/// Notes that this thread has been given shapes, as `ldtilecfg` reads them: a processor that refuses tile registers to the process still lets it
-/// configure them, so that instruction may not trap.
+/// Notes that this thread has been given shapes, as `ldtilecfg` reads them. A processor that refuses tile registers to
+/// the process still lets it configure them, so that instruction may not trap.
 pub(super) fn configured(shapes: &[u8; 64]) {
     // SAFETY: nobody else uses the thread's state and trace.
     unsafe {
@@ -124,7 +124,7 @@ struct Instruction {
     reg: usize,
     extra: usize,
     rm: usize,
-    /// Of one that names memory: its address, and the bytes from one row to the next.
+    /// The address of its memory operand, and the bytes from one row to the next.
     memory: Option<(*mut u8, isize)>,
     length: usize,
 }

@@ -26,7 +26,7 @@ pub(crate) const STEP_BYTES: usize = 2 * TILE_BYTES;
 /// Bytes of a microtile's sums: four tiles, 00, 01, 10 and 11.
 pub(crate) const SUMS_BYTES: usize = 4 * TILE_BYTES;
 
-/// A microtile to compute, and the conversion of an earlier one's sums that goes on meanwhile.
+/// A microtile to compute, and the conversion of an earlier one's sums, which runs meanwhile.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Microtile {
@@ -35,7 +35,7 @@ pub(super) struct Microtile {
     pub b: *const u8,
     /// At least 1; 0 in the last of a list, which only stores and converts what is left.
     pub steps: usize,
-    /// Sums to go on from, or null.
+    /// Partial sums to continue, or null.
     pub sums_in: *const u8,
     pub sums_out: *mut u8,
     pub conversion: Conversion,
@@ -69,7 +69,7 @@ pub(super) struct Conversion {
     pub bias: *const f32,
 }
 
-/// What sums are converted to.
+/// The type that sums are converted to.
 #[repr(usize)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -157,7 +157,7 @@ macro_rules! step {
     };
 }
 
-/// The first step: stores the sums before, and zeros or loads those to go on from.
+/// The first step: stores the sums before, and zeros or loads those to continue.
 macro_rules! first_step {
     ($sums0:literal, $sums1:literal, $sums2:literal, $sums3:literal) => {
         concat!(
@@ -271,7 +271,7 @@ macro_rules! converting_steps {
 }
 
 with_avx512! { enabled!
-    /// Computes a list of microtiles, the last of which has 0 steps.
+    /// Computes a list of microtiles; the last one has 0 steps.
     ///
     /// # Safety
     /// The thread's tile registers have the shapes of [`super::config`]; the list's pointers hold what its

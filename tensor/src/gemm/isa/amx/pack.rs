@@ -217,7 +217,7 @@ unsafe fn interleave(panels: &Panels, lane: usize, step: usize, to: *mut u8, ahe
     }
 }
 
-/// Where the words of lanes 0 to 15 come from in two registers of 32 lanes, and those of lanes 16 to 31.
+/// Sources of the words of lanes 0 to 15, and of lanes 16 to 31, in two registers of 32 lanes.
 static LOW: [u16; 32] = interleaving(0);
 static HIGH: [u16; 32] = interleaving(16);
 
@@ -239,7 +239,7 @@ unsafe fn store(tile: &[F32x16; LANES], to: *mut u8) {
     }
 }
 
-/// A panel of an operand of which no two elements lie together.
+/// Packs a panel of an operand without adjacent elements.
 unsafe fn gather(panels: &Panels, lane: usize, to: *mut u8) {
     let valid = panels.valid_lanes(lane, MICROTILE);
     for step in 0..panels.steps {

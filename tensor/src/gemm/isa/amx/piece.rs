@@ -14,7 +14,7 @@ use crate::gemm::isa::avx512::F32;
 use crate::gemm::pack::{Epilogue, PackTask};
 use crate::gemm::problem::{Bias, Problem};
 
-/// What a conversion adds where nothing is held, and where there is no bias.
+/// The row that a conversion adds where there is no earlier sum, or no bias.
 #[repr(align(64))]
 pub(super) struct BiasRow([f32; MICROTILE]);
 static ZEROS: BiasRow = BiasRow([0.0; MICROTILE]);
@@ -158,8 +158,8 @@ impl Piece<'_> {
         unsafe { std::slice::from_raw_parts(self.list, len) }
     }
 
-    /// What a microtile of `steps` steps fetches: a part of the rows' next k-block and, in the first k-block of the last
-    /// sum block, of the target.
+    /// The prefetches of a microtile of `steps` steps: a part of the rows' next k-block and, in the first k-block of
+    /// the last sum block, of the target.
     fn fetch(&self, (start, step): (usize, usize), steps: usize, panel: usize) -> Fetch {
         let target = self.problem.target;
         let here = self.a.wrapping_add((start + step) * STEP_BYTES);
@@ -182,7 +182,7 @@ impl Piece<'_> {
         fetch
     }
 
-    /// What becomes of the sums of a sum block; `ends` says whether it is the first and the last.
+    /// The conversion of a sum block's sums; `first` and `last` say whether it is the first and the last along k.
     fn conversion(&self, panel: usize, [first, last]: [bool; 2], from: *const u8) -> Conversion {
         let target = self.problem.target;
         let block = self.held_block(panel).cast::<u8>();

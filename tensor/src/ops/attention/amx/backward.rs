@@ -1,5 +1,5 @@
-//! Backward of one query head: scores are formed transposed, with keys in rows, so that probabilities are the rows of dv
-//! and their gradients those of dk as they come, and the columns of dq^T in pairs of keys.
+//! Backward of one query head. Scores are formed transposed, with keys in rows. So probabilities are the rows of dv,
+//! and their gradients those of dk and the columns of dq^T in pairs of keys.
 //!
 //! Four panels of keys outside, chunks of queries inside: dk and dv of the panels stay in cache, dq gathers its parts in
 //! the order of the keys.

@@ -112,7 +112,7 @@ impl SoftmaxPanel<'_> {
     }
 
     with_avx512! { enabled!
-        /// All rows, for `N` registers of keys, of which some queries do not see the first ones if `STARTS`.
+        /// All rows, for `N` registers of keys. With `STARTS`, some queries do not see the first keys.
         #[target_feature(enable = "avx512bf16")]
         unsafe fn rows<const N: usize, const STARTS: bool>(&mut self) {
             let PanelLimits { starts, ends } = self.visible;

@@ -1,5 +1,5 @@
-//! The pipe through memory that two processes of one machine share: a ring each way, and the connection
-//! between them as the doorbell of a side that sleeps.
+//! The pipe through memory that two processes of one machine share. It is a ring each way, and the connection between
+//! them is the doorbell of a side that sleeps.
 //!
 //! Where one process may read the other's memory, large pieces are not put into the ring: it holds their
 //! address, and the receiver copies them from there.
@@ -50,7 +50,7 @@ pub struct ShmReader {
     holds: bool,
 }
 
-/// How a side waits for the other and wakes it.
+/// Wakes the other side, and waits for it.
 #[derive(Clone)]
 struct Doorbell(Arc<TcpStream>);
 
