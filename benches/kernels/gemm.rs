@@ -1,7 +1,7 @@
 //! The 15 products of a GPT-2 124M step (4 sequences of 256 tokens), one thread. They are y = x W^T + bias, dx = dy W
 //! and dW += dy^T x for five linear layers. `benches/peers/torch_gemm.py` prints the same table for PyTorch.
 //!
-//! A core may share its units and caches with another one that runs somebody else's work, at a third of the speed. So
+//! A core may share its units and caches with another one that runs other work, at a third of the speed. So
 //! a short loop in the L1 cache, before and after each sample, sorts it: both at 0.75 of the fast loops' speed or more
 //! is "alone", both below is "shared". Samples during which the thread lost its core are dropped.
 
@@ -98,7 +98,7 @@ fn sample<T: Element<Acc = f32>>(kind: &str, k: usize, n: usize, tiles: bool) ->
         let x = MatRef::row_major(x.as_ptr(), ROWS, k);
         let weight = MatRef::row_major(weight.as_ptr(), n, k);
         let dy = MatRef::row_major(dy.as_ptr(), ROWS, n);
-        // SAFETY: the vectors hold the matrices, and nobody else uses the results.
+        // SAFETY: the vectors hold the matrices, and no other code uses the results.
         unsafe {
             match kind {
                 "y" => {

@@ -36,7 +36,7 @@ INLINE Range keys_of(const Attention& a, i64 batch, i64 query) {
     return {start < end ? start : end, end};
 }
 
-// The keys that a tile of queries sees, of which the last may be out of bounds.
+// The keys that a tile of queries sees; the last may be out of bounds.
 INLINE Range keys_of_tile(const Attention& a, i64 batch, i64 first, i64 count) {
     const i64 last = first + count < a.queries ? first + count - 1 : a.queries - 1;
     return {keys_of(a, batch, first).start, keys_of(a, batch, last).end};

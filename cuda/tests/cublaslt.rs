@@ -20,7 +20,7 @@ impl Bench {
         let mut memory = Arena::reserve(gpu.context(), GRANULE)?;
         memory.map(0, GRANULE)?;
         let numbers: Vec<u8> = (1..=1024).flat_map(|i| (i as f32).to_le_bytes()).collect();
-        // SAFETY: the memory is larger, and nobody else has it.
+        // SAFETY: the memory is larger, and no other code has it.
         unsafe { gpu.compute().upload(memory.base(), &numbers) }?;
         Ok(Some(Bench { memory, gpu }))
     }
@@ -79,7 +79,7 @@ fn an_algorithm_is_searched_for_once() -> Result<()> {
     assert_eq!(searches(), 0);
     assert_eq!(bench.run(&product)?, [55.0, 58.0, 127.0, 134.0]);
     assert_eq!(searches(), 1);
-    // What differs in addresses, in what is added or in strides that nobody follows is of the same kind.
+    // Products that differ in addresses, in addends or in strides that are not followed are of the same kind.
     assert_eq!(bench.run(&product)?, [55.0, 58.0, 127.0, 134.0]);
     assert_eq!(bench.run(&Matmul { beta: 1.0, ..product })?, [110.0, 116.0, 254.0, 268.0]);
     let elsewhere = Matmul { left: bench.at(4, 2), out: bench.at(32, 2), ..product };

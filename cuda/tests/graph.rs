@@ -24,7 +24,7 @@ impl Bench {
         memory.map(0, GRANULE)?;
         let bench = Bench { memory, side, gpu };
         let numbers: Vec<u8> = [2.0_f32, 3.0].iter().flat_map(|x| x.to_le_bytes()).collect();
-        // SAFETY: the memory is larger, and nobody else has it.
+        // SAFETY: the memory is larger, and no other code has it.
         unsafe {
             bench.gpu.compute().zero_fill(bench.at(0), 4096)?;
             bench.gpu.compute().upload(bench.at(0), &numbers)?;
@@ -131,7 +131,7 @@ fn a_recording_that_cannot_be_is_forgotten() -> Result<()> {
         return Ok(());
     };
     let (compute, side) = (bench.gpu.compute(), &bench.side);
-    // Nobody waits for the second stream.
+    // No stream waits for the second one.
     let recording = StreamCapture::begin(&bench.gpu)?;
     side.wait(&compute.record()?)?;
     bench.copy(side, 8, 0)?;
@@ -145,7 +145,7 @@ fn a_recording_that_cannot_be_is_forgotten() -> Result<()> {
         error,
         "cuMemcpyDtoH: the stream is recorded: nothing runs that the host could wait for, or that reads what it has now"
     );
-    // SAFETY: the memory is larger, and nobody else has it.
+    // SAFETY: the memory is larger, and no other code has it.
     assert!(unsafe { compute.upload(bench.at(8), &[0; 4]) }.is_err());
     let _ = recording.end()?;
     // The host waits for what does not run: nothing can be made of the recording.

@@ -99,8 +99,8 @@ fn a_module_of_an_optimizer_is_not_overwritten_behind_its_back() -> Result<()> {
     model.load(&path)
 }
 
-/// The file of a sharded GPT with tied embeddings (tp 2 x pp 2, and dp 2 with ZeRO stage 3) equals that of one rank.
-/// Every layout loads it.
+/// The file of a sharded GPT with tied embeddings equals that of one rank, and every layout loads it. Layouts are tp 2
+/// x pp 2, and dp 2 with ZeRO stage 3.
 #[test]
 fn shards_make_one_file_of_global_tensors() -> Result<()> {
     let folder = tempfile::tempdir().unwrap();

@@ -68,7 +68,7 @@ pub fn agree(group: &Group, facts: std::result::Result<&Facts, &Error>) -> Resul
     let device = Device::cpu(1)?;
     let rows = gather_rows(group, &device, &row(kind, report.as_bytes()))?;
     let failed = rows.iter().position(|row| Kind::of(row) != Kind::Facts);
-    // The ranks whose reports are needed: one of each digest, or the first that cannot go on.
+    // The ranks whose reports are needed: one of each digest, or the first that cannot continue.
     let speakers: Vec<usize> = match failed {
         Some(rank) => vec![rank],
         None => (0..rows.len()).filter(|&rank| !rows[..rank].contains(&rows[rank])).collect(),

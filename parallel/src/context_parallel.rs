@@ -11,8 +11,8 @@
 //! attends, to both chunks.
 //!
 //! With any other mask (all keys, a window, key lengths, documents), each query attends to the keys of the block that it
-//! sees by its global position. Such keys are one range of the block, since chunks are in the order of positions. Blocks
-//! of which no local query sees a key are only passed on.
+//! sees by its global position. Such keys are one range of the block, since chunks are in the order of positions.
+//! Blocks without a key that a local query sees are only passed on.
 
 use ferrotron_autograd::{Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 use ferrotron_nn::{AttentionHeads, Context, DimShard, KvCache};

@@ -77,7 +77,7 @@ fn check_type(operation: &'static str, path: &Path, found: &Metadata) -> Result<
     Err(Error::config(operation, message))
 }
 
-/// Whether it is the device that swallows everything.
+/// Whether it is the null device.
 fn is_null(found: &Metadata) -> bool {
     let null = std::fs::metadata("/dev/null");
     found.file_type().is_char_device() && null.is_ok_and(|null| null.rdev() == found.rdev())

@@ -117,9 +117,6 @@ fn gradients_in_every_dtype_agree_with_f64() -> Result<()> {
         assert_close("dbias", &got.2, &want.2.to_f64()?, sums);
         let only = layer_norm_backward_input(&dy, &x, &mean, &rstd, &weight)?;
         assert_same_bits("dx alone", &only, &got.0);
-        let only = layer_norm_backward_weights(&dy, &x, &mean, &rstd, &weight)?;
-        assert_same_bits("dweight alone", &only.0, &got.1);
-        assert_same_bits("dbias alone", &only.1, &got.2);
 
         let (_, rstd) = rms_norm(&x, &weight, EPS)?;
         let got = rms_norm_backward(&dy, &x, &rstd, &weight)?;
@@ -129,8 +126,6 @@ fn gradients_in_every_dtype_agree_with_f64() -> Result<()> {
         assert_close("dweight", &got.1, &want.1.to_f64()?, sums);
         let only = rms_norm_backward_input(&dy, &x, &rstd, &weight)?;
         assert_same_bits("dx alone", &only, &got.0);
-        let only = rms_norm_backward_weights(&dy, &x, &rstd, &weight)?;
-        assert_same_bits("dweight alone", &only, &got.1);
     }
     Ok(())
 }

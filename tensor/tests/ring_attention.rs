@@ -205,7 +205,7 @@ fn queries_that_see_nothing_and_extreme_sums_merge() -> Result<()> {
     for dtype in FLOATS {
         let acc = dtype.accumulator();
         let lse = |f: fn(&(f64, f64, f64, f64)) -> f64| cases.iter().map(f).collect::<Vec<_>>();
-        // Two samples, of which the queries 2.. are merged; two elements a head.
+        // Two samples, whose queries 2.. are merged; two elements a head.
         let state: Vec<f64> = lse(|c| if c.0 == -f64::INFINITY { f64::NAN } else { 1.0 });
         let block: Vec<f64> = lse(|c| if c.1 == -f64::INFINITY { 0.0 } else { 3.0 });
         let pad = |values: &[f64], of: f64| [&[of, of], values, &[of, of], values].concat();

@@ -99,7 +99,7 @@ fn a_run_as_a_graph_has_the_same_losses() {
     assert_eq!(plain.len(), 8);
     // A graph is let go before an evaluation, so even the memory is the same.
     assert_eq!(train("graph", &["--device", "cuda", "--enable-cuda-graph"]), plain);
-    // A checkpoint does not remember it: the run may go on elsewhere.
+    // A checkpoint does not remember it: the run may resume elsewhere.
     lines(here, &["train", "--load", "graph", "--train-iters", "9", "--sample-length", "0"]);
 
     for (part, more) in [

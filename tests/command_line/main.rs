@@ -170,7 +170,7 @@ fn an_evaluation_covers_as_much_as_was_asked_for() {
         }
         tokens
     };
-    // Steps 10 and 20; samples of 8 tokens, of which a global batch has 2 or 6.
+    // Steps 10 and 20; samples of 8 tokens; a global batch has 2 or 6.
     assert_eq!(evaluated("--eval-iters 3"), [48, 48]);
     assert_eq!(evaluated("--eval-iters 3 --global-batch-size 6"), [144, 144]);
     assert_eq!(evaluated("--eval-iters 3 --nproc 3"), [144, 144]);
@@ -190,7 +190,7 @@ fn a_resumed_run_is_the_same_run_to_the_last_bit() {
     let whole = [&dropout[..], &["--save", "whole"]].concat();
     succeeded(train(folder.path(), &whole));
 
-    // The first half ends as if killed: after its checkpoint it goes on for some steps that are lost.
+    // The first half ends as if killed: after its checkpoint it takes some steps that are lost.
     let half = [&dropout[..], &["--save", "parts", "--exit-interval", "10"]].concat();
     succeeded(train(folder.path(), &half));
     let metrics = folder.path().join("parts/metrics.jsonl");

@@ -13,7 +13,7 @@ fn a_checkpoint_of_version_1_is_resumed() {
     let resumed = ["train", "--load", &saved, "--data", &text, "--save", "run"];
     succeeded(ferrotron(path, &resumed));
     let steps = losses(path.join("run/metrics.jsonl"));
-    // Bits depend on the instruction set; the run that went on in version 1 ended with this loss.
+    // Bits depend on the instruction set; the run that continued in version 1 ended with this loss.
     let (step, loss) = steps.last().expect("a step");
     assert_eq!(*step, 6);
     assert!((loss.parse::<f64>().unwrap() - 2.595_361).abs() < 1e-4, "{loss}");

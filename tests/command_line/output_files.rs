@@ -41,7 +41,7 @@ fn what_the_program_has_not_written_is_refused_and_left() {
 
     let null = ["--metrics", "/dev/null", "--trace", "/dev/null", "--trace-steps", "2-3"];
     succeeded(train(path, &[&null[..], &["--save", "run"]].concat()));
-    // A run that goes on looks at its own file, too.
+    // A resumed run looks at its own file, too.
     std::fs::write(path.join("run/metrics.jsonl"), "mine\n").unwrap();
     let output = ferrotron(path, &["train", "--load", "run", "--train-iters", "22"]);
     let message = String::from_utf8_lossy(&output.stderr).into_owned();

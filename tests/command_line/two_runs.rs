@@ -28,7 +28,7 @@ fn a_second_run_is_refused_until_the_first_one_has_ended() {
     succeeded(train(path, &["--save", "run"]));
     let run = path.join("run");
     std::os::unix::fs::symlink("run", path.join("link")).unwrap();
-    // It goes on for longer than this test, without saving.
+    // It runs for longer than this test, without saving.
     let mut first =
         start(path, &["--load", "run", "--train-iters", "100000000", "--save-interval", "0"]);
     let steps = || losses(run.join("metrics.jsonl")).len();

@@ -174,7 +174,7 @@ fn ranks_resume_from_the_checkpoint_that_rank_0_names() {
             assert!(line.contains(&part), "{ranks:?}: {part} is missing: {line}");
         }
     }
-    // What rank 0 cannot open, nobody trains.
+    // A file that rank 0 cannot open is trained on no rank.
     let absent = "--load: there is no 'absent'; to start a run there, give --save absent as well";
     for (rank, output) in job(path, "train", &["--load absent", "--load k"]).iter().enumerate() {
         let (_, message) = texts(output);

@@ -105,7 +105,7 @@ impl Layout {
         }
     }
 
-    /// Whether it can be run here and is not refused.
+    /// Whether this machine can run it and nothing refuses it.
     pub fn allowed(&self, model: &GptConfig) -> bool {
         let samples = self.dp * self.micro;
         // A value without effect would count as covered.

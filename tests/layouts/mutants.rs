@@ -3,9 +3,9 @@
 //!
 //! The calls are not listed here. They are found by running a few layouts and noting where in the program
 //! each collective came from; then, one place after the other, that call is faulty on every rank. Half of a
-//! buffer is left out at a time: what travels together, such as the sum of exponentials and the predicted
-//! logit, which are rows of one buffer, is told apart. The single numbers, of which scales are made (tokens
-//! that count, the norm), are left out, and once are 1 whatever the ranks have.
+//! buffer is left out at a time: numbers that travel together, such as the sum of exponentials and the predicted logit
+//! in one buffer, are told apart. The single numbers that make up scales (valid tokens, the norm) are left out, and
+//! once are 1 whatever the ranks have.
 
 use ferrotron::parallel::collective::{Call, Collective, CommVolume, Memory, Op, Work};
 use ferrotron::tensor::Result;
@@ -34,7 +34,7 @@ impl Site {
         Site { group, op, file: location.file(), line: location.line() }
     }
 
-    /// Whether it is in the file with this path, of which the beginning is left out.
+    /// Whether it is in the file with this path, whose beginning is left out.
     pub fn is_in(&self, file: &str) -> bool {
         self.file.ends_with(file)
     }
@@ -135,7 +135,7 @@ impl<F: Fn(&str, &Call) -> Option<Fault> + Send + Sync> Collective for Watched<F
 /// The bytes that a reduction changes.
 fn in_place<R>(memory: &mut Memory, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
     let buffer = memory.output.as_mut().expect("a reduction has its buffer in place");
-    // Nobody else has locked it, so there is nothing to wait for.
+    // It is not locked, so there is nothing to wait for.
     let bytes = pin!(buffer.bytes()).poll(&mut Context::from_waker(Waker::noop()));
     match bytes {
         Poll::Ready(bytes) => Ok(f(bytes?.as_mut_slice()?)),

@@ -1,7 +1,7 @@
 //! The reference of every layout: the training loop written out once more, with nothing of the trainer.
 //!
-//! One graph over the global batch, and every scale in the open: a scale that is missing in the trainer is
-//! missing in all layouts, of which none would differ from another.
+//! One graph over the global batch, and every scale in the open: a scale that is missing in the trainer is missing in
+//! all layouts, and these would agree with each other.
 
 use ferrotron::models::data::{Samples, TokenBatch, num_valid};
 use ferrotron::models::gpt::{Gpt, GptConfig};

@@ -3,7 +3,7 @@
 //! The layouts are those of Megatron-LM's `dist_checkpointing/models/test_gpt_model.py` and of DeepSpeed's
 //! `test_universal_checkpoint.py`, with sequence and context parallelism beside them. A small GPT with
 //! dropout, and a vocabulary, widths and layers that nothing divides, is trained for two steps in one
-//! layout, saved, loaded and saved in another, loaded in the first, and goes on in both.
+//! layout, saved, loaded and saved in another, loaded in the first, and resumed in both.
 
 mod chains;
 mod local;

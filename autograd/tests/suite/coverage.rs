@@ -49,8 +49,8 @@ fn public_functions(text: &str) -> impl Iterator<Item = &str> {
 fn every_operation_has_a_row() {
     let table = table();
     let rows: BTreeSet<&str> = table.iter().map(|case| case.op).collect();
-    // Two take any row of the pointwise table, each of which has one here; one asks a loss for the number of its tokens; two
-    // are parts of linear layers, of this crate's and of others; the last ones give constants.
+    // Two take any row of the pointwise table, and each row has one here; one asks a loss for the number of its tokens;
+    // two are parts of linear layers, of this crate's and of others; the last ones give constants.
     let others = [
         "unary",
         "binary",

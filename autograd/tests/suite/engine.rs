@@ -138,7 +138,7 @@ fn a_captured_variable_is_an_error_but_a_captured_leaf_is_not() -> Result<()> {
         message(result),
         "checkpoint: the region uses a variable made outside by exp; pass it as an input"
     );
-    // Also where a region within the region does it, and after the failure recording goes on.
+    // Also where a region within the region does it, and after the failure recording continues.
     let captured = outside.clone();
     let result = checkpoint(&[&x.var()?], move |x| {
         let captured = captured.clone();

@@ -103,7 +103,7 @@ fn hooks_are_called_where_something_is_kept_and_nowhere_else() -> Result<()> {
     let x = leaf(&device, &[3], 0.5)?;
     let never = |_: Vec<SavedTensorHandle>| -> Result<()> { panic!("nothing is recorded") };
     no_grad(|| saved_tensors_hooks(never, || x.var()?.add_scalar(1.0)?.square()))?;
-    // A region keeps its input; what it computes again in backward is nobody's business.
+    // A region saves its input; hooks do not see what it recomputes in backward.
     let y = x.var()?.add_scalar(1.0)?;
     let region = || {
         let y = checkpoint(&[&y], |y| {
@@ -121,7 +121,7 @@ fn hooks_are_called_where_something_is_kept_and_nowhere_else() -> Result<()> {
     assert_eq!(refused.unwrap_err().to_string(), "hook: no");
     let refused: Result<Var> = saved_tensors_hooks(never, || Err(Error::value("f", "no")));
     assert_eq!(refused.unwrap_err().to_string(), "f: no");
-    // And recording goes on as before.
+    // And recording continues as before.
     assert_eq!(y.square()?.saved_bytes(), 3 * 4);
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Every kernel, for every element type, is compiled to machine code for three generations of GPUs, and keeps all of
-//! its numbers in registers.
+//! Compiles every kernel, for every element type, to machine code for three generations of GPUs. All numbers must be in
+//! registers, but for the kernels of a list.
 
 use ferrotron_cuda::compile::cubin;
 use ferrotron_cuda::cubin_cache::CubinCache;
@@ -19,7 +19,7 @@ const ARCHITECTURES: [Architecture; 3] = [
     Architecture { major: 10, minor: 0 },
 ];
 
-/// Kernels that keep something in memory, and why that is right.
+/// Kernels that keep something in memory, with the reason.
 const STACK: &[(&str, &str)] = &[
     ("adamw_master_bf16", RARE),
     ("adamw_master_f16", RARE),
@@ -55,11 +55,11 @@ const DROPOUT: &str =
     "some of the tile's addresses, 80 bytes at most, are put aside while random numbers are drawn";
 
 #[test]
-fn every_kernel_becomes_a_cubin_without_spills() {
+fn kernels_compile_and_spill_only_where_listed() {
     let nvrtc = match Nvrtc::load(&Search::from_environment()) {
         Ok(nvrtc) => nvrtc,
         Err(error) => {
-            return println!("skipped: every_kernel_becomes_a_cubin_without_spills: {error}");
+            return println!("skipped: kernels_compile_and_spill_only_where_listed: {error}");
         }
     };
     let rows = kernel_rows();

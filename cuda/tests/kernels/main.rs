@@ -1,6 +1,6 @@
-//! Runs every kernel on the CPU, through the shim of `tests/shim`, and compares it with the CPU's operation: every
-//! dtype, ragged sizes, views of any strides. One pass runs under the address sanitizer; changed kernels, each with one
-//! mistake, must fail.
+//! Runs every kernel on the CPU, through the shim of `tests/shim`, and compares it with the CPU's operation. Cases are
+//! every dtype, ragged sizes, and views of any strides. One pass runs under the address sanitizer; changed kernels,
+//! each with one mistake, must fail.
 
 mod compile;
 mod mutants;

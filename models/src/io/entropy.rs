@@ -1,24 +1,12 @@
 //! Entropy of a token stream, a baseline for training losses.
 //!
-//! A model that has only learned token frequencies reaches the unigram entropy; one that also uses the previous
-//! token, and nothing else, reaches the bigram entropy. A loss **below** the bigram entropy therefore shows that the
-//! model uses longer context. All values are in nats per token, the unit of the cross-entropy loss (divide by ln 2
-//! for bits).
+//! A model that uses the previous token, and nothing else, reaches the bigram entropy. A loss **below** it therefore
+//! shows that the model uses longer context. Values are in nats per token, the unit of the cross-entropy loss (divide
+//! by ln 2 for bits).
 //!
-//! Both are entropies of the stream's own counts: the lowest losses that any unigram or bigram table can reach on
-//! this stream, even if fitted to it. With a large vocabulary and a short text most pairs occur once, and the bigram
-//! entropy approaches zero, so it says little.
-
-/// `H(x) = -sum p(a) ln p(a)` of the token frequencies, in nats. 0 for an empty stream.
-///
-/// ```
-/// use ferrotron_models::entropy::unigram_entropy;
-/// assert!((unigram_entropy(&[7, 9, 7, 9]) - 2f64.ln()).abs() < 1e-15); // a fair coin
-/// ```
-pub fn unigram_entropy(tokens: &[u32]) -> f64 {
-    let counts = counts(tokens.iter().map(|&token| u64::from(token)));
-    entropy(counts.into_iter().map(|(_, count)| count), tokens.len() as u64)
-}
+//! It is the entropy of the stream's own counts: the lowest loss that any bigram table can reach on this stream, even
+//! if fitted to it. With a large vocabulary and a short text most pairs occur once, and the bigram entropy approaches
+//! zero, so it says little.
 
 /// `H(next | previous) = -sum p(a, b) ln p(b | a)` of adjacent pairs, in nats. 0 for fewer than two tokens. Takes 8
 /// bytes of memory per token.
@@ -61,10 +49,8 @@ mod tests {
 
     #[test]
     fn short_and_constant_streams_have_no_entropy() {
-        assert_eq!(unigram_entropy(&[]), 0.0);
         assert_eq!(bigram_entropy(&[]), 0.0);
         assert_eq!(bigram_entropy(&[3]), 0.0);
-        assert_eq!(unigram_entropy(&[3; 10]), 0.0);
         assert_eq!(bigram_entropy(&[3; 10]), 0.0);
     }
 
@@ -74,18 +60,14 @@ mod tests {
         let third = 1.0f64 / 3.0;
         let given_zero = -(third * third.ln() + 2.0 * third * (2.0 * third).ln());
         assert!((bigram_entropy(&[0, 0, 1, 0, 1]) - 0.75 * given_zero).abs() < 1e-15);
-        let unigram = -(0.6 * 0.6f64.ln() + 0.4 * 0.4f64.ln());
-        assert!((unigram_entropy(&[0, 0, 1, 0, 1]) - unigram).abs() < 1e-15);
     }
 
     #[test]
     fn independent_tokens_gain_nothing_from_the_previous_one() {
         let key = RandomKey::new(1, 0, "test");
         let tokens: Vec<u32> = (0..100_000).map(|i| key.bits(i) % 4).collect();
-        let (unigram, bigram) = (unigram_entropy(&tokens), bigram_entropy(&tokens));
-        // The plug-in bias of m free parameters is m / (2 n), with m = 3 and 12; the bounds are ten times larger.
-        assert!((unigram - 4f64.ln()).abs() < 10.0 * 3.0 / 2e5, "{unigram}");
+        let bigram = bigram_entropy(&tokens);
+        // The plug-in bias of m free parameters is m / (2 n), with m = 12; the bound is ten times larger.
         assert!((bigram - 4f64.ln()).abs() < 10.0 * 12.0 / 2e5, "{bigram}");
-        assert!(bigram <= unigram + 1e-4);
     }
 }

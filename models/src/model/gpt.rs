@@ -185,7 +185,7 @@ impl Gpt {
     }
 
     /// The chunk of the model.
-    pub fn held(&self) -> &ModelChunk {
+    pub fn chunk(&self) -> &ModelChunk {
         &self.chunk
     }
 

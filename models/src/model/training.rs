@@ -41,7 +41,7 @@ impl Model for Gpt {
             None => self.embed(ctx, microbatch.get(TokenBatch::INPUTS)?)?,
         };
         let x = self.run_blocks(ctx, x)?;
-        if !self.held().last {
+        if !self.chunk().last {
             return Ok(StageOutput::activation(x));
         }
         let loss = self.head_loss(&x, microbatch.get(TokenBatch::TARGETS)?)?;

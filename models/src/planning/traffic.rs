@@ -58,7 +58,7 @@ pub fn expected_traffic(trainer: &Trainer<Gpt>, seq_length: usize) -> StepTraffi
     let key_values = tokens * 2 * groups * model.kv_channels;
 
     let (mut layers, mut joined, mut rings, mut messages) = (0, 0, 0, 0);
-    for part in trainer.parts().iter().map(Gpt::held) {
+    for part in trainer.parts().iter().map(Gpt::chunk) {
         let blocks = part.blocks.len();
         let recompute = parallel.recompute.recompute_count(blocks);
         let inner = usize::from(!part.first) + usize::from(!part.last);

@@ -59,7 +59,7 @@ pub fn evaluate<M: Model>(
 ) -> Result<Option<Evaluation>> {
     let LocalModel { parts, config, scope, mesh } = *model;
     let (data, device) = (mesh.axis(Axis::Data), scope.device());
-    // Not the device's memory, of which an evaluation takes no more than a step.
+    // Not the device's memory: an evaluation takes no more of it than a step.
     let host = Device::cpu(1)?;
     let (stages, micro) = (mesh.axis(Axis::Pipeline).size(), sizes.micro_batch_size());
     let unit = (micro * data.size()) as u64;

@@ -1,11 +1,11 @@
 //! A training run: steps, evaluations, checkpoints and metrics, in one loop.
 //!
 //! The folder of a run holds `metrics.jsonl` (one object per step), `loss.svg`, and the checkpoints
-//! `iter_NNNNNNN` with `latest` naming the newest. Whoever wants to watch gives an [`Observer`].
+//! `iter_NNNNNNN` with `latest` naming the newest. An [`Observer`] watches the run.
 //!
-//! Where several things are due after a step, the checkpoint comes first. What may take long behind it, an
-//! evaluation, ends when the run is asked to stop, and what is only told of the run (metrics, traces, pictures) cannot
-//! end it: a file that cannot be written is an [`Observer::warning`].
+//! After a step the checkpoint is written first. An evaluation, which may take long, follows it and ends when the run
+//! is asked to stop. Reports (metrics, traces, pictures) cannot end the run: a file that cannot be written is an
+//! [`Observer::warning`].
 
 mod config;
 mod metrics;
@@ -147,7 +147,7 @@ struct Run<'a, M: Model> {
     /// Whether this rank writes and is watched.
     first: bool,
     log: Option<MetricsLog>,
-    /// Whether it was said that lines of metrics are lost.
+    /// Whether the run has warned that lines of metrics are lost.
     unlogged: bool,
     tracing: Tracing,
     /// The evaluation after the last step.

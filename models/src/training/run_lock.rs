@@ -7,7 +7,7 @@
 //! On one machine `flock` works on local file systems. Between machines it needs one that passes locks on: NFS version 4,
 //! version 3 with its lock service and without the mount options `nolock` and `local_lock`, Lustre mounted with `flock`.
 //! Where locks are local to a machine, runs on two machines do not see each other. Where the file system refuses locks,
-//! the run goes on without one and says so.
+//! the run continues without one and says so.
 
 use ferrotron_tensor::{Error, Result};
 use serde::{Deserialize, Serialize};

@@ -225,11 +225,11 @@ impl<M: Model> Trainer<M> {
     /// Returns the tensors that this rank writes into a checkpoint: its share of state that several ranks along the
     /// batch axes hold.
     ///
-    /// Where replicas take steps of their own they have the same weights now and then, but never the same
-    /// moments: a checkpoint has those of the first replica, with which all of them go on.
+    /// Replicas that take steps of their own have equal weights after each synchronization, but never equal moments. A
+    /// checkpoint has the moments of the first replica, and all replicas resume with them.
     ///
-    /// Errors, with the step at which it is possible, while the replicas' weights differ; and while nobody has asked for the
-    /// [reports](Trainer::drain_reports) of all steps.
+    /// Errors while the replicas' weights differ, with the step at which they will not. Errors until the caller has
+    /// read the [reports](Trainer::drain_reports) of all steps.
     pub fn local_shards(&self) -> Result<(Vec<LocalShard>, Moments)> {
         if self.reports.is_unread() {
             let message = "nobody knows yet whether a step was lost: ask for the reports first";

@@ -135,8 +135,8 @@ fn what_waits_in_host_memory_of_a_gpu_changes_no_bit() -> Result<()> {
     Ok(())
 }
 
-/// Two layers are on the device at a time: in forward the one that is computed and the one that is copied out, in
-/// backward the one that is used and the next.
+/// The device holds two layers at a time. In forward these are the one that is computed and the one that is copied out,
+/// in backward the one that is used and the next.
 #[test]
 fn the_peak_of_a_gpu_falls_by_what_is_offloaded() -> Result<()> {
     let name = "the_peak_of_a_gpu_falls_by_what_is_offloaded";

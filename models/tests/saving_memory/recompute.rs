@@ -88,8 +88,8 @@ fn the_formula_is_that_of_the_documentation() {
     }
 }
 
-/// The bytes of c regions of l / c blocks: c A_input + l / c A_block, less the input that a region and its first block
-/// share. They are least at c = sqrt(l A_block / A_input), and of the order of sqrt(l) there.
+/// c regions of l / c blocks take c A_input + l / c A_block bytes, less the input that a region and its first block
+/// share. They take least at c = sqrt(l A_block / A_input), and of the order of sqrt(l) there.
 #[test]
 fn the_number_of_regions_makes_the_bytes() {
     let mesh = Mesh::single();

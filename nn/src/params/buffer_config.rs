@@ -7,7 +7,7 @@
 /// use ferrotron_tensor::{DType, Device};
 /// let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1);
 /// let layer = Linear::new(&scope, 3, 3, Bias::No, Init::XavierNormal)?;
-/// // The second of two ranks, each of which keeps the moments of half the elements.
+/// // The second of two ranks; each keeps the moments of half the elements.
 /// let config =
 ///     BufferConfig { sharding: Sharding::Optimizer, shard: (1, 2), ..BufferConfig::default() };
 /// let buffers = ParamAndGradBuffer::with_config(&layer.params(), &config)?;

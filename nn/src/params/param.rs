@@ -374,16 +374,22 @@ impl Scope {
     }
 
     /// A parameter with the local shard `shard_spec`.
-    pub fn param_at(&self, name: &str, place: ShardSpec, init: Init, decay: WeightDecay) -> Param {
+    pub fn param_at(
+        &self,
+        name: &str,
+        shard_spec: ShardSpec,
+        init: Init,
+        decay: WeightDecay,
+    ) -> Param {
         let name = self.join(name);
         let entry = self.registry.add(&name);
         let key = RandomKey::new(self.seed, 0, &name);
-        let (held, site) = (place.clone(), name.clone());
-        let leaf = Leaf::lazy(name, &self.device, self.dtype, place.dims(), move |tensor| {
-            init.fill(tensor, &held, &key).at(&site)
+        let (shard, site) = (shard_spec.clone(), name.clone());
+        let leaf = Leaf::lazy(name, &self.device, self.dtype, shard_spec.dims(), move |tensor| {
+            init.fill(tensor, &shard, &key).at(&site)
         });
         let Scope { replicated, grad_partial, grad_whole, .. } = *self;
-        let (shard_spec, blocks) = (place, Vec::new());
+        let blocks = Vec::new();
         let options = self.options.of(leaf.name());
         let facts = Facts {
             shard_spec,

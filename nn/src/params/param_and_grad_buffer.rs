@@ -187,8 +187,8 @@ impl ParamAndGradBuffer {
 /// Buckets of parameters with equal properties, each closed once it has `numel` elements. Filled from the last
 /// parameter to the first, the order in which gradients become complete.
 ///
-/// Rules by parameters sum over ranks of which each holds a shard, parameter by parameter: there global elements are
-/// counted, so that these ranks have the same buckets and make the same calls.
+/// Update rules that work on whole parameters sum over the ranks that hold shards, parameter by parameter. For them
+/// `numel` counts global elements, so that these ranks have the same buckets and make the same calls.
 fn buckets(params: &[Param], config: &BufferConfig) -> Vec<Vec<Param>> {
     let numel = config.bucket_numel;
     let facts = |param: &Param| facts(param, config);

@@ -99,7 +99,7 @@ fn it_equals_the_algorithm_of_the_paper() -> Result<()> {
 fn packed_tensors_step_as_if_they_were_apart() -> Result<()> {
     let blocks = [5, 2, 2];
     let device = Device::cpu(2)?;
-    // Steps of three parameters, or of one that holds them, of which `packed` says so or not.
+    // Steps of three parameters, or of one that holds them, with `packed` or without.
     let run = |config: AdafactorConfig, dims: &[usize], packed: Option<bool>| -> Result<Vec<f64>> {
         let (scope, init) = (Scope::new(&device, DType::F32, 1), Init::Normal { std: 0.5 });
         let with = |rows: usize| [&[rows], dims].concat();

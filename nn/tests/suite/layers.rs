@@ -260,7 +260,7 @@ fn each_call_of_a_random_layer_draws_its_own_numbers() -> Result<()> {
         };
         let x = layer.forward(&ctx, &source.var()?)?;
         let y = if regions == 0 { twice(&[x])? } else { checkpoint(&[&x], twice)? };
-        // The calls behind a region go on counting.
+        // The calls after a region continue the count.
         layer.forward(&ctx, &y[0].tanh()?)?.sum_all()?.backward()?;
         source.gradient()?.expect("a gradient").to_f64()
     };

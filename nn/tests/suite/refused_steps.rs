@@ -106,7 +106,7 @@ fn gradients_that_are_not_finite_leave_the_weights_alone() -> Result<()> {
             pair.forward(&input(&device, bad)?)?.sum_all()?.backward()?;
             let norm = buffers.sq_norm()?.sqrt();
             assert!(!norm.is_finite());
-            // With clipping, without, and by somebody who asks for no norm at all.
+            // With clipping, without, and without reading the norm.
             let scales = [clip_coefficient(norm, 1.0), clip_coefficient(norm, 0.0), 1.0];
             for (i, grad_scale) in scales.into_iter().enumerate() {
                 if bad == 1e200 && i == 2 {

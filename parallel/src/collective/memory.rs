@@ -29,9 +29,9 @@ impl Buffer {
     /// without blocking the thread, on which that code may run. Must be awaited where a Tokio runtime with timers is
     /// entered.
     ///
-    /// Those of a GPU are a copy, made when all that the GPU was given is done.
+    /// The bytes of a GPU are a copy, made after all work that was enqueued on it.
     ///
-    /// Errors if somebody else holds the tensor, or a range of the flat.
+    /// Errors if another handle shares the tensor, or a range of the flat.
     pub async fn bytes(&mut self) -> Result<Bytes<'_>> {
         let (owner, staging) = match self {
             Buffer::Tensor(tensor) => {

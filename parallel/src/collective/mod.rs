@@ -7,7 +7,7 @@
 //!
 //! All ranks get the same bits, and the same call on the same numbers gives the same bits again.
 //!
-//! Below a group is a [`Collective`]: whoever carries out [`Call`]s on [`Memory`].
+//! Below a group is a [`Collective`], the backend that carries out [`Call`]s on [`Memory`].
 
 mod call;
 mod fake;

@@ -23,7 +23,7 @@ pub struct Completion(Sender<Result<Memory>>);
 impl Completion {
     /// Hands over what the call left behind.
     pub fn complete(self, result: Result<Memory>) {
-        // Nobody may be waiting any more.
+        // The caller may have dropped its `Work`.
         let _ = self.0.send(result);
     }
 }

@@ -353,13 +353,6 @@ impl DataParallel {
         f(self.buffers().frozen())
     }
 
-    /// Returns whether this rank is the first of those that hold the state of a group.
-    pub fn owns(&self, group: &ParamAndGradBucket) -> bool {
-        // With any sharding, the ranks along the batch axes own different shards.
-        let batch = self.shared.sharding() > Sharding::None || self.shared.mesh.dp_cp().rank() == 0;
-        batch && self.shared.counts(group.replicated)
-    }
-
     /// Returns a function that says of each shard of the optimizer's state whether this rank writes it to checkpoints.
     /// Call it in the order in which the optimizer visits them, with the axes along which a shard is replicated.
     /// Together the ranks write every element once, and the ranks along the batch axes equal shares. Where replicas

@@ -158,7 +158,7 @@ fn watch<W: Write>(
         }
         std::thread::sleep(PAUSE);
     }
-    // Whoever still runs is killed when the ranks are dropped.
+    // Ranks that still run are killed when they are dropped.
     let numbers = |is: fn(&RankProcess) -> bool| -> Vec<String> {
         let found = ranks.iter().enumerate().filter(|(_, rank)| is(rank));
         found.map(|(number, _)| number.to_string()).collect()

@@ -49,7 +49,7 @@ impl Lines {
                     line.push(b'\n');
                 }
                 let mut to = to.lock().unwrap_or_else(PoisonError::into_inner);
-                // Where nobody reads any more, the rank shall not block: it is read on.
+                // If the output has no reader any more, reading continues, so that the rank does not block.
                 let _ = to.write_all(&line).and_then(|()| to.flush());
                 line.truncate(prefix);
                 counts.passed_on.fetch_add(1, SeqCst);

@@ -78,7 +78,7 @@ impl RankProcess {
         if self.is_running()
             && let Some(pid) = Pid::from_raw(self.child.id() as i32)
         {
-            // It may have ended meanwhile, but nobody else has its number before `ended` has seen that.
+            // It may have ended meanwhile, but no other process has its number before `ended` has seen that.
             let _ = kill_process(pid, signal);
         }
     }

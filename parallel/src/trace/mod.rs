@@ -1,11 +1,11 @@
 //! Traces: what every rank did and when, on one clock, as JSON for <https://ui.perfetto.dev> or
 //! `chrome://tracing`.
 //!
-//! The crates mark what is worth seeing with spans of the `tracing` crate. A span goes to whoever watches the
-//! thread on which it was made: [`Trace::record`] makes the trace of a rank watch its thread, so several ranks in
-//! one process have traces of their own, nothing is passed through the graph, and where nobody watches, a span
-//! costs a comparison. A collective's span is made by the thread that calls it and entered by the progress
-//! thread, which takes it along with the call.
+//! The crates mark events with spans of the `tracing` crate. A span goes to the subscriber of the thread on which it
+//! was made. [`Trace::record`] subscribes the trace of a rank to its thread, so several ranks in one process have
+//! traces of their own, and nothing is passed through the graph. Without a subscriber, a span costs a comparison. A
+//! collective's span is made by the thread that calls it and entered by the progress thread, which takes it along with
+//! the call.
 //!
 //! | span | shown as | arguments |
 //! |---|---|---|
@@ -27,7 +27,7 @@
 //!
 //! Each rank writes to a temporary file of its own, so memory does not grow with the run. In the end rank 0
 //! fetches the files of the others through the world's group and joins them. A file that cannot be read or written
-//! loses events and holds up nobody: all ranks still make the same calls. The clock is described in `clock.rs`.
+//! loses events and delays no rank: all ranks still make the same calls. The clock is described in `clock.rs`.
 
 mod clock;
 mod recorder;
@@ -124,7 +124,7 @@ impl Trace {
     pub fn finish(self) -> Result<()> {
         let part = self.recorder.finish();
         drop(self.watchers);
-        // tracing-core does not notice by itself that nobody watches any more.
+        // tracing-core does not notice by itself that there is no subscriber any more.
         rebuild_interest_cache();
         let mut part = Part::new(part);
         let joined = match self.target {

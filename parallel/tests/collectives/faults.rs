@@ -155,7 +155,7 @@ pub fn a_missing_message_is_named(backend: Backend) {
         }
         until_error(|| reduce(&pair, DType::F32, 5))
     });
-    // Rank 0 and 2 go on until rank 1 gives up.
+    // Ranks 0 and 2 continue until rank 1 gives up.
     check(&errors, &["recv: rank 2 did not enter the send of message 1 of group pp", "6 x bf16"]);
 }
 

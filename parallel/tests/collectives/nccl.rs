@@ -123,7 +123,7 @@ fn flats_and_work_that_nobody_waits_for() {
                 part.copy_from(&ones)
             })?;
         }
-        // One after another, though nobody waits in between.
+        // One after another, though no thread waits in between.
         let first = group.reduce_scatter_flat(&flat, Reduction::Sum);
         let second = group.all_gather_flat(&flat);
         second.wait()?;

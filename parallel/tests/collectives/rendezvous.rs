@@ -296,7 +296,7 @@ fn who_did_not_know_the_secret_is_named_when_ranks_are_missing() {
 fn other_machines_need_a_secret() {
     let config = rank_config(0, 2, SHORT, Transport::Auto);
     for secret in [None, Some(String::new())] {
-        // An address for documentation (RFC 5737): it is nobody's.
+        // An address for documentation (RFC 5737), which no machine has.
         let config = RankConfig { master: "192.0.2.1".into(), secret, ..config.clone() };
         let error = run_rank_process(&config, work).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);

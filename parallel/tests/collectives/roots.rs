@@ -26,7 +26,7 @@ fn roots_differ(
                 let group = world.group("dp", &all(&world))?;
                 let root = if world.rank() == last { last } else { 0 };
                 call(&group, dtype, rows, root)?;
-                // Whoever has heard from none of the others hears of it in the next call.
+                // A rank that has heard from none of the others hears of it in the next call.
                 group.barrier().wait()
             });
             for (rank, error) in errors.iter().enumerate() {

@@ -211,8 +211,8 @@ fn run_wide(
     })
 }
 
-/// All outputs are sent when the first of 8 micro-batches' gradient is back at the first stage; the last stays until
-/// there is another to send.
+/// All outputs are sent when the gradient of the first of 8 micro-batches is back at the first stage. The last output
+/// stays until there is another to send.
 #[test]
 fn outputs_are_freed_when_they_are_sent() {
     for stages in [2, 3] {

@@ -2,8 +2,8 @@
 
 use ferrotron_autograd::lock;
 use ferrotron_nn::{
-    Axis, Module, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, StepConfig,
-    clip_coefficient,
+    Axis, Module, Optimizer, OptimizerConfig, Param, ParamAndGradBucket, ParamAndGradBuffer,
+    StepConfig, clip_coefficient,
 };
 use ferrotron_parallel::collective::{World, WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig, ReplicaCheck};
@@ -12,7 +12,7 @@ use ferrotron_parallel::pipeline::{
     ExecutionTrace, PipelineConfig, PipelineSchedule, ScheduleKind, execute,
 };
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
-use ferrotron_tensor::{Device, FlatBuffer, Result};
+use ferrotron_tensor::{Device, FlatBuffer, Result, ShardSpec};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
@@ -152,8 +152,15 @@ impl Rank {
         Ok(found)
     }
 
+    /// Returns a function that says of each bucket, in their order, whether this rank answers for its shard.
+    fn owns(&self) -> impl FnMut(&ParamAndGradBucket) -> bool {
+        let mut written = self.parallel.written_states();
+        move |group| written(group.replicated, &ShardSpec::unsharded(&[group.owned.len()]))
+    }
+
     pub fn gradient_pieces(&self) -> Vec<Piece> {
         let groups = self.parallel.buffers().groups().iter();
+        let mut owns = self.owns();
         groups
             .flat_map(|group| {
                 let values = elements(&lock(group.reduced_grads()));
@@ -161,16 +168,17 @@ impl Rank {
                     Some(_) => &values[..],
                     None => &values[group.owned.clone()],
                 };
-                cut(&group.params, group.owned.clone(), owned, self.parallel.owns(group))
+                cut(&group.params, group.owned.clone(), owned, owns(group))
             })
             .collect()
     }
 
     pub fn weight_pieces(&self) -> Vec<Piece> {
         let groups = self.parallel.buffers().groups().iter();
+        let mut owns = self.owns();
         groups
             .flat_map(|group| {
-                let own = self.parallel.owns(group);
+                let own = owns(group);
                 if let Some(shard) = &group.weight_shard {
                     let values = elements(&lock(shard));
                     return cut(&group.params, group.owned.clone(), &values, own);

@@ -100,8 +100,8 @@ pub struct ParallelArgs {
     /// launcher gives the job]
     #[arg(long, value_name = "PORT")]
     pub rendezvous_port: Option<u16>,
-    /// Minutes that ranks wait for one another, to meet and in each call; also the time that ranks of --nproc have to
-    /// save and end after a signal
+    /// Minutes that ranks wait for one another, to meet and in each call, and that ranks of --nproc have to save and
+    /// end after a signal
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=525_600))]
     pub distributed_timeout_minutes: u64,
     /// Transport of data: auto is NCCL between GPUs if each rank has its own, shared memory on one machine and TCP

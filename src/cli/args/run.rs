@@ -30,7 +30,7 @@ pub struct RunArgs {
     /// nothing is saved there yet, a new run starts
     #[arg(long, value_name = "PATH")]
     pub load: Option<PathBuf>,
-    /// Steps between checkpoints; the end always writes one; 0 for no other [default: 500]
+    /// Steps between checkpoints; the run always writes one at its end; 0 for no other [default: 500]
     #[arg(long, value_name = "N")]
     pub save_interval: Option<u64>,
     /// Checkpoints to keep; older ones are deleted
@@ -48,8 +48,7 @@ pub struct RunArgs {
     /// Steps between evaluations; one follows the last step; 0 for none at all [default: 250]
     #[arg(long, value_name = "N")]
     pub eval_interval: Option<u64>,
-    /// Global batches of validation data in an evaluation, from the beginning, also in the one after the last step;
-    /// 'all' for all, 0 for no evaluation
+    /// Global batches of validation data in each evaluation, from the beginning; 'all' for all, 0 for no evaluation
     #[arg(long, value_name = "N", default_value = "20")]
     pub eval_iters: EvalIters,
     /// Steps between lines where no terminal shows a progress bar, 0 for none; a GPU is waited for, and the metrics

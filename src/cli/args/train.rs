@@ -329,7 +329,7 @@ impl OptimizationArgs {
         let max_lr = self.lr.unwrap_or(1e-3);
         let decay_steps = self.lr_decay_iters.unwrap_or(train_iters);
         let share = self.lr_warmup_fraction.map(|share| (share * decay_steps as f64) as u64);
-        // What nobody typed is never refused: the defaults fit any --lr-decay-iters and any warm-up.
+        // Values that were not typed are never refused: the defaults fit any --lr-decay-iters and any warm-up.
         let warmup_default = (train_iters.min(decay_steps) / 20).min(100);
         let warmup_steps = self.lr_warmup_iters.or(share).unwrap_or(warmup_default);
         let wsd_default = (decay_steps / 10).min(decay_steps.saturating_sub(warmup_steps)).max(1);

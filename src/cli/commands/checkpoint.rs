@@ -254,7 +254,7 @@ fn prune(run: &Path, retention: Retention, dry_run: bool) -> Result<()> {
         let message = format!("'{}' holds no checkpoint", run.display());
         return Err(Error::io("checkpoint", message));
     }
-    // A run that is going on deletes its own.
+    // A running training deletes its own.
     let lock = if dry_run { None } else { Some(RunLock::acquire(run)?) };
     if let Some(warning) = lock.as_ref().and_then(RunLock::warning) {
         output::note(&format!("warning: {warning}"));

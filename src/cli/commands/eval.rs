@@ -147,7 +147,7 @@ impl Batches {
     fn first_bad_batch(&self, gpt: &Gpt) -> Result<String> {
         let (size, length) =
             (self.seq_length as u64 * self.micro_batch_size as u64, self.source.len());
-        // Each batch predicts `size` tokens, of which the first follows from the last one before it.
+        // Each batch predicts `size` tokens; the first follows from the last one before it.
         for (batch, start) in (0..length - 1).step_by(size as usize).enumerate() {
             let end = length.min(start + size + 1);
             let loss = self.of(gpt, &self.source.slice(start..end)?)?.loss;

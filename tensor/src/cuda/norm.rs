@@ -43,13 +43,10 @@ pub(crate) fn backward<N: NormKind>(
     weight: &Tensor,
     wanted: GradSelection,
 ) -> Result<Gradients> {
-    let dx = match wanted {
-        GradSelection::Weights => None,
-        _ => Some(backward_input::<N>(dy, x, statistics, weight)?),
-    };
+    let dx = backward_input::<N>(dy, x, statistics, weight)?;
     let weights = match wanted {
         GradSelection::Input => None,
-        _ => Some(backward_weights::<N>(dy, x, statistics, weight.numel())?),
+        GradSelection::All => Some(backward_weights::<N>(dy, x, statistics, weight.numel())?),
     };
     Ok((dx, weights))
 }

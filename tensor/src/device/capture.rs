@@ -48,7 +48,7 @@ impl Capture {
     /// The address of a pinned copy of `bytes` that the GPU can read and that never changes.
     pub(crate) fn constant(&self, bytes: &[u8]) -> Result<u64> {
         let block = self.constants.take(bytes.len())?;
-        // SAFETY: pinned memory has the same address for the host, and nobody had this block before.
+        // SAFETY: pinned memory has the same address for the host, and this block was not in use before.
         unsafe { block.pointer().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         let address = block.pointer() as u64;
         self.copied.lock().unwrap_or_else(PoisonError::into_inner).push(block);

@@ -23,7 +23,7 @@ fn note(opt_level: &str) -> Option<String> {
 pub(super) fn warn() {
     static ONCE: Once = Once::new();
     if let Some(note) = note(env!("FERROTRON_OPT_LEVEL")) {
-        // Nobody may be reading stderr.
+        // stderr may have no reader.
         ONCE.call_once(|| drop(std::io::stderr().write_all(note.as_bytes())));
     }
 }

@@ -57,7 +57,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => SimdLevel::detect() == SimdLevel::Avx512,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 => Isa::Avx512.is_here() && is_x86_feature_detected!("avx512bf16"),
+            Isa::Avx512Bf16 => crate::numeric::simd::with_avx512_bf16!(detected!),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Isa::Amx => Isa::Avx512.is_here() && amx::permission() == amx::Permission::Granted,
         }

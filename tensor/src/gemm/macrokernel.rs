@@ -41,7 +41,7 @@ impl<T: Compute> GemmTask<T> {
     /// is the first and the last along k.
     ///
     /// # Safety
-    /// The cache block is packed, nobody else computes this tile, and `thread` is this thread's number.
+    /// The cache block is packed, no other thread computes this tile, and `thread` is this thread's number.
     pub(super) unsafe fn compute_tile(
         &self,
         rows: Range,

@@ -46,11 +46,11 @@ impl<T> Clone for MatRef<T> {
 }
 impl<T> Copy for MatRef<T> {}
 
-// SAFETY: a description of memory; whoever reads through it vouches for that.
+// SAFETY: a description of memory; code that reads through it vouches for that.
 unsafe impl<T: Sync> Send for MatRef<T> {}
 // SAFETY: as above.
 unsafe impl<T: Sync> Sync for MatRef<T> {}
-// SAFETY: a description of memory; whoever writes through it vouches for that.
+// SAFETY: a description of memory; code that writes through it vouches for that.
 unsafe impl<T: Send> Send for MatMut<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for MatMut<T> {}

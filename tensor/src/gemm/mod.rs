@@ -107,7 +107,7 @@ pub fn instruction_sets() -> InstructionSets {
 /// # Safety
 /// Every element that a matrix describes must be valid, for reads in `lhs` and `rhs`, for writes in
 /// `dst` (and for reads with [`Accum::Add`]). Elements of `dst` must not overlap each other, nor those
-/// of the operands or the bias, and nobody else may use them meanwhile.
+/// of the operands or the bias, and no other code may use them meanwhile.
 pub unsafe fn gemm<L, R, D>(
     threads: usize,
     dst: MatMut<D>,

@@ -139,7 +139,7 @@ impl<T: Compute> PackedOperand<T> {
     /// Packs part number `part` of a cache block.
     ///
     /// # Safety
-    /// The cache block lies within the operand, and nobody uses the panels of the part.
+    /// The cache block lies within the operand, and no other thread uses the panels of the part.
     pub(super) unsafe fn pack_chunk(&self, block: Range, part: usize) {
         let chunk = self.chunk(block.lanes);
         let (sum, part) = (part / chunk.count, part % chunk.count);

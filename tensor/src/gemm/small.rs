@@ -150,7 +150,7 @@ impl<T: Element> SmallGemm<T> {
     /// Rounds rows of `columns` elements, `from_row` apart, into rows `row_stride` apart.
     ///
     /// # Safety
-    /// Both hold their elements; nobody else uses those of `to`, which may be where `from` is.
+    /// Both hold their elements; no other code uses those of `to`, which may be where `from` is.
     pub(crate) unsafe fn round<D: Element<Acc = T::Acc>>(
         &self,
         (from, from_row): (*const T::Acc, usize),

@@ -69,7 +69,7 @@ pub(super) unsafe fn gather(task: &PackTask<f32>, first: usize, lanes: usize) {
 }
 
 /// # Safety
-/// The operand holds its elements, of which these are some.
+/// The operand holds its elements, and `lane` and `step` are within it.
 unsafe fn word_of(task: &PackTask<f32>, lane: usize, step: usize) -> f32 {
     let PackTask { step_stride, lane_stride, elements, .. } = *task;
     let offset = step as isize * step_stride + lane as isize * lane_stride;

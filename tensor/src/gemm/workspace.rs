@@ -77,7 +77,7 @@ mod tests {
             let want = format!("matmul: cannot map {bytes} bytes for packed operands: ");
             assert!(error.starts_with(&want), "{error}");
         }
-        // The thread goes on.
+        // The thread continues.
         assert!(with_workspace(1, |memory| memory.addr().is_multiple_of(HUGE_PAGE)).unwrap());
     }
 

@@ -26,6 +26,17 @@ macro_rules! with_avx512 {
     };
 }
 
+/// Like [`with_avx512!`] with AVX512-BF16, for kernels that multiply bf16 numbers.
+#[cfg(target_arch = "x86_64")]
+macro_rules! with_avx512_bf16 {
+    ($then:ident! $($rest:tt)*) => {
+        $crate::numeric::simd::$then! {
+            ["avx512bf16" "avx512f" "avx512bw" "avx512cd" "avx512dq" "avx512vl"
+             "avx2" "fma" "f16c" "bmi1" "bmi2" "lzcnt" "popcnt" "movbe"] $($rest)*
+        }
+    };
+}
+
 /// Like [`with_avx2!`] for [`SimdLevel::Portable`]: no features.
 macro_rules! with_portable {
     ($then:ident! $($rest:tt)*) => { $($rest)* };
@@ -47,7 +58,7 @@ macro_rules! enabled {
 }
 pub(crate) use with_portable;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use {detected, enabled, with_avx2, with_avx512};
+pub(crate) use {detected, enabled, with_avx2, with_avx512, with_avx512_bf16};
 
 /// Instruction sets for which kernels are compiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -47,7 +47,7 @@ pub fn layer_norm_backward(
     weight: &Tensor,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     match norm::backward::<Layer>(dy, x, Some(mean), rstd, weight, GradSelection::All)? {
-        (Some(dx), Some((dweight, dbias))) => Ok((dx, dweight, dbias)),
+        (dx, Some((dweight, dbias))) => Ok((dx, dweight, dbias)),
         _ => unreachable!("all gradients were wanted"),
     }
 }
@@ -60,22 +60,5 @@ pub fn layer_norm_backward_input(
     rstd: &Tensor,
     weight: &Tensor,
 ) -> Result<Tensor> {
-    match norm::backward::<Layer>(dy, x, Some(mean), rstd, weight, GradSelection::Input)? {
-        (Some(dx), _) => Ok(dx),
-        _ => unreachable!("dx was wanted"),
-    }
-}
-
-/// Only (dweight, dbias) of [`layer_norm_backward`], with the same bits.
-pub fn layer_norm_backward_weights(
-    dy: &Tensor,
-    x: &Tensor,
-    mean: &Tensor,
-    rstd: &Tensor,
-    weight: &Tensor,
-) -> Result<(Tensor, Tensor)> {
-    match norm::backward::<Layer>(dy, x, Some(mean), rstd, weight, GradSelection::Weights)? {
-        (_, Some(weights)) => Ok(weights),
-        _ => unreachable!("the weights' gradients were wanted"),
-    }
+    norm::backward::<Layer>(dy, x, Some(mean), rstd, weight, GradSelection::Input).map(|(dx, _)| dx)
 }

@@ -157,13 +157,11 @@ pub(super) fn backward<N: NormKind>(
         if device.gpu().is_some() {
             return cuda::norm::backward::<N>(&dy, &x, (mean.as_ref(), &rstd), &weight, wanted);
         }
-        let want_input = wanted != GradSelection::Weights;
         let want_weights = wanted != GradSelection::Input;
         // At most 128 blocks, so partial sums stay small relative to the input.
         let block = rows.div_ceil(128).max(32);
         let blocks = rows.div_ceil(block);
-        let dx_dims = if want_input { x.dims() } else { &[0] };
-        let mut dx = Tensor::empty(device, x.dtype(), dx_dims)?;
+        let mut dx = Tensor::empty(device, x.dtype(), x.dims())?;
         let partial = if want_weights { 2 * width } else { 0 };
         let mut partials = Tensor::empty(device, Acc::DTYPE, &[blocks, partial])?;
         {
@@ -178,8 +176,7 @@ pub(super) fn backward<N: NormKind>(
                 let span = first * width..(first + n) * width;
                 // SAFETY: tasks own disjoint blocks of rows and one row of partial sums each.
                 let (dx, sums) = unsafe {
-                    let dx = if want_input { dx.part(span.start, span.len()) } else { dx.part(0, 0) };
-                    (dx, partials.part(task * partial, partial))
+                    (dx.part(span.start, span.len()), partials.part(task * partial, partial))
                 };
                 let mean = if N::CENTRED { &mean[first..first + n] } else { &[] };
                 let rstd = &rstd[first..first + n];
@@ -198,12 +195,12 @@ pub(super) fn backward<N: NormKind>(
         } else {
             None
         };
-        Ok((want_input.then_some(dx), weights))
+        Ok((dx, weights))
     })
 }
 
 vectorized! {
-    /// `dx` and `sums` (dweight, then dbias) are empty if not needed.
+    /// Computes `dx` and `sums` (dweight, then dbias), which is empty if not needed.
     fn backward_rows<T: Element, N: NormKind>(
         dy: &[T],
         x: &[T],
@@ -222,15 +219,13 @@ vectorized! {
             let m = if N::CENTRED { mean[row] } else { zero };
             let span = row * width..(row + 1) * width;
             let (x, dy) = (&x[span.clone()], &dy[span.clone()]);
-            if !dx.is_empty() {
-                let (total, along) = row_means::<T>(dy, x, weight, m, r);
-                let total = if N::CENTRED { total / count } else { zero };
-                let along = along / count;
-                let dx = &mut dx[span];
-                for (((dx, &dy), &x), &w) in dx.iter_mut().zip(dy).zip(x).zip(weight) {
-                    let h = (x.acc() - m) * r;
-                    *dx = T::from_acc(r * (dy.acc() * w.acc() - total - h * along));
-                }
+            let (total, along) = row_means::<T>(dy, x, weight, m, r);
+            let total = if N::CENTRED { total / count } else { zero };
+            let along = along / count;
+            let dx = &mut dx[span];
+            for (((dx, &dy), &x), &w) in dx.iter_mut().zip(dy).zip(x).zip(weight) {
+                let h = (x.acc() - m) * r;
+                *dx = T::from_acc(r * (dy.acc() * w.acc() - total - h * along));
             }
         }
         if dweight.is_empty() {

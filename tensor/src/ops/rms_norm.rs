@@ -42,7 +42,7 @@ pub fn rms_norm_backward(
     weight: &Tensor,
 ) -> Result<(Tensor, Tensor)> {
     match norm::backward::<RootMeanSquare>(dy, x, None, rstd, weight, GradSelection::All)? {
-        (Some(dx), Some((dweight, _))) => Ok((dx, dweight)),
+        (dx, Some((dweight, _))) => Ok((dx, dweight)),
         _ => unreachable!("all gradients were wanted"),
     }
 }
@@ -54,21 +54,6 @@ pub fn rms_norm_backward_input(
     rstd: &Tensor,
     weight: &Tensor,
 ) -> Result<Tensor> {
-    match norm::backward::<RootMeanSquare>(dy, x, None, rstd, weight, GradSelection::Input)? {
-        (Some(dx), _) => Ok(dx),
-        _ => unreachable!("dx was wanted"),
-    }
-}
-
-/// Only dweight of [`rms_norm_backward`], with the same bits.
-pub fn rms_norm_backward_weights(
-    dy: &Tensor,
-    x: &Tensor,
-    rstd: &Tensor,
-    weight: &Tensor,
-) -> Result<Tensor> {
-    match norm::backward::<RootMeanSquare>(dy, x, None, rstd, weight, GradSelection::Weights)? {
-        (_, Some((dweight, _))) => Ok(dweight),
-        _ => unreachable!("dweight was wanted"),
-    }
+    let found = norm::backward::<RootMeanSquare>(dy, x, None, rstd, weight, GradSelection::Input)?;
+    Ok(found.0)
 }

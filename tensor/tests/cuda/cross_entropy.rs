@@ -86,7 +86,7 @@ fn losses_and_gradients_are_those_of_the_cpu() -> Result<()> {
                         &scales.1,
                     )?;
                     assert_close(&format!("{what}, gradient"), &got, &want, dx_near, dx_far)?;
-                    // What nobody else holds is overwritten.
+                    // Unshared buffers are overwritten.
                     let over = cross_entropy_backward(x, &classes, &lse, &config, &scales.0)?;
                     assert_eq!(over.buffer_id(), id);
                     assert_close("in place", &over, &got, 0.0, 0.0)?;

@@ -109,7 +109,7 @@ fn a_graph_has_memory_of_its_own() -> Result<()> {
     assert_eq!((stats.current, stats.peak), (most, most));
     assert!(stats.reserved <= most + (2 << 20), "{stats:?}");
     device.reset_memory_peaks();
-    // Nobody else holds these, but the graph reads and writes them.
+    // No other handle shares these, but the graph reads and writes them.
     let addresses = [x, written].map(|mut x| x.device_ptr(N).unwrap());
     graph.replay(0)?;
     let mut others = (0..6)
@@ -176,7 +176,7 @@ fn what_the_host_waits_for_or_sends_cannot_be_captured() -> Result<()> {
         let _ = CudaGraph::capture(device, || -> Result<()> { panic!("in the midst") });
     }));
     assert!(lost.is_err());
-    // The driver's own refusals are errors, too, after which the stream goes on.
+    // The driver's own refusals are errors, too; the stream works after them.
     let swallowed = CudaGraph::capture(device, || {
         let _ = device.gpu().unwrap().compute().synchronize();
         x.square()
@@ -231,7 +231,7 @@ fn a_first_call_may_be_captured_and_graphs_may_follow_one_another() -> Result<()
     first.replay(0)?;
     let error = x.to_vec::<f64>().unwrap_err().to_string();
     assert_eq!(error, "gather: the index at position 1 in row-major order is out of range");
-    // A graph goes in the midst of another's capture: its memory stays until somebody can wait.
+    // A graph goes in the midst of another's capture: its memory stays until a thread can wait.
     let (_, ()) = CudaGraph::capture(&device, || {
         drop((second, z));
         Ok(())

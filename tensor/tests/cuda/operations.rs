@@ -203,7 +203,7 @@ fn vectors_of_zeros_are_stored_as_on_the_cpu() -> Result<()> {
     let Some(gpu) = gpu("vectors_of_zeros_are_stored_as_on_the_cpu")? else { return Ok(()) };
     for dtype in FLOATS {
         for numel in [0, 1, 65, 5000, 12_288] {
-            // Half of them, of which some are -0.
+            // Half of them; some are -0.
             let x = |device: &Device| random(device, dtype, &[numel], 1)?.relu()?.neg();
             let there = compress(&x(&gpu)?)?;
             assert_eq!(there.is_some(), compress(&x(&Device::cpu(1)?)?)?.is_some());

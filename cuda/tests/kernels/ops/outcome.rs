@@ -69,7 +69,7 @@ fn steps(simulator: &Simulator, config: &CheckStepConfig, sums: &[(f64, f64, Opt
         assert_eq!(got, stopped.map_or(0.0, |k| (first + k + 1) as f64), "{what}");
         let norm = want[want.len() - 1].grad_norm;
         let found_inf = !norm.is_finite() || stopped.is_some();
-        // Nobody reads the factor of a step that is skipped.
+        // The factor of a skipped step is not read.
         if norm.is_finite() {
             let grad_scale = clip_coefficient(norm, max_norm) / loss_scale;
             assert_bits(&what, &[step[0].grad_scale], &[grad_scale]);

@@ -3,9 +3,9 @@
 //! | entry | what it is |
 //! |---|---|
 //! | `iter_0000100` | a finished checkpoint of step 100 |
-//! | `iter_0000100.tmp` | one being written or deleted; whatever is found under this name is rubbish |
+//! | `iter_0000100.tmp` | one being written or deleted; anything under this name may be discarded |
 //! | `iter_0000100.old` | a finished one while another of the same step takes its place |
-//! | `latest` | a text file: the name of the checkpoint to go on from |
+//! | `latest` | a text file: the name of the checkpoint to resume from |
 //!
 //! A folder gets its final name by one rename, after the disk has all of its files, and `latest` is
 //! replaced by another: at any moment `latest` names a finished checkpoint.

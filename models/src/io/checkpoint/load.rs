@@ -259,8 +259,8 @@ impl Checkpoint {
         self.find(name, place, dtype)
     }
 
-    /// The record of a tensor with these global dims, in a dtype that `dtype` can be read from: f32, bf16 and f16 are
-    /// rounded or widened to one another.
+    /// The record of a tensor with these global dims, in a stored dtype from which `dtype` can be read. f32, bf16 and
+    /// f16 are rounded or widened to one another.
     pub(super) fn find(
         &self,
         name: &str,

@@ -116,7 +116,7 @@ impl Moments {
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 ///
-/// With several ranks, each gives its part. This is a matrix of which each of two ranks has two rows:
+/// With several ranks, each gives its shard. Here each of two ranks has two rows of a matrix:
 ///
 /// ```
 /// use ferrotron_models::checkpoint::{Checkpoint, LocalShard, SavedModel, Snapshot, TrainState, save};
@@ -141,7 +141,7 @@ impl Moments {
 /// });
 /// saved.into_iter().collect::<ferrotron_tensor::Result<Vec<_>>>()?;
 ///
-/// // Whoever loads may hold the columns instead.
+/// // Loading may use shards of columns instead.
 /// let column = ShardSpec::new(&[4, 3], &[&[(0, 4)], &[(1, 1)]])?;
 /// let scope = Scope::new(&Device::cpu(1)?, DType::F32, 0);
 /// let param = scope.param_at("w", column, Init::Zeros, WeightDecay::On);
@@ -151,9 +151,9 @@ impl Moments {
 /// ```
 ///
 /// # Errors
-/// A folder that cannot be written, a full disk, tensors of which the ranks hold an element never or twice.
-/// The rank concerned says so. The others learn of it when it ends: every rank must then give up, since
-/// collectives do not outlive an error.
+/// A folder that cannot be written, a full disk, a tensor with an element that no rank or two ranks hold. The rank
+/// concerned says so. The others learn of it when it ends: every rank must then give up, since collectives do not
+/// outlive an error.
 pub fn save(dir: &Path, world: &Group, snapshot: Snapshot) -> Result<PathBuf> {
     let step = snapshot.progress.step;
     let refused = |fault: Fault| {
@@ -177,7 +177,7 @@ pub fn save(dir: &Path, world: &Group, snapshot: Snapshot) -> Result<PathBuf> {
     let mut progress = progress.clone();
     progress.optimizer_steps = moments.as_ref().map_or(progress.optimizer_steps, |m| m.steps);
     let written = write_held(&folder, world, weights, moments.map(|moments| moments.shards));
-    // A fault waits until nobody writes any more: then the first rank can delete the folder.
+    // A fault waits until no rank writes any more: then the first rank can delete the folder.
     world.barrier().wait()?;
     let mut index = written.map_err(refused)?;
     // One place in the program, since ranks compare where their calls come from.

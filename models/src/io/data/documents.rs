@@ -63,12 +63,6 @@ impl Documents {
         self.documents.iter().map(ExactSizeIterator::len).sum()
     }
 
-    /// Number of tokens.
-    pub fn num_tokens(&self) -> usize {
-        let length = |document: &Range<usize>| self.span(document).len();
-        self.documents.iter().map(length).sum()
-    }
-
     /// The tokens of a sentence, counted over all documents that were read.
     ///
     /// # Panics
@@ -179,7 +173,7 @@ mod tests {
         let text = "a. b. c.\nd.\n \n\n\ne. f.\r\n\r\ng. h. i. j.";
         let documents = Documents::from_text(text, &Tokenizer::Byte).unwrap();
         assert_eq!(documents.documents(), [0..4, 4..6, 6..10]);
-        assert_eq!(documents.num_tokens(), 20);
+        assert_eq!(documents.tokens().count(), 20);
         let of = |part: &Documents| Tokenizer::Byte.decode(&part.tokens().collect::<Vec<u32>>());
         let (train, held_out) = documents.split(Split::valid_fraction(0.5).unwrap()).unwrap();
         assert_eq!(train.documents(), [0..4, 4..5]);

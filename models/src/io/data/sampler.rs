@@ -52,7 +52,7 @@ pub trait FiniteSamples: Samples {
 /// let source = TokenSource::from_tokens((0..1000).collect(), 1000)?;
 /// let sampler = Sampler::new(source, 8, 1234)?;
 /// let whole = sampler.tokens(100, 4)?; // samples 100, 101, 102, 103 ...
-/// let half = sampler.tokens(102, 2)?; // ... of which a smaller micro batch takes the last two
+/// let half = sampler.tokens(102, 2)?; // ... a smaller micro-batch takes the last two of them
 /// assert_eq!(whole.inputs[2 * 8..], half.inputs[..]);
 /// assert_eq!(whole.targets[0], i64::from(whole.inputs[1]));
 /// # Ok::<(), ferrotron_tensor::Error>(())
@@ -87,11 +87,6 @@ impl Sampler {
         }
         let sequences = ((tokens - length) / length).max(1);
         Ok(Sampler { source, seq_length, seed, sequences })
-    }
-
-    /// Samples of one pass over the data.
-    pub fn sequences_per_epoch(&self) -> u64 {
-        self.sequences
     }
 
     /// The position of the first input of sample number `sample`.
@@ -144,7 +139,7 @@ mod tests {
 
     /// Sorted starts of epoch `epoch`.
     fn starts(sampler: &Sampler, epoch: u64) -> Vec<u64> {
-        let n = sampler.sequences_per_epoch();
+        let n = sampler.sequences;
         let mut starts: Vec<u64> = (epoch * n..(epoch + 1) * n).map(|i| sampler.start(i)).collect();
         starts.sort_unstable();
         starts
@@ -172,7 +167,7 @@ mod tests {
         let sampler_1 = sampler(10_000, 16, 1);
         let sampler_2 = sampler(10_000, 16, 2);
         let mut phases: Vec<u64> = (0..200).map(|epoch| starts(&sampler_1, epoch)[0]).collect();
-        let n = sampler_1.sequences_per_epoch();
+        let n = sampler_1.sequences;
         assert_ne!(sampler_1.start(0) / 16, sampler_1.start(n) / 16);
         assert_ne!(sampler_1.tokens(0, 8).unwrap(), sampler_2.tokens(0, 8).unwrap());
         phases.sort_unstable();

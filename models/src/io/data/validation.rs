@@ -26,7 +26,7 @@ impl Validation {
     /// Windows of `source`.
     ///
     /// # Errors
-    /// A length of zero; fewer than two tokens, of which none could be predicted.
+    /// A length of zero; fewer than two tokens, since the first is not predicted.
     pub fn new(source: TokenSource, seq_length: usize) -> Result<Self> {
         if seq_length == 0 {
             return Err(Error::config("data", "--seq-length 0 must be at least 1"));

@@ -40,7 +40,7 @@ pub struct Intervals {
     pub train_iters: u64,
     /// Steps between checkpoints; 0 for none before the last.
     pub save_interval: u64,
-    /// Steps between evaluations, the last of which follows the last step; 0 for none at all.
+    /// Steps between evaluations; one follows the last step; 0 for none at all.
     pub eval_interval: u64,
     /// Stop when the step number is a multiple of this.
     pub exit_interval: Option<u64>,

@@ -37,7 +37,7 @@ pub unsafe fn give(
         element,
     };
     let filled = |part: &&Range<usize>| !part.is_empty();
-    // SAFETY: the caller answers for the memory, of which `address` has checked the size; parts lie within the whole.
+    // SAFETY: the caller answers for the memory, and `address` has checked its size; parts lie within the whole.
     let result = unsafe {
         match call.op {
             Op::AllReduce(reduction) => {

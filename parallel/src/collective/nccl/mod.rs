@@ -164,7 +164,7 @@ impl Drop for NcclCollective {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join(); // whoever waited knows of a panic
+            let _ = thread.join(); // the waiting caller gets a panic as an error
         }
     }
 }

@@ -112,7 +112,7 @@ impl Worker {
                 lent
             })
         });
-        let _ = completion.send(result); // nobody may be waiting any more
+        let _ = completion.send(result); // the caller may have dropped its `Work`
     }
 
     fn begin(&mut self, call: &Call, memory: &mut Memory, given: &Event) -> Result<()> {
@@ -125,8 +125,8 @@ impl Worker {
         };
         self.stream.wait(given).map_err(Error::from_gpu)?;
         let (rank, size) = (self.host.rank(), self.host.size());
-        // SAFETY: what the call works on is nobody else's until `StreamGuard` has made the compute stream wait for its end, and
-        // the stream has waited for what the compute stream was given before.
+        // SAFETY: no other code uses the call's memory until `StreamGuard` has made the compute stream wait for its
+        // end, and the stream has waited for what the compute stream was given before.
         unsafe { give(communicator, &self.stream, (rank, size), call, memory)? };
         until_ready(communicator, &*self.host, self.timeout, &|| format!("{place} did not begin"))?;
         let bytes = bytes_sent(call, rank, size);

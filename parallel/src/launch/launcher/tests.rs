@@ -195,7 +195,7 @@ fn a_stopped_rank_is_named_and_goes_on_to_end_at_a_signal() {
     let (end, took) = signalled(script, Duration::from_secs(60), &[Signal::TERM]);
     assert_eq!(end, ended_well(INTERRUPTED));
     assert!(took < KILL_AFTER, "{took:?}");
-    // Somebody stops it again and again.
+    // It is stopped again and again.
     let script = "trap 'exit 130' TERM; : >$READY
         test $RANK = 1 && { trap : TERM; while :; do kill -STOP $$; done; }
         while :; do sleep 0.05; done";

@@ -5,7 +5,7 @@ use crate::gemm::isa::vector::Vector;
 use crate::gemm::kernel::{GemmKernels, MicroTile, Multiply, TileFn};
 use crate::gemm::pack::PackTask;
 use crate::gemm::vnni;
-use crate::numeric::simd::with_avx512;
+use crate::numeric::simd::{with_avx512, with_avx512_bf16};
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
@@ -22,8 +22,7 @@ impl Multiply<F32x16> for Pairs {
     }
 }
 
-with_avx512! { enabled!
-    #[target_feature(enable = "avx512bf16")]
+with_avx512_bf16! { enabled!
     unsafe fn tile<const R: usize, const N: usize>(tile: &MicroTile<f32>) {
         // SAFETY: the caller's promise, passed on.
         unsafe { crate::gemm::kernel::tile::<F32x16, Pairs, R, N>(tile) }

@@ -16,9 +16,8 @@ pub(crate) trait NormKind {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GradSelection {
     Input,
-    Weights,
     All,
 }
 
 /// dx, and (dweight, dbias) in Acc so that callers accumulate without loss.
-pub(crate) type Gradients = (Option<Tensor>, Option<(Tensor, Tensor)>);
+pub(crate) type Gradients = (Tensor, Option<(Tensor, Tensor)>);

@@ -2,13 +2,12 @@
 //! the one before.
 //!
 //! The buffer is cut into as many parts as there are ranks, n. In step s, rank r sends part r - 1 - s and
-//! receives part r - 2 - s (modulo n). In the first n - 1 steps what comes in is added to what is here and
-//! goes on to the next rank, which makes a reduce-scatter: part r comes to rank r at the end. In the n - 1
-//! steps that follow, finished parts go round, which makes an all-gather. An all-reduce is both, and what
-//! goes out in a step is always what came in in the step before. Every part is sent n - 1 times in each
-//! half, so all ranks together send 2 (n - 1) times the buffer, the least there is (Patarasuk and Yuan,
-//! "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib. Comput.
-//! 69, 2009).
+//! receives part r - 2 - s (modulo n). In the first n - 1 steps a rank adds what it receives to its own part and sends
+//! the sum to the next rank, which makes a reduce-scatter: part r arrives at rank r at the end. In the n - 1 steps that
+//! follow, finished parts go round, which makes an all-gather. An all-reduce is both. In every step a rank sends what
+//! it received in the step before. Every part is sent n - 1 times in each half, so all ranks together send 2 (n - 1)
+//! times the buffer, the least there is (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+//! workstations", J. Parallel Distrib. Comput. 69, 2009).
 //!
 //! Part c is the sum ((x_{c+1} + x_{c+2}) + ...) + x_c, made once, so all ranks have the same bits.
 
@@ -35,8 +34,8 @@ pub fn all_reduce(n: usize) -> Range<usize> {
 
 /// Goes round the ring. `parts` are ranges of `bytes`.
 ///
-/// The parts go in pieces, a few of which are always under way, so that ranks add and forward while others
-/// are still sending. Partial sums live in the pipes, so parts that end up elsewhere stay as they are.
+/// The parts are sent in pieces, a few of them always in flight, so that ranks add and forward while others are still
+/// sending. Partial sums live in the pipes, so parts that end up elsewhere stay as they are.
 pub async fn ring(
     links: &mut PeerChannels,
     parts: &[Range<usize>],

@@ -7,8 +7,8 @@
 //!  acceptor -> connector   HMAC-SHA256(secret, "acceptor" c a), or 32 zeros: the proof is wrong
 //! ```
 //!
-//! The acceptor tells nothing that depends on the secret to somebody who has not proved to know it. Whoever
-//! fails is dropped.
+//! The acceptor sends nothing that depends on the secret before the connector has proved to know it. A connection that
+//! fails the proof is dropped.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;

@@ -131,7 +131,7 @@ mod tests {
 
         let long = ControlMessage { from: 0, to: 1, body: Body::Failed("x".repeat(LONGEST)) };
         assert!(run(write(&mut bytes, &long)).is_err());
-        // A length that nobody has memory for, and text that is none.
+        // A length beyond any memory, and bytes that are no text.
         for bytes in [&[255; 8][..], &[4, 0, 0, 0, b'{', b'"', 0, 0], &[4, 0]] {
             assert!(run(read::<Purpose>(&mut &bytes[..])).is_err(), "{bytes:?}");
         }

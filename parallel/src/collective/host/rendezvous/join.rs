@@ -131,7 +131,7 @@ async fn welcome(
             Ok(Some(Arrival::Joined(new))) => new,
             Ok(Some(Arrival::TurnedAway(process))) => {
                 if turned_away.len() < NAMED && !turned_away.contains(&process) {
-                    // At once: whoever started it may be waiting for it.
+                    // At once: the process that started it may be waiting for it.
                     let line =
                         format!("rank 0: a process is turned away: {process}; {ANOTHER_PORT}\n");
                     // In vain if standard error is closed.

@@ -28,7 +28,7 @@ use net_rendezvous::NetRendezvous;
 /// ```
 /// use ferrotron_parallel::collective::{RankConfig, Transport, WorldConfig, run_rank_process};
 /// let config = RankConfig {
-///     rank: 0, // of one: nobody is waited for
+///     rank: 0, // of one: there is no other rank to wait for
 ///     size: 1,
 ///     master: "127.0.0.1".into(),
 ///     port: 0,

@@ -99,7 +99,7 @@ impl GroupTask {
         };
         let told = failure.is_some_and(|failure| shared.fail(&failure));
         if let Err(error) = shared.check() {
-            // The memory goes back to the caller, so nobody may read it any more. Not earlier: ranks that
+            // The memory goes back to the caller, so no rank may read it any more. Not earlier: ranks that
             // come late hear from the diagnosis, not from a pipe, why the call is over.
             self.links.cancel_sends();
             // What this call has told itself says already which call it is.
@@ -208,7 +208,7 @@ impl GroupTask {
 async fn next(jobs: &mut UnboundedReceiver<QueuedCall>) -> Option<QueuedCall> {
     let asleep = Instant::now() + SPIN_TIME;
     while jobs.is_empty() && !jobs.is_closed() && Instant::now() < asleep {
-        std::thread::yield_now(); // whoever computes goes first
+        std::thread::yield_now(); // threads that compute go first
         yield_now().await;
     }
     jobs.recv().await

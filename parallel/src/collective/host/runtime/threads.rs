@@ -76,7 +76,7 @@ fn run_each(
             let thread = std::thread::Builder::new().name(format!("rank {rank}"));
             thread.spawn_scoped(scope, move || rank_body(rank)).map_err(|error| {
                 let what = format!("rank {rank}'s thread cannot be started: {error}");
-                shared.fail(&what); // nobody shall wait for it
+                shared.fail(&what); // no rank shall wait for it
                 Error::communication("run_threads", what)
             })
         };

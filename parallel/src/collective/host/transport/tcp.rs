@@ -1,8 +1,8 @@
 //! The pipe over a TCP connection.
 //!
-//! Pieces are written from a queue: at once as far as the socket takes them, the rest by a task of its own,
-//! so that a rank goes on receiving while its neighbour is slow to take what it sends. Pieces in the user's
-//! memory are not copied into the queue but lent to it.
+//! Pieces are written from a queue: at once as far as the socket takes them, the rest by a task of its own. So a rank
+//! keeps receiving while its neighbour is slow to receive. Pieces in the user's memory are not copied into the queue
+//! but lent to it.
 
 use socket2::SockRef;
 use std::collections::VecDeque;
@@ -43,7 +43,7 @@ struct LentPiece {
     len: usize,
 }
 
-// SAFETY: whoever lent the memory promised in `TcpWriter::lend` that it stays as it is, for any thread.
+// SAFETY: the caller of `TcpWriter::lend` promised that the memory stays as it is, for any thread.
 unsafe impl Send for LentPiece {}
 
 impl Item {

@@ -1,8 +1,8 @@
 //! Carries out AMX instructions on processors that do not know them, so that the tests run the same code everywhere.
 //!
-//! Such an instruction raises SIGILL. The handler reads it at the address where the thread stands, does to a
-//! thread's own tile registers what the processor would do, and lets the thread go on behind it. What breaks a
-//! rule of the configuration, and would be a fault, ends the process.
+//! Such an instruction raises SIGILL. The handler reads it at the thread's instruction pointer, changes the thread's
+//! own tile registers as the processor would, and resumes the thread after it. An instruction that breaks a rule of the
+//! configuration, and would be a fault, ends the process.
 
 use std::cell::UnsafeCell;
 use std::sync::OnceLock;
@@ -57,7 +57,7 @@ thread_local! {
 
 /// The instructions that `body` executes on this thread.
 pub(crate) fn trace(body: impl FnOnce()) -> Vec<Event> {
-    // SAFETY: nobody else uses the thread's trace; the handler runs inside instructions of `body` only.
+    // SAFETY: no other code uses the thread's trace; the handler runs inside instructions of `body` only.
     TRACE.with(|trace| unsafe { *trace.get() = Some(Vec::new()) });
     body();
     // SAFETY: as above.
@@ -67,7 +67,7 @@ pub(crate) fn trace(body: impl FnOnce()) -> Vec<Event> {
 /// Notes that this thread has been given shapes, as `ldtilecfg` reads them. A processor that refuses tile registers to
 /// the process still lets it configure them, so that instruction may not trap.
 pub(super) fn configured(shapes: &[u8; 64]) {
-    // SAFETY: nobody else uses the thread's state and trace.
+    // SAFETY: no other code uses the thread's state and trace.
     unsafe {
         STATE.with(|state| (*state.get()).configure(shapes));
         TRACE.with(|trace| {
@@ -99,7 +99,7 @@ unsafe extern "C" fn handle(
     _: *mut libc::siginfo_t,
     context: *mut libc::c_void,
 ) {
-    // SAFETY: the system gives the context; code can be read where the thread stands; nobody else uses the
+    // SAFETY: the system gives the context; code can be read where the thread stands; no other code uses the
     // thread's tile registers.
     unsafe {
         let registers = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs;
@@ -234,7 +234,7 @@ impl Instruction {
             (0x5c, 2, None) => Some(Event::Multiply { sums: reg }),
             _ => None,
         };
-        // SAFETY: nobody else uses the thread's trace; no allocation is under way where a tile instruction stands.
+        // SAFETY: no other code uses the thread's trace; no allocation is under way where a tile instruction stands.
         TRACE.with(|trace| unsafe {
             if let (Some(trace), Some(event)) = (&mut *trace.get(), event) {
                 trace.push(event);

@@ -158,8 +158,8 @@ impl Piece<'_> {
         unsafe { std::slice::from_raw_parts(self.list, len) }
     }
 
-    /// The prefetches of a microtile of `steps` steps: a part of the rows' next k-block and, in the first k-block of
-    /// the last sum block, of the target.
+    /// The prefetches of a microtile of `steps` steps: a part of the rows' next k-block. In the first k-block of the
+    /// last sum block also a part of the target.
     fn fetch(&self, (start, step): (usize, usize), steps: usize, panel: usize) -> Fetch {
         let target = self.problem.target;
         let here = self.a.wrapping_add((start + step) * STEP_BYTES);

@@ -128,7 +128,7 @@ pub(in crate::ops::attention) fn one_head(
                 let from = &sums[c / 2 * SUMS_FLOATS + c % 2 * 2 * RIGHT + side * RIGHT..][..RIGHT];
                 let to = (rows[c * SIDE..].as_mut_ptr(), row);
                 let place = |j| GradientPanel::query(side * SIDE + j);
-                // SAFETY: the places are 32 rows, of which each has 16 floats from there on.
+                // SAFETY: the places are 32 rows, and each has 16 floats from there on.
                 unsafe { transpose(from.as_ptr(), to, call.scale, place) };
             }
         }

@@ -5,7 +5,7 @@
 
 use super::panels::{KEY_PANELS, PanelLimits};
 use crate::gemm::tiles::{LANES, STEP_BYTES, SUMS_FLOATS};
-use crate::numeric::simd::with_avx512;
+use crate::numeric::simd::{with_avx512, with_avx512_bf16};
 use std::arch::x86_64::*;
 
 /// Floats from the left tile of sums to the right one, and from the upper ones to the lower.
@@ -111,9 +111,8 @@ impl SoftmaxPanel<'_> {
         }
     }
 
-    with_avx512! { enabled!
+    with_avx512_bf16! { enabled!
         /// All rows, for `N` registers of keys. With `STARTS`, some queries do not see the first keys.
-        #[target_feature(enable = "avx512bf16")]
         unsafe fn rows<const N: usize, const STARTS: bool>(&mut self) {
             let PanelLimits { starts, ends } = self.visible;
             let starts = starts.as_ref().unwrap_or(&[0; LANES]);
@@ -245,9 +244,8 @@ impl GradientPanel<'_> {
         }
     }
 
-    with_avx512! { enabled!
+    with_avx512_bf16! { enabled!
         /// All rows, masked or all seen, with or without factors.
-        #[target_feature(enable = "avx512bf16")]
         unsafe fn pairs<const MASKED: bool, const FACTORS: bool>(&mut self) {
             let (first, all) = ([0; LANES], [i32::MAX; LANES]);
             let starts = self.visible.and_then(|visible| visible.starts.as_ref()).unwrap_or(&first);

@@ -122,7 +122,7 @@ impl Ring {
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn slot(&self, number: u64) -> &mut [u8] {
         let offset = DATA + (number as usize % SLOTS) * PIECE;
-        // SAFETY: inside the mapping; nobody else touches the slot while the caller owns it.
+        // SAFETY: inside the mapping; no other thread or process touches the slot while the caller owns it.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().add(offset), PIECE) }
     }
 }
@@ -138,7 +138,7 @@ mod tests {
         let other = Ring::open(&file, 77).unwrap();
         ring.describe(9, Descriptor { len: 5, address: 6 });
         assert_eq!(other.descriptor(9), Descriptor { len: 5, address: 6 });
-        // SAFETY: nobody else is there.
+        // SAFETY: no other thread or process touches it.
         unsafe {
             ring.slot(9)[3] = 44;
             assert_eq!(other.slot(9)[3], 44);
