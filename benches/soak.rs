@@ -2,7 +2,7 @@
 //!
 //! Constant memory: pool bytes in use after step 10 and after step 1000 of the char model are equal.
 //! With a text file (tinyshakespeare): nanoGPT's CPU recipe on three seeds, each to a validation loss of
-//! at most 1.91 over the whole validation split. Results are recorded in `docs/soak-results.md`.
+//! at most 1.91 over the whole validation split. Results are recorded in `docs/results/soak-results.md`.
 
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron::models::data::{DataConfig, Dataset, Sampler, TokenSource, Validation};
