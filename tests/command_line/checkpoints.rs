@@ -5,12 +5,22 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::Output;
 
-use super::{ferrotron, folder_with_text, succeeded, train};
+use super::{
+    checkpoint_file, ferrotron, folder_with_text, succeeded, train, write_checkpoint_file,
+};
 
 /// The exit code, and all that was printed.
 fn ended(output: &Output) -> (Option<i32>, String) {
     let text = [&output.stdout[..], &output.stderr].concat();
     (output.status.code(), String::from_utf8_lossy(&text).into_owned())
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let name = entry.unwrap().file_name();
+        std::fs::copy(from.join(&name), to.join(&name)).unwrap();
+    }
 }
 
 /// The names of the checkpoints of the first run.
@@ -89,6 +99,21 @@ fn checkpoints_of_any_layouts_are_compared() {
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("model.num_layers: 1 | 2"), "{text}");
     assert!(text.contains("blocks.1.") && text.contains("missing in 'one/iter_0000020'"), "{text}");
+    // A field that an earlier version did not write has its default; another tokenizer is a difference.
+    copy_folder(&path.join("two/iter_0000020"), &path.join("older/iter_0000020"));
+    let older = path.join("older/iter_0000020");
+    let mut config = checkpoint_file(&older, "config.json");
+    assert!(config["model"].as_object_mut().unwrap().remove("qk_layernorm").is_some(), "{config}");
+    write_checkpoint_file(&older, "config.json", &config);
+    let (code, text) = diff(&["two", "older/iter_0000020"]);
+    assert_eq!(code, Some(0), "{text}");
+    let mut tokenizer = checkpoint_file(&older, "tokenizer.json");
+    tokenizer["chars"] = tokenizer["chars"].as_str().unwrap().replace('x', "X").into();
+    write_checkpoint_file(&older, "tokenizer.json", &tokenizer);
+    let (code, text) = diff(&["two", "older/iter_0000020"]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.lines().next().unwrap().starts_with("tokenizer: \"char of "), "{text}");
+
     let (code, text) = diff(&["one", "two", "--atol", "nan"]);
     assert_eq!(code, Some(2), "{text}");
     assert!(text.contains("--atol: must be at least 0, got NaN"), "{text}");
@@ -102,16 +127,19 @@ fn older_checkpoints_are_deleted_unless_a_run_goes_on() {
     let prune = |more: &[&str]| {
         ended(&ferrotron(path, &[&["checkpoint", "prune", "runs/0001"], more].concat()))
     };
+    // What killed runs leave goes, too.
+    std::fs::create_dir(path.join("runs/0001/iter_0000025.tmp")).unwrap();
+    std::fs::create_dir(path.join("runs/0001/iter_0000005.tmp")).unwrap();
     let (code, text) = prune(&["--save-retain", "1", "--dry-run"]);
-    assert_eq!((code, text.matches("would delete").count()), (Some(0), 3), "{text}");
-    assert_eq!(names(path).len(), 4);
+    assert_eq!((code, text.matches("would delete").count()), (Some(0), 5), "{text}");
+    assert_eq!(names(path).len(), 6);
     let lock = RunLock::acquire(&path.join("runs/0001")).unwrap();
     let (code, text) = prune(&[]);
     assert!(code == Some(1) || code == Some(2), "{text}");
     assert!(text.contains("is used by another run"), "{text}");
     drop(lock);
     let (code, text) = prune(&["--save-retain", "1", "--save-retain-interval", "10"]);
-    assert_eq!((code, text.matches("deleted ").count()), (Some(0), 2), "{text}");
+    assert_eq!((code, text.matches("deleted ").count()), (Some(0), 4), "{text}");
     assert_eq!(names(path), ["iter_0000010", "iter_0000020"]);
     let (code, text) = prune(&["--save-retain-interval", "0"]);
     assert_eq!(code, Some(2), "{text}");

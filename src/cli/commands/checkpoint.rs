@@ -1,11 +1,14 @@
 //! `ferrotron checkpoint`: a run's checkpoints listed, verified, compared and deleted.
 
 use clap::{Args, Subcommand};
+use ferrotron::models::bert::Bert;
 use ferrotron::models::checkpoint::{
     Checkpoint, CheckpointSummary, Comparison, Retention, TensorDifference, TensorDifferenceKind,
-    Tolerance, list,
+    Tolerance, clean, list,
 };
+use ferrotron::models::gpt::Gpt;
 use ferrotron::models::run_lock::RunLock;
+use ferrotron::models::trainer::Model;
 use ferrotron::{Error, Result};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -210,7 +213,9 @@ fn diff(first: &Path, second: &Path, tolerance: Tolerance, as_json: bool) -> Res
         }
     }
     let (first, second) = (Checkpoint::open(first)?, Checkpoint::open(second)?);
-    let compared = Comparison::new(&first, &second, tolerance)?;
+    let mut compared = Comparison::new(&first, &second, tolerance)?;
+    let configurations = [with_defaults(&first), with_defaults(&second)];
+    compared.fields.retain(|field| !is_default(&field.name, &configurations));
     if as_json {
         output::line(&json!(compared).to_string());
     } else {
@@ -227,6 +232,19 @@ fn diff(first: &Path, second: &Path, tolerance: Tolerance, as_json: bool) -> Res
         ));
     }
     Ok(if compared.is_equal() { ExitCode::SUCCESS } else { ExitCode::from(DIFFERENT) })
+}
+
+/// The configuration of a checkpoint's model, with the defaults of fields that an earlier version did not have.
+fn with_defaults(checkpoint: &Checkpoint) -> Value {
+    let gpt = Gpt::config_from(checkpoint).map(|config| json!(config));
+    gpt.or_else(|_| Bert::config_from(checkpoint).map(|config| json!(config))).unwrap_or_default()
+}
+
+/// Whether a field of the model's configuration has the same value in both.
+fn is_default(name: &str, configurations: &[Value; 2]) -> bool {
+    let value = |configuration: &Value| configuration.get(name.strip_prefix("model.")?).cloned();
+    let [a, b] = configurations.each_ref().map(value);
+    a.is_some() && a == b
 }
 
 /// A tensor that differs, as a line.
@@ -265,9 +283,15 @@ fn prune(run: &Path, retention: Retention, dry_run: bool) -> Result<()> {
     }
     let superseded = retention.superseded(run);
     let verb = if dry_run { "would delete" } else { "deleted" };
+    // What a killed run has left, half-written or half-deleted.
+    let is_rest = |folder: &PathBuf| folder.extension().is_some();
+    let rests: Vec<PathBuf> =
+        list(run)?.into_iter().map(|entry| entry.folder).filter(is_rest).collect();
     if !dry_run {
         retention.apply(run)?;
+        clean(run)?;
     }
-    superseded.iter().for_each(|folder| output::line(&format!("{verb} {}", folder.display())));
+    let deleted = rests.iter().chain(&superseded);
+    deleted.for_each(|folder| output::line(&format!("{verb} {}", folder.display())));
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! The differences between two checkpoints, whatever layouts wrote them.
 
+use ferrotron_parallel::agreement::digest;
 use ferrotron_tensor::{DType, Device, Result, ShardSpec, Tensor};
 use serde::Serialize;
 use serde_json::Value;
@@ -9,6 +10,7 @@ use super::index::TensorRecord;
 use super::load::Checkpoint;
 use super::reader::CheckpointReader;
 use super::slices::numel;
+use crate::io::tokenizer::Tokenizer;
 
 /// Most elements of a tensor that are compared at once.
 const CHUNK: usize = 1 << 20;
@@ -26,7 +28,7 @@ pub struct Tolerance {
 /// The differences between two checkpoints.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
-    /// Fields of the model's configuration and of the progress that differ, by name.
+    /// Fields of the model's configuration and of the progress that differ, and the tokenizers, by name.
     pub fields: Vec<FieldDifference>,
     /// Tensors that differ, by name.
     pub tensors: Vec<TensorDifference>,
@@ -121,7 +123,7 @@ impl Comparison {
     }
 }
 
-/// The fields of configuration and progress that differ.
+/// The fields of configuration, progress and tokenizer that differ.
 fn fields(first: &Checkpoint, second: &Checkpoint) -> Vec<FieldDifference> {
     let of = |checkpoint: &Checkpoint| {
         let mut fields = serde_json::Map::new();
@@ -136,6 +138,7 @@ fn fields(first: &Checkpoint, second: &Checkpoint) -> Vec<FieldDifference> {
         add("architecture", Value::from(checkpoint.model.architecture.as_str()));
         add("model", checkpoint.model.config.clone());
         add("progress", serde_json::to_value(&checkpoint.progress).unwrap_or_default());
+        add("tokenizer", checkpoint.tokenizer().map_or(Value::Null, described));
         fields
     };
     let (a, b) = (of(first), of(second));
@@ -148,6 +151,12 @@ fn fields(first: &Checkpoint, second: &Checkpoint) -> Vec<FieldDifference> {
         (values[0] != values[1]).then(|| FieldDifference { name: name.clone(), values })
     };
     names.into_iter().filter_map(differs).collect()
+}
+
+/// A tokenizer in a few words, which are other ones for another tokenizer.
+fn described(tokenizer: &Tokenizer) -> Value {
+    let digest = digest(tokenizer.to_json().as_bytes());
+    format!("{} of {} tokens, {digest}", tokenizer.name(), tokenizer.vocab_size()).into()
 }
 
 /// Compares two tensors of one shape, rows by rows; `None` if they are equal.
