@@ -155,6 +155,37 @@ fn shards_make_one_file_of_global_tensors() -> Result<()> {
     Ok(())
 }
 
+/// A folder of somebody else in the place of the temporary one.
+#[test]
+fn a_foreign_folder_of_shards_is_left() -> Result<()> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    let shards = folder.path().join("model.safetensors.shards");
+    std::fs::create_dir(&shards).unwrap();
+    let save = || {
+        let ranks = run_threads(2, &WorldConfig::default(), |world| {
+            let dims = ParallelDims::new(2, 1, 1, 1)?;
+            let mesh = Mesh::new(&world, dims, SequenceParallel::Off)?;
+            layer(&scope(DType::F32, 1), 2)?.save_on(&mesh, &file)
+        });
+        ranks.into_iter().map(|rank| rank.map_err(|error| error.to_string())).collect::<Vec<_>>()
+    };
+    let notes = shards.join("notes.txt");
+    std::fs::write(&notes, "mine").unwrap();
+    for saved in save() {
+        let error = saved.unwrap_err();
+        assert!(error.contains("model.safetensors.shards' holds 'notes.txt'"), "{error}");
+    }
+    assert_eq!(std::fs::read_to_string(&notes).unwrap(), "mine");
+    assert!(!file.exists());
+    // What a killed save has left goes.
+    std::fs::remove_file(notes).unwrap();
+    std::fs::create_dir(shards.join("iter_0000000.tmp")).unwrap();
+    assert!(save().iter().all(|saved| saved.is_ok()));
+    assert!(file.exists() && !shards.exists());
+    Ok(())
+}
+
 /// A reader that knows safetensors alone finds names, shapes and values.
 #[test]
 fn the_file_is_plain_safetensors() -> Result<()> {

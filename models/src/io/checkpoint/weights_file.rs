@@ -9,9 +9,10 @@ use ferrotron_parallel::mesh::Mesh;
 use ferrotron_tensor::{DType, Error, Result, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::fs::remove_dir_all;
+use std::fs::{read_dir, remove_dir_all};
 use std::path::{Path, PathBuf};
 
+use super::folder;
 use super::index::{SliceRecord, TensorRecord};
 use super::load::Checkpoint;
 use super::reader::CheckpointReader;
@@ -58,7 +59,7 @@ pub trait ModuleWeights: Module {
 
     /// Saves a module that is sharded over the ranks of `mesh`, like [`ModuleWeights::save`]. All ranks call this with
     /// the same path on one file system. The first rank needs host memory for all weights. The folder `<path>.shards`
-    /// exists meanwhile.
+    /// exists meanwhile; one that is there must be that of a save that was killed.
     ///
     /// Errors on every rank.
     fn save_on(&self, mesh: &Mesh, path: impl AsRef<Path>) -> Result<()>
@@ -148,6 +149,7 @@ fn save_params(params: &[Param], mesh: &Mesh, path: &Path) -> Result<()> {
     let shards = LocalShard::params(params)?;
     let own = shards.into_iter().zip(params).filter(|(_, param)| writes(param, mesh));
     let folder = path.with_file_name(format!("{}.shards", file_name(path)?));
+    check_ours(&folder)?;
     let saved = save(
         &folder,
         mesh.world(),
@@ -170,6 +172,32 @@ fn save_params(params: &[Param], mesh: &Mesh, path: &Path) -> Result<()> {
     }
     assembled?;
     mesh.world().barrier().wait()
+}
+
+/// Checks that the folder `path` may be written and deleted.
+///
+/// # Errors
+/// A folder that holds something else than what a killed [`ModuleWeights::save_on`] leaves: on every rank, since the
+/// others' files are of that kind.
+fn check_ours(path: &Path) -> Result<()> {
+    let Ok(entries) = read_dir(path) else {
+        return match path.symlink_metadata() {
+            Ok(_) => Err(refused(format!("'{}' is in the way: move it away", path.display()))),
+            Err(_) => Ok(()),
+        };
+    };
+    let ours = [folder::name(0), folder::LATEST.to_string()];
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let plain = name.trim_end_matches(".tmp").trim_end_matches(".old");
+        if !ours.iter().any(|known| known == plain) {
+            let path = path.display();
+            let message =
+                format!("'{path}' holds '{name}', which no save has written: move it away");
+            return Err(refused(message));
+        }
+    }
+    Ok(())
 }
 
 fn save_whole(params: &[Param], path: &Path) -> Result<()> {
