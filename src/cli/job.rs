@@ -2,29 +2,22 @@
 
 use ferrotron::cuda::library::{Kind, Search};
 use ferrotron::cuda::nccl::Nccl;
-use ferrotron::models::stop::StopFlag;
 use ferrotron::parallel::collective::{
     NcclConfig, RankConfig, Transport, World, WorldConfig, run_rank_process,
 };
-use ferrotron::parallel::launch::{
-    JOB_SECRET, LaunchConfig, RankEnvironment, SignalFlags, launch, stop_signals,
-};
+use ferrotron::parallel::launch::{JOB_SECRET, LaunchConfig, RankEnvironment, launch};
 use ferrotron::parallel::mesh::Mesh;
 use ferrotron::{Device, Error, Result};
-use signal_hook::consts::{SIGHUP, SIGINT};
-use signal_hook::flag;
 use std::io::{IsTerminal, Stderr, Write};
 use std::ops::Range;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::args::device::DeviceChoice;
 use super::args::parallel::ParallelArgs;
 use super::args::train::TrainArgs;
+use super::exit_signals::ExitSignals;
 use super::output;
-use super::terminal;
 
 /// The role of this process.
 #[derive(Debug, Clone)]
@@ -149,7 +142,11 @@ pub fn between_gpus(args: &TrainArgs, mesh: &Mesh, device: &Device) -> Result<Me
 
 /// Starts `ranks` processes of this program with the same arguments, and ends as they do. After a signal they have
 /// `stop_timeout` to finish their step and save.
-pub fn start_ranks(ranks: usize, stop_timeout: Duration) -> Result<ExitCode> {
+pub fn start_ranks(
+    ranks: usize,
+    stop_timeout: Duration,
+    signals: &ExitSignals,
+) -> Result<ExitCode> {
     let unknown = |error| Error::io("--nproc", format!("this program cannot find itself: {error}"));
     let config = LaunchConfig {
         program: std::env::current_exe().map_err(unknown)?,
@@ -157,38 +154,11 @@ pub fn start_ranks(ranks: usize, stop_timeout: Duration) -> Result<ExitCode> {
         ranks,
         stop_timeout,
     };
-    let signals = SignalFlags::default();
-    for (signal, flag) in signals.iter() {
-        register(signal, flag)?;
-    }
-    let end = launch(&config, &signals, std::io::stdout(), AboveBar(std::io::stderr()))?;
+    let end = launch(&config, &signals.flags()?, std::io::stdout(), AboveBar(std::io::stderr()))?;
     if let Some(failure) = end.failure {
         output::note(&format!("ferrotron: {failure}; the job has ended"));
     }
     Ok(ExitCode::from(end.code))
-}
-
-/// Returns a flag that Ctrl-C and the other [`stop_signals`] set; a second Ctrl-C ends the process with `code` at
-/// once. A second SIGTERM does not: some send it to a job's processes and to their parents, who pass it on.
-pub fn stop_on_signals(code: u8) -> Result<StopFlag> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let second = flag::register_conditional_shutdown(SIGINT, i32::from(code), stop.clone());
-    second.map_err(unhandled)?;
-    for signal in stop_signals() {
-        register(signal, &stop)?;
-    }
-    Ok(StopFlag::from(stop))
-}
-
-fn register(signal: i32, flag: &Arc<AtomicBool>) -> Result<()> {
-    if signal == SIGHUP {
-        terminal::outlive().map_err(unhandled)?;
-    }
-    flag::register(signal, flag.clone()).map(drop).map_err(unhandled)
-}
-
-fn unhandled(error: std::io::Error) -> Error {
-    Error::io("signals", error.to_string())
 }
 
 /// Standard error, where rank 0 may be drawing its progress bar: each write first clears the line.

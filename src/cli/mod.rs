@@ -6,6 +6,7 @@ mod commands;
 mod configuration;
 mod corpus;
 mod definition;
+mod exit_signals;
 mod job;
 mod memory_limits;
 #[cfg(test)]

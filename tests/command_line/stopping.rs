@@ -2,7 +2,6 @@
 
 use super::{TINY, losses};
 use std::io::{BufRead, BufReader};
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -45,13 +44,17 @@ fn wait_for(what: &Path) {
     }
 }
 
+/// Sends SIGTERM as [`stop_by`].
+fn stop(child: Child) -> ExitStatus {
+    stop_by("TERM", child)
+}
+
 /// Sends a signal in a second, when the phase is on its way, and returns how the program ended.
-fn stop(mut child: Child) -> ExitStatus {
+fn stop_by(signal: &str, mut child: Child) -> ExitStatus {
     std::thread::sleep(Duration::from_secs(1));
     assert!(child.try_wait().unwrap().is_none(), "it had ended before the signal");
-    assert!(
-        Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success()
-    );
+    let (signal, process) = (format!("-{signal}"), child.id().to_string());
+    assert!(Command::new("kill").args([signal, process]).status().unwrap().success());
     let asked = Instant::now();
     loop {
         if let Some(status) = child.try_wait().unwrap() {
@@ -78,10 +81,14 @@ fn assert_saved(folder: &Path, steps: u64) {
 #[test]
 fn a_signal_while_tokenizing_ends_the_program() {
     let folder = folder_with_long_text();
-    let status = stop(start(folder.path(), "--tokenizer gpt2"));
-    // Nothing is there to be saved: as the system ends a program.
-    assert_eq!(status.signal(), Some(15), "{status}");
-    assert!(!folder.path().join("run").exists());
+    for (signal, options) in
+        [("TERM", ""), ("USR1", ""), ("XCPU", "--exit-signal SIGXCPU"), ("USR1", "--nproc 2")]
+    {
+        let child = start(folder.path(), &format!("--tokenizer gpt2 {options}"));
+        // Nothing is there to be saved.
+        assert_eq!(stop_by(signal, child).code(), Some(130), "{signal} {options}");
+        assert!(!folder.path().join("run").exists());
+    }
 }
 
 #[test]
@@ -102,6 +109,19 @@ fn the_last_step_is_saved_before_the_last_evaluation() {
         wait_for(&folder.path().join("run/latest"));
         assert_eq!(stop(child).code(), Some(130), "{ranks}");
         assert_saved(folder.path(), 3);
+    }
+}
+
+/// Megatron's `--exit-signal`, for schedulers that send another one.
+#[test]
+fn the_exit_signal_finishes_the_step_and_saves() {
+    for ranks in ["", "--nproc 2"] {
+        let folder = folder_with_long_text();
+        let options = "--train-iters 1000000 --eval-interval 0 --log-interval 0 --exit-signal-handler --exit-signal xcpu";
+        let mut child = start(folder.path(), &format!("{options} {ranks}"));
+        wait_for_training(&mut child);
+        assert_eq!(stop_by("XCPU", child).code(), Some(130), "{ranks}");
+        assert!(folder.path().join("run/latest").exists());
     }
 }
 

@@ -228,6 +228,47 @@ fn too_low_a_limit_of_open_files_is_refused_before_anything_starts() {
     assert_eq!(message.lines().count(), 1, "{message}");
 }
 
+/// `sbatch --signal=USR1@120` sends the signal to every task, once while they train and once while they load.
+#[test]
+fn slurm_warns_of_the_time_limit_and_requeues_the_job() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let alone = super::alone(path, "alone", "--train-iters 300");
+    let line = format!("{MODEL} --dtype f64 --train-iters 300 --save run --load run");
+    let ended = |mut tasks: Vec<Child>| {
+        tasks.iter_mut().for_each(wait);
+        let outputs = tasks.into_iter().map(|task| task.wait_with_output().unwrap());
+        outputs.map(|task| (task.status.code(), texts(&task).1)).collect::<Vec<_>>()
+    };
+    let tasks = super::srun(path, &line, "1");
+    let started = Instant::now();
+    while std::fs::metadata(path.join("run/metrics.jsonl")).map_or(0, |data| data.len()) == 0 {
+        assert!(started.elapsed() < PATIENCE, "no first step");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    tasks.iter().for_each(|task| send("-USR1", task.id()));
+    let ends = ended(tasks);
+    assert!(ends.iter().all(|(code, _)| *code == Some(130)), "{ends:?}");
+    let taken = metrics(&path.join("run")).len();
+    assert!((1..300).contains(&taken), "{taken} steps");
+
+    // One task waits for the other.
+    let mut tasks = super::srun(path, &line, "2");
+    send("-STOP", tasks[1].id());
+    std::thread::sleep(Duration::from_millis(500));
+    tasks.iter().for_each(|task| send("-USR1", task.id()));
+    send("-CONT", tasks[1].id());
+    tasks.iter_mut().for_each(wait);
+    let ends = ended(tasks);
+    // 138 is that of a process which was stopped before it was the program.
+    assert_eq!(ends[0].0, Some(130), "{ends:?}");
+    assert_eq!(metrics(&path.join("run")).len(), taken);
+
+    let ends = ended(super::srun(path, &line, "3"));
+    assert!(ends.iter().all(|(code, _)| *code == Some(0)), "{ends:?}");
+    super::assert_same("requeued", &path.join("run"), &alone, 1e-10);
+}
+
 /// torchrun starts the same command line again after a rank was killed, and the run resumes from its last checkpoint.
 #[test]
 fn torchrun_restarts_a_job_that_goes_on() {

@@ -308,25 +308,28 @@ fn mpirun_starts_ranks() {
     }
 }
 
+/// Two tasks of a step, as srun starts them.
+fn srun(path: &Path, line: &str, step: &str) -> Vec<Child> {
+    // Of a job that no other test has, so that the port is its own.
+    let job = std::process::id().to_string();
+    let start = |task: usize| {
+        let mut command = command(path, line);
+        let number = task.to_string();
+        command.envs([("SLURM_PROCID", &*number), ("SLURM_LOCALID", &*number)]);
+        command.envs([("SLURM_NTASKS", "2"), ("SLURM_NODEID", "0"), ("SLURM_STEP_ID", step)]);
+        command.env("SLURM_JOB_ID", &job);
+        command.envs([("SLURM_STEP_TASKS_PER_NODE", "2"), ("SLURM_STEP_NODELIST", "node7")]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    (0..2).map(start).collect()
+}
+
 #[test]
 fn srun_variables_are_understood() {
     let folder = folder_with_text();
     let path = folder.path();
     let alone = alone(path, "alone", "");
-    let line = format!("{MODEL} --dtype f64 --train-iters 6 --save srun");
-    // Of a job that no other test has, so that the port is its own.
-    let job = std::process::id().to_string();
-    let mut tasks: Vec<Child> = (0..2)
-        .map(|task| {
-            let mut command = command(path, &line);
-            let number = task.to_string();
-            command.envs([("SLURM_PROCID", &*number), ("SLURM_LOCALID", &*number)]);
-            command.envs([("SLURM_NTASKS", "2"), ("SLURM_NODEID", "0"), ("SLURM_STEP_ID", "0")]);
-            command.env("SLURM_JOB_ID", &job);
-            command.envs([("SLURM_STEP_TASKS_PER_NODE", "2"), ("SLURM_STEP_NODELIST", "node7")]);
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-        })
-        .collect();
+    let mut tasks = srun(path, &format!("{MODEL} --dtype f64 --train-iters 6 --save srun"), "0");
     tasks.iter_mut().for_each(wait);
     for task in tasks {
         succeeded(task.wait_with_output().unwrap());

@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::Write;
 use std::net::TcpListener;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
@@ -59,7 +60,8 @@ pub struct JobEnd {
 /// outlives the calling thread, however that ends.
 ///
 /// Ranks begin with the system's reaction to [`stop_signals`](super::stop_signals), which is to end, even if this
-/// process ignores SIGINT. Those that have not ended [`LaunchConfig::stop_timeout`] after a signal was passed on are
+/// process ignores SIGINT; one that a signal ends so, which was passed on, counts as one that ended with
+/// [`INTERRUPTED`]. Those that have not ended [`LaunchConfig::stop_timeout`] after a signal was passed on are
 /// killed. An interrupt behind another signal means not to wait: then they have 5 seconds. A rank that is stopped, as
 /// by SIGSTOP, is continued behind the signal, so that it can save; if it stays stopped for 5 seconds, all are killed.
 ///
@@ -126,6 +128,7 @@ fn watch<W: Write>(
     let mut ends = Vec::new();
     let mut patience: Option<Instant> = None;
     let mut stop: Option<Stop> = None;
+    let mut passed_on = Vec::new();
     while ranks.iter().any(RankProcess::is_running) {
         for (number, flag) in flags.iter() {
             if let Some(signal) = Signal::from_named_raw(number)
@@ -136,14 +139,20 @@ fn watch<W: Write>(
                     rank.signal(Signal::CONT); // one that is stopped could not save
                 }
                 stop = Some(Stop::by(signal, stop, stop_timeout));
+                passed_on.push(number);
             }
         }
         stopped.look(&ranks, err);
         for (number, rank) in ranks.iter_mut().enumerate() {
             if let Some(status) = rank.ended()? {
                 let (text, code) = describe(status);
-                let by_signal = status.code().is_none();
-                ends.push(End { rank: number, code, by_signal, text });
+                ends.push(match status.signal() {
+                    // One that had only just started did not handle it yet.
+                    Some(signal) if passed_on.contains(&signal) => {
+                        End { rank: number, code: INTERRUPTED, by_signal: false, text }
+                    }
+                    signal => End { rank: number, code, by_signal: signal.is_some(), text },
+                });
             }
         }
         if patience.is_none() && ends.iter().any(End::is_failure) {

@@ -48,12 +48,16 @@ pub struct SignalFlags(BTreeMap<i32, Arc<AtomicBool>>);
 impl Default for SignalFlags {
     /// A flag for each of [`stop_signals`].
     fn default() -> SignalFlags {
-        let flag = |signal| (signal, Arc::default());
-        SignalFlags(stop_signals().into_iter().map(flag).collect())
+        SignalFlags::new(&stop_signals())
     }
 }
 
 impl SignalFlags {
+    /// A flag for each of `signals`, by their numbers.
+    pub fn new(signals: &[i32]) -> SignalFlags {
+        SignalFlags(signals.iter().map(|&signal| (signal, Arc::default())).collect())
+    }
+
     /// Returns each signal's number and flag.
     pub fn iter(&self) -> impl Iterator<Item = (i32, &Arc<AtomicBool>)> {
         self.0.iter().map(|(&signal, flag)| (signal, flag))

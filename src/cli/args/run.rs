@@ -4,6 +4,9 @@ use clap::Args;
 use ferrotron::models::checkpoint::Retention;
 use ferrotron::models::run::TraceConfig;
 use ferrotron::{Error, Result};
+use signal_hook::consts::{
+    SIGALRM, SIGHUP, SIGINT, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU,
+};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -45,6 +48,10 @@ pub struct RunArgs {
     /// Stop cleanly, after saving, with the step in which the program has run for so many minutes
     #[arg(long, value_name = "MINUTES")]
     pub exit_duration_in_mins: Option<f64>,
+    /// Another signal at which the run finishes its step, saves and exits, by its name, such as SIGXCPU; SIGINT, SIGTERM,
+    /// SIGHUP, SIGUSR1 and SIGUSR2 do that always
+    #[arg(long, value_name = "SIGNAL")]
+    pub exit_signal: Option<ExitSignal>,
     /// Steps between evaluations; one follows the last step; 0 for none at all [default: 250]
     #[arg(long, value_name = "N")]
     pub eval_interval: Option<u64>,
@@ -90,6 +97,37 @@ impl FromStr for EvalIters {
         }
     }
 }
+
+/// The number of a signal that can be handled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExitSignal(pub i32);
+
+impl FromStr for ExitSignal {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let found = EXIT_SIGNALS.iter().find(|(name, _)| {
+            name.eq_ignore_ascii_case(text) || name["SIG".len()..].eq_ignore_ascii_case(text)
+        });
+        found.map(|row| ExitSignal(row.1)).ok_or_else(|| {
+            let names: Vec<&str> = EXIT_SIGNALS.iter().map(|row| row.0).collect();
+            format!("must be one of {}", names.join(", "))
+        })
+    }
+}
+
+/// The signals of `--exit-signal`.
+const EXIT_SIGNALS: [(&str, i32); 9] = [
+    ("SIGALRM", SIGALRM),
+    ("SIGHUP", SIGHUP),
+    ("SIGINT", SIGINT),
+    ("SIGPROF", SIGPROF),
+    ("SIGQUIT", SIGQUIT),
+    ("SIGTERM", SIGTERM),
+    ("SIGUSR1", SIGUSR1),
+    ("SIGUSR2", SIGUSR2),
+    ("SIGXCPU", SIGXCPU),
+];
 
 /// `7-9`, or `7` for one step.
 fn parse_steps(text: &str) -> std::result::Result<RangeInclusive<u64>, String> {

@@ -21,6 +21,7 @@ use crate::cli::args::run::RunArgs;
 use crate::cli::args::train::TrainArgs;
 use crate::cli::configuration::{Configuration, data_facts};
 use crate::cli::definition::Definition;
+use crate::cli::exit_signals::ExitSignals;
 use crate::cli::job;
 use crate::cli::job::ProcessRole;
 use crate::cli::options::Options;
@@ -32,24 +33,26 @@ use crate::cli::{corpus, memory_limits, output, report, resume, run_folder};
 /// Trains, reports and leaves a run folder behind; or starts processes that do. `given` holds the options that were
 /// typed or stand in the file of `--config`; `args` is made from it.
 pub fn train(args: &TrainArgs, given: Options, definition: &Definition) -> Result<ExitCode> {
+    let signals = ExitSignals::register(&args.run)?;
     let rank = rank_environment()?;
     let Some(rank) = rank else {
         let resumed = resume::open(&args.run)?;
         let plan = PreparedRun::new(given, resumed, None, definition)?; // what is refused is refused here, once
         return match plan.job {
             ProcessRole::Launcher(ranks) => {
-                job::start_ranks(ranks, plan.configuration.args.parallel.timeout())
+                let timeout = plan.configuration.args.parallel.timeout();
+                job::start_ranks(ranks, timeout, &signals)
             }
             _ => {
                 let data = plan.data()?;
-                plan.train(&Mesh::single(), &data)
+                plan.train(&Mesh::single(), &data, &signals)
             }
         };
     };
     // How ranks meet is no matter of a checkpoint, which they choose together. What one of them cannot do is told to all
     // behind that.
     let trained = job::connect(&args.parallel, &rank, |world| {
-        train_as_rank(&world, &args.run, given, &rank, definition)
+        train_as_rank(&world, &args.run, given, (&rank, &signals), definition)
     });
     // Under other launchers nothing else says whose error it is.
     Ok(trained.unwrap_or_else(|error| failed(&format!("rank {}: ", rank.rank), &error)))
@@ -60,7 +63,7 @@ fn train_as_rank(
     world: &World,
     run: &RunArgs,
     given: Options,
-    rank: &RankEnvironment,
+    (rank, signals): (&RankEnvironment, &ExitSignals),
     definition: &Definition,
 ) -> Result<ExitCode> {
     let everyone = world.everyone()?;
@@ -76,7 +79,7 @@ fn train_as_rank(
     agreed?;
     let sequence = plan.configuration.args.parallel.sequence();
     let mesh = Mesh::new(world, plan.run.layout, sequence)?;
-    plan.train(&mesh, &data)
+    plan.train(&mesh, &data, signals)
 }
 
 /// The opened data of a run.
@@ -159,12 +162,12 @@ impl PreparedRun {
     }
 
     /// Trains as one rank of `mesh`; the first one reports.
-    fn train(self, mesh: &Mesh, data: &Data) -> Result<ExitCode> {
+    fn train(self, mesh: &Mesh, data: &Data, signals: &ExitSignals) -> Result<ExitCode> {
         let options = self.configuration.options.clone();
-        self.take_steps(mesh, data).map_err(|error| options.name_sources(error))
+        self.take_steps(mesh, data, signals).map_err(|error| options.name_sources(error))
     }
 
-    fn take_steps(self, mesh: &Mesh, data: &Data) -> Result<ExitCode> {
+    fn take_steps(self, mesh: &Mesh, data: &Data, signals: &ExitSignals) -> Result<ExitCode> {
         let Data { dataset, fingerprint } = data;
         let PreparedRun { configuration, job, resumed, tokenizer, run: plan, stages, intervals } =
             self;
@@ -192,8 +195,8 @@ impl PreparedRun {
             true => TrainProgress::new(done, intervals.train_iters, args.run.log_interval),
             false => TrainProgress::silent(),
         };
-        // Until here there is nothing to save: a signal ends the process as it ends any other.
-        let stop = job::stop_on_signals(INTERRUPTED)?;
+        // Until here there is nothing to save, and a signal ends the process.
+        let stop = signals.stop_flag()?;
         let batch = trainer.config().batch_size.full_batch_size();
         let samples = config.samples(dataset, trainer.config().seed, batch)?;
         let outcome =

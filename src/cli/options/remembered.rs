@@ -25,6 +25,7 @@ const NOT_REMEMBERED: &[&str] = &[
     "trace-steps",
     "exit-interval",
     "exit-duration-in-mins",
+    "exit-signal",
     "enable-cuda-graph",
     "device",
     "memory-limit",

@@ -34,6 +34,9 @@ pub struct SpellingArgs {
     /// Megatron-LM: --zero-stage
     #[arg(long, hide = true, value_name = "STRATEGY")]
     data_parallel_sharding_strategy: Option<String>,
+    /// Megatron-LM: what this program always does
+    #[arg(long, hide = true)]
+    exit_signal_handler: bool,
     /// Megatron-LM: --num-query-groups, which must be given
     #[arg(long, hide = true)]
     group_query_attention: bool,
@@ -73,6 +76,7 @@ pub fn replace(options: &mut Options, source: &Source) -> Result<()> {
     let strategy = take("data-parallel-sharding-strategy");
     let grouped = is_on(take("group-query-attention"));
     let graph = take("cuda-graph-impl");
+    take("exit-signal-handler");
     let profile = is_on(take("profile"));
     let [start, end, _, endpoint] =
         ["profile-step-start", "profile-step-end", "profile-ranks", "rdzv-endpoint"].map(take);
@@ -218,6 +222,10 @@ mod tests {
             ),
             (json!({ "cuda-graph-impl": "full_iteration" }), "--enable-cuda-graph"),
             (json!({ "cuda-graph-impl": "none" }), ""),
+            (
+                json!({ "exit-signal-handler": true, "exit-signal": "SIGTERM" }),
+                "--exit-signal=SIGTERM",
+            ),
             (json!({ "profile": true }), "--trace=trace.json --trace-steps=11-12"),
             (
                 json!({ "profile": true, "profile-step-start": 2, "profile-step-end": 5,

@@ -142,6 +142,17 @@ fn signals_are_passed_on_and_stopping_is_no_failure() {
     }
 }
 
+/// A rank that has only just started has no handler yet.
+#[test]
+fn ranks_that_a_signal_ends_are_interrupted() {
+    for signal in [Signal::USR1, Signal::TERM] {
+        let script =
+            "test $RANK = 1 && trap 'exit 130' USR1 TERM; : >$READY; while :; do sleep 0.05; done";
+        let (end, _) = signalled(script, Duration::from_secs(60), &[signal]);
+        assert_eq!(end, ended_well(INTERRUPTED), "{signal:?}");
+    }
+}
+
 /// Starts ranks like a shell that is not interactive and runs `launcher &`.
 #[test]
 fn ranks_of_a_launcher_that_ignores_signals_notice_them() {
