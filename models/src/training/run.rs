@@ -23,7 +23,7 @@ use crate::training::loss_curve::LossCurve;
 #[cfg(feature = "plot")]
 use crate::training::plot::plot;
 use crate::training::run_lock::RunLock;
-use crate::training::stop::StopFlag;
+use crate::training::stop::{StopFlag, set_on_any_rank};
 use crate::training::trainer::{Model, StepReport, Trainer};
 
 pub use config::{Intervals, RunConfig, RunData, TokenSamples, TraceConfig};
@@ -168,10 +168,11 @@ impl<M: Model> Run<'_, M> {
             }
             // What is left behind is a checkpoint, for which replicas must have the same weights.
             let may_stop = self.trainer.steps_to_synchronization() == 0;
-            if self.is_stopped()? && may_stop {
+            let [stopped, late] = self.has_to_end()?;
+            if stopped && may_stop {
                 break StopReason::Stopped;
             }
-            if steps > 0 && may_stop && self.is_late()? {
+            if late && may_stop && steps > 0 {
                 break StopReason::Deadline;
             }
             if steps > 0 && exit_interval.is_some_and(|every| done.is_multiple_of(every)) {
@@ -218,18 +219,12 @@ impl<M: Model> Run<'_, M> {
         Ok(ended)
     }
 
-    fn is_stopped(&self) -> Result<bool> {
-        self.stop.is_set_on_any_rank(self.trainer.mesh().world(), self.trainer.host())
-    }
-
-    /// Whether the deadline has passed on the first rank, whose clock decides for all.
-    fn is_late(&self) -> Result<bool> {
-        let Some(deadline) = self.config.deadline else { return Ok(false) };
-        let late = StopFlag::default();
-        if self.first && Instant::now() >= deadline {
-            late.set();
-        }
-        late.is_set_on_any_rank(self.trainer.mesh().world(), self.trainer.host())
+    /// Whether a rank was asked to stop, and whether the deadline has passed on the first rank, whose clock decides for all:
+    /// one call of all ranks.
+    fn has_to_end(&self) -> Result<[bool; 2]> {
+        let late = self.first && self.config.deadline.is_some_and(|at| Instant::now() >= at);
+        let (world, host) = (self.trainer.mesh().world(), self.trainer.host());
+        set_on_any_rank([self.stop.is_set(), late], world, host)?.wait()
     }
 
     /// Evaluates the model on the validation set; returns nothing if the run is asked to stop.

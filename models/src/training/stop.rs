@@ -36,12 +36,25 @@ impl StopFlag {
 
     /// Starts [`StopFlag::is_set_on_any_rank`]; waiting for the result waits for the other ranks.
     pub(crate) fn ask_all(&self, world: &Group, host: &Device) -> Result<Work<bool>> {
-        if world.size() == 1 {
-            return Ok(Work::ready(self.is_set()));
-        }
-        let own = Tensor::from_slice(host, &[f64::from(u8::from(self.is_set()))], &[1])?;
-        Ok(world.all_reduce(own, Reduction::Sum)?.map(|sum| Ok(sum.item()? > 0.0)))
+        Ok(set_on_any_rank([self.is_set()], world, host)?.map(|[is_set]| Ok(is_set)))
     }
+}
+
+/// Whether each of `flags` is set on any rank of `world`: one call, with the same answer on every rank.
+pub(crate) fn set_on_any_rank<const N: usize>(
+    flags: [bool; N],
+    world: &Group,
+    host: &Device,
+) -> Result<Work<[bool; N]>> {
+    if world.size() == 1 {
+        return Ok(Work::ready(flags));
+    }
+    let own = Tensor::from_slice(host, &flags.map(|flag| f64::from(u8::from(flag))), &[N])?;
+    let sums = world.all_reduce(own, Reduction::Sum)?;
+    Ok(sums.map(|sums| {
+        let sums = sums.to_vec::<f64>()?;
+        Ok(std::array::from_fn(|i| sums[i] > 0.0))
+    }))
 }
 
 impl From<Arc<AtomicBool>> for StopFlag {
