@@ -61,8 +61,10 @@ impl Observer for TrainProgress {
     }
 
     fn step(&mut self, metrics: &Metrics) {
-        let loss = self.loss.map_or(metrics.loss, |mean| 0.95 * mean + 0.05 * metrics.loss);
-        self.loss = Some(loss);
+        if metrics.loss.is_finite() {
+            let loss = self.loss.map_or(metrics.loss, |mean| 0.95 * mean + 0.05 * metrics.loss);
+            self.loss = Some(loss);
+        }
         let step_seconds = metrics.step_ms / 1e3;
         self.seconds = if self.seconds == 0.0 {
             step_seconds
@@ -70,7 +72,13 @@ impl Observer for TrainProgress {
             0.95 * self.seconds + 0.05 * step_seconds
         };
         let speed = metrics.tokens as f64 / self.seconds;
-        if metrics.skipped {
+        if let Some(why) = &metrics.bad_step {
+            let reaction = match metrics.rewound_to {
+                Some(step) => format!("rewound to the checkpoint of step {step}"),
+                None => "skipped".to_string(),
+            };
+            self.say(&format!("step {:>6}  bad: {why}; {reaction}", metrics.step));
+        } else if metrics.skipped {
             let scale = metrics.loss_scale.unwrap_or(1.0);
             self.say(&format!(
                 "step {:>6}  skipped: gradients overflow with loss scale {scale}",
@@ -78,6 +86,7 @@ impl Observer for TrainProgress {
             ));
         }
         if let Some(bar) = &self.bar {
+            let loss = self.loss.unwrap_or(metrics.loss);
             bar.set_message(format!("loss {loss:.3}  {speed:.0} tokens/s"));
         } else if self.log_interval > 0
             && (metrics.step.is_multiple_of(self.log_interval) || metrics.step == self.last_step)

@@ -1,5 +1,6 @@
 //! The program as a user meets it: what it leaves behind, tells and refuses.
 
+mod bad_steps;
 mod checkpoints;
 mod data_change;
 mod freezing;

@@ -5,7 +5,7 @@ use ferrotron::models::checkpoint::LocalShard;
 use ferrotron::models::data::{Batch, Samples, TokenBatch};
 use ferrotron::models::gpt::{Gpt, GptConfig};
 use ferrotron::models::trainer::{
-    ExecutionMode, ParallelConfig, PrecisionConfig, Trainer, TrainerConfig,
+    BadStepConfig, ExecutionMode, ParallelConfig, PrecisionConfig, Trainer, TrainerConfig,
 };
 use ferrotron::nn::schedule::LrSchedule;
 use ferrotron::nn::{GradDType, OptimizerConfig, ParamPatterns, Scope, clip_coefficient};
@@ -193,6 +193,7 @@ fn train_rank(
         })?,
         parallel: ParallelConfig { data_parallel, ..parallel },
         precision,
+        bad_steps: BadStepConfig::default(),
         execution: ExecutionMode::Eager,
     };
     let samples = Noise { vocab: model.vocab_size };

@@ -82,6 +82,7 @@ fn a_run_is_saved_when_replicas_agree_or_refused() -> Result<()> {
         let mut trainer = Trainer::<Gpt>::new(&scope, &tied(), trainer_config(&local)?)?;
         let folder = folder.path().join(format!("{save_interval}-{train_iters}"));
         let config = RunConfig {
+            loaded: None,
             metrics: folder.join("metrics.jsonl"),
             trace: None,
             folder,

@@ -9,6 +9,7 @@
 
 mod config;
 mod metrics;
+mod rewind;
 mod tracing;
 
 use ferrotron_tensor::{Error, ErrorKind, Result};
@@ -95,6 +96,7 @@ pub fn run<M: Model>(
     let log = first.then(open).transpose()?;
     let tracing = Tracing::start(config.trace.as_ref(), trainer)?;
     let (evaluation, saved, unlogged) = (None, None, false);
+    let rewind_to = config.loaded.as_deref().map(|loaded| config.rewind_to(loaded));
     let mut run = Run {
         trainer,
         data,
@@ -107,6 +109,7 @@ pub fn run<M: Model>(
         tracing,
         evaluation,
         saved,
+        rewind_to,
     };
     let ended = run.take_steps();
     if ended.is_err() {
@@ -154,6 +157,8 @@ struct Run<'a, M: Model> {
     evaluation: Option<Evaluation>,
     /// The last step that was saved, and where.
     saved: Option<(u64, PathBuf)>,
+    /// The checkpoint to which training is rewound behind a bad step.
+    rewind_to: Option<PathBuf>,
 }
 
 impl<M: Model> Run<'_, M> {
@@ -180,6 +185,9 @@ impl<M: Model> Run<'_, M> {
             }
             self.tracing.step(self.trainer, self.data.train)?;
             steps += 1;
+            if self.trainer.must_rewind() {
+                self.rewind()?;
+            }
             let step = self.trainer.progress().step;
             if self.first {
                 self.observer.advanced(step);
@@ -201,9 +209,14 @@ impl<M: Model> Run<'_, M> {
             if evaluates {
                 self.trainer.release_graph(); // before anything else takes memory beside it
             }
-            let saved = if saves { self.save().map(drop) } else { Ok(()) };
+            let saved = if saves { self.save() } else { Ok(PathBuf::new()) };
+            if let Ok(folder) = saved.as_ref()
+                && due(save_interval)
+            {
+                self.rewind_to = Some(folder.clone());
+            }
             let found = match &saved {
-                Ok(()) if evaluates => self.evaluate(step),
+                Ok(_) if evaluates => self.evaluate(step),
                 _ => Ok(None),
             };
             // The step's line has the evaluation that follows it, and is there whatever fails.

@@ -1,5 +1,6 @@
 //! Trains any [`Model`]: one step after another, in any layout, without a terminal.
 
+mod bad_step;
 mod config;
 mod frozen;
 mod graph;
@@ -25,6 +26,7 @@ use crate::training::stop::StopFlag;
 
 pub use crate::training::microbatch::Microbatch;
 pub use crate::training::model::{ActivationOptions, LossTerm, Model, ModelChunk, StageOutput};
+pub use bad_step::{BadStepConfig, OnBadStep};
 pub use config::{ExecutionMode, ParallelConfig, PrecisionConfig, TrainerConfig};
 use frozen::freeze;
 use graph::StepGraph;
@@ -93,6 +95,7 @@ impl<M: Model> Trainer<M> {
     ) -> Result<Trainer<M>> {
         config.parallel.data_parallel.shard_unit = config.optimizer.shard_unit();
         config.check_execution(mesh.world().size())?;
+        config.check_bad_steps()?;
         if config.ema_decay.is_some() && config.parallel.data_parallel.synchronize_every > 1 {
             let message = "does not go with replicas that take steps of their own: it would be that of the first one";
             return Err(Error::config("ema-decay", message));
@@ -284,6 +287,39 @@ impl<M: Model> Trainer<M> {
         self.data_parallel.load(|params| checkpoint.load_params_of_part(params))?;
         checkpoint.load_optimizer(&mut self.optimizer)?;
         self.set_progress(checkpoint.progress().clone());
+        Ok(())
+    }
+
+    /// Whether the last step was bad and [`Trainer::rewind`] is to follow.
+    pub fn must_rewind(&mut self) -> bool {
+        self.config.bad_steps.on_bad_step == OnBadStep::Rewind
+            && self.reports.last().is_some_and(|report| report.bad_step.is_some())
+    }
+
+    /// Takes weights, optimizer state, loss scale and running mean of the loss from a checkpoint of this run, and keeps the
+    /// number of steps and of consumed samples: training goes on behind the samples that it has seen. All ranks of the
+    /// mesh call this.
+    ///
+    /// Errors as [`Trainer::load`].
+    pub fn rewind(&mut self, checkpoint: &Checkpoint) -> Result<()> {
+        let now = self.progress.clone();
+        let mut reports = self.reports.take();
+        self.load(checkpoint)?;
+        if let Some(report) = reports.last_mut() {
+            report.rewound_to = Some(checkpoint.progress().step);
+        }
+        self.reports.put_back(reports);
+        let TrainState { consumed_samples, skipped_samples, .. } = self.progress;
+        self.progress = TrainState {
+            step: now.step,
+            consumed_samples: now.consumed_samples,
+            skipped_samples: now
+                .consumed_samples
+                .saturating_sub(consumed_samples - skipped_samples),
+            bad_step_balance: now.bad_step_balance,
+            extra: now.extra,
+            ..self.progress.clone()
+        };
         Ok(())
     }
 }

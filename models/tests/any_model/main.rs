@@ -1,6 +1,7 @@
 //! A model that the crate does not know trains, resumes and is evaluated in every layout with the same loss. It has
 //! blocks on several stages and two loss terms; each block adds to one.
 
+mod bad_steps;
 mod freezing;
 
 use ferrotron_autograd::Var;

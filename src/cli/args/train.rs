@@ -8,7 +8,9 @@ use ferrotron::models::memory;
 use ferrotron::models::run::Intervals;
 use ferrotron::models::support;
 use ferrotron::models::tokenizer::TokenizerChoice;
-use ferrotron::models::trainer::{ExecutionMode, ParallelConfig, PrecisionConfig, TrainerConfig};
+use ferrotron::models::trainer::{
+    BadStepConfig, ExecutionMode, OnBadStep, ParallelConfig, PrecisionConfig, TrainerConfig,
+};
 use ferrotron::nn::Axis;
 use ferrotron::nn::ParamPatterns;
 use ferrotron::nn::schedule::{DecayStyle, LrSchedule, LrScheduleConfig, WsdDecayStyle};
@@ -68,6 +70,7 @@ impl TrainArgs {
         let execution = self.execution.execution(&self.device)?;
         let trainer = TrainerConfig { execution, ..trainer };
         trainer.check_execution(world)?;
+        trainer.check_bad_steps()?;
         let sequence_parallel = self.parallel.sequence();
         let seq_length = self.model.seq_length()?;
         for microbatches in trainer.batch_size.all_microbatches() {
@@ -253,6 +256,13 @@ pub struct OptimizationArgs {
     /// Largest global gradient norm; 0 switches clipping off
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub clip_grad: f64,
+    /// What to do with a step whose loss or gradient norm is not finite, or whose loss is a spike: stop; skip it; or rewind to
+    /// the last checkpoint and go on with the samples behind it
+    #[arg(long, value_name = "REACTION", default_value = "stop")]
+    pub on_bad_step: String,
+    /// A step is bad, too, if its loss is over X times the running mean of the loss
+    #[arg(long, value_name = "X")]
+    pub loss_spike_factor: Option<f64>,
     #[command(flatten)]
     pub optimizer: OptimizerArgs,
     /// Parameters or modules that are not trained, by name: * stands for any text, and ! takes out again, as in '*,!norm_f'
@@ -312,6 +322,10 @@ impl OptimizationArgs {
             })?,
             parallel,
             precision,
+            bad_steps: BadStepConfig {
+                on_bad_step: self.on_bad_step.parse::<OnBadStep>()?,
+                loss_spike_factor: self.loss_spike_factor,
+            },
             execution: ExecutionMode::Eager,
         })
     }

@@ -185,7 +185,8 @@ impl PreparedRun {
         trainer.set_progress(progress);
 
         let folder = run_folder::make(args, resumed.as_ref(), mesh.world())?;
-        let config = run_config(&configuration, &trainer, intervals, folder)?;
+        let loaded = resumed.as_ref().map(|checkpoint| checkpoint.folder().to_path_buf());
+        let config = run_config(&configuration, &trainer, intervals, folder, loaded)?;
         let first = mesh.rank() == 0;
         if first {
             report::before(&configuration, &trainer, dataset, &tokenizer, &stages, &config)?;
@@ -237,11 +238,13 @@ fn run_config(
     trainer: &Trainer<Gpt>,
     intervals: Intervals,
     folder: PathBuf,
+    loaded: Option<PathBuf>,
 ) -> Result<RunConfig> {
     let args = &configuration.args;
     Ok(RunConfig {
         metrics: run_folder::metrics(args, &folder),
         folder,
+        loaded,
         intervals,
         seq_length: args.model.seq_length()?,
         retention: args.run.retention(),

@@ -24,7 +24,7 @@ const TEMPORARY: &str = ".tmp";
 const OLD: &str = ".old";
 
 /// The name of the folder of a step.
-pub(super) fn name(step: u64) -> String {
+pub fn name(step: u64) -> String {
     format!("iter_{step:07}")
 }
 

@@ -49,6 +49,7 @@ mod weights_file;
 pub use comparison::{
     Comparison, FieldDifference, TensorDifference, TensorDifferenceKind, Tolerance,
 };
+pub(crate) use folder::name as folder_name;
 pub use load::Checkpoint;
 pub use retention::{Retention, clean};
 pub use save::{LocalShard, Moments, Snapshot, save};
@@ -71,9 +72,23 @@ pub struct TrainState {
     /// State of a dynamic loss scale: see [`LossScaler::state`](ferrotron_nn::LossScaler::state).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scaler: Option<(f64, u64, u64)>,
+    /// Running mean of the loss and the number of losses in it, where spikes are looked for: see
+    /// [`BadStepConfig`](crate::trainer::BadStepConfig).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_mean: Option<(f64, u64)>,
+    /// Ten for each bad step, less one for each step that was applied since.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub bad_step_balance: u64,
+    /// Samples of steps that have no part in the weights: they were skipped, or training was rewound behind them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub skipped_samples: u64,
     /// Anything else, by name.
     #[serde(flatten)]
     pub extra: serde_json::Map<String, serde_json::Value>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// The documents beside the tensors.

@@ -14,6 +14,9 @@ use crate::io::tokenizer::Tokenizer;
 pub struct RunConfig {
     /// Folder of the run.
     pub folder: PathBuf,
+    /// The checkpoint that the trainer has loaded, if any: until the run has written one, it is rewound to this one behind
+    /// bad steps.
+    pub loaded: Option<PathBuf>,
     /// After which steps something is done.
     pub intervals: Intervals,
     /// Tokens per sequence.

@@ -32,9 +32,15 @@ pub struct Metrics {
     /// The factor of the loss before backward, where it is not 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
-    /// True in a step whose gradients overflowed: nothing was updated.
+    /// True in a step that has updated nothing: its gradients overflowed, or it was bad.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
+    /// What is wrong with a bad step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bad_step: Option<String>,
+    /// Step of the checkpoint to which training was rewound behind the step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rewound_to: Option<u64>,
     /// Tokens of the step.
     pub tokens: u64,
     /// Duration of the step.
@@ -72,7 +78,9 @@ impl Metrics {
             lr: report.lr,
             grad_norm: report.grad_norm,
             loss_scale: (report.loss_scale != 1.0).then_some(report.loss_scale),
-            skipped: report.skipped,
+            skipped: report.skipped || report.bad_step.is_some(),
+            bad_step: report.bad_step.clone(),
+            rewound_to: report.rewound_to,
             tokens: report.tokens,
             step_ms: report.seconds * 1e3,
             tokens_per_s,
@@ -114,7 +122,8 @@ impl MetricsLog {
 
     /// Appends a line. One that cannot be written whole is taken back.
     pub fn write(&mut self, metrics: &Metrics) -> Result<()> {
-        self.curve.training.push((metrics.step, metrics.loss));
+        let loss = Some(metrics.loss).filter(|loss| loss.is_finite());
+        self.curve.training.extend(loss.map(|loss| (metrics.step, loss)));
         self.curve.validation.extend(metrics.validation_loss.map(|loss| (metrics.step, loss)));
         let line = serde_json::to_string(metrics)
             .map_err(|error| Error::io(OPERATION, error.to_string()))?;
@@ -247,6 +256,8 @@ mod tests {
             grad_norm: f64::INFINITY,
             loss_scale: None,
             skipped: true,
+            bad_step: None,
+            rewound_to: None,
             tokens: 8,
             step_ms: 1.0,
             tokens_per_s: 8e3,

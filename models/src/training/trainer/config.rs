@@ -9,6 +9,7 @@ use ferrotron_tensor::{Error, MemoryKind, Result};
 
 use crate::model::gpt::{Recompute, SavedActivations};
 use crate::training::batch_size::BatchSize;
+use crate::training::trainer::bad_step::BadStepConfig;
 
 /// Configuration of a trainer, besides model and data.
 #[derive(Debug, Clone)]
@@ -33,6 +34,8 @@ pub struct TrainerConfig {
     pub parallel: ParallelConfig,
     /// Training of 16-bit weights.
     pub precision: PrecisionConfig,
+    /// The reaction to a loss or gradient norm that is not finite, and to spikes of the loss.
+    pub bad_steps: BadStepConfig,
     /// Execution of steps on a GPU.
     pub execution: ExecutionMode,
 }
@@ -88,6 +91,7 @@ impl TrainerConfig {
             batch_size,
             parallel: ParallelConfig::default(),
             precision: PrecisionConfig::default(),
+            bad_steps: BadStepConfig::default(),
             execution: ExecutionMode::Eager,
         }
     }
@@ -97,7 +101,7 @@ impl TrainerConfig {
     /// | rejected | reason |
     /// |---|---|
     /// | more than one rank | collectives are not captured |
-    /// | a dynamic loss scale | the host reads the results of every step |
+    /// | a dynamic loss scale; bad steps that are skipped, spikes of the loss | the host reads the results of every step |
     /// | offloaded activations or optimizer states | the host controls their copies during a step |
     /// | sparse saved activations | the host reads their size during a step |
     /// | an update rule that is no kernel | the host reads the numbers of every step |
@@ -116,6 +120,11 @@ impl TrainerConfig {
                  constant one"
                     .to_string()
             }
+            (ExecutionMode::CudaGraph, _) if self.bad_steps.needs_host() => {
+                "does not go with --on-bad-step skip or rewind, nor with --loss-spike-factor, for which the host looks at \
+                 every step"
+                    .to_string()
+            }
             (ExecutionMode::CudaGraph, _) if offloads => {
                 "does not go with offloading, which the host directs while a step runs".to_string()
             }
@@ -129,6 +138,11 @@ impl TrainerConfig {
             (ExecutionMode::CudaGraph, _) => return Ok(()),
         };
         Err(Error::config("enable-cuda-graph", why))
+    }
+
+    /// Errors, in one line, for a spike factor that is none, and if replicas that take steps of their own would skip some.
+    pub fn check_bad_steps(&self) -> Result<()> {
+        self.bad_steps.check(self.parallel.data_parallel.synchronize_every)
     }
 }
 

@@ -23,8 +23,12 @@ pub struct StepReport {
     pub grad_norm: f64,
     /// Factor of the loss before backward.
     pub loss_scale: f64,
-    /// Whether the gradients overflowed and the update was skipped.
+    /// Whether the gradients overflowed under a dynamic loss scale, and the update was skipped.
     pub skipped: bool,
+    /// What is wrong with a bad step, whose update was skipped: see [`BadStepConfig`](super::BadStepConfig).
+    pub bad_step: Option<String>,
+    /// Step of the checkpoint to which training was rewound behind a bad step.
+    pub rewound_to: Option<u64>,
     /// Tokens of the global batch.
     pub tokens: u64,
     /// Duration in seconds; the mean if several steps were read together.
@@ -110,26 +114,28 @@ impl Reports {
                 lost = Some(FailedStep { given, loss, grad_norm, later: count - index - 1 });
                 break;
             }
-            let sums = given.sums.as_ref().map(Tensor::to_f64).transpose()?;
-            let losses = given.loss.means(loss, sums.as_deref());
-            self.read.push(StepReport {
-                step: given.before.step + 1,
-                loss,
-                losses,
-                lr: given.lr,
-                grad_norm,
-                loss_scale: given.loss_scale,
-                skipped: !grad_norm.is_finite(),
-                tokens: given.tokens,
-                seconds,
-            });
+            let skipped = !grad_norm.is_finite();
+            self.read.push(StepReport { skipped, seconds, ..report(&given, loss, grad_norm)? });
         }
         Ok(lost)
+    }
+
+    /// Adds the report of a bad step behind which training continues, and clears the log.
+    pub fn push_bad(&mut self, failed: &FailedStep, why: String) -> Result<()> {
+        let FailedStep { given, loss, grad_norm, .. } = failed;
+        let report = report(given, *loss, *grad_norm)?;
+        self.read.push(StepReport { bad_step: Some(why), ..report });
+        self.outcomes.clear()
     }
 
     /// The report of the most recent step, if it was read.
     pub fn last(&mut self) -> Option<&mut StepReport> {
         self.read.last_mut().filter(|_| self.unread.is_empty())
+    }
+
+    /// Discards the most recent report that was read.
+    pub fn drop_last(&mut self) {
+        self.read.pop();
     }
 
     /// Discards all steps.
@@ -139,8 +145,31 @@ impl Reports {
         self.outcomes.clear()
     }
 
+    /// Puts reports that were [taken](Reports::take) before all others.
+    pub fn put_back(&mut self, reports: Vec<StepReport>) {
+        self.read.splice(0..0, reports);
+    }
+
     /// Takes the reports that were read.
     pub fn take(&mut self) -> Vec<StepReport> {
         std::mem::take(&mut self.read)
     }
+}
+
+/// The report of a step with these results.
+fn report(given: &InFlightStep, loss: f64, grad_norm: f64) -> Result<StepReport> {
+    let sums = given.sums.as_ref().map(Tensor::to_f64).transpose()?;
+    Ok(StepReport {
+        step: given.before.step + 1,
+        loss,
+        losses: given.loss.means(loss, sums.as_deref()),
+        lr: given.lr,
+        grad_norm,
+        loss_scale: given.loss_scale,
+        skipped: false,
+        bad_step: None,
+        rewound_to: None,
+        tokens: given.tokens,
+        seconds: given.started.elapsed().as_secs_f64(),
+    })
 }

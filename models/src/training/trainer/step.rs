@@ -25,6 +25,17 @@ struct StepBatch {
     loss_scale: f64,
 }
 
+/// The end of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    /// Weights are updated, unless the device has decided otherwise.
+    Applied,
+    /// The gradients overflowed under a dynamic loss scale.
+    Overflow,
+    /// The step is bad, and training continues.
+    Bad,
+}
+
 impl<M: Model> Trainer<M> {
     /// Takes one step over the next global batch of `samples`, and synchronizes.
     ///
@@ -36,9 +47,10 @@ impl<M: Model> Trainer<M> {
     /// that differs starts over.
     ///
     /// # Errors
-    /// Errors on every rank, without changing weights or moments, if the loss is not finite, or, with a constant loss
-    /// scale, the gradient norm of any replica. The message names the step and the first parameter that is not
-    /// finite.
+    /// Errors on every rank, without changing weights or moments, if the step is [bad](super::BadStepConfig): the loss is
+    /// not finite, or, with a constant loss scale, the gradient norm of any replica. The message names the step and the
+    /// first parameter that is not finite. With [`OnBadStep::Skip`](super::OnBadStep::Skip) such a step counts and is
+    /// reported.
     pub fn step(&mut self, samples: &dyn Samples) -> Result<StepReport> {
         self.step_async(samples)?;
         let mut reports = self.drain_reports(samples)?;
@@ -107,15 +119,48 @@ impl<M: Model> Trainer<M> {
         if self.host_decides() || self.reports.is_full() {
             self.read(samples)?;
         }
-        let skipped = self.reports.last().is_some_and(|report| report.skipped);
-        if !skipped && !graph {
+        let outcome = self.judge()?;
+        if outcome == Outcome::Applied && !graph {
             self.update()?;
         }
-        self.loss_scaler.update(skipped);
+        if outcome != Outcome::Bad {
+            self.loss_scaler.update(outcome == Outcome::Overflow);
+        }
         self.progress.loss_scaler = self.loss_scaler.skips().then(|| self.loss_scaler.state());
         self.progress.step += 1;
         self.progress.consumed_samples += batch.global_batch_size as u64;
+        if outcome != Outcome::Applied {
+            self.progress.skipped_samples += batch.global_batch_size as u64;
+        }
         Ok(())
+    }
+
+    /// Decides whether the step whose report was read last is applied. A step that the host does not see before the next
+    /// one is decided by the device.
+    ///
+    /// # Errors
+    /// A bad step, if it stops training; too many in a row.
+    fn judge(&mut self) -> Result<Outcome> {
+        let bad_steps = self.config.bad_steps;
+        let Some(report) = self.reports.last() else { return Ok(Outcome::Applied) };
+        if report.skipped {
+            return Ok(Outcome::Overflow);
+        }
+        if report.bad_step.is_none() {
+            report.bad_step = bad_steps.spike(report.loss, &self.progress);
+        }
+        let Some(why) = report.bad_step.clone() else {
+            bad_steps.count_applied(report.loss, &mut self.progress);
+            return Ok(Outcome::Applied);
+        };
+        if !bad_steps.continues() {
+            let step = report.step;
+            self.reports.drop_last();
+            let remedy = "to go on without such steps, add --on-bad-step skip or rewind";
+            return Err(Error::value("train", format!("step {step}: {why}; {remedy}")));
+        }
+        bad_steps.count_bad(&why, &mut self.progress)?;
+        Ok(Outcome::Bad)
     }
 
     /// Fetches this rank's samples of the next global batch, and counts the elements of its loss terms. They are
@@ -266,7 +311,7 @@ impl<M: Model> Trainer<M> {
     /// Whether the host has to see a step's results before the next one.
     fn host_decides(&self) -> bool {
         let local = self.data_parallel.loss_ranks().size() < self.mesh.axis(Axis::Data).size();
-        self.loss_scaler.skips() || local
+        self.loss_scaler.skips() || local || self.config.bad_steps.needs_host()
     }
 
     /// Enqueues a step with its update as a graph, or eagerly if it is one of the first equal ones.
@@ -305,6 +350,10 @@ impl<M: Model> Trainer<M> {
     /// Reads the results of all steps that are in flight; takes a failed one back.
     fn read(&mut self, samples: &dyn Samples) -> Result<()> {
         let Some(lost) = self.reports.read(self.mesh.world())? else { return Ok(()) };
+        if self.config.bad_steps.continues() {
+            let why = self.not_finite(lost.loss, lost.grad_norm)?;
+            return self.reports.push_bad(&lost, why);
+        }
         let FailedStep { given, loss, grad_norm, later } = lost;
         self.progress = given.before;
         self.optimizer.set_steps(given.updates);
@@ -319,10 +368,12 @@ impl<M: Model> Trainer<M> {
             })?;
         }
         self.reports.outcomes.clear()?;
-        Err(self.not_finite(loss, grad_norm)?)
+        let why = self.not_finite(loss, grad_norm)?;
+        Err(Error::value("train", format!("step {}: {why}", self.progress.step + 1)))
     }
 
-    fn not_finite(&self, loss: f64, grad_norm: f64) -> Result<Error> {
+    /// Says what is not finite.
+    fn not_finite(&self, loss: f64, grad_norm: f64) -> Result<String> {
         let culprit = self.buffers().first_non_finite()?;
         let culprit = match culprit {
             Some(name) => format!("first offender: {name}"),
@@ -331,10 +382,6 @@ impl<M: Model> Trainer<M> {
             }
             None => "every parameter of this rank is finite".into(),
         };
-        let step = self.progress.step + 1;
-        Ok(Error::value(
-            "train",
-            format!("step {step}: loss {loss}, gradient norm {grad_norm}; {culprit}"),
-        ))
+        Ok(format!("loss {loss}, gradient norm {grad_norm}; {culprit}"))
     }
 }
