@@ -19,7 +19,10 @@ use std::fmt;
 /// switched off states nothing about the others.
 const SYNONYMS: &[&[&str]] = &[
     &["activation", "swiglu"],
-    &["lr-warmup-iters", "lr-warmup-fraction"],
+    &["train-iters", "train-samples"],
+    &["lr-decay-iters", "lr-decay-samples"],
+    &["lr-warmup-iters", "lr-warmup-samples", "lr-warmup-fraction"],
+    &["lr-wsd-decay-iters", "lr-wsd-decay-samples"],
     &["valid-fraction", "split"],
     PRECISION,
 ];

@@ -16,6 +16,7 @@ mod precision;
 mod refusals;
 mod stopping;
 mod streams;
+mod train_samples;
 mod two_runs;
 
 use std::path::{Path, PathBuf};

@@ -5,7 +5,8 @@ use ferrotron::models::checkpoint::LocalShard;
 use ferrotron::models::data::{Batch, Samples, TokenBatch};
 use ferrotron::models::gpt::{Gpt, GptConfig};
 use ferrotron::models::trainer::{
-    BadStepConfig, ExecutionMode, ParallelConfig, PrecisionConfig, Trainer, TrainerConfig,
+    BadStepConfig, ExecutionMode, ParallelConfig, PrecisionConfig, ScheduleUnit, Trainer,
+    TrainerConfig,
 };
 use ferrotron::nn::schedule::LrSchedule;
 use ferrotron::nn::{GradDType, OptimizerConfig, ParamPatterns, Scope, clip_coefficient};
@@ -193,6 +194,7 @@ fn train_rank(
         })?,
         parallel: ParallelConfig { data_parallel, ..parallel },
         precision,
+        schedule_unit: ScheduleUnit::Steps,
         bad_steps: BadStepConfig::default(),
         execution: ExecutionMode::Eager,
     };

@@ -156,6 +156,28 @@ impl BatchSize {
         }
     }
 
+    /// Number of whole updates that start after `consumed` samples and end within the first `samples` of a run.
+    ///
+    /// ```
+    /// use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig, Rampup};
+    /// let rampup = Some(Rampup { start: 2, increment: 2, samples: 6 });
+    /// let sizes = BatchSize::new(BatchSizeConfig { global_batch_size: Some(8), rampup, ..BatchSizeConfig::default() })?;
+    /// assert_eq!(sizes.steps_within(0, 30), 5); // 2 + 4 + 8 + 8 + 8
+    /// assert_eq!(sizes.steps_within(0, 29), 4);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn steps_within(&self, mut consumed: u64, samples: u64) -> u64 {
+        let mut steps = 0;
+        while self.rampup.is_some_and(|rampup| consumed < rampup.samples) {
+            let next = consumed.saturating_add(self.global_batch_size(consumed) as u64);
+            if next > samples {
+                return steps;
+            }
+            (consumed, steps) = (next, steps + 1);
+        }
+        steps + samples.saturating_sub(consumed) / self.global_batch_size as u64
+    }
+
     /// Micro-batches per rank in the update that starts after `consumed` samples.
     pub fn microbatches(&self, consumed: u64) -> usize {
         self.global_batch_size(consumed) / (self.micro_batch_size * self.data_parallel)

@@ -27,7 +27,7 @@ use crate::training::stop::StopFlag;
 pub use crate::training::microbatch::Microbatch;
 pub use crate::training::model::{ActivationOptions, LossTerm, Model, ModelChunk, StageOutput};
 pub use bad_step::{BadStepConfig, OnBadStep};
-pub use config::{ExecutionMode, ParallelConfig, PrecisionConfig, TrainerConfig};
+pub use config::{ExecutionMode, ParallelConfig, PrecisionConfig, ScheduleUnit, TrainerConfig};
 use frozen::freeze;
 use graph::StepGraph;
 use report::Reports;

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig, Rampup};
+use ferrotron::models::checkpoint::TrainState;
 use ferrotron::models::data::{DataChange, DataConfig, Split};
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::memory;
@@ -9,15 +10,16 @@ use ferrotron::models::run::Intervals;
 use ferrotron::models::support;
 use ferrotron::models::tokenizer::TokenizerChoice;
 use ferrotron::models::trainer::{
-    BadStepConfig, ExecutionMode, OnBadStep, ParallelConfig, PrecisionConfig, TrainerConfig,
+    BadStepConfig, ExecutionMode, OnBadStep, ParallelConfig, PrecisionConfig, ScheduleUnit,
+    TrainerConfig,
 };
 use ferrotron::nn::Axis;
 use ferrotron::nn::ParamPatterns;
-use ferrotron::nn::schedule::{DecayStyle, LrSchedule, LrScheduleConfig, WsdDecayStyle};
 use ferrotron::{Error, Result};
 use std::path::PathBuf;
 
 use crate::cli::args::device::{DeviceArgs, ExecutionArgs};
+use crate::cli::args::learning_rate::LearningRateArgs;
 use crate::cli::args::model::ModelArgs;
 use crate::cli::args::offload::OffloadArgs;
 use crate::cli::args::optimizer::OptimizerArgs;
@@ -95,18 +97,27 @@ impl TrainArgs {
         })
     }
 
-    /// After which steps something is done.
+    /// After which steps something is done, in a run that has come to `progress`.
     ///
     /// Errors as [`Intervals::check`].
-    pub fn intervals(&self, parallel: &ParallelConfig) -> Result<Intervals> {
+    pub fn intervals(&self, trainer: &TrainerConfig, progress: &TrainState) -> Result<Intervals> {
+        let parallel = &trainer.parallel;
+        let every = parallel.data_parallel.synchronize_every as u64;
+        let train_iters = match self.optimization.train_samples {
+            None => self.optimization.train_iters(parallel),
+            Some(samples) => {
+                let left = trainer.batch_size.steps_within(progress.consumed_samples, samples);
+                (progress.step + left) / every * every
+            }
+        };
         let intervals = Intervals {
-            train_iters: self.optimization.train_iters(parallel),
+            train_iters,
             save_interval: steps(self.run.save_interval, 500, parallel),
             eval_interval: steps(self.run.eval_interval, 250, parallel),
             exit_interval: self.run.exit_interval,
             log_interval: self.run.log_interval,
         };
-        intervals.check(parallel.data_parallel.synchronize_every)?;
+        intervals.check(every as usize)?;
         Ok(intervals)
     }
 }
@@ -218,38 +229,16 @@ pub struct OptimizationArgs {
     #[arg(long, num_args = 3, value_names = ["START", "INCREMENT", "SAMPLES"])]
     pub rampup_batch_size: Option<Vec<u64>>,
     /// Steps to train [default: 1200]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with = "train_samples")]
     train_iters: Option<u64>,
+    /// Samples to train on instead, as many whole steps as fit; the learning rate counts samples then
+    #[arg(long, value_name = "N")]
+    train_samples: Option<u64>,
     /// Seed of weights, dropout and order of the data
     #[arg(long, value_name = "N", default_value_t = 1234)]
     pub seed: u64,
-    /// Largest learning rate [default: 1e-3]
-    #[arg(long, value_name = "X")]
-    lr: Option<f64>,
-    /// Smallest learning rate [default: a tenth of the largest]
-    #[arg(long, value_name = "X")]
-    pub min_lr: Option<f64>,
-    /// Shape of the learning rate's decay: constant, linear, cosine, inverse-square-root or WSD
-    #[arg(long, value_name = "STYLE", default_value = "cosine")]
-    pub lr_decay_style: String,
-    /// Steps after which the learning rate is the smallest, warm-up included [default: all]
-    #[arg(long, value_name = "N")]
-    pub lr_decay_iters: Option<u64>,
-    /// Steps over which the learning rate rises first [default: a twentieth of all or of the decay steps, at most 100]
-    #[arg(long, value_name = "N", conflicts_with = "lr_warmup_fraction")]
-    pub lr_warmup_iters: Option<u64>,
-    /// The warm-up as a share of the decay steps
-    #[arg(long, value_name = "SHARE")]
-    pub lr_warmup_fraction: Option<f64>,
-    /// Learning rate from which the warm-up rises
-    #[arg(long, value_name = "X", default_value_t = 0.0)]
-    pub lr_warmup_init: f64,
-    /// Steps of the final decay of WSD [default: a tenth of the decay steps, at most those after the warm-up]
-    #[arg(long, value_name = "N")]
-    pub lr_wsd_decay_iters: Option<u64>,
-    /// Shape of the final decay of WSD: exponential, linear, cosine or minus_sqrt
-    #[arg(long, value_name = "STYLE", default_value = "exponential")]
-    pub lr_wsd_decay_style: String,
+    #[command(flatten)]
+    pub learning_rate: LearningRateArgs,
     /// Weight decay of matrices and embeddings
     #[arg(long, value_name = "X", default_value_t = 0.1)]
     pub weight_decay: f64,
@@ -281,7 +270,6 @@ impl OptimizationArgs {
         if self.train_iters == Some(0) {
             return Err(Error::config("--train-iters", "must be positive, got 0"));
         }
-        let steps = self.train_iters(&parallel);
         if self.clip_grad.is_nan() || self.clip_grad < 0.0 {
             return Err(Error::config(
                 "--clip-grad",
@@ -289,17 +277,11 @@ impl OptimizationArgs {
             ));
         }
         let relative = self.optimizer.ignores_lr();
-        if relative && self.lr.is_some() {
+        if relative && self.learning_rate.is_given() {
             return Err(Error::config(
                 "--lr",
                 "relative steps of Adafactor have a size of their own: leave it out, or add --adafactor-step-size \
                  scheduled",
-            ));
-        }
-        if let Some(share) = self.lr_warmup_fraction.filter(|share| !(0.0..=1.0).contains(share)) {
-            return Err(Error::config(
-                "--lr-warmup-fraction",
-                format!("must be in [0, 1], got {share}"),
             ));
         }
         let rampup = self.rampup_batch_size.as_deref().map(|values| Rampup {
@@ -307,19 +289,36 @@ impl OptimizationArgs {
             increment: values[1] as usize,
             samples: values[2],
         });
+        let batch_size = BatchSize::new(BatchSizeConfig {
+            micro_batch_size: self.micro_batch_size,
+            data_parallel_size,
+            global_batch_size: self.global_batch_size,
+            rampup,
+        })?;
+        let (schedule_unit, length) = match self.train_samples {
+            None => (ScheduleUnit::Steps, self.train_iters(&parallel)),
+            Some(samples) if batch_size.steps_within(0, samples) > 0 => {
+                (ScheduleUnit::Samples, samples)
+            }
+            Some(samples) => {
+                let batch = batch_size.global_batch_size(0);
+                let message = format!("{samples} is less than one global batch of {batch}");
+                return Err(Error::config("--train-samples", message));
+            }
+        };
         Ok(TrainerConfig {
             seed: self.seed,
             optimizer: self.optimizer.config(self.weight_decay),
             frozen: self.frozen()?,
             ema_decay: self.optimizer.ema_decay()?,
-            schedule: self.schedule(steps)?,
+            schedule: self.learning_rate.schedule(
+                schedule_unit,
+                length,
+                batch_size.full_batch_size(),
+            )?,
+            schedule_unit,
             clip_grad: self.clip_grad,
-            batch_size: BatchSize::new(BatchSizeConfig {
-                micro_batch_size: self.micro_batch_size,
-                data_parallel_size,
-                global_batch_size: self.global_batch_size,
-                rampup,
-            })?,
+            batch_size,
             parallel,
             precision,
             bad_steps: BadStepConfig {
@@ -337,25 +336,5 @@ impl OptimizationArgs {
 
     fn train_iters(&self, parallel: &ParallelConfig) -> u64 {
         steps(self.train_iters, 1200, parallel)
-    }
-
-    fn schedule(&self, train_iters: u64) -> Result<LrSchedule> {
-        let max_lr = self.lr.unwrap_or(1e-3);
-        let decay_steps = self.lr_decay_iters.unwrap_or(train_iters);
-        let share = self.lr_warmup_fraction.map(|share| (share * decay_steps as f64) as u64);
-        // Values that were not typed are never refused: the defaults fit any --lr-decay-iters and any warm-up.
-        let warmup_default = (train_iters.min(decay_steps) / 20).min(100);
-        let warmup_steps = self.lr_warmup_iters.or(share).unwrap_or(warmup_default);
-        let wsd_default = (decay_steps / 10).min(decay_steps.saturating_sub(warmup_steps)).max(1);
-        LrSchedule::new(LrScheduleConfig {
-            style: self.lr_decay_style.parse::<DecayStyle>()?,
-            max_lr,
-            min_lr: self.min_lr.unwrap_or(max_lr / 10.0),
-            warmup_init: self.lr_warmup_init,
-            warmup_steps,
-            decay_steps,
-            wsd_decay_steps: self.lr_wsd_decay_iters.unwrap_or(wsd_default),
-            wsd_decay_style: self.lr_wsd_decay_style.parse::<WsdDecayStyle>()?,
-        })
     }
 }

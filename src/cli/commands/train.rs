@@ -121,7 +121,8 @@ impl PreparedRun {
             if let Some(checkpoint) = &resumed {
                 Gpt::check_checkpoint(checkpoint, &run.model)?;
             }
-            let intervals = args.intervals(&run.trainer.parallel)?;
+            let progress = resumed.as_ref().map(|checkpoint| checkpoint.progress().clone());
+            let intervals = args.intervals(&run.trainer, &progress.unwrap_or_default())?;
             let stages = run.stages()?;
             memory_limits::check(args, &run, &stages, &job)?;
             if args.device.place()? == DeviceChoice::Cpu {

@@ -24,8 +24,10 @@ pub struct TrainerConfig {
     /// Decay of an exponential moving average of the weights, if one is kept: see
     /// [`UpdateConfig`](ferrotron_nn::UpdateConfig).
     pub ema_decay: Option<f64>,
-    /// Learning rate by step.
+    /// Learning rate by update or by sample.
     pub schedule: LearningRate,
+    /// The unit in which `schedule` counts.
+    pub schedule_unit: ScheduleUnit,
     /// Maximum global gradient norm; 0 disables clipping.
     pub clip_grad: f64,
     /// Samples per step and per micro-batch.
@@ -38,6 +40,16 @@ pub struct TrainerConfig {
     pub bad_steps: BadStepConfig,
     /// Execution of steps on a GPU.
     pub execution: ExecutionMode,
+}
+
+/// The unit in which a learning-rate schedule counts. Steps that are skipped do not count in either.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ScheduleUnit {
+    /// Optimizer updates.
+    #[default]
+    Steps,
+    /// Samples of optimizer updates, as with Megatron-LM's `--train-samples`.
+    Samples,
 }
 
 /// Number of eager steps before a capture. They compile kernels and plan products, and their reports show whether the
@@ -87,6 +99,7 @@ impl TrainerConfig {
             frozen: ParamPatterns::default(),
             ema_decay: None,
             schedule,
+            schedule_unit: ScheduleUnit::Steps,
             clip_grad: 1.0,
             batch_size,
             parallel: ParallelConfig::default(),

@@ -10,7 +10,8 @@ use tracing::trace_span;
 
 use super::graph::{Frozen, StepGraph, Taken};
 use super::report::{FailedStep, InFlightStep};
-use super::{ExecutionMode, Microbatch, Model, StepReport, Trainer};
+use super::{ExecutionMode, Microbatch, Model, ScheduleUnit, StepReport, Trainer};
+use crate::io::checkpoint::TrainState;
 use crate::io::data::{Batch, Samples};
 use crate::training::loss::{LossCounts, LossReduction};
 use crate::training::stage::StageModel;
@@ -222,7 +223,15 @@ impl<M: Model> Trainer<M> {
 
     /// The schedule's learning rate. The gradient scale is computed on the device.
     fn step_config(&self) -> StepConfig {
-        StepConfig { lr: self.config.schedule.lr(self.optimizer.steps() + 1), grad_scale: 1.0 }
+        let position = match self.config.schedule_unit {
+            ScheduleUnit::Steps => self.optimizer.steps() + 1,
+            ScheduleUnit::Samples => {
+                let TrainState { consumed_samples, skipped_samples, .. } = self.progress;
+                let batch = self.config.batch_size.global_batch_size(consumed_samples);
+                consumed_samples - skipped_samples + batch as u64
+            }
+        };
+        StepConfig { lr: self.config.schedule.lr(position), grad_scale: 1.0 }
     }
 
     /// The context of the pass over one of the batches.

@@ -1,0 +1,92 @@
+//! `--train-samples` and the learning rate in samples.
+
+use super::{TINY, ferrotron, folder_with_text, losses, succeeded};
+use std::path::Path;
+use std::process::Output;
+
+/// Trains without the number of steps of [`TINY`].
+fn train(folder: &Path, more: &[&str]) -> Output {
+    let at = TINY.iter().position(|word| *word == "--train-iters").unwrap();
+    let tiny = [&TINY[..at], &TINY[at + 2..]].concat();
+    ferrotron(folder, &[&["train", "--data", "text.txt"], &tiny[..], more].concat())
+}
+
+#[test]
+fn samples_are_steps_times_the_batch_to_the_last_bit() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let batch = ["--global-batch-size", "4", "--lr-decay-style", "WSD"];
+    let steps = "--train-iters 20 --lr-warmup-iters 6 --lr-decay-iters 18 --lr-wsd-decay-iters 5 --save steps";
+    let samples = "--train-samples 83 --lr-warmup-samples 24 --lr-decay-samples 72 --lr-wsd-decay-samples 20 --save samples";
+    for words in [steps, samples] {
+        let words: Vec<&str> = words.split(' ').collect();
+        succeeded(train(path, &[&batch[..], &words].concat()));
+    }
+    let want = losses(path.join("steps/metrics.jsonl"));
+    assert_eq!(want.len(), 20);
+    assert_eq!(losses(path.join("samples/metrics.jsonl")), want);
+
+    // In two parts, the second in another layout: as many samples, not as many steps more.
+    let words: Vec<&str> = samples.split(' ').collect();
+    let words = [&batch[..], &words[..words.len() - 1], &["parts"]].concat();
+    succeeded(train(path, &[&words[..], &["--exit-interval", "7"]].concat()));
+    succeeded(ferrotron(path, &["train", "--load", "parts", "--nproc", "2"]));
+    let parts = losses(path.join("parts/metrics.jsonl"));
+    assert_eq!(parts.len(), 20);
+    assert_eq!(parts[..7], want[..7]);
+    for (part, want) in parts.iter().zip(&want) {
+        let [part, want] = [&part.1, &want.1].map(|loss| loss.parse::<f64>().unwrap());
+        assert!((part - want).abs() < 1e-4, "{part} {want}");
+    }
+    // Larger batches take the rest of the samples in fewer steps.
+    succeeded(train(path, &[&words[..], &["--save", "larger", "--exit-interval", "7"]].concat()));
+    succeeded(ferrotron(path, &["train", "--load", "larger", "--global-batch-size", "8"]));
+    assert_eq!(losses(path.join("larger/metrics.jsonl")).len(), 7 + (83 - 28) / 8);
+}
+
+#[test]
+fn a_batch_that_grows_takes_its_samples() {
+    let folder = folder_with_text();
+    let words = "--global-batch-size 8 --rampup-batch-size 2 2 24 --train-samples 60 --save run --sample-length 0";
+    let words: Vec<&str> = words.split(' ').collect();
+    succeeded(train(folder.path(), &words));
+    // After 0, 2, 4, 6 and 8 samples: 2, 2, 2, 2, 4; after 12: 4; after 16: 6; after 22: 6; then 8 each to 60.
+    let text = std::fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap();
+    let tokens = text.lines().map(|line| {
+        serde_json::from_str::<serde_json::Value>(line).unwrap()["tokens"].as_u64().unwrap() / 8
+    });
+    let sizes: Vec<u64> = tokens.collect();
+    assert_eq!(sizes, [2, 2, 2, 2, 4, 4, 6, 6, 8, 8, 8, 8]);
+    assert_eq!(sizes.iter().sum::<u64>(), 60);
+}
+
+#[test]
+fn steps_and_samples_do_not_mix() {
+    let folder = folder_with_text();
+    for (words, part) in [
+        ("--train-samples 1", "--train-samples: 1 is less than one global batch of 2"),
+        (
+            "--train-samples 40 --lr-decay-iters 20",
+            "--lr-decay-iters: counts steps, and --train-samples counts samples: give --lr-decay-samples",
+        ),
+        (
+            "--lr-warmup-samples 20",
+            "--lr-warmup-samples: needs --train-samples: give that, or --lr-warmup-iters",
+        ),
+        (
+            "--train-samples 40 --lr-warmup-samples 40",
+            "--lr-warmup-samples 40 must be less than --lr-decay-samples 40",
+        ),
+        ("--train-samples 40 --train-iters 10", "cannot be used with"),
+        (
+            "--train-samples 40 --lr-warmup-samples 4 --lr-warmup-fraction 0.1",
+            "cannot be used with",
+        ),
+    ] {
+        let words: Vec<&str> = words.split(' ').collect();
+        let output = train(folder.path(), &words);
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        assert!(told.contains(part), "{told}");
+    }
+}
