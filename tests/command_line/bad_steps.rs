@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use super::{ferrotron, folder_with_text, succeeded, train};
 
 /// Text that is learnt in a few steps, with a rare outlier.
-fn folder_with_outliers() -> TempDir {
+pub fn folder_with_outliers() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let line = |i: usize| if i % 40 == 39 { "cbbaaccbbcaa" } else { "abcabcabcabc" };
     std::fs::write(folder.path().join("text.txt"), (0..400).map(line).collect::<String>()).unwrap();
@@ -15,7 +15,7 @@ fn folder_with_outliers() -> TempDir {
 }
 
 /// Options under which the outliers are spikes.
-const SPIKES: &[&str] = &[
+pub const SPIKES: &[&str] = &[
     "--train-iters",
     "120",
     "--lr",

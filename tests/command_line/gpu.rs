@@ -1,5 +1,6 @@
 //! The program on a GPU, for which a stand-in is here.
 
+use super::bad_steps::{SPIKES, folder_with_outliers};
 use super::{TINY, folder_with_text};
 use std::path::Path;
 use std::process::{Command, Output};
@@ -136,6 +137,36 @@ fn steps_before_a_lost_one_are_in_the_metrics() {
     let (here_it_is, there) = (train("cpu"), train("cuda"));
     assert!(here_it_is.0.starts_with("first offender: ") && here_it_is.1 > 1, "{here_it_is:?}");
     assert_eq!(there, here_it_is);
+}
+
+/// The host looks at each step before the update, which a GPU otherwise decides by itself.
+#[test]
+fn bad_steps_on_a_gpu_are_those_on_a_cpu() {
+    if !ferrotron_cuda_sim::available("bad_steps_on_a_gpu_are_those_on_a_cpu") {
+        return;
+    }
+    let folder = folder_with_outliers();
+    let here = folder.path();
+    let train = |reaction: &str, device: &str| {
+        let save = format!("{reaction}-{device}");
+        let words = ["train", "--data", "text.txt", "--save", &save, "--device", device];
+        let more = ["--on-bad-step", reaction];
+        lines(here, &[&words[..], TINY, SPIKES, &more].concat());
+        metrics(&here.join(save))
+    };
+    for reaction in ["skip", "rewind"] {
+        let (got, want) = (train(reaction, "cuda"), train(reaction, "cpu"));
+        assert_eq!(got.len(), 120);
+        let mut bad = 0;
+        for (got, want) in got.iter().zip(&want) {
+            let [a, b] = [got, want].map(|line| line["loss"].as_f64().unwrap());
+            assert!((a - b).abs() < 1e-2, "{got} {want}");
+            assert_eq!(got["rewound_to"], want["rewound_to"]);
+            assert_eq!(got["bad_step"].is_string(), want["bad_step"].is_string(), "{got} {want}");
+            bad += u64::from(got["bad_step"].is_string());
+        }
+        assert!(bad > 0, "{reaction}");
+    }
 }
 
 #[test]
