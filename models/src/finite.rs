@@ -4,14 +4,12 @@ use ferrotron_nn::Module;
 use ferrotron_tensor::Result;
 use ferrotron_tensor::ops::sq_norm::all_finite;
 
-use crate::model::gpt::Gpt;
-
-/// Returns one line about the first weight of `gpt` that is NaN or infinite: its name, index and value. Weights come in
-/// the order of the forward pass. `None` if all are finite.
+/// Returns one line about the first weight of `model` that is NaN or infinite: its name, index and value. Weights come
+/// in the order of the forward pass. `None` if all are finite.
 ///
 /// Reads every weight once. Only for a model whose weights are whole on this rank.
-pub fn first_not_finite(gpt: &Gpt) -> Result<Option<String>> {
-    for param in gpt.params() {
+pub fn first_not_finite(model: &impl Module) -> Result<Option<String>> {
+    for param in model.params() {
         let value = param.leaf().value()?;
         let (dims, flat) = (value.dims().to_vec(), value.reshape(&[value.numel()])?);
         if all_finite(&flat)? {
@@ -36,7 +34,7 @@ pub fn first_not_finite(gpt: &Gpt) -> Result<Option<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::gpt::GptConfig;
+    use crate::model::gpt::{Gpt, GptConfig};
     use ferrotron_nn::Scope;
     use ferrotron_tensor::{DType, Device, Tensor};
 

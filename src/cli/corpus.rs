@@ -1,6 +1,6 @@
 //! The data of a command: what `--data` names, or the corpus that the program carries, its own documentation.
 
-use ferrotron::models::data::{DataConfig, Dataset};
+use ferrotron::models::data::{DataConfig, Dataset, Documents};
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::{Error, Result};
 
@@ -10,12 +10,31 @@ pub fn open(config: &DataConfig, tokenizer: &Tokenizer, warn: impl Fn(&str)) -> 
         return Dataset::from_text(&text(), tokenizer, config.split);
     }
     let dataset = Dataset::open(config, tokenizer)?;
+    warn_of_empty_files(config, warn)?;
+    Ok(dataset)
+}
+
+/// Opens the same data as documents, for training and for validation.
+pub fn open_documents(
+    config: &DataConfig,
+    tokenizer: &Tokenizer,
+    warn: impl Fn(&str),
+) -> Result<(Documents, Option<Documents>)> {
+    if config.data.is_empty() {
+        return Documents::from_text(&text(), tokenizer)?.split(config.split);
+    }
+    let documents = Documents::open(config, tokenizer)?;
+    warn_of_empty_files(config, warn)?;
+    Ok(documents)
+}
+
+fn warn_of_empty_files(config: &DataConfig, warn: impl Fn(&str)) -> Result<()> {
     let empty = config.empty_files()?;
     if !empty.is_empty() {
         let names: Vec<String> = empty.iter().map(|file| format!("'{}'", file.display())).collect();
         warn(&format!("warning: left out, for they are empty: {}", names.join(", ")));
     }
-    Ok(dataset)
+    Ok(())
 }
 
 /// The error of a resumed run whose tokenizer cannot encode the text of this version of the program.

@@ -1,17 +1,18 @@
 //! Whether a run fits into memory, and what would help if it does not.
 
-use ferrotron::models::gpt::Gpt;
 use ferrotron::models::memory::{MemoryEstimator, RankMemory, StageMemory};
 use ferrotron::models::memory_limit::{MemoryLimit, memory_limit};
 use ferrotron::nn::Axis;
 use ferrotron::{DType, Error, MemoryKind, Result};
 use std::ops::Range;
 
+use super::architecture::TrainedModel;
 use super::args::device::GpuMemory;
 use super::args::parallel::Granularity;
 use super::args::train::TrainArgs;
 use super::bytes::display;
 use super::job::ProcessRole;
+use super::plan::plan as planned;
 
 /// The bytes of a category.
 type Of = fn(&RankMemory) -> usize;
@@ -45,9 +46,9 @@ pub fn sentence(memory: &RankMemory) -> String {
 /// Errors if a rank of the run that `args` ask for would take more than `--memory-limit`. Without that option, errors
 /// if the ranks of this machine together take more than it has, or than their GPU has. A missing GPU is an error, too.
 /// The message says what would help.
-pub fn check(
+pub fn check<M: TrainedModel>(
     args: &TrainArgs,
-    plan: &MemoryEstimator<Gpt>,
+    plan: &MemoryEstimator<M>,
     stages: &[StageMemory],
     job: &ProcessRole,
 ) -> Result<()> {
@@ -66,9 +67,9 @@ pub fn check(
 
 /// Checks a run that is only planned. Other machines are unknown, so ranks with GPUs of their own are compared with the
 /// first one here, if there is one.
-pub fn check_thought(
+pub fn check_thought<M: TrainedModel>(
     args: &TrainArgs,
-    plan: &MemoryEstimator<Gpt>,
+    plan: &MemoryEstimator<M>,
     stages: &[StageMemory],
 ) -> Result<()> {
     if args.run.memory_limit.is_some() {
@@ -80,9 +81,9 @@ pub fn check_thought(
     }
 }
 
-fn check_gpu(
+fn check_gpu<M: TrainedModel>(
     args: &TrainArgs,
-    plan: &MemoryEstimator<Gpt>,
+    plan: &MemoryEstimator<M>,
     stages: &[StageMemory],
     local: Range<usize>,
     gpu: GpuMemory,
@@ -97,9 +98,9 @@ fn check_gpu(
 }
 
 /// Errors if the ranks `local` take more than the limit of what they share.
-fn check_together(
+fn check_together<M: TrainedModel>(
     args: &TrainArgs,
-    plan: &MemoryEstimator<Gpt>,
+    plan: &MemoryEstimator<M>,
     stages: &[StageMemory],
     local: Range<usize>,
     limit: MemoryLimit,
@@ -125,9 +126,9 @@ fn check_together(
 }
 
 /// Errors, with what would help, if a rank would take more than `--memory-limit`.
-fn check_ranks(
+fn check_ranks<M: TrainedModel>(
     args: &TrainArgs,
-    plan: &MemoryEstimator<Gpt>,
+    plan: &MemoryEstimator<M>,
     stages: &[StageMemory],
 ) -> Result<()> {
     let takes = largest(stages).memory.total_bytes as u64;
@@ -141,22 +142,24 @@ fn check_ranks(
 }
 
 /// Why a run is refused, in one line: the numbers, and what options would make of them.
-fn refused(
+fn refused<M: TrainedModel>(
     args: &TrainArgs,
-    plan: &MemoryEstimator<Gpt>,
+    plan: &MemoryEstimator<M>,
     stages: &[StageMemory],
     why: &str,
 ) -> Error {
     let StageMemory { stage, rank, memory, .. } = largest(stages);
     // What does not go with the rest of the run, or saves nothing, is of no help.
     let less = |args: &TrainArgs| {
-        let changed = args.plan(plan.layout.world(), 1, plan.model.vocab_size).ok()?;
+        let changed =
+            planned::<M>(args, plan.layout.world(), 1, M::sizes(&plan.model).vocab_size).ok()?;
         let found =
-            MemoryEstimator::<Gpt> { device: plan.device, ..changed }.stage(stage).ok()?.memory;
+            MemoryEstimator::<M> { device: plan.device, ..changed }.stage(stage).ok()?.memory;
         Some(found.total_bytes).filter(|&total| total < memory.total_bytes)
     };
     let (mut together, mut found) = (args.clone(), Vec::new());
-    for change in CHANGES {
+    let changes: [Change<M>; 5] = [recompute, shrink, narrow, shard, offload];
+    for change in changes {
         let mut alone = args.clone();
         let Some(flag) = change(&mut alone, plan) else { continue };
         let Some(total) = less(&alone) else { continue };
@@ -175,11 +178,9 @@ fn refused(
 }
 
 /// Makes the options save memory and says which it has changed, if they do not save it already.
-type Change = fn(&mut TrainArgs, &MemoryEstimator<Gpt>) -> Option<String>;
+type Change<M> = fn(&mut TrainArgs, &MemoryEstimator<M>) -> Option<String>;
 
-const CHANGES: [Change; 5] = [recompute, shrink, narrow, shard, offload];
-
-fn recompute(args: &mut TrainArgs, _: &MemoryEstimator<Gpt>) -> Option<String> {
+fn recompute<M: TrainedModel>(args: &mut TrainArgs, _: &MemoryEstimator<M>) -> Option<String> {
     let parallel = &mut args.parallel;
     (parallel.recompute_granularity != Granularity::Full).then(|| {
         parallel.recompute_granularity = Granularity::Full;
@@ -188,7 +189,7 @@ fn recompute(args: &mut TrainArgs, _: &MemoryEstimator<Gpt>) -> Option<String> {
     })
 }
 
-fn offload(args: &mut TrainArgs, plan: &MemoryEstimator<Gpt>) -> Option<String> {
+fn offload<M: TrainedModel>(args: &mut TrainArgs, plan: &MemoryEstimator<M>) -> Option<String> {
     let states = &mut args.offload.offload_optimizer_states;
     (plan.trainer.parallel.optimizer_states == MemoryKind::Device).then(|| {
         *states = true;
@@ -197,7 +198,7 @@ fn offload(args: &mut TrainArgs, plan: &MemoryEstimator<Gpt>) -> Option<String> 
 }
 
 /// The same samples a step, fewer at once.
-fn shrink(args: &mut TrainArgs, plan: &MemoryEstimator<Gpt>) -> Option<String> {
+fn shrink<M: TrainedModel>(args: &mut TrainArgs, plan: &MemoryEstimator<M>) -> Option<String> {
     let optimization = &mut args.optimization;
     (optimization.micro_batch_size > 1).then(|| {
         let global = plan.trainer.batch_size.full_batch_size();
@@ -207,14 +208,14 @@ fn shrink(args: &mut TrainArgs, plan: &MemoryEstimator<Gpt>) -> Option<String> {
     })
 }
 
-fn narrow(args: &mut TrainArgs, plan: &MemoryEstimator<Gpt>) -> Option<String> {
+fn narrow<M: TrainedModel>(args: &mut TrainArgs, plan: &MemoryEstimator<M>) -> Option<String> {
     (plan.dtype == DType::F32).then(|| {
         (args.device.dtype, args.device.bf16) = (None, true);
         "--bf16".to_string()
     })
 }
 
-fn shard(args: &mut TrainArgs, plan: &MemoryEstimator<Gpt>) -> Option<String> {
+fn shard<M: TrainedModel>(args: &mut TrainArgs, plan: &MemoryEstimator<M>) -> Option<String> {
     let copies = plan.layout.size(Axis::Data) * plan.layout.size(Axis::Context);
     let most = if plan.layout.size(Axis::Pipeline) > 1 { 1 } else { 3 };
     (copies > 1 && args.parallel.zero_stage < most).then(|| {

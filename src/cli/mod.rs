@@ -1,7 +1,9 @@
 //! The command line: one file per subcommand, one per group of options.
 
+mod architecture;
 mod args;
 mod bytes;
+mod closing_report;
 mod commands;
 mod configuration;
 mod corpus;
@@ -13,6 +15,7 @@ mod memory_limits;
 mod option_tables;
 mod options;
 mod output;
+mod plan;
 mod progress;
 mod rank_environment;
 mod report;

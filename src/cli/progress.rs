@@ -6,6 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::Path;
 
+use super::closing_report::masked_tokens_line;
 use super::output;
 
 /// Writes to standard error, so that standard output stays for results.
@@ -100,10 +101,12 @@ impl Observer for TrainProgress {
     }
 
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation) {
-        self.say(&format!(
-            "step {step:>6}  validation loss {:.4} over {} tokens (perplexity {:.2})",
-            evaluation.loss, evaluation.tokens, evaluation.perplexity
-        ));
+        let Evaluation { loss, tokens, perplexity, losses } = evaluation;
+        let found = match losses.len() {
+            0 | 1 => format!("loss {loss:.4} over {tokens} tokens (perplexity {perplexity:.2})"),
+            _ => masked_tokens_line(evaluation),
+        };
+        self.say(&format!("step {step:>6}  validation {found}"));
     }
 
     fn saved(&mut self, folder: &Path) {

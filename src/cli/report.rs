@@ -1,34 +1,26 @@
-//! The lines that `train` prints before the first step and after the last.
+//! The lines that `train` prints before the first step.
 
 use ferrotron::models::data::Dataset;
-use ferrotron::models::entropy::bigram_entropy;
-use ferrotron::models::evaluate::Evaluation;
-use ferrotron::models::gpt::Gpt;
 use ferrotron::models::memory::StageMemory;
-use ferrotron::models::run::{RunConfig, RunResult, StopReason};
-use ferrotron::models::stop::StopFlag;
+use ferrotron::models::run::RunConfig;
 use ferrotron::models::tokenizer::Tokenizer;
-use ferrotron::models::traffic::{StepTraffic, expected_traffic};
+use ferrotron::models::traffic::StepTraffic;
 use ferrotron::models::trainer::Trainer;
-use ferrotron::nn::{Axis, Sharding};
+use ferrotron::nn::Axis;
 use ferrotron::tensor::gemm::instruction_sets;
 use ferrotron::{DType, Device, Result};
 
+use super::architecture::TrainedModel;
 use super::args::device::DeviceChoice;
 use super::args::train::TrainArgs;
-use super::commands::generate::sample;
 use super::configuration::Configuration;
 use super::options::remembered;
 use super::{bytes, memory_limits, output};
 
-/// Evaluations of more tokens than this are not searched for their bigrams, which takes memory and
-/// time of its own.
-const BIGRAM_TOKENS: u64 = 10_000_000;
-
 /// Prints what is about to be trained, on what and where.
-pub fn before(
+pub fn before<M: TrainedModel>(
     configuration: &Configuration,
-    trainer: &Trainer<Gpt>,
+    trainer: &Trainer<M>,
     dataset: &Dataset,
     tokenizer: &Tokenizer,
     stages: &[StageMemory],
@@ -40,7 +32,7 @@ pub fn before(
     }
     output::note(&format!(
         "{:.2} M parameters, {} training tokens, {} tokenizer of {}, {}, {}",
-        trainer.model().num_parameters() as f64 / 1e6,
+        M::sizes(trainer.model()).num_parameters as f64 / 1e6,
         dataset.train.len(),
         tokenizer.name(),
         tokenizer.vocab_size(),
@@ -80,7 +72,7 @@ fn place(args: &TrainArgs, device: &Device) -> Result<String> {
 }
 
 /// Describes the layout of several ranks, and the bytes that they will send.
-fn layout_lines(trainer: &Trainer<Gpt>, seq_length: usize) -> Option<String> {
+fn layout_lines<M: TrainedModel>(trainer: &Trainer<M>, seq_length: usize) -> Option<String> {
     let layout = trainer.mesh().layout();
     let [tp, cp, dp, pp] = Axis::ALL.map(|axis| layout.size(axis));
     let parallel = &trainer.config().parallel;
@@ -91,36 +83,13 @@ fn layout_lines(trainer: &Trainer<Gpt>, seq_length: usize) -> Option<String> {
     let microbatches =
         trainer.config().batch_size.microbatches(trainer.progress().consumed_samples);
     (layout.world() > 1).then(|| {
-        let StepTraffic { tensor, context, pipeline, data, optimizer, average } =
-            expected_traffic(trainer, seq_length);
-        let parts = [
-            (tensor, "of activations of shared layers"),
-            (context, "of keys and values"),
-            (pipeline, "between stages"),
-            (data, "of gradients and weights"),
-            (optimizer, "of the optimizer's sums"),
-        ];
-        let sent: Vec<String> = parts
-            .iter()
-            .filter(|(bytes, _)| *bytes > 0)
-            .map(|(bytes, what)| format!("{} {what}", bytes::display(*bytes)))
-            .collect();
-        // In front of frozen parameters backward sends nothing.
-        let most = if trainer.buffers().frozen().is_empty() { "" } else { "at most " };
-        let mut sent = match (sent.is_empty(), average) {
-            (false, _) => format!("in a step: {most}{}", sent.join(", ")),
-            (true, 0) => "in a step: nothing but numbers".to_string(),
-            (true, _) => String::new(),
-        };
-        if average > 0 {
-            let every = parallel.data_parallel.synchronize_every;
-            let and = if sent.is_empty() { "" } else { "; " };
-            sent += &format!("{and}every {every} steps: {} of weights", bytes::display(average));
-        }
+        let frozen = !trainer.buffers().frozen().is_empty();
+        let every = parallel.data_parallel.synchronize_every;
+        let sent = M::traffic(trainer, seq_length).map(|traffic| sent(traffic, frozen, every));
+        let sent = sent.map_or(String::new(), |sent| format!("\nrank 0 sends {sent}"));
         format!(
             "{} ranks: tensor {tp} x context {cp} x data {dp} x pipeline {pp} ({}{chunks}), ZeRO {}, \
-             {microbatches} x {} samples a step on each data-parallel rank\n\
-             rank 0 sends {sent}",
+             {microbatches} x {} samples a step on each data-parallel rank{sent}",
             layout.world(),
             parallel.pipeline_schedule,
             parallel.data_parallel.sharding as usize,
@@ -129,43 +98,32 @@ fn layout_lines(trainer: &Trainer<Gpt>, seq_length: usize) -> Option<String> {
     })
 }
 
-/// Prints the results.
-pub fn after(
-    args: &TrainArgs,
-    trainer: &Trainer<Gpt>,
-    dataset: &Dataset,
-    tokenizer: &Tokenizer,
-    outcome: &RunResult,
-    stop: &StopFlag,
-) -> Result<()> {
-    if let (Some(evaluation), Some(source)) = (&outcome.evaluation, &dataset.validation) {
-        let Evaluation { loss, tokens, .. } = *evaluation;
-        output::report(&if tokens < BIGRAM_TOKENS && !stop.is_set() {
-            // Those that were evaluated, and the one before them.
-            let bigrams = bigram_entropy(&source.slice(0..tokens + 1)?.to_vec()?);
-            format!("validation loss {loss:.4} (bigrams of the same {tokens} tokens: {bigrams:.4})")
-        } else {
-            format!("validation loss {loss:.4} over {tokens} tokens")
-        });
+/// What a rank sends in a step, in words; replicas that take steps of their own are averaged every so many.
+fn sent(traffic: StepTraffic, frozen: bool, synchronize_every: usize) -> String {
+    let StepTraffic { tensor, context, pipeline, data, optimizer, average } = traffic;
+    let parts = [
+        (tensor, "of activations of shared layers"),
+        (context, "of keys and values"),
+        (pipeline, "between stages"),
+        (data, "of gradients and weights"),
+        (optimizer, "of the optimizer's sums"),
+    ];
+    let sent: Vec<String> = parts
+        .iter()
+        .filter(|(bytes, _)| *bytes > 0)
+        .map(|(bytes, what)| format!("{} {what}", bytes::display(*bytes)))
+        .collect();
+    // In front of frozen parameters backward sends nothing.
+    let most = if frozen { "at most " } else { "" };
+    let mut sent = match (sent.is_empty(), average) {
+        (false, _) => format!("in a step: {most}{}", sent.join(", ")),
+        (true, 0) => "in a step: nothing but numbers".to_string(),
+        (true, _) => String::new(),
+    };
+    if average > 0 {
+        let and = if sent.is_empty() { "" } else { "; " };
+        let weights = bytes::display(average);
+        sent += &format!("{and}every {synchronize_every} steps: {weights} of weights");
     }
-    if outcome.stop_reason == StopReason::Finished && args.run.sample_length > 0 && !stop.is_set() {
-        if one_rank_has_all(trainer) {
-            let text = sample(&trainer.parts()[0], tokenizer, args.run.sample_length, stop)?;
-            text.iter().for_each(|text| output::report(&format!("sample: {text}")));
-        } else {
-            output::report("no sample: no rank has the whole model");
-        }
-    }
-    let checkpoint = outcome.checkpoint.display();
-    output::report(&format!(
-        "continue a text: ferrotron generate --load {checkpoint} --prompt TEXT"
-    ));
-    Ok(())
-}
-
-/// Whether this rank can run the model without others.
-fn one_rank_has_all(trainer: &Trainer<Gpt>) -> bool {
-    let layout = trainer.mesh().layout();
-    let sharded = trainer.config().parallel.data_parallel.sharding == Sharding::Weights;
-    layout.size(Axis::Data) == layout.world() && !(sharded && layout.world() > 1)
+    sent
 }

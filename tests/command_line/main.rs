@@ -1,6 +1,7 @@
 //! The program as a user meets it: what it leaves behind, tells and refuses.
 
 mod bad_steps;
+mod bert;
 mod checkpoints;
 mod data_change;
 mod freezing;

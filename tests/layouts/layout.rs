@@ -116,7 +116,7 @@ impl Layout {
             && self.ranks() <= MOST_RANKS
             && GLOBAL_BATCH.is_multiple_of(samples)
             && check(&ParallelismCheck {
-                model,
+                model: model.into(),
                 layout: self.mesh(),
                 sequence_parallel: self.sequence(),
                 parallel: &self.parallel(),

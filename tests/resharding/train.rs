@@ -89,7 +89,7 @@ impl Layout {
     /// Whether `model` can be trained so.
     pub fn allowed(&self, model: &GptConfig) -> bool {
         let plan = ParallelismCheck {
-            model,
+            model: model.into(),
             layout: self.mesh(),
             sequence_parallel: self.sequence,
             parallel: &self.parallel(),

@@ -229,7 +229,7 @@ impl<M: Model> MemoryEstimator<M> {
         trainer.step(&samples)?;
         let mut found = RankMemory::from_device(trainer.scope().device());
         // The arrays of all micro-batches are in memory throughout a step.
-        let bytes = samples.bytes(micro, self.layout.size(Axis::Context))?;
+        let bytes = samples.bytes(micro, self.layout.size(Axis::Context), self.device)?;
         let left_out = (all - taken) * bytes;
         found.workspace_bytes += left_out;
         found.total_bytes += left_out;
@@ -260,12 +260,18 @@ struct ExampleSamples<'a, M: Model> {
 
 impl<M: Model> ExampleSamples<'_, M> {
     /// The bytes of a micro-batch on a rank that shares the positions with `context` - 1 others.
-    fn bytes(&self, micro_batch: usize, context: usize) -> Result<usize> {
+    fn bytes(&self, micro_batch: usize, context: usize, device: PlannedDevice) -> Result<usize> {
         let batch = M::example_batch(self.config, micro_batch, self.seq_length)?;
         let bytes = |array: &BatchArray| {
             array.values.bytes() / if array.has_positions { context } else { 1 }
         };
-        Ok(batch.arrays().iter().map(bytes).sum())
+        let arrays: usize = batch.arrays().iter().map(bytes).sum();
+        // On a GPU, each query's first and last key. Where ranks share positions, each pass makes its own.
+        let key_ranges = match (device, batch.key_lengths()) {
+            (PlannedDevice::Gpu(_), Some(_)) if context == 1 => 8 * micro_batch * self.seq_length,
+            _ => 0,
+        };
+        Ok(arrays + key_ranges)
     }
 }
 

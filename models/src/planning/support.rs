@@ -16,21 +16,67 @@
 //! | sharding or local SGD that [`data_parallel::unsupported_reason`] rejects | see there |
 
 use ferrotron_autograd::ZeroEncoding;
-use ferrotron_nn::Axis;
+use ferrotron_nn::{AttentionConfig, Axis};
 use ferrotron_parallel::data_parallel;
 use ferrotron_parallel::mesh::ParallelDims;
 use ferrotron_parallel::pipeline::{self, PipelineConfig};
 use ferrotron_parallel::tensor_parallel::{ParallelAttention, SequenceParallel};
 use ferrotron_tensor::{Error, Result};
 
-use crate::model::gpt::{ActivationKind, GptConfig, RegionInputs, SavedActivations};
+use crate::model::bert::BertConfig;
+use crate::model::config::{ActivationKind, GptConfig};
+use crate::model::recompute::RegionInputs;
+use crate::model::saved_activations::SavedActivations;
 use crate::training::trainer::{ModelChunk, ParallelConfig};
+
+/// The sizes of a model on which its layouts depend.
+#[derive(Debug, Clone, Copy)]
+pub struct ModelSizes {
+    /// Number of blocks.
+    pub num_layers: usize,
+    /// Number of token ids.
+    pub vocab_size: usize,
+    /// Hidden width of the MLP.
+    pub ffn_hidden_size: usize,
+    /// The configuration of every block's attention.
+    pub attention: AttentionConfig,
+    /// The activation function of the MLP.
+    pub activation: ActivationKind,
+    /// Number of parameters.
+    pub num_parameters: u64,
+}
+
+impl From<&GptConfig> for ModelSizes {
+    fn from(config: &GptConfig) -> ModelSizes {
+        ModelSizes {
+            num_layers: config.num_layers,
+            vocab_size: config.vocab_size,
+            ffn_hidden_size: config.ffn_hidden_size,
+            attention: config.attention(),
+            activation: config.activation,
+            num_parameters: config.num_parameters(),
+        }
+    }
+}
+
+impl From<&BertConfig> for ModelSizes {
+    fn from(config: &BertConfig) -> ModelSizes {
+        ModelSizes {
+            num_layers: config.num_layers,
+            vocab_size: config.vocab_size,
+            ffn_hidden_size: config.ffn_hidden_size,
+            attention: config.block().attention,
+            activation: config.activation,
+            num_parameters: config.num_parameters(),
+        }
+    }
+}
 
 /// The model, layout and parallelism of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct ParallelismCheck<'a> {
-    /// The model.
-    pub model: &'a GptConfig,
+    /// Sizes of the model.
+    pub model: ModelSizes,
     /// Sizes of the axes.
     pub layout: ParallelDims,
     /// Whether activations are sharded along the sequence.
@@ -53,7 +99,7 @@ pub struct ParallelismCheck<'a> {
 /// use ferrotron_parallel::tensor_parallel::SequenceParallel;
 /// let model = GptConfig::gpt2(65, 4, 128, 4, 64);
 /// let plan = ParallelismCheck {
-///     model: &model,
+///     model: (&model).into(),
 ///     layout: ParallelDims::new(8, 8, 1, 1)?,
 ///     sequence_parallel: SequenceParallel::Off,
 ///     parallel: &ParallelConfig::default(),
@@ -79,7 +125,7 @@ pub fn check(plan: &ParallelismCheck) -> Result<()> {
 fn unsupported_reason(plan: &ParallelismCheck) -> Option<String> {
     let ParallelismCheck { model, layout, parallel, seq_length, .. } = *plan;
     let [tp, cp, pp] = [Axis::Tensor, Axis::Context, Axis::Pipeline].map(|axis| layout.size(axis));
-    let attention = ParallelAttention::unsupported_reason(&model.attention(), tp);
+    let attention = ParallelAttention::unsupported_reason(&model.attention, tp);
     if attention.is_some() {
         return attention;
     }
@@ -194,8 +240,8 @@ mod tests {
         let [sparse, sparse_region] = [plain, full(1, RegionInputs::Whole)]
             .map(|other| saved(0, ZeroEncoding::Bitmap, other));
         let narrow = GptConfig { vocab_size: 1, ..model.clone() };
-        let plan = |model, (tp, cp, pp), parallel, seq_length| ParallelismCheck {
-            model,
+        let plan = |model: &GptConfig, (tp, cp, pp), parallel, seq_length| ParallelismCheck {
+            model: model.into(),
             layout: ParallelDims::new(2 * tp * cp * pp, tp, cp, pp).unwrap(),
             sequence_parallel: SequenceParallel::On,
             parallel,

@@ -15,9 +15,9 @@ pub struct Microbatch {
 }
 
 impl Microbatch {
-    /// Uploads `batch`; `ctx` identifies its samples in the global batch.
+    /// Uploads `batch`; `ctx` identifies its samples in the global batch, and gets the key lengths of a padded one.
     pub fn new(device: &Device, mesh: &Mesh, batch: &Batch, ctx: Context) -> Result<Microbatch> {
-        let ctx = mesh.context(ctx)?;
+        let ctx = context(mesh, batch, ctx)?;
         let upload = |array: &BatchArray| {
             let (values, dims) = local(array, &ctx.sequence);
             let tensor = match &values {
@@ -33,7 +33,7 @@ impl Microbatch {
 
     /// Overwrites the arrays in place with those of another batch of the same names and dims.
     pub(crate) fn set(&mut self, mesh: &Mesh, batch: &Batch, ctx: Context) -> Result<()> {
-        self.ctx = mesh.context(ctx)?;
+        self.ctx = context(mesh, batch, ctx)?;
         for ((_, tensor), array) in self.arrays.iter_mut().zip(batch.arrays()) {
             match local(array, &self.ctx.sequence).0 {
                 ArrayValues::U32(values) => tensor.write_slice(&values)?,
@@ -70,6 +70,15 @@ impl Microbatch {
     /// Returns the tensor of [`Microbatch::get`], cast to `dtype`.
     pub fn get_as(&self, name: &str, dtype: DType) -> Result<Tensor> {
         self.get(name)?.cast(dtype)
+    }
+}
+
+/// The pass over `batch` on this rank, in which attention leaves out padding.
+fn context(mesh: &Mesh, batch: &Batch, ctx: Context) -> Result<Context> {
+    let ctx = mesh.context(ctx)?;
+    match batch.key_lengths() {
+        Some(lengths) => ctx.with_key_lengths(lengths),
+        None => Ok(ctx),
     }
 }
 

@@ -40,7 +40,7 @@ pub struct DeviceArgs {
 pub struct ExecutionArgs {
     /// Capture a step as one CUDA graph, and replay it for those that are alike
     #[arg(long)]
-    enable_cuda_graph: bool,
+    pub(super) enable_cuda_graph: bool,
 }
 
 impl ExecutionArgs {

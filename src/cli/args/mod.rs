@@ -1,5 +1,6 @@
 //! Groups of options, which subcommands share.
 
+pub(super) mod bert;
 pub(super) mod device;
 pub(super) mod learning_rate;
 pub(super) mod model;

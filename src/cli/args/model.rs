@@ -12,6 +12,8 @@ pub enum Architecture {
     Gpt2,
     /// Rotary positions, RMSNorm, SwiGLU, no biases, a head of its own.
     Llama,
+    /// Attention to all positions, masked tokens, the order of two segments.
+    Bert,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -27,6 +29,14 @@ pub enum NormalizationArg {
     LayerNorm,
     #[value(name = "RMSNorm")]
     RmsNorm,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum NormPlacementArg {
+    /// Before attention and MLP, as in Megatron-LM.
+    Pre,
+    /// Behind the residual additions, as in the original BERT.
+    Post,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -101,7 +111,13 @@ pub struct ModelArgs {
     /// Added to the variance in norms
     #[arg(long, value_name = "X", default_value = "1e-5")]
     pub norm_epsilon: f64,
-    /// Nonlinearity of the MLP [default: gelu-tanh; llama: swiglu]
+    /// Place of the norms in a BERT [default: pre]
+    #[arg(long, value_enum)]
+    pub norm_placement: Option<NormPlacementArg>,
+    /// No head for the order of two segments in a BERT
+    #[arg(long)]
+    pub bert_no_binary_head: bool,
+    /// Nonlinearity of the MLP [default: gelu-tanh; llama: swiglu; bert: gelu-erf]
     #[arg(long, value_enum)]
     pub activation: Option<ActivationArg>,
     /// SwiGLU in the MLP, which is 8/3 hidden wide, rounded down to a multiple of 64, unless --ffn-hidden-size is given
@@ -138,8 +154,33 @@ impl ModelArgs {
         self.preset.as_deref().map(Preset::find).transpose()
     }
 
-    /// The model for a vocabulary of `vocab_size` tokens.
+    /// Longest sequence that the model takes.
+    ///
+    /// Errors if it is shorter than those of training.
+    pub fn positions(&self) -> Result<usize> {
+        let length = self.seq_length()?;
+        let positions = self.max_position_embeddings.unwrap_or(length);
+        if positions < length {
+            let message = format!("{positions} is less than --seq-length {length}");
+            return Err(Error::config("--max-position-embeddings", message));
+        }
+        Ok(positions)
+    }
+
+    /// The activation that the options name, if they do.
+    pub fn activation_kind(&self) -> Option<ActivationKind> {
+        let activation = if self.swiglu { Some(ActivationArg::Swiglu) } else { self.activation };
+        activation.map(|activation| match activation {
+            ActivationArg::GeluTanh => ActivationKind::GeluTanh,
+            ActivationArg::GeluErf => ActivationKind::GeluErf,
+            ActivationArg::Relu => ActivationKind::Relu,
+            ActivationArg::Swiglu => ActivationKind::Swiglu,
+        })
+    }
+
+    /// The GPT for a vocabulary of `vocab_size` tokens.
     pub fn config(&self, vocab_size: usize) -> Result<GptConfig> {
+        self.refuse_options_of_bert()?;
         let preset = self.preset()?;
         let layers = self.num_layers.or(preset.map(|p| p.num_layers)).unwrap_or(4);
         let hidden = self.hidden_size.or(preset.map(|p| p.hidden_size)).unwrap_or(128);
@@ -147,6 +188,10 @@ impl ModelArgs {
         let groups = self.num_query_groups.unwrap_or(heads);
         let positions = self.max_position_embeddings.unwrap_or(self.seq_length()?);
         let mut config = match self.architecture {
+            Architecture::Bert => {
+                let message = "this command is for GPTs: gpt2 or llama";
+                return Err(Error::config("--architecture bert", message));
+            }
             Architecture::Gpt2 => GptConfig::gpt2(vocab_size, layers, hidden, heads, positions),
             Architecture::Llama => {
                 GptConfig::llama(vocab_size, layers, hidden, heads, groups, positions)
@@ -186,26 +231,9 @@ impl ModelArgs {
                 NormalizationArg::RmsNorm => Normalization::RmsNorm,
             };
         }
-        let activation = if self.swiglu { Some(ActivationArg::Swiglu) } else { self.activation };
-        if let Some(activation) = activation {
-            config.activation = match activation {
-                ActivationArg::GeluTanh => ActivationKind::GeluTanh,
-                ActivationArg::GeluErf => ActivationKind::GeluErf,
-                ActivationArg::Relu => ActivationKind::Relu,
-                ActivationArg::Swiglu => ActivationKind::Swiglu,
-            };
-        }
+        config.activation = self.activation_kind().unwrap_or(config.activation);
         config.validate()?;
-        if config.max_position_embeddings < self.seq_length()? {
-            return Err(Error::config(
-                "--max-position-embeddings",
-                format!(
-                    "{} is less than --seq-length {}",
-                    config.max_position_embeddings,
-                    self.seq_length()?
-                ),
-            ));
-        }
+        self.positions()?;
         Ok(config)
     }
 }

@@ -2,9 +2,9 @@
 
 use clap::{Args, ValueEnum};
 use ferrotron::models::gpt::{
-    GptConfig, Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp,
-    RegionInputs,
+    Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp, RegionInputs,
 };
+use ferrotron::models::support::ModelSizes;
 use ferrotron::models::trainer::ParallelConfig;
 use ferrotron::nn::{Axis, GradDType, Sharding};
 use ferrotron::parallel::collective::Transport;
@@ -136,7 +136,7 @@ impl ParallelArgs {
     pub fn config(
         &self,
         layout: &ParallelDims,
-        model: &GptConfig,
+        model: &ModelSizes,
         gradients: GradDType,
     ) -> Result<ParallelConfig> {
         if self.local_sgd_steps == 0 {
@@ -152,9 +152,8 @@ impl ParallelArgs {
         // As Megatron-LM's default: larger with more ranks, so that latency does not come to dominate.
         let bucket = (1_000_000 * layout.size(Axis::Data)).max(40_000_000);
         // What is gathered and freed must be a small part of the model.
-        let share = (model.num_parameters() as usize
-            / (model.num_layers * layout.size(Axis::Tensor)))
-        .max(1);
+        let share =
+            (model.num_parameters as usize / (model.num_layers * layout.size(Axis::Tensor))).max(1);
         let bucket = if self.zero_stage >= 2 { bucket.min(share) } else { bucket };
         Ok(ParallelConfig {
             pipeline_schedule: named.unwrap_or(implied),

@@ -75,9 +75,9 @@ pub struct RunArgs {
     /// GPU has]
     #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
     pub memory_limit: Option<u64>,
-    /// Tokens of the sample that is printed at the end; 0 prints none
-    #[arg(long, value_name = "N", default_value_t = 200)]
-    pub sample_length: usize,
+    /// Tokens of the sample that a GPT prints at the end; 0 prints none [default: 200]
+    #[arg(long, value_name = "N")]
+    pub sample_length: Option<usize>,
 }
 
 /// Global batches of an evaluation; `None` for the whole validation set.
@@ -139,6 +139,11 @@ fn parse_steps(text: &str) -> std::result::Result<RangeInclusive<u64>, String> {
 }
 
 impl RunArgs {
+    /// Tokens of the sample that is printed at the end.
+    pub fn sample_length(&self) -> usize {
+        self.sample_length.unwrap_or(200)
+    }
+
     /// The retention of checkpoints.
     pub fn retention(&self) -> Retention {
         Retention { last: self.save_retain, interval: self.save_retain_interval }

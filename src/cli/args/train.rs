@@ -4,16 +4,12 @@ use clap::Args;
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig, Rampup};
 use ferrotron::models::checkpoint::TrainState;
 use ferrotron::models::data::{DataChange, DataConfig, Split};
-use ferrotron::models::gpt::Gpt;
-use ferrotron::models::memory;
 use ferrotron::models::run::Intervals;
-use ferrotron::models::support;
 use ferrotron::models::tokenizer::TokenizerChoice;
 use ferrotron::models::trainer::{
     BadStepConfig, ExecutionMode, OnBadStep, ParallelConfig, PrecisionConfig, ScheduleUnit,
     TrainerConfig,
 };
-use ferrotron::nn::Axis;
 use ferrotron::nn::ParamPatterns;
 use ferrotron::{Error, Result};
 use std::path::PathBuf;
@@ -54,50 +50,7 @@ pub struct TrainArgs {
 }
 
 impl TrainArgs {
-    /// Plans the work of `world` ranks, `local` of them on this machine, with a vocabulary of `vocab_size` tokens.
-    pub fn plan(
-        &self,
-        world: usize,
-        local: usize,
-        vocab_size: usize,
-    ) -> Result<memory::MemoryEstimator<Gpt>> {
-        let dtype = self.device.dtype()?;
-        let layout = self.parallel.layout(world)?;
-        let model = self.model.config(vocab_size)?;
-        let parallel = self.parallel.config(&layout, &model, self.precision.gradients())?;
-        let parallel = self.offload.config(parallel, dtype)?;
-        let precision = self.precision.config(dtype, self.optimization.seed)?;
-        precision.loss_scaler(&parallel)?;
-        let trainer = self.optimization.config(layout.size(Axis::Data), parallel, precision)?;
-        let execution = self.execution.execution(&self.device)?;
-        let trainer = TrainerConfig { execution, ..trainer };
-        trainer.check_execution(world)?;
-        trainer.check_bad_steps()?;
-        let sequence_parallel = self.parallel.sequence();
-        let seq_length = self.model.seq_length()?;
-        for microbatches in trainer.batch_size.all_microbatches() {
-            support::check(&support::ParallelismCheck {
-                model: &model,
-                layout,
-                sequence_parallel,
-                parallel: &trainer.parallel,
-                seq_length,
-                microbatches,
-            })?;
-        }
-        let device = self.device.planned(local);
-        Ok(memory::MemoryEstimator::<Gpt> {
-            model,
-            layout,
-            sequence_parallel,
-            trainer,
-            dtype,
-            seq_length,
-            device,
-        })
-    }
-
-    /// After which steps something is done, in a run that has come to `progress`.
+    /// Returns after which steps something is done, in a run that has come to `progress`.
     ///
     /// Errors as [`Intervals::check`].
     pub fn intervals(&self, trainer: &TrainerConfig, progress: &TrainState) -> Result<Intervals> {
@@ -144,7 +97,7 @@ pub struct DataArgs {
     /// the new data, which the next checkpoint records
     #[arg(long, requires = "load")]
     pub allow_data_change: bool,
-    /// Tokenizer: byte, char, gpt2 or the path of a Hugging Face tokenizer.json
+    /// Tokenizer: byte, char, gpt2, or the path of a Hugging Face tokenizer.json or of BERT's vocab.txt
     #[arg(long, value_name = "TOKENIZER", default_value = "char")]
     pub tokenizer: String,
 }

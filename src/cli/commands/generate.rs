@@ -1,14 +1,16 @@
 //! `ferrotron generate`.
 
 use clap::Args;
+use ferrotron::models::bert::Bert;
 use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::generate::{Sampling, generate as continue_tokens};
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::hugging_face;
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
-use ferrotron::models::trainer::Model;
-use ferrotron::nn::{Module, Scope};
+use ferrotron::models::trainer::{Model, ModelChunk};
+use ferrotron::nn::Scope;
+use ferrotron::parallel::mesh::Mesh;
 use ferrotron::tensor::At;
 use ferrotron::{DType, Device, Error, Result};
 use std::ops::ControlFlow;
@@ -73,8 +75,12 @@ impl Loaded {
                 checkpoint: None,
             });
         }
-        let checkpoint = Checkpoint::open(path)?;
-        let checkpoint = if averaged { checkpoint.averaged()? } else { checkpoint };
+        if is_bert(path)? {
+            let path = path.display();
+            let message = format!("'{path}' holds a BERT, which continues no text: name a GPT");
+            return Err(Error::config("--load", message));
+        }
+        let checkpoint = open_checkpoint(path, averaged)?;
         let gpt = read(&checkpoint, &device_handle, device.given_dtype()?)?;
         Ok(Loaded { gpt, tokenizer: checkpoint.tokenizer().cloned(), checkpoint: Some(checkpoint) })
     }
@@ -85,14 +91,7 @@ impl Loaded {
         device: &DeviceArgs,
         averaged: bool,
     ) -> Result<(Loaded, Tokenizer)> {
-        let newest = || match newest_run() {
-            Some((_, path)) => Ok(path),
-            None => Err(Error::config(
-                "--load",
-                "there is no run in runs/: train one first or name a checkpoint",
-            )),
-        };
-        let path = path.cloned().map_or_else(newest, Ok)?;
+        let path = named_or_newest(path)?;
         let mut loaded = Self::open(&path, device, averaged)?;
         match loaded.tokenizer.take() {
             Some(tokenizer) => Ok((loaded, tokenizer)),
@@ -104,21 +103,47 @@ impl Loaded {
     }
 }
 
+/// Whether `path` is a checkpoint of a BERT.
+pub fn is_bert(path: &Path) -> Result<bool> {
+    Ok(!hugging_face::is_folder(path)
+        && Checkpoint::peek(path)?.model().architecture == Bert::ARCHITECTURE)
+}
+
+/// Opens a checkpoint; with `averaged`, with the moving average for its weights.
+pub fn open_checkpoint(path: &Path, averaged: bool) -> Result<Checkpoint> {
+    let checkpoint = Checkpoint::open(path)?;
+    if averaged { checkpoint.averaged() } else { Ok(checkpoint) }
+}
+
+/// The path, or else the newest run.
+pub fn named_or_newest(path: Option<&PathBuf>) -> Result<PathBuf> {
+    let newest = || match newest_run() {
+        Some((_, path)) => Ok(path),
+        None => Err(Error::config(
+            "--load",
+            "there is no run in runs/: train one first or name a checkpoint",
+        )),
+    };
+    path.cloned().map_or_else(newest, Ok)
+}
+
 /// The model of `checkpoint` in the dtype that was asked for, or in that of the checkpoint.
-fn read(checkpoint: &Checkpoint, device: &Device, dtype: Option<DType>) -> Result<Gpt> {
+pub fn read<M: Model>(checkpoint: &Checkpoint, device: &Device, dtype: Option<DType>) -> Result<M> {
     let held = checkpoint.dtype()?;
     let dtype = dtype.unwrap_or(held);
-    let config = Gpt::config_from(checkpoint)?;
-    let empty = |dtype| Gpt::new(&Scope::new(device, dtype, 0), &config);
+    let config = M::config_from(checkpoint)?;
+    let whole = ModelChunk::whole(M::num_blocks(&config));
+    let empty =
+        |dtype| M::new_chunk(&Scope::new(device, dtype, 0), &Mesh::single(), &config, &whole);
     // f32, bf16 and f16 are converted while they are read.
     let read_as = if (held == DType::F64) == (dtype == DType::F64) { dtype } else { held };
-    let gpt = empty(read_as)?;
-    checkpoint.load_params(&gpt.params())?;
+    let model = empty(read_as)?;
+    checkpoint.load_params(&model.params())?;
     if read_as == dtype {
-        return Ok(gpt);
+        return Ok(model);
     }
     let converted = empty(dtype)?;
-    for (to, from) in converted.params().iter().zip(gpt.params()) {
+    for (to, from) in converted.params().iter().zip(model.params()) {
         to.leaf().set_value(&from.leaf().value()?.cast(dtype)?)?;
     }
     Ok(converted)

@@ -1,17 +1,22 @@
 //! `ferrotron memory`.
 
 use clap::{Args, FromArgMatches};
+use ferrotron::models::bert::Bert;
 use ferrotron::models::checkpoint::Checkpoint;
+use ferrotron::models::gpt::Gpt;
 use ferrotron::models::memory::StageMemory;
 use ferrotron::{Error, Result};
 use serde_json::json;
 use std::process::ExitCode;
 
+use crate::cli::architecture::TrainedModel;
+use crate::cli::args::model::Architecture;
 use crate::cli::args::train::TrainArgs;
 use crate::cli::commands::train::open_tokenizer;
 use crate::cli::definition::Definition;
 use crate::cli::options::Options;
 use crate::cli::options::remembered;
+use crate::cli::plan::plan;
 use crate::cli::{bytes, memory_limits, output};
 
 /// Tokens of the GPT-2 vocabulary, with which the presets were trained.
@@ -44,10 +49,14 @@ pub fn memory(args: &MemoryArgs, given: Options, definition: &Definition) -> Res
     let matches = definition.parse("memory", &options)?;
     let matches = matches.subcommand_matches("memory").expect("it was parsed");
     let args = MemoryArgs::from_arg_matches(matches).unwrap_or_else(|error| error.exit());
+    let report = match args.train.model.architecture {
+        Architecture::Gpt2 | Architecture::Llama => report::<Gpt>,
+        Architecture::Bert => report::<Bert>,
+    };
     report(&args, resumed.as_ref()).map_err(|error| options.name_sources(error))
 }
 
-fn report(args: &MemoryArgs, resumed: Option<&Checkpoint>) -> Result<ExitCode> {
+fn report<M: TrainedModel>(args: &MemoryArgs, resumed: Option<&Checkpoint>) -> Result<ExitCode> {
     let train = &args.train;
     train.device.place()?;
     let parallel = &train.parallel;
@@ -58,13 +67,14 @@ fn report(args: &MemoryArgs, resumed: Option<&Checkpoint>) -> Result<ExitCode> {
     ];
     let smallest = sizes.iter().try_fold(1_usize, |ranks, &size| ranks.checked_mul(size));
     let world = parallel.nproc.or(smallest).unwrap_or(0);
-    let plan = train.plan(world, parallel.nproc.unwrap_or(1), vocab_size(args, resumed)?)?;
+    let plan =
+        plan::<M>(train, world, parallel.nproc.unwrap_or(1), vocab_size::<M>(args, resumed)?)?;
     let stages = plan.stages()?;
     if args.json {
         let report = json!({
             "total_bytes": memory_limits::largest(&stages).memory.total_bytes,
             "ranks": world,
-            "parameters": plan.model.num_parameters(),
+            "parameters": M::sizes(&plan.model).num_parameters,
             "stages": stages,
         });
         output::line(&report.to_string());
@@ -75,14 +85,14 @@ fn report(args: &MemoryArgs, resumed: Option<&Checkpoint>) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn vocab_size(args: &MemoryArgs, resumed: Option<&Checkpoint>) -> Result<usize> {
+fn vocab_size<M: TrainedModel>(args: &MemoryArgs, resumed: Option<&Checkpoint>) -> Result<usize> {
     let train = &args.train;
     let unsaid = train.data.data.is_empty() && train.data.tokenizer == "char";
     match args.vocab_size {
         Some(0) => Err(Error::config("--vocab-size", "must be positive, got 0")),
         Some(size) => Ok(size),
         None if unsaid && train.model.preset.is_some() && resumed.is_none() => Ok(PRESET_VOCAB),
-        None => Ok(open_tokenizer(train, resumed)?.vocab_size()),
+        None => M::vocab_size(&open_tokenizer(train, resumed)?),
     }
 }
 

@@ -1,12 +1,13 @@
 //! `ferrotron train`: alone, as one rank of a job, or as the launcher of one.
 
+use ferrotron::models::bert::Bert;
 use ferrotron::models::checkpoint::Checkpoint;
-use ferrotron::models::data::{DataFingerprint, DataOrigin, Dataset};
+use ferrotron::models::data::{DataFingerprint, DataOrigin};
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::memory::{self, StageMemory};
 use ferrotron::models::run::{Intervals, RunConfig, StopReason, run};
 use ferrotron::models::tokenizer::Tokenizer;
-use ferrotron::models::trainer::{Model, Trainer};
+use ferrotron::models::trainer::Trainer;
 use ferrotron::nn::Scope;
 use ferrotron::parallel::agreement::agree;
 use ferrotron::parallel::collective::World;
@@ -16,7 +17,9 @@ use ferrotron::{Error, Result};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::cli::architecture::{RunInput, TrainedModel};
 use crate::cli::args::device::DeviceChoice;
+use crate::cli::args::model::Architecture;
 use crate::cli::args::run::RunArgs;
 use crate::cli::args::train::TrainArgs;
 use crate::cli::configuration::{Configuration, data_facts};
@@ -26,6 +29,7 @@ use crate::cli::job;
 use crate::cli::job::ProcessRole;
 use crate::cli::options::Options;
 use crate::cli::output::failed;
+use crate::cli::plan::plan;
 use crate::cli::progress::TrainProgress;
 use crate::cli::rank_environment::rank_environment;
 use crate::cli::{corpus, memory_limits, output, report, resume, run_folder};
@@ -37,16 +41,10 @@ pub fn train(args: &TrainArgs, given: Options, definition: &Definition) -> Resul
     let rank = rank_environment()?;
     let Some(rank) = rank else {
         let resumed = resume::open(&args.run)?;
-        let plan = PreparedRun::new(given, resumed, None, definition)?; // what is refused is refused here, once
-        return match plan.job {
-            ProcessRole::Launcher(ranks) => {
-                let timeout = plan.configuration.args.parallel.timeout();
-                job::start_ranks(ranks, timeout, &signals)
-            }
-            _ => {
-                let data = plan.data()?;
-                plan.train(&Mesh::single(), &data, &signals)
-            }
+        let configuration = Configuration::new(given, resumed.as_ref(), None, definition)?;
+        return match configuration.args.model.architecture {
+            Architecture::Gpt2 | Architecture::Llama => start::<Gpt>(configuration, resumed, &signals),
+            Architecture::Bert => start::<Bert>(configuration, resumed, &signals),
         };
     };
     // How ranks meet is no matter of a checkpoint, which they choose together. What one of them cannot do is told to all
@@ -56,6 +54,24 @@ pub fn train(args: &TrainArgs, given: Options, definition: &Definition) -> Resul
     });
     // Under other launchers nothing else says whose error it is.
     Ok(trained.unwrap_or_else(|error| failed(&format!("rank {}: ", rank.rank), &error)))
+}
+
+/// Trains alone, or starts the ranks that train.
+fn start<M: TrainedModel>(
+    configuration: Configuration,
+    resumed: Option<Checkpoint>,
+    signals: &ExitSignals,
+) -> Result<ExitCode> {
+    let plan = PreparedRun::<M>::new(configuration, resumed, None)?; // what is refused is refused here, once
+    match plan.job {
+        ProcessRole::Launcher(ranks) => {
+            job::start_ranks(ranks, plan.configuration.args.parallel.timeout(), signals)
+        }
+        _ => {
+            let data = plan.data()?;
+            plan.train(&Mesh::single(), &data, signals)
+        }
+    }
 }
 
 /// Trains as one rank of `world`, after all ranks have found that they are about the same.
@@ -68,9 +84,26 @@ fn train_as_rank(
 ) -> Result<ExitCode> {
     let everyone = world.everyone()?;
     let resumed = resume::open_together(&everyone, run)?;
-    let planned = PreparedRun::new(given, resumed, Some(rank), definition).and_then(|plan| {
+    let configuration = Configuration::new(given, resumed.as_ref(), Some(rank), definition);
+    let architecture = |found: &Configuration| found.args.model.architecture;
+    match configuration.as_ref().is_ok_and(|found| architecture(found) == Architecture::Bert) {
+        true => train_planned::<Bert>(world, configuration, resumed, (rank, signals)),
+        false => train_planned::<Gpt>(world, configuration, resumed, (rank, signals)),
+    }
+}
+
+/// Trains a model of the given architecture as one rank; an error of the configuration is told to the others, too.
+fn train_planned<M: TrainedModel>(
+    world: &World,
+    configuration: Result<Configuration>,
+    resumed: Option<Checkpoint>,
+    (rank, signals): (&RankEnvironment, &ExitSignals),
+) -> Result<ExitCode> {
+    let everyone = world.everyone()?;
+    let plan = |configuration| PreparedRun::<M>::new(configuration, resumed, Some(rank));
+    let planned = configuration.and_then(plan).and_then(|plan| {
         let data = plan.data()?;
-        let mut facts = data_facts(&data.fingerprint, &data.dataset, &plan.tokenizer)?;
+        let mut facts = data_facts(&data.fingerprint, &data.input.dataset, &plan.tokenizer)?;
         facts.extend(plan.configuration.facts.clone());
         Ok((plan, data, facts))
     });
@@ -84,29 +117,27 @@ fn train_as_rank(
 
 /// The opened data of a run.
 struct Data {
-    dataset: Dataset,
+    input: RunInput,
     fingerprint: DataFingerprint,
 }
 
 /// A run after every check that can refuse it, before anything starts.
-struct PreparedRun {
+struct PreparedRun<M: TrainedModel> {
     configuration: Configuration,
     job: ProcessRole,
     resumed: Option<Checkpoint>,
     tokenizer: Tokenizer,
-    run: memory::MemoryEstimator<Gpt>,
+    run: memory::MemoryEstimator<M>,
     stages: Vec<StageMemory>,
     intervals: Intervals,
 }
 
-impl PreparedRun {
+impl<M: TrainedModel> PreparedRun<M> {
     fn new(
-        given: Options,
+        configuration: Configuration,
         resumed: Option<Checkpoint>,
         rank: Option<&RankEnvironment>,
-        definition: &Definition,
-    ) -> Result<PreparedRun> {
-        let configuration = Configuration::new(given, resumed.as_ref(), rank, definition)?;
+    ) -> Result<PreparedRun<M>> {
         let Configuration { args, options, .. } = &configuration;
         let check = || {
             let job = ProcessRole::new(&args.parallel, rank.cloned())?;
@@ -117,9 +148,10 @@ impl PreparedRun {
             }
             run_folder::check(args, resumed.as_ref(), &job)?;
             let tokenizer = open_tokenizer(args, resumed.as_ref())?;
-            let run = args.plan(job.world_size(), job.local_size(), tokenizer.vocab_size())?;
+            let vocab_size = M::vocab_size(&tokenizer)?;
+            let run = plan::<M>(args, job.world_size(), job.local_size(), vocab_size)?;
             if let Some(checkpoint) = &resumed {
-                Gpt::check_checkpoint(checkpoint, &run.model)?;
+                M::check_checkpoint(checkpoint, &run.model)?;
             }
             let progress = resumed.as_ref().map(|checkpoint| checkpoint.progress().clone());
             let intervals = args.intervals(&run.trainer, &progress.unwrap_or_default())?;
@@ -148,16 +180,16 @@ impl PreparedRun {
             let config = args.data.config()?;
             let origin =
                 if config.data.is_empty() { DataOrigin::BuiltIn } else { DataOrigin::Files };
-            let dataset = corpus::open(&config, &self.tokenizer, warn);
-            let dataset = dataset.map_err(|error| match (origin, &self.resumed) {
+            let input = M::open(args, &config, &self.tokenizer, warn);
+            let input = input.map_err(|error| match (origin, &self.resumed) {
                 (DataOrigin::BuiltIn, Some(_)) => corpus::not_encoded(&error),
                 _ => error,
             })?;
-            let fingerprint = DataFingerprint::new(&dataset, &self.tokenizer)?;
+            let fingerprint = DataFingerprint::new(&input.dataset, &self.tokenizer)?;
             if let Some(checkpoint) = &self.resumed {
                 fingerprint.check(&checkpoint.progress().extra, args.data.change(), origin)?;
             }
-            Ok(Data { dataset, fingerprint })
+            Ok(Data { input, fingerprint })
         };
         open().map_err(|error| options.name_sources(error))
     }
@@ -169,7 +201,7 @@ impl PreparedRun {
     }
 
     fn take_steps(self, mesh: &Mesh, data: &Data, signals: &ExitSignals) -> Result<ExitCode> {
-        let Data { dataset, fingerprint } = data;
+        let Data { input, fingerprint } = data;
         let PreparedRun { configuration, job, resumed, tokenizer, run: plan, stages, intervals } =
             self;
         let args = &configuration.args;
@@ -177,7 +209,7 @@ impl PreparedRun {
         let device = args.device.open_shared(job.local_size(), job.local_rank(), folder)?;
         let mesh = &job::between_gpus(args, mesh, &device)?;
         let scope = Scope::new(&device, args.device.dtype()?, args.optimization.seed);
-        let mut trainer = Trainer::<Gpt>::on_mesh(&scope, mesh, &plan.model, plan.trainer)?;
+        let mut trainer = Trainer::<M>::on_mesh(&scope, mesh, &plan.model, plan.trainer)?;
         if let Some(checkpoint) = &resumed {
             trainer.load(checkpoint)?;
         }
@@ -190,7 +222,7 @@ impl PreparedRun {
         let config = run_config(&configuration, &trainer, intervals, folder, loaded)?;
         let first = mesh.rank() == 0;
         if first {
-            report::before(&configuration, &trainer, dataset, &tokenizer, &stages, &config)?;
+            report::before(&configuration, &trainer, &input.dataset, &tokenizer, &stages, &config)?;
         }
         let done = trainer.progress().step;
         let mut progress = match first {
@@ -200,13 +232,15 @@ impl PreparedRun {
         // Until here there is nothing to save, and a signal ends the process.
         let stop = signals.stop_flag()?;
         let batch = trainer.config().batch_size.full_batch_size();
-        let samples = config.samples(dataset, trainer.config().seed, batch)?;
+        let order = (trainer.config().seed, batch);
+        let samples = M::samples(input, &config, order)?;
         let outcome =
             run(&mut trainer, &samples.run_data(&tokenizer), &config, &stop, &mut progress);
         progress.finish();
         let outcome = outcome?;
         if first {
-            report::after(args, &trainer, dataset, &tokenizer, &outcome, &stop)?;
+            let sampling = (args.run.sample_length(), &stop);
+            M::report(&trainer, &input.dataset, &tokenizer, &outcome, sampling)?;
         }
         // All steps may be taken, and something behind them left out.
         Ok(match outcome.stop_reason {
@@ -236,7 +270,7 @@ pub fn open_tokenizer(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<
 
 fn run_config(
     configuration: &Configuration,
-    trainer: &Trainer<Gpt>,
+    trainer: &Trainer<impl TrainedModel>,
     intervals: Intervals,
     folder: PathBuf,
     loaded: Option<PathBuf>,

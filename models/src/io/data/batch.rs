@@ -26,6 +26,7 @@ pub struct Batch {
     /// Positions of a sample.
     pub seq_length: usize,
     arrays: Vec<BatchArray>,
+    key_lengths: Option<Vec<usize>>,
 }
 
 /// One array of a batch.
@@ -105,7 +106,7 @@ array_element!(f32, F32);
 impl Batch {
     /// A batch without arrays.
     pub fn new(first_sample: u64, micro_batch: usize, seq_length: usize) -> Batch {
-        Batch { first_sample, micro_batch, seq_length, arrays: Vec::new() }
+        Batch { first_sample, micro_batch, seq_length, arrays: Vec::new(), key_lengths: None }
     }
 
     /// Adds an array that every rank along the context axis has whole.
@@ -161,6 +162,27 @@ impl Batch {
             has_positions,
         });
         Ok(self)
+    }
+
+    /// Tells attention that samples are padded: sample b has `lengths[b]` positions, and none sees a key beyond them, as
+    /// by [`Context::with_key_lengths`](ferrotron_nn::Context::with_key_lengths).
+    ///
+    /// # Errors
+    /// Lengths of another number of samples, or beyond the number of positions.
+    pub fn with_key_lengths(self, lengths: Vec<usize>) -> Result<Batch> {
+        let (samples, positions) = (self.micro_batch, self.seq_length);
+        if lengths.len() != samples || lengths.iter().any(|&length| length > positions) {
+            let message = format!(
+                "key lengths {lengths:?} are not of {samples} samples of at most {positions} positions"
+            );
+            return Err(Error::shape("batch", message));
+        }
+        Ok(Batch { key_lengths: Some(lengths), ..self })
+    }
+
+    /// The number of positions of each sample that attention sees, if samples are padded.
+    pub fn key_lengths(&self) -> Option<&[usize]> {
+        self.key_lengths.as_deref()
     }
 
     /// The arrays, in the order in which they were added.
@@ -266,6 +288,11 @@ mod tests {
         assert_eq!(error, "batch: 'x' [2, 2] has 3 elements");
         let error = refused(batch().unwrap().with_positions("x", vec![0.0_f32; 6], &[2, 3]));
         assert_eq!(error, "batch: 'x' [2, 3] must have 4 positions in the second dim");
+        for lengths in [vec![4], vec![4, 5]] {
+            let error = refused(batch().unwrap().with_key_lengths(lengths.clone()));
+            let message = "are not of 2 samples of at most 4 positions";
+            assert_eq!(error, format!("batch: key lengths {lengths:?} {message}"));
+        }
         let error = batch().unwrap().get::<f32>("labels").unwrap_err().to_string();
         assert_eq!(error, "batch: no array 'labels' of this type among labels");
     }

@@ -88,7 +88,9 @@ impl DataConfig {
     /// # Errors
     /// Those of [`DataConfig::files`]; a file that is not UTF-8 text.
     pub fn text(&self) -> Result<String> {
-        self.files()?.0.iter().map(|path| shard::read_text(path)).collect()
+        let purpose = "from which a char vocabulary could be built: name the tokenizer it was made with (gpt2 or \
+                       a tokenizer.json)";
+        self.files()?.0.iter().map(|path| shard::read_text(path, purpose)).collect()
     }
 }
 

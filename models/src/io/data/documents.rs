@@ -3,10 +3,11 @@
 //! Blank lines separate documents. A sentence ends at the end of a line, and behind `.`, `!` or `?`, with the quotes
 //! and brackets that close there, if white space follows.
 
-use super::Split;
+use super::{DataConfig, Split, TokenSource, shard};
 use crate::io::tokenizer::Tokenizer;
 use ferrotron_tensor::{Error, Result};
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Documents of tokenized sentences, in memory: 4 bytes a token. Clones and parts share them.
@@ -53,6 +54,28 @@ impl Documents {
         Ok(Documents { tokens: tokens.into(), ends: ends.into(), documents })
     }
 
+    /// Opens the text files of `config`, for training and for validation. A document ends with its file.
+    ///
+    /// # Errors
+    /// Those of [`DataConfig::files`]; a file that cannot be read or is not text; as [`Documents::from_text`] and, if
+    /// there are no validation files, as [`Documents::split`].
+    pub fn open(
+        config: &DataConfig,
+        tokenizer: &Tokenizer,
+    ) -> Result<(Documents, Option<Documents>)> {
+        let read = |files: &[PathBuf]| -> Result<Documents> {
+            let purpose = "of which masked sentences could be made: give the text itself";
+            let texts = files.iter().map(|file| shard::read_text(file, purpose));
+            Documents::from_text(&texts.collect::<Result<Vec<_>>>()?.join("\n\n"), tokenizer)
+        };
+        let (train, validation) = config.files()?;
+        let train = read(&train)?;
+        match validation.is_empty() {
+            true => train.split(config.split),
+            false => Ok((train, Some(read(&validation)?))),
+        }
+    }
+
     /// Number of documents.
     pub fn num_documents(&self) -> usize {
         self.documents.len()
@@ -84,6 +107,14 @@ impl Documents {
     /// The tokens of all documents, one after another.
     pub fn tokens(&self) -> impl Iterator<Item = u32> + '_ {
         self.documents.iter().flat_map(|document| self.tokens[self.span(document)].iter().copied())
+    }
+
+    /// All tokens as a stream of a vocabulary of `vocab_size`.
+    ///
+    /// # Errors
+    /// A token that is not below `vocab_size`.
+    pub fn token_source(&self, vocab_size: usize) -> Result<TokenSource> {
+        TokenSource::from_tokens(self.tokens().collect(), vocab_size)
     }
 
     /// The documents for training and those for validation, in proportion to sentences. The document at the border is

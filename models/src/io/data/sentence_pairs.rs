@@ -8,7 +8,8 @@
 //!    Documents of one sentence are left out.
 //! 2. Sample `n` belongs to epoch `n / groups`, which takes each group once, in an order of its own.
 //! 3. The group is cut in two segments at a random sentence. The longer one loses a token at a random end until both
-//!    fit. With probability 1/2 they are swapped: `[CLS] A [SEP] B [SEP]`, and then padding.
+//!    fit. With probability 1/2 they are swapped: `[CLS] A [SEP] B [SEP]`, and then padding,
+//!    which attention leaves out.
 //! 4. Of the tokens of A and B, 15 % are predicted, at least one: 80 % of these are replaced by `[MASK]`, 10 % by a
 //!    random token, and 10 % are kept.
 //!
@@ -51,10 +52,7 @@ impl Groups {
         seq_length: usize,
         seed: u64,
     ) -> Result<Groups> {
-        if seq_length < 5 {
-            let message = format!("must be at least 5, [CLS] a [SEP] b [SEP], got {seq_length}");
-            return Err(Error::config("--seq-length", message));
-        }
+        SentencePairs::check_length(seq_length)?;
         let mut groups = Vec::new();
         for (index, document) in documents.documents().iter().enumerate() {
             let key = RandomKey::new(seed, index as u64, "data.bert.group");
@@ -99,6 +97,7 @@ impl Groups {
         batch.tokens[at.clone()].copy_from_slice(&whole);
         batch.segments[at.clone()][second..].fill(1);
         batch.order[row] = i64::from(swapped);
+        batch.lengths[row] = whole.len();
         let maskable = (1..second - 1).chain(second..end).collect();
         let key = RandomKey::new(self.seed, sample, &format!("{site}.mask"));
         self.mask(&mut batch.tokens[at.clone()], &mut batch.targets[at], maskable, &key);
@@ -185,6 +184,15 @@ impl SentencePairs {
         seed: u64,
     ) -> Result<SentencePairs> {
         Groups::new(documents, special, seq_length, seed).map(SentencePairs)
+    }
+
+    /// Errors if samples of `seq_length` positions have no place for two segments.
+    pub fn check_length(seq_length: usize) -> Result<()> {
+        if seq_length < 5 {
+            let message = format!("must be at least 5, [CLS] a [SEP] b [SEP], got {seq_length}");
+            return Err(Error::config("--seq-length", message));
+        }
+        Ok(())
     }
 
     /// Samples of one pass over the data.

@@ -162,17 +162,13 @@ impl Shard {
 ///
 /// # Errors
 /// A file that cannot be read, is empty, is a token file, or is not UTF-8.
-pub(super) fn read_text(path: &Path) -> Result<String> {
+pub(super) fn read_text(path: &Path, purpose: &str) -> Result<String> {
     let input = Input::open(path)?;
     match input.layout()? {
         TokenLayout::Text => input.text(),
         TokenLayout::Tokens { .. } => Err(Error::config(
             "data",
-            format!(
-                "'{}' holds tokens, not text from which a char vocabulary could be built: \
-                 name the tokenizer it was made with (gpt2 or a tokenizer.json)",
-                path.display()
-            ),
+            format!("'{}' holds tokens, not text {purpose}", path.display()),
         )),
     }
 }

@@ -329,6 +329,10 @@ impl<M: Model> Trainer<M> {
             let message = "replays steps of one loss term, and the model has several";
             return Err(Error::config("enable-cuda-graph", message));
         }
+        if step.batches.iter().any(|batch| batch.key_lengths().is_some()) {
+            let message = "replays steps of samples without padding, and the batch has key lengths";
+            return Err(Error::config("enable-cuda-graph", message));
+        }
         let frozen = Frozen {
             microbatches: step.batches.len(),
             seq_length: step.batches.first().map_or(0, |batch| batch.seq_length),

@@ -63,6 +63,7 @@ fn unmask(batch: &Batch, row: usize) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
     let seps: Vec<usize> = (0..length).filter(|&i| whole[i] == 258).collect();
     assert_eq!((whole[0], seps.len()), (257, 2), "{whole:?}");
     assert!(whole[seps[1] + 1..].iter().all(|&token| token == 256));
+    assert_eq!(batch.key_lengths().unwrap()[row], seps[1] + 1);
     for (i, &segment) in segments.iter().enumerate() {
         assert_eq!(segment, u32::from(seps[0] < i && i <= seps[1]), "{i} of {segments:?}");
     }

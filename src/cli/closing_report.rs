@@ -1,0 +1,75 @@
+//! The lines that `train` prints after the last step, by model.
+
+use ferrotron::Result;
+use ferrotron::models::data::Dataset;
+use ferrotron::models::entropy::bigram_entropy;
+use ferrotron::models::evaluate::Evaluation;
+use ferrotron::models::gpt::Gpt;
+use ferrotron::models::run::{RunResult, StopReason};
+use ferrotron::models::stop::StopFlag;
+use ferrotron::models::tokenizer::Tokenizer;
+use ferrotron::models::trainer::Trainer;
+use ferrotron::nn::{Axis, Sharding};
+
+use super::commands::generate::sample;
+use super::output;
+
+/// Evaluations of more tokens than this are not searched for their bigrams, which takes memory and
+/// time of its own.
+const BIGRAM_TOKENS: u64 = 10_000_000;
+
+/// Prints the validation loss of a GPT beside that of bigrams, and a sample of `sample_length` tokens.
+pub fn gpt(
+    trainer: &Trainer<Gpt>,
+    dataset: &Dataset,
+    tokenizer: &Tokenizer,
+    outcome: &RunResult,
+    (sample_length, stop): (usize, &StopFlag),
+) -> Result<()> {
+    if let (Some(evaluation), Some(source)) = (&outcome.evaluation, &dataset.validation) {
+        let Evaluation { loss, tokens, .. } = *evaluation;
+        output::report(&if tokens < BIGRAM_TOKENS && !stop.is_set() {
+            // Those that were evaluated, and the one before them.
+            let bigrams = bigram_entropy(&source.slice(0..tokens + 1)?.to_vec()?);
+            format!("validation loss {loss:.4} (bigrams of the same {tokens} tokens: {bigrams:.4})")
+        } else {
+            format!("validation loss {loss:.4} over {tokens} tokens")
+        });
+    }
+    if outcome.stop_reason == StopReason::Finished && sample_length > 0 && !stop.is_set() {
+        if one_rank_has_all(trainer) {
+            let text = sample(&trainer.parts()[0], tokenizer, sample_length, stop)?;
+            text.iter().for_each(|text| output::report(&format!("sample: {text}")));
+        } else {
+            output::report("no sample: no rank has the whole model");
+        }
+    }
+    let checkpoint = outcome.checkpoint.display();
+    output::report(&format!(
+        "continue a text: ferrotron generate --load {checkpoint} --prompt TEXT"
+    ));
+    Ok(())
+}
+
+/// Prints the validation losses of a BERT.
+pub fn bert(outcome: &RunResult) {
+    if let Some(evaluation) = &outcome.evaluation {
+        output::report(&format!("validation {}", masked_tokens_line(evaluation)));
+    }
+    output::report(&format!("checkpoint: {}", outcome.checkpoint.display()));
+}
+
+/// The losses of a BERT in words.
+pub fn masked_tokens_line(evaluation: &Evaluation) -> String {
+    let Evaluation { loss, tokens, losses, .. } = evaluation;
+    let terms = losses.iter().map(|(name, mean)| format!("{} {mean:.4}", name.replace('_', " ")));
+    let terms: Vec<String> = terms.collect();
+    format!("loss {loss:.4} over {tokens} masked tokens ({})", terms.join(", "))
+}
+
+/// Whether this rank can run the model without others.
+fn one_rank_has_all(trainer: &Trainer<Gpt>) -> bool {
+    let layout = trainer.mesh().layout();
+    let sharded = trainer.config().parallel.data_parallel.sharding == Sharding::Weights;
+    layout.size(Axis::Data) == layout.world() && !(sharded && layout.world() > 1)
+}

@@ -1,0 +1,86 @@
+//! The options of `ferrotron eval`, and the data that they name.
+
+use clap::Args;
+use ferrotron::models::data::{DataConfig, Split};
+use ferrotron::{Error, Result};
+use std::path::PathBuf;
+
+use crate::cli::args::device::DeviceArgs;
+use crate::cli::args::train::SplitArgs;
+use crate::cli::options::Options;
+
+#[derive(Debug, Args)]
+pub struct EvalArgs {
+    /// Run folder or checkpoint [default: the newest of runs/]
+    #[arg(long, value_name = "PATH")]
+    pub(super) load: Option<PathBuf>,
+    /// Data whose last part is evaluated [default: what the run was trained on]
+    #[arg(long, value_name = "PATH", num_args = 1..)]
+    pub(super) data: Vec<PathBuf>,
+    /// Fraction of the tokens, at the end, that is evaluated; 1 takes all [default: what the run held out, or 0.1]
+    #[arg(long, value_name = "SHARE")]
+    pub(super) valid_fraction: Option<f64>,
+    /// Tokens per sequence [default: the longest that the model takes]
+    #[arg(long, value_name = "N")]
+    pub(super) seq_length: Option<usize>,
+    /// Sequences that go through the model at once
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub(super) micro_batch_size: usize,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Take the moving average of the weights, which a run with --ema-decay keeps
+    #[arg(long)]
+    pub(super) ema: bool,
+    #[command(flatten)]
+    pub(super) device: DeviceArgs,
+}
+
+impl EvalArgs {
+    /// The length of the sequences that are evaluated, of which a model takes `longest` tokens.
+    pub(super) fn sequence_length(&self, longest: usize) -> Result<usize> {
+        match self.seq_length.unwrap_or(longest) {
+            length if length > longest => {
+                let message =
+                    format!("{length} is more than the {longest} tokens that the model takes");
+                Err(Error::config("--seq-length", message))
+            }
+            length => Ok(length),
+        }
+    }
+
+    /// The data that is evaluated, and what errors call it, for the `saved` options of a run, if it is one.
+    pub(super) fn data_config(
+        &self,
+        saved: &Options,
+        is_run: bool,
+    ) -> Result<(DataConfig, &'static str)> {
+        let data = if self.data.is_empty() {
+            if !is_run {
+                let message = "must be given: --load names no run, which would name its data";
+                return Err(Error::config("--data", message));
+            }
+            saved.values("data").into_iter().map(PathBuf::from).collect()
+        } else {
+            self.data.clone()
+        };
+        let given = self.valid_fraction;
+        if let Some(share) = given.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
+            let message =
+                format!("is the share that is evaluated: above 0, at most 1, got {share}");
+            return Err(Error::config("--valid-fraction", message));
+        }
+        let split = match given {
+            // All of it is what training would get if nothing were kept for validation.
+            Some(share) => Split::valid_fraction(if share == 1.0 { 0.0 } else { share })?,
+            None => SplitArgs::from_options(saved).split()?,
+        };
+        // Data for validation alone that the run had is evaluated whole.
+        let validation_data = match self.data.is_empty() && given.is_none() {
+            true => saved.values("valid-data").into_iter().map(PathBuf::from).collect(),
+            false => Vec::new(),
+        };
+        let origin = if self.data.is_empty() { "--data of the run" } else { "" };
+        Ok((DataConfig { data, validation_data, split }, origin))
+    }
+}

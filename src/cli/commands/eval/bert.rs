@@ -1,0 +1,66 @@
+//! `ferrotron eval` of a BERT: its losses over masked pairs of segments of the validation part.
+
+use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
+use ferrotron::models::bert::Bert;
+use ferrotron::models::checkpoint::Checkpoint;
+use ferrotron::models::data::HeldOutPairs;
+use ferrotron::models::evaluate::{LocalModel, evaluate};
+use ferrotron::models::finite::first_not_finite;
+use ferrotron::models::stop::StopFlag;
+use ferrotron::nn::Scope;
+use ferrotron::parallel::mesh::Mesh;
+use ferrotron::tensor::At;
+use ferrotron::{Error, Result};
+use serde_json::{Map, json};
+use std::process::ExitCode;
+
+use super::args::EvalArgs;
+use crate::cli::closing_report::masked_tokens_line;
+use crate::cli::commands::generate::read;
+use crate::cli::definition::Definition;
+use crate::cli::options::remembered;
+use crate::cli::{corpus, output};
+
+/// Measures the losses over the validation part.
+pub fn eval(args: &EvalArgs, checkpoint: &Checkpoint, definition: &Definition) -> Result<ExitCode> {
+    let (device, dtype) = (args.device.open()?, args.device.given_dtype()?);
+    let bert: Bert = read(checkpoint, &device, dtype)?;
+    let missing = || Error::config("--load", "the checkpoint has no tokenizer");
+    let tokenizer = checkpoint.tokenizer().ok_or_else(missing)?;
+    let (saved, _) = remembered::of_checkpoint(checkpoint, definition)?;
+    let seq_length = args.sequence_length(bert.config().max_position_embeddings)?;
+    let (config, origin) = args.data_config(&saved, !checkpoint.run().is_null())?;
+    let (train, validation) =
+        corpus::open_documents(&config, tokenizer, output::note).at(origin)?;
+    let whole = args.valid_fraction == Some(1.0);
+    let documents = if whole { Some(train) } else { validation };
+    let documents = documents.ok_or_else(|| {
+        let message =
+            "leaves no sentence of this data to evaluate: give a larger share, or 1 for all";
+        Error::config("--valid-fraction", message)
+    })?;
+    let pairs = HeldOutPairs::new(documents, tokenizer.special_tokens()?, seq_length)?;
+    let micro_batch_size = args.micro_batch_size;
+    let sizes = BatchSizeConfig { micro_batch_size, ..BatchSizeConfig::default() };
+    let dtype = dtype.map_or_else(|| checkpoint.dtype(), Ok)?;
+    let (scope, mesh) = (&Scope::new(&device, dtype, 0), &Mesh::single());
+    let model =
+        LocalModel { parts: std::slice::from_ref(&bert), config: bert.config(), scope, mesh };
+    // A signal ends the process: there is nothing to save.
+    let found = evaluate(&model, &pairs, BatchSize::new(sizes)?, &StopFlag::default())?;
+    let found = found.expect("an evaluation that is not asked to stop has a result");
+    if !found.loss.is_finite() {
+        let context = match first_not_finite(&bert)? {
+            Some(weight) => weight,
+            None => format!("all weights are finite: {dtype} overflows"),
+        };
+        return Err(Error::value("eval", format!("the loss is {}: {context}", found.loss)));
+    }
+    let losses: Map<_, _> =
+        found.losses.iter().map(|(name, mean)| (name.to_string(), json!(mean))).collect();
+    output::line(&match args.json {
+        true => json!({ "loss": found.loss, "losses": losses, "tokens": found.tokens }).to_string(),
+        false => masked_tokens_line(&found),
+    });
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,54 @@
+//! The plan of a run: what its options make of a model, checked before anything starts.
+
+use ferrotron::Result;
+use ferrotron::models::memory::MemoryEstimator;
+use ferrotron::models::support::{ParallelismCheck, check};
+use ferrotron::models::trainer::TrainerConfig;
+use ferrotron::nn::Axis;
+
+use super::architecture::TrainedModel;
+use super::args::train::TrainArgs;
+
+/// Plans the work of `world` ranks, `local` of them on this machine, with a vocabulary of `vocab_size` tokens.
+pub fn plan<M: TrainedModel>(
+    args: &TrainArgs,
+    world: usize,
+    local: usize,
+    vocab_size: usize,
+) -> Result<MemoryEstimator<M>> {
+    let dtype = args.device.dtype()?;
+    let layout = args.parallel.layout(world)?;
+    let model = M::config(args, vocab_size)?;
+    let sizes = M::sizes(&model);
+    let parallel = args.parallel.config(&layout, &sizes, args.precision.gradients())?;
+    let parallel = args.offload.config(parallel, dtype)?;
+    let precision = args.precision.config(dtype, args.optimization.seed)?;
+    precision.loss_scaler(&parallel)?;
+    let trainer = args.optimization.config(layout.size(Axis::Data), parallel, precision)?;
+    let execution = args.execution.execution(&args.device)?;
+    let trainer = TrainerConfig { execution, ..trainer };
+    trainer.check_execution(world)?;
+    trainer.check_bad_steps()?;
+    let sequence_parallel = args.parallel.sequence();
+    let seq_length = args.model.seq_length()?;
+    for microbatches in trainer.batch_size.all_microbatches() {
+        check(&ParallelismCheck {
+            model: sizes,
+            layout,
+            sequence_parallel,
+            parallel: &trainer.parallel,
+            seq_length,
+            microbatches,
+        })?;
+    }
+    let device = args.device.planned(local);
+    Ok(MemoryEstimator::<M> {
+        model,
+        layout,
+        sequence_parallel,
+        trainer,
+        dtype,
+        seq_length,
+        device,
+    })
+}
