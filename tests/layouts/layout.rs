@@ -1,10 +1,10 @@
 //! The axes of the grid, and a covering array over them: every pair of values that is not refused occurs.
 
 use ferrotron::models::gpt::{
-    GptConfig, Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp,
-    RegionInputs, SavedActivations,
+    Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp, RegionInputs,
+    SavedActivations,
 };
-use ferrotron::models::support::{ParallelismCheck, check};
+use ferrotron::models::support::{ModelSizes, ParallelismCheck, check};
 use ferrotron::models::trainer::ParallelConfig;
 use ferrotron::nn::Sharding;
 use ferrotron::parallel::data_parallel::DataParallelConfig;
@@ -106,7 +106,7 @@ impl Layout {
     }
 
     /// Whether this machine can run it and nothing refuses it.
-    pub fn allowed(&self, model: &GptConfig) -> bool {
+    pub fn allowed(&self, model: impl Into<ModelSizes>) -> bool {
         let samples = self.dp * self.micro;
         // A value without effect would count as covered.
         let idle = (self.sp && self.tp == 1)
@@ -172,7 +172,8 @@ impl fmt::Display for Layout {
 }
 
 /// Every layout that `model` allows.
-pub fn all(model: &GptConfig) -> Vec<Layout> {
+pub fn all(model: impl Into<ModelSizes>) -> Vec<Layout> {
+    let model = model.into();
     let mut found = Vec::new();
     for tp in [1, 2, 4] {
         for cp in [1, 2, 4] {

@@ -1,25 +1,30 @@
 //! The promise of the project: loss, gradient norm, gradients and weights do not depend on the layout.
 //!
-//! A small GPT with dropout, tied embeddings, clipping, ignored labels, and a vocabulary and layers that
+//! A small GPT or BERT with dropout, tied embeddings, clipping, ignored labels, and a vocabulary and layers that
 //! nothing divides, is trained in f64 in layouts that cover every pair of values of the axes, every rank a
 //! thread, and compared with a training loop on one rank that knows no layout. Evaluations of such models are compared
 //! as well.
 
 mod evaluation;
+mod grid_model;
 mod layout;
 mod mutants;
+#[path = "../common/pairs.rs"]
+mod pairs;
 mod precision;
 mod reference;
 #[path = "../common/tensors.rs"]
 mod tensors;
 mod train;
 
+use ferrotron::models::bert::{BertConfig, NormPlacement};
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::nn::{
     AdafactorConfig, MuonConfig, MuonScale, Nesterov, NewtonSchulz, OptimizerConfig, Sharding,
     StateSpec, StepSize, UpdateRule, UpdateStep,
 };
 use ferrotron::tensor::{DType, RandomKey, Result, Tensor};
+use grid_model::GridConfig;
 use layout::{Layout, all, covering};
 use mutants::{Site, Sites, Watched, faulty};
 use reference::reference;
@@ -47,14 +52,25 @@ fn llama() -> GptConfig {
     }
 }
 
-fn compare(model: &GptConfig, numbers: &Numbers, layouts: &[Layout]) {
-    let reference = reference(model, numbers).unwrap().without_key_biases(model);
+/// BERT, with a vocabulary and an MLP that nothing divides.
+fn bert(norms: NormPlacement) -> BertConfig {
+    BertConfig {
+        hidden_dropout: 0.1,
+        attention_dropout: 0.1,
+        init_method_std: 0.3,
+        ffn_hidden_size: 21,
+        ..BertConfig::new(norms, 13, 7, 16, 4, 16)
+    }
+}
+
+fn compare<C: GridConfig>(model: &C, numbers: &Numbers, layouts: &[Layout]) {
+    let reference = reference(model, numbers).unwrap().without_key_biases(model.sizes());
     assert!(reference.steps.iter().all(|&(_, norm)| norm > CLIP), "nothing was clipped");
     let mut failures = Vec::new();
     for layout in [&Layout::SERIAL].into_iter().chain(layouts) {
         match train(model, layout, numbers, &|collective| collective) {
             Ok(found) => {
-                let found = found.without_key_biases(model);
+                let found = found.without_key_biases(model.sizes());
                 failures
                     .extend(difference(&found, &reference).map(|what| format!("{layout}: {what}")));
             }
@@ -86,6 +102,18 @@ fn the_llama_style_trains_alike_too() {
     let all = all(&model);
     let layouts = [covering(&all), random(&all, 12, 3)].concat();
     compare(&model, &Numbers::with_dtype(DType::F64), &layouts);
+}
+
+/// Two losses, padding, and attention to all positions; the norms before attention and MLP, and behind the additions.
+#[test]
+fn bert_trains_alike_too() {
+    for (norms, seed) in [(NormPlacement::Pre, 12), (NormPlacement::Post, 13)] {
+        let model = bert(norms);
+        let all = all(&model);
+        let layouts = [covering(&all), random(&all, 8, seed)].concat();
+        assert!(layouts.len() >= 30, "only {} layouts", layouts.len());
+        compare(&model, &Numbers::with_dtype(DType::F64), &layouts);
+    }
 }
 
 /// Everything in front of the fourth block, a stage with nothing to train, every norm and bias, and tied embeddings.

@@ -3,42 +3,36 @@
 //! One graph over the global batch, and every scale in the open: a scale that is missing in the trainer is missing in
 //! all layouts, and these would agree with each other.
 
-use ferrotron::models::data::{Samples, TokenBatch, num_valid};
-use ferrotron::models::gpt::{Gpt, GptConfig};
 use ferrotron::nn::{
     BufferConfig, Context, Mode, Module, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer,
     Scope, StepConfig,
 };
 use ferrotron::tensor::{DType, Device, Result, Tensor};
 
+use super::grid_model::GridConfig;
 use super::layout::{GLOBAL_BATCH, SEQ_LENGTH};
 use super::tensors::Tensors;
-use super::train::{Found, Noise, Numbers, SEED, STEPS, schedule};
+use super::train::{Found, Numbers, SEED, STEPS, schedule};
 
 /// The run in f64, whatever the type of `numbers` is.
-pub fn reference(model: &GptConfig, numbers: &Numbers) -> Result<Found> {
+pub fn reference<C: GridConfig>(model: &C, numbers: &Numbers) -> Result<Found> {
     let Numbers { optimizer: config, weights, clip_grad, frozen, .. } = *numbers;
     let device = Device::cpu(1)?;
-    let gpt = Gpt::new(&Scope::new(&device, DType::F64, weights), model)?;
-    gpt.freeze(|name| frozen.iter().any(|part| name.contains(part)))?;
+    let whole = model.whole(&Scope::new(&device, DType::F64, weights))?;
+    whole.freeze(|name| frozen.iter().any(|part| name.contains(part)))?;
     let layout = BufferConfig { shard_unit: config.shard_unit(), ..BufferConfig::default() };
-    let buffers = ParamAndGradBuffer::with_config(&gpt.params(), &layout)?;
+    let buffers = ParamAndGradBuffer::with_config(&whole.params(), &layout)?;
     let mut optimizer = Optimizer::new(config, &buffers)?;
-    let samples = Noise { vocab: model.vocab_size };
     let (mut steps, mut first) = (Vec::new(), Tensors::new());
     for step in 0..STEPS as u64 {
-        let batch = samples.batch(step * GLOBAL_BATCH as u64, GLOBAL_BATCH)?;
-        let dims = [GLOBAL_BATCH, SEQ_LENGTH];
-        let inputs = Tensor::from_slice(&device, batch.get::<u32>(TokenBatch::INPUTS)?, &dims)?;
-        let targets = Tensor::from_slice(&device, batch.get::<i64>(TokenBatch::TARGETS)?, &dims)?;
+        let batch = model.batch(step * GLOBAL_BATCH as u64, GLOBAL_BATCH)?;
         let ctx = Context::new(SEED, step, Mode::Train, GLOBAL_BATCH, SEQ_LENGTH);
 
         buffers.zero_gradients();
-        let sum = gpt.loss(&ctx, &inputs, &targets)?.sum;
-        let counted = num_valid(batch.get(TokenBatch::TARGETS)?) as f64;
-        let loss = sum.value().item()? / counted;
-        sum.backward_scaled(1.0 / counted)?;
-        drop(sum);
+        let mean = C::loss(&whole, &device, &ctx, &batch)?;
+        let loss = mean.value().item()?;
+        mean.backward()?;
+        drop(mean);
 
         let gradients = named(&buffers, |param| Ok(param.leaf().gradient()?.expect("a gradient")))?;
         let norm = gradients.values().flatten().map(|g| g * g).sum::<f64>().sqrt();

@@ -1,9 +1,9 @@
-//! Trains a small GPT for a few steps in a layout, and puts together what its ranks hold.
+//! Trains a small model for a few steps in a layout, and puts together what its ranks hold.
 
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron::models::checkpoint::LocalShard;
-use ferrotron::models::data::{Batch, Samples, TokenBatch};
-use ferrotron::models::gpt::{Gpt, GptConfig};
+use ferrotron::models::data::{Batch, Samples};
+use ferrotron::models::support::ModelSizes;
 use ferrotron::models::trainer::{
     BadStepConfig, ExecutionMode, ParallelConfig, PrecisionConfig, ScheduleUnit, Trainer,
     TrainerConfig,
@@ -13,10 +13,11 @@ use ferrotron::nn::{GradDType, OptimizerConfig, ParamPatterns, Scope, clip_coeff
 use ferrotron::parallel::collective::{Collective, WorldConfig, run_threads};
 use ferrotron::parallel::data_parallel::{DataParallelConfig, ReplicaCheck};
 use ferrotron::parallel::mesh::Mesh;
-use ferrotron::tensor::{DType, Device, Error, RandomKey, Result};
+use ferrotron::tensor::{DType, Device, Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::grid_model::GridConfig;
 use super::layout::{GLOBAL_BATCH, Layout, SEQ_LENGTH};
 use super::tensors::{Part, Tensors, assemble, indices};
 
@@ -35,29 +36,12 @@ pub fn schedule() -> Result<LrSchedule> {
 /// Small enough that every step is clipped.
 pub const CLIP: f64 = 0.05;
 
-/// Tokens and targets by sample number; a quarter of the targets, unevenly, does not count.
-pub struct Noise {
-    pub vocab: usize,
-}
+/// Samples of a model, by their numbers.
+pub struct Noise<'a, C>(pub &'a C);
 
-impl Samples for Noise {
+impl<C: GridConfig> Samples for Noise<'_, C> {
     fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
-        let key = RandomKey::new(3, 0, "tokens");
-        let numbers = micro_batch * SEQ_LENGTH;
-        let at = |i: usize| first_sample * SEQ_LENGTH as u64 + i as u64;
-        let draw = |i: usize, what: u64| key.uniform(4 * at(i) + what);
-        let token = |i: usize, what: u64| (draw(i, what) * self.vocab as f64) as u32;
-        let counts = |i: usize| draw(i, 2) > 0.5 * draw(i / SEQ_LENGTH * SEQ_LENGTH, 3);
-        TokenBatch {
-            inputs: (0..numbers).map(|i| token(i, 0)).collect(),
-            targets: (0..numbers)
-                .map(|i| if counts(i) { i64::from(token(i, 1)) } else { -100 })
-                .collect(),
-            first_sample,
-            micro_batch,
-            seq_length: SEQ_LENGTH,
-        }
-        .try_into()
+        self.0.batch(first_sample, micro_batch)
     }
 
     fn seq_length(&self) -> usize {
@@ -110,8 +94,8 @@ impl Found {
     /// All but the biases of the keys, which nothing depends on. Adding to all keys of a head adds to all scores of a
     /// query, and its softmax is the same (Namazifar et al., arXiv 2302.08626). Their gradients are rounding errors,
     /// and Adafactor makes steps of full size from them.
-    pub fn without_key_biases(mut self, model: &GptConfig) -> Found {
-        let [queries, keys, _] = model.attention().packed_widths();
+    pub fn without_key_biases(mut self, model: impl Into<ModelSizes>) -> Found {
+        let [queries, keys, _] = model.into().attention.packed_widths();
         for tensors in [&mut self.gradients, &mut self.weights] {
             let biases = tensors.iter_mut().filter(|(name, _)| name.ends_with("attn.qkv.bias"));
             biases.for_each(|(_, bias)| drop(bias.drain(queries..queries + keys)));
@@ -135,7 +119,12 @@ struct RankFound {
 pub type Wrap<'a> = &'a (dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective> + Sync);
 
 /// Trains in a layout, every rank a thread, with gradients clipped to the norm `clip_grad`.
-pub fn train(model: &GptConfig, layout: &Layout, numbers: &Numbers, wrap: Wrap) -> Result<Found> {
+pub fn train<C: GridConfig>(
+    model: &C,
+    layout: &Layout,
+    numbers: &Numbers,
+    wrap: Wrap,
+) -> Result<Found> {
     let config = WorldConfig { timeout: Duration::from_secs(60) };
     let ranks = run_threads(layout.ranks(), &config, |world| {
         let mesh = Mesh::new(&world, layout.mesh(), layout.sequence())?.map_collectives(wrap);
@@ -168,8 +157,8 @@ pub fn train(model: &GptConfig, layout: &Layout, numbers: &Numbers, wrap: Wrap) 
     Ok(Found { steps, gradients: assemble(gradients), weights })
 }
 
-fn train_rank(
-    model: &GptConfig,
+fn train_rank<C: GridConfig>(
+    model: &C,
     layout: &Layout,
     numbers: &Numbers,
     mesh: &Mesh,
@@ -198,8 +187,8 @@ fn train_rank(
         bad_steps: BadStepConfig::default(),
         execution: ExecutionMode::Eager,
     };
-    let samples = Noise { vocab: model.vocab_size };
-    let mut trainer = Trainer::<Gpt>::on_mesh(&scope, mesh, model, config)?;
+    let samples = Noise(model);
+    let mut trainer = Trainer::<C::Model>::on_mesh(&scope, mesh, model, config)?;
     let (mut steps, mut first_gradients) = (Vec::new(), Vec::new());
     for step in 0..STEPS {
         let report = trainer.step(&samples)?;

@@ -16,7 +16,8 @@ use ferrotron::tensor::{DType, Device, Result};
 use std::path::Path;
 use std::sync::Mutex;
 
-use super::train::{Layout, Noise, SEQ_LENGTH, Task, difference, run, trainer_config};
+use super::samples::Noise;
+use super::train::{Layout, SEQ_LENGTH, Task, difference, run, trainer_config};
 use super::{task, tied};
 
 /// Replicas that take steps of their own are saved when they are the same, and keep counting the steps of the run.
@@ -127,8 +128,7 @@ fn gradients_of_one_replica_that_overflow_end_all() {
         let mesh = Mesh::new(&world, mesh::ParallelDims::new(2, 1, 1, 1)?, SequenceParallel::Off)?;
         let scope = Scope::new(&Device::cpu(1)?, DType::F64, 1);
         let mut trainer = Trainer::<Gpt>::on_mesh(&scope, &mesh, &tied(), trainer_config(&local)?)?;
-        let noise =
-            Noise { vocab: tied().vocab_size, distinct_samples: 1 << 32, asked: Mutex::default() };
+        let noise = Noise { model: &tied(), distinct_samples: 1 << 32, asked: Mutex::default() };
         trainer.step(&noise)?;
         if mesh.rank() == 1 {
             // A finite loss, and gradients whose squares are not.

@@ -1,13 +1,17 @@
 //! A run saved in one layout resumes in any other: weights, moments and place in the data, exactly.
 //!
 //! The layouts are those of Megatron-LM's `dist_checkpointing/models/test_gpt_model.py` and of DeepSpeed's
-//! `test_universal_checkpoint.py`, with sequence and context parallelism beside them. A small GPT with
-//! dropout, and a vocabulary, widths and layers that nothing divides, is trained for two steps in one
+//! `test_universal_checkpoint.py`, with sequence and context parallelism beside them. A small GPT or
+//! BERT with dropout, and a vocabulary, widths and layers that nothing divides, is trained for two steps in one
 //! layout, saved, loaded and saved in another, loaded in the first, and resumed in both.
 
+mod bert;
 mod chains;
 mod local;
+#[path = "../common/pairs.rs"]
+mod pairs;
 mod real_size;
+mod samples;
 #[path = "../common/tensors.rs"]
 mod tensors;
 mod train;
@@ -17,6 +21,7 @@ use ferrotron::models::trainer::PrecisionConfig;
 use ferrotron::nn::{AdafactorConfig, MuonConfig, OptimizerConfig, Sharding, StepSize};
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::tensor::{DType, Result};
+use samples::Configuration;
 use train::{Found, Layout, SEQ_LENGTH, Task, difference, load_errors, run};
 
 /// GPT-2 style, tied.
@@ -41,7 +46,7 @@ fn untied() -> GptConfig {
     }
 }
 
-fn task(model: &GptConfig, layout: Layout) -> Task<'_> {
+fn task<C>(model: &C, layout: Layout) -> Task<'_, C> {
     Task {
         model,
         optimizer: OptimizerConfig::ADAMW,
@@ -85,7 +90,11 @@ fn evaluating_and_saving_between_steps_change_nothing() -> Result<()> {
 }
 
 /// Two steps in `a`, two more in `b` and, with what `b` had saved before them, in `a`.
-fn round_trip(a: &Task, b: Layout, serial: &Found) -> std::result::Result<(), String> {
+fn round_trip<C: Configuration>(
+    a: &Task<C>,
+    b: Layout,
+    serial: &Found,
+) -> std::result::Result<(), String> {
     let folder = tempfile::tempdir().unwrap();
     let (first, second) = (folder.path().join("first"), folder.path().join("second"));
     let text = |error: ferrotron::Error| error.to_string();
@@ -122,13 +131,13 @@ fn round_trip(a: &Task, b: Layout, serial: &Found) -> std::result::Result<(), St
 }
 
 /// Tries pairs of layouts in both directions, as far as `model` allows; returns how many.
-fn try_all(model: &GptConfig, pairs: &[(Layout, Layout)]) -> usize {
+fn try_all<C: Configuration>(model: &C, pairs: &[(Layout, Layout)]) -> usize {
     try_all_of(&task(model, Layout::SERIAL), pairs)
 }
 
 /// Runs a task's other result like [`try_all`].
-fn try_all_of(task: &Task, pairs: &[(Layout, Layout)]) -> usize {
-    let model = task.model;
+fn try_all_of<C: Configuration>(task: &Task<C>, pairs: &[(Layout, Layout)]) -> usize {
+    let model = task.model.sizes();
     let serial = run(&Task { steps: 4, ..*task }).unwrap();
     let allowed: Vec<_> =
         pairs.iter().filter(|(a, b)| a.allowed(model) && b.allowed(model)).collect();

@@ -1,11 +1,10 @@
-//! A small GPT in training in a layout, every rank a thread, and what its ranks hold together.
+//! A small model in training in a layout, every rank a thread, and what its ranks hold together.
 
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron::models::checkpoint::{Checkpoint, LocalShard, TrainState};
-use ferrotron::models::data::{Batch, Samples, TokenBatch, TokenSource, Validation};
-use ferrotron::models::gpt::{Gpt, GptConfig};
+use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::stop::StopFlag;
-use ferrotron::models::support::{ParallelismCheck, check};
+use ferrotron::models::support::{ModelSizes, ParallelismCheck, check};
 use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
 use ferrotron::nn::schedule::LrSchedule;
 use ferrotron::nn::{OptimizerConfig, Scope, Sharding};
@@ -14,13 +13,14 @@ use ferrotron::parallel::data_parallel::DataParallelConfig;
 use ferrotron::parallel::mesh::{self, Mesh};
 use ferrotron::parallel::pipeline::ScheduleKind;
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
-use ferrotron::tensor::{DType, Device, RandomKey, Result};
+use ferrotron::tensor::{DType, Device, Result};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use super::samples::{Configuration, Noise};
 use super::tensors::{Part, Tensors, assemble};
 
 pub const SEQ_LENGTH: usize = 8;
@@ -87,7 +87,7 @@ impl Layout {
     }
 
     /// Whether `model` can be trained so.
-    pub fn allowed(&self, model: &GptConfig) -> bool {
+    pub fn allowed(&self, model: impl Into<ModelSizes>) -> bool {
         let plan = ParallelismCheck {
             model: model.into(),
             layout: self.mesh(),
@@ -109,42 +109,9 @@ impl fmt::Display for Layout {
     }
 }
 
-/// Tokens by sample number; remembers which samples it was asked for.
-pub struct Noise {
-    pub vocab: usize,
-    /// After so many samples the same ones come again.
-    pub distinct_samples: u64,
-    pub asked: Mutex<BTreeSet<u64>>,
-}
-
-impl Samples for Noise {
-    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
-        self.asked.lock().unwrap().extend(first_sample..first_sample + micro_batch as u64);
-        let key = RandomKey::new(3, 0, "tokens");
-        let token = |i: u64| (key.uniform(i) * self.vocab as f64) as u32;
-        let first = first_sample * SEQ_LENGTH as u64;
-        let numbers = first..first + (micro_batch * SEQ_LENGTH) as u64;
-        let period = self.distinct_samples * SEQ_LENGTH as u64;
-        let numbers = numbers.map(|i| i % period);
-        TokenBatch {
-            inputs: numbers.clone().map(|i| token(2 * i)).collect(),
-            targets: numbers.map(|i| i64::from(token(2 * i + 1))).collect(),
-            first_sample,
-            micro_batch,
-            seq_length: SEQ_LENGTH,
-        }
-        .try_into()
-    }
-
-    fn seq_length(&self) -> usize {
-        SEQ_LENGTH
-    }
-}
-
 /// The work of every rank, in order.
-#[derive(Clone, Copy)]
-pub struct Task<'a> {
-    pub model: &'a GptConfig,
+pub struct Task<'a, C = GptConfig> {
+    pub model: &'a C,
     pub optimizer: OptimizerConfig,
     pub ema_decay: Option<f64>,
     pub dtype: DType,
@@ -165,6 +132,14 @@ pub struct Task<'a> {
     /// Then save here.
     pub save: Option<&'a Path>,
 }
+
+impl<C> Clone for Task<'_, C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<C> Copy for Task<'_, C> {}
 
 /// The results of a task.
 #[derive(Debug)]
@@ -191,7 +166,7 @@ struct RankFound {
     progress: TrainState,
 }
 
-fn run_ranks(task: &Task) -> Vec<Result<RankFound>> {
+fn run_ranks<C: Configuration>(task: &Task<C>) -> Vec<Result<RankFound>> {
     let config = WorldConfig { timeout: Duration::from_secs(60) };
     run_threads(task.layout.ranks(), &config, |world| {
         run_rank(task, &Mesh::new(&world, task.layout.mesh(), task.layout.sequence)?)
@@ -199,12 +174,12 @@ fn run_ranks(task: &Task) -> Vec<Result<RankFound>> {
 }
 
 /// The errors of ranks that cannot carry out a task.
-pub fn load_errors(task: &Task) -> Vec<String> {
+pub fn load_errors<C: Configuration>(task: &Task<C>) -> Vec<String> {
     run_ranks(task).into_iter().filter_map(Result::err).map(|error| error.to_string()).collect()
 }
 
 /// Carries out a task, and checks that the ranks agree and hold every element once.
-pub fn run(task: &Task) -> Result<Found> {
+pub fn run<C: Configuration>(task: &Task<C>) -> Result<Found> {
     let ranks = run_ranks(task).into_iter().collect::<Result<Vec<_>>>()?;
     let (losses, progress) = (ranks[0].losses.clone(), ranks[0].progress.clone());
     let (norms, evaluations) = (ranks[0].norms.clone(), ranks[0].evaluations.clone());
@@ -238,7 +213,7 @@ pub fn trainer_config(layout: &Layout) -> Result<TrainerConfig> {
     })
 }
 
-fn run_rank(task: &Task, mesh: &Mesh) -> Result<RankFound> {
+fn run_rank<C: Configuration>(task: &Task<C>, mesh: &Mesh) -> Result<RankFound> {
     let scope = Scope::new(&Device::cpu(1)?, task.dtype, task.seed);
     let config = TrainerConfig {
         optimizer: task.optimizer,
@@ -247,12 +222,12 @@ fn run_rank(task: &Task, mesh: &Mesh) -> Result<RankFound> {
         schedule: LrSchedule::constant(task.learning_rate)?,
         ..trainer_config(&task.layout)?
     };
-    let mut trainer = Trainer::<Gpt>::on_mesh(&scope, mesh, task.model, config)?;
+    let mut trainer = Trainer::<C::Model>::on_mesh(&scope, mesh, task.model, config)?;
     if let Some(path) = task.load {
         trainer.load(&Checkpoint::peek(path)?)?;
     }
     let noise = Noise {
-        vocab: task.model.vocab_size,
+        model: task.model,
         distinct_samples: task.distinct_samples,
         asked: Mutex::default(),
     };
@@ -264,7 +239,8 @@ fn run_rank(task: &Task, mesh: &Mesh) -> Result<RankFound> {
         norms.push(report.grad_norm);
         samples.push(std::mem::take(&mut *noise.asked.lock().unwrap()));
         if let Some(folder) = task.between {
-            evaluations.push(validation_loss(&trainer)?);
+            let found = trainer.evaluate(&*task.model.validation()?, &StopFlag::default())?;
+            evaluations.push(found.expect("nobody asks to stop").loss);
             trainer.save(folder, None, serde_json::Value::Null)?;
         }
     }
@@ -282,16 +258,6 @@ fn run_rank(task: &Task, mesh: &Mesh) -> Result<RankFound> {
         held,
         progress: trainer.progress().clone(),
     })
-}
-
-/// Over three sequences of other tokens, the last one cut short.
-fn validation_loss(trainer: &Trainer<Gpt>) -> Result<f64> {
-    let vocab = trainer.model().vocab_size;
-    let tokens = (0..3 * SEQ_LENGTH - 2).map(|i| (i * i % vocab) as u32).collect();
-    let source = TokenSource::from_tokens(tokens, vocab)?;
-    let validation = Validation::new(source, SEQ_LENGTH)?;
-    let found = trainer.evaluate(&validation, &StopFlag::default())?;
-    Ok(found.expect("nobody asks to stop").loss)
 }
 
 /// The first element that is not the same to the last bit, or `None`.
