@@ -1,7 +1,9 @@
-//! Draws the loss curve.
+//! Draws loss curves.
 
 use ferrotron_parallel::output_file::{self, unwritable};
 use ferrotron_tensor::{Error, Result};
+use plotters::coord::Shift;
+use plotters::coord::types::{RangedCoordf64, RangedCoordu64};
 use plotters::prelude::*;
 use std::io::{self, Write};
 use std::path::Path;
@@ -14,17 +16,39 @@ const TRAINING: RGBColor = RGBColor(150, 170, 200);
 const SMOOTHED: RGBColor = RGBColor(30, 80, 160);
 const VALIDATION: RGBColor = RGBColor(210, 90, 30);
 
+/// Colours of several runs, in turn.
+const RUNS: [RGBColor; 4] = [SMOOTHED, TRAINING, VALIDATION, RGBColor(240, 170, 120)];
+
 /// The first bytes of every picture.
 const BEGIN: &[u8] = b"<svg width=\"900\" height=\"500\"";
+
+/// A chart of losses over steps.
+type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordu64, RangedCoordf64>>;
+
+/// The result of a drawing function.
+type Drawn<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// Draws the curve as SVG: steps in a pale colour, their running mean in a dark one, evaluations as dots. Replaces
 /// nothing but an earlier picture.
 pub fn plot(curve: &LossCurve, path: &Path) -> Result<()> {
-    if curve.training.is_empty() {
-        return Ok(());
+    match curve.training.is_empty() {
+        true => Ok(()),
+        false => write_picture(|svg| draw(curve, svg), path),
     }
+}
+
+/// Draws the running means of the training losses of several runs, each with its name, as SVG. Replaces nothing but an
+/// earlier picture.
+///
+/// # Errors
+/// A file that cannot be written, or that holds something else.
+pub fn plot_runs(runs: &[(String, LossCurve)], path: &Path) -> Result<()> {
+    write_picture(|svg| draw_runs(runs, svg), path)
+}
+
+fn write_picture(draw: impl FnOnce(&mut String) -> Drawn<()>, path: &Path) -> Result<()> {
     let mut svg = String::new();
-    draw(curve, &mut svg).map_err(|error| Error::io(OPERATION, error.to_string()))?;
+    draw(&mut svg).map_err(|error| Error::io(OPERATION, error.to_string()))?;
     let fail = |error: io::Error| unwritable(OPERATION, path, &error);
     let mut file = output_file::open(OPERATION, path)?;
     let found = output_file::beginning(&mut file, BEGIN.len() as u64).map_err(fail)?;
@@ -34,32 +58,49 @@ pub fn plot(curve: &LossCurve, path: &Path) -> Result<()> {
     output_file::truncate(&file, 0).and_then(|()| file.write_all(svg.as_bytes())).map_err(fail)
 }
 
-fn draw(
-    curve: &LossCurve,
-    svg: &mut String,
-) -> std::result::Result<(), Box<dyn std::error::Error>> {
+fn draw(curve: &LossCurve, svg: &mut String) -> Drawn<()> {
     let area = SVGBackend::with_string(svg, (900, 500)).into_drawing_area();
+    let mut chart = axes(&area, &[&curve.training, &curve.validation])?;
+    chart.draw_series(LineSeries::new(curve.training.iter().copied(), TRAINING.stroke_width(1)))?;
+    draw_mean(&mut chart, "training, running mean", smoothed(&curve.training), SMOOTHED)?;
+    if !curve.validation.is_empty() {
+        let dots = curve.validation.iter().map(|&point| Circle::new(point, 4, VALIDATION.filled()));
+        chart
+            .draw_series(dots)?
+            .label("validation")
+            .legend(|(x, y)| Circle::new((x + 10, y), 4, VALIDATION.filled()));
+    }
+    draw_legend(&mut chart)?;
+    area.present()?;
+    Ok(())
+}
+
+fn draw_runs(runs: &[(String, LossCurve)], svg: &mut String) -> Drawn<()> {
+    let area = SVGBackend::with_string(svg, (900, 500)).into_drawing_area();
+    let means: Vec<_> = runs.iter().map(|(_, curve)| smoothed(&curve.training)).collect();
+    let mut chart = axes(&area, &means.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
+    for (((name, _), mean), colour) in runs.iter().zip(means).zip(RUNS.into_iter().cycle()) {
+        draw_mean(&mut chart, name, mean, colour)?;
+    }
+    draw_legend(&mut chart)?;
+    area.present()?;
+    Ok(())
+}
+
+/// Axes that all finite points fit in.
+fn axes<'a>(
+    area: &DrawingArea<SVGBackend<'a>, Shift>,
+    series: &[&[(u64, f64)]],
+) -> Drawn<Chart<'a>> {
     area.fill(&WHITE)?;
-    let losses = || {
-        curve
-            .training
-            .iter()
-            .chain(&curve.validation)
-            .map(|point| point.1)
-            .filter(|y| y.is_finite())
-    };
-    let (low, high) =
-        losses().fold((f64::MAX, f64::MIN), |(low, high), y| (low.min(y), high.max(y)));
+    let points = || series.iter().copied().flatten();
+    let (low, high) = points()
+        .map(|point| point.1)
+        .filter(|y| y.is_finite())
+        .fold((f64::MAX, f64::MIN), |(low, high), y| (low.min(y), high.max(y)));
     let margin = ((high - low) * 0.05).max(1e-3);
-    let last = curve
-        .training
-        .iter()
-        .chain(&curve.validation)
-        .map(|point| point.0)
-        .max()
-        .unwrap_or(1)
-        .max(1);
-    let mut chart = ChartBuilder::on(&area)
+    let last = points().map(|point| point.0).max().unwrap_or(1).max(1);
+    let mut chart = ChartBuilder::on(area)
         .caption("Training loss", ("sans-serif", 22))
         .margin(15)
         .x_label_area_size(45)
@@ -73,18 +114,23 @@ fn draw(
         .light_line_style(BLACK.mix(0.04))
         .bold_line_style(BLACK.mix(0.1))
         .draw()?;
-    chart.draw_series(LineSeries::new(curve.training.iter().copied(), TRAINING.stroke_width(1)))?;
+    Ok(chart)
+}
+
+fn draw_mean(
+    chart: &mut Chart,
+    name: &str,
+    points: Vec<(u64, f64)>,
+    colour: RGBColor,
+) -> Drawn<()> {
     chart
-        .draw_series(LineSeries::new(smoothed(&curve.training), SMOOTHED.stroke_width(2)))?
-        .label("training, running mean")
-        .legend(|(x, y)| PathElement::new([(x, y), (x + 20, y)], SMOOTHED.stroke_width(2)));
-    if !curve.validation.is_empty() {
-        let dots = curve.validation.iter().map(|&point| Circle::new(point, 4, VALIDATION.filled()));
-        chart
-            .draw_series(dots)?
-            .label("validation")
-            .legend(|(x, y)| Circle::new((x + 10, y), 4, VALIDATION.filled()));
-    }
+        .draw_series(LineSeries::new(points, colour.stroke_width(2)))?
+        .label(name)
+        .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], colour.stroke_width(2)));
+    Ok(())
+}
+
+fn draw_legend(chart: &mut Chart) -> Drawn<()> {
     chart
         .configure_series_labels()
         .position(SeriesLabelPosition::UpperRight)
@@ -92,7 +138,6 @@ fn draw(
         .border_style(BLACK.mix(0.2))
         .label_font(("sans-serif", 14))
         .draw()?;
-    area.present()?;
     Ok(())
 }
 
@@ -120,6 +165,19 @@ mod tests {
         for part in ["<svg", "Training loss", "cross-entropy", "validation", "</svg>"] {
             assert!(svg.contains(part), "{part} is missing");
         }
+    }
+
+    #[test]
+    fn several_runs_share_axes_and_are_named() {
+        let curve = |loss: f64| LossCurve {
+            training: (1..=100).map(|step| (step, loss)).collect(),
+            validation: Vec::new(),
+        };
+        let runs = [1.0, 2.0, 3.0, 4.0, 5.0].map(|loss| (format!("run {loss}"), curve(loss)));
+        let mut svg = String::new();
+        draw_runs(&runs, &mut svg).unwrap();
+        assert!(runs.iter().all(|(name, _)| svg.contains(name.as_str())), "{svg}");
+        assert!(svg.matches("<polyline").count() >= 2 * runs.len());
     }
 
     #[test]

@@ -1,0 +1,110 @@
+//! Figure 7 of Shoeybi et al., arXiv 1909.08053, made small: deep BERTs with the norms behind the residual additions
+//! beside those with the norms before attention and MLP. By hand, on one thread:
+//! `cargo bench --bench norm_placement -- [STEPS [LAYERS]]`.
+//!
+//! 48 blocks of width 64, two seeds, on the text of the documentation as characters. It prints losses over masked tokens
+//! and draws them: into `docs/norm-placement.svg` with the default numbers, else into the folder for temporary files.
+
+use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
+use ferrotron::models::bert::{Bert, BertConfig, NormPlacement};
+use ferrotron::models::data::{Documents, SentencePairs};
+use ferrotron::models::loss_curve::LossCurve;
+use ferrotron::models::plot::plot_runs;
+use ferrotron::models::tokenizer::Tokenizer;
+use ferrotron::models::trainer::{Trainer, TrainerConfig};
+use ferrotron::nn::schedule::{DecayStyle, LrSchedule, LrScheduleConfig};
+use ferrotron::nn::{OptimizerConfig, Scope};
+use ferrotron::{DType, Device, Result};
+use std::path::Path;
+use std::time::Instant;
+
+const TEXT: [&str; 4] = [
+    include_str!("../docs/parallelism.md"),
+    include_str!("../docs/memory.md"),
+    include_str!("../docs/collectives.md"),
+    include_str!("../docs/numerics.md"),
+];
+/// Steps of a run.
+const STEPS: u64 = 500;
+const LAYERS: usize = 48;
+const WIDTH: usize = 64;
+const HEADS: usize = 4;
+const LENGTH: usize = 32;
+const BATCH: usize = 16;
+const LEARNING_RATE: f64 = 1e-3;
+/// The width at which BERT's initial weights have standard deviation 0.02; here they are scaled to the same gain.
+const PAPER_WIDTH: f64 = 1024.0;
+/// Steps at the end of a run whose mean loss is its result.
+const LAST: usize = 50;
+
+/// The losses over masked tokens of `steps` steps.
+fn train(placement: NormPlacement, seed: u64, steps: u64, layers: usize) -> Result<LossCurve> {
+    let text = TEXT.concat();
+    let tokenizer = Tokenizer::char(&text)?;
+    let special = tokenizer.special_tokens()?;
+    let documents = Documents::from_text(&text, &tokenizer)?;
+    let samples = SentencePairs::new(documents, special, LENGTH, seed)?;
+    let schedule = LrScheduleConfig {
+        style: DecayStyle::Linear,
+        max_lr: LEARNING_RATE,
+        min_lr: 0.0,
+        warmup_steps: steps / 100,
+        decay_steps: steps,
+        ..LrScheduleConfig::default()
+    };
+    let sizes = BatchSizeConfig { micro_batch_size: BATCH, ..BatchSizeConfig::default() };
+    let config = TrainerConfig {
+        optimizer: OptimizerConfig::AdamW {
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.01,
+        },
+        ..TrainerConfig::new(seed, LrSchedule::new(schedule)?, BatchSize::new(sizes)?)
+    };
+    let model = BertConfig {
+        init_method_std: 0.02 * (PAPER_WIDTH / WIDTH as f64).sqrt(),
+        ..BertConfig::new(placement, special.vocab_size, layers, WIDTH, HEADS, LENGTH)
+    };
+    let scope = Scope::new(&Device::cpu(1)?, DType::F32, seed);
+    let mut trainer = Trainer::<Bert>::new(&scope, &model, config)?;
+    let losses = (1..=steps).map(|step| Ok((step, trainer.step(&samples)?.losses[0].1)));
+    Ok(LossCurve { training: losses.collect::<Result<_>>()?, validation: Vec::new() })
+}
+
+/// The mean of the last losses.
+fn last(curve: &LossCurve) -> f64 {
+    let losses = &curve.training[curve.training.len().saturating_sub(LAST)..];
+    losses.iter().map(|(_, loss)| loss).sum::<f64>() / losses.len() as f64
+}
+
+fn main() -> Result<()> {
+    let mut numbers = std::env::args().filter_map(|word| word.parse().ok());
+    let steps = numbers.next().unwrap_or(STEPS);
+    let layers = numbers.next().map_or(LAYERS, |layers| layers as usize);
+    let (mut runs, mut results) = (Vec::new(), Vec::new());
+    for (placement, words) in [
+        (NormPlacement::Pre, "norms before attention and MLP"),
+        (NormPlacement::Post, "norms behind the additions"),
+    ] {
+        for seed in [1, 2] {
+            let started = Instant::now();
+            let curve = train(placement, seed, steps, layers)?;
+            let (seconds, loss) = (started.elapsed().as_secs_f64(), last(&curve));
+            println!("{words}, seed {seed}: loss {loss:.4} after {steps} steps in {seconds:.0} s");
+            runs.push((format!("{words}, seed {seed}"), curve));
+            results.push(loss);
+        }
+    }
+    let whole = steps >= STEPS && layers == LAYERS;
+    let folder = match whole {
+        true => Path::new(env!("CARGO_MANIFEST_DIR")).join("docs"),
+        false => std::env::temp_dir(),
+    };
+    let picture = folder.join("norm-placement.svg");
+    plot_runs(&runs, &picture)?;
+    println!("{}", picture.display());
+    let (pre, post) = (results[0].max(results[1]), results[2].min(results[3]));
+    assert!(!whole || pre + 0.3 < post, "post-norm trains as well: {results:?}");
+    Ok(())
+}
